@@ -1,0 +1,138 @@
+package disk
+
+import (
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"strings"
+)
+
+// Algorithm is a hash function that a checksum of an image may be of.
+type Algorithm uint8
+
+// The algorithms that checksums are declared in. SHA512 is Longhorn's, and
+// every ready copy has one; SHA256 is what vendors publish.
+const (
+	SHA512 Algorithm = iota + 1
+	SHA256
+)
+
+// New returns a fresh hash of the algorithm.
+func (a Algorithm) New() hash.Hash {
+	switch a {
+	case SHA512:
+		return sha512.New()
+	case SHA256:
+		return sha256.New()
+	}
+	panic(fmt.Sprintf("disk: no such algorithm: %d", a))
+}
+
+// Sum returns the digest of what was written to h, which a.New returned.
+func (a Algorithm) Sum(h hash.Hash) Digest {
+	d := Digest{algorithm: a}
+	h.Sum(d.sum[:0])
+	return d
+}
+
+// String returns the name that stands before the colon of a checksum.
+func (a Algorithm) String() string {
+	switch a {
+	case SHA512:
+		return "sha512"
+	case SHA256:
+		return "sha256"
+	}
+	return "no algorithm"
+}
+
+// Digest is the checksum of a whole file. Digests are comparable with ==,
+// and the zero Digest stands for "none".
+type Digest struct {
+	algorithm Algorithm
+	sum       [sha512.Size]byte
+}
+
+// ParseDigest reads a checksum in any form that people have it in: the 128
+// hex digits of a SHA-512 as Longhorn writes it, or hex digits behind
+// "sha512:" or "sha256:". Surrounding space is ignored; digits are lower case.
+func ParseDigest(s string) (Digest, error) {
+	s = strings.TrimSpace(s)
+	a, digits := SHA512, s
+	if name, rest, ok := strings.Cut(s, ":"); ok {
+		switch name {
+		case "sha512":
+		case "sha256":
+			a = SHA256
+		default:
+			return Digest{}, fmt.Errorf("checksum algorithm %q is not known: use sha512 or sha256", name)
+		}
+		digits = rest
+	}
+	want := a.New().Size()
+	d := Digest{algorithm: a}
+	if len(digits) != 2*want {
+		return Digest{}, checksumLength(a, len(digits), digits == s)
+	}
+	if strings.ToLower(digits) != digits {
+		return Digest{}, fmt.Errorf("checksum has upper-case digits: write it in lower case")
+	}
+	if _, err := hex.Decode(d.sum[:], []byte(digits)); err != nil {
+		return Digest{}, fmt.Errorf("checksum is not hexadecimal: %w", err)
+	}
+	return d, nil
+}
+
+func checksumLength(a Algorithm, n int, bare bool) error {
+	if bare && n == 2*sha256.Size {
+		return fmt.Errorf("checksum has %d digits where a SHA-512 has 128: for a SHA-256 write \"sha256:…\"", n)
+	}
+	return fmt.Errorf("checksum has %d digits where a %s has %d", n, a, 2*a.New().Size())
+}
+
+// Algorithm returns what the digest was computed with.
+func (d Digest) Algorithm() Algorithm { return d.algorithm }
+
+// IsZero reports whether d is the zero Digest, which stands for "none".
+func (d Digest) IsZero() bool { return d == Digest{} }
+
+// String returns the canonical form: bare hex digits for SHA-512, as
+// backing.cfg has them, and "sha256:" with hex digits for SHA-256. It is empty
+// for the zero Digest.
+func (d Digest) String() string {
+	if d.IsZero() {
+		return ""
+	}
+	digits := hex.EncodeToString(d.sum[:d.algorithm.New().Size()])
+	if d.algorithm == SHA512 {
+		return digits
+	}
+	return d.algorithm.String() + ":" + digits
+}
+
+// Short returns the algorithm and the first digits, for messages.
+func (d Digest) Short() string {
+	if d.IsZero() {
+		return "none"
+	}
+	return d.algorithm.String() + ":" + hex.EncodeToString(d.sum[:6]) + "…"
+}
+
+// MarshalText writes the form of String.
+func (d Digest) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText reads what ParseDigest reads; no text is the zero Digest.
+func (d *Digest) UnmarshalText(b []byte) error {
+	if len(b) == 0 {
+		*d = Digest{}
+		return nil
+	}
+	parsed, err := ParseDigest(string(b))
+	if err != nil {
+		return err
+	}
+	*d = parsed
+	return nil
+}

@@ -1,0 +1,63 @@
+package disk
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// ID names one generation of an image: its name and the 8 hex digits that tell
+// apart the generations of one name. It is comparable.
+type ID struct {
+	Name string
+	UUID string
+}
+
+// MaxName is the length of the longest image name, in bytes.
+const MaxName = 40
+
+var (
+	namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]+$`)
+	uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}$`)
+)
+
+// CheckName says why name cannot name an image. A good name is 2 to 40
+// characters of a-z, 0-9, "_", "." and "-" and begins with a letter or digit, so
+// it is always one path element and never a hidden one.
+func CheckName(name string) error {
+	if n := len(name); n < 2 || n > MaxName {
+		return fmt.Errorf("name %q has %d characters: 2 to %d are allowed", name, n, MaxName)
+	}
+	if !namePattern.MatchString(name) {
+		return fmt.Errorf("name %q: use a-z, 0-9, \"_\", \".\" and \"-\", and begin with a letter or digit", name)
+	}
+	return nil
+}
+
+// CheckUUID says why s is not the 8 lower-case hex digits of a generation.
+func CheckUUID(s string) error {
+	if !uuidPattern.MatchString(s) {
+		return fmt.Errorf("uuid %q: it has to be 8 hex digits in lower case, in quotes", s)
+	}
+	return nil
+}
+
+// String returns the name of the folder below backing-images, "<name>-<uuid>".
+func (id ID) String() string { return id.Name + "-" + id.UUID }
+
+// ParseID reads the name of a folder below backing-images. The name may hold
+// "-" itself; the uuid cannot, so the last "-" divides them.
+func ParseID(folder string) (ID, error) {
+	i := strings.LastIndexByte(folder, '-')
+	if i < 0 {
+		return ID{}, fmt.Errorf("folder %q is not <name>-<uuid>", folder)
+	}
+	id := ID{Name: folder[:i], UUID: folder[i+1:]}
+	if err := CheckName(id.Name); err != nil {
+		return ID{}, err
+	}
+	if err := CheckUUID(id.UUID); err != nil {
+		return ID{}, err
+	}
+	return id, nil
+}
