@@ -1,0 +1,144 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+// ChecksumError says that bytes are not those that were declared or established.
+// It is final: the same bytes will not become others.
+type ChecksumError struct{ Want, Got Digest }
+
+func (e *ChecksumError) Error() string {
+	return fmt.Sprintf("checksum mismatch: want %s, got %s", e.Want, e.Got)
+}
+
+// Commit makes the part the image of its folder, if its bytes have the digest
+// want (any will do when want is zero) and are of a format that may be kept. On
+// a *ChecksumError or *FormatError nothing is left of the part; after any other
+// error a later OpenPart takes it up again. An image that is in use is never
+// replaced: *InUseError.
+func (p *Part) Commit(want Digest) (Copy, error) {
+	err := p.finish(want)
+	if err != nil {
+		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
+	}
+	d, r := p.disk, p.record
+	if err := d.writeRecord(p.id, r); err != nil {
+		return Copy{}, err
+	}
+	if err := renameDurably(d.root, p.id.file(partFile), p.id.file(imageFile)); err != nil {
+		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
+	}
+	if err := renameDurably(d.root, p.id.file(partChunksFile), p.id.file(chunksFile)); err != nil {
+		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
+	}
+	if err := d.vouchFor(p.id, r, want); err != nil {
+		return Copy{}, err
+	}
+	return d.Look(p.id), nil
+}
+
+// finish checks the bytes, makes them durable, closes the part and leaves in its
+// record what was found out.
+func (p *Part) finish(want Digest) error {
+	err := p.flush()
+	if err == nil {
+		err = p.pipeline.close()
+		p.pipeline = nil
+	}
+	if err == nil {
+		err = p.file.Truncate(p.offset)
+	}
+	if err == nil {
+		err = p.check(want)
+	}
+	if refused(err) {
+		return errors.Join(err, p.Discard())
+	}
+	if err == nil {
+		err = errors.Join(p.sync(), p.chunks.f.Sync(), p.replaceable())
+	}
+	return errors.Join(err, p.Close(), p.closeFiles())
+}
+
+func refused(err error) bool {
+	_, checksum := errors.AsType[*ChecksumError](err)
+	_, format := errors.AsType[*FormatError](err)
+	return checksum || format
+}
+
+func (p *Part) check(want Digest) error {
+	if size := p.Origin().Size; size >= 0 && size != p.offset {
+		return fmt.Errorf("%d of %d bytes are here: %w", p.offset, size, io.ErrUnexpectedEOF)
+	}
+	sum512, sum256 := p.hashes.sums()
+	if err := matches(want, sum512, sum256); err != nil {
+		return err
+	}
+	info, err := p.disk.inspect(p.id.file(partFile), p.options.Format)
+	if err != nil {
+		return err
+	}
+	p.record.SHA512, p.record.SHA256 = sum512, sum256
+	p.record.Format, p.record.VirtualSize = info.Format, info.VirtualSize
+	p.record.Origin, p.record.Evidence, p.record.Failed = nil, nil, ""
+	return nil
+}
+
+// matches compares what is wanted, if anything, with the digest of its kind.
+func matches(want, sum512, sum256 Digest) error {
+	got := sum512
+	if want.Algorithm() == SHA256 {
+		got = sum256
+	}
+	if want.IsZero() || want == got {
+		return nil
+	}
+	return &ChecksumError{Want: want, Got: got}
+}
+
+// inspect reads the format of the file name. It needs odd offsets, so not past
+// the page cache, and only a few of the file's pages.
+func (d *Disk) inspect(name string, declared Format) (Info, error) {
+	f, err := openImage(d.root, name, os.O_RDONLY)
+	if err != nil {
+		return Info{}, err
+	}
+	defer f.Close()
+	stat, err := f.Stat()
+	if err != nil {
+		return Info{}, err
+	}
+	return Inspect(f, stat.Size(), declared)
+}
+
+// replaceable makes sure that there is no image yet, or one that failed and that
+// nobody uses.
+func (p *Part) replaceable() error {
+	c := p.disk.Look(p.id)
+	if c.State == Ready {
+		return fmt.Errorf("%s is ready already", p.id)
+	}
+	if c.Size == 0 && c.State == Pending {
+		return nil
+	}
+	return p.disk.used(p.id, p.id.file(imageFile))
+}
+
+// vouchFor describes the image of id, whose bytes are as r has it, to Longhorn
+// and then to ourselves.
+func (d *Disk) vouchFor(id ID, r Record, expected Digest) error {
+	info, err := d.root.Lstat(id.file(imageFile))
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", id, err)
+	}
+	if err := d.writeCfg(id, r, expected, info); err != nil {
+		return err
+	}
+	evidence := evidenceOf(info)
+	r.Evidence = &evidence
+	return d.writeRecord(id, r)
+}

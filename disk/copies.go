@@ -1,0 +1,183 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+)
+
+// State is the state of a copy, in the words of the original.
+type State string
+
+// The states that a look at a disk can tell apart. Starting and InProgress are
+// known to the process that moves the bytes; a part that nobody is filling is
+// Pending.
+const (
+	Pending    State = "pending"
+	Starting   State = "starting"
+	InProgress State = "in-progress"
+	Ready      State = "ready"
+	Failed     State = "failed"
+	Unknown    State = "unknown" // a file is there, and nothing vouches for it
+)
+
+// Copy is one image folder as it lies on a disk.
+type Copy struct {
+	ID      ID
+	State   State
+	Message string // why the state is failed or unknown
+
+	Size        int64 // bytes of the file
+	VirtualSize int64 // bytes that a guest sees; 0: not known
+	RealSize    int64 // bytes allocated
+	Format      Format
+	SHA512      Digest // of a ready copy always known
+	SHA256      Digest // known when it was asked for
+	Expected    Digest // from backing.cfg
+
+	HasCfg    bool  // backing.cfg is readable and is about this file
+	Owned     bool  // we made or adopted it
+	PartBytes int64 // bytes of a part that a resume need not ask for again, at most
+	PartTotal int64 // bytes that the part will have; 0: not known
+
+	InUse         bool // as last recorded; Users tells what is
+	LastUsed      time.Time
+	UnwantedSince time.Time
+}
+
+// Has reports whether the bytes of a ready copy are known to have the digest.
+func (c Copy) Has(d Digest) bool {
+	return c.State == Ready && !d.IsZero() && (c.SHA512 == d || c.SHA256 == d)
+}
+
+// Listing is everything below backing-images of one disk.
+type Listing struct {
+	Copies  []Copy   // sorted by folder
+	Foreign []string // what is not an image folder, and Longhorn's left-overs in tmp
+}
+
+// List looks at every image folder. It reads a few small files of each and no
+// image data.
+func (d *Disk) List() (Listing, error) {
+	entries, err := fs.ReadDir(d.root.FS(), imagesFolder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Listing{}, fmt.Errorf("list images of %s: %w", d.path, err)
+	}
+	var l Listing
+	for _, e := range entries {
+		id, err := ParseID(e.Name())
+		if err != nil || !e.IsDir() {
+			l.Foreign = append(l.Foreign, imagesFolder+"/"+e.Name())
+			continue
+		}
+		l.Copies = append(l.Copies, d.Look(id))
+	}
+	left, err := fs.ReadDir(d.root.FS(), "tmp")
+	if err == nil {
+		for _, e := range left {
+			l.Foreign = append(l.Foreign, "tmp/"+e.Name())
+		}
+	}
+	return l, nil
+}
+
+// Look looks at one image folder. That there is none is no error: the copy is
+// then pending and not owned.
+func (d *Disk) Look(id ID) Copy {
+	r, ours := d.readRecord(id)
+	c := Copy{
+		ID: id, State: Pending, Owned: ours,
+		InUse: r.InUse, LastUsed: r.LastUsed, UnwantedSince: r.UnwantedSince,
+	}
+	d.lookAtPart(&c, r)
+	info, err := d.root.Lstat(id.file(imageFile))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return c
+	case err != nil:
+		c.State, c.Message = Unknown, "cannot look at the file: "+err.Error()
+		return c
+	case !info.Mode().IsRegular():
+		c.State, c.Message = Unknown, "backing is not a regular file: it is left alone"
+		return c
+	}
+	c.Size, c.RealSize = info.Size(), realSize(info)
+	c.Format, c.VirtualSize, c.SHA512, c.SHA256 = r.Format, r.VirtualSize, r.SHA512, r.SHA256
+	c.State, c.Message = vouch(r, ours, info)
+	if cfg, err := d.readCfg(id); err == nil {
+		c.Expected, _ = ParseDigest(cfg.ExpectedChecksum)
+		c.HasCfg = cfg.ModificationTime == formatMtime(info.ModTime()) && cfg.Size == info.Size() && cfg.Digest() == r.SHA512
+		if !ours {
+			c.SHA512, c.VirtualSize = cfg.Digest(), cfg.VirtualSize
+		}
+	}
+	return c
+}
+
+// vouch says what the record is worth for the file as it is.
+func vouch(r Record, ours bool, info os.FileInfo) (State, string) {
+	switch {
+	case !ours:
+		return Unknown, "not verified yet"
+	case r.Evidence == nil:
+		return Unknown, "not verified since it was written"
+	case *r.Evidence != evidenceOf(info):
+		return Unknown, "changed since it was verified: " + r.Evidence.difference(evidenceOf(info))
+	case r.Failed != "":
+		return Failed, r.Failed
+	}
+	return Ready, ""
+}
+
+func (e Evidence) difference(now Evidence) string {
+	var what []string
+	if e.Size != now.Size {
+		what = append(what, fmt.Sprintf("size was %d and is %d", e.Size, now.Size))
+	}
+	if e.ModTime != now.ModTime {
+		what = append(what, "mtime")
+	}
+	if e.ChangeTime != now.ChangeTime {
+		what = append(what, "ctime")
+	}
+	if e.Inode != now.Inode {
+		what = append(what, "inode")
+	}
+	return strings.Join(what, ", ")
+}
+
+func (d *Disk) lookAtPart(c *Copy, r Record) {
+	part, err := d.root.Lstat(c.ID.file(partFile))
+	if err != nil || !part.Mode().IsRegular() {
+		return
+	}
+	if chunks, err := d.root.Lstat(c.ID.file(partChunksFile)); err == nil {
+		c.PartBytes = min(part.Size(), chunkCount(chunks.Size())*ChunkSize)
+	}
+	if r.Origin != nil {
+		c.PartTotal = max(r.Origin.Size, 0)
+	}
+}
+
+// Touched notes that copy id is used, or not used any more, or not wanted, or
+// wanted again. Only a change is written.
+func (d *Disk) Touched(c Copy, inUse, unwanted bool, now time.Time) error {
+	if !c.Owned || c.InUse == inUse && unwanted == !c.UnwantedSince.IsZero() {
+		return nil
+	}
+	return d.Update(c.ID, func(r *Record) {
+		if r.InUse && !inUse {
+			r.LastUsed = now
+		}
+		r.InUse = inUse
+		switch {
+		case !unwanted:
+			r.UnwantedSince = time.Time{}
+		case r.UnwantedSince.IsZero():
+			r.UnwantedSince = now
+		}
+	})
+}

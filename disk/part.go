@@ -1,0 +1,313 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrTooLarge says that more bytes came than the image may have.
+var ErrTooLarge = errors.New("image is larger than allowed")
+
+// Origin says what the bytes of a part came from, so that a resume never joins
+// two versions of a file.
+type Origin struct {
+	Source       string `json:"source"` // a hash of the address; addresses may hold secrets
+	ETag         string `json:"etag,omitempty"`
+	LastModified string `json:"lastModified,omitempty"`
+	Size         int64  `json:"size"` // bytes of the image; -1: not known
+}
+
+// PartOptions bound what may become of a part.
+type PartOptions struct {
+	Reserve int64  // bytes that must stay free on the disk
+	MaxSize int64  // most bytes that the image may have; 0: no bound but the disk
+	SHA256  bool   // compute the SHA-256 of the whole as well
+	Format  Format // as declared; "" means to detect it
+}
+
+// Part is an image in the making: the file backing.part and the hashes of its
+// chunks beside it. It is for one goroutine; Written may be called from others.
+type Part struct {
+	disk    *Disk
+	id      ID
+	options PartOptions
+	record  Record
+	file    *os.File
+	direct  bool
+	chunks  chunkFile
+	release func()
+
+	hashes   *hashes
+	pipeline *pipeline // nil once closed
+	current  *chunk    // being filled
+	offset   int64     // bytes that came so far, those of current included
+
+	written  atomic.Int64 // bytes of chunks that are not zero
+	unsynced int64        // written since the last sync; the writing goroutine's
+}
+
+// OpenPart makes the folder of id and an empty part in it, or takes up the part
+// that is there: its chunks are read back, and those count that have the recorded
+// hash, up to the first that has not. ctx ends this reading.
+func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error) {
+	record, err := d.makeFolder(id)
+	if err != nil {
+		return nil, err
+	}
+	p := &Part{disk: d, id: id, options: o, record: record}
+	if err := p.open(); err != nil {
+		return nil, fmt.Errorf("open part of %s: %w", id, err)
+	}
+	p.start()
+	if record.Origin != nil {
+		if err := p.resume(ctx); err != nil {
+			p.pipeline.abort()
+			return nil, errors.Join(fmt.Errorf("resume part of %s: %w", id, err), p.closeFiles())
+		}
+	}
+	return p, nil
+}
+
+func (p *Part) open() (err error) {
+	p.file, p.direct, err = openDirect(p.disk.root, p.id.file(partFile), os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		return err
+	}
+	p.chunks, err = openChunks(p.disk.root, p.id.file(partChunksFile))
+	if err != nil {
+		p.file.Close()
+	}
+	return err
+}
+
+// start begins to hash and write from the first chunk.
+func (p *Part) start() {
+	hashes, consumers := newHashes(p.options.SHA256)
+	p.hashes = hashes
+	p.pipeline = newPipeline(append(consumers, p.save)...)
+	p.current, p.offset, p.unsynced = nil, 0, 0
+	p.written.Store(0)
+}
+
+// resume keeps the chunks that their hashes vouch for and drops the rest.
+func (p *Part) resume(ctx context.Context) error {
+	info, err := p.file.Stat()
+	if err != nil {
+		return err
+	}
+	s := &imageSource{f: p.file, direct: p.direct, size: info.Size(), holes: extents{f: p.file}}
+	for p.offset+ChunkSize <= s.size {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		c, err := p.pipeline.get()
+		if err != nil {
+			return err
+		}
+		if err := s.read(c, p.offset); err != nil {
+			return err
+		}
+		if hashChunk(c.data, allZero(c.data)) != p.chunks.at(c.n) {
+			p.pipeline.free <- c
+			break
+		}
+		c.saved = true
+		p.offset += ChunkSize
+		p.pipeline.put(c)
+	}
+	return errors.Join(p.file.Truncate(p.offset), p.chunks.truncate(p.offset/ChunkSize))
+}
+
+// Origin returns what the bytes of the part came from; it is the zero Origin when
+// Begin has not been called for them.
+func (p *Part) Origin() Origin {
+	if p.record.Origin == nil {
+		return Origin{}
+	}
+	return *p.record.Origin
+}
+
+// Offset returns how many bytes of the image are here: the next one to ask for.
+// The bytes of a chunk that is not full are here for as long as the process runs.
+func (p *Part) Offset() int64 { return p.offset }
+
+// Written returns the bytes of chunks that are not all zero: what takes space.
+func (p *Part) Written() int64 { return p.written.Load() }
+
+// Begin drops all bytes and records durably where those come from that follow. It
+// fails with ErrNoSpace, ErrTooLarge or a *FormatError when the size that o
+// promises cannot be.
+func (p *Part) Begin(o Origin) error {
+	p.pipeline.abort()
+	if err := p.fits(o.Size); err != nil {
+		p.start()
+		return fmt.Errorf("begin %s: %w", p.id, err)
+	}
+	// The hashes go first: none may be left that vouches for other bytes.
+	err := errors.Join(p.chunks.reset(), p.file.Truncate(0))
+	if err == nil {
+		p.record.Origin = &o
+		err = p.disk.Update(p.id, func(r *Record) { r.Origin = &o })
+	}
+	p.start()
+	if err != nil {
+		return fmt.Errorf("begin %s: %w", p.id, err)
+	}
+	return nil
+}
+
+// fits checks a promised size, of which nothing is known when it is negative.
+func (p *Part) fits(size int64) error {
+	if size < 0 {
+		return nil
+	}
+	if err := checkSize(size); err != nil {
+		return err
+	}
+	if p.options.MaxSize > 0 && size > p.options.MaxSize {
+		return fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, size, p.options.MaxSize)
+	}
+	return p.room(size)
+}
+
+// room checks that so many more bytes can come without touching the reserve.
+func (p *Part) room(more int64) error {
+	space, err := p.disk.Space()
+	if err != nil {
+		return err
+	}
+	if free := space.Free - p.options.Reserve; free < more {
+		return fmt.Errorf("%w: %d bytes are needed and %d are free beyond the reserve of %d",
+			ErrNoSpace, more, max(0, free), p.options.Reserve)
+	}
+	return nil
+}
+
+// ReadFrom appends the bytes of r until its end or an error, and returns how many
+// it took. What it took stays: after an error of r the next ReadFrom goes on from
+// Offset. Errors of r are wrapped; others are ErrNoSpace, ErrTooLarge or a
+// *FormatError from a look at the first bytes, and end the part's use.
+func (p *Part) ReadFrom(r io.Reader) (int64, error) {
+	start := p.offset
+	for {
+		if p.current == nil {
+			c, err := p.pipeline.get()
+			if err != nil {
+				return p.offset - start, err
+			}
+			c.n, p.current = p.offset/ChunkSize, c
+		}
+		n, err := r.Read(p.current.buf[len(p.current.data):])
+		p.current.data = p.current.buf[:len(p.current.data)+n]
+		p.offset += int64(n)
+		if p.options.MaxSize > 0 && p.offset > p.options.MaxSize {
+			return p.offset - start, fmt.Errorf("%w: at most %d bytes are allowed", ErrTooLarge, p.options.MaxSize)
+		}
+		if len(p.current.data) == ChunkSize {
+			if err := p.flush(); err != nil {
+				return p.offset - start, err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return p.offset - start, nil
+		}
+		if err != nil {
+			return p.offset - start, fmt.Errorf("read image: %w", err)
+		}
+	}
+}
+
+// flush hands the current chunk on. The first one tells what format it is.
+func (p *Part) flush() error {
+	c := p.current
+	if c == nil {
+		return nil
+	}
+	if c.n == 0 {
+		if err := InspectHead(c.data, p.options.Format); err != nil {
+			return err
+		}
+	}
+	p.current = nil
+	p.pipeline.put(c)
+	return nil
+}
+
+// syncEvery is how many bytes a power cut may cost of a download.
+const syncEvery = 256 << 20
+
+// save writes one chunk and its hash. It runs in a goroutine of the pipeline.
+func (p *Part) save(c *chunk) error {
+	if !c.zero {
+		p.written.Add(int64(len(c.data)))
+	}
+	if c.saved {
+		return nil
+	}
+	if !c.zero {
+		if err := p.write(c); err != nil {
+			return err
+		}
+	}
+	return p.chunks.set(c.n, hashChunk(c.data, c.zero))
+}
+
+func (p *Part) write(c *chunk) error {
+	padded := (len(c.data) + directAlign - 1) &^ (directAlign - 1)
+	clear(c.buf[len(c.data):padded])
+	if _, err := p.file.WriteAt(c.buf[:padded], c.n*ChunkSize); err != nil {
+		return fmt.Errorf("write %s: %w", partFile, noSpace(err))
+	}
+	if err := p.room(0); err != nil {
+		return err
+	}
+	p.unsynced += int64(padded)
+	if p.unsynced < syncEvery && (p.direct || p.unsynced < cached) {
+		return nil
+	}
+	p.unsynced = 0
+	return errors.Join(p.sync(), p.chunks.f.Sync())
+}
+
+func (p *Part) sync() error {
+	if !p.direct {
+		return drop(p.file)
+	}
+	if err := unix.Fdatasync(int(p.file.Fd())); err != nil {
+		return fmt.Errorf("sync %s: %w", partFile, noSpace(err))
+	}
+	return nil
+}
+
+// Close stops and keeps what is there. After Commit and Discard it does nothing.
+func (p *Part) Close() error {
+	if p.pipeline == nil {
+		return nil
+	}
+	err := p.pipeline.close() // whole chunks that came are still written
+	p.pipeline = nil
+	return errors.Join(err, p.closeFiles())
+}
+
+func (p *Part) closeFiles() error {
+	return errors.Join(p.file.Close(), p.chunks.f.Close())
+}
+
+// Discard removes the part.
+func (p *Part) Discard() error {
+	if p.pipeline != nil {
+		p.pipeline.abort()
+		p.pipeline = nil
+	}
+	err := p.closeFiles()
+	for _, name := range []string{partChunksFile, partFile} {
+		err = errors.Join(err, ignoreMissing(p.disk.root.Remove(p.id.file(name))))
+	}
+	return err
+}

@@ -1,0 +1,256 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/sha512"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/iotest"
+)
+
+var testID = ID{Name: "parrot", UUID: "6846a0b2"}
+
+// newDisk makes a disk in a temporary folder.
+func newDisk(t testing.TB) *Disk {
+	t.Helper()
+	dir := t.TempDir()
+	if _, err := Init(dir); err != nil {
+		t.Fatal(err)
+	}
+	d, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// sparseImage returns size bytes of which every second MiB is zero.
+func sparseImage(size int) []byte {
+	b := make([]byte, size)
+	random := rand.NewChaCha8([32]byte{1})
+	for at := 0; at < size; at += 2 * ChunkSize {
+		random.Read(b[at:min(at+ChunkSize, size)])
+	}
+	return b
+}
+
+func digest512(b []byte) Digest { h := sha512.New(); h.Write(b); return SHA512.Sum(h) }
+func digest256(b []byte) Digest { h := sha256.New(); h.Write(b); return SHA256.Sum(h) }
+
+func openPart(t testing.TB, d *Disk, o PartOptions) *Part {
+	t.Helper()
+	p, err := d.OpenPart(context.Background(), testID, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func fill(t testing.TB, p *Part, image []byte) {
+	t.Helper()
+	if err := p.Begin(Origin{Source: "test", Size: int64(len(image))}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := p.ReadFrom(bytes.NewReader(image)); err != nil || n != int64(len(image)) {
+		t.Fatalf("ReadFrom took %d bytes, error %v; want %d", n, err, len(image))
+	}
+}
+
+func imagePath(d *Disk, name string) string { return filepath.Join(d.path, testID.file(name)) }
+
+func TestCommitMakesAReadyImage(t *testing.T) {
+	for _, size := range []int{512, ChunkSize, ChunkSize + 512, 5*ChunkSize - 512, 9 * ChunkSize} {
+		d := newDisk(t)
+		image := sparseImage(size)
+		p := openPart(t, d, PartOptions{SHA256: true})
+		fill(t, p, image)
+		c, err := p.Commit(digest256(image))
+		if err != nil {
+			t.Fatalf("size %d: %v", size, err)
+		}
+		if c.State != Ready || c.SHA512 != digest512(image) || c.SHA256 != digest256(image) || !c.HasCfg || !c.Owned {
+			t.Errorf("size %d: copy is %+v", size, c)
+		}
+		if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, image) {
+			t.Errorf("size %d: the file differs (error %v)", size, err)
+		}
+		if c.RealSize > int64(size)/2+ChunkSize {
+			t.Errorf("size %d: %d bytes are allocated: holes were filled", size, c.RealSize)
+		}
+		for _, name := range []string{partFile, partChunksFile} {
+			if _, err := os.Stat(imagePath(d, name)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("size %d: %s is left", size, name)
+			}
+		}
+	}
+}
+
+func TestResumeKeepsWhatTheHashesVouchFor(t *testing.T) {
+	image := sparseImage(8 * ChunkSize)
+	tests := []struct {
+		name   string
+		damage func(t *testing.T, d *Disk)
+		want   int64
+	}{
+		{"nothing happened", func(*testing.T, *Disk) {}, 5 * ChunkSize},
+		{"a byte is wrong", func(t *testing.T, d *Disk) { poke(t, imagePath(d, partFile), 2*ChunkSize+7) }, 2 * ChunkSize},
+		{"a hash is wrong", func(t *testing.T, d *Disk) { poke(t, imagePath(d, partChunksFile), chunkHeaderSize+3*32) }, 3 * ChunkSize},
+		{"the part is short", func(t *testing.T, d *Disk) { truncate(t, imagePath(d, partFile), ChunkSize+5) }, ChunkSize},
+		{"the journal is gone", func(t *testing.T, d *Disk) { os.Remove(imagePath(d, partChunksFile)) }, 0},
+		{"the journal is of something else", func(t *testing.T, d *Disk) { poke(t, imagePath(d, partChunksFile), 2) }, 0},
+		{"the part is gone", func(t *testing.T, d *Disk) { os.Remove(imagePath(d, partFile)) }, 0},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			d := newDisk(t)
+			p := openPart(t, d, PartOptions{})
+			if err := p.Begin(Origin{Source: "test", ETag: `"a"`, Size: int64(len(image))}); err != nil {
+				t.Fatal(err)
+			}
+			boom := errors.New("boom")
+			half := io.MultiReader(bytes.NewReader(image[:5*ChunkSize+100]), iotest.ErrReader(boom))
+			if _, err := p.ReadFrom(half); !errors.Is(err, boom) {
+				t.Fatalf("error is %v, want the reader's", err)
+			}
+			if err := p.Close(); err != nil {
+				t.Fatal(err)
+			}
+			test.damage(t, d)
+			p = openPart(t, d, PartOptions{})
+			if p.Offset() != test.want || p.Origin().ETag != `"a"` {
+				t.Fatalf("resumed at %d with %+v, want %d", p.Offset(), p.Origin(), test.want)
+			}
+			if _, err := p.ReadFrom(bytes.NewReader(image[p.Offset():])); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.Commit(digest512(image)); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+func poke(t *testing.T, name string, at int64) {
+	t.Helper()
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, 1)
+	if _, err := f.ReadAt(b, at); err != nil {
+		t.Fatal(err)
+	}
+	b[0] ^= 1
+	if _, err := f.WriteAt(b, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func truncate(t *testing.T, name string, size int64) {
+	t.Helper()
+	if err := os.Truncate(name, size); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestBytesOfAHalfChunkStayWithinAProcess(t *testing.T) {
+	d := newDisk(t)
+	image := sparseImage(3 * ChunkSize)
+	p := openPart(t, d, PartOptions{})
+	if err := p.Begin(Origin{Source: "test", Size: int64(len(image))}); err != nil {
+		t.Fatal(err)
+	}
+	for p.Offset() < int64(len(image)) {
+		next := min(int64(len(image)), p.Offset()+300_000)
+		if _, err := p.ReadFrom(bytes.NewReader(image[p.Offset():next])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := p.Commit(digest512(image)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCommitRefuses(t *testing.T) {
+	image := sparseImage(2 * ChunkSize)
+	tests := []struct {
+		name  string
+		image []byte
+		want  Digest
+		is    func(error) bool
+	}{
+		{"another checksum", image, digest512(image[1:]), isA[*ChecksumError]},
+		{"no bytes", nil, Digest{}, isA[*FormatError]},
+		{"an odd size", image[:1000], Digest{}, isA[*FormatError]},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			d := newDisk(t)
+			p := openPart(t, d, PartOptions{})
+			if err := p.Begin(Origin{Source: "test", Size: -1}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.ReadFrom(bytes.NewReader(test.image)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.Commit(test.want); !test.is(err) {
+				t.Fatalf("error is %v", err)
+			}
+			if c := d.Look(testID); c.State != Pending || c.PartBytes != 0 || c.Size != 0 {
+				t.Errorf("something is left: %+v", c)
+			}
+			if _, err := os.Stat(imagePath(d, partFile)); !errors.Is(err, os.ErrNotExist) {
+				t.Error("the part is left")
+			}
+		})
+	}
+}
+
+func isA[E error](err error) bool { _, ok := errors.AsType[E](err); return ok }
+
+func TestBeginRefusesWhatCannotBe(t *testing.T) {
+	d := newDisk(t)
+	space, err := d.Space()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name    string
+		options PartOptions
+		size    int64
+		is      func(error) bool
+	}{
+		{"more than is free", PartOptions{}, space.Free &^ 511 * 2, func(err error) bool { return errors.Is(err, ErrNoSpace) }},
+		{"into the reserve", PartOptions{Reserve: space.Free + 1<<30}, 512, func(err error) bool { return errors.Is(err, ErrNoSpace) }},
+		{"above the bound", PartOptions{MaxSize: 512}, 1024, func(err error) bool { return errors.Is(err, ErrTooLarge) }},
+		{"an odd size", PartOptions{}, 1000, isA[*FormatError]},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			p := openPart(t, d, test.options)
+			if err := p.Begin(Origin{Source: "test", Size: test.size}); !test.is(err) {
+				t.Errorf("error is %v", err)
+			}
+		})
+	}
+}
+
+func TestReadFromStopsAtTheBound(t *testing.T) {
+	d := newDisk(t)
+	p := openPart(t, d, PartOptions{MaxSize: ChunkSize})
+	if err := p.Begin(Origin{Source: "test", Size: -1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ReadFrom(bytes.NewReader(sparseImage(2 * ChunkSize))); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("error is %v", err)
+	}
+}

@@ -1,0 +1,122 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// imageSource reads the file of an image in chunks, past the page cache, without
+// reading holes.
+type imageSource struct {
+	f      *os.File
+	direct bool
+	size   int64
+	holes  extents
+	before Evidence
+	unread int64 // bytes since the page cache was dropped
+}
+
+func openSource(root *os.Root, name string) (*imageSource, error) {
+	f, direct, err := openDirect(root, name, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return &imageSource{f: f, direct: direct, size: info.Size(), holes: extents{f: f}, before: evidenceOf(info)}, nil
+}
+
+// read puts the chunk that begins at offset into c. A direct ReadAt wants the
+// whole aligned buffer, also at the end of the file.
+func (s *imageSource) read(c *chunk, offset int64) error {
+	c.n = offset / ChunkSize
+	length := min(ChunkSize, s.size-offset)
+	if s.holes.isHole(offset, offset+length) {
+		c.data = zeros[:length]
+		return nil
+	}
+	var err error
+	c.data, err = readDirect(s.f, c.buf, offset, s.size)
+	if s.unread += length; err == nil && !s.direct && s.unread >= cached {
+		s.unread = 0
+		err = unix.Fadvise(int(s.f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	}
+	return err
+}
+
+// ErrChanging says that a file was written to while it was read, so that what was
+// read is worth nothing.
+var ErrChanging = errors.New("file changes while it is read")
+
+// unchanged returns the file's evidence if it is what it was when it was opened.
+func (s *imageSource) unchanged() (os.FileInfo, error) {
+	info, err := s.f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if now := evidenceOf(info); now != s.before {
+		return nil, fmt.Errorf("%s: %w: %s", s.f.Name(), ErrChanging, s.before.difference(now))
+	}
+	return info, nil
+}
+
+func (s *imageSource) close() error { return s.f.Close() }
+
+// pour sends all chunks of s through p.
+func (s *imageSource) pour(p *pipeline, done func(int64)) error {
+	for offset := int64(0); offset < s.size; offset += ChunkSize {
+		c, err := p.get()
+		if err != nil {
+			return err
+		}
+		if err := s.read(c, offset); err != nil {
+			return err
+		}
+		n := int64(len(c.data))
+		p.put(c)
+		done(n)
+	}
+	return nil
+}
+
+// Reader reads the bytes of a ready image in order. It fails with ErrChanging at
+// the end rather than let a mix of two contents pass.
+type Reader struct {
+	*io.SectionReader
+	s *imageSource
+}
+
+// Open opens the image of a ready copy for reading. As long as it is open the
+// image cannot be removed.
+func (d *Disk) Open(ctx context.Context, id ID) (*Reader, error) {
+	c := d.Look(id)
+	if c.State != Ready {
+		return nil, fmt.Errorf("open %s: it is %s", id, c.State)
+	}
+	f, err := openImage(d.root, id.file(imageFile), os.O_RDONLY)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", id, err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("open %s: %w", id, err)
+	}
+	s := &imageSource{f: f, size: info.Size(), before: evidenceOf(info)}
+	return &Reader{SectionReader: io.NewSectionReader(f, 0, info.Size()), s: s}, nil
+}
+
+// Close ends the reading and reports ErrChanging if the file was written to
+// meanwhile. What the page cache has of it is let go.
+func (r *Reader) Close() error {
+	_, err := r.s.unchanged()
+	return errors.Join(err, unix.Fadvise(int(r.s.f.Fd()), 0, 0, unix.FADV_DONTNEED), r.s.close())
+}

@@ -1,0 +1,124 @@
+package disk
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"syscall"
+	"time"
+)
+
+const (
+	imageFile      = "backing"
+	chunksFile     = "backing.chunks"
+	recordFile     = "backing.record"
+	partFile       = "backing.part"
+	partChunksFile = "backing.part.chunks"
+)
+
+const recordOwner = "backing-image-manager"
+
+// Record is what is remembered about one copy, in backing.record beside it. A
+// copy that has one is ours; all other state is derived from the files.
+type Record struct {
+	Owner       string    `json:"owner"`
+	Created     time.Time `json:"created"`
+	Origin      *Origin   `json:"origin,omitempty"` // of the bytes in backing.part
+	Format      Format    `json:"format,omitempty"`
+	VirtualSize int64     `json:"virtualSize,omitempty"` // bytes that a guest sees
+	// SHA512 and SHA256 are the established digests: those of the bytes that were
+	// verified when the copy became ready. SHA256 is there if it was asked for.
+	SHA512   Digest    `json:"sha512"`
+	SHA256   Digest    `json:"sha256"`
+	Evidence *Evidence `json:"evidence,omitempty"`
+	Failed   string    `json:"failed,omitempty"` // why the file must not be used
+	// InUse is set when the copy was last seen used, so that a manager that was
+	// away when the use ended starts the clock then and not before.
+	InUse         bool      `json:"inUse,omitempty"`
+	LastUsed      time.Time `json:"lastUsed,omitzero"`
+	UnwantedSince time.Time `json:"unwantedSince,omitzero"`
+}
+
+// Evidence is what of a file's inode must be unchanged for its record to vouch
+// for its bytes.
+type Evidence struct {
+	Size       int64  `json:"size"`
+	ModTime    int64  `json:"mtime"` // nanoseconds since 1970
+	ChangeTime int64  `json:"ctime"` // nanoseconds since 1970
+	Inode      uint64 `json:"inode"`
+}
+
+func evidenceOf(info os.FileInfo) Evidence {
+	st := info.Sys().(*syscall.Stat_t)
+	return Evidence{Size: info.Size(), ModTime: st.Mtim.Nano(), ChangeTime: st.Ctim.Nano(), Inode: st.Ino}
+}
+
+func realSize(info os.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
+
+// folder and file return paths below the root of the disk.
+func (id ID) folder() string          { return path.Join(imagesFolder, id.String()) }
+func (id ID) file(name string) string { return path.Join(imagesFolder, id.String(), name) }
+
+// ParseRecord reads a backing.record.
+func ParseRecord(data []byte) (Record, error) {
+	var r Record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return Record{}, fmt.Errorf("read %s: %w", recordFile, err)
+	}
+	if r.Owner != recordOwner {
+		return Record{}, fmt.Errorf("read %s: owner is %q", recordFile, r.Owner)
+	}
+	return r, nil
+}
+
+// readRecord returns the record of id. An unreadable one is as good as none:
+// the copy is then not ours until it is adopted, and is verified before it is
+// used.
+func (d *Disk) readRecord(id ID) (r Record, ours bool) {
+	data, err := readSmall(d.root, id.file(recordFile))
+	if err != nil {
+		return Record{}, false
+	}
+	r, err = ParseRecord(data)
+	return r, err == nil
+}
+
+func (d *Disk) writeRecord(id ID, r Record) error {
+	r.Owner = recordOwner
+	data, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := writeDurably(d.root, id.file(recordFile), data); err != nil {
+		return fmt.Errorf("write %s of %s: %w", recordFile, id, err)
+	}
+	return nil
+}
+
+// Update changes the record of id durably. It does nothing and reports
+// fs.ErrNotExist where there is none.
+func (d *Disk) Update(id ID, change func(*Record)) error {
+	r, ours := d.readRecord(id)
+	if !ours {
+		return fmt.Errorf("update %s of %s: %w", recordFile, id, fs.ErrNotExist)
+	}
+	change(&r)
+	return d.writeRecord(id, r)
+}
+
+// makeFolder makes the folder of id with a record in it, so that whatever is
+// written there later is known to be ours.
+func (d *Disk) makeFolder(id ID) (Record, error) {
+	err := errors.Join(mkdirDurably(d.root, imagesFolder), mkdirDurably(d.root, id.folder()))
+	if err != nil {
+		return Record{}, fmt.Errorf("make folder of %s: %w", id, err)
+	}
+	if r, ours := d.readRecord(id); ours {
+		return r, nil
+	}
+	r := Record{Created: time.Now().UTC().Truncate(time.Second)}
+	return r, d.writeRecord(id, r)
+}

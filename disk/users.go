@@ -1,0 +1,145 @@
+package disk
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// VolumeMeta is what a replica's volume.meta says that matters to an image.
+// The other keys are ignored.
+type VolumeMeta struct {
+	Size            int64  // bytes of the volume
+	BackingFilePath string // of the image below the volume; "" when there is none
+	Dirty           bool
+	Rebuilding      bool
+}
+
+// ParseVolumeMeta reads a volume.meta. An empty or cut one is an error: Longhorn
+// makes a new one from the other files then, without the backing file.
+func ParseVolumeMeta(data []byte) (VolumeMeta, error) {
+	var m VolumeMeta
+	if err := json.Unmarshal(data, &m); err != nil {
+		return VolumeMeta{}, fmt.Errorf("read volume.meta: %w", err)
+	}
+	if m.Size <= 0 {
+		return VolumeMeta{}, fmt.Errorf("read volume.meta: size %d", m.Size)
+	}
+	return m, nil
+}
+
+// image returns the folder name of the image that the volume lies on. The path
+// is as some container saw it, so that only its end is looked at.
+func (m VolumeMeta) image() string {
+	elements := strings.Split(path.Clean(m.BackingFilePath), "/")
+	i := slices.Index(elements, imagesFolder)
+	if i < 0 || i+1 >= len(elements) {
+		return ""
+	}
+	return elements[i+1]
+}
+
+// Users tells which images of a disk its replicas use.
+type Users struct {
+	replicas map[string][]string // folder of the image -> names of replica folders
+	unknown  string
+}
+
+// Of returns the replicas that use the image, sorted.
+func (u Users) Of(id ID) []string { return u.replicas[id.String()] }
+
+// Unknown is not empty when some replica cannot be read, with the reason. Every
+// image of the disk then counts as used.
+func (u Users) Unknown() string { return u.unknown }
+
+// Using says why the image must be left alone, and is empty when nothing uses it.
+func (u Users) Using(id ID) string {
+	if by := u.Of(id); len(by) > 0 {
+		return "used by replica " + strings.Join(by, ", ")
+	}
+	if u.unknown != "" {
+		return "cannot tell what is used: " + u.unknown
+	}
+	return ""
+}
+
+// replicaLook remembers what one volume.meta said, for as long as it is the same
+// file.
+type replicaLook struct {
+	evidence Evidence
+	image    string
+}
+
+// Users reads the metadata of all replicas on the disk, whatever their state.
+// Only those that changed since the last call are read again.
+func (d *Disk) Users() Users {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	u := Users{replicas: map[string][]string{}}
+	entries, err := fs.ReadDir(d.root.FS(), replicaFolder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return u
+	}
+	if err != nil {
+		u.unknown = err.Error()
+		return u
+	}
+	looks := make(map[string]replicaLook, len(entries))
+	for _, e := range entries {
+		look, err := d.lookAtReplica(e)
+		if err != nil {
+			u.unknown = fmt.Sprintf("replica %s: %v", e.Name(), err)
+			continue
+		}
+		looks[e.Name()] = look
+		if look.image != "" {
+			u.replicas[look.image] = append(u.replicas[look.image], e.Name())
+		}
+	}
+	d.replicas = looks
+	return u
+}
+
+func (d *Disk) lookAtReplica(e fs.DirEntry) (replicaLook, error) {
+	name := path.Join(replicaFolder, e.Name(), "volume.meta")
+	info, err := d.root.Lstat(name)
+	if err != nil {
+		return replicaLook{}, err
+	}
+	last, ok := d.replicas[e.Name()]
+	if ok && last.evidence == evidenceOf(info) {
+		return last, nil
+	}
+	data, err := readSmall(d.root, name)
+	if err != nil {
+		return replicaLook{}, err
+	}
+	m, err := ParseVolumeMeta(data)
+	if err != nil {
+		return replicaLook{}, err
+	}
+	return replicaLook{evidence: evidenceOf(info), image: m.image()}, nil
+}
+
+// opened says whether any process has the file open: then a write lease cannot
+// be had. Where leases do not work, nobody can tell, and it counts as open.
+func opened(f *os.File) string {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	}
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, unix.EAGAIN):
+		return "a process has the file open"
+	}
+	return fmt.Sprintf("cannot tell whether a process has the file open: %v", err)
+}

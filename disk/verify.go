@@ -1,0 +1,141 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+)
+
+// Want is what a configuration says about the bytes of an image.
+type Want struct {
+	Digest Digest // zero: whatever it is
+	Format Format // "": whatever it is
+}
+
+// Verify reads the image of id once and settles whether it may be used. Against
+// what it is held is, in this order: the digest established when it became
+// ready, the checksum of a backing.cfg that belongs to it, the declared digest.
+// The outcome is recorded durably, and with it the image becomes ours: the copy
+// returned is ready or failed. An image whose bytes are consistent but are not
+// the declared ones is ready with its own digest; the caller compares.
+//
+// The error is not nil when no outcome was reached: the file cannot be read, is
+// written to meanwhile (ErrChanging), or ctx ended. progress is called with the
+// bytes of each chunk that was read.
+func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64)) (Copy, error) {
+	s, err := openSource(d.root, id.file(imageFile))
+	if err != nil {
+		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
+	}
+	defer s.close()
+	had := d.Look(id)
+	pass, err := d.readThrough(ctx, s, id, want.Digest.Algorithm() == SHA256 || !had.SHA256.IsZero(), progress)
+	if err == nil {
+		_, err = s.unchanged()
+	}
+	if err != nil {
+		return Copy{}, fmt.Errorf("verify %s: %w", id, errors.Join(err, pass.forget(d, id)))
+	}
+	r, err := d.makeFolder(id)
+	if err != nil {
+		return Copy{}, err
+	}
+	return d.Look(id), d.settle(id, had, r, want, pass)
+}
+
+// pass is what one reading of an image found out.
+type pass struct{ sum512, sum256 Digest }
+
+// readThrough computes the digests, and leaves the hashes of the chunks in a
+// temporary file.
+func (d *Disk) readThrough(ctx context.Context, s *imageSource, id ID, withSHA256 bool, progress func(int64)) (pass, error) {
+	chunks, err := openChunks(d.root, id.file(chunksFile+".tmp"))
+	if err != nil {
+		return pass{}, err
+	}
+	defer chunks.f.Close()
+	if err := chunks.reset(); err != nil {
+		return pass{}, err
+	}
+	h, consumers := newHashes(withSHA256)
+	p := newPipeline(append(consumers, func(c *chunk) error {
+		return chunks.set(c.n, hashChunk(c.data, c.zero))
+	})...)
+	err = s.pour(p, func(n int64) {
+		progress(n)
+		if ctx.Err() != nil {
+			p.fail(context.Cause(ctx))
+		}
+	})
+	if err = errors.Join(err, p.close()); err != nil {
+		return pass{}, err
+	}
+	if err := chunks.f.Sync(); err != nil {
+		return pass{}, err
+	}
+	sum512, sum256 := h.sums()
+	return pass{sum512, sum256}, nil
+}
+
+// forget drops the hashes of chunks of an image that they must not vouch for.
+func (pass) forget(d *Disk, id ID) error {
+	return ignoreMissing(d.root.Remove(id.file(chunksFile + ".tmp")))
+}
+
+// settle decides by what was read, and records it.
+func (d *Disk) settle(id ID, had Copy, r Record, want Want, read pass) error {
+	why := d.compare(id, had, r, want, read)
+	info, err := d.inspect(id.file(imageFile), want.Format)
+	if refusal, ok := errors.AsType[*FormatError](err); ok && why == "" {
+		why = refusal.Error()
+	} else if err != nil && !ok {
+		return err
+	}
+	if why != "" {
+		return errors.Join(d.fail(id, r, why), read.forget(d, id))
+	}
+	r.SHA512, r.SHA256, r.Failed = read.sum512, read.sum256, ""
+	r.Format, r.VirtualSize = info.Format, info.VirtualSize
+	if err := renameDurably(d.root, id.file(chunksFile+".tmp"), id.file(chunksFile)); err != nil {
+		return err
+	}
+	return d.vouchFor(id, r, want.Digest)
+}
+
+// compare says why the bytes are not what they were, or nothing.
+func (d *Disk) compare(id ID, had Copy, r Record, want Want, read pass) string {
+	if !r.SHA512.IsZero() {
+		return damage("established", r.SHA512, read.sum512)
+	}
+	cfg, err := d.readCfg(id)
+	switch {
+	case err == nil && cfg.Size != had.Size:
+		return fmt.Sprintf("damaged: it has %d bytes, %s says %d", had.Size, cfgFile, cfg.Size)
+	case err == nil && !cfg.Digest().IsZero():
+		return damage(cfgFile+" says", cfg.Digest(), read.sum512)
+	}
+	return ""
+}
+
+func damage(whose string, want, got Digest) string {
+	if want == got {
+		return ""
+	}
+	return fmt.Sprintf("damaged: checksum mismatch: %s %s, got %s", whose, want, got)
+}
+
+// fail marks the copy durably as one that must not be used, as long as its file
+// stays what it is. Its own manifest is kept: a repair goes by it.
+func (d *Disk) fail(id ID, r Record, why string) error {
+	info, err := d.root.Lstat(id.file(imageFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err == nil {
+		evidence := evidenceOf(info)
+		r.Evidence = &evidence
+	}
+	r.Failed = why
+	return d.writeRecord(id, r)
+}

@@ -1,0 +1,177 @@
+package disk
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// unpack lays out a disk that Longhorn wrote.
+func unpack(t testing.TB, name string) *Disk {
+	t.Helper()
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := zstd.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	dir := t.TempDir()
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		extract(t, filepath.Join(dir, h.Name), h, r)
+	}
+	d, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+func extract(t testing.TB, name string, h *tar.Header, r io.Reader) {
+	t.Helper()
+	if h.Typeflag == tar.TypeDir {
+		if err := os.MkdirAll(name, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	data, err := io.ReadAll(r)
+	if err == nil {
+		err = os.WriteFile(name, data, 0o644)
+	}
+	if err == nil {
+		err = os.Chtimes(name, h.ModTime, h.ModTime)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAdopt takes over disks that Longhorn's own programs wrote, and some that
+// were damaged afterwards. Each image is read once and not again.
+func TestAdopt(t *testing.T) {
+	var cases map[string]struct {
+		UUID, Image, SHA512, Expect, Format string
+		Size                                int64
+		VirtualSize                         int64 `json:"virtual_size"`
+	}
+	data, err := os.ReadFile("testdata/longhorn/expected.json")
+	if err == nil {
+		err = json.Unmarshal(data, &cases)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range cases {
+		t.Run(name, func(t *testing.T) {
+			d := unpack(t, "testdata/longhorn/"+name+".tar.zst")
+			id := ID{Name: want.Image, UUID: want.UUID}
+			before := d.Look(id)
+			if before.State != Unknown || before.Owned {
+				t.Fatalf("before: %+v, want unknown and not ours", before)
+			}
+			var read int64
+			c, err := d.Verify(context.Background(), id, Want{}, func(n int64) { read += n })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if read != before.Size {
+				t.Errorf("read %d bytes of %d", read, before.Size)
+			}
+			if c = d.Look(id); want.Expect == "error" {
+				if c.State != Failed || !strings.Contains(c.Message, "damaged") {
+					t.Errorf("damaged image is %+v", c)
+				}
+				return
+			}
+			if c.State != Ready || c.Size != want.Size || c.SHA512.String() != want.SHA512 ||
+				c.VirtualSize != want.VirtualSize || string(c.Format) != want.Format || !c.HasCfg || !c.Owned {
+				t.Errorf("adopted image is %+v, want %+v", c, want)
+			}
+		})
+	}
+}
+
+func TestVerifyNotices(t *testing.T) {
+	image := sparseImage(3 * ChunkSize)
+	commit := func(t *testing.T) *Disk {
+		d := newDisk(t)
+		p := openPart(t, d, PartOptions{})
+		fill(t, p, image)
+		if _, err := p.Commit(Digest{}); err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	verify := func(t *testing.T, d *Disk) Copy {
+		t.Helper()
+		if _, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil {
+			t.Fatal(err)
+		}
+		return d.Look(testID)
+	}
+	t.Run("a touch, and forgives it", func(t *testing.T) {
+		d := commit(t)
+		stat, _ := os.Stat(imagePath(d, imageFile))
+		later := stat.ModTime().Add(1)
+		if err := os.Chtimes(imagePath(d, imageFile), later, later); err != nil {
+			t.Fatal(err)
+		}
+		if c := d.Look(testID); c.State != Unknown || !strings.Contains(c.Message, "mtime") {
+			t.Fatalf("after a touch: %+v", c)
+		}
+		if c := verify(t, d); c.State != Ready || !c.HasCfg {
+			t.Errorf("after reading it: %+v", c)
+		}
+	})
+	t.Run("other bytes behind a restored mtime", func(t *testing.T) {
+		d := commit(t)
+		stat, _ := os.Stat(imagePath(d, imageFile))
+		poke(t, imagePath(d, imageFile), 2*ChunkSize)
+		if err := os.Chtimes(imagePath(d, imageFile), stat.ModTime(), stat.ModTime()); err != nil {
+			t.Fatal(err)
+		}
+		if c := d.Look(testID); c.State != Unknown {
+			t.Fatalf("before reading: %+v", c)
+		}
+		if c := verify(t, d); c.State != Failed || !strings.Contains(c.Message, "checksum mismatch") {
+			t.Errorf("after reading it: %+v", c)
+		}
+		poke(t, imagePath(d, imageFile), 2*ChunkSize) // the bit flips back
+		if c := verify(t, d); c.State != Ready {
+			t.Errorf("after the bytes are right again: %+v", c)
+		}
+	})
+	t.Run("nothing when a record is torn, but reads again", func(t *testing.T) {
+		d := commit(t)
+		truncate(t, imagePath(d, recordFile), 20)
+		if c := d.Look(testID); c.State != Unknown || c.Owned {
+			t.Fatalf("with a torn record: %+v", c)
+		}
+		if c := verify(t, d); c.State != Ready || c.SHA512 != digest512(image) {
+			t.Errorf("after reading it: %+v", c)
+		}
+	})
+}
