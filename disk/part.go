@@ -90,7 +90,7 @@ func (p *Part) open() (err error) {
 func (p *Part) start() {
 	hashes, consumers := newHashes(p.options.SHA256)
 	p.hashes = hashes
-	p.pipeline = newPipeline(append(consumers, p.save)...)
+	p.pipeline = newPipeline(append(consumers, p.journal, p.save)...)
 	p.current, p.offset, p.unsynced = nil, 0, 0
 	p.written.Store(0)
 }
@@ -242,23 +242,25 @@ func (p *Part) flush() error {
 // syncEvery is how many bytes a power cut may cost of a download.
 const syncEvery = 256 << 20
 
-// save writes one chunk and its hash. It runs in a goroutine of the pipeline.
-func (p *Part) save(c *chunk) error {
+// journal records the hash of a chunk. It runs in a goroutine of the pipeline, and
+// may come before or after the chunk is written: the hash is compared with what
+// is read back.
+func (p *Part) journal(c *chunk) error {
 	if !c.zero {
 		p.written.Add(int64(len(c.data)))
 	}
 	if c.saved {
 		return nil
 	}
-	if !c.zero {
-		if err := p.write(c); err != nil {
-			return err
-		}
-	}
 	return p.chunks.set(c.n, hashChunk(c.data, c.zero))
 }
 
-func (p *Part) write(c *chunk) error {
+// save writes a chunk, unless a hole is as good. It runs in a goroutine of the
+// pipeline.
+func (p *Part) save(c *chunk) error {
+	if c.saved || c.zero {
+		return nil
+	}
 	padded := (len(c.data) + directAlign - 1) &^ (directAlign - 1)
 	clear(c.buf[len(c.data):padded])
 	if _, err := p.file.WriteAt(c.buf[:padded], c.n*ChunkSize); err != nil {
