@@ -26,8 +26,8 @@ type Info struct {
 // that need another file are refused. r is read at any offset and length, so
 // it cannot be a file that was opened for direct I/O.
 func Inspect(r io.ReaderAt, size int64, declared Format) (Info, error) {
-	if size <= 0 {
-		return Info{}, checkSize(0)
+	if size == 0 {
+		return Info{}, checkSize(size)
 	}
 	return source{r, size}.inspect(declared)
 }
@@ -87,7 +87,9 @@ func checkSize(size int64) error {
 	case size == 0:
 		return refuse("look at what the address serves, or at what was uploaded", "the file is empty")
 	case size%sector != 0:
-		return refuse("look whether this is the image itself: packed files need unpack, and an error page is none",
+		// qemu-img itself leaves such files: empty images, and those with
+		// snapshots. Zeros at the end do them no harm.
+		return refuse("check that it is the image itself and not packed or an error page, and pad it: truncate -s %512 FILE",
 			"size %d is not a multiple of %d bytes", size, sector)
 	}
 	return nil

@@ -162,9 +162,13 @@ func TestSizes(t *testing.T) {
 			}
 		}
 	}
+	_, err := Inspect(strings.NewReader(""), 0, QCOW2)
+	if e := wantRefused(t, err); e.Reason != "the file is empty" {
+		t.Errorf("Inspect of an empty file, declared qcow2: %q", e.Reason)
+	}
 	// What a file is helps more than that its size is odd.
 	page := "<html>moved</html>"
-	_, err := Inspect(strings.NewReader(page), int64(len(page)), "")
+	_, err = Inspect(strings.NewReader(page), int64(len(page)), "")
 	if e := wantRefused(t, err); !strings.Contains(e.Reason, "web page") {
 		t.Errorf("Inspect of a short web page: %q", e.Reason)
 	}

@@ -11,7 +11,7 @@ const luksMagic = "LUKS\xba\xbe"
 // whole, by LUKS of version 1 or 2. There is no later version to open.
 func isLUKS(head []byte) bool {
 	rest, ok := bytes.CutPrefix(head, []byte(luksMagic))
-	if !ok || len(rest) < 2 {
+	if !ok {
 		return false
 	}
 	version := binary.BigEndian.Uint16(rest)

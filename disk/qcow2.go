@@ -188,7 +188,8 @@ func (h *qcow2Header) checkGeometry() error {
 }
 
 // checkExtensions walks the header extensions, which end with the first
-// cluster at the latest. Unknown ones are harmless by their definition.
+// cluster at the latest. Unknown ones are harmless by their definition; what
+// bitmaps hold is checked by those who use them.
 func (s source) checkExtensions(h *qcow2Header) error {
 	var b [8]byte
 	offset, end := int64(h.Length), min(int64(h.clusterSize()), s.size)
@@ -199,6 +200,11 @@ func (s source) checkExtensions(h *qcow2Header) error {
 		if err := s.read(b[:], offset); err != nil {
 			return err
 		}
+		length := int64(binary.BigEndian.Uint32(b[4:]))
+		offset += int64(len(b)) + (length+7)&^7
+		if offset > end {
+			return refuse(hintDamaged, "a header extension of the qcow2 image does not fit into its first cluster")
+		}
 		switch binary.BigEndian.Uint32(b[:]) {
 		case extensionEnd:
 			return nil
@@ -208,11 +214,6 @@ func (s source) checkExtensions(h *qcow2Header) error {
 			return refuse(hintFlatten, "the qcow2 image keeps its data in another file")
 		case extensionEncryption:
 			return refuse(hintFlatten, "the qcow2 image is encrypted inside")
-		}
-		length := int64(binary.BigEndian.Uint32(b[4:]))
-		offset += int64(len(b)) + (length+7)&^7
-		if offset > end {
-			return refuse(hintDamaged, "a header extension of the qcow2 image does not fit into its first cluster")
 		}
 	}
 	return refuse(hintDamaged, "the qcow2 image has more than %d header extensions", maxExtensions)

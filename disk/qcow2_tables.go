@@ -1,6 +1,9 @@
 package disk
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"math"
+)
 
 // checkTables checks where the tables lie in a file of size bytes.
 func (h *qcow2Header) checkTables(size int64) error {
@@ -19,6 +22,10 @@ func (h *qcow2Header) checkTables(size int64) error {
 	}
 	if err == nil && h.Snapshots > 0 {
 		err = h.checkTable("table of snapshots", h.SnapshotsOffset, uint64(h.Snapshots)*minSnapshotBytes, maxSnapshots*minSnapshotBytes, size)
+	}
+	if err == nil && (h.SnapshotsOffset%h.clusterSize() != 0 || h.SnapshotsOffset > math.MaxInt64) {
+		// Without snapshots the offset may be anywhere, past the end too.
+		err = refuse(hintDamaged, "the table of snapshots of the qcow2 image does not begin at a cluster of its own")
 	}
 	return err
 }
