@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -76,34 +77,43 @@ func openTree(dir string) (t *tree, err error) {
 		walked:  map[string]bool{},
 		files:   map[string]bool{},
 	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("read config directory: %w", err)
-		}
-	}()
-	if t.real, err = filepath.EvalSymlinks(t.dir); err != nil {
-		return nil, err
+	if err = t.open(); err == nil {
+		return t, nil
 	}
-	if t.real, err = filepath.Abs(t.real); err != nil {
-		return nil, err
+	if t.root != nil {
+		t.root.Close() // only read from: nothing to lose
 	}
+	// The way to a directory that is there went through one that is not.
+	if _, statErr := os.Stat(t.dir); statErr == nil && errors.Is(err, fs.ErrNotExist) {
+		err = ErrChanging
+	}
+	return nil, fmt.Errorf("read config directory: %w", err)
+}
+
+func (t *tree) open() (err error) {
 	fi, err := os.Lstat(t.dir)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	t.linked = fi.Mode()&fs.ModeSymlink != 0
 	// Opening a FIFO would block: ask before.
 	if t.id, err = os.Stat(t.dir); err != nil {
-		return nil, err
+		return err
 	}
 	if !t.id.IsDir() {
-		return nil, &fs.PathError{Op: "open", Path: dir, Err: syscall.ENOTDIR}
+		return &fs.PathError{Op: "open", Path: t.dir, Err: syscall.ENOTDIR}
 	}
 	if t.root, err = os.OpenRoot(t.dir); err != nil {
-		return nil, err
+		return err
+	}
+	if t.real, err = filepath.EvalSymlinks(t.dir); err != nil {
+		return err
+	}
+	if t.real, err = filepath.Abs(t.real); err != nil {
+		return err
 	}
 	t.git = gitDir(t.real)
-	return t, nil
+	return nil
 }
 
 // unchanged reports whether all links that the look went through still lead

@@ -1,0 +1,233 @@
+package schema
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// write makes files below dir: "a/b.yaml" with its content, "l -> target" a link.
+func write(t testing.TB, dir string, files map[string]string) {
+	t.Helper()
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		at, to, isLink := strings.Cut(name, " -> ")
+		at = filepath.Join(dir, at)
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if isLink {
+			err = os.Symlink(to, at)
+		} else {
+			err = os.WriteFile(at, []byte(files[name]), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// content shows a snapshot, one "path=data" or "path!error" a file.
+func content(s Snapshot) string {
+	var out []string
+	for _, f := range s.Files {
+		if f.Err != nil {
+			out = append(out, f.Path+"!"+f.Err.Error())
+		} else {
+			out = append(out, f.Path+"="+string(f.Data))
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+func read(t testing.TB, dir string) Snapshot {
+	t.Helper()
+	s, err := ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestReadDir(t *testing.T) {
+	outside := t.TempDir()
+	write(t, outside, map[string]string{"x.yaml": "secret", "sub/y.yaml": "secret"})
+	tests := []struct {
+		name  string
+		files map[string]string
+		want  string
+	}{
+		{"nothing", nil, ""},
+		{"kinds", map[string]string{"a.yaml": "1", "b.yml": "2", "c.json": "3", "d.cue": "4", "README.md": "", "e": ""},
+			"a.yaml=1 b.yml=2 c.json=3 d.cue=4"},
+		{"sorted by the whole path", map[string]string{"b/a.yaml": "1", "b.yaml": "2", "a/z/q.yaml": "3", "b-c.yaml": "4"},
+			"a/z/q.yaml=3 b-c.yaml=4 b.yaml=2 b/a.yaml=1"},
+		{"hidden", map[string]string{".git/config.yaml": "", ".x.yaml": "", "..2026/a.yaml": "", "a.yaml": "1"}, "a.yaml=1"},
+		{"left-overs of editors", map[string]string{"x.yaml~": "", "#x.yaml#": "", ".x.yaml.swp": "", "4913": "", "x.cue~": "", "x.yaml": "1"},
+			"x.yaml=1"},
+		{"link to a file", map[string]string{"a.yaml -> .hidden/x": "", ".hidden/x": "1"}, "a.yaml=1"},
+		{"link to a folder", map[string]string{"now -> .v1/conf": "", ".v1/conf/sub/a.yaml": "1"}, "now/sub/a.yaml=1"},
+		{"link over links", map[string]string{"now -> .l": "", ".l -> ./.v1/../.v2": "", ".v1/a.yaml": "1", ".v2/a.yaml": "2"}, "now/a.yaml=2"},
+		{"links to what is read anyway", map[string]string{"a -> b": "", "a.yaml -> b/x.yaml": "", "b/x.yaml": "1"}, "b/x.yaml=1"},
+		{"links in a circle", map[string]string{"a.yaml -> b.yaml": "", "b.yaml -> a.yaml": "", "up -> .": "", "sub/up -> ..": "", "sub/c.yaml": "1"},
+			"a.yaml!" + errLoop.Error() + " b.yaml!" + errLoop.Error() + " sub/c.yaml=1"},
+		{"links out", map[string]string{"a.yaml -> " + outside + "/x.yaml": "", "sub -> " + outside + "/sub": "", "README -> " + outside + "/x.yaml": "",
+			"b.yaml -> ../../../../../../../../etc/hostname": "", "c.yaml": "1"},
+			"a.yaml!" + errLeaves.Error() + " b.yaml!" + errLeaves.Error() + " c.yaml=1 sub!" + errLeaves.Error()},
+		{"links out on the way", map[string]string{"a.yaml -> l/x.yaml": "", "l -> " + outside: ""},
+			"a.yaml!" + errLeaves.Error() + " l!" + errLeaves.Error()},
+		{"links to nothing", map[string]string{"a.yaml -> b": "", "c -> d": ""}, "a.yaml!follow link: cannot be read: no such file or directory"},
+		{"several ConfigMaps", map[string]string{"one/..data -> ..1": "", "one/..1/a.yaml": "1", "one/a.yaml -> ..data/a.yaml": "",
+			"two/..data -> ..1": "", "two/..1/a.yaml": "2"}, "one/a.yaml=1 two/a.yaml=2"},
+		{"a ConfigMap of nothing", map[string]string{"..data -> ..1": "", "a.yaml": "1"},
+			"..data!follow link: cannot be read: no such file or directory a.yaml=1"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, dir, tt.files)
+			s := read(t, dir)
+			if got := content(s); got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+			if s.Whole || s.Busy {
+				t.Errorf("got whole %v, busy %v of a plain directory", s.Whole, s.Busy)
+			}
+			if !s.Equal(read(t, dir)) {
+				t.Error("a second look differs")
+			}
+		})
+	}
+}
+
+func TestReadDirFaults(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"file": "", "loop -> loop": "", "gone -> nothing": ""})
+	if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"missing", "file", "loop", "gone", "fifo"} {
+		if s, err := ReadDir(filepath.Join(dir, name)); err == nil || errors.Is(err, ErrChanging) {
+			t.Errorf("%s: got %v, %v; want a fault", name, s, err)
+		}
+	}
+}
+
+func TestReadDirHostileFiles(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"big.yaml": "", "edge.yaml": "", "good.yaml": "1", "dir.yaml/x.yaml": "2"})
+	for name, size := range map[string]int64{"big.yaml": 1 << 30, "edge.yaml": maxFile} {
+		if err := os.Truncate(filepath.Join(dir, name), size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "fifo.yaml"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, map[string]string{"linked.yaml -> fifo.yaml": ""})
+	got := map[string]string{}
+	for _, f := range read(t, dir).Files {
+		if f.Err != nil {
+			got[f.Path] = f.Err.Error()
+		} else {
+			got[f.Path] = fmt.Sprint(len(f.Data))
+		}
+	}
+	want := map[string]string{
+		"big.yaml":        "larger than 16 MiB (1073741824 bytes): not a configuration file",
+		"edge.yaml":       fmt.Sprint(maxFile),
+		"fifo.yaml":       "not a regular file",
+		"good.yaml":       "1",
+		"dir.yaml/x.yaml": "1",
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestReadDirUnreadable(t *testing.T) {
+	if os.Getuid() == 0 {
+		t.Skip("root reads everything")
+	}
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"a.yaml": "", "sub/b.yaml": "", "c.yaml": "1"})
+	for _, name := range []string{"a.yaml", "sub"} {
+		if err := os.Chmod(filepath.Join(dir, name), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { os.Chmod(filepath.Join(dir, "sub"), 0o700) })
+	const denied = "!cannot be read: permission denied"
+	if got, want := content(read(t, dir)), "a.yaml"+denied+" c.yaml=1 sub"+denied; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if err := os.Chmod(dir, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadDir(dir); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("got %v, want a fault", err)
+	}
+	os.Chmod(dir, 0o700)
+}
+
+func TestReadDirBounds(t *testing.T) {
+	dir := t.TempDir()
+	for i := range maxBytes/maxFile + 1 {
+		name := filepath.Join(dir, fmt.Sprintf("%d.yaml", i))
+		write(t, dir, map[string]string{filepath.Base(name): ""})
+		if err := os.Truncate(name, maxFile); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := ReadDir(dir); err == nil || !strings.Contains(err.Error(), "more than 64 MiB") {
+		t.Errorf("got %v, want a fault that names the bound", err)
+	}
+}
+
+// TestDigest shows that a digest is of paths and contents, and cannot be
+// the same for others.
+func TestDigest(t *testing.T) {
+	same := []map[string]string{
+		{"a.yaml": "1", "b.yaml": "2"},
+		{"a.yaml": "1", "b.yaml": "2", "ignored": "x"},
+		{"a.yaml -> ..data/a.yaml": "", "b.yaml -> ..data/b.yaml": "", "..data -> ..1": "", "..1/a.yaml": "1", "..1/b.yaml": "2"},
+	}
+	other := []map[string]string{
+		{"a.yaml": "1", "b.yaml": "3"},
+		{"a.yaml": "1", "c.yaml": "2"},
+		{"a.yaml": "1b.yaml2"},
+		{"a.yaml": "1", "b.yaml": "2", "c.yaml": ""},
+		{"a.yaml": "1", "b.yaml -> nothing": ""},
+	}
+	first := t.TempDir()
+	write(t, first, same[0])
+	want := read(t, first)
+	for i, files := range slices.Concat(same, other) {
+		dir := t.TempDir()
+		write(t, dir, files)
+		if s := read(t, dir); s.Equal(want) != (i < len(same)) {
+			t.Errorf("%v: equal to the first: %v", files, s.Equal(want))
+		}
+	}
+}
+
+func BenchmarkReadDir(b *testing.B) {
+	files := map[string]string{}
+	for i := range 1000 {
+		files[fmt.Sprintf("%02d/%04d.yaml", i%20, i)] = strings.Repeat("images: {}\n", 60)
+	}
+	dir := b.TempDir()
+	write(b, dir, files)
+	for b.Loop() {
+		if s, err := ReadDir(dir); err != nil || len(s.Files) != 1000 {
+			b.Fatal(len(s.Files), err)
+		}
+	}
+}

@@ -1,0 +1,235 @@
+package schema
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// configMap is a volume as kubelet's AtomicWriter makes it.
+type configMap struct {
+	dir   string
+	count int
+	old   map[string]string
+}
+
+// steps returns what a publication of files does, in kubelet's order. The
+// name of the one that makes the new generation visible is "swap".
+func (c *configMap) steps(t testing.TB, files map[string]string) (names []string, do map[string]func()) {
+	c.count++
+	now := fmt.Sprintf("..2026_11_20_09_00_00.%09d", c.count)
+	before, _ := os.Readlink(filepath.Join(c.dir, "..data"))
+	at := func(name string) string { return filepath.Join(c.dir, name) }
+	old := c.old
+	c.old = files
+	return []string{"mkdir", "payload", "link", "swap", "new names", "stale names", "remove"}, map[string]func(){
+		"mkdir":   func() { must(t, os.Mkdir(at(now), 0o755)) },
+		"payload": func() { write(t, at(now), files) },
+		"link":    func() { must(t, os.Symlink(now, at("..data_tmp"))) },
+		"swap":    func() { must(t, os.Rename(at("..data_tmp"), at("..data"))) },
+		"new names": func() {
+			for name := range files {
+				if _, had := old[name]; !had {
+					must(t, os.Symlink("..data/"+name, at(name)))
+				}
+			}
+		},
+		"stale names": func() {
+			for name := range old {
+				if _, has := files[name]; !has {
+					must(t, os.Remove(at(name)))
+				}
+			}
+		},
+		"remove": func() {
+			if before != "" {
+				must(t, os.RemoveAll(at(before)))
+			}
+		},
+	}
+}
+
+func (c *configMap) publish(t testing.TB, files map[string]string) {
+	names, do := c.steps(t, files)
+	for _, name := range names {
+		do[name]()
+	}
+}
+
+// TestReadDirConfigMap looks after each single step of publications that
+// change, add and remove files: it is the old generation up to the swap and
+// the new one from then on.
+func TestReadDirConfigMap(t *testing.T) {
+	c := &configMap{dir: t.TempDir()}
+	generations := []map[string]string{
+		{"a.yaml": "1", "b.yaml": "1"},
+		{"a.yaml": "2", "b.yaml": "2"},
+		{"b.yaml": "3", "c.yaml": "3"},
+		{"d.yaml": "4"},
+	}
+	wants := []string{"a.yaml=1 b.yaml=1", "a.yaml=2 b.yaml=2", "b.yaml=3 c.yaml=3", "d.yaml=4"}
+	c.publish(t, generations[0])
+	for i, files := range generations[1:] {
+		want, generation := wants[i], read(t, c.dir).Generation
+		names, do := c.steps(t, files)
+		for _, name := range names {
+			do[name]()
+			if name == "swap" {
+				want = wants[i+1]
+			}
+			s := read(t, c.dir)
+			if got := content(s); got != want || !s.Whole {
+				t.Errorf("publication %d after %q: got %s, whole %v; want %s", i+1, name, got, s.Whole, want)
+			}
+			if swapped := s.Generation != generation; swapped != (want == wants[i+1]) {
+				t.Errorf("publication %d after %q: another generation: %v", i+1, name, swapped)
+			}
+		}
+	}
+	write(t, c.dir, map[string]string{"plain.yaml": "p"})
+	if s := read(t, c.dir); s.Whole || content(s) != "d.yaml=4 plain.yaml=p" {
+		t.Errorf("with a file beside ..data: got %s, whole %v", content(s), s.Whole)
+	}
+}
+
+// TestReadDirWhileSwapped reads while generations are published as fast as
+// can be: whatever is returned is one of them, whole.
+func TestReadDirWhileSwapped(t *testing.T) {
+	generation := func(n int) map[string]string {
+		files := map[string]string{}
+		for i := range 20 {
+			files[fmt.Sprintf("%02d.yaml", i)] = fmt.Sprint(n)
+		}
+		return files
+	}
+	c := &configMap{dir: t.TempDir()}
+	g := &gitSync{dir: t.TempDir()}
+	for name, swap := range map[string]struct {
+		dir     string
+		publish func(testing.TB, map[string]string)
+	}{"ConfigMap": {c.dir, c.publish}, "git-sync": {g.link(), g.publish}} {
+		t.Run(name, func(t *testing.T) {
+			swap.publish(t, generation(0))
+			stop, stopped := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(stopped)
+				lookForMix(t, swap.dir, 20, stop)
+			}()
+			for n := range 150 {
+				swap.publish(t, generation(n+1))
+			}
+			close(stop)
+			<-stopped
+			if got, want := string(read(t, swap.dir).Files[0].Data), "150"; got != want {
+				t.Errorf("at the end: got generation %s, want %s", got, want)
+			}
+		})
+	}
+}
+
+// lookForMix reads dir, of files that all say the same, until stop.
+func lookForMix(t *testing.T, dir string, files int, stop <-chan struct{}) {
+	looks, whole := 0, 0
+	defer func() { t.Logf("%d looks, %d of one generation", looks, whole) }()
+	for ; ; looks++ {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		s, err := ReadDir(dir)
+		if errors.Is(err, ErrChanging) {
+			continue
+		}
+		if err != nil || len(s.Files) != files || !s.Whole {
+			t.Errorf("got %d files, whole %v, %v: %s", len(s.Files), s.Whole, err, content(s))
+			return
+		}
+		for _, f := range s.Files {
+			if f.Err != nil || string(f.Data) != string(s.Files[0].Data) {
+				t.Errorf("got a mix: %s", content(s))
+				return
+			}
+		}
+		whole++
+	}
+}
+
+// gitSync publishes as git-sync does: a worktree of its own for each
+// commit, then a link swap, then the old worktree goes.
+type gitSync struct {
+	dir   string
+	count int
+}
+
+func (g *gitSync) link() string { return filepath.Join(g.dir, "current") }
+
+func (g *gitSync) publish(t testing.TB, files map[string]string) {
+	g.count++
+	before, _ := os.Readlink(g.link())
+	tree := fmt.Sprintf(".worktrees/%040d", g.count)
+	write(t, filepath.Join(g.dir, tree), files)
+	must(t, os.Symlink(tree, g.link()+".tmp"))
+	must(t, os.Rename(g.link()+".tmp", g.link()))
+	if before != "" {
+		must(t, os.RemoveAll(filepath.Join(g.dir, before)))
+	}
+}
+
+func TestReadDirBusy(t *testing.T) {
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("git is not installed")
+	}
+	repo, tree := t.TempDir(), filepath.Join(t.TempDir(), "tree")
+	git := func(args ...string) {
+		cmd := exec.Command("git", append([]string{"-C", repo, "-c", "user.name=t", "-c", "user.email=t@t"}, args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %v: %v\n%s", args, err, out)
+		}
+	}
+	git("init", "-q")
+	write(t, repo, map[string]string{"conf/a.yaml": "1"})
+	git("add", ".")
+	git("commit", "-qm", "one")
+	git("worktree", "add", "-q", tree)
+	for dir, lock := range map[string]string{
+		filepath.Join(repo, "conf"): filepath.Join(repo, ".git/index.lock"),
+		tree:                        filepath.Join(repo, ".git/worktrees/tree/index.lock"),
+	} {
+		if read(t, dir).Busy {
+			t.Errorf("%s: busy without a lock", dir)
+		}
+		must(t, os.WriteFile(lock, nil, 0o644))
+		if !read(t, dir).Busy {
+			t.Errorf("%s: not busy with a lock at %s", dir, lock)
+		}
+		must(t, os.Remove(lock))
+	}
+}
+
+func TestFolders(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"a.yaml": "", "sub/deep/x": "", "l -> .hidden/l": "", ".hidden/l/b.yaml": "",
+		"c.yaml -> .else/c": "", ".else/c": "", ".unread/d.yaml": "", ".git/HEAD": ""})
+	must(t, os.Symlink(dir, dir+".link"))
+	t.Cleanup(func() { os.Remove(dir + ".link") })
+	folders, git, err := Folders(dir + ".link")
+	must(t, err)
+	var want []string
+	for _, name := range []string{"", ".else", ".hidden/l", "sub", "sub/deep"} {
+		want = append(want, filepath.Join(dir, name))
+	}
+	if fmt.Sprint(folders) != fmt.Sprint(want) || git != filepath.Join(dir, ".git") {
+		t.Errorf("got %v and %s, want %v", folders, git, want)
+	}
+}
