@@ -1,0 +1,50 @@
+package reconcile
+
+import "time"
+
+// removalRow is how long an image must have been gone from the
+// configuration, at two looks at least, before its removal is acted on.
+const removalRow = 5 * time.Second
+
+// Removals confirms that images have left the configuration: two looks at
+// least removalRow apart did not have them, and none in between had. It is
+// to be told of wholly valid configurations only; after any other, assign
+// the zero Removals, which has confirmed nothing. It is not safe for
+// concurrent use.
+type Removals struct {
+	first, last time.Time            // looks
+	declared    map[string]bool      // at the last look
+	left        map[string]time.Time // the first look without it, of those that had been declared
+}
+
+// Look takes note of the names that were declared at the time now. A look
+// at a directory that did not change counts like any other. The map is kept
+// and must not be changed.
+func (r *Removals) Look(now time.Time, declared map[string]bool) {
+	if r.last.IsZero() {
+		r.first, r.left = now, map[string]time.Time{}
+	}
+	for name := range r.declared {
+		if !declared[name] {
+			r.left[name] = now
+		}
+	}
+	for name, since := range r.left {
+		if declared[name] || now.Sub(since) >= removalRow {
+			delete(r.left, name) // back, or gone for as long as any
+		}
+	}
+	r.last, r.declared = now, declared
+}
+
+// Gone reports whether it is confirmed that no image of that name is declared.
+func (r *Removals) Gone(name string) bool {
+	if r.declared[name] {
+		return false
+	}
+	since, ok := r.left[name]
+	if !ok {
+		since = r.first
+	}
+	return !r.last.IsZero() && r.last.Sub(since) >= removalRow
+}
