@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// write makes files below dir: "a/b.yaml" with its content, "l -> target" a link.
-func write(t testing.TB, dir string, files map[string]string) {
+// writeTree makes files below dir: "a/b.yaml" with its content, "l -> target" a link.
+func writeTree(t testing.TB, dir string, files map[string]string) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		at, to, isLink := strings.Cut(name, " -> ")
@@ -34,8 +34,8 @@ func write(t testing.TB, dir string, files map[string]string) {
 	}
 }
 
-// content shows a snapshot, one "path=data" or "path!error" a file.
-func content(s Snapshot) string {
+// shown shows a snapshot, one "path=data" or "path!error" a file.
+func shown(s Snapshot) string {
 	var out []string
 	for _, f := range s.Files {
 		if f.Err != nil {
@@ -47,7 +47,7 @@ func content(s Snapshot) string {
 	return strings.Join(out, " ")
 }
 
-func read(t testing.TB, dir string) Snapshot {
+func mustRead(t testing.TB, dir string) Snapshot {
 	t.Helper()
 	s, err := ReadDir(dir)
 	if err != nil {
@@ -58,7 +58,7 @@ func read(t testing.TB, dir string) Snapshot {
 
 func TestReadDir(t *testing.T) {
 	outside := t.TempDir()
-	write(t, outside, map[string]string{"x.yaml": "secret", "sub/y.yaml": "secret"})
+	writeTree(t, outside, map[string]string{"x.yaml": "secret", "sub/y.yaml": "secret"})
 	tests := []struct {
 		name  string
 		files map[string]string
@@ -92,15 +92,15 @@ func TestReadDir(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
-			write(t, dir, tt.files)
-			s := read(t, dir)
-			if got := content(s); got != tt.want {
+			writeTree(t, dir, tt.files)
+			s := mustRead(t, dir)
+			if got := shown(s); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
 			if s.Whole || s.Busy {
 				t.Errorf("got whole %v, busy %v of a plain directory", s.Whole, s.Busy)
 			}
-			if !s.Equal(read(t, dir)) {
+			if !s.Equal(mustRead(t, dir)) {
 				t.Error("a second look differs")
 			}
 		})
@@ -109,7 +109,7 @@ func TestReadDir(t *testing.T) {
 
 func TestReadDirFaults(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, map[string]string{"file": "", "loop -> loop": "", "gone -> nothing": ""})
+	writeTree(t, dir, map[string]string{"file": "", "loop -> loop": "", "gone -> nothing": ""})
 	if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestReadDirFaults(t *testing.T) {
 
 func TestReadDirHostileFiles(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, map[string]string{"big.yaml": "", "edge.yaml": "", "good.yaml": "1", "dir.yaml/x.yaml": "2"})
+	writeTree(t, dir, map[string]string{"big.yaml": "", "edge.yaml": "", "good.yaml": "1", "dir.yaml/x.yaml": "2"})
 	for name, size := range map[string]int64{"big.yaml": 1 << 30, "edge.yaml": maxFile} {
 		if err := os.Truncate(filepath.Join(dir, name), size); err != nil {
 			t.Fatal(err)
@@ -131,9 +131,9 @@ func TestReadDirHostileFiles(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(dir, "fifo.yaml"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	write(t, dir, map[string]string{"linked.yaml -> fifo.yaml": ""})
+	writeTree(t, dir, map[string]string{"linked.yaml -> fifo.yaml": ""})
 	got := map[string]string{}
-	for _, f := range read(t, dir).Files {
+	for _, f := range mustRead(t, dir).Files {
 		if f.Err != nil {
 			got[f.Path] = f.Err.Error()
 		} else {
@@ -157,7 +157,7 @@ func TestReadDirUnreadable(t *testing.T) {
 		t.Skip("root reads everything")
 	}
 	dir := t.TempDir()
-	write(t, dir, map[string]string{"a.yaml": "", "sub/b.yaml": "", "c.yaml": "1"})
+	writeTree(t, dir, map[string]string{"a.yaml": "", "sub/b.yaml": "", "c.yaml": "1"})
 	for _, name := range []string{"a.yaml", "sub"} {
 		if err := os.Chmod(filepath.Join(dir, name), 0); err != nil {
 			t.Fatal(err)
@@ -165,7 +165,7 @@ func TestReadDirUnreadable(t *testing.T) {
 	}
 	t.Cleanup(func() { os.Chmod(filepath.Join(dir, "sub"), 0o700) })
 	const denied = "!cannot be read: permission denied"
-	if got, want := content(read(t, dir)), "a.yaml"+denied+" c.yaml=1 sub"+denied; got != want {
+	if got, want := shown(mustRead(t, dir)), "a.yaml"+denied+" c.yaml=1 sub"+denied; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if err := os.Chmod(dir, 0); err != nil {
@@ -181,7 +181,7 @@ func TestReadDirBounds(t *testing.T) {
 	dir := t.TempDir()
 	for i := range maxBytes/maxFile + 1 {
 		name := filepath.Join(dir, fmt.Sprintf("%d.yaml", i))
-		write(t, dir, map[string]string{filepath.Base(name): ""})
+		writeTree(t, dir, map[string]string{filepath.Base(name): ""})
 		if err := os.Truncate(name, maxFile); err != nil {
 			t.Fatal(err)
 		}
@@ -207,12 +207,12 @@ func TestDigest(t *testing.T) {
 		{"a.yaml": "1", "b.yaml -> nothing": ""},
 	}
 	first := t.TempDir()
-	write(t, first, same[0])
-	want := read(t, first)
+	writeTree(t, first, same[0])
+	want := mustRead(t, first)
 	for i, files := range slices.Concat(same, other) {
 		dir := t.TempDir()
-		write(t, dir, files)
-		if s := read(t, dir); s.Equal(want) != (i < len(same)) {
+		writeTree(t, dir, files)
+		if s := mustRead(t, dir); s.Equal(want) != (i < len(same)) {
 			t.Errorf("%v: equal to the first: %v", files, s.Equal(want))
 		}
 	}
@@ -224,7 +224,7 @@ func BenchmarkReadDir(b *testing.B) {
 		files[fmt.Sprintf("%02d/%04d.yaml", i%20, i)] = strings.Repeat("images: {}\n", 60)
 	}
 	dir := b.TempDir()
-	write(b, dir, files)
+	writeTree(b, dir, files)
 	for b.Loop() {
 		if s, err := ReadDir(dir); err != nil || len(s.Files) != 1000 {
 			b.Fatal(len(s.Files), err)

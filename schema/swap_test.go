@@ -34,7 +34,7 @@ func (c *configMap) steps(t testing.TB, files map[string]string) (names []string
 	c.old = files
 	return []string{"mkdir", "payload", "link", "swap", "new names", "stale names", "remove"}, map[string]func(){
 		"mkdir":   func() { must(t, os.Mkdir(at(now), 0o755)) },
-		"payload": func() { write(t, at(now), files) },
+		"payload": func() { writeTree(t, at(now), files) },
 		"link":    func() { must(t, os.Symlink(now, at("..data_tmp"))) },
 		"swap":    func() { must(t, os.Rename(at("..data_tmp"), at("..data"))) },
 		"new names": func() {
@@ -80,15 +80,15 @@ func TestReadDirConfigMap(t *testing.T) {
 	wants := []string{"a.yaml=1 b.yaml=1", "a.yaml=2 b.yaml=2", "b.yaml=3 c.yaml=3", "d.yaml=4"}
 	c.publish(t, generations[0])
 	for i, files := range generations[1:] {
-		want, generation := wants[i], read(t, c.dir).Generation
+		want, generation := wants[i], mustRead(t, c.dir).Generation
 		names, do := c.steps(t, files)
 		for _, name := range names {
 			do[name]()
 			if name == "swap" {
 				want = wants[i+1]
 			}
-			s := read(t, c.dir)
-			if got := content(s); got != want || !s.Whole {
+			s := mustRead(t, c.dir)
+			if got := shown(s); got != want || !s.Whole {
 				t.Errorf("publication %d after %q: got %s, whole %v; want %s", i+1, name, got, s.Whole, want)
 			}
 			if swapped := s.Generation != generation; swapped != (want == wants[i+1]) {
@@ -96,9 +96,9 @@ func TestReadDirConfigMap(t *testing.T) {
 			}
 		}
 	}
-	write(t, c.dir, map[string]string{"plain.yaml": "p"})
-	if s := read(t, c.dir); s.Whole || content(s) != "d.yaml=4 plain.yaml=p" {
-		t.Errorf("with a file beside ..data: got %s, whole %v", content(s), s.Whole)
+	writeTree(t, c.dir, map[string]string{"plain.yaml": "p"})
+	if s := mustRead(t, c.dir); s.Whole || shown(s) != "d.yaml=4 plain.yaml=p" {
+		t.Errorf("with a file beside ..data: got %s, whole %v", shown(s), s.Whole)
 	}
 }
 
@@ -130,7 +130,7 @@ func TestReadDirWhileSwapped(t *testing.T) {
 			}
 			close(stop)
 			<-stopped
-			if got, want := string(read(t, swap.dir).Files[0].Data), "150"; got != want {
+			if got, want := string(mustRead(t, swap.dir).Files[0].Data), "150"; got != want {
 				t.Errorf("at the end: got generation %s, want %s", got, want)
 			}
 		})
@@ -152,12 +152,12 @@ func lookForMix(t *testing.T, dir string, files int, stop <-chan struct{}) {
 			continue
 		}
 		if err != nil || len(s.Files) != files || !s.Whole {
-			t.Errorf("got %d files, whole %v, %v: %s", len(s.Files), s.Whole, err, content(s))
+			t.Errorf("got %d files, whole %v, %v: %s", len(s.Files), s.Whole, err, shown(s))
 			return
 		}
 		for _, f := range s.Files {
 			if f.Err != nil || string(f.Data) != string(s.Files[0].Data) {
-				t.Errorf("got a mix: %s", content(s))
+				t.Errorf("got a mix: %s", shown(s))
 				return
 			}
 		}
@@ -178,7 +178,7 @@ func (g *gitSync) publish(t testing.TB, files map[string]string) {
 	g.count++
 	before, _ := os.Readlink(g.link())
 	tree := fmt.Sprintf(".worktrees/%040d", g.count)
-	write(t, filepath.Join(g.dir, tree), files)
+	writeTree(t, filepath.Join(g.dir, tree), files)
 	must(t, os.Symlink(tree, g.link()+".tmp"))
 	must(t, os.Rename(g.link()+".tmp", g.link()))
 	if before != "" {
@@ -198,7 +198,7 @@ func TestReadDirBusy(t *testing.T) {
 		}
 	}
 	git("init", "-q")
-	write(t, repo, map[string]string{"conf/a.yaml": "1"})
+	writeTree(t, repo, map[string]string{"conf/a.yaml": "1"})
 	git("add", ".")
 	git("commit", "-qm", "one")
 	git("worktree", "add", "-q", tree)
@@ -206,11 +206,11 @@ func TestReadDirBusy(t *testing.T) {
 		filepath.Join(repo, "conf"): filepath.Join(repo, ".git/index.lock"),
 		tree:                        filepath.Join(repo, ".git/worktrees/tree/index.lock"),
 	} {
-		if read(t, dir).Busy {
+		if mustRead(t, dir).Busy {
 			t.Errorf("%s: busy without a lock", dir)
 		}
 		must(t, os.WriteFile(lock, nil, 0o644))
-		if !read(t, dir).Busy {
+		if !mustRead(t, dir).Busy {
 			t.Errorf("%s: not busy with a lock at %s", dir, lock)
 		}
 		must(t, os.Remove(lock))
@@ -219,7 +219,7 @@ func TestReadDirBusy(t *testing.T) {
 
 func TestFolders(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, map[string]string{"a.yaml": "", "sub/deep/x": "", "l -> .hidden/l": "", ".hidden/l/b.yaml": "",
+	writeTree(t, dir, map[string]string{"a.yaml": "", "sub/deep/x": "", "l -> .hidden/l": "", ".hidden/l/b.yaml": "",
 		"c.yaml -> .else/c": "", ".else/c": "", ".unread/d.yaml": "", ".git/HEAD": ""})
 	must(t, os.Symlink(dir, dir+".link"))
 	t.Cleanup(func() { os.Remove(dir + ".link") })
