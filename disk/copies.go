@@ -43,7 +43,7 @@ type Copy struct {
 	PartBytes int64 // bytes of a part that a resume need not ask for again, at most
 	PartTotal int64 // bytes that the part will have; 0: not known
 
-	InUse         bool // as last recorded; Users tells what is
+	InUse         bool // as last recorded; Users tells what it is now
 	LastUsed      time.Time
 	UnwantedSince time.Time
 }
@@ -160,24 +160,4 @@ func (d *Disk) lookAtPart(c *Copy, r Record) {
 	if r.Origin != nil {
 		c.PartTotal = max(r.Origin.Size, 0)
 	}
-}
-
-// Touched notes that copy id is used, or not used any more, or not wanted, or
-// wanted again. Only a change is written.
-func (d *Disk) Touched(c Copy, inUse, unwanted bool, now time.Time) error {
-	if !c.Owned || c.InUse == inUse && unwanted == !c.UnwantedSince.IsZero() {
-		return nil
-	}
-	return d.Update(c.ID, func(r *Record) {
-		if r.InUse && !inUse {
-			r.LastUsed = now
-		}
-		r.InUse = inUse
-		switch {
-		case !unwanted:
-			r.UnwantedSince = time.Time{}
-		case r.UnwantedSince.IsZero():
-			r.UnwantedSince = now
-		}
-	})
 }

@@ -184,6 +184,18 @@ func (d *Disk) Space() (Space, error) {
 	return Space{Total: int64(st.Blocks) * st.Bsize, Free: int64(st.Bavail) * st.Bsize}, nil
 }
 
+// NoSpaceError is an ErrNoSpace of which it is known what was needed.
+type NoSpaceError struct {
+	Need int64 // bytes that were to be written
+	Free int64 // bytes that were free beyond the reserve
+}
+
+func (e *NoSpaceError) Error() string {
+	return fmt.Sprintf("%v: %d bytes are needed and %d are free beyond the reserve", ErrNoSpace, e.Need, e.Free)
+}
+
+func (e *NoSpaceError) Is(target error) bool { return target == ErrNoSpace }
+
 // noSpace marks err with ErrNoSpace when that is its cause, and leaves it be
 // otherwise.
 func noSpace(err error) error {

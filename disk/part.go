@@ -183,8 +183,7 @@ func (p *Part) room(more int64) error {
 		return err
 	}
 	if free := space.Free - p.options.Reserve; free < more {
-		return fmt.Errorf("%w: %d bytes are needed and %d are free beyond the reserve of %d",
-			ErrNoSpace, more, max(0, free), p.options.Reserve)
+		return &NoSpaceError{Need: more, Free: max(0, free)}
 	}
 	return nil
 }

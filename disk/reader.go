@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -87,8 +86,7 @@ func (s *imageSource) pour(p *pipeline, done func(int64)) error {
 	return nil
 }
 
-// Reader reads the bytes of a ready image in order. It fails with ErrChanging at
-// the end rather than let a mix of two contents pass.
+// Reader reads the bytes of a ready image.
 type Reader struct {
 	*io.SectionReader
 	s *imageSource
@@ -96,7 +94,7 @@ type Reader struct {
 
 // Open opens the image of a ready copy for reading. As long as it is open the
 // image cannot be removed.
-func (d *Disk) Open(ctx context.Context, id ID) (*Reader, error) {
+func (d *Disk) Open(id ID) (*Reader, error) {
 	c := d.Look(id)
 	if c.State != Ready {
 		return nil, fmt.Errorf("open %s: it is %s", id, c.State)
@@ -114,9 +112,14 @@ func (d *Disk) Open(ctx context.Context, id ID) (*Reader, error) {
 	return &Reader{SectionReader: io.NewSectionReader(f, 0, info.Size()), s: s}, nil
 }
 
-// Close ends the reading and reports ErrChanging if the file was written to
-// meanwhile. What the page cache has of it is let go.
-func (r *Reader) Close() error {
+// Unchanged reports ErrChanging if the file was written to since Open: what was
+// read may then be a mix of two contents.
+func (r *Reader) Unchanged() error {
 	_, err := r.s.unchanged()
-	return errors.Join(err, unix.Fadvise(int(r.s.f.Fd()), 0, 0, unix.FADV_DONTNEED), r.s.close())
+	return err
+}
+
+// Close ends the reading. What the page cache has of the file is let go.
+func (r *Reader) Close() error {
+	return errors.Join(unix.Fadvise(int(r.s.f.Fd()), 0, 0, unix.FADV_DONTNEED), r.s.close())
 }

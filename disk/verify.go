@@ -125,6 +125,16 @@ func damage(whose string, want, got Digest) string {
 	return fmt.Sprintf("damaged: checksum mismatch: %s %s, got %s", whose, want, got)
 }
 
+// Describe writes backing.cfg anew from the record of a ready copy, without reading
+// the image.
+func (d *Disk) Describe(id ID, expected Digest) error {
+	r, _ := d.readRecord(id)
+	if c := d.Look(id); c.State != Ready {
+		return fmt.Errorf("describe %s: it is %s", id, c.State)
+	}
+	return d.vouchFor(id, r, expected)
+}
+
 // fail marks the copy durably as one that must not be used, as long as its file
 // stays what it is. Its own manifest is kept: a repair goes by it.
 func (d *Disk) fail(id ID, r Record, why string) error {
