@@ -1,0 +1,106 @@
+package fetch
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/url"
+	"path"
+	"regexp"
+	"strings"
+)
+
+// address is one declared place that bytes come from.
+type address struct {
+	raw   string // as declared
+	force string // what stood before "::", "" or "s3"
+	url   *url.URL
+}
+
+var forced = regexp.MustCompile(`^([A-Za-z0-9]+)::(.+)$`)
+
+// parseAddress reads an address in go-getter's grammar, as far as we speak it:
+// an absolute URL, with "s3::" before it where https means S3. What go-getter
+// would give a meaning of its own beyond that is refused ("//" in a path, other
+// prefixes), or kept from it (the query, which reaches the server as it stands).
+func parseAddress(raw string) (address, error) {
+	a := address{raw: strings.TrimSpace(raw)}
+	rest := a.raw
+	if m := forced.FindStringSubmatch(rest); m != nil {
+		a.force, rest = m[1], m[2]
+	}
+	u, err := url.Parse(rest)
+	if err != nil {
+		return a, failf(Config, "address is not a URL") // the cause would print it whole
+	}
+	a.url = u
+	if err := a.check(); err != nil {
+		return a, err
+	}
+	return a, nil
+}
+
+// check refuses what no getter of ours would take, with the reason.
+func (a address) check() error {
+	u := a.url
+	switch {
+	case a.raw == "":
+		return failf(Config, "address is empty")
+	case u.Scheme == "":
+		return failf(Config, "address %q has no scheme: begin with https://", redact(u))
+	case a.force != "" && a.force != "s3":
+		return failf(Config, "address begins with %q: only s3:: is supported", a.force+"::")
+	case a.force == "" && !supported(u.Scheme):
+		return failf(Config, "scheme %q is not supported: use https, http, s3 or file", u.Scheme)
+	case u.User != nil:
+		return failf(Config, "address %s holds a user or password: put them into a credentials folder", redact(u))
+	case u.Opaque != "" || !strings.HasPrefix(u.Path, "/"):
+		return failf(Config, "address %s has no path", redact(u))
+	case strings.Contains(u.EscapedPath(), "//"):
+		return failf(Config, "address %s has \"//\" in its path: a sub-folder of a source is not supported", redact(u))
+	case u.Scheme == "file" && u.Host != "" && u.Host != "localhost":
+		return failf(Config, "address %s names a host: write file:/// and an absolute path", redact(u))
+	case u.Scheme != "file" && u.Hostname() == "":
+		return failf(Config, "address %s has no host", redact(u))
+	}
+	return nil
+}
+
+func supported(scheme string) bool {
+	switch scheme {
+	case "http", "https", "file", "s3":
+		return true
+	}
+	return false
+}
+
+// grammar is what go-getter is asked to dispatch: the address without the query,
+// in which it would find "checksum" and "archive" and act on them.
+func (a address) grammar() string {
+	prefix := ""
+	if a.force != "" {
+		prefix = a.force + "::"
+	}
+	return prefix + redact(a.url)
+}
+
+// id identifies the address to a disk.Origin without telling it.
+func (a address) id() string {
+	sum := sha256.Sum256([]byte(a.raw))
+	return hex.EncodeToString(sum[:16])
+}
+
+// String returns what may be printed of the address.
+func (a address) String() string { return a.grammar() }
+
+// base is the last element of the path: the name of the file.
+func (a address) base() string { return path.Base(a.url.Path) }
+
+// redact returns u without what may be secret in it.
+func redact(u *url.URL) string {
+	if u.Opaque != "" {
+		return fmt.Sprintf("%s:…", u.Scheme)
+	}
+	shown := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath}
+	return shown.String()
+}

@@ -1,0 +1,118 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// maxSums bounds a file of checksums; those of whole distributions have 100 KiB.
+const maxSums = 1 << 20
+
+// Checksum looks up the image of r in the file at r.ChecksumURL, by the last
+// element of the path of r.URL or of a mirror. What the file lists under the name
+// of a packed image is packed, the digest of the file as it is served; what it
+// lists under that name without the packing's ending, or under the name of an
+// image that is not packed, is stored, the digest of the image at rest. Either may
+// be zero, not both. Errors are those of Download.
+func (c *Client) Checksum(ctx context.Context, r Request) (stored, packed disk.Digest, err error) {
+	t, err := c.transfer(r, nil)
+	if err != nil {
+		return stored, packed, err
+	}
+	defer t.net.close()
+	list, err := parseAddress(r.ChecksumURL)
+	if err != nil {
+		return stored, packed, err
+	}
+	image := t.addresses
+	t.addresses, t.loose, t.fresh = []address{list}, true, false
+	imagePacking := t.packing
+	t.packing, t.limiter, t.request.MaxSize = notPacked, nil, 0
+	file := &memory{limit: maxSums}
+	if err := t.pull(ctx, file); err != nil {
+		return stored, packed, err
+	}
+	stored, packed, err = lookup(parseSums(file.bytes), list, image, imagePacking)
+	if err != nil {
+		err = &Error{Class: Source, URL: list.String(), Err: err}
+	}
+	return stored, packed, err
+}
+
+// lookup finds the image that is at any of the addresses. A bare checksum is of
+// the packed file unless the name of its own file says otherwise (a.raw.sha256
+// for a.raw.xz).
+func lookup(s sums, list address, at []address, p packing) (stored, packed disk.Digest, err error) {
+	if d, ok := s.bare(); ok {
+		if p == notPacked || strings.TrimSuffix(list.base(), path.Ext(list.base())) == unpackedName(at[0]) {
+			return d, packed, nil
+		}
+		return stored, d, nil
+	}
+	for _, a := range at {
+		var conflict, conflict2 bool
+		base := a.base()
+		if p == notPacked {
+			stored, conflict = s.find(base)
+		} else {
+			packed, conflict = s.find(base)
+			stored, conflict2 = s.find(unpackedName(a))
+		}
+		if conflict || conflict2 {
+			return disk.Digest{}, disk.Digest{}, fmt.Errorf("%q is listed with more than one checksum", base)
+		}
+		if !stored.IsZero() || !packed.IsZero() {
+			return stored, packed, nil
+		}
+	}
+	return stored, packed, notListed(s, at[0].base())
+}
+
+func unpackedName(a address) string { return strings.TrimSuffix(a.base(), path.Ext(a.base())) }
+
+func notListed(s sums, base string) error {
+	switch near := s.near(base); {
+	case len(s.entries) == 0 && s.weak:
+		return errors.New("the file lists no SHA-256 or SHA-512 checksums, only weaker ones")
+	case len(s.entries) == 0:
+		return errors.New("the file lists no checksums")
+	case len(near) > 0:
+		return fmt.Errorf("%q is not listed: near it are %s", base, strings.Join(near, ", "))
+	}
+	return fmt.Errorf("%q is not listed among %d checksums", base, len(s.entries))
+}
+
+// memory is the sink of a small file.
+type memory struct {
+	origin disk.Origin
+	bytes  []byte
+	limit  int
+}
+
+// Origin returns where the bytes come from.
+func (m *memory) Origin() disk.Origin { return m.origin }
+
+// Offset returns how many there are.
+func (m *memory) Offset() int64 { return int64(len(m.bytes)) }
+
+// Begin drops them.
+func (m *memory) Begin(o disk.Origin) error {
+	m.origin, m.bytes = o, m.bytes[:0]
+	return nil
+}
+
+// ReadFrom appends the bytes of r, up to the limit.
+func (m *memory) ReadFrom(r io.Reader) (int64, error) {
+	b, err := io.ReadAll(io.LimitReader(r, int64(m.limit-len(m.bytes))+1))
+	m.bytes = append(m.bytes, b...)
+	if err == nil && len(m.bytes) > m.limit {
+		err = failf(Source, "the file of checksums is larger than %d bytes", m.limit)
+	}
+	return int64(len(b)), err
+}

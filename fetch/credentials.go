@@ -1,0 +1,222 @@
+package fetch
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// credentials is what one folder below SecretsDir holds, a Kubernetes secret as it
+// is mounted, for instance. Its files:
+//
+//	username, password     basic authentication
+//	token                  bearer authentication
+//	headers                lines "Name: value", sent as they are
+//	tls.crt, tls.key       client certificate, PEM
+//	ca.crt                 certificate authorities to trust besides the system's, PEM
+//	hosts                  lines "host" or "host:port": other servers (mirrors) that may see the above
+//	access-key-id, secret-access-key, session-token, endpoint, region    S3
+type credentials struct {
+	files       map[string]string
+	headers     http.Header
+	certificate *tls.Certificate
+	roots       *x509.CertPool // nil: the system's
+	hosts       map[string]bool
+}
+
+var credentialFiles = []string{
+	"username", "password", "token", "headers", "tls.crt", "tls.key", "ca.crt", "hosts",
+	"access-key-id", "secret-access-key", "session-token", "endpoint", "region",
+}
+
+// maxCredential bounds each file: a bundle of all public authorities has 200 KiB.
+const maxCredential = 1 << 20
+
+// credentials reads the folder name anew, so that a changed secret counts from the
+// next try on. Its errors never quote what a file holds.
+func (c *Client) credentials(name string) (*credentials, error) {
+	creds := &credentials{files: map[string]string{}, headers: http.Header{}, hosts: map[string]bool{}}
+	if name == "" {
+		return creds, nil
+	}
+	if c.SecretsDir == "" {
+		return nil, failf(Config, "credentials %q are declared, but no secrets directory is given", name)
+	}
+	if name == "." || name == ".." || strings.ContainsAny(name, `/\`) {
+		return nil, failf(Config, "credentials %q: write the name of one folder", name)
+	}
+	err := creds.read(c.SecretsDir, name)
+	if err == nil {
+		err = creds.parse()
+	}
+	if err != nil {
+		return nil, failf(Config, "credentials %q: %w", name, err)
+	}
+	return creds, nil
+}
+
+// read reads all files of the folder. A mounted secret has its files as symbolic
+// links to a hidden folder beside them, which os.Root allows and others not.
+func (c *credentials) read(dir, name string) error {
+	secrets, err := os.OpenRoot(dir)
+	if err != nil {
+		return fmt.Errorf("open secrets directory: %w", err)
+	}
+	defer secrets.Close()
+	folder, err := secrets.OpenRoot(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errors.New("there is no such folder in the secrets directory")
+	}
+	if err != nil {
+		return fmt.Errorf("open folder: %w", err)
+	}
+	defer folder.Close()
+	entries, err := fs.ReadDir(folder.FS(), ".")
+	if err != nil {
+		return fmt.Errorf("list folder: %w", err)
+	}
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), ".") {
+			continue
+		}
+		if !slices.Contains(credentialFiles, entry.Name()) {
+			return fmt.Errorf("file %q is not known: use %s", entry.Name(), strings.Join(credentialFiles, ", "))
+		}
+		if err := c.readFile(folder, entry.Name()); err != nil {
+			return err
+		}
+	}
+	if len(c.files) == 0 {
+		return fmt.Errorf("the folder is empty: put %s into it", strings.Join(credentialFiles, ", "))
+	}
+	return nil
+}
+
+func (c *credentials) readFile(folder *os.Root, name string) error {
+	f, err := folder.Open(name)
+	if err != nil {
+		return fmt.Errorf("open file: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxCredential+1))
+	if err != nil {
+		return fmt.Errorf("read file: %w", err)
+	}
+	if len(b) > maxCredential {
+		return fmt.Errorf("file %q is larger than %d bytes", name, maxCredential)
+	}
+	c.files[name] = string(bytes.TrimSpace(b))
+	return nil
+}
+
+// parse checks that the files go together, and turns them into what is sent.
+func (c *credentials) parse() error {
+	for _, pair := range [][2]string{{"username", "password"}, {"tls.crt", "tls.key"}, {"access-key-id", "secret-access-key"}} {
+		_, first := c.files[pair[0]]
+		_, second := c.files[pair[1]]
+		if first != second {
+			return fmt.Errorf("files %q and %q go together, and one is missing", pair[0], pair[1])
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.files)) {
+		if c.files[name] == "" && name != "password" {
+			return fmt.Errorf("file %q is empty", name)
+		}
+	}
+	return errors.Join(c.parseTLS(), c.parseHeaders(), c.parseHosts())
+}
+
+func (c *credentials) parseTLS() error {
+	if crt := c.files["tls.crt"]; crt != "" {
+		pair, err := tls.X509KeyPair([]byte(crt), []byte(c.files["tls.key"]))
+		if err != nil {
+			return errors.New("files \"tls.crt\" and \"tls.key\" are no matching pair in PEM")
+		}
+		c.certificate = &pair
+	}
+	if ca := c.files["ca.crt"]; ca != "" {
+		roots, err := x509.SystemCertPool()
+		if err != nil {
+			return fmt.Errorf("read the system's certificate authorities: %w", err)
+		}
+		if !roots.AppendCertsFromPEM([]byte(ca)) {
+			return errors.New("file \"ca.crt\" holds no certificate in PEM")
+		}
+		c.roots = roots
+	}
+	return nil
+}
+
+func (c *credentials) parseHeaders() error {
+	for _, line := range lines(c.files["headers"]) {
+		name, value, ok := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		if !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+			return errors.New("file \"headers\" has a line that is not \"Name: value\"")
+		}
+		switch http.CanonicalHeaderKey(name) {
+		case "Host", "Range", "If-Range", "Accept-Encoding", "Connection", "Content-Length", "Transfer-Encoding", "Te", "Trailer", "Upgrade":
+			return fmt.Errorf("file \"headers\": header %s is not for users to set", name)
+		}
+		c.headers.Add(name, value)
+	}
+	token, hasToken := c.files["token"]
+	user, hasUser := c.files["username"]
+	if hasToken && hasUser || (hasToken || hasUser) && c.headers.Get("Authorization") != "" {
+		return errors.New("more than one of username, token and an Authorization header is given")
+	}
+	switch {
+	case hasToken && !httpguts.ValidHeaderFieldValue(token):
+		return errors.New("file \"token\" holds what no header can")
+	case hasToken:
+		c.headers.Set("Authorization", "Bearer "+token)
+	case hasUser:
+		pair := user + ":" + c.files["password"]
+		c.headers.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(pair)))
+	}
+	return nil
+}
+
+func (c *credentials) parseHosts() error {
+	for _, host := range lines(c.files["hosts"]) {
+		if u, err := url.Parse("https://" + host); err != nil || u.Host != host || u.Hostname() == "" {
+			return errors.New("file \"hosts\" has a line that is not a host")
+		}
+		c.hosts[host] = true
+	}
+	return nil
+}
+
+// secret reports whether anything would be told to a server.
+func (c *credentials) secret() bool { return len(c.headers) > 0 }
+
+// apply adds the secrets to the headers of a request.
+func (c *credentials) apply(h http.Header) {
+	for name, values := range c.headers {
+		h[name] = values
+	}
+}
+
+// lines returns the lines of s that are neither empty nor comments.
+func lines(s string) []string {
+	var l []string
+	for line := range strings.Lines(s) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			l = append(l, line)
+		}
+	}
+	return l
+}

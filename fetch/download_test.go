@@ -1,0 +1,85 @@
+package fetch
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+)
+
+// image is 3 MiB and a bit: whole chunks, and one that is not.
+var image = fetchtest.Random(1, 3<<20+512*7)
+
+// TestFaults has a server misbehave in one way at a time, and a declared digest or
+// none. Where no class is wanted, the image has to be there.
+func TestFaults(t *testing.T) {
+	type fault = fetchtest.Fault
+	const mid = 2<<20 + 100
+	tests := []struct {
+		name     string
+		faults   []fault
+		declared bool
+		class    Class
+		words    []string
+		ranges   []string // of all requests, where they matter
+	}{
+		{name: "none", ranges: []string{""}},
+		{name: "none, declared", declared: true, ranges: []string{""}},
+		{name: "cut once", faults: []fault{{Kind: fetchtest.Cut, At: mid, Times: 1}}, ranges: []string{"", "bytes=2097252-"}},
+		{name: "cut three times", faults: []fault{{Kind: fetchtest.Cut, At: 1 << 20, Times: 3}},
+			ranges: []string{"", "bytes=1048576-", "bytes=2097152-", "bytes=3145728-"}},
+		{name: "cut without progress", faults: []fault{{Kind: fetchtest.Cut, At: 100}}, class: Dropped, words: []string{"connection broke 5 times in a row"}},
+		{name: "reset", faults: []fault{{Kind: fetchtest.Reset, At: mid, Times: 2}}},
+		{name: "no range", faults: []fault{{Kind: fetchtest.NoRange}, {Kind: fetchtest.Cut, At: mid, Times: 1}}},
+		{name: "no range, always cut", faults: []fault{{Kind: fetchtest.NoRange}, {Kind: fetchtest.Cut, At: mid}}, class: Dropped, words: []string{"in a row"}},
+		{name: "range begins elsewhere", faults: []fault{{Kind: fetchtest.BadRange}, {Kind: fetchtest.Cut, At: mid, Times: 1}},
+			ranges: []string{"", "bytes=2097252-", ""}},
+		{name: "no validator", faults: []fault{{Kind: fetchtest.NoValidator}, {Kind: fetchtest.Cut, At: mid, Times: 1}}, ranges: []string{"", ""}},
+		{name: "no validator, declared", declared: true, faults: []fault{{Kind: fetchtest.NoValidator}, {Kind: fetchtest.Cut, At: mid, Times: 1}},
+			ranges: []string{"", "bytes=2097252-"}},
+		{name: "weak validator", faults: []fault{{Kind: fetchtest.Weak}, {Kind: fetchtest.Cut, At: mid, Times: 1}}, ranges: []string{"", ""}},
+		{name: "etag changes with each request", faults: []fault{{Kind: fetchtest.Changing}, {Kind: fetchtest.Cut, At: mid, Times: 1}}},
+		{name: "long", faults: []fault{{Kind: fetchtest.Long, At: 512}}, class: Dropped, words: []string{"512 bytes before the end"}},
+		{name: "short, declared", declared: true, faults: []fault{{Kind: fetchtest.Short, At: 512}}, class: Source, words: []string{"checksum mismatch"}},
+		{name: "stall", faults: []fault{{Kind: fetchtest.Stall, At: mid}}, class: Network, words: []string{"stalled", "1 KiB/s"}},
+		{name: "drip", faults: []fault{{Kind: fetchtest.Drip, At: mid}}, class: Network, words: []string{"stalled"}},
+		{name: "flip", faults: []fault{{Kind: fetchtest.Flip, At: mid}}, declared: true, class: Source, words: []string{"checksum mismatch"}},
+		{name: "empty", faults: []fault{{Kind: fetchtest.Empty}}, class: Source, words: []string{"empty"}},
+		{name: "empty, no length", declared: true, faults: []fault{{Kind: fetchtest.Empty}, {Kind: fetchtest.NoLength}}, class: Source, words: []string{"empty"}},
+		{name: "no length", faults: []fault{{Kind: fetchtest.NoLength}}, class: Source, words: []string{"length", "declare a checksum"}},
+		{name: "no length, declared", declared: true, faults: []fault{{Kind: fetchtest.NoLength}}},
+		{name: "no length, cut, declared", declared: true, faults: []fault{{Kind: fetchtest.NoLength}, {Kind: fetchtest.Cut, At: mid, Times: 1}},
+			class: Source, words: []string{"checksum mismatch"}},
+		{name: "chunked", faults: []fault{{Kind: fetchtest.Chunked}}},
+		{name: "chunked, cut", faults: []fault{{Kind: fetchtest.Chunked}, {Kind: fetchtest.Cut, At: mid, Times: 1}}, ranges: []string{"", "bytes=2097252-"}},
+		{name: "gzip", faults: []fault{{Kind: fetchtest.Gzip}}, class: Source, words: []string{"Content-Encoding", "gzip"}},
+		{name: "503", faults: []fault{{Kind: fetchtest.Unavailable}}, class: Network, words: []string{"503 Service Unavailable"}},
+		{name: "429", faults: []fault{{Kind: fetchtest.Busy, After: "120"}}, class: Network, words: []string{"429"}},
+		{name: "404", faults: []fault{{Kind: fetchtest.NotFound}}, class: Refused, words: []string{"404 Not Found"}},
+		{name: "401", faults: []fault{{Kind: fetchtest.Basic}}, class: Refused, words: []string{"401", "no credentials are declared"}},
+		{name: "redirect loop", faults: []fault{{Kind: fetchtest.Loop}}, class: Refused, words: []string{"redirect loop"}},
+		{name: "redirect to file", faults: []fault{{Kind: fetchtest.Redirect, To: "file:///etc/passwd"}}, class: Config, words: []string{"scheme \"file\""}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), tt.faults...)}
+			if tt.declared {
+				req.Digest = digest(image)
+			}
+			err := r.download(req)
+			if tt.ranges != nil && !slices.Equal(r.ranges(), tt.ranges) {
+				t.Errorf("got requests with ranges %q, want %q", r.ranges(), tt.ranges)
+			}
+			if tt.class != 0 {
+				failed(t, err, tt.class, tt.words...)
+				r.noImage()
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.stored(image)
+		})
+	}
+}

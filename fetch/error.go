@@ -1,0 +1,124 @@
+package fetch
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// Class says what kind of trouble ended a fetch, and so who should try again
+// and when: see Backoff.
+type Class uint8
+
+const (
+	// Dropped: the connection broke again and again, and nothing came between.
+	Dropped Class = iota + 1
+	// Network: no connection, no answer, a stall, or an answer that asks to come
+	// back later (5xx, 408, 425, 429).
+	Network
+	// Refused: the server answered that it will not (any other 4xx).
+	Refused
+	// Source: what the address serves is not what is declared, or no image, or
+	// cannot be told from a part of one. Final until the declaration changes.
+	Source
+	// NoSpace: the disk has no room for the image.
+	NoSpace
+	// Config: the request itself is wrong: address, host, credentials. Final
+	// until the declaration (or the folder of credentials) changes.
+	Config
+)
+
+var classNames = [...]string{"", "dropped", "network", "refused", "source", "no space", "config"}
+
+// String returns the name of the class, for messages and metrics.
+func (c Class) String() string { return classNames[c] }
+
+// Error is what every method of Client returns when it fails, but for two
+// cases: a cancelled context is returned as its own error, and a failure of the
+// disk other than lack of space as it came from package disk.
+type Error struct {
+	Class      Class
+	URL        string        // the address without user info, query and fragment; empty where none is at fault
+	RetryAfter time.Duration // what the server asked to wait; 0: nothing
+	Err        error
+}
+
+func (e *Error) Error() string {
+	if e.URL == "" {
+		return e.Err.Error()
+	}
+	return fmt.Sprintf("fetch %s: %v", e.URL, e.Err)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+func failf(class Class, format string, args ...any) *Error {
+	return &Error{Class: class, Err: fmt.Errorf(format, args...)}
+}
+
+// at names the address that e is about, unless it is named already.
+func (e *Error) at(url string) *Error {
+	if e.URL != "" {
+		return e
+	}
+	named := *e
+	named.URL = url
+	return &named
+}
+
+// classify gives an error of the disk its class. What is neither lack of space
+// nor a judgement on the bytes stays as it is: the disk's own trouble.
+func classify(err error) error {
+	var known *Error
+	var format *disk.FormatError
+	var checksum *disk.ChecksumError
+	switch {
+	case err == nil, errors.As(err, &known):
+		return err
+	case errors.Is(err, disk.ErrNoSpace):
+		return &Error{Class: NoSpace, Err: err}
+	case errors.As(err, &format), errors.As(err, &checksum), errors.Is(err, disk.ErrTooLarge):
+		return &Error{Class: Source, Err: err}
+	}
+	return err
+}
+
+// hopes orders the classes by how soon another try may help.
+var hopes = [...]int{Dropped: 5, Network: 4, Refused: 3, Source: 2, Config: 1, NoSpace: 0}
+
+// allFailed makes one error of those of all addresses that were tried. Its class
+// is that of the address that gives the most hope.
+func allFailed(failed []*Error) error {
+	if len(failed) == 1 {
+		return failed[0]
+	}
+	best := failed[0]
+	for _, e := range failed[1:] {
+		if hopes[e.Class] > hopes[best.Class] {
+			best = e
+		}
+	}
+	return &Error{Class: best.Class, RetryAfter: best.RetryAfter, Err: addressErrors(failed)}
+}
+
+// addressErrors are the failures of several addresses, in the order of the tries.
+type addressErrors []*Error
+
+func (l addressErrors) Error() string {
+	lines := make([]string, len(l))
+	for i, e := range l {
+		lines[i] = e.Error()
+	}
+	return strings.Join(lines, "; then ")
+}
+
+func (l addressErrors) Unwrap() []error {
+	errs := make([]error, len(l))
+	for i, e := range l {
+		errs[i] = e
+	}
+	return errs
+}

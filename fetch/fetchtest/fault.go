@@ -1,0 +1,76 @@
+package fetchtest
+
+import (
+	"fmt"
+	"net/url"
+	"strconv"
+)
+
+// Kind is a way to misbehave; the package comment lists what each one does.
+type Kind string
+
+// The kinds of faults.
+const (
+	Cut         Kind = "cut"
+	Reset       Kind = "reset"
+	Stall       Kind = "stall"
+	Drip        Kind = "drip"
+	Flip        Kind = "flip"
+	Long        Kind = "long"
+	Short       Kind = "short"
+	NoRange     Kind = "norange"
+	BadRange    Kind = "badrange"
+	Changing    Kind = "changing"
+	Changed     Kind = "changed"
+	NoValidator Kind = "novalidator"
+	Weak        Kind = "weak"
+	NoLength    Kind = "nolength"
+	Chunked     Kind = "chunked"
+	Gzip        Kind = "gzip"
+	Empty       Kind = "empty"
+	Unavailable Kind = "unavailable"
+	Flaky       Kind = "flaky"
+	Busy        Kind = "busy"
+	NotFound    Kind = "notfound"
+	Loop        Kind = "loop"
+	Redirect    Kind = "redirect"
+	Basic       Kind = "basic"
+	Bearer      Kind = "bearer"
+)
+
+// Fault is one kind with its particulars.
+type Fault struct {
+	Kind  Kind
+	At    int64  // a byte of the body, or how many
+	Times int    // on how many requests it happens; 0: on all
+	To    string // where a redirect leads
+	After string // Retry-After
+}
+
+// parseFaults reads the faults of an address.
+func parseFaults(q url.Values) []Fault {
+	var faults []Fault
+	for _, kind := range q["fault"] {
+		at, _ := strconv.ParseInt(q.Get("at"), 10, 64) // 0 is as good as nothing
+		times, _ := strconv.Atoi(q.Get("times"))
+		faults = append(faults, Fault{Kind: Kind(kind), At: at, Times: times, To: q.Get("to"), After: q.Get("after")})
+	}
+	return faults
+}
+
+// due counts each fault, and keeps those that happen on this request.
+func (a *answer) due(faults []Fault) {
+	for i, f := range faults {
+		key := fmt.Sprintf("%s %d %s", a.r.URL.RequestURI(), i, f.Kind)
+		n := 0
+		a.server.note(func() { n = a.server.counts[key]; a.server.counts[key]++ })
+		switch {
+		case f.Kind == Flaky && n%4 == 3:
+		case f.Kind == Changed && n == 0:
+		case f.Times > 0 && n >= f.Times:
+		default:
+			a.faults[f.Kind] = f
+			a.nth = n
+		}
+	}
+}

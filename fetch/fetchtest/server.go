@@ -1,0 +1,136 @@
+package fetchtest
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Content is what a path serves.
+type Content interface {
+	io.ReaderAt
+	Size() int64
+}
+
+// Request is one that the server got.
+type Request struct {
+	Method, Path, Query string
+	Host                string
+	Range, IfRange      string
+	Header              http.Header
+	Status              int   // of the answer; 0 when the connection was taken over
+	Sent                int64 // bytes of content that were written
+}
+
+// Server is the handler. Any number of requests may run at once.
+type Server struct {
+	URL string // set by Start, without a slash at the end
+
+	mu       sync.Mutex
+	files    map[string]*file
+	counts   map[string]int // how often a fault of an address was due
+	requests []*Request
+}
+
+type file struct {
+	content  Content
+	etag     string
+	modified time.Time
+	faults   []Fault
+}
+
+// New returns a server without any content.
+func New() *Server {
+	return &Server{files: map[string]*file{}, counts: map[string]int{}}
+}
+
+// Start returns a server that listens on a loopback address until the test ends.
+func Start(t testing.TB) *Server {
+	s := New()
+	listening := httptest.NewServer(s)
+	t.Cleanup(listening.Close)
+	s.URL = listening.URL
+	return s
+}
+
+// StartTLS is Start with https. The authority of the certificate is ca, in PEM.
+func StartTLS(t testing.TB) (s *Server, ca []byte) {
+	s = New()
+	listening := httptest.NewTLSServer(s)
+	t.Cleanup(listening.Close)
+	s.URL = listening.URL
+	return s, certificatePEM(listening.Certificate())
+}
+
+// Serve serves content at path from now on, with the faults given, and returns the
+// address of it.
+func (s *Server) Serve(path string, content Content, faults ...Fault) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.files[path] = &file{
+		content: content, etag: etagOf(path, content), modified: time.Now().Add(-time.Hour), faults: faults,
+	}
+	return s.URL + path
+}
+
+// etagOf names the content by its ends and size: like a real server's ETag, it
+// does not depend on reading all of a large file.
+func etagOf(path string, c Content) string {
+	h := sha256.New()
+	io.Copy(h, io.NewSectionReader(c, 0, min(c.Size(), 4096)))
+	io.Copy(h, io.NewSectionReader(c, max(0, c.Size()-4096), 4096))
+	return `"` + hex.EncodeToString(h.Sum([]byte(path))[:12]) + `"`
+}
+
+// Requests returns those that the server got so far, in their order.
+func (s *Server) Requests() []Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var l []Request
+	for _, r := range s.requests {
+		l = append(l, *r)
+	}
+	return l
+}
+
+// Forget drops the requests that were recorded.
+func (s *Server) Forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.requests = nil
+}
+
+// ServeHTTP answers a request as the content and the faults of its path have it.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	record := &Request{
+		Method: r.Method, Path: r.URL.Path, Query: r.URL.RawQuery, Host: r.Host,
+		Range: r.Header.Get("Range"), IfRange: r.Header.Get("If-Range"), Header: r.Header.Clone(),
+	}
+	s.mu.Lock()
+	s.requests = append(s.requests, record)
+	f, ok := s.files[r.URL.Path]
+	s.mu.Unlock()
+	a := &answer{server: s, record: record, w: w, r: r, faults: map[Kind]Fault{}, cut: -1}
+	switch {
+	case r.Method != http.MethodGet:
+		a.status(http.StatusMethodNotAllowed)
+	case !ok:
+		a.status(http.StatusNotFound)
+	default:
+		a.file = f
+		a.due(append(parseFaults(r.URL.Query()), f.faults...))
+		a.serve()
+	}
+}
+
+// note changes a record, which Requests may read at the same time.
+func (s *Server) note(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+}

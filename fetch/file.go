@@ -1,0 +1,167 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// fileSource is a file of this machine.
+type fileSource struct {
+	path string
+	open func() (*os.File, error)
+}
+
+// file finds out whether, and below which root, the path of a may be read.
+func (t *transfer) file(a address) (source, error) {
+	path := filepath.Clean(a.url.Path)
+	// A pipe or a device may be at the path: opening it must not wait.
+	const flags = os.O_RDONLY | syscall.O_NONBLOCK
+	if t.client.AnyFile {
+		return &fileSource{path, func() (*os.File, error) { return os.OpenFile(path, flags, 0) }}, nil
+	}
+	for _, root := range t.client.FileRoots {
+		rel, err := filepath.Rel(root, path)
+		if err != nil || !filepath.IsLocal(rel) {
+			continue
+		}
+		return &fileSource{path, func() (*os.File, error) { return openBelow(root, rel, flags) }}, nil
+	}
+	if len(t.client.FileRoots) == 0 {
+		return nil, failf(Config, "file:// is not allowed here: give its folder with --allow-file-root")
+	}
+	return nil, failf(Config, "%s is not below an allowed folder (%s)", path, strings.Join(t.client.FileRoots, ", "))
+}
+
+// openBelow follows no link out of root.
+func openBelow(root, rel string, flags int) (*os.File, error) {
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return r.OpenFile(rel, flags, 0)
+}
+
+// get opens the file anew. Size, time of change and inode together are what names
+// a version of it.
+func (s *fileSource) get(_ context.Context, q question) (*answer, error) {
+	f, err := s.open()
+	if err != nil {
+		return nil, fileError(err)
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = failf(Source, "%s is not a regular file", s.path)
+	}
+	tag := ""
+	if err == nil {
+		tag = version(info)
+		if q.offset > 0 && (q.validator != "" && q.validator != tag || q.total >= 0 && q.total != info.Size()) {
+			err = errChanged
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, fileError(err)
+	}
+	body := &sparseBody{f: f, at: q.offset, size: info.Size(), tag: tag}
+	return &answer{body: body, start: q.offset, total: info.Size(), framed: true, etag: tag}, nil
+}
+
+func version(info fs.FileInfo) string {
+	return fmt.Sprintf(`"%x-%x-%x"`, info.Size(), info.ModTime().UnixNano(), info.Sys().(*syscall.Stat_t).Ino)
+}
+
+// fileError gives its class to what keeps a file from being read. A file that is
+// not there may come (a mount, a copy under way); a forbidden one may be allowed.
+func fileError(err error) error {
+	var known *Error
+	switch {
+	case errors.As(err, &known), errors.Is(err, errChanged):
+		return err
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return &Error{Class: Refused, Err: err}
+	case strings.Contains(err.Error(), "escapes"): // os.Root has no exported error for it
+		return &Error{Class: Config, Err: err}
+	}
+	return &Error{Class: Network, Err: err}
+}
+
+// sparseBody reads a file, and makes up the zeros of its holes without reading.
+type sparseBody struct {
+	f              *os.File
+	at, size       int64
+	tag            string
+	data, dataEnds int64 // the extent of data that at is in or before
+}
+
+func (b *sparseBody) Read(p []byte) (int, error) {
+	if b.at >= b.size {
+		return 0, io.EOF
+	}
+	if b.at >= b.dataEnds {
+		b.data, b.dataEnds = extent(b.f, b.at, b.size)
+	}
+	n, err := b.next(p[:min(int64(len(p)), b.size-b.at)])
+	if err == nil && b.at+int64(n) >= b.size {
+		// The last bytes are withheld where the file is not what it was: nobody
+		// may hold all of a file that never was.
+		err = b.unchanged()
+	}
+	if err != nil {
+		return 0, err
+	}
+	b.at += int64(n)
+	return n, nil
+}
+
+func (b *sparseBody) next(p []byte) (int, error) {
+	if b.at < b.data {
+		p = p[:min(int64(len(p)), b.data-b.at)]
+		clear(p)
+		return len(p), nil
+	}
+	n, err := b.f.ReadAt(p[:min(int64(len(p)), b.dataEnds-b.at)], b.at)
+	if n > 0 {
+		return n, nil // an error comes again with the next read
+	}
+	if err == io.EOF {
+		err = failf(Dropped, "the file became shorter while it was read")
+	}
+	return 0, err
+}
+
+func (b *sparseBody) unchanged() error {
+	info, err := b.f.Stat()
+	if err == nil && version(info) != b.tag {
+		err = failf(Dropped, "the file changed while it was read")
+	}
+	return err
+}
+
+// extent returns where the next data at or behind at begins and ends. A file
+// system without holes has data everywhere.
+func extent(f *os.File, at, size int64) (data, ends int64) {
+	const seekData, seekHole = 3, 4
+	data, err := f.Seek(at, seekData)
+	if errors.Is(err, syscall.ENXIO) {
+		return size, size
+	}
+	if err != nil {
+		return at, size
+	}
+	if ends, err = f.Seek(data, seekHole); err != nil {
+		ends = size
+	}
+	return min(data, size), min(ends, size)
+}
+
+// Close ends the reading.
+func (b *sparseBody) Close() error { return b.f.Close() }

@@ -1,0 +1,162 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// httpSource is a file behind an http or https address.
+type httpSource struct {
+	net     *network
+	url     *url.URL
+	packing packing
+}
+
+func (t *transfer) http(a address) (source, error) {
+	return &httpSource{net: t.net, url: a.url, packing: t.packing}, nil
+}
+
+// get makes one GET. With an offset, it asks with Range and, where there is a
+// validator, with If-Range, so that a server answers with the whole file when it
+// has another one by now.
+func (s *httpSource) get(ctx context.Context, q question) (*answer, error) {
+	header := http.Header{"Accept-Encoding": {"identity"}, "User-Agent": {s.net.client.userAgent()}}
+	if q.offset > 0 {
+		header.Set("Range", fmt.Sprintf("bytes=%d-", q.offset))
+		if q.validator != "" {
+			header.Set("If-Range", q.validator)
+		}
+	}
+	resp, from, err := s.net.follow(ctx, s.url, header)
+	if err != nil {
+		return nil, err
+	}
+	got, err := s.answer(resp, from, q)
+	if err != nil {
+		resp.Body.Close()
+	}
+	return got, err
+}
+
+func (s *httpSource) answer(resp *http.Response, from *url.URL, q question) (*answer, error) {
+	got := &answer{body: resp.Body, total: resp.ContentLength, framed: len(resp.TransferEncoding) > 0}
+	got.etag, got.lastModified = validators(resp.Header)
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusPartialContent:
+		if err := got.continues(resp.Header, q); err != nil {
+			return nil, err
+		}
+	case http.StatusRequestedRangeNotSatisfiable:
+		if q.offset == 0 {
+			return nil, s.refusal(resp, from)
+		}
+		if q.total < 0 && resp.Header.Get("Content-Range") == fmt.Sprintf("bytes */%d", q.offset) {
+			return nil, errComplete
+		}
+		return nil, errChanged
+	default:
+		return nil, s.refusal(resp, from)
+	}
+	return got, s.encoding(resp.Header)
+}
+
+// continues checks that a 206 goes on where q ends.
+func (a *answer) continues(h http.Header, q question) error {
+	if q.offset == 0 {
+		return failf(Refused, "the server answers with a part of the file (206) to a request for the whole")
+	}
+	start, total, ok := contentRange(h.Get("Content-Range"))
+	if !ok || start != q.offset || q.total >= 0 && total != q.total {
+		return errChanged
+	}
+	if strings.HasPrefix(q.validator, `"`) && a.etag != "" && a.etag != q.validator {
+		return errChanged
+	}
+	a.start, a.total = start, total
+	return nil
+}
+
+// contentRange reads "bytes START-END/TOTAL". A part of a file of unknown length
+// is of no use: nothing would tell the end.
+func contentRange(s string) (start, total int64, ok bool) {
+	span, ok := strings.CutPrefix(s, "bytes ")
+	span, of, ok2 := strings.Cut(span, "/")
+	first, last, ok3 := strings.Cut(span, "-")
+	if !ok || !ok2 || !ok3 {
+		return 0, 0, false
+	}
+	start, err := strconv.ParseInt(first, 10, 64)
+	end, err2 := strconv.ParseInt(last, 10, 64)
+	total, err3 := strconv.ParseInt(of, 10, 64)
+	if err != nil || err2 != nil || err3 != nil || start < 0 || end < start || total <= end {
+		return 0, 0, false
+	}
+	return start, total, true
+}
+
+// validators returns what names this version of the file: an ETag that is not
+// weak, and a date of change that is over by the server's own clock.
+func validators(h http.Header) (etag, lastModified string) {
+	if e := h.Get("ETag"); len(e) > 2 && strings.HasPrefix(e, `"`) {
+		etag = e
+	}
+	modified, err := http.ParseTime(h.Get("Last-Modified"))
+	date, err2 := http.ParseTime(h.Get("Date"))
+	if err == nil && err2 == nil && date.Sub(modified) >= time.Second {
+		lastModified = h.Get("Last-Modified")
+	}
+	return etag, lastModified
+}
+
+// encoding refuses a body that is not the file itself. Some servers call a .gz
+// file gzip encoded, and then it is.
+func (s *httpSource) encoding(h http.Header) error {
+	switch e := strings.ToLower(h.Get("Content-Encoding")); {
+	case e == "", e == "identity":
+		return nil
+	case s.packing == packedGz && (e == "gzip" || e == "x-gzip"):
+		return nil
+	default:
+		return failf(Source, "the server encodes the body (Content-Encoding: %q) although identity was asked for", e)
+	}
+}
+
+// refusal is the error for a status that brings no file.
+func (s *httpSource) refusal(resp *http.Response, from *url.URL) error {
+	e := failf(Refused, "the server answers %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
+	if from.Host != s.url.Host {
+		e = failf(Refused, "%s, redirected to, answers %d %s", redact(from), resp.StatusCode, http.StatusText(resp.StatusCode))
+	}
+	switch code := resp.StatusCode; {
+	case code >= 500, code == http.StatusRequestTimeout, code == http.StatusTooEarly, code == http.StatusTooManyRequests:
+		e.Class = Network
+		e.RetryAfter = retryAfter(resp.Header)
+	case code == http.StatusUnauthorized, code == http.StatusForbidden:
+		e.Err = fmt.Errorf("%w: %s", e.Err, s.net.credentialsHint(from))
+	}
+	return e
+}
+
+// retryAfter reads seconds or a date; a date counts from the server's own.
+func retryAfter(h http.Header) time.Duration {
+	value := h.Get("Retry-After")
+	if seconds, err := strconv.Atoi(value); err == nil {
+		return time.Duration(min(max(seconds, 0), 1<<30)) * time.Second
+	}
+	until, err := http.ParseTime(value)
+	now, err2 := http.ParseTime(h.Get("Date"))
+	if err != nil || err2 != nil {
+		return 0
+	}
+	return max(0, until.Sub(now))
+}
+
+func contentLength(h http.Header) (int64, error) {
+	return strconv.ParseInt(h.Get("Content-Length"), 10, 64)
+}

@@ -1,0 +1,226 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// sink takes the bytes of one file in their order. *disk.Part is one; others
+// stand before it and unpack, or keep a small file in memory.
+type sink interface {
+	Origin() disk.Origin
+	Offset() int64           // bytes that it holds: the next one to ask for
+	Begin(disk.Origin) error // drops them
+	io.ReaderFrom
+}
+
+// source is one address that bytes can be asked of.
+type source interface {
+	// get asks once. It fails with errChanged when the bytes that q goes on from
+	// are not a part of what the source has now.
+	get(ctx context.Context, q question) (*answer, error)
+}
+
+// question asks for the bytes from offset on. With an offset, the answer has to be
+// of the same file: one of total bytes, that validator still names.
+type question struct {
+	offset    int64
+	total     int64  // -1: not known
+	validator string // a strong ETag or a Last-Modified date; empty: a digest will tell
+}
+
+// answer is a file from start to its end.
+type answer struct {
+	body         io.ReadCloser
+	start, total int64  // total is -1 when not known
+	framed       bool   // a cut can be told from the end even without the total
+	etag         string // strong ones only
+	lastModified string // only where it can identify a version
+}
+
+var (
+	errChanged  = errors.New("the file changed at its source")
+	errComplete = errors.New("nothing is left to ask for")
+)
+
+const (
+	// maxDrops is how many connections in a row may break with next to nothing
+	// gained before the source is given up for now.
+	maxDrops = 5
+	// worthwhile is how many bytes a connection has to bring to count as progress.
+	worthwhile = 64 << 10
+)
+
+// pull fills to from the first address that can, and goes on with the next where
+// one fails. The bytes that an address brought stay when the next one may have
+// the same file.
+func (t *transfer) pull(ctx context.Context, to sink) error {
+	var failed []*Error
+	for _, a := range t.addresses {
+		err := t.dispatch(ctx, a, to)
+		if err == nil || ctx.Err() != nil {
+			return errors.Join(err, context.Cause(ctx))
+		}
+		var e *Error
+		if !errors.As(classify(err), &e) || e.Class == NoSpace {
+			return err
+		}
+		if e.Class == Source || t.request.Whole {
+			t.fresh = true
+		}
+		failed = append(failed, e.at(a.String()))
+	}
+	return allFailed(failed)
+}
+
+// read asks src for what to does not hold yet, as often as connections break and
+// the whole is not there.
+func (t *transfer) read(ctx context.Context, a address, src source, to sink) error {
+	drops, high := 0, to.Offset()
+	for {
+		err := t.ask(ctx, a, src, to)
+		if errors.Is(err, errComplete) {
+			return t.whole(to)
+		}
+		var e *Error
+		if ctx.Err() != nil || !errors.As(err, &e) || e.Class != Dropped {
+			return err
+		}
+		if drops++; to.Offset() >= high+worthwhile {
+			drops, high = 0, to.Offset()
+		}
+		if drops >= maxDrops {
+			return failf(Dropped, "connection broke %d times in a row at byte %d: %w", drops, to.Offset(), e.Err)
+		}
+	}
+}
+
+// whole makes sure that something came at all.
+func (t *transfer) whole(to sink) error {
+	if to.Offset() == 0 {
+		return failf(Source, "the file is empty")
+	}
+	return nil
+}
+
+// ask asks once, and once more for the whole file where the part is of no use. It
+// returns errComplete when to holds all of it.
+func (t *transfer) ask(ctx context.Context, a address, src source, to sink) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	q := t.question(a, to)
+	if q.offset > 0 && q.offset == q.total {
+		return errComplete
+	}
+	got, err := src.get(ctx, q)
+	if errors.Is(err, errChanged) {
+		got, err = src.get(ctx, question{total: -1})
+	}
+	if err != nil {
+		return err
+	}
+	defer got.body.Close()
+	if got.start == 0 {
+		if err := t.begin(a, got, to); err != nil {
+			return err
+		}
+	}
+	return t.copy(ctx, cancel, got, to)
+}
+
+// question goes on where to ends, if what it holds can be told to be of the file
+// that a has: by a validator that a gave itself, by a strong ETag even if another
+// address gave it, or by a digest at the end where the length is the same.
+func (t *transfer) question(a address, to sink) question {
+	whole := question{total: -1}
+	if t.fresh {
+		t.fresh = false
+		return whole
+	}
+	o, q := to.Origin(), question{offset: to.Offset()}
+	q.total = o.Size
+	switch same := o.Source == a.id(); {
+	case q.offset == 0:
+		return whole
+	case o.ETag != "" && (same || !t.checked):
+		q.validator = o.ETag
+	case o.LastModified != "" && same:
+		q.validator = o.LastModified
+	case !t.checked || o.Size < 0 || t.request.Whole:
+		return whole
+	}
+	return q
+}
+
+func (t *transfer) begin(a address, got *answer, to sink) error {
+	if got.total < 0 && !got.framed && !t.checked && !t.loose {
+		return failf(Source, "the server does not tell the length, so that a cut could not be told from the end: declare a checksum")
+	}
+	if max := t.request.MaxSize; t.packing == notPacked && max > 0 && got.total > max {
+		return failf(Source, "the file has %d bytes: %w of %d", got.total, disk.ErrTooLarge, max)
+	}
+	if got.total == 0 {
+		return failf(Source, "the file is empty")
+	}
+	return to.Begin(disk.Origin{Source: a.id(), ETag: got.etag, LastModified: got.lastModified, Size: got.total})
+}
+
+// copy reads the body of an answer to its end.
+func (t *transfer) copy(ctx context.Context, cancel context.CancelCauseFunc, got *answer, to sink) error {
+	t.progress.Total.Store(got.total)
+	t.progress.Done.Store(to.Offset())
+	var body io.Reader = &watched{Reader: got.body, window: t.client.times().stall, giveUp: cancel}
+	body = &received{Reader: body, left: got.total - got.start, bounded: got.total >= 0,
+		broken: func(err error) error { return bodyError(ctx, err) }}
+	body = paceReader(ctx, body, t.limiter)
+	if _, err := to.ReadFrom(counted{body, t.progress}); err != nil {
+		return err
+	}
+	return errComplete
+}
+
+// received reads a body, holds it to the length that was promised, and gives every
+// failure of the network its class.
+type received struct {
+	io.Reader
+	left    int64
+	bounded bool
+	broken  func(error) error
+}
+
+func (r *received) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.left -= int64(n)
+	switch {
+	case r.bounded && r.left < 0:
+		return n, failf(Source, "the body is longer than the server said")
+	case err == io.EOF && r.bounded && r.left > 0:
+		return n, failf(Dropped, "connection closed %d bytes before the end", r.left)
+	case err == nil || err == io.EOF:
+		return n, err
+	}
+	return n, r.broken(err)
+}
+
+// bodyError tells a stall and the caller's cancellation from a broken connection.
+func bodyError(ctx context.Context, err error) error {
+	var stall *stallError
+	var known *Error
+	switch cause := context.Cause(ctx); {
+	case errors.As(err, &stall):
+		return &Error{Class: Network, Err: stall}
+	case errors.As(cause, &stall):
+		return &Error{Class: Network, Err: stall}
+	case cause != nil:
+		return cause
+	case errors.As(err, &known):
+		return err
+	case errors.Is(err, io.EOF):
+		return &Error{Class: Dropped, Err: io.ErrUnexpectedEOF}
+	}
+	return &Error{Class: Dropped, Err: fmt.Errorf("connection broke: %w", bare(err))}
+}

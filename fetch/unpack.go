@@ -1,0 +1,180 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"hash"
+	"io"
+	"sync/atomic"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// unpack pulls the packed file through a decompressor into part. Connections that
+// break are taken up below the decompressor. Its state lives in this process
+// alone, so that what an earlier one left of a packed image is of no use.
+func (t *transfer) unpack(ctx context.Context, part *disk.Part) error {
+	u := &unpacker{part: part, packing: t.packing, request: t.request}
+	defer u.stop()
+	if err := t.pull(ctx, u); err != nil {
+		return err
+	}
+	return u.finish()
+}
+
+// errStopped ends a decompressor whose work is not wanted any more.
+var errStopped = errors.New("unpacking was stopped")
+
+// unpacker is the sink of packed bytes: it hands them to a decompressor, whose
+// goroutine fills the part.
+type unpacker struct {
+	part    *disk.Part
+	packing packing
+	request Request
+
+	origin disk.Origin
+	offset int64 // packed bytes that came
+	sum    hash.Hash
+	in     *io.PipeWriter // to the decompressor; nil while there is none
+	result chan error     // of the decompressor
+}
+
+// Origin returns where the packed bytes come from.
+func (u *unpacker) Origin() disk.Origin { return u.origin }
+
+// Offset returns how many packed bytes came.
+func (u *unpacker) Offset() int64 { return u.offset }
+
+// Begin starts over: what was unpacked goes, for it came of bytes that are not
+// wanted. The size of what will come out is not known.
+func (u *unpacker) Begin(o disk.Origin) error {
+	u.stop()
+	if err := u.part.Begin(disk.Origin{Source: o.Source, Size: -1}); err != nil {
+		return err
+	}
+	u.origin, u.offset, u.sum = o, 0, nil
+	if d := u.request.PackedDigest; !d.IsZero() {
+		u.sum = d.Algorithm().New()
+	}
+	out, in := io.Pipe()
+	u.in, u.result = in, make(chan error, 1)
+	go func() {
+		err := u.run(out)
+		out.CloseWithError(err) // no write may wait for a reader that is gone
+		u.result <- err
+	}()
+	return nil
+}
+
+// run unpacks what comes through the pipe into the part, to the end of both.
+func (u *unpacker) run(out io.Reader) error {
+	packed := &counter{Reader: out}
+	r, err := u.packing.reader(packed)
+	if err != nil {
+		return u.corrupt(err)
+	}
+	defer r.Close()
+	if _, err := u.part.ReadFrom(&unpacked{unpacker: u, from: r, packed: packed}); err != nil {
+		return err
+	}
+	if n, _ := io.CopyN(io.Discard, packed, 1); n > 0 {
+		return failf(Source, "unpack %s: there is more behind the packed data", u.packing)
+	}
+	return nil
+}
+
+func (u *unpacker) corrupt(err error) error {
+	if errors.Is(err, errStopped) {
+		return errStopped
+	}
+	return failf(Source, "unpack %s: %w", u.packing, bare(err))
+}
+
+// ReadFrom hands the packed bytes of r on.
+func (u *unpacker) ReadFrom(r io.Reader) (int64, error) {
+	buf, start := make([]byte, 256<<10), u.offset
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			if _, failed := u.in.Write(buf[:n]); failed != nil {
+				return u.offset - start, failed
+			}
+			if u.sum != nil {
+				u.sum.Write(buf[:n])
+			}
+			u.offset += int64(n)
+		}
+		if err == io.EOF {
+			return u.offset - start, nil
+		}
+		if err != nil {
+			return u.offset - start, err
+		}
+	}
+}
+
+// stop ends the decompressor, if there is one, and waits for it.
+func (u *unpacker) stop() {
+	if u.in != nil {
+		u.in.CloseWithError(errStopped)
+		<-u.result
+		u.in = nil
+	}
+}
+
+// finish waits until everything is unpacked and compares the packed digest.
+func (u *unpacker) finish() error {
+	u.in.Close()
+	err := <-u.result
+	u.in = nil
+	if err != nil || u.sum == nil {
+		return err
+	}
+	want := u.request.PackedDigest
+	if got := want.Algorithm().Sum(u.sum); got != want {
+		return failf(Source, "packed file: %w", &disk.ChecksumError{Want: want, Got: got})
+	}
+	return nil
+}
+
+const (
+	// maxRatio is how many bytes that take space may come out of one packed byte,
+	// beyond the first freeRatio bytes. Zeros are free: they become holes.
+	maxRatio  = 1000
+	freeRatio = 64 << 20
+)
+
+// unpacked reads what comes out of a decompressor, and holds it to its bounds.
+type unpacked struct {
+	*unpacker
+	from   io.Reader
+	packed *counter
+	came   int64
+}
+
+func (r *unpacked) Read(p []byte) (int, error) {
+	n, err := r.from.Read(p)
+	r.came += int64(n)
+	if limit := r.request.MaxSize; limit > 0 && r.came > limit {
+		return n, failf(Source, "unpack %s: %w: at most %d bytes are allowed", r.packing, disk.ErrTooLarge, limit)
+	}
+	if w, in := r.part.Written(), r.packed.n.Load(); w > freeRatio && w/maxRatio > in {
+		return n, failf(Source, "unpack %s: %d packed bytes became more than %d times as many: refused", r.packing, in, maxRatio)
+	}
+	if err != nil && err != io.EOF {
+		return n, r.corrupt(err)
+	}
+	return n, err
+}
+
+// counter counts what is read through it; decompressors read ahead in goroutines.
+type counter struct {
+	io.Reader
+	n atomic.Int64
+}
+
+func (c *counter) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.n.Add(int64(n))
+	return n, err
+}
