@@ -28,7 +28,7 @@ func TestFaults(t *testing.T) {
 		{name: "cut once", faults: []fault{{Kind: fetchtest.Cut, At: mid, Times: 1}}, ranges: []string{"", "bytes=2097252-"}},
 		{name: "cut three times", faults: []fault{{Kind: fetchtest.Cut, At: 1 << 20, Times: 3}},
 			ranges: []string{"", "bytes=1048576-", "bytes=2097152-", "bytes=3145728-"}},
-		{name: "cut without progress", faults: []fault{{Kind: fetchtest.Cut, At: 100}}, class: Dropped, words: []string{"connection broke 5 times in a row"}},
+		{name: "cut without progress", faults: []fault{{Kind: fetchtest.Cut, At: 100}}, class: Dropped, words: []string{"5 times in a row"}},
 		{name: "reset", faults: []fault{{Kind: fetchtest.Reset, At: mid, Times: 2}}},
 		{name: "no range", faults: []fault{{Kind: fetchtest.NoRange}, {Kind: fetchtest.Cut, At: mid, Times: 1}}},
 		{name: "no range, always cut", faults: []fault{{Kind: fetchtest.NoRange}, {Kind: fetchtest.Cut, At: mid}}, class: Dropped, words: []string{"in a row"}},

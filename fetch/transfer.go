@@ -3,7 +3,6 @@ package fetch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -94,7 +93,7 @@ func (t *transfer) read(ctx context.Context, a address, src source, to sink) err
 			drops, high = 0, to.Offset()
 		}
 		if drops >= maxDrops {
-			return failf(Dropped, "connection broke %d times in a row at byte %d: %w", drops, to.Offset(), e.Err)
+			return failf(Dropped, "%w, %d times in a row", e.Err, drops)
 		}
 	}
 }
@@ -175,7 +174,7 @@ func (t *transfer) copy(ctx context.Context, cancel context.CancelCauseFunc, got
 	t.progress.Done.Store(to.Offset())
 	var body io.Reader = &watched{Reader: got.body, window: t.client.times().stall, giveUp: cancel}
 	body = &received{Reader: body, left: got.total - got.start, bounded: got.total >= 0,
-		broken: func(err error) error { return bodyError(ctx, err) }}
+		broken: func(left int64, err error) error { return bodyError(ctx, left, err) }}
 	body = paceReader(ctx, body, t.limiter)
 	if _, err := to.ReadFrom(counted{body, t.progress}); err != nil {
 		return err
@@ -189,7 +188,7 @@ type received struct {
 	io.Reader
 	left    int64
 	bounded bool
-	broken  func(error) error
+	broken  func(left int64, err error) error
 }
 
 func (r *received) Read(p []byte) (int, error) {
@@ -199,15 +198,15 @@ func (r *received) Read(p []byte) (int, error) {
 	case r.bounded && r.left < 0:
 		return n, failf(Source, "the body is longer than the server said")
 	case err == io.EOF && r.bounded && r.left > 0:
-		return n, failf(Dropped, "connection closed %d bytes before the end", r.left)
+		err = io.ErrUnexpectedEOF
 	case err == nil || err == io.EOF:
 		return n, err
 	}
-	return n, r.broken(err)
+	return n, r.broken(r.left, err)
 }
 
 // bodyError tells a stall and the caller's cancellation from a broken connection.
-func bodyError(ctx context.Context, err error) error {
+func bodyError(ctx context.Context, left int64, err error) error {
 	var stall *stallError
 	var known *Error
 	switch cause := context.Cause(ctx); {
@@ -219,8 +218,8 @@ func bodyError(ctx context.Context, err error) error {
 		return cause
 	case errors.As(err, &known):
 		return err
-	case errors.Is(err, io.EOF):
-		return &Error{Class: Dropped, Err: io.ErrUnexpectedEOF}
+	case left > 0:
+		return failf(Dropped, "connection broke %d bytes before the end: %w", left, bare(err))
 	}
-	return &Error{Class: Dropped, Err: fmt.Errorf("connection broke: %w", bare(err))}
+	return failf(Dropped, "connection broke: %w", bare(err))
 }
