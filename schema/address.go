@@ -1,0 +1,151 @@
+package schema
+
+import (
+	"fmt"
+	"net/netip"
+	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+var sourceSchemes = []string{"http", "https", "s3", "file"}
+
+var forcedForm = regexp.MustCompile(`^([A-Za-z0-9]+)::(.*)$`)
+
+// url checks an address that bytes are fetched from. No message has the
+// address in it: it may hold a password or a token.
+func (d *decoder) url(text string, at fieldPath) {
+	if text == "" {
+		d.fault(at, "download URL is not provided", "")
+		return
+	}
+	forced := forcedForm.FindStringSubmatch(text)
+	if forced != nil {
+		text = forced[2]
+	}
+	u, err := url.ParseRequestURI(text)
+	if err != nil {
+		d.fault(at, "invalid download URL: invalid URI for request", "write it whole, like https://example.com/image.qcow2")
+		return
+	}
+	if forced != nil && (forced[1] != "s3" || u.Scheme != "http" && u.Scheme != "https") {
+		d.fault(at, fmt.Sprintf("invalid download URL scheme %q", forced[1]+"::"), "only s3::https://… may have a prefix")
+		return
+	}
+	if !slices.Contains(sourceSchemes, u.Scheme) {
+		d.fault(at, fmt.Sprintf("invalid download URL scheme %q", u.Scheme), "use "+strings.Join(sourceSchemes, ", "))
+		return
+	}
+	if u.User != nil {
+		d.fault(at, "has a user in it", "put user and password into a folder below --secrets-dir and name it in credentials")
+		return
+	}
+	if u.Scheme == "file" {
+		d.file(u, at)
+		return
+	}
+	d.host(u, at)
+}
+
+func (d *decoder) file(u *url.URL, at fieldPath) {
+	switch {
+	case u.Host != "" || !path.IsAbs(u.Path):
+		d.fault(at, "invalid download URL: a file needs an absolute path", "write file:///path/to/image")
+	case path.Clean(u.Path) != u.Path:
+		d.fault(at, "invalid download URL: the path is not a plain one", "write it without \"..\", \"//\" and a slash at the end")
+	}
+}
+
+func (d *decoder) host(u *url.URL, at fieldPath) {
+	host := strings.ToLower(strings.TrimSuffix(u.Hostname(), "."))
+	switch {
+	case host == "":
+		d.fault(at, "invalid download URL: it names no host", "")
+	case u.Scheme == "s3":
+		// The host of s3://bucket/key is a bucket.
+	case local(host):
+		d.verdict.loopback = append(d.verdict.loopback, fault{path: at,
+			msg:  fmt.Sprintf("invalid download URL: %s is an address of the machine itself or of its link", host),
+			hint: "settings.allowLoopbackSources allows it, for tests and demos"})
+	case oddNumber(host):
+		d.fault(at, fmt.Sprintf("invalid download URL: %s is neither a name nor an IP address", host), "write the four numbers in decimal")
+	}
+}
+
+// local reports whether a host stands for the machine itself or for its link.
+func local(host string) bool {
+	if host == "localhost" || strings.HasSuffix(host, ".localhost") {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		return false
+	}
+	ip = ip.Unmap()
+	return ip.IsLoopback() || ip.IsUnspecified() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast() || ip.IsInterfaceLocalMulticast()
+}
+
+var numeric = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*$`)
+
+// oddNumber reports whether some resolvers would read an IP address where Go
+// reads none: 127.1, 0x7f000001, 2130706433.
+func oddNumber(host string) bool {
+	_, err := netip.ParseAddr(host)
+	return err != nil && numeric.MatchString(host)
+}
+
+// packingOf tells the packing by the end of an address's path.
+func packingOf(text string) Unpack {
+	if m := forcedForm.FindStringSubmatch(text); m != nil {
+		text = m[2]
+	}
+	u, err := url.Parse(text)
+	if err != nil {
+		return UnpackNone
+	}
+	switch strings.ToLower(path.Ext(u.Path)) {
+	case ".gz":
+		return UnpackGzip
+	case ".xz":
+		return UnpackXZ
+	case ".zst":
+		return UnpackZstd
+	case ".bz2":
+		return UnpackBzip2
+	}
+	return UnpackNone
+}
+
+var backupSchemes = []string{"s3", "nfs", "cifs", "azblob", "vfs", "file"}
+
+// backup checks the address of a backup.
+func (d *decoder) backup(text string) {
+	at := fieldPath{"source", "restore", "backupURL"}
+	u, err := url.Parse(text)
+	switch {
+	case text == "":
+		d.fault(at, "backup URL is not provided", "")
+	case err != nil || u.Scheme == "":
+		d.fault(at, "invalid backup URL", "write it as the backup store shows it")
+	case !slices.Contains(backupSchemes, u.Scheme):
+		d.fault(at, fmt.Sprintf("invalid backup URL scheme %q", u.Scheme), "use "+strings.Join(backupSchemes, ", "))
+	case u.User != nil && u.Scheme != "s3":
+		d.fault(at, "has a user in it", "put user and password into a folder below --secrets-dir and name it in credentials")
+	case disk.CheckName(u.Query().Get("backingImage")) != nil:
+		d.fault(at, "invalid backup URL: it names no backing image", "it has to end in ?backingImage=<name>")
+	}
+}
+
+// address checks where a node's manager answers. The schema has seen to its form.
+func (d *decoder) address(text string) {
+	if text == "" {
+		return
+	}
+	if u, err := url.Parse(text); err != nil || u.Hostname() == "" {
+		d.fault(fieldPath{"address"}, "is not an address", "write it like http://10.0.0.1:8000")
+	}
+}

@@ -1,0 +1,146 @@
+package schema
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"cuelang.org/go/cue"
+	"cuelang.org/go/cue/errors"
+)
+
+// verdict is what the schema says of one thing, wherever it stands.
+type verdict struct {
+	faults []fault
+	// loopback are faults only where allowLoopbackSources is off.
+	loopback []fault
+
+	// One of them is set when there are no faults.
+	settings *Settings
+	node     *Node
+	image    *Image
+}
+
+// task is a thing to check: verdict is filled in.
+type task struct {
+	section section
+	name    string
+	value   *value
+	verdict *verdict
+}
+
+const (
+	// batchSize is how many things one CUE context checks before it is dropped.
+	batchSize = 200
+	workers   = 2
+)
+
+// checkAll checks the tasks, a few contexts at a time.
+func (l *Loader) checkAll(ctx context.Context, tasks []task) error {
+	batches := make(chan []task)
+	var wait sync.WaitGroup
+	for range min(workers, 1+len(tasks)/batchSize) {
+		wait.Go(func() {
+			for batch := range batches {
+				l.checkBatch(batch)
+			}
+		})
+	}
+	for batch := range slices.Chunk(tasks, batchSize) {
+		if ctx.Err() != nil {
+			break
+		}
+		batches <- batch
+	}
+	close(batches)
+	wait.Wait()
+	return ctx.Err()
+}
+
+func (l *Loader) checkBatch(batch []task) {
+	c := compile()
+	for _, t := range batch {
+		*t.verdict = c.check(l.shapes[t.section], t)
+	}
+}
+
+// check judges one thing: first its structure, then by CUE what is left of it,
+// then what only Go can tell.
+func (c compiled) check(sh *shape, t task) verdict {
+	s := structure{root: sh}
+	plain, ok := s.plain(t.value, sh, nil)
+	if !ok {
+		return verdict{faults: s.faults}
+	}
+	v := c.things[t.section].Unify(c.context.Encode(plain))
+	for _, at := range mistakes(v.Validate(cue.Concrete(true), cue.Final()), t.value) {
+		if !s.explains(at, sh, t.value) {
+			s.fault(explain(sh, t.value, at))
+		}
+	}
+	if len(s.faults) > 0 {
+		return verdict{faults: s.faults}
+	}
+	return decode(t, v)
+}
+
+// explains reports whether what CUE says of a path follows from a fault that
+// is known already: a source whose only field is misspelled is empty, too.
+func (s *structure) explains(at fieldPath, root *shape, v *value) bool {
+	found, _ := v.find(at, Position{})
+	if found != nil && found.knownFields(root.at(at)) > 1 {
+		return false // it has too many, whatever is wrong with them
+	}
+	return slices.ContainsFunc(s.faults, func(f fault) bool {
+		if found == nil {
+			return slices.Equal(f.path.parent(), at.parent())
+		}
+		return f.path.within(at)
+	})
+}
+
+func (v *value) knownFields(sh *shape) int {
+	n := 0
+	for _, f := range v.fields {
+		if sh.fields[f.name] != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// mistakes returns the paths that a CUE error is about, each once. The
+// messages of CUE speak of the schema, so we say it ourselves.
+func mistakes(err error, root *value) []fieldPath {
+	var paths []fieldPath
+	for _, e := range errors.Errors(err) {
+		paths = append(paths, userPath(e.Path(), root))
+	}
+	slices.SortFunc(paths, func(a, b fieldPath) int { return slices.Compare(a, b) })
+	paths = slices.CompactFunc(paths, slices.Equal)
+	// A mapping is wrong because of what is in it: that alone is told.
+	return slices.DeleteFunc(slices.Clone(paths), func(p fieldPath) bool {
+		return slices.ContainsFunc(paths, func(q fieldPath) bool { return len(q) > len(p) && q.within(p) })
+	})
+}
+
+// userPath drops the definition that CUE's path begins with, and marks the
+// elements of lists.
+func userPath(p []string, v *value) fieldPath {
+	if len(p) > 0 && strings.HasPrefix(p[0], "#") {
+		p = p[1:]
+	}
+	at := make(fieldPath, 0, len(p))
+	for _, step := range p {
+		if v != nil && v.kind == listKind {
+			step = fmt.Sprintf("[%s]", step)
+		}
+		at = append(at, strings.Trim(step, `"`))
+		if v != nil {
+			v, _ = v.step(at[len(at)-1])
+		}
+	}
+	return at
+}

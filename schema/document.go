@@ -1,0 +1,213 @@
+package schema
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// key names a thing that is defined in one place: an image, a node, a setting.
+type key struct {
+	section section
+	name    string
+}
+
+// thing is the definition of an image, a node or a setting in a document.
+type thing struct {
+	key
+	origin string // the content that it is of
+	pos    Position
+	// value of a setting is a mapping with that one field.
+	value   *value
+	sum     [sha256.Size]byte // of value
+	verdict *verdict          // nil until it is judged
+}
+
+// prefix is the path to the thing's value.
+func (t *thing) prefix() fieldPath {
+	if t.section == settingsSection {
+		return fieldPath{t.section.String()}
+	}
+	return fieldPath{t.section.String(), t.name}
+}
+
+func (t *thing) problem(f fault) Problem { return f.problem(t.prefix(), t.value, t.pos) }
+
+// whole is a problem of the thing by its name.
+func (t *thing) whole(msg, hint string) Problem {
+	return Problem{Position: t.pos, Path: fieldPath{t.section.String(), t.name}.String(), Message: msg, Hint: hint}
+}
+
+// Skipped is a document of another program, which was not read.
+type Skipped struct {
+	Position
+	APIVersion, Kind, Name string
+}
+
+// content is what a file, or a CUE package of several files, says.
+type content struct {
+	origin string // the path of the file, or of the package
+	// problems are those of the documents: while there are any, it is not known
+	// what else the file would have said.
+	problems []Problem
+	skipped  []Skipped
+	ours     bool // a document with a field of ours is among them
+	things   []*thing
+}
+
+func (c *content) problem(pos Position, at fieldPath, msg, hint string) {
+	c.problems = append(c.problems, Problem{Position: pos, Path: at.String(), Message: msg, Hint: hint})
+}
+
+// read splits a file of YAML or JSON into things.
+func read(f File) *content {
+	c := &content{origin: f.Path}
+	if !c.readable(f) {
+		return c
+	}
+	var docs []*value
+	var err error
+	if path.Ext(f.Path) == ".json" {
+		var doc *value
+		if doc, err = parseJSON(f.Path, f.Data); err == nil {
+			docs = append(docs, doc)
+		}
+	} else {
+		docs, err = parseYAML(f.Path, f.Data)
+	}
+	for _, d := range docs {
+		c.document(d)
+	}
+	if e, ok := errors.AsType[*parseError](err); ok {
+		c.problem(e.pos, nil, e.msg, e.hint)
+	}
+	return c
+}
+
+// readable finds what no parser should see.
+func (c *content) readable(f File) bool {
+	at := Position{File: f.Path}
+	switch {
+	case f.Err != nil:
+		c.problem(at, nil, f.Err.Error(), "")
+	case len(f.Data) > maxFile:
+		c.problem(at, nil, errTooLarge(int64(len(f.Data))).Error(), "images do not belong here, only their declarations")
+	case bytes.IndexByte(f.Data, 0) >= 0:
+		c.problem(lineOf(f, bytes.IndexByte(f.Data, 0)), nil, "holds a zero byte: this is no text", "")
+	case !utf8.Valid(f.Data):
+		c.problem(lineOf(f, invalidUTF8(f.Data)), nil, "is not UTF-8", "save it as UTF-8")
+	default:
+		return true
+	}
+	return false
+}
+
+func lineOf(f File, offset int) Position {
+	return Position{File: f.Path, Line: 1 + bytes.Count(f.Data[:offset], []byte("\n"))}
+}
+
+func invalidUTF8(data []byte) int {
+	for i := 0; i < len(data); {
+		r, n := utf8.DecodeRune(data[i:])
+		if r == utf8.RuneError && n == 1 {
+			return i
+		}
+		i += n
+	}
+	return len(data)
+}
+
+func (c *content) document(doc *value) {
+	if doc.kind == nullKind {
+		return
+	}
+	if doc.kind != mapKind {
+		c.problem(doc.pos, nil, "a document has to be a mapping, not "+doc.kind.describe(), "begin with settings, nodes or images")
+		return
+	}
+	if s, ok := foreign(doc); ok {
+		c.skipped = append(c.skipped, s)
+		return
+	}
+	for i, f := range doc.fields {
+		if slices.ContainsFunc(doc.fields[:i], func(g field) bool { return g.name == f.name }) {
+			c.problem(f.pos, fieldPath{f.name}, "is given twice in one document", "put both under one")
+			continue
+		}
+		c.topField(f)
+	}
+}
+
+// foreign tells the documents of other programs by the two fields that every
+// object of Kubernetes has.
+func foreign(doc *value) (Skipped, bool) {
+	version, kind := doc.child("apiVersion"), doc.child("kind")
+	if version == nil || kind == nil {
+		return Skipped{}, false
+	}
+	s := Skipped{Position: doc.pos, APIVersion: version.value.text, Kind: kind.value.text}
+	if meta := doc.child("metadata"); meta != nil {
+		if name := meta.value.child("name"); name != nil {
+			s.Name = name.value.text
+		}
+	}
+	return s, true
+}
+
+func (c *content) topField(f field) {
+	i := slices.Index(sectionNames[:], f.name)
+	if i < 0 {
+		c.problem(f.pos, fieldPath{f.name}, "unknown field", topHint(f.name))
+		return
+	}
+	c.ours = true
+	switch f.value.kind {
+	case mapKind:
+		c.section(section(i), f.value)
+	case nullKind:
+		c.problem(f.pos, fieldPath{f.name}, "has nothing in it", fmt.Sprintf("write \"%s: {}\" if that is meant", f.name))
+	default:
+		c.problem(f.value.pos, fieldPath{f.name}, "has to be a mapping, not "+f.value.kind.describe(), "")
+	}
+}
+
+func topHint(name string) string {
+	if near := nearest(name, sectionNames[:]); near != "" {
+		return fmt.Sprintf("did you mean %q?", near)
+	}
+	if name == "apiVersion" || name == "kind" {
+		return "a document of Kubernetes has both apiVersion and kind"
+	}
+	return "known here: " + strings.Join(sectionNames[:], ", ")
+}
+
+func (c *content) section(s section, v *value) {
+	for _, f := range v.fields {
+		t := &thing{key: key{s, f.name}, origin: c.origin, pos: f.pos, value: f.value}
+		if s == settingsSection {
+			t.value = &value{kind: mapKind, fields: []field{f}, pos: f.pos}
+		}
+		t.sum = t.value.sum()
+		if err := checkThingName(t.key); err != nil {
+			t.verdict = &verdict{faults: []fault{{atName: true, msg: err.Error()}}}
+		}
+		c.things = append(c.things, t)
+	}
+}
+
+func checkThingName(k key) error {
+	switch k.section {
+	case nodesSection:
+		return checkPlaceName(k.name)
+	case imagesSection:
+		return disk.CheckName(k.name)
+	}
+	return nil
+}

@@ -1,0 +1,104 @@
+package schema
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/txtar"
+)
+
+var update = flag.Bool("update", false, "rewrite the goldens")
+
+// TestLoad loads the files of each archive in testdata/load as one directory
+// and compares what people are told with its "want". Archives with several
+// "want" are directories that change: a Loader sees one state after the other,
+// each begins after the want before, and a file stays until it is there again,
+// empty when it is removed.
+func TestLoad(t *testing.T) {
+	archives, err := filepath.Glob("testdata/load/*.txtar")
+	if err != nil || len(archives) == 0 {
+		t.Fatalf("no archives: %v", err)
+	}
+	for _, name := range archives {
+		t.Run(strings.TrimSuffix(filepath.Base(name), ".txtar"), func(t *testing.T) { testArchive(t, name) })
+	}
+}
+
+func testArchive(t *testing.T, name string) {
+	a, err := txtar.ParseFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	loader, files := NewLoader(), map[string]File{}
+	for i, f := range a.Files {
+		if f.Name != "want" {
+			files[f.Name] = File{Path: f.Name, Data: f.Data}
+			if len(f.Data) == 0 {
+				delete(files, f.Name)
+			}
+			continue
+		}
+		got := describe(loader.Load(t.Context(), snapshot(files)))
+		if *update {
+			a.Files[i].Data = []byte(got)
+		} else if got != string(f.Data) {
+			t.Errorf("got:\n%s\nwant:\n%s", got, f.Data)
+		}
+	}
+	if *update {
+		if err := os.WriteFile(name, txtar.Format(a), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func snapshot(files map[string]File) Snapshot {
+	var s Snapshot
+	for _, path := range sortedKeys(files) {
+		s.Files = append(s.Files, files[path])
+	}
+	return s
+}
+
+// describe is a result for people.
+func describe(r Result) string {
+	var b strings.Builder
+	line := func(what string, v any) { fmt.Fprintf(&b, "%s%v\n", what, v) }
+	for _, p := range r.Errors {
+		line("", p)
+	}
+	for _, p := range r.Warnings {
+		line("warning: ", p)
+	}
+	for _, s := range r.Skipped {
+		line("skipped: ", fmt.Sprint(s.Position, " ", s.APIVersion, " ", s.Kind, " ", s.Name))
+	}
+	for _, h := range r.Held {
+		line("held: ", fmt.Sprint(h.Name, map[bool]string{true: " as last said", false: " back"}[h.Stale]))
+	}
+	line("images: ", strings.Join(sortedKeys(r.Config.Images), " "))
+	line("may: ", r.May)
+	if (r.Digest == "") != (len(r.Errors) > 0) {
+		line("digest: ", r.Digest)
+	}
+	return b.String()
+}
+
+func load(t *testing.T, yaml string) Result {
+	t.Helper()
+	return NewLoader().Load(t.Context(), Snapshot{Files: []File{{Path: "config.yaml", Data: []byte(yaml)}}})
+}
+
+func mustLoad(t *testing.T, yaml string) Config {
+	t.Helper()
+	r := load(t, yaml)
+	if r.May != Everything {
+		t.Fatalf("not valid:\n%s", describe(r))
+	}
+	return r.Config
+}
+

@@ -1,0 +1,146 @@
+package schema
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"slices"
+)
+
+// Loader turns snapshots of a config directory into configurations. It
+// remembers what was last said, and what was checked already, so that a reload
+// costs what changed. It is for one goroutine.
+type Loader struct {
+	shapes   [sections]*shape
+	contents map[contentKey]*content
+	verdicts map[verdictKey]*verdict
+	said     map[key]*thing  // the last valid definition of everything
+	known    map[string]bool // origins that were once free of problems
+	acted    bool            // some result allowed more than observing
+	last     Config          // of the last result that allowed more than observing
+}
+
+type contentKey struct {
+	origin string
+	sum    [sha256.Size]byte
+}
+
+type verdictKey struct {
+	key
+	sum [sha256.Size]byte
+}
+
+// NewLoader returns a Loader that knows nothing yet.
+func NewLoader() *Loader { return &Loader{shapes: shapes()} }
+
+// Load reads a snapshot. It does not fail: what is wrong is in the result. When
+// ctx ends before it does, the result allows nothing and the Loader forgets
+// nothing.
+func (l *Loader) Load(ctx context.Context, s Snapshot) Result {
+	contents := l.read(s)
+	if err := l.judge(ctx, contents); err != nil {
+		return Result{Config: l.last, Errors: []Problem{{Message: "loading was interrupted: " + err.Error()}}}
+	}
+	if nothing(contents) {
+		return l.nothingDeclared(contents)
+	}
+	a := l.assemble(contents)
+	r := a.result()
+	if r.May != ObserveOnly {
+		l.acted, l.last = true, r.Config
+	}
+	l.said, l.known = a.holds, l.knownOf(contents)
+	return r
+}
+
+// read parses the files that are not as they were the last time.
+func (l *Loader) read(s Snapshot) []*content {
+	kept := make(map[contentKey]*content, len(s.Files))
+	contents := make([]*content, 0, len(s.Files))
+	for _, f := range s.Files {
+		k := contentKey{f.Path, sha256.Sum256(f.Data)}
+		c := l.contents[k]
+		if c == nil || f.Err != nil {
+			c = read(f)
+		}
+		if f.Err == nil {
+			kept[k] = c
+		}
+		contents = append(contents, c)
+	}
+	l.contents = kept
+	return contents
+}
+
+// judge gives every thing its verdict: an earlier one where it says the same.
+func (l *Loader) judge(ctx context.Context, contents []*content) error {
+	verdicts := make(map[verdictKey]*verdict, len(l.verdicts))
+	var tasks []task
+	for _, c := range contents {
+		for _, t := range c.things {
+			k := verdictKey{t.key, t.sum}
+			if t.verdict == nil {
+				t.verdict = cmp.Or(verdicts[k], l.verdicts[k])
+			}
+			if t.verdict == nil {
+				t.verdict = &verdict{}
+				tasks = append(tasks, task{t.section, t.name, t.value, t.verdict})
+			}
+			verdicts[k] = t.verdict
+		}
+	}
+	if err := l.checkAll(ctx, tasks); err != nil {
+		l.contents = nil // their things hold verdicts that nobody gave
+		return err
+	}
+	l.verdicts = verdicts
+	return nil
+}
+
+// settings puts the settings together that are defined one by one.
+func (l *Loader) settings(defined []*thing) Settings {
+	all := &value{kind: mapKind}
+	for _, t := range defined {
+		all.fields = append(all.fields, t.value.fields...)
+	}
+	k := verdictKey{key{settingsSection, ""}, all.sum()}
+	v := l.verdicts[k]
+	if v == nil {
+		v = &verdict{}
+		l.checkBatch([]task{{settingsSection, "", all, v}})
+		l.verdicts[k] = v
+	}
+	return *v.settings
+}
+
+func nothing(contents []*content) bool {
+	return !slices.ContainsFunc(contents, func(c *content) bool { return c.ours || len(c.problems) > 0 })
+}
+
+// nothingDeclared is the result of a directory that says nothing at all: a
+// mount that failed looks like this, so it is never taken for "no images".
+func (l *Loader) nothingDeclared(contents []*content) Result {
+	r := Result{Config: l.last, Errors: []Problem{{
+		Message: "no settings, nodes or images are declared",
+		Hint:    "to declare that there are none, write \"images: {}\"",
+	}}}
+	if l.acted {
+		r.May = NoDeletions
+	} else {
+		r.Config.Settings = l.settings(nil)
+	}
+	for _, c := range contents {
+		r.Skipped = append(r.Skipped, c.skipped...)
+	}
+	return r
+}
+
+func (l *Loader) knownOf(contents []*content) map[string]bool {
+	known := map[string]bool{}
+	for _, c := range contents {
+		if len(c.problems) == 0 || l.known[c.origin] {
+			known[c.origin] = true
+		}
+	}
+	return known
+}

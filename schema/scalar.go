@@ -1,0 +1,114 @@
+package schema
+
+import (
+	"errors"
+	"math"
+	"math/big"
+	"regexp"
+	"strconv"
+	"time"
+)
+
+// The longest interval and the largest size that can be meant: beyond, adding
+// them up could overflow.
+const (
+	maxInterval = 100 * 365 * 24 * time.Hour
+	largestSize = 1 << 60
+)
+
+var (
+	errTooLong = errors.New("is longer than 100 years")
+	errTooMany = errors.New("is more than 1 EiB")
+)
+
+var durationPart = regexp.MustCompile(`([0-9.]+)(d|h|ms|m|s)`)
+
+var durationUnits = map[string]time.Duration{
+	"d": 24 * time.Hour, "h": time.Hour, "m": time.Minute, "s": time.Second, "ms": time.Millisecond,
+}
+
+// interval reads what the schema accepts as one: a number of units, or a
+// duration, which may count days.
+func interval(v any, unit time.Duration) (time.Duration, error) {
+	sum := 0.0
+	if s, ok := v.(string); ok {
+		for _, part := range durationPart.FindAllStringSubmatch(s, -1) {
+			n, err := strconv.ParseFloat(part[1], 64)
+			if err != nil {
+				return 0, errTooLong
+			}
+			sum += n * float64(durationUnits[part[2]])
+		}
+	} else {
+		sum = number(v) * float64(unit)
+	}
+	if sum > float64(maxInterval) {
+		return 0, errTooLong
+	}
+	return time.Duration(math.Round(sum)), nil
+}
+
+// number is a number of the schema, which CUE gives in the smallest type.
+func number(v any) float64 {
+	switch v := v.(type) {
+	case int:
+		return float64(v)
+	case int64:
+		return float64(v)
+	case float64:
+		return v
+	case *big.Int:
+		f, _ := new(big.Float).SetInt(v).Float64()
+		return f
+	case *big.Float:
+		f, _ := v.Float64()
+		return f
+	}
+	panic("schema: not a number")
+}
+
+var quantityParts = regexp.MustCompile(`^([0-9.]+)([a-zA-Z]*)$`)
+
+var quantityUnits = map[string]int64{
+	"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+	"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50,
+}
+
+// quantity reads bytes, rounded up to a whole one as Kubernetes does it.
+func quantity(v any) (int64, error) {
+	s, ok := v.(string)
+	if !ok {
+		if number(v) > largestSize {
+			return 0, errTooMany
+		}
+		return int64(number(v)), nil
+	}
+	parts := quantityParts.FindStringSubmatch(s)
+	if parts == nil || len(parts[1]) > 40 {
+		return 0, errTooMany
+	}
+	r, ok := new(big.Rat).SetString(parts[1])
+	if !ok {
+		return 0, errors.New("is not a quantity")
+	}
+	r.Mul(r, new(big.Rat).SetInt64(quantityUnits[parts[2]]))
+	if r.Cmp(new(big.Rat).SetInt64(largestSize)) > 0 {
+		return 0, errTooMany
+	}
+	whole, rest := new(big.Int).QuoRem(r.Num(), r.Denom(), new(big.Int))
+	if rest.Sign() > 0 {
+		return whole.Int64() + 1, nil
+	}
+	return whole.Int64(), nil
+}
+
+var errTooHigh = errors.New("is more than a million")
+
+// count reads a whole number that people count things with.
+func count(v any) (int, error) {
+	n := number(v)
+	if n > 1e6 {
+		return 0, errTooHigh
+	}
+	return int(n), nil
+}

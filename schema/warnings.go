@@ -1,0 +1,71 @@
+package schema
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// warnings finds what is valid and surely not meant: selectors that no disk
+// satisfies, and more copies than disks.
+func (a *assembly) warnings(c Config) []Problem {
+	if len(c.Nodes) == 0 {
+		return nil
+	}
+	var found []Problem
+	matching := map[string]int{} // by selectors: they repeat from image to image
+	for _, name := range sortedKeys(c.Images) {
+		m, t := c.Images[name], a.holds[key{imagesSection, name}]
+		if a.stale(t) {
+			continue // its place is not where it was
+		}
+		selectors := strings.Join(m.NodeSelector, ",") + "/" + strings.Join(m.DiskSelector, ",")
+		n, counted := matching[selectors]
+		if !counted {
+			n = c.matching(m)
+			matching[selectors] = n
+		}
+		if f, is := doubt(m, n); is {
+			found = append(found, t.problem(f))
+		}
+	}
+	return found
+}
+
+func doubt(m Image, disks int) (fault, bool) {
+	if disks == 0 {
+		at := fieldPath{"nodeSelector"}
+		if len(m.NodeSelector) == 0 {
+			at = fieldPath{"diskSelector"}
+		}
+		if len(m.NodeSelector)+len(m.DiskSelector) == 0 {
+			return fault{atName: true, msg: "no declared disk can hold a copy"}, true
+		}
+		return fault{path: at, atName: true, msg: "no declared disk has what the selectors ask for", hint: "no copy is made"}, true
+	}
+	if m.Copies > disks && !m.AllDisks {
+		return fault{path: fieldPath{"minNumberOfCopies"}, atName: true,
+			msg: fmt.Sprintf("asks for %d copies, and %d of the declared disks can hold one", m.Copies, disks)}, true
+	}
+	return fault{}, false
+}
+
+// matching counts the disks that are ranked for an image.
+func (c Config) matching(m Image) int {
+	n := 0
+	for _, node := range c.Nodes {
+		if node.EvictionRequested || !has(node.Tags, m.NodeSelector) {
+			continue
+		}
+		for _, d := range node.Disks {
+			if !d.EvictionRequested && has(d.Tags, m.DiskSelector) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func has(tags, wanted []string) bool {
+	return !slices.ContainsFunc(wanted, func(w string) bool { return !slices.Contains(tags, w) })
+}

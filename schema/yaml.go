@@ -1,0 +1,219 @@
+package schema
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"regexp"
+	"strconv"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxExpanded bounds the nodes that aliases may repeat in one file: a few
+// lines of aliases of aliases would otherwise fill the memory.
+const maxExpanded = 50_000
+
+// maxDepth bounds how deep values may nest; a configuration needs about ten.
+const maxDepth = 100
+
+// parseError is a mistake that makes the rest of a file unreadable.
+type parseError struct {
+	pos       Position
+	msg, hint string
+}
+
+func (e *parseError) Error() string { return e.msg }
+
+// parseYAML reads the documents of a YAML file. What comes before a mistake
+// is returned with it. The error is a *parseError.
+func parseYAML(file string, data []byte) ([]*value, error) {
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	reader := yamlReader{file: file}
+	var docs []*value
+	for {
+		var doc yaml.Node
+		err := decoder.Decode(&doc)
+		if errors.Is(err, io.EOF) {
+			return docs, nil
+		}
+		if err != nil {
+			return docs, yamlError(file, data, err)
+		}
+		n, err := reader.node(&doc, 0)
+		if err != nil {
+			return docs, err
+		}
+		docs = append(docs, n)
+	}
+}
+
+var yamlLine = regexp.MustCompile(`^yaml: (?:line ([0-9]+): )?(.*)`)
+
+func yamlError(file string, data []byte, err error) error {
+	e := &parseError{pos: Position{File: file}, msg: err.Error()}
+	m := yamlLine.FindStringSubmatch(err.Error())
+	if m == nil {
+		return e
+	}
+	e.msg = "not valid YAML: " + m[2]
+	e.pos.Line, _ = strconv.Atoi(m[1]) // "" is line 0: not known
+	if e.pos.Line > 0 {
+		e.pos.Column = firstColumn(data, e.pos.Line)
+	}
+	if bytes.Contains(data, []byte("\n\t")) || bytes.HasPrefix(data, []byte("\t")) {
+		e.hint = "indent with spaces: YAML does not allow tabs"
+	}
+	return e
+}
+
+// firstColumn returns where the text of a line begins: the parser of YAML
+// tells the line of a mistake alone.
+func firstColumn(data []byte, line int) int {
+	for range line - 1 {
+		_, data, _ = bytes.Cut(data, []byte("\n"))
+	}
+	text, _, _ := bytes.Cut(data, []byte("\n"))
+	return len(text) - len(bytes.TrimLeft(text, " \t")) + 1
+}
+
+// yamlReader turns the nodes of one file into ours.
+type yamlReader struct {
+	file     string
+	aliases  int // how many aliases we are inside of
+	expanded int
+}
+
+func (r *yamlReader) fail(y *yaml.Node, format string, args ...any) error {
+	return &parseError{pos: r.at(y), msg: fmt.Sprintf(format, args...)}
+}
+
+func (r *yamlReader) at(y *yaml.Node) Position {
+	return Position{File: r.file, Line: y.Line, Column: y.Column}
+}
+
+func (r *yamlReader) node(y *yaml.Node, depth int) (*value, error) {
+	if depth > maxDepth {
+		return nil, r.fail(y, "values nest deeper than %d levels", maxDepth)
+	}
+	if r.aliases > 0 {
+		if r.expanded++; r.expanded > maxExpanded {
+			return nil, r.fail(y, "aliases repeat more than %d values", maxExpanded)
+		}
+	}
+	switch y.Kind {
+	case yaml.DocumentNode:
+		return r.node(y.Content[0], depth)
+	case yaml.AliasNode:
+		r.aliases++
+		defer func() { r.aliases-- }()
+		n, err := r.node(y.Alias, depth+1)
+		if err == nil {
+			n.pos = r.at(y)
+		}
+		return n, err
+	case yaml.MappingNode:
+		return r.mapping(y, depth)
+	case yaml.SequenceNode:
+		return r.list(y, depth)
+	case yaml.ScalarNode:
+		return r.scalar(y)
+	}
+	return &value{kind: nullKind, pos: r.at(y)}, nil // a document without a value
+}
+
+func (r *yamlReader) list(y *yaml.Node, depth int) (*value, error) {
+	n := &value{kind: listKind, pos: r.at(y), items: make([]*value, 0, len(y.Content))}
+	for _, c := range y.Content {
+		item, err := r.node(c, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		n.items = append(n.items, item)
+	}
+	return n, nil
+}
+
+func (r *yamlReader) mapping(y *yaml.Node, depth int) (*value, error) {
+	n := &value{kind: mapKind, pos: r.at(y), fields: make([]field, 0, len(y.Content)/2)}
+	var merged []field
+	for i := 0; i+1 < len(y.Content); i += 2 {
+		key := y.Content[i]
+		value, err := r.node(y.Content[i+1], depth+1)
+		if err != nil {
+			return nil, err
+		}
+		if key.Kind == yaml.AliasNode {
+			key = key.Alias
+		}
+		if key.Kind != yaml.ScalarNode {
+			return nil, r.fail(key, "a field's name has to be a text")
+		}
+		if key.ShortTag() == "!!merge" {
+			if merged, err = r.merge(merged, value); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		n.fields = append(n.fields, field{name: key.Value, pos: r.at(y.Content[i]), value: value})
+	}
+	for _, f := range merged {
+		if n.child(f.name) == nil {
+			n.fields = append(n.fields, f)
+		}
+	}
+	return n, nil
+}
+
+// merge collects what "<<" brings in: a mapping, or a list of them of which
+// the first one that has a field wins.
+func (r *yamlReader) merge(merged []field, from *value) ([]field, error) {
+	sources := from.items
+	if from.kind == mapKind {
+		sources = []*value{from}
+	} else if from.kind != listKind {
+		return nil, &parseError{pos: from.pos, msg: "\"<<\" has to name a mapping"}
+	}
+	for _, s := range sources {
+		if s.kind != mapKind {
+			return nil, &parseError{pos: s.pos, msg: "\"<<\" has to name a mapping"}
+		}
+		merged = append(merged, s.fields...)
+	}
+	return merged, nil
+}
+
+func (r *yamlReader) scalar(y *yaml.Node) (*value, error) {
+	n := &value{kind: textKind, text: y.Value, pos: r.at(y)}
+	switch tag := y.ShortTag(); tag {
+	case "!!str", "!!timestamp", "!!merge":
+	case "!!null":
+		n.kind = nullKind
+	case "!!bool":
+		// The written form may be True or TRUE.
+		n.kind = boolKind
+		n.text = strconv.FormatBool(y.Value[0] == 't' || y.Value[0] == 'T')
+	case "!!int", "!!float":
+		return n, r.number(y, n)
+	default:
+		return nil, r.fail(y, "the tag %s has no meaning here", tag)
+	}
+	return n, nil
+}
+
+func (r *yamlReader) number(y *yaml.Node, n *value) error {
+	n.kind = numberKind
+	var whole int64
+	if y.Decode(&whole) == nil && y.ShortTag() == "!!int" {
+		n.number = whole
+		return nil
+	}
+	var real float64
+	if err := y.Decode(&real); err != nil || math.IsInf(real, 0) || math.IsNaN(real) {
+		return r.fail(y, "%.40q is not a number that can be used", y.Value)
+	}
+	n.number = real
+	return nil
+}
