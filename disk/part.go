@@ -141,8 +141,7 @@ func (p *Part) Offset() int64 { return p.offset }
 func (p *Part) Written() int64 { return p.written.Load() }
 
 // Begin drops all bytes and records durably where those come from that follow. It
-// fails with ErrNoSpace, ErrTooLarge or a *FormatError when the size that o
-// promises cannot be.
+// fails with ErrNoSpace or ErrTooLarge when the size that o promises cannot be.
 func (p *Part) Begin(o Origin) error {
 	p.pipeline.abort()
 	if err := p.fits(o.Size); err != nil {
@@ -166,9 +165,6 @@ func (p *Part) Begin(o Origin) error {
 func (p *Part) fits(size int64) error {
 	if size < 0 {
 		return nil
-	}
-	if err := checkSize(size); err != nil {
-		return err
 	}
 	if p.options.MaxSize > 0 && size > p.options.MaxSize {
 		return fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, size, p.options.MaxSize)
@@ -222,7 +218,8 @@ func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 	}
 }
 
-// flush hands the current chunk on. The first one tells what format it is.
+// flush hands the current chunk on. The first one tells what format it is, and
+// only then is an odd size worth a word: a web page has one too.
 func (p *Part) flush() error {
 	c := p.current
 	if c == nil {
@@ -231,6 +228,11 @@ func (p *Part) flush() error {
 	if c.n == 0 {
 		if err := InspectHead(c.data, p.options.Format); err != nil {
 			return err
+		}
+		if size := p.Origin().Size; size >= 0 {
+			if err := checkSize(size); err != nil {
+				return err
+			}
 		}
 	}
 	p.current = nil
