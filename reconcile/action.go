@@ -1,0 +1,112 @@
+package reconcile
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Kind says what an action does. The words are part of the plan's interface.
+type Kind string
+
+// The kinds of action. Wait and Blocked do nothing: Wait names what will end it
+// by itself, Blocked what a person has to change.
+const (
+	Download Kind = "download"
+	Sync     Kind = "sync"
+	Adopt    Kind = "adopt"
+	Verify   Kind = "verify"
+	Cleanup  Kind = "cleanup"
+	Evict    Kind = "evict"
+	Wait     Kind = "wait"
+	Blocked  Kind = "blocked"
+)
+
+// UnknownBytes is the size of a transfer that nobody knows before it begins.
+const UnknownBytes = -1
+
+// Action is one thing to do, or one that cannot be done yet, with its reason.
+type Action struct {
+	Kind  Kind   `json:"action"`
+	Image string `json:"image"`
+	UUID  string `json:"uuid"`
+	Node  string `json:"node"`
+	// Disk is the name of the disk, or "" when no disk is the right one.
+	Disk   string `json:"disk"`
+	Reason string `json:"reason"`
+	// Bytes is what crosses the network or is copied or read, or what a deletion
+	// frees; UnknownBytes (-1) when it is not known.
+	Bytes int64 `json:"bytes"`
+	// From is the copy that a sync reads: <node>/<disk>/<folder>.
+	From string `json:"from,omitempty"`
+	// Until is when a wait ends by itself, if that is a matter of time.
+	Until time.Time `json:"until,omitzero"`
+
+	from Key
+}
+
+// Key names one copy in the cluster: a folder on a disk.
+type Key struct {
+	Disk schema.DiskRef
+	ID   disk.ID
+}
+
+// String returns <node>/<disk>/<folder>.
+func (k Key) String() string { return k.Disk.String() + "/" + k.ID.String() }
+
+// Key names the copy that the action is about.
+func (a Action) Key() Key {
+	return Key{schema.DiskRef{Node: a.Node, Disk: a.Disk}, disk.ID{Name: a.Image, UUID: a.UUID}}
+}
+
+// Idle reports whether executing the action means doing nothing.
+func (a Action) Idle() bool { return a.Kind == Wait || a.Kind == Blocked }
+
+// Plan is everything that has to be done, sorted by image, disk and action. It is
+// a value: the same one is printed by a dry run and executed.
+type Plan struct {
+	Actions []Action `json:"actions"`
+	Summary Summary  `json:"summary"`
+}
+
+// Summary counts the actions of a plan.
+type Summary struct {
+	Counts map[Kind]int `json:"counts"`
+	// TransferBytes is what downloads and syncs move, as far as it is known.
+	TransferBytes int64 `json:"transferBytes"`
+	// UnknownSizes is how many of those have a size that is not known.
+	UnknownSizes int `json:"unknownSizes"`
+	// FreedBytes is what clean-ups and evictions give back.
+	FreedBytes int64 `json:"freedBytes"`
+}
+
+func newPlan(actions []Action) Plan {
+	slices.SortFunc(actions, func(a, b Action) int {
+		return cmp.Or(cmp.Compare(a.Image, b.Image), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk),
+			cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Kind, b.Kind))
+	})
+	p := Plan{Actions: actions, Summary: Summary{Counts: map[Kind]int{}}}
+	for _, a := range actions {
+		s := &p.Summary
+		s.Counts[a.Kind]++
+		switch a.Kind {
+		case Download, Sync:
+			if a.Bytes == UnknownBytes {
+				s.UnknownSizes++
+				continue
+			}
+			s.TransferBytes += a.Bytes
+		case Cleanup, Evict:
+			s.FreedBytes += a.Bytes
+		}
+	}
+	return p
+}
+
+// Empty reports whether the plan changes nothing: it holds nothing but waits.
+func (p Plan) Empty() bool {
+	return !slices.ContainsFunc(p.Actions, func(a Action) bool { return a.Kind != Wait })
+}

@@ -1,0 +1,133 @@
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// disks are the declared disks of this node, as far as they can be opened. They
+// are for one goroutine; the *disk.Disk handed out are for any.
+type disks struct {
+	readOnly bool // open without a lock, for a dry run
+	open     map[schema.DiskRef]*openDisk
+}
+
+type openDisk struct {
+	*disk.Disk
+	unlock  func() error
+	problem string
+}
+
+// refresh opens what is declared and not open yet, and looks whether the others
+// are still what they were. busy says that a disk must not be closed now.
+func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schema.DiskRef) bool) {
+	if s.open == nil {
+		s.open = map[schema.DiskRef]*openDisk{}
+	}
+	for ref, o := range s.open {
+		want, ok := declared[ref]
+		gone := !ok || o.Disk == nil || want.Path != o.Path() || o.Check() != nil
+		if gone && !busy(ref) {
+			_ = o.close() // nothing was written through what is closed here
+			delete(s.open, ref)
+		} else if gone && o.Disk != nil {
+			o.problem = "the disk is not at its path any more"
+		}
+	}
+	for ref, want := range declared {
+		if _, ok := s.open[ref]; !ok {
+			s.open[ref] = s.openDisk(want.Path)
+		}
+	}
+	s.refuseTwins()
+}
+
+func (s *disks) openDisk(path string) *openDisk {
+	d, err := disk.Open(path)
+	if err != nil {
+		problem := err.Error()
+		if errors.Is(err, disk.ErrNotInitialised) {
+			problem += fmt.Sprintf(": if it is mounted and new, run: backing-image-manager disk init %s", path)
+		}
+		return &openDisk{problem: problem}
+	}
+	if s.readOnly {
+		return &openDisk{Disk: d}
+	}
+	unlock, err := d.Lock()
+	if err != nil {
+		d.Close()
+		return &openDisk{problem: err.Error()}
+	}
+	return &openDisk{Disk: d, unlock: unlock}
+}
+
+// refuseTwins finds disks with the same identity: one of them is a copy of the
+// other, and nobody can tell which.
+func (s *disks) refuseTwins() {
+	first := map[string]schema.DiskRef{}
+	for _, ref := range slices.SortedFunc(maps.Keys(s.open), compareRefs) {
+		o := s.open[ref]
+		if o.Disk == nil {
+			continue
+		}
+		twin, taken := first[o.UUID()]
+		if !taken {
+			first[o.UUID()] = ref
+			continue
+		}
+		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one is a copy of the other; give one a new identity", twin, ref, o.UUID())
+		o.problem, s.open[twin].problem = problem, problem
+	}
+}
+
+// look observes one disk.
+func (o *openDisk) look() Disk {
+	if o.Disk == nil {
+		return Disk{Problem: o.problem}
+	}
+	seen := Disk{Path: o.Path(), UUID: o.UUID(), Problem: o.problem}
+	if seen.Problem != "" {
+		return seen
+	}
+	listing, err := o.List()
+	if err == nil {
+		seen.Space, err = o.Space()
+	}
+	if err != nil {
+		seen.Problem = err.Error()
+		return seen
+	}
+	users := o.Users()
+	seen.Foreign = listing.Foreign
+	seen.Copies = make(map[disk.ID]Copy, len(listing.Copies))
+	for _, c := range listing.Copies {
+		seen.Copies[c.ID] = Copy{Copy: c, Using: users.Using(c.ID)}
+	}
+	return seen
+}
+
+func (o *openDisk) close() error {
+	if o.Disk == nil {
+		return nil
+	}
+	var err error
+	if o.unlock != nil {
+		err = o.unlock()
+	}
+	return errors.Join(err, o.Disk.Close())
+}
+
+func (s *disks) close() error {
+	var err error
+	for _, o := range s.open {
+		err = errors.Join(err, o.close())
+	}
+	s.open = nil
+	return err
+}

@@ -1,0 +1,35 @@
+// Package reconcile decides what has to happen on the disks of a node, and does
+// it.
+//
+//	each round:
+//	    desired  := what the config directory declares        (schema.Config)
+//	    observed := what lies on the disks                    (Look)
+//	    for each mark in desired.Marks(observed): write it beside the copy
+//	    plan     := desired.Plan(observed)                    (pure)
+//	    start the actions of plan that are not under way; stop those that are
+//	    under way and not in plan any more
+//
+// Nothing is carried from round to round but what could not be derived: what
+// failed and when to try it again, which is lost with the process on purpose.
+//
+// # What a plan follows from
+//
+// The disks that match an image's selectors are ranked by rendezvous hashing, the
+// same on every node. One walk over that list says which disks should have a copy:
+// those whose copy is used keep it; the first minNumberOfCopies that can take one
+// want it, and the disks that the image names. What is left over is surplus.
+//
+// A wanted disk without a ready copy gets one in the cheapest way there is: by
+// verifying a file that lies there (adopt, verify), by copying one that another
+// disk has ready (sync), and only on the first disk in rank from the source
+// (download). Nothing is fetched for the others meanwhile: they wait.
+//
+// # What is never done
+//
+// A copy goes only if nothing uses it, enough other disks have the image ready,
+// the clean-up interval has passed since it was last used and since it was first
+// unwanted, and the configuration is wholly valid. An image that left the
+// configuration goes by the same rules, and not when so many left at once that it
+// looks like an accident (pruneLimit). What cannot be told counts against
+// deleting.
+package reconcile

@@ -1,0 +1,164 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// job is one action of a plan, ready to be done: with everything it needs, so that
+// it depends on nothing that changes while it runs.
+type job struct {
+	action   Action
+	image    schema.Image // zero for what is not declared any more
+	reserve  int64        // bytes that must stay free on the disk
+	client   *fetch.Client
+	disk     *disk.Disk
+	source   *disk.Disk // of a sync
+	progress *fetch.Progress
+}
+
+// run does the work. It returns the error of ctx when it was told to stop; what
+// was transferred is then kept for the next time.
+func (j job) run(ctx context.Context) error {
+	id := j.action.Key().ID
+	switch j.action.Kind {
+	case Download:
+		return j.download(ctx, id)
+	case Sync:
+		return j.sync(ctx, id)
+	case Adopt, Verify:
+		return j.verify(ctx, id)
+	case Cleanup, Evict:
+		return j.disk.Remove(id)
+	}
+	panic("reconcile: nothing to do for action " + string(j.action.Kind))
+}
+
+func (j job) download(ctx context.Context, id disk.ID) error {
+	d := j.image.Source.Download
+	r := fetch.Request{
+		URL: d.URL, Mirrors: d.Mirrors, Credentials: d.Credentials, ChecksumURL: d.ChecksumURL,
+		Digest: j.image.Checksum, PackedDigest: d.PackedChecksum, Unpack: string(d.Unpack),
+		MaxSize: d.MaxSize, BandwidthLimit: j.image.BandwidthLimit,
+	}
+	if r.Digest.IsZero() && r.ChecksumURL != "" {
+		if err := j.lookUpChecksum(ctx, &r); err != nil {
+			return err
+		}
+	}
+	err := j.downloadTo(ctx, id, r)
+	if !isA[*disk.ChecksumError](err) || ctx.Err() != nil {
+		return err
+	}
+	// The bytes may have come in pieces, of which one was of another version.
+	r.Whole = true
+	return j.downloadTo(ctx, id, r)
+}
+
+func (j job) downloadTo(ctx context.Context, id disk.ID, r fetch.Request) error {
+	return j.fill(ctx, id, r.Digest, func(part *disk.Part) error {
+		return j.client.Download(ctx, r, part, j.progress)
+	})
+}
+
+// fill makes the part of id with what transfer puts into it, and commits it. A
+// part that finds no space, or bytes that cannot be right, is not kept.
+func (j job) fill(ctx context.Context, id disk.ID, want disk.Digest, transfer func(*disk.Part) error) error {
+	part, err := j.disk.OpenPart(ctx, id, disk.PartOptions{
+		Reserve: j.reserve,
+		MaxSize: j.maxSize(),
+		SHA256:  want.Algorithm() == disk.SHA256 || j.image.Checksum.Algorithm() == disk.SHA256,
+		Format:  disk.Format(j.image.Format),
+	})
+	if err != nil {
+		return err
+	}
+	if err := transfer(part); err != nil {
+		_, final, _ := judge(err)
+		if final || errors.Is(err, disk.ErrNoSpace) {
+			return errors.Join(err, part.Discard())
+		}
+		return errors.Join(err, part.Close())
+	}
+	_, err = part.Commit(want)
+	return err
+}
+
+func (j job) maxSize() int64 {
+	if d := j.image.Source.Download; d != nil {
+		return d.MaxSize
+	}
+	return 0
+}
+
+// sync copies a ready image from another disk or folder of this node. It is read
+// as any source is: hashed on the way and compared at the end.
+func (j job) sync(ctx context.Context, id disk.ID) error {
+	from := j.source.Look(j.action.from.ID)
+	r, err := j.source.Open(j.action.from.ID)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	j.progress.Total.Store(from.Size)
+	return j.fill(ctx, id, from.SHA512, func(part *disk.Part) error {
+		origin := disk.Origin{Source: "copy of " + from.SHA512.String(), Size: from.Size}
+		if part.Origin() != origin {
+			if err := part.Begin(origin); err != nil {
+				return err
+			}
+		}
+		if _, err := r.Seek(part.Offset(), io.SeekStart); err != nil {
+			return err
+		}
+		j.progress.Done.Store(part.Offset())
+		_, err := part.ReadFrom(&stoppable{ctx: ctx, r: r, progress: j.progress})
+		return errors.Join(err, r.Unchanged())
+	})
+}
+
+// stoppable ends a long reading when ctx does, and counts it.
+type stoppable struct {
+	ctx      context.Context
+	r        io.Reader
+	progress *fetch.Progress
+}
+
+func (s *stoppable) Read(b []byte) (int, error) {
+	if err := s.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := s.r.Read(b)
+	s.progress.Done.Add(int64(n))
+	return n, err
+}
+
+func (j job) verify(ctx context.Context, id disk.ID) error {
+	if j.disk.Look(id).State == disk.Ready && j.action.Kind == Adopt {
+		return j.disk.Describe(id, j.image.Checksum)
+	}
+	j.progress.Total.Store(j.action.Bytes)
+	_, err := j.disk.Verify(ctx, id, disk.Want{Digest: j.image.Checksum, Format: disk.Format(j.image.Format)},
+		func(n int64) { j.progress.Done.Add(n) })
+	return err
+}
+
+// lookUpChecksum asks the address of a SUMS file what the image has to be, as it
+// is stored or as it is packed.
+func (j job) lookUpChecksum(ctx context.Context, r *fetch.Request) error {
+	stored, packed, err := j.client.Checksum(ctx, *r)
+	if err != nil {
+		return fmt.Errorf("look up checksum: %w", err)
+	}
+	r.Digest = stored
+	if r.PackedDigest.IsZero() {
+		r.PackedDigest = packed
+	}
+	return nil
+}

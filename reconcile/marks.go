@@ -1,0 +1,71 @@
+package reconcile
+
+import (
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Mark is what has to be written down beside a copy, because it cannot be derived
+// later: whether it is used, when that ended, and since when nobody wants it.
+type Mark struct {
+	Key           Key
+	InUse         bool
+	LastUsed      time.Time
+	UnwantedSince time.Time
+}
+
+// Marks returns the copies of this node whose marks have to change, sorted. Like
+// Plan it depends on its arguments alone.
+func (d Desired) Marks(o Observed) []Mark {
+	if d.May == schema.ObserveOnly {
+		return nil
+	}
+	wanted := map[Key]bool{}
+	for _, image := range d.Config.Images {
+		for _, ref := range d.look(o, image).places.want {
+			wanted[Key{ref, image.ID}] = true
+		}
+	}
+	var marks []Mark
+	for _, ref := range d.ownDisks(o) {
+		for id, c := range o.Disks[ref].Copies {
+			key := Key{ref, id}
+			if m := d.mark(o, key, c, wanted[key]); c.Owned && m != recorded(key, c) {
+				marks = append(marks, m)
+			}
+		}
+	}
+	slices.SortFunc(marks, func(a, b Mark) int {
+		if n := compareIDs(a.Key.ID, b.Key.ID); n != 0 {
+			return n
+		}
+		return compareRefs(a.Key.Disk, b.Key.Disk)
+	})
+	return marks
+}
+
+func recorded(key Key, c Copy) Mark {
+	return Mark{Key: key, InUse: c.InUse, LastUsed: c.LastUsed, UnwantedSince: c.UnwantedSince}
+}
+
+// mark is what should be recorded of a copy. The clean-up clock starts only under
+// a configuration that is wholly valid, and again when the wall clock cannot have
+// been right.
+func (d Desired) mark(o Observed, key Key, c Copy, wanted bool) Mark {
+	m := recorded(key, c)
+	m.InUse = c.Using != ""
+	if c.InUse && !m.InUse || implausible(m.LastUsed, o.Now) && !m.LastUsed.IsZero() {
+		m.LastUsed = o.Now
+	}
+	_, declared := d.Config.Images[key.ID.Name]
+	switch {
+	case wanted || !declared && !d.gone(key.ID.Name):
+		m.UnwantedSince = time.Time{}
+	case d.May != schema.Everything:
+	case m.UnwantedSince.IsZero(), implausible(m.UnwantedSince, o.Now), o.ClockStepped:
+		m.UnwantedSince = o.Now
+	}
+	return m
+}

@@ -1,0 +1,243 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"reflect"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Reconciler keeps the disks of one node as they are desired. Its methods are for
+// one goroutine, but for Transfers.
+type Reconciler struct {
+	client fetch.Client
+	log    *slog.Logger
+	disks  disks
+
+	tries     map[Key]tried
+	running   map[Key]*running
+	ended     chan outcome
+	transfers transfers
+	clock     clock
+	slots     int // transfers at once
+}
+
+// tried is a Try of one declaration; with another declaration it means nothing.
+type tried struct {
+	Try
+	image schema.Image
+}
+
+// running is a job under way.
+type running struct {
+	job     job
+	started time.Time
+	stop    context.CancelFunc
+}
+
+type outcome struct {
+	key Key
+	err error
+}
+
+// New returns a Reconciler whose downloads go through client. With readOnly it
+// only looks: it takes no lock, and only Look may be called.
+func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
+	return &Reconciler{
+		client:  client,
+		log:     log,
+		disks:   disks{readOnly: readOnly},
+		tries:   map[Key]tried{},
+		running: map[Key]*running{},
+		ended:   make(chan outcome),
+	}
+}
+
+// Look observes the disks of d.Node. It reads small files and no image data.
+func (r *Reconciler) Look(d Desired) Observed {
+	declared := map[schema.DiskRef]schema.Disk{}
+	for name, one := range d.Config.Nodes[d.Node].Disks {
+		declared[schema.DiskRef{Node: d.Node, Disk: name}] = one
+	}
+	r.disks.refresh(declared, r.busy)
+	o := Observed{Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
+	o.Now, o.ClockStepped = r.clock.now()
+	for ref, one := range r.disks.open {
+		o.Disks[ref] = one.look()
+	}
+	r.forget(d)
+	for key, t := range r.tries {
+		o.Tries[key] = t.Try
+	}
+	for key := range r.running {
+		o.Running[key] = true
+	}
+	return o
+}
+
+func (r *Reconciler) busy(ref schema.DiskRef) bool {
+	for key, run := range r.running {
+		if key.Disk == ref || run.job.action.from.Disk == ref {
+			return true
+		}
+	}
+	return false
+}
+
+// forget drops what failed under another declaration.
+func (r *Reconciler) forget(d Desired) {
+	for key, t := range r.tries {
+		now := d.Config.Images[key.ID.Name]
+		if !sameImage(t.image, now) {
+			delete(r.tries, key)
+		}
+	}
+}
+
+// sameImage reports whether two declarations ask for the same, wherever they
+// stand.
+func sameImage(a, b schema.Image) bool {
+	a.Pos, b.Pos = schema.Position{}, schema.Position{}
+	return reflect.DeepEqual(a, b)
+}
+
+// Round looks, writes marks, plans, and starts and stops work until the plan is
+// under way as far as the limits allow. It does not wait for work to end: a
+// receive from Ended says that another round is due.
+func (r *Reconciler) Round(ctx context.Context, d Desired) (Observed, Plan) {
+	o := r.Look(d)
+	if r.mark(d, o) {
+		o = r.Look(d)
+	}
+	plan := d.Plan(o)
+	r.stopObsolete(d, plan)
+	r.slots = max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
+	for _, a := range plan.Actions {
+		if !a.Idle() && r.running[a.Key()] == nil && len(r.running) < r.slots {
+			r.start(ctx, d, a)
+		}
+	}
+	return o, plan
+}
+
+func (r *Reconciler) mark(d Desired, o Observed) (changed bool) {
+	for _, m := range d.Marks(o) {
+		err := r.disks.open[m.Key.Disk].Update(m.Key.ID, func(record *disk.Record) {
+			record.InUse, record.LastUsed, record.UnwantedSince = m.InUse, m.LastUsed, m.UnwantedSince
+		})
+		if err != nil {
+			r.log.Warn("cannot note use of copy", "copy", m.Key.String(), "error", err)
+			continue
+		}
+		changed = true
+	}
+	return changed
+}
+
+// stopObsolete ends jobs that the plan does not have any more, and those of an
+// image whose declaration changed.
+func (r *Reconciler) stopObsolete(d Desired, plan Plan) {
+	wanted := map[Key]bool{}
+	for _, a := range plan.Actions {
+		if !a.Idle() {
+			wanted[a.Key()] = true
+		}
+	}
+	for key, run := range r.running {
+		if !wanted[key] || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
+			run.stop()
+		}
+	}
+}
+
+func (r *Reconciler) start(ctx context.Context, d Desired, a Action) {
+	key := a.Key()
+	declared, _ := d.disk(key.Disk)
+	client := r.client
+	client.AllowLoopback = d.Config.Settings.AllowLoopbackSources
+	j := job{
+		action: a, image: d.Config.Images[a.Image], reserve: declared.StorageReserved,
+		client: &client, disk: r.disks.open[key.Disk].Disk, progress: &fetch.Progress{},
+	}
+	j.progress.Total.Store(a.Bytes)
+	if a.Kind == Sync {
+		j.source = r.disks.open[a.from.Disk].Disk
+	}
+	jobCtx, stop := context.WithCancel(ctx)
+	r.running[key] = &running{job: j, started: time.Now(), stop: stop}
+	r.transfers.add(key, Transfer{Action: a, Progress: j.progress, Started: time.Now()})
+	r.log.Info("started", "action", string(a.Kind), "copy", key.String(), "reason", a.Reason)
+	go func() { r.ended <- outcome{key, j.run(jobCtx)} }()
+}
+
+// Ended gives the end of a job; pass it to Finish.
+func (r *Reconciler) Ended() <-chan outcome { return r.ended }
+
+// Finish takes note of how a job ended.
+func (r *Reconciler) Finish(e outcome) {
+	run := r.running[e.key]
+	delete(r.running, e.key)
+	r.transfers.remove(e.key)
+	run.stop()
+	a := run.job.action
+	log := r.log.With("action", string(a.Kind), "copy", e.key.String())
+	switch {
+	case e.err == nil:
+		delete(r.tries, e.key)
+		log.Info("done", "seconds", time.Since(run.started).Seconds())
+	case errors.Is(e.err, context.Canceled):
+		log.Info("stopped; what is there is kept")
+	default:
+		now, _ := r.clock.now()
+		next := r.tries[e.key].Try.next(e.err, now)
+		r.tries[e.key] = tried{next, run.job.image}
+		log.Warn("failed", "error", e.err, "again", again(next))
+	}
+}
+
+func again(t Try) string {
+	switch {
+	case t.Final:
+		return "not before the declaration changes"
+	case t.Space > 0:
+		return "when " + bytesText(t.Space) + " are free"
+	}
+	return t.Until.UTC().Format(time.RFC3339)
+}
+
+// Idle reports whether no job is under way.
+func (r *Reconciler) Idle() bool { return len(r.running) == 0 }
+
+// Close stops all jobs, waits until they have ended, and lets go of the disks.
+// Parts are kept for the next time.
+func (r *Reconciler) Close() error {
+	for _, run := range r.running {
+		run.stop()
+	}
+	for !r.Idle() {
+		r.Finish(<-r.ended)
+	}
+	return r.disks.close()
+}
+
+// Converge runs rounds until nothing can be done any more without waiting for
+// time to pass, and returns what is left to do then.
+func (r *Reconciler) Converge(ctx context.Context, d Desired) (Observed, Plan, error) {
+	for {
+		o, plan := r.Round(ctx, d)
+		if r.Idle() {
+			return o, plan, nil
+		}
+		select {
+		case e := <-r.ended:
+			r.Finish(e)
+		case <-ctx.Done():
+			return o, plan, context.Cause(ctx)
+		}
+	}
+}

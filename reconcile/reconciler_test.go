@@ -1,0 +1,78 @@
+package reconcile
+
+import (
+	"bytes"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+func newDisk(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if _, err := disk.Init(dir); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func desire(t *testing.T, config string, paths ...string) Desired {
+	t.Helper()
+	r := schema.NewLoader().Load(t.Context(), schema.Snapshot{Files: []schema.File{{Path: "config.yaml", Data: []byte(config)}}})
+	for _, p := range r.Errors {
+		t.Fatal(p)
+	}
+	d, err := Desire(r, "node1", paths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func randomImage(size int) []byte {
+	b := make([]byte, size)
+	rand.NewChaCha8([32]byte{7}).Read(b)
+	return b
+}
+
+func TestConvergeDownloadsCopiesAndStops(t *testing.T) {
+	image := randomImage(3<<20 + 512)
+	requests := 0
+	origin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests++
+		http.ServeContent(w, r, "", startOfTest, bytes.NewReader(image))
+	}))
+	defer origin.Close()
+	disk1, disk2 := newDisk(t), newDisk(t)
+	d := desire(t, strings.ReplaceAll(`
+settings: {allowLoopbackSources: true}
+images:
+  parrot:
+    source: {download: {url: "URL/parrot.raw"}}
+    minNumberOfCopies: 2
+`, "URL", origin.URL), disk1, disk2)
+	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	defer r.Close()
+	o, plan, err := r.Converge(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !plan.Empty() || requests != 1 {
+		t.Errorf("after %d requests the plan is %+v; observed %+v", requests, plan, o)
+	}
+	for _, dir := range []string{disk1, disk2} {
+		got, err := os.ReadFile(filepath.Join(dir, "backing-images", d.Config.Images["parrot"].ID.String(), "backing"))
+		if err != nil || !bytes.Equal(got, image) {
+			t.Errorf("the image on %s is wrong (error %v)", dir, err)
+		}
+	}
+}

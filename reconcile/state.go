@@ -1,0 +1,90 @@
+package reconcile
+
+import (
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Desired is what the configuration says, and how far it may be acted on.
+type Desired struct {
+	// Node is the node that plans for its own disks.
+	Node string
+	// Config has this node among its nodes.
+	Config schema.Config
+	May    schema.Allowed
+	// Held are images of which something is wrong, by name.
+	Held map[string]schema.Held
+	// Removals confirms that an image left the configuration. nil: whatever is
+	// not in Config has left it.
+	Removals *Removals
+}
+
+// holds says why an image that cannot be understood is left alone.
+func (d Desired) holds(name string) string {
+	if h, held := d.Held[name]; held && !h.Stale {
+		return "its declaration is broken: " + h.Why.String()
+	}
+	return ""
+}
+
+// gone reports whether it is sure that name is not declared any more.
+func (d Desired) gone(name string) bool {
+	_, declared := d.Config.Images[name]
+	return !declared && d.holds(name) == "" && (d.Removals == nil || d.Removals.Gone(name))
+}
+
+// Observed is what was seen at one moment.
+type Observed struct {
+	Now   time.Time
+	Disks map[schema.DiskRef]Disk
+	// Tries are what failed before; nothing here means that nothing did.
+	Tries map[Key]Try
+	// Running are the transfers under way. They count on the space they were
+	// promised when they began.
+	Running map[Key]bool
+	// ClockStepped says that the wall clock was set since the last look, so that
+	// intervals that go by it have to begin anew.
+	ClockStepped bool
+}
+
+// Disk is one disk as it was seen.
+type Disk struct {
+	Path string
+	UUID string
+	// Problem says why the disk cannot be used. Nothing is known of its copies
+	// then, and nothing is done to them.
+	Problem string
+	Space   disk.Space
+	Copies  map[disk.ID]Copy
+	Foreign []string // what is not ours and is left alone
+}
+
+// Copy is a copy on a disk, and what uses it.
+type Copy struct {
+	disk.Copy
+	// Using says why the copy counts as used; "" when nothing uses it.
+	Using string
+}
+
+// Try is what is remembered of a failure until the next attempt.
+type Try struct {
+	Attempts int
+	Since    time.Time // of the first failure in a row
+	Until    time.Time // of the next attempt
+	Message  string
+	// Final means that only another declaration helps.
+	Final bool
+	// Space is how many bytes the disk has to have free for the next attempt; it
+	// comes as soon as they are there.
+	Space int64
+	// Disk says that the trouble is the disk's and not the source's.
+	Disk bool
+}
+
+// ready returns the copy of id on the disk, if it is ready.
+func (d Disk) ready(id disk.ID) (Copy, bool) {
+	c, ok := d.Copies[id]
+	return c, ok && c.State == disk.Ready
+}
