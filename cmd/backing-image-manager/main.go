@@ -1,0 +1,83 @@
+// Backing-image-manager keeps golden VM disk images on the disks of a cluster
+// exactly as a directory of files says.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+func main() { os.Exit(run()) }
+
+// run is main for the tests, which run it in a process of their own.
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := newRoot().ExecuteContext(ctx)
+	return exitCode(err)
+}
+
+// exitError ends the program with a code of its own. An empty message prints
+// nothing: what was to be said has been said.
+type exitError struct {
+	code    int
+	message string
+}
+
+func (e *exitError) Error() string { return e.message }
+
+// exitCode prints an error for people and maps it to the exit code: 1, whatever it
+// is, unless a command chose another.
+func exitCode(err error) int {
+	if err == nil {
+		return 0
+	}
+	code := 1
+	if e, ok := errors.AsType[*exitError](err); ok {
+		code = e.code
+	}
+	if err.Error() != "" {
+		fmt.Fprintf(os.Stderr, "error: %v\n", err)
+		if hint := hintFor(err); hint != "" {
+			fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
+		}
+	}
+	return code
+}
+
+// hintFor says what to do about an error, where that can be known.
+func hintFor(err error) string {
+	if e, ok := errors.AsType[*disk.FormatError](err); ok {
+		return e.Hint
+	}
+	switch {
+	case errors.Is(err, disk.ErrLocked):
+		return "a daemon holds the disk: ask it instead, or stop it first"
+	case errors.Is(err, disk.ErrNotInitialised):
+		return "if the disk is mounted and new, run: backing-image-manager disk init PATH"
+	}
+	return ""
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "backing-image-manager",
+		Short: "Keep VM disk images on disks as a directory of files says",
+		Long: `Keeps golden VM disk images (qcow2 or raw "backing images") on the disks of a
+cluster exactly as a directory of files says. One manager runs on each node; all
+read the same directory, and nobody coordinates them.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+	}
+	root.AddCommand(newVersion())
+	return root
+}

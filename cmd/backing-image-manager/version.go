@@ -1,0 +1,41 @@
+package main
+
+import (
+	"fmt"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version, the commit and the version of Go",
+		Example: "  backing-image-manager version",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			fmt.Fprintln(cmd.OutOrStdout(), version())
+			return nil
+		},
+	}
+}
+
+// version tells from what the binary was built, as far as the build recorded it.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "backing-image-manager, of an unknown build"
+	}
+	commit := "unknown"
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			commit = s.Value[:min(12, len(s.Value))]
+		case "vcs.modified":
+			if s.Value == "true" {
+				commit += "+changes"
+			}
+		}
+	}
+	return fmt.Sprintf("backing-image-manager %s, commit %s, %s", info.Main.Version, commit, info.GoVersion)
+}
