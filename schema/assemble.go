@@ -50,13 +50,24 @@ func (a *assembly) place(k key, defined []*thing) {
 		a.mistake(k, p)
 	}
 	for _, t := range defined {
-		for _, f := range t.verdict.faults {
-			a.mistake(k, t.problem(f))
+		for _, p := range t.allProblems() {
+			a.mistake(k, p)
 		}
 	}
 	if _, wrong := a.wrong[k]; !wrong {
 		a.holds[k] = first
 	}
+}
+
+func (t *thing) allProblems() []Problem {
+	if len(t.problems) > 0 {
+		return t.problems
+	}
+	problems := make([]Problem, 0, len(t.verdict.faults))
+	for _, f := range t.verdict.faults {
+		problems = append(problems, t.problem(f))
+	}
+	return problems
 }
 
 // mistake records a problem that keeps k from holding as it is defined.

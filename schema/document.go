@@ -28,6 +28,9 @@ type thing struct {
 	value   *value
 	sum     [sha256.Size]byte // of value
 	verdict *verdict          // nil until it is judged
+	// problems are what its own file says against it already: it was not whole
+	// when it was judged.
+	problems []Problem
 }
 
 // prefix is the path to the thing's value.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"path"
 	"slices"
 )
 
@@ -37,7 +38,7 @@ func NewLoader() *Loader { return &Loader{shapes: shapes()} }
 // ctx ends before it does, the result allows nothing and the Loader forgets
 // nothing.
 func (l *Loader) Load(ctx context.Context, s Snapshot) Result {
-	contents := l.read(s)
+	contents := l.read(ctx, s)
 	if err := l.judge(ctx, contents); err != nil {
 		return Result{Config: l.last, Errors: []Problem{{Message: "loading was interrupted: " + err.Error()}}}
 	}
@@ -54,10 +55,13 @@ func (l *Loader) Load(ctx context.Context, s Snapshot) Result {
 }
 
 // read parses the files that are not as they were the last time.
-func (l *Loader) read(s Snapshot) []*content {
+func (l *Loader) read(ctx context.Context, s Snapshot) []*content {
 	kept := make(map[contentKey]*content, len(s.Files))
 	contents := make([]*content, 0, len(s.Files))
 	for _, f := range s.Files {
+		if path.Ext(f.Path) == ".cue" {
+			continue
+		}
 		k := contentKey{f.Path, sha256.Sum256(f.Data)}
 		c := l.contents[k]
 		if c == nil || f.Err != nil {
@@ -68,6 +72,7 @@ func (l *Loader) read(s Snapshot) []*content {
 		}
 		contents = append(contents, c)
 	}
+	contents = append(contents, l.readCUE(ctx, s.Files, kept)...)
 	l.contents = kept
 	return contents
 }

@@ -1,0 +1,52 @@
+package schema
+
+import (
+	"strings"
+	"testing"
+)
+
+const good = "images: good: source: upload: {}\n"
+
+// bombs are files of CUE that no machine evaluates to the end.
+var bombs = map[string]string{
+	"time": `
+let n = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+images: {for a in n for b in n for c in n for d in n for e in n for f in n for g in n for h in n if a+b+c+d+e+f+g+h > 100 {"x": source: upload: {}}}
+`,
+	"memory": `
+import "strings"
+a: strings.Repeat("x", 1000000)
+images: x: source: download: url: strings.Repeat(a, 1000000)
+`,
+}
+
+func TestBombCostsItsFileAlone(t *testing.T) {
+	for name, bomb := range bombs {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := NewLoader()
+			load := func(files ...File) Result { return l.Load(t.Context(), Snapshot{Files: files}) }
+			before := load(File{Path: "a.cue", Data: []byte(good)}, File{Path: "c.cue", Data: []byte(strings.ReplaceAll(good, "good", "too"))})
+			if before.May != Everything || len(before.Config.Images) != 2 {
+				t.Fatalf("not valid:\n%s", describe(before))
+			}
+			// Another good file comes along, to show that what stands behind the bomb is read.
+			got := load(File{Path: "a.cue", Data: []byte(good)}, File{Path: "b.cue", Data: []byte(bomb)},
+				File{Path: "c.cue", Data: []byte(strings.ReplaceAll(good, "good", "later"))})
+			if len(got.Errors) != 1 || got.Errors[0].File != "b.cue" || !strings.Contains(got.Errors[0].Message, "takes more than") {
+				t.Errorf("errors: %v, want one of b.cue that tells the limit", got.Errors)
+			}
+			if _, ok := got.Config.Images["later"]; !ok || got.May != NoDeletions {
+				t.Errorf("the file after the bomb was not read:\n%s", describe(got))
+			}
+		})
+	}
+}
+
+func TestChildIsNotStartedWithoutChildMain(t *testing.T) {
+	t.Setenv(childVariable, "1")
+	r := NewLoader().Load(t.Context(), Snapshot{Files: []File{{Path: "a.cue", Data: []byte(good)}}})
+	if r.May != ObserveOnly || len(r.Errors) != 1 {
+		t.Errorf("a child's child was started:\n%s", describe(r))
+	}
+}

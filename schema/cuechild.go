@@ -1,0 +1,248 @@
+package schema
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path"
+	"regexp"
+	"strings"
+	"testing/fstest" // MapFS, a file system in memory; it does not link testing
+
+	"cuelang.org/go/cue"
+	"cuelang.org/go/cue/ast"
+	"cuelang.org/go/cue/cuecontext"
+	"cuelang.org/go/cue/errors"
+	cueload "cuelang.org/go/cue/load"
+	"cuelang.org/go/cue/parser"
+	"golang.org/x/sys/unix"
+)
+
+// childVariable is set in the environment of a child.
+const childVariable = "BACKING_IMAGE_MANAGER_EVALUATE_CUE"
+
+// What evaluating the .cue files of a directory may take: an evaluation cannot
+// be stopped, so it has a process of its own that the kernel stops.
+const (
+	childSeconds = 4
+	childMemory  = 512 << 20
+)
+
+// ChildMain has to be called first thing in main, and in TestMain of tests that
+// load .cue files. In a process that a Loader started to evaluate .cue files it
+// does that and exits; otherwise it does nothing.
+func ChildMain() {
+	if os.Getenv(childVariable) == "" {
+		return
+	}
+	if err := serveUnits(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// serveUnits answers units one by one, so that it is plain which of them the
+// process died of.
+func serveUnits(in, out *os.File) error {
+	if err := limitSelf(); err != nil {
+		return err
+	}
+	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
+	for decoder.More() {
+		var u unit
+		if err := decoder.Decode(&u); err != nil {
+			return fmt.Errorf("read what to evaluate: %w", err)
+		}
+		if err := encoder.Encode(u.evaluate()); err != nil {
+			return fmt.Errorf("write the result: %w", err)
+		}
+	}
+	return nil
+}
+
+func limitSelf() error {
+	var pages uint64
+	b, err := os.ReadFile("/proc/self/statm")
+	if err == nil {
+		_, err = fmt.Sscan(string(b), &pages)
+	}
+	if err != nil {
+		return fmt.Errorf("read own memory: %w", err)
+	}
+	// The runtime of Go reserves address space that it never uses.
+	memory := pages*uint64(os.Getpagesize()) + childMemory
+	if err := unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: memory, Max: memory}); err != nil {
+		return fmt.Errorf("limit own memory: %w", err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_CPU, &unix.Rlimit{Cur: childSeconds, Max: childSeconds}); err != nil {
+		return fmt.Errorf("limit own time: %w", err)
+	}
+	return nil
+}
+
+func (u *unit) evaluate() answer {
+	files := fstest.MapFS{}
+	var names []string
+	for _, f := range u.Files {
+		files[f.Path] = &fstest.MapFile{Data: f.Data}
+		names = append(names, f.Path)
+	}
+	for _, f := range u.Others {
+		// The loader looks at all files of a module; a broken one must not keep
+		// the others from being imported.
+		if _, err := parser.ParseFile(f.Path, f.Data); path.Ext(f.Path) != ".cue" || err == nil {
+			files[f.Path] = &fstest.MapFile{Data: f.Data}
+		}
+	}
+	instance := cueload.Instances(names, &cueload.Config{FS: files, Env: []string{"CUE_REGISTRY=none"}})[0]
+	if instance.Err != nil {
+		return answer{Mistakes: u.mistakes(instance.Err)}
+	}
+	root := cuecontext.New().BuildInstance(instance)
+	w := walker{unit: u}
+	w.found = u.mistakes(root.Validate())
+	doc := w.value(root, nil)
+	return answer{Document: doc, Mistakes: w.found}
+}
+
+// maxMistakes bounds what is told of one unit.
+const maxMistakes = 100
+
+func (u *unit) mistakes(err error) []mistake {
+	var all []mistake
+	for _, e := range errors.Errors(err) {
+		if len(all) == maxMistakes {
+			break
+		}
+		format, args := e.Msg()
+		m := mistake{Path: unquote(e.Path()), Message: withoutAddresses(fmt.Sprintf(format, args...))}
+		for _, pos := range errors.Positions(e) {
+			at := position(pos)
+			switch {
+			case !u.owns(at.File):
+			case m.Line == 0:
+				m.Position = at
+			case m.Hint == "":
+				m.Hint = "see also " + at.String()
+			}
+		}
+		if m.Message == "import failed" {
+			m.Hint = "packages of the config directory and CUE's own can be imported, no others"
+		}
+		if m.Line == 0 {
+			m.Position = Position{File: u.Files[0].Path}
+		}
+		all = append(all, m)
+	}
+	return all
+}
+
+func (u *unit) owns(name string) bool {
+	for _, files := range [][]File{u.Files, u.Others} {
+		for _, f := range files {
+			if f.Path == name {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+var anyAddress = regexp.MustCompile(`[A-Za-z0-9+.-]+://[^\s"]*`)
+
+// withoutAddresses keeps a password in an address out of a message.
+func withoutAddresses(s string) string { return anyAddress.ReplaceAllString(s, "…") }
+
+// walker turns a value of CUE into one of ours.
+type walker struct {
+	unit  *unit
+	found []mistake
+}
+
+func (w *walker) value(v cue.Value, at []string) *wireValue {
+	v, _ = v.Default()
+	n := &wireValue{Position: position(v.Pos())}
+	switch k := v.IncompleteKind(); {
+	case k == cue.StructKind || k == cue.BottomKind:
+		return w.mapping(v, n, at)
+	case k == cue.ListKind:
+		return w.list(v, n, at)
+	case !v.IsConcrete():
+		w.miss(n, at, "has no definite value", "give it one")
+		return nil
+	case k == cue.StringKind:
+		n.Kind = textKind
+		n.Text, _ = v.String()
+	case k == cue.BoolKind:
+		n.Kind = boolKind
+		b, _ := v.Bool()
+		n.Text = fmt.Sprint(b)
+	case k == cue.NullKind:
+		n.Kind = nullKind
+	case k == cue.IntKind || k == cue.FloatKind || k == cue.NumberKind:
+		text, _ := v.MarshalJSON()
+		n.Kind, n.Text = numberKind, string(text)
+	default:
+		w.miss(n, at, "has to be a text, not bytes", "")
+		return nil
+	}
+	return n
+}
+
+func (w *walker) miss(n *wireValue, at []string, msg, hint string) {
+	if len(w.found) < maxMistakes {
+		w.found = append(w.found, mistake{Path: at, Position: n.Position, Message: msg, Hint: hint})
+	}
+}
+
+func (w *walker) mapping(v cue.Value, n *wireValue, at []string) *wireValue {
+	n.Kind = mapKind
+	fields, err := v.Fields()
+	if err != nil {
+		return nil // Validate has told what is wrong with it
+	}
+	any := false
+	for fields.Next() {
+		any = true
+		name := fields.Selector().Unquoted()
+		below := w.value(fields.Value(), append(at[:len(at):len(at)], name))
+		if below != nil {
+			n.Fields = append(n.Fields, wireField{Name: name, Position: nameOf(fields.Value()), Value: *below})
+		}
+	}
+	if !any && v.IncompleteKind() == cue.BottomKind {
+		return nil
+	}
+	return n
+}
+
+func (w *walker) list(v cue.Value, n *wireValue, at []string) *wireValue {
+	n.Kind = listKind
+	items, err := v.List()
+	if err != nil {
+		return nil // as above
+	}
+	for i := 0; items.Next(); i++ {
+		if below := w.value(items.Value(), append(at[:len(at):len(at)], fmt.Sprintf("[%d]", i))); below != nil {
+			n.Items = append(n.Items, *below)
+		}
+	}
+	return n
+}
+
+func position(p interface {
+	Filename() string
+	Line() int
+	Column() int
+}) Position {
+	return Position{File: strings.TrimPrefix(p.Filename(), "/"), Line: p.Line(), Column: p.Column()}
+}
+
+// nameOf is where the field of v is named, or at least its value.
+func nameOf(v cue.Value) Position {
+	if f, ok := v.Source().(*ast.Field); ok {
+		return position(f.Pos())
+	}
+	return position(v.Pos())
+}
