@@ -39,8 +39,8 @@ func (c *Client) Checksum(ctx context.Context, r Request) (stored, packed disk.D
 		return stored, packed, err
 	}
 	stored, packed, err = lookup(parseSums(file.bytes), list, image, imagePacking)
-	if err != nil {
-		err = &Error{Class: Source, URL: list.String(), Err: err}
+	if err != nil { // a list may be completed, so that this is no more final than a 404
+		err = &Error{Class: Refused, URL: list.String(), Err: err}
 	}
 	return stored, packed, err
 }

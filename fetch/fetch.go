@@ -47,7 +47,7 @@ type Request struct {
 
 	// Whole asks for the image in one piece: nothing of the part is kept, and
 	// bytes of several addresses are not joined. It is for the one retry after a
-	// wrong checksum of an image that came in pieces.
+	// wrong checksum of an image that came in pieces (Progress.Joined).
 	Whole bool
 }
 

@@ -11,6 +11,10 @@ import (
 type Progress struct {
 	Done  atomic.Int64
 	Total atomic.Int64 // -1: not known
+
+	// Joined is set while the bytes that came are of more than one answer. If
+	// their checksum is wrong then, another try as a Whole may bring the right ones.
+	Joined atomic.Bool
 }
 
 // Percent returns 0..100, and 0 while the total is not known.

@@ -61,8 +61,11 @@ func (t *transfer) pull(ctx context.Context, to sink) error {
 	var failed []*Error
 	for _, a := range t.addresses {
 		err := t.dispatch(ctx, a, to)
-		if err == nil || ctx.Err() != nil {
-			return errors.Join(err, context.Cause(ctx))
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
 		var e *Error
 		if !errors.As(classify(err), &e) || e.Class == NoSpace {
@@ -113,6 +116,9 @@ func (t *transfer) ask(ctx context.Context, a address, src source, to sink) erro
 	defer cancel(nil)
 	q := t.question(a, to)
 	if q.offset > 0 && q.offset == q.total {
+		t.progress.Joined.Store(true) // of answers to an earlier process, for all that is known
+		t.progress.Total.Store(q.total)
+		t.progress.Done.Store(q.offset)
 		return errComplete
 	}
 	got, err := src.get(ctx, q)
@@ -123,6 +129,7 @@ func (t *transfer) ask(ctx context.Context, a address, src source, to sink) erro
 		return err
 	}
 	defer got.body.Close()
+	t.progress.Joined.Store(got.start > 0)
 	if got.start == 0 {
 		if err := t.begin(a, got, to); err != nil {
 			return err

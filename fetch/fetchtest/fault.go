@@ -58,10 +58,11 @@ func parseFaults(q url.Values) []Fault {
 	return faults
 }
 
-// due counts each fault, and keeps those that happen on this request.
-func (a *answer) due(faults []Fault) {
+// due counts each fault under where it was asked for, and keeps those that happen
+// on this request.
+func (a *answer) due(where string, faults []Fault) {
 	for i, f := range faults {
-		key := fmt.Sprintf("%s %d %s", a.r.URL.RequestURI(), i, f.Kind)
+		key := fmt.Sprintf("%s %d %s", where, i, f.Kind)
 		n := 0
 		a.server.note(func() { n = a.server.counts[key]; a.server.counts[key]++ })
 		switch {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -61,7 +62,9 @@ func Start(t testing.TB) *Server {
 // StartTLS is Start with https. The authority of the certificate is ca, in PEM.
 func StartTLS(t testing.TB) (s *Server, ca []byte) {
 	s = New()
-	listening := httptest.NewTLSServer(s)
+	listening := httptest.NewUnstartedServer(s)
+	listening.Config.ErrorLog = log.New(io.Discard, "", 0) // clients that do not trust it are expected
+	listening.StartTLS()
 	t.Cleanup(listening.Close)
 	s.URL = listening.URL
 	return s, certificatePEM(listening.Certificate())
@@ -123,7 +126,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.status(http.StatusNotFound)
 	default:
 		a.file = f
-		a.due(append(parseFaults(r.URL.Query()), f.faults...))
+		a.due(r.URL.RequestURI(), parseFaults(r.URL.Query()))
+		a.due("in code "+r.URL.Path, f.faults)
 		a.serve()
 	}
 }

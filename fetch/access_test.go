@@ -1,0 +1,321 @@
+package fetch
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+)
+
+// secret writes the files of a folder of credentials.
+func (r *rig) secret(name string, files map[string]string) {
+	r.t.Helper()
+	dir := filepath.Join(r.client.SecretsDir, name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		r.t.Fatal(err)
+	}
+	for file, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+func TestCredentials(t *testing.T) {
+	fault := func(k fetchtest.Kind) []fetchtest.Fault { return []fetchtest.Fault{{Kind: k}} }
+	tests := []struct {
+		name   string
+		faults []fetchtest.Fault
+		files  map[string]string
+		header string // that the server has to get
+		value  string
+	}{
+		{"basic", fault(fetchtest.Basic), map[string]string{"username": "user", "password": "password\n"}, "", ""},
+		{"bearer", fault(fetchtest.Bearer), map[string]string{"token": "token\n"}, "", ""},
+		{"headers", nil, map[string]string{"headers": "# a key\nX-Api-Key: " + marker + "\nX-Other:  b \n"}, "X-Api-Key", marker},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			r.secret("vendor", tt.files)
+			req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), tt.faults...), Credentials: "vendor"}
+			if err := r.download(req); err != nil {
+				t.Fatal(err)
+			}
+			r.stored(image)
+			if got := r.server.Requests()[0].Header.Get(tt.header); got != tt.value {
+				t.Errorf("got header %s %q, want %q", tt.header, got, tt.value)
+			}
+		})
+	}
+}
+
+func TestWrongCredentials(t *testing.T) {
+	pair := func(a, b string) map[string]string { return map[string]string{"username": a, "password": b} }
+	tests := []struct {
+		name, folder string
+		files        map[string]string
+		class        Class
+		word         string
+	}{
+		{"rejected", "vendor", pair(marker, marker), Refused, "does not accept"},
+		{"no folder", "nobody", nil, Config, "no such folder"},
+		{"path", "../vendor", nil, Config, "one folder"},
+		{"half", "vendor", map[string]string{"username": marker}, Config, "one is missing"},
+		{"unknown file", "vendor", map[string]string{"passwd": marker}, Config, `"passwd" is not known: use username`},
+		{"two kinds", "vendor", map[string]string{"username": "a", "password": marker, "token": marker}, Config, "more than one"},
+		{"empty", "vendor", map[string]string{"token": "\n"}, Config, "is empty"},
+		{"empty folder", "vendor", map[string]string{}, Config, "folder is empty"},
+		{"bad header", "vendor", map[string]string{"headers": marker}, Config, "Name: value"},
+		{"header of ours", "vendor", map[string]string{"headers": "Range: " + marker}, Config, "not for users"},
+		{"bad pair", "vendor", map[string]string{"tls.crt": marker, "tls.key": marker}, Config, "PEM"},
+		{"bad ca", "vendor", map[string]string{"ca.crt": marker}, Config, "PEM"},
+		{"bad host", "vendor", map[string]string{"hosts": "https://" + marker}, Config, "not a host"},
+		{"header in token", "vendor", map[string]string{"token": marker + "\nX-Evil: 1"}, Config, "no header can"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			if tt.files != nil {
+				r.secret(tt.folder, tt.files)
+			}
+			url := r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Basic})
+			failed(t, r.download(Request{URL: url, Credentials: tt.folder}), tt.class, tt.word)
+		})
+	}
+}
+
+// TestMountedSecret has the folder as kubelet mounts it, and changes it.
+func TestMountedSecret(t *testing.T) {
+	r := newRig(t)
+	r.secret("vendor/..2026_1", map[string]string{"token": "old " + marker})
+	r.secret("vendor/..2026_2", map[string]string{"token": "token"})
+	dir := filepath.Join(r.client.SecretsDir, "vendor")
+	for link, to := range map[string]string{"..data": "..2026_1", "token": "..data/token"} {
+		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Bearer}), Credentials: "vendor"}
+	failed(t, r.download(req), Refused, "does not accept")
+	if err := os.Remove(filepath.Join(dir, "..data")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("..2026_2", filepath.Join(dir, "..data")); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.download(req); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLinkOutOfSecrets(t *testing.T) {
+	r := newRig(t)
+	outside := t.TempDir()
+	if err := os.WriteFile(filepath.Join(outside, "token"), []byte(marker), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, filepath.Join(r.client.SecretsDir, "vendor")); err != nil {
+		t.Fatal(err)
+	}
+	url := r.server.Serve("/image.raw", fetchtest.Bytes(image))
+	failed(t, r.download(Request{URL: url, Credentials: "vendor"}), Config, "vendor")
+}
+
+// TestRedirectsKeepSecrets redirects to another host, which must get neither the
+// credentials nor a Referer, and back within the host, which gets them.
+func TestRedirectsKeepSecrets(t *testing.T) {
+	for _, hosts := range []string{"", "named"} {
+		r := newRig(t)
+		other := fetchtest.Start(t)
+		target := other.Serve("/there.raw", fetchtest.Bytes(image))
+		files := map[string]string{"token": marker}
+		if hosts != "" {
+			files["hosts"] = strings.TrimPrefix(other.URL, "http://")
+		}
+		r.secret("vendor", files)
+		r.server.Serve("/second.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: target})
+		url := r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: "/second.raw"})
+		if err := r.download(Request{URL: url, Credentials: "vendor"}); err != nil {
+			t.Fatal(err)
+		}
+		r.stored(image)
+		for _, q := range append(r.server.Requests(), other.Requests()...) {
+			trusted := q.Path != "/there.raw" || hosts != ""
+			if got := q.Header.Get("Authorization"); (got != "") != trusted {
+				t.Errorf("hosts %q: %s got authorization %q", hosts, q.Path, got)
+			}
+			if got := q.Header.Get("Referer"); got != "" {
+				t.Errorf("%s got a Referer: %s", q.Path, got)
+			}
+		}
+	}
+}
+
+func TestMirrorsSeeNoSecrets(t *testing.T) {
+	r := newRig(t)
+	other := fetchtest.Start(t)
+	r.secret("vendor", map[string]string{"token": marker})
+	req := Request{
+		URL:         r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.NotFound}),
+		Mirrors:     []string{other.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Bearer})},
+		Credentials: "vendor",
+	}
+	failed(t, r.download(req), Refused, "401", `name it in their file "hosts"`)
+	if got := other.Requests()[0].Header.Get("Authorization"); got != "" {
+		t.Errorf("a mirror on another host got authorization %q", got)
+	}
+}
+
+func TestSecretsInTheClear(t *testing.T) {
+	r := newRig(t)
+	r.secret("vendor", map[string]string{"token": marker})
+	err := r.download(Request{URL: "http://images.example.com/image.raw", Credentials: "vendor"})
+	failed(t, err, Config, "in the clear", "use https")
+}
+
+func TestOwnAuthority(t *testing.T) {
+	r := newRig(t)
+	server, ca := fetchtest.StartTLS(t)
+	r.secret("vendor", map[string]string{"ca.crt": string(ca)})
+	url := server.Serve("/image.raw", fetchtest.Bytes(image))
+	failed(t, r.download(Request{URL: url}), Network, "certificate")
+	if err := r.download(Request{URL: url, Credentials: "vendor"}); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
+}
+
+func TestRedirectFromHTTPS(t *testing.T) {
+	r := newRig(t)
+	server, ca := fetchtest.StartTLS(t)
+	r.secret("vendor", map[string]string{"ca.crt": string(ca)})
+	plain := r.server.Serve("/image.raw", fetchtest.Bytes(image))
+	url := server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: plain})
+	failed(t, r.download(Request{URL: url, Credentials: "vendor"}), Config, "from https to http")
+	if got := r.server.Requests(); len(got) != 0 {
+		t.Errorf("got requests %+v in the clear", got)
+	}
+}
+
+// TestProxy sends a download for a host that does not exist through a proxy, which
+// is on loopback and may be, although sources there are refused.
+func TestProxy(t *testing.T) {
+	r := newRig(t)
+	r.client.AllowLoopback = false
+	origin := fetchtest.New()
+	origin.Serve("/image.raw", fetchtest.Bytes(image))
+	var asked []string
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		asked = append(asked, q.URL.Host)
+		origin.ServeHTTP(w, q)
+	}))
+	t.Cleanup(proxy.Close)
+	t.Setenv("HTTP_PROXY", proxy.URL)
+	if err := r.download(Request{URL: "http://images.invalid/image.raw"}); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
+	if len(asked) != 1 || asked[0] != "images.invalid" {
+		t.Errorf("the proxy was asked for %q", asked)
+	}
+}
+
+func TestProxyKeepsItsPassword(t *testing.T) {
+	r := newRig(t)
+	t.Setenv("HTTPS_PROXY", "http://user:"+marker+"@127.0.0.1:1/")
+	failed(t, r.download(Request{URL: "https://images.invalid/image.raw"}), Network, "refused")
+}
+
+func TestRefusedHosts(t *testing.T) {
+	hosts := []string{"127.0.0.1", "127.0.0.2", "0.0.0.0", "localhost", "LOCALHOST.", "a.localhost", "[::1]", "[::]",
+		"169.254.169.254", "[fe80::1]", "[::ffff:127.0.0.1]"}
+	for _, host := range hosts {
+		r := newRig(t)
+		r.client.AllowLoopback = false
+		err := r.download(Request{URL: "http://" + host + ":1/image.raw"})
+		failed(t, err, Config, "refused unless allowLoopbackSources is set")
+	}
+}
+
+func TestRedirectToRefusedHost(t *testing.T) {
+	r := newRig(t)
+	r.client.AllowLoopback = false
+	origin := fetchtest.New()
+	origin.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: "http://127.0.0.1:1/x?" + marker})
+	proxy := httptest.NewServer(origin)
+	t.Cleanup(proxy.Close)
+	t.Setenv("HTTP_PROXY", proxy.URL)
+	failed(t, r.download(Request{URL: "http://images.invalid/image.raw"}), Config, "127.0.0.1", "loopback")
+}
+
+// TestRefusedWhenDialled is the case of a name that resolves to loopback.
+func TestRefusedWhenDialled(t *testing.T) {
+	for _, addr := range []string{"127.0.0.1:80", "[::1]:80", "169.254.169.254:80", "0.0.0.0:80", "[::ffff:127.0.0.1]:80", "[fe80::1%lo]:80"} {
+		if err := refuseDial("tcp", addr, nil); err == nil {
+			t.Errorf("dialling %s is not refused", addr)
+		}
+	}
+	for _, addr := range []string{"10.0.0.1:80", "192.0.2.1:443", "[2001:db8::1]:443"} {
+		if err := refuseDial("tcp", addr, nil); err != nil {
+			t.Errorf("dialling %s is refused: %v", addr, err)
+		}
+	}
+	c := &Client{timing: defaultTiming}
+	n, err := c.network(&credentials{}, address{url: &url.URL{Scheme: "http", Host: "images.invalid", Path: "/"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := fetchtest.Start(t)
+	if conn, err := n.bare.DialContext(context.Background(), "tcp", strings.TrimPrefix(s.URL, "http://")); err == nil {
+		conn.Close()
+		t.Error("the transport dialled loopback")
+	}
+}
+
+func TestQueryReachesTheServer(t *testing.T) {
+	r := newRig(t)
+	const query = "b=2&a=%2F1&checksum=md5:1&archive=tar&filename=x&empty"
+	p := r.part(disk.PartOptions{})
+	err := r.client.Download(context.Background(), Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)) + "?" + query}, p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.server.Requests()[0].Query; got != query {
+		t.Errorf("the server got query %q, want %q", got, query)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	tests := []struct{ url, word string }{
+		{"", "empty"},
+		{"example.com/x", "no scheme"},
+		{"//example.com/x", "no scheme"},
+		{"httpsinvalid://example.com/x", `scheme "httpsinvalid"`},
+		{"ftp://example.com/x", `scheme "ftp"`},
+		{"git::https://example.com/x", "git::"},
+		{"git@github.com:a/b", ""},
+		{"https://example.com", "no path"},
+		{"https:///x", "no host"},
+		{"https://user:" + marker + "@example.com/x", "credentials folder"},
+		{"https://example.com/a//b", "sub-folder"},
+		{"file://host/x", "names a host"},
+		{"https://example.com/%zz" + marker, "not a URL"},
+		{"s3::https://example.com/bucket", "bucket and a key"},
+		{"s3://bucket/key?versionId=" + marker, "query"},
+		{"file:///etc/passwd", "not below"},
+	}
+	for _, tt := range tests {
+		r := newRig(t)
+		r.client.AllowLoopback, r.client.FileRoots = false, []string{t.TempDir()}
+		p := r.part(disk.PartOptions{})
+		failed(t, r.client.Download(context.Background(), Request{URL: tt.url}, p, nil), Config, tt.word)
+	}
+}

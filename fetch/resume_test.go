@@ -1,0 +1,233 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+)
+
+// half fetches the first 2 MiB and a bit and leaves them in a closed part, as a
+// process does that was stopped.
+func (r *rig) half(req Request) {
+	r.t.Helper()
+	p := r.part(disk.PartOptions{})
+	failed(r.t, r.into(p, req), Network, "stalled")
+	if err := p.Close(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.server.Forget()
+}
+
+var stallOnce = fetchtest.Fault{Kind: fetchtest.Stall, At: 2<<20 + 100, Times: 1}
+
+func TestResumeInAnotherProcess(t *testing.T) {
+	r := newRig(t)
+	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce)}
+	r.half(req)
+	if err := r.download(req); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
+	got := r.server.Requests()
+	if len(got) != 1 || got[0].Range != "bytes=2097152-" || got[0].IfRange == "" {
+		t.Errorf("got requests %+v, want one for the rest with If-Range", got)
+	}
+}
+
+func TestCompletePartAsksNobody(t *testing.T) {
+	r := newRig(t)
+	whole := image[:2<<20]
+	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(whole))}
+	p := r.part(disk.PartOptions{})
+	if err := r.into(p, req); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.server.Forget()
+	if err := r.download(req); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(whole)
+	if got := r.server.Requests(); len(got) != 0 {
+		t.Errorf("got requests %+v for an image that was there", got)
+	}
+}
+
+func TestChangedFileStartsAgain(t *testing.T) {
+	other := slices.Clone(image)
+	other[0] ^= 0x80
+	for _, declared := range []bool{false, true} {
+		r := newRig(t)
+		req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce, fetchtest.Fault{Kind: fetchtest.Changed})}
+		if declared {
+			req.Digest = digest(other)
+		}
+		r.half(req)
+		if err := r.download(req); err != nil {
+			t.Fatal(err)
+		}
+		r.stored(other)
+		if got := r.ranges(); !slices.Equal(got, []string{"bytes=2097152-"}) {
+			t.Errorf("got requests with ranges %q, want one that is answered with the whole", got)
+		}
+	}
+}
+
+func TestShorterFileStartsAgain(t *testing.T) {
+	r := newRig(t)
+	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce)}
+	r.half(req)
+	shorter := image[:1<<20]
+	req.URL = r.server.Serve("/image.raw", fetchtest.Bytes(shorter), fetchtest.Fault{Kind: fetchtest.NoValidator})
+	req.Digest = digest(shorter)
+	if err := r.download(req); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(shorter)
+}
+
+func TestMirrors(t *testing.T) {
+	type fault = fetchtest.Fault
+	away := fault{Kind: fetchtest.NotFound}
+	tests := []struct {
+		name     string
+		url      []fault
+		mirror   []fault
+		declared bool
+		class    Class
+		words    []string
+		ranges   []string // of all requests but the first
+	}{
+		{name: "first one works", ranges: []string{}},
+		{name: "first one is away", url: []fault{away}, ranges: []string{""}},
+		{name: "resumed across by digest", url: []fault{stallOnce}, declared: true, ranges: []string{"bytes=2097252-"}},
+		{name: "not joined without a digest", url: []fault{stallOnce, {Kind: fetchtest.NoValidator}}, ranges: []string{""}},
+		{name: "asked by a strong ETag without a digest", url: []fault{stallOnce}, ranges: []string{"bytes=2097252-"}},
+		{name: "wrong kind of file", url: []fault{{Kind: fetchtest.Gzip}}, declared: true, ranges: []string{""}},
+		{name: "both away", url: []fault{away}, mirror: []fault{{Kind: fetchtest.Unavailable}},
+			class: Network, words: []string{"image.raw: the server answers 404", "mirror.raw: the server answers 503"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			req := Request{
+				URL:     r.server.Serve("/image.raw", fetchtest.Bytes(image), tt.url...),
+				Mirrors: []string{r.server.Serve("/mirror.raw", fetchtest.Bytes(image), tt.mirror...)},
+			}
+			if tt.declared {
+				req.Digest = digest(image)
+			}
+			err := r.download(req)
+			if tt.class != 0 {
+				failed(t, err, tt.class, tt.words...)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.stored(image)
+			if got := r.ranges()[1:]; !slices.Equal(got, tt.ranges) {
+				t.Errorf("got ranges %q after the first request, want %q", got, tt.ranges)
+			}
+		})
+	}
+}
+
+// TestWholeAfterJoining has a mirror that serves other bytes of the same length:
+// joined to the first half they are wrong, and the second try sees to it.
+func TestWholeAfterJoining(t *testing.T) {
+	r := newRig(t)
+	other := fetchtest.Random(2, len(image))
+	req := Request{
+		URL:     r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce),
+		Mirrors: []string{r.server.Serve("/mirror.raw", fetchtest.Bytes(other))},
+		Digest:  digest(image),
+	}
+	var progress Progress
+	p := r.part(disk.PartOptions{})
+	if err := r.client.Download(context.Background(), req, p, &progress); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Commit(req.Digest); !errors.As(err, new(*disk.ChecksumError)) || !progress.Joined.Load() {
+		t.Fatalf("got %v, joined %v, want a wrong checksum of joined bytes", err, progress.Joined.Load())
+	}
+	req.Whole = true
+	if err := r.download(req); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
+}
+
+func TestCancel(t *testing.T) {
+	r := newRig(t)
+	url := r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Stall, At: 2 << 20})
+	ctx, cancel := context.WithCancelCause(context.Background())
+	reason := errors.New("told to stop")
+	p := r.part(disk.PartOptions{})
+	var progress Progress
+	go func() {
+		for progress.Done.Load() < 2<<20 && ctx.Err() == nil {
+		}
+		cancel(reason)
+	}()
+	err := r.client.Download(ctx, Request{URL: url}, p, &progress)
+	if !errors.Is(err, reason) || errors.As(err, new(*Error)) {
+		t.Errorf("got error %v, want the cause of the cancellation alone", err)
+	}
+	if p.Offset() != 2<<20 {
+		t.Errorf("the part holds %d bytes, want those that came", p.Offset())
+	}
+}
+
+func TestNoSpace(t *testing.T) {
+	r := newRig(t)
+	p := r.part(disk.PartOptions{Reserve: 1 << 60})
+	err := r.into(p, Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image))})
+	failed(t, err, NoSpace)
+	if got := r.server.Requests(); len(got) != 1 {
+		t.Errorf("got %d requests, want one, and no mirror or retry", len(got))
+	}
+}
+
+func TestTooLarge(t *testing.T) {
+	r := newRig(t)
+	url := r.server.Serve("/image.raw", fetchtest.Repeated(image, 1<<30))
+	failed(t, r.download(Request{URL: url, MaxSize: 1 << 20}), Source, "larger than allowed")
+	if sent := r.server.Requests()[0].Sent; sent > 64<<20 {
+		t.Errorf("%d bytes were read of a file that is too large", sent)
+	}
+}
+
+func TestProgress(t *testing.T) {
+	r := newRig(t)
+	var progress Progress
+	p := r.part(disk.PartOptions{})
+	url := r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Cut, At: 1 << 20, Times: 1})
+	if err := r.client.Download(context.Background(), Request{URL: url}, p, &progress); err != nil {
+		t.Fatal(err)
+	}
+	done, total := progress.Done.Load(), progress.Total.Load()
+	if want := int64(len(image)); done != want || total != want || progress.Percent() != 100 {
+		t.Errorf("got %d of %d bytes, %d%%, want all %d", done, total, progress.Percent(), want)
+	}
+}
+
+func TestBandwidthLimit(t *testing.T) {
+	r := newRig(t)
+	url := r.server.Serve("/image.raw", fetchtest.Bytes(bytes.Repeat([]byte{1}, 512<<10)))
+	began := time.Now()
+	if err := r.download(Request{URL: url, BandwidthLimit: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began).Seconds(); took < 0.3 || took > 5 {
+		t.Errorf("512 KiB took %.2f s at 1 MiB/s", took)
+	}
+}

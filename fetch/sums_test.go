@@ -1,0 +1,165 @@
+package fetch
+
+import (
+	"context"
+	"crypto/sha256"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+)
+
+// hash256 and hash512 are the hex digits of digests that are as good as any.
+var (
+	hash256 = strings.Repeat("a1", 32)
+	hash512 = strings.Repeat("b2", 64)
+	other   = strings.Repeat("c3", 32)
+)
+
+func parsed(t testing.TB, s string) disk.Digest {
+	t.Helper()
+	d, err := disk.ParseDigest(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestChecksum(t *testing.T) {
+	want256, want512 := parsed(t, "sha256:"+hash256), parsed(t, hash512)
+	var none disk.Digest
+	tests := []struct {
+		name, image, list string
+		stored, packed    disk.Digest
+		word              string // of the error, if one is wanted
+	}{
+		{"gnu", "a.img", other + "  b.img\n" + hash256 + "  a.img\n", want256, none, ""},
+		{"gnu, binary", "a.img", hash512 + " *a.img\r\n", want512, none, ""},
+		{"gnu, in a folder", "a.img", hash256 + "  ./images/a.img", want256, none, ""},
+		{"gnu, upper case", "a.img", strings.ToUpper(hash256) + "  a.img", want256, none, ""},
+		{"bsd", "a.img", "# a comment\nSHA256 (a.img) = " + hash256 + "\n", want256, none, ""},
+		{"bsd, both", "a.img", "SHA256 (a.img) = " + hash256 + "\nSHA512 (a.img) = " + hash512 + "\n", want512, none, ""},
+		{"openssl", "a.img", "SHA2-256(a.img)= " + hash256 + "\n", want256, none, ""},
+		{"bare", "a.img", "\n" + hash256 + "\n", want256, none, ""},
+		{"bare, packed", "a.img.xz", hash256, none, want256, ""},
+		{"byte order mark", "a.img", "\ufeff" + hash256 + "  a.img", want256, none, ""},
+		{"signed", "a.img", "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\n# a.img: 300 bytes\nSHA256 (a.img) = " + hash256 +
+			"\n-----BEGIN PGP SIGNATURE-----\n\niQIzBAEBCAAdFiEE\n=abcd\n-----END PGP SIGNATURE-----\n", want256, none, ""},
+		{"packed name", "a.img.xz", hash256 + "  a.img.xz", none, want256, ""},
+		{"unpacked name", "a.img.xz", hash256 + "  a.img", want256, none, ""},
+		{"both names", "a.img.xz", hash256 + "  a.img.xz\n" + hash512 + "  a.img", want512, want256, ""},
+		{"escaped name", "a.img", "\\" + hash256 + "  a.img", want256, none, ""},
+		{"not listed", "noble-amd64.img", hash256 + "  noble-arm64.img\n" + other + "  unrelated\n", none, none,
+			`"noble-amd64.img" is not listed: near it are noble-arm64.img`},
+		{"nothing near", "a.img", hash256 + "  something-else-altogether.iso", none, none, "among 1 checksums"},
+		{"weak only", "a.img", strings.Repeat("d4", 16) + "  a.img", none, none, "only weaker ones"},
+		{"web page", "a.img", "<html><body>Not here</body></html>", none, none, "lists no checksums"},
+		{"conflict", "a.img", hash256 + "  a.img\n" + other + "  old/a.img", none, none, "more than one checksum"},
+		{"the same twice", "a.img", hash256 + "  a.img\n" + hash256 + "  old/a.img", want256, none, ""},
+		{"too large", "a.img", strings.Repeat("# padding\n", 200_000), none, none, "larger than"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			req := Request{URL: "https://images.invalid/x/" + tt.image + "?sig=" + marker}
+			req.ChecksumURL = signed(r.server.Serve("/SHA256SUMS", fetchtest.Bytes([]byte(tt.list))))
+			stored, packed, err := r.client.Checksum(context.Background(), req)
+			if tt.word != "" {
+				failed(t, err, err.(*Error).Class, tt.word)
+				return
+			}
+			if err != nil || stored != tt.stored || packed != tt.packed {
+				t.Errorf("got stored %v, packed %v, %v; want %v and %v", stored, packed, err, tt.stored, tt.packed)
+			}
+		})
+	}
+}
+
+func TestChecksumOfUnpackedByName(t *testing.T) {
+	r := newRig(t)
+	req := Request{
+		URL:         "https://images.invalid/a.raw.xz",
+		ChecksumURL: r.server.Serve("/a.raw.sha256", fetchtest.Bytes([]byte(hash256))),
+	}
+	stored, packed, err := r.client.Checksum(context.Background(), req)
+	if err != nil || stored != parsed(t, "sha256:"+hash256) || !packed.IsZero() {
+		t.Errorf("got stored %v, packed %v, %v", stored, packed, err)
+	}
+}
+
+func TestChecksumFaults(t *testing.T) {
+	list := []byte(strings.Repeat("# padding\n", 10_000) + hash256 + "  a.img\n")
+	tests := []struct {
+		fault fetchtest.Fault
+		class Class
+	}{
+		{fetchtest.Fault{Kind: fetchtest.Cut, At: 70_000, Times: 2}, 0},
+		{fetchtest.Fault{Kind: fetchtest.NoLength}, 0},
+		{fetchtest.Fault{Kind: fetchtest.NotFound}, Refused},
+		{fetchtest.Fault{Kind: fetchtest.Unavailable}, Network},
+		{fetchtest.Fault{Kind: fetchtest.Empty}, Source},
+	}
+	for _, tt := range tests {
+		r := newRig(t)
+		req := Request{URL: "https://images.invalid/a.img", ChecksumURL: r.server.Serve("/SHA256SUMS", fetchtest.Bytes(list), tt.fault)}
+		stored, _, err := r.client.Checksum(context.Background(), req)
+		if tt.class != 0 {
+			failed(t, err, tt.class, "SHA256SUMS")
+		} else if err != nil || stored.IsZero() {
+			t.Errorf("%v: got %v, %v", tt.fault.Kind, stored, err)
+		}
+	}
+}
+
+// TestVendorChecksum goes the whole way of an image with SHA256SUMS beside it.
+func TestVendorChecksum(t *testing.T) {
+	r := newRig(t)
+	packed := pack(t, packedXz, image)
+	h := sha256.New()
+	h.Write(packed)
+	req := Request{URL: r.server.Serve("/image.raw.xz", fetchtest.Bytes(packed))}
+	line := strings.TrimPrefix(disk.SHA256.Sum(h).String(), "sha256:") + " *image.raw.xz\n"
+	req.ChecksumURL = r.server.Serve("/SHA256SUMS", fetchtest.Bytes([]byte(line)))
+	var err error
+	if req.Digest, req.PackedDigest, err = r.client.Checksum(context.Background(), req); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.download(req); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
+}
+
+func TestEditDistance(t *testing.T) {
+	tests := []struct {
+		a, b        string
+		limit, want int
+	}{{"", "", 3, 0}, {"a", "", 3, 1}, {"kitten", "sitting", 9, 3}, {"kitten", "sitting", 2, 3}, {"abc", "abcdefgh", 3, 4}}
+	for _, tt := range tests {
+		if got := editDistance(tt.a, tt.b, tt.limit); got != tt.want {
+			t.Errorf("editDistance(%q, %q, %d) = %d, want %d", tt.a, tt.b, tt.limit, got, tt.want)
+		}
+	}
+}
+
+func FuzzSums(f *testing.F) {
+	f.Add([]byte(hash256+"  a.img\n"), "a.img")
+	f.Add([]byte(hash512+" *dir/a.img\r\nSHA256 (b.img) = "+hash256+"\n"), "b.img")
+	f.Add([]byte("-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\n"+hash256+"\n"), "x")
+	f.Add([]byte("\\"+hash256+"  a\\nb\nSHA512 () = "), "")
+	f.Fuzz(func(t *testing.T, b []byte, base string) {
+		s := parseSums(b)
+		d, conflict := s.find(base)
+		if conflict && !d.IsZero() {
+			t.Error("a digest of a conflict")
+		}
+		digits := strings.TrimPrefix(d.String(), "sha256:")
+		if !d.IsZero() && !strings.Contains(strings.ToLower(string(b)), digits) {
+			t.Errorf("digest %v is not in the file", d)
+		}
+		if near := s.near(base); len(near) > 3 {
+			t.Errorf("%d names are near", len(near))
+		}
+	})
+}

@@ -1,0 +1,191 @@
+package fetch
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/base64"
+	"io"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/ulikunitz/xz"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+)
+
+// bz2 is two streams that bzip2 wrote: 32 KiB of zeros, and 4 KiB of ones.
+const bz2 = "QlpoOTFBWSZTWWU/+IAAAEBAgMAAAAQACCAAMMwFU2pAKOA8XckU4UJBlP/iAEJaaDkxQVkmU1k5ZUkpAAAIQACgBAAIIAAwzAVTakFHDxdyRThQkDllSSk="
+
+var bz2Image = append(make([]byte, 32<<10), bytes.Repeat([]byte{1}, 4<<10)...)
+
+// pack packs b with one of the writers that there are in Go.
+func pack(t testing.TB, p packing, b []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	var w io.WriteCloser
+	var err error
+	switch p {
+	case packedGz:
+		w = gzip.NewWriter(&out)
+	case packedZst:
+		w, err = zstd.NewWriter(&out)
+	case packedXz:
+		w, err = xz.WriterConfig{BlockSize: 1 << 20, DictCap: 1 << 20}.NewWriter(&out)
+	default:
+		t.Fatalf("cannot pack %s", p)
+	}
+	if err == nil {
+		_, err = w.Write(b)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func TestUnpack(t *testing.T) {
+	small := append(fetchtest.Random(3, 1<<20), make([]byte, 2<<20)...)
+	files := map[packing]struct{ packed, image []byte }{}
+	for _, p := range []packing{packedGz, packedZst, packedXz} {
+		first, second := pack(t, p, small[:300<<10]), pack(t, p, small[300<<10:])
+		files[p] = struct{ packed, image []byte }{append(first, second...), small}
+	}
+	packed, err := base64.StdEncoding.DecodeString(bz2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files[packedBz2] = struct{ packed, image []byte }{packed, bz2Image}
+	for p, f := range files {
+		half := int64(len(f.packed) / 2)
+		wrong := append(bytes.Clone(f.packed[:half]), f.packed[half]^0xff)
+		wrong = append(wrong, f.packed[half+1:]...)
+		tests := []struct {
+			name   string
+			body   []byte
+			faults []fetchtest.Fault
+			req    Request
+			word   string // of an error of class Source, if one is wanted
+		}{
+			{name: "several members", body: f.packed},
+			{name: "cut and resumed", body: f.packed, faults: []fetchtest.Fault{{Kind: fetchtest.Cut, At: half, Times: 1}}},
+			{name: "cut, no range", body: f.packed, faults: []fetchtest.Fault{{Kind: fetchtest.Cut, At: half, Times: 1}, {Kind: fetchtest.NoRange}}},
+			{name: "both digests", body: f.packed, req: Request{Digest: digest(f.image), PackedDigest: digest(f.packed)}},
+			{name: "wrong packed digest", body: f.packed, req: Request{PackedDigest: digest(f.image)}, word: "packed file: checksum mismatch"},
+			{name: "wrong digest", body: f.packed, req: Request{Digest: digest(f.packed)}, word: "checksum mismatch"},
+			{name: "truncated", body: f.packed[:len(f.packed)-3], word: "unpack " + string(p)},
+			{name: "garbage behind", body: append(bytes.Clone(f.packed), "garbage, and more of it"...), word: "unpack " + string(p)},
+			{name: "damaged", body: wrong, word: "unpack " + string(p)},
+			{name: "not packed", body: image, word: "unpack " + string(p)},
+			{name: "too large", body: f.packed, req: Request{MaxSize: 16 << 10}, word: "larger than allowed"},
+		}
+		for _, tt := range tests {
+			t.Run(string(p)+" "+tt.name, func(t *testing.T) {
+				r := newRig(t)
+				tt.req.URL = r.server.Serve("/image.raw."+string(p), fetchtest.Bytes(tt.body), tt.faults...)
+				err := r.download(tt.req)
+				if tt.word != "" {
+					failed(t, err, Source, tt.word)
+					r.noImage()
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.stored(f.image)
+			})
+		}
+	}
+}
+
+func TestUnpackStartsOverInAnotherProcess(t *testing.T) {
+	r := newRig(t)
+	packed := pack(t, packedGz, image)
+	req := Request{URL: r.server.Serve("/image.raw.gz", fetchtest.Bytes(packed), stallOnce)}
+	r.half(req)
+	if err := r.download(req); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
+	if got := r.ranges(); len(got) != 1 || got[0] != "" {
+		t.Errorf("got ranges %q, want one request for the whole", got)
+	}
+}
+
+func TestUnpackChoice(t *testing.T) {
+	tests := []struct {
+		unpack, path string
+		want         packing
+	}{
+		{"", "/a.qcow2", notPacked}, {"auto", "/a.raw.GZ", packedGz}, {"", "/a.raw.zst", packedZst}, {"", "/a.xz", packedXz},
+		{"none", "/a.xz", notPacked}, {"bz2", "/a", packedBz2}, {"auto", "/a.xz.raw", notPacked},
+	}
+	for _, tt := range tests {
+		a, err := parseAddress("https://example.com" + tt.path + "?x=.gz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := packingOf(tt.unpack, a); err != nil || got != tt.want {
+			t.Errorf("unpack %q of %s: got %q, %v, want %q", tt.unpack, tt.path, got, err, tt.want)
+		}
+	}
+	_, err := packingOf("rar", address{})
+	failed(t, err, Config, "use auto")
+}
+
+// TestBombs: zeros take no space and may be any number; other bytes may not.
+func TestBombs(t *testing.T) {
+	const size = 128 << 20
+	r := newRig(t)
+	zeros, ones := pack(t, packedZst, make([]byte, size)), pack(t, packedZst, bytes.Repeat([]byte{1}, size))
+	if err := r.download(Request{URL: r.server.Serve("/zeros.zst", fetchtest.Bytes(zeros))}); err != nil {
+		t.Errorf("%d zeros in %d bytes are refused: %v", size, len(zeros), err)
+	}
+	if err := r.disk.Remove(testID); err != nil {
+		t.Fatal(err)
+	}
+	err := r.download(Request{URL: r.server.Serve("/ones.zst", fetchtest.Bytes(ones))})
+	failed(t, err, Source, "more than 1000 times")
+}
+
+// TestMemoryOfXz changes the size of the dictionary in the header of a later
+// block: 4 GiB less one byte.
+func TestMemoryOfXz(t *testing.T) {
+	packed := pack(t, packedXz, fetchtest.Random(4, 3<<20))
+	later := pack(t, packedXz, fetchtest.Random(5, 1<<20))
+	later[12+bytes.Index(later[12:], []byte{0x21, 0x01})+2] = 40
+	packed = append(packed, later...)
+	r := newRig(t)
+	err := r.download(Request{URL: r.server.Serve("/image.xz", fetchtest.Bytes(packed))})
+	failed(t, err, Source, "dictionary")
+}
+
+// TestGzipOfGzip: some servers call a .gz file encoded, which it is not.
+func TestGzipOfGzip(t *testing.T) {
+	r := newRig(t)
+	url := r.server.Serve("/image.raw.gz", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Gzip})
+	if err := r.download(Request{URL: url}); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
+}
+
+func TestCancelWhileUnpacking(t *testing.T) {
+	r := newRig(t)
+	url := r.server.Serve("/image.raw.zst", fetchtest.Bytes(pack(t, packedZst, image)), fetchtest.Fault{Kind: fetchtest.Stall, At: 1 << 20})
+	ctx, cancel := context.WithCancel(context.Background())
+	var progress Progress
+	go func() {
+		for progress.Done.Load() < 1<<20 && ctx.Err() == nil {
+		}
+		cancel()
+	}()
+	err := r.client.Download(ctx, Request{URL: url}, r.part(disk.PartOptions{}), &progress)
+	if err != context.Canceled {
+		t.Errorf("got %v, want %v alone", err, context.Canceled)
+	}
+}
