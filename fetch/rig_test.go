@@ -69,6 +69,7 @@ func (r *rig) part(o disk.PartOptions) *disk.Part {
 func (r *rig) download(req Request) error {
 	r.t.Helper()
 	p := r.part(disk.PartOptions{SHA256: true})
+	defer p.Close()
 	if err := r.into(p, req); err != nil {
 		return err
 	}

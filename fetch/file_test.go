@@ -1,0 +1,186 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// roots gives the rig one folder that file:// may read, with the image in it.
+func (r *rig) roots() (root, path string) {
+	r.t.Helper()
+	root = r.t.TempDir()
+	r.client.FileRoots = []string{r.t.TempDir(), root}
+	path = filepath.Join(root, "images", "image.raw")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, image, 0o644); err != nil {
+		r.t.Fatal(err)
+	}
+	return root, path
+}
+
+func TestFile(t *testing.T) {
+	r := newRig(t)
+	_, path := r.roots()
+	if err := r.download(Request{URL: "file://" + path, Digest: digest(image)}); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
+}
+
+func TestFileOutsideOfRoots(t *testing.T) {
+	r := newRig(t)
+	root, path := r.roots()
+	outside := filepath.Join(t.TempDir(), "outside.raw")
+	if err := os.WriteFile(outside, image, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, to := range map[string]string{"link.raw": outside, "up.raw": "../" + filepath.Base(filepath.Dir(outside)) + "/outside.raw", "in.raw": "images/image.raw"} {
+		if err := os.Symlink(to, filepath.Join(root, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := syscall.Mkfifo(filepath.Join(root, "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		path  string
+		class Class
+	}{
+		{outside, Config},
+		{filepath.Join(root, "link.raw"), Config},
+		{filepath.Join(root, "up.raw"), Config},
+		{root + "/images/../../" + filepath.Base(filepath.Dir(outside)) + "/outside.raw", Config},
+		{filepath.Join(root, "images"), Source},
+		{filepath.Join(root, "fifo"), Source},
+		{filepath.Join(root, "nothing.raw"), Refused},
+	}
+	for _, tt := range tests {
+		failed(t, r.download(Request{URL: "file://" + tt.path}), tt.class)
+	}
+	if err := r.download(Request{URL: "file://" + filepath.Join(root, "in.raw")}); err != nil {
+		t.Errorf("a link within the root: %v", err)
+	}
+	r.client.FileRoots = nil
+	failed(t, r.download(Request{URL: "file://" + path}), Config, "--allow-file-root")
+	r.client.AnyFile = true
+	if err := r.disk.Remove(testID); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.download(Request{URL: "file://" + outside}); err != nil {
+		t.Errorf("any file: %v", err)
+	}
+}
+
+// TestSparseFile reads 64 MiB of which 1 MiB is data.
+func TestSparseFile(t *testing.T) {
+	r := newRig(t)
+	_, path := r.roots()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 64 << 20
+	_, err = f.WriteAt(image[:1<<20], 32<<20)
+	if err := errors.Join(err, f.Truncate(size), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.download(Request{URL: "file://" + path}); err != nil {
+		t.Fatal(err)
+	}
+	want := make([]byte, size)
+	copy(want[32<<20:], image[:1<<20])
+	r.stored(want)
+	body := &sparseBody{size: size}
+	if body.f, err = os.Open(path); err != nil {
+		t.Fatal(err)
+	}
+	defer body.Close()
+	info, err := body.f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	body.tag = version(info)
+	buf, reads, n := make([]byte, 1<<20), 0, 0
+	for body.at < size {
+		if n, err = body.Read(buf); err != nil {
+			t.Fatal(err)
+		}
+		if body.at-int64(n) >= body.data {
+			reads++
+		}
+	}
+	if reads > 2 {
+		t.Errorf("%d of the reads went to the file, which has 1 MiB of data", reads)
+	}
+}
+
+func TestChangedLocalFile(t *testing.T) {
+	r := newRig(t)
+	_, path := r.roots()
+	a, err := parseAddress("file://" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, err := (&transfer{client: r.client}).file(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := src.get(context.Background(), question{total: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.body.Close()
+	buf := make([]byte, 1<<20)
+	if _, err := got.body.Read(buf); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(path, time.Time{}, time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = got.body.Read(buf)
+	}
+	failed(t, err, Dropped, "changed while it was read")
+	_, err = src.get(context.Background(), question{offset: 1 << 20, total: got.total, validator: got.etag})
+	if !errors.Is(err, errChanged) {
+		t.Errorf("got %v for the rest of a file that changed", err)
+	}
+}
+
+func TestResumeOfFile(t *testing.T) {
+	r := newRig(t)
+	_, path := r.roots()
+	p := r.part(disk.PartOptions{})
+	a, err := parseAddress("file://" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Other bytes than the file has show which ones were read.
+	if err := p.Begin(disk.Origin{Source: a.id(), ETag: version(info), Size: info.Size()}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ReadFrom(bytes.NewReader(make([]byte, 1<<20))); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.into(p, Request{URL: "file://" + path}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Commit(disk.Digest{}); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(append(make([]byte, 1<<20), image[1<<20:]...))
+}
