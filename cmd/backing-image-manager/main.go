@@ -21,6 +21,7 @@ func main() { os.Exit(run()) }
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	err := newRoot().ExecuteContext(ctx)
 	return exitCode(err)
 }
@@ -76,7 +77,6 @@ cluster exactly as a directory of files says. One manager runs on each node; all
 read the same directory, and nobody coordinates them.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
 	}
 	root.AddCommand(newVersion())
 	return root

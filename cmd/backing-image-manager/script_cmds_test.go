@@ -1,0 +1,263 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// commands are documented in script_test.go.
+var commands = map[string]func(*testscript.TestScript, bool, []string){
+	"mkimage":    mkimage,
+	"sum":        sum,
+	"serve":      serve,
+	"requests":   requests,
+	"forget":     forget,
+	"address":    address,
+	"http":       func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, sendHTTP(ts, args)) },
+	"eventually": eventually,
+	"sparse":     func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, sparse(ts, args)) },
+	"same":       func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, same(ts, args)) },
+	"replica":    replica,
+	"touch-time": touchTime,
+	"poke":       poke,
+	"tree":       tree,
+	"put":        put,
+}
+
+func expect(ts *testscript.TestScript, neg bool, err error) {
+	switch {
+	case !neg:
+		ts.Check(err)
+	case err == nil:
+		ts.Fatalf("unexpected success")
+	}
+}
+
+func parseSize(ts *testscript.TestScript, text string) int64 {
+	n, err := humanize.ParseBytes(strings.TrimSuffix(text, "B"))
+	ts.Check(err)
+	return int64(n)
+}
+
+func copyTo(w io.Writer, r io.Reader) error {
+	_, err := io.Copy(w, r)
+	return err
+}
+
+func sum(ts *testscript.TestScript, neg bool, args []string) {
+	hashes := map[string]func() hash.Hash{"sha512": sha512.New, "sha256": sha256.New}
+	if neg || len(args) != 3 || hashes[args[0]] == nil {
+		ts.Fatalf("usage: sum sha512|sha256 FILE VAR")
+	}
+	f, err := os.Open(ts.MkAbs(args[1]))
+	ts.Check(err)
+	defer f.Close()
+	h := hashes[args[0]]()
+	ts.Check(copyTo(h, f))
+	ts.Setenv(args[2], hex.EncodeToString(h.Sum(nil)))
+}
+
+func address(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: address VAR")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	ts.Setenv(args[0], l.Addr().String())
+	ts.Check(l.Close())
+}
+
+// patience is how long a scenario waits for what must happen.
+const patience = 20 * time.Second
+
+func eventually(ts *testscript.TestScript, neg bool, args []string) {
+	want := true
+	if len(args) > 0 && args[0] == "!" {
+		want, args = false, args[1:]
+	}
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: eventually [!] CMD [ARG]...")
+	}
+	again := time.NewTicker(25 * time.Millisecond)
+	defer again.Stop()
+	over := time.After(patience)
+	for {
+		err := attempt(ts, args[0], args[1:])
+		if (err == nil) == want {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-over:
+			ts.Fatalf("not within %v: %v", patience, err)
+		}
+	}
+}
+
+// attempt runs a command that may fail without ending the script.
+func attempt(ts *testscript.TestScript, name string, args []string) error {
+	switch name {
+	case "exec":
+		return ts.Exec(args[0], args[1:]...)
+	case "exists":
+		_, err := os.Lstat(ts.MkAbs(args[0]))
+		return err
+	case "grep":
+		return find(ts, args)
+	case "sparse":
+		return sparse(ts, args)
+	case "http":
+		return sendHTTP(ts, args)
+	case "requests":
+		return countRequests(originOf(ts, args[0]), args[1], args[2])
+	}
+	ts.Fatalf("eventually: no command %q", name)
+	return nil
+}
+
+func find(ts *testscript.TestScript, args []string) error {
+	if len(args) != 2 {
+		ts.Fatalf("usage: grep PATTERN FILE")
+	}
+	match, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	data, err := os.ReadFile(ts.MkAbs(args[1]))
+	if err == nil && !match.Match(data) {
+		err = fmt.Errorf("no match for %q in %s:\n%s", args[0], args[1], data)
+	}
+	return err
+}
+
+func sparse(ts *testscript.TestScript, args []string) error {
+	info, err := os.Stat(ts.MkAbs(args[0]))
+	ts.Check(err)
+	if real := info.Sys().(*syscall.Stat_t).Blocks * 512; real >= info.Size() {
+		return fmt.Errorf("%s has %d bytes and takes %d", args[0], info.Size(), real)
+	}
+	return nil
+}
+
+func same(ts *testscript.TestScript, args []string) error {
+	if len(args) != 2 {
+		ts.Fatalf("usage: same FILE FILE")
+	}
+	a, err := os.ReadFile(ts.MkAbs(args[0]))
+	ts.Check(err)
+	b, err := os.ReadFile(ts.MkAbs(args[1]))
+	ts.Check(err)
+	if !bytes.Equal(a, b) {
+		return fmt.Errorf("%s (%d bytes) and %s (%d bytes) differ", args[0], len(a), args[1], len(b))
+	}
+	return nil
+}
+
+func replica(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: replica DISK VOLUME IMAGEFOLDER|- [dirty|rebuilding|error|torn|empty]...")
+	}
+	is := func(state string) bool { return slices.Contains(args[3:], state) }
+	meta := map[string]any{
+		"Size": 1 << 30, "Head": "volume-head-000.img", "Dirty": is("dirty"), "Rebuilding": is("rebuilding"),
+		"Error": "", "Parent": "", "SectorSize": 512, "BackingFilePath": "", "Encrypted": false,
+	}
+	if is("error") {
+		meta["Error"] = "no space left on device"
+	}
+	if args[2] != "-" {
+		meta["BackingFilePath"] = "/host/var/lib/longhorn/backing-images/" + args[2] + "/backing"
+	}
+	data, err := json.Marshal(meta)
+	ts.Check(err)
+	if is("torn") {
+		data = data[:len(data)/2]
+	}
+	if is("empty") {
+		data = nil
+	}
+	dir := ts.MkAbs(filepath.Join(args[0], "replicas", args[1]+"-0a1b2c3d"))
+	ts.Check(os.MkdirAll(dir, 0o755))
+	ts.Check(os.WriteFile(filepath.Join(dir, "volume.meta"), data, 0o644))
+}
+
+func touchTime(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: touch-time FILE RFC3339")
+	}
+	to, err := time.Parse(time.RFC3339Nano, args[1])
+	ts.Check(err)
+	ts.Check(os.Chtimes(ts.MkAbs(args[0]), to, to))
+}
+
+func poke(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: poke FILE OFFSET")
+	}
+	f, err := os.OpenFile(ts.MkAbs(args[0]), os.O_RDWR, 0)
+	ts.Check(err)
+	defer f.Close()
+	b, at := make([]byte, 1), parseSize(ts, args[1])
+	_, err = f.ReadAt(b, at)
+	ts.Check(err)
+	b[0] ^= 1
+	_, err = f.WriteAt(b, at)
+	ts.Check(err)
+}
+
+func tree(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: tree DIR")
+	}
+	root := ts.MkAbs(args[0])
+	ts.Check(filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || path == root {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(ts.Stdout(), strings.TrimPrefix(path, root+"/")+describe(path, info))
+		return nil
+	}))
+}
+
+func describe(path string, info fs.FileInfo) string {
+	switch {
+	case info.IsDir():
+		return "/"
+	case info.Mode()&fs.ModeSymlink != 0:
+		to, _ := os.Readlink(path)
+		return " -> " + to
+	case filepath.Ext(path) == "" || filepath.Ext(path) == ".part":
+		return fmt.Sprint(" ", info.Size())
+	}
+	return ""
+}
+
+func put(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: put FILE TEXT...")
+	}
+	name := ts.MkAbs(args[0])
+	hidden := filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".tmp")
+	ts.Check(os.WriteFile(hidden, []byte(strings.Join(args[1:], " ")+"\n"), 0o644))
+	ts.Check(os.Rename(hidden, name))
+}
