@@ -3,6 +3,7 @@ package disk
 import (
 	"bytes"
 	"crypto/sha512"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"testing"
@@ -70,6 +71,29 @@ func BenchmarkSHA512(b *testing.B) {
 		h := sha512.New()
 		for range benchSize / ChunkSize {
 			h.Write(block)
+		}
+	}
+}
+
+// BenchmarkList looks at 1,000 images that did not change since the last look.
+func BenchmarkList(b *testing.B) {
+	d := newDisk(b)
+	for i := range 1000 {
+		id := ID{Name: fmt.Sprintf("image-%d", i), UUID: "6846a0b2"}
+		p, err := d.OpenPart(b.Context(), id, PartOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		fill(b, p, make([]byte, 512))
+		if _, err := p.Commit(Digest{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		l, err := d.List()
+		if err != nil || len(l.Copies) != 1000 || l.Copies[0].State != Ready {
+			b.Fatal(err, len(l.Copies))
 		}
 	}
 }

@@ -84,7 +84,7 @@ func (p *Part) check(want Digest) error {
 	}
 	p.record.SHA512, p.record.SHA256 = sum512, sum256
 	p.record.Format, p.record.VirtualSize = info.Format, info.VirtualSize
-	p.record.Origin, p.record.Evidence, p.record.Failed = nil, nil, ""
+	p.record.Evidence, p.record.Failed = nil, ""
 	return nil
 }
 
@@ -129,7 +129,7 @@ func (p *Part) replaceable() error {
 }
 
 // vouchFor describes the image of id, whose bytes are as r has it, to Longhorn
-// and then to ourselves.
+// and then to ourselves. A part that was to replace it is not needed any more.
 func (d *Disk) vouchFor(id ID, r Record, expected Digest) error {
 	info, err := d.root.Lstat(id.file(imageFile))
 	if err != nil {
@@ -138,7 +138,12 @@ func (d *Disk) vouchFor(id ID, r Record, expected Digest) error {
 	if err := d.writeCfg(id, r, expected, info); err != nil {
 		return err
 	}
+	for _, name := range []string{partChunksFile, partFile} {
+		if err := ignoreMissing(d.root.Remove(id.file(name))); err != nil {
+			return fmt.Errorf("drop part of %s: %w", id, err)
+		}
+	}
 	evidence := evidenceOf(info)
-	r.Evidence = &evidence
+	r.Evidence, r.Origin = &evidence, nil
 	return d.writeRecord(id, r)
 }

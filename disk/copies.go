@@ -75,6 +75,7 @@ func (d *Disk) List() (Listing, error) {
 		}
 		l.Copies = append(l.Copies, d.Look(id))
 	}
+	d.forgetOthers(l.Copies)
 	left, err := fs.ReadDir(d.root.FS(), "tmp")
 	if err == nil {
 		for _, e := range left {
@@ -87,13 +88,26 @@ func (d *Disk) List() (Listing, error) {
 // Look looks at one image folder. That there is none is no error: the copy is
 // then pending and not owned.
 func (d *Disk) Look(id ID) Copy {
-	r, ours := d.readRecord(id)
+	folder, err := d.root.OpenRoot(id.folder())
+	if err != nil {
+		c := Copy{ID: id, State: Pending}
+		if !errors.Is(err, fs.ErrNotExist) {
+			c.State, c.Message = Unknown, "cannot look into the folder: "+err.Error()
+		}
+		return c
+	}
+	defer folder.Close()
+	return d.lookInto(id, folder)
+}
+
+func (d *Disk) lookInto(id ID, folder *os.Root) Copy {
+	r, ours, cfg, hasCfg := d.described(id, folder)
 	c := Copy{
 		ID: id, State: Pending, Owned: ours,
 		InUse: r.InUse, LastUsed: r.LastUsed, UnwantedSince: r.UnwantedSince,
 	}
-	d.lookAtPart(&c, r)
-	info, err := d.root.Lstat(id.file(imageFile))
+	lookAtPart(&c, r, folder)
+	info, err := folder.Lstat(imageFile)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return c
@@ -107,12 +121,12 @@ func (d *Disk) Look(id ID) Copy {
 	c.Size, c.RealSize = info.Size(), realSize(info)
 	c.Format, c.VirtualSize, c.SHA512, c.SHA256 = r.Format, r.VirtualSize, r.SHA512, r.SHA256
 	c.State, c.Message = vouch(r, ours, info)
-	if cfg, err := d.readCfg(id); err == nil {
+	if hasCfg {
 		c.Expected, _ = ParseDigest(cfg.ExpectedChecksum)
 		c.HasCfg = cfg.ModificationTime == formatMtime(info.ModTime()) && cfg.Size == info.Size() && cfg.Digest() == r.SHA512
-		if !ours {
-			c.SHA512, c.VirtualSize = cfg.Digest(), cfg.VirtualSize
-		}
+	}
+	if hasCfg && !ours {
+		c.SHA512, c.VirtualSize = cfg.Digest(), cfg.VirtualSize
 	}
 	return c
 }
@@ -149,12 +163,12 @@ func (e Evidence) difference(now Evidence) string {
 	return strings.Join(what, ", ")
 }
 
-func (d *Disk) lookAtPart(c *Copy, r Record) {
-	part, err := d.root.Lstat(c.ID.file(partFile))
+func lookAtPart(c *Copy, r Record, folder *os.Root) {
+	part, err := folder.Lstat(partFile)
 	if err != nil || !part.Mode().IsRegular() {
 		return
 	}
-	if chunks, err := d.root.Lstat(c.ID.file(partChunksFile)); err == nil {
+	if chunks, err := folder.Lstat(partChunksFile); err == nil {
 		c.PartBytes = min(part.Size(), chunkCount(chunks.Size())*ChunkSize)
 	}
 	if r.Origin != nil {

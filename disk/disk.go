@@ -43,6 +43,7 @@ type Disk struct {
 
 	mu       sync.Mutex
 	replicas map[string]replicaLook
+	texts    map[ID]described
 }
 
 // identity is longhorn-disk.cfg, in the form that longhorn-manager writes.

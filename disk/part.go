@@ -41,7 +41,6 @@ type Part struct {
 	file    *os.File
 	direct  bool
 	chunks  chunkFile
-	release func()
 
 	hashes   *hashes
 	pipeline *pipeline // nil once closed

@@ -1,0 +1,66 @@
+package disk
+
+import "os"
+
+// described is what the small files of one image folder said when they were last
+// read, so that a look at a thousand images that did not change reads none.
+type described struct {
+	record memo[Record]
+	cfg    memo[Cfg]
+}
+
+// memo is the content of a small file for as long as its inode is the same.
+type memo[T any] struct {
+	evidence Evidence
+	value    T
+	good     bool
+}
+
+// read returns what the file says, and false when it cannot be read.
+func (m memo[T]) read(folder *os.Root, name string, parse func([]byte) (T, error)) memo[T] {
+	info, err := folder.Lstat(name)
+	if err != nil {
+		return memo[T]{}
+	}
+	now := evidenceOf(info)
+	if m.good && m.evidence == now {
+		return m
+	}
+	data, err := readSmall(folder, name)
+	if err != nil {
+		return memo[T]{}
+	}
+	value, err := parse(data)
+	return memo[T]{evidence: now, value: value, good: err == nil}
+}
+
+// described returns record and cfg of an image folder. An unreadable record is as
+// good as none: the copy is then not ours until it is adopted, and is verified
+// before it is used.
+func (d *Disk) described(id ID, folder *os.Root) (r Record, ours bool, cfg Cfg, hasCfg bool) {
+	d.mu.Lock()
+	was := d.texts[id]
+	d.mu.Unlock()
+	is := described{
+		record: was.record.read(folder, recordFile, ParseRecord),
+		cfg:    was.cfg.read(folder, cfgFile, ParseCfg),
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.texts == nil {
+		d.texts = map[ID]described{}
+	}
+	d.texts[id] = is
+	return is.record.value, is.record.good, is.cfg.value, is.cfg.good
+}
+
+// forgetOthers keeps what is remembered of the copies that there are.
+func (d *Disk) forgetOthers(copies []Copy) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	kept := make(map[ID]described, len(copies))
+	for _, c := range copies {
+		kept[c.ID] = d.texts[c.ID]
+	}
+	d.texts = kept
+}
