@@ -53,10 +53,10 @@ func (j job) download(ctx context.Context, id disk.ID) error {
 		}
 	}
 	err := j.downloadTo(ctx, id, r)
-	if !isA[*disk.ChecksumError](err) || ctx.Err() != nil {
+	if !isA[*disk.ChecksumError](err) || !j.progress.Joined.Load() {
 		return err
 	}
-	// The bytes may have come in pieces, of which one was of another version.
+	// The bytes came in pieces, of which one may have been of another version.
 	r.Whole = true
 	return j.downloadTo(ctx, id, r)
 }
