@@ -13,9 +13,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-func main() { os.Exit(run()) }
+func main() {
+	schema.ChildMain()
+	os.Exit(run())
+}
 
 // run is main for the tests, which run it in a process of their own.
 func run() int {
@@ -78,6 +82,6 @@ read the same directory, and nobody coordinates them.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newVersion())
+	root.AddCommand(newStatus(), newVersion())
 	return root
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // The scenarios are scripts in testdata/script. They run the real program, as
@@ -63,6 +65,7 @@ import (
 var update = flag.Bool("update", false, "write what scenarios print to where they compare it with")
 
 func TestMain(m *testing.M) {
+	schema.ChildMain()
 	testscript.Main(m, map[string]func(){"backing-image-manager": main})
 }
 
