@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -50,7 +51,9 @@ func exitCode(err error) int {
 		code = e.code
 	}
 	if err.Error() != "" {
-		fmt.Fprintf(os.Stderr, "error: %v\n", err)
+		for line := range strings.Lines(err.Error()) { // one for each of joined errors
+			fmt.Fprintf(os.Stderr, "error: %s\n", strings.TrimSpace(line))
+		}
 		if hint := hintFor(err); hint != "" {
 			fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
 		}
@@ -81,7 +84,12 @@ cluster exactly as a directory of files says. One manager runs on each node; all
 read the same directory, and nobody coordinates them.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Example: `  backing-image-manager reconcile --config-dir config --disk /var/lib/longhorn --dry-run
+  backing-image-manager backing-image list --disk /var/lib/longhorn`,
 	}
 	root.AddCommand(newStatus(), newVersion())
+	root.AddCommand(newReconcile())
+	root.AddCommand(newDisk())
+	prepareUsage(root)
 	return root
 }

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// How long a one-shot command waits for a git that is at work in the config
+// directory. One that was killed leaves its lock behind.
+const (
+	gitPatience = 30 * time.Second
+	gitAgain    = 250 * time.Millisecond
+)
+
+// load reads the config directory once, and waits for git if it is at work there.
+func load(ctx context.Context, dir string) (schema.Result, error) {
+	snapshot, err := schema.ReadDir(dir)
+	tick := time.NewTicker(gitAgain)
+	defer tick.Stop()
+	for began := time.Now(); err == nil && snapshot.Busy && time.Since(began) < gitPatience; {
+		select {
+		case <-ctx.Done():
+			return schema.Result{}, context.Cause(ctx)
+		case <-tick.C:
+			snapshot, err = schema.ReadDir(dir)
+		}
+	}
+	if err != nil {
+		return schema.Result{}, err
+	}
+	return schema.NewLoader().Load(ctx, snapshot), ctx.Err()
+}
+
+// printProblems writes one line for each mistake and each doubt, with its place
+// in a file below dir.
+func printProblems(w io.Writer, dir string, r schema.Result) {
+	for _, p := range r.Errors {
+		fmt.Fprintln(w, problemLine(dir, p, ""))
+	}
+	for _, p := range r.Warnings {
+		fmt.Fprintln(w, problemLine(dir, p, "warning: "))
+	}
+}
+
+// problemLine is a problem as editors and compilers write it: the place first,
+// so that it can be clicked.
+func problemLine(dir string, p schema.Problem, mark string) string {
+	place := p.Position
+	place.File = filepath.Join(dir, place.File)
+	p.Position = schema.Position{}
+	return fmt.Sprintf("%s: %s%s", place, mark, p)
+}

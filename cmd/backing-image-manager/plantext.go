@@ -1,0 +1,219 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+// writePlan writes p in one of the formats text, json, yaml and markdown.
+func writePlan(w io.Writer, p reconcile.Plan, format string, colour bool) error {
+	switch format {
+	case "json":
+		return writeJSON(w, p)
+	case "yaml":
+		b, err := yaml.Marshal(p)
+		if err != nil {
+			return fmt.Errorf("write plan: %w", err)
+		}
+		_, err = w.Write(b)
+		return err
+	case "markdown":
+		_, err := io.WriteString(w, planMarkdown(p))
+		return err
+	}
+	_, err := io.WriteString(w, planText(p, colour))
+	return err
+}
+
+// planText is the plan for people: a line an action, and one that sums up.
+func planText(p reconcile.Plan, colour bool) string {
+	var b strings.Builder
+	rows := planRows(p)
+	for i, line := range align(rows) {
+		if colour {
+			kind := rows[i][0]
+			line = paint(reconcile.Kind(kind)) + kind + "\x1b[0m" + line[len(kind):]
+		}
+		fmt.Fprintf(&b, "  %s\n", line)
+	}
+	if len(rows) > 0 {
+		b.WriteByte('\n')
+	}
+	fmt.Fprintln(&b, planSummary(p))
+	return b.String()
+}
+
+func paint(k reconcile.Kind) string {
+	switch k {
+	case reconcile.Cleanup, reconcile.Evict:
+		return "\x1b[31m"
+	case reconcile.Blocked:
+		return "\x1b[33m"
+	case reconcile.Wait:
+		return "\x1b[2m"
+	}
+	return "\x1b[32m"
+}
+
+// planMarkdown is the plan as a table for a pull request.
+func planMarkdown(p reconcile.Plan) string {
+	var b strings.Builder
+	if len(p.Actions) > 0 {
+		b.WriteString("| action | image | disk | size | reason |\n|---|---|---|---:|---|\n")
+	}
+	for _, row := range planRows(p) {
+		for _, cell := range row {
+			fmt.Fprintf(&b, "| %s ", markdownCell.Replace(cell))
+		}
+		b.WriteString("|\n")
+	}
+	if len(p.Actions) > 0 {
+		b.WriteByte('\n')
+	}
+	fmt.Fprintf(&b, "**%s**\n", planSummary(p))
+	return b.String()
+}
+
+// markdownCell keeps what stands in a reason from becoming markup.
+var markdownCell = strings.NewReplacer("|", `\|`, "<", "&lt;", "`", "\\`", "*", `\*`, "_", `\_`, "[", `\[`)
+
+// planRows has a row of cells for each action: action, image, disk, size, reason.
+func planRows(p reconcile.Plan) [][]string {
+	name, place := imageNames(p), diskNames(p)
+	var rows [][]string
+	for _, a := range p.Actions {
+		rows = append(rows, []string{string(a.Kind), name(a), place(a), sizeText(a), reasonText(a)})
+	}
+	return rows
+}
+
+// imageNames shows the uuid where one name stands for several generations.
+func imageNames(p reconcile.Plan) func(reconcile.Action) string {
+	uuid, several := map[string]string{}, map[string]bool{}
+	for _, a := range p.Actions {
+		if before, ok := uuid[a.Image]; ok && before != a.UUID {
+			several[a.Image] = true
+		}
+		uuid[a.Image] = a.UUID
+	}
+	return func(a reconcile.Action) string {
+		if several[a.Image] && a.UUID != "" {
+			return a.Key().ID.String()
+		}
+		return a.Image
+	}
+}
+
+// diskNames shows the node where the plan is about several.
+func diskNames(p reconcile.Plan) func(reconcile.Action) string {
+	several := false
+	for _, a := range p.Actions {
+		several = several || a.Node != p.Actions[0].Node
+	}
+	return func(a reconcile.Action) string {
+		switch {
+		case a.Disk == "":
+			return "-"
+		case several:
+			return a.Node + "/" + a.Disk
+		}
+		return a.Disk
+	}
+}
+
+func sizeText(a reconcile.Action) string {
+	switch {
+	case a.Idle() || a.Bytes == 0:
+		return "-"
+	case a.Bytes == reconcile.UnknownBytes:
+		return "unknown"
+	}
+	return size(a.Bytes)
+}
+
+func reasonText(a reconcile.Action) string {
+	reason := oneLine(a.Reason)
+	if a.From != "" {
+		reason += "; from " + a.From
+	}
+	if !a.Until.IsZero() {
+		reason += "; until " + a.Until.UTC().Format("2006-01-02 15:04:05 UTC")
+	}
+	return reason
+}
+
+// oneLine is for messages that were joined of several.
+func oneLine(s string) string { return strings.ReplaceAll(strings.TrimSpace(s), "\n", "; ") }
+
+// planSummary says in one line what the plan comes to.
+func planSummary(p reconcile.Plan) string {
+	n := p.Summary.Counts
+	if p.Empty() && n[reconcile.Wait] > 0 {
+		return fmt.Sprintf("No changes now: %d waiting.", n[reconcile.Wait])
+	}
+	if p.Empty() {
+		return "No changes. The disks match the configuration."
+	}
+	parts := []string{
+		fmt.Sprintf("%d to fetch", n[reconcile.Download]),
+		fmt.Sprintf("%d to sync", n[reconcile.Sync]),
+		fmt.Sprintf("%d to clean up", n[reconcile.Cleanup]),
+	}
+	for _, more := range []struct {
+		kind reconcile.Kind
+		word string
+	}{
+		{reconcile.Adopt, "to adopt"}, {reconcile.Verify, "to verify"}, {reconcile.Evict, "to evict"},
+		{reconcile.Wait, "waiting"}, {reconcile.Blocked, "blocked"},
+	} {
+		if n[more.kind] > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n[more.kind], more.word))
+		}
+	}
+	return fmt.Sprintf("Plan: %s; %s.", strings.Join(parts, ", "), bytesSummary(p.Summary))
+}
+
+func bytesSummary(s reconcile.Summary) string {
+	text := size(s.TransferBytes) + " to transfer"
+	switch {
+	case s.UnknownSizes > 0 && s.TransferBytes == 0:
+		text = "an unknown amount to transfer"
+	case s.UnknownSizes > 0:
+		text = "at least " + text
+	}
+	if s.FreedBytes > 0 {
+		text += ", " + size(s.FreedBytes) + " to free"
+	}
+	return text
+}
+
+// align pads all cells but the last of a row, so that columns stand below each
+// other.
+func align(rows [][]string) []string {
+	var widths []int
+	for _, row := range rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	lines := make([]string, len(rows))
+	for i, row := range rows {
+		for j, cell := range row {
+			if j < len(row)-1 {
+				cell += strings.Repeat(" ", widths[j]-utf8.RuneCountInString(cell)+2)
+			}
+			lines[i] += cell
+		}
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return lines
+}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// prepareUsage makes every mistake on the command line one line of error that
+// proposes what was most likely meant, and gives each command its completions.
+func prepareUsage(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	root.SetFlagErrorFunc(explainFlag)
+	visit(root, func(cmd *cobra.Command) {
+		cmd.DisableFlagsInUseLine = true
+		cmd.SuggestionsMinimumDistance = 2
+		if cmd.HasSubCommands() {
+			cmd.Args, cmd.RunE = explainCommand, needCommand
+		}
+		if cmd.HasParent() && cmd.Parent().Name() == "completion" {
+			cmd.Example = "  source <(" + root.Name() + " completion " + cmd.Name() + ")"
+		}
+	})
+	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	root.CompletionOptions.HiddenDefaultCmd = false
+}
+
+func visit(cmd *cobra.Command, f func(*cobra.Command)) {
+	f(cmd)
+	for _, sub := range cmd.Commands() {
+		visit(sub, f)
+	}
+}
+
+func explainCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), didYouMean(cmd.SuggestionsFor(args[0])))
+}
+
+func needCommand(cmd *cobra.Command, _ []string) error {
+	var names []string
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+	return fmt.Errorf("%s needs a command: %s", cmd.CommandPath(), strings.Join(names, ", "))
+}
+
+func explainFlag(cmd *cobra.Command, err error) error {
+	unknown, ok := errors.AsType[*pflag.NotExistError](err)
+	if !ok {
+		return err
+	}
+	// The flags as commands, since cobra knows which of them is near.
+	near := &cobra.Command{SuggestionsMinimumDistance: 2}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		near.AddCommand(&cobra.Command{Use: "--" + f.Name, Run: func(*cobra.Command, []string) {}})
+	})
+	return fmt.Errorf("%w%s", err, didYouMean(near.SuggestionsFor("--"+unknown.GetSpecifiedName())))
+}
+
+func didYouMean(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(": did you mean %s?", strings.Join(names, " or "))
+}
+
+// exactly asks for one argument for each of the names.
+func exactly(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == len(names) {
+			return nil
+		}
+		return fmt.Errorf("%s takes %s, and %d arguments were given", cmd.CommandPath(), strings.Join(names, " "), len(args))
+	}
+}
+
+// choice is the value of a flag that is one of a few words.
+type choice struct {
+	word    string
+	allowed []string
+}
+
+func (c *choice) String() string { return c.word }
+
+// Type is what the help shows as the value.
+func (c *choice) Type() string { return strings.Join(c.allowed, "|") }
+
+// Set takes one of the allowed words.
+func (c *choice) Set(word string) error {
+	if !slices.Contains(c.allowed, word) {
+		return fmt.Errorf("has to be one of %s", strings.Join(c.allowed, ", "))
+	}
+	c.word = word
+	return nil
+}
+
+// outputFlag adds -o with the formats that a command knows; the first is the
+// default.
+func outputFlag(cmd *cobra.Command, formats ...string) *choice {
+	return choiceFlag(cmd, "output", "o", "format of what is printed", formats...)
+}
+
+func choiceFlag(cmd *cobra.Command, name, short, usage string, allowed ...string) *choice {
+	c := &choice{word: allowed[0], allowed: allowed}
+	cmd.Flags().VarP(c, name, short, usage)
+	complete := cobra.FixedCompletions(allowed, cobra.ShellCompDirectiveNoFileComp)
+	if err := cmd.RegisterFlagCompletionFunc(name, complete); err != nil {
+		panic("register completion of --" + name + ": " + err.Error())
+	}
+	return c
+}
+
+// nodeFlags say which node a command acts as, and on which disks.
+type nodeFlags struct {
+	configDir  string
+	node       string
+	disks      []string
+	secretsDir string
+}
+
+func (f *nodeFlags) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.configDir, "config-dir", "", "the `DIR` that says what is declared")
+	flags.StringVar(&f.node, "node", "", "act as the node `NAME` (default $NODE_NAME, then the host name)")
+	flags.StringArrayVar(&f.disks, "disk", nil, "the `PATH` of a disk; with nodes declared, of one of this node's; may be repeated")
+	flags.StringVar(&f.secretsDir, "secrets-dir", "", "the `DIR` below which the folders of credentials lie")
+	for _, name := range []string{"config-dir", "disk", "secrets-dir"} {
+		if err := cmd.MarkFlagDirname(name); err != nil {
+			panic("mark --" + name + ": " + err.Error())
+		}
+	}
+}
+
+// resolve fills in what was not given.
+func (f *nodeFlags) resolve() error {
+	if f.configDir == "" {
+		return errors.New("--config-dir is missing: name the directory that says what is declared")
+	}
+	if f.node == "" {
+		f.node = os.Getenv("NODE_NAME")
+	}
+	if f.node != "" {
+		return nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("find out the host name: %w; name this node with --node", err)
+	}
+	f.node = host
+	return nil
+}
