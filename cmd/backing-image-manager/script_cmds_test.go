@@ -258,6 +258,7 @@ func put(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	name := ts.MkAbs(args[0])
 	hidden := filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".tmp")
+	ts.Check(os.MkdirAll(filepath.Dir(name), 0o755))
 	ts.Check(os.WriteFile(hidden, []byte(strings.Join(args[1:], " ")+"\n"), 0o644))
 	ts.Check(os.Rename(hidden, name))
 }

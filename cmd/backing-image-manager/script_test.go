@@ -19,7 +19,8 @@ import (
 //	mkimage FILE raw|sparse|qcow2 SIZE [SEED]
 //		Makes an image: SIZE bytes of noise (raw), 1 MiB of noise at the start
 //		and at the middle of SIZE bytes of hole (sparse), or a qcow2 image of
-//		that virtual size with 1 MiB of noise. Equal arguments, equal bytes.
+//		that virtual size with 1 MiB of noise. Equal arguments, equal bytes. The
+//		folders above it are made.
 //	sum sha512|sha256 FILE VAR
 //		Sets $VAR to the digest of the file, in hex.
 //	serve VAR [DIR]
@@ -57,7 +58,8 @@ import (
 //		the end, files with their size where it is that of an image, links with
 //		their target.
 //	put FILE TEXT...
-//		Writes the words as one line to a file, at once, by a rename.
+//		Writes the words as one line to a file, at once, by a rename. The
+//		folders above it are made.
 //
 // Conditions: [root], [git].
 //

@@ -15,30 +15,27 @@ import (
 )
 
 func newStatus() *cobra.Command {
-	var address, tokenFile, output string
+	var address, tokenFile string
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the configuration, the disks and the images as a daemon sees them",
 		Example: `  backing-image-manager status
   backing-image-manager status --url http://node1:8000 --token-file token -o json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" {
-				return fmt.Errorf("--output is %q: write table or json", output)
-			}
-			s, err := fetchStatus(cmd.Context(), address, tokenFile)
-			if err != nil {
-				return err
-			}
-			if output == "json" {
-				return writeJSON(cmd.OutOrStdout(), s)
-			}
-			return writeStatus(cmd.OutOrStdout(), s)
-		},
+		Args: exactly(),
 	}
+	output := outputFlag(cmd, "table", "json")
 	cmd.Flags().StringVar(&address, "url", defaultURL, "address of the daemon")
 	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with the token that the daemon asks for")
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		s, err := fetchStatus(cmd.Context(), address, tokenFile)
+		if err != nil {
+			return err
+		}
+		if output.word == "json" {
+			return writeJSON(cmd.OutOrStdout(), s)
+		}
+		return writeStatus(cmd.OutOrStdout(), s)
+	}
 	return cmd
 }
 
