@@ -114,9 +114,14 @@ func Open(path string) (*Disk, error) {
 	if err == nil {
 		self, err = root.Stat(identityFile)
 	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %s has no %s", ErrNotInitialised, path, identityFile)
+	} else if err != nil {
+		err = fmt.Errorf("%w: %s of %s cannot be used: %w", ErrNotInitialised, identityFile, path, err)
+	}
 	if err != nil {
 		root.Close()
-		return nil, fmt.Errorf("%w: %s: read %s: %w", ErrNotInitialised, path, identityFile, err)
+		return nil, err
 	}
 	return &Disk{path: path, uuid: id.DiskUUID, root: root, self: self}, nil
 }
