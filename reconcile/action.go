@@ -86,7 +86,7 @@ type Summary struct {
 func newPlan(actions []Action) Plan {
 	slices.SortFunc(actions, func(a, b Action) int {
 		return cmp.Or(cmp.Compare(a.Image, b.Image), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk),
-			cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Kind, b.Kind))
+			cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Reason, b.Reason))
 	})
 	p := Plan{Actions: actions, Summary: Summary{Counts: map[Kind]int{}}}
 	for _, a := range actions {

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -22,26 +23,24 @@ func (d Desired) Marks(o Observed) []Mark {
 	if d.May == schema.ObserveOnly {
 		return nil
 	}
+	s := d.scene(o)
 	wanted := map[Key]bool{}
 	for _, image := range d.Config.Images {
-		for _, ref := range d.look(o, image).places.want {
+		for _, ref := range s.look(image).places.want {
 			wanted[Key{ref, image.ID}] = true
 		}
 	}
 	var marks []Mark
-	for _, ref := range d.ownDisks(o) {
-		for id, c := range o.Disks[ref].Copies {
-			key := Key{ref, id}
+	for _, keys := range s.named {
+		for _, key := range keys {
+			c := s.copy(key)
 			if m := d.mark(o, key, c, wanted[key]); c.Owned && m != recorded(key, c) {
 				marks = append(marks, m)
 			}
 		}
 	}
 	slices.SortFunc(marks, func(a, b Mark) int {
-		if n := compareIDs(a.Key.ID, b.Key.ID); n != 0 {
-			return n
-		}
-		return compareRefs(a.Key.Disk, b.Key.Disk)
+		return cmp.Or(compareIDs(a.Key.ID, b.Key.ID), compareRefs(a.Key.Disk, b.Key.Disk))
 	})
 	return marks
 }
@@ -61,9 +60,9 @@ func (d Desired) mark(o Observed, key Key, c Copy, wanted bool) Mark {
 	}
 	_, declared := d.Config.Images[key.ID.Name]
 	switch {
-	case wanted || !declared && !d.gone(key.ID.Name):
+	case wanted, d.holds(key.ID.Name) != "":
 		m.UnwantedSince = time.Time{}
-	case d.May != schema.Everything:
+	case !declared && !d.gone(key.ID.Name), d.May != schema.Everything:
 	case m.UnwantedSince.IsZero(), implausible(m.UnwantedSince, o.Now), o.ClockStepped:
 		m.UnwantedSince = o.Now
 	}

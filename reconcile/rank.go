@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
-	"fmt"
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -63,77 +62,4 @@ func score(parts ...string) [sha256.Size]byte {
 // hasAll reports whether tags hold every selector. No selector matches anything.
 func hasAll(tags, selectors []string) bool {
 	return !slices.ContainsFunc(selectors, func(s string) bool { return !slices.Contains(tags, s) })
-}
-
-// placement is what the walk over the ranked disks of an image gives.
-type placement struct {
-	ranked []schema.DiskRef
-	want   []schema.DiskRef // that should have a copy, best first
-	short  int              // copies that no disk can take
-	cannot map[schema.DiskRef]string
-}
-
-// place walks over the ranked disks: the first that have a copy or can take one
-// are wanted, and those that the image names. need is how many bytes a new copy
-// takes, as far as that is known.
-func (d Desired) place(o Observed, image schema.Image, need int64) placement {
-	p := placement{ranked: ranked(d.Config, image), cannot: map[schema.DiskRef]string{}}
-	copies := image.Copies
-	if image.AllDisks {
-		copies = len(p.ranked)
-	}
-	for _, ref := range p.ranked {
-		if len(p.want) == copies {
-			break
-		}
-		if why := d.cannotTake(o, ref, image, need); why != "" {
-			p.cannot[ref] = why
-			continue
-		}
-		p.want = append(p.want, ref)
-	}
-	p.short = copies - len(p.want)
-	for _, ref := range image.Disks {
-		if _, declared := d.disk(ref); declared && !slices.Contains(p.want, ref) {
-			p.want = append(p.want, ref)
-		}
-	}
-	return p
-}
-
-func (d Desired) disk(ref schema.DiskRef) (schema.Disk, bool) {
-	declared, ok := d.Config.Nodes[ref.Node].Disks[ref.Disk]
-	return declared, ok
-}
-
-// cannotTake says why a disk that matches gets no new copy, so that the next in
-// rank acts for it. A ready copy that it has counts all the same.
-func (d Desired) cannotTake(o Observed, ref schema.DiskRef, image schema.Image, need int64) string {
-	seen, known := o.Disks[ref]
-	if !known && ref.Node != d.Node {
-		return "" // it is up to that node
-	}
-	if _, ready := seen.ready(image.ID); ready {
-		return ""
-	}
-	node, declared := d.Config.Nodes[ref.Node], d.Config.Nodes[ref.Node].Disks[ref.Disk]
-	try := o.Tries[Key{ref, image.ID}]
-	switch {
-	case !known:
-		return "not looked at"
-	case seen.Problem != "":
-		return seen.Problem
-	case !node.AllowScheduling:
-		return "scheduling on the node is disabled"
-	case !declared.AllowScheduling:
-		return "scheduling on the disk is disabled"
-	case o.Running[Key{ref, image.ID}]:
-		return ""
-	case max(need, try.Space, 1) > seen.Space.Free-declared.StorageReserved:
-		return fmt.Sprintf("not enough space: %s are free and %s reserved",
-			bytesText(seen.Space.Free), bytesText(declared.StorageReserved))
-	case try.Disk && o.Now.Sub(try.Since) >= d.Config.Settings.RecoveryWaitInterval:
-		return try.Message
-	}
-	return ""
 }

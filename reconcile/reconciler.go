@@ -194,7 +194,7 @@ func (r *Reconciler) Finish(e outcome) {
 		log.Info("stopped; what is there is kept")
 	default:
 		now, _ := r.clock.now()
-		next := r.tries[e.key].Try.next(e.err, now)
+		next := r.tries[e.key].Try.next(a.Kind, e.err, now)
 		r.tries[e.key] = tried{next, run.job.image}
 		log.Warn("failed", "error", e.err, "again", again(next))
 	}

@@ -70,6 +70,7 @@ type Copy struct {
 
 // Try is what is remembered of a failure until the next attempt.
 type Try struct {
+	Kind     Kind // of the action that failed; "": of whatever is tried
 	Attempts int
 	Since    time.Time // of the first failure in a row
 	Until    time.Time // of the next attempt

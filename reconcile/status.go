@@ -92,8 +92,9 @@ func (v View) Status(under map[Key]Transfer) Status {
 	for _, a := range v.Plan.Actions {
 		plan[a.Key()] = a
 	}
+	now := v.Desired.scene(v.Observed)
 	for _, id := range slices.SortedFunc(maps.Keys(v.ids()), compareIDs) {
-		s.Images = append(s.Images, v.imageStatus(id, plan, under))
+		s.Images = append(s.Images, v.imageStatus(now, id, plan, under))
 	}
 	return s
 }
@@ -130,11 +131,11 @@ func (v View) ids() map[disk.ID]bool {
 	return ids
 }
 
-func (v View) imageStatus(id disk.ID, plan map[Key]Action, under map[Key]Transfer) ImageStatus {
+func (v View) imageStatus(now *scene, id disk.ID, plan map[Key]Action, under map[Key]Transfer) ImageStatus {
 	s := ImageStatus{Name: id.Name, UUID: id.UUID, Copies: []CopyStatus{}}
 	places := map[schema.DiskRef]bool{}
 	if image, ok := v.Desired.Config.Images[id.Name]; ok && image.ID == id {
-		view := v.Desired.look(v.Observed, image)
+		view := now.look(image)
 		s.Declared, s.Source, s.Expected = true, string(image.Source.Kind()), image.Checksum
 		s.Wanted = len(view.places.want) + max(0, view.places.short)
 		s.Ready = len(view.ready)

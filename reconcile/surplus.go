@@ -2,26 +2,29 @@ package reconcile
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // planSurplus says what becomes of the copies of an image that no disk should
-// have: those on disks that are not wanted, and those of other generations.
-func (v imageView) planSurplus(wanted disk.ID) []Action {
+// have: those on disks that are not wanted, and those of other generations. A
+// file that has to be settled first is, unless it goes anyway.
+func (v imageView) planSurplus(settling map[schema.DiskRef]Action) []Action {
 	var actions []Action
-	left := v.count()
-	for _, key := range v.surplus(wanted) {
-		a, goes := v.drop(key, left)
-		if a.Kind != "" {
-			actions = append(actions, a)
+	t := v.tally()
+	for _, key := range v.surplus() {
+		a := v.drop(key, t)
+		if _, first := settling[key.Disk]; first && key.ID == v.image.ID {
+			if v.other[key] != "" || a.Idle() && a.Until.IsZero() {
+				continue
+			}
+			delete(settling, key.Disk)
 		}
-		if goes && key.ID == wanted {
-			left--
+		actions = append(actions, a)
+		if !a.Idle() {
+			t = t.without(v, key)
 		}
 	}
 	return actions
@@ -29,116 +32,128 @@ func (v imageView) planSurplus(wanted disk.ID) []Action {
 
 // surplus lists the copies of ours on this node's disks that nobody wants, the
 // worst ranked first.
-func (v imageView) surplus(wanted disk.ID) []Key {
+func (v imageView) surplus() []Key {
 	var keys []Key
-	for _, ref := range v.ownDisks() {
-		for id, c := range v.o.Disks[ref].Copies {
-			if id.Name != v.image.ID.Name || !c.Owned || id == wanted && slices.Contains(v.places.want, ref) {
-				continue
-			}
-			keys = append(keys, Key{ref, id})
+	for _, key := range v.named[v.image.ID.Name] {
+		if v.copy(key).Owned && !(key.ID == v.image.ID && slices.Contains(v.places.want, key.Disk)) {
+			keys = append(keys, key)
 		}
 	}
-	slices.SortFunc(keys, func(a, b Key) int {
-		if n := v.compareRank(b.Disk, a.Disk); n != 0 {
-			return n
-		}
-		return compareIDs(a.ID, b.ID)
-	})
+	slices.SortStableFunc(keys, func(a, b Key) int { return v.places.compare(b.Disk, a.Disk) })
 	return keys
 }
 
-// count is how many ready copies of the wanted generation there are that a
-// deletion may count on: all on disks that should have one.
-func (v imageView) count() int {
-	n := 0
-	for _, key := range v.ready {
-		if slices.Contains(v.places.ranked, key.Disk) || slices.Contains(v.image.Disks, key.Disk) {
-			n++
-		}
-	}
-	return n
+// tally counts ready copies of the wanted generation.
+type tally struct {
+	all   int // wherever they are
+	stand int // where they should be, or could: on ranked disks and those that the image names
 }
 
-// enough is how many ready copies have to remain on ranked disks. Without a
-// ranked disk it cannot be reached.
-func (v imageView) enough() int {
-	n := v.image.Copies
-	if v.image.AllDisks {
-		n = len(v.places.ranked)
+func (v imageView) tally() tally {
+	t := tally{all: len(v.ready)}
+	for _, key := range v.ready {
+		if v.stands(key.Disk) {
+			t.stand++
+		}
 	}
-	return max(1, min(n, len(v.places.ranked)))
+	return t
+}
+
+// without is the tally when the copy key is not there.
+func (t tally) without(v imageView, key Key) tally {
+	if !slices.Contains(v.ready, key) {
+		return t
+	}
+	t.all--
+	if v.stands(key.Disk) {
+		t.stand--
+	}
+	return t
+}
+
+// stands reports whether a deletion may count on a ready copy on the disk.
+func (v imageView) stands(ref schema.DiskRef) bool {
+	if slices.Contains(v.places.ranked, ref) {
+		return true
+	}
+	_, declared := v.disk(ref)
+	return declared && !v.evicting(ref) && slices.Contains(v.image.Disks, ref)
+}
+
+// enough is how many ready copies have to stand for another one to be surplus.
+func (v imageView) enough() int {
+	return max(1, min(v.places.copies, len(v.places.ranked)))
 }
 
 // drop says whether a surplus copy may go now, and if not, what for it is kept.
-// left is how many ready copies on ranked disks there are, this one included when
-// its disk is ranked.
-func (v imageView) drop(key Key, left int) (a Action, goes bool) {
-	c := v.copy(key)
-	counted := key.ID == v.image.ID && c.State == disk.Ready && slices.Contains(v.places.ranked, key.Disk)
-	if counted {
-		left--
-	}
-	kind, reason := Cleanup, "surplus copy"
-	if key.ID != v.image.ID {
+// now is the tally with the copy.
+func (v imageView) drop(key Key, now tally) Action {
+	c, kind, reason := v.copy(key), Cleanup, "surplus copy"
+	switch {
+	case key.ID != v.image.ID:
 		reason = "older generation"
-	} else if v.evicting(key.Disk) {
+	case v.evicting(key.Disk):
 		kind, reason = Evict, "eviction of the disk is requested"
-	} else if !slices.Contains(v.places.ranked, key.Disk) {
+	case !slices.Contains(v.places.ranked, key.Disk):
 		reason = "the disk does not match the selectors"
 	}
+	then := now.without(v, key)
 	switch {
 	case v.May != schema.Everything:
-		return v.keep(key, "nothing is deleted while the configuration has errors"), false
+		return v.keep(key, reason+", but nothing is deleted while the configuration has errors")
 	case c.Using != "":
-		return v.keep(key, reason+", but "+c.Using), false
+		return v.keep(key, reason+", but "+c.Using)
 	case len(v.places.ranked) == 0:
-		return newAction(Blocked, key, "no disk matches the selectors: every copy is kept", 0), false
-	case left < v.enough():
-		return v.keep(key, fmt.Sprintf("%s; kept until %s on other disks", reason, readyText(v.enough()))), false
+		return newAction(Blocked, key, "no disk matches the selectors, or those that do are evicted: every copy is kept", 0)
+	case then.stand < v.enough(), then.all < now.all && then.all < v.places.copies:
+		return v.needed(key, kind, reason)
+	case kind == Cleanup && v.expires(v.o, c).After(v.o.Now):
+		return v.keepUntil(key, reason+"; goes after the clean-up interval", v.expires(v.o, c))
 	}
-	if kind == Cleanup {
-		if until := v.expires(v.o, c); until.After(v.o.Now) {
-			a := v.keep(key, reason+"; goes after the clean-up interval")
-			a.Until = until
-			return a, false
+	return v.remove(kind, key, reason)
+}
+
+// needed keeps a copy that the image needs as long as there are no others. An
+// eviction that no disk can take the copy of does not come about by itself.
+func (v imageView) needed(key Key, kind Kind, reason string) Action {
+	a := v.keep(key, fmt.Sprintf("%s; kept until %d of %d copies are ready on other disks", reason, v.enough(), v.places.copies))
+	if v.places.short > 0 {
+		a.Reason = fmt.Sprintf("%s; kept, because no disk can take %d of %d copies", reason, v.places.short, v.places.copies)
+		if kind == Evict {
+			a.Kind = Blocked
 		}
 	}
-	if t := v.o.Tries[key]; t.Until.After(v.o.Now) {
-		a := v.keep(key, t.Message)
-		a.Until = t.Until
-		return a, false
-	}
-	return newAction(kind, key, reason, c.RealSize), counted
+	return a
 }
 
-func readyText(n int) string {
-	if n == 1 {
-		return "one is ready"
+// remove is the deletion, or what it has to wait for because it failed before.
+func (s *scene) remove(kind Kind, key Key, reason string) Action {
+	if t := s.o.Tries[key]; t.of(kind) && t.Until.After(s.o.Now) {
+		return s.keepUntil(key, t.Message, t.Until)
 	}
-	return fmt.Sprintf("%d are ready", n)
+	return newAction(kind, key, reason, s.copy(key).RealSize)
 }
 
-func (d Desired) keep(key Key, reason string) Action { return newAction(Wait, key, reason, 0) }
+func (s *scene) keep(key Key, reason string) Action { return newAction(Wait, key, reason, 0) }
 
-func (d Desired) evicting(ref schema.DiskRef) bool {
-	node := d.Config.Nodes[ref.Node]
-	return node.EvictionRequested || node.Disks[ref.Disk].EvictionRequested
+func (s *scene) keepUntil(key Key, reason string, until time.Time) Action {
+	a := s.keep(key, reason)
+	a.Until = until
+	return a
 }
 
 // expires is when the clean-up interval of a copy is over: it begins with the
-// later of its last use and its first being unwanted. A copy without a recorded
-// beginning begins now; Marks writes it down.
+// later of its last use and its first being unwanted. Where one of these is not
+// recorded or cannot be right it begins now; Marks writes it down.
 func (d Desired) expires(o Observed, c Copy) time.Time {
-	since := o.Now
-	if !c.UnwantedSince.IsZero() && !o.ClockStepped {
-		since = c.UnwantedSince
-	}
-	if c.LastUsed.After(since) {
-		since = c.LastUsed
-	}
-	if implausible(since, o.Now) {
+	since := c.UnwantedSince
+	switch {
+	case since.IsZero(), o.ClockStepped, implausible(since, o.Now),
+		c.InUse && c.Using == "", // the use has just ended
+		!c.LastUsed.IsZero() && implausible(c.LastUsed, o.Now):
 		since = o.Now
+	case c.LastUsed.After(since):
+		since = c.LastUsed
 	}
 	return since.Add(d.Config.Settings.CleanupWaitInterval)
 }
@@ -148,60 +163,4 @@ var epoch = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
 
 func implausible(recorded, now time.Time) bool {
 	return recorded.After(now) || recorded.Before(epoch)
-}
-
-// planVanished says what becomes of our copies of images that are not declared
-// any more.
-func (d Desired) planVanished(o Observed) []Action {
-	vanished := d.vanished(o)
-	names := map[string]bool{}
-	for _, key := range vanished {
-		names[key.ID.Name] = true
-	}
-	held := d.Config.Settings.PruneLimit.Holds(len(d.Config.Images), len(names))
-	actions := []Action{}
-	for _, key := range vanished {
-		actions = append(actions, d.dropVanished(o, key, held, len(names)))
-	}
-	return actions
-}
-
-func (d Desired) vanished(o Observed) []Key {
-	var keys []Key
-	for _, ref := range d.ownDisks(o) {
-		for _, id := range slices.SortedFunc(maps.Keys(o.Disks[ref].Copies), compareIDs) {
-			_, declared := d.Config.Images[id.Name]
-			if o.Disks[ref].Copies[id].Owned && !declared {
-				keys = append(keys, Key{ref, id})
-			}
-		}
-	}
-	return keys
-}
-
-func (d Desired) dropVanished(o Observed, key Key, held bool, vanished int) Action {
-	const reason = "not in the configuration any more"
-	c := o.Disks[key.Disk].Copies[key.ID]
-	confirmed := slices.Contains(d.Config.Settings.PruneConfirmed, key.ID)
-	t := o.Tries[key]
-	switch {
-	case d.May != schema.Everything:
-		return d.keep(key, reason+"; nothing is deleted while the configuration has errors")
-	case !d.gone(key.ID.Name):
-		return d.keep(key, reason+"; another look has to confirm it")
-	case c.Using != "":
-		return d.keep(key, reason+", but "+c.Using)
-	case held && !confirmed:
-		return newAction(Blocked, key, fmt.Sprintf("%d images left the configuration at once, more than pruneLimit %s allows: if that is meant, add %q to pruneConfirmed",
-			vanished, d.Config.Settings.PruneLimit, key.ID), 0)
-	case d.expires(o, c).After(o.Now):
-		a := d.keep(key, reason+"; goes after the clean-up interval")
-		a.Until = d.expires(o, c)
-		return a
-	case t.Until.After(o.Now):
-		a := d.keep(key, t.Message)
-		a.Until = t.Until
-		return a
-	}
-	return newAction(Cleanup, key, reason, c.RealSize)
 }

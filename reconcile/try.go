@@ -13,21 +13,40 @@ import (
 // inUseAgain is how long after a refused deletion the users are looked at again.
 const inUseAgain = time.Minute
 
+// of reports whether the failure says something about actions of that kind.
+func (t Try) of(kind Kind) bool { return t.Kind == "" || t.Kind == kind }
+
+// puts reports whether the failure puts off an action of that kind. What failed
+// for want of space comes as soon as that is there, but only once: somebody else
+// may be taking it too.
+func (t Try) puts(kind Kind, now time.Time) bool {
+	switch {
+	case !t.of(kind):
+		return false
+	case t.Final:
+		return true
+	case t.Space > 0 && t.Attempts < 2:
+		return false
+	}
+	return t.Until.After(now)
+}
+
 // next says what to remember of a failure, after what was remembered before.
-func (t Try) next(err error, now time.Time) Try {
-	next := Try{Attempts: t.Attempts + 1, Since: t.Since, Message: err.Error()}
-	if next.Since.IsZero() {
-		next.Since = now
+func (t Try) next(kind Kind, err error, now time.Time) Try {
+	if !t.of(kind) {
+		t = Try{}
 	}
 	class, final, after := judge(err)
-	next.Final = final
+	next := Try{Kind: kind, Attempts: t.Attempts + 1, Since: t.Since, Message: err.Error(), Final: final}
+	if next.Disk = class == diskTrouble && !final; next.Since.IsZero() || next.Disk && !t.Disk {
+		next.Since = now
+	}
 	if final {
 		return next
 	}
 	if lack, ok := errors.AsType[*disk.NoSpaceError](err); ok {
-		next.Space = lack.Need
+		next.Space = max(lack.Need, t.Space)
 	}
-	next.Disk = class == diskTrouble
 	wait := after
 	if wait == 0 {
 		wait, _ = fetch.Backoff(fetch.Network, t.Attempts, rand.Float64())

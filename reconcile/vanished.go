@@ -1,0 +1,88 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// planVanished says what becomes of our copies of images that are not declared
+// any more.
+func (s *scene) planVanished() []Action {
+	vanished := map[string][]Key{}
+	for name, keys := range s.named {
+		if _, declared := s.Config.Images[name]; declared || s.holds(name) != "" {
+			continue
+		}
+		for _, key := range keys {
+			if s.copy(key).Owned {
+				vanished[name] = append(vanished[name], key)
+			}
+		}
+	}
+	blind := s.blind()
+	var held string
+	if limit := s.Config.Settings.PruneLimit; limit.Holds(len(s.Config.Images), len(vanished)) {
+		held = fmt.Sprintf("%d images left the configuration, more at once than pruneLimit %s allows", len(vanished), limit)
+	}
+	var actions []Action
+	for name, keys := range vanished {
+		for _, key := range keys {
+			actions = append(actions, s.dropVanished(key, s.used(name), held, blind))
+		}
+	}
+	return actions
+}
+
+// used says what uses any copy of an image on this node.
+func (s *scene) used(name string) string {
+	for _, key := range s.named[name] {
+		if c := s.copy(key); c.Using != "" {
+			return fmt.Sprintf("on %s %s", key.Disk, c.Using)
+		}
+	}
+	return ""
+}
+
+// blind says why it cannot be told whether an image is used on some declared disk.
+func (s *scene) blind() string {
+	for _, node := range slices.Sorted(maps.Keys(s.Config.Nodes)) {
+		for _, name := range slices.Sorted(maps.Keys(s.Config.Nodes[node].Disks)) {
+			ref := schema.DiskRef{Node: node, Disk: name}
+			seen, known := s.o.Disks[ref]
+			switch {
+			case !known && node != s.Node:
+				return fmt.Sprintf("%s: asking other nodes is not supported yet", ref)
+			case !known:
+				return fmt.Sprintf("%s: not looked at", ref)
+			case seen.Problem != "":
+				return fmt.Sprintf("%s: %s", ref, seen.Problem)
+			}
+		}
+	}
+	return ""
+}
+
+// dropVanished says whether a copy may go whose image is not declared any more.
+// used, held and blind are what speaks against it, as far as anything does.
+func (s *scene) dropVanished(key Key, used, held, blind string) Action {
+	const reason = "not in the configuration any more"
+	until := s.expires(s.o, s.copy(key))
+	switch {
+	case s.May != schema.Everything:
+		return s.keep(key, reason+", but nothing is deleted while the configuration has errors")
+	case !s.gone(key.ID.Name):
+		return s.keep(key, reason+"; another look has to confirm it")
+	case used != "":
+		return s.keep(key, reason+", but "+used)
+	case held != "" && !slices.Contains(s.Config.Settings.PruneConfirmed, key.ID):
+		return newAction(Blocked, key, fmt.Sprintf("%s: if that is meant, add %q to pruneConfirmed", held, key.ID), 0)
+	case until.After(s.o.Now):
+		return s.keepUntil(key, reason+"; goes after the clean-up interval", until)
+	case blind != "":
+		return newAction(Blocked, key, reason+", but whether it is used there cannot be told: "+blind, 0)
+	}
+	return s.remove(Cleanup, key, reason)
+}
