@@ -77,6 +77,7 @@ func read(f File) *content {
 	}
 	var docs []*value
 	var err error
+	f.Data = bytes.TrimPrefix(f.Data, []byte("\ufeff"))
 	if path.Ext(f.Path) == ".json" {
 		var doc *value
 		if doc, err = parseJSON(f.Path, f.Data); err == nil {
@@ -103,17 +104,19 @@ func (c *content) readable(f File) bool {
 	case len(f.Data) > maxFile:
 		c.problem(at, nil, errTooLarge(int64(len(f.Data))).Error(), "images do not belong here, only their declarations")
 	case bytes.IndexByte(f.Data, 0) >= 0:
-		c.problem(lineOf(f, bytes.IndexByte(f.Data, 0)), nil, "holds a zero byte: this is no text", "")
+		c.problem(lineOf(f.Path, f.Data, bytes.IndexByte(f.Data, 0)), nil, "holds a zero byte: this is no text", "")
 	case !utf8.Valid(f.Data):
-		c.problem(lineOf(f, invalidUTF8(f.Data)), nil, "is not UTF-8", "save it as UTF-8")
+		c.problem(lineOf(f.Path, f.Data, invalidUTF8(f.Data)), nil, "is not UTF-8", "save it as UTF-8")
 	default:
 		return true
 	}
 	return false
 }
 
-func lineOf(f File, offset int) Position {
-	return Position{File: f.Path, Line: 1 + bytes.Count(f.Data[:offset], []byte("\n"))}
+// lineOf returns the place of the byte at an offset.
+func lineOf(file string, data []byte, offset int) Position {
+	before := data[:offset]
+	return Position{File: file, Line: 1 + bytes.Count(before, []byte("\n")), Column: offset - bytes.LastIndexByte(before, '\n')}
 }
 
 func invalidUTF8(data []byte) int {

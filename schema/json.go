@@ -93,22 +93,19 @@ func (r *jsonReader) value(depth int) (*value, error) {
 	case string:
 		n.kind, n.text = textKind, t
 	case json.Number:
-		n.kind, n.text = numberKind, t.String()
-		return n, jsonNumber(n, t)
+		n.kind, n.text, n.number = numberKind, t.String(), jsonNumber(t)
 	}
 	return n, nil
 }
 
-func jsonNumber(n *value, t json.Number) error {
+// jsonNumber returns nil for a number that is too large.
+func jsonNumber(t json.Number) any {
 	if whole, err := t.Int64(); err == nil {
-		n.number = whole
-		return nil
+		return whole
 	}
-	real, err := t.Float64()
-	if err != nil {
-		return &parseError{pos: n.pos, msg: "the number cannot be used: it is too large"}
+	if real, err := t.Float64(); err == nil {
+		return real
 	}
-	n.number = real
 	return nil
 }
 

@@ -43,6 +43,9 @@ func testArchive(t *testing.T, name string) {
 			continue
 		}
 		got := describe(loader.Load(t.Context(), snapshot(files)))
+		if strings.Contains(got, "hunter2") {
+			t.Errorf("a secret is told:\n%s", got)
+		}
 		if *update {
 			a.Files[i].Data = []byte(got)
 		} else if got != string(f.Data) {
@@ -101,4 +104,3 @@ func mustLoad(t *testing.T, yaml string) Config {
 	}
 	return r.Config
 }
-

@@ -28,6 +28,8 @@ func (s *structure) plain(v *value, sh *shape, at fieldPath) (any, bool) {
 		s.fault(fault{path: at, msg: wrong(sh, v), hint: listHint(sh, v)})
 	case sh.kind == textKind && (v.kind == numberKind || v.kind == boolKind):
 		s.fault(quoteIt(v, sh, at))
+	case v.kind == numberKind && v.number == nil:
+		s.fault(fault{path: at, msg: wrong(sh, v)})
 	case sh.scalar() && !v.scalar():
 		s.fault(fault{path: at, msg: wrong(sh, v)})
 	case v.kind == mapKind:
@@ -98,6 +100,9 @@ func (s *structure) unknownHint(name string, sh *shape) string {
 	if near := nearest(name, sh.names); near != "" {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
+	if name == "sourceType" || name == "sourceParameters" {
+		return "write \"source: {download: {url: …}}\""
+	}
 	if at := s.root.whereIs(name); len(at) > 0 {
 		return fmt.Sprintf("%q belongs in %s", name, at)
 	}
@@ -129,6 +134,9 @@ func emptyHint(sh *shape, at fieldPath) string {
 }
 
 func mappingHint(sh *shape) string {
+	if sh.elements != nil {
+		return "give each a name: \"name: {…}\""
+	}
 	if len(sh.names) == 0 {
 		return "write {}"
 	}

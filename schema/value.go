@@ -12,7 +12,7 @@ import (
 type value struct {
 	kind   kind
 	text   string // as written, of a scalar
-	number any    // int64 or float64
+	number any    // int64 or float64; nil where it is neither
 	fields []field
 	items  []*value
 	pos    Position

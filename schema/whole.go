@@ -26,15 +26,13 @@ func (a *assembly) fault(t *thing, f fault) { a.mistake(t.key, t.problem(f)) }
 // checkImages checks the images that are valid by themselves against the
 // settings, the nodes and each other.
 func (a *assembly) checkImages() {
+	if !a.settings.AllowLoopbackSources {
+		a.checkLoopback()
+	}
 	nodes := names(a.of(nodesSection))
 	for _, t := range a.of(imagesSection) {
 		if a.stale(t) {
 			continue
-		}
-		if !a.settings.AllowLoopbackSources {
-			for _, f := range t.verdict.loopback {
-				a.fault(t, f)
-			}
 		}
 		if len(nodes) > 0 && !a.placesUnknown {
 			a.checkDisks(t, nodes)
@@ -42,6 +40,16 @@ func (a *assembly) checkImages() {
 		a.checkClone(t)
 	}
 	a.checkCycles()
+}
+
+func (a *assembly) checkLoopback() {
+	for k, defined := range a.fresh {
+		for _, t := range defined {
+			for _, f := range t.verdict.loopback {
+				a.mistake(k, t.problem(f))
+			}
+		}
+	}
 }
 
 // stale reports whether t holds as last said and not as it is defined now.

@@ -12,6 +12,9 @@ func (sh *shape) scalar() bool { return sh.kind != listKind && sh.kind != mapKin
 
 // wrong says in words what v has to be instead.
 func wrong(sh *shape, v *value) string {
+	if sh.private && v.kind == textKind {
+		return "has to be " + sh.want
+	}
 	return fmt.Sprintf("has to be %s, not %s", sh.want, display(sh, v))
 }
 
@@ -49,9 +52,14 @@ func explain(root *shape, v *value, at fieldPath) fault {
 		f.msg = better(at[len(at)-1], found.text).Error()
 	default:
 		f.msg = wrong(sh, found)
+		if sh.kind != textKind && found.kind == textKind && unquoted.MatchString(found.text) {
+			f.hint = "write it without quotes"
+		}
 	}
 	return f
 }
+
+var unquoted = regexp.MustCompile(`^(true|false|[0-9]+)$`)
 
 func missing(sh *shape, at fieldPath) fault {
 	if sh.missing != "" {

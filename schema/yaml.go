@@ -52,6 +52,8 @@ func parseYAML(file string, data []byte) ([]*value, error) {
 
 var yamlLine = regexp.MustCompile(`^yaml: (?:line ([0-9]+): )?(.*)`)
 
+var unknownAnchor = regexp.MustCompile(`unknown anchor '(.*)' referenced`)
+
 func yamlError(file string, data []byte, err error) error {
 	e := &parseError{pos: Position{File: file}, msg: err.Error()}
 	m := yamlLine.FindStringSubmatch(err.Error())
@@ -62,6 +64,10 @@ func yamlError(file string, data []byte, err error) error {
 	e.pos.Line, _ = strconv.Atoi(m[1]) // "" is line 0: not known
 	if e.pos.Line > 0 {
 		e.pos.Column = firstColumn(data, e.pos.Line)
+	} else if a := unknownAnchor.FindStringSubmatch(e.msg); a != nil {
+		if i := bytes.Index(data, []byte("*"+a[1])); i >= 0 {
+			e.pos = lineOf(file, data, i)
+		}
 	}
 	if bytes.Contains(data, []byte("\n\t")) || bytes.HasPrefix(data, []byte("\t")) {
 		e.hint = "indent with spaces: YAML does not allow tabs"
@@ -114,10 +120,14 @@ func (r *yamlReader) node(y *yaml.Node, depth int) (*value, error) {
 			n.pos = r.at(y)
 		}
 		return n, err
-	case yaml.MappingNode:
+	case yaml.MappingNode, yaml.SequenceNode:
+		if tag := y.ShortTag(); tag != "!!map" && tag != "!!seq" {
+			return nil, r.fail(y, "the tag %s has no meaning here", tag)
+		}
+		if y.Kind == yaml.SequenceNode {
+			return r.list(y, depth)
+		}
 		return r.mapping(y, depth)
-	case yaml.SequenceNode:
-		return r.list(y, depth)
 	case yaml.ScalarNode:
 		return r.scalar(y)
 	}
@@ -196,24 +206,22 @@ func (r *yamlReader) scalar(y *yaml.Node) (*value, error) {
 		n.kind = boolKind
 		n.text = strconv.FormatBool(y.Value[0] == 't' || y.Value[0] == 'T')
 	case "!!int", "!!float":
-		return n, r.number(y, n)
+		n.kind, n.number = numberKind, yamlNumber(y)
 	default:
 		return nil, r.fail(y, "the tag %s has no meaning here", tag)
 	}
 	return n, nil
 }
 
-func (r *yamlReader) number(y *yaml.Node, n *value) error {
-	n.kind = numberKind
+// yamlNumber returns nil for what no field can be: .inf, .nan.
+func yamlNumber(y *yaml.Node) any {
 	var whole int64
-	if y.Decode(&whole) == nil && y.ShortTag() == "!!int" {
-		n.number = whole
-		return nil
+	if y.ShortTag() == "!!int" && y.Decode(&whole) == nil {
+		return whole
 	}
 	var real float64
 	if err := y.Decode(&real); err != nil || math.IsInf(real, 0) || math.IsNaN(real) {
-		return r.fail(y, "%.40q is not a number that can be used", y.Value)
+		return nil
 	}
-	n.number = real
-	return nil
+	return real
 }

@@ -1,0 +1,205 @@
+package schema
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+func digest(t *testing.T, text string) disk.Digest {
+	t.Helper()
+	var d disk.Digest
+	if err := d.UnmarshalText([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestDefaults(t *testing.T) {
+	c := mustLoad(t, "nodes: {n1: {disks: {d1: {path: /d1}}}}\nimages: {parrot: {source: {download: {url: \"https://example.com/x.gz\"}}}}\n")
+	wantSettings := Settings{
+		CleanupWaitInterval: time.Hour, RecoveryWaitInterval: 5 * time.Minute, MinNumberOfCopies: 1,
+		ConcurrentReplenishPerNodeLimit: 5, PruneLimit: PrunePercent(50),
+	}
+	if !reflect.DeepEqual(c.Settings, wantSettings) {
+		t.Errorf("settings are\n%+v, want\n%+v", c.Settings, wantSettings)
+	}
+	wantNode := Node{AllowScheduling: true, Disks: map[string]Disk{"d1": {Path: "/d1", AllowScheduling: true}}, Pos: Position{"config.yaml", 1, 9}}
+	if !reflect.DeepEqual(c.Nodes["n1"], wantNode) {
+		t.Errorf("node is\n%+v, want\n%+v", c.Nodes["n1"], wantNode)
+	}
+	wantImage := Image{
+		ID: disk.ID{Name: "parrot", UUID: c.Images["parrot"].ID.UUID}, Copies: 1, Pos: Position{"config.yaml", 2, 10},
+		Source: Source{Download: &Download{URL: "https://example.com/x.gz", Unpack: UnpackGzip, MaxSize: 1 << 40}},
+	}
+	if !reflect.DeepEqual(c.Images["parrot"], wantImage) {
+		t.Errorf("image is\n%+v, want\n%+v", c.Images["parrot"], wantImage)
+	}
+}
+
+func TestEverything(t *testing.T) {
+	b, err := os.ReadFile("testdata/everything.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := mustLoad(t, string(b))
+	s := c.Settings
+	if s.CleanupWaitInterval != 90*time.Second || s.RecoveryWaitInterval != 2500*time.Millisecond || s.ScrubInterval != 30*24*time.Hour ||
+		s.PruneLimit != PruneCount(3) || s.ConcurrentReplenishPerNodeLimit != 0 || s.PruneConfirmed[0].String() != "old-00000001" {
+		t.Errorf("settings are %+v", s)
+	}
+	n := c.Nodes["node1"]
+	if n.Address != "http://10.0.0.1:8000" || n.Disks["disk1"].StorageReserved != 10<<30 || n.Disks["disk1"].Path != "/var/lib/longhorn" ||
+		strings.Join(n.Tags, " ") != "big edge" || n.AllowScheduling || !n.EvictionRequested {
+		t.Errorf("node1 is %+v", n)
+	}
+	m := c.Images["downloaded"]
+	if !m.AllDisks || m.BandwidthLimit != 10<<20 || m.Disks[0] != (DiskRef{"node2", "a"}) || m.Format != disk.Raw ||
+		m.Source.Download.MaxSize != 100<<30 || m.Source.Download.Unpack != UnpackXZ || m.Source.Download.PackedChecksum.Algorithm() != disk.SHA256 {
+		t.Errorf("downloaded is %+v, %+v", m, m.Source.Download)
+	}
+	if c.Images["uploaded"].Copies != 2 || c.Images["exported"].Copies != 1 {
+		t.Errorf("copies: uploaded %d, want 2 as the settings say; exported %d, want 1", c.Images["uploaded"].Copies, c.Images["exported"].Copies)
+	}
+	for name, kind := range map[string]Kind{"downloaded": KindDownload, "uploaded": KindUpload, "exported": KindExportFromVolume, "restored": KindRestore, "secured": KindClone} {
+		if got := c.Images[name].Source.Kind(); got != kind {
+			t.Errorf("%s is of kind %s, want %s", name, got, kind)
+		}
+	}
+}
+
+func TestDigestIsOfContentAlone(t *testing.T) {
+	of := func(files ...File) string {
+		r := NewLoader().Load(t.Context(), Snapshot{Files: files})
+		if r.Digest == "" {
+			t.Fatalf("no digest:\n%s", describe(r))
+		}
+		return r.Digest
+	}
+	one := of(File{Path: "a.yaml", Data: []byte("settings: {minNumberOfCopies: 2}\nimages:\n  a1: {source: {upload: {}}, nodeSelector: [x, y]}\n  b1: {source: {upload: {}}}\n")})
+	two := of(
+		File{Path: "x/b.json", Data: []byte(`{"images": {"b1": {"source": {"upload": {}}, "minNumberOfCopies": 0}}}`)},
+		File{Path: "x/c.cue", Data: []byte("images: a1: {nodeSelector: [\"y\", \"x\", \"y\"], source: upload: {}}\n")},
+		File{Path: "x/d.yaml", Data: []byte("settings: {minNumberOfCopies: 2}\n")},
+	)
+	if one != two {
+		t.Error("the same configuration in other files has another digest")
+	}
+	for name, text := range map[string]string{
+		"an image":   "images: {a1: {source: {upload: {}}}}",
+		"a setting":  "settings: {minNumberOfCopies: 2}",
+		"a source":   "images: {a1: {source: {download: {url: \"https://example.com\"}}}}",
+		"a mirror":   "images: {a1: {source: {download: {url: \"https://example.com\", mirrors: [\"https://m.example.com\"]}}}}",
+		"a node":     "nodes: {n1: {}}",
+		"a node tag": "nodes: {n1: {tags: [x]}}",
+	} {
+		if d := of(File{Path: "a.yaml", Data: []byte(text)}); d == one {
+			t.Errorf("%s does not count for the digest", name)
+		} else {
+			one = d // each differs from the one before
+		}
+	}
+}
+
+func TestPruneLimit(t *testing.T) {
+	for _, c := range []struct {
+		limit              PruneLimit
+		declared, vanished int
+		holds              bool
+	}{
+		{PruneCount(0), 0, 1, false},
+		{PruneCount(0), 10, 2, true},
+		{PruneCount(2), 0, 2, false},
+		{PruneCount(2), 100, 3, true},
+		{PrunePercent(50), 0, 1, false},
+		{PrunePercent(50), 0, 2, true},
+		{PrunePercent(50), 2, 2, false},
+		{PrunePercent(50), 2, 3, true},
+		{PrunePercent(0), 100, 2, true},
+		{PrunePercent(100), 0, 100, false},
+	} {
+		if got := c.limit.Holds(c.declared, c.vanished); got != c.holds {
+			t.Errorf("%s holds %d vanished beside %d: %t, want %t", c.limit, c.vanished, c.declared, got, c.holds)
+		}
+	}
+}
+
+// The names of SCENARIOS: none of them may leave the folder that it names.
+func TestNames(t *testing.T) {
+	for name, good := range map[string]bool{
+		"a": false, "ab": true, strings.Repeat("a", 40): true, strings.Repeat("a", 41): false, "Ab": false, "aB": false,
+		"-a": false, ".": false, "..": false, ".a": false, "a/b": false, "a\n": false, "a\x00": false, "ä1": false, "a b": false,
+		"a..": true, "parrot-6846a0b2": true, "1": false, "11": true, "": false, "../../etc": false,
+	} {
+		quoted, err := json.Marshal(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := load(t, "images: {"+string(quoted)+": {source: {upload: {}}}}")
+		if _, ok := r.Config.Images[name]; ok != good || (r.May == Everything) != good {
+			t.Errorf("name %q: accepted is %t, want %t\n%s", name, ok, good, describe(r))
+		}
+		if good {
+			if id, err := disk.ParseID(r.Config.Images[name].ID.String()); err != nil || id.Name != name {
+				t.Errorf("the folder of %q reads as %v, %v", name, id, err)
+			}
+		}
+	}
+}
+
+func TestUnreadableFiles(t *testing.T) {
+	for name, f := range map[string]File{
+		"error":  {Path: "a.yaml", Err: errors.New("permission denied")},
+		"zero":   {Path: "a.yaml", Data: []byte("images: {}\n\x00")},
+		"latin1": {Path: "a.yaml", Data: []byte("# gr\xfcn\nimages: {}\n")},
+		"large":  {Path: "a.yaml", Data: make([]byte, maxFile+1)},
+		"cue":    {Path: "a.cue", Data: []byte("images: {}\n\x00")},
+		"cuerr":  {Path: "a.cue", Err: errors.New("permission denied")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fine := File{Path: "b.yaml", Data: []byte("images: {parrot: {source: {upload: {}}}}")}
+			r := NewLoader().Load(t.Context(), Snapshot{Files: []File{f, fine}})
+			if len(r.Errors) != 1 || r.Errors[0].File != f.Path || r.May != ObserveOnly || r.Digest != "" {
+				t.Errorf("got\n%s", describe(r))
+			}
+			if len(r.Config.Images) != 1 {
+				t.Errorf("the other file was not read:\n%s", describe(r))
+			}
+		})
+	}
+}
+
+func TestByteOrderMark(t *testing.T) {
+	for _, path := range []string{"a.yaml", "a.json"} {
+		r := NewLoader().Load(t.Context(), Snapshot{Files: []File{{Path: path, Data: []byte("\ufeff{\"images\": {}}")}}})
+		if r.May != Everything {
+			t.Errorf("%s: %s", path, describe(r))
+		}
+	}
+}
+
+func TestIntervals(t *testing.T) {
+	for text, want := range map[string]time.Duration{
+		"1d12h": 36 * time.Hour, "1.5h": 90 * time.Minute, "250ms": 250 * time.Millisecond, "1m30s": 90 * time.Second, "0s": 0,
+	} {
+		if got, err := interval(text, time.Minute); err != nil || got != want {
+			t.Errorf("%s is %v, %v, want %v", text, got, err, want)
+		}
+	}
+}
+
+func TestQuantities(t *testing.T) {
+	for text, want := range map[string]int64{
+		"0": 0, "1": 1, "1k": 1000, "1Ki": 1024, "1.5Gi": 3 << 29, "0.1": 1, "1Pi": 1 << 50, "10M": 10_000_000,
+	} {
+		if got, err := quantity(text); err != nil || got != want {
+			t.Errorf("%s is %v, %v, want %v", text, got, err, want)
+		}
+	}
+}

@@ -1,0 +1,72 @@
+package schema
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/txtar"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// FuzzLoad loads any bytes as YAML and as JSON. .cue files are read by a child.
+func FuzzLoad(f *testing.F) {
+	archives, err := filepath.Glob("testdata/load/*.txtar")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, name := range archives {
+		a, err := txtar.ParseFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, file := range a.Files {
+			f.Add(file.Data, strings.HasSuffix(file.Name, ".json"))
+		}
+	}
+	everything, err := os.ReadFile("testdata/everything.yaml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(everything, false)
+	f.Fuzz(func(t *testing.T, data []byte, isJSON bool) {
+		path := "a.yaml"
+		if isJSON {
+			path = "a.json"
+		}
+		s := Snapshot{Files: []File{{Path: path, Data: data}}}
+		l := NewLoader()
+		r := l.Load(t.Context(), s)
+		checkResult(t, r)
+		if again, fresh := describe(l.Load(t.Context(), s)), describe(r); r.May == Everything && again != fresh {
+			t.Errorf("loaded again:\n%s\nat first:\n%s", again, fresh)
+		}
+		if other := NewLoader().Load(t.Context(), s); describe(other) != describe(r) || other.Digest != r.Digest {
+			t.Errorf("another loader:\n%s\nthis one:\n%s", describe(other), describe(r))
+		}
+	})
+}
+
+// checkResult checks what holds of every result.
+func checkResult(t *testing.T, r Result) {
+	valid := len(r.Errors) == 0
+	if valid != (r.May == Everything) || valid != (r.Digest != "") {
+		t.Errorf("%d errors, may %s, digest %q", len(r.Errors), r.May, r.Digest)
+	}
+	for _, p := range append(r.Errors, r.Warnings...) {
+		if strings.ContainsAny(p.String(), "\n\x00") || p.Message == "" {
+			t.Errorf("a problem that is not one line: %q", p.String())
+		}
+	}
+	for name, m := range r.Config.Images {
+		if id, err := disk.ParseID(m.ID.String()); err != nil || id != m.ID || id.Name != name {
+			t.Errorf("image %q has the folder %q", name, m.ID)
+		}
+		m.Source.Kind() // panics where there is none
+		if m.Copies < 1 {
+			t.Errorf("image %q has %d copies", name, m.Copies)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package schema
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"cuelang.org/go/cue"
+	"cuelang.org/go/cue/cuecontext"
+	"cuelang.org/go/encoding/jsonschema"
+)
+
+// JSONSchema returns the schema as JSON Schema, Draft 2020-12, so that editors
+// complete and check YAML and JSON. It accepts all that Load accepts; what only
+// the whole configuration shows, it cannot refuse.
+func JSONSchema() ([]byte, error) {
+	root := cuecontext.New().CompileBytes(schemaCUE, cue.Filename("schema.cue"))
+	doc, err := generate(root)
+	if err != nil {
+		return nil, fmt.Errorf("generate JSON Schema: %w", err)
+	}
+	definitions, err := root.Fields(cue.Definitions(true))
+	if err != nil {
+		return nil, fmt.Errorf("read schema.cue: %w", err)
+	}
+	for definitions.Next() {
+		name := strings.TrimPrefix(definitions.Selector().String(), "#")
+		if d, ok := doc.Definitions[name]; ok {
+			d.restore(definitions.Value())
+		}
+	}
+	doc.Title = "The configuration of backing-image-manager"
+	return json.MarshalIndent(doc, "", "  ")
+}
+
+// jsonDocument is what the generator writes, in the order that reads best.
+type jsonDocument struct {
+	Schema      string                    `json:"$schema"`
+	Title       string                    `json:"title"`
+	Type        string                    `json:"type"`
+	Properties  map[string]any            `json:"properties"`
+	Additional  bool                      `json:"additionalProperties"`
+	Definitions map[string]jsonDefinition `json:"$defs"`
+}
+
+type jsonDefinition map[string]any
+
+func generate(root cue.Value) (jsonDocument, error) {
+	var doc jsonDocument
+	expr, err := jsonschema.Generate(root.LookupPath(cue.ParsePath("#Config")),
+		&jsonschema.GenerateConfig{Version: jsonschema.VersionDraft2020_12})
+	if err != nil {
+		return doc, err
+	}
+	b, err := root.Context().BuildExpr(expr).MarshalJSON()
+	if err != nil {
+		return doc, err
+	}
+	return doc, json.Unmarshal(b, &doc)
+}
+
+// restore adds what the generator loses: defaults, the bounds of numbers that
+// have one, and the number of fields of a struct.
+func (d jsonDefinition) restore(v cue.Value) {
+	if countsFields(v, 3) {
+		d["minProperties"], d["maxProperties"], d["additionalProperties"] = 1, 1, false
+	}
+	properties, ok := d["properties"].(map[string]any)
+	if !ok {
+		return
+	}
+	fields, err := withoutCount(v).Fields(cue.Optional(true))
+	if err != nil {
+		panic(fmt.Sprintf("schema: read schema.cue: %v", err))
+	}
+	for fields.Next() {
+		p, ok := properties[fields.Selector().Unquoted()].(map[string]any)
+		if ok {
+			maps.Copy(p, lost(fields.Value(), p))
+		}
+	}
+}
+
+// countsFields reports whether v is a struct of one field, whatever its name.
+func countsFields(v cue.Value, depth int) bool {
+	op, args := v.Expr()
+	return op == cue.CallOp || op == cue.AndOp && depth > 0 && slices.ContainsFunc(args, func(a cue.Value) bool { return countsFields(a, depth-1) })
+}
+
+func lost(v cue.Value, property map[string]any) map[string]any {
+	found := map[string]any{}
+	if d, ok := v.Default(); ok && d.IsConcrete() && d.IncompleteKind() != cue.StructKind {
+		var plain any
+		if d.Decode(&plain) == nil {
+			found["default"] = plain
+		}
+	}
+	if least, ok := bound(v, 3); ok && property["type"] == "integer" {
+		found["minimum"] = least
+	}
+	return found
+}
+
+// bound returns the n of a >=n within v.
+func bound(v cue.Value, depth int) (int64, bool) {
+	op, args := v.Expr()
+	if op == cue.GreaterThanEqualOp {
+		n, err := args[0].Int64()
+		return n, err == nil
+	}
+	if depth == 0 { // the expression of a plain value is the value itself
+		return 0, false
+	}
+	for _, a := range args {
+		if n, ok := bound(a, depth-1); ok {
+			return n, true
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,43 @@
+package schema
+
+import (
+	"context"
+	"fmt"
+	"testing"
+)
+
+// A Loader that kept anything of CUE would grow by a megabyte in a few reloads.
+func TestReloadsKeepNoMemory(t *testing.T) {
+	l := NewLoader()
+	var before int64
+	for i := range 1050 {
+		if i == 50 {
+			before = heap()
+		}
+		text := fmt.Sprintf("settings: {cleanupWaitInterval: %d}\nimages:\n", i)
+		for n := range 5 {
+			text += fmt.Sprintf("  image-%d: {source: {download: {url: \"https://example.com/%d\"}}, minNumberOfCopies: %d}\n", n, i, 1+n)
+		}
+		mustBeValid(t, l.Load(t.Context(), Snapshot{Files: []File{{Path: "a.yaml", Data: []byte(text)}}}))
+	}
+	if grown := heap() - before; grown > 3<<20 {
+		t.Errorf("1000 reloads keep %d KiB", grown>>10)
+	}
+}
+
+func TestInterruptedLoadAllowsNothingAndForgetsNothing(t *testing.T) {
+	l := NewLoader()
+	images := manyImages(3)
+	mustBeValid(t, l.Load(t.Context(), oneFile(images[:1])))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r := l.Load(ctx, oneFile(images))
+	if r.May != ObserveOnly || len(r.Errors) != 1 || r.Digest != "" {
+		t.Errorf("interrupted: %s", describe(r))
+	}
+	r = l.Load(t.Context(), oneFile(images))
+	mustBeValid(t, r)
+	if len(r.Config.Images) != 3 {
+		t.Errorf("after the interruption: %s", describe(r))
+	}
+}
