@@ -152,7 +152,9 @@ func (u *unit) owns(name string) bool {
 var anyAddress = regexp.MustCompile(`[A-Za-z0-9+.-]+://[^\s"]*`)
 
 // withoutAddresses keeps a password in an address out of a message.
-func withoutAddresses(s string) string { return anyAddress.ReplaceAllString(s, "…") }
+func withoutAddresses(s string) string {
+	return anyAddress.ReplaceAllString(strings.Join(strings.Fields(s), " "), "…")
+}
 
 // walker turns a value of CUE into one of ours.
 type walker struct {

@@ -158,10 +158,10 @@ func foreign(doc *value) (Skipped, bool) {
 	if version == nil || kind == nil {
 		return Skipped{}, false
 	}
-	s := Skipped{Position: doc.pos, APIVersion: version.value.text, Kind: kind.value.text}
+	s := Skipped{Position: doc.pos, APIVersion: printable(version.value.text), Kind: printable(kind.value.text)}
 	if meta := doc.child("metadata"); meta != nil {
 		if name := meta.value.child("name"); name != nil {
-			s.Name = name.value.text
+			s.Name = printable(name.value.text)
 		}
 	}
 	return s, true

@@ -2,7 +2,9 @@ package schema
 
 import (
 	"slices"
+	"strconv"
 	"strings"
+	"unicode"
 )
 
 // fault is a mistake in one thing, such as an image, wherever the thing stands:
@@ -25,9 +27,20 @@ func (p fieldPath) String() string {
 		if b.Len() > 0 && !strings.HasPrefix(name, "[") {
 			b.WriteByte('.')
 		}
-		b.WriteString(name)
+		b.WriteString(printable(name))
 	}
 	return b.String()
+}
+
+// printable is s on one line and without what would steer a terminal.
+func printable(s string) string {
+	if len(s) > 200 {
+		s = strings.ToValidUTF8(s[:200], "") + "…"
+	}
+	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(s)
+	}
+	return s
 }
 
 func (p fieldPath) within(q fieldPath) bool { return len(p) >= len(q) && slices.Equal(p[:len(q)], q) }

@@ -15,13 +15,14 @@ type Position struct {
 
 // String returns "file:line:column", without what is not known.
 func (p Position) String() string {
+	file := printable(p.File)
 	switch {
 	case p.Line == 0:
-		return p.File
+		return file
 	case p.Column == 0:
-		return fmt.Sprintf("%s:%d", p.File, p.Line)
+		return fmt.Sprintf("%s:%d", file, p.Line)
 	}
-	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
+	return fmt.Sprintf("%s:%d:%d", file, p.Line, p.Column)
 }
 
 func (p Position) compare(q Position) int {

@@ -60,7 +60,7 @@ func yamlError(file string, data []byte, err error) error {
 	if m == nil {
 		return e
 	}
-	e.msg = "not valid YAML: " + m[2]
+	e.msg = "not valid YAML: " + printable(m[2])
 	e.pos.Line, _ = strconv.Atoi(m[1]) // "" is line 0: not known
 	if e.pos.Line > 0 {
 		e.pos.Column = firstColumn(data, e.pos.Line)
@@ -122,7 +122,7 @@ func (r *yamlReader) node(y *yaml.Node, depth int) (*value, error) {
 		return n, err
 	case yaml.MappingNode, yaml.SequenceNode:
 		if tag := y.ShortTag(); tag != "!!map" && tag != "!!seq" {
-			return nil, r.fail(y, "the tag %s has no meaning here", tag)
+			return nil, r.fail(y, "the tag %s has no meaning here", printable(tag))
 		}
 		if y.Kind == yaml.SequenceNode {
 			return r.list(y, depth)
@@ -208,7 +208,7 @@ func (r *yamlReader) scalar(y *yaml.Node) (*value, error) {
 	case "!!int", "!!float":
 		n.kind, n.number = numberKind, yamlNumber(y)
 	default:
-		return nil, r.fail(y, "the tag %s has no meaning here", tag)
+		return nil, r.fail(y, "the tag %s has no meaning here", printable(tag))
 	}
 	return n, nil
 }
