@@ -90,6 +90,8 @@ read the same directory, and nobody coordinates them.`,
 	root.AddCommand(newStatus(), newVersion())
 	root.AddCommand(newReconcile())
 	root.AddCommand(newDisk())
+	root.AddCommand(newImage())
+	root.AddCommand(newValidate())
 	prepareUsage(root)
 	return root
 }

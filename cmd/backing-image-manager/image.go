@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+func newImage() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "backing-image",
+		Short: "List, verify and read out the images on disks or of a daemon",
+		Example: `  backing-image-manager backing-image list --disk /var/lib/longhorn
+  backing-image-manager backing-image verify parrot --disk /var/lib/longhorn`,
+	}
+	cmd.AddCommand(newImageList(), newImageGet(), newImageVerify(), newImageDownload())
+	return cmd
+}
+
+// imageFlags say where images are looked for: on disks, or by asking a daemon.
+type imageFlags struct {
+	url       string
+	tokenFile string
+	disks     []string
+	on        []string
+}
+
+func (f *imageFlags) add(cmd *cobra.Command) {
+	f.addDisks(cmd)
+	f.addURL(cmd)
+}
+
+func (f *imageFlags) addURL(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.url, "url", defaultURL, "`URL` of the daemon to ask, when no --disk is given")
+	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "`FILE` with the token that the daemon asks for")
+	cmd.MarkFlagsMutuallyExclusive("url", "disk")
+}
+
+func (f *imageFlags) addDisks(cmd *cobra.Command) {
+	cmd.Flags().StringArrayVar(&f.disks, "disk", nil, "look at the disk at `PATH`, without a daemon; may be repeated")
+	if err := cmd.MarkFlagDirname("disk"); err != nil {
+		panic("mark --disk: " + err.Error())
+	}
+}
+
+func (f *imageFlags) addOn(cmd *cobra.Command) {
+	cmd.Flags().StringArrayVar(&f.on, "on", nil, "only copies on `NODE/DISK`, or on the path of a --disk; may be repeated")
+}
+
+// images asks whom the flags say.
+func (f *imageFlags) images(ctx context.Context) ([]reconcile.ImageStatus, error) {
+	if len(f.disks) == 0 {
+		s, err := fetchStatus(ctx, f.url, f.tokenFile)
+		return s.Images, err
+	}
+	shelves, err := openShelves(f.disks)
+	if err != nil {
+		return nil, err
+	}
+	return imagesOn(shelves), closeShelves(shelves)
+}
+
+func newImageList() *cobra.Command {
+	var f imageFlags
+	cmd := &cobra.Command{
+		Use:   "list [--disk PATH | --url URL] [flags]",
+		Short: "List images and their states",
+		Long: `Prints an object from the name of each image to its state. With --disk it is what
+lies on the disks; without, a daemon is asked, which knows what is declared too.
+
+The declared generation answers to the name, older ones stand under "generations".
+Of several copies the best answers; --on chooses.`,
+		Example: `  backing-image-manager backing-image list --disk /var/lib/longhorn
+  backing-image-manager backing-image list --url http://localhost:8000 -o table`,
+		Args: exactly(),
+	}
+	f.add(cmd)
+	f.addOn(cmd)
+	format := outputFlag(cmd, "json", "table")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		images, err := f.images(cmd.Context())
+		if err != nil {
+			return err
+		}
+		list := listImages(images, f.on)
+		if format.word == "json" {
+			return writeJSON(cmd.OutOrStdout(), list)
+		}
+		_, err = io.WriteString(cmd.OutOrStdout(), listTable(list))
+		return err
+	}
+	return cmd
+}
+
+func newImageGet() *cobra.Command {
+	var f imageFlags
+	cmd := &cobra.Command{
+		Use:   "get NAME [--disk PATH | --url URL] [flags]",
+		Short: "Show one image and its state",
+		Long:  `Prints what backing-image list has under NAME. NAME may be <name>-<uuid> too.`,
+		Example: `  backing-image-manager backing-image get parrot --disk /var/lib/longhorn
+  backing-image-manager backing-image get parrot --on node1/disk1`,
+		Args: exactly("NAME"),
+	}
+	f.add(cmd)
+	f.addOn(cmd)
+	format := outputFlag(cmd, "json", "table")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		images, err := f.images(cmd.Context())
+		if err != nil {
+			return err
+		}
+		one, err := pickListed(listImages(images, f.on), args[0])
+		if err != nil {
+			return err
+		}
+		if format.word == "json" {
+			return writeJSON(cmd.OutOrStdout(), one)
+		}
+		_, err = io.WriteString(cmd.OutOrStdout(), listTable(map[string]listed{one.Name: one}))
+		return err
+	}
+	return cmd
+}
+
+// pickListed finds an image by its name, or a generation by <name>-<uuid>.
+func pickListed(list map[string]listed, name string) (listed, error) {
+	if one, ok := list[name]; ok {
+		return one, nil
+	}
+	for _, one := range list {
+		for _, g := range append([]listed{one}, one.Generations...) {
+			if g.Name+"-"+g.UUID == name {
+				g.Generations = nil
+				return g, nil
+			}
+		}
+	}
+	if len(list) == 0 {
+		return listed{}, errors.New("no image " + name + ": there is none at all")
+	}
+	return listed{}, fmt.Errorf("no image %s: there are %s", name, strings.Join(slices.Sorted(maps.Keys(list)), ", "))
+}

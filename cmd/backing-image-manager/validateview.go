@@ -1,0 +1,71 @@
+package main
+
+import (
+	"path/filepath"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// validatedView is the answer of validate -o json. It is a stable interface.
+type validatedView struct {
+	Valid          bool                `json:"valid"` // no errors; there may be warnings
+	Configurations []configurationView `json:"configurations"`
+}
+
+type configurationView struct {
+	Path     string        `json:"path"`
+	Digest   string        `json:"digest"` // "" while anything is broken
+	Errors   []problemView `json:"errors"`
+	Warnings []problemView `json:"warnings"`
+	Skipped  []skippedView `json:"skipped"`
+	// Config is what was understood, with every default.
+	Config configView `json:"config"`
+}
+
+type placeView struct {
+	File   string `json:"file"`
+	Line   int    `json:"line,omitempty"`
+	Column int    `json:"column,omitempty"`
+}
+
+type problemView struct {
+	placeView
+	Path    string `json:"path,omitempty"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`
+}
+
+type skippedView struct {
+	placeView
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Name       string `json:"name"`
+}
+
+func viewValidated(all []validated) validatedView {
+	v := validatedView{Valid: true, Configurations: []configurationView{}}
+	for _, one := range all {
+		v.Valid = v.Valid && len(one.Errors) == 0
+		c := configurationView{
+			Path: one.path, Digest: one.Digest, Config: viewConfig(one.Config),
+			Errors: viewProblems(one.path, one.Errors), Warnings: viewProblems(one.path, one.Warnings), Skipped: []skippedView{},
+		}
+		for _, s := range one.Skipped {
+			c.Skipped = append(c.Skipped, skippedView{viewPlace(one.path, s.Position), s.APIVersion, s.Kind, s.Name})
+		}
+		v.Configurations = append(v.Configurations, c)
+	}
+	return v
+}
+
+func viewPlace(dir string, p schema.Position) placeView {
+	return placeView{filepath.Join(dir, p.File), p.Line, p.Column}
+}
+
+func viewProblems(dir string, problems []schema.Problem) []problemView {
+	views := []problemView{}
+	for _, p := range problems {
+		views = append(views, problemView{viewPlace(dir, p.Position), p.Path, p.Message, p.Hint})
+	}
+	return views
+}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+func newImageVerify() *cobra.Command {
+	var f imageFlags
+	cmd := &cobra.Command{
+		Use:   "verify NAME [--disk PATH | --url URL] [flags]",
+		Short: "Read an image and compare it with its checksum",
+		Long: `With --disk, reads every copy of NAME on the disks once and compares it with the
+checksum that it had when it became ready. A copy that differs is marked failed, so
+that the next reconcile replaces it. The image of another program is compared with
+its backing.cfg and left as it is. NAME may be <name>-<uuid> too.
+
+Without --disk, a daemon is asked to do so and goes on by itself: status tells how
+it ended.
+
+Exit status: with --disk, 0 when all bytes match and 1 when they do not.`,
+		Example: `  backing-image-manager backing-image verify parrot --disk /var/lib/longhorn
+  backing-image-manager backing-image verify parrot --url http://localhost:8000`,
+		Args: exactly("NAME"),
+	}
+	f.add(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(f.disks) > 0 {
+			return verifyOffline(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), f.disks, args[0])
+		}
+		if err := requestVerify(cmd.Context(), f.url, f.tokenFile, args[0]); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "asked for; the daemon reads the image now: see status")
+		return err
+	}
+	return cmd
+}
+
+// verifyOffline verifies all copies of name on disks that nobody else writes to.
+func verifyOffline(ctx context.Context, out, errOut io.Writer, paths []string, name string) (err error) {
+	shelves, err := openShelves(paths)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeShelves(shelves)) }()
+	copies, err := named(shelves, name)
+	if err != nil {
+		return err
+	}
+	for _, s := range shelves {
+		unlock, err := s.Lock()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unlock() }() // the end of the process unlocks as well
+	}
+	show := newProgress(errOut)
+	var wrong []error
+	for _, c := range copies {
+		found, err := verifyCopy(ctx, c, show)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return errors.Join(append(wrong, errors.New("stopped; nothing was settled"))...)
+		case err != nil:
+			wrong = append(wrong, err)
+		default:
+			fmt.Fprintf(out, "%s: the bytes match: sha512 %s\n", c, found)
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+// verifyCopy reads one copy and returns its digest if that is what it has to be.
+func verifyCopy(ctx context.Context, c shelved, show *progress) (disk.Digest, error) {
+	if c.Size == 0 && c.State == disk.Pending {
+		return disk.Digest{}, fmt.Errorf("%s is not there yet: nothing to verify", c)
+	}
+	counted := &fetch.Progress{}
+	counted.Total.Store(c.Size)
+	defer show.follow(oneTransfer(reconcile.Verify, c, counted))()
+	if !c.Owned {
+		return verifyForeign(ctx, c, counted)
+	}
+	now, err := c.Verify(ctx, c.ID, disk.Want{}, func(n int64) { counted.Done.Add(n) })
+	if err != nil {
+		return disk.Digest{}, err
+	}
+	if now.State != disk.Ready {
+		return disk.Digest{}, fmt.Errorf("%s is %s: %s", c, now.State, now.Message)
+	}
+	return now.SHA512, nil
+}
+
+func oneTransfer(kind reconcile.Kind, c shelved, p *fetch.Progress) func() map[reconcile.Key]reconcile.Transfer {
+	t := reconcile.Transfer{
+		Action:   reconcile.Action{Kind: kind, Image: c.ID.Name, UUID: c.ID.UUID, Disk: c.Path()},
+		Progress: p,
+	}
+	return func() map[reconcile.Key]reconcile.Transfer {
+		return map[reconcile.Key]reconcile.Transfer{t.Action.Key(): t}
+	}
+}
+
+// verifyForeign compares an image that is not ours with what its backing.cfg says,
+// and writes nothing: an image that were adopted so would count as ours later, and
+// ours is cleaned up when it is not declared.
+func verifyForeign(ctx context.Context, c shelved, counted *fetch.Progress) (disk.Digest, error) {
+	if c.SHA512.IsZero() {
+		return disk.Digest{}, fmt.Errorf("%s: there is no checksum to compare it with: declare the image, and reconcile adopts it", c)
+	}
+	f, err := os.Open(filepath.Join(c.Path(), "backing-images", c.ID.String(), "backing"))
+	if err != nil {
+		return disk.Digest{}, err
+	}
+	defer f.Close()
+	defer unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) // only a favour to others
+	h := disk.SHA512.New()
+	if _, err := io.Copy(h, &countedReader{ctx, f, counted}); err != nil {
+		return disk.Digest{}, fmt.Errorf("read %s: %w", c, err)
+	}
+	if got := disk.SHA512.Sum(h); got != c.SHA512 {
+		return disk.Digest{}, fmt.Errorf("%s: checksum mismatch: backing.cfg says %s, got %s", c, c.SHA512, got)
+	}
+	return c.SHA512, nil
+}
+
+// countedReader ends a long reading when ctx does, and counts it.
+type countedReader struct {
+	ctx     context.Context
+	r       io.Reader
+	counted *fetch.Progress
+}
+
+func (r *countedReader) Read(b []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := r.r.Read(b)
+	r.counted.Done.Add(int64(n))
+	return n, err
+}
