@@ -56,6 +56,8 @@ func TestFaults(t *testing.T) {
 		{name: "503", faults: []fault{{Kind: fetchtest.Unavailable}}, class: Network, words: []string{"503 Service Unavailable"}},
 		{name: "429", faults: []fault{{Kind: fetchtest.Busy, After: "120"}}, class: Network, words: []string{"429"}},
 		{name: "404", faults: []fault{{Kind: fetchtest.NotFound}}, class: Refused, words: []string{"404 Not Found"}},
+		{name: "web page", faults: []fault{{Kind: fetchtest.Page}}, class: Refused, words: []string{"web page in place"}},
+		{name: "called a web page", faults: []fault{{Kind: fetchtest.HTML}}},
 		{name: "401", faults: []fault{{Kind: fetchtest.Basic}}, class: Refused, words: []string{"401", "no credentials are declared"}},
 		{name: "redirect loop", faults: []fault{{Kind: fetchtest.Loop}}, class: Refused, words: []string{"redirect loop"}},
 		{name: "redirect to file", faults: []fault{{Kind: fetchtest.Redirect, To: "file:///etc/passwd"}}, class: Config, words: []string{"scheme \"file\""}},

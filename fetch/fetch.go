@@ -102,7 +102,7 @@ func (c *Client) transfer(r Request, progress *Progress) (*transfer, error) {
 		t.addresses = append(t.addresses, a)
 	}
 	var err error
-	if t.packing, err = packingOf(r.Unpack, t.addresses[0]); err != nil {
+	if t.packing, err = packingOf(r.Unpack, t.addresses); err != nil {
 		return nil, err
 	}
 	creds, err := c.credentials(r.Credentials)

@@ -46,6 +46,7 @@ func (s *httpSource) get(ctx context.Context, q question) (*answer, error) {
 func (s *httpSource) answer(resp *http.Response, from *url.URL, q question) (*answer, error) {
 	got := &answer{body: resp.Body, total: resp.ContentLength, framed: len(resp.TransferEncoding) > 0}
 	got.etag, got.lastModified = validators(resp.Header)
+	got.page = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/html")
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusPartialContent:

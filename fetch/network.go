@@ -42,8 +42,8 @@ func (n *network) close() {
 }
 
 // transport makes one that speaks HTTP/1.1 only: one large body at a time gains
-// nothing from HTTP/2 and pays for its frames and flow control with a third of
-// the rate. Connections are not kept, for there is one request to make on each;
+// nothing from HTTP/2 and pays for its frames and flow control with up to a third
+// of the rate. Connections are not kept, for there is one request to make on each;
 // what a server sends past the end of a body would otherwise end up on stderr.
 func (n *network) transport(p *proxy, cert *tls.Certificate) *http.Transport {
 	t := n.client.times()

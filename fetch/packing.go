@@ -1,8 +1,10 @@
 package fetch
 
 import (
+	"cmp"
 	"compress/bzip2"
 	"io"
+	"path"
 	"strings"
 
 	"github.com/klauspost/compress/gzip"
@@ -25,20 +27,26 @@ var endings = map[string]packing{
 	".gz": packedGz, ".gzip": packedGz, ".xz": packedXz, ".zst": packedZst, ".zstd": packedZst, ".bz2": packedBz2,
 }
 
-// packingOf decides what to unpack; "auto" goes by the name at the address.
-func packingOf(unpack string, a address) (packing, error) {
+// packingOf decides what to unpack; "auto" goes by the name at the first address.
+// Mirrors have the same file, so that one that tells another packing is a mistake.
+func packingOf(unpack string, addresses []address) (packing, error) {
 	switch p := packing(unpack); p {
 	case "", "auto":
-		for ending, p := range endings {
-			if strings.HasSuffix(strings.ToLower(a.base()), ending) {
-				return p, nil
+		p = ending(addresses[0])
+		for _, mirror := range addresses[1:] {
+			if q := ending(mirror); q != notPacked && q != p {
+				return "", failf(Config, "mirror %s is packed as %s, and the first address as %s", mirror, q, p)
 			}
 		}
-		return notPacked, nil
+		return p, nil
 	case notPacked, packedGz, packedXz, packedZst, packedBz2:
 		return p, nil
 	}
 	return "", failf(Config, "unpack %q is not known: use auto, none, gz, xz, zst or bz2", unpack)
+}
+
+func ending(a address) packing {
+	return cmp.Or(endings[strings.ToLower(path.Ext(a.base()))], notPacked)
 }
 
 // maxWindow bounds the memory of unpacking. It is what zstd and xz themselves

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"slices"
 	"testing"
 	"time"
@@ -112,6 +113,7 @@ func TestMirrors(t *testing.T) {
 		{name: "not joined without a digest", url: []fault{stallOnce, {Kind: fetchtest.NoValidator}}, ranges: []string{""}},
 		{name: "asked by a strong ETag without a digest", url: []fault{stallOnce}, ranges: []string{"bytes=2097252-"}},
 		{name: "wrong kind of file", url: []fault{{Kind: fetchtest.Gzip}}, declared: true, ranges: []string{""}},
+		{name: "no image at the first one", url: []fault{{Kind: fetchtest.Page}}, ranges: []string{""}},
 		{name: "both away", url: []fault{away}, mirror: []fault{{Kind: fetchtest.Unavailable}},
 			class: Network, words: []string{"image.raw: the server answers 404", "mirror.raw: the server answers 503"}},
 	}
@@ -139,6 +141,53 @@ func TestMirrors(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestNoTraceOfAWrongFile: what an address without an image left in the part must
+// not be the beginning of what the next Download gets.
+func TestNoTraceOfAWrongFile(t *testing.T) {
+	r := newRig(t)
+	packed := r.server.Serve("/image.raw", fetchtest.Bytes(append([]byte{0xfd, '7', 'z', 'X', 'Z', 0}, image[6:]...)))
+	req := Request{URL: packed, Mirrors: []string{r.server.Serve("/mirror.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Unavailable, Times: 1})}}
+	failed(t, r.download(req), Network, "503")
+	if err := r.download(req); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
+}
+
+// TestThreeOf503 is a server that has time for one request of four.
+func TestThreeOf503(t *testing.T) {
+	r := newRig(t)
+	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Flaky})}
+	for range 3 {
+		failed(t, r.download(req), Network, "503")
+	}
+	if err := r.download(req); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
+}
+
+// TestFaultsInTheAddress is how scenarios without code ask for them.
+func TestFaultsInTheAddress(t *testing.T) {
+	r := newRig(t)
+	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)) + "?fault=cut&at=1048576&times=2&fault=novalidator", Digest: digest(image)}
+	if err := r.download(req); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
+	if got, want := r.ranges(), []string{"", "bytes=1048576-", "bytes=2097152-"}; !slices.Equal(got, want) {
+		t.Errorf("got ranges %q, want %q", got, want)
+	}
+}
+
+// TestBodyLongerThanPromised cannot happen within one answer, which net/http cuts,
+// but with a part of a file that says to be the rest and is more.
+func TestBodyLongerThanPromised(t *testing.T) {
+	body := &received{Reader: bytes.NewReader(image), left: 100, bounded: true}
+	_, err := io.ReadAll(body)
+	failed(t, err, Source, "longer than the server said")
 }
 
 // TestWholeAfterJoining has a mirror that serves other bytes of the same length:

@@ -37,6 +37,7 @@ type answer struct {
 	body         io.ReadCloser
 	start, total int64  // total is -1 when not known
 	framed       bool   // a cut can be told from the end even without the total
+	page         bool   // it is said to be a web page
 	etag         string // strong ones only
 	lastModified string // only where it can identify a version
 }
@@ -75,6 +76,11 @@ func (t *transfer) pull(ctx context.Context, to sink) error {
 			t.fresh = true
 		}
 		failed = append(failed, e.at(a.String()))
+	}
+	if t.fresh && to.Offset() > 0 { // nor is the next Download to go on from it
+		if err := to.Begin(disk.Origin{Size: -1}); err != nil {
+			return err
+		}
 	}
 	return allFailed(failed)
 }
@@ -129,13 +135,24 @@ func (t *transfer) ask(ctx context.Context, a address, src source, to sink) erro
 		return err
 	}
 	defer got.body.Close()
+	body := t.body(ctx, cancel, got)
+	if got.page {
+		if body, err = notPage(body); err != nil {
+			return err
+		}
+	}
 	t.progress.Joined.Store(got.start > 0)
 	if got.start == 0 {
 		if err := t.begin(a, got, to); err != nil {
 			return err
 		}
 	}
-	return t.copy(ctx, cancel, got, to)
+	t.progress.Total.Store(got.total)
+	t.progress.Done.Store(to.Offset())
+	if _, err := to.ReadFrom(counted{body, t.progress}); err != nil {
+		return err
+	}
+	return errComplete
 }
 
 // question goes on where to ends, if what it holds can be told to be of the file
@@ -143,14 +160,10 @@ func (t *transfer) ask(ctx context.Context, a address, src source, to sink) erro
 // address gave it, or by a digest at the end where the length is the same.
 func (t *transfer) question(a address, to sink) question {
 	whole := question{total: -1}
-	if t.fresh {
-		t.fresh = false
-		return whole
-	}
 	o, q := to.Origin(), question{offset: to.Offset()}
 	q.total = o.Size
 	switch same := o.Source == a.id(); {
-	case q.offset == 0:
+	case q.offset == 0 || t.fresh:
 		return whole
 	case o.ETag != "" && (same || !t.checked):
 		q.validator = o.ETag
@@ -172,61 +185,7 @@ func (t *transfer) begin(a address, got *answer, to sink) error {
 	if got.total == 0 {
 		return failf(Source, "the file is empty")
 	}
-	return to.Begin(disk.Origin{Source: a.id(), ETag: got.etag, LastModified: got.lastModified, Size: got.total})
-}
-
-// copy reads the body of an answer to its end.
-func (t *transfer) copy(ctx context.Context, cancel context.CancelCauseFunc, got *answer, to sink) error {
-	t.progress.Total.Store(got.total)
-	t.progress.Done.Store(to.Offset())
-	var body io.Reader = &watched{Reader: got.body, window: t.client.times().stall, giveUp: cancel}
-	body = &received{Reader: body, left: got.total - got.start, bounded: got.total >= 0,
-		broken: func(left int64, err error) error { return bodyError(ctx, left, err) }}
-	body = paceReader(ctx, body, t.limiter)
-	if _, err := to.ReadFrom(counted{body, t.progress}); err != nil {
-		return err
-	}
-	return errComplete
-}
-
-// received reads a body, holds it to the length that was promised, and gives every
-// failure of the network its class.
-type received struct {
-	io.Reader
-	left    int64
-	bounded bool
-	broken  func(left int64, err error) error
-}
-
-func (r *received) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
-	r.left -= int64(n)
-	switch {
-	case r.bounded && r.left < 0:
-		return n, failf(Source, "the body is longer than the server said")
-	case err == io.EOF && r.bounded && r.left > 0:
-		err = io.ErrUnexpectedEOF
-	case err == nil || err == io.EOF:
-		return n, err
-	}
-	return n, r.broken(r.left, err)
-}
-
-// bodyError tells a stall and the caller's cancellation from a broken connection.
-func bodyError(ctx context.Context, left int64, err error) error {
-	var stall *stallError
-	var known *Error
-	switch cause := context.Cause(ctx); {
-	case errors.As(err, &stall):
-		return &Error{Class: Network, Err: stall}
-	case errors.As(cause, &stall):
-		return &Error{Class: Network, Err: stall}
-	case cause != nil:
-		return cause
-	case errors.As(err, &known):
-		return err
-	case left > 0:
-		return failf(Dropped, "connection broke %d bytes before the end: %w", left, bare(err))
-	}
-	return failf(Dropped, "connection broke: %w", bare(err))
+	err := to.Begin(disk.Origin{Source: a.id(), ETag: got.etag, LastModified: got.lastModified, Size: got.total})
+	t.fresh = t.fresh && err != nil
+	return err
 }

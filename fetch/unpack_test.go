@@ -129,12 +129,15 @@ func TestUnpackChoice(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := packingOf(tt.unpack, a); err != nil || got != tt.want {
+		if got, err := packingOf(tt.unpack, []address{a}); err != nil || got != tt.want {
 			t.Errorf("unpack %q of %s: got %q, %v, want %q", tt.unpack, tt.path, got, err, tt.want)
 		}
 	}
-	_, err := packingOf("rar", address{})
+	_, err := packingOf("rar", nil)
 	failed(t, err, Config, "use auto")
+	r := newRig(t)
+	req := Request{URL: r.server.Serve("/a.raw", fetchtest.Bytes(image)), Mirrors: []string{r.server.Serve("/a.raw.xz", fetchtest.Bytes(image))}}
+	failed(t, r.download(req), Config, "a.raw.xz is packed as xz")
 }
 
 // TestBombs: zeros take no space and may be any number; other bytes may not.

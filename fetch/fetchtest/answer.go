@@ -41,6 +41,10 @@ func (a *answer) serve() {
 		a.status(http.StatusTooManyRequests)
 	case a.has(NotFound):
 		a.status(http.StatusNotFound)
+	case a.has(Page):
+		a.w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		a.status(http.StatusOK)
+		io.WriteString(a.w, "<!doctype html><title>Log in</title>")
 	case a.has(Loop):
 		a.redirect(loopOf(a.r))
 	case a.has(Redirect):
@@ -144,6 +148,9 @@ func (a *answer) send(body io.Reader, start, size int64) {
 		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", shown, size-1, size))
 	}
 	h.Set("Content-Type", "application/octet-stream")
+	if a.has(HTML) {
+		h.Set("Content-Type", "text/html")
+	}
 	length := size - start + a.faults[Long].At - a.faults[Short].At
 	switch {
 	case a.has(NoLength), a.has(Short):

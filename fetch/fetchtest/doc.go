@@ -34,6 +34,8 @@
 //	flaky        503 on three requests of four
 //	busy         429 with Retry-After: after
 //	notfound     404
+//	page         200 and a web page in place of the content
+//	html         the content is said to be a web page, which it is not
 //	loop         a redirect to a path that redirects back
 //	redirect     a redirect to the address to
 //	basic        401 without the user "user" and the password "password"

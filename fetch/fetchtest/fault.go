@@ -32,6 +32,8 @@ const (
 	Flaky       Kind = "flaky"
 	Busy        Kind = "busy"
 	NotFound    Kind = "notfound"
+	Page        Kind = "page"
+	HTML        Kind = "html"
 	Loop        Kind = "loop"
 	Redirect    Kind = "redirect"
 	Basic       Kind = "basic"
