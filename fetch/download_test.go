@@ -3,6 +3,7 @@ package fetch
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
 )
@@ -14,7 +15,6 @@ var image = fetchtest.Random(1, 3<<20+512*7)
 // none. Where no class is wanted, the image has to be there.
 func TestFaults(t *testing.T) {
 	type fault = fetchtest.Fault
-	const mid = 2<<20 + 100
 	tests := []struct {
 		name     string
 		faults   []fault
@@ -65,6 +65,9 @@ func TestFaults(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t)
+			if slices.Contains(tt.words, "stalled") {
+				r.client.timing.stall = 500 * time.Millisecond
+			}
 			req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), tt.faults...)}
 			if tt.declared {
 				req.Digest = digest(image)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -13,19 +14,40 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
 )
 
+const mid = 2<<20 + 100
+
 // half fetches the first 2 MiB and a bit and leaves them in a closed part, as a
-// process does that was stopped.
+// process does that is stopped.
 func (r *rig) half(req Request) {
 	r.t.Helper()
 	p := r.part(disk.PartOptions{})
-	failed(r.t, r.into(p, req), Network, "stalled")
+	ctx, cancel := context.WithCancel(context.Background())
+	var progress Progress
+	go func() {
+		for progress.Done.Load() < mid && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+		cancel()
+	}()
+	req.URL = signed(req.URL)
+	err := r.client.Download(ctx, req, p, &progress)
+	cancel()
+	if err != context.Canceled {
+		r.t.Fatalf("got %v, want %v alone", err, context.Canceled)
+	}
 	if err := p.Close(); err != nil {
 		r.t.Fatal(err)
 	}
 	r.server.Forget()
 }
 
-var stallOnce = fetchtest.Fault{Kind: fetchtest.Stall, At: 2<<20 + 100, Times: 1}
+var (
+	// stallOnce lets half stop where it wants to.
+	stallOnce = fetchtest.Fault{Kind: fetchtest.Stall, At: mid, Times: 1}
+	// cutOnce and gone are a server that breaks down in the middle of a file.
+	cutOnce = fetchtest.Fault{Kind: fetchtest.Cut, At: mid, Times: 1}
+	gone    = fetchtest.Fault{Kind: fetchtest.Unavailable, Skip: 1}
+)
 
 func TestResumeInAnotherProcess(t *testing.T) {
 	r := newRig(t)
@@ -107,11 +129,11 @@ func TestMirrors(t *testing.T) {
 		words    []string
 		ranges   []string // of all requests but the first
 	}{
-		{name: "first one works", ranges: []string{}},
+		{name: "first one works"},
 		{name: "first one is away", url: []fault{away}, ranges: []string{""}},
-		{name: "resumed across by digest", url: []fault{stallOnce}, declared: true, ranges: []string{"bytes=2097252-"}},
-		{name: "not joined without a digest", url: []fault{stallOnce, {Kind: fetchtest.NoValidator}}, ranges: []string{""}},
-		{name: "asked by a strong ETag without a digest", url: []fault{stallOnce}, ranges: []string{"bytes=2097252-"}},
+		{name: "resumed across by digest", url: []fault{cutOnce, gone}, declared: true, ranges: []string{"bytes=2097252-", "bytes=2097252-"}},
+		{name: "not joined without a digest", url: []fault{cutOnce, gone, {Kind: fetchtest.NoValidator}}, ranges: []string{"", ""}},
+		{name: "asked by a strong ETag without a digest", url: []fault{cutOnce, gone}, ranges: []string{"bytes=2097252-", "bytes=2097252-"}},
 		{name: "wrong kind of file", url: []fault{{Kind: fetchtest.Gzip}}, declared: true, ranges: []string{""}},
 		{name: "no image at the first one", url: []fault{{Kind: fetchtest.Page}}, ranges: []string{""}},
 		{name: "both away", url: []fault{away}, mirror: []fault{{Kind: fetchtest.Unavailable}},
@@ -196,7 +218,7 @@ func TestWholeAfterJoining(t *testing.T) {
 	r := newRig(t)
 	other := fetchtest.Random(2, len(image))
 	req := Request{
-		URL:     r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce),
+		URL:     r.server.Serve("/image.raw", fetchtest.Bytes(image), cutOnce, gone),
 		Mirrors: []string{r.server.Serve("/mirror.raw", fetchtest.Bytes(other))},
 		Digest:  digest(image),
 	}
@@ -208,6 +230,7 @@ func TestWholeAfterJoining(t *testing.T) {
 	if _, err := p.Commit(req.Digest); !errors.As(err, new(*disk.ChecksumError)) || !progress.Joined.Load() {
 		t.Fatalf("got %v, joined %v, want a wrong checksum of joined bytes", err, progress.Joined.Load())
 	}
+	r.server.Serve("/image.raw", fetchtest.Bytes(image), cutOnce)
 	req.Whole = true
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
@@ -224,6 +247,7 @@ func TestCancel(t *testing.T) {
 	var progress Progress
 	go func() {
 		for progress.Done.Load() < 2<<20 && ctx.Err() == nil {
+			runtime.Gosched()
 		}
 		cancel(reason)
 	}()

@@ -49,7 +49,7 @@ func newRig(t testing.TB) *rig {
 		t: t, disk: d, server: fetchtest.Start(t),
 		client: &Client{
 			SecretsDir: t.TempDir(), AllowLoopback: true,
-			timing: timing{connect: 5 * time.Second, firstByte: 5 * time.Second, stall: 300 * time.Millisecond},
+			timing: timing{connect: 5 * time.Second, firstByte: 5 * time.Second, stall: 10 * time.Second},
 		},
 	}
 }

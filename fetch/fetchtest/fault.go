@@ -45,6 +45,7 @@ type Fault struct {
 	Kind  Kind
 	At    int64  // a byte of the body, or how many
 	Times int    // on how many requests it happens; 0: on all
+	Skip  int    // on how many requests it does not happen before
 	To    string // where a redirect leads
 	After string // Retry-After
 }
@@ -55,7 +56,8 @@ func parseFaults(q url.Values) []Fault {
 	for _, kind := range q["fault"] {
 		at, _ := strconv.ParseInt(q.Get("at"), 10, 64) // 0 is as good as nothing
 		times, _ := strconv.Atoi(q.Get("times"))
-		faults = append(faults, Fault{Kind: Kind(kind), At: at, Times: times, To: q.Get("to"), After: q.Get("after")})
+		skip, _ := strconv.Atoi(q.Get("skip"))
+		faults = append(faults, Fault{Kind: Kind(kind), At: at, Times: times, Skip: skip, To: q.Get("to"), After: q.Get("after")})
 	}
 	return faults
 }
@@ -70,7 +72,7 @@ func (a *answer) due(where string, faults []Fault) {
 		switch {
 		case f.Kind == Flaky && n%4 == 3:
 		case f.Kind == Changed && n == 0:
-		case f.Times > 0 && n >= f.Times:
+		case n < f.Skip, f.Times > 0 && n >= f.Skip+f.Times:
 		default:
 			a.faults[f.Kind] = f
 			a.nth = n
