@@ -84,7 +84,7 @@ func (p *Part) check(want Digest) error {
 	}
 	p.record.SHA512, p.record.SHA256 = sum512, sum256
 	p.record.Format, p.record.VirtualSize = info.Format, info.VirtualSize
-	p.record.Evidence, p.record.Failed = nil, ""
+	p.record.Evidence, p.record.Failed, p.record.Verified = nil, "", now()
 	return nil
 }
 

@@ -34,9 +34,10 @@ type Copy struct {
 	VirtualSize int64 // bytes that a guest sees; 0: not known
 	RealSize    int64 // bytes allocated
 	Format      Format
-	SHA512      Digest // of a ready copy always known
-	SHA256      Digest // known when it was asked for
-	Expected    Digest // from backing.cfg
+	SHA512      Digest    // of a ready copy always known
+	SHA256      Digest    // known when it was asked for
+	Expected    Digest    // from backing.cfg
+	Verified    time.Time // when its bytes were last hashed and were right
 
 	HasCfg    bool  // backing.cfg is readable and is about this file
 	Owned     bool  // we made or adopted it
@@ -121,6 +122,7 @@ func (d *Disk) lookInto(id ID, folder *os.Root) Copy {
 	c.Size, c.RealSize = info.Size(), realSize(info)
 	c.Format, c.VirtualSize, c.SHA512, c.SHA256 = r.Format, r.VirtualSize, r.SHA512, r.SHA256
 	c.State, c.Message = vouch(r, ours, info)
+	c.Verified = r.Verified
 	if hasCfg {
 		c.Expected, _ = ParseDigest(cfg.ExpectedChecksum)
 		c.HasCfg = cfg.ModificationTime == formatMtime(info.ModTime()) && cfg.Size == info.Size() && cfg.Digest() == r.SHA512

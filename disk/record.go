@@ -34,7 +34,8 @@ type Record struct {
 	SHA512   Digest    `json:"sha512"`
 	SHA256   Digest    `json:"sha256"`
 	Evidence *Evidence `json:"evidence,omitempty"`
-	Failed   string    `json:"failed,omitempty"` // why the file must not be used
+	Verified time.Time `json:"verified,omitzero"` // when the bytes were last hashed and were right
+	Failed   string    `json:"failed,omitempty"`  // why the file must not be used
 	// InUse is set when the copy was last seen used, so that a manager that was
 	// away when the use ended starts the clock then and not before.
 	InUse         bool      `json:"inUse,omitempty"`
@@ -119,6 +120,9 @@ func (d *Disk) makeFolder(id ID) (Record, error) {
 	if r, ours := d.readRecord(id); ours {
 		return r, nil
 	}
-	r := Record{Created: time.Now().UTC().Truncate(time.Second)}
+	r := Record{Created: now()}
 	return r, d.writeRecord(id, r)
 }
+
+// now is the time as a record has it.
+func now() time.Time { return time.Now().UTC().Truncate(time.Second) }

@@ -9,7 +9,9 @@ import (
 // packed bytes where the image is packed. Any number of goroutines may read it
 // while a fetch writes it. One Progress belongs to one fetch at a time.
 type Progress struct {
-	Done  atomic.Int64
+	Done atomic.Int64
+	// Moved is what crossed the network, with the bytes that were asked for again.
+	Moved atomic.Int64
 	Total atomic.Int64 // -1: not known
 
 	// Joined is set while the bytes that came are of more than one answer. If
@@ -35,5 +37,6 @@ type counted struct {
 func (c counted) Read(p []byte) (int, error) {
 	n, err := c.Reader.Read(p)
 	c.progress.Done.Add(int64(n))
+	c.progress.Moved.Add(int64(n))
 	return n, err
 }
