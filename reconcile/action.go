@@ -25,6 +25,9 @@ const (
 	Blocked  Kind = "blocked"
 )
 
+// drops reports whether the action deletes a copy.
+func (k Kind) drops() bool { return k == Cleanup || k == Evict }
+
 // UnknownBytes is the size of a transfer that nobody knows before it begins.
 const UnknownBytes = -1
 
@@ -46,6 +49,7 @@ type Action struct {
 	Until time.Time `json:"until,omitzero"`
 
 	from Key
+	slow bool // a scrub: nobody waits for it
 }
 
 // Key names one copy in the cluster: a folder on a disk.

@@ -21,6 +21,7 @@ type openDisk struct {
 	*disk.Disk
 	unlock  func() error
 	problem string
+	locked  error // a disk.ErrLocked
 }
 
 // refresh opens what is declared and not open yet, and looks whether the others
@@ -30,6 +31,9 @@ func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schem
 		s.open = map[schema.DiskRef]*openDisk{}
 	}
 	for ref, o := range s.open {
+		if o.Disk != nil {
+			o.problem = "" // found out anew
+		}
 		want, ok := declared[ref]
 		gone := !ok || o.Disk == nil || want.Path != o.Path() || o.Check() != nil
 		if gone && !busy(ref) {
@@ -62,9 +66,24 @@ func (s *disks) openDisk(path string) *openDisk {
 	unlock, err := d.Lock()
 	if err != nil {
 		d.Close()
-		return &openDisk{problem: err.Error()}
+		o := &openDisk{problem: err.Error()}
+		if errors.Is(err, disk.ErrLocked) {
+			o.locked = err
+		}
+		return o
 	}
 	return &openDisk{Disk: d, unlock: unlock}
+}
+
+// heldElsewhere is an error that is disk.ErrLocked when another process writes to
+// one of the disks.
+func (s *disks) heldElsewhere() error {
+	for _, ref := range slices.SortedFunc(maps.Keys(s.open), compareRefs) {
+		if err := s.open[ref].locked; err != nil {
+			return fmt.Errorf("disk %s: %w", ref, err)
+		}
+	}
+	return nil
 }
 
 // refuseTwins finds disks with the same identity: one of them is a copy of the

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 
+	"golang.org/x/time/rate"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -144,8 +146,15 @@ func (j job) verify(ctx context.Context, id disk.ID) error {
 		return j.disk.Describe(id, j.image.Checksum)
 	}
 	j.progress.Total.Store(j.action.Bytes)
+	pace := rate.NewLimiter(rate.Inf, 0)
+	if j.action.slow {
+		pace = rate.NewLimiter(scrubRate, scrubRate)
+	}
 	_, err := j.disk.Verify(ctx, id, disk.Want{Digest: j.image.Checksum, Format: disk.Format(j.image.Format)},
-		func(n int64) { j.progress.Done.Add(n) })
+		func(n int64) {
+			j.progress.Done.Add(n)
+			_ = pace.WaitN(ctx, int(n)) // fails when ctx ends, which Verify sees for itself
+		})
 	return err
 }
 

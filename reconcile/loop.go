@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,15 +12,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Loop is a daemon's: it keeps the disks of one node as a config directory says,
-// for as long as it runs.
-type Loop struct {
+// LoopOptions say what a Loop keeps as it is declared where.
+type LoopOptions struct {
 	Dir      string        // the config directory
 	Interval time.Duration // a look at disks and directory at least this often
+	Node     string        // of the configuration
+	Disks    []string      // see Desire
 	Log      *slog.Logger
-	Node     string   // of the configuration
-	Disks    []string // see Desire
-	*Reconciler
+}
+
+// Loop is a daemon's: it keeps the disks of one node as a config directory says,
+// for as long as it runs. But for Run, its methods may be called by any goroutine.
+type Loop struct {
+	LoopOptions
+	reconciler *Reconciler
 
 	loader   *schema.Loader
 	settler  Settler
@@ -28,7 +34,18 @@ type Loop struct {
 	loaded   bool   // desired is of some configuration
 	fault    string // what is wrong with the directory itself
 	result   schema.Result
+	rounds   int
+	asked    map[Key]bool // copies that are to be verified
+	asks     chan []Key
 	view     atomic.Pointer[View]
+}
+
+// NewLoop returns a Loop that works through r, which is its own from now on.
+func NewLoop(r *Reconciler, o LoopOptions) *Loop {
+	return &Loop{
+		LoopOptions: o, reconciler: r,
+		loader: schema.NewLoader(), desired: Desired{Node: o.Node}, asked: map[Key]bool{}, asks: make(chan []Key),
+	}
 }
 
 // View is what a loop saw and planned in its last round. It is not changed any
@@ -41,37 +58,60 @@ type View struct {
 	// mistakes in its files.
 	Fault  string
 	Config schema.Result
+	// Loaded says that some configuration was taken; before, there is only a Fault.
+	Loaded bool
+	Rounds int // since the start
 }
 
-// View returns the last round, or nil when there was none. It may be called by
-// any goroutine.
+// View returns the last round, or nil when there was none.
 func (l *Loop) View() *View { return l.view.Load() }
 
-// Run works until ctx is done. It then stops what is under way, keeping what was
-// transferred, and lets go of the disks.
+// Status returns the last round together with what is under way now; false when
+// there was no round.
+func (l *Loop) Status() (Status, bool) {
+	v := l.View()
+	if v == nil {
+		return Status{}, false
+	}
+	return v.Status(l.reconciler.Transfers()), true
+}
+
+// Counts returns totals since the start.
+func (l *Loop) Counts() Counts { return l.reconciler.Counts() }
+
+// Run works until ctx is done, and returns nil then. It stops what is under way,
+// keeping what was transferred, and lets go of the disks.
+//
+// It fails when it cannot begin: this node is not declared, or another process
+// writes to one of its disks. Later neither ends it.
 func (l *Loop) Run(ctx context.Context) error {
-	l.loader = schema.NewLoader()
-	poke := make(chan struct{}, 1)
+	poked := make(chan struct{}, 1)
 	var watch sync.WaitGroup
-	watch.Go(func() { Watch(ctx, l.Dir, l.Interval, poke, l.reportWatch) })
 	defer watch.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	watch.Go(func() { Watch(ctx, l.Dir, l.Interval, poked, l.reportWatch) })
+	return errors.Join(l.run(ctx, poked), l.reconciler.Close())
+}
+
+func (l *Loop) run(ctx context.Context, poked <-chan struct{}) error {
 	tick := time.NewTicker(l.Interval)
 	defer tick.Stop()
 	look := time.NewTimer(0)
 	defer look.Stop()
 	wake := time.NewTimer(l.Interval)
 	defer wake.Stop()
-	for {
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-			return l.Close()
-		case <-poke: // something may have changed in the directory
+			return nil
+		case <-poked: // something may have changed in the directory
 			look.Reset(l.settler.Poked(time.Now()))
 			continue
 		case <-look.C: // it is time to look at the directory
 			taken, again, err := l.reload(ctx)
 			if err != nil {
-				return errors.Join(err, l.Close())
+				return err
 			}
 			if again > 0 {
 				look.Reset(again)
@@ -81,92 +121,40 @@ func (l *Loop) Run(ctx context.Context) error {
 			}
 		case <-tick.C: // events may have been missed, and disks have none
 			look.Reset(0)
-		case e := <-l.Ended(): // a job is done, which may make room for others
-			l.Finish(e)
+		case e := <-l.reconciler.Ended(): // which may make room for others
+			l.reconciler.Finish(e)
+			if !e.stopped {
+				delete(l.asked, e.key)
+			}
+		case keys := <-l.asks: // somebody wants copies verified
+			for _, key := range keys {
+				l.asked[key] = true
+			}
 		case <-wake.C: // a wait is over
 		}
 		wake.Reset(l.round(ctx))
 	}
-}
-
-// reload looks at the config directory and takes what may be taken.
-func (l *Loop) reload(ctx context.Context) (taken bool, again time.Duration, err error) {
-	began := time.Now()
-	snapshot, err := schema.ReadDir(l.Dir)
-	v := l.settler.Look(began, time.Now(), snapshot, err)
-	if v.Fault != nil {
-		if l.fault != v.Fault.Error() {
-			l.Log.Error("config directory cannot be used; what it said last stands", "dir", l.Dir, "error", v.Fault)
-		}
-		taken = l.fault == ""
-		l.fault = v.Fault.Error()
-		return taken, v.Again, nil
-	}
-	if v.Again == 0 {
-		taken, l.fault = l.fault != "", ""
-	}
-	if v.Take {
-		if err := l.take(ctx, snapshot); err != nil {
-			return false, 0, err
-		}
-		taken = true
-	}
-	if l.fault == "" && l.desired.May == schema.Everything && v.Again == 0 {
-		l.removals.Look(began, l.declared())
-	}
-	return taken, v.Again, nil
-}
-
-func (l *Loop) declared() map[string]bool {
-	names := make(map[string]bool, len(l.desired.Config.Images))
-	for name := range l.desired.Config.Images {
-		names[name] = true
-	}
-	return names
-}
-
-// take makes a new configuration the desired one. At start it fails when this node
-// is not in it; later that means to serve what is there and do nothing.
-func (l *Loop) take(ctx context.Context, snapshot schema.Snapshot) error {
-	result := l.loader.Load(ctx, snapshot)
-	for _, p := range result.Errors {
-		l.Log.Error("configuration", "problem", p.String())
-	}
-	for _, p := range result.Warnings {
-		l.Log.Warn("configuration", "problem", p.String())
-	}
-	desired, err := Desire(result, l.Node, l.Disks)
-	if err != nil {
-		if !l.loaded && result.May == schema.Everything {
-			return err
-		}
-		l.Log.Error("nothing is done until the configuration is right", "error", err)
-		desired.May = schema.ObserveOnly
-	}
-	desired.Removals = &l.removals
-	if desired.May != schema.Everything {
-		l.removals = Removals{}
-	}
-	l.desired, l.loaded, l.result = desired, true, result
-	l.Log.Info("configuration taken", "images", len(desired.Config.Images), "errors", len(result.Errors), "digest", result.Digest)
 	return nil
 }
 
 // round does one round and returns how long until a wait of the plan ends.
 func (l *Loop) round(ctx context.Context) time.Duration {
-	if !l.loaded {
-		return l.Interval
+	l.rounds++
+	v := &View{Desired: l.desired, Fault: l.fault, Config: l.result, Loaded: l.loaded, Rounds: l.rounds}
+	if l.fault != "" {
+		v.Desired.May = min(v.Desired.May, schema.NoDeletions)
 	}
-	d := l.desired
-	if l.fault != "" && d.May == schema.Everything {
-		d.May = schema.NoDeletions
-	}
-	o, plan := l.Round(ctx, d)
-	d.Removals = nil // it changes; the view must not
-	l.view.Store(&View{Desired: d, Observed: o, Plan: plan, Fault: l.fault, Config: l.result})
+	v.Desired.Verify = maps.Clone(l.asked)
+	v.Observed, v.Plan = l.reconciler.Round(ctx, v.Desired)
+	maps.DeleteFunc(l.asked, func(key Key, _ bool) bool {
+		_, ready := v.Observed.Disks[key.Disk].ready(key.ID)
+		return !ready && !v.Observed.Running[key]
+	})
+	v.Desired.Removals = nil // it changes; the view must not
+	l.view.Store(v)
 	next := l.Interval
-	for _, a := range plan.Actions {
-		if wait := a.Until.Sub(o.Now); !a.Until.IsZero() && wait > 0 {
+	for _, a := range v.Plan.Actions {
+		if wait := a.Until.Sub(v.Observed.Now); !a.Until.IsZero() && wait > 0 {
 			next = min(next, wait)
 		}
 	}
@@ -176,5 +164,7 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 func (l *Loop) reportWatch(err error) {
 	if err != nil {
 		l.Log.Warn("no events from the config directory; it is looked at periodically", "error", err)
+		return
 	}
+	l.Log.Info("events from the config directory again")
 }

@@ -29,6 +29,7 @@ func (d Desired) Plan(o Observed) Plan {
 		}
 	}
 	actions = append(actions, s.planVanished()...)
+	actions = append(actions, s.scrub(actions)...)
 	return newPlan(spareSources(actions))
 }
 
@@ -89,6 +90,8 @@ func (v imageView) settle() map[schema.DiskRef]Action {
 			settling[ref] = v.try(Adopt, ref, "a file is there: "+c.Message, c.Size)
 		case c.State == disk.Unknown:
 			settling[ref] = v.try(Verify, ref, c.Message, c.Size)
+		case c.State == disk.Ready && v.Verify[key]:
+			settling[ref] = v.try(Verify, ref, "asked for", c.Size)
 		case c.State == disk.Failed && c.Using != "":
 			settling[ref] = v.blocked(ref, fmt.Sprintf("the copy failed (%s) and cannot be replaced: %s", c.Message, c.Using))
 		case v.other[key] == needsSHA256:

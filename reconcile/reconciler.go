@@ -2,7 +2,6 @@ package reconcile
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"reflect"
 	"time"
@@ -24,7 +23,6 @@ type Reconciler struct {
 	ended     chan outcome
 	transfers transfers
 	clock     clock
-	slots     int // transfers at once
 }
 
 // tried is a Try of one declaration; with another declaration it means nothing.
@@ -40,9 +38,12 @@ type running struct {
 	stop    context.CancelFunc
 }
 
+// outcome is how a job ended. One that was told to stop has not failed, whatever
+// it says.
 type outcome struct {
-	key Key
-	err error
+	key     Key
+	err     error
+	stopped bool
 }
 
 // New returns a Reconciler whose downloads go through client. With readOnly it
@@ -99,12 +100,20 @@ func (r *Reconciler) forget(d Desired) {
 	}
 }
 
-// sameImage reports whether two declarations ask for the same, wherever they
-// stand.
+// sameImage reports whether two declarations ask for the same bytes from the same
+// places. Where else copies should be is nothing to a transfer under way.
 func sameImage(a, b schema.Image) bool {
-	a.Pos, b.Pos = schema.Position{}, schema.Position{}
+	for _, image := range []*schema.Image{&a, &b} {
+		image.Copies, image.AllDisks, image.Disks = 0, false, nil
+		image.NodeSelector, image.DiskSelector = nil, nil
+		image.UUIDDeclared, image.Pos = false, schema.Position{}
+	}
 	return reflect.DeepEqual(a, b)
 }
+
+// HeldElsewhere returns an error that is disk.ErrLocked when, at the last look,
+// another process wrote to one of the disks.
+func (r *Reconciler) HeldElsewhere() error { return r.disks.heldElsewhere() }
 
 // Round looks, writes marks, plans, and starts and stops work until the plan is
 // under way as far as the limits allow. It does not wait for work to end: a
@@ -116,17 +125,34 @@ func (r *Reconciler) Round(ctx context.Context, d Desired) (Observed, Plan) {
 	}
 	plan := d.Plan(o)
 	r.stopObsolete(d, plan)
-	r.slots = max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
+	free := r.slots(d)
 	for _, a := range plan.Actions {
-		if !a.Idle() && r.running[a.Key()] == nil && len(r.running) < r.slots {
+		if drops := a.Kind.drops(); !a.Idle() && r.running[a.Key()] == nil && free[drops] > 0 {
+			free[drops]--
 			r.start(ctx, d, a)
 		}
 	}
 	return o, plan
 }
 
+// slots is how many jobs may be started: deletions (true), and others. Deletions do
+// not wait for long transfers, as they make room.
+func (r *Reconciler) slots(d Desired) map[bool]int {
+	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
+	free := map[bool]int{true: limit, false: limit}
+	for _, run := range r.running {
+		free[run.job.action.Kind.drops()]--
+	}
+	return free
+}
+
+// mark writes the marks that are due. A copy with a job is left to that job, which
+// writes the same record, and is marked when it has ended.
 func (r *Reconciler) mark(d Desired, o Observed) (changed bool) {
 	for _, m := range d.Marks(o) {
+		if r.running[m.Key] != nil {
+			continue
+		}
 		err := r.disks.open[m.Key.Disk].Update(m.Key.ID, func(record *disk.Record) {
 			record.InUse, record.LastUsed, record.UnwantedSince = m.InUse, m.LastUsed, m.UnwantedSince
 		})
@@ -140,16 +166,18 @@ func (r *Reconciler) mark(d Desired, o Observed) (changed bool) {
 }
 
 // stopObsolete ends jobs that the plan does not have any more, and those of an
-// image whose declaration changed.
+// image whose declaration changed. A transfer goes on even if by now there is a
+// nearer source.
 func (r *Reconciler) stopObsolete(d Desired, plan Plan) {
-	wanted := map[Key]bool{}
+	wanted := map[Key]Kind{}
 	for _, a := range plan.Actions {
 		if !a.Idle() {
-			wanted[a.Key()] = true
+			wanted[a.Key()] = a.Kind
 		}
 	}
 	for key, run := range r.running {
-		if !wanted[key] || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
+		kind, ok := wanted[key]
+		if !ok || kind.drops() != run.job.action.Kind.drops() || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
 			run.stop()
 		}
 	}
@@ -172,7 +200,10 @@ func (r *Reconciler) start(ctx context.Context, d Desired, a Action) {
 	r.running[key] = &running{job: j, started: time.Now(), stop: stop}
 	r.transfers.add(key, Transfer{Action: a, Progress: j.progress, Started: time.Now()})
 	r.log.Info("started", "action", string(a.Kind), "copy", key.String(), "reason", a.Reason)
-	go func() { r.ended <- outcome{key, j.run(jobCtx)} }()
+	go func() {
+		err := j.run(jobCtx)
+		r.ended <- outcome{key, err, jobCtx.Err() != nil}
+	}()
 }
 
 // Ended gives the end of a job; pass it to Finish.
@@ -182,7 +213,7 @@ func (r *Reconciler) Ended() <-chan outcome { return r.ended }
 func (r *Reconciler) Finish(e outcome) {
 	run := r.running[e.key]
 	delete(r.running, e.key)
-	r.transfers.remove(e.key)
+	r.transfers.end(e.key, e)
 	run.stop()
 	a := run.job.action
 	log := r.log.With("action", string(a.Kind), "copy", e.key.String())
@@ -190,7 +221,7 @@ func (r *Reconciler) Finish(e outcome) {
 	case e.err == nil:
 		delete(r.tries, e.key)
 		log.Info("done", "seconds", time.Since(run.started).Seconds())
-	case errors.Is(e.err, context.Canceled):
+	case e.stopped:
 		log.Info("stopped; what is there is kept")
 	default:
 		now, _ := r.clock.now()

@@ -19,6 +19,8 @@ type Desired struct {
 	// Removals confirms that an image left the configuration. nil: whatever is
 	// not in Config has left it.
 	Removals *Removals
+	// Verify are ready copies that somebody asked to have read again.
+	Verify map[Key]bool
 }
 
 // holds says why an image that cannot be understood is left alone.

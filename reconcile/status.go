@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -51,8 +52,9 @@ type ImageStatus struct {
 	Declared bool         `json:"declared"`
 	Source   string       `json:"source,omitempty"`
 	Expected disk.Digest  `json:"expectedChecksum"`
-	Wanted   int          `json:"wanted"` // copies declared; on all nodes together
-	Ready    int          `json:"ready"`  // copies that are ready
+	Wanted   int          `json:"wanted"`            // copies declared; on all nodes together
+	Ready    int          `json:"ready"`             // copies that are ready
+	Message  string       `json:"message,omitempty"` // about the image, whatever its copies are
 	Copies   []CopyStatus `json:"copies"`
 }
 
@@ -73,7 +75,8 @@ type CopyStatus struct {
 	SHA512      disk.Digest `json:"sha512"`
 	SHA256      disk.Digest `json:"sha256"`
 	Owned       bool        `json:"owned"`
-	InUse       string      `json:"inUse,omitempty"` // by what
+	Verified    time.Time   `json:"verified,omitzero"` // when its bytes were last right
+	InUse       string      `json:"inUse,omitempty"`   // by what
 	LastUsed    time.Time   `json:"lastUsed,omitzero"`
 	Unwanted    time.Time   `json:"unwantedSince,omitzero"`
 }
@@ -128,6 +131,9 @@ func (v View) ids() map[disk.ID]bool {
 			ids[id] = true
 		}
 	}
+	for _, a := range v.Plan.Actions { // broken declarations are only there
+		ids[a.Key().ID] = true
+	}
 	return ids
 }
 
@@ -148,6 +154,7 @@ func (v View) imageStatus(now *scene, id disk.ID, plan map[Key]Action, under map
 			places[ref] = true
 		}
 	}
+	s.Message = plan[Key{schema.DiskRef{Node: v.Desired.Node}, id}].Reason
 	for _, ref := range slices.SortedFunc(maps.Keys(places), compareRefs) {
 		s.Copies = append(s.Copies, v.copyStatus(Key{ref, id}, plan, under))
 	}
@@ -162,7 +169,7 @@ func (v View) copyStatus(key Key, plan map[Key]Action, under map[Key]Transfer) C
 	s := CopyStatus{
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256,
-		Owned: c.Owned, InUse: c.Using, LastUsed: c.LastUsed, Unwanted: c.UnwantedSince,
+		Owned: c.Owned, Verified: c.Verified, InUse: c.Using, LastUsed: c.LastUsed, Unwanted: c.UnwantedSince,
 	}
 	switch {
 	case c.State == disk.Ready:
@@ -180,8 +187,12 @@ func (v View) copyStatus(key Key, plan map[Key]Action, under map[Key]Transfer) C
 
 // explain says why a copy is as it is, from the plan.
 func (v View) explain(s *CopyStatus, key Key, a Action) {
-	if s.Message == "" && a.Idle() {
+	switch {
+	case s.Message != "" || a.Kind == "":
+	case a.Idle():
 		s.Message = a.Reason
+	default: // follow says more, once it is under way
+		s.Message = fmt.Sprintf("%s: %s; waits for its turn", a.Kind, a.Reason)
 	}
 	s.Until = a.Until
 	if t := v.Observed.Tries[key]; t.Attempts > 0 && s.State != disk.Ready {
@@ -191,15 +202,15 @@ func (v View) explain(s *CopyStatus, key Key, a Action) {
 
 // follow shows a transfer as far as it is now.
 func (s *CopyStatus) follow(t Transfer) {
-	if t.Action.Kind != Download && t.Action.Kind != Sync {
-		return
-	}
-	s.State, s.Message = disk.Starting, t.Action.Reason
+	s.Message = fmt.Sprintf("%s: %s", t.Action.Kind, t.Action.Reason)
 	s.Done, s.Total = t.Progress.Done.Load(), t.Progress.Total.Load()
+	if t.Action.Kind != Download && t.Action.Kind != Sync {
+		return // it stays what it is meanwhile
+	}
+	s.State, s.Progress = disk.Starting, percent(s.Done, s.Total)
 	if s.Done > 0 {
 		s.State = disk.InProgress
 	}
-	s.Progress = percent(s.Done, s.Total)
 }
 
 // percent never says 100: that is for what is ready.

@@ -1,10 +1,12 @@
 package reconcile
 
 import (
+	"errors"
 	"maps"
 	"sync"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -17,8 +19,19 @@ type Transfer struct {
 
 // transfers are the actions under way, for those who show them.
 type transfers struct {
-	mu  sync.Mutex
-	now map[Key]Transfer
+	mu     sync.Mutex
+	now    map[Key]Transfer
+	counts Counts // of those that have ended
+}
+
+// Counts are totals since the start.
+type Counts struct {
+	// Fetched is how many bytes crossed the network.
+	Fetched int64
+	// Done are the actions that have succeeded.
+	Done map[Kind]int64
+	// Failed are the actions that have failed, by the class of their trouble.
+	Failed map[string]int64
 }
 
 func (t *transfers) add(key Key, one Transfer) {
@@ -30,10 +43,53 @@ func (t *transfers) add(key Key, one Transfer) {
 	t.now[key] = one
 }
 
-func (t *transfers) remove(key Key) {
+// end counts how a job ended; one that was told to stop neither failed nor
+// succeeded.
+func (t *transfers) end(key Key, e outcome) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	one := t.now[key]
 	delete(t.now, key)
+	if t.counts.Done == nil {
+		t.counts = Counts{Done: map[Kind]int64{}, Failed: map[string]int64{}}
+	}
+	t.counts.Fetched += one.Progress.Moved.Load()
+	switch {
+	case e.err == nil:
+		t.counts.Done[one.Action.Kind]++
+	case !e.stopped:
+		t.counts.Failed[className(e.err)]++
+	}
+}
+
+// className names the class of a failure: those of fetch, and "disk" and "in use".
+func className(err error) string {
+	if e, ok := errors.AsType[*fetch.Error](err); ok {
+		return e.Class.String()
+	}
+	switch {
+	case errors.Is(err, disk.ErrNoSpace):
+		return fetch.NoSpace.String()
+	case isA[*disk.InUseError](err):
+		return "in use"
+	}
+	if whose, _, _ := judge(err); whose == sourceTrouble {
+		return fetch.Source.String()
+	}
+	return "disk"
+}
+
+// Counts returns the totals so far, what is under way included. It may be called
+// by any goroutine.
+func (r *Reconciler) Counts() Counts {
+	t := &r.transfers
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := Counts{Fetched: t.counts.Fetched, Done: maps.Clone(t.counts.Done), Failed: maps.Clone(t.counts.Failed)}
+	for _, one := range t.now {
+		c.Fetched += one.Progress.Moved.Load()
+	}
+	return c
 }
 
 // Transfers returns the actions under way. It may be called by any goroutine.

@@ -1,0 +1,119 @@
+package reconcile
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// reload looks at the config directory and takes what may be taken. taken says
+// that something is other than before; again is when to look again, if not 0.
+func (l *Loop) reload(ctx context.Context) (taken bool, again time.Duration, err error) {
+	began := time.Now()
+	snapshot, err := schema.ReadDir(l.Dir)
+	v := l.settler.Look(began, time.Now(), snapshot, err)
+	switch {
+	case v.Fault != nil:
+		return l.setFault(v.Fault.Error()), v.Again, nil
+	case v.Again > 0:
+		return false, v.Again, nil
+	}
+	taken = l.setFault("")
+	if v.Take {
+		taken = true
+		if err := l.take(ctx, snapshot); err != nil {
+			return false, 0, err
+		}
+	}
+	if l.desired.May == schema.Everything {
+		l.removals.Look(began, l.declared())
+	}
+	return taken, 0, nil
+}
+
+// setFault notes what is wrong with the directory as a whole, "" when nothing is,
+// and reports whether that is news.
+func (l *Loop) setFault(fault string) (news bool) {
+	if fault == l.fault {
+		return false
+	}
+	l.fault = fault
+	if fault == "" {
+		l.Log.Info("config directory can be used again", "dir", l.Dir)
+		return true
+	}
+	l.removals = Removals{}
+	l.Log.Error("config directory cannot be used; what it said last stands", "dir", l.Dir, "error", fault)
+	return true
+}
+
+func (l *Loop) declared() map[string]bool {
+	names := make(map[string]bool, len(l.desired.Config.Images))
+	for name := range l.desired.Config.Images {
+		names[name] = true
+	}
+	return names
+}
+
+// take makes a new configuration the desired one. At start it fails when this node
+// is not in it; later that means to watch over what is there and do nothing.
+func (l *Loop) take(ctx context.Context, snapshot schema.Snapshot) error {
+	result := l.loader.Load(ctx, snapshot)
+	if ctx.Err() != nil {
+		return nil
+	}
+	l.logProblems(result)
+	desired, err := Desire(result, l.Node, l.Disks)
+	switch {
+	case err == nil:
+	case !l.loaded && result.May == schema.Everything:
+		return err
+	default:
+		l.Log.Error("nothing is done until the configuration is right", "error", err)
+		desired = l.bystander(desired)
+	}
+	desired.Removals = &l.removals
+	if desired.May != schema.Everything {
+		l.removals = Removals{}
+	}
+	if err := l.claim(desired); err != nil {
+		return err
+	}
+	l.desired, l.loaded, l.result = desired, true, result
+	l.Log.Info("configuration taken", "images", len(desired.Config.Images), "allowed", desired.May.String(),
+		"errors", len(result.Errors), "digest", result.Digest)
+	return nil
+}
+
+func (l *Loop) logProblems(r schema.Result) {
+	for _, p := range r.Errors {
+		l.Log.Error("configuration", "problem", p.String())
+	}
+	for _, p := range r.Warnings {
+		l.Log.Warn("configuration", "problem", p.String())
+	}
+}
+
+// bystander is what is desired of a node that the configuration does not know, or
+// not rightly: to keep its disks as they were declared last, and look.
+func (l *Loop) bystander(d Desired) Desired {
+	d.May = schema.ObserveOnly
+	d.Config.Nodes = maps.Clone(d.Config.Nodes)
+	delete(d.Config.Nodes, l.Node)
+	if last, ok := l.desired.Config.Nodes[l.Node]; ok {
+		d.Config.Nodes[l.Node] = last
+	}
+	return d
+}
+
+// claim takes the disks at start, and fails when another manager has one of them.
+// One that is taken later is a disk with a problem.
+func (l *Loop) claim(d Desired) error {
+	if l.loaded {
+		return nil
+	}
+	l.reconciler.Look(d)
+	return l.reconciler.HeldElsewhere()
+}

@@ -1,0 +1,73 @@
+package reconcile
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// scrubRate is how many bytes a second a scrub reads: little enough for others to
+// use the disk meanwhile, enough for 5 TB a day.
+const scrubRate = 64 << 20
+
+// scrub plans to read again the ready copy of this node that was verified the
+// longest ago, if that is longer ago than it may be, and only that one: the next
+// comes when it is done.
+func (s *scene) scrub(planned []Action) []Action {
+	if s.Config.Settings.ScrubInterval == 0 {
+		return nil
+	}
+	taken := map[Key]bool{}
+	for _, a := range planned {
+		taken[a.Key()] = true
+	}
+	due := slices.DeleteFunc(s.dueForScrub(), func(c due) bool { return taken[c.key] })
+	if len(due) == 0 {
+		return nil
+	}
+	first := slices.MinFunc(due, due[0].compare)
+	reason := "scrub: not verified since it is known"
+	if !first.verified.IsZero() {
+		reason = "scrub: last verified " + first.verified.UTC().Format(time.RFC3339)
+	}
+	a := newAction(Verify, first.key, reason, first.size)
+	a.slow = true
+	return []Action{a}
+}
+
+type due struct {
+	key      Key
+	verified time.Time
+	size     int64
+	running  bool
+}
+
+// compare puts first what is under way, then what was verified the longest ago.
+func (due) compare(a, b due) int {
+	switch {
+	case a.running && !b.running:
+		return -1
+	case b.running && !a.running:
+		return 1
+	}
+	return cmp.Or(a.verified.Compare(b.verified), cmp.Compare(a.key.String(), b.key.String()))
+}
+
+func (s *scene) dueForScrub() []due {
+	var all []due
+	for _, image := range s.Config.Images {
+		for _, ref := range s.own {
+			key := Key{ref, image.ID}
+			c := s.copy(key)
+			age := s.o.Now.Sub(c.Verified)
+			fresh := age >= 0 && age < s.Config.Settings.ScrubInterval
+			if c.State != disk.Ready || fresh || s.o.Tries[key].Until.After(s.o.Now) {
+				continue
+			}
+			all = append(all, due{key, c.Verified, c.Size, s.o.Running[key]})
+		}
+	}
+	return all
+}
