@@ -15,6 +15,7 @@ type assembly struct {
 	wrong map[key]Problem  // what does not hold as it is now defined
 	fresh map[key][]*thing // everything that is defined now
 
+	encryptions   map[string]Encryption // see encryption
 	settings      Settings
 	placesUnknown bool // settings or nodes are wrong
 	fileUnknown   bool // a file has problems and was never seen without
@@ -23,6 +24,7 @@ type assembly struct {
 func (l *Loader) assemble(contents []*content) *assembly {
 	a := &assembly{
 		running: l.acted, holds: map[key]*thing{}, wrong: map[key]Problem{}, fresh: map[key][]*thing{},
+		encryptions: map[string]Encryption{},
 	}
 	for _, c := range contents {
 		a.errors = append(a.errors, c.problems...)

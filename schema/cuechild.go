@@ -26,6 +26,7 @@ const childVariable = "BACKING_IMAGE_MANAGER_EVALUATE_CUE"
 const (
 	childSeconds = 4
 	childMemory  = 512 << 20
+	childAnswer  = 64 << 20
 )
 
 // ChildMain has to be called first thing in main, and in TestMain of tests that
@@ -48,13 +49,20 @@ func serveUnits(in, out *os.File) error {
 	if err := limitSelf(); err != nil {
 		return err
 	}
-	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
+	decoder := json.NewDecoder(in)
 	for decoder.More() {
 		var u unit
 		if err := decoder.Decode(&u); err != nil {
 			return fmt.Errorf("read what to evaluate: %w", err)
 		}
-		if err := encoder.Encode(u.evaluate()); err != nil {
+		b, err := json.Marshal(u.evaluate())
+		if len(b) > childAnswer {
+			b, err = json.Marshal(failed(&u, errTooExpensive))
+		}
+		if err == nil {
+			_, err = out.Write(append(b, '\n'))
+		}
+		if err != nil {
 			return fmt.Errorf("write the result: %w", err)
 		}
 	}

@@ -51,7 +51,9 @@ func (t *thing) whole(msg, hint string) Problem {
 // Skipped is a document of another program, which was not read.
 type Skipped struct {
 	Position
-	APIVersion, Kind, Name string
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Name       string `json:"name,omitempty"`
 }
 
 // content is what a file, or a CUE package of several files, says.
@@ -65,7 +67,13 @@ type content struct {
 	things   []*thing
 }
 
+// maxProblems bounds what is told of one file, and of one thing in it.
+const maxProblems = 100
+
 func (c *content) problem(pos Position, at fieldPath, msg, hint string) {
+	if len(c.problems) == maxProblems {
+		return
+	}
 	c.problems = append(c.problems, Problem{Position: pos, Path: at.String(), Message: msg, Hint: hint})
 }
 
@@ -142,11 +150,13 @@ func (c *content) document(doc *value) {
 		c.skipped = append(c.skipped, s)
 		return
 	}
-	for i, f := range doc.fields {
-		if slices.ContainsFunc(doc.fields[:i], func(g field) bool { return g.name == f.name }) {
+	seen := make(map[string]bool, len(doc.fields))
+	for _, f := range doc.fields {
+		if seen[f.name] {
 			c.problem(f.pos, fieldPath{f.name}, "is given twice in one document", "put both under one")
 			continue
 		}
+		seen[f.name] = true
 		c.topField(f)
 	}
 }

@@ -9,8 +9,9 @@ import (
 // Position is a place in a file of the config directory. Lines and columns
 // count from 1; 0 is a place that is not known.
 type Position struct {
-	File         string
-	Line, Column int
+	File   string `json:"file,omitempty"`
+	Line   int    `json:"line,omitempty"`
+	Column int    `json:"column,omitempty"`
 }
 
 // String returns "file:line:column", without what is not known.
@@ -35,10 +36,10 @@ type Problem struct {
 	Position
 	// Path is the field, such as "images.parrot.source.download.url"; "" when
 	// the problem is of a whole file or of the whole directory.
-	Path    string
-	Message string
+	Path    string `json:"path,omitempty"`
+	Message string `json:"message"`
 	// Hint says what to do, or is "".
-	Hint string
+	Hint string `json:"hint,omitempty"`
 }
 
 // String returns "file:line:column: path: message (hint)", without what the

@@ -15,7 +15,16 @@ type structure struct {
 	faults []fault
 }
 
-func (s *structure) fault(f fault) { s.faults = append(s.faults, f) }
+// fault records f. A file of nonsense has enough of them.
+func (s *structure) fault(f fault) {
+	if len(s.faults) < maxProblems {
+		s.faults = append(s.faults, f)
+	}
+}
+
+// maxElements bounds a list, and a mapping from names: CUE cannot be stopped,
+// so it gets nothing that takes it long.
+const maxElements = 1000
 
 // plain returns v as CUE takes it, and false where nothing is left of it.
 func (s *structure) plain(v *value, sh *shape, at fieldPath) (any, bool) {
@@ -32,6 +41,8 @@ func (s *structure) plain(v *value, sh *shape, at fieldPath) (any, bool) {
 		s.fault(fault{path: at, msg: wrong(sh, v)})
 	case sh.scalar() && !v.scalar():
 		s.fault(fault{path: at, msg: wrong(sh, v)})
+	case max(len(v.items), len(v.fields)) > maxElements:
+		s.fault(fault{path: at, msg: fmt.Sprintf("has more than %d elements", maxElements)})
 	case v.kind == mapKind:
 		return s.mapping(v, sh, at), true
 	case v.kind == listKind:

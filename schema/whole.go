@@ -125,30 +125,31 @@ func (a *assembly) checkClone(t *thing) {
 		}
 		return
 	}
-	encrypted, known := a.encrypted(c.BackingImage, 0)
-	switch {
-	case known && encrypted && c.Encryption == Encrypt:
+	switch before := a.encryption(c.BackingImage); {
+	case before == Encrypt && c.Encryption == Encrypt:
 		a.fault(t, fault{path: at.with("encryption"), msg: fmt.Sprintf("cannot re-encrypt: %q is encrypted already", c.BackingImage)})
-	case known && !encrypted && c.Encryption == Decrypt:
+	case before == Decrypt && c.Encryption == Decrypt:
 		a.fault(t, fault{path: at.with("encryption"), msg: fmt.Sprintf("cannot re-decrypt: %q is decrypted already", c.BackingImage)})
 	}
 }
 
-// encrypted tells what the declarations say of an image: what is not a clone
-// may be either.
-func (a *assembly) encrypted(name string, depth int) (encrypted, known bool) {
+// encryption returns what was last done to the bytes of an image by the clones
+// that led to it. What is no clone may be encrypted or not: EncryptionIgnore.
+func (a *assembly) encryption(name string) Encryption {
+	if e, known := a.encryptions[name]; known {
+		return e
+	}
+	a.encryptions[name] = EncryptionIgnore // ends a cycle, which is told elsewhere
 	t := a.holds[key{imagesSection, name}]
-	if t == nil || depth > len(a.holds) || t.verdict.image.Source.Clone == nil {
-		return false, false
+	if t == nil || t.verdict.image.Source.Clone == nil {
+		return EncryptionIgnore
 	}
-	switch c := t.verdict.image.Source.Clone; c.Encryption {
-	case Encrypt:
-		return true, true
-	case Decrypt:
-		return false, true
-	default:
-		return a.encrypted(c.BackingImage, depth+1)
+	e := t.verdict.image.Source.Clone.Encryption
+	if e == EncryptionIgnore {
+		e = a.encryption(t.verdict.image.Source.Clone.BackingImage)
 	}
+	a.encryptions[name] = e
+	return e
 }
 
 // checkCycles finds images that are cloned from themselves by way of others.
@@ -156,17 +157,14 @@ func (a *assembly) checkCycles() {
 	done := map[string]bool{}
 	for _, t := range a.of(imagesSection) {
 		var chain []string
-		for name := t.name; !done[name]; {
-			if i := slices.Index(chain, name); i >= 0 {
+		at := map[string]int{}
+		for name := t.name; name != "" && !done[name]; name = a.clonedFrom(name) {
+			if i, again := at[name]; again {
 				a.cycle(chain[i:])
 				break
 			}
+			at[name] = len(chain)
 			chain = append(chain, name)
-			next := a.holds[key{imagesSection, name}]
-			if next == nil || a.stale(next) || next.verdict.image.Source.Clone == nil {
-				break
-			}
-			name = next.verdict.image.Source.Clone.BackingImage
 		}
 		for _, name := range chain {
 			done[name] = true
@@ -174,11 +172,22 @@ func (a *assembly) checkCycles() {
 	}
 }
 
+// clonedFrom returns the source of an image that is a clone, or "".
+func (a *assembly) clonedFrom(name string) string {
+	t := a.holds[key{imagesSection, name}]
+	if t == nil || a.stale(t) || t.verdict.image.Source.Clone == nil {
+		return ""
+	}
+	return t.verdict.image.Source.Clone.BackingImage
+}
+
 func (a *assembly) cycle(members []string) {
 	for i, name := range members {
-		around := append(slices.Clone(members[i:]), members[:i+1]...)
-		t := a.holds[key{imagesSection, name}]
-		a.fault(t, fault{path: fieldPath{"source", "clone", "backingImage"},
+		around := slices.Concat(members[i:], members[:i+1])
+		if len(around) > 10 {
+			around = append(around[:9], "…", name)
+		}
+		a.fault(a.holds[key{imagesSection, name}], fault{path: fieldPath{"source", "clone", "backingImage"},
 			msg: "is a clone of itself: " + strings.Join(around, " from "), hint: "one of them needs another source"})
 	}
 }

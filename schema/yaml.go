@@ -169,12 +169,25 @@ func (r *yamlReader) mapping(y *yaml.Node, depth int) (*value, error) {
 		}
 		n.fields = append(n.fields, field{name: key.Value, pos: r.at(y.Content[i]), value: value})
 	}
-	for _, f := range merged {
-		if n.child(f.name) == nil {
-			n.fields = append(n.fields, f)
+	n.addMissing(merged)
+	return n, nil
+}
+
+// addMissing appends the fields of other mappings that v does not have itself.
+func (v *value) addMissing(others []field) {
+	if len(others) == 0 {
+		return
+	}
+	own := make(map[string]bool, len(v.fields))
+	for _, f := range v.fields {
+		own[f.name] = true
+	}
+	for _, f := range others {
+		if !own[f.name] {
+			own[f.name] = true
+			v.fields = append(v.fields, f)
 		}
 	}
-	return n, nil
 }
 
 // merge collects what "<<" brings in: a mapping, or a list of them of which

@@ -1,0 +1,53 @@
+package schema
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Files that are small to write and could be large to read. Each has to end in
+// a few lines soon; one that does not, ends this test by its timeout.
+func TestHostileFiles(t *testing.T) {
+	const size = 1 << 20
+	aliases := "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+	for c := 'b'; c <= 'j'; c++ {
+		aliases += strings.ReplaceAll("N: &N [*P, *P, *P, *P, *P, *P, *P, *P, *P, *P]\n", "N", string(c))
+		aliases = strings.ReplaceAll(aliases, "P", string(c-1))
+	}
+	var chain, keys strings.Builder
+	chain.WriteString("images:\n  i0: {source: {upload: {}}}\n")
+	for i := range 3000 {
+		s := strings.Repeat("x", 1+i%30)
+		chain.WriteString("  c" + strconv.Itoa(i+1) + ": {source: {clone: {backingImage: c" + strconv.Itoa((i+1)%3000+1) + "}}}\n")
+		keys.WriteString(s + strconv.Itoa(i) + ": {}\n")
+	}
+	for name, f := range map[string]File{
+		"aliases":    {Path: "a.yaml", Data: []byte(aliases)},
+		"brackets":   {Path: "a.yaml", Data: []byte(strings.Repeat("[", size))},
+		"braces":     {Path: "a.yaml", Data: []byte(strings.Repeat("{", size))},
+		"dashes":     {Path: "a.yaml", Data: []byte(strings.Repeat("- ", size))},
+		"questions":  {Path: "a.yaml", Data: []byte(strings.Repeat("? ", size))},
+		"json":       {Path: "a.json", Data: []byte(strings.Repeat("[", size))},
+		"json2":      {Path: "a.json", Data: []byte(strings.Repeat(`{"images":`, size/10))},
+		"long list":  {Path: "a.yaml", Data: []byte("images: {x1: {source: {upload: {}}, nodeSelector: [" + strings.Repeat("a,", size/2) + "]}}")},
+		"many names": {Path: "a.yaml", Data: []byte(keys.String())},
+		"unknown":    {Path: "a.yaml", Data: []byte("images:\n  x1:\n" + strings.ReplaceAll("    "+keys.String(), "\n", "\n    "))},
+		"cycle":      {Path: "a.yaml", Data: []byte(chain.String())},
+		"deep cue":   {Path: "a.cue", Data: []byte("a: " + strings.Repeat("(", size))},
+		"deep cue 2": {Path: "a.cue", Data: []byte("images: x1: source: upload: {} & " + strings.Repeat("{a:", size/4))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := NewLoader().Load(t.Context(), Snapshot{Files: []File{f}})
+			checkResult(t, r)
+			if len(r.Errors) == 0 || len(r.Config.Images) > 1 {
+				t.Errorf("%d images and no error", len(r.Config.Images))
+			}
+			for _, p := range r.Errors {
+				if len(p.String()) > 1000 {
+					t.Errorf("a problem of %d letters: %.200s", len(p.String()), p)
+				}
+			}
+		})
+	}
+}
