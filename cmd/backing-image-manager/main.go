@@ -92,6 +92,8 @@ read the same directory, and nobody coordinates them.`,
 	root.AddCommand(newDisk())
 	root.AddCommand(newImage())
 	root.AddCommand(newValidate())
+	root.AddCommand(newDemo())
+	root.AddCommand(newSchema())
 	prepareUsage(root)
 	return root
 }

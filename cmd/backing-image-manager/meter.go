@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
@@ -25,33 +26,40 @@ type sample struct {
 const (
 	rateOver = 5 * time.Second // what the rate is averaged over
 	maxBars  = 16
-	barWidth = 24
 )
+
+// barWidths are tried in turn until the lines fit the terminal.
+var barWidths = []int{30, 20, 10, 0}
 
 // lines shows the transfers, sorted by image and disk, in no more than width
 // columns. Those that nothing is known of, such as deletions, have no line.
 func (m *meter) lines(now time.Time, under map[reconcile.Key]reconcile.Transfer, width int) []string {
-	seen := map[reconcile.Key][]sample{}
-	var rows [][]string
 	keys := slices.SortedFunc(maps.Keys(under), func(a, b reconcile.Key) int {
 		return strings.Compare(a.ID.String()+a.Disk.String(), b.ID.String()+b.Disk.String())
 	})
+	keys = slices.DeleteFunc(keys, func(key reconcile.Key) bool {
+		kind := under[key].Action.Kind
+		return kind == reconcile.Cleanup || kind == reconcile.Evict
+	})
+	seen := map[reconcile.Key][]sample{}
 	for _, key := range keys {
-		t := under[key]
-		if t.Progress == nil || t.Action.Kind == reconcile.Cleanup || t.Action.Kind == reconcile.Evict {
-			continue
-		}
-		seen[key] = remember(m.seen[key], sample{now, t.Progress.Done.Load()})
-		if len(rows) < maxBars {
-			rows = append(rows, bar(t, rate(seen[key])))
-		}
+		seen[key] = remember(m.seen[key], sample{now, under[key].Progress.Done.Load()})
 	}
 	m.seen = seen
-	lines := align(rows)
-	for i, line := range lines {
-		if r := []rune(line); len(r) >= width {
-			lines[i] = string(r[:width-1])
+	var lines []string
+	for _, w := range barWidths {
+		var rows [][]string
+		for _, key := range keys[:min(len(keys), maxBars)] {
+			rows = append(rows, bar(under[key], rate(seen[key]), w))
 		}
+		lines = align(rows)
+		if !slices.ContainsFunc(lines, func(l string) bool { return utf8.RuneCountInString(l) >= width }) {
+			return lines
+		}
+	}
+	for i, line := range lines {
+		r := []rune(line)
+		lines[i] = string(r[:min(len(r), max(0, width-1))])
 	}
 	return lines
 }
@@ -74,15 +82,17 @@ func rate(samples []sample) float64 {
 	return float64(last.done-first.done) / elapsed
 }
 
-func bar(t reconcile.Transfer, rate float64) []string {
+func bar(t reconcile.Transfer, rate float64, width int) []string {
 	done, total := t.Progress.Done.Load(), t.Progress.Total.Load()
 	row := []string{string(t.Action.Kind), t.Action.Image, t.Action.Disk}
 	if total <= 0 {
 		return append(row, size(done), rateText(rate))
 	}
-	full := int(min(1, float64(done)/float64(total)) * barWidth)
+	if width > 0 {
+		full := int(min(1, float64(done)/float64(total)) * float64(width))
+		row = append(row, "["+strings.Repeat("=", full)+strings.Repeat(" ", width-full)+"]")
+	}
 	return append(row,
-		"["+strings.Repeat("=", full)+strings.Repeat(" ", barWidth-full)+"]",
 		fmt.Sprintf("%3d%%", min(100, done*100/total)),
 		size(done)+" / "+size(total),
 		rateText(rate), restText(total-done, rate))

@@ -107,7 +107,7 @@ func (c *convergence) plan(d reconcile.Desired, result schema.Result) error {
 	o := r.Look(d)
 	p := d.Plan(o)
 	c.warnOfDisks(o)
-	if err := errors.Join(c.write(d, p), r.Close()); err != nil {
+	if err := errors.Join(c.write(d, p, false), r.Close()); err != nil {
 		return err
 	}
 	if err := broken(result); err != nil {
@@ -119,10 +119,16 @@ func (c *convergence) plan(d reconcile.Desired, result schema.Result) error {
 	return nil
 }
 
-// write prints a plan. Without a plan it says so, for "no changes" would be wrong.
-func (c *convergence) write(d reconcile.Desired, p reconcile.Plan) error {
-	if d.May == schema.ObserveOnly && c.format == "text" {
-		_, err := fmt.Fprintln(c.out, "No plan: too much of the configuration is not known.")
+// write prints a plan. An empty one may have other reasons than that nothing had to
+// be done: to people it says so.
+func (c *convergence) write(d reconcile.Desired, p reconcile.Plan, worked bool) error {
+	var err error
+	switch {
+	case c.format == "text" && d.May == schema.ObserveOnly:
+		_, err = fmt.Fprintln(c.out, "No plan: too much of the configuration is not known.")
+		return err
+	case c.format == "text" && worked && len(p.Actions) == 0:
+		_, err = fmt.Fprintln(c.out, "Done. The disks match the configuration.")
 		return err
 	}
 	return writePlan(c.out, p, c.format, colourful(c.out))
@@ -148,6 +154,7 @@ func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result 
 		return err
 	}
 	c.warnOfDisks(o)
+	worked := !d.Plan(o).Empty()
 	stop := show.follow(r.Transfers)
 	o, p, err := r.Converge(ctx, d)
 	if err != nil {
@@ -157,7 +164,7 @@ func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result 
 	if ctx.Err() != nil {
 		return errors.New("stopped; what was transferred is kept, and the next run goes on from there")
 	}
-	if err := errors.Join(err, c.write(d, p)); err != nil {
+	if err := errors.Join(err, c.write(d, p, worked)); err != nil {
 		return err
 	}
 	return errors.Join(broken(result), unfinished(o, p))

@@ -1,0 +1,32 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+func newSchema() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "schema [flags]",
+		Short: "Print what may be declared in a config directory",
+		Long: `Prints the schema of the files in a config directory: as CUE, which this program
+itself goes by, or as JSON Schema, with which editors complete and check YAML.`,
+		Example: `  backing-image-manager schema | cue vet -c -d '#Config' - config/*.yaml
+  backing-image-manager schema --format jsonschema >backing-images.schema.json`,
+		Args: exactly(),
+	}
+	format := choiceFlag(cmd, "format", "", "format of the schema", "cue", "jsonschema")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		text := schema.CUE()
+		if format.word == "jsonschema" {
+			var err error
+			if text, err = schema.JSONSchema(); err != nil {
+				return err
+			}
+		}
+		_, err := cmd.OutOrStdout().Write(text)
+		return err
+	}
+	return cmd
+}
