@@ -112,6 +112,7 @@ func list1(image reconcile.ImageStatus) listed {
 		Status: listedStatus{State: disk.Pending},
 	}
 	if len(image.Copies) == 0 {
+		l.Status.ErrorMsg = oneLine(image.Message)
 		return l
 	}
 	c := image.Copies[0]

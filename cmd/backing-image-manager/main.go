@@ -68,7 +68,7 @@ func hintFor(err error) string {
 	}
 	switch {
 	case errors.Is(err, disk.ErrLocked):
-		return "a daemon holds the disk: ask it instead, or stop it first"
+		return "a daemon or another run holds the disk: ask it instead, or stop it first"
 	case errors.Is(err, disk.ErrNotInitialised):
 		return "if the disk is mounted and new, run: backing-image-manager disk init PATH"
 	}

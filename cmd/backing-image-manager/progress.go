@@ -37,9 +37,9 @@ func newProgress(w io.Writer) *progress {
 // logger is where messages go as long as the work lasts.
 func (p *progress) logger() *slog.Logger {
 	if p.tty == nil {
-		return slog.New(slog.NewTextHandler(p.w, nil))
+		return slog.New(redacted(slog.NewTextHandler(p.w, nil)))
 	}
-	return slog.New(briefHandler{w: p})
+	return slog.New(redacted(briefHandler{w: p}))
 }
 
 // Write prints a message above the bars.

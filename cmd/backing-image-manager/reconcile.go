@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -144,58 +143,26 @@ func (c *convergence) warnOfDisks(o reconcile.Observed) {
 
 func compareRefs(a, b schema.DiskRef) int { return strings.Compare(a.String(), b.String()) }
 
-func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result schema.Result) (err error) {
-	client := fetch.Client{SecretsDir: c.secretsDir, AnyFile: true}
+func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result schema.Result) error {
 	show := newProgress(c.err)
-	r := reconcile.New(client, show.logger(), false)
-	defer func() { err = errors.Join(err, r.Close()) }()
+	r := reconcile.New(fetch.Client{SecretsDir: c.secretsDir, AnyFile: true}, show.logger(), false)
 	o := r.Look(d)
-	if err := heldElsewhere(d, o); err != nil {
-		return err
+	if err := r.HeldElsewhere(); err != nil {
+		return errors.Join(err, r.Close())
 	}
 	c.warnOfDisks(o)
 	worked := !d.Plan(o).Empty()
 	stop := show.follow(r.Transfers)
 	o, p, err := r.Converge(ctx, d)
-	if err != nil {
-		err = errors.Join(err, r.Close())
-	}
+	closed := r.Close() // which waits for what is under way to stop
 	stop()
-	if ctx.Err() != nil {
-		return errors.New("stopped; what was transferred is kept, and the next run goes on from there")
+	if err != nil && ctx.Err() != nil {
+		return errors.Join(errors.New("stopped; what was transferred is kept, and the next run goes on from there"), closed)
 	}
-	if err := errors.Join(err, c.write(d, p, worked)); err != nil {
+	if err := errors.Join(err, closed, c.write(d, p, worked)); err != nil {
 		return err
 	}
 	return errors.Join(broken(result), unfinished(o, p))
-}
-
-// heldElsewhere says when another process writes to one of the disks: then it is
-// for that process to do the work.
-func heldElsewhere(d reconcile.Desired, o reconcile.Observed) error {
-	var held []error
-	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), compareRefs) {
-		if o.Disks[ref].Problem != "" {
-			held = append(held, locked(d.Config.Nodes[ref.Node].Disks[ref.Disk].Path))
-		}
-	}
-	return errors.Join(held...)
-}
-
-func locked(path string) error {
-	d, err := disk.Open(path)
-	if err != nil {
-		return nil // not a disk that anybody could hold
-	}
-	defer d.Close()
-	unlock, err := d.Lock()
-	if errors.Is(err, disk.ErrLocked) {
-		return err
-	}
-	if err == nil {
-		return unlock()
-	}
-	return nil
 }
 
 // unfinished says what keeps a run from having been a success. Waits of clean-ups
