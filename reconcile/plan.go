@@ -233,7 +233,8 @@ func (v imageView) shortage() Action {
 // no copy.
 func (v imageView) refusedByName(ref schema.DiskRef) (a Action, refused bool) {
 	r, refused := v.places.refused[ref]
-	if !refused || ref.Node != v.Node {
+	told := v.places.short > 0 && slices.Contains(v.places.ranked, ref) || v.copy(Key{ref, v.image.ID}).Owned && r.meant
+	if !refused || told || ref.Node != v.Node {
 		return Action{}, false
 	}
 	a = v.blocked(ref, "the image names this disk, but "+r.why)

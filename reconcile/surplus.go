@@ -116,14 +116,23 @@ func (v imageView) drop(key Key, now tally) Action {
 // needed keeps a copy that the image needs as long as there are no others. An
 // eviction that no disk can take the copy of does not come about by itself.
 func (v imageView) needed(key Key, kind Kind, reason string) Action {
-	a := v.keep(key, fmt.Sprintf("%s; kept until %d of %d copies are ready on other disks", reason, v.enough(), v.places.copies))
-	if v.places.short > 0 {
+	a := v.keep(key, fmt.Sprintf("%s; kept until %s on other disks", reason, readyText(v.enough())))
+	if key.ID != v.image.ID {
+		a.Reason = fmt.Sprintf("%s; kept until %s of the declared one", reason, readyText(v.enough()))
+	} else if v.places.short > 0 {
 		a.Reason = fmt.Sprintf("%s; kept, because no disk can take %d of %d copies", reason, v.places.short, v.places.copies)
 		if kind == Evict {
 			a.Kind = Blocked
 		}
 	}
 	return a
+}
+
+func readyText(copies int) string {
+	if copies == 1 {
+		return "one copy is ready"
+	}
+	return fmt.Sprintf("%d copies are ready", copies)
 }
 
 // remove is the deletion, or what it has to wait for because it failed before.

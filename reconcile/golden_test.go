@@ -1,0 +1,188 @@
+package reconcile
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/diff"
+	"golang.org/x/tools/txtar"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+var update = flag.Bool("update", false, "write what is planned into testdata/plan")
+
+// TestPlan holds the plans and the marks for what testdata/plan declares and
+// shows. README.md there says how a case is written.
+func TestPlan(t *testing.T) {
+	files, err := filepath.Glob("testdata/plan/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no cases: ", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			t.Parallel()
+			runGolden(t, file)
+		})
+	}
+}
+
+func runGolden(t *testing.T, file string) {
+	a, err := txtar.ParseFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, o := goldenCase(t, a)
+	plan := d.Plan(o)
+	checkPlan(t, d, o, plan)
+	setSection(a, "plan", goldenPlan(plan, o.Now))
+	setSection(a, "marks", goldenMarks(d.Marks(o), o.Now))
+	got := txtar.Format(a)
+	if *update {
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("go test -update ./reconcile would change this:\n%s", diff.Diff("want", want, "got", got))
+	}
+}
+
+// goldenCase loads config.yaml, then.yaml on top of it, and the state.
+func goldenCase(t *testing.T, a *txtar.Archive) (Desired, Observed) {
+	t.Helper()
+	loader := schema.NewLoader()
+	var r schema.Result
+	for _, name := range []string{"config.yaml", "then.yaml"} {
+		if data, ok := section(a, name); ok {
+			r = loader.Load(t.Context(), schema.Snapshot{Files: []schema.File{{Path: "config.yaml", Data: unfoldDigests(data)}}})
+		}
+	}
+	lines, _ := section(a, "state")
+	s := parseState(t, string(lines), r.Config)
+	d, err := Desire(r, s.node, s.paths(r.Config))
+	if err != nil {
+		if d.May == schema.Everything {
+			t.Fatal(err)
+		}
+		d.May = schema.ObserveOnly
+	}
+	if s.fault && d.May == schema.Everything {
+		d.May = schema.NoDeletions
+	}
+	d.Removals = s.removals
+	return d, s.o
+}
+
+func section(a *txtar.Archive, name string) ([]byte, bool) {
+	i := slices.IndexFunc(a.Files, func(f txtar.File) bool { return f.Name == name })
+	if i < 0 {
+		return nil, false
+	}
+	return a.Files[i].Data, true
+}
+
+func setSection(a *txtar.Archive, name, text string) {
+	i := slices.IndexFunc(a.Files, func(f txtar.File) bool { return f.Name == name })
+	if i < 0 {
+		a.Files = append(a.Files, txtar.File{Name: name})
+		i = len(a.Files) - 1
+	}
+	a.Files[i].Data = foldDigests([]byte(text))
+}
+
+// goldenPlan is a line an action, times relative to now, and the summary.
+func goldenPlan(p Plan, now time.Time) string {
+	var b strings.Builder
+	for _, a := range p.Actions {
+		fmt.Fprintf(&b, "%s %s-%s %s/%s %s", a.Kind, a.Image, a.UUID, a.Node, cmp.Or(a.Disk, "-"), goldenBytes(a.Bytes))
+		if a.From != "" {
+			fmt.Fprintf(&b, " from=%s", a.From)
+		}
+		if !a.Until.IsZero() {
+			fmt.Fprintf(&b, " until=%s", relative(a.Until, now))
+		}
+		fmt.Fprintf(&b, "\n\t%s\n", a.Reason)
+	}
+	summary, err := json.Marshal(p.Summary)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Fprintf(&b, "empty=%t %s\n", p.Empty(), summary)
+	return b.String()
+}
+
+func goldenBytes(n int64) string {
+	if n == UnknownBytes {
+		return "?"
+	}
+	return strings.ReplaceAll(bytesText(n), " ", "")
+}
+
+func goldenMarks(marks []Mark, now time.Time) string {
+	var b strings.Builder
+	for _, m := range marks {
+		fmt.Fprintf(&b, "%s in-use=%t used=%s unwanted=%s\n", m.Key, m.InUse, relative(m.LastUsed, now), relative(m.UnwantedSince, now))
+	}
+	return b.String()
+}
+
+func relative(t, now time.Time) string {
+	switch {
+	case t.IsZero():
+		return "never"
+	case t.Equal(now):
+		return "now"
+	case t.After(now):
+		return "+" + t.Sub(now).String()
+	}
+	return t.Sub(now).String()
+}
+
+// A golden names digests by the letters that they are of: SHA512(a), SHA256(a).
+var letters = strings.Split("abcdef", "")
+
+func digestTexts() (folded, plain []string) {
+	for _, letter := range letters {
+		folded = append(folded, "SHA512("+letter+")", "SHA256("+letter+")")
+		plain = append(plain, fmt.Sprintf("%x", sha512.Sum512([]byte(letter))), fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(letter))))
+	}
+	return folded, plain
+}
+
+func unfoldDigests(data []byte) []byte {
+	folded, plain := digestTexts()
+	for i := range folded {
+		data = bytes.ReplaceAll(data, []byte(folded[i]), []byte(plain[i]))
+	}
+	return data
+}
+
+func foldDigests(data []byte) []byte {
+	folded, plain := digestTexts()
+	for i := range folded {
+		data = bytes.ReplaceAll(data, []byte(plain[i]), []byte(folded[i]))
+	}
+	return data
+}
+
+// goldenWords are what stands on a line of a state: words, and key=value, where a
+// value may be in quotes.
+var goldenWords = regexp.MustCompile(`[^\s="]+(="[^"]*"|=\S*)?`)

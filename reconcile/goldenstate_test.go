@@ -1,0 +1,218 @@
+package reconcile
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// goldenNow is when the states of testdata/plan were seen.
+var goldenNow = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
+
+// goldenState is the state of a case: what was observed, by whom.
+type goldenState struct {
+	t        *testing.T
+	config   schema.Config
+	node     string
+	fault    bool
+	removals *Removals
+	o        Observed
+}
+
+func parseState(t *testing.T, text string, c schema.Config) goldenState {
+	s := goldenState{t: t, config: c, node: "node1", o: Observed{
+		Now: goldenNow, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{},
+	}}
+	for line := range strings.Lines(text) {
+		line, _, _ = strings.Cut(line, "#")
+		words := goldenWords.FindAllString(line, -1)
+		if len(words) > 0 {
+			s.line(words[0], words[1:])
+		}
+	}
+	return s
+}
+
+func (s *goldenState) line(what string, words []string) {
+	switch what {
+	case "node":
+		s.node = words[0]
+	case "clock-stepped":
+		s.o.ClockStepped = true
+	case "fault":
+		s.fault = true
+	case "unconfirmed":
+		s.removals = &Removals{}
+	case "disk":
+		s.disk(words)
+	case "copy":
+		s.copy(words)
+	case "try":
+		s.try(words)
+	case "running":
+		s.o.Running[s.key(words)] = true
+	default:
+		s.t.Fatalf("state: %q is not known", what)
+	}
+}
+
+func (s *goldenState) ref(text string) schema.DiskRef {
+	node, name, ok := strings.Cut(text, "/")
+	if !ok {
+		node, name = s.node, text
+	}
+	return schema.DiskRef{Node: node, Disk: name}
+}
+
+// key reads "<disk> <image>": the declared generation, or <name>@<uuid>.
+func (s *goldenState) key(words []string) Key {
+	ref := s.ref(words[0])
+	if name, uuid, ok := strings.Cut(words[1], "@"); ok {
+		return Key{ref, disk.ID{Name: name, UUID: uuid}}
+	}
+	image, declared := s.config.Images[words[1]]
+	if !declared {
+		s.t.Fatalf("state: image %q is not declared: say which uuid", words[1])
+	}
+	return Key{ref, image.ID}
+}
+
+func (s *goldenState) disk(words []string) {
+	d := Disk{Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[disk.ID]Copy{}}
+	for _, w := range words[1:] {
+		switch name, value := option(w); name {
+		case "free":
+			d.Space.Free = s.bytes(value)
+		case "problem":
+			d.Problem = value
+		default:
+			s.t.Fatalf("disk: %q is not known", w)
+		}
+	}
+	s.o.Disks[s.ref(words[0])] = d
+}
+
+func (s *goldenState) copy(words []string) {
+	key := s.key(words)
+	c := Copy{Copy: disk.Copy{ID: key.ID, State: disk.State(words[2]), HasCfg: true, Owned: true}}
+	if c.State != disk.Pending {
+		c.Size, c.RealSize, c.Format = 1<<30, 1<<30, disk.Raw
+	}
+	if c.State == disk.Ready {
+		c.SHA512 = digestOf(disk.SHA512, "a")
+	}
+	for _, w := range words[3:] {
+		s.copyOption(&c, w)
+	}
+	s.o.Disks[key.Disk].Copies[key.ID] = c
+}
+
+func (s *goldenState) copyOption(c *Copy, word string) {
+	switch name, value := option(word); name {
+	case "of":
+		c.SHA512 = digestOf(disk.SHA512, value)
+	case "sha256":
+		c.SHA256 = digestOf(disk.SHA256, value)
+	case "real":
+		c.RealSize = s.bytes(value)
+	case "message":
+		c.Message = value
+	case "using":
+		c.Using = value
+	case "in-use":
+		c.InUse = true
+	case "foreign":
+		c.Owned = false
+	case "no-cfg":
+		c.HasCfg = false
+	case "part":
+		has, total, _ := strings.Cut(value, "/")
+		c.PartBytes, c.PartTotal = s.bytes(has), s.bytes(total)
+	case "used":
+		c.LastUsed = s.time(value)
+	case "unwanted":
+		c.UnwantedSince = s.time(value)
+	default:
+		s.t.Fatalf("copy: %q is not known", word)
+	}
+}
+
+func (s *goldenState) try(words []string) {
+	t := Try{Attempts: 1, Since: s.o.Now, Message: "it failed"}
+	for _, w := range words[2:] {
+		switch name, value := option(w); name {
+		case "kind":
+			t.Kind = Kind(value)
+		case "attempts":
+			t.Attempts, _ = strconv.Atoi(value)
+		case "since":
+			t.Since = s.time(value)
+		case "until":
+			t.Until = s.time(value)
+		case "message":
+			t.Message = value
+		case "space":
+			t.Space = s.bytes(value)
+		case "final":
+			t.Final = true
+		case "disk":
+			t.Disk = true
+		default:
+			s.t.Fatalf("try: %q is not known", w)
+		}
+	}
+	s.o.Tries[s.key(words)] = t
+}
+
+// paths name the disks where the configuration declares no nodes.
+func (s *goldenState) paths(c schema.Config) []string {
+	if len(c.Nodes) > 0 {
+		return nil
+	}
+	var paths []string
+	for range s.o.Disks {
+		paths = append(paths, fmt.Sprintf("/disk%d", len(paths)+1))
+	}
+	return paths
+}
+
+func (s *goldenState) bytes(text string) int64 {
+	n, err := humanize.ParseBytes(text)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return int64(n)
+}
+
+// time reads "-2h", "+5m", "now", or a date.
+func (s *goldenState) time(text string) time.Time {
+	if text == "now" {
+		return s.o.Now
+	}
+	if d, err := time.ParseDuration(text); err == nil {
+		return s.o.Now.Add(d)
+	}
+	at, err := time.Parse(time.DateOnly, text)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return at
+}
+
+func option(word string) (name, value string) {
+	name, value, _ = strings.Cut(word, "=")
+	return name, strings.Trim(value, `"`)
+}
+
+func digestOf(a disk.Algorithm, letter string) disk.Digest {
+	h := a.New()
+	h.Write([]byte(letter))
+	return a.Sum(h)
+}

@@ -1,0 +1,267 @@
+package reconcile
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// checkPlan fails the test when the plan does what a manager never does. The
+// rules are written down here a second time, without the planner's code.
+func checkPlan(t testing.TB, d Desired, o Observed, p Plan) {
+	t.Helper()
+	for _, v := range violations(d, o, p) {
+		t.Errorf("never: %s", v)
+	}
+}
+
+func violations(d Desired, o Observed, p Plan) []string {
+	j := &invariants{d: d, o: o, p: p}
+	j.actions()
+	j.deletions()
+	for _, image := range d.Config.Images {
+		j.image(image)
+	}
+	return j.found
+}
+
+// invariants looks at one plan.
+type invariants struct {
+	d     Desired
+	o     Observed
+	p     Plan
+	found []string
+}
+
+func (j *invariants) never(broken bool, format string, args ...any) {
+	if broken {
+		j.found = append(j.found, fmt.Sprintf(format, args...))
+	}
+}
+
+// actions checks each action on its own.
+func (j *invariants) actions() {
+	busy := map[Key]Kind{}
+	j.never(j.d.May == schema.ObserveOnly && len(j.p.Actions) > 0, "an action while nothing may be done")
+	for _, a := range j.p.Actions {
+		j.never(a.Reason == "", "no reason for %+v", a)
+		j.never(!a.Until.IsZero() && !a.Until.After(j.o.Now), "a wait for what is over: %+v", a)
+		if a.Kind == Wait || a.Kind == Blocked {
+			continue
+		}
+		key := a.Key()
+		j.never(busy[key] != "", "%s and %s of %s at once", busy[key], a.Kind, key)
+		busy[key] = a.Kind
+		seen, known := j.o.Disks[key.Disk]
+		j.never(!known || seen.Problem != "" || key.Disk.Node != j.d.Node, "%s on a disk that is not to be touched: %s", a.Kind, key)
+		c, there := seen.Copies[key.ID]
+		file := there && c.State != disk.Pending
+		t := j.o.Tries[key]
+		concerns := t.Kind == "" || t.Kind == a.Kind
+		j.never(concerns && t.Final && a.Kind != Cleanup && a.Kind != Evict, "%s of %s again, which is final", a.Kind, key)
+		j.never(concerns && t.Space == 0 && t.Until.After(j.o.Now), "%s of %s before its time", a.Kind, key)
+		switch a.Kind {
+		case Adopt, Verify:
+			j.never(!file || j.d.Config.Images[a.Image].ID != key.ID, "%s of what is not there or not declared: %s", a.Kind, key)
+		case Download, Sync:
+			j.never(file && (c.State != disk.Failed || c.Using != "" || !c.Owned), "%s over %s copy %s (used: %q)", a.Kind, c.State, key, c.Using)
+			j.target(a)
+		case Cleanup, Evict:
+			j.never(!there || !c.Owned, "%s of what is not ours: %s", a.Kind, key)
+			j.never(c.Using != "", "%s of %s, which is in use", a.Kind, key)
+			j.never(j.d.May != schema.Everything, "%s while the configuration is broken", a.Kind)
+		default:
+			j.never(true, "action %s is not known", a.Kind)
+		}
+	}
+}
+
+// target checks that a copy is made where one may be made, and of the right bytes.
+func (j *invariants) target(a Action) {
+	key := a.Key()
+	image, declared := j.d.Config.Images[a.Image]
+	j.never(!declared || image.ID != key.ID, "%s of what is not declared: %s", a.Kind, key)
+	node := j.d.Config.Nodes[key.Disk.Node]
+	one := node.Disks[key.Disk.Disk]
+	matches := slices.Contains(matching(j.d.Config, image), key.Disk)
+	named := slices.Contains(image.Disks, key.Disk)
+	j.never(!matches && !named || node.EvictionRequested || one.EvictionRequested, "%s to where it does not belong: %s", a.Kind, key)
+	j.never(!node.AllowScheduling || !one.AllowScheduling, "%s to where nothing is scheduled: %s", a.Kind, key)
+	j.never(!j.o.Running[key] && j.o.Disks[key.Disk].Space.Free <= one.StorageReserved, "%s to a full disk: %s", a.Kind, key)
+	if a.Kind != Sync {
+		return
+	}
+	from := a.from
+	c := j.o.Disks[from.Disk].Copies[from.ID]
+	ok := c.State == disk.Ready && j.o.Disks[from.Disk].Problem == "" && from.Disk.Node == j.d.Node
+	same := from.ID == image.ID && image.Checksum.IsZero() || !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
+	j.never(!ok || !same || a.From != from.String() || from == key, "sync of %s from %s", key, from)
+	for _, b := range j.p.Actions {
+		j.never((b.Kind == Cleanup || b.Kind == Evict) && b.Key() == from, "%s of %s, which is read", b.Kind, from)
+	}
+}
+
+// deletions checks when a copy may go.
+func (j *invariants) deletions() {
+	for _, a := range j.p.Actions {
+		if a.Kind != Cleanup && a.Kind != Evict {
+			continue
+		}
+		key := a.Key()
+		_, declared := j.d.Config.Images[a.Image]
+		if a.Kind == Evict {
+			node := j.d.Config.Nodes[a.Node]
+			j.never(!declared || !node.EvictionRequested && !node.Disks[a.Disk].EvictionRequested, "evict of %s, which nobody asked for", key)
+		} else {
+			j.interval(key)
+		}
+		if !declared {
+			j.vanished(key)
+		}
+	}
+}
+
+// born is before the program was built.
+var born = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+
+func (j *invariants) interval(key Key) {
+	wait := j.d.Config.Settings.CleanupWaitInterval
+	if wait == 0 {
+		return
+	}
+	c := j.o.Disks[key.Disk].Copies[key.ID]
+	j.never(j.o.ClockStepped, "cleanup of %s although the clock stepped", key)
+	j.never(c.InUse, "cleanup of %s, the use of which ended just now", key)
+	j.never(c.UnwantedSince.IsZero(), "cleanup of %s, of which nobody noted since when it is unwanted", key)
+	for _, since := range []time.Time{c.UnwantedSince, c.LastUsed} {
+		if since.IsZero() {
+			continue
+		}
+		j.never(since.Before(born) || since.After(j.o.Now), "cleanup of %s by a time that cannot be: %s", key, since)
+		j.never(j.o.Now.Sub(since) < wait, "cleanup of %s, %s after %s", key, j.o.Now.Sub(since), since)
+	}
+}
+
+func (j *invariants) vanished(key Key) {
+	gone := map[string]bool{}
+	for ref, seen := range j.o.Disks {
+		for id, c := range seen.Copies {
+			_, declared := j.d.Config.Images[id.Name]
+			held, broken := j.d.Held[id.Name]
+			if ref.Node == j.d.Node && seen.Problem == "" && c.Owned && !declared && !(broken && !held.Stale) {
+				gone[id.Name] = true
+			}
+			j.never(id.Name == key.ID.Name && seen.Problem == "" && c.Using != "", "cleanup of %s, which is used on %s", key, ref)
+		}
+	}
+	held, broken := j.d.Held[key.ID.Name]
+	j.never(broken && !held.Stale, "cleanup of %s, the declaration of which is broken", key)
+	j.never(j.d.Removals != nil && !j.d.Removals.Gone(key.ID.Name), "cleanup of %s at the first look without it", key)
+	over := len(gone) > 1 && j.d.Config.Settings.PruneLimit.Holds(len(j.d.Config.Images), len(gone))
+	j.never(over && !slices.Contains(j.d.Config.Settings.PruneConfirmed, key.ID), "cleanup of %s over the prune limit", key)
+	for node, n := range j.d.Config.Nodes {
+		for name := range n.Disks {
+			seen, known := j.o.Disks[schema.DiskRef{Node: node, Disk: name}]
+			j.never(!known || seen.Problem != "", "cleanup of %s while nobody knows whether %s/%s uses it", key, node, name)
+		}
+	}
+}
+
+// image checks all that happens to one declared image.
+func (j *invariants) image(image schema.Image) {
+	ready := j.readyOf(image)
+	conflict := false
+	for _, key := range ready {
+		differs := j.o.Disks[key.Disk].Copies[key.ID].SHA512 != j.o.Disks[ready[0].Disk].Copies[ready[0].ID].SHA512
+		conflict = conflict || image.Checksum.IsZero() && differs
+	}
+	var made, downloads, about int
+	var goes []Key
+	for _, a := range j.p.Actions {
+		if a.Image != image.ID.Name {
+			continue
+		}
+		about++
+		switch a.Kind {
+		case Download:
+			made++
+			downloads++
+		case Sync:
+			made++
+		case Cleanup, Evict:
+			goes = append(goes, a.Key())
+		}
+	}
+	j.never(downloads > 1 || len(ready) == 0 && made > 1, "%d disks prepare %s at once", made, image.ID)
+	j.never(downloads > 0 && len(ready) > 0, "a download of %s, which is ready", image.ID)
+	j.never(conflict && made+len(goes) > 0, "work on %s, the copies of which differ", image.ID)
+	j.never(made > 0 && len(ready) > 0 && j.d.Config.Settings.ConcurrentReplenishPerNodeLimit == 0, "a second copy of %s although the limit is 0", image.ID)
+	j.keepsEnough(image, ready, goes)
+	elsewhere := slices.ContainsFunc(matching(j.d.Config, image), func(ref schema.DiskRef) bool { return ref.Node != j.d.Node })
+	j.never(j.d.May != schema.ObserveOnly && about == 0 && !elsewhere && len(ready) == 0, "no word about %s, which is nowhere ready", image.ID)
+}
+
+// keepsEnough checks what is left when everything goes at once that may go.
+func (j *invariants) keepsEnough(image schema.Image, ready, goes []Key) {
+	if len(goes) == 0 {
+		return
+	}
+	places := matching(j.d.Config, image)
+	least := image.Copies
+	if image.AllDisks {
+		least = len(places)
+	}
+	j.never(len(places) == 0, "a deletion of %s, which no disk matches", image.ID)
+	stand, left := 0, 0
+	for _, key := range ready {
+		if slices.Contains(goes, key) {
+			continue
+		}
+		left++
+		node := j.d.Config.Nodes[key.Disk.Node]
+		_, declared := node.Disks[key.Disk.Disk]
+		named := declared && slices.Contains(image.Disks, key.Disk) && !node.EvictionRequested && !node.Disks[key.Disk.Disk].EvictionRequested
+		if named || slices.Contains(places, key.Disk) {
+			stand++
+		}
+	}
+	j.never(stand < max(1, min(least, len(places))), "%d copies of %s are left where they should be", stand, image.ID)
+	j.never(left < len(ready) && left < least, "%d copies of %s are left of %d, %d are wanted", left, image.ID, len(ready), least)
+}
+
+// readyOf are the copies that may be counted on.
+func (j *invariants) readyOf(image schema.Image) []Key {
+	var keys []Key
+	for ref, seen := range j.o.Disks {
+		c, there := seen.Copies[image.ID]
+		right := image.Checksum.IsZero() || c.SHA512 == image.Checksum || c.SHA256 == image.Checksum
+		if there && seen.Problem == "" && c.State == disk.Ready && right {
+			keys = append(keys, Key{ref, image.ID})
+		}
+	}
+	return keys
+}
+
+// matching are the disks that may hold an image, in no order.
+func matching(c schema.Config, image schema.Image) []schema.DiskRef {
+	var refs []schema.DiskRef
+	for nodeName, node := range c.Nodes {
+		for name, d := range node.Disks {
+			ok := !node.EvictionRequested && !d.EvictionRequested
+			for _, want := range image.NodeSelector {
+				ok = ok && slices.Contains(node.Tags, want)
+			}
+			for _, want := range image.DiskSelector {
+				ok = ok && slices.Contains(d.Tags, want)
+			}
+			if ok {
+				refs = append(refs, schema.DiskRef{Node: nodeName, Disk: name})
+			}
+		}
+	}
+	return refs
+}
