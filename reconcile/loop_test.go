@@ -1,0 +1,268 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+)
+
+const testSettings = `settings: {allowLoopbackSources: true, cleanupWaitInterval: "0s", pruneLimit: "100%"}`
+
+// looping is a Loop at work in a test.
+type looping struct {
+	*Loop
+	t     *testing.T
+	stop  context.CancelFunc
+	ended chan error
+}
+
+// startLoop runs a Loop over the directory conf and the disks until the test ends.
+func startLoop(t *testing.T, conf string, disks ...string) *looping {
+	t.Helper()
+	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	l := NewLoop(r, LoopOptions{Dir: conf, Interval: 50 * time.Millisecond, Node: "node1", Disks: disks, Log: slog.New(slog.DiscardHandler)})
+	ctx, stop := context.WithCancel(t.Context())
+	running := &looping{Loop: l, t: t, stop: stop, ended: make(chan error, 1)}
+	go func() { running.ended <- l.Run(ctx) }()
+	t.Cleanup(func() { running.end() })
+	return running
+}
+
+// end stops the loop as SIGTERM does, and returns what it ended with.
+func (l *looping) end() error {
+	l.stop()
+	select {
+	case err := <-l.ended:
+		l.ended <- err
+		return err
+	case <-time.After(deadline):
+		l.t.Error("the loop does not end")
+		return nil
+	}
+}
+
+// until waits for a round that the condition is true of.
+func (l *looping) until(what string, is func(*View) bool) *View {
+	l.t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	over := time.After(deadline)
+	for {
+		if v := l.View(); v != nil && is(v) {
+			return v
+		}
+		select {
+		case <-tick.C:
+		case err := <-l.ended:
+			l.ended <- err
+			l.t.Fatalf("the loop ended (%v) before %s", err, what)
+		case <-over:
+			l.t.Fatalf("never %s; the last view is %+v", what, l.View())
+		}
+	}
+}
+
+// rounds waits for n more rounds.
+func (l *looping) rounds(n int) *View {
+	l.t.Helper()
+	var until int
+	if v := l.View(); v != nil {
+		until = v.Rounds
+	}
+	return l.until(fmt.Sprint(n, " more rounds"), func(v *View) bool { return v.Rounds >= until+n })
+}
+
+func isReady(names ...string) func(*View) bool {
+	return func(v *View) bool {
+		for _, name := range names {
+			if !has(v, name, disk.Ready) {
+				return false
+			}
+		}
+		return true
+	}
+}
+
+// has reports whether some disk has a copy of the image in the state.
+func has(v *View, name string, state disk.State) bool {
+	for _, seen := range v.Observed.Disks {
+		for id, c := range seen.Copies {
+			if id.Name == name && c.State == state {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func image(name, url string) string {
+	return fmt.Sprintf("images: {%s: {source: {download: {url: %q}}}}", name, url)
+}
+
+func TestLoopRefusesToBegin(t *testing.T) {
+	t.Parallel()
+	taken := newDisk(t)
+	d, err := disk.Open(taken)
+	must(t, err)
+	unlock, err := d.Lock()
+	must(t, err)
+	t.Cleanup(func() { must(t, errors.Join(unlock(), d.Close())) })
+	for _, tt := range []struct {
+		name, config string
+		disks        []string
+		want         string
+	}{
+		{"another node", nodes("/disk", "node7", "node8"), nil, "it has node7, node8"},
+		{"no disk", testSettings, nil, "no disks"},
+		{"not a disk of this node", nodes("/disk", "node1"), []string{"/other"}, "/other is not declared"},
+		{"a disk with another manager", testSettings, []string{taken}, "disk is held by another process"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			conf := t.TempDir()
+			put(t, tt.config, conf, "config.yaml")
+			l := startLoop(t, conf, tt.disks...)
+			select {
+			case err := <-l.ended:
+				l.ended <- err
+				if err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), "the configuration has", "it has"), tt.want) {
+					t.Errorf("ended with %v, want %q", err, tt.want)
+				}
+			case <-time.After(deadline):
+				t.Error("it began")
+			}
+		})
+	}
+}
+
+// TestLoopStopsAndResumes: a stop in the middle of a download keeps the part, and
+// the next start asks for the rest.
+func TestLoopStopsAndResumes(t *testing.T) {
+	t.Parallel()
+	origin, conf, dir := fetchtest.Start(t), t.TempDir(), newDisk(t)
+	const size = 5 << 20
+	content := fetchtest.Random(1, size)
+	url := origin.Serve("/a", fetchtest.Bytes(content), fetchtest.Fault{Kind: fetchtest.Stall, At: 3<<20 + 4096, Times: 1})
+	put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
+	l := startLoop(t, conf, dir)
+	l.until("in the middle", func(v *View) bool {
+		s, _ := l.Status()
+		return len(s.Images) == 1 && len(s.Images[0].Copies) == 1 && s.Images[0].Copies[0].Done >= 3<<20
+	})
+	if err := l.end(); err != nil {
+		t.Fatalf("the loop ended with %v", err)
+	}
+	if c := l.Counts(); len(c.Failed) > 0 || c.Fetched < 3<<20 {
+		t.Errorf("a stop counts as %+v", c)
+	}
+	l = startLoop(t, conf, dir)
+	v := l.until("ready", isReady("parrot"))
+	requests := origin.Requests()
+	if len(requests) != 2 || !strings.HasPrefix(requests[1].Range, "bytes=") || requests[1].Sent > size-2<<20 {
+		t.Errorf("the requests are %+v", requests)
+	}
+	id := v.Desired.Config.Images["parrot"].ID
+	got, err := os.ReadFile(filepath.Join(dir, "backing-images", id.String(), "backing"))
+	if err != nil || string(got) != string(content) {
+		t.Errorf("the image is wrong (error %v)", err)
+	}
+}
+
+// TestLoopLeavesTransfersAlone: changes of other images, of places and of
+// settings do not restart a download under way; a change of its source does.
+func TestLoopLeavesTransfersAlone(t *testing.T) {
+	t.Parallel()
+	origin, conf := fetchtest.Start(t), t.TempDir()
+	origin.Serve("/slow", fetchtest.Bytes(fetchtest.Random(1, 5<<20)), fetchtest.Fault{Kind: fetchtest.Stall, At: 2 << 20, Times: 1})
+	origin.Serve("/quick", fetchtest.Bytes(fetchtest.Random(2, 512)))
+	put(t, testSettings, conf, "settings.yaml")
+	put(t, image("slow", origin.URL+"/slow"), conf, "slow.yaml")
+	l := startLoop(t, conf, newDisk(t), newDisk(t))
+	asked := func() (n int) {
+		for _, r := range origin.Requests() {
+			if r.Path == "/slow" {
+				n++
+			}
+		}
+		return n
+	}
+	l.until("under way", func(*View) bool { return asked() == 1 })
+	put(t, image("quick", origin.URL+"/quick"), conf, "quick.yaml")
+	l.until("ready", isReady("quick"))
+	put(t, strings.Replace(image("slow", origin.URL+"/slow"), "{source", "{minNumberOfCopies: 2, source", 1), conf, "slow.yaml")
+	l.until("taken", func(v *View) bool { return v.Desired.Config.Images["slow"].Copies == 2 })
+	put(t, strings.Replace(testSettings, "{", "{recoveryWaitInterval: 77, ", 1), conf, "settings.yaml")
+	l.until("taken", func(v *View) bool { return v.Desired.Config.Settings.RecoveryWaitInterval == 77*time.Second })
+	l.rounds(3)
+	if n := asked(); n != 1 {
+		t.Errorf("the download was begun %d times", n)
+	}
+	put(t, image("slow", origin.URL+"/slow?again"), conf, "slow.yaml")
+	l.until("begun again", func(*View) bool { return asked() == 2 })
+	l.until("ready", isReady("slow"))
+}
+
+// TestLoopVerifies what it is asked to, once.
+func TestLoopVerifies(t *testing.T) {
+	t.Parallel()
+	origin, conf := fetchtest.Start(t), t.TempDir()
+	url := origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 3<<20)))
+	put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
+	l := startLoop(t, conf, newDisk(t))
+	if _, err := l.Verify(t.Context(), "parrot"); !errors.Is(err, ErrNotDeclared) && !errors.Is(err, ErrNotReady) {
+		t.Errorf("before anything is ready: %v", err)
+	}
+	l.until("ready", isReady("parrot"))
+	if _, err := l.Verify(t.Context(), "nobody"); !errors.Is(err, ErrNotDeclared) {
+		t.Errorf("of what is not declared: %v", err)
+	}
+	if n, err := l.Verify(t.Context(), "parrot"); n != 1 || err != nil {
+		t.Fatalf("asked for %d copies, %v", n, err)
+	}
+	l.until("verified", func(*View) bool { return l.Counts().Done[Verify] == 1 })
+	v := l.rounds(3)
+	if !v.Plan.Empty() || l.Counts().Done[Verify] != 1 || !isReady("parrot")(v) {
+		t.Errorf("afterwards %+v is planned, done was %v", v.Plan.Actions, l.Counts().Done)
+	}
+}
+
+// TestLoopAtRest: a round in which nothing changed opens no connection and reads no
+// image data. It is not parallel, for it counts what the process reads.
+func TestLoopAtRest(t *testing.T) {
+	origin, conf := fetchtest.Start(t), t.TempDir()
+	url := origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 16<<20)))
+	put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
+	l := startLoop(t, conf, newDisk(t))
+	l.until("ready", isReady("parrot"))
+	l.until("done", func(v *View) bool { return v.Plan.Empty() && len(v.Observed.Running) == 0 })
+	origin.Forget()
+	before := bytesRead(t)
+	const rounds = 10
+	l.rounds(rounds)
+	if read := bytesRead(t) - before; read > rounds*64<<10 {
+		t.Errorf("%d rounds read %d bytes", rounds, read)
+	}
+	if asked := origin.Requests(); len(asked) > 0 {
+		t.Errorf("asked for %+v", asked)
+	}
+}
+
+// bytesRead is how much this process has read so far, whatever from.
+func bytesRead(t *testing.T) (n int64) {
+	data, err := os.ReadFile("/proc/self/io")
+	if err != nil {
+		t.Skip(err)
+	}
+	_, err = fmt.Sscanf(string(data), "rchar: %d", &n)
+	must(t, err)
+	return n
+}

@@ -1,0 +1,73 @@
+package reconcile
+
+import (
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+func TestScrub(t *testing.T) {
+	now := startOfTest
+	d := desire(t, `
+settings: {scrubInterval: 24h}
+images:
+  aa: {source: {download: {url: "https://example.com/a"}}}
+  bb: {source: {download: {url: "https://example.com/b"}}}
+  cc: {source: {download: {url: "https://example.com/c"}}}
+`, "/disk")
+	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
+	key := func(name string) Key { return Key{ref, d.Config.Images[name].ID} }
+	for _, tt := range []struct {
+		name     string
+		verified map[string]time.Duration // ago
+		change   func(*Desired, *Observed)
+		want     string
+	}{
+		{name: "all fresh", verified: map[string]time.Duration{"aa": time.Hour, "bb": 23 * time.Hour, "cc": 0}},
+		{name: "the oldest", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
+			want: "bb scrub: last verified 2026-11-18T11:00:00Z"},
+		{name: "of equal ones the first", verified: map[string]time.Duration{"bb": 25 * time.Hour, "cc": 25 * time.Hour, "aa": 0},
+			want: "bb scrub: last verified 2026-11-19T11:00:00Z"},
+		{name: "in the future", verified: map[string]time.Duration{"aa": -time.Minute, "bb": 0, "cc": 0},
+			want: "aa scrub: last verified 2026-11-20T12:01:00Z"},
+		{name: "what is under way goes on", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
+			change: func(_ *Desired, o *Observed) { o.Running[key("aa")] = true },
+			want:   "aa scrub: last verified 2026-11-19T11:00:00Z"},
+		{name: "what cannot be read waits", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
+			change: func(_ *Desired, o *Observed) { o.Tries[key("bb")] = Try{Attempts: 1, Until: now.Add(time.Minute)} },
+			want:   "aa scrub: last verified 2026-11-19T11:00:00Z"},
+		{name: "what was asked for is read once", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 0, "cc": 0},
+			change: func(d *Desired, _ *Observed) { d.Verify = map[Key]bool{key("aa"): true} },
+			want:   "aa asked for"},
+		{name: "never", verified: map[string]time.Duration{"aa": 1000 * time.Hour, "bb": 0, "cc": 0},
+			change: func(d *Desired, _ *Observed) { d.Config.Settings.ScrubInterval = 0 }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := d
+			o := Observed{Now: now, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
+			copies := map[disk.ID]Copy{}
+			for name, ago := range tt.verified {
+				id := d.Config.Images[name].ID
+				copies[id] = Copy{Copy: disk.Copy{
+					ID: id, State: disk.Ready, Size: 512, Owned: true, HasCfg: true,
+					SHA512: disk.SHA512.Sum(disk.SHA512.New()), Verified: now.Add(-ago),
+				}}
+			}
+			o.Disks[ref] = Disk{Path: "/disk", Space: disk.Space{Total: 1 << 40, Free: 1 << 40}, Copies: copies}
+			if tt.change != nil {
+				tt.change(&d, &o)
+			}
+			got := ""
+			for _, a := range d.Plan(o).Actions {
+				if got += a.Image + " " + a.Reason; a.Kind != Verify {
+					t.Errorf("%s is planned", a.Kind)
+				}
+			}
+			if got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
