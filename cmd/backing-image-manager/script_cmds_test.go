@@ -40,6 +40,7 @@ var commands = map[string]func(*testscript.TestScript, bool, []string){
 	"poke":       poke,
 	"tree":       tree,
 	"put":        put,
+	"fill":       fill,
 }
 
 func expect(ts *testscript.TestScript, neg bool, err error) {
@@ -256,9 +257,20 @@ func put(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: put FILE TEXT...")
 	}
-	name := ts.MkAbs(args[0])
+	writeAtOnce(ts, args[0], strings.Join(args[1:], " ")+"\n")
+}
+
+func fill(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: fill FILE TEMPLATE")
+	}
+	writeAtOnce(ts, args[0], os.Expand(ts.ReadFile(args[1]), ts.Getenv))
+}
+
+func writeAtOnce(ts *testscript.TestScript, file, text string) {
+	name := ts.MkAbs(file)
 	hidden := filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".tmp")
 	ts.Check(os.MkdirAll(filepath.Dir(name), 0o755))
-	ts.Check(os.WriteFile(hidden, []byte(strings.Join(args[1:], " ")+"\n"), 0o644))
+	ts.Check(os.WriteFile(hidden, []byte(text), 0o644))
 	ts.Check(os.Rename(hidden, name))
 }

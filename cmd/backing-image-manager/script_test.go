@@ -60,6 +60,8 @@ import (
 //	put FILE TEXT...
 //		Writes the words as one line to a file, at once, by a rename. The
 //		folders above it are made.
+//	fill FILE TEMPLATE
+//		Writes the template to a file, at once, with the values of $VAR in it.
 //
 // Conditions: [root], [git].
 //

@@ -9,10 +9,10 @@
 //	http://127.0.0.1:PORT/image.raw?fault=cut&at=4096&times=1
 //
 // Several faults are several fault=… parameters; at, times, skip, to and after
-// belong to all of them. Every fault happens on times GET requests for its path (for
-// its address, with faults in the address) behind the first skip ones, and without
-// times on all of them. A HEAD request is always answered 405, because nothing of
-// ours may need one.
+// belong to all of them, or, given as often as fault, to each in its turn. Every
+// fault happens on times GET requests for its path (for its address, with faults in
+// the address) behind the first skip ones, and without times on all of them. A HEAD
+// request is always answered 405, because nothing of ours may need one.
 //
 //	cut          the connection ends after at bytes of the body
 //	reset        the same, but with RST

@@ -53,13 +53,22 @@ type Fault struct {
 // parseFaults reads the faults of an address.
 func parseFaults(q url.Values) []Fault {
 	var faults []Fault
-	for _, kind := range q["fault"] {
-		at, _ := strconv.ParseInt(q.Get("at"), 10, 64) // 0 is as good as nothing
-		times, _ := strconv.Atoi(q.Get("times"))
-		skip, _ := strconv.Atoi(q.Get("skip"))
-		faults = append(faults, Fault{Kind: Kind(kind), At: at, Times: times, Skip: skip, To: q.Get("to"), After: q.Get("after")})
+	for i, kind := range q["fault"] {
+		at, _ := strconv.ParseInt(particular(q, "at", i), 10, 64) // 0 is as good as nothing
+		times, _ := strconv.Atoi(particular(q, "times", i))
+		skip, _ := strconv.Atoi(particular(q, "skip", i))
+		faults = append(faults, Fault{
+			Kind: Kind(kind), At: at, Times: times, Skip: skip, To: particular(q, "to", i), After: particular(q, "after", i),
+		})
 	}
 	return faults
+}
+
+func particular(q url.Values, key string, i int) string {
+	if l := q[key]; len(l) == len(q["fault"]) {
+		return l[i]
+	}
+	return q.Get(key)
 }
 
 // due counts each fault under where it was asked for, and keeps those that happen
