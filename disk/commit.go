@@ -17,9 +17,10 @@ func (e *ChecksumError) Error() string {
 
 // Commit makes the part the image of its folder, if its bytes have the digest
 // want (any will do when want is zero) and are of a format that may be kept. On
-// a *ChecksumError or *FormatError nothing is left of the part; after any other
-// error a later OpenPart takes it up again. An image that is in use is never
-// replaced: *InUseError.
+// a *ChecksumError or *FormatError nothing is left of the part, nor when the disk
+// is full before it is durable: it would keep the space that it waits for. After
+// any other error a later OpenPart takes it up again. An image that is in use is
+// never replaced: *InUseError.
 func (p *Part) Commit(want Digest) (Copy, error) {
 	err := p.finish(want)
 	if err != nil {
@@ -55,11 +56,11 @@ func (p *Part) finish(want Digest) error {
 	if err == nil {
 		err = p.check(want)
 	}
-	if refused(err) {
-		return errors.Join(err, p.Discard())
-	}
 	if err == nil {
 		err = errors.Join(p.sync(), p.chunks.f.Sync(), p.replaceable())
+	}
+	if refused(err) || errors.Is(err, ErrNoSpace) {
+		return errors.Join(err, p.Discard())
 	}
 	return errors.Join(err, p.Close(), p.closeFiles())
 }
