@@ -41,6 +41,7 @@ var commands = map[string]func(*testscript.TestScript, bool, []string){
 	"tree":       tree,
 	"put":        put,
 	"fill":       fill,
+	"small-disk": smallDisk,
 }
 
 func expect(ts *testscript.TestScript, neg bool, err error) {
@@ -273,4 +274,14 @@ func writeAtOnce(ts *testscript.TestScript, file, text string) {
 	ts.Check(os.MkdirAll(filepath.Dir(name), 0o755))
 	ts.Check(os.WriteFile(hidden, []byte(text), 0o644))
 	ts.Check(os.Rename(hidden, name))
+}
+
+func smallDisk(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: small-disk DIR SIZE")
+	}
+	dir := ts.MkAbs(args[0])
+	ts.Check(os.MkdirAll(dir, 0o755))
+	ts.Check(syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", parseSize(ts, args[1]))))
+	ts.Defer(func() { ts.Check(syscall.Unmount(dir, syscall.MNT_DETACH)) })
 }

@@ -62,6 +62,9 @@ import (
 //		folders above it are made.
 //	fill FILE TEMPLATE
 //		Writes the template to a file, at once, with the values of $VAR in it.
+//	small-disk DIR SIZE
+//		Mounts a file system of that size in memory until the script ends.
+//		Needs [root].
 //
 // Conditions: [root], [git].
 //
