@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"strconv"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -22,7 +23,7 @@ type settingsView struct {
 	RecoveryWaitInterval            string   `json:"recoveryWaitInterval"`
 	MinNumberOfCopies               int      `json:"minNumberOfCopies"`
 	ConcurrentReplenishPerNodeLimit int      `json:"concurrentReplenishPerNodeLimit"`
-	PruneLimit                      any      `json:"pruneLimit"`
+	PruneLimit                      any      `json:"pruneLimit"` // a number, or "50%"
 	PruneConfirmed                  []string `json:"pruneConfirmed"`
 	ScrubInterval                   string   `json:"scrubInterval"`
 	AllowLoopbackSources            bool     `json:"allowLoopbackSources"`
@@ -107,9 +108,17 @@ func viewSettings(s schema.Settings) settingsView {
 	return settingsView{
 		CleanupWaitInterval: viewDuration(s.CleanupWaitInterval), RecoveryWaitInterval: viewDuration(s.RecoveryWaitInterval),
 		MinNumberOfCopies: s.MinNumberOfCopies, ConcurrentReplenishPerNodeLimit: s.ConcurrentReplenishPerNodeLimit,
-		PruneLimit: s.PruneLimit, PruneConfirmed: texts(s.PruneConfirmed),
+		PruneLimit: viewPruneLimit(s.PruneLimit), PruneConfirmed: texts(s.PruneConfirmed),
 		ScrubInterval: viewDuration(s.ScrubInterval), AllowLoopbackSources: s.AllowLoopbackSources,
 	}
+}
+
+// viewPruneLimit is a number, or a text with a percentage.
+func viewPruneLimit(l schema.PruneLimit) any {
+	if n, err := strconv.Atoi(l.String()); err == nil {
+		return n
+	}
+	return l.String()
 }
 
 func viewDuration(d time.Duration) string { return d.String() }

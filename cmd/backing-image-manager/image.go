@@ -41,7 +41,12 @@ func (f *imageFlags) add(cmd *cobra.Command) {
 func (f *imageFlags) addURL(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.url, "url", defaultURL, "`URL` of the daemon to ask, when no --disk is given")
 	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "`FILE` with the token that the daemon asks for")
-	cmd.MarkFlagsMutuallyExclusive("url", "disk")
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if len(f.disks) > 0 && cmd.Flags().Changed("url") {
+			return errors.New("--url and --disk exclude each other: ask a daemon, or look at the disk")
+		}
+		return nil
+	}
 }
 
 func (f *imageFlags) addDisks(cmd *cobra.Command) {

@@ -85,20 +85,14 @@ func (c *convergence) run(ctx context.Context) error {
 
 // broken is the error of a configuration that is not wholly valid.
 func broken(r schema.Result) error {
+	mistakes := count(len(r.Errors), "mistake")
 	switch {
 	case len(r.Errors) == 0:
 		return nil
 	case r.May == schema.ObserveOnly:
-		return fmt.Errorf("the configuration cannot be acted on: %s", mistakes(r))
+		return fmt.Errorf("the configuration cannot be acted on: it has %s", mistakes)
 	}
-	return fmt.Errorf("the configuration has %s: nothing was deleted, and broken images were left alone", mistakes(r))
-}
-
-func mistakes(r schema.Result) string {
-	if len(r.Errors) == 1 {
-		return "a mistake"
-	}
-	return fmt.Sprintf("%d mistakes", len(r.Errors))
+	return fmt.Errorf("the configuration has %s: nothing is deleted, and broken images are left alone", mistakes)
 }
 
 func (c *convergence) plan(d reconcile.Desired, result schema.Result) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -81,7 +82,11 @@ func exactly(names ...string) cobra.PositionalArgs {
 		if len(args) == len(names) {
 			return nil
 		}
-		return fmt.Errorf("%s takes %s, and %d arguments were given", cmd.CommandPath(), strings.Join(names, " "), len(args))
+		given := "1 was given"
+		if len(args) != 1 {
+			given = fmt.Sprintf("%d arguments were given", len(args))
+		}
+		return fmt.Errorf("%s takes %s, and %s", cmd.CommandPath(), cmp.Or(strings.Join(names, " "), "no arguments"), given)
 	}
 }
 

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+const everything = `
+settings:
+  cleanupWaitInterval: 90s
+  recoveryWaitInterval: 10
+  minNumberOfCopies: 2
+  concurrentReplenishPerNodeLimit: 0
+  pruneLimit: 3
+  pruneConfirmed: [old-6846a0b2]
+  scrubInterval: 30d
+  allowLoopbackSources: true
+nodes:
+  node1:
+    address: http://10.0.0.1:8000
+    tags: [edge]
+    allowScheduling: false
+    disks: {disk1: {path: /d1, tags: [ssd], storageReserved: 10Gi, evictionRequested: true}}
+images:
+  parrot:
+    source: {download: {url: "https://x.example/p.raw.xz", mirrors: ["https://y.example/p.xz"], credentials: vendor,
+      checksumURL: "https://x.example/SUMS", packedChecksum: "sha256:SUM", maxSize: 10Gi}}
+    format: qcow2
+    minNumberOfCopies: all
+    nodeSelector: [edge]
+    diskSelector: [ssd]
+    disks: [node1/disk1]
+    bandwidthLimit: 10Mi
+  inbox: {source: {upload: {}}, checksum: "sha256:SUM"}
+  export: {source: {exportFromVolume: {volumeName: vol, snapshotName: snap, exportType: qcow2}}}
+  backup: {source: {restore: {backupURL: "s3://bucket@region/?backingImage=x1", credentials: s3}}, uuid: "6846a0b2"}
+  copy: {source: {clone: {backingImage: inbox, encryption: encrypt, secret: key}}}
+`
+
+func loadText(t *testing.T, name, text string) schema.Result {
+	t.Helper()
+	r := schema.NewLoader().Load(t.Context(), schema.Snapshot{Files: []schema.File{{Path: name, Data: []byte(text)}}})
+	for _, p := range r.Errors {
+		t.Errorf("%s", p)
+	}
+	return r
+}
+
+// What the view shows means the same when it is loaded, but for the query of an
+// address and that every uuid is declared then.
+func TestViewIsAConfiguration(t *testing.T) {
+	want := loadText(t, "all.yaml", strings.ReplaceAll(everything, "SUM", strings.Repeat("a", 64))).Config
+	text, err := json.Marshal(viewConfig(want))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := loadText(t, "all.json", strings.Replace(string(text), `s3://region/`, `s3://bucket@region/?backingImage=x1`, 1)).Config
+	for name, image := range want.Images {
+		image.UUIDDeclared, image.Pos = true, got.Images[name].Pos
+		want.Images[name] = image
+	}
+	for name, node := range want.Nodes {
+		node.Pos = got.Nodes[name].Pos
+		want.Nodes[name] = node
+	}
+	for _, both := range [][2]any{{got.Settings, want.Settings}, {got.Nodes, want.Nodes}, {got.Images, want.Images}} {
+		if !reflect.DeepEqual(both[0], both[1]) {
+			t.Errorf("loaded again it is\n%+v\nwant\n%+v\nthe view was %s", both[0], both[1], text)
+		}
+	}
+}
+
+func TestViewShowsNoSecrets(t *testing.T) {
+	c := loadText(t, "c.yaml", `images: {parrot: {source: {download: {
+		url: "https://x.example/p?token=hunter2", mirrors: ["s3::https://y.example/b/p?key=hunter2"], checksumURL: "https://x.example/S?hunter2"}}}}`).Config
+	text, err := json.Marshal(viewConfig(c))
+	if err != nil || strings.Contains(string(text), "hunter2") {
+		t.Errorf("error %v; the view shows %s", err, text)
+	}
+}

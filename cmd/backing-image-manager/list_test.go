@@ -1,0 +1,116 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+// status is what a daemon answered: two copies of a declared image and an older
+// generation, one that is only declared, one in the making, one whose declaration is
+// broken, and one that is not declared any more.
+const status = `{"images": [
+ {"name":"parrot","uuid":"00000001","declared":false,"expectedChecksum":"","copies":[
+  {"node":"node1","disk":"disk1","state":"ready","progress":100,"size":1024,"sha512":"SUM1","unwantedSince":"2026-11-20T12:00:00Z"}]},
+ {"name":"parrot","uuid":"6846a0b2","declared":true,"expectedChecksum":"sha256:SUM2","copies":[
+  {"node":"node1","disk":"disk1","state":"failed","message":"no\nspace","size":0},
+  {"node":"node1","disk":"disk2","state":"ready","progress":100,"size":2048,"sha512":"SUM3"}]},
+ {"name":"desert","uuid":"00000002","declared":true,"copies":[]},
+ {"name":"forest","uuid":"00000003","declared":true,"copies":[
+  {"node":"node1","disk":"disk1","state":"in-progress","progress":40,"done":40,"total":100},
+  {"node":"node1","disk":"disk2","state":"pending","message":"the first copy is made on node1/disk1"}]},
+ {"name":"broken","uuid":"","declared":false,"message":"its declaration is broken","copies":[]},
+ {"name":"gone","uuid":"00000004","declared":false,"copies":[
+  {"node":"node1","disk":"disk2","state":"unknown","message":"not verified yet","size":512,"sha512":"SUM1"}]}
+]}`
+
+func exampleStatus(t *testing.T) reconcile.Status {
+	t.Helper()
+	sums := strings.NewReplacer("SUM1", strings.Repeat("1", 128), "SUM2", strings.Repeat("2", 64), "SUM3", strings.Repeat("3", 128))
+	var s reconcile.Status
+	if err := json.Unmarshal([]byte(sums.Replace(status)), &s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestListHasTheShapeOfTheOriginal(t *testing.T) {
+	list := listImages(exampleStatus(t).Images, nil)
+	for name, want := range map[string]string{
+		"parrot": `{"name":"parrot","uuid":"6846a0b2","size":2048,"expectedChecksum":"sha256:` + strings.Repeat("2", 64) + `",` +
+			`"status":{"state":"ready","currentChecksum":"` + strings.Repeat("3", 128) + `","sendingReference":0,"errorMsg":"","senderManagerAddress":"","progress":100},` +
+			`"disk":"node1/disk2","generations":[` +
+			`{"name":"parrot","uuid":"00000001","size":1024,"expectedChecksum":"",` +
+			`"status":{"state":"ready","currentChecksum":"` + strings.Repeat("1", 128) + `","sendingReference":0,"errorMsg":"","senderManagerAddress":"","progress":100},` +
+			`"disk":"node1/disk1"}]}`,
+		"desert": `{"name":"desert","uuid":"00000002","size":0,"expectedChecksum":"",` +
+			`"status":{"state":"pending","currentChecksum":"","sendingReference":0,"errorMsg":"","senderManagerAddress":"","progress":0},"disk":""}`,
+		"forest": `{"name":"forest","uuid":"00000003","size":100,"expectedChecksum":"",` +
+			`"status":{"state":"in-progress","currentChecksum":"","sendingReference":0,"errorMsg":"","senderManagerAddress":"","progress":40},"disk":"node1/disk1"}`,
+		"broken": `{"name":"broken","uuid":"","size":0,"expectedChecksum":"",` +
+			`"status":{"state":"pending","currentChecksum":"","sendingReference":0,"errorMsg":"its declaration is broken","senderManagerAddress":"","progress":0},"disk":""}`,
+		"gone": `{"name":"gone","uuid":"00000004","size":512,"expectedChecksum":"",` +
+			`"status":{"state":"unknown","currentChecksum":"","sendingReference":0,"errorMsg":"not verified yet","senderManagerAddress":"","progress":0},"disk":"node1/disk2"}`,
+	} {
+		got, err := json.Marshal(list[name])
+		if err != nil || string(got) != want {
+			t.Errorf("%s (error %v):\n got %s\nwant %s", name, err, got, want)
+		}
+	}
+	if len(list) != 5 {
+		t.Errorf("the list has %d images, want 5", len(list))
+	}
+}
+
+func TestListOnOneDisk(t *testing.T) {
+	list := listImages(exampleStatus(t).Images, []string{"node1/disk1"})
+	if got := listTable(list); got != `NAME    UUID      STATE        PROGRESS  SIZE     DISK         MESSAGE
+forest  00000003  in-progress  40%       100 B    node1/disk1
+parrot  6846a0b2  failed       0%        -        node1/disk1  no; space
+parrot  00000001  ready        100%      1.0 KiB  node1/disk1
+` {
+		t.Errorf("on one disk there is:\n%s", got)
+	}
+}
+
+// Without a declaration the generation answers that nobody gave up, whatever its
+// state; of those the one in the best state.
+func TestGenerationThatAnswers(t *testing.T) {
+	generation := func(uuid, state string, unwanted time.Time) reconcile.ImageStatus {
+		var c reconcile.CopyStatus
+		if err := json.Unmarshal([]byte(`{"disk":"/d","state":"`+state+`"}`), &c); err != nil {
+			t.Fatal(err)
+		}
+		c.Unwanted = unwanted
+		return reconcile.ImageStatus{Name: "parrot", UUID: uuid, Copies: []reconcile.CopyStatus{c}}
+	}
+	then := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		images []reconcile.ImageStatus
+		want   string
+	}{
+		{[]reconcile.ImageStatus{generation("00000001", "ready", then), generation("00000002", "in-progress", time.Time{})}, "00000002"},
+		{[]reconcile.ImageStatus{generation("00000001", "failed", time.Time{}), generation("00000002", "ready", time.Time{})}, "00000002"},
+		{[]reconcile.ImageStatus{generation("00000002", "ready", time.Time{}), generation("00000001", "ready", time.Time{})}, "00000001"},
+	} {
+		if got := listImages(c.images, nil)["parrot"]; got.UUID != c.want || len(got.Generations) != 1 {
+			t.Errorf("%+v: %s answers, want %s", c.images, got.UUID, c.want)
+		}
+	}
+}
+
+func TestPickListed(t *testing.T) {
+	list := listImages(exampleStatus(t).Images, nil)
+	for name, want := range map[string]string{
+		"parrot": "6846a0b2", "parrot-6846a0b2": "6846a0b2", "parrot-00000001": "00000001",
+		"nest": "no image nest: there are broken, desert, forest, gone, parrot",
+	} {
+		got, err := pickListed(list, name)
+		if err != nil && err.Error() != want || err == nil && got.UUID != want {
+			t.Errorf("%s: got %q and error %v, want %s", name, got.UUID, err, want)
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+func TestMeterShowsRateAndRest(t *testing.T) {
+	under := map[reconcile.Key]reconcile.Transfer{}
+	transfer := func(kind reconcile.Kind, image string, done, total int64) *fetch.Progress {
+		p := &fetch.Progress{}
+		p.Done.Store(done)
+		p.Total.Store(total)
+		a := action(kind, image, "6846a0b2", "node1/disk1", total, "")
+		under[a.Key()] = reconcile.Transfer{Action: a, Progress: p}
+		return p
+	}
+	parrot := transfer(reconcile.Download, "parrot", 512<<20, 1<<30) // resumed: half was there
+	desert := transfer(reconcile.Sync, "desert", 0, -1)
+	transfer(reconcile.Cleanup, "old", 0, 1<<30)
+
+	var m meter
+	start := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	m.lines(start, under, 100)
+	parrot.Done.Add(128 << 20)
+	desert.Done.Add(1 << 20)
+	for _, c := range []struct {
+		width int
+		want  string
+	}{
+		{120, `
+sync      desert  disk1  1.0 MiB                           512 KiB/s
+download  parrot  disk1  [==================            ]   62%       640 MiB / 1.0 GiB  64 MiB/s  6s left
+`},
+		{80, `
+sync      desert  disk1  1.0 MiB  512 KiB/s
+download  parrot  disk1   62%     640 MiB / 1.0 GiB  64 MiB/s  6s left
+`},
+		{20, `
+sync      desert  d
+download  parrot  d
+`},
+	} {
+		got := m.lines(start.Add(2*time.Second), under, c.width)
+		if text := "\n" + strings.Join(got, "\n") + "\n"; text != c.want {
+			t.Errorf("in %d columns it shows %s\nwant %s", c.width, text, c.want)
+		}
+	}
+	if got := m.lines(start.Add(3*time.Second), nil, 80); len(got) != 0 {
+		t.Errorf("after the end it shows %q", got)
+	}
+}
+
+func TestMessagesDoNotTearBars(t *testing.T) {
+	var screen bytes.Buffer
+	p := &progress{w: &screen}
+	p.draw([]string{"bar 1", "bar 2"})
+	screen.Reset()
+	fmt.Fprintln(p, "message")
+	if got, want := screen.String(), "\x1b[2A\x1b[Jmessage\n"; got != want {
+		t.Errorf("a message is written as %q, want %q", got, want)
+	}
+	screen.Reset()
+	p.draw([]string{"bar 1"})
+	if got, want := screen.String(), "bar 1\x1b[K\n\x1b[J"; got != want {
+		t.Errorf("the bars come back as %q, want %q", got, want)
+	}
+	screen.Reset()
+	p.draw(nil)
+	if got, want := screen.String(), "\x1b[1A\x1b[J"; got != want {
+		t.Errorf("the bars go as %q, want %q", got, want)
+	}
+}
+
+func TestBriefMessages(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(briefHandler{w: &out})
+	log.Info("started", "action", "download")
+	log.With("action", "download", "copy", "node1/disk1/parrot-6846a0b2").Warn("failed", "error", "a\nb")
+	log.Info("done", "action", "sync", "copy", "node1/disk1/x1-6846a0b2", "seconds", 2.34)
+	want := "failed: download node1/disk1/parrot-6846a0b2 error: a; b\ndone: sync node1/disk1/x1-6846a0b2 in 2.3 s\n"
+	if out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+// planOf sums up as a plan of reconcile does.
+func planOf(actions ...reconcile.Action) reconcile.Plan {
+	p := reconcile.Plan{Actions: actions, Summary: reconcile.Summary{Counts: map[reconcile.Kind]int{}}}
+	for _, a := range actions {
+		p.Summary.Counts[a.Kind]++
+		switch {
+		case a.Kind == reconcile.Cleanup || a.Kind == reconcile.Evict:
+			p.Summary.FreedBytes += a.Bytes
+		case a.Bytes == reconcile.UnknownBytes:
+			p.Summary.UnknownSizes++
+		case a.Kind == reconcile.Download || a.Kind == reconcile.Sync:
+			p.Summary.TransferBytes += a.Bytes
+		}
+	}
+	return p
+}
+
+func action(kind reconcile.Kind, image, uuid, on string, bytes int64, reason string) reconcile.Action {
+	node, disk, _ := strings.Cut(on, "/")
+	return reconcile.Action{Kind: kind, Image: image, UUID: uuid, Node: node, Disk: disk, Bytes: bytes, Reason: reason}
+}
+
+var plans = []struct {
+	name           string
+	plan           reconcile.Plan
+	text, markdown string
+}{
+	{
+		name:     "nothing",
+		plan:     planOf(),
+		text:     "No changes. The disks match the configuration.\n",
+		markdown: "**No changes. The disks match the configuration.**\n",
+	},
+	{
+		name: "sizes known",
+		plan: planOf(
+			action(reconcile.Download, "parrot", "6846a0b2", "node1/disk1", 1<<30, "no copy on this disk"),
+			func() reconcile.Action {
+				a := action(reconcile.Sync, "parrot", "6846a0b2", "node1/disk2", 512<<20, "resumes at 512 MiB")
+				a.From = "node1/disk1/parrot-6846a0b2"
+				return a
+			}()),
+		text: `  download  parrot  disk1  1.0 GiB  no copy on this disk
+  sync      parrot  disk2  512 MiB  resumes at 512 MiB; from node1/disk1/parrot-6846a0b2
+
+Plan: 1 to fetch, 1 to sync, 0 to clean up; 1.5 GiB to transfer.
+`,
+		markdown: `| action | image | disk | size | reason |
+|---|---|---|---:|---|
+| download | parrot | disk1 | 1.0 GiB | no copy on this disk |
+| sync | parrot | disk2 | 512 MiB | resumes at 512 MiB; from node1/disk1/parrot-6846a0b2 |
+
+**Plan: 1 to fetch, 1 to sync, 0 to clean up; 1.5 GiB to transfer.**
+`,
+	},
+	{
+		name: "of every kind",
+		plan: planOf(
+			action(reconcile.Adopt, "a1", "00000001", "node1/disk1", 1<<20, "a file is there"),
+			action(reconcile.Blocked, "b1", "00000002", "node1/", 0, "no disk\nmatches | the_selectors"),
+			action(reconcile.Download, "c1", "00000003", "node1/disk1", 3<<20, "new"),
+			action(reconcile.Cleanup, "c1", "00000004", "node1/disk1", 5<<20, "older generation"),
+			action(reconcile.Download, "d1", "00000005", "node2/disk1", reconcile.UnknownBytes, "new"),
+			action(reconcile.Evict, "e1", "00000006", "node1/disk1", 1<<20, "eviction is requested"),
+			action(reconcile.Verify, "f1", "00000007", "node1/disk1", 1<<20, "mtime"),
+			func() reconcile.Action {
+				a := action(reconcile.Wait, "g1", "00000008", "node1/disk1", 0, "surplus copy")
+				a.Until = time.Date(2026, 11, 20, 12, 30, 0, 0, time.UTC)
+				return a
+			}()),
+		text: `  adopt     a1           node1/disk1  1.0 MiB  a file is there
+  blocked   b1           -            -        no disk; matches | the_selectors
+  download  c1-00000003  node1/disk1  3.0 MiB  new
+  cleanup   c1-00000004  node1/disk1  5.0 MiB  older generation
+  download  d1           node2/disk1  unknown  new
+  evict     e1           node1/disk1  1.0 MiB  eviction is requested
+  verify    f1           node1/disk1  1.0 MiB  mtime
+  wait      g1           node1/disk1  -        surplus copy; until 2026-11-20 12:30:00 UTC
+
+Plan: 2 to fetch, 0 to sync, 1 to clean up, 1 to adopt, 1 to verify, 1 to evict, 1 waiting, 1 blocked; at least 3.0 MiB to transfer, 6.0 MiB to free.
+`,
+		markdown: `| action | image | disk | size | reason |
+|---|---|---|---:|---|
+| adopt | a1 | node1/disk1 | 1.0 MiB | a file is there |
+| blocked | b1 | - | - | no disk; matches \| the\_selectors |
+| download | c1-00000003 | node1/disk1 | 3.0 MiB | new |
+| cleanup | c1-00000004 | node1/disk1 | 5.0 MiB | older generation |
+| download | d1 | node2/disk1 | unknown | new |
+| evict | e1 | node1/disk1 | 1.0 MiB | eviction is requested |
+| verify | f1 | node1/disk1 | 1.0 MiB | mtime |
+| wait | g1 | node1/disk1 | - | surplus copy; until 2026-11-20 12:30:00 UTC |
+
+**Plan: 2 to fetch, 0 to sync, 1 to clean up, 1 to adopt, 1 to verify, 1 to evict, 1 waiting, 1 blocked; at least 3.0 MiB to transfer, 6.0 MiB to free.**
+`,
+	},
+	{
+		name: "only waits",
+		plan: planOf(action(reconcile.Wait, "a1", "00000001", "node1/disk1", 0, "surplus copy")),
+		text: `  wait  a1  disk1  -  surplus copy
+
+No changes now: 1 waiting.
+`,
+		markdown: `| action | image | disk | size | reason |
+|---|---|---|---:|---|
+| wait | a1 | disk1 | - | surplus copy |
+
+**No changes now: 1 waiting.**
+`,
+	},
+	{
+		name: "no size known",
+		plan: planOf(action(reconcile.Download, "a1", "00000001", "node1/disk1", reconcile.UnknownBytes, "new")),
+		text: `  download  a1  disk1  unknown  new
+
+Plan: 1 to fetch, 0 to sync, 0 to clean up; an unknown amount to transfer.
+`,
+		markdown: `| action | image | disk | size | reason |
+|---|---|---|---:|---|
+| download | a1 | disk1 | unknown | new |
+
+**Plan: 1 to fetch, 0 to sync, 0 to clean up; an unknown amount to transfer.**
+`,
+	},
+}
+
+func TestPlanForPeople(t *testing.T) {
+	for _, c := range plans {
+		if got := planText(c.plan, false); got != c.text {
+			t.Errorf("%s: text is\n%s\nwant\n%s", c.name, got, c.text)
+		}
+		if got := planMarkdown(c.plan); got != c.markdown {
+			t.Errorf("%s: markdown is\n%s\nwant\n%s", c.name, got, c.markdown)
+		}
+	}
+}
+
+func TestColourChangesNothingElse(t *testing.T) {
+	for _, c := range plans {
+		got := planText(c.plan, true)
+		for _, code := range []string{"\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"} {
+			got = strings.ReplaceAll(got, code, "")
+		}
+		if got != c.text {
+			t.Errorf("%s: without its colours the text is\n%s\nwant\n%s", c.name, got, c.text)
+		}
+	}
+}

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// rig is a config directory, a disk and an image to fetch from a file.
+type rig struct {
+	t                   *testing.T
+	config, disk, image string
+}
+
+func newRig(t *testing.T) rig {
+	t.Helper()
+	r := rig{t: t, config: t.TempDir(), disk: t.TempDir(), image: filepath.Join(t.TempDir(), "image.raw")}
+	if _, err := disk.Init(r.disk); err != nil {
+		t.Fatal(err)
+	}
+	r.put(r.image, strings.Repeat("0123456789abcde\n", 3<<16))
+	t.Setenv("NODE_NAME", "node1")
+	return r
+}
+
+func (r rig) put(path, text string) {
+	r.t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// declare replaces the configuration; SOURCE stands for a source that works.
+func (r rig) declare(text string) {
+	r.t.Helper()
+	text = strings.ReplaceAll(text, "SOURCE", fmt.Sprintf(`source: {download: {url: "file://%s"}}`, r.image))
+	r.put(filepath.Join(r.config, "config.yaml"), text)
+}
+
+// reconcile runs the command and returns what it prints and its exit code.
+func (r rig) reconcile(more ...string) (stdout, stderr string, code int) {
+	r.t.Helper()
+	stdout, stderr, err := try(r.t, append([]string{"reconcile", "--config-dir", r.config, "--disk", r.disk}, more...)...)
+	if err != nil {
+		stderr += err.Error()
+	}
+	return stdout, stderr, exitCode(err)
+}
+
+// everythingBelow is all of folders that a change would change.
+func everythingBelow(t *testing.T, folders ...string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, folder := range folders {
+		err := filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := e.Info()
+			if err != nil {
+				return err
+			}
+			st := info.Sys().(*syscall.Stat_t)
+			all[path] = fmt.Sprint(info.Mode(), info.Size(), st.Ino, st.Mtim, st.Ctim)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+// A dry run changes nothing at all: not a time, not an inode. The disk has a ready
+// copy, one that a mark is due for, a part, and a half removed one that a lock would
+// put back.
+func TestDryRunTouchesNothing(t *testing.T) {
+	r := newRig(t)
+	r.declare(`images: {parrot: {SOURCE}, desert: {SOURCE}}`)
+	if out, errs, code := r.reconcile(); code != 0 {
+		t.Fatal(out, errs)
+	}
+	images := filepath.Join(r.disk, "backing-images")
+	for _, folder := range []string{"forest-00000001", ".removing-marsh-00000002"} {
+		if err := os.Mkdir(filepath.Join(images, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		r.put(filepath.Join(images, folder, "backing.part"), "part")
+	}
+	r.declare(`images: {parrot: {SOURCE, checksum: "sha256:` + strings.Repeat("a", 64) + `"}, forest: {SOURCE, uuid: "00000001"}}`)
+	before := everythingBelow(t, r.disk, r.config)
+	for _, format := range []string{"text", "json", "yaml", "markdown"} {
+		out, errs, code := r.reconcile("--dry-run", "-o", format)
+		if code != 0 || !strings.Contains(out, "parrot") || !strings.Contains(out, "desert") {
+			t.Errorf("-o %s: exit code %d, prints %s%s", format, code, out, errs)
+		}
+	}
+	if after := everythingBelow(t, r.disk, r.config); !maps.Equal(before, after) {
+		t.Errorf("before:\n%v\nafter:\n%v", before, after)
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	const good, missing = `parrot: {SOURCE}`, `nest: {source: {download: {url: "file:///nowhere/at/all"}}}`
+	for _, c := range []struct {
+		name, config string
+		args         string
+		code         int
+		prints       string // a part of stdout or stderr
+	}{
+		{"all goes well", `images: {` + good + `}`, "", 0, "Done. The disks match the configuration."},
+		{"dry run with something to do", `images: {` + good + `}`, "--dry-run", 0, "Plan: 1 to fetch, 0 to sync, 0 to clean up; an unknown amount to transfer."},
+		{"the same in detail", `images: {` + good + `}`, "--dry-run --detailed-exitcode", 2, "Plan: 1 to fetch"},
+		{"nothing to do, in detail", `images: {}`, "--dry-run --detailed-exitcode", 0, "No changes. The disks match the configuration."},
+		{"fewer disks than copies", `images: {parrot: {SOURCE, minNumberOfCopies: 2}}`, "", 0, "waiting"},
+		{"a source that fails", `images: {` + good + `, ` + missing + `}`, "", 1, "the disks do not match the configuration yet: 1 failed"},
+		{"a source that is not supported", `images: {parrot: {source: {upload: {}}}}`, "", 1, "1 blocked"},
+		{"blocked, in a dry run in detail", `images: {parrot: {source: {upload: {}}}}`, "--dry-run --detailed-exitcode", 2, "1 blocked"},
+		{"a broken image", `images: {` + good + `, nest: {}}`, "", 1, "config.yaml:1:"},
+		{"a broken image in a dry run", `images: {` + good + `, nest: {}}`, "--dry-run --detailed-exitcode", 1, "1 to fetch"},
+		{"a file that cannot be parsed", `images: {`, "", 1, "No plan"},
+		{"nothing declared", `# nothing`, "", 1, "no settings, nodes or images are declared"},
+		{"another node", `nodes: {a1: {disks: {}}}`, "", 1, `node "node1" is not declared: the configuration has a1`},
+		{"wrong checksum", `images: {parrot: {SOURCE, checksum: "sha256:` + strings.Repeat("a", 64) + `"}}`, "", 1, "1 failed, 1 blocked"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			r.declare(c.config)
+			stdout, stderr, code := r.reconcile(strings.Fields(c.args)...)
+			if code != c.code || !strings.Contains(stdout+stderr, c.prints) {
+				t.Errorf("exit code %d, want %d; printed\n%s%s\nwant %q", code, c.code, stdout, stderr, c.prints)
+			}
+		})
+	}
+}
+
+// What is broken holds back itself and all deletions, and nothing else.
+func TestBrokenConfigurationDoesTheRest(t *testing.T) {
+	r := newRig(t)
+	r.declare(`images: {old: {SOURCE}}`)
+	if _, errs, code := r.reconcile(); code != 0 {
+		t.Fatal(errs)
+	}
+	r.declare(`{settings: {cleanupWaitInterval: 0}, images: {parrot: {SOURCE}, nest: {}}}`)
+	if _, errs, code := r.reconcile(); code != 1 {
+		t.Errorf("exit code %d, %s", code, errs)
+	}
+	list, _, err := try(t, "backing-image", "list", "--disk", r.disk, "-o", "table")
+	if err != nil || strings.Count(list, "ready") != 2 {
+		t.Errorf("error %v; the disk has\n%s", err, list)
+	}
+}
+
+func TestOfflineDeletesNothingWhereThereAreNodes(t *testing.T) {
+	r := newRig(t)
+	nodes := fmt.Sprintf(`settings: {cleanupWaitInterval: 0}, nodes: {node1: {disks: {disk1: {path: %s}}}}`, r.disk)
+	r.declare(`{` + nodes + `, images: {old: {SOURCE}}}`)
+	if _, errs, code := r.reconcile(); code != 0 {
+		t.Fatal(errs)
+	}
+	r.declare(`{` + nodes + `, images: {}}`)
+	for _, c := range []struct {
+		args string
+		left int
+	}{{"--offline", 1}, {"", 0}} {
+		out, errs, code := r.reconcile(strings.Fields(c.args)...)
+		folders, err := filepath.Glob(filepath.Join(r.disk, "backing-images", "old-*"))
+		if code != 0 || err != nil || len(folders) != c.left {
+			t.Errorf("%q: exit code %d, left %v, printed %s%s", c.args, code, folders, out, errs)
+		}
+	}
+}
+
+func TestHeldDiskIsAnError(t *testing.T) {
+	r := newRig(t)
+	r.declare(`images: {parrot: {SOURCE}}`)
+	d, err := disk.Open(r.disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	unlock, err := d.Lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, errs, code := r.reconcile(); code != 1 || !strings.Contains(errs, "held by another process") {
+		t.Errorf("exit code %d, says %s", code, errs)
+	}
+	if out, errs, code := r.reconcile("--dry-run"); code != 0 || !strings.Contains(out, "Plan: 1 to fetch") {
+		t.Errorf("dry run: exit code %d, says %s%s", code, out, errs)
+	}
+	if err := unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if _, errs, code := r.reconcile(); code != 0 {
+		t.Errorf("after it was let go: exit code %d, says %s", code, errs)
+	}
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// try runs a command line within the test.
+func try(t *testing.T, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(&out)
+	root.SetErr(&errOut)
+	err = root.ExecuteContext(t.Context())
+	return out.String(), errOut.String(), err
+}
+
+func TestEveryCommandExplainsItself(t *testing.T) {
+	visit(newRoot(), func(cmd *cobra.Command) {
+		if cmd.Name() == "help" || cmd.Name() == "completion" {
+			return // cobra's own
+		}
+		if cmd.Short == "" || !strings.Contains(cmd.Example, cmd.CommandPath()) {
+			t.Errorf("%s: short is %q, example is %q", cmd.CommandPath(), cmd.Short, cmd.Example)
+		}
+		out, _, err := try(t, append(strings.Fields(cmd.CommandPath())[1:], "--help")...)
+		if err != nil || !strings.Contains(out, "Examples:") {
+			t.Errorf("%s --help: error %v, says %q", cmd.CommandPath(), err, out)
+		}
+	})
+}
+
+func TestMistakesAreOneLineThatHelps(t *testing.T) {
+	for _, c := range []struct{ line, want string }{
+		{"recncile", `unknown command "recncile" for "backing-image-manager": did you mean reconcile?`},
+		{"disk ini /x", `unknown command "ini" for "backing-image-manager disk": did you mean init?`},
+		{"disk", `backing-image-manager disk needs a command: check, init`},
+		{"disk init", `backing-image-manager disk init takes PATH, and 0 arguments were given`},
+		{"reconcile --confg-dir x", `unknown flag: --confg-dir: did you mean --config-dir?`},
+		{"reconcile --whatever", `unknown flag: --whatever`},
+		{"reconcile", `--config-dir is missing: name the directory that says what is declared`},
+		{"reconcile --config-dir x extra", `backing-image-manager reconcile takes no arguments, and 1 was given`},
+		{"reconcile --config-dir x --detailed-exitcode", `--detailed-exitcode is for --dry-run: a real run exits with 0 or 1`},
+		{"reconcile --config-dir x -o xml", `invalid argument "xml" for "-o, --output" flag: has to be one of text, json, yaml, markdown`},
+		{"validate", `name a directory or a file to check`},
+		{"backing-image list --url http://x --disk y", `--url and --disk exclude each other: ask a daemon, or look at the disk`},
+		{"backing-image get", `backing-image-manager backing-image get takes NAME, and 0 arguments were given`},
+	} {
+		stdout, stderr, err := try(t, strings.Fields(c.line)...)
+		if err == nil || err.Error() != c.want || stdout+stderr != "" {
+			t.Errorf("%s:\n got %v\nwant %s\nprinted %q", c.line, err, c.want, stdout+stderr)
+		}
+		if exitCode(err) != 1 {
+			t.Errorf("%s: exit code %d", c.line, exitCode(err))
+		}
+	}
+}
+
+func TestAloneItHelps(t *testing.T) {
+	out, _, err := try(t)
+	if err != nil || !strings.Contains(out, "Available Commands:") {
+		t.Errorf("error %v, says %q", err, out)
+	}
+}
