@@ -68,7 +68,13 @@ func (l *Loader) checkBatch(batch []task) {
 
 // check judges one thing: first its structure, then by CUE what is left of it,
 // then what only Go can tell.
-func (c compiled) check(sh *shape, t task) verdict {
+func (c compiled) check(sh *shape, t task) (result verdict) {
+	defer func() {
+		// Whatever a file says, it must not end a manager.
+		if p := recover(); p != nil {
+			result = verdict{faults: []fault{{atName: true, msg: printable(fmt.Sprintf("cannot be checked: %v", p))}}}
+		}
+	}()
 	s := structure{root: sh}
 	plain, ok := s.plain(t.value, sh, nil)
 	if !ok {

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing/fstest" // MapFS, a file system in memory; it does not link testing
 
-	"cuelang.org/go/cue"
-	"cuelang.org/go/cue/ast"
 	"cuelang.org/go/cue/cuecontext"
 	"cuelang.org/go/cue/errors"
 	cueload "cuelang.org/go/cue/load"
@@ -89,12 +87,18 @@ func limitSelf() error {
 	return nil
 }
 
-func (u *unit) evaluate() answer {
+// evaluate does not panic: where CUE does, that is a mistake as any other.
+func (u *unit) evaluate() (a answer) {
+	defer func() {
+		if p := recover(); p != nil {
+			first, _, _ := strings.Cut(fmt.Sprint(p), "\n")
+			a = failed(u, fmt.Errorf("CUE breaks down on it: %s", printable(withoutAddresses(first))))
+			a.Passing = false
+		}
+	}()
 	files := fstest.MapFS{}
-	var names []string
 	for _, f := range u.Files {
 		files[f.Path] = &fstest.MapFile{Data: f.Data}
-		names = append(names, f.Path)
 	}
 	for _, f := range u.Others {
 		// The loader looks at all files of a module; a broken one must not keep
@@ -103,7 +107,9 @@ func (u *unit) evaluate() answer {
 			files[f.Path] = &fstest.MapFile{Data: f.Data}
 		}
 	}
-	instance := cueload.Instances(names, &cueload.Config{FS: files, Env: []string{"CUE_REGISTRY=none"}})[0]
+	instance := cueload.Instances([]string{u.Origin}, &cueload.Config{
+		FS: files, Env: []string{"CUE_REGISTRY=none"}, Tests: true, Tools: true,
+	})[0]
 	if instance.Err != nil {
 		return answer{Mistakes: u.mistakes(instance.Err)}
 	}
@@ -123,8 +129,7 @@ func (u *unit) mistakes(err error) []mistake {
 		if len(all) == maxMistakes {
 			break
 		}
-		format, args := e.Msg()
-		m := mistake{Path: unquote(e.Path()), Message: withoutAddresses(fmt.Sprintf(format, args...))}
+		m := mistake{Path: unquote(e.Path()), Message: withoutAddresses(messageOf(e))}
 		for _, pos := range errors.Positions(e) {
 			at := position(pos)
 			switch {
@@ -135,7 +140,7 @@ func (u *unit) mistakes(err error) []mistake {
 				m.Hint = "see also " + at.String()
 			}
 		}
-		if m.Message == "import failed" {
+		if strings.HasPrefix(m.Message, "import failed") {
 			m.Hint = "packages of the config directory and CUE's own can be imported, no others"
 		}
 		if m.Line == 0 {
@@ -144,6 +149,16 @@ func (u *unit) mistakes(err error) []mistake {
 		all = append(all, m)
 	}
 	return all
+}
+
+// messageOf is the message of e, and of what it wraps where that says more.
+func messageOf(e errors.Error) string {
+	format, args := e.Msg()
+	msg := fmt.Sprintf(format, args...)
+	if inner := errors.Unwrap(e); inner != nil && !strings.Contains(msg, inner.Error()) {
+		msg += ": " + inner.Error()
+	}
+	return msg
 }
 
 func (u *unit) owns(name string) bool {
@@ -162,97 +177,4 @@ var anyAddress = regexp.MustCompile(`[A-Za-z0-9+.-]+://[^\s"]*`)
 // withoutAddresses keeps a password in an address out of a message.
 func withoutAddresses(s string) string {
 	return anyAddress.ReplaceAllString(strings.Join(strings.Fields(s), " "), "…")
-}
-
-// walker turns a value of CUE into one of ours.
-type walker struct {
-	unit  *unit
-	found []mistake
-}
-
-func (w *walker) value(v cue.Value, at []string) *wireValue {
-	v, _ = v.Default()
-	n := &wireValue{Position: position(v.Pos())}
-	switch k := v.IncompleteKind(); {
-	case k == cue.StructKind || k == cue.BottomKind:
-		return w.mapping(v, n, at)
-	case k == cue.ListKind:
-		return w.list(v, n, at)
-	case !v.IsConcrete():
-		w.miss(n, at, "has no definite value", "give it one")
-		return nil
-	case k == cue.StringKind:
-		n.Kind = textKind
-		n.Text, _ = v.String()
-	case k == cue.BoolKind:
-		n.Kind = boolKind
-		b, _ := v.Bool()
-		n.Text = fmt.Sprint(b)
-	case k == cue.NullKind:
-		n.Kind = nullKind
-	case k == cue.IntKind || k == cue.FloatKind || k == cue.NumberKind:
-		text, _ := v.MarshalJSON()
-		n.Kind, n.Text = numberKind, string(text)
-	default:
-		w.miss(n, at, "has to be a text, not bytes", "")
-		return nil
-	}
-	return n
-}
-
-func (w *walker) miss(n *wireValue, at []string, msg, hint string) {
-	if len(w.found) < maxMistakes {
-		w.found = append(w.found, mistake{Path: at, Position: n.Position, Message: msg, Hint: hint})
-	}
-}
-
-func (w *walker) mapping(v cue.Value, n *wireValue, at []string) *wireValue {
-	n.Kind = mapKind
-	fields, err := v.Fields()
-	if err != nil {
-		return nil // Validate has told what is wrong with it
-	}
-	any := false
-	for fields.Next() {
-		any = true
-		name := fields.Selector().Unquoted()
-		below := w.value(fields.Value(), append(at[:len(at):len(at)], name))
-		if below != nil {
-			n.Fields = append(n.Fields, wireField{Name: name, Position: nameOf(fields.Value()), Value: *below})
-		}
-	}
-	if !any && v.IncompleteKind() == cue.BottomKind {
-		return nil
-	}
-	return n
-}
-
-func (w *walker) list(v cue.Value, n *wireValue, at []string) *wireValue {
-	n.Kind = listKind
-	items, err := v.List()
-	if err != nil {
-		return nil // as above
-	}
-	for i := 0; items.Next(); i++ {
-		if below := w.value(items.Value(), append(at[:len(at):len(at)], fmt.Sprintf("[%d]", i))); below != nil {
-			n.Items = append(n.Items, *below)
-		}
-	}
-	return n
-}
-
-func position(p interface {
-	Filename() string
-	Line() int
-	Column() int
-}) Position {
-	return Position{File: strings.TrimPrefix(p.Filename(), "/"), Line: p.Line(), Column: p.Column()}
-}
-
-// nameOf is where the field of v is named, or at least its value.
-func nameOf(v cue.Value) Position {
-	if f, ok := v.Source().(*ast.Field); ok {
-		return position(f.Pos())
-	}
-	return position(v.Pos())
 }

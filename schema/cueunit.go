@@ -13,7 +13,7 @@ import (
 // unit is what CUE evaluates at once: the files of a folder with one package
 // clause, or one file without.
 type unit struct {
-	Origin string
+	Origin string // what to load: ./folder:package, or a file
 	Files  []File
 	// Others are what the files may import or embed; nothing where they do not.
 	Others []File
@@ -32,7 +32,7 @@ func units(files []File) []*unit {
 		}
 		origin := f.Path
 		if m := packageClause.FindSubmatch(f.Data); m != nil && string(m[1]) != "_" {
-			origin = path.Dir(f.Path) + ":" + string(m[1])
+			origin = "./" + path.Dir(f.Path) + ":" + string(m[1])
 		}
 		u := byOrigin[origin]
 		if u == nil {

@@ -16,8 +16,9 @@ import (
 // complete and check YAML and JSON. It accepts all that Load accepts; what only
 // the whole configuration shows, it cannot refuse.
 func JSONSchema() ([]byte, error) {
-	root := cuecontext.New().CompileBytes(schemaCUE, cue.Filename("schema.cue"))
-	doc, err := generate(root)
+	context := cuecontext.New()
+	root := context.CompileBytes(schemaCUE, cue.Filename("schema.cue"))
+	doc, err := generate(context, root)
 	if err != nil {
 		return nil, fmt.Errorf("generate JSON Schema: %w", err)
 	}
@@ -47,14 +48,14 @@ type jsonDocument struct {
 
 type jsonDefinition map[string]any
 
-func generate(root cue.Value) (jsonDocument, error) {
+func generate(context *cue.Context, root cue.Value) (jsonDocument, error) {
 	var doc jsonDocument
 	expr, err := jsonschema.Generate(root.LookupPath(cue.ParsePath("#Config")),
 		&jsonschema.GenerateConfig{Version: jsonschema.VersionDraft2020_12})
 	if err != nil {
 		return doc, err
 	}
-	b, err := root.Context().BuildExpr(expr).MarshalJSON()
+	b, err := context.BuildExpr(expr).MarshalJSON()
 	if err != nil {
 		return doc, err
 	}

@@ -93,7 +93,7 @@ func better(field, text string) error {
 	return nil
 }
 
-// at returns the shape at a path that is known to the schema.
+// at returns the shape at a path, or the last one that the schema knows on it.
 func (sh *shape) at(p fieldPath) *shape {
 	for _, step := range p {
 		next := sh.fields[step]
@@ -101,7 +101,7 @@ func (sh *shape) at(p fieldPath) *shape {
 			next = sh.elements
 		}
 		if next == nil {
-			panic(fmt.Sprintf("schema: no field %s", p))
+			return sh
 		}
 		sh = next
 	}

@@ -1,0 +1,102 @@
+package schema
+
+import (
+	"fmt"
+	"strings"
+
+	"cuelang.org/go/cue"
+	"cuelang.org/go/cue/ast"
+)
+
+// walker turns a value of CUE into one of ours.
+type walker struct {
+	unit  *unit
+	found []mistake
+}
+
+func (w *walker) value(v cue.Value, at []string) *wireValue {
+	v, _ = v.Default()
+	n := &wireValue{Position: position(v.Pos())}
+	switch k := v.IncompleteKind(); {
+	case k == cue.StructKind || k == cue.BottomKind:
+		return w.mapping(v, n, at)
+	case k == cue.ListKind:
+		return w.list(v, n, at)
+	case !v.IsConcrete():
+		w.miss(n, at, "has no definite value", "give it one")
+		return nil
+	case k == cue.StringKind:
+		n.Kind = textKind
+		n.Text, _ = v.String()
+	case k == cue.BoolKind:
+		n.Kind = boolKind
+		b, _ := v.Bool()
+		n.Text = fmt.Sprint(b)
+	case k == cue.NullKind:
+		n.Kind = nullKind
+	case k == cue.IntKind || k == cue.FloatKind || k == cue.NumberKind:
+		text, _ := v.MarshalJSON()
+		n.Kind, n.Text = numberKind, string(text)
+	default:
+		w.miss(n, at, "has to be a text, not bytes", "")
+		return nil
+	}
+	return n
+}
+
+func (w *walker) miss(n *wireValue, at []string, msg, hint string) {
+	if len(w.found) < maxMistakes {
+		w.found = append(w.found, mistake{Path: at, Position: n.Position, Message: msg, Hint: hint})
+	}
+}
+
+func (w *walker) mapping(v cue.Value, n *wireValue, at []string) *wireValue {
+	n.Kind = mapKind
+	fields, err := v.Fields()
+	if err != nil {
+		return nil // Validate has told what is wrong with it
+	}
+	any := false
+	for fields.Next() {
+		any = true
+		name := fields.Selector().Unquoted()
+		below := w.value(fields.Value(), append(at[:len(at):len(at)], name))
+		if below != nil {
+			n.Fields = append(n.Fields, wireField{Name: name, Position: nameOf(fields.Value()), Value: *below})
+		}
+	}
+	if !any && v.IncompleteKind() == cue.BottomKind {
+		return nil
+	}
+	return n
+}
+
+func (w *walker) list(v cue.Value, n *wireValue, at []string) *wireValue {
+	n.Kind = listKind
+	items, err := v.List()
+	if err != nil {
+		return nil // as above
+	}
+	for i := 0; items.Next(); i++ {
+		if below := w.value(items.Value(), append(at[:len(at):len(at)], fmt.Sprintf("[%d]", i))); below != nil {
+			n.Items = append(n.Items, *below)
+		}
+	}
+	return n
+}
+
+func position(p interface {
+	Filename() string
+	Line() int
+	Column() int
+}) Position {
+	return Position{File: strings.TrimPrefix(p.Filename(), "/"), Line: p.Line(), Column: p.Column()}
+}
+
+// nameOf is where the field of v is named, or at least its value.
+func nameOf(v cue.Value) Position {
+	if f, ok := v.Source().(*ast.Field); ok {
+		return position(f.Pos())
+	}
+	return position(v.Pos())
+}
