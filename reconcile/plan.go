@@ -35,15 +35,15 @@ func (d Desired) Plan(o Observed) Plan {
 
 // spareSources keeps the copies that others are to be made from.
 func spareSources(actions []Action) []Action {
-	readBy := map[Key]schema.DiskRef{}
+	readBy := map[Key]string{}
 	for _, a := range actions {
-		if a.from != (Key{}) {
-			readBy[a.from] = a.Key().Disk
+		if reader := a.Key().String(); a.from != (Key{}) && (readBy[a.from] == "" || reader < readBy[a.from]) {
+			readBy[a.from] = reader
 		}
 	}
 	for i, a := range actions {
-		reader, read := readBy[a.Key()]
-		if read && (a.Kind == Cleanup || a.Kind == Evict) {
+		reader := readBy[a.Key()]
+		if reader != "" && (a.Kind == Cleanup || a.Kind == Evict) {
 			actions[i] = newAction(Wait, a.Key(), fmt.Sprintf("%s, but is copied to %s first", a.Reason, reader), 0)
 		}
 	}

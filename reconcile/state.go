@@ -89,5 +89,5 @@ type Try struct {
 // ready returns the copy of id on the disk, if it is ready.
 func (d Disk) ready(id disk.ID) (Copy, bool) {
 	c, ok := d.Copies[id]
-	return c, ok && c.State == disk.Ready
+	return c, ok && c.State == disk.Ready && d.Problem == ""
 }
