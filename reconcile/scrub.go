@@ -63,7 +63,7 @@ func (s *scene) dueForScrub() []due {
 			c := s.copy(key)
 			age := s.o.Now.Sub(c.Verified)
 			fresh := age >= 0 && age < s.Config.Settings.ScrubInterval
-			if c.State != disk.Ready || fresh || s.o.Tries[key].Until.After(s.o.Now) {
+			if c.State != disk.Ready || fresh || s.o.Tries[key].puts(Verify, s.o.Now) {
 				continue
 			}
 			all = append(all, due{key, c.Verified, c.Size, s.o.Running[key]})
