@@ -41,7 +41,8 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64
 	if err != nil {
 		return Copy{}, err
 	}
-	return d.Look(id), d.settle(id, had, r, want, pass)
+	err = d.settle(id, had, r, want, pass)
+	return d.Look(id), err
 }
 
 // pass is what one reading of an image found out.

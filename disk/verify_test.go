@@ -100,7 +100,7 @@ func TestAdopt(t *testing.T) {
 			if read != before.Size {
 				t.Errorf("read %d bytes of %d", read, before.Size)
 			}
-			if c = d.Look(id); want.Expect == "error" {
+			if want.Expect == "error" {
 				if c.State != Failed || !strings.Contains(c.Message, "damaged") {
 					t.Errorf("damaged image is %+v", c)
 				}
