@@ -34,12 +34,10 @@ func Desire(r schema.Result, node string, paths []string) (Desired, error) {
 			node, strings.Join(slices.Sorted(maps.Keys(d.Config.Nodes)), ", "))
 	}
 	if len(paths) > 0 {
-		picked, err := pick(own.Disks, paths)
-		if err != nil {
+		var err error
+		if d.Picked, err = pick(own.Disks, paths); err != nil {
 			return d, err
 		}
-		own.Disks = picked
-		d.Config.Nodes[node] = own
 	}
 	return d, nil
 }
@@ -52,13 +50,13 @@ func disksAt(paths []string) map[string]schema.Disk {
 	return disks
 }
 
-func pick(declared map[string]schema.Disk, paths []string) (map[string]schema.Disk, error) {
-	picked := map[string]schema.Disk{}
+func pick(declared map[string]schema.Disk, paths []string) (map[string]bool, error) {
+	picked := map[string]bool{}
 	for _, path := range paths {
 		found := false
 		for name, d := range declared {
 			if d.Path == absolute(path) || name == path {
-				picked[name], found = d, true
+				picked[name], found = true, true
 			}
 		}
 		if !found {

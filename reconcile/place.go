@@ -101,7 +101,7 @@ func (v imageView) need() int64 {
 // verified takes no space.
 func (v imageView) refuses(ref schema.DiskRef, need int64) refusal {
 	seen, known := v.o.Disks[ref]
-	if !known && ref.Node != v.Node {
+	if !known && !v.mine(ref) {
 		return refusal{} // it is up to that node
 	}
 	c := seen.Copies[v.image.ID]

@@ -58,7 +58,7 @@ func (v imageView) plan() []Action {
 	}
 	actions := v.planSurplus(settling)
 	for _, ref := range v.places.want {
-		if _, first := settling[ref]; first || ref.Node != v.Node {
+		if _, first := settling[ref]; first || !v.mine(ref) {
 			continue
 		}
 		if a, needed := v.obtain(ref, settling); needed {
@@ -154,7 +154,7 @@ func (v imageView) obtain(ref schema.DiskRef, settling map[schema.DiskRef]Action
 }
 
 func (v imageView) waitFor(first, ref schema.DiskRef) Action {
-	if first.Node != v.Node {
+	if !v.mine(first) {
 		return v.blocked(ref, fmt.Sprintf("the first copy is for %s to make, and copies from other nodes are not supported yet", first))
 	}
 	return v.wait(ref, fmt.Sprintf("the first copy is made on %s", first))
@@ -194,7 +194,7 @@ func (v imageView) sourceTry() Try {
 	for ref := range v.o.Disks {
 		t := v.o.Tries[Key{ref, v.image.ID}]
 		switch {
-		case ref.Node != v.Node, t.Disk, t.Space > 0, !t.of(Download), worst.Final && !t.Final:
+		case !v.mine(ref), t.Disk, t.Space > 0, !t.of(Download), worst.Final && !t.Final:
 		case t.Final && !worst.Final, t.Until.After(worst.Until), t.Until.Equal(worst.Until) && t.Message < worst.Message:
 			worst = t
 		}
@@ -234,7 +234,7 @@ func (v imageView) shortage() Action {
 func (v imageView) refusedByName(ref schema.DiskRef) (a Action, refused bool) {
 	r, refused := v.places.refused[ref]
 	told := v.places.short > 0 && slices.Contains(v.places.ranked, ref) || v.copy(Key{ref, v.image.ID}).Owned && r.meant
-	if !refused || told || ref.Node != v.Node {
+	if !refused || told || !v.mine(ref) {
 		return Action{}, false
 	}
 	a = v.blocked(ref, "the image names this disk, but "+r.why)

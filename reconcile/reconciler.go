@@ -63,7 +63,9 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 func (r *Reconciler) Look(d Desired) Observed {
 	declared := map[schema.DiskRef]schema.Disk{}
 	for name, one := range d.Config.Nodes[d.Node].Disks {
-		declared[schema.DiskRef{Node: d.Node, Disk: name}] = one
+		if ref := (schema.DiskRef{Node: d.Node, Disk: name}); d.mine(ref) {
+			declared[ref] = one
+		}
 	}
 	r.disks.refresh(declared, r.busy)
 	o := Observed{Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}

@@ -23,7 +23,7 @@ type scene struct {
 func (d Desired) scene(o Observed) *scene {
 	s := &scene{Desired: d, o: o, named: map[string][]Key{}, bytes: map[disk.Digest][]Key{}}
 	for ref, seen := range o.Disks {
-		if ref.Node == d.Node && seen.Problem == "" {
+		if d.mine(ref) && seen.Problem == "" {
 			s.own = append(s.own, ref)
 		}
 	}
@@ -109,7 +109,7 @@ const needsSHA256 = "its SHA-256 is not known yet"
 func (v imageView) sameBytes() []Key {
 	var keys []Key
 	for _, key := range v.ready {
-		if key.Disk.Node == v.Node {
+		if v.mine(key.Disk) {
 			keys = append(keys, key)
 		}
 	}

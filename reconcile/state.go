@@ -11,6 +11,9 @@ import (
 type Desired struct {
 	// Node is the node that plans for its own disks.
 	Node string
+	// Picked are the node's disks that are its to look after, by name; nil: all of
+	// them. The others are as those of another node.
+	Picked map[string]bool
 	// Config has this node among its nodes.
 	Config schema.Config
 	May    schema.Allowed
@@ -21,6 +24,11 @@ type Desired struct {
 	Removals *Removals
 	// Verify are ready copies that somebody asked to have read again.
 	Verify map[Key]bool
+}
+
+// mine reports whether a disk is this process's to look after.
+func (d Desired) mine(ref schema.DiskRef) bool {
+	return ref.Node == d.Node && (d.Picked == nil || d.Picked[ref.Disk])
 }
 
 // holds says why an image that cannot be understood is left alone.

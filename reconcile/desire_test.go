@@ -1,0 +1,38 @@
+package reconcile
+
+import (
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Two processes that each look after one disk of a node have to agree on where a
+// copy belongs: picking disks must not change the ranking.
+func TestPickedDisksKeepTheRanking(t *testing.T) {
+	const config = `
+nodes:
+  node1:
+    disks:
+      a: {path: /mnt/a}
+      b: {path: /mnt/b}
+images:
+  parrot: {source: {download: {url: "https://example.com/parrot.raw"}}}
+`
+	var downloads []schema.DiskRef
+	for _, picked := range []string{"a", "/mnt/b"} {
+		d := desire(t, config, picked)
+		o := Observed{Now: epoch.AddDate(0, 1, 0), Disks: map[schema.DiskRef]Disk{}}
+		for name := range d.Picked {
+			o.Disks[schema.DiskRef{Node: "node1", Disk: name}] = Disk{Space: disk.Space{Free: 50 << 30}}
+		}
+		for _, a := range d.Plan(o).Actions {
+			if a.Kind == Download {
+				downloads = append(downloads, a.Key().Disk)
+			}
+		}
+	}
+	if len(downloads) != 1 {
+		t.Errorf("downloads are planned on %v, want one", downloads)
+	}
+}
