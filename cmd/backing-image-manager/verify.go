@@ -26,10 +26,10 @@ checksum that it had when it became ready. A copy that differs is marked failed,
 that the next reconcile replaces it. The image of another program is compared with
 its backing.cfg and left as it is. NAME may be <name>-<uuid> too.
 
-Without --disk, a daemon is asked to do so and goes on by itself: status tells how
-it ended.
+Without --disk, a daemon is asked to verify its copies of the declared image NAME,
+and waited for. It replaces a copy that differs at once.
 
-Exit status: with --disk, 0 when all bytes match and 1 when they do not.`,
+Exit status: 0 when all bytes match, 1 when they do not.`,
 		Example: `  backing-image-manager backing-image verify parrot --disk /var/lib/longhorn
   backing-image-manager backing-image verify parrot --url http://localhost:8000`,
 		Args: exactly("NAME"),
@@ -39,11 +39,7 @@ Exit status: with --disk, 0 when all bytes match and 1 when they do not.`,
 		if len(f.disks) > 0 {
 			return verifyOffline(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), f.disks, args[0])
 		}
-		if err := requestVerify(cmd.Context(), f.url, f.tokenFile, args[0]); err != nil {
-			return err
-		}
-		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "asked for; the daemon reads the image now: see status")
-		return err
+		return verifyByDaemon(cmd.Context(), cmd.OutOrStdout(), f, args[0])
 	}
 	return cmd
 }

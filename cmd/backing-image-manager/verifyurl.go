@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+const verifyAgain = 500 * time.Millisecond
+
+// verifyByDaemon asks a daemon to verify the ready copies of an image, and waits
+// until it has.
+func verifyByDaemon(ctx context.Context, out io.Writer, f imageFlags, name string) error {
+	before, err := fetchStatus(ctx, f.url, f.tokenFile)
+	if err != nil {
+		return err
+	}
+	if err := requestVerify(ctx, f.url, f.tokenFile, name); err != nil {
+		return err
+	}
+	tick := time.NewTicker(verifyAgain)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return errors.New("stopped waiting; the daemon goes on by itself")
+		case <-tick.C:
+		}
+		now, err := fetchStatus(ctx, f.url, f.tokenFile)
+		if err != nil {
+			return err
+		}
+		if !verifying(before, now, name) {
+			return reportVerified(out, before, now, name)
+		}
+	}
+}
+
+// verifying reports whether what was asked for after the status before is still to
+// be done, or not seen to be done, in the status now.
+func verifying(before, now reconcile.Status, name string) bool {
+	return now.Time.Equal(before.Time) || slices.ContainsFunc(now.Plan.Actions, func(a reconcile.Action) bool {
+		return a.Kind == reconcile.Verify && a.Image == name
+	})
+}
+
+// reportVerified says what became of the copies that were ready before. A daemon
+// replaces at once what turns out to be damaged: what counts is what is there now.
+func reportVerified(out io.Writer, before, now reconcile.Status, name string) error {
+	var wrong []error
+	for _, image := range now.Images {
+		if image.Name != name || !image.Declared {
+			continue
+		}
+		for _, c := range image.Copies {
+			id := disk.ID{Name: image.Name, UUID: image.UUID}
+			switch {
+			case !readyBefore(before, id, c):
+			case c.State == disk.Ready:
+				fmt.Fprintf(out, "%s on %s: the bytes match: sha512 %s\n", id, place(c), c.SHA512)
+			default:
+				wrong = append(wrong, fmt.Errorf("%s on %s is %s: %s", id, place(c), c.State, oneLine(c.Message)))
+			}
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+func readyBefore(before reconcile.Status, id disk.ID, c reconcile.CopyStatus) bool {
+	return slices.ContainsFunc(before.Images, func(image reconcile.ImageStatus) bool {
+		return image.Name == id.Name && image.UUID == id.UUID &&
+			slices.ContainsFunc(image.Copies, func(b reconcile.CopyStatus) bool {
+				return place(b) == place(c) && b.State == disk.Ready
+			})
+	})
+}

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+func TestVerifyByDaemonGoesByItsStatus(t *testing.T) {
+	parse := func(text string) (s reconcile.Status) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(text), &s); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	before := parse(`{"time":"2026-11-20T12:00:00Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
+		{"node":"node1","disk":"disk1","state":"ready"},{"node":"node1","disk":"disk2","state":"pending"}]}]}`)
+	for _, c := range []struct {
+		name, now string
+		pending   bool
+		out, err  string
+	}{
+		{name: "not seen yet", now: `{"time":"2026-11-20T12:00:00Z"}`, pending: true},
+		{name: "under way", pending: true,
+			now: `{"time":"2026-11-20T12:00:01Z","plan":{"actions":[{"action":"verify","image":"parrot"}]}}`},
+		{name: "another one under way", now: `{"time":"2026-11-20T12:00:01Z","plan":{"actions":[{"action":"verify","image":"desert"}]}}`},
+		{name: "right", out: "parrot-6846a0b2 on node1/disk1: the bytes match: sha512 \n",
+			now: `{"time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
+				{"node":"node1","disk":"disk1","state":"ready"},{"node":"node1","disk":"disk2","state":"pending"}]}]}`},
+		{name: "wrong", err: "parrot-6846a0b2 on node1/disk1 is failed: damaged",
+			now: `{"time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
+				{"node":"node1","disk":"disk1","state":"failed","message":"damaged"},{"node":"node1","disk":"disk2","state":"pending"}]}]}`},
+	} {
+		now := parse(c.now)
+		if got := verifying(before, now, "parrot"); got != c.pending {
+			t.Errorf("%s: pending is %t", c.name, got)
+		}
+		if c.pending {
+			continue
+		}
+		var out bytes.Buffer
+		err := reportVerified(&out, before, now, "parrot")
+		if out.String() != c.out || err == nil != (c.err == "") || err != nil && err.Error() != c.err {
+			t.Errorf("%s: prints %q, error %v, want %q and %q", c.name, out.String(), err, c.out, c.err)
+		}
+	}
+}
