@@ -17,9 +17,13 @@ const (
 	gitAgain    = 250 * time.Millisecond
 )
 
-// load reads the config directory once, and waits for git if it is at work there.
-func load(ctx context.Context, dir string) (schema.Result, error) {
+// load reads the config directory once. If git is at work there it waits, and says
+// so to w.
+func load(ctx context.Context, w io.Writer, dir string) (schema.Result, error) {
 	snapshot, err := schema.ReadDir(dir)
+	if err == nil && snapshot.Busy {
+		fmt.Fprintf(w, "waiting for git, which is at work in %s (for at most %v)\n", dir, gitPatience)
+	}
 	tick := time.NewTicker(gitAgain)
 	defer tick.Stop()
 	for began := time.Now(); err == nil && snapshot.Busy && time.Since(began) < gitPatience; {

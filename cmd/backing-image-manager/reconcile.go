@@ -65,7 +65,7 @@ the plan is not empty.`,
 }
 
 func (c *convergence) run(ctx context.Context) error {
-	result, err := load(ctx, c.configDir)
+	result, err := load(ctx, c.err, c.configDir)
 	if err != nil {
 		return err
 	}

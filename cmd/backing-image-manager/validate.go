@@ -42,7 +42,7 @@ Exit status: 1 when there is a mistake, with --strict also for a warning.`,
 		if len(args) == 0 {
 			return errors.New("name a directory or a file to check")
 		}
-		all, err := validate(cmd.Context(), args)
+		all, err := validate(cmd.Context(), cmd.ErrOrStderr(), args)
 		if err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ Exit status: 1 when there is a mistake, with --strict also for a warning.`,
 }
 
 // validate loads directories each by itself, and files by the folder they are in.
-func validate(ctx context.Context, paths []string) ([]validated, error) {
+func validate(ctx context.Context, errOut io.Writer, paths []string) ([]validated, error) {
 	var all []validated
 	files := map[string][]schema.File{}
 	var folders []string
@@ -67,7 +67,7 @@ func validate(ctx context.Context, paths []string) ([]validated, error) {
 			return nil, err
 		}
 		if info.IsDir() {
-			result, err := load(ctx, path)
+			result, err := load(ctx, errOut, path)
 			if err != nil {
 				return nil, err
 			}
