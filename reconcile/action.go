@@ -25,6 +25,9 @@ const (
 	Blocked  Kind = "blocked"
 )
 
+// Kinds are those that do something.
+var Kinds = []Kind{Download, Sync, Adopt, Verify, Cleanup, Evict}
+
 // drops reports whether the action deletes a copy.
 func (k Kind) drops() bool { return k == Cleanup || k == Evict }
 

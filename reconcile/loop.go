@@ -76,6 +76,9 @@ func (l *Loop) Status() (Status, bool) {
 	return v.Status(l.reconciler.Transfers()), true
 }
 
+// Transfers returns the actions under way.
+func (l *Loop) Transfers() map[Key]Transfer { return l.reconciler.Transfers() }
+
 // Counts returns totals since the start.
 func (l *Loop) Counts() Counts { return l.reconciler.Counts() }
 
@@ -139,6 +142,9 @@ func (l *Loop) run(ctx context.Context, poked <-chan struct{}) error {
 
 // round does one round and returns how long until a wait of the plan ends.
 func (l *Loop) round(ctx context.Context) time.Duration {
+	if !l.loaded && l.fault == "" {
+		return l.Interval // nothing is known of the directory yet
+	}
 	l.rounds++
 	v := &View{Desired: l.desired, Fault: l.fault, Config: l.result, Loaded: l.loaded, Rounds: l.rounds}
 	if l.fault != "" {

@@ -45,7 +45,11 @@ func (l *Loop) setFault(fault string) (news bool) {
 		return true
 	}
 	l.removals = Removals{}
-	l.Log.Error("config directory cannot be used; what it said last stands", "dir", l.Dir, "error", fault)
+	meanwhile := "nothing is done until it can"
+	if l.loaded {
+		meanwhile = "what it said last stands, and nothing is deleted"
+	}
+	l.Log.Error("config directory cannot be used", "dir", l.Dir, "error", fault, "meanwhile", meanwhile)
 	return true
 }
 

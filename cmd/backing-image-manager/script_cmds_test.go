@@ -6,6 +6,7 @@ import (
 	"crypto/sha512"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash"
 	"io"
@@ -25,13 +26,15 @@ import (
 
 // commands are documented in script_test.go.
 var commands = map[string]func(*testscript.TestScript, bool, []string){
-	"mkimage":    mkimage,
-	"sum":        sum,
-	"serve":      serve,
-	"requests":   requests,
-	"forget":     forget,
-	"address":    address,
-	"http":       func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, sendHTTP(ts, args)) },
+	"mkimage":  mkimage,
+	"sum":      sum,
+	"serve":    serve,
+	"requests": requests,
+	"forget":   forget,
+	"address":  address,
+	"http": func(ts *testscript.TestScript, neg bool, args []string) {
+		expect(ts, neg, sendHTTP(ts, args, ts.Stdout(), ts.Stderr()))
+	},
 	"eventually": eventually,
 	"sparse":     func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, sparse(ts, args)) },
 	"same":       func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, same(ts, args)) },
@@ -102,8 +105,12 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 	defer again.Stop()
 	over := time.After(patience)
 	for {
-		err := attempt(ts, args[0], args[1:])
+		var out, errOut bytes.Buffer // of the last attempt alone
+		err := attempt(ts, args[0], args[1:], &out, &errOut)
 		if (err == nil) == want {
+			if errOut.Len() > 0 { // else exec has set what it printed
+				ts.Check(errors.Join(copyTo(ts.Stdout(), &out), copyTo(ts.Stderr(), &errOut)))
+			}
 			return
 		}
 		select {
@@ -115,7 +122,7 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // attempt runs a command that may fail without ending the script.
-func attempt(ts *testscript.TestScript, name string, args []string) error {
+func attempt(ts *testscript.TestScript, name string, args []string, out, errOut io.Writer) error {
 	switch name {
 	case "exec":
 		return ts.Exec(args[0], args[1:]...)
@@ -127,7 +134,7 @@ func attempt(ts *testscript.TestScript, name string, args []string) error {
 	case "sparse":
 		return sparse(ts, args)
 	case "http":
-		return sendHTTP(ts, args)
+		return sendHTTP(ts, args, out, errOut)
 	case "requests":
 		return countRequests(originOf(ts, args[0]), args[1], args[2])
 	}

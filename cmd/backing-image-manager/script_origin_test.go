@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -130,7 +131,7 @@ func forget(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // sendHTTP sends one request, see script_test.go.
-func sendHTTP(ts *testscript.TestScript, args []string) error {
+func sendHTTP(ts *testscript.TestScript, args []string, body, headers io.Writer) error {
 	if len(args) < 2 {
 		ts.Fatalf("usage: http [!] METHOD URL [HEADER: VALUE]...")
 	}
@@ -149,9 +150,9 @@ func sendHTTP(ts *testscript.TestScript, args []string) error {
 		return err
 	}
 	defer answer.Body.Close()
-	fmt.Fprintln(ts.Stderr(), answer.Proto, answer.Status)
-	answer.Header.Write(ts.Stderr())
-	if err := copyTo(ts.Stdout(), answer.Body); err != nil {
+	fmt.Fprintln(headers, answer.Proto, answer.Status)
+	answer.Header.Write(headers)
+	if err := copyTo(body, answer.Body); err != nil {
 		return err
 	}
 	if answer.StatusCode >= http.StatusBadRequest {

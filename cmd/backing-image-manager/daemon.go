@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+const (
+	defaultListen   = "127.0.0.1:8000"
+	defaultInterval = 10 * time.Second
+	leastInterval   = 100 * time.Millisecond
+	leastStuck      = 5 * time.Minute
+)
+
+// daemon is one run of the command daemon.
+type daemon struct {
+	nodeFlags
+	listen    string
+	interval  time.Duration
+	fileRoots []string
+	tokenFile string
+	insecure  bool
+	log       logOptions
+}
+
+func newDaemon() *cobra.Command {
+	d := &daemon{}
+	cmd := &cobra.Command{
+		Use:   "daemon --config-dir DIR [flags]",
+		Short: "Keep the disks of this node as the configuration says, until it is stopped",
+		Long: `Keeps the disks of one node as the config directory says: at the start, on every
+change of the directory, and every --interval. SIGTERM and SIGINT end it with exit
+status 0; what was transferred is kept, and the next start goes on from there.
+
+It answers GET /healthz, /readyz, /metrics and /v1/status, and POST
+/v1/images/NAME/verify, on --listen. Without a token it listens on loopback only,
+where every caller may do everything, but for web pages.`,
+		Example: `  backing-image-manager daemon --config-dir config --disk /var/lib/longhorn
+  backing-image-manager daemon --config-dir /etc/images --node node1 --listen 10.0.0.1:8000 --token-file /etc/token`,
+		Args: exactly(),
+	}
+	d.add(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&d.listen, "listen", defaultListen, "answer HTTP at the `ADDR`; any other than loopback needs --token-file or --insecure")
+	flags.DurationVar(&d.interval, "interval", defaultInterval, "look at the directory and the disks at least this often")
+	flags.StringArrayVar(&d.fileRoots, "allow-file-root", nil, "images may be read from files below the `DIR`; may be repeated")
+	flags.StringVar(&d.tokenFile, "token-file", "", "callers have to send the token that the `FILE` holds, but for /healthz")
+	flags.BoolVar(&d.insecure, "insecure", false, "let everybody in who can connect")
+	flags.StringVar(&d.log.file, "log-file", "", "log to the `FILE` too, as JSON")
+	format := choiceFlag(cmd, "log-format", "", "format of the log on stderr; auto is text on a terminal and json elsewhere", "auto", "text", "json")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if d.log.format = format.word; format.word == "auto" {
+			d.log.format = ""
+		}
+		return d.run(cmd.Context())
+	}
+	return cmd
+}
+
+func (d *daemon) run(ctx context.Context) (err error) {
+	if err := d.resolve(); err != nil {
+		return err
+	}
+	if d.interval < leastInterval {
+		return fmt.Errorf("--interval is %v: the least is %v", d.interval, leastInterval)
+	}
+	g, err := d.guard()
+	if err != nil {
+		return err
+	}
+	log, done, err := d.log.open(os.Stderr)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, done()) }()
+	listener, err := net.Listen("tcp", d.listen)
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", d.listen, err)
+	}
+	log.Info("listening", "address", listener.Addr().String(), "version", version())
+	client := fetch.Client{SecretsDir: d.secretsDir, FileRoots: d.fileRoots}
+	loop := reconcile.NewLoop(reconcile.New(client, log, false), reconcile.LoopOptions{
+		Dir: d.configDir, Interval: d.interval, Node: d.node, Disks: d.disks, Log: log,
+	})
+	return d.serve(ctx, loop, newServer(server{loop: loop, guard: g, stuck: max(leastStuck, 10*d.interval)}, log), listener, log)
+}
+
+func (d *daemon) guard() (guard, error) {
+	token := ""
+	if d.tokenFile != "" {
+		var err error
+		if token, err = readToken(d.tokenFile); err != nil {
+			return guard{}, err
+		}
+	}
+	return newGuard(d.listen, token, d.insecure)
+}
+
+// serve runs loop and server until ctx is done or one of them fails.
+func (d *daemon) serve(ctx context.Context, loop *reconcile.Loop, s *http.Server, l net.Listener, log *slog.Logger) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	all, ctx := errgroup.WithContext(ctx)
+	all.Go(func() error {
+		defer cancel()
+		return loop.Run(ctx)
+	})
+	all.Go(func() error {
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve %s: %w", d.listen, err)
+		}
+		return nil
+	})
+	all.Go(func() error {
+		<-ctx.Done()
+		log.Info("stopping; what was transferred is kept")
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
+		defer cancel()
+		if s.Shutdown(end) != nil {
+			return s.Close() // somebody asks very slowly
+		}
+		return nil
+	})
+	return all.Wait()
+}

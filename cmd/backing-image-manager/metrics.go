@@ -1,0 +1,141 @@
+package main
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+// newRegistry returns the metrics of one daemon. Each time that they are collected
+// they are made of what the loop saw last.
+func newRegistry(loop *reconcile.Loop) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(metrics{loop}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+type metrics struct{ loop *reconcile.Loop }
+
+func describeMetric(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("backing_image_manager_"+name, help, labels, nil)
+}
+
+var (
+	configValid    = describeMetric("config_valid", "Whether the configuration is wholly valid (1) or not (0).")
+	configErrors   = describeMetric("config_errors", "Mistakes in the configuration, with one for a directory that cannot be used.")
+	imagesDeclared = describeMetric("images_declared", "Images that are declared.")
+	imagesReady    = describeMetric("images_ready", "Declared images that have all the copies that are wanted of them ready.")
+	copiesByState  = describeMetric("copies", "Copies on the disks of this node, and those that are still to be made, by state.", "state")
+	planned        = describeMetric("planned_actions", "Actions of the plan, by kind. Those that wait or are blocked do nothing yet.", "action")
+	running        = describeMetric("running_actions", "Actions that are under way, by kind.", "action")
+	actionsDone    = describeMetric("actions_total", "Actions that succeeded, by kind.", "action")
+	failures       = describeMetric("failures_total", "Actions that failed, by the class of the trouble.", "class")
+	fetched        = describeMetric("fetched_bytes_total", "Bytes of images that crossed the network to here.")
+	diskUsable     = describeMetric("disk_usable", "Whether the disk can be used (1) or not (0).", "disk")
+	diskTotal      = describeMetric("disk_size_bytes", "Size of the file system of the disk.", "disk")
+	diskFree       = describeMetric("disk_free_bytes", "Free bytes on the disk, reserved ones included.", "disk")
+	diskReserved   = describeMetric("disk_reserved_bytes", "Bytes that have to stay free on the disk.", "disk")
+	rounds         = describeMetric("rounds_total", "Rounds of the loop: looks at the disks with a plan each.")
+	lastRound      = describeMetric("last_round_timestamp_seconds", "When the disks were looked at last, in seconds since 1970.")
+)
+
+// Describe sends all descriptions.
+func (metrics) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		configValid, configErrors, imagesDeclared, imagesReady, copiesByState, planned, running, actionsDone, failures,
+		fetched, diskUsable, diskTotal, diskFree, diskReserved, rounds, lastRound,
+	} {
+		out <- d
+	}
+}
+
+// Collect sends the values. Before the first round there are none but counts.
+func (m metrics) Collect(out chan<- prometheus.Metric) {
+	send := sender(out)
+	counts := m.loop.Counts()
+	send.count(fetched, counts.Fetched)
+	for kind, n := range counts.Done {
+		send.count(actionsDone, n, string(kind))
+	}
+	for class, n := range counts.Failed {
+		send.count(failures, n, class)
+	}
+	v := m.loop.View()
+	if v == nil {
+		return
+	}
+	send.count(rounds, int64(v.Rounds))
+	send.gauge(lastRound, float64(v.Observed.Now.UnixNano())/1e9)
+	status, _ := m.loop.Status()
+	send.config(status.Config)
+	send.disks(status.Disks)
+	send.images(status.Images)
+	for kind, n := range status.Plan.Summary.Counts {
+		send.gauge(planned, float64(n), string(kind))
+	}
+	under := map[reconcile.Kind]int{}
+	for _, t := range m.loop.Transfers() {
+		under[t.Action.Kind]++
+	}
+	for _, kind := range reconcile.Kinds {
+		send.gauge(running, float64(under[kind]), string(kind))
+	}
+}
+
+type sender chan<- prometheus.Metric
+
+func (s sender) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+}
+
+func (s sender) count(d *prometheus.Desc, n int64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+}
+
+func (s sender) config(c reconcile.ConfigStatus) {
+	errors := len(c.Errors)
+	if c.Fault != "" {
+		errors++
+	}
+	s.gauge(configErrors, float64(errors))
+	s.gauge(configValid, oneIf(errors == 0 && c.Digest != ""))
+}
+
+func (s sender) disks(disks []reconcile.DiskStatus) {
+	for _, d := range disks {
+		s.gauge(diskUsable, oneIf(d.Problem == ""), d.Disk)
+		s.gauge(diskReserved, float64(d.Reserved), d.Disk)
+		if d.Problem == "" {
+			s.gauge(diskTotal, float64(d.Total), d.Disk)
+			s.gauge(diskFree, float64(d.Free), d.Disk)
+		}
+	}
+}
+
+func (s sender) images(images []reconcile.ImageStatus) {
+	declared, ready := 0, 0
+	states := map[disk.State]int{}
+	for _, image := range images {
+		if image.Declared {
+			declared++
+			ready += int(oneIf(image.Wanted > 0 && image.Ready >= image.Wanted))
+		}
+		for _, c := range image.Copies {
+			states[c.State]++
+		}
+	}
+	s.gauge(imagesDeclared, float64(declared))
+	s.gauge(imagesReady, float64(ready))
+	for _, state := range []disk.State{disk.Pending, disk.Starting, disk.InProgress, disk.Ready, disk.Failed, disk.Unknown} {
+		s.gauge(copiesByState, float64(states[state]), string(state))
+	}
+}
+
+func oneIf(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}

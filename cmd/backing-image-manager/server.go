@@ -1,0 +1,172 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+const (
+	maxHeader    = 16 << 10
+	headerTime   = 5 * time.Second
+	answerTime   = time.Minute
+	idleTime     = 2 * time.Minute
+	shutdownTime = 5 * time.Second
+)
+
+// server answers for a daemon. It reads what the loop saw last, and never the
+// disks, so that asking costs the disks nothing.
+type server struct {
+	loop  *reconcile.Loop
+	guard guard
+	stuck time.Duration // a loop without a round for so long is not ready
+}
+
+// newServer returns a server that is yet to listen.
+func newServer(s server, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           s.handler(),
+		ReadHeaderTimeout: headerTime,
+		ReadTimeout:       headerTime,
+		WriteTimeout:      answerTime,
+		IdleTimeout:       idleTime,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+}
+
+func (s server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/healthz", only(http.MethodGet, s.healthz))
+	mux.Handle("/readyz", only(http.MethodGet, s.readyz))
+	mux.Handle("/metrics", only(http.MethodGet, promhttp.HandlerFor(newRegistry(s.loop), promhttp.HandlerOpts{}).ServeHTTP))
+	mux.Handle("/v1/status", only(http.MethodGet, s.status))
+	mux.Handle("/v1/images/{name}/verify", only(http.MethodPost, s.verify))
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		answerError(w, http.StatusNotFound, "nothing is here")
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if status, why := s.guard.refuse(r); status != 0 {
+			if status == http.StatusUnauthorized {
+				w.Header().Set("WWW-Authenticate", "Bearer")
+			}
+			answerError(w, status, why)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// only lets one method through, and HEAD where that is GET.
+func only(method string, h http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != method && (method != http.MethodGet || r.Method != http.MethodHead) {
+			w.Header().Set("Allow", method)
+			answerError(w, http.StatusMethodNotAllowed, "use "+method)
+			return
+		}
+		h(w, r)
+	})
+}
+
+func answer(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // it fails when the caller is gone
+}
+
+func answerError(w http.ResponseWriter, status int, why string) {
+	answer(w, status, apiError{Message: why})
+}
+
+func (server) healthz(w http.ResponseWriter, _ *http.Request) {
+	answer(w, http.StatusOK, map[string]bool{"alive": true})
+}
+
+// unreadyError is the answer of readyz to what keeps a manager from its work.
+type unreadyError struct {
+	apiError
+	Reasons []string `json:"reasons"`
+}
+
+func (s server) readyz(w http.ResponseWriter, _ *http.Request) {
+	if reasons := unready(s.loop.View(), time.Now(), s.stuck); len(reasons) > 0 {
+		answer(w, http.StatusServiceUnavailable, unreadyError{apiError{"not ready"}, reasons})
+		return
+	}
+	answer(w, http.StatusOK, map[string]bool{"ready": true})
+}
+
+// unready lists what keeps a manager from its work. Mistakes that only hold some
+// images do not, nor does one of several disks.
+func unready(v *reconcile.View, now time.Time, stuck time.Duration) []string {
+	if v == nil {
+		return []string{"the config directory is not read yet"}
+	}
+	var reasons []string
+	switch {
+	case !v.Loaded && v.Fault != "":
+		reasons = append(reasons, v.Fault)
+	case !v.Loaded:
+		reasons = append(reasons, "the config directory is not read yet")
+	case v.Desired.May == schema.ObserveOnly:
+		reasons = append(reasons, fmt.Sprintf("the configuration cannot be acted on: it has %d errors, or this node is not in it", len(v.Config.Errors)))
+	}
+	if age := now.Sub(v.Observed.Now); age > stuck {
+		reasons = append(reasons, fmt.Sprintf("the last look at the disks was %v ago", age.Round(time.Second)))
+	}
+	if v.Loaded {
+		reasons = append(reasons, noDisk(v)...)
+	}
+	return reasons
+}
+
+// noDisk says why no disk can be used, if none can.
+func noDisk(v *reconcile.View) []string {
+	var problems []string
+	for ref, seen := range v.Observed.Disks {
+		if seen.Problem == "" {
+			return nil
+		}
+		problems = append(problems, fmt.Sprintf("disk %s: %s", ref, seen.Problem))
+	}
+	if len(problems) == 0 {
+		return []string{"no disks are declared for this node"}
+	}
+	slices.Sort(problems)
+	return problems
+}
+
+func (s server) status(w http.ResponseWriter, _ *http.Request) {
+	status, ok := s.loop.Status()
+	if !ok {
+		answerError(w, http.StatusServiceUnavailable, "the disks were not looked at yet: ask again")
+		return
+	}
+	answer(w, http.StatusOK, status)
+}
+
+func (s server) verify(w http.ResponseWriter, r *http.Request) {
+	copies, err := s.loop.Verify(r.Context(), r.PathValue("name"))
+	switch {
+	case errors.Is(err, reconcile.ErrNotDeclared):
+		answerError(w, http.StatusNotFound, err.Error())
+	case errors.Is(err, reconcile.ErrNotReady):
+		answerError(w, http.StatusConflict, err.Error())
+	case err != nil:
+		answerError(w, http.StatusServiceUnavailable, err.Error())
+	default:
+		answer(w, http.StatusAccepted, map[string]int{"copies": copies})
+	}
+}
