@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -37,7 +38,7 @@ func (t Try) next(kind Kind, err error, now time.Time) Try {
 		t = Try{}
 	}
 	class, final, after := judge(err)
-	next := Try{Kind: kind, Attempts: t.Attempts + 1, Since: t.Since, Message: err.Error(), Final: final}
+	next := Try{Kind: kind, Attempts: t.Attempts + 1, Since: t.Since, Message: explain(err), Final: final}
 	if next.Disk = class == diskTrouble && !final; next.Since.IsZero() || next.Disk && !t.Disk {
 		next.Since = now
 	}
@@ -53,6 +54,14 @@ func (t Try) next(kind Kind, err error, now time.Time) Try {
 	}
 	next.Until = now.Add(wait)
 	return next
+}
+
+// explain is err for people, with what to do about it where that is known.
+func explain(err error) string {
+	if e, ok := errors.AsType[*disk.FormatError](err); ok && e.Hint != "" {
+		return fmt.Sprintf("%v (%s)", err, e.Hint)
+	}
+	return err.Error()
 }
 
 type trouble uint8
