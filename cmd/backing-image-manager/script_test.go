@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -66,6 +67,8 @@ import (
 //		Mounts a file system of that size in memory until the script ends.
 //		Needs [root].
 //
+// $LONGHORN is the folder with disks that Longhorn wrote, packed.
+//
 // Conditions: [root], [git].
 //
 // Run one scenario with: go test ./cmd/backing-image-manager -run Script/NAME
@@ -88,11 +91,14 @@ func TestScript(t *testing.T) {
 	})
 }
 
-// setup gives every script the same node, whatever the machine is called.
+// setup gives every script the same node, whatever the machine is called, and tells
+// where disks are that Longhorn wrote.
 func setup(env *testscript.Env) error {
 	env.Setenv("NODE_NAME", "node1")
+	longhorn, err := filepath.Abs("../../disk/testdata/longhorn")
+	env.Setenv("LONGHORN", longhorn)
 	env.Values[originsKey{}] = origins{}
-	return nil
+	return err
 }
 
 func condition(name string) (bool, error) {
