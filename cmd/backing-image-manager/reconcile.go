@@ -74,11 +74,11 @@ func (c *convergence) run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, broken(result))
 	}
-	if c.dryRun {
-		return c.plan(desired, result)
-	}
 	if c.offline && len(result.Config.Nodes) > 0 {
 		desired.May = min(desired.May, schema.NoDeletions)
+	}
+	if c.dryRun {
+		return c.plan(desired, result)
 	}
 	return c.converge(ctx, desired, result)
 }

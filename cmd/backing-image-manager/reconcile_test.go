@@ -166,6 +166,10 @@ func TestOfflineDeletesNothingWhereThereAreNodes(t *testing.T) {
 		t.Fatal(errs)
 	}
 	r.declare(`{` + nodes + `, images: {}}`)
+	out, errs, code := r.reconcile("--offline", "--dry-run", "--detailed-exitcode")
+	if code != 0 || !strings.Contains(out, "No changes now: 1 waiting.") {
+		t.Errorf("dry run: exit code %d, prints %s%s", code, out, errs)
+	}
 	for _, c := range []struct {
 		args string
 		left int
