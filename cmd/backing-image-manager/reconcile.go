@@ -115,16 +115,21 @@ func (c *convergence) plan(d reconcile.Desired, result schema.Result) error {
 // write prints a plan. An empty one may have other reasons than that nothing had to
 // be done: to people it says so.
 func (c *convergence) write(d reconcile.Desired, p reconcile.Plan, worked bool) error {
-	var err error
+	summary := ""
 	switch {
-	case c.format == "text" && d.May == schema.ObserveOnly:
-		_, err = fmt.Fprintln(c.out, "No plan: too much of the configuration is not known.")
-		return err
-	case c.format == "text" && worked && len(p.Actions) == 0:
-		_, err = fmt.Fprintln(c.out, "Done. The disks match the configuration.")
-		return err
+	case d.May == schema.ObserveOnly:
+		summary = "No plan: too much of the configuration is not known."
+	case worked && len(p.Actions) == 0:
+		summary = "Done. The disks match the configuration."
 	}
-	return writePlan(c.out, p, c.format, colourful(c.out))
+	if summary == "" || c.format != "text" && c.format != "markdown" {
+		return writePlan(c.out, p, c.format, colourful(c.out))
+	}
+	if c.format == "markdown" {
+		summary = "**" + summary + "**"
+	}
+	_, err := fmt.Fprintln(c.out, summary)
+	return err
 }
 
 func (c *convergence) warnOfDisks(o reconcile.Observed) {

@@ -126,6 +126,8 @@ func TestExitCodes(t *testing.T) {
 		{"a broken image", `images: {` + good + `, nest: {}}`, "", 1, "config.yaml:1:"},
 		{"a broken image in a dry run", `images: {` + good + `, nest: {}}`, "--dry-run --detailed-exitcode", 1, "1 to fetch"},
 		{"a file that cannot be parsed", `images: {`, "", 1, "No plan"},
+		{"the same for a pull request", `images: {`, "--dry-run -o markdown", 1, "**No plan"},
+		{"the same for a machine", `images: {`, "--dry-run -o json", 1, `"actions": []`},
 		{"nothing declared", `# nothing`, "", 1, "no settings, nodes or images are declared"},
 		{"another node", `nodes: {a1: {disks: {}}}`, "", 1, `node "node1" is not declared: the configuration has a1`},
 		{"wrong checksum", `images: {parrot: {SOURCE, checksum: "sha256:` + strings.Repeat("a", 64) + `"}}`, "", 1, "1 failed, 1 blocked"},

@@ -29,7 +29,6 @@ func prepareUsage(root *cobra.Command) {
 		}
 	})
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
-	root.CompletionOptions.HiddenDefaultCmd = false
 }
 
 func visit(cmd *cobra.Command, f func(*cobra.Command)) {
