@@ -1,10 +1,13 @@
 package fetch
 
 import (
+	"crypto/sha256"
+	"errors"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
 )
 
@@ -52,6 +55,9 @@ func TestFaults(t *testing.T) {
 			class: Source, words: []string{"checksum mismatch"}},
 		{name: "chunked", faults: []fault{{Kind: fetchtest.Chunked}}},
 		{name: "chunked, cut", faults: []fault{{Kind: fetchtest.Chunked}, {Kind: fetchtest.Cut, At: mid, Times: 1}}, ranges: []string{"", "bytes=2097252-"}},
+		{name: "chunked, cut at the end", faults: []fault{{Kind: fetchtest.Chunked}, {Kind: fetchtest.Cut, At: int64(len(image)), Times: 1}},
+			ranges: []string{"", "bytes=3149312-"}},
+		{name: "no answer", faults: []fault{{Kind: fetchtest.Silent}}, class: Network, words: []string{"no answer in time"}},
 		{name: "gzip", faults: []fault{{Kind: fetchtest.Gzip}}, class: Source, words: []string{"Content-Encoding", "gzip"}},
 		{name: "503", faults: []fault{{Kind: fetchtest.Unavailable}}, class: Network, words: []string{"503 Service Unavailable"}},
 		{name: "429", faults: []fault{{Kind: fetchtest.Busy, After: "120"}}, class: Network, words: []string{"429"}},
@@ -67,6 +73,9 @@ func TestFaults(t *testing.T) {
 			r := newRig(t)
 			if slices.Contains(tt.words, "stalled") {
 				r.client.timing.stall = 500 * time.Millisecond
+			}
+			if slices.Contains(tt.words, "no answer in time") {
+				r.client.timing.firstByte = 500 * time.Millisecond
 			}
 			req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), tt.faults...)}
 			if tt.declared {
@@ -87,4 +96,24 @@ func TestFaults(t *testing.T) {
 			r.stored(image)
 		})
 	}
+}
+
+func TestServerAsksToWait(t *testing.T) {
+	r := newRig(t)
+	err := r.download(Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Busy, After: "600"})})
+	var e *Error
+	if !errors.As(err, &e) || e.RetryAfter != 10*time.Minute {
+		t.Errorf("got %#v, want one that says when to come back", err)
+	}
+}
+
+func TestDigestOfSHA256(t *testing.T) {
+	r := newRig(t)
+	h := sha256.New()
+	h.Write(image)
+	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)), Digest: disk.SHA256.Sum(h)}
+	if err := r.download(req); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
 }

@@ -68,7 +68,7 @@ func (r *rig) part(o disk.PartOptions) *disk.Part {
 // download fetches and commits as a caller would.
 func (r *rig) download(req Request) error {
 	r.t.Helper()
-	p := r.part(disk.PartOptions{SHA256: true})
+	p := r.part(disk.PartOptions{SHA256: req.Digest.Algorithm() == disk.SHA256})
 	defer p.Close()
 	if err := r.into(p, req); err != nil {
 		return err

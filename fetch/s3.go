@@ -100,6 +100,8 @@ func (s *s3Source) failure(ctx context.Context, err error, q question) error {
 		if q.offset > 0 {
 			return errChanged
 		}
+	case code == http.StatusMovedPermanently, answer.Code == "AuthorizationHeaderMalformed":
+		return failf(Refused, "the bucket is in another region: name it in the file \"region\" of the credentials")
 	case code >= 500, code == http.StatusTooManyRequests, code == http.StatusRequestTimeout:
 		return failf(Network, "S3 answers %d %s", code, answer.Code)
 	}

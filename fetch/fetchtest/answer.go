@@ -34,6 +34,8 @@ func (a *answer) status(code int) {
 
 func (a *answer) serve() {
 	switch {
+	case a.has(Silent):
+		<-a.r.Context().Done()
 	case a.has(Unavailable), a.has(Flaky):
 		a.status(http.StatusServiceUnavailable)
 	case a.has(Busy):

@@ -18,6 +18,7 @@
 //	reset        the same, but with RST
 //	stall        nothing comes after at bytes
 //	drip         after at bytes they come one by one, 20 in a second
+//	silent       there is no answer at all
 //	flip         the byte of the content at offset at is another one
 //	long         Content-Length promises at bytes more than come
 //	short        Content-Length promises at bytes less than come

@@ -15,6 +15,7 @@ const (
 	Reset       Kind = "reset"
 	Stall       Kind = "stall"
 	Drip        Kind = "drip"
+	Silent      Kind = "silent"
 	Flip        Kind = "flip"
 	Long        Kind = "long"
 	Short       Kind = "short"

@@ -1,0 +1,93 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// trickle returns n bytes each time that it is read, after a wait that ctx ends.
+type trickle struct {
+	done  <-chan struct{}
+	n     int
+	every time.Duration
+	left  int
+}
+
+func (r *trickle) Read(p []byte) (int, error) {
+	if r.left <= 0 {
+		return 0, io.EOF
+	}
+	select {
+	case <-time.After(r.every):
+	case <-r.done:
+		return 0, context.Canceled
+	}
+	n := min(r.n, r.left, len(p))
+	r.left -= n
+	return n, nil
+}
+
+// TestWatched runs in a time of its own.
+func TestWatched(t *testing.T) {
+	tests := []struct {
+		name      string
+		n         int           // bytes a read
+		every     time.Duration // that a read takes
+		disk      time.Duration // that what was read takes then
+		stalls    bool
+		noticedBy time.Duration
+	}{
+		{"fast", 64 << 10, time.Millisecond, 0, false, 0},
+		{"just fast enough", 1100, time.Second, 0, false, 0},
+		{"too slow", 900, time.Second, 0, true, 31 * time.Second},
+		{"single bytes", 1, 100 * time.Millisecond, 0, true, 31 * time.Second},
+		{"large pieces, rarely", 29 << 10, 29 * time.Second, 0, false, 0},
+		{"nothing", 1, time.Hour, 0, true, 30 * time.Second},
+		{"slow disk", 1, time.Millisecond, 20 * time.Second, false, 0},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				w := &watched{
+					Reader: &trickle{ctx.Done(), tt.n, tt.every, 400 * tt.n}, window: defaultTiming.stall, giveUp: cancel,
+				}
+				began := time.Now()
+				var err error
+				for buf := make([]byte, 1<<20); err == nil; time.Sleep(tt.disk) {
+					_, err = w.Read(buf)
+				}
+				if took := time.Since(began); tt.stalls && took > tt.noticedBy {
+					t.Errorf("it took %v to notice the stall, want %v", took, tt.noticedBy)
+				}
+				stalled := errors.As(err, new(*stallError)) || errors.As(context.Cause(ctx), new(*stallError))
+				if stalled != tt.stalls || !stalled && err != io.EOF {
+					t.Errorf("got %v, cause %v, want a stall: %v", err, context.Cause(ctx), tt.stalls)
+				}
+			})
+		})
+	}
+}
+
+// TestPacedIsNoStall: a limit below the least rate is the operator's wish.
+func TestPacedIsNoStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		const size, limit = 100 << 10, 512
+		w := &watched{Reader: &trickle{ctx.Done(), 1 << 10, 0, size}, window: defaultTiming.stall, giveUp: cancel}
+		began := time.Now()
+		n, err := io.Copy(io.Discard, paceReader(ctx, w, newLimiter(limit)))
+		if n != size || err != nil {
+			t.Errorf("got %d bytes, %v, want all %d", n, err, size)
+		}
+		if took := time.Since(began).Seconds(); took < size/limit*0.9 || took > size/limit*1.1 {
+			t.Errorf("%d bytes took %.0f s at %d bytes per second", size, took, limit)
+		}
+	})
+}
