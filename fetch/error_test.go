@@ -107,3 +107,20 @@ func TestContentRange(t *testing.T) {
 		}
 	}
 }
+
+func TestValidators(t *testing.T) {
+	const modified, later = "Fri, 20 Nov 2026 10:00:00 GMT", "Fri, 20 Nov 2026 10:00:01 GMT"
+	tests := []struct{ etag, modified, date, wantTag, wantDate string }{
+		{`"a"`, modified, later, `"a"`, modified},
+		{`W/"a"`, modified, later, "", modified},
+		{`a`, "", later, "", ""},
+		{"", modified, modified, "", ""}, // another change may follow within the same second
+		{"", modified, "", "", ""},
+	}
+	for _, tt := range tests {
+		h := http.Header{"Etag": {tt.etag}, "Last-Modified": {tt.modified}, "Date": {tt.date}}
+		if tag, date := validators(h); tag != tt.wantTag || date != tt.wantDate {
+			t.Errorf("validators(%v) = %q, %q, want %q, %q", h, tag, date, tt.wantTag, tt.wantDate)
+		}
+	}
+}

@@ -136,6 +136,8 @@ func TestMirrors(t *testing.T) {
 		{name: "asked by a strong ETag without a digest", url: []fault{cutOnce, gone}, ranges: []string{"bytes=2097252-", "bytes=2097252-"}},
 		{name: "wrong kind of file", url: []fault{{Kind: fetchtest.Gzip}}, declared: true, ranges: []string{""}},
 		{name: "no image at the first one", url: []fault{{Kind: fetchtest.Page}}, ranges: []string{""}},
+		{name: "not joined to what a wrong answer left", url: []fault{cutOnce, {Kind: fetchtest.Gzip, Skip: 1}}, declared: true,
+			ranges: []string{"bytes=2097252-", ""}},
 		{name: "both away", url: []fault{away}, mirror: []fault{{Kind: fetchtest.Unavailable}},
 			class: Network, words: []string{"image.raw: the server answers 404", "mirror.raw: the server answers 503"}},
 	}
@@ -165,17 +167,18 @@ func TestMirrors(t *testing.T) {
 	}
 }
 
-// TestNoTraceOfAWrongFile: what an address without an image left in the part must
-// not be the beginning of what the next Download gets.
-func TestNoTraceOfAWrongFile(t *testing.T) {
+func TestWholeKeepsNothing(t *testing.T) {
 	r := newRig(t)
-	packed := r.server.Serve("/image.raw", fetchtest.Bytes(append([]byte{0xfd, '7', 'z', 'X', 'Z', 0}, image[6:]...)))
-	req := Request{URL: packed, Mirrors: []string{r.server.Serve("/mirror.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Unavailable, Times: 1})}}
-	failed(t, r.download(req), Network, "503")
+	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce)}
+	r.half(req)
+	req.Whole = true
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
 	r.stored(image)
+	if got := r.ranges(); !slices.Equal(got, []string{""}) {
+		t.Errorf("got ranges %q, want one request for the whole", got)
+	}
 }
 
 // TestThreeOf503 is a server that has time for one request of four.
@@ -204,11 +207,15 @@ func TestFaultsInTheAddress(t *testing.T) {
 	}
 }
 
-// TestBodyLongerThanPromised cannot happen within one answer, which net/http cuts,
-// but with a part of a file that says to be the rest and is more.
-func TestBodyLongerThanPromised(t *testing.T) {
+// TestBodyOfAnotherLength has what net/http finds out by itself where an answer has
+// a length, and a part of a file or a local file may still do.
+func TestBodyOfAnotherLength(t *testing.T) {
+	short := &received{Reader: bytes.NewReader(image), left: int64(len(image)) + 100, bounded: true,
+		broken: func(left int64, err error) error { return bodyError(t.Context(), left, err) }}
+	_, err := io.ReadAll(short)
+	failed(t, err, Dropped, "100 bytes before the end")
 	body := &received{Reader: bytes.NewReader(image), left: 100, bounded: true}
-	_, err := io.ReadAll(body)
+	_, err = io.ReadAll(body)
 	failed(t, err, Source, "longer than the server said")
 }
 

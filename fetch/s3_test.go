@@ -92,3 +92,12 @@ func TestS3RefusedHost(t *testing.T) {
 	failed(t, r.download(Request{URL: "s3://images/image.raw", Credentials: "bucket"}), Config, "loopback")
 	failed(t, r.download(Request{URL: "s3::http://169.254.169.254/images/image.raw"}), Config, "link-local")
 }
+
+func TestS3Unreachable(t *testing.T) {
+	r := newRig(t)
+	err := r.download(Request{URL: "s3::http://127.0.0.1:1/images/image.raw"})
+	failed(t, err, Network, "connection refused")
+	if strings.Contains(err.Error(), "Get ") {
+		t.Errorf("the error prints the request: %v", err)
+	}
+}

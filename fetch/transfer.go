@@ -77,11 +77,6 @@ func (t *transfer) pull(ctx context.Context, to sink) error {
 		}
 		failed = append(failed, e.at(a.String()))
 	}
-	if t.fresh && to.Offset() > 0 { // nor is the next Download to go on from it
-		if err := to.Begin(disk.Origin{Size: -1}); err != nil {
-			return err
-		}
-	}
 	return allFailed(failed)
 }
 

@@ -74,13 +74,8 @@ func (u *unpacker) run(out io.Reader) error {
 		return u.corrupt(err)
 	}
 	defer r.Close()
-	if _, err := u.part.ReadFrom(&unpacked{unpacker: u, from: r, packed: packed}); err != nil {
-		return err
-	}
-	if n, _ := io.CopyN(io.Discard, packed, 1); n > 0 {
-		return failf(Source, "unpack %s: there is more behind the packed data", u.packing)
-	}
-	return nil
+	_, err = u.part.ReadFrom(&unpacked{unpacker: u, from: r, packed: packed})
+	return err
 }
 
 func (u *unpacker) corrupt(err error) error {
