@@ -175,7 +175,7 @@ func (t *transfer) begin(a address, got *answer, to sink) error {
 		return failf(Source, "the server does not tell the length, so that a cut could not be told from the end: declare a checksum")
 	}
 	if max := t.request.MaxSize; t.packing == notPacked && max > 0 && got.total > max {
-		return failf(Source, "the file has %d bytes: %w of %d", got.total, disk.ErrTooLarge, max)
+		return failf(Source, "%w: it has %d bytes, at most %d are allowed", disk.ErrTooLarge, got.total, max)
 	}
 	if got.total == 0 {
 		return failf(Source, "the file is empty")
