@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 )
 
 // ChecksumError says that bytes are not those that were declared or established.
@@ -85,7 +86,7 @@ func (p *Part) check(want Digest) error {
 	}
 	p.record.SHA512, p.record.SHA256 = sum512, sum256
 	p.record.Format, p.record.VirtualSize = info.Format, info.VirtualSize
-	p.record.Evidence, p.record.Failed, p.record.Verified = nil, "", now()
+	p.record.Evidence, p.record.Failed, p.record.Verified = nil, "", time.Now().UTC()
 	return nil
 }
 

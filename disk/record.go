@@ -120,9 +120,6 @@ func (d *Disk) makeFolder(id ID) (Record, error) {
 	if r, ours := d.readRecord(id); ours {
 		return r, nil
 	}
-	r := Record{Created: now()}
+	r := Record{Created: time.Now().UTC().Truncate(time.Second)}
 	return r, d.writeRecord(id, r)
 }
-
-// now is the time as a record has it.
-func now() time.Time { return time.Now().UTC().Truncate(time.Second) }

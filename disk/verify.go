@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 )
 
 // Want is what a configuration says about the bytes of an image.
@@ -97,7 +98,7 @@ func (d *Disk) settle(id ID, had Copy, r Record, want Want, read pass) error {
 		return errors.Join(d.fail(id, r, why), read.forget(d, id))
 	}
 	r.SHA512, r.SHA256, r.Failed = read.sum512, read.sum256, ""
-	r.Format, r.VirtualSize, r.Verified = info.Format, info.VirtualSize, now()
+	r.Format, r.VirtualSize, r.Verified = info.Format, info.VirtualSize, time.Now().UTC()
 	if err := renameDurably(d.root, id.file(chunksFile+".tmp"), id.file(chunksFile)); err != nil {
 		return err
 	}

@@ -14,9 +14,21 @@ var (
 	ErrNotReady = errors.New("no ready copy on the disks of this node")
 )
 
+// ask is what is wanted of the goroutine of a Loop.
+type ask struct {
+	keys    []Key
+	planned chan struct{} // closed after the next round
+}
+
+func (a ask) answer() {
+	if a.planned != nil {
+		close(a.planned)
+	}
+}
+
 // Verify asks for the ready copies of a declared image on the disks of this node
-// to be read again, and returns how many there are. It does not wait for that to
-// be done.
+// to be read again, and returns how many there are. It waits until that is
+// planned, so that the next View has it, and not until it is done.
 func (l *Loop) Verify(ctx context.Context, image string) (copies int, err error) {
 	v := l.View()
 	if v == nil {
@@ -35,8 +47,14 @@ func (l *Loop) Verify(ctx context.Context, image string) (copies int, err error)
 	if len(keys) == 0 {
 		return 0, fmt.Errorf("verify %s: %w", image, ErrNotReady)
 	}
+	request := ask{keys, make(chan struct{})}
 	select {
-	case l.asks <- keys:
+	case l.asks <- request:
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+	select {
+	case <-request.planned:
 		return len(keys), nil
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)

@@ -36,7 +36,7 @@ type Loop struct {
 	result   schema.Result
 	rounds   int
 	asked    map[Key]bool // copies that are to be verified
-	asks     chan []Key
+	asks     chan ask
 	view     atomic.Pointer[View]
 }
 
@@ -44,7 +44,7 @@ type Loop struct {
 func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 	return &Loop{
 		LoopOptions: o, reconciler: r,
-		loader: schema.NewLoader(), desired: Desired{Node: o.Node}, asked: map[Key]bool{}, asks: make(chan []Key),
+		loader: schema.NewLoader(), desired: Desired{Node: o.Node}, asked: map[Key]bool{}, asks: make(chan ask),
 	}
 }
 
@@ -105,6 +105,7 @@ func (l *Loop) run(ctx context.Context, poked <-chan struct{}) error {
 	wake := time.NewTimer(l.Interval)
 	defer wake.Stop()
 	for ctx.Err() == nil {
+		var asked ask
 		select {
 		case <-ctx.Done():
 			return nil
@@ -129,13 +130,14 @@ func (l *Loop) run(ctx context.Context, poked <-chan struct{}) error {
 			if !e.stopped {
 				delete(l.asked, e.key)
 			}
-		case keys := <-l.asks: // somebody wants copies verified
-			for _, key := range keys {
+		case asked = <-l.asks: // somebody wants copies verified
+			for _, key := range asked.keys {
 				l.asked[key] = true
 			}
 		case <-wake.C: // a wait is over
 		}
 		wake.Reset(l.round(ctx))
+		asked.answer()
 	}
 	return nil
 }

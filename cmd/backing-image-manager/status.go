@@ -70,7 +70,7 @@ func writeConfigStatus(w io.Writer, c reconcile.ConfigStatus) {
 	case c.Fault != "":
 		fmt.Fprintf(w, "Configuration: cannot be used (%s): %s\n", c.Allowed, c.Fault)
 	case c.Digest == "":
-		fmt.Fprintf(w, "Configuration: %d errors (%s)\n", len(c.Errors), c.Allowed)
+		fmt.Fprintf(w, "Configuration: %s (%s)\n", count(len(c.Errors), "error"), c.Allowed)
 	default:
 		fmt.Fprintf(w, "Configuration: valid, digest %.12s\n", c.Digest)
 	}
@@ -87,8 +87,8 @@ func writeImageStatus(w io.Writer, image reconcile.ImageStatus) {
 	if !image.Declared {
 		ready = "not declared"
 	}
-	if len(image.Copies) == 0 {
-		fmt.Fprintf(w, "%s\t%s\t%s\t\t\t\t\t\n", image.Name, image.UUID, ready)
+	if len(image.Copies) == 0 || image.Message != "" {
+		fmt.Fprintf(w, "%s\t%s\t%s\t\t\t\t\t%s\n", image.Name, image.UUID, ready, image.Message)
 	}
 	for _, c := range image.Copies {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s/%s\t%s\t%d %%\t%s\t%s\n",

@@ -60,8 +60,11 @@ func reportVerified(out io.Writer, before, now reconcile.Status, name string) er
 		}
 		for _, c := range image.Copies {
 			id := disk.ID{Name: image.Name, UUID: image.UUID}
+			was, wasReady := readyBefore(before, id, c)
 			switch {
-			case !readyBefore(before, id, c):
+			case !wasReady:
+			case c.State == disk.Ready && !c.Verified.After(was.Verified):
+				wrong = append(wrong, fmt.Errorf("%s on %s could not be verified: %s", id, place(c), oneLine(c.Message)))
 			case c.State == disk.Ready:
 				fmt.Fprintf(out, "%s on %s: the bytes match: sha512 %s\n", id, place(c), c.SHA512)
 			default:
@@ -72,11 +75,16 @@ func reportVerified(out io.Writer, before, now reconcile.Status, name string) er
 	return errors.Join(wrong...)
 }
 
-func readyBefore(before reconcile.Status, id disk.ID, c reconcile.CopyStatus) bool {
-	return slices.ContainsFunc(before.Images, func(image reconcile.ImageStatus) bool {
-		return image.Name == id.Name && image.UUID == id.UUID &&
-			slices.ContainsFunc(image.Copies, func(b reconcile.CopyStatus) bool {
-				return place(b) == place(c) && b.State == disk.Ready
-			})
-	})
+func readyBefore(before reconcile.Status, id disk.ID, c reconcile.CopyStatus) (was reconcile.CopyStatus, ready bool) {
+	for _, image := range before.Images {
+		if image.Name != id.Name || image.UUID != id.UUID {
+			continue
+		}
+		for _, b := range image.Copies {
+			if place(b) == place(c) && b.State == disk.Ready {
+				return b, true
+			}
+		}
+	}
+	return reconcile.CopyStatus{}, false
 }
