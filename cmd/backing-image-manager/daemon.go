@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -70,7 +71,7 @@ where every caller may do everything, but for web pages.`,
 }
 
 func (d *daemon) run(ctx context.Context) (err error) {
-	if err := d.resolve(); err != nil {
+	if err := errors.Join(d.resolve(), d.resolveRoots()); err != nil {
 		return err
 	}
 	if d.interval < leastInterval {
@@ -95,6 +96,18 @@ func (d *daemon) run(ctx context.Context) (err error) {
 		Dir: d.configDir, Interval: d.interval, Node: d.node, Disks: d.disks, Log: log,
 	})
 	return d.serve(ctx, loop, newServer(server{loop: loop, guard: g, stuck: max(leastStuck, 10*d.interval)}, log), listener, log)
+}
+
+// resolveRoots makes the roots what the paths of sources are: absolute.
+func (d *daemon) resolveRoots() error {
+	for i, root := range d.fileRoots {
+		abs, err := filepath.Abs(root)
+		if err != nil {
+			return fmt.Errorf("resolve --allow-file-root: %w", err)
+		}
+		d.fileRoots[i] = abs
+	}
+	return nil
 }
 
 func (d *daemon) guard() (guard, error) {
