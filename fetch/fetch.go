@@ -14,7 +14,7 @@ import (
 // of goroutines may then use it at once.
 type Client struct {
 	SecretsDir    string   // folders of credentials lie below it; empty: there are none
-	FileRoots     []string // file:// may read below these folders
+	FileRoots     []string // file:// may read below these folders (absolute paths)
 	AnyFile       bool     // file:// may read whatever the process may: for one-shot commands
 	AllowLoopback bool     // loopback and link-local hosts may be sources: for tests and demos
 	UserAgent     string   // sent to servers; empty: DefaultUserAgent

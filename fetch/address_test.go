@@ -1,0 +1,49 @@
+package fetch
+
+import (
+	"context"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+)
+
+func TestQueryReachesTheServer(t *testing.T) {
+	r := newRig(t)
+	const query = "b=2&a=%2F1&checksum=md5:1&archive=tar&filename=x&empty"
+	p := r.part(disk.PartOptions{})
+	err := r.client.Download(context.Background(), Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)) + "?" + query}, p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.server.Requests()[0].Query; got != query {
+		t.Errorf("the server got query %q, want %q", got, query)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	tests := []struct{ url, word string }{
+		{"", "empty"},
+		{"example.com/x", "no scheme"},
+		{"//example.com/x", "no scheme"},
+		{"httpsinvalid://example.com/x", `scheme "httpsinvalid"`},
+		{"ftp://example.com/x", `scheme "ftp"`},
+		{"git::https://example.com/x", "git::"},
+		{"git@github.com:a/b", ""},
+		{"https://example.com", "no path"},
+		{"https:///x", "no host"},
+		{"https://user:" + marker + "@example.com/x", "credentials folder"},
+		{"https://example.com/a//b", "sub-folder"},
+		{"file://host/x", "names a host"},
+		{"https://example.com/%zz" + marker, "not a URL"},
+		{"s3::https://example.com/bucket", "bucket and a key"},
+		{"s3://bucket/key?versionId=" + marker, "query"},
+		{"file:///etc/passwd", "not below"},
+	}
+	for _, tt := range tests {
+		r := newRig(t)
+		r.client.AllowLoopback, r.client.FileRoots = false, []string{t.TempDir()}
+		p := r.part(disk.PartOptions{})
+		failed(t, r.client.Download(context.Background(), Request{URL: tt.url}, p, nil), Config, tt.word)
+	}
+}

@@ -1,0 +1,87 @@
+package fetch
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+)
+
+// TestProxy sends a download for a host that does not exist through a proxy, which
+// is on loopback and may be, although sources there are refused.
+func TestProxy(t *testing.T) {
+	r := newRig(t)
+	r.client.AllowLoopback = false
+	origin := fetchtest.New()
+	origin.Serve("/image.raw", fetchtest.Bytes(image))
+	var asked []string
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		asked = append(asked, q.URL.Host)
+		origin.ServeHTTP(w, q)
+	}))
+	t.Cleanup(proxy.Close)
+	t.Setenv("HTTP_PROXY", proxy.URL)
+	if err := r.download(Request{URL: "http://images.invalid/image.raw"}); err != nil {
+		t.Fatal(err)
+	}
+	r.stored(image)
+	if len(asked) != 1 || asked[0] != "images.invalid" {
+		t.Errorf("the proxy was asked for %q", asked)
+	}
+}
+
+func TestProxyKeepsItsPassword(t *testing.T) {
+	r := newRig(t)
+	t.Setenv("HTTPS_PROXY", "http://user:"+marker+"@127.0.0.1:1/")
+	failed(t, r.download(Request{URL: "https://images.invalid/image.raw"}), Network, "refused")
+}
+
+func TestRefusedHosts(t *testing.T) {
+	hosts := []string{"127.0.0.1", "127.0.0.2", "0.0.0.0", "localhost", "LOCALHOST.", "a.localhost", "[::1]", "[::]",
+		"169.254.169.254", "[fe80::1]", "[::ffff:127.0.0.1]"}
+	for _, host := range hosts {
+		r := newRig(t)
+		r.client.AllowLoopback = false
+		err := r.download(Request{URL: "http://" + host + ":1/image.raw"})
+		failed(t, err, Config, "refused unless allowLoopbackSources is set")
+	}
+}
+
+func TestRedirectToRefusedHost(t *testing.T) {
+	r := newRig(t)
+	r.client.AllowLoopback = false
+	origin := fetchtest.New()
+	origin.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: "http://127.0.0.1:1/x?" + marker})
+	proxy := httptest.NewServer(origin)
+	t.Cleanup(proxy.Close)
+	t.Setenv("HTTP_PROXY", proxy.URL)
+	failed(t, r.download(Request{URL: "http://images.invalid/image.raw"}), Config, "127.0.0.1", "loopback")
+}
+
+// TestRefusedWhenDialled is the case of a name that resolves to loopback.
+func TestRefusedWhenDialled(t *testing.T) {
+	for _, addr := range []string{"127.0.0.1:80", "[::1]:80", "169.254.169.254:80", "0.0.0.0:80", "[::ffff:127.0.0.1]:80", "[fe80::1%lo]:80"} {
+		if err := refuseDial("tcp", addr, nil); err == nil {
+			t.Errorf("dialling %s is not refused", addr)
+		}
+	}
+	for _, addr := range []string{"10.0.0.1:80", "192.0.2.1:443", "[2001:db8::1]:443"} {
+		if err := refuseDial("tcp", addr, nil); err != nil {
+			t.Errorf("dialling %s is refused: %v", addr, err)
+		}
+	}
+	c := &Client{timing: defaultTiming}
+	n, err := c.network(&credentials{}, address{url: &url.URL{Scheme: "http", Host: "images.invalid", Path: "/"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := fetchtest.Start(t)
+	if conn, err := n.bare.DialContext(context.Background(), "tcp", strings.TrimPrefix(s.URL, "http://")); err == nil {
+		conn.Close()
+		t.Error("the transport dialled loopback")
+	}
+}
