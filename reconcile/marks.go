@@ -59,11 +59,12 @@ func (d Desired) mark(o Observed, key Key, c Copy, wanted bool) Mark {
 		m.LastUsed = o.Now
 	}
 	_, declared := d.Config.Images[key.ID.Name]
-	switch {
-	case wanted, d.holds(key.ID.Name) != "":
+	held := d.holds(key.ID.Name) != ""
+	if wanted || held || o.ClockStepped || implausible(m.UnwantedSince, o.Now) {
 		m.UnwantedSince = time.Time{}
-	case !declared && !d.gone(key.ID.Name), d.May != schema.Everything:
-	case m.UnwantedSince.IsZero(), implausible(m.UnwantedSince, o.Now), o.ClockStepped:
+	}
+	unwanted := !wanted && !held && (declared || d.gone(key.ID.Name))
+	if unwanted && d.May == schema.Everything && m.UnwantedSince.IsZero() {
 		m.UnwantedSince = o.Now
 	}
 	return m

@@ -92,6 +92,8 @@ func (v imageView) settle() map[schema.DiskRef]Action {
 			settling[ref] = v.try(Verify, ref, c.Message, c.Size)
 		case c.State == disk.Ready && v.Verify[key]:
 			settling[ref] = v.try(Verify, ref, "asked for", c.Size)
+		case c.State == disk.Ready && v.suspect[key]:
+			settling[ref] = v.try(Verify, ref, "a copy that was made of it has other bytes", c.Size)
 		case c.State == disk.Failed && c.Using != "":
 			settling[ref] = v.blocked(ref, fmt.Sprintf("the copy failed (%s) and cannot be replaced: %s", c.Message, c.Using))
 		case v.other[key] == needsSHA256:
@@ -142,6 +144,8 @@ func (v imageView) obtain(ref schema.DiskRef, settling map[schema.DiskRef]Action
 		return v.waitFor(first, ref), true
 	case len(same) > 0:
 		return v.sync(ref, same[0], reason), true
+	case len(v.ready) > 0 && v.mine(v.ready[0].Disk):
+		return v.wait(ref, fmt.Sprintf("the file on %s is looked at first", v.ready[0].Disk)), true
 	case len(v.ready) > 0:
 		return v.blocked(ref, fmt.Sprintf("it is ready on %s, and copies from other nodes are not supported yet", v.ready[0].Disk)), true
 	}

@@ -325,6 +325,9 @@ func (r dice) try(now time.Time) Try {
 		Kind: pick1(r, "", Download, Sync, Verify, Adopt, Cleanup), Attempts: 1 + r.IntN(3), Message: "it failed",
 		Since: now.Add(-pick1(r, 0, time.Minute, time.Hour)), Until: now.Add(pick1(r, -time.Second, 0, time.Second, time.Minute)),
 	}
+	if r.one(4) {
+		t.Suspects = []Key{{schema.DiskRef{Node: "node1", Disk: pick1(r, "disk1", "disk2", "disk3")}, disk.ID{Name: "parrot", UUID: "0000000a"}}}
+	}
 	switch r.IntN(4) {
 	case 0:
 		t.Final = true

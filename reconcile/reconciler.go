@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -69,7 +70,8 @@ func (r *Reconciler) Look(d Desired) Observed {
 	}
 	r.disks.refresh(declared, r.busy)
 	o := Observed{Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
-	o.Now, o.ClockStepped = r.clock.now()
+	o.Now = r.clock.now()
+	o.ClockStepped = r.clock.step
 	for ref, one := range r.disks.open {
 		o.Disks[ref] = one.look()
 	}
@@ -122,7 +124,11 @@ func (r *Reconciler) HeldElsewhere() error { return r.disks.heldElsewhere() }
 // receive from Ended says that another round is due.
 func (r *Reconciler) Round(ctx context.Context, d Desired) (Observed, Plan) {
 	o := r.Look(d)
-	if r.mark(d, o) {
+	changed, all := r.mark(d, o)
+	if all && d.May != schema.ObserveOnly {
+		r.clock.step = false
+	}
+	if changed {
 		o = r.Look(d)
 	}
 	plan := d.Plan(o)
@@ -149,10 +155,13 @@ func (r *Reconciler) slots(d Desired) map[bool]int {
 }
 
 // mark writes the marks that are due. A copy with a job is left to that job, which
-// writes the same record, and is marked when it has ended.
-func (r *Reconciler) mark(d Desired, o Observed) (changed bool) {
+// writes the same record, and is marked when it has ended. It reports whether it
+// wrote any, and whether it wrote all.
+func (r *Reconciler) mark(d Desired, o Observed) (changed, all bool) {
+	all = true
 	for _, m := range d.Marks(o) {
 		if r.running[m.Key] != nil {
+			all = false
 			continue
 		}
 		err := r.disks.open[m.Key.Disk].Update(m.Key.ID, func(record *disk.Record) {
@@ -160,11 +169,12 @@ func (r *Reconciler) mark(d Desired, o Observed) (changed bool) {
 		})
 		if err != nil {
 			r.log.Warn("cannot note use of copy", "copy", m.Key.String(), "error", err)
+			all = false
 			continue
 		}
 		changed = true
 	}
-	return changed
+	return changed, all
 }
 
 // stopObsolete ends jobs that the plan does not have any more, and those of an
@@ -221,15 +231,25 @@ func (r *Reconciler) Finish(e outcome) {
 	log := r.log.With("action", string(a.Kind), "copy", e.key.String())
 	switch {
 	case e.err == nil:
-		delete(r.tries, e.key)
+		r.succeeded(e.key)
 		log.Info("done", "seconds", time.Since(run.started).Seconds())
 	case e.stopped:
 		log.Info("stopped; what is there is kept")
 	default:
-		now, _ := r.clock.now()
-		next := r.tries[e.key].Try.next(a.Kind, e.err, now)
+		next := r.tries[e.key].Try.next(a, e.err, r.clock.now())
 		r.tries[e.key] = tried{next, run.job.image}
 		log.Warn("failed", "error", e.err, "again", again(next))
+	}
+}
+
+// succeeded drops what failed before, and what was suspected of the copy.
+func (r *Reconciler) succeeded(key Key) {
+	delete(r.tries, key)
+	for other, t := range r.tries {
+		if slices.Contains(t.Suspects, key) {
+			t.Suspects = slices.DeleteFunc(slices.Clone(t.Suspects), func(k Key) bool { return k == key })
+			r.tries[other] = t
+		}
 	}
 }
 

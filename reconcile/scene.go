@@ -18,10 +18,18 @@ type scene struct {
 	own   []schema.DiskRef      // disks of this node that can be used, sorted
 	named map[string][]Key      // copies on own disks by name of the image, sorted
 	bytes map[disk.Digest][]Key // ready copies on own disks by what they are, sorted
+	// suspect are copies of which a copy came out wrong. They are verified, and
+	// neither read nor counted on before.
+	suspect map[Key]bool
 }
 
 func (d Desired) scene(o Observed) *scene {
-	s := &scene{Desired: d, o: o, named: map[string][]Key{}, bytes: map[disk.Digest][]Key{}}
+	s := &scene{Desired: d, o: o, named: map[string][]Key{}, bytes: map[disk.Digest][]Key{}, suspect: map[Key]bool{}}
+	for _, t := range o.Tries {
+		for _, key := range t.Suspects {
+			s.suspect[key] = true
+		}
+	}
 	for ref, seen := range o.Disks {
 		if d.mine(ref) && seen.Problem == "" {
 			s.own = append(s.own, ref)
@@ -39,7 +47,7 @@ func (d Desired) scene(o Observed) *scene {
 
 func (s *scene) index(key Key, c Copy) {
 	s.named[key.ID.Name] = append(s.named[key.ID.Name], key)
-	if c.State != disk.Ready {
+	if c.State != disk.Ready || s.suspect[key] {
 		return
 	}
 	for _, sum := range []disk.Digest{c.SHA512, c.SHA256} {
@@ -109,7 +117,7 @@ const needsSHA256 = "its SHA-256 is not known yet"
 func (v imageView) sameBytes() []Key {
 	var keys []Key
 	for _, key := range v.ready {
-		if v.mine(key.Disk) {
+		if v.mine(key.Disk) && !v.suspect[key] {
 			keys = append(keys, key)
 		}
 	}

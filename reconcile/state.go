@@ -92,6 +92,9 @@ type Try struct {
 	Space int64
 	// Disk says that the trouble is the disk's and not the source's.
 	Disk bool
+	// Suspects are ready copies that were read and gave other bytes than their own,
+	// as long as they have not been verified since.
+	Suspects []Key
 }
 
 // ready returns the copy of id on the disk, if it is ready.

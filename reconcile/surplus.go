@@ -17,7 +17,7 @@ func (v imageView) planSurplus(settling map[schema.DiskRef]Action) []Action {
 	for _, key := range v.surplus() {
 		a := v.drop(key, t)
 		if _, first := settling[key.Disk]; first && key.ID == v.image.ID {
-			if v.other[key] != "" || a.Idle() && a.Until.IsZero() {
+			if v.other[key] != "" || v.suspect[key] || a.Idle() && a.Until.IsZero() {
 				continue
 			}
 			delete(settling, key.Disk)
@@ -50,8 +50,12 @@ type tally struct {
 }
 
 func (v imageView) tally() tally {
-	t := tally{all: len(v.ready)}
+	var t tally
 	for _, key := range v.ready {
+		if v.suspect[key] {
+			continue
+		}
+		t.all++
 		if v.stands(key.Disk) {
 			t.stand++
 		}
@@ -61,7 +65,7 @@ func (v imageView) tally() tally {
 
 // without is the tally when the copy key is not there.
 func (t tally) without(v imageView, key Key) tally {
-	if !slices.Contains(v.ready, key) {
+	if !slices.Contains(v.ready, key) || v.suspect[key] {
 		return t
 	}
 	t.all--

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -32,13 +33,17 @@ func (t Try) puts(kind Kind, now time.Time) bool {
 	return t.Until.After(now)
 }
 
-// next says what to remember of a failure, after what was remembered before.
-func (t Try) next(kind Kind, err error, now time.Time) Try {
-	if !t.of(kind) {
+// next says what to remember of a failure of a, after what was remembered before.
+func (t Try) next(a Action, err error, now time.Time) Try {
+	suspects := slices.Clone(t.Suspects)
+	if !t.of(a.Kind) {
 		t = Try{}
 	}
 	class, final, after := judge(err)
-	next := Try{Kind: kind, Attempts: t.Attempts + 1, Since: t.Since, Message: explain(err), Final: final}
+	if a.Kind == Sync && isA[*disk.ChecksumError](err) {
+		suspects, final = append(suspects, a.from), false // another copy, or the source, may have the right bytes
+	}
+	next := Try{Suspects: suspects, Kind: a.Kind, Attempts: t.Attempts + 1, Since: t.Since, Message: explain(err), Final: final}
 	if next.Disk = class == diskTrouble && !final; next.Since.IsZero() || next.Disk && !t.Disk {
 		next.Since = now
 	}

@@ -1,0 +1,351 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// TestSimulation drives a node through random events, and holds every step against
+// what a manager never does. When the events stop, it has to come to rest with
+// what is declared, and nothing else.
+func TestSimulation(t *testing.T) {
+	const steps = 250
+	done := map[Kind]int{}
+	for seed := range uint64(*seeds / 20) {
+		s := newSimulation(t, seed)
+		for step := range steps {
+			s.step = step
+			s.event()
+			s.pass(time.Duration(s.IntN(20*60)) * time.Second)
+			s.round()
+			if t.Failed() {
+				t.Fatalf("seed %d, step %d:\n%s", seed, step, situationText(s.d, s.o, s.plan))
+			}
+		}
+		s.heal()
+		s.comeToRest()
+		if t.Failed() {
+			t.Fatalf("seed %d at rest:\n%s", seed, situationText(s.d, s.o, s.plan))
+		}
+		for kind, n := range s.done {
+			done[kind] += n
+		}
+	}
+	for _, kind := range []Kind{Download, Sync, Adopt, Verify, Cleanup, Evict} {
+		if done[kind] < *seeds/40 {
+			t.Errorf("%s was done %d times: the events do not show enough", kind, done[kind])
+		}
+	}
+}
+
+// simulation is a world with a manager in it.
+type simulation struct {
+	*world
+	t      *testing.T
+	step   int
+	config schema.Config
+	broken bool
+
+	removals *Removals
+	tries    map[Key]tried
+	jobs     map[Key]*simJob
+
+	d    Desired // of the last round
+	o    Observed
+	plan Plan
+	done map[Kind]int
+}
+
+type simJob struct {
+	action Action
+	image  schema.Image
+	left   int // rounds
+}
+
+func newSimulation(t *testing.T, seed uint64) *simulation {
+	r := dice{rand.New(rand.NewPCG(seed, 2))}
+	s := &simulation{t: t, done: map[Kind]int{}, world: &world{dice: r, disks: map[schema.DiskRef]*platter{}, serves: map[string]string{}}}
+	s.config = schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
+		CleanupWaitInterval: time.Hour, RecoveryWaitInterval: 5 * time.Minute, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50),
+	}}
+	node := schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{}}
+	for i := range 1 + r.IntN(4) {
+		name := fmt.Sprintf("disk%d", i+1)
+		node.Disks[name] = schema.Disk{Path: "/" + name, AllowScheduling: true, Tags: r.tags()}
+		s.disks[schema.DiskRef{Node: "node1", Disk: name}] = &platter{there: true, folders: map[disk.ID]*folder{}}
+	}
+	s.config.Nodes["node1"] = node
+	s.restart()
+	return s
+}
+
+func (s *simulation) restart() {
+	s.removals, s.tries, s.jobs = &Removals{}, map[Key]tried{}, map[Key]*simJob{}
+}
+
+func (s *simulation) pass(d time.Duration) { s.mono += d }
+
+// round is what Loop and Reconciler do between two waits.
+func (s *simulation) round() {
+	d := Desired{Node: "node1", Config: s.config, May: schema.Everything, Held: map[string]schema.Held{}, Removals: s.removals}
+	if s.broken {
+		d.May, *s.removals = schema.NoDeletions, Removals{}
+	} else {
+		s.removals.Look(worldStart.Add(s.mono), declaredNames(s.config))
+	}
+	s.d, s.o = d, s.observe()
+	if s.write(d.Marks(s.o)) {
+		s.stepped = false
+	}
+	s.o = s.observe()
+	s.remember()
+	s.plan = d.Plan(s.o)
+	checkPlan(s.t, d, s.o, s.plan)
+	s.stopObsolete()
+	for _, a := range s.plan.Actions {
+		if !a.Idle() && s.jobs[a.Key()] == nil && len(s.jobs) < 5 {
+			s.jobs[a.Key()] = &simJob{action: a, image: s.config.Images[a.Image], left: s.lasts(a.Kind)}
+		}
+	}
+	s.work()
+}
+
+func (s *simulation) lasts(kind Kind) int {
+	if kind.drops() {
+		return 0
+	}
+	return s.IntN(3)
+}
+
+func declaredNames(c schema.Config) map[string]bool {
+	names := map[string]bool{}
+	for name := range c.Images {
+		names[name] = true
+	}
+	return names
+}
+
+func (s *simulation) observe() Observed {
+	o := Observed{Now: s.now(), ClockStepped: s.stepped, Disks: s.look(s.config), Tries: map[Key]Try{}, Running: map[Key]bool{}}
+	for key, t := range s.tries {
+		if !sameImage(t.image, s.config.Images[key.ID.Name]) {
+			delete(s.tries, key)
+			continue
+		}
+		o.Tries[key] = t.Try
+	}
+	for key := range s.jobs {
+		o.Running[key] = true
+	}
+	return o
+}
+
+// write writes marks, as far as the disks let it, and reports whether it did all.
+func (s *simulation) write(marks []Mark) (all bool) {
+	all = true
+	for _, m := range marks {
+		p := s.disks[m.Key.Disk]
+		if p.readOnly || s.jobs[m.Key] != nil {
+			all = false
+			continue
+		}
+		p.folders[m.Key.ID].mark = m
+	}
+	return all
+}
+
+// remember keeps what the test needs to know of each copy, by a clock that nobody
+// sets.
+func (s *simulation) remember() {
+	for ref, seen := range s.o.Disks {
+		for id, c := range seen.Copies {
+			f := s.disks[ref].folders[id]
+			if s.disks[ref].readOnly || s.jobs[Key{ref, id}] != nil {
+				continue // nothing can be noted
+			}
+			if c.Using != "" {
+				f.used = s.mono
+			}
+			image := s.config.Images[id.Name]
+			places := matching(s.config, image)
+			everywhere := image.AllDisks || image.Copies >= len(places)
+			if image.ID == id && c.State == disk.Ready && everywhere && slices.Contains(places, ref) {
+				f.wanted = s.mono
+			}
+		}
+	}
+}
+
+func (s *simulation) stopObsolete() {
+	wanted := map[Key]Kind{}
+	for _, a := range s.plan.Actions {
+		if !a.Idle() {
+			wanted[a.Key()] = a.Kind
+		}
+	}
+	for key, job := range s.jobs {
+		if wanted[key] != job.action.Kind || !sameImage(job.image, s.config.Images[key.ID.Name]) {
+			delete(s.jobs, key)
+		}
+	}
+}
+
+// work lets the jobs go on, and ends some.
+func (s *simulation) work() {
+	for _, key := range slices.SortedFunc(maps.Keys(s.jobs), func(a, b Key) int { return cmpText(a, b) }) {
+		job := s.jobs[key]
+		if job.left > 0 {
+			job.left--
+			s.progress(job)
+			continue
+		}
+		delete(s.jobs, key)
+		s.watch(job.action)
+		declared, _ := s.d.disk(key.Disk)
+		err := s.do(job.action, job.image, declared.StorageReserved)
+		if err != nil {
+			s.tries[key] = tried{s.tries[key].next(job.action, err, s.now()), job.image}
+			continue
+		}
+		(&Reconciler{tries: s.tries}).succeeded(key)
+		s.done[job.action.Kind]++
+	}
+}
+
+func (s *simulation) progress(job *simJob) {
+	p := s.disks[job.action.Key().Disk]
+	if job.action.Kind != Download && job.action.Kind != Sync || !p.there {
+		return
+	}
+	f := p.folder(job.action.Key().ID)
+	f.owned = true
+	if f.part < gib/2 && p.free() > gib/2 {
+		f.part += gib / 4
+	}
+}
+
+// watch holds a deletion against the world itself and the clock that nobody sets.
+func (s *simulation) watch(a Action) {
+	if !a.Kind.drops() {
+		return
+	}
+	key := a.Key()
+	p := s.disks[key.Disk]
+	f := p.folders[key.ID]
+	wait := s.config.Settings.CleanupWaitInterval
+	if a.Kind == Cleanup {
+		s.least(key, "it was made", s.mono-f.made, wait)
+		s.least(key, "it was used", s.mono-f.used, wait)
+		s.least(key, "it was wanted", s.mono-f.wanted, wait)
+	}
+	image, declared := s.config.Images[key.ID.Name]
+	if s.broken {
+		s.t.Errorf("%s goes while the configuration is broken", key)
+	}
+	if !declared {
+		return
+	}
+	others := 0
+	for ref, other := range s.disks {
+		g := other.folders[image.ID]
+		if other.there && g != nil && g.letter != "" && g.owned && !g.touched && g.failed == "" && (Key{ref, image.ID}) != key {
+			others++
+		}
+	}
+	if others == 0 {
+		s.t.Errorf("%s goes and %s is ready nowhere else", key, image.ID)
+	}
+	if f.letter != "" && key.ID == image.ID && !f.touched && f.failed == "" && !image.AllDisks && others < image.Copies {
+		s.t.Errorf("%s goes and %d copies are left of %d", key, others, image.Copies)
+	}
+}
+
+func (s *simulation) least(key Key, since string, passed, wait time.Duration) {
+	if passed < wait {
+		s.t.Errorf("%s goes %s after %s; the interval is %s", key, passed, since, wait)
+	}
+}
+
+// heal ends all that keeps a manager from doing its work.
+func (s *simulation) heal() {
+	s.broken, s.offline, s.wall = false, false, 0
+	s.config.Settings.ConcurrentReplenishPerNodeLimit = 5
+	node := s.config.Nodes["node1"]
+	node.EvictionRequested, node.AllowScheduling = false, true
+	for _, ref := range s.refs() {
+		p := s.disks[ref]
+		p.there, p.dying, p.unreadable, p.readOnly, p.filled = true, false, false, false, -100*gib
+		one := node.Disks[ref.Disk]
+		one.AllowScheduling, one.EvictionRequested = true, false
+		node.Disks[ref.Disk] = one
+		for id, f := range p.folders {
+			f.users = 0
+			if _, declared := s.config.Images[id.Name]; !declared {
+				s.config.Settings.PruneConfirmed = append(s.config.Settings.PruneConfirmed, id)
+			}
+		}
+	}
+	s.config.Nodes["node1"] = node
+	for _, name := range slices.Sorted(maps.Keys(s.config.Images)) {
+		s.declare(name, s.serves["https://example.com/"+name], 1+s.IntN(3))
+	}
+	s.decide()
+	s.restart()
+	s.stepped = true
+}
+
+// decide is what a person has to do about files that lie under a declared uuid and
+// have other bytes than the declared checksum.
+func (s *simulation) decide() {
+	for name, image := range s.config.Images {
+		for _, p := range s.disks {
+			f := p.folders[image.ID]
+			right := s.serves["https://example.com/"+name]
+			if f != nil && f.letter != "" && f.letter != right && f.digest != right {
+				delete(p.folders, image.ID)
+			}
+		}
+	}
+}
+
+// comeToRest runs rounds until nothing is left to do, and looks at what is there.
+func (s *simulation) comeToRest() {
+	quiet := 0
+	for s.step = 0; quiet < 10; s.step++ {
+		s.pass(20 * time.Minute)
+		s.round()
+		if s.step > 300 {
+			s.t.Error("it does not come to rest")
+			return
+		}
+		quiet++
+		if !s.plan.Empty() || len(s.jobs) > 0 {
+			quiet = 0
+		}
+	}
+	for _, ref := range s.refs() {
+		for _, id := range s.disks[ref].ids() {
+			if f := s.disks[ref].folders[id]; s.config.Images[id.Name].ID != id && f.owned {
+				s.t.Errorf("at rest %s is left on %s", id, ref)
+			}
+		}
+	}
+	for name, image := range s.config.Images {
+		ready := 0
+		for _, ref := range s.refs() {
+			if f := s.disks[ref].folders[image.ID]; f != nil && f.letter != "" {
+				ready++
+			}
+		}
+		if want := min(image.Copies, len(s.disks)); ready != want {
+			s.t.Errorf("at rest %s has %d copies of %d", name, ready, want)
+		}
+	}
+}
