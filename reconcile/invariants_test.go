@@ -147,13 +147,14 @@ func (j *invariants) interval(key Key) {
 }
 
 func (j *invariants) vanished(key Key) {
-	gone := map[string]bool{}
+	gone, confirmed := map[string]bool{}, true
 	for ref, seen := range j.o.Disks {
 		for id, c := range seen.Copies {
 			_, declared := j.d.Config.Images[id.Name]
 			held, broken := j.d.Held[id.Name]
 			if ref.Node == j.d.Node && seen.Problem == "" && c.Owned && !declared && !(broken && !held.Stale) {
 				gone[id.Name] = true
+				confirmed = confirmed && slices.Contains(j.d.Config.Settings.PruneConfirmed, id)
 			}
 			j.never(id.Name == key.ID.Name && seen.Problem == "" && c.Using != "", "cleanup of %s, which is used on %s", key, ref)
 		}
@@ -162,7 +163,7 @@ func (j *invariants) vanished(key Key) {
 	j.never(broken && !held.Stale, "cleanup of %s, the declaration of which is broken", key)
 	j.never(j.d.Removals != nil && !j.d.Removals.Gone(key.ID.Name), "cleanup of %s at the first look without it", key)
 	over := len(gone) > 1 && j.d.Config.Settings.PruneLimit.Holds(len(j.d.Config.Images), len(gone))
-	j.never(over && !slices.Contains(j.d.Config.Settings.PruneConfirmed, key.ID), "cleanup of %s over the prune limit", key)
+	j.never(over && !confirmed, "cleanup of %s over the prune limit", key)
 	for node, n := range j.d.Config.Nodes {
 		for name := range n.Disks {
 			seen, known := j.o.Disks[schema.DiskRef{Node: node, Disk: name}]

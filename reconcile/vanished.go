@@ -24,7 +24,7 @@ func (s *scene) planVanished() []Action {
 	}
 	blind := s.blind()
 	var held string
-	if limit := s.Config.Settings.PruneLimit; limit.Holds(len(s.Config.Images), len(vanished)) {
+	if limit := s.Config.Settings.PruneLimit; limit.Holds(len(s.Config.Images), len(vanished)) && !s.confirmed(vanished) {
 		held = fmt.Sprintf("%d images left the configuration, more at once than pruneLimit %s allows", len(vanished), limit)
 	}
 	var actions []Action
@@ -34,6 +34,19 @@ func (s *scene) planVanished() []Action {
 		}
 	}
 	return actions
+}
+
+// confirmed reports whether all of these copies may go although they are many. If
+// those that are named went first, the others would not be many any more.
+func (s *scene) confirmed(vanished map[string][]Key) bool {
+	for _, keys := range vanished {
+		for _, key := range keys {
+			if !slices.Contains(s.Config.Settings.PruneConfirmed, key.ID) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // used says what uses any copy of an image on this node.
@@ -79,6 +92,8 @@ func (s *scene) dropVanished(key Key, used, held, blind string) Action {
 		return s.keep(key, reason+", but "+used)
 	case held != "" && !slices.Contains(s.Config.Settings.PruneConfirmed, key.ID):
 		return newAction(Blocked, key, fmt.Sprintf("%s: if that is meant, add %q to pruneConfirmed", held, key.ID), 0)
+	case held != "":
+		return s.keep(key, held+": it goes when pruneConfirmed names all of them")
 	case until.After(s.o.Now):
 		return s.keepUntil(key, reason+"; goes after the clean-up interval", until)
 	case blind != "":
