@@ -113,7 +113,13 @@ func (d *Disk) Update(id ID, change func(*Record)) error {
 // makeFolder makes the folder of id with a record in it, so that whatever is
 // written there later is known to be ours.
 func (d *Disk) makeFolder(id ID) (Record, error) {
-	err := errors.Join(mkdirDurably(d.root, imagesFolder), mkdirDurably(d.root, id.folder()))
+	err := mkdirDurably(d.root, imagesFolder)
+	if err == nil {
+		err = mkdirDurably(d.root, id.folder())
+	}
+	if info, statErr := d.root.Lstat(id.folder()); err == nil && statErr == nil && !info.IsDir() {
+		err = errors.New("something else is in its place") // such as a link to that of another image
+	}
 	if err != nil {
 		return Record{}, fmt.Errorf("make folder of %s: %w", id, err)
 	}
