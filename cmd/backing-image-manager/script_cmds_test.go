@@ -45,6 +45,7 @@ var commands = map[string]func(*testscript.TestScript, bool, []string){
 	"put":        put,
 	"fill":       fill,
 	"small-disk": smallDisk,
+	"earlier":    earlier,
 }
 
 func expect(ts *testscript.TestScript, neg bool, err error) {

@@ -69,6 +69,10 @@ import (
 //
 // $LONGHORN is the folder with disks that Longhorn wrote, packed.
 //
+//	earlier DURATION RECORD...
+//		Makes the times in records that clean-ups go by so much earlier, as if it
+//		had passed since.
+//
 // Conditions: [root], [git].
 //
 // Run one scenario with: go test ./cmd/backing-image-manager -run Script/NAME
