@@ -46,6 +46,7 @@ var commands = map[string]func(*testscript.TestScript, bool, []string){
 	"fill":       fill,
 	"small-disk": smallDisk,
 	"earlier":    earlier,
+	"rounds":     moreRounds,
 }
 
 func expect(ts *testscript.TestScript, neg bool, err error) {

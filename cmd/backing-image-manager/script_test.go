@@ -72,6 +72,8 @@ import (
 //	earlier DURATION RECORD...
 //		Makes the times in records that clean-ups go by so much earlier, as if it
 //		had passed since.
+//	rounds URL N
+//		Waits until the daemon there has looked N more times.
 //
 // Conditions: [root], [git].
 //

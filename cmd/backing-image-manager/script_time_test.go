@@ -1,0 +1,73 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// earlier changes the times in a record, see script_test.go.
+func earlier(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: earlier DURATION RECORD...")
+	}
+	by, err := time.ParseDuration(args[0])
+	ts.Check(err)
+	for _, name := range args[1:] {
+		var record map[string]any
+		d := json.NewDecoder(strings.NewReader(ts.ReadFile(name)))
+		d.UseNumber() // times of files are too long for a float
+		ts.Check(d.Decode(&record))
+		for _, key := range []string{"unwantedSince", "lastUsed"} {
+			if text, noted := record[key].(string); noted {
+				was, err := time.Parse(time.RFC3339Nano, text)
+				ts.Check(err)
+				record[key] = was.Add(-by)
+			}
+		}
+		data, err := json.Marshal(record)
+		ts.Check(err)
+		ts.Check(os.WriteFile(ts.MkAbs(name), data, 0o644))
+	}
+}
+
+var roundsPattern = regexp.MustCompile(`(?m)^backing_image_manager_rounds_total (\S+)$`)
+
+// moreRounds waits for a daemon, see script_test.go.
+func moreRounds(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: rounds URL N")
+	}
+	more, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	first := roundsOf(ts, args[0])
+	again := time.NewTicker(25 * time.Millisecond)
+	defer again.Stop()
+	over := time.After(patience)
+	for roundsOf(ts, args[0]) < first+float64(more) {
+		select {
+		case <-again.C:
+		case <-over:
+			ts.Fatalf("%s has not made %d rounds within %v", args[0], more, patience)
+		}
+	}
+}
+
+func roundsOf(ts *testscript.TestScript, url string) float64 {
+	var body bytes.Buffer
+	ts.Check(sendHTTP(ts, []string{"GET", url + "/metrics"}, &body, io.Discard))
+	found := roundsPattern.FindSubmatch(body.Bytes())
+	if found == nil {
+		ts.Fatalf("%s does not tell its rounds", url)
+	}
+	n, err := strconv.ParseFloat(string(found[1]), 64)
+	ts.Check(err)
+	return n
+}
