@@ -33,7 +33,7 @@ func (c *Client) Checksum(ctx context.Context, r Request) (stored, packed disk.D
 	image := t.addresses
 	t.addresses, t.loose, t.fresh = []address{list}, true, false
 	imagePacking := t.packing
-	t.packing, t.limiter, t.request.MaxSize = notPacked, nil, 0
+	t.packing, t.limiter, t.request.MaxSize, t.request.Skip = notPacked, nil, 0, 0
 	file := &memory{limit: maxSums}
 	if err := t.pull(ctx, file); err != nil {
 		return stored, packed, err

@@ -34,6 +34,7 @@ var defaultTiming = timing{connect: 30 * time.Second, firstByte: time.Minute, st
 type Request struct {
 	URL     string
 	Mirrors []string // other addresses of the same bytes, in the order to try them
+	Skip    int      // how many of URL and Mirrors are left out, from the front; at least one is not
 
 	Credentials string // a folder below SecretsDir; empty: none
 	ChecksumURL string // a SHA256SUMS or SHA512SUMS file, or one bare checksum
@@ -46,8 +47,9 @@ type Request struct {
 	BandwidthLimit int64 // most bytes per second from the network; 0: no limit
 
 	// Whole asks for the image in one piece: nothing of the part is kept, and
-	// bytes of several addresses are not joined. It is for the one retry after a
-	// wrong checksum of an image that came in pieces (Progress.Joined).
+	// bytes of several addresses are not joined. It is for the retries after a
+	// wrong checksum: of an image that came in pieces (Progress.Joined), or from
+	// an address that is skipped now.
 	Whole bool
 }
 

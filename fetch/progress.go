@@ -17,6 +17,9 @@ type Progress struct {
 	// Joined is set while the bytes that came are of more than one answer. If
 	// their checksum is wrong then, another try as a Whole may bring the right ones.
 	Joined atomic.Bool
+
+	// Address is where the bytes come from: 0 is Request.URL, 1 the first mirror.
+	Address atomic.Int64
 }
 
 // Percent returns 0..100, and 0 while the total is not known.

@@ -60,7 +60,9 @@ const (
 // the same file.
 func (t *transfer) pull(ctx context.Context, to sink) error {
 	var failed []*Error
-	for _, a := range t.addresses {
+	for i := t.request.Skip; i < len(t.addresses); i++ {
+		a := t.addresses[i]
+		t.progress.Address.Store(int64(i))
 		err := t.dispatch(ctx, a, to)
 		if err == nil {
 			return nil

@@ -54,13 +54,34 @@ func (j job) download(ctx context.Context, id disk.ID) error {
 			return err
 		}
 	}
-	err := j.downloadTo(ctx, id, r)
-	if !isA[*disk.ChecksumError](err) || !j.progress.Joined.Load() {
-		return err
+	return j.downloadRight(ctx, id, r)
+}
+
+// downloadRight asks again where the bytes were wrong and others can be had: for
+// the whole, if they came in pieces, of which one may have been of another version,
+// and then of the addresses that were not asked yet. The error of the last try
+// decides when to come back.
+func (j job) downloadRight(ctx context.Context, id disk.ID, r fetch.Request) error {
+	var wrong error
+	for {
+		err := j.downloadTo(ctx, id, r)
+		if err == nil {
+			return nil
+		}
+		asked := int(j.progress.Address.Load())
+		bad := isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err)
+		if bad && len(r.Mirrors) > 0 {
+			err = fmt.Errorf("address %d of %d: %w", asked+1, len(r.Mirrors)+1, err)
+		}
+		switch {
+		case bad && j.progress.Joined.Load() && !r.Whole:
+		case bad && asked < len(r.Mirrors):
+			wrong, r.Skip = errors.Join(err, wrong), asked+1
+		default:
+			return errors.Join(err, wrong)
+		}
+		r.Whole = true
 	}
-	// The bytes came in pieces, of which one may have been of another version.
-	r.Whole = true
-	return j.downloadTo(ctx, id, r)
 }
 
 func (j job) downloadTo(ctx context.Context, id disk.ID, r fetch.Request) error {
