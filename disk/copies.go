@@ -38,6 +38,7 @@ type Copy struct {
 	SHA256      Digest    // known when it was asked for
 	Expected    Digest    // from backing.cfg
 	Verified    time.Time // when its bytes were last hashed and were right
+	Damaged     time.Time // when they were last found wrong; they may have been replaced since
 
 	HasCfg    bool  // backing.cfg is readable and is about this file
 	Owned     bool  // we made or adopted it
@@ -105,7 +106,7 @@ func (d *Disk) lookInto(id ID, folder *os.Root) Copy {
 	r, ours, cfg, hasCfg := d.described(id, folder)
 	c := Copy{
 		ID: id, State: Pending, Owned: ours,
-		InUse: r.InUse, LastUsed: r.LastUsed, UnwantedSince: r.UnwantedSince,
+		Damaged: r.Damaged, InUse: r.InUse, LastUsed: r.LastUsed, UnwantedSince: r.UnwantedSince,
 	}
 	lookAtPart(&c, r, folder)
 	info, err := folder.Lstat(imageFile)

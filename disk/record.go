@@ -36,6 +36,7 @@ type Record struct {
 	Evidence *Evidence `json:"evidence,omitempty"`
 	Verified time.Time `json:"verified,omitzero"` // when the bytes were last hashed and were right
 	Failed   string    `json:"failed,omitempty"`  // why the file must not be used
+	Damaged  time.Time `json:"damaged,omitzero"`  // when a file here last failed, replaced or not
 	// InUse is set when the copy was last seen used, so that a manager that was
 	// away when the use ended starts the clock then and not before.
 	InUse         bool      `json:"inUse,omitempty"`

@@ -148,6 +148,6 @@ func (d *Disk) fail(id ID, r Record, why string) error {
 		evidence := evidenceOf(info)
 		r.Evidence = &evidence
 	}
-	r.Failed = why
+	r.Failed, r.Damaged = why, time.Now().UTC()
 	return d.writeRecord(id, r)
 }

@@ -76,6 +76,7 @@ type CopyStatus struct {
 	SHA256      disk.Digest `json:"sha256"`
 	Owned       bool        `json:"owned"`
 	Verified    time.Time   `json:"verified,omitzero"` // when its bytes were last right
+	Damaged     time.Time   `json:"damaged,omitzero"`  // when they last were not; they may have been replaced since
 	InUse       string      `json:"inUse,omitempty"`   // by what
 	LastUsed    time.Time   `json:"lastUsed,omitzero"`
 	Unwanted    time.Time   `json:"unwantedSince,omitzero"`
@@ -169,7 +170,7 @@ func (v View) copyStatus(key Key, plan map[Key]Action, under map[Key]Transfer) C
 	s := CopyStatus{
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256,
-		Owned: c.Owned, Verified: c.Verified, InUse: c.Using, LastUsed: c.LastUsed, Unwanted: c.UnwantedSince,
+		Owned: c.Owned, Verified: c.Verified, Damaged: c.Damaged, InUse: c.Using, LastUsed: c.LastUsed, Unwanted: c.UnwantedSince,
 	}
 	switch {
 	case c.State == disk.Ready:

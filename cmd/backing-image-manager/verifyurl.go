@@ -51,7 +51,7 @@ func verifying(before, now reconcile.Status, name string) bool {
 }
 
 // reportVerified says what became of the copies that were ready before. A daemon
-// replaces at once what turns out to be damaged: what counts is what is there now.
+// replaces at once what turns out to be damaged; that did not match all the same.
 func reportVerified(out io.Writer, before, now reconcile.Status, name string) error {
 	var wrong []error
 	for _, image := range now.Images {
@@ -63,6 +63,8 @@ func reportVerified(out io.Writer, before, now reconcile.Status, name string) er
 			was, wasReady := readyBefore(before, id, c)
 			switch {
 			case !wasReady:
+			case c.State == disk.Ready && c.Damaged.After(was.Damaged):
+				wrong = append(wrong, fmt.Errorf("%s on %s was damaged, and has been replaced by one that matches", id, place(c)))
 			case c.State == disk.Ready && !c.Verified.After(was.Verified):
 				wrong = append(wrong, fmt.Errorf("%s on %s could not be verified: %s", id, place(c), oneLine(c.Message)))
 			case c.State == disk.Ready:
