@@ -45,7 +45,10 @@ var commands = map[string]func(*testscript.TestScript, bool, []string){
 	"put":        put,
 	"fill":       fill,
 	"small-disk": smallDisk,
+	"bind":       bind,
+	"unbind":     unbind,
 	"earlier":    earlier,
+	"rot":        rot,
 	"rounds":     moreRounds,
 }
 

@@ -69,9 +69,15 @@ import (
 //
 // $LONGHORN is the folder with disks that Longhorn wrote, packed.
 //
+//	bind DIR AT
+//		Mounts the folder at another one too, until the script ends or says
+//		unbind AT. Needs [root].
 //	earlier DURATION RECORD...
 //		Makes the times in records that clean-ups go by so much earlier, as if it
 //		had passed since.
+//	rot IMAGEFOLDER OFFSET
+//		Flips a bit of an image that nothing shows but the bytes: the record vouches
+//		for the file as it is then.
 //	rounds URL N
 //		Waits until the daemon there has looked N more times.
 //

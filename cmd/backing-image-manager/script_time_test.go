@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -21,20 +23,15 @@ func earlier(ts *testscript.TestScript, neg bool, args []string) {
 	by, err := time.ParseDuration(args[0])
 	ts.Check(err)
 	for _, name := range args[1:] {
-		var record map[string]any
-		d := json.NewDecoder(strings.NewReader(ts.ReadFile(name)))
-		d.UseNumber() // times of files are too long for a float
-		ts.Check(d.Decode(&record))
-		for _, key := range []string{"unwantedSince", "lastUsed"} {
-			if text, noted := record[key].(string); noted {
-				was, err := time.Parse(time.RFC3339Nano, text)
-				ts.Check(err)
-				record[key] = was.Add(-by)
+		edit(ts, name, func(record map[string]any) {
+			for _, key := range []string{"unwantedSince", "lastUsed"} {
+				if text, noted := record[key].(string); noted {
+					was, err := time.Parse(time.RFC3339Nano, text)
+					ts.Check(err)
+					record[key] = was.Add(-by)
+				}
 			}
-		}
-		data, err := json.Marshal(record)
-		ts.Check(err)
-		ts.Check(os.WriteFile(ts.MkAbs(name), data, 0o644))
+		})
 	}
 }
 
@@ -70,4 +67,50 @@ func roundsOf(ts *testscript.TestScript, url string) float64 {
 	n, err := strconv.ParseFloat(string(found[1]), 64)
 	ts.Check(err)
 	return n
+}
+
+// rot changes an image behind the back of its record, see script_test.go.
+func rot(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: rot IMAGEFOLDER OFFSET")
+	}
+	image, recordFile := filepath.Join(args[0], "backing"), filepath.Join(args[0], "backing.record")
+	was, err := os.Stat(ts.MkAbs(image))
+	ts.Check(err)
+	poke(ts, false, []string{image, args[1]})
+	ts.Check(os.Chtimes(ts.MkAbs(image), was.ModTime(), was.ModTime()))
+	is, err := os.Stat(ts.MkAbs(image))
+	ts.Check(err)
+	changed := is.Sys().(*syscall.Stat_t).Ctim
+	edit(ts, recordFile, func(record map[string]any) {
+		record["evidence"].(map[string]any)["ctime"] = changed.Nano()
+	})
+}
+
+// edit changes a record.
+func edit(ts *testscript.TestScript, name string, change func(record map[string]any)) {
+	var record map[string]any
+	d := json.NewDecoder(strings.NewReader(ts.ReadFile(name)))
+	d.UseNumber() // times of files are too long for a float
+	ts.Check(d.Decode(&record))
+	change(record)
+	data, err := json.Marshal(record)
+	ts.Check(err)
+	writeAtOnce(ts, name, string(data))
+}
+
+func bind(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: bind DIR AT")
+	}
+	at := ts.MkAbs(args[1])
+	ts.Check(syscall.Mount(ts.MkAbs(args[0]), at, "", syscall.MS_BIND, ""))
+	ts.Defer(func() { _ = syscall.Unmount(at, syscall.MNT_DETACH) }) // fails when the script has done it
+}
+
+func unbind(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: unbind AT")
+	}
+	ts.Check(syscall.Unmount(ts.MkAbs(args[0]), syscall.MNT_DETACH))
 }
