@@ -318,7 +318,7 @@ func (s *simulation) decide() {
 // comeToRest runs rounds until nothing is left to do, and looks at what is there.
 func (s *simulation) comeToRest() {
 	quiet := 0
-	for s.step = 0; quiet < 10; s.step++ {
+	for s.step = 0; quiet < 20; s.step++ {
 		s.pass(20 * time.Minute)
 		s.round()
 		if s.step > 300 {

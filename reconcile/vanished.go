@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -27,10 +28,18 @@ func (s *scene) planVanished() []Action {
 	if limit := s.Config.Settings.PruneLimit; limit.Holds(len(s.Config.Images), len(vanished)) && !s.confirmed(vanished) {
 		held = fmt.Sprintf("%d images left the configuration, more at once than pruneLimit %s allows", len(vanished), limit)
 	}
+	confirmed := map[disk.ID]bool{}
+	for _, id := range s.Config.Settings.PruneConfirmed {
+		confirmed[id] = true
+	}
 	var actions []Action
 	for name, keys := range vanished {
 		for _, key := range keys {
-			actions = append(actions, s.dropVanished(key, s.used(name), held, blind))
+			why := held
+			if confirmed[key.ID] {
+				why = ""
+			}
+			actions = append(actions, s.dropVanished(key, s.used(name), why, blind))
 		}
 	}
 	return actions
@@ -90,7 +99,7 @@ func (s *scene) dropVanished(key Key, used, held, blind string) Action {
 		return s.keep(key, reason+"; another look has to confirm it")
 	case used != "":
 		return s.keep(key, reason+", but "+used)
-	case held != "" && !slices.Contains(s.Config.Settings.PruneConfirmed, key.ID):
+	case held != "":
 		return newAction(Blocked, key, fmt.Sprintf("%s: if that is meant, add %q to pruneConfirmed", held, key.ID), 0)
 	case held != "":
 		return s.keep(key, held+": it goes when pruneConfirmed names all of them")

@@ -1,0 +1,162 @@
+package reconcile
+
+import (
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// TestScore freezes the ranking: with another one every image would move. The
+// vectors were computed by another program:
+//
+//	printf '\0\0\0\0\0\0\0\6parrot\0\0\0\0\0\0\0\5node1\0\0\0\0\0\0\0\5disk1' | sha256sum
+func TestScore(t *testing.T) {
+	for _, v := range []struct{ image, node, disk, want string }{
+		{"parrot", "node1", "disk1", "1e16796d00dc506db12c3759f2a601db9a609756b5ba0bd82fe78a17f8a40423"},
+		{"parrot", "node1", "disk2", "7d05093c0643447c4e9e47807f298b485ecfed13f69126ea578b1dc51663164f"},
+		{"parrot", "node2", "disk1", "eb6a82ccc1607a90a90cf3471c6652e2105fe7928e714559cd1fac0f751f77b4"},
+		{"parrotnode1", "", "disk1", "30b977be26ddf130ddacf93bb27d73c37b70778d45c39427c135804d4d541835"},
+		{"debian-13.qcow2", "rack-7.example", "nvme0", "7c0f5a23e472eae9a7e10d2b3932bae0ae0d7ed97f914dfcf9576a842246adde"},
+	} {
+		got := score(v.image, v.node, v.disk)
+		if hex.EncodeToString(got[:]) != v.want {
+			t.Errorf("score of %s on %s/%s is %x, want %s", v.image, v.node, v.disk, got, v.want)
+		}
+	}
+}
+
+// TestRankedVectors freezes the walk: every node's best disk before any node's
+// second.
+func TestRankedVectors(t *testing.T) {
+	c := grid(3, 2)
+	for image, want := range map[string][]string{
+		"parrot": {"node1/disk1", "node3/disk2", "node2/disk2", "node1/disk2", "node2/disk1", "node3/disk1"},
+		"macaw":  {"node3/disk2", "node1/disk1", "node2/disk1", "node1/disk2", "node2/disk2", "node3/disk1"},
+		"debian": {"node2/disk1", "node3/disk1", "node1/disk1", "node3/disk2", "node2/disk2", "node1/disk2"},
+	} {
+		var got []string
+		for _, ref := range ranked(c, named(image)) {
+			got = append(got, ref.String())
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s is ranked %q, want %q", image, got, want)
+		}
+	}
+}
+
+// grid has so many nodes with so many disks each.
+func grid(nodes, disks int) schema.Config {
+	c := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}}
+	for n := range nodes {
+		node := schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{}}
+		for d := range disks {
+			name := fmt.Sprintf("disk%d", d+1)
+			node.Disks[name] = schema.Disk{Path: "/" + name, AllowScheduling: true}
+		}
+		c.Nodes[fmt.Sprintf("node%d", n+1)] = node
+	}
+	return c
+}
+
+func named(name string) schema.Image {
+	return schema.Image{
+		ID: disk.ID{Name: name, UUID: "0000000a"}, Copies: 1, Checksum: digestOf(disk.SHA512, "a"),
+		Source: schema.Source{Download: &schema.Download{URL: "https://example.com/" + name}},
+	}
+}
+
+func TestRankedBestOfEveryNodeFirst(t *testing.T) {
+	c := grid(5, 4)
+	for i := range 200 {
+		refs := ranked(c, named(fmt.Sprint("image", i)))
+		if len(refs) != 20 {
+			t.Fatalf("%d disks are ranked", len(refs))
+		}
+		for round := range slices.Chunk(refs, 5) {
+			nodes := map[string]bool{}
+			for _, ref := range round {
+				nodes[ref.Node] = true
+			}
+			if len(nodes) != 5 {
+				t.Errorf("a node comes again before another came at all: %v", refs)
+			}
+		}
+	}
+}
+
+// TestRankedMovesLittle takes each disk away, and each node, by eviction and for
+// good: only copies that were on it may move, and the same when it comes back.
+func TestRankedMovesLittle(t *testing.T) {
+	with := grid(4, 3)
+	for _, without := range smaller(with) {
+		for i := range 50 {
+			image := named(fmt.Sprint("image", i))
+			for copies := 1; copies <= 5; copies++ {
+				before, after := ranked(with, image)[:copies], ranked(without, image)
+				after = after[:min(copies, len(after))]
+				for _, ref := range before {
+					if stays(without, ref) && !slices.Contains(after, ref) {
+						t.Fatalf("%s moves from %s, which is there: before %v, then %v", image.ID.Name, ref, before, after)
+					}
+				}
+			}
+		}
+	}
+}
+
+func stays(c schema.Config, ref schema.DiskRef) bool {
+	d, there := c.Nodes[ref.Node].Disks[ref.Disk]
+	return there && !d.EvictionRequested && !c.Nodes[ref.Node].EvictionRequested
+}
+
+// smaller are configurations that lack one disk or one node of c.
+func smaller(c schema.Config) []schema.Config {
+	var all []schema.Config
+	for name, node := range c.Nodes {
+		fewer := c
+		fewer.Nodes = maps.Clone(c.Nodes)
+		delete(fewer.Nodes, name)
+		evicted := c
+		evicted.Nodes = maps.Clone(c.Nodes)
+		drained := node
+		drained.EvictionRequested = true
+		evicted.Nodes[name] = drained
+		all = append(all, fewer, evicted)
+		for diskName, d := range node.Disks {
+			fewer := c
+			fewer.Nodes = maps.Clone(c.Nodes)
+			one := node
+			one.Disks = maps.Clone(node.Disks)
+			delete(one.Disks, diskName)
+			fewer.Nodes[name] = one
+			evicted := c
+			evicted.Nodes = maps.Clone(c.Nodes)
+			two := node
+			two.Disks = maps.Clone(node.Disks)
+			d.EvictionRequested = true
+			two.Disks[diskName] = d
+			evicted.Nodes[name] = two
+			all = append(all, fewer, evicted)
+		}
+	}
+	return all
+}
+
+func TestRankedBalance(t *testing.T) {
+	const images = 6000
+	c := grid(3, 2)
+	first := map[schema.DiskRef]int{}
+	for i := range images {
+		first[ranked(c, named(fmt.Sprint("image", i)))[0]]++
+	}
+	for ref, n := range first {
+		if n < images/6*8/10 || n > images/6*12/10 {
+			t.Errorf("%s is the first for %d of %d images on 6 disks", ref, n, images)
+		}
+	}
+}
