@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -160,6 +161,9 @@ func (s *goldenState) try(words []string) {
 			t.Message = value
 		case "space":
 			t.Space = s.bytes(value)
+		case "suspect":
+			on, image, _ := strings.Cut(value, ":")
+			t.Suspects = append(t.Suspects, s.key([]string{on, cmp.Or(image, words[1])}))
 		case "final":
 			t.Final = true
 		case "disk":

@@ -111,6 +111,7 @@ func (s *simulation) round() {
 	s.stopObsolete()
 	for _, a := range s.plan.Actions {
 		if !a.Idle() && s.jobs[a.Key()] == nil && len(s.jobs) < 5 {
+			s.watch(a)
 			s.jobs[a.Key()] = &simJob{action: a, image: s.config.Images[a.Image], left: s.lasts(a.Kind)}
 		}
 	}
@@ -119,7 +120,7 @@ func (s *simulation) round() {
 
 func (s *simulation) lasts(kind Kind) int {
 	if kind.drops() {
-		return 0
+		return s.IntN(2)
 	}
 	return s.IntN(3)
 }
@@ -191,6 +192,9 @@ func (s *simulation) stopObsolete() {
 		}
 	}
 	for key, job := range s.jobs {
+		if job.action.Kind.drops() {
+			continue // a removal is not stopped half way
+		}
 		if wanted[key] != job.action.Kind || !sameImage(job.image, s.config.Images[key.ID.Name]) {
 			delete(s.jobs, key)
 		}
@@ -207,7 +211,6 @@ func (s *simulation) work() {
 			continue
 		}
 		delete(s.jobs, key)
-		s.watch(job.action)
 		declared, _ := s.d.disk(key.Disk)
 		err := s.do(job.action, job.image, declared.StorageReserved)
 		if err != nil {
@@ -231,7 +234,7 @@ func (s *simulation) progress(job *simJob) {
 	}
 }
 
-// watch holds a deletion against the world itself and the clock that nobody sets.
+// watch holds a deletion, as it begins, against the world itself and the clock that nobody sets.
 func (s *simulation) watch(a Action) {
 	if !a.Kind.drops() {
 		return
@@ -255,6 +258,9 @@ func (s *simulation) watch(a Action) {
 	others := 0
 	for ref, other := range s.disks {
 		g := other.folders[image.ID]
+		if job := s.jobs[Key{ref, image.ID}]; job != nil && job.action.Kind.drops() {
+			continue // on its way out
+		}
 		if other.there && g != nil && g.letter != "" && g.owned && !g.touched && g.failed == "" && (Key{ref, image.ID}) != key {
 			others++
 		}

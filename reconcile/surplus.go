@@ -43,7 +43,8 @@ func (v imageView) surplus() []Key {
 	return keys
 }
 
-// tally counts ready copies of the wanted generation.
+// tally counts ready copies of the wanted generation that a deletion may count on:
+// none that is suspected, and none with work under way, which may be its removal.
 type tally struct {
 	all   int // wherever they are
 	stand int // where they should be, or could: on ranked disks and those that the image names
@@ -52,7 +53,7 @@ type tally struct {
 func (v imageView) tally() tally {
 	var t tally
 	for _, key := range v.ready {
-		if v.suspect[key] {
+		if !v.counts(key) {
 			continue
 		}
 		t.all++
@@ -65,7 +66,7 @@ func (v imageView) tally() tally {
 
 // without is the tally when the copy key is not there.
 func (t tally) without(v imageView, key Key) tally {
-	if !slices.Contains(v.ready, key) || v.suspect[key] {
+	if !v.counts(key) {
 		return t
 	}
 	t.all--
@@ -73,6 +74,10 @@ func (t tally) without(v imageView, key Key) tally {
 		t.stand--
 	}
 	return t
+}
+
+func (v imageView) counts(key Key) bool {
+	return slices.Contains(v.ready, key) && !v.suspect[key] && !v.o.Running[key]
 }
 
 // stands reports whether a deletion may count on a ready copy on the disk.
@@ -101,7 +106,7 @@ func (v imageView) drop(key Key, now tally) Action {
 	case !slices.Contains(v.places.ranked, key.Disk):
 		reason = "the disk does not match the selectors"
 	}
-	then := now.without(v, key)
+	then, ready := now.without(v, key), slices.Contains(v.ready, key)
 	switch {
 	case v.May != schema.Everything:
 		return v.keep(key, reason+", but nothing is deleted while the configuration has errors")
@@ -109,7 +114,7 @@ func (v imageView) drop(key Key, now tally) Action {
 		return v.keep(key, reason+", but "+c.Using)
 	case len(v.places.ranked) == 0:
 		return newAction(Blocked, key, "no disk matches the selectors, or those that do are evicted: every copy is kept", 0)
-	case then.stand < v.enough(), then.all < now.all && then.all < v.places.copies:
+	case then.stand < v.enough(), ready && then.all < v.places.copies:
 		return v.needed(key, kind, reason)
 	case kind == Cleanup && v.expires(v.o, c).After(v.o.Now):
 		return v.keepUntil(key, reason+"; goes after the clean-up interval", v.expires(v.o, c))

@@ -28,18 +28,11 @@ func (s *scene) planVanished() []Action {
 	if limit := s.Config.Settings.PruneLimit; limit.Holds(len(s.Config.Images), len(vanished)) && !s.confirmed(vanished) {
 		held = fmt.Sprintf("%d images left the configuration, more at once than pruneLimit %s allows", len(vanished), limit)
 	}
-	confirmed := map[disk.ID]bool{}
-	for _, id := range s.Config.Settings.PruneConfirmed {
-		confirmed[id] = true
-	}
 	var actions []Action
 	for name, keys := range vanished {
+		used := s.used(name)
 		for _, key := range keys {
-			why := held
-			if confirmed[key.ID] {
-				why = ""
-			}
-			actions = append(actions, s.dropVanished(key, s.used(name), why, blind))
+			actions = append(actions, s.dropVanished(key, used, held, blind))
 		}
 	}
 	return actions
@@ -48,11 +41,13 @@ func (s *scene) planVanished() []Action {
 // confirmed reports whether all of these copies may go although they are many. If
 // those that are named went first, the others would not be many any more.
 func (s *scene) confirmed(vanished map[string][]Key) bool {
+	confirmed := map[disk.ID]bool{}
+	for _, id := range s.Config.Settings.PruneConfirmed {
+		confirmed[id] = true
+	}
 	for _, keys := range vanished {
-		for _, key := range keys {
-			if !slices.Contains(s.Config.Settings.PruneConfirmed, key.ID) {
-				return false
-			}
+		if slices.ContainsFunc(keys, func(key Key) bool { return !confirmed[key.ID] }) {
+			return false
 		}
 	}
 	return true
@@ -99,7 +94,7 @@ func (s *scene) dropVanished(key Key, used, held, blind string) Action {
 		return s.keep(key, reason+"; another look has to confirm it")
 	case used != "":
 		return s.keep(key, reason+", but "+used)
-	case held != "":
+	case held != "" && !slices.Contains(s.Config.Settings.PruneConfirmed, key.ID):
 		return newAction(Blocked, key, fmt.Sprintf("%s: if that is meant, add %q to pruneConfirmed", held, key.ID), 0)
 	case held != "":
 		return s.keep(key, held+": it goes when pruneConfirmed names all of them")
