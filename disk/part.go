@@ -264,10 +264,10 @@ func (p *Part) save(c *chunk) error {
 	padded := (len(c.data) + directAlign - 1) &^ (directAlign - 1)
 	clear(c.buf[len(c.data):padded])
 	if _, err := p.file.WriteAt(c.buf[:padded], c.n*ChunkSize); err != nil {
-		return fmt.Errorf("write %s: %w", partFile, noSpace(err))
+		return fmt.Errorf("write %s: %w", partFile, p.full(noSpace(err)))
 	}
 	if err := p.room(0); err != nil {
-		return err
+		return p.full(err)
 	}
 	p.unsynced += int64(padded)
 	if p.unsynced < syncEvery && (p.direct || p.unsynced < cached) {
@@ -275,6 +275,19 @@ func (p *Part) save(c *chunk) error {
 	}
 	p.unsynced = 0
 	return errors.Join(p.sync(), p.chunks.f.Sync())
+}
+
+// full says of a lack of space in the middle how much there has to be at least:
+// what came so far, which will not be there any more, and a chunk.
+func (p *Part) full(err error) error {
+	if !errors.Is(err, ErrNoSpace) {
+		return err
+	}
+	lack := &NoSpaceError{Need: p.written.Load() + ChunkSize}
+	if space, err := p.disk.Space(); err == nil {
+		lack.Free = max(0, space.Free-p.options.Reserve)
+	}
+	return lack
 }
 
 func (p *Part) sync() error {

@@ -253,3 +253,20 @@ func TestReadFromStopsAtTheBound(t *testing.T) {
 		t.Errorf("error is %v", err)
 	}
 }
+
+// TestNoSpaceInTheMiddle: whoever waits for space has to know for how much, or the
+// image would be fetched again as soon as its part is gone.
+func TestNoSpaceInTheMiddle(t *testing.T) {
+	p := openPart(t, newDisk(t), PartOptions{Reserve: 1 << 60})
+	if err := p.Begin(Origin{Source: "test", Size: -1}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := p.ReadFrom(bytes.NewReader(sparseImage(64 << 20)))
+	if err == nil {
+		_, err = p.Commit(Digest{})
+	}
+	lack, ok := errors.AsType[*NoSpaceError](err)
+	if !ok || lack.Need < ChunkSize || !errors.Is(err, ErrNoSpace) {
+		t.Errorf("got %v (%+v), want a lack of at least a chunk", err, lack)
+	}
+}

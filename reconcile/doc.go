@@ -22,7 +22,8 @@
 // A wanted disk without a ready copy gets one in the cheapest way there is: by
 // verifying a file that lies there (adopt, verify), by copying one that another
 // disk has ready (sync), and only on the first disk in rank from the source
-// (download). Nothing is fetched for the others meanwhile: they wait.
+// (download). Nothing is fetched for the others meanwhile: they wait. Who has begun
+// goes on, however well another disk ranks, until it fails.
 //
 // # What is never done
 //

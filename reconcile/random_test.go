@@ -20,6 +20,7 @@ var seeds = flag.Int("seeds", 6000, "how many random situations to plan for")
 // TestPlanNever plans for random configurations and states, sensible or not, and
 // holds every plan against what a manager never does.
 func TestPlanNever(t *testing.T) {
+	t.Parallel()
 	seen := map[Kind]int{}
 	for seed := range uint64(*seeds) {
 		d, o := dice{rand.New(rand.NewPCG(seed, 1))}.situation()

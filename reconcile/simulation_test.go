@@ -16,6 +16,7 @@ import (
 // what a manager never does. When the events stop, it has to come to rest with
 // what is declared, and nothing else.
 func TestSimulation(t *testing.T) {
+	t.Parallel()
 	const steps = 250
 	done := map[Kind]int{}
 	for seed := range uint64(*seeds / 20) {
