@@ -3,6 +3,7 @@ package reconcile
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 
@@ -55,7 +56,7 @@ func (s *disks) openDisk(path string) *openDisk {
 	d, err := disk.Open(path)
 	if err != nil {
 		problem := err.Error()
-		if errors.Is(err, disk.ErrNotInitialised) {
+		if errors.Is(err, disk.ErrNotInitialised) && !errors.Is(err, fs.ErrPermission) {
 			problem += fmt.Sprintf(": if it is mounted and new, run: backing-image-manager disk init %s", path)
 		}
 		return &openDisk{problem: problem}

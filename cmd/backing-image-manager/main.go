@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"strings"
@@ -69,7 +70,7 @@ func hintFor(err error) string {
 	switch {
 	case errors.Is(err, disk.ErrLocked):
 		return "a daemon or another run holds the disk: ask it instead, or stop it first"
-	case errors.Is(err, disk.ErrNotInitialised):
+	case errors.Is(err, disk.ErrNotInitialised) && !errors.Is(err, fs.ErrPermission):
 		return "if the disk is mounted and new, run: backing-image-manager disk init PATH"
 	}
 	return ""
