@@ -48,6 +48,7 @@ var commands = map[string]func(*testscript.TestScript, bool, []string){
 	"bind":       bind,
 	"unbind":     unbind,
 	"earlier":    earlier,
+	"reuse":      reuse,
 	"rot":        rot,
 	"rounds":     moreRounds,
 }

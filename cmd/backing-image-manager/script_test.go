@@ -69,6 +69,9 @@ import (
 //
 // $LONGHORN is the folder with disks that Longhorn wrote, packed.
 //
+//	reuse DISK NAME-UUID [CHECKSUM]
+//		Asserts that Longhorn takes the image over as it is, by the rules of its own
+//		manager: without a transfer and without hashing it.
 //	bind DIR AT
 //		Mounts the folder at another one too, until the script ends or says
 //		unbind AT. Needs [root].
