@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"strings"
 )
@@ -28,15 +27,7 @@ func (d *Disk) used(id ID, name string) error {
 	if why := d.Users().Using(id); why != "" {
 		return &InUseError{ID: id, Why: why}
 	}
-	f, err := openImage(d.root, name, os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return &InUseError{ID: id, Why: "cannot tell whether a process has the file open: " + err.Error()}
-	}
-	defer f.Close()
-	if why := opened(f); why != "" {
+	if why := d.openedAt(name); why != "" {
 		return &InUseError{ID: id, Why: why}
 	}
 	return nil

@@ -128,6 +128,22 @@ func (d *Disk) lookAtReplica(e fs.DirEntry) (replicaLook, error) {
 	return replicaLook{evidence: evidenceOf(info), image: m.image()}, nil
 }
 
+// Opened says whether any process has the file of the image open, this one
+// included, and is empty when none has.
+func (d *Disk) Opened(id ID) string { return d.openedAt(id.file(imageFile)) }
+
+func (d *Disk) openedAt(name string) string {
+	f, err := openImage(d.root, name, os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	if err != nil {
+		return "cannot tell whether a process has the file open: " + err.Error()
+	}
+	defer f.Close()
+	return opened(f)
+}
+
 // opened says whether any process has the file open: then a write lease cannot
 // be had. Where leases do not work, nobody can tell, and it counts as open.
 func opened(f *os.File) string {

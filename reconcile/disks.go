@@ -106,8 +106,8 @@ func (s *disks) refuseTwins() {
 	}
 }
 
-// look observes one disk.
-func (o *openDisk) look() Disk {
+// look observes one disk. reads says which images this process reads by itself.
+func (o *openDisk) look(reads func(disk.ID) bool) Disk {
 	if o.Disk == nil {
 		return Disk{Problem: o.problem}
 	}
@@ -127,7 +127,11 @@ func (o *openDisk) look() Disk {
 	seen.Foreign = listing.Foreign
 	seen.Copies = make(map[disk.ID]Copy, len(listing.Copies))
 	for _, c := range listing.Copies {
-		seen.Copies[c.ID] = Copy{Copy: c, Using: users.Using(c.ID)}
+		using := users.Using(c.ID)
+		if using == "" && !c.UnwantedSince.IsZero() && !reads(c.ID) {
+			using = o.Opened(c.ID) // which matters for what may go, and costs too much for all
+		}
+		seen.Copies[c.ID] = Copy{Copy: c, Using: using}
 	}
 	return seen
 }

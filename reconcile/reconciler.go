@@ -73,7 +73,7 @@ func (r *Reconciler) Look(d Desired) Observed {
 	o.Now = r.clock.now()
 	o.ClockStepped = r.clock.step
 	for ref, one := range r.disks.open {
-		o.Disks[ref] = one.look()
+		o.Disks[ref] = one.look(func(id disk.ID) bool { return r.reads(Key{ref, id}) })
 	}
 	r.forget(d)
 	for key, t := range r.tries {
@@ -83,6 +83,16 @@ func (r *Reconciler) Look(d Desired) Observed {
 		o.Running[key] = true
 	}
 	return o
+}
+
+// reads reports whether a job reads the copy, or is about to delete it.
+func (r *Reconciler) reads(key Key) bool {
+	for own, run := range r.running {
+		if own == key || run.job.action.from == key {
+			return true
+		}
+	}
+	return false
 }
 
 func (r *Reconciler) busy(ref schema.DiskRef) bool {
