@@ -1,0 +1,193 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// dice make situations.
+type dice struct{ *rand.Rand }
+
+func (r dice) one(in int) bool { return r.IntN(in) == 0 }
+
+func pick1[T any](r dice, of ...T) T { return of[r.IntN(len(of))] }
+
+func (r dice) situation() (Desired, Observed) {
+	d := Desired{Node: "node1", Config: r.config(), Held: map[string]schema.Held{}, May: schema.Everything, Verify: map[Key]bool{}}
+	if r.one(8) {
+		d.May = pick1(r, schema.ObserveOnly, schema.NoDeletions, schema.NoDeletions)
+	}
+	for _, name := range []string{"macaw", "gone1"} {
+		if d.May == schema.NoDeletions && r.one(2) {
+			_, declared := d.Config.Images[name]
+			d.Held[name] = schema.Held{Name: name, Stale: declared}
+		}
+	}
+	now := goldenNow.Add(time.Duration(r.IntN(1000)) * time.Second)
+	o := Observed{Now: now, ClockStepped: r.one(20), Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
+	if r.one(4) {
+		d.Removals = &Removals{}
+		for range r.IntN(4) {
+			d.Removals.Look(now.Add(-time.Duration(r.IntN(9))*time.Second), map[string]bool{"parrot": true, "gone1": r.one(2)})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes["node1"].Disks)) {
+		if !r.one(30) {
+			r.disk(schema.DiskRef{Node: "node1", Disk: name}, o, d.Verify)
+		}
+	}
+	return d, o
+}
+
+var diceNames = []string{"parrot", "macaw", "cockatoo", "lory", "kea"}
+
+func (r dice) config() schema.Config {
+	c := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
+		CleanupWaitInterval:  pick1(r, 0, time.Minute, time.Hour),
+		RecoveryWaitInterval: pick1(r, 0, 5*time.Minute), MinNumberOfCopies: 1,
+		ConcurrentReplenishPerNodeLimit: pick1(r, 0, 5, 5, 5),
+		ScrubInterval:                   pick1(r, 0, 0, 24*time.Hour),
+		PruneLimit:                      pick1(r, schema.PrunePercent(50), schema.PruneCount(0), schema.PruneCount(2), schema.PrunePercent(100)),
+	}}
+	for id := range 3 {
+		if r.one(3) {
+			c.Settings.PruneConfirmed = append(c.Settings.PruneConfirmed, disk.ID{Name: fmt.Sprintf("gone%d", id), UUID: "00000001"})
+		}
+	}
+	for n := range 1 + r.IntN(5)/4 {
+		node := schema.Node{AllowScheduling: !r.one(10), EvictionRequested: r.one(15), Tags: r.tags(), Disks: map[string]schema.Disk{}}
+		for i := range 1 + r.IntN(4) {
+			node.Disks[fmt.Sprintf("disk%d", i+1)] = schema.Disk{
+				Path: fmt.Sprintf("/disk%d", i+1), AllowScheduling: !r.one(8), EvictionRequested: r.one(4),
+				Tags: r.tags(), StorageReserved: pick1(r, int64(0), 0, 20<<30),
+			}
+		}
+		c.Nodes[fmt.Sprintf("node%d", n+1)] = node
+	}
+	for _, name := range diceNames[:r.IntN(6)] {
+		c.Images[name] = r.image(name)
+	}
+	return c
+}
+
+func (r dice) tags() []string { return pick1(r, nil, []string{"a"}, []string{"a", "b"}) }
+
+func (r dice) image(name string) schema.Image {
+	m := schema.Image{
+		ID: disk.ID{Name: name, UUID: "0000000a"}, Copies: 1 + r.IntN(3), AllDisks: r.one(8),
+		Checksum: pick1(r, disk.Digest{}, digestOf(disk.SHA512, "a"), digestOf(disk.SHA512, "a"), digestOf(disk.SHA256, "a")),
+	}
+	m.Source = pick1(r, schema.Source{Download: &schema.Download{URL: "https://example.com/x"}},
+		schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}, schema.Source{Upload: &schema.Upload{}})
+	if r.one(3) {
+		m.NodeSelector = r.tags()
+	}
+	if r.one(3) {
+		m.DiskSelector = pick1(r, []string{"a"}, []string{"a", "b"}, []string{"c"})
+	}
+	if m.AllDisks {
+		m.Copies = 1
+	}
+	for i := range 3 {
+		if r.one(6) {
+			m.Disks = append(m.Disks, schema.DiskRef{Node: "node1", Disk: fmt.Sprintf("disk%d", i+1)})
+		}
+	}
+	return m
+}
+
+func (r dice) disk(ref schema.DiskRef, o Observed, asked map[Key]bool) {
+	one := Disk{Space: disk.Space{Free: pick1(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]Copy{}}
+	unreadable := r.one(15)
+	if r.one(12) {
+		one.Problem = "not there"
+	}
+	names := slices.Concat(diceNames[:r.IntN(6)], []string{"gone0", "gone1", "gone2"}[:r.IntN(4)])
+	for _, name := range names {
+		for _, uuid := range []string{"0000000a", "00000001"} {
+			id := disk.ID{Name: name, UUID: uuid}
+			key := Key{ref, id}
+			if r.one(2) {
+				one.Copies[id] = r.copy(id, o.Now, unreadable)
+			}
+			if r.one(5) {
+				o.Tries[key] = r.try(o.Now)
+			}
+			if r.one(10) {
+				o.Running[key] = true
+			}
+			if r.one(20) {
+				asked[key] = true
+			}
+		}
+	}
+	o.Disks[ref] = one
+}
+
+func (r dice) copy(id disk.ID, now time.Time, unreadable bool) Copy {
+	c := Copy{Copy: disk.Copy{ID: id, State: pick1(r, disk.Ready, disk.Ready, disk.Ready, disk.Ready, disk.Failed, disk.Unknown, disk.Pending), Owned: true, HasCfg: !r.one(8)}}
+	if c.State == disk.Pending || r.one(10) {
+		c.PartBytes, c.PartTotal = pick1(r, int64(0), 1<<20), pick1(r, int64(0), 1<<30)
+	}
+	if c.State != disk.Pending {
+		c.Size, c.RealSize = 1<<30, pick1(r, int64(1<<30), 1<<20)
+	}
+	if c.State == disk.Unknown || c.State == disk.Pending {
+		c.Owned = !r.one(3)
+	}
+	if c.State == disk.Unknown || c.State == disk.Failed {
+		c.Message = "who knows"
+	}
+	if c.State == disk.Ready {
+		letter := pick1(r, "a", "a", "a", "a", "a", "b")
+		c.SHA512 = digestOf(disk.SHA512, letter)
+		if !r.one(4) {
+			c.SHA256 = digestOf(disk.SHA256, letter)
+		}
+	}
+	if r.one(6) || unreadable {
+		c.Using = "used by replica vol-1"
+	}
+	if c.Owned {
+		c.InUse = r.one(6)
+		c.UnwantedSince, c.LastUsed = r.when(now), r.when(now)
+	}
+	return c
+}
+
+func (r dice) when(now time.Time) time.Time {
+	switch r.IntN(12) {
+	case 0, 1, 2, 3:
+		return time.Time{}
+	case 4:
+		return now.Add(time.Hour)
+	case 5:
+		return time.Unix(0, 0).UTC()
+	}
+	return now.Add(-pick1(r, 0, time.Second, time.Minute-1, time.Minute, time.Hour-1, time.Hour, 100*time.Hour, 200*time.Hour))
+}
+
+func (r dice) try(now time.Time) Try {
+	t := Try{
+		Kind: pick1(r, "", Download, Sync, Verify, Adopt, Cleanup), Attempts: 1 + r.IntN(3), Message: "it failed",
+		Since: now.Add(-pick1(r, 0, time.Minute, time.Hour)), Until: now.Add(pick1(r, -time.Second, 0, time.Second, time.Minute)),
+	}
+	if r.one(4) {
+		t.Suspects = []Key{{schema.DiskRef{Node: "node1", Disk: pick1(r, "disk1", "disk2", "disk3")}, disk.ID{Name: "parrot", UUID: "0000000a"}}}
+	}
+	switch r.IntN(4) {
+	case 0:
+		t.Final = true
+	case 1:
+		t.Disk = true
+	case 2:
+		t.Space = pick1(r, int64(1), 10<<30, 100<<30)
+	}
+	return t
+}
