@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -35,15 +34,21 @@ func ParseVolumeMeta(data []byte) (VolumeMeta, error) {
 	return m, nil
 }
 
-// image returns the folder name of the image that the volume lies on. The path
-// is as some container saw it, so that only its end is looked at.
-func (m VolumeMeta) image() string {
-	elements := strings.Split(path.Clean(m.BackingFilePath), "/")
-	i := slices.Index(elements, imagesFolder)
-	if i < 0 || i+1 >= len(elements) {
-		return ""
+// image returns the folder name of the image that the volume lies on, "" for a
+// volume on none. The path is as some container saw it, so that only its end is
+// looked at; the disk itself may lie below a folder of the same name. A path that
+// does not lead to an image by its text may do so by links.
+func (m VolumeMeta) image() (string, error) {
+	if m.BackingFilePath == "" {
+		return "", nil
 	}
-	return elements[i+1]
+	elements := strings.Split(path.Clean(m.BackingFilePath), "/")
+	for i := len(elements) - 2; i >= 0; i-- {
+		if elements[i] == imagesFolder {
+			return elements[i+1], nil
+		}
+	}
+	return "", fmt.Errorf("it lies on %q, and which image that is cannot be told", m.BackingFilePath)
 }
 
 // Users tells which images of a disk its replicas use.
@@ -125,7 +130,8 @@ func (d *Disk) lookAtReplica(e fs.DirEntry) (replicaLook, error) {
 	if err != nil {
 		return replicaLook{}, err
 	}
-	return replicaLook{evidence: evidenceOf(info), image: m.image()}, nil
+	image, err := m.image()
+	return replicaLook{evidence: evidenceOf(info), image: image}, err
 }
 
 // Opened says whether any process has the file of the image open, this one
