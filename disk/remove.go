@@ -49,7 +49,8 @@ func (d *Disk) Remove(id ID) error {
 		return errors.Join(err, renameDurably(d.root, aside, id.folder()))
 	}
 	if err := d.unlink(aside); err != nil {
-		return fmt.Errorf("remove %s: %w", id, err)
+		// What cannot be deleted stays where its users and the next try look for it.
+		return errors.Join(fmt.Errorf("remove %s: %w", id, err), renameDurably(d.root, aside, id.folder()))
 	}
 	err := ignoreMissing(d.root.Remove(aside))
 	if err != nil {
