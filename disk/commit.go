@@ -37,8 +37,12 @@ func (p *Part) Commit(want Digest) (Copy, error) {
 	if err := renameDurably(d.root, p.id.file(partChunksFile), p.id.file(chunksFile)); err != nil {
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
-	if err := d.vouchFor(p.id, r, want); err != nil {
-		return Copy{}, err
+	info, err := d.root.Lstat(p.id.file(imageFile)) // the rename has moved its ctime
+	if err == nil {
+		err = d.vouchFor(p.id, r, want, evidenceOf(info))
+	}
+	if err != nil {
+		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
 	return d.Look(p.id), nil
 }
@@ -130,10 +134,14 @@ func (p *Part) replaceable() error {
 	return p.disk.used(p.id, p.id.file(imageFile))
 }
 
-// vouchFor describes the image of id, whose bytes are as r has it, to Longhorn
-// and then to ourselves. A part that was to replace it is not needed any more.
-func (d *Disk) vouchFor(id ID, r Record, expected Digest) error {
+// vouchFor describes the image of id, whose bytes were as r has it when the file
+// was as evidence says, to Longhorn and then to ourselves. A part that was to
+// replace it is not needed any more.
+func (d *Disk) vouchFor(id ID, r Record, expected Digest, evidence Evidence) error {
 	info, err := d.root.Lstat(id.file(imageFile))
+	if err == nil && evidenceOf(info) != evidence {
+		err = fmt.Errorf("%w: %s", ErrChanging, evidence.difference(evidenceOf(info)))
+	}
 	if err != nil {
 		return fmt.Errorf("look at %s: %w", id, err)
 	}
@@ -145,7 +153,6 @@ func (d *Disk) vouchFor(id ID, r Record, expected Digest) error {
 			return fmt.Errorf("drop part of %s: %w", id, err)
 		}
 	}
-	evidence := evidenceOf(info)
 	r.Evidence, r.Origin = &evidence, nil
 	return d.writeRecord(id, r)
 }

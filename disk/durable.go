@@ -50,13 +50,10 @@ func syncFolder(root *os.Root, name string) error {
 	return nil
 }
 
-// mkdirDurably makes the folder name below root, whose parent is there.
+// mkdirDurably makes the folder name below root, whose parent is there. One that
+// is there may be so in memory only, if who made it was killed.
 func mkdirDurably(root *os.Root, name string) error {
-	err := root.Mkdir(name, 0o755)
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	if err != nil {
+	if err := root.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return noSpace(err)
 	}
 	return syncFolder(root, path.Dir(name))

@@ -67,6 +67,16 @@ func (s *imageSource) unchanged() (os.FileInfo, error) {
 	return info, nil
 }
 
+// settled makes what was read durable, as its writer may not have, and makes sure
+// that it is what is there.
+func (s *imageSource) settled() error {
+	if err := s.f.Sync(); err != nil {
+		return err
+	}
+	_, err := s.unchanged()
+	return err
+}
+
 func (s *imageSource) close() error { return s.f.Close() }
 
 // pour sends all chunks of s through p.

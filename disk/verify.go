@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"time"
 )
 
@@ -33,7 +32,7 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64
 	had := d.Look(id)
 	pass, err := d.readThrough(ctx, s, id, want.Digest.Algorithm() == SHA256 || !had.SHA256.IsZero(), progress)
 	if err == nil {
-		_, err = s.unchanged()
+		err = s.settled()
 	}
 	if err != nil {
 		return Copy{}, fmt.Errorf("verify %s: %w", id, errors.Join(err, pass.forget(d, id)))
@@ -47,7 +46,10 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64
 }
 
 // pass is what one reading of an image found out.
-type pass struct{ sum512, sum256 Digest }
+type pass struct {
+	sum512, sum256 Digest
+	of             Evidence // the file as it was when it was opened
+}
 
 // readThrough computes the digests, and leaves the hashes of the chunks in a
 // temporary file.
@@ -77,7 +79,7 @@ func (d *Disk) readThrough(ctx context.Context, s *imageSource, id ID, withSHA25
 		return pass{}, err
 	}
 	sum512, sum256 := h.sums()
-	return pass{sum512, sum256}, nil
+	return pass{sum512, sum256, s.before}, nil
 }
 
 // forget drops the hashes of chunks of an image that they must not vouch for.
@@ -95,14 +97,14 @@ func (d *Disk) settle(id ID, had Copy, r Record, want Want, read pass) error {
 		return err
 	}
 	if why != "" {
-		return errors.Join(d.fail(id, r, why), read.forget(d, id))
+		return errors.Join(d.fail(id, r, why, read.of), read.forget(d, id))
 	}
 	r.SHA512, r.SHA256, r.Failed = read.sum512, read.sum256, ""
 	r.Format, r.VirtualSize, r.Verified = info.Format, info.VirtualSize, time.Now().UTC()
 	if err := renameDurably(d.root, id.file(chunksFile+".tmp"), id.file(chunksFile)); err != nil {
 		return err
 	}
-	return d.vouchFor(id, r, want.Digest)
+	return d.vouchFor(id, r, want.Digest, read.of)
 }
 
 // compare says why the bytes are not what they were, or nothing.
@@ -131,23 +133,15 @@ func damage(whose string, want, got Digest) string {
 // the image.
 func (d *Disk) Describe(id ID, expected Digest) error {
 	r, _ := d.readRecord(id)
-	if c := d.Look(id); c.State != Ready {
+	if c := d.Look(id); c.State != Ready || r.Evidence == nil {
 		return fmt.Errorf("describe %s: it is %s", id, c.State)
 	}
-	return d.vouchFor(id, r, expected)
+	return d.vouchFor(id, r, expected, *r.Evidence)
 }
 
 // fail marks the copy durably as one that must not be used, as long as its file
-// stays what it is. Its own manifest is kept: a repair goes by it.
-func (d *Disk) fail(id ID, r Record, why string) error {
-	info, err := d.root.Lstat(id.file(imageFile))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err == nil {
-		evidence := evidenceOf(info)
-		r.Evidence = &evidence
-	}
-	r.Failed, r.Damaged = why, time.Now().UTC()
+// stays what was read. Its own manifest is kept: a repair goes by it.
+func (d *Disk) fail(id ID, r Record, why string, of Evidence) error {
+	r.Evidence, r.Failed, r.Damaged = &of, why, time.Now().UTC()
 	return d.writeRecord(id, r)
 }
