@@ -255,11 +255,14 @@ func (p *Part) journal(c *chunk) error {
 	return p.chunks.set(c.n, hashChunk(c.data, c.zero))
 }
 
-// save writes a chunk, unless a hole is as good. It runs in a goroutine of the
-// pipeline.
+// save writes a chunk, or makes the file longer where a hole is as good: what is
+// behind its end is asked for again. It runs in a goroutine of the pipeline.
 func (p *Part) save(c *chunk) error {
-	if c.saved || c.zero {
+	switch {
+	case c.saved:
 		return nil
+	case c.zero:
+		return p.file.Truncate(c.n*ChunkSize + int64(len(c.data)))
 	}
 	padded := (len(c.data) + directAlign - 1) &^ (directAlign - 1)
 	clear(c.buf[len(c.data):padded])
