@@ -124,7 +124,7 @@ func (o *openDisk) look(reads func(disk.ID) bool) Disk {
 		return seen
 	}
 	users := o.Users()
-	seen.Foreign = listing.Foreign
+	seen.Foreign, seen.Unclear = listing.Foreign, users.Unknown()
 	seen.Copies = make(map[disk.ID]Copy, len(listing.Copies))
 	for _, c := range listing.Copies {
 		using := users.Using(c.ID)

@@ -93,6 +93,8 @@ func (s *goldenState) disk(words []string) {
 			d.Space.Free = s.bytes(value)
 		case "problem":
 			d.Problem = value
+		case "unclear":
+			d.Unclear = value
 		default:
 			s.t.Fatalf("disk: %q is not known", w)
 		}
@@ -138,6 +140,8 @@ func (s *goldenState) copyOption(c *Copy, word string) {
 		c.PartBytes, c.PartTotal = s.bytes(has), s.bytes(total)
 	case "used":
 		c.LastUsed = s.time(value)
+	case "damaged":
+		c.Damaged = s.time(value)
 	case "unwanted":
 		c.UnwantedSince = s.time(value)
 	default:

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/dustin/go-humanize"
 
@@ -181,6 +182,11 @@ func (v imageView) prepare(ref schema.DiskRef, reason string) Action {
 	if kind := v.image.Source.Kind(); kind != schema.KindDownload {
 		return v.blocked(ref, fmt.Sprintf("source %s is not supported yet", kind))
 	}
+	if until := v.establishesAnew(); until.After(v.o.Now) {
+		a := v.wait(ref, reason+"; without a declared checksum, whatever the source has replaces it after the recovery interval")
+		a.Until = until
+		return a
+	}
 	if t := v.sourceTry(); t.puts(Download, v.o.Now) {
 		return v.putOff(ref, t)
 	}
@@ -189,6 +195,24 @@ func (v imageView) prepare(ref schema.DiskRef, reason string) Action {
 		bytes = max(0, c.PartTotal-c.PartBytes)
 	}
 	return v.try(Download, ref, reason, bytes)
+}
+
+// establishesAnew is when a digest that only failed copies have borne may be
+// replaced by that of whatever the source has now.
+func (v imageView) establishesAnew() (until time.Time) {
+	if d := v.image.Source.Download; !v.image.Checksum.IsZero() || d != nil && d.ChecksumURL != "" {
+		return time.Time{} // the digest is known from elsewhere
+	}
+	for _, key := range v.named[v.image.ID.Name] {
+		c := v.copy(key)
+		if key.ID != v.image.ID || c.State != disk.Failed || c.SHA512.IsZero() || implausible(c.Damaged, v.o.Now) {
+			continue
+		}
+		if end := c.Damaged.Add(v.Config.Settings.RecoveryWaitInterval); end.After(until) {
+			until = end
+		}
+	}
+	return until
 }
 
 // sourceTry is the failure that puts the source off the longest, on whatever disk

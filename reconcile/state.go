@@ -69,6 +69,9 @@ type Disk struct {
 	Space   disk.Space
 	Copies  map[disk.ID]Copy
 	Foreign []string // what is not ours and is left alone
+	// Unclear says why it cannot be told what the replicas on the disk use. All its
+	// copies then count as used, until a person has looked.
+	Unclear string
 }
 
 // Copy is a copy on a disk, and what uses it.

@@ -111,7 +111,7 @@ func (v imageView) drop(key Key, now tally) Action {
 	case v.May != schema.Everything:
 		return v.keep(key, reason+", but nothing is deleted while the configuration has errors")
 	case c.Using != "":
-		return v.keep(key, reason+", but "+c.Using)
+		return v.keepUsed(key, reason+", but "+c.Using)
 	case len(v.places.ranked) == 0:
 		return newAction(Blocked, key, "no disk matches the selectors, or those that do are evicted: every copy is kept", 0)
 	case then.stand < v.enough(), ready && then.all < v.places.copies:
@@ -153,6 +153,16 @@ func (s *scene) remove(kind Kind, key Key, reason string) Action {
 }
 
 func (s *scene) keep(key Key, reason string) Action { return newAction(Wait, key, reason, 0) }
+
+// keepUsed keeps a copy for its users. They may leave by themselves, but what
+// cannot be told does not become clear by itself.
+func (s *scene) keepUsed(key Key, reason string) Action {
+	a := s.keep(key, reason)
+	if s.o.Disks[key.Disk].Unclear != "" {
+		a.Kind = Blocked
+	}
+	return a
+}
 
 func (s *scene) keepUntil(key Key, reason string, until time.Time) Action {
 	a := s.keep(key, reason)

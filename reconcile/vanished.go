@@ -93,7 +93,7 @@ func (s *scene) dropVanished(key Key, used, held, blind string) Action {
 	case !s.gone(key.ID.Name):
 		return s.keep(key, reason+"; another look has to confirm it")
 	case used != "":
-		return s.keep(key, reason+", but "+used)
+		return s.keepUsed(key, reason+", but "+used)
 	case held != "" && !slices.Contains(s.Config.Settings.PruneConfirmed, key.ID):
 		return newAction(Blocked, key, fmt.Sprintf("%s: if that is meant, add %q to pruneConfirmed", held, key.ID), 0)
 	case held != "":
