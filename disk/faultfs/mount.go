@@ -1,0 +1,124 @@
+package faultfs
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// FS is a mounted file system with a folder for each volume.
+type FS struct {
+	dir string
+
+	mu      sync.Mutex
+	volumes map[string]*Volume
+	nodes   map[uint64]*node
+	last    uint64 // number given to a node, a volume
+	clock   time.Time
+}
+
+// Mount mounts a file system for one test, which is skipped where FUSE does not
+// work.
+func Mount(t testing.TB) *FS {
+	t.Helper()
+	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
+		t.Skipf("this test needs FUSE: %v", err)
+	} else {
+		f.Close()
+	}
+	dir := t.TempDir()
+	f := &FS{dir: dir, volumes: map[string]*Volume{}, nodes: map[uint64]*node{}, last: fuse.FUSE_ROOT_ID}
+	server, err := fuse.NewServer(&requests{RawFileSystem: fuse.NewDefaultRawFileSystem(), fs: f}, dir, &fuse.MountOptions{
+		DirectMount:        true,
+		DisableReadDirPlus: true,
+		DisableXAttrs:      true,
+		DisableSplice:      true,
+		MaxWrite:           1 << 20,
+		FsName:             "faultfs",
+		Name:               "faultfs",
+	})
+	if err != nil {
+		t.Skipf("this test needs to mount FUSE: %v", err)
+	}
+	go server.Serve()
+	if err := server.WaitMount(); err != nil {
+		t.Fatalf("mount: %v", err)
+	}
+	stop := watch(t, dir)
+	t.Cleanup(func() {
+		if err := server.Unmount(); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+			_ = syscall.Unmount(dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // it was said already
+		}
+		stop()
+	})
+	return f
+}
+
+// watch starts a process that unmounts dir when this one dies early. A thread
+// that then waits for an answer of its own process can be ended in no other way,
+// not even by kill -9.
+func watch(t testing.TB, dir string) (stop func()) {
+	t.Helper()
+	script := `while grep -qs "^State:.[^ZX]" /proc/$0/status && ! grep -qs "^SigPnd:.*1..$" /proc/$0/status; do sleep 1; done; exec umount -f -l "$1"`
+	watcher := exec.Command("sh", "-c", script, strconv.Itoa(os.Getpid()), dir)
+	if err := watcher.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		_ = watcher.Process.Kill() // it is there until it is waited for
+		_ = watcher.Wait()         // it was killed
+	}
+}
+
+// NewVolume makes an empty volume.
+func (f *FS) NewVolume() *Volume {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.newVolume(0)
+	v.root = f.newNode(v, syscall.S_IFDIR|0o755)
+	v.root.ino = v.root.id
+	v.root.sync()
+	return v
+}
+
+func (f *FS) newVolume(seed uint64) *Volume {
+	f.last++
+	v := &Volume{fs: f, name: fmt.Sprint("volume", f.last), counts: map[string]int{}, random: rand.New(rand.NewPCG(seed, 2))}
+	f.volumes[v.name] = v
+	return v
+}
+
+func (f *FS) newNode(v *Volume, mode uint32) *node {
+	f.last++
+	n := &node{v: v, id: f.last, ino: f.last, mode: mode}
+	if n.isFolder() {
+		n.now.entries = map[string]*node{}
+	}
+	n.touch(true)
+	n.durable = n.now.clone()
+	f.nodes[n.id] = n
+	return n
+}
+
+// tick returns a time that is later than any before.
+func (f *FS) tick() time.Time {
+	now := time.Now()
+	if !now.After(f.clock) {
+		now = f.clock.Add(1)
+	}
+	f.clock = now
+	return now
+}
+
+func sorted(entries map[string]*node) []string { return slices.Sorted(maps.Keys(entries)) }

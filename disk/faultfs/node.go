@@ -1,0 +1,165 @@
+package faultfs
+
+import (
+	"maps"
+	"math/rand/v2"
+	"path"
+	"syscall"
+	"time"
+)
+
+// node is a file or a folder. What it is now is in the plain fields; durable is
+// what it was at its last sync, and log what has happened since.
+type node struct {
+	v      *Volume
+	id     uint64 // that the kernel knows it by
+	ino    uint64 // that programs see; a power cut leaves it as it is
+	mode   uint32
+	parent *node
+	name   string
+
+	now     state
+	durable state
+	log     []change
+}
+
+type state struct {
+	content content
+	entries map[string]*node // of a folder
+	mtime   time.Time
+	ctime   time.Time
+}
+
+func (s state) clone() state {
+	s.content = s.content.clone()
+	s.entries = maps.Clone(s.entries)
+	return s
+}
+
+// change is one thing that was done to a node. Exactly one kind of it is set.
+type change struct {
+	data   []byte // written at offset
+	offset int64
+
+	truncate bool
+	size     int64
+
+	link   string // a name that now leads to child
+	unlink string // a name that is gone; with link it was a rename
+	child  *node
+}
+
+func (n *node) isFolder() bool { return n.mode&syscall.S_IFMT == syscall.S_IFDIR }
+
+// path returns where the node is below its volume.
+func (n *node) path() string {
+	if n.parent == nil {
+		return "."
+	}
+	return path.Join(n.parent.path(), n.name)
+}
+
+// do makes a change that is not durable.
+func (n *node) do(c change) {
+	n.log = append(n.log, c)
+	n.now.apply(c)
+	n.touch(true)
+}
+
+func (n *node) touch(data bool) {
+	n.now.ctime = n.v.fs.tick()
+	if data {
+		n.now.mtime = n.now.ctime
+	}
+}
+
+func (s *state) apply(c change) {
+	switch {
+	case c.data != nil:
+		s.content.write(c.offset, c.data)
+	case c.truncate:
+		s.content.truncate(c.size)
+	default:
+		delete(s.entries, c.unlink)
+		if c.link != "" {
+			s.entries[c.link] = c.child
+		}
+	}
+}
+
+// sync makes what is now durable.
+func (n *node) sync() {
+	n.durable, n.log = n.now.clone(), nil
+}
+
+// lose is a sync that failed: some changes are durable and the others gone, and
+// nothing remembers that they were to be written. A folder loses nothing, since
+// a file system that cannot write its journal stops.
+func (n *node) lose(random *rand.Rand) {
+	if n.isFolder() {
+		return
+	}
+	times := n.now
+	n.now = n.survivor(random, random.IntN(modes))
+	n.now.mtime, n.now.ctime = times.mtime, times.ctime
+	n.sync()
+}
+
+// The ways in which changes that are not durable survive.
+const (
+	none = iota
+	all
+	first // so many, in order
+	some
+	most
+	modes
+)
+
+// survivor returns what a power cut leaves of the node.
+func (n *node) survivor(random *rand.Rand, mode int) state {
+	switch mode {
+	case none:
+		return n.durable.clone()
+	case all:
+		return n.now.clone()
+	}
+	s := n.durable.clone()
+	if random.IntN(2) == 0 {
+		s.mtime, s.ctime = n.now.mtime, n.now.ctime
+	}
+	if mode == first {
+		for _, c := range n.log[:random.IntN(len(n.log)+1)] {
+			s.apply(c)
+		}
+		return s
+	}
+	lost := 2 // one of so many
+	if mode == most {
+		lost = 10
+	}
+	for _, c := range n.log {
+		for _, piece := range c.pieces() {
+			switch {
+			case random.IntN(lost) != 0:
+				s.apply(piece)
+			case piece.data != nil && random.IntN(2) == 0:
+				s.content.grow(piece.offset + int64(len(piece.data)))
+			}
+		}
+	}
+	return s
+}
+
+// pieces are the parts of a change that survive one without the other.
+func (c change) pieces() []change {
+	if c.data == nil {
+		return []change{c}
+	}
+	var pieces []change
+	for at, data := c.offset, c.data; len(data) > 0; {
+		n := min(len(data), int(pageSize-at%pageSize))
+		pieces = append(pieces, change{offset: at, data: data[:n:n]})
+		at, data = at+int64(n), data[n:]
+	}
+	return pieces
+}

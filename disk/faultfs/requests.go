@@ -1,0 +1,237 @@
+package faultfs
+
+import (
+	"bytes"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// requests serves what the kernel asks. The methods are those of
+// fuse.RawFileSystem.
+type requests struct {
+	fuse.RawFileSystem
+	fs *FS
+}
+
+// find returns a node and its path, and nil for one of a volume that was closed.
+func (r *requests) find(id uint64) (*node, string) {
+	r.fs.mu.Lock()
+	defer r.fs.mu.Unlock()
+	n := r.fs.nodes[id]
+	if n == nil {
+		return nil, ""
+	}
+	return n, n.path()
+}
+
+// begin finds a node for an operation that is about to happen on it.
+func (r *requests) begin(id uint64, kind string, changes bool) (*node, fuse.Status) {
+	n, path := r.find(id)
+	if n == nil {
+		return nil, fuse.Status(syscall.ESTALE)
+	}
+	return n, fuse.Status(n.v.begin(kind, path, changes))
+}
+
+// beginChild is begin for an operation on the name in the folder id.
+func (r *requests) beginChild(id uint64, name, kind string, changes bool) (*node, fuse.Status) {
+	n, path := r.find(id)
+	if n == nil {
+		return nil, fuse.Status(syscall.ESTALE)
+	}
+	if path != "." {
+		name = path + "/" + name
+	}
+	return n, fuse.Status(n.v.begin(kind, name, changes))
+}
+
+func (n *node) attr(a *fuse.Attr) {
+	a.Ino, a.Mode, a.Size, a.Blocks = n.ino, n.mode, uint64(n.now.content.size), n.now.content.blocks()
+	a.Nlink, a.Blksize = 1, pageSize
+	a.SetTimes(&n.now.mtime, &n.now.mtime, &n.now.ctime)
+}
+
+func (n *node) entry(out *fuse.EntryOut) {
+	out.NodeId, out.Generation = n.id, 1
+	out.SetEntryTimeout(time.Hour) // names change through the kernel alone
+	n.attr(&out.Attr)
+}
+
+func (r *requests) Lookup(_ <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	if h.NodeId == fuse.FUSE_ROOT_ID {
+		r.fs.mu.Lock()
+		defer r.fs.mu.Unlock()
+		v := r.fs.volumes[name]
+		if v == nil {
+			return fuse.ENOENT
+		}
+		v.root.entry(out)
+		return fuse.OK
+	}
+	n, status := r.beginChild(h.NodeId, name, "stat", false)
+	if status != fuse.OK {
+		return status
+	}
+	r.fs.mu.Lock()
+	defer r.fs.mu.Unlock()
+	child := n.now.entries[name]
+	if child == nil {
+		return fuse.ENOENT
+	}
+	child.entry(out)
+	return fuse.OK
+}
+
+func (r *requests) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	if in.NodeId == fuse.FUSE_ROOT_ID {
+		out.Attr.Mode, out.Attr.Nlink = syscall.S_IFDIR|0o755, 2
+		return fuse.OK
+	}
+	n, status := r.begin(in.NodeId, "stat", false)
+	if status != fuse.OK {
+		return status
+	}
+	r.fs.mu.Lock()
+	defer r.fs.mu.Unlock()
+	n.attr(&out.Attr)
+	return fuse.OK
+}
+
+func (r *requests) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	size, truncate := in.GetSize()
+	kind := "chmod"
+	if truncate {
+		kind = "truncate"
+	}
+	n, status := r.begin(in.NodeId, kind, true)
+	if status != fuse.OK {
+		return status
+	}
+	r.fs.mu.Lock()
+	defer r.fs.mu.Unlock()
+	if truncate {
+		n.do(change{truncate: true, size: int64(size)})
+	}
+	if mode, ok := in.GetMode(); ok {
+		n.mode = n.mode&syscall.S_IFMT | mode&0o7777
+		n.touch(false)
+	}
+	if mtime, ok := in.GetMTime(); ok {
+		n.touch(false)
+		n.now.mtime = mtime
+	}
+	n.attr(&out.Attr)
+	return fuse.OK
+}
+
+func (r *requests) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	n, status := r.begin(in.NodeId, "open", false)
+	if status != fuse.OK {
+		return status
+	}
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO // the only page cache is ours
+	if in.Flags&syscall.O_TRUNC == 0 {
+		return fuse.OK
+	}
+	if n, status = r.begin(in.NodeId, "truncate", true); status != fuse.OK {
+		return status
+	}
+	r.fs.mu.Lock()
+	defer r.fs.mu.Unlock()
+	n.do(change{truncate: true})
+	return fuse.OK
+}
+
+// misaligned is what a real disk refuses of direct I/O.
+func misaligned(flags uint32, offset uint64, size int) bool {
+	return flags&syscall.O_DIRECT != 0 && (offset%512 != 0 || size%512 != 0)
+}
+
+func (r *requests) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	n, status := r.begin(in.NodeId, "read", false)
+	if status != fuse.OK {
+		return nil, status
+	}
+	if misaligned(in.Flags, in.Offset, int(in.Size)) {
+		return nil, fuse.EINVAL
+	}
+	r.fs.mu.Lock()
+	defer r.fs.mu.Unlock()
+	buf = buf[:min(len(buf), int(in.Size))]
+	return fuse.ReadResultData(buf[:n.now.content.read(buf, int64(in.Offset))]), fuse.OK
+}
+
+func (r *requests) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	n, status := r.begin(in.NodeId, "write", true)
+	if status != fuse.OK {
+		return 0, status
+	}
+	if misaligned(in.Flags, in.Offset, len(data)) {
+		return 0, fuse.EINVAL
+	}
+	r.fs.mu.Lock()
+	defer r.fs.mu.Unlock()
+	n.do(change{data: bytes.Clone(data), offset: int64(in.Offset)})
+	return uint32(len(data)), fuse.OK
+}
+
+func (r *requests) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+	n, status := r.begin(in.NodeId, "stat", false)
+	if status != fuse.OK {
+		return status
+	}
+	r.fs.mu.Lock()
+	defer r.fs.mu.Unlock()
+	at, errno := n.now.content.seek(int64(in.Offset), in.Whence)
+	out.Offset = uint64(at)
+	return fuse.Status(errno)
+}
+
+func (r *requests) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	n, status := r.begin(in.NodeId, "sync", true)
+	if n == nil {
+		return status
+	}
+	r.fs.mu.Lock()
+	defer r.fs.mu.Unlock()
+	switch {
+	case status == fuse.OK:
+		n.sync()
+	case !n.v.stopped:
+		n.lose(n.v.random)
+	}
+	return status
+}
+
+func (r *requests) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	return r.Fsync(cancel, in)
+}
+
+func (r *requests) StatFs(_ <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	if h.NodeId != fuse.FUSE_ROOT_ID {
+		if _, status := r.begin(h.NodeId, "statfs", false); status != fuse.OK {
+			return status
+		}
+	}
+	// The unit of the counts is Frsize. Bsize is a hint of another size, as
+	// network file systems give it.
+	out.Bsize, out.Frsize, out.NameLen = 1<<20, pageSize, 255
+	out.Blocks, out.Bfree, out.Bavail = Total/pageSize, Free/pageSize, Free/pageSize
+	return fuse.OK
+}
+
+// Total and Free are the space that every volume says it has, in bytes.
+const (
+	Total = 64 << 30
+	Free  = 16 << 30
+)
+
+// Flush is not there: the kernel would wait for it when a process that is itself the
+// server ends with files open.
+func (r *requests) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.ENOSYS }
+
+func (r *requests) Release(<-chan struct{}, *fuse.ReleaseIn)           {}
+func (r *requests) ReleaseDir(*fuse.ReleaseIn)                         {}
+func (r *requests) Access(<-chan struct{}, *fuse.AccessIn) fuse.Status { return fuse.ENOSYS }

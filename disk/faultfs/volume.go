@@ -1,0 +1,189 @@
+package faultfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// Op is one request that a volume is about to serve.
+type Op struct {
+	Kind string // "write", "sync", "truncate", "create", "mkdir", "rename", "unlink", "rmdir", "chmod"; "open", "read", "list", "stat", "statfs"
+	Path string // below the volume; of a rename the old name
+	N    int    // the how many-th of this kind and path, from 1
+	Nth  int    // the how many-th that changes or syncs something, from 1; 0: it only looks
+}
+
+func (o Op) String() string { return fmt.Sprintf("%s %s %d", o.Kind, o.Path, o.N) }
+
+// ErrStop makes the volume stop dead: this and every later operation fails with
+// EIO and has no effect, as if the process had been killed before it.
+var ErrStop = errors.New("stop")
+
+// Volume is one disk. Its methods may be called at any time.
+type Volume struct {
+	fs      *FS
+	name    string
+	root    *node
+	plan    func(Op) error
+	counts  map[string]int
+	changes int
+	trace   []Op
+	stopped bool
+	random  *rand.Rand // for syncs that fail
+}
+
+// Path returns where the volume is mounted.
+func (v *Volume) Path() string { return filepath.Join(v.fs.dir, v.name) }
+
+// Plan calls f before every operation. What it returns decides: nil lets the
+// operation happen, a syscall.Errno fails it, and ErrStop stops the volume. f may
+// use the volume's methods, but no system calls on it.
+func (v *Volume) Plan(f func(Op) error) {
+	v.fs.mu.Lock()
+	defer v.fs.mu.Unlock()
+	v.plan = f
+}
+
+// Trace returns the operations so far.
+func (v *Volume) Trace() []Op {
+	v.fs.mu.Lock()
+	defer v.fs.mu.Unlock()
+	return append([]Op(nil), v.trace...)
+}
+
+// Restart ends a stop, as the next process finds the volume after kill -9: with
+// all that is in memory. Plan, counts and trace begin anew.
+func (v *Volume) Restart() {
+	v.fs.mu.Lock()
+	defer v.fs.mu.Unlock()
+	v.plan, v.stopped, v.trace, v.changes = nil, false, nil, 0
+	v.counts = map[string]int{}
+}
+
+// Survive returns what a power cut leaves, as a volume of its own at another
+// path. It can be called again and again, and the volume itself stays as it is.
+func (v *Volume) Survive(seed uint64) *Volume {
+	v.fs.mu.Lock()
+	defer v.fs.mu.Unlock()
+	after := v.fs.newVolume(seed)
+	random := rand.New(rand.NewPCG(seed, 1))
+	mode := -1 // each node has its own
+	if n := random.IntN(2 * modes); n < modes {
+		mode = n
+	}
+	after.root = v.root.survive(after, nil, random, mode)
+	return after
+}
+
+// SurviveNothing is Survive, and all that is not durable is gone.
+func (v *Volume) SurviveNothing() *Volume {
+	v.fs.mu.Lock()
+	defer v.fs.mu.Unlock()
+	after := v.fs.newVolume(0)
+	after.root = v.root.survive(after, nil, nil, none)
+	return after
+}
+
+// Close forgets the volume. Nothing may use it any more.
+func (v *Volume) Close() {
+	v.fs.mu.Lock()
+	defer v.fs.mu.Unlock()
+	delete(v.fs.volumes, v.name)
+	for id, n := range v.fs.nodes {
+		if n.v == v {
+			delete(v.fs.nodes, id)
+		}
+	}
+}
+
+// survive copies what is left of n and of all below it to another volume.
+func (n *node) survive(to *Volume, parent *node, random *rand.Rand, mode int) *node {
+	how := mode
+	if how < 0 {
+		how = random.IntN(modes)
+	}
+	left := to.fs.newNode(to, n.mode)
+	left.ino, left.parent, left.name = n.ino, parent, n.name
+	left.now = n.survivor(random, how)
+	for _, name := range sorted(left.now.entries) {
+		child := left.now.entries[name].survive(to, left, random, mode)
+		child.name = name
+		left.now.entries[name] = child
+	}
+	left.sync()
+	return left
+}
+
+// begin asks the plan about an operation on the node path. The caller does not
+// hold the lock.
+func (v *Volume) begin(kind, path string, changes bool) syscall.Errno {
+	v.fs.mu.Lock()
+	op := Op{Kind: kind, Path: path}
+	v.counts[kind+" "+path]++
+	op.N = v.counts[kind+" "+path]
+	if changes && !v.stopped {
+		v.changes++
+		op.Nth = v.changes
+	}
+	v.trace = append(v.trace, op)
+	plan, stopped := v.plan, v.stopped
+	v.fs.mu.Unlock()
+	if stopped {
+		return syscall.EIO
+	}
+	if plan == nil {
+		return 0
+	}
+	err := plan(op)
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		return errno
+	}
+	if err != nil {
+		v.fs.mu.Lock()
+		v.stopped = true
+		v.fs.mu.Unlock()
+		return syscall.EIO
+	}
+	return 0
+}
+
+// SyncAll makes everything durable, as sync(2) does, and is no operation.
+func (v *Volume) SyncAll() {
+	v.fs.mu.Lock()
+	defer v.fs.mu.Unlock()
+	v.root.walk((*node).sync)
+}
+
+func (n *node) walk(visit func(*node)) {
+	visit(n)
+	for _, child := range n.now.entries {
+		child.walk(visit)
+	}
+}
+
+// Flip changes a bit of the byte at offset of a file, as another process would
+// that writes to it. It is durable at once, and no operation.
+func (v *Volume) Flip(path string, offset int64) error {
+	v.fs.mu.Lock()
+	defer v.fs.mu.Unlock()
+	n := v.root
+	for _, name := range strings.Split(path, "/") {
+		if n = n.now.entries[name]; n == nil {
+			return fs.ErrNotExist
+		}
+	}
+	b := make([]byte, 1)
+	if n.now.content.read(b, offset) == 0 {
+		return io.EOF
+	}
+	b[0] ^= 1
+	n.do(change{data: b, offset: offset})
+	n.sync()
+	return nil
+}
