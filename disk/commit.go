@@ -44,7 +44,11 @@ func (p *Part) Commit(want Digest) (Copy, error) {
 	if err != nil {
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
-	return d.Look(p.id), nil
+	c := d.Look(p.id)
+	if c.State != Ready {
+		return c, fmt.Errorf("commit %s: it is %s after all: %s", p.id, c.State, c.Message)
+	}
+	return c, nil
 }
 
 // finish checks the bytes, makes them durable, closes the part and leaves in its

@@ -221,7 +221,7 @@ func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 // only then is an odd size worth a word: a web page has one too.
 func (p *Part) flush() error {
 	c := p.current
-	if c == nil {
+	if c == nil || len(c.data) == 0 {
 		return nil
 	}
 	if c.n == 0 {

@@ -45,7 +45,7 @@ type pipeline struct {
 func newPipeline(consumers ...func(*chunk) error) *pipeline {
 	p := &pipeline{free: make(chan *chunk, pipelineDepth), stop: make(chan struct{})}
 	for range pipelineDepth {
-		p.free <- &chunk{buf: alignedBuffer(ChunkSize)}
+		p.free <- &chunk{}
 	}
 	for _, consume := range consumers {
 		queue := make(chan *chunk, pipelineDepth)
@@ -88,6 +88,9 @@ func (p *pipeline) stopped() bool {
 func (p *pipeline) get() (*chunk, error) {
 	select {
 	case c := <-p.free:
+		if c.buf == nil { // a small image needs few of them
+			c.buf = alignedBuffer(ChunkSize)
+		}
 		c.data, c.zero, c.saved = c.buf[:0], false, false
 		return c, nil
 	case <-p.stop:

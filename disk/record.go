@@ -76,16 +76,19 @@ func ParseRecord(data []byte) (Record, error) {
 	return r, nil
 }
 
-// readRecord returns the record of id. An unreadable one is as good as none:
-// the copy is then not ours until it is adopted, and is verified before it is
-// used.
-func (d *Disk) readRecord(id ID) (r Record, ours bool) {
+// readRecord returns the record of id. One that is torn is as good as none: the
+// copy is then not ours until it is adopted, and is verified before it is used. One
+// that cannot be read at the moment is an error, since it must not be written over.
+func (d *Disk) readRecord(id ID) (r Record, ours bool, err error) {
 	data, err := readSmall(d.root, id.file(recordFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Record{}, false, nil
+	}
 	if err != nil {
-		return Record{}, false
+		return Record{}, false, fmt.Errorf("read %s of %s: %w", recordFile, id, err)
 	}
 	r, err = ParseRecord(data)
-	return r, err == nil
+	return r, err == nil, nil
 }
 
 func (d *Disk) writeRecord(id ID, r Record) error {
@@ -103,7 +106,10 @@ func (d *Disk) writeRecord(id ID, r Record) error {
 // Update changes the record of id durably. It does nothing and reports
 // fs.ErrNotExist where there is none.
 func (d *Disk) Update(id ID, change func(*Record)) error {
-	r, ours := d.readRecord(id)
+	r, ours, err := d.readRecord(id)
+	if err != nil {
+		return err
+	}
 	if !ours {
 		return fmt.Errorf("update %s of %s: %w", recordFile, id, fs.ErrNotExist)
 	}
@@ -124,9 +130,10 @@ func (d *Disk) makeFolder(id ID) (Record, error) {
 	if err != nil {
 		return Record{}, fmt.Errorf("make folder of %s: %w", id, err)
 	}
-	if r, ours := d.readRecord(id); ours {
-		return r, nil
+	r, ours, err := d.readRecord(id)
+	if ours || err != nil {
+		return r, err
 	}
-	r := Record{Created: time.Now().UTC().Truncate(time.Second)}
+	r = Record{Created: time.Now().UTC().Truncate(time.Second)}
 	return r, d.writeRecord(id, r)
 }

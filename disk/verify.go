@@ -29,6 +29,11 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64
 		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
 	defer s.close()
+	// Whoever wrote it may not have synced it, and the record of the outcome must
+	// not outlive the bytes that it is about.
+	if err := s.f.Sync(); err != nil {
+		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
+	}
 	had := d.Look(id)
 	pass, err := d.readThrough(ctx, s, id, want.Digest.Algorithm() == SHA256 || !had.SHA256.IsZero(), progress)
 	if err == nil {
@@ -132,7 +137,10 @@ func damage(whose string, want, got Digest) string {
 // Describe writes backing.cfg anew from the record of a ready copy, without reading
 // the image.
 func (d *Disk) Describe(id ID, expected Digest) error {
-	r, _ := d.readRecord(id)
+	r, _, err := d.readRecord(id)
+	if err != nil {
+		return err
+	}
 	if c := d.Look(id); c.State != Ready || r.Evidence == nil {
 		return fmt.Errorf("describe %s: it is %s", id, c.State)
 	}

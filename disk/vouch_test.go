@@ -22,7 +22,7 @@ func TestVerifyVouchesForWhatItRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, _ := d.readRecord(testID)
+	r, _, _ := d.readRecord(testID)
 	damage := append([]byte{image[0] ^ 1}, image[1:]...)
 	if err := os.WriteFile(imagePath(d, imageFile), damage, 0o644); err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestVerifyVouchesForWhatItRead(t *testing.T) {
 func TestDescribeVouchesForWhatWasVerified(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
-	r, _ := d.readRecord(testID)
+	r, _, _ := d.readRecord(testID)
 	if err := os.Chtimes(imagePath(d, imageFile), r.Verified, r.Verified); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,137 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+)
+
+// checkReady asserts that what is called ready has the right bytes and manifest.
+func (l *life) checkReady(id ID, c Copy) {
+	l.t.Helper()
+	data, err := os.ReadFile(filepath.Join(l.d.path, id.file(imageFile)))
+	if err != nil {
+		l.fatalf("%s is ready: %v", id, err)
+	}
+	if !slices.ContainsFunc(l.versions, func(v version) bool { return v.digest == c.SHA512 && bytes.Equal(v.bytes, data) }) {
+		l.fatalf("%s is ready with wrong bytes: %+v has %d bytes with sha512 %s", id, c, len(data), digest512(data).Short())
+	}
+	manifest, err := os.ReadFile(filepath.Join(l.d.path, id.file(chunksFile)))
+	if err != nil {
+		l.fatalf("%s is ready without a manifest: %v", id, err)
+	}
+	want := chunkHeader()
+	for piece := range slices.Chunk(data, ChunkSize) {
+		h := hashChunk(piece, false)
+		want = append(want, h[:]...)
+	}
+	if !bytes.Equal(manifest, want) {
+		l.fatalf("%s is ready with a wrong manifest of %d bytes, want %d", id, len(manifest), len(want))
+	}
+	if !c.HasCfg || !c.Owned {
+		l.fatalf("%s is ready, but not described: %+v", id, c)
+	}
+}
+
+// checkAfterCut asserts what a start may find, and that it goes on from there.
+func (l *life) checkAfterCut() {
+	l.t.Helper()
+	for name, text := range l.planted {
+		if got, err := os.ReadFile(filepath.Join(l.d.path, name)); string(got) != text {
+			l.fatalf("foreign file %s is %q, error %v", name, got, err)
+		}
+	}
+	for _, id := range l.ids {
+		c := l.d.Look(id)
+		l.note("found %s: %s %s, part %d", id, c.State, c.Message, c.PartBytes)
+		if c.State == Ready {
+			l.checkReady(id, c)
+		}
+		if told, ok := l.told[id]; ok && c.State != Ready {
+			if err := l.verify(id); err != nil {
+				l.fatalf("verify %s: %v", id, err)
+			}
+			if c = l.d.Look(id); c.State != Ready || c.SHA512 != told {
+				l.fatalf("%s had been told ready with %s, and is %+v", id, told.Short(), c)
+			}
+		}
+		if c.State == Unknown {
+			if err := l.verify(id); err != nil {
+				l.fatalf("verify %s: %v", id, err)
+			}
+			if c = l.d.Look(id); c.State != Ready && c.State != Failed {
+				l.fatalf("after verify %s is %+v", id, c)
+			}
+		}
+		if c.State != Ready {
+			l.finish(id)
+		}
+		l.checkReady(id, l.d.Look(id))
+	}
+}
+
+// finish fetches the rest of an image, of the version that is there.
+func (l *life) finish(id ID) {
+	l.t.Helper()
+	p, err := l.d.OpenPart(context.Background(), id, PartOptions{})
+	if err != nil {
+		l.fatalf("open part of %s: %v", id, err)
+	}
+	etag := p.Origin().ETag
+	p.Close()
+	i := slices.IndexFunc(l.versions, func(v version) bool { return v.etag == etag })
+	if i < 0 {
+		i = l.random.IntN(len(l.versions))
+	}
+	if err := l.fetch(id, l.versions[i], false); err != nil {
+		l.fatalf("fetch %s after the cut: %v", id, err)
+	}
+}
+
+// TestPowerCut cuts the power at random operations of random lives. A failure is
+// run again with -run 'TestPowerCut/<seed>$', as far as goroutines keep time.
+func TestPowerCut(t *testing.T) {
+	f := faultfs.Mount(t)
+	versions := testVersions(2*ChunkSize+512, 2*ChunkSize, 3*ChunkSize-4096, ChunkSize+1024)
+	seeds := 120
+	if testing.Short() {
+		seeds = 20
+	}
+	for seed := range seeds {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			l := &life{t: t, random: rand.New(rand.NewPCG(uint64(seed), 0)), versions: versions, ids: lifeIDs, planted: plantedFiles, told: map[ID]Digest{}}
+			v := newVolumeDisk(t, f)
+			plant(t, v, l.planted)
+			l.start(v)
+			for cut := range uint64(3) {
+				at := 1 + l.random.IntN(70)
+				l.v.Restart()
+				l.v.Plan(func(op faultfs.Op) error {
+					if op.Nth == at {
+						return faultfs.ErrStop
+					}
+					return nil
+				})
+				err := l.live(5)
+				if err != nil && len(changesOf(l.v)) < at {
+					l.fatalf("after %d changes: %v", len(changesOf(l.v)), err)
+				}
+				l.note("cut at change %d of %d: %v", at, len(changesOf(l.v)), err)
+				after := l.v.Survive(uint64(seed)*100 + cut)
+				l.end()
+				l.v.Close()
+				l.start(after)
+				l.checkAfterCut()
+			}
+			l.end()
+			l.v.Close()
+		})
+	}
+}
