@@ -13,7 +13,7 @@ func try(t *testing.T, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	var out, errOut bytes.Buffer
 	root := newRoot()
-	root.SetArgs(args)
+	root.SetArgs(append([]string{}, args...)) // nil would mean those of the test
 	root.SetOut(&out)
 	root.SetErr(&errOut)
 	err = root.ExecuteContext(t.Context())
