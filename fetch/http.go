@@ -57,7 +57,8 @@ func (s *httpSource) answer(resp *http.Response, from *url.URL, q question) (*an
 		if q.offset == 0 {
 			return nil, s.refusal(resp, from)
 		}
-		if q.total < 0 && resp.Header.Get("Content-Range") == fmt.Sprintf("bytes */%d", q.offset) {
+		whole := fmt.Sprintf("bytes */%d", q.offset)
+		if q.total < 0 && resp.Header.Get("Content-Range") == whole && q.named(got.etag, resp.Header.Get("Last-Modified")) {
 			return nil, errComplete
 		}
 		return nil, errChanged
@@ -76,11 +77,21 @@ func (a *answer) continues(h http.Header, q question) error {
 	if !ok || start != q.offset || q.total >= 0 && total != q.total {
 		return errChanged
 	}
-	if strings.HasPrefix(q.validator, `"`) && a.etag != "" && a.etag != q.validator {
+	if !q.named(a.etag, h.Get("Last-Modified")) {
 		return errChanged
 	}
 	a.start, a.total = start, total
 	return nil
+}
+
+// named reports whether a part that came with etag and date is of the version that
+// q asks for. Some servers do not know If-Range and send a part of whatever they
+// have. One that does know it repeats the ETag, and may leave out the date.
+func (q question) named(etag, date string) bool {
+	if strings.HasPrefix(q.validator, `"`) {
+		return etag == q.validator || etag == "" && !q.unchecked
+	}
+	return q.validator == "" || date == "" || date == q.validator
 }
 
 // contentRange reads "bytes START-END/TOTAL". A part of a file of unknown length

@@ -30,6 +30,7 @@ type question struct {
 	offset    int64
 	total     int64  // -1: not known
 	validator string // a strong ETag or a Last-Modified date; empty: a digest will tell
+	unchecked bool   // no digest will tell
 }
 
 // answer is a file from start to its end.
@@ -157,7 +158,7 @@ func (t *transfer) ask(ctx context.Context, a address, src source, to sink) erro
 // address gave it, or by a digest at the end where the length is the same.
 func (t *transfer) question(a address, to sink) question {
 	whole := question{total: -1}
-	o, q := to.Origin(), question{offset: to.Offset()}
+	o, q := to.Origin(), question{offset: to.Offset(), unchecked: !t.checked}
 	q.total = o.Size
 	switch same := o.Source == a.id(); {
 	case q.offset == 0 || t.fresh:
