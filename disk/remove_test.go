@@ -61,7 +61,9 @@ func immutable(t testing.TB, name string) {
 
 func TestRemoveLeavesWhatIsUsed(t *testing.T) {
 	for name, use := range map[string]func(t *testing.T, d *Disk){
-		"replica": func(t *testing.T, d *Disk) { replica(t, d, "v-1a2b3c4d", "/disk/backing-images/"+testID.String()+"/backing") },
+		"replica": func(t *testing.T, d *Disk) {
+			replica(t, d, "v-1a2b3c4d", "/disk/backing-images/"+testID.String()+"/backing")
+		},
 		"process": func(t *testing.T, d *Disk) {
 			f, err := os.Open(imagePath(d, imageFile))
 			if err != nil {
