@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -68,4 +69,38 @@ func (d Desired) mark(o Observed, key Key, c Copy, wanted bool) Mark {
 		m.UnwantedSince = o.Now
 	}
 	return m
+}
+
+// forgetMark makes the clean-up interval of a copy begin again: something about its
+// use was to be recorded, could not be, and may not show any more by now.
+func (d Disk) forgetMark(id disk.ID) {
+	if c, there := d.Copies[id]; there {
+		c.UnwantedSince = time.Unix(0, 0).UTC() // which cannot be right, and so is written anew
+		d.Copies[id] = c
+	}
+}
+
+// mark writes the marks that are due. A copy with a job is left to that job, which
+// writes the same record, and is marked when it has ended. It reports whether it
+// wrote any, and whether it wrote all.
+func (r *Reconciler) mark(d Desired, o Observed) (changed, all bool) {
+	all = true
+	for _, m := range d.Marks(o) {
+		r.unmarked[m.Key] = true
+		if r.running[m.Key] != nil {
+			all = false
+			continue
+		}
+		err := r.disks.open[m.Key.Disk].Update(m.Key.ID, func(record *disk.Record) {
+			record.InUse, record.LastUsed, record.UnwantedSince = m.InUse, m.LastUsed, m.UnwantedSince
+		})
+		if err != nil {
+			r.log.Warn("cannot note use of copy", "copy", m.Key.String(), "error", err)
+			all = false
+			continue
+		}
+		delete(r.unmarked, m.Key)
+		changed = true
+	}
+	return changed, all
 }

@@ -21,6 +21,7 @@ type Reconciler struct {
 
 	tries     map[Key]tried
 	running   map[Key]*running
+	unmarked  map[Key]bool // copies whose marks could not be written when they were due
 	ended     chan outcome
 	transfers transfers
 	clock     clock
@@ -57,6 +58,8 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 		tries:   map[Key]tried{},
 		running: map[Key]*running{},
 		ended:   make(chan outcome),
+
+		unmarked: map[Key]bool{},
 	}
 }
 
@@ -74,6 +77,9 @@ func (r *Reconciler) Look(d Desired) Observed {
 	o.ClockStepped = r.clock.step
 	for ref, one := range r.disks.open {
 		o.Disks[ref] = one.look(func(id disk.ID) bool { return r.reads(Key{ref, id}) })
+	}
+	for key := range r.unmarked {
+		o.Disks[key.Disk].forgetMark(key.ID)
 	}
 	r.forget(d)
 	for key, t := range r.tries {
@@ -162,29 +168,6 @@ func (r *Reconciler) slots(d Desired) map[bool]int {
 		free[run.job.action.Kind.drops()]--
 	}
 	return free
-}
-
-// mark writes the marks that are due. A copy with a job is left to that job, which
-// writes the same record, and is marked when it has ended. It reports whether it
-// wrote any, and whether it wrote all.
-func (r *Reconciler) mark(d Desired, o Observed) (changed, all bool) {
-	all = true
-	for _, m := range d.Marks(o) {
-		if r.running[m.Key] != nil {
-			all = false
-			continue
-		}
-		err := r.disks.open[m.Key.Disk].Update(m.Key.ID, func(record *disk.Record) {
-			record.InUse, record.LastUsed, record.UnwantedSince = m.InUse, m.LastUsed, m.UnwantedSince
-		})
-		if err != nil {
-			r.log.Warn("cannot note use of copy", "copy", m.Key.String(), "error", err)
-			all = false
-			continue
-		}
-		changed = true
-	}
-	return changed, all
 }
 
 // stopObsolete ends jobs that the plan does not have any more, and those of an
