@@ -21,6 +21,7 @@ type disks struct {
 type openDisk struct {
 	*disk.Disk
 	unlock  func() error
+	uuid    string // "" when it could not be told
 	problem string
 	locked  error // a disk.ErrLocked
 }
@@ -62,18 +63,18 @@ func (s *disks) openDisk(path string) *openDisk {
 		return &openDisk{problem: problem}
 	}
 	if s.readOnly {
-		return &openDisk{Disk: d}
+		return &openDisk{Disk: d, uuid: d.UUID()}
 	}
 	unlock, err := d.Lock()
 	if err != nil {
 		d.Close()
-		o := &openDisk{problem: err.Error()}
+		o := &openDisk{problem: err.Error(), uuid: d.UUID()}
 		if errors.Is(err, disk.ErrLocked) {
 			o.locked = err
 		}
 		return o
 	}
-	return &openDisk{Disk: d, unlock: unlock}
+	return &openDisk{Disk: d, unlock: unlock, uuid: d.UUID()}
 }
 
 // heldElsewhere is an error that is disk.ErrLocked when another process writes to
@@ -88,21 +89,25 @@ func (s *disks) heldElsewhere() error {
 }
 
 // refuseTwins finds disks with the same identity: one of them is a copy of the
-// other, and nobody can tell which.
+// other, or they are one disk at two paths, and nobody can tell which is meant.
 func (s *disks) refuseTwins() {
 	first := map[string]schema.DiskRef{}
 	for _, ref := range slices.SortedFunc(maps.Keys(s.open), compareRefs) {
 		o := s.open[ref]
-		if o.Disk == nil {
+		if o.uuid == "" {
 			continue
 		}
-		twin, taken := first[o.UUID()]
+		twin, taken := first[o.uuid]
 		if !taken {
-			first[o.UUID()] = ref
+			first[o.uuid] = ref
 			continue
 		}
-		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one is a copy of the other; give one a new identity", twin, ref, o.UUID())
-		o.problem, s.open[twin].problem = problem, problem
+		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one is a copy of the other; give one a new identity", twin, ref, o.uuid)
+		other := s.open[twin]
+		o.problem, other.problem = problem, problem
+		if o.Disk != nil || other.Disk != nil {
+			o.locked, other.locked = nil, nil // one disk at two paths: it is this process that holds it
+		}
 	}
 }
 
