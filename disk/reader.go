@@ -67,11 +67,11 @@ func (s *imageSource) unchanged() (os.FileInfo, error) {
 	return info, nil
 }
 
-// settled makes what was read durable, as its writer may not have, and makes sure
-// that it is what is there.
+// settled makes sure that what was read is what is there, and that nobody is about
+// to change it: a file that is being copied to its place may rest for a while.
 func (s *imageSource) settled() error {
-	if err := s.f.Sync(); err != nil {
-		return err
+	if writable(s.f) {
+		return fmt.Errorf("%s: %w: a process has it open for writing", s.f.Name(), ErrChanging)
 	}
 	_, err := s.unchanged()
 	return err

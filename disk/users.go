@@ -165,3 +165,13 @@ func opened(f *os.File) string {
 	}
 	return fmt.Sprintf("cannot tell whether a process has the file open: %v", err)
 }
+
+// writable reports whether any process has the file open for writing: then a read
+// lease cannot be had. Where leases do not work it says no.
+func writable(f *os.File) bool {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	}
+	return errors.Is(err, unix.EAGAIN)
+}

@@ -2,6 +2,7 @@ package disk
 
 import (
 	"context"
+	"errors"
 	"os"
 	"testing"
 )
@@ -43,5 +44,36 @@ func TestDescribeVouchesForWhatWasVerified(t *testing.T) {
 	}
 	if err := d.Describe(testID, Digest{}); err == nil {
 		t.Error("a file was vouched for that changed since it was verified")
+	}
+}
+
+// TestVerifyWaitsForWriters adopts a file that somebody is copying to its place. The
+// half of it that is there is no image, however long it rests.
+func TestVerifyWaitsForWriters(t *testing.T) {
+	d := newDisk(t)
+	if err := os.MkdirAll(imagePath(d, ""), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(imagePath(d, imageFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	image := sparseImage(2 * ChunkSize)
+	verify := func() (Copy, error) { return d.Verify(context.Background(), testID, Want{}, func(int64) {}) }
+	if _, err := f.Write(image[:ChunkSize]); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := verify(); !errors.Is(err, ErrChanging) {
+		t.Fatalf("half an image is %+v, error %v", c, err)
+	}
+	if _, err := f.Write(image[ChunkSize:]); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := verify(); err != nil || c.State != Ready || c.SHA512 != digest512(image) {
+		t.Errorf("the image is %+v, error %v", c, err)
 	}
 }
