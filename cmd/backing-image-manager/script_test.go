@@ -110,6 +110,7 @@ func TestScript(t *testing.T) {
 // where disks are that Longhorn wrote.
 func setup(env *testscript.Env) error {
 	env.Setenv("NODE_NAME", "node1")
+	env.Setenv("GORACE", "atexit_sleep_ms=0") // else each program lingers for a second
 	longhorn, err := filepath.Abs("../../disk/testdata/longhorn")
 	env.Setenv("LONGHORN", longhorn)
 	env.Values[originsKey{}] = origins{}
