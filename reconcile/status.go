@@ -103,6 +103,20 @@ func (v View) Status(under map[Key]Transfer) Status {
 	return s
 }
 
+// Missing counts the copies that this node's disks should have and that are not
+// ready, whatever they wait for. A disk that is wanting is none of them.
+func (d Desired) Missing(o Observed) int {
+	missing, now := 0, d.scene(o)
+	for _, image := range d.Config.Images {
+		for _, ref := range now.look(image).places.want {
+			if _, ready := o.Disks[ref].ready(image.ID); d.mine(ref) && !ready {
+				missing++
+			}
+		}
+	}
+	return missing
+}
+
 func texts(problems []schema.Problem) []string {
 	out := []string{}
 	for _, p := range problems {

@@ -161,18 +161,21 @@ func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result 
 	if err := errors.Join(err, closed, c.write(d, p, worked)); err != nil {
 		return err
 	}
-	return errors.Join(broken(result), unfinished(o, p))
+	return errors.Join(broken(result), unfinished(d, o, p))
 }
 
 // unfinished says what keeps a run from having been a success. Waits of clean-ups
 // do not count, nor does it that there are fewer disks than copies.
-func unfinished(o reconcile.Observed, p reconcile.Plan) error {
+func unfinished(d reconcile.Desired, o reconcile.Observed, p reconcile.Plan) error {
 	var what []string
 	if n := len(o.Tries); n > 0 {
 		what = append(what, fmt.Sprintf("%d failed", n))
 	}
 	if n := p.Summary.Counts[reconcile.Blocked]; n > 0 {
 		what = append(what, fmt.Sprintf("%d blocked", n))
+	}
+	if n := d.Missing(o); len(what) == 0 && n > 0 {
+		what = append(what, fmt.Sprintf("%d not ready", n))
 	}
 	if len(what) == 0 && !p.Empty() {
 		what = append(what, "more is to be done")
