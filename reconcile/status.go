@@ -104,8 +104,12 @@ func (v View) Status(under map[Key]Transfer) Status {
 }
 
 // Missing counts the copies that this node's disks should have and that are not
-// ready, whatever they wait for. A disk that is wanting is none of them.
+// ready, whatever they wait for. A disk that is wanting is none of them, nor is
+// anything as long as too much of the configuration is not known.
 func (d Desired) Missing(o Observed) int {
+	if d.May == schema.ObserveOnly {
+		return 0
+	}
 	missing, now := 0, d.scene(o)
 	for _, image := range d.Config.Images {
 		for _, ref := range now.look(image).places.want {
