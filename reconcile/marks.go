@@ -71,35 +71,47 @@ func (d Desired) mark(o Observed, key Key, c Copy, wanted bool) Mark {
 	return m
 }
 
-// forgetMark makes the clean-up interval of a copy begin again: something about its
-// use was to be recorded, could not be, and may not show any more by now.
-func (d Disk) forgetMark(id disk.ID) {
-	if c, there := d.Copies[id]; there {
-		c.UnwantedSince = time.Unix(0, 0).UTC() // which cannot be right, and so is written anew
-		d.Copies[id] = c
+// remember shows a copy as it would be if m had been written.
+func (d Disk) remember(m Mark) {
+	if c, there := d.Copies[m.Key.ID]; there {
+		c.InUse, c.LastUsed, c.UnwantedSince = m.InUse, m.LastUsed, m.UnwantedSince
+		d.Copies[m.Key.ID] = c
 	}
 }
 
 // mark writes the marks that are due. A copy with a job is left to that job, which
-// writes the same record, and is marked when it has ended. It reports whether it
-// wrote any, and whether it wrote all.
+// writes the same record, and is marked when it has ended. What cannot be written,
+// on a full disk for one, holds for this process all the same. It reports whether
+// it wrote any, and whether it wrote all.
 func (r *Reconciler) mark(d Desired, o Observed) (changed, all bool) {
-	all = true
+	if all = true; d.May == schema.ObserveOnly {
+		return false, all
+	}
 	for _, m := range d.Marks(o) {
-		r.unmarked[m.Key] = true
-		if r.running[m.Key] != nil {
+		r.unmarked[m.Key] = m
+		o.Disks[m.Key.Disk].remember(m)
+	}
+	for key, m := range r.unmarked {
+		seen, looked := o.Disks[key.Disk]
+		if _, there := seen.Copies[key.ID]; !there {
+			if looked && seen.Problem == "" {
+				delete(r.unmarked, key)
+			}
+			continue
+		}
+		if r.running[key] != nil {
 			all = false
 			continue
 		}
-		err := r.disks.open[m.Key.Disk].Update(m.Key.ID, func(record *disk.Record) {
+		err := r.disks.open[key.Disk].Update(key.ID, func(record *disk.Record) {
 			record.InUse, record.LastUsed, record.UnwantedSince = m.InUse, m.LastUsed, m.UnwantedSince
 		})
 		if err != nil {
-			r.log.Warn("cannot note use of copy", "copy", m.Key.String(), "error", err)
+			r.log.Warn("cannot note use of copy", "copy", key.String(), "error", err)
 			all = false
 			continue
 		}
-		delete(r.unmarked, m.Key)
+		delete(r.unmarked, key)
 		changed = true
 	}
 	return changed, all

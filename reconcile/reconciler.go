@@ -21,7 +21,7 @@ type Reconciler struct {
 
 	tries     map[Key]tried
 	running   map[Key]*running
-	unmarked  map[Key]bool // copies whose marks could not be written when they were due
+	unmarked  map[Key]Mark // marks that were due and could not be written yet
 	ended     chan outcome
 	transfers transfers
 	clock     clock
@@ -59,7 +59,7 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 		running: map[Key]*running{},
 		ended:   make(chan outcome),
 
-		unmarked: map[Key]bool{},
+		unmarked: map[Key]Mark{},
 	}
 }
 
@@ -78,8 +78,8 @@ func (r *Reconciler) Look(d Desired) Observed {
 	for ref, one := range r.disks.open {
 		o.Disks[ref] = one.look(func(id disk.ID) bool { return r.reads(Key{ref, id}) })
 	}
-	for key := range r.unmarked {
-		o.Disks[key.Disk].forgetMark(key.ID)
+	for _, m := range r.unmarked {
+		o.Disks[m.Key.Disk].remember(m)
 	}
 	r.forget(d)
 	for key, t := range r.tries {

@@ -5,51 +5,92 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// TestIntervalBeginsAgainWhenMarksAreLost declares an image again and takes it away
-// again, while its record cannot be written. What stands there is of the first time.
-func TestIntervalBeginsAgainWhenMarksAreLost(t *testing.T) {
+// unmarkable is a ready copy whose record cannot be written, on a node of its own.
+type unmarkable struct {
+	*Reconciler
+	t                 *testing.T
+	id                disk.ID
+	obstacle          string
+	declared, without Desired
+}
+
+func newUnmarkable(t *testing.T) *unmarkable {
+	t.Helper()
+	time.Sleep(time.Until(epoch.AddDate(0, 1, 0)))
 	dir, image := newDisk(t), filepath.Join(t.TempDir(), "parrot.raw")
 	if err := os.WriteFile(image, randomImage(1<<20), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	declared := desire(t, `images: {parrot: {source: {download: {url: "file://`+image+`"}}}}`, dir)
-	without := desire(t, `images: {}`, dir)
-	r := New(fetch.Client{AnyFile: true}, slog.New(slog.DiscardHandler), false)
-	defer r.Close()
-	converge := func(d Desired) Observed {
-		t.Helper()
-		o, _, err := r.Converge(t.Context(), d)
-		if err != nil {
+	u := &unmarkable{
+		Reconciler: New(fetch.Client{AnyFile: true}, slog.New(slog.DiscardHandler), false), t: t,
+		declared: desire(t, `images: {parrot: {source: {download: {url: "file://`+image+`"}}}}`, dir),
+		without:  desire(t, `images: {}`, dir),
+	}
+	u.id = u.declared.Config.Images["parrot"].ID
+	u.obstacle = filepath.Join(dir, "backing-images", u.id.String(), "backing.record.tmp")
+	u.converge(u.declared)
+	return u
+}
+
+// converge returns the copy, if it is there then.
+func (u *unmarkable) converge(d Desired) (c Copy, there bool) {
+	u.t.Helper()
+	o, _, err := u.Converge(u.t.Context(), d)
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	for _, seen := range o.Disks {
+		c, there = seen.Copies[u.id]
+	}
+	return c, there
+}
+
+func (u *unmarkable) obstruct() {
+	u.t.Helper()
+	if err := os.Mkdir(u.obstacle, 0o755); err != nil {
+		u.t.Fatal(err)
+	}
+}
+
+// TestIntervalBeginsAgainThoughItCannotBeWritten declares an image again and takes it
+// away again. What stands in its record is of the first time.
+func TestIntervalBeginsAgainThoughItCannotBeWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := newUnmarkable(t)
+		defer u.Close()
+		u.converge(u.without)
+		u.obstruct()
+		time.Sleep(30 * time.Minute)
+		u.converge(u.declared)
+		if err := os.Remove(u.obstacle); err != nil {
 			t.Fatal(err)
 		}
-		return o
-	}
-	converge(declared)
-	id := declared.Config.Images["parrot"].ID
-	for ref := range r.Look(declared).Disks {
-		long := time.Now().Add(-2 * time.Hour).UTC()
-		if err := r.disks.open[ref].Update(id, func(record *disk.Record) { record.UnwantedSince = long }); err != nil {
-			t.Fatal(err)
+		time.Sleep(2 * time.Hour)
+		if c, there := u.converge(u.without); !there || time.Since(c.UnwantedSince) > time.Minute {
+			t.Errorf("the copy is there: %v, unwanted since %v at %v", there, c.UnwantedSince, time.Now())
 		}
-	}
-	obstacle := filepath.Join(dir, "backing-images", id.String(), "backing.record.tmp")
-	if err := os.Mkdir(obstacle, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	converge(declared)
-	if err := os.Remove(obstacle); err != nil {
-		t.Fatal(err)
-	}
-	for ref, seen := range converge(without).Disks {
-		c, there := seen.Copies[id]
-		if !there || time.Since(c.UnwantedSince) > time.Hour {
-			t.Errorf("%s: the copy is there: %v, unwanted since %v", ref, there, c.UnwantedSince)
+	})
+}
+
+// TestCleanupOfAFullDisk is where nothing can be written before something is deleted.
+func TestCleanupOfAFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := newUnmarkable(t)
+		defer u.Close()
+		u.obstruct()
+		if _, there := u.converge(u.without); !there {
+			t.Fatal("the copy went before the interval was over")
 		}
-	}
+		time.Sleep(2 * time.Hour)
+		if c, there := u.converge(u.without); there {
+			t.Errorf("the copy is there, unwanted since %v at %v", c.UnwantedSince, time.Now())
+		}
+	})
 }
