@@ -53,6 +53,16 @@ type Action struct {
 
 	from Key
 	slow bool // a scrub: nobody waits for it
+	// recall is the digest that a download has to have for now, although none is
+	// declared.
+	recall recall
+}
+
+// recall is a digest that only failed copies have borne, but not for so long that
+// another one may take its place.
+type recall struct {
+	digest disk.Digest
+	until  time.Time
 }
 
 // Key names one copy in the cluster: a folder on a disk.

@@ -116,6 +116,9 @@ func goldenPlan(p Plan, now time.Time) string {
 		if a.From != "" {
 			fmt.Fprintf(&b, " from=%s", a.From)
 		}
+		if !a.recall.digest.IsZero() {
+			fmt.Fprintf(&b, " recall=%s until=%s", a.recall.digest, relative(a.recall.until, now))
+		}
 		if !a.Until.IsZero() {
 			fmt.Fprintf(&b, " until=%s", relative(a.Until, now))
 		}

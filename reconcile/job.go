@@ -54,6 +54,9 @@ func (j job) download(ctx context.Context, id disk.ID) error {
 			return err
 		}
 	}
+	if r.Digest.IsZero() {
+		r.Digest = j.action.recall.digest
+	}
 	return j.downloadRight(ctx, id, r)
 }
 

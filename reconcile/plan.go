@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/dustin/go-humanize"
 
@@ -182,11 +181,6 @@ func (v imageView) prepare(ref schema.DiskRef, reason string) Action {
 	if kind := v.image.Source.Kind(); kind != schema.KindDownload {
 		return v.blocked(ref, fmt.Sprintf("source %s is not supported yet", kind))
 	}
-	if until := v.establishesAnew(); until.After(v.o.Now) {
-		a := v.wait(ref, reason+"; without a declared checksum, whatever the source has replaces it after the recovery interval")
-		a.Until = until
-		return a
-	}
 	if t := v.sourceTry(); t.puts(Download, v.o.Now) {
 		return v.putOff(ref, t)
 	}
@@ -194,25 +188,27 @@ func (v imageView) prepare(ref schema.DiskRef, reason string) Action {
 	if c := v.copy(Key{ref, v.image.ID}); c.PartTotal > 0 {
 		bytes = max(0, c.PartTotal-c.PartBytes)
 	}
-	return v.try(Download, ref, reason, bytes)
+	a := v.try(Download, ref, reason, bytes)
+	a.recall = v.recall()
+	return a
 }
 
-// establishesAnew is when a digest that only failed copies have borne may be
-// replaced by that of whatever the source has now.
-func (v imageView) establishesAnew() (until time.Time) {
-	if d := v.image.Source.Download; !v.image.Checksum.IsZero() || d != nil && d.ChecksumURL != "" {
-		return time.Time{} // the digest is known from elsewhere
+// recall is the digest that the image had, until it may be established anew.
+func (v imageView) recall() (last recall) {
+	if d := v.image.Source.Download; !v.image.Checksum.IsZero() || d.ChecksumURL != "" {
+		return recall{} // the digest is known from elsewhere
 	}
 	for _, key := range v.named[v.image.ID.Name] {
 		c := v.copy(key)
 		if key.ID != v.image.ID || c.State != disk.Failed || c.SHA512.IsZero() || implausible(c.Damaged, v.o.Now) {
 			continue
 		}
-		if end := c.Damaged.Add(v.Config.Settings.RecoveryWaitInterval); end.After(until) {
-			until = end
+		end := c.Damaged.Add(v.Config.Settings.RecoveryWaitInterval)
+		if end.After(v.o.Now) && end.After(last.until) {
+			last = recall{digest: c.SHA512, until: end}
 		}
 	}
-	return until
+	return last
 }
 
 // sourceTry is the failure that puts the source off the longest, on whatever disk

@@ -47,6 +47,11 @@ func (t Try) next(a Action, err error, now time.Time) Try {
 	if next.Disk = class == diskTrouble && !final; next.Since.IsZero() || next.Disk && !t.Disk {
 		next.Since = now
 	}
+	if isA[*disk.ChecksumError](err) && !a.recall.digest.IsZero() {
+		next.Final, next.Until = false, a.recall.until
+		next.Message += "; after the recovery interval other bytes will do, as no checksum is declared"
+		return next
+	}
 	if final {
 		return next
 	}

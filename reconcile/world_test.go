@@ -148,7 +148,11 @@ func (w *world) do(a Action, image schema.Image, reserve int64) error {
 		if w.offline {
 			return &fetch.Error{Class: fetch.Network, Err: errors.New("no connection")}
 		}
-		return w.fill(p, id, letter, image.Checksum, reserve)
+		want := image.Checksum
+		if want.IsZero() {
+			want = a.recall.digest
+		}
+		return w.fill(p, id, letter, want, reserve)
 	case Sync:
 		from := w.disks[a.from.Disk]
 		source := from.folders[a.from.ID]
