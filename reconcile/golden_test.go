@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/diff"
-	"golang.org/x/tools/txtar"
+	"github.com/rogpeppe/go-internal/txtar"
 
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
