@@ -48,7 +48,8 @@ func (l *Loader) assemble(contents []*content) *assembly {
 func (a *assembly) place(k key, defined []*thing) {
 	first := defined[0]
 	for _, t := range defined[1:] {
-		p := t.whole("is defined twice: first at "+first.pos.String(), "keep one of them")
+		p := t.whole("is defined twice", "keep one of them")
+		p.Also = first.pos
 		a.mistake(k, p)
 	}
 	for _, t := range defined {

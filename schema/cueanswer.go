@@ -19,6 +19,7 @@ type mistake struct {
 	Path []string
 	Position
 	Message string
+	Also    Position
 	Hint    string
 }
 
@@ -65,7 +66,7 @@ func (a answer) content(u *unit) *content {
 
 // mistake puts an error of CUE to the thing that it is in, or else to the file.
 func (c *content) mistake(m mistake) {
-	p := Problem{Position: m.Position, Path: fieldPath(m.Path).String(), Message: m.Message, Hint: m.Hint}
+	p := Problem{Position: m.Position, Path: fieldPath(m.Path).String(), Message: m.Message, Also: m.Also, Hint: m.Hint}
 	var s int
 	if len(m.Path) > 1 {
 		s = slices.Index(sectionNames[:], m.Path[0])

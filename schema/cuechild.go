@@ -116,7 +116,7 @@ func (u *unit) evaluate() (a answer) {
 	root := cuecontext.New().BuildInstance(instance)
 	w := walker{unit: u}
 	w.found = u.mistakes(root.Validate())
-	doc := w.value(root, nil)
+	doc := w.value(root, nil, Position{File: u.Files[0].Path})
 	return answer{Document: doc, Mistakes: w.found}
 }
 
@@ -136,8 +136,8 @@ func (u *unit) mistakes(err error) []mistake {
 			case !u.owns(at.File):
 			case m.Line == 0:
 				m.Position = at
-			case m.Hint == "":
-				m.Hint = "see also " + at.String()
+			case m.Also.Line == 0:
+				m.Also = at
 			}
 		}
 		if strings.HasPrefix(m.Message, "import failed") {
@@ -146,6 +146,7 @@ func (u *unit) mistakes(err error) []mistake {
 		if m.Line == 0 {
 			m.Position = Position{File: u.Files[0].Path}
 		}
+		m.Message = strings.ReplaceAll(m.Message, "/"+m.Position.String()+": ", "") // told as the place
 		all = append(all, m)
 	}
 	return all

@@ -14,9 +14,11 @@ type walker struct {
 	found []mistake
 }
 
-func (w *walker) value(v cue.Value, at []string) *wireValue {
+// value turns v, which is at a path, into a value of ours, around which is the place
+// of what holds it: what CUE's own packages brought in has no place of its own.
+func (w *walker) value(v cue.Value, at []string, around Position) *wireValue {
 	v, _ = v.Default()
-	n := &wireValue{Position: position(v.Pos())}
+	n := &wireValue{Position: w.place(position(v.Pos()), around)}
 	switch k := v.IncompleteKind(); {
 	case k == cue.StructKind || k == cue.BottomKind:
 		return w.mapping(v, n, at)
@@ -60,9 +62,10 @@ func (w *walker) mapping(v cue.Value, n *wireValue, at []string) *wireValue {
 	for fields.Next() {
 		any = true
 		name := fields.Selector().Unquoted()
-		below := w.value(fields.Value(), append(at[:len(at):len(at)], name))
+		named := w.place(nameOf(fields.Value()), n.Position)
+		below := w.value(fields.Value(), append(at[:len(at):len(at)], name), named)
 		if below != nil {
-			n.Fields = append(n.Fields, wireField{Name: name, Position: nameOf(fields.Value()), Value: *below})
+			n.Fields = append(n.Fields, wireField{Name: name, Position: named, Value: *below})
 		}
 	}
 	if !any && v.IncompleteKind() == cue.BottomKind {
@@ -78,11 +81,19 @@ func (w *walker) list(v cue.Value, n *wireValue, at []string) *wireValue {
 		return nil // as above
 	}
 	for i := 0; items.Next(); i++ {
-		if below := w.value(items.Value(), append(at[:len(at):len(at)], fmt.Sprintf("[%d]", i))); below != nil {
+		if below := w.value(items.Value(), append(at[:len(at):len(at)], fmt.Sprintf("[%d]", i)), n.Position); below != nil {
 			n.Items = append(n.Items, *below)
 		}
 	}
 	return n
+}
+
+// place is at, if that is in a file of the user, or else around.
+func (w *walker) place(at, around Position) Position {
+	if w.unit.owns(at.File) {
+		return at
+	}
+	return around
 }
 
 func position(p interface {

@@ -38,12 +38,15 @@ type Problem struct {
 	// the problem is of a whole file or of the whole directory.
 	Path    string `json:"path,omitempty"`
 	Message string `json:"message"`
+	// Also is a second place that the mistake is made of, such as the other of two
+	// definitions. It is not known where there is none.
+	Also Position `json:"also,omitzero"`
 	// Hint says what to do, or is "".
 	Hint string `json:"hint,omitempty"`
 }
 
-// String returns "file:line:column: path: message (hint)", without what the
-// problem does not have.
+// String returns "file:line:column: path: message, see also file:line:column (hint)",
+// without what the problem does not have.
 func (p Problem) String() string {
 	var b strings.Builder
 	for _, s := range []string{p.Position.String(), p.Path} {
@@ -53,6 +56,9 @@ func (p Problem) String() string {
 		}
 	}
 	b.WriteString(p.Message)
+	if p.Also != (Position{}) {
+		fmt.Fprintf(&b, ", see also %s", p.Also)
+	}
 	if p.Hint != "" {
 		fmt.Fprintf(&b, " (%s)", p.Hint)
 	}

@@ -57,5 +57,8 @@ func problemLine(dir string, p schema.Problem, mark string) string {
 	place := p.Position
 	place.File = filepath.Join(dir, place.File)
 	p.Position = schema.Position{}
+	if p.Also != (schema.Position{}) {
+		p.Also.File = filepath.Join(dir, p.Also.File)
+	}
 	return fmt.Sprintf("%s: %s%s", place, mark, p)
 }

@@ -164,6 +164,22 @@ func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result 
 	return errors.Join(broken(result), unfinished(d, o, p))
 }
 
+// blockedOnly counts the blocked actions of images of which nothing failed: a final
+// failure is blocked as well, and would count twice.
+func blockedOnly(o reconcile.Observed, p reconcile.Plan) int {
+	failed := map[string]bool{}
+	for key := range o.Tries {
+		failed[key.ID.Name] = true
+	}
+	n := 0
+	for _, a := range p.Actions {
+		if a.Kind == reconcile.Blocked && !failed[a.Image] {
+			n++
+		}
+	}
+	return n
+}
+
 // unfinished says what keeps a run from having been a success. Waits of clean-ups
 // do not count, nor does it that there are fewer disks than copies.
 func unfinished(d reconcile.Desired, o reconcile.Observed, p reconcile.Plan) error {
@@ -171,7 +187,7 @@ func unfinished(d reconcile.Desired, o reconcile.Observed, p reconcile.Plan) err
 	if n := len(o.Tries); n > 0 {
 		what = append(what, fmt.Sprintf("%d failed", n))
 	}
-	if n := p.Summary.Counts[reconcile.Blocked]; n > 0 {
+	if n := blockedOnly(o, p); n > 0 {
 		what = append(what, fmt.Sprintf("%d blocked", n))
 	}
 	if n := d.Missing(o); len(what) == 0 && n > 0 {

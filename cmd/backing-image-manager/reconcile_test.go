@@ -130,7 +130,7 @@ func TestExitCodes(t *testing.T) {
 		{"the same for a machine", `images: {`, "--dry-run -o json", 1, `"actions": []`},
 		{"nothing declared", `# nothing`, "", 1, "no settings, nodes or images are declared"},
 		{"another node", `nodes: {a1: {disks: {}}}`, "", 1, `node "node1" is not declared: the configuration has a1`},
-		{"wrong checksum", `images: {parrot: {SOURCE, checksum: "sha256:` + strings.Repeat("a", 64) + `"}}`, "", 1, "1 failed, 1 blocked"},
+		{"wrong checksum", `images: {parrot: {SOURCE, checksum: "sha256:` + strings.Repeat("a", 64) + `"}}`, "", 1, "configuration yet: 1 failed\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)

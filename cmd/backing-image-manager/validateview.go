@@ -30,9 +30,10 @@ type placeView struct {
 
 type problemView struct {
 	placeView
-	Path    string `json:"path,omitempty"`
-	Message string `json:"message"`
-	Hint    string `json:"hint,omitempty"`
+	Path    string    `json:"path,omitempty"`
+	Message string    `json:"message"`
+	Also    placeView `json:"also,omitzero"` // the other place of the mistake
+	Hint    string    `json:"hint,omitempty"`
 }
 
 type skippedView struct {
@@ -65,7 +66,11 @@ func viewPlace(dir string, p schema.Position) placeView {
 func viewProblems(dir string, problems []schema.Problem) []problemView {
 	views := []problemView{}
 	for _, p := range problems {
-		views = append(views, problemView{viewPlace(dir, p.Position), p.Path, p.Message, p.Hint})
+		view := problemView{placeView: viewPlace(dir, p.Position), Path: p.Path, Message: p.Message, Hint: p.Hint}
+		if p.Also != (schema.Position{}) {
+			view.Also = viewPlace(dir, p.Also)
+		}
+		views = append(views, view)
 	}
 	return views
 }
