@@ -36,8 +36,8 @@ func ParseCfg(data []byte) (Cfg, error) {
 	if err := json.Unmarshal(data, &c); err != nil {
 		return Cfg{}, fmt.Errorf("read %s: %w", cfgFile, err)
 	}
-	if c.Size < 0 || c.VirtualSize < 0 || c.RealSize < 0 {
-		return Cfg{}, fmt.Errorf("read %s: a size is negative", cfgFile)
+	if c.Size <= 0 || c.VirtualSize < 0 || c.RealSize < 0 {
+		return Cfg{}, fmt.Errorf("read %s: no file has such sizes", cfgFile)
 	}
 	return c, nil
 }
@@ -84,6 +84,7 @@ func (d *Disk) writeCfg(id ID, r Record, expected Digest, info os.FileInfo) erro
 	if err != nil {
 		return err
 	}
+	defer d.forget(id)
 	if err := writeDurably(d.root, id.file(cfgFile), data); err != nil {
 		return fmt.Errorf("write %s of %s: %w", cfgFile, id, err)
 	}

@@ -27,9 +27,14 @@ func (p *Part) Commit(want Digest) (Copy, error) {
 	if err != nil {
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
-	d, r := p.disk, p.record
-	if err := d.writeRecord(p.id, r); err != nil {
-		return Copy{}, err
+	d := p.disk
+	var r Record // as it is now, with what was remembered while the bytes came
+	err = d.Update(p.id, func(now *Record) {
+		p.found(now)
+		r = *now
+	})
+	if err != nil {
+		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
 	if err := renameDurably(d.root, p.id.file(partFile), p.id.file(imageFile)); err != nil {
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
@@ -51,8 +56,8 @@ func (p *Part) Commit(want Digest) (Copy, error) {
 	return c, nil
 }
 
-// finish checks the bytes, makes them durable, closes the part and leaves in its
-// record what was found out.
+// finish checks the bytes, makes them durable, closes the part and leaves in found
+// what was found out.
 func (p *Part) finish(want Digest) error {
 	err := p.flush()
 	if err == nil {
@@ -92,9 +97,11 @@ func (p *Part) check(want Digest) error {
 	if err != nil {
 		return err
 	}
-	p.record.SHA512, p.record.SHA256 = sum512, sum256
-	p.record.Format, p.record.VirtualSize = info.Format, info.VirtualSize
-	p.record.Evidence, p.record.Failed, p.record.Verified = nil, "", time.Now().UTC()
+	verified := time.Now().UTC()
+	p.found = func(r *Record) {
+		r.SHA512, r.SHA256, r.Format, r.VirtualSize = sum512, sum256, info.Format, info.VirtualSize
+		r.Evidence, r.Failed, r.Verified = nil, "", verified
+	}
 	return nil
 }
 
@@ -104,8 +111,11 @@ func matches(want, sum512, sum256 Digest) error {
 	if want.Algorithm() == SHA256 {
 		got = sum256
 	}
-	if want.IsZero() || want == got {
+	switch {
+	case want.IsZero() || want == got:
 		return nil
+	case got.IsZero():
+		return errors.New("the SHA-256 was not computed") // it says nothing about the bytes
 	}
 	return &ChecksumError{Want: want, Got: got}
 }

@@ -64,7 +64,11 @@ type Listing struct {
 // List looks at every image folder. It reads a few small files of each and no
 // image data.
 func (d *Disk) List() (Listing, error) {
-	entries, err := fs.ReadDir(d.root.FS(), imagesFolder)
+	err := d.isFolder(imagesFolder)
+	var entries []fs.DirEntry
+	if err == nil {
+		entries, err = fs.ReadDir(d.root.FS(), imagesFolder)
+	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Listing{}, fmt.Errorf("list images of %s: %w", d.path, err)
 	}
@@ -75,7 +79,7 @@ func (d *Disk) List() (Listing, error) {
 			l.Foreign = append(l.Foreign, imagesFolder+"/"+e.Name())
 			continue
 		}
-		l.Copies = append(l.Copies, d.Look(id))
+		l.Copies = append(l.Copies, d.look(id))
 	}
 	d.forgetOthers(l.Copies)
 	left, err := fs.ReadDir(d.root.FS(), "tmp")
@@ -90,6 +94,13 @@ func (d *Disk) List() (Listing, error) {
 // Look looks at one image folder. That there is none is no error: the copy is
 // then pending and not owned.
 func (d *Disk) Look(id ID) Copy {
+	if err := d.place(id); err != nil {
+		return Copy{ID: id, State: Unknown, Message: err.Error()}
+	}
+	return d.look(id)
+}
+
+func (d *Disk) look(id ID) Copy {
 	folder, err := d.root.OpenRoot(id.folder())
 	if err != nil {
 		c := Copy{ID: id, State: Pending}
@@ -145,6 +156,8 @@ func vouch(r Record, ours bool, info os.FileInfo) (State, string) {
 		return Unknown, "changed since it was verified: " + r.Evidence.difference(evidenceOf(info))
 	case r.Failed != "":
 		return Failed, r.Failed
+	case r.SHA512.IsZero():
+		return Unknown, "its record has no checksum"
 	}
 	return Ready, ""
 }

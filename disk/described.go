@@ -54,6 +54,14 @@ func (d *Disk) described(id ID, folder *os.Root) (r Record, ours bool, cfg Cfg, 
 	return is.record.value, is.record.good, is.cfg.value, is.cfg.good
 }
 
+// forget makes the next look read the files of id again. An inode that was used,
+// freed and used again within a tick of the clock looks as if nothing had happened.
+func (d *Disk) forget(id ID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.texts, id)
+}
+
 // forgetOthers keeps what is remembered of the copies that there are.
 func (d *Disk) forgetOthers(copies []Copy) {
 	d.mu.Lock()

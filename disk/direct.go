@@ -45,12 +45,15 @@ func openDirect(root *os.Root, name string, flag int) (f *os.File, direct bool, 
 // cached is what may lie in the page cache of a file that cannot do O_DIRECT.
 const cached = 32 << 20
 
-// drop writes back what the page cache has of f and lets it go.
+// drop writes back what the page cache has of f and lets it go. After an error it
+// lets go too: the kernel takes what it could not write for written, and would
+// give bytes to the next reader that are on no disk.
 func drop(f *os.File) error {
-	if err := unix.Fdatasync(int(f.Fd())); err != nil {
-		return fmt.Errorf("sync %s: %w", f.Name(), noSpace(err))
+	err := unix.Fdatasync(int(f.Fd()))
+	if err != nil {
+		err = fmt.Errorf("sync %s: %w", f.Name(), noSpace(err))
 	}
-	return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	return errors.Join(err, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
 // extents finds the holes of a file, so that they need not be read. Where the

@@ -187,7 +187,11 @@ func (d *Disk) Space() (Space, error) {
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
 		return Space{}, fmt.Errorf("space of disk %s: %w", d.path, err)
 	}
-	return Space{Total: int64(st.Blocks) * st.Bsize, Free: int64(st.Bavail) * st.Bsize}, nil
+	unit := st.Frsize // Bsize is what network file systems like to read at once
+	if unit == 0 {
+		unit = st.Bsize
+	}
+	return Space{Total: int64(st.Blocks) * unit, Free: int64(st.Bavail) * unit}, nil
 }
 
 // NoSpaceError is an ErrNoSpace of which it is known what was needed.

@@ -3,6 +3,7 @@ package disk
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -10,10 +11,16 @@ import (
 
 // writeDurably replaces the file name below root with data, so that after a
 // crash at any moment either the old content is there or the new one, whole.
-// There is one writer a disk, so the temporary name can be a fixed one.
+// There is one writer a disk, so the temporary name can be a fixed one; what a
+// crash left there, or somebody else put there, is not written to.
 func writeDurably(root *os.Root, name string, data []byte) error {
 	tmp := name + ".tmp"
-	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if info, err := root.Lstat(tmp); err == nil && !info.IsDir() {
+		if err := root.Remove(tmp); err != nil {
+			return err
+		}
+	}
+	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}
@@ -73,15 +80,14 @@ const maxSmallFile = 1 << 20
 // readSmall reads a regular file of at most maxSmallFile bytes. It never follows
 // a link and never blocks on a pipe.
 func readSmall(root *os.Root, name string) ([]byte, error) {
-	info, err := root.Lstat(name)
+	f, err := openImage(root, name, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", name)
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxSmallFile+1))
+	if err == nil && len(data) > maxSmallFile {
+		err = fmt.Errorf("%s has more than %d bytes, which such a file cannot have", name, maxSmallFile)
 	}
-	if info.Size() > maxSmallFile {
-		return nil, fmt.Errorf("%s has %d bytes, which is more than such a file can have", name, info.Size())
-	}
-	return root.ReadFile(name)
+	return data, err
 }

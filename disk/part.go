@@ -37,7 +37,8 @@ type Part struct {
 	disk    *Disk
 	id      ID
 	options PartOptions
-	record  Record
+	origin  *Origin
+	found   func(*Record) // records what finish found out
 	file    *os.File
 	direct  bool
 	chunks  chunkFile
@@ -59,7 +60,7 @@ func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error
 	if err != nil {
 		return nil, err
 	}
-	p := &Part{disk: d, id: id, options: o, record: record}
+	p := &Part{disk: d, id: id, options: o, origin: record.Origin}
 	if err := p.open(); err != nil {
 		return nil, fmt.Errorf("open part of %s: %w", id, err)
 	}
@@ -109,10 +110,8 @@ func (p *Part) resume(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := s.read(c, p.offset); err != nil {
-			return err
-		}
-		if hashChunk(c.data, allZero(c.data)) != p.chunks.at(c.n) {
+		// What cannot be read is asked for again too, and then written elsewhere.
+		if err := s.read(c, p.offset); err != nil || hashChunk(c.data, allZero(c.data)) != p.chunks.at(c.n) {
 			p.pipeline.free <- c
 			break
 		}
@@ -126,10 +125,10 @@ func (p *Part) resume(ctx context.Context) error {
 // Origin returns what the bytes of the part came from; it is the zero Origin when
 // Begin has not been called for them.
 func (p *Part) Origin() Origin {
-	if p.record.Origin == nil {
+	if p.origin == nil {
 		return Origin{}
 	}
-	return *p.record.Origin
+	return *p.origin
 }
 
 // Offset returns how many bytes of the image are here: the next one to ask for.
@@ -148,15 +147,16 @@ func (p *Part) Begin(o Origin) error {
 		return fmt.Errorf("begin %s: %w", p.id, err)
 	}
 	// The hashes go first: none may be left that vouches for other bytes.
+	p.origin = nil
 	err := errors.Join(p.chunks.reset(), p.file.Truncate(0))
 	if err == nil {
-		p.record.Origin = &o
 		err = p.disk.Update(p.id, func(r *Record) { r.Origin = &o })
 	}
 	p.start()
 	if err != nil {
 		return fmt.Errorf("begin %s: %w", p.id, err)
 	}
+	p.origin = &o
 	return nil
 }
 

@@ -100,12 +100,13 @@ func (l *life) finish(id ID) {
 func TestPowerCut(t *testing.T) {
 	f := faultfs.Mount(t)
 	versions := testVersions(2*ChunkSize+512, 2*ChunkSize, 3*ChunkSize-4096, ChunkSize+1024)
-	seeds := 120
+	seeds := 70
 	if testing.Short() {
 		seeds = 20
 	}
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
 			l := &life{t: t, random: rand.New(rand.NewPCG(uint64(seed), 0)), versions: versions, ids: lifeIDs, planted: plantedFiles, told: map[ID]Digest{}}
 			v := newVolumeDisk(t, f)
 			plant(t, v, l.planted)

@@ -73,6 +73,9 @@ func ParseRecord(data []byte) (Record, error) {
 	if r.Owner != recordOwner {
 		return Record{}, fmt.Errorf("read %s: owner is %q", recordFile, r.Owner)
 	}
+	if r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 {
+		return Record{}, fmt.Errorf("read %s: a digest is of the wrong kind", recordFile)
+	}
 	return r, nil
 }
 
@@ -80,6 +83,9 @@ func ParseRecord(data []byte) (Record, error) {
 // copy is then not ours until it is adopted, and is verified before it is used. One
 // that cannot be read at the moment is an error, since it must not be written over.
 func (d *Disk) readRecord(id ID) (r Record, ours bool, err error) {
+	if err := d.place(id); err != nil {
+		return Record{}, false, err
+	}
 	data, err := readSmall(d.root, id.file(recordFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return Record{}, false, nil
@@ -97,8 +103,33 @@ func (d *Disk) writeRecord(id ID, r Record) error {
 	if err != nil {
 		return err
 	}
+	defer d.forget(id)
 	if err := writeDurably(d.root, id.file(recordFile), data); err != nil {
 		return fmt.Errorf("write %s of %s: %w", recordFile, id, err)
+	}
+	return nil
+}
+
+// place says why nothing may be done in the folder of id: id cannot be the name of
+// an image, or something else than a folder is on the way to it, such as a link to
+// the folder of another image. That there is none is no error.
+func (d *Disk) place(id ID) error {
+	if err := errors.Join(CheckName(id.Name), CheckUUID(id.UUID)); err != nil {
+		return err
+	}
+	if err := d.isFolder(imagesFolder); err != nil {
+		return fmt.Errorf("%s: %w", imagesFolder, err)
+	}
+	return d.isFolder(id.folder())
+}
+
+func (d *Disk) isFolder(name string) error {
+	info, err := d.root.Lstat(name)
+	if err != nil {
+		return ignoreMissing(err)
+	}
+	if !info.IsDir() {
+		return errors.New("something else is in its place")
 	}
 	return nil
 }
@@ -120,12 +151,12 @@ func (d *Disk) Update(id ID, change func(*Record)) error {
 // makeFolder makes the folder of id with a record in it, so that whatever is
 // written there later is known to be ours.
 func (d *Disk) makeFolder(id ID) (Record, error) {
-	err := mkdirDurably(d.root, imagesFolder)
+	err := d.place(id)
+	if err == nil {
+		err = mkdirDurably(d.root, imagesFolder)
+	}
 	if err == nil {
 		err = mkdirDurably(d.root, id.folder())
-	}
-	if info, statErr := d.root.Lstat(id.folder()); err == nil && statErr == nil && !info.IsDir() {
-		err = errors.New("something else is in its place") // such as a link to that of another image
 	}
 	if err != nil {
 		return Record{}, fmt.Errorf("make folder of %s: %w", id, err)

@@ -38,6 +38,9 @@ func (d *Disk) used(id ID, name string) error {
 // can come, looks for users again and puts the folder back if there is one: the
 // error is then an *InUseError. Files that are not ours are left in the folder.
 func (d *Disk) Remove(id ID) error {
+	if err := d.place(id); err != nil {
+		return fmt.Errorf("remove %s: %w", id, err)
+	}
 	if err := d.used(id, id.file(imageFile)); err != nil {
 		return err
 	}
@@ -79,13 +82,16 @@ func (d *Disk) unlink(folder string) error {
 // restoreRemoved gives folders that a crash left aside their names back. What is
 // left of such an image is planned for anew.
 func (d *Disk) restoreRemoved() error {
+	if err := d.isFolder(imagesFolder); err != nil {
+		return err
+	}
 	entries, err := fs.ReadDir(d.root.FS(), imagesFolder)
 	if err != nil {
 		return ignoreMissing(err)
 	}
 	for _, e := range entries {
 		name, aside := strings.CutPrefix(e.Name(), removingPrefix)
-		if !aside || !e.IsDir() {
+		if _, err := ParseID(name); !aside || !e.IsDir() || err != nil {
 			continue
 		}
 		if _, err := d.root.Lstat(path.Join(imagesFolder, name)); !errors.Is(err, fs.ErrNotExist) {

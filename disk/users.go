@@ -90,10 +90,13 @@ func (d *Disk) Users() Users {
 	u := Users{replicas: map[string][]string{}}
 	entries, err := fs.ReadDir(d.root.FS(), replicaFolder)
 	if errors.Is(err, fs.ErrNotExist) {
-		return u
+		if _, err := d.root.Lstat(replicaFolder); errors.Is(err, fs.ErrNotExist) {
+			return u
+		}
+		err = fmt.Errorf("%s is a link that leads nowhere", replicaFolder)
 	}
 	if err != nil {
-		u.unknown = err.Error()
+		u.unknown = fmt.Sprintf("list %s: %v", replicaFolder, err)
 		return u
 	}
 	looks := make(map[string]replicaLook, len(entries))

@@ -24,6 +24,10 @@ type Want struct {
 // written to meanwhile (ErrChanging), or ctx ended. progress is called with the
 // bytes of each chunk that was read.
 func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64)) (Copy, error) {
+	err := d.place(id)
+	if err != nil {
+		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
+	}
 	s, err := openSource(d.root, id.file(imageFile))
 	if err != nil {
 		return Copy{}, fmt.Errorf("verify %s: %w", id, err)

@@ -1,6 +1,7 @@
 package faultfs
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -165,6 +166,32 @@ func (n *node) walk(visit func(*node)) {
 	for _, child := range n.now.entries {
 		child.walk(visit)
 	}
+}
+
+// Put makes a file with all folders above it, as another process would. It is
+// durable at once, and no operation.
+func (v *Volume) Put(path string, data []byte) {
+	v.fs.mu.Lock()
+	defer v.fs.mu.Unlock()
+	n := v.root
+	elements := strings.Split(path, "/")
+	for i, name := range elements {
+		child := n.now.entries[name]
+		if child == nil {
+			mode := uint32(syscall.S_IFDIR | 0o755)
+			if i == len(elements)-1 {
+				mode = syscall.S_IFREG | 0o644
+			}
+			child, _ = n.make(name, mode) // it is not there
+			n.sync()
+		}
+		n = child
+	}
+	n.do(change{truncate: true})
+	if len(data) > 0 {
+		n.do(change{data: bytes.Clone(data)})
+	}
+	n.sync()
 }
 
 // Flip changes a bit of the byte at offset of a file, as another process would

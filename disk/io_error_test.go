@@ -1,0 +1,189 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+)
+
+// faultyDisk is a disk on which operations can be made to fail.
+func faultyDisk(t *testing.T) (*Disk, *faultfs.Volume) {
+	t.Helper()
+	v := newVolumeDisk(t, faultfs.Mount(t))
+	d, err := Open(v.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d, v
+}
+
+// fails fails every operation of a kind on a file of the image.
+func fails(kind, file string, errno syscall.Errno) func(faultfs.Op) error {
+	return func(op faultfs.Op) error {
+		if op.Kind == kind && strings.HasSuffix(op.Path, "/"+file) {
+			return errno
+		}
+		return nil
+	}
+}
+
+// TestUnreadableImageIsKept has a disk that cannot read an image. That says
+// nothing about its bytes.
+func TestUnreadableImageIsKept(t *testing.T) {
+	d, v := faultyDisk(t)
+	readyImage(t, d, sparseImage(3*ChunkSize))
+	before := tree(t, d.Path())
+	v.Plan(fails("read", imageFile, syscall.EIO))
+	if _, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); !errors.Is(err, syscall.EIO) {
+		t.Errorf("error is %v, want EIO", err)
+	}
+	v.Plan(nil)
+	if c := d.Look(testID); c.State != Ready {
+		t.Errorf("copy is %+v", c)
+	}
+	if after := tree(t, d.Path()); strings.Join(after, "\n") != strings.Join(before, "\n") {
+		t.Errorf("left %q, want %q", after, before)
+	}
+}
+
+// TestUnreadableChunkIsAskedForAgain has a bad sector in a part.
+func TestUnreadableChunkIsAskedForAgain(t *testing.T) {
+	d, v := faultyDisk(t)
+	image := bytes.Repeat(sparseImage(ChunkSize), 3)
+	p := openPart(t, d, PartOptions{})
+	fill(t, p, image)
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	v.Restart()
+	v.Plan(func(op faultfs.Op) error {
+		if op.Kind == "read" && strings.HasSuffix(op.Path, partFile) && op.N == 2 {
+			return syscall.EIO
+		}
+		return nil
+	})
+	p = openPart(t, d, PartOptions{})
+	if p.Offset() != ChunkSize {
+		t.Fatalf("resumed at %d, want the chunk that cannot be read", p.Offset())
+	}
+	if _, err := p.ReadFrom(bytes.NewReader(image[p.Offset():])); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Commit(digest512(image)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestUnreadableRecordIsNotReplaced has a record that cannot be read for a moment.
+// What it remembers must not be lost by that.
+func TestUnreadableRecordIsNotReplaced(t *testing.T) {
+	d, v := faultyDisk(t)
+	readyImage(t, d, sparseImage(ChunkSize))
+	if err := v.Flip(testID.file(imageFile), 5); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(imagePath(d, cfgFile)); err != nil { // it is not the second witness
+		t.Fatal(err)
+	}
+	v.Plan(fails("read", recordFile, syscall.EIO))
+	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err == nil {
+		t.Errorf("verified without its record: %+v", c)
+	}
+	if err := d.Update(testID, func(*Record) {}); !errors.Is(err, syscall.EIO) {
+		t.Errorf("update: error is %v, want EIO", err)
+	}
+	if p, err := d.OpenPart(context.Background(), testID, PartOptions{}); err == nil {
+		p.Close()
+		t.Error("a part was opened without the record")
+	}
+	v.Plan(nil)
+	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Failed {
+		t.Errorf("verified with its record: %+v, error %v; want failed", c, err)
+	}
+}
+
+// TestFailedBeginNamesNoOrigin has a Begin of which nobody knows what it wrote.
+func TestFailedBeginNamesNoOrigin(t *testing.T) {
+	d, v := faultyDisk(t)
+	p := openPart(t, d, PartOptions{})
+	fill(t, p, sparseImage(2*ChunkSize))
+	v.Plan(fails("sync", recordFile+".tmp", syscall.EIO))
+	if err := p.Begin(Origin{Source: "new", Size: 512}); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("error is %v, want EIO", err)
+	}
+	if p.Offset() != 0 || p.Origin() != (Origin{}) {
+		t.Errorf("part is at %d of %+v, want that it has to be begun", p.Offset(), p.Origin())
+	}
+}
+
+// TestCommitKeepsWhatWasRecordedMeanwhile has marks that are set while bytes come.
+func TestCommitKeepsWhatWasRecordedMeanwhile(t *testing.T) {
+	d := newDisk(t)
+	p := openPart(t, d, PartOptions{})
+	fill(t, p, sparseImage(ChunkSize))
+	used := time.Date(2026, 11, 20, 9, 0, 0, 0, time.UTC)
+	if err := d.Update(testID, func(r *Record) { r.LastUsed, r.InUse, r.UnwantedSince = used, true, used }); err != nil {
+		t.Fatal(err)
+	}
+	c, err := p.Commit(Digest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !c.LastUsed.Equal(used) || !c.InUse || !c.UnwantedSince.Equal(used) {
+		t.Errorf("copy is %+v", c)
+	}
+}
+
+// TestCommitWithoutTheSumIsNoMismatch asks for a checksum that nobody computed. That
+// is no reason to throw the bytes away.
+func TestCommitWithoutTheSumIsNoMismatch(t *testing.T) {
+	d := newDisk(t)
+	image := sparseImage(2 * ChunkSize)
+	p := openPart(t, d, PartOptions{})
+	fill(t, p, image)
+	if _, err := p.Commit(digest256(image)); err == nil || isA[*ChecksumError](err) {
+		t.Errorf("error is %v", err)
+	}
+	p = openPart(t, d, PartOptions{SHA256: true})
+	if p.Offset() != int64(len(image)) {
+		t.Errorf("%d bytes are left", p.Offset())
+	}
+	if _, err := p.Commit(digest256(image)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestReplicasThatCannotBeListed counts everything as used.
+func TestReplicasThatCannotBeListed(t *testing.T) {
+	d, v := faultyDisk(t)
+	replica(t, d, "vol-12345678", "")
+	if why := d.Users().Using(testID); why != "" {
+		t.Fatalf("used: %s", why)
+	}
+	v.Plan(func(op faultfs.Op) error {
+		if op.Kind == "list" && op.Path == replicaFolder {
+			return syscall.EIO
+		}
+		return nil
+	})
+	if why := d.Users().Using(testID); why == "" {
+		t.Error("an error of the disk means that nothing is used")
+	}
+	v.Plan(nil)
+	at := filepath.Join(d.Path(), replicaFolder)
+	if err := errors.Join(os.Rename(at, at+"-moved")); err != nil {
+		t.Fatal(err)
+	}
+	if why := d.Users().Using(testID); why != "" {
+		t.Errorf("without replicas: used: %s", why)
+	}
+}

@@ -1,0 +1,249 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// everything calls every method with id that reads or writes, and returns those
+// that had no error.
+func everything(d *Disk, id ID) (worked []string) {
+	for _, call := range []struct {
+		name string
+		do   func() error
+	}{
+		{"open", func() error { r, err := d.Open(id); return closed(r, err) }},
+		{"verify", func() error { _, err := d.Verify(context.Background(), id, Want{}, func(int64) {}); return err }},
+		{"describe", func() error { return d.Describe(id, Digest{}) }},
+		{"update", func() error { return d.Update(id, func(r *Record) { r.InUse = true }) }},
+		{"part", func() error {
+			p, err := d.OpenPart(context.Background(), id, PartOptions{})
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			image := sparseImage(ChunkSize + 512)
+			if err := p.Begin(Origin{Source: "x", Size: int64(len(image))}); err != nil {
+				return err
+			}
+			if _, err := p.ReadFrom(bytes.NewReader(image)); err != nil {
+				return err
+			}
+			_, err = p.Commit(Digest{})
+			return err
+		}},
+		{"remove", func() error { return d.Remove(id) }},
+	} {
+		if call.do() == nil {
+			worked = append(worked, call.name)
+		}
+	}
+	return worked
+}
+
+func closed[C io.Closer](c C, err error) error {
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+// TestNamesThatAreNone has ids that no ParseID gave. They reach nothing.
+func TestNamesThatAreNone(t *testing.T) {
+	d := newDisk(t)
+	replica(t, d, "vol-12345678", "")
+	if err := os.WriteFile(filepath.Join(d.Path(), replicaFolder, "vol-12345678", imageFile), []byte("precious"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before := tree(t, filepath.Dir(d.Path()))
+	for _, id := range []ID{
+		{Name: "a/../../replicas/vol", UUID: "12345678"},
+		{Name: "../replicas/vol", UUID: "12345678"},
+		{Name: "../../../../../../etc/x", UUID: "12345678"},
+		{Name: "..", UUID: ""},
+		{Name: "", UUID: ""},
+		{Name: "vol", UUID: "12345678/../../replicas"},
+		{Name: ".removing-x", UUID: "12345678"},
+		{Name: "UP", UUID: "12345678"},
+	} {
+		if worked := everything(d, id); len(worked) > 0 {
+			t.Errorf("%q: %q worked", id, worked)
+		}
+		if c := d.Look(id); c.State == Ready || c.Owned || c.Size > 0 {
+			t.Errorf("%q: %+v", id, c)
+		}
+	}
+	if after := tree(t, filepath.Dir(d.Path())); !slices.Equal(after, before) {
+		t.Errorf("left %q, want %q", after, before)
+	}
+}
+
+// TestLinksAreNotFollowed has links in the places of our folders and files. What
+// they lead to is not read, changed or deleted, within the disk or outside.
+func TestLinksAreNotFollowed(t *testing.T) {
+	outside := t.TempDir()
+	folder := imagesFolder + "/" + testID.String()
+	for name, plant := range map[string]func(at func(string) string) error{
+		"folder to another image": func(at func(string) string) error {
+			return os.Symlink("willow-00000224", at(folder))
+		},
+		"folder to a replica": func(at func(string) string) error {
+			return os.Symlink("../replicas/vol-12345678", at(folder))
+		},
+		"folder to outside": func(at func(string) string) error { return os.Symlink(outside, at(folder)) },
+		"images to within": func(at func(string) string) error {
+			return errors.Join(os.Rename(at(imagesFolder), at("elsewhere")), os.Symlink("elsewhere", at(imagesFolder)))
+		},
+		"images to outside": func(at func(string) string) error {
+			return errors.Join(os.RemoveAll(at(imagesFolder)), os.Symlink(outside, at(imagesFolder)))
+		},
+		"image to another image": func(at func(string) string) error {
+			return errors.Join(os.Mkdir(at(folder), 0o755), os.Symlink("../willow-00000224/backing", at(folder+"/backing")))
+		},
+		"image to a file outside": func(at func(string) string) error {
+			return errors.Join(os.Mkdir(at(folder), 0o755), os.Symlink("/etc/passwd", at(folder+"/backing")))
+		},
+		"image is a pipe": func(at func(string) string) error {
+			return errors.Join(os.Mkdir(at(folder), 0o755), unix.Mkfifo(at(folder+"/backing"), 0o644))
+		},
+		"image is a folder": func(at func(string) string) error { return os.MkdirAll(at(folder+"/backing/x"), 0o755) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk(t)
+			replica(t, d, "vol-12345678", "")
+			other, err := d.OpenPart(context.Background(), ID{"willow", "00000224"}, PartOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			fill(t, other, sparseImage(ChunkSize))
+			if _, err := other.Commit(Digest{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := plant(func(name string) string { return filepath.Join(d.Path(), name) }); err != nil {
+				t.Fatal(err)
+			}
+			before := tree(t, d.Path())
+			worked := everything(d, testID)
+			if len(worked) > 0 {
+				t.Errorf("%q worked", worked)
+			}
+			after := slices.DeleteFunc(tree(t, d.Path()), func(line string) bool { // what is ours to make
+				return strings.Contains(line, folder+"/backing.")
+			})
+			if !slices.Equal(after, before) {
+				t.Errorf("left\n%s\nwant\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
+			}
+			if out := tree(t, outside); len(out) != 1 {
+				t.Errorf("outside is %q", out)
+			}
+		})
+	}
+}
+
+// TestTemporaryNamesThatAreTaken has something else in the place of a temporary
+// file. A link there is not written through.
+func TestTemporaryNamesThatAreTaken(t *testing.T) {
+	d := newDisk(t)
+	replica(t, d, "vol-12345678", "")
+	readyImage(t, d, sparseImage(ChunkSize))
+	meta := filepath.Join(d.Path(), replicaFolder, "vol-12345678", "volume.meta")
+	before, err := os.ReadFile(meta)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{recordFile, cfgFile} {
+		if err := os.Symlink("../../replicas/vol-12345678/volume.meta", imagePath(d, name+".tmp")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Update(testID, func(r *Record) { r.InUse = true }); err != nil {
+		t.Errorf("update: %v", err)
+	}
+	if err := d.Describe(testID, Digest{}); err != nil {
+		t.Errorf("describe: %v", err)
+	}
+	if after, err := os.ReadFile(meta); err != nil || !bytes.Equal(after, before) {
+		t.Errorf("volume.meta is %q, error %v", after, err)
+	}
+	if c := d.Look(testID); c.State != Ready || !c.InUse || !c.HasCfg {
+		t.Errorf("copy is %+v", c)
+	}
+}
+
+// TestSmallFilesThatAreNone has pipes and links for the files that are read.
+// A link is not followed and a pipe is not waited for.
+func TestSmallFilesThatAreNone(t *testing.T) {
+	for _, name := range []string{recordFile, cfgFile} {
+		d := newDisk(t)
+		readyImage(t, d, sparseImage(ChunkSize))
+		os.Rename(imagePath(d, name), imagePath(d, "moved"))
+		if err := os.Symlink("moved", imagePath(d, name)); err != nil {
+			t.Fatal(err)
+		}
+		if c := d.Look(testID); c.Owned == (name == recordFile) || c.HasCfg {
+			t.Errorf("%s is a link: %+v", name, c)
+		}
+		os.Remove(imagePath(d, name))
+		if err := unix.Mkfifo(imagePath(d, name), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if c := d.Look(testID); c.Owned == (name == recordFile) || c.HasCfg {
+			t.Errorf("%s is a pipe: %+v", name, c)
+		}
+	}
+}
+
+// TestReplicasBehindALinkThatLeadsNowhere are on something that is not mounted.
+func TestReplicasBehindALinkThatLeadsNowhere(t *testing.T) {
+	for _, target := range []string{"elsewhere/replicas", "/elsewhere/replicas"} {
+		d := newDisk(t)
+		if err := os.Symlink(target, filepath.Join(d.Path(), replicaFolder)); err != nil {
+			t.Fatal(err)
+		}
+		if why := d.Users().Using(testID); why == "" {
+			t.Errorf("replicas -> %s: nothing counts as used", target)
+		}
+	}
+}
+
+// TestVolumeMetaThatIsNoFile has a replica of which nothing can be told.
+func TestVolumeMetaThatIsNoFile(t *testing.T) {
+	for name, plant := range map[string]func(at string) error{
+		"nothing":                func(string) error { return nil },
+		"a pipe":                 func(at string) error { return unix.Mkfifo(at, 0o644) },
+		"a folder":               func(at string) error { return os.Mkdir(at, 0o755) },
+		"a link to outside":      func(at string) error { return os.Symlink("/etc/passwd", at) },
+		"a link to another":      func(at string) error { return os.Symlink("../vol-12345678/volume.meta", at) },
+		"a link to nowhere":      func(at string) error { return os.Symlink("nowhere", at) },
+		"a temporary one, alone": func(at string) error { return os.WriteFile(at+".tmp", []byte("{}"), 0o644) },
+		"more than there can be": func(at string) error { return os.WriteFile(at, make([]byte, maxSmallFile+1), 0o644) },
+		"a replica that is a file": func(at string) error {
+			return errors.Join(os.Remove(filepath.Dir(at)), os.WriteFile(filepath.Dir(at), nil, 0o644))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk(t)
+			replica(t, d, "vol-12345678", "")
+			readyImage(t, d, sparseImage(ChunkSize))
+			folder := filepath.Join(d.Path(), replicaFolder, "odd-00000001")
+			if err := errors.Join(os.Mkdir(folder, 0o755), plant(filepath.Join(folder, "volume.meta"))); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Remove(testID); !isA[*InUseError](err) {
+				t.Errorf("error is %v, want that it is in use", err)
+			}
+			if c := d.Look(testID); c.State != Ready {
+				t.Errorf("copy is %+v", c)
+			}
+		})
+	}
+}

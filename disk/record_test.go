@@ -1,0 +1,115 @@
+package disk
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// wholeRecord has every field set.
+func wholeRecord() Record {
+	at := time.Date(2026, 11, 20, 9, 0, 0, 5, time.UTC)
+	return Record{
+		Owner: recordOwner, Created: at, Format: QCOW2, VirtualSize: 10,
+		Origin: &Origin{Source: "abc", ETag: `W/"x"`, LastModified: "Fri, 20 Nov 2026 09:00:00 GMT", Size: 7},
+		SHA512: digest512(nil), SHA256: digest256(nil),
+		Evidence: &Evidence{Size: 7, ModTime: at.UnixNano(), ChangeTime: at.UnixNano() + 1, Inode: 1 << 63},
+		Verified: at, Damaged: at, Failed: "damaged", InUse: true, LastUsed: at, UnwantedSince: at,
+	}
+}
+
+func TestRecordComesBackWhole(t *testing.T) {
+	want := wholeRecord()
+	for v, i := reflect.ValueOf(want), 0; i < v.NumField(); i++ {
+		if v.Field(i).IsZero() {
+			t.Errorf("%s is not tried", v.Type().Field(i).Name)
+		}
+	}
+	data, err := json.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ParseRecord(data); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v (error %v)", got, want, err)
+	}
+}
+
+func TestParseRecord(t *testing.T) {
+	sum512, sum256 := digest512(nil).String(), digest256(nil).String()
+	for _, test := range []struct {
+		name, text string
+		good       bool
+	}{
+		{"the least", `{"owner":"backing-image-manager"}`, true},
+		{"digests", `{"owner":"backing-image-manager","sha512":"` + sum512 + `","sha256":"` + sum256 + `"}`, true},
+		{"unknown keys", `{"owner":"backing-image-manager","new":[{}]}`, true},
+		{"no bytes", ``, false},
+		{"torn", `{"owner":"backing-image-ma`, false},
+		{"zeros", strings.Repeat("\x00", 100), false},
+		{"null", `null`, false},
+		{"an empty object", `{}`, false},
+		{"another owner", `{"owner":"somebody"}`, false},
+		{"a digest that is short", `{"owner":"backing-image-manager","sha512":"abcd"}`, false},
+		{"digests of the other kind", `{"owner":"backing-image-manager","sha512":"` + sum256 + `"}`, false},
+		{"digests of the other kind", `{"owner":"backing-image-manager","sha256":"` + sum512 + `"}`, false},
+		{"a time that is none", `{"owner":"backing-image-manager","lastUsed":"yesterday"}`, false},
+		{"a wrong type", `{"owner":"backing-image-manager","evidence":7}`, false},
+		{"two of them", `{"owner":"backing-image-manager"}{"owner":"backing-image-manager"}`, false},
+	} {
+		if _, err := ParseRecord([]byte(test.text)); (err == nil) != test.good {
+			t.Errorf("%s: error %v", test.name, err)
+		}
+	}
+}
+
+// TestRecordWithoutChecksumVouchesForNothing has evidence that fits and no digest.
+func TestRecordWithoutChecksumVouchesForNothing(t *testing.T) {
+	d := newDisk(t)
+	readyImage(t, d, sparseImage(ChunkSize))
+	if err := d.Update(testID, func(r *Record) { r.SHA512 = Digest{} }); err != nil {
+		t.Fatal(err)
+	}
+	if c := d.Look(testID); c.State != Unknown {
+		t.Errorf("copy is %+v", c)
+	}
+}
+
+// FuzzParseRecord holds for any bytes: no panic, only what is ours, digests of
+// their kind, and what was read is written so that it reads the same.
+func FuzzParseRecord(f *testing.F) {
+	d := newDisk(f)
+	readyImage(f, d, sparseImage(ChunkSize))
+	r, _, err := d.readRecord(testID)
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, r := range []Record{r, wholeRecord(), {Owner: recordOwner}} {
+		data, err := json.Marshal(r)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := ParseRecord(data)
+		if err != nil {
+			return
+		}
+		if r.Owner != recordOwner || r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 {
+			t.Errorf("record is %+v", r)
+		}
+		text, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := ParseRecord(text)
+		if err != nil {
+			t.Fatalf("%s cannot be read: %v", text, err)
+		}
+		if twice, err := json.Marshal(again); err != nil || string(twice) != string(text) {
+			t.Errorf("%s reads as %s, error %v", text, twice, err)
+		}
+	})
+}
