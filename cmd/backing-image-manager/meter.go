@@ -29,7 +29,7 @@ const (
 )
 
 // barWidths are tried in turn until the lines fit the terminal.
-var barWidths = []int{30, 20, 10, 0}
+var barWidths = []int{30, 20, 10, 6, 0}
 
 // lines shows the transfers, sorted by image and disk, in no more than width
 // columns. Those that nothing is known of, such as deletions, have no line.
