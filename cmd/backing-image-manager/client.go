@@ -42,7 +42,7 @@ func ask(ctx context.Context, method, base, path, tokenFile string, v any) error
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(base, "/")+path, nil)
 	if err != nil || r.URL.Host == "" || r.URL.Scheme != "http" && r.URL.Scheme != "https" {
-		return fmt.Errorf("%q is not the address of a daemon: write http://HOST:PORT", withoutSecrets(base))
+		return errors.New("--url is not the address of a daemon: write http://HOST:PORT")
 	}
 	if tokenFile != "" {
 		token, err := readToken(tokenFile)

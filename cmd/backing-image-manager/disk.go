@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/spf13/cobra"
 
@@ -29,6 +31,9 @@ that has an identity keeps it. The identity is printed.`,
 		Args:    exactly("PATH"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			uuid, err := disk.Init(args[0])
+			if errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("%w: mount the disk there, or make the folder", err)
+			}
 			if err != nil {
 				return err
 			}

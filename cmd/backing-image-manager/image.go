@@ -39,7 +39,7 @@ func (f *imageFlags) add(cmd *cobra.Command) {
 }
 
 func (f *imageFlags) addURL(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.url, "url", defaultURL, "`URL` of the daemon to ask, when no --disk is given")
+	cmd.Flags().StringVar(&f.url, "url", defaultURL, "`URL` of the daemon to ask")
 	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "`FILE` with the token that the daemon asks for")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if len(f.disks) > 0 && cmd.Flags().Changed("url") {

@@ -67,11 +67,14 @@ func hintFor(err error) string {
 	if e, ok := errors.AsType[*disk.FormatError](err); ok {
 		return e.Hint
 	}
+	_, asked := errors.AsType[*unreachableError](err)
 	switch {
 	case errors.Is(err, disk.ErrLocked):
 		return "a daemon or another run holds the disk: ask it instead, or stop it first"
 	case errors.Is(err, disk.ErrNotInitialised) && !errors.Is(err, fs.ErrPermission):
 		return "if the disk is mounted and new, run: backing-image-manager disk init PATH"
+	case asked && errors.Is(err, syscall.ECONNREFUSED):
+		return "no daemon runs there; --url asks another, and backing-image list --disk PATH needs none"
 	}
 	return ""
 }

@@ -15,19 +15,18 @@ import (
 )
 
 func newStatus() *cobra.Command {
-	var address, tokenFile string
+	var f imageFlags
 	cmd := &cobra.Command{
-		Use:   "status",
+		Use:   "status [--url URL] [flags]",
 		Short: "Show the configuration, the disks and the images as a daemon sees them",
 		Example: `  backing-image-manager status
   backing-image-manager status --url http://node1:8000 --token-file token -o json`,
 		Args: exactly(),
 	}
 	output := outputFlag(cmd, "table", "json")
-	cmd.Flags().StringVar(&address, "url", defaultURL, "address of the daemon")
-	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with the token that the daemon asks for")
+	f.addURL(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		s, err := fetchStatus(cmd.Context(), address, tokenFile)
+		s, err := fetchStatus(cmd.Context(), f.url, f.tokenFile)
 		if err != nil {
 			return err
 		}

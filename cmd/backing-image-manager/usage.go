@@ -151,6 +151,11 @@ func (f *nodeFlags) resolve() error {
 	if f.configDir == "" {
 		return errors.New("--config-dir is missing: name the directory that says what is declared")
 	}
+	if f.secretsDir != "" {
+		if _, err := os.Stat(f.secretsDir); err != nil {
+			return fmt.Errorf("read --secrets-dir: %w", err)
+		}
+	}
 	if f.node == "" {
 		f.node = os.Getenv("NODE_NAME")
 	}

@@ -49,6 +49,9 @@ func TestMistakesAreOneLineThatHelps(t *testing.T) {
 		{"reconcile --config-dir x -o xml", `invalid argument "xml" for "-o, --output" flag: has to be one of text, json, yaml, markdown`},
 		{"validate", `name a directory or a file to check`},
 		{"backing-image list --url http://x --disk y", `--url and --disk exclude each other: ask a daemon, or look at the disk`},
+		{"status --url localhost:8000", `--url is not the address of a daemon: write http://HOST:PORT`},
+		{"disk init testdata/none", `initialise disk: open testdata/none: no such file or directory: mount the disk there, or make the folder`},
+		{"reconcile --config-dir x --secrets-dir testdata/none", `read --secrets-dir: stat testdata/none: no such file or directory`},
 		{"backing-image get", `backing-image-manager backing-image get takes NAME, and 0 arguments were given`},
 	} {
 		stdout, stderr, err := try(t, strings.Fields(c.line)...)
