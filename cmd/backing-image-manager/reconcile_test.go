@@ -49,7 +49,7 @@ func (r rig) reconcile(more ...string) (stdout, stderr string, code int) {
 	r.t.Helper()
 	stdout, stderr, err := try(r.t, append([]string{"reconcile", "--config-dir", r.config, "--disk", r.disk}, more...)...)
 	if err != nil {
-		stderr += err.Error()
+		stderr += err.Error() + "\n"
 	}
 	return stdout, stderr, exitCode(err)
 }
