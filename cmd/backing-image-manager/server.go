@@ -121,7 +121,7 @@ func unready(v *reconcile.View, now time.Time, stuck time.Duration) []string {
 	case !v.Loaded:
 		reasons = append(reasons, "the config directory is not read yet")
 	case v.Desired.May == schema.ObserveOnly:
-		reasons = append(reasons, fmt.Sprintf("the configuration cannot be acted on: it has %s, or this node is not in it", count(len(v.Config.Errors), "mistake")))
+		reasons = append(reasons, fmt.Sprintf("the configuration cannot be acted on: it has %s, or this node is not in it", count(len(v.Config.Errors), "error")))
 	}
 	if age := now.Sub(v.Observed.Now); age > stuck {
 		reasons = append(reasons, fmt.Sprintf("the last look at the disks was %v ago", age.Round(time.Second)))

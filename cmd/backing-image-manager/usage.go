@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -146,7 +147,19 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	}
 }
 
-// resolve fills in what was not given.
+// repeated returns a path that is among others a second time.
+func repeated(paths []string) (path string, twice bool) {
+	seen := map[string]bool{}
+	for _, path := range paths {
+		if seen[filepath.Clean(path)] {
+			return path, true
+		}
+		seen[filepath.Clean(path)] = true
+	}
+	return "", false
+}
+
+// resolve fills in what was not given, and refuses what cannot be meant.
 func (f *nodeFlags) resolve() error {
 	if f.configDir == "" {
 		return errors.New("--config-dir is missing: name the directory that says what is declared")
@@ -155,6 +168,9 @@ func (f *nodeFlags) resolve() error {
 		if _, err := os.Stat(f.secretsDir); err != nil {
 			return fmt.Errorf("read --secrets-dir: %w", err)
 		}
+	}
+	if path, twice := repeated(f.disks); twice {
+		return fmt.Errorf("--disk %s is given twice", path)
 	}
 	if f.node == "" {
 		f.node = os.Getenv("NODE_NAME")

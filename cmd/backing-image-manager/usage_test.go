@@ -52,6 +52,7 @@ func TestMistakesAreOneLineThatHelps(t *testing.T) {
 		{"status --url localhost:8000", `--url is not the address of a daemon: write http://HOST:PORT`},
 		{"disk init testdata/none", `initialise disk: open testdata/none: no such file or directory: mount the disk there, or make the folder`},
 		{"reconcile --config-dir x --secrets-dir testdata/none", `read --secrets-dir: stat testdata/none: no such file or directory`},
+		{"reconcile --config-dir x --disk y --disk y/", `--disk y/ is given twice`},
 		{"backing-image get", `backing-image-manager backing-image get takes NAME, and 0 arguments were given`},
 	} {
 		stdout, stderr, err := try(t, strings.Fields(c.line)...)
