@@ -7,8 +7,10 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 )
@@ -25,6 +27,7 @@ rights, and leaves nothing behind but what --dir keeps.`,
 		Example: "  backing-image-manager demo\n  backing-image-manager demo --dir /tmp/demo",
 		Args:    exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			signal.Ignore(syscall.SIGPIPE) // a reader that has gone ends it by an error, so that the folder is removed
 			folder, remove, err := demoFolder(dir)
 			if err != nil {
 				return err
