@@ -36,7 +36,7 @@ func (p *Part) Commit(want Digest) (Copy, error) {
 	if err != nil {
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
-	if err := renameDurably(d.root, p.id.file(partFile), p.id.file(imageFile)); err != nil {
+	if err := d.putInPlace(p.id); err != nil {
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
 	if err := renameDurably(d.root, p.id.file(partChunksFile), p.id.file(chunksFile)); err != nil {
@@ -133,19 +133,6 @@ func (d *Disk) inspect(name string, declared Format) (Info, error) {
 		return Info{}, err
 	}
 	return Inspect(f, stat.Size(), declared)
-}
-
-// replaceable makes sure that there is no image yet, or one that failed and that
-// nobody uses.
-func (p *Part) replaceable() error {
-	c := p.disk.Look(p.id)
-	if c.State == Ready {
-		return fmt.Errorf("%s is ready already", p.id)
-	}
-	if c.Size == 0 && c.State == Pending {
-		return nil
-	}
-	return p.disk.used(p.id, p.id.file(imageFile))
 }
 
 // vouchFor describes the image of id, whose bytes were as r has it when the file

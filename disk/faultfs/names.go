@@ -85,7 +85,9 @@ func (r *requests) Rename(_ <-chan struct{}, in *fuse.RenameIn, from, to string)
 	defer r.fs.mu.Unlock()
 	child, there := n.now.entries[from], n.now.entries[to]
 	switch {
-	case in.Newdir != in.NodeId || in.Flags != 0:
+	case in.Flags != 0: // like many file systems, this one cannot exchange
+		return fuse.EINVAL
+	case in.Newdir != in.NodeId:
 		return fuse.Status(syscall.EXDEV)
 	case child == nil:
 		return fuse.ENOENT
