@@ -26,7 +26,7 @@ var (
 // it is always one path element and never a hidden one.
 func CheckName(name string) error {
 	if n := len(name); n < 2 || n > MaxName {
-		return fmt.Errorf("name %q has %d characters: 2 to %d are allowed", name, n, MaxName)
+		return fmt.Errorf("name %q: it has to have 2 to %d characters", name, MaxName)
 	}
 	if !namePattern.MatchString(name) {
 		return fmt.Errorf("name %q: use a-z, 0-9, \"_\", \".\" and \"-\", and begin with a letter or digit", name)

@@ -17,6 +17,9 @@ type Desired struct {
 	// Config has this node among its nodes.
 	Config schema.Config
 	May    schema.Allowed
+	// Offline says that May is less than the configuration allows because nobody
+	// else is asked.
+	Offline bool
 	// Held are images of which something is wrong, by name.
 	Held map[string]schema.Held
 	// Removals confirms that an image left the configuration. nil: whatever is
@@ -24,6 +27,14 @@ type Desired struct {
 	Removals *Removals
 	// Verify are ready copies that somebody asked to have read again.
 	Verify map[Key]bool
+}
+
+// whyNot says when nothing is deleted, for messages.
+func (d Desired) whyNot() string {
+	if d.Offline {
+		return "without asking the other nodes (--offline)"
+	}
+	return "while the configuration has errors"
 }
 
 // mine reports whether a disk is this process's to look after.

@@ -109,7 +109,7 @@ func (v imageView) drop(key Key, now tally) Action {
 	then, ready := now.without(v, key), slices.Contains(v.ready, key)
 	switch {
 	case v.May != schema.Everything:
-		return v.keep(key, reason+", but nothing is deleted while the configuration has errors")
+		return v.keep(key, reason+", but nothing is deleted "+v.whyNot())
 	case c.Using != "":
 		return v.keepUsed(key, reason+", but "+c.Using)
 	case len(v.places.ranked) == 0:

@@ -89,7 +89,7 @@ func (s *scene) dropVanished(key Key, used, held, blind string) Action {
 	until := s.expires(s.o, s.copy(key))
 	switch {
 	case s.May != schema.Everything:
-		return s.keep(key, reason+", but nothing is deleted while the configuration has errors")
+		return s.keep(key, reason+", but nothing is deleted "+s.whyNot())
 	case !s.gone(key.ID.Name):
 		return s.keep(key, reason+"; another look has to confirm it")
 	case used != "":

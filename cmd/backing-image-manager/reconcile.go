@@ -74,8 +74,8 @@ func (c *convergence) run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, broken(result))
 	}
-	if c.offline && len(result.Config.Nodes) > 0 {
-		desired.May = min(desired.May, schema.NoDeletions)
+	if c.offline && len(result.Config.Nodes) > 0 && desired.May == schema.Everything {
+		desired.May, desired.Offline = schema.NoDeletions, true
 	}
 	if c.dryRun {
 		return c.plan(desired, result)
