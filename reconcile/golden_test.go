@@ -87,7 +87,7 @@ func goldenCase(t *testing.T, a *txtar.Archive) (Desired, Observed) {
 	if s.fault && d.May == schema.Everything {
 		d.May = schema.NoDeletions
 	}
-	d.Removals = s.removals
+	d.Removals, d.Verify = s.removals, s.asked
 	return d, s.o
 }
 

@@ -24,11 +24,12 @@ type goldenState struct {
 	node     string
 	fault    bool
 	removals *Removals
+	asked    map[Key]bool
 	o        Observed
 }
 
 func parseState(t *testing.T, text string, c schema.Config) goldenState {
-	s := goldenState{t: t, config: c, node: "node1", o: Observed{
+	s := goldenState{t: t, config: c, node: "node1", asked: map[Key]bool{}, o: Observed{
 		Now: goldenNow, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{},
 	}}
 	for line := range strings.Lines(text) {
@@ -57,6 +58,8 @@ func (s *goldenState) line(what string, words []string) {
 		s.copy(words)
 	case "try":
 		s.try(words)
+	case "verify":
+		s.asked[s.key(words)] = true
 	case "running":
 		s.o.Running[s.key(words)] = true
 	default:

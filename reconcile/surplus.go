@@ -17,7 +17,7 @@ func (v imageView) planSurplus(settling map[schema.DiskRef]Action) []Action {
 	for _, key := range v.surplus() {
 		a := v.drop(key, t)
 		if _, first := settling[key.Disk]; first && key.ID == v.image.ID {
-			if v.other[key] != "" || v.suspect[key] || a.Idle() && a.Until.IsZero() {
+			if v.other[key] != "" || v.suspect[key] || v.Verify[key] || a.Idle() && a.Until.IsZero() {
 				continue
 			}
 			delete(settling, key.Disk)
