@@ -136,6 +136,9 @@ func (l *life) live(steps int) error {
 		if err != nil {
 			return err
 		}
+		if l.random.IntN(3) == 0 {
+			l.v.SyncAll() // as the kernel does every now and then
+		}
 	}
 	return nil
 }

@@ -75,6 +75,13 @@ func (d *Disk) unlink(folder string) error {
 		if err := ignoreMissing(d.root.Remove(path.Join(folder, name))); err != nil {
 			return err
 		}
+		if name != imageFile {
+			continue
+		}
+		// A power cut must not bring the image back without what belongs to it.
+		if err := syncFolder(d.root, folder); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 )
 
 // What changes and lists the names in a folder.
@@ -77,7 +78,11 @@ func (r *requests) drop(h *fuse.InHeader, name, kind string) fuse.Status {
 }
 
 func (r *requests) Rename(_ <-chan struct{}, in *fuse.RenameIn, from, to string) fuse.Status {
-	n, status := r.beginChild(in.NodeId, from, "rename", true)
+	kind := "rename"
+	if in.Flags == unix.RENAME_EXCHANGE {
+		kind = "exchange"
+	}
+	n, status := r.beginChild(in.NodeId, from, kind, true)
 	if status != fuse.OK {
 		return status
 	}
@@ -85,12 +90,18 @@ func (r *requests) Rename(_ <-chan struct{}, in *fuse.RenameIn, from, to string)
 	defer r.fs.mu.Unlock()
 	child, there := n.now.entries[from], n.now.entries[to]
 	switch {
-	case in.Flags != 0: // like many file systems, this one cannot exchange
+	case in.Flags != 0 && kind == "rename":
 		return fuse.EINVAL
 	case in.Newdir != in.NodeId:
 		return fuse.Status(syscall.EXDEV)
-	case child == nil:
+	case child == nil, there == nil && kind == "exchange":
 		return fuse.ENOENT
+	case kind == "exchange":
+		n.do(change{unlink: from, link: to, child: child, back: there})
+		child.name, there.name = to, from
+		there.touch(false)
+		child.touch(false)
+		return fuse.OK
 	case there != nil && there.isFolder() && len(there.now.entries) > 0:
 		return fuse.Status(syscall.ENOTEMPTY)
 	}

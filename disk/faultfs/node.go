@@ -47,6 +47,7 @@ type change struct {
 	link   string // a name that now leads to child
 	unlink string // a name that is gone; with link it was a rename
 	child  *node
+	back   *node // in an exchange, what unlink leads to now
 }
 
 func (n *node) isFolder() bool { return n.mode&syscall.S_IFMT == syscall.S_IFDIR }
@@ -81,6 +82,9 @@ func (s *state) apply(c change) {
 		s.content.truncate(c.size)
 	default:
 		delete(s.entries, c.unlink)
+		if c.back != nil {
+			s.entries[c.unlink] = c.back
+		}
 		if c.link != "" {
 			s.entries[c.link] = c.child
 		}

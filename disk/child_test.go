@@ -1,0 +1,247 @@
+package disk
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestPartFiller is no test: it is the process that others start, and kill. It says
+// where its part is, takes its input into it, commits, and says how much memory that
+// took at most.
+func TestPartFiller(t *testing.T) {
+	path := os.Getenv("DISK_TEST_PART")
+	if path == "" {
+		t.Skip("run by other tests")
+	}
+	d, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := d.OpenPart(context.Background(), testID, PartOptions{})
+	if err == nil && p.Origin() == (Origin{}) {
+		err = p.Begin(Origin{Source: "x", Size: -1})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println("at", p.Offset())
+	if _, err := p.ReadFrom(os.Stdin); err != nil {
+		t.Fatal(err)
+	}
+	c, err := p.Commit(Digest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println("made", c.SHA512)
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	var kib int64
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println("took", kib<<10)
+}
+
+// filler is a running TestPartFiller.
+type filler struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout *bufio.Reader
+	offset int64
+}
+
+func startFiller(t *testing.T, d *Disk) *filler {
+	t.Helper()
+	f := &filler{t: t, cmd: exec.Command(os.Args[0], "-test.run", "^TestPartFiller$")}
+	f.cmd.Env = append(os.Environ(), "DISK_TEST_PART="+d.Path())
+	stdin, inErr := f.cmd.StdinPipe()
+	stdout, outErr := f.cmd.StdoutPipe()
+	if err := errors.Join(inErr, outErr, f.cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	f.stdin, f.stdout = stdin, bufio.NewReader(stdout)
+	f.says("at", &f.offset)
+	return f
+}
+
+func (f *filler) says(what string, value any) {
+	f.t.Helper()
+	line, err := f.stdout.ReadString('\n')
+	if _, scanErr := fmt.Sscanf(line, what+" %v\n", value); err != nil || scanErr != nil {
+		rest, _ := io.ReadAll(f.stdout)
+		f.t.Fatalf("the filler says %q %s (%v), want %s", line, rest, err, what)
+	}
+}
+
+func (f *filler) kill() {
+	f.t.Helper()
+	if err := f.cmd.Process.Kill(); err != nil {
+		f.t.Fatal(err)
+	}
+	_ = f.cmd.Wait() // it was killed
+}
+
+// finish ends the input and returns the digest and the memory that were told.
+func (f *filler) finish() (digest string, memory int64) {
+	f.t.Helper()
+	if err := f.stdin.Close(); err != nil {
+		f.t.Fatal(err)
+	}
+	f.says("made", &digest)
+	f.says("took", &memory)
+	if err := f.cmd.Wait(); err != nil {
+		f.t.Fatal(err)
+	}
+	return digest, memory
+}
+
+// TestKill kills the process that fills a part, over and over, wherever it is. Each
+// time at most 8 MiB are lost of what it had taken.
+func TestKill(t *testing.T) {
+	const most = 8 << 20
+	const pipe = 64 << 10 // may not have been taken yet
+	image := make([]byte, 48<<20)
+	random := rand.New(rand.NewPCG(1, 2))
+	rand.NewChaCha8([32]byte{3}).Read(image[:20<<20]) // then a hole
+	rand.NewChaCha8([32]byte{4}).Read(image[40<<20:])
+	d := newDisk(t)
+	kills, taken := 0, int64(0)
+	for {
+		f := startFiller(t, d)
+		if f.offset < taken-pipe-most {
+			t.Fatalf("kill %d: %d bytes had been taken, %d are left", kills, taken-pipe, f.offset)
+		}
+		next := min(int64(len(image)), f.offset+1+random.Int64N(14<<20))
+		n, err := f.stdin.Write(image[f.offset:next])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if taken = f.offset + int64(n); taken == int64(len(image)) {
+			if digest, _ := f.finish(); digest != digest512(image).String() {
+				t.Errorf("made %s, want %s", digest, digest512(image))
+			}
+			break
+		}
+		f.kill()
+		kills++
+	}
+	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, image) {
+		t.Errorf("the image differs (error %v)", err)
+	}
+	if kills < 4 {
+		t.Errorf("killed only %d times", kills)
+	}
+}
+
+// TestMemoryIsFlat makes a small and a large image.
+func TestMemoryIsFlat(t *testing.T) {
+	took := map[int64]int64{}
+	for _, size := range []int64{64 << 20, 512 << 20} {
+		d := newDisk(t)
+		f := startFiller(t, d)
+		block := make([]byte, 16<<20)
+		rand.NewChaCha8([32]byte{5}).Read(block[:1<<20])
+		if _, err := io.Copy(f.stdin, repeat(block, size)); err != nil {
+			t.Fatal(err)
+		}
+		_, took[size] = f.finish()
+	}
+	small, large := took[64<<20], took[512<<20]
+	if large > small+8<<20 {
+		t.Errorf("64 MiB take %d bytes of memory, 512 MiB take %d", small, large)
+	}
+	if large > 64<<20 {
+		t.Errorf("512 MiB take %d bytes of memory", large)
+	}
+}
+
+// resident returns how many bytes of a file are in the page cache.
+func resident(t *testing.T, name string) int64 {
+	t.Helper()
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mapped, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mapped)
+	pages := make([]byte, (len(mapped)+os.Getpagesize()-1)/os.Getpagesize())
+	_, _, errno := syscall.Syscall(syscall.SYS_MINCORE, uintptr(unsafe.Pointer(&mapped[0])), uintptr(len(mapped)), uintptr(unsafe.Pointer(&pages[0])))
+	if errno != 0 {
+		t.Fatal(errno)
+	}
+	var n int64
+	for _, page := range pages {
+		n += int64(page & 1)
+	}
+	return n * int64(os.Getpagesize())
+}
+
+// TestPageCacheStaysAsItIs moves an image onto the disk and reads it there. Others'
+// pages are not pushed out by that.
+func TestPageCacheStaysAsItIs(t *testing.T) {
+	const size, most = 64 << 20, 4 << 20
+	d := newDisk(t)
+	p := openPart(t, d, PartOptions{})
+	if !p.direct {
+		t.Skip("the file system of the temporary folder has no direct I/O")
+	}
+	if err := p.Begin(Origin{Source: "x", Size: size}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ReadFrom(repeat(randomBlock(), size)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Commit(Digest{}); err != nil {
+		t.Fatal(err)
+	}
+	if n := resident(t, imagePath(d, imageFile)); n > most {
+		t.Errorf("after commit %d bytes are in the page cache", n)
+	}
+	if _, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil {
+		t.Fatal(err)
+	}
+	if n := resident(t, imagePath(d, imageFile)); n > most {
+		t.Errorf("after verify %d bytes are in the page cache", n)
+	}
+	r, err := d.Open(testID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		t.Fatal(err)
+	}
+	if n := resident(t, imagePath(d, imageFile)); n < size/2 {
+		t.Fatalf("only %d bytes are in the page cache after buffered reading: this test measures nothing", n)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := resident(t, imagePath(d, imageFile)); n > most {
+		t.Errorf("after reading %d bytes are in the page cache", n)
+	}
+}
