@@ -130,7 +130,7 @@ func TestPruneLimit(t *testing.T) {
 	}
 }
 
-// The names of SCENARIOS: none of them may leave the folder that it names.
+// Names that try things: none of them may leave the folder that it names.
 func TestNames(t *testing.T) {
 	for name, good := range map[string]bool{
 		"a": false, "ab": true, strings.Repeat("a", 40): true, strings.Repeat("a", 41): false, "Ab": false, "aB": false,
