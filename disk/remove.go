@@ -45,8 +45,11 @@ func (d *Disk) Remove(id ID) error {
 		return err
 	}
 	aside := path.Join(imagesFolder, removingPrefix+id.String())
-	if err := renameDurably(d.root, id.folder(), aside); err != nil {
+	if err := d.root.Rename(id.folder(), aside); err != nil {
 		return fmt.Errorf("remove %s: %w", id, err)
+	}
+	if err := syncFolder(d.root, imagesFolder); err != nil {
+		return errors.Join(fmt.Errorf("remove %s: %w", id, err), d.root.Rename(aside, id.folder()))
 	}
 	if err := d.used(id, path.Join(aside, imageFile)); err != nil {
 		return errors.Join(err, renameDurably(d.root, aside, id.folder()))

@@ -33,7 +33,7 @@ func (d *Disk) putInPlace(id ID) error {
 	}
 	if err := d.used(id, id.file(partFile)); err != nil {
 		_, back := d.exchange(id)
-		return errors.Join(err, back)
+		return errors.Join(err, back, syncFolder(d.root, id.folder()))
 	}
 	return syncFolder(d.root, id.folder())
 }
