@@ -11,11 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
 // TestPartFiller is no test: it is the process that others start, and kill. It says
@@ -169,79 +165,5 @@ func TestMemoryIsFlat(t *testing.T) {
 	}
 	if large > 64<<20 {
 		t.Errorf("512 MiB take %d bytes of memory", large)
-	}
-}
-
-// resident returns how many bytes of a file are in the page cache.
-func resident(t *testing.T, name string) int64 {
-	t.Helper()
-	f, err := os.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	mapped, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mapped)
-	pages := make([]byte, (len(mapped)+os.Getpagesize()-1)/os.Getpagesize())
-	_, _, errno := syscall.Syscall(syscall.SYS_MINCORE, uintptr(unsafe.Pointer(&mapped[0])), uintptr(len(mapped)), uintptr(unsafe.Pointer(&pages[0])))
-	if errno != 0 {
-		t.Fatal(errno)
-	}
-	var n int64
-	for _, page := range pages {
-		n += int64(page & 1)
-	}
-	return n * int64(os.Getpagesize())
-}
-
-// TestPageCacheStaysAsItIs moves an image onto the disk and reads it there. Others'
-// pages are not pushed out by that.
-func TestPageCacheStaysAsItIs(t *testing.T) {
-	const size, most = 64 << 20, 4 << 20
-	d := newDisk(t)
-	p := openPart(t, d, PartOptions{})
-	if !p.direct {
-		t.Skip("the file system of the temporary folder has no direct I/O")
-	}
-	if err := p.Begin(Origin{Source: "x", Size: size}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.ReadFrom(repeat(randomBlock(), size)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.Commit(Digest{}); err != nil {
-		t.Fatal(err)
-	}
-	if n := resident(t, imagePath(d, imageFile)); n > most {
-		t.Errorf("after commit %d bytes are in the page cache", n)
-	}
-	if _, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil {
-		t.Fatal(err)
-	}
-	if n := resident(t, imagePath(d, imageFile)); n > most {
-		t.Errorf("after verify %d bytes are in the page cache", n)
-	}
-	r, err := d.Open(testID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.Copy(io.Discard, r); err != nil {
-		t.Fatal(err)
-	}
-	if n := resident(t, imagePath(d, imageFile)); n < size/2 {
-		t.Fatalf("only %d bytes are in the page cache after buffered reading: this test measures nothing", n)
-	}
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if n := resident(t, imagePath(d, imageFile)); n > most {
-		t.Errorf("after reading %d bytes are in the page cache", n)
 	}
 }

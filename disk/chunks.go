@@ -14,9 +14,9 @@ import (
 // ChunkSize is the unit that image bytes are checked, resumed and repaired in.
 const ChunkSize = 1 << 20
 
-// chunkHash is the SHA-256 of one chunk, of the bytes that the file has in it.
-// The zero value stands for a chunk that is not known.
-type chunkHash [sha256.Size]byte
+// ChunkSum is the SHA-256 of one chunk, of the bytes that the file has in it: the
+// last one of an image may be short. The zero value stands for one that is not known.
+type ChunkSum [sha256.Size]byte
 
 // backing.chunks is a header and the hash of each chunk in order. While a part
 // is written it is its journal, afterwards the manifest of the image.
@@ -34,6 +34,9 @@ func chunkHeader() []byte {
 func chunkCount(fileSize int64) int64 {
 	return max(0, fileSize-chunkHeaderSize) / sha256.Size
 }
+
+// chunksOf returns how many chunks an image of so many bytes has.
+func chunksOf(size int64) int64 { return (size-1)/ChunkSize + 1 }
 
 // chunkFile is an open backing.chunks. Not safe for concurrent use.
 type chunkFile struct{ f *os.File }
@@ -74,7 +77,7 @@ func (c chunkFile) reset() error {
 	return c.f.Sync()
 }
 
-func (c chunkFile) set(n int64, h chunkHash) error {
+func (c chunkFile) set(n int64, h ChunkSum) error {
 	if _, err := c.f.WriteAt(h[:], chunkHeaderSize+n*sha256.Size); err != nil {
 		return fmt.Errorf("write %s: %w", chunksFile, noSpace(err))
 	}
@@ -82,12 +85,17 @@ func (c chunkFile) set(n int64, h chunkHash) error {
 }
 
 // at returns the hash of chunk n, or the zero value.
-func (c chunkFile) at(n int64) chunkHash {
-	var h chunkHash
+func (c chunkFile) at(n int64) ChunkSum {
+	var h ChunkSum
 	if _, err := c.f.ReadAt(h[:], chunkHeaderSize+n*sha256.Size); err != nil {
-		return chunkHash{}
+		return ChunkSum{}
 	}
 	return h
+}
+
+// sums returns a reader of the hashes of the first so many bytes.
+func (c chunkFile) sums(size int64) *io.SectionReader {
+	return io.NewSectionReader(c.f, chunkHeaderSize, chunksOf(size)*sha256.Size)
 }
 
 // truncate keeps the first n hashes.
@@ -99,9 +107,12 @@ var zeros [ChunkSize]byte
 
 func allZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }
 
-var hashOfZeroChunk = sync.OnceValue(func() chunkHash { return sha256.Sum256(zeros[:]) })
+// SumChunk returns the sum of a chunk with these bytes, at most ChunkSize.
+func SumChunk(data []byte) ChunkSum { return hashChunk(data, allZero(data)) }
 
-func hashChunk(b []byte, zero bool) chunkHash {
+var hashOfZeroChunk = sync.OnceValue(func() ChunkSum { return sha256.Sum256(zeros[:]) })
+
+func hashChunk(b []byte, zero bool) ChunkSum {
 	if zero && len(b) == ChunkSize {
 		return hashOfZeroChunk()
 	}

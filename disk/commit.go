@@ -100,6 +100,7 @@ func (p *Part) check(want Digest) error {
 	verified := time.Now().UTC()
 	p.found = func(r *Record) {
 		r.SHA512, r.SHA256, r.Format, r.VirtualSize = sum512, sum256, info.Format, info.VirtualSize
+		r.Chunks, r.Size = SHA256.Sum(p.manifest), p.offset
 		r.Evidence, r.Failed, r.Verified = nil, "", verified
 	}
 	return nil
@@ -149,7 +150,7 @@ func (d *Disk) vouchFor(id ID, r Record, expected Digest, evidence Evidence) err
 	if err := d.writeCfg(id, r, expected, info); err != nil {
 		return err
 	}
-	for _, name := range []string{partChunksFile, partFile} {
+	for _, name := range partFiles {
 		if err := ignoreMissing(d.root.Remove(id.file(name))); err != nil {
 			return fmt.Errorf("drop part of %s: %w", id, err)
 		}

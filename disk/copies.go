@@ -36,6 +36,7 @@ type Copy struct {
 	Format      Format
 	SHA512      Digest    // of a ready copy always known
 	SHA256      Digest    // known when it was asked for
+	Chunks      Digest    // SHA-256 of the manifest; zero: it has none that can be trusted
 	Expected    Digest    // from backing.cfg
 	Verified    time.Time // when its bytes were last hashed and were right
 	Damaged     time.Time // when they were last found wrong; they may have been replaced since
@@ -48,6 +49,7 @@ type Copy struct {
 	InUse         bool // as last recorded; Users tells what it is now
 	LastUsed      time.Time
 	UnwantedSince time.Time
+	MarkedBy      string // the node by whose clock these two are
 }
 
 // Has reports whether the bytes of a ready copy are known to have the digest.
@@ -117,7 +119,7 @@ func (d *Disk) lookInto(id ID, folder *os.Root) Copy {
 	r, ours, cfg, hasCfg := d.described(id, folder)
 	c := Copy{
 		ID: id, State: Pending, Owned: ours,
-		Damaged: r.Damaged, InUse: r.InUse, LastUsed: r.LastUsed, UnwantedSince: r.UnwantedSince,
+		Damaged: r.Damaged, InUse: r.InUse, LastUsed: r.LastUsed, UnwantedSince: r.UnwantedSince, MarkedBy: r.MarkedBy,
 	}
 	lookAtPart(&c, r, folder)
 	info, err := folder.Lstat(imageFile)
@@ -135,6 +137,9 @@ func (d *Disk) lookInto(id ID, folder *os.Root) Copy {
 	c.Format, c.VirtualSize, c.SHA512, c.SHA256 = r.Format, r.VirtualSize, r.SHA512, r.SHA256
 	c.State, c.Message = vouch(r, ours, info)
 	c.Verified = r.Verified
+	if c.State == Ready || c.State == Failed {
+		c.Chunks = d.trusts(id, r, info, folder)
+	}
 	if hasCfg {
 		c.Expected, _ = ParseDigest(cfg.ExpectedChecksum)
 		c.HasCfg = cfg.ModificationTime == formatMtime(info.ModTime()) && cfg.Size == info.Size() && cfg.Digest() == r.SHA512

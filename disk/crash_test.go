@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -53,10 +54,21 @@ func (l *life) wholeLife() error {
 	if err := l.verify(id); err != nil {
 		return err
 	}
-	if c := l.d.Look(id); c.State != Failed {
+	c := l.d.Look(id)
+	if c.State != Failed {
 		return fmt.Errorf("a damaged image is %+v", c)
 	}
-	if err := l.fetch(id, l.versions[1], false); err != nil {
+	if err := l.repair(id, c); err != nil {
+		return err
+	}
+	delete(l.told, id)
+	if err := l.v.Flip(id.file(imageFile), int64(len(v.bytes))-1); err != nil {
+		return err
+	}
+	if err := l.verify(id); err != nil {
+		return err
+	}
+	if err := l.sync(id, l.versions[1]); err != nil {
 		return err
 	}
 	delete(l.told, id)
@@ -64,6 +76,43 @@ func (l *life) wholeLife() error {
 		return err
 	}
 	return l.fetch(id, l.versions[1], false)
+}
+
+// sync replaces a failed image by chunks of a peer, whose manifest comes first.
+func (l *life) sync(id ID, v version) error {
+	p, err := l.d.OpenPart(context.Background(), id, PartOptions{})
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	if err := p.Begin(Origin{Source: "peer", ETag: v.etag, Size: int64(len(v.bytes))}); err != nil {
+		return err
+	}
+	var sums []byte
+	for piece := range slices.Chunk(v.bytes, ChunkSize) {
+		sum := SumChunk(piece)
+		sums = append(sums, sum[:]...)
+	}
+	m, err := p.ReceiveManifest(bytes.NewReader(sums), int64(len(v.bytes)), digest256(sums))
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if err := putAll(p, v.bytes); err != nil {
+		return err
+	}
+	if same, err := p.Agrees(m); err != nil || !same {
+		return fmt.Errorf("part agrees: %v, error %w", same, err)
+	}
+	c, err := p.Commit(v.digest)
+	if err != nil {
+		return err
+	}
+	if c.Chunks != digest256(sums) {
+		l.fatalf("commit of %s says %+v", id, c)
+	}
+	l.told[id] = v.digest
+	return nil
 }
 
 // lifeOn makes a disk and starts a process on it.

@@ -1,12 +1,17 @@
 package disk
 
-import "os"
+import (
+	"crypto/sha256"
+	"maps"
+	"os"
+)
 
 // described is what the small files of one image folder said when they were last
 // read, so that a look at a thousand images that did not change reads none.
 type described struct {
 	record memo[Record]
 	cfg    memo[Cfg]
+	wrong  manifestLook
 }
 
 // memo is the content of a small file for as long as its inode is the same.
@@ -44,12 +49,10 @@ func (d *Disk) described(id ID, folder *os.Root) (r Record, ours bool, cfg Cfg, 
 	is := described{
 		record: was.record.read(folder, recordFile, ParseRecord),
 		cfg:    was.cfg.read(folder, cfgFile, ParseCfg),
+		wrong:  was.wrong,
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.texts == nil {
-		d.texts = map[ID]described{}
-	}
 	d.texts[id] = is
 	return is.record.value, is.record.good, is.cfg.value, is.cfg.good
 }
@@ -59,7 +62,36 @@ func (d *Disk) described(id ID, folder *os.Root) (r Record, ours bool, cfg Cfg, 
 func (d *Disk) forget(id ID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	wrong := d.texts[id].wrong
 	delete(d.texts, id)
+	if wrong != (manifestLook{}) {
+		d.texts[id] = described{wrong: wrong}
+	}
+}
+
+// distrust makes every look say that there is no manifest, until it or its name in
+// the record changes.
+func (d *Disk) distrust(id ID, wrong manifestLook) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	was := d.texts[id]
+	was.wrong = wrong
+	d.texts[id] = was
+}
+
+// trusts returns the digest of the manifest, which is known by its length to be
+// there, as far as nobody has found it to be another one.
+func (d *Disk) trusts(id ID, r Record, image os.FileInfo, folder *os.Root) Digest {
+	info, err := folder.Lstat(chunksFile)
+	if err != nil || r.Size != image.Size() || info.Size() != chunkHeaderSize+chunksOf(r.Size)*sha256.Size {
+		return Digest{}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.texts[id].wrong == (manifestLook{of: evidenceOf(info), named: r.Chunks}) {
+		return Digest{}
+	}
+	return r.Chunks
 }
 
 // forgetOthers keeps what is remembered of the copies that there are.
@@ -71,4 +103,8 @@ func (d *Disk) forgetOthers(copies []Copy) {
 		kept[c.ID] = d.texts[c.ID]
 	}
 	d.texts = kept
+	maps.DeleteFunc(d.left, func(id ID, _ leftPages) bool {
+		_, there := kept[id]
+		return !there
+	})
 }

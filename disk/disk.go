@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -44,6 +45,7 @@ type Disk struct {
 	mu       sync.Mutex
 	replicas map[string]replicaLook
 	texts    map[ID]described
+	left     map[ID]leftPages
 }
 
 // identity is longhorn-disk.cfg, in the form that longhorn-manager writes.
@@ -123,7 +125,7 @@ func Open(path string) (*Disk, error) {
 		root.Close()
 		return nil, err
 	}
-	return &Disk{path: path, uuid: id.DiskUUID, root: root, self: self}, nil
+	return &Disk{path: path, uuid: id.DiskUUID, root: root, self: self, texts: map[ID]described{}, left: map[ID]leftPages{}}, nil
 }
 
 // Path returns the absolute path that the disk was opened at.
@@ -191,7 +193,15 @@ func (d *Disk) Space() (Space, error) {
 	if unit == 0 {
 		unit = st.Bsize
 	}
-	return Space{Total: int64(st.Blocks) * unit, Free: int64(st.Bavail) * unit}, nil
+	return Space{Total: bytesOf(st.Blocks, unit), Free: bytesOf(st.Bavail, unit)}, nil
+}
+
+// bytesOf is blocks of unit bytes; some file systems tell of more than there can be.
+func bytesOf(blocks uint64, unit int64) int64 {
+	if unit <= 0 || blocks > uint64(math.MaxInt64/unit) {
+		return math.MaxInt64
+	}
+	return int64(blocks) * unit
 }
 
 // NoSpaceError is an ErrNoSpace of which it is known what was needed.

@@ -130,6 +130,12 @@ func (l *life) live(steps int) error {
 			err = l.use(id, c)
 		case Unknown:
 			err = l.verify(id)
+		case Failed:
+			if l.random.IntN(2) == 0 && !c.Chunks.IsZero() {
+				err = l.repair(id, c)
+				break
+			}
+			fallthrough
 		default:
 			err = l.fetch(id, l.versions[l.random.IntN(len(l.versions))], l.random.IntN(3) == 0)
 		}
@@ -181,6 +187,19 @@ func (l *life) verify(id ID) error {
 	return nil
 }
 
+// repair has a peer that has the image, as every peer has that can be asked.
+func (l *life) repair(id ID, c Copy) error {
+	i := slices.IndexFunc(l.versions, func(v version) bool { return v.digest == c.SHA512 })
+	var asked []int64
+	c, err := l.d.Repair(context.Background(), id, Digest{}, peerWith(l.versions[i].bytes, &asked), func(int64) {})
+	l.note("repair %s: chunks %v, %s, error %v", id, asked, c.State, err)
+	if err != nil {
+		return err
+	}
+	l.told[id] = c.SHA512
+	return nil
+}
+
 // fetch resumes or begins, perhaps in pieces, perhaps not to the end.
 func (l *life) fetch(id ID, v version, stopEarly bool) (err error) {
 	p, err := l.d.OpenPart(context.Background(), id, PartOptions{})
@@ -199,7 +218,12 @@ func (l *life) fetch(id ID, v version, stopEarly bool) (err error) {
 	}
 	for p.Offset() < int64(len(v.bytes)) {
 		piece := min(int64(len(v.bytes))-p.Offset(), 1+l.random.Int64N(2*ChunkSize))
-		if _, err := p.ReadFrom(bytes.NewReader(v.bytes[p.Offset():][:piece])); err != nil {
+		if p.Offset()%ChunkSize == 0 && l.random.IntN(2) == 0 {
+			err = putAll(p, v.bytes[:min(int64(len(v.bytes)), p.Offset()+2*ChunkSize)])
+		} else {
+			_, err = p.ReadFrom(bytes.NewReader(v.bytes[p.Offset():][:piece]))
+		}
+		if err != nil {
 			return err
 		}
 		if stopEarly && l.random.IntN(3) == 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"os"
 	"sync/atomic"
@@ -45,6 +46,7 @@ type Part struct {
 	pipeline *pipeline // nil once closed
 	current  *chunk    // being filled
 	offset   int64     // bytes that came so far, those of current included
+	manifest hash.Hash // of the sums of the chunks; the journal's
 
 	written  atomic.Int64 // bytes of chunks that are not zero
 	unsynced int64        // written since the last sync; the writing goroutine's
@@ -87,7 +89,7 @@ func (p *Part) open() (err error) {
 // start begins to hash and write from the first chunk.
 func (p *Part) start() {
 	hashes, consumers := newHashes(p.options.SHA256)
-	p.hashes = hashes
+	p.hashes, p.manifest = hashes, SHA256.New()
 	p.pipeline = newPipeline(append(consumers, p.journal, p.save)...)
 	p.current, p.offset, p.unsynced = nil, 0, 0
 	p.written.Store(0)
@@ -109,11 +111,14 @@ func (p *Part) resume(ctx context.Context) error {
 			return err
 		}
 		// What cannot be read is asked for again too, and then written elsewhere.
-		if err := s.read(c, p.offset); err != nil || hashChunk(c.data, allZero(c.data)) != p.chunks.at(c.n) {
+		err = s.read(c, p.offset)
+		if err == nil {
+			c.saved, c.sum = true, SumChunk(c.data)
+		}
+		if err != nil || c.sum != p.chunks.at(c.n) {
 			p.pipeline.free <- c
 			break
 		}
-		c.saved = true
 		p.offset += ChunkSize
 		p.pipeline.put(c)
 	}
@@ -187,6 +192,9 @@ func (p *Part) room(more int64) error {
 // *FormatError from a look at the first bytes, and end the part's use.
 func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 	start := p.offset
+	if p.ended() {
+		return 0, errEnded
+	}
 	for {
 		if p.current == nil {
 			c, err := p.pipeline.get()
@@ -236,7 +244,7 @@ func (p *Part) Discard() error {
 		p.pipeline = nil
 	}
 	err := p.closeFiles()
-	for _, name := range []string{partChunksFile, partFile} {
+	for _, name := range partFiles {
 		err = errors.Join(err, ignoreMissing(p.disk.root.Remove(p.id.file(name))))
 	}
 	return err

@@ -32,17 +32,22 @@ func (p *Part) flush() error {
 // syncEvery is how many bytes a power cut may cost of a download.
 const syncEvery = 256 << 20
 
-// journal records the hash of a chunk. It runs in a goroutine of the pipeline, and
+// journal records the hash of a chunk, computed here unless who brought it did. It runs in a goroutine of the pipeline, and
 // may come before or after the chunk is written: the hash is compared with what
 // is read back.
 func (p *Part) journal(c *chunk) error {
 	if !c.zero {
 		p.written.Add(int64(len(c.data)))
 	}
+	sum := c.sum
+	if sum == (ChunkSum{}) {
+		sum = hashChunk(c.data, c.zero)
+	}
+	p.manifest.Write(sum[:])
 	if c.saved {
 		return nil
 	}
-	return p.chunks.set(c.n, hashChunk(c.data, c.zero))
+	return p.chunks.set(c.n, sum)
 }
 
 // save writes a chunk, or makes the file longer where a hole is as good: what is

@@ -18,10 +18,11 @@ const directAlign = 4096
 
 // chunk is a piece of an image on its way to all consumers of a pipeline.
 type chunk struct {
-	n     int64  // index in the image
-	data  []byte // at most ChunkSize bytes; only the last one has fewer
-	zero  bool   // all of data is zero
-	saved bool   // it came from the part itself
+	n     int64    // index in the image
+	data  []byte   // at most ChunkSize bytes; only the last one has fewer
+	zero  bool     // all of data is zero
+	saved bool     // it came from the part itself
+	sum   ChunkSum // where it is known already
 
 	buf     []byte // aligned, ChunkSize bytes
 	pending atomic.Int32
@@ -91,7 +92,7 @@ func (p *pipeline) get() (*chunk, error) {
 		if c.buf == nil { // a small image needs few of them
 			c.buf = alignedBuffer(ChunkSize)
 		}
-		c.data, c.zero, c.saved = c.buf[:0], false, false
+		c.data, c.zero, c.saved, c.sum = c.buf[:0], false, false, ChunkSum{}
 		return c, nil
 	case <-p.stop:
 		return nil, p.err
@@ -108,6 +109,26 @@ func (p *pipeline) put(c *chunk) {
 	for _, queue := range p.queues {
 		queue <- c
 	}
+}
+
+// drain waits until the consumers are through with all that was put, when the
+// caller holds so many chunks.
+func (p *pipeline) drain(held int) error {
+	var idle []*chunk
+	defer func() {
+		for _, c := range idle {
+			p.free <- c
+		}
+	}()
+	for range pipelineDepth - held {
+		select {
+		case c := <-p.free:
+			idle = append(idle, c)
+		case <-p.stop:
+			return p.err
+		}
+	}
+	return nil
 }
 
 // close waits until all chunks are worked off and returns the first error.

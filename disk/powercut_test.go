@@ -35,6 +35,9 @@ func (l *life) checkReady(id ID, c Copy) {
 	if !bytes.Equal(manifest, want) {
 		l.fatalf("%s is ready with a wrong manifest of %d bytes, want %d", id, len(manifest), len(want))
 	}
+	if named := digest256(want[chunkHeaderSize:]); c.Chunks != named {
+		l.fatalf("%s is ready with the manifest %s, want %s", id, c.Chunks, named)
+	}
 	if !c.HasCfg || !c.Owned {
 		l.fatalf("%s is ready, but not described: %+v", id, c)
 	}
@@ -70,6 +73,9 @@ func (l *life) checkAfterCut() {
 				l.fatalf("after verify %s is %+v", id, c)
 			}
 		}
+		if c.State == Failed {
+			c = l.checkRepair(id, c)
+		}
 		if c.State != Ready && l.random.IntN(3) > 0 { // or in the next life
 			l.finish(id)
 			c = l.d.Look(id)
@@ -78,6 +84,30 @@ func (l *life) checkAfterCut() {
 			l.checkReady(id, c)
 		}
 	}
+}
+
+// checkRepair asserts that a failed image still has what a repair goes by, and
+// repairs it sometimes.
+func (l *life) checkRepair(id ID, c Copy) Copy {
+	l.t.Helper()
+	i := slices.IndexFunc(l.versions, func(v version) bool { return v.digest == c.SHA512 })
+	if i < 0 || int64(len(l.versions[i].bytes)) != c.Size {
+		return c // another one was about to take its place
+	}
+	if c.Chunks.IsZero() { // it could not be read: the next start tries again
+		l.end()
+		l.start(l.v)
+		c = l.d.Look(id)
+	}
+	if c.Chunks.IsZero() {
+		l.fatalf("%s has failed, and its manifest is lost: %+v", id, c)
+	}
+	if l.random.IntN(2) > 0 {
+		if err := l.repair(id, c); err != nil {
+			l.fatalf("repair %s: %v", id, err)
+		}
+	}
+	return l.d.Look(id)
 }
 
 // finish fetches the rest of an image, of the version that is there.

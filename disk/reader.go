@@ -96,10 +96,12 @@ func (s *imageSource) pour(p *pipeline, done func(int64)) error {
 	return nil
 }
 
-// Reader reads the bytes of a ready image.
+// Reader reads the bytes of a ready image, and leaves the page cache as it finds it.
 type Reader struct {
 	*io.SectionReader
-	s *imageSource
+	s     *imageSource
+	pages *pages
+	left  func([]span)
 }
 
 // Open opens the image of a ready copy for reading. As long as it is open the
@@ -119,7 +121,11 @@ func (d *Disk) Open(id ID) (*Reader, error) {
 		return nil, fmt.Errorf("open %s: %w", id, err)
 	}
 	s := &imageSource{f: f, size: info.Size(), before: evidenceOf(info)}
-	return &Reader{SectionReader: io.NewSectionReader(f, 0, info.Size()), s: s}, nil
+	pages := newPages(f, s.size, d.pagesLeft(id, s.before.Inode, nil))
+	return &Reader{
+		SectionReader: io.NewSectionReader(pagedFile{pages}, 0, s.size), s: s, pages: pages,
+		left: func(spans []span) { d.pagesLeft(id, s.before.Inode, spans) },
+	}, nil
 }
 
 // Unchanged reports ErrChanging if the file was written to since Open: what was
@@ -129,7 +135,9 @@ func (r *Reader) Unchanged() error {
 	return err
 }
 
-// Close ends the reading. What the page cache has of the file is let go.
+// Close ends the reading. What it has brought into the page cache is let go; what the
+// network still has of it, when the next reader of the image closes.
 func (r *Reader) Close() error {
-	return errors.Join(unix.Fadvise(int(r.s.f.Fd()), 0, 0, unix.FADV_DONTNEED), r.s.close())
+	r.left(r.pages.release())
+	return r.s.close()
 }

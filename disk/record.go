@@ -17,7 +17,14 @@ const (
 	recordFile     = "backing.record"
 	partFile       = "backing.part"
 	partChunksFile = "backing.part.chunks"
+
+	// partManifestFile has this name only until it is open: what is left of one is
+	// of no use.
+	partManifestFile = "backing.part.manifest"
 )
+
+// partFiles belong to an image in the making and to nothing else.
+var partFiles = []string{partManifestFile, partChunksFile, partFile}
 
 const recordOwner = "backing-image-manager"
 
@@ -31,8 +38,12 @@ type Record struct {
 	VirtualSize int64     `json:"virtualSize,omitempty"` // bytes that a guest sees
 	// SHA512 and SHA256 are the established digests: those of the bytes that were
 	// verified when the copy became ready. SHA256 is there if it was asked for.
-	SHA512   Digest    `json:"sha512"`
-	SHA256   Digest    `json:"sha256"`
+	SHA512 Digest `json:"sha512"`
+	SHA256 Digest `json:"sha256"`
+	// Chunks is the SHA-256 of the sums in backing.chunks, and Size how many bytes
+	// the image had, when those digests were established.
+	Chunks   Digest    `json:"chunks,omitzero"`
+	Size     int64     `json:"size,omitempty"`
 	Evidence *Evidence `json:"evidence,omitempty"`
 	Verified time.Time `json:"verified,omitzero"` // when the bytes were last hashed and were right
 	Failed   string    `json:"failed,omitempty"`  // why the file must not be used
@@ -42,6 +53,8 @@ type Record struct {
 	InUse         bool      `json:"inUse,omitempty"`
 	LastUsed      time.Time `json:"lastUsed,omitzero"`
 	UnwantedSince time.Time `json:"unwantedSince,omitzero"`
+	// MarkedBy is the node by whose clock these two are: the disk may move to another.
+	MarkedBy string `json:"markedBy,omitempty"`
 }
 
 // Evidence is what of a file's inode must be unchanged for its record to vouch
@@ -73,8 +86,13 @@ func ParseRecord(data []byte) (Record, error) {
 	if r.Owner != recordOwner {
 		return Record{}, fmt.Errorf("read %s: owner is %q", recordFile, r.Owner)
 	}
-	if r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 {
+	if r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 || r.Chunks.Algorithm() == SHA512 {
 		return Record{}, fmt.Errorf("read %s: a digest is of the wrong kind", recordFile)
+	}
+	for _, t := range []*time.Time{&r.Created, &r.Verified, &r.Damaged, &r.LastUsed, &r.UnwantedSince} {
+		if year := t.UTC().Year(); year < 1 || year > 9000 {
+			*t = time.Time{} // JSON cannot hold it in every zone, and it says nothing
+		}
 	}
 	return r, nil
 }

@@ -14,9 +14,9 @@ func wholeRecord() Record {
 	return Record{
 		Owner: recordOwner, Created: at, Format: QCOW2, VirtualSize: 10,
 		Origin: &Origin{Source: "abc", ETag: `W/"x"`, LastModified: "Fri, 20 Nov 2026 09:00:00 GMT", Size: 7},
-		SHA512: digest512(nil), SHA256: digest256(nil),
+		SHA512: digest512(nil), SHA256: digest256(nil), Chunks: digest256(nil), Size: 7,
 		Evidence: &Evidence{Size: 7, ModTime: at.UnixNano(), ChangeTime: at.UnixNano() + 1, Inode: 1 << 63},
-		Verified: at, Damaged: at, Failed: "damaged", InUse: true, LastUsed: at, UnwantedSince: at,
+		Verified: at, Damaged: at, Failed: "damaged", InUse: true, LastUsed: at, UnwantedSince: at, MarkedBy: "node1",
 	}
 }
 
@@ -54,6 +54,7 @@ func TestParseRecord(t *testing.T) {
 		{"a digest that is short", `{"owner":"backing-image-manager","sha512":"abcd"}`, false},
 		{"digests of the other kind", `{"owner":"backing-image-manager","sha512":"` + sum256 + `"}`, false},
 		{"digests of the other kind", `{"owner":"backing-image-manager","sha256":"` + sum512 + `"}`, false},
+		{"digests of the other kind", `{"owner":"backing-image-manager","chunks":"` + sum512 + `"}`, false},
 		{"a time that is none", `{"owner":"backing-image-manager","lastUsed":"yesterday"}`, false},
 		{"a wrong type", `{"owner":"backing-image-manager","evidence":7}`, false},
 		{"two of them", `{"owner":"backing-image-manager"}{"owner":"backing-image-manager"}`, false},

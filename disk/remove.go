@@ -70,7 +70,7 @@ func (d *Disk) Remove(id ID) error {
 // ownFiles are the files of an image folder that are ours to delete, the record
 // last: as long as it is there, the folder is known to be ours.
 var ownFiles = []string{
-	imageFile, partFile, partChunksFile, chunksFile, chunksFile + ".tmp", cfgFile, cfgFile + ".tmp", recordFile + ".tmp", recordFile,
+	imageFile, partFile, partChunksFile, partManifestFile, chunksFile, chunksFile + ".tmp", cfgFile, cfgFile + ".tmp", recordFile + ".tmp", recordFile,
 }
 
 func (d *Disk) unlink(folder string) error {

@@ -141,7 +141,10 @@ func (d *Disk) lookAtReplica(e fs.DirEntry) (replicaLook, error) {
 // included, and is empty when none has.
 func (d *Disk) Opened(id ID) string { return d.openedAt(id.file(imageFile)) }
 
+// openedAt looks at one file at a time: two looks would each find the other's.
 func (d *Disk) openedAt(name string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	f, err := openImage(d.root, name, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return ""

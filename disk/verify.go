@@ -57,6 +57,7 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64
 // pass is what one reading of an image found out.
 type pass struct {
 	sum512, sum256 Digest
+	chunks         Digest   // of the sums of its chunks
 	of             Evidence // the file as it was when it was opened
 }
 
@@ -72,8 +73,11 @@ func (d *Disk) readThrough(ctx context.Context, s *imageSource, id ID, withSHA25
 		return pass{}, err
 	}
 	h, consumers := newHashes(withSHA256)
+	manifest := SHA256.New()
 	p := newPipeline(append(consumers, func(c *chunk) error {
-		return chunks.set(c.n, hashChunk(c.data, c.zero))
+		sum := hashChunk(c.data, c.zero)
+		manifest.Write(sum[:])
+		return chunks.set(c.n, sum)
 	})...)
 	err = s.pour(p, func(n int64) {
 		progress(n)
@@ -88,7 +92,7 @@ func (d *Disk) readThrough(ctx context.Context, s *imageSource, id ID, withSHA25
 		return pass{}, err
 	}
 	sum512, sum256 := h.sums()
-	return pass{sum512, sum256, s.before}, nil
+	return pass{sum512, sum256, SHA256.Sum(manifest), s.before}, nil
 }
 
 // forget drops the hashes of chunks of an image that they must not vouch for.
@@ -109,6 +113,7 @@ func (d *Disk) settle(id ID, had Copy, r Record, want Want, read pass) error {
 		return errors.Join(d.fail(id, r, why, read.of), read.forget(d, id))
 	}
 	r.SHA512, r.SHA256, r.Failed = read.sum512, read.sum256, ""
+	r.Chunks, r.Size = read.chunks, read.of.Size
 	r.Format, r.VirtualSize, r.Verified = info.Format, info.VirtualSize, time.Now().UTC()
 	if err := renameDurably(d.root, id.file(chunksFile+".tmp"), id.file(chunksFile)); err != nil {
 		return err

@@ -1,0 +1,185 @@
+package disk
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+// ErrNoManifest says that the sums of an image's chunks are missing, or are not
+// those that its record names. Verify makes them anew for an image that is right.
+var ErrNoManifest = errors.New("no manifest")
+
+// Manifest is the sums of all chunks of an image, in a file that is open: memory
+// does not grow with the image. Its methods may be called concurrently.
+type Manifest struct {
+	f    *os.File
+	base int64 // where in f the sums begin
+	size int64
+}
+
+// Close closes the file. Nothing else may be called after it.
+func (m *Manifest) Close() error { return m.f.Close() }
+
+// Size returns the bytes of the image.
+func (m *Manifest) Size() int64 { return m.size }
+
+// Chunks returns how many chunks the image has.
+func (m *Manifest) Chunks() int64 { return chunksOf(m.size) }
+
+// Length returns the bytes of chunk n: ChunkSize, but for the last one.
+func (m *Manifest) Length(n int64) int64 { return min(ChunkSize, m.size-n*ChunkSize) }
+
+// At returns the sum of chunk n.
+func (m *Manifest) At(n int64) (ChunkSum, error) {
+	var sum ChunkSum
+	if n < 0 || n >= m.Chunks() {
+		return sum, fmt.Errorf("manifest has no chunk %d", n)
+	}
+	if _, err := m.f.ReadAt(sum[:], m.base+n*sha256.Size); err != nil {
+		return ChunkSum{}, fmt.Errorf("read manifest: %w", err)
+	}
+	return sum, nil
+}
+
+// Zero reports whether chunk n has nothing but zeros.
+func (m *Manifest) Zero(n int64) (bool, error) {
+	sum, err := m.At(n)
+	return err == nil && sum == hashChunk(zeros[:m.Length(n)], true), err
+}
+
+// Sums returns a new reader of the sums in order, 32 bytes each: what
+// ReceiveManifest takes.
+func (m *Manifest) Sums() *io.SectionReader { return m.sums(m.size) }
+
+// sums returns those of the first so many bytes of the image.
+func (m *Manifest) sums(size int64) *io.SectionReader {
+	return io.NewSectionReader(m.f, m.base, chunksOf(size)*sha256.Size)
+}
+
+// Manifest opens the manifest of a ready or failed copy, which is that of the image
+// when it was right. ErrNoManifest says that there is none, or not the one that the
+// record names; Look says so too from then on.
+func (d *Disk) Manifest(id ID) (*Manifest, error) {
+	c := d.Look(id)
+	if c.Chunks.IsZero() {
+		return nil, fmt.Errorf("manifest of %s: %w", id, ErrNoManifest)
+	}
+	f, err := openImage(d.root, id.file(chunksFile), os.O_RDONLY)
+	if err != nil {
+		return nil, fmt.Errorf("manifest of %s: %w", id, err)
+	}
+	m := &Manifest{f: f, base: chunkHeaderSize, size: c.Size}
+	if err := m.check(c.Chunks); err != nil {
+		info, statErr := f.Stat()
+		f.Close()
+		if statErr == nil {
+			d.distrust(id, manifestLook{of: evidenceOf(info), named: c.Chunks})
+		}
+		return nil, fmt.Errorf("manifest of %s: %w: %w", id, ErrNoManifest, err)
+	}
+	return m, nil
+}
+
+// check says why the file is not the manifest that has the digest want.
+func (m *Manifest) check(want Digest) error {
+	header := make([]byte, chunkHeaderSize)
+	if _, err := m.f.ReadAt(header, 0); err != nil {
+		return err
+	}
+	if !bytes.Equal(header, chunkHeader()) {
+		return errors.New("it is a file of something else")
+	}
+	h := SHA256.New()
+	if _, err := io.Copy(h, m.Sums()); err != nil {
+		return err
+	}
+	return matches(want, Digest{}, SHA256.Sum(h))
+}
+
+// manifestLook is a manifest that was found not to be the one that is named.
+type manifestLook struct {
+	of    Evidence
+	named Digest
+}
+
+// ReceiveManifest reads the manifest of an image of so many bytes, to which r must
+// come with nothing behind it. One without the digest want is a *ChecksumError, a
+// size that the part may not have ErrTooLarge. It lies in a file without a name, so
+// that nothing of it outlives its Close; the part itself is not touched.
+func (p *Part) ReceiveManifest(r io.Reader, size int64, want Digest) (*Manifest, error) {
+	m, err := p.receiveManifest(r, size, want)
+	if err != nil {
+		return nil, fmt.Errorf("receive manifest of %s: %w", p.id, err)
+	}
+	return m, nil
+}
+
+func (p *Part) receiveManifest(r io.Reader, size int64, want Digest) (*Manifest, error) {
+	if size <= 0 || want.Algorithm() != SHA256 {
+		return nil, fmt.Errorf("there is none for %d bytes with the digest %s", size, want.Short())
+	}
+	if most := p.options.MaxSize; most > 0 && size > most {
+		return nil, fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, size, most)
+	}
+	length := chunksOf(size) * sha256.Size
+	if err := p.room(length); err != nil {
+		return nil, err
+	}
+	f, err := removed(p.disk.root, p.id.file(partManifestFile))
+	if err != nil {
+		return nil, err
+	}
+	h := SHA256.New()
+	if err := copyExactly(io.MultiWriter(f, h), r, length); err != nil {
+		f.Close()
+		return nil, noSpace(err)
+	}
+	if err := matches(want, Digest{}, SHA256.Sum(h)); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return &Manifest{f: f, size: size}, nil
+}
+
+// copyExactly copies r, which has to end after so many bytes.
+func copyExactly(w io.Writer, r io.Reader, length int64) error {
+	n, err := io.CopyN(w, r, length)
+	if err == io.EOF {
+		return fmt.Errorf("%d of %d bytes came: %w", n, length, io.ErrUnexpectedEOF)
+	}
+	if err != nil {
+		return err
+	}
+	switch _, err := io.ReadFull(r, make([]byte, 1)); err {
+	case nil:
+		return fmt.Errorf("more than %d bytes came", length)
+	case io.EOF:
+		return nil
+	default:
+		return err
+	}
+}
+
+// sameSums reports whether two readers of the same length have the same bytes.
+func sameSums(a, b *io.SectionReader) (bool, error) {
+	ours, theirs := make([]byte, 32<<10), make([]byte, 32<<10)
+	for {
+		n, err := io.ReadFull(a, ours)
+		if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+			return false, err
+		}
+		if _, err := io.ReadFull(b, theirs[:n]); err != nil {
+			return false, err
+		}
+		if !bytes.Equal(ours[:n], theirs[:n]) {
+			return false, nil
+		}
+		if err != nil {
+			return true, nil
+		}
+	}
+}

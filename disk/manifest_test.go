@@ -1,0 +1,267 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"testing"
+	"testing/iotest"
+)
+
+func TestManifestIsOfTheImage(t *testing.T) {
+	d := newDisk(t)
+	image := sparseImage(4*ChunkSize + 1024)
+	readyImage(t, d, image)
+	m, err := d.Manifest(testID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if m.Size() != int64(len(image)) || m.Chunks() != 5 || m.Length(3) != ChunkSize || m.Length(4) != 1024 {
+		t.Errorf("size %d, %d chunks, the last of %d", m.Size(), m.Chunks(), m.Length(4))
+	}
+	for n := range m.Chunks() {
+		piece := image[n*ChunkSize:][:m.Length(n)]
+		if sum, err := m.At(n); err != nil || sum != SumChunk(piece) {
+			t.Errorf("sum of chunk %d is %x, error %v", n, sum, err)
+		}
+		if zero, err := m.Zero(n); err != nil || zero != allZero(piece) {
+			t.Errorf("chunk %d is zero: %v, error %v", n, zero, err)
+		}
+	}
+	for _, n := range []int64{-1, 5} {
+		if _, err := m.At(n); err == nil {
+			t.Errorf("there is a chunk %d", n)
+		}
+	}
+	sums, err := io.ReadAll(m.Sums())
+	if err != nil || len(sums) != 5*32 || digest256(sums) != d.Look(testID).Chunks {
+		t.Errorf("%d bytes of sums, error %v", len(sums), err)
+	}
+}
+
+// TestManifestThatIsNotTheOneNamed is found wrong when it is opened, or by its length
+// at once. One read of the image makes it anew.
+func TestManifestThatIsNotTheOneNamed(t *testing.T) {
+	tests := []struct {
+		name   string
+		damage func(t *testing.T, d *Disk)
+		seen   bool
+	}{
+		{"a sum is wrong", func(t *testing.T, d *Disk) { poke(t, imagePath(d, chunksFile), chunkHeaderSize+40) }, false},
+		{"the header is wrong", func(t *testing.T, d *Disk) { poke(t, imagePath(d, chunksFile), 3) }, false},
+		{"it is short", func(t *testing.T, d *Disk) { truncate(t, imagePath(d, chunksFile), chunkHeaderSize+64) }, true},
+		{"it is long", func(t *testing.T, d *Disk) { truncate(t, imagePath(d, chunksFile), chunkHeaderSize+128) }, true},
+		{"it is gone", func(t *testing.T, d *Disk) { os.Remove(imagePath(d, chunksFile)) }, true},
+		{"its name is not known", func(t *testing.T, d *Disk) {
+			if err := d.Update(testID, func(r *Record) { r.Chunks, r.Size = Digest{}, 0 }); err != nil {
+				t.Fatal(err)
+			}
+		}, true},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			d := newDisk(t)
+			readyImage(t, d, sparseImage(3*ChunkSize))
+			was := d.Look(testID).Chunks
+			test.damage(t, d)
+			if c := d.Look(testID); c.State != Ready || c.Chunks.IsZero() != test.seen {
+				t.Fatalf("before it is opened: %+v", c)
+			}
+			if m, err := d.Manifest(testID); !errors.Is(err, ErrNoManifest) {
+				t.Fatalf("manifest %v, error %v", m, err)
+			}
+			if c := d.Look(testID); c.State != Ready || !c.Chunks.IsZero() {
+				t.Fatalf("after it was opened: %+v", c)
+			}
+			if err := d.Update(testID, func(r *Record) { r.InUse = true }); err != nil {
+				t.Fatal(err)
+			}
+			if l, err := d.List(); err != nil || !l.Copies[0].Chunks.IsZero() {
+				t.Fatalf("after another change of the record: %+v, error %v", l, err)
+			}
+			if _, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil {
+				t.Fatal(err)
+			}
+			m, err := d.Manifest(testID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.Close()
+			if c := d.Look(testID); c.Chunks.IsZero() || c.Chunks != was {
+				t.Errorf("after verify: %+v", c)
+			}
+		})
+	}
+}
+
+// received has a manifest come to an empty part.
+func received(t testing.TB, d *Disk, o PartOptions, r io.Reader, size int64, want Digest) (*Manifest, error) {
+	t.Helper()
+	p := openPart(t, d, o)
+	m, err := p.ReceiveManifest(r, size, want)
+	if err == nil {
+		t.Cleanup(func() { m.Close() })
+	}
+	return m, err
+}
+
+func TestReceiveManifest(t *testing.T) {
+	sums := bytes.Repeat([]byte("0123456789abcdef"), 6)
+	want := digest256(sums)
+	boom := errors.New("boom")
+	is := func(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
+	tests := []struct {
+		name    string
+		options PartOptions
+		from    io.Reader
+		size    int64
+		want    Digest
+		is      func(error) bool // nil: it is good
+	}{
+		{"three chunks", PartOptions{}, bytes.NewReader(sums), 3 * ChunkSize, want, nil},
+		{"in pieces", PartOptions{}, iotest.OneByteReader(bytes.NewReader(sums)), 2*ChunkSize + 512, want, nil},
+		{"its end comes with the bytes", PartOptions{}, iotest.DataErrReader(bytes.NewReader(sums)), 3 * ChunkSize, want, nil},
+		{"a byte less", PartOptions{}, bytes.NewReader(sums[1:]), 3 * ChunkSize, want, is(io.ErrUnexpectedEOF)},
+		{"a byte more", PartOptions{}, bytes.NewReader(append(bytes.Clone(sums), 0)), 3 * ChunkSize, want, isA[error]},
+		{"nothing", PartOptions{}, bytes.NewReader(nil), 3 * ChunkSize, want, is(io.ErrUnexpectedEOF)},
+		{"without end", PartOptions{}, repeat(sums, 1<<40), 3 * ChunkSize, want, isA[error]},
+		{"an error", PartOptions{}, iotest.ErrReader(boom), 3 * ChunkSize, want, is(boom)},
+		{"an error at the end", PartOptions{}, io.MultiReader(bytes.NewReader(sums), iotest.ErrReader(boom)), 3 * ChunkSize, want, is(boom)},
+		{"other sums", PartOptions{}, bytes.NewReader(bytes.Repeat([]byte{1}, 96)), 3 * ChunkSize, want, isA[*ChecksumError]},
+		{"no digest", PartOptions{}, bytes.NewReader(sums), 3 * ChunkSize, Digest{}, isA[error]},
+		{"a digest of another kind", PartOptions{}, bytes.NewReader(sums), 3 * ChunkSize, digest512(sums), isA[error]},
+		{"no size", PartOptions{}, bytes.NewReader(nil), 0, digest256(nil), isA[error]},
+		{"a negative size", PartOptions{}, bytes.NewReader(nil), -5, want, isA[error]},
+		{"more than is allowed", PartOptions{MaxSize: ChunkSize}, bytes.NewReader(sums), 3 * ChunkSize, want, is(ErrTooLarge)},
+		{"more than fits", PartOptions{}, repeat(sums, 1<<60), 1<<63 - 1, want, is(ErrNoSpace)},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			d := newDisk(t)
+			m, err := received(t, d, test.options, test.from, test.size, test.want)
+			if test.is == nil {
+				if err != nil || m.Size() != test.size {
+					t.Fatalf("%+v, error %v", m, err)
+				}
+				if got, err := io.ReadAll(m.Sums()); err != nil || !bytes.Equal(got, sums) {
+					t.Errorf("sums are %q, error %v", got, err)
+				}
+			} else if err == nil || !test.is(err) {
+				t.Errorf("error is %v", err)
+			}
+			if _, err := os.Stat(imagePath(d, partManifestFile)); !errors.Is(err, os.ErrNotExist) {
+				t.Error("its file has a name")
+			}
+		})
+	}
+}
+
+// TestManifestThatACrashLeft is not in the way of the next one, and goes with the
+// part.
+func TestManifestThatACrashLeft(t *testing.T) {
+	d := newDisk(t)
+	p := openPart(t, d, PartOptions{})
+	left := imagePath(d, partManifestFile)
+	for range 2 {
+		if err := os.WriteFile(left, []byte("left"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		sums := make([]byte, 32)
+		m, err := p.ReceiveManifest(bytes.NewReader(sums), 512, digest256(sums))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Close()
+	}
+	if err := os.WriteFile(left, []byte("left"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Discard(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
+		t.Error("it is left")
+	}
+	if err := os.WriteFile(left, []byte("left"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Remove(testID); err != nil {
+		t.Error(err)
+	}
+}
+
+// FuzzManifest opens an image with a chunk file of any bytes. Only the one that its
+// record names is a manifest; as a journal any may be taken up.
+func FuzzManifest(f *testing.F) {
+	d := newDisk(f)
+	image := sparseImage(2*ChunkSize + 512)
+	readyImage(f, d, image)
+	good, err := os.ReadFile(imagePath(d, chunksFile))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add(good[:chunkHeaderSize])
+	f.Add(append(bytes.Clone(good), good...))
+	f.Add(append([]byte("BIMCHUNK\x00\x00\x00\x02"), good[12:]...))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if err := os.WriteFile(imagePath(d, chunksFile), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		m, err := d.Manifest(testID)
+		if bytes.Equal(data, good) != (err == nil) {
+			t.Fatalf("a chunk file of %d bytes: error %v", len(data), err)
+		}
+		if err == nil {
+			m.Close()
+		} else if !errors.Is(err, ErrNoManifest) {
+			t.Errorf("error is %v", err)
+		}
+		journal := imagePath(d, "journal")
+		if err := os.WriteFile(journal, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		c, err := openChunks(d.root, testID.file("journal"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.f.Close()
+		known := max(0, int64(len(data))-chunkHeaderSize) / 32
+		if len(data) < chunkHeaderSize || !bytes.Equal(data[:chunkHeaderSize], chunkHeader()) {
+			known = 0
+		}
+		if sum := c.at(known); sum != (ChunkSum{}) {
+			t.Errorf("chunk %d of %d is %x", known, known, sum)
+		}
+	})
+}
+
+func FuzzReceiveManifest(f *testing.F) {
+	f.Add(make([]byte, 32), int64(512))
+	f.Add(make([]byte, 96), int64(2*ChunkSize+1))
+	f.Add([]byte("short"), int64(ChunkSize))
+	f.Add(make([]byte, 65), int64(2*ChunkSize))
+	d := newDisk(f)
+	p := openPart(f, d, PartOptions{})
+	f.Fuzz(func(t *testing.T, sums []byte, size int64) {
+		m, err := p.ReceiveManifest(bytes.NewReader(sums), size, digest256(sums))
+		fits := size > 0 && int64(len(sums)) == chunksOf(size)*32
+		if fits != (err == nil) {
+			t.Fatalf("%d bytes of sums for %d: error %v", len(sums), size, err)
+		}
+		if err != nil {
+			return
+		}
+		defer m.Close()
+		if _, err := m.At(m.Chunks() - 1); err != nil {
+			t.Error(err)
+		}
+		if _, err := p.Agrees(m); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,81 @@
+package disk
+
+import (
+	"context"
+	"os"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// residency returns for each page of a file whether it is in the page cache.
+func residency(t *testing.T, name string) []bool {
+	t.Helper()
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mapped, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mapped)
+	pages := make([]byte, (len(mapped)+os.Getpagesize()-1)/os.Getpagesize())
+	_, _, errno := syscall.Syscall(syscall.SYS_MINCORE, uintptr(unsafe.Pointer(&mapped[0])), uintptr(len(mapped)), uintptr(unsafe.Pointer(&pages[0])))
+	if errno != 0 {
+		t.Fatal(errno)
+	}
+	cached := make([]bool, len(pages))
+	for i, page := range pages {
+		cached[i] = page&1 == 1
+	}
+	return cached
+}
+
+// resident returns how many bytes of a file are in the page cache.
+func resident(t *testing.T, name string) int64 {
+	t.Helper()
+	var n int64
+	for _, cached := range residency(t, name) {
+		if cached {
+			n += int64(os.Getpagesize())
+		}
+	}
+	return n
+}
+
+// TestPageCacheStaysAsItIs moves an image onto the disk and verifies it there. Others'
+// pages are not pushed out by that.
+func TestPageCacheStaysAsItIs(t *testing.T) {
+	const size, most = 64 << 20, 4 << 20
+	d := newDisk(t)
+	p := openPart(t, d, PartOptions{})
+	if !p.direct {
+		t.Skip("the file system of the temporary folder has no direct I/O")
+	}
+	if err := p.Begin(Origin{Source: "x", Size: size}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ReadFrom(repeat(randomBlock(), size)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Commit(Digest{}); err != nil {
+		t.Fatal(err)
+	}
+	if n := resident(t, imagePath(d, imageFile)); n > most {
+		t.Errorf("after commit %d bytes are in the page cache", n)
+	}
+	if _, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil {
+		t.Fatal(err)
+	}
+	if n := resident(t, imagePath(d, imageFile)); n > most {
+		t.Errorf("after verify %d bytes are in the page cache", n)
+	}
+}

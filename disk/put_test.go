@@ -1,0 +1,280 @@
+package disk
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"testing"
+)
+
+// putAll puts the chunks of image from the part's offset on, those of zeros as such.
+func putAll(p *Part, image []byte) error {
+	buf := NewBuffer()
+	for p.Offset() < int64(len(image)) {
+		n := copy(buf, image[p.Offset():])
+		var err error
+		if allZero(buf[:n]) {
+			err = p.PutZeros(int64(n))
+		} else {
+			buf, err = p.Put(buf, int64(n), SumChunk(buf[:n]))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestPutMakesTheSameImage(t *testing.T) {
+	for _, size := range []int{512, ChunkSize, ChunkSize + 512, 5*ChunkSize - 512, 9 * ChunkSize} {
+		image := sparseImage(size)
+		read, put := newDisk(t), newDisk(t)
+		readyImage(t, read, image)
+		p := openPart(t, put, PartOptions{SHA256: true})
+		if err := p.Begin(Origin{Source: "peer", Size: int64(size)}); err != nil {
+			t.Fatal(err)
+		}
+		if err := putAll(p, image); err != nil {
+			t.Fatalf("size %d: %v", size, err)
+		}
+		c, err := p.Commit(digest256(image))
+		if err != nil || c.SHA512 != digest512(image) {
+			t.Fatalf("size %d: %+v, error %v", size, c, err)
+		}
+		for _, name := range []string{imageFile, chunksFile} {
+			want, _ := os.ReadFile(imagePath(read, name))
+			if got, err := os.ReadFile(imagePath(put, name)); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("size %d: %s differs (error %v)", size, name, err)
+			}
+		}
+		if other := read.Look(testID).Chunks; c.Chunks.IsZero() || c.Chunks != other {
+			t.Errorf("size %d: chunks are %s, by ReadFrom %s", size, c.Chunks, other)
+		}
+		if c.RealSize > int64(size)/2+ChunkSize {
+			t.Errorf("size %d: %d bytes are allocated: holes were filled", size, c.RealSize)
+		}
+	}
+}
+
+// TestPutTakesTheSumAsItIs has a caller that lies: the journal shows whether the sum
+// was computed again.
+func TestPutTakesTheSumAsItIs(t *testing.T) {
+	p := openPart(t, newDisk(t), PartOptions{})
+	if err := p.Begin(Origin{Source: "peer", Size: -1}); err != nil {
+		t.Fatal(err)
+	}
+	buf := NewBuffer()
+	buf[0] = 1
+	other, err := p.Put(buf, ChunkSize, ChunkSum{7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if &other[0] == &buf[0] {
+		t.Error("the buffer was copied")
+	}
+	if err := p.pipeline.drain(0); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.chunks.at(0); got != (ChunkSum{7}) {
+		t.Errorf("the journal has %x", got)
+	}
+}
+
+func TestPutAndReadFromMeetAtChunkBorders(t *testing.T) {
+	d := newDisk(t)
+	image := sparseImage(5*ChunkSize + 512)
+	p := openPart(t, d, PartOptions{})
+	if err := p.Begin(Origin{Source: "both", Size: int64(len(image))}); err != nil {
+		t.Fatal(err)
+	}
+	read := func(to int64) {
+		t.Helper()
+		if _, err := p.ReadFrom(bytes.NewReader(image[p.Offset():to])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := putAll(p, image[:ChunkSize]); err != nil {
+		t.Fatal(err)
+	}
+	read(2 * ChunkSize)
+	if err := putAll(p, image[:3*ChunkSize]); err != nil {
+		t.Fatal(err)
+	}
+	read(3*ChunkSize + 100)
+	if err := p.PutZeros(ChunkSize); err == nil {
+		t.Fatal("a chunk was put behind half a chunk")
+	}
+	if _, err := p.Put(NewBuffer(), ChunkSize, ChunkSum{}); err == nil {
+		t.Fatal("a chunk was put behind half a chunk")
+	}
+	read(4 * ChunkSize)
+	if err := putAll(p, image); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ReadFrom(bytes.NewReader(image[:1])); err == nil {
+		t.Error("bytes came behind the end")
+	}
+	if c, err := p.Commit(digest512(image)); err != nil || c.State != Ready {
+		t.Errorf("%+v, error %v", c, err)
+	}
+}
+
+func TestPutRefuses(t *testing.T) {
+	tests := []struct {
+		name    string
+		size    int64
+		options PartOptions
+		put     func(p *Part) error
+		is      func(error) bool
+	}{
+		{"a negative length", -1, PartOptions{}, func(p *Part) error { return p.PutZeros(-1) }, nil},
+		{"nothing", -1, PartOptions{}, func(p *Part) error { return p.PutZeros(0) }, nil},
+		{"more than a chunk", -1, PartOptions{}, func(p *Part) error { return p.PutZeros(ChunkSize + 1) }, nil},
+		{"a short chunk in the middle", 2 * ChunkSize, PartOptions{}, func(p *Part) error { return p.PutZeros(512) }, nil},
+		{"more than was promised", 512, PartOptions{}, func(p *Part) error { return p.PutZeros(1024) }, nil},
+		{"a chunk behind a short one", -1, PartOptions{}, func(p *Part) error {
+			return errors.Join(p.PutZeros(512), errors.Unwrap(p.PutZeros(512)))
+		}, func(err error) bool { return errors.Is(err, errEnded) }},
+		{"above the bound", -1, PartOptions{MaxSize: 512}, func(p *Part) error { return p.PutZeros(1024) },
+			func(err error) bool { return errors.Is(err, ErrTooLarge) }},
+		{"a short buffer", -1, PartOptions{}, func(p *Part) error {
+			_, err := p.Put(make([]byte, 512), 512, ChunkSum{})
+			return err
+		}, nil},
+		{"a buffer that is not aligned", -1, PartOptions{}, func(p *Part) error {
+			_, err := p.Put(alignedBuffer(ChunkSize + 1)[1:], 512, ChunkSum{})
+			return err
+		}, nil},
+		{"a format that may not be kept", -1, PartOptions{}, func(p *Part) error {
+			buf := NewBuffer()
+			copy(buf, "\x1f\x8b\x08")
+			_, err := p.Put(buf, ChunkSize, SumChunk(buf))
+			return err
+		}, isA[*FormatError]},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			p := openPart(t, newDisk(t), test.options)
+			if err := p.Begin(Origin{Source: "peer", Size: test.size}); err != nil {
+				t.Fatal(err)
+			}
+			if err := test.put(p); err == nil || test.is != nil && !test.is(err) {
+				t.Errorf("error is %v", err)
+			}
+		})
+	}
+}
+
+// TestPutResumes kills nothing, but opens the part again: what was put counts.
+func TestPutResumes(t *testing.T) {
+	d := newDisk(t)
+	image := sparseImage(6*ChunkSize + 512)
+	p := openPart(t, d, PartOptions{})
+	if err := p.Begin(Origin{Source: "peer", Size: int64(len(image))}); err != nil {
+		t.Fatal(err)
+	}
+	if err := putAll(p, image); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p = openPart(t, d, PartOptions{})
+	if p.Offset() != 6*ChunkSize {
+		t.Fatalf("resumed at %d", p.Offset())
+	}
+	if err := putAll(p, image); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := p.Commit(digest512(image)); err != nil || c.Chunks.IsZero() {
+		t.Errorf("%+v, error %v", c, err)
+	}
+}
+
+func TestAgrees(t *testing.T) {
+	image := sparseImage(5*ChunkSize + 512)
+	from := newDisk(t)
+	readyImage(t, from, image)
+	m, err := from.Manifest(testID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	other := bytes.Clone(image)
+	other[2*ChunkSize+5] ^= 1
+	tests := []struct {
+		name    string
+		promise int64
+		image   []byte
+		put     bool
+		want    bool
+	}{
+		{"nothing", int64(len(image)), nil, true, true},
+		{"some chunks", int64(len(image)), image[:3*ChunkSize], true, true},
+		{"all", int64(len(image)), image, true, true},
+		{"some and a half", -1, image[:3*ChunkSize+100], false, true},
+		{"another chunk", int64(len(image)), other[:4*ChunkSize], true, false},
+		{"less than has the other chunk", int64(len(image)), other[:2*ChunkSize], true, true},
+		{"another size", int64(len(image)) + 512, image[:ChunkSize], true, false},
+		{"more", -1, append(bytes.Clone(image), make([]byte, 512)...), false, false},
+		{"an end where there is none", -1, image[:2*ChunkSize+512], true, false},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			p := openPart(t, newDisk(t), PartOptions{})
+			err := p.Begin(Origin{Source: "x", Size: test.promise})
+			if err == nil && test.put {
+				err = putAll(p, test.image)
+			} else if err == nil {
+				_, err = p.ReadFrom(bytes.NewReader(test.image))
+			}
+			if err != nil && !errors.Is(err, io.EOF) {
+				t.Fatal(err)
+			}
+			if got, err := p.Agrees(m); err != nil || got != test.want {
+				t.Errorf("agrees: %v, error %v; want %v", got, err, test.want)
+			}
+		})
+	}
+}
+
+func TestKeepPutsThePartUnderAnotherOrigin(t *testing.T) {
+	d := newDisk(t)
+	image := sparseImage(5*ChunkSize + 512)
+	p := openPart(t, d, PartOptions{})
+	if err := p.Begin(Origin{Source: "an address", ETag: `"1"`, Size: int64(len(image))}); err != nil {
+		t.Fatal(err)
+	}
+	half := 2*ChunkSize + 100
+	if _, err := p.ReadFrom(bytes.NewReader(image[:half])); err != nil {
+		t.Fatal(err)
+	}
+	chunks := Origin{Source: "chunks", Size: int64(len(image))}
+	if err := p.Keep(chunks); err != nil {
+		t.Fatal(err)
+	}
+	if p.Offset() != 2*ChunkSize {
+		t.Errorf("it goes on at %d, want at the chunk that is not whole", p.Offset())
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p = openPart(t, d, PartOptions{})
+	if p.Origin() != chunks || p.Offset() != 2*ChunkSize {
+		t.Fatalf("taken up: origin %+v at %d", p.Origin(), p.Offset())
+	}
+	if err := putAll(p, image); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Commit(digest512(image)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestKeepRefusesWhatCannotBe(t *testing.T) {
+	p := openPart(t, newDisk(t), PartOptions{MaxSize: 2 * ChunkSize})
+	if err := p.Keep(Origin{Source: "chunks", Size: 3 * ChunkSize}); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("got %v, want %v", err, ErrTooLarge)
+	}
+}

@@ -1,0 +1,220 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// peerWith is a fetch from a peer that has image, and remembers what it was asked for.
+func peerWith(image []byte, asked *[]int64) FetchChunk {
+	return func(ctx context.Context, n int64, sum ChunkSum, buf []byte) (int, error) {
+		*asked = append(*asked, n)
+		return copy(buf, image[n*ChunkSize:]), nil
+	}
+}
+
+// scribble writes to a file as a careless process would.
+func scribble(t *testing.T, name string, data []byte, at int64) {
+	t.Helper()
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt(data, at)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// verifyFails has the image of testID read, and found wrong.
+func verifyFails(t *testing.T, d *Disk) {
+	t.Helper()
+	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Failed {
+		t.Fatalf("verified: %+v, error %v; want failed", c, err)
+	}
+}
+
+func TestRepair(t *testing.T) {
+	const length = 4*ChunkSize + 1024 // zeros are chunks 1 and 3
+	image := sparseImage(length)
+	tests := []struct {
+		name   string
+		damage func(t *testing.T, name string)
+		asks   []int64
+	}{
+		{"a bit", func(t *testing.T, name string) { poke(t, name, 2*ChunkSize+77) }, []int64{2}},
+		{"the first and the last byte", func(t *testing.T, name string) {
+			poke(t, name, 0)
+			poke(t, name, length-1)
+		}, []int64{0, 4}},
+		{"bytes where there were zeros", func(t *testing.T, name string) { scribble(t, name, []byte("here"), 3*ChunkSize+5) }, nil},
+		{"a hole where there was data", func(t *testing.T, name string) {
+			f, err := os.OpenFile(name, os.O_RDWR, 0)
+			if err == nil {
+				err = errors.Join(unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 2*ChunkSize, ChunkSize), f.Close())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}, []int64{2}},
+		{"all of it", func(t *testing.T, name string) { scribble(t, name, bytes.Repeat([]byte{7}, length), 0) }, []int64{0, 2, 4}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			d := newDisk(t)
+			readyImage(t, d, image)
+			was := d.Look(testID)
+			test.damage(t, imagePath(d, imageFile))
+			verifyFails(t, d)
+			var asked []int64
+			var read int64
+			c, err := d.Repair(context.Background(), testID, was.SHA512, peerWith(image, &asked), func(n int64) { read += n })
+			if err != nil || c.State != Ready || c.SHA512 != was.SHA512 || c.Chunks != was.Chunks || !c.HasCfg {
+				t.Fatalf("repaired: %+v, error %v", c, err)
+			}
+			if !slices.Equal(asked, test.asks) || read != length {
+				t.Errorf("asked for chunks %v and told %d bytes, want %v and %d", asked, read, test.asks, int64(length))
+			}
+			if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, image) {
+				t.Errorf("the file differs (error %v)", err)
+			}
+			if c.RealSize > was.RealSize+ChunkSize/16 {
+				t.Errorf("%d bytes are allocated, and were %d: holes were filled", c.RealSize, was.RealSize)
+			}
+			if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Ready {
+				t.Errorf("verified: %+v, error %v", c, err)
+			}
+		})
+	}
+}
+
+func TestRepairRefuses(t *testing.T) {
+	image := sparseImage(3 * ChunkSize)
+	tests := []struct {
+		name    string
+		prepare func(t *testing.T, d *Disk)
+		want    Digest
+		is      func(error) bool
+	}{
+		{"a ready copy", func(*testing.T, *Disk) {}, Digest{}, isA[error]},
+		{"a copy that changed and was not verified", func(t *testing.T, d *Disk) { poke(t, imagePath(d, imageFile), 5) }, Digest{}, isA[error]},
+		{"a copy that changed since it failed", func(t *testing.T, d *Disk) {
+			poke(t, imagePath(d, imageFile), 5)
+			verifyFails(t, d)
+			poke(t, imagePath(d, imageFile), 6)
+		}, Digest{}, isA[error]},
+		{"a copy without a manifest", func(t *testing.T, d *Disk) {
+			poke(t, imagePath(d, imageFile), 5)
+			verifyFails(t, d)
+			os.Remove(imagePath(d, chunksFile))
+		}, Digest{}, func(err error) bool { return errors.Is(err, ErrNoManifest) }},
+		{"a copy with a wrong manifest", func(t *testing.T, d *Disk) {
+			poke(t, imagePath(d, imageFile), 5)
+			verifyFails(t, d)
+			poke(t, imagePath(d, chunksFile), chunkHeaderSize)
+		}, Digest{}, func(err error) bool { return errors.Is(err, ErrNoManifest) }},
+		{"a file that is short", func(t *testing.T, d *Disk) {
+			truncate(t, imagePath(d, imageFile), 3*ChunkSize-512)
+			verifyFails(t, d)
+		}, Digest{}, func(err error) bool { return errors.Is(err, ErrNoManifest) }},
+		{"a file that is long", func(t *testing.T, d *Disk) {
+			truncate(t, imagePath(d, imageFile), 3*ChunkSize+512)
+			verifyFails(t, d)
+		}, Digest{}, func(err error) bool { return errors.Is(err, ErrNoManifest) }},
+		{"another image", func(t *testing.T, d *Disk) {
+			poke(t, imagePath(d, imageFile), 5)
+			verifyFails(t, d)
+		}, digest512(nil), isA[*ChecksumError]},
+		{"another image by its SHA-256", func(t *testing.T, d *Disk) {
+			poke(t, imagePath(d, imageFile), 5)
+			verifyFails(t, d)
+		}, digest256(nil), isA[*ChecksumError]},
+		{"an image that somebody writes to", func(t *testing.T, d *Disk) {
+			poke(t, imagePath(d, imageFile), 5)
+			verifyFails(t, d)
+			f, err := os.OpenFile(imagePath(d, imageFile), os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { f.Close() })
+		}, Digest{}, func(err error) bool { return errors.Is(err, ErrChanging) }},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			d := newDisk(t)
+			readyImage(t, d, image)
+			test.prepare(t, d)
+			was := d.Look(testID).State
+			var asked []int64
+			if c, err := d.Repair(context.Background(), testID, test.want, peerWith(image, &asked), func(int64) {}); !test.is(err) {
+				t.Errorf("%+v, error %v", c, err)
+			}
+			if c := d.Look(testID); c.State != was {
+				t.Errorf("it was %s and is %s", was, c.State)
+			}
+		})
+	}
+}
+
+// TestRepairGoesOn has a peer that gives up, lies or is told to stop. What was repaired
+// until then is not asked for again, and no other read is needed.
+func TestRepairGoesOn(t *testing.T) {
+	image := sparseImage(7 * ChunkSize)
+	boom := errors.New("boom")
+	tests := []struct {
+		name  string
+		fetch func(cancel context.CancelFunc, buf []byte) (int, error)
+		is    error
+	}{
+		{"an error", func(_ context.CancelFunc, buf []byte) (int, error) { return 0, boom }, boom},
+		{"other bytes", func(_ context.CancelFunc, buf []byte) (int, error) { return copy(buf, image[2*ChunkSize:]), nil }, nil},
+		{"too few", func(_ context.CancelFunc, buf []byte) (int, error) { return copy(buf, image[4*ChunkSize:][:512]), nil }, nil},
+		{"the end", func(cancel context.CancelFunc, buf []byte) (int, error) {
+			cancel()
+			return copy(buf, image[4*ChunkSize:]), nil
+		}, context.Canceled},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			d := newDisk(t)
+			readyImage(t, d, image)
+			for _, n := range []int64{2, 4, 6} {
+				poke(t, imagePath(d, imageFile), n*ChunkSize)
+			}
+			verifyFails(t, d)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			var asked []int64
+			good := peerWith(image, &asked)
+			bad := func(ctx context.Context, n int64, sum ChunkSum, buf []byte) (int, error) {
+				if n == 4 {
+					return test.fetch(cancel, buf)
+				}
+				return good(ctx, n, sum, buf)
+			}
+			_, err := d.Repair(ctx, testID, Digest{}, bad, func(int64) {})
+			if err == nil || test.is != nil && !errors.Is(err, test.is) {
+				t.Fatalf("error is %v", err)
+			}
+			if c := d.Look(testID); c.State != Failed || c.Chunks.IsZero() || !strings.Contains(c.Message, "checksum") {
+				t.Fatalf("in the middle: %+v", c)
+			}
+			if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !slices.Contains([]byte{image[4*ChunkSize], image[4*ChunkSize] ^ 1}, got[4*ChunkSize]) ||
+				!bytes.Equal(got[4*ChunkSize+1:5*ChunkSize], image[4*ChunkSize+1:5*ChunkSize]) {
+				t.Errorf("other bytes were written (error %v)", err)
+			}
+			asked = nil
+			c, err := d.Repair(context.Background(), testID, Digest{}, good, func(int64) {})
+			if err != nil || c.State != Ready || slices.Contains(asked, 2) {
+				t.Errorf("%+v, error %v; asked for %v", c, err, asked)
+			}
+		})
+	}
+}

@@ -1,0 +1,202 @@
+package disk
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+)
+
+func openImageOf(t *testing.T, d *Disk) *Reader {
+	t.Helper()
+	r, err := d.Open(testID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+func TestSend(t *testing.T) {
+	const size = 3*ChunkSize + 512
+	image := sparseImage(size)
+	d := newDisk(t)
+	readyImage(t, d, image)
+	tests := []struct {
+		name     string
+		from, to int64
+		pieces   int // 0: it is refused
+	}{
+		{"all", 0, size, 4},
+		{"nothing", 5, 5, 0},
+		{"a chunk", ChunkSize, 2 * ChunkSize, 1},
+		{"a piece over a border", ChunkSize - 7, ChunkSize + 9, 2},
+		{"the last byte", size - 1, size, 1},
+		{"a byte behind the end", size, size + 1, -1},
+		{"a byte before the start", -1, 5, -1},
+		{"backwards", 9, 8, -1},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			r := openImageOf(t, d)
+			pieces := 0
+			var got bytes.Buffer
+			err := r.Send(&got, test.from, test.to, func() error { pieces++; return nil })
+			if test.pieces < 0 {
+				if err == nil || pieces > 0 {
+					t.Fatalf("error %v after %d pieces", err, pieces)
+				}
+				return
+			}
+			if err != nil || pieces != test.pieces || !bytes.Equal(got.Bytes(), image[test.from:test.to]) {
+				t.Errorf("%d bytes in %d pieces, error %v", got.Len(), pieces, err)
+			}
+			if err := r.Send(&got, 0, 512, nil); err != nil || !bytes.Equal(got.Bytes()[test.to-test.from:], image[:512]) {
+				t.Errorf("once more: error %v", err)
+			}
+		})
+	}
+	boom := errors.New("boom")
+	if err := openImageOf(t, d).Send(io.Discard, 0, size, func() error { return boom }); !errors.Is(err, boom) {
+		t.Errorf("error is %v, want that of before", err)
+	}
+}
+
+// overHTTP returns the image as a peer gets it.
+func overHTTP(t *testing.T, d *Disk) []byte {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		r, err := d.Open(testID)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		w.Header().Set("Content-Type", "application/octet-stream")
+		w.Header().Set("Content-Length", strconv.FormatInt(r.Size(), 10))
+		if err := errors.Join(r.Send(w, 0, r.Size(), nil), r.Close()); err != nil {
+			t.Error(err)
+		}
+	}))
+	defer server.Close() // waits for the handler
+	answer, err := server.Client().Get(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	got, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// read returns the image as another image of this disk is made of it.
+func read(t *testing.T, d *Disk) []byte {
+	t.Helper()
+	r := openImageOf(t, d)
+	got, err := io.ReadAll(r)
+	if err := errors.Join(err, r.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// TestReadingLeavesThePageCache reads an image of which others have some pages. Those
+// stay, and no others come, but what the network had to the last: that goes with the
+// next reader.
+func TestReadingLeavesThePageCache(t *testing.T) {
+	const size = 48 << 20
+	image := bytes.Repeat(randomBlock()[:ChunkSize], size/ChunkSize)
+	for name, read := range map[string]func(*testing.T, *Disk) []byte{"sent": overHTTP, "read": read} {
+		for others, pages := range map[string]func(int64) bool{
+			"nothing":    func(int64) bool { return false },
+			"all":        func(int64) bool { return true },
+			"some pages": func(n int64) bool { return n%7 == 0 || n%1000 < 100 },
+		} {
+			t.Run(name+"/"+others, func(t *testing.T) {
+				d := newDisk(t)
+				readyImage(t, d, image)
+				has(t, imagePath(d, imageFile), pages)
+				before := residency(t, imagePath(d, imageFile))
+				if got := read(t, d); !bytes.Equal(got, image) {
+					t.Fatal("other bytes came")
+				}
+				gone, come := difference(before, residency(t, imagePath(d, imageFile)))
+				t.Logf("%d of %d pages are gone, %d have come", gone, len(before), come)
+				few := len(before) / 64 // which the kernel may take, or not give back at once
+				if gone > few {
+					t.Error("that is too much")
+				}
+				for began := time.Now(); gone+come > few; {
+					if err := openImageOf(t, d).Close(); err != nil {
+						t.Fatal(err)
+					}
+					gone, come = difference(before, residency(t, imagePath(d, imageFile)))
+					if time.Since(began) > 10*time.Second {
+						t.Fatalf("%d of %d pages are gone, %d have come", gone, len(before), come)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestSendLetsGoAsItGoes looks into the page cache while a large image is sent.
+func TestSendLetsGoAsItGoes(t *testing.T) {
+	const size = 48 << 20
+	d := newDisk(t)
+	readyImage(t, d, bytes.Repeat(randomBlock()[:ChunkSize], size/ChunkSize))
+	has(t, imagePath(d, imageFile), func(int64) bool { return false })
+	var most int64
+	err := openImageOf(t, d).Send(io.Discard, 0, size, func() error {
+		most = max(most, resident(t, imagePath(d, imageFile)))
+		return nil
+	})
+	if err != nil || most > 2*lent || most == 0 {
+		t.Errorf("up to %d bytes were in the page cache, error %v", most, err)
+	}
+}
+
+// has leaves those pages of a file in the page cache.
+func has(t *testing.T, name string, pages func(n int64) bool) {
+	t.Helper()
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := drop(f); err != nil {
+		t.Fatal(err)
+	}
+	p := newPages(f, 0, nil) // for it turns reading ahead off
+	size := int64(os.Getpagesize())
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range info.Size() / size {
+		if !pages(n) {
+			continue
+		}
+		if _, err := p.f.ReadAt(make([]byte, size), n*size); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func difference(before, after []bool) (gone, come int) {
+	for i := range before {
+		switch {
+		case before[i] && !after[i]:
+			gone++
+		case !before[i] && after[i]:
+			come++
+		}
+	}
+	return gone, come
+}
