@@ -15,7 +15,7 @@ func (t *transfer) body(ctx context.Context, cancel context.CancelCauseFunc, got
 	watch := &watched{Reader: got.body, window: t.client.times().stall, giveUp: cancel}
 	whole := &received{Reader: watch, left: got.total - got.start, bounded: got.total >= 0,
 		broken: func(left int64, err error) error { return bodyError(ctx, left, err) }}
-	return paceReader(ctx, whole, t.limiter)
+	return Pace(ctx, whole, t.limiter)
 }
 
 // notPage refuses a web page, as portals and proxies send it in place of what was

@@ -41,6 +41,11 @@
 // taken up below the decompressor; a process that ends loses the packed part, for
 // no decompressor can be put where another one stopped.
 //
+// # Parts of an image
+//
+// Ranges reads them by the same rules, for those who have the rest from elsewhere and
+// can tell right bytes from wrong ones: package peer.
+//
 // # Errors
 //
 // Every failure has a Class that says who should do what; Backoff says when.

@@ -69,9 +69,9 @@ func (e *Error) at(url string) *Error {
 	return &named
 }
 
-// classify gives an error of the disk its class. What is neither lack of space
-// nor a judgement on the bytes stays as it is: the disk's own trouble.
-func classify(err error) error {
+// Classify gives an error of the disk its class, as an *Error. What is neither lack
+// of space nor a judgement on the bytes stays as it is: the disk's own trouble.
+func Classify(err error) error {
 	var known *Error
 	var format *disk.FormatError
 	var checksum *disk.ChecksumError

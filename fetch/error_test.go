@@ -78,8 +78,8 @@ func TestClassify(t *testing.T) {
 	}
 	for _, tt := range tests {
 		var e *Error
-		if errors.As(classify(tt.err), &e) != (tt.want != 0) || e != nil && e.Class != tt.want {
-			t.Errorf("classify(%v) = %v, want class %v", tt.err, classify(tt.err), tt.want)
+		if errors.As(Classify(tt.err), &e) != (tt.want != 0) || e != nil && e.Class != tt.want {
+			t.Errorf("Classify(%v) = %v, want class %v", tt.err, Classify(tt.err), tt.want)
 		}
 	}
 }

@@ -86,16 +86,16 @@ func (c *Client) Download(ctx context.Context, r Request, part *disk.Part, progr
 	defer t.net.close()
 	t.checked = !r.Digest.IsZero() || !r.PackedDigest.IsZero()
 	if t.packing == notPacked {
-		return classify(t.pull(ctx, part))
+		return Classify(t.pull(ctx, part))
 	}
-	return classify(t.unpack(ctx, part))
+	return Classify(t.unpack(ctx, part))
 }
 
 func (c *Client) transfer(r Request, progress *Progress) (*transfer, error) {
 	if progress == nil {
 		progress = new(Progress)
 	}
-	t := &transfer{client: c, request: r, limiter: newLimiter(r.BandwidthLimit), progress: progress, fresh: r.Whole}
+	t := &transfer{client: c, request: r, limiter: NewLimiter(r.BandwidthLimit), progress: progress, fresh: r.Whole}
 	for _, raw := range append([]string{r.URL}, r.Mirrors...) {
 		a, err := parseAddress(raw)
 		if err != nil {

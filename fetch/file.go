@@ -71,7 +71,11 @@ func (s *fileSource) get(_ context.Context, q question) (*answer, error) {
 		f.Close()
 		return nil, fileError(err)
 	}
-	body := &sparseBody{f: f, at: q.offset, size: info.Size(), tag: tag}
+	end := info.Size()
+	if q.end > 0 {
+		end = min(end, q.end)
+	}
+	body := &sparseBody{f: f, at: q.offset, size: end, tag: tag}
 	return &answer{body: body, start: q.offset, total: info.Size(), framed: true, etag: tag}, nil
 }
 

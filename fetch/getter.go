@@ -10,7 +10,7 @@ import (
 )
 
 // scheme is a getter of go-getter for the addresses of one kind. It gets files
-// only, and not to where go-getter thinks but into the sink of a transfer.
+// only, and not to where go-getter thinks but where read puts them.
 type scheme struct {
 	names string // separated by spaces
 	force string // what may stand before "::"
@@ -21,7 +21,7 @@ type scheme struct {
 // dispatch has go-getter choose among our getters, and no others, the one that the
 // address a is for. Decompressors, checksums, sub-folders and symbolic links of
 // go-getter are out of the way: parseAddress refuses or hides what calls for them.
-func (t *transfer) dispatch(ctx context.Context, a address, to sink) error {
+func (t *transfer) dispatch(ctx context.Context, a address, read func(context.Context, source) error) error {
 	taken := false
 	from := func(open func(address) (source, error)) func(context.Context) error {
 		return func(ctx context.Context) error {
@@ -29,7 +29,7 @@ func (t *transfer) dispatch(ctx context.Context, a address, to sink) error {
 			if err != nil {
 				return err
 			}
-			return t.read(ctx, a, src, to)
+			return read(ctx, src)
 		}
 	}
 	client := getter.Client{
@@ -57,7 +57,7 @@ func (s scheme) Detect(r *getter.Request) (bool, error) {
 	return ok && strings.Contains(" "+s.names+" ", " "+strings.ToLower(name)+" "), nil
 }
 
-// GetFile reads the file at the address into the sink.
+// GetFile has the source at the address read.
 func (s scheme) GetFile(ctx context.Context, _ *getter.Request) error {
 	*s.taken = true
 	return s.read(ctx)

@@ -21,13 +21,13 @@ func (t *transfer) http(a address) (source, error) {
 	return &httpSource{net: t.net, url: a.url, packing: t.packing}, nil
 }
 
-// get makes one GET. With an offset, it asks with Range and, where there is a
+// get makes one GET. For a part, it asks with Range and, where there is a
 // validator, with If-Range, so that a server answers with the whole file when it
 // has another one by now.
 func (s *httpSource) get(ctx context.Context, q question) (*answer, error) {
 	header := http.Header{"Accept-Encoding": {"identity"}, "User-Agent": {s.net.client.userAgent()}}
-	if q.offset > 0 {
-		header.Set("Range", fmt.Sprintf("bytes=%d-", q.offset))
+	if q.part() {
+		header.Set("Range", q.span())
 		if q.validator != "" {
 			header.Set("If-Range", q.validator)
 		}
@@ -54,7 +54,7 @@ func (s *httpSource) answer(resp *http.Response, from *url.URL, q question) (*an
 			return nil, err
 		}
 	case http.StatusRequestedRangeNotSatisfiable:
-		if q.offset == 0 {
+		if !q.part() {
 			return nil, s.refusal(resp, from)
 		}
 		whole := fmt.Sprintf("bytes */%d", q.offset)
@@ -70,7 +70,7 @@ func (s *httpSource) answer(resp *http.Response, from *url.URL, q question) (*an
 
 // continues checks that a 206 goes on where q ends.
 func (a *answer) continues(h http.Header, q question) error {
-	if q.offset == 0 {
+	if !q.part() {
 		return failf(Refused, "the server answers with a part of the file (206) to a request for the whole")
 	}
 	start, total, ok := contentRange(h.Get("Content-Range"))

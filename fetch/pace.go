@@ -17,8 +17,9 @@ type paced struct {
 	wait  func(n int) error
 }
 
-// paceReader limits r to what l allows; without a limit it is r itself.
-func paceReader(ctx context.Context, r io.Reader, l *rate.Limiter) io.Reader {
+// Pace limits r to what l allows; without a limit, nil, it is r itself. The reading
+// ends with ctx.
+func Pace(ctx context.Context, r io.Reader, l *rate.Limiter) io.Reader {
 	if l == nil {
 		return r
 	}
@@ -35,8 +36,9 @@ func (r paced) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// newLimiter allows perSecond bytes, in bursts of at most a tenth of a second.
-func newLimiter(perSecond int64) *rate.Limiter {
+// NewLimiter allows perSecond bytes, in bursts of at most a tenth of a second, for
+// all readers together that Pace gets it for. 0 is no limit: nil.
+func NewLimiter(perSecond int64) *rate.Limiter {
 	if perSecond <= 0 {
 		return nil
 	}
@@ -64,6 +66,12 @@ type watched struct {
 
 	waited time.Duration
 	got    int64
+}
+
+// Watch gives up r, by giveUp, when it stalls: when less than 1 KiB/s came while
+// window was spent waiting in its reads.
+func Watch(r io.Reader, window time.Duration, giveUp context.CancelCauseFunc) io.Reader {
+	return &watched{Reader: r, window: window, giveUp: giveUp}
 }
 
 func (w *watched) Read(p []byte) (int, error) {

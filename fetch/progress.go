@@ -5,14 +5,16 @@ import (
 	"sync/atomic"
 )
 
-// Progress is how far a fetch has come, in bytes of what crosses the network:
-// packed bytes where the image is packed. Any number of goroutines may read it
+// Progress is how far a fetch has come, in bytes of what crosses the network (packed
+// bytes where the image is packed), and in bytes of the image where it comes from
+// other nodes, which do not send zeros. Any number of goroutines may read it
 // while a fetch writes it. One Progress belongs to one fetch at a time.
 type Progress struct {
 	Done atomic.Int64
-	// Moved is what crossed the network, with the bytes that were asked for again.
-	Moved atomic.Int64
-	Total atomic.Int64 // -1: not known
+	// Moved is what crossed the network from an origin, with the bytes that were
+	// asked for again, Peers the same from other nodes.
+	Moved, Peers atomic.Int64
+	Total        atomic.Int64 // -1: not known
 
 	// Joined is set while the bytes that came are of more than one answer. If
 	// their checksum is wrong then, another try as a Whole may bring the right ones.

@@ -62,8 +62,8 @@ func (t *transfer) s3(a address) (source, error) {
 func (s *s3Source) get(ctx context.Context, q question) (*answer, error) {
 	var o minio.GetObjectOptions
 	o.Set("Accept-Encoding", "identity")
-	if q.offset > 0 {
-		if err := o.SetRange(q.offset, 0); err != nil {
+	if q.part() {
+		if err := o.SetRange(q.offset, max(q.end-1, 0)); err != nil {
 			return nil, errChanged
 		}
 		if etag := strings.Trim(q.validator, `"`); etag != "" {
@@ -76,7 +76,7 @@ func (s *s3Source) get(ctx context.Context, q question) (*answer, error) {
 	}
 	got := &answer{body: body, total: -1, framed: true}
 	got.etag, _ = validators(header)
-	if q.offset > 0 {
+	if q.offset > 0 || q.part() && header.Get("Content-Range") != "" {
 		err = got.continues(header, q)
 	} else if n, perr := contentLength(header); perr == nil {
 		got.total = n
@@ -97,7 +97,7 @@ func (s *s3Source) failure(ctx context.Context, err error, q question) error {
 	}
 	switch code := answer.StatusCode; {
 	case code == http.StatusPreconditionFailed, code == http.StatusRequestedRangeNotSatisfiable:
-		if q.offset > 0 {
+		if q.part() {
 			return errChanged
 		}
 	case code == http.StatusMovedPermanently, answer.Code == "AuthorizationHeaderMalformed":

@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -28,12 +29,24 @@ type source interface {
 // of the same file: one of total bytes, that validator still names.
 type question struct {
 	offset    int64
+	end       int64  // where what is asked for ends; 0: with the file
 	total     int64  // -1: not known
 	validator string // a strong ETag or a Last-Modified date; empty: a digest will tell
 	unchecked bool   // no digest will tell
 }
 
-// answer is a file from start to its end.
+// part reports whether the question is for less than the whole file.
+func (q question) part() bool { return q.offset > 0 || q.end > 0 }
+
+// span is the value of a Range header.
+func (q question) span() string {
+	if q.end == 0 {
+		return fmt.Sprintf("bytes=%d-", q.offset)
+	}
+	return fmt.Sprintf("bytes=%d-%d", q.offset, q.end-1)
+}
+
+// answer is a file from start to its end, or to that of the question.
 type answer struct {
 	body         io.ReadCloser
 	start, total int64  // total is -1 when not known
@@ -64,7 +77,7 @@ func (t *transfer) pull(ctx context.Context, to sink) error {
 	for i := t.request.Skip; i < len(t.addresses); i++ {
 		a := t.addresses[i]
 		t.progress.Address.Store(int64(i))
-		err := t.dispatch(ctx, a, to)
+		err := t.dispatch(ctx, a, func(ctx context.Context, src source) error { return t.read(ctx, a, src, to) })
 		if err == nil {
 			return nil
 		}
@@ -72,7 +85,7 @@ func (t *transfer) pull(ctx context.Context, to sink) error {
 			return context.Cause(ctx)
 		}
 		var e *Error
-		if !errors.As(classify(err), &e) || e.Class == NoSpace {
+		if !errors.As(Classify(err), &e) || e.Class == NoSpace {
 			return err
 		}
 		if e.Class == Source || t.request.Whole {

@@ -98,18 +98,18 @@ func (a *answer) content() {
 		etag = "W/" + etag
 	}
 	a.validators(etag)
-	start := a.start(etag, size)
+	start, end := a.span(etag, size)
 	if start >= size && size > 0 {
 		a.w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", size))
 		a.status(http.StatusRequestedRangeNotSatisfiable)
 		return
 	}
-	body := io.NewSectionReader(a.file.content, start, size-start)
+	body := io.NewSectionReader(a.file.content, start, end-start)
 	if a.has(Flip) || a.has(Changed) {
-		a.send(&flipped{body, start, a.faults[Flip].At}, start, size)
+		a.send(&flipped{body, start, a.faults[Flip].At}, start, end, size)
 		return
 	}
-	a.send(body, start, size)
+	a.send(body, start, end, size)
 }
 
 func (a *answer) validators(etag string) {
@@ -122,38 +122,42 @@ func (a *answer) validators(etag string) {
 	}
 }
 
-// start returns the first byte that is asked for and to be had.
-func (a *answer) start(etag string, size int64) int64 {
+// span returns the first byte that is asked for and to be had, and where the bytes
+// end.
+func (a *answer) span(etag string, size int64) (start, end int64) {
 	span, ok := strings.CutPrefix(a.r.Header.Get("Range"), "bytes=")
-	first, _, ok2 := strings.Cut(span, "-")
+	first, last, ok2 := strings.Cut(span, "-")
 	start, err := strconv.ParseInt(first, 10, 64)
 	if !ok || !ok2 || err != nil || a.has(NoRange) || size == 0 {
-		return 0
+		return 0, size
 	}
 	if only := a.r.Header.Get("If-Range"); only != "" && only != etag && only != a.w.Header().Get("Last-Modified") {
-		return 0
+		return 0, size
 	}
-	return start
+	if end, err := strconv.ParseInt(last, 10, 64); err == nil {
+		return start, min(end+1, size)
+	}
+	return start, size
 }
 
-// send sends the bytes from start to the end of a file of so many bytes, and lies,
-// waits or breaks off where it has to.
-func (a *answer) send(body io.Reader, start, size int64) {
+// send sends the bytes from start to end of a file of so many bytes, and lies, waits
+// or breaks off where it has to.
+func (a *answer) send(body io.Reader, start, end, size int64) {
 	h := a.w.Header()
 	status := http.StatusOK
-	if start > 0 {
+	if start > 0 || end < size {
 		status = http.StatusPartialContent
 		shown := start
 		if a.has(BadRange) {
 			shown++
 		}
-		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", shown, size-1, size))
+		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", shown, end-1, size))
 	}
 	h.Set("Content-Type", "application/octet-stream")
 	if a.has(HTML) {
 		h.Set("Content-Type", "text/html")
 	}
-	length := size - start + a.faults[Long].At - a.faults[Short].At
+	length := end - start + a.faults[Long].At - a.faults[Short].At
 	switch {
 	case a.has(NoLength), a.has(Short):
 		a.raw(status, length, body)

@@ -1,0 +1,179 @@
+package peer
+
+import (
+	"cmp"
+	"crypto/sha512"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// BenchmarkSync brings an image from one peer, in processes of their own, until it is
+// checked and durable, and compares that with SHA-512 alone over as many bytes in
+// memory, and with rsync -S from an rsync daemon, then sha512sum and sync. Each way is
+// run in turn; the medians are compared. TMPDIR has to be on a disk.
+func BenchmarkSync(b *testing.B) {
+	for _, image := range []struct {
+		name   string
+		size   int64
+		stride int64 // 64 MiB of random bytes in each stride
+	}{
+		{"dense-2GiB", 2 << 30, 64 << 20},
+		{"sparse-8GiB", 8 << 30, 512 << 20},
+	} {
+		b.Run(image.name, func(b *testing.B) {
+			d := newDisk(b)
+			c := fillDisk(b, d, image.size, &strided{size: image.size, stride: image.stride, random: rand.NewChaCha8([32]byte{3})})
+			from := startSender(b, "node1", d, "127.0.0.1:0")
+			daemon := startRsync(b, d)
+			backing := (&node{disk: d}).backing(parrot)
+			var ours []outcome
+			var hash []cost
+			var rsync []time.Duration
+			for b.Loop() {
+				warm(b, backing)
+				hash = append(hash, hashAlone(b, image.size))
+				if daemon != "" {
+					warm(b, backing)
+					rsync = append(rsync, runRsync(b, daemon))
+				}
+				warm(b, backing)
+				path := b.TempDir()
+				ours = append(ours, pullInProcess(b, path, order{Sources: []Source{from.source}, Size: image.size, Digest: c.SHA512}, nil))
+				os.RemoveAll(path)
+			}
+			o := median(ours, func(o outcome) float64 { return o.Seconds })
+			h := median(hash, func(c cost) float64 { return c.wall.Seconds() })
+			b.ReportMetric(0, "ns/op") // the sum of all says nothing
+			b.ReportMetric(o.Seconds, "s")
+			b.ReportMetric(o.Seconds/h.wall.Seconds(), "wall/sha512")
+			b.ReportMetric(o.CPU.Seconds()/h.cpu.Seconds(), "cpu/sha512")
+			if len(rsync) > 0 {
+				b.ReportMetric(o.Seconds/median(rsync, time.Duration.Seconds).Seconds(), "wall/rsync")
+			}
+			b.ReportMetric(float64(o.RSS)/mib, "MiB-rss")
+			b.ReportMetric(float64(resident(b, from.Process.Pid))/mib, "MiB-sender")
+		})
+	}
+}
+
+func median[T any](all []T, by func(T) float64) T {
+	all = slices.SortedFunc(slices.Values(all), func(x, y T) int { return cmp.Compare(by(x), by(y)) })
+	return all[len(all)/2]
+}
+
+// strided reads random bytes with zeros between them.
+type strided struct {
+	at, size, stride int64
+	random           io.Reader
+}
+
+func (s *strided) Read(p []byte) (int, error) {
+	const data = 64 << 20
+	if s.at == s.size {
+		return 0, io.EOF
+	}
+	in := s.at % s.stride
+	if in < data {
+		n, err := s.random.Read(p[:min(int64(len(p)), data-in, s.size-s.at)])
+		s.at += int64(n)
+		return n, err
+	}
+	p = p[:min(int64(len(p)), s.stride-in, s.size-s.at)]
+	clear(p)
+	s.at += int64(len(p))
+	return len(p), nil
+}
+
+// warm brings a file into the page cache, for every way alike.
+func warm(b *testing.B, name string) {
+	if err := exec.Command("cat", name).Run(); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// cost is what SHA-512 alone takes.
+type cost struct{ wall, cpu time.Duration }
+
+func hashAlone(b *testing.B, size int64) cost {
+	block := make([]byte, mib)
+	rand.NewChaCha8([32]byte{4}).Read(block)
+	begun, used := time.Now(), cpuTime(b)
+	h := sha512.New()
+	for range size / mib {
+		h.Write(block)
+	}
+	h.Sum(nil)
+	return cost{time.Since(begun), cpuTime(b) - used}
+}
+
+// cpuTime returns what this process has used.
+func cpuTime(b *testing.B) time.Duration {
+	var used syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
+
+// startRsync serves the image of d by rsync, and returns where; "" without rsync.
+func startRsync(b *testing.B, d *disk.Disk) string {
+	if _, err := exec.LookPath("rsync"); err != nil {
+		b.Log("there is no rsync to compare with")
+		return ""
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	l.Close()
+	config := filepath.Join(b.TempDir(), "rsyncd.conf")
+	text := fmt.Sprintf("use chroot = no\naddress = 127.0.0.1\nuid = %d\ngid = %d\n[image]\npath = %s\nread only = yes\n",
+		os.Getuid(), os.Getgid(), filepath.Dir((&node{disk: d}).backing(parrot)))
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	c := exec.Command("rsync", "--daemon", "--no-detach", "--config="+config, fmt.Sprintf("--port=%d", port))
+	c.Stderr = os.Stderr
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := c.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = c.Process.Signal(syscall.SIGTERM)
+		_ = c.Wait()
+	})
+	address := fmt.Sprintf("127.0.0.1:%d", port)
+	for range 100 { // it does not say when it listens
+		if probe, err := net.Dial("tcp", address); err == nil {
+			probe.Close()
+			return "rsync://" + address + "/image/backing"
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+	b.Fatal("rsync daemon does not listen")
+	return ""
+}
+
+func runRsync(b *testing.B, from string) time.Duration {
+	file := filepath.Join(b.TempDir(), "image")
+	defer os.Remove(file)
+	c := exec.Command("sh", "-c", `rsync -S "$0" "$1" && sha512sum "$1" >/dev/null && sync "$1"`, from, file)
+	c.Stderr = os.Stderr
+	begun := time.Now()
+	if err := c.Run(); err != nil {
+		b.Fatal(err)
+	}
+	return time.Since(begun)
+}

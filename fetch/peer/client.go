@@ -1,0 +1,192 @@
+package peer
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// How long a peer may take. A peer is a machine nearby with the same program on
+// it, or it is as good as gone.
+const (
+	connectTime = 3 * time.Second
+	// answerTime is for an answer to begin, beyond what it was allowed to wait.
+	answerTime = 10 * time.Second
+	// stateTime is for a whole State, beyond what it was allowed to wait.
+	stateTime = 30 * time.Second
+	// longestWait is the most that a long poll may ask for.
+	longestWait = time.Minute
+)
+
+// Address is where a node answers. What is answered there has to be of that node.
+type Address struct {
+	Node string
+	URL  string // http://HOST:PORT or https://HOST:PORT
+}
+
+// Source is a ready copy on another node.
+type Source struct {
+	Address
+	Disk   string
+	ID     disk.ID
+	Chunks disk.Digest // of its manifest
+}
+
+// Client asks other nodes. Its methods may be called concurrently.
+type Client struct {
+	http  *http.Client
+	token func() string
+	pulls atomic.Int32 // under way, which share memory
+}
+
+// NewClient returns a client that says who it is with the token, "" for none, and
+// with the certificates of config, which also says whom it believes to be a peer.
+// Both are asked anew, for each request and each connection, and either may be nil.
+// It never uses a proxy and follows no redirect.
+func NewClient(token func() string, config func() *tls.Config) *Client {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	return &Client{
+		token: token,
+		http: &http.Client{
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+			Transport: &http.Transport{
+				DialContext:            dialer().DialContext,
+				DialTLSContext:         dialTLS(config),
+				Protocols:              protocols,
+				DisableCompression:     true, // what is compressed is bounded by hand
+				MaxIdleConns:           1024,
+				MaxIdleConnsPerHost:    4,
+				IdleConnTimeout:        time.Minute, // less than the server's
+				MaxResponseHeaderBytes: 64 << 10,
+			},
+		},
+	}
+}
+
+// Close lets go of connections that nothing uses.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// question is one request to a peer.
+type question struct {
+	at     Address
+	path   []string
+	query  url.Values
+	header http.Header
+	limit  time.Duration // for the answer to begin
+}
+
+// ask makes the request. The body of the answer has to be closed.
+func (c *Client) ask(ctx context.Context, q question) (*http.Response, error) {
+	resp, err := c.send(ctx, q)
+	if err != nil {
+		return nil, fmt.Errorf("ask %s: %w", q.at.URL, plain(err))
+	}
+	return resp, nil
+}
+
+func (c *Client) send(ctx context.Context, q question) (*http.Response, error) {
+	if q.at.URL == "" {
+		return nil, errNoAddress
+	}
+	base, err := url.Parse(q.at.URL)
+	if err != nil {
+		return nil, errors.New("it is not an address")
+	}
+	u := base.JoinPath(q.path...)
+	u.RawQuery = q.query.Encode()
+	ctx, cancel := context.WithCancelCause(ctx)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	r.Header = q.header.Clone()
+	r.Header.Set("User-Agent", "") // none is sent
+	if token := c.bearer(); token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	silence := time.AfterFunc(q.limit, func() { cancel(errSilent) })
+	resp, err := c.http.Do(r)
+	if !silence.Stop() && err == nil {
+		resp.Body.Close()
+		err = errSilent
+	}
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		cancel(nil)
+		return nil, err
+	}
+	resp.Body = &body{ReadCloser: resp.Body, cancel: cancel, cause: func() error { return context.Cause(ctx) }}
+	return resp, nil
+}
+
+func (c *Client) bearer() string {
+	if c.token == nil {
+		return ""
+	}
+	return c.token()
+}
+
+// body ends the request's context when it is closed, and tells when it was that
+// context which ended the reading.
+type body struct {
+	io.ReadCloser
+	cancel context.CancelCauseFunc
+	cause  func() error
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		if cause := b.cause(); cause != nil {
+			err = cause
+		}
+	}
+	return n, err
+}
+
+func (b *body) Close() error {
+	b.cancel(nil)
+	return b.ReadCloser.Close()
+}
+
+var (
+	errSilent    = errors.New("it does not answer in time")
+	errNoAddress = errors.New("no address is declared for it")
+)
+
+// plain returns what is wrong without the addresses and ports of one attempt, so
+// that the same trouble is called the same each time.
+func plain(err error) error {
+	var ofURL *url.Error
+	if errors.As(err, &ofURL) {
+		err = ofURL.Err
+	}
+	var ofNet *net.OpError
+	switch {
+	case errors.As(err, &ofNet) && ofNet.Timeout():
+		return fmt.Errorf("%s: %w", ofNet.Op, errSilent)
+	case errors.As(err, &ofNet):
+		return fmt.Errorf("%s: %w", ofNet.Op, ofNet.Err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return errSilent
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("it ends the connection: %w", err)
+	case strings.Contains(err.Error(), "HTTP response to HTTPS client"):
+		return errors.New("it speaks http and not https")
+	}
+	return err
+}

@@ -1,0 +1,219 @@
+package peer
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+const (
+	nodeHead = `{"node":"node1","config":"c0ffee","disks":[`
+	diskHead = `{"name":"disk1","uuid":"3f1e","total":10,"free":5,"copies":[`
+	parrotIs = `"name":"parrot","uuid":"0a1b2c3d"`
+)
+
+func oneCopy(fields string) string { return nodeHead + diskHead + "{" + parrotIs + fields + "}]}]}" }
+
+func TestStateThatHasNoSense(t *testing.T) {
+	sha512 := strings.Repeat("a", 128)
+	for _, test := range []struct{ name, text, says string }{
+		{"nothing", "", "unexpected EOF"},
+		{"null", "null", "has to stand"},
+		{"a list", "[]", "has to stand"},
+		{"garbage", "\x00\xff\x17", "invalid character"},
+		{"a page", "<html>", "invalid character"},
+		{"cut", nodeHead + diskHead, "unexpected EOF"},
+		{"more behind it", nodeHead + "]} {}", "something follows"},
+		{"a brace behind it", nodeHead + "]}}", "something follows"},
+		{"no node", "{}", "node"},
+		{"an empty node", `{"node":""}`, "node"},
+		{"a node of control characters", `{"node":"a\u001b[2Jb"}`, "node"},
+		{"a long node", `{"node":"` + strings.Repeat("n", 254) + `"}`, "node"},
+		{"a number for a node", `{"node":7}`, "number"},
+		{"twice a field", `{"node":"node1","node":"node2"}`, "twice"},
+		{"disks that are none", `{"node":"node1","disks":7}`, "list"},
+		{"a disk that is null", nodeHead + `null]}`, "has to stand"},
+		{"a disk without a name", nodeHead + `{"uuid":"3f1e"}]}`, "disk"},
+		{"twice a disk", nodeHead + diskHead + "]}," + diskHead + "]}]}", `disk "disk1" comes twice`},
+		{"a copy that is null", nodeHead + diskHead + "null]}]}", "name"},
+		{"twice a copy", nodeHead + diskHead + "{" + parrotIs + "},{" + parrotIs + "}]}]}", "parrot-0a1b2c3d comes twice"},
+		{"a name that leads away", nodeHead + diskHead + `{"name":"../etc","uuid":"0a1b2c3d"}]}]}`, "use a-z"},
+		{"no uuid", nodeHead + diskHead + `{"name":"parrot"}]}]}`, "8 hex digits"},
+		{"a size that is no int64", oneCopy(`,"size":99999999999999999999`), "number"},
+		{"a short digest", oneCopy(`,"sha512":"abcd"`), "4 digits"},
+		{"a digest of another kind", oneCopy(`,"sha256":"` + sha512 + `"`), "another algorithm"},
+		{"chunks of another kind", oneCopy(`,"chunks":"` + sha512 + `"`), "another algorithm"},
+		{"a time that is none", oneCopy(`,"verified":"yesterday"`), "yesterday"},
+		{"too many fields", "{" + strings.Repeat(`"a":1,`, 2) + `"node":"n"}`, "twice"},
+		{"deep", strings.Repeat(`{"a":`, 20000), "depth"},
+	} {
+		_, err := decodeState(strings.NewReader(test.text))
+		if err == nil || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: got %v, want something with %q", test.name, err, test.says)
+		}
+	}
+}
+
+func TestStateIsBounded(t *testing.T) {
+	var disks, copies strings.Builder
+	for i := range maxDisks + 1 {
+		fmt.Fprintf(&disks, `{"name":"disk%d"},`, i)
+	}
+	for i := range maxCopies + 1 {
+		fmt.Fprintf(&copies, `{"name":"parrot","uuid":"%08x"},`, i)
+	}
+	for _, test := range []struct{ text, says string }{
+		{nodeHead + disks.String(), "more than 1024 disks"},
+		{nodeHead + diskHead + copies.String(), "more than 131072 copies"},
+	} {
+		if _, err := decodeState(strings.NewReader(test.text)); err == nil || !strings.HasSuffix(err.Error(), test.says) {
+			t.Errorf("got %v, want %s", err, test.says)
+		}
+	}
+}
+
+// What another version of this program may say is no reason to refuse it.
+func TestStateOfAnotherVersion(t *testing.T) {
+	long := strings.Repeat("ä", maxMessage)
+	text := oneCopy(`,"state":"dreaming","format":"vmdk","message":"` + long + `","using":"a\u001b[2Jb",
+		"new":{"deep":[1,{"x":null}]},"try":{"attempts":-4,"since":1e300,"again":-1e300,"new":1}`)
+	s, err := decodeState(strings.NewReader(strings.Replace(text, `"config"`, `"new":[[]],"config"`, 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Copy{
+		Name: "parrot", UUID: "0a1b2c3d", State: disk.Unknown, Message: long[:maxMessage], Using: "a [2Jb",
+		Try: &Try{Again: -maxSeconds},
+	}
+	if got := s.Disks[0].Copies[0]; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+}
+
+// Every field crosses the wire.
+func TestStateIsDecodedWhole(t *testing.T) {
+	at := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
+	sum := disk.SHA512.Sum(disk.SHA512.New())
+	want := State{Node: "node1", Config: "c", Clock: at, Disks: []Disk{{
+		Name: "disk1", UUID: "u", Problem: "p", Unclear: "u", Total: 2, Free: 1,
+		Copies: []Copy{{
+			Name: "parrot", UUID: "0a1b2c3d", State: disk.Ready, Message: "m", Format: disk.Raw, Size: 1, VirtualSize: 2, RealSize: 3,
+			SHA512: sum, SHA256: disk.SHA256.Sum(disk.SHA256.New()), Chunks: disk.SHA256.Sum(disk.SHA256.New()), Owned: true,
+			Using: "u", Leaving: true, Verified: at, Damaged: at, LastUsed: at, UnwantedSince: at, Doing: "verify", PartBytes: 4, PartTotal: 5,
+			Refuses: "r", Try: &Try{Action: "a", Message: "m", Attempts: 6, Since: -7, Again: 8, Final: true, Disk: true, Link: true},
+		}},
+	}}}
+	for _, v := range []any{want, want.Disks[0], want.Disks[0].Copies[0], *want.Disks[0].Copies[0].Try} {
+		for i, of := 0, reflect.ValueOf(v); i < of.NumField(); i++ {
+			if of.Field(i).IsZero() {
+				t.Errorf("%T.%s is not set here", v, of.Type().Field(i).Name)
+			}
+		}
+	}
+	got, err := decodeState(bytes.NewReader(encode(want)))
+	if err != nil || !reflect.DeepEqual(got, &want) && !reflect.DeepEqual(got, want) {
+		t.Errorf("error %v, got\n%+v, want\n%+v", err, got, want)
+	}
+}
+
+// A size without sense, of one file or disk, is no reason to refuse all that a node says.
+func TestSizesWithoutSenseAreMended(t *testing.T) {
+	for _, size := range []string{`"size":-1`, `"virtualSize":1125899906842625`} {
+		s, err := decodeState(strings.NewReader(oneCopy(`,"state":"ready","sha512":"` + strings.Repeat("ab", 64) + `",` + size)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := s.Disks[0].Copies[0]; c.State != disk.Unknown || c.Size != 0 || c.VirtualSize != 0 {
+			t.Errorf("%s: got %+v", size, c)
+		}
+	}
+	s, err := decodeState(strings.NewReader(nodeHead + `{"name":"disk1","free":-1,"total":9000000000000000000}]}`))
+	if err != nil || s.Disks[0].Free != 0 || s.Disks[0].Total != maxSpace {
+		t.Errorf("got %+v, %v", s, err)
+	}
+}
+
+func TestReadyWithoutAChecksumIsNotReady(t *testing.T) {
+	s, err := decodeState(strings.NewReader(oneCopy(`,"state":"ready"`)))
+	if err != nil || s.Disks[0].Copies[0].State != disk.Unknown {
+		t.Errorf("got %+v, %v", s, err)
+	}
+}
+
+func TestStateIsSorted(t *testing.T) {
+	s, err := decodeState(strings.NewReader(nodeHead + `{"name":"b"},{"name":"a","copies":[
+		{"name":"parrot","uuid":"00000002"},{"name":"parrot","uuid":"00000001"},{"name":"ant","uuid":"00000003"}]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, d := range s.Disks {
+		got = append(got, d.Name)
+		for _, c := range d.Copies {
+			got = append(got, c.ID().String())
+		}
+	}
+	if want := "[a ant-00000003 parrot-00000001 parrot-00000002 b]"; fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+}
+
+func FuzzState(f *testing.F) {
+	full := stateWith("node1", 3)
+	full.Disks[0].Copies[1].Try = &Try{Action: "sync", Message: "no route", Attempts: 2, Since: -3, Again: 7.5, Link: true}
+	full.Disks[0].Copies[2].PartBytes, full.Disks[0].Copies[2].State = 1<<20, disk.InProgress
+	full.Disks = append(full.Disks, Disk{Name: "disk2", Problem: "it is not there"})
+	f.Add(encode(full))
+	f.Add(encode(State{Node: "node1"}))
+	f.Add([]byte(oneCopy(`,"state":"dreaming","new":[1,{"x":null}],"try":null`)))
+	f.Add([]byte(`{"node":"node1","disks":null}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		s, err := decodeState(bytes.NewReader(text))
+		if err != nil {
+			return
+		}
+		checkInvariants(t, s)
+		again, err := decodeState(bytes.NewReader(encode(s)))
+		if err != nil {
+			t.Fatalf("what was accepted is refused when it is told on: %v", err)
+		}
+		if got, want := etagOf(again), etagOf(s); got != want {
+			a, _ := json.Marshal(again)
+			b, _ := json.Marshal(s)
+			t.Fatalf("told on it is another one:\n%s\n%s", a, b)
+		}
+	})
+}
+
+// checkInvariants checks what everybody who plans by a state of a peer builds on.
+func checkInvariants(t *testing.T, s State) {
+	if s.Node == "" {
+		t.Fatal("no node")
+	}
+	disks, copies := map[string]bool{}, map[string]bool{}
+	for _, d := range s.Disks {
+		if d.Name == "" || disks[d.Name] || d.Free < 0 || d.Total < 0 {
+			t.Fatalf("disk %+v", d)
+		}
+		disks[d.Name] = true
+		for _, c := range d.Copies {
+			if disk.CheckName(c.Name) != nil || disk.CheckUUID(c.UUID) != nil || copies[d.Name+"/"+c.ID().String()] {
+				t.Fatalf("copy %+v", c)
+			}
+			copies[d.Name+"/"+c.ID().String()] = true
+			if min(c.Size, c.VirtualSize, c.RealSize, c.PartBytes, c.PartTotal) < 0 || c.State == disk.Ready && c.SHA512.IsZero() {
+				t.Fatalf("copy %+v", c)
+			}
+			if c.Try != nil && (math.Abs(c.Try.Again) > maxSeconds || c.Try.Since > 0 || c.Try.Attempts < 0) {
+				t.Fatalf("try %+v", *c.Try)
+			}
+		}
+	}
+}

@@ -1,0 +1,267 @@
+package peer
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// liar starts a peer that answers as answer does.
+func liar(t *testing.T, answer http.HandlerFunc) Address {
+	s := httptest.NewServer(answer)
+	t.Cleanup(s.Close)
+	return Address{Node: "node1", URL: s.URL}
+}
+
+// forEver writes text again and again until nobody listens.
+func forEver(w io.Writer, text string) {
+	block := []byte(strings.Repeat(text, 1+64<<10/len(text)))
+	for {
+		if _, err := w.Write(block); err != nil {
+			return
+		}
+	}
+}
+
+func TestHostileStates(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		answer http.HandlerFunc
+		says   string
+	}{
+		{"too large", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", strconv.Itoa(maxState+1))
+			forEver(w, " ")
+		}, "too large"},
+		{"endless", func(w http.ResponseWriter, _ *http.Request) { forEver(w, " ") }, "too large"},
+		{"an endless list", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, nodeHead+diskHead)
+			forEver(w, "null,")
+		}, "name"},
+		{"an endless word", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, `{"node":"`)
+			forEver(w, "n")
+		}, "too large"},
+		{"a bomb", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			z := gzip.NewWriter(w)
+			forEver(z, " ")
+		}, "too large"},
+		{"packed garbage", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			_, _ = io.WriteString(w, "not packed at all")
+		}, "unpack"},
+		{"another packing", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "br")
+		}, "encoding"},
+		{"garbage", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "invalid character"},
+		{"nothing", func(w http.ResponseWriter, _ *http.Request) {}, "EOF"},
+		{"unchanged, unasked", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotModified) }, "answers 304"},
+		{"a redirect", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://127.0.0.1:1/v1/state", http.StatusFound)
+		}, "answers 302"},
+		{"many headers", func(w http.ResponseWriter, _ *http.Request) {
+			for i := range 10000 {
+				w.Header().Set("X-"+strconv.Itoa(i), "x")
+			}
+		}, "header"},
+		{"an error for a terminal", func(w http.ResponseWriter, _ *http.Request) {
+			answerError(w, http.StatusInternalServerError, "\x1b[2Jboo"+strings.Repeat("o", 1<<20))
+		}, "answers 500 Internal"},
+		{"an end in the middle", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, nodeHead)
+			panic(http.ErrAbortHandler)
+		}, "ends the connection"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			at := liar(t, test.answer)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, _, err := newClient(t).State(t.Context(), at, "", 0)
+			runtime.ReadMemStats(&after)
+			if err == nil || !strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "\x1b") {
+				t.Errorf("got %v, want something with %q", err, test.says)
+			}
+			if grown := (after.TotalAlloc - before.TotalAlloc) >> 20; grown > 6*maxState>>20 {
+				t.Errorf("it took %d MiB", grown)
+			}
+		})
+	}
+}
+
+func TestHostileData(t *testing.T) {
+	const body = "0123456789"
+	for _, test := range []struct {
+		name   string
+		status int
+		header http.Header
+		says   string
+	}{
+		{"the whole", 200, nil, "answers 200"},
+		{"no range", 206, nil, "it sends 10"},
+		{"another range", 206, http.Header{"Content-Range": {"bytes 5-14/100"}}, "it sends 10"},
+		{"a longer range", 206, http.Header{"Content-Range": {"bytes 0-99/100"}}, "it sends 10"},
+		{"packed", 206, http.Header{"Content-Range": {"bytes 0-9/100"}, "Content-Encoding": {"gzip"}}, "encodes"},
+		{"of unknown length", 206, http.Header{"Content-Range": {"bytes 0-9/100"}, "Transfer-Encoding": {"chunked"}}, "it sends -1"},
+		{"a redirect", 307, http.Header{"Location": {"/elsewhere"}}, "answers 307"},
+		{"nothing", 204, nil, "answers 204"},
+		{"not allowed", 403, nil, "answers 403 Forbidden"},
+	} {
+		at := liar(t, func(w http.ResponseWriter, r *http.Request) {
+			for key, values := range test.header {
+				w.Header()[key] = values
+			}
+			w.WriteHeader(test.status)
+			_, _ = io.WriteString(w, body)
+		})
+		_, err := newClient(t).data(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
+		if err == nil || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: got %v, want something with %q", test.name, err, test.says)
+		}
+	}
+}
+
+func TestDataThatIsCutIsAnError(t *testing.T) {
+	at := liar(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Range", "bytes 0-9/100")
+		w.Header().Set("Content-Length", "10")
+		w.WriteHeader(http.StatusPartialContent)
+		_, _ = io.WriteString(w, "01234")
+	})
+	b, err := newClient(t).data(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if got, err := io.ReadAll(b); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func TestBusyIsBounded(t *testing.T) {
+	for after, want := range map[string]time.Duration{
+		"": time.Second, "1": time.Second, "0": leastBusy, "-1": time.Second, "2.5": 2500 * time.Millisecond,
+		"99999999999": mostBusy, "1e400": time.Second, "NaN": time.Second, "+Inf": mostBusy, "tomorrow": time.Second,
+	} {
+		at := liar(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", after)
+			w.WriteHeader(http.StatusTooManyRequests)
+		})
+		_, _, err := newClient(t).manifest(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot})
+		var busy *BusyError
+		if !errors.As(err, &busy) || busy.After != want {
+			t.Errorf("%q: got %v, want %v", after, err, want)
+		}
+	}
+}
+
+func TestLookTellsOfNothingElse(t *testing.T) {
+	at := liar(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(encode(stateWith("node1", 2))) })
+	_, err := newClient(t).Look(t.Context(), at, "image-0000")
+	if err == nil || !strings.HasSuffix(err.Error(), "asked about image-0000, it answers about image-0001") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := newClient(t).Look(t.Context(), at, "../state"); err == nil {
+		t.Error("it asks for what is no name")
+	}
+}
+
+func TestTokenIsShown(t *testing.T) {
+	at := liar(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer open sesame" || r.Proto != "HTTP/1.1" {
+			answerError(w, http.StatusUnauthorized, "a token is needed")
+			return
+		}
+		_, _ = w.Write(encode(State{Node: "node1"}))
+	})
+	if _, _, err := newClient(t).State(t.Context(), at, "", 0); err == nil || !strings.HasSuffix(err.Error(), "it answers 401 a token is needed") {
+		t.Errorf("without a token: got %v", err)
+	}
+	c := NewClient(func() string { return "open sesame" }, nil)
+	defer c.Close()
+	if _, _, err := c.State(t.Context(), at, "", 0); err != nil {
+		t.Errorf("with it: got %v", err)
+	}
+}
+
+// The environment cannot be asked: net/http reads it once, and never for loopback.
+func TestProxiesAreNotUsed(t *testing.T) {
+	if newClient(t).http.Transport.(*http.Transport).Proxy != nil {
+		t.Error("it asks for a proxy")
+	}
+}
+
+// Questions that come in pieces or without an end are the http.Server's to refuse;
+// these are ours.
+func TestHostileQuestions(t *testing.T) {
+	n := startNode(t, "node1")
+	n.board.Publish(stateWith("node1", 1))
+	for path, want := range map[string]int{
+		"/v1/state":                       200,
+		"/v1/state?wait=-5s":              200,
+		"/v1/state?wait=1e99h":            400,
+		"/v1/state?wait=9999999999h":      400,
+		"/v1/state?wait=soon":             400,
+		"/v1/state/":                      404,
+		"/v1/./state":                     404,
+		"/v1/images/%2e%2e/copies":        404,
+		"/v1/images/..%2f..%2fetc/copies": 404,
+		"/v1/images/Parrot/copies":        400,
+		"/v1/images/" + strings.Repeat("a", 41) + "/copies": 400,
+		"/v1/images/parrot/copies":                          200,
+		"/":                                                 404,
+	} {
+		if resp, text := n.get(t, path); resp.StatusCode != want || want >= 400 && !strings.HasPrefix(text, `{"error":"`) {
+			t.Errorf("%s: got %d %.100s, want %d", path, resp.StatusCode, text, want)
+		}
+	}
+}
+
+func TestStateIsPackedForThoseWhoWant(t *testing.T) {
+	n := startNode(t, "node1")
+	n.board.Publish(stateWith("node1", 100))
+	resp, plain := n.get(t, "/v1/state", "Accept-Encoding", "identity")
+	if resp.Header.Get("Content-Encoding") != "" {
+		t.Errorf("plain: got %v", resp.Header)
+	}
+	resp, packed := n.get(t, "/v1/state", "Accept-Encoding", "gzip")
+	if resp.Header.Get("Content-Encoding") != "gzip" || len(packed) > len(plain)*2/3 {
+		t.Errorf("packed: %d of %d bytes, %v", len(packed), len(plain), resp.Header)
+	}
+	z, err := gzip.NewReader(strings.NewReader(packed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(z); err != nil || !bytes.Equal(got, []byte(plain)) {
+		t.Errorf("it is not the same, %v", err)
+	}
+	n.board.Publish(stateWith("node1", 0))
+	if resp, _ := n.get(t, "/v1/state", "Accept-Encoding", "gzip"); resp.Header.Get("Content-Encoding") != "" {
+		t.Errorf("small: got %v", resp.Header)
+	}
+}
+
+func TestTooManyWaitsAreAnsweredAtOnce(t *testing.T) {
+	n := startNode(t, "node1")
+	n.board.Publish(stateWith("node1", 1))
+	_, etag, err := newClient(t).State(t.Context(), n.address(), "", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.server.waiting.Store(maxWaiting)
+	begun := time.Now()
+	if _, _, err := newClient(t).State(t.Context(), n.address(), etag, time.Minute); !errors.Is(err, ErrUnchanged) || time.Since(begun) > 10*time.Second {
+		t.Errorf("got %v after %v", err, time.Since(begun))
+	}
+	if left := n.server.waiting.Load(); left != maxWaiting {
+		t.Errorf("%d wait", left)
+	}
+}

@@ -1,0 +1,177 @@
+package peer
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// node is a node with one disk, disk1, that answers on loopback.
+type node struct {
+	*httptest.Server
+	name   string
+	disk   *disk.Disk
+	board  *Board
+	server *Server
+
+	mu      sync.Mutex
+	leaving map[disk.ID]bool
+}
+
+// startNode starts one with the timeouts of a daemon, only shorter.
+func startNode(t *testing.T, name string) *node {
+	t.Helper()
+	path := t.TempDir()
+	if _, err := disk.Init(path); err != nil {
+		t.Fatal(err)
+	}
+	d, err := disk.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	n := &node{name: name, disk: d, board: NewBoard(), leaving: map[disk.ID]bool{}}
+	n.server = NewServer(Host{
+		Board: n.board,
+		Look:  n.look,
+		Disk: func(name string) (*disk.Disk, bool) {
+			return d, name == "disk1"
+		},
+		Leaving: func(disk string, id disk.ID) bool {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return n.leaving[id]
+		},
+	})
+	n.Server = httptest.NewUnstartedServer(n.server.Handler())
+	n.Config.ReadTimeout, n.Config.WriteTimeout = 200*time.Millisecond, 400*time.Millisecond
+	n.Start()
+	t.Cleanup(n.Server.Close)
+	return n
+}
+
+func (n *node) address() Address { return Address{Node: n.name, URL: n.URL} }
+
+func (n *node) look(_ context.Context, name string) (State, error) {
+	l, err := n.disk.List()
+	s := State{Node: n.name, Disks: []Disk{{Name: "disk1", UUID: n.disk.UUID()}}}
+	for _, c := range l.Copies {
+		if c.ID.Name == name {
+			s.Disks[0].Copies = append(s.Disks[0].Copies, Copy{
+				Name: name, UUID: c.ID.UUID, State: c.State, Message: c.Message,
+				Size: c.Size, SHA512: c.SHA512, Chunks: c.Chunks, Owned: c.Owned,
+			})
+		}
+	}
+	return s, err
+}
+
+// put makes a ready copy of content.
+func (n *node) put(t *testing.T, id disk.ID, content []byte) Source {
+	t.Helper()
+	p, err := n.disk.OpenPart(t.Context(), id, disk.PartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if err := p.Begin(disk.Origin{Source: "test", Size: int64(len(content))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ReadFrom(bytes.NewReader(content)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := p.Commit(disk.Digest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Source{Address: n.address(), Disk: "disk1", ID: id, Chunks: c.Chunks}
+}
+
+func (n *node) backing(id disk.ID) string {
+	return filepath.Join(n.disk.Path(), "backing-images", id.String(), "backing")
+}
+
+func (n *node) leave(id disk.ID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.leaving[id] = true
+}
+
+func newClient(t *testing.T) *Client {
+	c := NewClient(nil, nil)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// patterned returns n bytes that tell where they are.
+func patterned(n int) []byte {
+	b := make([]byte, 0, n+sha256.Size)
+	for i := 0; len(b) < n; i++ {
+		sum := sha256.Sum256(fmt.Append(nil, i))
+		b = append(b, sum[:]...)
+	}
+	return b[:n]
+}
+
+// digestOf is any digest, as a state has it.
+func digestOf(a disk.Algorithm, text string) disk.Digest {
+	h := a.New()
+	h.Write([]byte(text))
+	return a.Sum(h)
+}
+
+// stateWith returns a state of a node with so many ready copies.
+func stateWith(node string, copies int) State {
+	d := Disk{Name: "disk1", UUID: "3f1e", Total: 1 << 40, Free: 1 << 39}
+	for i := range copies {
+		d.Copies = append(d.Copies, Copy{
+			Name: fmt.Sprintf("image-%04d", i), UUID: fmt.Sprintf("%08x", i), State: disk.Ready, Format: disk.Raw,
+			Size: 2 << 30, VirtualSize: 2 << 30, RealSize: 1 << 30, Owned: true, Verified: time.Unix(1_700_000_000, 0).UTC(),
+			SHA512: digestOf(disk.SHA512, fmt.Sprint(i)), Chunks: digestOf(disk.SHA256, fmt.Sprint("chunks", i)),
+		})
+	}
+	return State{Node: node, Config: "c0ffee", Disks: []Disk{d}}
+}
+
+// get asks for a path as it is spelled.
+func (n *node) get(t *testing.T, path string, header ...string) (*http.Response, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, n.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.URL.Opaque = "//" + r.URL.Host + path
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Add(header[i], header[i+1])
+	}
+	resp, err := http.DefaultTransport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var text bytes.Buffer
+	_, _ = text.ReadFrom(resp.Body)
+	return resp, text.String()
+}
+
+func overwrite(t *testing.T, path string, content []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(content, 0); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,193 @@
+package peer
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// Pull brings an image from the nodes that have it. Its fields must not change once
+// it is in use. It remembers which sources failed it; one Pull is for one image and
+// for one call at a time.
+type Pull struct {
+	Client *Client
+	// Sources returns the ready copies that other nodes have now. It is asked about
+	// every second, by one goroutine at a time, and must not wait.
+	Sources func() []Source
+	// Origin is asked where the peers are not enough; nil: never.
+	Origin *fetch.Ranges
+	Limit  int64 // most bytes per second, of all sources together; 0: no limit
+	// Progress may be nil.
+	Progress *fetch.Progress
+	// Warn is told when a source is set aside because of what it sent: a
+	// *WrongError. It may be nil, and must not wait.
+	Warn func(error)
+
+	roster roster
+}
+
+// WrongError says that a source sent bytes that are not those of the image.
+type WrongError struct {
+	Node, Disk string // where they came from; Node is "" for the origin
+	Err        error
+}
+
+func (e *WrongError) Error() string {
+	if e.Node == "" {
+		return fmt.Sprintf("the origin: %v", e.Err)
+	}
+	return fmt.Sprintf("disk %s of node %s: %v", e.Disk, e.Node, e.Err)
+}
+
+func (e *WrongError) Unwrap() error { return e.Err }
+
+// exchange is one transfer of a Pull.
+type exchange struct {
+	*Pull
+	open     func(context.Context, Source, int64, int64) (io.ReadCloser, error)
+	progress *fetch.Progress
+	limiter  *rate.Limiter
+	window   *window
+	root     disk.Digest // of the manifest
+
+	peers    beat // the last byte of a peer, or word that it is busy
+	sound    beat // the last right chunk, of any source or in the part, or such a word
+	lanes    map[string]*lane
+	ended    chan ending
+	complete bool // there is nothing left to ask for
+	origin   reserve
+}
+
+func (p *Pull) exchange() *exchange {
+	x := &exchange{
+		Pull: p, progress: p.Progress, limiter: fetch.NewLimiter(p.Limit),
+		lanes: map[string]*lane{}, ended: make(chan ending, maxLanes+1),
+	}
+	x.open = func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error) {
+		return p.Client.data(ctx, s, from, to)
+	}
+	if x.progress == nil {
+		x.progress = new(fetch.Progress)
+	}
+	x.peers.begun = time.Now()
+	x.sound.begun = x.peers.begun
+	if p.Origin != nil {
+		x.origin.open = p.Origin.Open
+	}
+	return x
+}
+
+// Into fills part, of an image of so many bytes, and returns when it holds the whole;
+// the caller commits it. What part holds already stays if it is of the same image.
+// Every chunk is checked against the manifest that the sources name; that this is
+// the image that is wanted, only the digest of the whole can tell. A cancelled ctx
+// ends it within one read. Its errors are those of fetch.Client.Download; when no
+// source can be used for half a minute, the error says why for each.
+func (p *Pull) Into(ctx context.Context, part *disk.Part, size int64) error {
+	return fetch.Classify(p.exchange().into(ctx, part, size))
+}
+
+func (x *exchange) into(ctx context.Context, part *disk.Part, size int64) error {
+	m, err := x.manifest(ctx, part, size)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if err := x.begin(part, m); err != nil {
+		return err
+	}
+	x.progress.Total.Store(size)
+	x.progress.Done.Store(part.Offset())
+	return x.fill(ctx, part, m)
+}
+
+// begin keeps what part holds of the image of m, or empties it.
+func (x *exchange) begin(part *disk.Part, m *disk.Manifest) error {
+	origin := disk.Origin{Source: "chunks " + x.root.String(), Size: m.Size()}
+	agrees, err := part.Agrees(m)
+	if err != nil {
+		return err
+	}
+	switch {
+	case agrees && part.Origin() == origin:
+		return nil
+	case agrees && part.Offset() >= disk.ChunkSize: // of a download, or of other peers
+		return part.Keep(origin)
+	}
+	return part.Begin(origin)
+}
+
+// fill brings the rest of the image.
+func (x *exchange) fill(ctx context.Context, part *disk.Part, m *disk.Manifest) error {
+	first := chunksBefore(part.Offset())
+	return x.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
+		var err error
+		if buf == nil {
+			err = part.PutZeros(m.Length(n))
+		} else {
+			var sum disk.ChunkSum
+			if sum, err = m.At(n); err == nil {
+				buf, err = part.Put(buf, m.Length(n), sum)
+			}
+		}
+		x.progress.Done.Store(part.Offset())
+		return buf, err
+	})
+}
+
+// chunksBefore returns how many chunks so many bytes are, the last one of an image
+// being short.
+func chunksBefore(offset int64) int64 { return (offset + disk.ChunkSize - 1) / disk.ChunkSize }
+
+// run gets chunk first and all that follow, and puts them in order: nil for zeros.
+// put returns a buffer for the one that it keeps.
+func (x *exchange) run(ctx context.Context, m *disk.Manifest, first int64, put func(int64, []byte) ([]byte, error)) error {
+	x.Client.pulls.Add(1)
+	defer x.Client.pulls.Add(-1)
+	x.window = newWindow(m, first, &x.Client.pulls)
+	ctx, cancel := context.WithCancelCause(ctx)
+	var work sync.WaitGroup
+	work.Go(func() {
+		if err := x.supervise(ctx); err != nil {
+			cancel(err)
+		}
+	})
+	defer work.Wait()
+	defer cancel(nil)
+	for n := first; n < m.Chunks(); n++ {
+		if err := x.next(ctx, n, put); err != nil {
+			return err
+		}
+		x.sound.touch()
+	}
+	return nil
+}
+
+func (x *exchange) next(ctx context.Context, n int64, put func(int64, []byte) ([]byte, error)) error {
+	zero, err := x.window.manifest.Zero(n)
+	if err != nil {
+		return err
+	}
+	if zero {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		x.window.pass(n + 1)
+		_, err := put(n, nil)
+		return err
+	}
+	buf, err := x.window.wait(ctx, n)
+	if err != nil {
+		return err
+	}
+	buf, err = put(n, buf)
+	x.window.release(buf)
+	return err
+}

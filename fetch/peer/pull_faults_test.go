@@ -1,0 +1,260 @@
+package peer
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// behind puts a proxy before the node of s, which fault may change the answers of.
+func behind(t *testing.T, s Source, fault func(next http.Handler) http.Handler) Source {
+	t.Helper()
+	to, err := url.Parse(s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(to)
+	proxy.ErrorLog = quiet
+	server := httptest.NewUnstartedServer(fault(proxy))
+	server.Config.ErrorLog = quiet
+	server.Start()
+	t.Cleanup(server.Close)
+	s.URL = server.URL
+	return s
+}
+
+// onData changes the answers to requests for data, and counts them.
+func onData(change func(n int64, w http.ResponseWriter, r *http.Request, next http.Handler)) func(http.Handler) http.Handler {
+	var n atomic.Int64
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/data") {
+				change(n.Add(1), w, r, next)
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	}
+}
+
+// altered is an answer whose body goes through write.
+type altered struct {
+	http.ResponseWriter
+	write func(p []byte) (int, error)
+}
+
+func (a altered) Write(p []byte) (int, error)         { return a.write(p) }
+func (a altered) Unwrap() http.ResponseWriter         { return a.ResponseWriter }
+func (a altered) ReadFrom(r io.Reader) (int64, error) { return io.Copy(struct{ io.Writer }{a}, r) }
+
+// lies sends a wrong byte in each answer.
+func lies(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
+	next.ServeHTTP(altered{w, func(p []byte) (int, error) {
+		p = bytes.Clone(p)
+		p[0] ^= 1
+		return w.Write(p)
+	}}, r)
+}
+
+// stops sends so many bytes and then does what then says.
+func stops(after int, then func(r *http.Request)) func(int64, http.ResponseWriter, *http.Request, http.Handler) {
+	return func(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
+		left := after
+		next.ServeHTTP(altered{w, func(p []byte) (int, error) {
+			n, err := w.Write(p[:min(left, len(p))])
+			if left -= n; left == 0 {
+				_ = http.NewResponseController(w).Flush()
+				then(r)
+			}
+			return len(p), err
+		}}, r)
+	}
+}
+
+func breaks(*http.Request) { panic(http.ErrAbortHandler) }
+
+func TestPullDoesWithoutASourceThatFails(t *testing.T) {
+	const size = 48 * mib
+	want := image(size)
+	tests := []struct {
+		name  string
+		fault func(int64, http.ResponseWriter, *http.Request, http.Handler)
+		warns string
+	}{
+		{"lies", lies, "has not the checksum that the manifest names"},
+		{"breaks", stops(mib+mib/2, breaks), ""},
+		{"breaks at once", stops(1, breaks), ""},
+		{"refuses", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+			answerError(w, http.StatusConflict, "leaving")
+		}, ""},
+		{"fails", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+			answerError(w, http.StatusInternalServerError, "oh")
+		}, ""},
+		{"is busy", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+			w.Header().Set("Retry-After", "1")
+			answerError(w, http.StatusTooManyRequests, "later")
+		}, ""},
+		{"sends another range", func(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
+			r.Header.Set("Range", "bytes=0-1048575")
+			next.ServeHTTP(w, r)
+		}, ""},
+		{"sends the whole", func(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
+			r.Header.Del("Range")
+			next.ServeHTTP(w, r)
+		}, ""},
+		{"sends without end", func(_ int64, w http.ResponseWriter, r *http.Request, _ http.Handler) {
+			w.WriteHeader(http.StatusPartialContent)
+			for zeros := make([]byte, mib); r.Context().Err() == nil; {
+				if _, err := w.Write(zeros); err != nil {
+					return
+				}
+			}
+		}, ""},
+		{"says what it does not send", func(_ int64, w http.ResponseWriter, r *http.Request, _ http.Handler) {
+			first, last, _ := strings.Cut(strings.TrimPrefix(r.Header.Get("Range"), "bytes="), "-")
+			w.Header().Set("Content-Range", fmt.Sprintf("bytes %s-%s/%d", first, last, size))
+			from, _ := strconv.Atoi(first)
+			to, _ := strconv.Atoi(last)
+			w.Header().Set("Content-Length", strconv.Itoa(to-from+1))
+			w.WriteHeader(http.StatusPartialContent)
+		}, ""},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			good, bad := startNode(t, "node1"), startNode(t, "node2")
+			r := newReceiver(t, good.put(t, parrot, want), behind(t, bad.put(t, parrot, want), onData(test.fault)))
+			var warned []error
+			r.pull.Warn = func(err error) { warned = append(warned, err) }
+			r.gets(want)
+			r.movedOnce(want, 5)
+			said := errors.Join(warned...)
+			if (said != nil) != (test.warns != "") || said != nil && !strings.Contains(said.Error(), test.warns) {
+				t.Errorf("it warns %v, want %q", said, test.warns)
+			}
+			for _, err := range warned {
+				if w, ok := errors.AsType[*WrongError](err); !ok || w.Node != "node2" || w.Disk != "disk1" {
+					t.Errorf("it warns of %v, want disk1 of node2", err)
+				}
+			}
+		})
+	}
+}
+
+// movedOnce fails the test if more than the data of the image and so many percent
+// crossed the network.
+func (r *receiver) movedOnce(image []byte, percent int64) {
+	r.t.Helper()
+	data := dataBytes(image)
+	moved := r.pull.Progress.Peers.Load()
+	r.t.Logf("%d of %d bytes were sent twice", moved-data, data)
+	if moved > data+data*percent/100+2*mib { // a chunk that broke, and one that was late
+		r.t.Errorf("%d bytes crossed the network for %d, want at most %d%% more", moved, data, percent)
+	}
+}
+
+func TestPullGoesOnWhenAPeerDies(t *testing.T) {
+	want := image(96 * mib)
+	nodes := []*node{startNode(t, "node0"), startNode(t, "node1"), startNode(t, "node2")}
+	var sources []Source
+	for _, n := range nodes {
+		sources = append(sources, n.put(t, parrot, want))
+	}
+	r := newReceiver(t, sources...)
+	r.pull.Limit = 100 * mib
+	go func() {
+		for r.pull.Progress.Done.Load() < 20*mib {
+			<-time.After(time.Millisecond)
+		}
+		nodes[0].CloseClientConnections()
+		nodes[0].Listener.Close()
+	}()
+	r.gets(want)
+	r.movedOnce(want, 5)
+	if r.pull.roster.of("node0/disk1").err == nil {
+		t.Error("the peer died after all was there")
+	}
+}
+
+func TestPullTellsWhyEachSourceFailed(t *testing.T) {
+	want := image(4 * mib)
+	gone, liar := startNode(t, "node1"), startNode(t, "node2")
+	absent := gone.put(t, parrot, want)
+	gone.Server.Close()
+	sources := []Source{absent, behind(t, liar.put(t, parrot, want), onData(lies))}
+	r := newReceiver(t, sources...)
+	part := r.part()
+	x := r.pull.exchange()
+	x.sound.begun = time.Now().Add(-hopeless)
+	err := x.into(t.Context(), part, int64(len(want)))
+	e, ok := errors.AsType[*fetch.Error](err)
+	if !ok || e.Class != fetch.Network {
+		t.Fatalf("got %v, want one of class network", err)
+	}
+	for _, word := range []string{"node1/disk1: ", "connection refused", "node2/disk1: ", "chunk"} {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error does not say %q: %v", word, err)
+		}
+	}
+}
+
+func TestPullTellsThatNoSourceHasAManifest(t *testing.T) {
+	s := startNode(t, "node1").put(t, parrot, image(mib))
+	s.Chunks = disk.Digest{}
+	r := newReceiver(t, s)
+	x := r.pull.exchange()
+	x.sound.begun = time.Now().Add(-hopeless)
+	err := x.into(t.Context(), r.part(), mib)
+	if err == nil || !strings.Contains(err.Error(), "node1/disk1: it has no manifest") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPullTakesTheManifestThatIsNamed(t *testing.T) {
+	want := image(6 * mib)
+	other := bytes.Clone(want)
+	for at := 0; at < len(other); at += mib { // no chunk is the same
+		other[at]++
+	}
+	a, b, c, d := startNode(t, "node1"), startNode(t, "node2"), startNode(t, "node3"), startNode(t, "node4")
+	// Two say the same of an image of which one has another manifest than it names;
+	// a third one names another.
+	good := a.put(t, parrot, want)
+	odd := b.put(t, parrot, other)
+	forged := c.put(t, parrot, other)
+	forged.Chunks = good.Chunks
+	long := behind(t, d.put(t, parrot, want), func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/manifest") {
+				_, _ = w.Write(make([]byte, 1<<20))
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	})
+	r := newReceiver(t, odd, forged, long, good)
+	var mu sync.Mutex
+	warned := map[string]int{}
+	r.pull.Warn = func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		warned[err.(*WrongError).Node]++
+	}
+	r.gets(want)
+	if warned["node1"] > 0 || warned["node2"] > 0 {
+		t.Errorf("it warns of %v", warned)
+	}
+}

@@ -1,0 +1,191 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+func TestPullAddsUpTheRatesOfItsSources(t *testing.T) {
+	m := numberedManifest(t, 150)
+	alone := float64(m.Size()) / (100 * mbit)
+	for _, test := range []struct {
+		name  string
+		links []float64
+		least float64 // how many times faster than one of 100 Mbit/s
+	}{
+		{"one", []float64{100}, 0.99},
+		{"two", []float64{100, 100}, 1.95},
+		{"three", []float64{100, 100, 100}, 2.85},
+		{"eight", []float64{100, 100, 100, 100, 100, 100, 100, 100}, 6.5},
+		{"one of half the rate", []float64{100, 50}, 1.4},
+		{"one of a quarter", []float64{100, 100, 25}, 2.1},
+		{"one of a twentieth", []float64{100, 100, 5}, 1.9},
+		{"one of a thousandth", []float64{100, 100, 0.1}, 1.85},
+		{"one that says nothing", []float64{100, 100, 0}, 1.85},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				links := map[string]*link{}
+				for i, rate := range test.links {
+					links[fmt.Sprintf("node%d", i)] = &link{rate: rate * mbit}
+				}
+				s := simulate(m, links)
+				took, err := s.run(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if faster := alone / took.Seconds(); faster < test.least {
+					t.Errorf("%.2f times as fast as one, want %.2f", faster, test.least)
+				}
+				if s.twice() > 2 {
+					t.Errorf("%.1f%% were sent twice", s.twice())
+				}
+				if most := windowChunks + len(links) + 1; len(s.buffers) > most {
+					t.Errorf("it took %d buffers, want at most %d", len(s.buffers), most)
+				}
+				for name, l := range links {
+					if l.most > 1 || l.open != 0 {
+						t.Errorf("%s: %d requests at once, %d left open", name, l.most, l.open)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestPullWaitsForAPartThatIsSlow(t *testing.T) {
+	m := numberedManifest(t, 60)
+	synctest.Test(t, func(t *testing.T) {
+		s := simulate(m, map[string]*link{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}})
+		s.consume = 5 * time.Second // longer in all than any patience
+		if _, err := s.run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if s.twice() > 0 {
+			t.Errorf("%.1f%% were sent twice", s.twice())
+		}
+	})
+}
+
+func TestPullFailsWhenNoSourceIsOfUse(t *testing.T) {
+	m := numberedManifest(t, 60)
+	for _, test := range []struct {
+		name  string
+		links map[string]*link
+		words []string
+		most  time.Duration
+	}{
+		{"none is there", nil, []string{"no other node"}, 31 * time.Second},
+		{"none says anything", map[string]*link{"node1": {}, "node2": {}}, []string{"node1/disk1: no answer in 10s", "node2/disk1:"}, 46 * time.Second},
+		{"a trickle", map[string]*link{"node1": {rate: 900}}, []string{"node1/disk1: stalled: less than 1 KiB/s"}, 46 * time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				took, err := simulate(m, test.links).run(t.Context())
+				e, ok := errors.AsType[*fetch.Error](err)
+				if !ok || e.Class != fetch.Network || took > test.most || took < hopeless {
+					t.Errorf("after %v: %v", took, err)
+				}
+				for _, word := range test.words {
+					if !strings.Contains(fmt.Sprint(err), word) {
+						t.Errorf("error does not say %q: %v", word, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestPullNoticesASourceThatGoesSilent(t *testing.T) {
+	m := numberedManifest(t, 200)
+	synctest.Test(t, func(t *testing.T) {
+		s := simulate(m, map[string]*link{
+			"node1": {rate: 100 * mbit, silent: 5 * time.Second},
+			"node2": {rate: 100 * mbit, since: 8 * time.Second},
+		})
+		took, err := s.run(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Without the silence it is 17 s; the other one takes over once it is there.
+		if took > 23*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		if s.twice() > 1 {
+			t.Errorf("%.1f%% were sent twice", s.twice())
+		}
+	})
+}
+
+func TestPullComesBackWhenASourceIsBusy(t *testing.T) {
+	m := numberedManifest(t, 60)
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		s := simulate(m, map[string]*link{"node1": {rate: 100 * mbit}})
+		send := s.open
+		begun := time.Now()
+		s.open = func(ctx context.Context, from Source, at, to int64) (io.ReadCloser, error) {
+			if asked++; time.Since(begun) < 5*time.Minute {
+				return nil, &BusyError{After: 2 * time.Second}
+			}
+			return send(ctx, from, at, to)
+		}
+		took, err := s.run(t.Context())
+		if err != nil || took > 5*time.Minute+10*time.Second {
+			t.Errorf("after %v: %v", took, err)
+		}
+		if asked < 140 || asked > 180 {
+			t.Errorf("it was asked %d times in 5 minutes of being busy for 2 s", asked)
+		}
+	})
+}
+
+func TestPullAtALimitAsksNothingTwice(t *testing.T) {
+	m := numberedManifest(t, 40)
+	for _, limit := range []int64{64 << 10, mib, 20 * mib} {
+		t.Run(fmt.Sprint(limit), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := simulate(m, map[string]*link{"node1": {rate: 1000 * mbit}, "node2": {rate: 100 * mbit}, "node3": {rate: 1000 * mbit}})
+				s.Limit, s.limiter = limit, fetch.NewLimiter(limit)
+				took, err := s.run(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if rate := float64(m.Size()) / took.Seconds(); rate > 1.05*float64(limit) || rate < 0.9*float64(limit) {
+					t.Errorf("%.0f bytes came in a second at a limit of %d", rate, limit)
+				}
+				if s.twice() > 2 {
+					t.Errorf("%.1f%% were sent twice", s.twice())
+				}
+			})
+		})
+	}
+}
+
+// TestPullsShareTheirMemory: the more of them, the less each has, and none stands still.
+func TestPullsShareTheirMemory(t *testing.T) {
+	m := numberedManifest(t, 60)
+	for _, others := range []int32{0, 1, 4, 40} {
+		synctest.Test(t, func(t *testing.T) {
+			links := map[string]*link{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}, "node3": {rate: 100 * mbit}}
+			s := simulate(m, links)
+			s.Client.pulls.Store(others)
+			s.consume = 10 * time.Millisecond
+			if _, err := s.run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			most := min(windowChunks, max(leastWindow, allWindows/int(others+1)))
+			if got := len(s.buffers); got > most+len(links)+1 {
+				t.Errorf("with %d others it took %d buffers, want at most %d", others, got, most+len(links)+1)
+			}
+		})
+	}
+}

@@ -1,0 +1,120 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+func TestStateArrivesAsItWasPublished(t *testing.T) {
+	n := startNode(t, "node1")
+	want := stateWith("node1", 20)
+	want.Disks[0].Copies[3].Try = &Try{Action: "sync", Message: "no route", Attempts: 2, Since: -3, Again: 7.5, Link: true}
+	n.board.Publish(want)
+	got, etag, err := newClient(t).State(t.Context(), n.address(), "", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, want) || etag == "" {
+		t.Errorf("got %+v with ETag %q\nwant %+v", got, etag, want)
+	}
+}
+
+func TestNothingPublishedIsNoState(t *testing.T) {
+	n := startNode(t, "node1")
+	_, _, err := newClient(t).State(t.Context(), n.address(), "", 0)
+	if err == nil || !strings.Contains(err.Error(), "not looked at yet") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestStateOfAnotherNodeIsRefused(t *testing.T) {
+	n := startNode(t, "node1")
+	n.board.Publish(stateWith("node1", 1))
+	c, at := newClient(t), Address{Node: "node2", URL: n.URL}
+	want := n.URL + " answers as node node1, not node2"
+	if _, _, err := c.State(t.Context(), at, "", 0); err == nil || err.Error() != want {
+		t.Errorf("state: got %v, want %s", err, want)
+	}
+	if _, err := c.Look(t.Context(), at, "parrot"); err == nil || err.Error() != want {
+		t.Errorf("look: got %v, want %s", err, want)
+	}
+}
+
+// The read timeout of the server is less than the wait: it has to be lifted.
+func TestLongPollEndsWithTheWait(t *testing.T) {
+	n := startNode(t, "node1")
+	n.board.Publish(stateWith("node1", 1))
+	c := newClient(t)
+	_, etag, err := c.State(t.Context(), n.address(), "", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const wait = 700 * time.Millisecond
+	begun := time.Now()
+	_, again, err := c.State(t.Context(), n.address(), etag, wait)
+	if !errors.Is(err, ErrUnchanged) || again != etag || time.Since(begun) < wait {
+		t.Errorf("got %v with ETag %q after %v, want %v after %v", err, again, time.Since(begun), ErrUnchanged, wait)
+	}
+}
+
+func TestLongPollEndsWithAChange(t *testing.T) {
+	n := startNode(t, "node1")
+	s := stateWith("node1", 1)
+	n.board.Publish(s)
+	c := newClient(t)
+	_, etag, err := c.State(t.Context(), n.address(), "", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	var got State
+	go func() {
+		var err error
+		got, _, err = c.State(t.Context(), n.address(), etag, time.Minute)
+		done <- err
+	}()
+	for n.server.waiting.Load() == 0 {
+		rest(t.Context(), time.Millisecond)
+	}
+	s.Disks = []Disk{s.Disks[0]}
+	s.Disks[0].Free = 17 // volatile: shown, and no reason to answer
+	n.board.Publish(s)
+	s.Config = "decade"
+	begun := time.Now()
+	n.board.Publish(s)
+	if err := <-done; err != nil || got.Config != "decade" || got.Disks[0].Free != 17 {
+		t.Errorf("got %v, %+v", err, got)
+	}
+	if took := time.Since(begun); took > 500*time.Millisecond {
+		t.Errorf("it took %v", took)
+	}
+}
+
+func TestLookIsFresh(t *testing.T) {
+	n := startNode(t, "node1")
+	id := disk.ID{Name: "parrot", UUID: "0a1b2c3d"}
+	c := newClient(t)
+	if s, err := c.Look(t.Context(), n.address(), "parrot"); err != nil || len(s.Disks[0].Copies) != 0 {
+		t.Fatalf("got %+v, %v", s, err)
+	}
+	n.put(t, id, patterned(1<<20))
+	s, err := c.Look(t.Context(), n.address(), "parrot")
+	if err != nil || len(s.Disks[0].Copies) != 1 || s.Disks[0].Copies[0].State != disk.Ready {
+		t.Errorf("got %+v, %v", s, err)
+	}
+}
+
+func TestCancelledQuestionSaysSo(t *testing.T) {
+	n := startNode(t, "node1")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := newClient(t).State(ctx, n.address(), "", 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,143 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+)
+
+// read opens and reads the bytes from from to to.
+func (r *rig) read(req Request, from, to int64) ([]byte, error) {
+	r.t.Helper()
+	ranges, err := r.client.Ranges(req)
+	if err != nil {
+		return nil, err
+	}
+	defer ranges.Close()
+	body, err := ranges.Open(r.t.Context(), from, to)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	return io.ReadAll(body)
+}
+
+func TestRanges(t *testing.T) {
+	size := int64(len(image))
+	type fault = fetchtest.Fault
+	for _, tt := range []struct {
+		name  string
+		url   string
+		at    []fault
+		class Class // of a range in the middle
+		word  string
+	}{
+		{name: "http", url: "SERVER/image.raw"},
+		{name: "redirected", url: "SERVER/moved.raw"},
+		{name: "s3", url: "s3://images/image.raw"},
+		{name: "file", url: "file://FOLDER/image.raw"},
+		{name: "changed meanwhile", url: "SERVER/image.raw", at: []fault{{Kind: fetchtest.Changing}}},
+		{name: "no ranges", url: "SERVER/image.raw", at: []fault{{Kind: fetchtest.NoRange}}, class: Refused, word: "parts"},
+		{name: "another range", url: "SERVER/image.raw", at: []fault{{Kind: fetchtest.BadRange}}, class: Refused, word: "has not the bytes"},
+		{name: "away", url: "SERVER/nothing.raw", class: Refused, word: "404"},
+		{name: "unavailable", url: "SERVER/image.raw", at: []fault{{Kind: fetchtest.Unavailable}}, class: Network, word: "503"},
+		{name: "no such file", url: "file://FOLDER/nothing.raw", class: Refused, word: "no such file"},
+		{name: "file elsewhere", url: "file:///etc/hostname", class: Config, word: "not below an allowed folder"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			r.s3()
+			folder := t.TempDir()
+			r.client.FileRoots = []string{folder}
+			if err := os.WriteFile(filepath.Join(folder, "image.raw"), image, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			r.server.Serve("/image.raw", fetchtest.Bytes(image), tt.at...)
+			r.server.Serve("/images/image.raw", fetchtest.Bytes(image), tt.at...)
+			r.server.Serve("/moved.raw", fetchtest.Bytes(nil), fault{Kind: fetchtest.Redirect, To: r.server.URL + "/image.raw"})
+			req := Request{URL: strings.NewReplacer("SERVER", r.server.URL, "FOLDER", folder).Replace(tt.url), Digest: digest(image)}
+			if strings.HasPrefix(tt.url, "s3") {
+				req.Credentials = "bucket"
+			}
+			for _, span := range [][2]int64{{1 << 20, 2 << 20}, {0, 1}, {0, size}, {size - 1, size}} {
+				got, err := r.read(req, span[0], span[1])
+				if tt.class != 0 {
+					failed(t, err, tt.class, tt.word)
+					return
+				}
+				if err != nil || !bytes.Equal(got, image[span[0]:span[1]]) {
+					t.Errorf("bytes %v: got %d, error %v", span, len(got), err)
+				}
+			}
+			if _, err := r.read(req, size-1, size+1); err == nil {
+				t.Error("bytes behind the end were read")
+			}
+		})
+	}
+}
+
+func TestRangesOfMirrors(t *testing.T) {
+	r := newRig(t)
+	req := Request{
+		URL:     r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.NoRange}),
+		Mirrors: []string{r.server.Serve("/mirror.raw", fetchtest.Bytes(image)), r.server.URL + "/away.raw"},
+		Digest:  digest(image),
+	}
+	got, err := r.read(req, 100, 200)
+	if err != nil || !bytes.Equal(got, image[100:200]) {
+		t.Errorf("got %d bytes, error %v", len(got), err)
+	}
+	req.Mirrors = req.Mirrors[1:]
+	_, err = r.read(req, 100, 200)
+	failed(t, err, Refused, "image.raw: the server does not send parts", "away.raw: the server answers 404")
+}
+
+func TestRangesKeepToTheRulesOfADownload(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*rig, *Request)
+		class  Class
+		word   string
+	}{
+		{"loopback", func(r *rig, _ *Request) { r.client.AllowLoopback = false }, Config, "loopback"},
+		{"no digest", func(_ *rig, q *Request) { q.Digest = disk.Digest{} }, Config, "declared checksum"},
+		{"packed", func(_ *rig, q *Request) { q.Unpack = "gz" }, Config, "packed"},
+		{"no credentials", func(_ *rig, q *Request) { q.Credentials = "nobody" }, Config, "no such folder"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			req := Request{URL: signed(r.server.Serve("/image.raw", fetchtest.Bytes(image))), Digest: digest(image)}
+			tt.change(r, &req)
+			_, err := r.read(req, 0, 100)
+			failed(t, err, tt.class, tt.word)
+			if len(r.server.Requests()) > 0 {
+				t.Error("the server was asked")
+			}
+		})
+	}
+}
+
+func TestRangesEndWithTheirContext(t *testing.T) {
+	r := newRig(t)
+	ranges, err := r.client.Ranges(Request{
+		URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Silent}), Digest: digest(image),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ranges.Close()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	cancel(why)
+	if _, err := ranges.Open(ctx, 0, 100); !errors.Is(err, why) {
+		t.Errorf("got %v, want %v", err, why)
+	}
+}
