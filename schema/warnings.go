@@ -7,12 +7,12 @@ import (
 )
 
 // warnings finds what is valid and surely not meant: selectors that no disk
-// satisfies, and more copies than disks.
+// satisfies, more copies than disks, and nodes that the others cannot ask.
 func (a *assembly) warnings(c Config) []Problem {
 	if len(c.Nodes) == 0 {
 		return nil
 	}
-	var found []Problem
+	found := a.mute(c)
 	matching := map[string]int{} // by selectors: they repeat from image to image
 	for _, name := range sortedKeys(c.Images) {
 		m, t := c.Images[name], a.holds[key{imagesSection, name}]
@@ -28,6 +28,20 @@ func (a *assembly) warnings(c Config) []Problem {
 		if f, is := doubt(m, n); is {
 			found = append(found, t.problem(f))
 		}
+	}
+	return found
+}
+
+// mute finds nodes of several that have no address.
+func (a *assembly) mute(c Config) []Problem {
+	var found []Problem
+	for _, name := range sortedKeys(c.Nodes) {
+		t := a.holds[key{nodesSection, name}]
+		if len(c.Nodes) == 1 || c.Nodes[name].Address != "" || a.stale(t) {
+			continue
+		}
+		found = append(found, t.problem(fault{atName: true, msg: "has no address, so the other nodes cannot ask it",
+			hint: "they copy nothing from it, and delete nothing that it may use"}))
 	}
 	return found
 }
