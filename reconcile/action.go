@@ -19,6 +19,7 @@ const (
 	Sync     Kind = "sync"
 	Adopt    Kind = "adopt"
 	Verify   Kind = "verify"
+	Repair   Kind = "repair"
 	Cleanup  Kind = "cleanup"
 	Evict    Kind = "evict"
 	Wait     Kind = "wait"
@@ -26,7 +27,7 @@ const (
 )
 
 // Kinds are those that do something.
-var Kinds = []Kind{Download, Sync, Adopt, Verify, Cleanup, Evict}
+var Kinds = []Kind{Download, Sync, Adopt, Verify, Repair, Cleanup, Evict}
 
 // drops reports whether the action deletes a copy.
 func (k Kind) drops() bool { return k == Cleanup || k == Evict }
@@ -46,12 +47,13 @@ type Action struct {
 	// Bytes is what crosses the network or is copied or read, or what a deletion
 	// frees; UnknownBytes (-1) when it is not known.
 	Bytes int64 `json:"bytes"`
-	// From is the copy that a sync reads: <node>/<disk>/<folder>.
+	// From is a copy that a sync or a repair reads: <node>/<disk>/<folder>. From other
+	// nodes all are read that have one.
 	From string `json:"from,omitempty"`
 	// Until is when a wait ends by itself, if that is a matter of time.
 	Until time.Time `json:"until,omitzero"`
 
-	from Key
+	from Key  // of this node; zero: from other nodes
 	slow bool // a scrub: nobody waits for it
 	// recall is the digest that a download has to have for now, although none is
 	// declared.

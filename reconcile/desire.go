@@ -16,7 +16,7 @@ import (
 // one; no paths pick all. The error says what cannot be; the result may then be
 // observed, but not acted on.
 func Desire(r schema.Result, node string, paths []string) (Desired, error) {
-	d := Desired{Node: node, Config: r.Config, May: r.May, Held: map[string]schema.Held{}}
+	d := Desired{Node: node, Config: r.Config, Digest: r.Digest, May: r.May, Held: map[string]schema.Held{}}
 	for _, h := range r.Held {
 		d.Held[h.Name] = h
 	}
@@ -26,8 +26,10 @@ func Desire(r schema.Result, node string, paths []string) (Desired, error) {
 		if len(paths) == 0 {
 			return d, fmt.Errorf("no disks: declare them under \"nodes\", or name them with --disk")
 		}
+		d.ranks = newRanks(d.Config.Nodes, mostKept)
 		return d, nil
 	}
+	d.ranks = newRanks(d.Config.Nodes, mostKept)
 	own, declared := d.Config.Nodes[node]
 	if !declared {
 		return d, fmt.Errorf("node %q is not declared: the configuration has %s; choose one with --node",

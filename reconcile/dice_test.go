@@ -30,19 +30,34 @@ func (r dice) situation() (Desired, Observed) {
 		}
 	}
 	now := goldenNow.Add(time.Duration(r.IntN(1000)) * time.Second)
-	o := Observed{Now: now, ClockStepped: r.one(20), Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
+	o := Observed{Now: now, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
 	if r.one(4) {
 		d.Removals = &Removals{}
 		for range r.IntN(4) {
 			d.Removals.Look(now.Add(-time.Duration(r.IntN(9))*time.Second), map[string]bool{"parrot": true, "gone1": r.one(2)})
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes["node1"].Disks)) {
-		if !r.one(30) {
-			r.disk(schema.DiskRef{Node: "node1", Disk: name}, o, d.Verify)
+	d.Digest = pick1(r, "d1", "d1", "d1", "")
+	o.Peers = map[string]Peer{}
+	for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
+		if node != d.Node && !r.one(6) {
+			o.Peers[node] = r.peer()
+		}
+		for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes[node].Disks)) {
+			if !r.one(30) {
+				r.disk(schema.DiskRef{Node: node, Disk: name}, o, d.Verify)
+			}
 		}
 	}
 	return d, o
+}
+
+func (r dice) peer() Peer {
+	p := Peer{Asked: !r.one(10), Config: pick1(r, "d1", "d1", "d1", "d1", "d2", "")}
+	if !p.Asked || r.one(4) {
+		p.Problem, p.Silent = "no answer", pick1(r, 0, time.Second, 4*time.Minute, time.Hour)
+	}
+	return p
 }
 
 var diceNames = []string{"parrot", "macaw", "cockatoo", "lory", "kea"}
@@ -60,7 +75,7 @@ func (r dice) config() schema.Config {
 			c.Settings.PruneConfirmed = append(c.Settings.PruneConfirmed, disk.ID{Name: fmt.Sprintf("gone%d", id), UUID: "00000001"})
 		}
 	}
-	for n := range 1 + r.IntN(5)/4 {
+	for n := range 1 + r.IntN(4) {
 		node := schema.Node{AllowScheduling: !r.one(10), EvictionRequested: r.one(15), Tags: r.tags(), Disks: map[string]schema.Disk{}}
 		for i := range 1 + r.IntN(4) {
 			node.Disks[fmt.Sprintf("disk%d", i+1)] = schema.Disk{
@@ -103,7 +118,7 @@ func (r dice) image(name string) schema.Image {
 }
 
 func (r dice) disk(ref schema.DiskRef, o Observed, asked map[Key]bool) {
-	one := Disk{Space: disk.Space{Free: pick1(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]Copy{}}
+	one := Disk{ClockStepped: r.one(20), Space: disk.Space{Free: pick1(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]Copy{}}
 	unreadable := r.one(15)
 	if r.one(12) {
 		one.Problem = "not there"
@@ -144,9 +159,12 @@ func (r dice) copy(id disk.ID, now time.Time, unreadable bool) Copy {
 	if c.State == disk.Unknown || c.State == disk.Failed {
 		c.Message = "who knows"
 	}
-	if c.State == disk.Ready {
+	if c.State == disk.Ready || c.State == disk.Failed && r.one(2) {
 		letter := pick1(r, "a", "a", "a", "a", "a", "b")
 		c.SHA512 = digestOf(disk.SHA512, letter)
+		if !r.one(10) {
+			c.Chunks = digestOf(disk.SHA256, letter)
+		}
 		if !r.one(4) {
 			c.SHA256 = digestOf(disk.SHA256, letter)
 		}
@@ -155,8 +173,9 @@ func (r dice) copy(id disk.ID, now time.Time, unreadable bool) Copy {
 		c.Using = "used by replica vol-1"
 	}
 	if c.Owned {
+		c.Leaving = r.one(20)
 		c.InUse = r.one(6)
-		c.UnwantedSince, c.LastUsed = r.when(now), r.when(now)
+		c.UnwantedSince, c.LastUsed, c.MarkedBy = r.when(now), r.when(now), pick1(r, "", "node1", "node1", "node9")
 	}
 	return c
 }

@@ -102,7 +102,7 @@ func (s *disks) refuseTwins() {
 			first[o.uuid] = ref
 			continue
 		}
-		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one is a copy of the other; give one a new identity", twin, ref, o.uuid)
+		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one is a copy of the other; give one a new identity: remove its longhorn-disk.cfg and run disk init", twin, ref, o.uuid)
 		other := s.open[twin]
 		o.problem, other.problem = problem, problem
 		if o.Disk != nil || other.Disk != nil {

@@ -76,7 +76,7 @@ func goldenCase(t *testing.T, a *txtar.Archive) (Desired, Observed) {
 		}
 	}
 	lines, _ := section(a, "state")
-	s := parseState(t, string(lines), r.Config)
+	s := parseState(t, string(lines), r)
 	d, err := Desire(r, s.node, s.paths(r.Config))
 	if err != nil {
 		if d.May == schema.Everything {
@@ -87,7 +87,7 @@ func goldenCase(t *testing.T, a *txtar.Archive) (Desired, Observed) {
 	if s.fault && d.May == schema.Everything {
 		d.May = schema.NoDeletions
 	}
-	d.Removals, d.Verify = s.removals, s.asked
+	d.Removals, d.Verify, d.Cleanup = s.removals, s.asked, s.cleanup
 	return d, s.o
 }
 

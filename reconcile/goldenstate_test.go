@@ -25,12 +25,14 @@ type goldenState struct {
 	fault    bool
 	removals *Removals
 	asked    map[Key]bool
+	cleanup  map[Key]bool
+	digest   string
 	o        Observed
 }
 
-func parseState(t *testing.T, text string, c schema.Config) goldenState {
-	s := goldenState{t: t, config: c, node: "node1", asked: map[Key]bool{}, o: Observed{
-		Now: goldenNow, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{},
+func parseState(t *testing.T, text string, r schema.Result) goldenState {
+	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", asked: map[Key]bool{}, cleanup: map[Key]bool{}, o: Observed{
+		Now: goldenNow, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Peers: map[string]Peer{},
 	}}
 	for line := range strings.Lines(text) {
 		line, _, _ = strings.Cut(line, "#")
@@ -47,7 +49,10 @@ func (s *goldenState) line(what string, words []string) {
 	case "node":
 		s.node = words[0]
 	case "clock-stepped":
-		s.o.ClockStepped = true
+		for ref, seen := range s.o.Disks {
+			seen.ClockStepped = true
+			s.o.Disks[ref] = seen
+		}
 	case "fault":
 		s.fault = true
 	case "unconfirmed":
@@ -60,6 +65,10 @@ func (s *goldenState) line(what string, words []string) {
 		s.try(words)
 	case "verify":
 		s.asked[s.key(words)] = true
+	case "cleanup":
+		s.cleanup[s.key(words)] = true
+	case "peer":
+		s.peer(words)
 	case "running":
 		s.o.Running[s.key(words)] = true
 	default:
@@ -113,6 +122,7 @@ func (s *goldenState) copy(words []string) {
 	}
 	if c.State == disk.Ready {
 		c.SHA512 = digestOf(disk.SHA512, "a")
+		c.Chunks = digestOf(disk.SHA256, "chunks")
 	}
 	for _, w := range words[3:] {
 		s.copyOption(&c, w)
@@ -134,6 +144,14 @@ func (s *goldenState) copyOption(c *Copy, word string) {
 		c.Using = value
 	case "in-use":
 		c.InUse = true
+	case "leaving":
+		c.Leaving = true
+	case "refuses":
+		c.Refuses = value
+	case "no-manifest":
+		c.Chunks = disk.Digest{}
+	case "manifest":
+		c.Chunks = digestOf(disk.SHA256, "chunks")
 	case "foreign":
 		c.Owned = false
 	case "no-cfg":
@@ -175,11 +193,40 @@ func (s *goldenState) try(words []string) {
 			t.Final = true
 		case "disk":
 			t.Disk = true
+		case "link":
+			t.Link = true
+		case "unrepairable":
+			t.Unrepairable = true
 		default:
 			s.t.Fatalf("try: %q is not known", w)
 		}
 	}
 	s.o.Tries[s.key(words)] = t
+}
+
+// peer reads what is known of another node, which answers and has the same
+// configuration if nothing else is said.
+func (s *goldenState) peer(words []string) {
+	p := Peer{Asked: true, Config: s.digest}
+	for _, w := range words[1:] {
+		switch name, value := option(w); name {
+		case "silent":
+			d, err := time.ParseDuration(value)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			p.Silent, p.Problem = d, cmp.Or(p.Problem, "connection refused")
+		case "problem":
+			p.Problem = value
+		case "config":
+			p.Config = value
+		case "unasked":
+			p = Peer{Problem: "not asked yet"}
+		default:
+			s.t.Fatalf("peer: %q is not known", w)
+		}
+	}
+	s.o.Peers[words[0]] = p
 }
 
 // paths name the disks where the configuration declares no nodes.

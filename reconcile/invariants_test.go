@@ -67,6 +67,8 @@ func (j *invariants) actions() {
 		switch a.Kind {
 		case Adopt, Verify:
 			j.never(!file || j.d.Config.Images[a.Image].ID != key.ID, "%s of what is not there or not declared: %s", a.Kind, key)
+		case Repair:
+			j.never(c.State != disk.Failed || c.Chunks.IsZero() || !c.Owned || j.d.Config.Images[a.Image].ID != key.ID, "repair of %s, which is %s", key, c.State)
 		case Download, Sync:
 			j.never(file && (c.State != disk.Failed || c.Using != "" || !c.Owned), "%s over %s copy %s (used: %q)", a.Kind, c.State, key, c.Using)
 			j.target(a)
@@ -95,14 +97,39 @@ func (j *invariants) target(a Action) {
 	if a.Kind != Sync {
 		return
 	}
-	from := a.from
+	from := j.source(a)
 	c := j.o.Disks[from.Disk].Copies[from.ID]
-	ok := c.State == disk.Ready && j.o.Disks[from.Disk].Problem == "" && from.Disk.Node == j.d.Node
+	ok := c.State == disk.Ready && !c.Leaving && j.o.Disks[from.Disk].Problem == "" && j.speaks(from.Disk.Node)
+	ok = ok && (from.Disk.Node == j.d.Node && a.from == from || a.from == Key{} && !c.Chunks.IsZero())
+	ok = ok || j.o.Running[key] && c.State == disk.Ready && from.ID == image.ID // it goes on though nothing is heard for a moment
 	same := from.ID == image.ID && image.Checksum.IsZero() || !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
 	j.never(!ok || !same || a.From != from.String() || from == key, "sync of %s from %s", key, from)
 	for _, b := range j.p.Actions {
 		j.never((b.Kind == Cleanup || b.Kind == Evict) && b.Key() == from, "%s of %s, which is read", b.Kind, from)
 	}
+}
+
+// source is the copy that a sync names.
+func (j *invariants) source(a Action) Key {
+	for ref, seen := range j.o.Disks {
+		for id := range seen.Copies {
+			if (Key{ref, id}).String() == a.From {
+				return Key{ref, id}
+			}
+		}
+	}
+	return Key{}
+}
+
+// speaks reports whether what is known of a node is what it says now.
+func (j *invariants) speaks(node string) bool {
+	p, asked := j.o.Peers[node]
+	return node == j.d.Node || asked && p.Asked && p.Problem == ""
+}
+
+// counted reports whether a deletion may count on what is known of a node.
+func (j *invariants) counted(node string) bool {
+	return node == j.d.Node || j.speaks(node) && j.d.Digest != "" && j.o.Peers[node].Config == j.d.Digest
 }
 
 // deletions checks when a copy may go.
@@ -130,12 +157,13 @@ var born = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
 
 func (j *invariants) interval(key Key) {
 	wait := j.d.Config.Settings.CleanupWaitInterval
-	if wait == 0 {
+	if wait == 0 || j.d.Cleanup[key] {
 		return
 	}
 	c := j.o.Disks[key.Disk].Copies[key.ID]
-	j.never(j.o.ClockStepped, "cleanup of %s although the clock stepped", key)
+	j.never(j.o.Disks[key.Disk].ClockStepped, "cleanup of %s although the clock stepped", key)
 	j.never(c.InUse, "cleanup of %s, the use of which ended just now", key)
+	j.never(c.MarkedBy != "" && c.MarkedBy != j.d.Node, "cleanup of %s by the clock of %s", key, c.MarkedBy)
 	j.never(c.UnwantedSince.IsZero(), "cleanup of %s, of which nobody noted since when it is unwanted", key)
 	for _, since := range []time.Time{c.UnwantedSince, c.LastUsed} {
 		if since.IsZero() {
@@ -152,7 +180,7 @@ func (j *invariants) vanished(key Key) {
 		for id, c := range seen.Copies {
 			_, declared := j.d.Config.Images[id.Name]
 			held, broken := j.d.Held[id.Name]
-			if ref.Node == j.d.Node && seen.Problem == "" && c.Owned && !declared && !(broken && !held.Stale) {
+			if seen.Problem == "" && c.Owned && !declared && !(broken && !held.Stale) {
 				gone[id.Name] = true
 				confirmed = confirmed && slices.Contains(j.d.Config.Settings.PruneConfirmed, id)
 			}
@@ -167,7 +195,7 @@ func (j *invariants) vanished(key Key) {
 	for node, n := range j.d.Config.Nodes {
 		for name := range n.Disks {
 			seen, known := j.o.Disks[schema.DiskRef{Node: node, Disk: name}]
-			j.never(!known || seen.Problem != "", "cleanup of %s while nobody knows whether %s/%s uses it", key, node, name)
+			j.never(!known || seen.Problem != "" || !j.counted(node), "cleanup of %s while nobody knows whether %s/%s uses it", key, node, name)
 		}
 	}
 }
@@ -219,7 +247,7 @@ func (j *invariants) keepsEnough(image schema.Image, ready, goes []Key) {
 	j.never(len(places) == 0, "a deletion of %s, which no disk matches", image.ID)
 	stand, left := 0, 0
 	for _, key := range ready {
-		if slices.Contains(goes, key) || j.o.Running[key] {
+		if slices.Contains(goes, key) || key.Disk.Node == j.d.Node && j.o.Running[key] || !j.counted(key.Disk.Node) || j.o.Disks[key.Disk].Copies[key.ID].Leaving {
 			continue // Running: it may be on its way out
 		}
 		left++
@@ -240,7 +268,7 @@ func (j *invariants) readyOf(image schema.Image) []Key {
 	for ref, seen := range j.o.Disks {
 		c, there := seen.Copies[image.ID]
 		right := image.Checksum.IsZero() || c.SHA512 == image.Checksum || c.SHA256 == image.Checksum
-		if there && seen.Problem == "" && c.State == disk.Ready && right {
+		if there && seen.Problem == "" && c.State == disk.Ready && right && (!c.Leaving || ref.Node == j.d.Node) && j.speaks(ref.Node) {
 			keys = append(keys, Key{ref, image.ID})
 		}
 	}

@@ -19,9 +19,13 @@ type job struct {
 	action   Action
 	image    schema.Image // zero for what is not declared any more
 	reserve  int64        // bytes that must stay free on the disk
+	nodes    map[string]schema.Node
 	client   *fetch.Client
 	disk     *disk.Disk
-	source   *disk.Disk // of a sync
+	source   *disk.Disk // of a sync on this node
+	near     []nearCopy // of the same bytes, for a repair
+	far      far
+	asking   asking // of a deletion
 	progress *fetch.Progress
 }
 
@@ -33,22 +37,20 @@ func (j job) run(ctx context.Context) error {
 	case Download:
 		return j.download(ctx, id)
 	case Sync:
+		if j.source == nil {
+			return j.pull(ctx, id)
+		}
 		return j.sync(ctx, id)
+	case Repair:
+		return j.repair(ctx, id)
 	case Adopt, Verify:
 		return j.verify(ctx, id)
-	case Cleanup, Evict:
-		return j.disk.Remove(id)
 	}
 	panic("reconcile: nothing to do for action " + string(j.action.Kind))
 }
 
 func (j job) download(ctx context.Context, id disk.ID) error {
-	d := j.image.Source.Download
-	r := fetch.Request{
-		URL: d.URL, Mirrors: d.Mirrors, Credentials: d.Credentials, ChecksumURL: d.ChecksumURL,
-		Digest: j.image.Checksum, PackedDigest: d.PackedChecksum, Unpack: string(d.Unpack),
-		MaxSize: d.MaxSize, BandwidthLimit: j.image.BandwidthLimit,
-	}
+	r := j.request()
 	if r.Digest.IsZero() && r.ChecksumURL != "" {
 		if err := j.lookUpChecksum(ctx, &r); err != nil {
 			return err
@@ -58,6 +60,16 @@ func (j job) download(ctx context.Context, id disk.ID) error {
 		r.Digest = j.action.recall.digest
 	}
 	return j.downloadRight(ctx, id, r)
+}
+
+// request is for the image's source, as it is declared.
+func (j job) request() fetch.Request {
+	d := j.image.Source.Download
+	return fetch.Request{
+		URL: d.URL, Mirrors: d.Mirrors, Credentials: d.Credentials, ChecksumURL: d.ChecksumURL,
+		Digest: j.image.Checksum, PackedDigest: d.PackedChecksum, Unpack: string(d.Unpack),
+		MaxSize: d.MaxSize, BandwidthLimit: j.image.BandwidthLimit,
+	}
 }
 
 // downloadRight asks again where the bytes were wrong and others can be had: for

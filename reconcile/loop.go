@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -18,6 +20,7 @@ type LoopOptions struct {
 	Interval time.Duration // a look at disks and directory at least this often
 	Node     string        // of the configuration
 	Disks    []string      // see Desire
+	Peers    *peer.Client  // asks the other nodes that are declared; nil: nobody is asked
 	Log      *slog.Logger
 }
 
@@ -33,18 +36,24 @@ type Loop struct {
 	desired  Desired
 	loaded   bool   // desired is of some configuration
 	fault    string // what is wrong with the directory itself
+	outside  string // why this node has no part in a configuration that is right
 	result   schema.Result
 	rounds   int
-	asked    map[Key]bool // copies that are to be verified
+	asked    map[Key]bool      // copies that are to be verified
+	troubled map[string]bool   // nodes and disks that had a problem at the last round
+	cleanups map[Key]time.Time // copies that are to go if they may, and until when that holds
 	asks     chan ask
 	view     atomic.Pointer[View]
 }
 
 // NewLoop returns a Loop that works through r, which is its own from now on.
 func NewLoop(r *Reconciler, o LoopOptions) *Loop {
+	if o.Peers != nil {
+		r.Join(o.Peers)
+	}
 	return &Loop{
-		LoopOptions: o, reconciler: r,
-		loader: schema.NewLoader(), desired: Desired{Node: o.Node}, asked: map[Key]bool{}, asks: make(chan ask),
+		LoopOptions: o, reconciler: r, loader: schema.NewLoader(), desired: Desired{Node: o.Node},
+		asked: map[Key]bool{}, cleanups: map[Key]time.Time{}, troubled: map[string]bool{}, asks: make(chan ask),
 	}
 }
 
@@ -54,13 +63,15 @@ type View struct {
 	Desired  Desired
 	Observed Observed
 	Plan     Plan
-	// Fault says what is wrong with the config directory as a whole; Config has the
-	// mistakes in its files.
+	// Fault says what is wrong with the config directory as a whole, or that this node
+	// is not in it; Config has the mistakes in its files.
 	Fault  string
 	Config schema.Result
 	// Loaded says that some configuration was taken; before, there is only a Fault.
 	Loaded bool
 	Rounds int // since the start
+
+	overview *overview // for Status; nil: it looks each time anew
 }
 
 // View returns the last round, or nil when there was none.
@@ -75,6 +86,9 @@ func (l *Loop) Status() (Status, bool) {
 	}
 	return v.Status(l.reconciler.Transfers()), true
 }
+
+// Host returns what a server for the other nodes answers with.
+func (l *Loop) Host() peer.Host { return l.reconciler.Host() }
 
 // Transfers returns the actions under way.
 func (l *Loop) Transfers() map[Key]Transfer { return l.reconciler.Transfers() }
@@ -98,48 +112,54 @@ func (l *Loop) Run(ctx context.Context) error {
 }
 
 func (l *Loop) run(ctx context.Context, poked <-chan struct{}) error {
-	tick := time.NewTicker(l.Interval)
-	defer tick.Stop()
-	look := time.NewTimer(0)
-	defer look.Stop()
-	wake := time.NewTimer(l.Interval)
-	defer wake.Stop()
+	on := newOccasions(l.Interval)
+	defer on.stop()
 	for ctx.Err() == nil {
-		var asked ask
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-poked: // something may have changed in the directory
-			look.Reset(l.settler.Poked(time.Now()))
-			continue
-		case <-look.C: // it is time to look at the directory
-			taken, again, err := l.reload(ctx)
-			if err != nil {
-				return err
-			}
-			if again > 0 {
-				look.Reset(again)
-			}
-			if !taken {
-				continue
-			}
-		case <-tick.C: // events may have been missed, and disks have none
-			look.Reset(0)
-		case e := <-l.reconciler.Ended(): // which may make room for others
-			l.reconciler.Finish(e)
-			if !e.stopped {
-				delete(l.asked, e.key)
-			}
-		case asked = <-l.asks: // somebody wants copies verified
-			for _, key := range asked.keys {
-				l.asked[key] = true
-			}
-		case <-wake.C: // a wait is over
+		due, asked, err := l.await(ctx, poked, on)
+		if err != nil {
+			return err
 		}
-		wake.Reset(l.round(ctx))
-		asked.answer()
+		if !due {
+			continue
+		}
+		on.wake.Reset(l.round(ctx))
+		on.last = time.Now()
+		asked.answer(l.View())
 	}
 	return nil
+}
+
+// await waits for something to happen, and says whether it is worth a round.
+func (l *Loop) await(ctx context.Context, poked <-chan struct{}, on *occasions) (due bool, asked ask, err error) {
+	select {
+	case <-ctx.Done():
+		return false, asked, nil
+	case <-poked: // something may have changed in the directory
+		on.look.Reset(l.settler.Poked(time.Now()))
+		return false, asked, nil
+	case <-on.look.C: // it is time to look at the directory
+		taken, again, err := l.reload(ctx)
+		if again > 0 {
+			on.look.Reset(again)
+		}
+		return taken, asked, err
+	case <-on.tick.C: // events may have been missed, and disks have none
+		on.look.Reset(0)
+	case e := <-l.reconciler.Ended(): // which may make room for others
+		l.reconciler.Finish(e)
+		if !e.stopped && e.heard == nil {
+			delete(l.asked, e.key)
+		}
+	case asked = <-l.asks: // somebody wants something done about copies
+		asked.note()
+	case <-on.changed: // another node has news; it may have more in a moment
+		on.collect()
+		return false, asked, nil
+	case <-on.news.C:
+		on.changed = l.reconciler.Changed()
+	case <-on.wake.C: // a wait is over
+	}
+	return true, asked, nil
 }
 
 // round does one round and returns how long until a wait of the plan ends.
@@ -148,17 +168,20 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 		return l.Interval // nothing is known of the directory yet
 	}
 	l.rounds++
-	v := &View{Desired: l.desired, Fault: l.fault, Config: l.result, Loaded: l.loaded, Rounds: l.rounds}
+	v := &View{Desired: l.desired, Fault: cmp.Or(l.fault, l.outside), Config: l.result, Loaded: l.loaded, Rounds: l.rounds, overview: &overview{}}
 	if l.fault != "" {
 		v.Desired.May = min(v.Desired.May, schema.NoDeletions)
 	}
-	v.Desired.Verify = maps.Clone(l.asked)
+	v.Desired.Verify, v.Desired.Cleanup = maps.Clone(l.asked), l.toGo()
 	v.Observed, v.Plan = l.reconciler.Round(ctx, v.Desired)
 	maps.DeleteFunc(l.asked, func(key Key, _ bool) bool {
 		_, ready := v.Observed.Disks[key.Disk].ready(key.ID)
 		return !ready && !v.Observed.Running[key]
 	})
-	v.Desired.Removals = nil // it changes; the view must not
+	l.forgetGone(v.Observed)
+	l.forgetRefused(v.Plan, v.Observed)
+	l.logNews(v.Desired, v.Observed)
+	v.Desired.Removals = v.Desired.Removals.now() // it changes; the view must not
 	l.view.Store(v)
 	next := l.Interval
 	for _, a := range v.Plan.Actions {

@@ -16,14 +16,13 @@ type Mark struct {
 	InUse         bool
 	LastUsed      time.Time
 	UnwantedSince time.Time
+	By            string // the node by whose clock these two are
 }
 
 // Marks returns the copies of this node whose marks have to change, sorted. Like
-// Plan it depends on its arguments alone.
+// Plan it depends on its arguments alone. Where nothing may be done, uses are noted all
+// the same.
 func (d Desired) Marks(o Observed) []Mark {
-	if d.May == schema.ObserveOnly {
-		return nil
-	}
 	s := d.scene(o)
 	wanted := map[Key]bool{}
 	for _, image := range d.Config.Images {
@@ -47,7 +46,7 @@ func (d Desired) Marks(o Observed) []Mark {
 }
 
 func recorded(key Key, c Copy) Mark {
-	return Mark{Key: key, InUse: c.InUse, LastUsed: c.LastUsed, UnwantedSince: c.UnwantedSince}
+	return Mark{Key: key, InUse: c.InUse, LastUsed: c.LastUsed, UnwantedSince: c.UnwantedSince, By: c.MarkedBy}
 }
 
 // mark is what should be recorded of a copy. The clean-up clock starts only under
@@ -56,41 +55,49 @@ func recorded(key Key, c Copy) Mark {
 func (d Desired) mark(o Observed, key Key, c Copy, wanted bool) Mark {
 	m := recorded(key, c)
 	m.InUse = c.Using != ""
-	if c.InUse && !m.InUse || implausible(m.LastUsed, o.Now) && !m.LastUsed.IsZero() {
+	if c.InUse && !m.InUse || d.otherClock(c) && !m.LastUsed.IsZero() || implausible(m.LastUsed, o.Now) && !m.LastUsed.IsZero() {
 		m.LastUsed = o.Now
 	}
 	_, declared := d.Config.Images[key.ID.Name]
 	held := d.holds(key.ID.Name) != ""
-	if wanted || held || o.ClockStepped || implausible(m.UnwantedSince, o.Now) {
+	if wanted || held || o.Disks[key.Disk].ClockStepped || d.otherClock(c) || implausible(m.UnwantedSince, o.Now) {
 		m.UnwantedSince = time.Time{}
 	}
 	unwanted := !wanted && !held && (declared || d.gone(key.ID.Name))
 	if unwanted && d.May == schema.Everything && m.UnwantedSince.IsZero() {
 		m.UnwantedSince = o.Now
 	}
+	if m != recorded(key, c) {
+		m.By = d.Node
+	}
 	return m
 }
+
+// otherClock reports whether the times beside a copy are by the clock of another node,
+// which had the disk before.
+func (d Desired) otherClock(c Copy) bool { return c.MarkedBy != "" && c.MarkedBy != d.Node }
 
 // remember shows a copy as it would be if m had been written.
 func (d Disk) remember(m Mark) {
 	if c, there := d.Copies[m.Key.ID]; there {
-		c.InUse, c.LastUsed, c.UnwantedSince = m.InUse, m.LastUsed, m.UnwantedSince
+		c.InUse, c.LastUsed, c.UnwantedSince, c.MarkedBy = m.InUse, m.LastUsed, m.UnwantedSince, m.By
 		d.Copies[m.Key.ID] = c
 	}
 }
 
-// mark writes the marks that are due. A copy with a job is left to that job, which
-// writes the same record, and is marked when it has ended. What cannot be written,
-// on a full disk for one, holds for this process all the same. It reports whether
-// it wrote any, and whether it wrote all.
-func (r *Reconciler) mark(d Desired, o Observed) (changed, all bool) {
-	if all = true; d.May == schema.ObserveOnly {
-		return false, all
-	}
+// mark writes the marks that are due, and reports whether it wrote any. What cannot be
+// written, on a full disk for one, or may not be yet, holds for this process all the
+// same. A copy with a job is left to that job, which writes the same record, and is
+// marked when it has ended.
+func (r *Reconciler) mark(d Desired, o Observed) (changed bool) {
 	for _, m := range d.Marks(o) {
 		r.unmarked[m.Key] = m
 		o.Disks[m.Key.Disk].remember(m)
 	}
+	if d.May == schema.ObserveOnly {
+		return false
+	}
+	behind := map[schema.DiskRef]bool{}
 	for key, m := range r.unmarked {
 		seen, looked := o.Disks[key.Disk]
 		if _, there := seen.Copies[key.ID]; !there {
@@ -99,20 +106,27 @@ func (r *Reconciler) mark(d Desired, o Observed) (changed, all bool) {
 			}
 			continue
 		}
-		if r.running[key] != nil {
-			all = false
-			continue
-		}
-		err := r.disks.open[key.Disk].Update(key.ID, func(record *disk.Record) {
-			record.InUse, record.LastUsed, record.UnwantedSince = m.InUse, m.LastUsed, m.UnwantedSince
-		})
-		if err != nil {
-			r.log.Warn("cannot note use of copy", "copy", key.String(), "error", err)
-			all = false
+		if run := r.running[key]; run != nil && !run.asks() || !r.write(m) {
+			behind[key.Disk] = true
 			continue
 		}
 		delete(r.unmarked, key)
 		changed = true
 	}
-	return changed, all
+	for ref, seen := range o.Disks {
+		if d.mine(ref) && seen.Problem == "" && !behind[ref] {
+			r.clock.note(seen.UUID)
+		}
+	}
+	return changed
+}
+
+func (r *Reconciler) write(m Mark) bool {
+	err := r.disks.open[m.Key.Disk].Update(m.Key.ID, func(record *disk.Record) {
+		record.InUse, record.LastUsed, record.UnwantedSince, record.MarkedBy = m.InUse, m.LastUsed, m.UnwantedSince, m.By
+	})
+	if err != nil {
+		r.log.Warn("cannot note use of copy", "copy", m.Key.String(), "error", err)
+	}
+	return err == nil
 }

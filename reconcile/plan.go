@@ -65,15 +65,27 @@ func (v imageView) plan() []Action {
 			actions = append(actions, a)
 		}
 	}
-	if v.places.short > 0 || len(v.places.ranked) == 0 {
+	if v.places.short > 0 || v.places.ranked.len() == 0 {
 		actions = append(actions, v.shortage())
 	}
+	actions = append(actions, v.askedInVain()...)
 	for _, ref := range v.image.Disks {
 		if a, refused := v.refusedByName(ref); refused {
 			actions = append(actions, a)
 		}
 	}
 	return append(actions, slices.Collect(maps.Values(settling))...)
+}
+
+// askedInVain tells that what is wanted is not cleaned up, even if somebody asks.
+func (v imageView) askedInVain() []Action {
+	var actions []Action
+	for _, ref := range v.places.want {
+		if key := (Key{ref, v.image.ID}); v.mine(ref) && v.Cleanup[key] && v.copy(key).State == disk.Ready {
+			actions = append(actions, v.keep(key, "its clean-up was asked for, but the image is wanted on this disk"))
+		}
+	}
+	return actions
 }
 
 // settle says, for each disk where it is so, what has to be found out or decided
@@ -93,15 +105,19 @@ func (v imageView) settle() map[schema.DiskRef]Action {
 		case c.State == disk.Ready && v.Verify[key]:
 			settling[ref] = v.try(Verify, ref, "asked for", c.Size)
 		case c.State == disk.Ready && v.suspect[key]:
-			settling[ref] = v.try(Verify, ref, "a copy that was made of it has other bytes", c.Size)
+			settling[ref] = v.try(Verify, ref, suspected, c.Size)
+		case c.State == disk.Failed && v.repairable(key):
+			settling[ref] = v.repair(key)
 		case c.State == disk.Failed && c.Using != "":
 			settling[ref] = v.blocked(ref, fmt.Sprintf("the copy failed (%s) and cannot be replaced: %s", c.Message, c.Using))
-		case v.other[key] == needsSHA256:
+		case v.wrong[key] == needsSHA256:
 			settling[ref] = v.try(Verify, ref, needsSHA256, c.Size)
-		case v.other[key] != "":
-			settling[ref] = v.blocked(ref, v.other[key])
+		case v.wrong[key] != "":
+			settling[ref] = v.blocked(ref, v.wrong[key])
 		case c.State == disk.Ready && !c.HasCfg:
 			settling[ref] = v.try(Adopt, ref, "backing.cfg is missing or is not about the file", 0)
+		case c.State == disk.Ready && c.Chunks.IsZero():
+			settling[ref] = v.try(Verify, ref, "its chunk manifest is missing", c.Size)
 		}
 	}
 	return settling
@@ -138,16 +154,16 @@ func (v imageView) obtain(ref schema.DiskRef, settling map[schema.DiskRef]Action
 		reason = fmt.Sprintf("resumes at %s", bytesText(c.PartBytes))
 	}
 	first := v.places.want[0]
-	same := v.sameBytes()
+	here, there := v.sameHere(), v.sameThere()
 	switch {
 	case len(v.ready) == 0 && first != ref:
 		return v.waitFor(first, ref), true
-	case len(same) > 0:
-		return v.sync(ref, same[0], reason), true
-	case len(v.ready) > 0 && v.mine(v.ready[0].Disk):
-		return v.wait(ref, fmt.Sprintf("the file on %s is looked at first", v.ready[0].Disk)), true
+	case len(here) > 0:
+		return v.sync(ref, here, reason), true
+	case len(there) > 0:
+		return v.sync(ref, there, reason), true
 	case len(v.ready) > 0:
-		return v.blocked(ref, fmt.Sprintf("it is ready on %s, and copies from other nodes are not supported yet", v.ready[0].Disk)), true
+		return v.wait(ref, fmt.Sprintf("the file on %s is looked at first", v.ready[0].Disk)), true
 	}
 	for _, other := range slices.SortedFunc(maps.Keys(settling), compareRefs) {
 		if a := settling[other]; !a.Idle() && v.o.Tries[a.Key()].Attempts == 0 {
@@ -157,21 +173,42 @@ func (v imageView) obtain(ref schema.DiskRef, settling map[schema.DiskRef]Action
 	return v.prepare(ref, reason), true
 }
 
+// waitFor waits for the first copy, which another disk makes.
 func (v imageView) waitFor(first, ref schema.DiskRef) Action {
-	if !v.mine(first) {
-		return v.blocked(ref, fmt.Sprintf("the first copy is for %s to make, and copies from other nodes are not supported yet", first))
+	if t := v.sourceTry(); t.puts(Download, v.o.Now) {
+		return v.putOff(ref, t)
 	}
-	return v.wait(ref, fmt.Sprintf("the first copy is made on %s", first))
+	a := v.wait(ref, fmt.Sprintf("the first copy is made on %s", first))
+	peer, asking := v.o.Peers[first.Node]
+	switch {
+	case v.mine(first), peer.answers():
+	case !asking:
+		a.Reason += ", which was not asked"
+	default:
+		a.Reason = fmt.Sprintf("the first copy is for %s to make, which does not answer: %s", first, peer.Problem)
+		a.Until = v.returns(peer)
+	}
+	return a
 }
 
-func (v imageView) sync(ref schema.DiskRef, from Key, reason string) Action {
+// sync copies from the best of the copies, if they are on this node, and else from
+// all of them.
+func (v imageView) sync(ref schema.DiskRef, from []Key, reason string) Action {
 	if len(v.ready) > 0 && v.Config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
 		return v.blocked(ref, "concurrentReplenishPerNodeLimit is 0: only first copies are made")
 	}
-	a := v.try(Sync, ref, reason, max(0, v.copy(from).Size-v.copy(Key{ref, v.image.ID}).PartBytes))
-	a.from = from
-	if a.Kind == Sync {
-		a.From = from.String()
+	a := v.try(Sync, ref, reason, max(0, v.copy(from[0]).Size-v.copy(Key{ref, v.image.ID}).PartBytes))
+	return v.reading(a, from[0])
+}
+
+// reading notes which copy an action reads.
+func (v imageView) reading(a Action, from Key) Action {
+	if a.Idle() {
+		return a
+	}
+	a.From = from.String()
+	if v.mine(from.Disk) {
+		a.from = from
 	}
 	return a
 }
@@ -181,16 +218,20 @@ func (v imageView) sync(ref schema.DiskRef, from Key, reason string) Action {
 // is nothing that would be done.
 func (v imageView) shortage() Action {
 	reason := fmt.Sprintf("no disk can take %d of %d copies", v.places.short, v.places.copies)
-	if len(v.places.ranked) == 0 {
+	if v.places.ranked.len() == 0 {
 		reason = "no disk matches the selectors, or those that do are evicted"
 	}
-	var why []string
-	wrong := len(v.places.want) == 0 || len(v.places.ranked) == 0
-	for _, ref := range v.places.ranked {
-		if r, refused := v.places.refused[ref]; refused {
-			why = append(why, fmt.Sprintf("%s: %s", ref, r.why))
+	by, wrong := map[string][]string{}, len(v.places.want) == 0 || v.places.ranked.len() == 0
+	for ref, r := range v.places.refused {
+		if v.places.ranked.has(ref) {
+			by[r.why] = append(by[r.why], ref.String())
 			wrong = wrong || !r.meant
 		}
+	}
+	var why []string
+	for reason, disks := range by {
+		slices.Sort(disks)
+		why = append(why, fmt.Sprintf("%s: %s", listed(disks), reason))
 	}
 	if len(why) > 0 {
 		slices.Sort(why)
@@ -203,11 +244,20 @@ func (v imageView) shortage() Action {
 	return a
 }
 
+// listed names a few of sorted words.
+func listed(words []string) string {
+	const most = 5
+	if more := len(words) - most; more > 1 {
+		return fmt.Sprintf("%s and %d more", strings.Join(words[:most], ", "), more)
+	}
+	return strings.Join(words, ", ")
+}
+
 // refusedByName tells of a disk of this node that the image names and that gets
 // no copy.
 func (v imageView) refusedByName(ref schema.DiskRef) (a Action, refused bool) {
 	r, refused := v.places.refused[ref]
-	told := v.places.short > 0 && slices.Contains(v.places.ranked, ref) || v.copy(Key{ref, v.image.ID}).Owned && r.meant
+	told := v.places.short > 0 && v.places.ranked.has(ref) || v.copy(Key{ref, v.image.ID}).Owned && r.meant
 	if !refused || told || !v.mine(ref) {
 		return Action{}, false
 	}
@@ -236,7 +286,9 @@ func (v imageView) wait(ref schema.DiskRef, reason string) Action {
 // try is the action, or what it has to wait for because it failed before.
 func (v imageView) try(kind Kind, ref schema.DiskRef, reason string, bytes int64) Action {
 	key := Key{ref, v.image.ID}
-	if t := v.o.Tries[key]; t.puts(kind, v.o.Now) {
+	t := v.o.Tries[key]
+	turn := (kind == Sync && t.Kind == Repair || kind == Repair && t.Kind == Sync) && t.Until.After(v.o.Now)
+	if turn || t.puts(kind, v.o.Now) {
 		return v.putOff(ref, t)
 	}
 	return newAction(kind, key, reason, bytes)

@@ -35,7 +35,7 @@ func TestPlanNever(t *testing.T) {
 			t.Fatalf("seed %d\n%s", seed, situationText(d, o, plan))
 		}
 	}
-	for _, kind := range []Kind{Download, Sync, Adopt, Verify, Cleanup, Evict, Wait, Blocked} {
+	for _, kind := range []Kind{Download, Sync, Adopt, Verify, Repair, Cleanup, Evict, Wait, Blocked} {
 		if seen[kind] < *seeds/150 {
 			t.Errorf("%d times %s in all plans: the situations do not show enough", seen[kind], kind)
 		}
@@ -101,7 +101,7 @@ func checkMarks(t *testing.T, d Desired, o Observed) {
 	for _, m := range marks {
 		c := o.Disks[m.Key.Disk].Copies[m.Key.ID]
 		switch {
-		case !c.Owned || o.Disks[m.Key.Disk].Problem != "" || d.May == schema.ObserveOnly:
+		case !c.Owned || o.Disks[m.Key.Disk].Problem != "":
 			t.Errorf("mark on what is not to be touched: %+v", m)
 		case m.InUse != (c.Using != ""):
 			t.Errorf("%+v, and %q uses it", m, c.Using)
@@ -114,7 +114,10 @@ func checkMarks(t *testing.T, d Desired, o Observed) {
 		}
 	}
 	noted := withMarks(o, marks)
-	noted.ClockStepped = false
+	for ref, seen := range noted.Disks {
+		seen.ClockStepped = false
+		noted.Disks[ref] = seen
+	}
 	if left := d.Marks(noted); len(left) > 0 {
 		t.Errorf("marks are left when all are written: %+v of %+v", left, marks)
 	}
@@ -128,7 +131,7 @@ func withMarks(o Observed, marks []Mark) Observed {
 		one := o.Disks[m.Key.Disk]
 		one.Copies = maps.Clone(one.Copies)
 		c := one.Copies[m.Key.ID]
-		c.InUse, c.LastUsed, c.UnwantedSince = m.InUse, m.LastUsed, m.UnwantedSince
+		c.InUse, c.LastUsed, c.UnwantedSince, c.MarkedBy = m.InUse, m.LastUsed, m.UnwantedSince, m.By
 		one.Copies[m.Key.ID] = c
 		o.Disks[m.Key.Disk] = one
 	}
@@ -149,7 +152,7 @@ func situationText(d Desired, o Observed, plan Plan) string {
 	}
 	b, err := json.MarshalIndent(map[string]any{
 		"config": d.Config, "held": d.Held, "may": d.May.String(), "removals": fmt.Sprintf("%+v", d.Removals), "now": o.Now,
-		"stepped": o.ClockStepped, "running": fmt.Sprint(o.Running), "copies": copies, "tries": tries, "plan": plan,
+		"running": fmt.Sprint(o.Running), "copies": copies, "tries": tries, "plan": plan,
 	}, "", " ")
 	if err != nil {
 		panic(err)

@@ -10,56 +10,174 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// ranked returns the disks that may hold the image, best first. It is a function
-// of the configuration alone, so every node has the same list; when a disk comes
-// or goes the order of the others stays, so little moves. Every node's best disk
-// comes before any node's second.
+// ranking is the disks that may hold an image, best first. It is a function of the
+// configuration alone, so every node has the same one; when a disk comes or goes the
+// order of the others stays, so little moves. Every node's best disk comes before any
+// node's second.
 //
 // The rank of a disk is the SHA-256 of image, node and disk name, each preceded
 // by its length as 8 bytes, big-endian; the smallest is best.
-func ranked(c schema.Config, image schema.Image) []schema.DiskRef {
-	type place struct {
-		ref   schema.DiskRef
-		round int // how many disks of the same node are better
-		score [sha256.Size]byte
-	}
-	var places []place
-	for name, node := range c.Nodes {
-		if node.EvictionRequested || !hasAll(node.Tags, image.NodeSelector) {
-			continue
-		}
-		var own []place
-		for diskName, d := range node.Disks {
-			if !d.EvictionRequested && hasAll(d.Tags, image.DiskSelector) {
-				own = append(own, place{ref: schema.DiskRef{Node: name, Disk: diskName}, score: score(image.ID.Name, name, diskName)})
-			}
-		}
-		slices.SortFunc(own, func(a, b place) int { return bytes.Compare(a.score[:], b.score[:]) })
-		for i := range own {
-			own[i].round = i
-		}
-		places = append(places, own...)
-	}
-	slices.SortFunc(places, func(a, b place) int {
-		return cmp.Or(cmp.Compare(a.round, b.round), bytes.Compare(a.score[:], b.score[:]))
-	})
-	refs := make([]schema.DiskRef, len(places))
-	for i, p := range places {
-		refs[i] = p.ref
-	}
-	return refs
+//
+// It sorts no further than it is asked: with many disks few of them matter.
+type ranking struct {
+	list   diskList
+	image  string
+	places []place // the first sorted ones are the best in order
+	sorted int
+	shared bool // with others who rank the same: places must not be written to
 }
 
-func score(parts ...string) [sha256.Size]byte {
-	var b []byte
-	for _, p := range parts {
-		b = binary.BigEndian.AppendUint64(b, uint64(len(p)))
-		b = append(b, p...)
+// place is a disk that may hold an image.
+type place struct {
+	node, disk int32  // in the list of disks
+	round      int32  // how many disks of the same node are better
+	head       uint64 // of the score: the rest of it decides next to never
+}
+
+// diskList is the declared disks as a list, which costs less to walk over for every image.
+type diskList []nodeDisks
+
+type nodeDisks struct {
+	name  string
+	tags  []string
+	disks []taggedDisk
+}
+
+type taggedDisk struct {
+	name string
+	tags []string
+}
+
+// newDiskList leaves out what is evicted: it has no rank for any image.
+func newDiskList(nodes map[string]schema.Node) diskList {
+	var g diskList
+	for name, node := range nodes {
+		if node.EvictionRequested {
+			continue
+		}
+		one := nodeDisks{name: name, tags: node.Tags}
+		for diskName, d := range node.Disks {
+			if !d.EvictionRequested {
+				one.disks = append(one.disks, taggedDisk{diskName, d.Tags})
+			}
+		}
+		g = append(g, one)
+	}
+	return g
+}
+
+// rank ranks the disks for an image. It takes the memory of places.
+func (l diskList) rank(image schema.Image, places []place) *ranking {
+	r := &ranking{list: l, image: image.ID.Name, places: places[:0]}
+	for n, node := range l {
+		if !hasAll(node.tags, image.NodeSelector) {
+			continue
+		}
+		first := len(r.places)
+		for i, d := range node.disks {
+			if hasAll(d.tags, image.DiskSelector) {
+				score := score(r.image, node.name, d.name)
+				r.places = append(r.places, place{node: int32(n), disk: int32(i), head: binary.BigEndian.Uint64(score[:])})
+			}
+		}
+		own := r.places[first:]
+		slices.SortFunc(own, r.compare)
+		for i := range own {
+			own[i].round = int32(i)
+		}
+	}
+	return r
+}
+
+func (r *ranking) compare(p, q place) int {
+	switch {
+	case p.round != q.round:
+		return cmp.Compare(p.round, q.round)
+	case p.head != q.head:
+		return cmp.Compare(p.head, q.head)
+	}
+	a, b := r.ref(p), r.ref(q)
+	whole, other := score(r.image, a.Node, a.Disk), score(r.image, b.Node, b.Disk)
+	return bytes.Compare(whole[:], other[:])
+}
+
+func (r *ranking) ref(p place) schema.DiskRef {
+	node := r.list[p.node]
+	return schema.DiskRef{Node: node.name, Disk: node.disks[p.disk].name}
+}
+
+func (r *ranking) len() int { return len(r.places) }
+
+// few is how many ranks are looked for one by one before the rest is sorted.
+const few = 8
+
+// at returns the disk with rank i, counted from 0.
+func (r *ranking) at(i int) schema.DiskRef {
+	for r.sorted <= i {
+		if r.shared {
+			r.places, r.shared = slices.Clone(r.places), false
+		}
+		rest := r.places[r.sorted:]
+		if r.sorted == few {
+			slices.SortFunc(rest, r.compare)
+			r.sorted = len(r.places)
+			break
+		}
+		least := 0
+		for j := range rest {
+			if r.compare(rest[j], rest[least]) < 0 {
+				least = j
+			}
+		}
+		rest[0], rest[least] = rest[least], rest[0]
+		r.sorted++
+	}
+	return r.ref(r.places[i])
+}
+
+func (r *ranking) has(ref schema.DiskRef) bool { return r.find(ref) >= 0 }
+
+func (r *ranking) find(ref schema.DiskRef) int {
+	return slices.IndexFunc(r.places, func(p place) bool { return r.ref(p) == ref })
+}
+
+// order sorts copies by the rank of their disks, best first, and those that have none
+// behind.
+func (r *ranking) order(keys []Key) {
+	if len(keys) < 2 {
+		return
+	}
+	at := make(map[schema.DiskRef]int, len(keys))
+	for _, key := range keys {
+		at[key.Disk] = r.find(key.Disk)
+	}
+	slices.SortStableFunc(keys, func(a, b Key) int {
+		i, j := at[a.Disk], at[b.Disk]
+		switch {
+		case i >= 0 && j >= 0:
+			return r.compare(r.places[i], r.places[j])
+		case i < 0 && j < 0:
+			return compareRefs(a.Disk, b.Disk)
+		}
+		return cmp.Compare(j, i) // of the two, the one that has no rank is negative
+	})
+}
+
+func score(image, node, disk string) [sha256.Size]byte {
+	b := make([]byte, 0, 160)
+	for _, part := range [...]string{image, node, disk} {
+		b = binary.BigEndian.AppendUint64(b, uint64(len(part)))
+		b = append(b, part...)
 	}
 	return sha256.Sum256(b)
 }
 
 // hasAll reports whether tags hold every selector. No selector matches anything.
 func hasAll(tags, selectors []string) bool {
-	return !slices.ContainsFunc(selectors, func(s string) bool { return !slices.Contains(tags, s) })
+	for _, s := range selectors {
+		if !slices.Contains(tags, s) {
+			return false
+		}
+	}
+	return true
 }

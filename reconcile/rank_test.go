@@ -40,7 +40,7 @@ func TestRankedVectors(t *testing.T) {
 		"debian": {"node2/disk1", "node3/disk1", "node1/disk1", "node3/disk2", "node2/disk2", "node1/disk2"},
 	} {
 		var got []string
-		for _, ref := range ranked(c, named(image)) {
+		for _, ref := range ranked(c, named(image)).all() {
 			got = append(got, ref.String())
 		}
 		if !slices.Equal(got, want) {
@@ -73,7 +73,7 @@ func named(name string) schema.Image {
 func TestRankedBestOfEveryNodeFirst(t *testing.T) {
 	c := grid(5, 4)
 	for i := range 200 {
-		refs := ranked(c, named(fmt.Sprint("image", i)))
+		refs := ranked(c, named(fmt.Sprint("image", i))).all()
 		if len(refs) != 20 {
 			t.Fatalf("%d disks are ranked", len(refs))
 		}
@@ -97,7 +97,7 @@ func TestRankedMovesLittle(t *testing.T) {
 		for i := range 50 {
 			image := named(fmt.Sprint("image", i))
 			for copies := 1; copies <= 5; copies++ {
-				before, after := ranked(with, image)[:copies], ranked(without, image)
+				before, after := ranked(with, image).all()[:copies], ranked(without, image).all()
 				after = after[:min(copies, len(after))]
 				for _, ref := range before {
 					if stays(without, ref) && !slices.Contains(after, ref) {
@@ -152,11 +152,25 @@ func TestRankedBalance(t *testing.T) {
 	c := grid(3, 2)
 	first := map[schema.DiskRef]int{}
 	for i := range images {
-		first[ranked(c, named(fmt.Sprint("image", i)))[0]]++
+		first[ranked(c, named(fmt.Sprint("image", i))).at(0)]++
 	}
 	for ref, n := range first {
 		if n < images/6*8/10 || n > images/6*12/10 {
 			t.Errorf("%s is the first for %d of %d images on 6 disks", ref, n, images)
 		}
 	}
+}
+
+// ranked ranks the disks of a configuration for one image.
+func ranked(c schema.Config, image schema.Image) *ranking {
+	return newDiskList(c.Nodes).rank(image, nil)
+}
+
+// all returns all disks in order.
+func (r *ranking) all() []schema.DiskRef {
+	refs := make([]schema.DiskRef, r.len())
+	for i := range refs {
+		refs[i] = r.at(i)
+	}
+	return refs
 }

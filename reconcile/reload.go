@@ -70,13 +70,16 @@ func (l *Loop) take(ctx context.Context, snapshot schema.Snapshot) error {
 	}
 	l.logProblems(result)
 	desired, err := Desire(result, l.Node, l.Disks)
+	l.outside = ""
 	switch {
 	case err == nil:
 	case !l.loaded && result.May == schema.Everything:
 		return err
 	default:
 		l.Log.Error("nothing is done until the configuration is right", "error", err)
-		desired = l.bystander(desired)
+		if desired = l.bystander(desired); result.May == schema.Everything {
+			l.outside = err.Error()
+		}
 	}
 	desired.Removals = &l.removals
 	if desired.May != schema.Everything {
@@ -86,6 +89,7 @@ func (l *Loop) take(ctx context.Context, snapshot schema.Snapshot) error {
 		return err
 	}
 	l.desired, l.loaded, l.result = desired, true, result
+	l.reconciler.Follow(ctx, desired)
 	l.Log.Info("configuration taken", "images", len(desired.Config.Images), "allowed", desired.May.String(),
 		"errors", len(result.Errors), "digest", result.Digest)
 	return nil
@@ -103,7 +107,7 @@ func (l *Loop) logProblems(r schema.Result) {
 // bystander is what is desired of a node that the configuration does not know, or
 // not rightly: to keep its disks as they were declared last, and look.
 func (l *Loop) bystander(d Desired) Desired {
-	d.May = schema.ObserveOnly
+	d.May, d.Picked, d.ranks = schema.ObserveOnly, l.desired.Picked, nil
 	d.Config.Nodes = maps.Clone(d.Config.Nodes)
 	delete(d.Config.Nodes, l.Node)
 	if last, ok := l.desired.Config.Nodes[l.Node]; ok {

@@ -1,6 +1,9 @@
 package reconcile
 
-import "time"
+import (
+	"maps"
+	"time"
+)
 
 // removalRow is how long an image must have been gone from the
 // configuration, at two looks at least, before its removal is acted on.
@@ -47,4 +50,15 @@ func (r *Removals) Gone(name string) bool {
 		since = r.first
 	}
 	return !r.last.IsZero() && r.last.Sub(since) >= removalRow
+}
+
+// now returns what is confirmed at this moment, which does not change any more. That
+// of nil is nil.
+func (r *Removals) now() *Removals {
+	if r == nil {
+		return nil
+	}
+	then := *r
+	then.left = maps.Clone(r.left)
+	return &then
 }

@@ -135,7 +135,7 @@ func declaredNames(c schema.Config) map[string]bool {
 }
 
 func (s *simulation) observe() Observed {
-	o := Observed{Now: s.now(), ClockStepped: s.stepped, Disks: s.look(s.config), Tries: map[Key]Try{}, Running: map[Key]bool{}}
+	o := Observed{Now: s.now(), Disks: s.look(s.config), Tries: map[Key]Try{}, Running: map[Key]bool{}}
 	for key, t := range s.tries {
 		if !sameImage(t.image, s.config.Images[key.ID.Name]) {
 			delete(s.tries, key)

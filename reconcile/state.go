@@ -16,6 +16,9 @@ type Desired struct {
 	Picked map[string]bool
 	// Config has this node among its nodes.
 	Config schema.Config
+	// Digest is that of the configuration as it was declared, "" while anything of it
+	// is broken. Nodes that have the same one plan alike.
+	Digest string
 	May    schema.Allowed
 	// Offline says that May is less than the configuration allows because nobody
 	// else is asked.
@@ -27,6 +30,11 @@ type Desired struct {
 	Removals *Removals
 	// Verify are ready copies that somebody asked to have read again.
 	Verify map[Key]bool
+	// Cleanup are surplus copies that somebody asked to have removed before their
+	// interval is over.
+	Cleanup map[Key]bool
+
+	ranks *ranks // of Config; nil: they are worked out anew each time
 }
 
 // whyNot says when nothing is deleted, for messages.
@@ -58,17 +66,37 @@ func (d Desired) gone(name string) bool {
 
 // Observed is what was seen at one moment.
 type Observed struct {
-	Now   time.Time
+	Now time.Time
+	// Disks are those of this node, and those of the others as these said last.
 	Disks map[schema.DiskRef]Disk
-	// Tries are what failed before; nothing here means that nothing did.
+	// Peers are the other declared nodes, by name.
+	Peers map[string]Peer
+	// Tries are what failed before; nothing here means that nothing did. Those of
+	// other nodes are there if they failed under the same configuration.
 	Tries map[Key]Try
-	// Running are the transfers under way. They count on the space they were
-	// promised when they began.
+	// Running is the work under way, here and on other nodes. It counts on the space
+	// it was promised when it began.
 	Running map[Key]bool
-	// ClockStepped says that the wall clock was set since the last look, so that
-	// intervals that go by it have to begin anew.
-	ClockStepped bool
 }
+
+// Peer is what is known of another node by asking it, and nobody else.
+type Peer struct {
+	// Asked: at least one question has ended, well or not, since this process began.
+	Asked bool
+	// Problem says why it does not answer; "" when what it said last stands.
+	Problem string
+	// Silent is for how long it has not answered, at least: since its last answer, or
+	// since this process began. 0 when Problem is "".
+	Silent time.Duration
+	// Config is the digest of its configuration, "" while anything of it is broken.
+	Config string
+	// Last is when its last answer was true, by this node's clock; zero: it never
+	// answered. It is shown, and nothing is planned by it.
+	Last time.Time
+}
+
+// answers reports whether what the peer said last stands.
+func (p Peer) answers() bool { return p.Asked && p.Problem == "" }
 
 // Disk is one disk as it was seen.
 type Disk struct {
@@ -77,9 +105,13 @@ type Disk struct {
 	// Problem says why the disk cannot be used. Nothing is known of its copies
 	// then, and nothing is done to them.
 	Problem string
+	Away    time.Duration // for how long it has had a problem, for all that is known
 	Space   disk.Space
 	Copies  map[disk.ID]Copy
 	Foreign []string // what is not ours and is left alone
+	// ClockStepped says that the wall clock was set since the times beside the copies
+	// were written, so that intervals that go by it have to begin anew.
+	ClockStepped bool
 	// Unclear says why it cannot be told what the replicas on the disk use. All its
 	// copies then count as used, until a person has looked.
 	Unclear string
@@ -90,6 +122,10 @@ type Copy struct {
 	disk.Copy
 	// Using says why the copy counts as used; "" when nothing uses it.
 	Using string
+	// Leaving: it was withdrawn, and may be gone the next moment. Nobody counts on it.
+	Leaving bool
+	// Refuses says why a disk of another node takes no copy, as that node sees it.
+	Refuses string
 }
 
 // Try is what is remembered of a failure until the next attempt.
@@ -106,6 +142,11 @@ type Try struct {
 	Space int64
 	// Disk says that the trouble is the disk's and not the source's.
 	Disk bool
+	// Link says that it may be this node's way to the source, so that another node
+	// may have more luck.
+	Link bool
+	// Unrepairable: a repair of the copy failed, so it has to be replaced.
+	Unrepairable bool
 	// Suspects are ready copies that were read and gave other bytes than their own,
 	// as long as they have not been verified since.
 	Suspects []Key
@@ -115,4 +156,12 @@ type Try struct {
 func (d Disk) ready(id disk.ID) (Copy, bool) {
 	c, ok := d.Copies[id]
 	return c, ok && c.State == disk.Ready && d.Problem == ""
+}
+
+// withdraw shows a copy as leaving if what is done to it deletes it.
+func (d Disk) withdraw(key Key, kind Kind) {
+	if c, there := d.Copies[key.ID]; there && kind.drops() {
+		c.Leaving = true
+		d.Copies[key.ID] = c
+	}
 }

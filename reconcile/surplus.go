@@ -17,7 +17,7 @@ func (v imageView) planSurplus(settling map[schema.DiskRef]Action) []Action {
 	for _, key := range v.surplus() {
 		a := v.drop(key, t)
 		if _, first := settling[key.Disk]; first && key.ID == v.image.ID {
-			if v.other[key] != "" || v.suspect[key] || v.Verify[key] || a.Idle() && a.Until.IsZero() {
+			if v.wrong[key] != "" || v.suspect[key] || v.Verify[key] || a.Idle() && a.Until.IsZero() {
 				continue
 			}
 			delete(settling, key.Disk)
@@ -35,16 +35,18 @@ func (v imageView) planSurplus(settling map[schema.DiskRef]Action) []Action {
 func (v imageView) surplus() []Key {
 	var keys []Key
 	for _, key := range v.named[v.image.ID.Name] {
-		if v.copy(key).Owned && !(key.ID == v.image.ID && slices.Contains(v.places.want, key.Disk)) {
+		if v.copy(key).Owned && !(key.ID == v.image.ID && v.wants(key.Disk)) {
 			keys = append(keys, key)
 		}
 	}
-	slices.SortStableFunc(keys, func(a, b Key) int { return v.places.compare(b.Disk, a.Disk) })
+	v.places.ranked.order(keys)
+	slices.Reverse(keys)
 	return keys
 }
 
 // tally counts ready copies of the wanted generation that a deletion may count on:
-// none that is suspected, and none with work under way, which may be its removal.
+// none that is suspected or leaving, none here with work under way, and those of other
+// nodes only if these answer and have the same configuration.
 type tally struct {
 	all   int // wherever they are
 	stand int // where they should be, or could: on ranked disks and those that the image names
@@ -77,12 +79,28 @@ func (t tally) without(v imageView, key Key) tally {
 }
 
 func (v imageView) counts(key Key) bool {
-	return slices.Contains(v.ready, key) && !v.suspect[key] && !v.o.Running[key]
+	if !slices.Contains(v.ready, key) || v.copy(key).Leaving {
+		return false
+	}
+	if v.mine(key.Disk) {
+		return !v.suspect[key] && !v.o.Running[key]
+	}
+	return v.agrees(key.Disk.Node)
 }
+
+// agrees reports whether another node answers and has this node's configuration,
+// which is wholly valid.
+func (s *scene) agrees(node string) bool {
+	peer := s.o.Peers[node]
+	return peer.answers() && peer.Config == s.Digest && s.Digest != ""
+}
+
+// wants reports whether the disk should have a copy.
+func (v imageView) wants(ref schema.DiskRef) bool { return slices.Contains(v.places.want, ref) }
 
 // stands reports whether a deletion may count on a ready copy on the disk.
 func (v imageView) stands(ref schema.DiskRef) bool {
-	if slices.Contains(v.places.ranked, ref) {
+	if v.places.ranked.has(ref) {
 		return true
 	}
 	_, declared := v.disk(ref)
@@ -91,7 +109,7 @@ func (v imageView) stands(ref schema.DiskRef) bool {
 
 // enough is how many ready copies have to stand for another one to be surplus.
 func (v imageView) enough() int {
-	return max(1, min(v.places.copies, len(v.places.ranked)))
+	return max(1, min(v.places.copies, v.places.ranked.len()))
 }
 
 // drop says whether a surplus copy may go now, and if not, what for it is kept.
@@ -103,7 +121,7 @@ func (v imageView) drop(key Key, now tally) Action {
 		reason = "older generation"
 	case v.evicting(key.Disk):
 		kind, reason = Evict, "eviction of the disk is requested"
-	case !slices.Contains(v.places.ranked, key.Disk):
+	case !v.places.ranked.has(key.Disk):
 		reason = "the disk does not match the selectors"
 	}
 	then, ready := now.without(v, key), slices.Contains(v.ready, key)
@@ -112,12 +130,12 @@ func (v imageView) drop(key Key, now tally) Action {
 		return v.keep(key, reason+", but nothing is deleted "+v.whyNot())
 	case c.Using != "":
 		return v.keepUsed(key, reason+", but "+c.Using)
-	case len(v.places.ranked) == 0:
+	case v.places.ranked.len() == 0:
 		return newAction(Blocked, key, "no disk matches the selectors, or those that do are evicted: every copy is kept", 0)
 	case then.stand < v.enough(), ready && then.all < v.places.copies:
 		return v.needed(key, kind, reason)
-	case kind == Cleanup && v.expires(v.o, c).After(v.o.Now):
-		return v.keepUntil(key, reason+"; goes after the clean-up interval", v.expires(v.o, c))
+	case kind == Cleanup && !v.Cleanup[key] && v.expires(v.o, key).After(v.o.Now):
+		return v.keepUntil(key, reason+"; goes after the clean-up interval", v.expires(v.o, key))
 	}
 	return v.remove(kind, key, reason)
 }
@@ -125,15 +143,19 @@ func (v imageView) drop(key Key, now tally) Action {
 // needed keeps a copy that the image needs as long as there are no others. An
 // eviction that no disk can take the copy of does not come about by itself.
 func (v imageView) needed(key Key, kind Kind, reason string) Action {
-	a := v.keep(key, fmt.Sprintf("%s; kept until %s on other disks", reason, readyText(v.enough())))
-	if key.ID != v.image.ID {
+	a := v.keep(key, "")
+	switch {
+	case key.ID != v.image.ID:
 		a.Reason = fmt.Sprintf("%s; kept until %s of the declared one", reason, readyText(v.enough()))
-	} else if v.places.short > 0 {
+	case v.places.short > 0:
 		a.Reason = fmt.Sprintf("%s; kept, because no disk can take %d of %d copies", reason, v.places.short, v.places.copies)
 		if kind == Evict {
 			a.Kind = Blocked
 		}
+	default:
+		a.Reason = fmt.Sprintf("%s; kept until %s on other disks", reason, readyText(v.enough()))
 	}
+	a.Reason += v.uncounted()
 	return a
 }
 
@@ -173,10 +195,11 @@ func (s *scene) keepUntil(key Key, reason string, until time.Time) Action {
 // expires is when the clean-up interval of a copy is over: it begins with the
 // later of its last use and its first being unwanted. Where one of these is not
 // recorded or cannot be right it begins now; Marks writes it down.
-func (d Desired) expires(o Observed, c Copy) time.Time {
+func (d Desired) expires(o Observed, key Key) time.Time {
+	c, stepped := o.Disks[key.Disk].Copies[key.ID], o.Disks[key.Disk].ClockStepped
 	since := c.UnwantedSince
 	switch {
-	case since.IsZero(), o.ClockStepped, implausible(since, o.Now),
+	case since.IsZero(), stepped, d.otherClock(c), implausible(since, o.Now),
 		c.InUse && c.Using == "", // the use has just ended
 		!c.LastUsed.IsZero() && implausible(c.LastUsed, o.Now):
 		since = o.Now

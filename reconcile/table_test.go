@@ -64,7 +64,7 @@ func tableCase(states []string, used string, copies int) (Desired, Observed) {
 	}
 	c.Nodes = map[string]schema.Node{"node1": one}
 	o := Observed{Now: goldenNow, Disks: map[schema.DiskRef]Disk{}}
-	for i, ref := range ranked(c, image) {
+	for i, ref := range ranked(c, image).all() {
 		o.Disks[ref] = Disk{Space: disk.Space{Free: 1 << 40}, Copies: map[disk.ID]Copy{}}
 		state := map[string]disk.State{"R": disk.Ready, "F": disk.Failed, "P": disk.Pending, "IP": disk.Pending}[states[i]]
 		if state == "" {
@@ -72,7 +72,7 @@ func tableCase(states []string, used string, copies int) (Desired, Observed) {
 		}
 		one := Copy{Copy: disk.Copy{ID: image.ID, State: state, Owned: true, HasCfg: true, UnwantedSince: goldenNow.Add(-99 * time.Hour)}}
 		if state == disk.Ready {
-			one.SHA512 = image.Checksum
+			one.SHA512, one.Chunks = image.Checksum, digestOf(disk.SHA256, "chunks")
 		}
 		if used[i] == 'u' {
 			one.Using = "used by replica vol-1"
@@ -84,7 +84,7 @@ func tableCase(states []string, used string, copies int) (Desired, Observed) {
 
 // effects is what the plan does on each disk, in the order of rank.
 func effects(d Desired, plan Plan) string {
-	refs := ranked(d.Config, d.Config.Images["parrot"])
+	refs := ranked(d.Config, d.Config.Images["parrot"]).all()
 	out := []byte(strings.Repeat(".", len(refs)))
 	for i, ref := range refs {
 		for _, a := range plan.Actions {

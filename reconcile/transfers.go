@@ -26,8 +26,8 @@ type transfers struct {
 
 // Counts are totals since the start.
 type Counts struct {
-	// Fetched is how many bytes crossed the network.
-	Fetched int64
+	// Fetched is how many bytes came from origins, FromPeers how many from other nodes.
+	Fetched, FromPeers int64
 	// Done are the actions that have succeeded.
 	Done map[Kind]int64
 	// Failed are the actions that have failed, by the class of their trouble.
@@ -54,8 +54,9 @@ func (t *transfers) end(key Key, e outcome) {
 		t.counts = Counts{Done: map[Kind]int64{}, Failed: map[string]int64{}}
 	}
 	t.counts.Fetched += one.Progress.Moved.Load()
+	t.counts.FromPeers += one.Progress.Peers.Load()
 	switch {
-	case e.err == nil:
+	case e.err == nil && e.heard == nil:
 		t.counts.Done[one.Action.Kind]++
 	case !e.stopped:
 		t.counts.Failed[className(e.err)]++
@@ -73,7 +74,7 @@ func className(err error) string {
 	case isA[*disk.InUseError](err):
 		return "in use"
 	}
-	if whose, _, _ := judge(err); whose == sourceTrouble {
+	if whose, _, _ := judge(err); whose != diskTrouble {
 		return fetch.Source.String()
 	}
 	return "disk"
@@ -85,9 +86,10 @@ func (r *Reconciler) Counts() Counts {
 	t := &r.transfers
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c := Counts{Fetched: t.counts.Fetched, Done: maps.Clone(t.counts.Done), Failed: maps.Clone(t.counts.Failed)}
+	c := Counts{Fetched: t.counts.Fetched, FromPeers: t.counts.FromPeers, Done: maps.Clone(t.counts.Done), Failed: maps.Clone(t.counts.Failed)}
 	for _, one := range t.now {
 		c.Fetched += one.Progress.Moved.Load()
+		c.FromPeers += one.Progress.Peers.Load()
 	}
 	return c
 }

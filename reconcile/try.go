@@ -15,6 +15,10 @@ import (
 // inUseAgain is how long after a refused deletion the users are looked at again.
 const inUseAgain = time.Minute
 
+// mostRepairs is how many repairs in a row may fail for want of an answer before the
+// copy is replaced, if it can be.
+const mostRepairs = 2
+
 // of reports whether the failure says something about actions of that kind.
 func (t Try) of(kind Kind) bool { return t.Kind == "" || t.Kind == kind }
 
@@ -36,15 +40,23 @@ func (t Try) puts(kind Kind, now time.Time) bool {
 // next says what to remember of a failure of a, after what was remembered before.
 func (t Try) next(a Action, err error, now time.Time) Try {
 	suspects := slices.Clone(t.Suspects)
+	class, final, after := judge(err)
+	unrepairable := t.Unrepairable && a.Kind != Sync // which failed too: they take turns
+	if a.Kind == Repair && (class != linkTrouble || t.Attempts >= mostRepairs) {
+		unrepairable = true
+	}
 	if !t.of(a.Kind) {
 		t = Try{}
 	}
-	class, final, after := judge(err)
 	if a.Kind == Sync && isA[*disk.ChecksumError](err) {
-		suspects, final = append(suspects, a.from), false // another copy, or the source, may have the right bytes
+		final = false // another copy, or the source, may have the right bytes
+		if a.from != (Key{}) {
+			suspects = append(suspects, a.from)
+		}
 	}
-	next := Try{Suspects: suspects, Kind: a.Kind, Attempts: t.Attempts + 1, Since: t.Since, Message: explain(err), Final: final}
-	if next.Disk = class == diskTrouble && !final; next.Since.IsZero() || next.Disk && !t.Disk {
+	next := Try{Suspects: suspects, Unrepairable: unrepairable, Kind: a.Kind, Attempts: t.Attempts + 1, Since: t.Since, Message: explain(err), Final: final}
+	next.Disk, next.Link = class == diskTrouble && !final, class == linkTrouble
+	if next.Since.IsZero() || next.Disk && !t.Disk || next.Link && !t.Link {
 		next.Since = now
 	}
 	if isA[*disk.ChecksumError](err) && !a.recall.digest.IsZero() {
@@ -78,6 +90,7 @@ type trouble uint8
 
 const (
 	sourceTrouble trouble = iota
+	linkTrouble           // or the source's: from here it cannot be told
 	diskTrouble
 )
 
@@ -88,11 +101,11 @@ func judge(err error) (whose trouble, final bool, after time.Duration) {
 		if e.Class == fetch.Config {
 			// Credentials are mended outside of the declaration.
 			wait, _ := fetch.Backoff(fetch.Refused, 0, rand.Float64())
-			return sourceTrouble, false, wait
+			return linkTrouble, false, wait // another node may have them
 		}
 		wait, final := e.Backoff(0, rand.Float64())
 		if e.Class == fetch.Network || e.Class == fetch.Dropped {
-			wait = e.RetryAfter
+			return linkTrouble, final, e.RetryAfter
 		}
 		return sourceTrouble, final, wait
 	}
@@ -102,7 +115,7 @@ func judge(err error) (whose trouble, final bool, after time.Duration) {
 	case isA[*disk.InUseError](err), errors.Is(err, disk.ErrChanging):
 		return sourceTrouble, false, inUseAgain
 	case errors.Is(err, context.DeadlineExceeded):
-		return sourceTrouble, false, 0
+		return linkTrouble, false, 0
 	}
 	return diskTrouble, false, 0
 }

@@ -12,30 +12,49 @@ import (
 // planVanished says what becomes of our copies of images that are not declared
 // any more.
 func (s *scene) planVanished() []Action {
-	vanished := map[string][]Key{}
+	blind := s.blind()
+	held := s.pruneHeld()
+	var actions []Action
 	for name, keys := range s.named {
-		if _, declared := s.Config.Images[name]; declared || s.holds(name) != "" {
+		if !s.vanished(name) {
 			continue
 		}
+		used := s.used(name)
 		for _, key := range keys {
 			if s.copy(key).Owned {
-				vanished[name] = append(vanished[name], key)
+				actions = append(actions, s.dropVanished(key, used, held, blind))
 			}
 		}
 	}
-	blind := s.blind()
-	var held string
-	if limit := s.Config.Settings.PruneLimit; limit.Holds(len(s.Config.Images), len(vanished)) && !s.confirmed(vanished) {
-		held = fmt.Sprintf("%d images left the configuration, more at once than pruneLimit %s allows", len(vanished), limit)
-	}
-	var actions []Action
-	for name, keys := range vanished {
-		used := s.used(name)
-		for _, key := range keys {
-			actions = append(actions, s.dropVanished(key, used, held, blind))
+	return actions
+}
+
+func (s *scene) vanished(name string) bool {
+	_, declared := s.Config.Images[name]
+	return !declared && s.holds(name) == ""
+}
+
+// pruneHeld says why the images that left the configuration are too many to go, if
+// they are. All nodes count the same ones: those of which any has a copy.
+func (s *scene) pruneHeld() string {
+	vanished := map[string][]Key{}
+	for _, names := range []map[string][]Key{s.named, s.other} {
+		for name, keys := range names {
+			if !s.vanished(name) {
+				continue
+			}
+			for _, key := range keys {
+				if s.copy(key).Owned {
+					vanished[name] = append(vanished[name], key)
+				}
+			}
 		}
 	}
-	return actions
+	limit := s.Config.Settings.PruneLimit
+	if !limit.Holds(len(s.Config.Images), len(vanished)) || s.confirmed(vanished) {
+		return ""
+	}
+	return fmt.Sprintf("%d images left the configuration, more at once than pruneLimit %s allows", len(vanished), limit)
 }
 
 // confirmed reports whether all of these copies may go although they are many. If
@@ -53,9 +72,9 @@ func (s *scene) confirmed(vanished map[string][]Key) bool {
 	return true
 }
 
-// used says what uses any copy of an image on this node.
+// used says what uses any copy of an image, here or elsewhere.
 func (s *scene) used(name string) string {
-	for _, key := range s.named[name] {
+	for _, key := range s.all(name) {
 		if c := s.copy(key); c.Using != "" {
 			return fmt.Sprintf("on %s %s", key.Disk, c.Using)
 		}
@@ -63,15 +82,19 @@ func (s *scene) used(name string) string {
 	return ""
 }
 
-// blind says why it cannot be told whether an image is used on some declared disk.
+// blind says why it cannot be told whether an image is used on some declared disk, or
+// whether all nodes know that it left the configuration.
 func (s *scene) blind() string {
 	for _, node := range slices.Sorted(maps.Keys(s.Config.Nodes)) {
+		if node != s.Node {
+			if why := s.disagrees(node); why != "" {
+				return why
+			}
+		}
 		for _, name := range slices.Sorted(maps.Keys(s.Config.Nodes[node].Disks)) {
 			ref := schema.DiskRef{Node: node, Disk: name}
 			seen, known := s.o.Disks[ref]
 			switch {
-			case !known && node != s.Node:
-				return fmt.Sprintf("%s: asking other nodes is not supported yet", ref)
 			case !known:
 				return fmt.Sprintf("%s: not looked at", ref)
 			case seen.Problem != "":
@@ -86,7 +109,7 @@ func (s *scene) blind() string {
 // used, held and blind are what speaks against it, as far as anything does.
 func (s *scene) dropVanished(key Key, used, held, blind string) Action {
 	const reason = "not in the configuration any more"
-	until := s.expires(s.o, s.copy(key))
+	until := s.expires(s.o, key)
 	switch {
 	case s.May != schema.Everything:
 		return s.keep(key, reason+", but nothing is deleted "+s.whyNot())
@@ -98,7 +121,7 @@ func (s *scene) dropVanished(key Key, used, held, blind string) Action {
 		return newAction(Blocked, key, fmt.Sprintf("%s: if that is meant, add %q to pruneConfirmed", held, key.ID), 0)
 	case held != "":
 		return s.keep(key, held+": it goes when pruneConfirmed names all of them")
-	case until.After(s.o.Now):
+	case !s.Cleanup[key] && until.After(s.o.Now):
 		return s.keepUntil(key, reason+"; goes after the clean-up interval", until)
 	case blind != "":
 		return newAction(Blocked, key, reason+", but whether it is used there cannot be told: "+blind, 0)

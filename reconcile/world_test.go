@@ -83,7 +83,7 @@ func (w *world) look(c schema.Config) map[schema.DiskRef]Disk {
 			disks[ref] = Disk{Problem: "not there"}
 			continue
 		}
-		seen := Disk{Space: disk.Space{Total: platterSize, Free: p.free()}, Copies: map[disk.ID]Copy{}}
+		seen := Disk{ClockStepped: w.stepped, Space: disk.Space{Total: platterSize, Free: p.free()}, Copies: map[disk.ID]Copy{}}
 		for id, f := range p.folders {
 			seen.Copies[id] = f.look(id, p)
 		}
@@ -95,7 +95,7 @@ func (w *world) look(c schema.Config) map[schema.DiskRef]Disk {
 func (f *folder) look(id disk.ID, p *platter) Copy {
 	c := Copy{Copy: disk.Copy{
 		ID: id, State: disk.Pending, Owned: f.owned, HasCfg: true, PartBytes: f.part, Verified: f.checked,
-		InUse: f.mark.InUse, LastUsed: f.mark.LastUsed, UnwantedSince: f.mark.UnwantedSince,
+		InUse: f.mark.InUse, LastUsed: f.mark.LastUsed, UnwantedSince: f.mark.UnwantedSince, MarkedBy: f.mark.By,
 	}}
 	if f.part > 0 {
 		c.PartTotal = gib
@@ -113,7 +113,7 @@ func (f *folder) look(id disk.ID, p *platter) Copy {
 	case f.failed != "":
 		c.State, c.Message = disk.Failed, f.failed
 	default:
-		c.SHA512 = digestOf(disk.SHA512, f.digest)
+		c.SHA512, c.Chunks = digestOf(disk.SHA512, f.digest), digestOf(disk.SHA256, f.digest)
 	}
 	return c
 }

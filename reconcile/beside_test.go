@@ -1,0 +1,58 @@
+package reconcile
+
+import (
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// A file of the image lies on a node that answers and that has yet to verify it (touched, or Longhorn's). Another node
+// fetches anew meanwhile, other bytes perhaps: adoption comes before preparation.
+func TestPreparedBesideAFileToBeVerified(t *testing.T) {
+	for _, running := range []bool{false, true} {
+		for _, ranked := range []bool{true, false} {
+			c, image, refs := duo(2)
+			image.Checksum = disk.Digest{}
+			if !ranked {
+				n := c.Nodes[refs[1].Node]
+				n.EvictionRequested = true
+				c.Nodes[refs[1].Node] = n
+			}
+			c.Images["parrot"] = image
+			o := bare(c)
+			one := readyCopy(image, digestOf(disk.SHA512, "b"))
+			one.State, one.Message = disk.Unknown, "changed since it was verified: ctime"
+			o.Disks[refs[1]].Copies[image.ID] = one
+			if running {
+				o.Running[Key{refs[1], image.ID}] = true
+			}
+			d, o := of(refs[0].Node, c, o)
+			for _, a := range d.Plan(o).Actions {
+				if a.Kind == Download {
+					t.Errorf("ranked %v, under way %v: %s %s: %s", ranked, running, a.Kind, a.Key(), a.Reason)
+				}
+			}
+		}
+	}
+}
+
+// Another process of this node looks after its other disk, and may have the image there.
+func TestAnewBesideAnotherProcessOfTheNode(t *testing.T) {
+	for _, name := range []string{"a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8"} {
+		c := grid(2, 2)
+		image := named(name)
+		image.Checksum = disk.Digest{}
+		c.Images[name] = image
+		c.Settings.RecoveryWaitInterval = 300e9
+		o := bare(c)
+		d, o := of("node1", c, o)
+		d.Picked = map[string]bool{"disk2": true}
+		delete(o.Disks, schema.DiskRef{Node: "node1", Disk: "disk1"})
+		for _, a := range d.Plan(o).Actions {
+			if a.Kind == Download {
+				t.Errorf("%s: %s: %s", name, a.Key(), a.Reason)
+			}
+		}
+	}
+}

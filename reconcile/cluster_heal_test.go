@@ -1,0 +1,119 @@
+package reconcile
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// heal ends all faults, and whatever keeps the cluster from being as it is declared.
+// mend says that the declaration is made to fit too; otherwise evictions and the like
+// stay.
+func (c *cluster) heal(mend bool) {
+	c.calm = true
+	c.tell("", "all faults end")
+	for _, w := range c.links {
+		w.down, w.slow = false, 0
+	}
+	clear(c.lying)
+	c.offline = false
+	for _, ref := range c.places() {
+		d := c.drives[ref]
+		if !d.there {
+			d.comesBack(true)
+		}
+		d.unclear, d.filled = false, -100*gib
+		for _, id := range d.ids() {
+			s := d.slots[id]
+			if mend || c.one(2) {
+				s.users = 0
+			}
+			if s.sound() && s.letter != s.digest { // a scrub finds it
+				c.lose(Key{ref, id}, s)
+				s.failed, s.damaged = "damaged", c.nodes[ref.Node].wallNow()
+			}
+		}
+	}
+	config := c.edited(func(config *schema.Config) { c.mend(config, mend) })
+	_ = c.decide(&config)
+	for _, name := range c.names {
+		m := c.nodes[name]
+		m.start()
+		m.mendDir()
+	}
+	c.declare(config)
+}
+
+func (c *cluster) mend(config *schema.Config, mend bool) {
+	if mend {
+		config.Settings.ConcurrentReplenishPerNodeLimit = 5
+		for name, node := range c.heads[0].config.Nodes {
+			node.Tags = config.Nodes[name].Tags
+			config.Nodes[name] = node
+		}
+		if len(config.Images) == 0 {
+			c.addImage(config)
+		}
+		for _, ref := range c.places() {
+			for _, id := range c.drives[ref].ids() {
+				if _, declared := config.Images[id.Name]; !declared && !slices.Contains(config.Settings.PruneConfirmed, id) {
+					config.Settings.PruneConfirmed = append(config.Settings.PruneConfirmed, id)
+				}
+			}
+		}
+	}
+}
+
+// decide is what a person has to do where copies differ, or the origin has other bytes
+// than are declared.
+func (c *cluster) decide(config *schema.Config) (did bool) {
+	for _, name := range slices.Sorted(maps.Keys(config.Images)) {
+		image := config.Images[name]
+		url := image.Source.Download.URL
+		differ := map[string]bool{}
+		for _, ref := range c.places() {
+			if s := c.drives[ref].slots[image.ID]; s != nil && s.letter != "" {
+				differ[s.letter] = true
+				if s.owned {
+					differ[s.digest] = true
+				}
+			}
+		}
+		switch {
+		case !image.Checksum.IsZero():
+			c.serves[url] = c.letterOf(image.Checksum)
+			if c.gaveUp(image.ID) {
+				image.BandwidthLimit++ // another declaration of the same bytes
+				config.Images[name] = image
+				did = true
+			}
+		case len(differ) > 1:
+			image.Checksum = c.sum(c.serves[url])
+			image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
+			config.Images[name] = image
+			did = true
+		}
+		for _, ref := range c.places() {
+			s := c.drives[ref].slots[image.ID]
+			if s != nil && s.letter != "" && !image.Checksum.IsZero() && c.sum(s.letter) != image.Checksum && (c.sum(s.digest) != image.Checksum || s.users > 0) {
+				delete(c.drives[ref].slots, image.ID)
+				did = true
+			}
+		}
+	}
+	return did
+}
+
+// gaveUp reports whether a node will not try again until the declaration changes.
+func (c *cluster) gaveUp(id disk.ID) bool {
+	for _, m := range c.nodes {
+		for key, t := range m.tries {
+			if key.ID == id && t.Final && t.image.ID == id {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,266 @@
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// work is a job under way.
+type work struct {
+	began    time.Duration
+	action   Action
+	key      Key
+	image    schema.Image
+	uuid     string // of the disk
+	nodes    map[string]schema.Node
+	reserve  int64
+	letter   string // of the bytes that a sync is to have
+	removal  *removal
+	asks     *questions
+	answered bool // and to be decided
+	sure     bool // of the removal
+	stopped  bool
+	over     bool
+}
+
+// book takes note of a job, as Reconciler.book does. A copy that is to go is withdrawn
+// from here on.
+func (m *member) book(d Desired, o Observed, a Action) *work {
+	declared, _ := d.disk(a.Key().Disk)
+	w := &work{action: a, key: a.Key(), image: d.Config.Images[a.Image], reserve: declared.StorageReserved, nodes: d.Config.Nodes, began: m.c.now}
+	if one := m.c.drives[w.key.Disk]; one != nil {
+		w.uuid = one.uuid
+	}
+	m.jobs[w.key] = w
+	m.c.begun++
+	if a.Kind.drops() {
+		m.withdraw(w, d, o)
+		return w
+	}
+	m.c.tell(m.name, "begins %s of %s: %s %s", a.Kind, w.key, a.Reason, a.From)
+	if a.Kind == Sync || a.Kind == Repair {
+		w.letter = m.c.letterOf(sourceDigest(d, o, a))
+	}
+	return w
+}
+
+// run lets a job do its work.
+func (m *member) run(w *work) {
+	switch w.action.Kind {
+	case Cleanup, Evict:
+		m.step(w, func() { m.askAll(w) })
+	case Adopt, Verify:
+		m.goOn(w, 1)
+	default:
+		m.goOn(w, 1+m.c.IntN(3))
+	}
+}
+
+// sourceDigest is that of the copies that an action may read.
+func sourceDigest(d Desired, o Observed, a Action) disk.Digest {
+	if c := o.Disks[a.Key().Disk].Copies[a.Key().ID]; a.Kind == Repair {
+		return c.SHA512
+	}
+	for ref, seen := range o.Disks {
+		for id, c := range seen.Copies {
+			if (Key{ref, id}).String() == a.From {
+				return c.SHA512
+			}
+		}
+	}
+	return d.Config.Images[a.Image].Checksum
+}
+
+func (c *cluster) letterOf(sum disk.Digest) string {
+	for letter, known := range c.letters {
+		if known == sum {
+			return letter
+		}
+	}
+	return "nothing that is known"
+}
+
+// goOn lets a job go on for a while, and end.
+func (m *member) goOn(w *work, steps int) {
+	m.later(m.c.between(time.Second, 50*time.Second), func() {
+		if w.over {
+			return
+		}
+		d := m.c.drives[w.key.Disk]
+		if d == nil || !d.there || d.uuid != w.uuid {
+			m.end(w, errors.New("input/output error"))
+			return
+		}
+		if err := m.progress(d, w); err != nil || steps == 1 {
+			if err == nil {
+				err = m.do(d, w)
+			}
+			m.end(w, err)
+			return
+		}
+		m.goOn(w, steps-1)
+	})
+}
+
+// progress is what a transfer leaves when it is cut off.
+func (m *member) progress(d *drive, w *work) error {
+	switch w.action.Kind {
+	case Download:
+		if m.c.offline {
+			return &fetch.Error{Class: fetch.Network, Err: errors.New("no connection")}
+		}
+	case Sync:
+		if _, err := m.source(w); err != nil {
+			return err
+		}
+	default:
+		return nil
+	}
+	s := d.slot(w.key.ID)
+	s.own(m.c.now)
+	// One that looks for the bytes which the image had does not take the place of another.
+	if w.action.Kind == Download && s.part == 0 && w.action.recall.digest.IsZero() {
+		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name})
+	}
+	if s.part < gib/2 && d.free() > gib/2 {
+		s.part += gib / 4
+	}
+	return nil
+}
+
+// own makes the folder ours.
+func (s *slot) own(now time.Duration) {
+	if !s.owned {
+		s.owned, s.born = true, now
+	}
+}
+
+func (d *drive) slot(id disk.ID) *slot {
+	if d.slots[id] == nil {
+		d.slots[id] = &slot{}
+	}
+	return d.slots[id]
+}
+
+// do is the effect of an action that has run to its end, or its failure.
+func (m *member) do(d *drive, w *work) error {
+	switch w.action.Kind {
+	case Download:
+		want := w.image.Checksum
+		if want.IsZero() {
+			want = w.action.recall.digest
+		}
+		return m.fill(d, w, m.c.serves[w.image.Source.Download.URL], want)
+	case Sync:
+		letter, err := m.source(w)
+		if err != nil {
+			return err
+		}
+		return m.fill(d, w, letter, m.c.sum(w.letter))
+	case Adopt, Verify:
+		if s := d.slots[w.key.ID]; s != nil && s.letter != s.digest {
+			m.c.lose(w.key, s)
+		}
+		return m.verify(d.slots[w.key.ID])
+	case Repair:
+		return m.repair(d.slots[w.key.ID], w)
+	}
+	panic("no effect of " + string(w.action.Kind))
+}
+
+// source finds the bytes that a sync or a repair needs: in a copy on this node, or in
+// those that other nodes have and send. Bytes that are not what was promised cost that
+// source.
+func (m *member) source(w *work) (letter string, err error) {
+	if w.action.from != (Key{}) {
+		s := m.c.slot(w.action.from)
+		if !s.sound() || s.digest != w.letter {
+			return "", fmt.Errorf("open %s: it is not ready", w.action.From)
+		}
+		return s.letter, nil
+	}
+	wrong := ""
+	for _, ref := range m.c.places() {
+		if ref.Node == m.name || !m.c.reachable(m.name, ref.Node) {
+			continue
+		}
+		for _, id := range m.c.drives[ref].ids() {
+			s := m.c.slot(Key{ref, id})
+			if !s.sound() || s.digest != w.letter || m.c.nodes[ref.Node].leaving[Key{ref, id}] {
+				continue
+			}
+			if s.letter == w.letter && !m.c.lying[ref.Node] {
+				return s.letter, nil
+			}
+			wrong = s.letter
+		}
+	}
+	if d := w.image.Source.Download; d != nil && !w.image.Checksum.IsZero() && !m.c.offline && m.c.serves[d.URL] == w.letter {
+		return w.letter, nil // in ranges from the origin
+	}
+	return "", &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no peer has it (%s)", wrong)}
+}
+
+// fill is what a part and its commit do.
+func (m *member) fill(d *drive, w *work, letter string, want disk.Digest) error {
+	s := d.slot(w.key.ID)
+	s.own(m.c.now)
+	if s.letter != "" && (s.failed == "" || s.touched) {
+		return fmt.Errorf("%s is ready already", w.key.ID)
+	}
+	if lack := gib - s.part; d.free()-w.reserve < lack {
+		s.part = 0
+		return &disk.NoSpaceError{Need: gib, Free: d.free()}
+	}
+	s.part = 0
+	if got := m.c.sum(letter); !want.IsZero() && want != got {
+		return &disk.ChecksumError{Want: want, Got: got}
+	}
+	if why := s.using(d); s.letter != "" && why != "" {
+		return &disk.InUseError{ID: w.key.ID, Why: why}
+	}
+	s.letter, s.digest, s.failed, s.touched, s.checked = letter, letter, "", false, m.wallNow()
+	s.made = m.c.now
+	if w.action.Kind == Download {
+		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name, done: true})
+	}
+	return nil
+}
+
+// verify reads a file and finds out what it is.
+func (m *member) verify(s *slot) error {
+	if s == nil || s.letter == "" {
+		return errors.New("no such file")
+	}
+	if !s.owned {
+		s.own(m.c.now)
+		s.digest, s.made = s.letter, m.c.now
+	}
+	s.touched, s.failed = false, ""
+	if s.digest != s.letter {
+		s.failed, s.damaged = "damaged", m.wallNow()
+		return nil
+	}
+	s.checked = m.wallNow()
+	return nil
+}
+
+// repair rewrites the damaged chunks, in use or not.
+func (m *member) repair(s *slot, w *work) error {
+	letter, err := m.source(w)
+	switch {
+	case err != nil:
+		return err
+	case s == nil || s.letter == "" || s.failed == "":
+		return errors.New("there is nothing to repair")
+	case s.digest != letter:
+		return errors.New("the bytes are not what they have to be")
+	}
+	s.letter, s.failed, s.checked = letter, "", m.wallNow()
+	return nil
+}

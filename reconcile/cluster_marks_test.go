@@ -1,0 +1,84 @@
+package reconcile
+
+import (
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// write writes the marks, as Reconciler.mark does, and reports whether it wrote any.
+func (m *member) write(d Desired, o Observed) (changed bool) {
+	for _, mark := range d.Marks(o) {
+		m.c.tell(m.name, "marks %s: in use %v, last used %s, unwanted since %s", mark.Key, mark.InUse, mark.LastUsed, mark.UnwantedSince)
+		m.unmarked[mark.Key] = mark
+		o.Disks[mark.Key.Disk].remember(mark)
+	}
+	if d.May == schema.ObserveOnly {
+		return false
+	}
+	behind := map[schema.DiskRef]bool{}
+	for key, mark := range m.unmarked {
+		s, w := m.c.slot(key), m.jobs[key]
+		switch {
+		case s == nil:
+			delete(m.unmarked, key)
+		case w != nil && !m.asking(w):
+			behind[key.Disk] = true
+		default:
+			s.excused = s.excused && s.mark.UnwantedSince.Equal(mark.UnwantedSince)
+			s.mark = mark
+			delete(m.unmarked, key)
+			changed = true
+		}
+	}
+	for ref, seen := range o.Disks {
+		if d.mine(ref) && seen.Problem == "" && !behind[ref] {
+			m.clocks.note(seen.UUID)
+		}
+	}
+	return changed
+}
+
+// note keeps what is true of each copy by a clock that nobody sets, when the manager
+// had looked at it.
+func (m *member) note(d Desired, o Observed, at time.Duration) {
+	for name := range m.own {
+		ref := schema.DiskRef{Node: m.name, Disk: name}
+		for id, seen := range o.Disks[ref].Copies {
+			s := m.c.slot(Key{ref, id})
+			if s == nil {
+				continue
+			}
+			if seen.Using != "" {
+				s.used = at
+			}
+			switch image, declared := d.Config.Images[id.Name]; {
+			case d.May == schema.ObserveOnly:
+			case declared && image.ID == id && seen.State == disk.Ready && !o.Tries[Key{ref, id}].Disk && m.c.mustWant(m.conf, image, ref):
+				s.wanted, s.unwanted = at, 0
+			case d.May == schema.Everything && s.unwanted == 0:
+				s.unwanted = at
+			}
+		}
+	}
+}
+
+// asking reports whether a job is about a withdrawn copy and does nothing to it yet.
+func (m *member) asking(w *work) bool { return w != nil && w.action.Kind.drops() && !w.sure }
+
+// excuse takes note of the copies of which a manager that died knew more than it could
+// write down: what it would have written is lost, and nobody can know that.
+func (m *member) excuse() {
+	for _, d := range m.c.drives {
+		outdated := m.clocks.outdated(d.uuid) || m.wall != m.clock
+		for _, s := range d.slots {
+			s.excused = s.excused || s.mark.By == m.name && outdated
+		}
+	}
+	for key := range m.unmarked {
+		if s := m.c.slot(key); s != nil && !m.asking(m.jobs[key]) {
+			s.excused = true
+		}
+	}
+}

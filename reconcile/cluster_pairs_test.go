@@ -1,0 +1,107 @@
+package reconcile
+
+import "time"
+
+// The pairs of events that a mild order of things would never let meet.
+const (
+	pairWithdrawals = "withdrawal against withdrawal"
+	pairAttach      = "volume attach against delete"
+	pairReturn      = "takeover against return"
+	pairRevert      = "revert against skew"
+)
+
+var allPairs = []string{pairWithdrawals, pairAttach, pairReturn, pairRevert}
+
+// noteReturn counts a node that comes back while another one makes the first copy of
+// what it had begun or has.
+func (c *cluster) noteReturn(m *member) {
+	for _, name := range c.names {
+		other := c.nodes[name]
+		if other == m || !other.up {
+			continue
+		}
+		for key, w := range other.jobs {
+			if w.action.Kind != Download {
+				continue
+			}
+			for _, ref := range c.places() {
+				if s := c.slot(Key{ref, key.ID}); ref.Node == m.name && s != nil && (s.part > 0 || s.letter != "") {
+					c.pairs[pairReturn]++
+				}
+			}
+		}
+	}
+}
+
+// noteSkew counts a removal that is decided while what was declared before comes back
+// to some nodes and not yet to all.
+func (c *cluster) noteSkew(*removal) {
+	if !c.head().revert {
+		return
+	}
+	for _, m := range c.nodes {
+		if m.up && m.conf != nil && m.conf.digest != c.head().digest {
+			c.pairs[pairRevert]++
+			return
+		}
+	}
+}
+
+// provoke lets happen, at the worst moment, what would not happen then by itself.
+func (c *cluster) provoke(r *removal) {
+	if c.calm {
+		return
+	}
+	soon := func() time.Duration { return c.between(0, 2*time.Second) }
+	switch c.IntN(13) {
+	case 0, 1, 2:
+		for _, name := range c.names {
+			if c.one(2) {
+				c.after(soon(), c.nodes[name].kick)
+			}
+		}
+	case 3:
+		c.after(soon(), func() { c.attach(r.key) })
+	case 4:
+		if len(c.heads) > 1 {
+			before := c.heads[len(c.heads)-2].config
+			c.after(soon(), func() { c.declare(before) })
+		}
+	case 5:
+		other := c.nodes[pick1(c.dice, c.names...)]
+		c.after(soon(), func() { c.fall(other) })
+	case 6:
+		c.after(soon(), func() { c.cut(r.member.name, pick1(c.dice, c.names...)) })
+	case 7:
+		if key, ok := c.some(func(key Key, s *slot) bool { return key.ID.Name == r.key.ID.Name && s.sound() }); ok {
+			c.after(soon(), func() { c.attach(key) })
+		}
+	case 8, 9:
+		c.leaveTwo(r.key)
+	}
+}
+
+// leaveTwo spoils all copies of an image but one that is withdrawn and another one, which
+// may be about to go too.
+func (c *cluster) leaveTwo(withdrawn Key) {
+	var others []Key
+	for _, ref := range c.places() {
+		for _, id := range c.drives[ref].ids() {
+			if key := (Key{ref, id}); id.Name == withdrawn.ID.Name && key != withdrawn && c.slot(key).sound() {
+				others = append(others, key)
+			}
+		}
+	}
+	if len(others) < 2 {
+		return
+	}
+	spared := c.IntN(len(others))
+	for i, key := range others {
+		if i != spared {
+			c.lose(key, c.slot(key))
+			c.slot(key).touched = true
+		}
+		c.after(c.between(0, time.Second), c.nodes[key.Disk.Node].kick)
+	}
+	c.tell("", "all copies of %s but %s and %s are spoilt", withdrawn.ID.Name, withdrawn, others[spared])
+}

@@ -1,0 +1,75 @@
+package reconcile
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// rankKey names an image of a configuration by the number of that.
+type rankKey struct {
+	number int
+	image  string
+}
+
+// rank is the ranking of DESIGN, written down a second time: every node's best disk
+// before any node's second, by the SHA-256 of image, node and disk.
+func (c *cluster) rank(d *declared, image schema.Image) []schema.DiskRef {
+	key := rankKey{d.number, image.ID.String()}
+	if known := c.rankings[key]; known != nil {
+		return *known
+	}
+	round := map[schema.DiskRef]int{}
+	refs := matching(d.config, image)
+	score := func(ref schema.DiskRef) []byte { return c.score(image.ID.Name, ref) }
+	slices.SortFunc(refs, func(a, b schema.DiskRef) int { return bytes.Compare(score(a), score(b)) })
+	of := map[string]int{}
+	for _, ref := range refs {
+		round[ref] = of[ref.Node]
+		of[ref.Node]++
+	}
+	slices.SortStableFunc(refs, func(a, b schema.DiskRef) int { return cmp.Compare(round[a], round[b]) })
+	c.rankings[key] = &refs
+	return refs
+}
+
+func (c *cluster) score(image string, ref schema.DiskRef) []byte {
+	key := [3]string{image, ref.Node, ref.Disk}
+	sum, known := c.scores[key]
+	if !known {
+		var b []byte
+		for _, part := range key {
+			b = append(binary.BigEndian.AppendUint64(b, uint64(len(part))), part...)
+		}
+		sum = sha256.Sum256(b)
+		c.scores[key] = sum
+	}
+	return sum[:]
+}
+
+// copies is how many are wanted, and enough how many have to stand.
+func copiesWanted(image schema.Image, ranked int) (copies, enough int) {
+	if copies = image.Copies; image.AllDisks {
+		copies = ranked
+	}
+	return copies, max(1, min(copies, ranked))
+}
+
+// mustWant reports whether a ready copy on the disk is wanted whatever other nodes
+// have: it is one of the first in rank, or named.
+func (c *cluster) mustWant(d *declared, image schema.Image, ref schema.DiskRef) bool {
+	ranked := c.rank(d, image)
+	copies, _ := copiesWanted(image, len(ranked))
+	i := slices.Index(ranked, ref)
+	return i >= 0 && i < copies || slices.Contains(image.Disks, ref) && !evicting(d.config, ref)
+}
+
+func evicting(config schema.Config, ref schema.DiskRef) bool {
+	node, declared := config.Nodes[ref.Node]
+	one, known := node.Disks[ref.Disk]
+	return !declared || !known || node.EvictionRequested || one.EvictionRequested
+}

@@ -1,0 +1,126 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// broke notes that a rule was broken.
+func (c *cluster) broke(rule, format string, args ...any) {
+	text := rule + ": " + fmt.Sprintf(format, args...)
+	c.found = append(c.found, text)
+	c.tell("", "%s", text)
+}
+
+// removal is what is true of a removal, whatever the node that does it believes.
+type removal struct {
+	c      *cluster
+	member *member
+	work   *work
+	key    Key
+	began  time.Duration
+	// reached are the nodes that could be asked at any moment since then, and stood the
+	// copies that were ready at such a moment.
+	reached map[string]bool
+	stood   map[standing]bool
+	// heard and answered are the same at the moments of the answers that it got.
+	heard    map[string]bool
+	answered map[standing]bool
+	conf     *declared // by which it was decided
+	phase    string
+}
+
+// standing is a copy that does not leave, the bytes that it vouches for, and the
+// configuration of its node.
+type standing struct {
+	key            Key
+	config, letter string
+}
+
+// decision is one to delete a copy, and what it went by. Where two differ on how many
+// copies there have to be, and were taken at the same time, the smaller number counts.
+type decision struct {
+	at   time.Duration
+	name string
+	conf *declared
+}
+
+func (c *cluster) beginRemoval(m *member, w *work) *removal {
+	r := &removal{c: c, member: m, work: w, key: w.key, began: c.now, phase: "withdrawn",
+		reached: map[string]bool{}, stood: map[standing]bool{}, heard: map[string]bool{}, answered: map[standing]bool{}}
+	for _, other := range c.removals {
+		if other.key.ID.Name == w.key.ID.Name && other.member != m {
+			c.pairs[pairWithdrawals]++
+			break
+		}
+	}
+	c.removals = append(c.removals, r)
+	return r
+}
+
+func (c *cluster) endRemoval(r *removal) {
+	c.removals = slices.DeleteFunc(c.removals, func(other *removal) bool { return other == r })
+}
+
+// removing returns the removal that is under way of a copy.
+func (c *cluster) removing(key Key) *removal {
+	for _, r := range c.removals {
+		if r.key == key {
+			return r
+		}
+	}
+	return nil
+}
+
+// sample takes note of what is true everywhere, as long as nothing is decided.
+func (r *removal) sample() {
+	if r.conf != nil {
+		return
+	}
+	for _, name := range r.c.names {
+		if name == r.member.name || r.c.reachable(r.member.name, name) {
+			r.reached[name] = true
+			r.stand(r.c.nodes[name], r.c.nodes[name].digestNow(), r.stood)
+		}
+	}
+}
+
+// witness takes note of what is true on a node at the moment when it answers.
+func (r *removal) witness(other *member, config string) {
+	r.heard[other.name] = true
+	maps.DeleteFunc(r.answered, func(one standing, _ bool) bool { return one.key.Disk.Node == other.name })
+	r.stand(other, config, r.answered)
+}
+
+func (r *removal) stand(on *member, config string, into map[standing]bool) {
+	for name := range on.own {
+		ref := schema.DiskRef{Node: on.name, Disk: name}
+		d := r.c.drives[ref]
+		if d == nil || !d.there || config == "" {
+			continue
+		}
+		for id, s := range d.slots {
+			key := Key{ref, id}
+			if id.Name == r.key.ID.Name && s.sound() && r.c.removing(key) == nil {
+				into[standing{key, config, s.digest}] = true
+			}
+		}
+	}
+}
+
+// lose takes note of what is lost by something else than our deletions.
+func (c *cluster) lose(key Key, s *slot) {
+	if s.sound() {
+		c.losses = append(c.losses, loss{c.now, key, s.digest})
+	}
+}
+
+func (c *cluster) loseAll(ref schema.DiskRef, d *drive) {
+	for _, id := range d.ids() {
+		c.lose(Key{ref, id}, d.slots[id])
+	}
+}

@@ -1,0 +1,218 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// cluster is many nodes with disks, a network between them and an origin, in memory.
+// One seed is one run: nothing in it follows from anything but its dice.
+type cluster struct {
+	dice
+	seed   uint64
+	now    time.Duration // true time, since worldStart
+	queue  queue
+	names  []string // of all nodes, sorted
+	nodes  map[string]*member
+	drives map[schema.DiskRef]*drive // which disk is where
+	links  map[link]*wire
+	lying  map[string]bool // nodes that send other bytes than they should
+
+	serves  map[string]string // letter of the bytes behind an address
+	offline bool              // the origin
+	reads   []read            // of the origin
+
+	heads    []*declared // what was declared, the newest last
+	digests  map[string]string
+	rankings map[rankKey]*[]schema.DiskRef
+	scores   map[[3]string][32]byte
+	letters  map[string]disk.Digest
+	manifest map[string]disk.Digest
+
+	removals     []*removal // that have begun and not ended
+	losses       []loss
+	decisions    []decision
+	calm         bool // no more faults
+	quick        bool // a configuration is everywhere in seconds
+	pairs        map[string]int
+	publications int
+	disks        int // that there were, ever
+	done         map[Kind]int
+	begun        int    // actions, of all nodes
+	story        *story // nil: nobody reads it
+	found        []string
+}
+
+// drive is one disk, wherever it is.
+type drive struct {
+	uuid    string
+	there   bool
+	unclear bool  // a replica's metadata cannot be read
+	filled  int64 // by others
+	slots   map[disk.ID]*slot
+}
+
+// slot is one image folder, and what is true of it whatever a manager knows.
+type slot struct {
+	folder
+	damaged time.Time // by the wall clock of the node, as the record has it
+	aside   bool      // renamed, on its way out
+	// wanted is the last moment at which its manager had to want it, and unwanted the
+	// first after that at which it did not have to, under a valid configuration.
+	wanted, unwanted time.Duration
+	usedFrom         time.Duration // when the use that goes on began
+	born             time.Duration // when the folder became ours
+	excused          bool          // what a manager knew of it was lost with it
+}
+
+// read is a download that began.
+type read struct {
+	at   time.Duration
+	id   disk.ID
+	node string
+	done bool
+}
+
+// loss is a ready copy that went by something else than our deletion.
+type loss struct {
+	at     time.Duration
+	key    Key
+	digest string
+}
+
+func newCluster(seed uint64, least, most int, told bool) *cluster {
+	c := &cluster{
+		seed: seed, dice: dice{rand.New(rand.NewPCG(seed, 3))}, nodes: map[string]*member{}, drives: map[schema.DiskRef]*drive{},
+		links: map[link]*wire{}, lying: map[string]bool{}, serves: map[string]string{}, digests: map[string]string{},
+		rankings: map[rankKey]*[]schema.DiskRef{}, scores: map[[3]string][32]byte{}, pairs: map[string]int{}, letters: map[string]disk.Digest{}, manifest: map[string]disk.Digest{}, done: map[Kind]int{},
+	}
+	if told {
+		c.story = &story{}
+	}
+	for i := range least + c.IntN(most-least+1) {
+		c.names = append(c.names, fmt.Sprintf("node%02d", i+1))
+	}
+	for _, name := range c.names {
+		c.nodes[name] = &member{c: c, name: name}
+	}
+	c.declare(c.first())
+	for _, name := range c.names {
+		for d := range c.head().config.Nodes[name].Disks {
+			c.drives[schema.DiskRef{Node: name, Disk: d}] = nil
+		}
+	}
+	for i, ref := range c.places() {
+		c.drives[ref] = &drive{uuid: newUUID(i), there: true, slots: map[disk.ID]*slot{}}
+	}
+	c.disks = len(c.drives)
+	for _, name := range c.names {
+		c.after(c.between(0, 2*time.Minute), func() { c.nodes[name].start() })
+	}
+	return c
+}
+
+func newUUID(n int) string { return fmt.Sprintf("disk-%04d", n) }
+
+// places are where disks are, sorted.
+func (c *cluster) places() []schema.DiskRef {
+	return slices.SortedFunc(maps.Keys(c.drives), compareRefs)
+}
+
+func (d *drive) ids() []disk.ID { return slices.SortedFunc(maps.Keys(d.slots), compareIDs) }
+
+func (d *drive) free() int64 {
+	free := platterSize - d.filled
+	for _, s := range d.slots {
+		free -= s.part
+		if s.letter != "" {
+			free -= gib
+		}
+	}
+	return max(0, free)
+}
+
+// sound reports whether the copy is ready in truth: nothing that a look can see
+// speaks against it.
+func (s *slot) sound() bool {
+	return s != nil && s.letter != "" && s.owned && !s.touched && s.failed == "" && !s.aside
+}
+
+// slot is the folder of a copy, nil when there is none.
+func (c *cluster) slot(key Key) *slot {
+	if d := c.drives[key.Disk]; d != nil && d.there {
+		return d.slots[key.ID]
+	}
+	return nil
+}
+
+// sees is what a look at the disk shows.
+func (c *cluster) sees(d *drive) Disk {
+	if d == nil || !d.there {
+		return Disk{Problem: "not there"}
+	}
+	seen := Disk{UUID: d.uuid, Space: disk.Space{Total: platterSize, Free: d.free()}, Copies: make(map[disk.ID]Copy, len(d.slots))}
+	if d.unclear {
+		seen.Unclear = "the metadata of a replica cannot be read"
+	}
+	for id, s := range d.slots {
+		if !s.aside {
+			seen.Copies[id] = c.seesCopy(id, s, d)
+		}
+	}
+	return seen
+}
+
+func (c *cluster) seesCopy(id disk.ID, s *slot, d *drive) Copy {
+	v := Copy{Using: s.using(d), Copy: disk.Copy{
+		ID: id, State: disk.Pending, Owned: s.owned, HasCfg: true, PartBytes: s.part, Verified: s.checked, Damaged: s.damaged,
+		InUse: s.mark.InUse, LastUsed: s.mark.LastUsed, UnwantedSince: s.mark.UnwantedSince, MarkedBy: s.mark.By,
+	}}
+	if s.part > 0 {
+		v.PartTotal = gib
+	}
+	if s.letter == "" {
+		return v
+	}
+	v.Size, v.RealSize, v.State = gib, gib, disk.Ready
+	if s.owned && s.digest != "" && !s.touched {
+		v.SHA512, v.Chunks = c.sum(s.digest), c.chunks(s.digest)
+	}
+	switch {
+	case !s.owned:
+		v.State, v.Message = disk.Unknown, "not verified yet"
+	case s.touched:
+		v.State, v.Message = disk.Unknown, "changed"
+	case s.failed != "":
+		v.State, v.Message = disk.Failed, s.failed
+	}
+	return v
+}
+
+func (s *slot) using(d *drive) string {
+	switch {
+	case s.users > 0:
+		return "used by a replica"
+	case d.unclear:
+		return "cannot tell what is used"
+	}
+	return ""
+}
+
+func (c *cluster) sum(letter string) disk.Digest { return remembered(c.letters, letter, disk.SHA512) }
+
+func (c *cluster) chunks(letter string) disk.Digest {
+	return remembered(c.manifest, letter, disk.SHA256)
+}
+
+func remembered(known map[string]disk.Digest, letter string, a disk.Algorithm) disk.Digest {
+	if _, ok := known[letter]; !ok {
+		known[letter] = digestOf(a, letter)
+	}
+	return known[letter]
+}

@@ -1,0 +1,111 @@
+package reconcile
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+func readyCopy(image schema.Image, sum disk.Digest) Copy {
+	return Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: sum, Chunks: digestOf(disk.SHA256, "m"), Size: 1 << 20}}
+}
+
+// One failed question to the only source stops a transfer of which the data still flows.
+func TestHiccupStopsASync(t *testing.T) {
+	for _, checksum := range []disk.Digest{digestOf(disk.SHA512, "a"), {}} {
+		c, image, refs := duo(2)
+		image.Checksum = checksum
+		c.Images["parrot"] = image
+		o := bare(c)
+		o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, digestOf(disk.SHA512, "a"))
+		key := Key{refs[1], image.ID}
+		o.Running[key] = true
+		o.Peers[refs[0].Node] = Peer{Asked: true, Problem: "it does not answer in time", Silent: 11 * time.Second}
+		d, o := of(refs[1].Node, c, o)
+		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+		r.running[key] = &running{job: job{action: Action{Kind: Sync}, image: image}, stop: func() {}}
+		plan := d.Plan(o)
+		r.stopObsolete(d, plan)
+		t.Logf("%+v", plan.Actions)
+		if r.running[key].stopped {
+			t.Error("the transfer is stopped")
+		}
+	}
+}
+
+// A first copy without checksum is under way when a node comes back that has the image:
+// the download goes on and makes a conflict, although the plan is to sync.
+func TestDownloadGoesOnBesideAnEstablishedCopy(t *testing.T) {
+	c, image, refs := duo(2)
+	image.Checksum = disk.Digest{}
+	c.Images["parrot"] = image
+	o := bare(c)
+	o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, digestOf(disk.SHA512, "a"))
+	key := Key{refs[1], image.ID}
+	o.Running[key] = true
+	d, o := of(refs[1].Node, c, o)
+	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+	r.running[key] = &running{job: job{action: Action{Kind: Download}, image: image}, stop: func() {}}
+	plan := d.Plan(o)
+	r.stopObsolete(d, plan)
+	t.Logf("%+v", plan.Actions)
+	if !r.running[key].stopped {
+		t.Error("it is downloaded all the same, and whatever comes is committed")
+	}
+}
+
+// A clone is noticed between the withdrawal and the decision; the overlay forgets it.
+func TestHeardForgetsClones(t *testing.T) {
+	c := grid(3, 1)
+	image := named("parrot")
+	image.Disks = nil
+	c.Images["parrot"] = image
+	c.Settings.ConcurrentReplenishPerNodeLimit = 5
+	refs := ranked(c, image).all()
+	o := bare(c)
+	for _, ref := range refs {
+		one := readyCopy(image, image.Checksum)
+		one.UnwantedSince = goldenNow.Add(-99 * time.Hour)
+		o.Disks[ref].Copies[image.ID] = one
+	}
+	d, o := of(refs[2].Node, c, o)
+	var drop Action
+	for _, a := range d.Plan(o).Actions {
+		if a.Kind.drops() {
+			drop = a
+		}
+	}
+	asked := d.Asks(o, drop)
+	twin := o.Disks[refs[1]]
+	twin.UUID = o.Disks[refs[0]].UUID
+	o.Disks[refs[1]] = twin
+	answers := map[string]Answer{}
+	for _, ref := range refs[:2] {
+		answers[ref.Node] = Answer{Config: "d", Disks: map[schema.DiskRef]Disk{ref: o.Disks[ref]}}
+	}
+	o.refuseClones()
+	if o.Disks[refs[0]].Problem == "" {
+		t.Fatal("no clones")
+	}
+	if err := d.Confirm(o.Heard("parrot", asked, answers), drop); err == nil {
+		t.Error("the copy goes, counted on two disks that are refused as clones")
+	}
+}
+
+// An ask that is stopped is "done".
+func TestStoppedAskIsNoSuccess(t *testing.T) {
+	_, image, refs := duo(1)
+	key, other := Key{refs[0], image.ID}, Key{refs[1], image.ID}
+	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+	r.running[key] = &running{job: job{action: Action{Kind: Cleanup}, image: image}, stop: func() {}}
+	r.tries[other] = tried{Try{Kind: Sync, Suspects: []Key{key}}, image}
+	r.transfers.add(key, Transfer{Action: Action{Kind: Cleanup}, Progress: &fetch.Progress{}})
+	r.Finish(outcome{key: key, heard: map[string]Answer{}, stopped: true})
+	if n := r.Counts().Done[Cleanup]; n != 0 || len(r.tries[other].Suspects) == 0 {
+		t.Errorf("%d clean-ups are counted; suspects left: %v", n, r.tries[other].Suspects)
+	}
+}

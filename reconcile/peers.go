@@ -1,0 +1,158 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// hear adds to o what the other nodes told last. Of those that are silent it is what
+// they told before.
+func (s *others) hear(d Desired, o *Observed) {
+	if s.watch != nil {
+		s.hearFrom(d, o, s.watch.Answers(), time.Now())
+	}
+}
+
+// hearFrom is hear of these answers, at the time now of the clock that they go by.
+func (s *others) hearFrom(d Desired, o *Observed, answers map[string]peer.Answer, now time.Time) {
+	o.Peers = map[string]Peer{}
+	for name := range s.addresses(d) {
+		a := answers[name]
+		p := Peer{Asked: a.Asked, Problem: a.Problem, Config: a.State.Config}
+		if p.Problem == "" && !p.Asked {
+			p.Problem = "not asked yet"
+		}
+		if p.Problem != "" && !a.Since.IsZero() {
+			p.Silent = max(0, now.Sub(a.Since))
+		}
+		if !a.Last.IsZero() {
+			p.Last = o.Now.Add(a.Since.Sub(now))
+		}
+		o.Peers[name] = p
+		at := o.Now.Add(a.Told.Sub(now))
+		maps.Copy(o.Disks, s.disksOf(d, name, a, at))
+		o.hearOf(d, a, at)
+	}
+	o.refuseClones()
+}
+
+// disksOf returns the disks of a node as it told last, which was at the time at by this
+// node's clock. They are made once of each answer.
+func (s *others) disksOf(d Desired, name string, a peer.Answer, at time.Time) map[schema.DiskRef]Disk {
+	node := d.Config.Nodes[name]
+	last, ok := s.told[name]
+	if !ok || !last.at.Equal(a.Told) || !slices.Equal(slices.Sorted(maps.Keys(last.node.Disks)), slices.Sorted(maps.Keys(node.Disks))) {
+		last = toldAt{at: a.Told, node: node, disks: told(d.Config.Nodes, name, a.State)}
+		if !a.State.Clock.IsZero() {
+			last.translate(at.Sub(a.State.Clock))
+		}
+		s.told[name] = last
+	}
+	return last.disks
+}
+
+// translate puts times that are waited for on this node's clock.
+func (t toldAt) translate(ahead time.Duration) {
+	for _, seen := range t.disks {
+		for id, c := range seen.Copies {
+			if !c.Damaged.IsZero() {
+				c.Damaged = c.Damaged.Add(ahead)
+				seen.Copies[id] = c
+			}
+		}
+	}
+}
+
+// hearOf adds what a node does and what failed there. at is when it said so.
+func (o Observed) hearOf(d Desired, a peer.Answer, at time.Time) {
+	alike := a.State.Config == d.Digest && d.Digest != ""
+	for _, one := range a.State.Disks {
+		ref := schema.DiskRef{Node: a.State.Node, Disk: one.Name}
+		if _, declared := d.disk(ref); !declared {
+			continue
+		}
+		for _, c := range one.Copies {
+			key := Key{ref, c.ID()}
+			if c.Doing != "" {
+				o.Running[key] = true
+			}
+			if c.Try != nil && (alike || c.Try.Disk || c.Try.Link) { // these say nothing of a declaration
+				o.Tries[key] = toldTry(*c.Try, at)
+			}
+		}
+	}
+}
+
+func toldTry(t peer.Try, at time.Time) Try {
+	after := func(seconds float64) time.Time { return at.Add(time.Duration(seconds * float64(time.Second))) }
+	return Try{
+		Kind: Kind(t.Action), Attempts: t.Attempts, Message: t.Message, Final: t.Final, Disk: t.Disk, Link: t.Link,
+		Since: after(-math.Abs(t.Since)), Until: after(t.Again),
+	}
+}
+
+// told returns those disks of a node that are declared, as it tells of them.
+func told(nodes map[string]schema.Node, node string, s peer.State) map[schema.DiskRef]Disk {
+	disks := map[schema.DiskRef]Disk{}
+	for _, one := range s.Disks {
+		declared, ok := nodes[node].Disks[one.Name]
+		if !ok {
+			continue
+		}
+		seen := Disk{Path: declared.Path, UUID: one.UUID, Problem: one.Problem}
+		if seen.Problem == "" {
+			seen.Space, seen.Unclear = disk.Space{Total: one.Total, Free: one.Free}, one.Unclear
+			seen.Copies = make(map[disk.ID]Copy, len(one.Copies))
+			for _, c := range one.Copies {
+				seen.Copies[c.ID()] = toldCopy(c)
+			}
+		}
+		disks[schema.DiskRef{Node: node, Disk: one.Name}] = seen
+	}
+	return disks
+}
+
+func toldCopy(c peer.Copy) Copy {
+	return Copy{
+		Copy: disk.Copy{
+			ID: c.ID(), State: c.State, Message: c.Message, Format: c.Format,
+			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
+			SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.Chunks, Owned: c.Owned,
+			Verified: c.Verified, Damaged: c.Damaged, InUse: c.Using != "", LastUsed: c.LastUsed,
+			UnwantedSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal,
+		},
+		Using: c.Using, Leaving: c.Leaving, Refuses: c.Refuses,
+	}
+}
+
+// refuseClones finds disks with the same identity on two nodes that both answer, this
+// one included: a cloned machine. Nobody can tell which of them is meant.
+func (o Observed) refuseClones() {
+	first := map[string]schema.DiskRef{}
+	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), compareRefs) {
+		uuid := o.Disks[ref].UUID
+		if p, other := o.Peers[ref.Node]; uuid == "" || other && !p.answers() {
+			continue
+		}
+		twin, taken := first[uuid]
+		if !taken {
+			first[uuid] = ref
+			continue
+		}
+		if twin.Node == ref.Node {
+			continue // that node refuses them by itself
+		}
+		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one machine is a clone of the other; give one disk a new identity: remove its longhorn-disk.cfg and run disk init", twin, ref, uuid)
+		for _, clone := range []schema.DiskRef{twin, ref} {
+			seen := o.Disks[clone]
+			o.Disks[clone] = Disk{Path: seen.Path, UUID: seen.UUID, Problem: problem}
+		}
+	}
+}

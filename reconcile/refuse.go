@@ -1,0 +1,73 @@
+package reconcile
+
+import (
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// refusals says which declared images the disks of this node take no copy of although
+// they could have one by the configuration, and why, in words that stay the same as
+// long as the reason does.
+func (d Desired) refusals(o Observed) map[Key]string {
+	out := map[Key]string{}
+	s := d.scene(o)
+	for _, image := range d.Config.Images {
+		v := s.look(image)
+		need := v.need()
+		for _, ref := range s.own {
+			if !v.stands(ref) {
+				continue
+			}
+			if d.May == schema.ObserveOnly {
+				out[Key{ref, image.ID}] = "its manager does nothing but look"
+				continue
+			}
+			if r := v.refuses(ref, need); r.why != "" && !r.meant {
+				out[Key{ref, image.ID}] = constant(r.why)
+			}
+		}
+	}
+	return out
+}
+
+func constant(why string) string {
+	if strings.HasPrefix(why, noSpace) {
+		return noSpace
+	}
+	return why
+}
+
+// passedOver says of every declared disk that is not wanted for an image why it is
+// not: what is missing there, or that others come first.
+func (v imageView) passedOver() map[schema.DiskRef]string {
+	out := map[schema.DiskRef]string{}
+	for name, node := range v.Config.Nodes {
+		for diskName, d := range node.Disks {
+			ref := schema.DiskRef{Node: name, Disk: diskName}
+			switch r, refused := v.places.refused[ref]; {
+			case v.wants(ref):
+			case refused:
+				out[ref] = r.why
+			case node.EvictionRequested || d.EvictionRequested:
+				out[ref] = "its eviction is requested"
+			case !hasAll(node.Tags, v.image.NodeSelector):
+				out[ref] = "node tag " + missing(node.Tags, v.image.NodeSelector) + " missing"
+			case !hasAll(d.Tags, v.image.DiskSelector):
+				out[ref] = "disk tag " + missing(d.Tags, v.image.DiskSelector) + " missing"
+			default:
+				out[ref] = "other disks come first"
+			}
+		}
+	}
+	return out
+}
+
+func missing(tags, selectors []string) string {
+	for _, s := range selectors {
+		if !hasAll(tags, []string{s}) {
+			return s
+		}
+	}
+	return ""
+}

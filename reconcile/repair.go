@@ -1,0 +1,49 @@
+package reconcile
+
+import (
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// repairable reports whether the chunks of a failed copy that are damaged can be had
+// from somewhere: they have to be what the copy's own manifest says. One
+// that could not be repaired is replaced instead, if it can be.
+func (v imageView) repairable(key Key) bool {
+	c := v.copy(key)
+	if c.Chunks.IsZero() || c.SHA512.IsZero() {
+		return false
+	}
+	if declared := v.image.Checksum; !declared.IsZero() && declared != c.SHA512 && declared != c.SHA256 {
+		return false
+	}
+	if v.o.Tries[key].Unrepairable && c.Using == "" && v.refusesFor(key.Disk, v.need()).why == "" {
+		return false
+	}
+	return len(v.intact(key)) > 0 || v.hasRanges()
+}
+
+// intact are ready copies with the bytes that a failed one should have, those of this
+// node first.
+func (v imageView) intact(key Key) []Key {
+	sum := v.copy(key).SHA512
+	if here := v.bytes[sum]; len(here) > 0 {
+		return here
+	}
+	return v.there[sum]
+}
+
+// hasRanges reports whether any chunk can be had from the source, and will be what it
+// has to be.
+func (v imageView) hasRanges() bool {
+	d := v.image.Source.Download
+	return d != nil && d.Unpack == schema.UnpackNone && !v.image.Checksum.IsZero()
+}
+
+// repair rewrites the damaged chunks of a failed copy in their place.
+func (v imageView) repair(key Key) Action {
+	a := v.try(Repair, key.Disk, v.copy(key).Message, disk.ChunkSize)
+	if from := v.intact(key); len(from) > 0 {
+		return v.reading(a, from[0])
+	}
+	return a
+}

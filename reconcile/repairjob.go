@@ -1,0 +1,102 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// nearCopy is a copy of the same bytes on another disk of this node.
+type nearCopy struct {
+	disk *disk.Disk
+	id   disk.ID
+}
+
+// near lists what a repair can take chunks from without asking anybody.
+func (r *Reconciler) near(d Desired, o Observed, a Action) []nearCopy {
+	if a.Kind != Repair {
+		return nil
+	}
+	var near []nearCopy
+	want := d.bytesOf(o, a)
+	for _, ref := range slices.SortedFunc(maps.Keys(r.disks.open), compareRefs) {
+		for id, c := range o.Disks[ref].Copies {
+			if c.Has(want) && !c.Leaving {
+				near = append(near, nearCopy{r.disks.open[ref].Disk, id})
+			}
+		}
+	}
+	return near
+}
+
+// repair puts right those chunks of a failed copy that are wrong: from other disks of
+// this node, then from other nodes and the origin.
+func (j job) repair(ctx context.Context, id disk.ID) error {
+	far, done := j.puller()
+	defer done()
+	j.progress.Total.Store(j.action.Bytes)
+	size := j.disk.Look(id).Size
+	fromFar := far.Chunk(size)
+	_, err := j.disk.Repair(ctx, id, j.far.want, func(ctx context.Context, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
+		for _, c := range j.near {
+			if length, err := c.chunk(n, sum, buf); err == nil {
+				return length, nil
+			}
+		}
+		if len(j.far.sources()) == 0 { // nobody who may be busy and is worth waiting for
+			return j.originChunk(ctx, far.Origin, size, n, sum, buf)
+		}
+		return fromFar(ctx, n, sum, buf)
+	}, func(n int64) { j.progress.Done.Add(n) })
+	return err
+}
+
+// originChunk asks the origin alone, and once.
+func (j job) originChunk(ctx context.Context, origin *fetch.Ranges, size, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
+	if origin == nil {
+		return 0, errNoSource
+	}
+	from := n * disk.ChunkSize
+	data := buf[:min(disk.ChunkSize, size-from)]
+	body, err := origin.Open(ctx, from, from+int64(len(data)))
+	if err != nil {
+		return 0, fetch.Classify(err)
+	}
+	defer body.Close()
+	read, err := io.ReadFull(body, data)
+	j.progress.Moved.Add(int64(read))
+	if err != nil {
+		return 0, fetch.Classify(err)
+	}
+	if disk.SumChunk(data) != sum {
+		return 0, &fetch.Error{Class: fetch.Source, Err: errOther}
+	}
+	return len(data), nil
+}
+
+var errOther = errors.New("the chunk is another one there")
+
+func (c nearCopy) chunk(n int64, sum disk.ChunkSum, buf []byte) (int, error) {
+	r, err := c.disk.Open(c.id)
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	from := n * disk.ChunkSize
+	if from >= r.Size() {
+		return 0, errOther
+	}
+	length, err := r.ReadAt(buf[:min(int64(len(buf)), r.Size()-from)], from)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return 0, err
+	}
+	if disk.SumChunk(buf[:length]) != sum {
+		return 0, errOther
+	}
+	return length, nil
+}

@@ -1,0 +1,151 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// others are the declared nodes but this one, sorted.
+func (s *scene) others() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(s.Config.Nodes)), func(name string) bool { return name == s.Node })
+}
+
+// returns is when a silent node has been away for so long that it is not waited for
+// any more.
+func (s *scene) returns(p Peer) time.Time {
+	return s.o.Now.Add(s.Config.Settings.RecoveryWaitInterval - p.Silent)
+}
+
+// unheard says what a first copy has to wait for, and until when: copies that may turn
+// out to be ready, each node once, one that may be away with a ready copy, and without
+// a checksum whatever may have the copy that establishes it.
+func (v imageView) unheard() (why string, until time.Time) {
+	if why := v.undecided(); why != "" {
+		return why, time.Time{}
+	}
+	if why, until = v.unheardNode(); why != "" || v.established() {
+		return why, until
+	}
+	return v.unseenDisk()
+}
+
+// undecided names a copy on another node of which it will show in a moment whether it
+// is ready.
+func (v imageView) undecided() string {
+	for _, key := range v.other[v.image.ID.Name] {
+		c := v.copy(key)
+		switch {
+		case key.ID != v.image.ID || !v.answers(key.Disk):
+		case c.State == disk.Ready && c.Leaving:
+			return fmt.Sprintf("the copy on %s is about to go, or to stay", key.Disk)
+		case c.State == disk.Unknown && v.o.Tries[key].Attempts == 0:
+			return fmt.Sprintf("the file on %s is looked at first", key.Disk)
+		}
+	}
+	return ""
+}
+
+// unheardNode names the node that is waited for the longest.
+func (v imageView) unheardNode() (why string, until time.Time) {
+	for _, name := range v.others() {
+		peer, asking := v.o.Peers[name]
+		if !asking || peer.answers() {
+			continue // asking: with --offline nobody is asked
+		}
+		end := v.returns(peer)
+		switch {
+		case !peer.Asked:
+			return fmt.Sprintf("node %s is asked first", name), time.Time{}
+		case !end.After(v.o.Now), until.After(end):
+		case v.hadReady(name):
+			why, until = fmt.Sprintf("node %s, which has a copy, does not answer: %s", name, peer.Problem), end
+		case !v.established():
+			why, until = fmt.Sprintf("without a checksum nothing is fetched as long as node %s, which does not answer, may have a copy: %s", name, peer.Problem), end
+		}
+	}
+	return why, until
+}
+
+// unseenDisk names a disk that cannot be looked at, of a node that answers.
+func (v imageView) unseenDisk() (why string, until time.Time) {
+	const unsure = "without a checksum nothing is fetched as long as disk %s, %s, may have a copy: declare a checksum, or take the disk out of the configuration"
+	for _, name := range slices.Sorted(maps.Keys(v.Config.Nodes[v.Node].Disks)) {
+		if ref := (schema.DiskRef{Node: v.Node, Disk: name}); !v.mine(ref) && len(v.o.Peers) > 0 {
+			return fmt.Sprintf(unsure, ref, "which this process does not look after"), time.Time{}
+		}
+	}
+	for _, ref := range slices.SortedFunc(maps.Keys(v.o.Disks), compareRefs) {
+		_, declared := v.disk(ref)
+		away := v.o.Disks[ref]
+		if end := v.o.Now.Add(v.Config.Settings.RecoveryWaitInterval - away.Away); declared && away.Problem != "" && end.After(v.o.Now) {
+			return fmt.Sprintf(unsure, ref, "which cannot be used ("+away.Problem+")"), end
+		}
+	}
+	return "", time.Time{}
+}
+
+// interrupted returns a copy that is copied to ref, and of which nothing is heard for
+// a moment. The bytes may flow all the same, and if not, the transfer ends by itself.
+func (v imageView) interrupted(ref schema.DiskRef) (from Key, ok bool) {
+	if !v.o.Running[Key{ref, v.image.ID}] {
+		return Key{}, false
+	}
+	for _, key := range v.other[v.image.ID.Name] {
+		c, peer := v.copy(key), v.o.Peers[key.Disk.Node]
+		quiet := peer.Asked && !peer.answers() && v.returns(peer).After(v.o.Now)
+		if key.ID == v.image.ID && c.State == disk.Ready && (quiet || c.Leaving) {
+			return key, true
+		}
+	}
+	return Key{}, false
+}
+
+// established reports whether it is declared what the bytes have to be.
+func (v imageView) established() bool { return !v.image.Checksum.IsZero() }
+
+// hadReady reports whether a silent node had a ready copy when it was last heard.
+func (v imageView) hadReady(node string) bool {
+	return slices.ContainsFunc(v.other[v.image.ID.Name], func(key Key) bool {
+		return key.Disk.Node == node && key.ID == v.image.ID && v.copy(key).State == disk.Ready
+	})
+}
+
+// uncounted says which nodes' copies a deletion cannot count on, and why.
+func (s *scene) uncounted() string {
+	var why []string
+	for _, name := range s.others() {
+		if reason := s.disagrees(name); reason != "" {
+			why = append(why, reason)
+		}
+	}
+	const most = 3
+	if more := len(why) - most; more > 0 {
+		why = append(why[:most], fmt.Sprintf("and %d more nodes", more))
+	}
+	if len(why) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(why, "; ") + ")"
+}
+
+// disagrees says why the copies of another node are not counted, or nothing.
+func (s *scene) disagrees(name string) string {
+	peer, asking := s.o.Peers[name]
+	switch {
+	case !asking:
+		return fmt.Sprintf("node %s was not asked", name)
+	case !peer.answers():
+		return fmt.Sprintf("node %s does not answer", name)
+	case peer.Config == "":
+		return fmt.Sprintf("the configuration of node %s is not wholly valid", name)
+	case !s.agrees(name):
+		return fmt.Sprintf("node %s has another configuration", name)
+	}
+	return ""
+}

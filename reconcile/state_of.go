@@ -1,0 +1,106 @@
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Observed returns what the status was made from, as far as planning goes: with the
+// same configuration, the plan from it is the same. The error says why s is not a whole
+// status.
+func (s Status) Observed() (Observed, error) {
+	if s.Node == "" || s.Time.IsZero() || s.Disks == nil || s.Images == nil {
+		return Observed{}, errors.New("it has not the fields of a status: node, time, disks, images")
+	}
+	o := Observed{
+		Now: s.Time, Disks: map[schema.DiskRef]Disk{}, Peers: map[string]Peer{},
+		Tries: map[Key]Try{}, Running: map[Key]bool{},
+	}
+	for _, p := range s.Peers {
+		o.Peers[p.Node] = p.peer(s)
+	}
+	for _, one := range s.Disks {
+		ref := schema.DiskRef{Node: one.Node, Disk: one.Disk}
+		if _, twice := o.Disks[ref]; twice {
+			return Observed{}, fmt.Errorf("disk %s is there twice", ref)
+		}
+		if one.Seen {
+			o.Disks[ref] = one.disk(s)
+		}
+	}
+	for _, image := range s.Images {
+		for _, c := range image.Copies {
+			key := Key{schema.DiskRef{Node: c.Node, Disk: c.Disk}, disk.ID{Name: image.Name, UUID: image.UUID}}
+			if err := o.remember(key, c); err != nil {
+				return Observed{}, fmt.Errorf("copy %s: %w", key, err)
+			}
+		}
+	}
+	return o, nil
+}
+
+func (p PeerStatus) peer(s Status) Peer {
+	peer := Peer{Asked: p.Asked, Problem: p.Problem, Config: p.Config, Last: p.LastAnswer}
+	if p.Problem != "" && !p.SilentSince.IsZero() {
+		peer.Silent = max(0, s.Time.Sub(p.SilentSince))
+	}
+	return peer
+}
+
+func (d DiskStatus) disk(s Status) Disk {
+	var away time.Duration
+	if !d.ProblemSince.IsZero() {
+		away = s.Time.Sub(d.ProblemSince)
+	}
+	return Disk{
+		Away: away,
+		Path: d.Path, UUID: d.UUID, Problem: d.Problem, Unclear: d.Unclear, ClockStepped: d.ClockStepped, Foreign: d.Foreign,
+		Space: disk.Space{Total: d.Total, Free: d.Free}, Copies: map[disk.ID]Copy{},
+	}
+}
+
+var foundStates = []disk.State{disk.Pending, disk.Ready, disk.Failed, disk.Unknown}
+
+// remember adds to o what c says of the copy key.
+func (o Observed) remember(key Key, c CopyStatus) error {
+	if c.Running {
+		o.Running[key] = true
+	}
+	if c.Try != nil {
+		t, err := c.Try.try()
+		if err != nil {
+			return err
+		}
+		o.Tries[key] = t
+	}
+	seen, known := o.Disks[key.Disk]
+	switch {
+	case c.Found == nil:
+		return nil
+	case !known:
+		return errors.New("nothing is said of its disk")
+	case !slices.Contains(foundStates, c.Found.State):
+		return fmt.Errorf("there is no state %q", c.Found.State)
+	}
+	seen.Copies[key.ID] = c.found(key.ID)
+	return nil
+}
+
+// found is the copy as it was seen.
+func (c CopyStatus) found(id disk.ID) Copy {
+	return Copy{
+		Copy: disk.Copy{
+			ID: id, State: c.Found.State, Message: c.Found.Message, Format: c.Format,
+			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
+			SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.Chunks, Verified: c.Verified, Damaged: c.Damaged,
+			HasCfg: c.Found.HasCfg, Owned: c.Owned, PartBytes: c.Found.PartBytes, PartTotal: c.Found.PartTotal,
+			InUse: c.Found.InUseRecorded, MarkedBy: c.Found.MarkedBy, LastUsed: c.LastUsed, UnwantedSince: c.Unwanted,
+		},
+		Using: c.InUse, Leaving: c.Leaving, Refuses: c.Refuses,
+	}
+}

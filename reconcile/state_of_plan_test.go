@@ -1,0 +1,181 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// aviary is a cluster of nodes with a disk each and one image.
+type aviary struct {
+	config schema.Config
+	parrot schema.Image
+	seen   map[string]Observed
+}
+
+func newAviary(nodes, copies int) aviary {
+	a := aviary{seen: map[string]Observed{}, parrot: schema.Image{
+		ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Copies: copies,
+		Source: schema.Source{Download: &schema.Download{URL: "https://example.com/parrot.raw"}},
+	}}
+	a.config = schema.Config{
+		Settings: schema.Settings{RecoveryWaitInterval: 5 * time.Minute, ConcurrentReplenishPerNodeLimit: 5},
+		Nodes:    map[string]schema.Node{}, Images: map[string]schema.Image{"parrot": a.parrot},
+	}
+	for n := range nodes {
+		name := fmt.Sprintf("node%d", n+1)
+		a.config.Nodes[name] = schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{"disk1": {Path: "/disk1", AllowScheduling: true}}}
+		a.seen[name] = Observed{
+			Now: goldenNow, Tries: map[Key]Try{}, Running: map[Key]bool{}, Peers: map[string]Peer{},
+			Disks: map[schema.DiskRef]Disk{{Node: name, Disk: "disk1"}: {
+				Path: "/disk1", UUID: name, Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[disk.ID]Copy{},
+			}},
+		}
+	}
+	return a
+}
+
+func (a aviary) key(node string) Key {
+	return Key{schema.DiskRef{Node: node, Disk: "disk1"}, a.parrot.ID}
+}
+
+// has gives a node a ready copy.
+func (a aviary) has(node string) {
+	a.seen[node].Disks[a.key(node).Disk].Copies[a.parrot.ID] = Copy{Copy: disk.Copy{
+		ID: a.parrot.ID, State: disk.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true,
+		SHA512: digestOf(disk.SHA512, "a"), Chunks: digestOf(disk.SHA256, "a"),
+	}}
+}
+
+func (a aviary) desired(node string) Desired {
+	return Desired{Node: node, Config: a.config, Digest: "d1", May: schema.Everything}
+}
+
+// saved are the statuses of these nodes.
+func (a aviary) saved(t *testing.T, nodes ...string) *Snapshot {
+	t.Helper()
+	s := &Snapshot{}
+	for _, node := range nodes {
+		if err := s.Add(throughJSON(View{Desired: a.desired(node), Observed: a.seen[node]}.Status(nil))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+// plan is the plan for all nodes, a line for each action.
+func (a aviary) plan(s *Snapshot) string {
+	var nodes []Desired
+	for _, name := range slices.Sorted(maps.Keys(a.config.Nodes)) {
+		nodes = append(nodes, a.desired(name))
+	}
+	var lines []string
+	for _, action := range s.Plan(nodes).Actions {
+		reason, _, _ := strings.Cut(action.Reason, " (") // the rest is which disks and why
+		lines = append(lines, fmt.Sprintf("%s %s/%s: %s", action.Kind, action.Node, action.Disk, reason))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// ranks are the nodes in the order in which they get a copy.
+func (a aviary) ranks() []string {
+	var nodes []string
+	for _, ref := range ranked(a.config, a.parrot).all() {
+		nodes = append(nodes, ref.Node)
+	}
+	return nodes
+}
+
+func TestPlanFromSnapshot(t *testing.T) {
+	ranks := newAviary(3, 2).ranks()
+	first, second, third := ranks[0], ranks[1], ranks[2]
+	for _, tt := range []struct {
+		name  string
+		world func(a aviary) []string // returns whose status is saved
+		want  string
+	}{
+		{"each of its own", func(a aviary) []string {
+			a.has(first)
+			return ranks
+		}, "sync " + second + "/disk1: no copy on this disk"},
+		{"a disk that has no room tells all", func(a aviary) []string {
+			a.has(first)
+			one := a.seen[second].Disks[a.key(second).Disk]
+			one.Space.Free = 1 << 20
+			a.seen[second].Disks[a.key(second).Disk] = one
+			return ranks
+		}, "sync " + third + "/disk1: no copy on this disk"},
+		{"a failure of this declaration", func(a aviary) []string {
+			a.seen[first].Tries[a.key(first)] = Try{Kind: Download, Attempts: 1, Since: goldenNow, Final: true, Message: "not found"}
+			return ranks
+		}, "blocked " + first + "/disk1: not found\nblocked " + second + "/disk1: not found"},
+		{"of another declaration", func(a aviary) []string {
+			a.seen[first].Tries[a.key(first)] = Try{Kind: Download, Attempts: 1, Since: goldenNow, Final: true, Message: "not found"}
+			other := a.parrot
+			other.Source = schema.Source{Download: &schema.Download{URL: "https://example.com/typo.raw"}}
+			a.config.Images["parrot"] = other
+			return ranks
+		}, "download " + first + "/disk1: no copy on this disk\nwait " + second + "/disk1: the first copy is made on " + first + "/disk1"},
+		{"what others tell of a node", func(a aviary) []string {
+			a.has(first)
+			a.seen[second].Peers[first] = Peer{Asked: true, Config: "d2", Last: goldenNow}
+			told := a.seen[first].Disks[a.key(first).Disk].Copies[a.parrot.ID]
+			told.HasCfg = false
+			copies := map[disk.ID]Copy{a.parrot.ID: told}
+			a.seen[second].Disks[a.key(first).Disk] = Disk{Path: "/disk1", UUID: first, Space: disk.Space{Total: 100, Free: 50}, Copies: copies}
+			return ranks[1:]
+		}, "sync " + second + "/disk1: no copy on this disk"},
+		{"nothing of a node", func(a aviary) []string {
+			return ranks[1:]
+		}, "wait " + second + "/disk1: the first copy is for " + first + "/disk1 to make, which does not answer: it is in none of the saved states"},
+		{"one plan for what concerns no disk", func(a aviary) []string {
+			for name, node := range a.config.Nodes {
+				node.AllowScheduling = name == first
+				a.config.Nodes[name] = node
+			}
+			a.has(first)
+			return ranks
+		}, "wait node1/: no disk can take 1 of 2 copies"},
+	} {
+		a := newAviary(3, 2)
+		nodes := tt.world(a)
+		saved := a.saved(t, nodes...)
+		a.config.Images["parrot"] = a.parrot
+		if got := a.plan(saved); got != tt.want {
+			t.Errorf("%s: the plan is\n%s\nwant\n%s", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestSnapshotPrefersTheNewestAnswer(t *testing.T) {
+	a := newAviary(3, 1)
+	told := func(by string, p Peer, free int64) {
+		a.seen[by].Peers["node3"] = p
+		a.seen[by].Disks[a.key("node3").Disk] = Disk{Path: "/disk1", Space: disk.Space{Free: free}}
+	}
+	for _, tt := range []struct {
+		name           string
+		first, second  Peer
+		answers, known bool
+		free           int64
+	}{
+		{"one asked in vain for longer", Peer{Asked: true, Problem: "no", Silent: 1}, Peer{Asked: true, Problem: "no", Silent: 2}, false, true, 2},
+		{"one heard it once", Peer{}, Peer{Asked: true, Problem: "no", Last: goldenNow}, false, true, 2},
+		{"the later silence", Peer{Asked: true, Problem: "no", Last: goldenNow.Add(-1)}, Peer{Asked: true, Problem: "no", Last: goldenNow.Add(-2)}, false, true, 1},
+		{"it answers one", Peer{Asked: true, Last: goldenNow.Add(-2)}, Peer{Asked: true, Problem: "no", Last: goldenNow}, true, true, 1},
+		{"it answers the other", Peer{Asked: true, Problem: "no", Last: goldenNow}, Peer{Asked: true, Last: goldenNow.Add(-2)}, true, true, 2},
+	} {
+		told("node1", tt.first, 1)
+		told("node2", tt.second, 2)
+		best, answers, known := a.saved(t, "node1", "node2").told("node3")
+		if free := best.seen.Disks[a.key("node3").Disk].Space.Free; answers != tt.answers || known != tt.known || free != tt.free {
+			t.Errorf("%s: answers %v, known %v, of %d", tt.name, answers, known, free)
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package reconcile
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// TestStatusIsComplete plans for random situations, and again from what the status of
+// each says.
+func TestStatusIsComplete(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(*seeds / 3) {
+		d, o := dice{rand.New(rand.NewPCG(seed, 2))}.situation()
+		plan := d.Plan(o)
+		again, err := throughJSON(View{Desired: d, Observed: o, Plan: plan}.Status(nil)).Observed()
+		if err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		if other := d.Plan(again); !reflect.DeepEqual(plan, other) {
+			t.Fatalf("seed %d: the plan is\n%+v\nand from the status\n%+v\n%s", seed, plan, other, situationText(d, o, plan))
+		}
+		if marks, other := d.Marks(o), d.Marks(again); !reflect.DeepEqual(marks, other) {
+			t.Fatalf("seed %d: the marks are\n%+v\nand from the status\n%+v", seed, marks, other)
+		}
+	}
+}
+
+func throughJSON(s Status) (again Status) {
+	b, err := json.Marshal(s)
+	if err == nil {
+		err = json.Unmarshal(b, &again)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return again
+}
+
+func TestStatusKeepsEveryField(t *testing.T) {
+	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
+	id := disk.ID{Name: "parrot", UUID: "0000000a"}
+	key := Key{ref, id}
+	at := func(minutes int) time.Time { return goldenNow.Add(time.Duration(minutes) * time.Minute) }
+	o := Observed{
+		Now: goldenNow,
+		Disks: map[schema.DiskRef]Disk{ref: {
+			Path: "/disk1", UUID: "u1", Space: disk.Space{Total: 2, Free: 1}, Unclear: "unreadable", ClockStepped: true, Away: time.Minute, Foreign: []string{"x"},
+			Copies: map[disk.ID]Copy{id: {
+				Copy: disk.Copy{
+					ID: id, State: disk.Failed, Message: "damaged", Size: 1, VirtualSize: 2, RealSize: 3, Format: disk.Raw,
+					SHA512: digestOf(disk.SHA512, "a"), SHA256: digestOf(disk.SHA256, "a"), Chunks: digestOf(disk.SHA256, "b"),
+					Verified: at(-1), Damaged: at(-2), HasCfg: true, Owned: true, PartBytes: 4, PartTotal: 5,
+					InUse: true, MarkedBy: "node1", LastUsed: at(-3), UnwantedSince: at(-4),
+				},
+				Using: "volume", Leaving: true, Refuses: "full",
+			}},
+		}},
+		Peers: map[string]Peer{"node2": {Asked: true, Problem: "no answer", Silent: time.Minute + 1, Config: "d2", Last: at(-5)}},
+		Tries: map[Key]Try{key: {
+			Kind: Repair, Attempts: 2, Since: at(-6), Until: at(6), Message: "it failed", Final: true, Space: 6, Disk: true,
+			Link: true, Unrepairable: true, Suspects: []Key{key},
+		}},
+		Running: map[Key]bool{key: true},
+	}
+	checkAllSet(t, reflect.ValueOf(o), "Observed")
+	again, err := throughJSON(View{Desired: Desired{Node: "node1"}, Observed: o}.Status(nil)).Observed()
+	if err != nil || !reflect.DeepEqual(o, again) {
+		t.Errorf("error %v; observed was\n%+v\nand from the status is\n%+v", err, o, again)
+	}
+}
+
+// checkAllSet sees that a value has no field that is zero, so that a new one is not
+// forgotten here. What is known of a file only while it is looked at, or is derived
+// from others, is named.
+func checkAllSet(t *testing.T, v reflect.Value, name string) {
+	t.Helper()
+	switch v.Kind() {
+	case reflect.Map:
+		for _, k := range v.MapKeys() {
+			checkAllSet(t, v.MapIndex(k), name)
+		}
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() || v.Type() == reflect.TypeFor[disk.Digest]() {
+			return
+		}
+		for i := range v.NumField() {
+			field := v.Type().Field(i).Name
+			whole := name + "." + field
+			if v.Field(i).IsZero() && !strings.HasSuffix(whole, "Disks.Problem") && !strings.HasSuffix(whole, "Copy.Expected") {
+				t.Errorf("%s is not set in this test", whole)
+			}
+			checkAllSet(t, v.Field(i), whole)
+		}
+	}
+}
+
+func TestNoWholeStatus(t *testing.T) {
+	const head = `"node": "node1", "time": "2026-12-01T12:00:00Z"`
+	const disk1 = `"disks": [{"node": "node1", "disk": "disk1", "seen": true}]`
+	copies := func(one string) string {
+		return `{` + head + `, ` + disk1 + `, "images": [{"name": "parrot", "uuid": "0000000a", "copies": [` + one + `]}]}`
+	}
+	for _, tt := range []struct{ name, text, want string }{
+		{"a plan", `{"actions": []}`, "it has not the fields of a status"},
+		{"no disks", `{` + head + `, "images": []}`, "it has not the fields of a status"},
+		{"a disk twice", `{` + head + `, "images": [], "disks": [{"node": "n", "disk": "d", "seen": true}, {"node": "n", "disk": "d"}]}`, "disk n/d is there twice"},
+		{"no disk", copies(`{"node": "node1", "disk": "disk2", "found": {"state": "ready"}}`), "copy node1/disk2/parrot-0000000a: nothing is said of its disk"},
+		{"no state", copies(`{"node": "node1", "disk": "disk1", "found": {"state": "redy"}}`), `there is no state "redy"`},
+		{"suspect", copies(`{"node": "node1", "disk": "disk1", "try": {"suspects": ["x"]}}`), `"x" is not NODE/DISK/FOLDER`},
+	} {
+		var s Status
+		if err := json.Unmarshal([]byte(tt.text), &s); err != nil {
+			t.Fatal(tt.name, err)
+		}
+		if _, err := s.Observed(); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: the error is %v, want %q", tt.name, err, tt.want)
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package reconcile
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+func TestPeerStatus(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		own     string
+		p       Peer
+		skew    Skew
+		silence string
+	}{
+		{"the same", "d1", Peer{Asked: true, Config: "d1", Last: goldenNow}, SkewSame, ""},
+		{"another", "d1", Peer{Asked: true, Config: "d2", Last: goldenNow}, SkewOther, ""},
+		{"broken there", "d1", Peer{Asked: true, Last: goldenNow}, SkewInvalid, ""},
+		{"broken here", "", Peer{Asked: true, Config: "d2", Last: goldenNow}, SkewUnknown, ""},
+		{"not asked", "d1", Peer{Problem: "not asked yet"}, SkewUnknown, "node node2 has not answered yet"},
+		{"never heard", "d1", Peer{Asked: true, Problem: "no route", Silent: time.Minute}, SkewUnknown, "node node2 has not answered for 1m0s: no route"},
+		{"silent", "d1", Peer{Asked: true, Problem: "no route", Silent: 12400 * time.Millisecond, Config: "d2", Last: goldenNow}, SkewOther, "node node2 has not answered for 12s: no route"},
+	} {
+		v := View{Desired: Desired{Node: "node1", Digest: tt.own}, Observed: Observed{Now: goldenNow, Peers: map[string]Peer{"node2": tt.p}}}
+		got := v.peers()[0]
+		if got.Skew != tt.skew || v.silence("node2") != tt.silence || got.Answers != (tt.silence == "") {
+			t.Errorf("%s: skew %q, answers %v, silence %q", tt.name, got.Skew, got.Answers, v.silence("node2"))
+		}
+	}
+	v := View{Desired: Desired{Node: "node1"}}
+	if own, other := v.silence("node1"), v.silence("node2"); own != "" || other != "node node2 was not asked" {
+		t.Errorf("silence %q and %q where nobody is asked", own, other)
+	}
+}
+
+func TestSkewIsOneBoundedLine(t *testing.T) {
+	var peers []PeerStatus
+	if got := skewText([]PeerStatus{{Node: "node2", Skew: SkewSame}, {Node: "node3", Skew: SkewUnknown}}); got != "" {
+		t.Errorf("no skew is %q", got)
+	}
+	for n := range 9 {
+		peers = append(peers, PeerStatus{Node: fmt.Sprintf("node%d", n), Skew: threeSkews[n%3], Config: "0123456789abcdef"})
+	}
+	const want = "the configuration differs on 6 of 9 other nodes: node node1 has another one (digest 0123456789ab); " +
+		"that of node node2 is not wholly valid; node node4 has another one (digest 0123456789ab); " +
+		"that of node node5 is not wholly valid; node node7 has another one (digest 0123456789ab); and 1 more"
+	if got := skewText(peers); got != want {
+		t.Errorf("the skew is\n%s\nwant\n%s", got, want)
+	}
+}
+
+var threeSkews = []Skew{SkewSame, SkewOther, SkewInvalid}
+
+func TestCopiesOfOthers(t *testing.T) {
+	id := disk.ID{Name: "parrot", UUID: "0000000a"}
+	key := Key{schema.DiskRef{Node: "node2", Disk: "disk1"}, id}
+	part := Copy{Copy: disk.Copy{ID: id, State: disk.Pending, PartBytes: 256, PartTotal: 1024}}
+	ready := Copy{Copy: disk.Copy{ID: id, State: disk.Ready}}
+	full := Copy{Copy: disk.Copy{ID: id, State: disk.Pending}, Refuses: "not enough space"}
+	away := ready
+	away.Leaving = true
+	failed := Try{Attempts: 1, Until: goldenNow.Add(time.Minute), Message: "it failed"}
+	final := Try{Attempts: 1, Until: goldenNow.Add(time.Minute), Message: "it failed", Final: true}
+	for _, tt := range []struct {
+		name    string
+		c       *Copy
+		try     *Try
+		running bool
+		silent  bool
+		want    string // state, progress, message, whether it waits
+	}{
+		{"none", nil, nil, false, false, "pending 0 its node has not begun with it"},
+		{"begun", nil, nil, true, false, "starting 0 under way on its node"},
+		{"a part", &part, nil, true, false, "in-progress 25 under way on its node"},
+		{"a failure", &part, &failed, false, false, "failed 25 it failed until"},
+		{"a final one", &part, &final, false, false, "failed 25 it failed"},
+		{"ready", &ready, nil, false, false, "ready 100 "},
+		{"verified", &ready, nil, true, false, "ready 100 its node works on it"},
+		{"leaving", &away, nil, true, false, "ready 100 withdrawn: it is about to go, or to stay"},
+		{"refused", &full, nil, false, false, "pending 0 takes no copy: not enough space"},
+		{"silent", &ready, nil, false, true, "unknown 0 node node2 has not answered for 12s: no route; it was ready then"},
+		{"silent with a failure", &part, &failed, true, true, "unknown 0 node node2 has not answered for 12s: no route; it was pending then"},
+		{"silent and none", nil, nil, false, true, "unknown 0 node node2 has not answered for 12s: no route"},
+	} {
+		o := Observed{
+			Now: goldenNow, Peers: map[string]Peer{"node2": {Asked: true}}, Running: map[Key]bool{}, Tries: map[Key]Try{},
+			Disks: map[schema.DiskRef]Disk{key.Disk: {Copies: map[disk.ID]Copy{}}},
+		}
+		if tt.silent {
+			o.Peers["node2"] = Peer{Asked: true, Problem: "no route", Silent: 12 * time.Second}
+		}
+		if tt.c != nil {
+			o.Disks[key.Disk].Copies[id] = *tt.c
+		}
+		if tt.try != nil {
+			o.Tries[key] = *tt.try
+		}
+		o.Running[key] = tt.running
+		c := View{Desired: Desired{Node: "node1"}, Observed: o}.telling(nil).copy(key)
+		got := fmt.Sprintf("%s %d %s", c.State, c.Progress, c.Message)
+		if !c.Until.IsZero() {
+			got += " until"
+		}
+		if got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestTransferHereIsFollowed(t *testing.T) {
+	a := newAviary(1, 1)
+	v := View{Desired: a.desired("node1"), Observed: a.seen["node1"]}
+	p := &fetch.Progress{}
+	p.Done.Store(50)
+	p.Total.Store(200)
+	c := v.Status(map[Key]Transfer{a.key("node1"): {Action: Action{Kind: Download, Reason: "no copy"}, Progress: p}}).Images[0].Copies[0]
+	if c.State != disk.InProgress || c.Progress != 25 || c.Message != "download: no copy" || c.Found != nil {
+		t.Errorf("it is %+v", c)
+	}
+}
+
+func TestPassedOver(t *testing.T) {
+	a := newAviary(6, 5)
+	for _, node := range []string{"node2", "node3"} {
+		one := a.config.Nodes[node]
+		one.AllowScheduling = false
+		a.config.Nodes[node] = one
+	}
+	all := Observed{Now: goldenNow, Disks: map[schema.DiskRef]Disk{}, Peers: map[string]Peer{}}
+	for node, seen := range a.seen {
+		all.Disks[a.key(node).Disk] = seen.Disks[a.key(node).Disk]
+		all.Peers[node] = Peer{Asked: true}
+	}
+	text := func(s ImageStatus) string {
+		var parts []string
+		for _, p := range s.PassedOver {
+			parts = append(parts, fmt.Sprintf("%d %s: %s", p.Count, strings.Join(p.Disks, " "), p.Why))
+		}
+		return strings.Join(parts, "; ")
+	}
+	v := View{Desired: a.desired("node1"), Observed: all}
+	s := v.Status(nil).Images[0]
+	if got := text(s); got != "2 node2/disk1 node3/disk1: scheduling on the node is disabled" || s.Wanted != 5 || s.Ready != 0 {
+		t.Errorf("%d of %d; passed over are %s", s.Ready, s.Wanted, got)
+	}
+	names := 1
+	if got := text(ImageStatus{PassedOver: passedBy(v.Desired.scene(all).look(a.parrot), &names)}); got != "2 node2/disk1: scheduling on the node is disabled" || names != 0 {
+		t.Errorf("with one name left, passed over are %s", got)
+	}
+	for ref := range all.Disks { // enough copies: nothing is to be explained
+		if !slices.Contains([]string{"node2", "node3"}, ref.Node) {
+			all.Disks[ref].Copies[a.parrot.ID] = Copy{Copy: disk.Copy{ID: a.parrot.ID, State: disk.Ready}}
+		}
+	}
+	four := a.parrot
+	four.Copies = 4
+	a.config.Images["parrot"] = four
+	if s := v.Status(nil).Images[0]; s.PassedOver != nil || s.Ready != 4 {
+		t.Errorf("%d of %d ready, and passed over are %s", s.Ready, s.Wanted, text(s))
+	}
+}
+
+// BenchmarkStatusFleet is what telling of a large cluster takes, a third of whose
+// copies are yet to be made, the first time and later, beside planning.
+func BenchmarkStatusFleet(b *testing.B) {
+	d, o := fleet(1_000)
+	v := View{Desired: d, Observed: o, Plan: d.Plan(o)}
+	b.Run("status", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			v.Status(nil)
+		}
+	})
+	v.overview = &overview{}
+	b.Run("status again", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			v.Status(nil)
+		}
+	})
+	b.Run("plan", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			d.Plan(o)
+		}
+	})
+}

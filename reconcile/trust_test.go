@@ -1,0 +1,70 @@
+package reconcile
+
+import (
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// One repair failed because the peer was away for a minute. The peer is back; the disk has no room
+// for a second file. The copy is never repaired again.
+func TestOneFailedRepairIsForEver(t *testing.T) {
+	c, image, refs := duo(2)
+	o := bare(c)
+	there := readyCopy(image, image.Checksum)
+	there.RealSize = 1 << 30
+	o.Disks[refs[0]].Copies[image.ID] = there
+	failed := there
+	failed.State, failed.Message = disk.Failed, "damaged"
+	key := Key{refs[1], image.ID}
+	own := o.Disks[refs[1]]
+	own.Copies[image.ID] = failed
+	own.Space.Free = 1 << 20
+	o.Disks[refs[1]] = own
+	o.Tries[key] = Try{Kind: Repair, Attempts: 1, Unrepairable: true, Link: true, Message: "no source for 30s", Since: goldenNow.Add(-time.Hour), Until: goldenNow.Add(-time.Minute)}
+	d, o := of(refs[1].Node, c, o)
+	anybodyActs(t, d.Plan(o))
+}
+
+// A time in a record on a disk, in another zone, ends the daemon.
+func TestTimeOnDiskPanicsThePublication(t *testing.T) {
+	r, err := disk.ParseRecord([]byte(`{"owner":"backing-image-manager","created":"2026-11-20T00:00:00Z","verified":"9999-12-31T23:59:59-23:59"}`))
+	if err != nil {
+		t.Skip(err)
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			t.Error(p)
+		}
+	}()
+	b := peer.NewBoard()
+	b.Publish(peer.State{Node: "a", Disks: []peer.Disk{{Name: "d", Copies: []peer.Copy{tellCopy(Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Verified: r.Verified}})}}}})
+}
+
+// A node suspects its own copy: it neither reads nor counts it. Another one counts on it.
+func TestSuspectedCopyIsCountedByOthers(t *testing.T) {
+	c, image, refs := duo(1)
+	o := bare(c)
+	for _, ref := range refs {
+		one := readyCopy(image, image.Checksum)
+		one.UnwantedSince = goldenNow.Add(-99 * time.Hour)
+		o.Disks[ref].Copies[image.ID] = one
+	}
+	// refs[0].Node made a copy of it on another disk, and other bytes came out.
+	d0, o0 := of(refs[0].Node, c, o)
+	o0.Tries = map[Key]Try{{schema.DiskRef{Node: refs[0].Node, Disk: "disk9"}, image.ID}: {Kind: Sync, Suspects: []Key{{refs[0], image.ID}}}}
+	told := (&Reconciler{}).state(d0, o0)
+	o1 := o
+	o1.Disks[refs[0]] = told2(c, told)[refs[0]]
+	d1, o1 := of(refs[1].Node, c, o1)
+	for _, a := range d1.Plan(o1).Actions {
+		if a.Kind.drops() {
+			t.Errorf("%s of %s, counted on a copy that its own node does not believe in", a.Kind, a.Key())
+		}
+	}
+}
+
+func told2(c schema.Config, s peer.State) map[schema.DiskRef]Disk { return told(c.Nodes, s.Node, s) }

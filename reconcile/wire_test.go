@@ -1,0 +1,41 @@
+package reconcile
+
+import (
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+)
+
+// The digest of a copy that failed on another node is recalled, as it comes over the wire.
+func TestRecallOverTheWire(t *testing.T) {
+	c, image, refs := duo(1)
+	image.Checksum = disk.Digest{}
+	c.Images["parrot"] = image
+	now := time.Now()
+	o := bare(c)
+	o.Now = now
+	failed := readyCopy(image, digestOf(disk.SHA512, "b"))
+	failed.State, failed.Damaged = disk.Failed, now.Add(-10*time.Second)
+	o.Disks[refs[0]].Copies[image.ID] = failed
+	d0, o0 := of(refs[0].Node, c, o)
+	board := peer.NewBoard()
+	board.Publish((&Reconciler{}).state(d0, o0))
+	s := httptest.NewServer(peer.NewServer(peer.Host{Board: board}).Handler())
+	defer s.Close()
+	state, _, err := peer.NewClient(nil, nil).State(t.Context(), peer.Address{Node: refs[0].Node, URL: s.URL}, "", 0)
+	must(t, err)
+	t.Log("clock:", state.Clock)
+	d1, o1 := of(refs[1].Node, c, bare(c))
+	o1.Now = now
+	others := &others{told: map[string]toldAt{}}
+	for ref, seen := range others.disksOf(d1, refs[0].Node, peer.Answer{State: state, Asked: true, Told: now}, now) {
+		o1.Disks[ref] = seen
+	}
+	v := d1.scene(o1).look(image)
+	if v.recall().digest.IsZero() {
+		t.Error("what node1 had 10 s ago is forgotten:", o1.Disks[refs[0]].Copies[image.ID].Damaged)
+	}
+}

@@ -1,0 +1,198 @@
+package reconcile
+
+import (
+	"context"
+	"log/slog"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// running is a job under way.
+type running struct {
+	job     job
+	started time.Time
+	stop    context.CancelFunc
+	stopped bool
+	removes bool // it is decided that the copy goes
+	// heard is what was answered about a copy that was withdrawn; nil before.
+	heard map[string]Answer
+}
+
+// asks reports whether the job is about a withdrawn copy and does nothing to it yet.
+func (r *running) asks() bool { return r.job.action.Kind.drops() && !r.removes }
+
+// end tells the job to stop.
+func (r *running) end() {
+	r.stopped = true
+	r.stop()
+}
+
+// outcome is how a job ended. One that was told to stop has not failed, whatever
+// it says.
+type outcome struct {
+	key     Key
+	err     error
+	stopped bool
+	// heard: the job has not ended, but asked, and waits for a decision.
+	heard map[string]Answer
+}
+
+// slots is how many jobs may be started: deletions (true), and others. Deletions do
+// not wait for long transfers, as they make room.
+func (r *Reconciler) slots(d Desired) map[bool]int {
+	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
+	free := map[bool]int{true: limit, false: limit}
+	for _, run := range r.running {
+		if !run.job.action.slow { // nobody waits for a scrub, nor does it keep others waiting
+			free[run.job.action.Kind.drops()]--
+		}
+	}
+	return free
+}
+
+// stopObsolete ends jobs that the plan does not have any more, and those of an
+// image whose declaration changed. A transfer goes on even if by now there is a
+// nearer source.
+func (r *Reconciler) stopObsolete(d Desired, plan Plan) {
+	wanted := map[Key]Kind{}
+	for _, a := range plan.Actions {
+		if !a.Idle() {
+			wanted[a.Key()] = a.Kind
+		}
+	}
+	for key, run := range r.running {
+		kind, ok := wanted[key]
+		// Bytes that nobody declared must not come beside those that are there by now.
+		anew := run.job.action.Kind == Download && kind == Sync && run.job.image.Checksum.IsZero()
+		if !ok || anew || kind.drops() != run.job.action.Kind.drops() || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
+			run.end()
+		}
+	}
+}
+
+// book takes note of the job of an action and returns what begins it. A copy that
+// is to go is withdrawn from here on.
+func (r *Reconciler) book(ctx context.Context, d Desired, o Observed, a Action) (begin func()) {
+	key := a.Key()
+	j := r.job(d, o, a)
+	j.progress.Total.Store(a.Bytes)
+	if a.Kind.drops() {
+		r.leaving.add(key)
+	}
+	jobCtx, stop := context.WithCancel(ctx)
+	r.running[key] = &running{job: j, started: time.Now(), stop: stop}
+	r.transfers.add(key, Transfer{Action: a, Progress: j.progress, Started: time.Now()})
+	level := slog.LevelInfo
+	if o.Disks[key.Disk].Copies[key.ID].State == disk.Failed && !a.Kind.drops() {
+		level = slog.LevelWarn // a disk that loses bytes should not go unnoticed
+	}
+	r.log.Log(ctx, level, "started", "action", string(a.Kind), "copy", key.String(), "reason", a.Reason)
+	work := func() outcome { return outcome{key: key, err: j.run(jobCtx)} }
+	if a.Kind.drops() {
+		work = func() outcome { return outcome{key: key, heard: j.ask(jobCtx)} }
+	}
+	return func() {
+		go func() {
+			e := work()
+			e.stopped = jobCtx.Err() != nil
+			r.ended <- e
+		}()
+	}
+}
+
+// job is the action with everything that it needs.
+func (r *Reconciler) job(d Desired, o Observed, a Action) job {
+	declared, _ := d.disk(a.Key().Disk)
+	client := r.client
+	client.AllowLoopback = d.Config.Settings.AllowLoopbackSources
+	j := job{
+		action: a, image: d.Config.Images[a.Image], reserve: declared.StorageReserved, nodes: d.Config.Nodes,
+		client: &client, disk: r.disks.open[a.Key().Disk].Disk, progress: &fetch.Progress{},
+		near: r.near(d, o, a), far: r.others.far(d, o, a),
+	}
+	if a.Kind == Sync && a.from != (Key{}) {
+		j.source = r.disks.open[a.from.Disk].Disk
+	}
+	j.far.warn = func(err error) { r.log.Warn("bytes are wrong", "copy", a.Key().String(), "error", err) }
+	if a.Kind.drops() {
+		j.asking = r.others.asking(d, d.Asks(o, a))
+	}
+	return j
+}
+
+// Ended gives the end of a job; pass it to Finish.
+func (r *Reconciler) Ended() <-chan outcome { return r.ended }
+
+// Finish takes note of how a job ended, or of what it was answered; a Round has to
+// come next.
+func (r *Reconciler) Finish(e outcome) {
+	run := r.running[e.key]
+	if e.heard != nil && !e.stopped {
+		run.heard = e.heard
+		return
+	}
+	delete(r.running, e.key)
+	r.transfers.end(e.key, e)
+	run.stop()
+	a := run.job.action
+	log := r.log.With("action", string(a.Kind), "copy", e.key.String())
+	switch {
+	case e.err == nil && e.heard == nil: // also if it was told to stop just before
+		r.succeeded(e.key)
+		log.Info("done", "seconds", time.Since(run.started).Seconds())
+	case e.stopped:
+		log.Info("stopped; what is there is kept")
+	default:
+		next := r.tries[e.key].Try.next(a, e.err, r.clock.now())
+		r.tries[e.key] = tried{next, run.job.image}
+		log.Warn("failed", "error", e.err, "again", again(next))
+	}
+}
+
+// succeeded drops what failed before, and what was suspected of the copy.
+func (r *Reconciler) succeeded(key Key) {
+	delete(r.tries, key)
+	for other, t := range r.tries {
+		if slices.Contains(t.Suspects, key) {
+			t.Suspects = slices.DeleteFunc(slices.Clone(t.Suspects), func(k Key) bool { return k == key })
+			r.tries[other] = t
+		}
+	}
+}
+
+func again(t Try) string {
+	switch {
+	case t.Final:
+		return "not before the declaration changes"
+	case t.Space > 0:
+		return "when " + bytesText(t.Space) + " are free"
+	}
+	return t.Until.UTC().Format(time.RFC3339)
+}
+
+// forget drops what failed under another declaration.
+func (r *Reconciler) forget(d Desired) {
+	for key, t := range r.tries {
+		now := d.Config.Images[key.ID.Name]
+		if !sameImage(t.image, now) {
+			delete(r.tries, key)
+		}
+	}
+}
+
+// sameImage reports whether two declarations ask for the same bytes from the same
+// places. Where else copies should be is nothing to a transfer under way.
+func sameImage(a, b schema.Image) bool { return reflect.DeepEqual(bytesOf(a), bytesOf(b)) }
+
+// bytesOf is a declaration without what is nothing to the bytes and the way to them.
+func bytesOf(image schema.Image) schema.Image {
+	image.Copies, image.AllDisks, image.Disks = 0, false, nil
+	image.NodeSelector, image.DiskSelector = nil, nil
+	image.UUIDDeclared, image.Pos = false, schema.Position{}
+	return image
+}
