@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
@@ -23,45 +25,81 @@ const (
 	maxAnswer     = 256 << 20 // the status of 10,000 images has some 10 MiB
 )
 
-// fetchStatus asks the daemon at base for its status. tokenFile may be "".
-func fetchStatus(ctx context.Context, base, tokenFile string) (reconcile.Status, error) {
+// caller says which daemon a command asks, and what it shows there.
+type caller struct {
+	url       string
+	tokenFile string
+	tls       tlsFlags
+}
+
+func (c *caller) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&c.url, "url", defaultURL, "`URL` of the daemon to ask")
+	cmd.Flags().StringVar(&c.tokenFile, "token-file", "", "`FILE` with the token that the daemon asks for")
+	c.tls.add(cmd, "`FILE` with the certificate to show to the daemon, as PEM", "`FILE` with the authority of the daemon's certificate, as PEM (default those of the system)")
+}
+
+// status asks the daemon for its status.
+func (c caller) status(ctx context.Context) (reconcile.Status, error) {
 	var s reconcile.Status
-	err := ask(ctx, http.MethodGet, base, "/v1/status", tokenFile, &s)
+	err := c.ask(ctx, http.MethodGet, "/v1/status", &s)
 	return s, err
 }
 
-// requestVerify asks the daemon at base to read every ready copy of an image anew.
-// That happens in the background: the status tells how it ended.
-func requestVerify(ctx context.Context, base, tokenFile, image string) error {
-	return ask(ctx, http.MethodPost, base, "/v1/images/"+url.PathEscape(image)+"/verify", tokenFile, nil)
+// verify asks the daemon to read every ready copy of an image anew. That happens in
+// the background: the status tells how it ended.
+func (c caller) verify(ctx context.Context, image string) error {
+	return c.ask(ctx, http.MethodPost, "/v1/images/"+url.PathEscape(image)+"/verify", nil)
 }
 
 // ask sends one request to a daemon and decodes its answer into v, unless v is nil.
-func ask(ctx context.Context, method, base, path, tokenFile string, v any) error {
+func (c caller) ask(ctx context.Context, method, path string, v any) error {
 	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(base, "/")+path, nil)
+	r, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(c.url, "/")+path, nil)
 	if err != nil || r.URL.Host == "" || r.URL.Scheme != "http" && r.URL.Scheme != "https" {
 		return errors.New("--url is not the address of a daemon: write http://HOST:PORT")
 	}
-	if tokenFile != "" {
-		token, err := readToken(tokenFile)
-		if err != nil {
-			return err
-		}
-		r.Header.Set("Authorization", "Bearer "+token)
+	if (c.tls.cert == "") != (c.tls.key == "") {
+		return errors.New("--tls-cert and --tls-key belong together")
+	}
+	if c.tls.given() && r.URL.Scheme != "https" {
+		return errors.New("--tls-cert, --tls-key and --tls-ca are for a daemon that is asked by TLS: write --url https://HOST:PORT")
+	}
+	transport, err := c.present(r)
+	if err != nil {
+		return err
 	}
 	client := http.Client{
-		// The environment's proxy, but never for loopback.
-		Transport:     &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true},
+		Transport:     transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	answer, err := client.Do(r)
 	if err != nil {
-		return &unreachableError{base: withoutSecrets(base), err: err}
+		return &unreachableError{base: withoutSecrets(c.url), err: err}
 	}
 	defer answer.Body.Close()
-	return decodeAnswer(answer, base, v)
+	return decodeAnswer(answer, c.url, v)
+}
+
+// present puts the token into a request, and the certificate into what sends it.
+func (c caller) present(r *http.Request) (*http.Transport, error) {
+	quiet := slog.New(slog.DiscardHandler) // nothing is read twice
+	if c.tokenFile != "" {
+		tokens, err := newTokens(quiet, c.tokenFile)
+		if err != nil {
+			return nil, err
+		}
+		r.Header.Set("Authorization", "Bearer "+tokens.now().strongest())
+	}
+	identity, err := newIdentity(quiet, c.tls)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Transport{
+		Proxy:             http.ProxyFromEnvironment, // but never for loopback
+		DisableKeepAlives: true,
+		TLSClientConfig:   identity.now().client,
+	}, nil
 }
 
 // unreachableError says that no daemon answered.
@@ -80,14 +118,21 @@ func (e *unreachableError) Error() string {
 
 func (e *unreachableError) Unwrap() error { return e.err }
 
+// refusedError is an answer of a daemon that says no.
+type refusedError struct {
+	base    string
+	status  int
+	message string
+}
+
+func (e *refusedError) Error() string {
+	return fmt.Sprintf("the daemon at %s refuses: %s", e.base, e.message)
+}
+
 func decodeAnswer(answer *http.Response, base string, v any) error {
 	body := io.LimitReader(answer.Body, maxAnswer)
 	if answer.StatusCode >= http.StatusMultipleChoices {
-		var refusal apiError
-		if err := json.NewDecoder(body).Decode(&refusal); err != nil || refusal.Message == "" {
-			refusal.Message = answer.Status
-		}
-		return fmt.Errorf("the daemon at %s refuses: %s", withoutSecrets(base), refusal.Message)
+		return &refusedError{withoutSecrets(base), answer.StatusCode, reasonOf(answer.Status, body)}
 	}
 	if v == nil {
 		return nil
@@ -98,23 +143,22 @@ func decodeAnswer(answer *http.Response, base string, v any) error {
 	return nil
 }
 
+// reasonOf returns why a daemon, or what is in its place, refuses.
+func reasonOf(status string, body io.Reader) string {
+	text, err := io.ReadAll(io.LimitReader(body, maxHeader))
+	var said apiError
+	switch {
+	case err == nil && json.Unmarshal(text, &said) == nil && said.Message != "":
+		return said.Message
+	case strings.Contains(string(text), "HTTP request to an HTTPS server"): // Go's own words
+		return "it speaks TLS: write --url https://HOST:PORT"
+	}
+	return status
+}
+
 // apiError is how the daemon says what is wrong.
 type apiError struct {
 	Message string `json:"error"`
-}
-
-// readToken reads the secret that a daemon and its callers share. An empty one
-// would let everybody in.
-func readToken(file string) (string, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return "", fmt.Errorf("read token: %w", err)
-	}
-	token := strings.TrimSpace(string(data))
-	if token == "" || strings.ContainsAny(token, "\r\n") {
-		return "", fmt.Errorf("read token: %s has to hold one line", file)
-	}
-	return token, nil
 }
 
 // withoutSecrets returns an address without user, password, query and fragment.

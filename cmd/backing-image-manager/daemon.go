@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	api "github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
 
@@ -32,6 +33,7 @@ type daemon struct {
 	interval  time.Duration
 	fileRoots []string
 	tokenFile string
+	tls       tlsFlags
 	insecure  bool
 	log       logOptions
 }
@@ -46,19 +48,28 @@ change of the directory, and every --interval. SIGTERM and SIGINT end it with ex
 status 0; what was transferred is kept, and the next start goes on from there.
 
 It answers GET /healthz, /readyz, /metrics and /v1/status, and POST
-/v1/images/NAME/verify, on --listen. Without a token it listens on loopback only,
-where every caller may do everything, but for web pages.`,
+/v1/images/NAME/verify and cleanup, on --listen, and what other managers ask. Without TLS or
+tokens it listens on loopback only, where every caller may do everything, but for
+web pages.
+
+With TLS, a certificate of the authority --tls-ca has the role peer, which may read;
+with the organization backing-image-manager:admin in its subject it has the role
+admin too, which may ask for deeds. --token-file holds one token for both roles, or
+a line of "peer TOKEN" or "admin TOKEN" each. Only /healthz is for everybody. All of
+these files are read again when they change.`,
 		Example: `  backing-image-manager daemon --config-dir config --disk /var/lib/longhorn
-  backing-image-manager daemon --config-dir /etc/images --node node1 --listen 10.0.0.1:8000 --token-file /etc/token`,
+  backing-image-manager daemon --config-dir /etc/images --node node1 --listen 10.0.0.1:8000 --token-file /etc/token
+  backing-image-manager daemon --config-dir /etc/images --listen 10.0.0.1:8000 --tls-cert tls.crt --tls-key tls.key --tls-ca ca.crt`,
 		Args: exactly(),
 	}
 	d.add(cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&d.listen, "listen", defaultListen, "answer HTTP at the `ADDR`; any other than loopback needs --token-file or --insecure")
+	flags.StringVar(&d.listen, "listen", defaultListen, "answer HTTP at the `ADDR`; any other than loopback needs TLS, --token-file or --insecure")
 	flags.DurationVar(&d.interval, "interval", defaultInterval, "look at the directory and the disks at least this often")
 	flags.StringArrayVar(&d.fileRoots, "allow-file-root", nil, "images may be read from files below the `DIR`; may be repeated")
-	flags.StringVar(&d.tokenFile, "token-file", "", "callers have to send the token that the `FILE` holds, but for /healthz")
-	flags.BoolVar(&d.insecure, "insecure", false, "let everybody in who can connect")
+	flags.StringVar(&d.tokenFile, "token-file", "", "callers may show a token that the `FILE` holds")
+	d.tls.add(cmd, "`FILE` with the certificate of this daemon, as PEM, for callers and for peers", "`FILE` with the authority that callers and peers have to have their certificates of, as PEM")
+	flags.BoolVar(&d.insecure, "insecure", false, "without TLS or a token, let everybody in who can connect")
 	flags.StringVar(&d.log.file, "log-file", "", "log to the `FILE` too, as JSON")
 	format := choiceFlag(cmd, "log-format", "", "format of the log on stderr; auto is text on a terminal and json elsewhere", "auto", "text", "json")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -77,8 +88,7 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	if d.interval < leastInterval {
 		return fmt.Errorf("--interval is %v: the least is %v", d.interval, leastInterval)
 	}
-	g, err := d.guard()
-	if err != nil {
+	if err := d.tls.complete(); err != nil {
 		return err
 	}
 	log, done, err := d.log.open(os.Stderr)
@@ -86,6 +96,10 @@ func (d *daemon) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, done()) }()
+	g, err := d.guard(log)
+	if err != nil {
+		return err
+	}
 	listener, err := net.Listen("tcp", d.listen)
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", d.listen, err)
@@ -93,9 +107,13 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	log.Info("listening", "address", listener.Addr().String(), "version", version())
 	client := fetch.Client{SecretsDir: d.secretsDir, FileRoots: d.fileRoots}
 	loop := reconcile.NewLoop(reconcile.New(client, log, false), reconcile.LoopOptions{
-		Dir: d.configDir, Interval: d.interval, Node: d.node, Disks: d.disks, Log: log,
+		Dir: d.configDir, Interval: d.interval, Node: d.node, Disks: d.disks, Peers: api.NewClient(g.credentials()), Log: log,
 	})
-	return d.serve(ctx, loop, newServer(server{loop: loop, guard: g, stuck: max(leastStuck, 10*d.interval)}, log), listener, log)
+	s := newServer(server{
+		loop: loop, guard: g, stuck: max(leastStuck, 10*d.interval),
+		peers: api.NewServer(loop.Host()).Handler(), cleanup: loop.Cleanup,
+	}, log)
+	return d.serve(ctx, loop, s, listener, log)
 }
 
 // resolveRoots makes the roots what the paths of sources are: absolute.
@@ -110,15 +128,14 @@ func (d *daemon) resolveRoots() error {
 	return nil
 }
 
-func (d *daemon) guard() (guard, error) {
-	token := ""
-	if d.tokenFile != "" {
-		var err error
-		if token, err = readToken(d.tokenFile); err != nil {
-			return guard{}, err
-		}
+// guard reads what callers are known by.
+func (d *daemon) guard(log *slog.Logger) (guard, error) {
+	g, err := newGuard(log, d.tokenFile, d.tls)
+	if err != nil {
+		return guard{}, err
 	}
-	return newGuard(d.listen, token, d.insecure)
+	g.insecure = d.insecure
+	return g.listeningOn(d.listen)
 }
 
 // serve runs loop and server until ctx is done or one of them fails.
@@ -126,12 +143,17 @@ func (d *daemon) serve(ctx context.Context, loop *reconcile.Loop, s *http.Server
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	all, ctx := errgroup.WithContext(ctx)
+	s.BaseContext = func(net.Listener) context.Context { return ctx } // nobody who waits for news holds up the end
 	all.Go(func() error {
 		defer cancel()
 		return loop.Run(ctx)
 	})
 	all.Go(func() error {
-		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		serve := s.Serve
+		if s.TLSConfig != nil {
+			serve = func(l net.Listener) error { return s.ServeTLS(l, "", "") } // the config has the certificate
+		}
+		if err := serve(l); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("serve %s: %w", d.listen, err)
 		}
 		return nil

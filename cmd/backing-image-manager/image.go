@@ -17,20 +17,19 @@ import (
 func newImage() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backing-image",
-		Short: "List, verify and read out the images on disks or of a daemon",
+		Short: "List, verify, read out and clean up the images on disks or of a daemon",
 		Example: `  backing-image-manager backing-image list --disk /var/lib/longhorn
   backing-image-manager backing-image verify parrot --disk /var/lib/longhorn`,
 	}
-	cmd.AddCommand(newImageList(), newImageGet(), newImageVerify(), newImageDownload())
+	cmd.AddCommand(newImageList(), newImageGet(), newImageVerify(), newImageDownload(), newImageCleanup())
 	return cmd
 }
 
 // imageFlags say where images are looked for: on disks, or by asking a daemon.
 type imageFlags struct {
-	url       string
-	tokenFile string
-	disks     []string
-	on        []string
+	caller
+	disks []string
+	on    []string
 }
 
 func (f *imageFlags) add(cmd *cobra.Command) {
@@ -39,8 +38,7 @@ func (f *imageFlags) add(cmd *cobra.Command) {
 }
 
 func (f *imageFlags) addURL(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.url, "url", defaultURL, "`URL` of the daemon to ask")
-	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "`FILE` with the token that the daemon asks for")
+	f.caller.add(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if len(f.disks) > 0 && cmd.Flags().Changed("url") {
 			return errors.New("--url and --disk exclude each other: ask a daemon, or look at the disk")
@@ -63,8 +61,8 @@ func (f *imageFlags) addOn(cmd *cobra.Command) {
 // images asks whom the flags say.
 func (f *imageFlags) images(ctx context.Context) ([]reconcile.ImageStatus, error) {
 	if len(f.disks) == 0 {
-		s, err := fetchStatus(ctx, f.url, f.tokenFile)
-		return s.Images, err
+		s, err := f.status(ctx)
+		return listable(s), err
 	}
 	shelves, err := openShelves(f.disks)
 	if err != nil {

@@ -54,6 +54,17 @@ func listImages(images []reconcile.ImageStatus, on []string) map[string]listed {
 	return list
 }
 
+// listable are the images of a status without the copies that other nodes have yet to
+// make: what is declared is listed for the asked node.
+func listable(s reconcile.Status) []reconcile.ImageStatus {
+	for i, image := range s.Images {
+		s.Images[i].Copies = slices.DeleteFunc(image.Copies, func(c reconcile.CopyStatus) bool {
+			return c.Node != s.Node && c.Absent()
+		})
+	}
+	return s.Images
+}
+
 func copiesOn(copies []reconcile.CopyStatus, on []string) []reconcile.CopyStatus {
 	kept := []reconcile.CopyStatus{}
 	for _, c := range copies {

@@ -114,3 +114,23 @@ func TestPickListed(t *testing.T) {
 		}
 	}
 }
+
+func TestListHasPendingCopiesOfOneNodeOnly(t *testing.T) {
+	var s reconcile.Status
+	if err := json.Unmarshal([]byte(`{"node": "node1", "images": [{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
+		{"node":"node1","disk":"disk1","state":"pending"},
+		{"node":"node2","disk":"disk1","state":"pending"},
+		{"node":"node2","disk":"disk2","state":"pending","refuses":"full","found":{"state":"pending"}},
+		{"node":"node3","disk":"disk1","state":"starting","running":true},
+		{"node":"node3","disk":"disk2","state":"failed","found":{"state":"pending","partBytes":1}},
+		{"node":"node3","disk":"disk3","state":"ready","found":{"state":"ready"}}]}]}`), &s); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range listable(s)[0].Copies {
+		got = append(got, place(c))
+	}
+	if want := "node1/disk1 node3/disk1 node3/disk2 node3/disk3"; strings.Join(got, " ") != want {
+		t.Errorf("copies on %v are listed, want %s", got, want)
+	}
+}

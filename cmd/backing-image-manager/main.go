@@ -91,7 +91,7 @@ read the same directory, and nobody coordinates them.`,
 		Example: `  backing-image-manager reconcile --config-dir config --disk /var/lib/longhorn --dry-run
   backing-image-manager backing-image list --disk /var/lib/longhorn`,
 	}
-	root.AddCommand(newDaemon(), newStatus(), newVersion())
+	root.AddCommand(newDaemon(), newStatus(), newWait(), newVersion())
 	root.AddCommand(newReconcile())
 	root.AddCommand(newDisk())
 	root.AddCommand(newImage())

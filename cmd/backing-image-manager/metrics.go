@@ -1,6 +1,8 @@
 package main
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
@@ -27,12 +29,18 @@ var (
 	configErrors   = describeMetric("config_errors", "Mistakes in the configuration, with one for a directory that cannot be used.")
 	imagesDeclared = describeMetric("images_declared", "Images that are declared.")
 	imagesReady    = describeMetric("images_ready", "Declared images that have all the copies that are wanted of them ready.")
+	copiesWanted   = describeMetric("wanted_copies", "Copies that are wanted of the declared images, on all nodes.")
+	copiesReady    = describeMetric("ready_copies", "Those of the wanted copies that are ready, on all nodes that answer.")
+	copiesMissing  = describeMetric("missing_copies", "Wanted copies that are not ready, by image; of images that lack none there is no value, and of many that do only the first 100 by name have one.", "image")
+	peerAnswers    = describeMetric("peer_answers", "Whether the other node answers (1) or not (0).", "peer")
+	peerAge        = describeMetric("peer_last_look_age_seconds", "How long ago the last question to the other node was asked that it answered. A node without news is asked every 30 s.", "peer")
+	configSkew     = describeMetric("config_skew_peers", "Other nodes whose configuration is another one, or is not wholly valid.")
 	copiesByState  = describeMetric("copies", "Copies on the disks of this node, and those that are still to be made, by state.", "state")
 	planned        = describeMetric("planned_actions", "Actions of the plan, by kind. Those that wait or are blocked do nothing yet.", "action")
 	running        = describeMetric("running_actions", "Actions that are under way, by kind.", "action")
 	actionsDone    = describeMetric("actions_total", "Actions that succeeded, by kind.", "action")
 	failures       = describeMetric("failures_total", "Actions that failed, by the class of the trouble.", "class")
-	fetched        = describeMetric("fetched_bytes_total", "Bytes of images that crossed the network to here.")
+	fetched        = describeMetric("fetched_bytes_total", "Bytes of images that crossed the network to here, from origins or from peers.", "from")
 	diskUsable     = describeMetric("disk_usable", "Whether the disk can be used (1) or not (0).", "disk")
 	diskTotal      = describeMetric("disk_size_bytes", "Size of the file system of the disk.", "disk")
 	diskFree       = describeMetric("disk_free_bytes", "Free bytes on the disk, reserved ones included.", "disk")
@@ -44,7 +52,7 @@ var (
 // Describe sends all descriptions.
 func (metrics) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		configValid, configErrors, imagesDeclared, imagesReady, copiesByState, planned, running, actionsDone, failures,
+		configValid, configErrors, configSkew, imagesDeclared, imagesReady, copiesByState, copiesWanted, copiesReady, copiesMissing, peerAnswers, peerAge, planned, running, actionsDone, failures,
 		fetched, diskUsable, diskTotal, diskFree, diskReserved, rounds, lastRound,
 	} {
 		out <- d
@@ -55,7 +63,8 @@ func (metrics) Describe(out chan<- *prometheus.Desc) {
 func (m metrics) Collect(out chan<- prometheus.Metric) {
 	send := sender(out)
 	counts := m.loop.Counts()
-	send.count(fetched, counts.Fetched)
+	send.count(fetched, counts.Fetched, "origins")
+	send.count(fetched, counts.FromPeers, "peers")
 	for kind, n := range counts.Done {
 		send.count(actionsDone, n, string(kind))
 	}
@@ -70,8 +79,10 @@ func (m metrics) Collect(out chan<- prometheus.Metric) {
 	send.gauge(lastRound, float64(v.Observed.Now.UnixNano())/1e9)
 	status, _ := m.loop.Status()
 	send.config(status.Config)
-	send.disks(status.Disks)
-	send.images(status.Images)
+	send.disks(status.Node, status.Disks)
+	send.images(status.Node, status.Images)
+	send.wanted(status.Images)
+	send.peers(time.Now(), status.Peers)
 	for kind, n := range status.Plan.Summary.Counts {
 		send.gauge(planned, float64(n), string(kind))
 	}
@@ -103,8 +114,11 @@ func (s sender) config(c reconcile.ConfigStatus) {
 	s.gauge(configValid, oneIf(errors == 0 && c.Digest != ""))
 }
 
-func (s sender) disks(disks []reconcile.DiskStatus) {
+func (s sender) disks(node string, disks []reconcile.DiskStatus) {
 	for _, d := range disks {
+		if d.Node != node {
+			continue // it tells of its own by itself
+		}
 		s.gauge(diskUsable, oneIf(d.Problem == ""), d.Disk)
 		s.gauge(diskReserved, float64(d.Reserved), d.Disk)
 		if d.Problem == "" {
@@ -114,7 +128,7 @@ func (s sender) disks(disks []reconcile.DiskStatus) {
 	}
 }
 
-func (s sender) images(images []reconcile.ImageStatus) {
+func (s sender) images(node string, images []reconcile.ImageStatus) {
 	declared, ready := 0, 0
 	states := map[disk.State]int{}
 	for _, image := range images {
@@ -123,7 +137,9 @@ func (s sender) images(images []reconcile.ImageStatus) {
 			ready += int(oneIf(image.Wanted > 0 && image.Ready >= image.Wanted))
 		}
 		for _, c := range image.Copies {
-			states[c.State]++
+			if c.Node == node {
+				states[c.State]++
+			}
 		}
 	}
 	s.gauge(imagesDeclared, float64(declared))
@@ -131,6 +147,42 @@ func (s sender) images(images []reconcile.ImageStatus) {
 	for _, state := range []disk.State{disk.Pending, disk.Starting, disk.InProgress, disk.Ready, disk.Failed, disk.Unknown} {
 		s.gauge(copiesByState, float64(states[state]), string(state))
 	}
+}
+
+// mostMissing is how many images have a value of their own.
+const mostMissing = 100
+
+// wanted sums up over all declared images, so that the number of values does not grow
+// with them.
+func (s sender) wanted(images []reconcile.ImageStatus) {
+	wanted, ready, told := 0, 0, 0
+	for _, image := range images {
+		if !image.Declared {
+			continue
+		}
+		have := min(image.Ready, image.Wanted) // surplus ones make up for nothing
+		wanted, ready = wanted+image.Wanted, ready+have
+		if missing := image.Wanted - have; missing > 0 && told < mostMissing {
+			told++
+			s.gauge(copiesMissing, float64(missing), image.Name)
+		}
+	}
+	s.gauge(copiesWanted, float64(wanted))
+	s.gauge(copiesReady, float64(ready))
+}
+
+func (s sender) peers(now time.Time, peers []reconcile.PeerStatus) {
+	skewed := 0
+	for _, p := range peers {
+		s.gauge(peerAnswers, oneIf(p.Answers), p.Node)
+		if !p.LastAnswer.IsZero() {
+			s.gauge(peerAge, max(0, now.Sub(p.LastAnswer).Seconds()), p.Node)
+		}
+		if p.Skew == reconcile.SkewOther || p.Skew == reconcile.SkewInvalid {
+			skewed++
+		}
+	}
+	s.gauge(configSkew, float64(skewed))
 }
 
 func oneIf(yes bool) float64 {

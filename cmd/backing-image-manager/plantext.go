@@ -11,8 +11,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
 
-// writePlan writes p in one of the formats text, json, yaml and markdown.
-func writePlan(w io.Writer, p reconcile.Plan, format string, colour bool) error {
+// writePlan writes p in one of the formats text, json, yaml and markdown. In text and
+// markdown disks are shown with their nodes if the plan is that of a cluster, or is
+// about several nodes anyway.
+func writePlan(w io.Writer, p reconcile.Plan, format string, colour, cluster bool) error {
 	switch format {
 	case "json":
 		return writeJSON(w, p)
@@ -24,17 +26,17 @@ func writePlan(w io.Writer, p reconcile.Plan, format string, colour bool) error 
 		_, err = w.Write(b)
 		return err
 	case "markdown":
-		_, err := io.WriteString(w, planMarkdown(p))
+		_, err := io.WriteString(w, planMarkdown(p, cluster))
 		return err
 	}
-	_, err := io.WriteString(w, planText(p, colour))
+	_, err := io.WriteString(w, planText(p, colour, cluster))
 	return err
 }
 
 // planText is the plan for people: a line an action, and one that sums up.
-func planText(p reconcile.Plan, colour bool) string {
+func planText(p reconcile.Plan, colour, cluster bool) string {
 	var b strings.Builder
-	rows := planRows(p)
+	rows := planRows(p, cluster)
 	for i, line := range align(rows) {
 		if colour {
 			kind := rows[i][0]
@@ -62,12 +64,12 @@ func paint(k reconcile.Kind) string {
 }
 
 // planMarkdown is the plan as a table for a pull request.
-func planMarkdown(p reconcile.Plan) string {
+func planMarkdown(p reconcile.Plan, cluster bool) string {
 	var b strings.Builder
 	if len(p.Actions) > 0 {
 		b.WriteString("| action | image | disk | size | reason |\n|---|---|---|---:|---|\n")
 	}
-	for _, row := range planRows(p) {
+	for _, row := range planRows(p, cluster) {
 		for _, cell := range row {
 			fmt.Fprintf(&b, "| %s ", markdownCell.Replace(cell))
 		}
@@ -84,8 +86,8 @@ func planMarkdown(p reconcile.Plan) string {
 var markdownCell = strings.NewReplacer("|", `\|`, "<", "&lt;", "`", "\\`", "*", `\*`, "_", `\_`, "[", `\[`)
 
 // planRows has a row of cells for each action: action, image, disk, size, reason.
-func planRows(p reconcile.Plan) [][]string {
-	name, place := imageNames(p), diskNames(p)
+func planRows(p reconcile.Plan, cluster bool) [][]string {
+	name, place := imageNames(p), diskNames(p, cluster)
 	var rows [][]string
 	for _, a := range p.Actions {
 		rows = append(rows, []string{string(a.Kind), name(a), place(a), sizeText(a), reasonText(a)})
@@ -110,9 +112,9 @@ func imageNames(p reconcile.Plan) func(reconcile.Action) string {
 	}
 }
 
-// diskNames shows the node where the plan is about several.
-func diskNames(p reconcile.Plan) func(reconcile.Action) string {
-	several := false
+// diskNames shows the node in the plan of a cluster, and where one is about several.
+func diskNames(p reconcile.Plan, cluster bool) func(reconcile.Action) string {
+	several := cluster
 	for _, a := range p.Actions {
 		several = several || a.Node != p.Actions[0].Node
 	}
@@ -169,7 +171,7 @@ func planSummary(p reconcile.Plan) string {
 		kind reconcile.Kind
 		word string
 	}{
-		{reconcile.Adopt, "to adopt"}, {reconcile.Verify, "to verify"}, {reconcile.Evict, "to evict"},
+		{reconcile.Adopt, "to adopt"}, {reconcile.Verify, "to verify"}, {reconcile.Repair, "to repair"}, {reconcile.Evict, "to evict"},
 		{reconcile.Wait, "waiting"}, {reconcile.Blocked, "blocked"},
 	} {
 		if n[more.kind] > 0 {

@@ -74,6 +74,11 @@ Plan: 1 to fetch, 1 to sync, 0 to clean up; 1.5 GiB to transfer.
 			action(reconcile.Evict, "e1", "00000006", "node1/disk1", 1<<20, "eviction is requested"),
 			action(reconcile.Verify, "f1", "00000007", "node1/disk1", 1<<20, "mtime"),
 			func() reconcile.Action {
+				a := action(reconcile.Repair, "f2", "00000009", "node1/disk1", 1<<20, "damaged")
+				a.From = "node2/disk1/f2-00000009"
+				return a
+			}(),
+			func() reconcile.Action {
 				a := action(reconcile.Wait, "g1", "00000008", "node1/disk1", 0, "surplus copy")
 				a.Until = time.Date(2026, 11, 20, 12, 30, 0, 0, time.UTC)
 				return a
@@ -85,9 +90,10 @@ Plan: 1 to fetch, 1 to sync, 0 to clean up; 1.5 GiB to transfer.
   download  d1           node2/disk1  unknown  new
   evict     e1           node1/disk1  1.0 MiB  eviction is requested
   verify    f1           node1/disk1  1.0 MiB  mtime
+  repair    f2           node1/disk1  1.0 MiB  damaged; from node2/disk1/f2-00000009
   wait      g1           node1/disk1  -        surplus copy; until 2026-11-20 12:30:00 UTC
 
-Plan: 2 to fetch, 0 to sync, 1 to clean up, 1 to adopt, 1 to verify, 1 to evict, 1 waiting, 1 blocked; at least 3.0 MiB to transfer, 6.0 MiB to free.
+Plan: 2 to fetch, 0 to sync, 1 to clean up, 1 to adopt, 1 to verify, 1 to repair, 1 to evict, 1 waiting, 1 blocked; at least 3.0 MiB to transfer, 6.0 MiB to free.
 `,
 		markdown: `| action | image | disk | size | reason |
 |---|---|---|---:|---|
@@ -98,9 +104,10 @@ Plan: 2 to fetch, 0 to sync, 1 to clean up, 1 to adopt, 1 to verify, 1 to evict,
 | download | d1 | node2/disk1 | unknown | new |
 | evict | e1 | node1/disk1 | 1.0 MiB | eviction is requested |
 | verify | f1 | node1/disk1 | 1.0 MiB | mtime |
+| repair | f2 | node1/disk1 | 1.0 MiB | damaged; from node2/disk1/f2-00000009 |
 | wait | g1 | node1/disk1 | - | surplus copy; until 2026-11-20 12:30:00 UTC |
 
-**Plan: 2 to fetch, 0 to sync, 1 to clean up, 1 to adopt, 1 to verify, 1 to evict, 1 waiting, 1 blocked; at least 3.0 MiB to transfer, 6.0 MiB to free.**
+**Plan: 2 to fetch, 0 to sync, 1 to clean up, 1 to adopt, 1 to verify, 1 to repair, 1 to evict, 1 waiting, 1 blocked; at least 3.0 MiB to transfer, 6.0 MiB to free.**
 `,
 	},
 	{
@@ -135,10 +142,10 @@ Plan: 1 to fetch, 0 to sync, 0 to clean up; an unknown amount to transfer.
 
 func TestPlanForPeople(t *testing.T) {
 	for _, c := range plans {
-		if got := planText(c.plan, false); got != c.text {
+		if got := planText(c.plan, false, false); got != c.text {
 			t.Errorf("%s: text is\n%s\nwant\n%s", c.name, got, c.text)
 		}
-		if got := planMarkdown(c.plan); got != c.markdown {
+		if got := planMarkdown(c.plan, false); got != c.markdown {
 			t.Errorf("%s: markdown is\n%s\nwant\n%s", c.name, got, c.markdown)
 		}
 	}
@@ -146,12 +153,22 @@ func TestPlanForPeople(t *testing.T) {
 
 func TestColourChangesNothingElse(t *testing.T) {
 	for _, c := range plans {
-		got := planText(c.plan, true)
+		got := planText(c.plan, true, false)
 		for _, code := range []string{"\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"} {
 			got = strings.ReplaceAll(got, code, "")
 		}
 		if got != c.text {
 			t.Errorf("%s: without its colours the text is\n%s\nwant\n%s", c.name, got, c.text)
 		}
+	}
+}
+
+func TestPlanOfAClusterShowsTheNode(t *testing.T) {
+	p := planOf(action(reconcile.Cleanup, "parrot", "6846a0b2", "node2/disk1", 1<<20, "surplus copy"))
+	if got := planText(p, false, true); !strings.HasPrefix(got, "  cleanup  parrot  node2/disk1  1.0 MiB  surplus copy\n") {
+		t.Errorf("the plan is\n%s", got)
+	}
+	if got := planMarkdown(p, true); !strings.Contains(got, "| cleanup | parrot | node2/disk1 |") {
+		t.Errorf("the plan is\n%s", got)
 	}
 }

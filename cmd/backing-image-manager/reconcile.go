@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	api "github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -20,8 +21,12 @@ import (
 // convergence is one run of the command reconcile.
 type convergence struct {
 	nodeFlags
+	tokenFile    string
+	tls          tlsFlags
 	dryRun       bool
 	offline      bool
+	states       []string
+	everyNode    bool // plan for all nodes; --node was not given
 	detailedExit bool
 	format       string
 	out, err     io.Writer
@@ -38,22 +43,35 @@ difference once. What is printed at the end is the plan that is left.
 With --dry-run nothing is changed, no origin is asked and no lock is taken: the
 plan is printed.
 
+With --state as well no disk is looked at and nobody is asked: the disks are as a
+saved "status -o json" has them, and the time is that of the newest one. Given for
+every node, or for one that saw the others, it is the plan of the whole cluster, as if
+all nodes that answered had just taken the configuration of --config-dir: that the
+saved ones had another one keeps nothing. Of a node that several states tell of, its
+own counts. A disk is recognised by its node and path. With --node the plan is that of
+this node alone.
+
 Exit status: 0 when every copy that is wanted of this node is ready and nothing
 failed, or with --dry-run; 1 otherwise; 2 with --dry-run --detailed-exitcode when
 the plan is not empty.`,
 		Example: `  backing-image-manager reconcile --config-dir config --disk /var/lib/longhorn --dry-run
   backing-image-manager reconcile --config-dir config --node node1
-  backing-image-manager reconcile --config-dir config --node node1 --dry-run -o markdown`,
+  backing-image-manager reconcile --config-dir config --node node1 --dry-run -o markdown
+  backing-image-manager reconcile --config-dir config --dry-run --state node1.json --state node2.json`,
 		Args: exactly(),
 	}
 	c.add(cmd)
 	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "change nothing, print the plan")
 	cmd.Flags().BoolVar(&c.offline, "offline", false, "ask no peer; where nodes are declared, nothing is deleted then")
+	cmd.Flags().StringVar(&c.tokenFile, "token-file", "", "`FILE` with the token that the other nodes ask for")
+	c.tls.add(cmd, "`FILE` with the certificate to show to the other nodes, as PEM", "`FILE` with the authority that they have to have their certificates of, as PEM")
+	addStateFlag(cmd, &c.states)
 	cmd.Flags().BoolVar(&c.detailedExit, "detailed-exitcode", false, "with --dry-run, exit with 2 when the plan is not empty")
 	format := outputFlag(cmd, "text", "json", "yaml", "markdown")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c.format, c.out, c.err = format.word, cmd.OutOrStdout(), cmd.ErrOrStderr()
-		if err := c.resolve(); err != nil {
+		c.everyNode = c.node == ""
+		if err := errors.Join(c.resolve(), c.checkState()); err != nil {
 			return err
 		}
 		if c.detailedExit && !c.dryRun {
@@ -70,6 +88,9 @@ func (c *convergence) run(ctx context.Context) error {
 		return err
 	}
 	printProblems(c.err, c.configDir, result)
+	if len(c.states) > 0 {
+		return c.planSaved(result)
+	}
 	desired, err := reconcile.Desire(result, c.node, c.disks)
 	if err != nil {
 		return errors.Join(err, broken(result))
@@ -78,7 +99,7 @@ func (c *convergence) run(ctx context.Context) error {
 		desired.May, desired.Offline = schema.NoDeletions, true
 	}
 	if c.dryRun {
-		return c.plan(desired, result)
+		return c.plan(ctx, desired, result)
 	}
 	return c.converge(ctx, desired, result)
 }
@@ -95,14 +116,36 @@ func broken(r schema.Result) error {
 	return fmt.Errorf("the configuration has %s: nothing is deleted, and broken images are left alone", mistakes)
 }
 
-func (c *convergence) plan(d reconcile.Desired, result schema.Result) error {
+// meet lets r ask the other nodes, unless nobody is to be asked.
+func (c *convergence) meet(ctx context.Context, r *reconcile.Reconciler, d reconcile.Desired) error {
+	if c.offline {
+		return nil
+	}
+	g, err := newGuard(slog.New(slog.DiscardHandler), c.tokenFile, c.tls)
+	if err != nil {
+		return err
+	}
+	r.Join(api.NewClient(g.credentials()))
+	r.Meet(ctx, d)
+	return nil
+}
+
+func (c *convergence) plan(ctx context.Context, d reconcile.Desired, result schema.Result) error {
 	r := reconcile.New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+	if err := c.meet(ctx, r, d); err != nil {
+		return errors.Join(err, r.Close())
+	}
 	o := r.Look(d)
 	p := d.Plan(o)
 	c.warnOfDisks(o)
 	if err := errors.Join(c.write(d, p, false), r.Close()); err != nil {
 		return err
 	}
+	return c.exit(p, result)
+}
+
+// exit is how a dry run ends.
+func (c *convergence) exit(p reconcile.Plan, result schema.Result) error {
 	if err := broken(result); err != nil {
 		return err
 	}
@@ -123,7 +166,7 @@ func (c *convergence) write(d reconcile.Desired, p reconcile.Plan, worked bool) 
 		summary = "Done. The disks match the configuration."
 	}
 	if summary == "" || c.format != "text" && c.format != "markdown" {
-		return writePlan(c.out, p, c.format, colourful(c.out))
+		return writePlan(c.out, p, c.format, colourful(c.out), len(c.states) > 0 && c.everyNode && len(d.Config.Nodes) > 1)
 	}
 	if c.format == "markdown" {
 		summary = "**" + summary + "**"
@@ -145,6 +188,9 @@ func compareRefs(a, b schema.DiskRef) int { return strings.Compare(a.String(), b
 func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result schema.Result) error {
 	show := newProgress(c.err)
 	r := reconcile.New(fetch.Client{SecretsDir: c.secretsDir, AnyFile: true}, show.logger(), false)
+	if err := c.meet(ctx, r, d); err != nil {
+		return errors.Join(err, r.Close())
+	}
 	o := r.Look(d)
 	if err := r.HeldElsewhere(); err != nil {
 		return errors.Join(err, r.Close())
@@ -164,11 +210,22 @@ func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result 
 	return errors.Join(broken(result), unfinished(d, o, p))
 }
 
+// ownFailures are the copies on this node's disks of which something failed.
+func ownFailures(d reconcile.Desired, o reconcile.Observed) []reconcile.Key {
+	var keys []reconcile.Key
+	for key, t := range o.Tries {
+		if key.Disk.Node == d.Node && t.Attempts > 0 {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
 // blockedOnly counts the blocked actions of images of which nothing failed: a final
 // failure is blocked as well, and would count twice.
-func blockedOnly(o reconcile.Observed, p reconcile.Plan) int {
+func blockedOnly(d reconcile.Desired, o reconcile.Observed, p reconcile.Plan) int {
 	failed := map[string]bool{}
-	for key := range o.Tries {
+	for _, key := range ownFailures(d, o) {
 		failed[key.ID.Name] = true
 	}
 	n := 0
@@ -184,10 +241,10 @@ func blockedOnly(o reconcile.Observed, p reconcile.Plan) int {
 // do not count, nor does it that there are fewer disks than copies.
 func unfinished(d reconcile.Desired, o reconcile.Observed, p reconcile.Plan) error {
 	var what []string
-	if n := len(o.Tries); n > 0 {
+	if n := len(ownFailures(d, o)); n > 0 {
 		what = append(what, fmt.Sprintf("%d failed", n))
 	}
-	if n := blockedOnly(o, p); n > 0 {
+	if n := blockedOnly(d, o, p); n > 0 {
 		what = append(what, fmt.Sprintf("%d blocked", n))
 	}
 	if n := d.Missing(o); len(what) == 0 && n > 0 {

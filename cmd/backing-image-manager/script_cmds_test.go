@@ -11,7 +11,6 @@ import (
 	"hash"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -51,6 +50,17 @@ var commands = map[string]func(*testscript.TestScript, bool, []string){
 	"reuse":      reuse,
 	"rot":        rot,
 	"rounds":     moreRounds,
+	"certs":      certs,
+	"cluster":    makeCluster,
+	"start":      start,
+	"halt":       halt,
+	"crash":      crash,
+	"taken":      taken,
+	"hold":       hold,
+	"release":    release,
+	"shows":      func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, shows(ts, args)) },
+	"metric":     func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, metric(ts, args)) },
+	"sent":       func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, sent(ts, args)) },
 }
 
 func expect(ts *testscript.TestScript, neg bool, err error) {
@@ -90,10 +100,7 @@ func address(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: address VAR")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	ts.Check(err)
-	ts.Setenv(args[0], l.Addr().String())
-	ts.Check(l.Close())
+	ts.Setenv(args[0], freeAddress(ts, "127.0.0.1"))
 }
 
 // patience is how long a scenario waits for what must happen.
@@ -139,6 +146,14 @@ func attempt(ts *testscript.TestScript, name string, args []string, out, errOut 
 		return find(ts, args)
 	case "sparse":
 		return sparse(ts, args)
+	case "same":
+		return same(ts, args)
+	case "shows":
+		return shows(ts, args)
+	case "metric":
+		return metric(ts, args)
+	case "sent":
+		return sent(ts, args)
 	case "http":
 		return sendHTTP(ts, args, out, errOut)
 	case "requests":
@@ -163,7 +178,9 @@ func find(ts *testscript.TestScript, args []string) error {
 
 func sparse(ts *testscript.TestScript, args []string) error {
 	info, err := os.Stat(ts.MkAbs(args[0]))
-	ts.Check(err)
+	if err != nil {
+		return err
+	}
 	if real := info.Sys().(*syscall.Stat_t).Blocks * 512; real >= info.Size() {
 		return fmt.Errorf("%s has %d bytes and takes %d", args[0], info.Size(), real)
 	}
@@ -174,12 +191,21 @@ func same(ts *testscript.TestScript, args []string) error {
 	if len(args) != 2 {
 		ts.Fatalf("usage: same FILE FILE")
 	}
-	a, err := os.ReadFile(ts.MkAbs(args[0]))
-	ts.Check(err)
-	b, err := os.ReadFile(ts.MkAbs(args[1]))
-	ts.Check(err)
-	if !bytes.Equal(a, b) {
-		return fmt.Errorf("%s (%d bytes) and %s (%d bytes) differ", args[0], len(a), args[1], len(b))
+	var digests [2][sha256.Size]byte
+	for i, name := range args {
+		f, err := os.Open(ts.MkAbs(name))
+		if err != nil {
+			return err
+		}
+		h := sha256.New()
+		_, err = io.Copy(h, f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+		digests[i] = [sha256.Size]byte(h.Sum(nil))
+	}
+	if digests[0] != digests[1] {
+		return fmt.Errorf("%s and %s differ", args[0], args[1])
 	}
 	return nil
 }

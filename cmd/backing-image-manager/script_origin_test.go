@@ -132,8 +132,9 @@ func forget(ts *testscript.TestScript, neg bool, args []string) {
 
 // sendHTTP sends one request, see script_test.go.
 func sendHTTP(ts *testscript.TestScript, args []string, body, headers io.Writer) error {
+	transport, args := presenting(ts, args)
 	if len(args) < 2 {
-		ts.Fatalf("usage: http [!] METHOD URL [HEADER: VALUE]...")
+		ts.Fatalf("usage: http [--tls DIR/[NAME]] METHOD URL [HEADER: VALUE]...")
 	}
 	r, err := http.NewRequest(args[0], args[1], nil)
 	ts.Check(err)
@@ -144,7 +145,7 @@ func sendHTTP(ts *testscript.TestScript, args []string, body, headers io.Writer)
 	if host := r.Header.Get("Host"); host != "" {
 		r.Host = host
 	}
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Timeout: 10 * time.Second, Transport: transport}
 	answer, err := client.Do(r)
 	if err != nil {
 		return err

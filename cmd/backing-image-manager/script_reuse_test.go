@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,12 +58,10 @@ func reusable(folder, id, expected string) error {
 		c.ExpectedChecksum == nil || c.CurrentChecksum == nil || c.ModificationTime == nil {
 		return fmt.Errorf("a key is missing in %s", data)
 	}
-	image, err := os.ReadFile(file)
-	if err != nil {
+	checksum, err := sha512Of(file)
+	switch {
+	case err != nil:
 		return err
-	}
-	sum := sha512.Sum512(image)
-	switch checksum := hex.EncodeToString(sum[:]); {
 	case *c.ModificationTime != info.ModTime().UTC().String():
 		return fmt.Errorf("modificationTime is %q, of the file it is %q", *c.ModificationTime, info.ModTime().UTC().String())
 	case *c.Size != info.Size(), *c.VirtualSize < *c.Size && *c.VirtualSize%512 != 0, *c.RealSize > *c.Size+1<<20:
@@ -75,4 +74,15 @@ func reusable(folder, id, expected string) error {
 		return fmt.Errorf("name is %q and uuid %q, for %s", *c.Name, *c.UUID, file)
 	}
 	return nil
+}
+
+func sha512Of(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha512.New()
+	_, err = io.Copy(h, f)
+	return hex.EncodeToString(h.Sum(nil)), err
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -37,12 +38,13 @@ import (
 //		Makes the origin forget the requests that it got.
 //	address VAR
 //		Sets $VAR to HOST:PORT on a loopback address that is free to listen on.
-//	http METHOD URL [HEADER: VALUE]...
-//		Sends a request: the body of the answer is stdout, "HTTP/1.1 200 OK" and
+//	http [--tls DIR/[NAME]] METHOD URL [HEADER: VALUE]...
+//		Sends a request, with the certificate of NAME (none without it) and to a
+//		server that the ca.crt of DIR vouches for: the body of the answer is stdout, "HTTP/1.1 200 OK" and
 //		the headers are stderr. Fails from status 400 on.
 //	eventually [!] CMD [ARG]...
-//		Runs one of exec, exists, grep, sparse, http and requests again and again
-//		until it succeeds (fails, with !), for at most 20 s.
+//		Runs one of exec, exists, grep, same, sparse, http, requests, shows, metric
+//		and sent again and again until it succeeds (fails, with !), for at most 20 s.
 //	sparse FILE
 //		Asserts that the file takes less room than it has bytes.
 //	same FILE FILE
@@ -67,7 +69,9 @@ import (
 //		Mounts a file system of that size in memory until the script ends.
 //		Needs [root].
 //
-// $LONGHORN is the folder with disks that Longhorn wrote, packed.
+// $LONGHORN is the folder with disks that Longhorn wrote, packed. $REPAIR_SIZE is the
+// flag -repair.size, and one chunk and the manifest of so many bytes have less than
+// $REPAIR_MOST.
 //
 //	reuse DISK NAME-UUID [CHECKSUM]
 //		Asserts that Longhorn takes the image over as it is, by the rules of its own
@@ -81,16 +85,57 @@ import (
 //	rot IMAGEFOLDER OFFSET
 //		Flips a bit of an image that nothing shows but the bytes: the record vouches
 //		for the file as it is then.
+//	certs DIR
+//		Writes ca.crt, and the certificates and keys (server.crt, server.key, …) that
+//		it issues to server, peer, admin, expired, elsewhere (for another host) and
+//		server-only (not for clients), and those of stranger, an admin of the
+//		other-ca.crt. All but elsewhere are for 127.0.0.1 to .3.
 //	rounds URL N
 //		Waits until the daemon there has looked N more times.
+//
+// For several nodes:
+//
+//	cluster N
+//		Makes node1 to nodeN, each with a disk1 and a disk2 at NODE/disk1 and
+//		NODE/disk2, and declares them in conf/nodes.yaml. $AT1 (HOST:PORT) and $URL1
+//		are where node1 answers; node2 is at 127.0.0.2, and so on.
+//	start NODE... [FLAG]...
+//		Starts the daemon of each node, with the configuration of conf, a look at
+//		least once a second, and a log to NODE.log.
+//	halt NODE...
+//		Ends the daemons as systemd does; they have to agree.
+//	crash NODE...
+//		Kills the daemons with SIGKILL.
+//	taken [-in DIR] URL...
+//		Waits until the daemons there have the configuration of conf, or of DIR, and
+//		have looked once more.
+//	shows URL PATTERN...
+//		Asserts that the status of the daemon there matches the regular expressions,
+//		each of them somewhere in the lines "node2 answers=true PROBLEM",
+//		"node2/disk1 PROBLEM", "NAME-UUID READY/WANTED MESSAGE",
+//		"NAME-UUID node2/disk1 STATE MESSAGE" and
+//		"NAME-UUID node2/disk1 passed over: REASON".
+//	metric URL METRIC <|=|> N
+//		Compares a metric of the daemon there, summed over its labels, with N.
+//	hold NAME URL
+//		Asks for URL, and reads no more than the first byte of the answer until the
+//		script ends or says release NAME.
+//	sent VAR <|=|> N
+//		Compares how many bytes of content the origin $VAR has sent with N.
 //
 // Conditions: [root], [git].
 //
 // Run one scenario with: go test ./cmd/backing-image-manager -run Script/NAME
-var update = flag.Bool("update", false, "write what scenarios print to where they compare it with")
+var (
+	update     = flag.Bool("update", false, "write what scenarios print to where they compare it with")
+	repairSize = flag.Int64("repair.size", 64<<20, "bytes of the image that the scenario cluster_repair damages a chunk of")
+)
 
 func TestMain(m *testing.M) {
 	schema.ChildMain()
+	if err := flag.Set("test.parallel", "4"); err != nil { // they wait more than they work; -parallel has precedence
+		panic(err)
+	}
 	testscript.Main(m, map[string]func(){"backing-image-manager": main})
 }
 
@@ -113,7 +158,11 @@ func setup(env *testscript.Env) error {
 	env.Setenv("GORACE", "atexit_sleep_ms=0") // else each program lingers for a second
 	longhorn, err := filepath.Abs("../../disk/testdata/longhorn")
 	env.Setenv("LONGHORN", longhorn)
+	env.Setenv("REPAIR_SIZE", fmt.Sprint(*repairSize))
+	env.Setenv("REPAIR_MOST", fmt.Sprint(disk.ChunkSize+(*repairSize+disk.ChunkSize-1)/disk.ChunkSize*int64(len(disk.ChunkSum{}))+1))
 	env.Values[originsKey{}] = origins{}
+	env.Values[managersKey{}] = managers{}
+	env.Values[heldKey{}] = held{}
 	return err
 }
 

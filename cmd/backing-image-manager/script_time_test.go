@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -45,14 +46,21 @@ func moreRounds(ts *testscript.TestScript, neg bool, args []string) {
 	more, err := strconv.Atoi(args[1])
 	ts.Check(err)
 	first := roundsOf(ts, args[0])
+	waitFor(ts, fmt.Sprintf("%s does not make %d rounds", args[0], more), func() bool {
+		return roundsOf(ts, args[0]) >= first+float64(more)
+	})
+}
+
+// waitFor asks for something that must come about until it has.
+func waitFor(ts *testscript.TestScript, otherwise string, is func() bool) {
 	again := time.NewTicker(25 * time.Millisecond)
 	defer again.Stop()
 	over := time.After(patience)
-	for roundsOf(ts, args[0]) < first+float64(more) {
+	for !is() {
 		select {
 		case <-again.C:
 		case <-over:
-			ts.Fatalf("%s has not made %d rounds within %v", args[0], more, patience)
+			ts.Fatalf("%s within %v", otherwise, patience)
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,8 +10,6 @@ import (
 	"net/http"
 	"slices"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -29,55 +29,33 @@ type server struct {
 	loop  *reconcile.Loop
 	guard guard
 	stuck time.Duration // a loop without a round for so long is not ready
+	peers http.Handler  // what other managers ask; nil: nothing
+	// cleanup asks for a copy to be removed now; nil: that cannot be asked. An empty
+	// uuid is that of the declared image.
+	cleanup func(ctx context.Context, image, uuid string, on schema.DiskRef) (reconcile.Action, error)
 }
 
 // newServer returns a server that is yet to listen.
 func newServer(s server, log *slog.Logger) *http.Server {
-	return &http.Server{
+	h := &http.Server{
 		Handler:           s.handler(),
 		ReadHeaderTimeout: headerTime,
 		ReadTimeout:       headerTime,
 		WriteTimeout:      answerTime,
 		IdleTimeout:       idleTime,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ConnState:         newCrowd().follow,
+		Protocols:         &http.Protocols{},
+		ErrorLog:          newComplaints(log),
 	}
-}
-
-func (s server) handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("/healthz", only(http.MethodGet, s.healthz))
-	mux.Handle("/readyz", only(http.MethodGet, s.readyz))
-	mux.Handle("/metrics", only(http.MethodGet, promhttp.HandlerFor(newRegistry(s.loop), promhttp.HandlerOpts{}).ServeHTTP))
-	mux.Handle("/v1/status", only(http.MethodGet, s.status))
-	mux.Handle("/v1/images/{name}/verify", only(http.MethodPost, s.verify))
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		answerError(w, http.StatusNotFound, "nothing is here")
-	})
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cache-Control", "no-store")
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		if status, why := s.guard.refuse(r); status != 0 {
-			if status == http.StatusUnauthorized {
-				w.Header().Set("WWW-Authenticate", "Bearer")
-			}
-			answerError(w, status, why)
-			return
+	h.Protocols.SetHTTP1(true) // a transfer has a connection of its own
+	if s.guard.identity != nil {
+		h.TLSConfig = tlsConfig()
+		h.TLSConfig.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			return s.guard.identity.now().server, nil
 		}
-		mux.ServeHTTP(w, r)
-	})
-}
-
-// only lets one method through, and HEAD where that is GET.
-func only(method string, h http.HandlerFunc) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != method && (method != http.MethodGet || r.Method != http.MethodHead) {
-			w.Header().Set("Allow", method)
-			answerError(w, http.StatusMethodNotAllowed, "use "+method)
-			return
-		}
-		h(w, r)
-	})
+	}
+	return h
 }
 
 func answer(w http.ResponseWriter, status int, v any) {
@@ -136,6 +114,9 @@ func unready(v *reconcile.View, now time.Time, stuck time.Duration) []string {
 func noDisk(v *reconcile.View) []string {
 	var problems []string
 	for ref, seen := range v.Observed.Disks {
+		if ref.Node != v.Desired.Node {
+			continue
+		}
 		if seen.Problem == "" {
 			return nil
 		}

@@ -142,7 +142,8 @@ images:
 	})
 	for _, want := range []string{
 		"config_valid 1", "config_errors 0", "images_declared 2", "images_ready 1", `copies{state="ready"} 1`, `copies{state="failed"} 1`,
-		"fetched_bytes_total 3.145728e+06", `actions_total{action="download"} 1`, `running_actions{action="download"} 0`,
+		`fetched_bytes_total{from="origins"} 3.145728e+06`, `fetched_bytes_total{from="peers"} 0`, "wanted_copies 2", "ready_copies 1",
+		`missing_copies{image="lost"} 1`, "config_skew_peers 0", `actions_total{action="download"} 1`, `running_actions{action="download"} 0`,
 		`disk_usable{disk="disk1"} 1`, `disk_free_bytes{disk="disk1"} [1-9].*`, `disk_reserved_bytes{disk="disk1"} 0`,
 		"rounds_total [1-9].*", "last_round_timestamp_seconds 1.[0-9]+e\\+09",
 	} {
@@ -165,7 +166,7 @@ func TestUnready(t *testing.T) {
 	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
 	good := func() *reconcile.View {
 		return &reconcile.View{
-			Loaded: true, Desired: reconcile.Desired{May: schema.Everything},
+			Loaded: true, Desired: reconcile.Desired{Node: "node1", May: schema.Everything},
 			Observed: reconcile.Observed{Now: now, Disks: map[schema.DiskRef]reconcile.Disk{ref: {}}},
 		}
 	}

@@ -17,11 +17,11 @@ const verifyAgain = 500 * time.Millisecond
 // verifyByDaemon asks a daemon to verify the ready copies of an image, and waits
 // until it has.
 func verifyByDaemon(ctx context.Context, out io.Writer, f imageFlags, name string) error {
-	before, err := fetchStatus(ctx, f.url, f.tokenFile)
+	before, err := f.status(ctx)
 	if err != nil {
 		return err
 	}
-	if err := requestVerify(ctx, f.url, f.tokenFile, name); err != nil {
+	if err := f.verify(ctx, name); err != nil {
 		return err
 	}
 	tick := time.NewTicker(verifyAgain)
@@ -32,7 +32,7 @@ func verifyByDaemon(ctx context.Context, out io.Writer, f imageFlags, name strin
 			return errors.New("stopped waiting; the daemon goes on by itself")
 		case <-tick.C:
 		}
-		now, err := fetchStatus(ctx, f.url, f.tokenFile)
+		now, err := f.status(ctx)
 		if err != nil {
 			return err
 		}
@@ -46,7 +46,7 @@ func verifyByDaemon(ctx context.Context, out io.Writer, f imageFlags, name strin
 // be done, or not seen to be done, in the status now.
 func verifying(before, now reconcile.Status, name string) bool {
 	return now.Time.Equal(before.Time) || slices.ContainsFunc(now.Plan.Actions, func(a reconcile.Action) bool {
-		return a.Kind == reconcile.Verify && a.Image == name
+		return a.Kind == reconcile.Verify && a.Image == name && a.Node == now.Node
 	})
 }
 
@@ -62,7 +62,7 @@ func reportVerified(out io.Writer, before, now reconcile.Status, name string) er
 			id := disk.ID{Name: image.Name, UUID: image.UUID}
 			was, wasReady := readyBefore(before, id, c)
 			switch {
-			case !wasReady:
+			case !wasReady, c.Node != now.Node: // another daemon verifies those
 			case c.State == disk.Ready && c.Damaged.After(was.Damaged):
 				wrong = append(wrong, fmt.Errorf("%s on %s was damaged, and has been replaced by one that matches", id, place(c)))
 			case c.State == disk.Ready && !c.Verified.After(was.Verified):

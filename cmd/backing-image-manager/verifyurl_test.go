@@ -25,16 +25,16 @@ func TestVerifyByDaemonGoesByItsStatus(t *testing.T) {
 	}{
 		{name: "not seen yet", now: `{"time":"2026-11-20T12:00:00Z"}`, pending: true},
 		{name: "under way", pending: true,
-			now: `{"time":"2026-11-20T12:00:01Z","plan":{"actions":[{"action":"verify","image":"parrot"}]}}`},
-		{name: "another one under way", now: `{"time":"2026-11-20T12:00:01Z","plan":{"actions":[{"action":"verify","image":"desert"}]}}`},
+			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","plan":{"actions":[{"action":"verify","node":"node1","image":"parrot"}]}}`},
+		{name: "another one under way", now: `{"node":"node1","time":"2026-11-20T12:00:01Z","plan":{"actions":[{"action":"verify","node":"node1","image":"desert"}]}}`},
 		{name: "right", out: "parrot-6846a0b2 on node1/disk1: the bytes match: sha512 \n",
-			now: `{"time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
+			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 				{"node":"node1","disk":"disk1","state":"ready","verified":"2026-11-20T12:00:00.5Z"},{"node":"node1","disk":"disk2","state":"pending"}]}]}`},
 		{name: "could not be read", err: "parrot-6846a0b2 on node1/disk1 could not be verified: input/output error",
-			now: `{"time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
+			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 				{"node":"node1","disk":"disk1","state":"ready","message":"input/output error"}]}]}`},
 		{name: "wrong", err: "parrot-6846a0b2 on node1/disk1 is failed: damaged",
-			now: `{"time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
+			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 				{"node":"node1","disk":"disk1","state":"failed","message":"damaged"},{"node":"node1","disk":"disk2","state":"pending"}]}]}`},
 	} {
 		now := parse(c.now)

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+// told collects what a function sends.
+type told func(sender)
+
+func (told) Describe(chan<- *prometheus.Desc) {}
+
+func (f told) Collect(out chan<- prometheus.Metric) { f(sender(out)) }
+
+// values are metrics as "name{label} value", sorted.
+func values(t *testing.T, f told) []string {
+	t.Helper()
+	r := prometheus.NewRegistry()
+	r.MustRegister(f)
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if problems, err := promlint.NewWithMetricFamilies(families).Lint(); err != nil || len(problems) > 0 {
+		t.Errorf("the metrics are not well named: %v (error %v)", problems, err)
+	}
+	var lines []string
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			line := strings.TrimPrefix(family.GetName(), "backing_image_manager_")
+			for _, l := range m.GetLabel() {
+				line += "{" + l.GetValue() + "}"
+			}
+			lines = append(lines, fmt.Sprint(line, " ", m.GetGauge().GetValue()))
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+func TestMetricsOfACluster(t *testing.T) {
+	v := threeNodes()
+	v.Plan = v.Desired.Plan(v.Observed)
+	s := v.Status(nil)
+	for _, tt := range []struct {
+		name string
+		send told
+		want []string
+	}{
+		{"copies", func(s1 sender) { s1.wanted(s.Images) }, []string{
+			"missing_copies{macaw} 2", "missing_copies{parrot} 3", "ready_copies 4", "wanted_copies 9",
+		}},
+		{"copies of this node", func(s1 sender) { s1.images(s.Node, s.Images) }, []string{
+			"copies{failed} 0", "copies{in-progress} 0", "copies{pending} 0", "copies{ready} 2", "copies{starting} 0", "copies{unknown} 0",
+			"images_declared 2", "images_ready 0",
+		}},
+		{"peers", func(s1 sender) { s1.peers(statusNow.Add(time.Second), s.Peers) }, []string{
+			"config_skew_peers 1", "peer_answers{node02} 1", "peer_answers{node03} 0",
+			"peer_last_look_age_seconds{node02} 4", "peer_last_look_age_seconds{node03} 13",
+		}},
+		{"disks of this node", func(s1 sender) { s1.disks(s.Node, s.Disks) }, []string{
+			"disk_free_bytes{disk1} 5.36870912e+10", "disk_free_bytes{disk2} 5.36870912e+10",
+			"disk_reserved_bytes{disk1} 1.073741824e+10", "disk_reserved_bytes{disk2} 1.073741824e+10",
+			"disk_size_bytes{disk1} 1.073741824e+11", "disk_size_bytes{disk2} 1.073741824e+11",
+			"disk_usable{disk1} 1", "disk_usable{disk2} 1",
+		}},
+	} {
+		if got := values(t, tt.send); !slices.Equal(got, tt.want) {
+			t.Errorf("%s:\n%s\nwant\n%s", tt.name, strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
+		}
+	}
+}
+
+func TestMetricsStayBounded(t *testing.T) {
+	var images []reconcile.ImageStatus
+	for n := range 3 * mostMissing {
+		images = append(images, reconcile.ImageStatus{Name: fmt.Sprintf("image%d", n), Declared: true, Wanted: 2, Ready: n % 3})
+	}
+	got := values(t, func(s sender) { s.wanted(images) })
+	if len(got) != mostMissing+2 || !slices.Contains(got, "ready_copies 300") || !slices.Contains(got, "wanted_copies 600") {
+		t.Errorf("%d values: %v", len(got), got)
+	}
+}

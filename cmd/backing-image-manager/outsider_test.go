@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bufio"
+	"io"
+	"strings"
+	"testing"
+)
+
+// crooked are requests that are meant to get somewhere else.
+func crooked() []string {
+	var paths []string
+	for _, name := range []string{
+		"..", ".", "%2e%2e", "..%2f..%2fsecret", "%2f%2e%2e%2fsecret", "/etc/passwd", "%2fetc%2fpasswd", "parrot%00", "parrot%2f..", "%5c..%5csecret",
+		"PARROT", "a", strings.Repeat("x", 300), "%ff%fe", "-parrot", "parrot-6846a0b2%2fbacking.record", "*", "parrot%0d%0aX-Evil:%201",
+	} {
+		paths = append(paths,
+			"/v1/images/"+name+"/copies", "/v1/images/"+name+"/6846a0b2/data?disk=disk1", "/v1/images/parrot/"+name+"/data?disk=disk1",
+			"/v1/images/"+name+"/6846a0b2/manifest?disk=disk1", "/v1/images/parrot/6846a0b2/data?disk="+name, "/v1/images/parrot/6846a0b2/"+name)
+	}
+	return append(paths, "/secret", "/../secret", "//secret", "/v1/../../secret", "/v1/images/../../secret", "/v1/images/parrot/6846a0b2/data/../../../../../secret",
+		"/v1/%2e%2e/secret", "http://127.0.0.1/secret", "/debug/pprof/", "/v1/state/", "//v1/state", "/v1/./state", "/V1/STATE", "/v1/images/parrot/6846a0b2/data")
+}
+
+func TestCrookedNamesGetNothing(t *testing.T) {
+	f := newFortress(t, guard{host: "127.0.0.1"}, nil)
+	for _, path := range crooked() {
+		if status, body := f.say("GET "+path+" HTTP/1.1", "Host: localhost"); status < 400 || strings.Contains(body, fortSecret) {
+			t.Errorf("%s: %d %.200s", path, status, body)
+		}
+	}
+}
+
+func TestNothingWithoutARole(t *testing.T) {
+	ours := newFiles(t)
+	for name, g := range map[string]guard{
+		"token": {tokens: putTokens(t, "peer reads")},
+		"TLS":   {identity: ours.identity(t, "server")},
+	} {
+		f := newFortress(t, g, nil)
+		paths := append(crooked(), "/", "/readyz", "/metrics", "/v1/status", "/v1/state", "/v1/state?wait=30s", "/v1/images/parrot/copies", fortImage,
+			"/v1/images/parrot/6846a0b2/manifest?disk=disk1", "/v1/images/parrot/verify", "/healthz/", "/healthz/../v1/state", "//healthz", "/healthz%2f", "/%68ealthz/x")
+		for _, path := range paths {
+			for _, method := range []string{"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PRI"} {
+				status, body := f.say(method+" "+path+" HTTP/1.1", "Host: localhost", "Content-Length: 0", "Authorization: Bearer guess", "X-Forwarded-For: 127.0.0.1")
+				if status != 0 && status != 400 && status != 401 && status != 403 && status != 404 || strings.Contains(body, fortSecret) {
+					t.Errorf("%s: %s %s: %d %s", name, method, path, status, body)
+				}
+				if status == 404 && !strings.Contains(path, "healthz") {
+					t.Errorf("%s: %s %s tells that nothing is there: %s", name, method, path, body)
+				}
+			}
+		}
+		if status, body := f.say("GET /healthz HTTP/1.1", "Host: x"); status != 200 {
+			t.Errorf("%s: health is %d %s", name, status, body)
+		}
+	}
+}
+
+func TestRangesAreBounded(t *testing.T) {
+	f := newFortress(t, guard{host: "127.0.0.1"}, nil)
+	for _, tt := range []struct {
+		ranges string
+		status int
+		size   int
+	}{
+		{"bytes=0-0", 206, 1},
+		{"bytes=1048576-2097151", 206, 1 << 20},
+		{"bytes=0-99999999999999999999999999", 0, 0},
+		{"bytes=9223372036854775807-9223372036854775807", 416, 0},
+		{"bytes=3145728-", 416, 0},
+		{"bytes=-1", 0, 0}, {"bytes=--1", 400, 0}, {"bytes=-0", 0, 0}, {"bytes=5-2", 416, 0}, {"bytes=0--5", 400, 0},
+		{"bytes=-9223372036854775808", 0, 0},
+		{"bytes=0-1,3-4", 400, 0}, {"bytes=" + strings.Repeat("0-1,", 2000) + "0-1", 400, 0},
+		{"bytes=", 400, 0}, {"chunks=0-1", 0, 0}, {"bytes=0x10-0x20", 400, 0}, {"bytes=1e3-1e4", 400, 0}, {"bytes=\x00-", 400, 0},
+	} {
+		status, body := f.say("GET "+fortImage+" HTTP/1.1", "Host: localhost", "Range: "+tt.ranges)
+		switch {
+		case status == 206 && len(body) > 3<<20, status == 200, status == 0, status >= 500:
+			t.Errorf("%.60q: %d with %d bytes", tt.ranges, status, len(body))
+		case tt.status != 0 && (status != tt.status || tt.size > 0 && len(body) != tt.size):
+			t.Errorf("%.60q: %d with %d bytes, want %d with %d", tt.ranges, status, len(body), tt.status, tt.size)
+		}
+	}
+}
+
+func TestHeadersAreBounded(t *testing.T) {
+	f := newFortress(t, guard{host: "127.0.0.1"}, nil)
+	for name, line := range map[string]string{
+		"a million headers": "X-Y: z\r\n", "one huge header": strings.Repeat("x", 4096), "a huge address": "",
+	} {
+		conn := f.connect()
+		begin := "GET /v1/state HTTP/1.1\r\nHost: localhost\r\n"
+		if name == "one huge header" {
+			begin += "X-Y: "
+		}
+		if name == "a huge address" {
+			begin, line = "GET /", strings.Repeat("x", 4096)
+		}
+		answered := make(chan string)
+		go func() {
+			first, _ := bufio.NewReader(conn).ReadString('\n') // a reset may come before it
+			answered <- first
+		}()
+		if _, err := io.WriteString(conn, begin); err != nil {
+			t.Fatal(err)
+		}
+		taken := 0
+		for range 1_000_000 {
+			n, err := io.WriteString(conn, line)
+			if taken += n; err != nil {
+				break
+			}
+		}
+		if first := <-answered; first != "" && !strings.Contains(first, "431") || taken > 16<<20 {
+			t.Errorf("%s: answers %q after %d bytes", name, first, taken)
+		}
+	}
+	// As many as fit are no trouble.
+	if status, body := f.say("GET /healthz HTTP/1.1", "Host: localhost", strings.Repeat("X-Y: z\r\n", 1000)+"X-Z: z"); status != 200 {
+		t.Errorf("1,000 headers: %d %s", status, body)
+	}
+}
+
+func TestBodiesAreRefused(t *testing.T) {
+	f := newFortress(t, guard{host: "127.0.0.1"}, nil)
+	for _, method := range []string{"GET", "POST"} {
+		for _, path := range []string{"/healthz", "/v1/state", "/v1/status", fortImage, "/v1/images/parrot/verify"} {
+			for _, length := range []string{"Content-Length: 1099511627776", "Transfer-Encoding: chunked", "Content-Length: 1"} {
+				status, body := f.say(method+" "+path+" HTTP/1.1", "Host: localhost", length)
+				if status != 413 {
+					t.Errorf("%s %s with %s: %d %s", method, path, length, status, body)
+				}
+			}
+		}
+	}
+	for _, length := range []string{"Content-Length: -1", "Content-Length: 99999999999999999999", "Content-Length: 1\r\nContent-Length: 2", "Transfer-Encoding: evil"} {
+		if status, body := f.say("POST /v1/images/parrot/verify HTTP/1.1", "Host: localhost", length); status != 400 && status != 501 {
+			t.Errorf("%s: %d %s", length, status, body)
+		}
+	}
+	// An endless one is not read to its end.
+	conn := f.connect()
+	if _, err := io.WriteString(conn, "POST /v1/images/parrot/verify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1099511627776\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	taken, block := 0, make([]byte, 64<<10)
+	for {
+		n, err := conn.Write(block)
+		if taken += n; err != nil {
+			break
+		}
+		if taken > 64<<20 {
+			t.Fatalf("takes %d bytes of a body", taken)
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+func addStateFlag(cmd *cobra.Command, states *[]string) {
+	cmd.Flags().StringArrayVar(states, "state", nil, "with --dry-run, plan against the saved status -o json in `FILE` instead of disks; may be repeated, one for each node")
+	if err := cmd.MarkFlagFilename("state", "json"); err != nil {
+		panic("mark --state: " + err.Error())
+	}
+}
+
+// checkState refuses what makes no sense with --state.
+func (c *convergence) checkState() error {
+	switch {
+	case len(c.states) == 0:
+		return nil
+	case !c.dryRun:
+		return errors.New("--state is for --dry-run: a real run works on real disks")
+	case len(c.disks) > 0:
+		return errors.New("--state and --disk exclude each other: a saved state has its disks")
+	case c.offline:
+		return errors.New("--state and --offline exclude each other: a saved state asks nobody anyway")
+	}
+	return nil
+}
+
+// planSaved prints the plan for nodes as they were.
+func (c *convergence) planSaved(result schema.Result) error {
+	saved, err := readStates(c.states)
+	if err != nil {
+		return err
+	}
+	nodes, err := c.savedNodes(saved, result)
+	if err != nil {
+		return errors.Join(err, broken(result))
+	}
+	for _, name := range saved.Unused(nodes[0]) {
+		fmt.Fprintf(c.err, "warning: the state of node %s is not used: the configuration does not declare it\n", name)
+	}
+	problems := saved.Problems(nodes)
+	for _, ref := range slices.SortedFunc(maps.Keys(problems), compareRefs) {
+		fmt.Fprintf(c.err, "warning: disk %s: %s\n", ref, problems[ref])
+	}
+	p := saved.Plan(nodes)
+	if err := c.write(nodes[0], p, false); err != nil {
+		return err
+	}
+	return c.exit(p, result)
+}
+
+// savedNodes are the nodes to plan for: all that are declared, or the one of --node,
+// or, where none are declared, the one that the state is of.
+func (c *convergence) savedNodes(saved *reconcile.Snapshot, result schema.Result) ([]reconcile.Desired, error) {
+	names := slices.Sorted(maps.Keys(result.Config.Nodes))
+	var paths []string
+	if len(names) == 0 {
+		names = saved.Nodes()
+		if len(names) > 1 {
+			return nil, fmt.Errorf("the configuration declares no nodes, so every node is alone: give one --state, not %d", len(names))
+		}
+		paths = saved.Paths(names[0])
+	}
+	if !c.everyNode {
+		names = []string{c.node}
+	}
+	var nodes []reconcile.Desired
+	for _, name := range names {
+		d, err := reconcile.Desire(result, name, paths)
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, d)
+	}
+	return nodes, nil
+}
+
+// readStates reads saved statuses, each of another node.
+func readStates(files []string) (*reconcile.Snapshot, error) {
+	saved := &reconcile.Snapshot{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("read --state: %w", err)
+		}
+		var s reconcile.Status
+		if err = json.Unmarshal(text, &s); err == nil {
+			err = saved.Add(s)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--state %s is not a status as status -o json prints it: %w", file, err)
+		}
+	}
+	return saved, nil
+}

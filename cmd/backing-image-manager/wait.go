@@ -1,0 +1,189 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+const (
+	defaultPatience = 5 * time.Minute
+	waitAgain       = 500 * time.Millisecond
+)
+
+func newWait() *cobra.Command {
+	var c caller
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "wait --for ready [NAME]... [--url URL] [flags]",
+		Short: "Wait until images are ready on as many disks as they are wanted on",
+		Long: `Waits until as many copies as are wanted of each NAME are ready, in the whole cluster
+as the asked daemon sees it. Without NAME it waits for all that is declared, and for
+a configuration without mistakes.
+
+The daemon may not be up yet, or start again meanwhile.
+
+Exit status: 0 when all are ready; 1 when --timeout has passed, with a line for each
+image that is not, and at once for a NAME that is not declared.`,
+		Example: `  backing-image-manager wait --for ready
+  backing-image-manager wait --for ready parrot macaw --timeout 30m --url http://localhost:8000`,
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	choiceFlag(cmd, "for", "", "what to wait for", "ready")
+	cmd.Flags().DurationVar(&timeout, "timeout", defaultPatience, "give up after so long; 0: never")
+	c.add(cmd)
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		if timeout < 0 {
+			return fmt.Errorf("--timeout is %v: write a duration like 10m, or 0 for none", timeout)
+		}
+		return waitReady(cmd.Context(), c, names, timeout)
+	}
+	return cmd
+}
+
+// waitReady asks until all is ready, and returns what is missing when it gives up.
+func waitReady(ctx context.Context, c caller, names []string, timeout time.Duration) error {
+	limited := ctx
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		limited, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	tick := time.NewTicker(waitAgain)
+	defer tick.Stop()
+	var missing error
+	for {
+		s, err := c.status(limited)
+		if err == nil {
+			err = notReady(s, names)
+		}
+		switch {
+		case err == nil || limited.Err() == nil && lasting(err):
+			return err
+		case limited.Err() == nil || missing == nil: // a question that was cut short tells nothing
+			missing = err
+		}
+		select {
+		case <-limited.Done():
+			if ctx.Err() != nil {
+				return errors.New("stopped waiting")
+			}
+			return errors.Join(fmt.Errorf("not ready within %v", timeout), missing)
+		case <-tick.C:
+		}
+	}
+}
+
+// lasting reports whether waiting does not help against an error. A daemon that is
+// not there yet, or is about to stop, helps itself.
+func lasting(err error) bool {
+	if refused, ok := errors.AsType[*refusedError](err); ok {
+		return refused.status < http.StatusInternalServerError
+	}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return true
+	}
+	_, missing := errors.AsType[*missingError](err)
+	_, unreachable := errors.AsType[*unreachableError](err)
+	return !missing && !unreachable
+}
+
+// missingError says what is not ready yet, one line for each image.
+type missingError struct{ lines []error }
+
+func (e *missingError) Error() string { return errors.Join(e.lines...).Error() }
+
+// notReady says what of the names, or of all that is declared, is not ready: a
+// *missingError, or another one if waiting does not help.
+func notReady(s reconcile.Status, names []string) error {
+	if s.Config.Allowed == schema.ObserveOnly.String() {
+		return missing("the configuration is not known: %s", cmp.Or(s.Config.Fault, firstOf(s.Config.Errors)))
+	}
+	var lines []error
+	if len(names) == 0 {
+		names = declaredNames(s)
+		if s.Config.Digest == "" {
+			lines = append(lines, fmt.Errorf("the configuration has mistakes: %s", cmp.Or(s.Config.Fault, firstOf(s.Config.Errors))))
+		}
+	}
+	for _, name := range names {
+		image, declared := declaredImage(s, name)
+		switch {
+		case !declared:
+			return fmt.Errorf("%s is not declared", name)
+		case image.Wanted == 0 || image.Ready < image.Wanted:
+			lines = append(lines, fmt.Errorf("%s: %d of %d copies ready%s", name, image.Ready, image.Wanted, whyMissing(image)))
+		}
+	}
+	if len(lines) > 0 {
+		return &missingError{lines}
+	}
+	return nil
+}
+
+func missing(format string, args ...any) error {
+	return &missingError{[]error{fmt.Errorf(format, args...)}}
+}
+
+func firstOf(texts []string) string {
+	if len(texts) == 0 {
+		return "it is not read yet"
+	}
+	return oneLine(texts[0])
+}
+
+func declaredNames(s reconcile.Status) []string {
+	var names []string
+	for _, image := range s.Images {
+		if image.Declared {
+			names = append(names, image.Name)
+		}
+	}
+	return names
+}
+
+// declaredImage finds an image by name. One whose declaration has a mistake is shown
+// with what is wrong, and is waited for like any.
+func declaredImage(s reconcile.Status, name string) (reconcile.ImageStatus, bool) {
+	for _, image := range s.Images {
+		if image.Name == name && (image.Declared || len(s.Config.Errors) > 0 && image.Message != "") {
+			return image, true
+		}
+	}
+	return reconcile.ImageStatus{}, false
+}
+
+// mostReasons is how many copies of an image are told of: one for all disks may have
+// hundreds.
+const mostReasons = 3
+
+// whyMissing says of an image, or else of its copies that are not ready, what they
+// wait for.
+func whyMissing(image reconcile.ImageStatus) string {
+	if image.Message != "" {
+		return ": " + oneLine(image.Message)
+	}
+	why, n := "", 0
+	for _, c := range image.Copies {
+		if c.State == disk.Ready {
+			continue
+		}
+		if n++; n <= mostReasons {
+			why += fmt.Sprintf("; %s is %s: %s", place(c), c.State, cmp.Or(oneLine(remark(c)), "no reason is known"))
+		}
+	}
+	if n > mostReasons {
+		why += fmt.Sprintf("; and %d more", n-mostReasons)
+	}
+	return why
+}

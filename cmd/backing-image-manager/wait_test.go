@@ -1,0 +1,70 @@
+package main
+
+import (
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"syscall"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+func TestNotReadySaysWhatIsMissing(t *testing.T) {
+	const known = `"config":{"allowed":"everything","digest":"d1"}`
+	const parrot = `{"name":"parrot","declared":true,"wanted":5,"ready":1,"copies":[
+		{"node":"n1","disk":"d1","state":"ready","message":"never told"},{"node":"n1","disk":"d2","state":"failed","message":"404"},
+		{"node":"n2","disk":"d1","state":"unknown"},{"node":"n3","disk":"d1","state":"pending","message":"two\nlines"},{"node":"n4","disk":"d1","state":"pending"}]}`
+	for _, tt := range []struct {
+		name, status string
+		names        []string
+		want         string
+		lasts        bool
+	}{
+		{"nothing is declared", `{` + known + `}`, nil, "", false},
+		{"all ready", `{` + known + `,"images":[{"name":"parrot","declared":true,"wanted":2,"ready":3}]}`, nil, "", false},
+		{"other generations do not count", `{` + known + `,"images":[{"name":"parrot","uuid":"1","ready":1},{"name":"parrot","uuid":"2","declared":true,"wanted":1,"message":"held"}]}`,
+			[]string{"parrot"}, "parrot: 0 of 1 copies ready: held", false},
+		{"a few reasons of many", `{` + known + `,"images":[` + parrot + `]}`, nil,
+			"parrot: 1 of 5 copies ready; n1/d2 is failed: 404; n2/d1 is unknown: no reason is known; n3/d1 is pending: two; lines; and 1 more", false},
+		{"nowhere to be", `{` + known + `,"images":[{"name":"parrot","declared":true}]}`, nil, "parrot: 0 of 0 copies ready", false},
+		{"given up", `{` + known + `,"images":[{"name":"parrot","ready":1,"message":"goes later"}]}`, []string{"parrot"}, "parrot is not declared", true},
+		{"never heard of", `{` + known + `}`, []string{"nest"}, "nest is not declared", true},
+		{"not read yet", `{"config":{"allowed":"observe only"}}`, []string{"nest"}, "the configuration is not known: it is not read yet", false},
+		{"no directory", `{"config":{"allowed":"observe only","fault":"gone"}}`, nil, "the configuration is not known: gone", false},
+		{"a mistake elsewhere", `{"config":{"allowed":"no deletions","errors":["x.yaml:1:1: no"]}}`, nil, "the configuration has mistakes: x.yaml:1:1: no", false},
+		{"a mistake in it", `{"config":{"allowed":"no deletions","errors":["x.yaml:1:1: no"]},"images":[{"name":"nest","message":"no"}]}`,
+			[]string{"nest"}, "nest: 0 of 0 copies ready: no", false},
+	} {
+		var s reconcile.Status
+		if err := json.Unmarshal([]byte(tt.status), &s); err != nil {
+			t.Fatal(err)
+		}
+		err := notReady(s, tt.names)
+		if err == nil != (tt.want == "") || err != nil && err.Error() != tt.want {
+			t.Errorf("%s:\n got %v\nwant %s", tt.name, err, tt.want)
+		}
+		if err != nil && lasting(err) != tt.lasts {
+			t.Errorf("%s: waiting helps: %t", tt.name, !lasting(err))
+		}
+	}
+}
+
+func TestWhatWaitingDoesNotHelp(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want bool
+	}{
+		{&unreachableError{"http://x", syscall.ECONNREFUSED}, false},
+		{&unreachableError{"http://x", errors.New("no such host")}, false},
+		{&unreachableError{"https://x", &tls.CertificateVerificationError{Err: errors.New("unknown authority")}}, true},
+		{&refusedError{status: 503}, false},
+		{&refusedError{status: 401}, true},
+		{&refusedError{status: 404}, true},
+		{errors.New("read token: open none"), true},
+	} {
+		if got := lasting(tt.err); got != tt.want {
+			t.Errorf("%v: got %t", tt.err, got)
+		}
+	}
+}
