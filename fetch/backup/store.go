@@ -1,0 +1,38 @@
+package backup
+
+import (
+	"context"
+	"io"
+	"time"
+)
+
+// Store is a backup target: objects by slash-separated keys below the target's
+// root. The keys are clean, relative and of the characters A-Z, a-z, 0-9, "_", "."
+// and "-". Any number of goroutines may use one Store at once.
+//
+// An object that is not there is fs.ErrNotExist. Every other error is a
+// *fetch.Error with its class, or that of ctx.
+type Store interface {
+	// Open returns the bytes of an object. They end with an error, not with io.EOF,
+	// when they are cut; watching for stalls is the Store's concern.
+	Open(ctx context.Context, key string) (io.ReadCloser, error)
+	// Put makes an object, or replaces it: whole and durable, or not at all. It
+	// does not keep data.
+	Put(ctx context.Context, key string, data []byte) error
+	// Delete removes an object. None there is no error. It takes along the folders
+	// that are empty then.
+	Delete(ctx context.Context, key string) error
+	// List returns what is directly in a folder, sorted by name. A folder that is
+	// not there is empty.
+	List(ctx context.Context, folder string) ([]Entry, error)
+	// String names the target in messages, without any secret.
+	String() string
+}
+
+// Entry is one name in a folder of a Store.
+type Entry struct {
+	Name     string    // the last element of the key
+	Dir      bool      // a folder; the rest is not told then
+	Size     int64     // bytes
+	Modified time.Time // by the store's clock, not ours
+}
