@@ -41,10 +41,11 @@ type Copy struct {
 	Verified    time.Time // when its bytes were last hashed and were right
 	Damaged     time.Time // when they were last found wrong; they may have been replaced since
 
-	HasCfg    bool  // backing.cfg is readable and is about this file
-	Owned     bool  // we made or adopted it
-	PartBytes int64 // bytes of a part that a resume need not ask for again, at most
-	PartTotal int64 // bytes that the part will have; 0: not known
+	HasCfg    bool   // backing.cfg is readable and is about this file
+	Owned     bool   // we made or adopted it
+	PartBytes int64  // bytes of a part that a resume need not ask for again, at most
+	PartTotal int64  // bytes that the part will have; 0: not known
+	PartFrom  string // Origin.Source of the part
 
 	InUse         bool // as last recorded; Users tells what it is now
 	LastUsed      time.Time
@@ -193,6 +194,6 @@ func lookAtPart(c *Copy, r Record, folder *os.Root) {
 		c.PartBytes = min(part.Size(), chunkCount(chunks.Size())*ChunkSize)
 	}
 	if r.Origin != nil {
-		c.PartTotal = max(r.Origin.Size, 0)
+		c.PartTotal, c.PartFrom = max(r.Origin.Size, 0), r.Origin.Source
 	}
 }

@@ -16,10 +16,15 @@ type Kind string
 // by itself, Blocked what a person has to change.
 const (
 	Download Kind = "download"
+	Upload   Kind = "upload"
+	Export   Kind = "export"
+	Restore  Kind = "restore"
+	Clone    Kind = "clone"
 	Sync     Kind = "sync"
 	Adopt    Kind = "adopt"
 	Verify   Kind = "verify"
 	Repair   Kind = "repair"
+	Backup   Kind = "backup"
 	Cleanup  Kind = "cleanup"
 	Evict    Kind = "evict"
 	Wait     Kind = "wait"
@@ -27,7 +32,15 @@ const (
 )
 
 // Kinds are those that do something.
-var Kinds = []Kind{Download, Sync, Adopt, Verify, Repair, Cleanup, Evict}
+var Kinds = []Kind{Download, Upload, Export, Restore, Clone, Sync, Adopt, Verify, Repair, Backup, Cleanup, Evict}
+
+// prepares reports whether the action makes the first copy of an image.
+func (k Kind) prepares() bool {
+	return k == Download || k == Upload || k == Export || k == Restore || k == Clone
+}
+
+// copies reports whether the action makes a copy that was not there.
+func (k Kind) copies() bool { return k.prepares() || k == Sync }
 
 // drops reports whether the action deletes a copy.
 func (k Kind) drops() bool { return k == Cleanup || k == Evict }
@@ -47,15 +60,15 @@ type Action struct {
 	// Bytes is what crosses the network or is copied or read, or what a deletion
 	// frees; UnknownBytes (-1) when it is not known.
 	Bytes int64 `json:"bytes"`
-	// From is a copy that a sync or a repair reads: <node>/<disk>/<folder>. From other
-	// nodes all are read that have one.
+	// From is a copy that a sync, a repair or a clone reads: <node>/<disk>/<folder>. From
+	// other nodes all are read that have one.
 	From string `json:"from,omitempty"`
 	// Until is when a wait ends by itself, if that is a matter of time.
 	Until time.Time `json:"until,omitzero"`
 
 	from Key  // of this node; zero: from other nodes
 	slow bool // a scrub: nobody waits for it
-	// recall is the digest that a download has to have for now, although none is
+	// recall is the digest that a first copy has to have for now, although none is
 	// declared.
 	recall recall
 }
@@ -94,7 +107,7 @@ type Plan struct {
 // Summary counts the actions of a plan.
 type Summary struct {
 	Counts map[Kind]int `json:"counts"`
-	// TransferBytes is what downloads and syncs move, as far as it is known.
+	// TransferBytes is what first copies, syncs and backups move, as far as it is known.
 	TransferBytes int64 `json:"transferBytes"`
 	// UnknownSizes is how many of those have a size that is not known.
 	UnknownSizes int `json:"unknownSizes"`
@@ -111,14 +124,12 @@ func newPlan(actions []Action) Plan {
 	for _, a := range actions {
 		s := &p.Summary
 		s.Counts[a.Kind]++
-		switch a.Kind {
-		case Download, Sync:
-			if a.Bytes == UnknownBytes {
-				s.UnknownSizes++
-				continue
-			}
+		switch {
+		case (a.Kind.copies() || a.Kind == Backup) && a.Bytes == UnknownBytes:
+			s.UnknownSizes++
+		case a.Kind.copies(), a.Kind == Backup:
 			s.TransferBytes += a.Bytes
-		case Cleanup, Evict:
+		case a.Kind.drops():
 			s.FreedBytes += a.Bytes
 		}
 	}

@@ -87,7 +87,7 @@ func goldenCase(t *testing.T, a *txtar.Archive) (Desired, Observed) {
 	if s.fault && d.May == schema.Everything {
 		d.May = schema.NoDeletions
 	}
-	d.Removals, d.Verify, d.Cleanup = s.removals, s.asked, s.cleanup
+	d.Removals, d.Verify, d.Cleanup, d.Uploads = s.removals, s.asked, s.cleanup, s.uploads
 	return d, s.o
 }
 

@@ -26,13 +26,15 @@ type goldenState struct {
 	removals *Removals
 	asked    map[Key]bool
 	cleanup  map[Key]bool
+	uploads  map[Key]bool
 	digest   string
 	o        Observed
 }
 
 func parseState(t *testing.T, text string, r schema.Result) goldenState {
-	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", asked: map[Key]bool{}, cleanup: map[Key]bool{}, o: Observed{
+	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", asked: map[Key]bool{}, cleanup: map[Key]bool{}, uploads: map[Key]bool{}, o: Observed{
 		Now: goldenNow, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Peers: map[string]Peer{},
+		Unable: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
 	}}
 	for line := range strings.Lines(text) {
 		line, _, _ = strings.Cut(line, "#")
@@ -71,6 +73,14 @@ func (s *goldenState) line(what string, words []string) {
 		s.peer(words)
 	case "running":
 		s.o.Running[s.key(words)] = true
+	case "once":
+		s.uploads = nil
+	case "upload":
+		s.uploads[s.key(words)] = true
+	case "unable":
+		s.o.Unable[s.config.Images[words[0]].ID] = words[1]
+	case "backed-up":
+		s.o.BackedUp[s.config.Images[words[0]].ID] = true
 	default:
 		s.t.Fatalf("state: %q is not known", what)
 	}
@@ -148,6 +158,8 @@ func (s *goldenState) copyOption(c *Copy, word string) {
 		c.Leaving = true
 	case "refuses":
 		c.Refuses = value
+	case "later":
+		c.Later = true
 	case "no-manifest":
 		c.Chunks = disk.Digest{}
 	case "manifest":
@@ -159,6 +171,8 @@ func (s *goldenState) copyOption(c *Copy, word string) {
 	case "part":
 		has, total, _ := strings.Cut(value, "/")
 		c.PartBytes, c.PartTotal = s.bytes(has), s.bytes(total)
+	case "from":
+		c.PartFrom = value
 	case "used":
 		c.LastUsed = s.time(value)
 	case "damaged":

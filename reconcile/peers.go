@@ -128,7 +128,7 @@ func toldCopy(c peer.Copy) Copy {
 			Verified: c.Verified, Damaged: c.Damaged, InUse: c.Using != "", LastUsed: c.LastUsed,
 			UnwantedSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal,
 		},
-		Using: c.Using, Leaving: c.Leaving, Refuses: c.Refuses,
+		Using: c.Using, Leaving: c.Leaving, Refuses: c.Refuses, Later: c.Later,
 	}
 }
 

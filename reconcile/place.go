@@ -86,7 +86,7 @@ func (v imageView) begun(ranked *ranking) []schema.DiskRef {
 	}
 	for _, ref := range v.own { // which may have made no folder yet
 		key := Key{ref, v.image.ID}
-		if v.o.Running[key] && !slices.Contains(keys, key) && ranked.has(ref) && !v.troubled(ref) {
+		if (v.o.Running[key] || v.Uploads[key]) && !slices.Contains(keys, key) && ranked.has(ref) && !v.troubled(ref) {
 			keys = append(keys, key)
 		}
 	}
@@ -157,7 +157,7 @@ func (v imageView) trouble(ref schema.DiskRef) Try {
 	var worst Try
 	for name := range v.Config.Nodes[ref.Node].Disks {
 		t := v.o.Tries[Key{schema.DiskRef{Node: ref.Node, Disk: name}, v.image.ID}]
-		if t.Link && t.Kind == Download && long(t) && t.Until.After(worst.Until) {
+		if t.Link && t.Kind.prepares() && long(t) && t.Until.After(worst.Until) {
 			worst = t
 		}
 	}
@@ -179,7 +179,12 @@ type refusal struct {
 	why string
 	// meant says that it was asked for, so that nothing is wrong.
 	meant bool
+	// later: once there is a first copy, the disk takes one of it.
+	later bool
 }
+
+// fault reports whether something is wrong with the disk.
+func (r refusal) fault() bool { return !r.meant && !r.later }
 
 // refuses says why a disk gets no new copy, so that the next in rank acts for it.
 // A ready copy that it has counts all the same, and a file that only has to be
@@ -209,9 +214,12 @@ func (v imageView) refuses(ref schema.DiskRef, need int64) refusal {
 	case v.o.Running[key]:
 		return refusal{}
 	case c.Refuses != "":
-		return refusal{why: c.Refuses}
+		return refusal{why: c.Refuses, later: c.Later}
 	case !v.mine(ref):
 		return refusal{}
+	}
+	if why := v.unable(); why != "" {
+		return refusal{why: why, later: true}
 	}
 	return v.refusesFor(ref, left(c, need))
 }

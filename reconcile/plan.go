@@ -68,6 +68,9 @@ func (v imageView) plan() []Action {
 	if v.places.short > 0 || v.places.ranked.len() == 0 {
 		actions = append(actions, v.shortage())
 	}
+	if a, due := v.backup(settling); due {
+		actions = append(actions, a)
+	}
 	actions = append(actions, v.askedInVain()...)
 	for _, ref := range v.image.Disks {
 		if a, refused := v.refusedByName(ref); refused {
@@ -158,6 +161,8 @@ func (v imageView) obtain(ref schema.DiskRef, settling map[schema.DiskRef]Action
 	switch {
 	case len(v.ready) == 0 && first != ref:
 		return v.waitFor(first, ref), true
+	case v.plainClone():
+		return v.clone(ref, reason), true
 	case len(here) > 0:
 		return v.sync(ref, here, reason), true
 	case len(there) > 0:
@@ -175,7 +180,7 @@ func (v imageView) obtain(ref schema.DiskRef, settling map[schema.DiskRef]Action
 
 // waitFor waits for the first copy, which another disk makes.
 func (v imageView) waitFor(first, ref schema.DiskRef) Action {
-	if t := v.sourceTry(); t.puts(Download, v.o.Now) {
+	if t := v.sourceTry(); t.puts(v.preparation(), v.o.Now) {
 		return v.putOff(ref, t)
 	}
 	a := v.wait(ref, fmt.Sprintf("the first copy is made on %s", first))
@@ -225,7 +230,7 @@ func (v imageView) shortage() Action {
 	for ref, r := range v.places.refused {
 		if v.places.ranked.has(ref) {
 			by[r.why] = append(by[r.why], ref.String())
-			wrong = wrong || !r.meant
+			wrong = wrong || r.fault()
 		}
 	}
 	var why []string

@@ -9,16 +9,27 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
+// preparation is the kind of action that makes the first copy.
+func (v imageView) preparation() Kind {
+	switch v.image.Source.Kind() {
+	case schema.KindUpload:
+		return Upload
+	case schema.KindExportFromVolume:
+		return Export
+	case schema.KindRestore:
+		return Restore
+	case schema.KindClone:
+		return Clone
+	}
+	return Download
+}
+
+var unsupported = map[Kind]bool{Upload: true, Export: true, Restore: true, Clone: true, Backup: true}
+
 // prepare is how the first copy comes to be.
 func (v imageView) prepare(ref schema.DiskRef, reason string) Action {
-	if v.image.Source.Upload != nil && v.lost() {
-		return v.blocked(ref, "no copy is ready any more, and what was uploaded cannot be fetched again: "+
-			"bring back a disk that has it, or the file under a new checksum")
-	}
-	if kind := v.image.Source.Kind(); kind != schema.KindDownload {
-		return v.blocked(ref, fmt.Sprintf("source %s is not supported yet", kind))
-	}
-	if t := v.sourceTry(); t.puts(Download, v.o.Now) {
+	kind := v.preparation()
+	if t := v.sourceTry(); kind != Upload && t.puts(kind, v.o.Now) {
 		return v.putOff(ref, t)
 	}
 	if why, until := v.unheard(); why != "" {
@@ -29,13 +40,55 @@ func (v imageView) prepare(ref schema.DiskRef, reason string) Action {
 		a.Until = until
 		return a
 	}
+	switch {
+	case unsupported[kind] && !(kind == Upload && v.lost()):
+		return v.blocked(ref, fmt.Sprintf("source %s is not supported yet", v.image.Source.Kind()))
+	case kind == Upload:
+		return v.awaitUpload(ref, reason)
+	case kind == Clone:
+		return v.clone(ref, reason)
+	}
+	return v.make(kind, ref, reason)
+}
+
+// make makes the first copy of what is declared.
+func (v imageView) make(kind Kind, ref schema.DiskRef, reason string) Action {
 	bytes := int64(UnknownBytes)
 	if c := v.copy(Key{ref, v.image.ID}); c.PartTotal > 0 {
 		bytes = max(0, c.PartTotal-c.PartBytes)
 	}
-	a := v.try(Download, ref, reason, bytes)
+	a := v.try(kind, ref, reason, bytes)
 	a.recall = v.recall()
 	return a
+}
+
+// UploadOrigin is the Origin.Source of a part that a client uploads.
+const UploadOrigin = "upload"
+
+// awaitUpload takes what a client has begun to upload, or waits for one to come. What
+// failed before does not count: the next file may be another one.
+func (v imageView) awaitUpload(ref schema.DiskRef, reason string) Action {
+	key := Key{ref, v.image.ID}
+	c := v.copy(key)
+	begun := c.PartFrom == UploadOrigin && c.PartTotal > 0
+	if v.Uploads != nil && (begun || v.Uploads[key] || v.o.Running[key]) {
+		bytes := int64(UnknownBytes)
+		if begun {
+			bytes = max(0, c.PartTotal-c.PartBytes)
+		}
+		a := newAction(Upload, key, reason, bytes)
+		a.recall = v.recall()
+		return a
+	}
+	command := "backing-image-manager backing-image upload " + v.image.ID.Name + " FILE"
+	if v.lost() {
+		return v.blocked(ref, "no copy is ready any more, and what was uploaded cannot be fetched again: "+
+			"bring back a disk that has it, or upload the file again: "+command)
+	}
+	if t := v.o.Tries[key]; t.Attempts > 0 && t.of(Upload) {
+		return v.wait(ref, "the upload failed: "+t.Message+"; waiting for another one: "+command)
+	}
+	return v.wait(ref, "waiting for upload: "+command)
 }
 
 // lost reports whether the image had a copy once.
@@ -45,13 +98,25 @@ func (v imageView) lost() bool {
 	})
 }
 
+// unable says why this node cannot make the first copy although nobody else has made
+// it, and none can be had.
+func (v imageView) unable() string {
+	if len(v.ready)+len(v.sameHere())+len(v.sameThere()) > 0 {
+		return ""
+	}
+	if v.image.Source.Clone != nil {
+		return v.cannotClone()
+	}
+	return v.o.Unable[v.image.ID]
+}
+
 // skew is how far in the future a time may be that is still believed to be one of
 // about now.
 const skew = 24 * time.Hour
 
 // recall is the digest that the image had, until it may be established anew.
 func (v imageView) recall() (last recall) {
-	if d := v.image.Source.Download; !v.image.Checksum.IsZero() || d.ChecksumURL != "" {
+	if d := v.image.Source.Download; !v.image.Checksum.IsZero() || d != nil && d.ChecksumURL != "" {
 		return recall{} // the digest is known from elsewhere
 	}
 	for _, key := range v.all(v.image.ID.Name) {
@@ -81,7 +146,7 @@ func (v imageView) sourceTry() Try {
 			ref := schema.DiskRef{Node: name, Disk: diskName}
 			t := v.o.Tries[Key{ref, v.image.ID}]
 			switch {
-			case t.Attempts == 0, t.Disk, t.Space > 0, !t.of(Download), worst.Final && !t.Final, t.Link && name != v.Node:
+			case t.Attempts == 0, t.Disk, t.Space > 0, !t.of(v.preparation()), worst.Final && !t.Final, t.Link && name != v.Node:
 			case t.Final && !worst.Final, t.Until.After(worst.Until), t.Until.Equal(worst.Until) && t.Message < worst.Message:
 				worst = t
 			}

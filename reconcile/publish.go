@@ -95,8 +95,8 @@ func (r *Reconciler) tell(d Desired, o Observed) map[schema.DiskRef]map[disk.ID]
 			}
 		})
 	}
-	for key, why := range d.refusals(o) {
-		note(key, func(c *peer.Copy) { c.Refuses = why })
+	for key, r := range d.refusals(o) {
+		note(key, func(c *peer.Copy) { c.Refuses, c.Later = r.why, r.later })
 	}
 	return told
 }

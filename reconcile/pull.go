@@ -53,6 +53,9 @@ func (d Desired) bytesOf(o Observed, a Action) disk.Digest {
 	if !image.Checksum.IsZero() {
 		return image.Checksum
 	}
+	if sum := d.clonedSum(o, image); !sum.IsZero() {
+		return sum
+	}
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), compareRefs) {
 		if c, ready := o.Disks[ref].ready(key.ID); ready && !c.Leaving && (d.mine(ref) || o.Peers[ref.Node].answers()) {
 			return c.SHA512

@@ -31,6 +31,7 @@ type Reconciler struct {
 	ended     chan outcome
 	transfers transfers
 	clock     clock
+	backups   map[disk.ID]schema.Backup    // those that were seen whole
 	missed    map[schema.DiskRef]time.Time // since when disks have a problem
 }
 
@@ -53,6 +54,7 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 
 		unmarked: map[Key]Mark{},
 		missed:   map[schema.DiskRef]time.Time{},
+		backups:  map[disk.ID]schema.Backup{},
 		board:    peer.NewBoard(),
 	}
 }
@@ -85,6 +87,7 @@ func (r *Reconciler) Look(d Desired) Observed {
 		o.Running[key] = true
 		o.Disks[key.Disk].withdraw(key, run.job.action.Kind)
 	}
+	o.BackedUp = r.backedUp(d)
 	r.others.hear(d, &o)
 	r.miss(o)
 	r.show(d, o)

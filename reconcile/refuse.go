@@ -9,8 +9,8 @@ import (
 // refusals says which declared images the disks of this node take no copy of although
 // they could have one by the configuration, and why, in words that stay the same as
 // long as the reason does.
-func (d Desired) refusals(o Observed) map[Key]string {
-	out := map[Key]string{}
+func (d Desired) refusals(o Observed) map[Key]refusal {
+	out := map[Key]refusal{}
 	s := d.scene(o)
 	for _, image := range d.Config.Images {
 		v := s.look(image)
@@ -20,11 +20,12 @@ func (d Desired) refusals(o Observed) map[Key]string {
 				continue
 			}
 			if d.May == schema.ObserveOnly {
-				out[Key{ref, image.ID}] = "its manager does nothing but look"
+				out[Key{ref, image.ID}] = refusal{why: "its manager does nothing but look"}
 				continue
 			}
 			if r := v.refuses(ref, need); r.why != "" && !r.meant {
-				out[Key{ref, image.ID}] = constant(r.why)
+				r.why = constant(r.why)
+				out[Key{ref, image.ID}] = r
 			}
 		}
 	}

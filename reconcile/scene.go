@@ -167,8 +167,8 @@ func (v imageView) sources(by map[disk.Digest][]Key, usable func(Key) bool) []Ke
 			keys = append(keys, key)
 		}
 	}
-	if len(keys) == 0 && !v.image.Checksum.IsZero() {
-		return by[v.image.Checksum]
+	if sum := v.sum(); len(keys) == 0 && !sum.IsZero() {
+		return by[sum]
 	}
 	return keys
 }

@@ -33,6 +33,9 @@ type Desired struct {
 	// Cleanup are surplus copies that somebody asked to have removed before their
 	// interval is over.
 	Cleanup map[Key]bool
+	// Uploads are copies on this node that a client has begun to upload; nil: nobody
+	// can, as in a run that does not stay.
+	Uploads map[Key]bool
 
 	ranks *ranks // of Config; nil: they are worked out anew each time
 }
@@ -77,6 +80,12 @@ type Observed struct {
 	// Running is the work under way, here and on other nodes. It counts on the space
 	// it was promised when it began.
 	Running map[Key]bool
+	// Unable are images of which this node cannot make the first copy, as what it would
+	// be made of is not here, and why.
+	Unable map[disk.ID]string
+	// BackedUp are images of which this process has seen a whole backup where it is
+	// declared.
+	BackedUp map[disk.ID]bool
 }
 
 // Peer is what is known of another node by asking it, and nobody else.
@@ -126,6 +135,8 @@ type Copy struct {
 	Leaving bool
 	// Refuses says why a disk of another node takes no copy, as that node sees it.
 	Refuses string
+	// Later: it takes one as soon as there is a first copy.
+	Later bool
 }
 
 // Try is what is remembered of a failure until the next attempt.

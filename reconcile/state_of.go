@@ -19,7 +19,7 @@ func (s Status) Observed() (Observed, error) {
 	}
 	o := Observed{
 		Now: s.Time, Disks: map[schema.DiskRef]Disk{}, Peers: map[string]Peer{},
-		Tries: map[Key]Try{}, Running: map[Key]bool{},
+		Tries: map[Key]Try{}, Running: map[Key]bool{}, Unable: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
 	}
 	for _, p := range s.Peers {
 		o.Peers[p.Node] = p.peer(s)
@@ -34,8 +34,15 @@ func (s Status) Observed() (Observed, error) {
 		}
 	}
 	for _, image := range s.Images {
+		id := disk.ID{Name: image.Name, UUID: image.UUID}
+		if image.Unable != "" {
+			o.Unable[id] = image.Unable
+		}
+		if image.BackedUp {
+			o.BackedUp[id] = true
+		}
 		for _, c := range image.Copies {
-			key := Key{schema.DiskRef{Node: c.Node, Disk: c.Disk}, disk.ID{Name: image.Name, UUID: image.UUID}}
+			key := Key{schema.DiskRef{Node: c.Node, Disk: c.Disk}, id}
 			if err := o.remember(key, c); err != nil {
 				return Observed{}, fmt.Errorf("copy %s: %w", key, err)
 			}
@@ -98,9 +105,9 @@ func (c CopyStatus) found(id disk.ID) Copy {
 			ID: id, State: c.Found.State, Message: c.Found.Message, Format: c.Format,
 			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
 			SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.Chunks, Verified: c.Verified, Damaged: c.Damaged,
-			HasCfg: c.Found.HasCfg, Owned: c.Owned, PartBytes: c.Found.PartBytes, PartTotal: c.Found.PartTotal,
+			HasCfg: c.Found.HasCfg, Owned: c.Owned, PartBytes: c.Found.PartBytes, PartTotal: c.Found.PartTotal, PartFrom: c.Found.PartFrom,
 			InUse: c.Found.InUseRecorded, MarkedBy: c.Found.MarkedBy, LastUsed: c.LastUsed, UnwantedSince: c.Unwanted,
 		},
-		Using: c.InUse, Leaving: c.Leaving, Refuses: c.Refuses,
+		Using: c.InUse, Leaving: c.Leaving, Refuses: c.Refuses, Later: c.Later,
 	}
 }

@@ -61,8 +61,8 @@ func (s *Snapshot) shown(d Desired, all Observed) map[schema.DiskRef]Disk {
 			continue
 		}
 		d.Node, d.Picked = node, nil
-		for key, why := range d.refusals(s.observed(d, all, all.Disks)) {
-			shown[key.Disk].refuse(key.ID, why)
+		for key, r := range d.refusals(s.observed(d, all, all.Disks)) {
+			shown[key.Disk].refuse(key.ID, r)
 		}
 	}
 	return shown
@@ -71,7 +71,7 @@ func (s *Snapshot) shown(d Desired, all Observed) map[schema.DiskRef]Disk {
 // observed is what the node of d would see: its own disks, and what others show.
 func (s *Snapshot) observed(d Desired, all Observed, shown map[schema.DiskRef]Disk) Observed {
 	o := all
-	o.Disks, o.Peers = maps.Clone(shown), map[string]Peer{}
+	o.Disks, o.Peers, o.Unable = maps.Clone(shown), map[string]Peer{}, s.saved[d.Node].seen.Unable
 	for node := range d.Config.Nodes {
 		if node != d.Node {
 			one, answers, known := s.told(node)
@@ -143,7 +143,7 @@ func (s savedStatus) disk(ref schema.DiskRef) Disk {
 	seen := s.seen.Disks[ref]
 	seen.Copies = maps.Clone(seen.Copies)
 	for id, c := range seen.Copies {
-		c.Refuses = "" // by another configuration
+		c.Refuses, c.Later = "", false // by another configuration
 		c.HasCfg = c.HasCfg || ref.Node != s.Node
 		seen.Copies[id] = c
 	}
@@ -170,12 +170,12 @@ func renamed(keys []Key, now map[schema.DiskRef]schema.DiskRef) []Key {
 }
 
 // refuse notes that the disk takes no copy, in place of one if it has none.
-func (d Disk) refuse(id disk.ID, why string) {
+func (d Disk) refuse(id disk.ID, r refusal) {
 	c, there := d.Copies[id]
 	if !there {
 		c = Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}
 	}
-	c.Refuses = why
+	c.Refuses, c.Later = r.why, r.later
 	d.Copies[id] = c
 }
 

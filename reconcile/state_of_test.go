@@ -56,10 +56,10 @@ func TestStatusKeepsEveryField(t *testing.T) {
 				Copy: disk.Copy{
 					ID: id, State: disk.Failed, Message: "damaged", Size: 1, VirtualSize: 2, RealSize: 3, Format: disk.Raw,
 					SHA512: digestOf(disk.SHA512, "a"), SHA256: digestOf(disk.SHA256, "a"), Chunks: digestOf(disk.SHA256, "b"),
-					Verified: at(-1), Damaged: at(-2), HasCfg: true, Owned: true, PartBytes: 4, PartTotal: 5,
+					Verified: at(-1), Damaged: at(-2), HasCfg: true, Owned: true, PartBytes: 4, PartTotal: 5, PartFrom: "f",
 					InUse: true, MarkedBy: "node1", LastUsed: at(-3), UnwantedSince: at(-4),
 				},
-				Using: "volume", Leaving: true, Refuses: "full",
+				Using: "volume", Leaving: true, Refuses: "full", Later: true,
 			}},
 		}},
 		Peers: map[string]Peer{"node2": {Asked: true, Problem: "no answer", Silent: time.Minute + 1, Config: "d2", Last: at(-5)}},
@@ -67,7 +67,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 			Kind: Repair, Attempts: 2, Since: at(-6), Until: at(6), Message: "it failed", Final: true, Space: 6, Disk: true,
 			Link: true, Unrepairable: true, Suspects: []Key{key},
 		}},
-		Running: map[Key]bool{key: true},
+		Running: map[Key]bool{key: true}, Unable: map[disk.ID]string{id: "no replica"}, BackedUp: map[disk.ID]bool{id: true},
 	}
 	checkAllSet(t, reflect.ValueOf(o), "Observed")
 	again, err := throughJSON(View{Desired: Desired{Node: "node1"}, Observed: o}.Status(nil)).Observed()

@@ -34,6 +34,7 @@ type CopyStatus struct {
 	Unwanted    time.Time   `json:"unwantedSince,omitzero"`
 	Leaving     bool        `json:"leaving,omitempty"` // withdrawn: it may be gone the next moment
 	Refuses     string      `json:"refuses,omitempty"` // why the disk of another node takes no copy
+	Later       bool        `json:"later,omitempty"`   // it takes one as soon as there is a first copy
 	Running     bool        `json:"running,omitempty"` // work on it is under way, here or on its node
 	Found       *Found      `json:"found,omitempty"`   // null: nothing lies there
 	Try         *TryStatus  `json:"try,omitempty"`     // what failed last, if anything did
@@ -45,6 +46,7 @@ type Found struct {
 	Message   string     `json:"message,omitempty"` // why it is failed or unknown
 	PartBytes int64      `json:"partBytes,omitempty"`
 	PartTotal int64      `json:"partTotal,omitempty"` // 0: not known
+	PartFrom  string     `json:"partFrom,omitempty"`  // a hash of where the bytes of the part come from, or "upload"
 	HasCfg    bool       `json:"hasCfg"`              // backing.cfg is readable and is about the file
 	// InUseRecorded: it was used when that was last written down beside it.
 	InUseRecorded bool `json:"inUseRecorded,omitempty"`
@@ -66,10 +68,10 @@ func (t *telling) copy(key Key) CopyStatus {
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.Chunks,
 		Owned: c.Owned, Verified: c.Verified, Damaged: c.Damaged, InUse: c.Using, LastUsed: c.LastUsed, Unwanted: c.UnwantedSince,
-		Leaving: c.Leaving, Refuses: c.Refuses, Running: t.Observed.Running[key],
+		Leaving: c.Leaving, Refuses: c.Refuses, Later: c.Later, Running: t.Observed.Running[key],
 	}
 	if there {
-		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.HasCfg, c.InUse, c.MarkedBy}
+		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartFrom, c.HasCfg, c.InUse, c.MarkedBy}
 	} else {
 		s.State = disk.Pending
 	}
@@ -149,7 +151,7 @@ func (s *CopyStatus) hear(now time.Time, try Try) {
 func (s *CopyStatus) follow(t Transfer) {
 	s.Message = fmt.Sprintf("%s: %s", t.Action.Kind, t.Action.Reason)
 	s.Done, s.Total = t.Progress.Done.Load(), t.Progress.Total.Load()
-	if t.Action.Kind != Download && t.Action.Kind != Sync {
+	if !t.Action.Kind.copies() {
 		return // it stays what it is meanwhile
 	}
 	s.State, s.Progress = disk.Starting, percent(s.Done, s.Total)

@@ -19,12 +19,16 @@ type ImageStatus struct {
 	Source  string `json:"source,omitempty"`
 	// Declaration changes with the declared bytes and the way to them, and not with
 	// where copies should be: what failed under another one means nothing.
-	Declaration string       `json:"declaration,omitempty"`
-	Expected    disk.Digest  `json:"expectedChecksum"`
-	Wanted      int          `json:"wanted"`            // copies declared; on all nodes together
-	Ready       int          `json:"ready"`             // copies that are ready, on all nodes that answer
-	Message     string       `json:"message,omitempty"` // about the image, whatever its copies are
-	Copies      []CopyStatus `json:"copies"`            // those that are there or wanted, on any node
+	Declaration string      `json:"declaration,omitempty"`
+	Expected    disk.Digest `json:"expectedChecksum"`
+	Wanted      int         `json:"wanted"`            // copies declared; on all nodes together
+	Ready       int         `json:"ready"`             // copies that are ready, on all nodes that answer
+	Message     string      `json:"message,omitempty"` // about the image, whatever its copies are
+	// Unable says why this node cannot make the first copy, where that is so.
+	Unable string `json:"unable,omitempty"`
+	// BackedUp: this node has seen a whole backup where one is declared.
+	BackedUp bool         `json:"backedUp,omitempty"`
+	Copies   []CopyStatus `json:"copies"` // those that are there or wanted, on any node
 	// PassedOver says, of an image that has fewer copies than it should, which disks
 	// get none, and why.
 	PassedOver []PassedOver `json:"passedOver,omitempty"`
@@ -50,6 +54,7 @@ func (t *telling) image(id disk.ID) ImageStatus {
 			places[ref] = true
 		}
 	}
+	s.Unable, s.BackedUp = t.Observed.Unable[id], t.Observed.BackedUp[id]
 	s.Message = t.plan[Key{schema.DiskRef{Node: t.Desired.Node}, id}].Reason
 	for _, ref := range slices.SortedFunc(maps.Keys(places), compareRefs) {
 		s.Copies = append(s.Copies, t.copy(Key{ref, id}))

@@ -68,7 +68,7 @@ func (r *Reconciler) stopObsolete(d Desired, plan Plan) {
 	for key, run := range r.running {
 		kind, ok := wanted[key]
 		// Bytes that nobody declared must not come beside those that are there by now.
-		anew := run.job.action.Kind == Download && kind == Sync && run.job.image.Checksum.IsZero()
+		anew := run.job.action.Kind.prepares() && kind == Sync && run.job.image.Checksum.IsZero()
 		if !ok || anew || kind.drops() != run.job.action.Kind.drops() || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
 			run.end()
 		}
@@ -115,7 +115,7 @@ func (r *Reconciler) job(d Desired, o Observed, a Action) job {
 		client: &client, disk: r.disks.open[a.Key().Disk].Disk, progress: &fetch.Progress{},
 		near: r.near(d, o, a), far: r.others.far(d, o, a),
 	}
-	if a.Kind == Sync && a.from != (Key{}) {
+	if (a.Kind == Sync || a.Kind == Clone) && a.from != (Key{}) {
 		j.source = r.disks.open[a.from.Disk].Disk
 	}
 	j.far.warn = func(err error) { r.log.Warn("bytes are wrong", "copy", a.Key().String(), "error", err) }
@@ -144,6 +144,9 @@ func (r *Reconciler) Finish(e outcome) {
 	switch {
 	case e.err == nil && e.heard == nil: // also if it was told to stop just before
 		r.succeeded(e.key)
+		if a.Kind == Backup {
+			r.backups[e.key.ID] = *run.job.image.Backup
+		}
 		log.Info("done", "seconds", time.Since(run.started).Seconds())
 	case e.stopped:
 		log.Info("stopped; what is there is kept")
@@ -193,6 +196,6 @@ func sameImage(a, b schema.Image) bool { return reflect.DeepEqual(bytesOf(a), by
 func bytesOf(image schema.Image) schema.Image {
 	image.Copies, image.AllDisks, image.Disks = 0, false, nil
 	image.NodeSelector, image.DiskSelector = nil, nil
-	image.UUIDDeclared, image.Pos = false, schema.Position{}
+	image.UUIDDeclared, image.Pos, image.Backup = false, schema.Position{}, nil
 	return image
 }

@@ -122,22 +122,41 @@ func packingOf(text string) Unpack {
 
 var backupSchemes = []string{"s3", "nfs", "cifs", "azblob", "vfs", "file"}
 
-// backup checks the address of a backup.
-func (d *decoder) backup(text string) {
+// backupURL checks the address of a backup.
+func (d *decoder) backupURL(text string) {
 	at := fieldPath{"source", "restore", "backupURL"}
-	u, err := url.Parse(text)
-	switch {
-	case text == "":
+	if text == "" {
 		d.fault(at, "backup URL is not provided", "")
+		return
+	}
+	u := d.backupTarget(text, at)
+	if u != nil && disk.CheckName(u.Query().Get("backingImage")) != nil {
+		d.fault(at, "invalid backup URL: it names no backing image", "it has to end in ?backingImage=<name>")
+	}
+}
+
+// backupTarget checks the address of a backup store, and returns it if it is one.
+func (d *decoder) backupTarget(text string, at fieldPath) *url.URL {
+	u, err := url.Parse(nfsPath.ReplaceAllString(text, "$1/"))
+	switch {
 	case err != nil || u.Scheme == "":
 		d.fault(at, "invalid backup URL", "write it as the backup store shows it")
 	case !slices.Contains(backupSchemes, u.Scheme):
 		d.fault(at, fmt.Sprintf("invalid backup URL scheme %q", u.Scheme), "use "+strings.Join(backupSchemes, ", "))
-	case u.User != nil && u.Scheme != "s3":
+	case u.User != nil && (u.Scheme != "s3" || withPassword(u.User)): // s3://bucket@region is Longhorn's form
 		d.fault(at, "has a user in it", "put user and password into a folder below --secrets-dir and name it in credentials")
-	case disk.CheckName(u.Query().Get("backingImage")) != nil:
-		d.fault(at, "invalid backup URL: it names no backing image", "it has to end in ?backingImage=<name>")
+	default:
+		return u
 	}
+	return nil
+}
+
+// nfsPath finds the colon that a port should follow and never does.
+var nfsPath = regexp.MustCompile(`^(nfs://[^/]+):/`)
+
+func withPassword(user *url.Userinfo) bool {
+	_, has := user.Password()
+	return has
 }
 
 // address checks where a node's manager answers. The schema has seen to its form.

@@ -42,12 +42,20 @@ type (
 		Checksum, UUID, Format            string
 		MinNumberOfCopies, BandwidthLimit any
 		NodeSelector, DiskSelector, Disks []string
+		Backup                            *rawBackup
+	}
+	rawBackup struct {
+		Target, Credentials, Compression string
+		ConcurrentLimit                  any
 	}
 	rawSource struct {
 		Download         *rawDownload
 		Upload           *struct{}
-		ExportFromVolume *struct{ VolumeName, SnapshotName, ExportType string }
-		Restore          *struct {
+		ExportFromVolume *struct {
+			VolumeName, SnapshotName, Path, ExportType string
+			Compress                                   bool
+		}
+		Restore *struct {
 			BackupURL       string
 			ConcurrentLimit any
 			Credentials     string

@@ -3,6 +3,7 @@ package schema
 import (
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -19,6 +20,7 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 	}
 	m.Checksum = d.digest(raw.Checksum, "checksum")
 	m.Source = d.source(raw.Source)
+	m.Backup = d.backup(raw.Backup)
 	var err error
 	m.BandwidthLimit, err = quantity(raw.BandwidthLimit)
 	d.check(err, "bandwidthLimit")
@@ -58,19 +60,54 @@ func (d *decoder) source(raw rawSource) (s Source) {
 		s.Upload = &Upload{}
 	case raw.ExportFromVolume != nil:
 		e := raw.ExportFromVolume
-		s.ExportFromVolume = &ExportFromVolume{VolumeName: e.VolumeName, SnapshotName: e.SnapshotName, ExportType: disk.Format(e.ExportType)}
+		s.ExportFromVolume = &ExportFromVolume{
+			VolumeName: e.VolumeName, SnapshotName: e.SnapshotName, Path: e.Path,
+			ExportType: disk.Format(e.ExportType), Compress: e.Compress,
+		}
+		d.export(*s.ExportFromVolume)
 	case raw.Restore != nil:
 		r := raw.Restore
 		limit, err := count(r.ConcurrentLimit)
 		d.check(err, "source", "restore", "concurrentLimit")
 		s.Restore = &Restore{BackupURL: strings.TrimSpace(r.BackupURL), ConcurrentLimit: limit, Credentials: r.Credentials}
-		d.backup(s.Restore.BackupURL)
+		d.backupURL(s.Restore.BackupURL)
 	case raw.Clone != nil:
 		c := raw.Clone
 		s.Clone = &Clone{BackingImage: c.BackingImage, Encryption: Encryption(c.Encryption), Secret: c.Secret}
 		d.secret(s.Clone)
 	}
 	return s
+}
+
+func (d *decoder) export(e ExportFromVolume) {
+	at := fieldPath{"source", "exportFromVolume"}
+	switch {
+	case e.VolumeName == "" && e.Path == "":
+		d.fault(at.with("volumeName"), "is missing", "name a volume, or give the path of a file or block device")
+	case e.VolumeName != "" && e.Path != "":
+		d.fault(at.with("path"), "is given beside volumeName", "keep the one that is meant")
+	case e.Path != "" && e.SnapshotName != "":
+		d.fault(at.with("snapshotName"), "is not of a path", "only a volume of Longhorn has snapshots")
+	case e.Path != "" && path.Clean(e.Path) != e.Path:
+		d.fault(at.with("path"), "is not a plain one", "write it without \"..\", \"//\" and a slash at the end")
+	}
+	if e.Compress && e.ExportType != disk.QCOW2 {
+		d.fault(at.with("compress"), "is for qcow2", "set exportType to qcow2, or remove it")
+	}
+}
+
+func (d *decoder) backup(raw *rawBackup) *Backup {
+	if raw == nil {
+		return nil
+	}
+	limit, err := count(raw.ConcurrentLimit)
+	d.check(err, "backup", "concurrentLimit")
+	b := &Backup{
+		Target: strings.TrimSpace(raw.Target), Credentials: raw.Credentials,
+		Compression: Compression(raw.Compression), ConcurrentLimit: limit,
+	}
+	d.backupTarget(b.Target, fieldPath{"backup", "target"})
+	return b
 }
 
 func (d *decoder) secret(c *Clone) {

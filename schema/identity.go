@@ -26,7 +26,8 @@ import (
 //	"download", URL, packing (none, gz, xz, zst or bz2; auto is resolved),
 //	            packed checksum (written as above)
 //	"upload"
-//	"exportFromVolume", volume, snapshot, export type (raw or qcow2)
+//	"exportFromVolume", volume, snapshot, export type (raw or qcow2); then, for one
+//	            that has a path or is compressed: path, "compress" or nothing
 //	"restore", backup URL
 //	"clone", name of the source image, encryption (ignore, encrypt or decrypt)
 //
@@ -52,6 +53,9 @@ func identifying(checksum disk.Digest, s Source) []string {
 	case KindExportFromVolume:
 		e := s.ExportFromVolume
 		fields = append(fields, e.VolumeName, e.SnapshotName, string(e.ExportType))
+		if e.Path != "" || e.Compress {
+			fields = append(fields, e.Path, map[bool]string{true: "compress"}[e.Compress])
+		}
 	case KindRestore:
 		fields = append(fields, s.Restore.BackupURL)
 	case KindClone:

@@ -18,7 +18,8 @@ type Image struct {
 	NodeSelector   []string // sorted, without duplicates
 	DiskSelector   []string // sorted, without duplicates
 	Disks          []DiskRef
-	BandwidthLimit int64 // bytes a second; 0: no limit
+	BandwidthLimit int64   // bytes a second; 0: no limit
+	Backup         *Backup `json:",omitempty"` // nil: none is kept
 	// Pos is where the image is defined.
 	Pos Position `json:"-"`
 }
@@ -87,11 +88,14 @@ type Download struct {
 // Upload waits for a person to send the file.
 type Upload struct{}
 
-// ExportFromVolume makes the image from a volume's replica.
+// ExportFromVolume makes the image from a volume: from a replica of Longhorn's, or
+// from a file or block device. Exactly one of VolumeName and Path is set.
 type ExportFromVolume struct {
 	VolumeName   string
 	SnapshotName string // "": the volume as it is
+	Path         string
 	ExportType   disk.Format
+	Compress     bool // only with ExportType qcow2
 }
 
 // Restore makes the image from a backup.
@@ -99,6 +103,24 @@ type Restore struct {
 	BackupURL       string
 	ConcurrentLimit int // at least 1
 	Credentials     string
+}
+
+// Compression is how the blocks of a backup are compressed.
+type Compression string
+
+// The compressions that Longhorn's backup stores have.
+const (
+	CompressionLZ4  Compression = "lz4"
+	CompressionGzip Compression = "gzip"
+	CompressionNone Compression = "none"
+)
+
+// Backup is a backup store that a ready image is kept in, in Longhorn's format.
+type Backup struct {
+	Target          string // the address of the store, without an image
+	Credentials     string // a folder below --secrets-dir, or ""
+	Compression     Compression
+	ConcurrentLimit int // at least 1
 }
 
 // Encryption is what a clone does with the bytes.

@@ -55,6 +55,7 @@ type imageView struct {
 	DiskSelector      []string    `json:"diskSelector"`
 	Disks             []string    `json:"disks"`
 	BandwidthLimit    int64       `json:"bandwidthLimit"`
+	Backup            *backupView `json:"backup,omitempty"`
 }
 
 type sourceView struct {
@@ -76,9 +77,18 @@ type downloadView struct {
 }
 
 type exportView struct {
-	VolumeName   string      `json:"volumeName"`
+	VolumeName   string      `json:"volumeName,omitempty"`
 	SnapshotName string      `json:"snapshotName,omitempty"`
+	Path         string      `json:"path,omitempty"`
 	ExportType   disk.Format `json:"exportType"`
+	Compress     bool        `json:"compress,omitempty"`
+}
+
+type backupView struct {
+	Target          string             `json:"target"`
+	Credentials     string             `json:"credentials,omitempty"`
+	Compression     schema.Compression `json:"compression"`
+	ConcurrentLimit int                `json:"concurrentLimit"`
 }
 
 type restoreView struct {
@@ -157,6 +167,9 @@ func viewImage(m schema.Image) imageView {
 	if m.AllDisks {
 		v.MinNumberOfCopies = "all"
 	}
+	if b := m.Backup; b != nil {
+		v.Backup = &backupView{redactText(b.Target), b.Credentials, b.Compression, b.ConcurrentLimit}
+	}
 	return v
 }
 
@@ -175,7 +188,8 @@ func viewSource(s schema.Source) (v sourceView) {
 	case schema.KindUpload:
 		v.Upload = &struct{}{}
 	case schema.KindExportFromVolume:
-		v.ExportFromVolume = &exportView{s.ExportFromVolume.VolumeName, s.ExportFromVolume.SnapshotName, s.ExportFromVolume.ExportType}
+		e := s.ExportFromVolume
+		v.ExportFromVolume = &exportView{e.VolumeName, e.SnapshotName, e.Path, e.ExportType, e.Compress}
 	case schema.KindRestore:
 		v.Restore = &restoreView{redactText(s.Restore.BackupURL), s.Restore.ConcurrentLimit, s.Restore.Credentials}
 	case schema.KindClone:

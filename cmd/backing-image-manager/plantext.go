@@ -171,6 +171,8 @@ func planSummary(p reconcile.Plan) string {
 		kind reconcile.Kind
 		word string
 	}{
+		{reconcile.Export, "to export"}, {reconcile.Restore, "to restore"}, {reconcile.Clone, "to clone"},
+		{reconcile.Upload, "being uploaded"}, {reconcile.Backup, "to back up"},
 		{reconcile.Adopt, "to adopt"}, {reconcile.Verify, "to verify"}, {reconcile.Repair, "to repair"}, {reconcile.Evict, "to evict"},
 		{reconcile.Wait, "waiting"}, {reconcile.Blocked, "blocked"},
 	} {

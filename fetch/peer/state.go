@@ -58,7 +58,9 @@ type Copy struct {
 	PartTotal int64  `json:"partTotal,omitempty"`
 	// Refuses says why the disk takes no copy of a declared image.
 	Refuses string `json:"refuses,omitempty"`
-	Try     *Try   `json:"try,omitempty"` // what failed last
+	// Later: it takes one as soon as another node has the first.
+	Later bool `json:"later,omitempty"`
+	Try   *Try `json:"try,omitempty"` // what failed last
 }
 
 // Try is a failure, and when the next attempt is.
