@@ -3,6 +3,8 @@ package disk
 import (
 	"bytes"
 	"fmt"
+
+	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 )
 
 // Format is how a file holds a disk. The empty Format stands for "not
@@ -25,23 +27,15 @@ func ParseFormat(s string) (Format, error) {
 }
 
 // FormatError says why a file cannot be an image. It is final until the
-// declaration or the file changes. Reason and Hint are each one sentence and
-// quote no bytes of the file, so both are safe to print.
-type FormatError struct {
-	Reason string
-	Hint   string // what to do about it
-}
-
-// Error returns the reason without the hint.
-func (e *FormatError) Error() string { return e.Reason }
+// declaration or the file changes.
+type FormatError = qcow2.FormatError
 
 func refuse(hint, reason string, args ...any) error {
 	return &FormatError{Reason: fmt.Sprintf(reason, args...), Hint: hint}
 }
 
 const (
-	qcow2Magic = "QFI\xfb"
-	vhdMagic   = "conectix"
+	vhdMagic = "conectix"
 
 	hintRaw     = "declare format: raw if these bytes are the disk itself"
 	hintConvert = "convert it with qemu-img convert -O qcow2, or " + hintRaw
@@ -82,7 +76,7 @@ var foreignFiles = []foreign{
 // detect returns the format of a file whose first sector is head, or the
 // reason why it may not be taken for an image of the declared format.
 func detect(head []byte, declared Format) (Format, error) {
-	isQCOW2 := bytes.HasPrefix(head, []byte(qcow2Magic))
+	isQCOW2 := bytes.HasPrefix(head, []byte(qcow2.Magic))
 	switch {
 	case isQCOW2 && declared == Raw:
 		// Whoever probes such a disk later opens it as qcow2, and its header,

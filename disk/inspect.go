@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"math"
+
+	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 )
 
 const sector = 512
@@ -70,7 +72,11 @@ func (s source) inspect(declared Format) (Info, error) {
 		return Info{}, err
 	}
 	if format == QCOW2 {
-		return s.inspectQCOW2()
+		size, err := qcow2.Inspect(s.r, s.size)
+		if err != nil {
+			return Info{}, err
+		}
+		return Info{Format: QCOW2, VirtualSize: size}, nil
 	}
 	if declared == "" {
 		if err := s.checkFooter(); err != nil {

@@ -1,4 +1,4 @@
-package disk
+package qcow2
 
 import (
 	"encoding/binary"
@@ -6,7 +6,7 @@ import (
 )
 
 // checkTables checks where the tables lie in a file of size bytes.
-func (h *qcow2Header) checkTables(size int64) error {
+func (h *header) checkTables(size int64) error {
 	if h.Snapshots > maxSnapshots {
 		return refuse(hintDamaged, "the qcow2 image has %d snapshots: %d are possible", h.Snapshots, maxSnapshots)
 	}
@@ -32,16 +32,21 @@ func (h *qcow2Header) checkTables(size int64) error {
 
 // needL1 returns the number of L1 entries that cover the virtual size. Each
 // stands for one L2 table, which is one cluster of entries.
-func (h *qcow2Header) needL1() uint64 {
-	entryBits := uint32(3)
-	if h.Incompatible&featureExtendedL2 != 0 {
-		entryBits = 4
-	}
-	covered := uint64(1) << (h.ClusterBits + h.ClusterBits - entryBits)
+func (h *header) needL1() uint64 {
+	covered := uint64(1) << (h.ClusterBits + h.ClusterBits - h.entryBits())
 	return (h.Size + covered - 1) / covered
 }
 
-func (h *qcow2Header) checkTable(name string, offset, length, limit uint64, size int64) error {
+// entryBits returns the binary logarithm of the size of an L2 entry. Extended ones have a
+// bitmap of subclusters.
+func (h *header) entryBits() uint32 {
+	if h.Incompatible&featureExtendedL2 != 0 {
+		return 4
+	}
+	return 3
+}
+
+func (h *header) checkTable(name string, offset, length, limit uint64, size int64) error {
 	switch {
 	case length > limit:
 		return refuse(hintDamaged, "the %s of the qcow2 image has %d bytes: %d are possible", name, length, limit)
@@ -60,16 +65,16 @@ const (
 )
 
 // checkL1 reads the L1 table, of up to 32 MiB, through one small buffer.
-func (s source) checkL1(h *qcow2Header) error {
+func (f file) checkL1(h *header) error {
 	rest, offset := int64(h.L1Entries)*8, int64(h.L1Offset)
 	buffer := make([]byte, min(rest, 64<<10))
 	for rest > 0 {
 		b := buffer[:min(rest, int64(len(buffer)))]
-		if err := s.read(b, offset); err != nil {
+		if err := f.read(b, offset); err != nil {
 			return err
 		}
 		for i := 0; i < len(b); i += 8 {
-			if err := h.checkL1Entry(binary.BigEndian.Uint64(b[i:]), s.size); err != nil {
+			if err := h.checkL1Entry(binary.BigEndian.Uint64(b[i:]), f.size); err != nil {
 				return err
 			}
 		}
@@ -79,7 +84,7 @@ func (s source) checkL1(h *qcow2Header) error {
 	return nil
 }
 
-func (h *qcow2Header) checkL1Entry(entry uint64, size int64) error {
+func (h *header) checkL1Entry(entry uint64, size int64) error {
 	if entry&l1ReservedMask != 0 {
 		return refuse(hintDamaged, "an L1 entry of the qcow2 image has reserved bits set")
 	}

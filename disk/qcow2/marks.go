@@ -1,0 +1,118 @@
+package qcow2
+
+// maxMarks bounds the memory of marks: a bit for each cluster of the file, so that this
+// is enough for 2 TiB of usual clusters.
+const maxMarks = 32 << 20
+
+// marks knows which clusters of a file are taken.
+type marks struct {
+	header *header
+	total  int64 // clusters of the file
+	taken  int64
+	bits   []uint64 // nil: there are too many, and they are only counted
+}
+
+func newMarks(h *header, size int64) *marks {
+	k := &marks{header: h, total: (size + int64(h.clusterSize()) - 1) >> h.ClusterBits}
+	if k.total <= maxMarks {
+		k.bits = make([]uint64, (k.total+63)/64)
+	}
+	return k
+}
+
+// take marks length bytes from offset on. What lies behind the end of the file is
+// left to others.
+func (k *marks) take(offset, length int64) error {
+	first := offset >> k.header.ClusterBits
+	last := min(k.total, (offset+length+int64(k.header.clusterSize())-1)>>k.header.ClusterBits)
+	for c := first; c < last; c++ {
+		if k.taken++; k.taken > k.total {
+			return k.refuse()
+		}
+		if k.bits == nil {
+			continue
+		}
+		if k.bits[c/64]>>(c%64)&1 != 0 {
+			return k.refuse()
+		}
+		k.bits[c/64] |= 1 << (c % 64)
+	}
+	return nil
+}
+
+func (k *marks) refuse() error {
+	return refuse(hintDamaged, "a cluster of the qcow2 image is used twice")
+}
+
+// checkL2 reads every L2 table once, and refuses images where one table or cluster stands
+// for several. It reads no more than the file is long, because each table is taken, and
+// tells nothing of where compressed clusters lie, which share what they are in.
+func (m *Image) checkL2() error {
+	h := m.header
+	k := newMarks(h, m.file.size)
+	for _, t := range []struct{ offset, length int64 }{
+		{0, 1},
+		{int64(h.L1Offset), int64(h.L1Entries) * 8},
+		{int64(h.RefcountOffset), int64(h.RefcountClusters) << h.ClusterBits},
+	} {
+		if err := k.take(t.offset, t.length); err != nil {
+			return err
+		}
+	}
+	for i := range int64(h.needL1()) {
+		entry, err := m.pages.l1(int64(h.L1Offset) + i*8)
+		if err != nil {
+			return err
+		}
+		table := int64(entry & l1OffsetMask)
+		if table == 0 {
+			continue
+		}
+		if err := k.take(table, int64(h.clusterSize())); err != nil {
+			return err
+		}
+		if err := m.checkTableL2(table, i, k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkTableL2 checks the entries of a table that stand for something on the disk.
+func (m *Image) checkTableL2(table, index int64, k *marks) error {
+	h := m.header
+	entries := int64(h.clusterSize()) >> h.entryBits()
+	clusters := (m.Size()+int64(h.clusterSize())-1)>>h.ClusterBits - index*entries
+	for i := range min(entries, clusters) {
+		entry, err := m.pages.entry(table + i<<h.entryBits())
+		if err != nil {
+			return err
+		}
+		if entry == 0 {
+			continue
+		}
+		if err := m.checkL2Entry(entry, (index*entries+i)<<h.ClusterBits, k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Image) checkL2Entry(entry uint64, off int64, k *marks) error {
+	if entry&l2Compressed != 0 {
+		_, _, err := m.packedRange(entry)
+		return err
+	}
+	end := min(off+int64(m.header.clusterSize()), m.Size())
+	for off < end {
+		e, err := m.lookup(off)
+		if err != nil {
+			return err
+		}
+		off += e.length
+	}
+	if host := entry & l2OffsetMask; host != 0 {
+		return k.take(int64(host), 1)
+	}
+	return nil
+}
