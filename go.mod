@@ -10,6 +10,7 @@ require (
 	github.com/hashicorp/go-getter/v2 v2.2.5
 	github.com/klauspost/compress v1.20.3
 	github.com/minio/minio-go/v7 v7.4.1
+	github.com/pierrec/lz4/v4 v4.1.33
 	github.com/prometheus/client_golang v1.25.0
 	github.com/samber/slog-multi v1.7.1
 	github.com/spf13/cobra v1.10.2

@@ -25,6 +25,8 @@ type Store interface {
 	// List returns what is directly in a folder, sorted by name. A folder that is
 	// not there is empty.
 	List(ctx context.Context, folder string) ([]Entry, error)
+	// Close lets go of the target.
+	Close() error
 	// String names the target in messages, without any secret.
 	String() string
 }

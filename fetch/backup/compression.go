@@ -1,0 +1,151 @@
+package backup
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/pierrec/lz4/v4"
+)
+
+// Compression is how the blocks of a backup are stored.
+type Compression string
+
+// The compressions that Longhorn has. LZ4 is its default.
+const (
+	None Compression = "none"
+	LZ4  Compression = "lz4"
+	Gzip Compression = "gzip"
+)
+
+// ParseCompression reads a declared compression. No text is LZ4.
+func ParseCompression(s string) (Compression, error) {
+	switch c := Compression(s); c {
+	case "":
+		return LZ4, nil
+	case None, LZ4, Gzip:
+		return c, nil
+	}
+	return "", fmt.Errorf("compression %.40q is not one of lz4, gzip and none", s)
+}
+
+// parseStored reads the compression that a cfg names. No text is that of the time
+// before there was a choice.
+func parseStored(s string) (Compression, error) {
+	if s == "" {
+		return Gzip, nil
+	}
+	return ParseCompression(s)
+}
+
+// maxStored bounds the file of a block: what does not become smaller becomes
+// larger by a few bytes.
+const maxStored = BlockSize + 64<<10
+
+// decoder gets blocks out of their files. Its memory is used again and again.
+type decoder struct {
+	lz4  *lz4.Reader
+	gzip gzip.Reader
+	in   bytes.Reader
+}
+
+func newDecoder() *decoder {
+	d := &decoder{lz4: lz4.NewReader(nil)}
+	return d
+}
+
+var errNotThese = errors.New("it does not hold these bytes")
+
+// decode fills dst with the block sum out of its file. How the file is packed is
+// what its magic number says, but that the bytes of a block may have one
+// themselves: the sum decides. A block that another backup has brought may be
+// packed in another way than the cfg says.
+func (d *decoder) decode(dst, stored []byte, sum Sum) error {
+	err := errNotThese
+	if unpack := d.unpacker(stored); unpack != nil {
+		if err = d.fill(dst, unpack, stored); err == nil && SumBlock(dst) == sum {
+			return nil
+		}
+	}
+	if len(stored) == len(dst) && SumBlock(stored) == sum {
+		copy(dst, stored)
+		return nil
+	}
+	if err == nil {
+		err = errNotThese
+	}
+	return err
+}
+
+// unpacker returns nil for what has no magic number.
+func (d *decoder) unpacker(stored []byte) func(io.Reader) (io.Reader, error) {
+	switch {
+	case bytes.HasPrefix(stored, []byte{0x04, 0x22, 0x4d, 0x18}):
+		return func(r io.Reader) (io.Reader, error) {
+			d.lz4.Reset(r)
+			return d.lz4, nil
+		}
+	case bytes.HasPrefix(stored, []byte{0x1f, 0x8b}):
+		return func(r io.Reader) (io.Reader, error) {
+			return &d.gzip, d.gzip.Reset(r)
+		}
+	}
+	return nil
+}
+
+// fill reads exactly len(dst) bytes, and sees that no more would come.
+func (d *decoder) fill(dst []byte, unpack func(io.Reader) (io.Reader, error), stored []byte) error {
+	d.in.Reset(stored)
+	r, err := unpack(&d.in)
+	if err != nil {
+		return fmt.Errorf("unpack: %w", err)
+	}
+	if _, err := io.ReadFull(r, dst); err != nil {
+		return fmt.Errorf("unpack: %w", err)
+	}
+	var more [1]byte
+	switch n, err := r.Read(more[:]); {
+	case n > 0:
+		return fmt.Errorf("it has more than %d bytes", len(dst))
+	case !errors.Is(err, io.EOF):
+		return fmt.Errorf("unpack: %w", err)
+	}
+	return nil
+}
+
+// encoder packs blocks. Its memory is used again and again.
+type encoder struct {
+	packer interface {
+		io.WriteCloser
+		Reset(io.Writer)
+	}
+}
+
+func newEncoder(c Compression) (*encoder, error) {
+	switch c {
+	case LZ4:
+		w := lz4.NewWriter(nil)
+		return &encoder{w}, w.Apply(lz4.ConcurrencyOption(1))
+	case Gzip:
+		return &encoder{gzip.NewWriter(nil)}, nil
+	}
+	return &encoder{}, nil
+}
+
+// encode returns the file of a block, which may be in room.
+func (e *encoder) encode(block []byte, room *bytes.Buffer) ([]byte, error) {
+	if e.packer == nil {
+		return block, nil
+	}
+	room.Reset()
+	e.packer.Reset(room)
+	if _, err := e.packer.Write(block); err != nil {
+		return nil, fmt.Errorf("pack: %w", err)
+	}
+	if err := e.packer.Close(); err != nil {
+		return nil, fmt.Errorf("pack: %w", err)
+	}
+	return room.Bytes(), nil
+}

@@ -1,0 +1,142 @@
+package backup
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// Deleted says what Delete has done.
+type Deleted struct {
+	Found  bool   // there was a backup
+	Blocks int    // that were removed
+	Kept   string // why unused blocks were left; empty: none were
+}
+
+// Delete removes the backup of that name, and then the blocks that no other backup
+// of the Store refers to. No block is removed when that cannot be told of them
+// all: when another backup is not complete or cannot be read, or one comes
+// meanwhile. Blocks of a backup that was not complete, and those that an interrupted
+// Delete has left, are looked for in the whole Store: delete the name again.
+func Delete(ctx context.Context, s Store, name string) (done Deleted, err error) {
+	if err := CheckName(name); err != nil {
+		return Deleted{}, &fetch.Error{Class: fetch.Config, Err: err}
+	}
+	err = withLock(ctx, s, exclusive, func(ctx context.Context) error {
+		b, err := Inspect(ctx, s, name)
+		if err != nil && !isClass(err, fetch.Source) {
+			return err
+		}
+		done.Found = b != nil || err != nil
+		if err := s.Delete(ctx, cfgKey(name)); err != nil {
+			return fmt.Errorf("delete backup %s: %w", name, err)
+		}
+		unused, kept, err := unused(ctx, s, b)
+		if err != nil || kept != "" {
+			done.Kept = kept
+			return err
+		}
+		done.Blocks = len(unused)
+		return removeBlocks(ctx, s, unused)
+	})
+	return done, err
+}
+
+// unused returns the blocks of b, or of the whole Store if b does not tell, that no
+// backup refers to; or why that cannot be said.
+func unused(ctx context.Context, s Store, b *Backup) (sums []Sum, kept string, err error) {
+	names, err := Names(ctx, s)
+	if err != nil {
+		return nil, "", err
+	}
+	var candidates []Sum
+	if b != nil && b.Complete() {
+		for _, block := range b.Blocks {
+			candidates = append(candidates, block.Sum)
+		}
+	} else if candidates, err = allBlocks(ctx, s); err != nil {
+		return nil, "", err
+	}
+	left := make(map[Sum]bool, len(candidates))
+	for _, sum := range candidates {
+		left[sum] = true
+	}
+	for _, name := range names {
+		other, err := Inspect(ctx, s, name)
+		switch {
+		case isClass(err, fetch.Source):
+			return nil, err.Error(), nil
+		case err != nil:
+			return nil, "", err
+		case other == nil: // an empty folder
+			continue
+		case !other.Complete():
+			return nil, fmt.Sprintf("backup %s is not completed", name), nil
+		}
+		for _, block := range other.Blocks {
+			delete(left, block.Sum)
+		}
+	}
+	switch now, err := Names(ctx, s); {
+	case err != nil:
+		return nil, "", err
+	case !slices.Equal(now, names):
+		return nil, "another backup was made or deleted meanwhile", nil
+	}
+	for sum := range left {
+		sums = append(sums, sum)
+	}
+	return sums, "", nil
+}
+
+// sweepers is how many requests are under way at once where there are many.
+const sweepers = 4
+
+// allBlocks lists every block file of the Store.
+func allBlocks(ctx context.Context, s Store) ([]Sum, error) {
+	first, err := s.List(ctx, blocksFolder)
+	if err != nil {
+		return nil, err
+	}
+	found := make([][]Sum, len(first))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(sweepers)
+	for i, e := range first {
+		group.Go(func() error {
+			second, err := s.List(ctx, path.Join(blocksFolder, e.Name))
+			if err != nil {
+				return err
+			}
+			for _, f := range second {
+				files, err := s.List(ctx, path.Join(blocksFolder, e.Name, f.Name))
+				if err != nil {
+					return err
+				}
+				for _, file := range files {
+					if sum, ok := blockNamed(file.Name); ok {
+						found[i] = append(found[i], sum)
+					}
+				}
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return slices.Concat(found...), nil
+}
+
+func removeBlocks(ctx context.Context, s Store, sums []Sum) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(sweepers)
+	for _, sum := range sums {
+		group.Go(func() error { return s.Delete(ctx, sum.key()) })
+	}
+	return group.Wait()
+}

@@ -1,0 +1,82 @@
+package backup
+
+import (
+	"crypto/sha512"
+	"encoding/hex"
+	"fmt"
+	"path"
+	"regexp"
+	"strings"
+)
+
+// BlockSize is the unit that images are backed up in. Only the last block of an
+// image may be shorter.
+const BlockSize = 2 << 20
+
+// The folders of a target, as Longhorn has them.
+const (
+	imagesFolder = "backupstore/backing-images/backing-images"
+	blocksFolder = "backupstore/backing-images/blocks"
+	cfgName      = "backing-image.cfg"
+	blockSuffix  = ".blk"
+)
+
+func cfgKey(name string) string { return path.Join(imagesFolder, name, cfgName) }
+
+// Sum names a block by its bytes: the first half of their SHA-512. The zero Sum
+// stands for none.
+type Sum [sha512.Size / 2]byte
+
+// SumBlock returns the name of a block with these bytes.
+func SumBlock(data []byte) (s Sum) {
+	whole := sha512.Sum512(data)
+	copy(s[:], whole[:])
+	return s
+}
+
+// String returns the 64 hex digits that a cfg and the name of a file have.
+func (s Sum) String() string { return hex.EncodeToString(s[:]) }
+
+func parseSum(digits string) (s Sum, err error) {
+	if len(digits) != 2*len(s) || strings.ToLower(digits) != digits {
+		return Sum{}, fmt.Errorf("its checksum is not %d lower-case hex digits", 2*len(s))
+	}
+	if _, err := hex.Decode(s[:], []byte(digits)); err != nil {
+		return Sum{}, fmt.Errorf("its checksum is not %d lower-case hex digits", 2*len(s))
+	}
+	return s, nil
+}
+
+// folder is where the file of the block is.
+func (s Sum) folder() string {
+	digits := s.String()
+	return path.Join(blocksFolder, digits[:2], digits[2:4])
+}
+
+func (s Sum) key() string { return path.Join(s.folder(), s.String()+blockSuffix) }
+
+// blockNamed returns the block of a file name, and false for any other file.
+func blockNamed(file string) (Sum, bool) {
+	digits, ok := strings.CutSuffix(file, blockSuffix)
+	if !ok {
+		return Sum{}, false
+	}
+	s, err := parseSum(digits)
+	return s, err == nil
+}
+
+const maxName = 64
+
+var namePattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]+$`)
+
+// CheckName says why name cannot be that of a backup. It is then never more or
+// less than one element of a key.
+func CheckName(name string) error {
+	switch {
+	case len(name) > maxName:
+		return fmt.Errorf("the name of a backup has at most %d characters", maxName)
+	case !namePattern.MatchString(name):
+		return fmt.Errorf("%.80q is not the name of a backup: it has 2 to %d letters, digits, \"_\", \".\" and \"-\", and begins with a letter or digit", name, maxName)
+	}
+	return nil
+}

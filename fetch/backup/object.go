@@ -1,0 +1,127 @@
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"sync/atomic"
+
+	"golang.org/x/time/rate"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// fail makes an error of a class.
+func fail(class fetch.Class, format string, args ...any) error {
+	return &fetch.Error{Class: class, Err: fmt.Errorf(format, args...)}
+}
+
+// isClass reports whether err is of one of the classes.
+func isClass(err error, classes ...fetch.Class) bool {
+	known, ok := errors.AsType[*fetch.Error](err)
+	return ok && slices.Contains(classes, known.Class)
+}
+
+// Names returns the names that backups in a Store have, sorted: complete ones, others,
+// and what cannot be read.
+func Names(ctx context.Context, s Store) ([]string, error) {
+	entries, err := s.List(ctx, imagesFolder)
+	if err != nil {
+		return nil, fmt.Errorf("list backups: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.Dir && CheckName(e.Name) == nil {
+			names = append(names, e.Name)
+		}
+	}
+	return names, nil
+}
+
+// Load reads what the Store has under name. A backup that is not there, or not
+// complete, is worth another look later: fetch.Refused. One that cannot be right is
+// fetch.Source.
+func Load(ctx context.Context, s Store, name string) (*Backup, error) {
+	b, err := Inspect(ctx, s, name)
+	switch {
+	case err != nil:
+		return nil, err
+	case b == nil:
+		return nil, fail(fetch.Refused, "there is no backup %s in %s", name, s)
+	case !b.Complete():
+		return nil, fail(fetch.Refused, "backup %s in %s is not completed: its writer is still at it, or has died (a backup of the same image takes it up)", name, s)
+	}
+	return b, nil
+}
+
+// Inspect reads what the Store has under name, be it complete or not. It returns nil
+// where there is nothing.
+func Inspect(ctx context.Context, s Store, name string) (*Backup, error) {
+	r, err := s.Open(ctx, cfgKey(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read backup %s: %w", name, err)
+	}
+	defer r.Close()
+	in := &remembering{Reader: r}
+	b, err := Parse(in)
+	switch {
+	case in.err != nil:
+		return nil, fmt.Errorf("read backup %s: %w", name, in.err)
+	case err == nil && b.Name != name:
+		err = fmt.Errorf("it is of another backup, %.80q", b.Name)
+	}
+	if err != nil {
+		return nil, fail(fetch.Source, "%s of backup %s in %s is no good: %w", cfgName, name, s, err)
+	}
+	return b, nil
+}
+
+// remembering keeps the error of a reader, to be told from that of who parses it.
+type remembering struct {
+	io.Reader
+	err error
+}
+
+func (r *remembering) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if err != nil && err != io.EOF {
+		r.err = err
+	}
+	return n, err
+}
+
+// traffic is what crosses the way to a Store.
+type traffic struct {
+	limit *rate.Limiter // nil: none
+	moved *atomic.Int64
+}
+
+// read puts an object into buf, which has room for one byte more than any object
+// of its kind may have, and returns its bytes.
+func (t traffic) read(ctx context.Context, s Store, key string, buf []byte) ([]byte, error) {
+	r, err := s.Open(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	paced := fetch.Pace(ctx, r, t.limit)
+	for n := 0; ; {
+		got, err := paced.Read(buf[n:])
+		n += got
+		t.moved.Add(int64(got))
+		switch {
+		case n == len(buf):
+			return nil, fmt.Errorf("%w: its file has %d bytes or more", errNotThese, n)
+		case errors.Is(err, io.EOF):
+			return buf[:n], nil
+		case err != nil:
+			return nil, err
+		}
+	}
+}

@@ -1,0 +1,222 @@
+package backup
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"sync"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+const (
+	// DefaultWorkers is Longhorn's default for blocks that are moved at once.
+	DefaultWorkers = 2
+	// maxWorkers bounds the memory: each worker holds the file of a block.
+	maxWorkers = 8
+	// decoders is how many blocks are unpacked at once. What they give is hashed as a
+	// whole by one goroutine, which is slower than two of them.
+	decoders = 2
+	// encoders is the same for what is packed.
+	encoders = 2
+	// ahead is how many blocks may wait for their turn, besides those that are worked on.
+	ahead = 2
+	// blockTries is how often the file of a block is asked for that was cut or wrong.
+	blockTries = 3
+)
+
+func workers(n int) int {
+	if n <= 0 {
+		n = DefaultWorkers
+	}
+	return min(n, maxWorkers)
+}
+
+// Restore says which backup a part is made of, and how.
+type Restore struct {
+	Store          Store
+	Backup         *Backup // complete
+	Workers        int     // blocks that are fetched at once; 0: DefaultWorkers
+	BandwidthLimit int64   // most bytes per second from the Store; 0: no limit
+}
+
+// Fill reads the image into part, from where the part ends if what it holds is of
+// the same backup, and returns when part holds the whole. Each block is held against
+// its sum; the digest of the whole is the part's to compare. Blocks are fetched
+// ahead by Workers and written in order. A lock in the Store keeps
+// others from deleting the backup meanwhile, where the Store can be written to.
+func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
+	held, lock, err := acquire(ctx, r.Store, shared, 0) // nothing has to settle: what is read is verified
+	switch {
+	case err == nil:
+		defer lock.release(ctx)
+	case isClass(err, fetch.Refused):
+		held = ctx
+	default:
+		return err
+	}
+	if err := r.begin(part); err != nil {
+		return fetch.Classify(err)
+	}
+	progress.Total.Store(r.Backup.Size)
+	progress.Done.Store(part.Offset())
+	return fetch.Classify(causeOf(ctx, held, r.pour(held, part, progress)))
+}
+
+// begin keeps what the part holds if that is of this backup.
+func (r Restore) begin(part *disk.Part) error {
+	source := sha256.Sum256([]byte(URL(r.Store.String(), r.Backup.Name)))
+	origin := disk.Origin{
+		Source: "backup " + hex.EncodeToString(source[:]), ETag: r.Backup.fingerprint, Size: r.Backup.Size,
+	}
+	if part.Origin() == origin && (part.Offset()%disk.ChunkSize == 0 || part.Offset() == r.Backup.Size) {
+		return nil
+	}
+	return part.Begin(origin)
+}
+
+// piece is one block on its way.
+type piece struct {
+	block Block
+	data  []byte        // of a window's buffers; as long as the block
+	err   error         // set before ready is closed
+	ready chan struct{} // closed when data or err is there
+}
+
+// pour writes the blocks in order, as they come from the workers.
+func (r Restore) pour(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	free := make(chan []byte, workers(r.Workers)+ahead)
+	for range cap(free) {
+		free <- nil // made when it is needed: a small image needs few
+	}
+	for p := range r.fetchAhead(ctx, &running, part.Offset(), free, progress) {
+		select {
+		case <-p.ready:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if p.err != nil {
+			return p.err
+		}
+		if err := put(part, p, progress); err != nil {
+			return err
+		}
+		free <- p.data[:cap(p.data)]
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return zeros(part, r.Backup.Size, progress)
+}
+
+// put appends a block, of which the part may hold the beginning already.
+func put(part *disk.Part, p *piece, progress *fetch.Progress) error {
+	if err := zeros(part, p.block.Offset, progress); err != nil {
+		return err
+	}
+	n, err := part.ReadFrom(bytes.NewReader(p.data[part.Offset()-p.block.Offset:]))
+	progress.Done.Add(n)
+	return err
+}
+
+// zeros makes what is up to end a hole.
+func zeros(part *disk.Part, end int64, progress *fetch.Progress) error {
+	for part.Offset() < end {
+		n := min(disk.ChunkSize, end-part.Offset())
+		if err := part.PutZeros(n); err != nil {
+			return err
+		}
+		progress.Done.Add(n)
+	}
+	return nil
+}
+
+// fetchAhead starts the workers. The pieces come in the order of the image, and may
+// not be ready yet; there are never more than there are free buffers.
+func (r Restore) fetchAhead(ctx context.Context, running *sync.WaitGroup, from int64, free <-chan []byte, progress *fetch.Progress) <-chan *piece {
+	inOrder, todo := make(chan *piece, cap(free)), make(chan *piece)
+	unpack := make(chan *decoder, decoders)
+	for range decoders {
+		unpack <- newDecoder()
+	}
+	way := traffic{fetch.NewLimiter(r.BandwidthLimit), &progress.Moved}
+	for range workers(r.Workers) {
+		running.Go(func() {
+			stored := make([]byte, maxStored+1)
+			for p := range todo {
+				p.err = r.fetch(ctx, p, way, stored, unpack)
+				close(p.ready)
+			}
+		})
+	}
+	running.Go(func() {
+		defer close(inOrder)
+		defer close(todo)
+		for _, block := range r.Backup.Blocks {
+			if block.Offset+BlockSize <= from || block.Offset+int64(r.Backup.length(block.Offset)) <= from {
+				continue
+			}
+			p := &piece{block: block, ready: make(chan struct{})}
+			select {
+			case buf := <-free:
+				if buf == nil {
+					buf = make([]byte, BlockSize)
+				}
+				p.data = buf[:r.Backup.length(block.Offset)]
+			case <-ctx.Done():
+				return
+			}
+			inOrder <- p // has room for as many as there are buffers
+			select {
+			case todo <- p:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return inOrder
+}
+
+// fetch gets one block, and asks again at once where it was cut or is not what
+// its name says: something on the way may have done that.
+func (r Restore) fetch(ctx context.Context, p *piece, way traffic, stored []byte, unpack chan *decoder) error {
+	var err error
+	for range blockTries {
+		err = r.fetchOnce(ctx, p, way, stored, unpack)
+		if !isClass(err, fetch.Dropped, fetch.Source) {
+			break
+		}
+	}
+	return err
+}
+
+func (r Restore) fetchOnce(ctx context.Context, p *piece, way traffic, stored []byte, unpack chan *decoder) error {
+	object, err := way.read(ctx, r.Store, p.block.Sum.key(), stored)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return r.failed(fetch.Refused, p, "is missing")
+	case errors.Is(err, errNotThese):
+		return r.failed(fetch.Source, p, "is damaged: "+err.Error())
+	case err != nil:
+		return err
+	}
+	d := <-unpack
+	defer func() { unpack <- d }()
+	if err := d.decode(p.data, object, p.block.Sum); err != nil {
+		return r.failed(fetch.Source, p, "is damaged: "+err.Error())
+	}
+	return nil
+}
+
+func (r Restore) failed(class fetch.Class, p *piece, what string) error {
+	return fail(class, "block %s of backup %s in %s (at %d of %d bytes) %s",
+		p.block.Sum, r.Backup.Name, r.Store, p.block.Offset, r.Backup.Size, what)
+}
