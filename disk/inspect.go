@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 
+	"github.com/seed-26586806/backing-image-manager/disk/luks"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 )
 
@@ -83,7 +84,7 @@ func (s source) inspect(declared Format) (Info, error) {
 			return Info{}, err
 		}
 	}
-	return Info{Format: Raw, VirtualSize: s.size, LUKS: isLUKS(head)}, nil
+	return Info{Format: Raw, VirtualSize: s.size, LUKS: luks.Version(head) != 0}, nil
 }
 
 // checkSize refuses sizes that no image has. Longhorn reads and writes images

@@ -1,0 +1,161 @@
+package luks
+
+import (
+	"crypto/pbkdf2"
+	"crypto/sha1"
+	"crypto/sha256"
+	"crypto/sha512"
+	"crypto/subtle"
+	"errors"
+	"hash"
+	"slices"
+	"strconv"
+)
+
+// What trying a passphrase on all key slots may cost. It is several times what
+// cryptsetup asks for on large machines when it is to take two seconds.
+const (
+	maxMemory     = 2 << 20  // KiB of Argon2
+	maxFilled     = 64 << 20 // KiB of Argon2, times passes
+	maxLanes      = 64
+	maxIterations = 100 << 20 // of PBKDF2
+	maxKeyslots   = 32
+	stripes       = 4000 // cryptsetup knows no other number
+)
+
+type keyslot struct {
+	Type    string
+	KeySize int `json:"key_size"`
+	AF      struct {
+		Type    string
+		Stripes int
+		Hash    string
+	}
+	Area struct {
+		Type       string
+		Offset     string
+		Size       string
+		Encryption string
+		KeySize    int `json:"key_size"`
+	}
+	KDF struct {
+		Type       string
+		Time       int64
+		Memory     int64
+		CPUs       int64
+		Iterations int64
+		Hash       string
+		Salt       []byte
+	}
+}
+
+// checkKeyslots refuses key slots that would keep cryptsetup busy, and returns how
+// many bytes the key in them has. They lie before the payload.
+func checkKeyslots(slots map[string]keyslot, payload int64) (keySize int, err error) {
+	if len(slots) == 0 || len(slots) > maxKeyslots {
+		return 0, refuse("it has %d key slots: 1 to %d are possible", len(slots), maxKeyslots)
+	}
+	var filled, iterations int64
+	for _, s := range slots {
+		if keySize == 0 {
+			keySize = s.KeySize
+		}
+		offset, err := strconv.ParseInt(s.Area.Offset, 10, 64)
+		size, sizeErr := strconv.ParseInt(s.Area.Size, 10, 64)
+		switch {
+		case s.Type != "luks2" || s.AF.Type != "luks1" || s.Area.Type != "raw":
+			return 0, refuse("it has a key slot of a kind that is not supported")
+		case s.KeySize != keySize || keySize != 32 && keySize != 64 || s.Area.KeySize > 64 || s.Area.KeySize < 0:
+			return 0, refuse("its keys have neither all 256 bits nor all 512")
+		case s.AF.Stripes != stripes:
+			return 0, refuse("it has a key slot with %d stripes", s.AF.Stripes)
+		case err != nil || sizeErr != nil || offset < 0 || size < int64(keySize)*stripes || size > payload || offset > payload-size:
+			return 0, refuse("it has a key slot that is misplaced")
+		}
+		switch s.KDF.Type {
+		case "argon2i", "argon2id":
+			if s.KDF.Time < 1 || s.KDF.Memory < 1 || s.KDF.Memory > maxMemory || s.KDF.Time > maxFilled || s.KDF.CPUs < 1 || s.KDF.CPUs > maxLanes {
+				return 0, refuse("to try a passphrase would take %d passes over %d KiB with %d threads, which is too much", s.KDF.Time, s.KDF.Memory, s.KDF.CPUs)
+			}
+			filled += s.KDF.Time * s.KDF.Memory
+		case "pbkdf2":
+			if s.KDF.Iterations < 1 || s.KDF.Iterations > maxIterations {
+				return 0, refuse("to try a passphrase would take %d iterations, which is too much", s.KDF.Iterations)
+			}
+			iterations += s.KDF.Iterations
+		default:
+			return 0, refuse("a passphrase is stretched in a way that is not supported")
+		}
+	}
+	if filled > maxFilled || iterations > maxIterations {
+		return 0, refuse("to try a passphrase on its %d key slots would take too long", len(slots))
+	}
+	return keySize, nil
+}
+
+// digest tells the right volume key.
+type digest struct {
+	Type       string
+	Segments   []string
+	Hash       string
+	Iterations int64
+	Salt       []byte
+	Digest     []byte
+}
+
+// maxDigestIterations bounds what one look at a key costs: cryptsetup makes it take
+// an eighth of a second.
+const maxDigestIterations = 10 << 20
+
+// Hashes are those that keys may be stretched and told with.
+var hashes = map[string]func() hash.Hash{
+	"sha1": sha1.New, "sha224": sha256.New224, "sha256": sha256.New, "sha384": sha512.New384, "sha512": sha512.New,
+}
+
+// Hash reports whether a header that uses this hash can be opened.
+func Hash(name string) bool { return hashes[name] != nil }
+
+func findDigest(digests map[string]digest) (digest, error) {
+	var found []digest
+	for _, d := range digests {
+		if slices.Contains(d.Segments, "0") {
+			found = append(found, d)
+		}
+	}
+	if len(found) != 1 {
+		return digest{}, refuse("it has %d digests of the key, and one is needed", len(found))
+	}
+	d := found[0]
+	switch {
+	case d.Type != "pbkdf2" || hashes[d.Hash] == nil:
+		return digest{}, refuse("the digest of the key is of a kind that is not supported")
+	case d.Iterations < 1 || d.Iterations > maxDigestIterations:
+		return digest{}, refuse("the digest of the key takes %d iterations, which is too much", d.Iterations)
+	case len(d.Digest) < 16 || len(d.Digest) > 64 || len(d.Salt) == 0 || len(d.Salt) > 512:
+		return digest{}, refuse("the digest of the key cannot have %d bytes, with a salt of %d", len(d.Digest), len(d.Salt))
+	}
+	return d, nil
+}
+
+// ErrKey says that a volume key is not that of the disk.
+var ErrKey = errors.New("this is not the volume key of the LUKS disk")
+
+// Open returns the payload if key is its volume key, and ErrKey if it is not.
+func (h *Header) Open(key []byte) (*Payload, error) {
+	if len(key) != h.KeySize {
+		return nil, ErrKey
+	}
+	// The conversion keeps a copy that is not wiped; so do AES's own schedules.
+	sum, err := pbkdf2.Key(hashes[h.digest.Hash], string(key), h.digest.Salt, int(h.digest.Iterations), len(h.digest.Digest))
+	if err != nil {
+		return nil, err
+	}
+	if subtle.ConstantTimeCompare(sum, h.digest.Digest) != 1 {
+		return nil, ErrKey
+	}
+	x, err := newXTS(key)
+	if err != nil {
+		return nil, err
+	}
+	return &Payload{xts: x, sectorSize: h.SectorSize, ivTweak: h.ivTweak}, nil
+}

@@ -1,0 +1,91 @@
+package luks
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// cryptsetup runs the program, which tests need: Debian's cryptsetup-bin has it.
+func cryptsetup(t testing.TB, args ...string) {
+	t.Helper()
+	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
+	if out, err := exec.Command("cryptsetup", args...).CombinedOutput(); err != nil {
+		t.Fatalf("cryptsetup %v: %v\n%s", args, err, out)
+	}
+}
+
+func write(t testing.TB, name string, b []byte) string {
+	t.Helper()
+	if err := os.WriteFile(name, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func readFile(t testing.TB, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestCryptsetupAgrees has cryptsetup encrypt a disk itself, payload and all: it can
+// do that to a file in its own process. What we read of it must be what went in, and
+// what cryptsetup decrypts of ours likewise.
+func TestCryptsetupAgrees(t *testing.T) {
+	for keySize, sectorSize := range map[int]int{256: 512, 512: 4096} {
+		t.Run(fmt.Sprint(keySize, sectorSize), func(t *testing.T) {
+			dir := t.TempDir()
+			plain := make([]byte, 3<<20)
+			rand.Read(plain[:1<<20]) // and zeros, which are encrypted too
+			key := make([]byte, keySize/8)
+			rand.Read(key)
+			keyFile := write(t, filepath.Join(dir, "key"), key)
+			passphrase := write(t, filepath.Join(dir, "passphrase"), []byte("open\n"))
+			// Its header needs room, which it takes from the end, twice as much.
+			image := write(t, filepath.Join(dir, "image"), append(bytes.Clone(plain), make([]byte, 2*MaxOffset)...))
+			fast := []string{"--disable-locks", "--force-offline-reencrypt", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"}
+			cryptsetup(t, append(fast, "-q", "reencrypt", "--encrypt", "--type", "luks2", "--cipher", "aes-xts-plain64",
+				"--key-size", fmt.Sprint(keySize), "--sector-size", fmt.Sprint(sectorSize), "--volume-key-file", keyFile,
+				"--reduce-device-size", "32M", image, "-d", passphrase)...)
+
+			b := readFile(t, image)
+			h, err := Read(bytes.NewReader(b), int64(len(b)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h.SectorSize != sectorSize || h.KeySize != keySize/8 {
+				t.Fatalf("header is %+v", h)
+			}
+			if _, err := h.Open(make([]byte, h.KeySize)); !errors.Is(err, ErrKey) {
+				t.Errorf("opened with another key: %v", err)
+			}
+			p, err := h.Open(key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			payload := b[h.Offset : h.Offset+int64(len(plain))]
+			p.Decrypt(payload, 0)
+			if !bytes.Equal(payload, plain) {
+				t.Fatal("decrypted otherwise than cryptsetup has encrypted")
+			}
+
+			rand.Read(payload[2<<20:])
+			plain = bytes.Clone(payload)
+			p.Encrypt(payload, 0)
+			write(t, image, b[:h.Offset+int64(len(plain))])
+			cryptsetup(t, append(fast, "-q", "reencrypt", "--decrypt", "--header", filepath.Join(dir, "header"), image, "-d", passphrase)...)
+			if got := readFile(t, image); !bytes.Equal(got[:len(plain)], plain) {
+				t.Error("cryptsetup decrypts otherwise than we have encrypted")
+			}
+		})
+	}
+}

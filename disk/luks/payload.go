@@ -1,0 +1,28 @@
+package luks
+
+import "fmt"
+
+// Payload is the disk behind a header, with its key. Any number of goroutines may
+// use it at once.
+type Payload struct {
+	xts        xts
+	sectorSize int
+	ivTweak    uint64
+}
+
+// ivUnit is what sector numbers count, whatever a sector's size is.
+const ivUnit = 512
+
+// Encrypt encrypts b in place, which lies at offset in the payload. Both are whole
+// sectors.
+func (p *Payload) Encrypt(b []byte, offset int64) { p.crypt(b, offset, p.xts.data.Encrypt) }
+
+// Decrypt undoes Encrypt.
+func (p *Payload) Decrypt(b []byte, offset int64) { p.crypt(b, offset, p.xts.data.Decrypt) }
+
+func (p *Payload) crypt(b []byte, offset int64, step func(dst, src []byte)) {
+	if len(b)%p.sectorSize != 0 || offset%int64(p.sectorSize) != 0 {
+		panic(fmt.Sprintf("luks: %d bytes at %d are not whole sectors of %d", len(b), offset, p.sectorSize))
+	}
+	p.xts.crypt(b, p.sectorSize, p.ivTweak+uint64(offset)/ivUnit, uint64(p.sectorSize/ivUnit), step)
+}
