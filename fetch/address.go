@@ -12,9 +12,10 @@ import (
 
 // address is one declared place that bytes come from.
 type address struct {
-	raw   string // as declared
-	force string // what stood before "::", "" or "s3"
-	url   *url.URL
+	raw    string // as declared
+	force  string // what stood before "::", "" or "s3"
+	url    *url.URL
+	region string // of a bucket, where the address names it
 }
 
 var forced = regexp.MustCompile(`^([A-Za-z0-9]+)::(.+)$`)

@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/minio/minio-go/v7"
 	"golang.org/x/net/http/httpguts"
 )
 
@@ -29,6 +31,11 @@ import (
 //	ca.crt                 certificate authorities to trust besides the system's, PEM
 //	hosts                  lines "host" or "host:port": other servers (mirrors) that may see the above
 //	access-key-id, secret-access-key, session-token, endpoint, region    S3
+//	virtual-hosted-style    S3: "true" where the bucket is a part of the server's name
+//
+// The secret of a backup target of Longhorn can be mounted as it is: for S3 it has
+// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINTS, AWS_CERT (as ca.crt) and
+// VIRTUAL_HOSTED_STYLE.
 type credentials struct {
 	files       map[string]string
 	headers     http.Header
@@ -39,7 +46,13 @@ type credentials struct {
 
 var credentialFiles = []string{
 	"username", "password", "token", "headers", "tls.crt", "tls.key", "ca.crt", "hosts",
-	"access-key-id", "secret-access-key", "session-token", "endpoint", "region",
+	"access-key-id", "secret-access-key", "session-token", "endpoint", "region", "virtual-hosted-style",
+}
+
+// longhornFiles are the names of the same in a secret of Longhorn's.
+var longhornFiles = map[string]string{
+	"AWS_ACCESS_KEY_ID": "access-key-id", "AWS_SECRET_ACCESS_KEY": "secret-access-key",
+	"AWS_ENDPOINTS": "endpoint", "AWS_CERT": "ca.crt", "VIRTUAL_HOSTED_STYLE": "virtual-hosted-style",
 }
 
 // maxCredential bounds each file: a bundle of all public authorities has 200 KiB.
@@ -92,10 +105,7 @@ func (c *credentials) read(dir, name string) error {
 		if strings.HasPrefix(entry.Name(), ".") {
 			continue
 		}
-		if !slices.Contains(credentialFiles, entry.Name()) {
-			return fmt.Errorf("file %q is not known: use %s", entry.Name(), strings.Join(credentialFiles, ", "))
-		}
-		if err := c.readFile(folder, entry.Name()); err != nil {
+		if err := c.take(folder, entry.Name()); err != nil {
 			return err
 		}
 	}
@@ -105,21 +115,40 @@ func (c *credentials) read(dir, name string) error {
 	return nil
 }
 
-func (c *credentials) readFile(folder *os.Root, name string) error {
+// take reads one file. What Longhorn has no use for is empty in its secrets.
+func (c *credentials) take(folder *os.Root, file string) error {
+	name, longhorn := longhornFiles[file]
+	if !longhorn {
+		name = file
+	}
+	if !slices.Contains(credentialFiles, name) {
+		return fmt.Errorf("file %q is not known: use %s", file, strings.Join(credentialFiles, ", "))
+	}
+	content, err := readCredential(folder, file)
+	if err != nil || longhorn && content == "" {
+		return err
+	}
+	if _, twice := c.files[name]; twice {
+		return fmt.Errorf("file %q is there under Longhorn's name for it too: keep one of them", name)
+	}
+	c.files[name] = content
+	return nil
+}
+
+func readCredential(folder *os.Root, name string) (string, error) {
 	f, err := folder.Open(name)
 	if err != nil {
-		return fmt.Errorf("open file: %w", err)
+		return "", fmt.Errorf("open file: %w", err)
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxCredential+1))
 	if err != nil {
-		return fmt.Errorf("read file: %w", err)
+		return "", fmt.Errorf("read file: %w", err)
 	}
 	if len(b) > maxCredential {
-		return fmt.Errorf("file %q is larger than %d bytes", name, maxCredential)
+		return "", fmt.Errorf("file %q is larger than %d bytes", name, maxCredential)
 	}
-	c.files[name] = string(bytes.TrimSpace(b))
-	return nil
+	return string(bytes.TrimSpace(b)), nil
 }
 
 // parse checks that the files go together, and turns them into what is sent.
@@ -136,7 +165,32 @@ func (c *credentials) parse() error {
 			return fmt.Errorf("file %q is empty", name)
 		}
 	}
+	if v := c.files["virtual-hosted-style"]; v != "" && v != "true" && v != "false" {
+		return errors.New("file \"virtual-hosted-style\" is neither \"true\" nor \"false\"")
+	}
 	return errors.Join(c.parseTLS(), c.parseHeaders(), c.parseHosts())
+}
+
+// endpoint returns the S3 server for addresses that do not name one.
+func (c *credentials) endpoint() (*url.URL, error) {
+	text := cmp.Or(c.files["endpoint"], "https://s3.amazonaws.com")
+	if !strings.Contains(text, "://") {
+		text = "https://" + text
+	}
+	e, err := url.Parse(text)
+	if err != nil || e.Scheme != "http" && e.Scheme != "https" || e.Hostname() == "" || e.User != nil || strings.Trim(e.Path, "/") != "" || e.RawQuery != "" {
+		return nil, failf(Config, "file \"endpoint\" of the credentials is not the address of a server")
+	}
+	return &url.URL{Scheme: e.Scheme, Host: e.Host}, nil
+}
+
+// lookup says where requests name the bucket: in the path, unless that is known not
+// to be.
+func (c *credentials) lookup() minio.BucketLookupType {
+	if c.files["virtual-hosted-style"] == "true" {
+		return minio.BucketLookupDNS
+	}
+	return minio.BucketLookupAuto // Amazon and some others, by their names; the path elsewhere
 }
 
 func (c *credentials) parseTLS() error {

@@ -23,20 +23,53 @@ func (t *transfer) file(a address) (source, error) {
 	path := filepath.Clean(a.url.Path)
 	// A pipe or a device may be at the path: opening it must not wait.
 	const flags = os.O_RDONLY | syscall.O_NONBLOCK
-	if t.client.AnyFile {
+	root, rel, err := t.client.below(path)
+	if err != nil {
+		return nil, err
+	}
+	if root == "" {
 		return &fileSource{path, func() (*os.File, error) { return os.OpenFile(path, flags, 0) }}, nil
 	}
-	for _, root := range t.client.FileRoots {
+	return &fileSource{path, func() (*os.File, error) { return openBelow(root, rel, flags) }}, nil
+}
+
+// below returns the allowed folder that path is in, and the way from there; root is
+// empty where every path is allowed.
+func (c *Client) below(path string) (root, rel string, err error) {
+	if c.AnyFile {
+		return "", "", nil
+	}
+	for _, root := range c.FileRoots {
 		rel, err := filepath.Rel(root, path)
-		if err != nil || !filepath.IsLocal(rel) {
-			continue
+		if err == nil && filepath.IsLocal(rel) {
+			return root, rel, nil
 		}
-		return &fileSource{path, func() (*os.File, error) { return openBelow(root, rel, flags) }}, nil
 	}
-	if len(t.client.FileRoots) == 0 {
-		return nil, failf(Config, "file:// is not allowed here: give its folder with --allow-file-root")
+	if len(c.FileRoots) == 0 {
+		return "", "", failf(Config, "%s is not allowed here: give its folder with --allow-file-root", path)
 	}
-	return nil, failf(Config, "%s is not below an allowed folder (%s)", path, strings.Join(t.client.FileRoots, ", "))
+	return "", "", failf(Config, "%s is not below an allowed folder (%s)", path, strings.Join(c.FileRoots, ", "))
+}
+
+// Folder opens a folder of this machine, to read and to write in it, where files may
+// be read. Nothing leads out of it.
+func (c *Client) Folder(path string) (*os.Root, error) {
+	path = filepath.Clean(path)
+	root, rel, err := c.below(path)
+	if err != nil {
+		return nil, err
+	}
+	if root == "" {
+		folder, err := os.OpenRoot(path)
+		return folder, FileError(err)
+	}
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return nil, FileError(err)
+	}
+	defer r.Close()
+	folder, err := r.OpenRoot(rel)
+	return folder, FileError(err)
 }
 
 // openBelow follows no link out of root.
@@ -83,14 +116,25 @@ func version(info fs.FileInfo) string {
 	return fmt.Sprintf(`"%x-%x-%x"`, info.Size(), info.ModTime().UnixNano(), info.Sys().(*syscall.Stat_t).Ino)
 }
 
-// fileError gives its class to what keeps a file from being read. A file that is
-// not there may come (a mount, a copy under way); a forbidden one may be allowed.
+// fileError is FileError, which knows nothing of errChanged.
 func fileError(err error) error {
+	if errors.Is(err, errChanged) {
+		return err
+	}
+	return FileError(err)
+}
+
+// FileError gives its class to what keeps a file of this machine from being read or
+// written. A file that is not there may come (a mount, a copy under way); a forbidden
+// one may be allowed.
+func FileError(err error) error {
 	var known *Error
 	switch {
-	case errors.As(err, &known), errors.Is(err, errChanged):
+	case err == nil, errors.As(err, &known):
 		return err
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return &Error{Class: NoSpace, Err: err}
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, syscall.ENOTDIR):
 		return &Error{Class: Refused, Err: err}
 	case strings.Contains(err.Error(), "escapes"): // os.Root has no exported error for it
 		return &Error{Class: Config, Err: err}

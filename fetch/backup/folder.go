@@ -1,0 +1,266 @@
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// folder is a Store in a folder of this machine, often a mounted share. The folder is
+// held open: what is mounted or moved there later is another Store.
+type folder struct {
+	root *os.Root
+	name string
+}
+
+const (
+	// mostParents is how many folders Delete takes along, as Longhorn does.
+	mostParents = 10
+	// mostTries is how often Put makes its folder that a Delete takes along.
+	mostTries = 10
+)
+
+func (f *folder) String() string { return f.name }
+
+// Close lets go of the folder.
+func (f *folder) Close() error { return f.root.Close() }
+
+// Open opens the file of an object.
+func (f *folder) Open(ctx context.Context, key string) (io.ReadCloser, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	file, err := f.root.OpenFile(key, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe may be there
+	if err != nil {
+		return nil, f.failed("read", key, err)
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fail(fetch.Source, "it is not a regular file")
+	}
+	if err != nil {
+		file.Close()
+		return nil, f.failed("read", key, err)
+	}
+	return &objectFile{file, f, key}, nil
+}
+
+// objectFile is the file of an object. What was read of it leaves the page cache
+// again, where others need the room.
+type objectFile struct {
+	*os.File
+	folder *folder
+	key    string
+}
+
+func (o *objectFile) Read(p []byte) (int, error) {
+	n, err := o.File.Read(p)
+	if err != nil && err != io.EOF {
+		err = o.folder.failed("read", o.key, err)
+	}
+	return n, err
+}
+
+func (o *objectFile) Close() error {
+	_ = unix.Fadvise(int(o.Fd()), 0, 0, unix.FADV_DONTNEED) // otherwise it stays a while
+	return o.File.Close()
+}
+
+// Put writes a file beside the place and puts it there when it is durable.
+func (f *folder) Put(ctx context.Context, key string, data []byte) error {
+	err := fs.ErrNotExist
+	for range mostTries {
+		if err = ctx.Err(); err == nil {
+			err = f.put(key, data)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	return f.failed("write", key, err)
+}
+
+func (f *folder) put(key string, data []byte) error {
+	dir := path.Dir(key)
+	if err := f.makeAll(dir); err != nil {
+		return err
+	}
+	if err := f.sweep(dir); err != nil {
+		return err
+	}
+	temp := fmt.Sprintf("%s.tmp.0%d", key, time.Now().UnixNano())
+	file, err := f.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_ = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) // where there are no locks, nobody sweeps
+	_, err = file.Write(data)
+	if err == nil {
+		err = file.Sync()
+	}
+	if err == nil {
+		_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED) // otherwise it stays a while
+		err = f.root.Rename(temp, key)
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		_ = f.root.Remove(temp) // otherwise the next one to write here does
+		return err
+	}
+	return f.sync(dir)
+}
+
+// makeAll makes a folder and those above it, durably.
+func (f *folder) makeAll(dir string) error {
+	if info, err := f.root.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		if err == nil && !info.IsDir() {
+			err = fail(fetch.Refused, "%s is not a folder", dir)
+		}
+		return err
+	}
+	above := path.Dir(dir)
+	if err := f.makeAll(above); err != nil {
+		return err
+	}
+	if err := f.root.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return f.sync(above)
+}
+
+func (f *folder) sync(dir string) error {
+	d, err := f.root.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+var (
+	temporary = regexp.MustCompile(`\.tmp\.[0-9]+$`)
+	// ours has a zero that Longhorn's has not: these are locked while they are written.
+	ours = regexp.MustCompile(`\.tmp\.0[0-9]+$`)
+)
+
+// sweep removes what a writer of ours left in a folder when it died.
+func (f *folder) sweep(dir string) error {
+	entries, err := f.read(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !ours.MatchString(e.Name()) {
+			continue
+		}
+		name := path.Join(dir, e.Name())
+		file, err := f.root.OpenFile(name, os.O_RDWR|syscall.O_NONBLOCK, 0) // NFS locks for those who may write
+		if err != nil {
+			continue // it is gone, or another's
+		}
+		if unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			_ = f.root.Remove(name) // the next one will
+		}
+		file.Close()
+	}
+	return nil
+}
+
+// Delete removes a file, and the folders that are empty without it.
+func (f *folder) Delete(ctx context.Context, key string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	err := f.root.Remove(key)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return f.failed("delete", key, err)
+	}
+	dir := path.Dir(key)
+	for range mostParents {
+		info, err := f.root.Lstat(dir)
+		if err != nil || dir == "." || !info.IsDir() || f.root.Remove(dir) != nil {
+			break // it is not empty, or a link
+		}
+		dir = path.Dir(dir)
+	}
+	if err := f.sync(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return f.failed("delete", key, err)
+	}
+	return nil
+}
+
+// List reads a folder.
+func (f *folder) List(ctx context.Context, dir string) ([]Entry, error) {
+	found, err := f.read(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, f.failed("list", dir, err)
+	}
+	var entries []Entry
+	for _, e := range found {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if temporary.MatchString(e.Name()) {
+			continue
+		}
+		info, err := f.root.Stat(path.Join(dir, e.Name()))
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // removed meanwhile
+		case err != nil:
+			return nil, f.failed("list", dir, err)
+		case info.IsDir():
+			entries = append(entries, Entry{Name: e.Name(), Dir: true})
+		case info.Mode().IsRegular():
+			entries = append(entries, Entry{Name: e.Name(), Size: info.Size(), Modified: info.ModTime()})
+		}
+	}
+	return entries, nil
+}
+
+// read returns the names in a folder, sorted.
+func (f *folder) read(dir string) ([]fs.DirEntry, error) {
+	d, err := f.root.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := d.ReadDir(-1)
+	if err = errors.Join(err, d.Close()); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return entries, nil
+}
+
+// failed gives an error its class and says where it happened.
+func (f *folder) failed(verb, key string, err error) error {
+	// The path is named here, and whole.
+	if at, ok := errors.AsType[*fs.PathError](err); ok {
+		err = at.Err
+	} else if at, ok := errors.AsType[*os.LinkError](err); ok {
+		err = at.Err
+	}
+	if verb == "read" && errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read %s/%s: %w", f.name, key, err)
+	}
+	return fail(classOf(fetch.FileError(err)), "%s %s/%s: %w", verb, f.name, key, err)
+}
