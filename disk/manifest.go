@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"errors"
@@ -49,6 +50,22 @@ func (m *Manifest) At(n int64) (ChunkSum, error) {
 func (m *Manifest) Zero(n int64) (bool, error) {
 	sum, err := m.At(n)
 	return err == nil && sum == hashChunk(zeros[:m.Length(n)], true), err
+}
+
+// Data returns how many bytes are in chunks that are not all zero. It reads the sums.
+func (m *Manifest) Data() (int64, error) {
+	var data int64
+	sums := bufio.NewReaderSize(m.Sums(), 64<<10)
+	for n := range m.Chunks() {
+		var sum ChunkSum
+		if _, err := io.ReadFull(sums, sum[:]); err != nil {
+			return 0, fmt.Errorf("read manifest: %w", err)
+		}
+		if sum != hashChunk(zeros[:m.Length(n)], true) {
+			data += m.Length(n)
+		}
+	}
+	return data, nil
 }
 
 // Sums returns a new reader of the sums in order, 32 bytes each: what

@@ -22,14 +22,21 @@ func TestManifestIsOfTheImage(t *testing.T) {
 	if m.Size() != int64(len(image)) || m.Chunks() != 5 || m.Length(3) != ChunkSize || m.Length(4) != 1024 {
 		t.Errorf("size %d, %d chunks, the last of %d", m.Size(), m.Chunks(), m.Length(4))
 	}
+	var filled int64
 	for n := range m.Chunks() {
 		piece := image[n*ChunkSize:][:m.Length(n)]
+		if !allZero(piece) {
+			filled += m.Length(n)
+		}
 		if sum, err := m.At(n); err != nil || sum != SumChunk(piece) {
 			t.Errorf("sum of chunk %d is %x, error %v", n, sum, err)
 		}
 		if zero, err := m.Zero(n); err != nil || zero != allZero(piece) {
 			t.Errorf("chunk %d is zero: %v, error %v", n, zero, err)
 		}
+	}
+	if data, err := m.Data(); err != nil || data != filled || filled == m.Size() {
+		t.Errorf("%d bytes of data, error %v, want %d", data, err, filled)
 	}
 	for _, n := range []int64{-1, 5} {
 		if _, err := m.At(n); err == nil {

@@ -20,6 +20,17 @@ type Origin struct {
 	ETag         string `json:"etag,omitempty"`
 	LastModified string `json:"lastModified,omitempty"`
 	Size         int64  `json:"size"` // bytes of the image; -1: not known
+	// Data is how many bytes of the image at most are in chunks that are not all zero:
+	// what there has to be room for. 0: not known, so for all of Size.
+	Data int64 `json:"data,omitempty"`
+}
+
+// need is what there has to be room for.
+func (o Origin) need() int64 {
+	if o.Data > 0 {
+		return min(o.Data, o.Size)
+	}
+	return o.Size
 }
 
 // PartOptions bound what may become of a part.
@@ -145,7 +156,7 @@ func (p *Part) Written() int64 { return p.written.Load() }
 // fails with ErrNoSpace or ErrTooLarge when the size that o promises cannot be.
 func (p *Part) Begin(o Origin) error {
 	p.pipeline.abort()
-	if err := p.fits(o.Size); err != nil {
+	if err := p.fits(o); err != nil {
 		p.start()
 		return fmt.Errorf("begin %s: %w", p.id, err)
 	}
@@ -164,14 +175,14 @@ func (p *Part) Begin(o Origin) error {
 }
 
 // fits checks a promised size, of which nothing is known when it is negative.
-func (p *Part) fits(size int64) error {
-	if size < 0 {
+func (p *Part) fits(o Origin) error {
+	if o.Size < 0 {
 		return nil
 	}
-	if p.options.MaxSize > 0 && size > p.options.MaxSize {
-		return fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, size, p.options.MaxSize)
+	if p.options.MaxSize > 0 && o.Size > p.options.MaxSize {
+		return fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, o.Size, p.options.MaxSize)
 	}
-	return p.room(size)
+	return p.room(o.need())
 }
 
 // room checks that so many more bytes can come without touching the reserve.

@@ -243,6 +243,24 @@ func TestBeginRefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
+// TestBeginTakesWhatIsSparse: an image may be larger than the disk, if what is in it
+// is not.
+func TestBeginTakesWhatIsSparse(t *testing.T) {
+	d := newDisk(t)
+	space, err := d.Space()
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := space.Free &^ 511 * 2
+	if err := openPart(t, d, PartOptions{}).Begin(Origin{Source: "test", Size: size, Data: ChunkSize}); err != nil {
+		t.Error(err)
+	}
+	lack, is := errors.AsType[*NoSpaceError](openPart(t, d, PartOptions{}).Begin(Origin{Source: "test", Size: 2 * size, Data: size}))
+	if !is || lack.Need != size {
+		t.Errorf("with more data than is free the error is %v", lack)
+	}
+}
+
 func TestReadFromStopsAtTheBound(t *testing.T) {
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{MaxSize: ChunkSize})

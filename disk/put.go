@@ -104,9 +104,9 @@ func (p *Part) Keep(o Origin) error {
 		p.offset -= int64(len(c.data))
 		c.data = c.buf[:0]
 	}
-	err := p.fits(o.Size)
+	err := p.fits(o)
 	if errors.Is(err, ErrNoSpace) {
-		err = p.room(o.Size - p.offset)
+		err = p.room(min(o.Size-p.offset, o.need()-p.Written()))
 	}
 	if err == nil {
 		err = p.disk.Update(p.id, func(r *Record) { r.Origin = &o })

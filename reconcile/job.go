@@ -146,7 +146,7 @@ func (j job) sync(ctx context.Context, id disk.ID) error {
 	defer r.Close()
 	j.progress.Total.Store(from.Size)
 	return j.fill(ctx, id, from.SHA512, func(part *disk.Part) error {
-		origin := disk.Origin{Source: "copy of " + from.SHA512.String(), Size: from.Size}
+		origin := disk.Origin{Source: "copy of " + from.SHA512.String(), Size: from.Size, Data: max(from.RealSize, 1)}
 		if part.Origin() != origin {
 			if err := part.Begin(origin); err != nil {
 				return err

@@ -110,7 +110,11 @@ func (x *exchange) into(ctx context.Context, part *disk.Part, size int64) error 
 
 // begin keeps what part holds of the image of m, or empties it.
 func (x *exchange) begin(part *disk.Part, m *disk.Manifest) error {
-	origin := disk.Origin{Source: "chunks " + x.root.String(), Size: m.Size()}
+	data, err := m.Data()
+	if err != nil {
+		return err
+	}
+	origin := disk.Origin{Source: "chunks " + x.root.String(), Size: m.Size(), Data: max(data, 1)}
 	agrees, err := part.Agrees(m)
 	if err != nil {
 		return err
