@@ -66,8 +66,9 @@ type Action struct {
 	// Until is when a wait ends by itself, if that is a matter of time.
 	Until time.Time `json:"until,omitzero"`
 
-	from Key  // of this node; zero: from other nodes
-	slow bool // a scrub: nobody waits for it
+	from Key         // of this node; zero: from other nodes
+	sum  disk.Digest // of what From names
+	slow bool        // a scrub: nobody waits for it
 	// recall is the digest that a first copy has to have for now, although none is
 	// declared.
 	recall recall

@@ -37,6 +37,18 @@ func (r dice) situation() (Desired, Observed) {
 			d.Removals.Look(now.Add(-time.Duration(r.IntN(9))*time.Second), map[string]bool{"parrot": true, "gone1": r.one(2)})
 		}
 	}
+	o.Unable, o.BackedUp = map[disk.ID]string{}, map[disk.ID]bool{}
+	for _, name := range diceNames {
+		if r.one(3) {
+			o.Unable[disk.ID{Name: name, UUID: "0000000a"}] = "no replica on this node"
+		}
+		if r.one(2) {
+			o.BackedUp[disk.ID{Name: name, UUID: "0000000a"}] = true
+		}
+	}
+	if !r.one(6) {
+		d.Uploads = map[Key]bool{}
+	}
 	d.Digest = pick1(r, "d1", "d1", "d1", "")
 	o.Peers = map[string]Peer{}
 	for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
@@ -45,7 +57,7 @@ func (r dice) situation() (Desired, Observed) {
 		}
 		for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes[node].Disks)) {
 			if !r.one(30) {
-				r.disk(schema.DiskRef{Node: node, Disk: name}, o, d.Verify)
+				r.disk(schema.DiskRef{Node: node, Disk: name}, o, d.Verify, d.Uploads)
 			}
 		}
 	}
@@ -99,7 +111,12 @@ func (r dice) image(name string) schema.Image {
 		Checksum: pick1(r, disk.Digest{}, digestOf(disk.SHA512, "a"), digestOf(disk.SHA512, "a"), digestOf(disk.SHA256, "a")),
 	}
 	m.Source = pick1(r, schema.Source{Download: &schema.Download{URL: "https://example.com/x"}},
-		schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}, schema.Source{Upload: &schema.Upload{}})
+		schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}, schema.Source{Upload: &schema.Upload{}},
+		schema.Source{ExportFromVolume: &schema.ExportFromVolume{VolumeName: "x"}}, schema.Source{Restore: &schema.Restore{BackupURL: "s3://x"}},
+		r.clone(name), r.clone(name))
+	if r.one(4) {
+		m.Backup = &schema.Backup{Target: "s3://x"}
+	}
 	if r.one(3) {
 		m.NodeSelector = r.tags()
 	}
@@ -117,7 +134,16 @@ func (r dice) image(name string) schema.Image {
 	return m
 }
 
-func (r dice) disk(ref schema.DiskRef, o Observed, asked map[Key]bool) {
+// clone is of an image that comes before: there are no circles.
+func (r dice) clone(name string) schema.Source {
+	of := diceNames[r.IntN(slices.Index(diceNames, name)+1)]
+	if of == name {
+		of = "gone0" // which is not declared
+	}
+	return schema.Source{Clone: &schema.Clone{BackingImage: of, Encryption: pick1(r, schema.EncryptionIgnore, schema.EncryptionIgnore, schema.Encrypt, schema.Decrypt)}}
+}
+
+func (r dice) disk(ref schema.DiskRef, o Observed, asked, uploads map[Key]bool) {
 	one := Disk{ClockStepped: r.one(20), Space: disk.Space{Free: pick1(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]Copy{}}
 	unreadable := r.one(15)
 	if r.one(12) {
@@ -140,6 +166,9 @@ func (r dice) disk(ref schema.DiskRef, o Observed, asked map[Key]bool) {
 			if r.one(20) {
 				asked[key] = true
 			}
+			if uploads != nil && ref.Node == "node1" && r.one(2) {
+				uploads[key] = true
+			}
 		}
 	}
 	o.Disks[ref] = one
@@ -149,6 +178,7 @@ func (r dice) copy(id disk.ID, now time.Time, unreadable bool) Copy {
 	c := Copy{Copy: disk.Copy{ID: id, State: pick1(r, disk.Ready, disk.Ready, disk.Ready, disk.Ready, disk.Failed, disk.Unknown, disk.Pending), Owned: true, HasCfg: !r.one(8)}}
 	if c.State == disk.Pending || r.one(10) {
 		c.PartBytes, c.PartTotal = pick1(r, int64(0), 1<<20), pick1(r, int64(0), 1<<30)
+		c.PartFrom = pick1(r, "", UploadOrigin)
 	}
 	if c.State != disk.Pending {
 		c.Size, c.RealSize = 1<<30, pick1(r, int64(1<<30), 1<<20)
@@ -194,7 +224,7 @@ func (r dice) when(now time.Time) time.Time {
 
 func (r dice) try(now time.Time) Try {
 	t := Try{
-		Kind: pick1(r, "", Download, Sync, Verify, Adopt, Cleanup), Attempts: 1 + r.IntN(3), Message: "it failed",
+		Kind: pick1(r, "", Download, Export, Restore, Clone, Upload, Sync, Verify, Adopt, Cleanup), Attempts: 1 + r.IntN(3), Message: "it failed",
 		Since: now.Add(-pick1(r, 0, time.Minute, time.Hour)), Until: now.Add(pick1(r, -time.Second, 0, time.Second, time.Minute)),
 	}
 	if r.one(4) {

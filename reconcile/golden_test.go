@@ -188,4 +188,4 @@ func foldDigests(data []byte) []byte {
 
 // goldenWords are what stands on a line of a state: words, and key=value, where a
 // value may be in quotes.
-var goldenWords = regexp.MustCompile(`[^\s="]+(="[^"]*"|=\S*)?`)
+var goldenWords = regexp.MustCompile(`"[^"]*"|[^\s="]+(="[^"]*"|=\S*)?`)

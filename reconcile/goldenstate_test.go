@@ -78,7 +78,7 @@ func (s *goldenState) line(what string, words []string) {
 	case "upload":
 		s.uploads[s.key(words)] = true
 	case "unable":
-		s.o.Unable[s.config.Images[words[0]].ID] = words[1]
+		s.o.Unable[s.config.Images[words[0]].ID] = strings.Trim(words[1], `"`)
 	case "backed-up":
 		s.o.BackedUp[s.config.Images[words[0]].ID] = true
 	default:

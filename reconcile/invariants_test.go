@@ -62,6 +62,7 @@ func (j *invariants) actions() {
 		file := there && c.State != disk.Pending
 		t := j.o.Tries[key]
 		concerns := t.Kind == "" || t.Kind == a.Kind
+		concerns = concerns && a.Kind != Upload // the next file is another one
 		j.never(concerns && t.Final && a.Kind != Cleanup && a.Kind != Evict, "%s of %s again, which is final", a.Kind, key)
 		j.never(concerns && t.Space == 0 && t.Until.After(j.o.Now), "%s of %s before its time", a.Kind, key)
 		switch a.Kind {
@@ -69,9 +70,13 @@ func (j *invariants) actions() {
 			j.never(!file || j.d.Config.Images[a.Image].ID != key.ID, "%s of what is not there or not declared: %s", a.Kind, key)
 		case Repair:
 			j.never(c.State != disk.Failed || c.Chunks.IsZero() || !c.Owned || j.d.Config.Images[a.Image].ID != key.ID, "repair of %s, which is %s", key, c.State)
-		case Download, Sync:
+		case Download, Upload, Export, Restore, Clone, Sync:
 			j.never(file && (c.State != disk.Failed || c.Using != "" || !c.Owned), "%s over %s copy %s (used: %q)", a.Kind, c.State, key, c.Using)
 			j.target(a)
+			j.first(a)
+		case Backup:
+			_, due := j.d.Config.Images[a.Image]
+			j.never(!due || c.State != disk.Ready || c.Leaving || j.o.BackedUp[key.ID], "backup of %s copy %s", c.State, key)
 		case Cleanup, Evict:
 			j.never(!there || !c.Owned, "%s of what is not ours: %s", a.Kind, key)
 			j.never(c.Using != "", "%s of %s, which is in use", a.Kind, key)
@@ -94,7 +99,7 @@ func (j *invariants) target(a Action) {
 	j.never(!matches && !named || node.EvictionRequested || one.EvictionRequested, "%s to where it does not belong: %s", a.Kind, key)
 	j.never(!node.AllowScheduling || !one.AllowScheduling, "%s to where nothing is scheduled: %s", a.Kind, key)
 	j.never(!j.o.Running[key] && j.o.Disks[key.Disk].Space.Free <= one.StorageReserved, "%s to a full disk: %s", a.Kind, key)
-	if a.Kind != Sync {
+	if a.Kind != Sync && (a.Kind != Clone || a.From == "" && j.o.Running[key]) {
 		return
 	}
 	from := j.source(a)
@@ -103,7 +108,17 @@ func (j *invariants) target(a Action) {
 	ok = ok && (from.Disk.Node == j.d.Node && a.from == from || a.from == Key{} && !c.Chunks.IsZero())
 	ok = ok || j.o.Running[key] && c.State == disk.Ready && from.ID == image.ID // it goes on though nothing is heard for a moment
 	same := from.ID == image.ID && image.Checksum.IsZero() || !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
-	j.never(!ok || !same || a.From != from.String() || from == key, "sync of %s from %s", key, from)
+	if clone := image.Source.Clone; clone != nil {
+		source, declared := j.d.Config.Images[clone.BackingImage]
+		plain := declared && image.Checksum.IsZero() && clone.Encryption == schema.EncryptionIgnore && len(j.readyOf(image)) == 0
+		for _, key := range j.readyOf(source) {
+			same = same || plain && c.SHA512 == j.o.Disks[key.Disk].Copies[key.ID].SHA512
+		}
+		if a.Kind == Clone {
+			same = declared && from.ID == source.ID && from.Disk.Node == j.d.Node
+		}
+	}
+	j.never(!ok || !same || a.From != from.String() || from == key, "%s of %s from %s", a.Kind, key, from)
 	for _, b := range j.p.Actions {
 		j.never((b.Kind == Cleanup || b.Kind == Evict) && b.Key() == from, "%s of %s, which is read", b.Kind, from)
 	}
@@ -208,7 +223,7 @@ func (j *invariants) image(image schema.Image) {
 		differs := j.o.Disks[key.Disk].Copies[key.ID].SHA512 != j.o.Disks[ready[0].Disk].Copies[ready[0].ID].SHA512
 		conflict = conflict || image.Checksum.IsZero() && differs
 	}
-	var made, downloads, about int
+	var made, first, about int
 	var goes []Key
 	for _, a := range j.p.Actions {
 		if a.Image != image.ID.Name {
@@ -216,17 +231,17 @@ func (j *invariants) image(image schema.Image) {
 		}
 		about++
 		switch a.Kind {
-		case Download:
+		case Download, Upload, Export, Restore, Clone:
 			made++
-			downloads++
+			first++
 		case Sync:
 			made++
 		case Cleanup, Evict:
 			goes = append(goes, a.Key())
 		}
 	}
-	j.never(downloads > 1 || len(ready) == 0 && made > 1, "%d disks prepare %s at once", made, image.ID)
-	j.never(downloads > 0 && len(ready) > 0, "a download of %s, which is ready", image.ID)
+	j.never(first > 1 || len(ready) == 0 && made > 1, "%d disks prepare %s at once", made, image.ID)
+	j.never(first > 0 && len(ready) > 0, "a first copy of %s, which is ready", image.ID)
 	j.never(conflict && made+len(goes) > 0, "work on %s, the copies of which differ", image.ID)
 	j.never(made > 0 && len(ready) > 0 && j.d.Config.Settings.ConcurrentReplenishPerNodeLimit == 0, "a second copy of %s although the limit is 0", image.ID)
 	j.keepsEnough(image, ready, goes)

@@ -161,11 +161,11 @@ func (v imageView) obtain(ref schema.DiskRef, settling map[schema.DiskRef]Action
 	switch {
 	case len(v.ready) == 0 && first != ref:
 		return v.waitFor(first, ref), true
-	case v.plainClone():
-		return v.clone(ref, reason), true
-	case len(here) > 0:
+	case v.established() && v.clonesHere():
+		return v.clone(ref, reason), true // whoever is silent
+	case len(here) > 0 && v.known():
 		return v.sync(ref, here, reason), true
-	case len(there) > 0:
+	case len(there) > 0 && v.known():
 		return v.sync(ref, there, reason), true
 	case len(v.ready) > 0:
 		return v.wait(ref, fmt.Sprintf("the file on %s is looked at first", v.ready[0].Disk)), true
@@ -211,7 +211,7 @@ func (v imageView) reading(a Action, from Key) Action {
 	if a.Idle() {
 		return a
 	}
-	a.From = from.String()
+	a.From, a.sum = from.String(), v.copy(from).SHA512
 	if v.mine(from.Disk) {
 		a.from = from
 	}

@@ -43,8 +43,8 @@ func (s *others) far(d Desired, o Observed, a Action) far {
 	return f
 }
 
-// bytesOf is the digest that the copy of an action has to have. An image without a
-// checksum has that of its ready copies, which is the same for all.
+// bytesOf is the digest that the copy of an action has to have: without a checksum
+// that of what it is made of.
 func (d Desired) bytesOf(o Observed, a Action) disk.Digest {
 	key, image := a.Key(), d.Config.Images[a.Image]
 	if a.Kind == Repair {
@@ -53,15 +53,7 @@ func (d Desired) bytesOf(o Observed, a Action) disk.Digest {
 	if !image.Checksum.IsZero() {
 		return image.Checksum
 	}
-	if sum := d.clonedSum(o, image); !sum.IsZero() {
-		return sum
-	}
-	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), compareRefs) {
-		if c, ready := o.Disks[ref].ready(key.ID); ready && !c.Leaving && (d.mine(ref) || o.Peers[ref.Node].answers()) {
-			return c.SHA512
-		}
-	}
-	return disk.Digest{}
+	return a.sum
 }
 
 // sources are the copies of the bytes want that the nodes which answer have to give.

@@ -44,8 +44,12 @@ func TestPlanNever(t *testing.T) {
 			t.Fatalf("seed %d\n%s", seed, situationText(d, o, plan))
 		}
 	}
-	for _, kind := range []Kind{Download, Sync, Adopt, Verify, Repair, Cleanup, Evict, Wait, Blocked} {
-		if seen[kind] < *seeds/150 {
+	for _, kind := range []Kind{Download, Upload, Export, Restore, Clone, Sync, Adopt, Verify, Repair, Backup, Cleanup, Evict, Wait, Blocked} {
+		least := *seeds / 150
+		if kind.prepares() && kind != Download {
+			least /= 10
+		}
+		if seen[kind] < least {
 			t.Errorf("%d times %s in all plans: the situations do not show enough", seen[kind], kind)
 		}
 	}

@@ -109,6 +109,10 @@ func (v imageView) interrupted(ref schema.DiskRef) (from Key, ok bool) {
 // established reports whether it is declared what the bytes have to be.
 func (v imageView) established() bool { return !v.image.Checksum.IsZero() }
 
+// known reports whether it is clear what the bytes have to be: it is declared, or
+// somebody has them.
+func (v imageView) known() bool { return v.established() || len(v.ready) > 0 }
+
 // hadReady reports whether a silent node had a ready copy when it was last heard.
 func (v imageView) hadReady(node string) bool {
 	return slices.ContainsFunc(v.other[v.image.ID.Name], func(key Key) bool {

@@ -48,10 +48,13 @@ func (t Try) next(a Action, err error, now time.Time) Try {
 	if !t.of(a.Kind) {
 		t = Try{}
 	}
-	if a.Kind == Sync && isA[*disk.ChecksumError](err) {
+	if wrong, ok := errors.AsType[*disk.ChecksumError](err); ok && (a.Kind == Sync || a.Kind == Clone && wrong.Want == a.sum) {
 		final = false // another copy, or the source, may have the right bytes
 		if a.from != (Key{}) {
 			suspects = append(suspects, a.from)
+		}
+		if a.Kind == Clone {
+			class = linkTrouble // another node may have a better copy
 		}
 	}
 	next := Try{Suspects: suspects, Unrepairable: unrepairable, Kind: a.Kind, Attempts: t.Attempts + 1, Since: t.Since, Message: explain(err), Final: final}
@@ -59,7 +62,7 @@ func (t Try) next(a Action, err error, now time.Time) Try {
 	if next.Since.IsZero() || next.Disk && !t.Disk || next.Link && !t.Link {
 		next.Since = now
 	}
-	if isA[*disk.ChecksumError](err) && !a.recall.digest.IsZero() {
+	if isA[*disk.ChecksumError](err) && final && !a.recall.digest.IsZero() {
 		next.Final, next.Until = false, a.recall.until
 		next.Message += "; after the recovery interval other bytes will do, as no checksum is declared"
 		return next

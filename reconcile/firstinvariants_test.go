@@ -1,0 +1,73 @@
+package reconcile
+
+import (
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// first checks what makes the first copy of an image, from its source or from another
+// image.
+func (j *invariants) first(a Action) {
+	key := a.Key()
+	image := j.d.Config.Images[a.Image]
+	if image.ID != key.ID || a.Kind == Sync && (!image.Checksum.IsZero() || j.source(a).ID == image.ID) {
+		return
+	}
+	if image.Checksum.IsZero() {
+		j.heard(a)
+	}
+	j.never(a.Kind == Export && j.o.Unable[key.ID] != "" && !j.o.Running[key], "export of %s: %s", key, j.o.Unable[key.ID])
+	begun := j.o.Disks[key.Disk].Copies[key.ID].PartFrom == UploadOrigin
+	j.never(a.Kind == Upload && (j.d.Uploads == nil || !j.d.Uploads[key] && !begun && !j.o.Running[key]), "upload of %s, which nobody begins", key)
+	if image.Source.Clone != nil {
+		j.cloned(a)
+	}
+	if a.Kind == Sync || a.Kind == Clone && image.Source.Clone.Encryption == schema.Encrypt {
+		last := j.bore(image.ID)
+		j.never(len(last) > 0 && !last[a.sum], "%s of %s, which was something else just now", a.Kind, key)
+	}
+}
+
+// heard checks that nobody is waited for that may have what an image without a checksum
+// is.
+func (j *invariants) heard(a Action) {
+	for node := range j.d.Config.Nodes {
+		p, asking := j.o.Peers[node]
+		if node != j.d.Node && asking && !j.speaks(node) {
+			j.never(!p.Asked || p.Silent < j.d.Config.Settings.RecoveryWaitInterval, "%s of %s, and nothing was heard of %s", a.Kind, a.Key(), node)
+		}
+	}
+}
+
+// cloned checks what an image is cloned from.
+func (j *invariants) cloned(a Action) {
+	source, declared := j.d.Config.Images[j.d.Config.Images[a.Image].Source.Clone.BackingImage]
+	if !declared {
+		return
+	}
+	suspect := suspects(j.o.Tries)
+	j.never(a.From != "" && suspect[j.source(a)], "%s of %s from what is suspected", a.Kind, a.Key())
+	if !source.Checksum.IsZero() || !j.d.Config.Images[a.Image].Checksum.IsZero() {
+		return
+	}
+	sums := map[disk.Digest]bool{}
+	for _, key := range j.readyOf(source) {
+		if c := j.o.Disks[key.Disk].Copies[key.ID]; !c.Leaving && !suspect[key] {
+			sums[c.SHA512] = true
+		}
+	}
+	j.never(len(sums) > 1, "%s of %s, and the copies of its source differ", a.Kind, a.Key())
+}
+
+// bore are the digests that failed copies had within the recovery interval.
+func (j *invariants) bore(id disk.ID) map[disk.Digest]bool {
+	sums := map[disk.Digest]bool{}
+	for _, seen := range j.o.Disks {
+		c, there := seen.Copies[id]
+		age := j.o.Now.Sub(c.Damaged)
+		if there && seen.Problem == "" && c.State == disk.Failed && !c.SHA512.IsZero() && !c.Damaged.IsZero() && age >= 0 && age < j.d.Config.Settings.RecoveryWaitInterval {
+			sums[c.SHA512] = true
+		}
+	}
+	return sums
+}
