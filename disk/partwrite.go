@@ -54,7 +54,7 @@ func (p *Part) journal(c *chunk) error {
 // behind its end is asked for again. It runs in a goroutine of the pipeline.
 func (p *Part) save(c *chunk) error {
 	switch {
-	case c.saved:
+	case c.saved, c.inPlace:
 		return nil
 	case c.zero:
 		return p.file.Truncate(c.n*ChunkSize + int64(len(c.data)))

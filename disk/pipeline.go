@@ -18,11 +18,12 @@ const directAlign = 4096
 
 // chunk is a piece of an image on its way to all consumers of a pipeline.
 type chunk struct {
-	n     int64    // index in the image
-	data  []byte   // at most ChunkSize bytes; only the last one has fewer
-	zero  bool     // all of data is zero
-	saved bool     // it came from the part itself
-	sum   ChunkSum // where it is known already
+	n       int64    // index in the image
+	data    []byte   // at most ChunkSize bytes; only the last one has fewer
+	zero    bool     // all of data is zero
+	saved   bool     // it came from the part itself
+	inPlace bool     // its bytes are in the part's file already, and its sum is not in the journal
+	sum     ChunkSum // where it is known already
 
 	buf     []byte // aligned, ChunkSize bytes
 	pending atomic.Int32
@@ -92,7 +93,7 @@ func (p *pipeline) get() (*chunk, error) {
 		if c.buf == nil { // a small image needs few of them
 			c.buf = alignedBuffer(ChunkSize)
 		}
-		c.data, c.zero, c.saved, c.sum = c.buf[:0], false, false, ChunkSum{}
+		c.data, c.zero, c.saved, c.inPlace, c.sum = c.buf[:0], false, false, false, ChunkSum{}
 		return c, nil
 	case <-p.stop:
 		return nil, p.err

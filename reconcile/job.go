@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 
 	"golang.org/x/time/rate"
 
@@ -146,35 +145,14 @@ func (j job) sync(ctx context.Context, id disk.ID) error {
 	defer r.Close()
 	j.progress.Total.Store(from.Size)
 	return j.fill(ctx, id, from.SHA512, func(part *disk.Part) error {
-		origin := disk.Origin{Source: "copy of " + from.SHA512.String(), Size: from.Size, Data: max(from.RealSize, 1)}
-		if part.Origin() != origin {
+		if origin := disk.CopyOrigin(from); part.Origin() != origin {
 			if err := part.Begin(origin); err != nil {
 				return err
 			}
 		}
-		if _, err := r.Seek(part.Offset(), io.SeekStart); err != nil {
-			return err
-		}
 		j.progress.Done.Store(part.Offset())
-		_, err := part.ReadFrom(&stoppable{ctx: ctx, r: r, progress: j.progress})
-		return errors.Join(err, r.Unchanged())
+		return part.Clone(ctx, r, func(n int64) { j.progress.Done.Add(n) })
 	})
-}
-
-// stoppable ends a long reading when ctx does, and counts it.
-type stoppable struct {
-	ctx      context.Context
-	r        io.Reader
-	progress *fetch.Progress
-}
-
-func (s *stoppable) Read(b []byte) (int, error) {
-	if err := s.ctx.Err(); err != nil {
-		return 0, err
-	}
-	n, err := s.r.Read(b)
-	s.progress.Done.Add(int64(n))
-	return n, err
 }
 
 func (j job) verify(ctx context.Context, id disk.ID) error {

@@ -1,0 +1,215 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// xfs mounts a file system that can share extents, until the test ends.
+func xfs(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount a file system")
+	}
+	dir := t.TempDir()
+	image, at := filepath.Join(dir, "image"), filepath.Join(dir, "at")
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 320<<20), os.Mkdir(at, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range [][]string{{"mkfs.xfs", "-q", "-m", "reflink=1", image}, {"mount", "-t", "xfs", "-o", "loop", image, at}} {
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", command, err, out)
+		}
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(at, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return at
+}
+
+func diskAt(t *testing.T, dir string) *Disk {
+	t.Helper()
+	_, err := Init(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// cloneRig is a disk with a ready image and a reader of it.
+type cloneRig struct {
+	disk   *Disk
+	image  []byte
+	copy   Copy
+	reader *Reader
+}
+
+var cloneID = ID{Name: "polly", UUID: "00c0ffee"}
+
+func newCloneRig(t *testing.T, d *Disk, size int) *cloneRig {
+	t.Helper()
+	r := &cloneRig{disk: d, image: sparseImage(size)}
+	p := openPart(t, d, PartOptions{})
+	fill(t, p, r.image)
+	var err error
+	if r.copy, err = p.Commit(Digest{}); err != nil {
+		t.Fatal(err)
+	}
+	if r.reader, err = d.Open(testID); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.reader.Close() })
+	return r
+}
+
+// part opens the part of the clone, and begins it if it is not begun.
+func (r *cloneRig) part(t *testing.T, to *Disk) *Part {
+	t.Helper()
+	p, err := to.OpenPart(context.Background(), cloneID, PartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	if p.Origin() != CopyOrigin(r.copy) {
+		if err := p.Begin(CopyOrigin(r.copy)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return p
+}
+
+// commit makes the clone ready, and compares it.
+func (r *cloneRig) commit(t *testing.T, p *Part) Copy {
+	t.Helper()
+	c, err := p.Commit(r.copy.SHA512)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(p.disk.path, cloneID.file(imageFile))); err != nil || !bytes.Equal(got, r.image) {
+		t.Fatalf("the clone has other bytes (error %v)", err)
+	}
+	if c.Chunks != r.copy.Chunks || c.Chunks.IsZero() {
+		t.Errorf("the chunks of the clone are %s, want %s", c.Chunks, r.copy.Chunks)
+	}
+	return c
+}
+
+func free(t *testing.T, d *Disk) int64 {
+	t.Helper()
+	dir, err := os.Open(d.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if err := unix.Syncfs(int(dir.Fd())); err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.Space()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Free
+}
+
+func TestCloneShares(t *testing.T) {
+	at := xfs(t)
+	for _, size := range []int{512, ChunkSize + 512, 16 * ChunkSize, 17*ChunkSize - 4096 - 512} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			dir := filepath.Join(at, fmt.Sprint(size))
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			r := newCloneRig(t, diskAt(t, dir), size)
+			before := free(t, r.disk)
+			p := r.part(t, r.disk)
+			var done int64
+			if err := p.Clone(context.Background(), r.reader, func(n int64) { done += n }); err != nil {
+				t.Fatal(err)
+			}
+			r.commit(t, p)
+			if done != int64(size) {
+				t.Errorf("told of %d bytes, want %d", done, size)
+			}
+			if took := before - free(t, r.disk); took > ChunkSize {
+				t.Errorf("the clone took %d bytes of the disk: nothing is shared", took)
+			}
+		})
+	}
+}
+
+func TestCloneResumes(t *testing.T) {
+	for name, dir := range map[string]func(*testing.T) string{"shared": xfs, "copied": func(t *testing.T) string { return t.TempDir() }} {
+		t.Run(name, func(t *testing.T) {
+			r := newCloneRig(t, diskAt(t, dir(t)), 9*ChunkSize+512)
+			p := r.part(t, r.disk)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			left := 4
+			err := p.Clone(ctx, r.reader, func(int64) {
+				if left--; left == 0 {
+					cancel()
+				}
+			})
+			if !errors.Is(err, context.Canceled) {
+				t.Fatalf("error is %v", err)
+			}
+			if err := p.Close(); err != nil {
+				t.Fatal(err)
+			}
+			p = r.part(t, r.disk)
+			if p.Offset() != 4*ChunkSize {
+				t.Fatalf("goes on at %d, want %d", p.Offset(), 4*ChunkSize)
+			}
+			if err := p.Clone(context.Background(), r.reader, func(int64) {}); err != nil {
+				t.Fatal(err)
+			}
+			r.commit(t, p)
+		})
+	}
+}
+
+// TestCloneElsewhere is onto a disk that is a file system of its own.
+func TestCloneElsewhere(t *testing.T) {
+	r := newCloneRig(t, newDisk(t), 6*ChunkSize)
+	p := r.part(t, diskAt(t, xfs(t)))
+	if err := p.Clone(context.Background(), r.reader, func(int64) {}); err != nil {
+		t.Fatal(err)
+	}
+	if c := r.commit(t, p); c.RealSize > 4*ChunkSize {
+		t.Errorf("%d bytes are allocated: holes were filled", c.RealSize)
+	}
+}
+
+// TestCloneOfWhatChanges must not be taken for a copy of what was verified, nor for
+// one of anything.
+func TestCloneOfWhatChanges(t *testing.T) {
+	for name, dir := range map[string]func(*testing.T) string{"shared": xfs, "copied": func(t *testing.T) string { return t.TempDir() }} {
+		t.Run(name, func(t *testing.T) {
+			r := newCloneRig(t, diskAt(t, dir(t)), 6*ChunkSize)
+			p := r.part(t, r.disk)
+			poke(t, imagePath(r.disk, imageFile), 3)
+			err := p.Clone(context.Background(), r.reader, func(int64) {})
+			if !errors.Is(err, ErrChanging) {
+				t.Fatalf("error is %v, want ErrChanging", err)
+			}
+			if _, err := p.Commit(r.copy.SHA512); err == nil {
+				t.Error("other bytes were committed")
+			}
+		})
+	}
+}
