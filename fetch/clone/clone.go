@@ -1,0 +1,174 @@
+package clone
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/luks"
+	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// Encryption is what becomes of the bytes.
+type Encryption string
+
+// The kinds of clones, in the words of the original.
+const (
+	Ignore  Encryption = "ignore"
+	Encrypt Encryption = "encrypt"
+	Decrypt Encryption = "decrypt"
+)
+
+// Request says what to clone, and how.
+type Request struct {
+	Source     *disk.Reader // of Copy
+	Copy       disk.Copy    // a ready one
+	Encryption Encryption
+	SecretsDir string
+	Secret     string // a folder below SecretsDir; not used by Ignore
+}
+
+// Fill reads the clone into part, from where part ends if what it holds is the beginning
+// of the same clone, and returns when part holds the whole; the caller commits it. Nothing
+// has become of the part when the secret, the passphrase or the source is not right.
+//
+// Errors are of type *fetch.Error but for a cancelled ctx, which is returned as its own
+// error, and a failure of a disk other than lack of space.
+func Fill(ctx context.Context, part *disk.Part, r Request, progress *fetch.Progress) error {
+	var err error
+	switch r.Encryption {
+	case Ignore:
+		err = r.copy(ctx, part, progress)
+	case Encrypt:
+		err = r.encrypt(ctx, part, progress)
+	case Decrypt:
+		err = r.decrypt(ctx, part, progress)
+	default:
+		panic("clone: encryption " + string(r.Encryption))
+	}
+	if err == nil {
+		err = r.Source.Unchanged()
+	}
+	if header, ok := errors.AsType[*luks.HeaderError](err); ok {
+		err = fail(fetch.Source, "%s: %w", r.Copy.ID, header)
+	}
+	return fetch.Classify(err)
+}
+
+// origin is that of a part whose bytes follow from those of the source.
+func (r Request) origin(size int64) disk.Origin {
+	if r.Encryption == Ignore {
+		return disk.CopyOrigin(r.Copy)
+	}
+	return disk.Origin{Source: string(r.Encryption) + " " + r.Copy.SHA512.String(), Size: size}
+}
+
+// begin empties the part unless it is of the same origin, and sets the progress.
+func begin(part *disk.Part, o disk.Origin, progress *fetch.Progress) error {
+	if part.Origin() != o {
+		if err := part.Begin(o); err != nil {
+			return err
+		}
+	}
+	progress.Total.Store(o.Size)
+	progress.Done.Store(part.Offset())
+	return nil
+}
+
+func (r Request) copy(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
+	if err := begin(part, r.origin(r.Source.Size()), progress); err != nil {
+		return err
+	}
+	return part.Clone(ctx, r.Source, func(n int64) { progress.Done.Add(n) })
+}
+
+// encrypt begins anew, whatever the part holds: that is of another key.
+func (r Request) encrypt(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
+	s, err := readSecret(r.SecretsDir, r.Secret)
+	if err != nil {
+		return err
+	}
+	defer clear(s.passphrase)
+	source, size, err := r.plain()
+	if err != nil {
+		return err
+	}
+	header, payload, err := makeHeader(ctx, s, HeaderSize+size)
+	if err != nil {
+		return err
+	}
+	defer header.Close()
+	if err := part.Begin(r.origin(HeaderSize + size)); err != nil {
+		return err
+	}
+	progress.Total.Store(HeaderSize + size)
+	progress.Done.Store(0)
+	n, err := part.ReadFrom(io.NewSectionReader(header, 0, HeaderSize))
+	progress.Done.Add(n)
+	if err != nil {
+		return err
+	}
+	return pour(ctx, part, source, 0, size, payload.Encrypt, progress)
+}
+
+// plain returns what a guest sees of the source.
+func (r Request) plain() (io.ReaderAt, int64, error) {
+	var source io.ReaderAt = r.Source
+	size := r.Source.Size()
+	if r.Copy.Format == disk.QCOW2 {
+		image, err := qcow2.Open(r.Source, size)
+		if err != nil {
+			return nil, 0, err
+		}
+		source, size = image, image.Size()
+	}
+	version, err := luksVersion(source, size)
+	if err == nil && version != 0 {
+		err = fail(fetch.Source, "cannot encrypt %s: it is encrypted already, with LUKS%d", r.Copy.ID, version)
+	}
+	return source, size, err
+}
+
+func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
+	s, err := readSecret(r.SecretsDir, r.Secret)
+	if err != nil {
+		return err
+	}
+	defer clear(s.passphrase)
+	version, err := luksVersion(r.Source, r.Source.Size())
+	switch {
+	case err != nil:
+		return err
+	case version == 0 && r.Source.Size() < HeaderSize:
+		return fail(fetch.Source, "cannot decrypt %s: with %d bytes it is smaller than the header of an encrypted disk, which has %d", r.Copy.ID, r.Source.Size(), int64(HeaderSize))
+	case version == 0:
+		return fail(fetch.Source, "cannot decrypt %s: it is not encrypted, or not with LUKS", r.Copy.ID)
+	}
+	header, payload, err := openHeader(ctx, r.Source, r.Source.Size(), s.passphrase)
+	if errors.Is(err, errPassphrase) {
+		return fail(fetch.Config, "cannot decrypt %s: the passphrase in secret %q is wrong", r.Copy.ID, r.Secret)
+	}
+	if err != nil {
+		return err
+	}
+	size := r.Source.Size() - header.Offset
+	if size <= 0 || size%int64(header.SectorSize) != 0 {
+		return fail(fetch.Source, "cannot decrypt %s: %d bytes behind its header are no disk with sectors of %d bytes", r.Copy.ID, size, header.SectorSize)
+	}
+	if err := begin(part, r.origin(size), progress); err != nil {
+		return err
+	}
+	disk := io.NewSectionReader(r.Source, header.Offset, size)
+	return pour(ctx, part, disk, part.Offset(), size, payload.Decrypt, progress)
+}
+
+// luksVersion returns what a disk is encrypted with, 0 if it is not.
+func luksVersion(r io.ReaderAt, size int64) (int, error) {
+	head := make([]byte, min(512, size))
+	if err := readFull(r, head, 0); err != nil {
+		return 0, err
+	}
+	return luks.Version(head), nil
+}

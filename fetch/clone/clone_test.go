@@ -1,0 +1,258 @@
+package clone
+
+import (
+	"bytes"
+	"context"
+	"crypto/aes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/crypto/xts"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+func TestIgnore(t *testing.T) {
+	r := newRig(t)
+	source := r.put(t, sourceID, noise(5<<20+512))
+	c, err := r.clone(t, context.Background(), sourceID, cloneID, Ignore, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.SHA512 != source.SHA512 || c.Chunks != source.Chunks {
+		t.Errorf("the clone is %+v, want the bytes of %+v", c, source)
+	}
+}
+
+func TestEncryptAndDecrypt(t *testing.T) {
+	for name, files := range map[string]map[string]string{
+		"longhorn's": {fileIterations: "4", fileMemory: "64"},
+		"wide":       {fileIterations: "4", fileMemory: "64", fileHash: "sha512\n", fileSize: "512\n", filePBKDF: "argon2id"},
+		"pbkdf2":     {fileIterations: "1000", filePBKDF: "pbkdf2", fileMemory: "64", fileProvider: "secret"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sizes := []int{9<<20 + 512}
+			if name == "longhorn's" {
+				sizes = append(sizes, 512, 1<<20-512)
+			}
+			for _, size := range sizes {
+				r := newRig(t)
+				files[fileValue] = "with \x00 and \xff\n\n"
+				r.secret(t, "vault", files)
+				source := r.put(t, sourceID, noise(size))
+				encrypted, err := r.clone(t, context.Background(), sourceID, cloneID, Encrypt, "vault")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if encrypted.Size != int64(size)+16<<20 || encrypted.Format != disk.Raw {
+					t.Errorf("the encrypted image is %+v", encrypted)
+				}
+				if encrypted.RealSize < int64(size)+16<<20 {
+					t.Errorf("%d of %d bytes are allocated: holes tell where the data is", encrypted.RealSize, encrypted.Size)
+				}
+				again := disk.ID{Name: "again", UUID: "00c0ffee"}
+				decrypted, err := r.clone(t, context.Background(), cloneID, again, Decrypt, "vault")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if decrypted.SHA512 != source.SHA512 || decrypted.Size != source.Size {
+					t.Errorf("decrypted, it is %+v, want %+v", decrypted, source)
+				}
+				if size > 8<<20 && decrypted.RealSize > int64(size)*3/4 {
+					t.Errorf("%d of %d bytes are allocated: zeros were written", decrypted.RealSize, size)
+				}
+			}
+		})
+	}
+}
+
+// TestCryptsetupOpens has cryptsetup look at what was encrypted, and an independent
+// reading decrypt it with the key that cryptsetup tells.
+func TestCryptsetupOpens(t *testing.T) {
+	r := newRig(t)
+	plain := noise(3<<20 + 1536)
+	r.put(t, sourceID, plain)
+	if _, err := r.clone(t, context.Background(), sourceID, cloneID, Encrypt, "vault"); err != nil {
+		t.Fatal(err)
+	}
+	image := r.path(cloneID)
+	passphrase := filepath.Join(r.secrets, "vault", fileValue)
+	run(t, "", "cryptsetup", "open", "--test-passphrase", "--key-file", passphrase, image)
+	var header struct {
+		Segments map[string]struct {
+			Type, Offset, Size, Encryption string
+			SectorSize                     int    `json:"sector_size"`
+			Tweak                          string `json:"iv_tweak"`
+		}
+		Keyslots map[string]struct {
+			KeySize int `json:"key_size"`
+			KDF     struct {
+				Type         string
+				Time, Memory int
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(run(t, "", "cryptsetup", "luksDump", "--dump-json-metadata", image)), &header); err != nil {
+		t.Fatal(err)
+	}
+	if s := header.Segments["0"]; s.Type != "crypt" || s.Offset != "16777216" || s.Size != "dynamic" || s.Encryption != "aes-xts-plain64" || s.SectorSize != 512 || s.Tweak != "0" {
+		t.Errorf("the segment is %+v", s)
+	}
+	if k := header.Keyslots["0"]; len(header.Keyslots) != 1 || k.KeySize != 32 || k.KDF.Type != "argon2id" || k.KDF.Time != 4 || k.KDF.Memory != 64 {
+		t.Errorf("the key slots are %+v", header.Keyslots)
+	}
+	keyFile := filepath.Join(t.TempDir(), "key")
+	run(t, "", "cryptsetup", "-q", "luksDump", "--dump-volume-key", "--volume-key-file", keyFile, "--key-file", passphrase, image)
+	key, err := os.ReadFile(keyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cipher, err := xts.NewCipher(aes.NewCipher, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := r.bytes(t, cloneID)[16<<20:]
+	for n := 0; n < len(b)/512; n++ {
+		cipher.Decrypt(b[n*512:(n+1)*512], b[n*512:(n+1)*512], uint64(n))
+	}
+	if !bytes.Equal(b, plain) {
+		t.Error("an independent reading of the payload has other bytes")
+	}
+}
+
+// TestDecryptOfCryptsetup decrypts a disk that cryptsetup has encrypted all by itself.
+func TestDecryptOfCryptsetup(t *testing.T) {
+	r := newRig(t)
+	plain := noise(4 << 20)
+	image := filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(image, append(bytes.Clone(plain), make([]byte, 32<<20)...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	passphrase := filepath.Join(r.secrets, "vault", fileValue)
+	run(t, "", "cryptsetup", "-q", "reencrypt", "--encrypt", "--type", "luks2", "--force-offline-reencrypt", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000",
+		"--cipher", "aes-xts-plain64", "--key-size", "512", "--sector-size", "4096", "--reduce-device-size", "32M", "--key-file", passphrase, image)
+	b, err := os.ReadFile(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.put(t, sourceID, b[:16<<20+len(plain)])
+	if _, err := r.clone(t, context.Background(), sourceID, cloneID, Decrypt, "vault"); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(r.bytes(t, cloneID), plain) {
+		t.Error("decrypted otherwise than cryptsetup has encrypted")
+	}
+}
+
+func TestEncryptQCOW2(t *testing.T) {
+	r := newRig(t)
+	dir := t.TempDir()
+	plain := noise(5 << 20)
+	raw, qcow2 := filepath.Join(dir, "raw"), filepath.Join(dir, "qcow2")
+	if err := os.WriteFile(raw, plain, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "", "qemu-img", "convert", "-c", "-f", "raw", "-O", "qcow2", raw, qcow2)
+	b, err := os.ReadFile(qcow2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = append(b, make([]byte, (512-len(b)%512)%512)...)
+	if c := r.put(t, sourceID, b); c.Format != disk.QCOW2 {
+		t.Fatalf("the source is %+v", c)
+	}
+	c, err := r.clone(t, context.Background(), sourceID, cloneID, Encrypt, "vault")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Format != disk.Raw || c.Size != 21<<20 {
+		t.Errorf("the encrypted image is %+v", c)
+	}
+	again := disk.ID{Name: "again", UUID: "00c0ffee"}
+	if _, err := r.clone(t, context.Background(), cloneID, again, Decrypt, "vault"); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(r.bytes(t, again), plain) {
+		t.Error("decrypted, it is not what a guest sees of the qcow2 image")
+	}
+}
+
+func TestRefused(t *testing.T) {
+	r := newRig(t)
+	plain := noise(17 << 20)
+	r.put(t, sourceID, plain)
+	encrypted := disk.ID{Name: "encrypted", UUID: "00000001"}
+	if _, err := r.clone(t, context.Background(), sourceID, encrypted, Encrypt, "vault"); err != nil {
+		t.Fatal(err)
+	}
+	small := disk.ID{Name: "small", UUID: "00000002"}
+	r.put(t, small, noise(1<<20))
+	cut := disk.ID{Name: "cut", UUID: "00000003"}
+	r.put(t, cut, r.bytes(t, encrypted)[:8<<20])
+	empty := disk.ID{Name: "empty", UUID: "00000004"}
+	r.put(t, empty, r.bytes(t, encrypted)[:16<<20])
+	old := disk.ID{Name: "old", UUID: "00000005"}
+	luks1 := bytes.Clone(plain)
+	copy(luks1, "LUKS\xba\xbe\x00\x01")
+	r.put(t, old, luks1)
+	r.secret(t, "other", map[string]string{fileValue: "correct horse"})
+	r.secret(t, "empty", map[string]string{fileValue: ""})
+	r.secret(t, "provider", map[string]string{fileValue: "x", fileProvider: "vault"})
+	r.secret(t, "cipher", map[string]string{fileValue: "x", fileCipher: "aes-cbc-essiv:sha256"})
+	r.secret(t, "size", map[string]string{fileValue: "x", fileSize: "128"})
+	r.secret(t, "hash", map[string]string{fileValue: "x", fileHash: "--type=luks1"})
+	r.secret(t, "pbkdf", map[string]string{fileValue: "x", filePBKDF: "none"})
+	r.secret(t, "iterations", map[string]string{fileValue: "x", fileIterations: "many"})
+	r.secret(t, "unknown", map[string]string{fileValue: "x", "CRYPTO_KEY_CYPHER": "x"})
+	tests := []struct {
+		from   disk.ID
+		how    Encryption
+		secret string
+		class  fetch.Class
+		want   string
+	}{
+		{encrypted, Encrypt, "vault", fetch.Source, "encrypted already, with LUKS2"},
+		{old, Encrypt, "vault", fetch.Source, "encrypted already, with LUKS1"},
+		{sourceID, Decrypt, "vault", fetch.Source, "is not encrypted"},
+		{small, Decrypt, "vault", fetch.Source, "is smaller than the header"},
+		{cut, Decrypt, "vault", fetch.Source, "cut off"},
+		{empty, Decrypt, "vault", fetch.Source, "0 bytes behind its header"},
+		{old, Decrypt, "vault", fetch.Source, "only LUKS2"},
+		{encrypted, Decrypt, "other", fetch.Config, "the passphrase in secret \"other\" is wrong"},
+		{encrypted, Decrypt, "missing", fetch.Config, "no such folder"},
+		{encrypted, Decrypt, "../vault", fetch.Config, "name of one folder"},
+		{encrypted, Decrypt, "empty", fetch.Config, "missing or empty"},
+		{sourceID, Encrypt, "provider", fetch.Config, "another provider"},
+		{sourceID, Encrypt, "cipher", fetch.Config, "another cipher"},
+		{sourceID, Encrypt, "size", fetch.Config, "256 or 512"},
+		{sourceID, Encrypt, "hash", fetch.Config, "a hash that is not supported"},
+		{sourceID, Encrypt, "pbkdf", fetch.Config, "argon2i, argon2id or pbkdf2"},
+		{sourceID, Encrypt, "iterations", fetch.Config, "does not hold a number"},
+		{sourceID, Encrypt, "unknown", fetch.Config, "CRYPTO_KEY_CYPHER"},
+	}
+	for _, test := range tests {
+		t.Run(fmt.Sprint(test.from.Name, test.how, test.secret), func(t *testing.T) {
+			c, err := r.clone(t, context.Background(), test.from, cloneID, test.how, test.secret)
+			e, ok := errors.AsType[*fetch.Error](err)
+			if !ok || e.Class != test.class || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error is %v of class %v (and the copy %v), want class %s and %q", err, e, c, test.class, test.want)
+			}
+			if info, err := os.Stat(filepath.Join(filepath.Dir(r.path(cloneID)), "backing.part")); err == nil && info.Size() > 0 {
+				t.Errorf("%d bytes of a part are left", info.Size())
+			}
+		})
+	}
+}
+
+func TestNoCryptsetup(t *testing.T) {
+	_, err := findProgram("/nowhere:" + t.TempDir() + ":")
+	if e, ok := errors.AsType[*fetch.Error](err); !ok || e.Class != fetch.Config || !strings.Contains(err.Error(), "cryptsetup-bin") {
+		t.Errorf("error is %v", err)
+	}
+}

@@ -1,0 +1,139 @@
+package clone
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+var (
+	sourceID = disk.ID{Name: "parrot", UUID: "6846a0b2"}
+	cloneID  = disk.ID{Name: "polly", UUID: "00c0ffee"}
+)
+
+// rig is a disk, and a secret whose passphrase is tried fast.
+type rig struct {
+	dir     string
+	disk    *disk.Disk
+	secrets string
+}
+
+func newRig(t testing.TB) *rig {
+	t.Helper()
+	r := &rig{dir: t.TempDir(), secrets: t.TempDir()}
+	if _, err := disk.Init(r.dir); err != nil {
+		t.Fatal(err)
+	}
+	d, err := disk.Open(r.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	r.disk = d
+	r.secret(t, "vault", map[string]string{
+		fileValue: "correct horse\n", filePBKDF: "argon2id", fileIterations: "4", fileMemory: "64",
+	})
+	return r
+}
+
+func (r *rig) secret(t testing.TB, name string, files map[string]string) {
+	t.Helper()
+	dir := filepath.Join(r.secrets, name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for file, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// noise returns size bytes of which every second MiB is zero.
+func noise(size int) []byte {
+	b := make([]byte, size)
+	random := rand.NewChaCha8([32]byte{1})
+	for at := 0; at < size; at += 2 << 20 {
+		random.Read(b[at:min(at+1<<20, size)])
+	}
+	return b
+}
+
+// put makes a ready image.
+func (r *rig) put(t testing.TB, id disk.ID, b []byte) disk.Copy {
+	t.Helper()
+	p, err := r.disk.OpenPart(context.Background(), id, disk.PartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Begin(disk.Origin{Source: "test", Size: int64(len(b))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ReadFrom(bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := p.Commit(disk.Digest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// clone makes an image of another one, and leaves an unfinished part as a job does.
+func (r *rig) clone(t testing.TB, ctx context.Context, from, to disk.ID, e Encryption, secret string) (disk.Copy, error) {
+	t.Helper()
+	source, err := r.disk.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer source.Close()
+	p, err := r.disk.OpenPart(ctx, to, disk.PartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var progress fetch.Progress
+	q := Request{Source: source, Copy: r.disk.Look(from), Encryption: e, SecretsDir: r.secrets, Secret: secret}
+	if err := Fill(ctx, p, q, &progress); err != nil {
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return disk.Copy{}, err
+	}
+	if done, total := progress.Done.Load(), progress.Total.Load(); done != total || total != p.Offset() {
+		t.Errorf("progress is %d of %d bytes, and there are %d", done, total, p.Offset())
+	}
+	return p.Commit(disk.Digest{})
+}
+
+func (r *rig) bytes(t testing.TB, id disk.ID) []byte {
+	t.Helper()
+	b, err := os.ReadFile(r.path(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (r *rig) path(id disk.ID) string {
+	return filepath.Join(r.dir, "backing-images", id.String(), "backing")
+}
+
+// run runs a program that the tests need.
+func run(t testing.TB, stdin string, command ...string) string {
+	t.Helper()
+	t.Setenv("PATH", os.Getenv("PATH")+":"+programFolders)
+	cmd := exec.Command(command[0], command[1:]...)
+	cmd.Stdin = bytes.NewReader([]byte(stdin))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", command, err, out)
+	}
+	return string(out)
+}
