@@ -20,7 +20,8 @@ import (
 // of a bucket is asked nothing yet. Errors are *fetch.Error. Close the Store.
 func Open(c *fetch.Client, target, credentials string) (Store, error) {
 	if filepath.IsAbs(target) {
-		return openFolder(c, target, filepath.Clean(target))
+		target = filepath.Clean(target)
+		return openFolder(c, target, target)
 	}
 	scheme, _, ok := strings.Cut(target, ":")
 	switch {
@@ -46,7 +47,8 @@ func Open(c *fetch.Client, target, credentials string) (Store, error) {
 	case u.Host != "" || u.RawQuery != "":
 		return nil, fail(fetch.Config, "the backup target is not a path: write %s:///path", scheme)
 	}
-	return openFolder(c, u.Path, filepath.Clean(u.Path))
+	path := filepath.Clean(u.Path)
+	return openFolder(c, path, path)
 }
 
 // openShare finds where a share is mounted. Nothing is mounted here: that needs root,
