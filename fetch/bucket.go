@@ -3,7 +3,6 @@ package fetch
 import (
 	"cmp"
 	"context"
-	"encoding/xml"
 	"errors"
 	"net/http"
 	"net/url"
@@ -130,20 +129,22 @@ func (n *network) keys(a address, endpoint *url.URL) *s3credentials.Credentials 
 	return s3credentials.NewStaticV4(files["access-key-id"], files["secret-access-key"], files["session-token"])
 }
 
+var errNotS3 = failf(Refused, "the server does not answer as S3 does")
+
 // s3Error gives an error of minio its class.
 func s3Error(ctx context.Context, err error) error {
 	var known *Error
 	var answer minio.ErrorResponse
-	var syntax *xml.SyntaxError
+	var request *url.Error
 	switch {
 	case context.Cause(ctx) != nil:
 		return context.Cause(ctx)
 	case errors.As(err, &known):
 		return known
-	case errors.As(err, &syntax):
-		return failf(Refused, "the server does not answer as S3 does")
-	case !errors.As(err, &answer) || answer.StatusCode == 0:
+	case errors.As(err, &request):
 		return requestError(ctx, err)
+	case !errors.As(err, &answer) || answer.StatusCode == 0:
+		return errNotS3
 	}
 	class := Refused
 	switch code := answer.StatusCode; {

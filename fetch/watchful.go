@@ -1,7 +1,9 @@
 package fetch
 
 import (
+	"bytes"
 	"context"
+	"encoding/xml"
 	"errors"
 	"io"
 	"net/http"
@@ -15,9 +17,6 @@ type watchful struct {
 	window time.Duration // for a piece of either body
 	answer time.Duration // for the beginning of the answer; the RoundTripper sees to it too
 }
-
-// maxListing bounds one page of a list: 1000 keys, of 1 KiB each at most.
-const maxListing = 16 << 20
 
 // RoundTrip makes one request.
 func (w *watchful) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -40,19 +39,13 @@ func (w *watchful) RoundTrip(r *http.Request) (*http.Response, error) {
 		resp.Body.Close()
 		return nil, failf(Refused, "the server does not tell the length of its answer, so that a cut could not be told from the end")
 	}
-	body := http.MaxBytesReader(nil, resp.Body, maxListing)
-	if !r.URL.Query().Has("list-type") {
-		body = resp.Body
+	watch := &watched{Reader: resp.Body, window: w.window, giveUp: cancel}
+	var body io.Reader = &received{Reader: watch, left: resp.ContentLength, bounded: resp.ContentLength >= 0,
+		broken: func(left int64, err error) error { return bodyError(ctx, left, err) }}
+	if r.URL.Query().Has("list-type") && resp.StatusCode == http.StatusOK {
+		body = &listing{Reader: body}
 	}
-	watch := &watched{Reader: body, window: w.window, giveUp: cancel}
-	resp.Body = &incoming{resp.Body, cancel, &received{Reader: watch, left: resp.ContentLength, bounded: resp.ContentLength >= 0,
-		broken: func(left int64, err error) error {
-			var large *http.MaxBytesError
-			if errors.As(err, &large) {
-				return failf(Refused, "the server lists without end")
-			}
-			return bodyError(ctx, left, err)
-		}}}
+	resp.Body = &incoming{resp.Body, cancel, body}
 	return resp, nil
 }
 
@@ -100,4 +93,50 @@ type incoming struct {
 func (i *incoming) Close() error {
 	defer i.end(nil)
 	return i.Closer.Close()
+}
+
+// listing is one page of a list. An answer that is none (a web page, an error with
+// status 200) is not an empty list: what is in no list may be deleted.
+type listing struct {
+	io.Reader
+	begun bool
+	read  int
+}
+
+const (
+	// maxListing bounds a page: 1000 keys, of 1 KiB each at most.
+	maxListing = 16 << 20
+	// listingHead is where the name of the root has to be.
+	listingHead = 1 << 10
+)
+
+func (l *listing) Read(p []byte) (int, error) {
+	if !l.begun {
+		head := make([]byte, listingHead)
+		n, err := io.ReadFull(l.Reader, head)
+		if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+			return 0, err
+		}
+		if !isListing(head[:n]) {
+			return 0, errNotS3
+		}
+		l.Reader, l.begun = io.MultiReader(bytes.NewReader(head[:n]), l.Reader), true
+	}
+	n, err := l.Reader.Read(p)
+	if l.read += n; l.read > maxListing {
+		return n, failf(Refused, "the server lists without end")
+	}
+	return n, err
+}
+
+func isListing(head []byte) bool {
+	for tokens := xml.NewDecoder(bytes.NewReader(head)); ; {
+		token, err := tokens.Token()
+		if err != nil {
+			return false
+		}
+		if root, ok := token.(xml.StartElement); ok {
+			return root.Name.Local == "ListBucketResult"
+		}
+	}
 }

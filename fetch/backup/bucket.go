@@ -42,9 +42,10 @@ func (b *bucket) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	var o minio.GetObjectOptions
 	o.Set("Accept-Encoding", "identity")
 	body, _, header, err := minio.Core{Client: b.Client}.GetObject(ctx, b.Name, b.object(key), o)
-	if err == nil && header.Get("Content-Encoding") != "" && header.Get("Content-Encoding") != "identity" {
-		err = fail(fetch.Source, "the server encodes the body (Content-Encoding: %q) although identity was asked for", header.Get("Content-Encoding"))
-		body.Close()
+	if err == nil {
+		if err = plain(header); err != nil {
+			body.Close()
+		}
 	}
 	if err != nil {
 		return nil, b.failed(ctx, "read", key, err)
@@ -52,12 +53,26 @@ func (b *bucket) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	return body, nil
 }
 
+// plain refuses a body that is not the object itself.
+func plain(h http.Header) error {
+	if e := h.Get("Content-Encoding"); e != "" && e != "identity" {
+		return fail(fetch.Source, "the server encodes the body (Content-Encoding: %q) although identity was asked for", e)
+	}
+	if strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), "text/html") {
+		return fail(fetch.Refused, "the server answers with a web page")
+	}
+	return nil
+}
+
 // Put puts an object. The sum is in the signature: a server that takes other bytes
 // for these is none of S3.
 func (b *bucket) Put(ctx context.Context, key string, data []byte) error {
 	sum := sha256.Sum256(data)
 	o := minio.PutObjectOptions{ContentType: "application/octet-stream", DisableContentSha256: true}
-	_, err := minio.Core{Client: b.Client}.PutObject(ctx, b.Name, b.object(key), bytes.NewReader(data), int64(len(data)), "", hex.EncodeToString(sum[:]), o)
+	info, err := minio.Core{Client: b.Client}.PutObject(ctx, b.Name, b.object(key), bytes.NewReader(data), int64(len(data)), "", hex.EncodeToString(sum[:]), o)
+	if err == nil && info.ETag == "" {
+		err = fail(fetch.Refused, "the server does not answer as S3 does")
+	}
 	if err != nil {
 		return b.failed(ctx, "write", key, err)
 	}

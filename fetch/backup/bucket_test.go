@@ -1,0 +1,198 @@
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/backup/s3test"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+)
+
+// secret is the secret key, which no error may tell.
+const secret = "s3cr3t"
+
+// badBucket is a Store in a bucket of a server that is none.
+func badBucket(t *testing.T, url string) Store {
+	t.Helper()
+	c := &fetch.Client{SecretsDir: t.TempDir(), AllowLoopback: true}
+	credentials(t, filepath.Join(c.SecretsDir, "bucket"), map[string]string{
+		"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": secret, "AWS_ENDPOINTS": url,
+		"AWS_CERT": "", "VIRTUAL_HOSTED_STYLE": "false\n",
+	})
+	return open(t, c, "s3://images@eu-central-1/deep", "bucket")
+}
+
+func credentials(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func read(ctx context.Context, s Store, key string) error {
+	r, err := s.Open(ctx, key)
+	if err != nil {
+		return err
+	}
+	_, err = io.ReadAll(r)
+	return errors.Join(err, r.Close())
+}
+
+// TestBucketReads has a server that answers a GET as it should not.
+func TestBucketReads(t *testing.T) {
+	t.Parallel()
+	type fault = fetchtest.Fault
+	other := fetchtest.Start(t)
+	server := fetchtest.Start(t)
+	s := badBucket(t, server.URL)
+	content := noise(1, 100<<10)
+	for i, tt := range []struct {
+		fault fault
+		class fetch.Class // 0: none
+		words string
+	}{
+		{fault{Kind: fetchtest.Chunked}, 0, ""},
+		{fault{Kind: fetchtest.Cut, At: 10}, fetch.Dropped, "connection broke"},
+		{fault{Kind: fetchtest.Reset, At: 10}, fetch.Dropped, "connection broke"},
+		{fault{Kind: fetchtest.Long, At: 5}, fetch.Dropped, "5 bytes before the end"},
+		{fault{Kind: fetchtest.NoLength}, fetch.Refused, "length"},
+		{fault{Kind: fetchtest.Gzip}, fetch.Source, "gzip"},
+		{fault{Kind: fetchtest.Page}, fetch.Refused, "not answer as S3"},
+		{fault{Kind: fetchtest.HTML}, fetch.Refused, "web page"},
+		{fault{Kind: fetchtest.Unavailable}, fetch.Network, "503"},
+		{fault{Kind: fetchtest.Busy}, fetch.Network, "429"},
+		{fault{Kind: fetchtest.Basic}, fetch.Refused, "401"},
+		{fault{Kind: fetchtest.Redirect, To: other.URL + "/images/deep/x.blk"}, fetch.Refused, "302"},
+	} {
+		key := fmt.Sprint(i, ".blk")
+		server.Serve("/images/deep/"+key, fetchtest.Bytes(content), tt.fault)
+		err := read(t.Context(), s, key)
+		if tt.class == 0 {
+			mustHave(t, s, key, content)
+			continue
+		}
+		if e, ok := errors.AsType[*fetch.Error](err); !ok || e.Class != tt.class || !strings.Contains(err.Error(), tt.words) {
+			t.Errorf("%v: got %v, want one of class %v that says %q", tt.fault, err, tt.class, tt.words)
+		}
+	}
+	if got := other.Requests(); len(got) > 0 {
+		t.Errorf("a redirect was followed: %+v", got)
+	}
+	for _, q := range server.Requests() {
+		if got := q.Header.Get("Authorization"); !strings.Contains(got, "eu-central-1/s3/aws4_request") {
+			t.Errorf("got authorization %q, want a signature for the region", got)
+		}
+	}
+}
+
+const listHead = `<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">`
+
+func s3Says(status int, code string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.WriteHeader(status)
+		fmt.Fprintf(w, `<?xml version="1.0"?><Error><Code>%s</Code><Message>for %s: %s</Message></Error>`, code, secret, r.Header.Get("Authorization"))
+	}
+}
+
+func says(body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) }
+}
+
+// TestBucketAnswers has a server that answers every request as it should not.
+func TestBucketAnswers(t *testing.T) {
+	t.Parallel()
+	const put, list, remove, get = "put", "list", "remove", "get"
+	abort := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	for _, tt := range []struct {
+		answer http.HandlerFunc
+		class  fetch.Class
+		words  string
+		by     string
+	}{
+		{s3Says(403, "AccessDenied"), fetch.Refused, "S3 answers 403 AccessDenied", "put list remove get"},
+		{s3Says(403, "QuotaExceeded"), fetch.NoSpace, "403 QuotaExceeded", "put"},
+		{s3Says(404, "NoSuchBucket"), fetch.Refused, "404 NoSuchBucket", "put list remove get"},
+		{s3Says(400, "AuthorizationHeaderMalformed"), fetch.Refused, "another region", "put list remove get"},
+		{s3Says(301, "PermanentRedirect"), fetch.Refused, "another region", "put list remove get"},
+		{s3Says(503, "SlowDown"), fetch.Network, "503 SlowDown", "put list remove get"},
+		{s3Says(500, "InternalError"), fetch.Network, "500 InternalError", "put list remove get"},
+		{s3Says(507, "XMinioStorageFull"), fetch.NoSpace, "507 XMinioStorageFull", "put"},
+		{s3Says(200, "InternalError"), fetch.Refused, "not answer as S3", "list"},
+		{says("<!doctype html><title>Log in</title>"), fetch.Refused, "not answer as S3", "put list"},
+		{says(listHead + "<Name>images</Name>"), fetch.Refused, "not answer as S3", "list"},
+		{says(listHead + "<IsTruncated>true</IsTruncated></ListBucketResult>"), fetch.Refused, "not answer as S3", "list"},
+		{says(listHead + "<Contents><Key>other/place</Key></Contents></ListBucketResult>"), fetch.Refused, "not asked for", "list"},
+		{says(listHead + "<Contents><Key>deep/folder/below/it</Key></Contents></ListBucketResult>"), fetch.Refused, "not asked for", "list"},
+		{says(listHead + "<Contents><Key>deep/folder/a</Key><Size>1e9</Size></Contents></ListBucketResult>"), fetch.Refused, "not answer as S3", "list"},
+		{says(listHead + strings.Repeat(" ", 17<<20) + "</ListBucketResult>"), fetch.Refused, "lists without end", "list"},
+		{abort, fetch.Dropped, "connection broke", "put list remove get"},
+	} {
+		server := httptest.NewServer(tt.answer)
+		s := badBucket(t, server.URL)
+		for by := range strings.FieldsSeq(tt.by) {
+			var err error
+			switch by {
+			case put:
+				err = s.Put(t.Context(), "folder/a", noise(1, 2<<20))
+			case list:
+				_, err = s.List(t.Context(), "folder")
+			case remove:
+				err = s.Delete(t.Context(), "folder/a")
+			case get:
+				err = read(t.Context(), s, "folder/a")
+			}
+			wantClass(t, err, tt.class, tt.words, "s3://images@eu-central-1/deep/folder")
+			if strings.Contains(fmt.Sprint(err), secret) || strings.Contains(fmt.Sprint(err), "AWS4") {
+				t.Errorf("the error tells a secret: %v", err)
+			}
+		}
+		server.Close()
+	}
+}
+
+// TestBucketRefuses has the server refuse who is not who he says, and what is not
+// there.
+func TestBucketRefuses(t *testing.T) {
+	t.Parallel()
+	server := s3test.Start(t, "images")
+	c := &fetch.Client{SecretsDir: t.TempDir(), AllowLoopback: true}
+	server.Credentials(t, filepath.Join(c.SecretsDir, "right"))
+	for name, files := range map[string]map[string]string{
+		"wrong":   {"access-key-id": s3test.AccessKey, "secret-access-key": secret, "endpoint": server.URL},
+		"unknown": {"access-key-id": "nobody", "secret-access-key": secret, "endpoint": server.URL},
+		"nobody":  {"endpoint": server.URL},
+	} {
+		credentials(t, filepath.Join(c.SecretsDir, name), files)
+	}
+	for _, tt := range []struct{ target, credentials, words string }{
+		{"s3://images@us-east-1/", "wrong", "403 SignatureDoesNotMatch"},
+		{"s3://images@us-east-1/", "unknown", "S3 answers 404 XAdminUserNotFound"},
+		{"s3://images@us-east-1/", "nobody", "403 AccessDenied"},
+		{"s3://images@eu-central-1/", "right", "another region"},
+		{"s3://other@us-east-1/", "right", "404 NoSuchBucket"},
+	} {
+		s := open(t, c, tt.target, tt.credentials)
+		_, listed := s.List(t.Context(), "a")
+		for _, err := range []error{read(t.Context(), s, "a/b"), listed, s.Put(t.Context(), "a/b", nil), s.Delete(t.Context(), "a/b")} {
+			wantClass(t, err, fetch.Refused, tt.words)
+		}
+	}
+	plain := &fetch.Client{SecretsDir: c.SecretsDir}
+	_, err := Open(plain, "s3://images@us-east-1/", "right")
+	wantClass(t, err, fetch.Config, "loopback")
+}
