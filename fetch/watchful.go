@@ -6,6 +6,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"time"
 )
@@ -58,7 +59,7 @@ func exchangeError(caller context.Context, cause, err error) error {
 		return context.Cause(caller)
 	case errors.As(cause, &stall):
 		return &Error{Class: Network, Err: stall}
-	case broken(err):
+	case broken(err), errors.Is(err, net.ErrClosed): // while it was written to
 		return failf(Dropped, "connection broke before the answer")
 	}
 	return requestError(caller, err)
@@ -105,7 +106,7 @@ type listing struct {
 
 const (
 	// maxListing bounds a page: 1000 keys, of 1 KiB each at most.
-	maxListing = 16 << 20
+	maxListing = 4 << 20
 	// listingHead is where the name of the root has to be.
 	listingHead = 1 << 10
 )

@@ -66,7 +66,7 @@ these files are read again when they change.`,
 	flags := cmd.Flags()
 	flags.StringVar(&d.listen, "listen", defaultListen, "answer HTTP at the `ADDR`; any other than loopback needs TLS, --token-file or --insecure")
 	flags.DurationVar(&d.interval, "interval", defaultInterval, "look at the directory and the disks at least this often")
-	flags.StringArrayVar(&d.fileRoots, "allow-file-root", nil, "images may be read from files below the `DIR`; may be repeated")
+	flags.StringArrayVar(&d.fileRoots, "allow-file-root", nil, "images may be read from files below the `DIR`, and backups kept there; may be repeated")
 	flags.StringVar(&d.tokenFile, "token-file", "", "callers may show a token that the `FILE` holds")
 	d.tls.add(cmd, "`FILE` with the certificate of this daemon, as PEM, for callers and for peers", "`FILE` with the authority that callers and peers have to have their certificates of, as PEM")
 	flags.BoolVar(&d.insecure, "insecure", false, "without TLS or a token, let everybody in who can connect")

@@ -245,7 +245,7 @@ func TestFolderPowerCut(t *testing.T) {
 			}
 			may = []content{step.after}
 		}
-		for seed := range uint64(8) {
+		for seed := range uint64(4) {
 			after := v.Survive(seed)
 			found := folderStore(t, after.Path())
 			errs := make([]error, len(may))
