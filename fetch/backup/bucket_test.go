@@ -193,6 +193,6 @@ func TestBucketRefuses(t *testing.T) {
 		}
 	}
 	plain := &fetch.Client{SecretsDir: c.SecretsDir}
-	_, err := Open(plain, "s3://images@us-east-1/", "right")
+	_, err := connect(plain, "s3://images@us-east-1/", "right")
 	wantClass(t, err, fetch.Config, "loopback")
 }

@@ -47,7 +47,7 @@ func bucketStore(t testing.TB, server *s3test.Server, target string) Store {
 
 func open(t testing.TB, c *fetch.Client, target, credentials string) Store {
 	t.Helper()
-	s, err := Open(c, target, credentials)
+	s, err := connect(c, target, credentials)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,10 @@ import (
 // A folder has to be there, and below the folders whose files c may read. The server
 // of a bucket is asked nothing yet. Errors are *fetch.Error. Close the Store.
 func Open(c *fetch.Client, target, credentials string) (Store, error) {
+	return connect(c, target, credentials)
+}
+
+func connect(c *fetch.Client, target, credentials string) (Store, error) {
 	if filepath.IsAbs(target) {
 		target = filepath.Clean(target)
 		return openFolder(c, target, target)

@@ -57,7 +57,7 @@ func TestTargets(t *testing.T) {
 		{dir + "/away", fetch.Refused, "no such file"},
 		{"vfs:///proc", fetch.Config, "/proc is not below an allowed folder"},
 	} {
-		_, err := Open(c, tt.target, "")
+		_, err := connect(c, tt.target, "")
 		wantClass(t, err, tt.class, tt.words)
 		if strings.Contains(fmt.Sprint(err), secret) {
 			t.Errorf("the error tells a secret: %v", err)
