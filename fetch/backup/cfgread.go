@@ -17,14 +17,16 @@ const maxCfg = 64 << 20
 // Parse reads a backing-image.cfg. It is an error when it is cut, is not JSON, or
 // cannot be of any image. Keys that are not known are ignored. Blocks are taken one
 // by one, so that memory is that of their sums.
-func Parse(r io.Reader) (*Backup, error) {
+func Parse(r io.Reader) (*Backup, error) { return parseUpTo(r, maxCfg) }
+
+func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
 	h := sha256.New()
-	limited := &io.LimitedReader{R: r, N: maxCfg + 1}
+	limited := &io.LimitedReader{R: r, N: limit + 1}
 	in := bufio.NewReader(io.TeeReader(limited, h))
 	b, err := parse(json.NewDecoder(in))
 	switch {
 	case limited.N <= 0:
-		return nil, fmt.Errorf("it has more than %d bytes", maxCfg)
+		return nil, fmt.Errorf("it has more than %d bytes", limit)
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
 		return nil, errors.New("it is cut short")
 	case err != nil:

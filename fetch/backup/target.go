@@ -17,9 +17,14 @@ import (
 //	vfs:///path, file:///path, /path
 //
 // A folder has to be there, and below the folders whose files c may read. The server
-// of a bucket is asked nothing yet. Errors are *fetch.Error. Close the Store.
+// of a bucket is asked nothing yet. Requests that fail for what a moment may mend are
+// made again a few times. Errors are *fetch.Error. Close the Store.
 func Open(c *fetch.Client, target, credentials string) (Store, error) {
-	return connect(c, target, credentials)
+	s, err := connect(c, target, credentials)
+	if err != nil {
+		return nil, err
+	}
+	return patient{s}, nil
 }
 
 func connect(c *fetch.Client, target, credentials string) (Store, error) {

@@ -1,0 +1,138 @@
+package backup
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// plantLock makes the lock file of somebody else, renewed so long ago.
+func plantLock(t testing.TB, dir string, f lockFile, age time.Duration) string {
+	t.Helper()
+	data, err := json.Marshal(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, f.key())
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	when := time.Now().Add(-age)
+	if err := os.Chtimes(path, when, when); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestLocks(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		other  lockFile
+		age    time.Duration
+		want   lockType
+		blocks bool
+		swept  bool
+	}{
+		{"backup beside backup", lockFile{"lock-1", shared, true}, 0, shared, false, false},
+		{"backup during a deletion", lockFile{"lock-1", exclusive, true}, 10 * time.Second, shared, true, false},
+		{"deletion during a backup", lockFile{"lock-1", shared, true}, 10 * time.Second, exclusive, true, false},
+		{"deletion nearly at the end of a lock", lockFile{"lock-1", shared, true}, 140 * time.Second, exclusive, true, false},
+		{"deletion after a lock", lockFile{"lock-1", shared, true}, 155 * time.Second, exclusive, false, false},
+		{"deletion long after a lock", lockFile{"lock-1", shared, true}, 2 * time.Hour, exclusive, false, true},
+		{"deletion behind one that waits", lockFile{"lock-1", shared, false}, 10 * time.Second, exclusive, true, false},
+		{"deletion before one that waits", lockFile{"lock-1", shared, false}, -10 * time.Second, exclusive, false, false},
+		{"deletion before one that has it", lockFile{"lock-1", shared, true}, -10 * time.Second, exclusive, true, false},
+		{"somebody's of no type", lockFile{"lock-1", 0, true}, 0, shared, true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			other := plantLock(t, dir, c.other, c.age)
+			synctest.Test(t, func(t *testing.T) {
+				s := openTarget(t, dir)
+				_, l, err := acquire(t.Context(), s, c.want, lockSettles)
+				if (err != nil) != c.blocks || err != nil && !isClass(err, fetch.Network) {
+					t.Fatalf("got %v", err)
+				}
+				if l != nil {
+					data, err := os.ReadFile(filepath.Join(dir, l.file.key()))
+					if want := `{"Name":"` + l.file.Name + `","Type":` + map[lockType]string{shared: "1", exclusive: "2"}[c.want] + `,"Acquired":true}`; err != nil || string(data) != want {
+						t.Errorf("the lock is %s (%v), want %s", data, err, want)
+					}
+					l.release(t.Context())
+				}
+			})
+			if _, err := os.Stat(other); (err != nil) != c.swept {
+				t.Errorf("the other lock: %v", err)
+			}
+			if left := files(t, dir); len(left) > 1 {
+				t.Errorf("left are %v", left)
+			}
+		})
+	}
+}
+
+// Garbage beside the locks is not one.
+func TestLocksGarbage(t *testing.T) {
+	dir := t.TempDir()
+	plantLock(t, dir, lockFile{"lock-zz", exclusive, true}, 0)
+	path := plantLock(t, dir, lockFile{"lock-1", exclusive, true}, 0)
+	if err := os.WriteFile(path, []byte(`{"Na`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		_, l, err := acquire(t.Context(), openTarget(t, dir), shared, lockSettles)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.release(t.Context())
+	})
+}
+
+// A lock is renewed as long as the work takes, and given up with the work when it
+// cannot be renewed any more.
+func TestLockRenewed(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		s := openTarget(t, dir)
+		err := withLock(t.Context(), s, shared, func(ctx context.Context) error {
+			locks := filepath.Join(dir, locksFolder)
+			for range 10 {
+				if err := os.RemoveAll(locks); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(lockRenewed + time.Second)
+				if len(files(t, dir)) != 1 {
+					t.Errorf("the lock was not renewed: %v", files(t, dir))
+				}
+			}
+			if err := os.RemoveAll(locks); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(locks, nil, 0o644); err != nil { // nothing can be written below it
+				t.Fatal(err)
+			}
+			begun := time.Now()
+			<-ctx.Done()
+			if took := time.Since(begun); took > lockExpires {
+				t.Errorf("it was believed for %v to be there", took)
+			}
+			if err := os.Remove(locks); err != nil {
+				t.Fatal(err)
+			}
+			return ctx.Err()
+		})
+		if err == nil || !isClass(err, fetch.Network) || !strings.Contains(err.Error(), "lost the lock") {
+			t.Errorf("got %v", err)
+		}
+	})
+}

@@ -1,0 +1,149 @@
+package backup
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha512"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// fixture is a backup that Longhorn's own code wrote, and what must come of it.
+type fixture struct {
+	Tar    string
+	Image  string
+	Size   int64
+	SHA512 string
+	Expect string // ok or error
+	Right  bool   `json:"right_bytes_accepted"` // the bytes are as good as the error
+	Reason string
+}
+
+func fixtures(t testing.TB) map[string]fixture {
+	t.Helper()
+	data, err := os.ReadFile("testdata/expected.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all map[string]fixture
+	if err := json.Unmarshal(data, &all); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// unpack returns the folder with the target in it.
+func (f fixture) unpack(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	if out, err := exec.Command("tar", "-C", dir, "--zstd", "-xpf", filepath.Join("testdata", f.Tar)).CombinedOutput(); err != nil {
+		t.Fatalf("tar (with zstd) has to be installed: %v\n%s", err, out)
+	}
+	return dir
+}
+
+func openTarget(t testing.TB, dir string) Store {
+	t.Helper()
+	s, err := Open(&fetch.Client{AnyFile: true}, dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func newDisk(t testing.TB) *disk.Disk {
+	t.Helper()
+	dir := t.TempDir()
+	if _, err := disk.Init(dir); err != nil {
+		t.Fatal(err)
+	}
+	d, err := disk.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+func id(name string) disk.ID { return disk.ID{Name: name, UUID: "6846a0b2"} }
+
+// restore makes the image of a backup on d.
+func restore(ctx context.Context, s Store, d *disk.Disk, name string) (disk.Copy, error) {
+	b, err := Load(ctx, s, name)
+	if err != nil {
+		return disk.Copy{}, err
+	}
+	part, err := d.OpenPart(ctx, id(name), disk.PartOptions{})
+	if err != nil {
+		return disk.Copy{}, err
+	}
+	defer part.Close()
+	if err := (Restore{Store: s, Backup: b}).Fill(ctx, part, new(fetch.Progress)); err != nil {
+		return disk.Copy{}, err
+	}
+	return part.Commit(b.Digest())
+}
+
+// makeImage makes a ready image of these bytes.
+func makeImage(t testing.TB, d *disk.Disk, name string, data []byte) disk.Copy {
+	t.Helper()
+	part, err := d.OpenPart(context.Background(), id(name), disk.PartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer part.Close()
+	if err := part.Begin(disk.Origin{Source: "test", Size: int64(len(data))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := part.ReadFrom(bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := part.Commit(disk.Digest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func sha512of(t testing.TB, d *disk.Disk, id disk.ID) (size int64, digits string) {
+	t.Helper()
+	r, err := d.Open(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	h := sha512.New()
+	n, err := io.Copy(h, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n, hex.EncodeToString(h.Sum(nil))
+}
+
+// files returns the content of the files below dir by their paths.
+func files(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		rel, _ := filepath.Rel(dir, path)
+		found[rel] = string(data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
