@@ -9,7 +9,7 @@ import (
 // has the ready copy of the best rank; that others believe so too costs nothing but a
 // look at the store.
 func (v imageView) backup(settling map[schema.DiskRef]Action) (a Action, due bool) {
-	if unsupported[Backup] || v.image.Backup == nil || len(v.ready) == 0 || v.o.BackedUp[v.image.ID] {
+	if v.image.Backup == nil || len(v.ready) == 0 || v.o.BackedUp[v.image.ID] {
 		return Action{}, false
 	}
 	key := v.ready[0]

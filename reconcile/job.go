@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"golang.org/x/time/rate"
 
@@ -40,6 +41,10 @@ func (j job) run(ctx context.Context) error {
 			return j.pull(ctx, id)
 		}
 		return j.sync(ctx, id)
+	case Restore:
+		return j.restore(ctx, id)
+	case Backup:
+		return j.backup(ctx, id)
 	case Repair:
 		return j.repair(ctx, id)
 	case Adopt, Verify:
@@ -145,14 +150,35 @@ func (j job) sync(ctx context.Context, id disk.ID) error {
 	defer r.Close()
 	j.progress.Total.Store(from.Size)
 	return j.fill(ctx, id, from.SHA512, func(part *disk.Part) error {
-		if origin := disk.CopyOrigin(from); part.Origin() != origin {
+		origin := disk.Origin{Source: "copy of " + from.SHA512.String(), Size: from.Size, Data: max(from.RealSize, 1)}
+		if part.Origin() != origin {
 			if err := part.Begin(origin); err != nil {
 				return err
 			}
 		}
+		if _, err := r.Seek(part.Offset(), io.SeekStart); err != nil {
+			return err
+		}
 		j.progress.Done.Store(part.Offset())
-		return part.Clone(ctx, r, func(n int64) { j.progress.Done.Add(n) })
+		_, err := part.ReadFrom(&stoppable{ctx: ctx, r: r, progress: j.progress})
+		return errors.Join(err, r.Unchanged())
 	})
+}
+
+// stoppable ends a long reading when ctx does, and counts it.
+type stoppable struct {
+	ctx      context.Context
+	r        io.Reader
+	progress *fetch.Progress
+}
+
+func (s *stoppable) Read(b []byte) (int, error) {
+	if err := s.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := s.r.Read(b)
+	s.progress.Done.Add(int64(n))
+	return n, err
 }
 
 func (j job) verify(ctx context.Context, id disk.ID) error {

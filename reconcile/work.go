@@ -182,11 +182,14 @@ func again(t Try) string {
 func (r *Reconciler) forget(d Desired) {
 	for key, t := range r.tries {
 		now := d.Config.Images[key.ID.Name]
-		if !sameImage(t.image, now) {
+		if !sameImage(t.image, now) || t.Kind == Backup && !sameBackup(t.image, now) {
 			delete(r.tries, key)
 		}
 	}
 }
+
+// sameBackup reports whether two declarations keep a backup in one place.
+func sameBackup(a, b schema.Image) bool { return reflect.DeepEqual(a.Backup, b.Backup) }
 
 // sameImage reports whether two declarations ask for the same bytes from the same
 // places. Where else copies should be is nothing to a transfer under way.

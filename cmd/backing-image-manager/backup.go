@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/backup"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+func newImageBackup() *cobra.Command {
+	var f backupFlags
+	var disks imageFlags
+	var list, remove bool
+	cmd := &cobra.Command{
+		Use:   "backup NAME TARGET --disk PATH | --delete NAME TARGET | --list TARGET",
+		Short: "Back up an image in Longhorn's format, or delete or list backups",
+		Long: `Stores the ready image NAME of a disk in the backup store at TARGET, where Longhorn
+can restore it, and so can an image that is declared with source restore. Blocks that
+the store has, of this image or of another one, are not stored again. A backup that
+was interrupted is completed by the next one. One of other bytes under the same name
+is not replaced: delete it first. NAME may be <name>-<uuid> too. The disk is only
+read, so that a daemon may hold it.
+
+TARGET is s3://bucket@region/path, nfs://host:/path (mounted on this machine),
+file:///path or the path of a folder.
+
+With --delete, the backup is removed, and the blocks that no other one needs. It
+keeps the blocks when another backup is not complete or cannot be read; the same
+command finds them when that one is settled.
+
+To back an image up for as long as it is declared, write backup: {target: …} into
+its declaration.`,
+		Example: `  backing-image-manager backing-image backup parrot /mnt/backups --disk /var/lib/longhorn
+  backing-image-manager backing-image backup --list s3://backups@eu-central-1/ --secrets-dir /etc/secrets --credentials backups
+  backing-image-manager backing-image backup --delete parrot /mnt/backups`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if list {
+				return exactly("TARGET")(cmd, args)
+			}
+			return exactly("NAME", "TARGET")(cmd, args)
+		},
+	}
+	disks.addDisks(cmd)
+	f.add(cmd)
+	flags := cmd.Flags()
+	flags.BoolVar(&list, "list", false, "list the backups of TARGET")
+	flags.BoolVar(&remove, "delete", false, "delete the backup NAME")
+	compression := choiceFlag(cmd, "compression", "", "how blocks are packed that are not there yet", "lz4", "gzip", "none")
+	format := outputFlag(cmd, "table", "json")
+	cmd.MarkFlagsMutuallyExclusive("list", "delete")
+	cmd.MarkFlagsMutuallyExclusive("list", "disk")
+	cmd.MarkFlagsMutuallyExclusive("delete", "disk")
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		store, err := f.open(args[len(args)-1])
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, store.Close()) }()
+		out := printer{cmd.OutOrStdout(), format.word}
+		switch {
+		case list:
+			return listBackups(cmd.Context(), store, out)
+		case remove:
+			return deleteBackup(cmd.Context(), store, args[0], out)
+		case len(disks.disks) == 0:
+			return errors.New("--disk is missing: name the disk that the image is on")
+		}
+		w := backup.Write{Store: store, Compression: backup.Compression(compression.word), Workers: f.limit}
+		return backUp(cmd.Context(), disks.disks, args[0], w, out, newProgress(cmd.ErrOrStderr()))
+	}
+	return cmd
+}
+
+// backupFlags say how a backup store is reached.
+type backupFlags struct {
+	secretsDir, credentials string
+	limit                   int
+}
+
+func (f *backupFlags) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.secretsDir, "secrets-dir", "", "the `DIR` below which the folders of credentials lie")
+	flags.StringVar(&f.credentials, "credentials", "", "the `FOLDER` below --secrets-dir with those of TARGET")
+	flags.IntVar(&f.limit, "concurrent-limit", backup.DefaultWorkers, "how many blocks are stored at once")
+	if err := cmd.MarkFlagDirname("secrets-dir"); err != nil {
+		panic("mark --secrets-dir: " + err.Error())
+	}
+}
+
+// open opens the store with the rights of who named it.
+func (f *backupFlags) open(target string) (backup.Store, error) {
+	switch {
+	case f.limit < 1:
+		return nil, fmt.Errorf("--concurrent-limit is %d: it has to be at least 1", f.limit)
+	case f.credentials != "" && f.secretsDir == "":
+		return nil, errors.New("--credentials names a folder below --secrets-dir, which is missing")
+	case f.secretsDir != "":
+		if _, err := os.Stat(f.secretsDir); err != nil {
+			return nil, fmt.Errorf("read --secrets-dir: %w", err)
+		}
+	}
+	if !strings.Contains(target, ":") {
+		path, err := filepath.Abs(target)
+		if err != nil {
+			return nil, err
+		}
+		target = path
+	}
+	return backup.Open(&fetch.Client{SecretsDir: f.secretsDir, AnyFile: true, AllowLoopback: true}, target, f.credentials)
+}
+
+// printer prints an outcome for people, or as JSON.
+type printer struct {
+	io.Writer
+	format string
+}
+
+func (p printer) print(value any, text string) error {
+	if p.format == "json" {
+		return writeJSON(p, value)
+	}
+	_, err := io.WriteString(p, text)
+	return err
+}
+
+func backUp(ctx context.Context, paths []string, name string, w backup.Write, out printer, show *progress) (err error) {
+	shelves, err := openShelves(paths)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeShelves(shelves)) }()
+	copies, err := named(shelves, name)
+	if err != nil {
+		return err
+	}
+	best := pickCopy(copies)
+	counted := &fetch.Progress{}
+	stop := show.follow(oneTransfer(reconcile.Backup, best, counted))
+	err = w.Backup(ctx, best.Disk, best.ID, counted)
+	stop()
+	switch {
+	case errors.Is(err, disk.ErrNoManifest), errors.Is(err, backup.ErrDamaged):
+		return fmt.Errorf("%w: backing-image verify %s --disk %s", err, best.ID, best.Path())
+	case ctx.Err() != nil:
+		return errors.New("stopped; the next backup goes on from what is there")
+	case err != nil:
+		return err
+	}
+	b, err := backup.Load(ctx, w.Store, best.ID.Name)
+	if err != nil {
+		return err
+	}
+	moved := counted.Moved.Load()
+	return out.print(struct {
+		storedView
+		Stored int64 `json:"stored"` // bytes that were not there before
+	}{viewStored(b), moved}, fmt.Sprintf("%s: backed up to %s, %s stored\n", b.Name, backup.URL(w.Store.String(), b.Name), size(moved)))
+}
