@@ -139,8 +139,8 @@ func TestDeleteKeeps(t *testing.T) {
 			}
 			return string(data)
 		},
-		"it is cut short":     func(cfg string) string { return cfg[:len(cfg)/2] },
-		"it is of another":    func(cfg string) string { return strings.Replace(cfg, "b1", "b2", 1) },
+		"it is cut short":  func(cfg string) string { return cfg[:len(cfg)/2] },
+		"it is of another": func(cfg string) string { return strings.Replace(cfg, "b1", "b2", 1) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
