@@ -17,9 +17,10 @@ var ErrNoManifest = errors.New("no manifest")
 // Manifest is the sums of all chunks of an image, in a file that is open: memory
 // does not grow with the image. Its methods may be called concurrently.
 type Manifest struct {
-	f    *os.File
-	base int64 // where in f the sums begin
-	size int64
+	f      *os.File
+	base   int64 // where in f the sums begin
+	size   int64
+	digest Digest
 }
 
 // Close closes the file. Nothing else may be called after it.
@@ -27,6 +28,9 @@ func (m *Manifest) Close() error { return m.f.Close() }
 
 // Size returns the bytes of the image.
 func (m *Manifest) Size() int64 { return m.size }
+
+// Digest returns the SHA-256 of all sums, by which a copy names its manifest.
+func (m *Manifest) Digest() Digest { return m.digest }
 
 // Chunks returns how many chunks the image has.
 func (m *Manifest) Chunks() int64 { return chunksOf(m.size) }
@@ -89,7 +93,7 @@ func (d *Disk) Manifest(id ID) (*Manifest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("manifest of %s: %w", id, err)
 	}
-	m := &Manifest{f: f, base: chunkHeaderSize, size: c.Size}
+	m := &Manifest{f: f, base: chunkHeaderSize, size: c.Size, digest: c.Chunks}
 	if err := m.check(c.Chunks); err != nil {
 		info, statErr := f.Stat()
 		f.Close()
@@ -136,30 +140,39 @@ func (p *Part) ReceiveManifest(r io.Reader, size int64, want Digest) (*Manifest,
 }
 
 func (p *Part) receiveManifest(r io.Reader, size int64, want Digest) (*Manifest, error) {
-	if size <= 0 || want.Algorithm() != SHA256 {
-		return nil, fmt.Errorf("there is none for %d bytes with the digest %s", size, want.Short())
-	}
 	if most := p.options.MaxSize; most > 0 && size > most {
 		return nil, fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, size, most)
 	}
-	length := chunksOf(size) * sha256.Size
-	if err := p.room(length); err != nil {
+	if err := p.room(chunksOf(size) * sha256.Size); err != nil {
 		return nil, err
 	}
 	f, err := removed(p.disk.root, p.id.file(partManifestFile))
 	if err != nil {
 		return nil, err
 	}
-	h := SHA256.New()
-	if err := copyExactly(io.MultiWriter(f, h), r, length); err != nil {
-		f.Close()
-		return nil, noSpace(err)
-	}
-	if err := matches(want, Digest{}, SHA256.Sum(h)); err != nil {
+	return ReceiveManifest(f, r, size, want)
+}
+
+// ReceiveManifest is what the method of Part is, with a file of the caller's to put
+// the manifest into. The file is closed with the Manifest, or after an error at once.
+func ReceiveManifest(f *os.File, r io.Reader, size int64, want Digest) (*Manifest, error) {
+	err := receiveInto(f, r, size, want)
+	if err != nil {
 		f.Close()
 		return nil, err
 	}
-	return &Manifest{f: f, size: size}, nil
+	return &Manifest{f: f, size: size, digest: want}, nil
+}
+
+func receiveInto(f *os.File, r io.Reader, size int64, want Digest) error {
+	if size <= 0 || want.Algorithm() != SHA256 {
+		return fmt.Errorf("there is none for %d bytes with the digest %s", size, want.Short())
+	}
+	h := SHA256.New()
+	if err := copyExactly(io.MultiWriter(f, h), r, chunksOf(size)*sha256.Size); err != nil {
+		return noSpace(err)
+	}
+	return matches(want, Digest{}, SHA256.Sum(h))
 }
 
 // copyExactly copies r, which has to end after so many bytes.

@@ -17,6 +17,7 @@ type shown struct {
 	node, config string
 	suspect      map[Key]bool
 	disks        map[string]shownDisk
+	images       map[string]schema.Image
 }
 
 // shownDisk is a disk that was opened. It may be closed any time: whoever looks at it
@@ -32,11 +33,11 @@ var errNoLook = errors.New("the disks were not looked at yet")
 // Host returns what a server for other nodes answers with. It may be used by any
 // goroutine, at any time.
 func (r *Reconciler) Host() peer.Host {
-	return peer.Host{Board: r.board, Look: r.answer, Disk: r.readable, Leaving: r.withdrawn}
+	return peer.Host{Board: r.board, Look: r.answer, Disk: r.readable, Leaving: r.withdrawn, Declared: r.declared}
 }
 
 func (r *Reconciler) show(d Desired, o Observed) {
-	now := &shown{node: d.Node, config: d.told(), suspect: suspects(o.Tries), disks: map[string]shownDisk{}}
+	now := &shown{node: d.Node, config: d.told(), suspect: suspects(o.Tries), disks: map[string]shownDisk{}, images: d.Config.Images}
 	for ref, one := range r.disks.open {
 		now.disks[ref.Disk] = shownDisk{one.Disk, o.Disks[ref].UUID, o.Disks[ref].Problem}
 	}
@@ -56,6 +57,14 @@ func (r *Reconciler) readable(name string) (*disk.Disk, bool) {
 func (r *Reconciler) withdrawn(name string, id disk.ID) bool {
 	now := r.shown.Load()
 	return now == nil || r.leaving.all()[Key{schema.DiskRef{Node: now.node, Disk: name}, id}]
+}
+
+func (r *Reconciler) declared(name string) string {
+	now := r.shown.Load()
+	if now == nil {
+		return ""
+	}
+	return now.images[name].ID.UUID
 }
 
 // answer looks at the disks for the images of a name. A copy that is withdrawn before

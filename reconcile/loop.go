@@ -88,7 +88,13 @@ func (l *Loop) Status() (Status, bool) {
 }
 
 // Host returns what a server for the other nodes answers with.
-func (l *Loop) Host() peer.Host { return l.reconciler.Host() }
+func (l *Loop) Host() peer.Host {
+	h := l.reconciler.Host()
+	h.Damaged = func(ctx context.Context, name string) {
+		_, _ = l.Verify(ctx, name) // one of an older generation is not verified, and is sent by nobody
+	}
+	return h
+}
 
 // Transfers returns the actions under way.
 func (l *Loop) Transfers() map[Key]Transfer { return l.reconciler.Transfers() }

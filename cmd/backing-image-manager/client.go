@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -55,22 +56,23 @@ func (c caller) verify(ctx context.Context, image string) error {
 func (c caller) ask(ctx context.Context, method, path string, v any) error {
 	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(c.url, "/")+path, nil)
-	if err != nil || r.URL.Host == "" || r.URL.Scheme != "http" && r.URL.Scheme != "https" {
-		return errors.New("--url is not the address of a daemon: write http://HOST:PORT")
-	}
-	if (c.tls.cert == "") != (c.tls.key == "") {
-		return errors.New("--tls-cert and --tls-key belong together")
-	}
-	if c.tls.given() && r.URL.Scheme != "https" {
-		return errors.New("--tls-cert, --tls-key and --tls-ca are for a daemon that is asked by TLS: write --url https://HOST:PORT")
-	}
-	transport, err := c.present(r)
+	token, config, err := c.credentials()
 	if err != nil {
 		return err
 	}
+	r, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(c.url, "/")+path, nil)
+	if err != nil {
+		return errNoDaemon
+	}
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
 	client := http.Client{
-		Transport:     transport,
+		Transport: &http.Transport{
+			Proxy:             http.ProxyFromEnvironment, // but never for loopback
+			DisableKeepAlives: true,
+			TLSClientConfig:   config,
+		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	answer, err := client.Do(r)
@@ -81,25 +83,33 @@ func (c caller) ask(ctx context.Context, method, path string, v any) error {
 	return decodeAnswer(answer, c.url, v)
 }
 
-// present puts the token into a request, and the certificate into what sends it.
-func (c caller) present(r *http.Request) (*http.Transport, error) {
+var errNoDaemon = errors.New("--url is not the address of a daemon: write http://HOST:PORT")
+
+// credentials are what the daemon is shown: the token, "" for none, and the
+// certificate. They fit the address.
+func (c caller) credentials() (token string, config *tls.Config, err error) {
+	u, err := url.Parse(c.url)
+	switch {
+	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
+		return "", nil, errNoDaemon
+	case (c.tls.cert == "") != (c.tls.key == ""):
+		return "", nil, errors.New("--tls-cert and --tls-key belong together")
+	case c.tls.given() && u.Scheme != "https":
+		return "", nil, errors.New("--tls-cert, --tls-key and --tls-ca are for a daemon that is asked by TLS: write --url https://HOST:PORT")
+	}
 	quiet := slog.New(slog.DiscardHandler) // nothing is read twice
 	if c.tokenFile != "" {
 		tokens, err := newTokens(quiet, c.tokenFile)
 		if err != nil {
-			return nil, err
+			return "", nil, err
 		}
-		r.Header.Set("Authorization", "Bearer "+tokens.now().strongest())
+		token = tokens.now().strongest()
 	}
 	identity, err := newIdentity(quiet, c.tls)
 	if err != nil {
-		return nil, err
+		return "", nil, err
 	}
-	return &http.Transport{
-		Proxy:             http.ProxyFromEnvironment, // but never for loopback
-		DisableKeepAlives: true,
-		TLSClientConfig:   identity.now().client,
-	}, nil
+	return token, identity.now().client, nil
 }
 
 // unreachableError says that no daemon answered.

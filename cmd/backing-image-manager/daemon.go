@@ -47,8 +47,8 @@ func newDaemon() *cobra.Command {
 change of the directory, and every --interval. SIGTERM and SIGINT end it with exit
 status 0; what was transferred is kept, and the next start goes on from there.
 
-It answers GET /healthz, /readyz, /metrics and /v1/status, and POST
-/v1/images/NAME/verify and cleanup, on --listen, and what other managers ask. Without TLS or
+It answers GET /healthz, /readyz, /metrics, /v1/status and /v1/images/NAME/download,
+and POST /v1/images/NAME/verify and cleanup, on --listen, and what other managers ask. Without TLS or
 tokens it listens on loopback only, where every caller may do everything, but for
 web pages.
 

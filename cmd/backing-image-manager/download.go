@@ -1,158 +1,195 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
 
 func newImageDownload() *cobra.Command {
 	var f imageFlags
-	var force bool
+	to := &destination{}
 	cmd := &cobra.Command{
-		Use:   "download NAME FILE --disk PATH [flags]",
+		Use:   "download NAME FILE [--disk PATH | --url URL] [flags]",
 		Short: "Write an image out to a file",
-		Long: `Copies the ready image NAME to FILE, with holes where it has holes, and compares
-the bytes with the checksum of the image on the way. FILE appears when all of it is
-there and right; "-" is the standard output. NAME may be <name>-<uuid> too.`,
-		Example: `  backing-image-manager backing-image download parrot parrot.raw --disk /var/lib/longhorn
-  backing-image-manager backing-image download parrot - --disk /var/lib/longhorn | xz >parrot.raw.xz`,
+		Long: `Copies the ready image NAME to FILE, from a daemon, or with --disk from a disk. Zeros
+are not sent, and FILE has holes for them. Every chunk is checked as it comes, and the
+checksum of the whole at the end: only then FILE appears. Until then what came is in
+FILE.image-part. Whatever ends the download, the same command goes on from there.
+
+FILE "-" is the standard output. NAME may be <name>-<uuid> too; alone it is the declared
+generation. --compress packs what is written, and appends .gz or .zst to FILE if it does
+not end so.
+
+The same can be had without this program from the daemon's address
+/v1/images/NAME/download, with ranges, or with ?compress=gzip or zstd.`,
+		Example: `  backing-image-manager backing-image download parrot parrot.raw
+  backing-image-manager backing-image download parrot parrot.raw --compress zstd --url https://node1:8000 --token-file token
+  backing-image-manager backing-image download parrot - --disk /var/lib/longhorn | ssh host 'cat >parrot.raw'
+  curl -OJ -C - http://localhost:8000/v1/images/parrot/download`,
 		Args: exactly("NAME", "FILE"),
 	}
-	f.addDisks(cmd)
-	cmd.Flags().BoolVar(&force, "force", false, "replace FILE if it is there")
+	f.add(cmd)
+	f.addOn(cmd)
+	cmd.Flags().BoolVar(&to.Replace, "force", false, "replace FILE if it is there")
+	packing := choiceFlag(cmd, "compress", "", "pack what is written", "none", "gzip", "zstd")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if len(f.disks) == 0 {
-			return errors.New("--disk is missing: name the disk that the image is on")
+		if packing.word != "none" {
+			to.Packing = outfile.Packing(packing.word)
 		}
-		to := target{path: args[1], force: force, out: cmd.OutOrStdout()}
-		return downloadOffline(cmd.Context(), f.disks, args[0], to, newProgress(cmd.ErrOrStderr()))
+		to.Path, to.out = args[1], cmd.OutOrStdout()
+		if err := to.prepare(); err != nil {
+			return err
+		}
+		from, err := f.supply(cmd.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		err = to.take(cmd.Context(), from, newProgress(cmd.ErrOrStderr()))
+		return errors.Join(err, from.close())
 	}
 	return cmd
 }
 
-// target is where an image is written out to.
-type target struct {
-	path  string // "-": out
-	force bool
-	out   io.Writer
+// supply is an image that can be had.
+type supply interface {
+	// what says which image it is, and how it is to be shown.
+	what() offered
+	// manifest returns the manifest, for which file makes a place; nil: there is none.
+	manifest(ctx context.Context, file func() (*os.File, error)) (*disk.Manifest, error)
+	// chunks hands over all chunks from first on, nil for zeros.
+	chunks(ctx context.Context, m *disk.Manifest, first int64, put func([]byte) error) error
+	close() error
 }
 
-func downloadOffline(ctx context.Context, paths []string, name string, to target, show *progress) (err error) {
-	if err := to.check(); err != nil {
-		return err
-	}
-	shelves, err := openShelves(paths)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, closeShelves(shelves)) }()
-	copies, err := named(shelves, name)
-	if err != nil {
-		return err
-	}
-	best := pickCopy(copies)
-	r, err := best.Open(best.ID)
-	if err != nil {
-		return err
-	}
-	defer r.Close() // only read from: nothing to lose
-	counted := &fetch.Progress{}
-	counted.Total.Store(r.Size())
-	defer show.follow(oneTransfer(reconcile.Download, best, counted))()
-	check := func(h hash.Hash) error {
-		if got := disk.SHA512.Sum(h); got != best.SHA512 {
-			return fmt.Errorf("%s is damaged: checksum mismatch: established %s, got %s", best, best.SHA512, got)
-		}
-		return r.Unchanged()
-	}
-	return to.write(&countedReader{ctx, r, counted}, r.Size(), check)
+// offered is what a supply has.
+type offered struct {
+	disk.ID
+	place  string
+	size   int64
+	sha512 disk.Digest
 }
 
-// pickCopy takes the copy that answers to a name, as in a list.
-func pickCopy(copies []shelved) shelved {
-	return slices.MinFunc(copies, func(a, b shelved) int { return compareGenerations(asImage(a), asImage(b)) })
+// supply finds the image that answers to a name.
+func (f *imageFlags) supply(ctx context.Context, name string) (supply, error) {
+	if len(f.disks) == 0 {
+		return openFarSupply(ctx, f.caller, name, f.on)
+	}
+	return openNearSupply(f.disks, name, f.on)
 }
 
-func asImage(c shelved) reconcile.ImageStatus {
-	return reconcile.ImageStatus{UUID: c.ID.UUID, Copies: []reconcile.CopyStatus{copyOn(c.Path(), c.Copy, disk.Users{})}}
+// destination is where an image is written out to.
+type destination struct {
+	outfile.Target // Path "-": out
+	out            io.Writer
 }
 
-func (t target) check() error {
-	if t.path == "-" {
-		if _, tty := terminal(t.out); tty {
+func (d *destination) prepare() error {
+	if d.Path == "-" {
+		if _, tty := terminal(d.out); tty {
 			return errors.New("an image is not for a terminal: redirect the output, or name a file")
 		}
 		return nil
 	}
-	_, err := os.Lstat(t.path)
-	switch {
-	case err == nil && !t.force:
-		return fmt.Errorf("%s is there already: remove it, or replace it with --force", t.path)
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return err
+	if ending := d.Packing.Ending(); !strings.HasSuffix(d.Path, ending) {
+		d.Path += ending
 	}
-	return nil
+	return replaceable(d.Check())
 }
 
-// write copies size bytes of r and has them checked before anybody can take them
-// for the image.
-func (t target) write(r io.Reader, size int64, check func(hash.Hash) error) error {
-	h := disk.SHA512.New()
-	if t.path == "-" {
-		if _, err := io.Copy(t.out, io.TeeReader(r, h)); err != nil {
-			return fmt.Errorf("write image out: %w", err)
-		}
-		return check(h)
+// replaceable says what to do about a file that is there.
+func replaceable(err error) error {
+	if _, ok := errors.AsType[*outfile.ExistsError](err); ok {
+		return fmt.Errorf("%w: remove it, or replace it with --force", err)
 	}
-	f, err := os.CreateTemp(filepath.Dir(t.path), "."+filepath.Base(t.path)+".*")
+	return err
+}
+
+// take writes the image, and says what is left of it if that fails.
+func (d *destination) take(ctx context.Context, from supply, show *progress) error {
+	image, counted := from.what(), &fetch.Progress{}
+	counted.Total.Store(image.size)
+	defer show.follow(oneTransfer(reconcile.Download, image.ID, image.place, counted))()
+	w := outfile.Stream(d.out, d.Packing, image.size)
+	if d.Path != "-" {
+		var err error
+		if w, err = outfile.Create(d.Target, image.size); err != nil {
+			return replaceable(err)
+		}
+	}
+	err := d.fill(ctx, from, w, counted)
+	if err == nil {
+		err = w.Commit(image.sha512)
+		if _, wrong := errors.AsType[*disk.ChecksumError](err); wrong {
+			err = &damagedError{fmt.Sprintf("%s on %s", image.ID, image.place), err}
+		}
+	}
+	err = errors.Join(replaceable(err), w.Close())
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		err = errors.New("stopped")
+	}
+	if _, statErr := os.Stat(d.PartPath()); err != nil && d.Path != "-" && statErr == nil {
+		return &keptError{err, d.PartPath(), w.Offset(), image.size}
+	}
+	return err
+}
+
+func (d *destination) fill(ctx context.Context, from supply, w *outfile.Writer, counted *fetch.Progress) error {
+	m, err := from.manifest(ctx, d.unnamed)
 	if err != nil {
 		return err
 	}
-	err = writeSparse(f, io.TeeReader(r, h), size)
-	if err == nil {
-		err = check(h)
+	if m != nil {
+		defer m.Close() // only read from
 	}
-	if err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err == nil {
-		err = t.check() // it may have come meanwhile
+	if err := w.Resume(ctx, m, func(n int64) { counted.Done.Add(n) }); err != nil {
+		return err
 	}
-	if err == nil {
-		err = os.Rename(f.Name(), t.path)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("write %s: %w", t.path, err), os.Remove(f.Name()))
-	}
-	return nil
+	return from.chunks(ctx, m, w.Next(), func(chunk []byte) error {
+		err := w.Put(chunk)
+		counted.Done.Store(w.Offset())
+		return err
+	})
 }
 
-// writeSparse leaves holes where r has zeros.
-func writeSparse(f *os.File, r io.Reader, size int64) error {
-	const step = 64 << 10
-	block, zeros := make([]byte, step), make([]byte, step)
-	for at := int64(0); at < size; at += step {
-		b := block[:min(step, size-at)]
-		if _, err := io.ReadFull(r, b); err != nil {
-			return err
-		}
-		if bytes.Equal(b, zeros[:len(b)]) {
-			continue
-		}
-		if _, err := f.WriteAt(b, at); err != nil {
-			return err
-		}
+// unnamed makes a file that nobody else sees, beside FILE where that is possible: memory
+// must not grow with the image.
+func (d *destination) unnamed() (*os.File, error) {
+	folder := filepath.Dir(d.Path)
+	if d.Path == "-" {
+		folder = os.TempDir()
 	}
-	return f.Truncate(size)
+	fd, err := unix.Open(folder, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		fd, err = unix.MemfdCreate("manifest", unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return nil, &os.PathError{Op: "make a file in", Path: folder, Err: err}
+	}
+	return os.NewFile(uintptr(fd), "manifest"), nil
+}
+
+// keptError says that a download can go on later.
+type keptError struct {
+	error
+	part       string
+	done, size int64
+}
+
+func (e *keptError) Unwrap() error { return e.error }
+
+func (e *keptError) hint() string {
+	return fmt.Sprintf("%s of %s are in %s: the same command goes on from there", size(e.done), size(e.size), e.part)
 }

@@ -67,6 +67,12 @@ func hintFor(err error) string {
 	if e, ok := errors.AsType[*disk.FormatError](err); ok {
 		return e.Hint
 	}
+	if _, ok := errors.AsType[*damagedError](err); ok {
+		return "backing-image verify reads it again and marks it, and it is replaced then"
+	}
+	if e, ok := errors.AsType[*keptError](err); ok {
+		return e.hint()
+	}
 	_, asked := errors.AsType[*unreachableError](err)
 	switch {
 	case errors.Is(err, disk.ErrLocked):

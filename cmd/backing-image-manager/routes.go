@@ -33,6 +33,7 @@ func (s server) routes() []route {
 	if s.peers != nil {
 		for _, path := range []string{
 			"/v1/state", "/v1/images/{name}/copies", "/v1/images/{name}/{uuid}/manifest", "/v1/images/{name}/{uuid}/data",
+			"/v1/images/{name}/download",
 		} {
 			all = append(all, route{path, http.MethodGet, peerRole, s.peers.ServeHTTP})
 		}

@@ -58,6 +58,10 @@ var commands = map[string]func(*testscript.TestScript, bool, []string){
 	"taken":      taken,
 	"hold":       hold,
 	"release":    release,
+	"gate":       makeGate,
+	"open":       openGate,
+	"passed":     func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, passed(ts, args)) },
+	"larger":     func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, larger(ts, args)) },
 	"shows":      func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, shows(ts, args)) },
 	"metric":     func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, metric(ts, args)) },
 	"sent":       func(ts *testscript.TestScript, neg bool, args []string) { expect(ts, neg, sent(ts, args)) },
@@ -154,6 +158,10 @@ func attempt(ts *testscript.TestScript, name string, args []string, out, errOut 
 		return metric(ts, args)
 	case "sent":
 		return sent(ts, args)
+	case "passed":
+		return passed(ts, args)
+	case "larger":
+		return larger(ts, args)
 	case "http":
 		return sendHTTP(ts, args, out, errOut)
 	case "requests":

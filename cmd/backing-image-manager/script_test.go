@@ -43,8 +43,8 @@ import (
 //		server that the ca.crt of DIR vouches for: the body of the answer is stdout, "HTTP/1.1 200 OK" and
 //		the headers are stderr. Fails from status 400 on.
 //	eventually [!] CMD [ARG]...
-//		Runs one of exec, exists, grep, same, sparse, http, requests, shows, metric
-//		and sent again and again until it succeeds (fails, with !), for at most 20 s.
+//		Runs one of exec, exists, grep, same, sparse, http, requests, shows, metric,
+//		sent, passed and larger again and again until it succeeds (fails, with !), for at most 20 s.
 //	sparse FILE
 //		Asserts that the file takes less room than it has bytes.
 //	same FILE FILE
@@ -117,6 +117,14 @@ import (
 //		"NAME-UUID node2/disk1 passed over: REASON".
 //	metric URL METRIC <|=|> N
 //		Compares a metric of the daemon there, summed over its labels, with N.
+//	gate VAR HOST:PORT SIZE
+//		Sets $VAR to the HOST:PORT of a proxy for that address, which lets through no
+//		more than so many bytes of answers, of all connections together, until the
+//		script says open VAR.
+//	passed VAR <|=|> SIZE
+//		Compares how many bytes of answers have come through the gate $VAR.
+//	larger FILE SIZE
+//		Asserts that the file has more bytes.
 //	hold NAME URL
 //		Asks for URL, and reads no more than the first byte of the answer until the
 //		script ends or says release NAME.
@@ -163,6 +171,7 @@ func setup(env *testscript.Env) error {
 	env.Values[originsKey{}] = origins{}
 	env.Values[managersKey{}] = managers{}
 	env.Values[heldKey{}] = held{}
+	env.Values[gatesKey{}] = gates{}
 	return err
 }
 

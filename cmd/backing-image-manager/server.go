@@ -29,7 +29,7 @@ type server struct {
 	loop  *reconcile.Loop
 	guard guard
 	stuck time.Duration // a loop without a round for so long is not ready
-	peers http.Handler  // what other managers ask; nil: nothing
+	peers http.Handler  // what other managers ask, and who downloads; nil: nothing
 	// cleanup asks for a copy to be removed now; nil: that cannot be asked. An empty
 	// uuid is that of the declared image.
 	cleanup func(ctx context.Context, image, uuid string, on schema.DiskRef) (reconcile.Action, error)

@@ -85,7 +85,7 @@ func verifyCopy(ctx context.Context, c shelved, show *progress) (disk.Digest, er
 	}
 	counted := &fetch.Progress{}
 	counted.Total.Store(c.Size)
-	defer show.follow(oneTransfer(reconcile.Verify, c, counted))()
+	defer show.follow(oneTransfer(reconcile.Verify, c.ID, c.Path(), counted))()
 	if !c.Owned {
 		return verifyForeign(ctx, c, counted)
 	}
@@ -102,9 +102,9 @@ func verifyCopy(ctx context.Context, c shelved, show *progress) (disk.Digest, er
 	return now.SHA512, nil
 }
 
-func oneTransfer(kind reconcile.Kind, c shelved, p *fetch.Progress) func() map[reconcile.Key]reconcile.Transfer {
+func oneTransfer(kind reconcile.Kind, id disk.ID, place string, p *fetch.Progress) func() map[reconcile.Key]reconcile.Transfer {
 	t := reconcile.Transfer{
-		Action:   reconcile.Action{Kind: kind, Image: c.ID.Name, UUID: c.ID.UUID, Disk: c.Path()},
+		Action:   reconcile.Action{Kind: kind, Image: id.Name, UUID: id.UUID, Disk: place},
 		Progress: p,
 	}
 	return func() map[reconcile.Key]reconcile.Transfer {

@@ -54,22 +54,34 @@ type Client struct {
 // Both are asked anew, for each request and each connection, and either may be nil.
 // It never uses a proxy and follows no redirect.
 func NewClient(token func() string, config func() *tls.Config) *Client {
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
+	return clientOver(token, &http.Transport{
+		DialContext:    dialer().DialContext,
+		DialTLSContext: dialTLS(config),
+	})
+}
+
+// NewVisitor returns a client of somebody who is no node, for one command: it uses the
+// proxy that the environment names, if any, and either of token and config may be zero.
+func NewVisitor(token string, config *tls.Config) *Client {
+	return clientOver(func() string { return token }, &http.Transport{
+		DialContext:     dialer().DialContext,
+		TLSClientConfig: config,
+		Proxy:           http.ProxyFromEnvironment, // but never for loopback
+	})
+}
+
+func clientOver(token func() string, t *http.Transport) *Client {
+	t.Protocols = new(http.Protocols)
+	t.Protocols.SetHTTP1(true)
+	t.DisableCompression = true // what is compressed is bounded by hand
+	t.MaxIdleConns, t.MaxIdleConnsPerHost = 1024, 4
+	t.IdleConnTimeout = time.Minute // less than the server's
+	t.MaxResponseHeaderBytes = 64 << 10
 	return &Client{
 		token: token,
 		http: &http.Client{
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-			Transport: &http.Transport{
-				DialContext:            dialer().DialContext,
-				DialTLSContext:         dialTLS(config),
-				Protocols:              protocols,
-				DisableCompression:     true, // what is compressed is bounded by hand
-				MaxIdleConns:           1024,
-				MaxIdleConnsPerHost:    4,
-				IdleConnTimeout:        time.Minute, // less than the server's
-				MaxResponseHeaderBytes: 64 << 10,
-			},
+			Transport:     t,
 		},
 	}
 }

@@ -28,6 +28,22 @@
 // breaks too when the file changes while it is sent. A range that is not in the file
 // is 416, what is asked wrongly 400, and 503 says to ask again later.
 //
+// # Downloads
+//
+// People, browsers and other programs get an image by
+//
+//	/v1/images/NAME/download                    the declared generation; ?uuid=UUID another
+//	/v1/images/NAME/download?compress=gzip      packed while it is sent; zstd likewise
+//
+// GET and HEAD, with ranges, several of them too, If-Range and If-None-Match: the ETag
+// is strong, the SHA-512 of the image, which Repr-Digest has as well. The name of the
+// file is NAME.raw or NAME.qcow2, with .gz or .zst behind it if it is packed. What is
+// packed is another file with other bytes, without ranges, ETag and length; so it has to
+// be asked for by its address, and an Accept-Encoding changes nothing: browsers send
+// that always, and could resume no download any more. The slots are those for peers.
+// Each chunk is checked before it is sent: where one is not as the manifest says the
+// connection breaks, and the copy is verified.
+//
 // # Pulling an image
 //
 //	Pull.Into(part):

@@ -29,6 +29,11 @@ type Pull struct {
 	// Warn is told when a source is set aside because of what it sent: a
 	// *WrongError. It may be nil, and must not wait.
 	Warn func(error)
+	// Final says of the failure of a source whether to give up with it at once; nil:
+	// never, for what one source cannot another one may.
+	Final func(error) bool
+	// Aside is the longest that a source is set aside after a failure; 0: 5 minutes.
+	Aside time.Duration
 
 	roster roster
 }
@@ -95,7 +100,7 @@ func (p *Pull) Into(ctx context.Context, part *disk.Part, size int64) error {
 }
 
 func (x *exchange) into(ctx context.Context, part *disk.Part, size int64) error {
-	m, err := x.manifest(ctx, part, size)
+	m, err := x.manifest(ctx, size, part.ReceiveManifest)
 	if err != nil {
 		return err
 	}
@@ -108,13 +113,23 @@ func (x *exchange) into(ctx context.Context, part *disk.Part, size int64) error 
 	return x.fill(ctx, part, m)
 }
 
+// Chunks brings chunk first of the image of m and all that follow, and hands them to
+// put in order, each checked: nil for one of zeros, which is not asked for. What put
+// gets is its own until it returns. The errors are those of Into, and put's.
+func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put func(n int64, chunk []byte) error) error {
+	x := p.exchange()
+	return fetch.Classify(x.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
+		return buf, put(n, buf[:min(int64(len(buf)), m.Length(n))])
+	}))
+}
+
 // begin keeps what part holds of the image of m, or empties it.
 func (x *exchange) begin(part *disk.Part, m *disk.Manifest) error {
 	data, err := m.Data()
 	if err != nil {
 		return err
 	}
-	origin := disk.Origin{Source: "chunks " + x.root.String(), Size: m.Size(), Data: max(data, 1)}
+	origin := disk.Origin{Source: "chunks " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
 	agrees, err := part.Agrees(m)
 	if err != nil {
 		return err
@@ -155,6 +170,7 @@ func chunksBefore(offset int64) int64 { return (offset + disk.ChunkSize - 1) / d
 func (x *exchange) run(ctx context.Context, m *disk.Manifest, first int64, put func(int64, []byte) ([]byte, error)) error {
 	x.Client.pulls.Add(1)
 	defer x.Client.pulls.Add(-1)
+	x.root = m.Digest()
 	x.window = newWindow(m, first, &x.Client.pulls)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var work sync.WaitGroup

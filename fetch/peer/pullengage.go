@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -112,8 +113,11 @@ func (x *exchange) settle(e ending) error {
 	if ours, ok := errors.AsType[*manifestError](e.err); ok {
 		return ours.err
 	}
+	if x.Final != nil && x.Final(e.err) {
+		return e.err
+	}
 	s := x.roster.of(e.lane.name())
-	s.failed(e.err, e.lane.brought)
+	s.failed(e.err, e.lane.brought, cmp.Or(x.Aside, longestAside))
 	if s.busy {
 		x.peers.touch()
 		x.sound.touch()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"slices"
 	"time"
@@ -19,8 +20,18 @@ func (e *manifestError) Error() string { return e.err.Error() }
 
 var errNoManifest = errors.New("it has no manifest of the image yet")
 
-// manifest gets the manifest of the image: the one that most sources name.
-func (x *exchange) manifest(ctx context.Context, part *disk.Part, size int64) (*disk.Manifest, error) {
+// Keep puts a manifest that comes of r somewhere, and says whether it is the one that
+// is wanted: disk.Part.ReceiveManifest is one.
+type Keep func(r io.Reader, size int64, want disk.Digest) (*disk.Manifest, error)
+
+// Manifest brings the manifest of an image of so many bytes: the one that most sources
+// name. Its errors are those of Into.
+func (p *Pull) Manifest(ctx context.Context, size int64, keep Keep) (*disk.Manifest, error) {
+	m, err := p.exchange().manifest(ctx, size, keep)
+	return m, fetch.Classify(err)
+}
+
+func (x *exchange) manifest(ctx context.Context, size int64, keep Keep) (*disk.Manifest, error) {
 	for {
 		for _, s := range byRoot(x.shuffled()) {
 			if s.Chunks.IsZero() {
@@ -30,10 +41,9 @@ func (x *exchange) manifest(ctx context.Context, part *disk.Part, size int64) (*
 			if !x.roster.of(s.name()).usable() {
 				continue
 			}
-			m, err := x.receive(ctx, s, part, size)
+			m, err := x.receive(ctx, s, size, keep)
 			switch {
 			case err == nil:
-				x.root = s.Chunks
 				return m, nil
 			case ctx.Err() != nil:
 				return nil, context.Cause(ctx)
@@ -65,7 +75,7 @@ func byRoot(sources []Source) []Source {
 	return sources
 }
 
-func (x *exchange) receive(ctx context.Context, s Source, part *disk.Part, size int64) (*disk.Manifest, error) {
+func (x *exchange) receive(ctx context.Context, s Source, size int64, keep Keep) (*disk.Manifest, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	body, length, err := x.Client.manifest(ctx, s)
@@ -77,7 +87,7 @@ func (x *exchange) receive(ctx context.Context, s Source, part *disk.Part, size 
 		return nil, &WrongError{s.Node, s.Disk, fmt.Errorf("its manifest has %d bytes in place of %d", length, want)}
 	}
 	x.progress.Peers.Add(length)
-	m, err := part.ReceiveManifest(fetch.Pace(ctx, fetch.Watch(body, stall, cancel), x.limiter), size, s.Chunks)
+	m, err := keep(fetch.Pace(ctx, fetch.Watch(body, stall, cancel), x.limiter), size, s.Chunks)
 	if err == nil {
 		return m, nil
 	}

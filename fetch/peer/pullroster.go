@@ -48,8 +48,8 @@ func (r *roster) of(name string) *standing {
 func (s *standing) usable() bool { return !time.Now().Before(s.until) }
 
 // failed sets a source aside that brought so many chunks before: for longer each time,
-// unless the connection just broke of one that did well.
-func (s *standing) failed(err error, brought int64) {
+// up to most, unless the connection just broke of one that did well.
+func (s *standing) failed(err error, brought int64, most time.Duration) {
 	if busy, ok := errors.AsType[*BusyError](err); ok {
 		*s = standing{err: err, busy: true, until: time.Now().Add(busy.After), tries: s.tries}
 		return
@@ -59,7 +59,7 @@ func (s *standing) failed(err error, brought int64) {
 	if well && !wrong(err) && !errors.Is(err, errSlow) {
 		s.tries = 0
 	}
-	wait := min(firstAside<<min(s.tries, 8), longestAside)
+	wait := min(firstAside<<min(s.tries, 8), most)
 	if s.tries++; broke && well {
 		wait = 0
 	}

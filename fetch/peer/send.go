@@ -18,15 +18,11 @@ func (s *Server) data(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	free, ok := s.sends.take(id, cancel)
+	ctx, end, ok := s.begun(w, r, id)
 	if !ok {
-		w.Header().Set("Retry-After", "1")
-		answerError(w, http.StatusTooManyRequests, "sending limit")
 		return
 	}
-	defer free()
+	defer end()
 	image, err := d.Open(id)
 	if err != nil {
 		answerError(w, http.StatusConflict, err.Error())
@@ -110,6 +106,20 @@ func (s *Server) sendable(w http.ResponseWriter, r *http.Request) (d *disk.Disk,
 		return nil, id, false
 	}
 	return d, id, true
+}
+
+// begun takes a slot for sending an image, or answers that there is none. The sending
+// has to end with ctx, and end has to be called behind it.
+func (s *Server) begun(w http.ResponseWriter, r *http.Request, id disk.ID) (ctx context.Context, end func(), ok bool) {
+	ctx, cancel := context.WithCancel(r.Context())
+	free, ok := s.sends.take(id, cancel)
+	if !ok {
+		cancel()
+		w.Header().Set("Retry-After", "1")
+		answerError(w, http.StatusTooManyRequests, "sending limit")
+		return nil, nil, false
+	}
+	return ctx, func() { free(); cancel() }, true
 }
 
 // pour answers with the bytes that send writes, as long as may says so. When it fails

@@ -23,6 +23,11 @@ type Host struct {
 	Disk func(name string) (*disk.Disk, bool)
 	// Leaving reports whether a copy was withdrawn.
 	Leaving func(disk string, id disk.ID) bool
+	// Declared returns the uuid of the declared image of a name, "" for none.
+	Declared func(name string) string
+	// Damaged is told that a copy of a name is not as its manifest says, and may wait
+	// until ctx ends; nil: nobody wants to know.
+	Damaged func(ctx context.Context, name string)
 }
 
 const (
@@ -37,6 +42,7 @@ type Server struct {
 	sends     *slots
 	looks     chan struct{}
 	manifests chan struct{}
+	packed    chan struct{}
 	waiting   atomic.Int64
 	piece     time.Duration // for pieceSize bytes to be taken
 }
@@ -46,11 +52,14 @@ func NewServer(h Host) *Server {
 	return &Server{
 		host: h, sends: newSlots(), piece: pieceTime,
 		looks: make(chan struct{}, maxLooks), manifests: make(chan struct{}, maxManifests),
+		packed: make(chan struct{}, maxPacked),
 	}
 }
 
+const downloadPath = "/v1/images/{name}/download"
+
 // Handler serves /v1/state, /v1/images/{name}/copies and what is below
-// /v1/images/{name}/{uuid}/. A request whose context ends, as all do when the
+// /v1/images/{name}/{uuid}/, and /v1/images/{name}/download. A request whose context ends, as all do when the
 // BaseContext of the http.Server ends, is given up at once: a wait as well as a send.
 // The server's write timeout is put off where an answer takes longer.
 func (s *Server) Handler() http.Handler {
@@ -62,9 +71,11 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		answerError(w, http.StatusNotFound, "nothing is here")
 	})
+	mux.HandleFunc(downloadPath, s.download)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, pattern := mux.Handler(r)
 		switch {
-		case r.Method != http.MethodGet:
+		case r.Method != http.MethodGet && (r.Method != http.MethodHead || pattern != downloadPath):
 			w.Header().Set("Allow", http.MethodGet)
 			answerError(w, http.StatusMethodNotAllowed, "ask with GET")
 		case path.Clean(r.URL.Path) != r.URL.Path: // the mux would redirect

@@ -1,0 +1,89 @@
+package outfile
+
+import (
+	"fmt"
+	"hash"
+	"io"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// Writer takes the chunks of one image. It is for one goroutine.
+type Writer struct {
+	size int64
+	next int64 // the chunk that is to come
+	hash hash.Hash
+	sink sink
+	part *part // nil: it goes to a stream
+}
+
+// sink is where chunks go, in order.
+type sink interface {
+	Put(chunk []byte) error
+	PutZeros(length int64) error
+}
+
+// Stream writes an image of so many bytes to w. What it has written stays written:
+// Commit tells whether it was right. Packed it has no end before.
+func Stream(w io.Writer, packing Packing, size int64) *Writer {
+	return &Writer{size: size, hash: disk.SHA512.New(), sink: stream{streamTo(w, packing)}}
+}
+
+// Next returns the number of the chunk that is to come.
+func (w *Writer) Next() int64 { return w.next }
+
+// Offset returns how many bytes of the image are here.
+func (w *Writer) Offset() int64 { return min(w.size, w.next*disk.ChunkSize) }
+
+func (w *Writer) length() int64 { return min(disk.ChunkSize, w.size-w.Offset()) }
+
+// Put writes the next chunk, nil for one of zeros.
+func (w *Writer) Put(chunk []byte) error {
+	length := w.length()
+	var err error
+	switch {
+	case length == 0 || chunk != nil && int64(len(chunk)) != length:
+		return fmt.Errorf("write image: %d bytes at %d of %d", len(chunk), w.Offset(), w.size)
+	case chunk == nil || isZero(chunk):
+		chunk = zeroChunk[:length]
+		err = w.sink.PutZeros(length)
+	default:
+		err = w.sink.Put(chunk)
+	}
+	if err != nil {
+		return fmt.Errorf("write image: %w", noSpace(err))
+	}
+	w.took(chunk)
+	return nil
+}
+
+func (w *Writer) took(chunk []byte) {
+	w.hash.Write(chunk)
+	w.next++
+}
+
+// Commit checks that what came is the image want, and lets the file appear. Otherwise
+// the error is a *disk.ChecksumError, and of the part nothing is left.
+func (w *Writer) Commit(want disk.Digest) error {
+	if w.Offset() != w.size {
+		return fmt.Errorf("write image: it ends at %d of %d: %w", w.Offset(), w.size, io.ErrUnexpectedEOF)
+	}
+	got := disk.SHA512.Sum(w.hash)
+	switch {
+	case w.part == nil && got != want:
+		return &disk.ChecksumError{Want: want, Got: got}
+	case w.part == nil:
+		return w.sink.(stream).Close()
+	case got != want:
+		return w.part.discard(&disk.ChecksumError{Want: want, Got: got})
+	}
+	return w.part.appear()
+}
+
+// Close lets go of the part, which stays if there is anything in it.
+func (w *Writer) Close() error {
+	if w.part == nil {
+		return nil
+	}
+	return w.part.close()
+}

@@ -1,0 +1,172 @@
+package peer
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
+)
+
+// maxPacked is how many downloads a node packs at once: each takes a core.
+const maxPacked = 2
+
+// download answers those who are no peers, see the package comment.
+func (s *Server) download(w http.ResponseWriter, r *http.Request) {
+	name, uuid := r.PathValue("name"), r.URL.Query().Get("uuid")
+	packing, err := outfile.ParsePacking(r.URL.Query().Get("compress"))
+	if uuid != "" {
+		err = errors.Join(err, disk.CheckUUID(uuid))
+	}
+	if err := errors.Join(disk.CheckName(name), err); err != nil {
+		answerError(w, http.StatusBadRequest, strings.ReplaceAll(err.Error(), "\n", "; "))
+		return
+	}
+	on, c, no := s.best(r.Context(), name, uuid)
+	if no != nil {
+		answerError(w, no.status, no.why)
+		return
+	}
+	ctx, end, ok := s.begun(w, r, c.ID())
+	if !ok {
+		return
+	}
+	defer end()
+	image, err := openVerified(on, c.ID())
+	if err != nil {
+		answerError(w, http.StatusConflict, err.Error())
+		return
+	}
+	defer image.Close()
+	name = name + fileEnding(c.Format) + packing.Ending()
+	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
+	p, done := begin(ctx, w, s.piece, image.Unchanged)
+	defer done()
+	if packing == outfile.Plain {
+		err = sendFile(w, r, p, image, c)
+	} else {
+		err = s.sendPacked(w, r, p, image, packing, c.SHA512)
+	}
+	if errors.Is(err, errDamaged) && s.host.Damaged != nil {
+		s.host.Damaged(ctx, c.ID().Name)
+	}
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// fileEnding is how files of a format are called.
+func fileEnding(f disk.Format) string {
+	if f == disk.QCOW2 {
+		return ".qcow2"
+	}
+	return ".raw"
+}
+
+// sendFile leaves it to net/http what of the image is asked for, and if it is.
+func sendFile(w http.ResponseWriter, r *http.Request, p *paced, image *verified, c Copy) error {
+	h := w.Header()
+	h.Set("Content-Type", "application/octet-stream")
+	h.Set("ETag", `"`+c.SHA512.String()+`"`)
+	if sum, err := hex.DecodeString(c.SHA512.String()); err == nil {
+		h.Set("Repr-Digest", "sha-512=:"+base64.StdEncoding.EncodeToString(sum)+":")
+	}
+	http.ServeContent(pacedAnswer{w, p}, r, "", time.Time{}, image)
+	return image.failed
+}
+
+// pacedAnswer is an answer whose body goes out piece by piece.
+type pacedAnswer struct {
+	http.ResponseWriter
+	p *paced
+}
+
+func (a pacedAnswer) Write(b []byte) (int, error)         { return a.p.Write(b) }
+func (a pacedAnswer) ReadFrom(r io.Reader) (int64, error) { return a.p.ReadFrom(r) }
+
+// sendPacked sends the whole image packed. How long that will be nobody knows, and
+// another time it may be other bytes: there are no ranges of it.
+func (s *Server) sendPacked(w http.ResponseWriter, r *http.Request, p *paced, image *verified, packing outfile.Packing, sum disk.Digest) error {
+	w.Header().Set("Content-Type", "application/"+string(packing))
+	if r.Method == http.MethodHead {
+		return nil
+	}
+	select {
+	case s.packed <- struct{}{}:
+		defer func() { <-s.packed }()
+	default:
+		w.Header().Del("Content-Disposition")
+		w.Header().Set("Retry-After", "1")
+		answerError(w, http.StatusTooManyRequests, "packing limit")
+		return nil
+	}
+	out := bufio.NewWriterSize(p, pieceSize)
+	to := outfile.Stream(out, packing, image.Size())
+	for n := range image.m.Chunks() {
+		chunk, err := image.load(n)
+		if err == nil {
+			err = to.Put(chunk)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := to.Commit(sum); err != nil {
+		return err
+	}
+	return out.Flush()
+}
+
+// best returns a disk with a ready copy of what answers to a name: the declared
+// generation, unless another one is named.
+func (s *Server) best(ctx context.Context, name, uuid string) (*disk.Disk, Copy, *refusedAnswer) {
+	state, err := s.host.Look(ctx, name)
+	if err != nil {
+		return nil, Copy{}, &refusedAnswer{http.StatusServiceUnavailable, err.Error()}
+	}
+	if uuid == "" {
+		uuid = s.host.Declared(name)
+	}
+	var why []string
+	var found Copy
+	var on *disk.Disk
+	for _, d := range state.Disks {
+		for _, c := range d.Copies {
+			open, readable := s.host.Disk(d.Name)
+			switch {
+			case uuid != "" && c.UUID != uuid, !readable:
+			case c.Leaving:
+				why = append(why, fmt.Sprintf("%s is leaving disk %s", c.ID(), d.Name))
+			case c.State != disk.Ready:
+				why = append(why, fmt.Sprintf("%s on disk %s is %s", c.ID(), d.Name, c.State))
+			case on == nil:
+				on, found = open, c
+			case c.UUID != found.UUID:
+				return nil, Copy{}, &refusedAnswer{http.StatusConflict, name + " is not declared, and there are several generations: name one with ?uuid="}
+			}
+		}
+	}
+	switch {
+	case on != nil:
+		return on, found, nil
+	case len(why) > 0:
+		return nil, Copy{}, &refusedAnswer{http.StatusConflict, strings.Join(why, "; ")}
+	case uuid != "":
+		return nil, Copy{}, &refusedAnswer{http.StatusNotFound, fmt.Sprintf("%s is not on the disks of this node", disk.ID{Name: name, UUID: uuid})}
+	}
+	return nil, Copy{}, &refusedAnswer{http.StatusNotFound, fmt.Sprintf("no image %s is on the disks of this node", name)}
+}
+
+// refusedAnswer is why something is not sent.
+type refusedAnswer struct {
+	status int
+	why    string
+}

@@ -1,0 +1,110 @@
+package peer
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// TestDownload asks for what answers to a name, as things are on a node.
+func TestDownload(t *testing.T) {
+	n := startNode(t, "node1")
+	declared := ""
+	n.server.host.Declared = func(string) string { return declared }
+	old, now := disk.ID{Name: "parrot", UUID: "00000001"}, disk.ID{Name: "parrot", UUID: "00000002"}
+	content := patterned(2*disk.ChunkSize + 512)
+	n.put(t, old, content[512:])
+	ask := func(query string, status int, say string) {
+		t.Helper()
+		resp, body := n.get(t, "/v1/images/parrot/download"+query)
+		if resp.StatusCode != status || !strings.Contains(body, say) {
+			t.Errorf("%s: %s: %.200s", query, resp.Status, body)
+		}
+	}
+	whole := func(query string, want []byte) {
+		t.Helper()
+		resp, body := n.get(t, "/v1/images/parrot/download"+query)
+		if resp.StatusCode != http.StatusOK || !bytes.Equal([]byte(body), want) {
+			t.Errorf("%s: %s, %d bytes", query, resp.Status, len(body))
+		}
+	}
+	whole("", content[512:])
+	n.put(t, now, content)
+	ask("", http.StatusConflict, "several generations")
+	declared = now.UUID
+	whole("", content)
+	whole("?uuid="+old.UUID, content[512:])
+	ask("?uuid=x", http.StatusBadRequest, "uuid")
+	n.leave(now)
+	n.server.host.Look = func(ctx context.Context, name string) (State, error) {
+		s, err := n.look(ctx, name)
+		for i, c := range s.Disks[0].Copies {
+			s.Disks[0].Copies[i].Leaving = c.ID() == now
+		}
+		return s, err
+	}
+	ask("", http.StatusConflict, "is leaving disk disk1")
+	declared = "00000003"
+	ask("", http.StatusNotFound, "parrot-00000003 is not on the disks")
+}
+
+// TestDownloadDamaged has a chunk that is not as the manifest says. Of others all is
+// sent, of this one nothing.
+func TestDownloadDamaged(t *testing.T) {
+	n := startNode(t, "node1")
+	id, content := disk.ID{Name: "parrot", UUID: "00000001"}, patterned(3*disk.ChunkSize)
+	n.put(t, id, content)
+	d, path := n.disk, n.backing(id)
+	image, err := openVerified(d, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	got := make([]byte, len(content))
+	overwrite(t, path, append(content[:disk.ChunkSize:disk.ChunkSize], "macaw"...))
+	read := 0
+	for {
+		m, err := image.Read(got[read:])
+		if read += m; err != nil {
+			if read != disk.ChunkSize || image.failed == nil || !strings.Contains(err.Error(), "damaged") {
+				t.Errorf("%d bytes were read, error %v", read, err)
+			}
+			break
+		}
+	}
+	if _, err := image.Seek(2*disk.ChunkSize+5, 0); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := image.Read(got); m != disk.ChunkSize-5 || err != nil || !bytes.Equal(got[:m], content[2*disk.ChunkSize+5:]) {
+		t.Errorf("%d bytes were read behind it, error %v", m, err)
+	}
+}
+
+// TestDownloadTurnsAway has nobody who takes what is sent.
+func TestDownloadTurnsAway(t *testing.T) {
+	n := startNode(t, "node1")
+	n.server.host.Declared = func(string) string { return "" }
+	id := disk.ID{Name: "parrot", UUID: "00000001"}
+	n.put(t, id, patterned(disk.ChunkSize))
+	for range maxSends {
+		if _, ok := n.server.sends.take(id, func() {}); !ok {
+			t.Fatal("there are not so many slots")
+		}
+	}
+	resp, _ := n.get(t, "/v1/images/parrot/download")
+	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("all slots are taken: %s", resp.Status)
+	}
+	n.server.sends = newSlots()
+	for range maxPacked {
+		n.server.packed <- struct{}{}
+	}
+	resp, _ = n.get(t, "/v1/images/parrot/download?compress=zstd")
+	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Content-Disposition") != "" {
+		t.Errorf("all packers are taken: %s", resp.Status)
+	}
+}
