@@ -145,7 +145,7 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Write, ou
 	}
 	best := pickCopy(copies)
 	counted := &fetch.Progress{}
-	stop := show.follow(oneTransfer(reconcile.Backup, best, counted))
+	stop := show.follow(oneTransfer(reconcile.Backup, best.ID, best.Path(), counted))
 	err = w.Backup(ctx, best.Disk, best.ID, counted)
 	stop()
 	switch {
