@@ -45,6 +45,8 @@ func (j job) run(ctx context.Context) error {
 		return j.restore(ctx, id)
 	case Backup:
 		return j.backup(ctx, id)
+	case Clone:
+		return j.clone(ctx, id)
 	case Repair:
 		return j.repair(ctx, id)
 	case Adopt, Verify:

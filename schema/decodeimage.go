@@ -34,6 +34,9 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 		node, disk, _ := strings.Cut(text, "/")
 		m.Disks = append(m.Disks, DiskRef{Node: node, Disk: disk})
 	}
+	if c := m.Source.Clone; c != nil && c.Encryption == Encrypt && !m.Checksum.IsZero() {
+		m.Checksum, m.ChecksumIgnored = disk.Digest{}, true
+	}
 	if c := m.Source.Clone; c != nil && c.BackingImage == name {
 		d.fault(fieldPath{"source", "clone", "backingImage"}, "is the image itself", "name another image")
 	}

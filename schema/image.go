@@ -20,6 +20,9 @@ type Image struct {
 	Disks          []DiskRef
 	BandwidthLimit int64   // bytes a second; 0: no limit
 	Backup         *Backup `json:",omitempty"` // nil: none is kept
+	// ChecksumIgnored says that a checksum is declared of bytes that are different each
+	// time, as with Longhorn: Checksum is zero then.
+	ChecksumIgnored bool `json:"-"`
 	// Pos is where the image is defined.
 	Pos Position `json:"-"`
 }

@@ -7,12 +7,14 @@ import (
 )
 
 // warnings finds what is valid and surely not meant: selectors that no disk
-// satisfies, more copies than disks, and nodes that the others cannot ask.
+// satisfies, more copies than disks, nodes that the others cannot ask, and checksums
+// that cannot be known.
 func (a *assembly) warnings(c Config) []Problem {
+	found := a.ignored(c)
 	if len(c.Nodes) == 0 {
-		return nil
+		return found
 	}
-	found := a.mute(c)
+	found = append(found, a.mute(c)...)
 	matching := map[string]int{} // by selectors: they repeat from image to image
 	for _, name := range sortedKeys(c.Images) {
 		m, t := c.Images[name], a.holds[key{imagesSection, name}]
@@ -27,6 +29,19 @@ func (a *assembly) warnings(c Config) []Problem {
 		}
 		if f, is := doubt(m, n); is {
 			found = append(found, t.problem(f))
+		}
+	}
+	return found
+}
+
+// ignored finds checksums of what is encrypted.
+func (a *assembly) ignored(c Config) []Problem {
+	var found []Problem
+	for _, name := range sortedKeys(c.Images) {
+		t := a.holds[key{imagesSection, name}]
+		if c.Images[name].ChecksumIgnored && !a.stale(t) {
+			found = append(found, t.problem(fault{path: fieldPath{"checksum"}, msg: "is not used: each time that an image is encrypted it has other bytes",
+				hint: "remove it"}))
 		}
 	}
 	return found

@@ -1,0 +1,37 @@
+package reconcile
+
+import (
+	"context"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/clone"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// clone makes the image from a ready copy of its source on this node. As long as the
+// copy is read it cannot be removed.
+func (j job) clone(ctx context.Context, id disk.ID) error {
+	from := j.source.Look(j.action.from.ID)
+	r, err := j.source.Open(j.action.from.ID)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	c := j.image.Source.Clone
+	request := clone.Request{
+		Source: r, Copy: from, Encryption: clone.Encryption(c.Encryption),
+		SecretsDir: j.client.SecretsDir, Secret: c.Secret,
+	}
+	want := j.image.Checksum
+	switch {
+	case want.IsZero() && c.Encryption == schema.EncryptionIgnore:
+		want = from.SHA512
+	case want.IsZero():
+		want = j.action.recall.digest
+	case c.Encryption == schema.EncryptionIgnore && want.Algorithm() == disk.SHA512 && want != from.SHA512:
+		return &disk.ChecksumError{Want: want, Got: from.SHA512} // no need to read it
+	}
+	return j.fill(ctx, id, want, func(part *disk.Part) error {
+		return clone.Fill(ctx, part, request, j.progress)
+	})
+}
