@@ -111,8 +111,9 @@ func (j job) downloadTo(ctx context.Context, id disk.ID, r fetch.Request) error 
 	})
 }
 
-// fill makes the part of id with what transfer puts into it, and commits it. A
-// part that finds no space, or bytes that cannot be right, is not kept.
+// fill makes the part of id with what transfer puts into it, and commits it. A part
+// that finds no space, or bytes that cannot be right, is not kept, nor one with nothing
+// in it.
 func (j job) fill(ctx context.Context, id disk.ID, want disk.Digest, transfer func(*disk.Part) error) error {
 	part, err := j.disk.OpenPart(ctx, id, disk.PartOptions{
 		Reserve: j.reserve,
@@ -125,7 +126,7 @@ func (j job) fill(ctx context.Context, id disk.ID, want disk.Digest, transfer fu
 	}
 	if err := transfer(part); err != nil {
 		_, final, _ := judge(err)
-		if final || errors.Is(err, disk.ErrNoSpace) {
+		if final || errors.Is(err, disk.ErrNoSpace) || part.Offset() == 0 {
 			return errors.Join(err, part.Discard())
 		}
 		return errors.Join(err, part.Close())
