@@ -12,13 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VolumeMeta is what a replica's volume.meta says that matters to an image.
-// The other keys are ignored.
+// VolumeMeta is what a replica's volume.meta says that matters to an image: one that
+// the volume lies on, or that is to be made of it. The other keys are ignored.
 type VolumeMeta struct {
 	Size            int64  // bytes of the volume
+	Head            string // the file that is written to
 	BackingFilePath string // of the image below the volume; "" when there is none
-	Dirty           bool
-	Rebuilding      bool
+	Dirty           bool   // a process has the replica open, or died with it
+	Rebuilding      bool   // its files are being fetched from another replica
+	Error           string // what Longhorn gave the replica up for
 }
 
 // ParseVolumeMeta reads a volume.meta. An empty or cut one is an error: Longhorn
@@ -34,11 +36,11 @@ func ParseVolumeMeta(data []byte) (VolumeMeta, error) {
 	return m, nil
 }
 
-// image returns the folder name of the image that the volume lies on, "" for a
+// Image returns the folder name of the image that the volume lies on, "" for a
 // volume on none. The path is as some container saw it, so that only its end is
 // looked at; the disk itself may lie below a folder of the same name. A path that
 // does not lead to an image by its text may do so by links.
-func (m VolumeMeta) image() (string, error) {
+func (m VolumeMeta) Image() (string, error) {
 	if m.BackingFilePath == "" {
 		return "", nil
 	}
@@ -133,7 +135,7 @@ func (d *Disk) lookAtReplica(e fs.DirEntry) (replicaLook, error) {
 	if err != nil {
 		return replicaLook{}, err
 	}
-	image, err := m.image()
+	image, err := m.Image()
 	return replicaLook{evidence: evidenceOf(info), image: image}, err
 }
 

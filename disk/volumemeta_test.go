@@ -51,7 +51,7 @@ func TestRealVolumeMetas(t *testing.T) {
 		if want.bad != (err != nil) {
 			t.Errorf("%s: error %v", name, err)
 		}
-		image, err := m.image()
+		image, err := m.Image()
 		if image != want.image || err != nil || m.Dirty != want.dirty || m.Rebuilding != want.rebuilding {
 			t.Errorf("%s: image %q of %+v, error %v; want %+v", name, image, m, err, want)
 		}
@@ -129,7 +129,7 @@ func FuzzParseVolumeMeta(f *testing.F) {
 		if m.Size <= 0 {
 			t.Errorf("size %d", m.Size)
 		}
-		image, err := m.image()
+		image, err := m.Image()
 		if (image != "" || err != nil) != (m.BackingFilePath != "") || strings.Contains(image, "/") {
 			t.Errorf("%q lies on %q, error %v", m.BackingFilePath, image, err)
 		}

@@ -1,0 +1,95 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+)
+
+// Replicas returns the names of the replica folders on the disk, sorted.
+func (d *Disk) Replicas() ([]string, error) {
+	entries, err := fs.ReadDir(d.root.FS(), replicaFolder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list %s of disk %s: %w", replicaFolder, d.path, err)
+	}
+	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return !e.IsDir() })
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	return names, nil
+}
+
+// ReplicaFolder is one folder of Longhorn's, in which a replica of a volume is. No
+// name leads out of it.
+type ReplicaFolder struct{ root *os.Root }
+
+// OpenReplica opens a replica folder by its name. It follows no link.
+func (d *Disk) OpenReplica(name string) (*ReplicaFolder, error) {
+	if path.Base(name) != name {
+		return nil, fmt.Errorf("%q is not the name of a replica folder", name)
+	}
+	name = path.Join(replicaFolder, name)
+	info, err := d.root.Lstat(name)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return nil, fmt.Errorf("%s is not a folder", name)
+	}
+	root, err := d.root.OpenRoot(name)
+	if err != nil {
+		return nil, err
+	}
+	if now, err := root.Stat("."); err != nil || !os.SameFile(now, info) {
+		root.Close()
+		return nil, errors.Join(fmt.Errorf("%s was exchanged while it was opened", name), err)
+	}
+	return &ReplicaFolder{root: root}, nil
+}
+
+// Read returns a small file of the folder.
+func (r *ReplicaFolder) Read(name string) ([]byte, error) { return readSmall(r.root, name) }
+
+// Stat returns what a file of the folder is at the moment.
+func (r *ReplicaFolder) Stat(name string) (Evidence, error) {
+	info, err := r.root.Lstat(name)
+	if err != nil {
+		return Evidence{}, err
+	}
+	if !info.Mode().IsRegular() {
+		return Evidence{}, fmt.Errorf("%s is not a regular file", name)
+	}
+	return evidenceOf(info), nil
+}
+
+// Open opens a file of the folder that has data in it.
+func (r *ReplicaFolder) Open(name string) (*File, error) { return openFile(r.root, name) }
+
+// Close closes the folder. Files opened from it stay open.
+func (r *ReplicaFolder) Close() error { return r.root.Close() }
+
+// OpenBase opens the file of an image that a volume lies on, ready or of a state that
+// nobody knows: of one that failed, and so of a file known to be wrong, it does not.
+func (d *Disk) OpenBase(id ID) (*File, Copy, error) {
+	c := d.Look(id)
+	if c.State != Ready && c.State != Unknown {
+		return nil, c, fmt.Errorf("open %s: it is %s", id, c.State)
+	}
+	f, err := openFile(d.root, id.file(imageFile))
+	return f, c, err
+}
+
+func openFile(root *os.Root, name string) (*File, error) {
+	f, err := openImage(root, name, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	return NewFile(f)
+}
