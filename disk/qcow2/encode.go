@@ -142,7 +142,10 @@ func (e *Encoder) readPlain(p []byte) (int, error) {
 	}
 	e.cursor = c
 	p = p[:min(length, int64(len(p)))]
-	return len(p), readDisk(e.src, p, off)
+	if err := readDisk(e.src, p, off); err != nil {
+		return 0, err // what is in p is not of the disk
+	}
+	return len(p), nil
 }
 
 // readDisk fills p from off, with zeros behind the end of the disk.
