@@ -1,0 +1,272 @@
+package replica
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// small makes a replica with snapshots a, b and c and a head, of noise.
+func small(t testing.TB) (*model, *disk.Disk) {
+	m, dir := newModel(t, 3, 1<<20)
+	for _, name := range []string{"a", "b", "c", ""} {
+		f, parent := m.begin(), m.parent
+		m.write(f, 0, 9, m.noise)
+		m.must(f.Close())
+		if name != "" {
+			m.snapshot(name)
+			m.layer(m.parent, parent, false)
+		}
+	}
+	return m, openDisk(t, dir)
+}
+
+// layer writes the .meta of a layer.
+func (m *model) layer(file, parent string, removed bool) {
+	m.json(file+metaEnding, map[string]any{"Name": "x", "Parent": parent, "Removed": removed})
+}
+
+// TestRefused has what Open and Check refuse, each with its reason, and never with bytes.
+func TestRefused(t *testing.T) {
+	const a, b, c = "volume-snap-a.img", "volume-snap-b.img", "volume-snap-c.img"
+	for _, test := range []struct {
+		name     string
+		snapshot string
+		break_   func(*model)
+		want     string
+	}{
+		{"the head of an attached volume", "", func(m *model) { m.volume(map[string]any{"Dirty": true}) }, "attached"},
+		{"a replica that is being rebuilt", "c", func(m *model) { m.volume(map[string]any{"Rebuilding": true}) }, "being rebuilt"},
+		{"a replica that was given up", "c", func(m *model) { m.volume(map[string]any{"Error": "no\nspace"}) }, `"no\nspace"`},
+		{"an unknown snapshot", "d", func(*model) {}, `no snapshot "d"`},
+		{"a snapshot that is a path", "../vol-0a1b2c3d/volume-snap-a", func(*model) {}, "cannot be the name"},
+		{"a snapshot that was removed", "c", func(m *model) { m.layer(c, b, true) }, "was removed"},
+		{"a circle", "c", func(m *model) { m.layer(a, c, false) }, "circle"},
+		{"its own parent", "c", func(m *model) { m.layer(b, b, false) }, "circle"},
+		{"a parent with a path", "c", func(m *model) { m.layer(b, "../vol-0a1b2c3d/"+a, false) }, "not the name of a snapshot"},
+		{"an absolute parent", "c", func(m *model) { m.layer(b, m.path(a), false) }, "not the name of a snapshot"},
+		{"a parent that is a head", "c", func(m *model) { m.layer(b, m.head, false) }, "not the name of a snapshot"},
+		{"a missing .meta", "c", func(m *model) { m.must(os.Remove(m.path(b + metaEnding))) }, b + ".meta is missing"},
+		{"a missing layer", "c", func(m *model) { m.must(os.Remove(m.path(b))) }, b + " is missing"},
+		{"a missing parent", "c", func(m *model) { m.layer(a, "volume-snap-gone.img", false) }, "volume-snap-gone.img.meta is missing"},
+		{"a torn .meta", "c", func(m *model) { m.must(os.Truncate(m.path(b+metaEnding), 9)) }, "unexpected end"},
+		{"an empty .meta", "c", func(m *model) { m.must(os.WriteFile(m.path(b+metaEnding), []byte("{}"), 0o600)) }, "does not say what its Parent is"},
+		{"an empty volume.meta", "c", func(m *model) { m.must(os.Truncate(m.path(volumeFile), 0)) }, "read volume.meta"},
+		{"no volume.meta", "c", func(m *model) { m.must(os.Remove(m.path(volumeFile))) }, "volume.meta"},
+		{"a negative size", "c", func(m *model) { m.volume(map[string]any{"Size": -512}) }, "size -512"},
+		{"half a sector", "c", func(m *model) { m.volume(map[string]any{"Size": 1000}) }, "size 1000"},
+		{"a size beyond everything", "c", func(m *model) { m.volume(map[string]any{"Size": int64(1) << 62}) }, "size 4611686018427387904"},
+		{"a head elsewhere", "", func(m *model) { m.volume(map[string]any{"Head": "../x"}) }, `head "../x"`},
+		{"a head that is a snapshot", "", func(m *model) { m.volume(map[string]any{"Head": a}) }, "head"},
+		{"a layer that is a link", "c", func(m *model) {
+			m.must(os.Rename(m.path(b), m.path("x")))
+			m.must(os.Symlink("x", m.path(b)))
+		}, "not a regular file"},
+		{"a layer that is a folder", "c", func(m *model) {
+			m.must(os.Remove(m.path(b)))
+			m.must(os.Mkdir(m.path(b), 0o700))
+		}, "not a regular file"},
+		{"a .meta that is a link", "c", func(m *model) {
+			m.must(os.Rename(m.path(b+metaEnding), m.path("x")))
+			m.must(os.Symlink("x", m.path(b+metaEnding)))
+		}, "not a regular file"},
+		{"a folder that is a link", "c", func(m *model) {
+			m.must(os.Rename(m.dir, m.dir+"x"))
+			m.must(os.Symlink(testReplica+"x", m.dir))
+		}, "not a folder"},
+		{"a file of the machine below it", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/etc/passwd"}) }, "which image that is cannot be told"},
+		{"a file beside an image below it", "c", func(m *model) {
+			m.volume(map[string]any{"BackingFilePath": "/x/backing-images/parrot-6846a0b2/backing.cfg"})
+		}, "that is no backing image"},
+		{"a path with dots below it", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/x/backing-images/../../etc/passwd"}) }, "which image that is cannot be told"},
+		{"a missing image below it", "c", func(m *model) {
+			m.volume(map[string]any{"BackingFilePath": "/x/backing-images/parrot-6846a0b2/backing"})
+		}, "parrot-6846a0b2, which is not there"},
+		{"an image below it that is a link", "c", func(m *model) {
+			folder := filepath.Join(m.dir, "../../backing-images/parrot-6846a0b2")
+			m.must(os.MkdirAll(folder, 0o700))
+			m.must(os.Symlink("/etc/passwd", filepath.Join(folder, "backing")))
+			m.volume(map[string]any{"BackingFilePath": "/x/backing-images/parrot-6846a0b2/backing"})
+		}, "parrot-6846a0b2"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m, d := small(t)
+			test.break_(m)
+			at := At{Disk: d, Folder: testReplica, Snapshot: test.snapshot}
+			s, err := Open(at)
+			if err == nil {
+				s.Close()
+				t.Fatal("it was opened")
+			}
+			if !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error is %q, want %q", err, test.want)
+			}
+			if checked := Check(at); checked == nil || !strings.Contains(checked.Error(), test.want) {
+				t.Errorf("a look says %v, want %q", checked, test.want)
+			}
+		})
+	}
+}
+
+// TestSoundAllTheSame has replicas that look worse than they are.
+func TestSoundAllTheSame(t *testing.T) {
+	for name, odd := range map[string]func(*model){
+		"a snapshot of an attached volume": func(m *model) { m.volume(map[string]any{"Dirty": true}) },
+		"upon one that was removed":        func(m *model) { m.layer("volume-snap-b.img", "volume-snap-a.img", true) },
+		"with the head gone":               func(m *model) { m.must(os.Remove(m.path(m.head))) },
+		"with other files":                 func(m *model) { m.json("volume-snap-c.img.checksum", 1); m.json("volume-snap-d.img.snap_tmp", 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, d := small(t)
+			odd(m)
+			s, err := Open(At{Disk: d, Folder: testReplica, Snapshot: "c"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			got := make([]byte, s.Size())
+			if _, err := s.ReadAt(got, 0); err != nil {
+				t.Fatal(err)
+			}
+			differs(t, got, flatten(m.taken["c"].layers, nil, m.size), 0)
+		})
+	}
+}
+
+// TestLongestChain has as many layers as Longhorn allows, and one more.
+func TestLongestChain(t *testing.T) {
+	m, dir := newModel(t, 4, 1<<20)
+	for n := range longestChain + 1 {
+		f := m.begin()
+		m.write(f, int64(n%256), 1, m.noise)
+		m.must(f.Close())
+		m.snapshot(fmt.Sprint("n", n))
+	}
+	m.head = "volume-head-999.img"
+	m.volume(nil)
+	d := openDisk(t, dir)
+	last := fmt.Sprint("n", longestChain-1)
+	s, err := Open(At{Disk: d, Folder: testReplica, Snapshot: last, Removed: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	got := make([]byte, s.Size())
+	if _, err := s.ReadAt(got, 0); err != nil {
+		t.Fatal(err)
+	}
+	differs(t, got, flatten(m.taken[last].layers, nil, m.size), 0)
+	if _, err := Open(At{Disk: d, Folder: testReplica, Snapshot: fmt.Sprint("n", longestChain), Removed: true}); err == nil || !strings.Contains(err.Error(), "more than 250 layers") {
+		t.Errorf("with one more: %v", err)
+	}
+}
+
+// TestImageOfAnotherDisk lays the volume on an image that another disk of the node has.
+func TestImageOfAnotherDisk(t *testing.T) {
+	m, d := small(t)
+	m.lay("raw", 4096*40)
+	m.volume(nil)
+	other, elsewhere := newModel(t, 5, 1<<20)
+	other.begin().Close()
+	m.must(os.Rename(filepath.Join(d.Path(), "backing-images"), filepath.Join(elsewhere, "backing-images")))
+	at := At{Disk: d, Folder: testReplica, Snapshot: "c", Removed: true}
+	if _, err := Open(at); err == nil || !strings.Contains(err.Error(), "is not there on the disks of this node") {
+		t.Errorf("without the other disk: %v", err)
+	}
+	at.Others = []*disk.Disk{openDisk(t, elsewhere)}
+	s, err := Open(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	got := make([]byte, s.Size())
+	if _, err := s.ReadAt(got, 0); err != nil {
+		t.Fatal(err)
+	}
+	differs(t, got, flatten(m.taken["c"].layers, m.base, m.size), 0)
+}
+
+// TestChanged does to a volume that is open what Longhorn does to layers when it merges
+// them, and other things; and what it does when volumes are attached.
+func TestChanged(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		changed bool
+		do      func(*model)
+	}{
+		{"a write to a layer", true, func(m *model) {
+			f, err := os.OpenFile(m.path("volume-snap-a.img"), os.O_WRONLY, 0)
+			m.must(err)
+			_, err = f.Write([]byte{1})
+			m.must(errors.Join(err, f.Close()))
+		}},
+		{"a layer in the place of another", true, func(m *model) {
+			m.must(os.Rename(m.path("volume-snap-a.img"), m.path("volume-snap-b.img")))
+			m.layer("volume-snap-b.img", "", false)
+		}},
+		{"an equal layer in its place", true, func(m *model) {
+			data, err := os.ReadFile(m.path("volume-snap-b.img"))
+			m.must(err)
+			m.must(os.WriteFile(m.path("x"), data, 0o600))
+			m.must(os.Rename(m.path("x"), m.path("volume-snap-b.img")))
+		}},
+		{"a layer taken out", true, func(m *model) { m.layer("volume-snap-c.img", "volume-snap-a.img", false) }},
+		{"a larger volume", true, func(m *model) { m.volume(map[string]any{"Size": m.size + 512}) }},
+		{"a replica that is rebuilt", true, func(m *model) { m.volume(map[string]any{"Rebuilding": true}) }},
+		{"an image below that was written to", true, func(m *model) {
+			m.must(os.Truncate(filepath.Join(m.dir, "../../backing-images/parrot-6846a0b2/backing"), 512))
+		}},
+		{"a folder that is gone", true, func(m *model) { m.must(os.RemoveAll(m.dir)) }},
+		{"a volume that is attached", false, func(m *model) { m.volume(map[string]any{"Dirty": true}) }},
+		{"another snapshot, and a write", false, func(m *model) {
+			m.snapshot("later")
+			f := m.begin()
+			m.write(f, 3, 1, m.noise)
+			m.must(f.Close())
+		}},
+		{"the snapshot's removal, still to come", false, func(m *model) { m.layer("volume-snap-c.img", "volume-snap-b.img", true) }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m, d := small(t)
+			m.lay("raw", 5120)
+			m.volume(nil)
+			at := At{Disk: d, Folder: testReplica, Snapshot: "c", Removed: true}
+			s, err := Open(at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			test.do(m)
+			if err := s.Unchanged(); errors.Is(err, disk.ErrChanging) != test.changed || !test.changed && err != nil {
+				t.Errorf("error is %v, changed is %v", err, test.changed)
+			}
+			again, err := Open(at)
+			if err != nil {
+				return // it cannot be taken for the same
+			}
+			defer again.Close()
+			if same := again.Fingerprint() == s.Fingerprint(); same == test.changed {
+				t.Errorf("the same to go on with: %v", same)
+			}
+		})
+	}
+}
+
+// TestHeadAttachedMeanwhile reads a head while the volume is attached.
+func TestHeadAttachedMeanwhile(t *testing.T) {
+	m, d := small(t)
+	s, err := Open(At{Disk: d, Folder: testReplica})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	m.volume(map[string]any{"Dirty": true})
+	if err := s.Unchanged(); !errors.Is(err, disk.ErrChanging) || !errors.Is(err, ErrOpen) {
+		t.Errorf("error is %v", err)
+	}
+}
