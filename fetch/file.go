@@ -72,6 +72,24 @@ func (c *Client) Folder(path string) (*os.Root, error) {
 	return folder, FileError(err)
 }
 
+// OpenFile opens a file or device of this machine to read it, where files may be read.
+// It waits for nothing that may be at the path.
+func (c *Client) OpenFile(path string, flags int) (*os.File, error) {
+	path = filepath.Clean(path)
+	root, rel, err := c.below(path)
+	if err != nil {
+		return nil, err
+	}
+	flags |= os.O_RDONLY | syscall.O_NONBLOCK
+	var f *os.File
+	if root == "" {
+		f, err = os.OpenFile(path, flags, 0)
+	} else {
+		f, err = openBelow(root, rel, flags)
+	}
+	return f, FileError(err)
+}
+
 // openBelow follows no link out of root.
 func openBelow(root, rel string, flags int) (*os.File, error) {
 	r, err := os.OpenRoot(root)

@@ -22,8 +22,9 @@ type job struct {
 	nodes    map[string]schema.Node
 	client   *fetch.Client
 	disk     *disk.Disk
-	source   *disk.Disk // of a sync on this node
-	near     []nearCopy // of the same bytes, for a repair
+	source   *disk.Disk            // of a sync on this node
+	disks    map[string]*disk.Disk // of this node by name, for an export
+	near     []nearCopy            // of the same bytes, for a repair
 	far      far
 	asking   asking // of a deletion
 	progress *fetch.Progress
@@ -36,6 +37,8 @@ func (j job) run(ctx context.Context) error {
 	switch j.action.Kind {
 	case Download:
 		return j.download(ctx, id)
+	case Export:
+		return j.export(ctx, id)
 	case Sync:
 		if j.source == nil {
 			return j.pull(ctx, id)
@@ -119,7 +122,7 @@ func (j job) fill(ctx context.Context, id disk.ID, want disk.Digest, transfer fu
 		Reserve: j.reserve,
 		MaxSize: j.maxSize(),
 		SHA256:  want.Algorithm() == disk.SHA256 || j.image.Checksum.Algorithm() == disk.SHA256,
-		Format:  disk.Format(j.image.Format),
+		Format:  j.format(),
 	})
 	if err != nil {
 		return err

@@ -89,6 +89,7 @@ func (r *Reconciler) Look(d Desired) Observed {
 	}
 	o.BackedUp = r.backedUp(d)
 	r.others.hear(d, &o)
+	o.Unable = r.unable(d, o)
 	r.miss(o)
 	r.show(d, o)
 	return o

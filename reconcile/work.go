@@ -118,6 +118,9 @@ func (r *Reconciler) job(d Desired, o Observed, a Action) job {
 	if (a.Kind == Sync || a.Kind == Clone) && a.from != (Key{}) {
 		j.source = r.disks.open[a.from.Disk].Disk
 	}
+	if a.Kind == Export {
+		j.disks = r.disks.usable()
+	}
 	j.far.warn = func(err error) { r.log.Warn("bytes are wrong", "copy", a.Key().String(), "error", err) }
 	if a.Kind.drops() {
 		j.asking = r.others.asking(d, d.Asks(o, a))

@@ -1,0 +1,247 @@
+package export
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// midway does something once, when the reading has come to an offset.
+type midway struct {
+	flat
+	at int64
+	do func()
+
+	read int64 // bytes in all
+}
+
+func (m *midway) ReadAt(b []byte, offset int64) (int, error) {
+	n, err := m.flat.ReadAt(b, offset)
+	m.read += int64(n)
+	if m.do != nil && offset >= m.at {
+		do := m.do
+		m.do = nil
+		do()
+	}
+	return n, err
+}
+
+// halfway has do called in the middle of s.
+func halfway(s *Source, do func()) *midway {
+	m := &midway{at: 4 << 20, do: do}
+	open := s.open
+	s.open = func() (flat, error) {
+		var err error
+		m.flat, err = open()
+		return m, err
+	}
+	return m
+}
+
+func find(t testing.TB, d *disk.Disk, r Request) *Source {
+	t.Helper()
+	s, err := Find(&fetch.Client{AnyFile: true}, map[string]*disk.Disk{"a": d}, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestLayerChangesMeanwhile rewrites a layer that was read already, and one still to come.
+func TestLayerChangesMeanwhile(t *testing.T) {
+	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
+		for _, at := range []int64{0, 6 << 20} {
+			d := openDisk(t, t.TempDir())
+			dir := volume{disk: d, folder: "v-00000001", size: 16 << 20, data: 1}.write(t)
+			r := Request{Volume: "v", Snapshot: "s1", Format: format}
+			s := find(t, d, r)
+			halfway(s, func() {
+				f, err := os.OpenFile(filepath.Join(dir, "volume-snap-s1.img"), os.O_WRONLY, 0)
+				if err == nil {
+					_, err = f.WriteAt(bytes.Repeat([]byte{9}, 4096), at)
+				}
+				if err = errors.Join(err, f.Close()); err != nil {
+					t.Error(err)
+				}
+			})
+			_, err := export(t.Context(), d, imageID, s)
+			var known *fetch.Error
+			if !errors.As(err, &known) || known.Class != fetch.Network || !errors.Is(err, disk.ErrChanging) {
+				t.Errorf("error is %v", err)
+			}
+			if c := d.Look(imageID); c.State == disk.Ready {
+				t.Errorf("copy is %+v", c)
+			}
+			// The next try takes nothing of it over.
+			s = find(t, d, r)
+			again := halfway(s, nil)
+			if c, err := export(t.Context(), d, imageID, s); err != nil || c.State != disk.Ready {
+				t.Errorf("the next try: %+v, error %v", c, err)
+			}
+			if again.read < 8<<20 {
+				t.Errorf("%d bytes were read by the next try", again.read)
+			}
+		}
+	}
+}
+
+// TestResume stops an export in the middle. The next one goes on where that ended, if
+// the volume is what it was, and gives the same image.
+func TestResume(t *testing.T) {
+	for _, r := range []Request{
+		{Volume: "v", Snapshot: "s1", Format: disk.Raw},
+		{Volume: "v", Snapshot: "s1", Format: disk.QCOW2},
+		{Path: "file", Format: disk.Raw},
+	} {
+		d := openDisk(t, t.TempDir())
+		dir := volume{disk: d, folder: "v-00000001", size: 16 << 20, data: 1}.write(t)
+		if r.Path != "" {
+			r.Path = filepath.Join(dir, "volume-snap-s1.img")
+		}
+		whole, err := export(t.Context(), d, disk.ID{Name: "whole", UUID: "00000001"}, find(t, d, r))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		s := find(t, d, r)
+		halfway(s, stop)
+		if _, err := export(ctx, d, imageID, s); !errors.Is(err, context.Canceled) {
+			t.Fatalf("error is %v", err)
+		}
+		s = find(t, d, r)
+		rest := halfway(s, nil)
+		c, err := export(t.Context(), d, imageID, s)
+		if err != nil || c.SHA512 != whole.SHA512 {
+			t.Errorf("image is %+v, error %v; want %v", c, err, whole.SHA512)
+		}
+		if rest.read == 0 || rest.read > 13<<20 {
+			t.Errorf("%s: %d bytes were read for the rest", r.Format, rest.read)
+		}
+	}
+}
+
+// TestGuestWithHeader has a raw disk that a guest wrote the header of a qcow2 image to,
+// which names another file.
+func TestGuestWithHeader(t *testing.T) {
+	d := openDisk(t, t.TempDir())
+	dir := volume{disk: d, folder: "v-00000001"}.write(t)
+	image := filepath.Join(t.TempDir(), "x.qcow2")
+	run(t, "qemu-img", "create", "-q", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", image, "1M")
+	header, err := os.ReadFile(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "volume-snap-s1.img"), os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.Write(header[:64<<10])
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	var format *disk.FormatError
+	if _, err := export(t.Context(), d, imageID, find(t, d, Request{Volume: "v", Snapshot: "s1", Format: disk.Raw})); !errors.As(err, &format) {
+		t.Errorf("as raw: %v", err)
+	}
+	c, err := export(t.Context(), d, imageID, find(t, d, Request{Volume: "v", Snapshot: "s1", Format: disk.QCOW2}))
+	if err != nil || c.Format != disk.QCOW2 || c.VirtualSize != 1<<20 {
+		t.Errorf("as qcow2 around it: %+v, %v", c, err)
+	}
+}
+
+// TestPaths has files in the place of a volume.
+func TestPaths(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name string, size int64) string {
+		f, err := os.Create(filepath.Join(dir, name))
+		if err == nil {
+			err = errors.Join(f.Truncate(size), f.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f.Name()
+	}
+	good, odd, empty := file("good", 1<<20), file("odd", 1000), file("empty", 0)
+	outside, link := filepath.Join(t.TempDir(), "outside"), filepath.Join(dir, "link")
+	if err := errors.Join(os.WriteFile(outside, make([]byte, 512), 0o600), os.Symlink(outside, link)); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		path  string
+		roots []string
+		class fetch.Class // 0: it is found
+		want  string
+	}{
+		{good, []string{dir}, 0, ""},
+		{good, nil, fetch.Config, "--allow-file-root"},
+		{good, []string{dir + "/x"}, fetch.Config, "not below an allowed folder"},
+		{link, []string{dir}, fetch.Config, "escapes"},
+		{dir + "/none", []string{dir}, fetch.Refused, "no such file"},
+		{odd, []string{dir}, fetch.Source, "has 1000 bytes"},
+		{empty, []string{dir}, fetch.Source, "has 0 bytes"},
+		{dir, []string{"/"}, fetch.Source, "neither a file nor a block device"},
+		{"/dev/zero", []string{"/dev"}, fetch.Source, "neither a file nor a block device"},
+	} {
+		_, err := Find(&fetch.Client{FileRoots: test.roots}, nil, Request{Path: test.path, Format: disk.Raw})
+		var known *fetch.Error
+		if test.class == 0 && err == nil {
+			continue
+		}
+		if !errors.As(err, &known) || known.Class != test.class || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s below %v: %v, want class %v and %q", test.path, test.roots, err, test.class, test.want)
+		}
+	}
+}
+
+// TestSparseFile reads the holes of a file as what they are.
+func TestSparseFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "disk")
+	want := make([]byte, 3<<20)
+	f, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, at := range []int{0, 1<<20 - 4096, 2<<20 + 8192} {
+		for i := range want[at : at+12288] {
+			want[at+i] = byte(i) | 1
+		}
+		if _, err := f.WriteAt(want[at:at+12288], int64(at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Truncate(int64(len(want))); err != nil {
+		t.Fatal(err)
+	}
+	v, err := openPath(&fetch.Client{AnyFile: true}, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	for _, piece := range []int{4096, 100000, 3 << 20} {
+		var got bytes.Buffer
+		if _, err := io.CopyBuffer(struct{ io.Writer }{&got}, struct{ io.Reader }{io.NewSectionReader(v, 0, v.Size())}, make([]byte, piece)); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got.Bytes(), want) {
+			t.Errorf("in pieces of %d it is another disk", piece)
+		}
+	}
+	if n, err := data(v); n != 1+3<<20 || err != nil {
+		t.Errorf("data is %d, error %v", n, err)
+	}
+	if err := v.Unchanged(); err != nil {
+		t.Error(err)
+	}
+}

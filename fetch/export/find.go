@@ -1,0 +1,128 @@
+package export
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/replica"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// Request says what to export. Exactly one of Volume and Path is set.
+type Request struct {
+	Volume   string
+	Snapshot string // of Volume; "": as the volume is now
+	Path     string // of a file or block device
+	Format   disk.Format
+	Compress bool // the clusters of a qcow2
+}
+
+// Source is where what a Request asks for can be read on this node.
+type Source struct {
+	request Request
+	name    string // for messages
+	open    func() (flat, error)
+}
+
+// Find looks for the source of r on the disks of this node, by name, in a few small
+// files. Its errors are of type *fetch.Error, and sentences about the volume.
+func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, error) {
+	if r.Path != "" {
+		return findPath(c, r)
+	}
+	all, reasons := candidates(disks, r.Volume)
+	older := rank(all, r.Snapshot == "")
+	for n, one := range all {
+		at := replica.At{Disk: disks[one.disk], Folder: one.folder, Snapshot: r.Snapshot, Others: others(disks, one.disk)}
+		err := replica.Check(at)
+		if err == nil {
+			s := &Source{request: r, name: fmt.Sprintf("volume %s, %s", r.Volume, one)}
+			s.open = func() (flat, error) { return replica.Open(at) }
+			return s, nil
+		}
+		reasons = append(reasons, fmt.Sprintf("%s: %v", one, explain(err)))
+		if n+1 < len(all) && (older(one, all[n+1]) || r.Snapshot == "" && errors.Is(err, replica.ErrOpen)) {
+			reasons = append(reasons, fmt.Sprintf("%s is not known to be as new", all[n+1]))
+			break
+		}
+	}
+	if len(reasons) == 0 {
+		return nil, &fetch.Error{Class: fetch.Refused, Err: fmt.Errorf("volume %s has no replica on this node", r.Volume)}
+	}
+	return nil, &fetch.Error{Class: fetch.Refused, Err: fmt.Errorf("volume %s: %s", r.Volume, strings.Join(reasons, "; "))}
+}
+
+// explain adds what to do about it.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, replica.ErrOpen):
+		return fmt.Errorf("%w: take a snapshot and name it as snapshotName, or detach the volume", err)
+	case errors.Is(err, replica.ErrRemoved):
+		return fmt.Errorf("%w: name another one", err)
+	}
+	return err
+}
+
+// candidate is a replica that may be healthy.
+type candidate struct {
+	disk, folder string
+	info         replica.Info
+}
+
+func (c candidate) String() string { return fmt.Sprintf("replica %s on %s", c.folder, c.disk) }
+
+// candidates are the replicas of the volume, the best first, and why others are none.
+func candidates(disks map[string]*disk.Disk, volume string) (all []candidate, reasons []string) {
+	for _, name := range slices.Sorted(maps.Keys(disks)) {
+		folders, err := disks[name].Replicas()
+		if err != nil {
+			reasons = append(reasons, err.Error())
+			continue
+		}
+		for _, folder := range folders {
+			if replica.Volume(folder) != volume {
+				continue
+			}
+			one := candidate{disk: name, folder: folder}
+			one.info, err = replica.Look(disks[name], folder)
+			if err == nil && one.info.Unhealthy() != "" {
+				err = errors.New(one.info.Unhealthy())
+			}
+			if err != nil {
+				reasons = append(reasons, fmt.Sprintf("%s: %v", one, err))
+				continue
+			}
+			all = append(all, one)
+		}
+	}
+	return all, reasons
+}
+
+// rank puts the best first. With head, older reports whether a replica has older data
+// than another one, and is no choice although it could be read.
+func rank(all []candidate, head bool) (older func(than, c candidate) bool) {
+	if !head {
+		slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(b.info.Size, a.info.Size) })
+		return func(candidate, candidate) bool { return false }
+	}
+	written := func(c candidate) int64 { return c.info.Revision }
+	if slices.ContainsFunc(all, func(c candidate) bool { return c.info.Revision == 0 }) {
+		written = func(c candidate) int64 { return c.info.Written }
+	}
+	slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(written(b), written(a)) })
+	return func(than, c candidate) bool { return written(c) < written(than) }
+}
+
+func others(disks map[string]*disk.Disk, but string) (all []*disk.Disk) {
+	for _, name := range slices.Sorted(maps.Keys(disks)) {
+		if name != but {
+			all = append(all, disks[name])
+		}
+	}
+	return all
+}

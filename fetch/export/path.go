@@ -1,0 +1,155 @@
+package export
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// findPath looks at a file or block device that is the volume.
+func findPath(c *fetch.Client, r Request) (*Source, error) {
+	s := &Source{request: r, name: r.Path}
+	s.open = func() (flat, error) { return openPath(c, r.Path) }
+	if _, err := lookAt(c, r.Path); err != nil {
+		return nil, s.failed(err)
+	}
+	return s, nil
+}
+
+func openPath(c *fetch.Client, path string) (flat, error) {
+	info, err := lookAt(c, path)
+	if err != nil {
+		return nil, err
+	}
+	flags, device := 0, !info.Mode().IsRegular()
+	if device {
+		flags = unix.O_EXCL // of a device: nobody else may have claimed it
+	}
+	opened, err := c.OpenFile(path, flags)
+	if errors.Is(err, unix.EBUSY) {
+		err = &fetch.Error{Class: fetch.Refused, Err: fmt.Errorf("%s is mounted or in use: unmount it, or make a snapshot of it and name that", path)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	now, err := opened.Stat()
+	if err == nil && !os.SameFile(info, now) {
+		err = fmt.Errorf("%w: another file is at the path", disk.ErrChanging)
+	}
+	if err != nil {
+		return nil, errors.Join(err, opened.Close())
+	}
+	f, err := disk.NewFile(opened)
+	if err != nil {
+		return nil, err
+	}
+	p := plain{File: f, ahead: f.Ahead()}
+	if !device {
+		return &p, nil
+	}
+	d := &blockDevice{plain: p, file: opened}
+	if d.writes, err = d.count(); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return d, nil
+}
+
+// lookAt opens what is at the path for a moment, waits for nothing, and refuses what
+// cannot be a disk.
+func lookAt(c *fetch.Client, path string) (os.FileInfo, error) {
+	f, err := c.OpenFile(path, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() && info.Mode().Type() != fs.ModeDevice {
+		return nil, &fetch.Error{Class: fetch.Source, Err: fmt.Errorf("%s is neither a file nor a block device", path)}
+	}
+	size, err := f.Seek(0, io.SeekEnd)
+	if err == nil && (size == 0 || size%512 != 0) {
+		err = &fetch.Error{Class: fetch.Source, Err: fmt.Errorf("%s has %d bytes, and a disk is a number of whole sectors of 512", path, size)}
+	}
+	return info, err
+}
+
+// plain is a file whose bytes are those of the disk.
+type plain struct {
+	*disk.File
+	ahead      io.ReaderAt
+	asked      int64 // where data was looked for last
+	start, end int64 // of what was found
+}
+
+// Fingerprint tells the file by its times and inode.
+func (p *plain) Fingerprint() string {
+	sum := sha256.Sum256(fmt.Append(nil, p.Evidence()))
+	return hex.EncodeToString(sum[:])
+}
+
+// NextData returns the next range that is no hole. Where the file system does not tell,
+// all is data.
+func (p *plain) NextData(offset int64) (start, end int64, err error) {
+	if offset >= p.Size() {
+		return 0, 0, io.EOF
+	}
+	start, err = unix.Seek(p.Fd(), offset, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) {
+		return 0, 0, io.EOF
+	}
+	if err != nil {
+		return offset, p.Size(), nil
+	}
+	if start >= p.Size() {
+		return 0, 0, io.EOF // it has grown, which Unchanged tells
+	}
+	if end, err = unix.Seek(p.Fd(), start, unix.SEEK_HOLE); err != nil {
+		end = p.Size()
+	}
+	return start, min(end, p.Size()), nil
+}
+
+// ReadAt reads the data, and makes up the zeros of holes.
+func (p *plain) ReadAt(b []byte, offset int64) (read int, err error) {
+	for read < len(b) {
+		at := offset + int64(read)
+		if at >= p.Size() {
+			return read, io.EOF
+		}
+		if at >= p.end || at < p.asked {
+			p.asked = at
+			if p.start, p.end, err = p.NextData(at); errors.Is(err, io.EOF) {
+				p.start, p.end = p.Size(), p.Size()
+			} else if err != nil {
+				return read, err
+			}
+		}
+		piece := b[read:]
+		if at < p.start {
+			piece = piece[:min(int64(len(piece)), p.start-at)]
+			clear(piece)
+			read += len(piece)
+			continue
+		}
+		n, err := p.ahead.ReadAt(piece[:min(int64(len(piece)), p.end-at)], at)
+		if read += n; err != nil {
+			if errors.Is(err, io.EOF) {
+				err = fmt.Errorf("%w: it became shorter", disk.ErrChanging)
+			}
+			return read, err
+		}
+	}
+	return read, nil
+}
