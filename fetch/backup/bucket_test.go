@@ -171,7 +171,9 @@ func TestBucketRefuses(t *testing.T) {
 	t.Parallel()
 	server := s3test.Start(t, "images")
 	c := &fetch.Client{SecretsDir: t.TempDir(), AllowLoopback: true}
-	server.Credentials(t, filepath.Join(c.SecretsDir, "right"))
+	if err := server.Credentials(filepath.Join(c.SecretsDir, "right")); err != nil {
+		t.Fatal(err)
+	}
 	for name, files := range map[string]map[string]string{
 		"wrong":   {"access-key-id": s3test.AccessKey, "secret-access-key": secret, "endpoint": server.URL},
 		"unknown": {"access-key-id": "nobody", "secret-access-key": secret, "endpoint": server.URL},

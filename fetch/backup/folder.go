@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path"
 	"regexp"
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -104,7 +104,7 @@ func (f *folder) put(key string, data []byte) error {
 	if err := f.sweep(dir); err != nil {
 		return err
 	}
-	temp := fmt.Sprintf("%s.tmp.0%d", key, time.Now().UnixNano())
+	temp := fmt.Sprintf("%s.tmp.0%d", key, rand.Uint64())
 	file, err := f.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err

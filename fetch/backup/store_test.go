@@ -41,7 +41,9 @@ func folderStore(t testing.TB, dir string) Store {
 func bucketStore(t testing.TB, server *s3test.Server, target string) Store {
 	t.Helper()
 	c := &fetch.Client{SecretsDir: t.TempDir(), AllowLoopback: true}
-	server.Credentials(t, filepath.Join(c.SecretsDir, "bucket"))
+	if err := server.Credentials(filepath.Join(c.SecretsDir, "bucket")); err != nil {
+		t.Fatal(err)
+	}
 	return open(t, c, target, "bucket")
 }
 

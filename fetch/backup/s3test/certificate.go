@@ -9,16 +9,14 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net"
-	"testing"
 	"time"
 )
 
 // certificate makes one for loopback that is its own authority, and its key, in PEM.
-func certificate(t testing.TB) (crt, key []byte) {
-	t.Helper()
+func certificate() (crt, key []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
 	own := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "s3test"},
@@ -28,11 +26,11 @@ func certificate(t testing.TB) (crt, key []byte) {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, own, own, &private.PublicKey, private)
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
 	der8, err := x509.MarshalPKCS8PrivateKey(private)
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der8})
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der8}), nil
 }

@@ -27,82 +27,112 @@ const (
 	SecretKey = "s3test-secret-key"
 )
 
-// Server is one that listens on a loopback address until the test ends.
+// Server is one that listens on a loopback address.
 type Server struct {
 	Address string // HOST:PORT
 	URL     string // without a slash at the end
 	Dir     string // each bucket is a folder in it, with a file for each object
 
-	CA []byte // of StartTLS, in PEM
+	ca     []byte // in PEM; nil without TLS
+	cmd    *exec.Cmd
+	output bytes.Buffer
+	ended  chan struct{}
 }
 
-// Start runs a server with the buckets given.
+// Start runs a server with the buckets given until the test ends.
 func Start(t testing.TB, buckets ...string) *Server {
 	t.Helper()
-	return start(t, "http", nil, buckets)
+	return start(t, Run, buckets)
 }
 
-// StartTLS is Start with https, and a certificate of nobody's.
+// StartTLS is Start with https, and a certificate that nobody knows.
 func StartTLS(t testing.TB, buckets ...string) *Server {
 	t.Helper()
-	dir := t.TempDir()
-	crt, key := certificate(t)
+	return start(t, RunTLS, buckets)
+}
+
+func start(t testing.TB, run func(string, ...string) (*Server, error), buckets []string) *Server {
+	t.Helper()
+	s, err := run(t.TempDir(), buckets...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.Close()
+		if t.Failed() {
+			t.Logf("versitygw at %s says:\n%s", s.Address, s.output.Bytes())
+		}
+	})
+	return s
+}
+
+// Run runs a server with the buckets given, and with what it keeps in dir, until it is
+// closed.
+func Run(dir string, buckets ...string) (*Server, error) {
+	return (&Server{}).run(dir, "http", nil, buckets)
+}
+
+// RunTLS is Run with https, and a certificate that nobody knows.
+func RunTLS(dir string, buckets ...string) (*Server, error) {
+	crt, key, err := certificate()
+	if err != nil {
+		return nil, err
+	}
 	flags := []string{}
 	for name, content := range map[string][]byte{"cert": crt, "key": key} {
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		flags = append(flags, "--"+name, path)
 	}
-	s := start(t, "https", flags, buckets)
-	s.CA = crt
-	return s
+	return (&Server{ca: crt}).run(dir, "https", flags, buckets)
 }
 
-func start(t testing.TB, scheme string, flags, buckets []string) *Server {
-	t.Helper()
+func (s *Server) run(dir, scheme string, flags, buckets []string) (*Server, error) {
 	program, err := executable()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	dir := t.TempDir()
-	s := &Server{Dir: filepath.Join(dir, "buckets")}
+	s.Dir = filepath.Join(dir, "buckets")
 	sidecar := filepath.Join(dir, "sidecar") // not every file system keeps what belongs to an object in attributes
-	for _, path := range append([]string{sidecar, s.Dir}, buckets...) {
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(s.Dir, path)
-		}
-		if err := os.Mkdir(path, 0o755); err != nil {
-			t.Fatal(err)
+	folders := []string{sidecar, s.Dir}
+	for _, bucket := range buckets {
+		folders = append(folders, filepath.Join(s.Dir, bucket))
+	}
+	for _, folder := range folders {
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			return nil, err
 		}
 	}
-	s.Address = freeAddress(t)
+	if s.Address, err = freeAddress(); err != nil {
+		return nil, err
+	}
 	s.URL = scheme + "://" + s.Address
-	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), append(flags, "--port", s.Address, "--quiet", "--keep-alive", "posix", "--sidecar", sidecar, s.Dir)...)
-	cmd.Env = []string{"ROOT_ACCESS_KEY_ID=" + AccessKey, "ROOT_SECRET_ACCESS_KEY=" + SecretKey, "HOME=" + dir}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+	flags = append(flags, "--port", s.Address, "--quiet", "--keep-alive", "posix", "--sidecar", sidecar, s.Dir)
+	s.cmd = exec.Command(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), flags...)
+	s.cmd.Env = []string{"ROOT_ACCESS_KEY_ID=" + AccessKey, "ROOT_SECRET_ACCESS_KEY=" + SecretKey, "HOME=" + dir}
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that panics closes nothing
+	s.cmd.Stdout, s.cmd.Stderr = &s.output, &s.output
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
 	}
-	ended := make(chan struct{})
+	s.ended = make(chan struct{})
 	go func() {
-		cmd.Wait() // it is killed
-		close(ended)
+		_ = s.cmd.Wait() // it is killed
+		close(s.ended)
 	}()
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		<-ended
-		if t.Failed() {
-			t.Logf("versitygw at %s says:\n%s", s.Address, output.Bytes())
-		}
-	})
-	if err := listening(s.Address, ended); err != nil {
-		t.Fatal(err)
+	if err := listening(s.Address, s.ended); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("%w; it says:\n%s", err, s.output.Bytes())
 	}
-	return s
+	return s, nil
+}
+
+// Close kills the server.
+func (s *Server) Close() {
+	_ = s.cmd.Process.Kill() // it has ended
+	<-s.ended
 }
 
 // executable is the program, open and without a name, so that nobody has to remove it.
@@ -131,14 +161,12 @@ var executable = sync.OnceValues(func() (*os.File, error) {
 	return os.Open(path)
 })
 
-func freeAddress(t testing.TB) string {
-	t.Helper()
+func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return l.Addr().String(), l.Close()
 }
 
 // listening waits until somebody listens at the address.
@@ -177,18 +205,18 @@ func (s *Server) Uploads(t testing.TB, bucket string) int {
 }
 
 // Credentials writes a folder of credentials for the server.
-func (s *Server) Credentials(t testing.TB, dir string) {
-	t.Helper()
+func (s *Server) Credentials(dir string) error {
 	files := map[string]string{"access-key-id": AccessKey, "secret-access-key": SecretKey, "endpoint": s.URL}
-	if s.CA != nil {
-		files["ca.crt"] = string(s.CA)
+	if s.ca != nil {
+		files["ca.crt"] = string(s.ca)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
+		return err
 	}
 	for name, content := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
+			return err
 		}
 	}
+	return nil
 }
