@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	trips = flag.Int("backup.trips", 12, "random round trips over a folder, and a sixth as many over a bucket")
+	trips = flag.Int("backup.trips", 8, "random round trips over a folder, and a sixth as many over a bucket")
 	first = flag.Uint64("backup.first", 0, "the seed of the first of them")
 )
 
@@ -32,7 +32,7 @@ var (
 // that repeat, or a qcow2 file.
 func randomImage(t testing.TB, random *rand.Rand) []byte {
 	t.Helper()
-	data := make([]byte, 512*(1+random.IntN(12<<11)))
+	data := make([]byte, 512*(1+random.IntN(6<<11)))
 	block := noise(random.Uint64(), BlockSize)
 	switch kind := random.IntN(5); kind {
 	case 0:

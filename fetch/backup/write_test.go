@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -213,12 +214,18 @@ func TestBackupCutOff(t *testing.T) {
 // cutting ends the work after so many writes.
 type cutting struct {
 	Store
+	cut context.CancelFunc
+
+	mu   sync.Mutex
 	left int
-	cut  context.CancelFunc
 }
 
 func (c *cutting) Put(ctx context.Context, key string, data []byte) error {
-	if c.left--; c.left < 0 {
+	c.mu.Lock()
+	c.left--
+	over := c.left < 0
+	c.mu.Unlock()
+	if over {
 		c.cut()
 		return ctx.Err()
 	}
