@@ -24,7 +24,7 @@ func (v imageView) preparation() Kind {
 	return Download
 }
 
-var unsupported = map[Kind]bool{Upload: true, }
+var unsupported = map[Kind]bool{Upload: true}
 
 // prepare is how the first copy comes to be.
 func (v imageView) prepare(ref schema.DiskRef, reason string) Action {
