@@ -43,18 +43,15 @@ func (l *layout) nextPlain(c cursor) (cursor, bool) {
 	return c, ok
 }
 
-// firstPacked returns the first packed cluster that does not end before at, an offset
-// from where packed clusters begin.
+// firstPacked returns the packed cluster with byte at, counted from where packed clusters
+// begin, or the first one if at is before that.
 func (l *layout) firstPacked(at int64) (cursor, bool) {
 	n := sort.Search(len(l.tables), func(i int) bool { return l.tables[i].packed > at }) - 1
 	if len(l.tables) == 0 {
 		return cursor{}, false
 	}
 	c, ok := l.next(l.start(max(0, n)), true)
-	for ok {
-		if _, length := l.packedAt(c); c.packed+length > at {
-			break
-		}
+	for ok && c.packed+int64(c.t.size(c.i)) <= at {
 		c, ok = l.nextPacked(c)
 	}
 	return c, ok
@@ -64,13 +61,6 @@ func (l *layout) firstPacked(at int64) (cursor, bool) {
 func (l *layout) nextPacked(c cursor) (cursor, bool) {
 	c.packed += int64(c.t.size(c.i))
 	return l.next(c, true)
-}
-
-// packedAt returns how many bytes of c are its own, and how many there are to the end of
-// the last sector that it touches.
-func (l *layout) packedAt(c cursor) (size, length int64) {
-	size = int64(c.t.size(c.i))
-	return size, (c.packed+size+sector-1)/sector*sector - c.packed
 }
 
 // next returns the first packed, or plain, cluster behind c.

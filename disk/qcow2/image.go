@@ -7,10 +7,10 @@ import (
 
 // Image is the disk in a qcow2 file. It is a Source.
 type Image struct {
-	file   file
-	header *header
-	pages  pages
-	unpack unpacker
+	file      file
+	header    *header
+	pages     pages
+	unpacking unpacking
 }
 
 // Open reads the tables of the qcow2 file of size bytes, or refuses the file with a
@@ -23,7 +23,7 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Image{file: f, header: h, pages: pages{file: f}, unpack: unpacker{zstd: h.Compression != 0}}
+	m := &Image{file: f, header: h, pages: pages{file: f}, unpacking: newUnpacking(h)}
 	if err := m.checkL2(); err != nil {
 		return nil, err
 	}
@@ -41,14 +41,11 @@ func (m *Image) ReadAt(p []byte, off int64) (int, error) {
 	want := len(p)
 	p = p[:max(0, min(int64(want), m.Size()-off))]
 	for n := 0; n < len(p); {
-		e, err := m.run(off+int64(n), int64(len(p)-n))
+		k, err := m.readSome(p[n:], off+int64(n))
 		if err != nil {
 			return n, err
 		}
-		if err := m.readExtent(p[n:n+int(e.length)], e); err != nil {
-			return n, err
-		}
-		n += int(e.length)
+		n += k
 	}
 	if len(p) < want {
 		return len(p), io.EOF
@@ -71,18 +68,23 @@ func (m *Image) run(off, limit int64) (extent, error) {
 	return e, err
 }
 
-// readExtent fills p, as long as e is, from e.
-func (m *Image) readExtent(p []byte, e extent) error {
-	switch e.kind {
-	case plain:
-		n := max(0, min(int64(len(p)), m.file.size-e.host))
-		clear(p[n:])
-		return m.file.read(p[:n], e.host)
-	case packed:
-		return m.readPacked(p, e)
+// readSome reads what is alike at off.
+func (m *Image) readSome(p []byte, off int64) (int, error) {
+	e, err := m.run(off, int64(len(p)))
+	if err != nil {
+		return 0, err
 	}
-	clear(p)
-	return nil
+	if e.kind == packed {
+		return m.readPacked(p, off, e)
+	}
+	p = p[:e.length]
+	if e.kind == zero {
+		clear(p)
+		return len(p), nil
+	}
+	n := max(0, min(e.length, m.file.size-e.host))
+	clear(p[n:])
+	return len(p), m.file.read(p[:n], e.host)
 }
 
 // nextLimit is how many extents, most of them clusters, NextData looks at beyond the

@@ -111,13 +111,12 @@ func (l *layout) putCounts(b []byte, first int64) {
 	}
 }
 
-// putPackedCounts counts, for each cluster of the file, the packed clusters that touch a
-// sector of it.
+// putPackedCounts counts, for each cluster of the file, the packed clusters that it has a
+// part of.
 func (l *layout) putPackedCounts(b []byte, first int64) {
 	begin, end := first<<encodeBits-l.packed, (first+refcountEntries)<<encodeBits-l.packed
 	for c, ok := l.firstPacked(begin); ok && c.packed < end; c, ok = l.nextPacked(c) {
-		_, length := l.packedAt(c)
-		for at := c.packed &^ (encodeCluster - 1); at < c.packed+length; at += encodeCluster {
+		for at := c.packed &^ (encodeCluster - 1); at < c.packed+int64(c.t.size(c.i)); at += encodeCluster {
 			if at >= begin && at < end {
 				count := b[(at-begin)>>encodeBits*2:]
 				binary.BigEndian.PutUint16(count, binary.BigEndian.Uint16(count)+1)

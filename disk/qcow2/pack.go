@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// QEMU unpacks with a window of 4 KiB.
+	// QEMU packs with a window of 4 KiB, so that a reader need not have more.
 	packWindow = 4 << 10
 
 	// Unpacking costs whoever reads a cluster, so a sixteenth has to be gained.
@@ -167,45 +167,34 @@ func (k *packer) note() error {
 // errChanged says that the second pass over the data gave something else than the first.
 var errChanged = errors.New("the disk changed while it was read")
 
-// pack packs clusters from c on, as many as a batch holds, and appends them to b. It
-// returns false with the last of all.
-func (k *packer) pack(b []byte, l *layout, c cursor) ([]byte, bool, error) {
-	ok := true
-	for full := false; ok && !full; c, ok = l.nextPacked(c) {
-		full = k.add(c)
-	}
+// pack packs clusters from c on, as many as a batch holds, and appends them to b.
+func (k *packer) pack(b []byte, l *layout, c cursor) ([]byte, error) {
 	defer func() { k.batch = k.batch[:0] }()
+	for ok := true; ok && !k.add(c); {
+		c, ok = l.nextPacked(c)
+	}
 	if err := k.run(); err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	for _, j := range k.batch {
 		if len(j.out) != j.cursor.t.size(j.cursor.i) {
-			return nil, false, errChanged
+			return nil, errChanged
 		}
 		b = append(b, j.out...)
 	}
-	return b, ok, nil
+	return b, nil
 }
 
-// nextPacked makes the block of packed clusters that pos is in.
-func (e *Encoder) nextPacked() error {
+// nextPacked makes the block of packed clusters that pos is in, or the rest of the last
+// cluster of the file.
+func (e *Encoder) nextPacked() (err error) {
 	l := &e.layout
 	c, ok := l.firstPacked(e.pos - l.packed)
 	if !ok {
-		// The last cluster of the file is filled up.
-		e.block = e.block[:0]
-		e.blockOffset = e.pos
-		e.block = append(e.block, zeros[:l.size-e.pos]...)
+		e.block, e.blockOffset = append(e.block[:0], zeros[:l.size-e.pos]...), e.pos
 		return nil
 	}
-	b, more, err := e.packer.pack(e.block[:0], l, c)
-	if err != nil {
-		return err
-	}
-	e.block, e.blockOffset = b, l.packed+c.packed
-	if !more {
-		end := e.blockOffset + int64(len(e.block))
-		e.block = append(e.block, zeros[:l.size-end]...)
-	}
-	return nil
+	e.block, err = e.packer.pack(e.block[:0], l, c)
+	e.blockOffset = l.packed + c.packed
+	return err
 }

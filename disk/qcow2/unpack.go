@@ -2,29 +2,24 @@ package qcow2
 
 import (
 	"bytes"
-	"fmt"
+	"errors"
 	"io"
+	"runtime"
+	"sync"
 
 	"github.com/klauspost/compress/flate"
 	"github.com/klauspost/compress/zstd"
 )
 
-// maxWindow bounds what a zstd frame may ask of memory: as much as the specification
-// wants of every decoder, and four times of what QEMU writes.
-const maxWindow = 8 << 20
+const (
+	// maxWindow bounds what a zstd frame may ask of memory, to twice of what a cluster
+	// can need.
+	maxWindow = 4 << 20
 
-// unpacker unpacks compressed clusters, and keeps the last one for who reads it in
-// pieces.
-type unpacker struct {
-	zstd    bool
-	in      bytes.Reader
-	buf     []byte
-	inflate io.ReadCloser
-	decoder *zstd.Decoder
-
-	entry   uint64 // the cluster kept; 0: none
-	cluster []byte
-}
+	unpackWorkers = 4
+	unpackBytes   = 1 << 20 // of the disk, unpacked side by side
+	unpackMost    = 64      // clusters, likewise
+)
 
 // packedRange returns where the compressed cluster of an L2 entry lies. The number of
 // sectors that it touches is all that is said of its size, and the last one may be cut
@@ -40,50 +35,128 @@ func (m *Image) packedRange(entry uint64) (offset, length int64, err error) {
 	return offset, min(length, m.file.size-offset), nil
 }
 
-// readPacked fills p from the compressed cluster of e.
-func (m *Image) readPacked(p []byte, e extent) error {
-	u := &m.unpack
-	size := int(m.header.clusterSize())
-	if u.entry != e.entry && len(p) == size {
-		return m.unpackCluster(p, e.entry)
+// unpacking is what the compressed clusters of an image are unpacked with.
+type unpacking struct {
+	workers []*unpacker
+	jobs    []unpackJob
+
+	kept    uint64 // the entry of the cluster that was last read in part; 0: none
+	cluster []byte
+}
+
+type unpackJob struct {
+	in  []byte
+	out []byte // one cluster
+	err error
+}
+
+func newUnpacking(h *header) unpacking {
+	var u unpacking
+	for range min(runtime.GOMAXPROCS(0), unpackWorkers) {
+		u.workers = append(u.workers, &unpacker{zstd: h.Compression != 0})
 	}
-	if u.entry != e.entry {
-		if u.cluster == nil {
-			u.cluster = make([]byte, size)
+	n := min(unpackMost, unpackBytes>>h.ClusterBits)
+	u.jobs = make([]unpackJob, 0, max(n, len(u.workers)))
+	return u
+}
+
+// readPacked reads at off, where e is, and from the compressed clusters that follow as
+// long as p has room for whole ones.
+func (m *Image) readPacked(p []byte, off int64, e extent) (n int, err error) {
+	u := &m.unpacking
+	size := int(m.header.clusterSize())
+	if e.length < int64(size) {
+		return int(e.length), m.readPart(p[:e.length], e)
+	}
+	u.jobs = u.jobs[:0]
+	for e.kind == packed && e.length == int64(size) && len(p)-n >= size && len(u.jobs) < cap(u.jobs) {
+		if err := m.addJob(p[n:n+size], e.entry); err != nil {
+			return 0, err
 		}
-		u.entry = 0
-		if err := m.unpackCluster(u.cluster, e.entry); err != nil {
+		if n += size; len(p)-n >= size {
+			if e, err = m.lookup(off + int64(n)); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return n, u.run()
+}
+
+// readPart reads a part of a compressed cluster, and keeps the cluster.
+func (m *Image) readPart(p []byte, e extent) error {
+	u := &m.unpacking
+	if u.kept != e.entry {
+		if u.cluster == nil {
+			u.cluster = make([]byte, m.header.clusterSize())
+		}
+		u.kept, u.jobs = 0, u.jobs[:0]
+		if err := m.addJob(u.cluster, e.entry); err != nil {
 			return err
 		}
-		u.entry = e.entry
+		if err := u.run(); err != nil {
+			return err
+		}
+		u.kept = e.entry
 	}
 	copy(p, u.cluster[e.skip:])
 	return nil
 }
 
-func (m *Image) unpackCluster(p []byte, entry uint64) error {
+// addJob reads the compressed cluster of an entry, which out is for.
+func (m *Image) addJob(out []byte, entry uint64) error {
 	offset, length, err := m.packedRange(entry)
 	if err != nil {
 		return err
 	}
-	u := &m.unpack
-	if int64(cap(u.buf)) < length {
-		// A cluster may take up to twice its size.
-		u.buf = make([]byte, 2*m.header.clusterSize())
+	u := &m.unpacking
+	u.jobs = u.jobs[:len(u.jobs)+1]
+	j := &u.jobs[len(u.jobs)-1]
+	j.out, j.err = out, nil
+	if int64(cap(j.in)) < length {
+		j.in = make([]byte, length)
 	}
-	b := u.buf[:length]
-	if err := m.file.read(b, offset); err != nil {
-		return err
+	j.in = j.in[:length]
+	return m.file.read(j.in, offset)
+}
+
+// run does the jobs, several at a time.
+func (u *unpacking) run() error {
+	queue := make(chan *unpackJob, len(u.jobs))
+	for i := range u.jobs {
+		queue <- &u.jobs[i]
 	}
-	if err := u.fill(p, b); err != nil {
-		return refuse(hintDamaged, "a compressed cluster of the qcow2 image is damaged")
+	close(queue)
+	work := func(w *unpacker) {
+		for j := range queue {
+			j.err = w.fill(j.out, j.in)
+		}
+	}
+	var group sync.WaitGroup
+	for _, w := range u.workers[1:min(len(u.workers), len(u.jobs))] {
+		group.Go(func() { work(w) })
+	}
+	work(u.workers[0])
+	group.Wait()
+	for _, j := range u.jobs {
+		if j.err != nil {
+			return refuse(hintDamaged, "a compressed cluster of the qcow2 image is damaged")
+		}
 	}
 	return nil
 }
 
+// unpacker unpacks one cluster after the other.
+type unpacker struct {
+	zstd    bool
+	in      bytes.Reader
+	inflate io.Reader
+	decoder *zstd.Decoder
+}
+
 // fill unpacks b until p is full. What follows in b belongs to another cluster.
 func (u *unpacker) fill(p, b []byte) error {
-	r, err := u.reader(b)
+	u.in.Reset(b)
+	r, err := u.reader()
 	if err != nil {
 		return err
 	}
@@ -91,25 +164,21 @@ func (u *unpacker) fill(p, b []byte) error {
 	return err
 }
 
-func (u *unpacker) reader(b []byte) (io.Reader, error) {
-	u.in.Reset(b)
-	var err error
+func (u *unpacker) reader() (r io.Reader, err error) {
 	switch {
 	case u.zstd && u.decoder == nil:
 		u.decoder, err = zstd.NewReader(&u.in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
-			zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(maxWindow))
+			zstd.WithDecoderMaxWindow(maxWindow))
+		return u.decoder, err
 	case u.zstd:
-		err = u.decoder.Reset(&u.in)
+		return u.decoder, u.decoder.Reset(&u.in)
 	case u.inflate == nil:
 		u.inflate = flate.NewReader(&u.in)
-	default:
-		err = u.inflate.(flate.Resetter).Reset(&u.in, nil)
+		return u.inflate, nil
 	}
-	if err != nil {
-		return nil, fmt.Errorf("unpack cluster: %w", err)
+	resetter, ok := u.inflate.(flate.Resetter)
+	if !ok {
+		return nil, errors.New("flate reader cannot be used again")
 	}
-	if u.zstd {
-		return u.decoder, nil
-	}
-	return u.inflate, nil
+	return u.inflate, resetter.Reset(&u.in, nil)
 }

@@ -1,0 +1,176 @@
+package qcow2
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// putL2 sets a word of the first L2 table: entry i, or half of an extended one.
+func putL2(i int, v uint64) edit {
+	return func(b []byte) {
+		l1 := binary.BigEndian.Uint64(b[binary.BigEndian.Uint64(b[atL1Offset:]):])
+		put64(int(l1&l1OffsetMask)+8*i, v)(b)
+	}
+}
+
+const (
+	damaged = "a compressed cluster of the qcow2 image is damaged"
+	twice   = "a cluster of the qcow2 image is used twice"
+	outside = "a cluster of the qcow2 image lies outside the file"
+)
+
+// hostileClusters lists, for every rule about what tables say of clusters, an image that
+// breaks it. v3.qcow2 has its tables in the clusters 1 to 4 and data in the cluster 5,
+// which is the second one of the disk; extended-l2.qcow2 likewise, at 64 KiB of the disk.
+var hostileClusters = []struct {
+	name   string
+	base   string
+	reason string
+	edits  []edit
+}{
+	{"reserved bits", "v3", "an L2 entry of the qcow2 image has reserved bits set", []edit{putL2(1, copied|1<<56|5<<16)}},
+	{"low reserved bits", "v3", "an L2 entry of the qcow2 image has reserved bits set", []edit{putL2(1, copied|5<<16|2)}},
+	{"zeros of version 2", "v2", "an L2 entry of the qcow2 image has reserved bits set", []edit{putL2(1, copied|5<<16|1)}},
+	{"zeros of extended entries", "extended-l2", "an L2 entry of the qcow2 image has reserved bits set", []edit{putL2(8, copied|5<<14|1)}},
+	{"within a cluster", "v3", "an L2 entry of the qcow2 image names no whole cluster", []edit{putL2(1, copied|5<<16|512)}},
+	{"zeros within a cluster", "v3", "an L2 entry of the qcow2 image names no whole cluster", []edit{putL2(1, copied|5<<16|512|1)}},
+	{"behind the end", "v3", outside, []edit{putL2(1, copied|6<<16)}},
+	{"far", "v3", outside, []edit{putL2(1, 1<<56-1<<16)}},
+	{"last entry", "v3", outside, []edit{putL2(1023, copied|6<<16)}},
+
+	{"one cluster for two", "v3", twice, []edit{putL2(0, copied|5<<16)}},
+	{"zeros that are data too", "v3", twice, []edit{putL2(0, copied|5<<16|1)}},
+	{"the reference counts as data", "v3", twice, []edit{putL2(1, copied|1<<16)}},
+	{"the L1 table as data", "v3", twice, []edit{putL2(1, copied|3<<16)}},
+	{"the L2 table as data", "v3", twice, []edit{putL2(1, copied|4<<16)}},
+	{"the L1 table as L2 table", "v3", twice, []edit{putL1(0, copied|3<<16)}},
+	{"one L2 table for two", "v3", twice, []edit{put64(atSize, 1<<30), put32(atL1Entries, 2), putL1(1, copied|4<<16)}},
+	{"one L2 table for all", "v3", twice, []edit{put64(atSize, 8<<40), put32(atL1Entries, 16<<10), func(b []byte) {
+		for i := 3 << 16; i < 5<<16; i += 8 {
+			put64(i, copied|5<<16)(b)
+		}
+		clear(b[5<<16:])
+	}}},
+
+	{"compressed behind the end", "v3", "a compressed " + outside[2:], []edit{putL2(1, l2Compressed|6<<16)}},
+	{"compressed far away", "v3", "a compressed " + outside[2:], []edit{putL2(1, l2Compressed|1<<54-1)}},
+	{"compressed nowhere", "v3", "a compressed " + outside[2:], []edit{putL2(1, l2Compressed|255<<54)}},
+	{"compressed nonsense", "v3", damaged, []edit{putL2(1, l2Compressed|5<<16)}},
+	{"compressed zeros", "v3", damaged, []edit{putL2(1, l2Compressed|255<<54|5<<16-512)}},
+	{"compressed by another method", "zstd", damaged, []edit{put64(atIncompatible, 0), put32(atCompression, 0)}},
+	{"compressed, cut off", "zlib", damaged, []edit{putL2(1, l2Compressed|6<<16-1)}},
+
+	{"both zeros and data", "extended-l2", "a subcluster of the qcow2 image is both zeros and data", []edit{putL2(9, 1<<32|1)}},
+	{"data nowhere", "extended-l2", "an L2 entry of the qcow2 image has data nowhere", []edit{putL2(8, copied)}},
+}
+
+func TestHostileClusters(t *testing.T) {
+	for _, c := range hostileClusters {
+		t.Run(c.name, func(t *testing.T) {
+			b := padded(edited(image(t, "good/"+c.base+".qcow2"), c.edits...))
+			m, err := Open(bytes.NewReader(b), int64(len(b)))
+			if c.reason == damaged {
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = m.ReadAt(make([]byte, 1<<20), 0)
+				_, again := m.ReadAt(make([]byte, 1), 64<<10)
+				wantRefused(t, again, c.reason)
+			}
+			wantRefused(t, err, c.reason)
+		})
+	}
+}
+
+// padded fills the last cluster of a file with clusters of 64 KiB.
+func padded(b []byte) []byte { return append(b, make([]byte, -len(b)&0xffff)...) }
+
+// What is odd but has one meaning only is read, as QEMU reads it.
+func TestOddClusters(t *testing.T) {
+	data := bytes.Repeat([]byte{0x5a}, 12<<10)
+	for _, c := range []struct {
+		name  string
+		base  string
+		size  int // of the file; 0: as it is
+		want  []byte
+		edits []edit
+	}{
+		{"as it is", "v3", 0, data, nil},
+		{"not marked as copied", "v3", 0, data, []edit{putL2(1, 5<<16)}},
+		{"file ends within the cluster", "v3", 5<<16 + 1000, data[:1000], nil},
+		{"zeros with a place", "v3", 0, nil, []edit{putL2(1, copied|5<<16|1)}},
+		{"zeros with a place behind the end", "v3", 5 << 16, nil, []edit{putL2(1, copied|5<<16|1)}},
+		{"nothing", "v3", 0, nil, []edit{putL2(1, copied)}},
+		{"entry behind the disk", "v3", 0, data, []edit{putL2(1024, copied|7<<40)}},
+		{"packed twice", "zlib", 0, data, []edit{func(b []byte) {
+			l2 := binary.BigEndian.Uint64(b[binary.BigEndian.Uint64(b[atL1Offset:]):]) & l1OffsetMask
+			put64(int(l2)+16, binary.BigEndian.Uint64(b[l2+8:]))(b)
+		}}},
+		{"a subcluster alone", "extended-l2", 0, data[:512], []edit{putL2(9, 1)}},
+		{"other subclusters are zeros", "extended-l2", 0, data[:512], []edit{putL2(9, 1|0xfffffffe<<32)}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := edited(image(t, "good/"+c.base+".qcow2"), c.edits...)
+			if c.size > 0 {
+				b = b[:c.size]
+			}
+			m, err := Open(bytes.NewReader(b), int64(len(b)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := bytes.Repeat([]byte{0xee}, 128<<10)
+			if _, err := m.ReadAt(got, 0); err != nil {
+				t.Fatal(err)
+			}
+			checkBytes(t, "disk", got, slices.Concat(make([]byte, 64<<10), c.want, make([]byte, 64<<10-len(c.want))))
+		})
+	}
+}
+
+// What an image says of its sizes does not make its reader take more memory.
+func TestBoundedMemory(t *testing.T) {
+	frame := []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa0 | 7} // a window of gigabytes
+	w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bomb := w.EncodeAll(make([]byte, 64<<20), nil)
+	for name, packed := range map[string][]byte{"window": frame, "bomb": bomb} {
+		b := padded(edited(image(t, "good/zstd.qcow2"), putL2(1, l2Compressed|255<<54|5<<16)))
+		b = append(b, make([]byte, 256<<10)...)
+		copy(b[5<<16:], packed)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		m, err := Open(bytes.NewReader(b), int64(len(b)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = m.ReadAt(make([]byte, 64<<10), 64<<10)
+		runtime.ReadMemStats(&after)
+		if got := after.TotalAlloc - before.TotalAlloc; got > 8<<20 {
+			t.Errorf("%s: %d bytes allocated, and %v", name, got, err)
+		}
+	}
+	// A disk of 64 TiB that is all L1 table.
+	head := edited(image(t, "good/v3.qcow2")[:64<<10], put32(atL1Entries, 4<<20), put64(atSize, 64<<40))
+	s := &sparse{head: head, size: 1 << 40}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	m, err := Open(s, s.size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := m.NextData(0); err != io.EOF {
+		t.Errorf("NextData: %v", err)
+	}
+	runtime.ReadMemStats(&after)
+	if got := after.TotalAlloc - before.TotalAlloc; got > maxMarks/8+1<<20 {
+		t.Errorf("64 TiB: %d bytes allocated", got)
+	}
+}

@@ -1,0 +1,117 @@
+package qcow2
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// FuzzInspect holds for any header: no panic, bounded reading, and errors that are final
+// only by what the bytes say.
+func FuzzInspect(f *testing.F) {
+	const maxHead = 4 << 10
+	for _, c := range hostile {
+		b := edited(image(f, "good/"+c.base+".qcow2"), c.edits...)
+		head := b[:min(len(b), maxHead)]
+		f.Add(head, uint32((len(b)-len(head))/sector))
+	}
+	f.Fuzz(func(t *testing.T, head []byte, zeros uint32) {
+		if len(head) > maxHead {
+			return
+		}
+		s := &sparse{head: head, size: int64(len(head)) + int64(zeros)*sector}
+		size, err := Inspect(s, s.size)
+		if s.read > 33<<20 {
+			t.Errorf("%d bytes were read", s.read)
+		}
+		checkFinal(t, err)
+		if err == nil && (size <= 0 || size%sector != 0 || size > maxVirtualSize) {
+			t.Errorf("Inspect = %d", size)
+		}
+	})
+}
+
+func checkFinal(t *testing.T, err error) {
+	t.Helper()
+	if _, ok := errors.AsType[*FormatError](err); err != nil && !ok {
+		t.Errorf("%v, though every byte could be read", err)
+	}
+}
+
+// small makes an image of few bytes that has clusters of all sorts.
+func small(f *testing.F, options string, compress ...string) []byte {
+	plain, path := filepath.Join(f.TempDir(), "plain"), filepath.Join(f.TempDir(), "image")
+	run(f, "qemu-img", "create", "-q", "-f", "qcow2", plain, "64k")
+	run(f, "qemu-io", "-f", "qcow2", "-c", "write -q -P 1 1k 6k", "-c", "write -q -P 2 20k 12k", plain)
+	args := append([]string{"convert", "-f", "qcow2", "-O", "qcow2", "-o", options}, compress...)
+	run(f, "qemu-img", append(args, plain, path)...)
+	run(f, "qemu-io", "-f", "qcow2", "-c", "write -q -P 3 40k 1k", "-c", "write -q -z 20k 1k", path)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return b
+}
+
+// FuzzImage holds for any file: no panic, errors that are final only by what the bytes
+// say, zeros outside of all ranges, and the same bytes however they are read.
+func FuzzImage(f *testing.F) {
+	for _, b := range [][]byte{
+		small(f, "cluster_size=512"),
+		small(f, "cluster_size=512,compat=0.10"),
+		small(f, "cluster_size=512", "-c"),
+		small(f, "cluster_size=512,compression_type=zstd", "-c"),
+		small(f, "cluster_size=16k,extended_l2=on"),
+		small(f, "cluster_size=16k,extended_l2=on", "-c"),
+	} {
+		f.Add(b, uint32(0))
+		f.Add(b, uint32(40<<10+100))
+	}
+	f.Fuzz(func(t *testing.T, b []byte, at uint32) {
+		m, err := Open(bytes.NewReader(b), int64(len(b)))
+		if err != nil {
+			checkFinal(t, err)
+			return
+		}
+		const window = 96 << 10
+		off := int64(at) % m.Size()
+		whole := make([]byte, min(window, m.Size()-off))
+		if _, err := m.ReadAt(whole, off); err != nil {
+			checkFinal(t, err)
+			return
+		}
+		pieces := make([]byte, len(whole))
+		for n := 0; n < len(pieces); n += 700 {
+			p := pieces[n:min(len(pieces), n+700)]
+			if _, err := m.ReadAt(p, off+int64(n)); err != nil {
+				t.Fatalf("read again in pieces: %v", err)
+			}
+		}
+		checkBytes(t, "in pieces", pieces, whole)
+		checkRanges(t, m, off, whole)
+	})
+}
+
+// checkRanges holds that want, which is at off on the disk, is zeros outside the ranges.
+func checkRanges(t *testing.T, m *Image, off int64, want []byte) {
+	end := off + int64(len(want))
+	for at := off; at < end; {
+		from, to, err := m.NextData(at)
+		if errors.Is(err, io.EOF) {
+			from, to = end, end
+		} else if checkFinal(t, err); err != nil {
+			return
+		} else if from < at || to <= from || to > m.Size() {
+			t.Fatalf("NextData(%d) = %d, %d", at, from, to)
+		}
+		for _, c := range want[at-off : min(from, end)-off] {
+			if c != 0 {
+				t.Fatalf("data between %d and %d, where NextData knows of none", at, from)
+			}
+		}
+		at = to
+	}
+}
