@@ -53,6 +53,16 @@ type Copy struct {
 	MarkedBy      string // the node by whose clock these two are
 }
 
+// PartOrigin returns what the bytes of a part come from; the zero Origin where there is
+// no part, or none was begun.
+func (d *Disk) PartOrigin(id ID) Origin {
+	r, _, err := d.readRecord(id)
+	if _, gone := d.root.Lstat(id.file(partFile)); err != nil || gone != nil || r.Origin == nil {
+		return Origin{}
+	}
+	return *r.Origin
+}
+
 // Has reports whether the bytes of a ready copy are known to have the digest.
 func (c Copy) Has(d Digest) bool {
 	return c.State == Ready && !d.IsZero() && (c.SHA512 == d || c.SHA256 == d)

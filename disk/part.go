@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"sync/atomic"
+	"time"
 )
 
 // ErrTooLarge says that more bytes came than the image may have.
@@ -20,6 +21,8 @@ type Origin struct {
 	ETag         string `json:"etag,omitempty"`
 	LastModified string `json:"lastModified,omitempty"`
 	Size         int64  `json:"size"` // bytes of the image; -1: not known
+	// Metadata is what the sender of an upload said about it.
+	Metadata string `json:"metadata,omitempty"`
 	// Data is how many bytes of the image at most are in chunks that are not all zero:
 	// what there has to be room for. 0: not known, so for all of Size.
 	Data int64 `json:"data,omitempty"`
@@ -133,7 +136,10 @@ func (p *Part) resume(ctx context.Context) error {
 		p.offset += ChunkSize
 		p.pipeline.put(c)
 	}
-	return errors.Join(p.file.Truncate(p.offset), p.chunks.truncate(p.offset/ChunkSize))
+	if p.offset != s.size { // cutting nothing would move the mtime, which tells when the last byte came
+		err = p.file.Truncate(p.offset)
+	}
+	return errors.Join(err, p.chunks.truncate(p.offset/ChunkSize))
 }
 
 // Origin returns what the bytes of the part came from; it is the zero Origin when
@@ -148,6 +154,15 @@ func (p *Part) Origin() Origin {
 // Offset returns how many bytes of the image are here: the next one to ask for.
 // The bytes of a chunk that is not full are here for as long as the process runs.
 func (p *Part) Offset() int64 { return p.offset }
+
+// Touched returns when the part last grew, as far as that is on the disk.
+func (p *Part) Touched() (time.Time, error) {
+	info, err := p.file.Stat()
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
+}
 
 // Written returns the bytes of chunks that are not all zero: what takes space.
 func (p *Part) Written() int64 { return p.written.Load() }

@@ -40,7 +40,7 @@ func (v imageView) plain() bool {
 // clonesHere reports whether the first copy is to be a copy of one on this node, byte by
 // byte.
 func (v imageView) clonesHere() bool {
-	if unsupported[Clone] || !v.plain() || len(v.ready) > 0 {
+	if !v.plain() || len(v.ready) > 0 {
 		return false
 	}
 	sum := v.sum()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -27,6 +28,7 @@ type job struct {
 	near     []nearCopy            // of the same bytes, for a repair
 	far      far
 	asking   asking // of a deletion
+	uploads  *upload.Sessions
 	progress *fetch.Progress
 }
 
@@ -52,6 +54,8 @@ func (j job) run(ctx context.Context) error {
 		return j.clone(ctx, id)
 	case Repair:
 		return j.repair(ctx, id)
+	case Upload:
+		return j.upload(ctx, id)
 	case Adopt, Verify:
 		return j.verify(ctx, id)
 	}

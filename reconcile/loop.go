@@ -42,6 +42,7 @@ type Loop struct {
 	asked    map[Key]bool      // copies that are to be verified
 	troubled map[string]bool   // nodes and disks that had a problem at the last round
 	cleanups map[Key]time.Time // copies that are to go if they may, and until when that holds
+	uploads  map[Key]bool      // copies that a client is about to upload; until their jobs end
 	asks     chan ask
 	view     atomic.Pointer[View]
 }
@@ -53,7 +54,7 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 	}
 	return &Loop{
 		LoopOptions: o, reconciler: r, loader: schema.NewLoader(), desired: Desired{Node: o.Node},
-		asked: map[Key]bool{}, cleanups: map[Key]time.Time{}, troubled: map[string]bool{}, asks: make(chan ask),
+		asked: map[Key]bool{}, cleanups: map[Key]time.Time{}, uploads: map[Key]bool{}, troubled: map[string]bool{}, asks: make(chan ask),
 	}
 }
 
@@ -156,6 +157,9 @@ func (l *Loop) await(ctx context.Context, poked <-chan struct{}, on *occasions) 
 		if !e.stopped && e.heard == nil {
 			delete(l.asked, e.key)
 		}
+		if e.heard == nil {
+			delete(l.uploads, e.key)
+		}
 	case asked = <-l.asks: // somebody wants something done about copies
 		asked.note()
 	case <-on.changed: // another node has news; it may have more in a moment
@@ -178,7 +182,7 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	if l.fault != "" {
 		v.Desired.May = min(v.Desired.May, schema.NoDeletions)
 	}
-	v.Desired.Verify, v.Desired.Cleanup = maps.Clone(l.asked), l.toGo()
+	v.Desired.Verify, v.Desired.Cleanup, v.Desired.Uploads = maps.Clone(l.asked), l.toGo(), maps.Clone(l.uploads)
 	v.Observed, v.Plan = l.reconciler.Round(ctx, v.Desired)
 	maps.DeleteFunc(l.asked, func(key Key, _ bool) bool {
 		_, ready := v.Observed.Disks[key.Disk].ready(key.ID)

@@ -99,9 +99,12 @@ func (v imageView) begun(ranked *ranking) []schema.DiskRef {
 	return refs
 }
 
-// progress is 2 for a first copy that is under way, 1 for one that was.
+// progress is 3 for a first copy that a client is about to upload, 2 for one that is
+// under way, 1 for one that was.
 func (v imageView) progress(key Key) int {
 	switch {
+	case v.Uploads[key]:
+		return 3
 	case v.o.Running[key]:
 		return 2
 	case v.copy(key).PartBytes > 0:

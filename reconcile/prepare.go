@@ -1,11 +1,11 @@
 package reconcile
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -24,8 +24,6 @@ func (v imageView) preparation() Kind {
 	return Download
 }
 
-var unsupported = map[Kind]bool{Upload: true}
-
 // prepare is how the first copy comes to be.
 func (v imageView) prepare(ref schema.DiskRef, reason string) Action {
 	kind := v.preparation()
@@ -41,8 +39,6 @@ func (v imageView) prepare(ref schema.DiskRef, reason string) Action {
 		return a
 	}
 	switch {
-	case unsupported[kind] && !(kind == Upload && v.lost()):
-		return v.blocked(ref, fmt.Sprintf("source %s is not supported yet", v.image.Source.Kind()))
 	case kind == Upload:
 		return v.awaitUpload(ref, reason)
 	case kind == Clone:
@@ -63,20 +59,22 @@ func (v imageView) make(kind Kind, ref schema.DiskRef, reason string) Action {
 }
 
 // UploadOrigin is the Origin.Source of a part that a client uploads.
-const UploadOrigin = "upload"
+const UploadOrigin = upload.Source
 
 // awaitUpload takes what a client has begun to upload, or waits for one to come. What
 // failed before does not count: the next file may be another one.
 func (v imageView) awaitUpload(ref schema.DiskRef, reason string) Action {
 	key := Key{ref, v.image.ID}
 	c := v.copy(key)
-	begun := c.PartFrom == UploadOrigin && c.PartTotal > 0
-	if v.Uploads != nil && (begun || v.Uploads[key] || v.o.Running[key]) {
+	if begun := c.PartFrom == UploadOrigin; v.Uploads != nil && (begun || v.Uploads[key] || v.o.Running[key]) {
 		bytes := int64(UnknownBytes)
-		if begun {
+		if begun && c.PartTotal > 0 {
 			bytes = max(0, c.PartTotal-c.PartBytes)
 		}
 		a := newAction(Upload, key, reason, bytes)
+		if !v.Uploads[key] {
+			a = v.try(Upload, ref, reason, bytes) // what is left of one is only tried again
+		}
 		a.recall = v.recall()
 		return a
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -30,6 +31,7 @@ type Reconciler struct {
 	unmarked  map[Key]Mark // marks that were due and could not be written yet
 	ended     chan outcome
 	transfers transfers
+	uploads   *upload.Sessions
 	clock     clock
 	backups   map[disk.ID]schema.Backup    // those that were seen whole
 	missed    map[schema.DiskRef]time.Time // since when disks have a problem
@@ -56,6 +58,7 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 		missed:   map[schema.DiskRef]time.Time{},
 		backups:  map[disk.ID]schema.Backup{},
 		board:    peer.NewBoard(),
+		uploads:  upload.NewSessions(),
 	}
 }
 
@@ -148,8 +151,11 @@ func (r *Reconciler) Round(ctx context.Context, d Desired) (Observed, Plan) {
 	r.stopObsolete(d, plan)
 	free := r.slots(d)
 	for _, a := range plan.Actions {
-		if drops := a.Kind.drops(); !a.Idle() && r.running[a.Key()] == nil && free[drops] > 0 {
-			free[drops]--
+		drops, limited := a.Kind.drops(), a.Kind != Upload
+		if !a.Idle() && r.running[a.Key()] == nil && (free[drops] > 0 || !limited) {
+			if limited {
+				free[drops]--
+			}
 			begin = append(begin, r.book(ctx, d, o, a))
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 )
 
 // Transfer is an action under way.
@@ -58,7 +59,7 @@ func (t *transfers) end(key Key, e outcome) {
 	switch {
 	case e.err == nil && e.heard == nil:
 		t.counts.Done[one.Action.Kind]++
-	case !e.stopped:
+	case !e.stopped && !upload.Ended(e.err):
 		t.counts.Failed[className(e.err)]++
 	}
 }

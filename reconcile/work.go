@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -48,8 +49,8 @@ func (r *Reconciler) slots(d Desired) map[bool]int {
 	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
 	free := map[bool]int{true: limit, false: limit}
 	for _, run := range r.running {
-		if !run.job.action.slow { // nobody waits for a scrub, nor does it keep others waiting
-			free[run.job.action.Kind.drops()]--
+		if a := run.job.action; !a.slow && a.Kind != Upload { // neither a scrub nor an upload keeps others waiting
+			free[a.Kind.drops()]--
 		}
 	}
 	return free
@@ -68,7 +69,7 @@ func (r *Reconciler) stopObsolete(d Desired, plan Plan) {
 	for key, run := range r.running {
 		kind, ok := wanted[key]
 		// Bytes that nobody declared must not come beside those that are there by now.
-		anew := run.job.action.Kind.prepares() && kind == Sync && run.job.image.Checksum.IsZero()
+		anew := run.job.action.Kind.prepares() && kind == Sync && (run.job.image.Checksum.IsZero() || run.job.action.Kind == Upload)
 		if !ok || anew || kind.drops() != run.job.action.Kind.drops() || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
 			run.end()
 		}
@@ -113,7 +114,7 @@ func (r *Reconciler) job(d Desired, o Observed, a Action) job {
 	j := job{
 		action: a, image: d.Config.Images[a.Image], reserve: declared.StorageReserved, nodes: d.Config.Nodes,
 		client: &client, disk: r.disks.open[a.Key().Disk].Disk, progress: &fetch.Progress{},
-		near: r.near(d, o, a), far: r.others.far(d, o, a),
+		near: r.near(d, o, a), far: r.others.far(d, o, a), uploads: r.uploads,
 	}
 	if (a.Kind == Sync || a.Kind == Clone) && a.from != (Key{}) {
 		j.source = r.disks.open[a.from.Disk].Disk
@@ -153,6 +154,9 @@ func (r *Reconciler) Finish(e outcome) {
 		log.Info("done", "seconds", time.Since(run.started).Seconds())
 	case e.stopped:
 		log.Info("stopped; what is there is kept")
+	case upload.Ended(e.err):
+		delete(r.tries, e.key)
+		log.Info("ended", "reason", e.err)
 	default:
 		next := r.tries[e.key].Try.next(a, e.err, r.clock.now())
 		r.tries[e.key] = tried{next, run.job.image}

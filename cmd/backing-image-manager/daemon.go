@@ -48,7 +48,8 @@ change of the directory, and every --interval. SIGTERM and SIGINT end it with ex
 status 0; what was transferred is kept, and the next start goes on from there.
 
 It answers GET /healthz, /readyz, /metrics, /v1/status and /v1/images/NAME/download,
-and POST /v1/images/NAME/verify and cleanup, on --listen, and what other managers ask. Without TLS or
+and POST /v1/images/NAME/verify and cleanup, on --listen, takes uploads by the protocol
+tus 1.0 at /v1/uploads, and answers what other managers ask. Without TLS or
 tokens it listens on loopback only, where every caller may do everything, but for
 web pages.
 
@@ -111,7 +112,7 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	})
 	s := newServer(server{
 		loop: loop, guard: g, stuck: max(leastStuck, 10*d.interval),
-		peers: api.NewServer(loop.Host()).Handler(), cleanup: loop.Cleanup,
+		peers: api.NewServer(loop.Host()).Handler(), uploads: loop.Uploads(), cleanup: loop.Cleanup,
 	}, log)
 	return d.serve(ctx, loop, s, listener, log)
 }

@@ -17,11 +17,11 @@ import (
 func newImage() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backing-image",
-		Short: "List, verify, read out, back up and clean up the images on disks or of a daemon",
+		Short: "List, verify, upload, read out, back up and clean up the images on disks or of a daemon",
 		Example: `  backing-image-manager backing-image list --disk /var/lib/longhorn
   backing-image-manager backing-image verify parrot --disk /var/lib/longhorn`,
 	}
-	cmd.AddCommand(newImageList(), newImageGet(), newImageVerify(), newImageDownload(), newImageBackup(), newImageCleanup())
+	cmd.AddCommand(newImageList(), newImageGet(), newImageVerify(), newImageUpload(), newImageDownload(), newImageBackup(), newImageCleanup())
 	return cmd
 }
 

@@ -5,6 +5,8 @@ import (
 	"path"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 )
 
 // alivePath is the only one that answers everybody.
@@ -16,6 +18,9 @@ type route struct {
 	role         role
 	answer       http.HandlerFunc
 }
+
+// uploads reports whether the route takes bodies, and looks at methods by itself.
+func (r route) uploads() bool { return r.method == "" }
 
 // routes are all there is. Asking a path that is not among them needs a role too.
 func (s server) routes() []route {
@@ -29,6 +34,11 @@ func (s server) routes() []route {
 	}
 	if s.cleanup != nil {
 		all = append(all, route{"/v1/images/{name}/cleanup", http.MethodPost, adminRole, s.cleanUp})
+	}
+	if s.uploads != nil {
+		for _, path := range []string{upload.Path, upload.Path + "/{id}"} {
+			all = append(all, route{path, "", adminRole, s.uploads.ServeHTTP})
+		}
 	}
 	if s.peers != nil {
 		for _, path := range []string{
@@ -44,10 +54,10 @@ func (s server) routes() []route {
 // handler answers those who may ask. It does not wrap the writers of its routes:
 // they send files without copying them.
 func (s server) handler() http.Handler {
-	mux, needs := http.NewServeMux(), map[string]role{}
+	mux, routes := http.NewServeMux(), map[string]route{}
 	for _, r := range s.routes() {
 		mux.Handle(r.path, only(r.method, r.answer))
-		needs[r.path] = r.role
+		routes[r.path] = r
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		answerError(w, http.StatusNotFound, "nothing is here")
@@ -56,11 +66,14 @@ func (s server) handler() http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		_, pattern := mux.Handler(r)
-		need, known := needs[pattern]
+		to, known := routes[pattern]
 		if !known {
-			need = peerRole
+			to = route{role: peerRole, method: http.MethodGet}
 		}
-		if no := s.refuse(r, need); no != nil {
+		if to.uploads() && s.guard.tokens != nil && letPagesUpload(w, r) {
+			return
+		}
+		if no := s.refuse(r, to); no != nil {
 			w.Header().Set("Connection", "close")
 			if no.status == http.StatusUnauthorized {
 				w.Header().Set("WWW-Authenticate", "Bearer")
@@ -73,8 +86,8 @@ func (s server) handler() http.Handler {
 }
 
 // refuse says why a request is not answered, if it is not.
-func (s server) refuse(r *http.Request, need role) *refusal {
-	if need > nobody {
+func (s server) refuse(r *http.Request, to route) *refusal {
+	if need := to.role; need > nobody {
 		had, no := s.guard.admit(r)
 		switch {
 		case no != nil:
@@ -86,16 +99,16 @@ func (s server) refuse(r *http.Request, need role) *refusal {
 	switch {
 	case r.URL.Path != path.Clean(r.URL.Path):
 		return &refusal{http.StatusNotFound, "nothing is here"} // the mux would redirect to what may be meant
-	case r.ContentLength != 0:
+	case r.ContentLength != 0 && !to.uploads():
 		return &refusal{http.StatusRequestEntityTooLarge, "send no body"}
 	}
 	return nil
 }
 
-// only lets one method through, and HEAD where that is GET.
+// only lets one method through, and HEAD where that is GET; without a method, all.
 func only(method string, h http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != method && (method != http.MethodGet || r.Method != http.MethodHead) {
+		if method != "" && r.Method != method && (method != http.MethodGet || r.Method != http.MethodHead) {
 			w.Header().Set("Allow", method)
 			answerError(w, http.StatusMethodNotAllowed, "use "+method)
 			return

@@ -30,6 +30,8 @@ type server struct {
 	guard guard
 	stuck time.Duration // a loop without a round for so long is not ready
 	peers http.Handler  // what other managers ask, and who downloads; nil: nothing
+	// uploads takes images from people; nil: nobody can send any.
+	uploads http.Handler
 	// cleanup asks for a copy to be removed now; nil: that cannot be asked. An empty
 	// uuid is that of the declared image.
 	cleanup func(ctx context.Context, image, uuid string, on schema.DiskRef) (reconcile.Action, error)

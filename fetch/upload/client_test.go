@@ -1,0 +1,263 @@
+package upload
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+func (r *rig) client() *Client { return &Client{Base: r.url, Transport: http.DefaultTransport} }
+
+func order(c Content) Order {
+	return Order{Image: parrot.Name, Content: c, Warn: func(error) {}}
+}
+
+func newFile(t *testing.T, f *os.File) *File {
+	t.Helper()
+	c, err := NewFile(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestSend(t *testing.T) {
+	want := image(5, 17<<20+512)
+	for name, content := range map[string]func(*testing.T) Content{
+		"file":                   func(t *testing.T) Content { return newFile(t, file(t, want)) },
+		"pipe":                   func(*testing.T) Content { return NewPipe(bytes.NewReader(want), -1) },
+		"pipe of a known length": func(*testing.T) Content { return NewPipe(bytes.NewReader(want), int64(len(want))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			p := &fetch.Progress{}
+			if err := r.client().Send(t.Context(), order(content(t)), p); err != nil {
+				t.Fatal(err)
+			}
+			r.has(want)
+			if p.Done.Load() != int64(len(want)) || p.Moved.Load() >= int64(len(want)) {
+				t.Errorf("progress: %d of %d bytes, %d were sent", p.Done.Load(), len(want), p.Moved.Load())
+			}
+		})
+	}
+}
+
+// faulty drops requests, or their answers, by chance, and lets the daemon start again.
+type faulty struct {
+	r    *rig
+	dice *rand.Rand
+}
+
+var errFault = errors.New("connection reset by a test")
+
+func (f *faulty) RoundTrip(q *http.Request) (*http.Response, error) {
+	dice := f.dice.IntN(12)
+	switch {
+	case dice == 0:
+		return nil, errFault
+	case dice == 1 && q.Method == http.MethodPatch && q.ContentLength > 0: // half of it arrives
+		half := q.Clone(q.Context())
+		half.Header.Del("Upload-Checksum")
+		half.Body = io.NopCloser(io.MultiReader(io.LimitReader(q.Body, q.ContentLength/2), broken{}))
+		_, err := http.DefaultTransport.RoundTrip(half)
+		return nil, err
+	case dice == 2 && q.Method == http.MethodPatch && q.ContentLength > 0: // it is spoilt
+		body, err := io.ReadAll(q.Body)
+		if err != nil {
+			return nil, err
+		}
+		body[f.dice.IntN(len(body))] ^= 1
+		q = q.Clone(q.Context())
+		q.Body = io.NopCloser(bytes.NewReader(body))
+	}
+	a, err := http.DefaultTransport.RoundTrip(q)
+	switch {
+	case err == nil && dice == 3: // the answer does not
+		a.Body.Close()
+		return nil, errFault
+	case err == nil && dice == 4 && len(f.r.sessions.list()) > 0:
+		f.r.restart()
+	}
+	return a, err
+}
+
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, errFault }
+
+func TestSendThroughFaults(t *testing.T) {
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			want := image(seed, int(20+seed)<<20+512)
+			var content Content = newFile(t, file(t, want))
+			if seed%2 == 1 {
+				content = NewPipe(bytes.NewReader(want), -1)
+			}
+			c := &Client{Base: r.url, Transport: &faulty{r, rand.New(rand.NewPCG(seed, 7))}}
+			o := order(content)
+			o.Warn = func(err error) { t.Logf("%v", err) }
+			err := c.Send(t.Context(), o, &fetch.Progress{})
+			for errors.Is(err, errFault) { // before the first answer nothing is tried again
+				err = c.Send(t.Context(), o, &fetch.Progress{})
+			}
+			if err != nil && !errors.Is(err, ErrLost) {
+				t.Fatal(err)
+			}
+			r.has(want)
+		})
+	}
+}
+
+// A client that ends goes on later, with the same file only.
+func TestSendLater(t *testing.T) {
+	r := newRig(t)
+	want := image(8, 30<<20)
+	f := file(t, want)
+	ctx, stop := context.WithCancel(t.Context())
+	stopping := &stopAt{stop: stop, at: 3}
+	c := &Client{Base: r.url, Transport: stopping}
+	if err := c.Send(ctx, order(newFile(t, f)), &fetch.Progress{}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("stopped: %v", err)
+	}
+	if all := r.sessions.list(); len(all) != 1 {
+		t.Fatalf("there are %+v", all)
+	}
+	other := newFile(t, file(t, image(9, 30<<20)))
+	if err := r.client().Send(t.Context(), order(other), &fetch.Progress{}); err == nil || !strings.Contains(err.Error(), "--restart ends it") {
+		t.Errorf("another file: %v", err)
+	}
+	p := &fetch.Progress{}
+	if err := r.client().Send(t.Context(), order(newFile(t, f)), p); err != nil {
+		t.Fatal(err)
+	}
+	r.has(want)
+	if p.Moved.Load() > 22<<20 {
+		t.Errorf("%d bytes were sent again", p.Moved.Load())
+	}
+}
+
+type stopAt struct {
+	stop context.CancelFunc
+	at   int
+}
+
+func (s *stopAt) RoundTrip(q *http.Request) (*http.Response, error) {
+	if q.Method == http.MethodPatch {
+		if s.at--; s.at == 0 {
+			s.stop()
+		}
+	}
+	return http.DefaultTransport.RoundTrip(q)
+}
+
+func TestSendAnew(t *testing.T) {
+	r := newRig(t)
+	r.create("1048576")
+	want := image(10, 1<<20)
+	o := order(newFile(t, file(t, want)))
+	o.Restart = true
+	if err := r.client().Send(t.Context(), o, &fetch.Progress{}); err != nil {
+		t.Fatal(err)
+	}
+	r.has(want)
+}
+
+func TestSendRefused(t *testing.T) {
+	short := bytes.NewReader(make([]byte, 1024))
+	for words, o := range map[string]Order{
+		"multiple of 512":              order(newFile(t, file(t, image(1, 1000)))),
+		"an image of 0 bytes":          order(NewPipe(strings.NewReader(""), -1)),
+		"an image of 1001 bytes":       order(NewPipe(strings.NewReader(strings.Repeat("x", 1001)), -1)),
+		"1024 bytes came of 2048":      order(NewPipe(short, 2048)),
+		"no image macaw":               {Image: "macaw", Content: newFile(t, file(t, image(1, 1024)))},
+		"checksum mismatch: want 1111": {Image: "parrot", Digest: ones(t), Content: newFile(t, file(t, image(1, 1024)))},
+	} {
+		t.Run(words, func(t *testing.T) {
+			r := newRig(t)
+			err := r.client().Send(t.Context(), o, &fetch.Progress{})
+			if err == nil || !strings.Contains(err.Error(), words) {
+				t.Errorf("the error is %v", err)
+			}
+			if o.Image == parrot.Name {
+				r.empty()
+			}
+		})
+	}
+}
+
+func ones(t *testing.T) disk.Digest {
+	d, err := disk.ParseDigest(strings.Repeat("1", 128))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// What is written to while it is sent is not an image of anything.
+func TestSendChanging(t *testing.T) {
+	r := newRig(t)
+	f := file(t, image(11, 12<<20))
+	c := newFile(t, f)
+	if err := os.Chtimes(f.Name(), time.Now(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	err := r.client().Send(t.Context(), order(c), &fetch.Progress{})
+	if err == nil || !strings.Contains(err.Error(), "written to while it was sent") {
+		t.Errorf("the error is %v", err)
+	}
+	r.empty()
+}
+
+func TestStore(t *testing.T) {
+	r := newRig(t)
+	want := image(12, 9<<20+512)
+	f := file(t, want)
+	ctx, stop := context.WithCancel(t.Context())
+	store := func(ctx context.Context, p *fetch.Progress, c Content) error {
+		part, err := r.disk.OpenPart(t.Context(), parrot, disk.PartOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer part.Close()
+		if err := Store(ctx, part, order(c), p); err != nil {
+			return err
+		}
+		_, err = part.Commit(disk.Digest{})
+		return err
+	}
+	if err := store(ctx, &fetch.Progress{}, stopsAfter{newFile(t, f), stop}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("stopped: %v", err)
+	}
+	if r.disk.PartOrigin(parrot).Source != Source {
+		t.Fatal("nothing is left to go on with")
+	}
+	p := &fetch.Progress{}
+	if err := store(t.Context(), p, newFile(t, f)); err != nil {
+		t.Fatal(err)
+	}
+	r.has(want)
+}
+
+// stopsAfter ends the work when its first piece is read.
+type stopsAfter struct {
+	Content
+	stop context.CancelFunc
+}
+
+func (s stopsAfter) piece(at int64) (piece, error) {
+	s.stop()
+	return s.Content.piece(at)
+}

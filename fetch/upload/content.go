@@ -1,0 +1,198 @@
+package upload
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	pieceSize = MaxChecked // so that each is checked on its own
+	leastHole = 1 << 20    // shorter ones are sent as zeros
+	mostZeros = 1 << 30    // of one request: the other side hashes them
+	// kept is how much of a pipe is kept until the daemon must have it on its disk, but
+	// for a power cut.
+	kept = 4 * pieceSize
+)
+
+// piece is a part of a file that one request brings: bytes, or zeros.
+type piece struct {
+	at    int64
+	data  []byte
+	zeros int64
+}
+
+func (p piece) end() int64 { return p.at + int64(len(p.data)) + p.zeros }
+
+// Content is what is uploaded: a File, or a Pipe.
+type Content interface {
+	// length is how many bytes there are; -1: not known before the end.
+	length() int64
+	// fingerprint is the same for the same file, and for nothing else.
+	fingerprint() string
+	// piece returns the next bytes from an offset on, io.EOF at the end.
+	piece(at int64) (piece, error)
+	// check says, at the end, why what was sent may be a mix.
+	check() error
+}
+
+// File is a file or a block device.
+type File struct {
+	f     *os.File
+	size  int64
+	stat  os.FileInfo
+	holes bool // they can be found
+}
+
+// NewFile returns the content of f, as it is now.
+func NewFile(f *os.File) (*File, error) {
+	stat, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	size, err := f.Seek(0, io.SeekEnd) // that of a block device too
+	if err != nil {
+		return nil, err
+	}
+	return &File{f: f, size: size, stat: stat, holes: stat.Mode().IsRegular()}, nil
+}
+
+// Size returns how many bytes the file had.
+func (c *File) Size() int64 { return c.size }
+
+func (c *File) length() int64 { return c.size }
+
+func (c *File) fingerprint() string {
+	s := c.stat.Sys().(*syscall.Stat_t)
+	sum := sha256.Sum256(fmt.Appendf(nil, "%d %d %d %d", c.size, c.stat.ModTime().UnixNano(), s.Ino, s.Dev))
+	return hex.EncodeToString(sum[:16])
+}
+
+func (c *File) piece(at int64) (piece, error) {
+	if at >= c.size {
+		return piece{}, io.EOF
+	}
+	data, err := c.nextData(at)
+	if err != nil {
+		return piece{}, err
+	}
+	if hole := data - at; hole >= leastHole || hole > 0 && data == c.size {
+		return piece{at: at, zeros: min(hole, mostZeros)}, nil
+	}
+	buf := make([]byte, min(pieceSize-at%pieceSize, c.size-at))
+	if _, err := c.f.ReadAt(buf, at); err != nil {
+		return piece{}, fmt.Errorf("read %s at %d: %w", c.f.Name(), at, err)
+	}
+	return newPiece(at, buf), nil
+}
+
+// newPiece sends no zeros where there is nothing else.
+func newPiece(at int64, buf []byte) piece {
+	if len(buf) > 0 && buf[0] == 0 && bytes.Equal(buf[1:], buf[:len(buf)-1]) {
+		return piece{at: at, zeros: int64(len(buf))}
+	}
+	return piece{at: at, data: buf}
+}
+
+// nextData is where bytes come again that may not be zero.
+func (c *File) nextData(at int64) (int64, error) {
+	if !c.holes {
+		return at, nil
+	}
+	data, err := unix.Seek(int(c.f.Fd()), at, unix.SEEK_DATA)
+	switch {
+	case errors.Is(err, unix.ENXIO):
+		return c.size, nil
+	case err != nil: // a file system that knows no holes
+		c.holes = false
+		return at, nil
+	}
+	return min(data, c.size), nil
+}
+
+func (c *File) check() error {
+	now, err := c.f.Stat()
+	if err != nil {
+		return err
+	}
+	if now.Size() != c.stat.Size() || !now.ModTime().Equal(c.stat.ModTime()) {
+		return fmt.Errorf("%s was written to while it was sent", c.f.Name())
+	}
+	return nil
+}
+
+// Pipe is what can be read once only. Its latest bytes are kept, for the case that the
+// daemon loses some.
+type Pipe struct {
+	r      io.Reader
+	size   int64
+	name   string
+	pieces []piece // the latest, in order
+	next   int64   // how much was read
+	ended  bool
+}
+
+// NewPipe returns the content that r brings, of size bytes; -1: that is not known.
+func NewPipe(r io.Reader, size int64) *Pipe { return &Pipe{r: r, size: size, name: rand.Text()} }
+
+func (c *Pipe) length() int64 { return c.size }
+
+func (c *Pipe) fingerprint() string { return c.name }
+
+func (*Pipe) check() error { return nil }
+
+func (c *Pipe) piece(at int64) (piece, error) {
+	for _, p := range c.pieces {
+		if at >= p.at && at < p.end() {
+			return p.from(at), nil
+		}
+	}
+	switch {
+	case at != c.next:
+		return piece{}, fmt.Errorf("the daemon has lost bytes of what was piped to it: %d of %d are there; send it again from the beginning", at, c.next)
+	case c.ended:
+		return piece{}, io.EOF
+	}
+	buf := make([]byte, pieceSize)
+	n, err := io.ReadFull(c.r, buf)
+	switch {
+	case err == io.EOF || err == io.ErrUnexpectedEOF:
+		c.ended = true
+	case err != nil:
+		return piece{}, fmt.Errorf("read standard input: %w", err)
+	}
+	if c.ended && c.size >= 0 && c.next+int64(n) != c.size || c.size >= 0 && c.next+int64(n) > c.size {
+		return piece{}, fmt.Errorf("standard input has not the size that was given: %d bytes came of %d", c.next+int64(n), c.size)
+	}
+	if n == 0 {
+		return piece{}, io.EOF
+	}
+	p := newPiece(at, buf[:n])
+	c.next = p.end()
+	c.keep(p)
+	return p, nil
+}
+
+func (c *Pipe) keep(p piece) {
+	c.pieces = append(c.pieces, p)
+	for c.pieces[0].end() <= c.next-kept {
+		c.pieces = c.pieces[1:]
+	}
+}
+
+// from is the rest of a piece.
+func (p piece) from(at int64) piece {
+	skip := at - p.at
+	if p.zeros > 0 {
+		return piece{at: at, zeros: p.zeros - skip}
+	}
+	return piece{at: at, data: p.data[skip:]}
+}

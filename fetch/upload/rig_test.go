@@ -1,0 +1,256 @@
+package upload
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+var parrot = disk.ID{Name: "parrot", UUID: "6846a0b2"}
+
+// rig is a server with a disk behind it, and jobs as a manager has them.
+type rig struct {
+	t    *testing.T
+	path string
+	disk *disk.Disk
+	url  string
+	*Server
+
+	mu      sync.Mutex
+	outcome error
+	stop    context.CancelFunc
+	jobs    sync.WaitGroup
+}
+
+func newRig(t *testing.T) *rig {
+	r := &rig{t: t, path: t.TempDir()}
+	if _, err := disk.Init(r.path); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if r.disk, err = disk.Open(r.path); err != nil {
+		t.Fatal(err)
+	}
+	r.Server = NewServer(NewSessions(), Host{
+		Begin: func(_ context.Context, image string, given disk.Digest) error {
+			if image != parrot.Name {
+				return refuse(http.StatusNotFound, "no image %s is declared", image)
+			}
+			r.begin(given)
+			return nil
+		},
+		Interrupted: func(id string) bool { return r.disk.PartOrigin(parrot).ETag == id },
+	})
+	mux := http.NewServeMux()
+	mux.Handle(Path, r)
+	mux.Handle(Path+"/{id}", r)
+	server := httptest.NewServer(mux)
+	r.url = server.URL
+	t.Cleanup(func() {
+		r.end()
+		server.Close()
+		if err := r.disk.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// begin starts a job for what was announced or left.
+func (r *rig) begin(want disk.Digest) {
+	ctx, stop := context.WithCancel(context.Background())
+	r.stop = stop
+	r.jobs.Go(func() {
+		err := r.job(ctx, want)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.outcome = err
+	})
+}
+
+func (r *rig) job(ctx context.Context, want disk.Digest) error {
+	one, err := r.sessions.Begin(parrot, r.disk.PartOrigin(parrot))
+	if err != nil {
+		return err
+	}
+	part, err := r.disk.OpenPart(ctx, parrot, disk.PartOptions{})
+	if err == nil {
+		err = one.Fill(ctx, part, &fetch.Progress{})
+		switch {
+		case err == nil:
+			_, err = part.Commit(want)
+		case ctx.Err() != nil:
+			_ = part.Close()
+		default:
+			_ = part.Discard()
+		}
+	}
+	r.sessions.End(one, err, r.disk.PartOrigin(parrot).ETag == one.ID)
+	return err
+}
+
+// end ends the job as the end of a daemon does, and returns how it ended.
+func (r *rig) end() error {
+	if r.stop != nil {
+		r.stop()
+	}
+	r.jobs.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.outcome
+}
+
+// restart ends the job and begins another one, which knows nothing of it.
+func (r *rig) restart() {
+	r.t.Helper()
+	r.end()
+	r.sessions.mu.Lock()
+	r.sessions.live, r.sessions.past = map[string]*Session{}, nil
+	r.sessions.mu.Unlock()
+	r.begin(disk.Digest{})
+}
+
+// opened waits until requests for the upload are answered.
+func (r *rig) opened(id string) {
+	r.t.Helper()
+	for {
+		if now, _ := r.sessions.find(id); now != nil {
+			<-now.opened
+			return
+		}
+	}
+}
+
+// has fails the test unless the image has these bytes.
+func (r *rig) has(want []byte) {
+	r.t.Helper()
+	r.jobs.Wait()
+	if c := r.disk.Look(parrot); c.State != disk.Ready {
+		r.t.Fatalf("the image is %s: %s; the job: %v", c.State, c.Message, r.outcome)
+	}
+	got, err := os.ReadFile(filepath.Join(r.path, "backing-images", parrot.String(), "backing"))
+	if err != nil || !bytes.Equal(got, want) {
+		r.t.Fatalf("the image has %d bytes, and they are not what was sent (%d): %v", len(got), len(want), err)
+	}
+}
+
+// empty fails the test if anything is left of an upload.
+func (r *rig) empty() {
+	r.t.Helper()
+	r.jobs.Wait()
+	left, _ := filepath.Glob(filepath.Join(r.path, "backing-images", parrot.String(), "backing*"))
+	for _, name := range left {
+		if filepath.Base(name) != "backing.record" {
+			r.t.Errorf("%s is left", name)
+		}
+	}
+	if c := r.disk.Look(parrot); c.State == disk.Ready || r.disk.PartOrigin(parrot) != (disk.Origin{}) {
+		r.t.Errorf("the copy is %+v", c)
+	}
+}
+
+// ask makes a request as any client of tus does. Headers are "Name: value".
+func (r *rig) ask(method, path string, body io.Reader, headers ...string) answer {
+	r.t.Helper()
+	q, err := http.NewRequest(method, r.url+path, body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	q.Header.Set("Tus-Resumable", version)
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ": ")
+		if q.Header.Set(name, value); value == "" {
+			q.Header.Del(name)
+		}
+	}
+	a, err := http.DefaultClient.Do(q)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer a.Body.Close()
+	text, _ := io.ReadAll(a.Body)
+	return answer{a.StatusCode, a.Header, text}
+}
+
+// patch sends a body for an offset.
+func (r *rig) patch(at string, offset string, body []byte, headers ...string) answer {
+	r.t.Helper()
+	return r.ask("PATCH", at, bytes.NewReader(body), append([]string{"Content-Type: " + bodyType, "Upload-Offset: " + offset}, headers...)...)
+}
+
+// create begins an upload of so many bytes.
+func (r *rig) create(length string, headers ...string) (at string) {
+	r.t.Helper()
+	a := r.ask("POST", Path, nil, append([]string{"Upload-Length: " + length, named}, headers...)...)
+	if a.status != http.StatusCreated {
+		r.t.Fatalf("create: %d %s", a.status, a.body)
+	}
+	return a.header.Get("Location")
+}
+
+var named = "Upload-Metadata: name " + base64.StdEncoding.EncodeToString([]byte("parrot"))
+
+func (a answer) is(t *testing.T, status int, words string) {
+	t.Helper()
+	if a.status != status || !strings.Contains(string(a.body), words) {
+		t.Errorf("the answer is %d %s, want %d with %q", a.status, a.body, status, words)
+	}
+	if a.header.Get("Tus-Resumable") != version {
+		t.Error("the answer has no Tus-Resumable")
+	}
+}
+
+// image makes bytes with holes in them.
+func image(seed uint64, size int) []byte {
+	r := rand.New(rand.NewPCG(seed, 1))
+	b := make([]byte, size)
+	for at := 0; at < size; {
+		n := min(size-at, 1+r.IntN(3<<20))
+		if r.IntN(2) == 0 {
+			for i := at; i < at+n; i++ {
+				b[i] = byte(r.Uint32())
+			}
+		}
+		at += n
+	}
+	return b
+}
+
+// file writes bytes to a file, with holes where they are zero.
+func file(t *testing.T, data []byte) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	for at := 0; at < len(data); at += 4096 {
+		b := data[at:min(at+4096, len(data))]
+		if !bytes.Equal(b, make([]byte, len(b))) {
+			if _, err := f.WriteAt(b, int64(at)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := f.Truncate(int64(len(data))); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-time.Hour) // so that a later write is seen
+	if err := os.Chtimes(f.Name(), old, old); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}

@@ -1,0 +1,337 @@
+package upload
+
+import (
+	"bytes"
+	"crypto/sha1"
+	"crypto/sha512"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+func TestProtocol(t *testing.T) {
+	r := newRig(t)
+	a := r.ask("OPTIONS", Path, nil, "Tus-Resumable: ")
+	a.is(t, 204, "")
+	if a.header.Get("Tus-Version") != "1.0.0" || !strings.Contains(a.header.Get("Tus-Extension"), "checksum") || !strings.HasPrefix(a.header.Get("Tus-Checksum-Algorithm"), "sha1") {
+		t.Errorf("OPTIONS answers %v", a.header)
+	}
+	a = r.ask("POST", Path, nil, "Tus-Resumable: 0.2.2", "Upload-Length: 1024", named)
+	a.is(t, 412, "Tus-Resumable: 1.0.0")
+	if a.header.Get("Tus-Version") != "1.0.0" {
+		t.Error("the answer does not say which versions there are")
+	}
+	refused := []struct {
+		status  int
+		words   string
+		headers []string
+	}{
+		{400, "multiple of 512", []string{"Upload-Length: 1000", named}},
+		{400, "more than 0", []string{"Upload-Length: 0", named}},
+		{400, "number of bytes", []string{"Upload-Length: -512", named}},
+		{400, "number of bytes", []string{"Upload-Length: 99999999999999999999", named}},
+		{400, "Upload-Defer-Length: 1", []string{named}},
+		{400, "can only be 1", []string{"Upload-Defer-Length: 2", named}},
+		{400, "which image", []string{"Upload-Length: 512"}},
+		{400, "not base64", []string{"Upload-Length: 512", "Upload-Metadata: name parrot!"}},
+		{400, "twice", []string{"Upload-Length: 512", named + ",name cGFycm90"}},
+		{400, "name", []string{"Upload-Length: 512", "Upload-Metadata: name " + base64.StdEncoding.EncodeToString([]byte("../x"))}},
+		{400, "sha512", []string{"Upload-Length: 512", named + ",sha512 YWJj"}},
+		{400, "at most 4096", []string{"Upload-Length: 512", named + ",x " + strings.Repeat("YWJj", 2000)}},
+		{404, "no image macaw", []string{"Upload-Length: 512", "Upload-Metadata: name bWFjYXc="}},
+	}
+	for _, c := range refused {
+		r.ask("POST", Path, nil, c.headers...).is(t, c.status, c.words)
+	}
+	r.ask("PUT", Path, nil).is(t, 405, "POST")
+	r.ask("HEAD", Path+"/nothing", nil).is(t, 404, "")
+	r.patch(Path+"/nothing", "0", []byte("x")).is(t, 404, "no such upload")
+	r.ask("DELETE", Path+"/nothing", nil).is(t, 404, "")
+	if len(r.sessions.list()) != 0 {
+		t.Errorf("there are %v", r.sessions.list())
+	}
+}
+
+func TestUploadInSteps(t *testing.T) {
+	r := newRig(t)
+	want := image(1, 3<<20+1024)
+	at := r.create(fmt.Sprint(len(want)))
+	r.ask("POST", Path, nil, "Upload-Length: 1024", named).is(t, 409, at)
+
+	r.patch(at, "0", nil, "Content-Type: text/plain").is(t, 415, bodyType)
+	r.patch(at, "512", want[512:1024]).is(t, 409, "the upload is at 0 bytes")
+	r.patch(at, "", want[:10]).is(t, 400, "Upload-Offset")
+	r.patch(at, "0", append(want, 0)).is(t, 413, "more than")
+	r.patch(at, "0", want[:10], "Upload-Length: 512").is(t, 400, "was 3146752 before")
+	r.patch(at, "0", want[:10], "Upload-Checksum: md5 YWJj").is(t, 400, "sha1,sha256,sha512")
+	wrong := sha1.Sum([]byte("other"))
+	r.patch(at, "0", want[:10], "Upload-Checksum: sha1 "+base64.StdEncoding.EncodeToString(wrong[:])).is(t, 460, "nothing of it was kept")
+	r.patch(at, "0", make([]byte, 100), "Upload-Zeros: 100").is(t, 400, "send none")
+
+	right := sha1.Sum(want[:1000])
+	a := r.patch(at, "0", want[:1000], "Upload-Checksum: sha1 "+base64.StdEncoding.EncodeToString(right[:]))
+	a.is(t, 204, "")
+	if expires, err := http.ParseTime(a.header.Get("Upload-Expires")); a.header.Get("Upload-Offset") != "1000" || err != nil || time.Until(expires) < 23*time.Hour {
+		t.Errorf("the answer to PATCH has %v", a.header)
+	}
+	a = r.ask("HEAD", at, nil)
+	a.is(t, 200, "")
+	if a.header.Get("Upload-Offset") != "1000" || a.header.Get("Upload-Length") != fmt.Sprint(len(want)) || "Upload-Metadata: "+a.header.Get("Upload-Metadata") != named {
+		t.Errorf("the answer to HEAD has %v", a.header)
+	}
+	// Some clients can send nothing but POST; some do not know the length of a body.
+	a = r.ask("POST", at, bytes.NewReader(want[1000:2000]), "X-HTTP-Method-Override: PATCH", "Content-Type: "+bodyType, "Upload-Offset: 1000")
+	a.is(t, 204, "")
+	r.ask("PATCH", at, io.MultiReader(bytes.NewReader(want[2000:])), "Content-Type: "+bodyType, "Upload-Offset: 2000").is(t, 204, "")
+	r.has(want)
+
+	// Who did not hear the answer asks again.
+	a = r.ask("HEAD", at, nil)
+	a.is(t, 200, "")
+	if a.header.Get("Upload-Offset") != fmt.Sprint(len(want)) {
+		t.Errorf("afterwards HEAD answers %v", a.header)
+	}
+	r.patch(at, fmt.Sprint(len(want)), nil).is(t, 204, "")
+	r.patch(at, "0", want).is(t, 409, "the image is ready")
+	r.ask("DELETE", at, nil).is(t, 409, "the image is ready")
+	var i Info
+	if json.Unmarshal(r.ask("GET", at, nil).body, &i) != nil || i.State != Done {
+		t.Errorf("GET answers %+v", i)
+	}
+}
+
+func TestCreationWithUploadAndLaterLength(t *testing.T) {
+	r := newRig(t)
+	want := image(2, 2<<20)
+	a := r.ask("POST", Path, bytes.NewReader(want[:777]), "Upload-Defer-Length: 1", named, "Content-Type: "+bodyType)
+	a.is(t, 201, "")
+	at := a.header.Get("Location")
+	if a.header.Get("Upload-Offset") != "777" {
+		t.Errorf("the answer has %v", a.header)
+	}
+	if a = r.ask("HEAD", at, nil); a.header.Get("Upload-Defer-Length") != "1" || a.header.Get("Upload-Length") != "" {
+		t.Errorf("HEAD answers %v", a.header)
+	}
+	r.patch(at, "777", want[777:]).is(t, 204, "")
+	r.patch(at, fmt.Sprint(len(want)), nil, "Upload-Length: 512").is(t, 400, "are here already")
+	r.patch(at, fmt.Sprint(len(want)), nil, fmt.Sprintf("Upload-Length: %d", len(want))).is(t, 204, "")
+	r.has(want)
+}
+
+func TestZeros(t *testing.T) {
+	r := newRig(t)
+	want := make([]byte, 5<<20)
+	copy(want[100:], "something")
+	at := r.create(fmt.Sprint(len(want)))
+	r.patch(at, "0", nil, "Upload-Zeros: 6000000").is(t, 413, "more than")
+	r.patch(at, "0", want[:200]).is(t, 204, "")
+	r.patch(at, "200", nil, fmt.Sprintf("Upload-Zeros: %d", len(want)-200)).is(t, 204, "")
+	r.has(want)
+	if c := r.disk.Look(parrot); c.RealSize > 1<<20 {
+		t.Errorf("%d bytes are allocated", c.RealSize)
+	}
+}
+
+func TestTerminated(t *testing.T) {
+	r := newRig(t)
+	at := r.create("1048576")
+	r.patch(at, "0", make([]byte, 1000)).is(t, 204, "")
+	r.ask("DELETE", at, nil).is(t, 204, "")
+	r.empty()
+	r.ask("HEAD", at, nil).is(t, 410, "")
+	r.patch(at, "1000", nil).is(t, 410, "terminated")
+	if err := r.end(); !Ended(err) {
+		t.Errorf("the job ended with %v", err)
+	}
+	r.create("1048576") // there is room for another one
+}
+
+func TestWrongAsAWhole(t *testing.T) {
+	web := append([]byte("<!DOCTYPE html><html>"), make([]byte, 1003)...)
+	qcow := append([]byte("QFI\xfb\x00\x00\x00\x09"), make([]byte, 1016)...)
+	sum := sha512.Sum512([]byte("other"))
+	for words, c := range map[string]struct {
+		metadata string
+		body     io.Reader
+	}{
+		"checksum mismatch":              {named + ",sha512 " + base64.StdEncoding.EncodeToString([]byte(hex.EncodeToString(sum[:]))), bytes.NewReader(make([]byte, 1024))},
+		"web page":                       {named, bytes.NewReader(web)},
+		"version 9":                      {named, bytes.NewReader(qcow)},
+		"more bytes came than announced": {named, io.MultiReader(bytes.NewReader(make([]byte, 1025)))}, // of a length that nobody knew
+	} {
+		t.Run(words, func(t *testing.T) {
+			r := newRig(t)
+			at := r.create("1024", c.metadata)
+			a := r.ask("PATCH", at, c.body, "Content-Type: "+bodyType, "Upload-Offset: 0")
+			if a.status != 422 {
+				t.Errorf("the answer is %d %s", a.status, a.body)
+			}
+			t.Logf("%s", a.body)
+			r.empty()
+			r.ask("HEAD", at, nil).is(t, 422, "")
+			if i := r.ask("GET", at, nil); !strings.Contains(string(i.body), `"failed"`) {
+				t.Errorf("GET answers %s", i.body)
+			}
+		})
+	}
+}
+
+func TestFullDisk(t *testing.T) {
+	r := newRig(t)
+	space, err := r.disk.Space()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := r.ask("POST", Path, nil, fmt.Sprintf("Upload-Length: %d", (space.Free/512+1<<30)*512), named)
+	a.is(t, 413, "not enough space")
+	r.empty()
+}
+
+// A request that goes on with an upload cuts one that hangs.
+func TestTakenOver(t *testing.T) {
+	r := newRig(t)
+	want := image(3, 2<<20)
+	at := r.create(fmt.Sprint(len(want)))
+	body, hanging := io.Pipe()
+	first := make(chan answer)
+	go func() {
+		first <- r.ask("PATCH", at, body, "Content-Type: "+bodyType, "Upload-Offset: 0")
+	}()
+	if _, err := hanging.Write(want[:1500]); err != nil {
+		t.Fatal(err)
+	}
+	var offset string
+	for offset != "1500" { // until the server has read what was sent
+		a := r.ask("HEAD", at, nil)
+		a.is(t, 200, "")
+		if offset = a.header.Get("Upload-Offset"); offset == "0" {
+			continue
+		}
+	}
+	if a := <-first; a.status != 409 {
+		t.Errorf("the request that was cut got %d %s", a.status, a.body)
+	}
+	hanging.Close()
+	r.patch(at, "1500", want[1500:]).is(t, 204, "")
+	r.has(want)
+}
+
+func TestStalled(t *testing.T) {
+	r := newRig(t)
+	r.window = 50 * time.Millisecond
+	at := r.create("1048576")
+	body, silent := io.Pipe()
+	defer silent.Close()
+	a := r.ask("PATCH", at, io.MultiReader(strings.NewReader("begun"), body), "Content-Type: "+bodyType, "Upload-Offset: 0")
+	a.is(t, 408, "stalled")
+	if a := r.ask("HEAD", at, nil); a.header.Get("Upload-Offset") != "5" {
+		t.Errorf("what came is not kept: %v", a.header)
+	}
+}
+
+func TestRestart(t *testing.T) {
+	r := newRig(t)
+	want := image(4, 5<<20)
+	sum := sha512.Sum512(want)
+	at := r.create(fmt.Sprint(len(want)), named+",filename eA==,checksum "+base64.StdEncoding.EncodeToString([]byte(hex.EncodeToString(sum[:]))))
+	r.patch(at, "0", want[:3<<20+100]).is(t, 204, "")
+	r.end()
+	r.ask("HEAD", at, nil).is(t, 503, "")
+	r.patch(at, "3145828", want[3<<20+100:]).is(t, 503, "goes on in a moment")
+	r.restart()
+	r.opened(strings.TrimPrefix(at, Path+"/"))
+	a := r.ask("HEAD", at, nil)
+	a.is(t, 200, "")
+	if a.header.Get("Upload-Offset") != fmt.Sprint(3<<20) || !strings.Contains(a.header.Get("Upload-Metadata"), "filename eA==") {
+		t.Errorf("after a restart HEAD answers %v", a.header)
+	}
+	r.patch(at, fmt.Sprint(3<<20), want[3<<20:]).is(t, 204, "")
+	r.has(want)
+}
+
+func TestExpired(t *testing.T) {
+	r := newRig(t)
+	at := r.create("2097152")
+	r.patch(at, "0", bytes.Repeat([]byte{1}, 1<<20)).is(t, 204, "")
+	r.end()
+	part := filepath.Join(r.path, "backing-images", parrot.String(), "backing.part")
+	old := time.Now().Add(-Life - time.Minute)
+	if err := os.Chtimes(part, old, old); err != nil {
+		t.Fatal(err)
+	}
+	r.restart()
+	r.jobs.Wait()
+	if err := r.end(); !Ended(err) {
+		t.Errorf("the job ended with %v", err)
+	}
+	r.empty()
+	r.ask("HEAD", at, nil).is(t, 410, "")
+}
+
+// An upload that is forgotten ends by itself, in a time of its own.
+func TestExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := t.TempDir()
+		if _, err := disk.Init(path); err != nil {
+			t.Fatal(err)
+		}
+		d, err := disk.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		part, err := d.OpenPart(t.Context(), parrot, disk.PartOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer part.Close()
+		sessions := NewSessions()
+		one, err := sessions.announce(Metadata{Name: parrot.Name}, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		began, ended := time.Now(), make(chan error)
+		go func() { ended <- one.Fill(t.Context(), part, &fetch.Progress{}) }()
+		<-one.opened
+		time.Sleep(Life - time.Hour)
+		ask := func(d delivery) error {
+			d.ctx, d.done = t.Context(), make(chan error, 1)
+			return one.deliver(&d)
+		}
+		if err := ask(delivery{look: true}); err != nil { // which does not keep it
+			t.Fatal(err)
+		}
+		if err := ask(delivery{zeros: 512, total: -1}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; !Ended(err) || time.Since(began) != 2*Life-time.Hour {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+	})
+}
+
+// What comes at the same time as it can: each of many requests is answered, and
+// only as many uploads are taken as there may be.
+func TestManyAtOnce(t *testing.T) {
+	s := NewSessions()
+	for n := range most {
+		if _, err := s.announce(Metadata{Name: fmt.Sprint("image", n)}, 512); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.announce(Metadata{Name: "one-more"}, 512); err == nil || !strings.Contains(err.Error(), "8 uploads") {
+		t.Errorf("one more: %v", err)
+	}
+}

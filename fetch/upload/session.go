@@ -1,0 +1,379 @@
+package upload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// Session is one upload: the requests that bring its bytes on one side, and the job
+// that has its part on the other. It ends when the job does.
+type Session struct {
+	ID string
+	Metadata
+
+	incoming chan *delivery
+	opened   chan struct{} // closed when the part is open
+	ended    chan struct{} // closed after err is set
+
+	mu      sync.Mutex
+	size    int64 // -1: not said yet
+	offset  int64
+	expires time.Time
+	now     *delivery // being taken
+	err     error
+}
+
+// Info is what is told of an upload.
+type Info struct {
+	ID          string    `json:"id"`
+	Image       string    `json:"image"`
+	Offset      int64     `json:"offset"`
+	Length      int64     `json:"length"` // -1: not said yet
+	Fingerprint string    `json:"fingerprint,omitempty"`
+	Expires     time.Time `json:"expires,omitzero"`
+	State       State     `json:"state"`
+	Error       string    `json:"error,omitempty"` // why it failed
+
+	metadata string
+	err      error
+}
+
+// State is how far an upload is.
+type State string
+
+// The states of an upload. One that is opening cannot be asked about yet.
+const (
+	Opening State = "opening"
+	Open    State = "open"
+	Done    State = "done"
+	Failed  State = "failed"
+)
+
+// delivery is what one request brings: bytes, zeros, or a wish.
+type delivery struct {
+	ctx    context.Context // of the request; ends the reading of the body
+	cancel context.CancelCauseFunc
+
+	from   int64     // where it belongs
+	length int64     // of the body; -1: not known
+	total  int64     // of the image; -1: not said
+	body   io.Reader // nil: it brings none
+	zeros  int64
+	look   bool // only asks how far the upload is
+	end    bool // asks to terminate it
+
+	done chan error
+}
+
+func newSession(id string, m Metadata, size int64) *Session {
+	return &Session{
+		ID: id, Metadata: m, size: size,
+		incoming: make(chan *delivery), opened: make(chan struct{}), ended: make(chan struct{}),
+	}
+}
+
+// Info returns what is known now.
+func (s *Session) Info() Info {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := Info{
+		ID: s.ID, Image: s.Name, Offset: s.offset, Length: s.size, Fingerprint: s.Fingerprint, Expires: s.expires,
+		State: Opening, metadata: s.text, err: s.err,
+	}
+	switch {
+	case s.err != nil:
+		i.State, i.Error = Failed, explain(s.err)
+	case isClosed(s.ended):
+		i.State = Done
+	case isClosed(s.opened):
+		i.State = Open
+	}
+	return i
+}
+
+func isClosed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *Session) isOpen() bool { return isClosed(s.opened) }
+
+// end is the last thing that happens to a session.
+func (s *Session) end(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = err
+	close(s.ended)
+}
+
+// Fill puts into the part what requests bring, until the image is whole, or ctx
+// ends, or the upload: see Ended. The part then holds all bytes or can be gone on with.
+func (s *Session) Fill(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
+	last, err := s.open(part)
+	if err != nil {
+		return fetch.Classify(err)
+	}
+	progress.Done.Store(part.Offset())
+	close(s.opened)
+	expiry := time.NewTimer(0)
+	defer expiry.Stop()
+	for {
+		size, offset := s.grown(part, last)
+		progress.Total.Store(size)
+		if offset == size {
+			return nil
+		}
+		expiry.Reset(time.Until(last.Add(Life)))
+		select {
+		case d := <-s.incoming:
+			if err := s.take(ctx, part, progress, d); err != nil {
+				return fetch.Classify(err)
+			}
+			if part.Offset() > offset {
+				last = time.Now()
+			}
+		case <-expiry.C:
+			return &fetch.Error{Class: fetch.Source, Err: ErrExpired}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// open makes the part that of this upload, and returns when its last byte came.
+func (s *Session) open(part *disk.Part) (last time.Time, err error) {
+	now := time.Now()
+	if o := part.Origin(); o.Source == Source && o.ETag == s.ID {
+		touched, err := part.Touched()
+		if touched.After(now) {
+			touched = now // by a clock that was set since
+		}
+		return touched, err
+	}
+	return now, part.Begin(disk.Origin{Source: Source, ETag: s.ID, Metadata: s.text, Size: s.size})
+}
+
+// grown takes note of how far the part is.
+func (s *Session) grown(part *disk.Part, last time.Time) (size, offset int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.offset, s.expires = part.Offset(), last.Add(Life)
+	return s.size, s.offset
+}
+
+// take does what a request wants, and answers it. An error is one that ends the
+// upload; the request is then answered by the end.
+func (s *Session) take(ctx context.Context, part *disk.Part, progress *fetch.Progress, d *delivery) error {
+	switch {
+	case d.end:
+		return &fetch.Error{Class: fetch.Source, Err: ErrTerminated}
+	case d.look:
+		d.done <- nil
+		return nil
+	}
+	if err := s.fits(d, part.Offset()); err != nil {
+		d.done <- err
+		return nil
+	}
+	s.taking(d)
+	defer s.taking(nil)
+	defer context.AfterFunc(ctx, func() { d.cancel(context.Cause(ctx)) })()
+	broken, err := s.append(part, progress, d)
+	if err != nil {
+		return err
+	}
+	if s.whole(part) && broken == nil {
+		return nil // the commit decides what to answer
+	}
+	s.grown(part, time.Now())
+	d.done <- broken
+	return nil
+}
+
+// fits says why what a request brings cannot come next.
+func (s *Session) fits(d *delivery, offset int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d.total >= 0 {
+		if s.size >= 0 && s.size != d.total {
+			return refuse(http.StatusBadRequest, "Upload-Length is %d, and was %d before", d.total, s.size)
+		}
+		if d.total < offset {
+			return refuse(http.StatusBadRequest, "Upload-Length is %d, and %d bytes are here already", d.total, offset)
+		}
+		s.size = d.total
+	}
+	switch more := max(d.length, d.zeros); {
+	case d.from != offset:
+		return refuse(http.StatusConflict, "the upload is at %d bytes, and these are for %d", offset, d.from)
+	case s.size >= 0 && more > s.size-offset:
+		return refuse(http.StatusRequestEntityTooLarge, "%d bytes are more than the %d that are missing", more, s.size-offset)
+	}
+	return nil
+}
+
+// taking notes the request that is being served, so that the next one can cut it.
+func (s *Session) taking(d *delivery) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = d
+}
+
+func (s *Session) whole(part *disk.Part) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return part.Offset() == s.size
+}
+
+// append puts what a request brings into the part. broken is what was wrong with the
+// request: what came of it stays. err is what ends the upload.
+func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery) (broken, err error) {
+	if d.zeros > 0 {
+		return appendZeros(d.ctx, part, progress, d.zeros)
+	}
+	if d.body == nil {
+		return nil, nil
+	}
+	body := &tapped{r: d.body, progress: progress}
+	limit := int64(1<<63 - 1)
+	s.mu.Lock()
+	if s.size >= 0 {
+		limit = s.size - part.Offset()
+	}
+	s.mu.Unlock()
+	_, err = part.ReadFrom(io.LimitReader(body, limit))
+	if body.err != nil {
+		if cause := context.Cause(d.ctx); cause != nil {
+			return cause, nil
+		}
+		return refuse(http.StatusBadRequest, "the body broke off"), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if s.whole(part) {
+		var one [1]byte
+		if n, _ := io.ReadFull(d.body, one[:]); n > 0 {
+			return nil, &fetch.Error{Class: fetch.Source, Err: errors.New("more bytes came than were announced")}
+		}
+	}
+	return nil, nil
+}
+
+// tapped counts what is read, and keeps what its reader says was wrong.
+type tapped struct {
+	r        io.Reader
+	err      error
+	progress *fetch.Progress
+}
+
+func (t *tapped) Read(p []byte) (int, error) {
+	n, err := t.r.Read(p)
+	t.progress.Done.Add(int64(n))
+	t.progress.Moved.Add(int64(n))
+	if err != nil && !errors.Is(err, io.EOF) {
+		t.err = err
+	}
+	return n, err
+}
+
+// appendZeros makes a hole, but for what of it shares a chunk with other bytes.
+func appendZeros(ctx context.Context, part *disk.Part, progress *fetch.Progress, n int64) (broken, err error) {
+	for n > 0 {
+		if ctx.Err() != nil {
+			return context.Cause(ctx), nil
+		}
+		step := min(n, disk.ChunkSize-part.Offset()%disk.ChunkSize)
+		if step == disk.ChunkSize {
+			err = part.PutZeros(step)
+		} else {
+			_, err = part.ReadFrom(io.LimitReader(zeros{}, step))
+		}
+		if err != nil {
+			return nil, err
+		}
+		n -= step
+		progress.Done.Add(step)
+	}
+	return nil, nil
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+// errTaken cuts a request whose upload another one goes on with.
+var errTaken = refuse(http.StatusConflict, "another request goes on with the upload")
+
+// deliver hands what a request brings to the job, and waits until it has it. The last
+// bytes of an image are answered when that is ready: nil, or why it is not.
+func (s *Session) deliver(d *delivery) error {
+	if !s.isOpen() {
+		return later("what came of the upload is read back: come again in a moment")
+	}
+	s.mu.Lock()
+	if s.now != nil {
+		s.now.cancel(errTaken)
+	}
+	s.mu.Unlock()
+	select {
+	case s.incoming <- d:
+	case <-s.ended:
+		return s.outcome()
+	case <-d.ctx.Done():
+		return context.Cause(d.ctx)
+	}
+	select {
+	case err := <-d.done:
+		return err
+	case <-s.ended:
+		return s.outcome()
+	}
+}
+
+// outcome is how an upload ended.
+func (s *Session) outcome() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return verdict(s.err)
+}
+
+// verdict gives the end of an upload its status.
+func verdict(err error) error {
+	if err == nil {
+		return nil
+	}
+	if known, ok := errors.AsType[*Refused](err); ok {
+		return known
+	}
+	status := http.StatusUnprocessableEntity
+	switch {
+	case Ended(err):
+		status = http.StatusGone
+	case errors.Is(err, disk.ErrNoSpace), errors.Is(err, disk.ErrTooLarge):
+		status = http.StatusRequestEntityTooLarge
+	}
+	return refuse(status, "%s", explain(fmt.Errorf("the upload has ended: %w", err)))
+}
+
+// ending is the error that an upload ended with, if it has.
+func (s *Session) ending() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}

@@ -1,0 +1,160 @@
+package upload
+
+import (
+	"cmp"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+const (
+	// Source is the Source of the Origin of a part that is uploaded. The ETag there is
+	// the upload's id.
+	Source = "upload"
+	// Life is how long an upload is kept after its last byte.
+	Life = 24 * time.Hour
+	// most is how many uploads a node takes at a time: each has a part open.
+	most = 8
+	// remembered is of how many uploads it is known how they ended.
+	remembered = 64
+)
+
+// Ways in which an upload ends without an image and without a failure.
+var (
+	ErrTerminated = errors.New("the upload was terminated by its sender")
+	ErrExpired    = fmt.Errorf("the upload expired: nothing came for %v", Life)
+)
+
+// Ended reports whether err only says that an upload is over.
+func Ended(err error) bool { return errors.Is(err, ErrTerminated) || errors.Is(err, ErrExpired) }
+
+// Refused is why a request is not granted, as a status of HTTP and a sentence.
+type Refused struct {
+	Status int
+	Why    string
+}
+
+func (e *Refused) Error() string { return e.Why }
+
+func refuse(status int, format string, args ...any) *Refused {
+	return &Refused{status, fmt.Sprintf(format, args...)}
+}
+
+// later asks to come back in a moment.
+func later(format string, args ...any) *Refused {
+	return refuse(http.StatusServiceUnavailable, format, args...)
+}
+
+// Sessions are the uploads of one node: those that requests are served by jobs, at
+// most one for each image. Its methods may be called by any goroutine.
+type Sessions struct {
+	mu   sync.Mutex
+	live map[string]*Session // by the image's name
+	past []Info              // how the latest ended that are over
+}
+
+// NewSessions returns Sessions of which there are none yet.
+func NewSessions() *Sessions { return &Sessions{live: map[string]*Session{}} }
+
+// announce makes a new upload, for which a job is yet to open a part.
+func (s *Sessions) announce(m Metadata, size int64) (*Session, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := s.live[m.Name]; now != nil {
+		return nil, refuse(http.StatusConflict, "an upload of %s is under way already: go on with it, or end it by DELETE %s%s", m.Name, Path+"/", now.ID)
+	}
+	if len(s.live) >= most {
+		return nil, later("%d uploads are under way, and more are not taken at a time", most)
+	}
+	now := newSession(rand.Text(), m, size)
+	s.live[m.Name] = now
+	return now, nil
+}
+
+// Begin returns the upload of an image that was announced, or the one of which a part
+// with this origin was found. The caller has to Fill a part with it, and to End it.
+func (s *Sessions) Begin(id disk.ID, found disk.Origin) (*Session, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := s.live[id.Name]; now != nil {
+		return now, nil
+	}
+	m, err := parseMetadata(found.Metadata)
+	if found.Source != Source || err != nil || m.Name != id.Name {
+		return nil, &fetch.Error{Class: fetch.Source, Err: ErrTerminated} // who announced it is gone
+	}
+	now := newSession(found.ETag, m, found.Size)
+	s.live[id.Name] = now
+	return now, nil
+}
+
+// End says how the job of an upload ended: nil, the image is ready. kept says
+// that the part is still there, and that the upload goes on once a job has it again.
+func (s *Sessions) End(one *Session, err error, kept bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.live[one.Name] == one {
+		delete(s.live, one.Name)
+	}
+	if kept && err != nil {
+		one.end(later("the upload is interrupted, and goes on in a moment: %v", err))
+		return
+	}
+	one.end(err)
+	s.past = append(s.past, one.Info())
+	s.past = s.past[max(0, len(s.past)-remembered):]
+}
+
+// drop forgets an upload that nobody waits for any more, if no job has begun with it.
+func (s *Sessions) drop(one *Session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.live[one.Name] == one && !one.isOpen() {
+		delete(s.live, one.Name)
+	}
+}
+
+// find returns an upload that is under way, or how it ended.
+func (s *Sessions) find(id string) (now *Session, past *Info) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.live {
+		if one.ID == id {
+			return one, nil
+		}
+	}
+	for i, one := range s.past {
+		if one.ID == id {
+			return nil, &s.past[i]
+		}
+	}
+	return nil, nil
+}
+
+// list returns what is under way, sorted by image.
+func (s *Sessions) list() []Info {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := []Info{}
+	for _, one := range s.live {
+		all = append(all, one.Info())
+	}
+	slices.SortFunc(all, func(a, b Info) int { return cmp.Compare(a.Image, b.Image) })
+	return all
+}
+
+// explain is err for people, in one line.
+func explain(err error) string {
+	if e, ok := errors.AsType[*disk.FormatError](err); ok && e.Hint != "" {
+		return fmt.Sprintf("%v (%s)", err, e.Hint)
+	}
+	return strings.ReplaceAll(err.Error(), "\n", "; ")
+}

@@ -1,0 +1,54 @@
+package upload
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// Store puts the content into a part on a disk of this machine. A part that began with
+// the same file is gone on with, whoever began it.
+func Store(ctx context.Context, part *disk.Part, o Order, progress *fetch.Progress) error {
+	m := o.metadata()
+	m.text = m.header()
+	had, err := parseMetadata(part.Origin().Metadata)
+	same := err == nil && had.Fingerprint == m.Fingerprint
+	if same = same && part.Origin().Source == Source && part.Origin().Size == o.Content.length(); !same || o.Restart {
+		if err := part.Begin(disk.Origin{Source: Source, ETag: rand.Text(), Metadata: m.text, Size: o.Content.length()}); err != nil {
+			return fetch.Classify(err)
+		}
+	}
+	progress.Done.Store(part.Offset())
+	for ctx.Err() == nil {
+		p, err := o.Content.piece(part.Offset())
+		switch {
+		case errors.Is(err, io.EOF):
+			if err := errors.Join(o.Content.check(), checkLength(part.Offset())); err != nil {
+				return &fetch.Error{Class: fetch.Source, Err: err}
+			}
+			return nil
+		case err != nil:
+			return err
+		case p.zeros > 0:
+			_, err = appendZeros(ctx, part, progress, p.zeros)
+		default:
+			_, err = part.ReadFrom(bytes.NewReader(p.data))
+			progress.Done.Add(int64(len(p.data)))
+		}
+		if err != nil {
+			return fetch.Classify(err)
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// metadata is what is said of an upload when it begins.
+func (o Order) metadata() Metadata {
+	// Another digest makes it another upload.
+	return Metadata{Name: o.Image, Digest: o.Digest, Fingerprint: o.Content.fingerprint() + o.Digest.String()}
+}

@@ -1,0 +1,152 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/upload"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Uploads returns what a server for clients that upload images answers with.
+func (l *Loop) Uploads() *upload.Server {
+	return upload.NewServer(l.reconciler.uploads, upload.Host{Begin: l.upload, Interrupted: l.interrupted})
+}
+
+// upload asks for a job that takes the upload of a declared image, on the best of this
+// node's disks. The sum, unless it is zero, is what the client says that the image has.
+func (l *Loop) upload(ctx context.Context, image string, sum disk.Digest) error {
+	v := l.View()
+	if v == nil || !v.Loaded {
+		return refuse(http.StatusServiceUnavailable, "the config directory is not read yet")
+	}
+	declared, ok := v.Desired.Config.Images[image]
+	if !ok {
+		return refuse(http.StatusNotFound, "no image %s is declared", image)
+	}
+	key, err := v.Desired.scene(v.Observed).look(declared).uploadTo(sum)
+	if err != nil {
+		return err
+	}
+	v, err = l.ask(ctx, func() { l.uploads[key] = true })
+	if err != nil {
+		return err
+	}
+	planned := Action{Reason: "the configuration cannot be acted on"}
+	for _, a := range v.Plan.Actions {
+		if a.Key() == key {
+			planned = a
+		}
+	}
+	if planned.Kind == Upload {
+		return nil
+	}
+	if _, err := l.ask(ctx, func() { delete(l.uploads, key) }); err != nil {
+		return err
+	}
+	if !planned.Until.IsZero() {
+		return refuse(http.StatusServiceUnavailable, "%s cannot be uploaded yet: %s", image, planned.Reason)
+	}
+	return refuse(http.StatusConflict, "%s cannot be uploaded: %s", image, planned.Reason)
+}
+
+// uploadTo is where this node takes an upload of the image, or why it does not.
+func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
+	name, declared := v.image.ID.Name, v.image.Checksum
+	switch {
+	case v.image.Source.Upload == nil:
+		return Key{}, refuse(http.StatusConflict, "%s is not for upload: its source is %s", name, v.image.Source.Kind())
+	case len(v.ready) > 0:
+		return Key{}, refuse(http.StatusConflict, "%s is ready on %s: another file needs another checksum, uuid or name", name, v.ready[0].Disk)
+	case !sum.IsZero() && !declared.IsZero() && sum.Algorithm() != declared.Algorithm():
+		return Key{}, refuse(http.StatusConflict, "the declared checksum of %s is a %s: give one of that, or none", name, declared.Algorithm())
+	case !sum.IsZero() && !declared.IsZero() && sum != declared:
+		return Key{}, refuse(http.StatusConflict, "the declared checksum of %s is %s, and the file has %s", name, declared, sum)
+	}
+	for _, key := range v.all(name) {
+		if v.mine(key.Disk) && v.copy(key).PartFrom == UploadOrigin && !v.o.Running[key] {
+			return Key{}, refuse(http.StatusServiceUnavailable, "an upload of %s was interrupted, and goes on in a moment", name)
+		}
+	}
+	for key, running := range v.o.Running {
+		if running && key.ID == v.image.ID && !v.mine(key.Disk) {
+			return Key{}, refuse(http.StatusConflict, "%s is under way on %s", name, key.Disk)
+		}
+	}
+	why := []string{}
+	for i := range v.places.ranked.len() {
+		ref := v.places.ranked.at(i)
+		if !v.mine(ref) {
+			continue
+		}
+		r := v.refuses(ref, v.need())
+		if r.why == "" {
+			return Key{ref, v.image.ID}, nil
+		}
+		why = append(why, fmt.Sprintf("%s: %s", ref, r.why))
+	}
+	return Key{}, refuse(http.StatusConflict, "%s cannot be taken here (%s)%s", name, v.notHere(why), v.elsewhere())
+}
+
+// notHere says why no disk of this node takes an upload.
+func (v imageView) notHere(why []string) string {
+	if len(why) == 0 {
+		return "no disk of node " + v.Node + " is for it"
+	}
+	return strings.Join(why, "; ")
+}
+
+// elsewhere names the nodes that take an upload which this one does not.
+func (v imageView) elsewhere() string {
+	var nodes []string
+	for i := range v.places.ranked.len() {
+		ref := v.places.ranked.at(i)
+		if v.mine(ref) || !v.answers(ref) || v.refuses(ref, v.need()).why != "" {
+			continue
+		}
+		node := ref.Node
+		if at := v.Config.Nodes[ref.Node].Address; at != "" {
+			node += " (--url " + at + ")"
+		}
+		if !slices.Contains(nodes, node) {
+			nodes = append(nodes, node)
+		}
+	}
+	if len(nodes) == 0 {
+		return ""
+	}
+	return ": upload it at " + listed(nodes)
+}
+
+// interrupted reports whether a part of the upload is on a disk of this node, or whether
+// that cannot be told yet.
+func (l *Loop) interrupted(id string) bool {
+	v := l.View()
+	if v == nil || !v.Loaded {
+		return true
+	}
+	for ref, seen := range v.Observed.Disks {
+		for image, c := range seen.Copies {
+			if !v.Desired.mine(ref) || c.PartFrom != UploadOrigin || c.State == disk.Ready {
+				continue
+			}
+			if d, open := l.reconciler.readable(ref.Disk); open && d.PartOrigin(image).ETag == id {
+				return declaredUpload(v.Desired.Config.Images[image.Name], image)
+			}
+		}
+	}
+	return false
+}
+
+// declaredUpload reports whether what was begun of an upload can be gone on with.
+func declaredUpload(now schema.Image, id disk.ID) bool {
+	return now.ID == id && now.Source.Upload != nil
+}
+
+func refuse(status int, format string, args ...any) error {
+	return &upload.Refused{Status: status, Why: fmt.Sprintf(format, args...)}
+}
