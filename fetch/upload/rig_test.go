@@ -88,7 +88,7 @@ func (r *rig) job(ctx context.Context, want disk.Digest) error {
 	}
 	part, err := r.disk.OpenPart(ctx, parrot, disk.PartOptions{})
 	if err == nil {
-		err = one.Fill(ctx, part, &fetch.Progress{})
+		err = one.Fill(ctx, part, 0, &fetch.Progress{})
 		switch {
 		case err == nil:
 			_, err = part.Commit(want)

@@ -303,7 +303,7 @@ func TestExpires(t *testing.T) {
 			t.Fatal(err)
 		}
 		began, ended := time.Now(), make(chan error)
-		go func() { ended <- one.Fill(t.Context(), part, &fetch.Progress{}) }()
+		go func() { ended <- one.Fill(t.Context(), part, 0, &fetch.Progress{}) }()
 		<-one.opened
 		time.Sleep(Life - time.Hour)
 		ask := func(d delivery) error {

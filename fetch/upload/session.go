@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
@@ -22,6 +24,8 @@ type Session struct {
 	incoming chan *delivery
 	opened   chan struct{} // closed when the part is open
 	ended    chan struct{} // closed after err is set
+
+	pace *rate.Limiter // of the bytes that come; the job's
 
 	mu      sync.Mutex
 	size    int64 // -1: not said yet
@@ -120,7 +124,9 @@ func (s *Session) end(err error) {
 
 // Fill puts into the part what requests bring, until the image is whole, or ctx
 // ends, or the upload: see Ended. The part then holds all bytes or can be gone on with.
-func (s *Session) Fill(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
+// It takes no more than perSecond bytes, unless that is 0.
+func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, progress *fetch.Progress) error {
+	s.pace = fetch.NewLimiter(perSecond)
 	last, err := s.open(part)
 	if err != nil {
 		return fetch.Classify(err)
@@ -246,7 +252,7 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 	if d.body == nil {
 		return nil, nil
 	}
-	body := &tapped{r: d.body, progress: progress}
+	body := &tapped{r: fetch.Pace(d.ctx, d.body, s.pace), progress: progress}
 	limit := int64(1<<63 - 1)
 	s.mu.Lock()
 	if s.size >= 0 {
