@@ -28,6 +28,7 @@ var commands = map[string]func(*testscript.TestScript, bool, []string){
 	"mkimage":  mkimage,
 	"sum":      sum,
 	"serve":    serve,
+	"s3":       serveS3,
 	"requests": requests,
 	"forget":   forget,
 	"address":  address,

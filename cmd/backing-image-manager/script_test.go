@@ -30,6 +30,10 @@ import (
 //		the time of each request, and sets $VAR to the address. Faults are asked
 //		for in the address, as package fetchtest has them:
 //		$VAR/image.raw?fault=cut&at=4096&times=1
+//	s3 VAR CREDENTIALS BUCKET...
+//		Runs an S3 server that is not ours until the script ends, writes a folder of
+//		credentials for it, and sets $VAR to the folder that has a folder for each
+//		bucket and in it a file for each object, and $VAR_URL to the address.
 //	requests VAR PATTERN N|N+
 //		Asserts how many requests the origin $VAR got (N+: or more) that match
 //		the regular expression, each in the form

@@ -1,0 +1,212 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/backup/s3test"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+)
+
+var killTimes = flag.Int("kill.times", 2, "how often TestKillS3 kills a backup, and how often a restore")
+
+// sniper stands before an S3 server, and kills the program that asks it at a given
+// request: before it is passed on, in the middle of either body, or when it has been
+// done and nobody was told.
+type sniper struct {
+	*httputil.ReverseProxy
+
+	mu     sync.Mutex
+	victim *os.Process // nil: killed
+	left   int         // requests until then; 0: none is the last
+	moment int
+}
+
+const (
+	atOnce = iota
+	midway
+	afterwards
+	moments
+)
+
+func newSniper(target string) *sniper {
+	at, err := url.Parse(target)
+	if err != nil {
+		panic(err)
+	}
+	s := &sniper{}
+	s.ReverseProxy = &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Scheme, r.Out.URL.Host = at.Scheme, at.Host // the host that was signed stays
+			r.Out.Host = r.In.Host
+		},
+		ModifyResponse: s.answered,
+		ErrorLog:       log.New(io.Discard, "", 0), // of those who died
+	}
+	return s
+}
+
+type momentKey struct{}
+
+func (s *sniper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	due := -1
+	if s.left--; s.left == 0 {
+		due = s.moment
+	}
+	s.mu.Unlock()
+	switch due {
+	case atOnce:
+		s.kill()
+	case midway:
+		if r.ContentLength > 0 {
+			r.Body = &halfway{r.Body, r.ContentLength / 2, s.kill}
+		}
+	}
+	s.ReverseProxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), momentKey{}, due)))
+}
+
+func (s *sniper) answered(resp *http.Response) error {
+	switch due := resp.Request.Context().Value(momentKey{}); {
+	case due == afterwards, due == midway && resp.ContentLength <= 0:
+		s.kill()
+	case due == midway:
+		resp.Body = &halfway{resp.Body, resp.ContentLength / 2, s.kill}
+	}
+	return nil
+}
+
+func (s *sniper) kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.victim != nil {
+		_ = s.victim.Kill() // it may have ended
+		s.victim = nil
+	}
+}
+
+// halfway calls kill when so many bytes have been read.
+type halfway struct {
+	io.ReadCloser
+	left int64
+	kill func()
+}
+
+func (h *halfway) Read(p []byte) (int, error) {
+	n, err := h.ReadCloser.Read(p[:min(int64(len(p)), max(1, h.left))])
+	if h.left -= int64(n); h.left <= 0 {
+		h.kill()
+	}
+	return n, err
+}
+
+// survive runs the program until it ends by itself, and kills it so many times before.
+func (s *sniper) survive(t *testing.T, random *rand.Rand, kills int, args ...string) string {
+	t.Helper()
+	for ; ; kills-- {
+		cmd := exec.Command("backing-image-manager", args...)
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		s.mu.Lock()
+		s.left, s.moment = 0, random.IntN(moments)
+		if kills > 0 {
+			s.left = 1 + random.IntN(14)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		s.victim = cmd.Process
+		s.mu.Unlock()
+		err := cmd.Wait()
+		s.mu.Lock()
+		alive := s.victim != nil
+		s.victim = nil
+		s.mu.Unlock()
+		if alive && err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out.Bytes())
+		}
+		if alive {
+			return out.String()
+		}
+	}
+}
+
+// TestKillS3 kills the program with SIGKILL over and over while it backs an image up to
+// a bucket, and then while it restores it. The image comes back as it was, and nothing
+// is left of the attempts.
+func TestKillS3(t *testing.T) {
+	t.Parallel()
+	server := s3test.Start(t, "images")
+	s := newSniper(server.URL)
+	proxy := httptest.NewServer(s)
+	defer proxy.Close()
+	random := rand.New(rand.NewPCG(*killSeed, 1))
+	dir := t.TempDir()
+	secrets, before, after, from, to := filepath.Join(dir, "secrets"), filepath.Join(dir, "before"), filepath.Join(dir, "after"), filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	image := fetchtest.Random(7, 17<<20+512)
+	clear(image[5<<20 : 9<<20])
+	const target = "s3://images@us-east-1/deep"
+	if err := server.Credentials(filepath.Join(secrets, "store")); err != nil {
+		t.Fatal(err)
+	}
+	for path, content := range map[string]string{
+		filepath.Join(secrets, "store/endpoint"): proxy.URL,
+		filepath.Join(dir, "parrot.raw"):         string(image),
+		filepath.Join(before, "images.yaml"):     fmt.Sprintf("images: {parrot: {source: {download: {url: %q}}}}", "file://"+filepath.Join(dir, "parrot.raw")),
+		filepath.Join(after, "images.yaml"): fmt.Sprintf("settings: {allowLoopbackSources: true}\n"+
+			"images: {parrot: {source: {restore: {backupURL: %q, credentials: store}}}}", target+"?backingImage=parrot"),
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{from, to} {
+		if err := os.Mkdir(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := disk.Init(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.survive(t, random, 0, "reconcile", "--config-dir", before, "--disk", from)
+
+	backUp := []string{"backing-image", "backup", "parrot", target, "--disk", from, "--secrets-dir", secrets, "--credentials", "store"}
+	s.survive(t, random, *killTimes, backUp...)
+	if out := s.survive(t, random, 0, backUp...); !strings.Contains(out, " 0 B stored") {
+		t.Errorf("once more it says %q", out)
+	}
+	s.survive(t, random, *killTimes, "reconcile", "--config-dir", after, "--disk", to, "--secrets-dir", secrets)
+	if n := server.Uploads(t, "images"); n > 0 {
+		t.Errorf("%d uploads were begun and not ended", n)
+	}
+	folders, err := filepath.Glob(filepath.Join(to, "backing-images", "*"))
+	if err != nil || len(folders) != 1 {
+		t.Fatalf("images: %q, error %v", folders, err)
+	}
+	got, err := os.ReadFile(filepath.Join(folders[0], "backing"))
+	if err != nil || !bytes.Equal(got, image) {
+		t.Errorf("the image came back as %d bytes, which are not the %d that were backed up (error %v)", len(got), len(image), err)
+	}
+	for _, left := range []string{filepath.Join(folders[0], "*part*"), filepath.Join(server.Dir, "images", ".sgwtmp", "multipart", "*")} {
+		if found, err := filepath.Glob(left); err != nil || len(found) > 0 {
+			t.Errorf("left are %q, error %v", found, err)
+		}
+	}
+}
