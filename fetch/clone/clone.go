@@ -84,7 +84,7 @@ func (r Request) copy(ctx context.Context, part *disk.Part, progress *fetch.Prog
 	return part.Clone(ctx, r.Source, func(n int64) { progress.Done.Add(n) })
 }
 
-// encrypt begins anew, whatever the part holds: that is of another key.
+// encrypt goes on behind the header that a part has, if the passphrase opens that.
 func (r Request) encrypt(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
 	s, err := readSecret(r.SecretsDir, r.Secret)
 	if err != nil {
@@ -95,22 +95,53 @@ func (r Request) encrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 	if err != nil {
 		return err
 	}
-	header, payload, err := makeHeader(ctx, s, HeaderSize+size)
+	o := r.origin(HeaderSize + size)
+	payload, err := reopen(ctx, part, o, s)
+	if payload == nil && err == nil {
+		payload, err = beginEncrypted(ctx, part, o, s)
+	}
 	if err != nil {
 		return err
+	}
+	progress.Total.Store(o.Size)
+	progress.Done.Store(part.Offset())
+	return pour(ctx, part, source, part.Offset()-HeaderSize, size, payload.Encrypt, progress)
+}
+
+// beginEncrypted makes a header and puts it into the part, which it empties.
+func beginEncrypted(ctx context.Context, part *disk.Part, o disk.Origin, s *secret) (*luks.Payload, error) {
+	header, payload, err := makeHeader(ctx, s, o.Size)
+	if err != nil {
+		return nil, err
 	}
 	defer header.Close()
-	if err := part.Begin(r.origin(HeaderSize + size)); err != nil {
-		return err
+	if err := part.Begin(o); err != nil {
+		return nil, err
 	}
-	progress.Total.Store(HeaderSize + size)
-	progress.Done.Store(0)
-	n, err := part.ReadFrom(io.NewSectionReader(header, 0, HeaderSize))
-	progress.Done.Add(n)
+	_, err = part.ReadFrom(io.NewSectionReader(header, 0, HeaderSize))
+	return payload, err
+}
+
+// reopen opens the header that part begins with. There is none, and no error, where the
+// part is of something else, ends within it, or does not open with the passphrase.
+func reopen(ctx context.Context, part *disk.Part, o disk.Origin, s *secret) (*luks.Payload, error) {
+	if part.Origin() != o || part.Offset() < HeaderSize {
+		return nil, nil
+	}
+	f, err := inMemory(o.Size)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return pour(ctx, part, source, 0, size, payload.Encrypt, progress)
+	defer f.Close()
+	if err := part.WriteHead(f, HeaderSize); err != nil {
+		return nil, err
+	}
+	h, payload, err := openHeader(ctx, f, o.Size, s.passphrase)
+	_, refused := errors.AsType[*luks.HeaderError](err)
+	if refused || errors.Is(err, errPassphrase) || err == nil && h.Offset != HeaderSize {
+		return nil, nil
+	}
+	return payload, err
 }
 
 // plain returns what a guest sees of the source.
@@ -146,7 +177,7 @@ func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 	case version == 0:
 		return fail(fetch.Source, "cannot decrypt %s: it is not encrypted, or not with LUKS", r.Copy.ID)
 	}
-	header, payload, err := openHeader(ctx, r.Source, r.Source.Size(), s.passphrase)
+	header, payload, err := readHeader(ctx, r.Source, r.Source.Size(), s.passphrase)
 	if errors.Is(err, errPassphrase) {
 		return fail(fetch.Config, "cannot decrypt %s: the passphrase in secret %q is wrong", r.Copy.ID, r.Secret)
 	}

@@ -25,9 +25,9 @@
 //     nothing but a part. What cryptsetup works on goes with the last process that
 //     has it open, and cryptsetup itself goes with the process that started it.
 //  2. The passphrase and the key are in no argument, environment, file or message.
-//  3. What was decrypted has the bytes that were encrypted. What was encrypted anew has
-//     other bytes each time, for it has another key: a part of it cannot be gone on
-//     with, and no checksum of it can be known before.
+//  3. What was decrypted has the bytes that were encrypted. What is encrypted anew has
+//     another key, so that no checksum of it can be known before. A part is gone on with
+//     by the key in its own header, as long as the passphrase opens that.
 //  4. A key is used when the digest in the header says that it is the right one.
 //     No passphrase is tried before the header has been found harmless.
 //  5. Whether a disk is encrypted is what its bytes say.

@@ -78,17 +78,22 @@ func (s *secret) formatArgs() []string {
 	return append(args, file(0))
 }
 
-// openHeader reads the header of an encrypted disk of so many bytes, and opens it.
-func openHeader(ctx context.Context, disk io.ReaderAt, size int64, passphrase []byte) (*luks.Header, *luks.Payload, error) {
+// readHeader opens the header of an encrypted disk of so many bytes. What is judged is
+// what cryptsetup gets to see, whatever becomes of the disk.
+func readHeader(ctx context.Context, disk io.ReaderAt, size int64, passphrase []byte) (*luks.Header, *luks.Payload, error) {
 	f, err := inMemory(size)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer f.Close()
-	// What is judged is what cryptsetup gets to see, whatever becomes of the disk.
 	if _, err := io.Copy(f, io.NewSectionReader(disk, 0, min(size, HeaderSize))); err != nil {
 		return nil, nil, fmt.Errorf("copy LUKS header: %w", err)
 	}
+	return openHeader(ctx, f, size, passphrase)
+}
+
+// openHeader opens the header of a disk of so many bytes, which is in memory.
+func openHeader(ctx context.Context, f *os.File, size int64, passphrase []byte) (*luks.Header, *luks.Payload, error) {
 	h, err := luks.Read(f, size)
 	if err != nil {
 		return nil, nil, err

@@ -1,0 +1,164 @@
+package clone
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// crash leaves the part of a clone as a crash leaves it behind so many bytes.
+func (r *rig) crash(t *testing.T, q Request, after int64) {
+	t.Helper()
+	p, err := r.disk.OpenPart(context.Background(), cloneID, disk.PartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var progress fetch.Progress
+	if err := errors.Join(Fill(context.Background(), p, q, &progress), p.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(filepath.Dir(r.path(cloneID)), "backing.part"), after); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// goOn makes the clone of what is left, of which so many bytes count.
+func (r *rig) goOn(t *testing.T, q Request, kept int64) {
+	t.Helper()
+	p, err := r.disk.OpenPart(context.Background(), cloneID, disk.PartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Offset() != kept {
+		t.Errorf("%d bytes were kept, want %d", p.Offset(), kept)
+	}
+	var progress fetch.Progress
+	if err := Fill(context.Background(), p, q, &progress); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Commit(disk.Digest{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *rig) request(t *testing.T, from disk.ID, e Encryption) Request {
+	t.Helper()
+	source, err := r.disk.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { source.Close() })
+	return Request{Source: source, Copy: r.disk.Look(from), Encryption: e, SecretsDir: r.secrets, Secret: "vault"}
+}
+
+func TestResume(t *testing.T) {
+	const MiB = 1 << 20
+	again := disk.ID{Name: "again", UUID: "00c0ffee"}
+	tests := []struct {
+		name        string
+		how         Encryption
+		left, kept  int64
+		newPassword bool
+	}{
+		{"plain", Ignore, 3*MiB + 5, 3 * MiB, false},
+		{"decrypted", Decrypt, 3*MiB + 5, 3 * MiB, false},
+		{"encrypted", Encrypt, 18*MiB + 5, 18 * MiB, false},
+		{"encrypted, the header cut off", Encrypt, 7 * MiB, 7 * MiB, false},
+		{"encrypted, the header alone", Encrypt, 16 * MiB, 16 * MiB, false},
+		{"encrypted, and the passphrase changed", Encrypt, 18 * MiB, 18 * MiB, true},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRig(t)
+			plain := noise(5*MiB + 512)
+			r.put(t, sourceID, plain)
+			from := sourceID
+			if test.how == Decrypt {
+				from = disk.ID{Name: "encrypted", UUID: "00c0ffee"}
+				if _, err := r.clone(t, context.Background(), sourceID, from, Encrypt, "vault"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.crash(t, r.request(t, from, test.how), test.left)
+			var header []byte
+			if test.how == Encrypt {
+				b, err := os.ReadFile(filepath.Join(filepath.Dir(r.path(cloneID)), "backing.part"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				header = b[:4096]
+			}
+			if test.newPassword {
+				r.secret(t, "vault", map[string]string{fileValue: "another"})
+			}
+			r.goOn(t, r.request(t, from, test.how), test.kept)
+			got := r.bytes(t, cloneID)
+			if test.how == Encrypt {
+				if same := bytes.Equal(got[:4096], header); same != (test.left >= 16*MiB && !test.newPassword) {
+					t.Errorf("it is the same header: %v", same)
+				}
+				if _, err := r.clone(t, context.Background(), cloneID, again, Decrypt, "vault"); err != nil {
+					t.Fatal(err)
+				}
+				got = r.bytes(t, again)
+			}
+			if !bytes.Equal(got, plain) {
+				t.Error("it has other bytes")
+			}
+		})
+	}
+}
+
+// TestCancelled ends at once, also while cryptsetup works.
+func TestCancelled(t *testing.T) {
+	r := newRig(t)
+	r.put(t, sourceID, noise(5<<20))
+	r.secret(t, "vault", map[string]string{filePBKDF: "pbkdf2", fileIterations: "100000000"})
+	ctx, cancel := context.WithCancel(context.Background())
+	p, err := r.disk.OpenPart(ctx, cloneID, disk.PartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	ended := make(chan error)
+	q := r.request(t, sourceID, Encrypt)
+	go func() { ended <- Fill(ctx, p, q, &fetch.Progress{}) }()
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v", err)
+	}
+	if err := Fill(ctx, p, r.request(t, sourceID, Ignore), &fetch.Progress{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v", err)
+	}
+}
+
+// TestSourceChanges must not become a clone of anything.
+func TestSourceChanges(t *testing.T) {
+	for _, how := range []Encryption{Ignore, Encrypt} {
+		r := newRig(t)
+		r.put(t, sourceID, noise(3<<20))
+		q := r.request(t, sourceID, how)
+		f, err := os.OpenFile(r.path(sourceID), os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteAt([]byte("changed"), 1<<20); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		p, err := r.disk.OpenPart(context.Background(), cloneID, disk.PartOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		if err := Fill(context.Background(), p, q, &fetch.Progress{}); !errors.Is(err, disk.ErrChanging) {
+			t.Errorf("%s: error is %v, want ErrChanging", how, err)
+		}
+	}
+}
