@@ -46,6 +46,11 @@
 // Ranges reads them by the same rules, for those who have the rest from elsewhere and
 // can tell right bytes from wrong ones: package peer.
 //
+// # Buckets and folders
+//
+// Bucket and Folder open more than one file, to read and to write, for package backup:
+// by the rules for s3 and file addresses.
+//
 // # Errors
 //
 // Every failure has a Class that says who should do what; Backoff says when.

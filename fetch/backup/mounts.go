@@ -30,12 +30,11 @@ func (s *share) mounted(table io.Reader) (string, error) {
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		m, ok := parseMount(lines.Text())
-		if !ok || m.share.host != s.host {
+		if !ok {
 			continue
 		}
-		rest, ok := strings.CutPrefix(s.path+"/", strings.TrimSuffix(m.share.path, "/")+"/")
-		if ok && m.visible() {
-			found = path.Join(m.at, rest) // any will do: they are the same folder
+		if at, ok := m.path(*s); ok && m.visible() {
+			found = at // any will do: they are the same folder
 		}
 	}
 	return found, lines.Err()
@@ -63,6 +62,15 @@ func parseMount(line string) (mount, bool) {
 	}
 	host = strings.ToLower(strings.Trim(host, "[]"))
 	return mount{device: m[2], at: unescape(m[4]), share: share{host, path.Join("/", exported, unescape(m[3]))}}, true
+}
+
+// path returns where s is, if the mount has it.
+func (m mount) path(s share) (string, bool) {
+	rest, ok := strings.CutPrefix(s.path+"/", strings.TrimSuffix(m.share.path, "/")+"/")
+	if !ok || m.share.host != s.host {
+		return "", false
+	}
+	return path.Join(m.at, rest), true
 }
 
 // visible reports whether the mount is what is at its path, and not one that was

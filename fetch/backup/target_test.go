@@ -110,3 +110,24 @@ func TestShare(t *testing.T) {
 		t.Errorf("a share is %s", got)
 	}
 }
+
+// FuzzMount reads lines of a table of mounts, whose paths and shares anybody may have
+// named. What is found is a path, and of the share that was asked for.
+func FuzzMount(f *testing.F) {
+	f.Add("30 22 0:45 / /mnt/back\\040ups rw,relatime shared:12 - nfs4 server:/exported rw,vers=4.2", "server", "/exported/a")
+	f.Add("31 22 0:46 /sub /mnt rw - nfs [fd00::1]:/ ro", "fd00::1", "/sub")
+	f.Add(`31 22 0:46 /../.. /mnt\777\04 rw - nfs a:/..\134/ ro`, "a", "/")
+	f.Fuzz(func(t *testing.T, line, host, path string) {
+		m, ok := parseMount(line)
+		if !ok {
+			return
+		}
+		if !filepath.IsAbs(m.share.path) || strings.Contains(m.share.path+"/", "/../") {
+			t.Errorf("%q is of the share %q", line, m.share.path)
+		}
+		s := share{host, filepath.Clean("/" + path)}
+		if at, ok := m.path(s); ok && (host != m.share.host || at != m.at && !strings.HasPrefix(at, strings.TrimSuffix(m.at, "/")+"/")) {
+			t.Errorf("%v is at %q by %q", &s, at, line)
+		}
+	})
+}
