@@ -8,11 +8,14 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // BenchmarkEncrypt has 1 MiB pieces encrypted on one processor and on all, next to
-// what OpenSSL does on one, in the same run.
+// what OpenSSL does on one, in the same run: by the clock, and for a second of a
+// processor's time, which is what OpenSSL goes by.
 func BenchmarkEncrypt(b *testing.B) {
 	for _, keySize := range []int{256, 512} {
 		for _, sectorSize := range []int{512, 4096} {
@@ -26,6 +29,7 @@ func BenchmarkEncrypt(b *testing.B) {
 					reference := opensslSpeed(b, fmt.Sprintf("aes-%d-xts", keySize/2))
 					b.SetBytes(int64(workers) << 20)
 					b.ResetTimer()
+					spent := processorTime(b)
 					var wg sync.WaitGroup
 					for range workers {
 						wg.Go(func() {
@@ -36,12 +40,23 @@ func BenchmarkEncrypt(b *testing.B) {
 						})
 					}
 					wg.Wait()
-					rate := float64(b.N*workers) * (1 << 20) / b.Elapsed().Seconds()
-					b.ReportMetric(rate/reference, "of-openssl")
+					bytes := float64(b.N*workers) * (1 << 20)
+					b.ReportMetric(bytes/b.Elapsed().Seconds()/reference, "of-openssl")
+					b.ReportMetric(bytes/(processorTime(b)-spent).Seconds()/reference, "of-openssl/processor")
 				})
 			}
 		}
 	}
+}
+
+// processorTime is what this process has used.
+func processorTime(b *testing.B) time.Duration {
+	b.Helper()
+	var used syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
 // opensslSpeed returns the bytes a second of OpenSSL on one processor.
