@@ -53,7 +53,7 @@ func BenchmarkClone(b *testing.B) {
 			}
 			rate := float64(b.N) * size / b.Elapsed().Seconds()
 			b.ReportMetric(rate/half, "of-half-openssl")
-			b.ReportMetric((processorTime(b) - spent).Seconds()/float64(b.N)*(1<<30)/size, "processor-s/GiB")
+			b.ReportMetric((processorTime(b)-spent).Seconds()/float64(b.N)*(1<<30)/size, "processor-s/GiB")
 			b.ReportMetric(rate/written, "of-disk")
 		})
 	}

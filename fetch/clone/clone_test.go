@@ -152,19 +152,8 @@ func TestDecryptOfCryptsetup(t *testing.T) {
 
 func TestEncryptQCOW2(t *testing.T) {
 	r := newRig(t)
-	dir := t.TempDir()
 	plain := noise(5 << 20)
-	raw, qcow2 := filepath.Join(dir, "raw"), filepath.Join(dir, "qcow2")
-	if err := os.WriteFile(raw, plain, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	run(t, "", "qemu-img", "convert", "-c", "-f", "raw", "-O", "qcow2", raw, qcow2)
-	b, err := os.ReadFile(qcow2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b = append(b, make([]byte, (512-len(b)%512)%512)...)
-	if c := r.put(t, sourceID, b); c.Format != disk.QCOW2 {
+	if c := r.put(t, sourceID, toQCOW2(t, plain)); c.Format != disk.QCOW2 {
 		t.Fatalf("the source is %+v", c)
 	}
 	c, err := r.clone(t, context.Background(), sourceID, cloneID, Encrypt, "vault")
