@@ -251,7 +251,10 @@ func (v imageView) refusesAway(ref schema.DiskRef, c Copy) refusal {
 func (v imageView) refusesFor(ref schema.DiskRef, need int64) refusal {
 	declared, _ := v.disk(ref)
 	free := v.o.Disks[ref].Space.Free
-	need = max(need, v.o.Tries[Key{ref, v.image.ID}].Space, 1)
+	if t := v.o.Tries[Key{ref, v.image.ID}]; t.Kind != Upload { // the next file may be a smaller one
+		need = max(need, t.Space)
+	}
+	need = max(need, 1)
 	if need <= free-declared.StorageReserved {
 		return refusal{}
 	}

@@ -183,6 +183,9 @@ func (v imageView) waitFor(first, ref schema.DiskRef) Action {
 	if t := v.sourceTry(); t.puts(v.preparation(), v.o.Now) {
 		return v.putOff(ref, t)
 	}
+	if key := (Key{first, v.image.ID}); v.preparation() == Upload && !v.o.Running[key] && !v.Uploads[key] {
+		return v.awaitFile(ref)
+	}
 	a := v.wait(ref, fmt.Sprintf("the first copy is made on %s", first))
 	peer, asking := v.o.Peers[first.Node]
 	switch {

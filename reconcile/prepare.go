@@ -78,9 +78,20 @@ func (v imageView) awaitUpload(ref schema.DiskRef, reason string) Action {
 		a.recall = v.recall()
 		return a
 	}
+	return v.awaitFile(ref)
+}
+
+// awaitFile waits for somebody to begin an upload, wherever that will be.
+func (v imageView) awaitFile(ref schema.DiskRef) Action {
+	key := Key{ref, v.image.ID}
+	c := v.copy(key)
 	command := "backing-image-manager backing-image upload " + v.image.ID.Name + " FILE"
 	if v.lost() {
-		return v.blocked(ref, "no copy is ready any more, and what was uploaded cannot be fetched again: "+
+		why := ""
+		if c.State == disk.Failed {
+			why = " (" + c.Message + ")"
+		}
+		return v.blocked(ref, "no copy is ready any more"+why+", and what was uploaded cannot be fetched again: "+
 			"bring back a disk that has it, or upload the file again: "+command)
 	}
 	if t := v.o.Tries[key]; t.Attempts > 0 && t.of(Upload) {

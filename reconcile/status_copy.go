@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -109,13 +110,18 @@ func (t *telling) explain(s *CopyStatus, key Key, try Try) {
 		s.hear(t.Observed.Now, try)
 	}
 	if try.Attempts > 0 && s.State != disk.Ready {
-		s.State, s.Message = disk.Failed, try.Message
+		s.State = disk.Failed
+		if !strings.Contains(s.Message, try.Message) { // what is planned may say that, and what to do
+			s.Message = try.Message
+		}
 	}
 }
 
 // plan says what is planned about a copy of this node.
 func (s *CopyStatus) plan(a Action) {
 	switch {
+	case s.Message != "" && a.Idle() && strings.Contains(a.Reason, s.Message):
+		s.Message = a.Reason
 	case s.Message != "" || a.Kind == "":
 	case a.Idle():
 		s.Message = a.Reason

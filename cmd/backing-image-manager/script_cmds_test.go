@@ -46,6 +46,7 @@ var commands = map[string]func(*testscript.TestScript, bool, []string){
 	"fill":       fill,
 	"small-disk": smallDisk,
 	"bind":       bind,
+	"tus-client": findTus,
 	"unbind":     unbind,
 	"earlier":    earlier,
 	"reuse":      reuse,

@@ -94,6 +94,8 @@ import (
 //		it issues to server, peer, admin, expired, elsewhere (for another host) and
 //		server-only (not for clients), and those of stranger, an admin of the
 //		other-ca.crt. All but elsewhere are for 127.0.0.1 to .3.
+//	tus-client VAR
+//		Sets $VAR to testdata/tus/upload.js, which uploads with tus-js-client: node $VAR …
 //	rounds URL N
 //		Waits until the daemon there has looked N more times.
 //

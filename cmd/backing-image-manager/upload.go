@@ -133,7 +133,12 @@ func (u *uploading) send(ctx context.Context, o upload.Order) error {
 	defer transport.CloseIdleConnections()
 	show, counted := newProgress(u.err), &fetch.Progress{}
 	base := withoutSecrets(u.url)
+	said := ""
 	o.Warn = func(err error) {
+		if said == err.Error() {
+			return
+		}
+		said = err.Error()
 		show.logger().Warn("interrupted; going on", "error", (&unreachableError{base: base, err: err}).Error())
 	}
 	stop := show.follow(oneTransfer(reconcile.Upload, disk.ID{Name: u.name}, base, counted))

@@ -136,8 +136,8 @@ func (c *Client) how(ctx context.Context, path string) (int64, error) {
 	if a.status < http.StatusMultipleChoices {
 		return a.offset()
 	}
-	if a.status >= http.StatusInternalServerError {
-		return 0, a.refusal()
+	if no := a.refusal(); no.passes() {
+		return 0, no
 	}
 	told, err := c.ask(ctx, http.MethodGet, path, nil, nil) // a HEAD has no room for a sentence
 	if err != nil {

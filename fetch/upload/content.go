@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
 const (
@@ -116,6 +118,28 @@ func (c *File) nextData(at int64) (int64, error) {
 		return at, nil
 	}
 	return min(data, c.size), nil
+}
+
+// data is how many bytes there are at most in chunks of a disk that are not all zero.
+func (c *File) data() int64 {
+	var n, end int64 // what is counted, and up to where
+	for at := int64(0); at < c.size && c.holes; {
+		data, err := c.nextData(at)
+		if err != nil || !c.holes || data >= c.size {
+			break
+		}
+		hole, err := unix.Seek(int(c.f.Fd()), data, unix.SEEK_HOLE)
+		if err != nil {
+			return c.size
+		}
+		from := max(end, data/disk.ChunkSize*disk.ChunkSize)
+		end = max(end, (hole+disk.ChunkSize-1)/disk.ChunkSize*disk.ChunkSize)
+		n, at = n+end-from, hole
+	}
+	if !c.holes {
+		return c.size
+	}
+	return min(max(n, disk.ChunkSize), c.size)
 }
 
 func (c *File) check() error {

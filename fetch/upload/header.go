@@ -23,6 +23,7 @@ type Metadata struct {
 	Name        string      // of the image
 	Digest      disk.Digest // that the whole has to have; zero: none was given
 	Fingerprint string      // by which the sender knows its file again
+	Data        int64       // bytes of chunks that are not all zero, at most; 0: not said
 	text        string      // the header as it came
 }
 
@@ -63,6 +64,12 @@ func (m *Metadata) set(key, value string) error {
 		return disk.CheckName(value)
 	case "fingerprint":
 		m.Fingerprint = value
+	case "data":
+		n, err := parseCount("Upload-Metadata: data", value)
+		if err != nil {
+			return err
+		}
+		m.Data = n
 	case "checksum", "sha512", "sha256":
 		if key != "checksum" && !strings.HasPrefix(value, key+":") {
 			value = key + ":" + value
@@ -90,6 +97,9 @@ func (m Metadata) header() string {
 	add("name", m.Name)
 	add("checksum", m.Digest.String())
 	add("fingerprint", m.Fingerprint)
+	if m.Data > 0 {
+		add("data", strconv.FormatInt(m.Data, 10))
+	}
 	return strings.Join(pairs, ",")
 }
 
@@ -127,7 +137,7 @@ func (s bodySum) matches(body []byte) bool {
 // parseCount reads a header that is a number of bytes.
 func parseCount(name, text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < 0 || text[0] == '+' || text[0] == '-' {
+	if err != nil || n < 0 || text[0] < '0' {
 		return 0, fmt.Errorf("%s has to be a number of bytes", name)
 	}
 	return n, nil

@@ -130,7 +130,7 @@ func (s *Server) show(w http.ResponseWriter, id string) error {
 // unknown says that there is no such upload, if that is so.
 func (s *Server) unknown(id string) error {
 	if s.host.Interrupted(id) {
-		return later("the upload is interrupted, and goes on in a moment")
+		return locked("the upload is interrupted, and goes on in a moment")
 	}
 	return refuse(http.StatusNotFound, "there is no such upload: it was never there, or has ended")
 }
@@ -210,11 +210,11 @@ func answerJSON(w http.ResponseWriter, status int, v any) error {
 
 // answerRefused answers with the status of a *Refused, and in the words of a daemon.
 func answerRefused(w http.ResponseWriter, err error) {
-	status := http.StatusServiceUnavailable // the daemon stops, or the sender is gone
+	status := http.StatusLocked // the daemon stops, or the sender is gone
 	if e, ok := errors.AsType[*Refused](err); ok {
 		status = e.Status
 	}
-	if status == http.StatusServiceUnavailable {
+	if status == http.StatusLocked || status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}
 	_ = answerJSON(w, status, map[string]string{"error": err.Error()})

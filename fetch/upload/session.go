@@ -168,7 +168,7 @@ func (s *Session) open(part *disk.Part) (last time.Time, err error) {
 		}
 		return touched, err
 	}
-	return now, part.Begin(disk.Origin{Source: Source, ETag: s.ID, Metadata: s.text, Size: s.size})
+	return now, part.Begin(disk.Origin{Source: Source, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
 }
 
 // grown takes note of how far the part is.
@@ -330,7 +330,7 @@ var errTaken = refuse(http.StatusConflict, "another request goes on with the upl
 // bytes of an image are answered when that is ready: nil, or why it is not.
 func (s *Session) deliver(d *delivery) error {
 	if !s.isOpen() {
-		return later("what came of the upload is read back: come again in a moment")
+		return locked("what came of the upload is read back: come again in a moment")
 	}
 	s.mu.Lock()
 	if s.now != nil {

@@ -48,9 +48,15 @@ func refuse(status int, format string, args ...any) *Refused {
 	return &Refused{status, fmt.Sprintf(format, args...)}
 }
 
-// later asks to come back in a moment.
+// later asks to come back in a moment for a new upload.
 func later(format string, args ...any) *Refused {
 	return refuse(http.StatusServiceUnavailable, format, args...)
+}
+
+// locked asks to come back in a moment for an upload that is there. At any other status
+// clients take it for gone, and begin anew.
+func locked(format string, args ...any) *Refused {
+	return refuse(http.StatusLocked, format, args...)
 }
 
 // Sessions are the uploads of one node: those that requests are served by jobs, at
@@ -105,7 +111,7 @@ func (s *Sessions) End(one *Session, err error, kept bool) {
 		delete(s.live, one.Name)
 	}
 	if kept && err != nil {
-		one.end(later("the upload is interrupted, and goes on in a moment: %v", err))
+		one.end(locked("the upload is interrupted, and goes on in a moment: %v", err))
 		return
 	}
 	one.end(err)

@@ -19,7 +19,7 @@ func Store(ctx context.Context, part *disk.Part, o Order, progress *fetch.Progre
 	had, err := parseMetadata(part.Origin().Metadata)
 	same := err == nil && had.Fingerprint == m.Fingerprint
 	if same = same && part.Origin().Source == Source && part.Origin().Size == o.Content.length(); !same || o.Restart {
-		if err := part.Begin(disk.Origin{Source: Source, ETag: rand.Text(), Metadata: m.text, Size: o.Content.length()}); err != nil {
+		if err := part.Begin(disk.Origin{Source: Source, ETag: rand.Text(), Metadata: m.text, Size: o.Content.length(), Data: m.Data}); err != nil {
 			return fetch.Classify(err)
 		}
 	}
@@ -50,5 +50,9 @@ func Store(ctx context.Context, part *disk.Part, o Order, progress *fetch.Progre
 // metadata is what is said of an upload when it begins.
 func (o Order) metadata() Metadata {
 	// Another digest makes it another upload.
-	return Metadata{Name: o.Image, Digest: o.Digest, Fingerprint: o.Content.fingerprint() + o.Digest.String()}
+	m := Metadata{Name: o.Image, Digest: o.Digest, Fingerprint: o.Content.fingerprint() + o.Digest.String()}
+	if f, ok := o.Content.(*File); ok {
+		m.Data = f.data()
+	}
+	return m
 }
