@@ -73,7 +73,8 @@ import (
 //		Mounts a file system of that size in memory until the script ends.
 //		Needs [root].
 //
-// $LONGHORN and $REPLICAS are the folders with disks that Longhorn wrote, packed. $REPAIR_SIZE is the
+// $LONGHORN and $REPLICAS are the folders with disks that Longhorn wrote, packed, and
+// $BACKUPS the one with its backups. $REPAIR_SIZE is the
 // flag -repair.size, and one chunk and the manifest of so many bytes have less than
 // $REPAIR_MOST.
 //
@@ -173,6 +174,7 @@ func setup(env *testscript.Env) error {
 	longhorn, err := filepath.Abs("../../disk/testdata/longhorn")
 	env.Setenv("LONGHORN", longhorn)
 	env.Setenv("REPLICAS", filepath.Join(longhorn, "replicas"))
+	env.Setenv("BACKUPS", filepath.Join(longhorn, "../../../fetch/backup/testdata"))
 	env.Setenv("REPAIR_SIZE", fmt.Sprint(*repairSize))
 	env.Setenv("REPAIR_MOST", fmt.Sprint(disk.ChunkSize+(*repairSize+disk.ChunkSize-1)/disk.ChunkSize*int64(len(disk.ChunkSum{}))+1))
 	env.Values[originsKey{}] = origins{}

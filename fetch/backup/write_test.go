@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -175,8 +176,8 @@ func TestDeleteKeeps(t *testing.T) {
 	}
 }
 
-// Cut off at any request, a backup is no backup, and the next one completes it.
-func TestBackupCutOff(t *testing.T) {
+// Killed at any request, a backup is no backup, and the next one completes it.
+func TestBackupKilled(t *testing.T) {
 	d := newDisk(t)
 	makeImage(t, d, "a1", someBytes(1, 3<<20))
 	for n := range 7 { // as many writes as there are
@@ -194,14 +195,22 @@ func TestBackupCutOff(t *testing.T) {
 			if !errors.Is(err, context.Canceled) {
 				t.Fatalf("after %d writes: %v", n, err)
 			}
-			if _, err := Load(t.Context(), cut.Store, "a1"); err == nil {
+			if _, err := Load(t.Context(), openTarget(t, dir), "a1"); err == nil {
 				t.Fatalf("after %d writes it is complete", n)
 			}
+			if locks := lockFiles(t, dir); n > 0 && len(locks) != 1 {
+				t.Errorf("after %d writes there are the locks %v", n, locks)
+			}
 			mustBackUp(t, dir, d, "a1")
-			if _, err := restore(t.Context(), cut.Store, newDisk(t), "a1"); err != nil {
+			if _, err := restore(t.Context(), openTarget(t, dir), newDisk(t), "a1"); err != nil {
 				t.Error(err)
 			}
-			if _, err := Delete(t.Context(), cut.Store, "a1"); err != nil {
+			for _, lock := range lockFiles(t, dir) { // it expires
+				if err := os.Chtimes(lock, time.Now(), time.Now().AddDate(-1, 0, 0)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := Delete(t.Context(), openTarget(t, dir), "a1"); err != nil {
 				t.Error(err)
 			}
 			if left := files(t, dir); len(left) > 0 {
@@ -211,7 +220,16 @@ func TestBackupCutOff(t *testing.T) {
 	}
 }
 
-// cutting ends the work after so many writes.
+func lockFiles(t testing.TB, dir string) []string {
+	t.Helper()
+	locks, err := filepath.Glob(filepath.Join(dir, locksFolder, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return locks
+}
+
+// cutting ends the work after so many writes, as a kill does: nothing is cleaned up.
 type cutting struct {
 	Store
 	cut context.CancelFunc
@@ -230,6 +248,13 @@ func (c *cutting) Put(ctx context.Context, key string, data []byte) error {
 		return ctx.Err()
 	}
 	return c.Store.Put(ctx, key, data)
+}
+
+func (c *cutting) Delete(ctx context.Context, key string) error {
+	if c.left < 0 {
+		return context.Canceled
+	}
+	return c.Store.Delete(ctx, key)
 }
 
 // A backup that is there is left as it is if it is of the same bytes, and never
