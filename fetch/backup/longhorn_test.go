@@ -120,6 +120,7 @@ func sameFiles(t *testing.T, b *Backup, ours, theirs map[string]string) {
 
 // A backup that was cut off is completed; Longhorn's lock of it does not hinder.
 func TestResumeLonghorn(t *testing.T) {
+	t.Parallel()
 	all := fixtures(t)
 	d := newDisk(t)
 	if _, err := restore(t.Context(), openTarget(t, all["backup-lz4"].unpack(t)), d, "tamarack"); err != nil {

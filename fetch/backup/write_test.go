@@ -77,6 +77,7 @@ func TestBackupSizes(t *testing.T) {
 // A second image costs the blocks that it does not share with the first one, and the
 // first one loses nothing when the other goes.
 func TestBackupShared(t *testing.T) {
+	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
 	a := someBytes(1, 8<<20)
 	b := append(someBytes(2, 2<<20), a...) // all blocks of a, elsewhere
@@ -125,6 +126,7 @@ func blockFiles(t testing.TB, dir string) (n int) {
 
 // No block goes while another backup may need it.
 func TestDeleteKeeps(t *testing.T) {
+	t.Parallel()
 	d := newDisk(t)
 	makeImage(t, d, "a1", someBytes(1, 4<<20))
 	makeImage(t, d, "b1", someBytes(2, 4<<20))
@@ -178,6 +180,7 @@ func TestDeleteKeeps(t *testing.T) {
 
 // Killed at any request, a backup is no backup, and the next one completes it.
 func TestBackupKilled(t *testing.T) {
+	t.Parallel()
 	d := newDisk(t)
 	makeImage(t, d, "a1", someBytes(1, 3<<20))
 	for n := range 7 { // as many writes as there are
@@ -251,7 +254,10 @@ func (c *cutting) Put(ctx context.Context, key string, data []byte) error {
 }
 
 func (c *cutting) Delete(ctx context.Context, key string) error {
-	if c.left < 0 {
+	c.mu.Lock()
+	over := c.left < 0
+	c.mu.Unlock()
+	if over {
 		return context.Canceled
 	}
 	return c.Store.Delete(ctx, key)
@@ -260,6 +266,7 @@ func (c *cutting) Delete(ctx context.Context, key string) error {
 // A backup that is there is left as it is if it is of the same bytes, and never
 // replaced.
 func TestBackupThere(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		d, other := newDisk(t), newDisk(t)
@@ -283,6 +290,7 @@ func TestBackupThere(t *testing.T) {
 
 // What the disk has spoiled gets no place in the Store.
 func TestBackupDamaged(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(t)
