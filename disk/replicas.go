@@ -32,7 +32,7 @@ type ReplicaFolder struct{ root *os.Root }
 
 // OpenReplica opens a replica folder by its name. It follows no link.
 func (d *Disk) OpenReplica(name string) (*ReplicaFolder, error) {
-	if path.Base(name) != name {
+	if !fs.ValidPath(name) || path.Base(name) != name || name == "." {
 		return nil, fmt.Errorf("%q is not the name of a replica folder", name)
 	}
 	name = path.Join(replicaFolder, name)

@@ -87,6 +87,10 @@ func (c *Client) OpenFile(path string, flags int) (*os.File, error) {
 	} else {
 		f, err = openBelow(root, rel, flags)
 	}
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		at.Op, at.Path = "open", path // and not the end of it
+	}
 	return f, FileError(err)
 }
 

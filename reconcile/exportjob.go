@@ -56,7 +56,7 @@ func (r *Reconciler) unable(d Desired, o Observed) map[disk.ID]string {
 	return unable
 }
 
-// anyReady reports whether a disk of this node has a ready copy.
+// anyReady reports whether any disk, of whatever node, has a ready copy.
 func (o Observed) anyReady(id disk.ID) bool {
 	for _, seen := range o.Disks {
 		if _, ready := seen.ready(id); ready {

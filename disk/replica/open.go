@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
@@ -62,11 +61,8 @@ func Open(at At) (*Source, error) {
 }
 
 // Check says why Open would fail, as far as metadata tell: it opens no more than the
-// newest layer.
+// newest layer, and the image below the volume.
 func Check(at At) error {
-	if _, err := at.fingerprint(); err != nil {
-		return err
-	}
 	r, err := at.Disk.OpenReplica(at.Folder)
 	if err != nil {
 		return err
@@ -74,6 +70,9 @@ func Check(at At) error {
 	defer r.Close()
 	p, err := at.parts(r)
 	if err != nil {
+		return err
+	}
+	if _, err := p.evidence(r); err != nil {
 		return err
 	}
 	f, err := r.Open(p.files[0])
@@ -219,23 +218,25 @@ func (at At) fingerprint() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	evidence := make([]disk.Evidence, 0, len(p.files)+1)
+	evidence, err := p.evidence(r)
+	return p.sum(evidence), err
+}
+
+// evidence is what the files are at the moment.
+func (p parts) evidence(r *disk.ReplicaFolder) (all []disk.Evidence, err error) {
 	for _, file := range p.files {
 		e, err := r.Stat(file)
 		if err != nil {
-			return "", missing(err, file)
+			return nil, missing(err, file)
 		}
-		evidence = append(evidence, e)
+		all = append(all, e)
 	}
-	if p.holder != nil {
-		f, _, err := p.holder.OpenBase(p.below)
-		if err != nil {
-			return "", err
-		}
-		evidence = append(evidence, f.Evidence())
-		if err := f.Close(); err != nil {
-			return "", err
-		}
+	if p.holder == nil {
+		return all, nil
 	}
-	return p.sum(slices.Clip(evidence)), nil
+	f, _, err := p.holder.OpenBase(p.below)
+	if err != nil {
+		return nil, err
+	}
+	return append(all, f.Evidence()), f.Close()
 }

@@ -33,7 +33,7 @@ func randomChain(t *testing.T, seed uint64) {
 		// It may be larger than the volume was at first, or end anywhere in it.
 		m.lay([]string{"", "raw", "qcow2"}[kind], 512*(1+r.Int64N(m.size/512+100)))
 	}
-	layers := 2 + r.IntN(59)
+	layers := 2 + r.IntN(1+r.IntN(59))
 	for n := range layers {
 		head := m.begin()
 		for range r.IntN(12) {

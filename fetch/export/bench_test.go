@@ -1,0 +1,226 @@
+package export
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+var (
+	benchSize = flag.Int64("bench.size", 4<<30, "bytes of the volume that is exported")
+	benchData = flag.Int64("bench.data", 1<<30, "bytes that were written to it")
+	benchRun  = flag.Int64("bench.run", 1<<20, "bytes of the longest piece of them, at least 64 KiB")
+	drop      = flag.Bool("bench.cold", false, "drop the page cache before each run; needs root")
+)
+
+const benchLayers = 10
+
+// TestMain is also the process that an export is measured in.
+func TestMain(m *testing.M) {
+	if path := os.Getenv("EXPORT_TEST_DISK"); path != "" {
+		if err := exportAlone(path, disk.Format(os.Getenv("EXPORT_TEST_FORMAT"))); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// exportAlone exports the volume on a disk, and says how much memory that took at most.
+func exportAlone(path string, format disk.Format) error {
+	d, err := disk.Open(path)
+	if err != nil {
+		return err
+	}
+	s, err := Find(&fetch.Client{}, map[string]*disk.Disk{"disk1": d}, Request{Volume: "bench", Format: format})
+	if err != nil {
+		return err
+	}
+	part, err := d.OpenPart(context.Background(), imageID, disk.PartOptions{Format: format})
+	if err != nil {
+		return err
+	}
+	if err := s.Fill(context.Background(), part, &fetch.Progress{}); err != nil {
+		return err
+	}
+	c, err := part.Commit(disk.Digest{})
+	if err != nil {
+		return err
+	}
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return err
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	var kib int64
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		return err
+	}
+	fmt.Println(kib, c.SHA512)
+	return nil
+}
+
+// benchVolume makes a volume of layers, and a chain of qcow2 files with the same bytes
+// in the same places. It returns the disk, and the newest of the files.
+func benchVolume(b *testing.B) (d *disk.Disk, newest string) {
+	b.Helper()
+	check := func(err error) {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	d = openDisk(b, b.TempDir())
+	dir, chain := filepath.Join(d.Path(), "replicas/bench-00000001"), b.TempDir()
+	check(os.MkdirAll(dir, 0o700))
+	put := func(name, text string) { check(os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600)) }
+	r := rand.New(rand.NewPCG(1, 2))
+	noise := rand.NewChaCha8([32]byte{1})
+	buf := make([]byte, *benchRun)
+	parent := ""
+	for n := range benchLayers {
+		name := fmt.Sprintf("volume-snap-s%d.img", n)
+		if n == benchLayers-1 {
+			name = "volume-head-009.img"
+		}
+		f, err := os.Create(filepath.Join(dir, name))
+		check(err)
+		check(f.Truncate(*benchSize))
+		for written := int64(0); written < *benchData/benchLayers; {
+			piece := buf[:min((1+r.Int64N(*benchRun>>16))<<16, *benchRun)]
+			noise.Read(piece)
+			_, err := f.WriteAt(piece, r.Int64N((*benchSize-int64(len(piece)))>>16)<<16)
+			check(err)
+			written += int64(len(piece))
+		}
+		check(f.Sync())
+		check(f.Close())
+		put(name+".meta", fmt.Sprintf(`{"Parent":%q}`, parent))
+		file := filepath.Join(chain, fmt.Sprint(n, ".qcow2"))
+		encode(b, filepath.Join(dir, name), file)
+		if newest != "" {
+			run(b, "qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", newest, file)
+		}
+		parent, newest = name, file
+	}
+	put("volume.meta", fmt.Sprintf(`{"Size":%d,"Head":%q,"BackingFilePath":""}`, *benchSize, parent))
+	return d, newest
+}
+
+// encode makes a qcow2 file that has clusters where a layer has data, and no others.
+func encode(b *testing.B, layer, to string) {
+	b.Helper()
+	v, err := openPath(&fetch.Client{AnyFile: true}, layer)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer v.Close()
+	e, err := qcow2.Encode(v, qcow2.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	f, err := os.Create(to)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := io.Copy(f, e); err != nil {
+		b.Fatal(err)
+	}
+	if err := f.Sync(); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// cost is what a process took.
+type cost struct{ time, processor time.Duration }
+
+func (c *cost) add(start time.Time, s *os.ProcessState) {
+	c.time += time.Since(start)
+	c.processor += s.UserTime() + s.SystemTime()
+}
+
+// BenchmarkExport exports a volume of 10 layers, and does the same with qemu-img convert,
+// of an equal chain, and sha512sum: x-qemu is how many times as long it took, and
+// x-qemu-cpu how much processor time, which other work on the machine says less about.
+// What is compared does not sync what it writes.
+func BenchmarkExport(b *testing.B) {
+	d, newest := benchVolume(b)
+	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
+		b.Run(string(format), func(b *testing.B) {
+			var ours, theirs cost
+			var most int64
+			b.SetBytes(*benchSize)
+			for b.Loop() {
+				b.StopTimer()
+				convert(b, newest, format, &theirs)
+				cold(b)
+				b.StartTimer()
+				start := time.Now()
+				c := exec.Command(os.Args[0])
+				c.Env = append(os.Environ(), "EXPORT_TEST_DISK="+d.Path(), "EXPORT_TEST_FORMAT="+string(format))
+				c.Stderr = os.Stderr
+				out, err := c.Output()
+				if err != nil {
+					b.Fatal(err)
+				}
+				ours.add(start, c.ProcessState)
+				b.StopTimer()
+				var kib int64
+				if _, err := fmt.Sscan(string(out), &kib); err != nil {
+					b.Fatal(err)
+				}
+				most = max(most, kib)
+				if err := d.Remove(imageID); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+			b.ReportMetric(ours.time.Seconds()/theirs.time.Seconds(), "x-qemu")
+			b.ReportMetric(ours.processor.Seconds()/theirs.processor.Seconds(), "x-qemu-cpu")
+			b.ReportMetric(theirs.time.Seconds()/float64(b.N), "qemu-s/op")
+			b.ReportMetric(float64(most)/1024, "MiB-peak")
+		})
+	}
+}
+
+// convert does with other programs what an export does.
+func convert(b *testing.B, newest string, format disk.Format, spent *cost) {
+	b.Helper()
+	out := filepath.Join(b.TempDir(), "out")
+	cold(b)
+	for _, args := range [][]string{{"qemu-img", "convert", "-f", "qcow2", "-O", string(format), newest, out}, {"sha512sum", out}} {
+		start := time.Now()
+		c := exec.Command(args[0], args[1:]...)
+		if text, err := c.CombinedOutput(); err != nil {
+			b.Fatalf("%s: %v: %s", args[0], err, text)
+		}
+		spent.add(start, c.ProcessState)
+	}
+	if err := os.Remove(out); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func cold(b *testing.B) {
+	b.Helper()
+	if !*drop {
+		return
+	}
+	run(b, "sync")
+	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("1"), 0); err != nil {
+		b.Fatal(err)
+	}
+}

@@ -1,0 +1,87 @@
+package export
+
+import (
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// TestKill kills the process that exports with SIGKILL, again and again. What is there
+// then is a part or nothing, and in the end the image is that of an undisturbed export.
+func TestKill(t *testing.T) {
+	d := openDisk(t, t.TempDir())
+	dir := volume{disk: d, folder: "bench-00000001", size: 48 << 20, data: 3}.write(t)
+	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
+		want, err := export(t.Context(), d, disk.ID{Name: "whole", UUID: "00000001"}, find(t, d, Request{Volume: "bench", Format: format}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := rand.New(rand.NewPCG(1, 1))
+		kills := 0
+		for from := int64(0); ; kills++ {
+			at := from + r.Int64N(12<<20)
+			c := exec.Command(os.Args[0])
+			c.Env = append(os.Environ(), "EXPORT_TEST_DISK="+d.Path(), "EXPORT_TEST_FORMAT="+string(format))
+			var out strings.Builder
+			c.Stdout, c.Stderr = &out, &out
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- c.Wait() }()
+			killed := killAt(d, c.Process, at, ended)
+			now := d.Look(imageID)
+			if !killed && now.State == disk.Ready {
+				break
+			}
+			if now.State == disk.Ready && now.SHA512 != want.SHA512 {
+				t.Fatalf("after %d kills: %+v", kills, now)
+			}
+			if !killed {
+				t.Fatalf("after %d kills: %s", kills, out.String())
+			}
+			from = max(from, now.PartBytes)
+		}
+		if c := d.Look(imageID); c.SHA512 != want.SHA512 || c.Size != want.Size {
+			t.Errorf("%s: after %d kills the image is %+v, want %+v", format, kills, c, want)
+		}
+		if kills == 0 {
+			t.Errorf("%s: nobody was killed", format)
+		}
+		for _, id := range []disk.ID{imageID, {Name: "whole", UUID: "00000001"}} {
+			if err := d.Remove(id); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	left, err := filepath.Glob(filepath.Join(d.Path(), "backing-images", "*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left over: %v, error %v", left, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "volume.meta")); err != nil {
+		t.Error(err)
+	}
+}
+
+// killAt kills p when so many bytes of the part are there, unless it has ended.
+func killAt(d *disk.Disk, p *os.Process, at int64, ended <-chan error) bool {
+	for {
+		select {
+		case <-ended:
+			return false
+		default:
+		}
+		if d.Look(imageID).PartBytes >= max(at, 1) {
+			_ = p.Kill() // it may have ended
+			<-ended
+			return true
+		}
+		runtime.Gosched()
+	}
+}
