@@ -109,7 +109,7 @@ func TestLonghornsReplicas(t *testing.T) {
 			if err != nil || c.SHA512.String() != want.SHA512 || c.Size != want.Size || c.Format != disk.Raw {
 				t.Fatalf("raw image is %+v, error %v; want %.16s", c, err, want.SHA512)
 			}
-			for _, compress := range []bool{false, true}[:n%4/3*2] { // of some
+			for _, compress := range []bool{false, true}[:n%6/5*2] { // of some
 				if s, err = find(disk.QCOW2, compress); err != nil {
 					t.Fatal(err)
 				}

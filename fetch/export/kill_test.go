@@ -16,7 +16,7 @@ import (
 // then is a part or nothing, and in the end the image is that of an undisturbed export.
 func TestKill(t *testing.T) {
 	d := openDisk(t, t.TempDir())
-	dir := volume{disk: d, folder: "bench-00000001", size: 48 << 20, data: 3}.write(t)
+	dir := volume{disk: d, folder: "bench-00000001", size: 24 << 20, data: 3}.write(t)
 	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
 		want, err := export(t.Context(), d, disk.ID{Name: "whole", UUID: "00000001"}, find(t, d, Request{Volume: "bench", Format: format}))
 		if err != nil {
@@ -25,7 +25,7 @@ func TestKill(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 1))
 		kills := 0
 		for from := int64(0); ; kills++ {
-			at := from + r.Int64N(12<<20)
+			at := from + r.Int64N(10<<20)
 			c := exec.Command(os.Args[0])
 			c.Env = append(os.Environ(), "EXPORT_TEST_DISK="+d.Path(), "EXPORT_TEST_FORMAT="+string(format))
 			var out strings.Builder
