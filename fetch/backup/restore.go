@@ -71,11 +71,12 @@ func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 func (r Restore) begin(part *disk.Part) error {
 	source := sha256.Sum256([]byte(URL(r.Store.String(), r.Backup.Name)))
 	origin := disk.Origin{
-		Source: "backup " + hex.EncodeToString(source[:]), ETag: r.Backup.fingerprint, Size: r.Backup.Size, Data: 1,
+		Source: "backup " + hex.EncodeToString(source[:]), ETag: r.Backup.fingerprint, Size: r.Backup.Size,
 	}
 	for _, b := range r.Backup.Blocks {
 		origin.Data += int64(r.Backup.length(b.Offset))
 	}
+	origin.Data = max(origin.Data, 512) // 0 would say that it is not known
 	if part.Origin() == origin && (part.Offset()%disk.ChunkSize == 0 || part.Offset() == r.Backup.Size) {
 		return nil
 	}

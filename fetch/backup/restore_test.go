@@ -1,0 +1,194 @@
+package backup
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// asked is a Store that counts the blocks it was asked for, and ends the work when it
+// is asked for one too many.
+type asked struct {
+	Store
+	end context.CancelFunc
+
+	mu     sync.Mutex
+	blocks int
+	left   int
+}
+
+func (a *asked) Open(ctx context.Context, key string) (io.ReadCloser, error) {
+	if strings.HasSuffix(key, blockSuffix) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.left--; a.left < 0 {
+			a.end()
+			return nil, ctx.Err()
+		}
+		a.blocks++
+	}
+	return a.Store.Open(ctx, key)
+}
+
+// Cut off anywhere, a restore goes on with the block that it came to, and asks again for
+// no more than those that were under way.
+func TestRestoreResumes(t *testing.T) {
+	t.Parallel()
+	d, dir := newDisk(t), t.TempDir()
+	want := makeImage(t, d, "a1", someBytes(1, 13<<20+512))
+	synctest.Test(t, func(t *testing.T) { mustBackUp(t, dir, d, "a1") })
+	for n := range 7 {
+		other := newDisk(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		s := &asked{Store: openTarget(t, dir), left: n, end: cancel}
+		if _, err := restore(ctx, s, other, "a1"); !errors.Is(err, context.Canceled) {
+			t.Fatalf("after %d blocks: %v", n, err)
+		}
+		if c := other.Look(id("a1")); c.State != disk.Pending {
+			t.Fatalf("after %d blocks the copy is %s", n, c.State)
+		}
+		held := other.Look(id("a1")).PartBytes
+		s = &asked{Store: s.Store, left: 100}
+		if got, err := restore(t.Context(), s, other, "a1"); err != nil || got.SHA512 != want.SHA512 {
+			t.Errorf("after %d blocks: %v (%v)", n, got.SHA512, err)
+		}
+		if most := 7 - int(held/BlockSize); s.blocks > most {
+			t.Errorf("after %d blocks %d bytes were held, and %d blocks asked for (at most %d)", n, held, s.blocks, most)
+		}
+	}
+}
+
+// What a part holds of another backup is not joined with this one.
+func TestRestoreOther(t *testing.T) {
+	t.Parallel()
+	d, dir := newDisk(t), t.TempDir()
+	makeImage(t, d, "a1", someBytes(1, 8<<20))
+	synctest.Test(t, func(t *testing.T) { mustBackUp(t, dir, d, "a1") })
+	part := newDisk(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	if _, err := restore(ctx, &asked{Store: openTarget(t, dir), left: 3, end: cancel}, part, "a1"); err == nil {
+		t.Fatal("it was not cut off")
+	}
+	again, other := newDisk(t), t.TempDir()
+	want := makeImage(t, again, "a1", someBytes(2, 8<<20))
+	synctest.Test(t, func(t *testing.T) { mustBackUp(t, other, again, "a1") })
+	if got, err := restore(t.Context(), openTarget(t, other), part, "a1"); err != nil || got.SHA512 != want.SHA512 {
+		t.Errorf("restored %v (%v), want %v", got.SHA512, err, want.SHA512)
+	}
+}
+
+// dropping is a Store whose connections break once for each object, in the middle.
+type dropping struct {
+	Store
+	mu   sync.Mutex
+	seen map[string]bool
+}
+
+func (s *dropping) Open(ctx context.Context, key string) (io.ReadCloser, error) {
+	r, err := s.Store.Open(ctx, key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil || s.seen[key] || !strings.HasSuffix(key, blockSuffix) {
+		return r, err
+	}
+	s.seen[key] = true
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(io.LimitReader(r, 1000), broken{}), r}, nil
+}
+
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, fail(fetch.Dropped, "the connection broke") }
+
+func TestRestoreDropped(t *testing.T) {
+	t.Parallel()
+	d, dir := newDisk(t), t.TempDir()
+	want := makeImage(t, d, "a1", someBytes(1, 5<<20))
+	synctest.Test(t, func(t *testing.T) { mustBackUp(t, dir, d, "a1") })
+	s := &dropping{Store: openTarget(t, dir), seen: map[string]bool{}}
+	if got, err := restore(t.Context(), s, newDisk(t), "a1"); err != nil || got.SHA512 != want.SHA512 || len(s.seen) != 3 {
+		t.Errorf("restored %v (%v), want %v", got.SHA512, err, want.SHA512)
+	}
+}
+
+// How a block is packed is told by its file; the sum decides where that is in doubt.
+func TestDecode(t *testing.T) {
+	plain := someBytes(1, 1<<20)
+	pack := func(c Compression, data []byte) []byte {
+		e, err := newEncoder(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var room bytes.Buffer
+		file, err := e.encode(data, &room)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes.Clone(file)
+	}
+	packed := pack(Gzip, plain) // as the bytes of a block
+	bomb := pack(LZ4, make([]byte, 64<<20))
+	d := newDecoder()
+	for _, c := range []struct {
+		name   string
+		plain  []byte
+		stored []byte
+		want   string // of the error; "": it is good
+	}{
+		{"lz4", plain, pack(LZ4, plain), ""},
+		{"gzip", plain, pack(Gzip, plain), ""},
+		{"as it is", plain, plain, ""},
+		{"bytes with a magic number, as they are", packed, packed, ""},
+		{"bytes with a magic number, packed", packed, pack(LZ4, packed), ""},
+		{"nothing", plain, nil, "does not hold these bytes"},
+		{"short", plain, pack(LZ4, plain[:1000]), "unexpected EOF"},
+		{"long", plain[:1000], pack(LZ4, plain), "more than 1000 bytes"},
+		{"long as it is", plain[:1000], plain, "does not hold these bytes"},
+		{"much", plain, bomb, "more than 1048576 bytes"},
+		{"others", plain, pack(Gzip, someBytes(2, 1<<20)), "does not hold these bytes"},
+		{"cut", plain, pack(Gzip, plain)[:1000], "unexpected EOF"},
+	} {
+		got := make([]byte, len(c.plain))
+		err := d.decode(got, c.stored, SumBlock(c.plain))
+		switch {
+		case c.want == "" && (err != nil || !bytes.Equal(got, c.plain)):
+			t.Errorf("%s: %v", c.name, err)
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("%s: got %v, want %q", c.name, err, c.want)
+		}
+	}
+}
+
+// FuzzDecode: whatever a file has in it, only the bytes of the sum come out.
+func FuzzDecode(f *testing.F) {
+	plain := someBytes(1, 4096)
+	var room bytes.Buffer
+	for _, c := range []Compression{LZ4, Gzip, None} {
+		e, err := newEncoder(c)
+		if err != nil {
+			f.Fatal(err)
+		}
+		file, err := e.encode(plain, &room)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(bytes.Clone(file))
+	}
+	sum, d := SumBlock(plain), newDecoder()
+	f.Fuzz(func(t *testing.T, stored []byte) {
+		got := make([]byte, len(plain))
+		if err := d.decode(got, stored, sum); err == nil && !bytes.Equal(got, plain) {
+			t.Error("other bytes are taken")
+		}
+	})
+}
