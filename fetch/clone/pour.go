@@ -24,50 +24,69 @@ type piece struct {
 	done chan struct{}
 }
 
-// pour reads r, the disk on one side, from an offset to size, changes each piece, and puts
-// it at the end of the part. r is read by one goroutine, change works in several.
+// stream is the pieces between the goroutine that reads, those that change, and the one
+// that puts. Its channels have room for all pieces that there are.
+type stream struct {
+	free        chan []byte
+	work, order chan *piece
+}
+
+// pour reads r, a disk, from an offset to size, changes each piece, and puts it at the
+// end of the part. One goroutine reads r, several change.
 func pour(ctx context.Context, part *disk.Part, r io.ReaderAt, offset, size int64, change func(b []byte, offset int64), progress *fetch.Progress) error {
 	workers := min(runtime.GOMAXPROCS(0), mostWorkers)
 	depth := workers + 2 // one is read, one is put
-	free, work, order := make(chan []byte, depth), make(chan *piece, depth), make(chan *piece, depth)
+	s := stream{free: make(chan []byte, depth), work: make(chan *piece, depth), order: make(chan *piece, depth)}
 	for range depth {
-		free <- disk.NewBuffer()
+		s.free <- disk.NewBuffer()
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	reading, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
+	running.Go(func() { s.read(reading, r, offset, size) })
 	for range workers {
-		running.Go(func() {
-			for p := range work {
-				if b := p.buf[:p.size]; p.err == nil {
-					change(b, p.at)
-					p.sum = disk.SumChunk(b)
-				}
-				close(p.done)
-			}
-		})
+		running.Go(func() { s.change(change) })
 	}
-	running.Go(func() {
-		defer close(order)
-		defer close(work)
-		for at := offset; at < size; at += disk.ChunkSize {
-			var p *piece
-			select {
-			case buf := <-free:
-				p = &piece{buf: buf, at: at, size: min(disk.ChunkSize, size-at), done: make(chan struct{})}
-			case <-ctx.Done():
-				return
-			}
-			p.err = readFull(r, p.buf[:p.size], at)
-			work <- p
-			order <- p
-			if p.err != nil {
-				return
-			}
+	if err := s.put(part, progress); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// read ends with the disk, ctx or an error, which goes with the piece.
+func (s stream) read(ctx context.Context, r io.ReaderAt, offset, size int64) {
+	defer close(s.order)
+	defer close(s.work)
+	for at := offset; at < size; at += disk.ChunkSize {
+		var buf []byte
+		select {
+		case buf = <-s.free:
+		case <-ctx.Done():
+			return
 		}
-	})
-	for p := range order {
+		p := &piece{buf: buf, at: at, size: min(disk.ChunkSize, size-at), done: make(chan struct{})}
+		p.err = readFull(r, p.buf[:p.size], at)
+		s.work <- p
+		s.order <- p
+		if p.err != nil {
+			return
+		}
+	}
+}
+
+func (s stream) change(change func(b []byte, offset int64)) {
+	for p := range s.work {
+		if b := p.buf[:p.size]; p.err == nil {
+			change(b, p.at)
+			p.sum = disk.SumChunk(b)
+		}
+		close(p.done)
+	}
+}
+
+func (s stream) put(part *disk.Part, progress *fetch.Progress) error {
+	for p := range s.order {
 		<-p.done
 		if p.err != nil {
 			return p.err
@@ -77,9 +96,9 @@ func pour(ctx context.Context, part *disk.Part, r io.ReaderAt, offset, size int6
 			return err
 		}
 		progress.Done.Add(p.size)
-		free <- buf
+		s.free <- buf
 	}
-	return ctx.Err()
+	return nil
 }
 
 func readFull(r io.ReaderAt, b []byte, at int64) error {
