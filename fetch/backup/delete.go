@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -97,6 +98,9 @@ func unused(ctx context.Context, s Store, b *Backup) (sums []Sum, kept string, e
 // sweepers is how many requests are under way at once where there are many.
 const sweepers = 4
 
+// pairPattern is what the folders of blocks are called.
+var pairPattern = regexp.MustCompile(`^[0-9a-f]{2}$`)
+
 // allBlocks lists every block file of the Store.
 func allBlocks(ctx context.Context, s Store) ([]Sum, error) {
 	first, err := s.List(ctx, blocksFolder)
@@ -107,12 +111,18 @@ func allBlocks(ctx context.Context, s Store) ([]Sum, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(sweepers)
 	for i, e := range first {
+		if !e.Dir || !pairPattern.MatchString(e.Name) {
+			continue
+		}
 		group.Go(func() error {
 			second, err := s.List(ctx, path.Join(blocksFolder, e.Name))
 			if err != nil {
 				return err
 			}
 			for _, f := range second {
+				if !f.Dir || !pairPattern.MatchString(f.Name) {
+					continue
+				}
 				files, err := s.List(ctx, path.Join(blocksFolder, e.Name, f.Name))
 				if err != nil {
 					return err

@@ -25,8 +25,8 @@ func isClass(err error, classes ...fetch.Class) bool {
 	return ok && slices.Contains(classes, known.Class)
 }
 
-// Names returns the names that backups in a Store have, sorted: complete ones, others,
-// and what cannot be read.
+// Names returns the names of all backups in a Store, sorted: complete ones, others,
+// and what cannot be one.
 func Names(ctx context.Context, s Store) ([]string, error) {
 	entries, err := s.List(ctx, imagesFolder)
 	if err != nil {
@@ -34,7 +34,7 @@ func Names(ctx context.Context, s Store) ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		if e.Dir && CheckName(e.Name) == nil {
+		if e.Dir {
 			names = append(names, e.Name)
 		}
 	}
@@ -60,6 +60,9 @@ func Load(ctx context.Context, s Store, name string) (*Backup, error) {
 // Inspect reads what the Store has under name, be it complete or not. It returns nil
 // where there is nothing.
 func Inspect(ctx context.Context, s Store, name string) (*Backup, error) {
+	if err := CheckName(name); err != nil {
+		return nil, &fetch.Error{Class: fetch.Source, Err: err}
+	}
 	r, err := s.Open(ctx, cfgKey(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

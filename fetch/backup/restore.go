@@ -54,8 +54,8 @@ func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 	switch {
 	case err == nil:
 		defer lock.release(ctx)
-	case isClass(err, fetch.Refused):
-		held = ctx
+	case isClass(err, fetch.Refused, fetch.NoSpace):
+		held = ctx // the Store does not let us write
 	default:
 		return err
 	}

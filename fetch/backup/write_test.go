@@ -178,6 +178,44 @@ func TestDeleteKeeps(t *testing.T) {
 	}
 }
 
+// Nor while there is something among the backups that cannot be one, and what is not a
+// block is nothing to a deletion.
+func TestDeleteForeign(t *testing.T) {
+	t.Parallel()
+	d, dir := newDisk(t), t.TempDir()
+	makeImage(t, d, "a1", someBytes(1, 4<<20))
+	foreign := []string{filepath.Join(blocksFolder, "lost+found", "x"), filepath.Join(blocksFolder, "00", "note.txt"), filepath.Join(blocksFolder, "README")}
+	for _, name := range foreign {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	strange := filepath.Join(dir, imagesFolder, "what is this")
+	synctest.Test(t, func(t *testing.T) {
+		s := openTarget(t, dir)
+		mustBackUp(t, dir, d, "a1")
+		if err := os.Mkdir(strange, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		done, err := Delete(t.Context(), s, "a1")
+		if err != nil || done.Blocks != 0 || !strings.Contains(done.Kept, "is not the name of a backup") {
+			t.Errorf("got %+v (%v)", done, err)
+		}
+		if err := os.Remove(strange); err != nil {
+			t.Fatal(err)
+		}
+		if done, err := Delete(t.Context(), s, "a1"); err != nil || done != (Deleted{Blocks: 2}) {
+			t.Errorf("got %+v (%v)", done, err)
+		}
+		if left := files(t, dir); len(left) != len(foreign) {
+			t.Errorf("left are %v", left)
+		}
+	})
+}
+
 // Killed at any request, a backup is no backup, and the next one completes it.
 func TestBackupKilled(t *testing.T) {
 	t.Parallel()
