@@ -245,3 +245,40 @@ func TestSparseFile(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestSecondGeneration exports a volume that lies on an image that was exported, which
+// may be packed.
+func TestSecondGeneration(t *testing.T) {
+	for _, r := range []Request{{Format: disk.Raw}, {Format: disk.QCOW2}, {Format: disk.QCOW2, Compress: true}} {
+		d := openDisk(t, t.TempDir())
+		volume{disk: d, folder: "first-00000001", size: 2 << 20, data: 1}.write(t)
+		r.Volume = "first"
+		if _, err := export(t.Context(), d, imageID, find(t, d, r)); err != nil {
+			t.Fatal(err)
+		}
+		dir := volume{disk: d, folder: "second-00000002", size: 3 << 20, data: 7, more: map[string]any{
+			"BackingFilePath": "/host/var/lib/longhorn/backing-images/" + imageID.String() + "/backing",
+		}}.write(t)
+		// Of its own layer only the first 64 KiB stay.
+		layer := filepath.Join(dir, "volume-snap-s1.img")
+		if err := errors.Join(os.Truncate(layer, 64<<10), os.Truncate(layer, 3<<20)); err != nil {
+			t.Fatal(err)
+		}
+		want := make([]byte, 3<<20)
+		for i := range want[:1<<20] {
+			want[i] = 1 + byte(i>>12)
+		}
+		for i := range want[:64<<10] {
+			want[i] = 7 + byte(i>>12)
+		}
+		id := disk.ID{Name: "again", UUID: "00000002"}
+		c, err := export(t.Context(), d, id, find(t, d, Request{Volume: "second", Format: disk.Raw}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(filepath.Join(d.Path(), "backing-images", id.String(), "backing"))
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("on %+v the image is another one: %+v, error %v", r, c, err)
+		}
+	}
+}
