@@ -2,6 +2,7 @@ package backup
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -47,8 +48,8 @@ type Restore struct {
 // Fill reads the image into part, from where the part ends if what it holds is of
 // the same backup, and returns when part holds the whole. Each block is held against
 // its sum; the digest of the whole is the part's to compare. Blocks are fetched
-// ahead by Workers and written in order. A lock in the Store keeps
-// others from deleting the backup meanwhile, where the Store can be written to.
+// ahead by Workers and written in order. Where the Store can be written to, a lock
+// keeps others from deleting the backup meanwhile.
 func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
 	held, lock, err := acquire(ctx, r.Store, shared, 0) // nothing has to settle: what is read is verified
 	switch {
@@ -107,8 +108,8 @@ func (r Restore) pour(ctx context.Context, part *disk.Part, progress *fetch.Prog
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if p.err != nil {
-			return p.err
+		if err := cmp.Or(ctx.Err(), p.err); err != nil {
+			return err
 		}
 		if err := put(part, p, progress); err != nil {
 			return err
