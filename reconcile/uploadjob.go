@@ -9,7 +9,7 @@ import (
 
 // upload puts into a part what a client sends, for as long as that takes.
 func (j job) upload(ctx context.Context, id disk.ID) error {
-	session, err := j.uploads.Begin(id, j.disk.PartOrigin(id))
+	session, err := j.uploads.Begin(ctx, id, j.disk.PartOrigin(id))
 	if err != nil {
 		return err
 	}

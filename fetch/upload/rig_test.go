@@ -82,7 +82,7 @@ func (r *rig) begin(want disk.Digest) {
 }
 
 func (r *rig) job(ctx context.Context, want disk.Digest) error {
-	one, err := r.sessions.Begin(parrot, r.disk.PartOrigin(parrot))
+	one, err := r.sessions.Begin(ctx, parrot, r.disk.PartOrigin(parrot))
 	if err != nil {
 		return err
 	}

@@ -64,6 +64,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// A body may take hours. That it comes at all is watched.
 	_ = deadlines.SetReadDeadline(time.Time{})
 	_ = deadlines.SetWriteDeadline(time.Time{})
+	// What is left of a body is not waited for without end.
+	defer func() { _ = deadlines.SetReadDeadline(time.Now().Add(s.window)) }()
 	err := s.answer(w, r, method)
 	if err == nil {
 		return

@@ -1,6 +1,7 @@
 package upload
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/sha1"
 	"crypto/sha512"
@@ -9,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -126,6 +128,11 @@ func TestCreationWithUploadAndLaterLength(t *testing.T) {
 	}
 	r.patch(at, "777", want[777:]).is(t, 204, "")
 	r.patch(at, fmt.Sprint(len(want)), nil, "Upload-Length: 512").is(t, 400, "are here already")
+	// What is refused does not end the image where it is.
+	r.patch(at, "777", nil, fmt.Sprintf("Upload-Length: %d", len(want))).is(t, 409, "the upload is at")
+	r.ask("HEAD", at, nil).is(t, 200, "")
+	want = append(want, image(3, 1<<20)...)
+	r.patch(at, fmt.Sprint(2<<20), want[2<<20:]).is(t, 204, "")
 	r.patch(at, fmt.Sprint(len(want)), nil, fmt.Sprintf("Upload-Length: %d", len(want))).is(t, 204, "")
 	r.has(want)
 }
@@ -238,6 +245,19 @@ func TestStalled(t *testing.T) {
 	a.is(t, 408, "stalled")
 	if a := r.ask("HEAD", at, nil); a.header.Get("Upload-Offset") != "5" {
 		t.Errorf("what came is not kept: %v", a.header)
+	}
+	// Nor is a body waited for without end that is not wanted.
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "PATCH %s/nothing HTTP/1.1\r\nHost: x\r\nTus-Resumable: 1.0.0\r\nContent-Type: %s\r\nUpload-Offset: 0\r\nContent-Length: 9\r\n\r\n", Path, bodyType)
+	if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(conn).ReadString('\n'); !strings.Contains(line, "404") {
+		t.Errorf("the answer is %q: %v", line, err)
 	}
 }
 

@@ -21,6 +21,7 @@ type Session struct {
 	ID string
 	Metadata
 
+	begun    bool // a job has it; guarded by Sessions
 	incoming chan *delivery
 	opened   chan struct{} // closed when the part is open
 	ended    chan struct{} // closed after err is set
@@ -208,25 +209,28 @@ func (s *Session) take(ctx context.Context, part *disk.Part, progress *fetch.Pro
 	return nil
 }
 
-// fits says why what a request brings cannot come next.
+// fits says why what a request brings cannot come next. Only of one that can the
+// length is believed: it may say that the image is whole.
 func (s *Session) fits(d *delivery, offset int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	size := s.size
 	if d.total >= 0 {
-		if s.size >= 0 && s.size != d.total {
-			return refuse(http.StatusBadRequest, "Upload-Length is %d, and was %d before", d.total, s.size)
+		if size >= 0 && size != d.total {
+			return refuse(http.StatusBadRequest, "Upload-Length is %d, and was %d before", d.total, size)
 		}
 		if d.total < offset {
 			return refuse(http.StatusBadRequest, "Upload-Length is %d, and %d bytes are here already", d.total, offset)
 		}
-		s.size = d.total
+		size = d.total
 	}
 	switch more := max(d.length, d.zeros); {
 	case d.from != offset:
 		return refuse(http.StatusConflict, "the upload is at %d bytes, and these are for %d", offset, d.from)
-	case s.size >= 0 && more > s.size-offset:
-		return refuse(http.StatusRequestEntityTooLarge, "%d bytes are more than the %d that are missing", more, s.size-offset)
+	case size >= 0 && more > size-offset:
+		return refuse(http.StatusRequestEntityTooLarge, "%d bytes are more than the %d that are missing", more, size-offset)
 	}
+	s.size = size
 	return nil
 }
 

@@ -2,6 +2,7 @@ package upload
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -86,20 +87,37 @@ func (s *Sessions) announce(m Metadata, size int64) (*Session, error) {
 }
 
 // Begin returns the upload of an image that was announced, or the one of which a part
-// with this origin was found. The caller has to Fill a part with it, and to End it.
-func (s *Sessions) Begin(id disk.ID, found disk.Origin) (*Session, error) {
+// with this origin was found. The caller has to Fill a part with it, and to End it. It
+// waits for the end of one that another job still has, of another generation for example.
+func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.Origin) (*Session, error) {
+	for {
+		now, mine, err := s.begin(id, found)
+		if mine || err != nil {
+			return now, err
+		}
+		select {
+		case <-now.ended:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// begin returns the upload of an image, and whether the caller is the first who wants it.
+func (s *Sessions) begin(id disk.ID, found disk.Origin) (now *Session, mine bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := s.live[id.Name]; now != nil {
-		return now, nil
+	now = s.live[id.Name]
+	if now == nil {
+		m, err := parseMetadata(found.Metadata)
+		if found.Source != Source || err != nil || m.Name != id.Name {
+			return nil, false, &fetch.Error{Class: fetch.Source, Err: ErrTerminated} // who announced it is gone
+		}
+		now = newSession(found.ETag, m, found.Size)
+		s.live[id.Name] = now
 	}
-	m, err := parseMetadata(found.Metadata)
-	if found.Source != Source || err != nil || m.Name != id.Name {
-		return nil, &fetch.Error{Class: fetch.Source, Err: ErrTerminated} // who announced it is gone
-	}
-	now := newSession(found.ETag, m, found.Size)
-	s.live[id.Name] = now
-	return now, nil
+	mine, now.begun = !now.begun, true
+	return now, mine, nil
 }
 
 // End says how the job of an upload ended: nil, the image is ready. kept says
@@ -123,7 +141,7 @@ func (s *Sessions) End(one *Session, err error, kept bool) {
 func (s *Sessions) drop(one *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.live[one.Name] == one && !one.isOpen() {
+	if s.live[one.Name] == one && !one.begun {
 		delete(s.live, one.Name)
 	}
 }
