@@ -2,6 +2,7 @@ package backup
 
 import (
 	"bytes"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -88,6 +89,35 @@ func TestParseTooLong(t *testing.T) {
 	}
 	if _, err := parseUpTo(strings.NewReader(good), int64(len(good)-1)); err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A cfg may come from anybody who can write to the Store: only blocks may be many.
+func TestParseTooMuchBesideBlocks(t *testing.T) {
+	size := fmt.Sprintf(`"Size":"%d",`, 100_000*int64(BlockSize))
+	var blocks, labels strings.Builder
+	for n := range int64(100_000) {
+		fmt.Fprintf(&blocks, `,{"Offset":%d,"BlockChecksum":"%064x"}`, n*BlockSize, n)
+		fmt.Fprintf(&labels, `,"%011d":""`, n)
+	}
+	parse := func(text string) error {
+		_, err := Parse(strings.NewReader(text))
+		return err
+	}
+	if err := parse(`{"Name":"a1",` + size + `"Blocks":[` + blocks.String()[1:] + `],"Secret":""}`); err != nil {
+		t.Error(err)
+	}
+	for what, text := range map[string]string{
+		"labels":      `{"Name":"a1",` + size + `"Labels":{` + labels.String()[1:] + `}}`,
+		"after":       `{"Name":"a1",` + size + `"Blocks":[{"Offset":0,"BlockChecksum":"` + Sum{}.String() + `"}],"Labels":{` + labels.String()[1:] + `}}`,
+		"ignored":     `{"Name":"a1",` + size + `"Other":"` + strings.Repeat("x", maxBeside) + `"}`,
+		"keys":        `{"Name":"a1",` + size + strings.ReplaceAll(labels.String()[1:], `""`, `1`) + `}`,
+		"in a block":  `{"Name":"a1",` + size + `"Blocks":[{"Offset":0,"Other":"` + strings.Repeat("x", 2*maxBeside) + `"}]}`,
+		"never ended": `{"Name":"` + strings.Repeat("x", 2*maxBeside),
+	} {
+		if err := parse(text); err == nil || !strings.Contains(err.Error(), "beside its blocks") {
+			t.Errorf("%s: got %.200v", what, err)
+		}
 	}
 }
 

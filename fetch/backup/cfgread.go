@@ -14,6 +14,9 @@ import (
 // enough for more than 1 TiB of data.
 const maxCfg = 64 << 20
 
+// maxBeside bounds what is not Blocks, before and behind them, and each of them.
+const maxBeside = 1 << 20
+
 // Parse reads a backing-image.cfg. It is an error when it is cut, is not JSON, or
 // cannot be of any image. Keys that are not known are ignored. Blocks are taken one
 // by one, so that memory is that of their sums.
@@ -22,11 +25,14 @@ func Parse(r io.Reader) (*Backup, error) { return parseUpTo(r, maxCfg) }
 func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
 	h := sha256.New()
 	limited := &io.LimitedReader{R: r, N: limit + 1}
-	in := bufio.NewReader(io.TeeReader(limited, h))
-	b, err := parse(json.NewDecoder(in))
+	beside := &io.LimitedReader{R: limited, N: maxBeside}
+	in := bufio.NewReader(io.TeeReader(beside, h))
+	b, err := parse(json.NewDecoder(in), beside)
 	switch {
 	case limited.N <= 0:
 		return nil, fmt.Errorf("it has more than %d bytes", limit)
+	case beside.N <= 0:
+		return nil, fmt.Errorf("it has more than %d bytes beside its blocks", maxBeside)
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
 		return nil, errors.New("it is cut short")
 	case err != nil:
@@ -36,7 +42,8 @@ func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
 	return b, nil
 }
 
-func parse(d *json.Decoder) (*Backup, error) {
+// parse is Parse. With every block more is let through beside.
+func parse(d *json.Decoder, beside *io.LimitedReader) (*Backup, error) {
 	b := &Backup{Compression: Gzip} // of the time before the key was there
 	if err := expect(d, '{'); err != nil {
 		return nil, err
@@ -52,7 +59,7 @@ func parse(d *json.Decoder) (*Backup, error) {
 			return nil, fmt.Errorf("key %.40q is there twice", key)
 		}
 		seen[key] = true
-		if err := b.parseKey(d, key); err != nil {
+		if err := b.parseKey(d, key, beside); err != nil {
 			return nil, fmt.Errorf("%s: %w", key, err)
 		}
 	}
@@ -78,7 +85,7 @@ func expect(d *json.Decoder, want json.Delim) error {
 	return nil
 }
 
-func (b *Backup) parseKey(d *json.Decoder, key string) (err error) {
+func (b *Backup) parseKey(d *json.Decoder, key string, beside *io.LimitedReader) (err error) {
 	var text string
 	switch key {
 	case "Name":
@@ -92,7 +99,7 @@ func (b *Backup) parseKey(d *json.Decoder, key string) (err error) {
 	case "Labels":
 		return d.Decode(&b.Labels)
 	case "Blocks":
-		return b.parseBlocks(d)
+		return b.parseBlocks(d, beside)
 	case "Size", "CompressionMethod", "CreatedTime", "CompleteTime":
 		if err := d.Decode(&text); err != nil {
 			return err
@@ -115,7 +122,7 @@ func (b *Backup) parseKey(d *json.Decoder, key string) (err error) {
 }
 
 // parseBlocks reads the list, which may be null.
-func (b *Backup) parseBlocks(d *json.Decoder) error {
+func (b *Backup) parseBlocks(d *json.Decoder, beside *io.LimitedReader) error {
 	token, err := d.Token()
 	if err != nil || token == nil {
 		return err
@@ -124,6 +131,7 @@ func (b *Backup) parseBlocks(d *json.Decoder) error {
 		return errors.New("they are no list")
 	}
 	for d.More() {
+		beside.N = maxBeside
 		var one struct {
 			Offset        *int64
 			BlockChecksum string

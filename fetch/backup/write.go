@@ -50,6 +50,10 @@ func (w Write) Backup(ctx context.Context, d *disk.Disk, id disk.ID, progress *f
 		if err := im.Unchanged(); err != nil {
 			return err
 		}
+		// Others may hold the same lock, and have begun at the same moment.
+		if now, err := w.there(ctx, im.Copy); err != nil || now.Complete() {
+			return err
+		}
 		b.Completed = time.Now()
 		return w.save(ctx, b)
 	})

@@ -326,6 +326,46 @@ func TestBackupThere(t *testing.T) {
 	})
 }
 
+// beginning is a Store in which somebody else begins a backup of the same name, who has
+// not seen that of its user, while the first block is stored.
+type beginning struct {
+	Store
+	begin func(Store)
+	once  sync.Once
+}
+
+func (b *beginning) Put(ctx context.Context, key string, data []byte) error {
+	if strings.HasSuffix(key, blockSuffix) {
+		b.once.Do(func() { b.begin(b.Store) })
+	}
+	return b.Store.Put(ctx, key, data)
+}
+
+// Two managers with images of one name and other bytes: one of them is told.
+func TestBackupsOfOtherBytesAtOnce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		d, other := newDisk(t), newDisk(t)
+		makeImage(t, d, "a1", someBytes(1, 4<<20))
+		c := makeImage(t, other, "a1", someBytes(2, 4<<20))
+		s := &beginning{Store: openTarget(t, dir), begin: func(s Store) {
+			theirs := &Backup{Name: "a1", Size: c.Size, Checksum: c.SHA512.String(), Compression: LZ4, Created: time.Now()}
+			if err := (Write{Store: s}).save(t.Context(), theirs); err != nil {
+				t.Error(err)
+			}
+		}}
+		err := Write{Store: s}.Backup(t.Context(), d, id("a1"), new(fetch.Progress))
+		if !isClass(err, fetch.Source) || !strings.Contains(err.Error(), "of other bytes") {
+			t.Errorf("got %v", err)
+		}
+		mustBackUp(t, dir, other, "a1")
+		if got, err := restore(t.Context(), openTarget(t, dir), newDisk(t), "a1"); err != nil || got.SHA512 != c.SHA512 {
+			t.Errorf("restored %v (%v), want %v", got.SHA512, err, c.SHA512)
+		}
+	})
+}
+
 // What the disk has spoiled gets no place in the Store.
 func TestBackupDamaged(t *testing.T) {
 	t.Parallel()
