@@ -49,6 +49,17 @@ func ending(a address) packing {
 	return cmp.Or(endings[strings.ToLower(path.Ext(a.base()))], notPacked)
 }
 
+// Unpacked unpacks r if name ends as that of a packed file does: as a download of one
+// would. Otherwise it is r, and packed is false.
+func Unpacked(name string, r io.ReadCloser) (unpacked io.ReadCloser, packed bool, err error) {
+	p := endings[strings.ToLower(path.Ext(name))]
+	if p == "" {
+		return r, false, nil
+	}
+	unpacked, err = p.reader(r)
+	return unpacked, true, err
+}
+
 // maxWindow bounds the memory of unpacking. It is what zstd and xz themselves
 // accept and make at most unless they are told otherwise.
 const maxWindow = 128 << 20

@@ -42,7 +42,8 @@ sent, and every piece is checked on the way.
 
 What breaks is gone on with: after a dropped connection or a restart of the daemon by
 itself, after the end of this command by the same command again, within 24 hours and
-with the same FILE. What came by a pipe can only be sent again.
+with the same FILE. A FILE that ends in .gz, .xz, .zst or .bz2 is unpacked while it is
+sent: like what comes by a pipe, it can only be sent again once this command has ended.
 
 With --disk and --config-dir, the image is written straight to a disk that no daemon
 holds, as the configuration declares it.
@@ -109,8 +110,12 @@ func (u *uploading) content() (c upload.Content, done func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if info, err := f.Stat(); err == nil && info.Mode()&os.ModeNamedPipe != 0 {
-		return upload.NewPipe(f, -1), func() { f.Close() }, nil
+	r, packed, err := fetch.Unpacked(u.file, f)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("unpack %s: %w", u.file, err), f.Close())
+	}
+	if info, err := f.Stat(); packed || err == nil && info.Mode()&os.ModeNamedPipe != 0 {
+		return upload.NewPipe(r, -1), func() { f.Close() }, nil
 	}
 	c, err = upload.NewFile(f)
 	if err != nil {
@@ -156,7 +161,7 @@ func (u *uploading) send(ctx context.Context, o upload.Order) error {
 	case no:
 		return &refusedError{base, refused.Status, refused.Why}
 	case err != nil && ctx.Err() != nil:
-		return errors.New("stopped; " + u.rest())
+		return errors.New("stopped; " + rest(o.Content))
 	case err != nil && counted.Done.Load() == 0:
 		return &unreachableError{base: base, err: err}
 	case err != nil:
@@ -167,9 +172,10 @@ func (u *uploading) send(ctx context.Context, o upload.Order) error {
 }
 
 // rest says what becomes of an upload that was stopped.
-func (u *uploading) rest() string {
-	if u.file == "-" {
-		return "what came by a pipe can only be sent again"
+func rest(c upload.Content) string {
+	_, again := c.(*upload.File)
+	if !again {
+		return "what came by a pipe, or was unpacked, can only be sent again"
 	}
 	return "what was sent is kept for a day, and the same command goes on from there"
 }

@@ -75,7 +75,7 @@ func (u *uploading) fill(ctx context.Context, on shelf, o upload.Order, options 
 	case final || !again:
 		return disk.Copy{}, errors.Join(err, part.Discard())
 	case ctx.Err() != nil:
-		err = errors.New("stopped; " + u.rest())
+		err = errors.New("stopped; " + rest(o.Content))
 	}
 	return disk.Copy{}, errors.Join(err, part.Close())
 }

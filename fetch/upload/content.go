@@ -191,7 +191,7 @@ func (c *Pipe) piece(at int64) (piece, error) {
 	case err == io.EOF || err == io.ErrUnexpectedEOF:
 		c.ended = true
 	case err != nil:
-		return piece{}, fmt.Errorf("read standard input: %w", err)
+		return piece{}, fmt.Errorf("read what is uploaded: %w", err)
 	}
 	if c.ended && c.size >= 0 && c.next+int64(n) != c.size || c.size >= 0 && c.next+int64(n) > c.size {
 		return piece{}, fmt.Errorf("standard input has not the size that was given: %d bytes came of %d", c.next+int64(n), c.size)

@@ -215,14 +215,13 @@ func (a answer) is(t *testing.T, status int, words string) {
 
 // image makes bytes with holes in them.
 func image(seed uint64, size int) []byte {
-	r := rand.New(rand.NewPCG(seed, 1))
+	noise := rand.NewChaCha8([32]byte{byte(seed)})
+	r := rand.New(noise)
 	b := make([]byte, size)
 	for at := 0; at < size; {
 		n := min(size-at, 1+r.IntN(3<<20))
 		if r.IntN(2) == 0 {
-			for i := at; i < at+n; i++ {
-				b[i] = byte(r.Uint32())
-			}
+			noise.Read(b[at : at+n])
 		}
 		at += n
 	}

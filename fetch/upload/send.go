@@ -132,7 +132,7 @@ func (s *sending) begin(ctx context.Context) error {
 			s.path = path
 			return nil
 		default:
-			return refuse(http.StatusConflict, "an upload of %s is under way, of another file or by somebody else: %d of %d bytes are there; --restart ends it and begins anew", s.Image, i.Offset, i.Length)
+			return refuse(http.StatusConflict, "an upload of %s is under way, of another file or by somebody else: %d bytes are there%s; --restart ends it and begins anew", s.Image, i.Offset, ofLength(i.Length))
 		}
 	}
 	s.Restart = false
@@ -141,6 +141,13 @@ func (s *sending) begin(ctx context.Context) error {
 	}
 	s.at = 0
 	return nil
+}
+
+func ofLength(n int64) string {
+	if n < 0 {
+		return ""
+	}
+	return fmt.Sprintf(" of %d", n)
 }
 
 // advance sends the next piece.

@@ -219,19 +219,21 @@ func TestTakenOver(t *testing.T) {
 	if _, err := hanging.Write(want[:1500]); err != nil {
 		t.Fatal(err)
 	}
-	var offset string
-	for offset != "1500" { // until the server has read what was sent
-		a := r.ask("HEAD", at, nil)
+	for a := (answer{status: 409}); a.status == 409; { // until the one that hangs was there
+		a = r.ask("HEAD", at, nil)
 		a.is(t, 200, "")
-		if offset = a.header.Get("Upload-Offset"); offset == "0" {
-			continue
+		offset, err := a.offset()
+		if err != nil || offset > 1500 {
+			t.Fatalf("it is at %d: %v", offset, err)
+		}
+		if a = r.patch(at, fmt.Sprint(offset), want[offset:]); a.status != 409 {
+			a.is(t, 204, "")
 		}
 	}
 	if a := <-first; a.status != 409 {
 		t.Errorf("the request that was cut got %d %s", a.status, a.body)
 	}
 	hanging.Close()
-	r.patch(at, "1500", want[1500:]).is(t, 204, "")
 	r.has(want)
 }
 
@@ -340,6 +342,44 @@ func TestExpires(t *testing.T) {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 	})
+}
+
+// What is left of an upload is gone on with, whatever is announced meanwhile; and an
+// upload whose sender leaves before a job has it leaves nothing behind.
+func TestAnnounced(t *testing.T) {
+	s := NewSessions()
+	m := Metadata{Name: parrot.Name}
+	one, err := s.announce(m, 512)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, err := s.Begin(t.Context(), parrot, disk.Origin{Source: Source, ETag: "left", Size: 1024})
+	if err != nil || left.ID != "left" || left.Name != parrot.Name || one.outcome() == nil {
+		t.Errorf("what is left is %+v, %v; what was announced ended with %v", left, err, one.outcome())
+	}
+	s.drop(one)
+	if _, err := s.announce(m, 512); err == nil {
+		t.Error("another one is announced beside what is left")
+	}
+	s.End(left, nil, false)
+	one, err = s.announce(m, 512)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.drop(one)
+	if _, err := s.Begin(t.Context(), parrot, disk.Origin{Source: "a hash"}); !Ended(err) {
+		t.Errorf("a job for nobody: %v", err)
+	}
+	if one, err = s.announce(m, 512); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := s.Begin(t.Context(), parrot, disk.Origin{}); now != one || err != nil {
+		t.Errorf("the job got %+v, %v", now, err)
+	}
+	s.drop(one)
+	if now, _ := s.find(one.ID); now != one {
+		t.Error("an upload that a job has cannot be found")
+	}
 }
 
 // What comes at the same time as it can: each of many requests is answered, and

@@ -21,17 +21,17 @@ type Session struct {
 	ID string
 	Metadata
 
-	begun    bool // a job has it; guarded by Sessions
+	begun    bool          // a job has it; guarded by Sessions
+	pace     *rate.Limiter // of the bytes that come; the job's
 	incoming chan *delivery
 	opened   chan struct{} // closed when the part is open
 	ended    chan struct{} // closed after err is set
-
-	pace *rate.Limiter // of the bytes that come; the job's
 
 	mu      sync.Mutex
 	size    int64 // -1: not said yet
 	offset  int64
 	expires time.Time
+	waiting int       // requests that were not received yet
 	now     *delivery // being taken
 	err     error
 }
@@ -145,6 +145,7 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 		expiry.Reset(time.Until(last.Add(Life)))
 		select {
 		case d := <-s.incoming:
+			s.received()
 			if err := s.take(ctx, part, progress, d); err != nil {
 				return fetch.Classify(err)
 			}
@@ -234,11 +235,21 @@ func (s *Session) fits(d *delivery, offset int64) error {
 	return nil
 }
 
-// taking notes the request that is being served, so that the next one can cut it.
+// received takes note that one request less is waiting.
+func (s *Session) received() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting--
+}
+
+// taking notes the request that is being served, so that the next one can cut it, if
+// it is not there already.
 func (s *Session) taking(d *delivery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now = d
+	if s.now = d; d != nil && s.waiting > 0 {
+		d.cancel(errTaken)
+	}
 }
 
 func (s *Session) whole(part *disk.Part) bool {
@@ -337,6 +348,7 @@ func (s *Session) deliver(d *delivery) error {
 		return locked("what came of the upload is read back: come again in a moment")
 	}
 	s.mu.Lock()
+	s.waiting++
 	if s.now != nil {
 		s.now.cancel(errTaken)
 	}
@@ -346,6 +358,7 @@ func (s *Session) deliver(d *delivery) error {
 	case <-s.ended:
 		return s.outcome()
 	case <-d.ctx.Done():
+		s.received()
 		return context.Cause(d.ctx)
 	}
 	select {

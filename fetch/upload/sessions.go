@@ -86,9 +86,10 @@ func (s *Sessions) announce(m Metadata, size int64) (*Session, error) {
 	return now, nil
 }
 
-// Begin returns the upload of an image that was announced, or the one of which a part
-// with this origin was found. The caller has to Fill a part with it, and to End it. It
-// waits for the end of one that another job still has, of another generation for example.
+// Begin returns the upload of an image of which a part with this origin was found, or
+// else the one that was announced. The caller has to Fill a part with it, and to End it.
+// It waits for the end of one that another job still has, of another generation for
+// example.
 func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.Origin) (*Session, error) {
 	for {
 		now, mine, err := s.begin(id, found)
@@ -107,17 +108,25 @@ func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.Origin) (*S
 func (s *Sessions) begin(id disk.ID, found disk.Origin) (now *Session, mine bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now = s.live[id.Name]
-	if now == nil {
+	now, left := s.live[id.Name], found.Source == Source
+	switch {
+	case now != nil && now.begun:
+		return now, false, nil
+	case now == nil && !left:
+		return nil, false, &fetch.Error{Class: fetch.Source, Err: ErrTerminated} // who announced it is gone
+	case now == nil || left && now.ID != found.ETag:
+		if now != nil { // it was announced when nobody had seen what is left of another one
+			now.end(refuse(http.StatusConflict, "an upload of %s was interrupted, and goes on", id.Name))
+		}
 		m, err := parseMetadata(found.Metadata)
-		if found.Source != Source || err != nil || m.Name != id.Name {
-			return nil, false, &fetch.Error{Class: fetch.Source, Err: ErrTerminated} // who announced it is gone
+		if err != nil || m.Name != id.Name {
+			m = Metadata{Name: id.Name}
 		}
 		now = newSession(found.ETag, m, found.Size)
 		s.live[id.Name] = now
 	}
-	mine, now.begun = !now.begun, true
-	return now, mine, nil
+	now.begun = true
+	return now, true, nil
 }
 
 // End says how the job of an upload ended: nil, the image is ready. kept says
