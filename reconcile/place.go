@@ -99,15 +99,15 @@ func (v imageView) begun(ranked *ranking) []schema.DiskRef {
 	return refs
 }
 
-// progress is 3 for a first copy that a client is about to upload, 2 for one that is
-// under way, 1 for one that was.
+// progress is 3 for a first copy that is under way, 2 for one that a client is about to
+// upload, 1 for one that was under way.
 func (v imageView) progress(key Key) int {
 	switch {
-	case v.Uploads[key]:
-		return 3
 	case v.o.Running[key]:
+		return 3
+	case v.Uploads[key]:
 		return 2
-	case v.copy(key).PartBytes > 0:
+	case v.copy(key).PartBytes > 0, v.copy(key).PartFrom == UploadOrigin:
 		return 1
 	}
 	return 0
@@ -150,6 +150,9 @@ func (v imageView) troubled(ref schema.DiskRef) bool { return v.trouble(ref).Att
 func (v imageView) trouble(ref schema.DiskRef) Try {
 	if v.copy(Key{ref, v.image.ID}).State == disk.Ready {
 		return Try{} // whatever it was, it is over
+	}
+	if v.image.Source.Upload != nil && len(v.ready) == 0 {
+		return Try{} // what was sent to a disk nobody else can go on with
 	}
 	long := func(t Try) bool {
 		return t.Attempts > 0 && v.o.Now.Sub(t.Since) >= v.Config.Settings.RecoveryWaitInterval

@@ -68,7 +68,8 @@ func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 		return Key{}, refuse(http.StatusConflict, "the declared checksum of %s is %s, and the file has %s", name, declared, sum)
 	}
 	for _, key := range v.all(name) {
-		if v.mine(key.Disk) && v.copy(key).PartFrom == UploadOrigin && !v.o.Running[key] {
+		goesOn := v.mine(key.Disk) && v.copy(key).PartFrom == UploadOrigin && v.refuses(key.Disk, v.need()).why == ""
+		if goesOn && key.ID == v.image.ID && !v.o.Running[key] {
 			return Key{}, refuse(http.StatusServiceUnavailable, "an upload of %s was interrupted, and goes on in a moment", name)
 		}
 	}
@@ -78,8 +79,7 @@ func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 		}
 	}
 	why := []string{}
-	for i := range v.places.ranked.len() {
-		ref := v.places.ranked.at(i)
+	for _, ref := range v.forUpload() {
 		if !v.mine(ref) {
 			continue
 		}
@@ -90,6 +90,19 @@ func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 		why = append(why, fmt.Sprintf("%s: %s", ref, r.why))
 	}
 	return Key{}, refuse(http.StatusConflict, "%s cannot be taken here (%s)%s", name, v.notHere(why), v.elsewhere())
+}
+
+// forUpload are the disks that an upload can go to, best first: the ranked ones, or, when
+// there are none that can, the one that the image names.
+func (v imageView) forUpload() []schema.DiskRef {
+	var refs []schema.DiskRef
+	for i := range v.places.ranked.len() {
+		refs = append(refs, v.places.ranked.at(i))
+	}
+	if want := v.places.want; len(want) > 0 && !slices.Contains(refs, want[0]) {
+		refs = append(refs, want[0])
+	}
+	return refs
 }
 
 // notHere says why no disk of this node takes an upload.
@@ -103,8 +116,7 @@ func (v imageView) notHere(why []string) string {
 // elsewhere names the nodes that take an upload which this one does not.
 func (v imageView) elsewhere() string {
 	var nodes []string
-	for i := range v.places.ranked.len() {
-		ref := v.places.ranked.at(i)
+	for _, ref := range v.forUpload() {
 		if v.mine(ref) || !v.answers(ref) || v.refuses(ref, v.need()).why != "" {
 			continue
 		}
