@@ -33,7 +33,7 @@ type goldenState struct {
 
 func parseState(t *testing.T, text string, r schema.Result) goldenState {
 	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", asked: map[Key]bool{}, cleanup: map[Key]bool{}, uploads: map[Key]bool{}, o: Observed{
-		Now: goldenNow, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Peers: map[string]Peer{},
+		Now: goldenNow, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Read: map[Key]bool{}, Peers: map[string]Peer{},
 		Unable: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
 	}}
 	for line := range strings.Lines(text) {
@@ -73,6 +73,8 @@ func (s *goldenState) line(what string, words []string) {
 		s.peer(words)
 	case "running":
 		s.o.Running[s.key(words)] = true
+	case "read":
+		s.o.Read[s.key(words)] = true
 	case "once":
 		s.uploads = nil
 	case "upload":

@@ -72,7 +72,7 @@ func (r *Reconciler) Look(d Desired) Observed {
 		}
 	}
 	r.disks.refresh(declared, r.busy)
-	o := Observed{Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
+	o := Observed{Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Read: map[Key]bool{}}
 	o.Now = r.clock.now()
 	for ref, one := range r.disks.open {
 		seen := one.look(func(id disk.ID) bool { return r.reads(Key{ref, id}) })
@@ -88,6 +88,9 @@ func (r *Reconciler) Look(d Desired) Observed {
 	}
 	for key, run := range r.running {
 		o.Running[key] = true
+		if from := run.job.action.from; from != (Key{}) {
+			o.Read[from] = true
+		}
 		o.Disks[key.Disk].withdraw(key, run.job.action.Kind)
 	}
 	o.BackedUp = r.backedUp(d)

@@ -39,7 +39,7 @@ func (s *Snapshot) Plan(nodes []Desired) Plan {
 
 // all is what is known of all nodes, each as it knows itself.
 func (s *Snapshot) all(d Desired) Observed {
-	o := Observed{Now: s.now(), Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
+	o := Observed{Now: s.now(), Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Read: map[Key]bool{}}
 	for node := range d.Config.Nodes {
 		if one, _, known := s.told(node); known {
 			one.tell(o, d, node)
@@ -128,6 +128,11 @@ func (s savedStatus) tell(o Observed, d Desired, node string) {
 	for key := range s.seen.Running {
 		if to, ok := now[key.Disk]; ok {
 			o.Running[Key{to, key.ID}] = true
+		}
+	}
+	for key := range s.seen.Read {
+		if to, ok := now[key.Disk]; ok {
+			o.Read[Key{to, key.ID}] = true
 		}
 	}
 	for key, t := range s.seen.Tries {

@@ -171,6 +171,9 @@ func (s *scene) remove(kind Kind, key Key, reason string) Action {
 	if t := s.o.Tries[key]; t.of(kind) && t.Until.After(s.o.Now) {
 		return s.keepUntil(key, t.Message, t.Until)
 	}
+	if s.o.Read[key] { // whatever its reader would read if it began now
+		return s.keep(key, reason+", but work under way reads it")
+	}
 	return newAction(kind, key, reason, s.copy(key).RealSize)
 }
 
