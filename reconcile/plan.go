@@ -135,6 +135,9 @@ func (v imageView) conflict() string {
 	first := v.copy(v.ready[0])
 	for _, key := range v.ready[1:] {
 		if c := v.copy(key); c.SHA512 != first.SHA512 {
+			if of := v.image.Source.Clone; of != nil && of.Encryption == schema.Encrypt { // which takes no checksum
+				return fmt.Sprintf("copies differ, those of %s and %s, as each was encrypted by itself: to have it encrypted anew, declare another uuid", v.ready[0].Disk, key.Disk)
+			}
 			return fmt.Sprintf("copies differ: to keep that of %s, declare checksum: %q; to keep that of %s, declare checksum: %q",
 				v.ready[0].Disk, first.SHA512, key.Disk, c.SHA512)
 		}

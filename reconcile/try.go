@@ -57,6 +57,9 @@ func (t Try) next(a Action, err error, now time.Time) Try {
 			class = linkTrouble // another node may have a better copy
 		}
 	}
+	if a.Kind == Export && class == sourceTrouble && !final {
+		class = linkTrouble // or a better replica
+	}
 	next := Try{Suspects: suspects, Unrepairable: unrepairable, Kind: a.Kind, Attempts: t.Attempts + 1, Since: t.Since, Message: explain(err), Final: final}
 	next.Disk, next.Link = class == diskTrouble && !final, class == linkTrouble
 	if next.Since.IsZero() || next.Disk && !t.Disk || next.Link && !t.Link {

@@ -1,0 +1,36 @@
+package reconcile
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// TestNextOfFirstCopies: what is the fault of a node's own source says nothing of that
+// of another node.
+func TestNextOfFirstCopies(t *testing.T) {
+	from := Key{schema.DiskRef{Node: "node1", Disk: "disk1"}, disk.ID{Name: "parrot", UUID: "0000000a"}}
+	a, b := digestOf(disk.SHA512, "a"), digestOf(disk.SHA512, "b")
+	clone := Action{Kind: Clone, from: from, sum: a}
+	for _, tt := range []struct {
+		name                 string
+		a                    Action
+		err                  error
+		suspect, final, link bool
+	}{
+		{"the source of a clone has other bytes than its own", clone, &disk.ChecksumError{Want: a, Got: b}, true, false, true},
+		{"the source of a clone has other bytes than are declared", clone, &disk.ChecksumError{Want: b, Got: a}, false, true, false},
+		{"a download has other bytes than are declared", Action{Kind: Download}, &disk.ChecksumError{Want: a, Got: b}, false, true, false},
+		{"a replica cannot be read", Action{Kind: Export}, &fetch.Error{Class: fetch.Refused, Err: errors.New("it has no head")}, false, false, true},
+		{"a server says no", Action{Kind: Download}, &fetch.Error{Class: fetch.Refused, Err: errors.New("403")}, false, false, false},
+		{"a volume is no disk", Action{Kind: Export}, &fetch.Error{Class: fetch.Source, Err: errors.New("it is a folder")}, false, true, false},
+	} {
+		got := Try{}.next(tt.a, tt.err, goldenNow)
+		if (len(got.Suspects) > 0) != tt.suspect || got.Final != tt.final || got.Link != tt.link || !got.Final && !got.Until.After(goldenNow) {
+			t.Errorf("%s: %+v", tt.name, got)
+		}
+	}
+}
