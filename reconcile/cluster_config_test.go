@@ -85,21 +85,14 @@ func (c *cluster) first() schema.Config {
 // image is a declaration, of the generation that was declared before or a new one.
 func (c *cluster) image(config schema.Config, name string) schema.Image {
 	last, known := config.Images[name]
-	url := "https://example.com/" + name
-	if known {
-		url = last.Source.Download.URL
+	m := schema.Image{ID: disk.ID{Name: name}, Copies: pick1(c.dice, 1, 1, 2, 2, 3), Source: last.Source}
+	if !known || c.one(4) {
+		m.Source = c.source(config, name)
 	}
-	if known && c.one(4) || !known && c.one(8) {
-		url = fmt.Sprintf("https://example.com/%s?%d", name, c.IntN(3))
+	if letter := c.content(config, m); letter != "" && c.one(2) {
+		m.Checksum = c.sum(letter)
 	}
-	if c.serves[url] == "" {
-		c.serves[url] = pick1(c.dice, letters...)
-	}
-	m := schema.Image{Copies: pick1(c.dice, 1, 1, 2, 2, 3), Source: schema.Source{Download: &schema.Download{URL: url, Unpack: schema.UnpackNone}}}
-	if c.one(2) {
-		m.Checksum = c.sum(c.serves[url])
-	}
-	m.ID = disk.ID{Name: name, UUID: schema.UUID(name, m.Checksum, m.Source)}
+	m.ID.UUID = schema.UUID(name, m.Checksum, m.Source)
 	if m.AllDisks = c.one(12); m.AllDisks {
 		m.Copies = 1
 	}
@@ -124,6 +117,7 @@ func (c *cluster) edited(edit func(*schema.Config)) schema.Config {
 		config.Nodes[name] = node
 	}
 	edit(&config)
+	dropBadClones(&config)
 	return config
 }
 

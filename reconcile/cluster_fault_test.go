@@ -18,6 +18,7 @@ func (c *cluster) trouble() {
 			c.rot, c.damage, c.touch, c.leave,
 			c.breakSome, c.breakSome, c.setClock,
 			c.originDown, c.originChanges, c.cleanByHand,
+			c.replicasMove, c.uploadSome, c.uploadSome, c.uploadSome,
 		}
 		pick1(c.dice, faults...)()
 		wait := c.between(0, 40*time.Second)
@@ -229,11 +230,15 @@ func (c *cluster) leave() {
 	ref := pick1(c.dice, c.places()...)
 	if d := c.drives[ref]; ok && d.there && d.slots[config.Images[name].ID] == nil && d.free() > gib {
 		image := config.Images[name]
-		s := d.slot(image.ID)
-		s.letter, s.born = c.serves[image.Source.Download.URL], c.now
+		letter := c.content(config, image)
 		if !image.Checksum.IsZero() {
-			s.letter = c.letterOf(image.Checksum)
+			letter = c.letterOf(image.Checksum)
 		}
+		if letter == "" {
+			return
+		}
+		s := d.slot(image.ID)
+		s.letter, s.born = letter, c.now
 		c.tell("", "somebody leaves a file as %s on %s", image.ID, ref)
 	}
 }
@@ -264,8 +269,8 @@ func (c *cluster) originDown() {
 
 func (c *cluster) originChanges() {
 	config := c.head().config
-	if name, ok := c.declaredName(&config); ok {
-		c.serves[config.Images[name].Source.Download.URL] = pick1(c.dice, letters...)
+	if name, ok := c.declaredName(&config); ok && config.Images[name].Source.Clone == nil {
+		c.serves[origin(config.Images[name])] = pick1(c.dice, letters...)
 	}
 }
 

@@ -1,7 +1,7 @@
 package reconcile
 
 import (
-	"maps"
+	"fmt"
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -12,7 +12,7 @@ import (
 // mend says that the declaration is made to fit too; otherwise evictions and the like
 // stay.
 func (c *cluster) heal(mend bool) {
-	c.calm = true
+	c.calm, c.calmSince = true, c.now
 	c.tell("", "all faults end")
 	for _, w := range c.links {
 		w.down, w.slow = false, 0
@@ -32,7 +32,7 @@ func (c *cluster) heal(mend bool) {
 			}
 			if s.sound() && s.letter != s.digest { // a scrub finds it
 				c.lose(Key{ref, id}, s)
-				s.failed, s.damaged = "damaged", c.nodes[ref.Node].wallNow()
+				c.nodes[ref.Node].fails1(s)
 			}
 		}
 	}
@@ -44,6 +44,16 @@ func (c *cluster) heal(mend bool) {
 		m.mendDir()
 	}
 	c.declare(config)
+	for _, name := range diceNames {
+		if config.Images[name].Source.Upload != nil && c.one(2) {
+			c.promise(name)
+		}
+	}
+}
+
+// encrypts reports whether an image has other bytes each time it is made.
+func encrypts(image schema.Image) bool {
+	return image.Source.Clone != nil && image.Source.Clone.Encryption == schema.Encrypt
 }
 
 func (c *cluster) mend(config *schema.Config, mend bool) {
@@ -69,9 +79,11 @@ func (c *cluster) mend(config *schema.Config, mend bool) {
 // decide is what a person has to do where copies differ, or the origin has other bytes
 // than are declared.
 func (c *cluster) decide(config *schema.Config) (did bool) {
-	for _, name := range slices.Sorted(maps.Keys(config.Images)) {
-		image := config.Images[name]
-		url := image.Source.Download.URL
+	for _, name := range diceNames {
+		image, declared := config.Images[name]
+		if !declared {
+			continue
+		}
 		differ := map[string]bool{}
 		for _, ref := range c.places() {
 			if s := c.drives[ref].slots[image.ID]; s != nil && s.letter != "" {
@@ -83,14 +95,35 @@ func (c *cluster) decide(config *schema.Config) (did bool) {
 		}
 		switch {
 		case !image.Checksum.IsZero():
-			c.serves[url] = c.letterOf(image.Checksum)
+			if of := image.Source.Clone; of == nil {
+				c.serves[origin(image)] = c.letterOf(image.Checksum)
+			} else if c.content(*config, image) != c.letterOf(image.Checksum) && !c.soundWith(*config, image.Checksum) {
+				image.Checksum = disk.Digest{} // which is not to be had
+				image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
+				config.Images[name] = image
+				did = true
+			}
 			if c.gaveUp(image.ID) {
 				image.BandwidthLimit++ // another declaration of the same bytes
 				config.Images[name] = image
 				did = true
 			}
+		case len(differ) > 1 && encrypts(image):
+			image.ID.UUID = fmt.Sprintf("%08x", c.Uint32())
+			config.Images[name] = image
+			did = true
 		case len(differ) > 1:
-			image.Checksum = c.sum(c.serves[url])
+			letter := c.serves[origin(image)]
+			if have := c.soundOf(*config, image); len(have) > 0 && image.Source.Download == nil {
+				letter = c.slot(have[0]).digest
+			}
+			if letter == "" { // of a clone, all copies of which are lost
+				for _, ref := range c.places() {
+					delete(c.drives[ref].slots, image.ID)
+				}
+				return true
+			}
+			image.Checksum = c.sum(letter)
 			image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
 			config.Images[name] = image
 			did = true

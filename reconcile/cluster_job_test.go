@@ -26,6 +26,10 @@ type work struct {
 	sure     bool // of the removal
 	stopped  bool
 	over     bool
+
+	client      *uploader
+	establishes bool            // bytes that are not declared
+	bore        map[string]bool // what the image was within the recovery interval
 }
 
 // book takes note of a job, as Reconciler.book does. A copy that is to go is withdrawn
@@ -46,6 +50,9 @@ func (m *member) book(d Desired, o Observed, a Action) *work {
 	if a.Kind == Sync || a.Kind == Repair {
 		w.letter = m.c.letterOf(sourceDigest(d, o, a))
 	}
+	if w.establishes = establishes(w.image, a, o); a.Kind.copies() {
+		m.beginsFirst(w, d, o)
+	}
 	return w
 }
 
@@ -56,6 +63,8 @@ func (m *member) run(w *work) {
 		m.step(w, func() { m.askAll(w) })
 	case Adopt, Verify:
 		m.goOn(w, 1)
+	case Upload:
+		m.serve(w)
 	default:
 		m.goOn(w, 1+m.c.IntN(3))
 	}
@@ -110,9 +119,9 @@ func (m *member) goOn(w *work, steps int) {
 // progress is what a transfer leaves when it is cut off.
 func (m *member) progress(d *drive, w *work) error {
 	switch w.action.Kind {
-	case Download:
-		if m.c.offline {
-			return &fetch.Error{Class: fetch.Network, Err: errors.New("no connection")}
+	case Download, Restore, Export, Clone:
+		if err := m.reach(w); err != nil {
+			return err
 		}
 	case Sync:
 		if _, err := m.source(w); err != nil {
@@ -123,8 +132,11 @@ func (m *member) progress(d *drive, w *work) error {
 	}
 	s := d.slot(w.key.ID)
 	s.own(m.c.now)
+	if s.from != nil {
+		s.from, s.part = nil, 0
+	}
 	// One that looks for the bytes which the image had does not take the place of another.
-	if w.action.Kind == Download && s.part == 0 && w.action.recall.digest.IsZero() {
+	if w.action.Kind.prepares() && s.part == 0 && w.action.recall.digest.IsZero() {
 		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name})
 	}
 	if s.part < gib/2 && d.free() > gib/2 {
@@ -150,12 +162,8 @@ func (d *drive) slot(id disk.ID) *slot {
 // do is the effect of an action that has run to its end, or its failure.
 func (m *member) do(d *drive, w *work) error {
 	switch w.action.Kind {
-	case Download:
-		want := w.image.Checksum
-		if want.IsZero() {
-			want = w.action.recall.digest
-		}
-		return m.fill(d, w, m.c.serves[w.image.Source.Download.URL], want)
+	case Download, Restore, Export, Clone:
+		return m.prepare(d, w)
 	case Sync:
 		letter, err := m.source(w)
 		if err != nil {
@@ -213,6 +221,7 @@ func (m *member) fill(d *drive, w *work, letter string, want disk.Digest) error 
 	if s.letter != "" && (s.failed == "" || s.touched) {
 		return fmt.Errorf("%s is ready already", w.key.ID)
 	}
+	s.from = nil
 	if lack := gib - s.part; d.free()-w.reserve < lack {
 		s.part = 0
 		return &disk.NoSpaceError{Need: gib, Free: d.free()}
@@ -226,7 +235,8 @@ func (m *member) fill(d *drive, w *work, letter string, want disk.Digest) error 
 	}
 	s.letter, s.digest, s.failed, s.touched, s.checked = letter, letter, "", false, m.wallNow()
 	s.made = m.c.now
-	if w.action.Kind == Download {
+	m.endsFirst(w, letter)
+	if w.action.Kind.prepares() {
 		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name, done: true})
 	}
 	return nil
@@ -243,11 +253,16 @@ func (m *member) verify(s *slot) error {
 	}
 	s.touched, s.failed = false, ""
 	if s.digest != s.letter {
-		s.failed, s.damaged = "damaged", m.wallNow()
+		m.fails1(s)
 		return nil
 	}
 	s.checked = m.wallNow()
 	return nil
+}
+
+// fails1 marks a copy as failed.
+func (m *member) fails1(s *slot) {
+	s.failed, s.damaged, s.failedAt, s.soberly = "damaged", m.wallNow(), m.c.now, m.wall == 0
 }
 
 // repair rewrites the damaged chunks, in use or not.

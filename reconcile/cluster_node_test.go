@@ -30,6 +30,8 @@ type member struct {
 	tries    map[Key]tried // their times are of the steady clock
 	unmarked map[Key]Mark
 	byHand   map[Key]bool
+	asked    []*uploader              // that the next round has to answer
+	uploads  map[Key]*uploader        // that were begun, until their jobs end
 	left     map[string]time.Duration // when images left the configuration
 	jobs     map[Key]*work
 	leaving  map[Key]bool
@@ -75,6 +77,7 @@ func (m *member) start() {
 		return
 	}
 	m.life, m.up = m.life+1, true
+	m.asked, m.uploads = nil, map[Key]*uploader{}
 	m.conf, m.next, m.broken, m.gap, m.missing, m.clocks = nil, nil, false, false, "", clock{}
 	m.removals, m.tries, m.unmarked, m.byHand = &Removals{}, map[Key]tried{}, map[Key]Mark{}, map[Key]bool{}
 	m.jobs, m.leaving, m.ended, m.heard = map[Key]*work{}, map[Key]bool{}, nil, map[string]*hearsay{}
@@ -185,7 +188,7 @@ func (m *member) take() {
 // desired is what Desire and Loop make of the configuration.
 func (m *member) desired() Desired {
 	d := Desired{Node: m.name, Config: m.conf.config, Digest: m.conf.digest, May: schema.Everything,
-		Held: map[string]schema.Held{}, Removals: m.removals, Cleanup: m.byHand}
+		Held: map[string]schema.Held{}, Removals: m.removals, Cleanup: m.byHand, Uploads: m.asksFor()}
 	if m.broken {
 		d.May, d.Digest = schema.NoDeletions, ""
 		if m.gap && m.missing == "" {
@@ -215,7 +218,7 @@ func (m *member) look(d Desired) Observed {
 	}
 	m.clock = m.wall
 	o := Observed{Now: m.wallNow(), Disks: map[schema.DiskRef]Disk{},
-		Peers: map[string]Peer{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
+		Peers: map[string]Peer{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Read: map[Key]bool{}}
 	m.lookAtDisks(o.Disks)
 	for key, t := range m.tries {
 		if !sameImage(t.image, m.conf.config.Images[key.ID.Name]) {
@@ -224,10 +227,14 @@ func (m *member) look(d Desired) Observed {
 		}
 		o.Tries[key] = shifted(t.Try, m.wall)
 	}
-	for key := range m.jobs {
+	for key, w := range m.jobs {
 		o.Running[key] = true
+		if w.action.from != (Key{}) {
+			o.Read[w.action.from] = true
+		}
 	}
 	m.overlayPeers(d, &o)
+	o.Unable = m.unable(d)
 	return o
 }
 

@@ -21,7 +21,7 @@ func (c *cluster) noteReturn(m *member) {
 			continue
 		}
 		for key, w := range other.jobs {
-			if w.action.Kind != Download {
+			if !w.action.Kind.prepares() {
 				continue
 			}
 			for _, ref := range c.places() {

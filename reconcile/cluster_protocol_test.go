@@ -142,7 +142,7 @@ func (m *member) decideAll(d Desired, o Observed) {
 			continue
 		}
 		m.c.tell(m.name, "is sure that %s may go", w.key)
-		w.removal.decided()
+		w.removal.decided(o)
 		w.sure = true
 		m.soon(func() { m.renameAside(w) })
 	}

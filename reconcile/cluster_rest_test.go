@@ -66,15 +66,16 @@ func (c *cluster) restless() string {
 // lookAtRest compares the world with what is declared.
 func (c *cluster) lookAtRest(began time.Duration) {
 	head := c.head()
-	lacks := c.overPruneLimit() || head.config.Settings.ConcurrentReplenishPerNodeLimit == 0
+	always := c.overPruneLimit() || head.config.Settings.ConcurrentReplenishPerNodeLimit == 0
+	lacks, any := map[string]bool{}, false
 	for _, name := range slices.Sorted(maps.Keys(head.config.Images)) {
-		if c.imageAtRest(head.config.Images[name]) {
-			lacks = true
-		}
+		lacks[name] = c.imageAtRest(head.config.Images[name])
+		any = any || lacks[name]
 	}
 	for _, name := range c.names {
 		for _, a := range c.nodes[name].plan.Actions {
-			if a.Kind == Blocked && !lacks {
+			_, declared := head.config.Images[a.Image]
+			if lacking := always || lacks[a.Image] || !declared && any; a.Kind == Blocked && !lacking {
 				c.broke("rest", "%s is blocked on what the world has: %s: %s", name, a.Key(), a.Reason)
 			}
 		}
@@ -108,11 +109,46 @@ func (c *cluster) imageAtRest(image schema.Image) (lacks bool) {
 		}
 		can = min(can, max(have, first))
 	}
+	if !c.obtainable(head.config, image, c.schedulable(image, ranked)) {
+		c.saysSo(image, can)
+		return true
+	}
 	if want := min(copies, can); have < want {
 		c.broke("rest", "%s has %d copies where they should be, of %d that can be", image.ID, have, want)
 	}
 	named := slices.ContainsFunc(image.Disks, func(ref schema.DiskRef) bool { return !slices.Contains(ranked, ref) })
 	return can < copies || len(ranked) == 0 || named
+}
+
+// schedulable are the disks that take a new copy of an image.
+func (c *cluster) schedulable(image schema.Image, ranked []schema.DiskRef) []schema.DiskRef {
+	config := c.head().config
+	refs := slices.Clone(ranked)
+	for _, ref := range image.Disks {
+		if !evicting(config, ref) && !slices.Contains(refs, ref) {
+			refs = append(refs, ref)
+		}
+	}
+	return slices.DeleteFunc(refs, func(ref schema.DiskRef) bool {
+		node := config.Nodes[ref.Node]
+		return !node.AllowScheduling || !node.Disks[ref.Disk].AllowScheduling
+	})
+}
+
+// saysSo holds what is told of an image that cannot be made: somebody has to say so, and
+// nobody may wait for what somebody brought.
+func (c *cluster) saysSo(image schema.Image, can int) {
+	if c.promised[image.ID.Name] && image.Source.Upload != nil && can > 0 {
+		c.broke("rest", "%s could not be uploaded", image.ID)
+	}
+	for _, name := range c.names {
+		for _, a := range c.nodes[name].plan.Actions {
+			if a.Key().ID == image.ID {
+				return
+			}
+		}
+	}
+	c.broke("rest", "%s cannot be made, and nobody says so", image.ID)
 }
 
 // soundAnywhere reports whether there is a good copy on any disk that is in its place.
@@ -148,6 +184,8 @@ func (c *cluster) leftovers() {
 			image, declared := config.Images[id.Name]
 			ranked := c.rank(c.head(), image)
 			switch {
+			case s.from != nil && s.letter == "" && image.ID == id && slices.Contains(c.schedulable(image, ranked), ref):
+				c.broke("rest", "a part of an upload is left on %s", Key{ref, id})
 			case !s.owned || s.users > 0:
 			case !declared && !held && !c.usedAnywhere(id.Name) && c.allHeard():
 				c.broke("rest", "%s is left on %s", id, ref)

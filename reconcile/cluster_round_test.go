@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"time"
 )
@@ -32,6 +33,7 @@ func (m *member) roundLooks() {
 		}
 	}
 	m.ended = nil
+	asking := m.takeAsked()
 	d := m.desired()
 	o, at := m.look(d), m.c.now
 	for _, w := range m.jobs {
@@ -39,35 +41,42 @@ func (m *member) roundLooks() {
 			w.removal.witness(m, m.digestNow())
 		}
 	}
-	m.soon(func() { m.roundPlans(d, o, at) })
+	m.soon(func() { m.roundPlans(d, o, at, asking) })
 }
 
-func (m *member) roundPlans(d Desired, o Observed, at time.Duration) {
+func (m *member) roundPlans(d Desired, o Observed, at time.Duration, asking []*uploader) {
 	m.note(d, o, at)
 	if m.write(d, o) {
 		o = m.look(d)
 	}
 	m.decideAll(d, o)
 	plan := d.Plan(o)
-	m.soon(func() { m.roundStarts(d, o, plan) })
+	m.soon(func() { m.roundStarts(d, o, plan, asking) })
 }
 
-func (m *member) roundStarts(d Desired, o Observed, plan Plan) {
+func (m *member) roundStarts(d Desired, o Observed, plan Plan, asking []*uploader) {
 	m.d, m.o, m.plan, m.rounds, m.busy = d, o, plan, m.rounds+1, false
 	m.stopObsolete(d, plan)
 	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
 	free := map[bool]int{true: limit, false: limit}
 	for _, w := range m.jobs {
-		free[w.action.Kind.drops()]--
+		if w.action.Kind != Upload { // which waits for people
+			free[w.action.Kind.drops()]--
+		}
 	}
 	var begun []*work
 	for _, a := range plan.Actions {
-		if drops := a.Kind.drops(); !a.Idle() && m.jobs[a.Key()] == nil && free[drops] > 0 {
-			free[drops]--
+		drops := a.Kind.drops()
+		if !a.Idle() && m.jobs[a.Key()] == nil && (free[drops] > 0 || a.Kind == Upload) {
+			if a.Kind != Upload {
+				free[drops]--
+			}
 			begun = append(begun, m.book(d, o, a))
 		}
 	}
+	m.alone()
 	m.publish()
+	m.answerAsked(asking)
 	for _, w := range begun {
 		m.run(w)
 	}
@@ -106,7 +115,8 @@ func (m *member) stopObsolete(d Desired, plan Plan) {
 	}
 	for _, w := range m.sortedJobs() {
 		kind, ok := wanted[w.key]
-		if !ok || kind.drops() != w.action.Kind.drops() || !sameImage(w.image, d.Config.Images[w.key.ID.Name]) {
+		anew := w.action.Kind.prepares() && kind == Sync && (w.image.Checksum.IsZero() || w.action.Kind == Upload)
+		if !ok || anew || kind.drops() != w.action.Kind.drops() || !sameImage(w.image, d.Config.Images[w.key.ID.Name]) {
 			m.stop(w)
 		}
 	}
@@ -129,8 +139,11 @@ func (m *member) finish(w *work, err error) {
 		return
 	}
 	delete(m.jobs, w.key)
+	delete(m.uploads, w.key)
 	a := w.action
 	switch {
+	case errors.Is(err, errUploadEnded):
+		delete(m.tries, w.key)
 	case w.stopped && err != nil:
 		m.c.tell(m.name, "%s of %s was stopped", a.Kind, w.key)
 	case err == nil:

@@ -8,7 +8,7 @@ import (
 )
 
 // decided holds the decision against the world.
-func (r *removal) decided() {
+func (r *removal) decided(o Observed) {
 	m, c := r.member, r.c
 	r.conf, r.phase = m.conf, "decided"
 	c.noteSkew(r)
@@ -18,6 +18,7 @@ func (r *removal) decided() {
 	if _, declared := r.conf.config.Nodes[m.name]; !declared || m.broken {
 		c.broke("S6", "%s goes while the configuration is broken", r.key)
 	}
+	r.agree(o)
 	s := c.slot(r.key)
 	if s == nil {
 		return

@@ -24,9 +24,12 @@ type cluster struct {
 	links  map[link]*wire
 	lying  map[string]bool // nodes that send other bytes than they should
 
-	serves  map[string]string // letter of the bytes behind an address
-	offline bool              // the origin
-	reads   []read            // of the origin
+	serves   map[string]string          // letter of the bytes behind an origin
+	replicas map[string]map[string]bool // nodes that have a usable replica of a volume
+	offline  bool                       // the origins that are not in the cluster
+	reads    []read                     // of an origin
+	salts    int                        // counts what was encrypted
+	promised map[string]bool            // images that somebody uploads when all faults are over
 
 	heads    []*declared // what was declared, the newest last
 	digests  map[string]string
@@ -39,6 +42,7 @@ type cluster struct {
 	losses       []loss
 	decisions    []decision
 	calm         bool // no more faults
+	calmSince    time.Duration
 	quick        bool // a configuration is everywhere in seconds
 	pairs        map[string]int
 	publications int
@@ -61,8 +65,11 @@ type drive struct {
 // slot is one image folder, and what is true of it whatever a manager knows.
 type slot struct {
 	folder
-	damaged time.Time // by the wall clock of the node, as the record has it
-	aside   bool      // renamed, on its way out
+	from     *uploader     // of the part
+	failedAt time.Duration // when it became failed
+	soberly  bool          // by a clock that was never set
+	damaged  time.Time     // by the wall clock of the node, as the record has it
+	aside    bool          // renamed, on its way out
 	// wanted is the last moment at which its manager had to want it, and unwanted the
 	// first after that at which it did not have to, under a valid configuration.
 	wanted, unwanted time.Duration
@@ -89,7 +96,7 @@ type loss struct {
 func newCluster(seed uint64, least, most int, told bool) *cluster {
 	c := &cluster{
 		seed: seed, dice: dice{rand.New(rand.NewPCG(seed, 3))}, nodes: map[string]*member{}, drives: map[schema.DiskRef]*drive{},
-		links: map[link]*wire{}, lying: map[string]bool{}, serves: map[string]string{}, digests: map[string]string{},
+		links: map[link]*wire{}, lying: map[string]bool{}, serves: map[string]string{}, replicas: map[string]map[string]bool{}, promised: map[string]bool{}, digests: map[string]string{},
 		rankings: map[rankKey]*[]schema.DiskRef{}, scores: map[[3]string][32]byte{}, pairs: map[string]int{}, letters: map[string]disk.Digest{}, manifest: map[string]disk.Digest{}, done: map[Kind]int{},
 	}
 	if told {
@@ -173,8 +180,11 @@ func (c *cluster) seesCopy(id disk.ID, s *slot, d *drive) Copy {
 		ID: id, State: disk.Pending, Owned: s.owned, HasCfg: true, PartBytes: s.part, Verified: s.checked, Damaged: s.damaged,
 		InUse: s.mark.InUse, LastUsed: s.mark.LastUsed, UnwantedSince: s.mark.UnwantedSince, MarkedBy: s.mark.By,
 	}}
-	if s.part > 0 {
+	if s.part > 0 || s.from != nil {
 		v.PartTotal = gib
+	}
+	if s.from != nil {
+		v.PartFrom = UploadOrigin
 	}
 	if s.letter == "" {
 		return v

@@ -1,0 +1,173 @@
+package reconcile
+
+import (
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// establishes reports whether an action gives an image bytes that nobody has declared.
+func establishes(image schema.Image, a Action, o Observed) bool {
+	return image.Checksum.IsZero() && (a.Kind.prepares() || a.Kind == Sync && !o.madeOf(a))
+}
+
+// madeOf reports whether a sync reads a copy of the same image.
+func (o Observed) madeOf(a Action) bool {
+	for ref, seen := range o.Disks {
+		if _, there := seen.Copies[a.Key().ID]; there && (Key{ref, a.Key().ID}).String() == a.From {
+			return true
+		}
+	}
+	return false
+}
+
+// beginsFirst holds the beginning of a first copy against what is known by then.
+func (m *member) beginsFirst(w *work, d Desired, o Observed) {
+	c, a := m.c, w.action
+	if w.image.Source.Clone != nil && (a.Kind == Clone || w.establishes) {
+		m.beginsClone(w, o)
+	}
+	if !w.establishes {
+		return
+	}
+	recovery := d.Config.Settings.RecoveryWaitInterval
+	for name, p := range o.Peers {
+		if !p.Asked || p.Problem != "" && p.Silent < recovery {
+			c.broke("first", "%s of %s begins, and %s may have a copy: it is silent for %s", a.Kind, w.key, name, p.Silent)
+		}
+	}
+	w.bore = map[string]bool{}
+	for ref, seen := range o.Disks {
+		failed, there := seen.Copies[w.key.ID]
+		s := c.slot(Key{ref, w.key.ID})
+		heard := ref.Node == m.name || o.Peers[ref.Node].answers()
+		if !there || !heard || failed.State != disk.Failed || failed.SHA512.IsZero() || s == nil || s.failed == "" {
+			continue
+		}
+		sober := m.wall == 0 && c.nodes[ref.Node].wall == 0 && s.soberly
+		if sober && c.now-s.failedAt < recovery-10*time.Second {
+			w.bore[s.digest] = true
+		}
+	}
+}
+
+// beginsClone holds the source of a clone against what its node knows.
+func (m *member) beginsClone(w *work, o Observed) {
+	source, declared := m.conf.config.Images[w.image.Source.Clone.BackingImage]
+	if from := w.action.from; w.action.Kind == Clone && (m.leaving[from] || m.suspects(from)) {
+		m.c.broke("clone", "%s is cloned from %s, which is leaving or suspected", w.key, from)
+	}
+	if !declared || !source.Checksum.IsZero() {
+		return
+	}
+	sums := map[disk.Digest]bool{}
+	for ref, seen := range o.Disks {
+		v, ready := seen.ready(source.ID)
+		if ready && !v.Leaving && !m.suspects(Key{ref, source.ID}) && (ref.Node == m.name || o.Peers[ref.Node].answers()) {
+			sums[v.SHA512] = true
+		}
+	}
+	if len(sums) > 1 {
+		m.c.broke("clone", "%s is cloned, and the copies of its source differ", w.key)
+	}
+}
+
+// ends holds the bytes that a first copy got against those that the image had.
+func (m *member) endsFirst(w *work, letter string) {
+	c := m.c
+	if !w.establishes {
+		return
+	}
+	if len(w.bore) > 0 && !w.bore[letter] {
+		c.broke("digest", "%s becomes %q, and was %v within the recovery interval", w.key, letter, w.bore)
+	}
+	for ref, seen := range m.o.Disks {
+		v, ready := seen.ready(w.key.ID)
+		if ready && !v.Leaving && v.SHA512 != c.sum(letter) && (ref.Node == m.name || m.o.Peers[ref.Node].answers()) {
+			c.broke("digest", "%s becomes %q beside what is ready on %s", w.key, letter, ref)
+		}
+	}
+	if c.now-c.calmSince < 6*time.Minute || !c.calm {
+		return
+	}
+	for _, key := range c.soundOf(m.conf.config, w.image) {
+		if other := c.slot(key).digest; other != letter {
+			c.broke("digest", "%s becomes %q, and there was no fault, and %s is %q", w.key, letter, key, other)
+		}
+	}
+}
+
+// alone holds the first copies that a node makes against those of others of which it has
+// heard: whose disk is better goes on.
+func (m *member) alone() {
+	for _, w := range m.sortedJobs() {
+		image := m.conf.config.Images[w.key.ID.Name]
+		if w.over || w.stopped || !w.action.Kind.prepares() || image.ID != w.key.ID {
+			continue
+		}
+		ranked := m.c.rank(m.conf, image)
+		own := slices.Index(ranked, w.key.Disk)
+		for name, h := range m.heard {
+			if !h.asked || h.problem != "" || h.said == nil || m.broken || h.said.state.Config != m.conf.digest || m.o.Peers[name].Problem != "" {
+				continue
+			}
+			for _, one := range h.said.state.Disks {
+				other := schema.DiskRef{Node: name, Disk: one.Name}
+				if at := slices.Index(ranked, other); at >= 0 && (own < 0 || at < own) && m.makes(one, other, w.key) {
+					m.c.broke("first", "%s is made by %s, although %s makes it", w.key, w.action.Kind, other)
+				}
+			}
+		}
+	}
+}
+
+// makes reports whether a node makes the first copy, for all that was heard and used of
+// that, and can go on.
+func (m *member) makes(one peer.Disk, ref schema.DiskRef, key Key) bool {
+	node := m.conf.config.Nodes[ref.Node]
+	i := slices.IndexFunc(one.Copies, func(v peer.Copy) bool { return v.ID() == key.ID })
+	other := Key{ref, key.ID}
+	if i < 0 || !m.o.Running[other] || one.Problem != "" || m.o.Disks[ref].Problem != "" || !node.AllowScheduling || !node.Disks[ref.Disk].AllowScheduling {
+		return false
+	}
+	for k, t := range m.o.Tries {
+		if k.Disk.Node == ref.Node && k.ID == key.ID && t.Attempts > 0 || k == key && t.Attempts > 0 {
+			return false // it may have moved on
+		}
+	}
+	v := one.Copies[i]
+	return Kind(v.Doing).prepares() && v.State == disk.Pending && v.Try == nil && !evicting(m.conf.config, ref)
+}
+
+// agree holds the removal of a copy against what the others have: as long as they differ,
+// nothing goes. And nothing goes that is read.
+func (r *removal) agree(o Observed) {
+	m := r.member
+	for _, w := range m.sortedJobs() {
+		if w.action.from == r.key && !w.over && !w.stopped {
+			r.c.broke("clone", "%s goes, and %s reads it", r.key, w.key)
+		}
+	}
+	image, declared := r.conf.config.Images[r.key.ID.Name]
+	if !declared || !image.Checksum.IsZero() {
+		return
+	}
+	sums := map[disk.Digest]bool{}
+	for ref, seen := range o.Disks {
+		if v, ready := seen.ready(image.ID); ready && ref.Node == m.name {
+			sums[v.SHA512] = true
+		}
+	}
+	for one := range r.answered {
+		_, known := r.conf.config.Nodes[one.key.Disk.Node].Disks[one.key.Disk.Disk]
+		if known && one.key.ID == image.ID {
+			sums[r.c.sum(one.letter)] = true
+		}
+	}
+	if len(sums) > 1 {
+		r.c.broke("conflict", "%s goes, and the copies of %s differ", r.key, image.ID)
+	}
+}
