@@ -1,0 +1,298 @@
+package reconcile
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/backup"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// way is how parrot gets onto a disk.
+type way struct {
+	name string
+	// before is what is declared until the disk has all that the way needs.
+	before func(w *ways) string
+	source func(w *ways) string
+}
+
+// everyWay is a way for each source that a node carries out by itself: nobody uploads
+// anything here.
+var everyWay = []way{
+	{name: "download", source: func(w *ways) string { return fmt.Sprintf("download: {url: %q}", "file://"+w.file) }},
+	{name: "restore", source: func(w *ways) string {
+		return fmt.Sprintf("restore: {backupURL: %q}", "vfs://"+w.store+"?backingImage=parrot")
+	}},
+	{name: "export", source: func(w *ways) string { return fmt.Sprintf("exportFromVolume: {path: %q}", w.file) }},
+	{
+		name:   "clone",
+		before: func(w *ways) string { return fmt.Sprintf("{egg: {source: {download: {url: %q}}}}", "file://"+w.file) },
+		source: func(*ways) string { return "clone: {backingImage: egg}" },
+	},
+}
+
+// ways are the sources of one image, and volumes that it is brought to.
+type ways struct {
+	t       *testing.T
+	f       *faultfs.FS
+	content []byte
+	from    string // the folder of all sources
+	file    string
+	store   string
+}
+
+func newWays(t *testing.T) *ways {
+	content := fetchtest.Random(1, 3*disk.ChunkSize+512)
+	clear(content[disk.ChunkSize : 2*disk.ChunkSize])
+	from := t.TempDir()
+	w := &ways{
+		t: t, f: faultfs.Mount(t), content: content, from: from,
+		file: filepath.Join(from, "parrot.raw"), store: filepath.Join(from, "store"),
+	}
+	must(t, os.WriteFile(w.file, content, 0o600))
+	must(t, os.Mkdir(w.store, 0o755))
+	w.backUp()
+	return w
+}
+
+// backUp makes the backup that is restored.
+func (w *ways) backUp() {
+	w.t.Helper()
+	path := newDisk(w.t)
+	one := fmt.Sprintf("images: {parrot: {source: {download: {url: %q}}}}", "file://"+w.file)
+	d := w.desire(w.load(one), path)
+	w.converge(d)
+	on, err := disk.Open(path)
+	must(w.t, err)
+	defer on.Close()
+	store, err := backup.Open(&fetch.Client{AnyFile: true}, "vfs://"+w.store, "")
+	must(w.t, err)
+	defer store.Close()
+	must(w.t, backup.Write{Store: store}.Backup(w.t.Context(), on, d.Config.Images["parrot"].ID, &fetch.Progress{}))
+}
+
+func (w *ways) load(config string) schema.Result {
+	return schema.NewLoader().Load(w.t.Context(), schema.Snapshot{Files: []schema.File{{Path: "images.yaml", Data: []byte(config)}}})
+}
+
+func (w *ways) desire(r schema.Result, path string) Desired {
+	w.t.Helper()
+	if len(r.Errors) > 0 {
+		w.t.Fatal(r.Errors)
+	}
+	d, err := Desire(r, "node1", []string{path})
+	must(w.t, err)
+	return d
+}
+
+// converge is one run of the program. What it says goes to the test that wants to know.
+func (w *ways) converge(d Desired) (Observed, string) {
+	var said bytes.Buffer
+	r := New(fetch.Client{AnyFile: true}, slog.New(slog.NewTextHandler(&said, nil)), false)
+	o, plan, err := r.Converge(w.t.Context(), d)
+	return o, fmt.Sprintf("%sleft to do: %+v, error %v, closed: %v", &said, plan.Actions, err, r.Close())
+}
+
+// trip is one image on its way to a volume.
+type trip struct {
+	*ways
+	t *testing.T
+	v *faultfs.Volume
+	d Desired
+}
+
+// begin makes a volume that has all that the way needs, and counts from there.
+func (w *ways) begin(t *testing.T, one way, before, after schema.Result) *trip {
+	t.Helper()
+	v := w.f.NewVolume()
+	if _, err := disk.Init(v.Path()); err != nil {
+		t.Fatal(err)
+	}
+	if one.before != nil {
+		if o, said := w.converge(w.desire(before, v.Path())); !readyOn(o, "egg") {
+			t.Fatalf("what it needs is not there: %s", said)
+		}
+	}
+	v.Restart()
+	return &trip{ways: w, t: t, v: v, d: w.desire(after, v.Path())}
+}
+
+func readyOn(o Observed, name string) bool {
+	for _, seen := range o.Disks {
+		for id, c := range seen.Copies {
+			if id.Name == name && c.State == disk.Ready {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// TestEveryWay lets the process be killed before, and the disk be full from, each
+// operation of each way that an image comes to a disk. Nothing wrong is ever ready, the
+// next run ends with the image, and with nothing else. What a power cut leaves is the
+// concern of package disk.
+func TestEveryWay(t *testing.T) {
+	w := newWays(t)
+	sources := w.sources()
+	for _, one := range everyWay {
+		t.Run(one.name, func(t *testing.T) {
+			declared := "parrot: {source: {" + one.source(w) + "}}"
+			after := w.load("images: {" + declared + "}")
+			before := after
+			if one.before != nil {
+				had := one.before(w)
+				before = w.load("images: " + had)
+				after = w.load("images: {" + strings.Trim(had, "{}") + "}}}, " + declared + "}")
+			}
+			clean := w.begin(t, one, before, after)
+			clean.arrives("without any fault")
+			t.Logf("%d operations", len(changes(clean.v.Trace())))
+			for i, op := range changes(clean.v.Trace()) {
+				if raced && i%4 != 0 || i%2 != 0 && testing.Short() {
+					continue
+				}
+				w.begin(t, one, before, after).dies(op)
+				w.begin(t, one, before, after).fills(op)
+			}
+			clean.v.Close()
+		})
+	}
+	if now := w.sources(); !maps.Equal(now, sources) {
+		t.Errorf("of the sources %v is left, they were %v", now, sources)
+	}
+}
+
+// changes are the operations that change something or make it durable.
+func changes(trace []faultfs.Op) []faultfs.Op {
+	return slices.DeleteFunc(trace, func(op faultfs.Op) bool { return op.Nth == 0 })
+}
+
+// dies kills the process before op.
+func (p *trip) dies(op faultfs.Op) {
+	var died atomic.Bool
+	p.v.Plan(func(now faultfs.Op) error {
+		if now.Kind == op.Kind && now.Path == op.Path && now.N == op.N {
+			died.Store(true)
+			return faultfs.ErrStop
+		}
+		return nil
+	})
+	_, said := p.converge(p.d)
+	p.v.Restart()
+	if !died.Load() {
+		p.t.Errorf("it comes to no %s", op)
+	}
+	p.nothingWrong("killed before " + op.String() + ": " + said)
+	p.arrives("killed before " + op.String())
+	p.v.Close()
+}
+
+// fills has no room from op on.
+func (p *trip) fills(op faultfs.Op) {
+	var full, failed atomic.Bool
+	p.v.Plan(func(now faultfs.Op) error {
+		if now.Kind == op.Kind && now.Path == op.Path && now.N == op.N {
+			full.Store(true)
+		}
+		switch now.Kind {
+		case "write", "create", "mkdir":
+			if full.Load() {
+				failed.Store(true)
+				return syscall.ENOSPC
+			}
+		}
+		return nil
+	})
+	_, said := p.converge(p.d)
+	p.nothingWrong("full from " + op.String() + ": " + said)
+	if !full.Load() {
+		p.t.Errorf("it comes to no %s", op)
+	}
+	for file, size := range filesBelow(p.t, p.v.Path()) {
+		// What is whole and durable needs no more room, and stays.
+		if failed.Load() && strings.HasSuffix(file, ".part") && size > 0 && size != int64(len(p.content)) {
+			p.t.Errorf("full from %s: %d bytes of room are not given back: %s", op, size, said)
+		}
+	}
+	p.v.Restart()
+	p.arrives("full from " + op.String())
+	p.v.Close()
+}
+
+// nothingWrong asserts that no copy is ready but with the right bytes.
+func (p *trip) nothingWrong(when string) {
+	p.t.Helper()
+	d, err := disk.Open(p.v.Path())
+	must(p.t, err)
+	defer d.Close()
+	list, err := d.List()
+	must(p.t, err)
+	for _, c := range list.Copies {
+		if c.State == disk.Ready {
+			p.right(c.ID, when)
+		}
+	}
+}
+
+func (p *trip) right(id disk.ID, when string) {
+	p.t.Helper()
+	got, err := os.ReadFile(filepath.Join(p.v.Path(), "backing-images", id.String(), "backing"))
+	if err != nil || !bytes.Equal(got, p.content) {
+		p.t.Fatalf("%s: %s is ready with other bytes: %d, error %v", when, id, len(got), err)
+	}
+}
+
+// arrives runs once more, after which the images are there and nothing else is.
+func (p *trip) arrives(when string) {
+	p.t.Helper()
+	o, said := p.converge(p.d)
+	var want []string
+	for name, image := range p.d.Config.Images {
+		if !readyOn(o, name) {
+			p.t.Fatalf("%s: %s is not ready: %s", when, name, said)
+		}
+		p.right(image.ID, when)
+		for _, file := range []string{"backing", "backing.cfg", "backing.chunks", "backing.record"} {
+			want = append(want, filepath.Join("backing-images", image.ID.String(), file))
+		}
+	}
+	slices.Sort(want)
+	got := slices.Sorted(maps.Keys(filesBelow(p.t, p.v.Path())))
+	if want = append(want, "longhorn-disk.cfg"); !slices.Equal(got, want) {
+		p.t.Fatalf("%s: there is %q, want %q", when, got, want)
+	}
+}
+
+// sources are the files that images come from, with their sizes.
+func (w *ways) sources() map[string]int64 { return filesBelow(w.t, w.from) }
+
+func filesBelow(t *testing.T, dir string) map[string]int64 {
+	t.Helper()
+	files := map[string]int64{}
+	must(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil {
+			files[strings.TrimPrefix(path, dir+"/")] = info.Size()
+		}
+		return err
+	}))
+	return files
+}
