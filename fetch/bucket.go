@@ -149,7 +149,7 @@ func s3Error(ctx context.Context, err error) error {
 	class := Refused
 	switch code := answer.StatusCode; {
 	case code == http.StatusMovedPermanently, answer.Code == "AuthorizationHeaderMalformed":
-		return failf(Refused, "the bucket is in another region: name it in the file \"region\" of the credentials")
+		return failf(Refused, "the bucket is in another region: name it in the file \"region\" of the credentials, or in the address of a backup (s3://bucket@region/path)")
 	case code == http.StatusInsufficientStorage, strings.HasSuffix(answer.Code, "QuotaExceeded"):
 		class = NoSpace
 	case code >= 500, code == http.StatusTooManyRequests, code == http.StatusRequestTimeout:

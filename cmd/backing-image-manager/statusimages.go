@@ -122,10 +122,11 @@ func someOf(names []string, n int) string {
 // remark says what is to be said of a copy, and until when it waits.
 func remark(c reconcile.CopyStatus) string {
 	parts := []string{}
-	for _, part := range []string{c.Message, c.InUse} {
-		if part != "" {
-			parts = append(parts, part)
-		}
+	if c.Message != "" {
+		parts = append(parts, c.Message)
+	}
+	if !strings.Contains(c.Message, c.InUse) { // the message may be that it is in use
+		parts = append(parts, c.InUse)
 	}
 	if !c.Until.IsZero() {
 		parts = append(parts, "until "+c.Until.Format(time.RFC3339))
