@@ -8,6 +8,7 @@ import (
 	"mime"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -158,7 +159,9 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 		default:
 			return later("too many bodies with a checksum come at the same time")
 		}
-		if err := check(d, text); err != nil {
+		room := rooms.Get().(*[roomSize]byte)
+		defer rooms.Put(room) // the job is through with it when it has answered
+		if err := check(d, text, room[:0]); err != nil {
 			return err
 		}
 	}
@@ -173,8 +176,16 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 	return err
 }
 
-// check reads a whole body and replaces it by what it was, if it has its checksum.
-func check(d *delivery, text string) error {
+// roomSize is what a body takes until its checksum is known, and what Buffer wants to
+// see its end.
+const roomSize = MaxChecked + 1 + bytes.MinRead
+
+// rooms are used again and again: garbage of this size would double the memory.
+var rooms = sync.Pool{New: func() any { return new([roomSize]byte) }}
+
+// check reads a whole body into room and replaces it by what it was, if it has its
+// checksum.
+func check(d *delivery, text string, room []byte) error {
 	sum, err := parseChecksum(text)
 	if err != nil {
 		return refuse(http.StatusBadRequest, "%v", err)
@@ -183,8 +194,7 @@ func check(d *delivery, text string) error {
 	if d.length > MaxChecked {
 		return tooLong
 	}
-	var body bytes.Buffer
-	body.Grow(int(max(d.length, 0)) + bytes.MinRead)
+	body := bytes.NewBuffer(room)
 	_, err = body.ReadFrom(io.LimitReader(d.body, MaxChecked+1))
 	switch {
 	case context.Cause(d.ctx) != nil:
@@ -196,6 +206,6 @@ func check(d *delivery, text string) error {
 	case !sum.matches(body.Bytes()):
 		return refuse(statusMismatch, "the body has not the checksum that it came with: nothing of it was kept")
 	}
-	d.body, d.length = &body, int64(body.Len())
+	d.body, d.length = body, int64(body.Len())
 	return nil
 }
