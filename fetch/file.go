@@ -94,6 +94,26 @@ func (c *Client) OpenFile(path string, flags int) (*os.File, error) {
 	return f, FileError(err)
 }
 
+// Stat tells what OpenFile would open.
+func (c *Client) Stat(path string) (os.FileInfo, error) {
+	path = filepath.Clean(path)
+	root, rel, err := c.below(path)
+	if err != nil {
+		return nil, err
+	}
+	if root == "" {
+		info, err := os.Stat(path)
+		return info, FileError(err)
+	}
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return nil, FileError(err)
+	}
+	defer r.Close()
+	info, err := r.Stat(rel)
+	return info, FileError(err)
+}
+
 // openBelow follows no link out of root.
 func openBelow(root, rel string, flags int) (*os.File, error) {
 	r, err := os.OpenRoot(root)

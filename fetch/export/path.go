@@ -54,6 +54,11 @@ func openPath(c *fetch.Client, path string) (flat, error) {
 	}
 	p := plain{File: f, ahead: f.Ahead()}
 	if !device {
+		// Who writes to a page in memory moves the file's time only when the page was
+		// clean. Now it was once, after the time was looked at.
+		if err := opened.Sync(); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
 		return &p, nil
 	}
 	d := &blockDevice{plain: p, file: opened}
@@ -64,20 +69,20 @@ func openPath(c *fetch.Client, path string) (flat, error) {
 }
 
 // lookAt opens what is at the path for a moment, waits for nothing, and refuses what
-// cannot be a disk.
+// cannot be a disk. That is not even opened: to some devices it means something.
 func lookAt(c *fetch.Client, path string) (os.FileInfo, error) {
-	f, err := c.OpenFile(path, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
+	info, err := c.Stat(path)
 	if err != nil {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() && info.Mode().Type() != fs.ModeDevice {
 		return nil, &fetch.Error{Class: fetch.Source, Err: fmt.Errorf("%s is neither a file nor a block device", path)}
 	}
+	f, err := c.OpenFile(path, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
 	size, err := f.Seek(0, io.SeekEnd)
 	if err == nil && (size == 0 || size%512 != 0) {
 		err = &fetch.Error{Class: fetch.Source, Err: fmt.Errorf("%s has %d bytes, and a disk is a number of whole sectors of 512", path, size)}

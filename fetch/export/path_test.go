@@ -1,0 +1,75 @@
+package export
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// TestMapped writes, while a file is exported, to a page of it that was written to
+// before: by itself that does not move the file's time.
+func TestMapped(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "volume"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := io.CopyN(f, zeroes{}, 8<<20); err != nil {
+		t.Fatal(err)
+	}
+	memory, err := unix.Mmap(int(f.Fd()), 0, 8<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(memory)
+	write := func(b byte) { memory[0], memory[len(memory)-1] = b, b }
+	write('a')
+	if err := os.Chtimes(f.Name(), epoch, epoch); err != nil { // that of a file goes by the clock's ticks
+		t.Fatal(err)
+	}
+	d := openDisk(t, t.TempDir())
+	s := find(t, d, Request{Path: f.Name(), Format: disk.Raw})
+	halfway(s, func() { write('b') })
+	if c, err := export(t.Context(), d, disk.ID{Name: "parrot", UUID: "00000001"}, s); !errors.Is(err, disk.ErrChanging) {
+		t.Errorf("the copy is %s (%v), want disk.ErrChanging", c.State, err)
+	}
+}
+
+type zeroes struct{}
+
+func (zeroes) Read(b []byte) (int, error) { return len(b), nil }
+
+// TestNotOpened has somebody wait for a reader of a pipe, who must not be one that
+// only looks what is there: a watchdog begins to count when it is opened.
+func TestNotOpened(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	opened := make(chan error, 1)
+	go func() {
+		f, err := os.OpenFile(pipe, os.O_WRONLY, 0)
+		opened <- errors.Join(err, f.Close())
+	}()
+	for range 3000 { // until the writer waits, and beyond
+		if _, err := Find(&fetch.Client{AnyFile: true}, nil, Request{Path: pipe, Format: disk.Raw}); err == nil {
+			t.Fatal("a pipe is taken for a volume")
+		}
+	}
+	select {
+	case err := <-opened:
+		t.Errorf("the pipe was opened (%v)", err)
+	default:
+		r, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0) // lets the writer go
+		if err := errors.Join(err, <-opened, r.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
