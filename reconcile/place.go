@@ -219,7 +219,7 @@ func (v imageView) refuses(ref schema.DiskRef, need int64) refusal {
 		return refusal{why: "the copy there failed and is in use"}
 	case v.o.Running[key]:
 		return refusal{}
-	case c.Refuses != "":
+	case c.Refuses != "" && !(c.Later && len(v.ready) > 0): // it has not heard of the first copy yet
 		return refusal{why: c.Refuses, later: c.Later}
 	case !v.mine(ref):
 		return refusal{}
