@@ -1,9 +1,11 @@
 package fetch
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
@@ -122,6 +124,19 @@ func TestLinkOutOfSecrets(t *testing.T) {
 	}
 	url := r.server.Serve("/image.raw", fetchtest.Bytes(image))
 	failed(t, r.download(Request{URL: url, Credentials: "vendor"}), Config, "vendor")
+}
+
+// Nobody waits for what comes out of a pipe: no end of the process would end that.
+func TestPipeAmongSecrets(t *testing.T) {
+	dir := t.TempDir()
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "vendor"), 0o755), syscall.Mkfifo(filepath.Join(dir, "vendor", "token"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := (&Client{SecretsDir: dir}).credentials("vendor")
+	failed(t, err, Config)
+	if !strings.Contains(err.Error(), `"token" is not a file`) {
+		t.Error(err)
+	}
 }
 
 // TestRedirectsKeepSecrets redirects to another host, which must get neither the

@@ -16,6 +16,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/minio/minio-go/v7"
 	"golang.org/x/net/http/httpguts"
@@ -136,11 +137,14 @@ func (c *credentials) take(folder *os.Root, file string) error {
 }
 
 func readCredential(folder *os.Root, name string) (string, error) {
-	f, err := folder.Open(name)
+	f, err := folder.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe may be there
 	if err != nil {
 		return "", fmt.Errorf("open file: %w", err)
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return "", fmt.Errorf("%q is not a file", name)
+	}
 	b, err := io.ReadAll(io.LimitReader(f, maxCredential+1))
 	if err != nil {
 		return "", fmt.Errorf("read file: %w", err)

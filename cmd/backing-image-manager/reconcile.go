@@ -131,7 +131,7 @@ func (c *convergence) meet(ctx context.Context, r *reconcile.Reconciler, d recon
 }
 
 func (c *convergence) plan(ctx context.Context, d reconcile.Desired, result schema.Result) error {
-	r := reconcile.New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+	r := reconcile.New(fetch.Client{AnyFile: true}, slog.New(slog.DiscardHandler), true)
 	if err := c.meet(ctx, r, d); err != nil {
 		return errors.Join(err, r.Close())
 	}

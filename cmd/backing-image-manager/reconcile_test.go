@@ -37,10 +37,12 @@ func (r rig) put(path, text string) {
 	}
 }
 
-// declare replaces the configuration; SOURCE stands for a source that works.
+// declare replaces the configuration; SOURCE stands for a source that works, IMAGE for
+// the file there.
 func (r rig) declare(text string) {
 	r.t.Helper()
 	text = strings.ReplaceAll(text, "SOURCE", fmt.Sprintf(`source: {download: {url: "file://%s"}}`, r.image))
+	text = strings.ReplaceAll(text, "IMAGE", r.image)
 	r.put(filepath.Join(r.config, "config.yaml"), text)
 }
 
@@ -122,6 +124,7 @@ func TestExitCodes(t *testing.T) {
 		{"fewer disks than copies", `images: {parrot: {SOURCE, minNumberOfCopies: 2}}`, "", 0, "waiting"},
 		{"a source that fails", `images: {` + good + `, ` + missing + `}`, "", 1, "the disks do not match the configuration yet: 1 failed"},
 		{"an upload that nobody sends", `images: {parrot: {source: {upload: {}}}}`, "", 1, "1 not ready"},
+		{"a file as a volume, in a dry run", `images: {parrot: {source: {exportFromVolume: {path: "IMAGE"}}}}`, "--dry-run", 0, "  export  parrot"},
 		{"no replica", `images: {parrot: {source: {exportFromVolume: {volumeName: v}}}}`, "", 1, "1 blocked"},
 		{"blocked, in a dry run in detail", `images: {parrot: {source: {exportFromVolume: {volumeName: v}}}}`, "--dry-run --detailed-exitcode", 2, "1 blocked"},
 		{"a broken image", `images: {` + good + `, nest: {}}`, "", 1, "config.yaml:1:"},

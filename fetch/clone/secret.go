@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/seed-26586806/backing-image-manager/disk/luks"
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -106,11 +107,14 @@ func readFiles(dir, name string) (map[string][]byte, error) {
 }
 
 func readFile(folder *os.Root, name string) ([]byte, error) {
-	f, err := folder.Open(name)
+	f, err := folder.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe may be there
 	if err != nil {
 		return nil, fmt.Errorf("open file: %w", err)
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%q is not a file", name)
+	}
 	b, err := io.ReadAll(io.LimitReader(f, maxSecret+1))
 	if err != nil {
 		return nil, fmt.Errorf("read file: %w", err)
