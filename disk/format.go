@@ -39,7 +39,7 @@ const (
 
 	hintRaw     = "declare format: raw if these bytes are the disk itself"
 	hintConvert = "convert it with qemu-img convert -O qcow2, or " + hintRaw
-	hintUnpack  = "set unpack, or " + hintRaw
+	hintUnpack  = "unpack it first (for a download, set unpack), or " + hintRaw
 	hintPage    = "look at what the address serves: it may need credentials, or have moved"
 )
 

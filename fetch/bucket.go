@@ -94,7 +94,7 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 	}
 	name, path, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if err := s3utils.CheckValidBucketName(name); err != nil {
-		return nil, failf(Config, "address %s does not name a bucket", a)
+		return nil, failf(Config, "address %s does not name a bucket: %w", a, err)
 	}
 	if a.url.RawQuery != "" {
 		return nil, failf(Config, "address %s has a query: S3 has no use for it", a)

@@ -75,7 +75,7 @@ func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 	}
 	for key, running := range v.o.Running {
 		if running && key.ID == v.image.ID && !v.mine(key.Disk) {
-			return Key{}, refuse(http.StatusConflict, "%s is under way on %s", name, key.Disk)
+			return Key{}, refuse(http.StatusConflict, "%s is under way on %s: go on with it at %s", name, key.Disk, v.address(key.Disk.Node))
 		}
 	}
 	why := []string{}
@@ -120,10 +120,7 @@ func (v imageView) elsewhere() string {
 		if v.mine(ref) || !v.answers(ref) || v.refuses(ref, v.need()).why != "" {
 			continue
 		}
-		node := ref.Node
-		if at := v.Config.Nodes[ref.Node].Address; at != "" {
-			node += " (--url " + at + ")"
-		}
+		node := v.address(ref.Node)
 		if !slices.Contains(nodes, node) {
 			nodes = append(nodes, node)
 		}
@@ -132,6 +129,14 @@ func (v imageView) elsewhere() string {
 		return ""
 	}
 	return ": upload it at " + listed(nodes)
+}
+
+// address names a node and how it is asked.
+func (v imageView) address(node string) string {
+	if at := v.Config.Nodes[node].Address; at != "" {
+		return node + " (--url " + at + ")"
+	}
+	return node
 }
 
 // interrupted reports whether a part of the upload is on a disk of this node, or whether

@@ -22,7 +22,7 @@ func newImageBackup() *cobra.Command {
 	var disks imageFlags
 	var list, remove bool
 	cmd := &cobra.Command{
-		Use:   "backup NAME TARGET --disk PATH | --delete NAME TARGET | --list TARGET",
+		Use:   "backup NAME TARGET --disk PATH | --delete NAME TARGET | --list TARGET [flags]",
 		Short: "Back up an image in Longhorn's format, or delete or list backups",
 		Long: `Stores the ready image NAME of a disk in the backup store at TARGET, where Longhorn
 can restore it, and so can an image that is declared with source restore. Blocks that
@@ -57,10 +57,10 @@ its declaration.`,
 	flags.BoolVar(&remove, "delete", false, "delete the backup NAME")
 	compression := choiceFlag(cmd, "compression", "", "how blocks are packed that are not there yet", "lz4", "gzip", "none")
 	format := outputFlag(cmd, "table", "json")
-	cmd.MarkFlagsMutuallyExclusive("list", "delete")
-	cmd.MarkFlagsMutuallyExclusive("list", "disk")
-	cmd.MarkFlagsMutuallyExclusive("delete", "disk")
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		if list && remove || (list || remove) && len(disks.disks) > 0 {
+			return errors.New("--list, --delete and --disk are three different things to do: give one of them")
+		}
 		store, err := f.open(args[len(args)-1])
 		if err != nil {
 			return err
@@ -73,7 +73,7 @@ its declaration.`,
 		case remove:
 			return deleteBackup(cmd.Context(), store, args[0], out)
 		case len(disks.disks) == 0:
-			return errors.New("--disk is missing: name the disk that the image is on")
+			return errors.New("--disk is missing: name the disk that the image is on, or give --list or --delete")
 		}
 		w := backup.Write{Store: store, Compression: backup.Compression(compression.word), Workers: f.limit}
 		return backUp(cmd.Context(), disks.disks, args[0], w, out, newProgress(cmd.ErrOrStderr()))
@@ -91,7 +91,7 @@ func (f *backupFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.secretsDir, "secrets-dir", "", "the `DIR` below which the folders of credentials lie")
 	flags.StringVar(&f.credentials, "credentials", "", "the `FOLDER` below --secrets-dir with those of TARGET")
-	flags.IntVar(&f.limit, "concurrent-limit", backup.DefaultWorkers, "how many blocks are stored at once")
+	flags.IntVar(&f.limit, "concurrent-limit", backup.DefaultWorkers, "store `N` blocks at once")
 	if err := cmd.MarkFlagDirname("secrets-dir"); err != nil {
 		panic("mark --secrets-dir: " + err.Error())
 	}

@@ -70,10 +70,10 @@ func deleteBackup(ctx context.Context, store backup.Store, name string, out prin
 		}
 		return err
 	}
-	text := fmt.Sprintf("%s: deleted, with %d blocks\n", name, done.Blocks)
+	text := fmt.Sprintf("%s: deleted, with %s\n", name, count(done.Blocks, "block"))
 	switch {
 	case !done.Found && done.Blocks > 0:
-		text = fmt.Sprintf("%s: there is no such backup; deleted %d blocks that none needs\n", name, done.Blocks)
+		text = fmt.Sprintf("%s: there is no such backup; deleted %s that none needs\n", name, count(done.Blocks, "block"))
 	case !done.Found:
 		text = fmt.Sprintf("%s: there is no such backup\n", name)
 	case done.Kept != "":

@@ -38,7 +38,7 @@ The same can be had without this program from the daemon's address
 		Example: `  backing-image-manager backing-image download parrot parrot.raw
   backing-image-manager backing-image download parrot parrot.raw --compress zstd --url https://node1:8000 --token-file token
   backing-image-manager backing-image download parrot - --disk /var/lib/longhorn | ssh host 'cat >parrot.raw'
-  curl -OJ -C - http://localhost:8000/v1/images/parrot/download`,
+  curl -o parrot.raw -C - http://localhost:8000/v1/images/parrot/download`,
 		Args: exactly("NAME", "FILE"),
 	}
 	f.add(cmd)

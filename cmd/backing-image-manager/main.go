@@ -80,7 +80,7 @@ func hintFor(err error) string {
 	case errors.Is(err, disk.ErrNotInitialised) && !errors.Is(err, fs.ErrPermission):
 		return "if the disk is mounted and new, run: backing-image-manager disk init PATH"
 	case asked && errors.Is(err, syscall.ECONNREFUSED):
-		return "no daemon runs there; --url asks another, and backing-image list --disk PATH needs none"
+		return "no daemon runs there: start it, or ask another one with --url; backing-image list, upload and download need none with --disk PATH"
 	}
 	return ""
 }

@@ -60,6 +60,7 @@ Exit status: 0 when the image is ready, 1 when it is not.`,
 	flags.StringVar(&u.configDir, "config-dir", "", "with --disk, the `DIR` that says what is declared")
 	flags.StringVar(&u.checksum, "checksum", "", "the `SUM` that the image has to have: SHA-512, or sha256:…, in hex")
 	flags.Int64Var(&u.size, "size", -1, "how many `BYTES` the standard input has, if that is known")
+	flags.Lookup("size").DefValue = "0" // as unset: the help shows no default
 	flags.BoolVar(&u.restart, "restart", false, "end an upload of the image that is under way, and begin anew")
 	if err := cmd.MarkFlagDirname("config-dir"); err != nil {
 		panic("mark --config-dir: " + err.Error())
@@ -114,7 +115,11 @@ func (u *uploading) content() (c upload.Content, done func(), err error) {
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("unpack %s: %w", u.file, err), f.Close())
 	}
-	if info, err := f.Stat(); packed || err == nil && info.Mode()&os.ModeNamedPipe != 0 {
+	info, err := f.Stat()
+	switch {
+	case err == nil && info.IsDir():
+		return nil, nil, errors.Join(fmt.Errorf("%s is a folder: name the file in it", u.file), f.Close())
+	case packed || err == nil && info.Mode()&os.ModeNamedPipe != 0:
 		return upload.NewPipe(r, -1), func() { f.Close() }, nil
 	}
 	c, err = upload.NewFile(f)

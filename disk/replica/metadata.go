@@ -175,6 +175,32 @@ func chain(r *disk.ReplicaFolder, first string) (files []string, newest LayerMet
 	return files, newest, nil
 }
 
+// snapshots lists those below the head that can be named, the newest first, for a
+// message.
+func snapshots(r *disk.ReplicaFolder, head string) string {
+	files, _, err := chain(r, head)
+	if err != nil || !headPattern.MatchString(head) {
+		return ""
+	}
+	var names []string
+	for _, file := range files[1:] {
+		data, err := r.Read(file + metaEnding)
+		m, bad := ParseLayerMeta(data)
+		if err != nil || bad != nil || m.Removed {
+			continue
+		}
+		if len(names) == 10 {
+			names = append(names, "…")
+			break
+		}
+		names = append(names, strings.TrimSuffix(strings.TrimPrefix(file, snapshotHead), imageEnding))
+	}
+	if len(names) == 0 {
+		return " (there is none)"
+	}
+	return " (there are " + strings.Join(names, ", ") + ")"
+}
+
 // missing says in plain words that a file is not there.
 func missing(err error, file string) error {
 	if errors.Is(err, fs.ErrNotExist) {

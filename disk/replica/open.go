@@ -104,7 +104,7 @@ func (at At) parts(r *disk.ReplicaFolder) (p parts, err error) {
 			return p, err
 		}
 		if _, err := r.Stat(first); errors.Is(err, fs.ErrNotExist) {
-			return p, fmt.Errorf("has no snapshot %q: %w", at.Snapshot, fs.ErrNotExist)
+			return p, fmt.Errorf("has no snapshot %q%s", at.Snapshot, snapshots(r, p.info.Head))
 		}
 	} else if !headPattern.MatchString(first) {
 		return p, fmt.Errorf("read %s: head %q", volumeFile, first)

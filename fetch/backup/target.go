@@ -2,6 +2,7 @@ package backup
 
 import (
 	"errors"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -89,6 +90,9 @@ func openShare(c *fetch.Client, u *url.URL) (Store, error) {
 
 func openFolder(c *fetch.Client, name, path string) (Store, error) {
 	root, err := c.Folder(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fail(classOf(err), "open the backup target: %w: mount it there, or make the folder", err)
+	}
 	if err != nil {
 		return nil, fail(classOf(err), "open the backup target: %w", err)
 	}
