@@ -21,7 +21,7 @@ func (j job) backup(ctx context.Context, id disk.ID) error {
 	defer store.Close()
 	w := backup.Write{Store: store, Compression: backup.Compression(declared.Compression), Workers: declared.ConcurrentLimit}
 	err = w.Backup(ctx, j.disk, id, j.progress)
-	if !errors.Is(err, disk.ErrNoManifest) && !errors.Is(err, backup.ErrDamaged) {
+	if !errors.Is(err, disk.ErrNoManifest) && !errors.Is(err, disk.ErrDamaged) {
 		return err
 	}
 	want := disk.Want{Digest: j.image.Checksum, Format: disk.Format(j.image.Format)}

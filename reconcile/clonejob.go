@@ -18,8 +18,15 @@ func (j job) clone(ctx context.Context, id disk.ID) error {
 	}
 	defer r.Close()
 	c := j.image.Source.Clone
+	var manifest *disk.Manifest
+	if c.Encryption != schema.EncryptionIgnore {
+		if manifest, err = j.source.Manifest(j.action.from.ID); err != nil {
+			return err // the copy is verified, and has one then
+		}
+		defer manifest.Close()
+	}
 	request := clone.Request{
-		Source: r, Copy: from, Encryption: clone.Encryption(c.Encryption),
+		Source: r, Manifest: manifest, Copy: from, Encryption: clone.Encryption(c.Encryption),
 		SecretsDir: j.client.SecretsDir, Secret: c.Secret,
 	}
 	want := j.image.Checksum

@@ -48,7 +48,8 @@ func (t Try) next(a Action, err error, now time.Time) Try {
 	if !t.of(a.Kind) {
 		t = Try{}
 	}
-	if wrong, ok := errors.AsType[*disk.ChecksumError](err); ok && (a.Kind == Sync || a.Kind == Clone && wrong.Want == a.sum) {
+	wrong, ok := errors.AsType[*disk.ChecksumError](err)
+	if ok && (a.Kind == Sync || a.Kind == Clone && wrong.Want == a.sum) || a.Kind == Clone && errors.Is(err, disk.ErrDamaged) {
 		final = false // another copy, or the source, may have the right bytes
 		if a.from != (Key{}) {
 			suspects = append(suspects, a.from)

@@ -149,7 +149,7 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Write, ou
 	err = w.Backup(ctx, best.Disk, best.ID, counted)
 	stop()
 	switch {
-	case errors.Is(err, disk.ErrNoManifest), errors.Is(err, backup.ErrDamaged):
+	case errors.Is(err, disk.ErrNoManifest), errors.Is(err, disk.ErrDamaged):
 		return fmt.Errorf("%w: backing-image verify %s --disk %s", err, best.ID, best.Path())
 	case ctx.Err() != nil:
 		return errors.New("stopped; the next backup goes on from what is there")

@@ -12,9 +12,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// ErrDamaged says that an image is not any more what it was when it became ready.
-var ErrDamaged = errors.New("is damaged")
-
 // image is a ready copy that is backed up.
 type image struct {
 	disk.Copy
@@ -114,7 +111,7 @@ func (im *image) verify(l loaded) error {
 			return err
 		}
 		if disk.SumChunk(data[:length]) != want {
-			return fmt.Errorf("%s %w at %d: verify it", im.ID, ErrDamaged, n*disk.ChunkSize)
+			return fmt.Errorf("%s %w at %d: verify it", im.ID, disk.ErrDamaged, n*disk.ChunkSize)
 		}
 		data = data[length:]
 	}

@@ -397,7 +397,7 @@ func TestBackupDamaged(t *testing.T) {
 		}
 		f.Close()
 		w := Write{Store: openTarget(t, dir), Compression: LZ4}
-		if _, err := w.store(t.Context(), im, new(fetch.Progress)); !errors.Is(err, ErrDamaged) {
+		if _, err := w.store(t.Context(), im, new(fetch.Progress)); !errors.Is(err, disk.ErrDamaged) {
 			t.Errorf("got %v", err)
 		}
 		if n := blockFiles(t, dir); n > 1 {

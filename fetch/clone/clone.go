@@ -23,8 +23,9 @@ const (
 
 // Request says what to clone, and how.
 type Request struct {
-	Source     *disk.Reader // of Copy
-	Copy       disk.Copy    // a ready one
+	Source     *disk.Reader   // of Copy
+	Manifest   *disk.Manifest // of Copy; not used by Ignore, which the checksum tells all
+	Copy       disk.Copy      // a ready one
 	Encryption Encryption
 	SecretsDir string
 	Secret     string // a folder below SecretsDir; not used by Ignore
@@ -48,8 +49,8 @@ func Fill(ctx context.Context, part *disk.Part, r Request, progress *fetch.Progr
 	default:
 		panic("clone: encryption " + string(r.Encryption))
 	}
-	if err == nil {
-		err = r.Source.Unchanged()
+	if err == nil || errors.Is(err, disk.ErrDamaged) {
+		err = errors.Join(err, r.Source.Unchanged())
 	}
 	if header, ok := errors.AsType[*luks.HeaderError](err); ok {
 		err = fail(fetch.Source, "%s: %w", r.Copy.ID, header)
@@ -144,12 +145,16 @@ func reopen(ctx context.Context, part *disk.Part, o disk.Origin, s *secret) (*lu
 	return payload, err
 }
 
+// checked reads the source so that nothing that the disk has spoiled is sealed into the
+// clone, which has a checksum of its own.
+func (r Request) checked() *disk.Checked { return disk.NewChecked(r.Copy.ID, r.Source, r.Manifest) }
+
 // plain returns what a guest sees of the source.
 func (r Request) plain() (io.ReaderAt, int64, error) {
-	var source io.ReaderAt = r.Source
+	var source io.ReaderAt = r.checked()
 	size := r.Source.Size()
 	if r.Copy.Format == disk.QCOW2 {
-		image, err := qcow2.Open(r.Source, size)
+		image, err := qcow2.Open(source, size)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -168,7 +173,8 @@ func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 		return err
 	}
 	defer clear(s.passphrase)
-	version, err := luksVersion(r.Source, r.Source.Size())
+	source := r.checked()
+	version, err := luksVersion(source, r.Source.Size())
 	switch {
 	case err != nil:
 		return err
@@ -177,7 +183,7 @@ func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 	case version == 0:
 		return fail(fetch.Source, "cannot decrypt %s: it is not encrypted, or not with LUKS", r.Copy.ID)
 	}
-	header, payload, err := readHeader(ctx, r.Source, r.Source.Size(), s.passphrase)
+	header, payload, err := readHeader(ctx, source, r.Source.Size(), s.passphrase)
 	if errors.Is(err, errPassphrase) {
 		return fail(fetch.Config, "cannot decrypt %s: the passphrase in secret %q is wrong", r.Copy.ID, r.Secret)
 	}
@@ -191,7 +197,7 @@ func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 	if err := begin(part, r.origin(size), progress); err != nil {
 		return err
 	}
-	disk := io.NewSectionReader(r.Source, header.Offset, size)
+	disk := io.NewSectionReader(source, header.Offset, size)
 	return pour(ctx, part, disk, part.Offset(), size, payload.Decrypt, progress)
 }
 

@@ -245,3 +245,40 @@ func TestNoCryptsetup(t *testing.T) {
 		t.Errorf("error is %v", err)
 	}
 }
+
+// TestRotIsNotSealed: a clone that is encrypted or decrypted has a checksum of its own,
+// so that nobody would ever notice what the disk had spoiled before.
+func TestRotIsNotSealed(t *testing.T) {
+	r := newRig(t)
+	r.put(t, sourceID, noise(3<<20))
+	encrypted := disk.ID{Name: "encrypted", UUID: "00000001"}
+	if _, err := r.clone(t, context.Background(), sourceID, encrypted, Encrypt, "vault"); err != nil {
+		t.Fatal(err)
+	}
+	for from, how := range map[disk.ID]Encryption{sourceID: Encrypt, encrypted: Decrypt} {
+		q := r.request(t, from, how)
+		f, err := os.OpenFile(r.path(from), os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, at := make([]byte, 1), q.Copy.Size-1000
+		if _, err := f.ReadAt(b, at); err != nil {
+			t.Fatal(err)
+		}
+		b[0]++
+		if _, err := f.WriteAt(b, at); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		p, err := r.disk.OpenPart(context.Background(), cloneID, disk.PartOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Fill(context.Background(), p, q, &fetch.Progress{}); !errors.Is(err, disk.ErrDamaged) {
+			t.Errorf("%s: error is %v", how, err)
+		}
+		if err := p.Discard(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

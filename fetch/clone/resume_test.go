@@ -54,7 +54,7 @@ func (r *rig) request(t *testing.T, from disk.ID, e Encryption) Request {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { source.Close() })
-	return Request{Source: source, Copy: r.disk.Look(from), Encryption: e, SecretsDir: r.secrets, Secret: "vault"}
+	return Request{Source: source, Manifest: r.manifest(t, from), Copy: r.disk.Look(from), Encryption: e, SecretsDir: r.secrets, Secret: "vault"}
 }
 
 func TestResume(t *testing.T) {

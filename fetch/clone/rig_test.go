@@ -99,7 +99,7 @@ func (r *rig) clone(t testing.TB, ctx context.Context, from, to disk.ID, e Encry
 		t.Fatal(err)
 	}
 	var progress fetch.Progress
-	q := Request{Source: source, Copy: r.disk.Look(from), Encryption: e, SecretsDir: r.secrets, Secret: secret}
+	q := Request{Source: source, Manifest: r.manifest(t, from), Copy: r.disk.Look(from), Encryption: e, SecretsDir: r.secrets, Secret: secret}
 	if err := Fill(ctx, p, q, &progress); err != nil {
 		if err := p.Close(); err != nil {
 			t.Fatal(err)
@@ -110,6 +110,16 @@ func (r *rig) clone(t testing.TB, ctx context.Context, from, to disk.ID, e Encry
 		t.Errorf("progress is %d of %d bytes, and there are %d", done, total, p.Offset())
 	}
 	return p.Commit(disk.Digest{})
+}
+
+func (r *rig) manifest(t testing.TB, id disk.ID) *disk.Manifest {
+	t.Helper()
+	m, err := r.disk.Manifest(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
 }
 
 func (r *rig) bytes(t testing.TB, id disk.ID) []byte {
