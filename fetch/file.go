@@ -69,7 +69,7 @@ func (c *Client) Folder(path string) (*os.Root, error) {
 	}
 	defer r.Close()
 	folder, err := r.OpenRoot(rel)
-	return folder, FileError(err)
+	return folder, FileError(whole(err, path))
 }
 
 // OpenFile opens a file or device of this machine to read it, where files may be read.
@@ -87,11 +87,16 @@ func (c *Client) OpenFile(path string, flags int) (*os.File, error) {
 	} else {
 		f, err = openBelow(root, rel, flags)
 	}
+	return f, FileError(whole(err, path))
+}
+
+// whole makes an error name the path, and not the end of it below a root.
+func whole(err error, path string) error {
 	var at *fs.PathError
 	if errors.As(err, &at) {
-		at.Op, at.Path = "open", path // and not the end of it
+		at.Op, at.Path = "open", path
 	}
-	return f, FileError(err)
+	return err
 }
 
 // Stat tells what OpenFile would open.
@@ -111,7 +116,7 @@ func (c *Client) Stat(path string) (os.FileInfo, error) {
 	}
 	defer r.Close()
 	info, err := r.Stat(rel)
-	return info, FileError(err)
+	return info, FileError(whole(err, path))
 }
 
 // openBelow follows no link out of root.
