@@ -115,8 +115,7 @@ func (m *member) stopObsolete(d Desired, plan Plan) {
 	}
 	for _, w := range m.sortedJobs() {
 		kind, ok := wanted[w.key]
-		anew := w.action.Kind.prepares() && kind == Sync && (w.image.Checksum.IsZero() || w.action.Kind == Upload)
-		if !ok || anew || kind.drops() != w.action.Kind.drops() || !sameImage(w.image, d.Config.Images[w.key.ID.Name]) {
+		if !ok || w.action.overtaken(w.image, kind) || kind.drops() != w.action.Kind.drops() || !sameImage(w.image, d.Config.Images[w.key.ID.Name]) {
 			m.stop(w)
 		}
 	}

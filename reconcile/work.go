@@ -68,12 +68,17 @@ func (r *Reconciler) stopObsolete(d Desired, plan Plan) {
 	}
 	for key, run := range r.running {
 		kind, ok := wanted[key]
-		// Bytes that nobody declared must not come beside those that are there by now.
-		anew := run.job.action.Kind.prepares() && kind == Sync && (run.job.image.Checksum.IsZero() || run.job.action.Kind == Upload)
-		if !ok || anew || kind.drops() != run.job.action.Kind.drops() || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
+		if !ok || run.job.action.overtaken(run.job.image, kind) || kind.drops() != run.job.action.Kind.drops() || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
 			run.end()
 		}
 	}
+}
+
+// overtaken reports whether a first copy that is under way must not come about any more,
+// as the plan has something else for it by now: bytes that nobody declared would come
+// beside those that are there, and nobody has to send what is.
+func (a Action) overtaken(image schema.Image, now Kind) bool {
+	return a.Kind.prepares() && !now.prepares() && (image.Checksum.IsZero() || a.Kind == Upload)
 }
 
 // book takes note of the job of an action and returns what begins it. A copy that
