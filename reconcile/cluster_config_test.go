@@ -85,10 +85,14 @@ func (c *cluster) first() schema.Config {
 // image is a declaration, of the generation that was declared before or a new one.
 func (c *cluster) image(config schema.Config, name string) schema.Image {
 	last, known := config.Images[name]
-	m := schema.Image{ID: disk.ID{Name: name}, Copies: pick1(c.dice, 1, 1, 2, 2, 3), Source: last.Source}
 	if !known || c.one(4) {
-		m.Source = c.source(config, name)
+		return c.imageFrom(config, name, c.source(config, name))
 	}
+	return c.imageFrom(config, name, last.Source)
+}
+
+func (c *cluster) imageFrom(config schema.Config, name string, source schema.Source) schema.Image {
+	m := schema.Image{ID: disk.ID{Name: name}, Copies: pick1(c.dice, 1, 1, 2, 2, 3), Source: source}
 	if letter := c.content(config, m); letter != "" && c.one(2) {
 		m.Checksum = c.sum(letter)
 	}

@@ -19,6 +19,7 @@ func (c *cluster) trouble() {
 			c.breakSome, c.breakSome, c.setClock,
 			c.originDown, c.originChanges, c.cleanByHand,
 			c.replicasMove, c.uploadSome, c.uploadSome, c.uploadSome,
+			c.cloneSome, c.troubleClones, c.troubleClones,
 		}
 		pick1(c.dice, faults...)()
 		wait := c.between(0, 40*time.Second)

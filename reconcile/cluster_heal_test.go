@@ -32,7 +32,7 @@ func (c *cluster) heal(mend bool) {
 			}
 			if s.sound() && s.letter != s.digest { // a scrub finds it
 				c.lose(Key{ref, id}, s)
-				c.nodes[ref.Node].fails1(s)
+				c.nodes[ref.Node].damaged(s)
 			}
 		}
 	}

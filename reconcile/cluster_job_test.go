@@ -253,15 +253,15 @@ func (m *member) verify(s *slot) error {
 	}
 	s.touched, s.failed = false, ""
 	if s.digest != s.letter {
-		m.fails1(s)
+		m.damaged(s)
 		return nil
 	}
 	s.checked = m.wallNow()
 	return nil
 }
 
-// fails1 marks a copy as failed.
-func (m *member) fails1(s *slot) {
+// damaged marks a copy as failed.
+func (m *member) damaged(s *slot) {
 	s.failed, s.damaged, s.failedAt, s.soberly = "damaged", m.wallNow(), m.c.now, m.wall == 0
 }
 

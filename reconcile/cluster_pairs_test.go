@@ -76,6 +76,8 @@ func (c *cluster) provoke(r *removal) {
 		if key, ok := c.some(func(key Key, s *slot) bool { return key.ID.Name == r.key.ID.Name && s.sound() }); ok {
 			c.after(soon(), func() { c.attach(key) })
 		}
+	case 10:
+		c.after(soon(), func() { c.spoilClonesOf(r.key.ID.Name) })
 	case 8, 9:
 		c.leaveTwo(r.key)
 	}

@@ -41,6 +41,9 @@ func (c *cluster) uploadSome() {
 		letter = pick1(c.dice, letters...)
 	}
 	c.upload(name, c.taker(c.head().config.Images[name]), letter)
+	if c.one(3) { // and so does somebody else
+		c.upload(name, c.taker(c.head().config.Images[name]), pick1(c.dice, letters...))
+	}
 }
 
 // taker is a node to upload an image to, most times one that has a disk for it.
@@ -155,7 +158,7 @@ func (m *member) send(u *uploader) {
 	case u.over || m.c.now-u.last > uploadExpires:
 		return
 	case !m.up || w == nil || w.over || w.stopped || w.client != u: // it tries again
-	case m.receive1(w, u):
+	case m.piece(w, u):
 		u.over = true
 		return
 	case !m.c.calm && m.c.one(12):
@@ -168,8 +171,8 @@ func (m *member) send(u *uploader) {
 	m.c.after(wait, func() { m.send(u) })
 }
 
-// receive1 takes a piece. It reports whether it was the last one.
-func (m *member) receive1(w *work, u *uploader) (last bool) {
+// piece takes a piece. It reports whether it was the last one.
+func (m *member) piece(w *work, u *uploader) (last bool) {
 	d := m.c.drives[w.key.Disk]
 	if d == nil || !d.there || d.uuid != w.uuid {
 		m.end(w, errors.New("input/output error"))
