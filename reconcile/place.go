@@ -107,7 +107,7 @@ func (v imageView) progress(key Key) int {
 		return 3
 	case v.Uploads[key]:
 		return 2
-	case v.copy(key).PartBytes > 0, v.copy(key).PartFrom == UploadOrigin:
+	case v.copy(key).PartFrom == UploadOrigin, v.copy(key).PartBytes > 0 && v.image.Source.Upload == nil: // no other part becomes one
 		return 1
 	}
 	return 0
