@@ -40,6 +40,7 @@ type Copy struct {
 	Expected    Digest    // from backing.cfg
 	Verified    time.Time // when its bytes were last hashed and were right
 	Damaged     time.Time // when they were last found wrong; they may have been replaced since
+	BackedUp    string    // as in its record
 
 	HasCfg    bool   // backing.cfg is readable and is about this file
 	Owned     bool   // we made or adopted it
@@ -131,6 +132,7 @@ func (d *Disk) lookInto(id ID, folder *os.Root) Copy {
 	c := Copy{
 		ID: id, State: Pending, Owned: ours,
 		Damaged: r.Damaged, InUse: r.InUse, LastUsed: r.LastUsed, UnwantedSince: r.UnwantedSince, MarkedBy: r.MarkedBy,
+		BackedUp: r.BackedUp,
 	}
 	lookAtPart(&c, r, folder)
 	info, err := folder.Lstat(imageFile)

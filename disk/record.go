@@ -55,6 +55,8 @@ type Record struct {
 	UnwantedSince time.Time `json:"unwantedSince,omitzero"`
 	// MarkedBy is the node by whose clock these two are: the disk may move to another.
 	MarkedBy string `json:"markedBy,omitempty"`
+	// BackedUp says which backup of the copy was seen whole: a hash of where and of what.
+	BackedUp string `json:"backedUp,omitempty"`
 }
 
 // Evidence is what of a file's inode must be unchanged for its record to vouch

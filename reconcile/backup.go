@@ -1,6 +1,10 @@
 package reconcile
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -20,13 +24,26 @@ func (v imageView) backup(settling map[schema.DiskRef]Action) (a Action, due boo
 	return v.try(Backup, key.Disk, "no whole backup of it has been seen at the target", c.RealSize), true
 }
 
-// backedUp are the images whose declared backup this process has seen whole.
-func (r *Reconciler) backedUp(d Desired) map[disk.ID]bool {
+// backedUp are the images of which a copy on these disks says that its declared backup
+// was seen whole.
+func (o Observed) backedUp(d Desired) map[disk.ID]bool {
 	whole := map[disk.ID]bool{}
 	for _, image := range d.Config.Images {
-		if b, seen := r.backups[image.ID]; seen && image.Backup != nil && b == *image.Backup {
-			whole[image.ID] = true
+		if image.Backup == nil {
+			continue
+		}
+		for _, seen := range o.Disks {
+			if c, ready := seen.ready(image.ID); ready && c.BackedUp == backupMark(*image.Backup, image.ID, c.SHA512) {
+				whole[image.ID] = true
+			}
 		}
 	}
 	return whole
+}
+
+// backupMark is what the record of a copy says of a whole backup of it. Targets may hold
+// names that are nobody's business.
+func backupMark(b schema.Backup, id disk.ID, sum disk.Digest) string {
+	h := sha256.Sum256([]byte(strings.Join([]string{b.Target, id.Name, sum.String()}, "\x00")))
+	return hex.EncodeToString(h[:16])
 }

@@ -21,7 +21,10 @@ func (j job) backup(ctx context.Context, id disk.ID) error {
 	defer store.Close()
 	w := backup.Write{Store: store, Compression: backup.Compression(declared.Compression), Workers: declared.ConcurrentLimit}
 	err = w.Backup(ctx, j.disk, id, j.progress)
-	if !errors.Is(err, disk.ErrNoManifest) && !errors.Is(err, disk.ErrDamaged) {
+	switch {
+	case err == nil:
+		return j.backedUp(id)
+	case !errors.Is(err, disk.ErrNoManifest) && !errors.Is(err, disk.ErrDamaged):
 		return err
 	}
 	want := disk.Want{Digest: j.image.Checksum, Format: disk.Format(j.image.Format)}
@@ -32,5 +35,14 @@ func (j job) backup(ctx context.Context, id disk.ID) error {
 	case c.State != disk.Ready:
 		return fmt.Errorf("back up %s: it is %s: %s", id, c.State, c.Message)
 	}
-	return w.Backup(ctx, j.disk, id, j.progress)
+	if err := w.Backup(ctx, j.disk, id, j.progress); err != nil {
+		return err
+	}
+	return j.backedUp(id)
+}
+
+// backedUp notes that the backup is whole.
+func (j job) backedUp(id disk.ID) error {
+	mark := backupMark(*j.image.Backup, id, j.disk.Look(id).SHA512)
+	return j.disk.Update(id, func(r *disk.Record) { r.BackedUp = mark })
 }

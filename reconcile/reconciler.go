@@ -33,7 +33,6 @@ type Reconciler struct {
 	transfers transfers
 	uploads   *upload.Sessions
 	clock     clock
-	backups   map[disk.ID]schema.Backup    // those that were seen whole
 	missed    map[schema.DiskRef]time.Time // since when disks have a problem
 }
 
@@ -56,7 +55,6 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 
 		unmarked: map[Key]Mark{},
 		missed:   map[schema.DiskRef]time.Time{},
-		backups:  map[disk.ID]schema.Backup{},
 		board:    peer.NewBoard(),
 		uploads:  upload.NewSessions(),
 	}
@@ -93,7 +91,7 @@ func (r *Reconciler) Look(d Desired) Observed {
 		}
 		o.Disks[key.Disk].withdraw(key, run.job.action.Kind)
 	}
-	o.BackedUp = r.backedUp(d)
+	o.BackedUp = o.backedUp(d)
 	r.others.hear(d, &o)
 	o.Unable = r.unable(d, o)
 	r.miss(o)

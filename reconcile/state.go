@@ -85,7 +85,7 @@ type Observed struct {
 	// Unable are images of which this node cannot make the first copy, as what it would
 	// be made of is not here, and why.
 	Unable map[disk.ID]string
-	// BackedUp are images of which this process has seen a whole backup where it is
+	// BackedUp are images of which a copy here says that a whole backup was seen where it is
 	// declared.
 	BackedUp map[disk.ID]bool
 }

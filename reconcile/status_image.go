@@ -26,7 +26,7 @@ type ImageStatus struct {
 	Message     string      `json:"message,omitempty"` // about the image, whatever its copies are
 	// Unable says why this node cannot make the first copy, where that is so.
 	Unable string `json:"unable,omitempty"`
-	// BackedUp: this node has seen a whole backup where one is declared.
+	// BackedUp: this node has seen a whole backup of its copy where one is declared.
 	BackedUp bool         `json:"backedUp,omitempty"`
 	Copies   []CopyStatus `json:"copies"` // those that are there or wanted, on any node
 	// PassedOver says, of an image that has fewer copies than it should, which disks

@@ -153,9 +153,6 @@ func (r *Reconciler) Finish(e outcome) {
 	switch {
 	case e.err == nil && e.heard == nil: // also if it was told to stop just before
 		r.succeeded(e.key)
-		if a.Kind == Backup {
-			r.backups[e.key.ID] = *run.job.image.Backup
-		}
 		log.Info("done", "seconds", time.Since(run.started).Seconds())
 	case e.stopped:
 		log.Info("stopped; what is there is kept")

@@ -391,7 +391,7 @@ func TestManyAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.announce(Metadata{Name: "one-more"}, 512); err == nil || !strings.Contains(err.Error(), "8 uploads") {
+	if _, err := s.announce(Metadata{Name: "one-more"}, 512); err == nil || !strings.Contains(err.Error(), "4 uploads") {
 		t.Errorf("one more: %v", err)
 	}
 }

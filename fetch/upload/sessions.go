@@ -23,7 +23,7 @@ const (
 	// Life is how long an upload is kept after its last byte.
 	Life = 24 * time.Hour
 	// most is how many uploads a node takes at a time: each has a part open.
-	most = 8
+	most = 4
 	// remembered is of how many uploads it is known how they ended.
 	remembered = 64
 )
