@@ -223,7 +223,7 @@ func TestTakenOver(t *testing.T) {
 		a = r.ask("HEAD", at, nil)
 		a.is(t, 200, "")
 		offset, err := a.offset()
-		if err != nil || offset > 1500 {
+		if err != nil || offset >= int64(len(want)) { // the one that hangs may come late, and cut the other in the middle
 			t.Fatalf("it is at %d: %v", offset, err)
 		}
 		if a = r.patch(at, fmt.Sprint(offset), want[offset:]); a.status != 409 {
