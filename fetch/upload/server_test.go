@@ -13,7 +13,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -206,6 +208,14 @@ func TestFullDisk(t *testing.T) {
 	r.empty()
 }
 
+// serves reports whether a request of the upload is being served.
+func (r *rig) serves(at string) bool {
+	s, _ := r.sessions.find(path.Base(at))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now != nil
+}
+
 // A request that goes on with an upload cuts one that hangs.
 func TestTakenOver(t *testing.T) {
 	r := newRig(t)
@@ -219,17 +229,16 @@ func TestTakenOver(t *testing.T) {
 	if _, err := hanging.Write(want[:1500]); err != nil {
 		t.Fatal(err)
 	}
-	for a := (answer{status: 409}); a.status == 409; { // until the one that hangs was there
-		a = r.ask("HEAD", at, nil)
-		a.is(t, 200, "")
-		offset, err := a.offset()
-		if err != nil || offset >= int64(len(want)) { // the one that hangs may come late, and cut the other in the middle
-			t.Fatalf("it is at %d: %v", offset, err)
-		}
-		if a = r.patch(at, fmt.Sprint(offset), want[offset:]); a.status != 409 {
-			a.is(t, 204, "")
-		}
+	for !r.serves(at) {
+		runtime.Gosched()
 	}
+	a := r.ask("HEAD", at, nil)
+	a.is(t, 200, "")
+	offset, err := a.offset()
+	if err != nil || offset > 1500 {
+		t.Fatalf("it is at %d: %v", offset, err)
+	}
+	r.patch(at, fmt.Sprint(offset), want[offset:]).is(t, 204, "")
 	if a := <-first; a.status != 409 {
 		t.Errorf("the request that was cut got %d %s", a.status, a.body)
 	}
