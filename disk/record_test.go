@@ -17,6 +17,7 @@ func wholeRecord() Record {
 		SHA512: digest512(nil), SHA256: digest256(nil), Chunks: digest256(nil), Size: 7,
 		Evidence: &Evidence{Size: 7, ModTime: at.UnixNano(), ChangeTime: at.UnixNano() + 1, Inode: 1 << 63},
 		Verified: at, Damaged: at, Failed: "damaged", InUse: true, LastUsed: at, UnwantedSince: at, MarkedBy: "node1",
+		BackedUp: "0a",
 	}
 }
 
