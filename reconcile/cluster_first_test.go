@@ -30,9 +30,13 @@ func (m *member) beginsFirst(w *work, d Desired, o Observed) {
 	if w.image.Source.Clone != nil && (a.Kind == Clone || w.establishes) {
 		m.beginsClone(w, o)
 	}
+	if why := o.Unable[w.key.ID]; a.Kind == Export && why != "" {
+		c.broke("first", "%s is exported: %s", w.key, why)
+	}
 	if !w.establishes {
 		return
 	}
+	c.bringBack(w, m)
 	recovery := d.Config.Settings.RecoveryWaitInterval
 	for name, p := range o.Peers {
 		if !p.Asked || p.Problem != "" && p.Silent < recovery {
@@ -51,6 +55,25 @@ func (m *member) beginsFirst(w *work, d Desired, o Observed) {
 		if sober && c.now-s.failedAt < recovery-10*time.Second {
 			w.bore[s.digest] = true
 		}
+	}
+}
+
+// bringBack lets the nodes that have a copy be heard again just when another first copy
+// is begun.
+func (c *cluster) bringBack(w *work, m *member) {
+	if c.calm || !c.one(2) {
+		return
+	}
+	for _, key := range c.soundOf(m.conf.config, w.image) {
+		other := c.nodes[key.Disk.Node]
+		if other == m {
+			continue
+		}
+		c.after(c.between(0, 30*time.Second), func() {
+			c.wire(m.name, other.name).down, c.wire(other.name, m.name).down = false, false
+			other.start()
+			c.noteReturn(other)
+		})
 	}
 }
 
