@@ -103,6 +103,10 @@ func (a Action) Idle() bool { return a.Kind == Wait || a.Kind == Blocked }
 type Plan struct {
 	Actions []Action `json:"actions"`
 	Summary Summary  `json:"summary"`
+	// Digest and Revision are those of the configuration, "" while anything of it is
+	// broken, and where it is of no commit.
+	Digest   string `json:"digest,omitempty"`
+	Revision string `json:"revision,omitempty"`
 }
 
 // Summary counts the actions of a plan.
@@ -116,12 +120,12 @@ type Summary struct {
 	FreedBytes int64 `json:"freedBytes"`
 }
 
-func newPlan(actions []Action) Plan {
+func (d Desired) newPlan(actions []Action) Plan {
 	slices.SortFunc(actions, func(a, b Action) int {
 		return cmp.Or(cmp.Compare(a.Image, b.Image), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk),
 			cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Reason, b.Reason))
 	})
-	p := Plan{Actions: actions, Summary: Summary{Counts: map[Kind]int{}}}
+	p := Plan{Actions: actions, Summary: Summary{Counts: map[Kind]int{}}, Digest: d.Digest, Revision: d.Revision}
 	for _, a := range actions {
 		s := &p.Summary
 		s.Counts[a.Kind]++

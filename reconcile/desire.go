@@ -16,7 +16,7 @@ import (
 // one; no paths pick all. The error says what cannot be; the result may then be
 // observed, but not acted on.
 func Desire(r schema.Result, node string, paths []string) (Desired, error) {
-	d := Desired{Node: node, Config: r.Config, Digest: r.Digest, May: r.May, Held: map[string]schema.Held{}}
+	d := Desired{Node: node, Config: r.Config, Digest: r.Digest, Revision: r.Revision, May: r.May, Held: map[string]schema.Held{}}
 	for _, h := range r.Held {
 		d.Held[h.Name] = h
 	}

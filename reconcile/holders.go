@@ -11,7 +11,7 @@ import (
 )
 
 // wanted returns the folders to watch: those that hold the directory and
-// the links on the way to it, those that are read, and git's for its lock.
+// the links on the way to it, those that are read, and git's for what tells of its work.
 func (w *watcher) wanted() map[string]names {
 	want := holders(w.dir)
 	folders, git, err := schema.Folders(w.dir)
@@ -25,8 +25,8 @@ func (w *watcher) wanted() map[string]names {
 		}
 		return want
 	}
-	if git != "" {
-		want[git] = names{"index.lock": true}
+	for _, file := range git {
+		hold(want, filepath.Dir(file), filepath.Base(file))
 	}
 	for _, dir := range folders {
 		want[dir] = nil

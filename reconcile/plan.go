@@ -16,7 +16,7 @@ import (
 // alone and reads no clock. Two plans from equal values are equal.
 func (d Desired) Plan(o Observed) Plan {
 	if d.May == schema.ObserveOnly {
-		return newPlan([]Action{})
+		return d.newPlan([]Action{})
 	}
 	s := d.scene(o)
 	actions := []Action{}
@@ -30,7 +30,7 @@ func (d Desired) Plan(o Observed) Plan {
 	}
 	actions = append(actions, s.planVanished()...)
 	actions = append(actions, s.scrub(actions)...)
-	return newPlan(spareSources(actions))
+	return d.newPlan(spareSources(actions))
 }
 
 // spareSources keeps the copies that others are to be made from.

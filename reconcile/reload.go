@@ -26,6 +26,10 @@ func (l *Loop) reload(ctx context.Context) (taken bool, again time.Duration, err
 		if err := l.take(ctx, snapshot); err != nil {
 			return false, 0, err
 		}
+	} else if l.loaded && snapshot.Revision != l.result.Revision {
+		taken = true
+		l.desired.Revision, l.result.Revision = snapshot.Revision, snapshot.Revision
+		l.Log.Info("configuration is the same at another revision", "revision", snapshot.Revision, "digest", l.result.Digest)
 	}
 	if l.desired.May == schema.Everything {
 		l.removals.Look(began, l.declared())
@@ -91,7 +95,7 @@ func (l *Loop) take(ctx context.Context, snapshot schema.Snapshot) error {
 	l.desired, l.loaded, l.result = desired, true, result
 	l.reconciler.Follow(ctx, desired)
 	l.Log.Info("configuration taken", "images", len(desired.Config.Images), "allowed", desired.May.String(),
-		"errors", len(result.Errors), "digest", result.Digest)
+		"errors", len(result.Errors), "digest", result.Digest, "revision", result.Revision)
 	return nil
 }
 

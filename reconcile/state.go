@@ -19,7 +19,9 @@ type Desired struct {
 	// Digest is that of the configuration as it was declared, "" while anything of it
 	// is broken. Nodes that have the same one plan alike.
 	Digest string
-	May    schema.Allowed
+	// Revision is the commit that the configuration is of, "" if that is not known.
+	Revision string
+	May      schema.Allowed
 	// Offline says that May is less than the configuration allows because nobody
 	// else is asked.
 	Offline bool

@@ -20,7 +20,7 @@ func (s *Snapshot) Plan(nodes []Desired) Plan {
 	}
 	actions, told := []Action{}, map[matter]bool{}
 	if len(nodes) == 0 {
-		return newPlan(actions)
+		return Desired{}.newPlan(actions)
 	}
 	all := s.all(nodes[0])
 	shown := s.shown(nodes[0], all)
@@ -34,7 +34,7 @@ func (s *Snapshot) Plan(nodes []Desired) Plan {
 			actions = append(actions, a)
 		}
 	}
-	return newPlan(actions)
+	return nodes[0].newPlan(actions)
 }
 
 // all is what is known of all nodes, each as it knows itself.

@@ -25,9 +25,12 @@ type Status struct {
 
 // ConfigStatus tells how the config directory was understood.
 type ConfigStatus struct {
-	Digest  string `json:"digest"` // "" while anything is broken
-	Allowed string `json:"allowed"`
-	Fault   string `json:"fault,omitempty"` // of the directory as a whole
+	Digest string `json:"digest"` // "" while anything is broken
+	// Revision is the commit of the git checkout that the directory is, "" for others.
+	// What was changed in the checkout since is not looked for: Digest tells.
+	Revision string `json:"revision,omitempty"`
+	Allowed  string `json:"allowed"`
+	Fault    string `json:"fault,omitempty"` // of the directory as a whole
 	// Skew says on which other nodes the configuration differs, if it does on any.
 	Skew     string   `json:"skew,omitempty"`
 	Errors   []string `json:"errors"`
@@ -41,7 +44,7 @@ func (v View) Status(under map[Key]Transfer) Status {
 		Peers: v.peers(), Disks: []DiskStatus{}, Images: []ImageStatus{},
 	}
 	s.Config = ConfigStatus{
-		Digest: v.Config.Digest, Allowed: v.Desired.May.String(), Fault: v.Fault, Skew: skewText(s.Peers),
+		Digest: v.Config.Digest, Revision: v.Config.Revision, Allowed: v.Desired.May.String(), Fault: v.Fault, Skew: skewText(s.Peers),
 		Errors: texts(v.Config.Errors), Warnings: texts(v.Config.Warnings),
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(v.disks()), compareRefs) {

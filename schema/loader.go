@@ -38,6 +38,12 @@ func NewLoader() *Loader { return &Loader{shapes: shapes()} }
 // ctx ends before it does, the result allows nothing and the Loader forgets
 // nothing.
 func (l *Loader) Load(ctx context.Context, s Snapshot) Result {
+	r := l.load(ctx, s)
+	r.Revision = s.Revision
+	return r
+}
+
+func (l *Loader) load(ctx context.Context, s Snapshot) Result {
 	contents := l.read(ctx, s)
 	if err := l.judge(ctx, contents); err != nil {
 		return Result{Config: l.last, Errors: []Problem{{Message: "loading was interrupted: " + err.Error()}}}

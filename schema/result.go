@@ -50,7 +50,9 @@ type Result struct {
 	// Digest identifies the configuration, whatever files it is in; "" while
 	// anything is broken.
 	Digest string
-	May    Allowed
+	// Revision is that of the Snapshot.
+	Revision string
+	May      Allowed
 }
 
 func (c Config) digest() string {

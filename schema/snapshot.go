@@ -36,6 +36,10 @@ type Snapshot struct {
 	// Busy says that git is at work on the checkout that the directory
 	// belongs to (it holds index.lock). A git that was killed leaves it so.
 	Busy bool
+
+	// Revision is the commit of that checkout, in hex, "" where there is none or it
+	// cannot be told. What was changed since in the checkout is not looked for.
+	Revision string
 }
 
 // Digest identifies paths and contents, and nothing else: two directories
@@ -100,22 +104,28 @@ func look(dir string) (s Snapshot, err error) {
 		return s, fmt.Errorf("read %s: %w", dir, ErrChanging)
 	}
 	s.Busy = s.Busy || t.busy()
+	if t.git != "" {
+		s.Revision = checkoutOf(t.git).revision()
+	}
 	s.Generation = t.generation()
 	s.Whole = s.Generation != ""
 	return s, nil
 }
 
 // Folders returns the folders that ReadDir reads from, as absolute paths
-// without links, and the git directory of the checkout that dir belongs to
-// ("" if none), for those who want to be told of changes in them.
-func Folders(dir string) (folders []string, git string, err error) {
+// without links, and the files that git replaces in the checkout that dir belongs to
+// when it has done something there, for those who want to be told of changes in them.
+func Folders(dir string) (folders, git []string, err error) {
 	t, err := openTree(dir)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
 	defer t.root.Close() // only read from: nothing to lose
 	if err := t.walk(); err != nil {
-		return nil, "", fmt.Errorf("read %s: %w", dir, err)
+		return nil, nil, fmt.Errorf("read %s: %w", dir, err)
 	}
-	return t.absoluteFolders(), t.git, nil
+	if t.git != "" {
+		git = checkoutOf(t.git).marks()
+	}
+	return t.absoluteFolders(), git, nil
 }

@@ -229,7 +229,7 @@ func TestFolders(t *testing.T) {
 	for _, name := range []string{"", ".else", ".hidden/l", "sub", "sub/deep"} {
 		want = append(want, filepath.Join(dir, name))
 	}
-	if fmt.Sprint(folders) != fmt.Sprint(want) || git != filepath.Join(dir, ".git") {
-		t.Errorf("got %v and %s, want %v", folders, git, want)
+	if fmt.Sprint(folders) != fmt.Sprint(want) || fmt.Sprint(git) != fmt.Sprintf("[%[1]s/index.lock %[1]s/HEAD]", filepath.Join(dir, ".git")) {
+		t.Errorf("got %v and %v, want %v", folders, git, want)
 	}
 }

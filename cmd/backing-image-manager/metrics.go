@@ -27,6 +27,7 @@ func describeMetric(name, help string, labels ...string) *prometheus.Desc {
 var (
 	configValid    = describeMetric("config_valid", "Whether the configuration is wholly valid (1) or not (0).")
 	configErrors   = describeMetric("config_errors", "Mistakes in the configuration, with one for a directory that cannot be used.")
+	configInfo     = describeMetric("config_info", "1, with the digest of the configuration (\"\" while anything is broken) and the git commit that it is of (\"\" if none is known).", "digest", "revision")
 	imagesDeclared = describeMetric("images_declared", "Images that are declared.")
 	imagesReady    = describeMetric("images_ready", "Declared images that have all the copies that are wanted of them ready.")
 	copiesWanted   = describeMetric("wanted_copies", "Copies that are wanted of the declared images, on all nodes.")
@@ -52,7 +53,7 @@ var (
 // Describe sends all descriptions.
 func (metrics) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		configValid, configErrors, configSkew, imagesDeclared, imagesReady, copiesByState, copiesWanted, copiesReady, copiesMissing, peerAnswers, peerAge, planned, running, actionsDone, failures,
+		configValid, configErrors, configInfo, configSkew, imagesDeclared, imagesReady, copiesByState, copiesWanted, copiesReady, copiesMissing, peerAnswers, peerAge, planned, running, actionsDone, failures,
 		fetched, diskUsable, diskTotal, diskFree, diskReserved, rounds, lastRound,
 	} {
 		out <- d
@@ -112,6 +113,7 @@ func (s sender) config(c reconcile.ConfigStatus) {
 	}
 	s.gauge(configErrors, float64(errors))
 	s.gauge(configValid, oneIf(errors == 0 && c.Digest != ""))
+	s.gauge(configInfo, 1, c.Digest, c.Revision)
 }
 
 func (s sender) disks(node string, disks []reconcile.DiskStatus) {

@@ -37,13 +37,17 @@ func writeStatus(w io.Writer, s reconcile.Status) error {
 }
 
 func writeConfigStatus(w io.Writer, c reconcile.ConfigStatus) {
+	of := ""
+	if c.Revision != "" {
+		of = fmt.Sprintf(", revision %.12s", c.Revision)
+	}
 	switch {
 	case c.Fault != "":
 		fmt.Fprintf(w, "Configuration: cannot be used (%s): %s\n", c.Allowed, c.Fault)
 	case c.Digest == "":
-		fmt.Fprintf(w, "Configuration: %s (%s)\n", count(len(c.Errors), "error"), c.Allowed)
+		fmt.Fprintf(w, "Configuration: %s (%s)%s\n", count(len(c.Errors), "error"), c.Allowed, of)
 	default:
-		fmt.Fprintf(w, "Configuration: valid, digest %.12s\n", c.Digest)
+		fmt.Fprintf(w, "Configuration: valid, digest %.12s%s\n", c.Digest, of)
 	}
 	if c.Skew != "" {
 		fmt.Fprintf(w, "  warning: %s\n", c.Skew)

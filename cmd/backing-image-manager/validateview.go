@@ -15,6 +15,7 @@ type validatedView struct {
 type configurationView struct {
 	Path     string        `json:"path"`
 	Digest   string        `json:"digest"` // "" while anything is broken
+	Revision string        `json:"revision,omitempty"`
 	Errors   []problemView `json:"errors"`
 	Warnings []problemView `json:"warnings"`
 	Skipped  []skippedView `json:"skipped"`
@@ -48,7 +49,7 @@ func viewValidated(all []validated) validatedView {
 	for _, one := range all {
 		v.Valid = v.Valid && len(one.Errors) == 0
 		c := configurationView{
-			Path: one.path, Digest: one.Digest, Config: viewConfig(one.Config),
+			Path: one.path, Digest: one.Digest, Revision: one.Revision, Config: viewConfig(one.Config),
 			Errors: viewProblems(one.path, one.Errors), Warnings: viewProblems(one.path, one.Warnings), Skipped: []skippedView{},
 		}
 		for _, s := range one.Skipped {

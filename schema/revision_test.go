@@ -1,0 +1,161 @@
+package schema
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// repo is a checkout that real git works on.
+type repo struct {
+	t   *testing.T
+	dir string
+}
+
+func newRepo(t *testing.T, args ...string) repo {
+	t.Helper()
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("git is not installed")
+	}
+	r := repo{t, t.TempDir()}
+	r.git(append([]string{"init", "-q", "-b", "main"}, args...)...)
+	r.commit("1")
+	return r
+}
+
+// git runs git in the checkout, as nobody in particular, and returns what it prints.
+func (r repo) git(args ...string) string {
+	r.t.Helper()
+	cmd := exec.Command("git", append([]string{"-C", r.dir, "-c", "user.name=t", "-c", "user.email=t@t", "-c", "protocol.file.allow=always"}, args...)...)
+	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		r.t.Fatalf("git %v: %v\n%s", args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func (r repo) commit(data string) {
+	r.t.Helper()
+	writeTree(r.t, r.dir, map[string]string{"conf/a.yaml": data})
+	r.git("add", ".")
+	r.git("commit", "-qm", data)
+}
+
+// same asserts that the revision of dir, a folder of the checkout, is what git says.
+func (r repo) same(what, dir string) {
+	r.t.Helper()
+	want := repo{r.t, dir}.git("rev-parse", "HEAD")
+	if got := mustRead(r.t, dir).Revision; got != want {
+		r.t.Errorf("%s: got revision %q, git says %q", what, got, want)
+	}
+}
+
+func TestRevision(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{nil, {"--object-format=sha256"}} {
+		r := newRepo(t, args...)
+		conf := filepath.Join(r.dir, "conf")
+		r.same("a branch", conf)
+		r.commit("2")
+		r.same("another commit", conf)
+		r.git("checkout", "-qb", "team/edge")
+		r.commit("3")
+		r.same("a branch with a slash", conf)
+		r.git("pack-refs", "--all")
+		if _, err := os.Stat(filepath.Join(r.dir, ".git/refs/heads/team/edge")); err == nil {
+			t.Error("the ref is not packed")
+		}
+		r.same("a packed ref", conf)
+		r.commit("4")
+		r.same("a ref that is packed and newer by itself", conf)
+		r.git("symbolic-ref", "refs/heads/alias", "refs/heads/main")
+		r.git("checkout", "-q", "alias")
+		r.same("a ref to another one", conf)
+		r.git("checkout", "-q", "--detach", "team/edge~1")
+		r.same("a detached head", conf)
+		r.git("gc", "-q")
+		r.same("after gc", conf)
+	}
+}
+
+func TestRevisionElsewhere(t *testing.T) {
+	t.Parallel()
+	r := newRepo(t)
+	tree := filepath.Join(t.TempDir(), "tree")
+	r.git("worktree", "add", "-q", "-b", "other", tree)
+	repo{t, tree}.commit("2")
+	r.same("a worktree", filepath.Join(tree, "conf"))
+	r.same("the checkout beside it", r.dir)
+	r.git("pack-refs", "--all")
+	r.same("a worktree with a packed ref", tree)
+	outer := newRepo(t)
+	outer.git("submodule", "add", "-q", r.dir, "sub")
+	outer.same("a submodule", filepath.Join(outer.dir, "sub/conf"))
+	outer.same("around it", outer.dir)
+	bare := repo{t, t.TempDir()}
+	bare.git("clone", "-q", "--bare", r.dir, ".")
+	of := filepath.Join(t.TempDir(), "bare")
+	bare.git("worktree", "add", "-q", of, "main")
+	bare.same("a worktree of a bare clone", of)
+}
+
+// TestRevisionGitSync goes the way of git-sync: a detached worktree for each commit,
+// with a relative gitdir, behind a link.
+func TestRevisionGitSync(t *testing.T) {
+	t.Parallel()
+	upstream, root := newRepo(t), repo{t, t.TempDir()}
+	root.git("clone", "-q", "--no-checkout", upstream.dir, ".")
+	link := filepath.Join(root.dir, "current")
+	for _, next := range []string{"2", "3"} {
+		commit := upstream.git("rev-parse", "HEAD")
+		root.git("fetch", "-q", "origin", commit)
+		tree := filepath.Join(".worktrees", commit)
+		root.git("worktree", "add", "-q", "--force", "--detach", "--no-checkout", tree, commit)
+		must(t, os.WriteFile(filepath.Join(root.dir, tree, ".git"), []byte("gitdir: ../../.git/worktrees/"+commit+"\n"), 0o644))
+		repo{t, filepath.Join(root.dir, tree)}.git("reset", "-q", "--hard", commit)
+		must(t, os.Symlink(tree, link+".tmp"))
+		must(t, os.Rename(link+".tmp", link))
+		for _, dir := range []string{link, filepath.Join(link, "conf")} {
+			if got := mustRead(t, dir).Revision; got != commit {
+				t.Errorf("%s: got revision %q, want %q", dir, got, commit)
+			}
+		}
+		upstream.commit(next)
+	}
+}
+
+// TestNoRevision: what is no checkout, or none that can be read, has no revision, and
+// nothing else is wrong with it.
+func TestNoRevision(t *testing.T) {
+	t.Parallel()
+	const commit = "0123456789012345678901234567890123456789"
+	big := strings.Repeat(" ", maxRef) + commit
+	for name, files := range map[string]map[string]string{
+		"no checkout":           nil,
+		"empty":                 {".git/config": ""},
+		"no commit yet":         {".git/HEAD": "ref: refs/heads/main\n"},
+		"reftable":              {".git/HEAD": "ref: refs/heads/.invalid\n", ".git/reftable/tables.list": ""},
+		"garbage":               {".git/HEAD": "\x00\x01\x02"},
+		"too large":             {".git/HEAD": big},
+		"out of the repository": {".git/HEAD": "ref: refs/../../secret\n", "secret": commit},
+		"not a ref":             {".git/HEAD": "ref: config\n", ".git/config": commit},
+		"a circle":              {".git/HEAD": "ref: refs/heads/a\n", ".git/refs/heads/a": "ref: refs/heads/b", ".git/refs/heads/b": "ref: refs/heads/a"},
+		"packed garbage":        {".git/HEAD": "ref: refs/heads/a\n", ".git/packed-refs": "x refs/heads/a\n" + strings.Repeat("y", 1<<17)},
+		"gitdir to nowhere":     {".git": "gitdir: /no/such/place\n"},
+		"gitdir to a file":      {".git": "gitdir: a.yaml\n"},
+		"an upper-case commit":  {".git/HEAD": strings.Repeat("A", 40)},
+	} {
+		dir := t.TempDir()
+		writeTree(t, dir, map[string]string{"a.yaml": "1"})
+		writeTree(t, dir, files)
+		if s := mustRead(t, dir); s.Revision != "" || shown(s) != "a.yaml=1" {
+			t.Errorf("%s: got revision %q of %s", name, s.Revision, shown(s))
+		}
+		if _, _, err := Folders(dir); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
