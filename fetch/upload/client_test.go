@@ -149,6 +149,34 @@ func TestSendLater(t *testing.T) {
 	}
 }
 
+// A client may look for its upload a moment before the daemon has found it again.
+func TestSendFoundLate(t *testing.T) {
+	r := newRig(t)
+	want := image(13, 20<<20)
+	f := file(t, want)
+	ctx, stop := context.WithCancel(t.Context())
+	c := &Client{Base: r.url, Transport: &stopAt{stop: stop, at: 3}}
+	if err := c.Send(ctx, order(newFile(t, f)), &fetch.Progress{}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("stopped: %v", err)
+	}
+	c.Transport = &blind{}
+	if err := c.Send(t.Context(), order(newFile(t, f)), &fetch.Progress{}); err != nil {
+		t.Fatal(err)
+	}
+	r.has(want)
+}
+
+// blind sees no upload at the first look.
+type blind struct{ looked bool }
+
+func (b *blind) RoundTrip(q *http.Request) (*http.Response, error) {
+	if q.Method == http.MethodGet && q.URL.Path == Path && !b.looked {
+		b.looked = true
+		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("[]"))}, nil
+	}
+	return http.DefaultTransport.RoundTrip(q)
+}
+
 type stopAt struct {
 	stop context.CancelFunc
 	at   int

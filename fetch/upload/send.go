@@ -115,11 +115,32 @@ func (s *sending) step(ctx context.Context) (done bool, err error) {
 
 // begin finds the upload to go on with, or creates one.
 func (s *sending) begin(ctx context.Context) error {
+	m := s.metadata()
+	if err := s.find(ctx, m); err != nil || s.path != "" {
+		return err
+	}
+	s.Restart = false
+	path, err := s.create(ctx, m, s.Content.length())
+	if no, refused := errors.AsType[*Refused](err); refused && no.Status == http.StatusConflict {
+		// A daemon that has just begun may have found what is left of it meanwhile.
+		if found := s.find(ctx, m); found != nil || s.path != "" {
+			return found
+		}
+	}
+	if err != nil {
+		return err
+	}
+	s.path, s.at = path, 0
+	return nil
+}
+
+// find looks whether the daemon has the upload, and refuses to disturb another one of
+// the image.
+func (s *sending) find(ctx context.Context, m Metadata) error {
 	all, err := s.uploads(ctx)
 	if err != nil {
 		return err
 	}
-	m := s.metadata()
 	for _, i := range all {
 		path := Path + "/" + i.ID
 		switch {
@@ -135,11 +156,6 @@ func (s *sending) begin(ctx context.Context) error {
 			return refuse(http.StatusConflict, "an upload of %s is under way, of another file or by somebody else: %d bytes are there%s; --restart ends it and begins anew", s.Image, i.Offset, ofLength(i.Length))
 		}
 	}
-	s.Restart = false
-	if s.path, err = s.create(ctx, m, s.Content.length()); err != nil {
-		return err
-	}
-	s.at = 0
 	return nil
 }
 

@@ -116,7 +116,7 @@ func (s *Sessions) begin(id disk.ID, found disk.Origin) (now *Session, mine bool
 		return nil, false, &fetch.Error{Class: fetch.Source, Err: ErrTerminated} // who announced it is gone
 	case now == nil || left && now.ID != found.ETag:
 		if now != nil { // it was announced when nobody had seen what is left of another one
-			now.end(refuse(http.StatusConflict, "an upload of %s was interrupted, and goes on", id.Name))
+			now.end(later("an upload of %s was interrupted, and goes on in a moment", id.Name))
 		}
 		m, err := parseMetadata(found.Metadata)
 		if err != nil || m.Name != id.Name {

@@ -29,6 +29,23 @@ func TestJobOutlivesItsClient(t *testing.T) {
 	}
 }
 
+// A client may come when nobody has seen yet what the daemon before this one left of its
+// upload. It has to come again, and is not to be told that it cannot be.
+func TestAnnouncedTooEarly(t *testing.T) {
+	s := NewSessions()
+	one, err := s.announce(Metadata{Name: parrot.Name}, 512)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := disk.Origin{Source: Source, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
+	if had, err := s.Begin(t.Context(), parrot, left); err != nil || had.ID != left.ETag {
+		t.Fatalf("the job has %+v, %v", had, err)
+	}
+	if no, ok := errors.AsType[*Refused](one.outcome()); !ok || !no.passes() {
+		t.Errorf("the client is told %v, want that it may come again", one.outcome())
+	}
+}
+
 // A job that was stopped may be at its last writes when one of another generation of
 // the image begins.
 func TestJobsShareNoUpload(t *testing.T) {
