@@ -35,9 +35,11 @@ type sniper struct {
 
 	mu     sync.Mutex
 	victim *os.Process // nil: killed
-	left   int         // requests until then; 0: none is the last
+	left   int         // requests until then, or until one after it gets as far as the moment
 	moment int
 }
+
+const never = 1 << 30
 
 const (
 	atOnce = iota
@@ -68,7 +70,7 @@ type momentKey struct{}
 func (s *sniper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	due := -1
-	if s.left--; s.left == 0 {
+	if s.left--; s.left <= 0 {
 		due = s.moment
 	}
 	s.mu.Unlock()
@@ -125,7 +127,7 @@ func (s *sniper) survive(t *testing.T, random *rand.Rand, kills int, args ...str
 		var out bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &out
 		s.mu.Lock()
-		s.left, s.moment = 0, random.IntN(moments)
+		s.left, s.moment = never, random.IntN(moments)
 		if kills > 0 {
 			s.left = 1 + random.IntN(14)
 		}

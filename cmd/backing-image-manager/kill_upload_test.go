@@ -1,0 +1,187 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+)
+
+var killUploads = flag.Int("kill.uploads", 10, "how often TestKillUpload kills a daemon or a client")
+
+// process is the program at work.
+type process struct {
+	*exec.Cmd
+	said  bytes.Buffer // to be read when it has ended
+	ended chan struct{}
+	err   error // set before ended is closed
+}
+
+func begin(t *testing.T, args ...string) *process {
+	t.Helper()
+	p := &process{Cmd: exec.Command("backing-image-manager", args...), ended: make(chan struct{})}
+	p.Stdout, p.Stderr = &p.said, &p.said
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.kill)
+	go func() {
+		p.err = p.Wait()
+		close(p.ended)
+	}()
+	return p
+}
+
+func (p *process) kill() {
+	_ = p.Process.Kill() // it may have ended
+	<-p.ended
+}
+
+// over reports whether the process has ended.
+func (p *process) over() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// answering waits until somebody listens at the address.
+func answering(t *testing.T, address string, daemon *process) {
+	t.Helper()
+	for late := time.After(time.Minute); ; {
+		if conn, err := net.Dial("tcp", address); err == nil {
+			conn.Close()
+			return
+		}
+		select {
+		case <-daemon.ended:
+			t.Fatalf("the daemon ended: %v\n%s", daemon.err, daemon.said.Bytes())
+		case <-late:
+			t.Fatal("the daemon does not listen")
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// aim kills the victim at a request to come, or nobody.
+func (s *sniper) aim(victim *process, random *rand.Rand) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.victim, s.left = nil, never
+	if victim != nil {
+		s.victim, s.left, s.moment = victim.Process, 1+random.IntN(4), random.IntN(moments)
+	}
+}
+
+// TestKillUpload kills the daemon and the client of one upload with SIGKILL, over and
+// over, in the middle of what one says to the other. In the end the image is there, and
+// nothing else.
+func TestKillUpload(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	listener.Close()
+	s := newSniper("http://" + address)
+	proxy := httptest.NewServer(s)
+	defer proxy.Close()
+	random := rand.New(rand.NewPCG(*killSeed, 2))
+	conf, data, file := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "parrot.raw")
+	image := fetchtest.Random(8, 98<<20+512)
+	clear(image[20<<20 : 31<<20])
+	for path, content := range map[string][]byte{file: image, filepath.Join(conf, "images.yaml"): []byte("images: {parrot: {source: {upload: {}}}}")} {
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := disk.Init(data); err != nil {
+		t.Fatal(err)
+	}
+
+	var daemon, client *process
+	killed := map[bool]int{}
+	for kills := 0; ; kills++ {
+		if daemon == nil || daemon.over() {
+			daemon = begin(t, "daemon", "--config-dir", conf, "--disk", data, "--listen", address, "--interval", "200ms")
+			answering(t, address, daemon)
+		}
+		if client == nil {
+			client = begin(t, "backing-image", "upload", "parrot", file, "--url", proxy.URL)
+		}
+		victim, ofDaemon := client, random.IntN(2) == 0
+		if ofDaemon {
+			victim = daemon
+		}
+		if kills >= *killUploads {
+			victim = nil
+		}
+		s.aim(victim, random)
+		select {
+		case <-daemon.ended:
+			killed[true]++
+			continue
+		case <-client.ended:
+		}
+		if client.err != nil && (victim != client || client.ProcessState.ExitCode() >= 0) {
+			t.Fatalf("the client ends with %v after %d kills:\n%s", client.err, kills, client.said.Bytes())
+		}
+		if client.err == nil {
+			break
+		}
+		killed[false]++
+		client = nil
+	}
+	t.Logf("the daemon was killed %d times, the client %d times", killed[true], killed[false])
+	s.aim(nil, nil)
+	left, err := http.Get(proxy.URL + "/v1/uploads")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer left.Body.Close()
+	if list, err := io.ReadAll(left.Body); err != nil || strings.TrimSpace(string(list)) != "[]" {
+		t.Errorf("uploads are under way: %s, error %v", list, err)
+	}
+	onlyImage(t, data, image)
+}
+
+// onlyImage fails the test if anything but one ready image with these bytes is on the
+// disk.
+func onlyImage(t *testing.T, data string, want []byte) {
+	t.Helper()
+	var names []string
+	found, err := filepath.Glob(filepath.Join(data, "backing-images", "*", "*"))
+	for _, path := range found {
+		names = append(names, filepath.Base(path))
+	}
+	if !slices.Equal(names, []string{"backing", "backing.cfg", "backing.chunks", "backing.record"}) {
+		t.Fatalf("there is %q, error %v", found, err)
+	}
+	if got, err := os.ReadFile(found[0]); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the image has %d bytes, which are not the %d that were sent (error %v)", len(got), len(want), err)
+	}
+	d, err := disk.Open(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if list, err := d.List(); err != nil || len(list.Copies) != 1 || list.Copies[0].State != disk.Ready || len(list.Foreign) > 0 {
+		t.Errorf("on the disk is %+v, error %v", list, err)
+	}
+}
