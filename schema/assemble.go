@@ -7,9 +7,10 @@ import (
 
 // assembly puts together what the contents of one snapshot define.
 type assembly struct {
-	errors  []Problem
-	skipped []Skipped
-	running bool // an earlier configuration is being acted on
+	errors    []Problem
+	manifests []Document
+	skipped   []Skipped
+	running   bool // an earlier configuration is being acted on
 
 	holds map[key]*thing   // what holds: valid now, or as last said
 	wrong map[key]Problem  // what does not hold as it is now defined
@@ -28,6 +29,7 @@ func (l *Loader) assemble(contents []*content) *assembly {
 	}
 	for _, c := range contents {
 		a.errors = append(a.errors, c.problems...)
+		a.manifests = append(a.manifests, c.manifests...)
 		a.skipped = append(a.skipped, c.skipped...)
 		a.fileUnknown = a.fileUnknown || len(c.problems) > 0 && !l.known[c.origin]
 		for _, t := range c.things {

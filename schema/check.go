@@ -13,7 +13,9 @@ import (
 
 // verdict is what the schema says of one thing, wherever it stands.
 type verdict struct {
-	faults []fault
+	// translation is what a manifest says natively, nil where it is wrong itself.
+	translation *translation
+	faults      []fault
 	// loopback are faults only where allowLoopbackSources is off.
 	loopback []fault
 
@@ -25,8 +27,8 @@ type verdict struct {
 
 // task is a thing to check: verdict is filled in.
 type task struct {
-	section section
-	name    string
+	key
+	form    *form // nil: value is native
 	value   *value
 	verdict *verdict
 }
@@ -62,34 +64,61 @@ func (l *Loader) checkAll(ctx context.Context, tasks []task) error {
 func (l *Loader) checkBatch(batch []task) {
 	c := compile()
 	for _, t := range batch {
-		*t.verdict = c.check(l.shapes[t.section], t)
+		*t.verdict = c.check(l.shapes, t)
 	}
 }
 
 // check judges one thing: first its structure, then by CUE what is left of it,
 // then what only Go can tell.
-func (c compiled) check(sh *shape, t task) (result verdict) {
+func (c compiled) check(all shapes, t task) (result verdict) {
 	defer func() {
 		// Whatever a file says, it must not end a manager.
 		if p := recover(); p != nil {
 			result = verdict{faults: []fault{{atName: true, msg: printable(fmt.Sprintf("cannot be checked: %v", p))}}}
 		}
 	}()
-	s := structure{root: sh}
-	plain, ok := s.plain(t.value, sh, nil)
-	if !ok {
-		return verdict{faults: s.faults}
+	if t.form != nil {
+		return c.checkManifest(all, t)
 	}
-	v := c.things[t.section].Unify(c.context.Encode(plain))
-	for _, at := range mistakes(v.Validate(cue.Concrete(true), cue.Final()), t.value) {
-		if !s.explains(at, sh, t.value) {
-			s.fault(explain(sh, t.value, at))
-		}
-	}
-	if len(s.faults) > 0 {
-		return verdict{faults: s.faults}
+	v, faults := c.valid(c.things[t.section], all.things[t.section], t.value)
+	if len(faults) > 0 {
+		return verdict{faults: faults}
 	}
 	return decode(t, v)
+}
+
+// checkManifest judges a manifest by itself, and then what it says natively.
+func (c compiled) checkManifest(all shapes, t task) verdict {
+	if _, faults := c.valid(c.manifests[t.form.definition], all.manifests[t.form.definition], t.value); len(faults) > 0 {
+		return verdict{faults: faults}
+	}
+	tr := newTranslation(t.value)
+	t.form.translate(tr)
+	if len(tr.faults) > 0 {
+		return verdict{faults: tr.faults}
+	}
+	result := c.check(all, task{key: t.key, value: tr.value})
+	result.translation = tr
+	tr.toldAll(result.faults)
+	tr.toldAll(result.loopback)
+	return result
+}
+
+// valid returns v as the schema has it, with every default, or what is wrong
+// with it.
+func (c compiled) valid(definition cue.Value, sh *shape, v *value) (cue.Value, []fault) {
+	s := structure{root: sh}
+	plain, ok := s.plain(v, sh, nil)
+	if !ok {
+		return cue.Value{}, s.faults
+	}
+	unified := definition.Unify(c.context.Encode(plain))
+	for _, at := range mistakes(unified.Validate(cue.Concrete(true), cue.Final()), v) {
+		if !s.explains(at, sh, v) {
+			s.fault(explain(sh, v, at))
+		}
+	}
+	return unified, s.faults
 }
 
 // explains reports whether what CUE says of a path follows from a fault that

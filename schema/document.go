@@ -22,9 +22,10 @@ type key struct {
 // thing is the definition of an image, a node or a setting in a document.
 type thing struct {
 	key
+	form   *form  // nil where it is defined natively
 	origin string // the content that it is of
 	pos    Position
-	// value of a setting is a mapping with that one field.
+	// value of a setting is a mapping with that one field; of a manifest, all of it.
 	value   *value
 	sum     [sha256.Size]byte // of value
 	verdict *verdict          // nil until it is judged
@@ -41,19 +42,37 @@ func (t *thing) prefix() fieldPath {
 	return fieldPath{t.section.String(), t.name}
 }
 
-func (t *thing) problem(f fault) Problem { return f.problem(t.prefix(), t.value, t.pos) }
+// problem places a fault that is in the words of the thing's document.
+func (t *thing) problem(f fault) Problem {
+	if t.form != nil {
+		return f.problem(nil, t.value, t.pos)
+	}
+	return f.problem(t.prefix(), t.value, t.pos)
+}
+
+// found places a fault with a native path.
+func (t *thing) found(f fault) Problem {
+	if t.form != nil {
+		f = t.verdict.translation.told(f)
+	}
+	return t.problem(f)
+}
+
+// native is what the thing says natively.
+func (t *thing) native() *value {
+	if t.form != nil {
+		return t.verdict.translation.value
+	}
+	return t.value
+}
 
 // whole is a problem of the thing by its name.
 func (t *thing) whole(msg, hint string) Problem {
-	return Problem{Position: t.pos, Path: fieldPath{t.section.String(), t.name}.String(), Message: msg, Hint: hint}
-}
-
-// Skipped is a document of another program, which was not read.
-type Skipped struct {
-	Position
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Name       string `json:"name,omitempty"`
+	at := fieldPath{t.section.String(), t.name}
+	if t.form != nil {
+		at = fieldPath{"metadata", "name"}
+	}
+	return Problem{Position: t.pos, Path: at.String(), Message: msg, Hint: hint}
 }
 
 // content is what a file, or a CUE package of several files, says.
@@ -61,10 +80,16 @@ type content struct {
 	origin string // the path of the file, or of the package
 	// problems are those of the documents: while there are any, it is not known
 	// what else the file would have said.
-	problems []Problem
-	skipped  []Skipped
-	ours     bool // a document with a field of ours is among them
-	things   []*thing
+	problems  []Problem
+	skipped   []Skipped
+	manifests []Document // that were read
+	ours      bool       // a document of ours is among them
+	things    []*thing
+
+	// While it is read:
+	data     []byte // of the file, nil where it has no lines to find again
+	expanded int    // bytes of files within manifests
+	embedded bool   // in such a file
 }
 
 // maxProblems bounds what is told of one file, and of one thing in it.
@@ -83,24 +108,33 @@ func read(f File) *content {
 	if !c.readable(f) {
 		return c
 	}
-	var docs []*value
-	var err error
-	f.Data = bytes.TrimPrefix(f.Data, []byte("\ufeff"))
-	if path.Ext(f.Path) == ".json" {
-		var doc *value
-		if doc, err = parseJSON(f.Path, f.Data); err == nil {
-			docs = append(docs, doc)
-		}
-	} else {
-		docs, err = parseYAML(f.Path, f.Data)
-	}
+	c.data = bytes.TrimPrefix(f.Data, []byte("\ufeff"))
+	docs, err := parse(f.Path, path.Ext(f.Path), c.data)
 	for _, d := range docs {
 		c.document(d)
 	}
-	if e, ok := errors.AsType[*parseError](err); ok {
-		c.problem(e.pos, nil, e.msg, e.hint)
+	if err != nil {
+		c.problem(err.pos, nil, err.msg, err.hint)
 	}
+	c.data = nil
 	return c
+}
+
+// parse reads the documents of YAML or JSON. What comes before a mistake in YAML
+// is returned with it.
+func parse(file, ext string, data []byte) ([]*value, *parseError) {
+	var docs []*value
+	var err error
+	if ext == ".json" {
+		var doc *value
+		if doc, err = parseJSON(file, data); err == nil {
+			docs = append(docs, doc)
+		}
+	} else {
+		docs, err = parseYAML(file, data)
+	}
+	e, _ := errors.AsType[*parseError](err)
+	return docs, e
 }
 
 // readable finds what no parser should see.
@@ -146,8 +180,12 @@ func (c *content) document(doc *value) {
 		c.problem(doc.pos, nil, "a document has to be a mapping, not "+doc.kind.describe(), "begin with settings, nodes or images")
 		return
 	}
-	if s, ok := foreign(doc); ok {
-		c.skipped = append(c.skipped, s)
+	if doc.child("apiVersion") != nil && doc.child("kind") != nil {
+		c.manifest(doc)
+		return
+	}
+	if missing := halfManifest(doc); missing != "" {
+		c.problem(doc.pos, fieldPath{missing}, "is missing", "a document of Kubernetes has both apiVersion and kind")
 		return
 	}
 	seen := make(map[string]bool, len(doc.fields))
@@ -159,22 +197,6 @@ func (c *content) document(doc *value) {
 		seen[f.name] = true
 		c.topField(f)
 	}
-}
-
-// foreign tells the documents of other programs by the two fields that every
-// object of Kubernetes has.
-func foreign(doc *value) (Skipped, bool) {
-	version, kind := doc.child("apiVersion"), doc.child("kind")
-	if version == nil || kind == nil {
-		return Skipped{}, false
-	}
-	s := Skipped{Position: doc.pos, APIVersion: printable(version.value.text), Kind: printable(kind.value.text)}
-	if meta := doc.child("metadata"); meta != nil {
-		if name := meta.value.child("name"); name != nil {
-			s.Name = printable(name.value.text)
-		}
-	}
-	return s, true
 }
 
 func (c *content) topField(f field) {

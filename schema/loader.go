@@ -12,7 +12,7 @@ import (
 // remembers what was last said, and what was checked already, so that a reload
 // costs what changed. It is for one goroutine.
 type Loader struct {
-	shapes   [sections]*shape
+	shapes   shapes
 	contents map[contentKey]*content
 	verdicts map[verdictKey]*verdict
 	said     map[key]*thing  // the last valid definition of everything
@@ -28,11 +28,12 @@ type contentKey struct {
 
 type verdictKey struct {
 	key
-	sum [sha256.Size]byte
+	form *form
+	sum  [sha256.Size]byte
 }
 
 // NewLoader returns a Loader that knows nothing yet.
-func NewLoader() *Loader { return &Loader{shapes: shapes()} }
+func NewLoader() *Loader { return &Loader{shapes: readShapes()} }
 
 // Load reads a snapshot. It does not fail: what is wrong is in the result. When
 // ctx ends before it does, the result allows nothing and the Loader forgets
@@ -89,13 +90,13 @@ func (l *Loader) judge(ctx context.Context, contents []*content) error {
 	var tasks []task
 	for _, c := range contents {
 		for _, t := range c.things {
-			k := verdictKey{t.key, t.sum}
+			k := verdictKey{t.key, t.form, t.sum}
 			if t.verdict == nil {
 				t.verdict = cmp.Or(verdicts[k], l.verdicts[k])
 			}
 			if t.verdict == nil {
 				t.verdict = &verdict{}
-				tasks = append(tasks, task{t.section, t.name, t.value, t.verdict})
+				tasks = append(tasks, task{t.key, t.form, t.value, t.verdict})
 			}
 			verdicts[k] = t.verdict
 		}
@@ -112,13 +113,13 @@ func (l *Loader) judge(ctx context.Context, contents []*content) error {
 func (l *Loader) settings(defined []*thing) Settings {
 	all := &value{kind: mapKind}
 	for _, t := range defined {
-		all.fields = append(all.fields, t.value.fields...)
+		all.fields = append(all.fields, t.native().fields...)
 	}
-	k := verdictKey{key{settingsSection, ""}, all.sum()}
+	k := verdictKey{key: key{settingsSection, ""}, sum: all.sum()}
 	v := l.verdicts[k]
 	if v == nil {
 		v = &verdict{}
-		l.checkBatch([]task{{settingsSection, "", all, v}})
+		l.checkBatch([]task{{key: k.key, value: all, verdict: v}})
 		l.verdicts[k] = v
 	}
 	return *v.settings
@@ -141,7 +142,7 @@ func (l *Loader) nothingDeclared(contents []*content) Result {
 		r.Config.Settings = l.settings(nil)
 	}
 	for _, c := range contents {
-		r.Skipped = append(r.Skipped, c.skipped...)
+		r.Skipped, r.Manifests = append(r.Skipped, c.skipped...), append(r.Manifests, c.manifests...)
 	}
 	return r
 }

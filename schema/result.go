@@ -45,8 +45,11 @@ type Result struct {
 	// Errors and Warnings are sorted by place.
 	Errors   []Problem
 	Warnings []Problem
-	Skipped  []Skipped // in the order of the files
-	Held     []Held    // sorted by name
+	// Manifests are those that were read, and Skipped those that were not, in the
+	// order of the files.
+	Manifests []Document
+	Skipped   []Skipped
+	Held      []Held // sorted by name
 	// Digest identifies the configuration, whatever files it is in; "" while
 	// anything is broken.
 	Digest string
@@ -68,7 +71,7 @@ func (c Config) digest() string {
 
 // result is what the assembly comes to.
 func (a *assembly) result() Result {
-	r := Result{Config: a.config(), Errors: a.errors, Skipped: a.skipped, Held: a.held(), May: a.may()}
+	r := Result{Config: a.config(), Errors: a.errors, Manifests: a.manifests, Skipped: a.skipped, Held: a.held(), May: a.may()}
 	r.Warnings = a.warnings(r.Config)
 	if len(r.Errors) == 0 {
 		r.Digest = r.Config.digest()

@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"bytes"
 	_ "embed"
 	"fmt"
 	"slices"
@@ -12,9 +13,15 @@ import (
 //go:embed schema.cue
 var schemaCUE []byte
 
-// CUE returns the schema: the one truth of what may be declared. The caller
-// may keep and change the copy.
-func CUE() []byte { return slices.Clone(schemaCUE) }
+//go:embed manifests.cue
+var manifestsCUE []byte
+
+// CUE returns the schema: the one truth of what may be declared, natively and in
+// manifests. The caller may keep and change the copy.
+func CUE() []byte {
+	clause := []byte("package schema\n")
+	return slices.Concat(schemaCUE, []byte("\n"), bytes.Replace(manifestsCUE, clause, nil, 1))
+}
 
 // section is one of the three fields of a document.
 type section uint8
@@ -38,15 +45,26 @@ func (s section) String() string { return sectionNames[s] }
 type compiled struct {
 	context *cue.Context
 	things  [sections]cue.Value
+	// manifests are those that are read, by their definitions.
+	manifests map[string]cue.Value
 }
 
 func compile() compiled {
-	c := compiled{context: cuecontext.New()}
-	root := c.context.CompileBytes(schemaCUE, cue.Filename("schema.cue"))
+	c := compiled{context: cuecontext.New(), manifests: map[string]cue.Value{}}
+	root := c.context.CompileBytes(CUE(), cue.Filename("schema.cue"))
+	definition := func(name string) cue.Value {
+		v := root.LookupPath(cue.ParsePath(name))
+		if err := v.Err(); err != nil {
+			panic(fmt.Sprintf("schema: compile schema.cue and manifests.cue: %v", err))
+		}
+		return v
+	}
 	for s, name := range definitions {
-		c.things[s] = root.LookupPath(cue.ParsePath(name))
-		if err := c.things[s].Err(); err != nil {
-			panic(fmt.Sprintf("schema: compile schema.cue: %v", err))
+		c.things[s] = definition(name)
+	}
+	for _, f := range forms {
+		if f.definition != "" {
+			c.manifests[f.definition] = definition(f.definition)
 		}
 	}
 	return c
@@ -62,13 +80,24 @@ type shape struct {
 	names    []string
 	fields   map[string]*shape
 	elements *shape // of a list, or of a mapping from names
+	open     bool   // other fields may stand here, and are not read
 }
 
-// shapes reads them from the schema: one for each section.
-func shapes() (all [sections]*shape) {
+// shapes are one for each section, and one for each kind of manifest.
+type shapes struct {
+	things    [sections]*shape
+	manifests map[string]*shape
+}
+
+// readShapes reads them from the schema.
+func readShapes() shapes {
 	c := compile()
+	all := shapes{manifests: map[string]*shape{}}
 	for s, v := range c.things {
-		all[s] = shapeOf(v)
+		all.things[s] = shapeOf(v)
+	}
+	for definition, v := range c.manifests {
+		all.manifests[definition] = shapeOf(v)
 	}
 	return all
 }
@@ -110,6 +139,7 @@ func (s *shape) addFields(v cue.Value) {
 		s.names = append(s.names, name)
 		s.fields[name] = shapeOf(fields.Value())
 	}
+	s.open = s.elements == nil && v.Allows(cue.AnyString)
 }
 
 // withoutCount returns the struct of a value that bounds the number of its

@@ -96,6 +96,9 @@ func (s *structure) mapping(v *value, sh *shape, at fieldPath) map[string]any {
 				continue
 			}
 		}
+		if !known && sh.open {
+			continue
+		}
 		if !known {
 			s.fault(fault{path: below, atName: true, msg: "unknown field", hint: s.unknownHint(f.name, sh)})
 			continue
@@ -111,11 +114,11 @@ func (s *structure) unknownHint(name string, sh *shape) string {
 	if near := nearest(name, sh.names); near != "" {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
-	if name == "sourceType" || name == "sourceParameters" {
-		return "write \"source: {download: {url: …}}\""
-	}
 	if at := s.root.whereIs(name); len(at) > 0 {
 		return fmt.Sprintf("%q belongs in %s", name, at)
+	}
+	if name == "sourceType" || name == "sourceParameters" {
+		return "write \"source: {download: {url: …}}\""
 	}
 	if len(sh.names) == 0 {
 		return "no field may stand here"

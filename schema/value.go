@@ -16,6 +16,7 @@ type value struct {
 	fields []field
 	items  []*value
 	pos    Position
+	block  bool // a text in YAML after "|"
 }
 
 type field struct {

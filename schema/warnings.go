@@ -10,7 +10,7 @@ import (
 // satisfies, more copies than disks, nodes that the others cannot ask, and checksums
 // that cannot be known.
 func (a *assembly) warnings(c Config) []Problem {
-	found := a.ignored(c)
+	found := append(a.ignored(c), a.ofManifests()...)
 	if len(c.Nodes) == 0 {
 		return found
 	}
@@ -28,6 +28,20 @@ func (a *assembly) warnings(c Config) []Problem {
 			matching[selectors] = n
 		}
 		if f, is := doubt(m, n); is {
+			found = append(found, t.found(f))
+		}
+	}
+	return found
+}
+
+// ofManifests finds what a manifest says that is taken for something else.
+func (a *assembly) ofManifests() []Problem {
+	var found []Problem
+	for _, t := range a.holds {
+		if t.form == nil || a.stale(t) {
+			continue
+		}
+		for _, f := range t.verdict.translation.warnings {
 			found = append(found, t.problem(f))
 		}
 	}
@@ -40,7 +54,7 @@ func (a *assembly) ignored(c Config) []Problem {
 	for _, name := range sortedKeys(c.Images) {
 		t := a.holds[key{imagesSection, name}]
 		if c.Images[name].ChecksumIgnored && !a.stale(t) {
-			found = append(found, t.problem(fault{path: fieldPath{"checksum"}, msg: "is not used: each time that an image is encrypted it has other bytes",
+			found = append(found, t.found(fault{path: fieldPath{"checksum"}, msg: "is not used: each time that an image is encrypted it has other bytes",
 				hint: "remove it"}))
 		}
 	}
@@ -55,7 +69,7 @@ func (a *assembly) mute(c Config) []Problem {
 		if len(c.Nodes) == 1 || c.Nodes[name].Address != "" || a.stale(t) {
 			continue
 		}
-		found = append(found, t.problem(fault{atName: true, msg: "has no address, so the other nodes cannot ask it",
+		found = append(found, t.found(fault{atName: true, msg: "has no address, so the other nodes cannot ask it",
 			hint: "they copy nothing from it, and delete nothing that it may use"}))
 	}
 	return found

@@ -21,7 +21,7 @@ func (a *assembly) checkAddresses() {
 }
 
 // fault records a fault that only the whole configuration shows.
-func (a *assembly) fault(t *thing, f fault) { a.mistake(t.key, t.problem(f)) }
+func (a *assembly) fault(t *thing, f fault) { a.mistake(t.key, t.found(f)) }
 
 // checkImages checks the images that are valid by themselves against the
 // settings, the nodes and each other.
@@ -88,7 +88,7 @@ func (a *assembly) checkDisks(t *thing, nodes []string) {
 
 // indexOf returns where the image's disks have the text.
 func (t *thing) indexOf(text string) string {
-	v, _ := t.value.find(fieldPath{"disks"}, t.pos)
+	v, _ := t.native().find(fieldPath{"disks"}, t.pos)
 	return fmt.Sprintf("[%d]", slices.IndexFunc(v.items, func(i *value) bool { return i.text == text }))
 }
 

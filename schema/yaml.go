@@ -209,7 +209,7 @@ func (r *yamlReader) merge(merged []field, from *value) ([]field, error) {
 }
 
 func (r *yamlReader) scalar(y *yaml.Node) (*value, error) {
-	n := &value{kind: textKind, text: y.Value, pos: r.at(y)}
+	n := &value{kind: textKind, text: y.Value, pos: r.at(y), block: y.Style&yaml.LiteralStyle != 0}
 	switch tag := y.ShortTag(); tag {
 	case "!!str", "!!timestamp", "!!merge":
 	case "!!null":

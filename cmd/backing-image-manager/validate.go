@@ -100,7 +100,7 @@ func writeValidated(w io.Writer, all []validated) error {
 	for _, v := range all {
 		for _, s := range v.Skipped {
 			s.File = filepath.Join(v.path, s.File)
-			fmt.Fprintf(w, "%s: skipped: %s %s %q is not ours\n", s.Position, s.APIVersion, s.Kind, s.Name)
+			fmt.Fprintf(w, "%s: skipped: %s %s %q %s\n", s.Position, s.APIVersion, s.Kind, s.Name, s.Why)
 		}
 	}
 	for _, v := range all {
@@ -115,6 +115,9 @@ func writeValidated(w io.Writer, all []validated) error {
 func (v validated) summary() string {
 	text := fmt.Sprintf("%s: %s, %s, %s", v.path, count(len(v.Config.Images), "image"),
 		count(len(v.Config.Nodes), "node"), count(v.settings, "setting"))
+	if n := len(v.Manifests); n > 0 {
+		text += fmt.Sprintf("; %s read", count(n, "manifest"))
+	}
 	if n := len(v.Skipped); n > 0 {
 		text += fmt.Sprintf("; %s skipped", count(n, "document"))
 	}

@@ -42,6 +42,7 @@ type skippedView struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	Name       string `json:"name"`
+	Why        string `json:"why"`
 }
 
 func viewValidated(all []validated) validatedView {
@@ -53,7 +54,7 @@ func viewValidated(all []validated) validatedView {
 			Errors: viewProblems(one.path, one.Errors), Warnings: viewProblems(one.path, one.Warnings), Skipped: []skippedView{},
 		}
 		for _, s := range one.Skipped {
-			c.Skipped = append(c.Skipped, skippedView{viewPlace(one.path, s.Position), s.APIVersion, s.Kind, s.Name})
+			c.Skipped = append(c.Skipped, skippedView{viewPlace(one.path, s.Position), s.APIVersion, s.Kind, s.Name, s.Why})
 		}
 		v.Configurations = append(v.Configurations, c)
 	}

@@ -1,0 +1,206 @@
+package schema
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// form is a kind of manifest of Kubernetes that is configuration as it is.
+type form struct {
+	group    string
+	versions []string // the first one is proposed
+	kind     string
+	// definition is where manifests.cue describes it, "" where what is in the
+	// manifest is taken apart as it is read: see list and configMap.
+	definition string
+	// common: other programs have kinds of that name.
+	common bool
+	// read adds to content what a manifest of the kind declares, or skips it.
+	read func(*content, manifest)
+	// translate says natively what a manifest says that manifests.cue accepts.
+	translate func(*translation)
+}
+
+// forms are all kinds that are read.
+var forms = []*form{
+	{group: "", versions: []string{"v1"}, kind: "List", common: true},
+	{group: "", versions: []string{"v1"}, kind: "ConfigMap"},
+	backingImageForm,
+}
+
+var longhornVersions = []string{"v1beta2", "v1beta1"}
+
+// apiVersion is the one to propose.
+func (f *form) apiVersion() string {
+	if f.group == "" {
+		return f.versions[0]
+	}
+	return f.group + "/" + f.versions[0]
+}
+
+// manifest is a document of a form.
+type manifest struct {
+	*form
+	doc  *value
+	name string   // metadata.name
+	pos  Position // of it
+}
+
+// Document is a manifest in a file.
+type Document struct {
+	Position
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Name       string `json:"name,omitempty"`
+}
+
+// Skipped is a manifest that was not read.
+type Skipped struct {
+	Document
+	Why string `json:"why"`
+}
+
+func describeDocument(doc *value) Document {
+	text := func(path ...string) string {
+		if v, _ := doc.find(path, Position{}); v != nil {
+			return printable(v.text)
+		}
+		return ""
+	}
+	return Document{doc.pos, text("apiVersion"), text("kind"), text("metadata", "name")}
+}
+
+func (c *content) skip(doc *value, why string) {
+	c.skipped = append(c.skipped, Skipped{describeDocument(doc), why})
+}
+
+// manifest reads a document that has apiVersion and kind.
+func (c *content) manifest(doc *value) {
+	if second := doc.again("apiVersion", "kind"); second != nil {
+		c.problem(second.pos, fieldPath{second.name}, "is given twice in one document", "two manifests need a line with \"---\" between them")
+		return
+	}
+	apiVersion, kind := doc.child("apiVersion"), doc.child("kind")
+	f, wrong := formOf(apiVersion.value.text, kind.value.text)
+	switch {
+	case wrong != nil:
+		c.problem(doc.child(wrong.path[0]).value.pos, wrong.path, wrong.msg, wrong.hint)
+	case f == nil:
+		c.skip(doc, "is not ours")
+	case f.kind == "List":
+		c.list(doc)
+	case f.kind == "ConfigMap":
+		c.configMap(doc)
+	default:
+		c.declares(f, doc)
+	}
+}
+
+// halfManifest returns which field a document lacks to be of Kubernetes.
+func halfManifest(doc *value) string {
+	switch {
+	case doc.child("metadata") == nil && doc.child("spec") == nil && doc.child("parameters") == nil:
+		return ""
+	case doc.child("apiVersion") != nil:
+		return "kind"
+	case doc.child("kind") != nil:
+		return "apiVersion"
+	}
+	return ""
+}
+
+// again returns the first field with one of the names that is there already.
+func (v *value) again(names ...string) *field {
+	seen := map[string]bool{}
+	for i, f := range v.fields {
+		if seen[f.name] && slices.Contains(names, f.name) {
+			return &v.fields[i]
+		}
+		seen[f.name] = true
+	}
+	return nil
+}
+
+// declares reads a manifest that declares something by itself.
+func (c *content) declares(f *form, doc *value) {
+	c.ours = true
+	dropNulls(doc)
+	m := manifest{form: f, doc: doc, pos: doc.pos}
+	at := fieldPath{"metadata", "name"}
+	name, pos := doc.find(at, doc.pos)
+	switch {
+	case name == nil:
+		c.problem(pos, at, "is missing", "a manifest is known by its name")
+	case name.kind != textKind:
+		c.problem(name.pos, at, "has to be a text, not "+name.kind.describe(), fmt.Sprintf("quote it: %q", printable(name.text)))
+	default:
+		m.name, m.pos = name.text, name.pos
+		f.read(c, m)
+	}
+}
+
+// read notes that the manifest was.
+func (c *content) note(m manifest) { c.manifests = append(c.manifests, describeDocument(m.doc)) }
+
+// add adds what a manifest declares.
+func (c *content) add(m manifest, k key) {
+	c.note(m)
+	t := &thing{key: k, form: m.form, origin: c.origin, pos: m.pos, value: m.doc, sum: m.doc.sum()}
+	if err := checkThingName(k); err != nil {
+		t.verdict = &verdict{faults: []fault{{path: fieldPath{"metadata", "name"}, msg: err.Error()}}}
+	}
+	c.things = append(c.things, t)
+}
+
+// dropNulls drops the fields that are null: Kubernetes takes them for absent.
+func dropNulls(v *value) {
+	v.fields = slices.DeleteFunc(v.fields, func(f field) bool { return f.value.kind == nullKind })
+	for _, f := range v.fields {
+		dropNulls(f.value)
+	}
+	for _, i := range v.items {
+		dropNulls(i)
+	}
+}
+
+// formOf returns the form of a document, nil where it is of another program,
+// and the fault where it is nearly one of ours.
+func formOf(apiVersion, kind string) (*form, *fault) {
+	group, version, grouped := strings.Cut(apiVersion, "/")
+	if !grouped {
+		group, version = "", apiVersion
+	}
+	if f := listForm(kind); f != nil {
+		return f, nil
+	}
+	for _, f := range forms {
+		near := nearGroup(group, f.group)
+		switch {
+		case f.kind == kind && f.group == group && slices.Contains(f.versions, version):
+			return f, nil
+		case f.kind == kind && (near || !f.common):
+			return nil, &fault{path: fieldPath{"apiVersion"}, msg: fmt.Sprintf("%q is not known of a %s", printable(apiVersion), f.kind),
+				hint: fmt.Sprintf("write %q", f.apiVersion())}
+		case near && nearly(kind, f.kind):
+			return nil, &fault{path: fieldPath{"kind"}, msg: fmt.Sprintf("unknown kind %q", printable(kind)), hint: fmt.Sprintf("did you mean %q?", f.kind)}
+		}
+	}
+	return nil, nil
+}
+
+// nearly reports whether a is b but for a slip: other programs have kinds of
+// similar names.
+func nearly(a, b string) bool {
+	slips := 2
+	if len(b) < 8 {
+		slips = 1
+	}
+	return plain(a) == plain(b) || distance(plain(a), plain(b)) <= slips
+}
+
+func nearGroup(a, b string) bool {
+	first, _, _ := strings.Cut(a, ".")
+	wanted, _, _ := strings.Cut(b, ".")
+	return a == b || b != "" && (nearly(a, b) || plain(first) == plain(wanted))
+}

@@ -1,0 +1,62 @@
+package schema
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/txtar"
+)
+
+// TestManifestsAreTheNativeForm loads the two files of each archive in
+// testdata/manifest and wants one configuration of both.
+func TestManifestsAreTheNativeForm(t *testing.T) {
+	entries, err := os.ReadDir("testdata/manifest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		t.Run(strings.TrimSuffix(e.Name(), ".txtar"), func(t *testing.T) {
+			a, err := txtar.ParseFile("testdata/manifest/" + e.Name())
+			if err != nil || len(a.Files) != 2 {
+				t.Fatalf("%d files, error %v", len(a.Files), err)
+			}
+			var digests []string
+			for _, f := range a.Files {
+				r := NewLoader().Load(t.Context(), Snapshot{Files: []File{{Path: f.Name, Data: f.Data}}})
+				if r.May != Everything {
+					t.Fatalf("not valid:\n%s", describe(r))
+				}
+				digests = append(digests, r.Digest+string(mustJSON(t, r.Config)))
+			}
+			if digests[0] != digests[1] {
+				t.Errorf("%s is\n%s\n%s is\n%s", a.Files[0].Name, digests[0], a.Files[1].Name, digests[1])
+			}
+		})
+	}
+}
+
+func TestLonghornName(t *testing.T) {
+	for name, want := range map[string]string{
+		"parrot":                "parrot",
+		"Parrot":                "parrot",
+		strings.Repeat("a", 40): strings.Repeat("a", 40),
+		"a-name-that-is-longer-than-forty-letters":       "a-name-that-is-longer-than-forty-letters",
+		"snapshot-01234567-89ab-cdef-0123-456789abcdef":  "snapshot-01234567-89ab-cdef-012-1a294bbb",
+		strings.Repeat("a", 28) + "-----" + "bbbbbbbbbb": strings.Repeat("a", 28) + "-3961e309",
+	} {
+		if got := longhornName(name); got != want || len(got) > 40 {
+			t.Errorf("%q is %q, want %q", name, got, want)
+		}
+	}
+}
+
+func mustJSON(t *testing.T, v any) []byte {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}

@@ -1,0 +1,192 @@
+package schema
+
+import (
+	"bytes"
+	"path"
+	"strings"
+)
+
+// listForm returns the form of lists for those of one kind too: BackingImageList.
+func listForm(kind string) *form {
+	if of, is := strings.CutSuffix(kind, "List"); is && (of == "" || of[0] >= 'A' && of[0] <= 'Z') {
+		return forms[0]
+	}
+	return nil
+}
+
+// list reads what a list has. The items of a list of one kind need not name it.
+func (c *content) list(doc *value) {
+	items := doc.child("items")
+	switch {
+	case items == nil || items.value.kind == nullKind || items.value.kind == listKind && len(items.value.items) == 0:
+		c.skip(doc, "has no items")
+		return
+	case items.value.kind != listKind:
+		c.problem(items.value.pos, fieldPath{"items"}, "has to be a list, not "+items.value.kind.describe(), "")
+		return
+	}
+	of := strings.TrimSuffix(doc.child("kind").value.text, "List")
+	for _, i := range items.value.items {
+		if of != "" && i.kind == mapKind && i.child("apiVersion") == nil && i.child("kind") == nil {
+			i.fields = append(i.fields, *doc.child("apiVersion"),
+				field{name: "kind", pos: i.pos, value: &value{kind: textKind, text: of, pos: i.pos}})
+		}
+		c.document(i)
+	}
+}
+
+// configMap reads the files that a ConfigMap has.
+func (c *content) configMap(doc *value) {
+	data := doc.child("data")
+	if data == nil || data.value.kind != mapKind {
+		data = &field{value: &value{kind: mapKind}}
+	}
+	if f := fileElsewhere(doc); f != nil {
+		c.problem(f.pos, fieldPath{f.name}, "unknown field", "the files of a ConfigMap belong in \"data\"")
+		return
+	}
+	found := c.binaryData(doc)
+	for _, f := range data.value.fields {
+		if isConfig(f.name) {
+			found = true
+			c.configFile(f)
+		}
+	}
+	if found {
+		c.note(manifest{doc: doc})
+	} else {
+		c.skip(doc, "has no *.yaml, *.yml or *.json in its data")
+	}
+}
+
+// fileElsewhere returns a field of a ConfigMap that no ConfigMap has, with
+// files of ours in it.
+func fileElsewhere(doc *value) *field {
+	for i, f := range doc.fields {
+		switch f.name {
+		case "data", "binaryData", "metadata":
+			continue
+		}
+		for _, below := range f.value.fields {
+			if isConfig(below.name) {
+				return &doc.fields[i]
+			}
+		}
+	}
+	return nil
+}
+
+// binaryData reports whether there are files of ours where they cannot be read.
+func (c *content) binaryData(doc *value) (found bool) {
+	binary := doc.child("binaryData")
+	if binary == nil {
+		return false
+	}
+	for _, f := range binary.value.fields {
+		if isConfig(f.name) {
+			found, c.ours = true, true
+			c.problem(f.pos, fieldPath{"binaryData", f.name}, "is not read", "put it into data, as text")
+		}
+	}
+	return found
+}
+
+// configFile reads a field of a ConfigMap's data as the file that it is once
+// the ConfigMap is mounted.
+func (c *content) configFile(f field) {
+	at := fieldPath{"data", f.name}
+	c.ours = true
+	switch {
+	case f.value.kind != textKind:
+		c.problem(f.value.pos, at, "has to be a text, not "+f.value.kind.describe(), "write \"|\" after the colon")
+	case c.embedded:
+		c.problem(f.pos, at, "is not read: it is in a ConfigMap that is in another one", "put it into a file of its own")
+	case path.Ext(f.name) == ".cue":
+		c.problem(f.pos, at, "CUE is not read from a manifest", "mount the ConfigMap, or put it into a file of its own")
+	case c.expanded+len(f.value.text) > maxFile:
+		c.problem(f.pos, at, "is too large with what is before it", "put it into a file of its own")
+	default:
+		c.expanded += len(f.value.text)
+		c.embed(f)
+	}
+}
+
+func (c *content) embed(f field) {
+	c.embedded = true
+	defer func() { c.embedded = false }()
+	problems := len(c.problems)
+	place := c.placeIn(f)
+	docs, err := parse(c.origin, path.Ext(f.name), []byte(f.value.text))
+	for _, d := range docs {
+		d.relocate(place)
+		c.document(d)
+	}
+	if err != nil {
+		c.problem(place(err.pos), fieldPath{"data", f.name}, err.msg, err.hint)
+	}
+	for i := range c.problems[problems:] {
+		// What is wrong with a whole file has no field: the key tells which.
+		if p := &c.problems[problems+i]; p.Path == "" {
+			p.Path = fieldPath{"data", f.name}.String()
+		}
+	}
+}
+
+// relocate gives v and all that is in it other places.
+func (v *value) relocate(place func(Position) Position) {
+	v.pos = place(v.pos)
+	for i := range v.fields {
+		v.fields[i].pos = place(v.fields[i].pos)
+		v.fields[i].value.relocate(place)
+	}
+	for _, i := range v.items {
+		i.relocate(place)
+	}
+}
+
+// placeIn returns where in the user's file a place in a field's text is. A block
+// after "|" has the lines of the text, indented. In any other text places are
+// not to be found: all are the key's.
+func (c *content) placeIn(f field) func(Position) Position {
+	indent, is := blockIndent(c.data, f.value)
+	if !is {
+		return func(Position) Position { return f.pos }
+	}
+	return func(p Position) Position {
+		if p.Line > 0 {
+			p.Line += f.value.pos.Line
+		}
+		if p.Column > 0 {
+			p.Column += indent
+		}
+		return p
+	}
+}
+
+// blockIndent returns how far the text of a block is indented in the file, and
+// false where the text does not stand there line by line.
+func blockIndent(data []byte, v *value) (int, bool) {
+	if data == nil || !v.block {
+		return 0, false
+	}
+	for range v.pos.Line {
+		_, data, _ = bytes.Cut(data, []byte("\n"))
+	}
+	indent := -1
+	for line := range strings.Lines(v.text) {
+		var raw []byte
+		raw, data, _ = bytes.Cut(data, []byte("\n"))
+		line = strings.TrimSuffix(line, "\n")
+		before, is := bytes.CutSuffix(bytes.TrimSuffix(raw, []byte("\r")), []byte(line))
+		switch {
+		case !is:
+			return 0, false
+		case strings.TrimSpace(line) == "":
+		case indent < 0:
+			indent = len(before)
+		case indent != len(before):
+			return 0, false
+		}
+	}
+	return max(indent, 0), true
+}
