@@ -73,6 +73,9 @@ func ParseDigest(s string) (Digest, error) {
 	}
 	want := a.New().Size()
 	d := Digest{algorithm: a}
+	if strings.Trim(digits, "0123456789abcdefABCDEF") != "" {
+		return Digest{}, fmt.Errorf("checksum is not hexadecimal: a %s has %d digits of 0-9 and a-f", a, 2*want)
+	}
 	if len(digits) != 2*want {
 		return Digest{}, checksumLength(a, len(digits), digits == s)
 	}
@@ -80,7 +83,7 @@ func ParseDigest(s string) (Digest, error) {
 		return Digest{}, fmt.Errorf("checksum has upper-case digits: write it in lower case")
 	}
 	if _, err := hex.Decode(d.sum[:], []byte(digits)); err != nil {
-		return Digest{}, fmt.Errorf("checksum is not hexadecimal: %w", err)
+		panic("disk: " + err.Error())
 	}
 	return d, nil
 }

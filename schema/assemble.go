@@ -16,6 +16,8 @@ type assembly struct {
 	wrong map[key]Problem  // what does not hold as it is now defined
 	fresh map[key][]*thing // everything that is defined now
 
+	claims map[key][]*thing // by file and line
+
 	encryptions   map[string]Encryption // see encryption
 	settings      Settings
 	placesUnknown bool // settings or nodes are wrong
@@ -25,7 +27,7 @@ type assembly struct {
 func (l *Loader) assemble(contents []*content) *assembly {
 	a := &assembly{
 		running: l.acted, holds: map[key]*thing{}, wrong: map[key]Problem{}, fresh: map[key][]*thing{},
-		encryptions: map[string]Encryption{},
+		encryptions: map[string]Encryption{}, claims: map[key][]*thing{},
 	}
 	for _, c := range contents {
 		a.errors = append(a.errors, c.problems...)
@@ -35,14 +37,23 @@ func (l *Loader) assemble(contents []*content) *assembly {
 		for _, t := range c.things {
 			a.fresh[t.key] = append(a.fresh[t.key], t)
 		}
+		for _, t := range c.claims {
+			a.claims[t.key] = append(a.claims[t.key], t)
+		}
+	}
+	for _, claims := range a.claims {
+		slices.SortStableFunc(claims, func(x, y *thing) int { return x.pos.compare(y.pos) })
 	}
 	for k, defined := range a.fresh {
 		a.place(k, defined)
 	}
+	a.declareClaimed(l, false)
 	a.keepUnread(l.said, contents)
+	a.declareClaimed(l, true)
 	for _, s := range []section{settingsSection, nodesSection, imagesSection} {
 		a.checkSection(s, l)
 	}
+	a.checkClaims()
 	return a
 }
 

@@ -85,6 +85,7 @@ type content struct {
 	manifests []Document // that were read
 	ours      bool       // a document of ours is among them
 	things    []*thing
+	claims    []*thing // that are not definitions where there is one
 
 	// While it is read:
 	data     []byte // of the file, nil where it has no lines to find again

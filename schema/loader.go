@@ -89,7 +89,7 @@ func (l *Loader) judge(ctx context.Context, contents []*content) error {
 	verdicts := make(map[verdictKey]*verdict, len(l.verdicts))
 	var tasks []task
 	for _, c := range contents {
-		for _, t := range c.things {
+		for _, t := range slices.Concat(c.things, c.claims) {
 			k := verdictKey{t.key, t.form, t.sum}
 			if t.verdict == nil {
 				t.verdict = cmp.Or(verdicts[k], l.verdicts[k])

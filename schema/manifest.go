@@ -16,6 +16,10 @@ type form struct {
 	definition string
 	// common: other programs have kinds of that name.
 	common bool
+	// claims: a manifest of it need not be the definition of the image that it
+	// names at imageAt.
+	claims  bool
+	imageAt fieldPath
 	// read adds to content what a manifest of the kind declares, or skips it.
 	read func(*content, manifest)
 	// translate says natively what a manifest says that manifests.cue accepts.
@@ -27,6 +31,9 @@ var forms = []*form{
 	{group: "", versions: []string{"v1"}, kind: "List", common: true},
 	{group: "", versions: []string{"v1"}, kind: "ConfigMap"},
 	backingImageForm,
+	nodeForm,
+	settingForm,
+	storageClassForm,
 }
 
 var longhornVersions = []string{"v1beta2", "v1beta1"}
@@ -124,7 +131,6 @@ func (v *value) again(names ...string) *field {
 
 // declares reads a manifest that declares something by itself.
 func (c *content) declares(f *form, doc *value) {
-	c.ours = true
 	dropNulls(doc)
 	m := manifest{form: f, doc: doc, pos: doc.pos}
 	at := fieldPath{"metadata", "name"}
@@ -141,16 +147,31 @@ func (c *content) declares(f *form, doc *value) {
 }
 
 // read notes that the manifest was.
-func (c *content) note(m manifest) { c.manifests = append(c.manifests, describeDocument(m.doc)) }
+func (c *content) note(m manifest) {
+	c.ours = true
+	c.manifests = append(c.manifests, describeDocument(m.doc))
+}
 
 // add adds what a manifest declares.
 func (c *content) add(m manifest, k key) {
+	c.things = append(c.things, c.thing(m, k, fieldPath{"metadata", "name"}))
+}
+
+// claim adds what a manifest says of an image that another document may define.
+func (c *content) claim(m manifest, k key) *thing {
+	t := c.thing(m, k, m.imageAt)
+	c.claims = append(c.claims, t)
+	return t
+}
+
+// thing is what a manifest is about, which it names at a path.
+func (c *content) thing(m manifest, k key, nameAt fieldPath) *thing {
 	c.note(m)
 	t := &thing{key: k, form: m.form, origin: c.origin, pos: m.pos, value: m.doc, sum: m.doc.sum()}
 	if err := checkThingName(k); err != nil {
-		t.verdict = &verdict{faults: []fault{{path: fieldPath{"metadata", "name"}, msg: err.Error()}}}
+		t.verdict = &verdict{faults: []fault{{path: nameAt, msg: err.Error()}}}
 	}
-	c.things = append(c.things, t)
+	return t
 }
 
 // dropNulls drops the fields that are null: Kubernetes takes them for absent.

@@ -17,6 +17,7 @@ type translation struct {
 	from  map[string]fieldPath // by native path, also of what is not there
 	// faults and warnings are in the words of the manifest.
 	faults, warnings []fault
+	claim            *claim // nil where it is a definition
 }
 
 func newTranslation(doc *value) *translation {
@@ -78,6 +79,20 @@ func (tr *translation) number(native, from fieldPath) {
 		}
 	}
 	tr.set(native, from, v)
+}
+
+// split is like carry for a list that the manifest has as a text with commas.
+func (tr *translation) split(native, from fieldPath) {
+	v := tr.get(from)
+	if v == nil {
+		return
+	}
+	list := &value{kind: listKind, pos: v.pos}
+	for i, part := range strings.Split(v.text, ",") {
+		list.items = append(list.items, &value{kind: textKind, text: part, pos: v.pos})
+		tr.from[native.with(fmt.Sprintf("[%d]", i)).key()] = from
+	}
+	tr.set(native, from, list)
 }
 
 // name is like carry for the name of an image, which is rewritten as Longhorn

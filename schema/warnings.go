@@ -37,12 +37,21 @@ func (a *assembly) warnings(c Config) []Problem {
 // ofManifests finds what a manifest says that is taken for something else.
 func (a *assembly) ofManifests() []Problem {
 	var found []Problem
-	for _, t := range a.holds {
-		if t.form == nil || a.stale(t) {
-			continue
-		}
+	add := func(t *thing) {
 		for _, f := range t.verdict.translation.warnings {
 			found = append(found, t.problem(f))
+		}
+	}
+	for _, t := range a.holds {
+		if t.form != nil && !a.stale(t) {
+			add(t)
+		}
+	}
+	for k, claims := range a.claims {
+		for _, t := range claims {
+			if len(t.allProblems()) == 0 && !slices.Contains(a.fresh[k], t) {
+				add(t)
+			}
 		}
 	}
 	return found

@@ -1,0 +1,198 @@
+package schema
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// claim is what a manifest says of an image that another document may define. It
+// declares the image where nothing else does, and has to agree with it by
+// Longhorn's rule where something does: the kind of source is the same, so are
+// the parameters if it has any, and the checksum if both have one.
+type claim struct {
+	// Where they are in the manifest.
+	kindAt, parametersAt, checksumAt fieldPath
+
+	kind       string            // in Longhorn's words; "": it but names the image
+	parameters map[string]string // see longhornParameters
+	checksum   disk.Digest
+	cannot     string // why it cannot declare the image, "" if it can
+}
+
+// claims translates a claim whose kind of source, parameters and checksum stand
+// at three paths.
+func (tr *translation) claims(kind, parameters, checksum fieldPath) {
+	c := &claim{kindAt: kind, parametersAt: parameters, checksumAt: checksum, kind: tr.text(kind)}
+	tr.claim = c
+	tr.carry(at("checksum"), checksum)
+	if digest, err := disk.ParseDigest(tr.text(checksum)); err == nil {
+		c.checksum = digest
+	}
+	if given := tr.get(parameters); given != nil && c.kind != "" {
+		c.parameters = claimedParameters(given)
+	}
+	c.cannot = c.missing()
+	if c.kind != "" && c.cannot == "" {
+		tr.source(kind, parameters)
+		return
+	}
+	if c.kind != "" {
+		tr.foreignParameters(longhornSourceOf(c.kind), parameters)
+	}
+	// What else the claim says is judged as that of any image.
+	tr.set(at("source.upload"), kind, &value{kind: mapKind, pos: tr.doc.pos})
+}
+
+// missing says what a claim lacks to declare an image.
+func (c *claim) missing() string {
+	switch {
+	case c.kind == "download" && c.parameters["url"] == "":
+		return "download URL is not provided"
+	case c.kind == "export-from-volume" && c.parameters["volume-name"] == "":
+		return "the volume to export is not provided"
+	case c.kind != "" && c.kind != "download" && c.kind != "export-from-volume":
+		return c.kind + " is not supported via CSI"
+	}
+	return ""
+}
+
+// claimedParameters are those that have a word here, as texts, with Longhorn's
+// defaults; none where there are none at all.
+func claimedParameters(given *value) map[string]string {
+	p := map[string]string{}
+	for _, f := range given.fields {
+		p[f.name] = strings.TrimSpace(f.value.text)
+	}
+	return p
+}
+
+// longhornParameters returns what Longhorn would call the kind and the
+// parameters of a source. What only the native form has is not among them.
+func longhornParameters(s Source) (kind string, parameters map[string]string) {
+	switch s.Kind() {
+	case KindDownload:
+		return "download", map[string]string{"url": s.Download.URL}
+	case KindExportFromVolume:
+		e := s.ExportFromVolume
+		return "export-from-volume", map[string]string{"volume-name": e.VolumeName, "export-type": string(e.ExportType)}
+	case KindRestore:
+		return "restore", map[string]string{"backup-url": s.Restore.BackupURL, "concurrent-limit": fmt.Sprint(s.Restore.ConcurrentLimit)}
+	case KindClone:
+		c := s.Clone
+		return "clone", map[string]string{"backing-image": c.BackingImage, "encryption": string(c.Encryption), "secret": c.Secret}
+	}
+	return "upload", nil
+}
+
+// defaultParameters are what Longhorn fills in.
+var defaultParameters = map[string]string{"export-type": "raw", "concurrent-limit": "2", "encryption": "ignore"}
+
+// disagreement returns what a claim says otherwise than the definition of the
+// image that it names.
+func (c *claim) disagreement(m Image) (f fault, disagrees bool) {
+	if c.kind == "" {
+		return c.otherChecksum(m)
+	}
+	kind, parameters := longhornParameters(m.Source)
+	if c.kind != kind {
+		return fault{path: c.kindAt, msg: fmt.Sprintf("data source is different: image %q comes from %s", m.ID.Name, kind)}, true
+	}
+	if len(c.parameters) > 0 {
+		for _, name := range sortedKeys(parameters) {
+			claimed := c.parameters[name]
+			if claimed == "" {
+				claimed = defaultParameters[name]
+			}
+			if name == "backing-image" {
+				claimed = longhornName(claimed)
+			}
+			if claimed != parameters[name] {
+				return fault{path: c.parametersAt.with(name), msg: fmt.Sprintf("data source is different: image %q has another %s", m.ID.Name, name)}, true
+			}
+		}
+	}
+	return c.otherChecksum(m)
+}
+
+func (c *claim) otherChecksum(m Image) (f fault, disagrees bool) {
+	if c.checksum.IsZero() || m.Checksum.IsZero() || c.checksum.Algorithm() != m.Checksum.Algorithm() || c.checksum == m.Checksum {
+		return fault{}, false
+	}
+	return fault{path: c.checksumAt, msg: fmt.Sprintf("checksum mismatch: image %q has another one", m.ID.Name)}, true
+}
+
+// declareClaimed lets claims declare the images that nothing else defines: of
+// each image the first one, by file and line, that is more than its name. Those
+// of images that had a definition wait until it is known whether it is gone.
+func (a *assembly) declareClaimed(l *Loader, afterUnread bool) {
+	for k, claims := range a.claims {
+		said := l.said[k]
+		defined := said != nil && !said.claims()
+		if len(a.fresh[k]) > 0 || a.holds[k] != nil || defined != afterUnread {
+			continue
+		}
+		for _, t := range claims {
+			if t.declares() {
+				a.fresh[k] = []*thing{t}
+				a.place(k, a.fresh[k])
+				break
+			}
+		}
+	}
+}
+
+// claims reports whether the thing is of a manifest that need not be the
+// definition.
+func (t *thing) claims() bool { return t.form != nil && t.form.claims }
+
+// declares reports whether a claim is meant to declare its image, too. One that
+// is wrong may be.
+func (t *thing) declares() bool {
+	if len(t.allProblems()) > 0 {
+		return true
+	}
+	c := t.verdict.translation.claim
+	return c.kind != "" && c.cannot == ""
+}
+
+// checkClaims compares the claims with what holds of their images. What is wrong
+// with them hurts no image.
+func (a *assembly) checkClaims() {
+	for k, claims := range a.claims {
+		for _, t := range claims {
+			if slices.Contains(a.fresh[k], t) {
+				continue
+			}
+			problems := t.allProblems()
+			if len(problems) == 0 {
+				problems = a.disagreements(t)
+			}
+			a.errors = append(a.errors, problems...)
+		}
+	}
+}
+
+func (a *assembly) disagreements(t *thing) []Problem {
+	c, image := t.verdict.translation.claim, a.holds[t.key]
+	switch {
+	case image == nil && (a.fresh[t.key] != nil || a.fileUnknown):
+		return nil // it is defined, and wrong, or may be in what could not be read
+	case image == nil && c.kind != "":
+		return []Problem{t.problem(fault{path: c.kindAt, msg: fmt.Sprintf("image %q is not declared, and this cannot declare it: %s", t.name, c.cannot), hint: didYouMean(t.name, names(a.of(imagesSection)))})}
+	case image == nil:
+		return []Problem{t.problem(fault{path: t.form.imageAt, msg: fmt.Sprintf("image %q is not declared", t.name), hint: didYouMean(t.name, names(a.of(imagesSection)))})}
+	case a.stale(image):
+		return nil
+	}
+	f, disagrees := c.disagreement(*image.verdict.image)
+	if !disagrees {
+		return nil
+	}
+	f.hint = "Longhorn refuses a volume whose image is not the one that is there"
+	p := t.problem(f)
+	p.Also = image.pos
+	return []Problem{p}
+}
