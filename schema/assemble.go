@@ -30,7 +30,7 @@ func (l *Loader) assemble(contents []*content) *assembly {
 		encryptions: map[string]Encryption{}, claims: map[key][]*thing{},
 	}
 	for _, c := range contents {
-		a.errors = append(a.errors, c.problems...)
+		a.errors = append(append(a.errors, c.problems...), c.alone...)
 		a.manifests = append(a.manifests, c.manifests...)
 		a.skipped = append(a.skipped, c.skipped...)
 		a.fileUnknown = a.fileUnknown || len(c.problems) > 0 && !l.known[c.origin]
@@ -68,6 +68,9 @@ func (a *assembly) place(k key, defined []*thing) {
 	for _, t := range defined {
 		for _, p := range t.allProblems() {
 			a.mistake(k, p)
+		}
+		if _, wrong := a.wrong[k]; !wrong && t.unread != nil {
+			a.wrong[k] = *t.unread
 		}
 	}
 	if _, wrong := a.wrong[k]; !wrong {

@@ -89,10 +89,13 @@ func (c compiled) check(all shapes, t task) (result verdict) {
 
 // checkManifest judges a manifest by itself, and then what it says natively.
 func (c compiled) checkManifest(all shapes, t task) verdict {
-	if _, faults := c.valid(c.manifests[t.form.definition], all.manifests[t.form.definition], t.value); len(faults) > 0 {
+	if _, faults := c.valid(c.manifests[t.form.definition], all.manifests[t.form.definition], t.value.own()); len(faults) > 0 {
 		return verdict{faults: faults}
 	}
 	tr := newTranslation(t.value)
+	if t.form.translate == nil {
+		return verdict{translation: tr}
+	}
 	t.form.translate(tr)
 	if len(tr.faults) > 0 {
 		return verdict{faults: tr.faults}

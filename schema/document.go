@@ -32,6 +32,8 @@ type thing struct {
 	// problems are what its own file says against it already: it was not whole
 	// when it was judged.
 	problems []Problem
+	// unread is why it may say something else, if only all files could be read.
+	unread *Problem
 }
 
 // prefix is the path to the thing's value.
@@ -86,6 +88,9 @@ type content struct {
 	ours      bool       // a document of ours is among them
 	things    []*thing
 	claims    []*thing // that are not definitions where there is one
+	snapshots
+	// alone are mistakes that hold nothing back by themselves.
+	alone []Problem
 
 	// While it is read:
 	data     []byte // of the file, nil where it has no lines to find again

@@ -84,29 +84,48 @@ func (l *Loader) read(ctx context.Context, s Snapshot) []*content {
 	return contents
 }
 
-// judge gives every thing its verdict: an earlier one where it says the same.
+// judge gives every thing its verdict: an earlier one where it says the same. What
+// VolumeSnapshots declare is among the things then.
 func (l *Loader) judge(ctx context.Context, contents []*content) error {
 	verdicts := make(map[verdictKey]*verdict, len(l.verdicts))
-	var tasks []task
+	var classes, things []*thing
 	for _, c := range contents {
-		for _, t := range slices.Concat(c.things, c.claims) {
-			k := verdictKey{t.key, t.form, t.sum}
-			if t.verdict == nil {
-				t.verdict = cmp.Or(verdicts[k], l.verdicts[k])
+		for _, class := range c.classes {
+			if class.thing != nil {
+				classes = append(classes, class.thing)
 			}
-			if t.verdict == nil {
-				t.verdict = &verdict{}
-				tasks = append(tasks, task{t.key, t.form, t.value, t.verdict})
-			}
-			verdicts[k] = t.verdict
 		}
 	}
-	if err := l.checkAll(ctx, tasks); err != nil {
+	err := l.judgeAll(ctx, classes, verdicts)
+	if err == nil {
+		l.resolve(contents)
+		for _, c := range contents {
+			things = append(append(things, c.things...), c.claims...)
+		}
+		err = l.judgeAll(ctx, things, verdicts)
+	}
+	if err != nil {
 		l.contents = nil // their things hold verdicts that nobody gave
 		return err
 	}
 	l.verdicts = verdicts
 	return nil
+}
+
+func (l *Loader) judgeAll(ctx context.Context, things []*thing, verdicts map[verdictKey]*verdict) error {
+	var tasks []task
+	for _, t := range things {
+		k := verdictKey{t.key, t.form, t.sum}
+		if t.verdict == nil {
+			t.verdict = cmp.Or(verdicts[k], l.verdicts[k])
+		}
+		if t.verdict == nil {
+			t.verdict = &verdict{}
+			tasks = append(tasks, task{t.key, t.form, t.value, t.verdict})
+		}
+		verdicts[k] = t.verdict
+	}
+	return l.checkAll(ctx, tasks)
 }
 
 // settings puts the settings together that are defined one by one.

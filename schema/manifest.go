@@ -20,6 +20,9 @@ type form struct {
 	// names at imageAt.
 	claims  bool
 	imageAt fieldPath
+	// take reads a manifest that may be of another program all the same, or that says
+	// nothing by itself.
+	take func(c *content, f *form, doc *value)
 	// read adds to content what a manifest of the kind declares, or skips it.
 	read func(*content, manifest)
 	// translate says natively what a manifest says that manifests.cue accepts.
@@ -34,6 +37,7 @@ var forms = []*form{
 	nodeForm,
 	settingForm,
 	storageClassForm,
+	snapshotClassForm, snapshotForm, volumeClaimForm,
 }
 
 var longhornVersions = []string{"v1beta2", "v1beta1"}
@@ -99,6 +103,9 @@ func (c *content) manifest(doc *value) {
 		c.list(doc)
 	case f.kind == "ConfigMap":
 		c.configMap(doc)
+	case f.take != nil:
+		dropNulls(doc)
+		f.take(c, f, doc)
 	default:
 		c.declares(f, doc)
 	}
@@ -132,7 +139,13 @@ func (v *value) again(names ...string) *field {
 // declares reads a manifest that declares something by itself.
 func (c *content) declares(f *form, doc *value) {
 	dropNulls(doc)
-	m := manifest{form: f, doc: doc, pos: doc.pos}
+	if m, ok := c.named(f, doc); ok {
+		f.read(c, m)
+	}
+}
+
+// named returns a document as a manifest if it has a name.
+func (c *content) named(f *form, doc *value) (manifest, bool) {
 	at := fieldPath{"metadata", "name"}
 	name, pos := doc.find(at, doc.pos)
 	switch {
@@ -141,9 +154,9 @@ func (c *content) declares(f *form, doc *value) {
 	case name.kind != textKind:
 		c.problem(name.pos, at, "has to be a text, not "+name.kind.describe(), fmt.Sprintf("quote it: %q", printable(name.text)))
 	default:
-		m.name, m.pos = name.text, name.pos
-		f.read(c, m)
+		return manifest{form: f, doc: doc, name: name.text, pos: name.pos}, true
 	}
+	return manifest{}, false
 }
 
 // read notes that the manifest was.

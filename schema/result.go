@@ -78,6 +78,8 @@ func (a *assembly) result() Result {
 	}
 	slices.SortStableFunc(r.Errors, Problem.compare)
 	slices.SortStableFunc(r.Warnings, Problem.compare)
+	// What is to be said of a class comes from each of its VolumeSnapshots.
+	r.Errors, r.Warnings = slices.Compact(r.Errors), slices.Compact(r.Warnings)
 	return r
 }
 
