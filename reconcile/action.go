@@ -103,6 +103,9 @@ func (a Action) Idle() bool { return a.Kind == Wait || a.Kind == Blocked }
 type Plan struct {
 	Actions []Action `json:"actions"`
 	Summary Summary  `json:"summary"`
+	// Suspended is what the configuration suspends at the time of the plan: that of
+	// everything first, then by image.
+	Suspended []Suspension `json:"suspended,omitempty"`
 	// Digest and Revision are those of the configuration, "" while anything of it is
 	// broken, and where it is of no commit.
 	Digest   string `json:"digest,omitempty"`

@@ -26,6 +26,7 @@ func (c *cluster) head() *declared { return c.heads[len(c.heads)-1] }
 // declare makes config the newest. It is on its way to every node, and is there when
 // it is there; what was on its way before may be overtaken.
 func (c *cluster) declare(config schema.Config) {
+	c.suspend(&config)
 	d := &declared{config: config, digest: c.digest(config), number: len(c.heads)}
 	for _, before := range c.heads {
 		d.revert = d.revert || before.digest == d.digest
@@ -39,6 +40,42 @@ func (c *cluster) declare(config schema.Config) {
 			wait = c.between(0, 8*time.Minute)
 		}
 		c.after(wait, func() { c.nodes[name].receive(d) })
+	}
+}
+
+// suspend suspends something in what is about to be declared, or lifts what was. Its dice
+// are its own, so that all else is as it would be without.
+func (c *cluster) suspend(config *schema.Config) {
+	config.Images = maps.Clone(config.Images)
+	held := map[string]bool{}
+	if !c.calm && c.holds.one(3) {
+		for _, name := range slices.Sorted(maps.Keys(config.Images)) {
+			held[name] = c.holds.one(2)
+		}
+		held[""] = c.holds.one(4)
+	}
+	one := func() *schema.Suspension {
+		s := &schema.Suspension{Reason: "a reason"}
+		if c.holds.one(2) {
+			s.Until = worldStart.Add(c.now + time.Duration(c.holds.IntN(600))*time.Second)
+		}
+		return s
+	}
+	for _, name := range slices.Sorted(maps.Keys(config.Images)) {
+		image := config.Images[name]
+		switch {
+		case held[name]:
+			image.Suspend = one()
+		case c.calm || c.holds.one(2):
+			image.Suspend = nil
+		}
+		config.Images[name] = image
+	}
+	switch {
+	case held[""]:
+		config.Settings.Suspend = one()
+	case c.calm || c.holds.one(2):
+		config.Settings.Suspend = nil
 	}
 }
 

@@ -41,7 +41,9 @@ func (m *member) book(d Desired, o Observed, a Action) *work {
 		w.uuid = one.uuid
 	}
 	m.jobs[w.key] = w
-	m.c.begun++
+	if m.c.begun++; holdsNow(d.Config, w.key.ID.Name, o.Now) {
+		m.c.broke("suspend", "%s of %s begins, and it is suspended", a.Kind, w.key)
+	}
 	if a.Kind.drops() {
 		m.withdraw(w, d, o)
 		return w

@@ -1,6 +1,11 @@
 package reconcile
 
-import "time"
+import (
+	"maps"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
 
 // The pairs of events that a mild order of things would never let meet.
 const (
@@ -8,9 +13,10 @@ const (
 	pairAttach      = "volume attach against delete"
 	pairReturn      = "takeover against return"
 	pairRevert      = "revert against skew"
+	pairSuspend     = "suspension against withdrawal"
 )
 
-var allPairs = []string{pairWithdrawals, pairAttach, pairReturn, pairRevert}
+var allPairs = []string{pairWithdrawals, pairAttach, pairReturn, pairRevert, pairSuspend}
 
 // noteReturn counts a node that comes back while another one makes the first copy of
 // what it had begun or has.
@@ -52,6 +58,9 @@ func (c *cluster) provoke(r *removal) {
 	if c.calm {
 		return
 	}
+	if c.holds.one(10) {
+		c.after(time.Duration(c.holds.IntN(2000))*time.Millisecond, func() { c.unlessCalm(func() { c.suspendNow(r.key.ID.Name) }) })
+	}
 	soon := func() time.Duration { return c.between(0, 2*time.Second) }
 	switch c.IntN(13) {
 	case 0, 1, 2:
@@ -80,6 +89,24 @@ func (c *cluster) provoke(r *removal) {
 		c.after(soon(), func() { c.spoilClonesOf(r.key.ID.Name) })
 	case 8, 9:
 		c.leaveTwo(r.key)
+	}
+}
+
+// suspendNow puts the suspension of an image into the directory of every node.
+func (c *cluster) suspendNow(name string) {
+	config := c.head().config
+	if image, declared := config.Images[name]; declared {
+		config.Images = maps.Clone(config.Images)
+		image.Suspend = &schema.Suspension{Reason: "at once"}
+		config.Images[name] = image
+	} else {
+		config.Settings.Suspend = &schema.Suspension{Reason: "at once"}
+	}
+	d := &declared{config: config, digest: c.digest(config), number: len(c.heads)}
+	c.heads = append(c.heads, d)
+	c.tell("", "%s is suspended, configuration %d, digest %s", name, d.number, d.digest)
+	for _, node := range c.names {
+		c.nodes[node].receive(d)
 	}
 }
 

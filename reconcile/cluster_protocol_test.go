@@ -152,6 +152,9 @@ func (m *member) decideAll(d Desired, o Observed) {
 // as another holder does.
 func (m *member) takeBack(w *work, o Observed, err error) {
 	m.c.tell(m.name, "keeps %s: %v", w.key, err)
+	if holdsNow(m.conf.config, w.key.ID.Name, o.Now) {
+		m.c.pairs[pairSuspend]++
+	}
 	w.over = true
 	delete(m.jobs, w.key)
 	m.c.endRemoval(w.removal)
@@ -175,6 +178,9 @@ func (m *member) stop(w *work) {
 	}
 	w.stopped = true
 	if w.removal != nil {
+		if holdsNow(m.d.Config, w.key.ID.Name, m.o.Now) {
+			m.c.pairs[pairSuspend]++
+		}
 		m.fails(w, errors.New("stopped"))
 		return
 	}

@@ -18,6 +18,9 @@ func (r *removal) decided(o Observed) {
 	if _, declared := r.conf.config.Nodes[m.name]; !declared || m.broken {
 		c.broke("S6", "%s goes while the configuration is broken", r.key)
 	}
+	if holdsNow(r.conf.config, r.key.ID.Name, o.Now) {
+		c.broke("suspend", "%s goes, and it is suspended", r.key)
+	}
 	r.agree(o)
 	s := c.slot(r.key)
 	if s == nil {

@@ -15,6 +15,7 @@ import (
 // One seed is one run: nothing in it follows from anything but its dice.
 type cluster struct {
 	dice
+	holds  dice // for suspensions
 	seed   uint64
 	now    time.Duration // true time, since worldStart
 	queue  queue
@@ -95,7 +96,7 @@ type loss struct {
 
 func newCluster(seed uint64, least, most int, told bool) *cluster {
 	c := &cluster{
-		seed: seed, dice: dice{rand.New(rand.NewPCG(seed, 3))}, nodes: map[string]*member{}, drives: map[schema.DiskRef]*drive{},
+		seed: seed, dice: dice{rand.New(rand.NewPCG(seed, 3))}, holds: dice{rand.New(rand.NewPCG(seed, 4))}, nodes: map[string]*member{}, drives: map[schema.DiskRef]*drive{},
 		links: map[link]*wire{}, lying: map[string]bool{}, serves: map[string]string{}, replicas: map[string]map[string]bool{}, promised: map[string]bool{}, digests: map[string]string{},
 		rankings: map[rankKey]*[]schema.DiskRef{}, scores: map[[3]string][32]byte{}, pairs: map[string]int{}, letters: map[string]disk.Digest{}, manifest: map[string]disk.Digest{}, done: map[Kind]int{},
 	}

@@ -61,7 +61,24 @@ func (r dice) situation() (Desired, Observed) {
 			}
 		}
 	}
+	r.suspend(&d.Config, now)
 	return d, o
+}
+
+// suspend suspends some images, or all of them, for ever, for a while, or until a moment ago.
+func (r dice) suspend(config *schema.Config, now time.Time) {
+	one := func() *schema.Suspension {
+		return &schema.Suspension{Reason: "a reason", By: pick1(r, "", "ann"), Until: pick1(r, time.Time{}, now.Add(time.Hour), now, now.Add(time.Nanosecond))}
+	}
+	if r.one(10) {
+		config.Settings.Suspend = one()
+	}
+	for _, name := range slices.Sorted(maps.Keys(config.Images)) {
+		if image := config.Images[name]; r.one(6) {
+			image.Suspend = one()
+			config.Images[name] = image
+		}
+	}
 }
 
 func (r dice) peer() Peer {

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -23,6 +24,7 @@ func violations(d Desired, o Observed, p Plan) []string {
 	j := &invariants{d: d, o: o, p: p}
 	j.actions()
 	j.deletions()
+	j.suspended()
 	for _, image := range d.Config.Images {
 		j.image(image)
 	}
@@ -85,6 +87,60 @@ func (j *invariants) actions() {
 			j.never(true, "action %s is not known", a.Kind)
 		}
 	}
+}
+
+// suspended checks what is done about images that are suspended, and that a suspension
+// takes actions away and never makes one.
+func (j *invariants) suspended() {
+	if j.d.Config.Settings.Suspend == nil && !slices.ContainsFunc(slices.Collect(maps.Values(j.d.Config.Images)), func(m schema.Image) bool { return m.Suspend != nil }) {
+		return
+	}
+	free := j.d
+	free.Config.Settings.Suspend, free.Config.Images = nil, maps.Clone(j.d.Config.Images)
+	for name, image := range free.Config.Images {
+		image.Suspend = nil
+		free.Config.Images[name] = image
+	}
+	without := map[Key]Kind{}
+	for _, a := range free.Plan(j.o).Actions {
+		if !a.Idle() {
+			without[a.Key()] = a.Kind
+		}
+	}
+	for _, a := range j.p.Actions {
+		if a.Idle() {
+			continue
+		}
+		key := a.Key()
+		drops := a.Kind == Cleanup || a.Kind == Evict
+		j.never(holdsNow(j.d.Config, a.Image, j.o.Now) && (drops || !j.o.Running[key]), "%s of %s, which is suspended", a.Kind, key)
+		other := j.awaiting(key)
+		j.never(drops && other != "", "%s of %s, which %s is to be made of", a.Kind, key, other)
+		stays := other != "" && (a.Kind == Adopt || a.Kind == Verify || a.Kind == Repair) // as it stays, it is looked after
+		j.never(!a.slow && !stays && without[key] != a.Kind, "%s of %s, and without a suspension it would be %q", a.Kind, key, without[key])
+	}
+}
+
+// awaiting names an image that is suspended, has no ready copy, and can be made of this one.
+func (j *invariants) awaiting(key Key) string {
+	c := j.o.Disks[key.Disk].Copies[key.ID]
+	for name, image := range j.d.Config.Images {
+		source := c.State == disk.Ready && !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
+		if source && image.ID != key.ID && holdsNow(j.d.Config, name, j.o.Now) && len(j.readyOf(image)) == 0 {
+			return name
+		}
+	}
+	return ""
+}
+
+// holdsNow reports whether an image, declared or not, is suspended.
+func holdsNow(config schema.Config, name string, now time.Time) bool {
+	for _, s := range []*schema.Suspension{config.Settings.Suspend, config.Images[name].Suspend} {
+		if s != nil && (s.Until.IsZero() || s.Until.After(now)) {
+			return true
+		}
+	}
+	return false
 }
 
 // target checks that a copy is made where one may be made, and of the right bytes.

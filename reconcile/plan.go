@@ -30,7 +30,9 @@ func (d Desired) Plan(o Observed) Plan {
 	}
 	actions = append(actions, s.planVanished()...)
 	actions = append(actions, s.scrub(actions)...)
-	return d.newPlan(spareSources(actions))
+	p := d.newPlan(spareSources(actions))
+	p.Suspended = d.suspensions(o.Now)
+	return p
 }
 
 // spareSources keeps the copies that others are to be made from.
@@ -52,6 +54,11 @@ func spareSources(actions []Action) []Action {
 
 // plan gives the actions for one image on this node's disks.
 func (v imageView) plan() []Action {
+	return v.hold(v.suspension(v.image, v.o.Now), v.unheld())
+}
+
+// unheld is what would be planned without a suspension.
+func (v imageView) unheld() []Action {
 	settling := v.settle()
 	if conflict := v.conflict(); conflict != "" {
 		return append(slices.Collect(maps.Values(settling)), v.blocked(schema.DiskRef{}, conflict))

@@ -103,7 +103,7 @@ func (l *Loop) logProblems(r schema.Result) {
 	for _, p := range r.Errors {
 		l.Log.Error("configuration", "problem", p.String())
 	}
-	for _, p := range r.Warnings {
+	for _, p := range r.WarningsAt(time.Now()) {
 		l.Log.Warn("configuration", "problem", p.String())
 	}
 }

@@ -23,6 +23,7 @@ type scene struct {
 	// suspect are copies of which a copy came out wrong. They are verified, and
 	// neither read nor counted on before.
 	suspect map[Key]bool
+	held    []schema.Image // see heldImages
 	ranks   *ranks
 	places  []place // memory for rankings that are not kept
 }

@@ -58,12 +58,13 @@ func (due) compare(a, b due) int {
 func (s *scene) dueForScrub() []due {
 	var all []due
 	for _, image := range s.Config.Images {
+		suspended := s.suspension(image, s.o.Now) != nil
 		for _, ref := range s.own {
 			key := Key{ref, image.ID}
 			c := s.copy(key)
 			age := s.o.Now.Sub(c.Verified)
 			fresh := age >= 0 && age < s.Config.Settings.ScrubInterval
-			if c.State != disk.Ready || fresh || s.o.Tries[key].puts(Verify, s.o.Now) {
+			if c.State != disk.Ready || fresh || suspended && !s.o.Running[key] || s.o.Tries[key].puts(Verify, s.o.Now) {
 				continue
 			}
 			all = append(all, due{key, c.Verified, c.Size, s.o.Running[key]})

@@ -34,7 +34,9 @@ func (s *Snapshot) Plan(nodes []Desired) Plan {
 			actions = append(actions, a)
 		}
 	}
-	return nodes[0].newPlan(actions)
+	p := nodes[0].newPlan(actions)
+	p.Suspended = nodes[0].suspensions(s.now())
+	return p
 }
 
 // all is what is known of all nodes, each as it knows itself.

@@ -32,9 +32,11 @@ type ConfigStatus struct {
 	Allowed  string `json:"allowed"`
 	Fault    string `json:"fault,omitempty"` // of the directory as a whole
 	// Skew says on which other nodes the configuration differs, if it does on any.
-	Skew     string   `json:"skew,omitempty"`
-	Errors   []string `json:"errors"`
-	Warnings []string `json:"warnings"`
+	Skew string `json:"skew,omitempty"`
+	// Suspended is the suspension of everything, if there is one.
+	Suspended *Suspension `json:"suspended,omitempty"`
+	Errors    []string    `json:"errors"`
+	Warnings  []string    `json:"warnings"`
 }
 
 // Status shows the view together with what is under way.
@@ -45,7 +47,8 @@ func (v View) Status(under map[Key]Transfer) Status {
 	}
 	s.Config = ConfigStatus{
 		Digest: v.Config.Digest, Revision: v.Config.Revision, Allowed: v.Desired.May.String(), Fault: v.Fault, Skew: skewText(s.Peers),
-		Errors: texts(v.Config.Errors), Warnings: texts(v.Config.Warnings),
+		Errors: texts(v.Config.Errors), Warnings: texts(v.Config.WarningsAt(v.Observed.Now)),
+		Suspended: tellSuspension(v.Desired.Config.Settings.Suspend, v.Observed.Now),
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(v.disks()), compareRefs) {
 		s.Disks = append(s.Disks, v.diskStatus(ref))

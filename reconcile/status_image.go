@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -24,6 +25,9 @@ type ImageStatus struct {
 	Wanted      int         `json:"wanted"`            // copies declared; on all nodes together
 	Ready       int         `json:"ready"`             // copies that are ready, on all nodes that answer
 	Message     string      `json:"message,omitempty"` // about the image, whatever its copies are
+	// Suspended is what suspends the image, its own suspension or that of everything. One
+	// that is over suspends nothing.
+	Suspended *Suspension `json:"suspended,omitempty"`
 	// Unable says why this node cannot make the first copy, where that is so.
 	Unable string `json:"unable,omitempty"`
 	// BackedUp: this node has seen a whole backup of its copy where one is declared.
@@ -50,6 +54,8 @@ func (t *telling) image(id disk.ID) ImageStatus {
 		now := t.seen[id]
 		s.Declared, s.Source, s.Expected, s.Declaration = true, string(image.Source.Kind()), image.Checksum, now.declaration
 		s.Wanted, s.Ready, s.PassedOver = now.wanted, now.ready, now.passed
+		by := cmp.Or(t.Desired.suspension(image, t.Observed.Now), image.Suspend)
+		s.Suspended = tellSuspension(by, t.Observed.Now)
 		for _, ref := range now.want {
 			places[ref] = true
 		}

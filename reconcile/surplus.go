@@ -174,6 +174,9 @@ func (s *scene) remove(kind Kind, key Key, reason string) Action {
 	if s.o.Read[key] { // whatever its reader would read if it began now
 		return s.keep(key, reason+", but work under way reads it")
 	}
+	if image := s.awaited(key); image != "" {
+		return s.keep(key, fmt.Sprintf("%s, but image %s, which is suspended, is to be made of it", reason, image))
+	}
 	return newAction(kind, key, reason, s.copy(key).RealSize)
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
@@ -57,7 +58,12 @@ func (l *Loop) upload(ctx context.Context, image string, sum disk.Digest) error 
 // uploadTo is where this node takes an upload of the image, or why it does not.
 func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 	name, declared := v.image.ID.Name, v.image.Checksum
+	by := v.suspension(v.image, v.o.Now)
 	switch {
+	case by != nil && !by.Until.IsZero():
+		return Key{}, refuse(http.StatusConflict, "%s cannot be uploaded before %s: it is %s", name, by.Until.Format(time.RFC3339), suspended(by))
+	case by != nil:
+		return Key{}, refuse(http.StatusConflict, "%s cannot be uploaded: it is %s", name, suspended(by))
 	case v.image.Source.Upload == nil:
 		return Key{}, refuse(http.StatusConflict, "%s is not for upload: its source is %s", name, v.image.Source.Kind())
 	case len(v.ready) > 0:

@@ -26,7 +26,7 @@ func (s *scene) planVanished() []Action {
 			}
 		}
 	}
-	return actions
+	return s.hold(s.suspension(schema.Image{}, s.o.Now), actions) // an image's own went with its declaration
 }
 
 func (s *scene) vanished(name string) bool {

@@ -208,6 +208,6 @@ func sameImage(a, b schema.Image) bool { return reflect.DeepEqual(bytesOf(a), by
 func bytesOf(image schema.Image) schema.Image {
 	image.Copies, image.AllDisks, image.Disks = 0, false, nil
 	image.NodeSelector, image.DiskSelector = nil, nil
-	image.UUIDDeclared, image.Pos, image.Backup = false, schema.Position{}, nil
+	image.UUIDDeclared, image.Pos, image.Backup, image.Suspend = false, schema.Position{}, nil, nil
 	return image
 }

@@ -32,6 +32,19 @@ type Settings struct {
 	// ScrubInterval is 0 when images are never read again by themselves.
 	ScrubInterval        time.Duration
 	AllowLoopbackSources bool
+	Suspend              *Suspension `json:",omitempty"` // of everything; nil: none
+}
+
+// Suspension lets what is under way go on, nothing else begin, and nothing be removed.
+type Suspension struct {
+	Reason string
+	By     string    `json:",omitempty"` // "" is not known
+	Until  time.Time `json:",omitzero"`  // in UTC; zero: until it is lifted
+}
+
+// Holds reports whether the suspension is there, and not over.
+func (s *Suspension) Holds(now time.Time) bool {
+	return s != nil && (s.Until.IsZero() || now.Before(s.Until))
 }
 
 // Node is a declared machine.

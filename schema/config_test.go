@@ -54,6 +54,13 @@ func TestEverything(t *testing.T) {
 		s.PruneLimit != PruneCount(3) || s.ConcurrentReplenishPerNodeLimit != 0 || s.PruneConfirmed[0].String() != "old-00000001" {
 		t.Errorf("settings are %+v", s)
 	}
+	first := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
+	if by := s.Suspend; by == nil || *by != (Suspension{Reason: "freeze", Until: first.Add(5 * time.Hour)}) || !by.Holds(first) || by.Holds(first.Add(5*time.Hour)) {
+		t.Errorf("everything is suspended by %+v", s.Suspend)
+	}
+	if by := c.Images["uploaded"].Suspend; by == nil || *by != (Suspension{Reason: "not tested", By: "ann", Until: first}) {
+		t.Errorf("uploaded is suspended by %+v", by)
+	}
 	n := c.Nodes["node1"]
 	if n.Address != "http://10.0.0.1:8000" || n.Disks["disk1"].StorageReserved != 10<<30 || n.Disks["disk1"].Path != "/var/lib/longhorn" ||
 		strings.Join(n.Tags, " ") != "big edge" || n.AllowScheduling || !n.EvictionRequested {

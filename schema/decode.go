@@ -24,8 +24,10 @@ type (
 		PruneConfirmed                  []string
 		ScrubInterval                   any
 		AllowLoopbackSources            bool
+		Suspend                         *rawSuspend
 	}
-	rawNode struct {
+	rawSuspend struct{ Reason, By, Until string }
+	rawNode    struct {
 		Address                            string
 		Tags                               []string
 		AllowScheduling, EvictionRequested bool
@@ -43,6 +45,7 @@ type (
 		MinNumberOfCopies, BandwidthLimit any
 		NodeSelector, DiskSelector, Disks []string
 		Backup                            *rawBackup
+		Suspend                           *rawSuspend
 	}
 	rawBackup struct {
 		Target, Credentials, Compression string
@@ -119,7 +122,7 @@ func mustDecode(v cue.Value, raw any) {
 }
 
 func (d *decoder) settings(raw rawSettings) *Settings {
-	s := &Settings{AllowLoopbackSources: raw.AllowLoopbackSources}
+	s := &Settings{AllowLoopbackSources: raw.AllowLoopbackSources, Suspend: d.suspension(raw.Suspend)}
 	var err error
 	s.CleanupWaitInterval, err = interval(raw.CleanupWaitInterval, time.Minute)
 	d.check(err, "cleanupWaitInterval")

@@ -21,6 +21,7 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 	m.Checksum = d.digest(raw.Checksum, "checksum")
 	m.Source = d.source(raw.Source)
 	m.Backup = d.backup(raw.Backup)
+	m.Suspend = d.suspension(raw.Suspend)
 	var err error
 	m.BandwidthLimit, err = quantity(raw.BandwidthLimit)
 	d.check(err, "bandwidthLimit")

@@ -18,8 +18,9 @@ type Image struct {
 	NodeSelector   []string // sorted, without duplicates
 	DiskSelector   []string // sorted, without duplicates
 	Disks          []DiskRef
-	BandwidthLimit int64   // bytes a second; 0: no limit
-	Backup         *Backup `json:",omitempty"` // nil: none is kept
+	BandwidthLimit int64       // bytes a second; 0: no limit
+	Backup         *Backup     `json:",omitempty"` // nil: none is kept
+	Suspend        *Suspension `json:",omitempty"` // nil: none
 	// ChecksumIgnored says that a checksum is declared of bytes that are different each
 	// time, as with Longhorn: Checksum is zero then.
 	ChecksumIgnored bool `json:"-"`

@@ -42,7 +42,8 @@ type Result struct {
 	// Config is what holds now: the valid declarations, and for broken ones what
 	// was last said. When May is ObserveOnly, it is what could be understood.
 	Config Config
-	// Errors and Warnings are sorted by place.
+	// Errors and Warnings are sorted by place. More warnings come with time: see
+	// WarningsAt.
 	Errors   []Problem
 	Warnings []Problem
 	// Manifests are those that were read, and Skipped those that were not, in the
@@ -56,6 +57,8 @@ type Result struct {
 	// Revision is that of the Snapshot.
 	Revision string
 	May      Allowed
+
+	ends []ending
 }
 
 func (c Config) digest() string {
@@ -72,7 +75,7 @@ func (c Config) digest() string {
 // result is what the assembly comes to.
 func (a *assembly) result() Result {
 	r := Result{Config: a.config(), Errors: a.errors, Manifests: a.manifests, Skipped: a.skipped, Held: a.held(), May: a.may()}
-	r.Warnings = a.warnings(r.Config)
+	r.Warnings, r.ends = a.warnings(r.Config), a.ends()
 	if len(r.Errors) == 0 {
 		r.Digest = r.Config.digest()
 	}

@@ -27,6 +27,14 @@ type settingsView struct {
 	PruneConfirmed                  []string `json:"pruneConfirmed"`
 	ScrubInterval                   string   `json:"scrubInterval"`
 	AllowLoopbackSources            bool     `json:"allowLoopbackSources"`
+
+	Suspend *suspendView `json:"suspend,omitempty"`
+}
+
+type suspendView struct {
+	Reason string    `json:"reason"`
+	By     string    `json:"by,omitempty"`
+	Until  time.Time `json:"until,omitzero"`
 }
 
 type nodeView struct {
@@ -56,6 +64,8 @@ type imageView struct {
 	Disks             []string    `json:"disks"`
 	BandwidthLimit    int64       `json:"bandwidthLimit"`
 	Backup            *backupView `json:"backup,omitempty"`
+
+	Suspend *suspendView `json:"suspend,omitempty"`
 }
 
 type sourceView struct {
@@ -120,7 +130,15 @@ func viewSettings(s schema.Settings) settingsView {
 		MinNumberOfCopies: s.MinNumberOfCopies, ConcurrentReplenishPerNodeLimit: s.ConcurrentReplenishPerNodeLimit,
 		PruneLimit: viewPruneLimit(s.PruneLimit), PruneConfirmed: texts(s.PruneConfirmed),
 		ScrubInterval: viewDuration(s.ScrubInterval), AllowLoopbackSources: s.AllowLoopbackSources,
+		Suspend: viewSuspension(s.Suspend),
 	}
+}
+
+func viewSuspension(s *schema.Suspension) *suspendView {
+	if s == nil {
+		return nil
+	}
+	return &suspendView{s.Reason, s.By, s.Until}
 }
 
 // viewPruneLimit is a number, or a text with a percentage.
@@ -162,7 +180,7 @@ func viewImage(m schema.Image) imageView {
 	v := imageView{
 		UUID: m.ID.UUID, Source: viewSource(m.Source), Checksum: m.Checksum.String(), Format: m.Format,
 		MinNumberOfCopies: m.Copies, NodeSelector: words(m.NodeSelector), DiskSelector: words(m.DiskSelector),
-		Disks: texts(m.Disks), BandwidthLimit: m.BandwidthLimit,
+		Disks: texts(m.Disks), BandwidthLimit: m.BandwidthLimit, Suspend: viewSuspension(m.Suspend),
 	}
 	if m.AllDisks {
 		v.MinNumberOfCopies = "all"

@@ -30,6 +30,8 @@ var (
 	configInfo     = describeMetric("config_info", "1, with the digest of the configuration (\"\" while anything is broken) and the git commit that it is of (\"\" if none is known).", "digest", "revision")
 	imagesDeclared = describeMetric("images_declared", "Images that are declared.")
 	imagesReady    = describeMetric("images_ready", "Declared images that have all the copies that are wanted of them ready.")
+	imagesHeld     = describeMetric("suspended_images", "Declared images that are suspended, each by itself or with everything.")
+	suspendsOver   = describeMetric("suspensions_over", "Suspensions that are declared although their time is over.")
 	copiesWanted   = describeMetric("wanted_copies", "Copies that are wanted of the declared images, on all nodes.")
 	copiesReady    = describeMetric("ready_copies", "Those of the wanted copies that are ready, on all nodes that answer.")
 	copiesMissing  = describeMetric("missing_copies", "Wanted copies that are not ready, by image; of images that lack none there is no value, and of many that do only the first 100 by name have one.", "image")
@@ -53,7 +55,7 @@ var (
 // Describe sends all descriptions.
 func (metrics) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		configValid, configErrors, configInfo, configSkew, imagesDeclared, imagesReady, copiesByState, copiesWanted, copiesReady, copiesMissing, peerAnswers, peerAge, planned, running, actionsDone, failures,
+		configValid, configErrors, configInfo, configSkew, imagesDeclared, imagesReady, imagesHeld, suspendsOver, copiesByState, copiesWanted, copiesReady, copiesMissing, peerAnswers, peerAge, planned, running, actionsDone, failures,
 		fetched, diskUsable, diskTotal, diskFree, diskReserved, rounds, lastRound,
 	} {
 		out <- d
@@ -83,6 +85,7 @@ func (m metrics) Collect(out chan<- prometheus.Metric) {
 	send.disks(status.Node, status.Disks)
 	send.images(status.Node, status.Images)
 	send.wanted(status.Images)
+	send.suspended(status)
 	send.peers(time.Now(), status.Peers)
 	for kind, n := range status.Plan.Summary.Counts {
 		send.gauge(planned, float64(n), string(kind))
@@ -171,6 +174,24 @@ func (s sender) wanted(images []reconcile.ImageStatus) {
 	}
 	s.gauge(copiesWanted, float64(wanted))
 	s.gauge(copiesReady, float64(ready))
+}
+
+func (s sender) suspended(status reconcile.Status) {
+	held, over := 0, 0
+	if by := status.Config.Suspended; by != nil && by.Over {
+		over++
+	}
+	for _, image := range status.Images {
+		switch by := image.Suspended; {
+		case by == nil:
+		case by.Over:
+			over++
+		default:
+			held++
+		}
+	}
+	s.gauge(imagesHeld, float64(held))
+	s.gauge(suspendsOver, float64(over))
 }
 
 func (s sender) peers(now time.Time, peers []reconcile.PeerStatus) {

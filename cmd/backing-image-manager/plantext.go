@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
@@ -55,7 +57,7 @@ func paint(k reconcile.Kind) string {
 	switch k {
 	case reconcile.Cleanup, reconcile.Evict:
 		return "\x1b[31m"
-	case reconcile.Blocked:
+	case reconcile.Blocked, "suspended":
 		return "\x1b[33m"
 	case reconcile.Wait:
 		return "\x1b[2m"
@@ -66,16 +68,17 @@ func paint(k reconcile.Kind) string {
 // planMarkdown is the plan as a table for a pull request.
 func planMarkdown(p reconcile.Plan, cluster bool) string {
 	var b strings.Builder
-	if len(p.Actions) > 0 {
+	rows := planRows(p, cluster)
+	if len(rows) > 0 {
 		b.WriteString("| action | image | disk | size | reason |\n|---|---|---|---:|---|\n")
 	}
-	for _, row := range planRows(p, cluster) {
+	for _, row := range rows {
 		for _, cell := range row {
 			fmt.Fprintf(&b, "| %s ", markdownCell.Replace(cell))
 		}
 		b.WriteString("|\n")
 	}
-	if len(p.Actions) > 0 {
+	if len(rows) > 0 {
 		b.WriteByte('\n')
 	}
 	fmt.Fprintf(&b, "**%s**\n", planSummary(p))
@@ -85,10 +88,20 @@ func planMarkdown(p reconcile.Plan, cluster bool) string {
 // markdownCell keeps what stands in a reason from becoming markup.
 var markdownCell = strings.NewReplacer("|", `\|`, "<", "&lt;", "`", "\\`", "*", `\*`, "_", `\_`, "[", `\[`)
 
-// planRows has a row of cells for each action: action, image, disk, size, reason.
+// mostSuspended is how many suspensions a plan tells of for people.
+const mostSuspended = 20
+
+// planRows has a row of cells for each suspension and each action: action, image, disk,
+// size, reason.
 func planRows(p reconcile.Plan, cluster bool) [][]string {
 	name, place := imageNames(p), diskNames(p, cluster)
 	var rows [][]string
+	for _, s := range p.Suspended[:min(len(p.Suspended), mostSuspended)] {
+		rows = append(rows, []string{"suspended", cmp.Or(s.Image, "everything"), "-", "-", suspensionText(s)})
+	}
+	if more := len(p.Suspended) - mostSuspended; more > 0 {
+		rows = append(rows, []string{"suspended", count(more, "other image"), "-", "-", "as the configuration says"})
+	}
 	for _, a := range p.Actions {
 		rows = append(rows, []string{string(a.Kind), name(a), place(a), sizeText(a), reasonText(a)})
 	}
@@ -129,6 +142,20 @@ func diskNames(p reconcile.Plan, cluster bool) func(reconcile.Action) string {
 	}
 }
 
+// suspensionText says who suspended something, why and until when.
+func suspensionText(s reconcile.Suspension) string {
+	var parts []string
+	if s.By != "" {
+		parts = append(parts, "by "+s.By)
+	}
+	if !s.Until.IsZero() {
+		parts = append(parts, "until "+planTime(s.Until))
+	}
+	return strings.TrimPrefix(strings.Join(parts, " ")+": "+s.Reason, ": ")
+}
+
+func planTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
+
 func sizeText(a reconcile.Action) string {
 	switch {
 	case a.Idle() || a.Bytes == 0:
@@ -145,7 +172,7 @@ func reasonText(a reconcile.Action) string {
 		reason += "; from " + a.From
 	}
 	if !a.Until.IsZero() {
-		reason += "; until " + a.Until.UTC().Format("2006-01-02 15:04:05 UTC")
+		reason += "; until " + planTime(a.Until)
 	}
 	return reason
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -87,6 +88,7 @@ func (c *convergence) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	result.Warnings = result.WarningsAt(time.Now())
 	printProblems(c.err, c.configDir, result)
 	if len(c.states) > 0 {
 		return c.planSaved(result)

@@ -42,6 +42,9 @@ func writeImageStatus(w io.Writer, image reconcile.ImageStatus, silent map[strin
 	if len(image.Copies) == 0 || image.Message != "" {
 		line("", "", "", "", clip(image.Message))
 	}
+	if s := image.Suspended; s != nil && !s.Over {
+		line("", "", "", "", "suspended "+clip(suspensionText(*s)))
+	}
 	lines, disks := copyLines(image.Copies, silent)
 	for i, l := range lines {
 		if i == mostCopies-1 && len(lines) > mostCopies {

@@ -49,6 +49,9 @@ func writeConfigStatus(w io.Writer, c reconcile.ConfigStatus) {
 	default:
 		fmt.Fprintf(w, "Configuration: valid, digest %.12s%s\n", c.Digest, of)
 	}
+	if c.Suspended != nil && !c.Suspended.Over {
+		fmt.Fprintf(w, "  everything is suspended %s\n", suspensionText(*c.Suspended))
+	}
 	if c.Skew != "" {
 		fmt.Fprintf(w, "  warning: %s\n", c.Skew)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -24,6 +25,8 @@ func (u *uploading) store(ctx context.Context, o upload.Order) (err error) {
 	case !declared:
 		printProblems(u.err, u.configDir, result)
 		return fmt.Errorf("no image %s is declared in %s", u.name, u.configDir)
+	case image.Suspend.Holds(time.Now()), result.Config.Settings.Suspend.Holds(time.Now()):
+		return fmt.Errorf("%s is suspended in %s: nothing is begun", u.name, u.configDir)
 	case image.Source.Upload == nil:
 		return fmt.Errorf("%s is not for upload: its source is %s", u.name, image.Source.Kind())
 	case !image.Checksum.IsZero() && !o.Digest.IsZero() && image.Checksum != o.Digest:

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -87,8 +88,9 @@ func validate(ctx context.Context, errOut io.Writer, paths []string) ([]validate
 	for _, folder := range folders {
 		all = append(all, validated{path: folder, Result: schema.NewLoader().Load(ctx, schema.Snapshot{Files: files[folder]})})
 	}
-	for i := range all {
-		all[i].settings = changedSettings(ctx, all[i].Config.Settings)
+	for i, one := range all {
+		all[i].settings = changedSettings(ctx, one.Config.Settings)
+		all[i].Warnings = one.WarningsAt(time.Now())
 	}
 	return all, ctx.Err()
 }
