@@ -38,9 +38,13 @@ func (t Try) puts(kind Kind, now time.Time) bool {
 }
 
 // next says what to remember of a failure of a, after what was remembered before.
-func (t Try) next(a Action, err error, now time.Time) Try {
+func (t Try) next(a Action, err error, now time.Time) Try { return t.Next(a, err, now, rand.Float64()) }
+
+// Next says what to remember of a failure of a, after what was remembered before. rnd,
+// from [0, 1), spreads the tries of a fleet.
+func (t Try) Next(a Action, err error, now time.Time, rnd float64) Try {
 	suspects := slices.Clone(t.Suspects)
-	class, final, after := judge(err)
+	class, final, after := judge(err, rnd)
 	unrepairable := t.Unrepairable && a.Kind != Sync // which failed too: they take turns
 	if a.Kind == Repair && (class != linkTrouble || t.Attempts >= mostRepairs) {
 		unrepairable = true
@@ -79,7 +83,7 @@ func (t Try) next(a Action, err error, now time.Time) Try {
 	}
 	wait := after
 	if wait == 0 {
-		wait, _ = fetch.Backoff(fetch.Network, t.Attempts, rand.Float64())
+		wait, _ = fetch.Backoff(fetch.Network, t.Attempts, rnd)
 	}
 	next.Until = now.Add(wait)
 	return next
@@ -103,14 +107,14 @@ const (
 
 // judge says whose fault err is, whether anything but another declaration helps,
 // and how long to wait, if the error knows.
-func judge(err error) (whose trouble, final bool, after time.Duration) {
+func judge(err error, rnd float64) (whose trouble, final bool, after time.Duration) {
 	if e, ok := errors.AsType[*fetch.Error](err); ok {
 		if e.Class == fetch.Config {
 			// Credentials are mended outside of the declaration.
-			wait, _ := fetch.Backoff(fetch.Refused, 0, rand.Float64())
+			wait, _ := fetch.Backoff(fetch.Refused, 0, rnd)
 			return linkTrouble, false, wait // another node may have them
 		}
-		wait, final := e.Backoff(0, rand.Float64())
+		wait, final := e.Backoff(0, rnd)
 		if e.Class == fetch.Network || e.Class == fetch.Dropped {
 			return linkTrouble, final, e.RetryAfter
 		}

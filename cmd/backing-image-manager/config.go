@@ -20,6 +20,15 @@ const (
 // load reads the config directory once. If git is at work there it waits, and says
 // so to w.
 func load(ctx context.Context, w io.Writer, dir string) (schema.Result, error) {
+	snapshot, err := readConfig(ctx, w, dir)
+	if err != nil {
+		return schema.Result{}, err
+	}
+	return schema.NewLoader().Load(ctx, snapshot), ctx.Err()
+}
+
+// readConfig is load without understanding what was read.
+func readConfig(ctx context.Context, w io.Writer, dir string) (schema.Snapshot, error) {
 	snapshot, err := schema.ReadDir(dir)
 	if err == nil && snapshot.Busy {
 		fmt.Fprintf(w, "waiting for git, which is at work in %s (for at most %v)\n", dir, gitPatience)
@@ -29,15 +38,12 @@ func load(ctx context.Context, w io.Writer, dir string) (schema.Result, error) {
 	for began := time.Now(); err == nil && snapshot.Busy && time.Since(began) < gitPatience; {
 		select {
 		case <-ctx.Done():
-			return schema.Result{}, context.Cause(ctx)
+			return schema.Snapshot{}, context.Cause(ctx)
 		case <-tick.C:
 			snapshot, err = schema.ReadDir(dir)
 		}
 	}
-	if err != nil {
-		return schema.Result{}, err
-	}
-	return schema.NewLoader().Load(ctx, snapshot), ctx.Err()
+	return snapshot, err
 }
 
 // printProblems writes one line for each mistake and each doubt, with its place

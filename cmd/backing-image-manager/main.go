@@ -101,7 +101,7 @@ read the same directory, and nobody coordinates them.`,
 	root.AddCommand(newReconcile())
 	root.AddCommand(newDisk())
 	root.AddCommand(newImage())
-	root.AddCommand(newValidate())
+	root.AddCommand(newValidate(), newTest())
 	root.AddCommand(newDemo())
 	root.AddCommand(newSchema())
 	prepareUsage(root)

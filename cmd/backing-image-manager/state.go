@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -90,17 +91,29 @@ func (c *convergence) savedNodes(saved *reconcile.Snapshot, result schema.Result
 func readStates(files []string) (*reconcile.Snapshot, error) {
 	saved := &reconcile.Snapshot{}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
+		err := readState(saved, file)
+		if _, unread := errors.AsType[*fs.PathError](err); unread {
 			return nil, fmt.Errorf("read --state: %w", err)
 		}
-		var s reconcile.Status
-		if err = json.Unmarshal(text, &s); err == nil {
-			err = saved.Add(s)
-		}
 		if err != nil {
-			return nil, fmt.Errorf("--state %s is not a status as status -o json prints it: %w", file, err)
+			return nil, fmt.Errorf("--state %s is %w", file, err)
 		}
 	}
 	return saved, nil
+}
+
+// readState adds the status in a file.
+func readState(saved *reconcile.Snapshot, file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	var s reconcile.Status
+	if err = json.Unmarshal(text, &s); err == nil {
+		err = saved.Add(s)
+	}
+	if err != nil {
+		return fmt.Errorf("not a status as status -o json prints it: %w", err)
+	}
+	return nil
 }

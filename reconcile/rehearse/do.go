@@ -1,0 +1,166 @@
+package rehearse
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// do carries out an action, and reports whether it came to that: what was planned with
+// it may have made it needless.
+func (w *World) do(a reconcile.Action) bool {
+	var err error
+	switch {
+	case order(a) > 0:
+		if !w.mayGo(a) {
+			return false
+		}
+		w.remove(a.Key())
+	case a.Kind == reconcile.Backup:
+		w.at(a.Key().Disk).backedUp[a.Key().ID] = true
+	case a.Kind == reconcile.Adopt, a.Kind == reconcile.Verify, a.Kind == reconcile.Repair:
+		w.right(a.Key())
+	case a.Kind == reconcile.Sync, a.Kind == reconcile.Clone:
+		source, there := w.read(a.From)
+		if !there {
+			return false
+		}
+		err = w.fill(a, source)
+	default:
+		if err = w.fetch(a); err == nil {
+			err = w.fill(a, w.Copy(a.Key().ID, disk.Ready, w.Size(a.Key().ID)))
+		}
+	}
+	w.changed()
+	w.done = append(w.done, Done{a, w.now, err})
+	tries := w.at(a.Key().Disk).tries
+	if err != nil {
+		tries[a.Key().ID] = tries[a.Key().ID].Next(a, err, w.now, 0)
+	} else {
+		delete(tries, a.Key().ID)
+	}
+	return true
+}
+
+// mayGo asks the nodes whose copies the deletion counts on, once the copy is withdrawn.
+func (w *World) mayGo(a reconcile.Action) bool {
+	key, d := a.Key(), w.desired(a.Node)
+	o := w.cluster().Seen([]reconcile.Desired{d})[0]
+	seen := o.Disks[key.Disk]
+	seen.Copies = maps.Clone(seen.Copies)
+	c := seen.Copies[key.ID]
+	c.Leaving = true
+	seen.Copies[key.ID] = c
+	o.Disks[key.Disk] = seen
+	o.Running[key] = true
+	return d.Confirm(o, a) == nil
+}
+
+func (w *World) remove(key reconcile.Key) {
+	d := w.at(key.Disk)
+	d.Space.Free = min(d.Space.Total, d.Space.Free+d.Copies[key.ID].RealSize)
+	delete(d.Copies, key.ID)
+	delete(d.backedUp, key.ID)
+}
+
+// right is what reading a copy, or repairing it, comes to.
+func (w *World) right(key reconcile.Key) {
+	d := w.at(key.Disk)
+	c := d.Copies[key.ID]
+	c.State, c.Message, c.Owned, c.HasCfg, c.Verified = disk.Ready, "", true, true, w.now
+	sum, short, chunks := w.digests(key.ID)
+	if c.SHA512.IsZero() {
+		c.SHA512 = sum
+	}
+	if c.SHA256.IsZero() {
+		c.SHA256 = short
+	}
+	if c.Chunks.IsZero() {
+		c.Chunks = chunks
+	}
+	d.Copies[key.ID] = c
+}
+
+// read returns the copy that is named like this, if it is ready and can be reached.
+func (w *World) read(from string) (reconcile.Copy, bool) {
+	for ref, at := range w.places() {
+		for id, c := range w.drives[at].Copies {
+			if (reconcile.Key{Disk: ref, ID: id}).String() == from {
+				return c, c.State == disk.Ready && w.reached(ref)
+			}
+		}
+	}
+	return reconcile.Copy{}, false
+}
+
+// reached reports whether the disk is there and its node is up.
+func (w *World) reached(ref schema.DiskRef) bool {
+	_, down := w.down[ref.Node]
+	return !down && w.at(ref).away.IsZero()
+}
+
+// fetch asks the source for the first copy.
+func (w *World) fetch(a reconcile.Action) error {
+	s := w.source(a.Image)
+	if s.From != nil && !slices.Contains(s.From, a.Node) {
+		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("node %s cannot reach the source", a.Node)}
+	}
+	return s.Err
+}
+
+// fill writes a copy with the bytes of another one.
+func (w *World) fill(a reconcile.Action, source reconcile.Copy) error {
+	key := a.Key()
+	image := w.base.Config.Images[a.Image]
+	d := w.at(key.Disk)
+	before := d.Copies[key.ID]
+	free := d.Space.Free + before.RealSize
+	reserved := w.base.Config.Nodes[key.Disk.Node].Disks[key.Disk.Disk].StorageReserved
+	if room := free - reserved; room < source.RealSize {
+		return &disk.NoSpaceError{Need: source.RealSize, Free: max(0, room)}
+	}
+	c := w.Copy(key.ID, disk.Ready, source.RealSize)
+	if of := image.Source.Clone; a.Kind == reconcile.Sync || of != nil && of.Encryption == schema.EncryptionIgnore {
+		c.SHA512, c.SHA256, c.Chunks = source.SHA512, source.SHA256, source.Chunks
+	}
+	c.LastUsed, c.UnwantedSince, c.Damaged = before.LastUsed, before.UnwantedSince, before.Damaged
+	d.Space.Free = free - source.RealSize
+	d.Copies[key.ID] = c
+	return nil
+}
+
+// The ways in which a source can fail.
+var failures = map[string]error{
+	"network":  &fetch.Error{Class: fetch.Network, Err: errors.New("no connection")},
+	"refused":  &fetch.Error{Class: fetch.Refused, Err: errors.New("403 Forbidden")},
+	"checksum": &disk.ChecksumError{},
+	"format":   &fetch.Error{Class: fetch.Source, Err: errors.New("it is no image")},
+}
+
+// Failures are the words for the ways in which a source can fail, sorted.
+func Failures() []string { return slices.Sorted(maps.Keys(failures)) }
+
+// Failure is what a source fails with, in one of the words of Failures. An image without
+// a declared checksum cannot have a wrong one.
+func (w *World) Failure(image, word string) (error, error) {
+	err, ok := failures[word]
+	if !ok {
+		return nil, fmt.Errorf("a source does not fail by %q: it is one of %s", word, listed(Failures()))
+	}
+	if word != "checksum" {
+		return err, nil
+	}
+	want := w.base.Config.Images[image].Checksum
+	if want.IsZero() {
+		return nil, fmt.Errorf("%s declares no checksum that could be wrong", image)
+	}
+	h := want.Algorithm().New()
+	h.Write([]byte("other bytes"))
+	return &disk.ChecksumError{Want: want, Got: want.Algorithm().Sum(h)}, nil
+}

@@ -1,0 +1,147 @@
+package rehearse
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+// Done is an action that was carried out.
+type Done struct {
+	reconcile.Action
+	At  time.Time
+	Err error // why it failed; nil: it did not
+}
+
+// Done is what has happened so far, in order.
+func (w *World) Done() []Done { return w.done }
+
+// look lets every node that is up write its marks.
+func (w *World) look() {
+	nodes := w.upNodes()
+	for i, o := range w.cluster().Seen(nodes) {
+		for _, m := range nodes[i].Marks(o) {
+			d := w.at(m.Key.Disk)
+			c := d.Copies[m.Key.ID]
+			c.InUse, c.LastUsed, c.UnwantedSince, c.MarkedBy = m.InUse, m.LastUsed, m.UnwantedSince, m.By
+			d.Copies[m.Key.ID] = c
+			w.changed()
+		}
+	}
+}
+
+func (w *World) upNodes() []reconcile.Desired {
+	var nodes []reconcile.Desired
+	for _, name := range w.Nodes() {
+		if _, down := w.down[name]; !down {
+			nodes = append(nodes, w.desired(name))
+		}
+	}
+	return nodes
+}
+
+// Plan is what all nodes that are up would do now.
+func (w *World) Plan() reconcile.Plan {
+	w.look()
+	if w.plan == nil {
+		p := w.cluster().Plan(w.upNodes())
+		w.plan = &p
+	}
+	return *w.plan
+}
+
+// PlanOf is what one node would do now. The error says that it is down.
+func (w *World) PlanOf(node string) (reconcile.Plan, error) {
+	if since, down := w.down[node]; down {
+		return reconcile.Plan{}, fmt.Errorf("node %s is down since %v ago: it plans nothing", node, w.now.Sub(since))
+	}
+	w.look()
+	return w.cluster().Plan([]reconcile.Desired{w.desired(node)}), nil
+}
+
+// How many rounds are believed to lead to rest: of one moment, and of all.
+const (
+	mostAtOnce = 1000
+	mostRounds = 100_000
+)
+
+// Converge lets the managers work until nothing is left but what waits for longer than
+// limit from now, and returns what they did. The clock goes from one deadline to the
+// next and stands limit later at the end. The error says that they do not come to rest.
+func (w *World) Converge(limit time.Duration) ([]Done, error) {
+	end, from, atOnce := w.now.Add(limit), len(w.done), 0
+	for range mostRounds {
+		if atOnce > mostAtOnce {
+			break
+		}
+		if w.round() {
+			atOnce++
+			continue
+		}
+		if !w.now.Before(end) {
+			return w.done[from:], nil
+		}
+		w.now, atOnce = w.deadline(end), 0
+		w.changed()
+	}
+	last := w.done[len(w.done)-1]
+	return w.done[from:], fmt.Errorf("the managers do not come to rest: at +%v they still %s %s", w.Since(w.now), last.Kind, last.Key())
+}
+
+// round plans once and carries it out, and reports whether that was anything.
+func (w *World) round() bool {
+	acted := false
+	for _, a := range w.due() {
+		acted = w.do(a) || acted
+	}
+	return acted
+}
+
+// due are the actions of a round in their order: deletions come last.
+func (w *World) due() []reconcile.Action {
+	actions := slices.DeleteFunc(slices.Clone(w.Plan().Actions), reconcile.Action.Idle)
+	slices.SortStableFunc(actions, func(a, b reconcile.Action) int { return order(a) - order(b) })
+	return actions
+}
+
+func order(a reconcile.Action) int {
+	if a.Kind == reconcile.Cleanup || a.Kind == reconcile.Evict {
+		return 1
+	}
+	return 0
+}
+
+// deadline is when the next of the waits may end, and end if none does before.
+func (w *World) deadline(end time.Time) time.Time {
+	next := end
+	at := func(t time.Time) {
+		if t.After(w.now) && t.Before(next) {
+			next = t
+		}
+	}
+	for _, a := range w.Plan().Actions {
+		at(a.Until)
+	}
+	s := w.base.Config.Settings
+	for _, since := range w.down {
+		at(since.Add(s.RecoveryWaitInterval))
+	}
+	for _, d := range w.drives {
+		if !d.away.IsZero() {
+			at(d.away.Add(s.RecoveryWaitInterval))
+		}
+		for _, t := range d.tries {
+			at(t.Until)
+			at(t.Since.Add(s.RecoveryWaitInterval))
+		}
+		for _, c := range d.Copies {
+			if s.ScrubInterval > 0 && c.State == disk.Ready {
+				at(c.Verified.Add(s.ScrubInterval))
+			}
+		}
+	}
+	return next
+}

@@ -1,0 +1,194 @@
+package rehearse
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Node returns an error that names the declared nodes, unless name is one.
+func (w *World) Node(name string) error {
+	if _, ok := w.base.Config.Nodes[name]; !ok {
+		return fmt.Errorf("no node %s is declared: there are %s", name, listed(w.Nodes()))
+	}
+	return nil
+}
+
+// Disk reads NODE/DISK. The error names the declared ones.
+func (w *World) Disk(text string) (schema.DiskRef, error) {
+	node, name, ok := strings.Cut(text, "/")
+	if !ok {
+		return schema.DiskRef{}, fmt.Errorf("%s names no disk: write NODE/DISK", text)
+	}
+	if err := w.Node(node); err != nil {
+		return schema.DiskRef{}, err
+	}
+	disks := w.base.Config.Nodes[node].Disks
+	if _, ok := disks[name]; !ok {
+		return schema.DiskRef{}, fmt.Errorf("node %s has no disk %s: it has %s", node, name, listed(slices.Sorted(maps.Keys(disks))))
+	}
+	return schema.DiskRef{Node: node, Disk: name}, nil
+}
+
+// Image finds an image by its name, or a generation by its folder <name>-<uuid>. An
+// image that has left the configuration goes by its name, unless there are copies of
+// several generations.
+func (w *World) Image(text string) (disk.ID, error) {
+	if image, ok := w.base.Config.Images[text]; ok {
+		return image.ID, nil
+	}
+	if _, held := w.base.Held[text]; held {
+		return disk.ID{Name: text}, nil
+	}
+	ids := map[string]disk.ID{} // of copies, by folder
+	for _, d := range w.drives {
+		for id := range d.Copies {
+			if id.Name == text {
+				ids[id.String()] = id
+			}
+		}
+	}
+	for _, id := range ids {
+		if len(ids) == 1 {
+			return id, nil
+		}
+		return disk.ID{}, fmt.Errorf("%s has several generations: name one of %s", text, listed(slices.Sorted(maps.Keys(ids))))
+	}
+	for _, d := range slices.Backward(w.done) {
+		if d.Image == text {
+			return d.Key().ID, nil
+		}
+	}
+	if id, err := disk.ParseID(text); err == nil {
+		return id, nil
+	}
+	return disk.ID{}, fmt.Errorf("no image %s is declared, and there is no copy of one: declared are %s", text, listed(slices.Sorted(maps.Keys(w.base.Config.Images))))
+}
+
+func listed(names []string) string {
+	const most = 10
+	switch more := len(names) - most; {
+	case len(names) == 0:
+		return "none"
+	case more > 1:
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
+	}
+	return strings.Join(names, ", ")
+}
+
+// Up lets a node do its work again, or takes it down: it does nothing and answers
+// nobody, and its disks stay as they are.
+func (w *World) Up(node string, up bool) {
+	w.look()
+	w.changed()
+	_, down := w.down[node]
+	switch {
+	case up:
+		delete(w.down, node)
+	case !down:
+		w.down[node] = w.now
+	}
+}
+
+// Attach lets a disk be there again, with what is on it, or takes it away.
+func (w *World) Attach(ref schema.DiskRef, there bool) {
+	w.look()
+	w.changed()
+	d := w.at(ref)
+	switch {
+	case there:
+		d.away, d.Problem = time.Time{}, ""
+	case d.away.IsZero():
+		d.away = w.now
+	}
+}
+
+// Free sets how many bytes are free on a disk.
+func (w *World) Free(ref schema.DiskRef, bytes int64) {
+	w.changed()
+	d := w.at(ref)
+	d.Space.Free, d.Space.Total = bytes, max(bytes, d.Space.Total)
+}
+
+// Serve says what the source of an image does from now on.
+func (w *World) Serve(image string, s Source) {
+	w.changed()
+	w.sources[image] = s
+}
+
+// Put puts a copy on a disk as if it had always been there, or takes it off where its
+// state is "". Room is made for it.
+func (w *World) Put(key reconcile.Key, c reconcile.Copy) {
+	w.changed()
+	d := w.at(key.Disk)
+	delete(d.tries, key.ID)
+	if c.State == "" {
+		delete(d.Copies, key.ID)
+		delete(d.backedUp, key.ID)
+		return
+	}
+	d.Copies[key.ID] = c
+}
+
+// Copy is a copy of an image as its source would have it, in a state.
+func (w *World) Copy(id disk.ID, state disk.State, size int64) reconcile.Copy {
+	c := reconcile.Copy{Copy: disk.Copy{ID: id, State: state, Size: size, RealSize: size, VirtualSize: size, Format: disk.Raw, HasCfg: true, Owned: true}}
+	c.SHA512, c.SHA256, c.Chunks = w.digests(id)
+	switch state {
+	case disk.Ready:
+		c.Verified = w.now
+	case disk.Failed:
+		c.Message, c.Damaged = "damaged", w.now
+	case disk.Unknown:
+		c.Message, c.Owned, c.HasCfg = "not verified yet", false, false
+	}
+	return c
+}
+
+// digests are those of the bytes of an image: the declared ones where there are any.
+func (w *World) digests(id disk.ID) (sum, short, chunks disk.Digest) {
+	h, m := disk.SHA512.New(), disk.SHA256.New()
+	h.Write([]byte(id.String()))
+	m.Write([]byte(id.String()))
+	sum, chunks = disk.SHA512.Sum(h), disk.SHA256.Sum(m)
+	if image, ok := w.base.Config.Images[id.Name]; ok && image.ID == id && !image.Checksum.IsZero() {
+		if image.Checksum.Algorithm() == disk.SHA512 {
+			return image.Checksum, short, chunks
+		}
+		return sum, image.Checksum, chunks
+	}
+	return sum, short, chunks
+}
+
+// Size is how many bytes an image has by its source.
+func (w *World) Size(id disk.ID) int64 { return w.source(id.Name).Size }
+
+// Use says that a replica on the disk uses the copy there, or that none does any more.
+func (w *World) Use(key reconcile.Key, used bool) error {
+	w.look()
+	d := w.at(key.Disk)
+	c, there := d.Copies[key.ID]
+	if !there {
+		return fmt.Errorf("there is no copy of %s on %s", key.ID.Name, key.Disk)
+	}
+	w.changed()
+	c.Using = ""
+	if used {
+		c.Using = "used by a replica"
+	}
+	d.Copies[key.ID] = c
+	return nil
+}
+
+// Advance lets time pass in which the managers do nothing but look.
+func (w *World) Advance(d time.Duration) {
+	w.look()
+	w.now = w.now.Add(d)
+	w.changed()
+}

@@ -1,0 +1,179 @@
+package rehearse
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+var seeds = flag.Int("seeds", 40, "how many random worlds to play")
+
+func compare(a, b schema.DiskRef) int { return strings.Compare(a.String(), b.String()) }
+
+// TestNever plays random worlds and holds every deletion against the world itself.
+func TestNever(t *testing.T) {
+	t.Parallel()
+	done := map[reconcile.Kind]int{}
+	for seed := range uint64(*seeds) {
+		story := play(t, seed)
+		if t.Failed() {
+			t.Fatalf("seed %d\n%s", seed, story.text)
+		}
+		for _, d := range story.world.Done() {
+			done[d.Kind]++
+		}
+	}
+	for _, kind := range []reconcile.Kind{reconcile.Download, reconcile.Export, reconcile.Clone, reconcile.Sync, reconcile.Adopt, reconcile.Verify, reconcile.Repair, reconcile.Cleanup, reconcile.Evict} {
+		if done[kind] == 0 {
+			t.Errorf("there was never a %s: the worlds do not show enough", kind)
+		}
+	}
+}
+
+// TestSameAgain plays a world twice.
+func TestSameAgain(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(20) {
+		if a, b := play(t, seed).text, play(t, seed).text; a != b {
+			t.Errorf("seed %d: first\n%s\nthen\n%s", seed, a, b)
+		}
+	}
+}
+
+type story struct {
+	world *World
+	text  string
+}
+
+// play is Converge between whatever happens, with a look at each action.
+func play(t *testing.T, seed uint64) story {
+	t.Helper()
+	r := dice{rand.New(rand.NewPCG(seed, 7))}
+	w, err := New(r.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for range 25 {
+		fmt.Fprintf(&b, "+%v %s\n", w.Since(w.now), r.happen(w))
+		for rounds := 0; ; rounds++ {
+			if rounds > mostAtOnce {
+				t.Error("the managers do not come to rest")
+				return story{w, b.String()}
+			}
+			acted := false
+			for _, a := range w.due() {
+				broken, count := forbids(w, a), len(w.done)
+				acted = w.do(a) || acted
+				for _, d := range w.done[count:] {
+					fmt.Fprintf(&b, "    %s %s: %s (%v)\n", d.Kind, d.Key(), d.Reason, d.Err)
+					for _, why := range broken {
+						t.Errorf("never: %s of %s: %s", d.Kind, d.Key(), why)
+					}
+				}
+			}
+			if !acted {
+				break
+			}
+		}
+		settled(t, w)
+	}
+	fmt.Fprintf(&b, "%+v\n", w.Plan())
+	return story{w, b.String()}
+}
+
+// forbids says what forbids to delete a copy now, by the rules and without the planner.
+func forbids(w *World, a reconcile.Action) []string {
+	if a.Kind != reconcile.Cleanup && a.Kind != reconcile.Evict {
+		return nil
+	}
+	var why []string
+	never := func(broken bool, text string) {
+		if broken {
+			why = append(why, text)
+		}
+	}
+	key, c := a.Key(), w.at(a.Key().Disk).Copies[a.Key().ID]
+	never(c.Using != "", "it is in use")
+	never(w.base.May != schema.Everything, "the configuration is broken")
+	never(!w.reached(key.Disk), "the disk cannot be reached")
+	image, declared := w.base.Config.Images[key.ID.Name]
+	wait := w.base.Config.Settings.CleanupWaitInterval
+	if a.Kind == reconcile.Cleanup && wait > 0 {
+		never(c.UnwantedSince.IsZero() || w.now.Sub(c.UnwantedSince) < wait, "it was wanted just now")
+		never(!c.LastUsed.IsZero() && w.now.Sub(c.LastUsed) < wait, "it was used just now")
+	}
+	if !declared {
+		for ref, at := range w.places() {
+			never(!w.reached(ref), fmt.Sprintf("whether %s uses it is not known", ref))
+			never(w.drives[at].Copies[key.ID].Using != "", "it is used elsewhere")
+		}
+		return why
+	}
+	left := slices.DeleteFunc(w.Ready(image.ID), func(ref schema.DiskRef) bool { return ref == key.Disk && key.ID == image.ID })
+	never(len(left) == 0, "it is the last")
+	ready := key.ID == image.ID && c.State == disk.Ready
+	never(ready && !image.AllDisks && len(left) < image.Copies, fmt.Sprintf("%d are left of %d", len(left), image.Copies))
+	return why
+}
+
+// settled checks what is left when nothing more can be done.
+func settled(t *testing.T, w *World) {
+	t.Helper()
+	for ref, at := range w.places() {
+		d := w.drives[at]
+		if d.Space.Free < 0 || d.Space.Free > d.Space.Total {
+			t.Errorf("%s has %d of %d bytes free", ref, d.Space.Free, d.Space.Total)
+		}
+	}
+}
+
+// TestConverge goes from deadline to deadline: a node that stays away is replaced after
+// the recovery interval, and what is surplus when it is back goes after the clean-up
+// interval.
+func TestConverge(t *testing.T) {
+	t.Parallel()
+	c := dice{rand.New(rand.NewPCG(1, 1))}.config()
+	c.Config.Settings = schema.Settings{CleanupWaitInterval: time.Hour, RecoveryWaitInterval: 5 * time.Minute, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50)}
+	c.Config.Nodes = map[string]schema.Node{}
+	for _, name := range []string{"node1", "node2", "node3"} {
+		c.Config.Nodes[name] = schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{"disk1": {Path: "/disk1", AllowScheduling: true}}}
+	}
+	parrot := schema.Image{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Copies: 2, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}}
+	c.Config.Images = map[string]schema.Image{"parrot": parrot}
+	w, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	converge := func(limit time.Duration, want ...string) {
+		t.Helper()
+		var got []string
+		done, err := w.Converge(limit)
+		for _, d := range done {
+			got = append(got, fmt.Sprintf("+%v %s %s", w.Since(d.At), d.Kind, d.Node))
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("it did %q, error %v; want %q", got, err, want)
+		}
+	}
+	ranked := w.desired("node1").Places(w.cluster().Seen(w.upNodes())[0], "parrot")
+	first, second, third := ranked[0].Disk.Node, ranked[1].Disk.Node, ranked[2].Disk.Node
+	converge(0, "+0s download "+first, "+0s sync "+second)
+	w.Up(first, false)
+	converge(4 * time.Minute)
+	converge(time.Hour, "+5m0s sync "+third)
+	w.Up(first, true)
+	converge(0)
+	converge(2*time.Hour, "+2h4m0s cleanup "+third)
+	if got := w.Since(w.Now()); got != 3*time.Hour+4*time.Minute {
+		t.Errorf("the clock stands at +%v", got)
+	}
+}
