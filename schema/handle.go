@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/url"
@@ -45,13 +46,22 @@ const maxHandle = 10_000
 // configuration.
 func ParseHandle(text string) (Handle, error) {
 	h, faults := parseHandle(text)
-	errs := make([]error, 0, len(faults))
-	for _, f := range faults {
-		errs = append(errs, errors.New(Problem{Message: "handle: " + f.msg, Hint: f.hint}.String()))
+	if len(faults) > 0 {
+		h = Handle{}
 	}
-	return h, errors.Join(errs...)
+	return h, errorOf(faults)
 }
 
+// errorOf has a line for each fault.
+func errorOf(faults []fault) error {
+	errs := make([]error, 0, len(faults))
+	for _, f := range faults {
+		errs = append(errs, errors.New(Problem{Path: cmp.Or(f.path.String(), "handle"), Message: f.msg, Hint: f.hint}.String()))
+	}
+	return errors.Join(errs...)
+}
+
+// parseHandle returns what can be read of a handle, and what is wrong with it.
 func parseHandle(text string) (Handle, []fault) {
 	query, f := handleQuery(text)
 	if f != nil {
@@ -65,11 +75,11 @@ func parseHandle(text string) (Handle, []fault) {
 			faults = append(faults, fault{msg: key + " is empty", hint: handleForm})
 		}
 	}
-	if len(faults) > 0 {
-		return Handle{}, faults
-	}
 	h := Handle{Parameters: map[string]string{}}
 	for key, value := range values {
+		if value == nil {
+			continue // it cannot be read
+		}
 		switch key {
 		case handleImage:
 			h.BackingImage = *value
@@ -81,18 +91,18 @@ func parseHandle(text string) (Handle, []fault) {
 			h.Parameters[key] = *value
 		}
 	}
-	return h, nil
+	return h, faults
 }
 
 // handleQuery returns what follows the "?".
 func handleQuery(text string) (string, *fault) {
-	kind, rest, is := strings.Cut(text, "://")
+	rest, is := strings.CutPrefix(text, handlePrefix)
 	switch {
 	case len(text) > maxHandle:
 		return "", &fault{msg: fmt.Sprintf("is longer than %d bytes", maxHandle)}
-	case is && (kind == "snap" || kind == "bak" || kind == "bs"):
-		return "", &fault{msg: fmt.Sprintf("is of a snapshot or backup of a volume (%s://), not of a backing image", kind), hint: handleForm}
-	case !is || kind != "bi":
+	case ofVolume(text):
+		return "", &fault{msg: "is of a snapshot or backup of a volume, not of a backing image", hint: handleForm}
+	case !is:
 		return "", &fault{msg: "is no handle of a backing image", hint: handleForm}
 	case !utf8.ValidString(text):
 		return "", &fault{msg: "is not UTF-8"}
@@ -109,6 +119,11 @@ func handleQuery(text string) (string, *fault) {
 		return "", &fault{msg: "says nothing", hint: handleForm}
 	}
 	return query, nil
+}
+
+// ofVolume reports whether a handle is one of Longhorn's other ones.
+func ofVolume(handle string) bool {
+	return strings.HasPrefix(handle, "snap://") || strings.HasPrefix(handle, "bak://") || strings.HasPrefix(handle, "bs://")
 }
 
 // handleValues reads the pairs of a query: a value that cannot be read is nil.

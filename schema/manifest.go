@@ -37,7 +37,10 @@ var forms = []*form{
 	nodeForm,
 	settingForm,
 	storageClassForm,
-	snapshotClassForm, snapshotForm, volumeClaimForm,
+	snapshotClassForm,
+	snapshotForm,
+	volumeClaimForm,
+	snapshotContentForm,
 }
 
 var longhornVersions = []string{"v1beta2", "v1beta1"}
@@ -148,7 +151,10 @@ func (c *content) declares(f *form, doc *value) {
 func (c *content) named(f *form, doc *value) (manifest, bool) {
 	at := fieldPath{"metadata", "name"}
 	name, pos := doc.find(at, doc.pos)
+	slipped := doc.child("name")
 	switch {
+	case name == nil && slipped != nil:
+		c.problem(slipped.pos, at, "is missing", "\"name\" belongs in \"metadata\": indent it")
 	case name == nil:
 		c.problem(pos, at, "is missing", "a manifest is known by its name")
 	case name.kind != textKind:

@@ -104,6 +104,7 @@ read the same directory, and nobody coordinates them.`,
 	root.AddCommand(newValidate(), newTest())
 	root.AddCommand(newDemo())
 	root.AddCommand(newSchema())
+	root.AddCommand(newHandle())
 	prepareUsage(root)
 	return root
 }
