@@ -205,6 +205,10 @@ func TestVerifiedFileIsDurable(t *testing.T) {
 func TestPartIsOfItsOrigin(t *testing.T) {
 	f := faultfs.Mount(t)
 	versions := testVersions(2*ChunkSize, 3*ChunkSize)
+	outcomes := 8
+	if slowed {
+		outcomes = 3
+	}
 	for at := 1; ; at++ {
 		v := newVolumeDisk(t, f)
 		l := &life{t: t, random: rand.New(rand.NewPCG(1, uint64(at))), versions: versions}
@@ -235,7 +239,7 @@ func TestPartIsOfItsOrigin(t *testing.T) {
 		err := fillFrom(versions[1])
 		l.note("cut at change %d: %v", at, err)
 		l.end()
-		for seed := range uint64(8) {
+		for seed := range uint64(outcomes) {
 			after := v.Survive(seed)
 			if seed == 0 {
 				after = v.SurviveNothing()

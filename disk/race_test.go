@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
@@ -46,32 +47,35 @@ func TestReplicaThatComesDuringRemove(t *testing.T) {
 	if !slices.ContainsFunc(ops[:lastLook], func(op faultfs.Op) bool { return op.Kind == "rename" }) {
 		t.Fatalf("the last look is before the folder is aside: %v", ops)
 	}
-	kept := 0
-	for i, op := range ops {
-		t.Run(op.String(), func(t *testing.T) {
-			d, v := setUp(t)
-			v.Plan(func(now faultfs.Op) error {
-				if now == op {
-					v.Put(replicaFolder+"/user-00000002/volume.meta", metaOfUser)
+	var kept atomic.Int64
+	t.Run("during", func(t *testing.T) {
+		for i, op := range ops {
+			t.Run(op.String(), func(t *testing.T) {
+				t.Parallel()
+				d, v := setUp(t)
+				v.Plan(func(now faultfs.Op) error {
+					if now == op {
+						v.Put(replicaFolder+"/user-00000002/volume.meta", metaOfUser)
+					}
+					return nil
+				})
+				err := d.Remove(testID)
+				c := d.Look(testID)
+				switch {
+				case i > lastLook: // nobody could know
+				case !isA[*InUseError](err) || c.State == Pending:
+					t.Errorf("error is %v, and the copy is %+v", err, c)
+				default:
+					kept.Add(1)
 				}
-				return nil
+				if err == nil != (c.State == Pending) {
+					t.Errorf("error is %v, but the copy is %+v", err, c)
+				}
 			})
-			err := d.Remove(testID)
-			c := d.Look(testID)
-			switch {
-			case i > lastLook: // nobody could know
-			case !isA[*InUseError](err) || c.State == Pending:
-				t.Errorf("error is %v, and the copy is %+v", err, c)
-			default:
-				kept++
-			}
-			if err == nil != (c.State == Pending) {
-				t.Errorf("error is %v, but the copy is %+v", err, c)
-			}
-		})
-	}
-	if kept < lastLook {
-		t.Errorf("kept %d times of %d", kept, lastLook+1)
+		}
+	})
+	if n := kept.Load(); n < int64(lastLook) {
+		t.Errorf("kept %d times of %d", n, lastLook+1)
 	}
 }
 
@@ -81,7 +85,7 @@ func TestUserThatComesDuringRemove(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(4096)
 	rounds, got, removed := 150, 0, 0
-	if testing.Short() {
+	if testing.Short() || slowed {
 		rounds = 30
 	}
 	for i := range rounds {

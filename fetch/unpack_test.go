@@ -50,7 +50,7 @@ func pack(t testing.TB, p packing, b []byte) []byte {
 }
 
 func TestUnpack(t *testing.T) {
-	small := append(fetchtest.Random(3, 1<<20), make([]byte, 2<<20)...)
+	small := append(fetchtest.Random(3, 400<<10), make([]byte, 2<<20)...)
 	files := map[packing]struct{ packed, image []byte }{}
 	for _, p := range []packing{packedGz, packedZst, packedXz} {
 		first, second := pack(t, p, small[:300<<10]), pack(t, p, small[300<<10:])
@@ -159,8 +159,8 @@ func TestBombs(t *testing.T) {
 // TestMemoryOfXz changes the size of the dictionary in the header of a later
 // block: 4 GiB less one byte.
 func TestMemoryOfXz(t *testing.T) {
-	packed := pack(t, packedXz, fetchtest.Random(4, 3<<20))
-	later := pack(t, packedXz, fetchtest.Random(5, 1<<20))
+	packed := pack(t, packedXz, fetchtest.Random(4, 400<<10))
+	later := pack(t, packedXz, fetchtest.Random(5, 100<<10))
 	later[12+bytes.Index(later[12:], []byte{0x21, 0x01})+2] = 40
 	packed = append(packed, later...)
 	r := newRig(t)

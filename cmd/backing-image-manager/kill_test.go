@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	killSize = flag.Int64("kill.size", 96<<20, "bytes of the image that TestKill downloads")
+	killSize = flag.Int64("kill.size", 48<<20, "bytes of the image that TestKill downloads")
 	killSeed = flag.Uint64("kill.seed", 1, "where TestKill kills")
 )
 
@@ -87,6 +87,7 @@ func (r *killing) Read(b []byte) (int, error) {
 // TestKill kills the program with SIGKILL over and over while it downloads. It
 // always ends with the right bytes, and each kill costs a few MiB.
 func TestKill(t *testing.T) {
+	t.Parallel()
 	period := fetchtest.Random(9, 5<<20)
 	clear(period[2<<20 : 4<<20])
 	k := &killer{image: fetchtest.Repeated(period, *killSize)}

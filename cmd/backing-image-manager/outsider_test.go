@@ -40,8 +40,11 @@ func TestNothingWithoutARole(t *testing.T) {
 		f := newFortress(t, g, nil)
 		paths := append(crooked(), "/", "/readyz", "/metrics", "/v1/status", "/v1/state", "/v1/state?wait=30s", "/v1/images/parrot/copies", fortImage,
 			"/v1/images/parrot/6846a0b2/manifest?disk=disk1", "/v1/images/parrot/verify", "/healthz/", "/healthz/../v1/state", "//healthz", "/healthz%2f", "/%68ealthz/x")
-		for _, path := range paths {
-			for _, method := range []string{"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PRI"} {
+		for i, path := range paths {
+			for j, method := range []string{"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PRI"} {
+				if raced && (i+j)%4 != 0 {
+					continue
+				}
 				status, body := f.say(method+" "+path+" HTTP/1.1", "Host: localhost", "Content-Length: 0", "Authorization: Bearer guess", "X-Forwarded-For: 127.0.0.1")
 				if status != 0 && status != 400 && status != 401 && status != 403 && status != 404 || strings.Contains(body, fortSecret) {
 					t.Errorf("%s: %s %s: %d %s", name, method, path, status, body)

@@ -110,7 +110,7 @@ func address(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // patience is how long a scenario waits for what must happen.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func eventually(ts *testscript.TestScript, neg bool, args []string) {
 	want := true

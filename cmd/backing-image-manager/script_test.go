@@ -48,7 +48,7 @@ import (
 //		the headers are stderr. Fails from status 400 on.
 //	eventually [!] CMD [ARG]...
 //		Runs one of exec, exists, grep, same, sparse, http, requests, shows, metric,
-//		sent, passed and larger again and again until it succeeds (fails, with !), for at most 20 s.
+//		sent, passed and larger again and again until it succeeds (fails, with !), for at most a minute.
 //	sparse FILE
 //		Asserts that the file takes less room than it has bytes.
 //	same FILE FILE
@@ -143,12 +143,12 @@ import (
 // Run one scenario with: go test ./cmd/backing-image-manager -run Script/NAME
 var (
 	update     = flag.Bool("update", false, "write what scenarios print to where they compare it with")
-	repairSize = flag.Int64("repair.size", 64<<20, "bytes of the image that the scenario cluster_repair damages a chunk of")
+	repairSize = flag.Int64("repair.size", 16<<20, "bytes of the image that the scenario cluster_repair damages a chunk of")
 )
 
 func TestMain(m *testing.M) {
 	schema.ChildMain()
-	if err := flag.Set("test.parallel", "4"); err != nil { // they wait more than they work; -parallel has precedence
+	if err := flag.Set("test.parallel", "6"); err != nil { // they wait more than they work; -parallel has precedence
 		panic(err)
 	}
 	testscript.Main(m, map[string]func(){"backing-image-manager": main})
