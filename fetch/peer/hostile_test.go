@@ -85,6 +85,9 @@ func TestHostileStates(t *testing.T) {
 		}, "ends the connection"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			if watched && (test.name == "endless" || test.name == "a bomb") {
+				t.Skip("\"an endless word\" reads all that is allowed, too")
+			}
 			at := liar(t, test.answer)
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)

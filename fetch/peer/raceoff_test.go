@@ -2,4 +2,7 @@
 
 package peer
 
-const watched = false
+const (
+	watched   = false
+	idlePeers = 99
+)

@@ -2,5 +2,9 @@
 
 package peer
 
-// watched is set where every access to memory is checked, which takes memory itself.
-const watched = true
+const (
+	// watched is set where every access to memory is checked, which takes time, and
+	// memory itself. CI runs the tests without it too.
+	watched   = true
+	idlePeers = 24
+)

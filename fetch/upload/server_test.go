@@ -1,7 +1,6 @@
 package upload
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha1"
 	"crypto/sha512"
@@ -10,19 +9,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"os"
 	"path"
-	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
 func TestProtocol(t *testing.T) {
@@ -214,143 +207,6 @@ func (r *rig) serves(at string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.now != nil
-}
-
-// A request that goes on with an upload cuts one that hangs.
-func TestTakenOver(t *testing.T) {
-	r := newRig(t)
-	want := image(3, 2<<20)
-	at := r.create(fmt.Sprint(len(want)))
-	body, hanging := io.Pipe()
-	first := make(chan answer)
-	go func() {
-		first <- r.ask("PATCH", at, body, "Content-Type: "+bodyType, "Upload-Offset: 0")
-	}()
-	if _, err := hanging.Write(want[:1500]); err != nil {
-		t.Fatal(err)
-	}
-	for !r.serves(at) {
-		runtime.Gosched()
-	}
-	a := r.ask("HEAD", at, nil)
-	a.is(t, 200, "")
-	offset, err := a.offset()
-	if err != nil || offset > 1500 {
-		t.Fatalf("it is at %d: %v", offset, err)
-	}
-	r.patch(at, fmt.Sprint(offset), want[offset:]).is(t, 204, "")
-	if a := <-first; a.status != 409 {
-		t.Errorf("the request that was cut got %d %s", a.status, a.body)
-	}
-	hanging.Close()
-	r.has(want)
-}
-
-func TestStalled(t *testing.T) {
-	r := newRig(t)
-	r.window = 50 * time.Millisecond
-	at := r.create("1048576")
-	body, silent := io.Pipe()
-	defer silent.Close()
-	a := r.ask("PATCH", at, io.MultiReader(strings.NewReader("begun"), body), "Content-Type: "+bodyType, "Upload-Offset: 0")
-	a.is(t, 408, "stalled")
-	if a := r.ask("HEAD", at, nil); a.header.Get("Upload-Offset") != "5" {
-		t.Errorf("what came is not kept: %v", a.header)
-	}
-	// Nor is a body waited for without end that is not wanted.
-	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	fmt.Fprintf(conn, "PATCH %s/nothing HTTP/1.1\r\nHost: x\r\nTus-Resumable: 1.0.0\r\nContent-Type: %s\r\nUpload-Offset: 0\r\nContent-Length: 9\r\n\r\n", Path, bodyType)
-	if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	if line, err := bufio.NewReader(conn).ReadString('\n'); !strings.Contains(line, "404") {
-		t.Errorf("the answer is %q: %v", line, err)
-	}
-}
-
-func TestRestart(t *testing.T) {
-	r := newRig(t)
-	want := image(4, 5<<20)
-	sum := sha512.Sum512(want)
-	at := r.create(fmt.Sprint(len(want)), named+",filename eA==,checksum "+base64.StdEncoding.EncodeToString([]byte(hex.EncodeToString(sum[:]))))
-	r.patch(at, "0", want[:3<<20+100]).is(t, 204, "")
-	r.end()
-	r.ask("HEAD", at, nil).is(t, 423, "")
-	r.patch(at, "3145828", want[3<<20+100:]).is(t, 423, "goes on in a moment")
-	r.restart()
-	r.opened(strings.TrimPrefix(at, Path+"/"))
-	a := r.ask("HEAD", at, nil)
-	a.is(t, 200, "")
-	if a.header.Get("Upload-Offset") != fmt.Sprint(3<<20) || !strings.Contains(a.header.Get("Upload-Metadata"), "filename eA==") {
-		t.Errorf("after a restart HEAD answers %v", a.header)
-	}
-	r.patch(at, fmt.Sprint(3<<20), want[3<<20:]).is(t, 204, "")
-	r.has(want)
-}
-
-func TestExpired(t *testing.T) {
-	r := newRig(t)
-	at := r.create("2097152")
-	r.patch(at, "0", bytes.Repeat([]byte{1}, 1<<20)).is(t, 204, "")
-	r.end()
-	part := filepath.Join(r.path, "backing-images", parrot.String(), "backing.part")
-	old := time.Now().Add(-Life - time.Minute)
-	if err := os.Chtimes(part, old, old); err != nil {
-		t.Fatal(err)
-	}
-	r.restart()
-	r.jobs.Wait()
-	if err := r.end(); !Ended(err) {
-		t.Errorf("the job ended with %v", err)
-	}
-	r.empty()
-	r.ask("HEAD", at, nil).is(t, 410, "")
-}
-
-// An upload that is forgotten ends by itself, in a time of its own.
-func TestExpires(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		path := t.TempDir()
-		if _, err := disk.Init(path); err != nil {
-			t.Fatal(err)
-		}
-		d, err := disk.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer d.Close()
-		part, err := d.OpenPart(t.Context(), parrot, disk.PartOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer part.Close()
-		sessions := NewSessions()
-		one, err := sessions.announce(Metadata{Name: parrot.Name}, 1<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
-		began, ended := time.Now(), make(chan error)
-		go func() { ended <- one.Fill(t.Context(), part, 0, &fetch.Progress{}) }()
-		<-one.opened
-		time.Sleep(Life - time.Hour)
-		ask := func(d delivery) error {
-			d.ctx, d.done = t.Context(), make(chan error, 1)
-			return one.deliver(&d)
-		}
-		if err := ask(delivery{look: true}); err != nil { // which does not keep it
-			t.Fatal(err)
-		}
-		if err := ask(delivery{zeros: 512, total: -1}); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-ended; !Ended(err) || time.Since(began) != 2*Life-time.Hour {
-			t.Errorf("after %v: %v", time.Since(began), err)
-		}
-	})
 }
 
 // What is left of an upload is gone on with, whatever is announced meanwhile; and an

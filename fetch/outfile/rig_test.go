@@ -1,0 +1,124 @@
+package outfile
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+const chunkSize = disk.ChunkSize
+
+// image is a ready copy with its manifest.
+type image struct {
+	content []byte
+	m       *disk.Manifest
+	sha512  disk.Digest
+}
+
+func makeImage(t testing.TB, content []byte) image {
+	t.Helper()
+	path, id := t.TempDir(), disk.ID{Name: "parrot", UUID: "6846a0b2"}
+	if _, err := disk.Init(path); err != nil {
+		t.Fatal(err)
+	}
+	d, err := disk.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	p, err := d.OpenPart(t.Context(), id, disk.PartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if err := p.Begin(disk.Origin{Source: "test", Size: int64(len(content))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ReadFrom(bytes.NewReader(content)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := p.Commit(disk.Digest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := d.Manifest(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return image{content, m, c.SHA512}
+}
+
+// mixed is noise, zeros, what can be packed, and a short chunk at the end.
+func mixed() []byte {
+	b := make([]byte, 3*chunkSize+512)
+	noise := rand.NewChaCha8([32]byte{1})
+	_, _ = noise.Read(b[:chunkSize])
+	copy(b[2*chunkSize:], bytes.Repeat([]byte("parrot"), chunkSize/6))
+	_, _ = noise.Read(b[3*chunkSize:])
+	return b
+}
+
+// put writes the chunks from the next one to before end.
+func (i image) put(t testing.TB, w *Writer, end int64) {
+	t.Helper()
+	for w.Next() < end {
+		n := w.Next()
+		chunk := i.content[n*chunkSize : n*chunkSize+i.m.Length(n)]
+		if zero, err := i.m.Zero(n); err != nil {
+			t.Fatal(err)
+		} else if zero {
+			chunk = nil
+		}
+		if err := w.Put(chunk); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// begin opens a part and takes it up.
+func (i image) begin(t testing.TB, to Target) (w *Writer, kept int64) {
+	t.Helper()
+	w, err := Create(to, int64(len(i.content)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	if err := w.Resume(t.Context(), i.m, func(n int64) { kept += n }); err != nil {
+		t.Fatal(err)
+	}
+	if kept != w.Offset() {
+		t.Errorf("%d bytes are told of, %d stay", kept, w.Offset())
+	}
+	return w, kept
+}
+
+// unpack reads a file by the usual tool.
+func unpack(t testing.TB, path string, p Packing) []byte {
+	t.Helper()
+	tool := map[Packing]string{Plain: "cat", Gzip: "gzip", Zstd: "zstd"}[p]
+	args := []string{"-dc", path}
+	if p == Plain {
+		args = args[1:]
+	}
+	out, err := exec.Command(tool, args...).Output()
+	if err != nil {
+		t.Fatalf("%s %v: %v", tool, args, err)
+	}
+	return out
+}
+
+var packings = []Packing{Plain, Gzip, Zstd}
+
+func list(t *testing.T, to Target) (names []string) {
+	t.Helper()
+	names, err := filepath.Glob(to.Path + "*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
