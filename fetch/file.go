@@ -147,6 +147,9 @@ func (s *fileSource) get(_ context.Context, q question) (*answer, error) {
 			err = errChanged
 		}
 	}
+	if err == nil {
+		err = Clean(f)
+	}
 	if err != nil {
 		f.Close()
 		return nil, fileError(err)
@@ -157,6 +160,17 @@ func (s *fileSource) get(_ context.Context, q question) (*answer, error) {
 	}
 	body := &sparseBody{f: f, at: q.offset, size: end, tag: tag}
 	return &answer{body: body, start: q.offset, total: info.Size(), framed: true, etag: tag}, nil
+}
+
+// Clean makes it seen when a regular file is written to from now on, if its times were
+// looked at before: who has it mapped and writes to a page moves them only when the page
+// was clean, and now each was once.
+func Clean(f *os.File) error {
+	err := f.Sync()
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EROFS) {
+		return nil // nothing is ever written there
+	}
+	return err
 }
 
 func version(info fs.FileInfo) string {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
 )
 
 // roots gives the rig one folder that file:// may read, with the image in it.
@@ -155,6 +157,33 @@ func TestChangedLocalFile(t *testing.T) {
 	if !errors.Is(err, errChanged) {
 		t.Errorf("got %v for the rest of a file that changed", err)
 	}
+}
+
+// TestMappedFile writes, while a file is read, to a page of it that was dirty already: by
+// itself that does not move the file's time.
+func TestMappedFile(t *testing.T) {
+	r := newRig(t)
+	path, memory := fetchtest.Mapped(t, image)
+	r.client.AnyFile = true
+	a, err := parseAddress("file://" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, err := (&transfer{client: r.client}).file(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := src.get(t.Context(), question{total: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.body.Close()
+	if _, err := got.body.Read(make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	memory[0], memory[len(memory)-1] = 'b', 'b'
+	_, err = io.Copy(io.Discard, got.body)
+	failed(t, err, Dropped, "changed while it was read")
 }
 
 func TestResumeOfFile(t *testing.T) {

@@ -54,9 +54,7 @@ func openPath(c *fetch.Client, path string) (flat, error) {
 	}
 	p := plain{File: f, ahead: f.Ahead()}
 	if !device {
-		// Who writes to a page in memory moves the file's time only when the page was
-		// clean. Now it was once, after the time was looked at.
-		if err := opened.Sync(); err != nil {
+		if err := fetch.Clean(opened); err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
 		return &p, nil

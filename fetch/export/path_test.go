@@ -2,7 +2,6 @@ package export
 
 import (
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,40 +10,21 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
 )
 
 // TestMapped writes, while a file is exported, to a page of it that was written to
 // before: by itself that does not move the file's time.
 func TestMapped(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "volume"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if _, err := io.CopyN(f, zeroes{}, 8<<20); err != nil {
-		t.Fatal(err)
-	}
-	memory, err := unix.Mmap(int(f.Fd()), 0, 8<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(memory)
+	f, memory := fetchtest.Mapped(t, make([]byte, 8<<20))
 	write := func(b byte) { memory[0], memory[len(memory)-1] = b, b }
-	write('a')
-	if err := os.Chtimes(f.Name(), epoch, epoch); err != nil { // that of a file goes by the clock's ticks
-		t.Fatal(err)
-	}
 	d := openDisk(t, t.TempDir())
-	s := find(t, d, Request{Path: f.Name(), Format: disk.Raw})
+	s := find(t, d, Request{Path: f, Format: disk.Raw})
 	halfway(s, func() { write('b') })
 	if c, err := export(t.Context(), d, disk.ID{Name: "parrot", UUID: "00000001"}, s); !errors.Is(err, disk.ErrChanging) {
 		t.Errorf("the copy is %s (%v), want disk.ErrChanging", c.State, err)
 	}
 }
-
-type zeroes struct{}
-
-func (zeroes) Read(b []byte) (int, error) { return len(b), nil }
 
 // TestNotOpened has somebody wait for a reader of a pipe, who must not be one that
 // only looks what is there: a watchdog begins to count when it is opened.

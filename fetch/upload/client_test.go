@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
 )
 
 func (r *rig) client() *Client { return &Client{Base: r.url, Transport: http.DefaultTransport} }
@@ -243,6 +244,25 @@ func TestSendChanging(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := r.client().Send(t.Context(), order(c), &fetch.Progress{})
+	if err == nil || !strings.Contains(err.Error(), "written to while it was sent") {
+		t.Errorf("the error is %v", err)
+	}
+	r.empty()
+}
+
+// By itself, what is written through memory to a page that is dirty already does not move
+// the file's time.
+func TestSendMapped(t *testing.T) {
+	r := newRig(t)
+	path, memory := fetchtest.Mapped(t, image(11, 12<<20))
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	c := newFile(t, f)
+	memory[0], memory[len(memory)-1] = 'b', 'b'
+	err = r.client().Send(t.Context(), order(c), &fetch.Progress{})
 	if err == nil || !strings.Contains(err.Error(), "written to while it was sent") {
 		t.Errorf("the error is %v", err)
 	}

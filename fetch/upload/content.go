@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
 const (
@@ -59,6 +60,11 @@ func NewFile(f *os.File) (*File, error) {
 	stat, err := f.Stat()
 	if err != nil {
 		return nil, err
+	}
+	if stat.Mode().IsRegular() {
+		if err := fetch.Clean(f); err != nil {
+			return nil, err
+		}
 	}
 	size, err := f.Seek(0, io.SeekEnd) // that of a block device too
 	if err != nil {
