@@ -42,6 +42,9 @@ type PartOptions struct {
 	MaxSize int64  // most bytes that the image may have; 0: no bound but the disk
 	SHA256  bool   // compute the SHA-256 of the whole as well
 	Format  Format // as declared; "" means to detect it
+	// Takes says whether a part of that origin, which is there, is of any use: reading it
+	// back may take minutes. nil: each is.
+	Takes func(Origin) bool
 }
 
 // Part is an image in the making: the file backing.part and the hashes of its
@@ -68,7 +71,8 @@ type Part struct {
 
 // OpenPart makes the folder of id and an empty part in it, or takes up the part
 // that is there: its chunks are read back, and those count that have the recorded
-// hash, up to the first that has not. ctx ends this reading.
+// hash, up to the first that has not. ctx ends this reading. A part that o does not take
+// has no Origin and holds nothing; until Begin, all of it is still on the disk.
 func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error) {
 	record, err := d.makeFolder(id)
 	if err != nil {
@@ -79,7 +83,10 @@ func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error
 		return nil, fmt.Errorf("open part of %s: %w", id, err)
 	}
 	p.start()
-	if record.Origin != nil {
+	if p.origin != nil && o.Takes != nil && !o.Takes(*p.origin) {
+		p.origin = nil
+	}
+	if p.origin != nil {
 		if err := p.resume(ctx); err != nil {
 			p.pipeline.abort()
 			return nil, errors.Join(fmt.Errorf("resume part of %s: %w", id, err), p.closeFiles())

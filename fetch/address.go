@@ -91,6 +91,9 @@ func (a address) id() string {
 	return hex.EncodeToString(sum[:16])
 }
 
+// idPattern tells addresses from the other sources that parts come from.
+var idPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
 // String returns what may be printed of the address.
 func (a address) String() string { return a.grammar() }
 

@@ -3,6 +3,7 @@ package fetch
 import (
 	"cmp"
 	"context"
+	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -51,6 +52,20 @@ type Request struct {
 	// wrong checksum: of an image that came in pieces (Progress.Joined), or from
 	// an address that is skipped now.
 	Whole bool
+}
+
+// Takes reports whether a download may go on with a part of this origin: one of the same
+// address, or where something else tells that it is of the same file.
+func (r Request) Takes(o disk.Origin) bool {
+	for _, raw := range append([]string{r.URL}, r.Mirrors...) {
+		if (address{raw: strings.TrimSpace(raw)}).id() == o.Source {
+			return true
+		}
+	}
+	if r.Digest.IsZero() {
+		return o.ETag != "" && idPattern.MatchString(o.Source)
+	}
+	return o.Size >= 0
 }
 
 // transfer is the state of one Download: what stays the same over all addresses,

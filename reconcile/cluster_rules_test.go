@@ -31,6 +31,9 @@ func (r *removal) decided(o Observed) {
 	if evicted && !(declared && evicting(r.conf.config, r.key.Disk)) {
 		c.broke("S5", "%s is evicted, which nobody asked for", r.key)
 	}
+	if declared && r.key.ID != image.ID && s.letter == "" {
+		return // a part of an older generation: no image has less by it
+	}
 	if !evicted && !m.byHand[r.key] {
 		r.interval(s)
 	}
@@ -186,6 +189,7 @@ func (r *removal) unlinks(s *slot) {
 	}
 	ready := r.key.ID == image.ID && s.letter != "" && s.owned && !s.touched && s.failed == ""
 	switch {
+	case r.key.ID != image.ID && s.letter == "": // a part, of which nobody has anything
 	case most == 0 && copies > 0:
 		c.broke("S2", "%s is deleted, and %s is ready nowhere else", r.key, image.ID)
 	case ready && !image.AllDisks && most < copies:

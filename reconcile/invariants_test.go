@@ -214,13 +214,19 @@ func (j *invariants) deletions() {
 		if a.Kind == Evict {
 			node := j.d.Config.Nodes[a.Node]
 			j.never(!declared || !node.EvictionRequested && !node.Disks[a.Disk].EvictionRequested, "evict of %s, which nobody asked for", key)
-		} else {
+		} else if !j.part(key) {
 			j.interval(key)
 		}
 		if !declared {
 			j.vanished(key)
 		}
 	}
+}
+
+// part reports whether there is only a part, of a generation that nobody makes any more.
+func (j *invariants) part(key Key) bool {
+	image, declared := j.d.Config.Images[key.ID.Name]
+	return declared && image.ID != key.ID && j.o.Disks[key.Disk].Copies[key.ID].State == disk.Pending
 }
 
 // born is before the program was built.
@@ -293,7 +299,9 @@ func (j *invariants) image(image schema.Image) {
 		case Sync:
 			made++
 		case Cleanup, Evict:
-			goes = append(goes, a.Key())
+			if !j.part(a.Key()) { // no image has less by it
+				goes = append(goes, a.Key())
+			}
 		}
 	}
 	j.never(first > 1 || len(ready) == 0 && made > 1, "%d disks prepare %s at once", made, image.ID)

@@ -113,20 +113,21 @@ func (j job) downloadRight(ctx context.Context, id disk.ID, r fetch.Request) err
 }
 
 func (j job) downloadTo(ctx context.Context, id disk.ID, r fetch.Request) error {
-	return j.fill(ctx, id, r.Digest, func(part *disk.Part) error {
+	return j.fill(ctx, id, r.Digest, r.Takes, func(part *disk.Part) error {
 		return j.client.Download(ctx, r, part, j.progress)
 	})
 }
 
 // fill makes the part of id with what transfer puts into it, and commits it. A part
 // that finds no space, or bytes that cannot be right, is not kept, nor one with nothing
-// in it.
-func (j job) fill(ctx context.Context, id disk.ID, want disk.Digest, transfer func(*disk.Part) error) error {
+// in it. What takes does not know is not even read back.
+func (j job) fill(ctx context.Context, id disk.ID, want disk.Digest, takes func(disk.Origin) bool, transfer func(*disk.Part) error) error {
 	part, err := j.disk.OpenPart(ctx, id, disk.PartOptions{
 		Reserve: j.reserve,
 		MaxSize: j.maxSize(),
 		SHA256:  want.Algorithm() == disk.SHA256 || j.image.Checksum.Algorithm() == disk.SHA256,
 		Format:  j.format(),
+		Takes:   takes,
 	})
 	if err != nil {
 		return err
@@ -159,8 +160,9 @@ func (j job) sync(ctx context.Context, id disk.ID) error {
 	}
 	defer r.Close()
 	j.progress.Total.Store(from.Size)
-	return j.fill(ctx, id, from.SHA512, func(part *disk.Part) error {
-		origin := disk.Origin{Source: "copy of " + from.SHA512.String(), Size: from.Size, Data: max(from.RealSize, 1)}
+	origin := disk.CopyOrigin(from)
+	takes := func(o disk.Origin) bool { return o == origin }
+	return j.fill(ctx, id, from.SHA512, takes, func(part *disk.Part) error {
 		if part.Origin() != origin {
 			if err := part.Begin(origin); err != nil {
 				return err

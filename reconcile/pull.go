@@ -88,7 +88,8 @@ func (j job) pull(ctx context.Context, id disk.ID) error {
 	from, done := j.puller()
 	defer done()
 	j.progress.Total.Store(j.far.size)
-	return j.fill(ctx, id, j.far.want, func(part *disk.Part) error {
+	each := func(disk.Origin) bool { return true } // whose chunks are the right ones is of use
+	return j.fill(ctx, id, j.far.want, each, func(part *disk.Part) error {
 		return from.Into(ctx, part, j.far.size)
 	})
 }

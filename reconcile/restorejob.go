@@ -31,7 +31,7 @@ func (j job) restore(ctx context.Context, id disk.ID) error {
 		return err
 	}
 	r := backup.Restore{Store: store, Backup: b, Workers: declared.ConcurrentLimit, BandwidthLimit: j.image.BandwidthLimit}
-	return j.fill(ctx, id, want, func(part *disk.Part) error { return r.Fill(ctx, part, j.progress) })
+	return j.fill(ctx, id, want, r.Takes, func(part *disk.Part) error { return r.Fill(ctx, part, j.progress) })
 }
 
 // wantOf is what the bytes of a backup have to be. What is declared of them can be

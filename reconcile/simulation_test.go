@@ -244,16 +244,17 @@ func (s *simulation) watch(a Action) {
 	p := s.disks[key.Disk]
 	f := p.folders[key.ID]
 	wait := s.config.Settings.CleanupWaitInterval
-	if a.Kind == Cleanup {
+	image, declared := s.config.Images[key.ID.Name]
+	part := declared && key.ID != image.ID && f.letter == "" // of an older generation: nobody goes on with it
+	if a.Kind == Cleanup && !part {
 		s.least(key, "it was made", s.mono-f.made, wait)
 		s.least(key, "it was used", s.mono-f.used, wait)
 		s.least(key, "it was wanted", s.mono-f.wanted, wait)
 	}
-	image, declared := s.config.Images[key.ID.Name]
 	if s.broken {
 		s.t.Errorf("%s goes while the configuration is broken", key)
 	}
-	if !declared {
+	if !declared || part {
 		return
 	}
 	others := 0

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -125,6 +126,10 @@ func (v imageView) drop(key Key, now tally) Action {
 		reason = "the disk does not match the selectors"
 	}
 	then, ready := now.without(v, key), slices.Contains(v.ready, key)
+	part := key.ID != v.image.ID && c.State == disk.Pending // nobody goes on with it any more
+	if part {
+		reason = "part of an older generation"
+	}
 	switch {
 	case v.May != schema.Everything:
 		return v.keep(key, reason+", but nothing is deleted "+v.whyNot())
@@ -132,6 +137,7 @@ func (v imageView) drop(key Key, now tally) Action {
 		return v.keepUsed(key, reason+", but "+c.Using)
 	case v.places.ranked.len() == 0:
 		return newAction(Blocked, key, "no disk matches the selectors, or those that do are evicted: every copy is kept", 0)
+	case part: // no image counts on it
 	case then.stand < v.enough(), ready && then.all < v.places.copies:
 		return v.needed(key, kind, reason)
 	case kind == Cleanup && !v.Cleanup[key] && v.expires(v.o, key).After(v.o.Now):
@@ -177,7 +183,8 @@ func (s *scene) remove(kind Kind, key Key, reason string) Action {
 	if image := s.awaited(key); image != "" {
 		return s.keep(key, fmt.Sprintf("%s, but image %s, which is suspended, is to be made of it", reason, image))
 	}
-	return newAction(kind, key, reason, s.copy(key).RealSize)
+	c := s.copy(key)
+	return newAction(kind, key, reason, c.RealSize+c.PartBytes)
 }
 
 func (s *scene) keep(key Key, reason string) Action { return newAction(Wait, key, reason, 0) }

@@ -50,6 +50,7 @@ func (u *uploading) store(ctx context.Context, o upload.Order) (err error) {
 	}
 	made, err := u.fill(ctx, on, o, disk.PartOptions{
 		SHA256: o.Digest.Algorithm() == disk.SHA256, Format: disk.Format(image.Format), Reserve: reserved(result.Config.Nodes, on.Path()),
+		Takes: o.Takes,
 	}, image.ID)
 	if err != nil {
 		return err

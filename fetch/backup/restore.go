@@ -68,8 +68,10 @@ func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 	return fetch.Classify(causeOf(ctx, held, r.pour(held, part, progress)))
 }
 
-// begin keeps what the part holds if that is of this backup.
-func (r Restore) begin(part *disk.Part) error {
+// Takes reports whether a part of this origin is the beginning of the backup.
+func (r Restore) Takes(o disk.Origin) bool { return o == r.origin() }
+
+func (r Restore) origin() disk.Origin {
 	source := sha256.Sum256([]byte(URL(r.Store.String(), r.Backup.Name)))
 	origin := disk.Origin{
 		Source: "backup " + hex.EncodeToString(source[:]), ETag: r.Backup.fingerprint, Size: r.Backup.Size,
@@ -78,6 +80,12 @@ func (r Restore) begin(part *disk.Part) error {
 		origin.Data += int64(r.Backup.length(b.Offset))
 	}
 	origin.Data = max(origin.Data, 512) // 0 would say that it is not known
+	return origin
+}
+
+// begin keeps what the part holds if that is of this backup.
+func (r Restore) begin(part *disk.Part) error {
+	origin := r.origin()
 	if part.Origin() == origin && (part.Offset()%disk.ChunkSize == 0 || part.Offset() == r.Backup.Size) {
 		return nil
 	}

@@ -66,6 +66,9 @@ func (r Request) origin(size int64) disk.Origin {
 	return disk.Origin{Source: string(r.Encryption) + " " + r.Copy.SHA512.String(), Size: size}
 }
 
+// Takes reports whether a part of this origin may be the beginning of the clone.
+func (r Request) Takes(o disk.Origin) bool { return o.Source == r.origin(0).Source }
+
 // begin empties the part unless it is of the same origin, and sets the progress.
 func begin(part *disk.Part, o disk.Origin, progress *fetch.Progress) error {
 	if part.Origin() != o {

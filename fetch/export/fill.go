@@ -65,6 +65,9 @@ func (s *Source) fill(ctx context.Context, volume flat, part *disk.Part, progres
 	return nil
 }
 
+// Takes reports whether a part of this origin may be the beginning of the image.
+func (s *Source) Takes(o disk.Origin) bool { return o.Source == s.request.hash() }
+
 // encode returns the file of the image, and puts into o how large it is.
 func (s *Source) encode(volume qcow2.Source, o *disk.Origin) (io.ReadSeeker, error) {
 	if s.request.Format != disk.QCOW2 {

@@ -160,10 +160,13 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 	}
 }
 
+// Takes reports whether a part of this origin is of the upload.
+func (s *Session) Takes(o disk.Origin) bool { return o.Source == Source && o.ETag == s.ID }
+
 // open makes the part that of this upload, and returns when its last byte came.
 func (s *Session) open(part *disk.Part) (last time.Time, err error) {
 	now := time.Now()
-	if o := part.Origin(); o.Source == Source && o.ETag == s.ID {
+	if s.Takes(part.Origin()) {
 		touched, err := part.Touched()
 		if touched.After(now) {
 			touched = now // by a clock that was set since

@@ -14,11 +14,9 @@ import (
 // Store puts the content into a part on a disk of this machine. A part that began with
 // the same file is gone on with, whoever began it.
 func Store(ctx context.Context, part *disk.Part, o Order, progress *fetch.Progress) error {
-	m := o.metadata()
-	m.text = m.header()
-	had, err := parseMetadata(part.Origin().Metadata)
-	same := err == nil && had.Fingerprint == m.Fingerprint
-	if same = same && part.Origin().Source == Source && part.Origin().Size == o.Content.length(); !same || o.Restart {
+	if !o.Takes(part.Origin()) {
+		m := o.metadata()
+		m.text = m.header()
 		if err := part.Begin(disk.Origin{Source: Source, ETag: rand.Text(), Metadata: m.text, Size: o.Content.length(), Data: m.Data}); err != nil {
 			return fetch.Classify(err)
 		}
@@ -47,10 +45,19 @@ func Store(ctx context.Context, part *disk.Part, o Order, progress *fetch.Progre
 	return context.Cause(ctx)
 }
 
+// Takes reports whether a part of this origin is of the same content, whoever began it.
+func (o Order) Takes(had disk.Origin) bool {
+	m, err := parseMetadata(had.Metadata)
+	same := err == nil && m.Fingerprint == o.fingerprint()
+	return same && had.Source == Source && had.Size == o.Content.length() && !o.Restart
+}
+
+// fingerprint is that of the content: another digest makes it another upload.
+func (o Order) fingerprint() string { return o.Content.fingerprint() + o.Digest.String() }
+
 // metadata is what is said of an upload when it begins.
 func (o Order) metadata() Metadata {
-	// Another digest makes it another upload.
-	m := Metadata{Name: o.Image, Digest: o.Digest, Fingerprint: o.Content.fingerprint() + o.Digest.String()}
+	m := Metadata{Name: o.Image, Digest: o.Digest, Fingerprint: o.fingerprint()}
 	if f, ok := o.Content.(*File); ok {
 		m.Data = f.data()
 	}
