@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -29,6 +30,7 @@ type job struct {
 	far      far
 	asking   asking // of a deletion
 	uploads  *upload.Sessions
+	restores *backup.Room
 	progress *fetch.Progress
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -32,6 +33,7 @@ type Reconciler struct {
 	ended     chan outcome
 	transfers transfers
 	uploads   *upload.Sessions
+	restores  *backup.Room
 	clock     clock
 	missed    map[schema.DiskRef]time.Time // since when disks have a problem
 }
@@ -57,6 +59,7 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 		missed:   map[schema.DiskRef]time.Time{},
 		board:    peer.NewBoard(),
 		uploads:  upload.NewSessions(),
+		restores: backup.NewRoom(),
 	}
 }
 

@@ -30,7 +30,7 @@ func (j job) restore(ctx context.Context, id disk.ID) error {
 	if err != nil {
 		return err
 	}
-	r := backup.Restore{Store: store, Backup: b, Workers: declared.ConcurrentLimit, BandwidthLimit: j.image.BandwidthLimit}
+	r := backup.Restore{Store: store, Backup: b, Workers: declared.ConcurrentLimit, BandwidthLimit: j.image.BandwidthLimit, Room: j.restores}
 	return j.fill(ctx, id, want, r.Takes, func(part *disk.Part) error { return r.Fill(ctx, part, j.progress) })
 }
 

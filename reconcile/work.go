@@ -119,7 +119,7 @@ func (r *Reconciler) job(d Desired, o Observed, a Action) job {
 	j := job{
 		action: a, image: d.Config.Images[a.Image], reserve: declared.StorageReserved, nodes: d.Config.Nodes,
 		client: &client, disk: r.disks.open[a.Key().Disk].Disk, progress: &fetch.Progress{},
-		near: r.near(d, o, a), far: r.others.far(d, o, a), uploads: r.uploads,
+		near: r.near(d, o, a), far: r.others.far(d, o, a), uploads: r.uploads, restores: r.restores,
 	}
 	if (a.Kind == Sync || a.Kind == Clone) && a.from != (Key{}) {
 		j.source = r.disks.open[a.from.Disk].Disk

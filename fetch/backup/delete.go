@@ -28,7 +28,7 @@ func Delete(ctx context.Context, s Store, name string) (done Deleted, err error)
 	if err := CheckName(name); err != nil {
 		return Deleted{}, &fetch.Error{Class: fetch.Config, Err: err}
 	}
-	err = withLock(ctx, s, exclusive, func(ctx context.Context) error {
+	err = withLock(ctx, s, exclusive, func(ctx context.Context, l *lock) error {
 		b, err := Inspect(ctx, s, name)
 		if err != nil && !isClass(err, fetch.Source) {
 			return err
@@ -43,7 +43,7 @@ func Delete(ctx context.Context, s Store, name string) (done Deleted, err error)
 			return err
 		}
 		done.Blocks = len(unused)
-		return removeBlocks(ctx, s, unused)
+		return removeBlocks(ctx, s, l, unused)
 	})
 	return done, err
 }
@@ -142,11 +142,18 @@ func allBlocks(ctx context.Context, s Store) ([]Sum, error) {
 	return slices.Concat(found...), nil
 }
 
-func removeBlocks(ctx context.Context, s Store, sums []Sum) error {
+// removeBlocks ends where the lock may not be held any more: a backup may count on the
+// blocks by then.
+func removeBlocks(ctx context.Context, s Store, l *lock, sums []Sum) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(sweepers)
 	for _, sum := range sums {
-		group.Go(func() error { return s.Delete(ctx, sum.key()) })
+		group.Go(func() error {
+			if err := l.stands(); err != nil {
+				return err
+			}
+			return s.Delete(ctx, sum.key())
+		})
 	}
 	return group.Wait()
 }

@@ -26,7 +26,7 @@
 //	lock         shared with other backups and restores, not with deletions
 //	cfg          without blocks and without a time of completion
 //	each block   read -> SHA-256 is that of the copy's manifest -> SHA-512 is the name
-//	             -> there already, or packed and stored
+//	             -> there already and good, or packed and stored
 //	cfg          with all blocks, complete
 //
 // # How a backup is deleted

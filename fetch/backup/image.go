@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -123,6 +122,7 @@ type keeper struct {
 	store    Store
 	image    *image
 	packers  chan *encoder
+	readers  chan *reader
 	packed   bytes.Buffer
 	progress *fetch.Progress
 }
@@ -133,17 +133,14 @@ func (k *keeper) keep(ctx context.Context, l loaded) error {
 		return err
 	}
 	l.Sum = SumBlock(l.data)
-	there, err := stored(ctx, k.store, l.Sum)
-	if err == nil && !there {
-		err = k.put(ctx, l)
-	}
-	if err != nil {
+	if err := k.put(ctx, l); err != nil {
 		return fmt.Errorf("store block at %d: %w", l.Offset, err)
 	}
 	k.progress.Done.Add(int64(len(l.data)))
 	return nil
 }
 
+// put stores a block unless it is there and good.
 func (k *keeper) put(ctx context.Context, l loaded) error {
 	packer := <-k.packers
 	file, err := packer.encode(l.data, &k.packed)
@@ -151,25 +148,12 @@ func (k *keeper) put(ctx context.Context, l loaded) error {
 	if err != nil {
 		return err
 	}
+	if good, err := k.there(ctx, l, len(file)); err != nil || good {
+		return err
+	}
 	if err := k.store.Put(ctx, l.Sum.key(), file); err != nil {
 		return err
 	}
 	k.progress.Moved.Add(int64(len(file)))
 	return nil
-}
-
-// stored reports whether the Store has a file of the block that is not obviously
-// cut: what a crash of the Store leaves has no bytes.
-func stored(ctx context.Context, s Store, sum Sum) (bool, error) {
-	entries, err := s.List(ctx, sum.folder())
-	if err != nil {
-		return false, err
-	}
-	name := path.Base(sum.key())
-	for _, e := range entries {
-		if e.Name == name {
-			return !e.Dir && e.Size > 0 && e.Size <= maxStored, nil
-		}
-	}
-	return false, nil
 }

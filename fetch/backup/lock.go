@@ -24,6 +24,9 @@ const (
 	lockSettles = 2 * time.Second
 	lockRenewed = 60 * time.Second
 	lockExpires = 150 * time.Second
+	// lockLost is when its holder gives up one that it could not renew, well before others
+	// take it for expired.
+	lockLost = lockExpires - lockRenewed
 	// lockForgotten is when a lock that expired is removed: nobody has cared for it
 	// for long, and nobody does, whatever the clock.
 	lockForgotten = time.Hour
@@ -48,8 +51,10 @@ func (f lockFile) key() string { return path.Join(locksFolder, f.Name+lockSuffix
 
 // lock is one that is held.
 type lock struct {
-	store   Store
-	file    lockFile
+	store Store
+	file  lockFile
+
+	mu      sync.Mutex // of who writes it
 	renewed time.Time
 
 	stop    context.CancelFunc
@@ -92,13 +97,39 @@ func (l *lock) release(ctx context.Context) {
 }
 
 // withLock does work while it holds a lock of the Store.
-func withLock(ctx context.Context, s Store, t lockType, work func(context.Context) error) error {
+func withLock(ctx context.Context, s Store, t lockType, work func(context.Context, *lock) error) error {
 	held, l, err := acquire(ctx, s, t, lockSettles)
 	if err != nil {
 		return err
 	}
 	defer l.release(ctx)
-	return causeOf(ctx, held, work(held))
+	return causeOf(ctx, held, work(held, l))
+}
+
+// confirm makes sure that the lock is held, and will be for a while. The process may have
+// been stopped, or the machine, for so long that others took it for dead, before renew
+// could see that.
+func (l *lock) confirm(ctx context.Context) error {
+	if err := l.stands(); err != nil {
+		return err
+	}
+	return l.write(ctx)
+}
+
+// stands says why the lock may not be held any more.
+func (l *lock) stands() error {
+	if age := l.age(); age >= lockLost {
+		return fail(fetch.Network, "lost the lock of %s: it was not renewed for %s", l.store, age.Round(time.Second))
+	}
+	return nil
+}
+
+// age is how long ago the lock was written, by the wall clock: the other one may stand
+// still while the machine does.
+func (l *lock) age() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Now().Round(0).Sub(l.renewed.Round(0))
 }
 
 // causeOf is err, or why held ended if not by the end of ctx.
@@ -122,6 +153,8 @@ func (l *lock) remove(ctx context.Context) error {
 }
 
 func (l *lock) write(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	data, err := json.Marshal(l.file)
 	if err != nil {
 		return err
@@ -139,7 +172,7 @@ func (l *lock) renew(ctx context.Context, lost context.CancelCauseFunc) {
 		if wait(ctx, every) != nil {
 			return
 		}
-		attempt, cancel := context.WithDeadline(ctx, l.renewed.Add(lockExpires))
+		attempt, cancel := context.WithTimeout(ctx, lockExpires-l.age())
 		err := l.write(attempt)
 		cancel()
 		switch {
@@ -147,7 +180,7 @@ func (l *lock) renew(ctx context.Context, lost context.CancelCauseFunc) {
 			return
 		case err == nil:
 			every = lockRenewed
-		case time.Since(l.renewed) < lockExpires-lockRenewed:
+		case l.age() < lockLost:
 			every = lockRenewed / 6
 		default:
 			lost(fail(fetch.Network, "lost the lock of %s: %w", l.store, err))

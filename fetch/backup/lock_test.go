@@ -104,7 +104,7 @@ func TestLockRenewed(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		s := openTarget(t, dir)
-		err := withLock(t.Context(), s, shared, func(ctx context.Context) error {
+		err := withLock(t.Context(), s, shared, func(ctx context.Context, _ *lock) error {
 			locks := filepath.Join(dir, locksFolder)
 			for range 10 {
 				if err := os.RemoveAll(locks); err != nil {

@@ -35,7 +35,7 @@ func (l *lock) first(ctx context.Context) error {
 	if own.modified.IsZero() {
 		return fail(fetch.Network, "the lock was removed by somebody else")
 	}
-	now := own.modified.Add(time.Since(l.renewed))
+	now := own.modified.Add(l.age())
 	for _, o := range locks {
 		age := now.Sub(o.modified)
 		switch {

@@ -43,6 +43,7 @@ type Restore struct {
 	Backup         *Backup // complete
 	Workers        int     // blocks that are fetched at once; 0: DefaultWorkers
 	BandwidthLimit int64   // most bytes per second from the Store; 0: no limit
+	Room           *Room   // shared with other restores; nil: one of its own
 }
 
 // Fill reads the image into part, from where the part ends if what it holds is of
@@ -95,34 +96,46 @@ func (r Restore) begin(part *disk.Part) error {
 // piece is one block on its way.
 type piece struct {
 	block Block
-	data  []byte        // of a window's buffers; as long as the block
+	data  []byte        // of a Room; as long as the block
 	err   error         // set before ready is closed
 	ready chan struct{} // closed when data or err is there
 }
 
 // pour writes the blocks in order, as they come from the workers.
 func (r Restore) pour(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
-	var running sync.WaitGroup
-	defer running.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	free := make(chan []byte, workers(r.Workers)+ahead)
-	for range cap(free) {
-		free <- nil // made when it is needed: a small image needs few
+	if r.Room == nil {
+		r.Room = NewRoom()
 	}
-	for p := range r.fetchAhead(ctx, &running, part.Offset(), free, progress) {
+	var running sync.WaitGroup
+	ctx, cancel := context.WithCancel(ctx)
+	ahead := make(chan struct{}, workers(r.Workers)+ahead)
+	pieces := r.fetchAhead(ctx, &running, part.Offset(), ahead, progress)
+	var last *piece // in hand
+	defer func() {
+		cancel()
+		running.Wait() // nobody writes to the buffers any more
+		if last != nil {
+			r.Room.blocks <- last.data
+		}
+		for p := range pieces {
+			r.Room.blocks <- p.data
+		}
+	}()
+	for last = range pieces {
 		select {
-		case <-p.ready:
+		case <-last.ready:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if err := cmp.Or(ctx.Err(), p.err); err != nil {
+		if err := cmp.Or(ctx.Err(), last.err); err != nil {
 			return err
 		}
-		if err := put(part, p, progress); err != nil {
+		if err := put(part, last, progress); err != nil {
 			return err
 		}
-		free <- p.data[:cap(p.data)]
+		r.Room.blocks <- last.data
+		last = nil
+		<-ahead
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -153,19 +166,19 @@ func zeros(part *disk.Part, end int64, progress *fetch.Progress) error {
 }
 
 // fetchAhead starts the workers. The pieces come in the order of the image, and may
-// not be ready yet; there are never more than there are free buffers.
-func (r Restore) fetchAhead(ctx context.Context, running *sync.WaitGroup, from int64, free <-chan []byte, progress *fetch.Progress) <-chan *piece {
-	inOrder, todo := make(chan *piece, cap(free)), make(chan *piece)
-	unpack := make(chan *decoder, decoders)
-	for range decoders {
-		unpack <- newDecoder()
-	}
+// not be ready yet; ahead has one for each that was not written.
+func (r Restore) fetchAhead(ctx context.Context, running *sync.WaitGroup, from int64, ahead chan<- struct{}, progress *fetch.Progress) <-chan *piece {
+	inOrder, todo := make(chan *piece, cap(ahead)), make(chan *piece)
 	way := traffic{fetch.NewLimiter(r.BandwidthLimit), &progress.Moved}
 	for range workers(r.Workers) {
 		running.Go(func() {
-			stored := make([]byte, maxStored+1)
 			for p := range todo {
-				p.err = r.fetch(ctx, p, way, stored, unpack)
+				if file := take(ctx, r.Room.files, maxStored+1); file != nil {
+					p.err = r.fetch(ctx, p, way, file)
+					r.Room.files <- file
+				} else {
+					p.err = ctx.Err()
+				}
 				close(p.ready)
 			}
 		})
@@ -174,20 +187,21 @@ func (r Restore) fetchAhead(ctx context.Context, running *sync.WaitGroup, from i
 		defer close(inOrder)
 		defer close(todo)
 		for _, block := range r.Backup.Blocks {
-			if block.Offset+BlockSize <= from || block.Offset+int64(r.Backup.length(block.Offset)) <= from {
+			length := r.Backup.length(block.Offset)
+			if block.Offset+BlockSize <= from || block.Offset+int64(length) <= from {
 				continue
 			}
-			p := &piece{block: block, ready: make(chan struct{})}
 			select {
-			case buf := <-free:
-				if buf == nil {
-					buf = make([]byte, BlockSize)
-				}
-				p.data = buf[:r.Backup.length(block.Offset)]
+			case ahead <- struct{}{}:
 			case <-ctx.Done():
 				return
 			}
-			inOrder <- p // has room for as many as there are buffers
+			buf := take(ctx, r.Room.blocks, BlockSize)
+			if buf == nil {
+				return
+			}
+			p := &piece{block: block, data: buf[:length], ready: make(chan struct{})}
+			inOrder <- p // has room for as many as are not written
 			select {
 			case todo <- p:
 			case <-ctx.Done():
@@ -200,10 +214,10 @@ func (r Restore) fetchAhead(ctx context.Context, running *sync.WaitGroup, from i
 
 // fetch gets one block, and asks again at once where it was cut or is not what
 // its name says: something on the way may have done that.
-func (r Restore) fetch(ctx context.Context, p *piece, way traffic, stored []byte, unpack chan *decoder) error {
+func (r Restore) fetch(ctx context.Context, p *piece, way traffic, stored []byte) error {
 	var err error
 	for range blockTries {
-		err = r.fetchOnce(ctx, p, way, stored, unpack)
+		err = r.fetchOnce(ctx, p, way, stored)
 		if !isClass(err, fetch.Dropped, fetch.Source) {
 			break
 		}
@@ -211,7 +225,7 @@ func (r Restore) fetch(ctx context.Context, p *piece, way traffic, stored []byte
 	return err
 }
 
-func (r Restore) fetchOnce(ctx context.Context, p *piece, way traffic, stored []byte, unpack chan *decoder) error {
+func (r Restore) fetchOnce(ctx context.Context, p *piece, way traffic, stored []byte) error {
 	object, err := way.read(ctx, r.Store, p.block.Sum.key(), stored)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -221,9 +235,7 @@ func (r Restore) fetchOnce(ctx context.Context, p *piece, way traffic, stored []
 	case err != nil:
 		return err
 	}
-	d := <-unpack
-	defer func() { unpack <- d }()
-	if err := d.decode(p.data, object, p.block.Sum); err != nil {
+	if err := r.Room.decode(p.data, object, p.block.Sum); err != nil {
 		return r.failed(fetch.Source, p, "is damaged: "+err.Error())
 	}
 	return nil

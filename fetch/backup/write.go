@@ -20,7 +20,7 @@ type Write struct {
 }
 
 // Backup stores the ready copy id of d under its name. Blocks that the Store has
-// are not stored again. A backup of the same bytes that is there is left as it is;
+// are not stored again, but for those that are bad: see there.go. A backup of the same bytes that is there is left as it is;
 // one that was not completed is completed; one of other bytes is refused. What is
 // read is held against the copy's manifest: disk.ErrNoManifest and disk.ErrDamaged say that
 // the copy has to be verified first. Cancelled or killed, it leaves blocks and a cfg that says
@@ -36,7 +36,7 @@ func (w Write) Backup(ctx context.Context, d *disk.Disk, id disk.ID, progress *f
 		progress.Done.Store(im.Copy.Size)
 		return err
 	}
-	return withLock(ctx, w.Store, shared, func(ctx context.Context) error {
+	return withLock(ctx, w.Store, shared, func(ctx context.Context, l *lock) error {
 		b, err := w.there(ctx, im.Copy)
 		if err != nil || b.Complete() {
 			return err
@@ -52,6 +52,10 @@ func (w Write) Backup(ctx context.Context, d *disk.Disk, id disk.ID, progress *f
 		}
 		// Others may hold the same lock, and have begun at the same moment.
 		if now, err := w.there(ctx, im.Copy); err != nil || now.Complete() {
+			return err
+		}
+		// Without the lock, somebody may have removed blocks that are not in any cfg yet.
+		if err := l.confirm(ctx); err != nil {
 			return err
 		}
 		b.Completed = time.Now()
@@ -114,6 +118,10 @@ func (w Write) store(ctx context.Context, im *image, progress *fetch.Progress) (
 		}
 		packers <- e
 	}
+	readers := make(chan *reader, decoders)
+	for range decoders {
+		readers <- nil
+	}
 	free := make(chan []byte, workers(w.Workers)+1)
 	for range cap(free) {
 		free <- nil
@@ -126,7 +134,7 @@ func (w Write) store(ctx context.Context, im *image, progress *fetch.Progress) (
 	})
 	for range workers(w.Workers) {
 		group.Go(func() error {
-			k := keeper{store: w.Store, image: im, packers: packers, progress: progress}
+			k := keeper{store: w.Store, image: im, packers: packers, readers: readers, progress: progress}
 			for l := range todo {
 				if err := k.keep(ctx, l); err != nil {
 					return err

@@ -1,0 +1,81 @@
+package backup
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// TestRestoresShareRoom makes ten restores at once, with as many workers as there can be,
+// of which some are cancelled and some find a block missing. Together they have no more
+// in memory than there is room, and give all of it back.
+func TestRestoresShareRoom(t *testing.T) {
+	t.Parallel()
+	d, dir := newDisk(t), t.TempDir()
+	want := makeImage(t, d, "a1", someBytes(1, 23<<20+512))
+	synctest.Test(t, func(t *testing.T) { mustBackUp(t, dir, d, "a1") })
+	room := NewRoom()
+	var all sync.WaitGroup
+	for n := range 10 {
+		other := newDisk(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		s := &asked{Store: openTarget(t, dir), left: 100, end: cancel}
+		if n%3 == 1 {
+			s.left = n
+		}
+		var store Store = s
+		if n%3 == 2 {
+			store = missing{s, n}
+		}
+		all.Go(func() {
+			got, err := restoreIn(ctx, room, store, other, "a1")
+			if n%3 == 0 && (err != nil || got.SHA512 != want.SHA512) || n%3 == 1 && !errors.Is(err, context.Canceled) || n%3 == 2 && !isClass(err, fetch.Refused) {
+				t.Errorf("restore %d: %v, %v", n, got.SHA512, err)
+			}
+		})
+	}
+	all.Wait()
+	if len(room.blocks) != roomBlocks || len(room.files) != roomFiles || len(room.decoders) != decoders {
+		t.Errorf("given back are %d blocks, %d files and %d decoders", len(room.blocks), len(room.files), len(room.decoders))
+	}
+}
+
+func restoreIn(ctx context.Context, room *Room, s Store, d *disk.Disk, name string) (disk.Copy, error) {
+	b, err := Load(ctx, s, name)
+	if err != nil {
+		return disk.Copy{}, err
+	}
+	part, err := d.OpenPart(ctx, id(name), disk.PartOptions{})
+	if err != nil {
+		return disk.Copy{}, err
+	}
+	defer part.Close()
+	if err := (Restore{Store: s, Backup: b, Workers: maxWorkers, Room: room}).Fill(ctx, part, new(fetch.Progress)); err != nil {
+		return disk.Copy{}, err
+	}
+	return part.Commit(b.Digest())
+}
+
+// missing is a Store that has lost some blocks.
+type missing struct {
+	*asked
+	kept int
+}
+
+func (m missing) Open(ctx context.Context, key string) (io.ReadCloser, error) {
+	m.mu.Lock()
+	gone := strings.HasSuffix(key, blockSuffix) && m.blocks >= m.kept
+	m.mu.Unlock()
+	if gone {
+		return m.Store.Open(ctx, "no/such/block")
+	}
+	return m.asked.Open(ctx, key)
+}
