@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"sync"
 
+	"github.com/dustin/go-humanize"
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 )
@@ -211,7 +212,7 @@ type NoSpaceError struct {
 }
 
 func (e *NoSpaceError) Error() string {
-	return fmt.Sprintf("%v: %d bytes are needed and %d are free beyond the reserve", ErrNoSpace, e.Need, e.Free)
+	return fmt.Sprintf("%v: %s are needed and %s are free beyond the reserve", ErrNoSpace, humanize.IBytes(uint64(e.Need)), humanize.IBytes(uint64(e.Free)))
 }
 
 func (e *NoSpaceError) Is(target error) bool { return target == ErrNoSpace }

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -71,6 +72,10 @@ func (v imageView) awaitUpload(ref schema.DiskRef, reason string) Action {
 		if begun && c.PartTotal > 0 {
 			bytes = max(0, c.PartTotal-c.PartBytes)
 		}
+		if c.PartBytes == 0 && c.State != disk.Failed {
+			reason = "a client sends it"
+		}
+		reason += fmt.Sprintf("; if its client has stopped, it goes on with: %s", v.uploadCommand())
 		a := newAction(Upload, key, reason, bytes)
 		if !v.Uploads[key] {
 			a = v.try(Upload, ref, reason, bytes) // what is left of one is only tried again
@@ -81,11 +86,15 @@ func (v imageView) awaitUpload(ref schema.DiskRef, reason string) Action {
 	return v.awaitFile(ref)
 }
 
+func (v imageView) uploadCommand() string {
+	return "backing-image-manager backing-image upload " + v.image.ID.Name + " FILE"
+}
+
 // awaitFile waits for somebody to begin an upload, wherever that will be.
 func (v imageView) awaitFile(ref schema.DiskRef) Action {
 	key := Key{ref, v.image.ID}
 	c := v.copy(key)
-	command := "backing-image-manager backing-image upload " + v.image.ID.Name + " FILE"
+	command := v.uploadCommand()
 	if v.lost() {
 		why := ""
 		if c.State == disk.Failed {

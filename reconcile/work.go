@@ -179,6 +179,8 @@ func (r *Reconciler) succeeded(key Key) {
 
 func again(t Try) string {
 	switch {
+	case t.of(Upload):
+		return "when somebody uploads it again"
 	case t.Final:
 		return "not before the declaration changes"
 	case t.Space > 0:

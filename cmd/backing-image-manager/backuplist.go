@@ -62,6 +62,22 @@ func listBackups(ctx context.Context, store backup.Store, out printer) error {
 	return out.print(views, strings.Join(align(rows), "\n")+"\n")
 }
 
+// noBackup says that there is none of that name, and which there are.
+func noBackup(ctx context.Context, store backup.Store, name string) error {
+	names, err := backup.Names(ctx, store)
+	switch {
+	case err != nil:
+		return err
+	case len(names) == 0:
+		return fmt.Errorf("%s has no backup %s, nor any other one", store, name)
+	}
+	const most = 5
+	if more := len(names) - most; more > 1 {
+		names = append(names[:most:most], fmt.Sprintf("%d more", more))
+	}
+	return fmt.Errorf("%s has no backup %s; it has %s", store, name, strings.Join(names, ", "))
+}
+
 func deleteBackup(ctx context.Context, store backup.Store, name string, out printer) error {
 	done, err := backup.Delete(ctx, store, name)
 	if err != nil {
@@ -75,7 +91,7 @@ func deleteBackup(ctx context.Context, store backup.Store, name string, out prin
 	case !done.Found && done.Blocks > 0:
 		text = fmt.Sprintf("%s: there is no such backup; deleted %s that none needs\n", name, count(done.Blocks, "block"))
 	case !done.Found:
-		text = fmt.Sprintf("%s: there is no such backup\n", name)
+		return noBackup(ctx, store, name)
 	case done.Kept != "":
 		text = fmt.Sprintf("%s: deleted; its blocks are kept: %s\n", name, oneLine(done.Kept))
 	}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -102,6 +103,9 @@ func (d *daemon) run(ctx context.Context) (err error) {
 		return err
 	}
 	listener, err := net.Listen("tcp", d.listen)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("listen on %s: somebody does already: stop that one if it is a daemon for these disks, or give another address with --listen", d.listen)
+	}
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", d.listen, err)
 	}

@@ -140,6 +140,7 @@ func (c *convergence) plan(ctx context.Context, d reconcile.Desired, result sche
 	o := r.Look(d)
 	p := d.Plan(o)
 	c.warnOfDisks(o)
+	c.warnOfMissing(d, p)
 	if err := errors.Join(c.write(d, p, false), r.Close()); err != nil {
 		return err
 	}
@@ -246,7 +247,9 @@ func unfinished(d reconcile.Desired, o reconcile.Observed, p reconcile.Plan) err
 	if n := len(ownFailures(d, o)); n > 0 {
 		what = append(what, fmt.Sprintf("%d failed", n))
 	}
-	if n := blockedOnly(d, o, p); n > 0 {
+	if n := blockedOnly(d, o, p); n > 0 && len(what) > 0 {
+		what = append(what, fmt.Sprintf("%d more are blocked", n)) // the plan counts those that failed as well
+	} else if n > 0 {
 		what = append(what, fmt.Sprintf("%d blocked", n))
 	}
 	if n := d.Missing(o); len(what) == 0 && n > 0 {

@@ -54,11 +54,20 @@ func writeImageStatus(w io.Writer, image reconcile.ImageStatus, silent map[strin
 		line(someOf(disks[l], len(disks[l])), string(l.state), percentText(l.progress), size(l.size), l.remark)
 	}
 	for _, p := range image.PassedOver[:min(len(image.PassedOver), mostPassed)] {
+		if alreadySaid(image.Message, p) {
+			continue
+		}
 		line(someOf(p.Disks, p.Count), "", "", "", "passed over: "+clip(p.Why))
 	}
 	if more := len(image.PassedOver) - mostPassed; more > 0 {
 		line("", "", "", "", "passed over: for "+count(more, "other reason"))
 	}
+}
+
+// alreadySaid reports whether a message names the disks that were passed over, and says why.
+func alreadySaid(message string, p reconcile.PassedOver) bool {
+	missing := func(disk string) bool { return !strings.Contains(message, disk) }
+	return p.Count == len(p.Disks) && strings.Contains(message, p.Why) && !slices.ContainsFunc(p.Disks, missing)
 }
 
 func percentText(n int) string {

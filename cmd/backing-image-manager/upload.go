@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -48,7 +49,8 @@ sent: like what comes by a pipe, it can only be sent again once this command has
 With --disk and --config-dir, the image is written straight to a disk that no daemon
 holds, as the configuration declares it.
 
-Exit status: 0 when the image is ready, 1 when it is not.`,
+Exit status: 0 when the image is ready, also when it was before with the bytes of FILE;
+1 when it is not, or has other bytes.`,
 		Example: `  backing-image-manager backing-image upload parrot parrot.raw
   xz -dc parrot.raw.xz | backing-image-manager backing-image upload parrot - --url http://node1:8000 --token-file token
   backing-image-manager backing-image upload parrot parrot.raw --disk /var/lib/longhorn --config-dir config`,
@@ -143,12 +145,11 @@ func (u *uploading) send(ctx context.Context, o upload.Order) error {
 	defer transport.CloseIdleConnections()
 	show, counted := newProgress(u.err), &fetch.Progress{}
 	base := withoutSecrets(u.url)
-	said := ""
+	often := seldom{every: time.Minute}
 	o.Warn = func(err error) {
-		if said == err.Error() {
+		if !often.due(err.Error(), time.Now()) {
 			return
 		}
-		said = err.Error()
 		show.logger().Warn("interrupted; going on", "error", (&unreachableError{base: base, err: err}).Error())
 	}
 	stop := show.follow(oneTransfer(reconcile.Upload, disk.ID{Name: u.name}, base, counted))
@@ -164,7 +165,15 @@ func (u *uploading) send(ctx context.Context, o upload.Order) error {
 	refused, no := errors.AsType[*upload.Refused](err)
 	switch {
 	case no:
-		return &refusedError{base, refused.Status, refused.Why}
+		err = &refusedError{base, refused.Status, refused.Why}
+		if refused.Status != http.StatusConflict {
+			return err
+		}
+		ready, unknown := u.ready(ctx)
+		if unknown != nil {
+			return err
+		}
+		return u.isThere(ctx, o.Content, ready, err)
 	case err != nil && ctx.Err() != nil:
 		return errors.New("stopped; " + rest(o.Content))
 	case err != nil && counted.Done.Load() == 0:
@@ -187,14 +196,12 @@ func rest(c upload.Content) string {
 
 // isReady asks whether an image became ready although nobody heard it.
 func (u *uploading) isReady(ctx context.Context, lost error) error {
-	s, err := u.status(ctx)
+	ready, err := u.ready(ctx)
 	if err != nil {
 		return errors.Join(lost, err)
 	}
-	for _, image := range s.Images {
-		if image.Name == u.name && image.Declared && image.Ready > 0 {
-			return nil
-		}
+	if ready.IsZero() {
+		return lost
 	}
-	return lost
+	return nil
 }

@@ -46,7 +46,8 @@ func (u *uploading) store(ctx context.Context, o upload.Order) (err error) {
 	}
 	defer func() { _ = unlock() }() // the end of the process unlocks as well
 	if c := on.Look(image.ID); c.State == disk.Ready {
-		return fmt.Errorf("%s is ready on %s: another file needs another checksum, uuid or name", image.ID, on.Path())
+		refusal := fmt.Errorf("%s is ready on %s: another file needs another checksum, uuid or name", image.ID, on.Path())
+		return u.isThere(ctx, o.Content, c.SHA512, refusal)
 	}
 	made, err := u.fill(ctx, on, o, disk.PartOptions{
 		SHA256: o.Digest.Algorithm() == disk.SHA256, Format: disk.Format(image.Format), Reserve: reserved(result.Config.Nodes, on.Path()),

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
@@ -126,7 +127,11 @@ func (s *Source) failed(err error) error {
 	case errors.As(err, &format):
 		class = fetch.Source
 	}
-	return &fetch.Error{Class: class, Err: fmt.Errorf("%s: %w", s.name, explain(err))}
+	err = explain(err)
+	if !strings.HasPrefix(err.Error(), s.name+":") { // a path that was opened names itself
+		err = fmt.Errorf("%s: %w", s.name, err)
+	}
+	return &fetch.Error{Class: class, Err: err}
 }
 
 // judged is a volume whose errors have a class, so that they are not taken for those of

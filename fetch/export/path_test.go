@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +24,8 @@ func TestMapped(t *testing.T) {
 	halfway(s, func() { write('b') })
 	if c, err := export(t.Context(), d, disk.ID{Name: "parrot", UUID: "00000001"}, s); !errors.Is(err, disk.ErrChanging) {
 		t.Errorf("the copy is %s (%v), want disk.ErrChanging", c.State, err)
+	} else if strings.Count(err.Error(), f) != 1 {
+		t.Errorf("the error does not name the path once: %v", err)
 	}
 }
 
