@@ -120,7 +120,9 @@ func packingOf(text string) Unpack {
 	return UnpackNone
 }
 
-var backupSchemes = []string{"s3", "nfs", "cifs", "azblob", "vfs", "file"}
+var backupSchemes = []string{"s3", "nfs", "vfs", "file"}
+
+const backupForms = "write s3://bucket@region/path, nfs://host:/path, file:///path, or the path of a folder"
 
 // backupURL checks the address of a backup.
 func (d *decoder) backupURL(text string) {
@@ -129,30 +131,72 @@ func (d *decoder) backupURL(text string) {
 		d.fault(at, "backup URL is not provided", "")
 		return
 	}
-	u := d.backupTarget(text, at)
-	if u != nil && disk.CheckName(u.Query().Get("backingImage")) != nil {
+	target, query, _ := strings.Cut(text, "?")
+	values, err := url.ParseQuery(query)
+	name := values.Get("backingImage")
+	switch {
+	case !d.backupTarget(target, at):
+	case err != nil || name == "":
 		d.fault(at, "invalid backup URL: it names no backing image", "it has to end in ?backingImage=<name>")
+	case disk.CheckName(name) != nil:
+		d.fault(at, fmt.Sprintf("invalid backup URL: %v", disk.CheckName(name)), "")
+	case len(values) > 1 && !strings.HasPrefix(target, "nfs:"): // whose options are Longhorn's
+		d.fault(at, "invalid backup URL: it has more in its query than backingImage", "")
 	}
 }
 
-// backupTarget checks the address of a backup store, and returns it if it is one.
-func (d *decoder) backupTarget(text string, at fieldPath) *url.URL {
-	u, err := url.Parse(nfsPath.ReplaceAllString(text, "$1/"))
+// backupTarget checks the address of a backup store, and reports whether it is one.
+func (d *decoder) backupTarget(text string, at fieldPath) bool {
+	if path.IsAbs(text) {
+		if strings.Contains(text, "?") {
+			d.fault(at, "invalid backup URL: the path has a \"?\" in it", "write file:///path, with %3F for it")
+		}
+		return !strings.Contains(text, "?")
+	}
+	u, err := url.Parse(text)
 	switch {
 	case err != nil || u.Scheme == "":
-		d.fault(at, "invalid backup URL", "write it as the backup store shows it")
+		d.fault(at, "invalid backup URL", backupForms)
+	case u.Scheme == "cifs" || u.Scheme == "azblob":
+		d.fault(at, fmt.Sprintf("backup URLs of %s:// are not supported", u.Scheme), "copy the backup to a bucket, or mount the share and give the path")
 	case !slices.Contains(backupSchemes, u.Scheme):
-		d.fault(at, fmt.Sprintf("invalid backup URL scheme %q", u.Scheme), "use "+strings.Join(backupSchemes, ", "))
+		d.fault(at, fmt.Sprintf("invalid backup URL scheme %q", u.Scheme), backupForms)
 	case u.User != nil && (u.Scheme != "s3" || withPassword(u.User)): // s3://bucket@region is Longhorn's form
 		d.fault(at, "has a user in it", "put user and password into a folder below --secrets-dir and name it in credentials")
+	case u.Scheme == "s3":
+		return d.bucket(u, at)
+	case u.Scheme == "nfs" && u.Hostname() == "":
+		d.fault(at, "invalid backup URL: it names no host", "write nfs://host:/path")
+	case !path.IsAbs(u.Path):
+		d.fault(at, "invalid backup URL: it has no path", backupForms)
+	case u.Scheme != "nfs" && u.Host != "":
+		d.fault(at, fmt.Sprintf("invalid backup URL: the path of a folder follows %s:// at once, and %q is taken for a host", u.Scheme, u.Host), "write "+u.Scheme+":///path")
 	default:
-		return u
+		return true
 	}
-	return nil
+	return false
 }
 
-// nfsPath finds the colon that a port should follow and never does.
-var nfsPath = regexp.MustCompile(`^(nfs://[^/]+):/`)
+// bucket checks s3://bucket@region/path; that of s3::https://host/bucket is for the
+// server to know.
+func (d *decoder) bucket(u *url.URL, at fieldPath) bool {
+	if u.Opaque != "" {
+		return true
+	}
+	name := u.Host
+	if u.User != nil {
+		name = u.User.Username()
+	}
+	switch {
+	case len(name) < 3 || len(name) > 63:
+		d.fault(at, fmt.Sprintf("invalid backup URL: %q cannot be a bucket, which has 3 to 63 characters", name), "")
+	case u.Path == "":
+		d.fault(at, "invalid backup URL: it has no path", "end it with a slash for the whole bucket")
+	default:
+		return true
+	}
+	return false
+}
 
 func withPassword(user *url.Userinfo) bool {
 	_, has := user.Password()

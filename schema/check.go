@@ -81,10 +81,16 @@ func (c compiled) check(all shapes, t task) (result verdict) {
 		return c.checkManifest(all, t)
 	}
 	v, faults := c.valid(c.things[t.section], all.things[t.section], t.value)
-	if len(faults) > 0 {
-		return verdict{faults: faults}
+	if len(faults) == 0 {
+		result = decode(t, v)
+	} else {
+		result = verdict{faults: faults}
 	}
-	return decode(t, v)
+	if err := checkThingName(t.key); err != nil { // which is no reason to say nothing of the rest
+		name := fault{atName: true, msg: err.Error()}
+		return verdict{faults: append([]fault{name}, result.faults...), loopback: result.loopback}
+	}
+	return result
 }
 
 // checkManifest judges a manifest by itself, and then what it says natively.

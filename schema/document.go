@@ -239,9 +239,6 @@ func (c *content) section(s section, v *value) {
 			t.value = &value{kind: mapKind, fields: []field{f}, pos: f.pos}
 		}
 		t.sum = t.value.sum()
-		if err := checkThingName(t.key); err != nil {
-			t.verdict = &verdict{faults: []fault{{atName: true, msg: err.Error()}}}
-		}
 		c.things = append(c.things, t)
 	}
 }
