@@ -26,17 +26,18 @@ func newImageBackup() *cobra.Command {
 		Short: "Back up an image in Longhorn's format, or delete or list backups",
 		Long: `Stores the ready image NAME of a disk in the backup store at TARGET, where Longhorn
 can restore it, and so can an image that is declared with source restore. Blocks that
-the store has, of this image or of another one, are not stored again. A backup that
-was interrupted is completed by the next one. One of other bytes under the same name
-is not replaced: delete it first. NAME may be <name>-<uuid> too. The disk is only
-read, so that a daemon may hold it.
+the store has, of this image or of another one, are not stored again, but for those
+that are found bad: in a folder they are read back, in a bucket their size is looked
+at. A backup that was interrupted is completed by the next one. One of other bytes
+under the same name is not replaced: delete it first. NAME may be <name>-<uuid> too.
+The disk is only read, so that a daemon may hold it.
 
 TARGET is s3://bucket@region/path, nfs://host:/path (mounted on this machine),
 file:///path or the path of a folder.
 
-With --delete, the backup is removed, and the blocks that no other one needs. It
-keeps the blocks when another backup is not complete or cannot be read; the same
-command finds them when that one is settled.
+With --delete, the backup is removed, and the blocks that no other one needs; that it
+is not there is an error. It keeps the blocks when another backup is not complete or
+cannot be read; the same command finds them when that one is settled.
 
 To back an image up for as long as it is declared, write backup: {target: …} into
 its declaration.`,

@@ -20,9 +20,9 @@ type Write struct {
 }
 
 // Backup stores the ready copy id of d under its name. Blocks that the Store has
-// are not stored again, but for those that are bad: see there.go. A backup of the same bytes that is there is left as it is;
-// one that was not completed is completed; one of other bytes is refused. What is
-// read is held against the copy's manifest: disk.ErrNoManifest and disk.ErrDamaged say that
+// are not stored again, but for those that are found bad. A backup of the same bytes
+// that is there is left as it is; one that was not completed is completed; one of
+// other bytes is refused. What is read is held against the copy's manifest: disk.ErrNoManifest and disk.ErrDamaged say that
 // the copy has to be verified first. Cancelled or killed, it leaves blocks and a cfg that says
 // that it is not complete, and the next Backup of the image goes on from there.
 func (w Write) Backup(ctx context.Context, d *disk.Disk, id disk.ID, progress *fetch.Progress) error {
