@@ -57,8 +57,9 @@ web pages.
 With TLS, a certificate of the authority --tls-ca has the role peer, which may read;
 with the organization backing-image-manager:admin in its subject it has the role
 admin too, which may ask for deeds. --token-file holds one token for both roles, or
-a line of "peer TOKEN" or "admin TOKEN" each. Only /healthz is for everybody. All of
-these files are read again when they change.`,
+a line of "peer TOKEN" or "admin TOKEN" each. /healthz and, but for
+the reasons, /readyz are for everybody. All of these files are read again when they
+change.`,
 		Example: `  backing-image-manager daemon --config-dir config --disk /var/lib/longhorn
   backing-image-manager daemon --config-dir /etc/images --node node1 --listen 10.0.0.1:8000 --token-file /etc/token
   backing-image-manager daemon --config-dir /etc/images --listen 10.0.0.1:8000 --tls-cert tls.crt --tls-key tls.key --tls-ca ca.crt`,

@@ -38,7 +38,7 @@ func TestNothingWithoutARole(t *testing.T) {
 		"TLS":   {identity: ours.identity(t, "server")},
 	} {
 		f := newFortress(t, g, nil)
-		paths := append(crooked(), "/", "/readyz", "/metrics", "/v1/status", "/v1/state", "/v1/state?wait=30s", "/v1/images/parrot/copies", fortImage,
+		paths := append(crooked(), "/", "/readyz/", "/metrics", "/v1/status", "/v1/state", "/v1/state?wait=30s", "/v1/images/parrot/copies", fortImage,
 			"/v1/images/parrot/6846a0b2/manifest?disk=disk1", "/v1/images/parrot/verify", "/healthz/", "/healthz/../v1/state", "//healthz", "/healthz%2f", "/%68ealthz/x")
 		for i, path := range paths {
 			for j, method := range []string{"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PRI"} {

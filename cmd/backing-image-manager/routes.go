@@ -9,8 +9,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 )
 
-// alivePath is the only one that answers everybody.
-const alivePath = "/healthz"
+// alivePath and readyPath answer everybody with a status, as those who probe programs
+// have nothing to show. Why a daemon is not ready is for peers.
+const (
+	alivePath = "/healthz"
+	readyPath = "/readyz"
+)
 
 // route is one path of a daemon, and who may ask it.
 type route struct {
@@ -27,7 +31,7 @@ func (s server) routes() []route {
 	metrics := promhttp.HandlerFor(newRegistry(s.loop), promhttp.HandlerOpts{})
 	all := []route{
 		{alivePath, http.MethodGet, nobody, s.healthz},
-		{"/readyz", http.MethodGet, peerRole, s.readyz},
+		{readyPath, http.MethodGet, nobody, s.readyz},
 		{"/metrics", http.MethodGet, peerRole, metrics.ServeHTTP},
 		{"/v1/status", http.MethodGet, peerRole, s.status},
 		{"/v1/images/{name}/verify", http.MethodPost, adminRole, s.verify},

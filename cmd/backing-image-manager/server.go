@@ -77,11 +77,14 @@ func (server) healthz(w http.ResponseWriter, _ *http.Request) {
 // unreadyError is the answer of readyz to what keeps a manager from its work.
 type unreadyError struct {
 	apiError
-	Reasons []string `json:"reasons"`
+	Reasons []string `json:"reasons,omitempty"`
 }
 
-func (s server) readyz(w http.ResponseWriter, _ *http.Request) {
+func (s server) readyz(w http.ResponseWriter, r *http.Request) {
 	if reasons := unready(s.loop.View(), time.Now(), s.stuck); len(reasons) > 0 {
+		if _, no := s.guard.admit(r); no != nil {
+			reasons = nil
+		}
 		answer(w, http.StatusServiceUnavailable, unreadyError{apiError{"not ready"}, reasons})
 		return
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"runtime/debug"
 
@@ -20,13 +21,17 @@ func newVersion() *cobra.Command {
 	}
 }
 
+// Of a build that sees no git checkout, such as one of a container image, the linker is
+// told: -X main.builtVersion=v1.2.3 -X main.builtCommit=0123456789ab.
+var builtVersion, builtCommit string
+
 // version tells from what the binary was built, as far as the build recorded it.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "backing-image-manager, of an unknown build"
 	}
-	commit := "unknown"
+	release, commit := cmp.Or(builtVersion, info.Main.Version), cmp.Or(builtCommit, "unknown")
 	for _, s := range info.Settings {
 		switch s.Key {
 		case "vcs.revision":
@@ -37,5 +42,5 @@ func version() string {
 			}
 		}
 	}
-	return fmt.Sprintf("backing-image-manager %s, commit %s, %s", info.Main.Version, commit, info.GoVersion)
+	return fmt.Sprintf("backing-image-manager %s, commit %s, %s", release, commit, info.GoVersion)
 }
