@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -11,10 +12,20 @@ import (
 
 func TestExamplesAreValid(t *testing.T) {
 	dirs, err := filepath.Glob("../../examples/*")
-	if err != nil || len(dirs) == 0 {
-		t.Fatalf("examples %q, error %v", dirs, err)
+	configs, err2 := filepath.Glob("../../examples/kubernetes/*/*/config") // the base is whole, the overlays change files of it
+	if err := errors.Join(err, err2); err != nil || len(dirs) == 0 || len(configs) == 0 {
+		t.Fatalf("examples %q and %q, error %v", dirs, configs, err)
 	}
-	for _, dir := range dirs {
+	for _, dir := range append(configs, dirs...) {
+		switch filepath.Base(dir) {
+		case "kubernetes":
+			dir = filepath.Join(dir, "base")
+		case "systemd":
+			continue
+		}
+		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+			continue
+		}
 		if out, errOut, err := try(t, "validate", "--strict", dir); err != nil {
 			t.Errorf("%s: %v\n%s%s", dir, err, out, errOut)
 		}
