@@ -1,17 +1,20 @@
 // Package schema reads what a config directory declares.
 //
-// schema.cue is the one truth of what may be declared; Config and the types
-// below it are what the rest of the program takes. A Loader goes this way:
+// schema.cue, with manifests.cue for documents of Kubernetes, is the one truth of
+// what may be declared; Config and the types below it are what the rest of the
+// program takes. A Loader goes this way:
 //
 //	for each file, unless it is as it was:
 //	    read it into values with places (YAML and JSON here, CUE in a child)
 //	    split it into things: one setting, one node, one image each
 //	for each thing, unless one that says the same was judged:
+//	    a manifest: judge it by manifests.cue in the same way, and say it natively
 //	    find what is misspelled, given twice, empty or without quotes
 //	    let CUE judge the rest of it
 //	    turn it into Go, and find what only Go can tell
 //	assemble the things that hold: valid ones, and for broken ones what was last said
-//	find what only the whole shows: clones, disks, addresses, definitions given twice
+//	let claims declare what nothing defines (a StorageClass need not be the definition)
+//	find what only the whole shows: clones, disks, addresses, definitions given twice, claims that disagree
 //
 // What follows from it:
 //

@@ -72,7 +72,7 @@ func (t *thing) native() *value {
 func (t *thing) whole(msg, hint string) Problem {
 	at := fieldPath{t.section.String(), t.name}
 	if t.form != nil {
-		at = fieldPath{"metadata", "name"}
+		at, msg = fieldPath{"metadata", "name"}, at.String()+" "+msg
 	}
 	return Problem{Position: t.pos, Path: at.String(), Message: msg, Hint: hint}
 }

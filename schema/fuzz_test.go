@@ -17,6 +17,11 @@ func FuzzLoad(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	manifests, err := filepath.Glob("testdata/manifest/*.txtar")
+	if err != nil || len(manifests) == 0 {
+		f.Fatalf("%d archives of manifests, error %v", len(manifests), err)
+	}
+	archives = append(archives, manifests...)
 	for i, name := range archives {
 		if raced && i%4 != 0 {
 			continue // TestLoad loads all of them
@@ -61,6 +66,17 @@ func checkResult(t *testing.T, r Result) {
 	for _, p := range append(r.Errors, r.Warnings...) {
 		if strings.ContainsAny(p.String(), "\n\x00") || p.Message == "" {
 			t.Errorf("a problem that is not one line: %q", p.String())
+		}
+	}
+	origins := r.Origins()
+	if want := len(r.Config.Images) + len(r.Config.Nodes); len(origins) < want {
+		t.Errorf("%d origins of %d images and nodes", len(origins), want)
+	}
+	for _, o := range origins {
+		for _, v := range append(o.Values, ValueOrigin{Position: o.Position}) {
+			if v.File == "" || v.Line == 0 {
+				t.Errorf("%s %s: %q is declared at %s", o.Section, o.Name, v.Path, v.Position)
+			}
 		}
 	}
 	for name, m := range r.Config.Images {

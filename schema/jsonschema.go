@@ -14,7 +14,8 @@ import (
 
 // JSONSchema returns the schema as JSON Schema, Draft 2020-12, so that editors
 // complete and check YAML and JSON. It accepts all that Load accepts; what only
-// the whole configuration shows, it cannot refuse.
+// the whole configuration shows, it cannot refuse. Manifests of Kubernetes pass
+// as they are: they have schemas of their own.
 func JSONSchema() ([]byte, error) {
 	context := cuecontext.New()
 	root := context.CompileBytes(schemaCUE, cue.Filename("schema.cue"))
@@ -33,7 +34,7 @@ func JSONSchema() ([]byte, error) {
 		}
 	}
 	doc.Title = "The configuration of backing-image-manager"
-	return json.MarshalIndent(doc, "", "  ")
+	return json.MarshalIndent(doc.besideManifests(), "", "  ")
 }
 
 // jsonDocument is what the generator writes, in the order that reads best.
@@ -47,6 +48,25 @@ type jsonDocument struct {
 }
 
 type jsonDefinition map[string]any
+
+// jsonDocuments is a jsonDocument that leaves manifests to others.
+type jsonDocuments struct {
+	Schema      string                    `json:"$schema"`
+	Title       string                    `json:"title"`
+	Type        string                    `json:"type"`
+	If          map[string]any            `json:"if"`
+	Else        map[string]any            `json:"else"`
+	Definitions map[string]jsonDefinition `json:"$defs"`
+}
+
+func (d jsonDocument) besideManifests() jsonDocuments {
+	d.Definitions["Config"] = jsonDefinition{"type": d.Type, "properties": d.Properties, "additionalProperties": d.Additional}
+	return jsonDocuments{
+		Schema: d.Schema, Title: d.Title, Type: d.Type, Definitions: d.Definitions,
+		If:   map[string]any{"required": []string{"apiVersion", "kind"}},
+		Else: map[string]any{"$ref": "#/$defs/Config"},
+	}
+}
 
 func generate(context *cue.Context, root cue.Value) (jsonDocument, error) {
 	var doc jsonDocument

@@ -54,6 +54,13 @@ func TestJSONSchemaAccepts(t *testing.T) {
 	}
 }
 
+func TestJSONSchemaLeavesManifests(t *testing.T) {
+	manifest := "{apiVersion: longhorn.io/v1beta2, kind: BackingImage, metadata: {name: parrot}, spec: {sourceType: upload}}"
+	if err := compiledJSONSchema(t).Validate(instance(t, manifest)); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestJSONSchemaRefuses(t *testing.T) {
 	s := compiledJSONSchema(t)
 	for name, text := range map[string]string{

@@ -126,7 +126,7 @@ func (tr *translation) source(kind, parameters fieldPath) {
 	}
 	s := longhornSourceOf(tr.text(kind))
 	native := fieldPath{"source", string(s.kind)}
-	tr.set(native, parameters, &value{kind: mapKind, pos: tr.get(kind).pos})
+	tr.set(native, kind, &value{kind: mapKind, pos: tr.get(kind).pos})
 	for _, p := range s.parameters {
 		from, to := parameters.with(p.longhorn), native.with(p.native)
 		switch p.native {

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -58,7 +59,8 @@ type Result struct {
 	Revision string
 	May      Allowed
 
-	ends []ending
+	things []*thing // that Config is made of
+	ends   []ending
 }
 
 func (c Config) digest() string {
@@ -76,6 +78,7 @@ func (c Config) digest() string {
 func (a *assembly) result() Result {
 	r := Result{Config: a.config(), Errors: a.errors, Manifests: a.manifests, Skipped: a.skipped, Held: a.held(), May: a.may()}
 	r.Warnings, r.ends = a.warnings(r.Config), a.ends()
+	r.things = slices.Collect(maps.Values(a.holds))
 	if len(r.Errors) == 0 {
 		r.Digest = r.Config.digest()
 	}

@@ -11,7 +11,8 @@ func newSchema() *cobra.Command {
 		Use:   "schema [flags]",
 		Short: "Print what may be declared in a config directory",
 		Long: `Prints the schema of the files in a config directory: as CUE, which this program
-itself goes by, or as JSON Schema, with which editors complete and check YAML.`,
+itself goes by, or as JSON Schema, with which editors complete and check YAML. The
+CUE has the manifests of Kubernetes that are read, too.`,
 		Example: `  backing-image-manager schema | cue vet -c -d '#Config' - config/*.yaml
   backing-image-manager schema --format jsonschema >backing-images.schema.json`,
 		Args: exactly(),
