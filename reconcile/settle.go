@@ -18,7 +18,7 @@ const (
 	lookGap    = 50 * time.Millisecond  // least time between looks
 	slowGap    = time.Second            // the same when change does not stop; and how often git is looked after
 	patience   = 5 * time.Second        // change without rest for this long is a fault
-	waitForGit = 30 * time.Second       // an index.lock older than this is a left-over
+	waitForGit = 30 * time.Second       // an index.lock with no change for so long is a left-over
 )
 
 var errEmpty = errors.New("the config directory holds no configuration files")
@@ -28,7 +28,7 @@ var errEmpty = errors.New("the config directory holds no configuration files")
 // told of each look and answers with a Verdict.
 //
 //   - What came with a swap is complete and is taken at once.
-//   - What git writes is waited for, at most half a minute.
+//   - What git writes is waited for, as long as it does not stop for half a minute.
 //   - Other content is taken when it has been still for a moment. Content
 //     that never is still is never taken: what we have may be old, but it
 //     is not half of anything. It becomes a fault that names a file.
@@ -49,6 +49,7 @@ type Settler struct {
 	before   schema.Snapshot // at the last look, while restless
 	changing string          // the first path that differed then
 	git      time.Time       // the first look of an unbroken row that saw git at work
+	leftOver bool            // what they saw of git is what a dead one left
 }
 
 // sight is what a look saw, as a value to compare.
@@ -124,13 +125,18 @@ func (s *Settler) see(now time.Time, snap schema.Snapshot, err error) {
 
 func (s *Settler) waitsForGit(now time.Time, busy bool) bool {
 	if !busy {
-		s.git = time.Time{}
+		s.git, s.leftOver = time.Time{}, false
 		return false
 	}
 	if s.git.IsZero() {
 		s.git = now
 	}
-	return now.Sub(s.git) < waitForGit
+	last := s.git
+	if s.since.After(last) {
+		last = s.since // it is at work: something changed
+	}
+	s.leftOver = s.leftOver || now.Sub(last) >= waitForGit
+	return !s.leftOver
 }
 
 // wait is the verdict on what has not been still for long enough.

@@ -67,6 +67,9 @@ func TestSettler(t *testing.T) {
 		"git at work for long is no fault": {
 			{0, busy(plain("1")), "again 1s"}, {10000, busy(plain("2")), "again 1s"}, {20000, busy(plain("3")), "again 1s"},
 			{20100, plain("4"), "again 250ms"}, {20350, plain("4"), "take"}},
+		"git that goes on is waited for, however long": {
+			{0, busy(plain("1")), "again 1s"}, {25000, busy(plain("2")), "again 1s"}, {50000, busy(plain("3")), "again 1s"},
+			{79999, busy(plain("3")), "again 1s"}, {80000, busy(plain("3")), "take"}},
 		"a left-over lock is waited for once": {
 			{0, busy(plain("1")), "again 1s"}, {29999, busy(plain("1")), "again 1s"}, {30000, busy(plain("1")), "take"},
 			{40000, busy(plain("2")), "again 250ms"}, {40250, busy(plain("2")), "take"}, {41000, plain("2"), ""}, {42000, busy(plain("2")), "again 1s"}},
