@@ -2,8 +2,11 @@ package reconcile
 
 import (
 	"maps"
+	"runtime"
 	"slices"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -22,46 +25,84 @@ type Cluster struct {
 	Unable map[string]map[disk.ID]string
 	// BackedUp are the copies of which a whole backup was seen.
 	BackedUp map[Key]bool
+
+	shown map[schema.DiskRef]Disk // as the nodes show them to the others; nil: nobody asked yet
 }
 
 // Seen returns what each of these nodes sees: its own disks, and of the others what
 // they show, or showed before they fell silent. All have to be of the same
-// configuration. The values share memory with c and with each other.
-func (c Cluster) Seen(nodes []Desired) []Observed {
-	if len(nodes) == 0 {
-		return nil
+// configuration, at each call. The values share memory with c and with each other.
+func (c *Cluster) Seen(nodes []Desired) []Observed {
+	if c.shown == nil && len(nodes) > 0 {
+		c.showAll(nodes[0])
 	}
-	shown := c.shown(nodes[0])
 	seen := make([]Observed, len(nodes))
 	for i, d := range nodes {
-		seen[i] = c.seen(d, shown)
+		seen[i] = c.seen(d, c.shown)
 	}
 	return seen
 }
 
-// shown are the disks as the nodes that answer show them to the others: with the copies
-// that they take not.
-func (c Cluster) shown(d Desired) map[schema.DiskRef]Disk {
-	shown := maps.Clone(c.Disks)
-	for ref, one := range shown {
-		one.Copies = maps.Clone(one.Copies)
-		shown[ref] = one
-	}
+// showAll has every node show its disks.
+func (c *Cluster) showAll(d Desired) {
+	c.shown = make(map[schema.DiskRef]Disk, len(c.Disks))
+	var all []Desired
 	for node := range d.Config.Nodes {
-		if _, silent := c.Silent[node]; silent {
-			continue
-		}
 		d.Node, d.Picked = node, nil
-		for key, r := range d.refusals(c.seen(d, c.Disks)) {
-			if shown[key.Disk].Copies != nil {
-				shown[key.Disk].refuse(key.ID, r)
-			}
-		}
+		all = append(all, d)
 	}
-	return shown
+	refused := make([]map[Key]refusal, len(all))
+	each(len(all), func(i int) { refused[i] = c.refused(all[i]) })
+	for i, d := range all {
+		c.show(d, refused[i])
+	}
 }
 
-func (c Cluster) seen(d Desired, shown map[schema.DiskRef]Disk) Observed {
+// Show has the node of d show its disks anew, which have changed since the others saw
+// them.
+func (c *Cluster) Show(d Desired) {
+	if c.shown != nil {
+		c.show(d, c.refused(d))
+	}
+}
+
+// refused are the copies that a node takes not. One that is silent does not say.
+func (c *Cluster) refused(d Desired) map[Key]refusal {
+	if _, silent := c.Silent[d.Node]; silent {
+		return nil
+	}
+	return d.refusals(c.seen(d, c.Disks))
+}
+
+func (c *Cluster) show(d Desired, refused map[Key]refusal) {
+	for name := range d.Config.Nodes[d.Node].Disks {
+		ref := schema.DiskRef{Node: d.Node, Disk: name}
+		if one, known := c.Disks[ref]; known {
+			one.Copies = maps.Clone(one.Copies)
+			c.shown[ref] = one
+		}
+	}
+	for key, r := range refused {
+		if c.shown[key.Disk].Copies != nil {
+			c.shown[key.Disk].refuse(key.ID, r)
+		}
+	}
+}
+
+// each calls f for 0 to n-1, several at a time.
+func each(n int, f func(i int)) {
+	var all errgroup.Group
+	all.SetLimit(runtime.GOMAXPROCS(0))
+	for i := range n {
+		all.Go(func() error {
+			f(i)
+			return nil
+		})
+	}
+	_ = all.Wait() // f has no error
+}
+
+func (c *Cluster) seen(d Desired, shown map[schema.DiskRef]Disk) Observed {
 	o := Observed{
 		Now: c.Now, Disks: maps.Clone(shown), Tries: c.Tries, Peers: map[string]Peer{},
 		Running: map[Key]bool{}, Read: map[Key]bool{}, Unable: c.Unable[d.Node], BackedUp: map[disk.ID]bool{},
@@ -86,7 +127,7 @@ func (c Cluster) seen(d Desired, shown map[schema.DiskRef]Disk) Observed {
 	return o
 }
 
-func (c Cluster) peer(node, config string) Peer {
+func (c *Cluster) peer(node, config string) Peer {
 	silent, is := c.Silent[node]
 	if is {
 		return Peer{Asked: true, Problem: "it is down", Silent: silent}
@@ -96,15 +137,13 @@ func (c Cluster) peer(node, config string) Peer {
 
 // Plan is what these nodes would do now. All have to be of the same configuration. What
 // concerns an image and no disk is in it once.
-func (c Cluster) Plan(nodes []Desired) Plan {
-	actions := []Action{}
-	for i, o := range c.Seen(nodes) {
-		actions = append(actions, nodes[i].Plan(o).Actions...)
-	}
+func (c *Cluster) Plan(nodes []Desired) Plan {
 	if len(nodes) == 0 {
-		return Desired{}.newPlan(actions)
+		return Desired{}.newPlan([]Action{})
 	}
-	return nodes[0].newPlan(once(actions))
+	seen, planned := c.Seen(nodes), make([][]Action, len(nodes))
+	each(len(nodes), func(i int) { planned[i] = nodes[i].Plan(seen[i]).Actions })
+	return nodes[0].newPlan(once(slices.Concat(planned...)))
 }
 
 // once leaves out what several nodes say of an image and of no disk.
@@ -123,7 +162,7 @@ func once(actions []Action) []Action {
 }
 
 // Forget drops what failed under a declaration that is not the same any more.
-func (c Cluster) Forget(before, now schema.Config) {
+func (c *Cluster) Forget(before, now schema.Config) {
 	maps.DeleteFunc(c.Tries, func(key Key, t Try) bool {
 		was, is := before.Images[key.ID.Name], now.Images[key.ID.Name]
 		return !sameImage(was, is) || t.Kind == Backup && !sameBackup(was, is)
@@ -132,9 +171,9 @@ func (c Cluster) Forget(before, now schema.Config) {
 
 // Cluster is what is known of the nodes that d declares. What was under way is not any
 // more.
-func (s *Snapshot) Cluster(d Desired) Cluster {
+func (s *Snapshot) Cluster(d Desired) *Cluster {
 	all := s.all(d)
-	c := Cluster{
+	c := &Cluster{
 		Now: all.Now, Disks: all.Disks, Tries: all.Tries,
 		Silent: map[string]time.Duration{}, Unable: map[string]map[disk.ID]string{}, BackedUp: map[Key]bool{},
 	}

@@ -26,6 +26,9 @@ func (d Desired) Marks(o Observed) []Mark {
 	s := d.scene(o)
 	wanted := map[Key]bool{}
 	for _, image := range d.Config.Images {
+		if len(s.named[image.ID.Name]) == 0 {
+			continue // there is nothing here to mark
+		}
 		for _, ref := range s.look(image).places.want {
 			wanted[Key{ref, image.ID}] = true
 		}

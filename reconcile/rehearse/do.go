@@ -21,7 +21,8 @@ func (w *World) do(a reconcile.Action) bool {
 		if !w.mayGo(a) {
 			return false
 		}
-		w.remove(a.Key())
+		w.remove(a)
+		return true
 	case a.Kind == reconcile.Backup:
 		w.at(a.Key().Disk).backedUp[a.Key().ID] = true
 	case a.Kind == reconcile.Adopt, a.Kind == reconcile.Verify, a.Kind == reconcile.Repair:
@@ -38,14 +39,19 @@ func (w *World) do(a reconcile.Action) bool {
 		}
 	}
 	w.changed()
+	w.note(a, err)
+	return true
+}
+
+// note takes down how an action ended.
+func (w *World) note(a reconcile.Action, err error) {
 	w.done = append(w.done, Done{a, w.now, err})
 	tries := w.at(a.Key().Disk).tries
 	if err != nil {
 		tries[a.Key().ID] = tries[a.Key().ID].Next(a, err, w.now, 0)
-	} else {
-		delete(tries, a.Key().ID)
+		return
 	}
-	return true
+	delete(tries, a.Key().ID)
 }
 
 // mayGo asks the nodes whose copies the deletion counts on, once the copy is withdrawn.
@@ -62,11 +68,20 @@ func (w *World) mayGo(a reconcile.Action) bool {
 	return d.Confirm(o, a) == nil
 }
 
-func (w *World) remove(key reconcile.Key) {
-	d := w.at(key.Disk)
+// remove deletes a copy. The other nodes hear of it at once, as it may have been theirs
+// to count on.
+func (w *World) remove(a reconcile.Action) {
+	key := a.Key()
+	d, c := w.at(key.Disk), w.cluster()
 	d.Space.Free = min(d.Space.Total, d.Space.Free+d.Copies[key.ID].RealSize)
 	delete(d.Copies, key.ID)
 	delete(d.backedUp, key.ID)
+	w.note(a, nil)
+	delete(c.Tries, key)
+	delete(c.BackedUp, key)
+	c.Disks[key.Disk] = d.look(w.now)
+	c.Show(w.desired(key.Disk.Node))
+	w.plan, w.looked = nil, false
 }
 
 // right is what reading a copy, or repairing it, comes to.

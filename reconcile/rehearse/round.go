@@ -21,16 +21,23 @@ func (w *World) Done() []Done { return w.done }
 
 // look lets every node that is up write its marks.
 func (w *World) look() {
-	nodes := w.upNodes()
+	if w.looked {
+		return
+	}
+	nodes, changed := w.upNodes(), false
 	for i, o := range w.cluster().Seen(nodes) {
 		for _, m := range nodes[i].Marks(o) {
 			d := w.at(m.Key.Disk)
 			c := d.Copies[m.Key.ID]
 			c.InUse, c.LastUsed, c.UnwantedSince, c.MarkedBy = m.InUse, m.LastUsed, m.UnwantedSince, m.By
 			d.Copies[m.Key.ID] = c
-			w.changed()
+			changed = true
 		}
 	}
+	if changed {
+		w.changed()
+	}
+	w.looked = true // which has nothing more to mark
 }
 
 func (w *World) upNodes() []reconcile.Desired {

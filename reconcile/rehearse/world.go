@@ -40,7 +40,11 @@ type World struct {
 	down       map[string]time.Time // the nodes that are not up, and since when
 	sources    map[string]Source    // by name of the image
 	done       []Done
-	plan       *reconcile.Plan // for now; nil: it has to be made
+	// As the world is now; nil: they have to be made.
+	all  *reconcile.Cluster
+	plan *reconcile.Plan
+	// looked: all marks are written.
+	looked bool
 }
 
 // place is where a disk lies. What it is called may change with the configuration.
@@ -108,7 +112,7 @@ func newDrive(ref schema.DiskRef, path string) *drive {
 // forget drops what failed under another declaration.
 func (w *World) forget(before schema.Config) {
 	for at, d := range w.drives {
-		c := reconcile.Cluster{Tries: map[reconcile.Key]reconcile.Try{}}
+		c := &reconcile.Cluster{Tries: map[reconcile.Key]reconcile.Try{}}
 		for id, t := range d.tries {
 			c.Tries[reconcile.Key{Disk: schema.DiskRef{Node: at.node}, ID: id}] = t
 		}
@@ -172,8 +176,8 @@ func (w *World) Now() time.Time { return w.now }
 // Since is how long ago the world began at some time.
 func (w *World) Since(at time.Time) time.Duration { return at.Sub(w.began) }
 
-// changed has the plan made anew.
-func (w *World) changed() { w.plan = nil }
+// changed has everything looked at anew.
+func (w *World) changed() { w.all, w.plan, w.looked = nil, nil, false }
 
 // places are where the declared disks lie.
 func (w *World) places() map[schema.DiskRef]place {
@@ -206,8 +210,15 @@ func (w *World) desired(node string) reconcile.Desired {
 }
 
 // cluster is the world as the managers find it.
-func (w *World) cluster() reconcile.Cluster {
-	c := reconcile.Cluster{
+func (w *World) cluster() *reconcile.Cluster {
+	if w.all == nil {
+		w.all = w.find()
+	}
+	return w.all
+}
+
+func (w *World) find() *reconcile.Cluster {
+	c := &reconcile.Cluster{
 		Now: w.now, Disks: map[schema.DiskRef]reconcile.Disk{}, Tries: map[reconcile.Key]reconcile.Try{},
 		Silent: map[string]time.Duration{}, Unable: map[string]map[disk.ID]string{}, BackedUp: map[reconcile.Key]bool{},
 	}
