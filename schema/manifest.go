@@ -97,7 +97,10 @@ func (c *content) manifest(doc *value) {
 	}
 	apiVersion, kind := doc.child("apiVersion"), doc.child("kind")
 	f, wrong := formOf(apiVersion.value.text, kind.value.text)
+	of, isList := strings.CutSuffix(kind.value.text, "List")
 	switch {
+	case isList && of != "":
+		c.listOfKind(doc, of)
 	case wrong != nil:
 		c.problem(doc.child(wrong.path[0]).value.pos, wrong.path, wrong.msg, wrong.hint)
 	case f == nil:
@@ -210,9 +213,6 @@ func formOf(apiVersion, kind string) (*form, *fault) {
 	group, version, grouped := strings.Cut(apiVersion, "/")
 	if !grouped {
 		group, version = "", apiVersion
-	}
-	if f := listForm(kind); f != nil {
-		return f, nil
 	}
 	for _, f := range forms {
 		near := nearGroup(group, f.group)

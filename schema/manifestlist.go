@@ -3,18 +3,12 @@ package schema
 import (
 	"bytes"
 	"path"
+	"regexp"
+	"slices"
 	"strings"
 )
 
-// listForm returns the form of lists for those of one kind too: BackingImageList.
-func listForm(kind string) *form {
-	if of, is := strings.CutSuffix(kind, "List"); is && (of == "" || of[0] >= 'A' && of[0] <= 'Z') {
-		return forms[0]
-	}
-	return nil
-}
-
-// list reads what a list has. The items of a list of one kind need not name it.
+// list reads what a list has.
 func (c *content) list(doc *value) {
 	items := doc.child("items")
 	switch {
@@ -25,11 +19,25 @@ func (c *content) list(doc *value) {
 		c.problem(items.value.pos, fieldPath{"items"}, "has to be a list, not "+items.value.kind.describe(), "")
 		return
 	}
-	of := strings.TrimSuffix(doc.child("kind").value.text, "List")
 	for _, i := range items.value.items {
-		if of != "" && i.kind == mapKind && i.child("apiVersion") == nil && i.child("kind") == nil {
-			i.fields = append(i.fields, *doc.child("apiVersion"),
-				field{name: "kind", pos: i.pos, value: &value{kind: textKind, text: of, pos: i.pos}})
+		c.document(i)
+	}
+}
+
+// listOfKind reads a list of manifests of one kind, which need not name it.
+// Other programs have lists of other things.
+func (c *content) listOfKind(doc *value, of string) {
+	items := doc.child("items")
+	if items == nil || slices.ContainsFunc(items.value.items, func(i *value) bool { return i.kind != mapKind }) {
+		c.skip(doc, "is not ours")
+		return
+	}
+	for _, i := range items.value.items {
+		if i.child("apiVersion") == nil {
+			i.fields = append(i.fields, *doc.child("apiVersion"))
+		}
+		if i.child("kind") == nil {
+			i.fields = append(i.fields, field{name: "kind", pos: i.pos, value: &value{kind: textKind, text: of, pos: i.pos}})
 		}
 		c.document(i)
 	}
@@ -46,17 +54,37 @@ func (c *content) configMap(doc *value) {
 		return
 	}
 	found := c.binaryData(doc)
-	for _, f := range data.value.fields {
-		if isConfig(f.name) {
-			found = true
+	files := slices.DeleteFunc(slices.Clone(data.value.fields), func(f field) bool { return !isConfig(f.name) })
+	switch {
+	case slices.ContainsFunc(files, aboutUs):
+		c.note(manifest{doc: doc})
+		for _, f := range files {
 			c.configFile(f)
 		}
-	}
-	if found {
-		c.note(manifest{doc: doc})
-	} else {
+	case len(files) > 0:
+		c.skip(doc, "has no settings, nodes, images or manifests in its data")
+	case !found:
 		c.skip(doc, "has no *.yaml, *.yml or *.json in its data")
 	}
+}
+
+// ourWords finds a field of ours, or one that may be meant as one, at the top of
+// a document.
+var ourWords = regexp.MustCompile(`(?m)^[-\s{"'?]*([A-Za-z_-]+)["']?\s*:`)
+
+// aboutUs reports whether a file in a ConfigMap may be one of ours: other
+// programs keep their files in ConfigMaps, too. It is told by words, so that a
+// file that cannot be parsed is known as well.
+func aboutUs(f field) bool {
+	if f.value.kind != textKind {
+		return f.value.kind == mapKind && len(f.value.fields) > 0 && nearest(f.value.fields[0].name, sectionNames[:]) != ""
+	}
+	for _, m := range ourWords.FindAllStringSubmatch(f.value.text, -1) {
+		if m[1] == "apiVersion" || nearest(m[1], sectionNames[:]) != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // fileElsewhere returns a field of a ConfigMap that no ConfigMap has, with

@@ -51,9 +51,12 @@ func (t *thing) valueOrigin(path fieldPath, v *value) ValueOrigin {
 	if t.form != nil {
 		from := t.verdict.translation.origin(path)
 		o.From = from.String()
-		if found, pos := t.value.find(from, t.pos); found == nil {
-			o.Position = pos
+		// The translation is of any manifest that says the same: the place is not in it.
+		found, pos := t.value.find(from, t.pos)
+		if found != nil {
+			pos = found.pos
 		}
+		o.Position = pos
 	}
 	return o
 }
