@@ -65,6 +65,11 @@ type Action struct {
 	From string `json:"from,omitempty"`
 	// Until is when a wait ends by itself, if that is a matter of time.
 	Until time.Time `json:"until,omitzero"`
+	// Then is what a wait is for, where that is an action on the same copy.
+	Then Kind `json:"then,omitempty"`
+	// Held: it does not come about by itself, with time or with the rest of the plan; what
+	// keeps it may end all the same, as a use does.
+	Held bool `json:"held,omitempty"`
 
 	from Key         // of this node; zero: from other nodes
 	sum  disk.Digest // of what From names
@@ -93,6 +98,25 @@ func (k Key) String() string { return k.Disk.String() + "/" + k.ID.String() }
 // Key names the copy that the action is about.
 func (a Action) Key() Key {
 	return Key{schema.DiskRef{Node: a.Node, Disk: a.Disk}, disk.ID{Name: a.Image, UUID: a.UUID}}
+}
+
+// wouldBe is the action as a wait for one of that kind, if it is one.
+func (a Action) wouldBe(kind Kind, held bool) Action {
+	if a.Idle() {
+		a.Then, a.Held = kind, held || a.Kind == Blocked
+	}
+	return a
+}
+
+// Comes is what the action does, at once or by itself later; "" if it does nothing.
+func (a Action) Comes() Kind {
+	switch {
+	case !a.Idle():
+		return a.Kind
+	case a.Held:
+		return ""
+	}
+	return a.Then
 }
 
 // Idle reports whether executing the action means doing nothing.

@@ -132,9 +132,24 @@ func toldCopy(c peer.Copy) Copy {
 	}
 }
 
+// hasTwins reports whether any two disks have the same identity.
+func (o Observed) hasTwins() bool {
+	seen := make(map[string]bool, len(o.Disks))
+	for _, d := range o.Disks {
+		if d.UUID != "" && seen[d.UUID] {
+			return true
+		}
+		seen[d.UUID] = true
+	}
+	return false
+}
+
 // refuseClones finds disks with the same identity on two nodes that both answer, this
 // one included: a cloned machine. Nobody can tell which of them is meant.
 func (o Observed) refuseClones() {
+	if !o.hasTwins() {
+		return
+	}
 	first := map[string]schema.DiskRef{}
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), compareRefs) {
 		uuid := o.Disks[ref].UUID

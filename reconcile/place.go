@@ -29,7 +29,6 @@ func (v imageView) place(ranked *ranking) placement {
 	if v.image.AllDisks {
 		p.copies = ranked.len()
 	}
-	need := v.need()
 	var troubled []schema.DiskRef
 	begun := v.begun(ranked)
 	for i := 0; i < len(begun)+ranked.len() && len(p.want) < p.copies; i++ {
@@ -39,7 +38,7 @@ func (v imageView) place(ranked *ranking) placement {
 		} else if ref = ranked.at(i - len(begun)); slices.Contains(begun, ref) {
 			continue
 		}
-		switch r := v.refuses(ref, need); {
+		switch r := v.refuses(ref); {
 		case r.why != "":
 			p.refused[ref] = r
 		case v.troubled(ref):
@@ -53,17 +52,17 @@ func (v imageView) place(ranked *ranking) placement {
 	slices.SortStableFunc(troubled, v.compareTroubled)
 	p.want = append(p.want, troubled[:min(len(troubled), p.copies-len(p.want))]...)
 	p.short = p.copies - len(p.want)
-	v.placeNamed(&p, need)
+	v.placeNamed(&p)
 	return p
 }
 
 // placeNamed adds the disks that the image names.
-func (v imageView) placeNamed(p *placement, need int64) {
+func (v imageView) placeNamed(p *placement) {
 	for _, ref := range v.image.Disks {
 		if _, declared := v.disk(ref); !declared || slices.Contains(p.want, ref) {
 			continue
 		}
-		if r := v.refuses(ref, need); r.why != "" {
+		if r := v.refuses(ref); r.why != "" {
 			p.refused[ref] = r
 			continue
 		}
@@ -195,7 +194,7 @@ func (r refusal) fault() bool { return !r.meant && !r.later }
 // refuses says why a disk gets no new copy, so that the next in rank acts for it.
 // A ready copy that it has counts all the same, and a file that only has to be
 // verified takes no space.
-func (v imageView) refuses(ref schema.DiskRef, need int64) refusal {
+func (v imageView) refuses(ref schema.DiskRef) refusal {
 	key := Key{ref, v.image.ID}
 	seen, known := v.o.Disks[ref]
 	c := seen.Copies[v.image.ID]
@@ -227,7 +226,7 @@ func (v imageView) refuses(ref schema.DiskRef, need int64) refusal {
 	if why := v.unable(); why != "" {
 		return refusal{why: why, later: true}
 	}
-	return v.refusesFor(ref, left(c, need))
+	return v.refusesFor(ref, left(c, v.need()))
 }
 
 // refusesAway says it of a disk whose node is silent: for a while, a reboot for one,

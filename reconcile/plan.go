@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -18,21 +19,25 @@ func (d Desired) Plan(o Observed) Plan {
 	if d.May == schema.ObserveOnly {
 		return d.newPlan([]Action{})
 	}
-	s := d.scene(o)
+	p := d.newPlan(d.scene(o).plan(maps.Values(d.Config.Images)))
+	p.Suspended = d.suspensions(o.Now)
+	return p
+}
+
+// plan gives the actions for these images, and for what is not declared.
+func (s *scene) plan(images iter.Seq[schema.Image]) []Action {
 	actions := []Action{}
-	for _, image := range d.Config.Images {
+	for image := range images {
 		actions = append(actions, s.look(image).plan()...)
 	}
-	for name := range d.Held {
-		if why := d.holds(name); why != "" {
-			actions = append(actions, newAction(Blocked, Key{schema.DiskRef{Node: d.Node}, disk.ID{Name: name}}, why, 0))
+	for name := range s.Held {
+		if why := s.holds(name); why != "" {
+			actions = append(actions, newAction(Blocked, Key{schema.DiskRef{Node: s.Node}, disk.ID{Name: name}}, why, 0))
 		}
 	}
 	actions = append(actions, s.planVanished()...)
 	actions = append(actions, s.scrub(actions)...)
-	p := d.newPlan(spareSources(actions))
-	p.Suspended = d.suspensions(o.Now)
-	return p
+	return spareSources(actions)
 }
 
 // spareSources keeps the copies that others are to be made from.
@@ -46,7 +51,7 @@ func spareSources(actions []Action) []Action {
 	for i, a := range actions {
 		reader := readBy[a.Key()]
 		if reader != "" && (a.Kind == Cleanup || a.Kind == Evict) {
-			actions[i] = newAction(Wait, a.Key(), fmt.Sprintf("%s, but is copied to %s first", a.Reason, reader), 0)
+			actions[i] = newAction(Wait, a.Key(), fmt.Sprintf("%s, but is copied to %s first", a.Reason, reader), 0).wouldBe(a.Kind, false)
 		}
 	}
 	return actions
@@ -69,7 +74,7 @@ func (v imageView) unheld() []Action {
 			continue
 		}
 		if a, needed := v.obtain(ref, settling); needed {
-			actions = append(actions, a)
+			actions = append(actions, a.wouldBe(v.way(ref), v.waitsForFile()))
 		}
 	}
 	if v.places.short > 0 || v.places.ranked.len() == 0 {
@@ -151,6 +156,17 @@ func (v imageView) conflict() string {
 	}
 	return ""
 }
+
+// way is the kind of action by which a wanted disk that waits gets its copy in the end.
+func (v imageView) way(ref schema.DiskRef) Kind {
+	if len(v.ready) == 0 && v.places.want[0] == ref {
+		return v.preparation()
+	}
+	return Sync
+}
+
+// waitsForFile reports whether a person has to send the image first.
+func (v imageView) waitsForFile() bool { return v.preparation() == Upload && len(v.ready) == 0 }
 
 // obtain says how the wanted disk ref gets its copy. There is nothing to do when
 // it has one.
@@ -241,7 +257,7 @@ func (v imageView) shortage() Action {
 	}
 	by, wrong := map[string][]string{}, len(v.places.want) == 0 || v.places.ranked.len() == 0
 	for ref, r := range v.places.refused {
-		if v.places.ranked.has(ref) {
+		if v.matches(ref) {
 			by[r.why] = append(by[r.why], ref.String())
 			wrong = wrong || r.fault()
 		}
@@ -275,7 +291,7 @@ func listed(words []string) string {
 // no copy.
 func (v imageView) refusedByName(ref schema.DiskRef) (a Action, refused bool) {
 	r, refused := v.places.refused[ref]
-	told := v.places.short > 0 && v.places.ranked.has(ref) || v.copy(Key{ref, v.image.ID}).Owned && r.meant
+	told := v.places.short > 0 && v.matches(ref) || v.copy(Key{ref, v.image.ID}).Owned && r.meant
 	if !refused || told || !v.mine(ref) {
 		return Action{}, false
 	}

@@ -149,11 +149,19 @@ func (r *ranking) order(keys []Key) {
 	}
 	at := make(map[schema.DiskRef]int, len(keys))
 	for _, key := range keys {
-		at[key.Disk] = r.find(key.Disk)
+		at[key.Disk] = -1
+	}
+	for i, p := range r.places {
+		ref := r.ref(p)
+		if _, asked := at[ref]; asked {
+			at[ref] = i
+		}
 	}
 	slices.SortStableFunc(keys, func(a, b Key) int {
 		i, j := at[a.Disk], at[b.Disk]
 		switch {
+		case i >= 0 && j >= 0 && r.sorted == len(r.places):
+			return cmp.Compare(i, j)
 		case i >= 0 && j >= 0:
 			return r.compare(r.places[i], r.places[j])
 		case i < 0 && j < 0:

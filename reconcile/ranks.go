@@ -36,8 +36,11 @@ func (k *ranks) rank(image schema.Image, places []place) (r *ranking, kept bool)
 	}
 	r = k.list.rank(image, nil)
 	r.places = slices.Clip(r.places)
-	if r.len() > 0 {
-		r.at(min(few, r.len()) - 1)
+	if most := r.len() - 1; most >= 0 {
+		if !image.AllDisks && image.Copies <= few {
+			most = min(few-1, most) // more are not looked at, mostly
+		}
+		r.at(most)
 	}
 	r.shared = true
 	k.room = max(0, k.room-r.len())

@@ -156,7 +156,7 @@ func (r *Reconciler) Round(ctx context.Context, d Desired) (Observed, Plan) {
 	free := r.slots(d)
 	for _, a := range plan.Actions {
 		drops, limited := a.Kind.drops(), a.Kind != Upload
-		if !a.Idle() && r.running[a.Key()] == nil && (free[drops] > 0 || !limited) {
+		if !a.Idle() && (d.Only == nil || d.Only.allows(a)) && r.running[a.Key()] == nil && (free[drops] > 0 || !limited) {
 			if limited {
 				free[drops]--
 			}

@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"iter"
+	"maps"
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -10,20 +12,22 @@ import (
 // they could have one by the configuration, and why, in words that stay the same as
 // long as the reason does.
 func (d Desired) refusals(o Observed) map[Key]refusal {
+	return d.scene(o).refusals(maps.Values(d.Config.Images))
+}
+
+func (s *scene) refusals(images iter.Seq[schema.Image]) map[Key]refusal {
 	out := map[Key]refusal{}
-	s := d.scene(o)
-	for _, image := range d.Config.Images {
-		v := s.look(image)
-		need := v.need()
+	for image := range images {
+		v := s.view(image)
 		for _, ref := range s.own {
 			if !v.stands(ref) {
 				continue
 			}
-			if d.May == schema.ObserveOnly {
+			if s.May == schema.ObserveOnly {
 				out[Key{ref, image.ID}] = refusal{why: "its manager does nothing but look"}
 				continue
 			}
-			if r := v.refuses(ref, need); r.why != "" && !r.meant {
+			if r := v.refuses(ref); r.why != "" && !r.meant {
 				r.why = constant(r.why)
 				out[Key{ref, image.ID}] = r
 			}

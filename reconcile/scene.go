@@ -28,7 +28,7 @@ type scene struct {
 	places  []place // memory for rankings that are not kept
 }
 
-func (d Desired) scene(o Observed) *scene {
+func (d Desired) emptyScene(o Observed) *scene {
 	s := &scene{
 		Desired: d, o: o, named: map[string][]Key{}, other: map[string][]Key{},
 		bytes: map[disk.Digest][]Key{}, there: map[disk.Digest][]Key{}, suspect: suspects(o.Tries), ranks: d.ranks,
@@ -36,6 +36,11 @@ func (d Desired) scene(o Observed) *scene {
 	if s.ranks == nil {
 		s.ranks = newRanks(d.Config.Nodes, 0)
 	}
+	return s
+}
+
+func (d Desired) scene(o Observed) *scene {
+	s := d.emptyScene(o)
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), compareRefs) {
 		seen := o.Disks[ref]
 		if seen.Problem != "" {
@@ -113,6 +118,19 @@ type imageView struct {
 
 // look views one image. A view is good until the next one is made of the same scene.
 func (s *scene) look(image schema.Image) imageView {
+	v := s.view(image)
+	ranked, kept := s.ranks.rank(image, s.places)
+	if !kept {
+		s.places = ranked.places
+	}
+	v.places = v.place(ranked)
+	ranked.order(v.ready)
+	return v
+}
+
+// view is a look at what is there of one image, and not at where it should be: its ready
+// copies are in no order.
+func (s *scene) view(image schema.Image) imageView {
 	v := imageView{scene: s, image: image, wrong: map[Key]string{}}
 	for _, key := range s.all(image.ID.Name) {
 		c := s.copy(key)
@@ -127,12 +145,6 @@ func (s *scene) look(image schema.Image) imageView {
 			v.ready = append(v.ready, key)
 		}
 	}
-	ranked, kept := s.ranks.rank(image, s.places)
-	if !kept {
-		s.places = ranked.places
-	}
-	v.places = v.place(ranked)
-	ranked.order(v.ready)
 	return v
 }
 

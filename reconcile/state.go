@@ -39,6 +39,9 @@ type Desired struct {
 	// can, as in a run that does not stay.
 	Uploads map[Key]bool
 
+	// Only is a plan of which nothing else is done; nil: whatever is planned is done.
+	Only *Saved
+
 	ranks *ranks // of Config; nil: they are worked out anew each time
 }
 

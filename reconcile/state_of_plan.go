@@ -22,10 +22,24 @@ func (s *Snapshot) Plan(nodes []Desired) Plan {
 	if len(nodes) == 0 {
 		return Desired{}.newPlan(actions)
 	}
+	if nodes[0].May == schema.ObserveOnly {
+		return nodes[0].newPlan(actions)
+	}
+	if nodes[0].ranks == nil {
+		nodes[0].ranks = newRanks(nodes[0].Config.Nodes, mostKept)
+	}
 	all := s.all(nodes[0])
 	shown := s.shown(nodes[0], all)
+	h := newShare(nodes[0], shown)
+	h.begun(all)
+	everyone := nodes[0]
+	everyone.Node = ""
+	h.wanted(everyone, s.observed(everyone, all, shown))
 	for _, d := range nodes {
-		for _, a := range d.Plan(s.observed(d, all, shown)).Actions {
+		d.ranks = nodes[0].ranks
+		o := s.observed(d, all, shown)
+		images := h.images(d, d.Node == nodes[0].Node || !s.whole(d, all))
+		for _, a := range d.newPlan(h.scene(d, o, images).plan(slices.Values(images))).Actions {
 			about := matter{a.Key().ID, a.Kind}
 			if a.Disk == "" && told[about] {
 				continue
@@ -58,12 +72,15 @@ func (s *Snapshot) shown(d Desired, all Observed) map[schema.DiskRef]Disk {
 		seen.Copies = maps.Clone(seen.Copies)
 		shown[ref] = seen
 	}
+	h := newShare(d, all.Disks)
 	for node := range d.Config.Nodes {
 		if _, answers, _ := s.told(node); !answers {
 			continue
 		}
 		d.Node, d.Picked = node, nil
-		for key, r := range d.refusals(s.observed(d, all, all.Disks)) {
+		o := s.observed(d, all, all.Disks)
+		images := h.refusing(d, o)
+		for key, r := range h.scene(d, o, images).refusals(slices.Values(images)) {
 			shown[key.Disk].refuse(key.ID, r)
 		}
 	}
@@ -74,6 +91,7 @@ func (s *Snapshot) shown(d Desired, all Observed) map[schema.DiskRef]Disk {
 func (s *Snapshot) observed(d Desired, all Observed, shown map[schema.DiskRef]Disk) Observed {
 	o := all
 	o.Disks, o.Peers, o.Unable = maps.Clone(shown), map[string]Peer{}, s.saved[d.Node].seen.Unable
+	o.BackedUp = s.saved[d.Node].seen.BackedUp
 	for node := range d.Config.Nodes {
 		if node != d.Node {
 			one, answers, known := s.told(node)
@@ -88,6 +106,17 @@ func (s *Snapshot) observed(d Desired, all Observed, shown map[schema.DiskRef]Di
 	}
 	o.refuseClones()
 	return o
+}
+
+// whole reports whether the node answers and tells of all its disks: then it sees nothing
+// of them that it does not show.
+func (s *Snapshot) whole(d Desired, all Observed) bool {
+	_, answers, _ := s.told(d.Node)
+	for name := range d.Config.Nodes[d.Node].Disks {
+		_, known := all.Disks[schema.DiskRef{Node: d.Node, Disk: name}]
+		answers = answers && known
+	}
+	return answers
 }
 
 // now is the time of the newest status.

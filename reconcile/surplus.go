@@ -13,9 +13,13 @@ import (
 // have: those on disks that are not wanted, and those of other generations. A
 // file that has to be settled first is, unless it goes anyway.
 func (v imageView) planSurplus(settling map[schema.DiskRef]Action) []Action {
+	surplus := v.surplus()
+	if len(surplus) == 0 {
+		return nil
+	}
 	var actions []Action
 	t := v.tally()
-	for _, key := range v.surplus() {
+	for _, key := range surplus {
 		a := v.drop(key, t)
 		if _, first := settling[key.Disk]; first && key.ID == v.image.ID {
 			if v.wrong[key] != "" || v.suspect[key] || v.Verify[key] || a.Idle() && a.Until.IsZero() {
@@ -56,7 +60,7 @@ type tally struct {
 func (v imageView) tally() tally {
 	var t tally
 	for _, key := range v.ready {
-		if !v.counts(key) {
+		if !v.reliable(key) {
 			continue
 		}
 		t.all++
@@ -80,7 +84,12 @@ func (t tally) without(v imageView, key Key) tally {
 }
 
 func (v imageView) counts(key Key) bool {
-	if !slices.Contains(v.ready, key) || v.copy(key).Leaving {
+	return slices.Contains(v.ready, key) && v.reliable(key)
+}
+
+// reliable says of a copy that is ready whether it counts.
+func (v imageView) reliable(key Key) bool {
+	if v.copy(key).Leaving {
 		return false
 	}
 	if v.mine(key.Disk) {
@@ -99,9 +108,15 @@ func (s *scene) agrees(node string) bool {
 // wants reports whether the disk should have a copy.
 func (v imageView) wants(ref schema.DiskRef) bool { return slices.Contains(v.places.want, ref) }
 
+// matches reports whether the disk is ranked for the image.
+func (v imageView) matches(ref schema.DiskRef) bool {
+	declared, ok := v.disk(ref)
+	return ok && !v.evicting(ref) && hasAll(v.Config.Nodes[ref.Node].Tags, v.image.NodeSelector) && hasAll(declared.Tags, v.image.DiskSelector)
+}
+
 // stands reports whether a deletion may count on a ready copy on the disk.
 func (v imageView) stands(ref schema.DiskRef) bool {
-	if v.places.ranked.has(ref) {
+	if v.matches(ref) {
 		return true
 	}
 	_, declared := v.disk(ref)
@@ -122,7 +137,7 @@ func (v imageView) drop(key Key, now tally) Action {
 		reason = "older generation"
 	case v.evicting(key.Disk):
 		kind, reason = Evict, "eviction of the disk is requested"
-	case !v.places.ranked.has(key.Disk):
+	case !v.matches(key.Disk):
 		reason = "the disk does not match the selectors"
 	}
 	then, ready := now.without(v, key), slices.Contains(v.ready, key)
@@ -132,16 +147,16 @@ func (v imageView) drop(key Key, now tally) Action {
 	}
 	switch {
 	case v.May != schema.Everything:
-		return v.keep(key, reason+", but nothing is deleted "+v.whyNot())
+		return v.keep(key, reason+", but nothing is deleted "+v.whyNot()).wouldBe(kind, true)
 	case c.Using != "":
-		return v.keepUsed(key, reason+", but "+c.Using)
+		return v.keepUsed(key, reason+", but "+c.Using).wouldBe(kind, true)
 	case v.places.ranked.len() == 0:
-		return newAction(Blocked, key, "no disk matches the selectors, or those that do are evicted: every copy is kept", 0)
+		return newAction(Blocked, key, "no disk matches the selectors, or those that do are evicted: every copy is kept", 0).wouldBe(kind, true)
 	case part: // no image counts on it
 	case then.stand < v.enough(), ready && then.all < v.places.copies:
-		return v.needed(key, kind, reason)
+		return v.needed(key, kind, reason).wouldBe(kind, v.places.short > 0)
 	case kind == Cleanup && !v.Cleanup[key] && v.expires(v.o, key).After(v.o.Now):
-		return v.keepUntil(key, reason+"; goes after the clean-up interval", v.expires(v.o, key))
+		return v.keepUntil(key, reason+"; goes after the clean-up interval", v.expires(v.o, key)).wouldBe(kind, false)
 	}
 	return v.remove(kind, key, reason)
 }
@@ -175,10 +190,10 @@ func readyText(copies int) string {
 // remove is the deletion, or what it has to wait for because it failed before.
 func (s *scene) remove(kind Kind, key Key, reason string) Action {
 	if t := s.o.Tries[key]; t.of(kind) && t.Until.After(s.o.Now) {
-		return s.keepUntil(key, t.Message, t.Until)
+		return s.keepUntil(key, t.Message, t.Until).wouldBe(kind, false)
 	}
 	if s.o.Read[key] { // whatever its reader would read if it began now
-		return s.keep(key, reason+", but work under way reads it")
+		return s.keep(key, reason+", but work under way reads it").wouldBe(kind, false)
 	}
 	if image := s.awaited(key); image != "" {
 		return s.keep(key, fmt.Sprintf("%s, but image %s, which is suspended, is to be made of it", reason, image))

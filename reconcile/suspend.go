@@ -49,7 +49,9 @@ func (s *scene) hold(by *schema.Suspension, actions []Action) []Action {
 // being done what only its lifting lets be done.
 func (a Action) held(by *schema.Suspension) Action {
 	h := newAction(Wait, a.Key(), suspended(by)+"; "+a.Reason, 0)
+	h.Then, h.Held = a.Then, a.Held || by.Until.IsZero()
 	if !a.Idle() {
+		h.Then = a.Kind
 		h.Reason = fmt.Sprintf("%s; held back: %s (%s)", suspended(by), a.Kind, a.Reason)
 		h.from = a.from // which has to stay until it is done
 	}

@@ -74,7 +74,7 @@ func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 		return Key{}, refuse(http.StatusConflict, "the declared checksum of %s is %s, and the file has %s", name, declared, sum)
 	}
 	for _, key := range v.all(name) {
-		goesOn := v.mine(key.Disk) && v.copy(key).PartFrom == UploadOrigin && v.refuses(key.Disk, v.need()).why == ""
+		goesOn := v.mine(key.Disk) && v.copy(key).PartFrom == UploadOrigin && v.refuses(key.Disk).why == ""
 		if goesOn && key.ID == v.image.ID && !v.o.Running[key] {
 			return Key{}, refuse(http.StatusServiceUnavailable, "an upload of %s was interrupted, and goes on in a moment", name)
 		}
@@ -89,7 +89,7 @@ func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 		if !v.mine(ref) {
 			continue
 		}
-		r := v.refuses(ref, v.need())
+		r := v.refuses(ref)
 		if r.why == "" {
 			return Key{ref, v.image.ID}, nil
 		}
@@ -123,7 +123,7 @@ func (v imageView) notHere(why []string) string {
 func (v imageView) elsewhere() string {
 	var nodes []string
 	for _, ref := range v.forUpload() {
-		if v.mine(ref) || !v.answers(ref) || v.refuses(ref, v.need()).why != "" {
+		if v.mine(ref) || !v.answers(ref) || v.refuses(ref).why != "" {
 			continue
 		}
 		node := v.address(ref.Node)

@@ -112,19 +112,19 @@ func (s *scene) dropVanished(key Key, used, held, blind string) Action {
 	until := s.expires(s.o, key)
 	switch {
 	case s.May != schema.Everything:
-		return s.keep(key, reason+", but nothing is deleted "+s.whyNot())
+		return s.keep(key, reason+", but nothing is deleted "+s.whyNot()).wouldBe(Cleanup, true)
 	case !s.gone(key.ID.Name):
-		return s.keep(key, reason+"; another look has to confirm it")
+		return s.keep(key, reason+"; another look has to confirm it").wouldBe(Cleanup, false)
 	case used != "":
-		return s.keepUsed(key, reason+", but "+used)
+		return s.keepUsed(key, reason+", but "+used).wouldBe(Cleanup, true)
 	case held != "" && !slices.Contains(s.Config.Settings.PruneConfirmed, key.ID):
-		return newAction(Blocked, key, fmt.Sprintf("%s: if that is meant, add %q to pruneConfirmed", held, key.ID), 0)
+		return newAction(Blocked, key, fmt.Sprintf("%s: if that is meant, add %q to pruneConfirmed", held, key.ID), 0).wouldBe(Cleanup, true)
 	case held != "":
-		return s.keep(key, held+": it goes when pruneConfirmed names all of them")
+		return s.keep(key, held+": it goes when pruneConfirmed names all of them").wouldBe(Cleanup, true)
 	case !s.Cleanup[key] && until.After(s.o.Now):
-		return s.keepUntil(key, reason+"; goes after the clean-up interval", until)
+		return s.keepUntil(key, reason+"; goes after the clean-up interval", until).wouldBe(Cleanup, false)
 	case blind != "":
-		return newAction(Blocked, key, reason+", but whether it is used there cannot be told: "+blind, 0)
+		return newAction(Blocked, key, reason+", but whether it is used there cannot be told: "+blind, 0).wouldBe(Cleanup, true)
 	}
 	return s.remove(Cleanup, key, reason)
 }

@@ -20,6 +20,8 @@ func TestExamplesAreValid(t *testing.T) {
 		switch filepath.Base(dir) {
 		case "kubernetes":
 			dir = filepath.Join(dir, "base")
+		case "fleet":
+			dir = filepath.Join(dir, "config") // there is more than configuration
 		case "systemd":
 			continue
 		}
@@ -28,6 +30,34 @@ func TestExamplesAreValid(t *testing.T) {
 		}
 		if out, errOut, err := try(t, "validate", "--strict", dir); err != nil {
 			t.Errorf("%s: %v\n%s%s", dir, err, out, errOut)
+		}
+	}
+}
+
+// TestWorkflowRuns runs what the example of a workflow runs, where a checkout has it.
+func TestWorkflowRuns(t *testing.T) {
+	example, err := filepath.Abs("../../examples/fleet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(example, ".github/workflows/plan.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkout := filepath.Join(t.TempDir(), "checkout")
+	for _, dir := range []string{checkout, filepath.Join(checkout, "../base")} {
+		if err := os.CopyFS(dir, os.DirFS(example)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(checkout)
+	commands := regexp.MustCompile(`(?m)- run: backing-image-manager (.*?)( >\S+)?$`).FindAllSubmatch(text, -1)
+	if len(commands) != 2 {
+		t.Fatalf("%d commands in the workflow", len(commands))
+	}
+	for _, c := range commands {
+		if out, errOut, err := try(t, strings.Fields(string(c[1]))...); err != nil || errOut != "" {
+			t.Errorf("%s: %v\n%s%s", c[1], err, out, errOut)
 		}
 	}
 }

@@ -27,7 +27,10 @@ type convergence struct {
 	dryRun       bool
 	offline      bool
 	states       []string
-	everyNode    bool // plan for all nodes; --node was not given
+	diffDir      string // of the configuration to compare with
+	outFile      string // to save the plan in
+	planFile     string // with the plan to execute
+	everyNode    bool   // plan for all nodes; --node was not given
 	detailedExit bool
 	format       string
 	out, err     io.Writer
@@ -50,7 +53,18 @@ every node, or for one that saw the others, it is the plan of the whole cluster,
 all nodes that answered had just taken the configuration of --config-dir: that the
 saved ones had another one keeps nothing. Of a node that several states tell of, its
 own counts. A disk is recognised by its node and path. With --node the plan is that of
-this node alone.
+this node alone. For the whole cluster it is told as well what crosses the network, what
+becomes of each disk and image, and what is held or blocked.
+
+With --diff it is told what the configuration says otherwise than another one, and which
+disks should have other copies; no state is needed for that, and nothing is done. With
+--state as well, it is told apart what the plan does because of the difference and what it
+would do anyway.
+
+With --out the plan is saved, with what it was made from. With --plan exactly that is done
+which a saved plan says of this node, and what it says will follow, but for clean-ups that
+it says wait; and nothing at all when what it was made from has changed: the configuration,
+a disk or a copy that it names, or what has to be done.
 
 Exit status: 0 when every copy that is wanted of this node is ready and nothing
 failed, or with --dry-run; 1 otherwise; 2 with --dry-run --detailed-exitcode when
@@ -58,7 +72,10 @@ the plan is not empty.`,
 		Example: `  backing-image-manager reconcile --config-dir config --disk /var/lib/longhorn --dry-run
   backing-image-manager reconcile --config-dir config --node node1
   backing-image-manager reconcile --config-dir config --node node1 --dry-run -o markdown
-  backing-image-manager reconcile --config-dir config --dry-run --state node1.json --state node2.json`,
+  backing-image-manager reconcile --config-dir config --dry-run --state node1.json --state node2.json
+  backing-image-manager reconcile --config-dir config --diff ../main/config --state status.json -o markdown
+  backing-image-manager reconcile --config-dir config --node node1 --dry-run --out plan.json
+  backing-image-manager reconcile --config-dir config --node node1 --plan plan.json`,
 		Args: exactly(),
 	}
 	c.add(cmd)
@@ -67,15 +84,16 @@ the plan is not empty.`,
 	cmd.Flags().StringVar(&c.tokenFile, "token-file", "", "`FILE` with the token that the other nodes ask for")
 	c.tls.add(cmd, "`FILE` with the certificate to show to the other nodes, as PEM", "`FILE` with the authority that they have to have their certificates of, as PEM")
 	addStateFlag(cmd, &c.states)
+	c.addPlanFlags(cmd)
 	cmd.Flags().BoolVar(&c.detailedExit, "detailed-exitcode", false, "with --dry-run, exit with 2 when the plan is not empty")
 	format := outputFlag(cmd, "text", "json", "yaml", "markdown")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c.format, c.out, c.err = format.word, cmd.OutOrStdout(), cmd.ErrOrStderr()
 		c.everyNode = c.node == ""
-		if err := errors.Join(c.resolve(), c.checkState()); err != nil {
+		if err := errors.Join(c.resolve(), c.checkDiff(), c.checkState(), c.checkFiles()); err != nil {
 			return err
 		}
-		if c.detailedExit && !c.dryRun {
+		if c.detailedExit && !c.dryRun && c.diffDir == "" {
 			return errors.New("--detailed-exitcode is for --dry-run: a real run exits with 0 or 1")
 		}
 		return c.run(cmd.Context())
@@ -91,11 +109,21 @@ func (c *convergence) run(ctx context.Context) error {
 	result.Warnings = result.WarningsAt(time.Now())
 	printProblems(c.err, c.configDir, result)
 	if len(c.states) > 0 {
-		return c.planSaved(result)
+		return c.planSaved(ctx, result)
+	}
+	if c.diffDir != "" {
+		return c.compare(ctx, result)
 	}
 	desired, err := reconcile.Desire(result, c.node, c.disks)
 	if err != nil {
 		return errors.Join(err, broken(result))
+	}
+	if c.planFile != "" {
+		plan, err := c.readPlan()
+		if err != nil {
+			return err
+		}
+		desired.Only = &plan
 	}
 	if c.offline && len(result.Config.Nodes) > 0 && desired.May == schema.Everything {
 		desired.May, desired.Offline = schema.NoDeletions, true
@@ -141,7 +169,7 @@ func (c *convergence) plan(ctx context.Context, d reconcile.Desired, result sche
 	p := d.Plan(o)
 	c.warnOfDisks(o)
 	c.warnOfMissing(d, p)
-	if err := errors.Join(c.write(d, p, false), r.Close()); err != nil {
+	if err := errors.Join(c.checkPlan(d, o, p), c.write(d, p, false), c.save(result, reconcile.Save([]reconcile.Desired{d}, o, p)), r.Close()); err != nil {
 		return err
 	}
 	return c.exit(p, result)
@@ -199,7 +227,11 @@ func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result 
 		return errors.Join(err, r.Close())
 	}
 	c.warnOfDisks(o)
-	worked := !d.Plan(o).Empty()
+	now := d.Plan(o)
+	if err := c.checkPlan(d, o, now); err != nil {
+		return errors.Join(err, r.Close())
+	}
+	worked := !now.Empty()
 	stop := show.follow(r.Transfers)
 	o, p, err := r.Converge(ctx, d)
 	closed := r.Close() // which waits for what is under way to stop
@@ -209,6 +241,9 @@ func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result 
 	}
 	if err := errors.Join(err, closed, c.write(d, p, worked)); err != nil {
 		return err
+	}
+	if d.Only != nil {
+		return unfinishedOf(*d.Only, d, o, p)
 	}
 	return errors.Join(broken(result), unfinished(d, o, p))
 }

@@ -74,7 +74,7 @@ import (
 //		Needs [root].
 //
 // $LONGHORN and $REPLICAS are the folders with disks that Longhorn wrote, packed, and
-// $BACKUPS the one with its backups. $REPAIR_SIZE is the
+// $BACKUPS the one with its backups, $EXAMPLES that of the examples. $REPAIR_SIZE is the
 // flag -repair.size, and one chunk and the manifest of so many bytes have less than
 // $REPAIR_MOST.
 //
@@ -175,6 +175,7 @@ func setup(env *testscript.Env) error {
 	env.Setenv("LONGHORN", longhorn)
 	env.Setenv("REPLICAS", filepath.Join(longhorn, "replicas"))
 	env.Setenv("BACKUPS", filepath.Join(longhorn, "../../../fetch/backup/testdata"))
+	env.Setenv("EXAMPLES", filepath.Join(longhorn, "../../../examples"))
 	env.Setenv("REPAIR_SIZE", fmt.Sprint(*repairSize))
 	env.Setenv("REPAIR_MOST", fmt.Sprint(disk.ChunkSize+(*repairSize+disk.ChunkSize-1)/disk.ChunkSize*int64(len(disk.ChunkSum{}))+1))
 	env.Values[originsKey{}] = origins{}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,7 +28,7 @@ func (c *convergence) checkState() error {
 	switch {
 	case len(c.states) == 0:
 		return nil
-	case !c.dryRun:
+	case !c.dryRun && c.diffDir == "":
 		return errors.New("--state is for --dry-run: a real run works on real disks")
 	case len(c.disks) > 0:
 		return errors.New("--state and --disk exclude each other: a saved state has its disks")
@@ -38,7 +39,7 @@ func (c *convergence) checkState() error {
 }
 
 // planSaved prints the plan for nodes as they were.
-func (c *convergence) planSaved(result schema.Result) error {
+func (c *convergence) planSaved(ctx context.Context, result schema.Result) error {
 	saved, err := readStates(c.states)
 	if err != nil {
 		return err
@@ -55,10 +56,23 @@ func (c *convergence) planSaved(result schema.Result) error {
 		fmt.Fprintf(c.err, "warning: disk %s: %s\n", ref, problems[ref])
 	}
 	p := saved.Plan(nodes)
-	if err := c.write(nodes[0], p, false); err != nil {
+	if err := c.save(result, saved.Save(nodes, p)); err != nil {
 		return err
 	}
-	return c.exit(p, result)
+	if !c.everyNode || nodes[0].May == schema.ObserveOnly {
+		return errors.Join(c.write(nodes[0], p, false), c.exit(p, result))
+	}
+	f := newFleetPlan(saved, nodes, p)
+	if c.diffDir != "" && broken(result) == nil {
+		old, err := c.loadOld(ctx)
+		if err != nil {
+			return err
+		}
+		if err := c.before(&f, saved, nodes, old, result); err != nil {
+			return err
+		}
+	}
+	return errors.Join(f.write(c.out, c.format, colourful(c.out), len(nodes) > 1), c.exit(p, result))
 }
 
 // savedNodes are the nodes to plan for: all that are declared, or the one of --node,
@@ -76,13 +90,14 @@ func (c *convergence) savedNodes(saved *reconcile.Snapshot, result schema.Result
 	if !c.everyNode {
 		names = []string{c.node}
 	}
-	var nodes []reconcile.Desired
-	for _, name := range names {
-		d, err := reconcile.Desire(result, name, paths)
-		if err != nil {
-			return nil, err
-		}
-		nodes = append(nodes, d)
+	d, err := reconcile.Desire(result, names[0], paths)
+	if err != nil {
+		return nil, err
+	}
+	nodes := make([]reconcile.Desired, len(names))
+	for i, name := range names {
+		nodes[i] = d // they share how disks are ranked
+		nodes[i].Node = name
 	}
 	return nodes, nil
 }

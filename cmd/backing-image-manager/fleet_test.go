@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// fleetFiles are a fleet as CI has it: the configuration of the branch and that of its
+// base, and the status that one node of the fleet told.
+type fleetFiles struct{ base, head, status string }
+
+// newFleet writes the files of a fleet of nodes with two disks each and images that are
+// ready wherever the base wants them: on three disks each, those of spread on every SSD.
+// The head retires a node, and of each fifty images removes one, adds one and replaces one.
+func newFleet(t testing.TB, nodes, images int, spread func(int) bool) fleetFiles {
+	t.Helper()
+	dir := t.TempDir()
+	f := fleetFiles{filepath.Join(dir, "base"), filepath.Join(dir, "head"), filepath.Join(dir, "status.json")}
+	base, head := map[string]string{}, map[string]string{}
+	for n := range nodes {
+		name, more := fmt.Sprintf("node%03d", n), ""
+		text := `nodes: {%s: {address: "http://10.0.%d.%d:8000", tags: [edge]%s, disks: {` +
+			"system: {path: /var/lib/longhorn, storageReserved: 30Gi}, ssd: {path: /mnt/ssd, tags: [ssd], storageReserved: 10Gi}}}}\n"
+		base["node.yaml"] += "---\n" + fmt.Sprintf(text, name, n/250, n%250+1, more)
+		if n == nodes/2 {
+			more = ", evictionRequested: true"
+		}
+		head["node.yaml"] += "---\n" + fmt.Sprintf(text, name, n/250, n%250+1, more)
+	}
+	image := func(name, version, copies string) string {
+		return fmt.Sprintf("  %s: {source: {download: {url: \"https://images.example.com/%s-%s.raw\"}}, minNumberOfCopies: %s, diskSelector: [ssd]}\n", name, name, version, copies)
+	}
+	base["image.yaml"], head["image.yaml"] = "images:\n", "images:\n"
+	for i := range images {
+		name, copies, version := fmt.Sprintf("image%03d", i), "3", "1"
+		if spread(i) {
+			copies = "all"
+		}
+		base["image.yaml"] += image(name, "1", copies)
+		switch i % 50 {
+		case 7:
+			continue
+		case 13:
+			version = "2"
+		case 21:
+			head["image.yaml"] += image("new-"+name, "1", copies)
+		}
+		head["image.yaml"] += image(name, version, copies)
+	}
+	for folder, files := range map[string]map[string]string{f.base: base, f.head: head} {
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for name, text := range files {
+			if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	saveStatus(t, f)
+	return f
+}
+
+// saveStatus saves what the first node of the fleet tells when all is ready.
+func saveStatus(t testing.TB, f fleetFiles) {
+	t.Helper()
+	result, err := load(t.Context(), os.Stderr, f.base)
+	if err != nil || len(result.Errors) > 0 {
+		t.Fatal(err, result.Errors)
+	}
+	d, err := reconcile.Desire(result, "node000", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := reconcile.Observed{Now: time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC), Disks: map[schema.DiskRef]reconcile.Disk{}, Peers: map[string]reconcile.Peer{}}
+	for node, declared := range result.Config.Nodes {
+		if node != d.Node {
+			o.Peers[node] = reconcile.Peer{Asked: true, Config: result.Digest, Last: o.Now}
+		}
+		for name, one := range declared.Disks {
+			o.Disks[schema.DiskRef{Node: node, Disk: name}] = reconcile.Disk{
+				Path: one.Path, UUID: node + name, Space: disk.Space{Total: 1 << 42, Free: 1 << 41}, Copies: map[disk.ID]reconcile.Copy{},
+			}
+		}
+	}
+	for _, image := range (reconcile.View{Desired: d, Observed: o}).Status(nil).Images {
+		id := disk.ID{Name: image.Name, UUID: image.UUID}
+		sum, err := disk.ParseDigest(strings.Repeat(image.UUID, 16))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range image.Copies {
+			o.Disks[schema.DiskRef{Node: c.Node, Disk: c.Disk}].Copies[id] = reconcile.Copy{Copy: disk.Copy{
+				ID: id, State: disk.Ready, Format: disk.Raw, Size: 8 << 30, VirtualSize: 8 << 30, RealSize: 2 << 30, Owned: true, HasCfg: true,
+				SHA512: sum, Chunks: sum, Verified: o.Now.Add(-240 * time.Hour),
+			}}
+		}
+	}
+	var text bytes.Buffer
+	if err := writeJSON(&text, reconcile.View{Desired: d, Observed: o, Plan: d.Plan(o)}.Status(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(f.status, text.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// BenchmarkFleet plans for 200 nodes and 500 images from a saved status, with the real
+// program: reading and checking the configuration and the status is in it. With change, what
+// the base has planned as well is told apart.
+func BenchmarkFleet(b *testing.B) {
+	f := newFleet(b, 200, 500, func(i int) bool { return i%25 == 0 })
+	program := buildProgram(b)
+	for name, more := range map[string][]string{"plan": {"--dry-run"}, "change": {"--diff", f.base}} {
+		b.Run(name, func(b *testing.B) {
+			var all []cost
+			for b.Loop() {
+				args := append([]string{"reconcile", "--config-dir", f.head, "--state", f.status, "-o", "markdown"}, more...)
+				all = append(all, measure(b, exec.Command(program, args...)))
+			}
+			c := median(all)
+			b.ReportMetric(0, "ns/op") // the sum says nothing
+			b.ReportMetric(c.wall.Seconds(), "s")
+			b.ReportMetric(c.cpu.Seconds(), "cpu-s")
+			b.ReportMetric(float64(c.rss)/(1<<20), "MiB-rss")
+		})
+	}
+}
+
+// TestFleetMarkdownFits plans for a fleet with very many changes: the comment stays small
+// enough for where it is to stand, and says first what matters.
+func TestFleetMarkdownFits(t *testing.T) {
+	f := newFleet(t, 40, 200, func(int) bool { return true })
+	out, _, err := try(t, "reconcile", "--config-dir", f.head, "--diff", f.base, "--state", f.status, "-o", "markdown")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(out) > 65_536 || len(out) < 20_000 {
+		t.Errorf("%d bytes", len(out))
+	}
+	lines := strings.SplitN(out, "\n", 4)
+	for i, want := range []string{"### Loses all copies: image007, image057, image107", "**Plan: ", "Transfers, "} {
+		if !strings.HasPrefix(lines[i], want) {
+			t.Errorf("line %d is %q", i+1, lines[i])
+		}
+	}
+	if open, closed := strings.Count(out, "<details>"), strings.Count(out, "</details>"); open != closed || !strings.Contains(out, " more: `-o json` has all.") {
+		t.Errorf("%d details begin and %d end", open, closed)
+	}
+}

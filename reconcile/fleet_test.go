@@ -1,0 +1,98 @@
+package reconcile
+
+import (
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// TestFleetAddsUp plans for random clusters and holds what is told of a fleet against the
+// plan that it is told of.
+func TestFleetAddsUp(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(*seeds / 30) {
+		d, o := dice{rand.New(rand.NewPCG(seed, 5))}.situation()
+		p := d.Plan(o)
+		d.Node, d.Picked = "", nil
+		f := newFleet(d, o, p)
+		if again := newFleet(d, o, p); !reflect.DeepEqual(f, again) {
+			t.Fatalf("seed %d: two forecasts from equal values differ", seed)
+		}
+		comes, drops, gone := 0, 0, int64(0)
+		for _, a := range p.Actions {
+			switch kind := a.Comes(); {
+			case kind.copies():
+				comes++
+			case kind.drops():
+				drops++
+				gone += max(0, o.Disks[a.Key().Disk].Copies[a.Key().ID].RealSize)
+			}
+		}
+		traffic, r := f.Traffic, f.Risk
+		if n := traffic.Origins.Transfers + traffic.Peers.Transfers + traffic.Local.Transfers; n != comes {
+			t.Errorf("seed %d: %d transfers of %d", seed, n, comes)
+		}
+		if r.Removes.Copies+r.Later.Copies+r.Evicts.Copies > drops || r.Removes.Bytes+r.Later.Bytes+r.Evicts.Bytes > gone {
+			t.Errorf("seed %d: %+v of %d deletions of %d bytes", seed, r, drops, gone)
+		}
+		if r.Blocked != p.Summary.Counts[Blocked] {
+			t.Errorf("seed %d: %d blocked of %d", seed, r.Blocked, p.Summary.Counts[Blocked])
+		}
+		for _, one := range f.Disks {
+			if one.After != one.Before-one.Comes+one.Goes || one.Lowest > one.Before || one.Comes < 0 || one.Goes < 0 {
+				t.Errorf("seed %d: %+v", seed, one)
+			}
+		}
+		for _, one := range f.Images {
+			if one.After < 0 || one.Declared && one.After < min(one.Ready, one.Wanted) && d.May != schema.Everything {
+				t.Errorf("seed %d: %+v", seed, one)
+			}
+		}
+		if t.Failed() {
+			t.Fatal(situationText(d, o, p))
+		}
+	}
+}
+
+// TestCompare holds what is said of two random configurations against the placement that
+// follows from each.
+func TestCompare(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(*seeds / 30) {
+		r := dice{rand.New(rand.NewPCG(seed, 6))}
+		before, after := r.config(), r.config()
+		if d := Compare(before, before); !d.Empty() {
+			t.Fatalf("seed %d: a configuration differs from itself: %+v", seed, d)
+		}
+		d, back := Compare(before, after), Compare(after, before)
+		if len(d.Images) != len(back.Images) || len(d.Nodes) != len(back.Nodes) || d.Settings != back.Settings {
+			t.Fatalf("seed %d: there %+v, back %+v", seed, d, back)
+		}
+		comes := map[string]int{}
+		for i, one := range d.Images {
+			if other := back.Images[i]; !reflect.DeepEqual(one.Comes, other.Goes) && len(one.Comes) == 1 || one.Image != other.Image {
+				t.Errorf("seed %d: there %+v, back %+v", seed, one, other)
+			}
+			for _, place := range one.Comes {
+				if slices.Contains(one.Before, place) || !slices.Contains(one.After, place) {
+					t.Errorf("seed %d: %+v", seed, one)
+				}
+				comes[one.Image]++
+			}
+		}
+		for _, node := range d.Nodes {
+			for _, name := range node.Comes {
+				comes[name]--
+			}
+		}
+		for name := range maps.Keys(comes) {
+			if comes[name] != 0 {
+				t.Errorf("seed %d: image %s comes elsewhere than nodes say", seed, name)
+			}
+		}
+	}
+}
