@@ -1,0 +1,266 @@
+package reconcile
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// forecast makes a Fleet of what is declared, seen and planned.
+type forecast struct {
+	Desired
+	o       Observed
+	fleet   Fleet
+	images  map[disk.ID]*ImageForecast
+	disks   map[schema.DiskRef]*DiskForecast
+	copies  map[Key]*CopyForecast
+	sizes   map[disk.ID]Copy // a ready copy of each
+	blocked map[string][]string
+	held    map[string][]string
+}
+
+// newFleet is a pure function of its arguments: d is as somebody sees it who has no disks.
+func newFleet(d Desired, o Observed, p Plan) Fleet {
+	f := &forecast{
+		Desired: d, o: o, images: map[disk.ID]*ImageForecast{}, disks: map[schema.DiskRef]*DiskForecast{}, copies: map[Key]*CopyForecast{},
+		sizes: map[disk.ID]Copy{}, blocked: map[string][]string{}, held: map[string][]string{},
+	}
+	f.begin()
+	var last []Action
+	for _, a := range p.Actions {
+		if a.Comes().drops() && a.Idle() && a.Until.IsZero() {
+			last = append(last, a) // it waits for what else comes
+			continue
+		}
+		f.take(a)
+	}
+	for _, a := range last {
+		a.Held = !f.spared(a.Key())
+		f.take(a)
+	}
+	f.fleet.Risk.LosesAll, f.fleet.Risk.BelowReserve, f.fleet.Risk.BelowCopies = []string{}, []string{}, []Shortfall{}
+	f.endImages()
+	f.endDisks()
+	f.fleet.Held, f.fleet.Blocked = matters(f.held), matters(f.blocked)
+	return f.fleet
+}
+
+// begin notes what there is.
+func (f *forecast) begin() {
+	s := f.scene(f.o)
+	for _, image := range f.Config.Images {
+		v := s.look(image)
+		one := f.image(image.ID)
+		one.Wanted = len(v.places.want) + max(0, v.places.short)
+	}
+	for ref, seen := range f.o.Disks {
+		for id, c := range seen.Copies {
+			if c.State == disk.Pending && c.PartBytes == 0 || seen.Problem != "" {
+				continue
+			}
+			key, one := Key{ref, id}, f.image(id)
+			f.copy(key).State = c.State
+			if c.State == disk.Ready {
+				one.Ready++
+				one.After++
+				if largest, known := f.sizes[id]; !known || cmp.Or(cmp.Compare(c.RealSize, largest.RealSize), cmp.Compare(c.Size, largest.Size)) > 0 {
+					f.sizes[id] = c
+				}
+			}
+		}
+	}
+	for node, declared := range f.Config.Nodes {
+		for name, one := range declared.Disks {
+			ref := schema.DiskRef{Node: node, Disk: name}
+			seen, known := f.o.Disks[ref]
+			f.disks[ref] = &DiskForecast{
+				Node: node, Disk: name, Known: known, Problem: seen.Problem, Total: seen.Space.Total, Reserved: one.StorageReserved,
+				Before: seen.Space.Free, Lowest: seen.Space.Free, After: seen.Space.Free,
+			}
+		}
+	}
+}
+
+func (f *forecast) image(id disk.ID) *ImageForecast {
+	one := f.images[id]
+	if one == nil {
+		declared, ok := f.Config.Images[id.Name]
+		one = &ImageForecast{Image: id.Name, UUID: id.UUID, Declared: ok && declared.ID == id, Copies: []CopyForecast{}}
+		f.images[id] = one
+	}
+	return one
+}
+
+func (f *forecast) copy(key Key) *CopyForecast {
+	one := f.copies[key]
+	if one == nil {
+		one = &CopyForecast{Node: key.Disk.Node, Disk: key.Disk.Disk}
+		f.copies[key] = one
+	}
+	return one
+}
+
+// take counts one action.
+func (f *forecast) take(a Action) {
+	key, kind := a.Key(), a.Comes()
+	what := key.String()
+	if a.Disk == "" {
+		what = a.Image
+	}
+	switch {
+	case a.Kind == Blocked:
+		f.blocked[a.Reason] = append(f.blocked[a.Reason], what)
+		f.fleet.Risk.Blocked++
+	case a.Held && a.Then.drops():
+		f.held[a.Reason] = append(f.held[a.Reason], what)
+		f.fleet.Risk.Held++
+	}
+	if kind == "" {
+		return
+	}
+	one := f.copy(key)
+	one.Action, one.Later = kind, a.Idle()
+	switch {
+	case kind.copies():
+		f.flow(a, kind).add(f.transfer(a))
+		f.come(key, a)
+	case kind.drops():
+		f.drop(key, kind, a.Idle())
+	case kind == Backup:
+		f.fleet.Traffic.Backups.add(a.Bytes)
+	case one.State != disk.Ready && f.wants(key):
+		f.image(key.ID).After++ // adopt, verify and repair make ready what lies there
+	}
+}
+
+// spared reports whether enough copies will be there without this one.
+func (f *forecast) spared(key Key) bool {
+	image, declared := f.Config.Images[key.ID.Name]
+	if !declared {
+		return true
+	}
+	one := f.image(image.ID)
+	after := one.After
+	if c := f.o.Disks[key.Disk].Copies[key.ID]; key.ID == image.ID && c.State == disk.Ready {
+		after--
+	}
+	return after >= one.Wanted
+}
+
+func (f *forecast) wants(key Key) bool { return f.Config.Images[key.ID.Name].ID == key.ID }
+
+// flow is where the bytes of a new copy come from.
+func (f *forecast) flow(a Action, kind Kind) *Flow {
+	from, err := parseKey(a.From)
+	switch {
+	case kind.prepares() && kind != Clone:
+		return &f.fleet.Traffic.Origins
+	case kind == Clone, err == nil && from.Disk.Node == a.Node:
+		return &f.fleet.Traffic.Local
+	}
+	return &f.fleet.Traffic.Peers
+}
+
+// transfer is how much is moved.
+func (f *forecast) transfer(a Action) int64 {
+	c, known := f.sizes[a.Key().ID]
+	switch {
+	case !a.Idle():
+		return a.Bytes
+	case known:
+		return c.Size
+	}
+	return UnknownBytes
+}
+
+// come counts a new copy of which some bytes may be there.
+func (f *forecast) come(key Key, a Action) {
+	source, known := f.sizes[key.ID]
+	if from, err := parseKey(a.From); err == nil {
+		c, there := f.o.Disks[from.Disk].Copies[from.ID]
+		if there {
+			source, known = c, true
+		}
+	}
+	c := f.o.Disks[key.Disk].Copies[key.ID]
+	if d := f.disks[key.Disk]; d != nil && known {
+		d.Comes += left(c, source.RealSize)
+	} else if d != nil {
+		d.Unknown++
+	}
+	f.image(key.ID).After++
+}
+
+// drop counts a deletion.
+func (f *forecast) drop(key Key, kind Kind, later bool) {
+	c := f.o.Disks[key.Disk].Copies[key.ID]
+	if d := f.disks[key.Disk]; d != nil {
+		d.Goes += c.RealSize
+	}
+	if c.State == disk.Ready {
+		f.image(key.ID).After--
+	}
+	switch {
+	case kind == Evict:
+		f.fleet.Risk.Evicts.add(c.RealSize)
+	case later:
+		f.fleet.Risk.Later.add(c.RealSize)
+	default:
+		f.fleet.Risk.Removes.add(c.RealSize)
+	}
+}
+
+func (f *forecast) endImages() {
+	for key, c := range f.copies {
+		one := f.image(key.ID)
+		one.Copies = append(one.Copies, *c)
+	}
+	left := map[string]int{} // ready copies of any generation
+	for _, one := range f.images {
+		left[one.Image] += one.After
+	}
+	f.fleet.Images = []ImageForecast{}
+	for _, id := range slices.SortedFunc(maps.Keys(f.images), compareIDs) {
+		one := *f.images[id]
+		slices.SortFunc(one.Copies, func(a, b CopyForecast) int {
+			return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk))
+		})
+		f.fleet.Images = append(f.fleet.Images, one)
+		if one.Ready > 0 && left[one.Image] == 0 {
+			f.fleet.Risk.LosesAll = append(f.fleet.Risk.LosesAll, one.Image)
+		}
+		if one.Declared && one.After < one.Wanted {
+			f.fleet.Risk.BelowCopies = append(f.fleet.Risk.BelowCopies, Shortfall{one.Image, one.Wanted, one.After})
+		}
+	}
+	f.fleet.Risk.LosesAll = slices.Compact(f.fleet.Risk.LosesAll)
+}
+
+func (f *forecast) endDisks() {
+	f.fleet.Disks = []DiskForecast{}
+	for _, ref := range slices.SortedFunc(maps.Keys(f.disks), compareRefs) {
+		one := f.disks[ref]
+		one.Lowest, one.After = one.Before-one.Comes, one.Before-one.Comes+one.Goes
+		one.Below = one.Known && one.Problem == "" && one.Comes > 0 && one.Lowest < one.Reserved
+		if one.Below {
+			f.fleet.Risk.BelowReserve = append(f.fleet.Risk.BelowReserve, ref.String())
+		}
+		f.fleet.Disks = append(f.fleet.Disks, *one)
+	}
+}
+
+// matters are the reasons for most first.
+func matters(by map[string][]string) []Matter {
+	list := []Matter{}
+	for why, copies := range by {
+		slices.Sort(copies)
+		list = append(list, Matter{why, copies})
+	}
+	slices.SortFunc(list, func(a, b Matter) int {
+		return cmp.Or(cmp.Compare(len(b.Copies), len(a.Copies)), cmp.Compare(a.Why, b.Why))
+	})
+	return list
+}
