@@ -124,7 +124,7 @@ func (m *member) tick() {
 
 func (m *member) lookAtRemovals() {
 	if m.conf != nil && m.desired().May == schema.Everything {
-		m.removals.Look(worldStart.Add(m.c.now), declaredNames(m.conf.config))
+		m.removals.Look(m.steady(), m.steady(), declaredNames(m.conf.config))
 	}
 }
 

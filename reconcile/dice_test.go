@@ -34,7 +34,8 @@ func (r dice) situation() (Desired, Observed) {
 	if r.one(4) {
 		d.Removals = &Removals{}
 		for range r.IntN(4) {
-			d.Removals.Look(now.Add(-time.Duration(r.IntN(9))*time.Second), map[string]bool{"parrot": true, "gone1": r.one(2)})
+			at := now.Add(-time.Duration(r.IntN(9)) * time.Second)
+			d.Removals.Look(at, at, map[string]bool{"parrot": true, "gone1": r.one(2)})
 		}
 	}
 	o.Unable, o.BackedUp = map[disk.ID]string{}, map[disk.ID]bool{}

@@ -13,7 +13,8 @@ import (
 func (l *Loop) reload(ctx context.Context) (taken bool, again time.Duration, err error) {
 	began := time.Now()
 	snapshot, err := schema.ReadDir(l.Dir)
-	v := l.settler.Look(began, time.Now(), snapshot, err)
+	ended := time.Now()
+	v := l.settler.Look(began, ended, snapshot, err)
 	switch {
 	case v.Fault != nil:
 		return l.setFault(v.Fault.Error()), v.Again, nil
@@ -32,7 +33,7 @@ func (l *Loop) reload(ctx context.Context) (taken bool, again time.Duration, err
 		l.Log.Info("configuration is the same at another revision", "revision", snapshot.Revision, "digest", l.result.Digest)
 	}
 	if l.desired.May == schema.Everything {
-		l.removals.Look(began, l.declared())
+		l.removals.Look(began, ended, l.declared())
 	}
 	return taken, 0, nil
 }

@@ -15,29 +15,30 @@ const removalRow = 5 * time.Second
 // the zero Removals, which has confirmed nothing. It is not safe for
 // concurrent use.
 type Removals struct {
-	first, last time.Time            // looks
+	first, last time.Time            // the end of the first look, and the beginning of the last one
 	declared    map[string]bool      // at the last look
 	left        map[string]time.Time // the first look without it, of those that had been declared
 }
 
-// Look takes note of the names that were declared at the time now. A look
+// Look takes note of the names that were declared at a look from began to ended. Two
+// looks are only as far apart as the end of one and the beginning of the other. A look
 // at a directory that did not change counts like any other. The map is kept
 // and must not be changed.
-func (r *Removals) Look(now time.Time, declared map[string]bool) {
+func (r *Removals) Look(began, ended time.Time, declared map[string]bool) {
 	if r.last.IsZero() {
-		r.first, r.left = now, map[string]time.Time{}
+		r.first, r.left = ended, map[string]time.Time{}
 	}
 	for name := range r.declared {
 		if !declared[name] {
-			r.left[name] = now
+			r.left[name] = ended
 		}
 	}
 	for name, since := range r.left {
-		if declared[name] || now.Sub(since) >= removalRow {
+		if declared[name] || began.Sub(since) >= removalRow {
 			delete(r.left, name) // back, or gone for as long as any
 		}
 	}
-	r.last, r.declared = now, declared
+	r.last, r.declared = began, declared
 }
 
 // Gone reports whether it is confirmed that no image of that name is declared.

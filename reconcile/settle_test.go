@@ -241,7 +241,7 @@ func TestRemovals(t *testing.T) {
 				for _, name := range strings.Split(l.declared, "") {
 					declared[name] = true
 				}
-				r.Look(time.Unix(int64(l.at), 0), declared)
+				r.Look(time.Unix(int64(l.at), 0), time.Unix(int64(l.at), 0), declared)
 				gone := ""
 				for _, name := range []string{"a", "b", "c", "x"} {
 					if r.Gone(name) {

@@ -99,7 +99,8 @@ func (s *simulation) round() {
 	if s.broken {
 		d.May, *s.removals = schema.NoDeletions, Removals{}
 	} else {
-		s.removals.Look(worldStart.Add(s.mono), declaredNames(s.config))
+		at := worldStart.Add(s.mono)
+		s.removals.Look(at, at, declaredNames(s.config))
 	}
 	s.d, s.o = d, s.observe()
 	if s.write(d.Marks(s.o)) {
