@@ -302,8 +302,9 @@ func startPlain(s *sequence) {
 func (s *sequence) step(c content, do func()) {
 	began := time.Now()
 	do()
+	done := time.Now()
 	s.now = c
-	s.moments = append(s.moments, moment{s.digest(c), began})
+	s.moments = append(s.moments, moment{s.digest(c), began, done})
 }
 
 // with is what lies there with another text of a file; without one it goes.
@@ -348,8 +349,12 @@ func saveFile(s *sequence) {
 func writeInPieces(s *sequence) {
 	s.count++
 	first, rest := "images: {", fmt.Sprintf("pieces-%d: {source: {upload: {}}}}\n", s.count)
-	f, err := os.OpenFile(filepath.Join(s.conf, "pieces.yaml"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	must(s.t, err)
+	var f *os.File
+	s.step(s.with("pieces.yaml", " "), func() {
+		var err error
+		f, err = os.OpenFile(filepath.Join(s.conf, "pieces.yaml"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+		must(s.t, err)
+	})
 	defer f.Close()
 	write := func(text, whole string) {
 		s.step(s.with("pieces.yaml", whole), func() {

@@ -135,10 +135,12 @@ type sequence struct {
 	changes int
 }
 
-// moment is a state of the directory and since when it was there.
+// moment is a state of the directory, and the beginning and the end of the change that
+// brought it.
 type moment struct {
 	digest string
 	since  time.Time
+	done   time.Time
 }
 
 func runSequence(t *testing.T, f form, seed uint64, all *sequenceSum) {
@@ -247,7 +249,7 @@ func (s *sequence) wasStill(digest string) bool {
 		if first.IsZero() {
 			first = m.since
 		}
-		if i+1 == len(s.moments) || s.moments[i+1].since.Sub(first) >= stillFor {
+		if i+1 == len(s.moments) || s.moments[i+1].done.Sub(first) >= stillFor {
 			return true
 		}
 	}
