@@ -24,7 +24,7 @@ func TestKill(t *testing.T) {
 		}
 		r := rand.New(rand.NewPCG(1, 1))
 		kills := 0
-		for from := int64(0); ; kills++ {
+		for from := int64(0); ; {
 			at := from + r.Int64N(10<<20)
 			c := exec.Command(os.Args[0])
 			c.Env = append(os.Environ(), "EXPORT_TEST_DISK="+d.Path(), "EXPORT_TEST_FORMAT="+string(format))
@@ -38,7 +38,13 @@ func TestKill(t *testing.T) {
 			killed := killAt(d, c.Process, at, ended)
 			now := d.Look(imageID)
 			if !killed && now.State == disk.Ready {
-				break
+				if kills > 0 {
+					break
+				}
+				if err := d.Remove(imageID); err != nil { // it was too quick: once more
+					t.Fatal(err)
+				}
+				continue
 			}
 			if now.State == disk.Ready && now.SHA512 != want.SHA512 {
 				t.Fatalf("after %d kills: %+v", kills, now)
@@ -46,13 +52,11 @@ func TestKill(t *testing.T) {
 			if !killed {
 				t.Fatalf("after %d kills: %s", kills, out.String())
 			}
+			kills++
 			from = max(from, now.PartBytes)
 		}
 		if c := d.Look(imageID); c.SHA512 != want.SHA512 || c.Size != want.Size {
 			t.Errorf("%s: after %d kills the image is %+v, want %+v", format, kills, c, want)
-		}
-		if kills == 0 {
-			t.Errorf("%s: nobody was killed", format)
 		}
 		for _, id := range []disk.ID{imageID, {Name: "whole", UUID: "00000001"}} {
 			if err := d.Remove(id); err != nil {
