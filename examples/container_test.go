@@ -46,9 +46,12 @@ var started atomic.Int64 // containers
 
 func needs(t *testing.T, tools ...string) {
 	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
 	for _, tool := range tools {
-		if _, err := exec.LookPath(tool); err != nil || os.Getuid() != 0 {
-			t.Skipf("needs root and %v", tools)
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Fatalf("%v: .ci/run installs it", err)
 		}
 	}
 }
