@@ -141,6 +141,9 @@ func (s *Settler) waitsForGit(now time.Time, busy bool) bool {
 
 // wait is the verdict on what has not been still for long enough.
 func (s *Settler) wait(now time.Time) Verdict {
+	if s.restless.IsZero() {
+		s.restless = now // git has only just ended
+	}
 	if now.Sub(s.restless) < patience {
 		return Verdict{Again: max(lookGap, s.since.Add(stillFor).Sub(now))}
 	}

@@ -62,6 +62,9 @@ func TestSettler(t *testing.T) {
 			{9000, busy(plain("half")), "again 1s"}, {9100, plain("2"), "again 250ms"}, {9350, plain("2"), "take"}},
 		"what was still under git's lock is taken with its end": {
 			{0, busy(plain("1")), "again 1s"}, {1000, plain("1"), "take"}},
+		"git that is done at once is no fault": {
+			{0, plain("1"), "again 250ms"}, {250, plain("1"), "take"}, {1000, busy(plain("2")), "again 1s"},
+			{1100, plain("2"), "again 150ms"}, {1250, plain("2"), "take"}},
 		"git is waited for before a swap": {
 			{0, busy(whole("g1", "1")), "again 1s"}, {1000, whole("g1", "1"), "take"}},
 		"git at work for long is no fault": {
