@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -61,10 +62,11 @@ func egg(w *ways) string {
 }
 
 func (one way) stride() int {
-	if one.every > 0 {
-		return one.every
+	stride := cmp.Or(one.every, 5)
+	if raced {
+		stride *= 4
 	}
-	return 5
+	return stride
 }
 
 const bucket = "s3://images@us-east-1/deep"

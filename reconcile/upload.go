@@ -49,7 +49,7 @@ func (l *Loop) upload(ctx context.Context, image string, sum disk.Digest) error 
 	if _, err := l.ask(ctx, func() { delete(l.uploads, key) }); err != nil {
 		return err
 	}
-	if !planned.Until.IsZero() {
+	if settles := planned.Kind == Verify || planned.Kind == Adopt; settles || !planned.Until.IsZero() {
 		return refuse(http.StatusServiceUnavailable, "%s cannot be uploaded yet: %s", image, planned.Reason)
 	}
 	return refuse(http.StatusConflict, "%s cannot be uploaded: %s", image, planned.Reason)
