@@ -27,19 +27,21 @@ var sequences = flag.Int("watch.sequences", 0, "how many sequences of changes to
 func TestSequences(t *testing.T) {
 	t.Parallel()
 	n, most := 20, 20
+	if raced {
+		n = len(forms)
+	}
 	if *sequences > 0 {
 		n, most = *sequences, 40
 	}
 	all := sequenceSum{late: map[string]time.Duration{}}
 	stop := make(chan struct{})
-	defer close(stop)
-	go all.beat(stop)
+	var beats, wait sync.WaitGroup
+	beats.Go(func() { all.beat(stop) })
 	next := make(chan int, n)
 	for seed := range n {
 		next <- seed
 	}
 	close(next)
-	var wait sync.WaitGroup
 	for range most {
 		wait.Go(func() {
 			for seed := range next {
@@ -49,6 +51,8 @@ func TestSequences(t *testing.T) {
 		})
 	}
 	wait.Wait()
+	close(stop)
+	beats.Wait()
 	if len(all.after) == 0 {
 		return // -run chose none, or all failed
 	}
