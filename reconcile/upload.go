@@ -37,7 +37,7 @@ func (l *Loop) upload(ctx context.Context, image string, sum disk.Digest) error 
 	if err != nil {
 		return err
 	}
-	planned := Action{Reason: "the configuration cannot be acted on"}
+	planned := Action{Image: image, Reason: "the configuration cannot be acted on"}
 	for _, a := range v.Plan.Actions {
 		if a.Key() == key {
 			planned = a
@@ -49,10 +49,17 @@ func (l *Loop) upload(ctx context.Context, image string, sum disk.Digest) error 
 	if _, err := l.ask(ctx, func() { delete(l.uploads, key) }); err != nil {
 		return err
 	}
+	return notTaken(planned)
+}
+
+// notTaken refuses an upload where something else is to be done about the copy: for a
+// while, if what is there already may turn out to be the image, or if there is a time to
+// wait for; until a person does something, otherwise.
+func notTaken(planned Action) error {
 	if settles := planned.Kind == Verify || planned.Kind == Adopt; settles || !planned.Until.IsZero() {
-		return refuse(http.StatusServiceUnavailable, "%s cannot be uploaded yet: %s", image, planned.Reason)
+		return refuse(http.StatusServiceUnavailable, "%s cannot be uploaded yet: %s", planned.Image, planned.Reason)
 	}
-	return refuse(http.StatusConflict, "%s cannot be uploaded: %s", image, planned.Reason)
+	return refuse(http.StatusConflict, "%s cannot be uploaded: %s", planned.Image, planned.Reason)
 }
 
 // uploadTo is where this node takes an upload of the image, or why it does not.
