@@ -14,11 +14,7 @@ import (
 // would do, so every node that answered counts as having it. What concerns an image and
 // no disk is in the plan once.
 func (s *Snapshot) Plan(nodes []Desired) Plan {
-	type matter struct {
-		id   disk.ID
-		kind Kind
-	}
-	actions, told := []Action{}, map[matter]bool{}
+	actions := []Action{}
 	if len(nodes) == 0 {
 		return Desired{}.newPlan(actions)
 	}
@@ -39,16 +35,9 @@ func (s *Snapshot) Plan(nodes []Desired) Plan {
 		d.ranks = nodes[0].ranks
 		o := s.observed(d, all, shown)
 		images := h.images(d, d.Node == nodes[0].Node || !s.whole(d, all))
-		for _, a := range d.newPlan(h.scene(d, o, images).plan(slices.Values(images))).Actions {
-			about := matter{a.Key().ID, a.Kind}
-			if a.Disk == "" && told[about] {
-				continue
-			}
-			told[about] = told[about] || a.Disk == ""
-			actions = append(actions, a)
-		}
+		actions = append(actions, d.newPlan(h.scene(d, o, images).plan(slices.Values(images))).Actions...)
 	}
-	p := nodes[0].newPlan(actions)
+	p := nodes[0].newPlan(once(actions))
 	p.Suspended = nodes[0].suspensions(s.now())
 	return p
 }
