@@ -15,12 +15,12 @@ const ivUnit = 512
 
 // Encrypt encrypts b in place, which lies at offset in the payload. Both are whole
 // sectors.
-func (p *Payload) Encrypt(b []byte, offset int64) { p.crypt(b, offset, p.xts.data.Encrypt) }
+func (p *Payload) Encrypt(b []byte, offset int64) { p.crypt(b, offset, p.xts.data.encrypt) }
 
 // Decrypt undoes Encrypt.
-func (p *Payload) Decrypt(b []byte, offset int64) { p.crypt(b, offset, p.xts.data.Decrypt) }
+func (p *Payload) Decrypt(b []byte, offset int64) { p.crypt(b, offset, p.xts.data.decrypt) }
 
-func (p *Payload) crypt(b []byte, offset int64, step func(dst, src []byte)) {
+func (p *Payload) crypt(b []byte, offset int64, step func(sector []byte, m *mask)) {
 	if len(b)%p.sectorSize != 0 || offset%int64(p.sectorSize) != 0 {
 		panic(fmt.Sprintf("luks: %d bytes at %d are not whole sectors of %d", len(b), offset, p.sectorSize))
 	}

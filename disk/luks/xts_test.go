@@ -88,11 +88,11 @@ func TestVectorsOfTheStandard(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := unhex(t, v.plain)
-		x.crypt(b, len(b), v.number, 1, x.data.Encrypt)
+		x.crypt(b, len(b), v.number, 1, x.data.encrypt)
 		if got := hex.EncodeToString(b); got != v.ciphertext {
 			t.Errorf("key %s, number %#x: got %s, want %s", v.key, v.number, got, v.ciphertext)
 		}
-		x.crypt(b, len(b), v.number, 1, x.data.Decrypt)
+		x.crypt(b, len(b), v.number, 1, x.data.decrypt)
 		if got := hex.EncodeToString(b); got != v.plain {
 			t.Errorf("key %s, number %#x: decrypted to %s, want %s", v.key, v.number, got, v.plain)
 		}
@@ -135,6 +135,42 @@ func TestSectors(t *testing.T) {
 						t.Fatal("decrypted otherwise than it was")
 					}
 				})
+			}
+		}
+	}
+}
+
+// TestPipeline compares many blocks at once with one by one, whatever their number.
+func TestPipeline(t *testing.T) {
+	random := rand.NewChaCha8([32]byte{8})
+	for _, keySize := range []int{16, 32} {
+		key := make([]byte, keySize)
+		random.Read(key)
+		c, err := newBlocks(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.many == nil {
+			t.Skip("this processor has no instructions for AES, or none that are used")
+		}
+		slow := blocks{one: c.one}
+		for count := range 70 {
+			plain := make([]byte, count*aes.BlockSize)
+			random.Read(plain)
+			var first mask
+			random.Read(first[:])
+			got, want := bytes.Clone(plain), bytes.Clone(plain)
+			gotMask, wantMask := first, first
+			c.encrypt(got, &gotMask)
+			slow.encrypt(want, &wantMask)
+			if !bytes.Equal(got, want) || gotMask != wantMask {
+				t.Fatalf("%d blocks, %d bytes of key: encrypted otherwise", count, keySize)
+			}
+			gotMask, wantMask = first, first
+			c.decrypt(got, &gotMask)
+			slow.decrypt(want, &wantMask)
+			if !bytes.Equal(got, plain) || !bytes.Equal(want, plain) || gotMask != wantMask {
+				t.Fatalf("%d blocks, %d bytes of key: decrypted otherwise", count, keySize)
 			}
 		}
 	}
