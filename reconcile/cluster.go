@@ -2,25 +2,23 @@ package reconcile
 
 import (
 	"maps"
-	"runtime"
 	"slices"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // Cluster is all nodes of one configuration at one moment, each as it knows itself,
-// which none of them sees. Nothing is under way in it.
+// which none of them sees.
 type Cluster struct {
 	Now time.Time
-	// Disks are the declared ones, as their own nodes see them.
-	Disks map[schema.DiskRef]Disk
-	Tries map[Key]Try
-	// Silent are the nodes that answer nobody, and for how long they have not.
-	Silent map[string]time.Duration
+	// Disks are the declared ones of which anything is known, as their own nodes see them.
+	Disks         map[schema.DiskRef]Disk
+	Tries         map[Key]Try
+	Running, Read map[Key]bool // copies at which a node works, and of others that it reads
+	// Silent are the nodes that answer nobody, as the others know them.
+	Silent map[string]Peer
 	// Unable are, by node, the images that it cannot make the first copy of, and why.
 	Unable map[string]map[disk.ID]string
 	// BackedUp are the copies of which a whole backup was seen.
@@ -46,15 +44,10 @@ func (c *Cluster) Seen(nodes []Desired) []Observed {
 // showAll has every node show its disks.
 func (c *Cluster) showAll(d Desired) {
 	c.shown = make(map[schema.DiskRef]Disk, len(c.Disks))
-	var all []Desired
+	h := newShare(d, c.Disks)
 	for node := range d.Config.Nodes {
 		d.Node, d.Picked = node, nil
-		all = append(all, d)
-	}
-	refused := make([]map[Key]refusal, len(all))
-	each(len(all), func(i int) { refused[i] = c.refused(all[i]) })
-	for i, d := range all {
-		c.show(d, refused[i])
+		c.show(d, h)
 	}
 }
 
@@ -62,19 +55,13 @@ func (c *Cluster) showAll(d Desired) {
 // them.
 func (c *Cluster) Show(d Desired) {
 	if c.shown != nil {
-		c.show(d, c.refused(d))
+		c.show(d, newShare(d, c.Disks))
 	}
 }
 
-// refused are the copies that a node takes not. One that is silent does not say.
-func (c *Cluster) refused(d Desired) map[Key]refusal {
-	if _, silent := c.Silent[d.Node]; silent {
-		return nil
-	}
-	return d.refusals(c.seen(d, c.Disks))
-}
-
-func (c *Cluster) show(d Desired, refused map[Key]refusal) {
+// show has a node show its disks, with the copies that it takes not. One that is silent
+// does not say these.
+func (c *Cluster) show(d Desired, h *share) {
 	for name := range d.Config.Nodes[d.Node].Disks {
 		ref := schema.DiskRef{Node: d.Node, Disk: name}
 		if one, known := c.Disks[ref]; known {
@@ -82,31 +69,36 @@ func (c *Cluster) show(d Desired, refused map[Key]refusal) {
 			c.shown[ref] = one
 		}
 	}
-	for key, r := range refused {
+	if _, silent := c.Silent[d.Node]; silent {
+		return
+	}
+	o := c.seen(d, c.Disks)
+	images := h.refusing(d, o)
+	for key, r := range h.scene(d, o, images).refusals(slices.Values(images)) {
 		if c.shown[key.Disk].Copies != nil {
 			c.shown[key.Disk].refuse(key.ID, r)
 		}
 	}
 }
 
-// each calls f for 0 to n-1, several at a time.
-func each(n int, f func(i int)) {
-	var all errgroup.Group
-	all.SetLimit(runtime.GOMAXPROCS(0))
-	for i := range n {
-		all.Go(func() error {
-			f(i)
-			return nil
-		})
+// refuse notes that the disk takes no copy, in place of one if it has none.
+func (d Disk) refuse(id disk.ID, r refusal) {
+	c, there := d.Copies[id]
+	if !there {
+		c = Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}
 	}
-	_ = all.Wait() // f has no error
+	c.Refuses, c.Later = r.why, r.later
+	d.Copies[id] = c
 }
 
+// seen is what the node of d sees, whose own disks are not as they are shown.
 func (c *Cluster) seen(d Desired, shown map[schema.DiskRef]Disk) Observed {
 	o := Observed{
 		Now: c.Now, Disks: maps.Clone(shown), Tries: c.Tries, Peers: map[string]Peer{},
 		Running: map[Key]bool{}, Read: map[Key]bool{}, Unable: c.Unable[d.Node], BackedUp: map[disk.ID]bool{},
 	}
+	maps.Copy(o.Running, c.Running)
+	maps.Copy(o.Read, c.Read)
 	for node := range d.Config.Nodes {
 		if node != d.Node {
 			o.Peers[node] = c.peer(node, d.Digest)
@@ -127,23 +119,57 @@ func (c *Cluster) seen(d Desired, shown map[schema.DiskRef]Disk) Observed {
 	return o
 }
 
+// peer is a node as the others know it. One that answers has their configuration.
 func (c *Cluster) peer(node, config string) Peer {
-	silent, is := c.Silent[node]
-	if is {
-		return Peer{Asked: true, Problem: "it is down", Silent: silent}
+	if p, silent := c.Silent[node]; silent {
+		p.Asked = true
+		return p
 	}
 	return Peer{Asked: true, Config: config, Last: c.Now}
 }
 
-// Plan is what these nodes would do now. All have to be of the same configuration. What
-// concerns an image and no disk is in it once.
+// Plan is what these nodes would do now. All have to be of the same configuration, which
+// every node that answers counts as having. What concerns an image and no disk is in it
+// once.
 func (c *Cluster) Plan(nodes []Desired) Plan {
 	if len(nodes) == 0 {
 		return Desired{}.newPlan([]Action{})
 	}
-	seen, planned := c.Seen(nodes), make([][]Action, len(nodes))
-	each(len(nodes), func(i int) { planned[i] = nodes[i].Plan(seen[i]).Actions })
-	return nodes[0].newPlan(once(slices.Concat(planned...)))
+	first := nodes[0]
+	if first.May == schema.ObserveOnly {
+		return first.newPlan([]Action{})
+	}
+	if first.ranks == nil {
+		first.ranks = newRanks(first.Config.Nodes, mostKept)
+	}
+	if c.shown == nil {
+		c.showAll(first)
+	}
+	h := newShare(first, c.shown)
+	h.begun(c)
+	everyone := first
+	everyone.Node = ""
+	h.wanted(everyone, c.seen(everyone, c.shown))
+	actions := []Action{} // never null in JSON
+	for _, d := range nodes {
+		d.ranks = first.ranks
+		images := h.images(d, d.Node == first.Node || !c.whole(d))
+		actions = append(actions, h.scene(d, c.seen(d, c.shown), images).plan(slices.Values(images))...)
+	}
+	p := first.newPlan(once(actions))
+	p.Suspended = first.suspensions(c.Now)
+	return p
+}
+
+// whole reports whether the node answers and tells of all its disks: then it sees nothing
+// of them that it does not show.
+func (c *Cluster) whole(d Desired) bool {
+	_, silent := c.Silent[d.Node]
+	for name := range d.Config.Nodes[d.Node].Disks {
+		_, known := c.Disks[schema.DiskRef{Node: d.Node, Disk: name}]
+		silent = silent || !known
+	}
+	return !silent
 }
 
 // once leaves out what several nodes say of an image and of no disk.
@@ -167,60 +193,4 @@ func (c *Cluster) Forget(before, now schema.Config) {
 		was, is := before.Images[key.ID.Name], now.Images[key.ID.Name]
 		return !sameImage(was, is) || t.Kind == Backup && !sameBackup(was, is)
 	})
-}
-
-// Cluster is what is known of the nodes that d declares. What was under way is not any
-// more.
-func (s *Snapshot) Cluster(d Desired) *Cluster {
-	all := s.all(d)
-	c := &Cluster{
-		Now: all.Now, Disks: all.Disks, Tries: all.Tries,
-		Silent: map[string]time.Duration{}, Unable: map[string]map[disk.ID]string{}, BackedUp: map[Key]bool{},
-	}
-	for node := range d.Config.Nodes {
-		one, answers, known := s.told(node)
-		if known && !answers {
-			c.Silent[node] = one.peer(node, answers, known, "").Silent
-		}
-		own := s.saved[node].seen
-		c.Unable[node] = own.Unable
-		for ref, seen := range c.Disks {
-			for id := range seen.Copies {
-				if ref.Node == node && own.BackedUp[id] {
-					c.BackedUp[Key{ref, id}] = true
-				}
-			}
-		}
-	}
-	return c
-}
-
-// Place is what placement says of one declared disk about an image.
-type Place struct {
-	Disk schema.DiskRef
-	Rank int // 1 is the best; 0: none
-	// Why no copy is wanted there; "" where one is.
-	Why string
-}
-
-// Places tells of every declared disk how it ranks for a declared image, and why it is
-// passed over, if it is: those with a rank first.
-func (d Desired) Places(o Observed, image string) []Place {
-	v := d.scene(o).look(d.Config.Images[image])
-	passed := v.passedOver()
-	places := make([]Place, 0, v.places.ranked.len())
-	for i := range v.places.ranked.len() {
-		ref := v.places.ranked.at(i)
-		places = append(places, Place{ref, i + 1, passed[ref]})
-	}
-	var others []Place
-	for node, declared := range d.Config.Nodes {
-		for name := range declared.Disks {
-			if ref := (schema.DiskRef{Node: node, Disk: name}); !v.places.ranked.has(ref) {
-				others = append(others, Place{ref, 0, passed[ref]})
-			}
-		}
-	}
-	slices.SortFunc(others, func(a, b Place) int { return compareRefs(a.Disk, b.Disk) })
-	return append(places, others...)
 }

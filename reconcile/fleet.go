@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // Fleet is what the plan of all nodes comes to, what follows from it by itself included:
@@ -130,20 +131,32 @@ type Matter struct {
 	Copies []string `json:"copies"` // or images, where no disk is concerned; sorted
 }
 
-// Fleet says what a plan for these nodes, or a part of it, comes to.
-func (s *Snapshot) Fleet(nodes []Desired, p Plan) Fleet {
-	if len(nodes) == 0 {
-		return Fleet{}
-	}
-	d := nodes[0]
-	all := s.all(d)
+// Fleet says what a plan for nodes of d's configuration, or a part of it, comes to.
+func (c *Cluster) Fleet(d Desired, p Plan) Fleet {
 	d.Node, d.Picked = "", nil
-	f := newFleet(d, s.observed(d, all, all.Disks), p)
-	f.State = FleetState{Time: s.now(), Nodes: len(d.Config.Nodes), Silent: []string{}}
-	for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
-		if _, answers, _ := s.told(node); !answers {
-			f.State.Silent = append(f.State.Silent, node)
-		}
+	f := newFleet(d, c.seen(d, c.Disks), p)
+	f.State = FleetState{Time: c.Now, Nodes: len(d.Config.Nodes), Silent: slices.Sorted(maps.Keys(c.Silent))}
+	if f.State.Silent == nil {
+		f.State.Silent = []string{}
 	}
 	return f
+}
+
+// Problems says of the disks of these nodes what is wrong with them, and which are not
+// known, by disk.
+func (c *Cluster) Problems(nodes []Desired) map[schema.DiskRef]string {
+	problems := map[schema.DiskRef]string{}
+	for _, d := range nodes {
+		for name, declared := range d.Config.Nodes[d.Node].Disks {
+			ref := schema.DiskRef{Node: d.Node, Disk: name}
+			seen, known := c.Disks[ref]
+			switch {
+			case !known:
+				problems[ref] = "none of the states tells of a disk at " + declared.Path
+			case seen.Problem != "":
+				problems[ref] = seen.Problem
+			}
+		}
+	}
+	return problems
 }

@@ -189,3 +189,33 @@ func hasAll(tags, selectors []string) bool {
 	}
 	return true
 }
+
+// Place is what placement says of one declared disk about an image.
+type Place struct {
+	Disk schema.DiskRef
+	Rank int // 1 is the best; 0: none
+	// Why no copy is wanted there; "" where one is.
+	Why string
+}
+
+// Places tells of every declared disk how it ranks for a declared image, and why it is
+// passed over, if it is: those with a rank first.
+func (d Desired) Places(o Observed, image string) []Place {
+	v := d.scene(o).look(d.Config.Images[image])
+	passed := v.passedOver()
+	places := make([]Place, 0, v.places.ranked.len())
+	for i := range v.places.ranked.len() {
+		ref := v.places.ranked.at(i)
+		places = append(places, Place{ref, i + 1, passed[ref]})
+	}
+	var others []Place
+	for node, declared := range d.Config.Nodes {
+		for name := range declared.Disks {
+			if ref := (schema.DiskRef{Node: node, Disk: name}); !v.places.ranked.has(ref) {
+				others = append(others, Place{ref, 0, passed[ref]})
+			}
+		}
+	}
+	slices.SortFunc(others, func(a, b Place) int { return compareRefs(a.Disk, b.Disk) })
+	return append(places, others...)
+}

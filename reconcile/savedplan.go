@@ -53,11 +53,8 @@ func Save(nodes []Desired, o Observed, p Plan) Saved {
 }
 
 // Save is a plan for these nodes with what they saw.
-func (s *Snapshot) Save(nodes []Desired, p Plan) Saved {
-	if len(nodes) == 0 {
-		return Saved{}
-	}
-	return Save(nodes, s.all(nodes[0]), p)
+func (c *Cluster) Save(nodes []Desired, p Plan) Saved {
+	return Save(nodes, Observed{Disks: c.Disks}, p)
 }
 
 func (o Observed) basis(a Action) Basis {

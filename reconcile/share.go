@@ -59,11 +59,11 @@ func (h *share) concern(node, name string) {
 }
 
 // begun notes where something failed or is under way, whatever is wanted.
-func (h *share) begun(o Observed) {
-	for key := range o.Tries {
+func (h *share) begun(c *Cluster) {
+	for key := range c.Tries {
 		h.concern(key.Disk.Node, key.ID.Name)
 	}
-	for key := range o.Running {
+	for key := range c.Running {
 		h.concern(key.Disk.Node, key.ID.Name)
 	}
 }

@@ -8,24 +8,23 @@ import (
 	"testing"
 )
 
-// planEach is Snapshot.Plan without sharing any of the work.
-func (s *Snapshot) planEach(nodes []Desired) Plan {
+// planEach is Plan without sharing any of the work.
+func (c *Cluster) planEach(nodes []Desired) Plan {
 	actions, told := []Action{}, map[string]bool{}
-	all := s.all(nodes[0])
-	shown := maps.Clone(all.Disks)
+	shown := maps.Clone(c.Disks)
 	for ref, seen := range shown {
 		seen.Copies = maps.Clone(seen.Copies)
 		shown[ref] = seen
 	}
 	for _, d := range nodes {
-		if _, answers, _ := s.told(d.Node); answers {
-			for key, r := range d.refusals(s.observed(d, all, all.Disks)) {
+		if _, silent := c.Silent[d.Node]; !silent {
+			for key, r := range d.refusals(c.seen(d, c.Disks)) {
 				shown[key.Disk].refuse(key.ID, r)
 			}
 		}
 	}
 	for _, d := range nodes {
-		for _, a := range d.Plan(s.observed(d, all, shown)).Actions {
+		for _, a := range d.Plan(c.seen(d, shown)).Actions {
 			about := string(a.Kind) + " " + a.Key().ID.String()
 			if a.Disk != "" || !told[about] {
 				actions = append(actions, a)
@@ -34,7 +33,7 @@ func (s *Snapshot) planEach(nodes []Desired) Plan {
 		}
 	}
 	p := nodes[0].newPlan(actions)
-	p.Suspended = nodes[0].suspensions(s.now())
+	p.Suspended = nodes[0].suspensions(c.Now)
 	return p
 }
 
@@ -61,8 +60,8 @@ func TestSharedPlan(t *testing.T) {
 			d.Node, d.Verify, d.Cleanup, d.Uploads, d.Removals = node, nil, nil, nil, nil
 			nodes = append(nodes, d)
 		}
-		want := saved.planEach(nodes)
-		if got := saved.Plan(nodes); !reflect.DeepEqual(got, want) {
+		want := saved.Cluster(d).planEach(nodes)
+		if got := saved.Cluster(d).Plan(nodes); !reflect.DeepEqual(got, want) {
 			t.Fatalf("seed %d:\n%s\nwant\n%s", seed, goldenPlan(got, o.Now), goldenPlan(want, o.Now))
 		}
 		for _, a := range want.Actions {

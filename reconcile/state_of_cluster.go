@@ -63,6 +63,12 @@ func (s *Snapshot) Paths(node string) []string {
 	return paths
 }
 
+// Tells reports whether one of the statuses is of the node, or of one that asked it.
+func (s *Snapshot) Tells(node string) bool {
+	_, _, known := s.told(node)
+	return known
+}
+
 // told returns the status that knows a node best: its own, else the newest to which it
 // answered, else the one to which it answered last, else the one that asked in vain for
 // the longest. answers says that what this has stands.

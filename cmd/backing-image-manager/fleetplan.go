@@ -34,8 +34,7 @@ type difference struct {
 	Anyway int `json:"anyway"`
 }
 
-func newFleetPlan(saved *reconcile.Snapshot, nodes []reconcile.Desired, p reconcile.Plan) fleetPlan {
-	fleet := saved.Fleet(nodes, p)
+func newFleetPlan(fleet reconcile.Fleet, p reconcile.Plan) fleetPlan {
 	return fleetPlan{Plan: p, Fleet: &fleet, due: p}
 }
 
@@ -89,23 +88,25 @@ func (c *convergence) compare(ctx context.Context, result schema.Result) error {
 	return nil
 }
 
-// before tells apart what is done because of the difference and what is done anyway.
-func (c *convergence) before(f *fleetPlan, saved *reconcile.Snapshot, all []reconcile.Desired, old, result schema.Result) error {
+// before tells apart what is done because of the difference between two configurations and
+// what the old one has done too.
+func (c *convergence) before(f *fleetPlan, saved *reconcile.Snapshot, desired reconcile.Desired, old, result schema.Result) error {
 	d := newDifference(old.Config, result.Config)
 	f.Diff = &d
 	nodes, err := c.savedNodes(saved, old)
 	if err != nil {
 		return fmt.Errorf("plan for --diff %s: %w", c.diffDir, err)
 	}
-	base := saved.Plan(nodes)
+	was := saved.Cluster(nodes[0])
+	base := was.Plan(nodes)
 	f.due = f.Plan.Without(base)
 	f.due.Suspended = f.Plan.Suspended
 	f.anyway = len(f.Plan.Actions) - len(f.due.Actions)
 	d.Anyway = f.anyway
 	// Of each list what is new, and of the numbers those of what is new.
-	risk := saved.Fleet(all, f.due).Risk
+	risk := saved.Cluster(desired).Fleet(desired, f.due).Risk
 	risk.LosesAll, risk.BelowReserve, risk.BelowCopies = f.Fleet.Risk.LosesAll, f.Fleet.Risk.BelowReserve, f.Fleet.Risk.BelowCopies
-	f.Fleet.Risk = risk.Without(saved.Fleet(nodes, base).Risk)
+	f.Fleet.Risk = risk.Without(was.Fleet(nodes[0], base).Risk)
 	return nil
 }
 

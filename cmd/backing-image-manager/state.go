@@ -51,24 +51,25 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 	for _, name := range saved.Unused(nodes[0]) {
 		fmt.Fprintf(c.err, "warning: the state of node %s is not used: the configuration does not declare it\n", name)
 	}
-	problems := saved.Problems(nodes)
+	cluster := saved.Cluster(nodes[0])
+	problems := cluster.Problems(nodes)
 	for _, ref := range slices.SortedFunc(maps.Keys(problems), compareRefs) {
 		fmt.Fprintf(c.err, "warning: disk %s: %s\n", ref, problems[ref])
 	}
-	p := saved.Plan(nodes)
-	if err := c.save(result, saved.Save(nodes, p)); err != nil {
+	p := cluster.Plan(nodes)
+	if err := c.save(result, cluster.Save(nodes, p)); err != nil {
 		return err
 	}
 	if !c.everyNode || nodes[0].May == schema.ObserveOnly {
 		return errors.Join(c.write(nodes[0], p, false), c.exit(p, result))
 	}
-	f := newFleetPlan(saved, nodes, p)
+	f := newFleetPlan(cluster.Fleet(nodes[0], p), p)
 	if c.diffDir != "" && broken(result) == nil {
 		old, err := c.loadOld(ctx)
 		if err != nil {
 			return err
 		}
-		if err := c.before(&f, saved, nodes, old, result); err != nil {
+		if err := c.before(&f, saved, nodes[0], old, result); err != nil {
 			return err
 		}
 	}

@@ -144,8 +144,10 @@ func (w *World) Saved(s *reconcile.Snapshot) {
 	for key := range c.BackedUp {
 		w.at(key.Disk).backedUp[key.ID] = true
 	}
-	for node, silent := range c.Silent {
-		w.down[node] = w.now.Add(-silent)
+	for node, p := range c.Silent {
+		if s.Tells(node) {
+			w.down[node] = w.now.Add(-p.Silent)
+		}
 	}
 	for node, images := range c.Unable {
 		for id := range images {
@@ -220,7 +222,7 @@ func (w *World) cluster() *reconcile.Cluster {
 func (w *World) find() *reconcile.Cluster {
 	c := &reconcile.Cluster{
 		Now: w.now, Disks: map[schema.DiskRef]reconcile.Disk{}, Tries: map[reconcile.Key]reconcile.Try{},
-		Silent: map[string]time.Duration{}, Unable: map[string]map[disk.ID]string{}, BackedUp: map[reconcile.Key]bool{},
+		Silent: map[string]reconcile.Peer{}, Unable: map[string]map[disk.ID]string{}, BackedUp: map[reconcile.Key]bool{},
 	}
 	for ref, at := range w.places() {
 		d := w.drives[at]
@@ -234,7 +236,7 @@ func (w *World) find() *reconcile.Cluster {
 	}
 	for node := range w.base.Config.Nodes {
 		if since, down := w.down[node]; down {
-			c.Silent[node] = w.now.Sub(since)
+			c.Silent[node] = reconcile.Peer{Problem: "it is down", Silent: w.now.Sub(since)}
 		}
 		c.Unable[node] = w.unable(node)
 	}

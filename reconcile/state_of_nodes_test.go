@@ -76,7 +76,7 @@ func (a aviary) plan(s *Snapshot) string {
 		nodes = append(nodes, a.desired(name))
 	}
 	var lines []string
-	for _, action := range s.Plan(nodes).Actions {
+	for _, action := range s.Cluster(nodes[0]).Plan(nodes).Actions {
 		reason, _, _ := strings.Cut(action.Reason, " (") // the rest is which disks and why
 		lines = append(lines, fmt.Sprintf("%s %s/%s: %s", action.Kind, action.Node, action.Disk, reason))
 	}
