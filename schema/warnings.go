@@ -27,7 +27,7 @@ func (a *assembly) warnings(c Config) []Problem {
 			n = c.matching(m)
 			matching[selectors] = n
 		}
-		if f, is := doubt(m, n); is {
+		if f, is := c.doubt(m, n); is {
 			found = append(found, t.found(f))
 		}
 	}
@@ -84,16 +84,9 @@ func (a *assembly) mute(c Config) []Problem {
 	return found
 }
 
-func doubt(m Image, disks int) (fault, bool) {
+func (c Config) doubt(m Image, disks int) (fault, bool) {
 	if disks == 0 {
-		at := fieldPath{"nodeSelector"}
-		if len(m.NodeSelector) == 0 {
-			at = fieldPath{"diskSelector"}
-		}
-		if len(m.NodeSelector)+len(m.DiskSelector) == 0 {
-			return fault{atName: true, msg: "no declared disk can hold a copy"}, true
-		}
-		return fault{path: at, atName: true, msg: "no declared disk has what the selectors ask for", hint: "no copy is made"}, true
+		return c.nowhere(m), true
 	}
 	if m.Copies > disks && !m.AllDisks {
 		return fault{path: fieldPath{"minNumberOfCopies"}, atName: true,
