@@ -32,7 +32,7 @@ const (
 // indentation: flat is what becomes of what is on the page, and want what becomes of it
 // as the document itself is indented.
 var documented = []struct{ document, block, says, want, flat string }{
-	{managerREADME, "01", "a pod, with [...] for the rest", "11: not valid YAML: could not find expected ':'", "11: not valid YAML: could not find expected ':'"},
+	{managerREADME, "01", "a pod, with [...] for the rest", "11: not valid YAML: could not find expected ':' (write \"name: value\")", "11: not valid YAML: could not find expected ':' (write \"name: value\")"},
 
 	{backingImages, "01", "two images, without --- between them", `16: apiVersion: is given twice in one document (two manifests need a line with "---" between them)`, ""},
 	{backingImages, "01-first", "an image to download", "image bi-download: download of https://longhorn-backing-image.s3-us-west-1.amazonaws.com/parrot.raw, checksum 304f3ed3", ""},

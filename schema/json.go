@@ -56,19 +56,52 @@ func (r *jsonReader) at(offset int) Position {
 }
 
 func (r *jsonReader) token() (json.Token, Position, error) {
-	start := r.next()
+	begin, start := int(r.decoder.InputOffset()), r.next()
 	t, err := r.decoder.Token()
 	if err == nil {
 		return t, r.at(start), nil
 	}
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok && syntax.Error() != "unexpected end of JSON input" {
+		return nil, Position{}, r.notJSON(syntax, begin)
+	}
 	e := &parseError{pos: r.at(start), msg: "not valid JSON: " + err.Error()}
-	var syntax *json.SyntaxError
-	if errors.As(err, &syntax) {
-		e.pos = r.at(max(0, int(syntax.Offset)-1))
-	} else if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		e.msg = "not valid JSON: it ends in the middle"
 	}
 	return nil, e.pos, e
+}
+
+// notJSON places a mistake at the character that it tells of, the first such one from
+// begin on: the parser's own offset leaves out what it read as single tokens.
+func (r *jsonReader) notJSON(err *json.SyntaxError, begin int) error {
+	at := begin
+	for at < len(r.data) && !strings.HasPrefix(err.Error(), "invalid character "+strconv.QuoteRune(rune(r.data[at]))) {
+		at++
+	}
+	if at == len(r.data) {
+		at = r.next()
+	}
+	return &parseError{pos: r.at(at), msg: "not valid JSON: " + err.Error(), hint: jsonHint(err.Error())}
+}
+
+// jsonHint says what is most often meant by the parser's words.
+func jsonHint(words string) string {
+	is := func(part string) bool { return strings.Contains(words, part) }
+	switch {
+	case is("'/'"), is("'#'"):
+		return "JSON has no comments; YAML has"
+	case is(`'\''`):
+		return "JSON has double quotes only"
+	case is("'}' looking"), is("']' looking"):
+		return "remove the comma before it"
+	case is("after object key:value pair"), is("after array element"):
+		return "put a comma before it"
+	case is("after object key"):
+		return "put a colon before it"
+	case is("in string literal"):
+		return "close the quotes, and write a tab as \\t"
+	}
+	return "put a text and the name of a field in double quotes"
 }
 
 func (r *jsonReader) value(depth int) (*value, error) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"regexp"
 	"strconv"
 
 	"go.yaml.in/yaml/v3"
@@ -48,41 +47,6 @@ func parseYAML(file string, data []byte) ([]*value, error) {
 		}
 		docs = append(docs, n)
 	}
-}
-
-var yamlLine = regexp.MustCompile(`^yaml: (?:line ([0-9]+): )?(.*)`)
-
-var unknownAnchor = regexp.MustCompile(`unknown anchor '(.*)' referenced`)
-
-func yamlError(file string, data []byte, err error) error {
-	e := &parseError{pos: Position{File: file}, msg: err.Error()}
-	m := yamlLine.FindStringSubmatch(err.Error())
-	if m == nil {
-		return e
-	}
-	e.msg = "not valid YAML: " + printable(m[2])
-	e.pos.Line, _ = strconv.Atoi(m[1]) // "" is line 0: not known
-	if e.pos.Line > 0 {
-		e.pos.Column = firstColumn(data, e.pos.Line)
-	} else if a := unknownAnchor.FindStringSubmatch(e.msg); a != nil {
-		if i := bytes.Index(data, []byte("*"+a[1])); i >= 0 {
-			e.pos = lineOf(file, data, i)
-		}
-	}
-	if bytes.Contains(data, []byte("\n\t")) || bytes.HasPrefix(data, []byte("\t")) {
-		e.hint = "indent with spaces: YAML does not allow tabs"
-	}
-	return e
-}
-
-// firstColumn returns where the text of a line begins: the parser of YAML
-// tells the line of a mistake alone.
-func firstColumn(data []byte, line int) int {
-	for range line - 1 {
-		_, data, _ = bytes.Cut(data, []byte("\n"))
-	}
-	text, _, _ := bytes.Cut(data, []byte("\n"))
-	return len(text) - len(bytes.TrimLeft(text, " \t")) + 1
 }
 
 // yamlReader turns the nodes of one file into ours.
