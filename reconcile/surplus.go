@@ -132,6 +132,9 @@ func (v imageView) enough() int {
 // now is the tally with the copy.
 func (v imageView) drop(key Key, now tally) Action {
 	c, kind, reason := v.copy(key), Cleanup, "surplus copy"
+	if c.State == disk.Pending {
+		reason = "unfinished copy"
+	}
 	switch {
 	case key.ID != v.image.ID:
 		reason = "older generation"
