@@ -3,6 +3,8 @@ package schema
 import (
 	"slices"
 	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
 var backingImageForm = &form{
@@ -66,6 +68,21 @@ func (tr *translation) backingImageChecksum() {
 		declared = at("status.checksum")
 	}
 	tr.carry(native, declared)
+	tr.otherEdition()
+}
+
+// otherEdition doubts a checksum that was declared anew beside a status that still names
+// the folder of what was there before.
+func (tr *translation) otherEdition() {
+	path := at("spec.checksum")
+	declared, wrong := disk.ParseDigest(tr.text(path))
+	was, unknown := disk.ParseDigest(tr.text(at("status.checksum")))
+	if wrong != nil || unknown != nil || declared.Algorithm() != was.Algorithm() || declared == was || tr.get(at("status.uuid")) == nil {
+		return
+	}
+	if tr.text(at("spec.sourceParameters.encryption")) != string(Encrypt) {
+		tr.warn(path, "is not the one in status, which the file of status.uuid has", "for another edition remove uuid and checksum from status")
+	}
 }
 
 // evictedFiles says that placement is not taken from a dump.

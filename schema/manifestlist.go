@@ -53,6 +53,11 @@ func (c *content) configMap(doc *value) {
 		c.problem(f.pos, fieldPath{f.name}, "unknown field", "the files of a ConfigMap belong in \"data\"")
 		return
 	}
+	if at, f := sectionOutside(doc, data.value); f != nil {
+		c.ours = true
+		c.problem(f.pos, at, "stands in no file of the ConfigMap", "indent it below the name of its file: \"images.yaml: |\"")
+		return
+	}
 	found := c.binaryData(doc)
 	files := slices.DeleteFunc(slices.Clone(data.value.fields), func(f field) bool { return !isConfig(f.name) })
 	switch {
@@ -102,6 +107,22 @@ func fileElsewhere(doc *value) *field {
 		}
 	}
 	return nil
+}
+
+// sectionOutside returns a section of ours that stands beside the files of a ConfigMap:
+// it is not indented as it was meant.
+func sectionOutside(doc, data *value) (fieldPath, *field) {
+	for i, f := range data.fields {
+		if f.value.kind != textKind && slices.Contains(sectionNames[:], f.name) {
+			return fieldPath{"data", f.name}, &data.fields[i]
+		}
+	}
+	for i, f := range doc.fields {
+		if slices.Contains(sectionNames[:], f.name) {
+			return fieldPath{f.name}, &doc.fields[i]
+		}
+	}
+	return nil, nil
 }
 
 // binaryData reports whether there are files of ours where they cannot be read.
