@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // A comment on GitHub has at most 65,536 characters.
@@ -51,6 +52,7 @@ func (f fleetPlan) markdown(cluster bool) string {
 	b := &markdownPage{}
 	fmt.Fprintf(b, "### %s\n**%s**\n%s For %s\n", markdownCell.Replace(riskText(f.Fleet.Risk)), f.summary(),
 		markdownCell.Replace(trafficText(f.Fleet.Traffic)), markdownCell.Replace(f.stateText()))
+	b.mistakes(f.Mistakes)
 	matterHeader := []string{"", "copies", "why"}
 	b.table(fmt.Sprintf("Blocked (%d)", matterCount(f.Fleet.Blocked)), matterHeader, matterRows(f.Fleet.Blocked), 50_000)
 	b.table(fmt.Sprintf("Held (%d)", matterCount(f.Fleet.Held)), matterHeader, matterRows(f.Fleet.Held), 45_000)
@@ -73,6 +75,20 @@ func (f fleetPlan) markdown(cluster bool) string {
 		b.table(fmt.Sprintf("Actions without the change (%d)", len(rows)), actions, rows, 1_000)
 	}
 	return b.String()
+}
+
+// mistakes says that the configuration has some, which is more than what it would do.
+func (b *markdownPage) mistakes(all []schema.Problem) {
+	if len(all) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n**The configuration has %s.** Until it has none, nothing is deleted, what is broken is left alone, and `--diff` tells nothing.\n",
+		count(len(all), "mistake"))
+	var rows [][]string
+	for _, p := range all {
+		rows = append(rows, []string{p.String()})
+	}
+	b.table(fmt.Sprintf("Mistakes (%d)", len(all)), []string{"mistake"}, rows, 55_000)
 }
 
 func matterCount(matters []reconcile.Matter) (n int) {

@@ -19,6 +19,8 @@ type fleetPlan struct {
 	reconcile.Plan
 	Fleet *reconcile.Fleet `json:"fleet,omitempty"`
 	Diff  *difference      `json:"diff,omitempty"`
+	// Mistakes are those of the configuration. While it has any there is no Diff.
+	Mistakes []schema.Problem `json:"mistakes,omitempty"`
 
 	due reconcile.Plan // what is not done anyway: all of it, if there is nothing to compare with
 	// anyway is how many actions the configuration that was compared with has too.
@@ -108,6 +110,17 @@ func (c *convergence) before(f *fleetPlan, saved *reconcile.Snapshot, desired re
 	risk.LosesAll, risk.BelowReserve, risk.BelowCopies = f.Fleet.Risk.LosesAll, f.Fleet.Risk.BelowReserve, f.Fleet.Risk.BelowCopies
 	f.Fleet.Risk = risk.Without(was.Fleet(nodes[0], base).Risk)
 	return nil
+}
+
+// writeMistakes makes a comment of a configuration that no plan can be made of.
+func (c *convergence) writeMistakes(result schema.Result) error {
+	if c.format != "markdown" {
+		return nil
+	}
+	b := &markdownPage{}
+	b.mistakes(result.Errors)
+	_, err := io.WriteString(c.out, b.String())
+	return err
 }
 
 // write prints the plan in one of the formats text, json, yaml and markdown.

@@ -61,9 +61,10 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 		return err
 	}
 	if !c.everyNode || nodes[0].May == schema.ObserveOnly {
-		return errors.Join(c.write(nodes[0], p, false), c.exit(p, result))
+		return errors.Join(c.write(nodes[0], p, false), c.writeMistakes(result), c.exit(p, result))
 	}
 	f := newFleetPlan(cluster.Fleet(nodes[0], p), p)
+	f.Mistakes = result.Errors
 	if c.diffDir != "" && broken(result) == nil {
 		old, err := c.loadOld(ctx)
 		if err != nil {
