@@ -57,7 +57,10 @@ func (s *disks) openDisk(path string) *openDisk {
 	d, err := disk.Open(path)
 	if err != nil {
 		problem := err.Error()
-		if errors.Is(err, disk.ErrNotInitialised) && !errors.Is(err, fs.ErrPermission) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // not even a folder
+			problem += fmt.Sprintf(": mount it there; if it is new, make the folder and run: backing-image-manager disk init %s", path)
+		case errors.Is(err, disk.ErrNotInitialised) && !errors.Is(err, fs.ErrPermission):
 			problem += fmt.Sprintf(": if it is mounted and new, run: backing-image-manager disk init %s", path)
 		}
 		return &openDisk{problem: problem}

@@ -75,6 +75,7 @@ Exit status: 1 when a config directory with this handle would not be valid.`,
 		}
 		images, problems := imageOf(cmd.Context(), cmd.ErrOrStderr(), args[0], h)
 		view := viewHandle(h, images, secrets)
+		view.wrong = problems != nil
 		if view.hidden {
 			fmt.Fprintln(cmd.ErrOrStderr(), "warning: the user or the query of an address is left out: --show-secrets prints it")
 		}
@@ -107,6 +108,7 @@ printed all the same.`,
 	var url, volume string
 	cmd.Flags().StringVar(&h.BackingImage, "backing-image", "", "the `NAME` of the image")
 	kind := choiceFlag(cmd, "type", "", "kind of source", "download", "export-from-volume", "upload", "restore", "clone")
+	kind.word, cmd.Flags().Lookup("type").DefValue = "", "" // it has to be given
 	cmd.Flags().StringVar(&h.Checksum, "checksum", "", "the `SHA-512` of the image, in hex")
 	cmd.Flags().StringVar(&url, "url", "", "the `ADDRESS` to download from")
 	cmd.Flags().StringVar(&volume, "volume-name", "", "the `NAME` of the volume to export")
@@ -184,6 +186,7 @@ type handleView struct {
 	Parameters   map[string]string        `json:"parameters"`
 	Images       map[string]imageOfHandle `json:"images,omitempty"`
 	hidden       bool                     // a part of an address is left out
+	wrong        bool                     // nothing can be said of an image
 }
 
 // imageOfHandle is what one would write to declare an image, without what is so by
@@ -239,9 +242,11 @@ func (v handleView) write(w io.Writer) error {
 	for _, key := range slices.Sorted(maps.Keys(v.Parameters)) {
 		comment(key, v.Parameters[key])
 	}
-	if len(v.Images) == 0 {
+	switch {
+	case v.wrong:
+	case len(v.Images) == 0:
 		fmt.Fprintln(&b, "# It declares no image: one of that name has to be there.")
-	} else {
+	default:
 		images, err := yaml.Marshal(map[string]any{"images": v.Images})
 		if err != nil {
 			return err

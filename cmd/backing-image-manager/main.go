@@ -77,6 +77,8 @@ func hintFor(err error) string {
 	switch {
 	case errors.Is(err, disk.ErrLocked):
 		return "a daemon or another run holds the disk: ask it instead, or stop it first"
+	case errors.Is(err, disk.ErrNotInitialised) && errors.Is(err, fs.ErrNotExist):
+		return "mount the disk there; if it is new, make the folder and run: backing-image-manager disk init PATH"
 	case errors.Is(err, disk.ErrNotInitialised) && !errors.Is(err, fs.ErrPermission):
 		return "if the disk is mounted and new, run: backing-image-manager disk init PATH"
 	case asked && errors.Is(err, syscall.ECONNREFUSED):
