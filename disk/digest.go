@@ -92,6 +92,9 @@ func checksumLength(a Algorithm, n int, bare bool) error {
 	if bare && n == 2*sha256.Size {
 		return fmt.Errorf("checksum has %d digits where a SHA-512 has 128: for a SHA-256 write \"sha256:…\"", n)
 	}
+	if other := map[int]string{32: "an MD5", 40: "a SHA-1"}[n]; bare && other != "" {
+		return fmt.Errorf("checksum has %d digits, as %s has: use a SHA-512 (128), or a SHA-256 as \"sha256:…\"", n, other)
+	}
 	return fmt.Errorf("checksum has %d digits where a %s has %d", n, a, 2*a.New().Size())
 }
 

@@ -218,7 +218,11 @@ func (c *content) topField(f field) {
 	case nullKind:
 		c.problem(f.pos, fieldPath{f.name}, "has nothing in it", fmt.Sprintf("write \"%s: {}\" if that is meant", f.name))
 	default:
-		c.problem(f.value.pos, fieldPath{f.name}, "has to be a mapping, not "+f.value.kind.describe(), "")
+		hint := ""
+		if f.value.kind == listKind && f.name != sectionNames[settingsSection] {
+			hint = "write \"NAME: {…}\" for each, where you have \"- name: NAME\""
+		}
+		c.problem(f.value.pos, fieldPath{f.name}, "has to be a mapping, not "+f.value.kind.describe(), hint)
 	}
 }
 

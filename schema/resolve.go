@@ -127,7 +127,11 @@ func (refs references) classesOf(m manifest) ([]snapshotClass, string) {
 	name := m.doc.textAt(className...)
 	switch {
 	case name != "" && len(refs.classes[name]) == 0:
-		return nil, fmt.Sprintf("is of the VolumeSnapshotClass %q, which is not declared here", printable(name))
+		why := fmt.Sprintf("is of the VolumeSnapshotClass %q, which is not declared here", printable(name))
+		if near := nearest(name, sortedKeys(refs.classes)); near != "" {
+			why += fmt.Sprintf(" (did you mean %q?)", printable(near))
+		}
+		return nil, why
 	case name != "":
 		return refs.classes[name], ""
 	case len(refs.byDefault) == 1:

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -59,7 +58,7 @@ func (c *convergence) readPlan() (plan reconcile.Saved, err error) {
 	if err != nil {
 		return plan, fmt.Errorf("read --plan: %w", err)
 	}
-	if err = json.Unmarshal(text, &plan); err == nil {
+	if err = unmarshal(text, &plan); err == nil {
 		err = plan.Check()
 	}
 	if err != nil {
@@ -74,7 +73,7 @@ func (c *convergence) checkPlan(d reconcile.Desired, o reconcile.Observed, now r
 		return nil
 	}
 	if err := d.Only.Holds(d, o, now); err != nil {
-		return errors.Join(fmt.Errorf("the plan %s does not hold any more, and nothing is done", c.planFile), err)
+		return errors.Join(fmt.Errorf("the plan %s does not hold any more, and nothing is done: make another one with --dry-run --out", c.planFile), err)
 	}
 	return nil
 }

@@ -126,11 +126,20 @@ func readState(saved *reconcile.Snapshot, file string) error {
 		return err
 	}
 	var s reconcile.Status
-	if err = json.Unmarshal(text, &s); err == nil {
+	if err = unmarshal(text, &s); err == nil {
 		err = saved.Add(s)
 	}
 	if err != nil {
 		return fmt.Errorf("not a status as status -o json prints it: %w", err)
 	}
 	return nil
+}
+
+// unmarshal reads what is JSON, if somebody did not take another file for it.
+func unmarshal(text []byte, v any) error {
+	err := json.Unmarshal(text, v)
+	if _, is := errors.AsType[*json.SyntaxError](err); is {
+		return fmt.Errorf("it is not JSON: %w", err)
+	}
+	return err
 }
