@@ -4,11 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
-
-	"cuelang.org/go/cue"
-	"cuelang.org/go/cue/errors"
 )
 
 // verdict is what the schema says of one thing, wherever it stands.
@@ -80,12 +76,7 @@ func (c compiled) check(all shapes, t task) (result verdict) {
 	if t.form != nil {
 		return c.checkManifest(all, t)
 	}
-	v, faults := c.valid(c.things[t.section], all.things[t.section], t.value)
-	if len(faults) == 0 {
-		result = decode(t, v)
-	} else {
-		result = verdict{faults: faults}
-	}
+	result = c.whole(all.things[t.section], t)
 	if err := checkThingName(t.key); err != nil { // which is no reason to say nothing of the rest
 		name := fault{atName: true, msg: err.Error()}
 		return verdict{faults: append([]fault{name}, result.faults...), loopback: result.loopback}
@@ -93,10 +84,25 @@ func (c compiled) check(all shapes, t task) (result verdict) {
 	return result
 }
 
+// whole judges a thing as it is, without its name. What is left of it beside mistakes of
+// its structure is told about, too.
+func (c compiled) whole(sh *shape, t task) verdict {
+	v, s, complete := c.valid(c.things[t.section], sh, t.value)
+	if !complete {
+		return verdict{faults: s.faults}
+	}
+	result := decode(t, v)
+	if len(s.faults) == 0 {
+		return result
+	}
+	beside := slices.DeleteFunc(result.faults, func(f fault) bool { return s.explains(f.path, sh, t.value) })
+	return verdict{faults: append(s.faults, beside...), loopback: result.loopback}
+}
+
 // checkManifest judges a manifest by itself, and then what it says natively.
 func (c compiled) checkManifest(all shapes, t task) verdict {
-	if _, faults := c.valid(c.manifests[t.form.definition], all.manifests[t.form.definition], t.value.own()); len(faults) > 0 {
-		return verdict{faults: faults}
+	if _, s, _ := c.valid(c.manifests[t.form.definition], all.manifests[t.form.definition], t.value.own()); len(s.faults) > 0 {
+		return verdict{faults: s.faults}
 	}
 	tr := newTranslation(t.value)
 	if t.form.translate == nil {
@@ -111,80 +117,4 @@ func (c compiled) checkManifest(all shapes, t task) verdict {
 	tr.toldAll(result.faults)
 	tr.toldAll(result.loopback)
 	return result
-}
-
-// valid returns v as the schema has it, with every default, or what is wrong
-// with it.
-func (c compiled) valid(definition cue.Value, sh *shape, v *value) (cue.Value, []fault) {
-	s := structure{root: sh}
-	plain, ok := s.plain(v, sh, nil)
-	if !ok {
-		return cue.Value{}, s.faults
-	}
-	unified := definition.Unify(c.context.Encode(plain))
-	for _, at := range mistakes(unified.Validate(cue.Concrete(true), cue.Final()), v) {
-		if !s.explains(at, sh, v) {
-			s.fault(explain(sh, v, at))
-		}
-	}
-	return unified, s.faults
-}
-
-// explains reports whether what CUE says of a path follows from a fault that
-// is known already: a source whose only field is misspelled is empty, too.
-func (s *structure) explains(at fieldPath, root *shape, v *value) bool {
-	found, _ := v.find(at, Position{})
-	if found != nil && found.knownFields(root.at(at)) > 1 {
-		return false // it has too many, whatever is wrong with them
-	}
-	return slices.ContainsFunc(s.faults, func(f fault) bool {
-		if found == nil {
-			return slices.Equal(f.path.parent(), at.parent())
-		}
-		return f.path.within(at)
-	})
-}
-
-func (v *value) knownFields(sh *shape) int {
-	n := 0
-	for _, f := range v.fields {
-		if sh.fields[f.name] != nil {
-			n++
-		}
-	}
-	return n
-}
-
-// mistakes returns the paths that a CUE error is about, each once. The
-// messages of CUE speak of the schema, so we say it ourselves.
-func mistakes(err error, root *value) []fieldPath {
-	var paths []fieldPath
-	for _, e := range errors.Errors(err) {
-		paths = append(paths, userPath(e.Path(), root))
-	}
-	slices.SortFunc(paths, func(a, b fieldPath) int { return slices.Compare(a, b) })
-	paths = slices.CompactFunc(paths, slices.Equal)
-	// A mapping is wrong because of what is in it: that alone is told.
-	return slices.DeleteFunc(slices.Clone(paths), func(p fieldPath) bool {
-		return slices.ContainsFunc(paths, func(q fieldPath) bool { return len(q) > len(p) && q.within(p) })
-	})
-}
-
-// userPath drops the definition that CUE's path begins with, and marks the
-// elements of lists.
-func userPath(p []string, v *value) fieldPath {
-	if len(p) > 0 && strings.HasPrefix(p[0], "#") {
-		p = p[1:]
-	}
-	at := make(fieldPath, 0, len(p))
-	for _, step := range p {
-		if v != nil && v.kind == listKind {
-			step = fmt.Sprintf("[%s]", step)
-		}
-		at = append(at, strings.Trim(step, `"`))
-		if v != nil {
-			v, _ = v.step(at[len(at)-1])
-		}
-	}
-	return at
 }
