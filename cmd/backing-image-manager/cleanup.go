@@ -39,6 +39,9 @@ Exit status: 0 when the copy goes or is gone, 1 when it is kept, with the reason
 	cmd.Flags().StringVar(&on, "on", "", "the copy on `NODE/DISK`")
 	cmd.Flags().StringVar(&uuid, "uuid", "", "the generation with this `UUID`, if not the declared one")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if on == "" {
+			return errors.New("--on is missing: name the copy by --on NODE/DISK")
+		}
 		if _, err := parseRef(on); err != nil {
 			return fmt.Errorf("--on is %q: %w", on, err)
 		}

@@ -102,7 +102,11 @@ func (r *diskReport) add(c disk.Copy, users disk.Users) {
 		Format: c.Format, SHA512: c.SHA512, Owned: c.Owned, PartBytes: c.PartBytes, InUse: strings.Join(users.Of(c.ID), ", "),
 	})
 	if c.State == disk.Failed || c.State == disk.Unknown {
-		r.Problems = append(r.Problems, fmt.Sprintf("%s is %s: %s", c.ID, c.State, c.Message))
+		problem := fmt.Sprintf("%s is %s: %s", c.ID, c.State, c.Message)
+		if c.State == disk.Unknown && !c.Owned {
+			problem += "; declared with that uuid, it is read once and adopted"
+		}
+		r.Problems = append(r.Problems, problem)
 	}
 }
 

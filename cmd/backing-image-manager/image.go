@@ -16,8 +16,9 @@ import (
 
 func newImage() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "backing-image",
-		Short: "List, verify, upload, read out, back up and clean up the images on disks or of a daemon",
+		Use:        "backing-image",
+		SuggestFor: []string{"list", "ls", "get", "images", "upload", "download", "verify", "cleanup", "backup"},
+		Short:      "List, verify, upload, read out, back up and clean up the images on disks or of a daemon",
 		Example: `  backing-image-manager backing-image list --disk /var/lib/longhorn
   backing-image-manager backing-image verify parrot --disk /var/lib/longhorn`,
 	}

@@ -94,11 +94,13 @@ func newRoot() *cobra.Command {
 		Long: `Keeps golden VM disk images (qcow2 or raw "backing images") on the disks of a
 cluster exactly as a directory of files says. One manager runs on each node; all
 read the same directory, and nobody coordinates them.`,
+		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Example: `  backing-image-manager reconcile --config-dir config --disk /var/lib/longhorn --dry-run
   backing-image-manager backing-image list --disk /var/lib/longhorn`,
 	}
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.AddCommand(newDaemon(), newStatus(), newWait(), newVersion())
 	root.AddCommand(newReconcile())
 	root.AddCommand(newDisk())

@@ -39,10 +39,14 @@ type convergence struct {
 func newReconcile() *cobra.Command {
 	c := &convergence{}
 	cmd := &cobra.Command{
-		Use:   "reconcile --config-dir DIR [flags]",
-		Short: "Make the disks match the configuration once, or say what that would take",
+		Use:        "reconcile --config-dir DIR [flags]",
+		SuggestFor: []string{"apply", "plan", "diff", "sync"},
+		Short:      "Make the disks match the configuration once, or say what that would take",
 		Long: `Reads the config directory, looks at the disks of one node, and does the
 difference once. What is printed at the end is the plan that is left.
+
+Nothing is waited for. The next run tries again what failed, and begins anew to wait for
+a node that does not answer: only a daemon waits long enough to act in its place.
 
 With --dry-run nothing is changed, no origin is asked and no lock is taken: the
 plan is printed.

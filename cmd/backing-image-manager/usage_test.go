@@ -38,6 +38,8 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 func TestMistakesAreOneLineThatHelps(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
 		{"recncile", `unknown command "recncile" for "backing-image-manager": did you mean reconcile?`},
+		{"list", `unknown command "list" for "backing-image-manager": did you mean backing-image or disk or test?`},
+		{"apply", `unknown command "apply" for "backing-image-manager": did you mean reconcile?`},
 		{"disk ini /x", `unknown command "ini" for "backing-image-manager disk": did you mean init?`},
 		{"disk", `backing-image-manager disk needs a command: check, init`},
 		{"disk init", `backing-image-manager disk init takes PATH, and 0 arguments were given`},
@@ -62,6 +64,14 @@ func TestMistakesAreOneLineThatHelps(t *testing.T) {
 		if exitCode(err) != 1 {
 			t.Errorf("%s: exit code %d", c.line, exitCode(err))
 		}
+	}
+}
+
+func TestVersionIsAFlagToo(t *testing.T) {
+	word, _, err := try(t, "version")
+	flag, _, flagErr := try(t, "--version")
+	if err != nil || flagErr != nil || flag != word {
+		t.Errorf("version: %v, %q\n--version: %v, %q", err, word, flagErr, flag)
 	}
 }
 

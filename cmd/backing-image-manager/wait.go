@@ -76,7 +76,7 @@ func waitReady(ctx context.Context, c caller, names []string, timeout time.Durat
 		select {
 		case <-limited.Done():
 			if ctx.Err() != nil {
-				return errors.New("stopped waiting")
+				return errors.Join(errors.New("stopped waiting"), missing)
 			}
 			return errors.Join(fmt.Errorf("not ready within %v", timeout), missing)
 		case <-tick.C:

@@ -1,9 +1,14 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -66,5 +71,21 @@ func TestWhatWaitingDoesNotHelp(t *testing.T) {
 		if got := lasting(tt.err); got != tt.want {
 			t.Errorf("%v: got %t", tt.err, got)
 		}
+	}
+}
+
+func TestStoppedWaitingSaysWhatIsMissing(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	var asked atomic.Int32
+	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked.Add(1) == 2 {
+			stop()
+		}
+		fmt.Fprint(w, `{"config":{"allowed":"everything","digest":"d1"},"images":[{"name":"parrot","declared":true,"wanted":1}]}`)
+	}))
+	defer daemon.Close()
+	err := waitReady(ctx, caller{url: daemon.URL}, nil, 0)
+	if want := "stopped waiting\nparrot: 0 of 1 copies ready"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }
