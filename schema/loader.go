@@ -155,6 +155,9 @@ func (l *Loader) nothingDeclared(contents []*content) Result {
 		Message: "no settings, nodes or images are declared",
 		Hint:    "to declare that there are none, write \"images: {}\"",
 	}}}
+	if len(contents) == 0 {
+		r.Errors[0].Hint = "no file ends in .yaml, .yml, .json or .cue"
+	}
 	if l.acted {
 		r.May = NoDeletions
 	} else {

@@ -14,6 +14,7 @@ import (
 
 var (
 	yamlWords     = regexp.MustCompile(`^yaml: (?:line ([0-9]+): )?(.*)`)
+	conflict      = regexp.MustCompile(`^(<<<<<<<|=======|>>>>>>>)`)
 	unknownAnchor = regexp.MustCompile(`unknown anchor '(.*)' referenced`)
 )
 
@@ -80,6 +81,8 @@ func parses(data []byte) error {
 func yamlHint(words string, line []byte) string {
 	indent := line[:len(line)-len(bytes.TrimLeft(line, " \t"))]
 	switch {
+	case conflict.Match(line):
+		return "git left a conflict there: resolve it"
 	case bytes.Contains(indent, []byte("\t")):
 		return "indent with spaces: YAML does not allow tabs"
 	case strings.Contains(words, "cannot start any token"):
