@@ -138,7 +138,7 @@ images:
   lost: {source: {download: {url: "`+origin.URL+`/lost"}}}`)
 	body := s.until("/metrics", func(_ int, body string) bool {
 		return strings.Contains(body, "images_ready 1") && strings.Contains(body, `failures_total{class="refused"} 1`) &&
-			strings.Contains(body, `planned_actions{action="wait"} 1`)
+			strings.Contains(body, `planned_actions{action="wait"} 1`) && strings.Contains(body, `actions_total{action="download"} 1`)
 	})
 	for _, want := range []string{
 		"config_valid 1", "config_errors 0", "images_declared 2", "images_ready 1", `copies{state="ready"} 1`, `copies{state="failed"} 1`,
