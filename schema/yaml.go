@@ -122,6 +122,9 @@ func (r *yamlReader) mapping(y *yaml.Node, depth int) (*value, error) {
 		if key.Kind == yaml.AliasNode {
 			key = key.Alias
 		}
+		if key.Kind == yaml.MappingNode {
+			return nil, &parseError{pos: r.at(key), msg: "a field's name has to be a text", hint: "a template has to be rendered before"}
+		}
 		if key.Kind != yaml.ScalarNode {
 			return nil, r.fail(key, "a field's name has to be a text")
 		}
