@@ -86,6 +86,7 @@ type content struct {
 	skipped   []Skipped
 	manifests []Document // that were read
 	ours      bool       // a document of ours is among them
+	empty     bool       // it has not even a comment
 	things    []*thing
 	claims    []*thing // that are not definitions where there is one
 	snapshots
@@ -95,6 +96,7 @@ type content struct {
 	// While it is read:
 	data     []byte // of the file, nil where it has no lines to find again
 	expanded int    // bytes of files within manifests
+	aliased  int    // values that aliases repeated
 	embedded bool   // in such a file
 }
 
@@ -114,8 +116,9 @@ func read(f File) *content {
 	if !c.readable(f) {
 		return c
 	}
+	c.empty = len(bytes.TrimSpace(f.Data)) == 0
 	c.data = bytes.TrimPrefix(f.Data, []byte("\ufeff"))
-	docs, err := parse(f.Path, path.Ext(f.Path), c.data)
+	docs, err := c.parse(path.Ext(f.Path), c.data)
 	for _, d := range docs {
 		c.document(d)
 	}
@@ -128,16 +131,16 @@ func read(f File) *content {
 
 // parse reads the documents of YAML or JSON. What comes before a mistake in YAML
 // is returned with it.
-func parse(file, ext string, data []byte) ([]*value, *parseError) {
+func (c *content) parse(ext string, data []byte) ([]*value, *parseError) {
 	var docs []*value
 	var err error
 	if ext == ".json" {
 		var doc *value
-		if doc, err = parseJSON(file, data); err == nil {
+		if doc, err = parseJSON(c.origin, data); err == nil {
 			docs = append(docs, doc)
 		}
 	} else {
-		docs, err = parseYAML(file, data)
+		docs, err = parseYAML(c.origin, data, &c.aliased)
 	}
 	e, _ := errors.AsType[*parseError](err)
 	return docs, e

@@ -45,7 +45,7 @@ func (l *Loader) Load(ctx context.Context, s Snapshot) Result {
 }
 
 func (l *Loader) load(ctx context.Context, s Snapshot) Result {
-	contents := l.read(ctx, s)
+	contents := l.emptied(l.read(ctx, s))
 	if err := l.judge(ctx, contents); err != nil {
 		return Result{Config: l.last, Errors: []Problem{{Message: "loading was interrupted: " + err.Error()}}}
 	}
@@ -81,6 +81,23 @@ func (l *Loader) read(ctx context.Context, s Snapshot) []*content {
 	}
 	contents = append(contents, l.readCUE(ctx, s.Files, kept)...)
 	l.contents = kept
+	return contents
+}
+
+// emptied tells of files that declared something and have nothing in them now: what writes
+// a file and fails leaves it so. What is remembered of the files stays as it is.
+func (l *Loader) emptied(contents []*content) []*content {
+	declared := map[string]bool{}
+	for _, t := range l.said {
+		declared[t.origin] = true
+	}
+	for i, c := range contents {
+		if c.empty && declared[c.origin] {
+			e := *c
+			e.problem(Position{File: c.origin}, nil, "is empty, and was not", "remove it, or write \"images: {}\" if that is meant")
+			contents[i] = &e
+		}
+	}
 	return contents
 }
 

@@ -97,10 +97,14 @@ func (c *content) manifest(doc *value) {
 	}
 	apiVersion, kind := doc.child("apiVersion"), doc.child("kind")
 	f, wrong := formOf(apiVersion.value.text, kind.value.text)
+	list := listOfOurs(apiVersion.value.text, kind.value.text)
 	of, isList := strings.CutSuffix(kind.value.text, "List")
 	switch {
+	case c.slipped(f, doc):
+	case list != "" && list != kind.value.text:
+		c.problem(kind.value.pos, fieldPath{"kind"}, fmt.Sprintf("unknown kind %q", printable(kind.value.text)), fmt.Sprintf("did you mean %q?", list))
 	case isList && of != "":
-		c.listOfKind(doc, of)
+		c.listOfKind(doc, of, list != "")
 	case wrong != nil:
 		c.problem(doc.child(wrong.path[0]).value.pos, wrong.path, wrong.msg, wrong.hint)
 	case f == nil:
@@ -215,7 +219,7 @@ func formOf(apiVersion, kind string) (*form, *fault) {
 		group, version = "", apiVersion
 	}
 	for _, f := range forms {
-		near := nearGroup(group, f.group)
+		near := nearGroup(group, f.group) || !grouped && f.group != "" && nearGroup(apiVersion, f.group)
 		switch {
 		case f.kind == kind && f.group == group && slices.Contains(f.versions, version):
 			return f, nil

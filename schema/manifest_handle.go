@@ -19,7 +19,10 @@ var handleAt = at("spec.source.snapshotHandle")
 func (c *content) snapshotContent(f *form, doc *value) {
 	handle, _ := doc.find(handleAt, doc.pos)
 	driver := doc.textAt("spec", "driver")
+	by, _ := doc.find(fieldPath{"spec", "driver"}, doc.pos)
 	switch {
+	case c.nearProvisioner("driver", fieldPath{"spec", "driver"}, by):
+		return
 	case driver != "" && driver != provisioner:
 		c.skip(doc, "is of another driver than "+provisioner)
 		return

@@ -45,9 +45,13 @@ const defaultClass = "snapshot.storage.kubernetes.io/is-default-class"
 func (c *content) snapshotClass(f *form, doc *value) {
 	class := snapshotClass{name: doc.textAt("metadata", "name"), byDefault: doc.textAt("metadata", "annotations", defaultClass) == "true"}
 	driver, kind := doc.textAt("driver"), doc.textAt("parameters", "type")
+	by, _ := doc.find(fieldPath{"driver"}, Position{})
 	switch {
+	case c.nearProvisioner("driver", fieldPath{"driver"}, by):
+		return
 	case driver != "" && driver != provisioner:
 		class.other = "is of another driver"
+	case driver == provisioner && kind == "" && typeSlipped(doc): // what is wrong with it is told as of any class
 	case slices.Contains([]string{"", "snap", "bak"}, kind) && class.name != "":
 		class.other = "is not of backing images (parameters.type is not bi)"
 	}
@@ -63,6 +67,20 @@ func (c *content) snapshotClass(f *form, doc *value) {
 		return
 	}
 	c.classes = append(c.classes, class)
+}
+
+// typeSlipped reports whether a class without a type may be meant to have one.
+func typeSlipped(doc *value) bool {
+	if slipped, _ := doc.misplaced("parameters", []string{"type"}); slipped != nil {
+		return true
+	}
+	parameters := doc.child("parameters")
+	if parameters == nil {
+		return false
+	}
+	given := parameters.value.child("type")
+	slipped, _ := parameters.value.misplaced("type", nil)
+	return parameters.value.kind != mapKind || given != nil && !given.value.scalar() || slipped != nil
 }
 
 func (c *content) snapshot(f *form, doc *value) {

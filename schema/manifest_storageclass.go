@@ -22,15 +22,22 @@ var classParameters = []string{
 }
 
 func readStorageClass(c *content, m manifest) {
-	if by := m.doc.child("provisioner"); by != nil && by.value.text != provisioner && nearly(by.value.text, provisioner) {
-		c.problem(by.value.pos, fieldPath{"provisioner"}, fmt.Sprintf("unknown provisioner %q", printable(by.value.text)), fmt.Sprintf("did you mean %q?", provisioner))
+	by, _ := m.doc.find(fieldPath{"provisioner"}, m.pos)
+	parameters := m.doc.child("parameters")
+	slip, hint := m.doc.misplaced("parameters", classParameters)
+	switch {
+	case c.nearProvisioner("provisioner", fieldPath{"provisioner"}, by):
 		return
-	} else if by != nil && by.value.text != provisioner {
+	case by != nil && by.scalar() && by.text != provisioner:
 		c.skip(m.doc, "is of another provisioner than "+provisioner)
 		return
-	}
-	parameters := m.doc.child("parameters")
-	if parameters == nil || !aboutImages(parameters.value) {
+	case slip != nil:
+		c.problem(slip.pos, fieldPath{slip.name}, "unknown field", hint)
+		return
+	case parameters != nil && parameters.value.kind != mapKind:
+		c.problem(parameters.value.pos, fieldPath{"parameters"}, "has to be a mapping, not "+parameters.value.kind.describe(), "")
+		return
+	case parameters == nil || !aboutImages(parameters.value):
 		c.skip(m.doc, "has no parameter about backing images")
 		return
 	}

@@ -10,47 +10,86 @@ import (
 
 // list reads what a list has.
 func (c *content) list(doc *value) {
-	items := doc.child("items")
-	switch {
-	case items == nil || items.value.kind == nullKind || items.value.kind == listKind && len(items.value.items) == 0:
+	items := c.items(doc)
+	if items != nil && len(items.items) == 0 {
 		c.skip(doc, "has no items")
+	}
+	if items != nil {
+		for _, i := range items.items {
+			c.item(i)
+		}
+	}
+}
+
+// item reads one of a list. One that was cut off is null.
+func (c *content) item(i *value) {
+	if i.kind == nullKind {
+		c.problem(i.pos, fieldPath{"items"}, "has an item with nothing in it", "remove it")
 		return
+	}
+	c.document(i)
+}
+
+// items returns what a list has, nil after telling that it cannot be one. A list that was
+// cut off has none, and is not taken for one that is empty.
+func (c *content) items(doc *value) *value {
+	at := fieldPath{"items"}
+	switch items := doc.child("items"); {
+	case items == nil:
+		c.problem(doc.pos, at, "is missing", "if the list is meant to be empty, write \"items: []\"")
+	case items.value.kind == nullKind:
+		c.problem(items.pos, at, "has nothing in it", "write \"items: []\" if that is meant")
 	case items.value.kind != listKind:
-		c.problem(items.value.pos, fieldPath{"items"}, "has to be a list, not "+items.value.kind.describe(), "")
-		return
+		c.problem(items.value.pos, at, "has to be a list, not "+items.value.kind.describe(), "")
+	default:
+		return items.value
 	}
-	for _, i := range items.value.items {
-		c.document(i)
-	}
+	return nil
 }
 
 // listOfKind reads a list of manifests of one kind, which need not name it.
 // Other programs have lists of other things.
-func (c *content) listOfKind(doc *value, of string) {
+func (c *content) listOfKind(doc *value, of string, ours bool) {
 	items := doc.child("items")
-	if items == nil || slices.ContainsFunc(items.value.items, func(i *value) bool { return i.kind != mapKind }) {
+	if !ours && (items == nil || slices.ContainsFunc(items.value.items, func(i *value) bool { return i.kind != mapKind })) {
 		c.skip(doc, "is not ours")
 		return
 	}
+	if ours {
+		if twice := doc.again("items"); twice != nil {
+			c.problem(twice.pos, fieldPath{twice.name}, "is given twice", "keep one of them")
+			return
+		}
+		if c.items(doc) == nil {
+			return
+		}
+		if len(items.value.items) == 0 {
+			c.skip(doc, "has no items")
+		}
+	}
 	for _, i := range items.value.items {
-		if i.child("apiVersion") == nil {
+		if i.kind == mapKind && i.child("apiVersion") == nil {
 			i.fields = append(i.fields, *doc.child("apiVersion"))
 		}
-		if i.child("kind") == nil {
+		if i.kind == mapKind && i.child("kind") == nil {
 			i.fields = append(i.fields, field{name: "kind", pos: i.pos, value: &value{kind: textKind, text: of, pos: i.pos}})
 		}
-		c.document(i)
+		c.item(i)
 	}
 }
 
 // configMap reads the files that a ConfigMap has.
 func (c *content) configMap(doc *value) {
 	data := doc.child("data")
-	if data == nil || data.value.kind != mapKind {
+	if data != nil && data.value.kind != mapKind && data.value.kind != nullKind {
+		c.problem(data.value.pos, fieldPath{"data"}, "has to be a mapping, not "+data.value.kind.describe(), "")
+		return
+	}
+	if data == nil || data.value.kind == nullKind {
 		data = &field{value: &value{kind: mapKind}}
 	}
-	if f := fileElsewhere(doc); f != nil {
-		c.problem(f.pos, fieldPath{f.name}, "unknown field", "the files of a ConfigMap belong in \"data\"")
+	if f, at := fileElsewhere(doc); f != nil {
+		c.problem(f.pos, at, "unknown field", "the files of a ConfigMap belong in \"data\"")
 		return
 	}
 	if at, f := sectionOutside(doc, data.value); f != nil {
@@ -92,21 +131,29 @@ func aboutUs(f field) bool {
 	return false
 }
 
-// fileElsewhere returns a field of a ConfigMap that no ConfigMap has, with
-// files of ours in it.
-func fileElsewhere(doc *value) *field {
+// fileElsewhere returns a field of a ConfigMap that no ConfigMap has, and that is a file of
+// ours or has some in it.
+func fileElsewhere(doc *value) (*field, fieldPath) {
 	for i, f := range doc.fields {
 		switch f.name {
-		case "data", "binaryData", "metadata":
-			continue
-		}
-		for _, below := range f.value.fields {
-			if isConfig(below.name) {
-				return &doc.fields[i]
+		case "data", "binaryData":
+		case "metadata":
+			for j, below := range f.value.fields {
+				if isConfig(below.name) || below.name == "data" && below.value.hasFile() {
+					return &f.value.fields[j], fieldPath{f.name, below.name}
+				}
+			}
+		default:
+			if isConfig(f.name) || f.value.hasFile() {
+				return &doc.fields[i], fieldPath{f.name}
 			}
 		}
 	}
-	return nil
+	return nil, nil
+}
+
+func (v *value) hasFile() bool {
+	return slices.ContainsFunc(v.fields, func(f field) bool { return isConfig(f.name) })
 }
 
 // sectionOutside returns a section of ours that stands beside the files of a ConfigMap:
@@ -154,6 +201,8 @@ func (c *content) configFile(f field) {
 		c.problem(f.pos, at, "CUE is not read from a manifest", "mount the ConfigMap, or put it into a file of its own")
 	case c.expanded+len(f.value.text) > maxFile:
 		c.problem(f.pos, at, "is too large with what is before it", "put it into a file of its own")
+	case strings.TrimSpace(f.value.text) == "":
+		c.problem(f.pos, at, "is empty", "remove it, or write \"images: {}\" if that is meant")
 	default:
 		c.expanded += len(f.value.text)
 		c.embed(f)
@@ -165,7 +214,7 @@ func (c *content) embed(f field) {
 	defer func() { c.embedded = false }()
 	problems := len(c.problems)
 	place := c.placeIn(f)
-	docs, err := parse(c.origin, path.Ext(f.name), []byte(f.value.text))
+	docs, err := c.parse(path.Ext(f.name), []byte(f.value.text))
 	for _, d := range docs {
 		d.relocate(place)
 		c.document(d)

@@ -11,8 +11,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxExpanded bounds the nodes that aliases may repeat in one file: a few
-// lines of aliases of aliases would otherwise fill the memory.
+// maxExpanded bounds the nodes that aliases may repeat in one file, with those in it: a
+// few lines of aliases of aliases would otherwise fill the memory.
 const maxExpanded = 50_000
 
 // maxDepth bounds how deep values may nest; a configuration needs about ten.
@@ -27,10 +27,11 @@ type parseError struct {
 func (e *parseError) Error() string { return e.msg }
 
 // parseYAML reads the documents of a YAML file. What comes before a mistake
-// is returned with it. The error is a *parseError.
-func parseYAML(file string, data []byte) ([]*value, error) {
+// is returned with it. What aliases repeat is added to aliased. The error is a
+// *parseError.
+func parseYAML(file string, data []byte, aliased *int) ([]*value, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	reader := yamlReader{file: file}
+	reader := yamlReader{file: file, expanded: aliased}
 	var docs []*value
 	for {
 		var doc yaml.Node
@@ -53,7 +54,7 @@ func parseYAML(file string, data []byte) ([]*value, error) {
 type yamlReader struct {
 	file     string
 	aliases  int // how many aliases we are inside of
-	expanded int
+	expanded *int
 }
 
 func (r *yamlReader) fail(y *yaml.Node, format string, args ...any) error {
@@ -69,7 +70,7 @@ func (r *yamlReader) node(y *yaml.Node, depth int) (*value, error) {
 		return nil, r.fail(y, "values nest deeper than %d levels", maxDepth)
 	}
 	if r.aliases > 0 {
-		if r.expanded++; r.expanded > maxExpanded {
+		if *r.expanded++; *r.expanded > maxExpanded {
 			return nil, r.fail(y, "aliases repeat more than %d values", maxExpanded)
 		}
 	}
