@@ -271,7 +271,7 @@ func converge(st *stage, in input) error {
 			return err
 		}
 	}
-	done, err := st.world.Converge(limit)
+	done, err := st.world.Converge(st.ctx, limit)
 	failures := 0
 	for _, line := range align(doneRows(st.world, done)) {
 		fmt.Fprintln(st.out, line)

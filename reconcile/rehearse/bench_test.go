@@ -28,7 +28,7 @@ func BenchmarkFleet(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if done, err := w.Converge(0); err != nil || len(done) != 1500 {
+		if done, err := w.Converge(b.Context(), 0); err != nil || len(done) != 1500 {
 			b.Fatalf("%d actions, error %v", len(done), err)
 		}
 	}

@@ -1,6 +1,7 @@
 package rehearse
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -69,20 +70,26 @@ func (w *World) PlanOf(node string) (reconcile.Plan, error) {
 	return w.cluster().Plan([]reconcile.Desired{w.desired(node)}), nil
 }
 
-// How many rounds are believed to lead to rest: of one moment, and of all.
+// How many rounds are believed to lead to rest: of one moment, and of all; and how many
+// actions, which are all remembered.
 const (
-	mostAtOnce = 1000
-	mostRounds = 100_000
+	mostAtOnce  = 1000
+	mostRounds  = 100_000
+	mostActions = 1_000_000
 )
 
 // Converge lets the managers work until nothing is left but what waits for longer than
 // limit from now, and returns what they did. The clock goes from one deadline to the
-// next and stands limit later at the end. The error says that they do not come to rest.
-func (w *World) Converge(limit time.Duration) ([]Done, error) {
+// next and stands limit later at the end. The error says that they do not come to rest, or
+// that ctx has ended.
+func (w *World) Converge(ctx context.Context, limit time.Duration) ([]Done, error) {
 	end, from, atOnce := w.now.Add(limit), len(w.done), 0
 	for range mostRounds {
-		if atOnce > mostAtOnce {
+		if atOnce > mostAtOnce || len(w.done) > mostActions {
 			break
+		}
+		if ctx.Err() != nil {
+			return w.done[from:], context.Cause(ctx)
 		}
 		if w.round() {
 			atOnce++

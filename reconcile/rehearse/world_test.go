@@ -1,6 +1,8 @@
 package rehearse
 
 import (
+	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -156,7 +158,7 @@ func TestConverge(t *testing.T) {
 	converge := func(limit time.Duration, want ...string) {
 		t.Helper()
 		var got []string
-		done, err := w.Converge(limit)
+		done, err := w.Converge(t.Context(), limit)
 		for _, d := range done {
 			got = append(got, fmt.Sprintf("+%v %s %s", w.Since(d.At), d.Kind, d.Node))
 		}
@@ -175,5 +177,10 @@ func TestConverge(t *testing.T) {
 	converge(2*time.Hour, "+2h4m0s cleanup "+third)
 	if got := w.Since(w.Now()); got != 3*time.Hour+4*time.Minute {
 		t.Errorf("the clock stands at +%v", got)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if _, err := w.Converge(ctx, 100*365*24*time.Hour); !errors.Is(err, context.Canceled) {
+		t.Errorf("nobody wants it to go on, and it says %v", err)
 	}
 }
