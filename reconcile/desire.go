@@ -20,6 +20,14 @@ func Desire(r schema.Result, node string, paths []string) (Desired, error) {
 	for _, h := range r.Held {
 		d.Held[h.Name] = h
 	}
+	for _, s := range r.Skipped {
+		if s.Image != "" {
+			if d.Unsure == nil {
+				d.Unsure = map[string]schema.Skipped{}
+			}
+			d.Unsure[s.Image] = s
+		}
+	}
 	d.Config.Nodes = maps.Clone(r.Config.Nodes)
 	if len(d.Config.Nodes) == 0 {
 		d.Config.Nodes = map[string]schema.Node{node: {AllowScheduling: true, Disks: disksAt(paths)}}

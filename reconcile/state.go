@@ -27,6 +27,8 @@ type Desired struct {
 	Offline bool
 	// Held are images of which something is wrong, by name.
 	Held map[string]schema.Held
+	// Unsure says of images that are not declared what may be meant to declare them, by name.
+	Unsure map[string]schema.Skipped
 	// Removals confirms that an image left the configuration. nil: whatever is
 	// not in Config has left it.
 	Removals *Removals

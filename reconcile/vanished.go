@@ -110,9 +110,13 @@ func (s *scene) blind() string {
 func (s *scene) dropVanished(key Key, used, held, blind string) Action {
 	const reason = "not in the configuration any more"
 	until := s.expires(s.o, key)
+	unsure, meant := s.Unsure[key.ID.Name]
 	switch {
 	case s.May != schema.Everything:
 		return s.keep(key, reason+", but nothing is deleted "+s.whyNot()).wouldBe(Cleanup, true)
+	case meant:
+		return newAction(Blocked, key, fmt.Sprintf("%s, but a %s of its name is in %s, which %s: remove it, too, if the image is to go",
+			reason, unsure.Kind, unsure.Position, unsure.Why), 0).wouldBe(Cleanup, true)
 	case !s.gone(key.ID.Name):
 		return s.keep(key, reason+"; another look has to confirm it").wouldBe(Cleanup, false)
 	case used != "":

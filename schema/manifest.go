@@ -73,6 +73,9 @@ type Document struct {
 type Skipped struct {
 	Document
 	Why string `json:"why"`
+	// Image is one that it would declare with what is not there. What there is of it is
+	// kept: nobody said that it is to go.
+	Image string `json:"mayDeclare,omitempty"`
 }
 
 func describeDocument(doc *value) Document {
@@ -86,7 +89,7 @@ func describeDocument(doc *value) Document {
 }
 
 func (c *content) skip(doc *value, why string) {
-	c.skipped = append(c.skipped, Skipped{describeDocument(doc), why})
+	c.skipped = append(c.skipped, Skipped{Document: describeDocument(doc), Why: why})
 }
 
 // manifest reads a document that has apiVersion and kind.

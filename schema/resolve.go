@@ -90,7 +90,14 @@ func (c *content) resolve(m manifest, refs references, said bool) {
 	classes, why := refs.classesOf(m)
 	switch {
 	case len(classes) == 0 && !(refs.unread != nil && said):
+		if f := refs.classSlip(m); f != nil {
+			c.add(m, key{imagesSection, longhornName(m.name)})
+			t := c.things[len(c.things)-1]
+			t.problems = append(t.problems, t.problem(*f))
+			return
+		}
 		c.skip(m.doc, why)
+		c.skipped[len(c.skipped)-1].Image = longhornName(m.name)
 		return
 	case len(classes) > 0 && classes[0].other != "":
 		c.skip(m.doc, fmt.Sprintf("is of the VolumeSnapshotClass %q, which %s", printable(classes[0].name), classes[0].other))
@@ -140,6 +147,28 @@ func (refs references) classesOf(m manifest) ([]snapshotClass, string) {
 		return nil, "names no VolumeSnapshotClass, and none that is declared here is the default"
 	}
 	return nil, "names no VolumeSnapshotClass, and several are the default"
+}
+
+// classSlip says what is wrong with a VolumeSnapshot that is meant to have a class, but does
+// not say which in a way that can be understood. nil: nothing is.
+func (refs references) classSlip(m manifest) *fault {
+	name := className[1]
+	if slip := m.doc.child(name); slip != nil {
+		return &fault{path: fieldPath{name}, atName: true, msg: "unknown field", hint: "it belongs in \"spec\": indent it"}
+	}
+	if spec := m.doc.child("spec"); spec != nil {
+		if slip, hint := spec.value.misplaced(name, nil); slip != nil {
+			return &fault{path: fieldPath{"spec", slip.name}, atName: true, msg: "unknown field", hint: hint}
+		}
+	}
+	given, _ := m.doc.find(className, Position{})
+	switch {
+	case given != nil && given.kind != textKind:
+		return &fault{path: className, msg: "has to be a text, not " + given.kind.describe()}
+	case given == nil && slices.ContainsFunc(refs.byDefault, func(c snapshotClass) bool { return c.other == "" }): // of several
+		return &fault{path: className, msg: "is missing, and several VolumeSnapshotClasses are the default", hint: "name the class"}
+	}
+	return nil
 }
 
 // claimsOf returns the claims of a VolumeSnapshot that name its volume, and what is

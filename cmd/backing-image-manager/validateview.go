@@ -65,7 +65,8 @@ type manifestView struct {
 
 type skippedView struct {
 	manifestView
-	Why string `json:"why"`
+	Why   string `json:"why"`
+	Image string `json:"mayDeclare,omitempty"` // with what is not there
 }
 
 func viewValidated(all []validated) validatedView {
@@ -81,7 +82,7 @@ func viewValidated(all []validated) validatedView {
 			c.Manifests = append(c.Manifests, viewManifest(one.path, m))
 		}
 		for _, s := range one.Skipped {
-			c.Skipped = append(c.Skipped, skippedView{viewManifest(one.path, s.Document), s.Why})
+			c.Skipped = append(c.Skipped, skippedView{viewManifest(one.path, s.Document), s.Why, s.Image})
 		}
 		v.Configurations = append(v.Configurations, c)
 	}
