@@ -3,6 +3,7 @@ package reconcile
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"time"
 
@@ -16,6 +17,9 @@ import (
 func (s Status) Observed() (Observed, error) {
 	if s.Node == "" || s.Time.IsZero() || s.Disks == nil || s.Images == nil {
 		return Observed{}, errors.New("it has not the fields of a status: node, time, disks, images")
+	}
+	if err := s.checkNames(); err != nil {
+		return Observed{}, err
 	}
 	o := Observed{
 		Now: s.Time, Disks: map[schema.DiskRef]Disk{}, Peers: map[string]Peer{},
@@ -50,6 +54,39 @@ func (s Status) Observed() (Observed, error) {
 	}
 	return o, nil
 }
+
+// checkNames finds what is no name. They are printed as they are, into plans for people and
+// for pull requests.
+func (s Status) checkNames() error {
+	places := []string{s.Node}
+	for _, p := range s.Peers {
+		places = append(places, p.Node)
+	}
+	for _, d := range s.Disks {
+		places = append(places, d.Node, d.Disk)
+	}
+	for _, image := range s.Images {
+		err := disk.CheckName(image.Name)
+		if err == nil && image.UUID != "" { // of one whose declaration is broken
+			err = disk.CheckUUID(image.UUID)
+		}
+		if err != nil {
+			return fmt.Errorf("an image has the %w", err)
+		}
+		for _, c := range image.Copies {
+			places = append(places, c.Node, c.Disk)
+		}
+	}
+	for _, name := range places {
+		if !placeName.MatchString(name) {
+			return fmt.Errorf("there is no node and no disk %.60q", name)
+		}
+	}
+	return nil
+}
+
+// placeName is the form of names of nodes and disks in a configuration.
+var placeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 
 func (p PeerStatus) peer(s Status) Peer {
 	peer := Peer{Asked: p.Asked, Problem: p.Problem, Config: p.Config, Last: p.LastAnswer}

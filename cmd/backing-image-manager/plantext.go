@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
@@ -151,7 +152,7 @@ func suspensionText(s reconcile.Suspension) string {
 	if !s.Until.IsZero() {
 		parts = append(parts, "until "+planTime(s.Until))
 	}
-	return strings.TrimPrefix(strings.Join(parts, " ")+": "+s.Reason, ": ")
+	return oneLine(strings.TrimPrefix(strings.Join(parts, " ")+": "+s.Reason, ": "))
 }
 
 func planTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
@@ -177,8 +178,16 @@ func reasonText(a reconcile.Action) string {
 	return reason
 }
 
-// oneLine is for messages that were joined of several.
-func oneLine(s string) string { return strings.ReplaceAll(strings.TrimSpace(s), "\n", "; ") }
+// oneLine is for messages that were joined of several. None steers a terminal: a part of it
+// may be the name of a folder, or what a server or a saved status says.
+func oneLine(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, strings.ReplaceAll(strings.TrimSpace(s), "\n", "; "))
+}
 
 // planSummary says in one line what the plan comes to.
 func planSummary(p reconcile.Plan) string {

@@ -172,3 +172,9 @@ func TestPlanOfAClusterShowsTheNode(t *testing.T) {
 		t.Errorf("the plan is\n%s", got)
 	}
 }
+
+func TestOneLineSteersNoTerminal(t *testing.T) {
+	if got, want := oneLine("replica \x1b]0;x\a\u202e:\n  in use\n"), "replica \ufffd]0;x\ufffd\ufffd:;   in use"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

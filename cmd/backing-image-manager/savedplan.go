@@ -54,7 +54,7 @@ func (c *convergence) save(result schema.Result, plan reconcile.Saved) error {
 }
 
 func (c *convergence) readPlan() (plan reconcile.Saved, err error) {
-	text, err := os.ReadFile(c.planFile)
+	text, err := readFile(c.planFile)
 	if err != nil {
 		return plan, fmt.Errorf("read --plan: %w", err)
 	}

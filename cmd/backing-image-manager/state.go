@@ -1,15 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"slices"
 
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile"
@@ -119,9 +122,30 @@ func readStates(files []string) (*reconcile.Snapshot, error) {
 	return saved, nil
 }
 
+// maxSaved is the most that a saved status or plan may have, which is read as a whole.
+const maxSaved = 256 << 20
+
+// readFile reads a file that this program saved, if it can be one.
+func readFile(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	tooLarge := &fs.PathError{Op: "read", Path: file, Err: fmt.Errorf("it has more than %s", humanize.IBytes(maxSaved))}
+	if fi, err := f.Stat(); err != nil || fi.Size() > maxSaved {
+		return nil, cmp.Or[error](err, tooLarge)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxSaved+1)) // a device tells no size
+	if err == nil && len(text) > maxSaved {
+		err = tooLarge
+	}
+	return text, err
+}
+
 // readState adds the status in a file.
 func readState(saved *reconcile.Snapshot, file string) error {
-	text, err := os.ReadFile(file)
+	text, err := readFile(file)
 	if err != nil {
 		return err
 	}
