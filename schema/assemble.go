@@ -18,6 +18,8 @@ type assembly struct {
 
 	claims map[key][]*thing // by file and line
 
+	unread map[string]Problem // of the files that cannot be read now, the first one
+
 	encryptions   map[string]Encryption // see encryption
 	settings      Settings
 	placesUnknown bool // settings or nodes are wrong
@@ -27,12 +29,15 @@ type assembly struct {
 func (l *Loader) assemble(contents []*content) *assembly {
 	a := &assembly{
 		running: l.acted, holds: map[key]*thing{}, wrong: map[key]Problem{}, fresh: map[key][]*thing{},
-		encryptions: map[string]Encryption{}, claims: map[key][]*thing{},
+		encryptions: map[string]Encryption{}, claims: map[key][]*thing{}, unread: map[string]Problem{},
 	}
 	for _, c := range contents {
 		a.errors = append(append(a.errors, c.problems...), c.alone...)
 		a.manifests = append(a.manifests, c.manifests...)
 		a.skipped = append(a.skipped, c.skipped...)
+		if len(c.problems) > 0 {
+			a.unread[c.origin] = c.problems[0]
+		}
 		a.fileUnknown = a.fileUnknown || len(c.problems) > 0 && !l.known[c.origin]
 		for _, t := range c.things {
 			a.fresh[t.key] = append(a.fresh[t.key], t)
@@ -101,13 +106,7 @@ func (a *assembly) mistake(k key, p Problem) {
 // keepUnread lets what was last said hold where it may still be said, in a file
 // that cannot be read now. It may also have moved into a file that is new.
 func (a *assembly) keepUnread(said map[key]*thing, contents []*content) {
-	unread := map[string]Problem{}
 	var anywhere *Problem
-	for _, c := range contents {
-		if len(c.problems) > 0 {
-			unread[c.origin] = c.problems[0]
-		}
-	}
 	if a.fileUnknown {
 		for _, c := range contents {
 			if len(c.problems) > 0 {
@@ -120,7 +119,7 @@ func (a *assembly) keepUnread(said map[key]*thing, contents []*content) {
 		if a.fresh[k] != nil {
 			continue
 		}
-		why, is := unread[t.origin]
+		why, is := a.unread[t.origin]
 		if !is && anywhere != nil {
 			why, is = *anywhere, true
 		}

@@ -124,24 +124,48 @@ func (c *claim) otherChecksum(m Image) (f fault, disagrees bool) {
 	return fault{path: c.checksumAt, msg: fmt.Sprintf("checksum mismatch: image %q has another one", m.ID.Name)}, true
 }
 
-// declareClaimed lets claims declare the images that nothing else defines: of
-// each image the first one, by file and line, that is more than its name. Those
-// of images that had a definition wait until it is known whether it is gone.
+// declareClaimed lets claims declare the images that nothing else defines. Those of
+// images that had a definition, or one of whose claims is in a file that cannot be read
+// now, wait until it is known whether what was last said is gone.
 func (a *assembly) declareClaimed(l *Loader, afterUnread bool) {
 	for k, claims := range a.claims {
 		said := l.said[k]
-		defined := said != nil && !said.claims()
+		_, unread := a.unread[origin(said)]
+		defined := said != nil && (!said.claims() || unread)
 		if len(a.fresh[k]) > 0 || a.holds[k] != nil || defined != afterUnread {
 			continue
 		}
-		for _, t := range claims {
-			if t.declares() {
-				a.fresh[k] = []*thing{t}
-				a.place(k, a.fresh[k])
-				break
-			}
+		if t := declaring(claims, said); t != nil {
+			a.fresh[k] = []*thing{t}
+			a.place(k, a.fresh[k])
 		}
 	}
+}
+
+func origin(t *thing) string {
+	if t == nil {
+		return ""
+	}
+	return t.origin
+}
+
+// declaring returns the claim that declares the image, nil if none does: of those that are
+// more than its name the first one, by file and line, with a checksum, so that what any of
+// them says of the bytes holds; else the first one. A wrong one does where it is the first,
+// or in the file of the one that did last.
+func declaring(claims []*thing, said *thing) (first *thing) {
+	for _, t := range claims {
+		wrong := len(t.allProblems()) > 0
+		switch {
+		case !t.declares():
+		case wrong && (first == nil || t.origin == origin(said)),
+			!wrong && !t.verdict.translation.claim.checksum.IsZero():
+			return t
+		case first == nil:
+			first = t
+		}
+	}
+	return first
 }
 
 // claims reports whether the thing is of a manifest that need not be the

@@ -23,7 +23,7 @@ func (d *decoder) suspension(raw *rawSuspend) *Suspension {
 // moment reads a time, or the beginning of a day.
 func moment(text string) (time.Time, error) {
 	for _, layout := range []string{time.RFC3339, time.DateOnly} {
-		if t, err := time.Parse(layout, text); err == nil {
+		if t, err := time.Parse(layout, text); err == nil && !t.IsZero() { // which is no end
 			return t.UTC(), nil
 		}
 	}
