@@ -111,6 +111,10 @@ func (c *content) manifest(doc *value) {
 	case wrong != nil:
 		c.problem(doc.child(wrong.path[0]).value.pos, wrong.path, wrong.msg, wrong.hint)
 	case f == nil:
+		if slip := sectionInside(doc); slip != nil {
+			c.problem(slip.pos, fieldPath{slip.name}, "stands in a document of Kubernetes", "put it into one without apiVersion and kind")
+			return
+		}
 		c.skip(doc, "is not ours")
 	case f.kind == "List":
 		c.list(doc)

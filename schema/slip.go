@@ -27,6 +27,19 @@ func (c *content) slipped(f *form, doc *value) bool {
 	return twice != nil
 }
 
+// sectionInside returns a section of ours in a document of another program, nil if it has
+// none. Others have fields of these names, too, but not with the like in them.
+func sectionInside(doc *value) *field {
+	has := map[string]string{imagesSection.String(): "source", nodesSection.String(): "disks"}
+	i := slices.IndexFunc(doc.fields, func(f field) bool {
+		return slices.ContainsFunc(f.value.fields, func(one field) bool { return has[f.name] != "" && one.value.child(has[f.name]) != nil })
+	})
+	if i < 0 {
+		return nil
+	}
+	return &doc.fields[i]
+}
+
 func ofOurGroups(apiVersion string) bool {
 	group, _, _ := strings.Cut(apiVersion, "/")
 	return slices.ContainsFunc(forms, func(f *form) bool { return f.group != "" && nearGroup(group, f.group) })
