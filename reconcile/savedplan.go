@@ -173,6 +173,19 @@ func (s Saved) Names(key Key) bool {
 	return slices.ContainsFunc(s.Plan.Actions, func(a Action) bool { return a.Key() == key && a.Comes() != "" })
 }
 
+// Of is what is done of now when nothing but s is, at once or later.
+func (s Saved) Of(now Plan) Plan {
+	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool {
+		if a.Idle() {
+			return a.Comes() == "" || a.Comes() == Cleanup || !s.Names(a.Key())
+		}
+		return !s.allows(a)
+	})
+	p := Desired{Digest: now.Digest, Revision: now.Revision}.newPlan(actions)
+	p.Suspended = now.Suspended
+	return p
+}
+
 // Left is what is left in now of s.
 func (s Saved) Left(now Plan) Plan {
 	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool { return a.Idle() || !s.allows(a) })

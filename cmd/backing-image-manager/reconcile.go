@@ -173,7 +173,11 @@ func (c *convergence) plan(ctx context.Context, d reconcile.Desired, result sche
 	p := d.Plan(o)
 	c.warnOfDisks(o)
 	c.warnOfMissing(d, p)
-	if err := errors.Join(c.checkPlan(d, o, p), c.write(d, p, false), c.save(result, reconcile.Save([]reconcile.Desired{d}, o, p)), r.Close()); err != nil {
+	holds := c.checkPlan(d, o, p)
+	if d.Only != nil {
+		p = d.Only.Of(p)
+	}
+	if err := errors.Join(holds, c.write(d, p, false), c.save(result, reconcile.Save([]reconcile.Desired{d}, o, p)), r.Close()); err != nil {
 		return err
 	}
 	return c.exit(p, result)
@@ -199,6 +203,8 @@ func (c *convergence) write(d reconcile.Desired, p reconcile.Plan, worked bool) 
 		summary = "No plan: too much of the configuration is not known."
 	case worked && len(p.Actions) == 0:
 		summary = "Done. The disks match the configuration."
+	case c.dryRun && d.Only != nil && len(p.Actions) == 0:
+		summary = "No changes: the saved plan has nothing to do on this node."
 	}
 	if summary == "" || c.format != "text" && c.format != "markdown" {
 		return writePlan(c.out, p, c.format, colourful(c.out), len(c.states) > 0 && c.everyNode && len(d.Config.Nodes) > 1)
