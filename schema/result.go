@@ -63,12 +63,23 @@ type Result struct {
 	ends   []ending
 }
 
-func (c Config) digest() string {
+// digest is that of the configuration, and of images that what was skipped may declare:
+// who does not know of those would not keep them.
+func (c Config) digest(skipped []Skipped) string {
 	// Maps are written in the order of their keys, so equal configurations are
 	// equal bytes.
 	b, err := json.Marshal(c)
 	if err != nil {
 		panic(fmt.Sprintf("schema: encode configuration: %v", err))
+	}
+	names := map[string]bool{}
+	for _, s := range skipped {
+		if s.Image != "" {
+			names[s.Image] = true
+		}
+	}
+	for _, name := range sortedKeys(names) {
+		b = appendText(b, name)
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])
@@ -80,7 +91,7 @@ func (a *assembly) result() Result {
 	r.Warnings, r.ends = a.warnings(r.Config), a.ends()
 	r.things = slices.Collect(maps.Values(a.holds))
 	if len(r.Errors) == 0 {
-		r.Digest = r.Config.digest()
+		r.Digest = r.Config.digest(r.Skipped)
 	}
 	slices.SortStableFunc(r.Errors, Problem.compare)
 	slices.SortStableFunc(r.Warnings, Problem.compare)
