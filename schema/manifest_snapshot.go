@@ -51,7 +51,7 @@ func (c *content) snapshotClass(f *form, doc *value) {
 		return
 	case driver != "" && driver != provisioner:
 		class.other = "is of another driver"
-	case driver == provisioner && kind == "" && typeSlipped(doc): // what is wrong with it is told as of any class
+	case driver == provisioner && kind == "" && (typeSlipped(doc) || typeMissing(doc)): // what is wrong with it is told as of any class
 	case slices.Contains([]string{"", "snap", "bak"}, kind) && class.name != "":
 		class.other = "is not of backing images (parameters.type is not bi)"
 	}
@@ -62,6 +62,10 @@ func (c *content) snapshotClass(f *form, doc *value) {
 		class.thing = &thing{key: key{imagesSection, m.name}, form: m.form, origin: c.origin, pos: m.pos, value: doc, sum: doc.sum()}
 		if a, b := doc.textAt("parameters", "export-type"), doc.textAt("parameters", "exportType"); a != b && a != "" && b != "" {
 			class.thing.problems = []Problem{class.thing.problem(fault{path: fieldPath{"parameters", "exportType"}, msg: "is not what export-type says", hint: "keep one of them"})}
+		}
+		if kind == "" && !typeSlipped(doc) {
+			f := fault{path: fieldPath{"parameters", "type"}, msg: "is missing", hint: "write \"type: bi\", or remove what is for backing images alone"}
+			class.thing.problems = []Problem{class.thing.problem(f)}
 		}
 	} else {
 		return
@@ -81,6 +85,15 @@ func typeSlipped(doc *value) bool {
 	given := parameters.value.child("type")
 	slipped, _ := parameters.value.misplaced("type", nil)
 	return parameters.value.kind != mapKind || given != nil && !given.value.scalar() || slipped != nil
+}
+
+// typeMissing reports whether a class without a type has what only one of backing images
+// has a use for.
+func typeMissing(doc *value) bool {
+	parameters := doc.child("parameters")
+	return parameters != nil && slices.ContainsFunc(parameters.value.fields, func(f field) bool {
+		return slices.Contains([]string{"type", "export-type", "exportType", "nodeSelector", "diskSelector"}, f.name)
+	})
 }
 
 func (c *content) snapshot(f *form, doc *value) {

@@ -28,6 +28,9 @@ func readStorageClass(c *content, m manifest) {
 	switch {
 	case c.nearProvisioner("provisioner", fieldPath{"provisioner"}, by):
 		return
+	case by != nil && by.scalar() && by.text == "":
+		c.problem(by.pos, fieldPath{"provisioner"}, "is empty", fmt.Sprintf("write %q, or the one that it is of", provisioner))
+		return
 	case by != nil && by.scalar() && by.text != provisioner:
 		c.skip(m.doc, "is of another provisioner than "+provisioner)
 		return

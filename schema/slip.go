@@ -12,12 +12,17 @@ import (
 // slipped reports, and tells, that nobody can tell what a document with apiVersion and kind
 // is about.
 func (c *content) slipped(f *form, doc *value) bool {
-	if kind := doc.child("kind").value; kind.text == "" && ofOurGroups(doc.textAt("apiVersion")) {
-		msg := "has to be a text, not " + kind.kind.describe()
-		if kind.kind == textKind {
+	apiVersion, kind := doc.child("apiVersion"), doc.child("kind")
+	for _, pair := range [][2]*field{{apiVersion, kind}, {kind, apiVersion}} {
+		other, v := pair[0].value, pair[1].value
+		if other.kind != textKind || other.text == "" || v.text != "" {
+			continue
+		}
+		msg := "has to be a text, not " + v.kind.describe()
+		if v.kind == textKind {
 			msg = "is empty"
 		}
-		c.problem(kind.pos, fieldPath{"kind"}, msg, "")
+		c.problem(v.pos, fieldPath{pair[1].name}, msg, "a document of Kubernetes has both apiVersion and kind")
 		return true
 	}
 	twice, at := doc.repeated(f)
@@ -38,11 +43,6 @@ func sectionInside(doc *value) *field {
 		return nil
 	}
 	return &doc.fields[i]
-}
-
-func ofOurGroups(apiVersion string) bool {
-	group, _, _ := strings.Cut(apiVersion, "/")
-	return slices.ContainsFunc(forms, func(f *form) bool { return f.group != "" && nearGroup(group, f.group) })
 }
 
 // decisive are the fields at the top of a manifest that say what it is about.
@@ -86,7 +86,7 @@ func (v *value) repeatedBelow(at fieldPath) (*field, fieldPath) {
 func listOfOurs(apiVersion, kind string) string {
 	const suffix = "list"
 	if len(kind) <= len(suffix) || !strings.EqualFold(kind[len(kind)-len(suffix):], suffix) {
-		return ""
+		return nearlyList(apiVersion, kind)
 	}
 	of := kind[:len(kind)-len(suffix)]
 	switch f, wrong := formOf(apiVersion, of); {
@@ -96,6 +96,17 @@ func listOfOurs(apiVersion, kind string) string {
 		return forms[slices.IndexFunc(forms, func(f *form) bool { return nearly(of, f.kind) })].kind + "List"
 	case wrong != nil:
 		return of + "List"
+	}
+	return ""
+}
+
+// nearlyList is listOfOurs for a kind that ends in List but for a slip.
+func nearlyList(apiVersion, kind string) string {
+	group, _, _ := strings.Cut(apiVersion, "/")
+	for _, f := range forms {
+		if f.group != "" && nearGroup(group, f.group) && !nearly(kind, f.kind) && nearly(kind, f.kind+"List") {
+			return f.kind + "List"
+		}
 	}
 	return ""
 }
