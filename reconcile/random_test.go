@@ -15,11 +15,11 @@ import (
 
 var seeds = flag.Int("seeds", unraced(6000), "how many random situations to plan for")
 
-// unraced is n, and a third of it with the race detector, which finds nothing in what
+// unraced is n, and a tenth of it with the race detector, which finds nothing in what
 // one goroutine does: CI runs these tests without it too.
 func unraced(n int) int {
 	if raced {
-		return n / 3
+		return n / 10
 	}
 	return n
 }

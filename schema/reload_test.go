@@ -13,7 +13,7 @@ func TestReloadsKeepNoMemory(t *testing.T) {
 	l := NewLoader()
 	reloads := 1000
 	if raced {
-		reloads = 100
+		reloads = 30
 	}
 	var before int64
 	for i := range 50 + reloads {

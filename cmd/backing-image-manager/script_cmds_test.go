@@ -120,7 +120,7 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) == 0 {
 		ts.Fatalf("usage: eventually [!] CMD [ARG]...")
 	}
-	again := time.NewTicker(25 * time.Millisecond)
+	again := time.NewTicker(100 * time.Millisecond) // each look costs the program that is waited for time
 	defer again.Stop()
 	over := time.After(patience)
 	for {

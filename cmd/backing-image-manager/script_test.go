@@ -212,11 +212,11 @@ func setup(env *testscript.Env) error {
 	return err
 }
 
-// concurrent tells the scenarios that are played with the race detector: those with
-// programs that stay. One run of a command has little that could race, and takes
-// three times as long with it.
+// concurrent tells the scenarios in which commands run with the race detector: those of a
+// program that stays. One run of a command has little that could race, and takes three
+// times as long with it. (What start starts, has it anyway.)
 func concurrent(name string) bool {
-	return strings.HasPrefix(name, "daemon") || strings.HasPrefix(name, "cluster") || strings.HasPrefix(name, "upload")
+	return strings.HasPrefix(name, "daemon") || strings.HasPrefix(name, "upload")
 }
 
 func condition(name string) (bool, error) {

@@ -88,7 +88,7 @@ func stops(after int, then func(r *http.Request)) func(int64, http.ResponseWrite
 func breaks(*http.Request) { panic(http.ErrAbortHandler) }
 
 func TestPullDoesWithoutASourceThatFails(t *testing.T) {
-	const size = 48 * mib
+	const size = 24 * mib
 	want := image(size)
 	tests := []struct {
 		name  string
