@@ -134,9 +134,15 @@ type sequence struct {
 	images  map[string][]string // what is declared, by digest
 	moments []moment            // what lay there when, of an unmarked form
 	now     content             // what lies there
-	began   time.Time           // of the last change
-	ended   time.Time
+	ended   time.Time           // of the last change
+	begun   []beginning         // of the changes
 	changes int
+}
+
+// beginning is that of a change to a content.
+type beginning struct {
+	to content
+	at time.Time
 }
 
 // moment is a state of the directory, and the beginning and the end of the change that
@@ -187,7 +193,7 @@ func (s *sequence) change(op func(*sequence)) {
 	before, began := s.now, time.Now()
 	op(s)
 	if !maps.Equal(before, s.now) {
-		s.began = began
+		s.begun = append(s.begun, beginning{s.now, began})
 	}
 	s.ended = time.Now()
 }
@@ -277,7 +283,7 @@ func (s *sequence) removed() {
 	v := s.l.until(fmt.Sprint("gone: ", gone), func(v *View) bool {
 		return !slices.ContainsFunc(gone, func(name string) bool { return !v.Desired.Removals.Gone(name) })
 	})
-	waited := time.Since(s.began)
+	waited := time.Since(s.lastLed(taken[len(taken)-1]))
 	if len(gone) > 0 && waited < removalRow {
 		s.t.Errorf("%v were taken for gone after %v", gone, waited)
 	}
@@ -287,6 +293,17 @@ func (s *sequence) removed() {
 	if got, want := v.Config.Digest, s.digest(s.now); got != want {
 		s.t.Errorf("%s was taken in the end, and not %s", got, want)
 	}
+}
+
+// lastLed is when the change began that led to what was taken last. Later ones may have
+// been there and back before anybody looked.
+func (s *sequence) lastLed(last took) (at time.Time) {
+	for _, b := range s.begun {
+		if maps.Equal(b.to, s.now) && b.at.Before(last.at) {
+			at = b.at
+		}
+	}
+	return at
 }
 
 // took is a configuration that was taken.
