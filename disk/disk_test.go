@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,6 +18,15 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
 )
+
+// TestMain has more tests run at once than there are processors: they wait more than they
+// work. The flag -parallel has precedence.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
+	m.Run()
+}
 
 // tree returns every name below dir with its content or target.
 func tree(t testing.TB, dir string) []string {

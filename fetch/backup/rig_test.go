@@ -6,6 +6,7 @@ import (
 	"crypto/sha512"
 	"encoding/hex"
 	"encoding/json"
+	"flag"
 	"io"
 	"os"
 	"os/exec"
@@ -15,6 +16,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
+
+// TestMain has more tests run at once than there are processors: they wait more than they
+// work. The flag -parallel has precedence.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
+	m.Run()
+}
 
 // fixture is a backup that Longhorn's own code wrote, and what must come of it.
 type fixture struct {

@@ -28,11 +28,15 @@ func TestBackupMends(t *testing.T) {
 	folder := func(t *testing.T) Store { return folderStore(t, t.TempDir()) }
 	for name, spoil := range spoil {
 		for _, c := range []Compression{LZ4, None} {
-			t.Run(name+" "+string(c), func(t *testing.T) { mended(t, folder(t), c, data, spoil) })
+			t.Run(name+" "+string(c), func(t *testing.T) {
+				t.Parallel()
+				mended(t, folder(t), c, data, spoil)
+			})
 		}
 	}
 	// What a bucket has of the right size it vouches for itself.
 	t.Run("bucket, cut", func(t *testing.T) {
+		t.Parallel()
 		mended(t, bucketStore(t, s3test.Start(t, "images"), "s3://images/"), LZ4, data, cut)
 	})
 }
