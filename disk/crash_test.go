@@ -138,7 +138,7 @@ func TestEveryOperation(t *testing.T) {
 	l.end()
 	l.v.Close()
 	for i, op := range ops {
-		if (testing.Short() || slowed) && i%10 != 0 {
+		if slowed && i%30 != 0 {
 			continue
 		}
 		switch {

@@ -134,8 +134,8 @@ func TestPowerCut(t *testing.T) {
 	f := faultfs.Mount(t)
 	versions := testVersions(2*ChunkSize+512, 2*ChunkSize, 3*ChunkSize-4096, ChunkSize+1024)
 	seeds := 70
-	if testing.Short() || slowed {
-		seeds = 15
+	if slowed {
+		seeds = 8
 	}
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
