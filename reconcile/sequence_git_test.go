@@ -1,0 +1,202 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// repos are the repositories of a sequence and what they have.
+type repos struct {
+	commits  []string // of the upstream one
+	contents map[string]content
+	branches []string
+}
+
+// git runs real git, as nobody in particular.
+func (s *sequence) git(dir string, args ...string) string {
+	s.t.Helper()
+	out, err := s.gitCommand(dir, args...).CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("git %v: %v\n%s", args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func (s *sequence) gitCommand(dir string, args ...string) *exec.Cmd {
+	cmd := exec.Command("git", append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@t", "-c", "gc.auto=0"}, args...)...)
+	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null")
+	return cmd
+}
+
+func (s *sequence) upstream() string { return filepath.Join(s.root, "upstream") }
+
+func (s *sequence) startUpstream() {
+	if _, err := exec.LookPath("git"); err != nil {
+		s.t.Skip("git is not installed")
+	}
+	s.repos.contents = map[string]content{}
+	must(s.t, os.Mkdir(s.upstream(), 0o755))
+	s.git(s.upstream(), "init", "-q", "-b", "main")
+	s.commit()
+}
+
+// commit commits a fresh content upstream, and returns the commit.
+func (s *sequence) commit() string {
+	c := s.fresh()
+	if len(s.repos.commits) > 0 {
+		s.git(s.upstream(), "rm", "-q", "-r", ".")
+	}
+	s.write(c, s.upstream())
+	s.git(s.upstream(), "add", ".")
+	s.git(s.upstream(), "commit", "-q", "-m", "another one")
+	id := s.git(s.upstream(), "rev-parse", "HEAD")
+	s.repos.commits = append(s.repos.commits, id)
+	s.repos.contents[id] = c
+	return id
+}
+
+func startGitSync(s *sequence) {
+	s.startUpstream()
+	s.git(s.root, "clone", "-q", "--no-checkout", s.upstream(), "sync")
+	s.conf = filepath.Join(s.root, "sync", "current")
+	s.publishCommit(s.repos.commits[0])
+}
+
+func publishGitSync(s *sequence) { s.publishCommit(s.commit()) }
+
+func rollBackGitSync(s *sequence) { s.publishCommit(pick1(s.dice, s.repos.commits...)) }
+
+// publishCommit goes the way of git-sync: fetch, a worktree with a relative gitdir, its
+// files, the link, and the old worktree goes.
+func (s *sequence) publishCommit(id string) {
+	sync, tree := filepath.Dir(s.conf), filepath.Join(".worktrees", id)
+	old, _ := os.Readlink(s.conf)
+	if old == tree {
+		return
+	}
+	s.git(sync, "fetch", "-q", "origin", id)
+	s.git(sync, "worktree", "add", "-q", "--force", "--detach", "--no-checkout", tree, id)
+	put(s.t, "gitdir: ../../.git/worktrees/"+id+"\n", sync, tree, ".git")
+	s.git(filepath.Join(sync, tree), "reset", "-q", "--hard", id)
+	swapLink(s.t, tree, s.conf)
+	s.now = s.repos.contents[id]
+	if old != "" {
+		remove(s.t, sync, old)
+		s.git(sync, "worktree", "prune")
+	}
+}
+
+func startCheckout(s *sequence) {
+	s.startUpstream()
+	for i := range 3 {
+		branch := fmt.Sprintf("team/%d", i)
+		s.git(s.upstream(), "checkout", "-q", "-b", branch)
+		s.commit()
+		s.repos.branches = append(s.repos.branches, branch)
+	}
+	s.git(s.upstream(), "checkout", "-q", "main")
+	s.git(s.root, "clone", "-q", s.upstream(), "conf")
+	s.conf = filepath.Join(s.root, "conf")
+	s.git(s.conf, "config", "receive.denyCurrentBranch", "updateInstead")
+	s.git(s.conf, "config", "filter.gate.smudge", "test -p "+s.gate()+" && cat "+s.gate()+"; cat")
+	put(s.t, "only* filter=gate\n", s.conf, ".git/info/attributes")
+	s.checkedOut()
+}
+
+// checkedOut notes what git says that it has checked out.
+func (s *sequence) checkedOut() {
+	s.now = s.repos.contents[s.git(s.conf, "rev-parse", "HEAD")]
+}
+
+func switchBranch(s *sequence) {
+	s.git(s.conf, "checkout", "-q", pick1(s.dice, s.repos.branches...))
+	s.checkedOut()
+}
+
+func pull(s *sequence) {
+	s.commit()
+	s.git(s.conf, "checkout", "-q", "main")
+	s.git(s.conf, "pull", "-q", "--ff-only")
+	s.checkedOut()
+}
+
+func reset(s *sequence) {
+	s.git(s.conf, "checkout", "-q", "--detach")
+	s.git(s.conf, "fetch", "-q")
+	s.git(s.conf, "reset", "-q", "--hard", pick1(s.dice, s.repos.commits...))
+	s.checkedOut()
+}
+
+// stash edits a file, as an editor does that renames, puts that away and takes it out
+// again.
+func stash(s *sequence) {
+	edited := maps.Clone(s.now)
+	edited["base.yaml"] = fmt.Sprintf("nodes: {node1: {tags: [t%d]}}\n", s.changes)
+	s.known[s.digest(edited)] = edited
+	put(s.t, edited["base.yaml"], s.conf, ".base.yaml.tmp")
+	rename(s.t, filepath.Join(s.conf, ".base.yaml.tmp"), filepath.Join(s.conf, "base.yaml"))
+	s.l.rounds(s.IntN(5))
+	s.git(s.conf, "stash", "-q")
+	s.l.rounds(s.IntN(5))
+	s.git(s.conf, "stash", "pop", "-q")
+	s.l.rounds(s.IntN(5))
+	s.git(s.conf, "checkout", "-q", "-f")
+}
+
+// pushInto lets somebody push to the checkout, which git then updates.
+func pushInto(s *sequence) {
+	s.git(s.conf, "checkout", "-q", "main")
+	s.commit()
+	s.git(s.upstream(), "push", "-q", s.conf, "main")
+	s.checkedOut()
+}
+
+func (s *sequence) gate() string { return filepath.Join(s.root, "gate") }
+
+// slowCheckout stops git after some files, looks that nothing is taken, and lets it go on.
+func slowCheckout(s *sequence) {
+	must(s.t, syscall.Mkfifo(s.gate(), 0o600))
+	s.l.rounds(4) // so that what came before is taken by now
+	branch := pick1(s.dice, s.repos.branches...)
+	before := len(s.log.all())
+	done := make(chan error, 1)
+	go func() {
+		out, err := s.gitCommand(s.conf, "checkout", "-q", branch).CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		done <- err
+	}()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for opened := false; ; {
+		select {
+		case err := <-done:
+			must(s.t, err)
+			_ = os.Remove(s.gate()) // unless it was opened
+			s.checkedOut()
+			return
+		case <-tick.C:
+		}
+		if opened {
+			continue
+		}
+		gate, err := os.OpenFile(s.gate(), os.O_WRONLY|syscall.O_NONBLOCK, 0)
+		if err != nil {
+			continue // git is not there yet
+		}
+		opened = true
+		s.l.rounds(6) // twice as long as what is still has to be
+		if taken := s.log.all(); len(taken) > before+1 || len(taken) > before && s.known[taken[before].digest] == nil {
+			s.t.Errorf("%d were taken while git was at work", len(taken)-before)
+		}
+		must(s.t, os.Remove(s.gate()))
+		must(s.t, gate.Close())
+	}
+}
