@@ -45,6 +45,9 @@ func (k Kind) copies() bool { return k.prepares() || k == Sync }
 // drops reports whether the action deletes a copy.
 func (k Kind) drops() bool { return k == Cleanup || k == Evict }
 
+// needsFile reports whether the action is about a file that is there.
+func (k Kind) needsFile() bool { return k == Adopt || k == Verify || k == Repair }
+
 // UnknownBytes is the size of a transfer that nobody knows before it begins.
 const UnknownBytes = -1
 

@@ -83,7 +83,7 @@ func (r *Reconciler) Look(d Desired) Observed {
 	for _, m := range r.unmarked {
 		o.Disks[m.Key.Disk].remember(m)
 	}
-	r.forget(d)
+	r.forget(d, o)
 	for key, t := range r.tries {
 		o.Tries[key] = t.Try
 	}

@@ -2,6 +2,8 @@ package reconcile
 
 import (
 	"errors"
+	"io/fs"
+	"log/slog"
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -33,4 +35,42 @@ func TestNextOfFirstCopies(t *testing.T) {
 			t.Errorf("%s: %+v", tt.name, got)
 		}
 	}
+}
+
+// TestForgetsWhatFailedWithALostFile: what failed with a file says nothing when that is gone,
+// nor before it is known to be.
+func TestForgetsWhatFailedWithALostFile(t *testing.T) {
+	a := newAviary(1, 1)
+	a.has("node1")
+	key := a.key("node1")
+	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	defer r.Close()
+	fail := func(kind Kind) {
+		r.tries[key] = tried{Try{}.next(Action{Kind: kind}, fs.ErrNotExist, goldenNow), a.parrot}
+	}
+	remembers := func(what string, want bool) {
+		t.Helper()
+		r.forget(a.desired("node1"), a.seen["node1"])
+		if _, got := r.tries[key]; got != want {
+			t.Errorf("%s: it remembers: %v, want %v", what, got, want)
+		}
+	}
+	fail(Adopt)
+	remembers("the file is there", true)
+	seen := a.seen["node1"].Disks[key.Disk]
+	seen.Problem = "not mounted"
+	copies := seen.Copies
+	seen.Copies = nil
+	a.seen["node1"].Disks[key.Disk] = seen
+	remembers("the disk is away", true)
+	seen.Problem = ""
+	a.seen["node1"].Disks[key.Disk] = seen
+	remembers("there is no folder", false)
+	seen.Copies = copies
+	copies[key.ID] = Copy{Copy: disk.Copy{ID: key.ID, State: disk.Pending}}
+	a.seen["node1"].Disks[key.Disk] = seen
+	fail(Repair)
+	remembers("there is no file", false)
+	fail(Download)
+	remembers("a download needs none", true)
 }

@@ -189,14 +189,22 @@ func again(t Try) string {
 	return t.Until.UTC().Format(time.RFC3339)
 }
 
-// forget drops what failed under another declaration.
-func (r *Reconciler) forget(d Desired) {
+// forget drops what failed under another declaration, and what failed with a file that is
+// not there any more.
+func (r *Reconciler) forget(d Desired, o Observed) {
 	for key, t := range r.tries {
 		now := d.Config.Images[key.ID.Name]
-		if !sameImage(t.image, now) || t.Kind == Backup && !sameBackup(t.image, now) {
+		if !sameImage(t.image, now) || t.Kind == Backup && !sameBackup(t.image, now) || t.Kind.needsFile() && o.lost(key) {
 			delete(r.tries, key)
 		}
 	}
+}
+
+// lost reports whether a disk that can be read has no file of the copy.
+func (o Observed) lost(key Key) bool {
+	seen, known := o.Disks[key.Disk]
+	c, there := seen.Copies[key.ID]
+	return known && seen.Problem == "" && (!there || c.State == disk.Pending)
 }
 
 // sameBackup reports whether two declarations keep a backup in one place.
