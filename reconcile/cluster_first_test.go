@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -51,9 +52,9 @@ func (m *member) beginsFirst(w *work, d Desired, o Observed) {
 		if !there || !heard || failed.State != disk.Failed || failed.SHA512.IsZero() || s == nil || s.failed == "" {
 			continue
 		}
-		sober := m.wall == 0 && c.nodes[ref.Node].wall == 0 && s.soberly
-		if sober && c.now-s.failedAt < recovery-10*time.Second {
-			w.bore[s.digest] = true
+		sober := m.wall == 0 && c.nodes[ref.Node].wall == 0 && s.soberly // else nobody can tell when it failed
+		if !sober || c.now-s.failedAt < recovery-10*time.Second {
+			w.bore[s.digest] = w.bore[s.digest] || sober
 		}
 	}
 }
@@ -104,7 +105,8 @@ func (m *member) endsFirst(w *work, letter string) {
 	if !w.establishes {
 		return
 	}
-	if len(w.bore) > 0 && !w.bore[letter] {
+	surely := slices.Contains(slices.Collect(maps.Values(w.bore)), true)
+	if _, did := w.bore[letter]; surely && !did {
 		c.broke("digest", "%s becomes %q, and was %v within the recovery interval", w.key, letter, w.bore)
 	}
 	for ref, seen := range m.o.Disks {

@@ -29,7 +29,7 @@ type work struct {
 
 	client      *uploader
 	establishes bool            // bytes that are not declared
-	bore        map[string]bool // what the image was within the recovery interval
+	bore        map[string]bool // what the image was within the recovery interval; false: by a clock that is wrong
 }
 
 // book takes note of a job, as Reconciler.book does. A copy that is to go is withdrawn

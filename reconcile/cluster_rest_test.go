@@ -183,13 +183,14 @@ func (c *cluster) leftovers() {
 			s := c.drives[ref].slots[id]
 			image, declared := config.Images[id.Name]
 			ranked := c.rank(c.head(), image)
+			enough := declared && c.soundCopies(image, ranked) >= max(1, min(image.Copies, len(ranked)))
 			switch {
-			case s.from != nil && s.letter == "" && image.ID == id && slices.Contains(c.schedulable(image, ranked), ref):
+			case s.from != nil && s.letter == "" && image.ID == id && enough && slices.Contains(c.schedulable(image, ranked), ref):
 				c.broke("rest", "a part of an upload is left on %s", Key{ref, id})
 			case !s.owned || s.users > 0:
 			case !declared && !held && !c.usedAnywhere(id.Name) && c.allHeard():
 				c.broke("rest", "%s is left on %s", id, ref)
-			case declared && image.ID != id && c.soundCopies(image, ranked) >= max(1, min(image.Copies, len(ranked))) && len(ranked) > 0 && !image.AllDisks:
+			case image.ID != id && enough && len(ranked) > 0 && !image.AllDisks:
 				c.broke("rest", "%s, an older generation, is left on %s", id, ref)
 			}
 		}
