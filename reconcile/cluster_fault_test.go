@@ -140,6 +140,9 @@ func (c *cluster) loseDisk() {
 	c.tell("", "%s is lost", ref)
 	empty := c.one(3)
 	c.after(c.between(10*time.Second, 8*time.Minute), func() {
+		if d.there {
+			return // the faults are over
+		}
 		if empty {
 			c.disks++
 			c.drives[ref] = &drive{uuid: newUUID(c.disks), slots: map[disk.ID]*slot{}}
