@@ -90,26 +90,30 @@ func (c *convergence) compare(ctx context.Context, result schema.Result) error {
 	return nil
 }
 
-// before tells apart what is done because of the difference between two configurations and
-// what the old one has done too.
-func (c *convergence) before(f *fleetPlan, saved *reconcile.Snapshot, desired reconcile.Desired, old, result schema.Result) error {
-	d := newDifference(old.Config, result.Config)
-	f.Diff = &d
+// before is what the old configuration would have done, and what of that somebody should
+// know.
+func (c *convergence) before(saved *reconcile.Snapshot, old schema.Result) (reconcile.Plan, reconcile.Risk, error) {
 	nodes, err := c.savedNodes(saved, old)
 	if err != nil {
-		return fmt.Errorf("plan for --diff %s: %w", c.diffDir, err)
+		return reconcile.Plan{}, reconcile.Risk{}, fmt.Errorf("plan for --diff %s: %w", c.diffDir, err)
 	}
 	was := saved.Cluster(nodes[0])
 	base := was.Plan(nodes)
-	f.due = f.Plan.Without(base)
+	return base, was.Fleet(nodes[0], base).Risk, nil
+}
+
+// tellApart tells apart what is done because of a difference and what was planned before,
+// with its risk, too. comesTo says what a part of the plan comes to.
+func (f *fleetPlan) tellApart(d difference, before reconcile.Plan, had reconcile.Risk, comesTo func(reconcile.Plan) reconcile.Fleet) {
+	f.due = f.Plan.Without(before)
 	f.due.Suspended = f.Plan.Suspended
 	f.anyway = len(f.Plan.Actions) - len(f.due.Actions)
 	d.Anyway = f.anyway
+	f.Diff = &d
 	// Of each list what is new, and of the numbers those of what is new.
-	risk := saved.Cluster(desired).Fleet(desired, f.due).Risk
+	risk := comesTo(f.due).Risk
 	risk.LosesAll, risk.BelowReserve, risk.BelowCopies = f.Fleet.Risk.LosesAll, f.Fleet.Risk.BelowReserve, f.Fleet.Risk.BelowCopies
-	f.Fleet.Risk = risk.Without(was.Fleet(nodes[0], base).Risk)
-	return nil
+	f.Fleet.Risk = risk.Without(had)
 }
 
 // writeMistakes makes a comment of a configuration that no plan can be made of.

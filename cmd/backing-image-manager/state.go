@@ -73,9 +73,12 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 		if err != nil {
 			return err
 		}
-		if err := c.before(&f, saved, nodes[0], old, result); err != nil {
+		base, risk, err := c.before(saved, old)
+		if err != nil {
 			return err
 		}
+		comesTo := func(part reconcile.Plan) reconcile.Fleet { return cluster.Fleet(nodes[0], part) }
+		f.tellApart(newDifference(old.Config, result.Config), base, risk, comesTo)
 	}
 	return errors.Join(f.write(c.out, c.format, colourful(c.out), len(nodes) > 1), c.exit(p, result))
 }
