@@ -147,10 +147,10 @@ func (m *member) progress(d *drive, w *work) error {
 	return nil
 }
 
-// own makes the folder ours.
+// own makes the folder ours. What somebody left there is not vouched for by that.
 func (s *slot) own(now time.Duration) {
 	if !s.owned {
-		s.owned, s.born = true, now
+		s.owned, s.born, s.touched = true, now, s.letter != ""
 	}
 }
 
@@ -249,8 +249,7 @@ func (m *member) verify(s *slot) error {
 	if s == nil || s.letter == "" {
 		return errors.New("no such file")
 	}
-	if !s.owned {
-		s.own(m.c.now)
+	if s.own(m.c.now); s.digest == "" {
 		s.digest, s.made = s.letter, m.c.now
 	}
 	s.touched, s.failed = false, ""
