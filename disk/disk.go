@@ -194,7 +194,7 @@ func (d *Disk) Space() (Space, error) {
 	if unit == 0 {
 		unit = st.Bsize
 	}
-	return Space{Total: bytesOf(st.Blocks, unit), Free: bytesOf(st.Bavail, unit)}, nil
+	return Space{Total: bytesOf(st.Blocks, int64(unit)), Free: bytesOf(st.Bavail, int64(unit))}, nil
 }
 
 // bytesOf is blocks of unit bytes; some file systems tell of more than there can be.
