@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 
 	peer "golang.org/x/crypto/xts"
@@ -119,7 +120,7 @@ func TestSectors(t *testing.T) {
 					}
 					plain := make([]byte, 9*4096+sectorSize)
 					random.Read(plain)
-					offset := int64(1<<41 + 3*sectorSize)
+					offset := int64(1<<41) + int64(3*sectorSize)
 					want := make([]byte, len(plain))
 					for at := 0; at < len(plain); at += sectorSize {
 						n := ivTweak + uint64(offset+int64(at))/512
@@ -134,44 +135,24 @@ func TestSectors(t *testing.T) {
 					if !bytes.Equal(got, plain) {
 						t.Fatal("decrypted otherwise than it was")
 					}
+					var wg sync.WaitGroup
+					for at := 0; at < len(got); at += sectorSize {
+						wg.Go(func() { p.Encrypt(got[at:at+sectorSize], offset+int64(at)) })
+					}
+					wg.Wait()
+					if !bytes.Equal(got, want) {
+						t.Fatal("encrypted otherwise by many at once")
+					}
 				})
 			}
 		}
 	}
 }
 
-// TestPipeline compares many blocks at once with one by one, whatever their number.
-func TestPipeline(t *testing.T) {
-	random := rand.NewChaCha8([32]byte{8})
-	for _, keySize := range []int{16, 32} {
-		key := make([]byte, keySize)
-		random.Read(key)
-		c, err := newBlocks(key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if c.many == nil {
-			t.Skip("this processor has no instructions for AES, or none that are used")
-		}
-		slow := blocks{one: c.one}
-		for count := range 70 {
-			plain := make([]byte, count*aes.BlockSize)
-			random.Read(plain)
-			var first mask
-			random.Read(first[:])
-			got, want := bytes.Clone(plain), bytes.Clone(plain)
-			gotMask, wantMask := first, first
-			c.encrypt(got, &gotMask)
-			slow.encrypt(want, &wantMask)
-			if !bytes.Equal(got, want) || gotMask != wantMask {
-				t.Fatalf("%d blocks, %d bytes of key: encrypted otherwise", count, keySize)
-			}
-			gotMask, wantMask = first, first
-			c.decrypt(got, &gotMask)
-			slow.decrypt(want, &wantMask)
-			if !bytes.Equal(got, plain) || !bytes.Equal(want, plain) || gotMask != wantMask {
-				t.Fatalf("%d blocks, %d bytes of key: decrypted otherwise", count, keySize)
-			}
+func TestKeySizes(t *testing.T) {
+	for size := range 130 {
+		if _, err := newXTS(make([]byte, size)); (err == nil) != (size == 32 || size == 64) {
+			t.Errorf("a key of %d bytes: error is %v", size, err)
 		}
 	}
 }
