@@ -149,6 +149,29 @@ func TestSectors(t *testing.T) {
 	}
 }
 
+// TestWholeSectors has what would be garbage on the disk end the program instead, before
+// a byte has changed.
+func TestWholeSectors(t *testing.T) {
+	x, err := newXTS(make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Payload{xts: x, sectorSize: 4096}
+	for _, test := range []struct{ size, offset int64 }{{4096 + 512, 0}, {1, 0}, {4096, 512}, {4096, -4096}} {
+		b := make([]byte, 2*4096)
+		for _, crypt := range []func([]byte, int64){p.Encrypt, p.Decrypt} {
+			func() {
+				defer func() {
+					if recover() == nil || !bytes.Equal(b, make([]byte, len(b))) {
+						t.Errorf("%d bytes at %d are taken for whole sectors of 4096", test.size, test.offset)
+					}
+				}()
+				crypt(b[:test.size], test.offset)
+			}()
+		}
+	}
+}
+
 func TestKeySizes(t *testing.T) {
 	for size := range 130 {
 		if _, err := newXTS(make([]byte, size)); (err == nil) != (size == 32 || size == 64) {
