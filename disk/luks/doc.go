@@ -27,4 +27,6 @@
 //
 // On amd64 eight blocks at a time pass through the processor's own instructions, in
 // assembly; x/crypto/xts gives it one after the other, and it waits for most of them.
+// Elsewhere it is crypto/aes: without such instructions there either, how long it takes
+// depends on the key.
 package luks

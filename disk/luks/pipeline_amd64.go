@@ -80,7 +80,8 @@ func (p *pipeline) decrypt(b []byte, m *mask) []byte {
 }
 
 // encryptGroups encrypts so many groups at b, at least one, with rounds+1 keys. It
-// begins with m, and leaves the mask of what comes next there.
+// begins with m, and leaves the mask of what comes next there. Nothing interrupts it,
+// and the garbage collector waits: it is for one sector at a time.
 //
 //go:noescape
 func encryptGroups(keys *roundKey, rounds int, b *byte, groups int, m *mask)
@@ -93,7 +94,8 @@ func decryptGroups(keys *roundKey, rounds int, b *byte, groups int, m *mask)
 // substitute puts each byte of w through AES's S-box.
 func substitute(w uint32) uint32
 
-// invert makes a key of encryption one of decryption, for a round in the middle.
+// invert makes a key of encryption one of decryption, for a round in the middle: FIPS
+// 197, section 5.3.5.
 //
 //go:noescape
 func invert(k *roundKey)

@@ -3,12 +3,15 @@
 // Blocks are in X0 to X7, what is added to them is in X8. The mask of the next block
 // is in X9; those of this group are on the stack.
 
-// x¹²⁸ is x⁷+x²+x+1 here, and a bit carried out of the low half goes to the high one.
+// x¹²⁸ is x⁷+x²+x+1 here, and a bit carried out of the low half goes to the high one
+// (IEEE 1619, multiplication by a primitive element).
 DATA carries<>+0(SB)/8, $0x87
 DATA carries<>+8(SB)/8, $1
 GLOBL carries<>(SB), RODATA|NOPTR, $16
 
-// MASKED loads a block, adds its mask, and takes the mask times x.
+// MASKED loads a block, adds its mask, and takes the mask times x: each half is doubled,
+// and the bit that falls out of it, spread over a word of X11, lets its carry through.
+// There is no jump, as masks are secret.
 #define MASKED(at, block) \
 	MOVUPS at(DX), block; \
 	PXOR X9, block; \
