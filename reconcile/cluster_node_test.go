@@ -20,6 +20,7 @@ type member struct {
 	spoilt bool          // or rather what was there before somebody broke it
 
 	conf     *declared     // what was taken; nil: nothing yet
+	took     time.Duration // when
 	broken   bool          // it was spoilt at the last look
 	next     *declared     // to be taken by the next round
 	gap      bool          // conf was taken from a broken directory at the start
@@ -176,7 +177,7 @@ func (m *member) take() {
 			m.left[name] = m.c.now
 		}
 	}
-	m.conf = next
+	m.conf, m.took = next, m.c.now
 	if node, ok := next.config.Nodes[m.name]; ok || m.own == nil {
 		m.own = node.Disks
 	}

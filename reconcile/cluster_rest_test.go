@@ -232,9 +232,13 @@ func (c *cluster) soundCopies(image schema.Image, refs []schema.DiskRef) int {
 }
 
 // readsAtRest holds the reads of the origin against what was needed, when all faults
-// were over and every node had heard of it.
+// were over, every node had heard of it, and all had the same configuration, each with
+// a minute for the work that it had begun before.
 func (c *cluster) readsAtRest(began time.Duration) {
 	began += 3 * time.Minute
+	for _, m := range c.nodes {
+		began = max(began, m.took+time.Minute)
+	}
 	begun := map[disk.ID]int{}
 	for _, r := range c.reads {
 		if r.at > began && !r.done {
