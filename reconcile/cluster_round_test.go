@@ -107,15 +107,15 @@ func (m *member) sleep(o Observed) {
 
 // stopObsolete is Reconciler.stopObsolete.
 func (m *member) stopObsolete(d Desired, plan Plan) {
-	wanted := map[Key]Kind{}
+	wanted := map[Key]Action{}
 	for _, a := range plan.Actions {
 		if !a.Idle() {
-			wanted[a.Key()] = a.Kind
+			wanted[a.Key()] = a
 		}
 	}
 	for _, w := range m.sortedJobs() {
-		kind, ok := wanted[w.key]
-		if !ok || w.action.overtaken(w.image, kind) || kind.drops() != w.action.Kind.drops() || !sameImage(w.image, d.Config.Images[w.key.ID.Name]) {
+		now, ok := wanted[w.key]
+		if !ok || w.action.overtaken(w.image, now) || now.Kind.drops() != w.action.Kind.drops() || !sameImage(w.image, d.Config.Images[w.key.ID.Name]) {
 			m.stop(w)
 		}
 	}

@@ -27,7 +27,7 @@ func TestHiccupStopsASync(t *testing.T) {
 		o.Peers[refs[0].Node] = Peer{Asked: true, Problem: "it does not answer in time", Silent: 11 * time.Second}
 		d, o := of(refs[1].Node, c, o)
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-		r.running[key] = &running{job: job{action: Action{Kind: Sync}, image: image}, stop: func() {}}
+		r.running[key] = &running{job: job{action: Action{Kind: Sync, sum: digestOf(disk.SHA512, "a")}, image: image}, stop: func() {}}
 		plan := d.Plan(o)
 		r.stopObsolete(d, plan)
 		t.Logf("%+v", plan.Actions)
@@ -37,24 +37,35 @@ func TestHiccupStopsASync(t *testing.T) {
 	}
 }
 
-// A first copy without checksum is under way when a node comes back that has the image:
-// the download goes on and makes a conflict, although the plan is to sync.
-func TestDownloadGoesOnBesideAnEstablishedCopy(t *testing.T) {
-	c, image, refs := duo(2)
-	image.Checksum = disk.Digest{}
-	c.Images["parrot"] = image
-	o := bare(c)
-	o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, digestOf(disk.SHA512, "a"))
-	key := Key{refs[1], image.ID}
-	o.Running[key] = true
-	d, o := of(refs[1].Node, c, o)
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	r.running[key] = &running{job: job{action: Action{Kind: Download}, image: image}, stop: func() {}}
-	plan := d.Plan(o)
-	r.stopObsolete(d, plan)
-	t.Logf("%+v", plan.Actions)
-	if !r.running[key].stopped {
-		t.Error("it is downloaded all the same, and whatever comes is committed")
+// A first copy without checksum is under way, from its source or from another image that
+// has the bytes, when a node comes back that has others: they must not come beside them.
+func TestFirstCopyIsOvertaken(t *testing.T) {
+	theirs, ours := digestOf(disk.SHA512, "a"), digestOf(disk.SHA512, "b")
+	for _, test := range []struct {
+		action   Action
+		declared disk.Digest
+		stopped  bool
+	}{
+		{action: Action{Kind: Download}, stopped: true},
+		{action: Action{Kind: Sync, sum: ours}, stopped: true},
+		{action: Action{Kind: Sync, sum: theirs}},
+		{action: Action{Kind: Sync, sum: theirs}, declared: theirs},
+	} {
+		c, image, refs := duo(2)
+		image.Checksum = test.declared
+		c.Images["parrot"] = image
+		o := bare(c)
+		o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, theirs)
+		key := Key{refs[1], image.ID}
+		o.Running[key] = true
+		d, o := of(refs[1].Node, c, o)
+		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+		r.running[key] = &running{job: job{action: test.action, image: image}, stop: func() {}}
+		plan := d.Plan(o)
+		r.stopObsolete(d, plan)
+		if r.running[key].stopped != test.stopped {
+			t.Errorf("%s of %v, declared %v: stopped is %v\n%+v", test.action.Kind, test.action.sum, test.declared, !test.stopped, plan.Actions)
+		}
 	}
 }
 

@@ -60,15 +60,15 @@ func (r *Reconciler) slots(d Desired) map[bool]int {
 // image whose declaration changed. A transfer goes on even if by now there is a
 // nearer source.
 func (r *Reconciler) stopObsolete(d Desired, plan Plan) {
-	wanted := map[Key]Kind{}
+	wanted := map[Key]Action{}
 	for _, a := range plan.Actions {
 		if !a.Idle() {
-			wanted[a.Key()] = a.Kind
+			wanted[a.Key()] = a
 		}
 	}
 	for key, run := range r.running {
-		kind, ok := wanted[key]
-		if !ok || run.job.action.overtaken(run.job.image, kind) || kind.drops() != run.job.action.Kind.drops() || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
+		now, ok := wanted[key]
+		if !ok || run.job.action.overtaken(run.job.image, now) || now.Kind.drops() != run.job.action.Kind.drops() || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
 			run.end()
 		}
 	}
@@ -76,9 +76,13 @@ func (r *Reconciler) stopObsolete(d Desired, plan Plan) {
 
 // overtaken reports whether a first copy that is under way must not come about any more,
 // as the plan has something else for it by now: bytes that nobody declared would come
-// beside those that are there, and nobody has to send what is.
-func (a Action) overtaken(image schema.Image, now Kind) bool {
-	return a.Kind.prepares() && !now.prepares() && (image.Checksum.IsZero() || a.Kind == Upload)
+// beside those that are there, and nobody has to send what is. A first copy may be a sync
+// too, of another image that has the bytes.
+func (a Action) overtaken(image schema.Image, now Action) bool {
+	if a.Kind == Sync && now.Kind == Sync {
+		return image.Checksum.IsZero() && a.sum != now.sum
+	}
+	return a.Kind.prepares() && !now.Kind.prepares() && (image.Checksum.IsZero() || a.Kind == Upload)
 }
 
 // book takes note of the job of an action and returns what begins it. A copy that
