@@ -12,6 +12,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 // TestPartFiller is no test: it is the process that others start, and kill. It says
@@ -149,7 +151,7 @@ func TestKill(t *testing.T) {
 // TestMemoryIsFlat makes a small and a large image.
 func TestMemoryIsFlat(t *testing.T) {
 	large := int64(512 << 20)
-	if slowed {
+	if race.Enabled {
 		large = 192 << 20
 	}
 	took := map[int64]int64{}

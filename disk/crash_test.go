@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 // wholeLife does once everything that a disk can do with an image, and returns
@@ -138,7 +139,7 @@ func TestEveryOperation(t *testing.T) {
 	l.end()
 	l.v.Close()
 	for i, op := range ops {
-		if slowed && i%30 != 0 {
+		if race.Enabled && i%30 != 0 {
 			continue
 		}
 		switch {

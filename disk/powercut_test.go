@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 // checkReady asserts that what is called ready has the right bytes and manifest.
@@ -134,7 +135,7 @@ func TestPowerCut(t *testing.T) {
 	f := faultfs.Mount(t)
 	versions := testVersions(2*ChunkSize+512, 2*ChunkSize, 3*ChunkSize-4096, ChunkSize+1024)
 	seeds := 70
-	if slowed {
+	if race.Enabled {
 		seeds = 8
 	}
 	for seed := range seeds {
@@ -206,7 +207,7 @@ func TestPartIsOfItsOrigin(t *testing.T) {
 	f := faultfs.Mount(t)
 	versions := testVersions(2*ChunkSize, 3*ChunkSize)
 	outcomes := 8
-	if slowed {
+	if race.Enabled {
 		outcomes = 3
 	}
 	for at := 1; ; at++ {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 var metaOfUser = []byte(`{"Size":1048576,"BackingFilePath":"/host/disk/backing-images/` + testID.String() + `/backing"}`)
@@ -51,7 +52,7 @@ func TestReplicaThatComesDuringRemove(t *testing.T) {
 	before := 0 // the last look
 	t.Run("during", func(t *testing.T) {
 		for i, op := range ops {
-			if slowed && i%4 != lastLook%4 {
+			if race.Enabled && i%4 != lastLook%4 {
 				continue
 			}
 			if i <= lastLook {
@@ -92,7 +93,7 @@ func TestUserThatComesDuringRemove(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(4096)
 	rounds, got, removed := 150, 0, 0
-	if testing.Short() || slowed {
+	if testing.Short() || race.Enabled {
 		rounds = 30
 	}
 	for i := range rounds {

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 var (
@@ -33,7 +35,7 @@ func TestCluster(t *testing.T) {
 	seeds := *clusterSeeds
 	if seeds == 0 {
 		seeds = 50
-		if raced {
+		if race.Enabled {
 			seeds = 6
 		}
 	}

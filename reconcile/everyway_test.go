@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup/s3test"
@@ -63,7 +64,7 @@ func egg(w *ways) string {
 
 // sampled are all ways, and two of them with the race detector.
 func sampled() []way {
-	if raced {
+	if race.Enabled {
 		return []way{everyWay[0], everyWay[len(everyWay)-1]}
 	}
 	return everyWay
@@ -71,7 +72,7 @@ func sampled() []way {
 
 func (one way) stride() int {
 	stride := cmp.Or(one.every, 5)
-	if raced {
+	if race.Enabled {
 		stride *= 12
 	}
 	return stride

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -18,7 +19,7 @@ var seeds = flag.Int("seeds", unraced(6000), "how many random situations to plan
 // unraced is n, and a tenth of it with the race detector, which finds nothing in what
 // one goroutine does: CI runs these tests without it too.
 func unraced(n int) int {
-	if raced {
+	if race.Enabled {
 		return n / 10
 	}
 	return n

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -27,7 +28,7 @@ var sequences = flag.Int("watch.sequences", 0, "how many sequences of changes to
 func TestSequences(t *testing.T) {
 	t.Parallel()
 	n, most := 20, 20
-	if raced {
+	if race.Enabled {
 		n = len(forms)
 	}
 	if *sequences > 0 {

@@ -9,6 +9,7 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 // FuzzLoad loads any bytes as YAML and as JSON. .cue files are read by a child.
@@ -23,7 +24,7 @@ func FuzzLoad(f *testing.F) {
 	}
 	archives = append(archives, manifests...)
 	for i, name := range archives {
-		if raced && i%16 != 0 {
+		if race.Enabled && i%16 != 0 {
 			continue // TestLoad loads all of them
 		}
 		a, err := txtar.ParseFile(name)

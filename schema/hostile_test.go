@@ -4,13 +4,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 // Files that are small to write and could be large to read. Each has to end in
 // a few lines soon; one that does not, ends this test by its timeout.
 func TestHostileFiles(t *testing.T) {
 	size, links := 1<<20, 3000
-	if raced {
+	if race.Enabled {
 		size, links = size/8, links/4
 	}
 	aliases := "a: &a [x, x, x, x, x, x, x, x, x, x]\n"

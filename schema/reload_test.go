@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 // A Loader that kept what it judged for one state of a file would grow by
 // kilobytes with each.
 func TestReloadsKeepNoMemory(t *testing.T) {
-	if raced {
+	if race.Enabled {
 		t.Skip("the detector keeps memory itself: CI runs this without it too")
 	}
 	l := NewLoader()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -140,7 +141,7 @@ func BenchmarkFleet(b *testing.B) {
 // TestFleetMarkdownFits plans for a fleet with very many changes: the comment stays small
 // enough for where it is to stand, and says first what matters.
 func TestFleetMarkdownFits(t *testing.T) {
-	if raced {
+	if race.Enabled {
 		t.Skip("one goroutine does this, in 7 s with the race detector: CI runs it without it too")
 	}
 	f := newFleet(t, 40, 200, func(int) bool { return true })

@@ -14,6 +14,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 // managers are the daemons that a script has started and not stopped, by their nodes.
@@ -73,7 +74,7 @@ func start(ts *testscript.TestScript, neg bool, args []string) {
 
 // programOf is what a node runs. With the race detector one of a cluster is enough.
 func programOf(node string) string {
-	if raced && node != "node1" {
+	if race.Enabled && node != "node1" {
 		dir, _ := plain() // TestScript has seen whether that works
 		return filepath.Join(dir, "backing-image-manager")
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -171,7 +172,7 @@ var plain = sync.OnceValues(func() (string, error) {
 })
 
 func TestScript(t *testing.T) {
-	if raced {
+	if race.Enabled {
 		dir, err := plain()
 		if err != nil {
 			t.Fatal(err)
@@ -201,7 +202,7 @@ func setup(env *testscript.Env) error {
 	env.Setenv("EXAMPLES", filepath.Join(longhorn, "../../../examples"))
 	env.Setenv("REPAIR_SIZE", fmt.Sprint(*repairSize))
 	env.Setenv("REPAIR_MOST", fmt.Sprint(disk.ChunkSize+(*repairSize+disk.ChunkSize-1)/disk.ChunkSize*int64(len(disk.ChunkSum{}))+1))
-	if name := strings.TrimPrefix(filepath.Base(env.WorkDir), "script-"); raced && !concurrent(name) {
+	if name := strings.TrimPrefix(filepath.Base(env.WorkDir), "script-"); race.Enabled && !concurrent(name) {
 		dir, _ := plain() // TestScript has seen whether that works
 		env.Setenv("PATH", dir+string(filepath.ListSeparator)+env.Getenv("PATH"))
 	}

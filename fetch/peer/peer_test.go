@@ -3,8 +3,8 @@ package peer
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -115,12 +115,9 @@ func newClient(t *testing.T) *Client {
 
 // patterned returns n bytes that tell where they are.
 func patterned(n int) []byte {
-	b := make([]byte, 0, n+sha256.Size)
-	for i := 0; len(b) < n; i++ {
-		sum := sha256.Sum256(fmt.Append(nil, i))
-		b = append(b, sum[:]...)
-	}
-	return b[:n]
+	b := make([]byte, n)
+	rand.NewChaCha8([32]byte{}).Read(b)
+	return b
 }
 
 // digestOf is any digest, as a state has it.

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -133,7 +134,10 @@ func TestPullDoesWithoutASourceThatFails(t *testing.T) {
 			w.WriteHeader(http.StatusPartialContent)
 		}, ""},
 	}
-	for _, test := range tests {
+	for i, test := range tests {
+		if race.Enabled && i%3 != 0 {
+			continue
+		}
 		t.Run(test.name, func(t *testing.T) {
 			good, bad := startNode(t, "node1"), startNode(t, "node2")
 			r := newReceiver(t, good.put(t, parrot, want), behind(t, bad.put(t, parrot, want), onData(test.fault)))

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -120,7 +121,7 @@ func TestPullFromPeers(t *testing.T) {
 
 // TestPullTakesLittleMemory: the same for every image, at both ends.
 func TestPullTakesLittleMemory(t *testing.T) {
-	if watched {
+	if race.Enabled {
 		t.Skip("the race detector takes more than what is measured")
 	}
 	const size = 192 * mib

@@ -1,8 +1,0 @@
-//go:build !race
-
-package peer
-
-const (
-	watched   = false
-	idlePeers = 99
-)
