@@ -69,41 +69,76 @@ func TestFirstCopyIsOvertaken(t *testing.T) {
 	}
 }
 
-// A clone is noticed between the withdrawal and the decision; the overlay forgets it.
-func TestHeardForgetsClones(t *testing.T) {
+// threeOfOne is a cluster of three nodes, each with a copy of the one image parrot, two of
+// them too many, as the node sees it whose copy is to go.
+func threeOfOne(t *testing.T) (d Desired, o Observed, drop Action, others []schema.DiskRef) {
+	t.Helper()
 	c := grid(3, 1)
 	image := named("parrot")
 	image.Disks = nil
 	c.Images["parrot"] = image
 	c.Settings.ConcurrentReplenishPerNodeLimit = 5
 	refs := ranked(c, image).all()
-	o := bare(c)
+	o = bare(c)
 	for _, ref := range refs {
 		one := readyCopy(image, image.Checksum)
 		one.UnwantedSince = goldenNow.Add(-99 * time.Hour)
 		o.Disks[ref].Copies[image.ID] = one
 	}
-	d, o := of(refs[2].Node, c, o)
-	var drop Action
+	d, o = of(refs[2].Node, c, o)
 	for _, a := range d.Plan(o).Actions {
 		if a.Kind.drops() {
 			drop = a
 		}
 	}
-	asked := d.Asks(o, drop)
-	twin := o.Disks[refs[1]]
-	twin.UUID = o.Disks[refs[0]].UUID
-	o.Disks[refs[1]] = twin
+	if drop.Kind != Cleanup {
+		t.Fatal("nothing is to be cleaned up")
+	}
+	return d, o, drop, refs[:2]
+}
+
+func answersOf(o Observed, refs []schema.DiskRef) map[string]Answer {
 	answers := map[string]Answer{}
-	for _, ref := range refs[:2] {
+	for _, ref := range refs {
 		answers[ref.Node] = Answer{Config: "d", Disks: map[schema.DiskRef]Disk{ref: o.Disks[ref]}}
 	}
+	return answers
+}
+
+// A clone is noticed between the withdrawal and the decision; the overlay forgets it.
+func TestHeardForgetsClones(t *testing.T) {
+	d, o, drop, others := threeOfOne(t)
+	asked := d.Asks(o, drop)
+	twin := o.Disks[others[1]]
+	twin.UUID = o.Disks[others[0]].UUID
+	o.Disks[others[1]] = twin
+	answers := answersOf(o, others)
 	o.refuseClones()
-	if o.Disks[refs[0]].Problem == "" {
+	if o.Disks[others[0]].Problem == "" {
 		t.Fatal("no clones")
 	}
 	if err := d.Confirm(o.Heard("parrot", asked, answers), drop); err == nil {
 		t.Error("the copy goes, counted on two disks that are refused as clones")
+	}
+}
+
+// A copy that is to be evicted is surplus, and its disk to be kept, by the time that all
+// have answered: it does not go as evicted.
+func TestRemovalIsForItsReason(t *testing.T) {
+	d, o, drop, others := threeOfOne(t)
+	heard := o.Heard("parrot", d.Asks(o, drop), answersOf(o, others))
+	evict := drop
+	evict.Kind = Evict
+	for _, test := range []struct {
+		begun Action
+		goes  bool
+	}{{drop, true}, {evict, false}} {
+		if err := d.Confirm(heard, test.begun); (err == nil) != test.goes {
+			t.Errorf("%s: %v", test.begun.Kind, err)
+		}
+		if test.begun.overtaken(d.Config.Images["parrot"], drop) == test.goes {
+			t.Errorf("%s goes on: %v", test.begun.Kind, !test.goes)
+		}
 	}
 }
 

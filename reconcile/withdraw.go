@@ -121,8 +121,10 @@ func (d Desired) Confirm(o Observed, a Action) error {
 	for _, now := range actions {
 		switch {
 		case now.Key() != a.Key():
-		case now.Kind.drops():
+		case now.Kind == a.Kind:
 			return nil
+		case now.Kind.drops():
+			return fmt.Errorf("it stays: by now it is to go for another reason: %s", now.Reason)
 		default:
 			return fmt.Errorf("it stays: %s", now.Reason)
 		}

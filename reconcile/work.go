@@ -68,18 +68,21 @@ func (r *Reconciler) stopObsolete(d Desired, plan Plan) {
 	}
 	for key, run := range r.running {
 		now, ok := wanted[key]
-		if !ok || run.job.action.overtaken(run.job.image, now) || now.Kind.drops() != run.job.action.Kind.drops() || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
+		if !ok || run.job.action.overtaken(run.job.image, now) || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
 			run.end()
 		}
 	}
 }
 
-// overtaken reports whether a first copy that is under way must not come about any more,
-// as the plan has something else for it by now: bytes that nobody declared would come
-// beside those that are there, and nobody has to send what is. A first copy may be a sync
-// too, of another image that has the bytes.
+// overtaken reports whether what is under way must not come about any more, as the plan
+// has something else for the copy by now. A removal goes on for its own reason only. Of a
+// first copy, bytes that nobody declared would come beside those that are there, and nobody
+// has to send what is; it may be a sync too, of another image that has the bytes.
 func (a Action) overtaken(image schema.Image, now Action) bool {
-	if a.Kind == Sync && now.Kind == Sync {
+	switch {
+	case a.Kind.drops() || now.Kind.drops():
+		return a.Kind != now.Kind
+	case a.Kind == Sync && now.Kind == Sync:
 		return image.Checksum.IsZero() && a.sum != now.sum
 	}
 	return a.Kind.prepares() && !now.Kind.prepares() && (image.Checksum.IsZero() || a.Kind == Upload)
