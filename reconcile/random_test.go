@@ -14,16 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-var seeds = flag.Int("seeds", unraced(6000), "how many random situations to plan for")
-
-// unraced is n, and a tenth of it with the race detector, which finds nothing in what
-// one goroutine does: CI runs these tests without it too.
-func unraced(n int) int {
-	if race.Enabled {
-		return n / 10
-	}
-	return n
-}
+var seeds = flag.Int("seeds", race.Fewer(6000, 10), "how many random situations to plan for")
 
 // TestPlanNever plans for random configurations and states, sensible or not, and
 // holds every plan against what a manager never does.

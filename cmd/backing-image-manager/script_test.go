@@ -157,7 +157,8 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"backing-image-manager": main})
 }
 
-// plain builds the program without the race detector, and returns its folder.
+// plain builds the program without the race detector, and returns its folder. Below it, in
+// mixed, is one that has the detector only where it stays a while.
 var plain = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "backing-image-manager-plain")
 	if err != nil {
@@ -168,7 +169,11 @@ var plain = sync.OnceValues(func() (string, error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build: %w: %s", err, out)
 	}
-	return dir, nil
+	if err := os.Mkdir(filepath.Join(dir, "mixed"), 0o755); err != nil {
+		return "", err
+	}
+	text := "#!/bin/sh\ncase $1 in daemon | upload) exec \"$RACED\" \"$@\" ;; esac\nexec " + filepath.Join(dir, "backing-image-manager") + " \"$@\"\n"
+	return dir, os.WriteFile(filepath.Join(dir, "mixed", "backing-image-manager"), []byte(text), 0o755)
 })
 
 func TestScript(t *testing.T) {
@@ -202,8 +207,13 @@ func setup(env *testscript.Env) error {
 	env.Setenv("EXAMPLES", filepath.Join(longhorn, "../../../examples"))
 	env.Setenv("REPAIR_SIZE", fmt.Sprint(*repairSize))
 	env.Setenv("REPAIR_MOST", fmt.Sprint(disk.ChunkSize+(*repairSize+disk.ChunkSize-1)/disk.ChunkSize*int64(len(disk.ChunkSum{}))+1))
-	if name := strings.TrimPrefix(filepath.Base(env.WorkDir), "script-"); race.Enabled && !concurrent(name) {
+	if race.Enabled {
 		dir, _ := plain() // TestScript has seen whether that works
+		if concurrent(strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")) {
+			of, _, _ := strings.Cut(env.Getenv("PATH"), string(filepath.ListSeparator))
+			env.Setenv("RACED", filepath.Join(of, "backing-image-manager"))
+			dir = filepath.Join(dir, "mixed")
+		}
 		env.Setenv("PATH", dir+string(filepath.ListSeparator)+env.Getenv("PATH"))
 	}
 	env.Values[originsKey{}] = origins{}
@@ -213,9 +223,9 @@ func setup(env *testscript.Env) error {
 	return err
 }
 
-// concurrent tells the scenarios in which commands run with the race detector: those of a
-// program that stays. One run of a command has little that could race, and takes three
-// times as long with it. (What start starts, has it anyway.)
+// concurrent tells the scenarios of a program that stays, which runs with the race detector
+// there. One run of a command has little that could race, and takes three times as long with
+// it. (What start starts, has it anyway.)
 func concurrent(name string) bool {
 	return strings.HasPrefix(name, "daemon") || strings.HasPrefix(name, "upload")
 }

@@ -53,7 +53,7 @@ func moreRounds(ts *testscript.TestScript, neg bool, args []string) {
 
 // waitFor asks for something that must come about until it has.
 func waitFor(ts *testscript.TestScript, otherwise string, is func() bool) {
-	again := time.NewTicker(25 * time.Millisecond)
+	again := time.NewTicker(100 * time.Millisecond) // each look costs the program that is waited for time
 	defer again.Stop()
 	over := time.After(patience)
 	for !is() {

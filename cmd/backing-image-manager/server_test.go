@@ -77,7 +77,7 @@ func (s serving) ask(method, path string) (status int, body string) {
 // until asks until the answer is as it is wanted.
 func (s serving) until(path string, is func(status int, body string) bool) string {
 	s.t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
+	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
 	over := time.After(patience)
 	for {

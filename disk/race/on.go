@@ -1,9 +1,12 @@
 //go:build race
 
-// Package race tells tests whether the race detector is on. It makes everything slow, so
-// that a test of very many cases which one goroutine goes through takes samples with it.
-// CI plays such a test whole without it too.
+// Package race tells tests whether the race detector is on. It makes everything slow and
+// finds nothing in what one goroutine does, so that a test of very many cases takes samples
+// with it. CI plays all of them without it too.
 package race
 
 // Enabled reports whether the race detector is on.
 const Enabled = true
+
+// Fewer is how many of n to try: with the race detector one of each of.
+func Fewer(n, of int) int { return max(1, n/of) }

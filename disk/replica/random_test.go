@@ -8,10 +8,12 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 var (
-	chains    = flag.Int("chains", 20, "how many random chains TestRandomChains reads")
+	chains    = flag.Int("chains", race.Fewer(20, 5), "how many random chains TestRandomChains reads")
 	firstSeed = flag.Uint64("chains.first", 1, "the seed of the first of them")
 )
 

@@ -19,12 +19,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup/s3test"
 )
 
 var (
-	trips = flag.Int("backup.trips", 8, "random round trips over a folder, and a sixth as many over a bucket")
+	trips = flag.Int("backup.trips", race.Fewer(8, 2), "random round trips over a folder, and a sixth as many over a bucket")
 	first = flag.Uint64("backup.first", 0, "the seed of the first of them")
 )
 

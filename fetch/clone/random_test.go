@@ -10,15 +10,16 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
-var rounds = flag.Uint64("clone.rounds", 3, "random disks that are encrypted and decrypted")
+var rounds = flag.Int("clone.rounds", race.Fewer(3, 3), "random disks that are encrypted and decrypted")
 
 // TestRandom encrypts random disks, broken off anywhere, and decrypts them, broken off
 // anywhere: they have to be what they were.
 func TestRandom(t *testing.T) {
 	for seed := range *rounds {
-		random := rand.New(rand.NewPCG(seed, 4))
+		random := rand.New(rand.NewPCG(uint64(seed), 4))
 		r := newRig(t)
 		secret := map[string]string{
 			fileValue: fmt.Sprint("passphrase ", seed), fileIterations: "1000", filePBKDF: "pbkdf2",

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -73,7 +74,10 @@ func TestResume(t *testing.T) {
 		{"encrypted, the header alone", Encrypt, 16 * MiB, 16 * MiB, false},
 		{"encrypted, and the passphrase changed", Encrypt, 18 * MiB, 18 * MiB, true},
 	}
-	for _, test := range tests {
+	for i, test := range tests {
+		if race.Enabled && i%3 != 1 {
+			continue
+		}
 		t.Run(test.name, func(t *testing.T) {
 			r := newRig(t)
 			plain := noise(5*MiB + 512)

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -85,6 +86,9 @@ func TestLonghornsReplicas(t *testing.T) {
 		refused := want.Expect != "ok" || name == "replica-removed/s02" // that is marked so
 		if strings.HasPrefix(name, "replica-pair/7b60faae/") {
 			continue // the other replica has it
+		}
+		if race.Enabled && n%4 != 0 {
+			continue
 		}
 		t.Run(name, func(t *testing.T) {
 			volume := filepath.Base(want.Path)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 // TestResume ends a run behind each chunk and spoils what it left in some way. The next
@@ -39,7 +40,10 @@ func TestResume(t *testing.T) {
 		}, 1},
 	}
 	for _, packing := range packings {
-		for _, s := range spoils {
+		for n, s := range spoils {
+			if race.Enabled && n%3 != 1 {
+				continue
+			}
 			t.Run(string(packing)+"/"+s.name, func(t *testing.T) {
 				for end := int64(1); end <= i.m.Chunks(); end++ {
 					to := Target{Path: filepath.Join(t.TempDir(), "out"), Packing: packing}
