@@ -163,7 +163,7 @@ func (v imageView) conflict() string {
 func (v imageView) shortage() Action {
 	reason := fmt.Sprintf("no disk can take %d of %d copies", v.places.short, v.places.copies)
 	if v.places.ranked.len() == 0 {
-		reason = "no disk matches the selectors, or those that do are evicted"
+		reason = v.noDisk()
 	}
 	by, wrong := map[string][]string{}, len(v.places.want) == 0 || v.places.ranked.len() == 0
 	for ref, r := range v.places.refused {
@@ -186,6 +186,23 @@ func (v imageView) shortage() Action {
 		a.Kind = Wait
 	}
 	return a
+}
+
+// noDisk says why no disk is ranked.
+func (v imageView) noDisk() string {
+	var evicted []string
+	for name, node := range v.Config.Nodes {
+		for d, declared := range node.Disks { // none of which has a rank, so what matches is evicted
+			if hasAll(node.Tags, v.image.NodeSelector) && hasAll(declared.Tags, v.image.DiskSelector) {
+				evicted = append(evicted, schema.DiskRef{Node: name, Disk: d}.String())
+			}
+		}
+	}
+	if len(evicted) == 0 {
+		return "no disk matches the selectors"
+	}
+	slices.Sort(evicted)
+	return fmt.Sprintf("every disk that matches is to be evicted (%s)", listed(evicted))
 }
 
 // listed names a few of sorted words.

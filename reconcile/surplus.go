@@ -154,7 +154,7 @@ func (v imageView) drop(key Key, now tally) Action {
 	case c.Using != "":
 		return v.keepUsed(key, reason+", but "+c.Using).wouldBe(kind, true)
 	case v.places.ranked.len() == 0:
-		return newAction(Blocked, key, "no disk matches the selectors, or those that do are evicted: every copy is kept", 0).wouldBe(kind, true)
+		return newAction(Blocked, key, v.noDisk()+": every copy is kept", 0).wouldBe(kind, true)
 	case part: // no image counts on it
 	case then.stand < v.enough(), ready && then.all < v.places.copies:
 		return v.needed(key, kind, reason).wouldBe(kind, v.places.short > 0)
