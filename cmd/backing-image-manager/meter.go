@@ -57,6 +57,11 @@ func (m *meter) lines(now time.Time, under map[reconcile.Key]reconcile.Transfer,
 			return lines
 		}
 	}
+	return cut(lines, width)
+}
+
+// cut shortens lines to less than width columns, so that none takes two.
+func cut(lines []string, width int) []string {
 	for i, line := range lines {
 		r := []rune(line)
 		lines[i] = string(r[:min(len(r), max(0, width-1))])

@@ -86,6 +86,24 @@ func (p *progress) follow(transfers func() map[reconcile.Key]reconcile.Transfer)
 	return func() { close(done); drawing.Wait() }
 }
 
+// show draws what is waited for, in place of what was drawn before; nil is nothing.
+func (p *progress) show(what error) {
+	switch {
+	case p.tty == nil:
+	case what == nil:
+		p.draw(nil)
+	default:
+		lines := strings.Split(what.Error(), "\n")
+		if more := len(lines) - maxBars; more > 0 {
+			lines = append(lines[:maxBars], fmt.Sprintf("and %d more", more))
+		}
+		for i, line := range lines {
+			lines[i] = oneLine(line)
+		}
+		p.draw(cut(lines, p.width()))
+	}
+}
+
 func (p *progress) width() int {
 	width, _, err := term.GetSize(int(p.tty.Fd()))
 	if err != nil || width <= 0 {

@@ -31,7 +31,8 @@ func newWait() *cobra.Command {
 as the asked daemon sees it. Without NAME it waits for all that is declared, and for
 a configuration without mistakes.
 
-The daemon may not be up yet, or start again meanwhile.
+The daemon may not be up yet, or start again meanwhile. On a terminal you see what is
+waited for.
 
 Exit status: 0 when all are ready; 1 when --timeout has passed, with a line for each
 image that is not, and at once for a NAME that is not declared.`,
@@ -46,13 +47,15 @@ image that is not, and at once for a NAME that is not declared.`,
 		if timeout < 0 {
 			return fmt.Errorf("--timeout is %v: write a duration like 10m, or 0 for none", timeout)
 		}
-		return waitReady(cmd.Context(), c, names, timeout)
+		return waitReady(cmd.Context(), c, names, timeout, newProgress(cmd.ErrOrStderr()))
 	}
 	return cmd
 }
 
-// waitReady asks until all is ready, and returns what is missing when it gives up.
-func waitReady(ctx context.Context, c caller, names []string, timeout time.Duration) error {
+// waitReady asks until all is ready, and returns what is missing when it gives up. On a
+// terminal that is seen meanwhile.
+func waitReady(ctx context.Context, c caller, names []string, timeout time.Duration, seen *progress) error {
+	defer seen.show(nil)
 	limited := ctx
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -72,6 +75,7 @@ func waitReady(ctx context.Context, c caller, names []string, timeout time.Durat
 			return err
 		case limited.Err() == nil || missing == nil: // a question that was cut short tells nothing
 			missing = err
+			seen.show(err)
 		}
 		select {
 		case <-limited.Done():

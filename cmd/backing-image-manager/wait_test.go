@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
@@ -84,7 +85,7 @@ func TestStoppedWaitingSaysWhatIsMissing(t *testing.T) {
 		fmt.Fprint(w, `{"config":{"allowed":"everything","digest":"d1"},"images":[{"name":"parrot","declared":true,"wanted":1}]}`)
 	}))
 	defer daemon.Close()
-	err := waitReady(ctx, caller{url: daemon.URL}, nil, 0)
+	err := waitReady(ctx, caller{url: daemon.URL}, nil, 0, newProgress(io.Discard))
 	if want := "stopped waiting\nparrot: 0 of 1 copies ready"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
