@@ -33,9 +33,12 @@ func (c *cluster) declare(config schema.Config) {
 	}
 	c.heads = append(c.heads, d)
 	c.tell("", "configuration %d is declared, digest %s%s", d.number, d.digest, ifSo(d.revert, ", as it was before"))
-	slow := !c.quick && c.one(3)
+	slow, most := !c.quick && c.one(3), 5*time.Second
+	if c.one(3) {
+		most = 300 * time.Millisecond
+	}
 	for _, name := range c.names {
-		wait := c.between(0, 5*time.Second)
+		wait := c.between(0, most)
 		if slow && c.one(2) {
 			wait = c.between(0, 8*time.Minute)
 		}

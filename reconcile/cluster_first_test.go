@@ -78,8 +78,22 @@ func (c *cluster) bringBack(w *work, m *member) {
 	}
 }
 
+// cleanSource lets somebody ask to clean up the source of a clone just when it is read.
+func (c *cluster) cleanSource(w *work, m *member) {
+	if c.calm || w.action.from == (Key{}) || !c.one(2) {
+		return
+	}
+	c.after(c.between(0, 20*time.Second), func() {
+		if m.up {
+			m.byHand[w.action.from] = true
+			m.kick()
+		}
+	})
+}
+
 // beginsClone holds the source of a clone against what its node knows.
 func (m *member) beginsClone(w *work, o Observed) {
+	m.c.cleanSource(w, m)
 	source, declared := m.conf.config.Images[w.image.Source.Clone.BackingImage]
 	if from := w.action.from; w.action.Kind == Clone && (m.leaving[from] || m.suspects(from)) {
 		m.c.broke("clone", "%s is cloned from %s, which is leaving or suspected", w.key, from)
