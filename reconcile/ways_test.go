@@ -107,6 +107,7 @@ func readyOn(t *testing.T, v *faultfs.Volume, name string) bool {
 // next run ends with the image, and with nothing else. What a power cut leaves is the
 // concern of package disk.
 func TestEveryWay(t *testing.T) {
+	t.Parallel()
 	// Each operation of faultfs takes a buffer of a MiB, which is pooled until the next GC.
 	defer debug.SetGCPercent(debug.SetGCPercent(1000))
 	w := newWays(t, 3)
@@ -140,6 +141,7 @@ func TestEveryWay(t *testing.T) {
 // TestFullInTheMiddle has no room for an image that is longer than what may be on its
 // way to the disk: what brings it is told, and not only who commits it.
 func TestFullInTheMiddle(t *testing.T) {
+	t.Parallel()
 	w := newWays(t, 20)
 	for _, one := range sampled() {
 		t.Run(one.name, func(t *testing.T) {
@@ -279,6 +281,7 @@ func filesBelow(t *testing.T, dir string) map[string]int64 {
 // TestForeignPart finds a part of something else under the same uuid. It is not read back
 // before it goes: that may take minutes, in which a client is kept waiting.
 func TestForeignPart(t *testing.T) {
+	t.Parallel()
 	w := newWays(t, 2)
 	for _, one := range sampled() {
 		t.Run(one.name, func(t *testing.T) {
