@@ -69,6 +69,28 @@ func TestFirstCopyIsOvertaken(t *testing.T) {
 	}
 }
 
+// What a first copy is overtaken by, where it is declared what it has to be and where not.
+func TestOvertaken(t *testing.T) {
+	image, established := named("parrot"), named("parrot")
+	image.Checksum = disk.Digest{}
+	for _, test := range []struct {
+		image    schema.Image
+		is, now  Kind
+		overtook bool
+	}{
+		{image, Download, Sync, true},
+		{image, Download, Repair, true},
+		{image, Download, Restore, false},
+		{established, Download, Sync, false},
+		{established, Upload, Sync, true},
+		{established, Upload, Upload, false},
+	} {
+		if (Action{Kind: test.is}).overtaken(test.image, Action{Kind: test.now}) != test.overtook {
+			t.Errorf("%s by %s, declared %v: %v", test.is, test.now, test.image.Checksum, !test.overtook)
+		}
+	}
+}
+
 // threeOfOne is a cluster of three nodes, each with a copy of the one image parrot, two of
 // them too many, as the node sees it whose copy is to go.
 func threeOfOne(t *testing.T) (d Desired, o Observed, drop Action, others []schema.DiskRef) {
