@@ -42,6 +42,9 @@ func (k Kind) prepares() bool {
 // copies reports whether the action makes a copy that was not there.
 func (k Kind) copies() bool { return k.prepares() || k == Sync }
 
+// pulls reports whether the action brings bytes that other copies have: Action.sum.
+func (k Kind) pulls() bool { return k == Sync || k == Repair }
+
 // drops reports whether the action deletes a copy.
 func (k Kind) drops() bool { return k == Cleanup || k == Evict }
 

@@ -49,7 +49,7 @@ func (m *member) book(d Desired, o Observed, a Action) *work {
 		return w
 	}
 	m.c.tell(m.name, "begins %s of %s: %s %s", a.Kind, w.key, a.Reason, a.From)
-	if a.Kind == Sync || a.Kind == Repair {
+	if a.Kind.pulls() {
 		w.letter = m.c.letterOf(sourceDigest(d, o, a))
 	}
 	if w.establishes = establishes(w.image, a, o); a.Kind.copies() {

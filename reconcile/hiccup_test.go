@@ -44,12 +44,15 @@ func TestFirstCopyIsOvertaken(t *testing.T) {
 	for _, test := range []struct {
 		action   Action
 		declared disk.Digest
+		failed   bool // there is a copy that can be repaired now
 		stopped  bool
 	}{
 		{action: Action{Kind: Download}, stopped: true},
 		{action: Action{Kind: Sync, sum: ours}, stopped: true},
 		{action: Action{Kind: Sync, sum: theirs}},
 		{action: Action{Kind: Sync, sum: theirs}, declared: theirs},
+		{action: Action{Kind: Sync, sum: ours}, failed: true, stopped: true},
+		{action: Action{Kind: Sync, sum: theirs}, failed: true},
 	} {
 		c, image, refs := duo(2)
 		image.Checksum = test.declared
@@ -57,6 +60,11 @@ func TestFirstCopyIsOvertaken(t *testing.T) {
 		o := bare(c)
 		o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, theirs)
 		key := Key{refs[1], image.ID}
+		if test.failed {
+			c := readyCopy(image, theirs)
+			c.State = disk.Failed
+			o.Disks[refs[1]].Copies[image.ID] = c
+		}
 		o.Running[key] = true
 		d, o := of(refs[1].Node, c, o)
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
@@ -64,7 +72,7 @@ func TestFirstCopyIsOvertaken(t *testing.T) {
 		plan := d.Plan(o)
 		r.stopObsolete(d, plan)
 		if r.running[key].stopped != test.stopped {
-			t.Errorf("%s of %v, declared %v: stopped is %v\n%+v", test.action.Kind, test.action.sum, test.declared, !test.stopped, plan.Actions)
+			t.Errorf("%s of %v, declared %v, failed %v: stopped is %v\n%+v", test.action.Kind, test.action.sum, test.declared, test.failed, !test.stopped, plan.Actions)
 		}
 	}
 }

@@ -26,7 +26,7 @@ var errNoSource = &fetch.Error{Class: fetch.Network, Err: errors.New("nobody has
 // far says where an action gets its bytes from, if not from this node.
 func (s *others) far(d Desired, o Observed, a Action) far {
 	f := far{client: s.client, sources: func() []peer.Source { return nil }}
-	if a.from != (Key{}) || a.Kind != Sync && a.Kind != Repair {
+	if a.from != (Key{}) || !a.Kind.pulls() {
 		return f
 	}
 	f.want = d.bytesOf(o, a)

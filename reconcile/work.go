@@ -77,12 +77,13 @@ func (r *Reconciler) stopObsolete(d Desired, plan Plan) {
 // overtaken reports whether what is under way must not come about any more, as the plan
 // has something else for the copy by now. A removal goes on for its own reason only. Of a
 // first copy, bytes that nobody declared would come beside those that are there, and nobody
-// has to send what is; it may be a sync too, of another image that has the bytes.
+// has to send what is; it may be a sync too, of another image that has the bytes, even where
+// a failed copy could be repaired by now.
 func (a Action) overtaken(image schema.Image, now Action) bool {
 	switch {
 	case a.Kind.drops() || now.Kind.drops():
 		return a.Kind != now.Kind
-	case a.Kind == Sync && now.Kind == Sync:
+	case a.Kind.pulls() && now.Kind.pulls():
 		return image.Checksum.IsZero() && a.sum != now.sum
 	}
 	return a.Kind.prepares() && !now.Kind.prepares() && (image.Checksum.IsZero() || a.Kind == Upload)
