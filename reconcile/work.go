@@ -75,18 +75,29 @@ func (r *Reconciler) stopObsolete(d Desired, plan Plan) {
 }
 
 // overtaken reports whether what is under way must not come about any more, as the plan
-// has something else for the copy by now. A removal goes on for its own reason only. Of a
-// first copy, bytes that nobody declared would come beside those that are there, and nobody
-// has to send what is; it may be a sync too, of another image that has the bytes, even where
-// a failed copy could be repaired by now.
+// has something else for the copy by now. A removal goes on for its own reason only. Bytes
+// that nobody declared must not come beside others that are there, or that the image has to
+// have for now, and nobody has to send what is there.
 func (a Action) overtaken(image schema.Image, now Action) bool {
 	switch {
 	case a.Kind.drops() || now.Kind.drops():
 		return a.Kind != now.Kind
-	case a.Kind.pulls() && now.Kind.pulls():
-		return image.Checksum.IsZero() && a.sum != now.sum
+	case a.Kind.prepares() && !now.Kind.prepares():
+		return image.Checksum.IsZero() || a.Kind == Upload
+	case !image.Checksum.IsZero() || !a.Kind.prepares() && !a.Kind.pulls():
+		return false
 	}
-	return a.Kind.prepares() && !now.Kind.prepares() && (image.Checksum.IsZero() || a.Kind == Upload)
+	due := now.bears()
+	return !due.IsZero() && a.bears() != due
+}
+
+// bears is the digest that the copy of an image without a checksum will have, zero if any
+// will do.
+func (a Action) bears() disk.Digest {
+	if a.Kind.pulls() {
+		return a.sum
+	}
+	return a.recall.digest
 }
 
 // book takes note of the job of an action and returns what begins it. A copy that
