@@ -26,6 +26,32 @@ func failedCopy(image schema.Image, sum disk.Digest) Copy {
 	return c
 }
 
+// The bytes that a failed copy had are in another image on its node, but by now the image
+// has others: it is not to have both.
+func TestFailedCopyIsNotRepairedBesideOthers(t *testing.T) {
+	theirs, ours := digestOf(disk.SHA512, "a"), digestOf(disk.SHA512, "b")
+	c, image, refs := duo(2)
+	image.Checksum = disk.Digest{}
+	twin := named("twin")
+	twin.Checksum, twin.Disks = ours, []schema.DiskRef{refs[1]}
+	c.Images["parrot"], c.Images["twin"] = image, twin
+	o := bare(c)
+	o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, theirs)
+	o.Disks[refs[1]].Copies[image.ID] = failedCopy(image, ours)
+	o.Disks[refs[1]].Copies[twin.ID] = readyCopy(twin, ours)
+	d, o := of(refs[1].Node, c, o)
+	for _, a := range d.Plan(o).Actions {
+		if a.Image == "parrot" && (a.Kind != Sync || d.bytesOf(o, a) != theirs) {
+			t.Errorf("%s (%s) from %s", a.Kind, a.Reason, a.From)
+		}
+	}
+	repair := newAction(Repair, Key{refs[1], image.ID}, "", 0)
+	repair.sum = ours
+	if on, now := goesOn(d, o, repair, image); on {
+		t.Errorf("the repair goes on beside %+v", now.Actions)
+	}
+}
+
 // A first copy of whatever bytes is under way when a node comes back whose copy failed a
 // minute ago: until the recovery interval is over, no other bytes may take its place.
 func TestFirstCopyIsOvertakenByARecall(t *testing.T) {

@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"slices"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -16,10 +18,20 @@ func (v imageView) repairable(key Key) bool {
 	if declared := v.image.Checksum; !declared.IsZero() && declared != c.SHA512 && declared != c.SHA256 {
 		return false
 	}
+	if c.Using == "" && v.othersReady(c) {
+		return false
+	}
 	if v.o.Tries[key].Unrepairable && c.Using == "" && v.refusesFor(key.Disk, v.need()).why == "" {
 		return false
 	}
 	return len(v.intact(key)) > 0 || v.hasRanges()
+}
+
+// othersReady reports whether the image, whose bytes nobody declared, has others by now than
+// the copy had: repaired it would be in conflict with them.
+func (v imageView) othersReady(c Copy) bool {
+	return !v.established() && len(v.ready) > 0 &&
+		!slices.ContainsFunc(v.ready, func(key Key) bool { return v.copy(key).SHA512 == c.SHA512 })
 }
 
 // intact are ready copies with the bytes that a failed one should have, those of this
