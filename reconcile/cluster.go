@@ -191,6 +191,6 @@ func once(actions []Action) []Action {
 func (c *Cluster) Forget(before, now schema.Config) {
 	maps.DeleteFunc(c.Tries, func(key Key, t Try) bool {
 		was, is := before.Images[key.ID.Name], now.Images[key.ID.Name]
-		return !sameImage(was, is) || t.Kind == Backup && !sameBackup(was, is)
+		return !t.Kind.same(was, is)
 	})
 }

@@ -115,7 +115,7 @@ func (m *member) stopObsolete(d Desired, plan Plan) {
 	}
 	for _, w := range m.sortedJobs() {
 		now, ok := wanted[w.key]
-		if !ok || w.action.overtaken(w.image, now) || !sameImage(w.image, d.Config.Images[w.key.ID.Name]) {
+		if !ok || w.action.overtaken(w.image, now) || !w.action.Kind.same(w.image, d.Config.Images[w.key.ID.Name]) {
 			m.stop(w)
 		}
 	}

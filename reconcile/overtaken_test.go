@@ -77,3 +77,28 @@ func TestFirstCopyIsOvertakenByARecall(t *testing.T) {
 		t.Errorf("stopped, although the bytes that it has to have are as good as others: %+v", now.Actions)
 	}
 }
+
+// A backup goes on to the place that is declared.
+func TestBackupToAnotherPlaceIsStopped(t *testing.T) {
+	c, image, refs := duo(1)
+	image.Backup = &schema.Backup{Target: "s3://wrong/"}
+	c.Images["parrot"] = image
+	o := bare(c)
+	o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, image.Checksum)
+	d, o := of(refs[0].Node, c, o)
+	a := newAction(Backup, Key{refs[0], image.ID}, "", 0)
+	if on, now := goesOn(d, o, a, image); !on {
+		t.Fatalf("stopped for nothing: %+v", now.Actions)
+	}
+	was := image
+	image.Backup = &schema.Backup{Target: "s3://right/"}
+	c.Images["parrot"] = image
+	if on, now := goesOn(d, o, a, was); on {
+		t.Errorf("it goes on to the old place; planned is %+v", now.Actions)
+	}
+	download := newAction(Download, Key{refs[0], image.ID}, "", 0)
+	delete(o.Disks[refs[0]].Copies, image.ID)
+	if on, now := goesOn(d, o, download, was); !on {
+		t.Errorf("a download is stopped for the place of the backup: %+v", now.Actions)
+	}
+}

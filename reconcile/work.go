@@ -68,7 +68,7 @@ func (r *Reconciler) stopObsolete(d Desired, plan Plan) {
 	}
 	for key, run := range r.running {
 		now, ok := wanted[key]
-		if !ok || run.job.action.overtaken(run.job.image, now) || !sameImage(run.job.image, d.Config.Images[key.ID.Name]) {
+		if a := run.job.action; !ok || a.overtaken(run.job.image, now) || !a.Kind.same(run.job.image, d.Config.Images[key.ID.Name]) {
 			run.end()
 		}
 	}
@@ -213,7 +213,7 @@ func again(t Try) string {
 func (r *Reconciler) forget(d Desired, o Observed) {
 	for key, t := range r.tries {
 		now := d.Config.Images[key.ID.Name]
-		if !sameImage(t.image, now) || t.Kind == Backup && !sameBackup(t.image, now) || t.Kind.needsFile() && o.lost(key) {
+		if !t.Kind.same(t.image, now) || t.Kind.needsFile() && o.lost(key) {
 			delete(r.tries, key)
 		}
 	}
@@ -224,6 +224,11 @@ func (o Observed) lost(key Key) bool {
 	seen, known := o.Disks[key.Disk]
 	c, there := seen.Copies[key.ID]
 	return known && seen.Problem == "" && (!there || c.State == disk.Pending)
+}
+
+// same reports whether two declarations are one to an action of that kind.
+func (k Kind) same(a, b schema.Image) bool {
+	return sameImage(a, b) && (k != Backup || sameBackup(a, b))
 }
 
 // sameBackup reports whether two declarations keep a backup in one place.
