@@ -102,3 +102,27 @@ func TestBackupToAnotherPlaceIsStopped(t *testing.T) {
 		t.Errorf("a download is stopped for the place of the backup: %+v", now.Actions)
 	}
 }
+
+// A scrub has read half of a copy when somebody asks to have it read: that is not waited
+// for as slowly, and what was read before is not known to be right now.
+func TestScrubIsOvertakenByWhatIsAskedFor(t *testing.T) {
+	c, image, refs := duo(1)
+	c.Settings.ScrubInterval = time.Hour
+	c.Images["parrot"] = image
+	o := bare(c)
+	o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, image.Checksum)
+	d, o := of(refs[0].Node, c, o)
+	a := newAction(Verify, Key{refs[0], image.ID}, "", 0)
+	a.slow = true
+	if on, now := goesOn(d, o, a, image); !on {
+		t.Fatalf("stopped for nothing: %+v", now.Actions)
+	}
+	d.Verify = map[Key]bool{a.Key(): true}
+	if on, now := goesOn(d, o, a, image); on {
+		t.Errorf("it goes on slowly; planned is %+v", now.Actions)
+	}
+	a.slow = false
+	if on, now := goesOn(d, o, a, image); !on {
+		t.Errorf("what was asked for is stopped: %+v", now.Actions)
+	}
+}

@@ -84,6 +84,8 @@ func (a Action) overtaken(image schema.Image, now Action) bool {
 		return a.Kind != now.Kind
 	case a.Kind.prepares() && !now.Kind.prepares():
 		return image.Checksum.IsZero() || a.Kind == Upload
+	case a.slow && now.Kind == Verify && !now.slow:
+		return true // what was read before may have changed, and somebody waits
 	case !image.Checksum.IsZero() || !a.Kind.prepares() && !a.Kind.pulls():
 		return false
 	}
