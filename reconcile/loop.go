@@ -153,13 +153,7 @@ func (l *Loop) await(ctx context.Context, poked <-chan struct{}, on *occasions) 
 	case <-on.tick.C: // events may have been missed, and disks have none
 		on.look.Reset(0)
 	case e := <-l.reconciler.Ended(): // which may make room for others
-		l.reconciler.Finish(e)
-		if !e.stopped && e.heard == nil {
-			delete(l.asked, e.key)
-		}
-		if e.heard == nil {
-			delete(l.uploads, e.key)
-		}
+		l.finish(e)
 	case asked = <-l.asks: // somebody wants something done about copies
 		asked.note()
 	case <-on.changed: // another node has news; it may have more in a moment
@@ -170,6 +164,20 @@ func (l *Loop) await(ctx context.Context, poked <-chan struct{}, on *occasions) 
 	case <-on.wake.C: // a wait is over
 	}
 	return true, asked, nil
+}
+
+// finish takes note of how a job ended. What was asked about its copy meanwhile is done
+// only if the job was about that.
+func (l *Loop) finish(e outcome) {
+	kind := l.reconciler.running[e.key].job.action.Kind
+	l.reconciler.Finish(e)
+	switch {
+	case e.heard != nil && !e.stopped: // it has not ended
+	case kind == Upload:
+		delete(l.uploads, e.key)
+	case kind == Verify && !e.stopped:
+		delete(l.asked, e.key)
+	}
 }
 
 // round does one round and returns how long until a wait of the plan ends.

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"context"
 	"log/slog"
 	"testing"
 	"time"
@@ -124,5 +125,35 @@ func TestScrubIsOvertakenByWhatIsAskedFor(t *testing.T) {
 	a.slow = false
 	if on, now := goesOn(d, o, a, image); !on {
 		t.Errorf("what was asked for is stopped: %+v", now.Actions)
+	}
+}
+
+// What is asked about a copy while something else is done to it is still to be done then.
+func TestAskedDuringOtherWork(t *testing.T) {
+	image := named("parrot")
+	key := Key{schema.DiskRef{Node: "node1", Disk: "disk1"}, image.ID}
+	for _, test := range []struct {
+		kind             Kind
+		end              outcome
+		verifies, awaits bool
+	}{
+		{kind: Backup, verifies: true, awaits: true},
+		{kind: Cleanup, end: outcome{err: &disk.InUseError{ID: image.ID, Why: "it is open"}}, verifies: true, awaits: true},
+		{kind: Cleanup, end: outcome{heard: map[string]Answer{}}, verifies: true, awaits: true},
+		{kind: Verify, end: outcome{stopped: true}, verifies: true, awaits: true},
+		{kind: Verify, awaits: true},
+		{kind: Download, end: outcome{err: context.Canceled, stopped: true}, verifies: true, awaits: true},
+		{kind: Upload, verifies: true},
+		{kind: Upload, end: outcome{err: context.Canceled, stopped: true}, verifies: true},
+	} {
+		l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), true), LoopOptions{})
+		l.reconciler.running[key] = &running{job: job{action: Action{Kind: test.kind}, image: image}, stop: func() {}}
+		l.reconciler.transfers.add(key, Transfer{Action: Action{Kind: test.kind}, Progress: &fetch.Progress{}})
+		l.asked[key], l.uploads[key] = true, true
+		test.end.key = key
+		l.finish(test.end)
+		if l.asked[key] != test.verifies || l.uploads[key] != test.awaits {
+			t.Errorf("%s ended with %+v: to be verified %v, to be uploaded %v", test.kind, test.end, l.asked[key], l.uploads[key])
+		}
 	}
 }
