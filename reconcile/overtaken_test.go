@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -155,5 +156,50 @@ func TestAskedDuringOtherWork(t *testing.T) {
 		if l.asked[key] != test.verifies || l.uploads[key] != test.awaits {
 			t.Errorf("%s ended with %+v: to be verified %v, to be uploaded %v", test.kind, test.end, l.asked[key], l.uploads[key])
 		}
+	}
+}
+
+// Between the withdrawal of a copy and the decision a node that was not asked turns out to
+// have other bytes: nothing is deleted as long as copies differ.
+func TestConflictIsNoticedAfterAsking(t *testing.T) {
+	d, o, drop, others := threeOfOne(t)
+	image := d.Config.Images["parrot"]
+	image.Checksum = disk.Digest{}
+	d.Config.Images["parrot"] = image
+	late := schema.DiskRef{Node: "late", Disk: "disk1"}
+	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
+	o.Disks[late] = Disk{UUID: "late", Copies: map[disk.ID]Copy{}}
+	o.Peers["late"] = Peer{Asked: true, Config: "d"}
+	asked, answers := d.Asks(o, drop), answersOf(o, others)
+	if err := d.Confirm(o.Heard("parrot", asked, answers), drop); err != nil {
+		t.Fatalf("without a conflict: %v", err)
+	}
+	o.Disks[late].Copies[image.ID] = readyCopy(image, digestOf(disk.SHA512, "z"))
+	if err := d.Confirm(o.Heard("parrot", asked, answers), drop); err == nil {
+		t.Error("the copy goes, although copies differ")
+	}
+	o.Disks[late].Copies[image.ID] = o.Disks[others[0]].Copies[image.ID]
+	if err := d.Confirm(o.Heard("parrot", asked, answersOf(o, others[:0])), drop); err == nil {
+		t.Error("the copy goes, counted on one that was not asked about")
+	}
+}
+
+// A node is declared between the withdrawal of a copy whose image is gone and the decision:
+// it was not asked whether it uses the image.
+func TestUseIsAskedOfAllNodes(t *testing.T) {
+	d, o, drop, others := threeOfOne(t)
+	delete(d.Config.Images, "parrot")
+	answers := answersOf(o, others)
+	if err := d.Confirm(o.Heard("parrot", d.Asks(o, drop), answers), drop); err != nil {
+		t.Fatalf("all were asked: %v", err)
+	}
+	asked := d.Asks(o, drop)
+	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
+	o.Disks[schema.DiskRef{Node: "late", Disk: "disk1"}] = Disk{UUID: "late", Copies: map[disk.ID]Copy{}}
+	o.Peers["late"] = Peer{Asked: true, Config: "d"}
+	if err := d.Confirm(o.Heard("parrot", asked, answers), drop); err == nil {
+		t.Error("the copy goes, and one node was not asked")
+	} else if want := "node late was not asked"; !strings.Contains(err.Error(), want) {
+		t.Errorf("%v; want %q", err, want)
 	}
 }

@@ -124,7 +124,7 @@ func (v imageView) hadReady(node string) bool {
 func (s *scene) uncounted() string {
 	var why []string
 	for _, name := range s.others() {
-		if reason := s.disagrees(name); reason != "" {
+		if reason := s.disagrees(name); reason != "" && !s.agrees(name) { // else it had no copy to ask about
 			why = append(why, reason)
 		}
 	}
@@ -150,6 +150,8 @@ func (s *scene) disagrees(name string) string {
 		return fmt.Sprintf("the configuration of node %s is not wholly valid", name)
 	case !s.agrees(name):
 		return fmt.Sprintf("node %s has another configuration", name)
+	case peer.unheard:
+		return fmt.Sprintf("node %s was not asked", name)
 	}
 	return ""
 }

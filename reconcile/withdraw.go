@@ -48,8 +48,8 @@ type Answer struct {
 
 // Heard returns o with what the nodes answered about the images of that name since
 // the copy was withdrawn. Nothing that they said before counts any more: a node that
-// was asked and did not answer is silent in it, and of a node that was not asked no
-// copy of that name is counted on.
+// was asked and did not answer is silent in it, and on a node that was not asked nothing
+// is counted on; what speaks against the removal there does so all the same.
 func (o Observed) Heard(name string, asked []string, answers map[string]Answer) Observed {
 	o.Peers, o.Disks = maps.Clone(o.Peers), maps.Clone(o.Disks)
 	for node, peer := range o.Peers {
@@ -59,11 +59,13 @@ func (o Observed) Heard(name string, asked []string, answers map[string]Answer) 
 			peer = Peer{Asked: true, Config: answer.Config}
 		case slices.Contains(asked, node):
 			peer = Peer{Asked: true, Problem: "it did not answer when it was asked", Silent: peer.Silent}
+		default:
+			peer.unheard = true
 		}
 		o.Peers[node] = peer
 	}
 	for ref, seen := range o.Disks {
-		if _, other := o.Peers[ref.Node]; !other {
+		if peer, other := o.Peers[ref.Node]; !other || peer.unheard {
 			continue
 		}
 		answer, heard := answers[ref.Node]
