@@ -136,8 +136,12 @@ func (o *openDisk) look(reads func(disk.ID) bool) Disk {
 	seen.Copies = make(map[disk.ID]Copy, len(listing.Copies))
 	for _, c := range listing.Copies {
 		using := users.Using(c.ID)
-		if using == "" && !c.UnwantedSince.IsZero() && !reads(c.ID) {
-			using = o.Opened(c.ID) // which matters for what may go, and costs too much for all
+		switch {
+		case using != "" || c.UnwantedSince.IsZero(): // it matters for what may go, and costs too much for all
+		case !reads(c.ID):
+			using = o.Opened(c.ID)
+		case c.InUse:
+			using = "it was in use when the work that reads it began"
 		}
 		seen.Copies[c.ID] = Copy{Copy: c, Using: using}
 	}

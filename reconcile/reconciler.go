@@ -118,10 +118,10 @@ func (r *Reconciler) miss(o Observed) {
 	}
 }
 
-// reads reports whether a job reads the copy, or is about to delete it.
+// reads reports whether a job reads the copy, or deletes it.
 func (r *Reconciler) reads(key Key) bool {
 	for own, run := range r.running {
-		if own == key || run.job.action.from == key {
+		if own == key && !run.asks() || run.job.action.from == key {
 			return true
 		}
 	}
