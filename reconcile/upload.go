@@ -152,8 +152,9 @@ func (v imageView) address(node string) string {
 	return node
 }
 
-// interrupted reports whether a part of the upload is on a disk of this node, or whether
-// that cannot be told yet.
+// interrupted reports whether a part of the upload is on a disk of this node and may be
+// gone on with, which ends with a ready copy, wherever that is, or whether that cannot be
+// told yet.
 func (l *Loop) interrupted(id string) bool {
 	v := l.View()
 	if v == nil || !v.Loaded {
@@ -165,7 +166,8 @@ func (l *Loop) interrupted(id string) bool {
 				continue
 			}
 			if d, open := l.reconciler.readable(ref.Disk); open && d.PartOrigin(image).ETag == id {
-				return declaredUpload(v.Desired.Config.Images[image.Name], image)
+				declared := v.Desired.Config.Images[image.Name]
+				return declaredUpload(declared, image) && len(v.Desired.scene(v.Observed).view(declared).ready) == 0
 			}
 		}
 	}

@@ -2,11 +2,15 @@ package reconcile
 
 import (
 	"errors"
+	"log/slog"
 	"net/http"
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // TestNotTaken has clients come back to what settles by itself, and to nothing else: after
@@ -28,6 +32,39 @@ func TestNotTaken(t *testing.T) {
 		err := notTaken(test.planned)
 		if refused, ok := errors.AsType[*upload.Refused](err); !ok || refused.Status != test.status {
 			t.Errorf("%q, until %v: got %#v, want status %d", test.planned.Kind, test.planned.Until, err, test.status)
+		}
+	}
+}
+
+// TestInterruptedUpload goes on unless the image has got ready elsewhere: a client that was
+// told to come back in a moment would do so in vain.
+func TestInterruptedUpload(t *testing.T) {
+	d := desire(t, `images: {parrot: {source: {upload: {}}}}`, newDisk(t))
+	image := d.Config.Images["parrot"]
+	there := schema.DiskRef{Node: "node2", Disk: "disk1"}
+	d.Config.Nodes["node2"] = d.Config.Nodes["node1"]
+	l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), false), LoopOptions{})
+	defer l.reconciler.Close()
+	l.reconciler.Look(d)
+	part, err := l.reconciler.disks.open[schema.DiskRef{Node: "node1", Disk: "disk1"}].OpenPart(t.Context(), image.ID, disk.PartOptions{})
+	must(t, err)
+	must(t, part.Begin(disk.Origin{Source: upload.Source, ETag: "one", Size: 1 << 20}))
+	must(t, part.Close())
+	o := l.reconciler.Look(d)
+	o.Disks[there] = Disk{Copies: map[disk.ID]Copy{image.ID: readyCopy(image, digestOf(disk.SHA512, "a"))}}
+	for _, test := range []struct {
+		peer Peer
+		id   string
+		want bool
+	}{
+		{peer: Peer{Asked: true, Problem: "no answer"}, id: "one", want: true},
+		{peer: Peer{Asked: true, Problem: "no answer"}, id: "two"},
+		{peer: Peer{Asked: true}, id: "one"},
+	} {
+		o.Peers = map[string]Peer{"node2": test.peer}
+		l.view.Store(&View{Desired: d, Observed: o, Loaded: true})
+		if got := l.interrupted(test.id); got != test.want {
+			t.Errorf("upload %s, node2 %+v: got %v", test.id, test.peer, got)
 		}
 	}
 }
