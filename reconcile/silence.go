@@ -150,7 +150,7 @@ func (s *scene) disagrees(name string) string {
 		return fmt.Sprintf("the configuration of node %s is not wholly valid", name)
 	case !s.agrees(name):
 		return fmt.Sprintf("node %s has another configuration", name)
-	case peer.unheard:
+	case peer.unasked:
 		return fmt.Sprintf("node %s was not asked", name)
 	}
 	return ""

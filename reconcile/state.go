@@ -111,9 +111,9 @@ type Peer struct {
 	// Last is when its last answer was true, by this node's clock; zero: it never
 	// answered. It is shown, and nothing is planned by it.
 	Last time.Time
-	// unheard: it was not asked since the copy was withdrawn that is decided on, so that
+	// unasked: it was not asked since the copy was withdrawn that is decided on, so that
 	// nothing there counts for that copy's removal.
-	unheard bool
+	unasked bool
 }
 
 // answers reports whether what the peer said last stands.

@@ -95,7 +95,7 @@ func (v imageView) reliable(key Key) bool {
 	if v.mine(key.Disk) {
 		return !v.suspect[key] && !v.o.Running[key]
 	}
-	return v.agrees(key.Disk.Node) && !v.o.Peers[key.Disk.Node].unheard
+	return v.agrees(key.Disk.Node) && !v.o.Peers[key.Disk.Node].unasked
 }
 
 // agrees reports whether another node answers and has this node's configuration,

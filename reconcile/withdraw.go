@@ -60,12 +60,12 @@ func (o Observed) Heard(name string, asked []string, answers map[string]Answer) 
 		case slices.Contains(asked, node):
 			peer = Peer{Asked: true, Problem: "it did not answer when it was asked", Silent: peer.Silent}
 		default:
-			peer.unheard = true
+			peer.unasked = true
 		}
 		o.Peers[node] = peer
 	}
 	for ref, seen := range o.Disks {
-		if peer, other := o.Peers[ref.Node]; !other || peer.unheard {
+		if peer, other := o.Peers[ref.Node]; !other || peer.unasked {
 			continue
 		}
 		answer, heard := answers[ref.Node]
