@@ -66,7 +66,7 @@ func (r *Reconciler) decide(d Desired, o Observed) (removals []func()) {
 			delete(o.Running, key)
 			continue
 		}
-		if age := time.Since(run.started); age > mostAge { // the loop was held up
+		if age := elapsed(run.started); age > mostAge { // the loop was held up
 			r.takeBack(key, fmt.Errorf("the answers are %v old", age.Round(time.Second)))
 			o.Tries[key] = r.tries[key].Try
 			delete(o.Running, key)
@@ -84,6 +84,13 @@ func (r *Reconciler) decide(d Desired, o Observed) (removals []func()) {
 		})
 	}
 	return removals
+}
+
+// elapsed is how long ago since was, by the clock that says more: one stands still while
+// the machine is suspended, and the other may be set back.
+func elapsed(since time.Time) time.Duration {
+	now := time.Now()
+	return max(now.Sub(since), now.Round(0).Sub(since.Round(0)))
 }
 
 // asked are the withdrawn copies that can be decided on.
