@@ -172,6 +172,7 @@ func TestLonghornTakesOurFilesAsTheyAre(t *testing.T) {
 // TestCfgThatSaysNothing has a sound file with a backing.cfg that is none. The file
 // is read, becomes ready and gets a good one.
 func TestCfgThatSaysNothing(t *testing.T) {
+	t.Parallel()
 	image := sparseImage(ChunkSize)
 	sum := digest512(image).String()
 	good := fmt.Sprintf(`{"name":"x","uuid":"6846a0b2","size":%d,"currentChecksum":%q,"modificationTime":"long ago"}`, len(image), sum)

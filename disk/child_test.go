@@ -113,6 +113,7 @@ func (f *filler) finish() (digest string, memory int64) {
 // TestKill kills the process that fills a part, over and over, wherever it is. Each
 // time at most 8 MiB are lost of what it had taken.
 func TestKill(t *testing.T) {
+	t.Parallel()
 	const most = 8 << 20
 	const pipe = 64 << 10 // may not have been taken yet
 	image := make([]byte, 48<<20)

@@ -94,6 +94,7 @@ func TestCommitMakesAReadyImage(t *testing.T) {
 }
 
 func TestResumeKeepsWhatTheHashesVouchFor(t *testing.T) {
+	t.Parallel()
 	image := sparseImage(8 * ChunkSize)
 	tests := []struct {
 		name   string

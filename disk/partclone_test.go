@@ -153,6 +153,7 @@ func TestCloneShares(t *testing.T) {
 }
 
 func TestCloneResumes(t *testing.T) {
+	t.Parallel()
 	for name, dir := range map[string]func(*testing.T) string{"shared": xfs, "copied": func(t *testing.T) string { return t.TempDir() }} {
 		t.Run(name, func(t *testing.T) {
 			r := newCloneRig(t, diskAt(t, dir(t)), 9*ChunkSize+512)

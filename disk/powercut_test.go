@@ -204,6 +204,7 @@ func TestVerifiedFileIsDurable(t *testing.T) {
 // TestPartIsOfItsOrigin cuts the power while a part is begun anew from another
 // origin. What counts of it afterwards is of the origin that it names.
 func TestPartIsOfItsOrigin(t *testing.T) {
+	t.Parallel()
 	f := faultfs.Mount(t)
 	versions := testVersions(2*ChunkSize, 3*ChunkSize)
 	outcomes := 8

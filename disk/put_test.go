@@ -27,6 +27,7 @@ func putAll(p *Part, image []byte) error {
 }
 
 func TestPutMakesTheSameImage(t *testing.T) {
+	t.Parallel()
 	for _, size := range []int{512, ChunkSize, ChunkSize + 512, 5*ChunkSize - 512, 9 * ChunkSize} {
 		image := sparseImage(size)
 		read, put := newDisk(t), newDisk(t)
@@ -193,6 +194,7 @@ func TestPutResumes(t *testing.T) {
 }
 
 func TestAgrees(t *testing.T) {
+	t.Parallel()
 	image := sparseImage(5*ChunkSize + 512)
 	from := newDisk(t)
 	readyImage(t, from, image)

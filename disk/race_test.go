@@ -20,6 +20,7 @@ var metaOfUser = []byte(`{"Size":1048576,"BackingFilePath":"/host/disk/backing-i
 // TestReplicaThatComesDuringRemove makes a replica before each operation of a
 // removal. One that was there at the last look keeps its image.
 func TestReplicaThatComesDuringRemove(t *testing.T) {
+	t.Parallel()
 	f := faultfs.Mount(t)
 	image := sparseImage(4096)
 	setUp := func(t *testing.T) (*Disk, *faultfs.Volume) {
@@ -90,6 +91,7 @@ func TestReplicaThatComesDuringRemove(t *testing.T) {
 // TestUserThatComesDuringRemove does what a replica does that starts: it writes its
 // metadata and then opens the image. Once it has it open, the image stays.
 func TestUserThatComesDuringRemove(t *testing.T) {
+	t.Parallel()
 	d := newDisk(t)
 	image := sparseImage(4096)
 	rounds, got, removed := 150, 0, 0

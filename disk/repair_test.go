@@ -42,6 +42,7 @@ func verifyFails(t *testing.T, d *Disk) {
 }
 
 func TestRepair(t *testing.T) {
+	t.Parallel()
 	const length = 4*ChunkSize + 1024 // zeros are chunks 1 and 3
 	image := sparseImage(length)
 	tests := []struct {
@@ -96,6 +97,7 @@ func TestRepair(t *testing.T) {
 }
 
 func TestRepairRefuses(t *testing.T) {
+	t.Parallel()
 	image := sparseImage(3 * ChunkSize)
 	tests := []struct {
 		name    string
@@ -166,6 +168,7 @@ func TestRepairRefuses(t *testing.T) {
 // TestRepairGoesOn has a peer that gives up, lies or is told to stop. What was repaired
 // until then is not asked for again, and no other read is needed.
 func TestRepairGoesOn(t *testing.T) {
+	t.Parallel()
 	image := sparseImage(7 * ChunkSize)
 	boom := errors.New("boom")
 	tests := []struct {

@@ -72,6 +72,7 @@ func extract(t testing.TB, name string, h *tar.Header, r io.Reader) {
 // TestAdopt takes over disks that Longhorn's own programs wrote, and some that
 // were damaged afterwards. Each image is read once and not again.
 func TestAdopt(t *testing.T) {
+	t.Parallel()
 	var cases map[string]struct {
 		UUID, Image, SHA512, Expect, Format string
 		Size                                int64

@@ -61,6 +61,7 @@ func TestRealVolumeMetas(t *testing.T) {
 // TestEveryReplicaCounts has an image that a replica uses, in whatever state that
 // is. It is never deleted, nor is any other as long as one replica cannot be read.
 func TestEveryReplicaCounts(t *testing.T) {
+	t.Parallel()
 	meta := func(more string) string {
 		return `{"Size":1048576,"Head":"volume-head-000.img",` + more +
 			`"BackingFilePath":"/host/var/lib/longhorn/backing-images/` + testID.String() + `/backing"}`

@@ -147,6 +147,7 @@ func TestUnpackChoice(t *testing.T) {
 
 // TestBombs: zeros take no space and may be any number; other bytes may not.
 func TestBombs(t *testing.T) {
+	race.Skip(t)
 	const size = 80 << 20
 	r := newRig(t)
 	zeros, ones := pack(t, packedZst, make([]byte, size)), pack(t, packedZst, bytes.Repeat([]byte{1}, size))

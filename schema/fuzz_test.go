@@ -25,7 +25,7 @@ func FuzzLoad(f *testing.F) {
 	archives = append(archives, manifests...)
 	for i, name := range archives {
 		if race.Enabled && i%16 != 0 {
-			continue // TestLoad loads all of them
+			continue
 		}
 		a, err := txtar.ParseFile(name)
 		if err != nil {

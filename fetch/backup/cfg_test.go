@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 const good = `{"Name":"parrot","Size":"7344128","BlockCount":"2","Checksum":"c0ffee","Labels":{"a":"b"},"CompressionMethod":"lz4",` +
@@ -94,6 +96,7 @@ func TestParseTooLong(t *testing.T) {
 
 // A cfg may come from anybody who can write to the Store: only blocks may be many.
 func TestParseTooMuchBesideBlocks(t *testing.T) {
+	race.Skip(t)
 	size := fmt.Sprintf(`"Size":"%d",`, 100_000*int64(BlockSize))
 	var blocks, labels strings.Builder
 	for n := range int64(100_000) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 const (
@@ -62,6 +63,7 @@ func TestStateThatHasNoSense(t *testing.T) {
 }
 
 func TestStateIsBounded(t *testing.T) {
+	race.Skip(t)
 	var disks, copies strings.Builder
 	for i := range maxDisks + 1 {
 		fmt.Fprintf(&disks, `{"name":"disk%d"},`, i)

@@ -89,6 +89,7 @@ func stops(after int, then func(r *http.Request)) func(int64, http.ResponseWrite
 func breaks(*http.Request) { panic(http.ErrAbortHandler) }
 
 func TestPullDoesWithoutASourceThatFails(t *testing.T) {
+	t.Parallel()
 	const size = 24 * mib
 	want := image(size)
 	tests := []struct {
@@ -171,6 +172,7 @@ func (r *receiver) movedOnce(image []byte, percent int64) {
 }
 
 func TestPullGoesOnWhenAPeerDies(t *testing.T) {
+	t.Parallel()
 	want := image(96 * mib)
 	nodes := []*node{startNode(t, "node0"), startNode(t, "node1"), startNode(t, "node2")}
 	var sources []Source

@@ -76,6 +76,7 @@ func (p *plant) order(senders int) order {
 
 // TestPullWhenAnInterfaceGoesDown: nothing closes the connection, no more comes.
 func TestPullWhenAnInterfaceGoesDown(t *testing.T) {
+	t.Parallel()
 	p := newPlant(t, 2, 64*mib)
 	o := p.order(2)
 	o.Tell = 16 * mib

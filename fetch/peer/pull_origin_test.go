@@ -10,6 +10,7 @@ import (
 )
 
 func TestPullAsksTheOriginWherePeersAreNotEnough(t *testing.T) {
+	t.Parallel()
 	m := numberedManifest(t, 250)
 	for i, test := range []struct {
 		name        string

@@ -14,6 +14,7 @@ import (
 )
 
 func TestPullResumes(t *testing.T) {
+	t.Parallel()
 	want := image(24 * mib)
 	for _, from := range []struct {
 		name   string

@@ -93,6 +93,7 @@ func (r *receiver) gets(want []byte) {
 }
 
 func TestPullFromPeers(t *testing.T) {
+	t.Parallel()
 	for _, size := range []int{512, mib - 512, mib, 5*mib + 512, 40*mib + 4096} {
 		for _, peers := range []int{1, 3} {
 			t.Run(fmt.Sprintf("%d bytes from %d", size, peers), func(t *testing.T) {
