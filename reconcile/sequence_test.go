@@ -61,59 +61,6 @@ func TestSequences(t *testing.T) {
 		n, all.changes, all.taken, slices.Max(all.after), all.late, all.middle(), len(all.stalls))
 }
 
-// sequenceSum is what the sequences came to.
-type sequenceSum struct {
-	sync.Mutex
-	changes, taken int
-	after          []time.Duration
-	late           map[string]time.Duration // by form
-	stalls         []stall
-}
-
-// stall is for how long this process got no processor, when that was over.
-type stall struct {
-	over time.Time
-	long time.Duration
-}
-
-// beat notes stalls: on a busy machine they are nobody's fault.
-func (s *sequenceSum) beat(stop <-chan struct{}) {
-	const every = 10 * time.Millisecond
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for last := time.Now(); ; {
-		select {
-		case <-stop:
-			return
-		case <-tick.C:
-		}
-		now := time.Now()
-		if late := now.Sub(last) - every; late > every {
-			s.Lock()
-			s.stalls = append(s.stalls, stall{now, late})
-			s.Unlock()
-		}
-		last = now
-	}
-}
-
-// stalled is how much of the time since then was lost to stalls.
-func (s *sequenceSum) stalled(since time.Time) (sum time.Duration) {
-	s.Lock()
-	defer s.Unlock()
-	for _, one := range s.stalls {
-		if one.over.After(since) {
-			sum += one.long
-		}
-	}
-	return sum
-}
-
-func (s *sequenceSum) middle() time.Duration {
-	slices.Sort(s.after)
-	return s.after[len(s.after)/2]
-}
-
 // content is what a config directory holds: the text of each file.
 type content map[string]string
 
@@ -305,47 +252,4 @@ func (s *sequence) lastLed(last took) (at time.Time) {
 		}
 	}
 	return at
-}
-
-// took is a configuration that was taken.
-type took struct {
-	at     time.Time
-	digest string
-	errors int64
-}
-
-// takenLog notes what a loop says that it has taken: no view is missed that way.
-type takenLog struct {
-	mu    sync.Mutex
-	taken []took
-}
-
-func (l *takenLog) Enabled(context.Context, slog.Level) bool { return true }
-func (l *takenLog) WithAttrs([]slog.Attr) slog.Handler       { return l }
-func (l *takenLog) WithGroup(string) slog.Handler            { return l }
-
-func (l *takenLog) Handle(_ context.Context, r slog.Record) error {
-	if r.Message != "configuration taken" {
-		return nil
-	}
-	t := took{at: r.Time}
-	r.Attrs(func(a slog.Attr) bool {
-		switch a.Key {
-		case "digest":
-			t.digest = a.Value.String()
-		case "errors":
-			t.errors = a.Value.Int64()
-		}
-		return true
-	})
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.taken = append(l.taken, t)
-	return nil
-}
-
-func (l *takenLog) all() []took {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.taken)
 }

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"hash"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -270,35 +269,4 @@ func poke(ts *testscript.TestScript, neg bool, args []string) {
 	b[0] ^= 1
 	_, err = f.WriteAt(b, at)
 	ts.Check(err)
-}
-
-func tree(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 1 {
-		ts.Fatalf("usage: tree DIR")
-	}
-	root := ts.MkAbs(args[0])
-	ts.Check(filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || path == root {
-			return err
-		}
-		info, err := e.Info()
-		if err != nil {
-			return err
-		}
-		fmt.Fprintln(ts.Stdout(), strings.TrimPrefix(path, root+"/")+describe(path, info))
-		return nil
-	}))
-}
-
-func describe(path string, info fs.FileInfo) string {
-	switch {
-	case info.IsDir():
-		return "/"
-	case info.Mode()&fs.ModeSymlink != 0:
-		to, _ := os.Readlink(path)
-		return " -> " + to
-	case filepath.Ext(path) == "" || filepath.Ext(path) == ".part":
-		return fmt.Sprint(" ", info.Size())
-	}
-	return ""
 }
