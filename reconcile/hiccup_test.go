@@ -37,68 +37,6 @@ func TestHiccupStopsASync(t *testing.T) {
 	}
 }
 
-// A first copy without checksum is under way, from its source or from another image that
-// has the bytes, when a node comes back that has others: they must not come beside them.
-func TestFirstCopyIsOvertaken(t *testing.T) {
-	theirs, ours := digestOf(disk.SHA512, "a"), digestOf(disk.SHA512, "b")
-	for _, test := range []struct {
-		action   Action
-		declared disk.Digest
-		failed   bool // there is a copy that can be repaired now
-		stopped  bool
-	}{
-		{action: Action{Kind: Download}, stopped: true},
-		{action: Action{Kind: Sync, sum: ours}, stopped: true},
-		{action: Action{Kind: Sync, sum: theirs}},
-		{action: Action{Kind: Sync, sum: theirs}, declared: theirs},
-		{action: Action{Kind: Sync, sum: ours}, failed: true, stopped: true},
-		{action: Action{Kind: Sync, sum: theirs}, failed: true},
-	} {
-		c, image, refs := duo(2)
-		image.Checksum = test.declared
-		c.Images["parrot"] = image
-		o := bare(c)
-		o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, theirs)
-		key := Key{refs[1], image.ID}
-		if test.failed {
-			c := readyCopy(image, theirs)
-			c.State = disk.Failed
-			o.Disks[refs[1]].Copies[image.ID] = c
-		}
-		o.Running[key] = true
-		d, o := of(refs[1].Node, c, o)
-		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-		r.running[key] = &running{job: job{action: test.action, image: image}, stop: func() {}}
-		plan := d.Plan(o)
-		r.stopObsolete(d, plan)
-		if r.running[key].stopped != test.stopped {
-			t.Errorf("%s of %v, declared %v, failed %v: stopped is %v\n%+v", test.action.Kind, test.action.sum, test.declared, test.failed, !test.stopped, plan.Actions)
-		}
-	}
-}
-
-// What a first copy is overtaken by, where it is declared what it has to be and where not.
-func TestOvertaken(t *testing.T) {
-	image, established := named("parrot"), named("parrot")
-	image.Checksum = disk.Digest{}
-	for _, test := range []struct {
-		image    schema.Image
-		is, now  Kind
-		overtook bool
-	}{
-		{image, Download, Sync, true},
-		{image, Download, Repair, true},
-		{image, Download, Restore, false},
-		{established, Download, Sync, false},
-		{established, Upload, Sync, true},
-		{established, Upload, Upload, false},
-	} {
-		if (Action{Kind: test.is}).overtaken(test.image, Action{Kind: test.now}) != test.overtook {
-			t.Errorf("%s by %s, declared %v: %v", test.is, test.now, test.image.Checksum, !test.overtook)
-		}
-	}
-}
-
 // threeOfOne is a cluster of three nodes, each with a copy of the one image parrot, two of
 // them too many, as the node sees it whose copy is to go.
 func threeOfOne(t *testing.T) (d Desired, o Observed, drop Action, others []schema.DiskRef) {

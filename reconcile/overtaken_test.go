@@ -28,6 +28,62 @@ func failedCopy(image schema.Image, sum disk.Digest) Copy {
 	return c
 }
 
+// A first copy without checksum is under way, from its source or from another image that
+// has the bytes, when a node comes back that has others: they must not come beside them.
+func TestFirstCopyIsOvertaken(t *testing.T) {
+	theirs, ours := digestOf(disk.SHA512, "a"), digestOf(disk.SHA512, "b")
+	for _, test := range []struct {
+		kind          Kind
+		sum, declared disk.Digest
+		failed        bool // there is a copy that can be repaired now
+		stopped       bool
+	}{
+		{kind: Download, stopped: true},
+		{kind: Sync, sum: ours, stopped: true},
+		{kind: Sync, sum: theirs},
+		{kind: Sync, sum: theirs, declared: theirs},
+		{kind: Sync, sum: ours, failed: true, stopped: true},
+		{kind: Sync, sum: theirs, failed: true},
+	} {
+		c, image, refs := duo(2)
+		image.Checksum = test.declared
+		c.Images["parrot"] = image
+		o := bare(c)
+		o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, theirs)
+		if test.failed {
+			o.Disks[refs[1]].Copies[image.ID] = failedCopy(image, theirs)
+		}
+		d, o := of(refs[1].Node, c, o)
+		a := newAction(test.kind, Key{refs[1], image.ID}, "", UnknownBytes)
+		a.sum = test.sum
+		if on, now := goesOn(d, o, a, image); on == test.stopped {
+			t.Errorf("%s of %v, declared %v, failed %v: it goes on is %v\n%+v", a.Kind, a.sum, test.declared, test.failed, on, now.Actions)
+		}
+	}
+}
+
+// What a first copy is overtaken by, where it is declared what it has to be and where not.
+func TestOvertaken(t *testing.T) {
+	image, established := named("parrot"), named("parrot")
+	image.Checksum = disk.Digest{}
+	for _, test := range []struct {
+		image    schema.Image
+		is, now  Kind
+		overtook bool
+	}{
+		{image, Download, Sync, true},
+		{image, Download, Repair, true},
+		{image, Download, Restore, false},
+		{established, Download, Sync, false},
+		{established, Upload, Sync, true},
+		{established, Upload, Upload, false},
+	} {
+		if (Action{Kind: test.is}).overtaken(test.image, Action{Kind: test.now}) != test.overtook {
+			t.Errorf("%s by %s, declared %v: %v", test.is, test.now, test.image.Checksum, !test.overtook)
+		}
+	}
+}
+
 // The bytes that a failed copy had are in another image on its node, but by now the image
 // has others: it is not to have both.
 func TestFailedCopyIsNotRepairedBesideOthers(t *testing.T) {
