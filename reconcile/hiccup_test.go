@@ -14,25 +14,30 @@ func readyCopy(image schema.Image, sum disk.Digest) Copy {
 	return Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: sum, Chunks: digestOf(disk.SHA256, "m"), Size: 1 << 20}}
 }
 
-// One failed question to the only source stops a transfer of which the data still flows.
-func TestHiccupStopsASync(t *testing.T) {
-	for _, checksum := range []disk.Digest{digestOf(disk.SHA512, "a"), {}} {
-		c, image, refs := duo(2)
-		image.Checksum = checksum
-		c.Images["parrot"] = image
-		o := bare(c)
-		o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, digestOf(disk.SHA512, "a"))
-		key := Key{refs[1], image.ID}
-		o.Running[key] = true
-		o.Peers[refs[0].Node] = Peer{Asked: true, Problem: "it does not answer in time", Silent: 11 * time.Second}
-		d, o := of(refs[1].Node, c, o)
-		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-		r.running[key] = &running{job: job{action: Action{Kind: Sync, sum: digestOf(disk.SHA512, "a")}, image: image}, stop: func() {}}
-		plan := d.Plan(o)
-		r.stopObsolete(d, plan)
-		t.Logf("%+v", plan.Actions)
-		if r.running[key].stopped {
-			t.Error("the transfer is stopped")
+// One failed question to the only source stops no transfer of which the data may still flow,
+// whether its disk would make the first copy or another one.
+func TestHiccupStopsNoSync(t *testing.T) {
+	sum := digestOf(disk.SHA512, "a")
+	for _, checksum := range []disk.Digest{sum, {}} {
+		for which := 1; which <= 2; which++ {
+			c, image := grid(3, 1), named("parrot")
+			image.Copies, image.Checksum = 3, checksum
+			c.Images["parrot"] = image
+			c.Settings.RecoveryWaitInterval, c.Settings.ConcurrentReplenishPerNodeLimit = 5*time.Minute, 5
+			refs := ranked(c, image).all()
+			o := bare(c)
+			o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, sum)
+			for _, ref := range refs[1:] {
+				o.Disks[ref].Copies[image.ID] = Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 19, PartTotal: 1 << 20}}
+				o.Running[Key{ref, image.ID}] = true
+			}
+			o.Peers[refs[0].Node] = Peer{Asked: true, Problem: "it does not answer in time", Silent: 11 * time.Second}
+			d, o := of(refs[which].Node, c, o)
+			a := newAction(Sync, Key{refs[which], image.ID}, "", UnknownBytes)
+			a.sum = sum
+			if on, now := goesOn(d, o, a, image); !on {
+				t.Errorf("declared %v: that to the disk of rank %d is stopped: %+v", checksum, which, now.Actions)
+			}
 		}
 	}
 }

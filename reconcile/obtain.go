@@ -38,6 +38,9 @@ func (v imageView) obtain(ref schema.DiskRef, settling map[schema.DiskRef]Action
 	here, there := v.sameHere(), v.sameThere()
 	switch {
 	case len(v.ready) == 0 && first != ref:
+		if from, ok := v.interrupted(ref); ok {
+			return v.reading(newAction(Sync, Key{ref, v.image.ID}, reason, UnknownBytes), from), true
+		}
 		return v.waitFor(first, ref), true
 	case v.established() && v.clonesHere():
 		return v.clone(ref, reason), true // whoever is silent
