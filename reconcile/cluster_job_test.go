@@ -141,6 +141,9 @@ func (m *member) progress(d *drive, w *work) error {
 	if w.action.Kind.prepares() && s.part == 0 && w.action.recall.digest.IsZero() {
 		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name})
 	}
+	if pulls := w.action.Kind == Sync && w.action.from == (Key{}); pulls || s.part == 0 { // a download goes on with a part of whatever kind
+		s.pulled = pulls
+	}
 	if s.part < gib/2 && d.free() > gib/2 {
 		s.part += gib / 4
 	}

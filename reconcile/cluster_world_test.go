@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -67,6 +68,7 @@ type drive struct {
 type slot struct {
 	folder
 	from     *uploader     // of the part
+	pulled   bool          // the part came from other nodes
 	failedAt time.Duration // when it became failed
 	soberly  bool          // by a clock that was never set
 	damaged  time.Time     // by the wall clock of the node, as the record has it
@@ -184,8 +186,11 @@ func (c *cluster) seesCopy(id disk.ID, s *slot, d *drive) Copy {
 	if s.part > 0 || s.from != nil {
 		v.PartTotal = gib
 	}
-	if s.from != nil {
+	switch {
+	case s.from != nil:
 		v.PartFrom = UploadOrigin
+	case s.pulled && s.part > 0:
+		v.PartFrom = peer.Pulled
 	}
 	if s.letter == "" {
 		return v

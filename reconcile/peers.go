@@ -120,13 +120,17 @@ func told(nodes map[string]schema.Node, node string, s peer.State) map[schema.Di
 }
 
 func toldCopy(c peer.Copy) Copy {
+	from := ""
+	if c.Pulled {
+		from = peer.Pulled
+	}
 	return Copy{
 		Copy: disk.Copy{
 			ID: c.ID(), State: c.State, Message: c.Message, Format: c.Format,
 			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
 			SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.Chunks, Owned: c.Owned,
 			Verified: c.Verified, Damaged: c.Damaged, InUse: c.Using != "", LastUsed: c.LastUsed,
-			UnwantedSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal,
+			UnwantedSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal, PartFrom: from,
 		},
 		Using: c.Using, Leaving: c.Leaving, Refuses: c.Refuses, Later: c.Later,
 	}

@@ -114,7 +114,7 @@ func tellCopy(c Copy) peer.Copy {
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
 		SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.Chunks, Owned: c.Owned,
 		Using: c.Using, Verified: c.Verified, Damaged: c.Damaged, LastUsed: c.LastUsed,
-		UnwantedSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal,
+		UnwantedSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal, Pulled: c.pulled(),
 	}
 }
 

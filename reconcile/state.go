@@ -1,9 +1,11 @@
 package reconcile
 
 import (
+	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -150,6 +152,9 @@ type Copy struct {
 	// Later: it takes one as soon as there is a first copy.
 	Later bool
 }
+
+// pulled reports whether the part came from other nodes: no first copy was begun with it.
+func (c Copy) pulled() bool { return strings.HasPrefix(c.PartFrom, peer.Pulled) }
 
 // Try is what is remembered of a failure until the next attempt.
 type Try struct {

@@ -48,7 +48,7 @@ type Found struct {
 	Message   string     `json:"message,omitempty"` // why it is failed or unknown
 	PartBytes int64      `json:"partBytes,omitempty"`
 	PartTotal int64      `json:"partTotal,omitempty"` // 0: not known
-	PartFrom  string     `json:"partFrom,omitempty"`  // a hash of where the bytes of the part come from, or "upload"
+	PartFrom  string     `json:"partFrom,omitempty"`  // a hash of where the bytes of the part come from, "upload", or "chunks" and from other nodes
 	HasCfg    bool       `json:"hasCfg"`              // backing.cfg is readable and is about the file
 	// InUseRecorded: it was used when that was last written down beside it.
 	InUseRecorded bool `json:"inUseRecorded,omitempty"`

@@ -108,7 +108,7 @@ func TestStateIsDecodedWhole(t *testing.T) {
 		Copies: []Copy{{
 			Name: "parrot", UUID: "0a1b2c3d", State: disk.Ready, Message: "m", Format: disk.Raw, Size: 1, VirtualSize: 2, RealSize: 3,
 			SHA512: sum, SHA256: disk.SHA256.Sum(disk.SHA256.New()), Chunks: disk.SHA256.Sum(disk.SHA256.New()), Owned: true,
-			Using: "u", Leaving: true, Verified: at, Damaged: at, LastUsed: at, UnwantedSince: at, Doing: "verify", PartBytes: 4, PartTotal: 5,
+			Using: "u", Leaving: true, Verified: at, Damaged: at, LastUsed: at, UnwantedSince: at, Doing: "verify", PartBytes: 4, PartTotal: 5, Pulled: true,
 			Refuses: "r", Later: true, Try: &Try{Action: "a", Message: "m", Attempts: 6, Since: -7, Again: 8, Final: true, Disk: true, Link: true},
 		}},
 	}}}

@@ -123,13 +123,16 @@ func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put fu
 	}))
 }
 
+// Pulled begins the Source of the disk.Origin of a part that came from other nodes.
+const Pulled = "chunks"
+
 // begin keeps what part holds of the image of m, or empties it.
 func (x *exchange) begin(part *disk.Part, m *disk.Manifest) error {
 	data, err := m.Data()
 	if err != nil {
 		return err
 	}
-	origin := disk.Origin{Source: "chunks " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
+	origin := disk.Origin{Source: Pulled + " " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
 	agrees, err := part.Agrees(m)
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -89,6 +90,9 @@ func TestPullEndsWithItsContext(t *testing.T) {
 	}
 	if part.Offset() != 2*mib {
 		t.Errorf("%d bytes are kept, want %d", part.Offset(), 2*mib)
+	}
+	if from := r.disk.Look(parrot).PartFrom; !strings.HasPrefix(from, Pulled) {
+		t.Errorf("the part is of %q", from)
 	}
 }
 

@@ -56,6 +56,8 @@ type Copy struct {
 	Doing     string `json:"doing,omitempty"`
 	PartBytes int64  `json:"partBytes,omitempty"` // not in the ETag, but for whether it is 0
 	PartTotal int64  `json:"partTotal,omitempty"`
+	// Pulled: the part came from other nodes, so that no first copy was begun with it.
+	Pulled bool `json:"pulled,omitempty"`
 	// Refuses says why the disk takes no copy of a declared image.
 	Refuses string `json:"refuses,omitempty"`
 	// Later: it takes one as soon as another node has the first.
