@@ -116,8 +116,11 @@ func notReady(s reconcile.Status, names []string) error {
 	var lines []error
 	if len(names) == 0 {
 		names = declaredNames(s)
-		if s.Config.Digest == "" {
-			lines = append(lines, fmt.Errorf("the configuration has mistakes: %s", cmp.Or(s.Config.Fault, firstOf(s.Config.Errors))))
+		switch {
+		case s.Config.Fault != "": // what is declared is then what was before
+			lines = append(lines, fmt.Errorf("the configuration cannot be used: %s", oneLine(s.Config.Fault)))
+		case s.Config.Digest == "":
+			lines = append(lines, fmt.Errorf("the configuration has mistakes: %s", firstOf(s.Config.Errors)))
 		}
 	}
 	for _, name := range names {
