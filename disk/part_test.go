@@ -289,3 +289,21 @@ func TestNoSpaceInTheMiddle(t *testing.T) {
 		t.Errorf("got %v (%+v), want a lack of at least a chunk", err, lack)
 	}
 }
+
+// TestNoSpaceForWhatWasPromised: others took the space meanwhile. There has to be room for
+// all of it again, and not only for what came.
+func TestNoSpaceForWhatWasPromised(t *testing.T) {
+	const size = 64 << 20
+	p := openPart(t, newDisk(t), PartOptions{})
+	if err := p.Begin(Origin{Source: "test", Size: size}); err != nil {
+		t.Fatal(err)
+	}
+	p.options.Reserve = 1 << 60
+	_, err := p.ReadFrom(bytes.NewReader(sparseImage(size)))
+	if err == nil {
+		_, err = p.Commit(Digest{})
+	}
+	if lack, ok := errors.AsType[*NoSpaceError](err); !ok || lack.Need != size {
+		t.Errorf("got %v (%+v), want a lack of %d bytes", err, lack, size)
+	}
+}

@@ -75,13 +75,14 @@ func (p *Part) save(c *chunk) error {
 	return errors.Join(p.sync(), p.chunks.f.Sync())
 }
 
-// full says of a lack of space in the middle how much there has to be at least:
-// what came so far, which will not be there any more, and a chunk.
+// full says of a lack of space in the middle how much there has to be for all of it,
+// as what came so far will not be there any more. Where that was not promised, it is at
+// least what came and a chunk.
 func (p *Part) full(err error) error {
 	if !errors.Is(err, ErrNoSpace) {
 		return err
 	}
-	lack := &NoSpaceError{Need: p.written.Load() + ChunkSize}
+	lack := &NoSpaceError{Need: max(p.written.Load()+ChunkSize, p.Origin().need())}
 	if space, err := p.disk.Space(); err == nil {
 		lack.Free = max(0, space.Free-p.options.Reserve)
 	}
