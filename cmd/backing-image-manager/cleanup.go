@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -103,7 +104,9 @@ func (s server) cleanUp(w http.ResponseWriter, r *http.Request) {
 	action, err := s.cleanup(r.Context(), name, uuid, on)
 	switch {
 	case errors.Is(err, reconcile.ErrNotDeclared):
-		answerError(w, http.StatusNotFound, err.Error())
+		answerError(w, http.StatusNotFound, err.Error()+": a copy that is left of it is named with --uuid")
+	case errors.Is(err, reconcile.ErrNotReady) && uuid != "":
+		answer(w, http.StatusOK, cleanedUp{"there is no copy with the uuid " + uuid})
 	case errors.Is(err, reconcile.ErrNotReady):
 		answer(w, http.StatusOK, cleanedUp{"there is no copy"})
 	case err != nil:
@@ -130,11 +133,22 @@ func cannotClean(v *reconcile.View, on schema.DiskRef) *refusal {
 	seen, known := v.Observed.Disks[on]
 	switch {
 	case !known:
-		return &refusal{http.StatusNotFound, fmt.Sprintf("disk %s: node %s has no disk of that name", on, on.Node)}
+		return &refusal{http.StatusNotFound, fmt.Sprintf("disk %s: node %s has no disk of that name: it has %s", on, on.Node, ownDisks(v))}
 	case seen.Problem != "":
 		return &refusal{http.StatusConflict, fmt.Sprintf("disk %s: %s", on, oneLine(seen.Problem))}
 	}
 	return nil
+}
+
+func ownDisks(v *reconcile.View) string {
+	var names []string
+	for ref := range v.Observed.Disks {
+		if ref.Node == v.Desired.Node {
+			names = append(names, ref.Disk)
+		}
+	}
+	slices.Sort(names)
+	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
 // elsewhere says whom to ask about a disk that is not this node's.
