@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -149,10 +150,27 @@ func (s server) verify(w http.ResponseWriter, r *http.Request) {
 	case errors.Is(err, reconcile.ErrNotDeclared):
 		answerError(w, http.StatusNotFound, err.Error())
 	case errors.Is(err, reconcile.ErrNotReady):
-		answerError(w, http.StatusConflict, err.Error())
+		answerError(w, http.StatusConflict, err.Error()+s.whoHas(r.PathValue("name")))
 	case err != nil:
 		answerError(w, http.StatusServiceUnavailable, err.Error())
 	default:
 		answer(w, http.StatusAccepted, map[string]int{"copies": copies})
 	}
+}
+
+// whoHas says whom to ask about the copies of a declared image that are on other nodes.
+func (s server) whoHas(image string) string {
+	status, _ := s.loop.Status()
+	v := s.loop.View()
+	for _, i := range status.Images {
+		if i.Name != image || !i.Declared {
+			continue
+		}
+		for _, c := range i.Copies {
+			if address := v.Desired.Config.Nodes[c.Node].Address; c.State == disk.Ready && address != "" {
+				return fmt.Sprintf(": ask the daemon of node %s with --url %s", c.Node, withoutSecrets(address))
+			}
+		}
+	}
+	return ""
 }
