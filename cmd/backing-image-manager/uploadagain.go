@@ -46,7 +46,7 @@ func (u *uploading) isThere(ctx context.Context, c upload.Content, ready disk.Di
 		return fmt.Errorf("read %s: %w", u.file, err)
 	}
 	if has := disk.SHA512.Sum(h); has != ready {
-		return fmt.Errorf("%w (it has sha512 %s, and %s has %s)", refusal, ready.Short(), u.file, has.Short())
+		return fmt.Errorf("%w (it has %s, and %s has %s)", refusal, ready.Short(), u.file, has.Short())
 	}
 	_, err = fmt.Fprintf(u.out, "%s is there already, with the same bytes\n", u.name)
 	return err
