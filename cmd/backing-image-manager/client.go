@@ -123,6 +123,9 @@ func (e *unreachableError) Error() string {
 	if u, ok := errors.AsType[*url.Error](cause); ok {
 		cause = u.Err // it would print the address
 	}
+	if errors.Is(cause, context.DeadlineExceeded) {
+		return fmt.Sprintf("ask the daemon at %s: it does not answer in time", e.base)
+	}
 	return fmt.Sprintf("ask the daemon at %s: %v", e.base, cause)
 }
 

@@ -83,6 +83,8 @@ func hintFor(err error) string {
 		return "if the disk is mounted and new, run: backing-image-manager disk init PATH"
 	case asked && errors.Is(err, syscall.ECONNREFUSED):
 		return "no daemon runs there: start it, or ask another one with --url; backing-image list, upload and download need none with --disk PATH"
+	case asked && errors.Is(err, context.DeadlineExceeded):
+		return "it may hang, or the way to it may be broken: look at its log, or ask another one with --url"
 	}
 	return ""
 }
