@@ -140,11 +140,12 @@ func (m *member) endsFirst(w *work, letter string) {
 }
 
 // alone holds the first copies that a node makes against those of others of which it has
-// heard: whose disk is better goes on.
+// heard: whose disk is better goes on. Once a copy is ready, they are not the first ones, and
+// with a checksum may all go on.
 func (m *member) alone() {
 	for _, w := range m.sortedJobs() {
 		image := m.conf.config.Images[w.key.ID.Name]
-		if w.over || w.stopped || !w.action.Kind.prepares() || image.ID != w.key.ID {
+		if w.over || w.stopped || !w.action.Kind.prepares() || image.ID != w.key.ID || !image.Checksum.IsZero() && m.knowsReady(image.ID) {
 			continue
 		}
 		ranked := m.c.rank(m.conf, image)
@@ -161,6 +162,16 @@ func (m *member) alone() {
 			}
 		}
 	}
+}
+
+// knowsReady reports whether a node planned with a ready copy of the image.
+func (m *member) knowsReady(id disk.ID) bool {
+	for ref, seen := range m.o.Disks {
+		if v, ready := seen.ready(id); ready && !v.Leaving && (ref.Node == m.name || m.o.Peers[ref.Node].answers()) {
+			return true
+		}
+	}
+	return false
 }
 
 // makes reports whether a node makes the first copy, for all that was heard and used of

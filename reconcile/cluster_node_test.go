@@ -219,7 +219,7 @@ func (m *member) look(d Desired) Observed {
 	}
 	m.clock = m.wall
 	o := Observed{Now: m.wallNow(), Disks: map[schema.DiskRef]Disk{},
-		Peers: map[string]Peer{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Read: map[Key]bool{}}
+		Peers: map[string]Peer{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Syncing: map[Key]bool{}, Read: map[Key]bool{}}
 	m.lookAtDisks(o.Disks)
 	for key, t := range m.tries {
 		if !sameImage(t.image, m.conf.config.Images[key.ID.Name]) {
@@ -230,6 +230,9 @@ func (m *member) look(d Desired) Observed {
 	}
 	for key, w := range m.jobs {
 		o.Running[key] = true
+		if w.action.Kind == Sync {
+			o.Syncing[key] = true
+		}
 		if w.action.from != (Key{}) {
 			o.Read[w.action.from] = true
 		}

@@ -35,8 +35,13 @@ func TestHiccupStopsNoSync(t *testing.T) {
 			d, o := of(refs[which].Node, c, o)
 			a := newAction(Sync, Key{refs[which], image.ID}, "", UnknownBytes)
 			a.sum = sum
+			o.Syncing = map[Key]bool{a.Key(): true}
 			if on, now := goesOn(d, o, a, image); !on {
 				t.Errorf("declared %v: that to the disk of rank %d is stopped: %+v", checksum, which, now.Actions)
+			}
+			a.Kind, o.Syncing = Download, nil
+			if on, now := goesOn(d, o, a, image); on && which == 2 {
+				t.Errorf("declared %v: a download goes on beside one to a better disk: %+v", checksum, now.Actions)
 			}
 		}
 	}

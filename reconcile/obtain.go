@@ -38,7 +38,7 @@ func (v imageView) obtain(ref schema.DiskRef, settling map[schema.DiskRef]Action
 	here, there := v.sameHere(), v.sameThere()
 	switch {
 	case len(v.ready) == 0 && first != ref:
-		if from, ok := v.interrupted(ref); ok {
+		if from, ok := v.interrupted(ref); ok && v.o.Syncing[Key{ref, v.image.ID}] { // a download yields to a better disk
 			return v.reading(newAction(Sync, Key{ref, v.image.ID}, reason, UnknownBytes), from), true
 		}
 		return v.waitFor(first, ref), true

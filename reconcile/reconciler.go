@@ -73,7 +73,7 @@ func (r *Reconciler) Look(d Desired) Observed {
 		}
 	}
 	r.disks.refresh(declared, r.busy)
-	o := Observed{Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Read: map[Key]bool{}}
+	o := Observed{Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Syncing: map[Key]bool{}, Read: map[Key]bool{}}
 	o.Now = r.clock.now()
 	for ref, one := range r.disks.open {
 		seen := one.look(func(id disk.ID) bool { return r.reads(Key{ref, id}) })
@@ -89,6 +89,9 @@ func (r *Reconciler) Look(d Desired) Observed {
 	}
 	for key, run := range r.running {
 		o.Running[key] = true
+		if run.job.action.Kind == Sync {
+			o.Syncing[key] = true
+		}
 		if from := run.job.action.from; from != (Key{}) {
 			o.Read[from] = true
 		}

@@ -89,6 +89,8 @@ type Observed struct {
 	// Running is the work under way, here and on other nodes. It counts on the space
 	// it was promised when it began.
 	Running map[Key]bool
+	// Syncing is what of that are syncs to disks of this node.
+	Syncing map[Key]bool
 	// Read are copies on this node that work under way reads.
 	Read map[Key]bool
 	// Unable are images of which this node cannot make the first copy, as what it would

@@ -23,7 +23,7 @@ func (s Status) Observed() (Observed, error) {
 	}
 	o := Observed{
 		Now: s.Time, Disks: map[schema.DiskRef]Disk{}, Peers: map[string]Peer{},
-		Tries: map[Key]Try{}, Running: map[Key]bool{}, Read: map[Key]bool{}, Unable: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
+		Tries: map[Key]Try{}, Running: map[Key]bool{}, Syncing: map[Key]bool{}, Read: map[Key]bool{}, Unable: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
 	}
 	for _, p := range s.Peers {
 		o.Peers[p.Node] = p.peer(s)
@@ -114,6 +114,9 @@ var foundStates = []disk.State{disk.Pending, disk.Ready, disk.Failed, disk.Unkno
 func (o Observed) remember(key Key, c CopyStatus) error {
 	if c.Running {
 		o.Running[key] = true
+	}
+	if c.Syncing {
+		o.Syncing[key] = true
 	}
 	if c.Read {
 		o.Read[key] = true

@@ -68,7 +68,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 			Kind: Repair, Attempts: 2, Since: at(-6), Until: at(6), Message: "it failed", Final: true, Space: 6, Disk: true,
 			Link: true, Unrepairable: true, Suspects: []Key{key},
 		}},
-		Running: map[Key]bool{key: true}, Read: map[Key]bool{key: true}, Unable: map[disk.ID]string{id: "no replica"}, BackedUp: map[disk.ID]bool{id: true},
+		Running: map[Key]bool{key: true}, Syncing: map[Key]bool{key: true}, Read: map[Key]bool{key: true}, Unable: map[disk.ID]string{id: "no replica"}, BackedUp: map[disk.ID]bool{id: true},
 	}
 	checkAllSet(t, reflect.ValueOf(o), "Observed")
 	again, err := throughJSON(View{Desired: Desired{Node: "node1"}, Observed: o}.Status(nil)).Observed()

@@ -37,6 +37,7 @@ type CopyStatus struct {
 	Refuses     string      `json:"refuses,omitempty"` // why the disk of another node takes no copy
 	Later       bool        `json:"later,omitempty"`   // it takes one as soon as there is a first copy
 	Running     bool        `json:"running,omitempty"` // work on it is under way, here or on its node
+	Syncing     bool        `json:"syncing,omitempty"` // and that is a sync to a disk of this node
 	Read        bool        `json:"read,omitempty"`    // work under way reads it
 	Found       *Found      `json:"found,omitempty"`   // null: nothing lies there
 	Try         *TryStatus  `json:"try,omitempty"`     // what failed last, if anything did
@@ -70,7 +71,7 @@ func (t *telling) copy(key Key) CopyStatus {
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.Chunks,
 		Owned: c.Owned, Verified: c.Verified, Damaged: c.Damaged, InUse: c.Using, LastUsed: c.LastUsed, Unwanted: c.UnwantedSince,
-		Leaving: c.Leaving, Refuses: c.Refuses, Later: c.Later, Running: t.Observed.Running[key], Read: t.Observed.Read[key],
+		Leaving: c.Leaving, Refuses: c.Refuses, Later: c.Later, Running: t.Observed.Running[key], Syncing: t.Observed.Syncing[key], Read: t.Observed.Read[key],
 	}
 	if there {
 		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartFrom, c.HasCfg, c.InUse, c.MarkedBy}
