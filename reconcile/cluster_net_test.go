@@ -161,10 +161,7 @@ func (m *member) polled(p *poll) {
 // publish tells what the last round saw, and what has been withdrawn since.
 func (m *member) publish() {
 	defer m.keepLeaving()
-	r := &Reconciler{tries: map[Key]tried{}, running: map[Key]*running{}}
-	for key, t := range m.tries {
-		r.tries[key] = tried{shifted(t.Try, m.wall), t.image}
-	}
+	r := &Reconciler{running: map[Key]*running{}}
 	for key, w := range m.jobs {
 		r.running[key] = &running{job: job{action: w.action}}
 	}

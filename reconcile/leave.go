@@ -68,13 +68,13 @@ func (r *Reconciler) decide(d Desired, o Observed) (removals []func()) {
 		}
 		if age := elapsed(run.started); age > mostAge { // the loop was held up
 			r.takeBack(key, fmt.Errorf("the answers are %v old", age.Round(time.Second)))
-			o.Tries[key] = r.tries[key].Try
+			o.Tries[key] = r.tries[key].seen(time.Now(), o.Now)
 			delete(o.Running, key)
 			continue
 		}
 		if err := d.Confirm(o.Heard(key.ID.Name, run.job.asking.nodes, answers), a); err != nil {
 			r.takeBack(key, err)
-			o.Tries[key] = r.tries[key].Try
+			o.Tries[key] = r.tries[key].seen(time.Now(), o.Now)
 			delete(o.Running, key)
 			continue
 		}
@@ -112,7 +112,7 @@ func (r *Reconciler) takeBack(key Key, why error) {
 	delete(r.running, key)
 	r.transfers.end(key, outcome{key: key, stopped: true, err: why})
 	run.stop()
-	now := r.clock.now()
+	now := time.Now()
 	until := now.Add(leastRetry + rand.N(spreadRetry))
 	last := r.tries[key].Try
 	next := Try{Kind: run.job.action.Kind, Since: now, Until: until, Message: why.Error()}

@@ -83,9 +83,9 @@ func (r *Reconciler) tell(d Desired, o Observed) map[schema.DiskRef]map[disk.ID]
 	for key, run := range r.running {
 		note(key, func(c *peer.Copy) { c.Doing, c.Leaving = string(run.job.action.Kind), r.leaves(key) })
 	}
-	for key, t := range r.tries {
+	for key, t := range o.Tries {
 		if t.Attempts > 0 {
-			note(key, func(c *peer.Copy) { c.Try = tellTry(t.Try, o.Now) })
+			note(key, func(c *peer.Copy) { c.Try = tellTry(t, o.Now) })
 		}
 	}
 	for key := range suspects(o.Tries) {

@@ -38,7 +38,8 @@ type Reconciler struct {
 	missed    map[schema.DiskRef]time.Time // since when disks have a problem
 }
 
-// tried is a Try of one declaration; with another declaration it means nothing.
+// tried is a Try of one declaration; with another declaration it means nothing. Its times
+// are of the steady clock.
 type tried struct {
 	Try
 	image schema.Image
@@ -85,7 +86,7 @@ func (r *Reconciler) Look(d Desired) Observed {
 	}
 	r.forget(d, o)
 	for key, t := range r.tries {
-		o.Tries[key] = t.Try
+		o.Tries[key] = t.seen(time.Now(), o.Now)
 	}
 	for key, run := range r.running {
 		o.Running[key] = true

@@ -37,6 +37,17 @@ func (t Try) puts(kind Kind, now time.Time) bool {
 	return t.Until.After(now)
 }
 
+// seen is what is remembered as a plan takes it, at a moment that is now by the steady clock
+// and wall by that on the wall, which may have been set meanwhile.
+func (t Try) seen(now, wall time.Time) Try {
+	for _, at := range []*time.Time{&t.Since, &t.Until} {
+		if !at.IsZero() {
+			*at = wall.Add(at.Sub(now))
+		}
+	}
+	return t
+}
+
 // next says what to remember of a failure of a, after what was remembered before.
 func (t Try) next(a Action, err error, now time.Time) Try { return t.Next(a, err, now, rand.Float64()) }
 
@@ -71,7 +82,7 @@ func (t Try) Next(a Action, err error, now time.Time, rnd float64) Try {
 		next.Since = now
 	}
 	if isA[*disk.ChecksumError](err) && final && !a.recall.digest.IsZero() {
-		next.Final, next.Until = false, a.recall.until
+		next.Final, next.Until = false, now.Add(a.recall.until.Sub(now))
 		next.Message += "; after the recovery interval other bytes will do, as no checksum is declared"
 		return next
 	}

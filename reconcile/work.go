@@ -181,7 +181,7 @@ func (r *Reconciler) Finish(e outcome) {
 		delete(r.tries, e.key)
 		log.Info("ended", "reason", e.err)
 	default:
-		next := r.tries[e.key].Try.next(a, e.err, r.clock.now())
+		next := r.tries[e.key].Try.next(a, e.err, time.Now())
 		r.tries[e.key] = tried{next, run.job.image}
 		log.Warn("failed", "error", e.err, "again", again(next))
 	}
