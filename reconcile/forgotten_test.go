@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"testing"
 	"time"
@@ -45,6 +46,25 @@ func TestBackOffIsOfTheSteadyClock(t *testing.T) {
 		}
 		if since := right.Sub(seen.Since); since < 0 || since > time.Minute {
 			t.Errorf("%s: it failed %v ago", what, since)
+		}
+	}
+}
+
+// A server that is busy may ask to come back later, but not at once for ever, and not in a
+// year.
+func TestServersAskWithinReason(t *testing.T) {
+	a := Action{Kind: Download}
+	for asked, want := range map[time.Duration]time.Duration{
+		time.Second:          5 * time.Minute,
+		10 * time.Minute:     10 * time.Minute,
+		365 * 24 * time.Hour: time.Hour,
+	} {
+		var last Try
+		for range 9 {
+			last = last.Next(a, &fetch.Error{Class: fetch.Network, RetryAfter: asked, Err: errors.New("503")}, goldenNow, 0)
+		}
+		if got := last.Until.Sub(goldenNow); got != want {
+			t.Errorf("asked to wait %v: after 9 attempts it waits %v, want %v", asked, got, want)
 		}
 	}
 }

@@ -135,7 +135,7 @@ func (j job) fill(ctx context.Context, id disk.ID, want disk.Digest, takes func(
 		return err
 	}
 	if err := transfer(part); err != nil {
-		_, final, _ := judge(err, 0)
+		_, final, _ := judge(err, 0, 0)
 		if final || errors.Is(err, disk.ErrNoSpace) || part.Offset() == 0 && ctx.Err() == nil {
 			return errors.Join(err, part.Discard())
 		}

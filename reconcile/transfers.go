@@ -75,7 +75,7 @@ func className(err error) string {
 	case isA[*disk.InUseError](err):
 		return "in use"
 	}
-	if whose, _, _ := judge(err, 0); whose != diskTrouble {
+	if whose, _, _ := judge(err, 0, 0); whose != diskTrouble {
 		return fetch.Source.String()
 	}
 	return "disk"

@@ -55,7 +55,11 @@ func (t Try) next(a Action, err error, now time.Time) Try { return t.Next(a, err
 // from [0, 1), spreads the tries of a fleet.
 func (t Try) Next(a Action, err error, now time.Time, rnd float64) Try {
 	suspects := slices.Clone(t.Suspects)
-	class, final, after := judge(err, rnd)
+	attempts := t.Attempts
+	if !t.of(a.Kind) {
+		attempts = 0
+	}
+	class, final, after := judge(err, attempts, rnd)
 	unrepairable := t.Unrepairable && a.Kind != Sync // which failed too: they take turns
 	if a.Kind == Repair && (class != linkTrouble || t.Attempts >= mostRepairs) {
 		unrepairable = true
@@ -117,17 +121,17 @@ const (
 )
 
 // judge says whose fault err is, whether anything but another declaration helps,
-// and how long to wait, if the error knows.
-func judge(err error, rnd float64) (whose trouble, final bool, after time.Duration) {
+// and how long to wait, if the error knows, after that many attempts before.
+func judge(err error, attempts int, rnd float64) (whose trouble, final bool, after time.Duration) {
 	if e, ok := errors.AsType[*fetch.Error](err); ok {
 		if e.Class == fetch.Config {
 			// Credentials are mended outside of the declaration.
 			wait, _ := fetch.Backoff(fetch.Refused, 0, rnd)
 			return linkTrouble, false, wait // another node may have them
 		}
-		wait, final := e.Backoff(0, rnd)
+		wait, final := e.Backoff(attempts, rnd)
 		if e.Class == fetch.Network || e.Class == fetch.Dropped {
-			return linkTrouble, final, e.RetryAfter
+			return linkTrouble, final, wait
 		}
 		return sourceTrouble, final, wait
 	}
