@@ -68,3 +68,19 @@ func TestServersAskWithinReason(t *testing.T) {
 		}
 	}
 }
+
+// A copy in use was to be repaired while only its origin could be reached, which has other
+// bytes by now. Then a node comes back that has the right ones.
+func TestRepairIsTriedAgain(t *testing.T) {
+	c, image, refs := duo(2)
+	o := bare(c)
+	o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, image.Checksum)
+	failed := failedCopy(image, image.Checksum)
+	failed.Using = "a volume uses it"
+	o.Disks[refs[1]].Copies[image.ID] = failed
+	a := newAction(Repair, Key{refs[1], image.ID}, "", 0)
+	o.Tries[a.Key()] = Try{}.next(a, &fetch.Error{Class: fetch.Source, Err: errOther}, goldenNow)
+	o.Now = o.Now.Add(time.Hour)
+	d, o := of(refs[1].Node, c, o)
+	anybodyActs(t, d.Plan(o))
+}

@@ -77,6 +77,9 @@ func (t Try) Next(a Action, err error, now time.Time, rnd float64) Try {
 			class = linkTrouble // another node may have a better copy
 		}
 	}
+	if a.Kind == Repair {
+		final = false // another copy may have the chunks
+	}
 	if a.Kind == Export && class == sourceTrouble && !final {
 		class = linkTrouble // or a better replica
 	}
