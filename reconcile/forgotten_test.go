@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // ended is a Reconciler in which an action has just ended so.
@@ -83,4 +84,43 @@ func TestRepairIsTriedAgain(t *testing.T) {
 	o.Now = o.Now.Add(time.Hour)
 	d, o := of(refs[1].Node, c, o)
 	anybodyActs(t, d.Plan(o))
+}
+
+// A copy that gave other bytes than its own is suspected until it is verified, also when its
+// reader got the bytes elsewhere before that, or is declared otherwise.
+func TestSuspicionOutlivesItsReader(t *testing.T) {
+	_, image, refs := duo(1)
+	suspect, sum := Key{refs[0], image.ID}, digestOf(disk.SHA512, "a")
+	read := newAction(Sync, Key{refs[1], image.ID}, "", 0)
+	read.from, read.sum = suspect, sum
+	wrong := &disk.ChecksumError{Want: sum, Got: digestOf(disk.SHA512, "b")}
+	suspected := func(r *Reconciler) bool {
+		tries := map[Key]Try{}
+		for key, t := range r.tries {
+			tries[key] = t.Try
+		}
+		return suspects(tries)[suspect]
+	}
+	there := Observed{Disks: map[schema.DiskRef]Disk{refs[0]: {Copies: map[disk.ID]Copy{image.ID: readyCopy(image, sum)}}}}
+	for what, then := range map[string]func(r *Reconciler){
+		"its reader succeeded": func(r *Reconciler) { end(r, newAction(Download, read.Key(), "", 0), nil) },
+		"another declaration":  func(r *Reconciler) { r.forget(Desired{}, there) },
+	} {
+		r := ended(read, wrong)
+		if then(r); !suspected(r) {
+			t.Errorf("%s: the copy is trusted and was not read", what)
+		}
+		if r.tries[read.Key()].puts(Download, time.Now()) {
+			t.Errorf("%s: what is over puts something off", what)
+		}
+		end(r, newAction(Verify, suspect, "", 0), nil)
+		if suspected(r) || len(r.tries) > 0 {
+			t.Errorf("%s, and the copy was read: remembered is %+v", what, r.tries)
+		}
+	}
+	r := ended(read, wrong)
+	delete(there.Disks[refs[0]].Copies, image.ID)
+	if r.forget(Desired{}, there); len(r.tries) > 0 {
+		t.Errorf("the copy is not there any more: remembered is %+v", r.tries)
+	}
 }

@@ -178,7 +178,7 @@ func (r *Reconciler) Finish(e outcome) {
 	case e.stopped:
 		log.Info("stopped; what is there is kept")
 	case upload.Ended(e.err):
-		delete(r.tries, e.key)
+		r.forgive(e.key)
 		log.Info("ended", "reason", e.err)
 	default:
 		next := r.tries[e.key].Try.next(a, e.err, time.Now())
@@ -189,11 +189,31 @@ func (r *Reconciler) Finish(e outcome) {
 
 // succeeded drops what failed before, and what was suspected of the copy.
 func (r *Reconciler) succeeded(key Key) {
-	delete(r.tries, key)
-	for other, t := range r.tries {
-		if slices.Contains(t.Suspects, key) {
-			t.Suspects = slices.DeleteFunc(slices.Clone(t.Suspects), func(k Key) bool { return k == key })
-			r.tries[other] = t
+	r.forgive(key)
+	r.trust(func(suspect Key) bool { return suspect == key })
+}
+
+// forgive drops what failed with a copy, but not what other copies are suspected of since.
+func (r *Reconciler) forgive(key Key) {
+	t, failed := r.tries[key]
+	if failed {
+		r.tries[key] = tried{Try{Suspects: t.Suspects}, t.image}
+	}
+	if len(t.Suspects) == 0 {
+		delete(r.tries, key)
+	}
+}
+
+// trust drops what was suspected of some copies.
+func (r *Reconciler) trust(cleared func(Key) bool) {
+	for key, t := range r.tries {
+		if !slices.ContainsFunc(t.Suspects, cleared) {
+			continue
+		}
+		t.Suspects = slices.DeleteFunc(slices.Clone(t.Suspects), cleared)
+		r.tries[key] = t
+		if t.Attempts == 0 && t.Kind == "" {
+			r.forgive(key) // there was nothing else to remember
 		}
 	}
 }
@@ -216,9 +236,10 @@ func (r *Reconciler) forget(d Desired, o Observed) {
 	for key, t := range r.tries {
 		now := d.Config.Images[key.ID.Name]
 		if !t.Kind.same(t.image, now) || t.Kind.needsFile() && o.lost(key) {
-			delete(r.tries, key)
+			r.forgive(key)
 		}
 	}
+	r.trust(o.lost)
 }
 
 // lost reports whether a disk that can be read has no file of the copy.
