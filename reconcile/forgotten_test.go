@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -123,4 +124,41 @@ func TestSuspicionOutlivesItsReader(t *testing.T) {
 	if r.forget(Desired{}, there); len(r.tries) > 0 {
 		t.Errorf("the copy is not there any more: remembered is %+v", r.tries)
 	}
+}
+
+// A disk that could not be used was taken out of the configuration. It is declared anew, or at
+// another path, before it is mounted: it is away from then on.
+func TestDiskIsAwaySinceItIsDeclared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, refs := duo(1)
+		d := Desired{Node: refs[0].Node, Config: c}
+		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+		away := func() time.Duration {
+			o := Observed{Disks: map[schema.DiskRef]Disk{}}
+			if declared, ok := d.disk(refs[0]); ok {
+				o.Disks[refs[0]] = Disk{Path: declared.Path, Problem: "not mounted"}
+			}
+			r.miss(d, o)
+			return o.Disks[refs[0]].Away
+		}
+		disks := d.Config.Nodes[refs[0].Node].Disks
+		is := disks[refs[0].Disk]
+		away()
+		time.Sleep(time.Hour)
+		if got := away(); got != time.Hour {
+			t.Errorf("after an hour it is away for %v", got)
+		}
+		delete(disks, refs[0].Disk)
+		away()
+		disks[refs[0].Disk] = is
+		if got := away(); got != 0 {
+			t.Errorf("declared anew, it is away for %v", got)
+		}
+		time.Sleep(time.Hour)
+		is.Path += "/elsewhere"
+		disks[refs[0].Disk] = is
+		if got := away(); got != 0 {
+			t.Errorf("declared elsewhere, it is away for %v", got)
+		}
+	})
 }

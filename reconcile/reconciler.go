@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"sync/atomic"
 	"time"
 
@@ -35,7 +36,13 @@ type Reconciler struct {
 	uploads   *upload.Sessions
 	restores  *backup.Room
 	clock     clock
-	missed    map[schema.DiskRef]time.Time // since when disks have a problem
+	missed    map[schema.DiskRef]absence
+}
+
+// absence is since when a disk, as it is declared, has a problem.
+type absence struct {
+	path  string
+	since time.Time
 }
 
 // tried is a Try of one declaration; with another declaration it means nothing. Its times
@@ -57,7 +64,7 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 		ended:   make(chan outcome),
 
 		unmarked: map[Key]Mark{},
-		missed:   map[schema.DiskRef]time.Time{},
+		missed:   map[schema.DiskRef]absence{},
 		board:    peer.NewBoard(),
 		uploads:  upload.NewSessions(),
 		restores: backup.NewRoom(),
@@ -101,24 +108,30 @@ func (r *Reconciler) Look(d Desired) Observed {
 	o.BackedUp = o.backedUp(d)
 	r.others.hear(d, &o)
 	o.Unable = r.unable(d, o)
-	r.miss(o)
+	r.miss(d, o)
 	r.show(d, o)
 	return o
 }
 
-// miss notes for how long disks have had a problem.
-func (r *Reconciler) miss(o Observed) {
+// miss notes for how long disks have had a problem. One that is declared anew, or elsewhere,
+// is another one.
+func (r *Reconciler) miss(d Desired, o Observed) {
+	maps.DeleteFunc(r.missed, func(ref schema.DiskRef, m absence) bool {
+		declared, ok := d.disk(ref)
+		return !ok || declared.Path != m.path || o.Disks[ref].Problem == ""
+	})
 	for ref, seen := range o.Disks {
-		since, missed := r.missed[ref]
-		switch {
-		case seen.Problem == "":
-			delete(r.missed, ref)
-		case !missed:
-			r.missed[ref] = time.Now()
-		default:
-			seen.Away = time.Since(since)
-			o.Disks[ref] = seen
+		if seen.Problem == "" {
+			continue
 		}
+		m, missed := r.missed[ref]
+		if !missed {
+			declared, _ := d.disk(ref)
+			m = absence{declared.Path, time.Now()}
+			r.missed[ref] = m
+		}
+		seen.Away = time.Since(m.since)
+		o.Disks[ref] = seen
 	}
 }
 
