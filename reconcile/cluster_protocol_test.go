@@ -159,7 +159,7 @@ func (m *member) takeBack(w *work, o Observed, err error) {
 	delete(m.jobs, w.key)
 	m.c.endRemoval(w.removal)
 	t := Try{Kind: w.action.Kind, Since: m.steady(), Until: m.steady().Add(m.c.againAfter()), Message: err.Error()}
-	m.tries[w.key] = tried{t, w.image}
+	m.tries[w.key] = tried{Try: t, image: w.image}
 	o.Tries[w.key] = shifted(t, m.wall)
 	delete(o.Running, w.key)
 }

@@ -156,7 +156,7 @@ func (m *member) finish(w *work, err error) {
 			a.recall.until = a.recall.until.Add(-m.wall)
 		}
 		next := m.tries[w.key].next(a, err, m.steady())
-		m.tries[w.key] = tried{m.jitter(next), w.image}
+		m.tries[w.key] = tried{Try: m.jitter(next), image: w.image}
 	}
 }
 

@@ -53,6 +53,14 @@ func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schem
 	s.refuseTwins()
 }
 
+// uuid is that of a disk, "" if it could not be told.
+func (s *disks) uuid(ref schema.DiskRef) string {
+	if one := s.open[ref]; one != nil {
+		return one.uuid
+	}
+	return ""
+}
+
 func (s *disks) openDisk(path string) *openDisk {
 	d, err := disk.Open(path)
 	if err != nil {

@@ -126,7 +126,7 @@ func TestStoppedAskIsNoSuccess(t *testing.T) {
 	key, other := Key{refs[0], image.ID}, Key{refs[1], image.ID}
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 	r.running[key] = &running{job: job{action: Action{Kind: Cleanup}, image: image}, stop: func() {}}
-	r.tries[other] = tried{Try{Kind: Sync, Suspects: []Key{key}}, image}
+	r.tries[other] = tried{Try: Try{Kind: Sync, Suspects: []Key{key}}, image: image}
 	r.transfers.add(key, Transfer{Action: Action{Kind: Cleanup}, Progress: &fetch.Progress{}})
 	r.Finish(outcome{key: key, heard: map[string]Answer{}, stopped: true})
 	if n := r.Counts().Done[Cleanup]; n != 0 || len(r.tries[other].Suspects) == 0 {

@@ -117,7 +117,7 @@ func (r *Reconciler) takeBack(key Key, why error) {
 	last := r.tries[key].Try
 	next := Try{Kind: run.job.action.Kind, Since: now, Until: until, Message: why.Error()}
 	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable
-	r.tries[key] = tried{next, run.job.image}
+	r.tries[key] = tried{next, run.job.image, r.disks.uuid(key.Disk)}
 	r.log.Info("kept for now", "copy", key.String(), "reason", why.Error(), "again", until.Format(time.RFC3339))
 }
 

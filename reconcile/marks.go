@@ -94,8 +94,9 @@ func (d Disk) remember(m Mark) {
 // marked when it has ended.
 func (r *Reconciler) mark(d Desired, o Observed) (changed bool) {
 	for _, m := range d.Marks(o) {
-		r.unmarked[m.Key] = m
-		o.Disks[m.Key.Disk].remember(m)
+		seen := o.Disks[m.Key.Disk]
+		r.unmarked[m.Key] = unmarked{m, seen.UUID}
+		seen.remember(m)
 	}
 	if d.May == schema.ObserveOnly {
 		return false
@@ -103,13 +104,13 @@ func (r *Reconciler) mark(d Desired, o Observed) (changed bool) {
 	behind := map[schema.DiskRef]bool{}
 	for key, m := range r.unmarked {
 		seen, looked := o.Disks[key.Disk]
-		if _, there := seen.Copies[key.ID]; !there {
+		if _, there := seen.Copies[key.ID]; !there || seen.UUID != m.on {
 			if looked && seen.Problem == "" {
 				delete(r.unmarked, key)
 			}
 			continue
 		}
-		if run := r.running[key]; run != nil && !run.asks() || !r.write(m) {
+		if run := r.running[key]; run != nil && !run.asks() || !r.write(m.Mark) {
 			behind[key.Disk] = true
 			continue
 		}

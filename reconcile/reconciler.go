@@ -30,7 +30,7 @@ type Reconciler struct {
 
 	tries     map[Key]tried
 	running   map[Key]*running
-	unmarked  map[Key]Mark // marks that were due and could not be written yet
+	unmarked  map[Key]unmarked
 	ended     chan outcome
 	transfers transfers
 	uploads   *upload.Sessions
@@ -50,6 +50,13 @@ type absence struct {
 type tried struct {
 	Try
 	image schema.Image
+	on    string // the uuid of the disk, if that is known: on another one it means nothing either
+}
+
+// unmarked is a mark that was due and could not be written yet.
+type unmarked struct {
+	Mark
+	on string // the uuid of the disk
 }
 
 // New returns a Reconciler whose downloads go through client. With readOnly it
@@ -63,7 +70,7 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 		running: map[Key]*running{},
 		ended:   make(chan outcome),
 
-		unmarked: map[Key]Mark{},
+		unmarked: map[Key]unmarked{},
 		missed:   map[schema.DiskRef]absence{},
 		board:    peer.NewBoard(),
 		uploads:  upload.NewSessions(),
@@ -88,8 +95,10 @@ func (r *Reconciler) Look(d Desired) Observed {
 		seen.ClockStepped = r.clock.outdated(seen.UUID)
 		o.Disks[ref] = seen
 	}
-	for _, m := range r.unmarked {
-		o.Disks[m.Key.Disk].remember(m)
+	for key, m := range r.unmarked {
+		if seen := o.Disks[key.Disk]; seen.UUID == m.on {
+			seen.remember(m.Mark)
+		}
 	}
 	r.forget(d, o)
 	for key, t := range r.tries {

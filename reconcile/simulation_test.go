@@ -216,7 +216,7 @@ func (s *simulation) work() {
 		declared, _ := s.d.disk(key.Disk)
 		err := s.do(job.action, job.image, declared.StorageReserved)
 		if err != nil {
-			s.tries[key] = tried{s.tries[key].next(job.action, err, s.now()), job.image}
+			s.tries[key] = tried{Try: s.tries[key].next(job.action, err, s.now()), image: job.image}
 			continue
 		}
 		(&Reconciler{tries: s.tries}).succeeded(key)

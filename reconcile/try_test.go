@@ -46,7 +46,7 @@ func TestForgetsWhatFailedWithALostFile(t *testing.T) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	fail := func(kind Kind) {
-		r.tries[key] = tried{Try{}.next(Action{Kind: kind}, fs.ErrNotExist, goldenNow), a.parrot}
+		r.tries[key] = tried{Try: Try{}.next(Action{Kind: kind}, fs.ErrNotExist, goldenNow), image: a.parrot}
 	}
 	remembers := func(what string, want bool) {
 		t.Helper()

@@ -4,12 +4,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // unmarkable is a ready copy whose record cannot be written, on a node of its own.
@@ -91,6 +93,56 @@ func TestCleanupOfAFullDisk(t *testing.T) {
 		time.Sleep(2 * time.Hour)
 		if c, there := u.converge(u.without); there {
 			t.Errorf("the copy is there, unwanted since %v at %v", c.UnwantedSince, time.Now())
+		}
+	})
+}
+
+// TestMarksOfAnotherDisk puts a disk in the place of one that a mark could not be written to.
+// It has a copy of the same image.
+func TestMarksOfAnotherDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := newUnmarkable(t)
+		defer u.Close()
+		u.obstruct()
+		u.converge(u.without)
+		time.Sleep(2 * time.Hour)
+		u.exchange()
+		if c, there := u.converge(u.without); !there || time.Since(c.UnwantedSince) > time.Minute {
+			t.Errorf("the copy is there: %v, unwanted since %v at %v", there, c.UnwantedSince, time.Now())
+		}
+	})
+}
+
+// exchange makes the disk another one.
+func (u *unmarkable) exchange() {
+	u.t.Helper()
+	must(u.t, os.Remove(u.obstacle))
+	name := filepath.Join(u.obstacle, "../../../longhorn-disk.cfg")
+	must(u.t, os.Remove(name))
+	must(u.t, os.WriteFile(name, []byte(`{"diskUUID":"0a0a0a0a-0000-4000-8000-000000000000"}`), 0o600))
+}
+
+// TestFailuresOfAnotherDisk puts a disk in the place of one that had trouble.
+func TestFailuresOfAnotherDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := newUnmarkable(t)
+		defer u.Close()
+		key := Key{schema.DiskRef{Node: "node1", Disk: "disk1"}, u.id}
+		o := u.Look(u.declared)
+		for ref := range o.Disks {
+			key.Disk = ref
+		}
+		a := newAction(Sync, key, "", 0)
+		u.running[key] = &running{job: job{action: a, image: u.declared.Config.Images["parrot"]}, stop: func() {}}
+		u.transfers.add(key, Transfer{Action: a, Progress: &fetch.Progress{}})
+		u.Finish(outcome{key: key, err: syscall.EIO})
+		if o := u.Look(u.declared); !o.Tries[key].Disk {
+			t.Fatalf("nothing is remembered: %+v", o.Tries)
+		}
+		u.obstruct()
+		u.exchange()
+		if o := u.Look(u.declared); len(o.Tries) > 0 {
+			t.Errorf("remembered of another disk: %+v", o.Tries)
 		}
 	})
 }

@@ -182,7 +182,7 @@ func (r *Reconciler) Finish(e outcome) {
 		log.Info("ended", "reason", e.err)
 	default:
 		next := r.tries[e.key].Try.next(a, e.err, time.Now())
-		r.tries[e.key] = tried{next, run.job.image}
+		r.tries[e.key] = tried{next, run.job.image, r.disks.uuid(e.key.Disk)}
 		log.Warn("failed", "error", e.err, "again", again(next))
 	}
 }
@@ -197,7 +197,7 @@ func (r *Reconciler) succeeded(key Key) {
 func (r *Reconciler) forgive(key Key) {
 	t, failed := r.tries[key]
 	if failed {
-		r.tries[key] = tried{Try{Suspects: t.Suspects}, t.image}
+		r.tries[key] = tried{Try{Suspects: t.Suspects}, t.image, t.on}
 	}
 	if len(t.Suspects) == 0 {
 		delete(r.tries, key)
@@ -230,12 +230,12 @@ func again(t Try) string {
 	return t.Until.UTC().Format(time.RFC3339)
 }
 
-// forget drops what failed under another declaration, and what failed with a file that is
-// not there any more.
+// forget drops what failed under another declaration or on another disk, and what failed with
+// a file that is not there any more.
 func (r *Reconciler) forget(d Desired, o Observed) {
 	for key, t := range r.tries {
 		now := d.Config.Images[key.ID.Name]
-		if !t.Kind.same(t.image, now) || t.Kind.needsFile() && o.lost(key) {
+		if !t.Kind.same(t.image, now) || t.Kind.needsFile() && o.lost(key) || o.exchanged(key.Disk, t.on) {
 			r.forgive(key)
 		}
 	}
@@ -247,6 +247,12 @@ func (o Observed) lost(key Key) bool {
 	seen, known := o.Disks[key.Disk]
 	c, there := seen.Copies[key.ID]
 	return known && seen.Problem == "" && (!there || c.State == disk.Pending)
+}
+
+// exchanged reports whether a disk that can be read is another one than was.
+func (o Observed) exchanged(ref schema.DiskRef, was string) bool {
+	seen, known := o.Disks[ref]
+	return known && seen.Problem == "" && was != "" && seen.UUID != was
 }
 
 // same reports whether two declarations are one to an action of that kind.
