@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -161,4 +162,23 @@ func TestDiskIsAwaySinceItIsDeclared(t *testing.T) {
 			t.Errorf("declared elsewhere, it is away for %v", got)
 		}
 	})
+}
+
+// This node's clock is set a year back after another one told of a copy that failed a minute
+// ago, and has nothing new to tell.
+func TestWhatWasToldFollowsTheClock(t *testing.T) {
+	c, image, refs := duo(1)
+	d, _ := of(refs[0].Node, c, bare(c))
+	failed := failedCopy(image, digestOf(disk.SHA512, "a"))
+	answers := map[string]peer.Answer{refs[1].Node: {Asked: true, Told: goldenNow, State: peer.State{
+		Node: refs[1].Node, Clock: goldenNow, Disks: []peer.Disk{{Name: refs[1].Disk, UUID: "u", Copies: []peer.Copy{tellCopy(failed)}}},
+	}}}
+	s := &others{told: map[string]toldAt{}}
+	for _, now := range []time.Time{goldenNow, goldenNow.AddDate(-1, 0, 0)} {
+		o := Observed{Now: now, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
+		s.hearFrom(d, &o, answers, goldenNow)
+		if ago := now.Sub(o.Disks[refs[1]].Copies[image.ID].Damaged); ago != time.Minute {
+			t.Errorf("at %v it failed %v ago", now, ago)
+		}
+	}
 }

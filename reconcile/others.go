@@ -23,6 +23,7 @@ type others struct {
 // toldAt is what was made of one answer of a node.
 type toldAt struct {
 	at    time.Time
+	ahead time.Duration // this node's clock of that one's
 	node  schema.Node
 	disks map[schema.DiskRef]Disk
 }

@@ -44,14 +44,15 @@ func (s *others) hearFrom(d Desired, o *Observed, answers map[string]peer.Answer
 }
 
 // disksOf returns the disks of a node as it told last, which was at the time at by this
-// node's clock. They are made once of each answer.
+// node's clock. They are made once of each answer, and when this clock was set.
 func (s *others) disksOf(d Desired, name string, a peer.Answer, at time.Time) map[schema.DiskRef]Disk {
 	node := d.Config.Nodes[name]
 	last, ok := s.told[name]
-	if !ok || !last.at.Equal(a.Told) || !slices.Equal(slices.Sorted(maps.Keys(last.node.Disks)), slices.Sorted(maps.Keys(node.Disks))) {
-		last = toldAt{at: a.Told, node: node, disks: told(d.Config.Nodes, name, a.State)}
+	ahead := at.Sub(a.State.Clock)
+	if !ok || (ahead-last.ahead).Abs() > stepped || !last.at.Equal(a.Told) || !slices.Equal(slices.Sorted(maps.Keys(last.node.Disks)), slices.Sorted(maps.Keys(node.Disks))) {
+		last = toldAt{at: a.Told, ahead: ahead, node: node, disks: told(d.Config.Nodes, name, a.State)}
 		if !a.State.Clock.IsZero() {
-			last.translate(at.Sub(a.State.Clock))
+			last.translate(ahead)
 		}
 		s.told[name] = last
 	}
