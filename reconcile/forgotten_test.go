@@ -3,7 +3,11 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
+	"slices"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -180,5 +184,29 @@ func TestWhatWasToldFollowsTheClock(t *testing.T) {
 		if ago := now.Sub(o.Disks[refs[1]].Copies[image.ID].Damaged); ago != time.Minute {
 			t.Errorf("at %v it failed %v ago", now, ago)
 		}
+	}
+}
+
+// unreadable is a file on a disk with a bad sector.
+type unreadable struct{}
+
+func (unreadable) Read([]byte) (int, error) {
+	return 0, &fs.PathError{Op: "read", Path: "backing", Err: syscall.EIO}
+}
+
+// A copy on another disk of the node cannot be read: that is nothing that the disk which
+// was to get one can help, and the bytes may be on another node.
+func TestSourceThatCannotBeRead(t *testing.T) {
+	_, image, refs := duo(2)
+	a := newAction(Sync, Key{refs[1], image.ID}, "", 0)
+	a.from = Key{refs[0], image.ID}
+	source := &stoppable{ctx: t.Context(), r: unreadable{}, progress: &fetch.Progress{}}
+	_, err := source.Read(nil)
+	got := Try{}.next(a, fmt.Errorf("read image: %w", err), goldenNow)
+	if got.Disk || got.Final || !slices.Equal(got.Suspects, []Key{a.from}) {
+		t.Errorf("%v: %+v", err, got)
+	}
+	if got := (Try{}).next(a, fmt.Errorf("write: %w", syscall.EIO), goldenNow); !got.Disk || got.Suspects != nil {
+		t.Errorf("the disk cannot be written to: %+v", got)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -192,6 +193,9 @@ func (s *stoppable) Read(b []byte) (int, error) {
 	}
 	n, err := s.r.Read(b)
 	s.progress.Done.Add(int64(n))
+	if errors.Is(err, unix.EIO) { // whose fault it is, is not to be seen in the number alone
+		err = fmt.Errorf("the source %w: %w", disk.ErrDamaged, err)
+	}
 	return n, err
 }
 

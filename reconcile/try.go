@@ -68,12 +68,13 @@ func (t Try) Next(a Action, err error, now time.Time, rnd float64) Try {
 		t = Try{}
 	}
 	wrong, ok := errors.AsType[*disk.ChecksumError](err)
-	if ok && (a.Kind == Sync || a.Kind == Clone && wrong.Want == a.sum) || a.Kind == Clone && errors.Is(err, disk.ErrDamaged) {
+	unreadable := errors.Is(err, disk.ErrDamaged) && (a.Kind == Sync || a.Kind == Clone)
+	if ok && (a.Kind == Sync || a.Kind == Clone && wrong.Want == a.sum) || unreadable {
 		final = false // another copy, or the source, may have the right bytes
 		if a.from != (Key{}) {
 			suspects = append(suspects, a.from)
 		}
-		if a.Kind == Clone {
+		if a.Kind == Clone || unreadable {
 			class = linkTrouble // another node may have a better copy
 		}
 	}
