@@ -11,23 +11,28 @@ import (
 func (m *member) write(d Desired, o Observed) (changed bool) {
 	for _, mark := range d.Marks(o) {
 		m.c.tell(m.name, "marks %s: in use %v, last used %s, unwanted since %s", mark.Key, mark.InUse, mark.LastUsed, mark.UnwantedSince)
-		m.unmarked[mark.Key] = mark
-		o.Disks[mark.Key.Disk].remember(mark)
+		seen := o.Disks[mark.Key.Disk]
+		m.unmarked[mark.Key] = unmarked{mark, seen.UUID}
+		seen.remember(mark)
 	}
 	if d.May == schema.ObserveOnly {
 		return false
 	}
 	behind := map[schema.DiskRef]bool{}
 	for key, mark := range m.unmarked {
-		s, w := m.c.slot(key), m.jobs[key]
+		seen, looked := o.Disks[key.Disk]
+		_, there := seen.Copies[key.ID]
+		s, w := m.c.slotOn(mark.on, key), m.jobs[key]
 		switch {
-		case s == nil:
-			delete(m.unmarked, key)
-		case w != nil && !m.asking(w):
+		case !there || seen.UUID != mark.on:
+			if looked && seen.Problem == "" {
+				delete(m.unmarked, key)
+			}
+		case s == nil || w != nil && !m.asking(w): // nil: it went since it was looked at
 			behind[key.Disk] = true
 		default:
 			s.excused = s.excused && s.mark.UnwantedSince.Equal(mark.UnwantedSince)
-			s.mark = mark
+			s.mark = mark.Mark
 			delete(m.unmarked, key)
 			changed = true
 		}
@@ -76,9 +81,11 @@ func (m *member) excuse() {
 			s.excused = s.excused || s.mark.By == m.name && outdated
 		}
 	}
-	for key := range m.unmarked {
-		if s := m.c.slot(key); s != nil && !m.asking(m.jobs[key]) {
-			s.excused = true
+	for key, mark := range m.unmarked {
+		for _, d := range m.c.drives {
+			if s := d.slots[key.ID]; d.uuid == mark.on && s != nil && !m.asking(m.jobs[key]) {
+				s.excused = true
+			}
 		}
 	}
 }

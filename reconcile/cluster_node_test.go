@@ -29,7 +29,7 @@ type member struct {
 	clock    time.Duration // how far it was off at the last look
 	removals *Removals
 	tries    map[Key]tried // their times are of the steady clock
-	unmarked map[Key]Mark
+	unmarked map[Key]unmarked
 	byHand   map[Key]bool
 	asked    []*uploader              // that the next round has to answer
 	uploads  map[Key]*uploader        // that were begun, until their jobs end
@@ -80,7 +80,7 @@ func (m *member) start() {
 	m.life, m.up = m.life+1, true
 	m.asked, m.uploads = nil, map[Key]*uploader{}
 	m.conf, m.next, m.broken, m.gap, m.missing, m.clocks = nil, nil, false, false, "", clock{}
-	m.removals, m.tries, m.unmarked, m.byHand = &Removals{}, map[Key]tried{}, map[Key]Mark{}, map[Key]bool{}
+	m.removals, m.tries, m.unmarked, m.byHand = &Removals{}, map[Key]tried{}, map[Key]unmarked{}, map[Key]bool{}
 	m.jobs, m.leaving, m.ended, m.heard = map[Key]*work{}, map[Key]bool{}, nil, map[string]*hearsay{}
 	m.missed = map[schema.DiskRef]time.Duration{}
 	m.others = others{told: map[string]toldAt{}}
@@ -257,8 +257,10 @@ func (m *member) lookAtDisks(disks map[schema.DiskRef]Disk) {
 		seen.Away = m.away(ref, seen)
 		disks[ref] = seen
 	}
-	for _, mark := range m.unmarked {
-		disks[mark.Key.Disk].remember(mark)
+	for key, mark := range m.unmarked {
+		if seen := disks[key.Disk]; seen.UUID == mark.on {
+			seen.remember(mark.Mark)
+		}
 	}
 }
 

@@ -161,6 +161,14 @@ func (c *cluster) slot(key Key) *slot {
 	return nil
 }
 
+// slotOn is the slot if that disk is there.
+func (c *cluster) slotOn(uuid string, key Key) *slot {
+	if d := c.drives[key.Disk]; d != nil && d.uuid == uuid {
+		return c.slot(key)
+	}
+	return nil
+}
+
 // sees is what a look at the disk shows.
 func (c *cluster) sees(d *drive) Disk {
 	if d == nil || !d.there {
