@@ -51,7 +51,7 @@ func (m *member) note(d Desired, o Observed, at time.Duration) {
 	for name := range m.own {
 		ref := schema.DiskRef{Node: m.name, Disk: name}
 		for id, seen := range o.Disks[ref].Copies {
-			s := m.c.slot(Key{ref, id})
+			s := m.c.slotOf(o.Disks[ref].UUID, id) // the disk may have gone meanwhile
 			if s == nil {
 				continue
 			}
@@ -82,10 +82,8 @@ func (m *member) excuse() {
 		}
 	}
 	for key, mark := range m.unmarked {
-		for _, d := range m.c.drives {
-			if s := d.slots[key.ID]; d.uuid == mark.on && s != nil && !m.asking(m.jobs[key]) {
-				s.excused = true
-			}
+		if s := m.c.slotOf(mark.on, key.ID); s != nil && !m.asking(m.jobs[key]) {
+			s.excused = true
 		}
 	}
 }

@@ -169,6 +169,16 @@ func (c *cluster) slotOn(uuid string, key Key) *slot {
 	return nil
 }
 
+// slotOf is the slot on that disk, wherever it is.
+func (c *cluster) slotOf(uuid string, id disk.ID) *slot {
+	for _, d := range c.drives {
+		if d.uuid == uuid {
+			return d.slots[id]
+		}
+	}
+	return nil
+}
+
 // sees is what a look at the disk shows.
 func (c *cluster) sees(d *drive) Disk {
 	if d == nil || !d.there {
