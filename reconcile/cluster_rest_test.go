@@ -186,7 +186,7 @@ func (c *cluster) leftovers() {
 			enough := declared && c.soundCopies(image, ranked) >= max(1, min(image.Copies, len(ranked)))
 			filled := enough || config.Settings.ConcurrentReplenishPerNodeLimit > 0
 			switch {
-			case s.from != nil && s.letter == "" && image.ID == id && filled && slices.Contains(c.schedulable(image, ranked), ref):
+			case s.from != nil && s.letter == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.schedulable(image, ranked), ref):
 				c.broke("rest", "a part of an upload is left on %s", Key{ref, id})
 			case !s.owned || s.users > 0:
 			case !declared && !held && !c.usedAnywhere(id.Name) && c.allHeard():

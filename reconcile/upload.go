@@ -81,7 +81,7 @@ func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 		return Key{}, refuse(http.StatusConflict, "the declared checksum of %s is %s, and the file has %s", name, declared, sum)
 	}
 	for _, key := range v.all(name) {
-		goesOn := v.mine(key.Disk) && v.copy(key).PartFrom == UploadOrigin && v.refuses(key.Disk).why == ""
+		goesOn := v.mine(key.Disk) && slices.Contains(v.forUpload(), key.Disk) && v.copy(key).PartFrom == UploadOrigin && v.refuses(key.Disk).why == ""
 		if goesOn && key.ID == v.image.ID && !v.o.Running[key] {
 			return Key{}, refuse(http.StatusServiceUnavailable, "an upload of %s was interrupted, and goes on in a moment", name)
 		}
