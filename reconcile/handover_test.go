@@ -93,6 +93,48 @@ func TestOnlyTheBetterOfTwoInTroubleIsTried(t *testing.T) {
 	anybodyActs(t, d.Plan(o))
 }
 
+// Whoever had no way to the source for long gets its copy from the one who had, as it
+// would have without that: only the first copy moves on.
+func TestNoWayToTheSourceMovesOnlyTheFirstCopy(t *testing.T) {
+	c, image, refs := duo(1)
+	o := bare(c)
+	o.Tries[Key{refs[0], image.ID}] = Try{Kind: Download, Attempts: 30, Message: "no route", Link: true, Since: goldenNow.Add(-3 * time.Hour), Until: goldenNow.Add(time.Minute)}
+	wants := func(want schema.DiskRef) {
+		t.Helper()
+		if got := (Desired{Config: c}).scene(o).look(image).places.want; len(got) != 1 || got[0] != want {
+			t.Errorf("it is wanted on %v, not on %v", got, want)
+		}
+	}
+	wants(refs[1])
+	o.Disks[refs[1]].Copies[image.ID] = Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: image.Checksum}}
+	wants(refs[0])
+}
+
+// A disk that was too small for all that the source promised, holes and all, takes the data
+// once another one has it.
+func TestADiskTooSmallForTheSourceTakesTheData(t *testing.T) {
+	c, image, refs := duo(2)
+	o := bare(c)
+	small := o.Disks[refs[0]]
+	small.Space.Free = 5 * gib
+	o.Disks[refs[0]] = small
+	refused := func(try Kind) string {
+		o.Tries[Key{refs[0], image.ID}] = Try{Kind: try, Attempts: 1, Disk: true, Space: 10 * gib, Since: goldenNow, Until: goldenNow}
+		return (Desired{Node: refs[0].Node, Config: c, Digest: "d", May: schema.Everything}).scene(o).look(image).places.refused[refs[0]].why
+	}
+	const why = "not enough space: 5.0 GiB are free and 0 B reserved, 10 GiB are needed"
+	if got := refused(Download); got != why {
+		t.Errorf("before the first copy it is refused for %q", got)
+	}
+	o.Disks[refs[1]].Copies[image.ID] = Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: image.Checksum, RealSize: gib}}
+	if got := refused(Download); got != "" {
+		t.Errorf("beside a copy with 1 GiB of data it is refused for %q", got)
+	}
+	if got := refused(Sync); got != why {
+		t.Errorf("what the data itself found no room for is refused for %q", got)
+	}
+}
+
 // The digest of an image without a checksum is that of a node which is silent for a
 // day and sorts first, and not that of the copy that is there.
 func TestSyncWantsTheBytesOfASilentNode(t *testing.T) {

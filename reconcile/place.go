@@ -161,6 +161,9 @@ func (v imageView) trouble(ref schema.DiskRef) Try {
 	if t := v.o.Tries[Key{ref, v.image.ID}]; t.Disk && long(t) {
 		return t
 	}
+	if len(v.ready) > 0 {
+		return Try{} // nobody goes to the source any more
+	}
 	var worst Try
 	for name := range v.Config.Nodes[ref.Node].Disks {
 		t := v.o.Tries[Key{schema.DiskRef{Node: ref.Node, Disk: name}, v.image.ID}]
@@ -255,7 +258,9 @@ func (v imageView) refusesAway(ref schema.DiskRef, c Copy) refusal {
 func (v imageView) refusesFor(ref schema.DiskRef, need int64) refusal {
 	declared, _ := v.disk(ref)
 	free := v.o.Disks[ref].Space.Free
-	if t := v.o.Tries[Key{ref, v.image.ID}]; t.Kind != Upload { // the next file may be a smaller one
+	t := v.o.Tries[Key{ref, v.image.ID}]
+	smaller := t.Kind == Upload || t.Kind.prepares() && len(v.ready) > 0 // the next file, or the data alone
+	if !smaller {
 		need = max(need, t.Space)
 	}
 	need = max(need, 1)

@@ -134,8 +134,11 @@ func judge(err error, attempts int, rnd float64) (whose trouble, final bool, aft
 			return linkTrouble, false, wait // another node may have them
 		}
 		wait, final := e.Backoff(attempts, rnd)
-		if e.Class == fetch.Network || e.Class == fetch.Dropped {
+		switch {
+		case e.Class == fetch.Network, e.Class == fetch.Dropped:
 			return linkTrouble, final, wait
+		case errors.Is(err, disk.ErrNoSpace):
+			return diskTrouble, final, wait
 		}
 		return sourceTrouble, final, wait
 	}

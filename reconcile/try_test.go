@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"testing"
@@ -33,6 +34,27 @@ func TestNextOfFirstCopies(t *testing.T) {
 		got := Try{}.next(tt.a, tt.err, goldenNow)
 		if (len(got.Suspects) > 0) != tt.suspect || got.Final != tt.final || got.Link != tt.link || !got.Final && !got.Until.After(goldenNow) {
 			t.Errorf("%s: %+v", tt.name, got)
+		}
+	}
+}
+
+// TestNextOfAFullDisk: a disk that is full says nothing of the source, whoever ran into it,
+// and a full store of backups nothing of the disk.
+func TestNextOfAFullDisk(t *testing.T) {
+	lack := &disk.NoSpaceError{Need: gib, Free: 1}
+	for _, tt := range []struct {
+		err   error
+		disk  bool
+		space int64
+	}{
+		{lack, true, gib},
+		{fetch.Classify(lack), true, gib},
+		{fetch.Classify(fmt.Errorf("write: %w", disk.ErrNoSpace)), true, 0},
+		{&fetch.Error{Class: fetch.NoSpace, Err: errors.New("507")}, false, 0},
+	} {
+		got := Try{}.next(Action{Kind: Download}, tt.err, goldenNow)
+		if got.Disk != tt.disk || got.Space != tt.space || got.Final || got.Link {
+			t.Errorf("%v: %+v", tt.err, got)
 		}
 	}
 }
