@@ -8,16 +8,18 @@ import (
 )
 
 // replaceable makes sure that there is no image yet, or one that failed and that
-// nobody uses.
+// nobody uses. Of a file that has come meanwhile nobody knows what it is worth.
 func (p *Part) replaceable() error {
-	c := p.disk.Look(p.id)
-	if c.State == Ready {
-		return fmt.Errorf("%s is ready already", p.id)
-	}
-	if c.Size == 0 && c.State == Pending {
+	switch c := p.disk.Look(p.id); c.State {
+	case Pending:
 		return nil
+	case Failed:
+		return p.disk.used(p.id, p.id.file(imageFile))
+	case Ready:
+		return fmt.Errorf("%s is ready already", p.id)
+	default:
+		return fmt.Errorf("a file is there, which has to be verified before it may be replaced: %s", c.Message)
 	}
-	return p.disk.used(p.id, p.id.file(imageFile))
 }
 
 // putInPlace gives the part of id the name of the image. An older image, which

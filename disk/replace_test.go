@@ -2,21 +2,29 @@ package disk
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"testing"
 )
+
+// failedImage makes an image that is known to be wrong, and returns what is in it.
+func failedImage(t *testing.T, d *Disk) []byte {
+	t.Helper()
+	readyImage(t, d, sparseImage(2*ChunkSize))
+	poke(t, imagePath(d, imageFile), 5)
+	verifyFails(t, d)
+	old, err := os.ReadFile(imagePath(d, imageFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return old
+}
 
 // A user that comes after the last look and before the new image is in place gets
 // the file that it opened back under its name.
 func TestFailedImageIsLookedAtOnceMore(t *testing.T) {
 	d := newDisk(t)
-	old := sparseImage(2 * ChunkSize)
-	if _, err := d.makeFolder(testID); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(imagePath(d, imageFile), old, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	old := failedImage(t, d)
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, sparseImage(3*ChunkSize))
 	if err := p.finish(Digest{}); err != nil {
@@ -38,5 +46,27 @@ func TestFailedImageIsLookedAtOnceMore(t *testing.T) {
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, sparseImage(3*ChunkSize)) {
 		t.Errorf("the image was not replaced (error %v)", err)
+	}
+}
+
+// A file of which nobody knows what it is worth was there before, or was put there
+// while the bytes came. It may be the last good one: it is verified, and not replaced.
+func TestUnknownFileIsNotReplaced(t *testing.T) {
+	theirs := sparseImage(2 * ChunkSize)
+	d := newDisk(t)
+	p := openPart(t, d, PartOptions{})
+	fill(t, p, sparseImage(3*ChunkSize))
+	if err := os.WriteFile(imagePath(d, imageFile), theirs, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := p.Commit(Digest{}); err == nil {
+		t.Errorf("it was replaced: %+v", c)
+	}
+	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, theirs) {
+		t.Errorf("the file is another one (error %v)", err)
+	}
+	c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {})
+	if err != nil || c.State != Ready || c.SHA512 != digest512(theirs) {
+		t.Errorf("it is not ready: %+v, error %v", c, err)
 	}
 }

@@ -45,9 +45,12 @@ func (u *uploading) store(ctx context.Context, o upload.Order) (err error) {
 		return err
 	}
 	defer func() { _ = unlock() }() // the end of the process unlocks as well
-	if c := on.Look(image.ID); c.State == disk.Ready {
+	switch c := on.Look(image.ID); c.State {
+	case disk.Ready:
 		refusal := fmt.Errorf("%s is ready on %s: another file needs another checksum, uuid or name", image.ID, on.Path())
 		return u.isThere(ctx, o.Content, c.SHA512, refusal)
+	case disk.Unknown: // it would not be replaced
+		return fmt.Errorf("a file of %s is on %s already, of which nobody knows what it is worth (%s): run reconcile, which looks at it", image.ID, on.Path(), c.Message)
 	}
 	made, err := u.fill(ctx, on, o, disk.PartOptions{
 		SHA256: o.Digest.Algorithm() == disk.SHA256, Format: disk.Format(image.Format), Reserve: reserved(result.Config.Nodes, on.Path()),
