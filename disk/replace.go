@@ -26,36 +26,46 @@ func (p *Part) replaceable() error {
 // failed, changes places with it, so that it can be looked at once more when no new
 // user can find it, and goes back if it has got one meanwhile: *InUseError.
 func (d *Disk) putInPlace(id ID) error {
-	swapped, err := d.exchange(id)
+	err := d.renamePart(id, unix.RENAME_EXCHANGE)
+	if err == nil {
+		if err := d.used(id, id.file(partFile)); err != nil {
+			return errors.Join(err, d.renamePart(id, unix.RENAME_EXCHANGE), syncFolder(d.root, id.folder()))
+		}
+		return syncFolder(d.root, id.folder())
+	}
+	if errors.Is(err, unix.ENOENT) { // there is no image, and one that comes now stays
+		err = d.renamePart(id, unix.RENAME_NOREPLACE)
+	}
+	switch {
+	case err == nil:
+		return syncFolder(d.root, id.folder())
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ENOTSUP):
+		return d.replace(id)
+	}
+	return fmt.Errorf("give the part its name: %w", err)
+}
+
+// renamePart renames the part of id to the image in one step, in the way of
+// renameat2's flags.
+func (d *Disk) renamePart(id ID, flags uint) error {
+	folder, err := d.root.Open(id.folder())
 	if err != nil {
 		return err
 	}
-	if !swapped {
-		return renameDurably(d.root, id.file(partFile), id.file(imageFile))
-	}
-	if err := d.used(id, id.file(partFile)); err != nil {
-		_, back := d.exchange(id)
-		return errors.Join(err, back, syncFolder(d.root, id.folder()))
-	}
-	return syncFolder(d.root, id.folder())
-}
-
-// exchange has the part and the image of id change places, in one step. It does
-// nothing where there is no image, or where the file system cannot do that; users
-// are then looked for before the renaming alone.
-func (d *Disk) exchange(id ID) (done bool, err error) {
-	folder, err := d.root.Open(id.folder())
-	if err != nil {
-		return false, err
-	}
 	defer folder.Close()
 	fd := int(folder.Fd())
-	err = unix.Renameat2(fd, partFile, fd, imageFile, unix.RENAME_EXCHANGE)
-	switch {
-	case err == nil:
-		return true, nil
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ENOTSUP):
-		return false, nil
+	return unix.Renameat2(fd, partFile, fd, imageFile, flags)
+}
+
+// replace is for file systems that know no flags. Users are looked for at the last
+// moment before, since nothing can be taken back.
+func (d *Disk) replace(id ID) error {
+	_, err := d.root.Lstat(id.file(imageFile))
+	if err == nil {
+		err = d.used(id, id.file(imageFile))
 	}
-	return false, fmt.Errorf("exchange part and image: %w", err)
+	if ignoreMissing(err) != nil {
+		return err
+	}
+	return renameDurably(d.root, id.file(partFile), id.file(imageFile))
 }

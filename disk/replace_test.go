@@ -3,8 +3,13 @@ package disk
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io/fs"
 	"os"
+	"syscall"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
 )
 
 // failedImage makes an image that is known to be wrong, and returns what is in it.
@@ -68,5 +73,57 @@ func TestUnknownFileIsNotReplaced(t *testing.T) {
 	c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {})
 	if err != nil || c.State != Ready || c.SHA512 != digest512(theirs) {
 		t.Errorf("it is not ready: %+v, error %v", c, err)
+	}
+}
+
+// A file system that cannot have two files change places gives no second look: users
+// are looked for right before, and not before the records were written and synced.
+func TestFailedImageIsLookedAtLast(t *testing.T) {
+	d, v := faultyDisk(t)
+	old := failedImage(t, d)
+	p := openPart(t, d, PartOptions{})
+	fill(t, p, sparseImage(3*ChunkSize))
+	if err := p.finish(Digest{}); err != nil {
+		t.Fatal(err)
+	}
+	user, err := os.Open(imagePath(d, imageFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer user.Close()
+	v.Plan(func(op faultfs.Op) error {
+		if op.Kind == "exchange" {
+			return syscall.EINVAL
+		}
+		return nil
+	})
+	if err := d.putInPlace(testID); !isA[*InUseError](err) {
+		t.Errorf("with a user the error is %v", err)
+	}
+	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, old) {
+		t.Errorf("the image in use was replaced (error %v)", err)
+	}
+}
+
+// There was no image, and there is one a moment later.
+func TestImageThatComesAtTheLastMomentStays(t *testing.T) {
+	d, v := faultyDisk(t)
+	old := failedImage(t, d)
+	p := openPart(t, d, PartOptions{})
+	fill(t, p, sparseImage(3*ChunkSize))
+	if err := p.finish(Digest{}); err != nil {
+		t.Fatal(err)
+	}
+	v.Plan(func(op faultfs.Op) error {
+		if op.Kind == "exchange" {
+			return syscall.ENOENT
+		}
+		return nil
+	})
+	if err := d.putInPlace(testID); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("error is %v", err)
+	}
+	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, old) {
+		t.Errorf("it was replaced (error %v)", err)
 	}
 }

@@ -90,12 +90,14 @@ func (r *requests) Rename(_ <-chan struct{}, in *fuse.RenameIn, from, to string)
 	defer r.fs.mu.Unlock()
 	child, there := n.now.entries[from], n.now.entries[to]
 	switch {
-	case in.Flags != 0 && kind == "rename":
+	case in.Flags&^(unix.RENAME_EXCHANGE|unix.RENAME_NOREPLACE) != 0:
 		return fuse.EINVAL
 	case in.Newdir != in.NodeId:
 		return fuse.Status(syscall.EXDEV)
 	case child == nil, there == nil && kind == "exchange":
 		return fuse.ENOENT
+	case there != nil && in.Flags == unix.RENAME_NOREPLACE:
+		return fuse.Status(syscall.EEXIST)
 	case kind == "exchange":
 		n.do(change{unlink: from, link: to, child: child, back: there})
 		child.name, there.name = to, from
