@@ -247,3 +247,29 @@ func TestVolumeMetaThatIsNoFile(t *testing.T) {
 		})
 	}
 }
+
+// TestUsedBehindALink has replicas on an image that has another name for them: a link
+// to its folder, or to its file. Stopped, they have nothing open.
+func TestUsedBehindALink(t *testing.T) {
+	for name, link := range map[string]func(alias string) error{
+		"folder": func(alias string) error { return os.Symlink(testID.String(), alias) },
+		"file": func(alias string) error {
+			return errors.Join(os.Mkdir(alias, 0o755), os.Symlink("../"+testID.String()+"/"+imageFile, filepath.Join(alias, imageFile)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk(t)
+			readyImage(t, d, sparseImage(ChunkSize))
+			if err := link(filepath.Join(d.Path(), imagesFolder, "willow-00000224")); err != nil {
+				t.Fatal(err)
+			}
+			replica(t, d, "vol-12345678", "/host"+d.Path()+"/backing-images/willow-00000224/backing")
+			if err := d.Remove(testID); !isA[*InUseError](err) {
+				t.Errorf("error is %v, want that it is in use", err)
+			}
+			if c := d.Look(testID); c.State != Ready {
+				t.Errorf("copy is %+v", c)
+			}
+		})
+	}
+}

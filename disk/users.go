@@ -110,11 +110,25 @@ func (d *Disk) Users() Users {
 		}
 		looks[e.Name()] = look
 		if look.image != "" {
+			if u.replicas[look.image] == nil && d.isLink(look.image) {
+				u.unknown = fmt.Sprintf("replica %s: it lies on %s, which is a link to what may be any image", e.Name(), look.image)
+			}
 			u.replicas[look.image] = append(u.replicas[look.image], e.Name())
 		}
 	}
 	d.replicas = looks
 	return u
+}
+
+// isLink reports whether the bytes of an image that a replica names are behind a link,
+// and so perhaps in the folder of another one.
+func (d *Disk) isLink(image string) bool {
+	for _, name := range []string{path.Join(imagesFolder, image), path.Join(imagesFolder, image, imageFile)} {
+		if info, err := d.root.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func (d *Disk) lookAtReplica(e fs.DirEntry) (replicaLook, error) {
