@@ -111,6 +111,24 @@ func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 	}
 }
 
+// TestUnreadableCfgIsNotReplaced has a damaged image of Longhorn's, whose backing.cfg is
+// the only one that knows, and cannot be read for a moment.
+func TestUnreadableCfgIsNotReplaced(t *testing.T) {
+	d, v := faultyDisk(t)
+	readyImage(t, d, sparseImage(ChunkSize))
+	if err := errors.Join(os.Remove(imagePath(d, recordFile)), v.Flip(testID.file(imageFile), 5)); err != nil {
+		t.Fatal(err)
+	}
+	v.Plan(fails("read", cfgFile, syscall.EIO))
+	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); !errors.Is(err, syscall.EIO) {
+		t.Errorf("verified without its cfg: %+v, error %v", c, err)
+	}
+	v.Plan(nil)
+	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Failed {
+		t.Errorf("verified with its cfg: %+v, error %v; want failed", c, err)
+	}
+}
+
 // TestFailedBeginNamesNoOrigin has a Begin of which nobody knows what it wrote.
 func TestFailedBeginNamesNoOrigin(t *testing.T) {
 	d, v := faultyDisk(t)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 )
 
@@ -15,8 +16,8 @@ type Want struct {
 
 // Verify reads the image of id once and settles whether it may be used. Against
 // what it is held is, in this order: the digest established when it became
-// ready, the checksum of a backing.cfg that belongs to it, the declared digest.
-// The outcome is recorded durably, and with it the image becomes ours: the copy
+// ready, the checksum of a backing.cfg, and what that one expects where want has no
+// digest. The outcome is recorded durably, and with it the image becomes ours: the copy
 // returned is ready or failed. An image whose bytes are consistent but are not
 // the declared ones is ready with its own digest; the caller compares.
 //
@@ -102,7 +103,10 @@ func (pass) forget(d *Disk, id ID) error {
 
 // settle decides by what was read, and records it.
 func (d *Disk) settle(id ID, had Copy, r Record, want Want, read pass) error {
-	why := d.compare(id, had, r, want, read)
+	why, err := d.compare(id, had, r, want, read)
+	if err != nil {
+		return errors.Join(err, read.forget(d, id))
+	}
 	info, err := d.inspect(id.file(imageFile), want.Format)
 	if refusal, ok := errors.AsType[*FormatError](err); ok && why == "" {
 		why = refusal.Error()
@@ -121,19 +125,31 @@ func (d *Disk) settle(id ID, had Copy, r Record, want Want, read pass) error {
 	return d.vouchFor(id, r, want.Digest, read.of)
 }
 
-// compare says why the bytes are not what they were, or nothing.
-func (d *Disk) compare(id ID, had Copy, r Record, want Want, read pass) string {
+// compare says why the bytes are not what they were, or nothing. A backing.cfg that
+// cannot be read at the moment may be the only one that knows, and is not the same as
+// none.
+func (d *Disk) compare(id ID, had Copy, r Record, want Want, read pass) (string, error) {
 	if !r.SHA512.IsZero() {
-		return damage("established", r.SHA512, read.sum512)
+		return damage("established", r.SHA512, read.sum512), nil
 	}
 	cfg, err := d.readCfg(id)
-	switch {
-	case err == nil && cfg.Size != had.Size:
-		return fmt.Sprintf("damaged: it has %d bytes, %s says %d", had.Size, cfgFile, cfg.Size)
-	case err == nil && !cfg.Digest().IsZero():
-		return damage(cfgFile+" says", cfg.Digest(), read.sum512)
+	if err != nil {
+		if _, system := errors.AsType[syscall.Errno](ignoreMissing(err)); system {
+			return "", fmt.Errorf("read %s of %s: %w", cfgFile, id, err)
+		}
+		return "", nil
 	}
-	return ""
+	switch {
+	case cfg.Size != had.Size:
+		return fmt.Sprintf("damaged: it has %d bytes, %s says %d", had.Size, cfgFile, cfg.Size), nil
+	case !cfg.Digest().IsZero() && cfg.Digest() != read.sum512:
+		return damage(cfgFile+" says", cfg.Digest(), read.sum512), nil
+	}
+	// What was declared to Longhorn holds as long as nothing is declared here.
+	if expected, err := ParseDigest(cfg.ExpectedChecksum); err == nil && expected.Algorithm() == SHA512 && want.Digest.IsZero() {
+		return damage(cfgFile+" expects", expected, read.sum512), nil
+	}
+	return "", nil
 }
 
 func damage(whose string, want, got Digest) string {

@@ -176,3 +176,43 @@ func TestVerifyNotices(t *testing.T) {
 		}
 	})
 }
+
+// TestAdoptNoBytesThatAreNotExpected has what Longhorn itself would not take up: a file
+// that is not what was declared to it, whatever it once was when it was looked at.
+func TestAdoptNoBytesThatAreNotExpected(t *testing.T) {
+	image := sparseImage(ChunkSize)
+	sum, other := digest512(image).String(), digest512(image[:512]).String()
+	for _, c := range []struct {
+		expected, current string
+		want              State
+	}{
+		{"", "", Ready},
+		{"", sum, Ready},
+		{sum, "", Ready},
+		{sum, sum, Ready},
+		{"?", sum, Ready},
+		{"", other, Failed},
+		{sum, other, Failed},
+		{other, sum, Failed},
+		{other, "", Failed},
+	} {
+		d := newDisk(t)
+		if _, err := d.makeFolder(testID); err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := Cfg{UUID: testID.UUID, Size: int64(len(image)), ExpectedChecksum: c.expected, CurrentChecksum: c.current}.Marshal()
+		err = errors.Join(err, os.Remove(imagePath(d, recordFile)), os.WriteFile(imagePath(d, imageFile), image, 0o644), os.WriteFile(imagePath(d, cfgFile), cfg, 0o644))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := d.Verify(context.Background(), testID, Want{}, func(int64) {})
+		if err != nil || got.State != c.want {
+			t.Errorf("expected %.4q, current %.4q: %s %s, error %v; want %s", c.expected, c.current, got.State, got.Message, err, c.want)
+		}
+		// Bytes that a declaration here contradicts are kept, as they are, for a person to decide.
+		declared := Want{Digest: digest512(image[:512])}
+		if got, err = d.Verify(context.Background(), testID, declared, func(int64) {}); c.current != other && (err != nil || got.State != Ready) {
+			t.Errorf("expected %.4q, current %.4q, another one declared: %s %s, error %v", c.expected, c.current, got.State, got.Message, err)
+		}
+	}
+}
