@@ -155,6 +155,7 @@ func (d *Disk) vouchFor(id ID, r Record, expected Digest, evidence Evidence) err
 			return fmt.Errorf("drop part of %s: %w", id, err)
 		}
 	}
+	d.find(id, func(f *found) { f.damaged = Evidence{} })
 	r.Evidence, r.Origin = &evidence, nil
 	return d.writeRecord(id, r)
 }

@@ -11,7 +11,13 @@ import (
 type described struct {
 	record memo[Record]
 	cfg    memo[Cfg]
-	wrong  manifestLook
+	found
+}
+
+// found is what was found out about an image and is in no file.
+type found struct {
+	wrong   manifestLook
+	damaged Evidence // of a file whose record says that it is right: it could not be written
 }
 
 // memo is the content of a small file for as long as its inode is the same.
@@ -49,7 +55,7 @@ func (d *Disk) described(id ID, folder *os.Root) (r Record, ours bool, cfg Cfg, 
 	is := described{
 		record: was.record.read(folder, recordFile, ParseRecord),
 		cfg:    was.cfg.read(folder, cfgFile, ParseCfg),
-		wrong:  was.wrong,
+		found:  was.found,
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -62,21 +68,32 @@ func (d *Disk) described(id ID, folder *os.Root) (r Record, ours bool, cfg Cfg, 
 func (d *Disk) forget(id ID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	wrong := d.texts[id].wrong
+	stays := d.texts[id].found
 	delete(d.texts, id)
-	if wrong != (manifestLook{}) {
-		d.texts[id] = described{wrong: wrong}
+	if stays != (found{}) {
+		d.texts[id] = described{found: stays}
 	}
 }
 
 // distrust makes every look say that there is no manifest, until it or its name in
 // the record changes.
 func (d *Disk) distrust(id ID, wrong manifestLook) {
+	d.find(id, func(f *found) { f.wrong = wrong })
+}
+
+func (d *Disk) find(id ID, note func(*found)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	was := d.texts[id]
-	was.wrong = wrong
+	note(&was.found)
 	d.texts[id] = was
+}
+
+// knownDamaged reports whether the file was found wrong and its record does not say so.
+func (d *Disk) knownDamaged(id ID, image os.FileInfo) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.texts[id].damaged == evidenceOf(image)
 }
 
 // trusts returns the digest of the manifest, which is known by its length to be

@@ -205,3 +205,47 @@ func TestReplicasThatCannotBeListed(t *testing.T) {
 		t.Errorf("without replicas: used: %s", why)
 	}
 }
+
+// TestDamageThatCannotBeRecorded has an image that rotted, on a disk that takes no more
+// writes. Nobody may count on it, though its record says that it is right.
+func TestDamageThatCannotBeRecorded(t *testing.T) {
+	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EROFS} {
+		d, v := faultyDisk(t)
+		image := sparseImage(ChunkSize)
+		readyImage(t, d, image)
+		flip(t, v)
+		info, err := os.Stat(imagePath(d, imageFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := evidenceOf(info) // bits change without a trace in the inode
+		if err := d.Update(testID, func(r *Record) { r.Evidence = &now }); err != nil {
+			t.Fatal(err)
+		}
+		v.Plan(fails("write", recordFile+".tmp", errno))
+		if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); !errors.Is(err, errno) {
+			t.Errorf("verified: %+v, error %v", c, err)
+		}
+		if c := d.Look(testID); c.State != Unknown {
+			t.Errorf("after it could not be recorded: %+v", c)
+		}
+		if l, err := d.List(); err != nil || l.Copies[0].State != Unknown {
+			t.Errorf("in a list: %+v, error %v", l.Copies, err)
+		}
+		v.Plan(nil)
+		if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Failed {
+			t.Errorf("when it can be recorded: %+v, error %v", c, err)
+		}
+		var asked []int64
+		if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, &asked), func(int64) {}); err != nil || c.State != Ready {
+			t.Errorf("repaired: %+v, error %v", c, err)
+		}
+	}
+}
+
+func flip(t *testing.T, v *faultfs.Volume) {
+	t.Helper()
+	if err := v.Flip(testID.file(imageFile), 5); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -173,8 +173,10 @@ func (d *Disk) Describe(id ID, expected Digest) error {
 }
 
 // fail marks the copy durably as one that must not be used, as long as its file
-// stays what was read. Its own manifest is kept: a repair goes by it.
+// stays what was read. Its own manifest is kept: a repair goes by it. On a disk that
+// is full, or cannot be written to any more, it is not ready for this process at least.
 func (d *Disk) fail(id ID, r Record, why string, of Evidence) error {
+	d.find(id, func(f *found) { f.damaged = of })
 	r.Evidence, r.Failed, r.Damaged = &of, why, time.Now().UTC()
 	return d.writeRecord(id, r)
 }
