@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,7 +16,7 @@ func openImage(root *os.Root, name string, flag int) (*os.File, error) {
 	if info, err := root.Lstat(name); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file", name)
 	}
-	f, err := root.OpenFile(name, flag|unix.O_NONBLOCK, 0o644)
+	f, err := openLeased(root, name, flag|unix.O_NONBLOCK)
 	if err != nil {
 		return nil, noSpace(err)
 	}
@@ -28,6 +29,18 @@ func openImage(root *os.Root, name string, flag int) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// openLeased waits a moment for whoever has a lease of the file. That may be this very
+// process, which asks in that way whether anybody has the file open.
+func openLeased(root *os.Root, name string, flag int) (*os.File, error) {
+	for tries := 0; ; tries++ {
+		f, err := root.OpenFile(name, flag, 0o644)
+		if tries == 100 || !errors.Is(err, unix.EAGAIN) {
+			return f, err
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // openDirect opens a file past the page cache, so that moving a large image does

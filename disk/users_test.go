@@ -4,8 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // replica puts the metadata of a replica on the disk that lies on the file at
@@ -49,5 +52,33 @@ func TestUsedByReplica(t *testing.T) {
 		if why := d.Users().Using(testID); (why != "") != c.used {
 			t.Errorf("BackingFilePath %q: used is %q, want %v", c.path, why, c.used)
 		}
+	}
+}
+
+// TestOpenWhileUsersAreLookedFor opens an image in the moment in which somebody has the
+// lease by which its users are found out.
+func TestOpenWhileUsersAreLookedFor(t *testing.T) {
+	d := newDisk(t)
+	readyImage(t, d, sparseImage(ChunkSize))
+	f, err := os.Open(imagePath(d, imageFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, unix.SIGIO)
+	defer signal.Stop(broken)
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Skipf("leases do not work here: %v", err)
+	}
+	released := make(chan error)
+	go func() {
+		<-broken
+		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+		released <- err
+	}()
+	r, err := d.Open(testID)
+	if err := errors.Join(<-released, closed(r, err)); err != nil {
+		t.Error(err)
 	}
 }
