@@ -77,6 +77,16 @@ func (s *imageSource) settled() error {
 	return err
 }
 
+// sync makes the file durable, whoever wrote it. After an error the page cache is let go
+// of, as drop does it: the next sync would work, and the next reading find the bytes.
+func (s *imageSource) sync() error {
+	err := s.f.Sync()
+	if err != nil {
+		err = errors.Join(err, unix.Fadvise(int(s.f.Fd()), 0, 0, unix.FADV_DONTNEED))
+	}
+	return err
+}
+
 func (s *imageSource) close() error { return s.f.Close() }
 
 // pour sends all chunks of s through p.

@@ -105,7 +105,7 @@ func (r *repair) run(ctx context.Context, progress func(int64)) error {
 	p := newPipeline(consumers...)
 	err := errors.Join(r.pour(ctx, p, progress), p.close())
 	if err == nil {
-		err = errors.Join(r.source.f.Sync(), r.place.close())
+		err = errors.Join(r.source.sync(), r.place.close())
 	}
 	if err == nil {
 		err = r.source.settled()
@@ -224,7 +224,7 @@ func (r *repair) giveUp() error {
 	if r.source.before == r.began && r.record.Chunks == r.named {
 		return nil
 	}
-	if errors.Join(r.place.close(), r.source.f.Sync(), r.source.settled()) != nil {
+	if errors.Join(r.place.close(), r.source.sync(), r.source.settled()) != nil {
 		return nil // nobody knows what it is: it has to be verified
 	}
 	return r.disk.Update(r.id, func(now *Record) {

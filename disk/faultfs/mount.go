@@ -43,9 +43,11 @@ func Mount(t testing.TB) *FS {
 		DisableReadDirPlus: true,
 		DisableXAttrs:      true,
 		DisableSplice:      true,
-		MaxWrite:           1 << 20,
-		FsName:             "faultfs",
-		Name:               "faultfs",
+
+		ExplicitDataCacheControl: true, // of a Volume with Cached
+		MaxWrite:                 1 << 20,
+		FsName:                   "faultfs",
+		Name:                     "faultfs",
 	})
 	if err != nil {
 		t.Skipf("this test needs to mount FUSE: %v", err)

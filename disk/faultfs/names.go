@@ -11,6 +11,9 @@ import (
 
 func (r *requests) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	n, status := r.beginChild(in.NodeId, name, "create", true)
+	if status == fuse.OK {
+		out.OpenFlags, status = n.v.opened(in.Flags)
+	}
 	if status != fuse.OK {
 		return status
 	}
@@ -20,7 +23,6 @@ func (r *requests) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out
 	if errno != 0 {
 		return fuse.Status(errno)
 	}
-	out.OpenFlags = fuse.FOPEN_DIRECT_IO
 	child.entry(&out.EntryOut)
 	return fuse.OK
 }

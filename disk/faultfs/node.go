@@ -103,9 +103,12 @@ func (n *node) lose(random *rand.Rand) {
 	if n.isFolder() {
 		return
 	}
-	times := n.now
+	was := n.now
 	n.now = n.survivor(random, random.IntN(modes))
-	n.now.mtime, n.now.ctime = times.mtime, times.ctime
+	n.now.mtime, n.now.ctime = was.mtime, was.ctime
+	if n.v.cached { // the inode is written all the same
+		n.now.content.truncate(was.content.size)
+	}
 	n.sync()
 }
 

@@ -127,14 +127,14 @@ func (r *requests) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 }
 
 func (r *requests) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if _, status := r.begin(in.NodeId, "open", false); status != fuse.OK {
+	n, status := r.begin(in.NodeId, "open", false)
+	if status == fuse.OK {
+		out.OpenFlags, status = n.v.opened(in.Flags)
+	}
+	if status != fuse.OK || in.Flags&syscall.O_TRUNC == 0 {
 		return status
 	}
-	out.OpenFlags = fuse.FOPEN_DIRECT_IO // the only page cache is ours
-	if in.Flags&syscall.O_TRUNC == 0 {
-		return fuse.OK
-	}
-	n, status := r.begin(in.NodeId, "truncate", true)
+	n, status = r.begin(in.NodeId, "truncate", true)
 	if status != fuse.OK {
 		return status
 	}

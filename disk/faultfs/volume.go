@@ -37,6 +37,7 @@ type Volume struct {
 	trace   []Op
 	stopped bool
 	random  *rand.Rand // for syncs that fail
+	cached  bool
 }
 
 // Path returns where the volume is mounted.
