@@ -42,9 +42,9 @@ func (p *Part) Commit(want Digest) (Copy, error) {
 	if err := renameDurably(d.root, p.id.file(partChunksFile), p.id.file(chunksFile)); err != nil {
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
-	info, err := d.root.Lstat(p.id.file(imageFile)) // the rename has moved its ctime
+	evidence, err := p.renamed()
 	if err == nil {
-		err = d.vouchFor(p.id, r, want, evidenceOf(info))
+		err = d.vouchFor(p.id, r, want, evidence)
 	}
 	if err != nil {
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
@@ -71,12 +71,37 @@ func (p *Part) finish(want Digest) error {
 		err = p.check(want)
 	}
 	if err == nil {
-		err = errors.Join(p.sync(), p.chunks.f.Sync(), p.replaceable())
+		err = errors.Join(p.sync(), p.chunks.f.Sync(), p.replaceable(), p.note())
 	}
 	if refused(err) || errors.Is(err, ErrNoSpace) {
 		return errors.Join(err, p.Discard())
 	}
 	return errors.Join(err, p.Close(), p.closeFiles())
+}
+
+// note keeps what the file is when the last byte of it is hashed and written.
+func (p *Part) note() error {
+	info, err := p.file.Stat()
+	if err == nil {
+		p.whole = evidenceOf(info)
+	}
+	return err
+}
+
+// renamed returns what the image is now, if it is still the part: from here on others
+// find it and may write to it, or put another file in its place. The rename itself has
+// moved its ctime.
+func (p *Part) renamed() (Evidence, error) {
+	info, err := p.disk.root.Lstat(p.id.file(imageFile))
+	if err != nil {
+		return Evidence{}, err
+	}
+	now := evidenceOf(info)
+	p.whole.ChangeTime = now.ChangeTime
+	if now != p.whole {
+		return Evidence{}, fmt.Errorf("%w: %s", ErrChanging, p.whole.difference(now))
+	}
+	return now, nil
 }
 
 func refused(err error) bool {

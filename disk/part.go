@@ -55,6 +55,7 @@ type Part struct {
 	options PartOptions
 	origin  *Origin
 	found   func(*Record) // records what finish found out
+	whole   Evidence      // of the file, when finish had written it
 	file    *os.File
 	direct  bool
 	chunks  chunkFile

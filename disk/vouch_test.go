@@ -5,6 +5,8 @@ import (
 	"errors"
 	"os"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
 )
 
 // TestVerifyVouchesForWhatItRead changes the file when all of it has been read, but
@@ -44,6 +46,31 @@ func TestDescribeVouchesForWhatWasVerified(t *testing.T) {
 	}
 	if err := d.Describe(testID, Digest{}); err == nil {
 		t.Error("a file was vouched for that changed since it was verified")
+	}
+}
+
+// TestCommitVouchesForWhatItWrote has somebody write to the image as soon as it has its
+// name, while it is not vouched for yet.
+func TestCommitVouchesForWhatItWrote(t *testing.T) {
+	d, v := faultyDisk(t)
+	image := sparseImage(2 * ChunkSize)
+	p := openPart(t, d, PartOptions{})
+	fill(t, p, image)
+	damage := append([]byte{image[0] ^ 1}, image[1:]...)
+	v.Plan(func(op faultfs.Op) error {
+		if op.Kind == "rename" && op.Path == testID.file(partChunksFile) {
+			v.Put(testID.file(imageFile), damage)
+		}
+		return nil
+	})
+	if c, err := p.Commit(digest512(image)); !errors.Is(err, ErrChanging) {
+		t.Errorf("%+v, error %v", c, err)
+	}
+	if c := d.Look(testID); c.State != Unknown {
+		t.Errorf("after it: %+v", c)
+	}
+	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Failed {
+		t.Errorf("verified: %+v, error %v", c, err)
 	}
 }
 
