@@ -149,7 +149,7 @@ func (d *Disk) lookInto(id ID, folder *os.Root) Copy {
 	c.Size, c.RealSize = info.Size(), realSize(info)
 	c.Format, c.VirtualSize, c.SHA512, c.SHA256 = r.Format, r.VirtualSize, r.SHA512, r.SHA256
 	c.State, c.Message = vouch(r, ours, info)
-	if c.State == Ready && d.knownDamaged(id, info) {
+	if c.State == Ready && d.knownDamaged(id, evidenceOf(info)) {
 		c.State, c.Message = Unknown, "it was found damaged when it was last read, which could not be recorded"
 	}
 	c.Verified = r.Verified

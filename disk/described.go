@@ -90,10 +90,10 @@ func (d *Disk) find(id ID, note func(*found)) {
 }
 
 // knownDamaged reports whether the file was found wrong and its record does not say so.
-func (d *Disk) knownDamaged(id ID, image os.FileInfo) bool {
+func (d *Disk) knownDamaged(id ID, image Evidence) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.texts[id].damaged == evidenceOf(image)
+	return d.texts[id].damaged == image
 }
 
 // trusts returns the digest of the manifest, which is known by its length to be

@@ -36,6 +36,10 @@ func TestDamageThatCannotBeRecorded(t *testing.T) {
 		if c := d.Look(testID); c.State != Unknown {
 			t.Errorf("after it could not be recorded: %+v", c)
 		}
+		if f, _, err := d.OpenBase(testID); err == nil {
+			f.Close()
+			t.Error("a volume's bytes were read from it")
+		}
 		if l, err := d.List(); err != nil || l.Copies[0].State != Unknown {
 			t.Errorf("in a list: %+v, error %v", l.Copies, err)
 		}

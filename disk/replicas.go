@@ -83,6 +83,9 @@ func (d *Disk) OpenBase(id ID) (*File, Copy, error) {
 		return nil, c, fmt.Errorf("open %s: it is %s", id, c.State)
 	}
 	f, err := openFile(d.root, id.file(imageFile))
+	if err == nil && d.knownDamaged(id, f.Evidence()) {
+		return nil, c, errors.Join(fmt.Errorf("open %s: %s", id, c.Message), f.Close())
+	}
 	return f, c, err
 }
 
