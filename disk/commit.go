@@ -82,10 +82,11 @@ func (p *Part) finish(want Digest) error {
 // note keeps what the file is when the last byte of it is hashed and written.
 func (p *Part) note() error {
 	info, err := p.file.Stat()
-	if err == nil {
-		p.whole = evidenceOf(info)
+	if err != nil {
+		return err
 	}
-	return err
+	p.whole = evidenceOf(info)
+	return rest(p.file)
 }
 
 // renamed returns what the image is now, if it is still the part: from here on others

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -85,6 +86,24 @@ func (s *imageSource) sync() error {
 		err = errors.Join(err, unix.Fadvise(int(s.f.Fd()), 0, 0, unix.FADV_DONTNEED))
 	}
 	return err
+}
+
+// rest waits until whatever is written to the file from now on moves its times, by which
+// it is noticed: the clock of a file system moves in ticks, on old ones by whole seconds.
+func rest(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	tick := 10 * time.Millisecond // no kernel has longer ones
+	e := evidenceOf(info)
+	if e.ModTime%int64(time.Second) == 0 && e.ChangeTime%int64(time.Second) == 0 {
+		tick += time.Second
+	}
+	if age := time.Since(time.Unix(0, e.ChangeTime)); age >= 0 && age < tick {
+		time.Sleep(tick - age)
+	}
+	return nil
 }
 
 func (s *imageSource) close() error { return s.f.Close() }

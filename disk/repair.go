@@ -105,7 +105,7 @@ func (r *repair) run(ctx context.Context, progress func(int64)) error {
 	p := newPipeline(consumers...)
 	err := errors.Join(r.pour(ctx, p, progress), p.close())
 	if err == nil {
-		err = errors.Join(r.source.sync(), r.place.close())
+		err = errors.Join(r.source.sync(), r.place.close(), rest(r.source.f))
 	}
 	if err == nil {
 		err = r.source.settled()

@@ -36,7 +36,7 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64
 	defer s.close()
 	// Whoever wrote it may not have synced it, and the record of the outcome must
 	// not outlive the bytes that it is about.
-	if err := errors.Join(s.settled(), s.sync()); err != nil {
+	if err := errors.Join(s.settled(), s.sync(), rest(s.f)); err != nil {
 		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
 	had := d.Look(id)

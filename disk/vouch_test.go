@@ -104,3 +104,43 @@ func TestVerifyWaitsForWriters(t *testing.T) {
 		t.Errorf("the image is %+v, error %v", c, err)
 	}
 }
+
+// TestWriteWithinASecondIsNoticed has a file system whose times are whole seconds, and
+// somebody who writes to an image as soon as it is ready.
+func TestWriteWithinASecondIsNoticed(t *testing.T) {
+	f := faultfs.Mount(t)
+	image := sparseImage(2 * ChunkSize)
+	for name, prepare := range map[string]func(t *testing.T, d *Disk) error{
+		"commit": func(t *testing.T, d *Disk) error {
+			readyImage(t, d, image)
+			return nil
+		},
+		"verify": func(t *testing.T, d *Disk) error {
+			_, err := d.makeFolder(testID)
+			err = errors.Join(err, os.WriteFile(imagePath(d, imageFile), image, 0o644))
+			if err == nil {
+				_, err = d.Verify(context.Background(), testID, Want{}, func(int64) {})
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newVolumeDisk(t, f)
+			v.Coarse()
+			d, err := Open(v.Path())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			if err := prepare(t, d); err != nil {
+				t.Fatal(err)
+			}
+			before := d.Look(testID)
+			poke(t, imagePath(d, imageFile), 5)
+			if c := d.Look(testID); before.State != Ready || c.State != Unknown {
+				t.Errorf("it was %s and is %s, with a bit that was changed", before.State, c.State)
+			}
+		})
+	}
+}

@@ -2,6 +2,7 @@ package faultfs
 
 import (
 	"syscall"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
@@ -26,4 +27,19 @@ func (v *Volume) opened(flags uint32) (uint32, fuse.Status) {
 		return 0, fuse.EINVAL
 	}
 	return fuse.FOPEN_KEEP_CACHE, fuse.OK
+}
+
+// Coarse has times of whole seconds, as old file systems have.
+func (v *Volume) Coarse() {
+	v.fs.mu.Lock()
+	defer v.fs.mu.Unlock()
+	v.coarse = true
+}
+
+// times are what programs see.
+func (n *node) times() (mtime, ctime time.Time) {
+	if n.v.coarse {
+		return n.now.mtime.Truncate(time.Second), n.now.ctime.Truncate(time.Second)
+	}
+	return n.now.mtime, n.now.ctime
 }

@@ -50,7 +50,8 @@ func (r *requests) beginChild(id uint64, name, kind string, changes bool) (*node
 func (n *node) attr(a *fuse.Attr) {
 	a.Ino, a.Mode, a.Size, a.Blocks = n.ino, n.mode, uint64(n.now.content.size), n.now.content.blocks()
 	a.Nlink, a.Blksize = 1, pageSize
-	a.SetTimes(&n.now.mtime, &n.now.mtime, &n.now.ctime)
+	mtime, ctime := n.times()
+	a.SetTimes(&mtime, &mtime, &ctime)
 }
 
 func (n *node) entry(out *fuse.EntryOut) {

@@ -38,6 +38,7 @@ type Volume struct {
 	stopped bool
 	random  *rand.Rand // for syncs that fail
 	cached  bool
+	coarse  bool
 }
 
 // Path returns where the volume is mounted.
