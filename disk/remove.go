@@ -36,9 +36,14 @@ func (d *Disk) used(id ID, name string) error {
 // Remove deletes the files of ours in the folder of id, and the folder when
 // nothing else is in it. It renames the folder aside first, so that no new user
 // can come, looks for users again and puts the folder back if there is one: the
-// error is then an *InUseError. Files that are not ours are left in the folder.
+// error is then an *InUseError. Files that are not ours are left in the folder, and all
+// of them in one that has no record.
 func (d *Disk) Remove(id ID) error {
-	if err := d.place(id); err != nil {
+	_, ours, err := d.readRecord(id)
+	if err == nil && !ours {
+		err = fmt.Errorf("it has no %s: it is not known to be ours", recordFile)
+	}
+	if err != nil {
 		return fmt.Errorf("remove %s: %w", id, err)
 	}
 	if err := d.used(id, id.file(imageFile)); err != nil {
@@ -58,8 +63,7 @@ func (d *Disk) Remove(id ID) error {
 		// What cannot be deleted stays where its users and the next try look for it.
 		return errors.Join(fmt.Errorf("remove %s: %w", id, err), renameDurably(d.root, aside, id.folder()))
 	}
-	err := ignoreMissing(d.root.Remove(aside))
-	if err != nil {
+	if err := ignoreMissing(d.root.Remove(aside)); err != nil {
 		// Something foreign is in it: it stays, under its own name.
 		return errors.Join(fmt.Errorf("remove %s: other files are in its folder: %w", id, err),
 			renameDurably(d.root, aside, id.folder()))

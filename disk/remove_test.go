@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -89,5 +90,26 @@ func TestRemoveLeavesWhatIsUsed(t *testing.T) {
 				t.Errorf("the image is %+v", c)
 			}
 		})
+	}
+}
+
+// TestRemoveLeavesWhatIsNotOurs has an image without a record, or with one that cannot
+// be read at the moment. Whoever asked was wrong about it, or knows too little.
+func TestRemoveLeavesWhatIsNotOurs(t *testing.T) {
+	d, v := faultyDisk(t)
+	readyImage(t, d, sparseImage(ChunkSize))
+	v.Plan(fails("read", recordFile, syscall.EIO))
+	if err := d.Remove(testID); !errors.Is(err, syscall.EIO) {
+		t.Errorf("with a record that cannot be read: error %v", err)
+	}
+	v.Plan(nil)
+	if err := os.Remove(imagePath(d, recordFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Remove(testID); err == nil {
+		t.Error("an image without a record was removed")
+	}
+	if c := d.Look(testID); c.Size != ChunkSize {
+		t.Errorf("copy is %+v", c)
 	}
 }
