@@ -80,6 +80,21 @@ func (d *Disk) writeCfg(id ID, r Record, expected Digest, info os.FileInfo) erro
 	if expected.Algorithm() == SHA512 {
 		c.ExpectedChecksum = expected.String()
 	}
+	return d.putCfg(id, c)
+}
+
+// doubtCfg has Longhorn read a failed file before it takes it for what backing.cfg says:
+// that vouches by the mtime alone, which bits that rot leave as it is.
+func (d *Disk) doubtCfg(id ID) error {
+	c, err := d.readCfg(id)
+	if err != nil || c.ModificationTime == "" {
+		return nil // there is none that vouches for anything
+	}
+	c.ModificationTime = ""
+	return d.putCfg(id, c)
+}
+
+func (d *Disk) putCfg(id ID, c Cfg) error {
 	data, err := c.Marshal()
 	if err != nil {
 		return err

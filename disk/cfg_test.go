@@ -245,3 +245,28 @@ func FuzzParseCfg(f *testing.F) {
 		}
 	})
 }
+
+// TestLonghornTakesNoDamagedFile hands over a disk with an image that rotted, and was
+// found out. Longhorn trusts a cfg with the file's mtime, and reads the file otherwise.
+func TestLonghornTakesNoDamagedFile(t *testing.T) {
+	d := newDisk(t)
+	image := sparseImage(ChunkSize)
+	readyImage(t, d, image)
+	info, err := os.Stat(imagePath(d, imageFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	poke(t, imagePath(d, imageFile), 5)
+	if err := os.Chtimes(imagePath(d, imageFile), info.ModTime(), info.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	verifyFails(t, d)
+	cfg, err := d.readCfg(testID)
+	if err != nil || cfg.ModificationTime == formatMtime(info.ModTime()) || cfg.Digest() != digest512(image) {
+		t.Errorf("cfg of a damaged file is %+v, error %v", cfg, err)
+	}
+	var asked []int64
+	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, &asked), func(int64) {}); err != nil || !c.HasCfg {
+		t.Errorf("repaired: %+v, error %v", c, err)
+	}
+}

@@ -178,5 +178,8 @@ func (d *Disk) Describe(id ID, expected Digest) error {
 func (d *Disk) fail(id ID, r Record, why string, of Evidence) error {
 	d.find(id, func(f *found) { f.damaged = of })
 	r.Evidence, r.Failed, r.Damaged = &of, why, time.Now().UTC()
-	return d.writeRecord(id, r)
+	if err := d.writeRecord(id, r); err != nil {
+		return err
+	}
+	return d.doubtCfg(id)
 }
