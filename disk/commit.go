@@ -28,8 +28,9 @@ func (p *Part) Commit(want Digest) (Copy, error) {
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
 	d := p.disk
-	var r Record // as it is now, with what was remembered while the bytes came
+	var was, r Record // as it is now, with what was remembered while the bytes came
 	err = d.Update(p.id, func(now *Record) {
+		was = *now
 		p.found(now)
 		r = *now
 	})
@@ -37,6 +38,9 @@ func (p *Part) Commit(want Digest) (Copy, error) {
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
 	if err := d.putInPlace(p.id); err != nil {
+		if _, inUse := errors.AsType[*InUseError](err); inUse { // it can only be repaired, by what it was
+			err = errors.Join(err, d.writeRecord(p.id, was))
+		}
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
 	if err := renameDurably(d.root, p.id.file(partChunksFile), p.id.file(chunksFile)); err != nil {

@@ -127,3 +127,27 @@ func TestImageThatComesAtTheLastMomentStays(t *testing.T) {
 		t.Errorf("it was replaced (error %v)", err)
 	}
 }
+
+// An image that got a user at the last moment, and so was not replaced, is one that can
+// still be repaired. Other bytes were to come in its place.
+func TestImageThatWasNotReplacedCanBeRepaired(t *testing.T) {
+	d, v := faultyDisk(t)
+	failedImage(t, d)
+	p := openPart(t, d, PartOptions{})
+	fill(t, p, sparseImage(3*ChunkSize))
+	v.Plan(func(op faultfs.Op) error {
+		if op.Kind == "exchange" {
+			v.Put("replicas/vol-12345678/volume.meta", []byte(`{"Size":1048576,"BackingFilePath":"/data/backing-images/`+testID.String()+`/backing"}`))
+		}
+		return nil
+	})
+	if c, err := p.Commit(Digest{}); !isA[*InUseError](err) {
+		t.Fatalf("%+v, error %v", c, err)
+	}
+	verifyFails(t, d)
+	var asked []int64
+	image := sparseImage(2 * ChunkSize)
+	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, &asked), func(int64) {}); err != nil || c.State != Ready || c.SHA512 != digest512(image) {
+		t.Errorf("%+v, error %v", c, err)
+	}
+}
