@@ -10,8 +10,9 @@ import (
 
 // Chunk returns what gets single chunks of an image of so many bytes, for a
 // disk.Repair: from any source, else from the origin. The errors are those of Into.
-func (p *Pull) Chunk(size int64) disk.FetchChunk {
-	x := p.exchange()
+func (p *Pull) Chunk(size int64) disk.FetchChunk { return p.exchange().fetch(size) }
+
+func (x *exchange) fetch(size int64) disk.FetchChunk {
 	return func(ctx context.Context, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
 		x.sound.touch()
 		from := n * disk.ChunkSize
@@ -26,6 +27,7 @@ func (x *exchange) chunk(ctx context.Context, n int64, sum disk.ChunkSum, data [
 		for _, l := range x.singles() {
 			err := l.single(ctx, n, sum, data)
 			if err == nil {
+				x.roster.of(l.name()).tries = 0 // a repair may go on for hours
 				return nil
 			}
 			if ctx.Err() != nil {
