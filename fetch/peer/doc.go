@@ -57,8 +57,9 @@
 // The part hashes the whole as it passes, so that chunks go into it in order, and what
 // came out of order waits in a window of about 22 MiB. Zeros are never asked for. A
 // source that fails costs what it was sending, and is set aside for 5 s, doubling; one
-// that another one has to overtake is too. The origin is a lane as well: while no peer
-// brings anything for 10 s, or when in 10 s the part mostly waited and a probe of
+// that another one has to overtake is too. A busy one is asked again, for as long as no
+// hour goes by in which nobody brings anything. The origin is a lane as well: while no
+// peer brings anything for 10 s, or when in 10 s the part mostly waited and a probe of
 // 8 MiB shows that the origin alone is faster than all peers together.
 //
 // # Trust

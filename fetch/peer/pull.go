@@ -62,8 +62,9 @@ type exchange struct {
 	window   *window
 	root     disk.Digest // of the manifest
 
-	peers    beat // the last byte of a peer, or word that it is busy
-	sound    beat // the last right chunk, of any source or in the part, or such a word
+	peers    beat // the last byte of a peer
+	busy     beat // the last word of a peer that it sends to others
+	sound    beat // the last right chunk, of any source or in the part
 	lanes    map[string]*lane
 	ended    chan ending
 	complete bool // there is nothing left to ask for
@@ -83,6 +84,7 @@ func (p *Pull) exchange() *exchange {
 	}
 	x.peers.begun = time.Now()
 	x.sound.begun = x.peers.begun
+	x.busy.begun = x.peers.begun.Add(-longestQueue) // nobody said so yet
 	if p.Origin != nil {
 		x.origin.open = p.Origin.Open
 	}

@@ -15,6 +15,7 @@ func (p *Pull) Chunk(size int64) disk.FetchChunk { return p.exchange().fetch(siz
 func (x *exchange) fetch(size int64) disk.FetchChunk {
 	return func(ctx context.Context, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
 		x.sound.touch()
+		x.peers.touch()
 		from := n * disk.ChunkSize
 		data := buf[:min(disk.ChunkSize, size-from)]
 		return len(data), x.chunk(ctx, n, sum, data)
@@ -37,7 +38,7 @@ func (x *exchange) chunk(ctx context.Context, n int64, sum disk.ChunkSum, data [
 				return err
 			}
 		}
-		if x.sound.since() >= hopeless {
+		if x.lost() {
 			return x.roster.failure()
 		}
 		select {

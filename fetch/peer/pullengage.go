@@ -15,6 +15,9 @@ const (
 	maxLanes = 8
 	// hopeless is how long a transfer goes on without a source.
 	hopeless = 30 * time.Second
+	// longestQueue is how long peers are believed that they are busy with others, when
+	// nothing comes of any.
+	longestQueue = time.Hour
 )
 
 // originName is what the roster calls the origin: no node can be called so.
@@ -36,7 +39,7 @@ func (x *exchange) supervise(ctx context.Context) error {
 	for {
 		x.engage(ctx, &work)
 		x.consider(ctx, &work)
-		if len(x.lanes) == 0 && !x.complete && x.sound.since() >= hopeless {
+		if len(x.lanes) == 0 && !x.complete && x.lost() {
 			return x.roster.failure()
 		}
 		select {
@@ -50,6 +53,9 @@ func (x *exchange) supervise(ctx context.Context) error {
 		}
 	}
 }
+
+// lost reports whether nothing was of use for too long, and nobody asked to come back.
+func (x *exchange) lost() bool { return min(x.sound.since(), x.busy.since()) >= hopeless }
 
 // engage starts a lane for each source that may be asked and is not, one for a node.
 func (x *exchange) engage(ctx context.Context, work *sync.WaitGroup) {
@@ -118,10 +124,8 @@ func (x *exchange) settle(e ending) error {
 	}
 	s := x.roster.of(e.lane.name())
 	s.failed(e.err, e.lane.brought, cmp.Or(x.Aside, longestAside))
-	if s.busy {
-		x.peers.touch()
-		x.sound.touch()
-		x.origin.busy = time.Now()
+	if s.busy && x.peers.since() < longestQueue { // the sends that it is busy with may hang
+		x.busy.touch()
 	}
 	if wrong(e.err) && x.Warn != nil {
 		x.Warn(e.err)

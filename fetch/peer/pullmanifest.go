@@ -54,7 +54,7 @@ func (x *exchange) manifest(ctx context.Context, size int64, keep Keep) (*disk.M
 				return nil, err
 			}
 		}
-		if x.sound.since() >= hopeless {
+		if x.lost() {
 			return nil, x.roster.failure()
 		}
 		select {

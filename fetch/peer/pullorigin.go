@@ -28,7 +28,6 @@ type reserve struct {
 	open    source        // nil: there is none
 	samples []sample      // one a second, of the last ones
 	begun   time.Time     // when the first byte came of a peer
-	busy    time.Time     // when a peer last said that it sends to others
 	probe   time.Time     // not before is it compared again
 	wait    time.Duration // after the next comparison
 }
@@ -42,7 +41,8 @@ type sample struct {
 
 // consider starts a lane for the origin if the peers are not enough: if none brings
 // anything, until one does; or if the part waits for them most of the time, and the
-// origin turns out to be faster than all of them.
+// origin turns out to be faster than all of them. As long as a peer is busy with others
+// the image is spreading, and soon there are more to ask.
 func (x *exchange) consider(ctx context.Context, work *sync.WaitGroup) {
 	if x.origin.open == nil || x.complete || x.lanes[originName] != nil || !x.roster.of(originName).usable() {
 		return
@@ -52,9 +52,9 @@ func (x *exchange) consider(ctx context.Context, work *sync.WaitGroup) {
 	o.record(last)
 	l := x.originLane()
 	switch {
-	case x.peers.since() >= lonely && x.window.waits() >= lonely:
-		l.leave = func() bool { return x.peers.since() < time.Second }
-	case o.slow(last, x.Limit):
+	case x.quiet() >= lonely && x.window.waits() >= lonely:
+		l.leave = func() bool { return x.quiet() < time.Second }
+	case x.busy.since() >= lonely && o.slow(last, x.Limit):
 		o.wait = max(2*o.wait, firstProbe)
 		o.probe = last.at.Add(o.wait)
 		peers := o.rate(last)
@@ -65,6 +65,9 @@ func (x *exchange) consider(ctx context.Context, work *sync.WaitGroup) {
 	}
 	x.launch(ctx, work, l)
 }
+
+// quiet returns how long no peer brought anything, or asked to come back.
+func (x *exchange) quiet() time.Duration { return min(x.peers.since(), x.busy.since()) }
 
 func (x *exchange) sample() sample {
 	return sample{at: time.Now(), bytes: x.progress.Peers.Load(), starved: x.window.starved()}
@@ -85,13 +88,12 @@ func (o *reserve) record(s sample) {
 }
 
 // slow reports whether the origin should be compared with the peers: they are what
-// the part waits for, and not the limit. As long as one is busy with others the image
-// is spreading, and soon there are more to ask.
+// the part waits for, and not the limit.
 func (o *reserve) slow(now sample, limit int64) bool {
 	if o.begun.IsZero() || now.at.Sub(o.begun) < lonely || now.at.Before(o.probe) {
 		return false
 	}
-	if now.at.Sub(o.busy) < lonely || limit > 0 && o.rate(now) >= 0.8*float64(limit) {
+	if limit > 0 && o.rate(now) >= 0.8*float64(limit) {
 		return false
 	}
 	first := o.samples[0]
