@@ -64,7 +64,7 @@ type exchange struct {
 
 	peers    beat // the last byte of a peer
 	busy     beat // the last word of a peer that it sends to others
-	sound    beat // the last right chunk, of any source or in the part
+	sound    beat // the last right chunk, of any source or in the part, or what may stand for one
 	lanes    map[string]*lane
 	ended    chan ending
 	complete bool // there is nothing left to ask for
@@ -110,6 +110,7 @@ func (x *exchange) into(ctx context.Context, part *disk.Part, size int64) error 
 	if err := x.begin(part, m); err != nil {
 		return err
 	}
+	x.sound.touch() // that may have taken long
 	x.progress.Total.Store(size)
 	x.progress.Done.Store(part.Offset())
 	return x.fill(ctx, part, m)

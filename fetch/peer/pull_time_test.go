@@ -193,3 +193,25 @@ func TestPullsShareTheirMemory(t *testing.T) {
 		})
 	}
 }
+
+// A chunk may take longer than a pull goes on without a source.
+func TestPullGoesOnWhenASlowConnectionBreaks(t *testing.T) {
+	m := numberedManifest(t, 6)
+	synctest.Test(t, func(t *testing.T) {
+		l, asked := &link{rate: 16 << 10}, 0
+		s := simulate(m, map[string]*link{"node1": l})
+		s.open = func(ctx context.Context, _ Source, at, to int64) (io.ReadCloser, error) {
+			b, err := l.send(ctx, at, to)
+			if asked++; asked < 3 {
+				b = struct {
+					io.Reader
+					io.Closer
+				}{io.LimitReader(b, mib/2), b}
+			}
+			return b, err
+		}
+		if took, err := s.run(t.Context()); err != nil {
+			t.Errorf("after %v: %v", took, err)
+		}
+	})
+}

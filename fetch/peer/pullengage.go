@@ -15,6 +15,9 @@ const (
 	maxLanes = 8
 	// hopeless is how long a transfer goes on without a source.
 	hopeless = 30 * time.Second
+	// fewBreaks is how often in a row the connection to a source may break before that
+	// counts as having none.
+	fewBreaks = 3
 	// longestQueue is how long peers are believed that they are busy with others, when
 	// nothing comes of any.
 	longestQueue = time.Hour
@@ -124,6 +127,9 @@ func (x *exchange) settle(e ending) error {
 	}
 	s := x.roster.of(e.lane.name())
 	s.failed(e.err, e.lane.brought, cmp.Or(x.Aside, longestAside))
+	if broken(e.err) && s.tries <= fewBreaks {
+		x.sound.touch() // the chunk that it broke in may have taken longer than hopeless
+	}
 	if s.busy && x.peers.since() < longestQueue { // the sends that it is busy with may hang
 		x.busy.touch()
 	}
