@@ -8,10 +8,11 @@ import (
 )
 
 // A peer that does not take pieceSize bytes within pieceTime loses its connection,
-// and with it the slot.
+// and with it the slot: less than 1 KiB/s, which is what counts as stalled. One that
+// takes more has to get the chunk that it asked for, or it would never get any.
 const (
 	pieceSize = 256 << 10
-	pieceTime = 30 * time.Second
+	pieceTime = pieceSize >> 10 * time.Second
 )
 
 // paced writes an answer in pieces, of which each has to be taken in time. It is an
