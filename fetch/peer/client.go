@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -44,20 +45,27 @@ type Source struct {
 
 // Client asks other nodes. Its methods may be called concurrently.
 type Client struct {
-	http  *http.Client
-	token func() string
-	pulls atomic.Int32 // under way, which share memory
+	token  func() string
+	config func() *tls.Config // nil: it does not change
+	pulls  atomic.Int32       // under way, which share memory
+
+	mu   sync.Mutex
+	http *http.Client
+	of   *tls.Config // that the connections of http were made with
 }
 
 // NewClient returns a client that says who it is with the token, "" for none, and
 // with the certificates of config, which also says whom it believes to be a peer.
-// Both are asked anew, for each request and each connection, and either may be nil.
-// It never uses a proxy and follows no redirect.
+// Both are asked anew for each request, and either may be nil; connections that were
+// made with another config are not used any more. It never uses a proxy and follows no
+// redirect.
 func NewClient(token func() string, config func() *tls.Config) *Client {
-	return clientOver(token, &http.Transport{
+	c := clientOver(token, &http.Transport{
 		DialContext:    dialer().DialContext,
 		DialTLSContext: dialTLS(config),
 	})
+	c.config = config
+	return c
 }
 
 // NewVisitor returns a client of somebody who is no node, for one command: it uses the
@@ -87,7 +95,11 @@ func clientOver(token func() string, t *http.Transport) *Client {
 }
 
 // Close lets go of connections that nothing uses.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
+func (c *Client) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.http.CloseIdleConnections()
+}
 
 // question is one request to a peer.
 type question struct {
@@ -129,7 +141,7 @@ func (c *Client) send(ctx context.Context, q question) (*http.Response, error) {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
 	silence := time.AfterFunc(q.limit, func() { cancel(errSilent) })
-	resp, err := c.http.Do(r)
+	resp, err := c.connected().Do(r)
 	if !silence.Stop() && err == nil {
 		resp.Body.Close()
 		err = errSilent

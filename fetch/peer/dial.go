@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"net/http"
 	"syscall"
 	"time"
 
@@ -32,6 +33,24 @@ func dialTLS(config func() *tls.Config) func(ctx context.Context, network, addre
 		}
 		return d.DialContext(ctx, network, address)
 	}
+}
+
+// connected returns what asks over connections of the configuration as it is now. One
+// that is kept would be believed, and show its old certificate, for as long as a node
+// runs: with the next question waiting, it is never idle.
+func (c *Client) connected() *http.Client {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.config == nil {
+		return c.http
+	}
+	if now := c.config(); now != c.of {
+		next := *c.http
+		next.Transport = next.Transport.(*http.Transport).Clone()
+		c.http.CloseIdleConnections()
+		c.http, c.of = &next, now
+	}
+	return c.http
 }
 
 func noticeSilence(_, _ string, c syscall.RawConn) error {
