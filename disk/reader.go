@@ -167,6 +167,8 @@ func (r *Reader) Unchanged() error {
 // Close ends the reading. What it has brought into the page cache is let go; what the
 // network still has of it, when the next reader of the image closes.
 func (r *Reader) Close() error {
-	r.left(r.pages.release())
+	if spans := r.pages.release(); len(spans) > 0 {
+		r.left(spans)
+	}
 	return r.s.close()
 }

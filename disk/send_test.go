@@ -224,3 +224,17 @@ func difference(before, after []bool) (gone, come int) {
 	}
 	return gone, come
 }
+
+// What one reader could not let go of stays known when another one closes that has nothing.
+func TestClosingForgetsNoPages(t *testing.T) {
+	d := newDisk(t)
+	readyImage(t, d, make([]byte, 4096))
+	first, second := openImageOf(t, d), openImageOf(t, d)
+	first.left([]span{{0, 4096}})
+	if err := second.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if left := d.pagesLeft(testID, first.s.before.Inode, nil); len(left) != 1 {
+		t.Errorf("%v is left", left)
+	}
+}
