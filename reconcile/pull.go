@@ -64,7 +64,7 @@ func sources(answers map[string]peer.Answer, nodes map[string]schema.Node, want 
 		if !a.Asked || a.Problem != "" {
 			continue
 		}
-		at := peer.Address{Node: name, URL: nodes[name].Address}
+		at := peer.Address{Node: name, URL: a.URL} // that a transfer began with may be out of date
 		for _, one := range a.State.Disks {
 			if _, declared := nodes[name].Disks[one.Name]; !declared || one.Problem != "" {
 				continue

@@ -20,7 +20,7 @@ var usual = pace{wait: 30 * time.Second, least: 100 * time.Millisecond, retry: 3
 // listen asks a node until ctx ends. After a failure it asks without waiting for a
 // change, so that a node that is back is known at once.
 func (w *Watch) listen(ctx context.Context, f *followed, at Address) {
-	known := Answer{Since: f.known.Since}
+	known := Answer{URL: at.URL, Since: f.known.Since}
 	retry := w.pace.retry
 	for {
 		wait := w.pace.wait

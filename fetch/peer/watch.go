@@ -12,6 +12,7 @@ type Answer struct {
 	// State is what the node told last, and stands if Problem is "". Nothing of it
 	// may be written to.
 	State State
+	URL   string // where it was asked
 	// Asked: a question has ended, well or not.
 	Asked bool
 	// Problem says why the node does not answer.
@@ -78,7 +79,7 @@ func (w *Watch) Follow(ctx context.Context, nodes map[string]string) {
 }
 
 func (w *Watch) follow(ctx context.Context, at Address) *followed {
-	f := &followed{url: at.URL, known: Answer{Since: time.Now()}}
+	f := &followed{url: at.URL, known: Answer{URL: at.URL, Since: time.Now()}}
 	if at.URL == "" {
 		f.known.Asked, f.known.Problem = true, errNoAddress.Error()
 		w.poke()

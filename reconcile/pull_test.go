@@ -1,0 +1,41 @@
+package reconcile
+
+import (
+	"net/http/httptest"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// A transfer may take days, in which a node that has the bytes gets another address.
+func TestSourcesAreWhereNodesAreNow(t *testing.T) {
+	h, chunks := disk.SHA512.New(), disk.SHA256.New()
+	want := disk.SHA512.Sum(h)
+	board := peer.NewBoard()
+	board.Publish(peer.State{Node: "node2", Disks: []peer.Disk{{Name: "disk1", Copies: []peer.Copy{{
+		Name: "parrot", UUID: "0000000a", State: disk.Ready, Size: 512, SHA512: want, Chunks: disk.SHA256.Sum(chunks),
+	}}}}})
+	client := peer.NewClient(nil, nil)
+	s := others{client: client, watch: peer.NewWatch(client)}
+	defer s.close()
+	var far far
+	for i := range 2 {
+		server := httptest.NewServer(peer.NewServer(peer.Host{Board: board}).Handler())
+		defer server.Close()
+		d := Desired{Node: "node1", Config: schema.Config{Nodes: map[string]schema.Node{
+			"node2": {Address: server.URL, Disks: map[string]schema.Disk{"disk1": {}}},
+		}}}
+		s.watch.Follow(t.Context(), s.addresses(d))
+		for s.unasked() {
+			<-s.watch.Changed()
+		}
+		if i == 0 {
+			far = s.far(d, Observed{}, Action{Kind: Sync, Image: "parrot", sum: want})
+		}
+		if now := far.sources(); len(now) != 1 || now[0].URL != server.URL {
+			t.Errorf("node2 is at %s: the sources are %v", server.URL, now)
+		}
+	}
+}
