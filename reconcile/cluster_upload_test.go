@@ -46,14 +46,15 @@ func (c *cluster) uploadSome() {
 	}
 }
 
-// taker is a node to upload an image to, most times one that has a disk for it.
+// taker is a node to upload an image to, most times one that has a disk for it; when all
+// faults are over, that one, since others say where to go.
 func (c *cluster) taker(image schema.Image) *member {
 	ranked := c.rank(c.head(), image)
 	on := c.schedulable(image, ranked)
 	if best := slices.DeleteFunc(slices.Clone(on), func(ref schema.DiskRef) bool { return !slices.Contains(ranked, ref) }); len(best) > 0 {
 		on = best
 	}
-	if len(on) > 0 && !c.one(5) {
+	if len(on) > 0 && (!c.one(5) || c.calm) {
 		return c.nodes[pick1(c.dice, on...).Node]
 	}
 	return c.nodes[pick1(c.dice, c.names...)]
