@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"time"
 )
@@ -21,7 +22,8 @@ func (e *ChecksumError) Error() string {
 // a *ChecksumError or *FormatError nothing is left of the part, nor when the disk
 // is full before it is durable: it would keep the space that it waits for. After
 // any other error a later OpenPart takes it up again. An image that is in use is
-// never replaced: *InUseError.
+// never replaced: *InUseError. Nor is one that came while the part was made, of which
+// nobody knows what it is worth.
 func (p *Part) Commit(want Digest) (Copy, error) {
 	err := p.finish(want)
 	if err != nil {
@@ -37,8 +39,9 @@ func (p *Part) Commit(want Digest) (Copy, error) {
 	if err != nil {
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
-	if err := d.putInPlace(p.id); err != nil {
-		if _, inUse := errors.AsType[*InUseError](err); inUse { // it can only be repaired, by what it was
+	if err := p.putInPlace(); err != nil {
+		_, inUse := errors.AsType[*InUseError](err)
+		if inUse || errors.Is(err, fs.ErrExist) { // what is there can only be repaired, or verified, by what it was
 			err = errors.Join(err, d.writeRecord(p.id, was))
 		}
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)

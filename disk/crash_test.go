@@ -199,7 +199,7 @@ func failAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 	l.v.Plan(at(op, errno))
 	l.note("failed: %v", l.wholeLife())
 	l.v.Plan(nil)
-	if op.Kind == "rename" || op.Kind == "exchange" || op.Kind == "sync" {
+	if op.Kind == "rename" || op.Kind == "exchange" || op.Kind == "noreplace" || op.Kind == "sync" {
 		// Removal may have been cut short: Lock puts it right, at the next start.
 		l.end()
 		l.start(l.v)

@@ -50,15 +50,16 @@ type PartOptions struct {
 // Part is an image in the making: the file backing.part and the hashes of its
 // chunks beside it. It is for one goroutine; Written may be called from others.
 type Part struct {
-	disk    *Disk
-	id      ID
-	options PartOptions
-	origin  *Origin
-	found   func(*Record) // records what finish found out
-	whole   Evidence      // of the file, when finish had written it
-	file    *os.File
-	direct  bool
-	chunks  chunkFile
+	disk     *Disk
+	id       ID
+	options  PartOptions
+	origin   *Origin
+	found    func(*Record) // records what finish found out
+	whole    Evidence      // of the file, when finish had written it
+	replaces Evidence      // the failed image that finish has found; zero: none
+	file     *os.File
+	direct   bool
+	chunks   chunkFile
 
 	hashes   *hashes
 	pipeline *pipeline // nil once closed

@@ -3,13 +3,19 @@ package disk
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"golang.org/x/sys/unix"
 )
 
 // replaceable makes sure that there is no image yet, or one that failed and that
-// nobody uses. Of a file that has come meanwhile nobody knows what it is worth.
+// nobody uses, and notes which that is. Of a file that has come meanwhile nobody knows
+// what it is worth.
 func (p *Part) replaceable() error {
+	var err error
+	if p.replaces, err = p.disk.evidence(p.id.file(imageFile)); err != nil {
+		return err
+	}
 	switch c := p.disk.Look(p.id); c.State {
 	case Pending:
 		return nil
@@ -22,13 +28,45 @@ func (p *Part) replaceable() error {
 	}
 }
 
-// putInPlace gives the part of id the name of the image. An older image, which
-// failed, changes places with it, so that it can be looked at once more when no new
-// user can find it, and goes back if it has got one meanwhile: *InUseError.
-func (d *Disk) putInPlace(id ID) error {
-	err := d.renamePart(id, unix.RENAME_EXCHANGE)
+// evidence is what a file is at the moment, zero where there is none.
+func (d *Disk) evidence(name string) (Evidence, error) {
+	info, err := d.root.Lstat(name)
+	if err != nil {
+		return Evidence{}, ignoreMissing(err)
+	}
+	return evidenceOf(info), nil
+}
+
+// replaced makes sure that the file at name is the one that was looked at, or that
+// there is none. fs.ErrExist says that another one came, or other bytes.
+func (p *Part) replaced(name string) error {
+	now, err := p.disk.evidence(name)
+	if err != nil {
+		return err
+	}
+	now.ChangeTime = p.replaces.ChangeTime // moves with the name
+	if now != (Evidence{ChangeTime: now.ChangeTime}) && now != p.replaces {
+		return fmt.Errorf("a file has come, which has to be verified before it may be replaced: %w", fs.ErrExist)
+	}
+	return nil
+}
+
+// putInPlace gives the part the name of the image. An older image, which failed,
+// changes places with it, so that it can be looked at once more when no new user can
+// find it, and goes back if it has got one meanwhile, *InUseError, or is not the one
+// that failed: fs.ErrExist.
+func (p *Part) putInPlace() error {
+	d, id := p.disk, p.id
+	err := error(unix.ENOENT)
+	if p.replaces != (Evidence{}) {
+		err = d.renamePart(id, unix.RENAME_EXCHANGE)
+	}
 	if err == nil {
-		if err := d.used(id, id.file(partFile)); err != nil {
+		err := p.replaced(id.file(partFile))
+		if err == nil {
+			err = d.used(id, id.file(partFile))
+		}
+		if err != nil {
 			return errors.Join(err, d.renamePart(id, unix.RENAME_EXCHANGE), syncFolder(d.root, id.folder()))
 		}
 		return syncFolder(d.root, id.folder())
@@ -40,7 +78,7 @@ func (d *Disk) putInPlace(id ID) error {
 	case err == nil:
 		return syncFolder(d.root, id.folder())
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ENOTSUP):
-		return d.replace(id)
+		return p.replace()
 	}
 	return fmt.Errorf("give the part its name: %w", err)
 }
@@ -59,10 +97,14 @@ func (d *Disk) renamePart(id ID, flags uint) error {
 
 // replace is for file systems that know no flags. Users are looked for at the last
 // moment before, since nothing can be taken back.
-func (d *Disk) replace(id ID) error {
+func (p *Part) replace() error {
+	d, id := p.disk, p.id
 	_, err := d.root.Lstat(id.file(imageFile))
 	if err == nil {
 		err = d.used(id, id.file(imageFile))
+	}
+	if err == nil {
+		err = p.replaced(id.file(imageFile))
 	}
 	if ignoreMissing(err) != nil {
 		return err

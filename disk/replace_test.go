@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -39,14 +40,14 @@ func TestFailedImageIsLookedAtOnceMore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.putInPlace(testID); !isA[*InUseError](err) {
+	if err := p.putInPlace(); !isA[*InUseError](err) {
 		t.Errorf("with a user the error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, old) {
 		t.Errorf("the image in use was replaced (error %v)", err)
 	}
 	user.Close()
-	if err := d.putInPlace(testID); err != nil {
+	if err := p.putInPlace(); err != nil {
 		t.Errorf("without a user the error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, sparseImage(3*ChunkSize)) {
@@ -97,7 +98,7 @@ func TestFailedImageIsLookedAtLast(t *testing.T) {
 		}
 		return nil
 	})
-	if err := d.putInPlace(testID); !isA[*InUseError](err) {
+	if err := p.putInPlace(); !isA[*InUseError](err) {
 		t.Errorf("with a user the error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, old) {
@@ -120,7 +121,7 @@ func TestImageThatComesAtTheLastMomentStays(t *testing.T) {
 		}
 		return nil
 	})
-	if err := d.putInPlace(testID); !errors.Is(err, fs.ErrExist) {
+	if err := p.putInPlace(); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, old) {
@@ -149,5 +150,45 @@ func TestImageThatWasNotReplacedCanBeRepaired(t *testing.T) {
 	image := sparseImage(2 * ChunkSize)
 	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, &asked), func(int64) {}); err != nil || c.State != Ready || c.SHA512 != digest512(image) {
 		t.Errorf("%+v, error %v", c, err)
+	}
+}
+
+// A file comes when the last look is over: where there was none, or in place of the one
+// that failed. It may be the last good one: it stays, and is verified by what was known
+// before, not by what the part was.
+func TestFileThatComesAfterTheLookStays(t *testing.T) {
+	theirs := sparseImage(4 * ChunkSize)
+	for _, failed := range []bool{false, true} {
+		for _, flags := range []bool{true, false} {
+			d, v := faultyDisk(t)
+			if failed {
+				failedImage(t, d)
+			}
+			p := openPart(t, d, PartOptions{})
+			fill(t, p, sparseImage(3*ChunkSize))
+			puts := 0
+			v.Plan(func(op faultfs.Op) error {
+				if puts == 0 && op.Kind == "rename" && strings.HasSuffix(op.Path, recordFile+".tmp") {
+					v.Put("backing-images/"+testID.String()+"/"+imageFile, theirs)
+					puts++
+				}
+				if !flags && (op.Kind == "exchange" || op.Kind == "noreplace") {
+					return syscall.EINVAL
+				}
+				return nil
+			})
+			c, err := p.Commit(Digest{})
+			v.Plan(nil)
+			if err == nil || puts == 0 {
+				t.Errorf("failed %v, flags %v: it was replaced: %+v", failed, flags, c)
+			}
+			if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, theirs) {
+				t.Errorf("failed %v, flags %v: the file is another one (error %v)", failed, flags, err)
+			}
+			c, err = d.Verify(context.Background(), testID, Want{}, func(int64) {})
+			if !failed && (err != nil || c.State != Ready || c.SHA512 != digest512(theirs)) {
+				t.Errorf("flags %v: it is not ready: %+v, error %v", flags, c, err)
+			}
+		}
 	}
 }

@@ -81,8 +81,11 @@ func (r *requests) drop(h *fuse.InHeader, name, kind string) fuse.Status {
 
 func (r *requests) Rename(_ <-chan struct{}, in *fuse.RenameIn, from, to string) fuse.Status {
 	kind := "rename"
-	if in.Flags == unix.RENAME_EXCHANGE {
+	switch in.Flags {
+	case unix.RENAME_EXCHANGE:
 		kind = "exchange"
+	case unix.RENAME_NOREPLACE:
+		kind = "noreplace"
 	}
 	n, status := r.beginChild(in.NodeId, from, kind, true)
 	if status != fuse.OK {

@@ -14,7 +14,7 @@ import (
 
 // Op is one request that a volume is about to serve.
 type Op struct {
-	Kind string // "write", "sync", "truncate", "create", "mkdir", "rename", "exchange", "unlink", "rmdir", "chmod"; "open", "read", "list", "stat", "statfs"
+	Kind string // "write", "sync", "truncate", "create", "mkdir", "rename", "exchange", "noreplace", "unlink", "rmdir", "chmod"; "open", "read", "list", "stat", "statfs"
 	Path string // below the volume; of a rename the old name
 	N    int    // the how many-th of this kind and path, from 1
 	Nth  int    // the how many-th that changes or syncs something, from 1; 0: it only looks
