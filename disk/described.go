@@ -55,10 +55,10 @@ func (d *Disk) described(id ID, folder *os.Root) (r Record, ours bool, cfg Cfg, 
 	is := described{
 		record: was.record.read(folder, recordFile, ParseRecord),
 		cfg:    was.cfg.read(folder, cfgFile, ParseCfg),
-		found:  was.found,
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	is.found = d.texts[id].found // a job may have found something out meanwhile
 	d.texts[id] = is
 	return is.record.value, is.record.good, is.cfg.value, is.cfg.good
 }

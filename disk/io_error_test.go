@@ -205,3 +205,24 @@ func TestReplicasThatCannotBeListed(t *testing.T) {
 		t.Errorf("without replicas: used: %s", why)
 	}
 }
+
+// A job finds an image damaged while somebody else looks at it.
+func TestLookForgetsNoDamage(t *testing.T) {
+	d, v := faultyDisk(t)
+	readyImage(t, d, sparseImage(2*ChunkSize))
+	info, err := os.Lstat(imagePath(d, imageFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.forget(testID)
+	v.Plan(func(op faultfs.Op) error {
+		if op.Path == testID.file(recordFile) {
+			d.find(testID, func(f *found) { f.damaged = evidenceOf(info) })
+		}
+		return nil
+	})
+	d.Look(testID)
+	if c := d.Look(testID); c.State != Unknown {
+		t.Errorf("it is %s", c.State)
+	}
+}
