@@ -129,6 +129,29 @@ func TestUnreadableCfgIsNotReplaced(t *testing.T) {
 	}
 }
 
+// A look that fails while a file of Longhorn's is read says nothing about its bytes: the
+// process has too many files open for a moment.
+func TestFailedLookDamagesNothing(t *testing.T) {
+	d, v := faultyDisk(t)
+	readyImage(t, d, sparseImage(ChunkSize))
+	if err := os.Remove(imagePath(d, recordFile)); err != nil {
+		t.Fatal(err)
+	}
+	opened, failed := false, false
+	v.Plan(func(op faultfs.Op) error {
+		opened = opened || op.Kind == "open" && op.Path == testID.file(imageFile)
+		if opened && !failed && op.Kind == "stat" && op.Path == imagesFolder {
+			failed = true
+			return syscall.EMFILE
+		}
+		return nil
+	})
+	c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {})
+	if !failed || c.State == Failed {
+		t.Errorf("a look failed: %v; it is %+v, error %v", failed, c, err)
+	}
+}
+
 // TestFailedBeginNamesNoOrigin has a Begin of which nobody knows what it wrote.
 func TestFailedBeginNamesNoOrigin(t *testing.T) {
 	d, v := faultyDisk(t)

@@ -39,8 +39,8 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64
 	if err := errors.Join(s.settled(), s.sync(), rest(s.f)); err != nil {
 		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
-	had := d.Look(id)
-	pass, err := d.readThrough(ctx, s, id, want.Digest.Algorithm() == SHA256 || !had.SHA256.IsZero(), progress)
+	withSHA256 := want.Digest.Algorithm() == SHA256 || !d.Look(id).SHA256.IsZero()
+	pass, err := d.readThrough(ctx, s, id, withSHA256, progress)
 	if err == nil {
 		err = s.settled()
 	}
@@ -51,7 +51,7 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64
 	if err != nil {
 		return Copy{}, err
 	}
-	err = d.settle(id, had, r, want, pass)
+	err = d.settle(id, r, want, pass)
 	return d.Look(id), err
 }
 
@@ -102,8 +102,8 @@ func (pass) forget(d *Disk, id ID) error {
 }
 
 // settle decides by what was read, and records it.
-func (d *Disk) settle(id ID, had Copy, r Record, want Want, read pass) error {
-	why, err := d.compare(id, had, r, want, read)
+func (d *Disk) settle(id ID, r Record, want Want, read pass) error {
+	why, err := d.compare(id, r, want, read)
 	if err != nil {
 		return errors.Join(err, read.forget(d, id))
 	}
@@ -128,7 +128,7 @@ func (d *Disk) settle(id ID, had Copy, r Record, want Want, read pass) error {
 // compare says why the bytes are not what they were, or nothing. A backing.cfg that
 // cannot be read at the moment may be the only one that knows, and is not the same as
 // none.
-func (d *Disk) compare(id ID, had Copy, r Record, want Want, read pass) (string, error) {
+func (d *Disk) compare(id ID, r Record, want Want, read pass) (string, error) {
 	if !r.SHA512.IsZero() {
 		return damage("established", r.SHA512, read.sum512), nil
 	}
@@ -140,8 +140,8 @@ func (d *Disk) compare(id ID, had Copy, r Record, want Want, read pass) (string,
 		return "", nil
 	}
 	switch {
-	case cfg.Size != had.Size:
-		return fmt.Sprintf("damaged: it has %d bytes, %s says %d", had.Size, cfgFile, cfg.Size), nil
+	case cfg.Size != read.of.Size:
+		return fmt.Sprintf("damaged: it has %d bytes, %s says %d", read.of.Size, cfgFile, cfg.Size), nil
 	case !cfg.Digest().IsZero() && cfg.Digest() != read.sum512:
 		return damage(cfgFile+" says", cfg.Digest(), read.sum512), nil
 	}
