@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/clone"
@@ -11,8 +12,7 @@ import (
 // clone makes the image from a ready copy of its source on this node. As long as the
 // copy is read it cannot be removed.
 func (j job) clone(ctx context.Context, id disk.ID) error {
-	from := j.source.Look(j.action.from.ID)
-	r, err := j.source.Open(j.action.from.ID)
+	from, r, err := j.openFrom()
 	if err != nil {
 		return err
 	}
@@ -41,4 +41,15 @@ func (j job) clone(ctx context.Context, id disk.ID) error {
 	return j.fill(ctx, id, want, request.Takes, func(part *disk.Part) error {
 		return clone.Fill(ctx, part, request, j.progress)
 	})
+}
+
+// openFrom opens the copy that the action reads, and tells what it is. A look that fails
+// for a moment knows no checksum, and without one any bytes would do.
+func (j job) openFrom() (disk.Copy, *disk.Reader, error) {
+	from := j.source.Look(j.action.from.ID)
+	if from.State != disk.Ready {
+		return from, nil, fmt.Errorf("open %s: it is %s: %s", from.ID, from.State, from.Message)
+	}
+	r, err := j.source.Open(from.ID)
+	return from, r, err
 }

@@ -156,8 +156,7 @@ func (j job) maxSize() int64 {
 // sync copies a ready image from another disk or folder of this node. It is read
 // as any source is: hashed on the way and compared at the end.
 func (j job) sync(ctx context.Context, id disk.ID) error {
-	from := j.source.Look(j.action.from.ID)
-	r, err := j.source.Open(j.action.from.ID)
+	from, r, err := j.openFrom()
 	if err != nil {
 		return err
 	}

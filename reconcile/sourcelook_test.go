@@ -1,0 +1,70 @@
+package reconcile
+
+import (
+	"bytes"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// The first look at the source of a copy fails, for want of file descriptors, and the next
+// one does not: what it has to be is not known then, and bytes that had rotted would become
+// another ready copy.
+func TestSourceThatCannotBeLookedAt(t *testing.T) {
+	v := faultfs.Mount(t).NewVolume()
+	if _, err := disk.Init(v.Path()); err != nil {
+		t.Fatal(err)
+	}
+	id := disk.ID{Name: "parrot", UUID: "6846a0b2"}
+	made := open(t, v.Path())
+	part, err := made.OpenPart(t.Context(), id, disk.PartOptions{})
+	if err == nil {
+		err = part.Begin(disk.Origin{Source: "a file", Size: 512})
+	}
+	if err == nil {
+		_, err = part.ReadFrom(bytes.NewReader(bytes.Repeat([]byte("parrot!!"), 64)))
+	}
+	if err == nil {
+		_, err = part.Commit(disk.Digest{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, encryption := range []schema.Encryption{"", schema.EncryptionIgnore} {
+		to, source := open(t, newDisk(t)), open(t, v.Path())
+		j := job{action: Action{Kind: Sync, Image: id.Name, UUID: id.UUID, from: Key{ID: id}}, disk: to, source: source, client: &fetch.Client{}, progress: &fetch.Progress{}}
+		if encryption != "" {
+			j.action.Kind = Clone
+			j.image.Source.Clone = &schema.Clone{Encryption: encryption}
+		}
+		failed := map[string]bool{}
+		v.Plan(func(op faultfs.Op) error {
+			name := filepath.Base(op.Path)
+			if op.Kind != "open" || failed[name] || name != "backing.record" && name != "backing.cfg" {
+				return nil
+			}
+			failed[name] = true
+			return syscall.EMFILE
+		})
+		err := j.run(t.Context())
+		v.Plan(nil)
+		if c := to.Look(id); err == nil || c.State == disk.Ready || len(failed) != 2 {
+			t.Errorf("%s: error is %v, the copy %s (%v)", j.action.Kind, err, c.State, failed)
+		}
+	}
+}
+
+func open(t *testing.T, path string) *disk.Disk {
+	t.Helper()
+	d, err := disk.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
