@@ -127,30 +127,32 @@ func (c *Client) create(ctx context.Context, m Metadata, length int64) (string, 
 	return at.Path, nil
 }
 
-// how asks how far an upload is, or why it has ended.
-func (c *Client) how(ctx context.Context, path string) (int64, error) {
+// how asks how far an upload is, and whether the daemon knows where it ends, or why it
+// has ended.
+func (c *Client) how(ctx context.Context, path string) (at int64, measured bool, err error) {
 	a, err := c.ask(ctx, http.MethodHead, path, nil, nil)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	if a.status < http.StatusMultipleChoices {
-		return a.offset()
+		at, err = a.offset()
+		return at, a.header.Get("Upload-Length") != "", err
 	}
 	if no := a.refusal(); no.passes() {
-		return 0, no
+		return 0, false, no
 	}
 	told, err := c.ask(ctx, http.MethodGet, path, nil, nil) // a HEAD has no room for a sentence
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	var i Info
 	switch no := told.refusal(); {
 	case no != nil:
-		return 0, no
+		return 0, false, no
 	case json.Unmarshal(told.body, &i) != nil || i.Error == "":
-		return 0, a.refusal()
+		return 0, false, a.refusal()
 	}
-	return 0, &Refused{a.status, i.Error}
+	return 0, false, &Refused{a.status, i.Error}
 }
 
 // send brings one piece, and returns how far the upload is then. total is said along

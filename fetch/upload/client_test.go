@@ -239,3 +239,29 @@ func (s stopsAfter) piece(at int64) (piece, error) {
 	s.stop()
 	return s.Content.piece(at)
 }
+
+// The end of a pipe is told by a request of its own. When that is lost, the daemon has all
+// bytes and does not know it: they are no image yet.
+func TestSendEndLost(t *testing.T) {
+	r := newRig(t)
+	want := image(14, 2<<20)
+	c := &Client{Base: r.url, Transport: &endless{}}
+	if err := c.Send(t.Context(), order(NewPipe(bytes.NewReader(want), -1)), &fetch.Progress{}); err != nil {
+		t.Fatal(err)
+	}
+	if all := r.sessions.list(); len(all) > 0 {
+		t.Fatalf("the client says that the image is ready, and the daemon waits: %+v", all)
+	}
+	r.has(want)
+}
+
+// endless loses the first request that says how long the image is.
+type endless struct{ lost bool }
+
+func (e *endless) RoundTrip(q *http.Request) (*http.Response, error) {
+	if q.Header.Get("Upload-Length") != "" && !e.lost {
+		e.lost = true
+		return nil, errFault
+	}
+	return http.DefaultTransport.RoundTrip(q)
+}

@@ -101,10 +101,11 @@ func (s *sending) step(ctx context.Context) (done bool, err error) {
 	case s.path == "":
 		err = s.begin(ctx)
 	case s.at == unknown:
-		s.at, err = s.how(ctx, s.path)
+		var measured bool
+		s.at, measured, err = s.how(ctx, s.path)
 		if err != nil {
 			s.at = unknown
-		} else if s.whole && s.at == s.total {
+		} else if s.whole && s.at == s.total && measured { // else it waits for more
 			return true, nil
 		}
 	default:
