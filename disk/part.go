@@ -198,6 +198,17 @@ func (p *Part) Begin(o Origin) error {
 	return nil
 }
 
+// Measure records durably how many bytes the image has, which Begin was not told.
+func (p *Part) Measure(size int64) error {
+	o := p.Origin()
+	o.Size = size
+	if err := p.disk.Update(p.id, func(r *Record) { r.Origin = &o }); err != nil {
+		return fmt.Errorf("measure part of %s: %w", p.id, err)
+	}
+	p.origin = &o
+	return nil
+}
+
 // fits checks a promised size, of which nothing is known when it is negative.
 func (p *Part) fits(o Origin) error {
 	if o.Size < 0 {

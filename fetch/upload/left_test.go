@@ -157,3 +157,25 @@ func TestExpires(t *testing.T) {
 		}
 	})
 }
+
+// A client says once how long the image is: that has to outlive the daemon.
+func TestRestartAfterLength(t *testing.T) {
+	r := newRig(t)
+	want := image(15, 3<<20)
+	a := r.ask("POST", Path, nil, "Upload-Defer-Length: 1", named)
+	a.is(t, 201, "")
+	at := a.header.Get("Location")
+	r.patch(at, "0", want[:1<<20]).is(t, 204, "")
+	r.patch(at, fmt.Sprint(1<<20), want[1<<20:2<<20], fmt.Sprintf("Upload-Length: %d", len(want))).is(t, 204, "")
+	r.restart()
+	r.opened(strings.TrimPrefix(at, Path+"/"))
+	a = r.ask("HEAD", at, nil)
+	if a.header.Get("Upload-Length") != fmt.Sprint(len(want)) || a.header.Get("Upload-Offset") != fmt.Sprint(2<<20) {
+		t.Errorf("after a restart HEAD answers %v", a.header)
+	}
+	r.patch(at, fmt.Sprint(2<<20), want[2<<20:]).is(t, 204, "")
+	if all := r.sessions.list(); len(all) > 0 {
+		t.Fatalf("all bytes are there, and the upload waits: %+v", all)
+	}
+	r.has(want)
+}

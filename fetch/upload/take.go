@@ -25,6 +25,9 @@ func (s *Session) take(ctx context.Context, part *disk.Part, progress *fetch.Pro
 		d.done <- err
 		return nil
 	}
+	if err := s.measure(part); err != nil {
+		return err
+	}
 	s.taking(d)
 	defer s.taking(nil)
 	defer context.AfterFunc(ctx, func() { d.cancel(context.Cause(ctx)) })()
@@ -63,6 +66,18 @@ func (s *Session) fits(d *delivery, offset int64) error {
 	}
 	s.size = size
 	return nil
+}
+
+// measure records the length of the image once it is known: senders say it once, and the
+// daemon may start again before the last byte.
+func (s *Session) measure(part *disk.Part) error {
+	s.mu.Lock()
+	size := s.size
+	s.mu.Unlock()
+	if size == part.Origin().Size {
+		return nil
+	}
+	return part.Measure(size)
 }
 
 // received takes note that one request less is waiting.
