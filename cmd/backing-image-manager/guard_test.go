@@ -115,6 +115,9 @@ func TestTokens(t *testing.T) {
 		{"peer a\nadmin b c", "", "", "line 2: " + shape},
 		{"one\ntwo", "", "", `a token without a role has to be the only line: write "peer TOKEN" or "admin TOKEN"`},
 		{"peer a\nb", "", "", `a token without a role has to be the only line: write "peer TOKEN" or "admin TOKEN"`},
+		{"peer \n", "", "", "line 1: there is no token behind the role"},
+		{"admin", "", "", "line 1: there is no token behind the role"},
+		{"peer a\nadmin", "", "", "line 2: there is no token behind the role"},
 		{"pässword", "", "", "line 1: a token is made of letters, digits and signs of ASCII"},
 		{"a\x00b", "", "", "line 1: a token is made of letters, digits and signs of ASCII"},
 	} {

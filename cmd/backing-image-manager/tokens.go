@@ -41,10 +41,12 @@ func parseTokens(text string) (tokens, error) {
 		switch {
 		case len(words) == 0:
 			continue
+		case len(words) == 1 && isRole(words[0]): // who wrote the file had no token: anybody can guess the role
+			return nil, fmt.Errorf("line %d: there is no token behind the role", n+1)
 		case len(words) == 1:
 			t.token = words[0]
 			bare++
-		case len(words) == 2 && (words[0] == peerRole.String() || words[0] == adminRole.String()):
+		case len(words) == 2 && isRole(words[0]):
 			t.token = words[1]
 			if words[0] == peerRole.String() {
 				t.role = peerRole
@@ -65,6 +67,8 @@ func parseTokens(text string) (tokens, error) {
 	}
 	return found, nil
 }
+
+func isRole(word string) bool { return word == peerRole.String() || word == adminRole.String() }
 
 // role returns the role of who sends this Authorization. It compares with every
 // token, so that the time tells nothing.
