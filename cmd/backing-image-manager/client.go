@@ -150,10 +150,16 @@ func decodeAnswer(answer *http.Response, base string, v any) error {
 	if v == nil {
 		return nil
 	}
-	if err := json.NewDecoder(body).Decode(v); err != nil {
+	err := json.NewDecoder(body).Decode(v)
+	_, syntax := errors.AsType[*json.SyntaxError](err)
+	_, shape := errors.AsType[*json.UnmarshalTypeError](err)
+	switch {
+	case err == nil:
+		return nil
+	case syntax, shape, err == io.EOF: // somebody else answers there
 		return fmt.Errorf("read the answer of %s: %w", withoutSecrets(base), err)
 	}
-	return nil
+	return &unreachableError{withoutSecrets(base), fmt.Errorf("its answer broke off: %w", err)}
 }
 
 // reasonOf returns why a daemon, or what is in its place, refuses.

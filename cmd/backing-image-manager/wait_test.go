@@ -75,6 +75,23 @@ func TestWhatWaitingDoesNotHelp(t *testing.T) {
 	}
 }
 
+// A daemon that ends in the middle of an answer may be there again in a moment.
+func TestWaitOutlivesHalfAnAnswer(t *testing.T) {
+	var asked atomic.Int32
+	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked.Add(1) == 1 {
+			w.Header().Set("Content-Length", "1000")
+			fmt.Fprint(w, `{"config":{"allowed":"ev`)
+			return
+		}
+		fmt.Fprint(w, `{"config":{"allowed":"everything","digest":"d1"}}`)
+	}))
+	defer daemon.Close()
+	if err := waitReady(t.Context(), caller{url: daemon.URL}, nil, 0, newProgress(io.Discard)); err != nil {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestStoppedWaitingSaysWhatIsMissing(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var asked atomic.Int32
