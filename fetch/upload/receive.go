@@ -28,6 +28,8 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 		return refuse(http.StatusBadRequest, "say which image it is: Upload-Metadata: name NAME, NAME in base64")
 	case r.ContentLength != 0 && !hasBodyType(r):
 		return refuse(http.StatusUnsupportedMediaType, "a body has to be of the type %s", bodyType)
+	case encoded(r):
+		return errEncoded
 	}
 	now, err := s.open(r.Context(), m, size)
 	if err != nil {
@@ -96,10 +98,22 @@ func hasBodyType(r *http.Request) bool {
 	return err == nil && kind == bodyType
 }
 
+// encoded reports whether the body is not what is to be kept, but packed for the way:
+// kept as it came it would be another image.
+func encoded(r *http.Request) bool {
+	how := r.Header.Get("Content-Encoding")
+	return how != "" && how != "identity"
+}
+
+var errEncoded = refuse(http.StatusUnsupportedMediaType, "send the body as it is, without a Content-Encoding")
+
 // patch appends a body, or zeros that need none.
 func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error {
 	if !hasBodyType(r) {
 		return refuse(http.StatusUnsupportedMediaType, "the Content-Type has to be %s", bodyType)
+	}
+	if encoded(r) {
+		return errEncoded
 	}
 	d := &delivery{length: r.ContentLength, total: -1}
 	var err error

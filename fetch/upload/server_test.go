@@ -68,6 +68,7 @@ func TestUploadInSteps(t *testing.T) {
 	r.ask("POST", Path, nil, "Upload-Length: 1024", named).is(t, 409, at)
 
 	r.patch(at, "0", nil, "Content-Type: text/plain").is(t, 415, bodyType)
+	r.patch(at, "0", want[:1024], "Content-Encoding: gzip").is(t, 415, "as it is")
 	r.patch(at, "512", want[512:1024]).is(t, 409, "the upload is at 0 bytes")
 	r.patch(at, "", want[:10]).is(t, 400, "Upload-Offset")
 	r.patch(at, "0", append(want, 0)).is(t, 413, "more than")
@@ -112,6 +113,7 @@ func TestUploadInSteps(t *testing.T) {
 func TestCreationWithUploadAndLaterLength(t *testing.T) {
 	r := newRig(t)
 	want := image(2, 2<<20)
+	r.ask("POST", Path, bytes.NewReader(want[:777]), "Upload-Defer-Length: 1", named, "Content-Type: "+bodyType, "Content-Encoding: br").is(t, 415, "as it is")
 	a := r.ask("POST", Path, bytes.NewReader(want[:777]), "Upload-Defer-Length: 1", named, "Content-Type: "+bodyType)
 	a.is(t, 201, "")
 	at := a.header.Get("Location")
