@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -264,4 +265,53 @@ func (e *endless) RoundTrip(q *http.Request) (*http.Response, error) {
 		return nil, errFault
 	}
 	return http.DefaultTransport.RoundTrip(q)
+}
+
+// dead answers everything but what brings bytes.
+type dead struct{}
+
+func (dead) RoundTrip(q *http.Request) (*http.Response, error) {
+	a := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("[]"))}
+	switch q.Method {
+	case http.MethodPost:
+		a.StatusCode = http.StatusCreated
+		a.Header.Set("Location", Path+"/one")
+	case http.MethodPatch:
+		return nil, errFault
+	}
+	a.Header.Set("Upload-Offset", "0")
+	a.Header.Set("Upload-Length", "1024")
+	return a, nil
+}
+
+// That a daemon says how far an upload is does not bring it any further.
+func TestSendGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithTimeout(t.Context(), 2*patience)
+		defer stop()
+		c := &Client{Base: "http://daemon", Transport: dead{}}
+		asked := 0
+		o := order(NewPipe(bytes.NewReader(make([]byte, 1024)), 1024))
+		o.Warn = func(error) { asked++ }
+		began := time.Now()
+		if err := c.Send(ctx, o, &fetch.Progress{}); !errors.Is(err, errFault) || time.Since(began) >= 2*patience || asked > 200 {
+			t.Errorf("after %v and %d failures: %v", time.Since(began), asked, err)
+		}
+	})
+}
+
+// Who stops an upload is not to wait for a pipe that brings nothing.
+func TestSendStoppedAtASilentPipe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+		defer stop()
+		silent, w := io.Pipe()
+		time.AfterFunc(time.Hour, func() { w.Close() })
+		began := time.Now()
+		c := &Client{Base: "http://daemon", Transport: dead{}}
+		if err := c.Send(ctx, order(NewPipe(silent, -1)), &fetch.Progress{}); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 2*time.Minute {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		w.Close()
+	})
 }

@@ -48,7 +48,7 @@ func (c *Client) Send(ctx context.Context, o Order, progress *fetch.Progress) er
 		if done && err == nil {
 			return nil
 		}
-		if s.furthest > before || err == nil {
+		if s.furthest > before {
 			pause, s.moved = firstPause, time.Now()
 		}
 		if err == nil {
@@ -99,7 +99,9 @@ type ahead struct {
 func (s *sending) step(ctx context.Context) (done bool, err error) {
 	switch {
 	case s.path == "":
-		err = s.begin(ctx)
+		if err = s.begin(ctx); err == nil {
+			s.moved = time.Now()
+		}
 	case s.at == unknown:
 		var measured bool
 		s.at, measured, err = s.how(ctx, s.path)
@@ -108,6 +110,7 @@ func (s *sending) step(ctx context.Context) (done bool, err error) {
 		} else if s.whole && s.at == s.total && measured { // else it waits for more
 			return true, nil
 		}
+		s.furthest = max(s.furthest, s.at)
 	default:
 		return s.advance(ctx)
 	}
@@ -169,7 +172,7 @@ func ofLength(n int64) string {
 
 // advance sends the next piece.
 func (s *sending) advance(ctx context.Context) (done bool, err error) {
-	p, err := s.next(s.at)
+	p, err := s.next(ctx, s.at)
 	if err == io.EOF { // of a pipe whose end nobody knew
 		p, s.total = piece{at: s.at}, s.at
 		err = checkLength(s.total)
@@ -195,16 +198,23 @@ func (s *sending) advance(ctx context.Context) (done bool, err error) {
 	return last && at == p.end(), nil
 }
 
-// next returns the piece at an offset, which may have been read already.
-func (s *sending) next(at int64) (piece, error) {
-	if s.ahead != nil {
-		read := <-s.ahead
-		s.ahead = nil
-		if read.wanted == at {
-			return read.piece, read.err
+// next returns the piece at an offset, which may have been read already. A pipe may bring
+// nothing for ever.
+func (s *sending) next(ctx context.Context, at int64) (piece, error) {
+	for {
+		if s.ahead == nil {
+			s.readAhead(at)
+		}
+		select {
+		case read := <-s.ahead:
+			s.ahead = nil
+			if read.wanted == at {
+				return read.piece, read.err
+			}
+		case <-ctx.Done():
+			return piece{}, ctx.Err()
 		}
 	}
-	return s.Content.piece(at)
 }
 
 func (s *sending) readAhead(at int64) {
