@@ -2,10 +2,20 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strings"
 	"testing"
 )
+
+// What a daemon answers is shown, and not done by the terminal.
+func TestErrorsAreText(t *testing.T) {
+	var b strings.Builder
+	writeError(&b, errors.Join(&refusedError{"http://x", 403, "no \x1b[2J\x1b]0;title\a"}, errors.New(" ü\tnot read ")))
+	if want := "error: the daemon at http://x refuses: no \ufffd[2J\ufffd]0;title\ufffd\nerror: ü\ufffdnot read\n"; b.String() != want {
+		t.Errorf("got %q, want %q", b.String(), want)
+	}
+}
 
 // TestDaemonThatHangs: who takes the connection and says nothing is not waited for, and
 // that is said in words.

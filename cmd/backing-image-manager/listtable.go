@@ -27,5 +27,5 @@ func listRow(l listed) []string {
 	if l.Disk != "" {
 		on = l.Disk
 	}
-	return []string{l.Name, l.UUID, string(l.Status.State), fmt.Sprintf("%d%%", l.Status.Progress), bytes, on, l.Status.ErrorMsg}
+	return []string{l.Name, l.UUID, string(l.Status.State), fmt.Sprintf("%d%%", l.Status.Progress), bytes, on, oneLine(l.Status.ErrorMsg)}
 }

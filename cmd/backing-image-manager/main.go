@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/signal"
@@ -52,14 +53,20 @@ func exitCode(err error) int {
 		code = e.code
 	}
 	if err.Error() != "" {
-		for line := range strings.Lines(err.Error()) { // one for each of joined errors
-			fmt.Fprintf(os.Stderr, "error: %s\n", strings.TrimSpace(line))
-		}
+		writeError(os.Stderr, err)
 		if hint := hintFor(err); hint != "" {
 			fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
 		}
 	}
 	return code
+}
+
+// writeError writes a line for each of joined errors. They may hold what another program
+// answered, which is not to be obeyed by a terminal.
+func writeError(w io.Writer, err error) {
+	for line := range strings.Lines(err.Error()) {
+		fmt.Fprintf(w, "error: %s\n", oneLine(line))
+	}
 }
 
 // hintFor says what to do about an error, where that can be known.
