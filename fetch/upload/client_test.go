@@ -3,11 +3,14 @@ package upload
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -314,4 +317,29 @@ func TestSendStoppedAtASilentPipe(t *testing.T) {
 		}
 		w.Close()
 	})
+}
+
+// Several clients of one file disturb each other. What ends the request of one must not
+// reach into the next one on its connection.
+func TestSendTogether(t *testing.T) {
+	r := newRig(t)
+	want := image(16, 40<<20)
+	f := file(t, want)
+	r.create(fmt.Sprint(len(want)), named+",fingerprint "+base64.StdEncoding.EncodeToString([]byte(order(newFile(t, f)).fingerprint())))
+	var clients sync.WaitGroup
+	for range 3 {
+		o := order(newFile(t, f))
+		o.Warn = func(err error) {
+			if _, known := errors.AsType[*Refused](err); !known || strings.Contains(err.Error(), context.Canceled.Error()) {
+				t.Errorf("interrupted: %v", err)
+			}
+		}
+		clients.Go(func() {
+			if err := r.client().Send(t.Context(), o, &fetch.Progress{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	clients.Wait()
+	r.has(want)
 }

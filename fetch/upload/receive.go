@@ -161,7 +161,12 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	deadlines := http.NewResponseController(w)
-	defer context.AfterFunc(ctx, func() { _ = deadlines.SetReadDeadline(time.Unix(1, 0)) })()
+	spare := context.AfterFunc(ctx, func() { _ = deadlines.SetReadDeadline(time.Unix(1, 0)) })
+	defer func() {
+		if !spare() { // it may come late, and is not for the next request
+			w.Header().Set("Connection", "close")
+		}
+	}()
 	d.ctx, d.cancel, d.done = ctx, cancel, make(chan error, 1)
 	if d.zeros == 0 && r.ContentLength != 0 {
 		d.body = fetch.Watch(r.Body, s.window, cancel)
