@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -96,8 +97,18 @@ type destination struct {
 	out            io.Writer
 }
 
+// otherNames are those of the standard output besides "-". Where that goes to a file, it
+// would be taken for a file that is in the way.
+var otherNames = []string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
+
 func (d *destination) prepare() error {
-	if d.Path == "-" {
+	if slices.Contains(otherNames, d.Path) {
+		d.Path = "-"
+	}
+	switch d.Path {
+	case "":
+		return errors.New("FILE is empty: name the file, or write - for the standard output")
+	case "-":
 		if _, tty := terminal(d.out); tty {
 			return errors.New("an image is not for a terminal: redirect the output, or name a file")
 		}
