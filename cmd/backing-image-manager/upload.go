@@ -159,14 +159,11 @@ func (u *uploading) send(ctx context.Context, o upload.Order) error {
 	}
 	err = client.Send(ctx, o, counted)
 	stop()
-	if errors.Is(err, upload.ErrLost) {
-		err = u.isReady(ctx, err)
-	}
 	refused, no := errors.AsType[*upload.Refused](err)
 	switch {
 	case no:
 		err = &refusedError{base, refused.Status, refused.Why}
-		if refused.Status != http.StatusConflict {
+		if !over(refused.Status) {
 			return err
 		}
 		ready, unknown := u.ready(ctx)
@@ -174,6 +171,8 @@ func (u *uploading) send(ctx context.Context, o upload.Order) error {
 			return err
 		}
 		return u.isThere(ctx, o.Content, ready, err)
+	case errors.Is(err, upload.ErrLost):
+		return u.isReady(ctx, o.Content, fmt.Errorf("upload to %s: %w", base, err))
 	case err != nil && ctx.Err() != nil:
 		return errors.New("stopped; " + rest(o.Content))
 	case err != nil && counted.Done.Load() == 0:
@@ -192,16 +191,4 @@ func rest(c upload.Content) string {
 		return "what came by a pipe, or was unpacked, can only be sent again"
 	}
 	return "what was sent is kept for a day, and the same command goes on from there"
-}
-
-// isReady asks whether an image became ready although nobody heard it.
-func (u *uploading) isReady(ctx context.Context, lost error) error {
-	ready, err := u.ready(ctx)
-	if err != nil {
-		return errors.Join(lost, err)
-	}
-	if ready.IsZero() {
-		return lost
-	}
-	return nil
 }

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -28,6 +30,24 @@ func (u *uploading) ready(ctx context.Context) (disk.Digest, error) {
 		}
 	}
 	return disk.Digest{}, nil
+}
+
+// over reports whether a refusal may only say that the image is ready otherwise.
+func over(status int) bool {
+	return status == http.StatusConflict || status == http.StatusNotFound || status == http.StatusGone
+}
+
+// isReady asks whether an image became ready although nobody heard it. It may also be
+// another one that did meanwhile.
+func (u *uploading) isReady(ctx context.Context, c upload.Content, lost error) error {
+	ready, err := u.ready(ctx)
+	if err != nil {
+		return errors.Join(lost, err)
+	}
+	if ready.IsZero() {
+		return lost
+	}
+	return u.isThere(ctx, c, ready, fmt.Errorf("%w; %s is ready with sha512 %s", lost, u.name, ready))
 }
 
 // isThere says that the file is the image that is ready already, with this checksum, or
