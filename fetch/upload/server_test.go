@@ -258,7 +258,7 @@ func TestManyAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.announce(Metadata{Name: "one-more"}, 512); err == nil || !strings.Contains(err.Error(), "4 uploads") {
+	if _, err := s.announce(Metadata{Name: "one-more"}, 512); err == nil || !strings.Contains(err.Error(), "4 uploads are under way (image0, image1, image2, image3)") {
 		t.Errorf("one more: %v", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -79,7 +80,8 @@ func (s *Sessions) announce(m Metadata, size int64) (*Session, error) {
 		return nil, refuse(http.StatusConflict, "an upload of %s is under way already: go on with it, or end it by DELETE %s%s", m.Name, Path+"/", now.ID)
 	}
 	if len(s.live) >= most {
-		return nil, later("%d uploads are under way, and more are not taken at a time", most)
+		names := slices.Sorted(maps.Keys(s.live))
+		return nil, later("%d uploads are under way (%s), and more are not taken at a time: GET %s tells how far each is, and DELETE ends one", most, strings.Join(names, ", "), Path)
 	}
 	now := newSession(rand.Text(), m, size)
 	s.live[m.Name] = now
