@@ -13,16 +13,16 @@ import (
 // and ChunkSize long, and returns how many they are.
 type FetchChunk func(ctx context.Context, n int64, sum ChunkSum, buf []byte) (int, error)
 
-// Repair reads the image of a failed copy once, and replaces in place the chunks that
-// are not as its manifest says, or cannot be read, by what fetch returns, if that has
-// the sum. When the whole then has the established digest, and want where that is not
-// zero, the copy returned is ready.
+// Repair reads the image of a failed copy once, or of a ready one that is Unreadable, and
+// replaces in place the chunks that are not as its manifest says, or cannot be read, by
+// what fetch returns, if that has the sum. When the whole then has the established digest,
+// and want where that is not zero, the copy returned is ready.
 //
-// It needs the manifest of a copy that failed: ErrNoManifest. The image may be in use
+// It needs the manifest of the copy: ErrNoManifest. The image may be in use
 // by readers; ErrChanging says that somebody writes to it. A *ChecksumError says that
 // the chunks are right and the whole is not: the manifest is then worth nothing and
-// not named any more. After any error the copy is not ready, and what was repaired
-// stays. progress is called with the bytes of each chunk.
+// not named any more. After any error a copy that had failed is not ready, and what
+// was repaired stays. progress is called with the bytes of each chunk.
 func (d *Disk) Repair(ctx context.Context, id ID, want Digest, fetch FetchChunk, progress func(int64)) (Copy, error) {
 	r, err := d.openRepair(id, want)
 	if err != nil {
@@ -45,7 +45,7 @@ func (d *Disk) Repair(ctx context.Context, id ID, want Digest, fetch FetchChunk,
 	return c, nil
 }
 
-// repair is one pass over a failed image.
+// repair is one pass over an image.
 type repair struct {
 	disk     *Disk
 	id       ID
@@ -61,8 +61,8 @@ type repair struct {
 
 func (d *Disk) openRepair(id ID, want Digest) (*repair, error) {
 	c := d.Look(id)
-	if c.State != Failed || c.SHA512.IsZero() {
-		return nil, fmt.Errorf("it is %s, and no failed image", c.State)
+	if c.State != Failed && c.State != Ready || c.SHA512.IsZero() {
+		return nil, fmt.Errorf("it is %s, of which is not known what it was", c.State)
 	}
 	if want.Algorithm() == SHA512 && want != c.SHA512 {
 		return nil, fmt.Errorf("it was never the image that is wanted: %w", &ChecksumError{Want: want, Got: c.SHA512})
@@ -80,17 +80,17 @@ func (d *Disk) openRepair(id ID, want Digest) (*repair, error) {
 	}
 	r.began = r.source.before
 	r.place = placer{root: d.root, name: id.file(imageFile)}
-	if err := r.failed(); err != nil {
+	if err := r.unchanged(); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
 	return r, nil
 }
 
-// failed makes sure that the file is the one that failed, and that nobody else is
-// about to change it.
-func (r *repair) failed() error {
-	if of := r.record.Evidence; of == nil || *of != r.source.before || r.record.Failed == "" {
-		return errors.New("it changed since it failed")
+// unchanged makes sure that the file is the one that failed, or is ready, and that nobody
+// else is about to change it.
+func (r *repair) unchanged() error {
+	if of := r.record.Evidence; of == nil || *of != r.source.before {
+		return errors.New("it changed since it was last looked into")
 	}
 	return r.source.settled()
 }
@@ -142,8 +142,9 @@ func (r *repair) pour(ctx context.Context, p *pipeline, progress func(int64)) er
 	return nil
 }
 
-// unreadable reports whether err is about the medium of a disk.
-func unreadable(err error) bool {
+// Unreadable reports whether err is about the medium of a disk, which may keep other bytes
+// where it cannot read these.
+func Unreadable(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENODATA) || errors.Is(err, unix.EREMOTEIO) ||
 		errors.Is(err, unix.EILSEQ) || errors.Is(err, unix.EBADMSG)
 }
@@ -156,7 +157,7 @@ func (r *repair) right(ctx context.Context, c *chunk, n int64) error {
 		return err
 	}
 	err = r.source.read(c, n*ChunkSize)
-	if err != nil && !unreadable(err) || err == nil && SumChunk(c.data) == sum {
+	if err != nil && !Unreadable(err) || err == nil && SumChunk(c.data) == sum {
 		return err
 	}
 	length := r.manifest.Length(n)
@@ -217,7 +218,7 @@ func (r *repair) vouch() error {
 	return r.disk.vouchFor(r.id, now, r.want, r.source.before)
 }
 
-// giveUp has the record say that the file is still the failed one, as it is after our
+// giveUp has the record say that the file is still the same one, as it is after our
 // own writes: what is left to repair needs no other look at all of it. If it says
 // nothing new, it leaves the record alone.
 func (r *repair) giveUp() error {

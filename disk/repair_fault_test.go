@@ -178,3 +178,44 @@ func TestRepairOfUnreadableChunks(t *testing.T) {
 		t.Errorf("%+v, error %v; asked for %v", c, err, asked)
 	}
 }
+
+// TestRepairOfAReadyImage has a bad sector in an image that nobody calls failed: it stays
+// ready whatever comes of the repair, and nothing else is written.
+func TestRepairOfAReadyImage(t *testing.T) {
+	image := bytes.Repeat(sparseImage(ChunkSize), 4)
+	d, v := faultyDisk(t)
+	readyImage(t, d, image)
+	boom := errors.New("boom")
+	for _, test := range []struct {
+		name  string
+		fetch FetchChunk
+		is    error
+	}{
+		{"nobody has it", func(context.Context, int64, ChunkSum, []byte) (int, error) { return 0, boom }, boom},
+		{"somebody has it", peerWith(image, new([]int64)), nil},
+	} {
+		reads, writes := 0, 0
+		v.Plan(func(op faultfs.Op) error {
+			switch isImage := strings.HasSuffix(op.Path, "/"+imageFile); {
+			case isImage && op.Kind == "write":
+				writes++
+			case isImage && op.Kind == "read":
+				if reads++; reads == 3 {
+					return syscall.EIO
+				}
+			}
+			return nil
+		})
+		_, err := d.Repair(context.Background(), testID, Digest{}, test.fetch, func(int64) {})
+		if !errors.Is(err, test.is) || (writes == 0) != (err != nil) {
+			t.Errorf("%s: error %v after %d writes", test.name, err, writes)
+		}
+		v.Plan(nil)
+		if c := d.Look(testID); c.State != Ready {
+			t.Errorf("%s: %+v", test.name, c)
+		}
+	}
+	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Ready {
+		t.Errorf("in the end %+v, error %v", c, err)
+	}
+}

@@ -212,6 +212,9 @@ func (j job) verify(ctx context.Context, id disk.ID) error {
 			j.progress.Done.Add(n)
 			_ = pace.WaitN(ctx, int(n)) // fails when ctx ends, which Verify sees for itself
 		})
+	if disk.Unreadable(err) && j.disk.Look(id).State == disk.Ready {
+		return j.mend(ctx, id, err)
+	}
 	return err
 }
 

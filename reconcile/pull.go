@@ -12,7 +12,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// far is where the bytes of a sync or of a repair are on other nodes.
+// far is where the bytes of a sync or of a repair are on other nodes. A verification may
+// turn out to need one.
 type far struct {
 	client  *peer.Client // nil: nobody is asked, and there are no sources
 	sources func() []peer.Source
@@ -26,7 +27,7 @@ var errNoSource = &fetch.Error{Class: fetch.Network, Err: errors.New("nobody has
 // far says where an action gets its bytes from, if not from this node.
 func (s *others) far(d Desired, o Observed, a Action) far {
 	f := far{client: s.client, sources: func() []peer.Source { return nil }}
-	if a.from != (Key{}) || !a.Kind.pulls() {
+	if a.from != (Key{}) || !a.Kind.pulls() && a.Kind != Verify {
 		return f
 	}
 	f.want = d.bytesOf(o, a)
@@ -47,7 +48,7 @@ func (s *others) far(d Desired, o Observed, a Action) far {
 // that of what it is made of.
 func (d Desired) bytesOf(o Observed, a Action) disk.Digest {
 	key, image := a.Key(), d.Config.Images[a.Image]
-	if a.Kind == Repair {
+	if a.Kind == Repair || a.Kind == Verify {
 		return o.Disks[key.Disk].Copies[key.ID].SHA512
 	}
 	if !image.Checksum.IsZero() {

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"slices"
@@ -17,16 +18,16 @@ type nearCopy struct {
 	id   disk.ID
 }
 
-// near lists what a repair can take chunks from without asking anybody.
+// near lists what can be repaired from without asking anybody.
 func (r *Reconciler) near(d Desired, o Observed, a Action) []nearCopy {
-	if a.Kind != Repair {
+	if a.Kind != Repair && a.Kind != Verify {
 		return nil
 	}
 	var near []nearCopy
 	want := d.bytesOf(o, a)
 	for _, ref := range slices.SortedFunc(maps.Keys(r.disks.open), compareRefs) {
 		for id, c := range o.Disks[ref].Copies {
-			if c.Has(want) && !c.Leaving {
+			if c.Has(want) && !c.Leaving && (Key{ref, id}) != a.Key() {
 				near = append(near, nearCopy{r.disks.open[ref].Disk, id})
 			}
 		}
@@ -34,7 +35,7 @@ func (r *Reconciler) near(d Desired, o Observed, a Action) []nearCopy {
 	return near
 }
 
-// repair puts right those chunks of a failed copy that are wrong: from other disks of
+// repair puts right those chunks of a copy that are wrong or cannot be read: from other disks of
 // this node, then from other nodes and the origin.
 func (j job) repair(ctx context.Context, id disk.ID) error {
 	far, done := j.puller()
@@ -54,6 +55,17 @@ func (j job) repair(ctx context.Context, id disk.ID) error {
 		return fromFar(ctx, n, sum, buf)
 	}, func(n int64) { j.progress.Done.Add(n) })
 	return err
+}
+
+// mend has those chunks of a ready copy written anew that its disk could not read, which
+// the disk may do in another place. Where that cannot be done the copy is what it was.
+func (j job) mend(ctx context.Context, id disk.ID, unread error) error {
+	j.progress.Done.Store(0)
+	err := j.repair(ctx, id)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	return fmt.Errorf("%w; nor could it be repaired: %v", unread, err)
 }
 
 // originChunk asks the origin alone, and once.
