@@ -204,8 +204,13 @@ func TestPullTellsWhyEachSourceFailed(t *testing.T) {
 	r := newReceiver(t, sources...)
 	part := r.part()
 	x := r.pull.exchange()
-	x.sound.begun = time.Now().Add(-hopeless)
-	err := x.into(t.Context(), part, int64(len(want)))
+	m, err := x.manifest(t.Context(), int64(len(want)), part.ReceiveManifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	x.sound.begun = time.Now().Add(-2 * hopeless)
+	err = errors.Join(x.begin(part, m), x.fill(t.Context(), part, m))
 	e, ok := errors.AsType[*fetch.Error](err)
 	if !ok || e.Class != fetch.Network {
 		t.Fatalf("got %v, want one of class network", err)
