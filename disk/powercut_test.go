@@ -209,7 +209,7 @@ func TestPartIsOfItsOrigin(t *testing.T) {
 	versions := testVersions(2*ChunkSize, 3*ChunkSize)
 	outcomes := 8
 	if race.Enabled {
-		outcomes = 3
+		outcomes = 1
 	}
 	for at := 1; ; at++ {
 		v := newVolumeDisk(t, f)

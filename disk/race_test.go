@@ -53,7 +53,7 @@ func TestReplicaThatComesDuringRemove(t *testing.T) {
 	before := 0 // the last look
 	t.Run("during", func(t *testing.T) {
 		for i, op := range ops {
-			if race.Enabled && i%4 != lastLook%4 {
+			if race.Enabled && i%8 != lastLook%8 {
 				continue
 			}
 			if i <= lastLook {
