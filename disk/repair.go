@@ -21,8 +21,8 @@ type FetchChunk func(ctx context.Context, n int64, sum ChunkSum, buf []byte) (in
 // It needs the manifest of the copy: ErrNoManifest. The image may be in use
 // by readers; ErrChanging says that somebody writes to it. A *ChecksumError says that
 // the chunks are right and the whole is not: the manifest is then worth nothing and
-// not named any more. After any error a copy that had failed is not ready, and what
-// was repaired stays. progress is called with the bytes of each chunk.
+// not named any more. After any error a copy that had failed is not ready, nor one that
+// turned out to be wrong, and what was repaired stays. progress is called with the bytes of each chunk.
 func (d *Disk) Repair(ctx context.Context, id ID, want Digest, fetch FetchChunk, progress func(int64)) (Copy, error) {
 	r, err := d.openRepair(id, want)
 	if err != nil {
@@ -54,6 +54,7 @@ type repair struct {
 	manifest *Manifest
 	named    Digest // of the manifest
 	record   Record
+	was      string       // record.Failed when it began
 	source   *imageSource // its evidence follows our own writes, and nobody else's
 	began    Evidence
 	place    placer
@@ -78,7 +79,7 @@ func (d *Disk) openRepair(id ID, want Digest) (*repair, error) {
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	r.began = r.source.before
+	r.began, r.was = r.source.before, r.record.Failed
 	r.place = placer{root: d.root, name: id.file(imageFile)}
 	if err := r.unchanged(); err != nil {
 		return nil, errors.Join(err, r.close())
@@ -160,6 +161,9 @@ func (r *repair) right(ctx context.Context, c *chunk, n int64) error {
 	if err != nil && !Unreadable(err) || err == nil && SumChunk(c.data) == sum {
 		return err
 	}
+	if err == nil && r.record.Failed == "" { // until all of it is right
+		r.record.Failed = fmt.Sprintf("damaged: chunk %d is not what it was", n)
+	}
 	length := r.manifest.Length(n)
 	if zero := zeros[:length]; sum == hashChunk(zero, true) {
 		c.data = zero
@@ -222,13 +226,24 @@ func (r *repair) vouch() error {
 // own writes: what is left to repair needs no other look at all of it. If it says
 // nothing new, it leaves the record alone.
 func (r *repair) giveUp() error {
-	if r.source.before == r.began && r.record.Chunks == r.named {
+	failed := r.record.Failed != r.was
+	if r.source.before == r.began && r.record.Chunks == r.named && !failed {
 		return nil
 	}
-	if errors.Join(r.place.close(), r.source.sync(), r.source.settled()) != nil {
+	if errors.Join(r.place.close(), r.source.sync(), rest(r.source.f), r.source.settled()) != nil {
 		return nil // nobody knows what it is: it has to be verified
 	}
-	return r.disk.Update(r.id, func(now *Record) {
-		now.Evidence, now.Failed, now.Chunks = &r.source.before, r.record.Failed, r.record.Chunks
-	})
+	if !failed {
+		return r.disk.Update(r.id, r.still)
+	}
+	now, _, err := r.disk.readRecord(r.id)
+	if err != nil {
+		return err
+	}
+	r.still(&now)
+	return r.disk.fail(r.id, now, r.record.Failed, r.source.before)
+}
+
+func (r *repair) still(now *Record) {
+	now.Evidence, now.Failed, now.Chunks = &r.source.before, r.record.Failed, r.record.Chunks
 }

@@ -219,3 +219,32 @@ func TestRepairOfAReadyImage(t *testing.T) {
 		t.Errorf("in the end %+v, error %v", c, err)
 	}
 }
+
+// TestRepairFindsAReadyImageWrong has bytes that rotted beside a sector that cannot be
+// read, which ended the verification before it could tell.
+func TestRepairFindsAReadyImageWrong(t *testing.T) {
+	image := bytes.Repeat(sparseImage(ChunkSize), 4)
+	d, v := faultyDisk(t)
+	readyImage(t, d, image)
+	if err := v.Flip(testID.file(imageFile), ChunkSize+5); err != nil {
+		t.Fatal(err)
+	}
+	rotten, err := d.evidence(testID.file(imageFile)) // as if its times had not moved
+	if err == nil {
+		err = d.Update(testID, func(r *Record) { r.Evidence = &rotten })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	boom := errors.New("boom")
+	nobody := func(context.Context, int64, ChunkSum, []byte) (int, error) { return 0, boom }
+	if c, err := d.Repair(context.Background(), testID, Digest{}, nobody, func(int64) {}); !errors.Is(err, boom) {
+		t.Errorf("%+v, error %v", c, err)
+	}
+	if c := d.Look(testID); c.State != Failed || c.Damaged.IsZero() || c.Chunks.IsZero() {
+		t.Errorf("with nobody who has the bytes: %+v", c)
+	}
+	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, new([]int64)), func(int64) {}); err != nil || c.State != Ready {
+		t.Errorf("with somebody: %+v, error %v", c, err)
+	}
+}
