@@ -1,7 +1,6 @@
 package reconcile
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
@@ -17,7 +16,7 @@ type rankKey struct {
 }
 
 // rank is the ranking of DESIGN, written down a second time: every node's best disk
-// before any node's second, by the SHA-256 of image, node and disk.
+// before any node's second, by the mixed numbers of image and disk.
 func (c *cluster) rank(d *declared, image schema.Image) []schema.DiskRef {
 	key := rankKey{d.number, image.ID.String()}
 	if known := c.rankings[key]; known != nil {
@@ -25,8 +24,8 @@ func (c *cluster) rank(d *declared, image schema.Image) []schema.DiskRef {
 	}
 	round := map[schema.DiskRef]int{}
 	refs := matching(d.config, image)
-	score := func(ref schema.DiskRef) []byte { return c.score(image.ID.Name, ref) }
-	slices.SortFunc(refs, func(a, b schema.DiskRef) int { return bytes.Compare(score(a), score(b)) })
+	score := func(ref schema.DiskRef) uint64 { return c.score(image.ID.Name, ref) }
+	slices.SortFunc(refs, func(a, b schema.DiskRef) int { return cmp.Compare(score(a), score(b)) })
 	of := map[string]int{}
 	for _, ref := range refs {
 		round[ref] = of[ref.Node]
@@ -37,18 +36,30 @@ func (c *cluster) rank(d *declared, image schema.Image) []schema.DiskRef {
 	return refs
 }
 
-func (c *cluster) score(image string, ref schema.DiskRef) []byte {
-	key := [3]string{image, ref.Node, ref.Disk}
-	sum, known := c.scores[key]
-	if !known {
-		var b []byte
-		for _, part := range key {
-			b = append(binary.BigEndian.AppendUint64(b, uint64(len(part))), part...)
-		}
-		sum = sha256.Sum256(b)
-		c.scores[key] = sum
+func (c *cluster) score(image string, ref schema.DiskRef) uint64 {
+	return splitMix(c.number(image) ^ c.number(ref.Node, ref.Disk))
+}
+
+func (c *cluster) number(names ...string) uint64 {
+	var b []byte
+	for _, name := range names {
+		b = append(binary.BigEndian.AppendUint64(b, uint64(len(name))), name...)
 	}
-	return sum[:]
+	known, ok := c.numbers[string(b)]
+	if !ok {
+		sum := sha256.Sum256(b)
+		known = binary.BigEndian.Uint64(sum[:])
+		c.numbers[string(b)] = known
+	}
+	return known
+}
+
+func splitMix(x uint64) uint64 {
+	for _, step := range [...]struct{ shift, factor uint64 }{{30, 0xbf58476d1ce4e5b9}, {27, 0x94d049bb133111eb}, {31, 1}} {
+		x ^= x >> step.shift
+		x *= step.factor
+	}
+	return x
 }
 
 // copies is how many are wanted, and enough how many have to stand.

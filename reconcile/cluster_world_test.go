@@ -36,7 +36,7 @@ type cluster struct {
 	heads    []*declared // what was declared, the newest last
 	digests  map[string]string
 	rankings map[rankKey]*[]schema.DiskRef
-	scores   map[[3]string][32]byte
+	numbers  map[string]uint64
 	letters  map[string]disk.Digest
 	manifest map[string]disk.Digest
 
@@ -100,7 +100,7 @@ func newCluster(seed uint64, least, most int, told bool) *cluster {
 	c := &cluster{
 		seed: seed, dice: dice{rand.New(rand.NewPCG(seed, 3))}, holds: dice{rand.New(rand.NewPCG(seed, 4))}, nodes: map[string]*member{}, drives: map[schema.DiskRef]*drive{},
 		links: map[link]*wire{}, lying: map[string]bool{}, serves: map[string]string{}, replicas: map[string]map[string]bool{}, promised: map[string]bool{}, digests: map[string]string{},
-		rankings: map[rankKey]*[]schema.DiskRef{}, scores: map[[3]string][32]byte{}, pairs: map[string]int{}, letters: map[string]disk.Digest{}, manifest: map[string]disk.Digest{}, done: map[Kind]int{},
+		rankings: map[rankKey]*[]schema.DiskRef{}, numbers: map[string]uint64{}, pairs: map[string]int{}, letters: map[string]disk.Digest{}, manifest: map[string]disk.Digest{}, done: map[Kind]int{},
 	}
 	if told {
 		c.story = &story{}

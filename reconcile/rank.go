@@ -1,7 +1,6 @@
 package reconcile
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
@@ -15,13 +14,14 @@ import (
 // order of the others stays, so little moves. Every node's best disk comes before any
 // node's second.
 //
-// The rank of a disk is the SHA-256 of image, node and disk name, each preceded
-// by its length as 8 bytes, big-endian; the smallest is best.
+// The score of a disk for an image (rendezvous hashing) is [mix] of the exclusive or of
+// two numbers, those of their names; the smallest is best. The number of some names is
+// the first 8 bytes, big-endian, of the SHA-256 of all of them, each preceded by its
+// length as 8 bytes, big-endian. A disk has the names of its node and its own.
 //
 // It sorts no further than it is asked: with many disks few of them matter.
 type ranking struct {
 	list   diskList
-	image  string
 	places []place // the first sorted ones are the best in order
 	sorted int
 	shared bool // with others who rank the same: places must not be written to
@@ -29,9 +29,9 @@ type ranking struct {
 
 // place is a disk that may hold an image.
 type place struct {
-	node, disk int32  // in the list of disks
-	round      int32  // how many disks of the same node are better
-	head       uint64 // of the score: the rest of it decides next to never
+	node, disk int32 // in the list of disks
+	round      int32 // how many disks of the same node are better
+	score      uint64
 }
 
 // diskList is the declared disks as a list, which costs less to walk over for every image.
@@ -44,8 +44,9 @@ type nodeDisks struct {
 }
 
 type taggedDisk struct {
-	name string
-	tags []string
+	name   string
+	tags   []string
+	number uint64
 }
 
 // newDiskList leaves out what is evicted: it has no rank for any image.
@@ -58,7 +59,7 @@ func newDiskList(nodes map[string]schema.Node) diskList {
 		one := nodeDisks{name: name, tags: node.Tags}
 		for diskName, d := range node.Disks {
 			if !d.EvictionRequested {
-				one.disks = append(one.disks, taggedDisk{diskName, d.Tags})
+				one.disks = append(one.disks, taggedDisk{diskName, d.Tags, number(name, diskName)})
 			}
 		}
 		g = append(g, one)
@@ -68,7 +69,8 @@ func newDiskList(nodes map[string]schema.Node) diskList {
 
 // rank ranks the disks for an image. It takes the memory of places.
 func (l diskList) rank(image schema.Image, places []place) *ranking {
-	r := &ranking{list: l, image: image.ID.Name, places: places[:0]}
+	r := &ranking{list: l, places: places[:0]}
+	own := number(image.ID.Name)
 	for n, node := range l {
 		if !hasAll(node.tags, image.NodeSelector) {
 			continue
@@ -76,14 +78,13 @@ func (l diskList) rank(image schema.Image, places []place) *ranking {
 		first := len(r.places)
 		for i, d := range node.disks {
 			if hasAll(d.tags, image.DiskSelector) {
-				score := score(r.image, node.name, d.name)
-				r.places = append(r.places, place{node: int32(n), disk: int32(i), head: binary.BigEndian.Uint64(score[:])})
+				r.places = append(r.places, place{node: int32(n), disk: int32(i), score: mix(own ^ d.number)})
 			}
 		}
-		own := r.places[first:]
-		slices.SortFunc(own, r.compare)
-		for i := range own {
-			own[i].round = int32(i)
+		of := r.places[first:]
+		slices.SortFunc(of, r.compare)
+		for i := range of {
+			of[i].round = int32(i)
 		}
 	}
 	return r
@@ -93,12 +94,10 @@ func (r *ranking) compare(p, q place) int {
 	switch {
 	case p.round != q.round:
 		return cmp.Compare(p.round, q.round)
-	case p.head != q.head:
-		return cmp.Compare(p.head, q.head)
+	case p.score != q.score:
+		return cmp.Compare(p.score, q.score)
 	}
-	a, b := r.ref(p), r.ref(q)
-	whole, other := score(r.image, a.Node, a.Disk), score(r.image, b.Node, b.Disk)
-	return bytes.Compare(whole[:], other[:])
+	return compareRefs(r.ref(p), r.ref(q))
 }
 
 func (r *ranking) ref(p place) schema.DiskRef {
@@ -171,13 +170,25 @@ func (r *ranking) order(keys []Key) {
 	})
 }
 
-func score(image, node, disk string) [sha256.Size]byte {
-	b := make([]byte, 0, 160)
-	for _, part := range [...]string{image, node, disk} {
-		b = binary.BigEndian.AppendUint64(b, uint64(len(part)))
-		b = append(b, part...)
+// number is the number of some names. It is slow: once for each image and each disk, and
+// not for each pair.
+func number(names ...string) uint64 {
+	var b []byte
+	for _, name := range names {
+		b = binary.BigEndian.AppendUint64(b, uint64(len(name)))
+		b = append(b, name...)
 	}
-	return sha256.Sum256(b)
+	sum := sha256.Sum256(b)
+	return binary.BigEndian.Uint64(sum[:])
+}
+
+// mix makes each bit of the result depend on every bit of x, and no two x the same: the
+// last step of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+// generators", 2014), with David Stafford's constants "Mix13".
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }
 
 // hasAll reports whether tags hold every selector. No selector matches anything.
