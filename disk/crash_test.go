@@ -139,7 +139,7 @@ func TestEveryOperation(t *testing.T) {
 	l.end()
 	l.v.Close()
 	for i, op := range ops {
-		if race.Enabled && i%30 != 0 {
+		if race.Enabled && i%60 != 0 {
 			continue
 		}
 		switch {

@@ -136,7 +136,7 @@ func TestPowerCut(t *testing.T) {
 	versions := testVersions(2*ChunkSize+512, 2*ChunkSize, 3*ChunkSize-4096, ChunkSize+1024)
 	seeds := 70
 	if race.Enabled {
-		seeds = 8
+		seeds = 5
 	}
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

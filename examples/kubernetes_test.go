@@ -141,9 +141,9 @@ func (c *cluster) pod(t *testing.T, n node, disk string) *container {
 	return p
 }
 
-// byLonghorn is a disk where Longhorn has left the image.
+// byLonghorn is a disk where Longhorn has left the image. (Its node is second in rank.)
 func byLonghorn(t *testing.T, c *cluster, disks []string) {
-	write(t, filepath.Join(disks[0], "backing-images/debian-12-6846a0b2/backing"), string(c.content))
+	write(t, filepath.Join(disks[1], "backing-images/debian-12-6846a0b2/backing"), string(c.content))
 }
 
 // unsynced is a volume of git-sync that has not got the repository yet.

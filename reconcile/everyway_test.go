@@ -73,7 +73,7 @@ func sampled() []way {
 func (one way) stride() int {
 	stride := cmp.Or(one.every, 5)
 	if race.Enabled {
-		stride *= 24
+		stride *= 48
 	}
 	return stride
 }

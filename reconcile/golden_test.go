@@ -33,7 +33,7 @@ func TestPlan(t *testing.T) {
 		t.Fatal("no cases: ", err)
 	}
 	for i, file := range files {
-		if race.Enabled && i%8 != 0 {
+		if race.Enabled && i%16 != 0 {
 			continue
 		}
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {

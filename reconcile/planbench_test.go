@@ -80,7 +80,7 @@ func BenchmarkStatus(b *testing.B) {
 func TestPlanAllocations(t *testing.T) {
 	const most = 60 // a copy, an action and a reason are some; a look at all others would be thousands
 	for name, crowd := range crowds {
-		for _, images := range []int{250, race.Fewer(4_000, 10)} {
+		for _, images := range []int{250, race.Fewer(4_000, 20)} {
 			d, o := crowd(images)
 			v := View{Desired: d, Observed: o, Plan: d.Plan(o)}
 			for what, do := range map[string]func(){"Plan": func() { d.Plan(o) }, "Marks": func() { d.Marks(o) }, "Status": func() { v.Status(nil) }} {

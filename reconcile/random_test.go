@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-var seeds = flag.Int("seeds", race.Fewer(6000, 10), "how many random situations to plan for")
+var seeds = flag.Int("seeds", race.Fewer(6000, 30), "how many random situations to plan for")
 
 // TestPlanNever plans for random configurations and states, sensible or not, and
 // holds every plan against what a manager never does.

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk/race"
+
 	"github.com/rogpeppe/go-internal/txtar"
 )
 
@@ -70,6 +72,7 @@ var documented = []struct{ document, block, says, want, flat string }{
 
 // TestDocumented loads the blocks of YAML in Longhorn's documents, unchanged.
 func TestDocumented(t *testing.T) {
+	race.Skip(t)
 	onPages := map[string]map[string]string{}
 	for _, d := range []string{managerREADME, backingImages, csiSnapshots} {
 		onPages[d] = blocks(t, d)

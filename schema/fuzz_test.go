@@ -24,7 +24,7 @@ func FuzzLoad(f *testing.F) {
 	}
 	archives = append(archives, manifests...)
 	for i, name := range archives {
-		if race.Enabled && i%16 != 0 {
+		if race.Enabled && i%40 != 0 {
 			continue
 		}
 		a, err := txtar.ParseFile(name)

@@ -5,9 +5,12 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 )
 
 func TestUUIDVectors(t *testing.T) {
+	race.Skip(t)
 	b, err := os.ReadFile("testdata/uuid.txt")
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk/race"
+
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"sigs.k8s.io/yaml"
 )
@@ -62,6 +64,7 @@ func TestJSONSchemaLeavesManifests(t *testing.T) {
 }
 
 func TestJSONSchemaRefuses(t *testing.T) {
+	race.Skip(t)
 	s := compiledJSONSchema(t)
 	for name, text := range map[string]string{
 		"typo at the top":       "imags: {}",

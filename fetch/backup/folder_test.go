@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -196,6 +197,7 @@ func TestFolderFaults(t *testing.T) {
 // done is done, what was under way is as before or as after, and the next to write
 // there leaves nothing over.
 func TestFolderPowerCut(t *testing.T) {
+	race.Skip(t)
 	t.Parallel()
 	f := faultfs.Mount(t)
 	const a, b = "blocks/ab/a.blk", "blocks/cd/b.blk"

@@ -29,7 +29,7 @@ func TestBackupMends(t *testing.T) {
 	folder := func(t *testing.T) Store { return folderStore(t, t.TempDir()) }
 	for name, spoil := range spoil {
 		for _, c := range []Compression{LZ4, None} {
-			if race.Enabled && c == None {
+			if race.Enabled && (c == None || name == "too long") {
 				continue
 			}
 			t.Run(name+" "+string(c), func(t *testing.T) {

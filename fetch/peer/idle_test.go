@@ -81,7 +81,7 @@ func TestIdleClusterIsNearlySilent(t *testing.T) {
 	}
 	idlePeers := 99
 	if race.Enabled {
-		idlePeers = 24
+		idlePeers = 9
 	}
 	var idle, told atomic.Int64 // told is what the busy node says and is asked
 	board, busy := NewBoard(), NewBoard()
