@@ -154,6 +154,7 @@ func (s *sniper) survive(t *testing.T, random *rand.Rand, kills int, args ...str
 // a bucket, and then while it restores it. The image comes back as it was, and nothing
 // is left of the attempts.
 func TestKillS3(t *testing.T) {
+	skipKilled(t)
 	t.Parallel()
 	server := s3test.Start(t, "images")
 	s := newSniper(server.URL)

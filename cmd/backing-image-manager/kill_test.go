@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
 )
 
@@ -25,6 +26,13 @@ var (
 	killSize = flag.Int64("kill.size", 48<<20, "bytes of the image that TestKill downloads")
 	killSeed = flag.Uint64("kill.seed", 1, "where TestKill kills")
 )
+
+// skipKilled skips with the race detector, which tells at the end of a process what it saw.
+func skipKilled(t *testing.T) {
+	if race.Enabled {
+		t.Skip("killed processes: played without the race detector")
+	}
+}
 
 // maxAskedTwice is how many bytes one kill may cost of a download.
 const maxAskedTwice = 8 << 20
@@ -87,6 +95,7 @@ func (r *killing) Read(b []byte) (int, error) {
 // TestKill kills the program with SIGKILL over and over while it downloads. It
 // always ends with the right bytes, and each kill costs a few MiB.
 func TestKill(t *testing.T) {
+	skipKilled(t)
 	t.Parallel()
 	period := fetchtest.Random(9, 5<<20)
 	clear(period[2<<20 : 4<<20])

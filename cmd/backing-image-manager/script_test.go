@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -185,13 +186,32 @@ func TestScript(t *testing.T) {
 		t.Cleanup(func() { os.RemoveAll(dir) })
 	}
 	testscript.Run(t, testscript.Params{
-		Dir:                 "../../testdata/script",
+		Files:               scripts(t),
 		Setup:               setup,
 		Cmds:                commands,
 		Condition:           condition,
 		UpdateScripts:       *update,
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
+	})
+}
+
+// scripts are all scenarios, and those in which something runs with the race detector if
+// there is one: the others are the same without it.
+func scripts(t *testing.T) []string {
+	all, err := filepath.Glob("../../testdata/script/*.txtar")
+	if err != nil || len(all) == 0 {
+		t.Fatalf("no scenarios: %v", err)
+	}
+	if !race.Enabled {
+		return all
+	}
+	return slices.DeleteFunc(all, func(file string) bool {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return !concurrent(strings.TrimSuffix(filepath.Base(file), ".txtar")) && !strings.Contains(string(text), "\nstart node1")
 	})
 }
 
