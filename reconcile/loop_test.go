@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -15,6 +16,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
 )
+
+// TestMain has more tests run at once than there are processors: many wait for a loop.
+// The flag -parallel has precedence.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
+	m.Run()
+}
 
 const testSettings = `settings: {allowLoopbackSources: true, cleanupWaitInterval: "0s", pruneLimit: "100%"}`
 
