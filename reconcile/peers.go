@@ -32,8 +32,12 @@ func (s *others) hearFrom(d Desired, o *Observed, answers map[string]peer.Answer
 		if p.Problem != "" && !a.Since.IsZero() {
 			p.Silent = max(0, now.Sub(a.Since))
 		}
-		if !a.Last.IsZero() {
+		switch {
+		case a.Last.IsZero():
+		case p.Problem == "":
 			p.Last = o.Now.Add(a.Since.Sub(now))
+		default:
+			p.Last = o.Now.Add(a.Last.Sub(now))
 		}
 		o.Peers[name] = p
 		at := o.Now.Add(a.Told.Sub(now))

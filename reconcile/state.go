@@ -112,8 +112,9 @@ type Peer struct {
 	Silent time.Duration
 	// Config is the digest of its configuration, "" while anything of it is broken.
 	Config string
-	// Last is when its last answer was true, by this node's clock; zero: it never
-	// answered. It is shown, and nothing is planned by it.
+	// Last is when it last gave a sign of life, by this node's clock, and of a silent one
+	// when the last question was asked that it answered; zero: it never answered. It is
+	// shown, and nothing is planned by it.
 	Last time.Time
 	// unasked: it was not asked since the copy was withdrawn that is decided on, so that
 	// nothing there counts for that copy's removal.

@@ -27,7 +27,8 @@ type PeerStatus struct {
 	// Asked: at least one question has ended, well or not.
 	Asked   bool `json:"asked"`
 	Answers bool `json:"answers"` // what it said last stands
-	// LastAnswer is when its last answer was true: when the question was asked.
+	// LastAnswer is when it last gave a sign of life, and of a silent one when the last
+	// question was asked that it answered.
 	LastAnswer time.Time `json:"lastAnswer,omitzero"`
 	// Problem says why it does not answer, SilentSince since when.
 	Problem     string    `json:"problem,omitempty"`
