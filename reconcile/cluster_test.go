@@ -133,6 +133,9 @@ func runCluster(seed uint64, told bool) *cluster {
 		c.heal(!c.one(3))
 		c.comeToRest()
 	}
+	if len(c.found) == 0 {
+		c.farewell()
+	}
 	return c
 }
 
