@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -130,6 +132,26 @@ func (e *unreachableError) Error() string {
 }
 
 func (e *unreachableError) Unwrap() error { return e.err }
+
+// hint says what to do about it, or "".
+func (e *unreachableError) hint() string {
+	_, unknown := errors.AsType[x509.UnknownAuthorityError](e.err)
+	_, misnamed := errors.AsType[x509.HostnameError](e.err)
+	_, plain := errors.AsType[tls.RecordHeaderError](e.err)
+	switch {
+	case errors.Is(e.err, syscall.ECONNREFUSED):
+		return "no daemon runs there: start it, or ask another one with --url; backing-image list, upload and download need none with --disk PATH"
+	case errors.Is(e.err, context.DeadlineExceeded):
+		return "it may hang, or the way to it may be broken: look at its log, or ask another one with --url"
+	case plain || errors.Is(e.err, http.ErrSchemeMismatch):
+		return "it does not speak TLS: write --url http://HOST:PORT"
+	case unknown:
+		return "name the authority that made its certificate with --tls-ca FILE"
+	case misnamed:
+		return "ask it with --url by a name or an address that its certificate is for"
+	}
+	return ""
+}
 
 // refusedError is an answer of a daemon that says no.
 type refusedError struct {

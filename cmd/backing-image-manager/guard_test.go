@@ -135,6 +135,14 @@ func TestTokens(t *testing.T) {
 	}
 }
 
+func TestTokenFileIsAFolder(t *testing.T) {
+	dir := t.TempDir()
+	_, err := newTokens(slog.New(slog.DiscardHandler), dir)
+	if want := "read token: " + dir + " is a folder: name the file in it"; err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
 func TestTokenErrorsTellNoToken(t *testing.T) {
 	for _, text := range []string{"SECRET SECRET SECRET", "operator SECRET", "SECRET\nSECRET", "SECRET\x01"} {
 		if _, err := parseTokens(text); err == nil || strings.Contains(err.Error(), "SECRET") {

@@ -80,7 +80,9 @@ func hintFor(err error) string {
 	if e, ok := errors.AsType[*keptError](err); ok {
 		return e.hint()
 	}
-	_, asked := errors.AsType[*unreachableError](err)
+	if e, ok := errors.AsType[*unreachableError](err); ok {
+		return e.hint()
+	}
 	switch {
 	case errors.Is(err, disk.ErrLocked):
 		return "a daemon or another run holds the disk: ask it instead, or stop it first"
@@ -88,10 +90,6 @@ func hintFor(err error) string {
 		return "mount the disk there; if it is new, make the folder and run: backing-image-manager disk init PATH"
 	case errors.Is(err, disk.ErrNotInitialised) && !errors.Is(err, fs.ErrPermission):
 		return "if the disk is mounted and new, run: backing-image-manager disk init PATH"
-	case asked && errors.Is(err, syscall.ECONNREFUSED):
-		return "no daemon runs there: start it, or ask another one with --url; backing-image list, upload and download need none with --disk PATH"
-	case asked && errors.Is(err, context.DeadlineExceeded):
-		return "it may hang, or the way to it may be broken: look at its log, or ask another one with --url"
 	}
 	return ""
 }

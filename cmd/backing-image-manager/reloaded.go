@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -93,11 +94,13 @@ func readSecret(path string) ([]byte, error) {
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxSecret+1))
-	if err == nil && len(data) > maxSecret {
-		err = errors.New("it is too large")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
+	switch {
+	case errors.Is(err, syscall.EISDIR):
+		return nil, fmt.Errorf("%s is a folder: name the file in it", path)
+	case err != nil:
+		return nil, err // it names the file
+	case len(data) > maxSecret:
+		return nil, fmt.Errorf("%s is too large: it has more than %d bytes", path, maxSecret)
 	}
 	return data, nil
 }
