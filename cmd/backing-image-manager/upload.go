@@ -50,7 +50,7 @@ With --disk and --config-dir, the image is written straight to a disk that no da
 holds, as the configuration declares it.
 
 Exit status: 0 when the image is ready, also when it was before with the bytes of FILE;
-1 when it is not, or has other bytes.`,
+1 when it is not, or has other bytes, or was before and a pipe was to be sent.`,
 		Example: `  backing-image-manager backing-image upload parrot parrot.raw
   xz -dc parrot.raw.xz | backing-image-manager backing-image upload parrot - --url http://node1:8000 --token-file token
   backing-image-manager backing-image upload parrot parrot.raw --disk /var/lib/longhorn --config-dir config`,

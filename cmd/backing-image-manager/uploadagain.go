@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 )
 
@@ -53,23 +54,50 @@ func (u *uploading) isReady(ctx context.Context, c upload.Content, lost error) e
 // isThere says that the file is the image that is ready already, with this checksum, or
 // fails with the refusal. What comes by a pipe is not read for that.
 func (u *uploading) isThere(ctx context.Context, c upload.Content, ready disk.Digest, refusal error) error {
-	if _, file := c.(*upload.File); !file || ready.IsZero() {
+	if ready.IsZero() {
 		return refusal
 	}
-	f, err := os.Open(u.file)
-	if err != nil {
-		return err
+	if !u.readsAgain(c) {
+		return fmt.Errorf("%w (what comes by a pipe is not compared with it)", refusal)
 	}
-	defer f.Close()
-	h := disk.SHA512.New()
-	if _, err := io.Copy(h, untilDone{ctx, f}); err != nil {
+	has, err := u.sum(ctx)
+	switch {
+	case err != nil:
 		return fmt.Errorf("read %s: %w", u.file, err)
-	}
-	if has := disk.SHA512.Sum(h); has != ready {
+	case has != ready:
 		return fmt.Errorf("%w (it has %s, and %s has %s)", refusal, ready.Short(), u.file, has.Short())
 	}
 	_, err = fmt.Fprintf(u.out, "%s is there already, with the same bytes\n", u.name)
 	return err
+}
+
+// readsAgain reports whether the content can be read once more from its file, from which
+// it may have been unpacked.
+func (u *uploading) readsAgain(c upload.Content) bool {
+	if _, file := c.(*upload.File); file {
+		return true
+	}
+	info, err := os.Stat(u.file)
+	return u.file != "-" && err == nil && info.Mode().IsRegular()
+}
+
+// sum reads the file, and unpacks it if it is packed.
+func (u *uploading) sum(ctx context.Context) (disk.Digest, error) {
+	f, err := os.Open(u.file)
+	if err != nil {
+		return disk.Digest{}, err
+	}
+	defer f.Close()
+	r, _, err := fetch.Unpacked(u.file, f)
+	if err != nil {
+		return disk.Digest{}, err
+	}
+	defer r.Close()
+	h := disk.SHA512.New()
+	if _, err := io.Copy(h, untilDone{ctx, r}); err != nil {
+		return disk.Digest{}, err
+	}
+	return disk.SHA512.Sum(h), nil
 }
 
 // untilDone ends a long reading with its context.
