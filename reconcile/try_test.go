@@ -96,3 +96,23 @@ func TestForgetsWhatFailedWithALostFile(t *testing.T) {
 	fail(Download)
 	remembers("a download needs none", true)
 }
+
+// TestForgetsWhatFailedOnARemovedDisk: nobody can do anything about it, and a status told of it
+// as of a copy.
+func TestForgetsWhatFailedOnARemovedDisk(t *testing.T) {
+	a := newAviary(1, 1)
+	key, away := a.key("node1"), a.key("node1")
+	away.Disk.Disk = "removed"
+	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	defer r.Close()
+	for _, on := range []Key{key, away} {
+		r.tries[on] = tried{Try: Try{}.next(Action{Kind: Cleanup}, disk.ErrNoSpace, goldenNow), image: a.parrot}
+	}
+	r.forget(a.desired("node1"), a.seen["node1"])
+	if _, got := r.tries[key]; !got {
+		t.Error("it remembers nothing of a disk that is declared")
+	}
+	if _, got := r.tries[away]; got {
+		t.Error("it remembers what failed on a disk that is not declared any more")
+	}
+}

@@ -230,12 +230,13 @@ func again(t Try) string {
 	return t.Until.UTC().Format(time.RFC3339)
 }
 
-// forget drops what failed under another declaration or on another disk, and what failed with
-// a file that is not there any more.
+// forget drops what failed under another declaration, on another disk or on one that is not
+// declared any more, and what failed with a file that is not there any more.
 func (r *Reconciler) forget(d Desired, o Observed) {
 	for key, t := range r.tries {
 		now := d.Config.Images[key.ID.Name]
-		if !t.Kind.same(t.image, now) || t.Kind.needsFile() && o.lost(key) || o.exchanged(key.Disk, t.on) {
+		_, declared := d.disk(key.Disk)
+		if !declared || !t.Kind.same(t.image, now) || t.Kind.needsFile() && o.lost(key) || o.exchanged(key.Disk, t.on) {
 			r.forgive(key)
 		}
 	}
