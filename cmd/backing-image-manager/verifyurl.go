@@ -69,6 +69,8 @@ func reportVerified(out io.Writer, before, now reconcile.Status, name string) er
 				wrong = append(wrong, fmt.Errorf("%s on %s could not be verified: %s", id, place(c), oneLine(c.Message)))
 			case c.State == disk.Ready:
 				fmt.Fprintf(out, "%s on %s: the bytes match: sha512 %s\n", id, place(c), c.SHA512)
+			case c.Running && c.Damaged.After(was.Damaged):
+				wrong = append(wrong, fmt.Errorf("%s on %s was damaged, and is being mended: status tells how far that is", id, place(c)))
 			default:
 				wrong = append(wrong, fmt.Errorf("%s on %s is %s: %s", id, place(c), c.State, oneLine(c.Message)))
 			}

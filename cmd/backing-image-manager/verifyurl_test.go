@@ -33,6 +33,9 @@ func TestVerifyByDaemonGoesByItsStatus(t *testing.T) {
 		{name: "could not be read", err: "parrot-6846a0b2 on node1/disk1 could not be verified: input/output error",
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 				{"node":"node1","disk":"disk1","state":"ready","message":"input/output error"}]}]}`},
+		{name: "wrong and at work", err: "parrot-6846a0b2 on node1/disk1 was damaged, and is being mended: status tells how far that is",
+			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
+				{"node":"node1","disk":"disk1","state":"failed","message":"repair: damaged","running":true,"damaged":"2026-11-20T12:00:00.5Z"}]}]}`},
 		{name: "wrong", err: "parrot-6846a0b2 on node1/disk1 is failed: damaged",
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 				{"node":"node1","disk":"disk1","state":"failed","message":"damaged"},{"node":"node1","disk":"disk2","state":"pending"}]}]}`},
