@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
@@ -33,6 +34,9 @@ func openNearSupply(paths []string, name string, on []string) (*nearSupply, erro
 	}
 	if err == nil {
 		s.copy = pickCopy(copies)
+		err = s.copy.notReady()
+	}
+	if err == nil {
 		s.r, err = s.copy.Open(s.copy.ID)
 	}
 	if err != nil {
@@ -44,6 +48,21 @@ func openNearSupply(paths []string, name string, on []string) (*nearSupply, erro
 // pickCopy takes the copy that answers to a name, as in a list.
 func pickCopy(copies []shelved) shelved {
 	return slices.MinFunc(copies, func(a, b shelved) int { return compareGenerations(asImage(a), asImage(b)) })
+}
+
+// notReady says why there is nothing to read yet, and what leads on, or nil.
+func (s shelved) notReady() error {
+	c := copyOn(s.Path(), s.Copy, disk.Users{})
+	why := strings.TrimSuffix(fmt.Sprintf("%s: %s", c.State, oneLine(c.Message)), ": ")
+	switch c.State {
+	case disk.Ready:
+		return nil
+	case disk.Unknown:
+		return fmt.Errorf("%s is not ready: it is %s; backing-image verify reads it", s, why)
+	case disk.InProgress:
+		return fmt.Errorf("%s is not ready: only a part of it is there; a daemon or reconcile goes on with it", s)
+	}
+	return fmt.Errorf("%s is not ready: it is %s; a daemon or reconcile makes it anew, if it is declared", s, why)
 }
 
 func asImage(c shelved) reconcile.ImageStatus {
