@@ -138,7 +138,7 @@ func (c *Client) how(ctx context.Context, path string) (at int64, measured bool,
 		at, err = a.offset()
 		return at, a.header.Get("Upload-Length") != "", err
 	}
-	if no := a.refusal(); no.passes() {
+	if no := a.refusal(); no.passes() && no.Status != http.StatusLocked { // that may last
 		return 0, false, no
 	}
 	told, err := c.ask(ctx, http.MethodGet, path, nil, nil) // a HEAD has no room for a sentence

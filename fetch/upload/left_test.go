@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -86,6 +87,10 @@ func TestRestart(t *testing.T) {
 	r.end()
 	r.ask("HEAD", at, nil).is(t, 423, "")
 	r.patch(at, "3145828", want[3<<20+100:]).is(t, 423, "goes on in a moment")
+	client := Client{Base: r.url, Transport: http.DefaultTransport}
+	if _, _, err := client.how(t.Context(), at); err == nil || !strings.Contains(err.Error(), "what status says of the image") {
+		t.Errorf("a client hears of an upload that is interrupted: %v", err)
+	}
 	r.restart()
 	r.opened(strings.TrimPrefix(at, Path+"/"))
 	a := r.ask("HEAD", at, nil)

@@ -132,7 +132,7 @@ func (s *Server) show(w http.ResponseWriter, id string) error {
 // unknown says that there is no such upload, if that is so.
 func (s *Server) unknown(id string) error {
 	if s.host.Interrupted(id) {
-		return locked("the upload is interrupted, and goes on in a moment")
+		return locked("the upload is interrupted: it goes on in a moment, or when what status says of the image is over")
 	}
 	return refuse(http.StatusNotFound, "there is no such upload: it was never there, or has ended")
 }
