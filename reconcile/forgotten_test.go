@@ -96,6 +96,7 @@ func TestRepairIsTriedAgain(t *testing.T) {
 // reader got the bytes elsewhere before that, or is declared otherwise.
 func TestSuspicionOutlivesItsReader(t *testing.T) {
 	_, image, refs := duo(1)
+	without := Desired{Config: grid(2, 1)}
 	suspect, sum := Key{refs[0], image.ID}, digestOf(disk.SHA512, "a")
 	read := newAction(Sync, Key{refs[1], image.ID}, "", 0)
 	read.from, read.sum = suspect, sum
@@ -110,7 +111,7 @@ func TestSuspicionOutlivesItsReader(t *testing.T) {
 	there := Observed{Disks: map[schema.DiskRef]Disk{refs[0]: {Copies: map[disk.ID]Copy{image.ID: readyCopy(image, sum)}}}}
 	for what, then := range map[string]func(r *Reconciler){
 		"its reader succeeded": func(r *Reconciler) { end(r, newAction(Download, read.Key(), "", 0), nil) },
-		"another declaration":  func(r *Reconciler) { r.forget(Desired{}, there) },
+		"another declaration":  func(r *Reconciler) { r.forget(without, there) },
 	} {
 		r := ended(read, wrong)
 		if then(r); !suspected(r) {
@@ -126,7 +127,7 @@ func TestSuspicionOutlivesItsReader(t *testing.T) {
 	}
 	r := ended(read, wrong)
 	delete(there.Disks[refs[0]].Copies, image.ID)
-	if r.forget(Desired{}, there); len(r.tries) > 0 {
+	if r.forget(without, there); len(r.tries) > 0 {
 		t.Errorf("the copy is not there any more: remembered is %+v", r.tries)
 	}
 }
