@@ -114,7 +114,7 @@ type Peer struct {
 	Config string
 	// Last is when it last gave a sign of life, by this node's clock, and of a silent one
 	// when the last question was asked that it answered; zero: it never answered. It is
-	// shown, and nothing is planned by it.
+	// shown, and tells which of several saved states of a silent node is newer.
 	Last time.Time
 	// unasked: it was not asked since the copy was withdrawn that is decided on, so that
 	// nothing there counts for that copy's removal.

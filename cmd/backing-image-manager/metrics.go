@@ -36,7 +36,7 @@ var (
 	copiesReady    = describeMetric("ready_copies", "Those of the wanted copies that are ready, on all nodes that answer.")
 	copiesMissing  = describeMetric("missing_copies", "Wanted copies that are not ready, by image; of images that lack none there is no value, and of many that do only the first 100 by name have one.", "image")
 	peerAnswers    = describeMetric("peer_answers", "Whether the other node answers (1) or not (0).", "peer")
-	peerAge        = describeMetric("peer_last_look_age_seconds", "How long ago the last question to the other node was asked that it answered. A node without news is asked every 30 s.", "peer")
+	peerAge        = describeMetric("peer_last_look_age_seconds", "How long ago the other node last gave a sign of life, and where it is silent, the last question was asked that it answered. A node without news is asked every 30 s.", "peer")
 	configSkew     = describeMetric("config_skew_peers", "Other nodes whose configuration is another one, or is not wholly valid.")
 	copiesByState  = describeMetric("copies", "Copies on the disks of this node, and those that are still to be made, by state.", "state")
 	planned        = describeMetric("planned_actions", "Actions of the plan, by kind. Those that wait or are blocked do nothing yet.", "action")
