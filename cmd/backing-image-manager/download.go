@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -16,6 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
 
@@ -204,3 +207,262 @@ func (e *keptError) Unwrap() error { return e.error }
 func (e *keptError) hint() string {
 	return fmt.Sprintf("%s of %s are in %s: the same command goes on from there", size(e.done), size(e.size), e.part)
 }
+
+// farSupply is an image on the disks of a daemon's node. It is asked for as other nodes
+// do, by chunks that the manifest tells to be right.
+type farSupply struct {
+	offered
+	client  *peer.Client
+	sources []peer.Source
+	wrong   map[string]bool // disks that sent what is not right
+}
+
+func openFarSupply(ctx context.Context, c caller, name string, on []string) (*farSupply, error) {
+	status, err := c.status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	image, copies, err := pickReady(status, name, on)
+	if err != nil {
+		return nil, err
+	}
+	token, config, err := c.credentials()
+	if err != nil {
+		return nil, err
+	}
+	first := copies[0]
+	s := &farSupply{
+		offered: offered{disk.ID{Name: image.Name, UUID: image.UUID}, place(first), first.Size, first.SHA512},
+		client:  peer.NewVisitor(token, config), wrong: map[string]bool{},
+	}
+	for _, on := range copies {
+		if on.SHA512 == first.SHA512 {
+			s.sources = append(s.sources, peer.Source{
+				Address: peer.Address{Node: status.Node, URL: c.url}, Disk: on.Disk, ID: s.ID, Chunks: on.Chunks,
+			})
+		}
+	}
+	return s, nil
+}
+
+// pickReady returns the image that answers to a name, and its ready copies on the node
+// that was asked, of which there is one at least.
+func pickReady(s reconcile.Status, name string, on []string) (reconcile.ImageStatus, []reconcile.CopyStatus, error) {
+	var found []reconcile.ImageStatus
+	for _, image := range s.Images {
+		id := disk.ID{Name: image.Name, UUID: image.UUID}
+		image.Copies = copiesOn(image.Copies, on)
+		if (image.Name == name || id.String() == name) && (len(on) == 0 || len(image.Copies) > 0) {
+			found = append(found, image)
+		}
+	}
+	if len(found) == 0 {
+		return reconcile.ImageStatus{}, nil, fmt.Errorf("no image %s: node %s knows of none%s", name, s.Node, onText(on))
+	}
+	image := slices.MinFunc(found, compareGenerations)
+	ready := slices.DeleteFunc(slices.Clone(image.Copies), func(c reconcile.CopyStatus) bool {
+		return c.Node != s.Node || c.State != disk.Ready || c.Leaving || c.Chunks.IsZero()
+	})
+	if len(ready) == 0 {
+		return image, nil, nothingReady(s, image)
+	}
+	return image, ready, nil
+}
+
+func onText(on []string) string {
+	if len(on) == 0 {
+		return ""
+	}
+	return " on " + strings.Join(on, ", ")
+}
+
+// nothingReady says why the asked node has nothing to give, and who has.
+func nothingReady(s reconcile.Status, image reconcile.ImageStatus) error {
+	id := disk.ID{Name: image.Name, UUID: image.UUID}
+	var here, there []string
+	for _, c := range image.Copies {
+		switch {
+		case c.Node == s.Node && c.State == disk.Ready && c.Leaving:
+			here = append(here, c.Disk+" is about to remove it")
+		case c.Node == s.Node && c.State == disk.Ready:
+			here = append(here, "the chunk manifest on "+c.Disk+" has yet to be made")
+		case c.Node == s.Node:
+			here = append(here, strings.TrimSuffix(fmt.Sprintf("%s on %s: %s", c.State, c.Disk, oneLine(c.Message)), ": "))
+		case c.State == disk.Ready && !c.Leaving:
+			there = append(there, place(c)+" has it: ask its daemon"+askAt(s, c.Node))
+		}
+	}
+	why := cmp.Or(strings.Join(here, "; "), oneLine(image.Message), "it has no copy")
+	return errors.New(strings.Join(append([]string{fmt.Sprintf("%s is not ready on node %s: %s", id, s.Node, why)}, there...), "; "))
+}
+
+func askAt(s reconcile.Status, node string) string {
+	for _, p := range s.Peers {
+		if p.Node == node && p.Address != "" {
+			return " with --url " + withoutSecrets(p.Address)
+		}
+	}
+	return ""
+}
+
+func (s *farSupply) what() offered { return s.offered }
+
+func (s *farSupply) pull() *peer.Pull {
+	return &peer.Pull{
+		Client: s.client, Sources: func() []peer.Source { return s.sources }, Aside: time.Second, Final: s.final,
+	}
+}
+
+// final reports whether all copies that there are have turned out to be damaged.
+func (s *farSupply) final(err error) bool {
+	if wrong, ok := errors.AsType[*peer.WrongError](err); ok {
+		s.wrong[wrong.Disk] = true
+	}
+	return len(s.wrong) == len(s.sources)
+}
+
+func (s *farSupply) manifest(ctx context.Context, file func() (*os.File, error)) (*disk.Manifest, error) {
+	m, err := s.pull().Manifest(ctx, s.size, func(r io.Reader, size int64, want disk.Digest) (*disk.Manifest, error) {
+		f, err := file()
+		if err != nil {
+			return nil, err
+		}
+		return disk.ReceiveManifest(f, r, size, want)
+	})
+	return m, s.explain(err)
+}
+
+func (s *farSupply) chunks(ctx context.Context, m *disk.Manifest, first int64, put func([]byte) error) error {
+	return s.explain(s.pull().Chunks(ctx, m, first, func(_ int64, chunk []byte) error { return put(chunk) }))
+}
+
+func (s *farSupply) explain(err error) error {
+	if _, ok := errors.AsType[*peer.WrongError](err); ok {
+		return &damagedError{s.ID.String(), err}
+	}
+	return err
+}
+
+func (s *farSupply) close() error {
+	s.client.Close()
+	return nil
+}
+
+// nearSupply is an image on a disk, without a daemon.
+type nearSupply struct {
+	shelves []shelf
+	copy    shelved
+	r       *disk.Reader
+}
+
+func openNearSupply(paths []string, name string, on []string) (*nearSupply, error) {
+	shelves, err := openShelves(paths)
+	if err != nil {
+		return nil, err
+	}
+	s := &nearSupply{shelves: shelves}
+	copies, err := named(shelves, name)
+	if err == nil && len(on) > 0 {
+		copies = slices.DeleteFunc(copies, func(c shelved) bool { return !slices.Contains(on, c.Path()) })
+		if len(copies) == 0 {
+			err = fmt.Errorf("no image %q there", name)
+		}
+	}
+	if err == nil {
+		s.copy = pickCopy(copies)
+		err = s.copy.notReady()
+	}
+	if err == nil {
+		s.r, err = s.copy.Open(s.copy.ID)
+	}
+	if err != nil {
+		return nil, errors.Join(err, closeShelves(shelves))
+	}
+	return s, nil
+}
+
+// pickCopy takes the copy that answers to a name, as in a list.
+func pickCopy(copies []shelved) shelved {
+	return slices.MinFunc(copies, func(a, b shelved) int { return compareGenerations(asImage(a), asImage(b)) })
+}
+
+// notReady says why there is nothing to read yet, and what leads on, or nil.
+func (s shelved) notReady() error {
+	c := copyOn(s.Path(), s.Copy, disk.Users{})
+	why := strings.TrimSuffix(fmt.Sprintf("%s: %s", c.State, oneLine(c.Message)), ": ")
+	switch c.State {
+	case disk.Ready:
+		return nil
+	case disk.Unknown:
+		return fmt.Errorf("%s is not ready: it is %s; backing-image verify reads it", s, why)
+	case disk.InProgress:
+		return fmt.Errorf("%s is not ready: only a part of it is there; a daemon or reconcile goes on with it", s)
+	}
+	return fmt.Errorf("%s is not ready: it is %s; a daemon or reconcile makes it anew, if it is declared", s, why)
+}
+
+func asImage(c shelved) reconcile.ImageStatus {
+	return reconcile.ImageStatus{UUID: c.ID.UUID, Copies: []reconcile.CopyStatus{copyOn(c.Path(), c.Copy, disk.Users{})}}
+}
+
+func (s *nearSupply) what() offered {
+	return offered{s.copy.ID, s.copy.Path(), s.r.Size(), s.copy.SHA512}
+}
+
+func (s *nearSupply) manifest(context.Context, func() (*os.File, error)) (*disk.Manifest, error) {
+	m, err := s.copy.Manifest(s.copy.ID)
+	if errors.Is(err, disk.ErrNoManifest) {
+		return nil, nil // the checksum of the whole tells as well, only later
+	}
+	return m, err
+}
+
+func (s *nearSupply) chunks(ctx context.Context, m *disk.Manifest, first int64, put func([]byte) error) error {
+	buf := make([]byte, disk.ChunkSize)
+	for n := first; n*disk.ChunkSize < s.r.Size(); n++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		chunk, err := s.chunk(m, n, buf)
+		if err == nil {
+			err = put(chunk)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return s.r.Unchanged()
+}
+
+// chunk reads chunk n, of which a manifest may say that it is zeros.
+func (s *nearSupply) chunk(m *disk.Manifest, n int64, buf []byte) ([]byte, error) {
+	if m != nil {
+		if zero, err := m.Zero(n); zero || err != nil {
+			return nil, err
+		}
+	}
+	chunk := buf[:min(disk.ChunkSize, s.r.Size()-n*disk.ChunkSize)]
+	if _, err := s.r.ReadAt(chunk, n*disk.ChunkSize); err != nil {
+		return nil, fmt.Errorf("read %s: %w", s.copy, err)
+	}
+	if m == nil {
+		return chunk, nil
+	}
+	want, err := m.At(n)
+	if err == nil && disk.SumChunk(chunk) != want {
+		err = &damagedError{s.copy.String(), fmt.Errorf("chunk %d is not as its manifest says", n)}
+	}
+	return chunk, err
+}
+
+func (s *nearSupply) close() error { return errors.Join(s.r.Close(), closeShelves(s.shelves)) }
+
+// damagedError says that a copy that is called ready is not right.
+type damagedError struct {
+	copy string
+	err  error
+}
+
+func (e *damagedError) Error() string { return fmt.Sprintf("%s is damaged: %v", e.copy, e.err) }
+
+func (e *damagedError) Unwrap() error { return e.err }

@@ -2,7 +2,10 @@ package main
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
@@ -136,4 +139,27 @@ func list1(image reconcile.ImageStatus) listed {
 		l.Status.CurrentChecksum = c.SHA512.String()
 	}
 	return l
+}
+
+// listTable shows a list for people, a line for each generation.
+func listTable(list map[string]listed) string {
+	rows := [][]string{{"NAME", "UUID", "STATE", "PROGRESS", "SIZE", "DISK", "MESSAGE"}}
+	for _, name := range slices.Sorted(maps.Keys(list)) {
+		rows = append(rows, listRow(list[name]))
+		for _, older := range list[name].Generations {
+			rows = append(rows, listRow(older))
+		}
+	}
+	return strings.Join(align(rows), "\n") + "\n"
+}
+
+func listRow(l listed) []string {
+	bytes, on := "-", "-"
+	if l.Size > 0 {
+		bytes = size(l.Size)
+	}
+	if l.Disk != "" {
+		on = l.Disk
+	}
+	return []string{l.Name, l.UUID, string(l.Status.State), fmt.Sprintf("%d%%", l.Status.Progress), bytes, on, oneLine(l.Status.ErrorMsg)}
 }

@@ -7,6 +7,9 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	api "github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -225,3 +229,146 @@ func (c *convergence) warnOfDisks(o reconcile.Observed) {
 }
 
 func compareRefs(a, b schema.DiskRef) int { return strings.Compare(a.String(), b.String()) }
+
+func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result schema.Result) error {
+	show := newProgress(c.err)
+	r := reconcile.New(fetch.Client{SecretsDir: c.secretsDir, AnyFile: true}, show.logger(), false)
+	if err := c.meet(ctx, r, d); err != nil {
+		return errors.Join(err, r.Close())
+	}
+	o := r.Look(d)
+	if err := r.HeldElsewhere(); err != nil {
+		return errors.Join(err, r.Close())
+	}
+	c.warnOfDisks(o)
+	now := d.Plan(o)
+	if err := c.checkPlan(d, o, now); err != nil {
+		return errors.Join(err, r.Close())
+	}
+	worked := !now.Empty()
+	stop := show.follow(r.Transfers)
+	o, p, err := r.Converge(ctx, d)
+	closed := r.Close() // which waits for what is under way to stop
+	stop()
+	if err != nil && ctx.Err() != nil {
+		return errors.Join(errors.New("stopped; what was transferred is kept, and the next run goes on from there"), closed)
+	}
+	if err := errors.Join(err, closed, c.write(d, p, worked)); err != nil {
+		return err
+	}
+	if d.Only != nil {
+		return unfinishedOf(*d.Only, d, o, p)
+	}
+	return errors.Join(broken(result), unfinished(d, o, p))
+}
+
+// ownFailures are the copies on this node's disks of which something failed.
+func ownFailures(d reconcile.Desired, o reconcile.Observed) []reconcile.Key {
+	var keys []reconcile.Key
+	for key, t := range o.Tries {
+		if key.Disk.Node == d.Node && t.Attempts > 0 {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// blockedOnly counts the blocked actions of images of which nothing failed: a final
+// failure is blocked as well, and would count twice.
+func blockedOnly(d reconcile.Desired, o reconcile.Observed, p reconcile.Plan) int {
+	failed := map[string]bool{}
+	for _, key := range ownFailures(d, o) {
+		failed[key.ID.Name] = true
+	}
+	n := 0
+	for _, a := range p.Actions {
+		if a.Kind == reconcile.Blocked && !failed[a.Image] {
+			n++
+		}
+	}
+	return n
+}
+
+// unfinished says what keeps a run from having been a success. Waits of clean-ups
+// do not count, nor does it that there are fewer disks than copies.
+func unfinished(d reconcile.Desired, o reconcile.Observed, p reconcile.Plan) error {
+	var what []string
+	if n := len(ownFailures(d, o)); n > 0 {
+		what = append(what, fmt.Sprintf("%d failed", n))
+	}
+	if n := blockedOnly(d, o, p); n > 0 && len(what) > 0 {
+		what = append(what, fmt.Sprintf("%d more are blocked", n)) // the plan counts those that failed as well
+	} else if n > 0 {
+		what = append(what, fmt.Sprintf("%d blocked", n))
+	}
+	if n := d.Missing(o); len(what) == 0 && n > 0 {
+		what = append(what, fmt.Sprintf("%d not ready", n))
+	}
+	if len(what) == 0 && !p.Empty() {
+		what = append(what, "more is to be done")
+	}
+	if len(what) == 0 {
+		return nil
+	}
+	return errors.New("the disks do not match the configuration yet: " + strings.Join(what, ", "))
+}
+
+// warnOfMissing tells of what a run would miss on this machine, as far as a look at it
+// shows that: a plan does not depend on it, and the run would fail.
+func (c *convergence) warnOfMissing(d reconcile.Desired, p reconcile.Plan) {
+	var said []string
+	for _, a := range p.Actions {
+		image, declared := d.Config.Images[a.Image]
+		if !declared || a.Idle() || a.Node != d.Node {
+			continue
+		}
+		secrets, store := needs(a.Kind, image)
+		for _, why := range []string{c.missingSecret(secrets), missingStore(store)} {
+			if text := fmt.Sprintf("warning: image %s: %s\n", a.Image, why); why != "" && !slices.Contains(said, text) {
+				said = append(said, text)
+				fmt.Fprint(c.err, text)
+			}
+		}
+	}
+}
+
+// needs are the folder of secrets and the backup store that an action goes to.
+func needs(kind reconcile.Kind, image schema.Image) (secrets, store string) {
+	s := image.Source
+	switch {
+	case kind == reconcile.Backup && image.Backup != nil:
+		return image.Backup.Credentials, image.Backup.Target
+	case kind == reconcile.Download && s.Download != nil:
+		return s.Download.Credentials, ""
+	case kind == reconcile.Restore && s.Restore != nil:
+		target, _, _ := backup.ParseURL(s.Restore.BackupURL) // the schema has read it
+		return s.Restore.Credentials, target
+	case kind == reconcile.Clone && s.Clone != nil && s.Clone.Encryption != schema.EncryptionIgnore:
+		return s.Clone.Secret, ""
+	}
+	return "", ""
+}
+
+func (c *convergence) missingSecret(name string) string {
+	switch {
+	case name == "":
+		return ""
+	case c.secretsDir == "":
+		return fmt.Sprintf("it needs the secrets %q: give their directory with --secrets-dir", name)
+	}
+	if _, err := os.Stat(filepath.Join(c.secretsDir, name)); err != nil {
+		return fmt.Sprintf("it needs the secrets %q: %v", name, err)
+	}
+	return ""
+}
+
+func missingStore(target string) string {
+	u, err := url.Parse(target)
+	if err != nil || !slices.Contains([]string{"", "file", "vfs"}, u.Scheme) || u.Path == "" {
+		return ""
+	}
+	if _, err := os.Stat(u.Path); err != nil {
+		return fmt.Sprintf("its backup store is missing: %v: mount it there, or make the folder", err)
+	}
+	return ""
+}

@@ -9,8 +9,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/rogpeppe/go-internal/txtar"
+	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
@@ -195,4 +198,299 @@ func (c command) call(st *stage, neg bool, args []string) error {
 		v.is += "\n    " + strings.Join(st.world.Explain(v.about), "\n    ")
 	}
 	return errors.New(v.is)
+}
+
+// command is one that only scenarios have.
+type command struct {
+	synopsis string
+	help     string
+	least    int      // arguments that are neither options nor words
+	most     int      // of these; -1: any number
+	options  []string // NAME= with a value
+	words    []string // that may be there, in any order
+	negated  bool     // act may be negated
+	// One of these does it.
+	act  func(*stage, input) error
+	look func(*stage, input) (finding, error)
+}
+
+func (c command) name() string {
+	name, _, _ := strings.Cut(c.synopsis, " ")
+	return name
+}
+
+// input is what a command was given.
+type input struct {
+	neg     bool
+	args    []string
+	words   []string
+	options map[string][]string
+}
+
+// option is the last value of an option.
+func (in input) option(name string) (value string, given bool) {
+	all := in.options[name]
+	if len(all) == 0 {
+		return "", false
+	}
+	return all[len(all)-1], true
+}
+
+func (in input) has(word string) bool { return slices.Contains(in.words, word) }
+
+// one is the only one of some words that was given, or the first of them if none was.
+func (in input) one(of ...string) (string, error) {
+	given := slices.DeleteFunc(slices.Clone(in.words), func(w string) bool { return !slices.Contains(of, w) })
+	switch len(given) {
+	case 0:
+		return of[0], nil
+	case 1:
+		return given[0], nil
+	}
+	return "", fmt.Errorf("%s exclude each other", strings.Join(given, " and "))
+}
+
+func (c command) parse(args []string) (input, error) {
+	in := input{options: map[string][]string{}}
+	for _, arg := range args {
+		name, value, isOption := strings.Cut(arg, "=")
+		switch {
+		case len(in.args) < c.least:
+			in.args = append(in.args, arg)
+		case isOption && slices.Contains(c.options, name):
+			in.options[name] = append(in.options[name], value)
+		case slices.Contains(c.words, arg):
+			in.words = append(in.words, arg)
+		case c.most < 0 || len(in.args) < c.most:
+			in.args = append(in.args, arg)
+		default:
+			return in, fmt.Errorf("%s: %q is not understood; it is: %s", c.name(), arg, c.synopsis)
+		}
+	}
+	if len(in.args) < c.least {
+		return in, fmt.Errorf("%s: something is missing; it is: %s", c.name(), c.synopsis)
+	}
+	return in, nil
+}
+
+func allCommands() []command { return slices.Concat(changing, looking) }
+
+// stageCommand is the command of that name, nil if scenarios have none.
+func stageCommand(name string) *command {
+	for _, c := range allCommands() {
+		if c.name() == name {
+			return &c
+		}
+	}
+	return nil
+}
+
+func stageNames() []string {
+	var names []string
+	for _, c := range allCommands() {
+		names = append(names, c.name())
+	}
+	return names
+}
+
+// synopses are the commands as the help shows them.
+func synopses(commands []command) string {
+	var b strings.Builder
+	for _, c := range commands {
+		fmt.Fprintf(&b, "  %s\n", c.synopsis)
+		for line := range strings.Lines(c.help) {
+			fmt.Fprintf(&b, "      %s", line)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+func converge(st *stage, in input) error {
+	limit := time.Duration(0)
+	if text, given := in.option("for"); given {
+		var err error
+		if limit, err = schema.ParseInterval(text); err != nil {
+			return err
+		}
+	}
+	done, err := st.world.Converge(st.ctx, limit)
+	failures := 0
+	for _, line := range align(doneRows(st.world, done)) {
+		fmt.Fprintln(st.out, line)
+	}
+	for _, d := range done {
+		if d.Err != nil {
+			failures++
+		}
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(st.out, "%s, %d failed. %s\n", count(len(done), "action"), failures, planSummary(st.world.Plan()))
+	return nil
+}
+
+// doneRows are when, what, of which image, where to, and how it came out.
+func doneRows(w *rehearse.World, done []rehearse.Done) [][]string {
+	var rows [][]string
+	for _, d := range done {
+		text := oneLine(d.Reason)
+		if d.From != "" {
+			text += "; from " + d.From
+		}
+		if d.Err != nil {
+			text = "failed: " + oneLine(d.Err.Error())
+		}
+		rows = append(rows, []string{fmt.Sprintf("+%v", w.Since(d.At)), string(d.Kind), d.Image, d.Key().Disk.String(), text})
+	}
+	return slices.Clip(rows)
+}
+
+// borrowed are the commands of testscript that a scenario may have, and which of their
+// arguments are files. The others run programs, or lead out of the scenario's folder; as
+// testscript has them whatever it is told, scenarios are looked through before.
+var borrowed = map[string]func(args []word) []word{
+	"cmp":     everyArg,
+	"cmpenv":  everyArg,
+	"cp":      everyArg,
+	"env":     noArg,
+	"exists":  everyArg,
+	"grep":    lastArg,
+	"mkdir":   everyArg,
+	"mv":      everyArg,
+	"rm":      everyArg,
+	"skip":    noArg,
+	"stderr":  noArg,
+	"stdout":  noArg,
+	"stop":    noArg,
+	"unquote": everyArg,
+}
+
+// unwanted are the others.
+var unwanted = []string{"cd", "chmod", "exec", "kill", "stdin", "symlink", "ttyin", "ttyout", "unix2dos", "wait"}
+
+func borrowedNames() []string { return slices.Sorted(maps.Keys(borrowed)) }
+
+func everyArg(args []word) []word { return args }
+func noArg([]word) []word         { return nil }
+func lastArg(args []word) []word  { return args[max(0, len(args)-1):] }
+
+// checkScenario says what is wrong with a scenario before it is played.
+func checkScenario(file string, a *txtar.Archive) []string {
+	var mistakes []string
+	line, commands := 0, 0
+	for text := range strings.Lines(string(a.Comment)) {
+		line++
+		words, err := split(strings.TrimSuffix(text, "\n"))
+		if err == nil && len(words) > 0 {
+			err = checkCommand(words)
+		}
+		if err != nil || len(words) > 0 {
+			commands++
+		}
+		if err != nil {
+			mistakes = append(mistakes, fmt.Sprintf("%s:%d: %v", file, line, err))
+		}
+	}
+	if commands == 0 {
+		mistakes = append(mistakes, file+`: no commands: they come first, before the files, each of which begins with a line "-- NAME --"`)
+	}
+	seen := map[string]bool{}
+	for _, f := range a.Files {
+		name := filepath.Clean(f.Name)
+		if !filepath.IsLocal(name) || strings.Contains(name, "$") {
+			mistakes = append(mistakes, fmt.Sprintf("%s: file %q is not in the scenario's folder: give it a relative path without variables", file, f.Name))
+		}
+		if seen[name] {
+			mistakes = append(mistakes, fmt.Sprintf("%s: file %q is there twice", file, f.Name))
+		}
+		seen[name] = true
+	}
+	return mistakes
+}
+
+func checkCommand(words []word) error {
+	if words[0].text == "!" {
+		words = words[1:]
+	}
+	if len(words) == 0 {
+		return errors.New("a ! stands alone, without a command")
+	}
+	name, args := words[0], words[1:]
+	files, isBorrowed := borrowed[name.text]
+	switch {
+	case name.expands:
+		return fmt.Errorf("a command is no variable: %s", name.text)
+	case strings.HasPrefix(name.text, "["):
+		return fmt.Errorf("conditions such as %s are not for scenarios: they are the same everywhere", name.text)
+	case strings.HasPrefix(name.text, "--"):
+		return fmt.Errorf(`%s is no command; a file begins with a line "-- NAME --"`, name.text)
+	case stageCommand(name.text) != nil:
+		return nil
+	case slices.Contains(unwanted, name.text):
+		return fmt.Errorf("%s is not for scenarios: they run nothing, and touch nothing but their own folder", name.text)
+	case !isBorrowed:
+		return unknownCommand(name.text)
+	}
+	for _, arg := range files(args) {
+		if arg.expands || !filepath.IsLocal(arg.text) {
+			return fmt.Errorf("%s %s: files are named relative to the scenario's folder, without variables and \"..\"", name.text, arg.text)
+		}
+	}
+	return nil
+}
+
+func unknownCommand(name string) error {
+	near := &cobra.Command{SuggestionsMinimumDistance: 2} // cobra knows which words are near
+	for _, known := range slices.Concat(stageNames(), borrowedNames()) {
+		near.AddCommand(&cobra.Command{Use: known, Run: func(*cobra.Command, []string) {}})
+	}
+	if rest, ok := strings.CutPrefix(name, "!"); ok {
+		return fmt.Errorf("unknown command %q: write \"! %s\"", name, rest)
+	}
+	return fmt.Errorf("unknown command %q%s", name, didYouMean(near.SuggestionsFor(name)))
+}
+
+// word is one word of a command.
+type word struct {
+	text    string
+	expands bool // it has variables
+}
+
+// split splits a line as testscript does: at blanks, but for what is in single quotes,
+// in which a doubled one is one; # begins a comment.
+func split(line string) ([]word, error) {
+	var words []word
+	var now *word
+	quoted := false
+	for i := 0; i < len(line); i++ {
+		c := line[i]
+		blank := c == ' ' || c == '\t' || c == '\r'
+		switch {
+		case !quoted && c == '#':
+			return words, nil
+		case !quoted && blank:
+			now = nil
+			continue
+		}
+		if now == nil {
+			words = append(words, word{})
+			now = &words[len(words)-1]
+		}
+		switch {
+		case c != '\'':
+			now.text += line[i : i+1]
+			now.expands = now.expands || !quoted && c == '$'
+		case quoted && i+1 < len(line) && line[i+1] == '\'':
+			now.text += "'"
+			i++
+		default:
+			quoted = !quoted
+		}
+	}
+	if quoted {
+		return nil, fmt.Errorf("a quote is not closed: %s", line)
+	}
+	return words, nil
 }

@@ -8,6 +8,8 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
+	"regexp"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // uploading is one run of the command upload.
@@ -191,4 +194,215 @@ func rest(c upload.Content) string {
 		return "what came by a pipe, or was unpacked, can only be sent again"
 	}
 	return "what was sent is kept for a day, and the same command goes on from there"
+}
+
+// ready returns the checksum of the image where a daemon says that it is ready, or the
+// zero Digest.
+func (u *uploading) ready(ctx context.Context) (disk.Digest, error) {
+	s, err := u.status(ctx)
+	if err != nil {
+		return disk.Digest{}, err
+	}
+	for _, image := range s.Images {
+		if image.Name != u.name || !image.Declared {
+			continue
+		}
+		for _, c := range image.Copies {
+			if c.State == disk.Ready {
+				return c.SHA512, nil
+			}
+		}
+	}
+	return disk.Digest{}, nil
+}
+
+// over reports whether a refusal may only say that the image is ready otherwise.
+func over(status int) bool {
+	return status == http.StatusConflict || status == http.StatusNotFound || status == http.StatusGone
+}
+
+// isReady asks whether an image became ready although nobody heard it. It may also be
+// another one that did meanwhile.
+func (u *uploading) isReady(ctx context.Context, c upload.Content, lost error) error {
+	ready, err := u.ready(ctx)
+	if err != nil {
+		return errors.Join(lost, err)
+	}
+	if ready.IsZero() {
+		return lost
+	}
+	return u.isThere(ctx, c, ready, fmt.Errorf("%w; %s is ready with sha512 %s", lost, u.name, ready))
+}
+
+// isThere says that the file is the image that is ready already, with this checksum, or
+// fails with the refusal. What comes by a pipe is not read for that.
+func (u *uploading) isThere(ctx context.Context, c upload.Content, ready disk.Digest, refusal error) error {
+	if ready.IsZero() {
+		return refusal
+	}
+	if !u.readsAgain(c) {
+		return fmt.Errorf("%w (what comes by a pipe is not compared with it)", refusal)
+	}
+	has, err := u.sum(ctx)
+	switch {
+	case err != nil:
+		return fmt.Errorf("read %s: %w", u.file, err)
+	case has != ready:
+		return fmt.Errorf("%w (it has %s, and %s has %s)", refusal, ready.Short(), u.file, has.Short())
+	}
+	_, err = fmt.Fprintf(u.out, "%s is there already, with the same bytes\n", u.name)
+	return err
+}
+
+// readsAgain reports whether the content can be read once more from its file, from which
+// it may have been unpacked.
+func (u *uploading) readsAgain(c upload.Content) bool {
+	if _, file := c.(*upload.File); file {
+		return true
+	}
+	info, err := os.Stat(u.file)
+	return u.file != "-" && err == nil && info.Mode().IsRegular()
+}
+
+// sum reads the file, and unpacks it if it is packed.
+func (u *uploading) sum(ctx context.Context) (disk.Digest, error) {
+	f, err := os.Open(u.file)
+	if err != nil {
+		return disk.Digest{}, err
+	}
+	defer f.Close()
+	r, _, err := fetch.Unpacked(u.file, f)
+	if err != nil {
+		return disk.Digest{}, err
+	}
+	defer r.Close()
+	h := disk.SHA512.New()
+	if _, err := io.Copy(h, untilDone{ctx, r}); err != nil {
+		return disk.Digest{}, err
+	}
+	return disk.SHA512.Sum(h), nil
+}
+
+// untilDone ends a long reading with its context.
+type untilDone struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (u untilDone) Read(p []byte) (int, error) {
+	if err := u.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return u.r.Read(p)
+}
+
+// store writes the image to a disk that no daemon holds.
+func (u *uploading) store(ctx context.Context, o upload.Order) (err error) {
+	result, err := load(ctx, u.err, u.configDir)
+	if err != nil {
+		return err
+	}
+	image, declared := result.Config.Images[u.name]
+	switch {
+	case !declared:
+		printProblems(u.err, u.configDir, result)
+		return fmt.Errorf("no image %s is declared in %s", u.name, u.configDir)
+	case image.Suspend.Holds(time.Now()), result.Config.Settings.Suspend.Holds(time.Now()):
+		return fmt.Errorf("%s is suspended in %s: nothing is begun", u.name, u.configDir)
+	case image.Source.Upload == nil:
+		return fmt.Errorf("%s is not for upload: its source is %s", u.name, image.Source.Kind())
+	case !image.Checksum.IsZero() && !o.Digest.IsZero() && image.Checksum != o.Digest:
+		return fmt.Errorf("--checksum is %s, declared is %s", o.Digest, image.Checksum)
+	case !image.Checksum.IsZero():
+		o.Digest = image.Checksum
+	}
+	shelves, err := openShelves(u.disks)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeShelves(shelves)) }()
+	on := shelves[0]
+	unlock, err := on.Lock()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unlock() }() // the end of the process unlocks as well
+	switch c := on.Look(image.ID); c.State {
+	case disk.Ready:
+		refusal := fmt.Errorf("%s is ready on %s: another file needs another checksum, uuid or name", image.ID, on.Path())
+		return u.isThere(ctx, o.Content, c.SHA512, refusal)
+	case disk.Unknown: // it would not be replaced
+		return fmt.Errorf("a file of %s is on %s already, of which nobody knows what it is worth (%s): run reconcile, which looks at it", image.ID, on.Path(), c.Message)
+	}
+	made, err := u.fill(ctx, on, o, disk.PartOptions{
+		SHA256: o.Digest.Algorithm() == disk.SHA256, Format: disk.Format(image.Format), Reserve: reserved(result.Config.Nodes, on.Path()),
+		Takes: o.Takes,
+	}, image.ID)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(u.out, "%s on %s is ready: sha512 %s\n", made.ID, on.Path(), made.SHA512)
+	return err
+}
+
+func (u *uploading) fill(ctx context.Context, on shelf, o upload.Order, options disk.PartOptions, id disk.ID) (disk.Copy, error) {
+	part, err := on.OpenPart(ctx, id, options)
+	if err != nil {
+		return disk.Copy{}, err
+	}
+	counted := &fetch.Progress{}
+	if f, ok := o.Content.(*upload.File); ok {
+		counted.Total.Store(f.Size())
+	}
+	stop := newProgress(u.err).follow(oneTransfer(reconcile.Upload, id, on.Path(), counted))
+	err = upload.Store(ctx, part, o, counted)
+	stop()
+	_, final := errors.AsType[*fetch.Error](err)
+	_, again := o.Content.(*upload.File)
+	switch {
+	case err == nil:
+		return part.Commit(o.Digest)
+	case final || !again:
+		return disk.Copy{}, errors.Join(err, part.Discard())
+	case ctx.Err() != nil:
+		err = errors.New("stopped; " + rest(o.Content))
+	}
+	return disk.Copy{}, errors.Join(err, part.Close())
+}
+
+// reserved is what has to stay free on a disk at the path, if it is declared.
+func reserved(nodes map[string]schema.Node, path string) (bytes int64) {
+	if abs, err := filepath.Abs(path); err == nil {
+		path = abs
+	}
+	for _, node := range nodes {
+		for _, d := range node.Disks {
+			if d.Path == path {
+				bytes = max(bytes, d.StorageReserved)
+			}
+		}
+	}
+	return bytes
+}
+
+// seldom says what it was told of, but the like of it, other numbers apart, only once in
+// a while: two clients of one upload disturb each other with every request.
+type seldom struct {
+	every time.Duration
+	last  map[string]time.Time
+}
+
+var numbers = regexp.MustCompile(`[0-9]+`)
+
+// due reports whether the text is to be said now.
+func (s *seldom) due(text string, now time.Time) bool {
+	like := numbers.ReplaceAllString(text, "0")
+	if last, said := s.last[like]; said && now.Sub(last) < s.every {
+		return false
+	}
+	if s.last == nil {
+		s.last = map[string]time.Time{}
+	}
+	s.last[like] = now
+	return true
 }

@@ -6,12 +6,264 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/rehearse"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
+
+// changing are the commands that change the world.
+var changing = []command{
+	{
+		synopsis: "config DIR",
+		help:     "Gives all nodes the configuration of a folder of the scenario. With ! before it,\none that has mistakes, as running managers take it.",
+		least:    1, most: 1, negated: true,
+		act: func(st *stage, in input) error { return st.configure(in.args[0], in.neg) },
+	},
+	{
+		synopsis: "state FILE...",
+		help:     "Makes the world what saved status -o json tell; the clock is theirs.",
+		least:    1, most: -1,
+		act: changeState,
+	},
+	{
+		synopsis: "drain NODE|NODE/DISK [off]",
+		help:     "Declares evictionRequested for it, whatever the files say; with off no more.",
+		least:    1, most: 1, words: []string{"off"},
+		act: changeDrain,
+	},
+	{
+		synopsis: "node NODE down|up",
+		help:     "A node that is down does nothing and answers nobody.",
+		least:    1, most: 1, words: []string{"down", "up"},
+		act: changeNode,
+	},
+	{
+		synopsis: "disk NODE/DISK [gone|back] [free=SIZE]",
+		help:     "A disk that is gone keeps what is on it, as one that is not mounted.",
+		least:    1, most: 1, words: []string{"gone", "back"}, options: []string{"free"},
+		act: changeDisk,
+	},
+	{
+		synopsis: "copy IMAGE NODE/DISK [ready|failed|unknown|none] [size=SIZE] [used=DURATION] [unwanted=DURATION]",
+		help:     "Puts a copy there, last used and not wanted any more since so long ago; none takes\nit away. IMAGE is a name, or NAME-UUID for another generation or an image that is\nnot declared. An unknown one is Longhorn's: to be adopted.",
+		least:    2, most: 2, words: []string{"ready", "failed", "unknown", "none"}, options: []string{"size", "used", "unwanted"},
+		act: changeCopy,
+	},
+	{
+		synopsis: "use IMAGE NODE/DISK",
+		help:     "A replica uses the copy there.",
+		least:    2, most: 2,
+		act: func(st *stage, in input) error { return changeUse(st, in, true) },
+	},
+	{
+		synopsis: "unuse IMAGE NODE/DISK",
+		help:     "None does any more.",
+		least:    2, most: 2,
+		act: func(st *stage, in input) error { return changeUse(st, in, false) },
+	},
+	{
+		synopsis: "serve IMAGE [size=SIZE] [from=NODE,...] [fails|fails=" + strings.Join(rehearse.Failures(), "|") + "]",
+		help:     "What the image's source delivers from now on: so many bytes, to these nodes only (of a\nvolume: those with a replica), or nothing. fails alone is fails=network.",
+		least:    1, most: 1, words: []string{"fails"}, options: []string{"size", "from", "fails"},
+		act: changeSource,
+	},
+	{
+		synopsis: "advance DURATION",
+		help:     "Lets time pass in which the managers do nothing but look.",
+		least:    1, most: 1,
+		act: func(st *stage, in input) error {
+			d, err := schema.ParseInterval(in.args[0])
+			if err == nil {
+				st.world.Advance(d)
+			}
+			return err
+		},
+	},
+	{
+		synopsis: "clock DATE|TIME",
+		help:     "Sets the clock, forwards: 2027-01-31 or 2027-01-31T18:00:00Z. It begins at " + rehearse.Start.Format(time.DateOnly) + ".",
+		least:    1, most: 1,
+		act: changeClock,
+	},
+	{
+		synopsis: "converge [for=DURATION]",
+		help:     "Lets all managers work until only waits are left, and prints what they did. With for\nthe clock goes on from deadline to deadline, until so much time has passed.",
+		options:  []string{"for"},
+		act:      converge,
+	},
+	{
+		synopsis: "forget",
+		help:     "Forgets what was done so far, for never.",
+		act: func(st *stage, _ input) error {
+			st.forgot = len(st.world.Done())
+			return nil
+		},
+	},
+}
+
+func changeState(st *stage, in input) error {
+	saved := &reconcile.Snapshot{}
+	for _, name := range in.args {
+		file, err := st.path(name)
+		if err != nil {
+			return err
+		}
+		if err := readState(saved, file); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	st.world.Saved(saved)
+	return nil
+}
+
+func changeDrain(st *stage, in input) error {
+	what := in.args[0]
+	_, err := st.world.Disk(what)
+	if !strings.Contains(what, "/") {
+		err = st.world.Node(what)
+	}
+	switch {
+	case err != nil:
+		return err
+	case in.has("off") && !st.drained[what]:
+		return fmt.Errorf("%s was not drained by this scenario", what)
+	case in.has("off"):
+		delete(st.drained, what)
+	default:
+		st.drained[what] = true
+	}
+	return st.world.Configure(st.evicting())
+}
+
+func changeNode(st *stage, in input) error {
+	if err := st.world.Node(in.args[0]); err != nil {
+		return err
+	}
+	if len(in.words) != 1 {
+		return fmt.Errorf("say either down or up")
+	}
+	st.world.Up(in.args[0], in.has("up"))
+	return nil
+}
+
+func changeDisk(st *stage, in input) error {
+	ref, err := st.world.Disk(in.args[0])
+	if err != nil {
+		return err
+	}
+	word, err := in.one("", "gone", "back")
+	if err != nil {
+		return err
+	}
+	free, given := in.option("free")
+	if word == "" && !given {
+		return fmt.Errorf("say what about the disk: gone, back or free=SIZE")
+	}
+	if given {
+		bytes, err := schema.ParseQuantity(free)
+		if err != nil {
+			return err
+		}
+		st.world.Free(ref, bytes)
+	}
+	if word != "" {
+		st.world.Attach(ref, word == "back")
+	}
+	return nil
+}
+
+func changeCopy(st *stage, in input) error {
+	key, err := st.copyAt(in.args)
+	if err != nil {
+		return err
+	}
+	state, err := in.one("ready", "failed", "unknown", "none")
+	if err != nil {
+		return err
+	}
+	size := st.world.Size(key.ID)
+	if text, given := in.option("size"); given {
+		if size, err = schema.ParseQuantity(text); err != nil {
+			return err
+		}
+	}
+	c := st.world.Copy(key.ID, disk.State(state), size)
+	if state == "none" {
+		c.State = ""
+	}
+	for name, at := range map[string]*time.Time{"used": &c.LastUsed, "unwanted": &c.UnwantedSince} {
+		if text, given := in.option(name); given {
+			ago, err := schema.ParseInterval(text)
+			if err != nil {
+				return err
+			}
+			*at, c.MarkedBy = st.world.Now().Add(-ago), key.Disk.Node
+		}
+	}
+	st.world.Put(key, c)
+	return nil
+}
+
+func changeUse(st *stage, in input, used bool) error {
+	key, err := st.copyAt(in.args)
+	if err != nil {
+		return err
+	}
+	return st.world.Use(key, used)
+}
+
+func changeSource(st *stage, in input) error {
+	id, err := st.world.Image(in.args[0])
+	if err != nil {
+		return err
+	}
+	if st.world.Config().Images[id.Name].Source.Upload != nil {
+		return fmt.Errorf("%s has no source: it is uploaded; say where to with: copy %s NODE/DISK", id.Name, id.Name)
+	}
+	s := rehearse.Source{Size: 1 << 30}
+	if text, given := in.option("size"); given {
+		if s.Size, err = schema.ParseQuantity(text); err != nil {
+			return err
+		}
+	}
+	if text, given := in.option("from"); given {
+		s.From = strings.Split(text, ",")
+		for _, node := range s.From {
+			if err := st.world.Node(node); err != nil {
+				return err
+			}
+		}
+	}
+	how, fails := in.option("fails")
+	if in.has("fails") {
+		how, fails = "network", true
+	}
+	if fails {
+		if s.Err, err = st.world.Failure(id.Name, how); err != nil {
+			return err
+		}
+	}
+	st.world.Serve(id.Name, s)
+	return nil
+}
+
+func changeClock(st *stage, in input) error {
+	at, err := time.Parse(time.DateOnly, in.args[0])
+	if err != nil {
+		at, err = time.Parse(time.RFC3339, in.args[0])
+	}
+	if err != nil {
+		return fmt.Errorf("%q is neither a date such as 2027-01-31 nor a time such as 2027-01-31T18:00:00Z", in.args[0])
+	}
+	if at.Before(st.world.Now()) {
+		return fmt.Errorf("the clock goes forwards only: it is %s", st.world.Now().Format(time.RFC3339))
+	}
+	st.world.Advance(at.Sub(st.world.Now()))
+	return nil
+}
 
 // looking are the commands that tell, or ask, how it is.
 var looking = []command{
