@@ -2,8 +2,11 @@ package peer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"slices"
 	"sync"
 	"time"
 
@@ -216,4 +219,165 @@ func (x *exchange) next(ctx context.Context, n int64, put func(int64, []byte) ([
 	buf, err = put(n, buf)
 	x.window.release(buf)
 	return err
+}
+
+// manifestError is a failure to read the manifest that was received.
+type manifestError struct{ err error }
+
+func (e *manifestError) Error() string { return e.err.Error() }
+
+var errNoManifest = errors.New("it has no manifest of the image yet")
+
+// Keep puts a manifest that comes of r somewhere, and says whether it is the one that
+// is wanted: disk.Part.ReceiveManifest is one.
+type Keep func(r io.Reader, size int64, want disk.Digest) (*disk.Manifest, error)
+
+// Manifest brings the manifest of an image of so many bytes: the one that most sources
+// name. Its errors are those of Into.
+func (p *Pull) Manifest(ctx context.Context, size int64, keep Keep) (*disk.Manifest, error) {
+	m, err := p.exchange().manifest(ctx, size, keep)
+	return m, fetch.Classify(err)
+}
+
+func (x *exchange) manifest(ctx context.Context, size int64, keep Keep) (*disk.Manifest, error) {
+	for {
+		for _, s := range byRoot(x.shuffled()) {
+			if s.Chunks.IsZero() {
+				x.roster.of(s.name()).err = errNoManifest
+				continue
+			}
+			if !x.roster.of(s.name()).usable() {
+				continue
+			}
+			m, err := x.receive(ctx, s, size, keep)
+			switch {
+			case err == nil:
+				return m, nil
+			case ctx.Err() != nil:
+				return nil, context.Cause(ctx)
+			case local(err):
+				return nil, err
+			}
+			if err := x.settle(ending{x.lane(s), err}); err != nil {
+				return nil, err
+			}
+		}
+		if x.lost() {
+			return nil, x.roster.failure()
+		}
+		select {
+		case <-time.After(x.roster.pause()):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// byRoot returns those first whose manifest most others name too.
+func byRoot(sources []Source) []Source {
+	votes := map[disk.Digest]int{}
+	for _, s := range sources {
+		votes[s.Chunks]++
+	}
+	slices.SortStableFunc(sources, func(a, b Source) int { return votes[b.Chunks] - votes[a.Chunks] })
+	return sources
+}
+
+func (x *exchange) receive(ctx context.Context, s Source, size int64, keep Keep) (*disk.Manifest, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	body, length, err := x.Client.manifest(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	if want := chunksBefore(size) * int64(len(disk.ChunkSum{})); length != want {
+		return nil, &WrongError{s.Node, s.Disk, fmt.Errorf("its manifest has %d bytes in place of %d", length, want)}
+	}
+	x.progress.Peers.Add(length)
+	m, err := keep(fetch.Pace(ctx, fetch.Watch(body, stall, cancel), x.limiter), size, s.Chunks)
+	if err == nil {
+		return m, nil
+	}
+	if _, ok := errors.AsType[*disk.ChecksumError](err); ok {
+		return nil, &WrongError{s.Node, s.Disk, fmt.Errorf("its manifest is not the one that it names: %w", err)}
+	}
+	return nil, cause(ctx, err)
+}
+
+// local reports whether err is one of this side, which no other source can help.
+func local(err error) bool {
+	_, file := errors.AsType[*fs.PathError](err)
+	return file || errors.Is(err, disk.ErrNoSpace) || errors.Is(err, disk.ErrTooLarge)
+}
+
+// Chunk returns what gets single chunks of an image of so many bytes, for a
+// disk.Repair: from any source, else from the origin. The errors are those of Into.
+func (p *Pull) Chunk(size int64) disk.FetchChunk { return p.exchange().fetch(size) }
+
+func (x *exchange) fetch(size int64) disk.FetchChunk {
+	return func(ctx context.Context, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
+		x.sound.touch()
+		x.peers.touch()
+		from := n * disk.ChunkSize
+		data := buf[:min(disk.ChunkSize, size-from)]
+		return len(data), x.chunk(ctx, n, sum, data)
+	}
+}
+
+// chunk asks all sources that may be asked, in turn, and again when that may help.
+func (x *exchange) chunk(ctx context.Context, n int64, sum disk.ChunkSum, data []byte) error {
+	for {
+		for _, l := range x.singles() {
+			err := l.single(ctx, n, sum, data)
+			if err == nil {
+				x.roster.of(l.name()).tries = 0 // a repair may go on for hours
+				return nil
+			}
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if err := x.settle(ending{l, err}); err != nil {
+				return err
+			}
+		}
+		if x.lost() {
+			return x.roster.failure()
+		}
+		select {
+		case <-time.After(x.roster.pause()):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// singles returns a lane for each source that may be asked, the origin last.
+func (x *exchange) singles() []*lane {
+	var lanes []*lane
+	for _, s := range x.shuffled() {
+		if x.roster.of(s.name()).usable() {
+			lanes = append(lanes, x.lane(s))
+		}
+	}
+	if x.origin.open != nil && x.roster.of(originName).usable() {
+		lanes = append(lanes, x.originLane())
+	}
+	return lanes
+}
+
+// single gets one chunk without a window.
+func (l *lane) single(ctx context.Context, n int64, sum disk.ChunkSum, data []byte) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	from := n * disk.ChunkSize
+	body, err := l.answer(ctx, cancel, from, from+int64(len(data)))
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if _, err := io.ReadFull(l.paced(ctx, cancel, body), data); err != nil {
+		return cause(ctx, short(err))
+	}
+	return l.check(n, data, sum)
 }

@@ -3,12 +3,17 @@ package peer
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
 // singly returns an exchange for single chunks, and what gets the numbered one n of the
@@ -46,6 +51,61 @@ func TestPullOfSingleChunksForgetsOldFailures(t *testing.T) {
 				t.Fatalf("chunk %d after %v: %v", n, time.Since(begun), err)
 			}
 			time.Sleep(time.Minute)
+		}
+	})
+}
+
+func TestPullOfOneChunk(t *testing.T) {
+	want := image(3*mib + 512)
+	liar, good := startNode(t, "node1"), startNode(t, "node2")
+	r := newReceiver(t, behind(t, liar.put(t, parrot, want), onData(lies)), good.put(t, parrot, want))
+	get := r.pull.Chunk(int64(len(want)))
+	for _, n := range []int64{3, 0, 1, 3} {
+		chunk := want[n*mib : min((n+1)*mib, int64(len(want)))]
+		buf := disk.NewBuffer()
+		got, err := get(t.Context(), n, disk.SumChunk(chunk), buf)
+		if err != nil || !bytes.Equal(buf[:got], chunk) {
+			t.Errorf("chunk %d: %d bytes, error %v", n, got, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := get(ctx, 0, disk.ChunkSum{}, disk.NewBuffer()); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v of a context that has ended", err)
+	}
+}
+
+func TestPullOfOneChunkFromTheOrigin(t *testing.T) {
+	want := image(2*mib + 512)
+	origin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.ServeContent(w, r, "parrot.raw", time.Time{}, bytes.NewReader(want))
+	}))
+	t.Cleanup(origin.Close)
+	client := &fetch.Client{AllowLoopback: true}
+	ranges, err := client.Ranges(fetch.Request{URL: origin.URL + "/parrot.raw", Digest: sha512Of(want)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(ranges.Close)
+	r := newReceiver(t, behind(t, startNode(t, "node1").put(t, parrot, want), onData(lies)))
+	r.pull.Origin = ranges
+	buf := disk.NewBuffer()
+	n, err := r.pull.Chunk(int64(len(want)))(t.Context(), 2, disk.SumChunk(want[2*mib:]), buf)
+	if err != nil || !bytes.Equal(buf[:n], want[2*mib:]) {
+		t.Errorf("%d bytes, error %v", n, err)
+	}
+	if moved := r.pull.Progress.Moved.Load(); moved != 512 {
+		t.Errorf("%d bytes came from the origin, want 512", moved)
+	}
+}
+
+func TestPullOfSingleChunksWaitsNotForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, get := singly(func(int, int64, int64) (io.ReadCloser, error) { return nil, &BusyError{After: time.Second} })
+		ctx, cancel := context.WithTimeout(t.Context(), 2*longestQueue)
+		defer cancel()
+		if err := get(ctx, 1); err == nil || !strings.Contains(err.Error(), "it sends to others already") {
+			t.Error(err)
 		}
 	})
 }

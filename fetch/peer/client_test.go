@@ -3,14 +3,17 @@ package peer
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/race"
@@ -207,69 +210,64 @@ func TestProxiesAreNotUsed(t *testing.T) {
 	}
 }
 
-// Questions that come in pieces or without an end are the http.Server's to refuse;
-// these are ours.
-func TestHostileQuestions(t *testing.T) {
-	n := startNode(t, "node1")
-	n.board.Publish(stateWith("node1", 1))
-	for path, want := range map[string]int{
-		"/v1/state":                       200,
-		"/v1/state?wait=-5s":              200,
-		"/v1/state?wait=1e99h":            400,
-		"/v1/state?wait=9999999999h":      400,
-		"/v1/state?wait=soon":             400,
-		"/v1/state/":                      404,
-		"/v1/./state":                     404,
-		"/v1/images/%2e%2e/copies":        404,
-		"/v1/images/..%2f..%2fetc/copies": 404,
-		"/v1/images/Parrot/copies":        400,
-		"/v1/images/" + strings.Repeat("a", 41) + "/copies": 400,
-		"/v1/images/parrot/copies":                          200,
-		"/":                                                 404,
+// mute is a peer that takes the question and says no more than begin.
+func mute(t *testing.T, begin string) *Client {
+	c := NewClient(nil, nil)
+	t.Cleanup(c.Close)
+	c.http.Transport.(*http.Transport).DialContext = func(context.Context, string, string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		t.Cleanup(func() { theirs.Close() })
+		go func() {
+			_, _ = theirs.Read(make([]byte, 4<<10))
+			_, _ = io.WriteString(theirs, begin)
+		}()
+		return ours, nil
+	}
+	return c
+}
+
+func TestSilenceHasAnEnd(t *testing.T) {
+	at := Address{Node: "node1", URL: "http://node1:8000"}
+	for _, test := range []struct {
+		name, begin string
+		ask         func(context.Context, *Client) error
+		most        time.Duration
+	}{
+		{"state", "", stateOf(at, "", 0), 10 * time.Second},
+		{"a slow header", "HTTP/1.1 200 OK\r\nX-A: ", stateOf(at, "", 0), 10 * time.Second},
+		{"a slow body", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", stateOf(at, "", 0), 30 * time.Second},
+		{"long poll", "", stateOf(at, `"x"`, 30*time.Second), 40 * time.Second},
+		{"longer poll", "", stateOf(at, `"x"`, time.Hour), 70 * time.Second},
+		{"look", "", func(ctx context.Context, c *Client) error { _, err := c.Look(ctx, at, "parrot"); return err }, 30 * time.Second},
+		{"data", "", func(ctx context.Context, c *Client) error {
+			_, err := c.data(ctx, Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
+			return err
+		}, 10 * time.Second},
 	} {
-		if resp, text := n.get(t, path); resp.StatusCode != want || want >= 400 && !strings.HasPrefix(text, `{"error":"`) {
-			t.Errorf("%s: got %d %.100s, want %d", path, resp.StatusCode, text, want)
-		}
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begun := time.Now()
+				err := test.ask(t.Context(), mute(t, test.begin))
+				if took := time.Since(begun); took != test.most || err == nil || !strings.HasSuffix(err.Error(), "it does not answer in time") {
+					t.Errorf("got %v after %v, want %v", err, took, test.most)
+				}
+			})
+		})
 	}
 }
 
-func TestStateIsPackedForThoseWhoWant(t *testing.T) {
-	n := startNode(t, "node1")
-	n.board.Publish(stateWith("node1", 100))
-	resp, plain := n.get(t, "/v1/state", "Accept-Encoding", "identity")
-	if resp.Header.Get("Content-Encoding") != "" {
-		t.Errorf("plain: got %v", resp.Header)
-	}
-	resp, packed := n.get(t, "/v1/state", "Accept-Encoding", "gzip")
-	if resp.Header.Get("Content-Encoding") != "gzip" || len(packed) > len(plain)*2/3 {
-		t.Errorf("packed: %d of %d bytes, %v", len(packed), len(plain), resp.Header)
-	}
-	z, err := gzip.NewReader(strings.NewReader(packed))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, err := io.ReadAll(z); err != nil || !bytes.Equal(got, []byte(plain)) {
-		t.Errorf("it is not the same, %v", err)
-	}
-	n.board.Publish(stateWith("node1", 0))
-	if resp, _ := n.get(t, "/v1/state", "Accept-Encoding", "gzip"); resp.Header.Get("Content-Encoding") != "" {
-		t.Errorf("small: got %v", resp.Header)
+func stateOf(at Address, etag string, wait time.Duration) func(context.Context, *Client) error {
+	return func(ctx context.Context, c *Client) error {
+		_, _, err := c.State(ctx, at, etag, wait)
+		return err
 	}
 }
 
-func TestTooManyWaitsAreAnsweredAtOnce(t *testing.T) {
+func TestCancelledQuestionSaysSo(t *testing.T) {
 	n := startNode(t, "node1")
-	n.board.Publish(stateWith("node1", 1))
-	_, etag, err := newClient(t).State(t.Context(), n.address(), "", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.server.waiting.Store(maxWaiting)
-	begun := time.Now()
-	if _, _, err := newClient(t).State(t.Context(), n.address(), etag, time.Minute); !errors.Is(err, ErrUnchanged) || time.Since(begun) > 10*time.Second {
-		t.Errorf("got %v after %v", err, time.Since(begun))
-	}
-	if left := n.server.waiting.Load(); left != maxWaiting {
-		t.Errorf("%d wait", left)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := newClient(t).State(ctx, n.address(), "", 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
 	}
 }

@@ -2,11 +2,18 @@ package peer
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
 func TestWatchKnowsAChangeAtOnce(t *testing.T) {
@@ -194,24 +201,128 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestServerThatShutsDownEndsTheWaits(t *testing.T) {
+// A failure that goes on under the same ETag does not grow older for who watches.
+func TestTryAgesBehind304(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := newVillage(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		h := v.add(ctx, "node1")
-		h.board.Publish(State{Node: "node1"})
-		w := v.watch(t, "node1")
-		<-w.Changed()
-		time.Sleep(time.Second)
+		h := v.add(t.Context(), "b")
 		begun := time.Now()
-		h.down.Store(true)
-		cancel()
-		if err := h.server.Shutdown(t.Context()); err != nil || time.Since(begun) > time.Second {
-			t.Errorf("after %v: %v", time.Since(begun), err)
+		state := func() State {
+			return State{Node: "b", Config: "d", Disks: []Disk{{Name: "disk1", UUID: "u", Copies: []Copy{{
+				Name: "parrot", UUID: "0000000a", State: disk.Pending,
+				Try: &Try{Action: "download", Message: "no", Attempts: 3, Link: true, Since: -time.Since(begun).Seconds() - 180, Again: 240},
+			}}}}}
 		}
-		synctest.Wait()
-		if a := w.Answers()["node1"]; !strings.HasSuffix(a.Problem, "this node shuts down") {
-			t.Errorf("got %+v", a)
+		h.board.Publish(state())
+		w := NewWatch(v.client)
+		defer w.Close()
+		w.Follow(t.Context(), map[string]string{"b": "http://b:1"})
+		for range 360 { // six hours of rounds, each minute
+			time.Sleep(time.Minute)
+			h.board.Publish(state())
+		}
+		a := w.Answers()["b"]
+		try := a.State.Disks[0].Copies[0].Try
+		since := a.Told.Add(time.Duration(try.Since * float64(time.Second))) // as reconcile reads it
+		t.Logf("it has failed since %v; the watcher, at its last answer %v ago, believes %v", time.Since(begun)+180*time.Second, time.Since(a.Last), time.Since(since))
+		if time.Since(since) < 6*time.Hour {
+			t.Error("who watches believes that the failure is young for ever")
 		}
 	})
+}
+
+// village is nodes without disks on a network without sockets, where time is fake.
+type village struct {
+	client *Client
+
+	mu    sync.Mutex
+	nodes map[string]*hut // by host
+	dials int
+}
+
+type hut struct {
+	board  *Board
+	calls  chan net.Conn
+	asked  atomic.Int64
+	down   atomic.Bool
+	server *http.Server
+}
+
+func newVillage(t *testing.T) *village {
+	v := &village{client: NewClient(nil, nil), nodes: map[string]*hut{}}
+	v.client.http.Transport.(*http.Transport).DialContext = v.dial
+	t.Cleanup(func() {
+		v.client.Close()
+		for _, h := range v.nodes {
+			h.server.Close()
+		}
+	})
+	return v
+}
+
+func (v *village) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	host, _, _ := net.SplitHostPort(address)
+	v.mu.Lock()
+	h := v.nodes[host]
+	v.dials++
+	port := v.dials
+	v.mu.Unlock()
+	if h == nil || h.down.Load() {
+		from := &net.TCPAddr{Port: port} // another one each time, as in real life
+		return nil, &net.OpError{Op: "dial", Net: network, Source: from, Err: errors.New("connection refused")}
+	}
+	ours, theirs := net.Pipe()
+	h.calls <- theirs
+	return ours, nil
+}
+
+func (v *village) add(ctx context.Context, name string) *hut {
+	h := &hut{board: NewBoard(), calls: make(chan net.Conn, 16)}
+	handler := NewServer(Host{Board: h.board}).Handler()
+	h.server = &http.Server{
+		BaseContext: func(net.Listener) context.Context { return ctx },
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h.asked.Add(1)
+			handler.ServeHTTP(w, r)
+		}),
+	}
+	go h.server.Serve(h)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.nodes[name] = h
+	return h
+}
+
+// A hut is its own listener.
+func (h *hut) Accept() (net.Conn, error) {
+	if c, ok := <-h.calls; ok {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+
+func (h *hut) Close() error { close(h.calls); return nil }
+
+func (h *hut) Addr() net.Addr { return &net.TCPAddr{} }
+
+func (v *village) watch(t *testing.T, nodes ...string) *Watch {
+	w := NewWatch(v.client)
+	t.Cleanup(w.Close)
+	urls := map[string]string{}
+	for _, name := range nodes {
+		urls[name] = "http://" + name + ":8000"
+	}
+	w.Follow(t.Context(), urls)
+	return w
+}
+
+// pokes counts what was sent to Changed since the last call.
+func pokes(w *Watch) int {
+	synctest.Wait()
+	select {
+	case <-w.Changed():
+		return 1
+	default:
+		return 0
+	}
 }

@@ -1,7 +1,6 @@
 package peer
 
 import (
-	"context"
 	"errors"
 	"reflect"
 	"strings"
@@ -107,14 +106,5 @@ func TestLookIsFresh(t *testing.T) {
 	s, err := c.Look(t.Context(), n.address(), "parrot")
 	if err != nil || len(s.Disks[0].Copies) != 1 || s.Disks[0].Copies[0].State != disk.Ready {
 		t.Errorf("got %+v, %v", s, err)
-	}
-}
-
-func TestCancelledQuestionSaysSo(t *testing.T) {
-	n := startNode(t, "node1")
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, _, err := newClient(t).State(ctx, n.address(), "", 0); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
 	}
 }

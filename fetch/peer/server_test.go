@@ -1,0 +1,122 @@
+package peer
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Questions that come in pieces or without an end are the http.Server's to refuse;
+// these are ours.
+func TestHostileQuestions(t *testing.T) {
+	n := startNode(t, "node1")
+	n.board.Publish(stateWith("node1", 1))
+	for path, want := range map[string]int{
+		"/v1/state":                       200,
+		"/v1/state?wait=-5s":              200,
+		"/v1/state?wait=1e99h":            400,
+		"/v1/state?wait=9999999999h":      400,
+		"/v1/state?wait=soon":             400,
+		"/v1/state/":                      404,
+		"/v1/./state":                     404,
+		"/v1/images/%2e%2e/copies":        404,
+		"/v1/images/..%2f..%2fetc/copies": 404,
+		"/v1/images/Parrot/copies":        400,
+		"/v1/images/" + strings.Repeat("a", 41) + "/copies": 400,
+		"/v1/images/parrot/copies":                          200,
+		"/":                                                 404,
+	} {
+		if resp, text := n.get(t, path); resp.StatusCode != want || want >= 400 && !strings.HasPrefix(text, `{"error":"`) {
+			t.Errorf("%s: got %d %.100s, want %d", path, resp.StatusCode, text, want)
+		}
+	}
+}
+
+func TestStateIsPackedForThoseWhoWant(t *testing.T) {
+	n := startNode(t, "node1")
+	n.board.Publish(stateWith("node1", 100))
+	resp, plain := n.get(t, "/v1/state", "Accept-Encoding", "identity")
+	if resp.Header.Get("Content-Encoding") != "" {
+		t.Errorf("plain: got %v", resp.Header)
+	}
+	resp, packed := n.get(t, "/v1/state", "Accept-Encoding", "gzip")
+	if resp.Header.Get("Content-Encoding") != "gzip" || len(packed) > len(plain)*2/3 {
+		t.Errorf("packed: %d of %d bytes, %v", len(packed), len(plain), resp.Header)
+	}
+	z, err := gzip.NewReader(strings.NewReader(packed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(z); err != nil || !bytes.Equal(got, []byte(plain)) {
+		t.Errorf("it is not the same, %v", err)
+	}
+	n.board.Publish(stateWith("node1", 0))
+	if resp, _ := n.get(t, "/v1/state", "Accept-Encoding", "gzip"); resp.Header.Get("Content-Encoding") != "" {
+		t.Errorf("small: got %v", resp.Header)
+	}
+}
+
+func TestTooManyWaitsAreAnsweredAtOnce(t *testing.T) {
+	n := startNode(t, "node1")
+	n.board.Publish(stateWith("node1", 1))
+	_, etag, err := newClient(t).State(t.Context(), n.address(), "", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.server.waiting.Store(maxWaiting)
+	begun := time.Now()
+	if _, _, err := newClient(t).State(t.Context(), n.address(), etag, time.Minute); !errors.Is(err, ErrUnchanged) || time.Since(begun) > 10*time.Second {
+		t.Errorf("got %v after %v", err, time.Since(begun))
+	}
+	if left := n.server.waiting.Load(); left != maxWaiting {
+		t.Errorf("%d wait", left)
+	}
+}
+
+func TestOnlyGET(t *testing.T) {
+	n := startNode(t, "node1")
+	n.board.Publish(stateWith("node1", 1))
+	for _, method := range []string{http.MethodHead, http.MethodPost, http.MethodDelete} {
+		r, err := http.NewRequestWithContext(t.Context(), method, n.URL+"/v1/state", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultTransport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusMethodNotAllowed {
+			t.Errorf("%s: got %s", method, resp.Status)
+		}
+	}
+}
+
+func TestServerThatShutsDownEndsTheWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := newVillage(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		h := v.add(ctx, "node1")
+		h.board.Publish(State{Node: "node1"})
+		w := v.watch(t, "node1")
+		<-w.Changed()
+		time.Sleep(time.Second)
+		begun := time.Now()
+		h.down.Store(true)
+		cancel()
+		if err := h.server.Shutdown(t.Context()); err != nil || time.Since(begun) > time.Second {
+			t.Errorf("after %v: %v", time.Since(begun), err)
+		}
+		synctest.Wait()
+		if a := w.Answers()["node1"]; !strings.HasSuffix(a.Problem, "this node shuts down") {
+			t.Errorf("got %+v", a)
+		}
+	})
+}
