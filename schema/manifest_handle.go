@@ -1,10 +1,213 @@
 package schema
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 )
+
+// Handle is what a snapshotHandle of CSI says of a backing image, in Longhorn's words:
+//
+//	bi://backing?backingImage=NAME&backingImageDataSourceType=TYPE&KEY=VALUE…
+//
+// The values are escaped as in the query of an address, where "+" is a space.
+type Handle struct {
+	BackingImage string // never empty
+	SourceType   string // such as "download" or "export-from-volume"; never empty
+	Checksum     string // "": it has none
+	// Parameters are those of the source: "url", or "volume-name" and "export-type".
+	Parameters map[string]string
+}
+
+// The keys of a handle that are not parameters of the source.
+const (
+	handleImage    = "backingImage"
+	handleType     = "backingImageDataSourceType"
+	handleChecksum = "backingImageChecksum"
+)
+
+const handlePrefix = "bi://"
+
+const handleForm = "write bi://backing?backingImage=NAME&backingImageDataSourceType=TYPE&…"
+
+// maxHandle is the most bytes that a handle may have, escaped.
+const maxHandle = 10_000
+
+// ParseHandle reads a handle. It takes whatever Longhorn reads without losing a part
+// of it; what Longhorn drops without a word is an error: a broken escape, a key given
+// twice, all that follows a "#". The error has a line for each mistake, and none shows
+// a value: it may hold a token.
+//
+// It says nothing of the values. What they declare is checked where they are
+// configuration.
+func ParseHandle(text string) (Handle, error) {
+	h, faults := parseHandle(text)
+	if len(faults) > 0 {
+		h = Handle{}
+	}
+	return h, errorOf(faults)
+}
+
+// errorOf has a line for each fault.
+func errorOf(faults []fault) error {
+	errs := make([]error, 0, len(faults))
+	for _, f := range faults {
+		errs = append(errs, errors.New(Problem{Path: cmp.Or(f.path.String(), "handle"), Message: f.msg, Hint: f.hint}.String()))
+	}
+	return errors.Join(errs...)
+}
+
+// parseHandle returns what can be read of a handle, and what is wrong with it.
+func parseHandle(text string) (Handle, []fault) {
+	query, f := handleQuery(text)
+	if f != nil {
+		return Handle{}, []fault{*f}
+	}
+	values, faults := handleValues(query)
+	for _, key := range []string{handleImage, handleType} {
+		if value, seen := values[key]; !seen {
+			faults = append(faults, fault{msg: key + " is missing", hint: handleForm})
+		} else if value != nil && *value == "" {
+			faults = append(faults, fault{msg: key + " is empty", hint: handleForm})
+		}
+	}
+	h := Handle{Parameters: map[string]string{}}
+	for key, value := range values {
+		if value == nil {
+			continue // it cannot be read
+		}
+		switch key {
+		case handleImage:
+			h.BackingImage = *value
+		case handleType:
+			h.SourceType = *value
+		case handleChecksum:
+			h.Checksum = *value
+		default:
+			h.Parameters[key] = *value
+		}
+	}
+	return h, faults
+}
+
+// handleQuery returns what follows the "?".
+func handleQuery(text string) (string, *fault) {
+	rest, is := strings.CutPrefix(text, handlePrefix)
+	switch {
+	case len(text) > maxHandle:
+		return "", &fault{msg: fmt.Sprintf("is longer than %d bytes", maxHandle)}
+	case ofVolume(text):
+		return "", &fault{msg: "is of a snapshot or backup of a volume, not of a backing image", hint: handleForm}
+	case !is:
+		return "", &fault{msg: "is no handle of a backing image", hint: handleForm}
+	case !utf8.ValidString(text):
+		return "", &fault{msg: "is not UTF-8"}
+	case strings.ContainsFunc(text, unicode.IsControl):
+		return "", &fault{msg: "has a line break or another control character in it", hint: "write it on one line"}
+	case strings.Contains(text, "#"):
+		return "", &fault{msg: "has a # in it, and what follows is lost", hint: "write %23"}
+	}
+	authority, query, _ := strings.Cut(rest, "?")
+	if _, err := url.Parse("bi://" + authority); err != nil {
+		return "", &fault{msg: "has something odd before the ?", hint: handleForm}
+	}
+	if query == "" {
+		return "", &fault{msg: "says nothing", hint: handleForm}
+	}
+	return query, nil
+}
+
+// ofVolume reports whether a handle is one of Longhorn's other ones.
+func ofVolume(handle string) bool {
+	return strings.HasPrefix(handle, "snap://") || strings.HasPrefix(handle, "bak://") || strings.HasPrefix(handle, "bs://")
+}
+
+// handleValues reads the pairs of a query: a value that cannot be read is nil.
+func handleValues(query string) (map[string]*string, []fault) {
+	values := map[string]*string{}
+	var faults []fault
+	for pair := range strings.SplitSeq(query, "&") {
+		if pair == "" {
+			continue
+		}
+		key, value, f := handlePair(pair)
+		if _, seen := values[key]; seen && key != "" {
+			f = &fault{msg: shownKey(key) + " is given twice", hint: "keep one of them"}
+		} else if f == nil {
+			values[key] = &value
+		} else if key != "" {
+			values[key] = nil
+		}
+		if f != nil {
+			faults = append(faults, *f)
+		}
+	}
+	return values, faults
+}
+
+func handlePair(pair string) (key, value string, f *fault) {
+	rawKey, rawValue, _ := strings.Cut(pair, "=")
+	key, err := url.QueryUnescape(rawKey)
+	if err != nil || !utf8.ValidString(key) || key == "" {
+		return "", "", &fault{msg: "has a key that cannot be read", hint: "a & in a value is written %26"}
+	}
+	value, err = url.QueryUnescape(rawValue)
+	switch {
+	case err != nil:
+		f = &fault{msg: shownKey(key) + " has a % that begins no escape", hint: "write %25"}
+	case strings.Contains(pair, ";"):
+		f = &fault{msg: shownKey(key) + " has a ; in it, with which Longhorn drops it", hint: "write %3B"}
+	case !utf8.ValidString(value):
+		f = &fault{msg: shownKey(key) + " is not UTF-8"}
+	}
+	return key, value, f
+}
+
+// shownKey is a key as a message may have it.
+func shownKey(key string) string {
+	if showable(key) && !strings.Contains(key, " ") {
+		return key
+	}
+	return fmt.Sprintf("%.40q", key)
+}
+
+// Encode writes the handle, which ParseHandle and Longhorn read as the same again. Its
+// keys are in the order of Longhorn's own handles, so that where nothing has to be
+// escaped both are equal; unlike those it escapes what has to be. It fails where the
+// handle is none: without a name or a type, with what is not UTF-8, too long.
+func (h Handle) Encode() (string, error) {
+	values := url.Values{}
+	for key, value := range h.Parameters {
+		if key == "" || key == handleImage || key == handleType || key == handleChecksum {
+			return "", fmt.Errorf("encode handle: %q is no parameter of a source", key)
+		}
+		values.Set(key, value)
+	}
+	values.Set(handleImage, h.BackingImage)
+	values.Set(handleType, h.SourceType)
+	if h.Checksum != "" {
+		values.Set(handleChecksum, h.Checksum)
+	}
+	for key, value := range values {
+		if !utf8.ValidString(key) || !utf8.ValidString(value[0]) {
+			return "", fmt.Errorf("encode handle: %s is not UTF-8", shownKey(key))
+		}
+	}
+	if h.BackingImage == "" || h.SourceType == "" {
+		return "", fmt.Errorf("encode handle: it needs %s and %s", handleImage, handleType)
+	}
+	// A space as "+" is right, too, but only for those who know that this is a query.
+	text := handlePrefix + "backing?" + strings.ReplaceAll(values.Encode(), "+", "%20")
+	if len(text) > maxHandle {
+		return "", fmt.Errorf("encode handle: it would be longer than %d bytes", maxHandle)
+	}
+	return text, nil
+}
 
 var snapshotContentForm = &form{
 	group: snapshotGroup, versions: snapshotVersions, kind: "VolumeSnapshotContent", definition: "#VolumeSnapshotContent",
