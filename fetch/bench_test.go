@@ -3,7 +3,7 @@ package fetch
 import (
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
 // BenchmarkDownload fetches, hashes and commits from a server in this process,

@@ -3,7 +3,11 @@ package fetch
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/url"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -121,4 +125,63 @@ func (l addressErrors) Unwrap() []error {
 		errs[i] = e
 	}
 	return errs
+}
+
+const (
+	firstWait    = time.Minute
+	longestWait  = 5 * time.Minute
+	longestAsked = time.Hour // a server cannot put an image off for longer
+)
+
+// Backoff returns how long to wait before the next try of what failed attempt
+// times in a row before (0 after the first failure), or final, when no other try
+// can help until the declaration changes. rnd, from [0, 1), spreads the tries of
+// a fleet: it takes up to a fifth off the wait. NoSpace has no wait of its own:
+// look for the space again after the time returned.
+func Backoff(class Class, attempt int, rnd float64) (wait time.Duration, final bool) {
+	switch class {
+	case Source, Config:
+		return 0, true
+	case Refused:
+		wait = longestWait
+	case NoSpace:
+		wait = firstWait
+	default:
+		wait = min(firstWait<<min(max(attempt, 0), 8), longestWait)
+	}
+	return wait - time.Duration(rnd*float64(wait)/5), false
+}
+
+// Backoff is Backoff of the error's class, and no less than what the server
+// asked for, as long as that is at most an hour.
+func (e *Error) Backoff(attempt int, rnd float64) (wait time.Duration, final bool) {
+	wait, final = Backoff(e.Class, attempt, rnd)
+	if final {
+		return 0, true
+	}
+	return max(wait, min(e.RetryAfter, longestAsked)), false
+}
+
+// broken reports whether err says that a connection ended that was there.
+func broken(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNABORTED)
+}
+
+func timedOut(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// bare returns err without what would print an address in full, and without a
+// clean end of a stream in its chain: whoever reads on would take it for one.
+func bare(err error) error {
+	var withURL *url.Error
+	for errors.As(err, &withURL) {
+		err = withURL.Err
+	}
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }

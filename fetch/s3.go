@@ -1,11 +1,20 @@
 package fetch
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/xml"
+	"errors"
+	"io"
 	"net/http"
+	"net/url"
 	"strings"
+	"time"
 
 	"github.com/minio/minio-go/v7"
+	s3credentials "github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/minio/minio-go/v7/pkg/s3utils"
 )
 
 // s3Source is an object in a bucket.
@@ -64,4 +73,194 @@ func (s *s3Source) failure(ctx context.Context, err error, q question) error {
 		return errChanged
 	}
 	return s3Error(ctx, err)
+}
+
+// Bucket is a bucket of an S3 server, or what of it lies below a path, for those who
+// do more with it than download one object. Its Client goes by the rules of this
+// package: hosts, proxies, authorities and credentials are as for a download, no
+// redirect is followed, no request is made a second time, and one that stalls ends.
+type Bucket struct {
+	*minio.Client
+	Name string // of the bucket
+	Path string // without a slash at either end; empty: all of the bucket
+
+	address string
+	net     *network
+}
+
+// Bucket returns the bucket at an address: s3://bucket/path, s3::https://host/bucket/path
+// or, as Longhorn writes it, s3://bucket@region/path. Nothing is asked of the server
+// yet. Close it.
+func (c *Client) Bucket(target, credentials string) (*Bucket, error) {
+	a, err := parseBucket(target)
+	if err != nil {
+		return nil, err
+	}
+	creds, err := c.credentials(credentials)
+	if err != nil {
+		return nil, err
+	}
+	net, err := c.network(creds, a)
+	if err != nil {
+		return nil, err
+	}
+	if a.force != "" && creds.files["access-key-id"] != "" && !net.mayTell(a.url) {
+		return nil, failf(Config, "credentials would cross the network in the clear: use https for %s", a)
+	}
+	// There are many requests to make, and to each connection a handshake. A server
+	// that lets go of an idle one breaks the request that comes then, so be first.
+	net.bare.DisableKeepAlives = false
+	net.bare.MaxIdleConnsPerHost = 16
+	net.bare.IdleConnTimeout = 2 * time.Second
+	return net.bucket(a, &watchful{net.bare, c.times().stall, c.times().firstByte})
+}
+
+// Close lets go of connections.
+func (b *Bucket) Close() { b.net.close() }
+
+// String returns the address, which holds no secret.
+func (b *Bucket) String() string { return b.address }
+
+// Failure gives what a method of Client returned its class. The text of the server
+// is not passed on: it may quote what was signed.
+func (b *Bucket) Failure(ctx context.Context, err error) error { return s3Error(ctx, err) }
+
+// parseBucket reads an address as parseAddress does, and Longhorn's form besides.
+func parseBucket(raw string) (address, error) {
+	region := ""
+	if u, err := url.Parse(strings.TrimSpace(raw)); err == nil && u.Scheme == "s3" && u.User != nil {
+		if _, secret := u.User.Password(); !secret && u.User.Username() != "" && u.Host != "" {
+			region, u.Host, u.User = u.Host, u.User.Username(), nil
+			raw = u.String()
+		}
+	}
+	a, err := parseAddress(raw)
+	if err == nil && a.force == "" && a.url.Scheme != "s3" {
+		err = failf(Config, "address %s is not one of S3", a)
+	}
+	a.region = region
+	return a, err
+}
+
+// bucket makes the client for s3::https://host/bucket/path, and for s3://bucket/path
+// with the host from the credentials, by default Amazon's.
+func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error) {
+	endpoint, path := &url.URL{Scheme: a.url.Scheme, Host: a.url.Host}, a.url.Path
+	if a.force == "" {
+		var err error
+		if endpoint, err = n.creds.endpoint(); err != nil {
+			return nil, err
+		}
+		path = "/" + a.url.Host + a.url.Path
+	}
+	name, path, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	if err := s3utils.CheckValidBucketName(name); err != nil {
+		return nil, failf(Config, "address %s does not name a bucket: %w", a, err)
+	}
+	if a.url.RawQuery != "" {
+		return nil, failf(Config, "address %s has a query: S3 has no use for it", a)
+	}
+	if err := n.allow(endpoint); err != nil {
+		return nil, err
+	}
+	client, err := minio.New(endpoint.Host, &minio.Options{
+		Creds:        n.keys(a, endpoint),
+		Secure:       endpoint.Scheme == "https",
+		Region:       cmp.Or(a.region, n.creds.files["region"], "us-east-1"), // without one, the first request would ask for it
+		BucketLookup: n.creds.lookup(),
+		Transport:    transport,
+		MaxRetries:   1,
+	})
+	if err != nil {
+		return nil, failf(Config, "address %s is not one of S3: %w", a, err)
+	}
+	shown := a.String()
+	if a.region != "" {
+		shown = "s3://" + name + "@" + a.region + a.url.Path
+	}
+	return &Bucket{Client: client, Name: name, Path: strings.Trim(path, "/"), address: strings.TrimRight(shown, "/"), net: n}, nil
+}
+
+// keys returns what requests to endpoint are signed with, if it may be told.
+func (n *network) keys(a address, endpoint *url.URL) *s3credentials.Credentials {
+	if a.force != "" && !n.mayTell(endpoint) {
+		return s3credentials.NewStaticV4("", "", "") // anonymous
+	}
+	files := n.creds.files
+	return s3credentials.NewStaticV4(files["access-key-id"], files["secret-access-key"], files["session-token"])
+}
+
+var errNotS3 = failf(Refused, "the server does not answer as S3 does")
+
+// s3Error gives an error of minio its class.
+func s3Error(ctx context.Context, err error) error {
+	var known *Error
+	var answer minio.ErrorResponse
+	var request *url.Error
+	switch {
+	case context.Cause(ctx) != nil:
+		return context.Cause(ctx)
+	case errors.As(err, &known):
+		return known
+	case errors.As(err, &request):
+		return requestError(ctx, err)
+	case !errors.As(err, &answer) || answer.StatusCode == 0:
+		return errNotS3
+	}
+	class := Refused
+	switch code := answer.StatusCode; {
+	case code == http.StatusMovedPermanently, answer.Code == "AuthorizationHeaderMalformed":
+		return failf(Refused, "the bucket is in another region: name it in the file \"region\" of the credentials, or in the address of a backup (s3://bucket@region/path)")
+	case code == http.StatusInsufficientStorage, strings.HasSuffix(answer.Code, "QuotaExceeded"):
+		class = NoSpace
+	case code >= 500, code == http.StatusTooManyRequests, code == http.StatusRequestTimeout:
+		class = Network
+	}
+	return failf(class, "S3 answers %d %s", answer.StatusCode, answer.Code)
+}
+
+// listing is one page of a list. An answer that is none (a web page, an error with
+// status 200) is not an empty list: what is in no list may be deleted.
+type listing struct {
+	io.Reader
+	begun bool
+	read  int
+}
+
+const (
+	// maxListing bounds a page: 1000 keys, of 1 KiB each at most.
+	maxListing = 4 << 20
+	// listingHead is where the name of the root has to be.
+	listingHead = 1 << 10
+)
+
+func (l *listing) Read(p []byte) (int, error) {
+	if !l.begun {
+		head := make([]byte, listingHead)
+		n, err := io.ReadFull(l.Reader, head)
+		if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+			return 0, err
+		}
+		if !isListing(head[:n]) {
+			return 0, errNotS3
+		}
+		l.Reader, l.begun = io.MultiReader(bytes.NewReader(head[:n]), l.Reader), true
+	}
+	n, err := l.Reader.Read(p)
+	if l.read += n; l.read > maxListing {
+		return n, failf(Refused, "the server lists without end")
+	}
+	return n, err
+}
+
+func isListing(head []byte) bool {
+	for tokens := xml.NewDecoder(bytes.NewReader(head)); ; {
+		token, err := tokens.Token()
+		if err != nil {
+			return false
+		}
+		if root, ok := token.(xml.StartElement); ok {
+			return root.Name.Local == "ListBucketResult"
+		}
+	}
 }

@@ -1,12 +1,22 @@
 package fetch
 
 import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
 // s3 gives the rig credentials for its own server, which knows as much of S3 as a
@@ -99,5 +109,179 @@ func TestS3Unreachable(t *testing.T) {
 	failed(t, err, Network, "connection refused")
 	if strings.Contains(err.Error(), "Get ") {
 		t.Errorf("the error prints the request: %v", err)
+	}
+}
+
+func (r *rig) bucket(target, credentials string) *Bucket {
+	r.t.Helper()
+	b, err := r.client.Bucket(target, credentials)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(b.Close)
+	return b
+}
+
+func put(t *testing.T, b *Bucket, data []byte) error {
+	_, err := minio.Core{Client: b.Client}.PutObject(t.Context(), b.Name, "x.blk", bytes.NewReader(data), int64(len(data)), "", "", minio.PutObjectOptions{DisableContentSha256: true})
+	if err != nil {
+		err = b.Failure(t.Context(), err)
+	}
+	return err
+}
+
+// TestBucketStalls has servers that do not take, do not answer or do not go on.
+func TestBucketStalls(t *testing.T) {
+	t.Parallel()
+	ended := make(chan struct{})
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		<-ended
+	}))
+	halfway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		io.WriteString(w, `<?xml version="1.0"?>`)
+		w.(http.Flusher).Flush()
+		<-ended
+	}))
+	t.Cleanup(func() {
+		close(ended)
+		silent.Close()
+		halfway.Close()
+	})
+	deaf, err := net.Listen("tcp", "127.0.0.1:0") // connects and reads nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer deaf.Close()
+	for url, word := range map[string]string{silent.URL: "no answer in time", halfway.URL: "stalled", "http://" + deaf.Addr().String(): "stalled"} {
+		r := &rig{t: t, client: &Client{AllowLoopback: true, timing: timing{connect: time.Second, firstByte: 200 * time.Millisecond, stall: 100 * time.Millisecond}}}
+		b := r.bucket("s3::"+url+"/images/", "")
+		if url != halfway.URL {
+			failed(t, put(t, b, make([]byte, 32<<20)), Network, word)
+		}
+		if url == "http://"+deaf.Addr().String() {
+			word = "no answer in time"
+		}
+		for o := range b.ListObjectsIter(t.Context(), b.Name, minio.ListObjectsOptions{}) {
+			failed(t, b.Failure(t.Context(), o.Err), Network, word)
+		}
+	}
+}
+
+// TestBucketKeepsConnections makes a few requests over one, and lets go of it when
+// the server does not.
+func TestBucketKeepsConnections(t *testing.T) {
+	t.Parallel()
+	var made atomic.Int64
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("ETag", `"a"`)
+	}))
+	closed := make(chan struct{}, 1)
+	server.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		switch s {
+		case http.StateNew:
+			made.Add(1)
+		case http.StateClosed:
+			closed <- struct{}{}
+		}
+	}
+	server.Start()
+	defer server.Close()
+	r := &rig{t: t, client: &Client{AllowLoopback: true}}
+	b := r.bucket("s3::"+server.URL+"/images/", "")
+	for range 5 {
+		if err := put(t, b, make([]byte, 1<<20)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if made.Load() != 1 {
+		t.Errorf("5 requests took %d connections", made.Load())
+	}
+	b.Close()
+	<-closed
+}
+
+// TestBucketRefused has addresses that no request is made for.
+func TestBucketRefused(t *testing.T) {
+	r := newRig(t)
+	r.s3()
+	_, err := r.client.Bucket("s3::http://images.example.com/bucket", "bucket")
+	failed(t, err, Config, "in the clear")
+	_, err = r.client.Bucket("https://images.example.com/bucket", "bucket")
+	failed(t, err, Config, "not one of S3")
+	_, err = r.client.Bucket("s3://bucket/", "nobody")
+	failed(t, err, Config, "no such folder")
+}
+
+// TestLonghornSecret reads the secret of a backup target of Longhorn.
+func TestLonghornSecret(t *testing.T) {
+	server, ca := fetchtest.StartTLS(t)
+	r := newRig(t)
+	host := strings.TrimPrefix(server.URL, "https://")
+	secret := func(change map[string]string) map[string]string {
+		files := map[string]string{
+			"AWS_ACCESS_KEY_ID": "key" + marker, "AWS_SECRET_ACCESS_KEY": marker + "\n", "AWS_ENDPOINTS": server.URL + "/",
+			"AWS_CERT": string(ca), "VIRTUAL_HOSTED_STYLE": "",
+		}
+		for name, content := range change {
+			files[name] = content
+		}
+		return files
+	}
+	server.Serve("/images/image.raw", fetchtest.Bytes(image))
+	for name, change := range map[string]map[string]string{"as-it-is": {}, "host": {"AWS_ENDPOINTS": host}} {
+		r.secret(name, secret(change))
+		server.Forget()
+		if err := r.into(r.part(disk.PartOptions{}), Request{URL: "s3://images/image.raw", Credentials: name}); err != nil {
+			t.Fatal(err)
+		}
+		if got := server.Requests()[0].Header.Get("Authorization"); !strings.Contains(got, "Credential=key"+marker+"/") {
+			t.Errorf("%s: got authorization %q", name, got)
+		}
+	}
+	for name, tt := range map[string]struct {
+		change map[string]string
+		word   string
+	}{
+		"twice":    {map[string]string{"access-key-id": "other"}, "keep one"},
+		"path":     {map[string]string{"AWS_ENDPOINTS": server.URL + "/minio"}, "not the address of a server"},
+		"user":     {map[string]string{"AWS_ENDPOINTS": "https://user:" + marker + "@host"}, "not the address of a server"},
+		"style":    {map[string]string{"VIRTUAL_HOSTED_STYLE": "yes"}, `neither "true" nor "false"`},
+		"half":     {map[string]string{"AWS_SECRET_ACCESS_KEY": ""}, "one is missing"},
+		"bad cert": {map[string]string{"AWS_CERT": marker}, "no certificate"},
+		"azure":    {map[string]string{"AZBLOB_ACCOUNT_NAME": marker}, "not known"},
+	} {
+		r.secret(name, secret(tt.change))
+		_, err := r.client.Bucket("s3://images@eu-central-1/", name)
+		failed(t, err, Config, tt.word)
+	}
+}
+
+// TestVirtualHostedStyle asks for a bucket by the name of the server.
+func TestVirtualHostedStyle(t *testing.T) {
+	t.Setenv("HTTP_PROXY", "") // which sees no name in .localhost
+	hosts := make(chan string, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { hosts <- r.Host + r.URL.Path }))
+	defer server.Close()
+	r := newRig(t)
+	endpoint := strings.Replace(server.URL, "127.0.0.1", "localhost", 1)
+	for style, want := range map[string]string{"true": "images.HOST/x.blk", "false": "HOST/images/x.blk"} {
+		r.secret(style, map[string]string{"endpoint": endpoint, "virtual-hosted-style": style})
+		b := r.bucket("s3://images@eu-central-1/", style)
+		if err := put(t, b, nil); err != nil && !errors.Is(err, errNotS3) {
+			var dns *net.DNSError
+			if !errors.As(err, &dns) {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(dns.Name, "images.") {
+				t.Errorf("asked for the address of %s", dns.Name)
+			}
+			continue // this machine resolves no names below localhost
+		}
+		if got := <-hosts; got != strings.Replace(want, "HOST", strings.TrimPrefix(endpoint, "http://"), 1) {
+			t.Errorf("style %s: asked %s, want %s", style, got, want)
+		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/race"
-	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
 // bz2 is two streams that bzip2 wrote: 32 KiB of zeros, and 4 KiB of ones.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
 // TestBrokenTransferIsNeverReady has an origin that does not say how much there is, and

@@ -14,10 +14,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
-	"github.com/seed-26586806/backing-image-manager/fetch/backup/s3test"
 	"github.com/seed-26586806/backing-image-manager/fetch/clone"
-	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 

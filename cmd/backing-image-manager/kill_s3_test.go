@@ -21,8 +21,8 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch/backup/s3test"
-	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
 var killTimes = flag.Int("kill.times", 2, "how often TestKillS3 kills a backup, and how often a restore")

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
 var killUploads = flag.Int("kill.uploads", 10, "how often TestKillUpload kills a daemon or a client")

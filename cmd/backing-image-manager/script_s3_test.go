@@ -5,7 +5,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/backup/s3test"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
 // serveS3 starts an S3 server, see script_test.go.

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
 // An upload ends where the image becomes ready otherwise meanwhile, by another node's copy

@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/backup/s3test"
-	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
 // secret is the secret key, which no error may tell.

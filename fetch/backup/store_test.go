@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/backup/s3test"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
 // stores runs a test on a Store of each kind, empty and new.

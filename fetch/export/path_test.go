@@ -11,7 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
 // TestMapped writes, while a file is exported, to a page of it that was written to

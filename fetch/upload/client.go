@@ -14,6 +14,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
 const (
@@ -189,4 +192,250 @@ func (c *Client) terminate(ctx context.Context, path string) error {
 		return no
 	}
 	return nil
+}
+
+const (
+	firstPause = 100 * time.Millisecond
+	longPause  = 5 * time.Second
+	// patience is how long nothing may go forward before it is given up.
+	patience = 10 * time.Minute
+	// mostMismatches is how often in a row a piece may arrive as another one.
+	mostMismatches = 5
+)
+
+// ErrLost says that the upload is not known any more, although all of it was sent: the
+// daemon may have committed it and started again before it could say so.
+var ErrLost = errors.New("the daemon does not know the upload any more")
+
+// Order is what is to be uploaded, as what.
+type Order struct {
+	Image   string
+	Digest  disk.Digest // that the daemon is to insist on; zero: what is declared
+	Content Content
+	Restart bool // an upload of the image that is there is ended first
+	// Warn is told of what is tried again.
+	Warn func(error)
+}
+
+// Send uploads until the daemon says that the image is ready, or why it will not be. It
+// goes on with an upload of the same file that is there, and after every interruption.
+// When ctx ends, what was sent stays for the next time, if there can be one.
+func (c *Client) Send(ctx context.Context, o Order, progress *fetch.Progress) error {
+	s := sending{Client: c, Order: o, progress: progress, at: unknown, total: o.Content.length(), moved: time.Now()}
+	progress.Total.Store(s.total)
+	pause := firstPause
+	for {
+		before := s.furthest
+		done, err := s.step(ctx)
+		if done && err == nil {
+			return nil
+		}
+		if s.furthest > before {
+			pause, s.moved = firstPause, time.Now()
+		}
+		if err == nil {
+			continue
+		}
+		if done || ctx.Err() != nil || time.Since(s.moved) > patience {
+			return s.giveUp(ctx, err)
+		}
+		s.Warn(err)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return s.giveUp(ctx, ctx.Err())
+		}
+		pause = min(2*pause, longPause)
+	}
+}
+
+// unknown is the offset of an upload that has to be asked for it.
+const unknown = -1
+
+// sending is an upload as its client sees it.
+type sending struct {
+	*Client
+	Order
+	progress *fetch.Progress
+
+	path     string // of the upload; "": it is not begun
+	at       int64  // how far the daemon is
+	total    int64  // bytes of the image; -1: not known yet
+	met      bool   // it has answered
+	furthest int64  // how far it has been
+	whole    bool   // the last byte has been sent
+	moved    time.Time
+	spoilt   int // mismatches in a row
+	ahead    chan ahead
+}
+
+// ahead is a piece that was read while the one before it was sent.
+type ahead struct {
+	wanted int64 // where it begins
+	piece
+	err error
+}
+
+// step makes one request. done says that nothing more can be done: it is uploaded, or
+// will not be. Another error is one that may be over in a moment.
+func (s *sending) step(ctx context.Context) (done bool, err error) {
+	switch {
+	case s.path == "":
+		if err = s.begin(ctx); err == nil {
+			s.moved = time.Now()
+		}
+	case s.at == unknown:
+		var measured bool
+		s.at, measured, err = s.how(ctx, s.path)
+		if err != nil {
+			s.at = unknown
+		} else if s.whole && s.at == s.total && measured { // else it waits for more
+			return true, nil
+		}
+		s.furthest = max(s.furthest, s.at)
+	default:
+		return s.advance(ctx)
+	}
+	return s.judge(err)
+}
+
+// begin finds the upload to go on with, or creates one.
+func (s *sending) begin(ctx context.Context) error {
+	m := s.metadata()
+	if err := s.find(ctx, m); err != nil || s.path != "" {
+		return err
+	}
+	s.Restart = false
+	path, err := s.create(ctx, m, s.Content.length())
+	if no, refused := errors.AsType[*Refused](err); refused && no.Status == http.StatusConflict {
+		// A daemon that has just begun may have found what is left of it meanwhile.
+		if found := s.find(ctx, m); found != nil || s.path != "" {
+			return found
+		}
+	}
+	if err != nil {
+		return err
+	}
+	s.path, s.at = path, 0
+	return nil
+}
+
+// find looks whether the daemon has the upload, and refuses to disturb another one of
+// the image.
+func (s *sending) find(ctx context.Context, m Metadata) error {
+	all, err := s.uploads(ctx)
+	if err != nil {
+		return err
+	}
+	for _, i := range all {
+		path := Path + "/" + i.ID
+		switch {
+		case i.Image != s.Image:
+		case s.Restart:
+			if err := s.terminate(ctx, path); err != nil {
+				return err
+			}
+		case i.Fingerprint == m.Fingerprint && i.Length == s.Content.length():
+			s.path = path
+			return nil
+		default:
+			return refuse(http.StatusConflict, "an upload of %s is under way, of another file or by somebody else: %d bytes are there%s; --restart ends it and begins anew", s.Image, i.Offset, ofLength(i.Length))
+		}
+	}
+	return nil
+}
+
+func ofLength(n int64) string {
+	if n < 0 {
+		return ""
+	}
+	return fmt.Sprintf(" of %d", n)
+}
+
+// advance sends the next piece.
+func (s *sending) advance(ctx context.Context) (done bool, err error) {
+	p, err := s.next(ctx, s.at)
+	if err == io.EOF { // of a pipe whose end nobody knew
+		p, s.total = piece{at: s.at}, s.at
+		err = checkLength(s.total)
+	}
+	last := p.end() == s.total
+	if err == nil && last {
+		err = s.Content.check()
+	}
+	if err != nil {
+		return true, err
+	}
+	if s.whole = s.whole || last; !last {
+		s.readAhead(p.end())
+	}
+	at, err := s.send(ctx, s.path, p, s.total)
+	if err != nil {
+		s.at = unknown
+		return s.judge(err)
+	}
+	s.progress.Moved.Add(int64(len(p.data)))
+	s.progress.Done.Store(at)
+	s.at, s.furthest, s.spoilt = at, max(s.furthest, at), 0
+	return last && at == p.end(), nil
+}
+
+// next returns the piece at an offset, which may have been read already. A pipe may bring
+// nothing for ever.
+func (s *sending) next(ctx context.Context, at int64) (piece, error) {
+	for {
+		if s.ahead == nil {
+			s.readAhead(at)
+		}
+		select {
+		case read := <-s.ahead:
+			s.ahead = nil
+			if read.wanted == at {
+				return read.piece, read.err
+			}
+		case <-ctx.Done():
+			return piece{}, ctx.Err()
+		}
+	}
+}
+
+func (s *sending) readAhead(at int64) {
+	s.ahead = make(chan ahead, 1)
+	go func(to chan<- ahead) {
+		p, err := s.Content.piece(at)
+		to <- ahead{at, p, err}
+	}(s.ahead)
+}
+
+// judge says whether an error is the end.
+func (s *sending) judge(err error) (done bool, _ error) {
+	no, refused := errors.AsType[*Refused](err)
+	s.met = s.met || refused || err == nil
+	switch {
+	case !refused: // nil, or one of the network
+		return !s.met, err
+	case no.Status == statusMismatch:
+		s.spoilt++
+		return s.spoilt > mostMismatches, err
+	case no.Status == http.StatusNotFound && s.path != "" && s.whole:
+		return true, ErrLost
+	case no.Status == http.StatusConflict && s.path != "":
+		return false, err // the daemon knows how far it is
+	}
+	return !no.passes(), err
+}
+
+// giveUp ends an upload that nobody can go on with.
+func (s *sending) giveUp(ctx context.Context, err error) error {
+	_, refused := errors.AsType[*Refused](err)
+	_, again := s.Content.(*File)
+	if s.path == "" || refused || again && s.Content.check() == nil {
+		return err
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), longPause)
+	defer cancel()
+	if gone := s.terminate(end, s.path); gone != nil {
+		return fmt.Errorf("%w; what was sent is dropped in %v", err, Life)
+	}
+	return err
 }

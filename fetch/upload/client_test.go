@@ -7,16 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
 func (r *rig) client() *Client { return &Client{Base: r.url, Transport: http.DefaultTransport} }
@@ -266,4 +268,147 @@ func TestSendTogether(t *testing.T) {
 	}
 	clients.Wait()
 	r.has(want)
+}
+
+// faulty drops requests, or their answers, by chance, and lets the daemon start again.
+type faulty struct {
+	r    *rig
+	dice *rand.Rand
+}
+
+var errFault = errors.New("connection reset by a test")
+
+func (f *faulty) RoundTrip(q *http.Request) (*http.Response, error) {
+	dice := f.dice.IntN(12)
+	switch {
+	case dice == 0:
+		return nil, errFault
+	case dice == 1 && q.Method == http.MethodPatch && q.ContentLength > 0: // half of it arrives
+		half := q.Clone(q.Context())
+		half.Header.Del("Upload-Checksum")
+		half.Body = io.NopCloser(io.MultiReader(io.LimitReader(q.Body, q.ContentLength/2), broken{}))
+		_, err := http.DefaultTransport.RoundTrip(half)
+		return nil, err
+	case dice == 2 && q.Method == http.MethodPatch && q.ContentLength > 0: // it is spoilt
+		body, err := io.ReadAll(q.Body)
+		if err != nil {
+			return nil, err
+		}
+		body[f.dice.IntN(len(body))] ^= 1
+		q = q.Clone(q.Context())
+		q.Body = io.NopCloser(bytes.NewReader(body))
+	}
+	a, err := http.DefaultTransport.RoundTrip(q)
+	switch {
+	case err == nil && dice == 3: // the answer does not
+		a.Body.Close()
+		return nil, errFault
+	case err == nil && dice == 4 && len(f.r.sessions.list()) > 0:
+		f.r.restart()
+	}
+	return a, err
+}
+
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, errFault }
+
+func TestSendThroughFaults(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			want := image(seed, int(13+seed)<<20+512)
+			var content Content = newFile(t, file(t, want))
+			if seed%2 == 1 {
+				content = NewPipe(bytes.NewReader(want), -1)
+			}
+			c := &Client{Base: r.url, Transport: &faulty{r, rand.New(rand.NewPCG(seed, 7))}}
+			o := order(content)
+			o.Warn = func(err error) { t.Logf("%v", err) }
+			err := c.Send(t.Context(), o, &fetch.Progress{})
+			for errors.Is(err, errFault) { // before the first answer nothing is tried again
+				err = c.Send(t.Context(), o, &fetch.Progress{})
+			}
+			if err != nil && !errors.Is(err, ErrLost) {
+				t.Fatal(err)
+			}
+			r.has(want)
+		})
+	}
+}
+
+// The end of a pipe is told by a request of its own. When that is lost, the daemon has all
+// bytes and does not know it: they are no image yet.
+func TestSendEndLost(t *testing.T) {
+	r := newRig(t)
+	want := image(14, 2<<20)
+	c := &Client{Base: r.url, Transport: &endless{}}
+	if err := c.Send(t.Context(), order(NewPipe(bytes.NewReader(want), -1)), &fetch.Progress{}); err != nil {
+		t.Fatal(err)
+	}
+	if all := r.sessions.list(); len(all) > 0 {
+		t.Fatalf("the client says that the image is ready, and the daemon waits: %+v", all)
+	}
+	r.has(want)
+}
+
+// endless loses the first request that says how long the image is.
+type endless struct{ lost bool }
+
+func (e *endless) RoundTrip(q *http.Request) (*http.Response, error) {
+	if q.Header.Get("Upload-Length") != "" && !e.lost {
+		e.lost = true
+		return nil, errFault
+	}
+	return http.DefaultTransport.RoundTrip(q)
+}
+
+// dead answers everything but what brings bytes.
+type dead struct{}
+
+func (dead) RoundTrip(q *http.Request) (*http.Response, error) {
+	a := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("[]"))}
+	switch q.Method {
+	case http.MethodPost:
+		a.StatusCode = http.StatusCreated
+		a.Header.Set("Location", Path+"/one")
+	case http.MethodPatch:
+		return nil, errFault
+	}
+	a.Header.Set("Upload-Offset", "0")
+	a.Header.Set("Upload-Length", "1024")
+	return a, nil
+}
+
+// That a daemon says how far an upload is does not bring it any further.
+func TestSendGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithTimeout(t.Context(), 2*patience)
+		defer stop()
+		c := &Client{Base: "http://daemon", Transport: dead{}}
+		asked := 0
+		o := order(NewPipe(bytes.NewReader(make([]byte, 1024)), 1024))
+		o.Warn = func(error) { asked++ }
+		began := time.Now()
+		if err := c.Send(ctx, o, &fetch.Progress{}); !errors.Is(err, errFault) || time.Since(began) >= 2*patience || asked > 200 {
+			t.Errorf("after %v and %d failures: %v", time.Since(began), asked, err)
+		}
+	})
+}
+
+// Who stops an upload is not to wait for a pipe that brings nothing.
+func TestSendStoppedAtASilentPipe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+		defer stop()
+		silent, w := io.Pipe()
+		time.AfterFunc(time.Hour, func() { w.Close() })
+		began := time.Now()
+		c := &Client{Base: "http://daemon", Transport: dead{}}
+		if err := c.Send(ctx, order(NewPipe(silent, -1)), &fetch.Progress{}); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 2*time.Minute {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		w.Close()
+	})
 }

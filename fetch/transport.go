@@ -4,9 +4,13 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
+	"strings"
+	"syscall"
 
 	"golang.org/x/net/http/httpproxy"
 )
@@ -154,3 +158,132 @@ func proxyFromEnvironment() (*proxy, error) {
 }
 
 func (p *proxy) of(r *http.Request) (*url.URL, error) { return p.find(r.URL) }
+
+// hostError refuses a host that only this machine or its link can mean: an image
+// from there would be another on every node, and a door to what listens there.
+type hostError struct{ host, kind string }
+
+func (e *hostError) Error() string {
+	return fmt.Sprintf("host %s is a %s address: refused unless allowLoopbackSources is set", e.host, e.kind)
+}
+
+// checkHost judges a host as an address spells it; names that have to be
+// resolved are judged when they are dialled.
+func checkHost(host string) error {
+	name := strings.TrimSuffix(strings.ToLower(host), ".")
+	if name == "localhost" || strings.HasSuffix(name, ".localhost") {
+		return &hostError{host, "loopback"}
+	}
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		return nil
+	}
+	return checkIP(host, ip)
+}
+
+func checkIP(host string, ip netip.Addr) error {
+	ip = ip.Unmap()
+	switch {
+	case ip.IsLoopback():
+		return &hostError{host, "loopback"}
+	case ip.IsUnspecified():
+		return &hostError{host, "unspecified"}
+	case ip.IsLinkLocalUnicast(), ip.IsLinkLocalMulticast(), ip.IsInterfaceLocalMulticast():
+		return &hostError{host, "link-local"}
+	}
+	return nil
+}
+
+// refuseDial is the Control of a net.Dialer: it sees the address that a name was
+// resolved to, so that no name service can lead us where no address may.
+func refuseDial(_, address string, _ syscall.RawConn) error {
+	ap, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return fmt.Errorf("dial %s: %w", address, err)
+	}
+	return checkIP(ap.Addr().String(), ap.Addr())
+}
+
+// maxRedirects is how many a download may take: CDNs need two or three.
+const maxRedirects = 10
+
+// follow gets u through whatever redirects there are, and returns where it ended.
+// Each step is judged as if it had been declared, and sees no Referer and no
+// cookies, and secrets only if it is of the origin that they are for.
+func (n *network) follow(ctx context.Context, u *url.URL, header http.Header) (*http.Response, *url.URL, error) {
+	seen := map[string]bool{}
+	for range maxRedirects + 1 {
+		if err := n.allow(u); err != nil {
+			return nil, u, err
+		}
+		seen[u.String()] = true
+		resp, err := n.roundTrip(ctx, u, header)
+		if err != nil {
+			return nil, u, requestError(ctx, err)
+		}
+		next, err := target(resp, u)
+		if err != nil || next == nil {
+			if err != nil {
+				resp.Body.Close()
+			}
+			return resp, u, err
+		}
+		resp.Body.Close()
+		if seen[next.String()] {
+			return nil, u, failf(Refused, "redirect loop: %s leads back to %s", redact(u), redact(next))
+		}
+		u = next
+	}
+	return nil, u, failf(Refused, "more than %d redirects, the last one to %s", maxRedirects, redact(u))
+}
+
+// allow judges where a request is about to go.
+func (n *network) allow(u *url.URL) error {
+	if n.client.AllowLoopback {
+		return nil
+	}
+	if err := checkHost(u.Hostname()); err != nil {
+		return &Error{Class: Config, Err: err}
+	}
+	return nil
+}
+
+// target returns where resp, the answer of from, redirects to, or nil.
+func target(resp *http.Response, from *url.URL) (*url.URL, error) {
+	switch resp.StatusCode {
+	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther,
+		http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+	default:
+		return nil, nil
+	}
+	to, err := from.Parse(resp.Header.Get("Location"))
+	if err != nil || resp.Header.Get("Location") == "" { // the cause would print it whole
+		return nil, failf(Refused, "%s redirects without a usable Location", redact(from))
+	}
+	switch {
+	case to.Scheme != "http" && to.Scheme != "https":
+		return nil, failf(Config, "%s redirects to scheme %q: only http and https are followed", redact(from), to.Scheme)
+	case from.Scheme == "https" && to.Scheme == "http":
+		return nil, failf(Config, "%s redirects from https to http: refused", redact(from))
+	case to.Hostname() == "":
+		return nil, failf(Refused, "%s redirects to an address without a host", redact(from))
+	}
+	to.User, to.Fragment = nil, ""
+	return to, nil
+}
+
+// requestError gives its class to what kept a request from being answered.
+func requestError(ctx context.Context, err error) error {
+	var refused *hostError
+	switch {
+	case context.Cause(ctx) != nil:
+		return context.Cause(ctx)
+	case errors.As(err, &refused):
+		return &Error{Class: Config, Err: refused}
+	case broken(err):
+		return &Error{Class: Dropped, Err: fmt.Errorf("connection broke before the answer: %w", bare(err))}
+	case timedOut(err):
+		return &Error{Class: Network, Err: fmt.Errorf("no answer in time: %w", bare(err))}
+	}
+	return &Error{Class: Network, Err: bare(err)}
+}

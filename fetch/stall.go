@@ -1,15 +1,61 @@
 package fetch
 
 import (
-	"bytes"
 	"context"
-	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"time"
 )
+
+// stallError says that a body came to (nearly) nothing for a whole window.
+type stallError struct{ window time.Duration }
+
+func (e *stallError) Error() string {
+	return fmt.Sprintf("stalled: less than 1 KiB/s over %v", e.window)
+}
+
+// leastRate is the rate, in bytes per second, below which a transfer has stalled.
+const leastRate = 1 << 10
+
+// watched reads a body and gives it up when it stalls: when one read waits for
+// the whole window, or when all reads of a window's worth of waiting together
+// stayed below leastRate. Only waiting for the network counts; the time that the
+// disk takes between two reads does not.
+type watched struct {
+	io.Reader
+	window time.Duration
+	giveUp context.CancelCauseFunc // must make Read return
+
+	waited time.Duration
+	got    int64
+}
+
+// Watch gives up r, by giveUp, when it stalls: when less than 1 KiB/s came while
+// window was spent waiting in its reads.
+func Watch(r io.Reader, window time.Duration, giveUp context.CancelCauseFunc) io.Reader {
+	return &watched{Reader: r, window: window, giveUp: giveUp}
+}
+
+func (w *watched) Read(p []byte) (int, error) {
+	begun := time.Now()
+	alarm := time.AfterFunc(w.window, func() { w.giveUp(&stallError{w.window}) })
+	n, err := w.Reader.Read(p)
+	alarm.Stop()
+	w.waited += time.Since(begun)
+	w.got += int64(n)
+	if w.waited < w.window {
+		return n, err
+	}
+	if err == nil && float64(w.got) < leastRate*w.waited.Seconds() {
+		w.giveUp(&stallError{w.window})
+		err = &stallError{w.window}
+	}
+	w.waited, w.got = 0, 0
+	return n, err
+}
 
 // watchful makes requests that end when they stall, whichever side it is that does
 // not take or send, and gives their failures a class.
@@ -94,50 +140,4 @@ type incoming struct {
 func (i *incoming) Close() error {
 	defer i.end(nil)
 	return i.Closer.Close()
-}
-
-// listing is one page of a list. An answer that is none (a web page, an error with
-// status 200) is not an empty list: what is in no list may be deleted.
-type listing struct {
-	io.Reader
-	begun bool
-	read  int
-}
-
-const (
-	// maxListing bounds a page: 1000 keys, of 1 KiB each at most.
-	maxListing = 4 << 20
-	// listingHead is where the name of the root has to be.
-	listingHead = 1 << 10
-)
-
-func (l *listing) Read(p []byte) (int, error) {
-	if !l.begun {
-		head := make([]byte, listingHead)
-		n, err := io.ReadFull(l.Reader, head)
-		if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
-			return 0, err
-		}
-		if !isListing(head[:n]) {
-			return 0, errNotS3
-		}
-		l.Reader, l.begun = io.MultiReader(bytes.NewReader(head[:n]), l.Reader), true
-	}
-	n, err := l.Reader.Read(p)
-	if l.read += n; l.read > maxListing {
-		return n, failf(Refused, "the server lists without end")
-	}
-	return n, err
-}
-
-func isListing(head []byte) bool {
-	for tokens := xml.NewDecoder(bytes.NewReader(head)); ; {
-		token, err := tokens.Token()
-		if err != nil {
-			return false
-		}
-		if root, ok := token.(xml.StartElement); ok {
-			return root.Name.Local == "ListBucketResult"
-		}
-	}
 }

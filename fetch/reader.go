@@ -1,8 +1,11 @@
 package fetch
 
 import (
+	"context"
 	"io"
 	"sync/atomic"
+
+	"golang.org/x/time/rate"
 )
 
 // Progress is how far a fetch has come, in bytes of what crosses the network (packed
@@ -44,4 +47,40 @@ func (c counted) Read(p []byte) (int, error) {
 	c.progress.Done.Add(int64(n))
 	c.progress.Moved.Add(int64(n))
 	return n, err
+}
+
+// paced reads no faster than a limit. Where it waits, it waits outside of the
+// reads of the network, so that the limit is never taken for a stall.
+type paced struct {
+	io.Reader
+	burst int
+	wait  func(n int) error
+}
+
+// Pace limits r to what l allows; without a limit, nil, it is r itself. The reading
+// ends with ctx.
+func Pace(ctx context.Context, r io.Reader, l *rate.Limiter) io.Reader {
+	if l == nil {
+		return r
+	}
+	return paced{r, l.Burst(), func(n int) error { return l.WaitN(ctx, n) }}
+}
+
+func (r paced) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p[:min(len(p), r.burst)])
+	if n > 0 {
+		if werr := r.wait(n); werr != nil {
+			return n, werr
+		}
+	}
+	return n, err
+}
+
+// NewLimiter allows perSecond bytes, in bursts of at most a tenth of a second, for
+// all readers together that Pace gets it for. 0 is no limit: nil.
+func NewLimiter(perSecond int64) *rate.Limiter {
+	if perSecond <= 0 {
+		return nil
+	}
+	return rate.NewLimiter(rate.Limit(perSecond), int(min(max(perSecond/10, 512), 1<<20)))
 }

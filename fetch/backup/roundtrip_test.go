@@ -21,7 +21,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/backup/s3test"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
 var (

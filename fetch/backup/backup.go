@@ -1,0 +1,371 @@
+package backup
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// Write says where images are backed up to, and how.
+type Write struct {
+	Store       Store
+	Compression Compression
+	Workers     int               // blocks that are stored at once; 0: DefaultWorkers
+	Labels      map[string]string // kept with the backup
+}
+
+// Backup stores the ready copy id of d under its name. Blocks that the Store has
+// are not stored again, but for those that are found bad. A backup of the same bytes
+// that is there is left as it is; one that was not completed is completed; one of
+// other bytes is refused. What is read is held against the copy's manifest: disk.ErrNoManifest and disk.ErrDamaged say that
+// the copy has to be verified first. Cancelled or killed, it leaves blocks and a cfg that says
+// that it is not complete, and the next Backup of the image goes on from there.
+func (w Write) Backup(ctx context.Context, d *disk.Disk, id disk.ID, progress *fetch.Progress) error {
+	im, err := openImage(d, id)
+	if err != nil {
+		return err
+	}
+	defer im.close()
+	progress.Total.Store(im.Copy.Size)
+	if b, err := w.there(ctx, im.Copy); err != nil || b.Complete() {
+		progress.Done.Store(im.Copy.Size)
+		return err
+	}
+	return withLock(ctx, w.Store, shared, func(ctx context.Context, l *lock) error {
+		b, err := w.there(ctx, im.Copy)
+		if err != nil || b.Complete() {
+			return err
+		}
+		if err := w.save(ctx, b); err != nil {
+			return err
+		}
+		if b.Blocks, err = w.store(ctx, im, progress); err != nil {
+			return err
+		}
+		if err := im.Unchanged(); err != nil {
+			return err
+		}
+		// Others may hold the same lock, and have begun at the same moment.
+		if now, err := w.there(ctx, im.Copy); err != nil || now.Complete() {
+			return err
+		}
+		// Without the lock, somebody may have removed blocks that are not in any cfg yet.
+		if err := l.confirm(ctx); err != nil {
+			return err
+		}
+		b.Completed = time.Now()
+		return w.save(ctx, b)
+	})
+}
+
+// there returns the backup that is to be made: as it is in the Store, complete or
+// not, or a new one.
+func (w Write) there(ctx context.Context, c disk.Copy) (*Backup, error) {
+	want := &Backup{
+		Name: c.ID.Name, Size: c.Size, Checksum: c.SHA512.String(), Labels: w.Labels, Compression: w.Compression,
+		Created: time.Now(),
+	}
+	have, err := Inspect(ctx, w.Store, want.Name)
+	switch {
+	case isClass(err, fetch.Source):
+		return nil, fail(fetch.Source, "%w: nothing is written over it, so delete it first", err)
+	case err != nil:
+		return nil, err
+	case have == nil:
+		return want, want.check()
+	case have.Digest() != c.SHA512 || have.Size != c.Size:
+		return nil, fail(fetch.Source, "%s has a backup %s of other bytes (%d, sha512 %.16s…): delete it first, or back up an image of another name",
+			w.Store, want.Name, have.Size, have.Checksum)
+	case have.Complete():
+		return have, nil
+	}
+	want.Created = have.Created
+	return want, nil
+}
+
+func (w Write) save(ctx context.Context, b *Backup) error {
+	data, err := b.Marshal()
+	if err != nil {
+		return err
+	}
+	if err := w.Store.Put(ctx, cfgKey(b.Name), data); err != nil {
+		return fmt.Errorf("write %s of backup %s: %w", cfgName, b.Name, err)
+	}
+	return nil
+}
+
+// store brings all blocks of the image into the Store: one goroutine reads ahead
+// of the workers.
+func (w Write) store(ctx context.Context, im *image, progress *fetch.Progress) ([]Block, error) {
+	blocks, err := im.blocks()
+	if err != nil {
+		return nil, err
+	}
+	progress.Done.Store(im.Copy.Size)
+	for _, b := range blocks {
+		progress.Done.Add(-int64(im.length(b.Offset)))
+	}
+	packers := make(chan *encoder, encoders)
+	for range encoders {
+		e, err := newEncoder(w.Compression)
+		if err != nil {
+			return nil, err
+		}
+		packers <- e
+	}
+	readers := make(chan *reader, decoders)
+	for range decoders {
+		readers <- nil
+	}
+	free := make(chan []byte, workers(w.Workers)+1)
+	for range cap(free) {
+		free <- nil
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	todo := make(chan loaded)
+	group.Go(func() error {
+		defer close(todo)
+		return im.readAll(ctx, blocks, free, todo)
+	})
+	for range workers(w.Workers) {
+		group.Go(func() error {
+			k := keeper{store: w.Store, image: im, packers: packers, readers: readers, progress: progress}
+			for l := range todo {
+				if err := k.keep(ctx, l); err != nil {
+					return err
+				}
+				free <- l.data[:cap(l.data)]
+			}
+			return nil
+		})
+	}
+	return blocks, group.Wait()
+}
+
+// image is a ready copy that is backed up.
+type image struct {
+	disk.Copy
+	*disk.Reader
+	manifest *disk.Manifest
+}
+
+func openImage(d *disk.Disk, id disk.ID) (*image, error) {
+	r, err := d.Open(id)
+	if err != nil {
+		return nil, err
+	}
+	m, err := d.Manifest(id)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("back up %s: %w", id, err), r.Close())
+	}
+	im := &image{d.Look(id), r, m}
+	if im.SHA512.IsZero() || im.Copy.Size != m.Size() || im.Copy.Size != r.Size() {
+		im.close()
+		return nil, fmt.Errorf("back up %s: %w", id, disk.ErrChanging)
+	}
+	return im, nil
+}
+
+// close gives up what was only read.
+func (im *image) close() {
+	_ = im.manifest.Close()
+	_ = im.Reader.Close()
+}
+
+func (im *image) length(offset int64) int { return int(min(BlockSize, im.manifest.Size()-offset)) }
+
+// chunks are the numbers of the first chunk of a block, and of the one behind its last.
+func (im *image) chunks(offset int64) (first, end int64) {
+	first = offset / disk.ChunkSize
+	return first, min(first+BlockSize/disk.ChunkSize, im.manifest.Chunks())
+}
+
+// blocks lists the blocks of the image, without sums: of a qcow2 image all, of a raw
+// one those that have anything but zeros.
+func (im *image) blocks() ([]Block, error) {
+	var blocks []Block
+	for offset := int64(0); offset < im.manifest.Size(); offset += BlockSize {
+		empty := im.Format != disk.QCOW2
+		for n, end := im.chunks(offset); n < end && empty; n++ {
+			var err error
+			if empty, err = im.manifest.Zero(n); err != nil {
+				return nil, err
+			}
+		}
+		if !empty {
+			blocks = append(blocks, Block{Offset: offset})
+		}
+	}
+	return blocks, nil
+}
+
+// loaded is a block on its way into the Store.
+type loaded struct {
+	*Block
+	data []byte
+}
+
+// readAll reads the blocks in order.
+func (im *image) readAll(ctx context.Context, blocks []Block, free <-chan []byte, out chan<- loaded) error {
+	for i := range blocks {
+		l := loaded{Block: &blocks[i]}
+		select {
+		case l.data = <-free:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if l.data == nil {
+			l.data = make([]byte, BlockSize)
+		}
+		l.data = l.data[:im.length(l.Offset)]
+		if _, err := im.ReadAt(l.data, l.Offset); err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("read %s: %w", im.ID, err)
+		}
+		select {
+		case out <- l:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// verify holds what was read of a block against the manifest, so that what the disk
+// has spoiled does not get a place in the Store.
+func (im *image) verify(l loaded) error {
+	data := l.data
+	for n, end := im.chunks(l.Offset); n < end; n++ {
+		length := im.manifest.Length(n)
+		want, err := im.manifest.At(n)
+		if err != nil {
+			return err
+		}
+		if disk.SumChunk(data[:length]) != want {
+			return fmt.Errorf("%s %w at %d: verify it", im.ID, disk.ErrDamaged, n*disk.ChunkSize)
+		}
+		data = data[length:]
+	}
+	return nil
+}
+
+// keeper stores one block after the other.
+type keeper struct {
+	store    Store
+	image    *image
+	packers  chan *encoder
+	readers  chan *reader
+	packed   bytes.Buffer
+	progress *fetch.Progress
+}
+
+// keep stores a block unless it is there, and sets its sum.
+func (k *keeper) keep(ctx context.Context, l loaded) error {
+	if err := k.image.verify(l); err != nil {
+		return err
+	}
+	l.Sum = SumBlock(l.data)
+	if err := k.put(ctx, l); err != nil {
+		return fmt.Errorf("store block at %d: %w", l.Offset, err)
+	}
+	k.progress.Done.Add(int64(len(l.data)))
+	return nil
+}
+
+// put stores a block unless it is there and good.
+func (k *keeper) put(ctx context.Context, l loaded) error {
+	packer := <-k.packers
+	file, err := packer.encode(l.data, &k.packed)
+	k.packers <- packer
+	if err != nil {
+		return err
+	}
+	if good, err := k.there(ctx, l, len(file)); err != nil || good {
+		return err
+	}
+	if err := k.store.Put(ctx, l.Sum.key(), file); err != nil {
+		return err
+	}
+	k.progress.Moved.Add(int64(len(file)))
+	return nil
+}
+
+// A block that is there already, of another backup or of this one before it was killed,
+// becomes part of a backup that calls itself complete. Whoever restores that verifies
+// each block, Longhorn too, and finds a bad one when there may be nothing else left to
+// restore from. So it is looked at while the right bytes are at hand, and written anew
+// if it is bad, which mends all backups that share it.
+//
+//	a folder    is read back: a disk or a share may have cut or spoilt it, and reading
+//	            costs no more than writing it would have
+//	a bucket    has written it whole or not at all, with a checksum of its own: it is
+//	            read back only if it has not the size that it would have from us
+
+// reader reads blocks back. Its memory is used again and again.
+type reader struct {
+	decoder *decoder
+	file    []byte
+	block   []byte
+}
+
+func newReader() *reader {
+	return &reader{newDecoder(), make([]byte, maxStored+1), make([]byte, BlockSize)}
+}
+
+// there reports whether the Store has the block, as good as a file of size bytes.
+func (k *keeper) there(ctx context.Context, l loaded, size int) (bool, error) {
+	has, err := stored(ctx, k.store, l.Sum)
+	if err != nil || has <= 0 || has > maxStored {
+		return false, err
+	}
+	if !inFolder(k.store) && has == int64(size) {
+		return true, nil
+	}
+	r := <-k.readers
+	if r == nil { // most backups need none
+		r = newReader()
+	}
+	defer func() { k.readers <- r }()
+	file, err := (traffic{nil, new(atomic.Int64)}).read(ctx, k.store, l.Sum.key(), r.file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, errNotThese):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	return r.decoder.decode(r.block[:len(l.data)], file, l.Sum) == nil, nil
+}
+
+// inFolder reports whether the files of a Store are on a file system.
+func inFolder(s Store) bool {
+	if p, ok := s.(patient); ok {
+		s = p.Store
+	}
+	_, ok := s.(*folder)
+	return ok
+}
+
+// stored returns how many bytes the Store has of a block; 0: it has none.
+func stored(ctx context.Context, s Store, sum Sum) (int64, error) {
+	entries, err := s.List(ctx, sum.folder())
+	if err != nil {
+		return 0, err
+	}
+	name := path.Base(sum.key())
+	for _, e := range entries {
+		if e.Name == name && !e.Dir {
+			return e.Size, nil
+		}
+	}
+	return 0, nil
+}

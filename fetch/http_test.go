@@ -1,0 +1,47 @@
+package fetch
+
+import (
+	"net/http"
+	"testing"
+)
+
+func TestContentRange(t *testing.T) {
+	tests := []struct {
+		header       string
+		start, total int64
+		ok           bool
+	}{
+		{"bytes 5-9/10", 5, 10, true},
+		{"bytes 0-4/10", 0, 10, true},
+		{"bytes 5-9/*", 0, 0, false},
+		{"bytes */10", 0, 0, false},
+		{"bytes 5-10/10", 0, 0, false},
+		{"bytes 9-5/10", 0, 0, false},
+		{"bytes -5-9/10", 0, 0, false},
+		{"lines 5-9/10", 0, 0, false},
+		{"bytes 5-99999999999999999999/10", 0, 0, false},
+		{"", 0, 0, false},
+	}
+	for _, tt := range tests {
+		if start, total, ok := contentRange(tt.header); start != tt.start || total != tt.total || ok != tt.ok {
+			t.Errorf("contentRange(%q) = %d, %d, %v", tt.header, start, total, ok)
+		}
+	}
+}
+
+func TestValidators(t *testing.T) {
+	const modified, later = "Fri, 20 Nov 2026 10:00:00 GMT", "Fri, 20 Nov 2026 10:00:01 GMT"
+	tests := []struct{ etag, modified, date, wantTag, wantDate string }{
+		{`"a"`, modified, later, `"a"`, modified},
+		{`W/"a"`, modified, later, "", modified},
+		{`a`, "", later, "", ""},
+		{"", modified, modified, "", ""}, // another change may follow within the same second
+		{"", modified, "", "", ""},
+	}
+	for _, tt := range tests {
+		h := http.Header{"Etag": {tt.etag}, "Last-Modified": {tt.modified}, "Date": {tt.date}}
+		if tag, date := validators(h); tag != tt.wantTag || date != tt.wantDate {
+			t.Errorf("validators(%v) = %q, %q, want %q, %q", h, tag, date, tt.wantTag, tt.wantDate)
+		}
+	}
+}
