@@ -2,11 +2,19 @@ package disk
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha512"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // benchSize is the size of the images that benchmarks move, in bytes.
@@ -95,5 +103,145 @@ func BenchmarkList(b *testing.B) {
 		if err != nil || len(l.Copies) != 1000 || l.Copies[0].State != Ready {
 			b.Fatal(err, len(l.Copies))
 		}
+	}
+}
+
+// processorTime reports how long a processor was busy in a second of the benchmark.
+func processorTime(b *testing.B, run func()) {
+	b.Helper()
+	busy := func() int64 {
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			b.Fatal(err)
+		}
+		return u.Utime.Nano() + u.Stime.Nano()
+	}
+	before := busy()
+	run()
+	b.ReportMetric(float64(busy()-before)/float64(b.Elapsed().Nanoseconds()), "processors")
+}
+
+// BenchmarkPut makes 1 GiB of chunks, whose sums are known, a durable image; compare
+// it with BenchmarkSHA512.
+func BenchmarkPut(b *testing.B) {
+	block := randomBlock()[:ChunkSize]
+	sum := SumChunk(block)
+	for name, put := range map[string]func(*Part, []byte) ([]byte, error){
+		"dense": func(p *Part, buf []byte) ([]byte, error) {
+			copy(buf, block)
+			return p.Put(buf, ChunkSize, sum)
+		},
+		"zeros": func(p *Part, buf []byte) ([]byte, error) { return buf, p.PutZeros(ChunkSize) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			d := newDisk(b)
+			b.SetBytes(benchSize)
+			processorTime(b, func() {
+				for b.Loop() {
+					p := openPart(b, d, PartOptions{})
+					err := p.Begin(Origin{Size: benchSize})
+					for buf := NewBuffer(); err == nil && p.Offset() < benchSize; {
+						buf, err = put(p, buf)
+					}
+					if err == nil {
+						_, err = p.Commit(Digest{})
+					}
+					if err == nil {
+						err = d.Remove(testID)
+					}
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// benchImage makes an image of 1 GiB of random bytes.
+func benchImage(b *testing.B) (*Disk, Copy) {
+	b.Helper()
+	d := newDisk(b)
+	p := openPart(b, d, PartOptions{})
+	if err := p.Begin(Origin{Size: benchSize}); err != nil {
+		b.Fatal(err)
+	}
+	if _, err := p.ReadFrom(repeat(randomBlock(), benchSize)); err != nil {
+		b.Fatal(err)
+	}
+	c, err := p.Commit(Digest{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return d, c
+}
+
+// BenchmarkRepair makes one chunk of 1 GiB right; compare it with BenchmarkSHA512.
+func BenchmarkRepair(b *testing.B) {
+	d, _ := benchImage(b)
+	block := randomBlock()
+	b.SetBytes(benchSize)
+	for b.Loop() {
+		b.StopTimer()
+		f, err := os.OpenFile(imagePath(d, imageFile), os.O_WRONLY, 0)
+		if err == nil {
+			_, err = f.WriteAt([]byte("damage"), 77*ChunkSize)
+			f.Close()
+		}
+		if err == nil {
+			_, err = d.Verify(b.Context(), testID, Want{}, func(int64) {})
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+		_, err = d.Repair(b.Context(), testID, Digest{}, func(_ context.Context, n int64, _ ChunkSum, buf []byte) (int, error) {
+			return copy(buf, block[n%4*ChunkSize:][:ChunkSize]), nil
+		}, func(int64) {})
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkSend sends 1 GiB over loopback, of which nothing or all is cached.
+func BenchmarkSend(b *testing.B) {
+	d, c := benchImage(b)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		r, err := d.Open(testID)
+		if err != nil {
+			b.Error(err)
+			return
+		}
+		defer r.Close()
+		w.Header().Set("Content-Type", "application/octet-stream")
+		w.Header().Set("Content-Length", strconv.FormatInt(c.Size, 10))
+		if err := r.Send(w, 0, c.Size, nil); err != nil {
+			b.Error(err)
+		}
+	}))
+	defer server.Close()
+	for _, cached := range []string{"disk", "cache"} {
+		b.Run(cached, func(b *testing.B) {
+			if cached == "cache" {
+				if _, err := os.ReadFile(imagePath(d, imageFile)); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.SetBytes(c.Size)
+			processorTime(b, func() {
+				for b.Loop() {
+					answer, err := http.Get(server.URL)
+					if err != nil {
+						b.Fatal(err)
+					}
+					// Discard alone would read with small buffers.
+					_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, answer.Body, make([]byte, ChunkSize))
+					if err := errors.Join(err, answer.Body.Close()); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		})
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
-	"github.com/seed-26586806/backing-image-manager/disk/race"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // wholeLife does once everything that a disk can do with an image, and returns

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
 // TestMain has more tests run at once than there are processors: they wait more than they

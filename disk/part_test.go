@@ -254,3 +254,128 @@ func TestReadFromStopsAtTheBound(t *testing.T) {
 		t.Errorf("error is %v", err)
 	}
 }
+
+// TestBeginTakesWhatIsSparse: an image may be larger than the disk, if what is in it
+// is not.
+func TestBeginTakesWhatIsSparse(t *testing.T) {
+	d := newDisk(t)
+	space, err := d.Space()
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := space.Free &^ 511 * 2
+	if err := openPart(t, d, PartOptions{}).Begin(Origin{Source: "test", Size: size, Data: ChunkSize}); err != nil {
+		t.Error(err)
+	}
+	lack, is := errors.AsType[*NoSpaceError](openPart(t, d, PartOptions{}).Begin(Origin{Source: "test", Size: 2 * size, Data: size}))
+	if !is || lack.Need != size {
+		t.Errorf("with more data than is free the error is %v", lack)
+	}
+}
+
+// TestNoSpaceInTheMiddle: whoever waits for space has to know for how much, or the
+// image would be fetched again as soon as its part is gone.
+func TestNoSpaceInTheMiddle(t *testing.T) {
+	p := openPart(t, newDisk(t), PartOptions{Reserve: 1 << 60})
+	if err := p.Begin(Origin{Source: "test", Size: -1}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := p.ReadFrom(bytes.NewReader(sparseImage(64 << 20)))
+	if err == nil {
+		_, err = p.Commit(Digest{})
+	}
+	lack, ok := errors.AsType[*NoSpaceError](err)
+	if !ok || lack.Need < ChunkSize || !errors.Is(err, ErrNoSpace) {
+		t.Errorf("got %v (%+v), want a lack of at least a chunk", err, lack)
+	}
+}
+
+// TestNoSpaceForWhatWasPromised: others took the space meanwhile. There has to be room for
+// all of it again, and not only for what came.
+func TestNoSpaceForWhatWasPromised(t *testing.T) {
+	const size = 64 << 20
+	p := openPart(t, newDisk(t), PartOptions{})
+	if err := p.Begin(Origin{Source: "test", Size: size}); err != nil {
+		t.Fatal(err)
+	}
+	p.options.Reserve = 1 << 60
+	_, err := p.ReadFrom(bytes.NewReader(sparseImage(size)))
+	if err == nil {
+		_, err = p.Commit(Digest{})
+	}
+	if lack, ok := errors.AsType[*NoSpaceError](err); !ok || lack.Need != size {
+		t.Errorf("got %v (%+v), want a lack of %d bytes", err, lack, size)
+	}
+}
+
+// TestResumeKeepsZerosAtTheEnd is killed in a long hole: the file ends before it,
+// and only the journal knows that its zeros came.
+func TestResumeKeepsZerosAtTheEnd(t *testing.T) {
+	d := newDisk(t)
+	image := make([]byte, 40*ChunkSize)
+	copy(image, sparseImage(ChunkSize))
+	copy(image[39*ChunkSize:], sparseImage(ChunkSize))
+	p := openPart(t, d, PartOptions{})
+	if err := p.Begin(Origin{Source: "test", Size: int64(len(image))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ReadFrom(bytes.NewReader(image[:30*ChunkSize])); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p = openPart(t, d, PartOptions{})
+	if p.Offset() != 30*ChunkSize {
+		t.Errorf("%d chunks of 30 are kept", p.Offset()/ChunkSize)
+	}
+	if _, err := p.ReadFrom(bytes.NewReader(image[p.Offset():])); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Commit(digest512(image)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestNoPartBesideAReadyImage begins to replace a failed image, which becomes ready
+// again in another way meanwhile: what was begun only takes room then.
+func TestNoPartBesideAReadyImage(t *testing.T) {
+	image := sparseImage(3 * ChunkSize)
+	mend := map[string]func(t *testing.T, d *Disk) (Copy, error){
+		"repaired": func(t *testing.T, d *Disk) (Copy, error) {
+			var asked []int64
+			return d.Repair(t.Context(), testID, Digest{}, peerWith(image, &asked), func(int64) {})
+		},
+		"verified": func(t *testing.T, d *Disk) (Copy, error) {
+			poke(t, imagePath(d, imageFile), 7) // it was a bad cable
+			return d.Verify(t.Context(), testID, Want{}, func(int64) {})
+		},
+	}
+	for name, mend := range mend {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk(t)
+			readyImage(t, d, image)
+			poke(t, imagePath(d, imageFile), 7)
+			if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Failed {
+				t.Fatalf("verified: %+v, error %v", c, err)
+			}
+			p := openPart(t, d, PartOptions{})
+			if err := p.Begin(Origin{Source: "test", Size: int64(len(image))}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.ReadFrom(bytes.NewReader(image[:2*ChunkSize])); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Close(); err != nil {
+				t.Fatal(err)
+			}
+			c, err := mend(t, d)
+			if err != nil || c.State != Ready || c.PartBytes != 0 {
+				t.Fatalf("the copy is %+v, error %v", c, err)
+			}
+			if _, err := os.Stat(imagePath(d, partFile)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the part is left: %v", err)
+			}
+		})
+	}
+}

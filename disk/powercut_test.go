@@ -10,8 +10,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
-	"github.com/seed-26586806/backing-image-manager/disk/race"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // checkReady asserts that what is called ready has the right bytes and manifest.

@@ -13,8 +13,8 @@ import (
 	"github.com/ulikunitz/xz"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // bz2 is two streams that bzip2 wrote: 32 KiB of zeros, and 4 KiB of ones.

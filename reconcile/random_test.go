@@ -10,7 +10,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk/race"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 

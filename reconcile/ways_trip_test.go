@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
 // trip is one image on its way to a volume.

@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 var (

@@ -2,17 +2,19 @@ package qcow2
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
 	"testing/iotest"
 
-	"github.com/seed-26586806/backing-image-manager/disk/race"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // encode writes the image of src to a file.
@@ -150,6 +152,166 @@ func TestEncodeEmpty(t *testing.T) {
 			}
 			if o.Compress && len(ranges(t, m)) != 0 {
 				t.Error("written zeros are data after all")
+			}
+		}
+	}
+}
+
+// failing is a Source that breaks its word.
+type failing struct {
+	*patches
+	reads  int // until all bytes are others
+	err    error
+	ranges func(off int64) (start, end int64)
+}
+
+func (s *failing) ReadAt(p []byte, off int64) (int, error) {
+	if s.reads--; s.err != nil && s.reads < 0 {
+		return 0, s.err
+	}
+	n, err := s.patches.ReadAt(p, off)
+	if s.reads < 0 {
+		rand.NewChaCha8([32]byte{}).Read(p[:n])
+	}
+	return n, err
+}
+
+func (s *failing) NextData(off int64) (start, end int64, err error) {
+	if s.ranges == nil {
+		return s.patches.NextData(off)
+	}
+	start, end = s.ranges(off)
+	return start, end, nil
+}
+
+func TestEncodeFails(t *testing.T) {
+	src := func() *patches {
+		return &patches{size: 1 << 20, pieces: []patch{{0, bytes.Repeat([]byte("text"), 10<<10)}}}
+	}
+	for _, size := range []int64{0, -512, 100, maxVirtualSize + 512} {
+		if _, err := Encode(&patches{size: size}, Options{}); err == nil {
+			t.Errorf("Encode of %d bytes succeeded", size)
+		}
+	}
+	for _, ranges := range []func(int64) (int64, int64){
+		func(off int64) (int64, int64) { return off, off },
+		func(off int64) (int64, int64) { return 0, 100 },
+		func(off int64) (int64, int64) { return off + 10, off },
+		func(off int64) (int64, int64) { return off, 1<<20 + 1 },
+	} {
+		if _, err := Encode(&failing{patches: src(), ranges: ranges}, Options{}); err == nil {
+			t.Error("Encode of wrong ranges succeeded")
+		}
+	}
+	broken := errors.New("bad sector")
+	if _, err := Encode(&failing{patches: src(), err: broken}, Options{Compress: true}); !errors.Is(err, broken) {
+		t.Errorf("Encode: %v; want %v", err, broken)
+	}
+	for _, c := range []struct {
+		err  error
+		o    Options
+		want error
+	}{{broken, Options{}, broken}, {broken, Options{Compress: true}, broken}, {nil, Options{Compress: true}, errChanged}} {
+		s := &failing{patches: src(), reads: 1}
+		if !c.o.Compress {
+			s.reads = 0
+		}
+		s.err = c.err
+		e, err := Encode(s, c.o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := io.Copy(io.Discard, e); !errors.Is(err, c.want) || n >= e.Size() {
+			t.Errorf("%d of %d bytes, %v; want %v", n, e.Size(), err, c.want)
+		}
+	}
+}
+
+// metadata writes what lies before the clusters to a sparse file as large as the image, so
+// that qemu-img can check much more than there is room for.
+func metadata(t *testing.T, e *Encoder) (path string) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "metadata"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := io.CopyN(f, e, e.layout.plain); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Truncate(e.Size()); err != nil {
+		t.Fatal(err)
+	}
+	return f.Name()
+}
+
+// vast is a disk that is all data, without having it.
+type vast struct{ size int64 }
+
+func (s vast) Size() int64                                      { return s.size }
+func (s vast) ReadAt([]byte, int64) (int, error)                { return 0, errors.New("there is no data") }
+func (s vast) NextData(off int64) (start, end int64, err error) { return off, s.size, nil }
+
+// Several blocks of reference counts, of plain clusters and of packed ones.
+func TestEncodeManyClusters(t *testing.T) {
+	src := vast{5<<30 + 512}
+	e, err := Encode(src, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, "qemu-img", "check", "-q", "-f", "qcow2", metadata(t, e))
+
+	tables, err := survey(src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(4, 0))
+	for _, table := range tables {
+		table.sizes = make([]uint16, tableEntries)
+		for i := range table.sizes {
+			if r.IntN(9) > 0 {
+				table.sizes[i] = uint16(100 + r.IntN(packLimit-100))
+			}
+		}
+	}
+	e = &Encoder{src: src, layout: newLayout(src.size, tables), blockOffset: -1}
+	if blocks := (e.layout.l1 - e.layout.blocks) >> encodeBits; blocks < 2 {
+		t.Errorf("%d blocks are too few for this test", blocks)
+	}
+	run(t, "qemu-img", "check", "-q", "-f", "qcow2", metadata(t, e))
+}
+
+// A vast disk with little data costs a small file and little memory.
+func TestEncodeLargeDisks(t *testing.T) {
+	for _, size := range []int64{16 << 40, maxVirtualSize} {
+		src := &patches{size: size, pieces: []patch{
+			{1 << 20, bytes.Repeat([]byte{1}, 1<<20)}, {size/2 - 100, bytes.Repeat([]byte{2}, 200)}, {size - 512, bytes.Repeat([]byte{3}, 512)},
+		}}
+		for _, o := range []Options{{}, {Compress: true}} {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			path := encode(t, src, o)
+			runtime.ReadMemStats(&after)
+			if got := after.TotalAlloc - before.TotalAlloc; got > 16<<20 {
+				t.Errorf("%d bytes allocated", got)
+			}
+			run(t, "qemu-img", "check", "-q", "-f", "qcow2", path)
+			if info, err := os.Stat(path); err != nil || info.Size() > 4<<20 {
+				t.Errorf("%d bytes, %v", info.Size(), err)
+			}
+			m := openFile(t, path)
+			if m.Size() != size {
+				t.Errorf("Size = %d; want %d", m.Size(), size)
+			}
+			for _, want := range src.pieces {
+				got := make([]byte, len(want.b))
+				if _, err := m.ReadAt(got, want.off); err != nil {
+					t.Fatal(err)
+				}
+				checkBytes(t, "piece", got, want.b)
+			}
+			if n := len(ranges(t, m)); n != 3 {
+				t.Errorf("%d ranges; want 3", n)
 			}
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 )
 
 // The bounds that QEMU keeps as well, where no other reason is given. What is
@@ -169,4 +170,198 @@ func (f file) readHeader() (*header, error) {
 		return nil, refuse("convert it with qemu-img convert -O qcow2", "qcow version %d is neither 2 nor 3", h.Version)
 	}
 	return &h, nil
+}
+
+func (h *header) clusterSize() uint64 { return 1 << h.ClusterBits }
+
+// checkReferences refuses images that are not complete in themselves. Names of
+// other files are never read, so that none can get into a message either.
+func (h *header) checkReferences() error {
+	switch {
+	case h.BackingOffset != 0 || h.BackingLength != 0:
+		return refuse(hintFlatten, "the qcow2 image has a backing file")
+	case h.Incompatible&featureDataFile != 0 || h.Autoclear&autoclearRawData != 0:
+		return refuse(hintFlatten, "the qcow2 image keeps its data in another file")
+	case h.Encryption != 0:
+		return refuse("decrypt it: qemu-img convert -O qcow2; a raw LUKS disk is accepted", "the qcow2 image is encrypted inside")
+	}
+	return nil
+}
+
+// checkFeatures refuses what the header marks as unfit or as not understood.
+func (h *header) checkFeatures() error {
+	zstd := h.Incompatible&featureCompression != 0
+	switch {
+	case h.Incompatible&^knownFeatures != 0:
+		return refuse("convert it with an older qemu-img: qemu-img convert -O qcow2", "the qcow2 image needs unknown features (bits %#x)", h.Incompatible&^knownFeatures)
+	case h.Incompatible&featureCorrupt != 0:
+		return refuse(hintRepair, "the qcow2 image is marked as corrupt")
+	case h.Incompatible&featureDirty != 0:
+		// Stale reference counts alone would not hurt a reader. But the mark
+		// means that a copy was taken from under a writer, whose last data may
+		// be missing too; and whoever opens the image for writing repairs it
+		// first, so that its bytes are no longer those of its checksum.
+		return refuse(hintRepair, "the qcow2 image was not closed by its last writer")
+	case zstd != (h.Compression != 0) || h.Compression > 1:
+		return refuse("convert it with qemu-img convert -O qcow2", "the qcow2 image has an unknown compression type (%d)", h.Compression)
+	}
+	return nil
+}
+
+// checkGeometry checks the numbers that all others are reckoned from.
+func (h *header) checkGeometry() error {
+	minBits := uint32(minClusterBits)
+	if h.Incompatible&featureExtendedL2 != 0 {
+		minBits = minExtendedBits
+	}
+	switch {
+	case h.ClusterBits < minBits || h.ClusterBits > maxClusterBits:
+		return refuse(hintDamaged, "the qcow2 image has clusters of 2^%d bytes: 2^%d to 2^%d are possible", h.ClusterBits, minBits, maxClusterBits)
+	case h.Version == 3 && h.Length < v3HeaderLength, h.Length%8 != 0, uint64(h.Length) > h.clusterSize():
+		return refuse(hintDamaged, "the qcow2 header cannot be %d bytes long", h.Length)
+	case h.RefcountOrder > maxRefcountOrder:
+		return refuse(hintDamaged, "the qcow2 image has reference counts of 2^%d bits", h.RefcountOrder)
+	case h.Size == 0 || h.Size%sector != 0:
+		return refuse(hintDamaged, "the virtual size %d of the qcow2 image is not a whole number of sectors", h.Size)
+	case h.Size > maxVirtualSize:
+		return refuse("make a smaller disk", "the virtual size %d of the qcow2 image is larger than %d (64 TiB)", h.Size, int64(maxVirtualSize))
+	}
+	return nil
+}
+
+// checkExtensions walks the header extensions, which end with the first
+// cluster at the latest. Unknown ones are harmless by their definition; what
+// bitmaps hold is checked by those who use them.
+func (f file) checkExtensions(h *header) error {
+	var b [8]byte
+	offset, end := int64(h.Length), min(int64(h.clusterSize()), f.size)
+	for range maxExtensions {
+		if end-offset < int64(len(b)) {
+			return nil
+		}
+		if err := f.read(b[:], offset); err != nil {
+			return err
+		}
+		length := int64(binary.BigEndian.Uint32(b[4:]))
+		offset += int64(len(b)) + (length+7)&^7
+		if offset > end {
+			return refuse(hintDamaged, "a header extension of the qcow2 image does not fit into its first cluster")
+		}
+		switch binary.BigEndian.Uint32(b[:]) {
+		case extensionEnd:
+			return nil
+		case extensionBackingFormat:
+			return refuse(hintFlatten, "the qcow2 image has a backing file")
+		case extensionDataFile:
+			return refuse(hintFlatten, "the qcow2 image keeps its data in another file")
+		case extensionEncryption:
+			return refuse(hintFlatten, "the qcow2 image is encrypted inside")
+		}
+	}
+	return refuse(hintDamaged, "the qcow2 image has more than %d header extensions", maxExtensions)
+}
+
+// checkTables checks where the tables lie in a file of size bytes.
+func (h *header) checkTables(size int64) error {
+	if h.Snapshots > maxSnapshots {
+		return refuse(hintDamaged, "the qcow2 image has %d snapshots: %d are possible", h.Snapshots, maxSnapshots)
+	}
+	if h.RefcountClusters == 0 {
+		return refuse(hintDamaged, "the qcow2 image has no table of reference counts")
+	}
+	if need := h.needL1(); uint64(h.L1Entries) < need {
+		return refuse(hintDamaged, "the L1 table of the qcow2 image has %d entries where its virtual size needs %d", h.L1Entries, need)
+	}
+	err := h.checkTable("L1 table", h.L1Offset, uint64(h.L1Entries)*8, maxL1Bytes, size)
+	if err == nil {
+		err = h.checkTable("table of reference counts", h.RefcountOffset, uint64(h.RefcountClusters)<<h.ClusterBits, maxRefcountBytes, size)
+	}
+	if err == nil && h.Snapshots > 0 {
+		err = h.checkTable("table of snapshots", h.SnapshotsOffset, uint64(h.Snapshots)*minSnapshotBytes, maxSnapshots*minSnapshotBytes, size)
+	}
+	if err == nil && (h.SnapshotsOffset%h.clusterSize() != 0 || h.SnapshotsOffset > math.MaxInt64) {
+		// Without snapshots the offset may be anywhere, past the end too.
+		err = refuse(hintDamaged, "the table of snapshots of the qcow2 image does not begin at a cluster of its own")
+	}
+	return err
+}
+
+// needL1 returns the number of L1 entries that cover the virtual size. Each
+// stands for one L2 table, which is one cluster of entries.
+func (h *header) needL1() uint64 {
+	covered := uint64(1) << (h.ClusterBits + h.ClusterBits - h.entryBits())
+	return (h.Size + covered - 1) / covered
+}
+
+// entryBits returns the binary logarithm of the size of an L2 entry. Extended ones have a
+// bitmap of subclusters.
+func (h *header) entryBits() uint32 {
+	if h.Incompatible&featureExtendedL2 != 0 {
+		return 4
+	}
+	return 3
+}
+
+func (h *header) checkTable(name string, offset, length, limit uint64, size int64) error {
+	switch {
+	case length > limit:
+		return refuse(hintDamaged, "the %s of the qcow2 image has %d bytes: %d are possible", name, length, limit)
+	case offset == 0 || offset%h.clusterSize() != 0:
+		return refuse(hintDamaged, "the %s of the qcow2 image does not begin at a cluster of its own", name)
+	case offset > uint64(size) || length > uint64(size)-offset:
+		return refuse(hintDamaged, "the %s of the qcow2 image lies outside the file", name)
+	}
+	return nil
+}
+
+// L1 entries: the offset of an L2 table between reserved bits, and one flag.
+const (
+	l1OffsetMask   = 1<<56 - 1<<9
+	l1ReservedMask = 1<<63 - 1 - l1OffsetMask
+)
+
+// checkL1 reads the L1 table, of up to 32 MiB, through one small buffer.
+func (f file) checkL1(h *header) error {
+	rest, offset := int64(h.L1Entries)*8, int64(h.L1Offset)
+	buffer := make([]byte, min(rest, 64<<10))
+	for rest > 0 {
+		b := buffer[:min(rest, int64(len(buffer)))]
+		if err := f.read(b, offset); err != nil {
+			return err
+		}
+		for i := 0; i < len(b); i += 8 {
+			if err := h.checkL1Entry(binary.BigEndian.Uint64(b[i:]), f.size); err != nil {
+				return err
+			}
+		}
+		offset += int64(len(b))
+		rest -= int64(len(b))
+	}
+	return nil
+}
+
+func (h *header) checkL1Entry(entry uint64, size int64) error {
+	if entry&l1ReservedMask != 0 {
+		return refuse(hintDamaged, "an L1 entry of the qcow2 image has reserved bits set")
+	}
+	l2 := entry & l1OffsetMask
+	if l2 == 0 {
+		return nil
+	}
+	return h.checkTable("L2 table", l2, h.clusterSize(), h.clusterSize(), size)
+}
+
+// FormatError says why a file cannot be an image. It is final until the
+// declaration or the file changes. Reason and Hint are each one sentence and
+// quote no bytes of the file, so both are safe to print.
+type FormatError struct {
+	Reason string
+	Hint   string // what to do about it
+}
+
+// Error returns the reason without the hint.
+func (e *FormatError) Error() string { return e.Reason }
+
+func refuse(hint, reason string, args ...any) error {
+	return &FormatError{Reason: fmt.Sprintf(reason, args...), Hint: hint}
 }

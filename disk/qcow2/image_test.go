@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk/race"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // kinds are the images that a cloud or QEMU itself may have made.

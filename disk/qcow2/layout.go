@@ -2,6 +2,10 @@ package qcow2
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
 	"sort"
 )
 
@@ -148,5 +152,144 @@ func (l *layout) putL2(b []byte, t *table) {
 		sectors := (off+int64(n)-1)/sector - off/sector
 		putEntry(b, int64(i), l2Compressed|uint64(sectors)<<(62-(encodeBits-8))|uint64(off))
 		c.packed += int64(n)
+	}
+}
+
+// table says what an L2 table to be will hold.
+type table struct {
+	index int64                     // in the L1 table
+	used  [tableEntries / 64]uint64 // a bit for each cluster with data
+	sizes []uint16                  // with compression: of each cluster, packed; 0: it stays as it is
+
+	plain  int64 // plain clusters in the tables before
+	packed int64 // bytes of packed clusters in the tables before
+}
+
+func (t *table) drop(i int) { t.used[i/64] &^= 1 << (i % 64) }
+
+// size returns the bytes of cluster i, packed; 0 means that it is plain, if it is at all.
+func (t *table) size(i int) int {
+	if t.sizes == nil {
+		return 0
+	}
+	return int(t.sizes[i])
+}
+
+// next returns the first cluster from i on that the table has, or tableEntries.
+func (t *table) next(i int) int {
+	for w := i / 64; w < len(t.used); w++ {
+		word := t.used[w]
+		if w == i/64 {
+			word &= ^uint64(0) << (i % 64)
+		}
+		if word != 0 {
+			return w*64 + bits.TrailingZeros64(word)
+		}
+	}
+	return tableEntries
+}
+
+// survey asks src for its ranges, and returns the tables that have any, in order.
+func survey(src Source) ([]*table, error) {
+	var tables []*table
+	for off := int64(0); off < src.Size(); {
+		start, end, err := src.NextData(off)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		if start < off || end <= start || end > src.Size() {
+			return nil, fmt.Errorf("range from %d to %d, asked for what follows %d", start, end, off)
+		}
+		for c := start >> encodeBits; c <= (end-1)>>encodeBits; c++ {
+			index := c / tableEntries
+			if n := len(tables); n == 0 || tables[n-1].index != index {
+				tables = append(tables, &table{index: index})
+			}
+			i := c % tableEntries
+			tables[len(tables)-1].used[i/64] |= 1 << (i % 64)
+		}
+		off = end
+	}
+	return tables, nil
+}
+
+// cursor is a cluster of the disk, and how much of its kind lies before it in the file.
+type cursor struct {
+	t      *table
+	table  int // of the layout's
+	i      int // in the table
+	plain  int64
+	packed int64
+}
+
+// offset returns where the cluster begins on the disk.
+func (c cursor) offset() int64 { return c.t.index*tableBytes + int64(c.i)<<encodeBits }
+
+// start returns a cursor before the first cluster of table n.
+func (l *layout) start(n int) cursor {
+	t := l.tables[n]
+	return cursor{t: t, table: n, i: -1, plain: t.plain - 1, packed: t.packed}
+}
+
+// seekPlain returns the plain cluster n, which is there; from is where one was found.
+func (l *layout) seekPlain(from cursor, n int64) cursor {
+	c := from
+	if c.t == nil || c.plain > n || n >= c.t.plain+tableEntries {
+		c = l.start(sort.Search(len(l.tables), func(i int) bool { return l.tables[i].plain > n }) - 1)
+	}
+	for c.plain < n {
+		next, ok := l.nextPlain(c)
+		if !ok {
+			panic("qcow2: fewer clusters than were counted")
+		}
+		c = next
+	}
+	return c
+}
+
+// nextPlain returns the plain cluster that follows c.
+func (l *layout) nextPlain(c cursor) (cursor, bool) {
+	c, ok := l.next(c, false)
+	c.plain++
+	return c, ok
+}
+
+// firstPacked returns the packed cluster with byte at, counted from where packed clusters
+// begin, or the first one if at is before that.
+func (l *layout) firstPacked(at int64) (cursor, bool) {
+	n := sort.Search(len(l.tables), func(i int) bool { return l.tables[i].packed > at }) - 1
+	if len(l.tables) == 0 {
+		return cursor{}, false
+	}
+	c, ok := l.next(l.start(max(0, n)), true)
+	for ok && c.packed+int64(c.t.size(c.i)) <= at {
+		c, ok = l.nextPacked(c)
+	}
+	return c, ok
+}
+
+// nextPacked returns the packed cluster that follows c.
+func (l *layout) nextPacked(c cursor) (cursor, bool) {
+	c.packed += int64(c.t.size(c.i))
+	return l.next(c, true)
+}
+
+// next returns the first packed, or plain, cluster behind c.
+func (l *layout) next(c cursor, packed bool) (cursor, bool) {
+	for {
+		c.i = c.t.next(c.i + 1)
+		switch {
+		case c.i < tableEntries && (c.t.size(c.i) > 0) == packed:
+			return c, true
+		case c.i < tableEntries:
+		case c.table+1 < len(l.tables):
+			c.table++
+			c.t, c.i = l.tables[c.table], -1
+		default:
+			return c, false
+		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk/race"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 const good = `{"Name":"parrot","Size":"7344128","BlockCount":"2","Checksum":"c0ffee","Labels":{"a":"b"},"CompressionMethod":"lz4",` +

@@ -13,9 +13,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
-	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // wantClass fails the test unless err is of the class and says all of words.

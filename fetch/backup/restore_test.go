@@ -11,8 +11,8 @@ import (
 	"testing/synctest"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // asked is a Store that counts the blocks it was asked for, and ends the work when it

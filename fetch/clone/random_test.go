@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/disk/race"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 var rounds = flag.Int("clone.rounds", race.Fewer(3, 3), "random disks that are encrypted and decrypted")

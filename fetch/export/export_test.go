@@ -14,8 +14,8 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/disk/race"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 const fixtures = "../../disk/testdata/longhorn/replicas/"

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/disk/race"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // The test of an idle cluster is scaled: a question waits for a second and not for

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
 // version is what an origin may serve.

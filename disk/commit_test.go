@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk/faultfs"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
 // failedImage makes an image that is known to be wrong, and returns what is in it.

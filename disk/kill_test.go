@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk/race"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // TestPartFiller is no test: it is the process that others start, and kill. It says
