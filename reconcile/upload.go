@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -23,11 +24,11 @@ func (l *Loop) Uploads() *upload.Server {
 func (l *Loop) upload(ctx context.Context, image string, sum disk.Digest) error {
 	v := l.View()
 	if v == nil || !v.Loaded {
-		return refuse(http.StatusServiceUnavailable, "the config directory is not read yet")
+		return httperror.New(http.StatusServiceUnavailable, "the config directory is not read yet")
 	}
 	declared, ok := v.Desired.Config.Images[image]
 	if !ok {
-		return refuse(http.StatusNotFound, "no image %s is declared", image)
+		return httperror.New(http.StatusNotFound, "no image %s is declared", image)
 	}
 	key, err := v.Desired.scene(v.Observed).look(declared).uploadTo(sum)
 	if err != nil {
@@ -57,9 +58,9 @@ func (l *Loop) upload(ctx context.Context, image string, sum disk.Digest) error 
 // wait for; until a person does something, otherwise.
 func notTaken(planned Action) error {
 	if settles := planned.Kind == Verify || planned.Kind == Adopt; settles || !planned.Until.IsZero() {
-		return refuse(http.StatusServiceUnavailable, "%s cannot be uploaded yet: %s", planned.Image, planned.Reason)
+		return httperror.New(http.StatusServiceUnavailable, "%s cannot be uploaded yet: %s", planned.Image, planned.Reason)
 	}
-	return refuse(http.StatusConflict, "%s cannot be uploaded: %s", planned.Image, planned.Reason)
+	return httperror.New(http.StatusConflict, "%s cannot be uploaded: %s", planned.Image, planned.Reason)
 }
 
 // uploadTo is where this node takes an upload of the image, or why it does not.
@@ -68,27 +69,27 @@ func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 	by := v.suspension(v.image, v.o.Now)
 	switch {
 	case by != nil && !by.Until.IsZero():
-		return Key{}, refuse(http.StatusConflict, "%s cannot be uploaded before %s: it is %s", name, by.Until.Format(time.RFC3339), suspended(by))
+		return Key{}, httperror.New(http.StatusConflict, "%s cannot be uploaded before %s: it is %s", name, by.Until.Format(time.RFC3339), suspended(by))
 	case by != nil:
-		return Key{}, refuse(http.StatusConflict, "%s cannot be uploaded: it is %s", name, suspended(by))
+		return Key{}, httperror.New(http.StatusConflict, "%s cannot be uploaded: it is %s", name, suspended(by))
 	case v.image.Source.Upload == nil:
-		return Key{}, refuse(http.StatusConflict, "%s is not for upload: its source is %s", name, v.image.Source.Kind())
+		return Key{}, httperror.New(http.StatusConflict, "%s is not for upload: its source is %s", name, v.image.Source.Kind())
 	case len(v.ready) > 0:
-		return Key{}, refuse(http.StatusConflict, "%s is ready on %s: another file needs another checksum, uuid or name", name, v.ready[0].Disk)
+		return Key{}, httperror.New(http.StatusConflict, "%s is ready on %s: another file needs another checksum, uuid or name", name, v.ready[0].Disk)
 	case !sum.IsZero() && !declared.IsZero() && sum.Algorithm() != declared.Algorithm():
-		return Key{}, refuse(http.StatusConflict, "the declared checksum of %s is a %s: give one of that, or none", name, declared.Algorithm())
+		return Key{}, httperror.New(http.StatusConflict, "the declared checksum of %s is a %s: give one of that, or none", name, declared.Algorithm())
 	case !sum.IsZero() && !declared.IsZero() && sum != declared:
-		return Key{}, refuse(http.StatusConflict, "the declared checksum of %s is %s, and the file has %s", name, declared, sum)
+		return Key{}, httperror.New(http.StatusConflict, "the declared checksum of %s is %s, and the file has %s", name, declared, sum)
 	}
 	for _, key := range v.all(name) {
 		goesOn := v.mine(key.Disk) && slices.Contains(v.forUpload(), key.Disk) && v.copy(key).PartFrom == UploadOrigin && v.refuses(key.Disk).why == ""
 		if goesOn && key.ID == v.image.ID && !v.o.Running[key] {
-			return Key{}, refuse(http.StatusServiceUnavailable, "an upload of %s was interrupted, and goes on in a moment", name)
+			return Key{}, httperror.New(http.StatusServiceUnavailable, "an upload of %s was interrupted, and goes on in a moment", name)
 		}
 	}
 	for key, running := range v.o.Running {
 		if running && key.ID == v.image.ID && !v.mine(key.Disk) {
-			return Key{}, refuse(http.StatusConflict, "%s is under way on %s: go on with it at %s", name, key.Disk, v.address(key.Disk.Node))
+			return Key{}, httperror.New(http.StatusConflict, "%s is under way on %s: go on with it at %s", name, key.Disk, v.address(key.Disk.Node))
 		}
 	}
 	why := []string{}
@@ -102,7 +103,7 @@ func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 		}
 		why = append(why, fmt.Sprintf("%s: %s", ref, r.why))
 	}
-	return Key{}, refuse(http.StatusConflict, "%s cannot be taken here (%s)%s", name, v.notHere(why), v.elsewhere())
+	return Key{}, httperror.New(http.StatusConflict, "%s cannot be taken here (%s)%s", name, v.notHere(why), v.elsewhere())
 }
 
 // forUpload are the disks that an upload can go to, best first: the ranked ones, or, when
@@ -177,8 +178,4 @@ func (l *Loop) interrupted(id string) bool {
 // declaredUpload reports whether what was begun of an upload can be gone on with.
 func declaredUpload(now schema.Image, id disk.ID) bool {
 	return now.ID == id && now.Source.Upload != nil
-}
-
-func refuse(status int, format string, args ...any) error {
-	return &upload.Refused{Status: status, Why: fmt.Sprintf(format, args...)}
 }

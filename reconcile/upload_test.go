@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -30,7 +31,7 @@ func TestNotTaken(t *testing.T) {
 	} {
 		test.planned.Image, test.planned.Reason = "parrot", "why"
 		err := notTaken(test.planned)
-		if refused, ok := errors.AsType[*upload.Refused](err); !ok || refused.Status != test.status {
+		if refused, ok := errors.AsType[*httperror.Error](err); !ok || refused.Status != test.status {
 			t.Errorf("%q, until %v: got %#v, want status %d", test.planned.Kind, test.planned.Until, err, test.status)
 		}
 	}

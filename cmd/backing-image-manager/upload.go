@@ -17,6 +17,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -162,10 +163,10 @@ func (u *uploading) send(ctx context.Context, o upload.Order) error {
 	}
 	err = client.Send(ctx, o, counted)
 	stop()
-	refused, no := errors.AsType[*upload.Refused](err)
+	refused, no := errors.AsType[*httperror.Error](err)
 	switch {
 	case no:
-		err = &refusedError{base, refused.Status, refused.Why}
+		err = &refusedError{base, refused.Status, refused.Message}
 		if !over(refused.Status) {
 			return err
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
 const (
@@ -65,22 +66,16 @@ func (c *Client) ask(ctx context.Context, method, path string, header map[string
 	return answer{a.StatusCode, a.Header, text}, err
 }
 
-// refusal is why a daemon does not do what it was asked, if so.
-func (a answer) refusal() *Refused {
+// refusal returns the error of an error response, and nil for any other.
+func (a answer) refusal() *httperror.Error {
 	if a.status < http.StatusMultipleChoices {
 		return nil
 	}
-	var said struct {
-		Error string `json:"error"`
-	}
-	if json.Unmarshal(a.body, &said) != nil || said.Error == "" {
-		said.Error = fmt.Sprintf("%d %s", a.status, http.StatusText(a.status))
-	}
-	return &Refused{a.status, said.Error}
+	return httperror.Read(a.status, a.body)
 }
 
-// passes reports whether a refusal may be over in a moment.
-func (e *Refused) passes() bool {
+// isTemporary reports whether the same request may succeed in a moment.
+func isTemporary(e *httperror.Error) bool {
 	switch e.Status {
 	case http.StatusRequestTimeout, http.StatusLocked, http.StatusTooManyRequests, statusMismatch:
 		return true
@@ -141,7 +136,7 @@ func (c *Client) how(ctx context.Context, path string) (at int64, measured bool,
 		at, err = a.offset()
 		return at, a.header.Get("Upload-Length") != "", err
 	}
-	if no := a.refusal(); no.passes() && no.Status != http.StatusLocked { // that may last
+	if no := a.refusal(); isTemporary(no) && no.Status != http.StatusLocked { // that may last
 		return 0, false, no
 	}
 	told, err := c.ask(ctx, http.MethodGet, path, nil, nil) // a HEAD has no room for a sentence
@@ -155,7 +150,7 @@ func (c *Client) how(ctx context.Context, path string) (at int64, measured bool,
 	case json.Unmarshal(told.body, &i) != nil || i.Error == "":
 		return 0, false, a.refusal()
 	}
-	return 0, false, &Refused{a.status, i.Error}
+	return 0, false, &httperror.Error{Status: a.status, Message: i.Error}
 }
 
 // send brings one piece, and returns how far the upload is then. total is said along
@@ -307,7 +302,7 @@ func (s *sending) begin(ctx context.Context) error {
 	}
 	s.Restart = false
 	path, err := s.create(ctx, m, s.Content.length())
-	if no, refused := errors.AsType[*Refused](err); refused && no.Status == http.StatusConflict {
+	if no, refused := errors.AsType[*httperror.Error](err); refused && no.Status == http.StatusConflict {
 		// A daemon that has just begun may have found what is left of it meanwhile.
 		if found := s.find(ctx, m); found != nil || s.path != "" {
 			return found
@@ -339,7 +334,7 @@ func (s *sending) find(ctx context.Context, m Metadata) error {
 			s.path = path
 			return nil
 		default:
-			return refuse(http.StatusConflict, "an upload of %s is under way, of another file or by somebody else: %d bytes are there%s; --restart ends it and begins anew", s.Image, i.Offset, ofLength(i.Length))
+			return httperror.New(http.StatusConflict, "an upload of %s is under way, of another file or by somebody else: %d bytes are there%s; --restart ends it and begins anew", s.Image, i.Offset, ofLength(i.Length))
 		}
 	}
 	return nil
@@ -409,7 +404,7 @@ func (s *sending) readAhead(at int64) {
 
 // judge says whether an error is the end.
 func (s *sending) judge(err error) (done bool, _ error) {
-	no, refused := errors.AsType[*Refused](err)
+	no, refused := errors.AsType[*httperror.Error](err)
 	s.met = s.met || refused || err == nil
 	switch {
 	case !refused: // nil, or one of the network
@@ -422,12 +417,12 @@ func (s *sending) judge(err error) (done bool, _ error) {
 	case no.Status == http.StatusConflict && s.path != "":
 		return false, err // the daemon knows how far it is
 	}
-	return !no.passes(), err
+	return !isTemporary(no), err
 }
 
 // giveUp ends an upload that nobody can go on with.
 func (s *sending) giveUp(ctx context.Context, err error) error {
-	_, refused := errors.AsType[*Refused](err)
+	_, refused := errors.AsType[*httperror.Error](err)
 	_, again := s.Content.(*File)
 	if s.path == "" || refused || again && s.Content.check() == nil {
 		return err

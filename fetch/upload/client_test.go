@@ -18,6 +18,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
@@ -256,7 +257,7 @@ func TestSendTogether(t *testing.T) {
 	for range 3 {
 		o := order(newFile(t, f))
 		o.Warn = func(err error) {
-			if _, known := errors.AsType[*Refused](err); !known || strings.Contains(err.Error(), context.Canceled.Error()) {
+			if _, known := errors.AsType[*httperror.Error](err); !known || strings.Contains(err.Error(), context.Canceled.Error()) {
 				t.Errorf("interrupted: %v", err)
 			}
 		}

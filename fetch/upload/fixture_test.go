@@ -17,6 +17,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
 var parrot = disk.ID{Name: "parrot", UUID: "6846a0b2"}
@@ -47,7 +48,7 @@ func newRig(t *testing.T) *rig {
 	r.Server = NewServer(NewSessions(), Host{
 		Begin: func(_ context.Context, image string, given disk.Digest) error {
 			if image != parrot.Name {
-				return refuse(http.StatusNotFound, "no image %s is declared", image)
+				return httperror.New(http.StatusNotFound, "no image %s is declared", image)
 			}
 			r.begin(given)
 			return nil

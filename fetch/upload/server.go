@@ -14,6 +14,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
 const (
@@ -37,7 +38,7 @@ const statusMismatch = 460
 // Host is the node that takes uploads.
 type Host struct {
 	// Begin asks for a job to open the part of a new upload of the image, or says why
-	// there can be none: a *Refused. The whole has to have the digest, if one is given.
+	// there can be none: a *httperror.Error. The whole has to have the digest, if one is given.
 	Begin func(ctx context.Context, image string, given disk.Digest) error
 	// Interrupted reports whether there is a part of the upload that a job will open.
 	Interrupted func(id string) bool
@@ -76,14 +77,14 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_ = deadlines.SetWriteDeadline(time.Now().Add(answerTime))
-	answerRefused(w, err)
+	writeError(w, err)
 }
 
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, method string) error {
 	if method != http.MethodOptions && method != http.MethodGet {
 		if r.Header.Get("Tus-Resumable") != version {
 			w.Header().Set("Tus-Version", version)
-			return refuse(http.StatusPreconditionFailed, "send Tus-Resumable: %s", version)
+			return httperror.New(http.StatusPreconditionFailed, "send Tus-Resumable: %s", version)
 		}
 	}
 	id, all := r.PathValue("id"), r.PathValue("id") == ""
@@ -111,7 +112,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, method string) e
 
 func notAllowed(w http.ResponseWriter, allow string) error {
 	w.Header().Set("Allow", allow)
-	return refuse(http.StatusMethodNotAllowed, "use one of %s", allow)
+	return httperror.New(http.StatusMethodNotAllowed, "use one of %s", allow)
 }
 
 func (*Server) options(w http.ResponseWriter) {
@@ -139,7 +140,7 @@ func (s *Server) unknown(id string) error {
 	if s.host.Interrupted(id) {
 		return locked("the upload is interrupted: it goes on in a moment, or when what status says of the image is over")
 	}
-	return refuse(http.StatusNotFound, "there is no such upload: it was never there, or has ended")
+	return httperror.New(http.StatusNotFound, "there is no such upload: it was never there, or has ended")
 }
 
 func (s *Server) head(w http.ResponseWriter, r *http.Request, id string) error {
@@ -183,7 +184,7 @@ func (s *Server) terminate(w http.ResponseWriter, r *http.Request, id string) er
 	now, past := s.sessions.find(id)
 	switch {
 	case past != nil && past.err == nil:
-		return refuse(http.StatusConflict, "the upload has ended: the image is ready")
+		return httperror.New(http.StatusConflict, "the upload has ended: the image is ready")
 	case past != nil:
 		return verdict(past.err)
 	case now == nil:
@@ -191,7 +192,7 @@ func (s *Server) terminate(w http.ResponseWriter, r *http.Request, id string) er
 	}
 	if err := s.ask(r, now, &delivery{end: true}); !errors.Is(now.ending(), ErrTerminated) {
 		if err == nil {
-			err = refuse(http.StatusConflict, "the upload has ended: the image is ready")
+			err = httperror.New(http.StatusConflict, "the upload has ended: the image is ready")
 		}
 		return err
 	}
@@ -215,16 +216,17 @@ func answerJSON(w http.ResponseWriter, status int, v any) error {
 	return nil
 }
 
-// answerRefused answers with the status of a *Refused, and in the words of a daemon.
-func answerRefused(w http.ResponseWriter, err error) {
-	status := http.StatusLocked // the daemon stops, or the sender is gone
-	if e, ok := errors.AsType[*Refused](err); ok {
-		status = e.Status
+// writeError sends the response for err. An error that is not an *httperror.Error means
+// that the daemon stops, or that the sender is gone.
+func writeError(w http.ResponseWriter, err error) {
+	e, ok := errors.AsType[*httperror.Error](err)
+	if !ok {
+		e = locked("%v", err)
 	}
-	if status == http.StatusLocked || status == http.StatusServiceUnavailable {
+	if e.Status == http.StatusLocked || e.Status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}
-	_ = answerJSON(w, status, map[string]string{"error": err.Error()})
+	e.Write(w)
 }
 
 // create begins an upload, and takes its first bytes if they come along.
@@ -236,11 +238,11 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 	m, err := parseMetadata(r.Header.Get("Upload-Metadata"))
 	switch {
 	case err != nil:
-		return refuse(http.StatusBadRequest, "%v", err)
+		return httperror.New(http.StatusBadRequest, "%v", err)
 	case m.Name == "":
-		return refuse(http.StatusBadRequest, "say which image it is: Upload-Metadata: name NAME, NAME in base64")
+		return httperror.New(http.StatusBadRequest, "say which image it is: Upload-Metadata: name NAME, NAME in base64")
 	case r.ContentLength != 0 && !hasBodyType(r):
-		return refuse(http.StatusUnsupportedMediaType, "a body has to be of the type %s", bodyType)
+		return httperror.New(http.StatusUnsupportedMediaType, "a body has to be of the type %s", bodyType)
 	case encoded(r):
 		return errEncoded
 	}
@@ -264,11 +266,11 @@ func announced(h http.Header) (int64, error) {
 	length, deferred := h.Get("Upload-Length"), h.Get("Upload-Defer-Length")
 	switch {
 	case (length == "") == (deferred == ""):
-		return 0, refuse(http.StatusBadRequest, "send Upload-Length, or Upload-Defer-Length: 1")
+		return 0, httperror.New(http.StatusBadRequest, "send Upload-Length, or Upload-Defer-Length: 1")
 	case deferred == "1":
 		return -1, nil
 	case deferred != "":
-		return 0, refuse(http.StatusBadRequest, "Upload-Defer-Length can only be 1")
+		return 0, httperror.New(http.StatusBadRequest, "Upload-Defer-Length can only be 1")
 	}
 	return parseLength(length)
 }
@@ -279,7 +281,7 @@ func parseLength(text string) (int64, error) {
 		err = checkLength(n)
 	}
 	if err != nil {
-		return 0, refuse(http.StatusBadRequest, "%v", err)
+		return 0, httperror.New(http.StatusBadRequest, "%v", err)
 	}
 	return n, nil
 }
@@ -318,12 +320,12 @@ func encoded(r *http.Request) bool {
 	return how != "" && how != "identity"
 }
 
-var errEncoded = refuse(http.StatusUnsupportedMediaType, "send the body as it is, without a Content-Encoding")
+var errEncoded = httperror.New(http.StatusUnsupportedMediaType, "send the body as it is, without a Content-Encoding")
 
 // patch appends a body, or zeros that need none.
 func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error {
 	if !hasBodyType(r) {
-		return refuse(http.StatusUnsupportedMediaType, "the Content-Type has to be %s", bodyType)
+		return httperror.New(http.StatusUnsupportedMediaType, "the Content-Type has to be %s", bodyType)
 	}
 	if encoded(r) {
 		return errEncoded
@@ -331,7 +333,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 	d := &delivery{length: r.ContentLength, total: -1}
 	var err error
 	if d.from, err = parseCount("Upload-Offset", r.Header.Get("Upload-Offset")); err != nil {
-		return refuse(http.StatusBadRequest, "%v", err)
+		return httperror.New(http.StatusBadRequest, "%v", err)
 	}
 	if text := r.Header.Get("Upload-Length"); text != "" {
 		if d.total, err = parseLength(text); err != nil {
@@ -340,10 +342,10 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 	}
 	if text := r.Header.Get("Upload-Zeros"); text != "" {
 		if d.zeros, err = parseCount("Upload-Zeros", text); err != nil {
-			return refuse(http.StatusBadRequest, "%v", err)
+			return httperror.New(http.StatusBadRequest, "%v", err)
 		}
 		if r.ContentLength != 0 {
-			return refuse(http.StatusBadRequest, "Upload-Zeros stands for a body: send none")
+			return httperror.New(http.StatusBadRequest, "Upload-Zeros stands for a body: send none")
 		}
 	}
 	now, past := s.sessions.find(id)
@@ -355,7 +357,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	case past != nil:
-		return refuse(http.StatusConflict, "the upload has ended: the image is ready")
+		return httperror.New(http.StatusConflict, "the upload has ended: the image is ready")
 	case now == nil:
 		return s.unknown(id)
 	}
@@ -398,8 +400,8 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 		}
 	}
 	err := now.deliver(d)
-	if _, known := errors.AsType[*Refused](err); err != nil && !known && !errors.Is(err, context.Canceled) {
-		err = refuse(http.StatusRequestTimeout, "%v", err) // it stalled
+	if _, known := errors.AsType[*httperror.Error](err); err != nil && !known && !errors.Is(err, context.Canceled) {
+		err = httperror.New(http.StatusRequestTimeout, "%v", err) // it stalled
 	}
 	if err != nil || r.ContentLength < 0 {
 		w.Header().Set("Connection", "close") // there may be more of the body
@@ -420,9 +422,9 @@ var rooms = sync.Pool{New: func() any { return new([roomSize]byte) }}
 func check(d *delivery, text string, room []byte) error {
 	sum, err := parseChecksum(text)
 	if err != nil {
-		return refuse(http.StatusBadRequest, "%v", err)
+		return httperror.New(http.StatusBadRequest, "%v", err)
 	}
-	tooLong := refuse(http.StatusRequestEntityTooLarge, "a body with Upload-Checksum may have %d bytes at most: it is checked before any of it is kept", MaxChecked)
+	tooLong := httperror.New(http.StatusRequestEntityTooLarge, "a body with Upload-Checksum may have %d bytes at most: it is checked before any of it is kept", MaxChecked)
 	if d.length > MaxChecked {
 		return tooLong
 	}
@@ -432,11 +434,11 @@ func check(d *delivery, text string, room []byte) error {
 	case context.Cause(d.ctx) != nil:
 		return context.Cause(d.ctx)
 	case err != nil:
-		return refuse(http.StatusBadRequest, "the body broke off")
+		return httperror.New(http.StatusBadRequest, "the body broke off")
 	case body.Len() > MaxChecked:
 		return tooLong
 	case !sum.matches(body.Bytes()):
-		return refuse(statusMismatch, "the body has not the checksum that it came with: nothing of it was kept")
+		return httperror.New(statusMismatch, "the body has not the checksum that it came with: nothing of it was kept")
 	}
 	d.body, d.length = body, int64(body.Len())
 	return nil

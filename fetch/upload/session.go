@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
 // Session is one upload: the requests that bring its bytes on one side, and the job
@@ -224,7 +225,7 @@ func verdict(err error) error {
 	if err == nil {
 		return nil
 	}
-	if known, ok := errors.AsType[*Refused](err); ok {
+	if known, ok := errors.AsType[*httperror.Error](err); ok {
 		return known
 	}
 	status := http.StatusUnprocessableEntity
@@ -234,7 +235,7 @@ func verdict(err error) error {
 	case errors.Is(err, disk.ErrNoSpace), errors.Is(err, disk.ErrTooLarge):
 		status = http.StatusRequestEntityTooLarge
 	}
-	return refuse(status, "%s", explain(fmt.Errorf("the upload has ended: %w", err)))
+	return httperror.New(status, "%s", explain(fmt.Errorf("the upload has ended: %w", err)))
 }
 
 // ending is the error that an upload ended with, if it has.
@@ -284,18 +285,18 @@ func (s *Session) fits(d *delivery, offset int64) error {
 	size := s.size
 	if d.total >= 0 {
 		if size >= 0 && size != d.total {
-			return refuse(http.StatusBadRequest, "Upload-Length is %d, and was %d before", d.total, size)
+			return httperror.New(http.StatusBadRequest, "Upload-Length is %d, and was %d before", d.total, size)
 		}
 		if d.total < offset {
-			return refuse(http.StatusBadRequest, "Upload-Length is %d, and %d bytes are here already", d.total, offset)
+			return httperror.New(http.StatusBadRequest, "Upload-Length is %d, and %d bytes are here already", d.total, offset)
 		}
 		size = d.total
 	}
 	switch more := max(d.length, d.zeros); {
 	case d.from != offset:
-		return refuse(http.StatusConflict, "the upload is at %d bytes, and these are for %d", offset, d.from)
+		return httperror.New(http.StatusConflict, "the upload is at %d bytes, and these are for %d", offset, d.from)
 	case size >= 0 && more > size-offset:
-		return refuse(http.StatusRequestEntityTooLarge, "%d bytes are more than the %d that are missing", more, size-offset)
+		return httperror.New(http.StatusRequestEntityTooLarge, "%d bytes are more than the %d that are missing", more, size-offset)
 	}
 	s.size = size
 	return nil
@@ -357,7 +358,7 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 		if cause := context.Cause(d.ctx); cause != nil {
 			return cause, nil
 		}
-		return refuse(http.StatusBadRequest, "the body broke off"), nil
+		return httperror.New(http.StatusBadRequest, "the body broke off"), nil
 	}
 	if err != nil {
 		return nil, err
@@ -417,4 +418,4 @@ func (zeros) Read(p []byte) (int, error) {
 }
 
 // errTaken cuts a request whose upload another one goes on with.
-var errTaken = refuse(http.StatusConflict, "another request goes on with the upload")
+var errTaken = httperror.New(http.StatusConflict, "another request goes on with the upload")

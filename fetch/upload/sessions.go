@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
 const (
@@ -38,27 +39,15 @@ var (
 // Ended reports whether err only says that an upload is over.
 func Ended(err error) bool { return errors.Is(err, ErrTerminated) || errors.Is(err, ErrExpired) }
 
-// Refused is why a request is not granted, as a status of HTTP and a sentence.
-type Refused struct {
-	Status int
-	Why    string
-}
-
-func (e *Refused) Error() string { return e.Why }
-
-func refuse(status int, format string, args ...any) *Refused {
-	return &Refused{status, fmt.Sprintf(format, args...)}
-}
-
 // later asks to come back in a moment for a new upload.
-func later(format string, args ...any) *Refused {
-	return refuse(http.StatusServiceUnavailable, format, args...)
+func later(format string, args ...any) *httperror.Error {
+	return httperror.New(http.StatusServiceUnavailable, format, args...)
 }
 
 // locked asks to come back in a moment for an upload that is there. At any other status
 // clients take it for gone, and begin anew.
-func locked(format string, args ...any) *Refused {
-	return refuse(http.StatusLocked, format, args...)
+func locked(format string, args ...any) *httperror.Error {
+	return httperror.New(http.StatusLocked, format, args...)
 }
 
 // Sessions are the uploads of one node: those that requests are served by jobs, at
@@ -77,7 +66,7 @@ func (s *Sessions) announce(m Metadata, size int64) (*Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if now := s.live[m.Name]; now != nil {
-		return nil, refuse(http.StatusConflict, "an upload of %s is under way already: go on with it, or end it by DELETE %s%s", m.Name, Path+"/", now.ID)
+		return nil, httperror.New(http.StatusConflict, "an upload of %s is under way already: go on with it, or end it by DELETE %s%s", m.Name, Path+"/", now.ID)
 	}
 	if len(s.live) >= most {
 		names := slices.Sorted(maps.Keys(s.live))

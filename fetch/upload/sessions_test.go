@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
 // A job may read for minutes what is left of something else before it opens the part.
@@ -41,7 +42,7 @@ func TestAnnouncedTooEarly(t *testing.T) {
 	if had, err := s.Begin(t.Context(), parrot, left); err != nil || had.ID != left.ETag {
 		t.Fatalf("the job has %+v, %v", had, err)
 	}
-	if no, ok := errors.AsType[*Refused](one.outcome()); !ok || !no.passes() {
+	if no, ok := errors.AsType[*httperror.Error](one.outcome()); !ok || !isTemporary(no) {
 		t.Errorf("the client is told %v, want that it may come again", one.outcome())
 	}
 }
