@@ -189,7 +189,7 @@ func (m *member) makes(one peer.Disk, ref schema.DiskRef, key Key) bool {
 		}
 	}
 	v := one.Copies[i]
-	return Kind(v.Doing).prepares() && v.State == disk.Pending && v.Try == nil && !evicting(m.conf.config, ref)
+	return Kind(v.Action).prepares() && v.State == disk.Pending && v.Failure == nil && !evicting(m.conf.config, ref)
 }
 
 // agree holds the removal of a copy against what the others have: as long as they differ,

@@ -204,17 +204,17 @@ func (m *member) digestNow() string {
 // sameNews compares what is worth telling at once.
 func sameNews(a, b peer.State) bool {
 	return a.Config == b.Config && slices.EqualFunc(a.Disks, b.Disks, func(a, b peer.Disk) bool {
-		return a.Name == b.Name && a.UUID == b.UUID && a.Problem == b.Problem && a.Unclear == b.Unclear &&
+		return a.Name == b.Name && a.UUID == b.UUID && a.Problem == b.Problem && a.UsageUnknown == b.UsageUnknown &&
 			slices.EqualFunc(a.Copies, b.Copies, sameCopy)
 	})
 }
 
 func sameCopy(a, b peer.Copy) bool {
-	one, two := a.Try, b.Try
+	one, two := a.Failure, b.Failure
 	if (one == nil) != (two == nil) || one != nil && (one.Message != two.Message || one.Action != two.Action || one.Attempts != two.Attempts) {
 		return false
 	}
-	a.Try, b.Try = nil, nil
+	a.Failure, b.Failure = nil, nil
 	a.PartBytes, b.PartBytes = min(a.PartBytes, 1), min(b.PartBytes, 1)
 	a.Verified, b.Verified = time.Time{}, time.Time{}
 	return a == b
@@ -222,11 +222,11 @@ func sameCopy(a, b peer.Copy) bool {
 
 // overlayPeers adds to o what the other nodes said last.
 func (m *member) overlayPeers(d Desired, o *Observed) {
-	answers := map[string]peer.Answer{}
+	answers := map[string]peer.Observation{}
 	for name, h := range m.heard {
-		a := peer.Answer{Asked: h.asked, Problem: h.problem, Since: worldStart.Add(h.last)}
+		a := peer.Observation{Polled: h.asked, Problem: h.problem, LastSeen: worldStart.Add(h.last)}
 		if h.said != nil {
-			a.State, a.Last, a.Told = h.said.state, worldStart.Add(h.begun), worldStart.Add(h.told)
+			a.State, a.LastSuccess, a.Received = h.said.state, worldStart.Add(h.begun), worldStart.Add(h.told)
 		}
 		answers[name] = a
 	}

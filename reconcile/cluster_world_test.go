@@ -208,7 +208,7 @@ func (c *cluster) seesCopy(id disk.ID, s *slot, d *drive) Copy {
 	case s.from != nil:
 		v.PartFrom = UploadOrigin
 	case s.pulled && s.part > 0:
-		v.PartFrom = peer.Pulled
+		v.PartFrom = peer.PartFromPeers
 	}
 	if s.letter == "" {
 		return v

@@ -197,7 +197,7 @@ func (r dice) copy(id disk.ID, now time.Time, unreadable bool) Copy {
 	c := Copy{Copy: disk.Copy{ID: id, State: pick1(r, disk.Ready, disk.Ready, disk.Ready, disk.Ready, disk.Failed, disk.Unknown, disk.Pending), Owned: true, HasCfg: !r.one(8)}}
 	if c.State == disk.Pending || r.one(10) {
 		c.PartBytes, c.PartTotal = pick1(r, int64(0), 1<<20), pick1(r, int64(0), 1<<30)
-		c.PartFrom = pick1(r, "", UploadOrigin, peer.Pulled)
+		c.PartFrom = pick1(r, "", UploadOrigin, peer.PartFromPeers)
 	}
 	if c.State != disk.Pending {
 		c.Size, c.RealSize = 1<<30, pick1(r, int64(1<<30), 1<<20)

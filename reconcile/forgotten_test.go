@@ -175,7 +175,7 @@ func TestWhatWasToldFollowsTheClock(t *testing.T) {
 	c, image, refs := duo(1)
 	d, _ := of(refs[0].Node, c, bare(c))
 	failed := failedCopy(image, digestOf(disk.SHA512, "a"))
-	answers := map[string]peer.Answer{refs[1].Node: {Asked: true, Told: goldenNow, State: peer.State{
+	answers := map[string]peer.Observation{refs[1].Node: {Polled: true, Received: goldenNow, State: peer.State{
 		Node: refs[1].Node, Clock: goldenNow, Disks: []peer.Disk{{Name: refs[1].Disk, UUID: "u", Copies: []peer.Copy{tellCopy(failed)}}},
 	}}}
 	s := &others{told: map[string]toldAt{}}

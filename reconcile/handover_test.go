@@ -65,20 +65,20 @@ func TestTakeoverWhileSomethingElseIsBroken(t *testing.T) {
 	first, second := refs[0], refs[1]
 	state := peer.State{Node: first.Node, Config: "", Disks: []peer.Disk{{Name: first.Disk, UUID: "u", Free: 1 << 40, Copies: []peer.Copy{{
 		Name: image.ID.Name, UUID: image.ID.UUID, State: disk.Pending,
-		Try: &peer.Try{Action: "download", Message: "no route", Attempts: 4, Link: true, Since: -600, Again: 100},
+		Failure: &peer.Failure{Action: "download", Message: "no route", Attempts: 4, Link: true, Since: -600, RetryIn: 100},
 	}}}}}
 	o := bare(c)
 	o.Peers = map[string]Peer{first.Node: {Asked: true}}
 	other, _ := of(second.Node, c, o)
 	other.Digest, other.May = "", schema.NoDeletions
-	o.hearOf(other, peer.Answer{State: state, Asked: true}, o.Now)
+	o.hearOf(other, peer.Observation{State: state, Polled: true}, o.Now)
 	waits := other.Plan(o)
 
 	o = bare(c)
 	o.Peers = map[string]Peer{second.Node: {Asked: true}}
 	mine, _ := of(first.Node, c, o)
 	mine.Digest, mine.May = "", schema.NoDeletions
-	o.Tries[Key{first, image.ID}] = toldTry(*state.Disks[0].Copies[0].Try, o.Now)
+	o.Tries[Key{first, image.ID}] = toldTry(*state.Disks[0].Copies[0].Failure, o.Now)
 	anybodyActs(t, mine.Plan(o), waits)
 }
 

@@ -113,6 +113,6 @@ func (d shownDisk) look(on, name string) peer.Disk {
 	if err := errors.Join(err, spaceErr, d.Check()); err != nil {
 		return peer.Disk{Name: on, UUID: d.uuid, Problem: err.Error(), Copies: []peer.Copy{}}
 	}
-	seen.Unclear, seen.Total, seen.Free = users.Unknown(), space.Total, space.Free
+	seen.UsageUnknown, seen.Total, seen.Free = users.Unknown(), space.Total, space.Free
 	return seen
 }

@@ -40,7 +40,7 @@ func (j job) ask(ctx context.Context) map[string]Answer {
 	answers := map[string]Answer{}
 	for _, at := range j.asking.at {
 		all.Go(func() {
-			state, err := j.asking.client.Look(ctx, at, j.action.Image)
+			state, err := j.asking.client.Copies(ctx, at, j.action.Image)
 			if err != nil {
 				return // as good as no answer, whatever the reason
 			}

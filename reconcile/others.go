@@ -15,7 +15,7 @@ const meetTime = 3 * time.Second
 // others are the other nodes, each asked by itself. The zero value asks nobody.
 type others struct {
 	client *peer.Client
-	watch  *peer.Watch
+	watch  *peer.Poller
 	asked  map[string]string // the addresses that watch follows
 	told   map[string]toldAt // by node
 }
@@ -31,7 +31,7 @@ type toldAt struct {
 // Join makes r ask other nodes through client. It is to be called once, before the
 // first look.
 func (r *Reconciler) Join(client *peer.Client) {
-	r.others = others{client: client, watch: peer.NewWatch(client), told: map[string]toldAt{}}
+	r.others = others{client: client, watch: peer.NewPoller(client), told: map[string]toldAt{}}
 }
 
 // Follow asks the other nodes that d declares, and from now on no others, until ctx
@@ -43,7 +43,7 @@ func (r *Reconciler) Follow(ctx context.Context, d Desired) {
 		return
 	}
 	s.asked = asked
-	s.watch.Follow(ctx, asked)
+	s.watch.SetPeers(ctx, asked)
 	maps.DeleteFunc(s.told, func(name string, _ toldAt) bool { _, ok := asked[name]; return !ok })
 }
 
@@ -77,8 +77,8 @@ func (s *others) unasked() bool {
 	if s.watch == nil {
 		return false
 	}
-	for _, a := range s.watch.Answers() {
-		if !a.Asked {
+	for _, a := range s.watch.Observations() {
+		if !a.Polled {
 			return true
 		}
 	}

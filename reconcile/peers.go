@@ -16,31 +16,31 @@ import (
 // they told before.
 func (s *others) hear(d Desired, o *Observed) {
 	if s.watch != nil {
-		s.hearFrom(d, o, s.watch.Answers(), time.Now())
+		s.hearFrom(d, o, s.watch.Observations(), time.Now())
 	}
 }
 
 // hearFrom is hear of these answers, at the time now of the clock that they go by.
-func (s *others) hearFrom(d Desired, o *Observed, answers map[string]peer.Answer, now time.Time) {
+func (s *others) hearFrom(d Desired, o *Observed, answers map[string]peer.Observation, now time.Time) {
 	o.Peers = map[string]Peer{}
 	for name := range s.addresses(d) {
 		a := answers[name]
-		p := Peer{Asked: a.Asked, Problem: a.Problem, Config: a.State.Config}
+		p := Peer{Asked: a.Polled, Problem: a.Problem, Config: a.State.Config}
 		if p.Problem == "" && !p.Asked {
 			p.Problem = "not asked yet"
 		}
-		if p.Problem != "" && !a.Since.IsZero() {
-			p.Silent = max(0, now.Sub(a.Since))
+		if p.Problem != "" && !a.LastSeen.IsZero() {
+			p.Silent = max(0, now.Sub(a.LastSeen))
 		}
 		switch {
-		case a.Last.IsZero():
+		case a.LastSuccess.IsZero():
 		case p.Problem == "":
-			p.Last = o.Now.Add(a.Since.Sub(now))
+			p.Last = o.Now.Add(a.LastSeen.Sub(now))
 		default:
-			p.Last = o.Now.Add(a.Last.Sub(now))
+			p.Last = o.Now.Add(a.LastSuccess.Sub(now))
 		}
 		o.Peers[name] = p
-		at := o.Now.Add(a.Told.Sub(now))
+		at := o.Now.Add(a.Received.Sub(now))
 		maps.Copy(o.Disks, s.disksOf(d, name, a, at))
 		o.hearOf(d, a, at)
 	}
@@ -49,12 +49,12 @@ func (s *others) hearFrom(d Desired, o *Observed, answers map[string]peer.Answer
 
 // disksOf returns the disks of a node as it told last, which was at the time at by this
 // node's clock. They are made once of each answer, and when this clock was set.
-func (s *others) disksOf(d Desired, name string, a peer.Answer, at time.Time) map[schema.DiskRef]Disk {
+func (s *others) disksOf(d Desired, name string, a peer.Observation, at time.Time) map[schema.DiskRef]Disk {
 	node := d.Config.Nodes[name]
 	last, ok := s.told[name]
 	ahead := at.Sub(a.State.Clock)
-	if !ok || (ahead-last.ahead).Abs() > stepped || !last.at.Equal(a.Told) || !slices.Equal(slices.Sorted(maps.Keys(last.node.Disks)), slices.Sorted(maps.Keys(node.Disks))) {
-		last = toldAt{at: a.Told, ahead: ahead, node: node, disks: told(d.Config.Nodes, name, a.State)}
+	if !ok || (ahead-last.ahead).Abs() > stepped || !last.at.Equal(a.Received) || !slices.Equal(slices.Sorted(maps.Keys(last.node.Disks)), slices.Sorted(maps.Keys(node.Disks))) {
+		last = toldAt{at: a.Received, ahead: ahead, node: node, disks: told(d.Config.Nodes, name, a.State)}
 		if !a.State.Clock.IsZero() {
 			last.translate(ahead)
 		}
@@ -76,7 +76,7 @@ func (t toldAt) translate(ahead time.Duration) {
 }
 
 // hearOf adds what a node does and what failed there. at is when it said so.
-func (o Observed) hearOf(d Desired, a peer.Answer, at time.Time) {
+func (o Observed) hearOf(d Desired, a peer.Observation, at time.Time) {
 	alike := a.State.Config == d.Digest && d.Digest != ""
 	for _, one := range a.State.Disks {
 		ref := schema.DiskRef{Node: a.State.Node, Disk: one.Name}
@@ -85,21 +85,21 @@ func (o Observed) hearOf(d Desired, a peer.Answer, at time.Time) {
 		}
 		for _, c := range one.Copies {
 			key := Key{ref, c.ID()}
-			if c.Doing != "" {
+			if c.Action != "" {
 				o.Running[key] = true
 			}
-			if c.Try != nil && (alike || c.Try.Disk || c.Try.Link) { // these say nothing of a declaration
-				o.Tries[key] = toldTry(*c.Try, at)
+			if c.Failure != nil && (alike || c.Failure.Disk || c.Failure.Link) { // these say nothing of a declaration
+				o.Tries[key] = toldTry(*c.Failure, at)
 			}
 		}
 	}
 }
 
-func toldTry(t peer.Try, at time.Time) Try {
+func toldTry(t peer.Failure, at time.Time) Try {
 	after := func(seconds float64) time.Time { return at.Add(time.Duration(seconds * float64(time.Second))) }
 	return Try{
 		Kind: Kind(t.Action), Attempts: t.Attempts, Message: t.Message, Final: t.Final, Disk: t.Disk, Link: t.Link,
-		Since: after(-math.Abs(t.Since)), Until: after(t.Again),
+		Since: after(-math.Abs(t.Since)), Until: after(t.RetryIn),
 	}
 }
 
@@ -113,7 +113,7 @@ func told(nodes map[string]schema.Node, node string, s peer.State) map[schema.Di
 		}
 		seen := Disk{Path: declared.Path, UUID: one.UUID, Problem: one.Problem}
 		if seen.Problem == "" {
-			seen.Space, seen.Unclear = disk.Space{Total: one.Total, Free: one.Free}, one.Unclear
+			seen.Space, seen.Unclear = disk.Space{Total: one.Total, Free: one.Free}, one.UsageUnknown
 			seen.Copies = make(map[disk.ID]Copy, len(one.Copies))
 			for _, c := range one.Copies {
 				seen.Copies[c.ID()] = toldCopy(c)
@@ -126,18 +126,18 @@ func told(nodes map[string]schema.Node, node string, s peer.State) map[schema.Di
 
 func toldCopy(c peer.Copy) Copy {
 	from := ""
-	if c.Pulled {
-		from = peer.Pulled
+	if c.FromPeers {
+		from = peer.PartFromPeers
 	}
 	return Copy{
 		Copy: disk.Copy{
 			ID: c.ID(), State: c.State, Message: c.Message, Format: c.Format,
 			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
 			SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.Chunks, Owned: c.Owned,
-			Verified: c.Verified, Damaged: c.Damaged, InUse: c.Using != "", LastUsed: c.LastUsed,
+			Verified: c.Verified, Damaged: c.Damaged, InUse: c.UsedBy != "", LastUsed: c.LastUsed,
 			UnwantedSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal, PartFrom: from,
 		},
-		Using: c.Using, Leaving: c.Leaving, Refuses: c.Refuses, Later: c.Later,
+		Using: c.UsedBy, Leaving: c.Leaving, Refuses: c.Rejection, Later: c.RejectionTemporary,
 	}
 }
 

@@ -16,7 +16,7 @@ func TestLastAnswerOfASilentPeer(t *testing.T) {
 	for problem, want := range map[string]time.Duration{"": time.Second, "it does not answer in time": time.Minute} {
 		o := Observed{Now: now.Add(time.Hour), Disks: map[schema.DiskRef]Disk{}}
 		of := others{told: map[string]toldAt{}}
-		of.hearFrom(d, &o, map[string]peer.Answer{"node2": {Asked: true, Problem: problem, Last: asked, Since: brokenOff}}, now)
+		of.hearFrom(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: problem, LastSuccess: asked, LastSeen: brokenOff}}, now)
 		if ago := o.Now.Sub(o.Peers["node2"].Last); ago != want {
 			t.Errorf("with the problem %q it answered %v ago, want %v", problem, ago, want)
 		}

@@ -81,11 +81,11 @@ func (r *Reconciler) tell(d Desired, o Observed) map[schema.DiskRef]map[disk.ID]
 		copies[key.ID] = c
 	}
 	for key, run := range r.running {
-		note(key, func(c *peer.Copy) { c.Doing, c.Leaving = string(run.job.action.Kind), r.leaves(key) })
+		note(key, func(c *peer.Copy) { c.Action, c.Leaving = string(run.job.action.Kind), r.leaves(key) })
 	}
 	for key, t := range o.Tries {
 		if t.Attempts > 0 {
-			note(key, func(c *peer.Copy) { c.Try = tellTry(t, o.Now) })
+			note(key, func(c *peer.Copy) { c.Failure = tellTry(t, o.Now) })
 		}
 	}
 	for key := range suspects(o.Tries) {
@@ -96,14 +96,14 @@ func (r *Reconciler) tell(d Desired, o Observed) map[schema.DiskRef]map[disk.ID]
 		})
 	}
 	for key, r := range d.refusals(o) {
-		note(key, func(c *peer.Copy) { c.Refuses, c.Later = r.why, r.later })
+		note(key, func(c *peer.Copy) { c.Rejection, c.RejectionTemporary = r.why, r.later })
 	}
 	return told
 }
 
 func tellDisk(ref schema.DiskRef, seen Disk) peer.Disk {
 	return peer.Disk{
-		Name: ref.Disk, UUID: seen.UUID, Problem: seen.Problem, Unclear: seen.Unclear,
+		Name: ref.Disk, UUID: seen.UUID, Problem: seen.Problem, UsageUnknown: seen.Unclear,
 		Total: seen.Space.Total, Free: seen.Space.Free, Copies: []peer.Copy{},
 	}
 }
@@ -113,14 +113,14 @@ func tellCopy(c Copy) peer.Copy {
 		Name: c.ID.Name, UUID: c.ID.UUID, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
 		SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.Chunks, Owned: c.Owned,
-		Using: c.Using, Verified: c.Verified, Damaged: c.Damaged, LastUsed: c.LastUsed,
-		UnwantedSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal, Pulled: c.pulled(),
+		UsedBy: c.Using, Verified: c.Verified, Damaged: c.Damaged, LastUsed: c.LastUsed,
+		UnwantedSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal, FromPeers: c.pulled(),
 	}
 }
 
-func tellTry(t Try, now time.Time) *peer.Try {
-	return &peer.Try{
+func tellTry(t Try, now time.Time) *peer.Failure {
+	return &peer.Failure{
 		Action: string(t.Kind), Message: t.Message, Attempts: t.Attempts, Final: t.Final, Disk: t.Disk, Link: t.Link,
-		Since: min(0, t.Since.Sub(now).Seconds()), Again: t.Until.Sub(now).Seconds(),
+		Since: min(0, t.Since.Sub(now).Seconds()), RetryIn: t.Until.Sub(now).Seconds(),
 	}
 }

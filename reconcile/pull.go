@@ -39,7 +39,7 @@ func (s *others) far(d Desired, o Observed, a Action) far {
 		}
 	}
 	if watch, nodes := s.watch, d.Config.Nodes; watch != nil {
-		f.sources = func() []peer.Source { return sources(watch.Answers(), nodes, f.want) }
+		f.sources = func() []peer.Source { return sources(watch.Observations(), nodes, f.want) }
 	}
 	return f
 }
@@ -58,11 +58,11 @@ func (d Desired) bytesOf(o Observed, a Action) disk.Digest {
 }
 
 // sources are the copies of the bytes want that the nodes which answer have to give.
-func sources(answers map[string]peer.Answer, nodes map[string]schema.Node, want disk.Digest) []peer.Source {
+func sources(answers map[string]peer.Observation, nodes map[string]schema.Node, want disk.Digest) []peer.Source {
 	var all []peer.Source
 	for _, name := range slices.Sorted(maps.Keys(answers)) {
 		a := answers[name]
-		if !a.Asked || a.Problem != "" {
+		if !a.Polled || a.Problem != "" {
 			continue
 		}
 		at := peer.Address{Node: name, URL: a.URL} // that a transfer began with may be out of date
@@ -109,6 +109,6 @@ func (j job) puller() (p *peer.Pull, done func()) {
 	if err != nil {
 		return p, func() {}
 	}
-	p.Origin = origin
+	p.Upstream = origin
 	return p, origin.Close
 }

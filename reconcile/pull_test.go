@@ -13,12 +13,12 @@ import (
 func TestSourcesAreWhereNodesAreNow(t *testing.T) {
 	h, chunks := disk.SHA512.New(), disk.SHA256.New()
 	want := disk.SHA512.Sum(h)
-	board := peer.NewBoard()
+	board := peer.NewStateCache()
 	board.Publish(peer.State{Node: "node2", Disks: []peer.Disk{{Name: "disk1", Copies: []peer.Copy{{
 		Name: "parrot", UUID: "0000000a", State: disk.Ready, Size: 512, SHA512: want, Chunks: disk.SHA256.Sum(chunks),
 	}}}}})
 	client := peer.NewClient(nil, nil)
-	s := others{client: client, watch: peer.NewWatch(client)}
+	s := others{client: client, watch: peer.NewPoller(client)}
 	defer s.close()
 	var far far
 	for i := range 2 {
@@ -27,7 +27,7 @@ func TestSourcesAreWhereNodesAreNow(t *testing.T) {
 		d := Desired{Node: "node1", Config: schema.Config{Nodes: map[string]schema.Node{
 			"node2": {Address: server.URL, Disks: map[string]schema.Disk{"disk1": {}}},
 		}}}
-		s.watch.Follow(t.Context(), s.addresses(d))
+		s.watch.SetPeers(t.Context(), s.addresses(d))
 		for s.unasked() {
 			<-s.watch.Changed()
 		}

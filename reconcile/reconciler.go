@@ -24,7 +24,7 @@ type Reconciler struct {
 	others others
 
 	// What is told to other nodes.
-	board   *peer.Board
+	board   *peer.StateCache
 	leaving leaving
 	shown   atomic.Pointer[shown]
 
@@ -72,7 +72,7 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 
 		unmarked: map[Key]unmarked{},
 		missed:   map[schema.DiskRef]absence{},
-		board:    peer.NewBoard(),
+		board:    peer.NewStateCache(),
 		uploads:  upload.NewSessions(),
 		restores: backup.NewRoom(),
 	}

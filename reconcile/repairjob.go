@@ -42,7 +42,7 @@ func (j job) repair(ctx context.Context, id disk.ID) error {
 	defer done()
 	j.progress.Total.Store(j.action.Bytes)
 	size := j.disk.Look(id).Size
-	fromFar := far.Chunk(size)
+	fromFar := far.ChunkFetcher(size)
 	_, err := j.disk.Repair(ctx, id, j.far.want, func(ctx context.Context, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
 		for _, c := range j.near {
 			if length, err := c.chunk(n, sum, buf); err == nil {
@@ -50,7 +50,7 @@ func (j job) repair(ctx context.Context, id disk.ID) error {
 			}
 		}
 		if len(j.far.sources()) == 0 { // nobody who may be busy and is worth waiting for
-			return j.originChunk(ctx, far.Origin, size, n, sum, buf)
+			return j.originChunk(ctx, far.Upstream, size, n, sum, buf)
 		}
 		return fromFar(ctx, n, sum, buf)
 	}, func(n int64) { j.progress.Done.Add(n) })

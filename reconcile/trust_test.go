@@ -40,7 +40,7 @@ func TestTimeOnDiskPanicsThePublication(t *testing.T) {
 			t.Error(p)
 		}
 	}()
-	b := peer.NewBoard()
+	b := peer.NewStateCache()
 	b.Publish(peer.State{Node: "a", Disks: []peer.Disk{{Name: "d", Copies: []peer.Copy{tellCopy(Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Verified: r.Verified}})}}}})
 }
 
@@ -72,7 +72,7 @@ func told2(c schema.Config, s peer.State) map[schema.DiskRef]Disk { return told(
 // A part that came from other nodes is nothing that a first copy was begun with, on whatever
 // node it lies.
 func TestPulledPartIsTold(t *testing.T) {
-	for from, pulled := range map[string]bool{peer.Pulled + " sha256:0a": true, UploadOrigin: false, "": false} {
+	for from, pulled := range map[string]bool{peer.PartFromPeers + " sha256:0a": true, UploadOrigin: false, "": false} {
 		c := Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, PartBytes: 1, PartFrom: from}}
 		if there := toldCopy(tellCopy(c)); c.pulled() != pulled || there.pulled() != pulled {
 			t.Errorf("part of %q: pulled is %v here and %v elsewhere", from, c.pulled(), there.pulled())

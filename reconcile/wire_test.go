@@ -21,7 +21,7 @@ func TestRecallOverTheWire(t *testing.T) {
 	failed.State, failed.Damaged = disk.Failed, now.Add(-10*time.Second)
 	o.Disks[refs[0]].Copies[image.ID] = failed
 	d0, o0 := of(refs[0].Node, c, o)
-	board := peer.NewBoard()
+	board := peer.NewStateCache()
 	board.Publish((&Reconciler{}).state(d0, o0))
 	s := httptest.NewServer(peer.NewServer(peer.Host{Board: board}).Handler())
 	defer s.Close()
@@ -31,7 +31,7 @@ func TestRecallOverTheWire(t *testing.T) {
 	d1, o1 := of(refs[1].Node, c, bare(c))
 	o1.Now = now
 	others := &others{told: map[string]toldAt{}}
-	for ref, seen := range others.disksOf(d1, refs[0].Node, peer.Answer{State: state, Asked: true, Told: now}, now) {
+	for ref, seen := range others.disksOf(d1, refs[0].Node, peer.Observation{State: state, Polled: true, Received: now}, now) {
 		o1.Disks[ref] = seen
 	}
 	v := d1.scene(o1).look(image)

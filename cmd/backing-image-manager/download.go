@@ -233,7 +233,7 @@ func openFarSupply(ctx context.Context, c caller, name string, on []string) (*fa
 	first := copies[0]
 	s := &farSupply{
 		offered: offered{disk.ID{Name: image.Name, UUID: image.UUID}, place(first), first.Size, first.SHA512},
-		client:  peer.NewVisitor(token, config), wrong: map[string]bool{},
+		client:  peer.NewCLIClient(token, config), wrong: map[string]bool{},
 	}
 	for _, on := range copies {
 		if on.SHA512 == first.SHA512 {
@@ -309,13 +309,13 @@ func (s *farSupply) what() offered { return s.offered }
 
 func (s *farSupply) pull() *peer.Pull {
 	return &peer.Pull{
-		Client: s.client, Sources: func() []peer.Source { return s.sources }, Aside: time.Second, Final: s.final,
+		Client: s.client, Sources: func() []peer.Source { return s.sources }, MaxBackoff: time.Second, Final: s.final,
 	}
 }
 
 // final reports whether all copies that there are have turned out to be damaged.
 func (s *farSupply) final(err error) bool {
-	if wrong, ok := errors.AsType[*peer.WrongError](err); ok {
+	if wrong, ok := errors.AsType[*peer.InvalidDataError](err); ok {
 		s.wrong[wrong.Disk] = true
 	}
 	return len(s.wrong) == len(s.sources)
@@ -337,7 +337,7 @@ func (s *farSupply) chunks(ctx context.Context, m *disk.Manifest, first int64, p
 }
 
 func (s *farSupply) explain(err error) error {
-	if _, ok := errors.AsType[*peer.WrongError](err); ok {
+	if _, ok := errors.AsType[*peer.InvalidDataError](err); ok {
 		return &damagedError{s.ID.String(), err}
 	}
 	return err

@@ -50,7 +50,7 @@ func newFortress(t *testing.T, g guard, change func(*http.Server)) *fortress {
 		}
 	}
 	d := stock(t, path)
-	board := peer.NewBoard()
+	board := peer.NewStateCache()
 	board.Publish(peer.State{Node: "node1"})
 	peers := peer.NewServer(peer.Host{
 		Board: board,

@@ -13,44 +13,44 @@ import (
 	"time"
 )
 
-// Board holds what a node tells of itself. Its methods may be called concurrently.
-type Board struct {
+// StateCache holds what a node tells of itself. Its methods may be called concurrently.
+type StateCache struct {
 	mu      sync.Mutex
-	shown   *edition      // nil until something was published
+	current *snapshot     // nil until something was published
 	changed chan struct{} // closed when the ETag is another one
 }
 
-// NewBoard returns a board with nothing on it.
-func NewBoard() *Board { return &Board{changed: make(chan struct{})} }
+// NewStateCache returns a board with nothing on it.
+func NewStateCache() *StateCache { return &StateCache{changed: make(chan struct{})} }
 
 // Publish shows s from now on. Who waits for a change is answered if there is one but
 // for what is volatile. Nothing of s may be written to afterwards.
-func (b *Board) Publish(s State) {
+func (b *StateCache) Publish(s State) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.shown != nil && alike(&b.shown.state, &s) {
-		b.shown = &edition{state: s, etag: b.shown.etag}
+	if b.current != nil && equalStates(&b.current.state, &s) {
+		b.current = &snapshot{state: s, etag: b.current.etag}
 		return
 	}
-	next := &edition{state: s, etag: etagOf(s)}
-	if b.shown == nil || b.shown.etag != next.etag {
+	next := &snapshot{state: s, etag: etagOf(s)}
+	if b.current == nil || b.current.etag != next.etag {
 		close(b.changed)
 		b.changed = make(chan struct{})
 	}
-	b.shown = next
+	b.current = next
 }
 
-// now returns what is shown, nil before there is anything, and what tells of a change.
-func (b *Board) now() (*edition, <-chan struct{}) {
+// latest returns what is shown, nil before there is anything, and what tells of a change.
+func (b *StateCache) latest() (*snapshot, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.shown, b.changed
+	return b.current, b.changed
 }
 
-// wait returns what is shown as soon as its ETag is not etag, or when ctx ends.
-func (b *Board) wait(ctx context.Context, etag string) *edition {
+// waitForChange returns what is shown as soon as its ETag is not etag, or when ctx ends.
+func (b *StateCache) waitForChange(ctx context.Context, etag string) *snapshot {
 	for {
-		shown, changed := b.now()
+		shown, changed := b.latest()
 		if shown == nil || shown.etag != etag {
 			return shown
 		}
@@ -62,45 +62,45 @@ func (b *Board) wait(ctx context.Context, etag string) *edition {
 	}
 }
 
-// alike reports whether nothing but what is volatile differs.
-func alike(a, b *State) bool {
-	return a.Node == b.Node && a.Config == b.Config && slices.EqualFunc(a.Disks, b.Disks, alikeDisk)
+// equalStates reports whether nothing but what is volatile differs.
+func equalStates(a, b *State) bool {
+	return a.Node == b.Node && a.Config == b.Config && slices.EqualFunc(a.Disks, b.Disks, equalDisks)
 }
 
-func alikeDisk(a, b Disk) bool {
-	return a.Name == b.Name && a.UUID == b.UUID && a.Problem == b.Problem && a.Unclear == b.Unclear &&
-		slices.EqualFunc(a.Copies, b.Copies, alikeCopy)
+func equalDisks(a, b Disk) bool {
+	return a.Name == b.Name && a.UUID == b.UUID && a.Problem == b.Problem && a.UsageUnknown == b.UsageUnknown &&
+		slices.EqualFunc(a.Copies, b.Copies, equalCopies)
 }
 
-func alikeCopy(a, b Copy) bool {
-	if (a.Try == nil) != (b.Try == nil) || a.Try != nil && a.Try.lasting() != b.Try.lasting() {
+func equalCopies(a, b Copy) bool {
+	if (a.Failure == nil) != (b.Failure == nil) || a.Failure != nil && a.Failure.withoutVolatile() != b.Failure.withoutVolatile() {
 		return false
 	}
-	a, b = a.lasting(), b.lasting()
-	a.Try, b.Try = nil, nil
+	a, b = a.withoutVolatile(), b.withoutVolatile()
+	a.Failure, b.Failure = nil, nil
 	return a == b
 }
 
-// edition is one State as it was published, and as it is sent.
-type edition struct {
-	state State
-	etag  string
-	once  sync.Once
-	text  []byte
-	zip   []byte // nil where it is not worth it
+// snapshot is one State as it was published, and as it is sent.
+type snapshot struct {
+	state   State
+	etag    string
+	once    sync.Once
+	json    []byte
+	gzipped []byte // nil where it is not worth it
 }
 
-// leastZip is the length below which compressing gains less than it costs.
-const leastZip = 1 << 10
+// minCompressSize is the length below which compressing gains less than it costs.
+const minCompressSize = 1 << 10
 
 // encoded returns the JSON of the state, and the same compressed or nil. It is made
 // when somebody asks for it: most states are only ever waited on.
-func (e *edition) encoded() (text, zip []byte) {
+func (e *snapshot) encoded() (text, zip []byte) {
 	e.once.Do(func() {
-		e.text = encode(e.state)
-		e.zip = compress(e.text)
+		e.json = encode(e.state)
+		e.gzipped = compress(e.json)
 	})
-	return e.text, e.zip
+	return e.json, e.gzipped
 }
 
 func encode(s State) []byte {
@@ -112,7 +112,7 @@ func encode(s State) []byte {
 }
 
 func compress(text []byte) []byte {
-	if len(text) < leastZip {
+	if len(text) < minCompressSize {
 		return nil
 	}
 	var zip bytes.Buffer
@@ -135,10 +135,10 @@ func etagOf(s State) string {
 		d.Total, d.Free = 0, 0
 		d.Copies = slices.Clone(d.Copies)
 		for j, c := range d.Copies {
-			d.Copies[j] = c.lasting()
-			if c.Try != nil {
-				t := c.Try.lasting()
-				d.Copies[j].Try = &t
+			d.Copies[j] = c.withoutVolatile()
+			if c.Failure != nil {
+				t := c.Failure.withoutVolatile()
+				d.Copies[j].Failure = &t
 			}
 		}
 	}
@@ -146,9 +146,9 @@ func etagOf(s State) string {
 	return `"` + hex.EncodeToString(sum[:16]) + `"`
 }
 
-// lasting returns c without what is volatile, but for its Try. Times that are the
+// withoutVolatile returns c without what is volatile, but for its Try. Times that are the
 // same are equal in it.
-func (c Copy) lasting() Copy {
+func (c Copy) withoutVolatile() Copy {
 	c.PartBytes = min(c.PartBytes, 1)
 	for _, t := range []*time.Time{&c.Verified, &c.Damaged, &c.LastUsed, &c.UnwantedSince} {
 		*t = t.UTC().Round(0)
@@ -156,8 +156,8 @@ func (c Copy) lasting() Copy {
 	return c
 }
 
-// lasting returns t without what is volatile.
-func (t Try) lasting() Try {
-	t.Since, t.Again = 0, 0
+// withoutVolatile returns t without what is volatile.
+func (t Failure) withoutVolatile() Failure {
+	t.Since, t.RetryIn = 0, 0
 	return t
 }

@@ -16,17 +16,17 @@ func copied(s State) State {
 	for i := range s.Disks {
 		s.Disks[i].Copies = slices.Clone(s.Disks[i].Copies)
 		for j := range s.Disks[i].Copies {
-			if t := s.Disks[i].Copies[j].Try; t != nil {
+			if t := s.Disks[i].Copies[j].Failure; t != nil {
 				other := *t
-				s.Disks[i].Copies[j].Try = &other
+				s.Disks[i].Copies[j].Failure = &other
 			}
 		}
 	}
 	return s
 }
 
-func published(b *Board) string {
-	e, _ := b.now()
+func published(b *StateCache) string {
+	e, _ := b.latest()
 	return e.etag
 }
 
@@ -34,20 +34,20 @@ func published(b *Board) string {
 // time: a new one is not forgotten.
 func TestETagIsOfAllThatLasts(t *testing.T) {
 	base := stateWith("node1", 2)
-	base.Disks[0].Copies[1].Try = &Try{Action: "sync", Attempts: 1}
+	base.Disks[0].Copies[1].Failure = &Failure{Action: "sync", Attempts: 1}
 	volatile := map[string]bool{"State.Clock": true, "Disk.Total": true, "Disk.Free": true, "Try.Since": true, "Try.Again": true}
 	seen := 0
 	for _, of := range []func(*State) any{
 		func(s *State) any { return s },
 		func(s *State) any { return &s.Disks[0] },
 		func(s *State) any { return &s.Disks[0].Copies[0] },
-		func(s *State) any { return s.Disks[0].Copies[1].Try },
+		func(s *State) any { return s.Disks[0].Copies[1].Failure },
 	} {
 		kind := reflect.TypeOf(of(&base)).Elem()
 		for i := range kind.NumField() {
 			changed := copied(base)
 			change(t, reflect.ValueOf(of(&changed)).Elem().Field(i))
-			b := NewBoard()
+			b := NewStateCache()
 			b.Publish(base)
 			before := published(b)
 			b.Publish(changed)
@@ -55,7 +55,7 @@ func TestETagIsOfAllThatLasts(t *testing.T) {
 			if other := published(b) != before; other == volatile[name] {
 				t.Errorf("%s: another ETag: %v", name, other)
 			}
-			if e, _ := b.now(); !reflect.DeepEqual(e.state, changed) {
+			if e, _ := b.latest(); !reflect.DeepEqual(e.state, changed) {
 				t.Errorf("%s: what was published is not shown", name)
 			}
 			seen++
@@ -73,8 +73,8 @@ func change(t *testing.T, f reflect.Value) {
 		*v = digestOf(disk.SHA256, "another")
 	case *time.Time:
 		*v = time.Unix(1_800_000_000, 0).UTC()
-	case **Try:
-		*v = &Try{Action: "sync"}
+	case **Failure:
+		*v = &Failure{Action: "sync"}
 	case *[]Disk:
 		*v = nil
 	case *[]Copy:
@@ -97,7 +97,7 @@ func change(t *testing.T, f reflect.Value) {
 
 func TestProgressIsNotInTheETag(t *testing.T) {
 	s := stateWith("node1", 1)
-	b := NewBoard()
+	b := NewStateCache()
 	var etags []string
 	for _, bytes := range []int64{0, 1 << 20, 2 << 20, 0} {
 		s = copied(s)
@@ -112,13 +112,13 @@ func TestProgressIsNotInTheETag(t *testing.T) {
 
 func TestSameTimeElsewhereIsNoChange(t *testing.T) {
 	s := stateWith("node1", 1)
-	b := NewBoard()
+	b := NewStateCache()
 	b.Publish(s)
-	before, changed := b.now()
+	before, changed := b.latest()
 	s = copied(s)
 	s.Disks[0].Copies[0].Verified = time.Now().Round(0)
 	b.Publish(s)
-	after, again := b.now()
+	after, again := b.latest()
 	s = copied(s)
 	s.Disks[0].Copies[0].Verified = s.Disks[0].Copies[0].Verified.In(time.FixedZone("", 3600))
 	b.Publish(s)
@@ -132,7 +132,7 @@ func TestSameTimeElsewhereIsNoChange(t *testing.T) {
 
 func TestPublishingTheSameCostsNothing(t *testing.T) {
 	s, same := stateWith("node1", 1000), stateWith("node1", 1000)
-	b := NewBoard()
+	b := NewStateCache()
 	b.Publish(s)
 	if n := testing.AllocsPerRun(10, func() { b.Publish(same) }); n > 1 {
 		t.Errorf("%.0f allocations", n)
@@ -144,7 +144,7 @@ func BenchmarkPublish(b *testing.B) {
 	other := copied(s)
 	other.Config = "decade"
 	b.Run("same", func(b *testing.B) {
-		board := NewBoard()
+		board := NewStateCache()
 		board.Publish(s)
 		b.ReportAllocs()
 		for b.Loop() {
@@ -152,7 +152,7 @@ func BenchmarkPublish(b *testing.B) {
 		}
 	})
 	b.Run("changed", func(b *testing.B) {
-		board := NewBoard()
+		board := NewStateCache()
 		b.ReportAllocs()
 		for b.Loop() {
 			board.Publish(s)
@@ -162,7 +162,7 @@ func BenchmarkPublish(b *testing.B) {
 	b.Run("encoded", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			e := &edition{state: s}
+			e := &snapshot{state: s}
 			text, zip := e.encoded()
 			b.ReportMetric(float64(len(text)), "bytes")
 			b.ReportMetric(float64(len(zip)), "packed-bytes")

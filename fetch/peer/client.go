@@ -23,13 +23,13 @@ import (
 // How long a peer may take. A peer is a machine nearby with the same program on
 // it, or it is as good as gone.
 const (
-	connectTime = 3 * time.Second
-	// answerTime is for an answer to begin, beyond what it was allowed to wait.
-	answerTime = 10 * time.Second
-	// stateTime is for a whole State, beyond what it was allowed to wait.
-	stateTime = 30 * time.Second
-	// longestWait is the most that a long poll may ask for.
-	longestWait = time.Minute
+	connectTimeout = 3 * time.Second
+	// responseTimeout is for an answer to begin, beyond what it was allowed to wait.
+	responseTimeout = 10 * time.Second
+	// stateTimeout is for a whole State, beyond what it was allowed to wait.
+	stateTimeout = 30 * time.Second
+	// maxWait is the most that a long poll may ask for.
+	maxWait = time.Minute
 )
 
 // Address is where a node answers. What is answered there has to be of that node.
@@ -48,13 +48,13 @@ type Source struct {
 
 // Client asks other nodes. Its methods may be called concurrently.
 type Client struct {
-	token  func() string
-	config func() *tls.Config // nil: it does not change
-	pulls  atomic.Int32       // under way, which share memory
+	token       func() string
+	tlsConfig   func() *tls.Config // nil: it does not change
+	activePulls atomic.Int32       // under way, which share memory
 
-	mu   sync.Mutex
-	http *http.Client
-	of   *tls.Config // that the connections of http were made with
+	mu       sync.Mutex
+	http     *http.Client
+	builtFor *tls.Config // that the connections of http were made with
 }
 
 // NewClient returns a client that says who it is with the token, "" for none, and
@@ -63,25 +63,25 @@ type Client struct {
 // made with another config are not used any more. It never uses a proxy and follows no
 // redirect.
 func NewClient(token func() string, config func() *tls.Config) *Client {
-	c := clientOver(token, &http.Transport{
-		DialContext:    dialer().DialContext,
+	c := clientWith(token, &http.Transport{
+		DialContext:    newDialer().DialContext,
 		DialTLSContext: dialTLS(config),
 	})
-	c.config = config
+	c.tlsConfig = config
 	return c
 }
 
-// NewVisitor returns a client of somebody who is no node, for one command: it uses the
+// NewCLIClient returns a client of somebody who is no node, for one command: it uses the
 // proxy that the environment names, if any, and either of token and config may be zero.
-func NewVisitor(token string, config *tls.Config) *Client {
-	return clientOver(func() string { return token }, &http.Transport{
-		DialContext:     dialer().DialContext,
+func NewCLIClient(token string, config *tls.Config) *Client {
+	return clientWith(func() string { return token }, &http.Transport{
+		DialContext:     newDialer().DialContext,
 		TLSClientConfig: config,
 		Proxy:           http.ProxyFromEnvironment, // but never for loopback
 	})
 }
 
-func clientOver(token func() string, t *http.Transport) *Client {
+func clientWith(token func() string, t *http.Transport) *Client {
 	t.Protocols = new(http.Protocols)
 	t.Protocols.SetHTTP1(true)
 	t.DisableCompression = true // what is compressed is bounded by hand
@@ -104,29 +104,29 @@ func (c *Client) Close() {
 	c.http.CloseIdleConnections()
 }
 
-// question is one request to a peer.
-type question struct {
-	at     Address
-	path   []string
-	query  url.Values
-	header http.Header
-	limit  time.Duration // for the answer to begin
+// request is one request to a peer.
+type request struct {
+	address Address
+	path    []string
+	query   url.Values
+	header  http.Header
+	timeout time.Duration // for the answer to begin
 }
 
-// ask makes the request. The body of the answer has to be closed.
-func (c *Client) ask(ctx context.Context, q question) (*http.Response, error) {
+// do makes the request. The body of the answer has to be closed.
+func (c *Client) do(ctx context.Context, q request) (*http.Response, error) {
 	resp, err := c.send(ctx, q)
 	if err != nil {
-		return nil, fmt.Errorf("ask %s: %w", q.at.URL, plain(err))
+		return nil, fmt.Errorf("ask %s: %w", q.address.URL, stripAddress(err))
 	}
 	return resp, nil
 }
 
-func (c *Client) send(ctx context.Context, q question) (*http.Response, error) {
-	if q.at.URL == "" {
+func (c *Client) send(ctx context.Context, q request) (*http.Response, error) {
+	if q.address.URL == "" {
 		return nil, errNoAddress
 	}
-	base, err := url.Parse(q.at.URL)
+	base, err := url.Parse(q.address.URL)
 	if err != nil {
 		return nil, errors.New("it is not an address")
 	}
@@ -140,14 +140,14 @@ func (c *Client) send(ctx context.Context, q question) (*http.Response, error) {
 	}
 	r.Header = q.header.Clone()
 	r.Header.Set("User-Agent", "") // none is sent
-	if token := c.bearer(); token != "" {
+	if token := c.bearerToken(); token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
-	silence := time.AfterFunc(q.limit, func() { cancel(errSilent) })
-	resp, err := c.connected().Do(r)
+	silence := time.AfterFunc(q.timeout, func() { cancel(errTimeout) })
+	resp, err := c.httpClient().Do(r)
 	if !silence.Stop() && err == nil {
 		resp.Body.Close()
-		err = errSilent
+		err = errTimeout
 	}
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
@@ -156,26 +156,26 @@ func (c *Client) send(ctx context.Context, q question) (*http.Response, error) {
 		cancel(nil)
 		return nil, err
 	}
-	resp.Body = &body{ReadCloser: resp.Body, cancel: cancel, cause: func() error { return context.Cause(ctx) }}
+	resp.Body = &responseBody{ReadCloser: resp.Body, cancel: cancel, cause: func() error { return context.Cause(ctx) }}
 	return resp, nil
 }
 
-func (c *Client) bearer() string {
+func (c *Client) bearerToken() string {
 	if c.token == nil {
 		return ""
 	}
 	return c.token()
 }
 
-// body ends the request's context when it is closed, and tells when it was that
+// responseBody ends the request's context when it is closed, and tells when it was that
 // context which ended the reading.
-type body struct {
+type responseBody struct {
 	io.ReadCloser
 	cancel context.CancelCauseFunc
 	cause  func() error
 }
 
-func (b *body) Read(p []byte) (int, error) {
+func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && err != io.EOF {
 		if cause := b.cause(); cause != nil {
@@ -185,19 +185,19 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (b *body) Close() error {
+func (b *responseBody) Close() error {
 	b.cancel(nil)
 	return b.ReadCloser.Close()
 }
 
 var (
-	errSilent    = errors.New("it does not answer in time")
+	errTimeout   = errors.New("it does not answer in time")
 	errNoAddress = errors.New("no address is declared for it")
 )
 
-// plain returns what is wrong without the addresses and ports of one attempt, so
+// stripAddress returns what is wrong without the addresses and ports of one attempt, so
 // that the same trouble is called the same each time.
-func plain(err error) error {
+func stripAddress(err error) error {
 	var ofURL *url.Error
 	if errors.As(err, &ofURL) {
 		err = ofURL.Err
@@ -205,11 +205,11 @@ func plain(err error) error {
 	var ofNet *net.OpError
 	switch {
 	case errors.As(err, &ofNet) && ofNet.Timeout():
-		return fmt.Errorf("%s: %w", ofNet.Op, errSilent)
+		return fmt.Errorf("%s: %w", ofNet.Op, errTimeout)
 	case errors.As(err, &ofNet):
 		return fmt.Errorf("%s: %w", ofNet.Op, ofNet.Err)
 	case errors.Is(err, context.DeadlineExceeded):
-		return errSilent
+		return errTimeout
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("it ends the connection: %w", err)
 	case strings.Contains(err.Error(), "HTTP response to HTTPS client"):
@@ -220,13 +220,13 @@ func plain(err error) error {
 
 // A peer behind an interface that drops everything sends no RST. The kernel is told
 // to notice within unheard, whether something was sent to it or is awaited from it.
-const unheard = 12 * time.Second
+const deadPeerTimeout = 12 * time.Second
 
-func dialer() *net.Dialer {
+func newDialer() *net.Dialer {
 	return &net.Dialer{
-		Timeout:         connectTime,
+		Timeout:         connectTimeout,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 8 * time.Second, Interval: 2 * time.Second, Count: 3},
-		Control:         noticeSilence,
+		Control:         setUserTimeout,
 	}
 }
 
@@ -234,7 +234,7 @@ func dialer() *net.Dialer {
 // node runs. The time to connect includes the handshake.
 func dialTLS(config func() *tls.Config) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		d := tls.Dialer{NetDialer: dialer()}
+		d := tls.Dialer{NetDialer: newDialer()}
 		if config != nil {
 			d.Config = config()
 		}
@@ -242,28 +242,28 @@ func dialTLS(config func() *tls.Config) func(ctx context.Context, network, addre
 	}
 }
 
-// connected returns what asks over connections of the configuration as it is now. One
+// httpClient returns what asks over connections of the configuration as it is now. One
 // that is kept would be believed, and show its old certificate, for as long as a node
 // runs: with the next question waiting, it is never idle.
-func (c *Client) connected() *http.Client {
+func (c *Client) httpClient() *http.Client {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.config == nil {
+	if c.tlsConfig == nil {
 		return c.http
 	}
-	if now := c.config(); now != c.of {
+	if now := c.tlsConfig(); now != c.builtFor {
 		next := *c.http
 		next.Transport = next.Transport.(*http.Transport).Clone()
 		c.http.CloseIdleConnections()
-		c.http, c.of = &next, now
+		c.http, c.builtFor = &next, now
 	}
 	return c.http
 }
 
-func noticeSilence(_, _ string, c syscall.RawConn) error {
+func setUserTimeout(_, _ string, c syscall.RawConn) error {
 	var err error
 	failed := c.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unheard.Milliseconds()))
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(deadPeerTimeout.Milliseconds()))
 	})
 	if failed != nil {
 		return failed

@@ -43,7 +43,7 @@ func TestHostileStates(t *testing.T) {
 		says   string
 	}{
 		{"too large", func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Length", strconv.Itoa(maxState+1))
+			w.Header().Set("Content-Length", strconv.Itoa(maxStateSize+1))
 			forEver(w, " ")
 		}, "too large"},
 		{"endless", func(w http.ResponseWriter, _ *http.Request) { forEver(w, " ") }, "too large"},
@@ -82,7 +82,7 @@ func TestHostileStates(t *testing.T) {
 			}
 		}, "header"},
 		{"an error for a terminal", func(w http.ResponseWriter, _ *http.Request) {
-			answerError(w, http.StatusInternalServerError, "\x1b[2Jboo"+strings.Repeat("o", 1<<20))
+			writeError(w, http.StatusInternalServerError, "\x1b[2Jboo"+strings.Repeat("o", 1<<20))
 		}, "answers 500 Internal"},
 		{"an end in the middle", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, nodeHead)
@@ -101,7 +101,7 @@ func TestHostileStates(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "\x1b") {
 				t.Errorf("got %v, want something with %q", err, test.says)
 			}
-			if grown := (after.TotalAlloc - before.TotalAlloc) >> 20; grown > 6*maxState>>20 {
+			if grown := (after.TotalAlloc - before.TotalAlloc) >> 20; grown > 6*maxStateSize>>20 {
 				t.Errorf("it took %d MiB", grown)
 			}
 		})
@@ -133,7 +133,7 @@ func TestHostileData(t *testing.T) {
 			w.WriteHeader(test.status)
 			_, _ = io.WriteString(w, body)
 		})
-		_, err := newClient(t).data(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
+		_, err := newClient(t).openRange(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
 		if err == nil || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: got %v, want something with %q", test.name, err, test.says)
 		}
@@ -147,7 +147,7 @@ func TestDataThatIsCutIsAnError(t *testing.T) {
 		w.WriteHeader(http.StatusPartialContent)
 		_, _ = io.WriteString(w, "01234")
 	})
-	b, err := newClient(t).data(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
+	b, err := newClient(t).openRange(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,16 +159,16 @@ func TestDataThatIsCutIsAnError(t *testing.T) {
 
 func TestBusyIsBounded(t *testing.T) {
 	for after, want := range map[string]time.Duration{
-		"": time.Second, "1": time.Second, "0": leastBusy, "-1": time.Second, "2.5": 2500 * time.Millisecond,
-		"99999999999": mostBusy, "1e400": time.Second, "NaN": time.Second, "+Inf": mostBusy, "tomorrow": time.Second,
+		"": time.Second, "1": time.Second, "0": minRetryAfter, "-1": time.Second, "2.5": 2500 * time.Millisecond,
+		"99999999999": maxRetryAfter, "1e400": time.Second, "NaN": time.Second, "+Inf": maxRetryAfter, "tomorrow": time.Second,
 	} {
 		at := liar(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Retry-After", after)
 			w.WriteHeader(http.StatusTooManyRequests)
 		})
-		_, _, err := newClient(t).manifest(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot})
-		var busy *BusyError
-		if !errors.As(err, &busy) || busy.After != want {
+		_, _, err := newClient(t).openManifest(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot})
+		var busy *busyError
+		if !errors.As(err, &busy) || busy.retryAfter != want {
 			t.Errorf("%q: got %v, want %v", after, err, want)
 		}
 	}
@@ -176,11 +176,11 @@ func TestBusyIsBounded(t *testing.T) {
 
 func TestLookTellsOfNothingElse(t *testing.T) {
 	at := liar(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(encode(stateWith("node1", 2))) })
-	_, err := newClient(t).Look(t.Context(), at, "image-0000")
+	_, err := newClient(t).Copies(t.Context(), at, "image-0000")
 	if err == nil || !strings.HasSuffix(err.Error(), "asked about image-0000, it answers about image-0001") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := newClient(t).Look(t.Context(), at, "../state"); err == nil {
+	if _, err := newClient(t).Copies(t.Context(), at, "../state"); err == nil {
 		t.Error("it asks for what is no name")
 	}
 }
@@ -188,7 +188,7 @@ func TestLookTellsOfNothingElse(t *testing.T) {
 func TestTokenIsShown(t *testing.T) {
 	at := liar(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer open sesame" || r.Proto != "HTTP/1.1" {
-			answerError(w, http.StatusUnauthorized, "a token is needed")
+			writeError(w, http.StatusUnauthorized, "a token is needed")
 			return
 		}
 		_, _ = w.Write(encode(State{Node: "node1"}))
@@ -238,9 +238,9 @@ func TestSilenceHasAnEnd(t *testing.T) {
 		{"a slow body", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", stateOf(at, "", 0), 30 * time.Second},
 		{"long poll", "", stateOf(at, `"x"`, 30*time.Second), 40 * time.Second},
 		{"longer poll", "", stateOf(at, `"x"`, time.Hour), 70 * time.Second},
-		{"look", "", func(ctx context.Context, c *Client) error { _, err := c.Look(ctx, at, "parrot"); return err }, 30 * time.Second},
+		{"look", "", func(ctx context.Context, c *Client) error { _, err := c.Copies(ctx, at, "parrot"); return err }, 30 * time.Second},
 		{"data", "", func(ctx context.Context, c *Client) error {
-			_, err := c.data(ctx, Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
+			_, err := c.openRange(ctx, Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
 			return err
 		}, 10 * time.Second},
 	} {

@@ -26,30 +26,30 @@ const (
 // nonsense of any size costs no more than its first piece.
 func decodeState(r io.Reader) (State, error) {
 	d := &decoder{Decoder: json.NewDecoder(r)}
-	if err := d.state(); err != nil {
+	if err := d.decodeState(); err != nil {
 		return State{}, fmt.Errorf("read the answer: %w", err)
 	}
-	return d.s, nil
+	return d.result, nil
 }
 
 type decoder struct {
 	*json.Decoder
-	s      State
+	result State
 	disk   Disk // that is being read
 	copies int
 }
 
-func (d *decoder) state() error {
-	err := d.object(func(key string) error {
+func (d *decoder) decodeState() error {
+	err := d.decodeObject(func(key string) error {
 		switch key {
 		case "node":
-			return d.Decode(&d.s.Node)
+			return d.Decode(&d.result.Node)
 		case "config":
-			return d.Decode(&d.s.Config)
+			return d.Decode(&d.result.Config)
 		case "clock":
-			return d.Decode(&d.s.Clock)
+			return d.Decode(&d.result.Clock)
 		case "disks":
-			return d.array(d.oneDisk)
+			return d.decodeArray(d.decodeDisk)
 		}
 		return d.skip()
 	})
@@ -59,15 +59,15 @@ func (d *decoder) state() error {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("something follows the state")
 	}
-	return d.s.check()
+	return d.result.check()
 }
 
-func (d *decoder) oneDisk() error {
-	if len(d.s.Disks) == maxDisks {
+func (d *decoder) decodeDisk() error {
+	if len(d.result.Disks) == maxDisks {
 		return fmt.Errorf("more than %d disks", maxDisks)
 	}
 	d.disk = Disk{}
-	err := d.object(func(key string) error {
+	err := d.decodeObject(func(key string) error {
 		switch key {
 		case "name":
 			return d.Decode(&d.disk.Name)
@@ -76,13 +76,13 @@ func (d *decoder) oneDisk() error {
 		case "problem":
 			return d.Decode(&d.disk.Problem)
 		case "unclear":
-			return d.Decode(&d.disk.Unclear)
+			return d.Decode(&d.disk.UsageUnknown)
 		case "total":
 			return d.Decode(&d.disk.Total)
 		case "free":
 			return d.Decode(&d.disk.Free)
 		case "copies":
-			return d.array(d.oneCopy)
+			return d.decodeArray(d.decodeCopy)
 		}
 		return d.skip()
 	})
@@ -92,11 +92,11 @@ func (d *decoder) oneDisk() error {
 	if err := d.disk.check(); err != nil {
 		return err
 	}
-	d.s.Disks = append(d.s.Disks, d.disk)
+	d.result.Disks = append(d.result.Disks, d.disk)
 	return nil
 }
 
-func (d *decoder) oneCopy() error {
+func (d *decoder) decodeCopy() error {
 	if d.copies++; d.copies > maxCopies {
 		return fmt.Errorf("more than %d copies", maxCopies)
 	}
@@ -111,10 +111,10 @@ func (d *decoder) oneCopy() error {
 	return nil
 }
 
-// object reads an object, calling field behind each key to read what it holds. A
+// decodeObject reads an object, calling field behind each key to read what it holds. A
 // key that comes twice is an error.
-func (d *decoder) object(field func(key string) error) error {
-	if err := d.delimiter('{'); err != nil {
+func (d *decoder) decodeObject(field func(key string) error) error {
+	if err := d.expect('{'); err != nil {
 		return err
 	}
 	var seen []string
@@ -125,18 +125,18 @@ func (d *decoder) object(field func(key string) error) error {
 		}
 		key := t.(string) // the decoder lets nothing else be a key
 		if slices.Contains(seen, key) || len(seen) == maxFields {
-			return fmt.Errorf("field %q comes twice or is one too many", clean(key, maxName))
+			return fmt.Errorf("field %q comes twice or is one too many", printable(key, maxName))
 		}
 		seen = append(seen, key)
 		if err := field(key); err != nil {
 			return err
 		}
 	}
-	return d.delimiter('}')
+	return d.expect('}')
 }
 
-// array reads an array, calling element to read each; null is an empty one.
-func (d *decoder) array(element func() error) error {
+// decodeArray reads an array, calling element to read each; null is an empty one.
+func (d *decoder) decodeArray(element func() error) error {
 	t, err := d.Token()
 	if err != nil || t == nil {
 		return err
@@ -149,10 +149,10 @@ func (d *decoder) array(element func() error) error {
 			return err
 		}
 	}
-	return d.delimiter(']')
+	return d.expect(']')
 }
 
-func (d *decoder) delimiter(want json.Delim) error {
+func (d *decoder) expect(want json.Delim) error {
 	t, err := d.Token()
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
@@ -178,19 +178,19 @@ const (
 )
 
 func (s *State) check() error {
-	if err := checkWord("node", s.Node); err != nil {
+	if err := checkNodeOrDiskName("node", s.Node); err != nil {
 		return err
 	}
 	if len(s.Config) > maxName {
 		return errors.New("the digest of the configuration is too long")
 	}
-	s.Config = clean(s.Config, maxName)
+	s.Config = printable(s.Config, maxName)
 	names := make([]string, len(s.Disks))
 	for i, d := range s.Disks {
 		names[i] = d.Name
 	}
 	slices.Sort(names)
-	if twice := repeated(names); twice != "" {
+	if twice := firstDuplicate(names); twice != "" {
 		return fmt.Errorf("disk %q comes twice", twice)
 	}
 	slices.SortFunc(s.Disks, func(a, b Disk) int { return strings.Compare(a.Name, b.Name) })
@@ -198,15 +198,15 @@ func (s *State) check() error {
 }
 
 func (d *Disk) check() error {
-	if err := checkWord("disk", d.Name); err != nil {
+	if err := checkNodeOrDiskName("disk", d.Name); err != nil {
 		return err
 	}
-	if len(d.UUID) > maxName || d.UUID != clean(d.UUID, maxName) {
+	if len(d.UUID) > maxName || d.UUID != printable(d.UUID, maxName) {
 		return fmt.Errorf("disk %q: its uuid is none", d.Name)
 	}
 	d.Total, d.Free = min(max(d.Total, 0), maxSpace), min(max(d.Free, 0), maxSpace)
-	d.Problem, d.Unclear = clean(d.Problem, maxMessage), clean(d.Unclear, maxMessage)
-	slices.SortFunc(d.Copies, byID)
+	d.Problem, d.UsageUnknown = printable(d.Problem, maxMessage), printable(d.UsageUnknown, maxMessage)
+	slices.SortFunc(d.Copies, compareByID)
 	for i := range d.Copies[min(1, len(d.Copies)):] {
 		if d.Copies[i].ID() == d.Copies[i+1].ID() {
 			return fmt.Errorf("disk %q: %s comes twice", d.Name, d.Copies[i].ID())
@@ -215,7 +215,7 @@ func (d *Disk) check() error {
 	return nil
 }
 
-func byID(a, b Copy) int {
+func compareByID(a, b Copy) int {
 	if byName := strings.Compare(a.Name, b.Name); byName != 0 {
 		return byName
 	}
@@ -250,31 +250,31 @@ func (c *Copy) check() error {
 	if c.State == disk.Ready && c.SHA512.IsZero() {
 		c.State, c.Message = disk.Unknown, "its node calls it ready without a checksum"
 	}
-	c.Message, c.Using = clean(c.Message, maxMessage), clean(c.Using, maxMessage)
-	c.Doing, c.Refuses = clean(c.Doing, maxName), clean(c.Refuses, maxMessage)
-	if c.Try != nil {
-		c.Try.check()
+	c.Message, c.UsedBy = printable(c.Message, maxMessage), printable(c.UsedBy, maxMessage)
+	c.Action, c.Rejection = printable(c.Action, maxName), printable(c.Rejection, maxMessage)
+	if c.Failure != nil {
+		c.Failure.check()
 	}
 	return nil
 }
 
-func (t *Try) check() {
-	t.Action, t.Message = clean(t.Action, maxName), clean(t.Message, maxMessage)
+func (t *Failure) check() {
+	t.Action, t.Message = printable(t.Action, maxName), printable(t.Message, maxMessage)
 	t.Attempts = min(max(t.Attempts, 0), math.MaxInt32)
 	t.Since = min(max(t.Since, -maxSeconds), 0)
-	t.Again = min(max(t.Again, -maxSeconds), maxSeconds)
+	t.RetryIn = min(max(t.RetryIn, -maxSeconds), maxSeconds)
 }
 
-// checkWord says why s cannot name a node or a disk.
-func checkWord(of, s string) error {
-	if s == "" || len(s) > maxName || s != clean(s, maxName) {
-		return fmt.Errorf("%s %q: not a name", of, clean(s, maxName))
+// checkNodeOrDiskName says why s cannot name a node or a disk.
+func checkNodeOrDiskName(of, s string) error {
+	if s == "" || len(s) > maxName || s != printable(s, maxName) {
+		return fmt.Errorf("%s %q: not a name", of, printable(s, maxName))
 	}
 	return nil
 }
 
-// clean returns s for a terminal or a log: cut to n bytes, without control characters.
-func clean(s string, n int) string {
+// printable returns s for a terminal or a log: cut to n bytes, without control characters.
+func printable(s string, n int) string {
 	if len(s) > n {
 		s = strings.ToValidUTF8(s[:n], "")
 	}
@@ -286,8 +286,8 @@ func clean(s string, n int) string {
 	}, s)
 }
 
-// repeated returns the first of sorted words that comes twice, or "".
-func repeated(sorted []string) string {
+// firstDuplicate returns the first of sorted words that comes twice, or "".
+func firstDuplicate(sorted []string) string {
 	for i := range sorted[min(1, len(sorted)):] {
 		if sorted[i] == sorted[i+1] {
 			return sorted[i]

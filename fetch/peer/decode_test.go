@@ -91,8 +91,8 @@ func TestStateOfAnotherVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Copy{
-		Name: "parrot", UUID: "0a1b2c3d", State: disk.Unknown, Message: long[:maxMessage], Using: "a [2Jb",
-		Try: &Try{Again: -maxSeconds},
+		Name: "parrot", UUID: "0a1b2c3d", State: disk.Unknown, Message: long[:maxMessage], UsedBy: "a [2Jb",
+		Failure: &Failure{RetryIn: -maxSeconds},
 	}
 	if got := s.Disks[0].Copies[0]; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
@@ -104,15 +104,15 @@ func TestStateIsDecodedWhole(t *testing.T) {
 	at := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 	sum := disk.SHA512.Sum(disk.SHA512.New())
 	want := State{Node: "node1", Config: "c", Clock: at, Disks: []Disk{{
-		Name: "disk1", UUID: "u", Problem: "p", Unclear: "u", Total: 2, Free: 1,
+		Name: "disk1", UUID: "u", Problem: "p", UsageUnknown: "u", Total: 2, Free: 1,
 		Copies: []Copy{{
 			Name: "parrot", UUID: "0a1b2c3d", State: disk.Ready, Message: "m", Format: disk.Raw, Size: 1, VirtualSize: 2, RealSize: 3,
 			SHA512: sum, SHA256: disk.SHA256.Sum(disk.SHA256.New()), Chunks: disk.SHA256.Sum(disk.SHA256.New()), Owned: true,
-			Using: "u", Leaving: true, Verified: at, Damaged: at, LastUsed: at, UnwantedSince: at, Doing: "verify", PartBytes: 4, PartTotal: 5, Pulled: true,
-			Refuses: "r", Later: true, Try: &Try{Action: "a", Message: "m", Attempts: 6, Since: -7, Again: 8, Final: true, Disk: true, Link: true},
+			UsedBy: "u", Leaving: true, Verified: at, Damaged: at, LastUsed: at, UnwantedSince: at, Action: "verify", PartBytes: 4, PartTotal: 5, FromPeers: true,
+			Rejection: "r", RejectionTemporary: true, Failure: &Failure{Action: "a", Message: "m", Attempts: 6, Since: -7, RetryIn: 8, Final: true, Disk: true, Link: true},
 		}},
 	}}}
-	for _, v := range []any{want, want.Disks[0], want.Disks[0].Copies[0], *want.Disks[0].Copies[0].Try} {
+	for _, v := range []any{want, want.Disks[0], want.Disks[0].Copies[0], *want.Disks[0].Copies[0].Failure} {
 		for i, of := 0, reflect.ValueOf(v); i < of.NumField(); i++ {
 			if of.Field(i).IsZero() {
 				t.Errorf("%T.%s is not set here", v, of.Type().Field(i).Name)
@@ -169,7 +169,7 @@ func TestStateIsSorted(t *testing.T) {
 
 func FuzzState(f *testing.F) {
 	full := stateWith("node1", 3)
-	full.Disks[0].Copies[1].Try = &Try{Action: "sync", Message: "no route", Attempts: 2, Since: -3, Again: 7.5, Link: true}
+	full.Disks[0].Copies[1].Failure = &Failure{Action: "sync", Message: "no route", Attempts: 2, Since: -3, RetryIn: 7.5, Link: true}
 	full.Disks[0].Copies[2].PartBytes, full.Disks[0].Copies[2].State = 1<<20, disk.InProgress
 	full.Disks = append(full.Disks, Disk{Name: "disk2", Problem: "it is not there"})
 	f.Add(encode(full))
@@ -213,8 +213,8 @@ func checkInvariants(t *testing.T, s State) {
 			if min(c.Size, c.VirtualSize, c.RealSize, c.PartBytes, c.PartTotal) < 0 || c.State == disk.Ready && c.SHA512.IsZero() {
 				t.Fatalf("copy %+v", c)
 			}
-			if c.Try != nil && (math.Abs(c.Try.Again) > maxSeconds || c.Try.Since > 0 || c.Try.Attempts < 0) {
-				t.Fatalf("try %+v", *c.Try)
+			if c.Failure != nil && (math.Abs(c.Failure.RetryIn) > maxSeconds || c.Failure.Since > 0 || c.Failure.Attempts < 0) {
+				t.Fatalf("try %+v", *c.Failure)
 			}
 		}
 	}

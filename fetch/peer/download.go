@@ -16,8 +16,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 )
 
-// maxPacked is how many downloads a node packs at once: each takes a core.
-const maxPacked = 2
+// maxCompressions is how many downloads a node packs at once: each takes a core.
+const maxCompressions = 2
 
 // download answers those who are no peers, see the package comment.
 func (s *Server) download(w http.ResponseWriter, r *http.Request) {
@@ -27,33 +27,33 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		err = errors.Join(err, disk.CheckUUID(uuid))
 	}
 	if err := errors.Join(disk.CheckName(name), err); err != nil {
-		answerError(w, http.StatusBadRequest, strings.ReplaceAll(err.Error(), "\n", "; "))
+		writeError(w, http.StatusBadRequest, strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}
-	on, c, no := s.best(r.Context(), name, uuid)
+	on, c, no := s.findReadyCopy(r.Context(), name, uuid)
 	if no != nil {
-		answerError(w, no.status, no.why)
+		writeError(w, no.status, no.message)
 		return
 	}
-	ctx, end, ok := s.begun(w, r, c.ID())
+	ctx, end, ok := s.acquireSlot(w, r, c.ID())
 	if !ok {
 		return
 	}
 	defer end()
-	image, err := openVerified(on, c.ID())
+	image, err := openVerifyingReader(on, c.ID())
 	if err != nil {
-		answerError(w, http.StatusConflict, err.Error())
+		writeError(w, http.StatusConflict, err.Error())
 		return
 	}
 	defer image.Close()
-	name = name + fileEnding(c.Format) + packing.Ending()
+	name = name + fileExtension(c.Format) + packing.Ending()
 	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
-	p, done := begin(ctx, w, s.piece, image.Unchanged)
+	p, done := newPacedWriter(ctx, w, s.pieceTimeout, image.Unchanged)
 	defer done()
 	if packing == outfile.Plain {
 		err = sendFile(w, r, p, image, c)
 	} else {
-		err = s.sendPacked(w, r, p, image, packing, c.SHA512)
+		err = s.sendCompressed(w, r, p, image, packing, c.SHA512)
 	}
 	if errors.Is(err, errDamaged) && s.host.Damaged != nil {
 		s.host.Damaged(ctx, c.ID().Name)
@@ -63,8 +63,8 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// fileEnding is how files of a format are called.
-func fileEnding(f disk.Format) string {
+// fileExtension is how files of a format are called.
+func fileExtension(f disk.Format) string {
 	if f == disk.QCOW2 {
 		return ".qcow2"
 	}
@@ -72,46 +72,47 @@ func fileEnding(f disk.Format) string {
 }
 
 // sendFile leaves it to net/http what of the image is asked for, and if it is.
-func sendFile(w http.ResponseWriter, r *http.Request, p *paced, image *verified, c Copy) error {
+func sendFile(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifyingReader, c Copy) error {
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("ETag", `"`+c.SHA512.String()+`"`)
 	if sum, err := hex.DecodeString(c.SHA512.String()); err == nil {
 		h.Set("Repr-Digest", "sha-512=:"+base64.StdEncoding.EncodeToString(sum)+":")
 	}
-	http.ServeContent(pacedAnswer{w, p}, r, "", time.Time{}, image)
-	return image.failed
+	http.ServeContent(pacedResponse{w, p}, r, "", time.Time{}, image)
+	return image.readErr
 }
 
-// pacedAnswer is an answer whose body goes out piece by piece.
-type pacedAnswer struct {
+// pacedResponse is an answer whose body goes out piece by piece.
+type pacedResponse struct {
 	http.ResponseWriter
-	p *paced
+	body *pacedWriter
 }
 
-func (a pacedAnswer) Write(b []byte) (int, error)         { return a.p.Write(b) }
-func (a pacedAnswer) ReadFrom(r io.Reader) (int64, error) { return a.p.ReadFrom(r) }
+func (a pacedResponse) Write(b []byte) (int, error) { return a.body.Write(b) }
 
-// sendPacked sends the whole image packed. How long that will be nobody knows, and
+func (a pacedResponse) ReadFrom(r io.Reader) (int64, error) { return a.body.ReadFrom(r) }
+
+// sendCompressed sends the whole image packed. How long that will be nobody knows, and
 // another time it may be other bytes: there are no ranges of it.
-func (s *Server) sendPacked(w http.ResponseWriter, r *http.Request, p *paced, image *verified, packing outfile.Packing, sum disk.Digest) error {
+func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifyingReader, packing outfile.Packing, sum disk.Digest) error {
 	w.Header().Set("Content-Type", "application/"+string(packing))
 	if r.Method == http.MethodHead {
 		return nil
 	}
 	select {
-	case s.packed <- struct{}{}:
-		defer func() { <-s.packed }()
+	case s.compressions <- struct{}{}:
+		defer func() { <-s.compressions }()
 	default:
 		w.Header().Del("Content-Disposition")
 		w.Header().Set("Retry-After", "1")
-		answerError(w, http.StatusTooManyRequests, "packing limit")
+		writeError(w, http.StatusTooManyRequests, "packing limit")
 		return nil
 	}
 	out := bufio.NewWriterSize(p, pieceSize)
 	to := outfile.Stream(out, packing, image.Size())
-	for n := range image.m.Chunks() {
-		chunk, err := image.load(n)
+	for n := range image.manifest.Chunks() {
+		chunk, err := image.chunkData(n)
 		if err == nil {
 			err = to.Put(chunk)
 		}
@@ -125,12 +126,12 @@ func (s *Server) sendPacked(w http.ResponseWriter, r *http.Request, p *paced, im
 	return out.Flush()
 }
 
-// best returns a disk with a ready copy of what answers to a name: the declared
+// findReadyCopy returns a disk with a ready copy of what answers to a name: the declared
 // generation, unless another one is named.
-func (s *Server) best(ctx context.Context, name, uuid string) (*disk.Disk, Copy, *refusedAnswer) {
+func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (*disk.Disk, Copy, *httpError) {
 	state, err := s.host.Look(ctx, name)
 	if err != nil {
-		return nil, Copy{}, &refusedAnswer{http.StatusServiceUnavailable, err.Error()}
+		return nil, Copy{}, &httpError{http.StatusServiceUnavailable, err.Error()}
 	}
 	if uuid == "" {
 		uuid = s.host.Declared(name)
@@ -150,7 +151,7 @@ func (s *Server) best(ctx context.Context, name, uuid string) (*disk.Disk, Copy,
 			case on == nil:
 				on, found = open, c
 			case c.UUID != found.UUID:
-				return nil, Copy{}, &refusedAnswer{http.StatusConflict, name + " is not declared, and there are several generations: name one with ?uuid="}
+				return nil, Copy{}, &httpError{http.StatusConflict, name + " is not declared, and there are several generations: name one with ?uuid="}
 			}
 		}
 	}
@@ -158,35 +159,35 @@ func (s *Server) best(ctx context.Context, name, uuid string) (*disk.Disk, Copy,
 	case on != nil:
 		return on, found, nil
 	case len(why) > 0:
-		return nil, Copy{}, &refusedAnswer{http.StatusConflict, strings.Join(why, "; ")}
+		return nil, Copy{}, &httpError{http.StatusConflict, strings.Join(why, "; ")}
 	case uuid != "":
-		return nil, Copy{}, &refusedAnswer{http.StatusNotFound, fmt.Sprintf("%s is not on the disks of this node", disk.ID{Name: name, UUID: uuid})}
+		return nil, Copy{}, &httpError{http.StatusNotFound, fmt.Sprintf("%s is not on the disks of this node", disk.ID{Name: name, UUID: uuid})}
 	}
-	return nil, Copy{}, &refusedAnswer{http.StatusNotFound, fmt.Sprintf("no image %s is on the disks of this node", name)}
+	return nil, Copy{}, &httpError{http.StatusNotFound, fmt.Sprintf("no image %s is on the disks of this node", name)}
 }
 
-// refusedAnswer is why something is not sent.
-type refusedAnswer struct {
-	status int
-	why    string
+// httpError is why something is not sent.
+type httpError struct {
+	status  int
+	message string
 }
 
 // errDamaged says that a copy is not what its manifest says.
 var errDamaged = errors.New("the copy is damaged")
 
-// verified reads an image for those who cannot check it themselves: it gives out no
+// verifyingReader reads an image for those who cannot check it themselves: it gives out no
 // byte of a chunk that is not as the manifest says. It is an io.ReadSeeker.
-type verified struct {
+type verifyingReader struct {
 	*disk.Reader
-	m      *disk.Manifest
-	at     int64
-	buf    []byte
-	n      int64 // the chunk that is in chunk; -1: none
-	chunk  []byte
-	failed error // of a read, which net/http keeps to itself
+	manifest *disk.Manifest
+	offset   int64
+	buf      []byte
+	loaded   int64 // the chunk that is in chunk; -1: none
+	chunk    []byte
+	readErr  error // of a read, which net/http keeps to itself
 }
 
-func openVerified(d *disk.Disk, id disk.ID) (*verified, error) {
+func openVerifyingReader(d *disk.Disk, id disk.ID) (*verifyingReader, error) {
 	m, err := d.Manifest(id)
 	if err != nil {
 		return nil, err
@@ -198,67 +199,67 @@ func openVerified(d *disk.Disk, id disk.ID) (*verified, error) {
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	return &verified{Reader: r, m: m, buf: make([]byte, disk.ChunkSize), n: -1}, nil
+	return &verifyingReader{Reader: r, manifest: m, buf: make([]byte, disk.ChunkSize), loaded: -1}, nil
 }
 
-func (v *verified) Close() error { return errors.Join(v.Reader.Close(), v.m.Close()) }
+func (v *verifyingReader) Close() error { return errors.Join(v.Reader.Close(), v.manifest.Close()) }
 
-// load reads chunk n, of which nil is returned if it is zeros.
-func (v *verified) load(n int64) ([]byte, error) {
-	if zero, err := v.m.Zero(n); zero || err != nil {
+// chunkData reads chunk n, of which nil is returned if it is zeros.
+func (v *verifyingReader) chunkData(n int64) ([]byte, error) {
+	if zero, err := v.manifest.Zero(n); zero || err != nil {
 		return nil, err
 	}
-	if v.n == n {
+	if v.loaded == n {
 		return v.chunk, nil
 	}
-	v.n = -1
-	want, err := v.m.At(n)
+	v.loaded = -1
+	want, err := v.manifest.At(n)
 	if err != nil {
 		return nil, err
 	}
-	chunk := v.buf[:v.m.Length(n)]
+	chunk := v.buf[:v.manifest.Length(n)]
 	if _, err := v.ReadAt(chunk, n*disk.ChunkSize); err != nil {
 		return nil, err
 	}
 	if disk.SumChunk(chunk) != want {
 		return nil, fmt.Errorf("%w: chunk %d", errDamaged, n)
 	}
-	v.n, v.chunk = n, chunk
+	v.loaded, v.chunk = n, chunk
 	return chunk, nil
 }
 
 // Read reads no further than to the end of a chunk.
-func (v *verified) Read(p []byte) (int, error) {
-	if v.at >= v.Size() {
+func (v *verifyingReader) Read(p []byte) (int, error) {
+	if v.offset >= v.Size() {
 		return 0, io.EOF
 	}
-	n, from := v.at/disk.ChunkSize, v.at%disk.ChunkSize
-	chunk, err := v.load(n)
+	n, from := v.offset/disk.ChunkSize, v.offset%disk.ChunkSize
+	chunk, err := v.chunkData(n)
 	if err != nil {
-		v.failed = err
+		v.readErr = err
 		return 0, err
 	}
-	length := int(min(int64(len(p)), v.m.Length(n)-from))
+	length := int(min(int64(len(p)), v.manifest.Length(n)-from))
 	if chunk == nil {
 		clear(p[:length])
 	} else {
 		copy(p[:length], chunk[from:])
 	}
-	v.at += int64(length)
+	v.offset += int64(length)
 	return length, nil
 }
 
 // Seek is for what net/http needs.
-func (v *verified) Seek(offset int64, whence int) (int64, error) {
+func (v *verifyingReader) Seek(offset int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
-		offset += v.at
+		offset += v.offset
 	case io.SeekEnd:
 		offset += v.Size()
 	}
 	if offset < 0 {
 		return 0, errors.New("seek before the start")
 	}
-	v.at = offset
+	v.offset = offset
 	return offset, nil
 }

@@ -59,7 +59,7 @@ func TestDownloadDamaged(t *testing.T) {
 	id, content := disk.ID{Name: "parrot", UUID: "00000001"}, patterned(3*disk.ChunkSize)
 	n.put(t, id, content)
 	d, path := n.disk, n.backing(id)
-	image, err := openVerified(d, id)
+	image, err := openVerifyingReader(d, id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestDownloadDamaged(t *testing.T) {
 	for {
 		m, err := image.Read(got[read:])
 		if read += m; err != nil {
-			if read != disk.ChunkSize || image.failed == nil || !strings.Contains(err.Error(), "damaged") {
+			if read != disk.ChunkSize || image.readErr == nil || !strings.Contains(err.Error(), "damaged") {
 				t.Errorf("%d bytes were read, error %v", read, err)
 			}
 			break
@@ -91,7 +91,7 @@ func TestDownloadTurnsAway(t *testing.T) {
 	id := disk.ID{Name: "parrot", UUID: "00000001"}
 	n.put(t, id, patterned(disk.ChunkSize))
 	for range maxSends {
-		if _, ok := n.server.sends.take(id, func() {}); !ok {
+		if _, ok := n.server.sendLimits.acquire(id, func() {}); !ok {
 			t.Fatal("there are not so many slots")
 		}
 	}
@@ -99,9 +99,9 @@ func TestDownloadTurnsAway(t *testing.T) {
 	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("all slots are taken: %s", resp.Status)
 	}
-	n.server.sends = newSlots()
-	for range maxPacked {
-		n.server.packed <- struct{}{}
+	n.server.sendLimits = newSendLimiter()
+	for range maxCompressions {
+		n.server.compressions <- struct{}{}
 	}
 	resp, _ = n.get(t, "/v1/images/parrot/download?compress=zstd")
 	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Content-Disposition") != "" {

@@ -88,7 +88,7 @@ func (l *link) pace(n int) time.Duration {
 
 func (l *link) send(ctx context.Context, from, to int64) (io.ReadCloser, error) {
 	if l.asked++; l.busy && l.asked%2 == 0 {
-		return nil, &BusyError{After: time.Second}
+		return nil, &busyError{retryAfter: time.Second}
 	}
 	if l.rate == 0 {
 		<-ctx.Done()
@@ -119,7 +119,7 @@ func (s *slowly) Close() error { s.link.open--; return nil }
 
 // simulated is a pull from links, by the names of their nodes.
 type simulated struct {
-	*exchange
+	*transfer
 	manifest *disk.Manifest
 	links    map[string]*link
 	consume  time.Duration // that the part takes for a chunk
@@ -129,7 +129,7 @@ type simulated struct {
 
 func simulate(m *disk.Manifest, links map[string]*link) *simulated {
 	p := &Pull{Client: new(Client), Progress: new(fetch.Progress)}
-	s := &simulated{exchange: p.exchange(), manifest: m, links: links, buffers: map[*byte]bool{}}
+	s := &simulated{transfer: p.newTransfer(), manifest: m, links: links, buffers: map[*byte]bool{}}
 	for _, l := range links {
 		l.begun = time.Now()
 	}
@@ -143,7 +143,7 @@ func simulate(m *disk.Manifest, links map[string]*link) *simulated {
 		}
 		return all
 	}
-	s.open = func(ctx context.Context, from Source, at, to int64) (io.ReadCloser, error) {
+	s.openRange = func(ctx context.Context, from Source, at, to int64) (io.ReadCloser, error) {
 		return s.links[from.Node].send(ctx, at, to)
 	}
 	return s
@@ -152,7 +152,7 @@ func simulate(m *disk.Manifest, links map[string]*link) *simulated {
 // run pulls and returns how long it took.
 func (s *simulated) run(ctx context.Context) (time.Duration, error) {
 	begun := time.Now()
-	err := s.exchange.run(ctx, s.manifest, 0, func(n int64, buf []byte) ([]byte, error) {
+	err := s.transfer.run(ctx, s.manifest, 0, func(n int64, buf []byte) ([]byte, error) {
 		if n != s.got {
 			return buf, fmt.Errorf("chunk %d came in place of %d", n, s.got)
 		}

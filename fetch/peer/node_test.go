@@ -21,7 +21,7 @@ type node struct {
 	*httptest.Server
 	name   string
 	disk   *disk.Disk
-	board  *Board
+	board  *StateCache
 	server *Server
 
 	mu      sync.Mutex
@@ -40,7 +40,7 @@ func startNode(t *testing.T, name string) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
-	n := &node{name: name, disk: d, board: NewBoard(), leaving: map[disk.ID]bool{}}
+	n := &node{name: name, disk: d, board: NewStateCache(), leaving: map[disk.ID]bool{}}
 	n.server = NewServer(Host{
 		Board: n.board,
 		Look:  n.look,

@@ -9,196 +9,196 @@ import (
 	"time"
 )
 
-// Answer is what a Watch knows of a node. The times are monotonic.
-type Answer struct {
+// Observation is what a Watch knows of a node. The times are monotonic.
+type Observation struct {
 	// State is what the node told last, and stands if Problem is "". Nothing of it
 	// may be written to.
 	State State
 	URL   string // where it was asked
 	// Asked: a question has ended, well or not.
-	Asked bool
+	Polled bool
 	// Problem says why the node does not answer.
 	Problem string
-	// Last is when the last question with a good answer was begun, so that State is
+	// LastSuccess is when the last question with a good answer was begun, so that State is
 	// not older; zero when there was none.
-	Last time.Time
-	// Told is when State came; what is relative in it is so to then.
-	Told time.Time
-	// Since is when the node last gave a sign of life: its last answer, or the end of
+	LastSuccess time.Time
+	// Received is when State came; what is relative in it is so to then.
+	Received time.Time
+	// LastSeen is when the node last gave a sign of life: its last answer, or the end of
 	// the question that it broke off. Before the first, when it was first followed.
-	Since time.Time
+	LastSeen time.Time
 
 	etag string
 }
 
-// Watch follows what other nodes tell of themselves, with a question to each that
+// Poller follows what other nodes tell of themselves, with a question to each that
 // is under way all the time. Its methods may be called concurrently.
-type Watch struct {
+type Poller struct {
 	client  *Client
-	pace    pace
+	config  pollConfig
 	changed chan struct{}
 	running sync.WaitGroup
 
 	mu     sync.Mutex
-	nodes  map[string]*followed
+	peers  map[string]*polledPeer
 	closed bool
 }
 
-// followed is a node that is watched. What it knows is guarded by the Watch's mutex.
-type followed struct {
-	url    string
-	known  Answer
-	cancel context.CancelFunc // nil when there is no address to ask
+// polledPeer is a node that is watched. What it knows is guarded by the Watch's mutex.
+type polledPeer struct {
+	url         string
+	observation Observation
+	cancel      context.CancelFunc // nil when there is no address to ask
 }
 
-// NewWatch returns a Watch that follows nobody yet.
-func NewWatch(c *Client) *Watch {
-	return &Watch{client: c, pace: usual, changed: make(chan struct{}, 1), nodes: map[string]*followed{}}
+// NewPoller returns a Watch that follows nobody yet.
+func NewPoller(c *Client) *Poller {
+	return &Poller{client: c, config: defaultPolling, changed: make(chan struct{}, 1), peers: map[string]*polledPeer{}}
 }
 
-// Follow watches these nodes from now on and no others: their names, and the
+// SetPeers watches these nodes from now on and no others: their names, and the
 // addresses they answer at, "" where none is declared. Of a node that was followed
 // at the same address nothing is forgotten. It does not wait for an answer. What is
 // followed is followed until ctx ends, or Close is called, also beyond the next Follow.
-func (w *Watch) Follow(ctx context.Context, nodes map[string]string) {
+func (w *Poller) SetPeers(ctx context.Context, nodes map[string]string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
 		return
 	}
-	for name, f := range w.nodes {
+	for name, f := range w.peers {
 		if url, ok := nodes[name]; !ok || url != f.url {
 			f.stop()
-			delete(w.nodes, name)
-			w.poke()
+			delete(w.peers, name)
+			w.notify()
 		}
 	}
 	for name, url := range nodes {
-		if w.nodes[name] == nil {
-			w.nodes[name] = w.follow(ctx, Address{Node: name, URL: url})
+		if w.peers[name] == nil {
+			w.peers[name] = w.startPolling(ctx, Address{Node: name, URL: url})
 		}
 	}
 }
 
-func (w *Watch) follow(ctx context.Context, at Address) *followed {
-	f := &followed{url: at.URL, known: Answer{URL: at.URL, Since: time.Now()}}
+func (w *Poller) startPolling(ctx context.Context, at Address) *polledPeer {
+	f := &polledPeer{url: at.URL, observation: Observation{URL: at.URL, LastSeen: time.Now()}}
 	if at.URL == "" {
-		f.known.Asked, f.known.Problem = true, errNoAddress.Error()
-		w.poke()
+		f.observation.Polled, f.observation.Problem = true, errNoAddress.Error()
+		w.notify()
 		return f
 	}
 	ctx, f.cancel = context.WithCancel(ctx)
-	w.running.Go(func() { w.listen(ctx, f, at) })
+	w.running.Go(func() { w.poll(ctx, f, at) })
 	return f
 }
 
-func (f *followed) stop() {
+func (f *polledPeer) stop() {
 	if f.cancel != nil {
 		f.cancel()
 	}
 }
 
-// Answers returns what is known of each node that is followed, by name.
-func (w *Watch) Answers() map[string]Answer {
+// Observations returns what is known of each node that is followed, by name.
+func (w *Poller) Observations() map[string]Observation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	answers := make(map[string]Answer, len(w.nodes))
-	for name, f := range w.nodes {
-		answers[name] = f.known
+	answers := make(map[string]Observation, len(w.peers))
+	for name, f := range w.peers {
+		answers[name] = f.observation
 	}
 	return answers
 }
 
 // Changed is sent to when something else is known of a node than before, but for what
 // is volatile and for times. Several changes may come as one.
-func (w *Watch) Changed() <-chan struct{} { return w.changed }
+func (w *Poller) Changed() <-chan struct{} { return w.changed }
 
 // Close ends all questions and waits for that.
-func (w *Watch) Close() {
+func (w *Poller) Close() {
 	w.mu.Lock()
 	w.closed = true
-	for f := range maps.Values(w.nodes) {
+	for f := range maps.Values(w.peers) {
 		f.stop()
 	}
 	w.mu.Unlock()
 	w.running.Wait()
 }
 
-// learn keeps what the last question to a node brought.
-func (w *Watch) learn(f *followed, now Answer) {
+// record keeps what the last question to a node brought.
+func (w *Poller) record(f *polledPeer, now Observation) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	was := f.known
-	f.known = now
-	if was.etag != now.etag || was.Problem != now.Problem || was.Asked != now.Asked {
-		w.poke()
+	was := f.observation
+	f.observation = now
+	if was.etag != now.etag || was.Problem != now.Problem || was.Polled != now.Polled {
+		w.notify()
 	}
 }
 
-func (w *Watch) poke() {
+func (w *Poller) notify() {
 	select {
 	case w.changed <- struct{}{}:
 	default: // who is poked already looks at this too
 	}
 }
 
-// pace is how often a node is asked.
-type pace struct {
-	wait  time.Duration // for a change, in one question
-	least time.Duration // from one question to the next
-	retry time.Duration // after the first failure, then twice as long each time
-	most  time.Duration // after many
+// pollConfig is how often a node is asked.
+type pollConfig struct {
+	wait        time.Duration // for a change, in one question
+	minInterval time.Duration // from one question to the next
+	firstRetry  time.Duration // after the first failure, then twice as long each time
+	maxRetry    time.Duration // after many
 }
 
-var usual = pace{wait: 30 * time.Second, least: 100 * time.Millisecond, retry: 300 * time.Millisecond, most: 5 * time.Second}
+var defaultPolling = pollConfig{wait: 30 * time.Second, minInterval: 100 * time.Millisecond, firstRetry: 300 * time.Millisecond, maxRetry: 5 * time.Second}
 
-// listen asks a node until ctx ends. After a failure it asks without waiting for a
+// poll asks a node until ctx ends. After a failure it asks without waiting for a
 // change, so that a node that is back is known at once.
-func (w *Watch) listen(ctx context.Context, f *followed, at Address) {
-	known := Answer{URL: at.URL, Since: f.known.Since}
-	retry := w.pace.retry
+func (w *Poller) poll(ctx context.Context, f *polledPeer, at Address) {
+	known := Observation{URL: at.URL, LastSeen: f.observation.LastSeen}
+	retry := w.config.firstRetry
 	for {
-		wait := w.pace.wait
-		if !known.Asked || known.Problem != "" {
+		wait := w.config.wait
+		if !known.Polled || known.Problem != "" {
 			wait = 0
 		}
 		begun := time.Now()
-		known = w.question(ctx, known, at, wait)
+		known = w.query(ctx, known, at, wait)
 		if ctx.Err() != nil {
 			return
 		}
-		w.learn(f, known)
-		pause := w.pace.least - time.Since(begun)
+		w.record(f, known)
+		pause := w.config.minInterval - time.Since(begun)
 		if known.Problem == "" {
-			retry = w.pace.retry
+			retry = w.config.firstRetry
 		} else {
 			pause = jitter(retry)
-			retry = min(2*retry, w.pace.most)
+			retry = min(2*retry, w.config.maxRetry)
 		}
-		if !rest(ctx, pause) {
+		if !sleep(ctx, pause) {
 			return
 		}
 	}
 }
 
-// question asks once and returns what is known then.
-func (w *Watch) question(ctx context.Context, known Answer, at Address, wait time.Duration) Answer {
+// query asks once and returns what is known then.
+func (w *Poller) query(ctx context.Context, known Observation, at Address, wait time.Duration) Observation {
 	begun := time.Now()
 	s, etag, err := w.client.State(ctx, at, known.etag, wait)
-	answered := known.Asked && known.Problem == ""
-	known.Asked = true
+	answered := known.Polled && known.Problem == ""
+	known.Polled = true
 	switch {
 	case errors.Is(err, ErrUnchanged):
 	case err != nil:
 		if answered { // an open question broke off only now
-			known.Since = time.Now()
+			known.LastSeen = time.Now()
 		}
 		known.Problem = err.Error()
 		return known
 	default:
-		known.State, known.etag, known.Told = s, etag, time.Now()
+		known.State, known.etag, known.Received = s, etag, time.Now()
 	}
-	known.Problem, known.Last, known.Since = "", begun, time.Now()
+	known.Problem, known.LastSuccess, known.LastSeen = "", begun, time.Now()
 	return known
 }
 
@@ -207,8 +207,8 @@ func jitter(d time.Duration) time.Duration {
 	return time.Duration((0.75 + rand.Float64()/2) * float64(d))
 }
 
-// rest waits for d, and reports whether ctx has not ended.
-func rest(ctx context.Context, d time.Duration) bool {
+// sleep waits for d, and reports whether ctx has not ended.
+func sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
 	}

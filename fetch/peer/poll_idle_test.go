@@ -52,7 +52,7 @@ func (c countedConn) Write(p []byte) (int, error) {
 }
 
 // listenAt starts a node without disks at an address of this machine.
-func listenAt(t *testing.T, host string, board *Board, bytes *atomic.Int64) string {
+func listenAt(t *testing.T, host string, board *StateCache, bytes *atomic.Int64) string {
 	t.Helper()
 	l, err := net.Listen("tcp", host+":0")
 	if err != nil {
@@ -84,39 +84,39 @@ func TestIdleClusterIsNearlySilent(t *testing.T) {
 		idlePeers = 9
 	}
 	var idle, told atomic.Int64 // told is what the busy node says and is asked
-	board, busy := NewBoard(), NewBoard()
+	board, busy := NewStateCache(), NewStateCache()
 	board.Publish(stateWith("node0", 1000))
 	urls, ours := map[string]string{}, listenAt(t, "127.0.1.1", board, &idle)
-	watches := []*Watch{NewWatch(newClient(t))}
+	watches := []*Poller{NewPoller(newClient(t))}
 	for i := range idlePeers {
 		name := fmt.Sprintf("node%d", i+1)
-		other, bytes := NewBoard(), &idle
+		other, bytes := NewStateCache(), &idle
 		if i == idlePeers-1 {
 			other, bytes = busy, &told
 		}
 		other.Publish(stateWith(name, 10))
 		urls[name] = listenAt(t, fmt.Sprintf("127.0.1.%d", i+2), other, bytes)
-		watches = append(watches, NewWatch(newClient(t)))
+		watches = append(watches, NewPoller(newClient(t)))
 	}
 	for i, w := range watches {
-		w.pace.wait = idleWait
+		w.config.wait = idleWait
 		t.Cleanup(w.Close)
 		if i == 0 {
-			w.Follow(t.Context(), urls)
+			w.SetPeers(t.Context(), urls)
 		} else {
-			w.Follow(t.Context(), map[string]string{"node0": ours})
+			w.SetPeers(t.Context(), map[string]string{"node0": ours})
 		}
 	}
 	for _, w := range watches {
-		for answered(w) < len(w.Answers()) {
+		for answered(w) < len(w.Observations()) {
 			<-w.Changed()
 		}
 	}
-	rest(t.Context(), 2*idleWait) // what was known at first is on its way no more
+	sleep(t.Context(), 2*idleWait) // what was known at first is on its way no more
 	moved, used := idle.Load()+told.Load(), cpu(t)
-	rest(t.Context(), idlePeriod)
+	sleep(t.Context(), idlePeriod)
 	moved, used = idle.Load()+told.Load()-moved, cpu(t)-used
-	real := idlePeriod.Seconds() * usual.wait.Seconds() / idleWait.Seconds()
+	real := idlePeriod.Seconds() * defaultPolling.wait.Seconds() / idleWait.Seconds()
 	rate, share := float64(moved)/real, used.Seconds()/real/2
 	t.Logf("%d nodes: %.1f kB/s at each, %.2f %% of a core", idlePeers+1, rate/1e3, 100*share)
 	if rate > 5e3 {
@@ -126,8 +126,8 @@ func TestIdleClusterIsNearlySilent(t *testing.T) {
 		t.Error("nothing is asked")
 	}
 	moved = told.Load()
-	transfer(t, busy, fmt.Sprintf("node%d", idlePeers), watches[0])
-	rest(t.Context(), idlePeriod)
+	changeProgress(t, busy, fmt.Sprintf("node%d", idlePeers), watches[0])
+	sleep(t.Context(), idlePeriod)
 	moved = told.Load() - moved
 	t.Logf("an image in transfer on one of them: %.1f kB to a node that is not concerned", float64(moved)/1e3)
 	if moved > int64(10e3*idlePeriod.Seconds()) {
@@ -137,28 +137,28 @@ func TestIdleClusterIsNearlySilent(t *testing.T) {
 
 // transfer has a node tell all that it tells while it makes a copy: that it begins, that
 // bytes came, that it is ready, and what it does no more. w hears each.
-func transfer(t *testing.T, b *Board, name string, w *Watch) {
+func changeProgress(t *testing.T, b *StateCache, name string, w *Poller) {
 	for i, change := range []func(*Copy){
-		func(c *Copy) { c.State, c.Doing = disk.Pending, "sync" },
-		func(c *Copy) { c.State, c.Doing, c.PartBytes = disk.Pending, "sync", 1 },
-		func(c *Copy) { c.Doing = "sync" },
+		func(c *Copy) { c.State, c.Action = disk.Pending, "sync" },
+		func(c *Copy) { c.State, c.Action, c.PartBytes = disk.Pending, "sync", 1 },
+		func(c *Copy) { c.Action = "sync" },
 		func(*Copy) {},
 	} {
 		s := stateWith(name, 11)
 		s.Config = fmt.Sprint("revision", i)
 		change(&s.Disks[0].Copies[10])
 		b.Publish(s)
-		for w.Answers()[name].State.Config != s.Config {
+		for w.Observations()[name].State.Config != s.Config {
 			<-w.Changed()
 		}
 	}
 }
 
 // answered is how many nodes answer.
-func answered(w *Watch) int {
+func answered(w *Poller) int {
 	n := 0
-	for _, a := range w.Answers() {
-		if a.Asked && a.Problem == "" {
+	for _, a := range w.Observations() {
+		if a.Polled && a.Problem == "" {
 			n++
 		}
 	}

@@ -24,7 +24,7 @@ func TestWatchKnowsAChangeAtOnce(t *testing.T) {
 		h.board.Publish(s)
 		w := v.watch(t, "node1")
 		<-w.Changed()
-		if a := w.Answers()["node1"]; !a.Asked || a.Problem != "" || a.State.Config != "one" {
+		if a := w.Observations()["node1"]; !a.Polled || a.Problem != "" || a.State.Config != "one" {
 			t.Fatalf("got %+v", a)
 		}
 		time.Sleep(10 * time.Second)
@@ -32,12 +32,12 @@ func TestWatchKnowsAChangeAtOnce(t *testing.T) {
 		s.Config = "two"
 		h.board.Publish(s)
 		<-w.Changed()
-		a := w.Answers()["node1"]
+		a := w.Observations()["node1"]
 		if took := time.Since(published); took != 0 || a.State.Config != "two" {
 			t.Errorf("got %+v after %v", a, took)
 		}
-		if !a.Last.Before(published) || a.Since.Before(published) {
-			t.Errorf("published at %v: last %v, since %v", published, a.Last, a.Since)
+		if !a.LastSuccess.Before(published) || a.LastSeen.Before(published) {
+			t.Errorf("published at %v: last %v, since %v", published, a.LastSuccess, a.LastSeen)
 		}
 	})
 }
@@ -56,8 +56,8 @@ func TestWatchIsNearlySilentWhenIdle(t *testing.T) {
 		if pokes(w) != 0 {
 			t.Error("it says that something changed")
 		}
-		if a := w.Answers()["node1"]; time.Since(a.Last) > 61*time.Second || time.Since(a.Since) > 31*time.Second {
-			t.Errorf("last %v ago, since %v ago", time.Since(a.Last), time.Since(a.Since))
+		if a := w.Observations()["node1"]; time.Since(a.LastSuccess) > 61*time.Second || time.Since(a.LastSeen) > 31*time.Second {
+			t.Errorf("last %v ago, since %v ago", time.Since(a.LastSuccess), time.Since(a.LastSeen))
 		}
 		if v.dials != 1 {
 			t.Errorf("%d connections", v.dials)
@@ -78,7 +78,7 @@ func TestWatchTakesManyChangesAsFew(t *testing.T) {
 		if asked := h.asked.Load(); asked > 23 {
 			t.Errorf("%d questions in 2 seconds", asked)
 		}
-		if a := w.Answers()["node1"]; a.State.Config != "1999" {
+		if a := w.Observations()["node1"]; a.State.Config != "1999" {
 			t.Errorf("got %+v", a)
 		}
 	})
@@ -97,14 +97,14 @@ func TestWatchAsksASilentNodeLessAndLess(t *testing.T) {
 		if v.dials < 12 || v.dials > 22 {
 			t.Errorf("asked %d times in a minute", v.dials)
 		}
-		a := w.Answers()["node1"]
-		if !a.Asked || a.Problem != "ask http://node1:8000: dial: connection refused" || !a.Last.IsZero() || !a.Since.Equal(begun) {
+		a := w.Observations()["node1"]
+		if !a.Polled || a.Problem != "ask http://node1:8000: dial: connection refused" || !a.LastSuccess.IsZero() || !a.LastSeen.Equal(begun) {
 			t.Errorf("followed at %v, got %+v", begun, a)
 		}
 		v.add(t.Context(), "node1").board.Publish(State{Node: "node1"})
 		came := time.Now()
 		<-w.Changed()
-		if a := w.Answers()["node1"]; a.Problem != "" || time.Since(came) > 7*time.Second {
+		if a := w.Observations()["node1"]; a.Problem != "" || time.Since(came) > 7*time.Second {
 			t.Errorf("after %v got %+v", time.Since(came), a)
 		}
 	})
@@ -124,8 +124,8 @@ func TestWatchKnowsANodeThatIsBackUnchanged(t *testing.T) {
 		h.down.Store(true)
 		h.server.Close()
 		<-w.Changed()
-		a := w.Answers()["node1"]
-		if a.Problem == "" || a.State.Config != "one" || !a.Since.Equal(broke) {
+		a := w.Observations()["node1"]
+		if a.Problem == "" || a.State.Config != "one" || !a.LastSeen.Equal(broke) {
 			t.Fatalf("broke at %v, got %+v", broke, a)
 		}
 		for range 3 { // whatever else the problem was, it settles
@@ -135,7 +135,7 @@ func TestWatchKnowsANodeThatIsBackUnchanged(t *testing.T) {
 		v.add(t.Context(), "node1").board.Publish(State{Node: "node1", Config: "one"})
 		came := time.Now()
 		<-w.Changed()
-		if a := w.Answers()["node1"]; a.Problem != "" || time.Since(came) > 7*time.Second {
+		if a := w.Observations()["node1"]; a.Problem != "" || time.Since(came) > 7*time.Second {
 			t.Errorf("after %v got %+v", time.Since(came), a)
 		}
 	})
@@ -150,15 +150,15 @@ func TestWatchFollowsOthers(t *testing.T) {
 		w := v.watch(t, "node1")
 		synctest.Wait()
 		pokes(w)
-		w.Follow(t.Context(), map[string]string{"node2": "http://node2:8000", "node3": ""})
+		w.SetPeers(t.Context(), map[string]string{"node2": "http://node2:8000", "node3": ""})
 		if pokes(w) != 1 {
 			t.Error("nothing changed")
 		}
-		answers := w.Answers()
+		answers := w.Observations()
 		if len(answers) != 2 || answers["node2"].State.Node != "node2" {
 			t.Errorf("got %+v", answers)
 		}
-		if a := answers["node3"]; !a.Asked || a.Problem != "no address is declared for it" {
+		if a := answers["node3"]; !a.Polled || a.Problem != "no address is declared for it" {
 			t.Errorf("got %+v", a)
 		}
 		asked := v.nodes["node1"].asked.Load()
@@ -176,10 +176,10 @@ func TestWatchAsksAnewAtAnotherAddress(t *testing.T) {
 		v.add(t.Context(), "node2").board.Publish(State{Node: "node2"})
 		w := v.watch(t, "node1")
 		synctest.Wait()
-		w.Follow(t.Context(), map[string]string{"node1": "http://node2:8000"})
+		w.SetPeers(t.Context(), map[string]string{"node1": "http://node2:8000"})
 		synctest.Wait()
-		a := w.Answers()["node1"]
-		if !strings.HasSuffix(a.Problem, "answers as node node2, not node1") || !a.Last.IsZero() {
+		a := w.Observations()["node1"]
+		if !strings.HasSuffix(a.Problem, "answers as node node2, not node1") || !a.LastSuccess.IsZero() {
 			t.Errorf("got %+v", a)
 		}
 	})
@@ -190,13 +190,13 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 		v := newVillage(t)
 		v.add(t.Context(), "node1").board.Publish(State{Node: "node1"})
 		ctx, cancel := context.WithCancel(t.Context())
-		w := NewWatch(v.client)
-		w.Follow(ctx, map[string]string{"node1": "http://node1:8000", "node2": "http://node2:8000"})
+		w := NewPoller(v.client)
+		w.SetPeers(ctx, map[string]string{"node1": "http://node1:8000", "node2": "http://node2:8000"})
 		synctest.Wait()
 		cancel()
 		w.running.Wait() // a deadlock unless they end
 		w.Close()
-		w.Follow(t.Context(), map[string]string{"node1": "http://node1:8000"})
+		w.SetPeers(t.Context(), map[string]string{"node1": "http://node1:8000"})
 		w.running.Wait()
 	})
 }
@@ -210,21 +210,21 @@ func TestTryAgesBehind304(t *testing.T) {
 		state := func() State {
 			return State{Node: "b", Config: "d", Disks: []Disk{{Name: "disk1", UUID: "u", Copies: []Copy{{
 				Name: "parrot", UUID: "0000000a", State: disk.Pending,
-				Try: &Try{Action: "download", Message: "no", Attempts: 3, Link: true, Since: -time.Since(begun).Seconds() - 180, Again: 240},
+				Failure: &Failure{Action: "download", Message: "no", Attempts: 3, Link: true, Since: -time.Since(begun).Seconds() - 180, RetryIn: 240},
 			}}}}}
 		}
 		h.board.Publish(state())
-		w := NewWatch(v.client)
+		w := NewPoller(v.client)
 		defer w.Close()
-		w.Follow(t.Context(), map[string]string{"b": "http://b:1"})
+		w.SetPeers(t.Context(), map[string]string{"b": "http://b:1"})
 		for range 360 { // six hours of rounds, each minute
 			time.Sleep(time.Minute)
 			h.board.Publish(state())
 		}
-		a := w.Answers()["b"]
-		try := a.State.Disks[0].Copies[0].Try
-		since := a.Told.Add(time.Duration(try.Since * float64(time.Second))) // as reconcile reads it
-		t.Logf("it has failed since %v; the watcher, at its last answer %v ago, believes %v", time.Since(begun)+180*time.Second, time.Since(a.Last), time.Since(since))
+		a := w.Observations()["b"]
+		try := a.State.Disks[0].Copies[0].Failure
+		since := a.Received.Add(time.Duration(try.Since * float64(time.Second))) // as reconcile reads it
+		t.Logf("it has failed since %v; the watcher, at its last answer %v ago, believes %v", time.Since(begun)+180*time.Second, time.Since(a.LastSuccess), time.Since(since))
 		if time.Since(since) < 6*time.Hour {
 			t.Error("who watches believes that the failure is young for ever")
 		}
@@ -241,7 +241,7 @@ type village struct {
 }
 
 type hut struct {
-	board  *Board
+	board  *StateCache
 	calls  chan net.Conn
 	asked  atomic.Int64
 	down   atomic.Bool
@@ -277,7 +277,7 @@ func (v *village) dial(ctx context.Context, network, address string) (net.Conn, 
 }
 
 func (v *village) add(ctx context.Context, name string) *hut {
-	h := &hut{board: NewBoard(), calls: make(chan net.Conn, 16)}
+	h := &hut{board: NewStateCache(), calls: make(chan net.Conn, 16)}
 	handler := NewServer(Host{Board: h.board}).Handler()
 	h.server = &http.Server{
 		BaseContext: func(net.Listener) context.Context { return ctx },
@@ -305,19 +305,19 @@ func (h *hut) Close() error { close(h.calls); return nil }
 
 func (h *hut) Addr() net.Addr { return &net.TCPAddr{} }
 
-func (v *village) watch(t *testing.T, nodes ...string) *Watch {
-	w := NewWatch(v.client)
+func (v *village) watch(t *testing.T, nodes ...string) *Poller {
+	w := NewPoller(v.client)
 	t.Cleanup(w.Close)
 	urls := map[string]string{}
 	for _, name := range nodes {
 		urls[name] = "http://" + name + ":8000"
 	}
-	w.Follow(t.Context(), urls)
+	w.SetPeers(t.Context(), urls)
 	return w
 }
 
 // pokes counts what was sent to Changed since the last call.
-func pokes(w *Watch) int {
+func pokes(w *Poller) int {
 	synctest.Wait()
 	select {
 	case <-w.Changed():

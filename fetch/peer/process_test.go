@@ -65,7 +65,7 @@ func childSends(node, path, listen string) error {
 		return err
 	}
 	s := NewServer(Host{
-		Board: NewBoard(),
+		Board: NewStateCache(),
 		Look: func(context.Context, string) (State, error) {
 			return State{Node: node}, nil
 		},

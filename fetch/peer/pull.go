@@ -24,9 +24,9 @@ type Pull struct {
 	// Sources returns the ready copies that other nodes have now. It is asked about
 	// every second, by one goroutine at a time, and must not wait.
 	Sources func() []Source
-	// Origin is asked where the peers are not enough; nil: never.
-	Origin *fetch.Ranges
-	Limit  int64 // most bytes per second, of all sources together; 0: no limit
+	// Upstream is asked where the peers are not enough; nil: never.
+	Upstream *fetch.Ranges
+	Limit    int64 // most bytes per second, of all sources together; 0: no limit
 	// Progress may be nil.
 	Progress *fetch.Progress
 	// Warn is told when a source is set aside because of what it sent: a
@@ -35,61 +35,61 @@ type Pull struct {
 	// Final says of the failure of a source whether to give up with it at once; nil:
 	// never, for what one source cannot another one may.
 	Final func(error) bool
-	// Aside is the longest that a source is set aside after a failure; 0: 5 minutes.
-	Aside time.Duration
+	// MaxBackoff is the longest that a source is set aside after a failure; 0: 5 minutes.
+	MaxBackoff time.Duration
 
-	roster roster
+	health healthTable
 }
 
-// WrongError says that a source sent bytes that are not those of the image.
-type WrongError struct {
+// InvalidDataError says that a source sent bytes that are not those of the image.
+type InvalidDataError struct {
 	Node, Disk string // where they came from; Node is "" for the origin
 	Err        error
 }
 
-func (e *WrongError) Error() string {
+func (e *InvalidDataError) Error() string {
 	if e.Node == "" {
 		return fmt.Sprintf("the origin: %v", e.Err)
 	}
 	return fmt.Sprintf("disk %s of node %s: %v", e.Disk, e.Node, e.Err)
 }
 
-func (e *WrongError) Unwrap() error { return e.Err }
+func (e *InvalidDataError) Unwrap() error { return e.Err }
 
-// exchange is one transfer of a Pull.
-type exchange struct {
+// transfer is one transfer of a Pull.
+type transfer struct {
 	*Pull
-	open     func(context.Context, Source, int64, int64) (io.ReadCloser, error)
-	progress *fetch.Progress
-	limiter  *rate.Limiter
-	window   *window
-	root     disk.Digest // of the manifest
+	openRange      func(context.Context, Source, int64, int64) (io.ReadCloser, error)
+	progress       *fetch.Progress
+	limiter        *rate.Limiter
+	window         *window
+	manifestDigest disk.Digest // of the manifest
 
-	peers    beat // the last byte of a peer
-	busy     beat // the last word of a peer that it sends to others
-	sound    beat // the last right chunk, of any source or in the part, or what may stand for one
-	lanes    map[string]*lane
-	ended    chan ending
-	complete bool // there is nothing left to ask for
-	origin   reserve
+	peerActivity  activityClock // the last byte of a peer
+	peerBusy      activityClock // the last word of a peer that it sends to others
+	chunkProgress activityClock // the last right chunk, of any source or in the part, or what may stand for one
+	lanes         map[string]*lane
+	laneEnds      chan laneEnd
+	allRequested  bool // there is nothing left to ask for
+	upstream      upstreamFallback
 }
 
-func (p *Pull) exchange() *exchange {
-	x := &exchange{
+func (p *Pull) newTransfer() *transfer {
+	x := &transfer{
 		Pull: p, progress: p.Progress, limiter: fetch.NewLimiter(p.Limit),
-		lanes: map[string]*lane{}, ended: make(chan ending, maxLanes+1),
+		lanes: map[string]*lane{}, laneEnds: make(chan laneEnd, maxLanes+1),
 	}
-	x.open = func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error) {
-		return p.Client.data(ctx, s, from, to)
+	x.openRange = func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error) {
+		return p.Client.openRange(ctx, s, from, to)
 	}
 	if x.progress == nil {
 		x.progress = new(fetch.Progress)
 	}
-	x.peers.begun = time.Now()
-	x.sound.begun = x.peers.begun
-	x.busy.begun = x.peers.begun.Add(-longestQueue) // nobody said so yet
-	if p.Origin != nil {
-		x.origin.open = p.Origin.Open
+	x.peerActivity.start = time.Now()
+	x.chunkProgress.start = x.peerActivity.start
+	x.peerBusy.start = x.peerActivity.start.Add(-maxBusyTime) // nobody said so yet
+	if p.Upstream != nil {
+		x.upstream.open = p.Upstream.Open
 	}
 	return x
 }
@@ -101,44 +101,44 @@ func (p *Pull) exchange() *exchange {
 // ends it within one read. Its errors are those of fetch.Client.Download; when no
 // source can be used for half a minute, the error says why for each.
 func (p *Pull) Into(ctx context.Context, part *disk.Part, size int64) error {
-	return fetch.Classify(p.exchange().into(ctx, part, size))
+	return fetch.Classify(p.newTransfer().intoPart(ctx, part, size))
 }
 
-func (x *exchange) into(ctx context.Context, part *disk.Part, size int64) error {
-	m, err := x.manifest(ctx, size, part.ReceiveManifest)
+func (x *transfer) intoPart(ctx context.Context, part *disk.Part, size int64) error {
+	m, err := x.receiveManifest(ctx, size, part.ReceiveManifest)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	if err := x.begin(part, m); err != nil {
+	if err := x.preparePart(part, m); err != nil {
 		return err
 	}
-	x.sound.touch() // that may have taken long
+	x.chunkProgress.touch() // that may have taken long
 	x.progress.Total.Store(size)
 	x.progress.Done.Store(part.Offset())
-	return x.fill(ctx, part, m)
+	return x.fillPart(ctx, part, m)
 }
 
 // Chunks brings chunk first of the image of m and all that follow, and hands them to
 // put in order, each checked: nil for one of zeros, which is not asked for. What put
 // gets is its own until it returns. The errors are those of Into, and put's.
 func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put func(n int64, chunk []byte) error) error {
-	x := p.exchange()
+	x := p.newTransfer()
 	return fetch.Classify(x.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
 		return buf, put(n, buf[:min(int64(len(buf)), m.Length(n))])
 	}))
 }
 
-// Pulled begins the Source of the disk.Origin of a part that came from other nodes.
-const Pulled = "chunks"
+// PartFromPeers begins the Source of the disk.Origin of a part that came from other nodes.
+const PartFromPeers = "chunks"
 
-// begin keeps what part holds of the image of m, or empties it.
-func (x *exchange) begin(part *disk.Part, m *disk.Manifest) error {
+// preparePart keeps what part holds of the image of m, or empties it.
+func (x *transfer) preparePart(part *disk.Part, m *disk.Manifest) error {
 	data, err := m.Data()
 	if err != nil {
 		return err
 	}
-	origin := disk.Origin{Source: Pulled + " " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
+	origin := disk.Origin{Source: PartFromPeers + " " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
 	agrees, err := part.Agrees(m)
 	if err != nil {
 		return err
@@ -152,9 +152,9 @@ func (x *exchange) begin(part *disk.Part, m *disk.Manifest) error {
 	return part.Begin(origin)
 }
 
-// fill brings the rest of the image.
-func (x *exchange) fill(ctx context.Context, part *disk.Part, m *disk.Manifest) error {
-	first := chunksBefore(part.Offset())
+// fillPart brings the rest of the image.
+func (x *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manifest) error {
+	first := chunkCount(part.Offset())
 	return x.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
 		var err error
 		if buf == nil {
@@ -170,17 +170,17 @@ func (x *exchange) fill(ctx context.Context, part *disk.Part, m *disk.Manifest) 
 	})
 }
 
-// chunksBefore returns how many chunks so many bytes are, the last one of an image
+// chunkCount returns how many chunks so many bytes are, the last one of an image
 // being short.
-func chunksBefore(offset int64) int64 { return (offset + disk.ChunkSize - 1) / disk.ChunkSize }
+func chunkCount(offset int64) int64 { return (offset + disk.ChunkSize - 1) / disk.ChunkSize }
 
 // run gets chunk first and all that follow, and puts them in order: nil for zeros.
 // put returns a buffer for the one that it keeps.
-func (x *exchange) run(ctx context.Context, m *disk.Manifest, first int64, put func(int64, []byte) ([]byte, error)) error {
-	x.Client.pulls.Add(1)
-	defer x.Client.pulls.Add(-1)
-	x.root = m.Digest()
-	x.window = newWindow(m, first, &x.Client.pulls)
+func (x *transfer) run(ctx context.Context, m *disk.Manifest, first int64, put func(int64, []byte) ([]byte, error)) error {
+	x.Client.activePulls.Add(1)
+	defer x.Client.activePulls.Add(-1)
+	x.manifestDigest = m.Digest()
+	x.window = newWindow(m, first, &x.Client.activePulls)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var work sync.WaitGroup
 	work.Go(func() {
@@ -191,15 +191,15 @@ func (x *exchange) run(ctx context.Context, m *disk.Manifest, first int64, put f
 	defer work.Wait()
 	defer cancel(nil)
 	for n := first; n < m.Chunks(); n++ {
-		if err := x.next(ctx, n, put); err != nil {
+		if err := x.putNext(ctx, n, put); err != nil {
 			return err
 		}
-		x.sound.touch()
+		x.chunkProgress.touch()
 	}
 	return nil
 }
 
-func (x *exchange) next(ctx context.Context, n int64, put func(int64, []byte) ([]byte, error)) error {
+func (x *transfer) putNext(ctx context.Context, n int64, put func(int64, []byte) ([]byte, error)) error {
 	zero, err := x.window.manifest.Zero(n)
 	if err != nil {
 		return err
@@ -208,11 +208,11 @@ func (x *exchange) next(ctx context.Context, n int64, put func(int64, []byte) ([
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		x.window.pass(n + 1)
+		x.window.skipTo(n + 1)
 		_, err := put(n, nil)
 		return err
 	}
-	buf, err := x.window.wait(ctx, n)
+	buf, err := x.window.waitFor(ctx, n)
 	if err != nil {
 		return err
 	}
@@ -228,53 +228,53 @@ func (e *manifestError) Error() string { return e.err.Error() }
 
 var errNoManifest = errors.New("it has no manifest of the image yet")
 
-// Keep puts a manifest that comes of r somewhere, and says whether it is the one that
+// ManifestReceiver puts a manifest that comes of r somewhere, and says whether it is the one that
 // is wanted: disk.Part.ReceiveManifest is one.
-type Keep func(r io.Reader, size int64, want disk.Digest) (*disk.Manifest, error)
+type ManifestReceiver func(r io.Reader, size int64, want disk.Digest) (*disk.Manifest, error)
 
 // Manifest brings the manifest of an image of so many bytes: the one that most sources
 // name. Its errors are those of Into.
-func (p *Pull) Manifest(ctx context.Context, size int64, keep Keep) (*disk.Manifest, error) {
-	m, err := p.exchange().manifest(ctx, size, keep)
+func (p *Pull) Manifest(ctx context.Context, size int64, keep ManifestReceiver) (*disk.Manifest, error) {
+	m, err := p.newTransfer().receiveManifest(ctx, size, keep)
 	return m, fetch.Classify(err)
 }
 
-func (x *exchange) manifest(ctx context.Context, size int64, keep Keep) (*disk.Manifest, error) {
+func (x *transfer) receiveManifest(ctx context.Context, size int64, keep ManifestReceiver) (*disk.Manifest, error) {
 	for {
-		for _, s := range byRoot(x.shuffled()) {
+		for _, s := range byManifestVotes(x.shuffledSources()) {
 			if s.Chunks.IsZero() {
-				x.roster.of(s.name()).err = errNoManifest
+				x.health.of(s.name()).err = errNoManifest
 				continue
 			}
-			if !x.roster.of(s.name()).usable() {
+			if !x.health.of(s.name()).available() {
 				continue
 			}
-			m, err := x.receive(ctx, s, size, keep)
+			m, err := x.receiveManifestFrom(ctx, s, size, keep)
 			switch {
 			case err == nil:
 				return m, nil
 			case ctx.Err() != nil:
 				return nil, context.Cause(ctx)
-			case local(err):
+			case isLocal(err):
 				return nil, err
 			}
-			if err := x.settle(ending{x.lane(s), err}); err != nil {
+			if err := x.laneEnded(laneEnd{x.newLane(s), err}); err != nil {
 				return nil, err
 			}
 		}
-		if x.lost() {
-			return nil, x.roster.failure()
+		if x.shouldGiveUp() {
+			return nil, x.health.noSourceError()
 		}
 		select {
-		case <-time.After(x.roster.pause()):
+		case <-time.After(x.health.untilNextRetry()):
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
 	}
 }
 
-// byRoot returns those first whose manifest most others name too.
-func byRoot(sources []Source) []Source {
+// byManifestVotes returns those first whose manifest most others name too.
+func byManifestVotes(sources []Source) []Source {
 	votes := map[disk.Digest]int{}
 	for _, s := range sources {
 		votes[s.Chunks]++
@@ -283,101 +283,101 @@ func byRoot(sources []Source) []Source {
 	return sources
 }
 
-func (x *exchange) receive(ctx context.Context, s Source, size int64, keep Keep) (*disk.Manifest, error) {
+func (x *transfer) receiveManifestFrom(ctx context.Context, s Source, size int64, keep ManifestReceiver) (*disk.Manifest, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	body, length, err := x.Client.manifest(ctx, s)
+	body, length, err := x.Client.openManifest(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	defer body.Close()
-	if want := chunksBefore(size) * int64(len(disk.ChunkSum{})); length != want {
-		return nil, &WrongError{s.Node, s.Disk, fmt.Errorf("its manifest has %d bytes in place of %d", length, want)}
+	if want := chunkCount(size) * int64(len(disk.ChunkSum{})); length != want {
+		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its manifest has %d bytes in place of %d", length, want)}
 	}
 	x.progress.Peers.Add(length)
-	m, err := keep(fetch.Pace(ctx, fetch.Watch(body, stall, cancel), x.limiter), size, s.Chunks)
+	m, err := keep(fetch.Pace(ctx, fetch.Watch(body, stallTimeout, cancel), x.limiter), size, s.Chunks)
 	if err == nil {
 		return m, nil
 	}
 	if _, ok := errors.AsType[*disk.ChecksumError](err); ok {
-		return nil, &WrongError{s.Node, s.Disk, fmt.Errorf("its manifest is not the one that it names: %w", err)}
+		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its manifest is not the one that it names: %w", err)}
 	}
-	return nil, cause(ctx, err)
+	return nil, causeOf(ctx, err)
 }
 
-// local reports whether err is one of this side, which no other source can help.
-func local(err error) bool {
+// isLocal reports whether err is one of this side, which no other source can help.
+func isLocal(err error) bool {
 	_, file := errors.AsType[*fs.PathError](err)
 	return file || errors.Is(err, disk.ErrNoSpace) || errors.Is(err, disk.ErrTooLarge)
 }
 
-// Chunk returns what gets single chunks of an image of so many bytes, for a
+// ChunkFetcher returns what gets single chunks of an image of so many bytes, for a
 // disk.Repair: from any source, else from the origin. The errors are those of Into.
-func (p *Pull) Chunk(size int64) disk.FetchChunk { return p.exchange().fetch(size) }
+func (p *Pull) ChunkFetcher(size int64) disk.FetchChunk { return p.newTransfer().chunkFetcher(size) }
 
-func (x *exchange) fetch(size int64) disk.FetchChunk {
+func (x *transfer) chunkFetcher(size int64) disk.FetchChunk {
 	return func(ctx context.Context, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
-		x.sound.touch()
-		x.peers.touch()
+		x.chunkProgress.touch()
+		x.peerActivity.touch()
 		from := n * disk.ChunkSize
 		data := buf[:min(disk.ChunkSize, size-from)]
-		return len(data), x.chunk(ctx, n, sum, data)
+		return len(data), x.fetchChunk(ctx, n, sum, data)
 	}
 }
 
-// chunk asks all sources that may be asked, in turn, and again when that may help.
-func (x *exchange) chunk(ctx context.Context, n int64, sum disk.ChunkSum, data []byte) error {
+// fetchChunk asks all sources that may be asked, in turn, and again when that may help.
+func (x *transfer) fetchChunk(ctx context.Context, n int64, sum disk.ChunkSum, data []byte) error {
 	for {
-		for _, l := range x.singles() {
-			err := l.single(ctx, n, sum, data)
+		for _, l := range x.singleChunkLanes() {
+			err := l.fetchChunk(ctx, n, sum, data)
 			if err == nil {
-				x.roster.of(l.name()).tries = 0 // a repair may go on for hours
+				x.health.of(l.name()).failures = 0 // a repair may go on for hours
 				return nil
 			}
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			if err := x.settle(ending{l, err}); err != nil {
+			if err := x.laneEnded(laneEnd{l, err}); err != nil {
 				return err
 			}
 		}
-		if x.lost() {
-			return x.roster.failure()
+		if x.shouldGiveUp() {
+			return x.health.noSourceError()
 		}
 		select {
-		case <-time.After(x.roster.pause()):
+		case <-time.After(x.health.untilNextRetry()):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
 }
 
-// singles returns a lane for each source that may be asked, the origin last.
-func (x *exchange) singles() []*lane {
+// singleChunkLanes returns a lane for each source that may be asked, the origin last.
+func (x *transfer) singleChunkLanes() []*lane {
 	var lanes []*lane
-	for _, s := range x.shuffled() {
-		if x.roster.of(s.name()).usable() {
-			lanes = append(lanes, x.lane(s))
+	for _, s := range x.shuffledSources() {
+		if x.health.of(s.name()).available() {
+			lanes = append(lanes, x.newLane(s))
 		}
 	}
-	if x.origin.open != nil && x.roster.of(originName).usable() {
-		lanes = append(lanes, x.originLane())
+	if x.upstream.open != nil && x.health.of(upstreamName).available() {
+		lanes = append(lanes, x.newUpstreamLane())
 	}
 	return lanes
 }
 
-// single gets one chunk without a window.
-func (l *lane) single(ctx context.Context, n int64, sum disk.ChunkSum, data []byte) error {
+// fetchChunk gets one chunk without a window.
+func (l *lane) fetchChunk(ctx context.Context, n int64, sum disk.ChunkSum, data []byte) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	from := n * disk.ChunkSize
-	body, err := l.answer(ctx, cancel, from, from+int64(len(data)))
+	body, err := l.openRange(ctx, cancel, from, from+int64(len(data)))
 	if err != nil {
 		return err
 	}
 	defer body.Close()
-	if _, err := io.ReadFull(l.paced(ctx, cancel, body), data); err != nil {
-		return cause(ctx, short(err))
+	if _, err := io.ReadFull(l.pacedReader(ctx, cancel, body), data); err != nil {
+		return causeOf(ctx, earlyEnd(err))
 	}
-	return l.check(n, data, sum)
+	return l.checkChunk(n, data, sum)
 }

@@ -18,15 +18,15 @@ import (
 
 // singly returns an exchange for single chunks, and what gets the numbered one n of the
 // only source, which answers as open does.
-func singly(open func(asked int, at, to int64) (io.ReadCloser, error)) (*exchange, func(ctx context.Context, n int64) error) {
+func singly(open func(asked int, at, to int64) (io.ReadCloser, error)) (*transfer, func(ctx context.Context, n int64) error) {
 	s := Source{Address: Address{Node: "node1"}, Disk: "disk1"}
 	p := &Pull{Client: new(Client), Sources: func() []Source { return []Source{s} }}
-	x, asked := p.exchange(), 0
-	x.open = func(_ context.Context, _ Source, at, to int64) (io.ReadCloser, error) {
+	x, asked := p.newTransfer(), 0
+	x.openRange = func(_ context.Context, _ Source, at, to int64) (io.ReadCloser, error) {
 		asked++
 		return open(asked, at, to)
 	}
-	get := x.fetch(1 << 40)
+	get := x.chunkFetcher(1 << 40)
 	return x, func(ctx context.Context, n int64) error {
 		var chunk bytes.Buffer
 		_, _ = chunk.ReadFrom(&numbered{n * mib, (n + 1) * mib})
@@ -47,7 +47,7 @@ func TestPullOfSingleChunksForgetsOldFailures(t *testing.T) {
 		})
 		for n := range int64(50) {
 			begun := time.Now()
-			if err := get(t.Context(), n); err != nil || time.Since(begun) > firstAside {
+			if err := get(t.Context(), n); err != nil || time.Since(begun) > firstBackoff {
 				t.Fatalf("chunk %d after %v: %v", n, time.Since(begun), err)
 			}
 			time.Sleep(time.Minute)
@@ -59,7 +59,7 @@ func TestPullOfOneChunk(t *testing.T) {
 	want := image(3*mib + 512)
 	liar, good := startNode(t, "node1"), startNode(t, "node2")
 	r := newReceiver(t, behind(t, liar.put(t, parrot, want), onData(lies)), good.put(t, parrot, want))
-	get := r.pull.Chunk(int64(len(want)))
+	get := r.pull.ChunkFetcher(int64(len(want)))
 	for _, n := range []int64{3, 0, 1, 3} {
 		chunk := want[n*mib : min((n+1)*mib, int64(len(want)))]
 		buf := disk.NewBuffer()
@@ -88,9 +88,9 @@ func TestPullOfOneChunkFromTheOrigin(t *testing.T) {
 	}
 	t.Cleanup(ranges.Close)
 	r := newReceiver(t, behind(t, startNode(t, "node1").put(t, parrot, want), onData(lies)))
-	r.pull.Origin = ranges
+	r.pull.Upstream = ranges
 	buf := disk.NewBuffer()
-	n, err := r.pull.Chunk(int64(len(want)))(t.Context(), 2, disk.SumChunk(want[2*mib:]), buf)
+	n, err := r.pull.ChunkFetcher(int64(len(want)))(t.Context(), 2, disk.SumChunk(want[2*mib:]), buf)
 	if err != nil || !bytes.Equal(buf[:n], want[2*mib:]) {
 		t.Errorf("%d bytes, error %v", n, err)
 	}
@@ -101,8 +101,8 @@ func TestPullOfOneChunkFromTheOrigin(t *testing.T) {
 
 func TestPullOfSingleChunksWaitsNotForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, get := singly(func(int, int64, int64) (io.ReadCloser, error) { return nil, &BusyError{After: time.Second} })
-		ctx, cancel := context.WithTimeout(t.Context(), 2*longestQueue)
+		_, get := singly(func(int, int64, int64) (io.ReadCloser, error) { return nil, &busyError{retryAfter: time.Second} })
+		ctx, cancel := context.WithTimeout(t.Context(), 2*maxBusyTime)
 		defer cancel()
 		if err := get(ctx, 1); err == nil || !strings.Contains(err.Error(), "it sends to others already") {
 			t.Error(err)

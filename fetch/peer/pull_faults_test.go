@@ -58,8 +58,10 @@ type altered struct {
 	write func(p []byte) (int, error)
 }
 
-func (a altered) Write(p []byte) (int, error)         { return a.write(p) }
-func (a altered) Unwrap() http.ResponseWriter         { return a.ResponseWriter }
+func (a altered) Write(p []byte) (int, error) { return a.write(p) }
+
+func (a altered) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
 func (a altered) ReadFrom(r io.Reader) (int64, error) { return io.Copy(struct{ io.Writer }{a}, r) }
 
 // lies sends a wrong byte in each answer.
@@ -101,14 +103,14 @@ func TestPullDoesWithoutASourceThatFails(t *testing.T) {
 		{"breaks", stops(mib+mib/2, breaks), ""},
 		{"breaks at once", stops(1, breaks), ""},
 		{"refuses", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
-			answerError(w, http.StatusConflict, "leaving")
+			writeError(w, http.StatusConflict, "leaving")
 		}, ""},
 		{"fails", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
-			answerError(w, http.StatusInternalServerError, "oh")
+			writeError(w, http.StatusInternalServerError, "oh")
 		}, ""},
 		{"is busy", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 			w.Header().Set("Retry-After", "1")
-			answerError(w, http.StatusTooManyRequests, "later")
+			writeError(w, http.StatusTooManyRequests, "later")
 		}, ""},
 		{"sends another range", func(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
 			r.Header.Set("Range", "bytes=0-1048575")
@@ -151,7 +153,7 @@ func TestPullDoesWithoutASourceThatFails(t *testing.T) {
 				t.Errorf("it warns %v, want %q", said, test.warns)
 			}
 			for _, err := range warned {
-				if w, ok := errors.AsType[*WrongError](err); !ok || w.Node != "node2" || w.Disk != "disk1" {
+				if w, ok := errors.AsType[*InvalidDataError](err); !ok || w.Node != "node2" || w.Disk != "disk1" {
 					t.Errorf("it warns of %v, want disk1 of node2", err)
 				}
 			}
@@ -194,7 +196,7 @@ func TestPullGoesOnWhenAPeerDies(t *testing.T) {
 	}()
 	r.gets(want)
 	r.movedOnce(want, 5)
-	if r.pull.roster.of("node0/disk1").err == nil {
+	if r.pull.health.of("node0/disk1").err == nil {
 		t.Error("the peer died after all was there")
 	}
 }
@@ -207,14 +209,14 @@ func TestPullTellsWhyEachSourceFailed(t *testing.T) {
 	sources := []Source{absent, behind(t, liar.put(t, parrot, want), onData(lies))}
 	r := newReceiver(t, sources...)
 	part := r.part()
-	x := r.pull.exchange()
-	m, err := x.manifest(t.Context(), int64(len(want)), part.ReceiveManifest)
+	x := r.pull.newTransfer()
+	m, err := x.receiveManifest(t.Context(), int64(len(want)), part.ReceiveManifest)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	x.sound.begun = time.Now().Add(-2 * hopeless)
-	err = errors.Join(x.begin(part, m), x.fill(t.Context(), part, m))
+	x.chunkProgress.start = time.Now().Add(-2 * giveUpAfter)
+	err = errors.Join(x.preparePart(part, m), x.fillPart(t.Context(), part, m))
 	e, ok := errors.AsType[*fetch.Error](err)
 	if !ok || e.Class != fetch.Network {
 		t.Fatalf("got %v, want one of class network", err)
@@ -230,9 +232,9 @@ func TestPullTellsThatNoSourceHasAManifest(t *testing.T) {
 	s := startNode(t, "node1").put(t, parrot, image(mib))
 	s.Chunks = disk.Digest{}
 	r := newReceiver(t, s)
-	x := r.pull.exchange()
-	x.sound.begun = time.Now().Add(-hopeless)
-	err := x.into(t.Context(), r.part(), mib)
+	x := r.pull.newTransfer()
+	x.chunkProgress.start = time.Now().Add(-giveUpAfter)
+	err := x.intoPart(t.Context(), r.part(), mib)
 	if err == nil || !strings.Contains(err.Error(), "node1/disk1: it has no manifest") {
 		t.Errorf("got %v", err)
 	}
@@ -266,7 +268,7 @@ func TestPullTakesTheManifestThatIsNamed(t *testing.T) {
 	r.pull.Warn = func(err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		warned[err.(*WrongError).Node]++
+		warned[err.(*InvalidDataError).Node]++
 	}
 	r.gets(want)
 	if warned["node1"] > 0 || warned["node2"] > 0 {

@@ -225,7 +225,7 @@ func TestPullEndsWithItsContext(t *testing.T) {
 	if part.Offset() != 2*mib {
 		t.Errorf("%d bytes are kept, want %d", part.Offset(), 2*mib)
 	}
-	if from := r.disk.Look(parrot).PartFrom; !strings.HasPrefix(from, Pulled) {
+	if from := r.disk.Look(parrot).PartFrom; !strings.HasPrefix(from, PartFromPeers) {
 		t.Errorf("the part is of %q", from)
 	}
 }

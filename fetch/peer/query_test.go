@@ -13,7 +13,7 @@ import (
 func TestStateArrivesAsItWasPublished(t *testing.T) {
 	n := startNode(t, "node1")
 	want := stateWith("node1", 20)
-	want.Disks[0].Copies[3].Try = &Try{Action: "sync", Message: "no route", Attempts: 2, Since: -3, Again: 7.5, Link: true}
+	want.Disks[0].Copies[3].Failure = &Failure{Action: "sync", Message: "no route", Attempts: 2, Since: -3, RetryIn: 7.5, Link: true}
 	n.board.Publish(want)
 	got, etag, err := newClient(t).State(t.Context(), n.address(), "", 0)
 	if err != nil {
@@ -40,7 +40,7 @@ func TestStateOfAnotherNodeIsRefused(t *testing.T) {
 	if _, _, err := c.State(t.Context(), at, "", 0); err == nil || err.Error() != want {
 		t.Errorf("state: got %v, want %s", err, want)
 	}
-	if _, err := c.Look(t.Context(), at, "parrot"); err == nil || err.Error() != want {
+	if _, err := c.Copies(t.Context(), at, "parrot"); err == nil || err.Error() != want {
 		t.Errorf("look: got %v, want %s", err, want)
 	}
 }
@@ -78,8 +78,8 @@ func TestLongPollEndsWithAChange(t *testing.T) {
 		got, _, err = c.State(t.Context(), n.address(), etag, time.Minute)
 		done <- err
 	}()
-	for n.server.waiting.Load() == 0 {
-		rest(t.Context(), time.Millisecond)
+	for n.server.longPolls.Load() == 0 {
+		sleep(t.Context(), time.Millisecond)
 	}
 	s.Disks = []Disk{s.Disks[0]}
 	s.Disks[0].Free = 17 // volatile: shown, and no reason to answer
@@ -99,11 +99,11 @@ func TestLookIsFresh(t *testing.T) {
 	n := startNode(t, "node1")
 	id := disk.ID{Name: "parrot", UUID: "0a1b2c3d"}
 	c := newClient(t)
-	if s, err := c.Look(t.Context(), n.address(), "parrot"); err != nil || len(s.Disks[0].Copies) != 0 {
+	if s, err := c.Copies(t.Context(), n.address(), "parrot"); err != nil || len(s.Disks[0].Copies) != 0 {
 		t.Fatalf("got %+v, %v", s, err)
 	}
 	n.put(t, id, patterned(1<<20))
-	s, err := c.Look(t.Context(), n.address(), "parrot")
+	s, err := c.Copies(t.Context(), n.address(), "parrot")
 	if err != nil || len(s.Disks[0].Copies) != 1 || s.Disks[0].Copies[0].State != disk.Ready {
 		t.Errorf("got %+v, %v", s, err)
 	}

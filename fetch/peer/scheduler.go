@@ -21,86 +21,88 @@ import (
 const (
 	// maxLanes is how many sources are asked at once.
 	maxLanes = 8
-	// hopeless is how long a transfer goes on without a source.
-	hopeless = 30 * time.Second
-	// fewBreaks is how often in a row the connection to a source may break before that
+	// giveUpAfter is how long a transfer goes on without a source.
+	giveUpAfter = 30 * time.Second
+	// maxDrops is how often in a row the connection to a source may break before that
 	// counts as having none.
-	fewBreaks = 3
-	// longestQueue is how long peers are believed that they are busy with others, when
+	maxDrops = 3
+	// maxBusyTime is how long peers are believed that they are busy with others, when
 	// nothing comes of any.
-	longestQueue = time.Hour
+	maxBusyTime = time.Hour
 )
 
-// originName is what the roster calls the origin: no node can be called so.
-const originName = "the origin"
+// upstreamName is what the roster calls the origin: no node can be called so.
+const upstreamName = "the origin"
 
-// ending is the end of a lane.
-type ending struct {
+// laneEnd is the end of a lane.
+type laneEnd struct {
 	lane *lane
 	err  error
 }
 
 // supervise keeps as many lanes at work as there are sources for, until ctx ends. It
 // fails when there is no use in going on.
-func (x *exchange) supervise(ctx context.Context) error {
+func (x *transfer) supervise(ctx context.Context) error {
 	var work sync.WaitGroup
 	defer work.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	for {
-		x.engage(ctx, &work)
-		x.consider(ctx, &work)
-		if len(x.lanes) == 0 && !x.complete && x.lost() {
-			return x.roster.failure()
+		x.startLanes(ctx, &work)
+		x.considerUpstream(ctx, &work)
+		if len(x.lanes) == 0 && !x.allRequested && x.shouldGiveUp() {
+			return x.health.noSourceError()
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case e := <-x.ended:
-			if err := x.settle(e); err != nil {
+		case e := <-x.laneEnds:
+			if err := x.laneEnded(e); err != nil {
 				return err
 			}
-		case <-time.After(x.roster.pause()):
+		case <-time.After(x.health.untilNextRetry()):
 		}
 	}
 }
 
-// lost reports whether nothing was of use for too long, and nobody asked to come back.
-func (x *exchange) lost() bool { return min(x.sound.since(), x.busy.since()) >= hopeless }
+// shouldGiveUp reports whether nothing was of use for too long, and nobody asked to come back.
+func (x *transfer) shouldGiveUp() bool {
+	return min(x.chunkProgress.since(), x.peerBusy.since()) >= giveUpAfter
+}
 
-// engage starts a lane for each source that may be asked and is not, one for a node.
-func (x *exchange) engage(ctx context.Context, work *sync.WaitGroup) {
-	if x.complete {
+// startLanes starts a lane for each source that may be asked and is not, one for a node.
+func (x *transfer) startLanes(ctx context.Context, work *sync.WaitGroup) {
+	if x.allRequested {
 		return
 	}
-	sources := x.shuffled()
+	sources := x.shuffledSources()
 	started := false
 	for _, s := range sources {
-		if x.roster.of(s.name()).usable() {
-			started = x.start(ctx, work, s) || started
+		if x.health.of(s.name()).available() {
+			started = x.startLane(ctx, work, s) || started
 		}
 	}
 	if started || len(x.lanes) > 0 {
 		return
 	}
 	for _, s := range sources { // better a poor one than none
-		if x.roster.of(s.name()).poor {
-			x.start(ctx, work, s)
+		if x.health.of(s.name()).degraded {
+			x.startLane(ctx, work, s)
 		}
 	}
 }
 
-// shuffled returns the sources in an order of chance, so that receivers spread.
-func (x *exchange) shuffled() []Source {
+// shuffledSources returns the sources in an order of chance, so that receivers spread.
+func (x *transfer) shuffledSources() []Source {
 	sources := slices.Clone(x.Sources())
 	rand.Shuffle(len(sources), func(i, j int) { sources[i], sources[j] = sources[j], sources[i] })
 	return sources
 }
 
-// start starts a lane for s, unless the node of s is asked already or sends chunks
+// startLane starts a lane for s, unless the node of s is asked already or sends chunks
 // of something else.
-func (x *exchange) start(ctx context.Context, work *sync.WaitGroup, s Source) bool {
-	if len(x.lanes) >= maxLanes || !s.Chunks.IsZero() && s.Chunks != x.root {
+func (x *transfer) startLane(ctx context.Context, work *sync.WaitGroup, s Source) bool {
+	if len(x.lanes) >= maxLanes || !s.Chunks.IsZero() && s.Chunks != x.manifestDigest {
 		return false
 	}
 	for _, l := range x.lanes {
@@ -108,23 +110,23 @@ func (x *exchange) start(ctx context.Context, work *sync.WaitGroup, s Source) bo
 			return false
 		}
 	}
-	x.launch(ctx, work, x.lane(s))
+	x.launchLane(ctx, work, x.newLane(s))
 	return true
 }
 
-func (x *exchange) launch(ctx context.Context, work *sync.WaitGroup, l *lane) {
+func (x *transfer) launchLane(ctx context.Context, work *sync.WaitGroup, l *lane) {
 	x.lanes[l.name()] = l
-	work.Go(func() { x.ended <- ending{l, l.work(ctx)} })
+	work.Go(func() { x.laneEnds <- laneEnd{l, l.run(ctx)} })
 }
 
-// settle notes how a lane ended. An error of its own is one of this side.
-func (x *exchange) settle(e ending) error {
+// laneEnded notes how a lane ended. An error of its own is one of this side.
+func (x *transfer) laneEnded(e laneEnd) error {
 	delete(x.lanes, e.lane.name())
 	switch {
 	case e.err == nil:
-		x.complete = true
+		x.allRequested = true
 		return nil
-	case errors.Is(e.err, errLeft):
+	case errors.Is(e.err, errNotNeeded):
 		return nil
 	}
 	if ours, ok := errors.AsType[*manifestError](e.err); ok {
@@ -133,196 +135,196 @@ func (x *exchange) settle(e ending) error {
 	if x.Final != nil && x.Final(e.err) {
 		return e.err
 	}
-	s := x.roster.of(e.lane.name())
-	s.failed(e.err, e.lane.brought, cmp.Or(x.Aside, longestAside))
-	if broken(e.err) && s.tries <= fewBreaks {
-		x.sound.touch() // the chunk that it broke in may have taken longer than hopeless
+	s := x.health.of(e.lane.name())
+	s.recordFailure(e.err, e.lane.delivered, cmp.Or(x.MaxBackoff, defaultMaxBackoff))
+	if isConnectionDrop(e.err) && s.failures <= maxDrops {
+		x.chunkProgress.touch() // the chunk that it broke in may have taken longer than hopeless
 	}
-	if s.busy && x.peers.since() < longestQueue { // the sends that it is busy with may hang
-		x.busy.touch()
+	if s.busy && x.peerActivity.since() < maxBusyTime { // the sends that it is busy with may hang
+		x.peerBusy.touch()
 	}
-	if wrong(e.err) && x.Warn != nil {
+	if isInvalidData(e.err) && x.Warn != nil {
 		x.Warn(e.err)
 	}
 	return nil
 }
 
 const (
-	// lonely is how long peers may bring nothing before the origin is asked, and how
+	// peerTimeout is how long peers may bring nothing before the origin is asked, and how
 	// long they are watched before it is compared with them.
-	lonely = 10 * time.Second
+	peerTimeout = 10 * time.Second
 	// probeChunks is what the origin is compared by.
 	probeChunks = 8
-	// firstProbe is the time until it is compared again; it doubles.
-	firstProbe = time.Minute
+	// firstProbeInterval is the time until it is compared again; it doubles.
+	firstProbeInterval = time.Minute
 )
 
-// errLeft ends the lane of an origin that is not needed.
-var errLeft = errors.New("it is not needed")
+// errNotNeeded ends the lane of an origin that is not needed.
+var errNotNeeded = errors.New("it is not needed")
 
-// reserve is the origin in the eyes of a transfer: the nodes of a cluster should read
+// upstreamFallback is the origin in the eyes of a transfer: the nodes of a cluster should read
 // it once between them, but no transfer should be slower than it alone would be.
-type reserve struct {
-	open    source        // nil: there is none
-	samples []sample      // one a second, of the last ones
-	begun   time.Time     // when the first byte came of a peer
-	probe   time.Time     // not before is it compared again
-	wait    time.Duration // after the next comparison
+type upstreamFallback struct {
+	open          rangeOpener   // nil: there is none
+	samples       []sample      // one a second, of the last ones
+	firstByte     time.Time     // when the first byte came of a peer
+	nextProbe     time.Time     // not before is it compared again
+	probeInterval time.Duration // after the next comparison
 }
 
 // sample is how far the transfer was at a time.
 type sample struct {
-	at      time.Time
-	bytes   int64 // of peers
-	starved time.Duration
+	at     time.Time
+	bytes  int64 // of peers
+	waited time.Duration
 }
 
-// consider starts a lane for the origin if the peers are not enough: if none brings
+// considerUpstream starts a lane for the origin if the peers are not enough: if none brings
 // anything, until one does; or if the part waits for them most of the time, and the
 // origin turns out to be faster than all of them. As long as a peer is busy with others
 // the image is spreading, and soon there are more to ask.
-func (x *exchange) consider(ctx context.Context, work *sync.WaitGroup) {
-	if x.origin.open == nil || x.complete || x.lanes[originName] != nil || !x.roster.of(originName).usable() {
+func (x *transfer) considerUpstream(ctx context.Context, work *sync.WaitGroup) {
+	if x.upstream.open == nil || x.allRequested || x.lanes[upstreamName] != nil || !x.health.of(upstreamName).available() {
 		return
 	}
-	o := &x.origin
-	last := x.sample()
+	o := &x.upstream
+	last := x.takeSample()
 	o.record(last)
-	l := x.originLane()
+	l := x.newUpstreamLane()
 	switch {
-	case x.quiet() >= lonely && x.window.waits() >= lonely:
-		l.leave = func() bool { return x.quiet() < time.Second }
-	case x.busy.since() >= lonely && o.slow(last, x.Limit):
-		o.wait = max(2*o.wait, firstProbe)
-		o.probe = last.at.Add(o.wait)
-		peers := o.rate(last)
+	case x.peersIdle() >= peerTimeout && x.window.currentWait() >= peerTimeout:
+		l.shouldStop = func() bool { return x.peersIdle() < time.Second }
+	case x.peerBusy.since() >= peerTimeout && o.shouldProbe(last, x.Limit):
+		o.probeInterval = max(2*o.probeInterval, firstProbeInterval)
+		o.nextProbe = last.at.Add(o.probeInterval)
+		peers := o.peerRate(last)
 		l.quota = probeChunks
-		l.leave = func() bool { return l.brought >= probeChunks && l.average() <= peers }
+		l.shouldStop = func() bool { return l.delivered >= probeChunks && l.averageRate() <= peers }
 	default:
 		return
 	}
-	x.launch(ctx, work, l)
+	x.launchLane(ctx, work, l)
 }
 
-// quiet returns how long no peer brought anything, or asked to come back.
-func (x *exchange) quiet() time.Duration { return min(x.peers.since(), x.busy.since()) }
+// peersIdle returns how long no peer brought anything, or asked to come back.
+func (x *transfer) peersIdle() time.Duration { return min(x.peerActivity.since(), x.peerBusy.since()) }
 
-func (x *exchange) sample() sample {
-	return sample{at: time.Now(), bytes: x.progress.Peers.Load(), starved: x.window.starved()}
+func (x *transfer) takeSample() sample {
+	return sample{at: time.Now(), bytes: x.progress.Peers.Load(), waited: x.window.totalWait()}
 }
 
 // record keeps the samples of the last ten seconds.
-func (o *reserve) record(s sample) {
-	if o.begun.IsZero() && s.bytes > 0 {
-		o.begun = s.at
+func (o *upstreamFallback) record(s sample) {
+	if o.firstByte.IsZero() && s.bytes > 0 {
+		o.firstByte = s.at
 	}
 	if n := len(o.samples); n > 0 && s.at.Sub(o.samples[n-1].at) < time.Second/2 {
 		return
 	}
 	o.samples = append(o.samples, s)
-	for len(o.samples) > 1 && s.at.Sub(o.samples[1].at) >= lonely {
+	for len(o.samples) > 1 && s.at.Sub(o.samples[1].at) >= peerTimeout {
 		o.samples = append(o.samples[:0], o.samples[1:]...)
 	}
 }
 
-// slow reports whether the origin should be compared with the peers: they are what
+// shouldProbe reports whether the origin should be compared with the peers: they are what
 // the part waits for, and not the limit.
-func (o *reserve) slow(now sample, limit int64) bool {
-	if o.begun.IsZero() || now.at.Sub(o.begun) < lonely || now.at.Before(o.probe) {
+func (o *upstreamFallback) shouldProbe(now sample, limit int64) bool {
+	if o.firstByte.IsZero() || now.at.Sub(o.firstByte) < peerTimeout || now.at.Before(o.nextProbe) {
 		return false
 	}
-	if limit > 0 && o.rate(now) >= 0.8*float64(limit) {
+	if limit > 0 && o.peerRate(now) >= 0.8*float64(limit) {
 		return false
 	}
 	first := o.samples[0]
-	return now.starved-first.starved > now.at.Sub(first.at)/2
+	return now.waited-first.waited > now.at.Sub(first.at)/2
 }
 
-// rate returns the bytes per second of all peers together.
-func (o *reserve) rate(now sample) float64 {
+// peerRate returns the bytes per second of all peers together.
+func (o *upstreamFallback) peerRate(now sample) float64 {
 	first := o.samples[0]
 	return float64(now.bytes-first.bytes) / max(now.at.Sub(first.at).Seconds(), 1)
 }
 
-// average returns the bytes per second of l while it was asking.
-func (l *lane) average() float64 {
-	return float64(l.brought*disk.ChunkSize) / max(l.asking.Seconds(), 1e-6)
+// averageRate returns the bytes per second of l while it was asking.
+func (l *lane) averageRate() float64 {
+	return float64(l.delivered*disk.ChunkSize) / max(l.busyTime.Seconds(), 1e-6)
 }
 
 const (
-	firstAside   = 5 * time.Second
-	longestAside = 5 * time.Minute
+	firstBackoff      = 5 * time.Second
+	defaultMaxBackoff = 5 * time.Minute
 )
 
-// roster is what a Pull has learned of its sources, by their names.
-type roster map[string]*standing
+// healthTable is what a Pull has learned of its sources, by their names.
+type healthTable map[string]*sourceHealth
 
-// standing is what is known of one source.
-type standing struct {
-	err   error     // why it was set aside last; nil: it never was
-	until time.Time // it is set aside until then
-	poor  bool      // it does send: slowly, or until the connection breaks
-	busy  bool      // it asked to come back
-	tries int       // in a row that failed
+// sourceHealth is what is known of one source.
+type sourceHealth struct {
+	err      error     // why it was set aside last; nil: it never was
+	retryAt  time.Time // it is set aside until then
+	degraded bool      // it does send: slowly, or until the connection breaks
+	busy     bool      // it asked to come back
+	failures int       // in a row that failed
 }
 
 // name identifies a source to the roster and to people.
 func (s Source) name() string { return s.Node + "/" + s.Disk }
 
-func (r *roster) of(name string) *standing {
+func (r *healthTable) of(name string) *sourceHealth {
 	if *r == nil {
-		*r = roster{}
+		*r = healthTable{}
 	}
 	if (*r)[name] == nil {
-		(*r)[name] = new(standing)
+		(*r)[name] = new(sourceHealth)
 	}
 	return (*r)[name]
 }
 
-// usable reports whether the source may be asked.
-func (s *standing) usable() bool { return !time.Now().Before(s.until) }
+// available reports whether the source may be asked.
+func (s *sourceHealth) available() bool { return !time.Now().Before(s.retryAt) }
 
-// failed sets a source aside that brought so many chunks before: for longer each time,
+// recordFailure sets a source aside that brought so many chunks before: for longer each time,
 // up to most, unless the connection just broke of one that did well.
-func (s *standing) failed(err error, brought int64, most time.Duration) {
-	if busy, ok := errors.AsType[*BusyError](err); ok {
-		*s = standing{err: err, busy: true, until: time.Now().Add(busy.After), tries: s.tries}
+func (s *sourceHealth) recordFailure(err error, brought int64, most time.Duration) {
+	if busy, ok := errors.AsType[*busyError](err); ok {
+		*s = sourceHealth{err: err, busy: true, retryAt: time.Now().Add(busy.retryAfter), failures: s.failures}
 		return
 	}
-	broke, well := broken(err), brought >= firstRun
-	s.err, s.busy, s.poor = err, false, errors.Is(err, errSlow) || broke && brought > 0
-	if well && !wrong(err) && !errors.Is(err, errSlow) {
-		s.tries = 0
+	broke, well := isConnectionDrop(err), brought >= firstRunLength
+	s.err, s.busy, s.degraded = err, false, errors.Is(err, errSlow) || broke && brought > 0
+	if well && !isInvalidData(err) && !errors.Is(err, errSlow) {
+		s.failures = 0
 	}
-	wait := min(firstAside<<min(s.tries, 8), most)
-	if s.tries++; broke && well {
+	wait := min(firstBackoff<<min(s.failures, 8), most)
+	if s.failures++; broke && well {
 		wait = 0
 	}
-	s.until = time.Now().Add(wait)
+	s.retryAt = time.Now().Add(wait)
 }
 
-func wrong(err error) bool {
-	_, ok := errors.AsType[*WrongError](err)
+func isInvalidData(err error) bool {
+	_, ok := errors.AsType[*InvalidDataError](err)
 	return ok
 }
 
-func broken(err error) bool {
+func isConnectionDrop(err error) bool {
 	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// pause returns how long to wait until something may have become usable.
-func (r roster) pause() time.Duration {
+// untilNextRetry returns how long to wait until something may have become usable.
+func (r healthTable) untilNextRetry() time.Duration {
 	wait := time.Second
 	for _, s := range r {
-		if left := time.Until(s.until); left > 0 {
+		if left := time.Until(s.retryAt); left > 0 {
 			wait = min(wait, left)
 		}
 	}
 	return wait
 }
 
-// failure is the error when no source was of use for too long.
-func (r roster) failure() error {
+// noSourceError is the error when no source was of use for too long.
+func (r healthTable) noSourceError() error {
 	var lines []string
 	for _, name := range slices.Sorted(maps.Keys(r)) {
 		if s := r[name]; s.err != nil {
@@ -330,5 +332,5 @@ func (r roster) failure() error {
 		}
 	}
 	why := cmp.Or(strings.Join(lines, "; "), "no other node has a ready copy that can be asked")
-	return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no source for %v: %s", hopeless, why)}
+	return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no source for %v: %s", giveUpAfter, why)}
 }

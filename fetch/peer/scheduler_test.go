@@ -95,7 +95,7 @@ func TestPullFailsWhenNoSourceIsOfUse(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				took, err := simulate(m, test.links).run(t.Context())
 				e, ok := errors.AsType[*fetch.Error](err)
-				if !ok || e.Class != fetch.Network || took > test.most || took < hopeless {
+				if !ok || e.Class != fetch.Network || took > test.most || took < giveUpAfter {
 					t.Errorf("after %v: %v", took, err)
 				}
 				for _, word := range test.words {
@@ -134,11 +134,11 @@ func TestPullComesBackWhenASourceIsBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
 		s := simulate(m, map[string]*link{"node1": {rate: 100 * mbit}})
-		send := s.open
+		send := s.openRange
 		begun := time.Now()
-		s.open = func(ctx context.Context, from Source, at, to int64) (io.ReadCloser, error) {
+		s.openRange = func(ctx context.Context, from Source, at, to int64) (io.ReadCloser, error) {
 			if asked++; time.Since(begun) < 5*time.Minute {
-				return nil, &BusyError{After: 2 * time.Second}
+				return nil, &busyError{retryAfter: 2 * time.Second}
 			}
 			return send(ctx, from, at, to)
 		}
@@ -181,12 +181,12 @@ func TestPullsShareTheirMemory(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			links := map[string]*link{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}, "node3": {rate: 100 * mbit}}
 			s := simulate(m, links)
-			s.Client.pulls.Store(others)
+			s.Client.activePulls.Store(others)
 			s.consume = 10 * time.Millisecond
 			if _, err := s.run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			most := min(windowChunks, max(leastWindow, allWindows/int(others+1)))
+			most := min(windowChunks, max(minWindowChunks, sharedChunks/int(others+1)))
 			if got := len(s.buffers); got > most+len(links)+1 {
 				t.Errorf("with %d others it took %d buffers, want at most %d", others, got, most+len(links)+1)
 			}
@@ -200,7 +200,7 @@ func TestPullGoesOnWhenASlowConnectionBreaks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, asked := &link{rate: 16 << 10}, 0
 		s := simulate(m, map[string]*link{"node1": l})
-		s.open = func(ctx context.Context, _ Source, at, to int64) (io.ReadCloser, error) {
+		s.openRange = func(ctx context.Context, _ Source, at, to int64) (io.ReadCloser, error) {
 			b, err := l.send(ctx, at, to)
 			if asked++; asked < 3 {
 				b = struct {
@@ -253,7 +253,7 @@ func TestPullAsksTheOriginWherePeersAreNotEnough(t *testing.T) {
 				s.consume = test.consume
 				s.limiter, s.Limit = fetch.NewLimiter(test.limit), test.limit
 				origin := &link{rate: test.origin * mbit}
-				s.origin.open = origin.send
+				s.upstream.open = origin.send
 				took, err := s.run(t.Context())
 				if err != nil || took > test.slowest {
 					t.Errorf("after %v: %v", took, err)
@@ -273,13 +273,13 @@ func TestPullWaitsNotForEverForABusySource(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := simulate(m, map[string]*link{"node1": {}})
-				s.open = func(context.Context, Source, int64, int64) (io.ReadCloser, error) {
-					return nil, &BusyError{After: time.Second}
+				s.openRange = func(context.Context, Source, int64, int64) (io.ReadCloser, error) {
+					return nil, &busyError{retryAfter: time.Second}
 				}
 				if origin != nil {
-					s.origin.open = origin.send
+					s.upstream.open = origin.send
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), 2*longestQueue)
+				ctx, cancel := context.WithTimeout(t.Context(), 2*maxBusyTime)
 				defer cancel()
 				took, err := s.run(ctx)
 				if origin != nil {
@@ -289,7 +289,7 @@ func TestPullWaitsNotForEverForABusySource(t *testing.T) {
 				} else if err == nil || !strings.Contains(err.Error(), "node1/disk1: it sends to others already") {
 					t.Errorf("after %v: %v", took, err)
 				}
-				if took < longestQueue || took > longestQueue+2*time.Minute {
+				if took < maxBusyTime || took > maxBusyTime+2*time.Minute {
 					t.Errorf("it took %v", took)
 				}
 			})

@@ -24,8 +24,8 @@ func TestDataIsWhatWasAskedFor(t *testing.T) {
 	content := patterned(3<<20 + 512)
 	s := n.put(t, parrot, content)
 	c := newClient(t)
-	for _, want := range []span{{0, 1}, {0, int64(len(content))}, {1 << 20, 2 << 20}, {3 << 20, 3<<20 + 512}} {
-		b, err := c.data(t.Context(), s, want.from, want.to)
+	for _, want := range []byteRange{{0, 1}, {0, int64(len(content))}, {1 << 20, 2 << 20}, {3 << 20, 3<<20 + 512}} {
+		b, err := c.openRange(t.Context(), s, want.from, want.to)
 		if err != nil {
 			t.Errorf("%v: %v", want, err)
 			continue
@@ -42,7 +42,7 @@ func TestManifestNamesTheChunks(t *testing.T) {
 	n := startNode(t, "node1")
 	content := patterned(2<<20 + 512)
 	s := n.put(t, parrot, content)
-	b, length, err := newClient(t).manifest(t.Context(), s)
+	b, length, err := newClient(t).openManifest(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,9 +145,9 @@ func TestLeavingCopyIsGone(t *testing.T) {
 	n := startNode(t, "node1")
 	s := n.put(t, parrot, patterned(4096))
 	n.leave(parrot)
-	_, err := newClient(t).data(t.Context(), s, 0, 512)
-	var gone *GoneError
-	if !errors.As(err, &gone) || gone.Message != "parrot-0a1b2c3d is leaving disk disk1" {
+	_, err := newClient(t).openRange(t.Context(), s, 0, 512)
+	var gone *goneError
+	if !errors.As(err, &gone) || gone.message != "parrot-0a1b2c3d is leaving disk disk1" {
 		t.Errorf("got %v", err)
 	}
 }
@@ -155,7 +155,7 @@ func TestLeavingCopyIsGone(t *testing.T) {
 func TestFileThatChangesInTheMiddleBreaksTheConnection(t *testing.T) {
 	n := startNode(t, "node1")
 	s := n.put(t, parrot, patterned(large))
-	b, err := newClient(t).data(t.Context(), s, 0, large)
+	b, err := newClient(t).openRange(t.Context(), s, 0, large)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestFileThatChangesInTheMiddleBreaksTheConnection(t *testing.T) {
 func TestFileThatIsCutInTheMiddleBreaksTheConnection(t *testing.T) {
 	n := startNode(t, "node1")
 	s := n.put(t, parrot, patterned(large))
-	b, err := newClient(t).data(t.Context(), s, 0, large)
+	b, err := newClient(t).openRange(t.Context(), s, 0, large)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,13 +214,13 @@ func TestThreeSendsOfAnImage(t *testing.T) {
 		last = hold(t, n, parrot)
 	}
 	c := newClient(t)
-	_, err := c.data(t.Context(), s, 0, 512)
-	var busy *BusyError
-	if !errors.As(err, &busy) || busy.After != time.Second {
+	_, err := c.openRange(t.Context(), s, 0, 512)
+	var busy *busyError
+	if !errors.As(err, &busy) || busy.retryAfter != time.Second {
 		t.Fatalf("the fourth: got %v", err)
 	}
 	other := n.put(t, disk.ID{Name: "other", UUID: "00000001"}, patterned(4096))
-	if b, err := c.data(t.Context(), other, 0, 512); err != nil {
+	if b, err := c.openRange(t.Context(), other, 0, 512); err != nil {
 		t.Errorf("another image: got %v", err)
 	} else {
 		b.Close()
@@ -233,13 +233,13 @@ func TestThreeSendsOfAnImage(t *testing.T) {
 func eventually(t *testing.T, c *Client, s Source) {
 	t.Helper()
 	for {
-		b, err := c.data(t.Context(), s, 0, 512)
+		b, err := c.openRange(t.Context(), s, 0, 512)
 		if err == nil {
 			b.Close()
 			return
 		}
-		var busy *BusyError
-		if !errors.As(err, &busy) || !rest(t.Context(), 20*time.Millisecond) {
+		var busy *busyError
+		if !errors.As(err, &busy) || !sleep(t.Context(), 20*time.Millisecond) {
 			t.Fatalf("got %v", err)
 		}
 	}
@@ -247,7 +247,7 @@ func eventually(t *testing.T, c *Client, s Source) {
 
 func TestReaderOfNothingLosesItsSlot(t *testing.T) {
 	n := startNode(t, "node1")
-	n.server.piece, n.server.sends.turn = 100*time.Millisecond, time.Hour
+	n.server.pieceTimeout, n.server.sendLimits.minHold = 100*time.Millisecond, time.Hour
 	s := n.put(t, parrot, patterned(large))
 	var held []net.Conn
 	for range maxSends {
@@ -269,12 +269,12 @@ func TestReaderOfNothingLosesItsSlot(t *testing.T) {
 func TestSendMayTakeLongerThanTheTimeouts(t *testing.T) {
 	n := startNode(t, "node1")
 	s := n.put(t, parrot, patterned(large))
-	b, err := newClient(t).data(t.Context(), s, 0, large)
+	b, err := newClient(t).openRange(t.Context(), s, 0, large)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	rest(t.Context(), 2*(n.Config.ReadTimeout+n.Config.WriteTimeout))
+	sleep(t.Context(), 2*(n.Config.ReadTimeout+n.Config.WriteTimeout))
 	if got, err := io.Copy(io.Discard, b); got != large || err != nil {
 		t.Errorf("got %d bytes, %v", got, err)
 	}
@@ -284,7 +284,7 @@ func TestSendMayTakeLongerThanTheTimeouts(t *testing.T) {
 // only when somebody else asks.
 func TestSlowReaderHasItsTurn(t *testing.T) {
 	n := startNode(t, "node1")
-	n.server.piece, n.server.sends.turn = time.Hour, 0
+	n.server.pieceTimeout, n.server.sendLimits.minHold = time.Hour, 0
 	s := n.put(t, parrot, patterned(large))
 	var held []net.Conn
 	for range maxSends {
@@ -308,7 +308,7 @@ func TestSlowReceiverGetsItsChunk(t *testing.T) {
 			Leaving: func(string, disk.ID) bool { return false },
 		})
 		v.nodes["node1"].server.Handler = server.Handler()
-		b, err := v.client.data(t.Context(), Source{Address: Address{Node: "node1", URL: "http://node1:8000"}, Disk: "disk1", ID: parrot}, 0, mib)
+		b, err := v.client.openRange(t.Context(), Source{Address: Address{Node: "node1", URL: "http://node1:8000"}, Disk: "disk1", ID: parrot}, 0, mib)
 		if err != nil {
 			t.Fatal(err)
 		}

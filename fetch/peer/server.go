@@ -16,7 +16,7 @@ import (
 // Host is the node that a Server answers for. Its functions are called
 // concurrently.
 type Host struct {
-	Board *Board
+	Board *StateCache
 	// Look looks at the disks, at once, for the copies of a name.
 	Look func(ctx context.Context, name string) (State, error)
 	// Disk returns the disk of a name, if it can be read.
@@ -31,28 +31,28 @@ type Host struct {
 }
 
 const (
-	maxWaiting = 4096 // long polls at once; beyond, nobody waits
-	maxLooks   = 16   // looks at once; beyond, they queue
+	maxLongPolls    = 4096 // long polls at once; beyond, nobody waits
+	maxObservations = 16   // looks at once; beyond, they queue
 )
 
 // Server answers what the package comment says. Whoever gets to its Handler has the
 // role peer.
 type Server struct {
-	host      Host
-	sends     *slots
-	looks     chan struct{}
-	manifests chan struct{}
-	packed    chan struct{}
-	waiting   atomic.Int64
-	piece     time.Duration // for pieceSize bytes to be taken
+	host         Host
+	sendLimits   *sendLimiter
+	observations chan struct{}
+	manifests    chan struct{}
+	compressions chan struct{}
+	longPolls    atomic.Int64
+	pieceTimeout time.Duration // for pieceSize bytes to be taken
 }
 
 // NewServer returns a server for a node.
 func NewServer(h Host) *Server {
 	return &Server{
-		host: h, sends: newSlots(), piece: pieceTime,
-		looks: make(chan struct{}, maxLooks), manifests: make(chan struct{}, maxManifests),
-		packed: make(chan struct{}, maxPacked),
+		host: h, sendLimits: newSendLimiter(), pieceTimeout: pieceTimeout,
+		observations: make(chan struct{}, maxObservations), manifests: make(chan struct{}, maxManifests),
+		compressions: make(chan struct{}, maxCompressions),
 	}
 }
 
@@ -69,7 +69,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("/v1/images/{name}/{uuid}/manifest", s.manifest)
 	mux.HandleFunc("/v1/images/{name}/{uuid}/data", s.data)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		answerError(w, http.StatusNotFound, "nothing is here")
+		writeError(w, http.StatusNotFound, "nothing is here")
 	})
 	mux.HandleFunc(downloadPath, s.download)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -77,9 +77,9 @@ func (s *Server) Handler() http.Handler {
 		switch {
 		case r.Method != http.MethodGet && (r.Method != http.MethodHead || pattern != downloadPath):
 			w.Header().Set("Allow", http.MethodGet)
-			answerError(w, http.StatusMethodNotAllowed, "ask with GET")
+			writeError(w, http.StatusMethodNotAllowed, "ask with GET")
 		case path.Clean(r.URL.Path) != r.URL.Path: // the mux would redirect
-			answerError(w, http.StatusNotFound, "nothing is here")
+			writeError(w, http.StatusNotFound, "nothing is here")
 		default:
 			mux.ServeHTTP(w, r)
 		}
@@ -87,76 +87,76 @@ func (s *Server) Handler() http.Handler {
 }
 
 func (s *Server) state(w http.ResponseWriter, r *http.Request) {
-	wait, err := waitOf(r)
+	wait, err := parseWait(r)
 	if err != nil {
-		answerError(w, http.StatusBadRequest, "wait is a duration like 30s")
+		writeError(w, http.StatusBadRequest, "wait is a duration like 30s")
 		return
 	}
 	etag := r.Header.Get("If-None-Match")
-	e, _ := s.host.Board.now()
+	e, _ := s.host.Board.latest()
 	if e != nil && e.etag == etag && wait > 0 {
-		if e = s.await(w, r, etag, wait); r.Context().Err() != nil {
-			answerError(w, http.StatusServiceUnavailable, "this node shuts down")
+		if e = s.waitForChange(w, r, etag, wait); r.Context().Err() != nil {
+			writeError(w, http.StatusServiceUnavailable, "this node shuts down")
 			return
 		}
 	}
 	switch {
 	case e == nil:
-		answerError(w, http.StatusServiceUnavailable, "the disks were not looked at yet: ask again")
+		writeError(w, http.StatusServiceUnavailable, "the disks were not looked at yet: ask again")
 	case e.etag == etag:
 		w.Header().Set("ETag", e.etag)
 		w.WriteHeader(http.StatusNotModified)
 	default:
 		w.Header().Set("ETag", e.etag)
-		answerState(w, r, e)
+		writeState(w, r, e)
 	}
 }
 
-// await holds the request until the board shows another state, or for so long.
-func (s *Server) await(w http.ResponseWriter, r *http.Request, etag string, wait time.Duration) *edition {
-	defer s.waiting.Add(-1)
-	if s.waiting.Add(1) > maxWaiting {
-		e, _ := s.host.Board.now()
+// waitForChange holds the request until the board shows another state, or for so long.
+func (s *Server) waitForChange(w http.ResponseWriter, r *http.Request, etag string, wait time.Duration) *snapshot {
+	defer s.longPolls.Add(-1)
+	if s.longPolls.Add(1) > maxLongPolls {
+		e, _ := s.host.Board.latest()
 		return e
 	}
 	// The server's write timeout has begun already. What cannot be set has none.
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(wait + stateTime))
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(wait + stateTimeout))
 	ctx, cancel := context.WithTimeout(r.Context(), wait)
 	defer cancel()
-	return s.host.Board.wait(ctx, etag)
+	return s.host.Board.waitForChange(ctx, etag)
 }
 
-func waitOf(r *http.Request) (time.Duration, error) {
+func parseWait(r *http.Request) (time.Duration, error) {
 	text := r.URL.Query().Get("wait")
 	if text == "" {
 		return 0, nil
 	}
 	wait, err := time.ParseDuration(text)
-	return min(wait, longestWait), err
+	return min(wait, maxWait), err
 }
 
 func (s *Server) copies(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
 	if err := disk.CheckName(name); err != nil {
-		answerError(w, http.StatusBadRequest, err.Error())
+		writeError(w, http.StatusBadRequest, err.Error())
 		return
 	}
 	select {
-	case s.looks <- struct{}{}:
-		defer func() { <-s.looks }()
+	case s.observations <- struct{}{}:
+		defer func() { <-s.observations }()
 	case <-r.Context().Done():
-		answerError(w, http.StatusServiceUnavailable, "too many ask at once")
+		writeError(w, http.StatusServiceUnavailable, "too many ask at once")
 		return
 	}
 	state, err := s.host.Look(r.Context(), name)
 	if err != nil {
-		answerError(w, http.StatusServiceUnavailable, err.Error())
+		writeError(w, http.StatusServiceUnavailable, err.Error())
 		return
 	}
-	answerState(w, r, &edition{state: state})
+	writeState(w, r, &snapshot{state: state})
 }
 
-func answerState(w http.ResponseWriter, r *http.Request, e *edition) {
+func writeState(w http.ResponseWriter, r *http.Request, e *snapshot) {
 	body, zip := e.encoded()
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
@@ -169,7 +169,7 @@ func answerState(w http.ResponseWriter, r *http.Request, e *edition) {
 	_, _ = w.Write(body) // a peer that is gone asks again
 }
 
-func answerError(w http.ResponseWriter, status int, why string) {
+func writeError(w http.ResponseWriter, status int, why string) {
 	text, err := json.Marshal(map[string]string{"error": why})
 	if err != nil {
 		panic("peer: " + err.Error())

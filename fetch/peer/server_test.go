@@ -70,12 +70,12 @@ func TestTooManyWaitsAreAnsweredAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.server.waiting.Store(maxWaiting)
+	n.server.longPolls.Store(maxLongPolls)
 	begun := time.Now()
 	if _, _, err := newClient(t).State(t.Context(), n.address(), etag, time.Minute); !errors.Is(err, ErrUnchanged) || time.Since(begun) > 10*time.Second {
 		t.Errorf("got %v after %v", err, time.Since(begun))
 	}
-	if left := n.server.waiting.Load(); left != maxWaiting {
+	if left := n.server.longPolls.Load(); left != maxLongPolls {
 		t.Errorf("%d wait", left)
 	}
 }
@@ -115,7 +115,7 @@ func TestServerThatShutsDownEndsTheWaits(t *testing.T) {
 			t.Errorf("after %v: %v", time.Since(begun), err)
 		}
 		synctest.Wait()
-		if a := w.Answers()["node1"]; !strings.HasSuffix(a.Problem, "this node shuts down") {
+		if a := w.Observations()["node1"]; !strings.HasSuffix(a.Problem, "this node shuts down") {
 			t.Errorf("got %+v", a)
 		}
 	})

@@ -23,11 +23,11 @@ type Disk struct {
 	UUID string `json:"uuid"`
 	// Problem says why the disk cannot be used. Nothing is known of its copies then.
 	Problem string `json:"problem,omitempty"`
-	// Unclear says why it cannot be told what is used on the disk.
-	Unclear string `json:"unclear,omitempty"`
-	Total   int64  `json:"total"` // not in the ETag, as Free
-	Free    int64  `json:"free"`
-	Copies  []Copy `json:"copies"` // sorted by name and uuid
+	// UsageUnknown says why it cannot be told what is used on the disk.
+	UsageUnknown string `json:"unclear,omitempty"`
+	Total        int64  `json:"total"` // not in the ETag, as Free
+	Free         int64  `json:"free"`
+	Copies       []Copy `json:"copies"` // sorted by name and uuid
 }
 
 // Copy is a copy on a disk, in any state, or what keeps a declared image from
@@ -45,35 +45,35 @@ type Copy struct {
 	SHA256      disk.Digest `json:"sha256,omitzero"`
 	Chunks      disk.Digest `json:"chunks,omitzero"` // of its manifest; zero: it has none
 	Owned       bool        `json:"owned,omitempty"`
-	Using       string      `json:"using,omitempty"` // what uses it; "" nothing
+	UsedBy      string      `json:"using,omitempty"` // what uses it; "" nothing
 	// Leaving: it was withdrawn, and may be gone the next moment.
 	Leaving       bool      `json:"leaving,omitempty"`
 	Verified      time.Time `json:"verified,omitzero"`
 	Damaged       time.Time `json:"damaged,omitzero"`
 	LastUsed      time.Time `json:"lastUsed,omitzero"`
 	UnwantedSince time.Time `json:"unwantedSince,omitzero"`
-	// Doing is the action under way for it, "" when there is none.
-	Doing     string `json:"doing,omitempty"`
+	// Action is the action under way for it, "" when there is none.
+	Action    string `json:"doing,omitempty"`
 	PartBytes int64  `json:"partBytes,omitempty"` // not in the ETag, but for whether it is 0
 	PartTotal int64  `json:"partTotal,omitempty"`
 	// Pulled: the part came from other nodes, so that no first copy was begun with it.
-	Pulled bool `json:"pulled,omitempty"`
-	// Refuses says why the disk takes no copy of a declared image.
-	Refuses string `json:"refuses,omitempty"`
+	FromPeers bool `json:"pulled,omitempty"`
+	// Rejection says why the disk takes no copy of a declared image.
+	Rejection string `json:"refuses,omitempty"`
 	// Later: it takes one as soon as another node has the first.
-	Later bool `json:"later,omitempty"`
-	Try   *Try `json:"try,omitempty"` // what failed last
+	RejectionTemporary bool     `json:"later,omitempty"`
+	Failure            *Failure `json:"try,omitempty"` // what failed last
 }
 
-// Try is a failure, and when the next attempt is.
-type Try struct {
+// Failure is a failure, and when the next attempt is.
+type Failure struct {
 	Action   string `json:"action"`
 	Message  string `json:"message"`
 	Attempts int    `json:"attempts"`
 	// Since and Again are seconds from the answer to the first failure in a row
 	// (not negative, in the past) and to the next attempt. They are not in the ETag.
-	Since float64 `json:"since"`
-	Again float64 `json:"again"`
+	Since   float64 `json:"since"`
+	RetryIn float64 `json:"again"`
 	// Final: only another declaration helps.
 	Final bool `json:"final,omitempty"`
 	// Disk and Link say whose the trouble is, if not the source's.
