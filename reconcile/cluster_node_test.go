@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // member is one node: what lies in its config directory, its wall clock, and, as long
@@ -27,7 +28,7 @@ type member struct {
 	missing  string        // the image that is broken in it; "": all is unknown
 	clocks   clock         // of it only what it counts
 	clock    time.Duration // how far it was off at the last look
-	removals *Removals
+	removals *configdir.RemovalConfirmer
 	tries    map[Key]tried // their times are of the steady clock
 	unmarked map[Key]unmarked
 	byHand   map[Key]bool
@@ -80,7 +81,7 @@ func (m *member) start() {
 	m.life, m.up = m.life+1, true
 	m.asked, m.uploads = nil, map[Key]*uploader{}
 	m.conf, m.next, m.broken, m.gap, m.missing, m.clocks = nil, nil, false, false, "", clock{}
-	m.removals, m.tries, m.unmarked, m.byHand = &Removals{}, map[Key]tried{}, map[Key]unmarked{}, map[Key]bool{}
+	m.removals, m.tries, m.unmarked, m.byHand = &configdir.RemovalConfirmer{}, map[Key]tried{}, map[Key]unmarked{}, map[Key]bool{}
 	m.jobs, m.leaving, m.ended, m.heard = map[Key]*work{}, map[Key]bool{}, nil, map[string]*hearsay{}
 	m.missed = map[schema.DiskRef]time.Duration{}
 	m.others = others{told: map[string]toldAt{}}
@@ -125,7 +126,7 @@ func (m *member) tick() {
 
 func (m *member) lookAtRemovals() {
 	if m.conf != nil && m.desired().May == schema.Everything {
-		m.removals.Look(m.steady(), m.steady(), declaredNames(m.conf.config))
+		m.removals.Observe(m.steady(), m.steady(), declaredNames(m.conf.config))
 	}
 }
 
@@ -162,7 +163,7 @@ func (m *member) take() {
 	m.next = nil
 	if m.spoilt != m.broken {
 		m.broken = m.spoilt
-		*m.removals = Removals{}
+		*m.removals = configdir.RemovalConfirmer{}
 		m.c.tell(m.name, "sees that the configuration is %s", ifSo(m.broken, "broken"))
 	}
 	if next == nil || next == m.conf && !m.gap {
@@ -210,7 +211,8 @@ func (m *member) desired() Desired {
 }
 
 func (m *member) wallNow() time.Time { return worldStart.Add(m.c.now + m.wall) }
-func (m *member) steady() time.Time  { return worldStart.Add(m.c.now) }
+
+func (m *member) steady() time.Time { return worldStart.Add(m.c.now) }
 
 // look is what Reconciler.Look sees.
 func (m *member) look(d Desired) Observed {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // decided holds the decision against the world.
@@ -142,7 +143,7 @@ func (r *removal) vanished() {
 	if config.Settings.PruneLimit.Holds(len(config.Images), len(gone)) && !confirmed {
 		c.broke("S6", "%s goes; %d images of %d left, the limit is %s", r.key, len(gone), len(gone)+len(config.Images), config.Settings.PruneLimit)
 	}
-	if since := c.now - r.member.left[r.key.ID.Name]; since < removalRow {
+	if since := c.now - r.member.left[r.key.ID.Name]; since < configdir.RemovalDelay {
 		c.broke("S6", "%s goes %s after it left the configuration", r.key, since)
 	}
 }

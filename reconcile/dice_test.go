@@ -10,6 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // dice make situations.
@@ -33,10 +34,10 @@ func (r dice) situation() (Desired, Observed) {
 	now := goldenNow.Add(time.Duration(r.IntN(1000)) * time.Second)
 	o := Observed{Now: now, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
 	if r.one(4) {
-		d.Removals = &Removals{}
+		d.Removals = &configdir.RemovalConfirmer{}
 		for range r.IntN(4) {
 			at := now.Add(-time.Duration(r.IntN(9)) * time.Second)
-			d.Removals.Look(at, at, map[string]bool{"parrot": true, "gone1": r.one(2)})
+			d.Removals.Observe(at, at, map[string]bool{"parrot": true, "gone1": r.one(2)})
 		}
 	}
 	o.Unable, o.BackedUp = map[disk.ID]string{}, map[disk.ID]bool{}

@@ -16,6 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -107,7 +108,7 @@ func newWays(t *testing.T, chunks int) *ways {
 	for file, text := range map[string]string{
 		"CRYPTO_KEY_VALUE": "correct horse", "CRYPTO_PBKDF": "argon2id", "CRYPTO_PBKDF_FORCE_ITERATIONS": "4", "CRYPTO_PBKDF_MEMORY": "64",
 	} {
-		put(t, text, w.secrets, "vault", file)
+		files.Put(t, text, w.secrets, "vault", file)
 	}
 	must(t, s3test.Start(t, "images").Credentials(filepath.Join(w.secrets, "store")))
 	w.backUp()
@@ -147,7 +148,7 @@ func (w *ways) declare(one way) (before, after schema.Result) {
 		had := one.before(w)
 		before, images = w.load(settings+had+"}"), had+", "+images
 	}
-	put(w.t, settings+images+"}", w.config, "images.yaml")
+	files.Put(w.t, settings+images+"}", w.config, "images.yaml")
 	return before, w.load(settings + images + "}")
 }
 

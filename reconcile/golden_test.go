@@ -21,6 +21,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 var update = flag.Bool("update", false, "write what is planned into testdata/plan")
@@ -76,7 +77,7 @@ func goldenCase(t *testing.T, a *txtar.Archive) (Desired, Observed) {
 	var r schema.Result
 	for _, name := range []string{"config.yaml", "then.yaml"} {
 		if data, ok := section(a, name); ok {
-			r = loader.Load(t.Context(), schema.Snapshot{Files: []schema.File{{Path: "config.yaml", Data: unfoldDigests(data)}}})
+			r = loader.Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "config.yaml", Data: unfoldDigests(data)}}})
 		}
 	}
 	lines, _ := section(a, "state")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // goldenNow is when the states of testdata/plan were seen.
@@ -23,7 +24,7 @@ type goldenState struct {
 	config   schema.Config
 	node     string
 	fault    bool
-	removals *Removals
+	removals *configdir.RemovalConfirmer
 	asked    map[Key]bool
 	cleanup  map[Key]bool
 	uploads  map[Key]bool
@@ -58,7 +59,7 @@ func (s *goldenState) line(what string, words []string) {
 	case "fault":
 		s.fault = true
 	case "unconfirmed":
-		s.removals = &Removals{}
+		s.removals = &configdir.RemovalConfirmer{}
 	case "disk":
 		s.disk(words)
 	case "copy":

@@ -15,6 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -116,7 +117,7 @@ func TestClonesAreRefused(t *testing.T) {
 	c := newLAN(t, 2)
 	identity, err := os.ReadFile(filepath.Join(c.nodes[0].disk, "longhorn-disk.cfg"))
 	must(t, err)
-	put(t, string(identity), c.nodes[1].disk, "longhorn-disk.cfg")
+	files.Put(t, string(identity), c.nodes[1].disk, "longhorn-disk.cfg")
 	c.start(clusterSettings + "\nimages: {}")
 	for _, m := range c.nodes {
 		v := m.until("refused", func(v *View) bool {

@@ -266,7 +266,7 @@ func (j *invariants) vanished(key Key) {
 	}
 	held, broken := j.d.Held[key.ID.Name]
 	j.never(broken && !held.Stale, "cleanup of %s, the declaration of which is broken", key)
-	j.never(j.d.Removals != nil && !j.d.Removals.Gone(key.ID.Name), "cleanup of %s at the first look without it", key)
+	j.never(j.d.Removals != nil && !j.d.Removals.Confirmed(key.ID.Name), "cleanup of %s at the first look without it", key)
 	over := len(gone) > 1 && j.d.Config.Settings.PruneLimit.Holds(len(j.d.Config.Images), len(gone))
 	j.never(over && !confirmed, "cleanup of %s over the prune limit", key)
 	for node, n := range j.d.Config.Nodes {

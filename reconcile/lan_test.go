@@ -17,6 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -101,8 +102,8 @@ func (c *lan) declare(config string, of ...*manager) {
 		text += fmt.Sprintf("  %s: {address: %q, disks: {a: {path: %q}}}\n", m.name, "http://"+m.server.Listener.Addr().String(), m.disk)
 	}
 	for _, m := range of {
-		put(c.t, text+config, m.conf, "config.yaml.new")
-		rename(c.t, filepath.Join(m.conf, "config.yaml.new"), filepath.Join(m.conf, "config.yaml"))
+		files.Put(c.t, text+config, m.conf, "config.yaml.new")
+		files.Rename(c.t, filepath.Join(m.conf, "config.yaml.new"), filepath.Join(m.conf, "config.yaml"))
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // LoopOptions say what a Loop keeps as it is declared where.
@@ -31,8 +32,8 @@ type Loop struct {
 	reconciler *Reconciler
 
 	loader   *schema.Loader
-	settler  Settler
-	removals Removals
+	settler  configdir.Debouncer
+	removals configdir.RemovalConfirmer
 	desired  Desired
 	loaded   bool   // desired is of some configuration
 	fault    string // what is wrong with the directory itself
@@ -114,7 +115,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	defer watch.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watch.Go(func() { Watch(ctx, l.Dir, l.Interval, poked, l.reportWatch) })
+	watch.Go(func() { configdir.Watch(ctx, l.Dir, l.Interval, poked, l.reportWatch) })
 	return errors.Join(l.run(ctx, poked), l.reconciler.Close())
 }
 
@@ -142,7 +143,7 @@ func (l *Loop) await(ctx context.Context, poked <-chan struct{}, on *occasions) 
 	case <-ctx.Done():
 		return false, asked, nil
 	case <-poked: // something may have changed in the directory
-		on.look.Reset(l.settler.Poked(time.Now()))
+		on.look.Reset(l.settler.DelayAfterEvent(time.Now()))
 		return false, asked, nil
 	case <-on.look.C: // it is time to look at the directory
 		taken, again, err := l.reload(ctx)
@@ -199,7 +200,7 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	l.forgetGone(v.Observed)
 	l.forgetRefused(v.Plan, v.Observed)
 	l.logNews(v.Desired, v.Observed)
-	v.Desired.Removals = v.Desired.Removals.now() // it changes; the view must not
+	v.Desired.Removals = v.Desired.Removals.Clone() // it changes; the view must not
 	l.view.Store(v)
 	next := l.Interval
 	for _, a := range v.Plan.Actions {

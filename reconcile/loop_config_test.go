@@ -9,7 +9,9 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // TestLoopPlansChange: what the last write of a change says is planned within half
@@ -17,14 +19,14 @@ import (
 func TestLoopPlansChange(t *testing.T) {
 	t.Parallel()
 	conf := t.TempDir()
-	put(t, testSettings, conf, "settings.yaml")
-	put(t, "images: {}", conf, "images.yaml")
+	files.Put(t, testSettings, conf, "settings.yaml")
+	files.Put(t, "images: {}", conf, "images.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	best := time.Hour
 	for i := range 5 {
 		name := fmt.Sprintf("image%d", i)
 		l.rounds(2)
-		put(t, image(name, "http://127.0.0.1:9/x.raw"), conf, name+".yaml")
+		files.Put(t, image(name, "http://127.0.0.1:9/x.raw"), conf, name+".yaml")
 		began := time.Now()
 		l.until("planned", func(v *View) bool { return v.Desired.Config.Images[name].ID.Name == name && len(v.Plan.Actions) > i })
 		best = min(best, time.Since(began))
@@ -43,13 +45,13 @@ func TestLoopBrokenFile(t *testing.T) {
 	for _, name := range []string{"kept", "goes", "fresh"} {
 		origin.Serve("/"+name, fetchtest.Bytes(fetchtest.Random(1, 512)))
 	}
-	put(t, testSettings, conf, "settings.yaml")
-	put(t, image("kept", origin.URL+"/kept"), conf, "kept.yaml")
-	put(t, image("goes", origin.URL+"/goes"), conf, "other.yaml")
+	files.Put(t, testSettings, conf, "settings.yaml")
+	files.Put(t, image("kept", origin.URL+"/kept"), conf, "kept.yaml")
+	files.Put(t, image("goes", origin.URL+"/goes"), conf, "other.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	l.until("ready", isReady("kept", "goes"))
-	put(t, "images: {kept: {source: {download: {url: [}}}", conf, "kept.yaml")
-	put(t, image("fresh", origin.URL+"/fresh"), conf, "other.yaml")
+	files.Put(t, "images: {kept: {source: {download: {url: [}}}", conf, "kept.yaml")
+	files.Put(t, image("fresh", origin.URL+"/fresh"), conf, "other.yaml")
 	v := l.until("ready beside a broken file", isReady("fresh"))
 	if v.Desired.May != schema.NoDeletions || len(v.Config.Errors) == 0 {
 		t.Errorf("allowed is %s with the errors %v", v.Desired.May, v.Config.Errors)
@@ -57,15 +59,15 @@ func TestLoopBrokenFile(t *testing.T) {
 	if _, stands := v.Desired.Config.Images["kept"]; !stands {
 		t.Error("what the broken file said last does not stand")
 	}
-	longer := time.Now().Add(removalRow + time.Second)
+	longer := time.Now().Add(configdir.RemovalDelay + time.Second)
 	v = l.until("long after", func(v *View) bool { return v.Observed.Now.After(longer) })
 	if !isReady("kept", "goes", "fresh")(v) {
 		t.Errorf("something was deleted beside a broken file: %+v", v.Observed.Disks)
 	}
-	put(t, image("kept", origin.URL+"/kept"), conf, "kept.yaml")
+	files.Put(t, image("kept", origin.URL+"/kept"), conf, "kept.yaml")
 	mended := time.Now()
 	v = l.until("deleted what left", func(v *View) bool { return !has(v, "goes", disk.Ready) })
-	if waited := v.Observed.Now.Sub(mended); waited < removalRow {
+	if waited := v.Observed.Now.Sub(mended); waited < configdir.RemovalDelay {
 		t.Errorf("it was deleted %v after the configuration was valid again", waited)
 	}
 	if !isReady("kept", "fresh")(v) {
@@ -78,24 +80,24 @@ func TestLoopDirectoryRemoved(t *testing.T) {
 	t.Parallel()
 	origin, conf := fetchtest.Start(t), filepath.Join(t.TempDir(), "conf")
 	origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 512)))
-	put(t, testSettings, conf, "settings.yaml")
-	put(t, image("parrot", origin.URL+"/a"), conf, "a.yaml")
+	files.Put(t, testSettings, conf, "settings.yaml")
+	files.Put(t, image("parrot", origin.URL+"/a"), conf, "a.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	l.until("ready", isReady("parrot"))
-	rename(t, conf, conf+".away")
+	files.Rename(t, conf, conf+".away")
 	l.until("a fault", func(v *View) bool { return v.Fault != "" })
-	longer := time.Now().Add(removalRow + time.Second)
+	longer := time.Now().Add(configdir.RemovalDelay + time.Second)
 	v := l.until("long after", func(v *View) bool { return v.Observed.Now.After(longer) })
 	if !isReady("parrot")(v) || v.Desired.May != schema.NoDeletions || !v.Plan.Empty() {
 		t.Errorf("without a directory: allowed %s, planned %+v", v.Desired.May, v.Plan.Actions)
 	}
-	put(t, "# nothing of ours", conf, "a.yaml")
+	files.Put(t, "# nothing of ours", conf, "a.yaml")
 	v = l.until("an empty configuration", func(v *View) bool { return len(v.Config.Errors) > 0 })
 	if !isReady("parrot")(v) || v.Desired.May != schema.NoDeletions {
 		t.Errorf("with an empty directory: allowed %s", v.Desired.May)
 	}
-	remove(t, conf)
-	rename(t, conf+".away", conf)
+	files.Remove(t, conf)
+	files.Rename(t, conf+".away", conf)
 	l.until("valid again", func(v *View) bool { return v.Fault == "" && v.Desired.May == schema.Everything })
 }
 
@@ -112,7 +114,7 @@ func TestLoopNoDirectory(t *testing.T) {
 	if s, ok := l.Status(); !ok || s.Node != "node1" || s.Config.Fault == "" {
 		t.Errorf("the status is %+v", s)
 	}
-	put(t, testSettings, conf, "a.yaml")
+	files.Put(t, testSettings, conf, "a.yaml")
 	l.until("loaded", func(v *View) bool { return v.Loaded && v.Fault == "" })
 }
 
@@ -130,18 +132,18 @@ func TestLoopNodeRemoved(t *testing.T) {
 	t.Parallel()
 	origin, conf, dir := fetchtest.Start(t), t.TempDir(), newDisk(t)
 	origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 512)))
-	put(t, nodes(dir, "node1"), conf, "nodes.yaml")
-	put(t, image("parrot", origin.URL+"/a"), conf, "a.yaml")
+	files.Put(t, nodes(dir, "node1"), conf, "nodes.yaml")
+	files.Put(t, image("parrot", origin.URL+"/a"), conf, "a.yaml")
 	l := startLoop(t, conf)
 	l.until("ready", isReady("parrot"))
-	put(t, nodes(dir, "node2"), conf, "nodes.yaml")
-	put(t, image("other", origin.URL+"/a"), conf, "a.yaml")
+	files.Put(t, nodes(dir, "node2"), conf, "nodes.yaml")
+	files.Put(t, image("other", origin.URL+"/a"), conf, "a.yaml")
 	l.until("taken", func(v *View) bool { return v.Desired.Config.Images["other"].ID.Name != "" })
 	v := l.rounds(3)
 	if v.Desired.May != schema.ObserveOnly || len(v.Plan.Actions) > 0 || !isReady("parrot")(v) {
 		t.Errorf("allowed is %s, planned %+v, seen %+v", v.Desired.May, v.Plan.Actions, v.Observed.Disks)
 	}
-	put(t, nodes(dir, "node1", "node2"), conf, "nodes.yaml")
+	files.Put(t, nodes(dir, "node1", "node2"), conf, "nodes.yaml")
 	l.until("acts again", func(v *View) bool { return v.Desired.May == schema.Everything })
 }
 
@@ -151,15 +153,15 @@ func TestLoopConfigMap(t *testing.T) {
 	origin, conf := fetchtest.Start(t), t.TempDir()
 	publish := func(generation, name string) {
 		origin.Serve("/"+name, fetchtest.Bytes(fetchtest.Random(1, 512)))
-		put(t, testSettings+"\n"+image(name, origin.URL+"/"+name), conf, generation, "config.yaml")
-		swapLink(t, generation, conf+"/..data")
+		files.Put(t, testSettings+"\n"+image(name, origin.URL+"/"+name), conf, generation, "config.yaml")
+		files.SwapLink(t, generation, conf+"/..data")
 	}
 	publish("..2026_1", "first")
 	must(t, os.Symlink("..data/config.yaml", conf+"/config.yaml"))
 	l := startLoop(t, conf, newDisk(t))
 	l.until("ready", isReady("first"))
 	publish("..2026_2", "second")
-	remove(t, conf, "..2026_1")
+	files.Remove(t, conf, "..2026_1")
 	v := l.until("ready", isReady("second"))
 	if v.Fault != "" || len(v.Config.Errors) > 0 {
 		t.Errorf("after the swap: fault %q, errors %v", v.Fault, v.Config.Errors)

@@ -15,7 +15,18 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 )
+
+// deadline is for what happens within milliseconds unless it never does.
+const deadline = 20 * time.Second
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // TestMain has more tests run at once than there are processors: many wait for a loop.
 // The flag -parallel has precedence.
@@ -139,7 +150,7 @@ func TestLoopRefusesToBegin(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			conf := t.TempDir()
-			put(t, tt.config, conf, "config.yaml")
+			files.Put(t, tt.config, conf, "config.yaml")
 			l := startLoop(t, conf, tt.disks...)
 			select {
 			case err := <-l.ended:
@@ -162,7 +173,7 @@ func TestLoopStopsAndResumes(t *testing.T) {
 	const size = 5 << 20
 	content := fetchtest.Random(1, size)
 	url := origin.Serve("/a", fetchtest.Bytes(content), fetchtest.Fault{Kind: fetchtest.Stall, At: 3<<20 + 4096, Times: 1})
-	put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
+	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, dir)
 	l.until("in the middle", func(v *View) bool {
 		s, _ := l.Status()
@@ -194,8 +205,8 @@ func TestLoopLeavesTransfersAlone(t *testing.T) {
 	origin, conf := fetchtest.Start(t), t.TempDir()
 	origin.Serve("/slow", fetchtest.Bytes(fetchtest.Random(1, 5<<20)), fetchtest.Fault{Kind: fetchtest.Stall, At: 2 << 20, Times: 1})
 	origin.Serve("/quick", fetchtest.Bytes(fetchtest.Random(2, 512)))
-	put(t, testSettings, conf, "settings.yaml")
-	put(t, image("slow", origin.URL+"/slow"), conf, "slow.yaml")
+	files.Put(t, testSettings, conf, "settings.yaml")
+	files.Put(t, image("slow", origin.URL+"/slow"), conf, "slow.yaml")
 	l := startLoop(t, conf, newDisk(t), newDisk(t))
 	asked := func() (n int) {
 		for _, r := range origin.Requests() {
@@ -206,17 +217,17 @@ func TestLoopLeavesTransfersAlone(t *testing.T) {
 		return n
 	}
 	l.until("under way", func(*View) bool { return asked() == 1 })
-	put(t, image("quick", origin.URL+"/quick"), conf, "quick.yaml")
+	files.Put(t, image("quick", origin.URL+"/quick"), conf, "quick.yaml")
 	l.until("ready", isReady("quick"))
-	put(t, strings.Replace(image("slow", origin.URL+"/slow"), "{source", "{minNumberOfCopies: 2, source", 1), conf, "slow.yaml")
+	files.Put(t, strings.Replace(image("slow", origin.URL+"/slow"), "{source", "{minNumberOfCopies: 2, source", 1), conf, "slow.yaml")
 	l.until("taken", func(v *View) bool { return v.Desired.Config.Images["slow"].Copies == 2 })
-	put(t, strings.Replace(testSettings, "{", "{recoveryWaitInterval: 77, ", 1), conf, "settings.yaml")
+	files.Put(t, strings.Replace(testSettings, "{", "{recoveryWaitInterval: 77, ", 1), conf, "settings.yaml")
 	l.until("taken", func(v *View) bool { return v.Desired.Config.Settings.RecoveryWaitInterval == 77*time.Second })
 	l.rounds(3)
 	if n := asked(); n != 1 {
 		t.Errorf("the download was begun %d times", n)
 	}
-	put(t, image("slow", origin.URL+"/slow?again"), conf, "slow.yaml")
+	files.Put(t, image("slow", origin.URL+"/slow?again"), conf, "slow.yaml")
 	l.until("begun again", func(*View) bool { return asked() == 2 })
 	l.until("ready", isReady("slow"))
 }
@@ -226,7 +237,7 @@ func TestLoopVerifies(t *testing.T) {
 	t.Parallel()
 	origin, conf := fetchtest.Start(t), t.TempDir()
 	url := origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 3<<20)))
-	put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
+	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	if _, err := l.Verify(t.Context(), "parrot"); !errors.Is(err, ErrNotDeclared) && !errors.Is(err, ErrNotReady) {
 		t.Errorf("before anything is ready: %v", err)
@@ -250,7 +261,7 @@ func TestLoopVerifies(t *testing.T) {
 func TestLoopAtRest(t *testing.T) {
 	origin, conf := fetchtest.Start(t), t.TempDir()
 	url := origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 16<<20)))
-	put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
+	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	l.until("ready", isReady("parrot"))
 	l.until("done", func(v *View) bool { return v.Plan.Empty() && len(v.Observed.Running) == 0 })

@@ -9,12 +9,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // once converges a node that has no daemon, as its config directory says.
 func (m *manager) once() (Observed, Plan) {
 	m.t.Helper()
-	snapshot, err := schema.ReadDir(m.conf)
+	snapshot, err := configdir.Read(m.conf)
 	must(m.t, err)
 	d, err := Desire(schema.NewLoader().Load(m.t.Context(), snapshot), m.name, nil)
 	must(m.t, err)

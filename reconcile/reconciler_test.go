@@ -14,6 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 func newDisk(t *testing.T) string {
@@ -27,7 +28,7 @@ func newDisk(t *testing.T) string {
 
 func desire(t *testing.T, config string, paths ...string) Desired {
 	t.Helper()
-	r := schema.NewLoader().Load(t.Context(), schema.Snapshot{Files: []schema.File{{Path: "config.yaml", Data: []byte(config)}}})
+	r := schema.NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "config.yaml", Data: []byte(config)}}})
 	for _, p := range r.Errors {
 		t.Fatal(p)
 	}

@@ -6,23 +6,24 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // reload looks at the config directory and takes what may be taken. taken says
 // that something is other than before; again is when to look again, if not 0.
 func (l *Loop) reload(ctx context.Context) (taken bool, again time.Duration, err error) {
 	began := time.Now()
-	snapshot, err := schema.ReadDir(l.Dir)
+	snapshot, err := configdir.Read(l.Dir)
 	ended := time.Now()
-	v := l.settler.Look(began, ended, snapshot, err)
+	v := l.settler.Observe(began, ended, snapshot, err)
 	switch {
 	case v.Fault != nil:
-		return l.setFault(v.Fault.Error()), v.Again, nil
-	case v.Again > 0:
-		return false, v.Again, nil
+		return l.setFault(v.Fault.Error()), v.RetryAfter, nil
+	case v.RetryAfter > 0:
+		return false, v.RetryAfter, nil
 	}
 	taken = l.setFault("")
-	if v.Take {
+	if v.Apply {
 		taken = true
 		if err := l.take(ctx, snapshot); err != nil {
 			return false, 0, err
@@ -33,7 +34,7 @@ func (l *Loop) reload(ctx context.Context) (taken bool, again time.Duration, err
 		l.Log.Info("configuration is the same at another revision", "revision", snapshot.Revision, "digest", l.result.Digest)
 	}
 	if l.desired.May == schema.Everything {
-		l.removals.Look(began, ended, l.declared())
+		l.removals.Observe(began, ended, l.declared())
 	}
 	return taken, 0, nil
 }
@@ -49,7 +50,7 @@ func (l *Loop) setFault(fault string) (news bool) {
 		l.Log.Info("config directory can be used again", "dir", l.Dir)
 		return true
 	}
-	l.removals = Removals{}
+	l.removals = configdir.RemovalConfirmer{}
 	meanwhile := "nothing is done until it can"
 	if l.loaded {
 		meanwhile = "what it said last stands, and nothing is deleted"
@@ -68,7 +69,7 @@ func (l *Loop) declared() map[string]bool {
 
 // take makes a new configuration the desired one. At start it fails when this node
 // is not in it; later that means to watch over what is there and do nothing.
-func (l *Loop) take(ctx context.Context, snapshot schema.Snapshot) error {
+func (l *Loop) take(ctx context.Context, snapshot configdir.Snapshot) error {
 	result := l.loader.Load(ctx, snapshot)
 	if ctx.Err() != nil {
 		return nil
@@ -88,7 +89,7 @@ func (l *Loop) take(ctx context.Context, snapshot schema.Snapshot) error {
 	}
 	desired.Removals = &l.removals
 	if desired.May != schema.Everything {
-		l.removals = Removals{}
+		l.removals = configdir.RemovalConfirmer{}
 	}
 	if err := l.claim(desired); err != nil {
 		return err

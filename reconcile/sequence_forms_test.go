@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 )
 
 // form is a way in which a config directory is kept.
@@ -29,7 +31,7 @@ var forms = []form{
 // write writes a content below a folder.
 func (s *sequence) write(c content, dir string) {
 	for _, name := range slices.Sorted(maps.Keys(c)) {
-		put(s.t, c[name], dir, name)
+		files.Put(s.t, c[name], dir, name)
 	}
 }
 
@@ -49,7 +51,7 @@ func publishConfigMap(s *sequence) {
 	must(s.t, os.Chmod(folder, 0o755))
 	s.write(s.now, folder)
 	must(s.t, os.Symlink(filepath.Base(folder), filepath.Join(s.conf, "..data_tmp")))
-	rename(s.t, filepath.Join(s.conf, "..data_tmp"), filepath.Join(s.conf, "..data"))
+	files.Rename(s.t, filepath.Join(s.conf, "..data_tmp"), filepath.Join(s.conf, "..data"))
 	now, was := tops(s.now), tops(before)
 	for _, name := range now {
 		if !slices.Contains(was, name) {
@@ -62,7 +64,7 @@ func publishConfigMap(s *sequence) {
 		}
 	}
 	if old != "" {
-		remove(s.t, s.conf, old)
+		files.Remove(s.t, s.conf, old)
 	}
 }
 
@@ -87,15 +89,15 @@ func swapWhole(s *sequence) {
 	s.now = s.fresh()
 	to := fmt.Sprintf("v%d", s.count)
 	s.write(s.now, filepath.Join(s.root, to))
-	swapLink(s.t, to, s.conf)
+	files.SwapLink(s.t, to, s.conf)
 	if old != "" && s.one(2) {
-		remove(s.t, s.root, old)
+		files.Remove(s.t, s.root, old)
 	}
 }
 
 // swapToNothing makes the link lead nowhere for a while.
 func swapToNothing(s *sequence) {
-	swapLink(s.t, "nowhere", s.conf)
+	files.SwapLink(s.t, "nowhere", s.conf)
 	s.l.rounds(s.IntN(5))
 	swapWhole(s)
 }
@@ -139,8 +141,8 @@ func copyFiles(s *sequence) {
 func (s *sequence) save(name, text string) {
 	at := filepath.Join(s.conf, name)
 	hidden := filepath.Join(filepath.Dir(at), ".saved")
-	put(s.t, text, hidden)
-	rename(s.t, hidden, at)
+	files.Put(s.t, text, hidden)
+	files.Rename(s.t, hidden, at)
 }
 
 func (s *sequence) someFile() string {
@@ -177,7 +179,7 @@ func writeInPieces(s *sequence) {
 
 func removeFile(s *sequence) {
 	if name := s.someFile(); name != "base.yaml" {
-		s.step(s.with(name, ""), func() { remove(s.t, s.conf, name) })
+		s.step(s.with(name, ""), func() { files.Remove(s.t, s.conf, name) })
 	}
 }
 
@@ -185,7 +187,7 @@ func removeFile(s *sequence) {
 func moveFolder(s *sequence) {
 	s.count++
 	text := fmt.Sprintf("images: {moved-%d: {source: {upload: {}}}}\n", s.count)
-	put(s.t, text, s.root, "moved/x.yaml")
+	files.Put(s.t, text, s.root, "moved/x.yaml")
 	folder := fmt.Sprintf("moved%d", s.count)
-	s.step(s.with(folder+"/x.yaml", text), func() { rename(s.t, filepath.Join(s.root, "moved"), filepath.Join(s.conf, folder)) })
+	s.step(s.with(folder+"/x.yaml", text), func() { files.Rename(s.t, filepath.Join(s.root, "moved"), filepath.Join(s.conf, folder)) })
 }

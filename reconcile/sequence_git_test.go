@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 )
 
 // repos are the repositories of a sequence and what they have.
@@ -82,12 +84,12 @@ func (s *sequence) publishCommit(id string) {
 	}
 	s.git(sync, "fetch", "-q", "origin", id)
 	s.git(sync, "worktree", "add", "-q", "--force", "--detach", "--no-checkout", tree, id)
-	put(s.t, "gitdir: ../../.git/worktrees/"+id+"\n", sync, tree, ".git")
+	files.Put(s.t, "gitdir: ../../.git/worktrees/"+id+"\n", sync, tree, ".git")
 	s.git(filepath.Join(sync, tree), "reset", "-q", "--hard", id)
-	swapLink(s.t, tree, s.conf)
+	files.SwapLink(s.t, tree, s.conf)
 	s.now = s.repos.contents[id]
 	if old != "" {
-		remove(s.t, sync, old)
+		files.Remove(s.t, sync, old)
 		s.git(sync, "worktree", "prune")
 	}
 }
@@ -105,7 +107,7 @@ func startCheckout(s *sequence) {
 	s.conf = filepath.Join(s.root, "conf")
 	s.git(s.conf, "config", "receive.denyCurrentBranch", "updateInstead")
 	s.git(s.conf, "config", "filter.gate.smudge", "test -p "+s.gate()+" && cat "+s.gate()+"; cat")
-	put(s.t, "only* filter=gate\n", s.conf, ".git/info/attributes")
+	files.Put(s.t, "only* filter=gate\n", s.conf, ".git/info/attributes")
 	s.checkedOut()
 }
 
@@ -139,8 +141,8 @@ func stash(s *sequence) {
 	edited := maps.Clone(s.now)
 	edited["base.yaml"] = fmt.Sprintf("nodes: {node1: {tags: [t%d]}}\n", s.changes)
 	s.known[s.digest(edited)] = edited
-	put(s.t, edited["base.yaml"], s.conf, ".base.yaml.tmp")
-	rename(s.t, filepath.Join(s.conf, ".base.yaml.tmp"), filepath.Join(s.conf, "base.yaml"))
+	files.Put(s.t, edited["base.yaml"], s.conf, ".base.yaml.tmp")
+	files.Rename(s.t, filepath.Join(s.conf, ".base.yaml.tmp"), filepath.Join(s.conf, "base.yaml"))
 	s.l.rounds(s.IntN(5))
 	s.git(s.conf, "stash", "-q")
 	s.l.rounds(s.IntN(5))

@@ -16,6 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 var sequences = flag.Int("watch.sequences", 0, "how many sequences of changes to a config directory to run, and hold to 2 s; 0: a few")
@@ -163,9 +164,9 @@ func (s *sequence) fresh() content {
 
 // digest is that of a content, "" if that is not valid.
 func (s *sequence) digest(c content) string {
-	var snapshot schema.Snapshot
+	var snapshot configdir.Snapshot
 	for _, name := range slices.Sorted(maps.Keys(c)) {
-		snapshot.Files = append(snapshot.Files, schema.File{Path: name, Data: []byte(c[name])})
+		snapshot.Files = append(snapshot.Files, configdir.File{Path: name, Data: []byte(c[name])})
 	}
 	r := s.loader.Load(s.t.Context(), snapshot)
 	s.images[r.Digest] = slices.Collect(maps.Keys(r.Config.Images))
@@ -191,7 +192,7 @@ func (s *sequence) held() {
 		case s.form.marked && s.known[took.digest] == nil:
 			s.t.Errorf("%s was taken (errors: %v), which was never whole", took.digest, took.errors)
 		case !s.form.marked && !s.wasStill(took.digest):
-			s.t.Errorf("%s was taken (errors: %v), which was never still for %v", took.digest, took.errors, stillFor)
+			s.t.Errorf("%s was taken (errors: %v), which was never still for %v", took.digest, took.errors, configdir.StableFor)
 		}
 	}
 }
@@ -207,7 +208,7 @@ func (s *sequence) wasStill(digest string) bool {
 		if first.IsZero() {
 			first = m.since
 		}
-		if i+1 == len(s.moments) || s.moments[i+1].done.Sub(first) >= stillFor {
+		if i+1 == len(s.moments) || s.moments[i+1].done.Sub(first) >= configdir.StableFor {
 			return true
 		}
 	}
@@ -229,14 +230,14 @@ func (s *sequence) removed() {
 		}
 	}
 	v := s.l.until(fmt.Sprint("gone: ", gone), func(v *View) bool {
-		return !slices.ContainsFunc(gone, func(name string) bool { return !v.Desired.Removals.Gone(name) })
+		return !slices.ContainsFunc(gone, func(name string) bool { return !v.Desired.Removals.Confirmed(name) })
 	})
 	waited := time.Since(s.lastLed(taken[len(taken)-1]))
-	if len(gone) > 0 && waited < removalRow {
+	if len(gone) > 0 && waited < configdir.RemovalDelay {
 		s.t.Errorf("%v were taken for gone after %v", gone, waited)
 	}
-	if late := time.Since(s.ended) - removalRow - s.all.stalled(s.ended); *sequences > 0 && late > 2*time.Second {
-		s.t.Errorf("%v were not taken for gone before %v", gone, late+removalRow)
+	if late := time.Since(s.ended) - configdir.RemovalDelay - s.all.stalled(s.ended); *sequences > 0 && late > 2*time.Second {
+		s.t.Errorf("%v were not taken for gone before %v", gone, late+configdir.RemovalDelay)
 	}
 	if got, want := v.Config.Digest, s.digest(s.now); got != want {
 		s.t.Errorf("%s was taken in the end, and not %s", got, want)

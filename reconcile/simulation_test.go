@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // TestSimulation drives a node through random events, and holds every step against
@@ -54,7 +55,7 @@ type simulation struct {
 	config schema.Config
 	broken bool
 
-	removals *Removals
+	removals *configdir.RemovalConfirmer
 	tries    map[Key]tried
 	jobs     map[Key]*simJob
 
@@ -88,7 +89,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 }
 
 func (s *simulation) restart() {
-	s.removals, s.tries, s.jobs = &Removals{}, map[Key]tried{}, map[Key]*simJob{}
+	s.removals, s.tries, s.jobs = &configdir.RemovalConfirmer{}, map[Key]tried{}, map[Key]*simJob{}
 }
 
 func (s *simulation) pass(d time.Duration) { s.mono += d }
@@ -97,10 +98,10 @@ func (s *simulation) pass(d time.Duration) { s.mono += d }
 func (s *simulation) round() {
 	d := Desired{Node: "node1", Config: s.config, May: schema.Everything, Held: map[string]schema.Held{}, Removals: s.removals}
 	if s.broken {
-		d.May, *s.removals = schema.NoDeletions, Removals{}
+		d.May, *s.removals = schema.NoDeletions, configdir.RemovalConfirmer{}
 	} else {
 		at := worldStart.Add(s.mono)
-		s.removals.Look(at, at, declaredNames(s.config))
+		s.removals.Observe(at, at, declaredNames(s.config))
 	}
 	s.d, s.o = d, s.observe()
 	if s.write(d.Marks(s.o)) {

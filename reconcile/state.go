@@ -7,6 +7,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // Desired is what the configuration says, and how far it may be acted on.
@@ -33,7 +34,7 @@ type Desired struct {
 	Unsure map[string]schema.Skipped
 	// Removals confirms that an image left the configuration. nil: whatever is
 	// not in Config has left it.
-	Removals *Removals
+	Removals *configdir.RemovalConfirmer
 	// Verify are ready copies that somebody asked to have read again.
 	Verify map[Key]bool
 	// Cleanup are surplus copies that somebody asked to have removed before their
@@ -73,7 +74,7 @@ func (d Desired) holds(name string) string {
 // gone reports whether it is sure that name is not declared any more.
 func (d Desired) gone(name string) bool {
 	_, declared := d.Config.Images[name]
-	return !declared && d.holds(name) == "" && (d.Removals == nil || d.Removals.Gone(name))
+	return !declared && d.holds(name) == "" && (d.Removals == nil || d.Removals.Confirmed(name))
 }
 
 // Observed is what was seen at one moment.

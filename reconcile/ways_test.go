@@ -17,12 +17,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 var everyOperation = flag.Bool("ways.all", false, "TestEveryWay breaks off each way at each operation")
 
 func (w *ways) load(config string) schema.Result {
-	return schema.NewLoader().Load(w.t.Context(), schema.Snapshot{Files: []schema.File{{Path: "images.yaml", Data: []byte(config)}}})
+	return schema.NewLoader().Load(w.t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "images.yaml", Data: []byte(config)}}})
 }
 
 func (w *ways) desire(r schema.Result, path string) Desired {

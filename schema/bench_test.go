@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // manyImages declares n images as people do, each with a checksum of its own.
@@ -29,14 +31,14 @@ func manyImages(n int) []string {
 	return images
 }
 
-func oneFile(images []string) Snapshot {
-	return Snapshot{Files: []File{{Path: "images.yaml", Data: []byte("images:\n" + strings.Join(images, ""))}}}
+func oneFile(images []string) configdir.Snapshot {
+	return configdir.Snapshot{Files: []configdir.File{{Path: "images.yaml", Data: []byte("images:\n" + strings.Join(images, ""))}}}
 }
 
-func fileEach(images []string) Snapshot {
-	var s Snapshot
+func fileEach(images []string) configdir.Snapshot {
+	var s configdir.Snapshot
 	for i, m := range images {
-		s.Files = append(s.Files, File{Path: fmt.Sprintf("%06d.yaml", i), Data: []byte("images:\n" + m)})
+		s.Files = append(s.Files, configdir.File{Path: fmt.Sprintf("%06d.yaml", i), Data: []byte("images:\n" + m)})
 	}
 	return s
 }
@@ -50,7 +52,7 @@ func mustBeValid(tb testing.TB, r Result) {
 func BenchmarkLoad(b *testing.B) {
 	for _, n := range []int{1000, 10_000} {
 		images := manyImages(n)
-		for name, s := range map[string]Snapshot{"one-file": oneFile(images), "file-each": fileEach(images)} {
+		for name, s := range map[string]configdir.Snapshot{"one-file": oneFile(images), "file-each": fileEach(images)} {
 			b.Run(fmt.Sprintf("%d/%s/first", n, name), func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
@@ -63,7 +65,7 @@ func BenchmarkLoad(b *testing.B) {
 }
 
 // oneChanged reloads after a change of one image.
-func oneChanged(b *testing.B, s Snapshot) {
+func oneChanged(b *testing.B, s configdir.Snapshot) {
 	l := NewLoader()
 	mustBeValid(b, l.Load(b.Context(), s))
 	last := &s.Files[len(s.Files)-1]

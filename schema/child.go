@@ -7,13 +7,15 @@ import (
 	"path"
 	"regexp"
 	"strings"
-	"testing/fstest" // MapFS, a file system in memory; it does not link testing
+	"testing/fstest"
 
 	"cuelang.org/go/cue/cuecontext"
 	"cuelang.org/go/cue/errors"
 	cueload "cuelang.org/go/cue/load"
 	"cuelang.org/go/cue/parser"
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // childVariable is set in the environment of a child.
@@ -163,7 +165,7 @@ func messageOf(e errors.Error) string {
 }
 
 func (u *unit) owns(name string) bool {
-	for _, files := range [][]File{u.Files, u.Others} {
+	for _, files := range [][]configdir.File{u.Files, u.Others} {
 		for _, f := range files {
 			if f.Path == name {
 				return true

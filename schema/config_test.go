@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 func digest(t *testing.T, text string) disk.Digest {
@@ -84,18 +85,18 @@ func TestEverything(t *testing.T) {
 
 func TestDigestIsOfContentAlone(t *testing.T) {
 	race.Skip(t)
-	of := func(files ...File) string {
-		r := NewLoader().Load(t.Context(), Snapshot{Files: files})
+	of := func(files ...configdir.File) string {
+		r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: files})
 		if r.Digest == "" {
 			t.Fatalf("no digest:\n%s", describe(r))
 		}
 		return r.Digest
 	}
-	one := of(File{Path: "a.yaml", Data: []byte("settings: {minNumberOfCopies: 2}\nimages:\n  a1: {source: {upload: {}}, nodeSelector: [x, y]}\n  b1: {source: {upload: {}}}\n")})
+	one := of(configdir.File{Path: "a.yaml", Data: []byte("settings: {minNumberOfCopies: 2}\nimages:\n  a1: {source: {upload: {}}, nodeSelector: [x, y]}\n  b1: {source: {upload: {}}}\n")})
 	two := of(
-		File{Path: "x/b.json", Data: []byte(`{"images": {"b1": {"source": {"upload": {}}, "minNumberOfCopies": 0}}}`)},
-		File{Path: "x/c.cue", Data: []byte("images: a1: {nodeSelector: [\"y\", \"x\", \"y\"], source: upload: {}}\n")},
-		File{Path: "x/d.yaml", Data: []byte("settings: {minNumberOfCopies: 2}\n")},
+		configdir.File{Path: "x/b.json", Data: []byte(`{"images": {"b1": {"source": {"upload": {}}, "minNumberOfCopies": 0}}}`)},
+		configdir.File{Path: "x/c.cue", Data: []byte("images: a1: {nodeSelector: [\"y\", \"x\", \"y\"], source: upload: {}}\n")},
+		configdir.File{Path: "x/d.yaml", Data: []byte("settings: {minNumberOfCopies: 2}\n")},
 	)
 	if one != two {
 		t.Error("the same configuration in other files has another digest")
@@ -108,7 +109,7 @@ func TestDigestIsOfContentAlone(t *testing.T) {
 		"a node":     "nodes: {n1: {}}",
 		"a node tag": "nodes: {n1: {tags: [x]}}",
 	} {
-		if d := of(File{Path: "a.yaml", Data: []byte(text)}); d == one {
+		if d := of(configdir.File{Path: "a.yaml", Data: []byte(text)}); d == one {
 			t.Errorf("%s does not count for the digest", name)
 		} else {
 			one = d // each differs from the one before
@@ -164,17 +165,17 @@ func TestNames(t *testing.T) {
 }
 
 func TestUnreadableFiles(t *testing.T) {
-	for name, f := range map[string]File{
+	for name, f := range map[string]configdir.File{
 		"error":  {Path: "a.yaml", Err: errors.New("permission denied")},
 		"zero":   {Path: "a.yaml", Data: []byte("images: {}\n\x00")},
 		"latin1": {Path: "a.yaml", Data: []byte("# gr\xfcn\nimages: {}\n")},
-		"large":  {Path: "a.yaml", Data: make([]byte, maxFile+1)},
+		"large":  {Path: "a.yaml", Data: make([]byte, configdir.MaxFile+1)},
 		"cue":    {Path: "a.cue", Data: []byte("images: {}\n\x00")},
 		"cuerr":  {Path: "a.cue", Err: errors.New("permission denied")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fine := File{Path: "b.yaml", Data: []byte("images: {parrot: {source: {upload: {}}}}")}
-			r := NewLoader().Load(t.Context(), Snapshot{Files: []File{f, fine}})
+			fine := configdir.File{Path: "b.yaml", Data: []byte("images: {parrot: {source: {upload: {}}}}")}
+			r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{f, fine}})
 			if len(r.Errors) != 1 || r.Errors[0].File != f.Path || r.May != ObserveOnly || r.Digest != "" {
 				t.Errorf("got\n%s", describe(r))
 			}
@@ -187,7 +188,7 @@ func TestUnreadableFiles(t *testing.T) {
 
 func TestByteOrderMark(t *testing.T) {
 	for _, path := range []string{"a.yaml", "a.json"} {
-		r := NewLoader().Load(t.Context(), Snapshot{Files: []File{{Path: path, Data: []byte("\ufeff{\"images\": {}}")}}})
+		r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: path, Data: []byte("\ufeff{\"images\": {}}")}}})
 		if r.May != Everything {
 			t.Errorf("%s: %s", path, describe(r))
 		}

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // childPatience is how long a child may take by the clock: on a busy machine
@@ -229,16 +231,16 @@ func unquote(labels []string) []string {
 // clause, or one file without.
 type unit struct {
 	Origin string // what to load: ./folder:package, or a file
-	Files  []File
+	Files  []configdir.File
 	// Others are what the files may import or embed; nothing where they do not.
-	Others []File
+	Others []configdir.File
 }
 
 var packageClause = regexp.MustCompile(`(?m)^[ \t]*package[ \t]+([\pL_$][\pL\pN_$]*)`)
 
 // units groups the .cue files of a snapshot. Those below cue.mod say nothing by
 // themselves: they are there to be imported.
-func units(files []File) []*unit {
+func units(files []configdir.File) []*unit {
 	byOrigin := map[string]*unit{}
 	var all []*unit
 	for _, f := range files {
@@ -273,20 +275,20 @@ func belowModule(name string) bool {
 
 // reach returns the files that u may read besides its own: all of them where it
 // imports or embeds anything.
-func (u *unit) reach(files []File) []File {
-	if !slices.ContainsFunc(u.Files, func(f File) bool {
+func (u *unit) reach(files []configdir.File) []configdir.File {
+	if !slices.ContainsFunc(u.Files, func(f configdir.File) bool {
 		return bytes.Contains(f.Data, []byte("import")) || bytes.Contains(f.Data, []byte("@extern"))
 	}) {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(files), func(f File) bool {
-		return f.Err != nil || slices.ContainsFunc(u.Files, func(own File) bool { return own.Path == f.Path })
+	return slices.DeleteFunc(slices.Clone(files), func(f configdir.File) bool {
+		return f.Err != nil || slices.ContainsFunc(u.Files, func(own configdir.File) bool { return own.Path == f.Path })
 	})
 }
 
 func (u *unit) key() contentKey {
 	h := sha256.New()
-	for _, files := range [][]File{u.Files, u.Others} {
+	for _, files := range [][]configdir.File{u.Files, u.Others} {
 		h.Write(binary.AppendUvarint(nil, uint64(len(files))))
 		for _, f := range files {
 			h.Write(appendText(appendText(nil, f.Path), string(f.Data)))
@@ -310,7 +312,7 @@ func (u *unit) unreadable() *content {
 }
 
 // readCUE evaluates the units that are not as they were the last time.
-func (l *Loader) readCUE(ctx context.Context, files []File, kept map[contentKey]*content) []*content {
+func (l *Loader) readCUE(ctx context.Context, files []configdir.File, kept map[contentKey]*content) []*content {
 	var contents []*content
 	var asked []*unit
 	for _, u := range units(files) {

@@ -3,6 +3,8 @@ package schema
 import (
 	"strings"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 const good = "images: good: source: upload: {}\n"
@@ -25,14 +27,14 @@ func TestBombCostsItsFileAlone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := NewLoader()
-			load := func(files ...File) Result { return l.Load(t.Context(), Snapshot{Files: files}) }
-			before := load(File{Path: "a.cue", Data: []byte(good)}, File{Path: "c.cue", Data: []byte(strings.ReplaceAll(good, "good", "too"))})
+			load := func(files ...configdir.File) Result { return l.Load(t.Context(), configdir.Snapshot{Files: files}) }
+			before := load(configdir.File{Path: "a.cue", Data: []byte(good)}, configdir.File{Path: "c.cue", Data: []byte(strings.ReplaceAll(good, "good", "too"))})
 			if before.May != Everything || len(before.Config.Images) != 2 {
 				t.Fatalf("not valid:\n%s", describe(before))
 			}
 			// Another good file comes along, to show that what stands behind the bomb is read.
-			got := load(File{Path: "a.cue", Data: []byte(good)}, File{Path: "b.cue", Data: []byte(bomb)},
-				File{Path: "c.cue", Data: []byte(strings.ReplaceAll(good, "good", "later"))})
+			got := load(configdir.File{Path: "a.cue", Data: []byte(good)}, configdir.File{Path: "b.cue", Data: []byte(bomb)},
+				configdir.File{Path: "c.cue", Data: []byte(strings.ReplaceAll(good, "good", "later"))})
 			if len(got.Errors) != 1 || got.Errors[0].File != "b.cue" || !strings.Contains(got.Errors[0].Message, "takes more than") {
 				t.Errorf("errors: %v, want one of b.cue that tells the limit", got.Errors)
 			}
@@ -45,7 +47,7 @@ func TestBombCostsItsFileAlone(t *testing.T) {
 
 func TestChildIsNotStartedWithoutChildMain(t *testing.T) {
 	t.Setenv(childVariable, "1")
-	r := NewLoader().Load(t.Context(), Snapshot{Files: []File{{Path: "a.cue", Data: []byte(good)}}})
+	r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.cue", Data: []byte(good)}}})
 	if r.May != ObserveOnly || len(r.Errors) != 1 {
 		t.Errorf("a child's child was started:\n%s", describe(r))
 	}

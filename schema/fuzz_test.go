@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // FuzzLoad loads any bytes as YAML and as JSON. .cue files are read by a child.
@@ -45,7 +46,7 @@ func FuzzLoad(f *testing.F) {
 		if isJSON {
 			path = "a.json"
 		}
-		s := Snapshot{Files: []File{{Path: path, Data: data}}}
+		s := configdir.Snapshot{Files: []configdir.File{{Path: path, Data: data}}}
 		l := NewLoader()
 		r := l.Load(t.Context(), s)
 		checkResult(t, r)

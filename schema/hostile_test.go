@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // Files that are small to write and could be large to read. Each has to end in
@@ -25,7 +26,7 @@ func TestHostileFiles(t *testing.T) {
 		chain.WriteString("  c" + strconv.Itoa(i+1) + ": {source: {clone: {backingImage: c" + strconv.Itoa((i+1)%links+1) + "}}}\n")
 		keys.WriteString(s + strconv.Itoa(i) + ": {}\n")
 	}
-	for name, f := range map[string]File{
+	for name, f := range map[string]configdir.File{
 		"aliases":    {Path: "a.yaml", Data: []byte(aliases)},
 		"brackets":   {Path: "a.yaml", Data: []byte(strings.Repeat("[", size))},
 		"braces":     {Path: "a.yaml", Data: []byte(strings.Repeat("{", size))},
@@ -41,7 +42,7 @@ func TestHostileFiles(t *testing.T) {
 		"deep cue 2": {Path: "a.cue", Data: []byte("images: x1: source: upload: {} & " + strings.Repeat("{a:", size/4))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := NewLoader().Load(t.Context(), Snapshot{Files: []File{f}})
+			r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{f}})
 			checkResult(t, r)
 			if len(r.Errors) == 0 || len(r.Config.Images) > 1 {
 				t.Errorf("%d images and no error", len(r.Config.Images))

@@ -6,6 +6,8 @@ import (
 	"crypto/sha256"
 	"path"
 	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // Loader turns snapshots of a config directory into configurations. It
@@ -38,13 +40,13 @@ func NewLoader() *Loader { return &Loader{shapes: readShapes()} }
 // Load reads a snapshot. It does not fail: what is wrong is in the result. When
 // ctx ends before it does, the result allows nothing and the Loader forgets
 // nothing.
-func (l *Loader) Load(ctx context.Context, s Snapshot) Result {
+func (l *Loader) Load(ctx context.Context, s configdir.Snapshot) Result {
 	r := l.load(ctx, s)
 	r.Revision = s.Revision
 	return r
 }
 
-func (l *Loader) load(ctx context.Context, s Snapshot) Result {
+func (l *Loader) load(ctx context.Context, s configdir.Snapshot) Result {
 	contents := l.emptied(l.read(ctx, s))
 	if err := l.judge(ctx, contents); err != nil {
 		return Result{Config: l.last, Errors: []Problem{{Message: "loading was interrupted: " + err.Error()}}}
@@ -62,7 +64,7 @@ func (l *Loader) load(ctx context.Context, s Snapshot) Result {
 }
 
 // read parses the files that are not as they were the last time.
-func (l *Loader) read(ctx context.Context, s Snapshot) []*content {
+func (l *Loader) read(ctx context.Context, s configdir.Snapshot) []*content {
 	kept := make(map[contentKey]*content, len(s.Files))
 	contents := make([]*content, 0, len(s.Files))
 	for _, f := range s.Files {

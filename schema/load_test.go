@@ -13,6 +13,7 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens")
@@ -40,10 +41,10 @@ func testArchive(t *testing.T, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	loader, files := NewLoader(), map[string]File{}
+	loader, files := NewLoader(), map[string]configdir.File{}
 	for i, f := range a.Files {
 		if f.Name != "want" {
-			files[f.Name] = File{Path: f.Name, Data: f.Data}
+			files[f.Name] = configdir.File{Path: f.Name, Data: f.Data}
 			if len(f.Data) == 0 {
 				delete(files, f.Name)
 			}
@@ -66,8 +67,8 @@ func testArchive(t *testing.T, name string) {
 	}
 }
 
-func snapshot(files map[string]File) Snapshot {
-	var s Snapshot
+func snapshot(files map[string]configdir.File) configdir.Snapshot {
+	var s configdir.Snapshot
 	for _, path := range sortedKeys(files) {
 		s.Files = append(s.Files, files[path])
 	}
@@ -100,7 +101,7 @@ func describe(r Result) string {
 
 func load(t *testing.T, yaml string) Result {
 	t.Helper()
-	return NewLoader().Load(t.Context(), Snapshot{Files: []File{{Path: "config.yaml", Data: []byte(yaml)}}})
+	return NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "config.yaml", Data: []byte(yaml)}}})
 }
 
 func mustLoad(t *testing.T, yaml string) Config {
@@ -129,7 +130,7 @@ func TestReloadsKeepNoMemory(t *testing.T) {
 		for n := range 5 {
 			text += fmt.Sprintf("  image-%d: {source: {download: {url: \"https://example.com/%d\"}}, minNumberOfCopies: %d}\n", n, i, 1+n)
 		}
-		mustBeValid(t, l.Load(t.Context(), Snapshot{Files: []File{{Path: "a.yaml", Data: []byte(text)}}}))
+		mustBeValid(t, l.Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(text)}}}))
 	}
 	grown := heap() - before
 	runtime.KeepAlive(l)

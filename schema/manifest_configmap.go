@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // configMap reads the files that a ConfigMap has.
@@ -28,7 +30,7 @@ func (c *content) configMap(doc *value) {
 		return
 	}
 	found := c.binaryData(doc)
-	files := slices.DeleteFunc(slices.Clone(data.value.fields), func(f field) bool { return !isConfig(f.name) })
+	files := slices.DeleteFunc(slices.Clone(data.value.fields), func(f field) bool { return !configdir.IsConfig(f.name) })
 	switch {
 	case slices.ContainsFunc(files, aboutUs):
 		c.note(manifest{doc: doc})
@@ -69,12 +71,12 @@ func fileElsewhere(doc *value) (*field, fieldPath) {
 		case "data", "binaryData":
 		case "metadata":
 			for j, below := range f.value.fields {
-				if isConfig(below.name) || below.name == "data" && below.value.hasFile() {
+				if configdir.IsConfig(below.name) || below.name == "data" && below.value.hasFile() {
 					return &f.value.fields[j], fieldPath{f.name, below.name}
 				}
 			}
 		default:
-			if isConfig(f.name) || f.value.hasFile() {
+			if configdir.IsConfig(f.name) || f.value.hasFile() {
 				return &doc.fields[i], fieldPath{f.name}
 			}
 		}
@@ -83,7 +85,7 @@ func fileElsewhere(doc *value) (*field, fieldPath) {
 }
 
 func (v *value) hasFile() bool {
-	return slices.ContainsFunc(v.fields, func(f field) bool { return isConfig(f.name) })
+	return slices.ContainsFunc(v.fields, func(f field) bool { return configdir.IsConfig(f.name) })
 }
 
 // sectionOutside returns a section of ours that stands beside the files of a ConfigMap:
@@ -109,7 +111,7 @@ func (c *content) binaryData(doc *value) (found bool) {
 		return false
 	}
 	for _, f := range binary.value.fields {
-		if isConfig(f.name) {
+		if configdir.IsConfig(f.name) {
 			found, c.ours = true, true
 			c.problem(f.pos, fieldPath{"binaryData", f.name}, "is not read", "put it into data, as text")
 		}
@@ -129,7 +131,7 @@ func (c *content) configFile(f field) {
 		c.problem(f.pos, at, "is not read: it is in a ConfigMap that is in another one", "put it into a file of its own")
 	case path.Ext(f.name) == ".cue":
 		c.problem(f.pos, at, "CUE is not read from a manifest", "mount the ConfigMap, or put it into a file of its own")
-	case c.expanded+len(f.value.text) > maxFile:
+	case c.expanded+len(f.value.text) > configdir.MaxFile:
 		c.problem(f.pos, at, "is too large with what is before it", "put it into a file of its own")
 	case strings.TrimSpace(f.value.text) == "":
 		c.problem(f.pos, at, "is empty", "remove it, or write \"images: {}\" if that is meant")

@@ -6,9 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
-
 	"github.com/rogpeppe/go-internal/txtar"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // The documents of Longhorn that have YAML in them.
@@ -135,7 +136,7 @@ func unindented(text string) string {
 
 // outcome is what becomes of a file that is the whole configuration, a line each.
 func outcome(t *testing.T, text string) string {
-	r := NewLoader().Load(t.Context(), Snapshot{Files: []File{{Path: "a.yaml", Data: []byte(text)}}})
+	r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(text)}}})
 	var lines []string
 	tell := func(what string, p Problem) {
 		if p.Line == 0 {

@@ -6,9 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
-
 	"github.com/rogpeppe/go-internal/txtar"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // TestManifestsAreTheNativeForm loads the two files of each archive in
@@ -27,7 +28,7 @@ func TestManifestsAreTheNativeForm(t *testing.T) {
 			}
 			var digests []string
 			for _, f := range a.Files {
-				r := NewLoader().Load(t.Context(), Snapshot{Files: []File{{Path: f.Name, Data: f.Data}}})
+				r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: f.Name, Data: f.Data}}})
 				if r.May != Everything {
 					t.Fatalf("not valid:\n%s", describe(r))
 				}

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // key names a thing that is defined in one place: an image, a node, a setting.
@@ -111,7 +112,7 @@ func (c *content) problem(pos Position, at fieldPath, msg, hint string) {
 }
 
 // read splits a file of YAML or JSON into things.
-func read(f File) *content {
+func read(f configdir.File) *content {
 	c := &content{origin: f.Path}
 	if !c.readable(f) {
 		return c
@@ -147,13 +148,13 @@ func (c *content) parse(ext string, data []byte) ([]*value, *parseError) {
 }
 
 // readable finds what no parser should see.
-func (c *content) readable(f File) bool {
+func (c *content) readable(f configdir.File) bool {
 	at := Position{File: f.Path}
 	switch {
 	case f.Err != nil:
 		c.problem(at, nil, f.Err.Error(), "")
-	case len(f.Data) > maxFile:
-		c.problem(at, nil, errTooLarge(int64(len(f.Data))).Error(), "images do not belong here, only their declarations")
+	case len(f.Data) > configdir.MaxFile:
+		c.problem(at, nil, configdir.ErrTooLarge(int64(len(f.Data))).Error(), "images do not belong here, only their declarations")
 	case bytes.IndexByte(f.Data, 0) >= 0:
 		c.problem(lineOf(f.Path, f.Data, bytes.IndexByte(f.Data, 0)), nil, "holds a zero byte: this is no text", "")
 	case !utf8.Valid(f.Data):

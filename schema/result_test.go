@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 func TestOrigins(t *testing.T) {
@@ -44,7 +46,7 @@ func TestOriginsMoveWithTheFile(t *testing.T) {
 	const text = "{apiVersion: longhorn.io/v1beta2, kind: BackingImage, metadata: {name: robin}, spec: {sourceType: upload}}\n"
 	l := NewLoader()
 	for line, before := range []string{"", "\n", "\n\n"} {
-		r := l.Load(t.Context(), Snapshot{Files: []File{{Path: "a.yaml", Data: []byte(before + text)}}})
+		r := l.Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(before + text)}}})
 		if got := r.Origins()[0].Values[0].Line; got != line+1 {
 			t.Errorf("after %q, the value is in line %d, want %d", before, got, line+1)
 		}

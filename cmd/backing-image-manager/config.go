@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // How long a one-shot command waits for a git that is at work in the config
@@ -28,8 +29,8 @@ func load(ctx context.Context, w io.Writer, dir string) (schema.Result, error) {
 }
 
 // readConfig is load without understanding what was read.
-func readConfig(ctx context.Context, w io.Writer, dir string) (schema.Snapshot, error) {
-	snapshot, err := schema.ReadDir(dir)
+func readConfig(ctx context.Context, w io.Writer, dir string) (configdir.Snapshot, error) {
+	snapshot, err := configdir.Read(dir)
 	if err == nil && snapshot.Busy {
 		fmt.Fprintf(w, "waiting for git, which is at work in %s (for at most %v)\n", dir, gitPatience)
 	}
@@ -38,9 +39,9 @@ func readConfig(ctx context.Context, w io.Writer, dir string) (schema.Snapshot, 
 	for began := time.Now(); err == nil && snapshot.Busy && time.Since(began) < gitPatience; {
 		select {
 		case <-ctx.Done():
-			return schema.Snapshot{}, context.Cause(ctx)
+			return configdir.Snapshot{}, context.Cause(ctx)
 		case <-tick.C:
-			snapshot, err = schema.ReadDir(dir)
+			snapshot, err = configdir.Read(dir)
 		}
 	}
 	return snapshot, err

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 const everything = `
@@ -43,7 +44,7 @@ images:
 
 func loadText(t *testing.T, name, text string) schema.Result {
 	t.Helper()
-	r := schema.NewLoader().Load(t.Context(), schema.Snapshot{Files: []schema.File{{Path: name, Data: []byte(text)}}})
+	r := schema.NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: name, Data: []byte(text)}}})
 	for _, p := range r.Errors {
 		t.Errorf("%s", p)
 	}

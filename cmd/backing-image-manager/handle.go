@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 func newHandle() *cobra.Command {
@@ -156,7 +157,7 @@ func imageOf(ctx context.Context, errOut io.Writer, text string, h schema.Handle
 	if err != nil {
 		return nil, err
 	}
-	result := schema.NewLoader().Load(ctx, schema.Snapshot{Files: []schema.File{
+	result := schema.NewLoader().Load(ctx, configdir.Snapshot{Files: []configdir.File{
 		{Path: "handle.json", Data: data},
 		// Whether a configuration allows such an address, a handle cannot tell.
 		{Path: "settings.yaml", Data: []byte("settings: {allowLoopbackSources: true}")},

@@ -20,6 +20,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // suite is one run of the command test.
@@ -32,7 +33,7 @@ type suite struct {
 	format    string
 	out, err  io.Writer
 
-	config *schema.Snapshot // of --config-dir; nil: there is none
+	config *configdir.Snapshot // of --config-dir; nil: there is none
 	saved  *reconcile.Snapshot
 	loaded map[disk.Digest]schema.Result // what is valid, by what it was loaded from
 }
@@ -204,7 +205,7 @@ func (s *suite) prepare(ctx context.Context) error {
 }
 
 // load loads a configuration as a manager that starts with it does.
-func (s *suite) load(ctx context.Context, snapshot schema.Snapshot) schema.Result {
+func (s *suite) load(ctx context.Context, snapshot configdir.Snapshot) schema.Result {
 	digest := snapshot.Digest()
 	r, ok := s.loaded[digest]
 	if !ok {

@@ -19,6 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/rehearse"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // stage is where one scenario is played.
@@ -26,11 +27,11 @@ type stage struct {
 	suite    *suite
 	ctx      context.Context // of the run: testscript has none for its commands
 	dir      string
-	world    *rehearse.World   // nil before there is a configuration
-	taken    []schema.Snapshot // the configurations so far
-	declared schema.Result     // by the last of them
-	drained  map[string]bool   // what of it is to be evicted besides: NODE, NODE/DISK
-	forgot   int               // how many of the actions so far are not remembered
+	world    *rehearse.World      // nil before there is a configuration
+	taken    []configdir.Snapshot // the configurations so far
+	declared schema.Result        // by the last of them
+	drained  map[string]bool      // what of it is to be evicted besides: NODE, NODE/DISK
+	forgot   int                  // how many of the actions so far are not remembered
 	out, err io.Writer
 }
 
@@ -38,7 +39,7 @@ type stageKey struct{}
 
 // begin makes the world of the scenario's configuration.
 func (st *stage) begin() error {
-	snapshot, err := schema.ReadDir(filepath.Join(st.dir, configFolder))
+	snapshot, err := configdir.Read(filepath.Join(st.dir, configFolder))
 	if err != nil {
 		return err
 	}
@@ -79,7 +80,7 @@ func (st *stage) configure(dir string, broken bool) error {
 	if err != nil {
 		return err
 	}
-	snapshot, err := schema.ReadDir(path)
+	snapshot, err := configdir.Read(path)
 	if err != nil {
 		return err
 	}
@@ -101,7 +102,7 @@ func (st *stage) configure(dir string, broken bool) error {
 }
 
 // take gives the nodes a configuration.
-func (st *stage) take(snapshot schema.Snapshot, r schema.Result) error {
+func (st *stage) take(snapshot configdir.Snapshot, r schema.Result) error {
 	st.taken, st.declared = append(st.taken, snapshot), r
 	if st.world != nil {
 		return st.world.Configure(st.evicting())
@@ -373,8 +374,10 @@ var unwanted = []string{"cd", "chmod", "exec", "kill", "stdin", "symlink", "ttyi
 func borrowedNames() []string { return slices.Sorted(maps.Keys(borrowed)) }
 
 func everyArg(args []word) []word { return args }
-func noArg([]word) []word         { return nil }
-func lastArg(args []word) []word  { return args[max(0, len(args)-1):] }
+
+func noArg([]word) []word { return nil }
+
+func lastArg(args []word) []word { return args[max(0, len(args)-1):] }
 
 // checkScenario says what is wrong with a scenario before it is played.
 func checkScenario(file string, a *txtar.Archive) []string {

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // validated is a configuration and what is wrong with it.
@@ -60,7 +61,7 @@ Exit status: 1 when there is a mistake, with --strict also for a warning.`,
 // validate loads directories each by itself, and files by the folder they are in.
 func validate(ctx context.Context, errOut io.Writer, paths []string) ([]validated, error) {
 	var all []validated
-	files := map[string][]schema.File{}
+	files := map[string][]configdir.File{}
 	var folders []string
 	for _, path := range paths {
 		info, err := os.Stat(path)
@@ -83,10 +84,10 @@ func validate(ctx context.Context, errOut io.Writer, paths []string) ([]validate
 			folders = append(folders, folder)
 		}
 		data, err := os.ReadFile(path)
-		files[folder] = append(files[folder], schema.File{Path: filepath.Base(path), Data: data, Err: err})
+		files[folder] = append(files[folder], configdir.File{Path: filepath.Base(path), Data: data, Err: err})
 	}
 	for _, folder := range folders {
-		all = append(all, validated{path: folder, Result: schema.NewLoader().Load(ctx, schema.Snapshot{Files: files[folder]})})
+		all = append(all, validated{path: folder, Result: schema.NewLoader().Load(ctx, configdir.Snapshot{Files: files[folder]})})
 	}
 	for i, one := range all {
 		all[i].settings = changedSettings(ctx, one.Config.Settings)
@@ -137,7 +138,7 @@ func (v validated) summary() string {
 
 // changedSettings counts the settings that are not as they are by default.
 func changedSettings(ctx context.Context, s schema.Settings) int {
-	nothing := schema.Snapshot{Files: []schema.File{{Path: "nothing.yaml", Data: []byte("images: {}")}}}
+	nothing := configdir.Snapshot{Files: []configdir.File{{Path: "nothing.yaml", Data: []byte("images: {}")}}}
 	defaults := reflect.ValueOf(schema.NewLoader().Load(ctx, nothing).Config.Settings)
 	n, now := 0, reflect.ValueOf(s)
 	for i := range now.NumField() {

@@ -1,4 +1,4 @@
-package schema
+package configdir
 
 import (
 	"errors"
@@ -49,7 +49,7 @@ func shown(s Snapshot) string {
 
 func mustRead(t testing.TB, dir string) Snapshot {
 	t.Helper()
-	s, err := ReadDir(dir)
+	s, err := Read(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestReadDirFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"missing", "file", "loop", "gone", "fifo"} {
-		if s, err := ReadDir(filepath.Join(dir, name)); err == nil || errors.Is(err, ErrChanging) {
+		if s, err := Read(filepath.Join(dir, name)); err == nil || errors.Is(err, ErrChanging) {
 			t.Errorf("%s: got %v, %v; want a fault", name, s, err)
 		}
 	}
@@ -123,7 +123,7 @@ func TestReadDirFaults(t *testing.T) {
 func TestReadDirHostileFiles(t *testing.T) {
 	dir := t.TempDir()
 	writeTree(t, dir, map[string]string{"big.yaml": "", "edge.yaml": "", "good.yaml": "1", "dir.yaml/x.yaml": "2"})
-	for name, size := range map[string]int64{"big.yaml": 1 << 30, "edge.yaml": maxFile} {
+	for name, size := range map[string]int64{"big.yaml": 1 << 30, "edge.yaml": MaxFile} {
 		if err := os.Truncate(filepath.Join(dir, name), size); err != nil {
 			t.Fatal(err)
 		}
@@ -142,7 +142,7 @@ func TestReadDirHostileFiles(t *testing.T) {
 	}
 	want := map[string]string{
 		"big.yaml":        "larger than 16 MiB (1073741824 bytes): not a configuration file",
-		"edge.yaml":       fmt.Sprint(maxFile),
+		"edge.yaml":       fmt.Sprint(MaxFile),
 		"fifo.yaml":       "not a regular file",
 		"good.yaml":       "1",
 		"dir.yaml/x.yaml": "1",
@@ -171,7 +171,7 @@ func TestReadDirUnreadable(t *testing.T) {
 	if err := os.Chmod(dir, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ReadDir(dir); !errors.Is(err, fs.ErrPermission) {
+	if _, err := Read(dir); !errors.Is(err, fs.ErrPermission) {
 		t.Errorf("got %v, want a fault", err)
 	}
 	os.Chmod(dir, 0o700)
@@ -179,14 +179,14 @@ func TestReadDirUnreadable(t *testing.T) {
 
 func TestReadDirBounds(t *testing.T) {
 	dir := t.TempDir()
-	for i := range maxBytes/maxFile + 1 {
+	for i := range maxBytes/MaxFile + 1 {
 		name := filepath.Join(dir, fmt.Sprintf("%d.yaml", i))
 		writeTree(t, dir, map[string]string{filepath.Base(name): ""})
-		if err := os.Truncate(name, maxFile); err != nil {
+		if err := os.Truncate(name, MaxFile); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := ReadDir(dir); err == nil || !strings.Contains(err.Error(), "more than 64 MiB") {
+	if _, err := Read(dir); err == nil || !strings.Contains(err.Error(), "more than 64 MiB") {
 		t.Errorf("got %v, want a fault that names the bound", err)
 	}
 }
@@ -226,7 +226,7 @@ func BenchmarkReadDir(b *testing.B) {
 	dir := b.TempDir()
 	writeTree(b, dir, files)
 	for b.Loop() {
-		if s, err := ReadDir(dir); err != nil || len(s.Files) != 1000 {
+		if s, err := Read(dir); err != nil || len(s.Files) != 1000 {
 			b.Fatal(len(s.Files), err)
 		}
 	}

@@ -1,4 +1,4 @@
-package schema
+package configdir
 
 import (
 	"encoding/binary"
@@ -66,7 +66,7 @@ func (s Snapshot) Digest() disk.Digest {
 // Equal reports whether both hold the same paths with the same contents.
 func (s Snapshot) Equal(t Snapshot) bool { return s.Digest() == t.Digest() }
 
-// ReadDir reads the config directory dir as it is at one moment. Names that
+// Read reads the config directory dir as it is at one moment. Names that
 // begin with a dot are skipped; links are followed within the directory,
 // each file and folder being read once however many links lead to it. Every
 // link, dir itself included, is resolved once, and the look is thrown away
@@ -75,7 +75,7 @@ func (s Snapshot) Equal(t Snapshot) bool { return s.Digest() == t.Digest() }
 // A file that cannot be read is an error of that File. A directory that is
 // missing, unreadable or beyond all bounds is an error, and so is one that
 // changed under each of a few looks (ErrChanging). An empty one is not.
-func ReadDir(dir string) (Snapshot, error) {
+func Read(dir string) (Snapshot, error) {
 	const looks = 3
 	var err error
 	for range looks {

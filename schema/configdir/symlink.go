@@ -1,4 +1,4 @@
-package schema
+package configdir
 
 import (
 	"bytes"
@@ -148,22 +148,22 @@ func (t *tree) read(place string) ([]byte, error) {
 		return nil, reason(err)
 	case !fi.Mode().IsRegular():
 		return nil, errNotRegular
-	case fi.Size() > maxFile:
-		return nil, errTooLarge(fi.Size())
+	case fi.Size() > MaxFile:
+		return nil, ErrTooLarge(fi.Size())
 	}
 	var b bytes.Buffer
 	b.Grow(int(fi.Size()) + bytes.MinRead)
-	if _, err := b.ReadFrom(io.LimitReader(f, maxFile+1)); err != nil {
+	if _, err := b.ReadFrom(io.LimitReader(f, MaxFile+1)); err != nil {
 		return nil, reason(err)
 	}
-	if b.Len() > maxFile {
-		return nil, errTooLarge(int64(b.Len()))
+	if b.Len() > MaxFile {
+		return nil, ErrTooLarge(int64(b.Len()))
 	}
 	return b.Bytes(), nil
 }
 
-func errTooLarge(size int64) error {
-	return fmt.Errorf("larger than %d MiB (%d bytes): not a configuration file", maxFile>>20, size)
+func ErrTooLarge(size int64) error {
+	return fmt.Errorf("larger than %d MiB (%d bytes): not a configuration file", MaxFile>>20, size)
 }
 
 // gone reports whether err says that what was there a moment ago is not.

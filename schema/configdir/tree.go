@@ -1,4 +1,4 @@
-package schema
+package configdir
 
 import (
 	"errors"
@@ -18,7 +18,7 @@ const (
 	maxNames = 200_000  // names of any kind, those that are ignored included
 	maxFiles = 50_000   // files of ours
 	maxBytes = 64 << 20 // of all files together
-	maxFile  = 16 << 20 // bytes of one file; a larger one is an error of that file
+	MaxFile  = 16 << 20 // bytes of one file; a larger one is an error of that file
 	maxPlace = 4096     // bytes of a path; a deeper folder is an error of that folder
 )
 
@@ -59,9 +59,9 @@ type found struct {
 	err         error
 }
 
-// isConfig reports whether files of that name are read. Left-overs of
+// IsConfig reports whether files of that name are read. Left-overs of
 // editors (x.yaml~, #x.yaml#, .x.yaml.swp, 4913) are not.
-func isConfig(name string) bool {
+func IsConfig(name string) bool {
 	switch path.Ext(name) {
 	case ".yaml", ".yml", ".json", ".cue":
 		return name[0] != '.'
@@ -232,7 +232,7 @@ func (t *tree) entry(l link, typ fs.FileMode, swapped bool) error {
 		if !swapped || !strings.HasPrefix(t.node(place).target, swapLink+"/") {
 			t.links = append(t.links, l)
 		}
-	case isConfig(l.name):
+	case IsConfig(l.name):
 		return t.file(place, l.path, typ)
 	}
 	return nil
@@ -247,7 +247,7 @@ func (t *tree) follow(l link) error {
 		return t.add(found{path: l.path, err: err})
 	case err == nil && mode.IsDir():
 		return t.walkFolder(place, l.path)
-	case !isConfig(l.name):
+	case !IsConfig(l.name):
 		return nil
 	case err != nil:
 		return t.add(found{path: l.path, err: err})

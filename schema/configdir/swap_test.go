@@ -1,4 +1,4 @@
-package schema
+package configdir
 
 import (
 	"errors"
@@ -147,7 +147,7 @@ func lookForMix(t *testing.T, dir string, files int, stop <-chan struct{}) {
 			return
 		default:
 		}
-		s, err := ReadDir(dir)
+		s, err := Read(dir)
 		if errors.Is(err, ErrChanging) {
 			continue
 		}

@@ -1,4 +1,4 @@
-package reconcile
+package configdir
 
 import (
 	"context"
@@ -9,40 +9,40 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 )
 
 // follow is a loop as Watch and Settler are made for. What it takes goes to
 // takes.
-func follow(ctx context.Context, dir string, takes chan<- schema.Snapshot) {
+func follow(ctx context.Context, dir string, takes chan<- Snapshot) {
 	var watch sync.WaitGroup
 	defer watch.Wait()
 	pokes := make(chan struct{}, 1)
 	watch.Go(func() { Watch(ctx, dir, never, pokes, func(error) {}) })
-	var s Settler
+	var s Debouncer
 	next := time.NewTimer(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-pokes:
-			next.Reset(s.Poked(time.Now()))
+			next.Reset(s.DelayAfterEvent(time.Now()))
 		case <-next.C:
 			began := time.Now()
-			snap, err := schema.ReadDir(dir)
-			v := s.Look(began, time.Now(), snap, err)
-			if v.Take {
+			snap, err := Read(dir)
+			v := s.Observe(began, time.Now(), snap, err)
+			if v.Apply {
 				takes <- snap
 			}
-			if v.Again > 0 {
-				next.Reset(v.Again)
+			if v.RetryAfter > 0 {
+				next.Reset(v.RetryAfter)
 			}
 		}
 	}
 }
 
-func following(t *testing.T, dir string) <-chan schema.Snapshot {
-	takes := make(chan schema.Snapshot, 100)
+func following(t *testing.T, dir string) <-chan Snapshot {
+	takes := make(chan Snapshot, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -58,12 +58,12 @@ func following(t *testing.T, dir string) <-chan schema.Snapshot {
 
 // nextTake returns the next snapshot, all of whose files say the same, and
 // what they say.
-func nextTake(t *testing.T, takes <-chan schema.Snapshot) (schema.Snapshot, string) {
+func nextTake(t *testing.T, takes <-chan Snapshot) (Snapshot, string) {
 	t.Helper()
-	var s schema.Snapshot
+	var s Snapshot
 	select {
 	case s = <-takes:
-	case <-time.After(deadline):
+	case <-time.After(waitLimit):
 		t.Fatal("nothing was taken")
 	}
 	first := string(s.Files[0].Data)
@@ -95,7 +95,7 @@ func TestFollowGitCheckout(t *testing.T) {
 		git("checkout", "-q", "--orphan", branch)
 		git("rm", "-rfq", "--ignore-unmatch", ".")
 		for i := range sizes[branch] {
-			put(t, branch, repo, "conf", fmt.Sprint(i%7), fmt.Sprintf("%d.yaml", i))
+			files.Put(t, branch, repo, "conf", fmt.Sprint(i%7), fmt.Sprintf("%d.yaml", i))
 		}
 		git("add", "-A")
 		git("commit", "-qm", branch)

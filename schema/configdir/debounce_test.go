@@ -1,4 +1,4 @@
-package reconcile
+package configdir
 
 import (
 	"errors"
@@ -7,24 +7,22 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 var errMissing = fmt.Errorf("read config directory: %w", fs.ErrNotExist)
 
 // plain is a snapshot of one file that was written in place.
-func plain(data string) schema.Snapshot {
-	return schema.Snapshot{Files: []schema.File{{Path: "a.yaml", Data: []byte(data)}}}
+func plain(data string) Snapshot {
+	return Snapshot{Files: []File{{Path: "a.yaml", Data: []byte(data)}}}
 }
 
-func whole(generation, data string) schema.Snapshot {
+func whole(generation, data string) Snapshot {
 	s := plain(data)
 	s.Whole, s.Generation = true, generation
 	return s
 }
 
-func busy(s schema.Snapshot) schema.Snapshot {
+func busy(s Snapshot) Snapshot {
 	s.Busy = true
 	return s
 }
@@ -80,7 +78,7 @@ func TestSettler(t *testing.T) {
 			{0, plain("1"), "again 250ms"}, {250, plain("2"), "again 250ms"}, {4999, plain("3"), "again 250ms"}, {5000, plain("4"), "a.yaml " + never},
 			{6000, plain("5"), "6s: a.yaml " + never}, {7000, plain("6"), never}, {8000, plain("6"), "take"}, {9000, plain("7"), "again 250ms"}},
 		"a directory that changes under each look": {
-			{0, schema.ErrChanging, "again 250ms"}, {250, schema.ErrChanging, "again 250ms"}, {5000, schema.ErrChanging, "not been still for 5s"},
+			{0, ErrChanging, "again 250ms"}, {250, ErrChanging, "again 250ms"}, {5000, ErrChanging, "not been still for 5s"},
 			{5300, plain("1"), "not been still"}, {6300, plain("1"), "take"}},
 		"a missing directory is a fault, and keeps what was taken": {
 			{0, plain("1"), "again 250ms"}, {250, plain("1"), "take"}, {1000, errMissing, "again 250ms"}, {1250, errMissing, "file does not exist"},
@@ -89,20 +87,20 @@ func TestSettler(t *testing.T) {
 			{0, plain("1"), "again 250ms"}, {250, plain("1"), "take"}, {1000, errMissing, "again 250ms"}, {1100, plain("2"), "again 250ms"},
 			{1350, plain("2"), "take"}},
 		"an empty directory is a fault": {
-			{0, schema.Snapshot{}, "again 250ms"}, {250, schema.Snapshot{}, errEmpty.Error()}},
+			{0, Snapshot{}, "again 250ms"}, {250, Snapshot{}, errEmpty.Error()}},
 		"an empty generation is a fault": {
-			{0, whole("g1", "1"), "take"}, {100, schema.Snapshot{Whole: true, Generation: "g2"}, "again 250ms"},
-			{350, schema.Snapshot{Whole: true, Generation: "g2"}, errEmpty.Error()}, {400, whole("g3", "2"), "take"}},
+			{0, whole("g1", "1"), "take"}, {100, Snapshot{Whole: true, Generation: "g2"}, "again 250ms"},
+			{350, Snapshot{Whole: true, Generation: "g2"}, errEmpty.Error()}, {400, whole("g3", "2"), "take"}},
 	}
 	for name, glances := range tests {
 		t.Run(name, func(t *testing.T) {
-			var s Settler
+			var s Debouncer
 			start := time.Now()
 			for _, g := range glances {
 				at := start.Add(time.Duration(g.at) * time.Millisecond)
-				snap, _ := g.saw.(schema.Snapshot)
+				snap, _ := g.saw.(Snapshot)
 				err, _ := g.saw.(error)
-				if v := s.Look(at, at, snap, err); !v.is(g.want) {
+				if v := s.Observe(at, at, snap, err); !v.is(g.want) {
 					t.Errorf("at %d ms: got %+v, want %q", g.at, v, g.want)
 				}
 			}
@@ -110,30 +108,30 @@ func TestSettler(t *testing.T) {
 	}
 }
 
-func (v Verdict) is(want string) bool {
+func (v Decision) is(want string) bool {
 	switch {
 	case want == "":
-		return v == Verdict{}
+		return v == Decision{}
 	case want == "take":
-		return v == Verdict{Take: true}
+		return v == Decision{Apply: true}
 	case strings.HasPrefix(want, "again "):
-		return v.Fault == nil && !v.Take && "again "+v.Again.String() == want
+		return v.Fault == nil && !v.Apply && "again "+v.RetryAfter.String() == want
 	}
-	return v.Fault != nil && !v.Take && strings.Contains(v.Fault.Error(), want)
+	return v.Fault != nil && !v.Apply && strings.Contains(v.Fault.Error(), want)
 }
 
 // TestSettlerSlowLooks: looks that take long agree only if there is a still
 // moment between the end of the one and the beginning of the other.
 func TestSettlerSlowLooks(t *testing.T) {
-	var s Settler
+	var s Debouncer
 	at := func(ms int) time.Time { return time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond) }
-	if v := s.Look(at(0), at(300), plain("1"), nil); !v.is("again 250ms") {
+	if v := s.Observe(at(0), at(300), plain("1"), nil); !v.is("again 250ms") {
 		t.Errorf("first look: %+v", v)
 	}
-	if v := s.Look(at(350), at(650), plain("1"), nil); !v.is("again 50ms") {
+	if v := s.Observe(at(350), at(650), plain("1"), nil); !v.is("again 50ms") {
 		t.Errorf("a look that began 50 ms later: %+v", v)
 	}
-	if v := s.Look(at(700), at(1000), plain("1"), nil); !v.is("take") {
+	if v := s.Observe(at(700), at(1000), plain("1"), nil); !v.is("take") {
 		t.Errorf("a look that began 400 ms later: %+v", v)
 	}
 }
@@ -144,7 +142,7 @@ func TestSettlerSlowLooks(t *testing.T) {
 func TestSettlerLatency(t *testing.T) {
 	const look = 20 * time.Millisecond // 1,000 files take half of that
 	for every := time.Millisecond; every < 240*time.Millisecond; every += 3 * time.Millisecond {
-		var s Settler
+		var s Debouncer
 		now := time.Unix(0, 0)
 		var wrote, next time.Time
 		looks, writes := 0, 10
@@ -153,60 +151,60 @@ func TestSettlerLatency(t *testing.T) {
 				now = now.Add(every)
 				writes--
 				wrote = now
-				poked := now.Add(collectFor)
-				next = poked.Add(s.Poked(poked))
+				poked := now.Add(coalesceFor)
+				next = poked.Add(s.DelayAfterEvent(poked))
 				continue
 			}
 			began := next
 			now = began.Add(look)
 			looks++
-			v := s.Look(began, now, plain(fmt.Sprint(writes)), nil)
-			taken, next = v.Take && writes == 0, now.Add(v.Again)
-			if v.Take && writes > 0 {
+			v := s.Observe(began, now, plain(fmt.Sprint(writes)), nil)
+			taken, next = v.Apply && writes == 0, now.Add(v.RetryAfter)
+			if v.Apply && writes > 0 {
 				t.Fatalf("a write every %v: taken in between", every)
 			}
 		}
 		if latency := now.Sub(wrote); latency >= 400*time.Millisecond {
 			t.Errorf("a write every %v: taken %v after the last", every, latency)
 		}
-		if most := 3 + int(10*every/lookGap); looks > most+10 {
+		if most := 3 + int(10*every/readGap); looks > most+10 {
 			t.Errorf("a write every %v: %d looks", every, looks)
 		}
 	}
 }
 
 func TestSettlerPoked(t *testing.T) {
-	var s Settler
+	var s Debouncer
 	start := time.Unix(1000, 0)
-	if got := s.Poked(start); got != 0 {
+	if got := s.DelayAfterEvent(start); got != 0 {
 		t.Errorf("before the first look: wait %v", got)
 	}
-	s.Look(start, start, plain("1"), nil)
-	if got := s.Poked(start.Add(20 * time.Millisecond)); got != lookGap-20*time.Millisecond {
+	s.Observe(start, start, plain("1"), nil)
+	if got := s.DelayAfterEvent(start.Add(20 * time.Millisecond)); got != readGap-20*time.Millisecond {
 		t.Errorf("soon after a look: wait %v", got)
 	}
 	for i := range 6 {
 		start = start.Add(time.Second)
-		s.Look(start, start, plain(fmt.Sprint(i)), nil)
+		s.Observe(start, start, plain(fmt.Sprint(i)), nil)
 	}
-	if got := s.Poked(start); got != slowGap {
+	if got := s.DelayAfterEvent(start); got != slowReadGap {
 		t.Errorf("after much change: wait %v", got)
 	}
 }
 
 func TestFirstChange(t *testing.T) {
-	files := func(paths ...string) (s schema.Snapshot) {
+	files := func(paths ...string) (s Snapshot) {
 		for _, p := range paths {
-			f := schema.File{Path: p[:1], Data: []byte(p)}
+			f := File{Path: p[:1], Data: []byte(p)}
 			if strings.HasSuffix(p, "!") {
-				f = schema.File{Path: p[:1], Err: errors.New("x")}
+				f = File{Path: p[:1], Err: errors.New("x")}
 			}
 			s.Files = append(s.Files, f)
 		}
 		return s
 	}
 	for _, tt := range []struct {
-		a, b schema.Snapshot
+		a, b Snapshot
 		want string
 	}{
 		{files("a", "b"), files("a", "b"), ""},
@@ -238,16 +236,16 @@ func TestRemovals(t *testing.T) {
 		"one after the other":    {{0, "abcx", ""}, {1, "abc", ""}, {4, "ab", ""}, {6, "ab", "x"}, {9, "ab", "cx"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var r Removals
+			var r RemovalConfirmer
 			for _, l := range looks {
 				declared := map[string]bool{}
 				for _, name := range strings.Split(l.declared, "") {
 					declared[name] = true
 				}
-				r.Look(time.Unix(int64(l.at), 0), time.Unix(int64(l.at), 0), declared)
+				r.Observe(time.Unix(int64(l.at), 0), time.Unix(int64(l.at), 0), declared)
 				gone := ""
 				for _, name := range []string{"a", "b", "c", "x"} {
-					if r.Gone(name) {
+					if r.Confirmed(name) {
 						gone += name
 					}
 				}
@@ -257,7 +255,7 @@ func TestRemovals(t *testing.T) {
 			}
 		})
 	}
-	if new(Removals).Gone("a") {
+	if new(RemovalConfirmer).Confirmed("a") {
 		t.Error("gone without a look")
 	}
 }

@@ -1,4 +1,4 @@
-package schema
+package configdir
 
 import (
 	"bufio"

@@ -1,0 +1,439 @@
+package configdir
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+)
+
+// never is how often Watch mends itself in tests of events alone.
+const never = time.Hour
+
+// waitLimit is for what happens within milliseconds unless it never does.
+const waitLimit = 20 * time.Second
+
+// watching is a running Watch.
+type watching struct {
+	dir     string
+	pokes   chan struct{}
+	reports chan error
+}
+
+// watch starts Watch, which ends with the test, and waits until it stands.
+func watch(t *testing.T, dir string, every time.Duration) watching {
+	w := watching{dir, make(chan struct{}, 1), make(chan error, 100)}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		Watch(ctx, dir, every, w.pokes, func(err error) { w.reports <- err })
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	w.poked(t)
+	return w
+}
+
+func (w watching) poked(t *testing.T) {
+	t.Helper()
+	select {
+	case <-w.pokes:
+	case <-time.After(waitLimit):
+		t.Fatal("no poke")
+	}
+}
+
+// quiet waits until earlier changes have had their pokes, so that the next
+// poke is of the next change.
+func (w watching) quiet() {
+	for {
+		select {
+		case <-w.pokes:
+		case <-time.After(5 * coalesceFor):
+			return
+		}
+	}
+}
+
+// until waits for pokes until a look shows want. Nothing but want and the
+// states on the way may be seen.
+func (w watching) until(t *testing.T, want string, onTheWay ...string) {
+	t.Helper()
+	for {
+		w.poked(t)
+		got := readText(w.dir)
+		if got == want {
+			return
+		}
+		ok := len(onTheWay) == 0
+		for _, s := range onTheWay {
+			ok = ok || s == got
+		}
+		if !ok {
+			t.Errorf("saw %q on the way to %q", got, want)
+		}
+	}
+}
+
+// readText shows what is in dir: "a.yaml=1 b.yaml=1", or the word "fault".
+func readText(dir string) string {
+	s, err := Read(dir)
+	if err != nil {
+		return "fault"
+	}
+	var out []string
+	for _, f := range s.Files {
+		out = append(out, fmt.Sprintf("%s=%s", f.Path, f.Data))
+	}
+	return strings.Join(out, " ")
+}
+
+// TestWatch makes changes one after the other, as the tools do that make
+// them, and waits for each to be poked and seen.
+func TestWatch(t *testing.T) {
+	type step struct {
+		does string
+		do   func(t *testing.T, dir string)
+		want string
+	}
+	atomicSave := func(data string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) {
+			files.Put(t, data, dir, ".a.yaml.tmp123")
+			files.Rename(t, dir+"/.a.yaml.tmp123", dir+"/a.yaml")
+		}
+	}
+	vimSave := func(data string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) {
+			files.Put(t, "", dir, ".a.yaml.swp")
+			files.Put(t, "", dir, "4913")
+			files.Remove(t, dir, "4913")
+			files.Rename(t, dir+"/a.yaml", dir+"/a.yaml~")
+			files.Put(t, data, dir, "a.yaml")
+			files.Remove(t, dir, "a.yaml~")
+			files.Remove(t, dir, ".a.yaml.swp")
+		}
+	}
+	again := func(data string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) {
+			files.Remove(t, dir)
+			files.Put(t, data, dir, "a.yaml")
+		}
+	}
+	away := func(data string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) {
+			files.Rename(t, dir, dir+".away"+data)
+			files.Put(t, data, dir, "a.yaml")
+		}
+	}
+	write := func(data, name string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) { files.Put(t, data, dir, name) }
+	}
+	part := func(data string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) {
+			f, err := os.OpenFile(dir+"/a.yaml", os.O_WRONLY|os.O_APPEND, 0)
+			must(t, err)
+			defer f.Close()
+			_, err = f.WriteString(data)
+			must(t, err)
+		}
+	}
+	tests := map[string][]step{
+		"atomic save": {{"saves", atomicSave("2"), "a.yaml=2"}, {"saves again", atomicSave("3"), "a.yaml=3"}},
+		"vim":         {{"saves", vimSave("2"), "a.yaml=2"}, {"saves again", vimSave("3"), "a.yaml=3"}},
+		"in place": {{"writes", write("2", "a.yaml"), "a.yaml=2"}, {"writes again", write("3", "a.yaml"), "a.yaml=3"},
+			{"writes a part", part("4"), "a.yaml=34"}, {"and another", part("5"), "a.yaml=345"},
+			{"removes", func(t *testing.T, dir string) { files.Remove(t, dir, "a.yaml") }, ""}},
+		"folders": {{"makes one", write("2", "s/b.yaml"), "a.yaml=1 s/b.yaml=2"}, {"writes there", write("3", "s/b.yaml"), "a.yaml=1 s/b.yaml=3"},
+			{"makes deep ones", write("4", "s/t/u/v/c.yaml"), "a.yaml=1 s/b.yaml=3 s/t/u/v/c.yaml=4"},
+			{"writes there", write("5", "s/t/u/v/c.yaml"), "a.yaml=1 s/b.yaml=3 s/t/u/v/c.yaml=5"},
+			{"moves them", func(t *testing.T, dir string) { files.Rename(t, dir+"/s/t", dir+"/t") }, "a.yaml=1 s/b.yaml=3 t/u/v/c.yaml=5"},
+			{"writes there", write("6", "t/u/v/c.yaml"), "a.yaml=1 s/b.yaml=3 t/u/v/c.yaml=6"}},
+		"links to hidden folders": {
+			{"links", func(t *testing.T, dir string) {
+				files.Put(t, "2", dir, ".v1/x.yaml")
+				files.SwapLink(t, ".v1", dir+"/now")
+			}, "a.yaml=1 now/x.yaml=2"},
+			{"writes there", write("3", ".v1/x.yaml"), "a.yaml=1 now/x.yaml=3"},
+			{"swaps", func(t *testing.T, dir string) {
+				files.Put(t, "4", dir, ".v2/x.yaml")
+				files.SwapLink(t, ".v2", dir+"/now")
+			}, "a.yaml=1 now/x.yaml=4"},
+			{"writes there", write("5", ".v2/x.yaml"), "a.yaml=1 now/x.yaml=5"}},
+		"the directory itself": {{"is made again", again("2"), "a.yaml=2"}, {"and again", again("3"), "a.yaml=3"}, {"is written to", write("4", "a.yaml"), "a.yaml=4"},
+			{"is renamed away", away("5"), "a.yaml=5"}, {"and again", away("6"), "a.yaml=6"}, {"is written to", write("7", "a.yaml"), "a.yaml=7"},
+			{"is removed", func(t *testing.T, dir string) { files.Remove(t, dir) }, "fault"}, {"comes back", write("8", "a.yaml"), "a.yaml=8"},
+			{"loses what is above it", func(t *testing.T, dir string) { files.Remove(t, filepath.Dir(dir)) }, "fault"}, {"gets it back", write("9", "a.yaml"), "a.yaml=9"}},
+	}
+	for name, steps := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "above", "conf")
+			files.Put(t, "1", dir, "a.yaml")
+			w := watch(t, dir, never)
+			for _, s := range steps {
+				w.quiet()
+				s.do(t, dir)
+				w.until(t, s.want)
+				if t.Failed() {
+					t.Fatalf("%s: not seen", s.does)
+				}
+			}
+		})
+	}
+}
+
+// TestWatchConfigMap publishes as kubelet's AtomicWriter does.
+func TestWatchConfigMap(t *testing.T) {
+	dir := t.TempDir()
+	w := watch(t, dir, never)
+	publish := func(n int) {
+		old, _ := os.Readlink(dir + "/..data")
+		now := fmt.Sprintf("..2026_11_20_09_00_00.%09d", n)
+		for _, name := range []string{"a.yaml", "b.yaml", fmt.Sprintf("only%d.yaml", n)} {
+			files.Put(t, fmt.Sprint(n), dir, now, name)
+		}
+		files.SwapLink(t, now, dir+"/..data")
+		for _, name := range []string{"a.yaml", "b.yaml", fmt.Sprintf("only%d.yaml", n)} {
+			os.Symlink("..data/"+name, dir+"/"+name) // fails where it is there
+		}
+		os.Remove(fmt.Sprintf("%s/only%d.yaml", dir, n-1)) // fails the first time
+		if old != "" {
+			files.Remove(t, dir, old)
+		}
+	}
+	generation := func(n int) string { return fmt.Sprintf("a.yaml=%d b.yaml=%d only%d.yaml=%d", n, n, n, n) }
+	for n := range 5 {
+		w.quiet()
+		publish(n)
+		w.until(t, generation(n), "", generation(n-1))
+	}
+}
+
+// TestWatchGitSync swaps the link to a worktree, where the config directory
+// is the link, and where it is a folder behind it.
+func TestWatchGitSync(t *testing.T) {
+	for _, sub := range []string{"", "clusters/edge"} {
+		t.Run("config in "+sub, func(t *testing.T) {
+			root := t.TempDir()
+			publish := func(n int) {
+				old, _ := os.Readlink(root + "/current")
+				files.Put(t, fmt.Sprint(n), root, fmt.Sprint(".worktrees/", n), sub, "a.yaml")
+				files.Put(t, fmt.Sprint(n), root, fmt.Sprint(".worktrees/", n), sub, "b.yaml")
+				files.SwapLink(t, fmt.Sprint(".worktrees/", n), root+"/current")
+				if n%2 == 0 { // else the swap must do as the only event
+					files.Remove(t, root, old)
+				}
+			}
+			generation := func(n int) string { return fmt.Sprintf("a.yaml=%d b.yaml=%d", n, n) }
+			files.Put(t, "", root, ".worktrees/none")
+			must(t, os.Symlink(".worktrees/none", root+"/current"))
+			publish(0)
+			w := watch(t, filepath.Join(root, "current", sub), never)
+			for n := range 5 {
+				w.quiet()
+				publish(n + 1)
+				w.until(t, generation(n+1), generation(n))
+			}
+			w.quiet()
+			files.Put(t, "x", w.dir, "b.yaml") // in place, in the newest worktree
+			w.until(t, "a.yaml=5 b.yaml=x", generation(5), "a.yaml=5 b.yaml=")
+		})
+	}
+}
+
+// TestWatchGitLock: of what git does for itself, only the end of its lock is
+// a poke. Without one the settling would wait for the next periodic look.
+func TestWatchGitLock(t *testing.T) {
+	repo := t.TempDir()
+	files.Put(t, "1", repo, "conf/a.yaml")
+	files.Put(t, "", repo, ".git/index.lock")
+	w := watch(t, repo+"/conf", never)
+	w.quiet()
+	files.Rename(t, repo+"/.git/index.lock", repo+"/.git/index")
+	w.poked(t)
+}
+
+// TestWatchNoDirectory starts before the directory, and what is above it, exists.
+func TestWatchNoDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b", "conf")
+	w := watch(t, dir, never)
+	w.quiet()
+	files.Put(t, "1", dir, "x.yaml")
+	w.until(t, "x.yaml=1")
+}
+
+// TestWatchBurst makes more files at once than anything here holds events.
+func TestWatchBurst(t *testing.T) {
+	dir := t.TempDir()
+	w := watch(t, dir, never)
+	for i := range 3000 {
+		files.Put(t, "1", dir, fmt.Sprintf("%d/%04d.yaml", i%10, i))
+	}
+	for n := 0; n < 3000; n = strings.Count(readText(dir), "=1") {
+		w.poked(t)
+	}
+}
+
+// TestWatchQuickRemovals renames folders away and removes them at once, so
+// that fsnotify meets watches that the kernel has ended already.
+func TestWatchQuickRemovals(t *testing.T) {
+	dir := t.TempDir()
+	w := watch(t, dir, never)
+	for i := range 300 {
+		sub := filepath.Join(dir, fmt.Sprint(i%3))
+		files.Put(t, "1", sub, "x.yaml")
+		files.Rename(t, sub, sub+".away")
+		files.Remove(t, sub+".away")
+	}
+	w.quiet()
+	files.Put(t, "2", dir, "end.yaml")
+	w.until(t, "end.yaml=2")
+}
+
+// TestWatchLostEvents: an overflow, of the kernel's queue or of ours, is a
+// poke, and what was missed is watched from then on.
+func TestWatchLostEvents(t *testing.T) {
+	dir := t.TempDir()
+	f, err := newEventPump()
+	must(t, err)
+	pokes := make(chan struct{}, 1)
+	w := watcher{dir: dir, poke: pokes, pump: f, watched: map[string]watched{}, report: func(err error) { t.Error(err) }}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer w.close()
+		w.run(ctx, never)
+	}()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	watching := watching{dir: dir, pokes: pokes}
+	watching.poked(t)
+	watching.quiet()
+	f.kernel.Errors <- fsnotify.ErrEventOverflow
+	watching.poked(t)
+}
+
+func TestFeedOverflow(t *testing.T) {
+	dir := t.TempDir()
+	f, err := newEventPump()
+	must(t, err)
+	defer f.close()
+	must(t, f.kernel.Add(dir))
+	for i := range cap(f.events) + 1 {
+		files.Put(t, "", dir, fmt.Sprint(i))
+	}
+	select {
+	case <-f.lost:
+	case <-time.After(waitLimit):
+		t.Errorf("nothing lost with %d events held", len(f.events))
+	}
+}
+
+// TestWatchMends: where the kernel gives no watch, that is reported and tried
+// again, until it is reported as mended.
+func TestWatchMends(t *testing.T) {
+	dir := t.TempDir()
+	var was syscall.Rlimit
+	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was))
+	restore := func() { must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was)) }
+	defer restore()
+	none := was
+	none.Cur = 0
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none))
+	w := watch(t, dir, 10*time.Millisecond)
+	report := func() error {
+		select {
+		case err := <-w.reports:
+			return err
+		case <-time.After(waitLimit):
+			t.Fatal("no report")
+			return nil
+		}
+	}
+	if err := report(); err == nil || !strings.Contains(err.Error(), "too many open files") {
+		t.Errorf("got the report %v", err)
+	}
+	restore()
+	if err := report(); err != nil {
+		t.Errorf("got the report %v, want none any more", err)
+	}
+	w.quiet()
+	files.Put(t, "1", dir, "a.yaml")
+	w.until(t, "a.yaml=1", "", "a.yaml=")
+}
+
+// TestArmFindsReplaced: what was replaced without an event (a mount over the
+// directory has none) is found the next time that the watch is mended.
+func TestArmFindsReplaced(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "conf")
+	files.Put(t, "1", dir, "sub", "a.yaml")
+	w := watcher{dir: dir, report: func(err error) { t.Error(err) }}
+	defer w.close()
+	for _, step := range []struct {
+		does string
+		do   func()
+		want bool
+	}{
+		{"starts", func() {}, true},
+		{"changes nothing", func() {}, false},
+		{"replaces a folder", func() { files.Rename(t, dir+"/sub", dir+".old"); files.Put(t, "2", dir, "sub", "a.yaml") }, true},
+		{"makes a folder", func() { files.Put(t, "2", dir, "new", "a.yaml") }, true},
+		{"removes it", func() { files.Remove(t, dir, "new") }, false},
+		{"replaces all", func() { files.Rename(t, dir, dir+".all"); files.Put(t, "3", dir, "sub", "a.yaml") }, true},
+		{"changes nothing", func() {}, false},
+	} {
+		step.do()
+		if got := w.rewatch(); got != step.want {
+			t.Errorf("%s: something new to watch: %v, want %v", step.does, got, step.want)
+		}
+	}
+}
+
+func TestConcerns(t *testing.T) {
+	w := watcher{watched: map[string]watched{
+		"/conf": {}, "/conf/sub": {}, "/": {names: names{"conf": true}}, "/conf/.git": {names: names{"index.lock": true}},
+	}}
+	for _, tt := range []struct {
+		name string
+		op   fsnotify.Op
+		want bool
+	}{
+		{"/conf/a.yaml", fsnotify.Write, true},
+		{"/conf/a.yaml", fsnotify.Chmod, true},
+		{"/conf/..data", fsnotify.Create, true},
+		{"/conf/.hidden-link", fsnotify.Create, true},
+		{"/conf/sub", fsnotify.Remove, true},
+		{"/conf", fsnotify.Rename, true},
+		{"/unknown/x", fsnotify.Create, true},
+		{"/conf/.git/index.lock", fsnotify.Rename, true},
+		{"/conf/.git/index.lock", fsnotify.Remove, true},
+		{"/conf/.git/index.lock", fsnotify.Write, false},
+		{"/conf/.git/HEAD", fsnotify.Create, false},
+		{"/other", fsnotify.Create, false},
+		{"/conf/.git", fsnotify.Chmod, true},
+		{"/conf/sub/.git", fsnotify.Create, false},
+		{"/conf/..2026_11_20", fsnotify.Create, false},
+		{"/conf/..data_tmp", fsnotify.Create, false},
+		{"/conf/.a.yaml.swp", fsnotify.Write, false},
+		{"/conf/a.yaml~", fsnotify.Create, false},
+		{"/conf/4913", fsnotify.Create, false},
+	} {
+		if got := w.relevant(fsnotify.Event{Name: tt.name, Op: tt.op}); got != tt.want {
+			t.Errorf("%s %s: got %v, want %v", tt.op, tt.name, got, tt.want)
+		}
+	}
+}
