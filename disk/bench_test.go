@@ -54,7 +54,7 @@ func BenchmarkCommit(b *testing.B) {
 			b.SetBytes(benchSize)
 			for b.Loop() {
 				p := openPart(b, d, PartOptions{})
-				if err := p.Begin(Origin{Size: benchSize}); err != nil {
+				if err := p.Begin(PartSource{Size: benchSize}); err != nil {
 					b.Fatal(err)
 				}
 				if _, err := p.ReadFrom(repeat(test.block, benchSize)); err != nil {
@@ -129,9 +129,9 @@ func BenchmarkPut(b *testing.B) {
 	for name, put := range map[string]func(*Part, []byte) ([]byte, error){
 		"dense": func(p *Part, buf []byte) ([]byte, error) {
 			copy(buf, block)
-			return p.Put(buf, ChunkSize, sum)
+			return p.AppendChunk(buf, ChunkSize, sum)
 		},
-		"zeros": func(p *Part, buf []byte) ([]byte, error) { return buf, p.PutZeros(ChunkSize) },
+		"zeros": func(p *Part, buf []byte) ([]byte, error) { return buf, p.AppendZeros(ChunkSize) },
 	} {
 		b.Run(name, func(b *testing.B) {
 			d := newDisk(b)
@@ -139,8 +139,8 @@ func BenchmarkPut(b *testing.B) {
 			processorTime(b, func() {
 				for b.Loop() {
 					p := openPart(b, d, PartOptions{})
-					err := p.Begin(Origin{Size: benchSize})
-					for buf := NewBuffer(); err == nil && p.Offset() < benchSize; {
+					err := p.Begin(PartSource{Size: benchSize})
+					for buf := NewChunkBuffer(); err == nil && p.Offset() < benchSize; {
 						buf, err = put(p, buf)
 					}
 					if err == nil {
@@ -163,7 +163,7 @@ func benchImage(b *testing.B) (*Disk, Copy) {
 	b.Helper()
 	d := newDisk(b)
 	p := openPart(b, d, PartOptions{})
-	if err := p.Begin(Origin{Size: benchSize}); err != nil {
+	if err := p.Begin(PartSource{Size: benchSize}); err != nil {
 		b.Fatal(err)
 	}
 	if _, err := p.ReadFrom(repeat(randomBlock(), benchSize)); err != nil {
@@ -189,7 +189,7 @@ func BenchmarkRepair(b *testing.B) {
 			f.Close()
 		}
 		if err == nil {
-			_, err = d.Verify(b.Context(), testID, Want{}, func(int64) {})
+			_, err = d.Verify(b.Context(), testID, Expected{}, func(int64) {})
 		}
 		if err != nil {
 			b.Fatal(err)

@@ -66,8 +66,8 @@ func (d *Disk) readCfg(id ID) (Cfg, error) {
 	return ParseCfg(data)
 }
 
-// writeCfg describes the ready file of id to Longhorn.
-func (d *Disk) writeCfg(id ID, r Record, expected Digest, info os.FileInfo) error {
+// describeToLonghorn describes the ready file of id to Longhorn.
+func (d *Disk) describeToLonghorn(id ID, r Record, expected Digest, info os.FileInfo) error {
 	c := Cfg{
 		Name:             filepath.Join(d.path, id.file(imageFile)),
 		UUID:             id.UUID,

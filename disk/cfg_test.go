@@ -151,7 +151,7 @@ func TestLonghornTakesOurFilesAsTheyAre(t *testing.T) {
 		if reusable(file, 0, "") == nil {
 			t.Fatalf("mtime %v: Longhorn would not notice", mtime)
 		}
-		if _, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil {
+		if _, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil {
 			t.Fatal(err)
 		}
 		if err := reusable(file, int64(len(image)), want.String()); err != nil {
@@ -161,7 +161,7 @@ func TestLonghornTakesOurFilesAsTheyAre(t *testing.T) {
 	if err := os.Remove(file + ".cfg"); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Describe(testID, want); err != nil {
+	if err := d.WriteCfg(testID, want); err != nil {
 		t.Fatal(err)
 	}
 	if err := reusable(file, int64(len(image)), want.String()); err != nil {
@@ -204,10 +204,10 @@ func TestCfgThatSaysNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if c := d.Look(testID); c.State != Unknown || c.Owned || c.HasCfg {
+			if c := d.Stat(testID); c.State != Unknown || c.Owned || c.HasCfg {
 				t.Errorf("before: %+v", c)
 			}
-			c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {})
+			c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 			if err != nil || c.State != Ready || c.SHA512.String() != sum || !c.HasCfg {
 				t.Errorf("after: %+v, error %v", c, err)
 			}

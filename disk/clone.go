@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CopyOrigin is the origin of a part that Clone fills from a ready copy.
-func CopyOrigin(c Copy) Origin {
-	return Origin{Source: "copy of " + c.SHA512.String(), Size: c.Size, Data: max(c.RealSize, 1)}
+// CopySource is the origin of a part that Clone fills from a ready copy.
+func CopySource(c Copy) PartSource {
+	return PartSource{ID: "copy of " + c.SHA512.String(), Size: c.Size, Data: max(c.RealSize, 1)}
 }
 
 // Clone appends what r has from Offset on, and tells done of each piece. Where the file
@@ -107,7 +107,7 @@ func (p *Part) copy(ctx context.Context, r *Reader, done func(int64)) error {
 		n := min(ChunkSize-p.offset%ChunkSize, r.Size()-p.offset)
 		var err error
 		if p.offset%ChunkSize == 0 && holes.isHole(p.offset, p.offset+n) {
-			err = p.PutZeros(n)
+			err = p.AppendZeros(n)
 		} else {
 			_, err = p.ReadFrom(io.NewSectionReader(r, p.offset, n))
 		}

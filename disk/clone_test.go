@@ -85,8 +85,8 @@ func (r *cloneRig) part(t *testing.T, to *Disk) *Part {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
-	if p.Origin() != CopyOrigin(r.copy) {
-		if err := p.Begin(CopyOrigin(r.copy)); err != nil {
+	if p.Source() != CopySource(r.copy) {
+		if err := p.Begin(CopySource(r.copy)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -103,8 +103,8 @@ func (r *cloneRig) commit(t *testing.T, p *Part) Copy {
 	if got, err := os.ReadFile(filepath.Join(p.disk.path, cloneID.file(imageFile))); err != nil || !bytes.Equal(got, r.image) {
 		t.Fatalf("the clone has other bytes (error %v)", err)
 	}
-	if c.Chunks != r.copy.Chunks || c.Chunks.IsZero() {
-		t.Errorf("the chunks of the clone are %s, want %s", c.Chunks, r.copy.Chunks)
+	if c.ManifestDigest != r.copy.ManifestDigest || c.ManifestDigest.IsZero() {
+		t.Errorf("the chunks of the clone are %s, want %s", c.ManifestDigest, r.copy.ManifestDigest)
 	}
 	return c
 }
@@ -205,7 +205,7 @@ func TestCloneOfWhatChanges(t *testing.T) {
 			p := r.part(t, r.disk)
 			poke(t, imagePath(r.disk, imageFile), 3)
 			err := p.Clone(context.Background(), r.reader, func(int64) {})
-			if !errors.Is(err, ErrChanging) {
+			if !errors.Is(err, ErrModified) {
 				t.Fatalf("error is %v, want ErrChanging", err)
 			}
 			if _, err := p.Commit(r.copy.SHA512); err == nil {

@@ -58,7 +58,7 @@ func (p *Part) Commit(want Digest) (Copy, error) {
 	if err != nil {
 		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
 	}
-	c := d.Look(p.id)
+	c := d.Stat(p.id)
 	if c.State != Ready {
 		return c, fmt.Errorf("commit %s: it is %s after all: %s", p.id, c.State, c.Message)
 	}
@@ -109,7 +109,7 @@ func (p *Part) renamed() (Evidence, error) {
 	now := evidenceOf(info)
 	p.whole.ChangeTime = now.ChangeTime
 	if now != p.whole {
-		return Evidence{}, fmt.Errorf("%w: %s", ErrChanging, p.whole.difference(now))
+		return Evidence{}, fmt.Errorf("%w: %s", ErrModified, p.whole.difference(now))
 	}
 	return now, nil
 }
@@ -121,7 +121,7 @@ func refused(err error) bool {
 }
 
 func (p *Part) check(want Digest) error {
-	if size := p.Origin().Size; size >= 0 && size != p.offset {
+	if size := p.Source().Size; size >= 0 && size != p.offset {
 		return fmt.Errorf("%d of %d bytes are here: %w", p.offset, size, io.ErrUnexpectedEOF)
 	}
 	sum512, sum256 := p.hashes.sums()
@@ -135,8 +135,8 @@ func (p *Part) check(want Digest) error {
 	verified := time.Now().UTC()
 	p.found = func(r *Record) {
 		r.SHA512, r.SHA256, r.Format, r.VirtualSize = sum512, sum256, info.Format, info.VirtualSize
-		r.Chunks, r.Size = SHA256.Sum(p.manifest), p.offset
-		r.Evidence, r.Failed, r.Verified = nil, "", verified
+		r.ManifestDigest, r.Size = SHA256.Sum(p.manifest), p.offset
+		r.Evidence, r.Failed, r.VerifiedAt = nil, "", verified
 	}
 	return nil
 }
@@ -177,12 +177,12 @@ func (d *Disk) inspect(name string, declared Format) (Info, error) {
 func (d *Disk) vouchFor(id ID, r Record, expected Digest, evidence Evidence) error {
 	info, err := d.root.Lstat(id.file(imageFile))
 	if err == nil && evidenceOf(info) != evidence {
-		err = fmt.Errorf("%w: %s", ErrChanging, evidence.difference(evidenceOf(info)))
+		err = fmt.Errorf("%w: %s", ErrModified, evidence.difference(evidenceOf(info)))
 	}
 	if err != nil {
 		return fmt.Errorf("look at %s: %w", id, err)
 	}
-	if err := d.writeCfg(id, r, expected, info); err != nil {
+	if err := d.describeToLonghorn(id, r, expected, info); err != nil {
 		return err
 	}
 	for _, name := range partFiles {
@@ -191,7 +191,7 @@ func (d *Disk) vouchFor(id ID, r Record, expected Digest, evidence Evidence) err
 		}
 	}
 	d.find(id, func(f *found) { f.damaged = Evidence{} })
-	r.Evidence, r.Origin = &evidence, nil
+	r.Evidence, r.Source = &evidence, nil
 	return d.writeRecord(id, r)
 }
 
@@ -203,7 +203,7 @@ func (p *Part) replaceable() error {
 	if p.replaces, err = p.disk.evidence(p.id.file(imageFile)); err != nil {
 		return err
 	}
-	switch c := p.disk.Look(p.id); c.State {
+	switch c := p.disk.Stat(p.id); c.State {
 	case Pending:
 		return nil
 	case Failed:

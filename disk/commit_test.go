@@ -71,7 +71,7 @@ func TestUnknownFileIsNotReplaced(t *testing.T) {
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, theirs) {
 		t.Errorf("the file is another one (error %v)", err)
 	}
-	c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {})
+	c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 	if err != nil || c.State != Ready || c.SHA512 != digest512(theirs) {
 		t.Errorf("it is not ready: %+v, error %v", c, err)
 	}
@@ -185,7 +185,7 @@ func TestFileThatComesAfterTheLookStays(t *testing.T) {
 			if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, theirs) {
 				t.Errorf("failed %v, flags %v: the file is another one (error %v)", failed, flags, err)
 			}
-			c, err = d.Verify(context.Background(), testID, Want{}, func(int64) {})
+			c, err = d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 			if !failed && (err != nil || c.State != Ready || c.SHA512 != digest512(theirs)) {
 				t.Errorf("flags %v: it is not ready: %+v, error %v", flags, c, err)
 			}

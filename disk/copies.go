@@ -30,49 +30,49 @@ type Copy struct {
 	State   State
 	Message string // why the state is failed or unknown
 
-	Size        int64 // bytes of the file
-	VirtualSize int64 // bytes that a guest sees; 0: not known
-	RealSize    int64 // bytes allocated
-	Format      Format
-	SHA512      Digest    // of a ready copy always known
-	SHA256      Digest    // known when it was asked for
-	Chunks      Digest    // SHA-256 of the manifest; zero: it has none that can be trusted
-	Expected    Digest    // from backing.cfg
-	Verified    time.Time // when its bytes were last hashed and were right
-	Damaged     time.Time // when they were last found wrong; they may have been replaced since
-	BackedUp    string    // as in its record
+	Size           int64 // bytes of the file
+	VirtualSize    int64 // bytes that a guest sees; 0: not known
+	RealSize       int64 // bytes allocated
+	Format         Format
+	SHA512         Digest    // of a ready copy always known
+	SHA256         Digest    // known when it was asked for
+	ManifestDigest Digest    // SHA-256 of the manifest; zero: it has none that can be trusted
+	CfgExpected    Digest    // from backing.cfg
+	VerifiedAt     time.Time // when its bytes were last hashed and were right
+	DamagedAt      time.Time // when they were last found wrong; they may have been replaced since
+	BackupID       string    // as in its record
 
-	HasCfg    bool   // backing.cfg is readable and is about this file
-	Owned     bool   // we made or adopted it
-	PartBytes int64  // bytes of a part that a resume need not ask for again, at most
-	PartTotal int64  // bytes that the part will have; 0: not known
-	PartFrom  string // Origin.Source of the part
+	HasCfg       bool   // backing.cfg is readable and is about this file
+	Owned        bool   // we made or adopted it
+	PartBytes    int64  // bytes of a part that a resume need not ask for again, at most
+	PartTotal    int64  // bytes that the part will have; 0: not known
+	PartSourceID string // Origin.Source of the part
 
-	InUse         bool // as last recorded; Users tells what it is now
+	InUseRecorded bool // as last recorded; Users tells what it is now
 	LastUsed      time.Time
-	UnwantedSince time.Time
-	MarkedBy      string // the node by whose clock these two are
+	SurplusSince  time.Time
+	ClockNode     string // the node by whose clock these two are
 }
 
-// PartOrigin returns what the bytes of a part come from; the zero Origin where there is
+// PartSource returns what the bytes of a part come from; the zero Origin where there is
 // no part, or none was begun.
-func (d *Disk) PartOrigin(id ID) Origin {
+func (d *Disk) PartSource(id ID) PartSource {
 	r, _, err := d.readRecord(id)
-	if _, gone := d.root.Lstat(id.file(partFile)); err != nil || gone != nil || r.Origin == nil {
-		return Origin{}
+	if _, gone := d.root.Lstat(id.file(partFile)); err != nil || gone != nil || r.Source == nil {
+		return PartSource{}
 	}
-	return *r.Origin
+	return *r.Source
 }
 
-// Has reports whether the bytes of a ready copy are known to have the digest.
-func (c Copy) Has(d Digest) bool {
+// HasDigest reports whether the bytes of a ready copy are known to have the digest.
+func (c Copy) HasDigest(d Digest) bool {
 	return c.State == Ready && !d.IsZero() && (c.SHA512 == d || c.SHA256 == d)
 }
 
 // Listing is everything below backing-images of one disk.
 type Listing struct {
-	Copies  []Copy   // sorted by folder
-	Foreign []string // what is not an image folder, and Longhorn's left-overs in tmp
+	Copies    []Copy   // sorted by folder
+	Unmanaged []string // what is not an image folder, and Longhorn's left-overs in tmp
 }
 
 // List looks at every image folder. It reads a few small files of each and no
@@ -90,7 +90,7 @@ func (d *Disk) List() (Listing, error) {
 	for _, e := range entries {
 		id, err := ParseID(e.Name())
 		if err != nil || !e.IsDir() {
-			l.Foreign = append(l.Foreign, imagesFolder+"/"+e.Name())
+			l.Unmanaged = append(l.Unmanaged, imagesFolder+"/"+e.Name())
 			continue
 		}
 		l.Copies = append(l.Copies, d.look(id))
@@ -99,15 +99,15 @@ func (d *Disk) List() (Listing, error) {
 	left, err := fs.ReadDir(d.root.FS(), "tmp")
 	if err == nil {
 		for _, e := range left {
-			l.Foreign = append(l.Foreign, "tmp/"+e.Name())
+			l.Unmanaged = append(l.Unmanaged, "tmp/"+e.Name())
 		}
 	}
 	return l, nil
 }
 
-// Look looks at one image folder. That there is none is no error: the copy is
+// Stat looks at one image folder. That there is none is no error: the copy is
 // then pending and not owned.
-func (d *Disk) Look(id ID) Copy {
+func (d *Disk) Stat(id ID) Copy {
 	if err := d.place(id); err != nil {
 		return Copy{ID: id, State: Unknown, Message: err.Error()}
 	}
@@ -131,8 +131,8 @@ func (d *Disk) lookInto(id ID, folder *os.Root) Copy {
 	r, ours, cfg, hasCfg := d.described(id, folder)
 	c := Copy{
 		ID: id, State: Pending, Owned: ours,
-		Damaged: r.Damaged, InUse: r.InUse, LastUsed: r.LastUsed, UnwantedSince: r.UnwantedSince, MarkedBy: r.MarkedBy,
-		BackedUp: r.BackedUp,
+		DamagedAt: r.DamagedAt, InUseRecorded: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, ClockNode: r.ClockNode,
+		BackupID: r.BackupID,
 	}
 	lookAtPart(&c, r, folder)
 	info, err := folder.Lstat(imageFile)
@@ -152,12 +152,12 @@ func (d *Disk) lookInto(id ID, folder *os.Root) Copy {
 	if c.State == Ready && d.knownDamaged(id, evidenceOf(info)) {
 		c.State, c.Message = Unknown, "it was found damaged when it was last read, which could not be recorded"
 	}
-	c.Verified = r.Verified
+	c.VerifiedAt = r.VerifiedAt
 	if c.State == Ready || c.State == Failed {
-		c.Chunks = d.trusts(id, r, info, folder)
+		c.ManifestDigest = d.trusts(id, r, info, folder)
 	}
 	if hasCfg {
-		c.Expected, _ = ParseDigest(cfg.ExpectedChecksum)
+		c.CfgExpected, _ = ParseDigest(cfg.ExpectedChecksum)
 		c.HasCfg = cfg.ModificationTime == formatMtime(info.ModTime()) && cfg.Size == info.Size() && cfg.Digest() == r.SHA512
 	}
 	if hasCfg && !ours {
@@ -208,14 +208,14 @@ func lookAtPart(c *Copy, r Record, folder *os.Root) {
 	if chunks, err := folder.Lstat(partChunksFile); err == nil {
 		c.PartBytes = min(part.Size(), chunkCount(chunks.Size())*ChunkSize)
 	}
-	if r.Origin != nil {
-		c.PartTotal, c.PartFrom = max(r.Origin.Size, 0), r.Origin.Source
+	if r.Source != nil {
+		c.PartTotal, c.PartSourceID = max(r.Source.Size, 0), r.Source.ID
 	}
 }
 
-// Named looks at the image folders of one name, in all generations, sorted by
+// ListGenerations looks at the image folders of one name, in all generations, sorted by
 // folder. It costs in proportion to them.
-func (d *Disk) Named(name string) ([]Copy, error) {
+func (d *Disk) ListGenerations(name string) ([]Copy, error) {
 	err := d.isFolder(imagesFolder)
 	var entries []fs.DirEntry
 	if err == nil {

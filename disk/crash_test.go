@@ -26,7 +26,7 @@ func (l *life) wholeLife() error {
 		return err
 	}
 	defer func() { p.Close() }()
-	if err := p.Begin(Origin{Source: "x", ETag: v.etag, Size: int64(len(v.bytes))}); err != nil {
+	if err := p.Begin(PartSource{ID: "x", ETag: v.etag, Size: int64(len(v.bytes))}); err != nil {
 		return err
 	}
 	if _, err := p.ReadFrom(bytes.NewReader(v.bytes[:half])); err != nil {
@@ -45,7 +45,7 @@ func (l *life) wholeLife() error {
 	if err := l.verify(id); err != nil {
 		return err
 	}
-	if err := l.d.Describe(id, v.digest); err != nil {
+	if err := l.d.WriteCfg(id, v.digest); err != nil {
 		return err
 	}
 	delete(l.told, id)
@@ -55,7 +55,7 @@ func (l *life) wholeLife() error {
 	if err := l.verify(id); err != nil {
 		return err
 	}
-	c := l.d.Look(id)
+	c := l.d.Stat(id)
 	if c.State != Failed {
 		return fmt.Errorf("a damaged image is %+v", c)
 	}
@@ -86,7 +86,7 @@ func (l *life) sync(id ID, v version) error {
 		return err
 	}
 	defer p.Close()
-	if err := p.Begin(Origin{Source: "peer", ETag: v.etag, Size: int64(len(v.bytes))}); err != nil {
+	if err := p.Begin(PartSource{ID: "peer", ETag: v.etag, Size: int64(len(v.bytes))}); err != nil {
 		return err
 	}
 	var sums []byte
@@ -102,14 +102,14 @@ func (l *life) sync(id ID, v version) error {
 	if err := putAll(p, v.bytes); err != nil {
 		return err
 	}
-	if same, err := p.Agrees(m); err != nil || !same {
+	if same, err := p.Matches(m); err != nil || !same {
 		return fmt.Errorf("part agrees: %v, error %w", same, err)
 	}
 	c, err := p.Commit(v.digest)
 	if err != nil {
 		return err
 	}
-	if c.Chunks != digest256(sums) {
+	if c.ManifestDigest != digest256(sums) {
 		l.fatalf("commit of %s says %+v", id, c)
 	}
 	l.told[id] = v.digest

@@ -147,13 +147,13 @@ func TestCheckNoticesAnotherDiskAtThePath(t *testing.T) {
 		t.Skipf("this test mounts: %v", err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(d.Path(), syscall.MNT_DETACH) })
-	if err := d.Check(); !errors.Is(err, ErrGone) {
+	if err := d.Check(); !errors.Is(err, ErrDiskChanged) {
 		t.Errorf("below an empty mount: error is %v, want ErrGone", err)
 	}
 	if _, err := Init(d.Path()); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Check(); !errors.Is(err, ErrGone) {
+	if err := d.Check(); !errors.Is(err, ErrDiskChanged) {
 		t.Errorf("below another disk: error is %v, want ErrGone", err)
 	}
 	if err := syscall.Unmount(d.Path(), 0); err != nil {
@@ -243,17 +243,17 @@ func TestLockPutsBackWhatACrashLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unlock()
-	if c := d.Look(testID); c.State != Ready && c.State != Unknown {
+	if c := d.Stat(testID); c.State != Ready && c.State != Unknown {
 		t.Errorf("put back: %+v", c)
 	}
-	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
 		t.Errorf("put back and verified: %+v, error %v", c, err)
 	}
 	l, err := d.List()
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := strings.Join(l.Foreign, ", ")
+	got := strings.Join(l.Unmanaged, ", ")
 	if want := "backing-images/.removing-elm-00000001, backing-images/.removing-not an image, backing-images/.removing-oak-00000001"; got != want {
 		t.Errorf("foreign: %s, want %s", got, want)
 	}

@@ -48,13 +48,13 @@ func (f *File) Fd() int { return int(f.f.Fd()) }
 // ReadAt reads what Bring was called for, or a little.
 func (f *File) ReadAt(b []byte, offset int64) (int, error) { return f.f.ReadAt(b, offset) }
 
-// Ahead returns a reader of the file that itself brings what is about to be read, for
+// ReadAhead returns a reader of the file that itself brings what is about to be read, for
 // who goes through most of it from front to back.
-func (f *File) Ahead() io.ReaderAt { return pagedFile{f.pages} }
+func (f *File) ReadAhead() io.ReaderAt { return pagedFile{f.pages} }
 
-// Bring begins to read the spans, which are sorted, as far as they are not in the
+// Prefetch begins to read the spans, which are sorted, as far as they are not in the
 // page cache, so that the reads that follow need not wait for each other.
-func (f *File) Bring(spans []Span) {
+func (f *File) Prefetch(spans []Span) {
 	if len(spans) == 0 {
 		return
 	}
@@ -89,8 +89,8 @@ func (f *File) bring(s Span) {
 	f.brought = append(f.brought, s)
 }
 
-// LetGo drops from the page cache what Bring has brought and lies before to.
-func (f *File) LetGo(to int64) {
+// Release drops from the page cache what Bring has brought and lies before to.
+func (f *File) Release(to int64) {
 	for len(f.brought) > 0 && f.brought[0].From < to {
 		s := &f.brought[0]
 		end := min(s.To, to)
@@ -110,14 +110,14 @@ func (f *File) Unchanged() error {
 		return err
 	}
 	if now := evidenceOf(info); info.Mode().IsRegular() && now != f.before {
-		return fmt.Errorf("%s: %w: %s", f.f.Name(), ErrChanging, f.before.difference(now))
+		return fmt.Errorf("%s: %w: %s", f.f.Name(), ErrModified, f.before.difference(now))
 	}
 	return nil
 }
 
 // Close ends the reading and lets go of all that it has brought.
 func (f *File) Close() error {
-	f.LetGo(f.before.Size)
+	f.Release(f.before.Size)
 	f.pages.release()
 	return f.f.Close()
 }

@@ -61,7 +61,7 @@ func TestBring(t *testing.T) {
 	if len(before) != 3 {
 		t.Fatalf("pages %v are cached: the file system has no page cache of its own", before)
 	}
-	f.Bring([]Span{{3 * page, 8 * page}, {10 * page, 11*page + 1}, {39 * page, 42 * page}, {63 * page, 99 * page}})
+	f.Prefetch([]Span{{3 * page, 8 * page}, {10 * page, 11*page + 1}, {39 * page, 42 * page}, {63 * page, 99 * page}})
 	for _, at := range []int64{3, 10, 39, 63} {
 		got := make([]byte, page)
 		if _, err := f.ReadAt(got, at*page); err != nil || !bytes.Equal(got, data[at*page:][:page]) {
@@ -71,17 +71,17 @@ func TestBring(t *testing.T) {
 	if got := len(cachedPages(f)); got != 5+2+3+1 {
 		t.Errorf("%d pages are cached while they are read, want those that were asked for: %v", got, cachedPages(f))
 	}
-	f.LetGo(10 * page)
-	f.LetGo(11 * page)
+	f.Release(10 * page)
+	f.Release(11 * page)
 	if got := len(cachedPages(f)); got != 3+1+2+1 {
 		t.Errorf("%d pages are cached after the half, want %d: %v", got, 7, cachedPages(f))
 	}
-	f.LetGo(f.Size())
+	f.Release(f.Size())
 	if after := cachedPages(f); len(after) != len(before) || after[0] != before[0] || after[2] != before[2] {
 		t.Errorf("pages %v are cached afterwards, want %v", after, before)
 	}
-	f.Bring([]Span{{99 * page, 100 * page}}) // is nothing
-	f.Bring(nil)
+	f.Prefetch([]Span{{99 * page, 100 * page}}) // is nothing
+	f.Prefetch(nil)
 }
 
 // TestFileChanges notices what happened to a file since it was opened.
@@ -93,7 +93,7 @@ func TestFileChanges(t *testing.T) {
 	if err := os.Truncate(f.f.Name(), 100); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Unchanged(); !errors.Is(err, ErrChanging) || f.Size() != 512 {
+	if err := f.Unchanged(); !errors.Is(err, ErrModified) || f.Size() != 512 {
 		t.Errorf("error is %v, size %d", err, f.Size())
 	}
 }

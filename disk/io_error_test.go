@@ -43,11 +43,11 @@ func TestUnreadableImageIsKept(t *testing.T) {
 	readyImage(t, d, sparseImage(3*ChunkSize))
 	before := tree(t, d.Path())
 	v.Plan(fails("read", imageFile, syscall.EIO))
-	if _, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); !errors.Is(err, syscall.EIO) {
+	if _, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); !errors.Is(err, syscall.EIO) {
 		t.Errorf("error is %v, want EIO", err)
 	}
 	v.Plan(nil)
-	if c := d.Look(testID); c.State != Ready {
+	if c := d.Stat(testID); c.State != Ready {
 		t.Errorf("copy is %+v", c)
 	}
 	if after := tree(t, d.Path()); strings.Join(after, "\n") != strings.Join(before, "\n") {
@@ -95,7 +95,7 @@ func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.Plan(fails("read", recordFile, syscall.EIO))
-	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err == nil {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err == nil {
 		t.Errorf("verified without its record: %+v", c)
 	}
 	if err := d.Update(testID, func(*Record) {}); !errors.Is(err, syscall.EIO) {
@@ -106,7 +106,7 @@ func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 		t.Error("a part was opened without the record")
 	}
 	v.Plan(nil)
-	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Failed {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
 		t.Errorf("verified with its record: %+v, error %v; want failed", c, err)
 	}
 }
@@ -120,11 +120,11 @@ func TestUnreadableCfgIsNotReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.Plan(fails("read", cfgFile, syscall.EIO))
-	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); !errors.Is(err, syscall.EIO) {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); !errors.Is(err, syscall.EIO) {
 		t.Errorf("verified without its cfg: %+v, error %v", c, err)
 	}
 	v.Plan(nil)
-	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Failed {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
 		t.Errorf("verified with its cfg: %+v, error %v; want failed", c, err)
 	}
 }
@@ -146,7 +146,7 @@ func TestFailedLookDamagesNothing(t *testing.T) {
 		}
 		return nil
 	})
-	c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {})
+	c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 	if !failed || c.State == Failed {
 		t.Errorf("a look failed: %v; it is %+v, error %v", failed, c, err)
 	}
@@ -158,11 +158,11 @@ func TestFailedBeginNamesNoOrigin(t *testing.T) {
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, sparseImage(2*ChunkSize))
 	v.Plan(fails("sync", recordFile+".tmp", syscall.EIO))
-	if err := p.Begin(Origin{Source: "new", Size: 512}); !errors.Is(err, syscall.EIO) {
+	if err := p.Begin(PartSource{ID: "new", Size: 512}); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("error is %v, want EIO", err)
 	}
-	if p.Offset() != 0 || p.Origin() != (Origin{}) {
-		t.Errorf("part is at %d of %+v, want that it has to be begun", p.Offset(), p.Origin())
+	if p.Offset() != 0 || p.Source() != (PartSource{}) {
+		t.Errorf("part is at %d of %+v, want that it has to be begun", p.Offset(), p.Source())
 	}
 }
 
@@ -172,14 +172,14 @@ func TestCommitKeepsWhatWasRecordedMeanwhile(t *testing.T) {
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, sparseImage(ChunkSize))
 	used := time.Date(2026, 11, 20, 9, 0, 0, 0, time.UTC)
-	if err := d.Update(testID, func(r *Record) { r.LastUsed, r.InUse, r.UnwantedSince = used, true, used }); err != nil {
+	if err := d.Update(testID, func(r *Record) { r.LastUsed, r.InUse, r.SurplusSince = used, true, used }); err != nil {
 		t.Fatal(err)
 	}
 	c, err := p.Commit(Digest{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !c.LastUsed.Equal(used) || !c.InUse || !c.UnwantedSince.Equal(used) {
+	if !c.LastUsed.Equal(used) || !c.InUseRecorded || !c.SurplusSince.Equal(used) {
 		t.Errorf("copy is %+v", c)
 	}
 }
@@ -244,8 +244,8 @@ func TestLookForgetsNoDamage(t *testing.T) {
 		}
 		return nil
 	})
-	d.Look(testID)
-	if c := d.Look(testID); c.State != Unknown {
+	d.Stat(testID)
+	if c := d.Stat(testID); c.State != Unknown {
 		t.Errorf("it is %s", c.State)
 	}
 }
@@ -267,13 +267,13 @@ func TestDamageThatCannotBeRecorded(t *testing.T) {
 			t.Fatal(err)
 		}
 		v.Plan(fails("write", recordFile+".tmp", errno))
-		if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); !errors.Is(err, errno) {
+		if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); !errors.Is(err, errno) {
 			t.Errorf("verified: %+v, error %v", c, err)
 		}
-		if c := d.Look(testID); c.State != Unknown {
+		if c := d.Stat(testID); c.State != Unknown {
 			t.Errorf("after it could not be recorded: %+v", c)
 		}
-		if f, _, err := d.OpenBase(testID); err == nil {
+		if f, _, err := d.OpenBackingFile(testID); err == nil {
 			f.Close()
 			t.Error("a volume's bytes were read from it")
 		}
@@ -281,7 +281,7 @@ func TestDamageThatCannotBeRecorded(t *testing.T) {
 			t.Errorf("in a list: %+v, error %v", l.Copies, err)
 		}
 		v.Plan(nil)
-		if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Failed {
+		if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
 			t.Errorf("when it can be recorded: %+v, error %v", c, err)
 		}
 		var asked []int64
@@ -309,7 +309,7 @@ func TestFailedSyncIsNotForgotten(t *testing.T) {
 		return nil
 	}
 	verify := func(d *Disk) error {
-		_, err := d.Verify(context.Background(), testID, Want{}, func(int64) {})
+		_, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 		return err
 	}
 	repair := func(d *Disk) error {
@@ -343,7 +343,7 @@ func TestFailedSyncIsNotForgotten(t *testing.T) {
 		err := c.work(d)
 		after := v.SurviveNothing()
 		left, readErr := os.ReadFile(filepath.Join(after.Path(), testID.file(imageFile)))
-		if c := d.Look(testID); c.State != Ready || readErr != nil || c.SHA512 != digest512(left) {
+		if c := d.Stat(testID); c.State != Ready || readErr != nil || c.SHA512 != digest512(left) {
 			t.Errorf("%s once more: %s, error %v; is it what is on the disk: %v, error %v", name, c.State, err, c.SHA512 == digest512(left), readErr)
 		}
 		after.Close()

@@ -29,8 +29,8 @@ func TestPartFiller(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, err := d.OpenPart(context.Background(), testID, PartOptions{})
-	if err == nil && p.Origin() == (Origin{}) {
-		err = p.Begin(Origin{Source: "x", Size: -1})
+	if err == nil && p.Source() == (PartSource{}) {
+		err = p.Begin(PartSource{ID: "x", Size: -1})
 	}
 	if err != nil {
 		t.Fatal(err)

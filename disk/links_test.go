@@ -22,8 +22,8 @@ func everything(d *Disk, id ID) (worked []string) {
 		do   func() error
 	}{
 		{"open", func() error { r, err := d.Open(id); return closed(r, err) }},
-		{"verify", func() error { _, err := d.Verify(context.Background(), id, Want{}, func(int64) {}); return err }},
-		{"describe", func() error { return d.Describe(id, Digest{}) }},
+		{"verify", func() error { _, err := d.Verify(context.Background(), id, Expected{}, func(int64) {}); return err }},
+		{"describe", func() error { return d.WriteCfg(id, Digest{}) }},
 		{"update", func() error { return d.Update(id, func(r *Record) { r.InUse = true }) }},
 		{"part", func() error {
 			p, err := d.OpenPart(context.Background(), id, PartOptions{})
@@ -32,7 +32,7 @@ func everything(d *Disk, id ID) (worked []string) {
 			}
 			defer p.Close()
 			image := sparseImage(ChunkSize + 512)
-			if err := p.Begin(Origin{Source: "x", Size: int64(len(image))}); err != nil {
+			if err := p.Begin(PartSource{ID: "x", Size: int64(len(image))}); err != nil {
 				return err
 			}
 			if _, err := p.ReadFrom(bytes.NewReader(image)); err != nil {
@@ -78,7 +78,7 @@ func TestNamesThatAreNone(t *testing.T) {
 		if worked := everything(d, id); len(worked) > 0 {
 			t.Errorf("%q: %q worked", id, worked)
 		}
-		if c := d.Look(id); c.State == Ready || c.Owned || c.Size > 0 {
+		if c := d.Stat(id); c.State == Ready || c.Owned || c.Size > 0 {
 			t.Errorf("%q: %+v", id, c)
 		}
 	}
@@ -168,13 +168,13 @@ func TestTemporaryNamesThatAreTaken(t *testing.T) {
 	if err := d.Update(testID, func(r *Record) { r.InUse = true }); err != nil {
 		t.Errorf("update: %v", err)
 	}
-	if err := d.Describe(testID, Digest{}); err != nil {
+	if err := d.WriteCfg(testID, Digest{}); err != nil {
 		t.Errorf("describe: %v", err)
 	}
 	if after, err := os.ReadFile(meta); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("volume.meta is %q, error %v", after, err)
 	}
-	if c := d.Look(testID); c.State != Ready || !c.InUse || !c.HasCfg {
+	if c := d.Stat(testID); c.State != Ready || !c.InUseRecorded || !c.HasCfg {
 		t.Errorf("copy is %+v", c)
 	}
 }
@@ -189,14 +189,14 @@ func TestSmallFilesThatAreNone(t *testing.T) {
 		if err := os.Symlink("moved", imagePath(d, name)); err != nil {
 			t.Fatal(err)
 		}
-		if c := d.Look(testID); c.Owned == (name == recordFile) || c.HasCfg {
+		if c := d.Stat(testID); c.Owned == (name == recordFile) || c.HasCfg {
 			t.Errorf("%s is a link: %+v", name, c)
 		}
 		os.Remove(imagePath(d, name))
 		if err := unix.Mkfifo(imagePath(d, name), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if c := d.Look(testID); c.Owned == (name == recordFile) || c.HasCfg {
+		if c := d.Stat(testID); c.Owned == (name == recordFile) || c.HasCfg {
 			t.Errorf("%s is a pipe: %+v", name, c)
 		}
 	}
@@ -241,7 +241,7 @@ func TestVolumeMetaThatIsNoFile(t *testing.T) {
 			if err := d.Remove(testID); !isA[*InUseError](err) {
 				t.Errorf("error is %v, want that it is in use", err)
 			}
-			if c := d.Look(testID); c.State != Ready {
+			if c := d.Stat(testID); c.State != Ready {
 				t.Errorf("copy is %+v", c)
 			}
 		})
@@ -267,7 +267,7 @@ func TestUsedBehindALink(t *testing.T) {
 			if err := d.Remove(testID); !isA[*InUseError](err) {
 				t.Errorf("error is %v, want that it is in use", err)
 			}
-			if c := d.Look(testID); c.State != Ready {
+			if c := d.Stat(testID); c.State != Ready {
 				t.Errorf("copy is %+v", c)
 			}
 		})

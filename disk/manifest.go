@@ -37,11 +37,11 @@ func (m *Manifest) Digest() Digest { return m.digest }
 // Chunks returns how many chunks the image has.
 func (m *Manifest) Chunks() int64 { return chunksOf(m.size) }
 
-// Length returns the bytes of chunk n: ChunkSize, but for the last one.
-func (m *Manifest) Length(n int64) int64 { return min(ChunkSize, m.size-n*ChunkSize) }
+// ChunkLength returns the bytes of chunk n: ChunkSize, but for the last one.
+func (m *Manifest) ChunkLength(n int64) int64 { return min(ChunkSize, m.size-n*ChunkSize) }
 
-// At returns the sum of chunk n.
-func (m *Manifest) At(n int64) (ChunkSum, error) {
+// Sum returns the sum of chunk n.
+func (m *Manifest) Sum(n int64) (ChunkSum, error) {
 	var sum ChunkSum
 	if n < 0 || n >= m.Chunks() {
 		return sum, fmt.Errorf("manifest has no chunk %d", n)
@@ -52,14 +52,14 @@ func (m *Manifest) At(n int64) (ChunkSum, error) {
 	return sum, nil
 }
 
-// Zero reports whether chunk n has nothing but zeros.
-func (m *Manifest) Zero(n int64) (bool, error) {
-	sum, err := m.At(n)
-	return err == nil && sum == hashChunk(zeros[:m.Length(n)], true), err
+// IsZero reports whether chunk n has nothing but zeros.
+func (m *Manifest) IsZero(n int64) (bool, error) {
+	sum, err := m.Sum(n)
+	return err == nil && sum == hashChunk(zeros[:m.ChunkLength(n)], true), err
 }
 
-// Data returns how many bytes are in chunks that are not all zero. It reads the sums.
-func (m *Manifest) Data() (int64, error) {
+// DataSize returns how many bytes are in chunks that are not all zero. It reads the sums.
+func (m *Manifest) DataSize() (int64, error) {
 	var data int64
 	sums := bufio.NewReaderSize(m.Sums(), 64<<10)
 	for n := range m.Chunks() {
@@ -67,8 +67,8 @@ func (m *Manifest) Data() (int64, error) {
 		if _, err := io.ReadFull(sums, sum[:]); err != nil {
 			return 0, fmt.Errorf("read manifest: %w", err)
 		}
-		if sum != hashChunk(zeros[:m.Length(n)], true) {
-			data += m.Length(n)
+		if sum != hashChunk(zeros[:m.ChunkLength(n)], true) {
+			data += m.ChunkLength(n)
 		}
 	}
 	return data, nil
@@ -87,20 +87,20 @@ func (m *Manifest) sums(size int64) *io.SectionReader {
 // when it was right. ErrNoManifest says that there is none, or not the one that the
 // record names; Look says so too from then on.
 func (d *Disk) Manifest(id ID) (*Manifest, error) {
-	c := d.Look(id)
-	if c.Chunks.IsZero() {
+	c := d.Stat(id)
+	if c.ManifestDigest.IsZero() {
 		return nil, fmt.Errorf("manifest of %s: %w", id, ErrNoManifest)
 	}
 	f, err := openImage(d.root, id.file(chunksFile), os.O_RDONLY)
 	if err != nil {
 		return nil, fmt.Errorf("manifest of %s: %w", id, err)
 	}
-	m := &Manifest{f: f, base: chunkHeaderSize, size: c.Size, digest: c.Chunks}
-	if err := m.check(c.Chunks); err != nil {
+	m := &Manifest{f: f, base: chunkHeaderSize, size: c.Size, digest: c.ManifestDigest}
+	if err := m.check(c.ManifestDigest); err != nil {
 		info, statErr := f.Stat()
 		f.Close()
 		if statErr == nil {
-			d.distrust(id, manifestLook{of: evidenceOf(info), named: c.Chunks})
+			d.distrust(id, manifestLook{of: evidenceOf(info), named: c.ManifestDigest})
 		}
 		return nil, fmt.Errorf("manifest of %s: %w: %w", id, ErrNoManifest, err)
 	}

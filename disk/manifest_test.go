@@ -19,32 +19,32 @@ func TestManifestIsOfTheImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if m.Size() != int64(len(image)) || m.Chunks() != 5 || m.Length(3) != ChunkSize || m.Length(4) != 1024 {
-		t.Errorf("size %d, %d chunks, the last of %d", m.Size(), m.Chunks(), m.Length(4))
+	if m.Size() != int64(len(image)) || m.Chunks() != 5 || m.ChunkLength(3) != ChunkSize || m.ChunkLength(4) != 1024 {
+		t.Errorf("size %d, %d chunks, the last of %d", m.Size(), m.Chunks(), m.ChunkLength(4))
 	}
 	var filled int64
 	for n := range m.Chunks() {
-		piece := image[n*ChunkSize:][:m.Length(n)]
+		piece := image[n*ChunkSize:][:m.ChunkLength(n)]
 		if !allZero(piece) {
-			filled += m.Length(n)
+			filled += m.ChunkLength(n)
 		}
-		if sum, err := m.At(n); err != nil || sum != SumChunk(piece) {
+		if sum, err := m.Sum(n); err != nil || sum != SumChunk(piece) {
 			t.Errorf("sum of chunk %d is %x, error %v", n, sum, err)
 		}
-		if zero, err := m.Zero(n); err != nil || zero != allZero(piece) {
+		if zero, err := m.IsZero(n); err != nil || zero != allZero(piece) {
 			t.Errorf("chunk %d is zero: %v, error %v", n, zero, err)
 		}
 	}
-	if data, err := m.Data(); err != nil || data != filled || filled == m.Size() {
+	if data, err := m.DataSize(); err != nil || data != filled || filled == m.Size() {
 		t.Errorf("%d bytes of data, error %v, want %d", data, err, filled)
 	}
 	for _, n := range []int64{-1, 5} {
-		if _, err := m.At(n); err == nil {
+		if _, err := m.Sum(n); err == nil {
 			t.Errorf("there is a chunk %d", n)
 		}
 	}
 	sums, err := io.ReadAll(m.Sums())
-	if err != nil || len(sums) != 5*32 || digest256(sums) != d.Look(testID).Chunks {
+	if err != nil || len(sums) != 5*32 || digest256(sums) != d.Stat(testID).ManifestDigest {
 		t.Errorf("%d bytes of sums, error %v", len(sums), err)
 	}
 }
@@ -63,7 +63,7 @@ func TestManifestThatIsNotTheOneNamed(t *testing.T) {
 		{"it is long", func(t *testing.T, d *Disk) { truncate(t, imagePath(d, chunksFile), chunkHeaderSize+128) }, true},
 		{"it is gone", func(t *testing.T, d *Disk) { os.Remove(imagePath(d, chunksFile)) }, true},
 		{"its name is not known", func(t *testing.T, d *Disk) {
-			if err := d.Update(testID, func(r *Record) { r.Chunks, r.Size = Digest{}, 0 }); err != nil {
+			if err := d.Update(testID, func(r *Record) { r.ManifestDigest, r.Size = Digest{}, 0 }); err != nil {
 				t.Fatal(err)
 			}
 		}, true},
@@ -72,24 +72,24 @@ func TestManifestThatIsNotTheOneNamed(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			d := newDisk(t)
 			readyImage(t, d, sparseImage(3*ChunkSize))
-			was := d.Look(testID).Chunks
+			was := d.Stat(testID).ManifestDigest
 			test.damage(t, d)
-			if c := d.Look(testID); c.State != Ready || c.Chunks.IsZero() != test.seen {
+			if c := d.Stat(testID); c.State != Ready || c.ManifestDigest.IsZero() != test.seen {
 				t.Fatalf("before it is opened: %+v", c)
 			}
 			if m, err := d.Manifest(testID); !errors.Is(err, ErrNoManifest) {
 				t.Fatalf("manifest %v, error %v", m, err)
 			}
-			if c := d.Look(testID); c.State != Ready || !c.Chunks.IsZero() {
+			if c := d.Stat(testID); c.State != Ready || !c.ManifestDigest.IsZero() {
 				t.Fatalf("after it was opened: %+v", c)
 			}
 			if err := d.Update(testID, func(r *Record) { r.InUse = true }); err != nil {
 				t.Fatal(err)
 			}
-			if l, err := d.List(); err != nil || !l.Copies[0].Chunks.IsZero() {
+			if l, err := d.List(); err != nil || !l.Copies[0].ManifestDigest.IsZero() {
 				t.Fatalf("after another change of the record: %+v, error %v", l, err)
 			}
-			if _, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil {
+			if _, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil {
 				t.Fatal(err)
 			}
 			m, err := d.Manifest(testID)
@@ -97,7 +97,7 @@ func TestManifestThatIsNotTheOneNamed(t *testing.T) {
 				t.Fatal(err)
 			}
 			m.Close()
-			if c := d.Look(testID); c.Chunks.IsZero() || c.Chunks != was {
+			if c := d.Stat(testID); c.ManifestDigest.IsZero() || c.ManifestDigest != was {
 				t.Errorf("after verify: %+v", c)
 			}
 		})
@@ -264,10 +264,10 @@ func FuzzReceiveManifest(f *testing.F) {
 			return
 		}
 		defer m.Close()
-		if _, err := m.At(m.Chunks() - 1); err != nil {
+		if _, err := m.Sum(m.Chunks() - 1); err != nil {
 			t.Error(err)
 		}
-		if _, err := p.Agrees(m); err != nil {
+		if _, err := p.Matches(m); err != nil {
 			t.Error(err)
 		}
 	})

@@ -105,10 +105,10 @@ func (d *Disk) trusts(id ID, r Record, image os.FileInfo, folder *os.Root) Diges
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.texts[id].wrong == (manifestLook{of: evidenceOf(info), named: r.Chunks}) {
+	if d.texts[id].wrong == (manifestLook{of: evidenceOf(info), named: r.ManifestDigest}) {
 		return Digest{}
 	}
-	return r.Chunks
+	return r.ManifestDigest
 }
 
 // forgetOthers keeps what is remembered of the copies that there are.

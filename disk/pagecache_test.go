@@ -60,7 +60,7 @@ func TestPageCacheStaysAsItIs(t *testing.T) {
 	if !p.direct {
 		t.Skip("the file system of the temporary folder has no direct I/O")
 	}
-	if err := p.Begin(Origin{Source: "x", Size: size}); err != nil {
+	if err := p.Begin(PartSource{ID: "x", Size: size}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.ReadFrom(repeat(randomBlock(), size)); err != nil {
@@ -72,7 +72,7 @@ func TestPageCacheStaysAsItIs(t *testing.T) {
 	if n := resident(t, imagePath(d, imageFile)); n > most {
 		t.Errorf("after commit %d bytes are in the page cache", n)
 	}
-	if _, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil {
+	if _, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil {
 		t.Fatal(err)
 	}
 	if n := resident(t, imagePath(d, imageFile)); n > most {

@@ -17,10 +17,10 @@ import (
 // ErrTooLarge says that more bytes came than the image may have.
 var ErrTooLarge = errors.New("image is larger than allowed")
 
-// Origin says what the bytes of a part came from, so that a resume never joins
+// PartSource says what the bytes of a part came from, so that a resume never joins
 // two versions of a file.
-type Origin struct {
-	Source       string `json:"source"` // a hash of the address; addresses may hold secrets
+type PartSource struct {
+	ID           string `json:"source"` // a hash of the address; addresses may hold secrets
 	ETag         string `json:"etag,omitempty"`
 	LastModified string `json:"lastModified,omitempty"`
 	Size         int64  `json:"size"` // bytes of the image; -1: not known
@@ -32,7 +32,7 @@ type Origin struct {
 }
 
 // need is what there has to be room for.
-func (o Origin) need() int64 {
+func (o PartSource) need() int64 {
 	if o.Data > 0 {
 		return min(o.Data, o.Size)
 	}
@@ -45,9 +45,9 @@ type PartOptions struct {
 	MaxSize int64  // most bytes that the image may have; 0: no bound but the disk
 	SHA256  bool   // compute the SHA-256 of the whole as well
 	Format  Format // as declared; "" means to detect it
-	// Takes says whether a part of that origin, which is there, is of any use: reading it
+	// Accept says whether a part of that origin, which is there, is of any use: reading it
 	// back may take minutes. nil: each is.
-	Takes func(Origin) bool
+	Accept func(PartSource) bool
 }
 
 // Part is an image in the making: the file backing.part and the hashes of its
@@ -56,7 +56,7 @@ type Part struct {
 	disk     *Disk
 	id       ID
 	options  PartOptions
-	origin   *Origin
+	origin   *PartSource
 	found    func(*Record) // records what finish found out
 	whole    Evidence      // of the file, when finish had written it
 	replaces Evidence      // the failed image that finish has found; zero: none
@@ -83,12 +83,12 @@ func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error
 	if err != nil {
 		return nil, err
 	}
-	p := &Part{disk: d, id: id, options: o, origin: record.Origin}
+	p := &Part{disk: d, id: id, options: o, origin: record.Source}
 	if err := p.open(); err != nil {
 		return nil, fmt.Errorf("open part of %s: %w", id, err)
 	}
 	p.start()
-	if p.origin != nil && o.Takes != nil && !o.Takes(*p.origin) {
+	if p.origin != nil && o.Accept != nil && !o.Accept(*p.origin) {
 		p.origin = nil
 	}
 	if p.origin != nil {
@@ -154,11 +154,11 @@ func (p *Part) resume(ctx context.Context) error {
 	return errors.Join(err, p.chunks.truncate(p.offset/ChunkSize))
 }
 
-// Origin returns what the bytes of the part came from; it is the zero Origin when
+// Source returns what the bytes of the part came from; it is the zero Origin when
 // Begin has not been called for them.
-func (p *Part) Origin() Origin {
+func (p *Part) Source() PartSource {
 	if p.origin == nil {
-		return Origin{}
+		return PartSource{}
 	}
 	return *p.origin
 }
@@ -167,8 +167,8 @@ func (p *Part) Origin() Origin {
 // The bytes of a chunk that is not full are here for as long as the process runs.
 func (p *Part) Offset() int64 { return p.offset }
 
-// Touched returns when the part last grew, as far as that is on the disk.
-func (p *Part) Touched() (time.Time, error) {
+// ModTime returns when the part last grew, as far as that is on the disk.
+func (p *Part) ModTime() (time.Time, error) {
 	info, err := p.file.Stat()
 	if err != nil {
 		return time.Time{}, err
@@ -181,7 +181,7 @@ func (p *Part) Written() int64 { return p.written.Load() }
 
 // Begin drops all bytes and records durably where those come from that follow. It
 // fails with ErrNoSpace or ErrTooLarge when the size that o promises cannot be.
-func (p *Part) Begin(o Origin) error {
+func (p *Part) Begin(o PartSource) error {
 	p.pipeline.abort()
 	if err := p.fits(o); err != nil {
 		p.start()
@@ -191,7 +191,7 @@ func (p *Part) Begin(o Origin) error {
 	p.origin = nil
 	err := errors.Join(p.chunks.reset(), p.file.Truncate(0))
 	if err == nil {
-		err = p.disk.Update(p.id, func(r *Record) { r.Origin = &o })
+		err = p.disk.Update(p.id, func(r *Record) { r.Source = &o })
 	}
 	p.start()
 	if err != nil {
@@ -201,11 +201,11 @@ func (p *Part) Begin(o Origin) error {
 	return nil
 }
 
-// Measure records durably how many bytes the image has, which Begin was not told.
-func (p *Part) Measure(size int64) error {
-	o := p.Origin()
+// SetSize records durably how many bytes the image has, which Begin was not told.
+func (p *Part) SetSize(size int64) error {
+	o := p.Source()
 	o.Size = size
-	if err := p.disk.Update(p.id, func(r *Record) { r.Origin = &o }); err != nil {
+	if err := p.disk.Update(p.id, func(r *Record) { r.Source = &o }); err != nil {
 		return fmt.Errorf("measure part of %s: %w", p.id, err)
 	}
 	p.origin = &o
@@ -213,7 +213,7 @@ func (p *Part) Measure(size int64) error {
 }
 
 // fits checks a promised size, of which nothing is known when it is negative.
-func (p *Part) fits(o Origin) error {
+func (p *Part) fits(o PartSource) error {
 	if o.Size < 0 {
 		return nil
 	}
@@ -299,20 +299,20 @@ func (p *Part) Discard() error {
 	return err
 }
 
-// NewBuffer returns room for one chunk, aligned as Put wants it.
-func NewBuffer() []byte { return alignedBuffer(ChunkSize) }
+// NewChunkBuffer returns room for one chunk, aligned as Put wants it.
+func NewChunkBuffer() []byte { return alignedBuffer(ChunkSize) }
 
 var errEnded = errors.New("the image has ended with a short chunk")
 
 // ended reports whether a short chunk was handed on, behind which nothing can come.
 func (p *Part) ended() bool { return p.current == nil && p.offset%ChunkSize != 0 }
 
-// Put appends buf[:length] as the next chunk, whose sum the caller has checked: it
+// AppendChunk appends buf[:length] as the next chunk, whose sum the caller has checked: it
 // is not computed again. Only the last chunk of an image may have less than
 // ChunkSize bytes, and ReadFrom must not have left one half full. Put keeps buf, which
 // NewBuffer or Put made, and gives back another one, in case of an error too. Its
 // errors are those of ReadFrom.
-func (p *Part) Put(buf []byte, length int64, sum ChunkSum) ([]byte, error) {
+func (p *Part) AppendChunk(buf []byte, length int64, sum ChunkSum) ([]byte, error) {
 	if len(buf) != ChunkSize || uintptr(unsafe.Pointer(&buf[0]))%directAlign != 0 {
 		return buf, errors.New("put chunk: the buffer is not one of NewBuffer")
 	}
@@ -325,8 +325,8 @@ func (p *Part) Put(buf []byte, length int64, sum ChunkSum) ([]byte, error) {
 	return buf, p.flush()
 }
 
-// PutZeros appends a chunk of zeros. What is said of Put holds for it too.
-func (p *Part) PutZeros(length int64) error {
+// AppendZeros appends a chunk of zeros. What is said of Put holds for it too.
+func (p *Part) AppendZeros(length int64) error {
 	c, err := p.next(length)
 	if err != nil {
 		return err
@@ -337,7 +337,7 @@ func (p *Part) PutZeros(length int64) error {
 
 // next makes a free chunk the current one, for all of its bytes to be put there.
 func (p *Part) next(length int64) (*chunk, error) {
-	size := p.Origin().Size
+	size := p.Source().Size
 	end := p.offset + length
 	switch {
 	case length <= 0 || length > ChunkSize:
@@ -362,11 +362,11 @@ func (p *Part) next(length int64) (*chunk, error) {
 	return p.current, nil
 }
 
-// Agrees reports whether all that the part holds are chunks of m, as far as they are
+// Matches reports whether all that the part holds are chunks of m, as far as they are
 // whole. Then the chunk at Offset is the next one to put; otherwise the part has to
 // be begun anew.
-func (p *Part) Agrees(m *Manifest) (bool, error) {
-	size := p.Origin().Size
+func (p *Part) Matches(m *Manifest) (bool, error) {
+	size := p.Source().Size
 	if p.offset > m.size || size >= 0 && size != m.size {
 		return false, nil
 	}
@@ -388,10 +388,10 @@ func (p *Part) Agrees(m *Manifest) (bool, error) {
 	return sameSums(p.chunks.sums(whole), m.sums(whole))
 }
 
-// Keep records durably that the whole chunks that the part holds are the beginning
+// Continue records durably that the whole chunks that the part holds are the beginning
 // of what o names, as Agrees has found, and drops what there is of another one. It
 // fails as Begin does when there is no room for the rest.
-func (p *Part) Keep(o Origin) error {
+func (p *Part) Continue(o PartSource) error {
 	if c := p.current; c != nil {
 		p.offset -= int64(len(c.data))
 		c.data = c.buf[:0]
@@ -401,7 +401,7 @@ func (p *Part) Keep(o Origin) error {
 		err = p.room(min(o.Size-p.offset, o.need()-p.Written()))
 	}
 	if err == nil {
-		err = p.disk.Update(p.id, func(r *Record) { r.Origin = &o })
+		err = p.disk.Update(p.id, func(r *Record) { r.Source = &o })
 	}
 	if err != nil {
 		return fmt.Errorf("keep part of %s: %w", p.id, err)
@@ -437,7 +437,7 @@ func (p *Part) flush() error {
 		if err := InspectHead(c.data, p.options.Format); err != nil {
 			return err
 		}
-		if size := p.Origin().Size; size >= 0 {
+		if size := p.Source().Size; size >= 0 {
 			if err := checkSize(size); err != nil {
 				return err
 			}
@@ -501,7 +501,7 @@ func (p *Part) full(err error) error {
 	if !errors.Is(err, ErrNoSpace) {
 		return err
 	}
-	lack := &NoSpaceError{Need: max(p.written.Load()+ChunkSize, p.Origin().need())}
+	lack := &NoSpaceError{Need: max(p.written.Load()+ChunkSize, p.Source().need())}
 	if space, err := p.disk.Space(); err == nil {
 		lack.Free = max(0, space.Free-p.options.Reserve)
 	}
@@ -525,7 +525,7 @@ func (p *Part) WriteHead(w io.Writer, n int64) error {
 	if n%ChunkSize != 0 || n > p.offset {
 		return fmt.Errorf("read head of %s: it has %d whole bytes, not %d", p.id, p.offset, n)
 	}
-	buf := NewBuffer()
+	buf := NewChunkBuffer()
 	for at := int64(0); at < n; at += ChunkSize {
 		b, err := readDirect(p.file, buf, at, n)
 		if err == nil {

@@ -42,6 +42,7 @@ func sparseImage(size int) []byte {
 }
 
 func digest512(b []byte) Digest { h := sha512.New(); h.Write(b); return SHA512.Sum(h) }
+
 func digest256(b []byte) Digest { h := sha256.New(); h.Write(b); return SHA256.Sum(h) }
 
 func openPart(t testing.TB, d *Disk, o PartOptions) *Part {
@@ -56,7 +57,7 @@ func openPart(t testing.TB, d *Disk, o PartOptions) *Part {
 
 func fill(t testing.TB, p *Part, image []byte) {
 	t.Helper()
-	if err := p.Begin(Origin{Source: "test", Size: int64(len(image))}); err != nil {
+	if err := p.Begin(PartSource{ID: "test", Size: int64(len(image))}); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := p.ReadFrom(bytes.NewReader(image)); err != nil || n != int64(len(image)) {
@@ -113,7 +114,7 @@ func TestResumeKeepsWhatTheHashesVouchFor(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			d := newDisk(t)
 			p := openPart(t, d, PartOptions{})
-			if err := p.Begin(Origin{Source: "test", ETag: `"a"`, Size: int64(len(image))}); err != nil {
+			if err := p.Begin(PartSource{ID: "test", ETag: `"a"`, Size: int64(len(image))}); err != nil {
 				t.Fatal(err)
 			}
 			boom := errors.New("boom")
@@ -126,8 +127,8 @@ func TestResumeKeepsWhatTheHashesVouchFor(t *testing.T) {
 			}
 			test.damage(t, d)
 			p = openPart(t, d, PartOptions{})
-			if p.Offset() != test.want || p.Origin().ETag != `"a"` {
-				t.Fatalf("resumed at %d with %+v, want %d", p.Offset(), p.Origin(), test.want)
+			if p.Offset() != test.want || p.Source().ETag != `"a"` {
+				t.Fatalf("resumed at %d with %+v, want %d", p.Offset(), p.Source(), test.want)
 			}
 			if _, err := p.ReadFrom(bytes.NewReader(image[p.Offset():])); err != nil {
 				t.Fatal(err)
@@ -167,7 +168,7 @@ func TestBytesOfAHalfChunkStayWithinAProcess(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(3 * ChunkSize)
 	p := openPart(t, d, PartOptions{})
-	if err := p.Begin(Origin{Source: "test", Size: int64(len(image))}); err != nil {
+	if err := p.Begin(PartSource{ID: "test", Size: int64(len(image))}); err != nil {
 		t.Fatal(err)
 	}
 	for p.Offset() < int64(len(image)) {
@@ -197,7 +198,7 @@ func TestCommitRefuses(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			d := newDisk(t)
 			p := openPart(t, d, PartOptions{})
-			if err := p.Begin(Origin{Source: "test", Size: -1}); err != nil {
+			if err := p.Begin(PartSource{ID: "test", Size: -1}); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := p.ReadFrom(bytes.NewReader(test.image)); err != nil {
@@ -206,7 +207,7 @@ func TestCommitRefuses(t *testing.T) {
 			if _, err := p.Commit(test.want); !test.is(err) {
 				t.Fatalf("error is %v", err)
 			}
-			if c := d.Look(testID); c.State != Pending || c.PartBytes != 0 || c.Size != 0 {
+			if c := d.Stat(testID); c.State != Pending || c.PartBytes != 0 || c.Size != 0 {
 				t.Errorf("something is left: %+v", c)
 			}
 			if _, err := os.Stat(imagePath(d, partFile)); !errors.Is(err, os.ErrNotExist) {
@@ -237,7 +238,7 @@ func TestBeginRefusesWhatCannotBe(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			p := openPart(t, d, test.options)
-			if err := p.Begin(Origin{Source: "test", Size: test.size}); !test.is(err) {
+			if err := p.Begin(PartSource{ID: "test", Size: test.size}); !test.is(err) {
 				t.Errorf("error is %v", err)
 			}
 		})
@@ -247,7 +248,7 @@ func TestBeginRefusesWhatCannotBe(t *testing.T) {
 func TestReadFromStopsAtTheBound(t *testing.T) {
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{MaxSize: ChunkSize})
-	if err := p.Begin(Origin{Source: "test", Size: -1}); err != nil {
+	if err := p.Begin(PartSource{ID: "test", Size: -1}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.ReadFrom(bytes.NewReader(sparseImage(2 * ChunkSize))); !errors.Is(err, ErrTooLarge) {
@@ -264,10 +265,10 @@ func TestBeginTakesWhatIsSparse(t *testing.T) {
 		t.Fatal(err)
 	}
 	size := space.Free &^ 511 * 2
-	if err := openPart(t, d, PartOptions{}).Begin(Origin{Source: "test", Size: size, Data: ChunkSize}); err != nil {
+	if err := openPart(t, d, PartOptions{}).Begin(PartSource{ID: "test", Size: size, Data: ChunkSize}); err != nil {
 		t.Error(err)
 	}
-	lack, is := errors.AsType[*NoSpaceError](openPart(t, d, PartOptions{}).Begin(Origin{Source: "test", Size: 2 * size, Data: size}))
+	lack, is := errors.AsType[*NoSpaceError](openPart(t, d, PartOptions{}).Begin(PartSource{ID: "test", Size: 2 * size, Data: size}))
 	if !is || lack.Need != size {
 		t.Errorf("with more data than is free the error is %v", lack)
 	}
@@ -277,7 +278,7 @@ func TestBeginTakesWhatIsSparse(t *testing.T) {
 // image would be fetched again as soon as its part is gone.
 func TestNoSpaceInTheMiddle(t *testing.T) {
 	p := openPart(t, newDisk(t), PartOptions{Reserve: 1 << 60})
-	if err := p.Begin(Origin{Source: "test", Size: -1}); err != nil {
+	if err := p.Begin(PartSource{ID: "test", Size: -1}); err != nil {
 		t.Fatal(err)
 	}
 	_, err := p.ReadFrom(bytes.NewReader(sparseImage(64 << 20)))
@@ -295,7 +296,7 @@ func TestNoSpaceInTheMiddle(t *testing.T) {
 func TestNoSpaceForWhatWasPromised(t *testing.T) {
 	const size = 64 << 20
 	p := openPart(t, newDisk(t), PartOptions{})
-	if err := p.Begin(Origin{Source: "test", Size: size}); err != nil {
+	if err := p.Begin(PartSource{ID: "test", Size: size}); err != nil {
 		t.Fatal(err)
 	}
 	p.options.Reserve = 1 << 60
@@ -316,7 +317,7 @@ func TestResumeKeepsZerosAtTheEnd(t *testing.T) {
 	copy(image, sparseImage(ChunkSize))
 	copy(image[39*ChunkSize:], sparseImage(ChunkSize))
 	p := openPart(t, d, PartOptions{})
-	if err := p.Begin(Origin{Source: "test", Size: int64(len(image))}); err != nil {
+	if err := p.Begin(PartSource{ID: "test", Size: int64(len(image))}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.ReadFrom(bytes.NewReader(image[:30*ChunkSize])); err != nil {
@@ -348,7 +349,7 @@ func TestNoPartBesideAReadyImage(t *testing.T) {
 		},
 		"verified": func(t *testing.T, d *Disk) (Copy, error) {
 			poke(t, imagePath(d, imageFile), 7) // it was a bad cable
-			return d.Verify(t.Context(), testID, Want{}, func(int64) {})
+			return d.Verify(t.Context(), testID, Expected{}, func(int64) {})
 		},
 	}
 	for name, mend := range mend {
@@ -356,11 +357,11 @@ func TestNoPartBesideAReadyImage(t *testing.T) {
 			d := newDisk(t)
 			readyImage(t, d, image)
 			poke(t, imagePath(d, imageFile), 7)
-			if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Failed {
+			if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
 				t.Fatalf("verified: %+v, error %v", c, err)
 			}
 			p := openPart(t, d, PartOptions{})
-			if err := p.Begin(Origin{Source: "test", Size: int64(len(image))}); err != nil {
+			if err := p.Begin(PartSource{ID: "test", Size: int64(len(image))}); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := p.ReadFrom(bytes.NewReader(image[:2*ChunkSize])); err != nil {

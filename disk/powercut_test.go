@@ -36,8 +36,8 @@ func (l *life) checkReady(id ID, c Copy) {
 	if !bytes.Equal(manifest, want) {
 		l.fatalf("%s is ready with a wrong manifest of %d bytes, want %d", id, len(manifest), len(want))
 	}
-	if named := digest256(want[chunkHeaderSize:]); c.Chunks != named {
-		l.fatalf("%s is ready with the manifest %s, want %s", id, c.Chunks, named)
+	if named := digest256(want[chunkHeaderSize:]); c.ManifestDigest != named {
+		l.fatalf("%s is ready with the manifest %s, want %s", id, c.ManifestDigest, named)
 	}
 	if !c.HasCfg || !c.Owned {
 		l.fatalf("%s is ready, but not described: %+v", id, c)
@@ -53,7 +53,7 @@ func (l *life) checkAfterCut() {
 		}
 	}
 	for _, id := range l.ids {
-		c := l.d.Look(id)
+		c := l.d.Stat(id)
 		l.note("found %s: %s %s, part %d", id, c.State, c.Message, c.PartBytes)
 		if c.State == Ready {
 			l.checkReady(id, c)
@@ -62,7 +62,7 @@ func (l *life) checkAfterCut() {
 			if err := l.verify(id); err != nil {
 				l.fatalf("verify %s: %v", id, err)
 			}
-			if c = l.d.Look(id); c.State != Ready || c.SHA512 != told {
+			if c = l.d.Stat(id); c.State != Ready || c.SHA512 != told {
 				l.fatalf("%s had been told ready with %s, and is %+v", id, told.Short(), c)
 			}
 		}
@@ -70,7 +70,7 @@ func (l *life) checkAfterCut() {
 			if err := l.verify(id); err != nil {
 				l.fatalf("verify %s: %v", id, err)
 			}
-			if c = l.d.Look(id); c.State != Ready && c.State != Failed {
+			if c = l.d.Stat(id); c.State != Ready && c.State != Failed {
 				l.fatalf("after verify %s is %+v", id, c)
 			}
 		}
@@ -79,7 +79,7 @@ func (l *life) checkAfterCut() {
 		}
 		if c.State != Ready && l.random.IntN(3) > 0 { // or in the next life
 			l.finish(id)
-			c = l.d.Look(id)
+			c = l.d.Stat(id)
 		}
 		if c.State == Ready {
 			l.checkReady(id, c)
@@ -95,12 +95,12 @@ func (l *life) checkRepair(id ID, c Copy) Copy {
 	if i < 0 || int64(len(l.versions[i].bytes)) != c.Size {
 		return c // another one was about to take its place
 	}
-	if c.Chunks.IsZero() { // it could not be read: the next start tries again
+	if c.ManifestDigest.IsZero() { // it could not be read: the next start tries again
 		l.end()
 		l.start(l.v)
-		c = l.d.Look(id)
+		c = l.d.Stat(id)
 	}
-	if c.Chunks.IsZero() {
+	if c.ManifestDigest.IsZero() {
 		l.fatalf("%s has failed, and its manifest is lost: %+v", id, c)
 	}
 	if l.random.IntN(2) > 0 {
@@ -108,7 +108,7 @@ func (l *life) checkRepair(id ID, c Copy) Copy {
 			l.fatalf("repair %s: %v", id, err)
 		}
 	}
-	return l.d.Look(id)
+	return l.d.Stat(id)
 }
 
 // finish fetches the rest of an image, of the version that is there.
@@ -118,7 +118,7 @@ func (l *life) finish(id ID) {
 	if err != nil {
 		l.fatalf("open part of %s: %v", id, err)
 	}
-	etag := p.Origin().ETag
+	etag := p.Source().ETag
 	p.Close()
 	i := slices.IndexFunc(l.versions, func(v version) bool { return v.etag == etag })
 	if i < 0 {
@@ -188,7 +188,7 @@ func TestVerifiedFileIsDurable(t *testing.T) {
 	if err := os.WriteFile(imagePath(d, imageFile), image, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
 		t.Fatalf("verified: %+v, error %v", c, err)
 	}
 	for seed := range uint64(20) {
@@ -221,7 +221,7 @@ func TestPartIsOfItsOrigin(t *testing.T) {
 				return err
 			}
 			defer p.Close()
-			if err := p.Begin(Origin{ETag: v.etag, Size: int64(len(v.bytes))}); err != nil {
+			if err := p.Begin(PartSource{ETag: v.etag, Size: int64(len(v.bytes))}); err != nil {
 				return err
 			}
 			_, err = p.ReadFrom(bytes.NewReader(v.bytes))
@@ -248,10 +248,10 @@ func TestPartIsOfItsOrigin(t *testing.T) {
 			}
 			l.start(after)
 			p := openPart(t, l.d, PartOptions{})
-			i := slices.IndexFunc(versions, func(v version) bool { return v.etag == p.Origin().ETag })
+			i := slices.IndexFunc(versions, func(v version) bool { return v.etag == p.Source().ETag })
 			got, err := os.ReadFile(imagePath(l.d, partFile))
 			if err != nil || int64(len(got)) != p.Offset() || !bytes.Equal(got, versions[i].bytes[:len(got)]) {
-				l.fatalf("seed %d: part of %s is at %d and has other bytes (error %v)", seed, p.Origin().ETag, p.Offset(), err)
+				l.fatalf("seed %d: part of %s is at %d and has other bytes (error %v)", seed, p.Source().ETag, p.Offset(), err)
 			}
 			p.Close()
 			l.end()

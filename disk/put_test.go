@@ -10,14 +10,14 @@ import (
 
 // putAll puts the chunks of image from the part's offset on, those of zeros as such.
 func putAll(p *Part, image []byte) error {
-	buf := NewBuffer()
+	buf := NewChunkBuffer()
 	for p.Offset() < int64(len(image)) {
 		n := copy(buf, image[p.Offset():])
 		var err error
 		if allZero(buf[:n]) {
-			err = p.PutZeros(int64(n))
+			err = p.AppendZeros(int64(n))
 		} else {
-			buf, err = p.Put(buf, int64(n), SumChunk(buf[:n]))
+			buf, err = p.AppendChunk(buf, int64(n), SumChunk(buf[:n]))
 		}
 		if err != nil {
 			return err
@@ -33,7 +33,7 @@ func TestPutMakesTheSameImage(t *testing.T) {
 		read, put := newDisk(t), newDisk(t)
 		readyImage(t, read, image)
 		p := openPart(t, put, PartOptions{SHA256: true})
-		if err := p.Begin(Origin{Source: "peer", Size: int64(size)}); err != nil {
+		if err := p.Begin(PartSource{ID: "peer", Size: int64(size)}); err != nil {
 			t.Fatal(err)
 		}
 		if err := putAll(p, image); err != nil {
@@ -49,8 +49,8 @@ func TestPutMakesTheSameImage(t *testing.T) {
 				t.Errorf("size %d: %s differs (error %v)", size, name, err)
 			}
 		}
-		if other := read.Look(testID).Chunks; c.Chunks.IsZero() || c.Chunks != other {
-			t.Errorf("size %d: chunks are %s, by ReadFrom %s", size, c.Chunks, other)
+		if other := read.Stat(testID).ManifestDigest; c.ManifestDigest.IsZero() || c.ManifestDigest != other {
+			t.Errorf("size %d: chunks are %s, by ReadFrom %s", size, c.ManifestDigest, other)
 		}
 		if c.RealSize > int64(size)/2+ChunkSize {
 			t.Errorf("size %d: %d bytes are allocated: holes were filled", size, c.RealSize)
@@ -62,12 +62,12 @@ func TestPutMakesTheSameImage(t *testing.T) {
 // was computed again.
 func TestPutTakesTheSumAsItIs(t *testing.T) {
 	p := openPart(t, newDisk(t), PartOptions{})
-	if err := p.Begin(Origin{Source: "peer", Size: -1}); err != nil {
+	if err := p.Begin(PartSource{ID: "peer", Size: -1}); err != nil {
 		t.Fatal(err)
 	}
-	buf := NewBuffer()
+	buf := NewChunkBuffer()
 	buf[0] = 1
-	other, err := p.Put(buf, ChunkSize, ChunkSum{7})
+	other, err := p.AppendChunk(buf, ChunkSize, ChunkSum{7})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestPutAndReadFromMeetAtChunkBorders(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(5*ChunkSize + 512)
 	p := openPart(t, d, PartOptions{})
-	if err := p.Begin(Origin{Source: "both", Size: int64(len(image))}); err != nil {
+	if err := p.Begin(PartSource{ID: "both", Size: int64(len(image))}); err != nil {
 		t.Fatal(err)
 	}
 	read := func(to int64) {
@@ -103,10 +103,10 @@ func TestPutAndReadFromMeetAtChunkBorders(t *testing.T) {
 		t.Fatal(err)
 	}
 	read(3*ChunkSize + 100)
-	if err := p.PutZeros(ChunkSize); err == nil {
+	if err := p.AppendZeros(ChunkSize); err == nil {
 		t.Fatal("a chunk was put behind half a chunk")
 	}
-	if _, err := p.Put(NewBuffer(), ChunkSize, ChunkSum{}); err == nil {
+	if _, err := p.AppendChunk(NewChunkBuffer(), ChunkSize, ChunkSum{}); err == nil {
 		t.Fatal("a chunk was put behind half a chunk")
 	}
 	read(4 * ChunkSize)
@@ -129,35 +129,35 @@ func TestPutRefuses(t *testing.T) {
 		put     func(p *Part) error
 		is      func(error) bool
 	}{
-		{"a negative length", -1, PartOptions{}, func(p *Part) error { return p.PutZeros(-1) }, nil},
-		{"nothing", -1, PartOptions{}, func(p *Part) error { return p.PutZeros(0) }, nil},
-		{"more than a chunk", -1, PartOptions{}, func(p *Part) error { return p.PutZeros(ChunkSize + 1) }, nil},
-		{"a short chunk in the middle", 2 * ChunkSize, PartOptions{}, func(p *Part) error { return p.PutZeros(512) }, nil},
-		{"more than was promised", 512, PartOptions{}, func(p *Part) error { return p.PutZeros(1024) }, nil},
+		{"a negative length", -1, PartOptions{}, func(p *Part) error { return p.AppendZeros(-1) }, nil},
+		{"nothing", -1, PartOptions{}, func(p *Part) error { return p.AppendZeros(0) }, nil},
+		{"more than a chunk", -1, PartOptions{}, func(p *Part) error { return p.AppendZeros(ChunkSize + 1) }, nil},
+		{"a short chunk in the middle", 2 * ChunkSize, PartOptions{}, func(p *Part) error { return p.AppendZeros(512) }, nil},
+		{"more than was promised", 512, PartOptions{}, func(p *Part) error { return p.AppendZeros(1024) }, nil},
 		{"a chunk behind a short one", -1, PartOptions{}, func(p *Part) error {
-			return errors.Join(p.PutZeros(512), errors.Unwrap(p.PutZeros(512)))
+			return errors.Join(p.AppendZeros(512), errors.Unwrap(p.AppendZeros(512)))
 		}, func(err error) bool { return errors.Is(err, errEnded) }},
-		{"above the bound", -1, PartOptions{MaxSize: 512}, func(p *Part) error { return p.PutZeros(1024) },
+		{"above the bound", -1, PartOptions{MaxSize: 512}, func(p *Part) error { return p.AppendZeros(1024) },
 			func(err error) bool { return errors.Is(err, ErrTooLarge) }},
 		{"a short buffer", -1, PartOptions{}, func(p *Part) error {
-			_, err := p.Put(make([]byte, 512), 512, ChunkSum{})
+			_, err := p.AppendChunk(make([]byte, 512), 512, ChunkSum{})
 			return err
 		}, nil},
 		{"a buffer that is not aligned", -1, PartOptions{}, func(p *Part) error {
-			_, err := p.Put(alignedBuffer(ChunkSize + 1)[1:], 512, ChunkSum{})
+			_, err := p.AppendChunk(alignedBuffer(ChunkSize + 1)[1:], 512, ChunkSum{})
 			return err
 		}, nil},
 		{"a format that may not be kept", -1, PartOptions{}, func(p *Part) error {
-			buf := NewBuffer()
+			buf := NewChunkBuffer()
 			copy(buf, "\x1f\x8b\x08")
-			_, err := p.Put(buf, ChunkSize, SumChunk(buf))
+			_, err := p.AppendChunk(buf, ChunkSize, SumChunk(buf))
 			return err
 		}, isA[*FormatError]},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			p := openPart(t, newDisk(t), test.options)
-			if err := p.Begin(Origin{Source: "peer", Size: test.size}); err != nil {
+			if err := p.Begin(PartSource{ID: "peer", Size: test.size}); err != nil {
 				t.Fatal(err)
 			}
 			if err := test.put(p); err == nil || test.is != nil && !test.is(err) {
@@ -172,7 +172,7 @@ func TestPutResumes(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(6*ChunkSize + 512)
 	p := openPart(t, d, PartOptions{})
-	if err := p.Begin(Origin{Source: "peer", Size: int64(len(image))}); err != nil {
+	if err := p.Begin(PartSource{ID: "peer", Size: int64(len(image))}); err != nil {
 		t.Fatal(err)
 	}
 	if err := putAll(p, image); err != nil {
@@ -188,7 +188,7 @@ func TestPutResumes(t *testing.T) {
 	if err := putAll(p, image); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := p.Commit(digest512(image)); err != nil || c.Chunks.IsZero() {
+	if c, err := p.Commit(digest512(image)); err != nil || c.ManifestDigest.IsZero() {
 		t.Errorf("%+v, error %v", c, err)
 	}
 }
@@ -225,7 +225,7 @@ func TestAgrees(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			p := openPart(t, newDisk(t), PartOptions{})
-			err := p.Begin(Origin{Source: "x", Size: test.promise})
+			err := p.Begin(PartSource{ID: "x", Size: test.promise})
 			if err == nil && test.put {
 				err = putAll(p, test.image)
 			} else if err == nil {
@@ -234,7 +234,7 @@ func TestAgrees(t *testing.T) {
 			if err != nil && !errors.Is(err, io.EOF) {
 				t.Fatal(err)
 			}
-			if got, err := p.Agrees(m); err != nil || got != test.want {
+			if got, err := p.Matches(m); err != nil || got != test.want {
 				t.Errorf("agrees: %v, error %v; want %v", got, err, test.want)
 			}
 		})
@@ -245,15 +245,15 @@ func TestKeepPutsThePartUnderAnotherOrigin(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(5*ChunkSize + 512)
 	p := openPart(t, d, PartOptions{})
-	if err := p.Begin(Origin{Source: "an address", ETag: `"1"`, Size: int64(len(image))}); err != nil {
+	if err := p.Begin(PartSource{ID: "an address", ETag: `"1"`, Size: int64(len(image))}); err != nil {
 		t.Fatal(err)
 	}
 	half := 2*ChunkSize + 100
 	if _, err := p.ReadFrom(bytes.NewReader(image[:half])); err != nil {
 		t.Fatal(err)
 	}
-	chunks := Origin{Source: "chunks", Size: int64(len(image))}
-	if err := p.Keep(chunks); err != nil {
+	chunks := PartSource{ID: "chunks", Size: int64(len(image))}
+	if err := p.Continue(chunks); err != nil {
 		t.Fatal(err)
 	}
 	if p.Offset() != 2*ChunkSize {
@@ -263,8 +263,8 @@ func TestKeepPutsThePartUnderAnotherOrigin(t *testing.T) {
 		t.Fatal(err)
 	}
 	p = openPart(t, d, PartOptions{})
-	if p.Origin() != chunks || p.Offset() != 2*ChunkSize {
-		t.Fatalf("taken up: origin %+v at %d", p.Origin(), p.Offset())
+	if p.Source() != chunks || p.Offset() != 2*ChunkSize {
+		t.Fatalf("taken up: origin %+v at %d", p.Source(), p.Offset())
 	}
 	if err := putAll(p, image); err != nil {
 		t.Fatal(err)
@@ -276,7 +276,7 @@ func TestKeepPutsThePartUnderAnotherOrigin(t *testing.T) {
 
 func TestKeepRefusesWhatCannotBe(t *testing.T) {
 	p := openPart(t, newDisk(t), PartOptions{MaxSize: 2 * ChunkSize})
-	if err := p.Keep(Origin{Source: "chunks", Size: 3 * ChunkSize}); !errors.Is(err, ErrTooLarge) {
+	if err := p.Continue(PartSource{ID: "chunks", Size: 3 * ChunkSize}); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("got %v, want %v", err, ErrTooLarge)
 	}
 }

@@ -52,9 +52,9 @@ func (s *imageSource) read(c *chunk, offset int64) error {
 	return err
 }
 
-// ErrChanging says that a file was written to while it was read, so that what was
+// ErrModified says that a file was written to while it was read, so that what was
 // read is worth nothing.
-var ErrChanging = errors.New("file changes while it is read")
+var ErrModified = errors.New("file changes while it is read")
 
 // unchanged returns the file's evidence if it is what it was when it was opened.
 func (s *imageSource) unchanged() (os.FileInfo, error) {
@@ -63,7 +63,7 @@ func (s *imageSource) unchanged() (os.FileInfo, error) {
 		return nil, err
 	}
 	if now := evidenceOf(info); now != s.before {
-		return nil, fmt.Errorf("%s: %w: %s", s.f.Name(), ErrChanging, s.before.difference(now))
+		return nil, fmt.Errorf("%s: %w: %s", s.f.Name(), ErrModified, s.before.difference(now))
 	}
 	return info, nil
 }
@@ -72,7 +72,7 @@ func (s *imageSource) unchanged() (os.FileInfo, error) {
 // to change it: a file that is being copied to its place may rest for a while.
 func (s *imageSource) settled() error {
 	if writable(s.f) {
-		return fmt.Errorf("%s: %w: a process has it open for writing", s.f.Name(), ErrChanging)
+		return fmt.Errorf("%s: %w: a process has it open for writing", s.f.Name(), ErrModified)
 	}
 	_, err := s.unchanged()
 	return err
@@ -136,7 +136,7 @@ type Reader struct {
 // Open opens the image of a ready copy for reading. As long as it is open the
 // image cannot be removed.
 func (d *Disk) Open(id ID) (*Reader, error) {
-	c := d.Look(id)
+	c := d.Stat(id)
 	if c.State != Ready {
 		return nil, fmt.Errorf("open %s: it is %s", id, c.State)
 	}
@@ -206,10 +206,10 @@ func (r *Reader) Send(w io.Writer, from, to int64, before func() error) error {
 // Verify settles it.
 var ErrDamaged = errors.New("is damaged")
 
-// Checked reads a ready image at any offset, and gives only bytes that are what they
+// VerifyingReader reads a ready image at any offset, and gives only bytes that are what they
 // were when it became ready: each chunk is held against the image's manifest. It is for
 // one goroutine.
-type Checked struct {
+type VerifyingReader struct {
 	id       ID
 	r        *Reader
 	manifest *Manifest
@@ -223,14 +223,14 @@ type checkedChunk struct {
 	buf  []byte
 }
 
-// NewChecked reads the image id by r and holds it against m. Both stay open for as long
+// NewVerifyingReader reads the image id by r and holds it against m. Both stay open for as long
 // as it is used.
-func NewChecked(id ID, r *Reader, m *Manifest) *Checked {
-	return &Checked{id: id, r: r, manifest: m}
+func NewVerifyingReader(id ID, r *Reader, m *Manifest) *VerifyingReader {
+	return &VerifyingReader{id: id, r: r, manifest: m}
 }
 
 // ReadAt is that of an io.ReaderAt. An error that is ErrDamaged names the chunk.
-func (c *Checked) ReadAt(p []byte, off int64) (n int, err error) {
+func (c *VerifyingReader) ReadAt(p []byte, off int64) (n int, err error) {
 	for n < len(p) {
 		at := off + int64(n)
 		if at >= c.manifest.Size() {
@@ -245,7 +245,7 @@ func (c *Checked) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-func (c *Checked) chunk(n int64) ([]byte, error) {
+func (c *VerifyingReader) chunk(n int64) ([]byte, error) {
 	for _, had := range c.chunks {
 		if had.data != nil && had.n == n {
 			return had.data, nil
@@ -254,14 +254,14 @@ func (c *Checked) chunk(n int64) ([]byte, error) {
 	next := &c.chunks[c.turn]
 	c.turn = (c.turn + 1) % len(c.chunks)
 	if next.buf == nil {
-		next.buf = NewBuffer()
+		next.buf = NewChunkBuffer()
 	}
 	next.n, next.data = n, nil
-	data := next.buf[:c.manifest.Length(n)]
+	data := next.buf[:c.manifest.ChunkLength(n)]
 	if _, err := c.r.ReadAt(data, n*ChunkSize); err != nil && err != io.EOF {
 		return nil, fmt.Errorf("read %s: %w", c.id, err)
 	}
-	want, err := c.manifest.At(n)
+	want, err := c.manifest.Sum(n)
 	if err != nil {
 		return nil, err
 	}

@@ -259,7 +259,7 @@ func TestCheckedGivesOnlyWhatItWas(t *testing.T) {
 	}
 	defer m.Close()
 	size := int64(len(image))
-	all, err := io.ReadAll(io.NewSectionReader(NewChecked(testID, r, m), 0, size))
+	all, err := io.ReadAll(io.NewSectionReader(NewVerifyingReader(testID, r, m), 0, size))
 	if err != nil || !bytes.Equal(all, image) {
 		t.Fatalf("%d bytes, error %v", len(all), err)
 	}
@@ -272,7 +272,7 @@ func TestCheckedGivesOnlyWhatItWas(t *testing.T) {
 	if _, err := f.WriteAt([]byte{^image[at]}, at); err != nil {
 		t.Fatal(err)
 	}
-	c, b := NewChecked(testID, r, m), make([]byte, 512)
+	c, b := NewVerifyingReader(testID, r, m), make([]byte, 512)
 	if _, err := c.ReadAt(b, at); !errors.Is(err, ErrDamaged) {
 		t.Errorf("error is %v", err)
 	}

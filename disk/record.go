@@ -31,32 +31,32 @@ const recordOwner = "backing-image-manager"
 // Record is what is remembered about one copy, in backing.record beside it. A
 // copy that has one is ours; all other state is derived from the files.
 type Record struct {
-	Owner       string    `json:"owner"`
-	Created     time.Time `json:"created"`
-	Origin      *Origin   `json:"origin,omitempty"` // of the bytes in backing.part
-	Format      Format    `json:"format,omitempty"`
-	VirtualSize int64     `json:"virtualSize,omitempty"` // bytes that a guest sees
+	Owner       string      `json:"owner"`
+	Created     time.Time   `json:"created"`
+	Source      *PartSource `json:"origin,omitempty"` // of the bytes in backing.part
+	Format      Format      `json:"format,omitempty"`
+	VirtualSize int64       `json:"virtualSize,omitempty"` // bytes that a guest sees
 	// SHA512 and SHA256 are the established digests: those of the bytes that were
 	// verified when the copy became ready. SHA256 is there if it was asked for.
 	SHA512 Digest `json:"sha512"`
 	SHA256 Digest `json:"sha256"`
-	// Chunks is the SHA-256 of the sums in backing.chunks, and Size how many bytes
+	// ManifestDigest is the SHA-256 of the sums in backing.chunks, and Size how many bytes
 	// the image had, when those digests were established.
-	Chunks   Digest    `json:"chunks,omitzero"`
-	Size     int64     `json:"size,omitempty"`
-	Evidence *Evidence `json:"evidence,omitempty"`
-	Verified time.Time `json:"verified,omitzero"` // when the bytes were last hashed and were right
-	Failed   string    `json:"failed,omitempty"`  // why the file must not be used
-	Damaged  time.Time `json:"damaged,omitzero"`  // when a file here last failed, replaced or not
+	ManifestDigest Digest    `json:"chunks,omitzero"`
+	Size           int64     `json:"size,omitempty"`
+	Evidence       *Evidence `json:"evidence,omitempty"`
+	VerifiedAt     time.Time `json:"verified,omitzero"` // when the bytes were last hashed and were right
+	Failed         string    `json:"failed,omitempty"`  // why the file must not be used
+	DamagedAt      time.Time `json:"damaged,omitzero"`  // when a file here last failed, replaced or not
 	// InUse is set when the copy was last seen used, so that a manager that was
 	// away when the use ended starts the clock then and not before.
-	InUse         bool      `json:"inUse,omitempty"`
-	LastUsed      time.Time `json:"lastUsed,omitzero"`
-	UnwantedSince time.Time `json:"unwantedSince,omitzero"`
-	// MarkedBy is the node by whose clock these two are: the disk may move to another.
-	MarkedBy string `json:"markedBy,omitempty"`
-	// BackedUp says which backup of the copy was seen whole: a hash of where and of what.
-	BackedUp string `json:"backedUp,omitempty"`
+	InUse        bool      `json:"inUse,omitempty"`
+	LastUsed     time.Time `json:"lastUsed,omitzero"`
+	SurplusSince time.Time `json:"unwantedSince,omitzero"`
+	// ClockNode is the node by whose clock these two are: the disk may move to another.
+	ClockNode string `json:"markedBy,omitempty"`
+	// BackupID says which backup of the copy was seen whole: a hash of where and of what.
+	BackupID string `json:"backedUp,omitempty"`
 }
 
 // Evidence is what of a file's inode must be unchanged for its record to vouch
@@ -76,7 +76,8 @@ func evidenceOf(info os.FileInfo) Evidence {
 func realSize(info os.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
 
 // folder and file return paths below the root of the disk.
-func (id ID) folder() string          { return path.Join(imagesFolder, id.String()) }
+func (id ID) folder() string { return path.Join(imagesFolder, id.String()) }
+
 func (id ID) file(name string) string { return path.Join(imagesFolder, id.String(), name) }
 
 // ParseRecord reads a backing.record.
@@ -88,10 +89,10 @@ func ParseRecord(data []byte) (Record, error) {
 	if r.Owner != recordOwner {
 		return Record{}, fmt.Errorf("read %s: owner is %q", recordFile, r.Owner)
 	}
-	if r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 || r.Chunks.Algorithm() == SHA512 {
+	if r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 || r.ManifestDigest.Algorithm() == SHA512 {
 		return Record{}, fmt.Errorf("read %s: a digest is of the wrong kind", recordFile)
 	}
-	for _, t := range []*time.Time{&r.Created, &r.Verified, &r.Damaged, &r.LastUsed, &r.UnwantedSince} {
+	for _, t := range []*time.Time{&r.Created, &r.VerifiedAt, &r.DamagedAt, &r.LastUsed, &r.SurplusSince} {
 		if year := t.UTC().Year(); year < 1 || year > 9000 {
 			*t = time.Time{} // JSON cannot hold it in every zone, and it says nothing
 		}

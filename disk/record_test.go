@@ -13,11 +13,11 @@ func wholeRecord() Record {
 	at := time.Date(2026, 11, 20, 9, 0, 0, 5, time.UTC)
 	return Record{
 		Owner: recordOwner, Created: at, Format: QCOW2, VirtualSize: 10,
-		Origin: &Origin{Source: "abc", ETag: `W/"x"`, LastModified: "Fri, 20 Nov 2026 09:00:00 GMT", Size: 7},
-		SHA512: digest512(nil), SHA256: digest256(nil), Chunks: digest256(nil), Size: 7,
-		Evidence: &Evidence{Size: 7, ModTime: at.UnixNano(), ChangeTime: at.UnixNano() + 1, Inode: 1 << 63},
-		Verified: at, Damaged: at, Failed: "damaged", InUse: true, LastUsed: at, UnwantedSince: at, MarkedBy: "node1",
-		BackedUp: "0a",
+		Source: &PartSource{ID: "abc", ETag: `W/"x"`, LastModified: "Fri, 20 Nov 2026 09:00:00 GMT", Size: 7},
+		SHA512: digest512(nil), SHA256: digest256(nil), ManifestDigest: digest256(nil), Size: 7,
+		Evidence:   &Evidence{Size: 7, ModTime: at.UnixNano(), ChangeTime: at.UnixNano() + 1, Inode: 1 << 63},
+		VerifiedAt: at, DamagedAt: at, Failed: "damaged", InUse: true, LastUsed: at, SurplusSince: at, ClockNode: "node1",
+		BackupID: "0a",
 	}
 }
 
@@ -73,7 +73,7 @@ func TestRecordWithoutChecksumVouchesForNothing(t *testing.T) {
 	if err := d.Update(testID, func(r *Record) { r.SHA512 = Digest{} }); err != nil {
 		t.Fatal(err)
 	}
-	if c := d.Look(testID); c.State != Unknown {
+	if c := d.Stat(testID); c.State != Unknown {
 		t.Errorf("copy is %+v", c)
 	}
 }

@@ -15,20 +15,20 @@ const removingPrefix = ".removing-"
 // InUseError says that an image was left alone because it is used, or because
 // nobody can tell.
 type InUseError struct {
-	ID  ID
-	Why string
+	ID     ID
+	Reason string
 }
 
-func (e *InUseError) Error() string { return fmt.Sprintf("%s is in use: %s", e.ID, e.Why) }
+func (e *InUseError) Error() string { return fmt.Sprintf("%s is in use: %s", e.ID, e.Reason) }
 
 // used looks whether the image file at name, which is or was that of id, has a
 // user: a replica that names it or a process that has it open.
 func (d *Disk) used(id ID, name string) error {
 	if why := d.Users().Using(id); why != "" {
-		return &InUseError{ID: id, Why: why}
+		return &InUseError{ID: id, Reason: why}
 	}
 	if why := d.openedAt(name); why != "" {
-		return &InUseError{ID: id, Why: why}
+		return &InUseError{ID: id, Reason: why}
 	}
 	return nil
 }

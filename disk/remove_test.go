@@ -37,7 +37,7 @@ func TestRemovePutsBackWhatItCannotDelete(t *testing.T) {
 	if err := d.Remove(testID); err == nil {
 		t.Fatal("an immutable file was removed")
 	}
-	if c := d.Look(testID); c.Size != ChunkSize || !c.Owned {
+	if c := d.Stat(testID); c.Size != ChunkSize || !c.Owned {
 		t.Errorf("the image is not where it was: %+v", c)
 	}
 }
@@ -94,7 +94,7 @@ func TestRemoveLeavesWhatIsUsed(t *testing.T) {
 			if _, inUse := errors.AsType[*InUseError](err); !inUse {
 				t.Errorf("got error %v, want that it is in use", err)
 			}
-			if c := d.Look(testID); c.State != Ready {
+			if c := d.Stat(testID); c.State != Ready {
 				t.Errorf("the image is %+v", c)
 			}
 		})
@@ -117,7 +117,7 @@ func TestRemoveLeavesWhatIsNotOurs(t *testing.T) {
 	if err := d.Remove(testID); err == nil {
 		t.Error("an image without a record was removed")
 	}
-	if c := d.Look(testID); c.Size != ChunkSize {
+	if c := d.Stat(testID); c.Size != ChunkSize {
 		t.Errorf("copy is %+v", c)
 	}
 }
@@ -170,7 +170,7 @@ func comeDuringRemoval(t *testing.T, d *Disk, id ID, use func(*Disk, ID, string)
 	came := use(d, id, aside)
 	err := <-removed
 	if err == nil {
-		if state := d.Look(id).State; state != Pending {
+		if state := d.Stat(id).State; state != Pending {
 			t.Fatalf("the image is %s after its removal", state)
 		}
 		if err := os.RemoveAll(filepath.Join(d.Path(), replicaFolder)); err != nil {
@@ -181,7 +181,7 @@ func comeDuringRemoval(t *testing.T, d *Disk, id ID, use func(*Disk, ID, string)
 	if _, inUse := errors.AsType[*InUseError](err); !inUse || came != nil {
 		t.Fatalf("Remove: %v; the user: %v", err, came)
 	}
-	if c := d.Look(id); c.State != Ready {
+	if c := d.Stat(id); c.State != Ready {
 		t.Fatalf("the image is %s (%s) after a user kept it from its removal", c.State, c.Message)
 	}
 	return true
@@ -209,7 +209,7 @@ func TestLockPutsBack(t *testing.T) {
 	if err := os.Rename(filepath.Join(d.Path(), id.folder()), aside); err != nil {
 		t.Fatal(err)
 	}
-	if l, err := d.List(); err != nil || len(l.Copies) > 0 || len(l.Foreign) != 1 {
+	if l, err := d.List(); err != nil || len(l.Copies) > 0 || len(l.Unmanaged) != 1 {
 		t.Fatalf("a folder on its way out is listed as %+v, %v", l, err)
 	}
 	unlock, err := d.Lock()
@@ -217,7 +217,7 @@ func TestLockPutsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unlock()
-	if c := d.Look(id); c.State != Ready {
+	if c := d.Stat(id); c.State != Ready {
 		t.Fatalf("the image is %s (%s) after it was put back", c.State, c.Message)
 	}
 }
@@ -238,7 +238,7 @@ func TestRemovalThatCannotBeSynced(t *testing.T) {
 	if !errors.Is(err, syscall.EIO) {
 		t.Errorf("error is %v, want EIO", err)
 	}
-	if c := d.Look(testID); c.Size != ChunkSize {
+	if c := d.Stat(testID); c.Size != ChunkSize {
 		t.Errorf("the image is not under its name any more: %+v", c)
 	}
 	if err := d.Remove(testID); err != nil {
@@ -300,7 +300,7 @@ func TestReplicaThatComesDuringRemove(t *testing.T) {
 					return nil
 				})
 				err := d.Remove(testID)
-				c := d.Look(testID)
+				c := d.Stat(testID)
 				switch {
 				case i > lastLook: // nobody could know
 				case !isA[*InUseError](err) || c.State == Pending:
@@ -350,7 +350,7 @@ func TestUserThatComesDuringRemove(t *testing.T) {
 		close(begin)
 		err := d.Remove(testID)
 		f := <-opened
-		c := d.Look(testID)
+		c := d.Stat(testID)
 		switch {
 		case f != nil && (c.State == Pending || !isA[*InUseError](err)):
 			t.Errorf("round %d: a user has it open, error is %v, copy is %+v", i, err, c)
@@ -394,7 +394,7 @@ func TestRemoveLeavesForeignFiles(t *testing.T) {
 			t.Errorf("%s is gone:\n%s", name, got)
 		}
 	}
-	if c := d.Look(testID); c.State != Pending || c.Owned {
+	if c := d.Stat(testID); c.State != Pending || c.Owned {
 		t.Errorf("copy is %+v", c)
 	}
 }

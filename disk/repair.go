@@ -39,7 +39,7 @@ func (d *Disk) Repair(ctx context.Context, id ID, want Digest, fetch FetchChunk,
 	if err = errors.Join(err, r.close()); err != nil {
 		return Copy{}, fmt.Errorf("repair %s: %w", id, err)
 	}
-	c := d.Look(id)
+	c := d.Stat(id)
 	if c.State != Ready {
 		return c, fmt.Errorf("repair %s: it is %s after all: %s", id, c.State, c.Message)
 	}
@@ -62,7 +62,7 @@ type repair struct {
 }
 
 func (d *Disk) openRepair(id ID, want Digest) (*repair, error) {
-	c := d.Look(id)
+	c := d.Stat(id)
 	if c.State != Failed && c.State != Ready || c.SHA512.IsZero() {
 		return nil, fmt.Errorf("it is %s, of which is not known what it was", c.State)
 	}
@@ -73,7 +73,7 @@ func (d *Disk) openRepair(id ID, want Digest) (*repair, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &repair{disk: d, id: id, want: want, manifest: m, named: c.Chunks}
+	r := &repair{disk: d, id: id, want: want, manifest: m, named: c.ManifestDigest}
 	if r.record, _, err = d.readRecord(id); err == nil {
 		r.source, err = openSource(d.root, id.file(imageFile))
 	}
@@ -117,7 +117,7 @@ func (r *repair) run(ctx context.Context, progress func(int64)) error {
 	}
 	sum512, sum256 := h.sums()
 	if err := matches(r.record.SHA512, sum512, sum256); err != nil {
-		r.record.Chunks = Digest{}
+		r.record.ManifestDigest = Digest{}
 		r.record.Failed = fmt.Sprintf("damaged: its chunks are those of its manifest, but %v", err)
 		return err
 	}
@@ -144,9 +144,9 @@ func (r *repair) pour(ctx context.Context, p *pipeline, progress func(int64)) er
 	return nil
 }
 
-// Unreadable reports whether err is about the medium of a disk, which may keep other bytes
+// IsMediaError reports whether err is about the medium of a disk, which may keep other bytes
 // where it cannot read these.
-func Unreadable(err error) bool {
+func IsMediaError(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENODATA) || errors.Is(err, unix.EREMOTEIO) ||
 		errors.Is(err, unix.EILSEQ) || errors.Is(err, unix.EBADMSG)
 }
@@ -154,18 +154,18 @@ func Unreadable(err error) bool {
 // right fills c with the bytes that chunk n has to have, and makes the file have
 // them.
 func (r *repair) right(ctx context.Context, c *chunk, n int64) error {
-	sum, err := r.manifest.At(n)
+	sum, err := r.manifest.Sum(n)
 	if err != nil {
 		return err
 	}
 	err = r.source.read(c, n*ChunkSize)
-	if err != nil && !Unreadable(err) || err == nil && SumChunk(c.data) == sum {
+	if err != nil && !IsMediaError(err) || err == nil && SumChunk(c.data) == sum {
 		return err
 	}
 	if err == nil && r.record.Failed == "" { // until all of it is right
 		r.record.Failed = fmt.Sprintf("damaged: chunk %d is not what it was", n)
 	}
-	length := r.manifest.Length(n)
+	length := r.manifest.ChunkLength(n)
 	if zero := zeros[:length]; sum == hashChunk(zero, true) {
 		c.data = zero
 		return r.write(c, sum)
@@ -194,7 +194,7 @@ func (r *repair) write(c *chunk, sum ChunkSum) error {
 		return errors.Join(err, statErr)
 	}
 	if info.Size() != r.source.size {
-		return errors.Join(err, ErrChanging)
+		return errors.Join(err, ErrModified)
 	}
 	r.source.before = evidenceOf(info)
 	if err != nil {
@@ -216,10 +216,10 @@ func (r *repair) vouch() error {
 	if err != nil {
 		return err
 	}
-	if now.SHA512 != r.record.SHA512 || now.Chunks != r.named {
+	if now.SHA512 != r.record.SHA512 || now.ManifestDigest != r.named {
 		return errors.New("its record is that of another image now")
 	}
-	now.SHA256, now.Failed, now.Verified = r.record.SHA256, "", time.Now().UTC()
+	now.SHA256, now.Failed, now.VerifiedAt = r.record.SHA256, "", time.Now().UTC()
 	return r.disk.vouchFor(r.id, now, r.want, r.source.before)
 }
 
@@ -228,7 +228,7 @@ func (r *repair) vouch() error {
 // nothing new, it leaves the record alone.
 func (r *repair) giveUp() error {
 	failed := r.record.Failed != r.was
-	if r.source.before == r.began && r.record.Chunks == r.named && !failed {
+	if r.source.before == r.began && r.record.ManifestDigest == r.named && !failed {
 		return nil
 	}
 	if errors.Join(r.place.close(), r.source.sync(), rest(r.source.f), r.source.settled()) != nil {
@@ -246,7 +246,7 @@ func (r *repair) giveUp() error {
 }
 
 func (r *repair) still(now *Record) {
-	now.Evidence, now.Failed, now.Chunks = &r.source.before, r.record.Failed, r.record.Chunks
+	now.Evidence, now.Failed, now.ManifestDigest = &r.source.before, r.record.Failed, r.record.ManifestDigest
 }
 
 // placer writes chunks of an image in place. It opens the file when the first one
@@ -300,7 +300,7 @@ func openWhole(root *os.Root, name string, flag int) (*os.File, error) {
 // buffer returns room to read a chunk back.
 func (p *placer) buffer() []byte {
 	if p.spare == nil {
-		p.spare = NewBuffer()
+		p.spare = NewChunkBuffer()
 	}
 	return p.spare
 }

@@ -41,7 +41,7 @@ func scribble(t *testing.T, name string, data []byte, at int64) {
 // verifyFails has the image of testID read, and found wrong.
 func verifyFails(t *testing.T, d *Disk) {
 	t.Helper()
-	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Failed {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
 		t.Fatalf("verified: %+v, error %v; want failed", c, err)
 	}
 }
@@ -76,13 +76,13 @@ func TestRepair(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			d := newDisk(t)
 			readyImage(t, d, image)
-			was := d.Look(testID)
+			was := d.Stat(testID)
 			test.damage(t, imagePath(d, imageFile))
 			verifyFails(t, d)
 			var asked []int64
 			var read int64
 			c, err := d.Repair(context.Background(), testID, was.SHA512, peerWith(image, &asked), func(n int64) { read += n })
-			if err != nil || c.State != Ready || c.SHA512 != was.SHA512 || c.Chunks != was.Chunks || !c.HasCfg {
+			if err != nil || c.State != Ready || c.SHA512 != was.SHA512 || c.ManifestDigest != was.ManifestDigest || !c.HasCfg {
 				t.Fatalf("repaired: %+v, error %v", c, err)
 			}
 			if !slices.Equal(asked, test.asks) || read != length {
@@ -94,7 +94,7 @@ func TestRepair(t *testing.T) {
 			if c.RealSize > was.RealSize+ChunkSize/16 {
 				t.Errorf("%d bytes are allocated, and were %d: holes were filled", c.RealSize, was.RealSize)
 			}
-			if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Ready {
+			if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
 				t.Errorf("verified: %+v, error %v", c, err)
 			}
 		})
@@ -150,19 +150,19 @@ func TestRepairRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { f.Close() })
-		}, Digest{}, func(err error) bool { return errors.Is(err, ErrChanging) }},
+		}, Digest{}, func(err error) bool { return errors.Is(err, ErrModified) }},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			d := newDisk(t)
 			readyImage(t, d, image)
 			test.prepare(t, d)
-			was := d.Look(testID).State
+			was := d.Stat(testID).State
 			var asked []int64
 			if c, err := d.Repair(context.Background(), testID, test.want, peerWith(image, &asked), func(int64) {}); !test.is(err) {
 				t.Errorf("%+v, error %v", c, err)
 			}
-			if c := d.Look(testID); c.State != was {
+			if c := d.Stat(testID); c.State != was {
 				t.Errorf("it was %s and is %s", was, c.State)
 			}
 		})
@@ -210,7 +210,7 @@ func TestRepairGoesOn(t *testing.T) {
 			if err == nil || test.is != nil && !errors.Is(err, test.is) {
 				t.Fatalf("error is %v", err)
 			}
-			if c := d.Look(testID); c.State != Failed || c.Chunks.IsZero() || !strings.Contains(c.Message, "checksum") {
+			if c := d.Stat(testID); c.State != Failed || c.ManifestDigest.IsZero() || !strings.Contains(c.Message, "checksum") {
 				t.Fatalf("in the middle: %+v", c)
 			}
 			if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !slices.Contains([]byte{image[4*ChunkSize], image[4*ChunkSize] ^ 1}, got[4*ChunkSize]) ||
@@ -268,10 +268,10 @@ func TestRepairInUse(t *testing.T) {
 		t.Cleanup(func() { f.Close() })
 		return copy(buf, image[n*ChunkSize:]), nil
 	}
-	if c, err := d.Repair(context.Background(), testID, Digest{}, writer, func(int64) {}); !errors.Is(err, ErrChanging) {
+	if c, err := d.Repair(context.Background(), testID, Digest{}, writer, func(int64) {}); !errors.Is(err, ErrModified) {
 		t.Errorf("with a writer: %+v, error %v", c, err)
 	}
-	if c := d.Look(testID); c.State == Ready {
+	if c := d.Stat(testID); c.State == Ready {
 		t.Error("it is ready while somebody writes to it")
 	}
 }
@@ -312,10 +312,10 @@ func TestRepairVouchesForWhatItRead(t *testing.T) {
 		poke(t, imagePath(d, imageFile), 7)
 		return copy(buf, image[n*ChunkSize:]), nil
 	}
-	if c, err := d.Repair(context.Background(), testID, Digest{}, meanwhile, func(int64) {}); !errors.Is(err, ErrChanging) {
+	if c, err := d.Repair(context.Background(), testID, Digest{}, meanwhile, func(int64) {}); !errors.Is(err, ErrModified) {
 		t.Errorf("%+v, error %v", c, err)
 	}
-	if c := d.Look(testID); c.State != Unknown {
+	if c := d.Stat(testID); c.State != Unknown {
 		t.Errorf("after it: %+v", c)
 	}
 }
@@ -338,14 +338,14 @@ func TestRepairByAManifestOfOtherBytes(t *testing.T) {
 	if err := os.WriteFile(imagePath(d, chunksFile), sums, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Update(testID, func(r *Record) { r.Chunks = digest256(sums[chunkHeaderSize:]) }); err != nil {
+	if err := d.Update(testID, func(r *Record) { r.ManifestDigest = digest256(sums[chunkHeaderSize:]) }); err != nil {
 		t.Fatal(err)
 	}
 	var asked []int64
 	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(wrong, &asked), func(int64) {}); !isA[*ChecksumError](err) {
 		t.Errorf("%+v, error %v", c, err)
 	}
-	if c := d.Look(testID); c.State != Failed || !c.Chunks.IsZero() {
+	if c := d.Stat(testID); c.State != Failed || !c.ManifestDigest.IsZero() {
 		t.Errorf("after it: %+v", c)
 	}
 }
@@ -420,11 +420,11 @@ func TestRepairOfAReadyImage(t *testing.T) {
 			t.Errorf("%s: error %v after %d writes", test.name, err, writes)
 		}
 		v.Plan(nil)
-		if c := d.Look(testID); c.State != Ready {
+		if c := d.Stat(testID); c.State != Ready {
 			t.Errorf("%s: %+v", test.name, c)
 		}
 	}
-	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
 		t.Errorf("in the end %+v, error %v", c, err)
 	}
 }
@@ -450,7 +450,7 @@ func TestRepairFindsAReadyImageWrong(t *testing.T) {
 	if c, err := d.Repair(context.Background(), testID, Digest{}, nobody, func(int64) {}); !errors.Is(err, boom) {
 		t.Errorf("%+v, error %v", c, err)
 	}
-	if c := d.Look(testID); c.State != Failed || c.Damaged.IsZero() || c.Chunks.IsZero() {
+	if c := d.Stat(testID); c.State != Failed || c.DamagedAt.IsZero() || c.ManifestDigest.IsZero() {
 		t.Errorf("with nobody who has the bytes: %+v", c)
 	}
 	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, new([]int64)), func(int64) {}); err != nil || c.State != Ready {

@@ -75,10 +75,10 @@ func (r *ReplicaFolder) Open(name string) (*File, error) { return openFile(r.roo
 // Close closes the folder. Files opened from it stay open.
 func (r *ReplicaFolder) Close() error { return r.root.Close() }
 
-// OpenBase opens the file of an image that a volume lies on, ready or of a state that
+// OpenBackingFile opens the file of an image that a volume lies on, ready or of a state that
 // nobody knows: of one that failed, and so of a file known to be wrong, it does not.
-func (d *Disk) OpenBase(id ID) (*File, Copy, error) {
-	c := d.Look(id)
+func (d *Disk) OpenBackingFile(id ID) (*File, Copy, error) {
+	c := d.Stat(id)
 	if c.State != Ready && c.State != Unknown {
 		return nil, c, fmt.Errorf("open %s: it is %s", id, c.State)
 	}

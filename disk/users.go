@@ -59,8 +59,8 @@ type Users struct {
 	unknown  string
 }
 
-// Of returns the replicas that use the image, sorted.
-func (u Users) Of(id ID) []string { return u.replicas[id.String()] }
+// Replicas returns the replicas that use the image, sorted.
+func (u Users) Replicas(id ID) []string { return u.replicas[id.String()] }
 
 // Unknown is not empty when some replica cannot be read, with the reason. Every
 // image of the disk then counts as used.
@@ -68,7 +68,7 @@ func (u Users) Unknown() string { return u.unknown }
 
 // Using says why the image must be left alone, and is empty when nothing uses it.
 func (u Users) Using(id ID) string {
-	if by := u.Of(id); len(by) > 0 {
+	if by := u.Replicas(id); len(by) > 0 {
 		return "used by replica " + strings.Join(by, ", ")
 	}
 	if u.unknown != "" {

@@ -175,7 +175,7 @@ func TestEveryReplicaCounts(t *testing.T) {
 			if err := d.Remove(testID); !isA[*InUseError](err) {
 				t.Errorf("error is %v, want that it is in use", err)
 			}
-			if c := d.Look(testID); c.State != Ready {
+			if c := d.Stat(testID); c.State != Ready {
 				t.Errorf("copy is %+v", c)
 			}
 			if why := d.Users().Using(ID{"willow", "00000224"}); (why != "") != test.others {

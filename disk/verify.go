@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Want is what a configuration says about the bytes of an image.
-type Want struct {
+// Expected is what a configuration says about the bytes of an image.
+type Expected struct {
 	Digest Digest // zero: whatever it is
 	Format Format // "": whatever it is
 }
@@ -24,7 +24,7 @@ type Want struct {
 // The error is not nil when no outcome was reached: the file cannot be read, is
 // written to meanwhile (ErrChanging), or ctx ended. progress is called with the
 // bytes of each chunk that was read.
-func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64)) (Copy, error) {
+func (d *Disk) Verify(ctx context.Context, id ID, want Expected, progress func(int64)) (Copy, error) {
 	err := d.place(id)
 	if err != nil {
 		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
@@ -39,7 +39,7 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64
 	if err := errors.Join(s.settled(), s.sync(), rest(s.f)); err != nil {
 		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
-	withSHA256 := want.Digest.Algorithm() == SHA256 || !d.Look(id).SHA256.IsZero()
+	withSHA256 := want.Digest.Algorithm() == SHA256 || !d.Stat(id).SHA256.IsZero()
 	pass, err := d.readThrough(ctx, s, id, withSHA256, progress)
 	if err == nil {
 		err = s.settled()
@@ -52,7 +52,7 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Want, progress func(int64
 		return Copy{}, err
 	}
 	err = d.settle(id, r, want, pass)
-	return d.Look(id), err
+	return d.Stat(id), err
 }
 
 // pass is what one reading of an image found out.
@@ -102,7 +102,7 @@ func (pass) forget(d *Disk, id ID) error {
 }
 
 // settle decides by what was read, and records it.
-func (d *Disk) settle(id ID, r Record, want Want, read pass) error {
+func (d *Disk) settle(id ID, r Record, want Expected, read pass) error {
 	why, err := d.compare(id, r, want, read)
 	if err != nil {
 		return errors.Join(err, read.forget(d, id))
@@ -117,8 +117,8 @@ func (d *Disk) settle(id ID, r Record, want Want, read pass) error {
 		return errors.Join(d.fail(id, r, why, read.of), read.forget(d, id))
 	}
 	r.SHA512, r.SHA256, r.Failed = read.sum512, read.sum256, ""
-	r.Chunks, r.Size = read.chunks, read.of.Size
-	r.Format, r.VirtualSize, r.Verified = info.Format, info.VirtualSize, time.Now().UTC()
+	r.ManifestDigest, r.Size = read.chunks, read.of.Size
+	r.Format, r.VirtualSize, r.VerifiedAt = info.Format, info.VirtualSize, time.Now().UTC()
 	if err := renameDurably(d.root, id.file(chunksFile+".tmp"), id.file(chunksFile)); err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func (d *Disk) settle(id ID, r Record, want Want, read pass) error {
 // compare says why the bytes are not what they were, or nothing. A backing.cfg that
 // cannot be read at the moment may be the only one that knows, and is not the same as
 // none.
-func (d *Disk) compare(id ID, r Record, want Want, read pass) (string, error) {
+func (d *Disk) compare(id ID, r Record, want Expected, read pass) (string, error) {
 	if !r.SHA512.IsZero() {
 		return damage("established", r.SHA512, read.sum512), nil
 	}
@@ -159,14 +159,14 @@ func damage(whose string, want, got Digest) string {
 	return fmt.Sprintf("damaged: checksum mismatch: %s %s, got %s", whose, want, got)
 }
 
-// Describe writes backing.cfg anew from the record of a ready copy, without reading
+// WriteCfg writes backing.cfg anew from the record of a ready copy, without reading
 // the image.
-func (d *Disk) Describe(id ID, expected Digest) error {
+func (d *Disk) WriteCfg(id ID, expected Digest) error {
 	r, _, err := d.readRecord(id)
 	if err != nil {
 		return err
 	}
-	if c := d.Look(id); c.State != Ready || r.Evidence == nil {
+	if c := d.Stat(id); c.State != Ready || r.Evidence == nil {
 		return fmt.Errorf("describe %s: it is %s", id, c.State)
 	}
 	return d.vouchFor(id, r, expected, *r.Evidence)
@@ -177,7 +177,7 @@ func (d *Disk) Describe(id ID, expected Digest) error {
 // is full, or cannot be written to any more, it is not ready for this process at least.
 func (d *Disk) fail(id ID, r Record, why string, of Evidence) error {
 	d.find(id, func(f *found) { f.damaged = of })
-	r.Evidence, r.Failed, r.Damaged = &of, why, time.Now().UTC()
+	r.Evidence, r.Failed, r.DamagedAt = &of, why, time.Now().UTC()
 	if err := d.writeRecord(id, r); err != nil {
 		return err
 	}

@@ -91,12 +91,12 @@ func TestAdopt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := unpack(t, "testdata/longhorn/"+name+".tar.zst")
 			id := ID{Name: want.Image, UUID: want.UUID}
-			before := d.Look(id)
+			before := d.Stat(id)
 			if before.State != Unknown || before.Owned {
 				t.Fatalf("before: %+v, want unknown and not ours", before)
 			}
 			var read int64
-			c, err := d.Verify(context.Background(), id, Want{}, func(n int64) { read += n })
+			c, err := d.Verify(context.Background(), id, Expected{}, func(n int64) { read += n })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -130,10 +130,10 @@ func TestVerifyNotices(t *testing.T) {
 	}
 	verify := func(t *testing.T, d *Disk) Copy {
 		t.Helper()
-		if _, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil {
+		if _, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil {
 			t.Fatal(err)
 		}
-		return d.Look(testID)
+		return d.Stat(testID)
 	}
 	t.Run("a touch, and forgives it", func(t *testing.T) {
 		d := commit(t)
@@ -142,7 +142,7 @@ func TestVerifyNotices(t *testing.T) {
 		if err := os.Chtimes(imagePath(d, imageFile), later, later); err != nil {
 			t.Fatal(err)
 		}
-		if c := d.Look(testID); c.State != Unknown || !strings.Contains(c.Message, "mtime") {
+		if c := d.Stat(testID); c.State != Unknown || !strings.Contains(c.Message, "mtime") {
 			t.Fatalf("after a touch: %+v", c)
 		}
 		if c := verify(t, d); c.State != Ready || !c.HasCfg {
@@ -156,7 +156,7 @@ func TestVerifyNotices(t *testing.T) {
 		if err := os.Chtimes(imagePath(d, imageFile), stat.ModTime(), stat.ModTime()); err != nil {
 			t.Fatal(err)
 		}
-		if c := d.Look(testID); c.State != Unknown {
+		if c := d.Stat(testID); c.State != Unknown {
 			t.Fatalf("before reading: %+v", c)
 		}
 		if c := verify(t, d); c.State != Failed || !strings.Contains(c.Message, "checksum mismatch") {
@@ -170,7 +170,7 @@ func TestVerifyNotices(t *testing.T) {
 	t.Run("nothing when a record is torn, but reads again", func(t *testing.T) {
 		d := commit(t)
 		truncate(t, imagePath(d, recordFile), 20)
-		if c := d.Look(testID); c.State != Unknown || c.Owned {
+		if c := d.Stat(testID); c.State != Unknown || c.Owned {
 			t.Fatalf("with a torn record: %+v", c)
 		}
 		if c := verify(t, d); c.State != Ready || c.SHA512 != digest512(image) {
@@ -207,12 +207,12 @@ func TestAdoptNoBytesThatAreNotExpected(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := d.Verify(context.Background(), testID, Want{}, func(int64) {})
+		got, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 		if err != nil || got.State != c.want {
 			t.Errorf("expected %.4q, current %.4q: %s %s, error %v; want %s", c.expected, c.current, got.State, got.Message, err, c.want)
 		}
 		// Bytes that a declaration here contradicts are kept, as they are, for a person to decide.
-		declared := Want{Digest: digest512(image[:512])}
+		declared := Expected{Digest: digest512(image[:512])}
 		if got, err = d.Verify(context.Background(), testID, declared, func(int64) {}); c.current != other && (err != nil || got.State != Ready) {
 			t.Errorf("expected %.4q, current %.4q, another one declared: %s %s, error %v", c.expected, c.current, got.State, got.Message, err)
 		}
@@ -239,8 +239,8 @@ func TestVerifyVouchesForWhatItRead(t *testing.T) {
 	if err := os.WriteFile(imagePath(d, imageFile), damage, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_ = d.settle(testID, r, Want{}, pass)
-	if c := d.Look(testID); c.State == Ready {
+	_ = d.settle(testID, r, Expected{}, pass)
+	if c := d.Stat(testID); c.State == Ready {
 		t.Error("a file is ready whose bytes nobody has read")
 	}
 }
@@ -250,10 +250,10 @@ func TestDescribeVouchesForWhatWasVerified(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	r, _, _ := d.readRecord(testID)
-	if err := os.Chtimes(imagePath(d, imageFile), r.Verified, r.Verified); err != nil {
+	if err := os.Chtimes(imagePath(d, imageFile), r.VerifiedAt, r.VerifiedAt); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Describe(testID, Digest{}); err == nil {
+	if err := d.WriteCfg(testID, Digest{}); err == nil {
 		t.Error("a file was vouched for that changed since it was verified")
 	}
 }
@@ -272,13 +272,13 @@ func TestCommitVouchesForWhatItWrote(t *testing.T) {
 		}
 		return nil
 	})
-	if c, err := p.Commit(digest512(image)); !errors.Is(err, ErrChanging) {
+	if c, err := p.Commit(digest512(image)); !errors.Is(err, ErrModified) {
 		t.Errorf("%+v, error %v", c, err)
 	}
-	if c := d.Look(testID); c.State != Unknown {
+	if c := d.Stat(testID); c.State != Unknown {
 		t.Errorf("after it: %+v", c)
 	}
-	if c, err := d.Verify(context.Background(), testID, Want{}, func(int64) {}); err != nil || c.State != Failed {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
 		t.Errorf("verified: %+v, error %v", c, err)
 	}
 }
@@ -296,11 +296,11 @@ func TestVerifyWaitsForWriters(t *testing.T) {
 	}
 	defer f.Close()
 	image := sparseImage(2 * ChunkSize)
-	verify := func() (Copy, error) { return d.Verify(context.Background(), testID, Want{}, func(int64) {}) }
+	verify := func() (Copy, error) { return d.Verify(context.Background(), testID, Expected{}, func(int64) {}) }
 	if _, err := f.Write(image[:ChunkSize]); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := verify(); !errors.Is(err, ErrChanging) {
+	if c, err := verify(); !errors.Is(err, ErrModified) {
 		t.Fatalf("half an image is %+v, error %v", c, err)
 	}
 	if _, err := f.Write(image[ChunkSize:]); err != nil {
@@ -328,7 +328,7 @@ func TestWriteWithinASecondIsNoticed(t *testing.T) {
 			_, err := d.makeFolder(testID)
 			err = errors.Join(err, os.WriteFile(imagePath(d, imageFile), image, 0o644))
 			if err == nil {
-				_, err = d.Verify(context.Background(), testID, Want{}, func(int64) {})
+				_, err = d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 			}
 			return err
 		},
@@ -345,9 +345,9 @@ func TestWriteWithinASecondIsNoticed(t *testing.T) {
 			if err := prepare(t, d); err != nil {
 				t.Fatal(err)
 			}
-			before := d.Look(testID)
+			before := d.Stat(testID)
 			poke(t, imagePath(d, imageFile), 5)
-			if c := d.Look(testID); before.State != Ready || c.State != Unknown {
+			if c := d.Stat(testID); before.State != Ready || c.State != Unknown {
 				t.Errorf("it was %s and is %s, with a bit that was changed", before.State, c.State)
 			}
 		})

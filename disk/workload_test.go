@@ -123,7 +123,7 @@ func (l *life) start(v *faultfs.Volume) {
 func (l *life) live(steps int) error {
 	for range steps {
 		id := l.ids[l.random.IntN(len(l.ids))]
-		c := l.d.Look(id)
+		c := l.d.Stat(id)
 		var err error
 		switch c.State {
 		case Ready:
@@ -131,7 +131,7 @@ func (l *life) live(steps int) error {
 		case Unknown:
 			err = l.verify(id)
 		case Failed:
-			if l.random.IntN(2) == 0 && !c.Chunks.IsZero() {
+			if l.random.IntN(2) == 0 && !c.ManifestDigest.IsZero() {
 				err = l.repair(id, c)
 				break
 			}
@@ -176,7 +176,7 @@ func (l *life) use(id ID, c Copy) error {
 
 func (l *life) verify(id ID) error {
 	l.note("verify %s", id)
-	c, err := l.d.Verify(context.Background(), id, Want{}, func(int64) {})
+	c, err := l.d.Verify(context.Background(), id, Expected{}, func(int64) {})
 	if err != nil {
 		return err
 	}
@@ -207,9 +207,9 @@ func (l *life) fetch(id ID, v version, stopEarly bool) (err error) {
 		return err
 	}
 	defer p.Close()
-	l.note("fetch %s %s: part at %d of %+v", id, v.etag, p.Offset(), p.Origin())
-	if p.Origin().ETag != v.etag {
-		if err := p.Begin(Origin{Source: "x", ETag: v.etag, Size: int64(len(v.bytes))}); err != nil {
+	l.note("fetch %s %s: part at %d of %+v", id, v.etag, p.Offset(), p.Source())
+	if p.Source().ETag != v.etag {
+		if err := p.Begin(PartSource{ID: "x", ETag: v.etag, Size: int64(len(v.bytes))}); err != nil {
 			return err
 		}
 	}

@@ -89,7 +89,7 @@ func (a address) grammar() string {
 	return prefix + redact(a.url)
 }
 
-// id identifies the address to a disk.Origin without telling it.
+// id identifies the address to a disk.PartSource without telling it.
 func (a address) id() string {
 	sum := sha256.Sum256([]byte(a.raw))
 	return hex.EncodeToString(sum[:16])

@@ -95,19 +95,19 @@ func notListed(s sums, base string) error {
 
 // memory is the sink of a small file.
 type memory struct {
-	origin disk.Origin
+	origin disk.PartSource
 	bytes  []byte
 	limit  int
 }
 
-// Origin returns where the bytes come from.
-func (m *memory) Origin() disk.Origin { return m.origin }
+// Source returns where the bytes come from.
+func (m *memory) Source() disk.PartSource { return m.origin }
 
 // Offset returns how many there are.
 func (m *memory) Offset() int64 { return int64(len(m.bytes)) }
 
 // Begin drops them.
-func (m *memory) Begin(o disk.Origin) error {
+func (m *memory) Begin(o disk.PartSource) error {
 	m.origin, m.bytes = o, m.bytes[:0]
 	return nil
 }

@@ -15,9 +15,9 @@ import (
 // sink takes the bytes of one file in their order. *disk.Part is one; others
 // stand before it and unpack, or keep a small file in memory.
 type sink interface {
-	Origin() disk.Origin
-	Offset() int64           // bytes that it holds: the next one to ask for
-	Begin(disk.Origin) error // drops them
+	Source() disk.PartSource
+	Offset() int64               // bytes that it holds: the next one to ask for
+	Begin(disk.PartSource) error // drops them
 	io.ReaderFrom
 }
 
@@ -174,9 +174,9 @@ func (t *transfer) ask(ctx context.Context, a address, src source, to sink) erro
 // address gave it, or by a digest at the end where the length is the same.
 func (t *transfer) question(a address, to sink) question {
 	whole := question{total: -1}
-	o, q := to.Origin(), question{offset: to.Offset(), unchecked: !t.checked}
+	o, q := to.Source(), question{offset: to.Offset(), unchecked: !t.checked}
 	q.total = o.Size
-	switch same := o.Source == a.id(); {
+	switch same := o.ID == a.id(); {
 	case q.offset == 0 || t.fresh:
 		return whole
 	case o.ETag != "" && (same || !t.checked):
@@ -199,7 +199,7 @@ func (t *transfer) begin(a address, got *answer, to sink) error {
 	if got.total == 0 {
 		return failf(Source, "the file is empty")
 	}
-	err := to.Begin(disk.Origin{Source: a.id(), ETag: got.etag, LastModified: got.lastModified, Size: got.total})
+	err := to.Begin(disk.PartSource{ID: a.id(), ETag: got.etag, LastModified: got.lastModified, Size: got.total})
 	t.fresh = t.fresh && err != nil
 	return err
 }

@@ -56,14 +56,14 @@ type Request struct {
 
 // Takes reports whether a download may go on with a part of this origin: one of the same
 // address, or where something else tells that it is of the same file.
-func (r Request) Takes(o disk.Origin) bool {
+func (r Request) Takes(o disk.PartSource) bool {
 	for _, raw := range append([]string{r.URL}, r.Mirrors...) {
-		if (address{raw: strings.TrimSpace(raw)}).id() == o.Source {
+		if (address{raw: strings.TrimSpace(raw)}).id() == o.ID {
 			return true
 		}
 	}
 	if r.Digest.IsZero() {
-		return o.ETag != "" && idPattern.MatchString(o.Source)
+		return o.ETag != "" && idPattern.MatchString(o.ID)
 	}
 	return o.Size >= 0
 }

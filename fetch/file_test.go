@@ -199,7 +199,7 @@ func TestResumeOfFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Other bytes than the file has show which ones were read.
-	if err := p.Begin(disk.Origin{Source: a.id(), ETag: version(info), Size: info.Size()}); err != nil {
+	if err := p.Begin(disk.PartSource{ID: a.id(), ETag: version(info), Size: info.Size()}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.ReadFrom(bytes.NewReader(make([]byte, 1<<20))); err != nil {

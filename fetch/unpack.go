@@ -39,24 +39,24 @@ type unpacker struct {
 	packing packing
 	request Request
 
-	origin disk.Origin
+	origin disk.PartSource
 	offset int64 // packed bytes that came
 	sum    hash.Hash
 	in     *io.PipeWriter // to the decompressor; nil while there is none
 	result chan error     // of the decompressor
 }
 
-// Origin returns where the packed bytes come from.
-func (u *unpacker) Origin() disk.Origin { return u.origin }
+// Source returns where the packed bytes come from.
+func (u *unpacker) Source() disk.PartSource { return u.origin }
 
 // Offset returns how many packed bytes came.
 func (u *unpacker) Offset() int64 { return u.offset }
 
 // Begin starts over: what was unpacked goes, for it came of bytes that are not
 // wanted. The size of what will come out is not known.
-func (u *unpacker) Begin(o disk.Origin) error {
+func (u *unpacker) Begin(o disk.PartSource) error {
 	u.stop()
-	if err := u.part.Begin(disk.Origin{Source: o.Source, Size: -1}); err != nil {
+	if err := u.part.Begin(disk.PartSource{ID: o.ID, Size: -1}); err != nil {
 		return err
 	}
 	u.origin, u.offset, u.sum = o, 0, nil

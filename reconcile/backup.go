@@ -33,7 +33,7 @@ func (o Observed) backedUp(d Desired) map[disk.ID]bool {
 			continue
 		}
 		for _, seen := range o.Disks {
-			if c, ready := seen.ready(image.ID); ready && c.BackedUp == backupMark(*image.Backup, image.ID, c.SHA512) {
+			if c, ready := seen.ready(image.ID); ready && c.BackupID == backupMark(*image.Backup, image.ID, c.SHA512) {
 				whole[image.ID] = true
 			}
 		}

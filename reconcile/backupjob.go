@@ -27,7 +27,7 @@ func (j job) backup(ctx context.Context, id disk.ID) error {
 	case !errors.Is(err, disk.ErrNoManifest) && !errors.Is(err, disk.ErrDamaged):
 		return err
 	}
-	want := disk.Want{Digest: j.image.Checksum, Format: disk.Format(j.image.Format)}
+	want := disk.Expected{Digest: j.image.Checksum, Format: disk.Format(j.image.Format)}
 	c, verr := j.disk.Verify(ctx, id, want, func(int64) {})
 	switch {
 	case verr != nil:
@@ -43,6 +43,6 @@ func (j job) backup(ctx context.Context, id disk.ID) error {
 
 // backedUp notes that the backup is whole.
 func (j job) backedUp(id disk.ID) error {
-	mark := backupMark(*j.image.Backup, id, j.disk.Look(id).SHA512)
-	return j.disk.Update(id, func(r *disk.Record) { r.BackedUp = mark })
+	mark := backupMark(*j.image.Backup, id, j.disk.Stat(id).SHA512)
+	return j.disk.Update(id, func(r *disk.Record) { r.BackupID = mark })
 }

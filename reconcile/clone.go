@@ -45,7 +45,7 @@ func (v imageView) clonesHere() bool {
 	}
 	sum := v.sum()
 	here, _ := v.clones()
-	return slices.ContainsFunc(here, func(key Key) bool { c := v.copy(key); return !sum.IsZero() && c.Has(sum) })
+	return slices.ContainsFunc(here, func(key Key) bool { c := v.copy(key); return !sum.IsZero() && c.HasDigest(sum) })
 }
 
 // cannotClone says why this node leaves it to another one to clone.

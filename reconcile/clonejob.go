@@ -46,7 +46,7 @@ func (j job) clone(ctx context.Context, id disk.ID) error {
 // openFrom opens the copy that the action reads, and tells what it is. A look that fails
 // for a moment knows no checksum, and without one any bytes would do.
 func (j job) openFrom() (disk.Copy, *disk.Reader, error) {
-	from := j.source.Look(j.action.from.ID)
+	from := j.source.Stat(j.action.from.ID)
 	if from.State != disk.Ready {
 		return from, nil, fmt.Errorf("open %s: it is %s: %s", from.ID, from.State, from.Message)
 	}

@@ -236,7 +236,7 @@ func (m *member) fill(d *drive, w *work, letter string, want disk.Digest) error 
 		return &disk.ChecksumError{Want: want, Got: got}
 	}
 	if why := s.using(d); s.letter != "" && why != "" {
-		return &disk.InUseError{ID: w.key.ID, Why: why}
+		return &disk.InUseError{ID: w.key.ID, Reason: why}
 	}
 	s.letter, s.digest, s.failed, s.touched, s.checked = letter, letter, "", false, m.wallNow()
 	s.made = m.c.now

@@ -197,7 +197,7 @@ func (m *member) renameAside(w *work) {
 		return
 	}
 	if why := s.using(d); why != "" {
-		m.fails(w, &disk.InUseError{ID: w.key.ID, Why: why})
+		m.fails(w, &disk.InUseError{ID: w.key.ID, Reason: why})
 		return
 	}
 	s.aside = true
@@ -213,7 +213,7 @@ func (m *member) lookForUsers(w *work, s *slot) {
 	}
 	if why := s.using(d); why != "" {
 		s.aside = false
-		m.fails(w, &disk.InUseError{ID: w.key.ID, Why: why})
+		m.fails(w, &disk.InUseError{ID: w.key.ID, Reason: why})
 		return
 	}
 	m.soon(func() { m.unlink(w, s) })

@@ -198,24 +198,24 @@ func (c *cluster) sees(d *drive) Disk {
 
 func (c *cluster) seesCopy(id disk.ID, s *slot, d *drive) Copy {
 	v := Copy{Using: s.using(d), Copy: disk.Copy{
-		ID: id, State: disk.Pending, Owned: s.owned, HasCfg: true, PartBytes: s.part, Verified: s.checked, Damaged: s.damaged,
-		InUse: s.mark.InUse, LastUsed: s.mark.LastUsed, UnwantedSince: s.mark.UnwantedSince, MarkedBy: s.mark.By,
+		ID: id, State: disk.Pending, Owned: s.owned, HasCfg: true, PartBytes: s.part, VerifiedAt: s.checked, DamagedAt: s.damaged,
+		InUseRecorded: s.mark.InUse, LastUsed: s.mark.LastUsed, SurplusSince: s.mark.UnwantedSince, ClockNode: s.mark.By,
 	}}
 	if s.part > 0 || s.from != nil {
 		v.PartTotal = gib
 	}
 	switch {
 	case s.from != nil:
-		v.PartFrom = UploadOrigin
+		v.PartSourceID = UploadOrigin
 	case s.pulled && s.part > 0:
-		v.PartFrom = peer.PartFromPeers
+		v.PartSourceID = peer.PartFromPeers
 	}
 	if s.letter == "" {
 		return v
 	}
 	v.Size, v.RealSize, v.State = gib, gib, disk.Ready
 	if s.owned && s.digest != "" && !s.touched {
-		v.SHA512, v.Chunks = c.sum(s.digest), c.chunks(s.digest)
+		v.SHA512, v.ManifestDigest = c.sum(s.digest), c.chunks(s.digest)
 	}
 	switch {
 	case !s.owned:

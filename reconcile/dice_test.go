@@ -198,7 +198,7 @@ func (r dice) copy(id disk.ID, now time.Time, unreadable bool) Copy {
 	c := Copy{Copy: disk.Copy{ID: id, State: pick1(r, disk.Ready, disk.Ready, disk.Ready, disk.Ready, disk.Failed, disk.Unknown, disk.Pending), Owned: true, HasCfg: !r.one(8)}}
 	if c.State == disk.Pending || r.one(10) {
 		c.PartBytes, c.PartTotal = pick1(r, int64(0), 1<<20), pick1(r, int64(0), 1<<30)
-		c.PartFrom = pick1(r, "", UploadOrigin, peer.PartFromPeers)
+		c.PartSourceID = pick1(r, "", UploadOrigin, peer.PartFromPeers)
 	}
 	if c.State != disk.Pending {
 		c.Size, c.RealSize = 1<<30, pick1(r, int64(1<<30), 1<<20)
@@ -213,7 +213,7 @@ func (r dice) copy(id disk.ID, now time.Time, unreadable bool) Copy {
 		letter := pick1(r, "a", "a", "a", "a", "a", "b")
 		c.SHA512 = digestOf(disk.SHA512, letter)
 		if !r.one(10) {
-			c.Chunks = digestOf(disk.SHA256, letter)
+			c.ManifestDigest = digestOf(disk.SHA256, letter)
 		}
 		if !r.one(4) {
 			c.SHA256 = digestOf(disk.SHA256, letter)
@@ -224,8 +224,8 @@ func (r dice) copy(id disk.ID, now time.Time, unreadable bool) Copy {
 	}
 	if c.Owned {
 		c.Leaving = r.one(20)
-		c.InUse = r.one(6)
-		c.UnwantedSince, c.LastUsed, c.MarkedBy = r.when(now), r.when(now), pick1(r, "", "node1", "node1", "node9")
+		c.InUseRecorded = r.one(6)
+		c.SurplusSince, c.LastUsed, c.ClockNode = r.when(now), r.when(now), pick1(r, "", "node1", "node1", "node9")
 	}
 	return c
 }

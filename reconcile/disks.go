@@ -140,15 +140,15 @@ func (o *openDisk) look(reads func(disk.ID) bool) Disk {
 		return seen
 	}
 	users := o.Users()
-	seen.Foreign, seen.Unclear = listing.Foreign, users.Unknown()
+	seen.Foreign, seen.Unclear = listing.Unmanaged, users.Unknown()
 	seen.Copies = make(map[disk.ID]Copy, len(listing.Copies))
 	for _, c := range listing.Copies {
 		using := users.Using(c.ID)
 		switch {
-		case using != "" || c.UnwantedSince.IsZero(): // it matters for what may go, and costs too much for all
+		case using != "" || c.SurplusSince.IsZero(): // it matters for what may go, and costs too much for all
 		case !reads(c.ID):
 			using = o.Opened(c.ID)
-		case c.InUse:
+		case c.InUseRecorded:
 			using = "it was in use when the work that reads it began"
 		}
 		seen.Copies[c.ID] = Copy{Copy: c, Using: using}

@@ -17,7 +17,7 @@ func (j *invariants) first(a Action) {
 		j.heard(a)
 	}
 	j.never(a.Kind == Export && j.o.Unable[key.ID] != "" && !j.o.Running[key], "export of %s: %s", key, j.o.Unable[key.ID])
-	begun := j.o.Disks[key.Disk].Copies[key.ID].PartFrom == UploadOrigin
+	begun := j.o.Disks[key.Disk].Copies[key.ID].PartSourceID == UploadOrigin
 	j.never(a.Kind == Upload && (j.d.Uploads == nil || !j.d.Uploads[key] && !begun && !j.o.Running[key]), "upload of %s, which nobody begins", key)
 	if image.Source.Clone != nil {
 		j.cloned(a)
@@ -64,8 +64,8 @@ func (j *invariants) bore(id disk.ID) map[disk.Digest]bool {
 	sums := map[disk.Digest]bool{}
 	for _, seen := range j.o.Disks {
 		c, there := seen.Copies[id]
-		age := j.o.Now.Sub(c.Damaged)
-		if there && seen.Problem == "" && c.State == disk.Failed && !c.SHA512.IsZero() && !c.Damaged.IsZero() && age >= 0 && age < j.d.Config.Settings.RecoveryWaitInterval {
+		age := j.o.Now.Sub(c.DamagedAt)
+		if there && seen.Problem == "" && c.State == disk.Failed && !c.SHA512.IsZero() && !c.DamagedAt.IsZero() && age >= 0 && age < j.d.Config.Settings.RecoveryWaitInterval {
 			sums[c.SHA512] = true
 		}
 	}

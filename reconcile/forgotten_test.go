@@ -182,7 +182,7 @@ func TestWhatWasToldFollowsTheClock(t *testing.T) {
 	for _, now := range []time.Time{goldenNow, goldenNow.AddDate(-1, 0, 0)} {
 		o := Observed{Now: now, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
 		s.hearFrom(d, &o, answers, goldenNow)
-		if ago := now.Sub(o.Disks[refs[1]].Copies[image.ID].Damaged); ago != time.Minute {
+		if ago := now.Sub(o.Disks[refs[1]].Copies[image.ID].DamagedAt); ago != time.Minute {
 			t.Errorf("at %v it failed %v ago", now, ago)
 		}
 	}

@@ -135,7 +135,7 @@ func (s *goldenState) copy(words []string) {
 	}
 	if c.State == disk.Ready {
 		c.SHA512 = digestOf(disk.SHA512, "a")
-		c.Chunks = digestOf(disk.SHA256, "chunks")
+		c.ManifestDigest = digestOf(disk.SHA256, "chunks")
 	}
 	for _, w := range words[3:] {
 		s.copyOption(&c, w)
@@ -156,7 +156,7 @@ func (s *goldenState) copyOption(c *Copy, word string) {
 	case "using":
 		c.Using = value
 	case "in-use":
-		c.InUse = true
+		c.InUseRecorded = true
 	case "leaving":
 		c.Leaving = true
 	case "refuses":
@@ -164,9 +164,9 @@ func (s *goldenState) copyOption(c *Copy, word string) {
 	case "later":
 		c.Later = true
 	case "no-manifest":
-		c.Chunks = disk.Digest{}
+		c.ManifestDigest = disk.Digest{}
 	case "manifest":
-		c.Chunks = digestOf(disk.SHA256, "chunks")
+		c.ManifestDigest = digestOf(disk.SHA256, "chunks")
 	case "foreign":
 		c.Owned = false
 	case "no-cfg":
@@ -175,13 +175,13 @@ func (s *goldenState) copyOption(c *Copy, word string) {
 		has, total, _ := strings.Cut(value, "/")
 		c.PartBytes, c.PartTotal = s.bytes(has), s.bytes(total)
 	case "from":
-		c.PartFrom = value
+		c.PartSourceID = value
 	case "used":
 		c.LastUsed = s.time(value)
 	case "damaged":
-		c.Damaged = s.time(value)
+		c.DamagedAt = s.time(value)
 	case "unwanted":
-		c.UnwantedSince = s.time(value)
+		c.SurplusSince = s.time(value)
 	default:
 		s.t.Fatalf("copy: %q is not known", word)
 	}

@@ -148,7 +148,7 @@ func TestSyncWantsTheBytesOfASilentNode(t *testing.T) {
 	put := func(node, letter string) disk.Digest {
 		sum := digestOf(disk.SHA512, letter)
 		o.Disks[schema.DiskRef{Node: node, Disk: "disk1"}].Copies[image.ID] = Copy{Copy: disk.Copy{
-			ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: sum, Chunks: digestOf(disk.SHA256, letter), Size: 1 << 20,
+			ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: sum, ManifestDigest: digestOf(disk.SHA256, letter), Size: 1 << 20,
 		}}
 		return sum
 	}
@@ -201,7 +201,7 @@ func TestRecallBySkewedClock(t *testing.T) {
 	c.Images["parrot"] = image
 	for _, skew := range []time.Duration{0, time.Minute, -10 * time.Minute} {
 		o := bare(c)
-		o.Disks[refs[0]].Copies[image.ID] = Copy{Copy: disk.Copy{ID: image.ID, State: disk.Failed, Owned: true, SHA512: digestOf(disk.SHA512, "b"), Damaged: goldenNow.Add(-10 * time.Second).Add(skew)}, Refuses: "the copy there failed and is in use"}
+		o.Disks[refs[0]].Copies[image.ID] = Copy{Copy: disk.Copy{ID: image.ID, State: disk.Failed, Owned: true, SHA512: digestOf(disk.SHA512, "b"), DamagedAt: goldenNow.Add(-10 * time.Second).Add(skew)}, Refuses: "the copy there failed and is in use"}
 		toldAt{disks: o.Disks}.translate(-skew)
 		d, o := of(refs[1].Node, c, o)
 		for _, a := range d.Plan(o).Actions {

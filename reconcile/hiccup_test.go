@@ -11,7 +11,7 @@ import (
 )
 
 func readyCopy(image schema.Image, sum disk.Digest) Copy {
-	return Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: sum, Chunks: digestOf(disk.SHA256, "m"), Size: 1 << 20}}
+	return Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: sum, ManifestDigest: digestOf(disk.SHA256, "m"), Size: 1 << 20}}
 }
 
 // One failed question to the only source stops no transfer of which the data may still flow,
@@ -60,7 +60,7 @@ func threeOfOne(t *testing.T) (d Desired, o Observed, drop Action, others []sche
 	o = bare(c)
 	for _, ref := range refs {
 		one := readyCopy(image, image.Checksum)
-		one.UnwantedSince = goldenNow.Add(-99 * time.Hour)
+		one.SurplusSince = goldenNow.Add(-99 * time.Hour)
 		o.Disks[ref].Copies[image.ID] = one
 	}
 	d, o = of(refs[2].Node, c, o)

@@ -100,7 +100,7 @@ func (d shownDisk) look(on, name string) peer.Disk {
 	if seen.Problem != "" {
 		return seen
 	}
-	copies, err := d.Named(name)
+	copies, err := d.ListGenerations(name)
 	users := d.Users()
 	for _, c := range copies {
 		using := users.Using(c.ID)

@@ -71,7 +71,7 @@ func (j *invariants) actions() {
 		case Adopt, Verify:
 			j.never(!file || j.d.Config.Images[a.Image].ID != key.ID, "%s of what is not there or not declared: %s", a.Kind, key)
 		case Repair:
-			j.never(c.State != disk.Failed || c.Chunks.IsZero() || !c.Owned || j.d.Config.Images[a.Image].ID != key.ID, "repair of %s, which is %s", key, c.State)
+			j.never(c.State != disk.Failed || c.ManifestDigest.IsZero() || !c.Owned || j.d.Config.Images[a.Image].ID != key.ID, "repair of %s, which is %s", key, c.State)
 		case Download, Upload, Export, Restore, Clone, Sync:
 			j.never(file && (c.State != disk.Failed || c.Using != "" || !c.Owned), "%s over %s copy %s (used: %q)", a.Kind, c.State, key, c.Using)
 			j.target(a)
@@ -161,7 +161,7 @@ func (j *invariants) target(a Action) {
 	from := j.source(a)
 	c := j.o.Disks[from.Disk].Copies[from.ID]
 	ok := c.State == disk.Ready && !c.Leaving && j.o.Disks[from.Disk].Problem == "" && j.speaks(from.Disk.Node)
-	ok = ok && (from.Disk.Node == j.d.Node && a.from == from || a.from == Key{} && !c.Chunks.IsZero())
+	ok = ok && (from.Disk.Node == j.d.Node && a.from == from || a.from == Key{} && !c.ManifestDigest.IsZero())
 	ok = ok || j.o.Running[key] && c.State == disk.Ready && from.ID == image.ID // it goes on though nothing is heard for a moment
 	same := from.ID == image.ID && image.Checksum.IsZero() || !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
 	if clone := image.Source.Clone; clone != nil {
@@ -239,10 +239,10 @@ func (j *invariants) interval(key Key) {
 	}
 	c := j.o.Disks[key.Disk].Copies[key.ID]
 	j.never(j.o.Disks[key.Disk].ClockStepped, "cleanup of %s although the clock stepped", key)
-	j.never(c.InUse, "cleanup of %s, the use of which ended just now", key)
-	j.never(c.MarkedBy != "" && c.MarkedBy != j.d.Node, "cleanup of %s by the clock of %s", key, c.MarkedBy)
-	j.never(c.UnwantedSince.IsZero(), "cleanup of %s, of which nobody noted since when it is unwanted", key)
-	for _, since := range []time.Time{c.UnwantedSince, c.LastUsed} {
+	j.never(c.InUseRecorded, "cleanup of %s, the use of which ended just now", key)
+	j.never(c.ClockNode != "" && c.ClockNode != j.d.Node, "cleanup of %s by the clock of %s", key, c.ClockNode)
+	j.never(c.SurplusSince.IsZero(), "cleanup of %s, of which nobody noted since when it is unwanted", key)
+	for _, since := range []time.Time{c.SurplusSince, c.LastUsed} {
 		if since.IsZero() {
 			continue
 		}

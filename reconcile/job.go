@@ -124,13 +124,13 @@ func (j job) downloadTo(ctx context.Context, id disk.ID, r fetch.Request) error 
 // fill makes the part of id with what transfer puts into it, and commits it. A part
 // that finds no space, or bytes that cannot be right, is not kept, nor one with nothing
 // in it. What takes does not know is not even read back.
-func (j job) fill(ctx context.Context, id disk.ID, want disk.Digest, takes func(disk.Origin) bool, transfer func(*disk.Part) error) error {
+func (j job) fill(ctx context.Context, id disk.ID, want disk.Digest, takes func(disk.PartSource) bool, transfer func(*disk.Part) error) error {
 	part, err := j.disk.OpenPart(ctx, id, disk.PartOptions{
 		Reserve: j.reserve,
 		MaxSize: j.maxSize(),
 		SHA256:  want.Algorithm() == disk.SHA256 || j.image.Checksum.Algorithm() == disk.SHA256,
 		Format:  j.format(),
-		Takes:   takes,
+		Accept:  takes,
 	})
 	if err != nil {
 		return err
@@ -162,10 +162,10 @@ func (j job) sync(ctx context.Context, id disk.ID) error {
 	}
 	defer r.Close()
 	j.progress.Total.Store(from.Size)
-	origin := disk.CopyOrigin(from)
-	takes := func(o disk.Origin) bool { return o == origin }
+	origin := disk.CopySource(from)
+	takes := func(o disk.PartSource) bool { return o == origin }
 	return j.fill(ctx, id, from.SHA512, takes, func(part *disk.Part) error {
-		if part.Origin() != origin {
+		if part.Source() != origin {
 			if err := part.Begin(origin); err != nil {
 				return err
 			}
@@ -199,20 +199,20 @@ func (s *stoppable) Read(b []byte) (int, error) {
 }
 
 func (j job) verify(ctx context.Context, id disk.ID) error {
-	if j.disk.Look(id).State == disk.Ready && j.action.Kind == Adopt {
-		return j.disk.Describe(id, j.image.Checksum)
+	if j.disk.Stat(id).State == disk.Ready && j.action.Kind == Adopt {
+		return j.disk.WriteCfg(id, j.image.Checksum)
 	}
 	j.progress.Total.Store(j.action.Bytes)
 	pace := rate.NewLimiter(rate.Inf, 0)
 	if j.action.slow {
 		pace = rate.NewLimiter(scrubRate, scrubRate)
 	}
-	_, err := j.disk.Verify(ctx, id, disk.Want{Digest: j.image.Checksum, Format: disk.Format(j.image.Format)},
+	_, err := j.disk.Verify(ctx, id, disk.Expected{Digest: j.image.Checksum, Format: disk.Format(j.image.Format)},
 		func(n int64) {
 			j.progress.Done.Add(n)
 			_ = pace.WaitN(ctx, int(n)) // fails when ctx ends, which Verify sees for itself
 		})
-	if disk.Unreadable(err) && j.disk.Look(id).State == disk.Ready {
+	if disk.IsMediaError(err) && j.disk.Stat(id).State == disk.Ready {
 		return j.mend(ctx, id, err)
 	}
 	return err

@@ -49,7 +49,7 @@ func (d Desired) Marks(o Observed) []Mark {
 }
 
 func recorded(key Key, c Copy) Mark {
-	return Mark{Key: key, InUse: c.InUse, LastUsed: c.LastUsed, UnwantedSince: c.UnwantedSince, By: c.MarkedBy}
+	return Mark{Key: key, InUse: c.InUseRecorded, LastUsed: c.LastUsed, UnwantedSince: c.SurplusSince, By: c.ClockNode}
 }
 
 // mark is what should be recorded of a copy. The clean-up clock starts only under
@@ -58,7 +58,7 @@ func recorded(key Key, c Copy) Mark {
 func (d Desired) mark(o Observed, key Key, c Copy, wanted bool) Mark {
 	m := recorded(key, c)
 	m.InUse = c.Using != ""
-	if c.InUse && !m.InUse || d.otherClock(c) && !m.LastUsed.IsZero() || implausible(m.LastUsed, o.Now) && !m.LastUsed.IsZero() {
+	if c.InUseRecorded && !m.InUse || d.otherClock(c) && !m.LastUsed.IsZero() || implausible(m.LastUsed, o.Now) && !m.LastUsed.IsZero() {
 		m.LastUsed = o.Now
 	}
 	_, declared := d.Config.Images[key.ID.Name]
@@ -78,12 +78,12 @@ func (d Desired) mark(o Observed, key Key, c Copy, wanted bool) Mark {
 
 // otherClock reports whether the times beside a copy are by the clock of another node,
 // which had the disk before.
-func (d Desired) otherClock(c Copy) bool { return c.MarkedBy != "" && c.MarkedBy != d.Node }
+func (d Desired) otherClock(c Copy) bool { return c.ClockNode != "" && c.ClockNode != d.Node }
 
 // remember shows a copy as it would be if m had been written.
 func (d Disk) remember(m Mark) {
 	if c, there := d.Copies[m.Key.ID]; there {
-		c.InUse, c.LastUsed, c.UnwantedSince, c.MarkedBy = m.InUse, m.LastUsed, m.UnwantedSince, m.By
+		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = m.InUse, m.LastUsed, m.UnwantedSince, m.By
 		d.Copies[m.Key.ID] = c
 	}
 }
@@ -127,7 +127,7 @@ func (r *Reconciler) mark(d Desired, o Observed) (changed bool) {
 
 func (r *Reconciler) write(m Mark) bool {
 	err := r.disks.open[m.Key.Disk].Update(m.Key.ID, func(record *disk.Record) {
-		record.InUse, record.LastUsed, record.UnwantedSince, record.MarkedBy = m.InUse, m.LastUsed, m.UnwantedSince, m.By
+		record.InUse, record.LastUsed, record.SurplusSince, record.ClockNode = m.InUse, m.LastUsed, m.UnwantedSince, m.By
 	})
 	if err != nil {
 		r.log.Warn("cannot note use of copy", "copy", m.Key.String(), "error", err)

@@ -66,7 +66,7 @@ func TestVerifyMendsWhatCannotBeRead(t *testing.T) {
 		if c := r.Look(d).Disks[key.Disk].Copies[key.ID]; (e.err != nil) != alone || written == alone || c.State != disk.Ready {
 			t.Errorf("alone %v: error %v, written %v, the copy is %s", alone, e.err, written, c.State)
 		}
-		if alone && !disk.Unreadable(e.err) {
+		if alone && !disk.IsMediaError(e.err) {
 			t.Errorf("the error does not say that it cannot be read: %v", e.err)
 		}
 	}

@@ -24,7 +24,7 @@ func goesOn(d Desired, o Observed, a Action, image schema.Image) (on bool, now P
 
 func failedCopy(image schema.Image, sum disk.Digest) Copy {
 	c := readyCopy(image, sum)
-	c.State, c.Message, c.Damaged = disk.Failed, "it is damaged", goldenNow.Add(-time.Minute)
+	c.State, c.Message, c.DamagedAt = disk.Failed, "it is damaged", goldenNow.Add(-time.Minute)
 	return c
 }
 
@@ -195,7 +195,7 @@ func TestAskedDuringOtherWork(t *testing.T) {
 		verifies, awaits bool
 	}{
 		{kind: Backup, verifies: true, awaits: true},
-		{kind: Cleanup, end: outcome{err: &disk.InUseError{ID: image.ID, Why: "it is open"}}, verifies: true, awaits: true},
+		{kind: Cleanup, end: outcome{err: &disk.InUseError{ID: image.ID, Reason: "it is open"}}, verifies: true, awaits: true},
 		{kind: Cleanup, end: outcome{heard: map[string]Answer{}}, verifies: true, awaits: true},
 		{kind: Verify, end: outcome{stopped: true}, verifies: true, awaits: true},
 		{kind: Verify, awaits: true},

@@ -67,8 +67,8 @@ func (s *others) disksOf(d Desired, name string, a peer.Observation, at time.Tim
 func (t toldAt) translate(ahead time.Duration) {
 	for _, seen := range t.disks {
 		for id, c := range seen.Copies {
-			if !c.Damaged.IsZero() {
-				c.Damaged = c.Damaged.Add(ahead)
+			if !c.DamagedAt.IsZero() {
+				c.DamagedAt = c.DamagedAt.Add(ahead)
 				seen.Copies[id] = c
 			}
 		}
@@ -133,9 +133,9 @@ func toldCopy(c peer.Copy) Copy {
 		Copy: disk.Copy{
 			ID: c.ID(), State: c.State, Message: c.Message, Format: c.Format,
 			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
-			SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.Chunks, Owned: c.Owned,
-			Verified: c.Verified, Damaged: c.Damaged, InUse: c.UsedBy != "", LastUsed: c.LastUsed,
-			UnwantedSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal, PartFrom: from,
+			SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.Chunks, Owned: c.Owned,
+			VerifiedAt: c.Verified, DamagedAt: c.Damaged, InUseRecorded: c.UsedBy != "", LastUsed: c.LastUsed,
+			SurplusSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal, PartSourceID: from,
 		},
 		Using: c.UsedBy, Leaving: c.Leaving, Refuses: c.Rejection, Later: c.RejectionTemporary,
 	}

@@ -106,7 +106,7 @@ func (v imageView) progress(key Key) int {
 		return 3
 	case v.Uploads[key]:
 		return 2
-	case v.copy(key).PartFrom == UploadOrigin:
+	case v.copy(key).PartSourceID == UploadOrigin:
 		return 1
 	case v.image.Source.Upload == nil && v.copy(key).PartBytes > 0 && !v.copy(key).pulled():
 		return 1

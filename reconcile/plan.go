@@ -131,7 +131,7 @@ func (v imageView) settle() map[schema.DiskRef]Action {
 			settling[ref] = v.blocked(ref, v.wrong[key])
 		case c.State == disk.Ready && !c.HasCfg:
 			settling[ref] = v.try(Adopt, ref, "backing.cfg is missing or is not about the file", 0)
-		case c.State == disk.Ready && c.Chunks.IsZero():
+		case c.State == disk.Ready && c.ManifestDigest.IsZero():
 			settling[ref] = v.try(Verify, ref, "its chunk manifest is missing", c.Size)
 		}
 	}

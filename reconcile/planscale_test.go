@@ -29,7 +29,7 @@ func fleet(images int) (Desired, Observed) {
 		for rank := range 2 {
 			o.Disks[places.at(rank)].Copies[image.ID] = Copy{Copy: disk.Copy{
 				ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, Size: 1 << 30, RealSize: 1 << 30,
-				SHA512: image.Checksum, Chunks: image.Checksum,
+				SHA512: image.Checksum, ManifestDigest: image.Checksum,
 			}}
 		}
 	}

@@ -59,7 +59,7 @@ func (v imageView) make(kind Kind, ref schema.DiskRef, reason string) Action {
 	return a
 }
 
-// UploadOrigin is the Origin.Source of a part that a client uploads.
+// UploadOrigin is the disk.PartSource.ID of a part that a client uploads.
 const UploadOrigin = upload.Source
 
 // awaitUpload takes what a client has begun to upload, or waits for one to come. What
@@ -67,7 +67,7 @@ const UploadOrigin = upload.Source
 func (v imageView) awaitUpload(ref schema.DiskRef, reason string) Action {
 	key := Key{ref, v.image.ID}
 	c := v.copy(key)
-	if begun := c.PartFrom == UploadOrigin; v.Uploads != nil && (begun || v.Uploads[key] || v.o.Running[key]) {
+	if begun := c.PartSourceID == UploadOrigin; v.Uploads != nil && (begun || v.Uploads[key] || v.o.Running[key]) {
 		bytes := int64(UnknownBytes)
 		if begun && c.PartTotal > 0 {
 			bytes = max(0, c.PartTotal-c.PartBytes)
@@ -139,7 +139,7 @@ func (v imageView) recall() (last recall) {
 	}
 	for _, key := range v.all(v.image.ID.Name) {
 		c := v.copy(key)
-		since := c.Damaged
+		since := c.DamagedAt
 		if key.ID != v.image.ID || c.State != disk.Failed || c.SHA512.IsZero() || since.Before(epoch) || since.Sub(v.o.Now) > skew {
 			continue
 		}

@@ -33,7 +33,7 @@ func (s *others) far(d Desired, o Observed, a Action) far {
 	f.want = d.bytesOf(o, a)
 	for _, seen := range o.Disks {
 		for _, c := range seen.Copies {
-			if c.Has(f.want) {
+			if c.HasDigest(f.want) {
 				f.size = c.Size
 			}
 		}
@@ -71,8 +71,8 @@ func sources(answers map[string]peer.Observation, nodes map[string]schema.Node, 
 				continue
 			}
 			for _, c := range one.Copies {
-				if c := toldCopy(c); c.Has(want) && !c.Leaving && !c.Chunks.IsZero() {
-					all = append(all, peer.Source{Address: at, Disk: one.Name, ID: c.ID, Chunks: c.Chunks})
+				if c := toldCopy(c); c.HasDigest(want) && !c.Leaving && !c.ManifestDigest.IsZero() {
+					all = append(all, peer.Source{Address: at, Disk: one.Name, ID: c.ID, Chunks: c.ManifestDigest})
 				}
 			}
 		}
@@ -89,7 +89,7 @@ func (j job) pull(ctx context.Context, id disk.ID) error {
 	from, done := j.puller()
 	defer done()
 	j.progress.Total.Store(j.far.size)
-	each := func(disk.Origin) bool { return true } // whose chunks are the right ones is of use
+	each := func(disk.PartSource) bool { return true } // whose chunks are the right ones is of use
 	return j.fill(ctx, id, j.far.want, each, func(part *disk.Part) error {
 		return from.Into(ctx, part, j.far.size)
 	})

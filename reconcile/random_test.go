@@ -112,9 +112,9 @@ func checkMarks(t *testing.T, d Desired, o Observed) {
 			t.Errorf("%+v, and %q uses it", m, c.Using)
 		case !m.LastUsed.Equal(c.LastUsed) && !m.LastUsed.Equal(o.Now):
 			t.Errorf("last use of %s was %s and is marked %s", m.Key, c.LastUsed, m.LastUsed)
-		case !m.UnwantedSince.IsZero() && !m.UnwantedSince.Equal(c.UnwantedSince) && !m.UnwantedSince.Equal(o.Now):
-			t.Errorf("%s is unwanted since %s and is marked %s", m.Key, c.UnwantedSince, m.UnwantedSince)
-		case d.May != schema.Everything && !m.UnwantedSince.IsZero() && !m.UnwantedSince.Equal(c.UnwantedSince):
+		case !m.UnwantedSince.IsZero() && !m.UnwantedSince.Equal(c.SurplusSince) && !m.UnwantedSince.Equal(o.Now):
+			t.Errorf("%s is unwanted since %s and is marked %s", m.Key, c.SurplusSince, m.UnwantedSince)
+		case d.May != schema.Everything && !m.UnwantedSince.IsZero() && !m.UnwantedSince.Equal(c.SurplusSince):
 			t.Errorf("the clock of %s begins while the configuration is broken", m.Key)
 		}
 	}
@@ -136,7 +136,7 @@ func withMarks(o Observed, marks []Mark) Observed {
 		one := o.Disks[m.Key.Disk]
 		one.Copies = maps.Clone(one.Copies)
 		c := one.Copies[m.Key.ID]
-		c.InUse, c.LastUsed, c.UnwantedSince, c.MarkedBy = m.InUse, m.LastUsed, m.UnwantedSince, m.By
+		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = m.InUse, m.LastUsed, m.UnwantedSince, m.By
 		one.Copies[m.Key.ID] = c
 		o.Disks[m.Key.Disk] = one
 	}

@@ -12,7 +12,7 @@ import (
 // that could not be repaired is replaced instead, if it can be.
 func (v imageView) repairable(key Key) bool {
 	c := v.copy(key)
-	if c.Chunks.IsZero() || c.SHA512.IsZero() {
+	if c.ManifestDigest.IsZero() || c.SHA512.IsZero() {
 		return false
 	}
 	if declared := v.image.Checksum; !declared.IsZero() && declared != c.SHA512 && declared != c.SHA256 {

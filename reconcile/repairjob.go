@@ -27,7 +27,7 @@ func (r *Reconciler) near(d Desired, o Observed, a Action) []nearCopy {
 	want := d.bytesOf(o, a)
 	for _, ref := range slices.SortedFunc(maps.Keys(r.disks.open), compareRefs) {
 		for id, c := range o.Disks[ref].Copies {
-			if c.Has(want) && !c.Leaving && (Key{ref, id}) != a.Key() {
+			if c.HasDigest(want) && !c.Leaving && (Key{ref, id}) != a.Key() {
 				near = append(near, nearCopy{r.disks.open[ref].Disk, id})
 			}
 		}
@@ -41,7 +41,7 @@ func (j job) repair(ctx context.Context, id disk.ID) error {
 	far, done := j.puller()
 	defer done()
 	j.progress.Total.Store(j.action.Bytes)
-	size := j.disk.Look(id).Size
+	size := j.disk.Stat(id).Size
 	fromFar := far.ChunkFetcher(size)
 	_, err := j.disk.Repair(ctx, id, j.far.want, func(ctx context.Context, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
 		for _, c := range j.near {

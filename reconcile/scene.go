@@ -74,7 +74,7 @@ func (s *scene) index(key Key, c Copy, own bool) {
 		names, sums = s.other, s.there
 	}
 	names[key.ID.Name] = append(names[key.ID.Name], key)
-	if c.State != disk.Ready || c.Leaving || s.suspect[key] || !own && !(s.answers(key.Disk) && !c.Chunks.IsZero()) {
+	if c.State != disk.Ready || c.Leaving || s.suspect[key] || !own && !(s.answers(key.Disk) && !c.ManifestDigest.IsZero()) {
 		return
 	}
 	for _, sum := range []disk.Digest{c.SHA512, c.SHA256} {
@@ -151,7 +151,7 @@ func (s *scene) view(image schema.Image) imageView {
 // notDeclared says why a ready copy is not what is declared.
 func notDeclared(image schema.Image, c Copy) string {
 	switch {
-	case image.Checksum.IsZero(), c.Has(image.Checksum):
+	case image.Checksum.IsZero(), c.HasDigest(image.Checksum):
 		return ""
 	case image.Checksum.Algorithm() == disk.SHA256 && c.SHA256.IsZero():
 		return needsSHA256
@@ -170,7 +170,7 @@ func (v imageView) sameHere() []Key {
 
 // sameThere are those on other nodes that can be copied.
 func (v imageView) sameThere() []Key {
-	return v.sources(v.there, func(key Key) bool { return !v.mine(key.Disk) && !v.copy(key).Chunks.IsZero() })
+	return v.sources(v.there, func(key Key) bool { return !v.mine(key.Disk) && !v.copy(key).ManifestDigest.IsZero() })
 }
 
 func (v imageView) sources(by map[disk.Digest][]Key, usable func(Key) bool) []Key {

@@ -62,12 +62,12 @@ func (s *scene) dueForScrub() []due {
 		for _, ref := range s.own {
 			key := Key{ref, image.ID}
 			c := s.copy(key)
-			age := s.o.Now.Sub(c.Verified)
+			age := s.o.Now.Sub(c.VerifiedAt)
 			fresh := age >= 0 && age < s.Config.Settings.ScrubInterval
 			if c.State != disk.Ready || fresh || suspended && !s.o.Running[key] || s.o.Tries[key].puts(Verify, s.o.Now) {
 				continue
 			}
-			all = append(all, due{key, c.Verified, c.Size, s.o.Running[key]})
+			all = append(all, due{key, c.VerifiedAt, c.Size, s.o.Running[key]})
 		}
 	}
 	return all

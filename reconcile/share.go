@@ -100,7 +100,7 @@ func (h *share) wanted(d Desired, o Observed) {
 // right reports whether nothing has to be done about a copy on a disk that wants one.
 func (v imageView) right(key Key) bool {
 	c := v.copy(key)
-	return key.ID == v.image.ID && c.State == disk.Ready && c.HasCfg && !c.Chunks.IsZero() && !v.suspect[key] && v.wrong[key] == ""
+	return key.ID == v.image.ID && c.State == disk.Ready && c.HasCfg && !c.ManifestDigest.IsZero() && !v.suspect[key] && v.wrong[key] == ""
 }
 
 // images are those that may concern a node; for the first one all, since it tells of what

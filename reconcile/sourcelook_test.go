@@ -24,7 +24,7 @@ func TestSourceThatCannotBeLookedAt(t *testing.T) {
 	made := open(t, v.Path())
 	part, err := made.OpenPart(t.Context(), id, disk.PartOptions{})
 	if err == nil {
-		err = part.Begin(disk.Origin{Source: "a file", Size: 512})
+		err = part.Begin(disk.PartSource{ID: "a file", Size: 512})
 	}
 	if err == nil {
 		_, err = part.ReadFrom(bytes.NewReader(bytes.Repeat([]byte("parrot!!"), 64)))
@@ -53,7 +53,7 @@ func TestSourceThatCannotBeLookedAt(t *testing.T) {
 		})
 		err := j.run(t.Context())
 		v.Plan(nil)
-		if c := to.Look(id); err == nil || c.State == disk.Ready || len(failed) != 2 {
+		if c := to.Stat(id); err == nil || c.State == disk.Ready || len(failed) != 2 {
 			t.Errorf("%s: error is %v, the copy %s (%v)", j.action.Kind, err, c.State, failed)
 		}
 	}

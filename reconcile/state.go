@@ -158,7 +158,7 @@ type Copy struct {
 }
 
 // pulled reports whether the part came from other nodes: no first copy was begun with it.
-func (c Copy) pulled() bool { return strings.HasPrefix(c.PartFrom, peer.PartFromPeers) }
+func (c Copy) pulled() bool { return strings.HasPrefix(c.PartSourceID, peer.PartFromPeers) }
 
 // Try is what is remembered of a failure until the next attempt.
 type Try struct {

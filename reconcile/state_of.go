@@ -147,9 +147,9 @@ func (c CopyStatus) found(id disk.ID) Copy {
 		Copy: disk.Copy{
 			ID: id, State: c.Found.State, Message: c.Found.Message, Format: c.Format,
 			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
-			SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.Chunks, Verified: c.Verified, Damaged: c.Damaged,
-			HasCfg: c.Found.HasCfg, Owned: c.Owned, PartBytes: c.Found.PartBytes, PartTotal: c.Found.PartTotal, PartFrom: c.Found.PartFrom,
-			InUse: c.Found.InUseRecorded, MarkedBy: c.Found.MarkedBy, LastUsed: c.LastUsed, UnwantedSince: c.Unwanted,
+			SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.Chunks, VerifiedAt: c.Verified, DamagedAt: c.Damaged,
+			HasCfg: c.Found.HasCfg, Owned: c.Owned, PartBytes: c.Found.PartBytes, PartTotal: c.Found.PartTotal, PartSourceID: c.Found.PartFrom,
+			InUseRecorded: c.Found.InUseRecorded, ClockNode: c.Found.MarkedBy, LastUsed: c.LastUsed, SurplusSince: c.Unwanted,
 		},
 		Using: c.InUse, Leaving: c.Leaving, Refuses: c.Refuses, Later: c.Later,
 	}

@@ -49,7 +49,7 @@ func (a aviary) key(node string) Key {
 func (a aviary) has(node string) {
 	a.seen[node].Disks[a.key(node).Disk].Copies[a.parrot.ID] = Copy{Copy: disk.Copy{
 		ID: a.parrot.ID, State: disk.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true,
-		SHA512: digestOf(disk.SHA512, "a"), Chunks: digestOf(disk.SHA256, "a"),
+		SHA512: digestOf(disk.SHA512, "a"), ManifestDigest: digestOf(disk.SHA256, "a"),
 	}}
 }
 

@@ -56,9 +56,9 @@ func TestStatusKeepsEveryField(t *testing.T) {
 			Copies: map[disk.ID]Copy{id: {
 				Copy: disk.Copy{
 					ID: id, State: disk.Failed, Message: "damaged", Size: 1, VirtualSize: 2, RealSize: 3, Format: disk.Raw,
-					SHA512: digestOf(disk.SHA512, "a"), SHA256: digestOf(disk.SHA256, "a"), Chunks: digestOf(disk.SHA256, "b"),
-					Verified: at(-1), Damaged: at(-2), HasCfg: true, Owned: true, PartBytes: 4, PartTotal: 5, PartFrom: "f",
-					InUse: true, MarkedBy: "node1", LastUsed: at(-3), UnwantedSince: at(-4),
+					SHA512: digestOf(disk.SHA512, "a"), SHA256: digestOf(disk.SHA256, "a"), ManifestDigest: digestOf(disk.SHA256, "b"),
+					VerifiedAt: at(-1), DamagedAt: at(-2), HasCfg: true, Owned: true, PartBytes: 4, PartTotal: 5, PartSourceID: "f",
+					InUseRecorded: true, ClockNode: "node1", LastUsed: at(-3), SurplusSince: at(-4),
 				},
 				Using: "volume", Leaving: true, Refuses: "full", Later: true,
 			}},

@@ -69,12 +69,12 @@ func (t *telling) copy(key Key) CopyStatus {
 	c, there := t.Observed.Disks[key.Disk].Copies[key.ID]
 	s := CopyStatus{
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
-		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.Chunks,
-		Owned: c.Owned, Verified: c.Verified, Damaged: c.Damaged, InUse: c.Using, LastUsed: c.LastUsed, Unwanted: c.UnwantedSince,
+		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.ManifestDigest,
+		Owned: c.Owned, Verified: c.VerifiedAt, Damaged: c.DamagedAt, InUse: c.Using, LastUsed: c.LastUsed, Unwanted: c.SurplusSince,
 		Leaving: c.Leaving, Refuses: c.Refuses, Later: c.Later, Running: t.Observed.Running[key], Syncing: t.Observed.Syncing[key], Read: t.Observed.Read[key],
 	}
 	if there {
-		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartFrom, c.HasCfg, c.InUse, c.MarkedBy}
+		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartSourceID, c.HasCfg, c.InUseRecorded, c.ClockNode}
 	} else {
 		s.State = disk.Pending
 	}

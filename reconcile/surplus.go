@@ -228,10 +228,10 @@ func (s *scene) keepUntil(key Key, reason string, until time.Time) Action {
 // recorded or cannot be right it begins now; Marks writes it down.
 func (d Desired) expires(o Observed, key Key) time.Time {
 	c, stepped := o.Disks[key.Disk].Copies[key.ID], o.Disks[key.Disk].ClockStepped
-	since := c.UnwantedSince
+	since := c.SurplusSince
 	switch {
 	case since.IsZero(), stepped, d.otherClock(c), implausible(since, o.Now),
-		c.InUse && c.Using == "", // the use has just ended
+		c.InUseRecorded && c.Using == "", // the use has just ended
 		!c.LastUsed.IsZero() && implausible(c.LastUsed, o.Now):
 		since = o.Now
 	case c.LastUsed.After(since):

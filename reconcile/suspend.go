@@ -81,7 +81,7 @@ func (s *scene) awaited(key Key) string {
 		return ""
 	}
 	for _, image := range s.heldImages() {
-		if image.ID != key.ID && c.Has(image.Checksum) && !s.anyReady(image) {
+		if image.ID != key.ID && c.HasDigest(image.Checksum) && !s.anyReady(image) {
 			return image.ID.Name
 		}
 	}

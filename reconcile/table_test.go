@@ -70,9 +70,9 @@ func tableCase(states []string, used string, copies int) (Desired, Observed) {
 		if state == "" {
 			continue
 		}
-		one := Copy{Copy: disk.Copy{ID: image.ID, State: state, Owned: true, HasCfg: true, UnwantedSince: goldenNow.Add(-99 * time.Hour)}}
+		one := Copy{Copy: disk.Copy{ID: image.ID, State: state, Owned: true, HasCfg: true, SurplusSince: goldenNow.Add(-99 * time.Hour)}}
 		if state == disk.Ready {
-			one.SHA512, one.Chunks = image.Checksum, digestOf(disk.SHA256, "chunks")
+			one.SHA512, one.ManifestDigest = image.Checksum, digestOf(disk.SHA256, "chunks")
 		}
 		if used[i] == 'u' {
 			one.Using = "used by replica vol-1"

@@ -41,7 +41,7 @@ func TestTimeOnDiskPanicsThePublication(t *testing.T) {
 		}
 	}()
 	b := peer.NewStateCache()
-	b.Publish(peer.State{Node: "a", Disks: []peer.Disk{{Name: "d", Copies: []peer.Copy{tellCopy(Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Verified: r.Verified}})}}}})
+	b.Publish(peer.State{Node: "a", Disks: []peer.Disk{{Name: "d", Copies: []peer.Copy{tellCopy(Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, VerifiedAt: r.VerifiedAt}})}}}})
 }
 
 // A node suspects its own copy: it neither reads nor counts it. Another one counts on it.
@@ -50,7 +50,7 @@ func TestSuspectedCopyIsCountedByOthers(t *testing.T) {
 	o := bare(c)
 	for _, ref := range refs {
 		one := readyCopy(image, image.Checksum)
-		one.UnwantedSince = goldenNow.Add(-99 * time.Hour)
+		one.SurplusSince = goldenNow.Add(-99 * time.Hour)
 		o.Disks[ref].Copies[image.ID] = one
 	}
 	// refs[0].Node made a copy of it on another disk, and other bytes came out.
@@ -73,7 +73,7 @@ func told2(c schema.Config, s peer.State) map[schema.DiskRef]Disk { return told(
 // node it lies.
 func TestPulledPartIsTold(t *testing.T) {
 	for from, pulled := range map[string]bool{peer.PartFromPeers + " sha256:0a": true, UploadOrigin: false, "": false} {
-		c := Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, PartBytes: 1, PartFrom: from}}
+		c := Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, PartBytes: 1, PartSourceID: from}}
 		if there := toldCopy(tellCopy(c)); c.pulled() != pulled || there.pulled() != pulled {
 			t.Errorf("part of %q: pulled is %v here and %v elsewhere", from, c.pulled(), there.pulled())
 		}

@@ -145,7 +145,7 @@ func judge(err error, attempts int, rnd float64) (whose trouble, final bool, aft
 	switch {
 	case isA[*disk.ChecksumError](err), isA[*disk.FormatError](err), errors.Is(err, disk.ErrTooLarge):
 		return sourceTrouble, true, 0
-	case isA[*disk.InUseError](err), errors.Is(err, disk.ErrChanging):
+	case isA[*disk.InUseError](err), errors.Is(err, disk.ErrModified):
 		return sourceTrouble, false, inUseAgain
 	case errors.Is(err, context.DeadlineExceeded):
 		return linkTrouble, false, 0

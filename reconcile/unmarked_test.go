@@ -75,8 +75,8 @@ func TestIntervalBeginsAgainThoughItCannotBeWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Hour)
-		if c, there := u.converge(u.without); !there || time.Since(c.UnwantedSince) > time.Minute {
-			t.Errorf("the copy is there: %v, unwanted since %v at %v", there, c.UnwantedSince, time.Now())
+		if c, there := u.converge(u.without); !there || time.Since(c.SurplusSince) > time.Minute {
+			t.Errorf("the copy is there: %v, unwanted since %v at %v", there, c.SurplusSince, time.Now())
 		}
 	})
 }
@@ -92,7 +92,7 @@ func TestCleanupOfAFullDisk(t *testing.T) {
 		}
 		time.Sleep(2 * time.Hour)
 		if c, there := u.converge(u.without); there {
-			t.Errorf("the copy is there, unwanted since %v at %v", c.UnwantedSince, time.Now())
+			t.Errorf("the copy is there, unwanted since %v at %v", c.SurplusSince, time.Now())
 		}
 	})
 }
@@ -107,8 +107,8 @@ func TestMarksOfAnotherDisk(t *testing.T) {
 		u.converge(u.without)
 		time.Sleep(2 * time.Hour)
 		u.exchange()
-		if c, there := u.converge(u.without); !there || time.Since(c.UnwantedSince) > time.Minute {
-			t.Errorf("the copy is there: %v, unwanted since %v at %v", there, c.UnwantedSince, time.Now())
+		if c, there := u.converge(u.without); !there || time.Since(c.SurplusSince) > time.Minute {
+			t.Errorf("the copy is there: %v, unwanted since %v at %v", there, c.SurplusSince, time.Now())
 		}
 	})
 }

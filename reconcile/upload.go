@@ -82,7 +82,7 @@ func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 		return Key{}, httperror.New(http.StatusConflict, "the declared checksum of %s is %s, and the file has %s", name, declared, sum)
 	}
 	for _, key := range v.all(name) {
-		goesOn := v.mine(key.Disk) && slices.Contains(v.forUpload(), key.Disk) && v.copy(key).PartFrom == UploadOrigin && v.refuses(key.Disk).why == ""
+		goesOn := v.mine(key.Disk) && slices.Contains(v.forUpload(), key.Disk) && v.copy(key).PartSourceID == UploadOrigin && v.refuses(key.Disk).why == ""
 		if goesOn && key.ID == v.image.ID && !v.o.Running[key] {
 			return Key{}, httperror.New(http.StatusServiceUnavailable, "an upload of %s was interrupted, and goes on in a moment", name)
 		}
@@ -163,10 +163,10 @@ func (l *Loop) interrupted(id string) bool {
 	}
 	for ref, seen := range v.Observed.Disks {
 		for image, c := range seen.Copies {
-			if !v.Desired.mine(ref) || c.PartFrom != UploadOrigin || c.State == disk.Ready {
+			if !v.Desired.mine(ref) || c.PartSourceID != UploadOrigin || c.State == disk.Ready {
 				continue
 			}
-			if d, open := l.reconciler.readable(ref.Disk); open && d.PartOrigin(image).ETag == id {
+			if d, open := l.reconciler.readable(ref.Disk); open && d.PartSource(image).ETag == id {
 				declared := v.Desired.Config.Images[image.Name]
 				return declaredUpload(declared, image) && len(v.Desired.scene(v.Observed).view(declared).ready) == 0
 			}

@@ -49,7 +49,7 @@ func TestInterruptedUpload(t *testing.T) {
 	l.reconciler.Look(d)
 	part, err := l.reconciler.disks.open[schema.DiskRef{Node: "node1", Disk: "disk1"}].OpenPart(t.Context(), image.ID, disk.PartOptions{})
 	must(t, err)
-	must(t, part.Begin(disk.Origin{Source: upload.Source, ETag: "one", Size: 1 << 20}))
+	must(t, part.Begin(disk.PartSource{ID: upload.Source, ETag: "one", Size: 1 << 20}))
 	must(t, part.Close())
 	o := l.reconciler.Look(d)
 	o.Disks[there] = Disk{Copies: map[disk.ID]Copy{image.ID: readyCopy(image, digestOf(disk.SHA512, "a"))}}
@@ -82,7 +82,7 @@ func TestUploadBesideAPartThatNobodyGoesOnWith(t *testing.T) {
 	image.Source, image.DiskSelector, image.Disks = schema.Source{Upload: &schema.Upload{}}, []string{"ssd"}, []schema.DiskRef{wants}
 	c.Images["parrot"] = image
 	d, o := of("node1", c, bare(c))
-	part := Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 20, PartTotal: 1 << 30, PartFrom: UploadOrigin}}
+	part := Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 20, PartTotal: 1 << 30, PartSourceID: UploadOrigin}}
 	o.Disks[wants].Copies[image.ID] = part
 	if to, err := d.scene(o).look(image).uploadTo(disk.Digest{}); err != nil || to.Disk != ranked {
 		t.Errorf("an upload goes to %s, error %v", to, err)

@@ -9,7 +9,7 @@ import (
 
 // upload puts into a part what a client sends, for as long as that takes.
 func (j job) upload(ctx context.Context, id disk.ID) error {
-	session, err := j.uploads.Begin(ctx, id, j.disk.PartOrigin(id))
+	session, err := j.uploads.Begin(ctx, id, j.disk.PartSource(id))
 	if err != nil {
 		return err
 	}
@@ -21,6 +21,6 @@ func (j job) upload(ctx context.Context, id disk.ID) error {
 			return session.Fill(ctx, part, j.image.BandwidthLimit, j.progress)
 		})
 	}
-	j.uploads.End(session, err, j.disk.PartOrigin(id).ETag == session.ID)
+	j.uploads.End(session, err, j.disk.PartSource(id).ETag == session.ID)
 	return err
 }

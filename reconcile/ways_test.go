@@ -199,7 +199,7 @@ func (p *trip) leaveForeign(id disk.ID, chunks int) {
 	defer d.Close()
 	part, err := d.OpenPart(p.t.Context(), id, disk.PartOptions{})
 	must(p.t, err)
-	must(p.t, part.Begin(disk.Origin{Source: "something else", Size: -1}))
+	must(p.t, part.Begin(disk.PartSource{ID: "something else", Size: -1}))
 	_, err = part.ReadFrom(bytes.NewReader(bytes.Repeat([]byte("x"), chunks*disk.ChunkSize)))
 	must(p.t, errors.Join(err, part.Close()))
 }

@@ -18,7 +18,7 @@ func TestRecallOverTheWire(t *testing.T) {
 	o := bare(c)
 	o.Now = now
 	failed := readyCopy(image, digestOf(disk.SHA512, "b"))
-	failed.State, failed.Damaged = disk.Failed, now.Add(-10*time.Second)
+	failed.State, failed.DamagedAt = disk.Failed, now.Add(-10*time.Second)
 	o.Disks[refs[0]].Copies[image.ID] = failed
 	d0, o0 := of(refs[0].Node, c, o)
 	board := peer.NewStateCache()
@@ -36,6 +36,6 @@ func TestRecallOverTheWire(t *testing.T) {
 	}
 	v := d1.scene(o1).look(image)
 	if v.recall().digest.IsZero() {
-		t.Error("what node1 had 10 s ago is forgotten:", o1.Disks[refs[0]].Copies[image.ID].Damaged)
+		t.Error("what node1 had 10 s ago is forgotten:", o1.Disks[refs[0]].Copies[image.ID].DamagedAt)
 	}
 }

@@ -94,8 +94,8 @@ func (w *world) look(c schema.Config) map[schema.DiskRef]Disk {
 
 func (f *folder) look(id disk.ID, p *platter) Copy {
 	c := Copy{Copy: disk.Copy{
-		ID: id, State: disk.Pending, Owned: f.owned, HasCfg: true, PartBytes: f.part, Verified: f.checked,
-		InUse: f.mark.InUse, LastUsed: f.mark.LastUsed, UnwantedSince: f.mark.UnwantedSince, MarkedBy: f.mark.By,
+		ID: id, State: disk.Pending, Owned: f.owned, HasCfg: true, PartBytes: f.part, VerifiedAt: f.checked,
+		InUseRecorded: f.mark.InUse, LastUsed: f.mark.LastUsed, SurplusSince: f.mark.UnwantedSince, ClockNode: f.mark.By,
 	}}
 	if f.part > 0 {
 		c.PartTotal = gib
@@ -113,7 +113,7 @@ func (f *folder) look(id disk.ID, p *platter) Copy {
 	case f.failed != "":
 		c.State, c.Message = disk.Failed, f.failed
 	default:
-		c.SHA512, c.Chunks = digestOf(disk.SHA512, f.digest), digestOf(disk.SHA256, f.digest)
+		c.SHA512, c.ManifestDigest = digestOf(disk.SHA512, f.digest), digestOf(disk.SHA256, f.digest)
 	}
 	return c
 }
@@ -165,7 +165,7 @@ func (w *world) do(a Action, image schema.Image, reserve int64) error {
 	case Cleanup, Evict:
 		f := p.folders[id]
 		if why := f.using(p); why != "" {
-			return &disk.InUseError{ID: id, Why: why}
+			return &disk.InUseError{ID: id, Reason: why}
 		}
 		delete(p.folders, id)
 		return nil
@@ -189,7 +189,7 @@ func (w *world) fill(p *platter, id disk.ID, letter string, want disk.Digest, re
 		return &disk.ChecksumError{Want: want, Got: got}
 	}
 	if why := f.using(p); f.letter != "" && why != "" {
-		return &disk.InUseError{ID: id, Why: why}
+		return &disk.InUseError{ID: id, Reason: why}
 	}
 	f.letter, f.digest, f.failed, f.touched, f.checked, f.made = letter, letter, "", false, w.now(), w.mono
 	return nil

@@ -119,7 +119,7 @@ func checkDisk(path string) (diskReport, error) {
 	users := d.Users()
 	r := diskReport{
 		Path: d.Path(), UUID: d.UUID(), Total: space.Total, Free: space.Free,
-		Copies: []copyReport{}, Foreign: append([]string{}, listing.Foreign...), Problems: []string{},
+		Copies: []copyReport{}, Foreign: append([]string{}, listing.Unmanaged...), Problems: []string{},
 	}
 	if why := users.Unknown(); why != "" {
 		r.Problems = append(r.Problems, "cannot tell what is used: "+why)
@@ -133,7 +133,7 @@ func checkDisk(path string) (diskReport, error) {
 func (r *diskReport) add(c disk.Copy, users disk.Users) {
 	r.Copies = append(r.Copies, copyReport{
 		Name: c.ID.Name, UUID: c.ID.UUID, State: c.State, Message: c.Message, Size: c.Size, RealSize: c.RealSize,
-		Format: c.Format, SHA512: c.SHA512, Owned: c.Owned, PartBytes: c.PartBytes, InUse: strings.Join(users.Of(c.ID), ", "),
+		Format: c.Format, SHA512: c.SHA512, Owned: c.Owned, PartBytes: c.PartBytes, InUse: strings.Join(users.Replicas(c.ID), ", "),
 	})
 	if c.State == disk.Failed || c.State == disk.Unknown {
 		problem := fmt.Sprintf("%s is %s: %s", c.ID, c.State, c.Message)

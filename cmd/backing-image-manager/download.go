@@ -437,7 +437,7 @@ func (s *nearSupply) chunks(ctx context.Context, m *disk.Manifest, first int64, 
 // chunk reads chunk n, of which a manifest may say that it is zeros.
 func (s *nearSupply) chunk(m *disk.Manifest, n int64, buf []byte) ([]byte, error) {
 	if m != nil {
-		if zero, err := m.Zero(n); zero || err != nil {
+		if zero, err := m.IsZero(n); zero || err != nil {
 			return nil, err
 		}
 	}
@@ -448,7 +448,7 @@ func (s *nearSupply) chunk(m *disk.Manifest, n int64, buf []byte) ([]byte, error
 	if m == nil {
 		return chunk, nil
 	}
-	want, err := m.At(n)
+	want, err := m.Sum(n)
 	if err == nil && disk.SumChunk(chunk) != want {
 		err = &damagedError{s.copy.String(), fmt.Errorf("chunk %d is not as its manifest says", n)}
 	}

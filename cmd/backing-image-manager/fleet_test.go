@@ -103,7 +103,7 @@ func saveStatus(t testing.TB, f fleetFiles) {
 		for _, c := range image.Copies {
 			o.Disks[schema.DiskRef{Node: c.Node, Disk: c.Disk}].Copies[id] = reconcile.Copy{Copy: disk.Copy{
 				ID: id, State: disk.Ready, Format: disk.Raw, Size: 8 << 30, VirtualSize: 8 << 30, RealSize: 2 << 30, Owned: true, HasCfg: true,
-				SHA512: sum, Chunks: sum, Verified: o.Now.Add(-240 * time.Hour),
+				SHA512: sum, ManifestDigest: sum, VerifiedAt: o.Now.Add(-240 * time.Hour),
 			}}
 		}
 	}

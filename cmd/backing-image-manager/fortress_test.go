@@ -96,7 +96,7 @@ func stock(t *testing.T, path string) *disk.Disk {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if err := p.Begin(disk.Origin{Source: "test", Size: 3 << 20}); err != nil {
+	if err := p.Begin(disk.PartSource{ID: "test", Size: 3 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.ReadFrom(bytes.NewReader(fetchtest.Random(1, 3<<20))); err != nil {

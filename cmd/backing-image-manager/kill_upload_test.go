@@ -182,7 +182,7 @@ func onlyImage(t *testing.T, data string, want []byte) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	if list, err := d.List(); err != nil || len(list.Copies) != 1 || list.Copies[0].State != disk.Ready || len(list.Foreign) > 0 {
+	if list, err := d.List(); err != nil || len(list.Copies) != 1 || list.Copies[0].State != disk.Ready || len(list.Unmanaged) > 0 {
 		t.Errorf("on the disk is %+v, error %v", list, err)
 	}
 }

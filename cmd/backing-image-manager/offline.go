@@ -53,7 +53,7 @@ func imagesOn(shelves []shelf) []reconcile.ImageStatus {
 				images = append(images, reconcile.ImageStatus{Name: c.ID.Name, UUID: c.ID.UUID})
 			}
 			if images[i].Expected.IsZero() {
-				images[i].Expected = c.Expected
+				images[i].Expected = c.CfgExpected
 			}
 			images[i].Copies = append(images[i].Copies, copyOn(s.Path(), c, users))
 		}
@@ -65,7 +65,7 @@ func copyOn(path string, c disk.Copy, users disk.Users) reconcile.CopyStatus {
 	s := reconcile.CopyStatus{
 		Disk: path, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256,
-		Owned: c.Owned, Verified: c.Verified, InUse: users.Using(c.ID), LastUsed: c.LastUsed, Unwanted: c.UnwantedSince,
+		Owned: c.Owned, Verified: c.VerifiedAt, InUse: users.Using(c.ID), LastUsed: c.LastUsed, Unwanted: c.SurplusSince,
 	}
 	switch {
 	case c.State == disk.Ready:

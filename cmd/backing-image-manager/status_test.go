@@ -59,7 +59,7 @@ func put1(v reconcile.View, image schema.Image, on string, change func(*reconcil
 		panic(err)
 	}
 	c := reconcile.Copy{Copy: disk.Copy{
-		ID: image.ID, State: disk.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true, SHA512: sum, Chunks: sum,
+		ID: image.ID, State: disk.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true, SHA512: sum, ManifestDigest: sum,
 	}}
 	if change != nil {
 		change(&c)

@@ -194,13 +194,13 @@ func changeCopy(st *stage, in input) error {
 	if state == "none" {
 		c.State = ""
 	}
-	for name, at := range map[string]*time.Time{"used": &c.LastUsed, "unwanted": &c.UnwantedSince} {
+	for name, at := range map[string]*time.Time{"used": &c.LastUsed, "unwanted": &c.SurplusSince} {
 		if text, given := in.option(name); given {
 			ago, err := schema.ParseInterval(text)
 			if err != nil {
 				return err
 			}
-			*at, c.MarkedBy = st.world.Now().Add(-ago), key.Disk.Node
+			*at, c.ClockNode = st.world.Now().Add(-ago), key.Disk.Node
 		}
 	}
 	st.world.Put(key, c)

@@ -328,7 +328,7 @@ func (u *uploading) store(ctx context.Context, o upload.Order) (err error) {
 		return err
 	}
 	defer func() { _ = unlock() }() // the end of the process unlocks as well
-	switch c := on.Look(image.ID); c.State {
+	switch c := on.Stat(image.ID); c.State {
 	case disk.Ready:
 		refusal := fmt.Errorf("%s is ready on %s: another file needs another checksum, uuid or name", image.ID, on.Path())
 		return u.isThere(ctx, o.Content, c.SHA512, refusal)
@@ -337,7 +337,7 @@ func (u *uploading) store(ctx context.Context, o upload.Order) (err error) {
 	}
 	made, err := u.fill(ctx, on, o, disk.PartOptions{
 		SHA256: o.Digest.Algorithm() == disk.SHA256, Format: disk.Format(image.Format), Reserve: reserved(result.Config.Nodes, on.Path()),
-		Takes: o.Takes,
+		Accept: o.Takes,
 	}, image.ID)
 	if err != nil {
 		return err

@@ -93,7 +93,7 @@ func verifyCopy(ctx context.Context, c shelved, show *progress) (disk.Digest, er
 	}
 	// What was declared of it when it became ready: its bytes alone may look like
 	// something else, and backing.cfg says what was expected.
-	want := disk.Want{Digest: c.Expected, Format: c.Format}
+	want := disk.Expected{Digest: c.CfgExpected, Format: c.Format}
 	now, err := c.Verify(ctx, c.ID, want, func(n int64) { counted.Done.Add(n) })
 	if err != nil {
 		return disk.Digest{}, err

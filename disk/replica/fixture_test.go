@@ -107,7 +107,7 @@ func TestLonghornsReplicas(t *testing.T) {
 		if disks[want.Tar] == nil {
 			disks[want.Tar] = unpack(t, want.Tar)
 		}
-		at := At{Disk: disks[want.Tar], Folder: path.Base(want.Path), Snapshot: want.Snapshot, Removed: true}
+		at := Location{Disk: disks[want.Tar], Folder: path.Base(want.Path), Snapshot: want.Snapshot, Removed: true}
 		t.Run(name, func(t *testing.T) {
 			checked := Check(at)
 			s, err := Open(at)

@@ -97,8 +97,8 @@ func (i Info) Unhealthy() string {
 	return ""
 }
 
-// Look reads the metadata of a replica folder.
-func Look(d *disk.Disk, folder string) (Info, error) {
+// Stat reads the metadata of a replica folder.
+func Stat(d *disk.Disk, folder string) (Info, error) {
 	r, err := d.OpenReplica(folder)
 	if err != nil {
 		return Info{}, err

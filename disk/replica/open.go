@@ -22,8 +22,8 @@ var (
 	ErrRemoved = errors.New("the snapshot was removed")
 )
 
-// At says what of a replica is to be read.
-type At struct {
+// Location says what of a replica is to be read.
+type Location struct {
 	Disk     *disk.Disk
 	Folder   string // of the replica
 	Snapshot string // "": the head
@@ -36,7 +36,7 @@ type At struct {
 
 // Open opens the volume as a replica has it. It reads small files only. Errors are
 // sentences about the replica, to be put behind its name.
-func Open(at At) (*Source, error) {
+func Open(at Location) (*Source, error) {
 	r, err := at.Disk.OpenReplica(at.Folder)
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func Open(at At) (*Source, error) {
 
 // Check says why Open would fail, as far as metadata tell: it opens no more than the
 // newest layer, and the image below the volume.
-func Check(at At) error {
+func Check(at Location) error {
 	r, err := at.Disk.OpenReplica(at.Folder)
 	if err != nil {
 		return err
@@ -91,7 +91,7 @@ type parts struct {
 	holder *disk.Disk
 }
 
-func (at At) parts(r *disk.ReplicaFolder) (p parts, err error) {
+func (at Location) parts(r *disk.ReplicaFolder) (p parts, err error) {
 	if p.info, err = look(r); err != nil {
 		return p, err
 	}
@@ -125,7 +125,7 @@ func (at At) parts(r *disk.ReplicaFolder) (p parts, err error) {
 
 // findBelow returns the image below the volume, and the disk that has it. The path of
 // it is another machine's, or a container's, so that only the name in it counts.
-func (at At) findBelow(m disk.VolumeMeta) (disk.ID, *disk.Disk, error) {
+func (at Location) findBelow(m disk.VolumeMeta) (disk.ID, *disk.Disk, error) {
 	folder, err := m.Image()
 	if err != nil || folder == "" {
 		return disk.ID{}, nil, err
@@ -139,7 +139,7 @@ func (at At) findBelow(m disk.VolumeMeta) (disk.ID, *disk.Disk, error) {
 	}
 	state := "is not there"
 	for _, d := range append([]*disk.Disk{at.Disk}, at.Others...) {
-		switch c := d.Look(id); {
+		switch c := d.Stat(id); {
 		case c.State == disk.Ready, c.State == disk.Unknown:
 			return id, d, nil
 		case c.State == disk.Failed:
@@ -160,7 +160,7 @@ func (s *Source) open(r *disk.ReplicaFolder, p parts) error {
 	if p.holder == nil {
 		return nil
 	}
-	f, c, err := p.holder.OpenBase(p.below)
+	f, c, err := p.holder.OpenBackingFile(p.below)
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func (s *Source) open(r *disk.ReplicaFolder, p parts) error {
 		return nil
 	}
 	s.base = f
-	if s.below, err = qcow2.Open(f.Ahead(), f.Size()); err != nil {
+	if s.below, err = qcow2.Open(f.ReadAhead(), f.Size()); err != nil {
 		return fmt.Errorf("backing image %s: %w", p.below, err)
 	}
 	return nil
@@ -207,7 +207,7 @@ func (p parts) sum(evidence []disk.Evidence) string {
 }
 
 // fingerprint looks at everything by its name once more.
-func (at At) fingerprint() (string, error) {
+func (at Location) fingerprint() (string, error) {
 	r, err := at.Disk.OpenReplica(at.Folder)
 	if err != nil {
 		return "", err
@@ -234,7 +234,7 @@ func (p parts) evidence(r *disk.ReplicaFolder) (all []disk.Evidence, err error) 
 	if p.holder == nil {
 		return all, nil
 	}
-	f, _, err := p.holder.OpenBase(p.below)
+	f, _, err := p.holder.OpenBackingFile(p.below)
 	if err != nil {
 		return nil, err
 	}

@@ -65,7 +65,7 @@ func randomChain(t *testing.T, seed uint64) {
 		if name != "" {
 			layers = m.taken[name].layers
 		}
-		s, err := Open(At{Disk: d, Folder: testReplica, Snapshot: name, Removed: true})
+		s, err := Open(Location{Disk: d, Folder: testReplica, Snapshot: name, Removed: true})
 		if err != nil {
 			t.Fatalf("seed %d: %q: %v", seed, name, err)
 		}

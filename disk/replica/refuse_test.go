@@ -97,7 +97,7 @@ func TestRefused(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			m, d := small(t)
 			test.break_(m)
-			at := At{Disk: d, Folder: testReplica, Snapshot: test.snapshot}
+			at := Location{Disk: d, Folder: testReplica, Snapshot: test.snapshot}
 			s, err := Open(at)
 			if err == nil {
 				s.Close()
@@ -124,7 +124,7 @@ func TestSoundAllTheSame(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m, d := small(t)
 			odd(m)
-			s, err := Open(At{Disk: d, Folder: testReplica, Snapshot: "c"})
+			s, err := Open(Location{Disk: d, Folder: testReplica, Snapshot: "c"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -151,7 +151,7 @@ func TestLongestChain(t *testing.T) {
 	m.volume(nil)
 	d := openDisk(t, dir)
 	last := fmt.Sprint("n", longestChain-1)
-	s, err := Open(At{Disk: d, Folder: testReplica, Snapshot: last, Removed: true})
+	s, err := Open(Location{Disk: d, Folder: testReplica, Snapshot: last, Removed: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestLongestChain(t *testing.T) {
 		t.Fatal(err)
 	}
 	differs(t, got, flatten(m.taken[last].layers, nil, m.size), 0)
-	if _, err := Open(At{Disk: d, Folder: testReplica, Snapshot: fmt.Sprint("n", longestChain), Removed: true}); err == nil || !strings.Contains(err.Error(), "more than 250 layers") {
+	if _, err := Open(Location{Disk: d, Folder: testReplica, Snapshot: fmt.Sprint("n", longestChain), Removed: true}); err == nil || !strings.Contains(err.Error(), "more than 250 layers") {
 		t.Errorf("with one more: %v", err)
 	}
 }
@@ -174,7 +174,7 @@ func TestImageOfAnotherDisk(t *testing.T) {
 	other, elsewhere := newModel(t, 5, 1<<20)
 	other.begin().Close()
 	m.must(os.Rename(filepath.Join(d.Path(), "backing-images"), filepath.Join(elsewhere, "backing-images")))
-	at := At{Disk: d, Folder: testReplica, Snapshot: "c", Removed: true}
+	at := Location{Disk: d, Folder: testReplica, Snapshot: "c", Removed: true}
 	if _, err := Open(at); err == nil || !strings.Contains(err.Error(), "is not there on the disks of this node") {
 		t.Errorf("without the other disk: %v", err)
 	}
@@ -235,14 +235,14 @@ func TestChanged(t *testing.T) {
 			m, d := small(t)
 			m.lay("raw", 5120)
 			m.volume(nil)
-			at := At{Disk: d, Folder: testReplica, Snapshot: "c", Removed: true}
+			at := Location{Disk: d, Folder: testReplica, Snapshot: "c", Removed: true}
 			s, err := Open(at)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer s.Close()
 			test.do(m)
-			if err := s.Unchanged(); errors.Is(err, disk.ErrChanging) != test.changed || !test.changed && err != nil {
+			if err := s.Unchanged(); errors.Is(err, disk.ErrModified) != test.changed || !test.changed && err != nil {
 				t.Errorf("error is %v, changed is %v", err, test.changed)
 			}
 			again, err := Open(at)
@@ -260,13 +260,13 @@ func TestChanged(t *testing.T) {
 // TestHeadAttachedMeanwhile reads a head while the volume is attached.
 func TestHeadAttachedMeanwhile(t *testing.T) {
 	m, d := small(t)
-	s, err := Open(At{Disk: d, Folder: testReplica})
+	s, err := Open(Location{Disk: d, Folder: testReplica})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
 	m.volume(map[string]any{"Dirty": true})
-	if err := s.Unchanged(); !errors.Is(err, disk.ErrChanging) || !errors.Is(err, ErrOpen) {
+	if err := s.Unchanged(); !errors.Is(err, disk.ErrModified) || !errors.Is(err, ErrOpen) {
 		t.Errorf("error is %v", err)
 	}
 }

@@ -58,10 +58,10 @@ func (s *Source) Unchanged() error {
 	}
 	now, err := s.recheck()
 	if err != nil {
-		return fmt.Errorf("%w: %w", disk.ErrChanging, err)
+		return fmt.Errorf("%w: %w", disk.ErrModified, err)
 	}
 	if now != s.fingerprint {
-		return fmt.Errorf("%w: other files make up the volume now", disk.ErrChanging)
+		return fmt.Errorf("%w: other files make up the volume now", disk.ErrModified)
 	}
 	return nil
 }
@@ -190,7 +190,7 @@ func readOver(r io.ReaderAt, size int64, b []byte, at int64) error {
 		return nil
 	}
 	if err == nil || errors.Is(err, io.EOF) {
-		return fmt.Errorf("%w: it became shorter", disk.ErrChanging)
+		return fmt.Errorf("%w: it became shorter", disk.ErrModified)
 	}
 	return err
 }
@@ -208,7 +208,7 @@ func (s *Source) prepare(at int64) (*prepared, error) {
 		}
 	}
 	for _, l := range s.layers {
-		l.file.LetGo(now.start)
+		l.file.Release(now.start)
 	}
 	if err := s.plan(ahead, now.end); err != nil {
 		return nil, err
@@ -268,7 +268,7 @@ func (s *Source) bring(segments []segment) {
 		g := segments[i]
 		spans = append(spans, disk.Span{From: g.start, To: g.end})
 		if n+1 == len(order) || segments[order[n+1]].layer != g.layer {
-			s.layers[g.layer].file.Bring(spans)
+			s.layers[g.layer].file.Prefetch(spans)
 			spans = spans[:0]
 		}
 	}

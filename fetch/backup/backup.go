@@ -169,10 +169,10 @@ func openImage(d *disk.Disk, id disk.ID) (*image, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("back up %s: %w", id, err), r.Close())
 	}
-	im := &image{d.Look(id), r, m}
+	im := &image{d.Stat(id), r, m}
 	if im.SHA512.IsZero() || im.Copy.Size != m.Size() || im.Copy.Size != r.Size() {
 		im.close()
-		return nil, fmt.Errorf("back up %s: %w", id, disk.ErrChanging)
+		return nil, fmt.Errorf("back up %s: %w", id, disk.ErrModified)
 	}
 	return im, nil
 }
@@ -199,7 +199,7 @@ func (im *image) blocks() ([]Block, error) {
 		empty := im.Format != disk.QCOW2
 		for n, end := im.chunks(offset); n < end && empty; n++ {
 			var err error
-			if empty, err = im.manifest.Zero(n); err != nil {
+			if empty, err = im.manifest.IsZero(n); err != nil {
 				return nil, err
 			}
 		}
@@ -246,8 +246,8 @@ func (im *image) readAll(ctx context.Context, blocks []Block, free <-chan []byte
 func (im *image) verify(l loaded) error {
 	data := l.data
 	for n, end := im.chunks(l.Offset); n < end; n++ {
-		length := im.manifest.Length(n)
-		want, err := im.manifest.At(n)
+		length := im.manifest.ChunkLength(n)
+		want, err := im.manifest.Sum(n)
 		if err != nil {
 			return err
 		}

@@ -40,7 +40,7 @@ func BenchmarkRestore(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			if err := part.Begin(disk.Origin{Source: "bench", Size: *benchSize}); err != nil {
+			if err := part.Begin(disk.PartSource{ID: "bench", Size: *benchSize}); err != nil {
 				b.Fatal(err)
 			}
 			if _, err := part.ReadFrom(io.LimitReader(halfNoise{rand.NewChaCha8([32]byte{})}, *benchSize)); err != nil {

@@ -111,7 +111,7 @@ func makeImage(t testing.TB, d *disk.Disk, name string, data []byte) disk.Copy {
 		t.Fatal(err)
 	}
 	defer part.Close()
-	if err := part.Begin(disk.Origin{Source: "test", Size: int64(len(data))}); err != nil {
+	if err := part.Begin(disk.PartSource{ID: "test", Size: int64(len(data))}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := part.ReadFrom(bytes.NewReader(data)); err != nil {

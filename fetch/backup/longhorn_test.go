@@ -29,7 +29,7 @@ func TestRestoreLonghorn(t *testing.T) {
 			switch {
 			case f.Expect == "error" && err != nil:
 				t.Log(err)
-				if c := d.Look(id(f.Image)); c.State == disk.Ready || c.State == disk.Unknown {
+				if c := d.Stat(id(f.Image)); c.State == disk.Ready || c.State == disk.Unknown {
 					t.Errorf("refused, but the copy is %s", c.State)
 				}
 				return
@@ -130,7 +130,7 @@ func TestResumeLonghorn(t *testing.T) {
 	if _, err := restore(t.Context(), openTarget(t, all["backup-lz4"].unpack(t)), d, "tamarack"); err != nil {
 		t.Fatal(err)
 	}
-	data := make([]byte, d.Look(id("tamarack")).Size)
+	data := make([]byte, d.Stat(id("tamarack")).Size)
 	r, err := d.Open(id("tamarack"))
 	if err != nil {
 		t.Fatal(err)

@@ -70,12 +70,12 @@ func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 }
 
 // Takes reports whether a part of this origin is the beginning of the backup.
-func (r Restore) Takes(o disk.Origin) bool { return o == r.origin() }
+func (r Restore) Takes(o disk.PartSource) bool { return o == r.origin() }
 
-func (r Restore) origin() disk.Origin {
+func (r Restore) origin() disk.PartSource {
 	source := sha256.Sum256([]byte(URL(r.Store.String(), r.Backup.Name)))
-	origin := disk.Origin{
-		Source: "backup " + hex.EncodeToString(source[:]), ETag: r.Backup.fingerprint, Size: r.Backup.Size,
+	origin := disk.PartSource{
+		ID: "backup " + hex.EncodeToString(source[:]), ETag: r.Backup.fingerprint, Size: r.Backup.Size,
 	}
 	for _, b := range r.Backup.Blocks {
 		origin.Data += int64(r.Backup.length(b.Offset))
@@ -87,7 +87,7 @@ func (r Restore) origin() disk.Origin {
 // begin keeps what the part holds if that is of this backup.
 func (r Restore) begin(part *disk.Part) error {
 	origin := r.origin()
-	if part.Origin() == origin && (part.Offset()%disk.ChunkSize == 0 || part.Offset() == r.Backup.Size) {
+	if part.Source() == origin && (part.Offset()%disk.ChunkSize == 0 || part.Offset() == r.Backup.Size) {
 		return nil
 	}
 	return part.Begin(origin)
@@ -157,7 +157,7 @@ func put(part *disk.Part, p *piece, progress *fetch.Progress) error {
 func zeros(part *disk.Part, end int64, progress *fetch.Progress) error {
 	for part.Offset() < end {
 		n := min(disk.ChunkSize, end-part.Offset())
-		if err := part.PutZeros(n); err != nil {
+		if err := part.AppendZeros(n); err != nil {
 			return err
 		}
 		progress.Done.Add(n)

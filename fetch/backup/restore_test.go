@@ -56,10 +56,10 @@ func TestRestoreResumes(t *testing.T) {
 		if _, err := restore(ctx, s, other, "a1"); !errors.Is(err, context.Canceled) {
 			t.Fatalf("after %d blocks: %v", n, err)
 		}
-		if c := other.Look(id("a1")); c.State != disk.Pending {
+		if c := other.Stat(id("a1")); c.State != disk.Pending {
 			t.Fatalf("after %d blocks the copy is %s", n, c.State)
 		}
-		held := other.Look(id("a1")).PartBytes
+		held := other.Stat(id("a1")).PartBytes
 		s = &asked{Store: s.Store, left: 100}
 		if got, err := restore(t.Context(), s, other, "a1"); err != nil || got.SHA512 != want.SHA512 {
 			t.Errorf("after %d blocks: %v (%v)", n, got.SHA512, err)

@@ -96,7 +96,7 @@ func writeRate(b *testing.B, name string, data []byte) float64 {
 	}
 	defer os.Remove(name)
 	defer f.Close()
-	buf := disk.NewBuffer()
+	buf := disk.NewChunkBuffer()
 	start := time.Now()
 	for at := 0; at < len(data); at += len(buf) {
 		copy(buf, data[at:])

@@ -62,19 +62,19 @@ func Fill(ctx context.Context, part *disk.Part, r Request, progress *fetch.Progr
 }
 
 // origin is that of a part whose bytes follow from those of the source.
-func (r Request) origin(size int64) disk.Origin {
+func (r Request) origin(size int64) disk.PartSource {
 	if r.Encryption == Ignore {
-		return disk.CopyOrigin(r.Copy)
+		return disk.CopySource(r.Copy)
 	}
-	return disk.Origin{Source: string(r.Encryption) + " " + r.Copy.SHA512.String(), Size: size}
+	return disk.PartSource{ID: string(r.Encryption) + " " + r.Copy.SHA512.String(), Size: size}
 }
 
 // Takes reports whether a part of this origin may be the beginning of the clone.
-func (r Request) Takes(o disk.Origin) bool { return o.Source == r.origin(0).Source }
+func (r Request) Takes(o disk.PartSource) bool { return o.ID == r.origin(0).ID }
 
 // begin empties the part unless it is of the same origin, and sets the progress.
-func begin(part *disk.Part, o disk.Origin, progress *fetch.Progress) error {
-	if part.Origin() != o {
+func begin(part *disk.Part, o disk.PartSource, progress *fetch.Progress) error {
+	if part.Source() != o {
 		if err := part.Begin(o); err != nil {
 			return err
 		}
@@ -116,7 +116,7 @@ func (r Request) encrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 }
 
 // beginEncrypted makes a header and puts it into the part, which it empties.
-func beginEncrypted(ctx context.Context, part *disk.Part, o disk.Origin, s *secret) (*luks.Payload, error) {
+func beginEncrypted(ctx context.Context, part *disk.Part, o disk.PartSource, s *secret) (*luks.Payload, error) {
 	header, payload, err := makeHeader(ctx, s, o.Size)
 	if err != nil {
 		return nil, err
@@ -131,8 +131,8 @@ func beginEncrypted(ctx context.Context, part *disk.Part, o disk.Origin, s *secr
 
 // reopen opens the header that part begins with. There is none, and no error, where the
 // part is of something else, ends within it, or does not open with the passphrase.
-func reopen(ctx context.Context, part *disk.Part, o disk.Origin, s *secret) (*luks.Payload, error) {
-	if part.Origin() != o || part.Offset() < HeaderSize {
+func reopen(ctx context.Context, part *disk.Part, o disk.PartSource, s *secret) (*luks.Payload, error) {
+	if part.Source() != o || part.Offset() < HeaderSize {
 		return nil, nil
 	}
 	f, err := inMemory(o.Size)
@@ -153,7 +153,9 @@ func reopen(ctx context.Context, part *disk.Part, o disk.Origin, s *secret) (*lu
 
 // checked reads the source so that nothing that the disk has spoiled is sealed into the
 // clone, which has a checksum of its own.
-func (r Request) checked() *disk.Checked { return disk.NewChecked(r.Copy.ID, r.Source, r.Manifest) }
+func (r Request) checked() *disk.VerifyingReader {
+	return disk.NewVerifyingReader(r.Copy.ID, r.Source, r.Manifest)
+}
 
 // plain returns what a guest sees of the source.
 func (r Request) plain() (io.ReaderAt, int64, error) {
@@ -243,7 +245,7 @@ func pour(ctx context.Context, part *disk.Part, r io.ReaderAt, offset, size int6
 	depth := workers + 2 // one is read, one is put
 	s := stream{free: make(chan []byte, depth), work: make(chan *piece, depth), order: make(chan *piece, depth)}
 	for range depth {
-		s.free <- disk.NewBuffer()
+		s.free <- disk.NewChunkBuffer()
 	}
 	reading, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -296,7 +298,7 @@ func (s stream) put(part *disk.Part, progress *fetch.Progress) error {
 		if p.err != nil {
 			return p.err
 		}
-		buf, err := part.Put(p.buf, p.size, p.sum)
+		buf, err := part.AppendChunk(p.buf, p.size, p.sum)
 		if err != nil {
 			return err
 		}

@@ -26,7 +26,7 @@ func TestIgnore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.SHA512 != source.SHA512 || c.Chunks != source.Chunks {
+	if c.SHA512 != source.SHA512 || c.ManifestDigest != source.ManifestDigest {
 		t.Errorf("the clone is %+v, want the bytes of %+v", c, source)
 	}
 }

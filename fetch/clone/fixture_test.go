@@ -73,7 +73,7 @@ func (r *rig) put(t testing.TB, id disk.ID, b []byte) disk.Copy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Begin(disk.Origin{Source: "test", Size: int64(len(b))}); err != nil {
+	if err := p.Begin(disk.PartSource{ID: "test", Size: int64(len(b))}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.ReadFrom(bytes.NewReader(b)); err != nil {
@@ -99,7 +99,7 @@ func (r *rig) clone(t testing.TB, ctx context.Context, from, to disk.ID, e Encry
 		t.Fatal(err)
 	}
 	var progress fetch.Progress
-	q := Request{Source: source, Manifest: r.manifest(t, from), Copy: r.disk.Look(from), Encryption: e, SecretsDir: r.secrets, Secret: secret}
+	q := Request{Source: source, Manifest: r.manifest(t, from), Copy: r.disk.Stat(from), Encryption: e, SecretsDir: r.secrets, Secret: secret}
 	if err := Fill(ctx, p, q, &progress); err != nil {
 		if err := p.Close(); err != nil {
 			t.Fatal(err)

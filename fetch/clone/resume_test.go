@@ -55,7 +55,7 @@ func (r *rig) request(t *testing.T, from disk.ID, e Encryption) Request {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { source.Close() })
-	return Request{Source: source, Manifest: r.manifest(t, from), Copy: r.disk.Look(from), Encryption: e, SecretsDir: r.secrets, Secret: "vault"}
+	return Request{Source: source, Manifest: r.manifest(t, from), Copy: r.disk.Stat(from), Encryption: e, SecretsDir: r.secrets, Secret: "vault"}
 }
 
 func TestResume(t *testing.T) {
@@ -161,7 +161,7 @@ func TestSourceChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer p.Close()
-		if err := Fill(context.Background(), p, q, &fetch.Progress{}); !errors.Is(err, disk.ErrChanging) {
+		if err := Fill(context.Background(), p, q, &fetch.Progress{}); !errors.Is(err, disk.ErrModified) {
 			t.Errorf("%s: error is %v, want ErrChanging", how, err)
 		}
 	}

@@ -39,12 +39,12 @@ func (s *Source) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 
 func (s *Source) fill(ctx context.Context, volume flat, part *disk.Part, progress *fetch.Progress) error {
 	progress.Total.Store(volume.Size())
-	origin := disk.Origin{Source: s.request.hash(), ETag: volume.Fingerprint()}
+	origin := disk.PartSource{ID: s.request.hash(), ETag: volume.Fingerprint()}
 	image, err := s.encode(&judged{flat: volume, ctx: ctx, s: s}, &origin)
 	if err != nil {
 		return err
 	}
-	if origin.ETag == "" || part.Origin() != origin {
+	if origin.ETag == "" || part.Source() != origin {
 		if err := part.Begin(origin); err != nil {
 			return fetch.Classify(err)
 		}
@@ -61,16 +61,16 @@ func (s *Source) fill(ctx context.Context, volume flat, part *disk.Part, progres
 		return s.failed(err)
 	}
 	if part.Offset() != origin.Size {
-		return s.failed(fmt.Errorf("%w: %d bytes came of %d", disk.ErrChanging, part.Offset(), origin.Size))
+		return s.failed(fmt.Errorf("%w: %d bytes came of %d", disk.ErrModified, part.Offset(), origin.Size))
 	}
 	return nil
 }
 
 // Takes reports whether a part of this origin may be the beginning of the image.
-func (s *Source) Takes(o disk.Origin) bool { return o.Source == s.request.hash() }
+func (s *Source) Takes(o disk.PartSource) bool { return o.ID == s.request.hash() }
 
 // encode returns the file of the image, and puts into o how large it is.
-func (s *Source) encode(volume qcow2.Source, o *disk.Origin) (io.ReadSeeker, error) {
+func (s *Source) encode(volume qcow2.Source, o *disk.PartSource) (io.ReadSeeker, error) {
 	if s.request.Format != disk.QCOW2 {
 		o.Size = volume.Size()
 		var err error
@@ -122,7 +122,7 @@ func (s *Source) failed(err error) error {
 	switch {
 	case errors.As(err, &known):
 		return err
-	case errors.Is(err, disk.ErrChanging):
+	case errors.Is(err, disk.ErrModified):
 		class = fetch.Network // it may rest soon
 	case errors.As(err, &format):
 		class = fetch.Source

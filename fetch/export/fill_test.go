@@ -77,10 +77,10 @@ func TestLayerChangesMeanwhile(t *testing.T) {
 			})
 			_, err := export(t.Context(), d, imageID, s)
 			var known *fetch.Error
-			if !errors.As(err, &known) || known.Class != fetch.Network || !errors.Is(err, disk.ErrChanging) {
+			if !errors.As(err, &known) || known.Class != fetch.Network || !errors.Is(err, disk.ErrModified) {
 				t.Errorf("error is %v", err)
 			}
-			if c := d.Look(imageID); c.State == disk.Ready {
+			if c := d.Stat(imageID); c.State == disk.Ready {
 				t.Errorf("copy is %+v", c)
 			}
 			// The next try takes nothing of it over.

@@ -38,7 +38,7 @@ func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, err
 	all, reasons := candidates(disks, r.Volume)
 	older := rank(all, r.Snapshot == "")
 	for n, one := range all {
-		at := replica.At{Disk: disks[one.disk], Folder: one.folder, Snapshot: r.Snapshot, Others: others(disks, one.disk)}
+		at := replica.Location{Disk: disks[one.disk], Folder: one.folder, Snapshot: r.Snapshot, Others: others(disks, one.disk)}
 		err := replica.Check(at)
 		if err == nil {
 			s := &Source{request: r, name: fmt.Sprintf("volume %s, %s", r.Volume, one)}
@@ -89,7 +89,7 @@ func candidates(disks map[string]*disk.Disk, volume string) (all []candidate, re
 				continue
 			}
 			one := candidate{disk: name, folder: folder}
-			one.info, err = replica.Look(disks[name], folder)
+			one.info, err = replica.Stat(disks[name], folder)
 			if err == nil && one.info.Unhealthy() != "" {
 				err = errors.New(one.info.Unhealthy())
 			}

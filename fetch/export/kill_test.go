@@ -36,7 +36,7 @@ func TestKill(t *testing.T) {
 			ended := make(chan error, 1)
 			go func() { ended <- c.Wait() }()
 			killed := killAt(d, c.Process, at, ended)
-			now := d.Look(imageID)
+			now := d.Stat(imageID)
 			if !killed && now.State == disk.Ready {
 				if kills > 0 {
 					break
@@ -55,7 +55,7 @@ func TestKill(t *testing.T) {
 			kills++
 			from = max(from, now.PartBytes)
 		}
-		if c := d.Look(imageID); c.SHA512 != want.SHA512 || c.Size != want.Size {
+		if c := d.Stat(imageID); c.SHA512 != want.SHA512 || c.Size != want.Size {
 			t.Errorf("%s: after %d kills the image is %+v, want %+v", format, kills, c, want)
 		}
 		for _, id := range []disk.ID{imageID, {Name: "whole", UUID: "00000001"}} {
@@ -81,7 +81,7 @@ func killAt(d *disk.Disk, p *os.Process, at int64, ended <-chan error) bool {
 			return false
 		default:
 		}
-		if d.Look(imageID).PartBytes >= max(at, 1) {
+		if d.Stat(imageID).PartBytes >= max(at, 1) {
 			_ = p.Kill() // it may have ended
 			<-ended
 			return true

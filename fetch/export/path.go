@@ -44,7 +44,7 @@ func openPath(c *fetch.Client, path string) (flat, error) {
 	}
 	now, err := opened.Stat()
 	if err == nil && !os.SameFile(info, now) {
-		err = fmt.Errorf("%w: another file is at the path", disk.ErrChanging)
+		err = fmt.Errorf("%w: another file is at the path", disk.ErrModified)
 	}
 	if err != nil {
 		return nil, errors.Join(err, opened.Close())
@@ -53,7 +53,7 @@ func openPath(c *fetch.Client, path string) (flat, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := plain{File: f, ahead: f.Ahead()}
+	p := plain{File: f, ahead: f.ReadAhead()}
 	if !device {
 		if err := fetch.Clean(opened); err != nil {
 			return nil, errors.Join(err, f.Close())
@@ -150,7 +150,7 @@ func (p *plain) ReadAt(b []byte, offset int64) (read int, err error) {
 		n, err := p.ahead.ReadAt(piece[:min(int64(len(piece)), p.end-at)], at)
 		if read += n; err != nil {
 			if errors.Is(err, io.EOF) {
-				err = fmt.Errorf("%w: it became shorter", disk.ErrChanging)
+				err = fmt.Errorf("%w: it became shorter", disk.ErrModified)
 			}
 			return read, err
 		}
@@ -188,7 +188,7 @@ func (d *blockDevice) Unchanged() error {
 		return err
 	}
 	if now != d.writes {
-		return fmt.Errorf("%w: the device was written to", disk.ErrChanging)
+		return fmt.Errorf("%w: the device was written to", disk.ErrModified)
 	}
 	return nil
 }

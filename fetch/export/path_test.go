@@ -22,7 +22,7 @@ func TestMapped(t *testing.T) {
 	d := openDisk(t, t.TempDir())
 	s := find(t, d, Request{Path: f, Format: disk.Raw})
 	halfway(s, func() { write('b') })
-	if c, err := export(t.Context(), d, disk.ID{Name: "parrot", UUID: "00000001"}, s); !errors.Is(err, disk.ErrChanging) {
+	if c, err := export(t.Context(), d, disk.ID{Name: "parrot", UUID: "00000001"}, s); !errors.Is(err, disk.ErrModified) {
 		t.Errorf("the copy is %s (%v), want disk.ErrChanging", c.State, err)
 	} else if strings.Count(err.Error(), f) != 1 {
 		t.Errorf("the error does not name the path once: %v", err)

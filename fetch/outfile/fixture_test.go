@@ -35,7 +35,7 @@ func makeImage(t testing.TB, content []byte) image {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if err := p.Begin(disk.Origin{Source: "test", Size: int64(len(content))}); err != nil {
+	if err := p.Begin(disk.PartSource{ID: "test", Size: int64(len(content))}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.ReadFrom(bytes.NewReader(content)); err != nil {
@@ -68,8 +68,8 @@ func (i image) put(t testing.TB, w *Writer, end int64) {
 	t.Helper()
 	for w.Next() < end {
 		n := w.Next()
-		chunk := i.content[n*chunkSize : n*chunkSize+i.m.Length(n)]
-		if zero, err := i.m.Zero(n); err != nil {
+		chunk := i.content[n*chunkSize : n*chunkSize+i.m.ChunkLength(n)]
+		if zero, err := i.m.IsZero(n); err != nil {
 			t.Fatal(err)
 		} else if zero {
 			chunk = nil

@@ -112,7 +112,7 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			want, err := m.At(w.next)
+			want, err := m.Sum(w.next)
 			if err != nil {
 				return err
 			}

@@ -206,18 +206,18 @@ func (v *verifyingReader) Close() error { return errors.Join(v.Reader.Close(), v
 
 // chunkData reads chunk n, of which nil is returned if it is zeros.
 func (v *verifyingReader) chunkData(n int64) ([]byte, error) {
-	if zero, err := v.manifest.Zero(n); zero || err != nil {
+	if zero, err := v.manifest.IsZero(n); zero || err != nil {
 		return nil, err
 	}
 	if v.loaded == n {
 		return v.chunk, nil
 	}
 	v.loaded = -1
-	want, err := v.manifest.At(n)
+	want, err := v.manifest.Sum(n)
 	if err != nil {
 		return nil, err
 	}
-	chunk := v.buf[:v.manifest.Length(n)]
+	chunk := v.buf[:v.manifest.ChunkLength(n)]
 	if _, err := v.ReadAt(chunk, n*disk.ChunkSize); err != nil {
 		return nil, err
 	}
@@ -239,7 +239,7 @@ func (v *verifyingReader) Read(p []byte) (int, error) {
 		v.readErr = err
 		return 0, err
 	}
-	length := int(min(int64(len(p)), v.manifest.Length(n)-from))
+	length := int(min(int64(len(p)), v.manifest.ChunkLength(n)-from))
 	if chunk == nil {
 		clear(p[:length])
 	} else {

@@ -151,7 +151,7 @@ func causeOf(ctx context.Context, err error) error {
 // receiveChunk reads chunk n and delivers it if it is right.
 func (l *lane) receiveChunk(from io.Reader, n int64) error {
 	buf := l.window.buffer()
-	data := buf[:l.window.manifest.Length(n)]
+	data := buf[:l.window.manifest.ChunkLength(n)]
 	if err := l.readChunk(from, n, data); err != nil {
 		l.window.release(buf)
 		return err
@@ -166,7 +166,7 @@ func (l *lane) receiveChunk(from io.Reader, n int64) error {
 
 // readChunk fills data with chunk n.
 func (l *lane) readChunk(from io.Reader, n int64, data []byte) error {
-	want, err := l.window.manifest.At(n)
+	want, err := l.window.manifest.Sum(n)
 	if err != nil {
 		return &manifestError{err}
 	}

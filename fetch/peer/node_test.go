@@ -69,7 +69,7 @@ func (n *node) look(_ context.Context, name string) (State, error) {
 		if c.ID.Name == name {
 			s.Disks[0].Copies = append(s.Disks[0].Copies, Copy{
 				Name: name, UUID: c.ID.UUID, State: c.State, Message: c.Message,
-				Size: c.Size, SHA512: c.SHA512, Chunks: c.Chunks, Owned: c.Owned,
+				Size: c.Size, SHA512: c.SHA512, Chunks: c.ManifestDigest, Owned: c.Owned,
 			})
 		}
 	}
@@ -84,7 +84,7 @@ func (n *node) put(t *testing.T, id disk.ID, content []byte) Source {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if err := p.Begin(disk.Origin{Source: "test", Size: int64(len(content))}); err != nil {
+	if err := p.Begin(disk.PartSource{ID: "test", Size: int64(len(content))}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.ReadFrom(bytes.NewReader(content)); err != nil {
@@ -94,7 +94,7 @@ func (n *node) put(t *testing.T, id disk.ID, content []byte) Source {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Source{Address: n.address(), Disk: "disk1", ID: id, Chunks: c.Chunks}
+	return Source{Address: n.address(), Disk: "disk1", ID: id, Chunks: c.ManifestDigest}
 }
 
 func (n *node) backing(id disk.ID) string {

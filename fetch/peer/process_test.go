@@ -101,9 +101,9 @@ func startSender(tb testing.TB, node string, d *disk.Disk, listen string, before
 	if err != nil {
 		tb.Fatalf("sender does not say where it listens: %v", err)
 	}
-	copyOf := d.Look(parrot)
+	copyOf := d.Stat(parrot)
 	return &sender{c, Source{
-		Address: Address{Node: node, URL: strings.TrimSpace(url)}, Disk: "disk1", ID: parrot, Chunks: copyOf.Chunks,
+		Address: Address{Node: node, URL: strings.TrimSpace(url)}, Disk: "disk1", ID: parrot, Chunks: copyOf.ManifestDigest,
 	}}
 }
 
@@ -279,7 +279,7 @@ func fillDisk(tb testing.TB, d *disk.Disk, size int64, r io.Reader) disk.Copy {
 		tb.Fatal(err)
 	}
 	defer p.Close()
-	if err := p.Begin(disk.Origin{Source: "test", Size: size}); err != nil {
+	if err := p.Begin(disk.PartSource{ID: "test", Size: size}); err != nil {
 		tb.Fatal(err)
 	}
 	if _, err := p.ReadFrom(r); err != nil {

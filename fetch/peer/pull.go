@@ -125,29 +125,29 @@ func (x *transfer) intoPart(ctx context.Context, part *disk.Part, size int64) er
 func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put func(n int64, chunk []byte) error) error {
 	x := p.newTransfer()
 	return fetch.Classify(x.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
-		return buf, put(n, buf[:min(int64(len(buf)), m.Length(n))])
+		return buf, put(n, buf[:min(int64(len(buf)), m.ChunkLength(n))])
 	}))
 }
 
-// PartFromPeers begins the Source of the disk.Origin of a part that came from other nodes.
+// PartFromPeers begins the ID of the disk.PartSource of a part that came from other nodes.
 const PartFromPeers = "chunks"
 
 // preparePart keeps what part holds of the image of m, or empties it.
 func (x *transfer) preparePart(part *disk.Part, m *disk.Manifest) error {
-	data, err := m.Data()
+	data, err := m.DataSize()
 	if err != nil {
 		return err
 	}
-	origin := disk.Origin{Source: PartFromPeers + " " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
-	agrees, err := part.Agrees(m)
+	origin := disk.PartSource{ID: PartFromPeers + " " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
+	agrees, err := part.Matches(m)
 	if err != nil {
 		return err
 	}
 	switch {
-	case agrees && part.Origin() == origin:
+	case agrees && part.Source() == origin:
 		return nil
 	case agrees && part.Offset() >= disk.ChunkSize: // of a download, or of other peers
-		return part.Keep(origin)
+		return part.Continue(origin)
 	}
 	return part.Begin(origin)
 }
@@ -158,11 +158,11 @@ func (x *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manife
 	return x.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
 		var err error
 		if buf == nil {
-			err = part.PutZeros(m.Length(n))
+			err = part.AppendZeros(m.ChunkLength(n))
 		} else {
 			var sum disk.ChunkSum
-			if sum, err = m.At(n); err == nil {
-				buf, err = part.Put(buf, m.Length(n), sum)
+			if sum, err = m.Sum(n); err == nil {
+				buf, err = part.AppendChunk(buf, m.ChunkLength(n), sum)
 			}
 		}
 		x.progress.Done.Store(part.Offset())
@@ -200,7 +200,7 @@ func (x *transfer) run(ctx context.Context, m *disk.Manifest, first int64, put f
 }
 
 func (x *transfer) putNext(ctx context.Context, n int64, put func(int64, []byte) ([]byte, error)) error {
-	zero, err := x.window.manifest.Zero(n)
+	zero, err := x.window.manifest.IsZero(n)
 	if err != nil {
 		return err
 	}

@@ -150,27 +150,27 @@ func TestPullResumes(t *testing.T) {
 	want := image(24 * mib)
 	for i, from := range []struct {
 		name   string
-		origin func(Source) disk.Origin
+		origin func(Source) disk.PartSource
 		part   []byte
 		keeps  bool
 	}{
-		{"of a pull", func(s Source) disk.Origin {
-			return disk.Origin{Source: "chunks " + s.Chunks.String(), Size: int64(len(want))}
+		{"of a pull", func(s Source) disk.PartSource {
+			return disk.PartSource{ID: "chunks " + s.Chunks.String(), Size: int64(len(want))}
 		}, want[:9*mib], true},
-		{"of a download", func(Source) disk.Origin {
-			return disk.Origin{Source: "a hash", ETag: `"1"`, Size: int64(len(want))}
+		{"of a download", func(Source) disk.PartSource {
+			return disk.PartSource{ID: "a hash", ETag: `"1"`, Size: int64(len(want))}
 		}, want[:9*mib+100], true},
-		{"of a download whose length was not known", func(Source) disk.Origin {
-			return disk.Origin{Source: "a hash", Size: -1}
+		{"of a download whose length was not known", func(Source) disk.PartSource {
+			return disk.PartSource{ID: "a hash", Size: -1}
 		}, want[:9*mib], true},
-		{"of something else", func(Source) disk.Origin {
-			return disk.Origin{Source: "a hash", Size: int64(len(want))}
+		{"of something else", func(Source) disk.PartSource {
+			return disk.PartSource{ID: "a hash", Size: int64(len(want))}
 		}, append(bytes.Clone(want[:8*mib]), make([]byte, mib)...), false},
-		{"of another size", func(Source) disk.Origin {
-			return disk.Origin{Source: "a hash", Size: int64(len(want)) + 512}
+		{"of another size", func(Source) disk.PartSource {
+			return disk.PartSource{ID: "a hash", Size: int64(len(want)) + 512}
 		}, want[:9*mib], false},
-		{"that is all there", func(s Source) disk.Origin {
-			return disk.Origin{Source: "chunks " + s.Chunks.String(), Size: int64(len(want))}
+		{"that is all there", func(s Source) disk.PartSource {
+			return disk.PartSource{ID: "chunks " + s.Chunks.String(), Size: int64(len(want))}
 		}, want, true},
 	} {
 		if race.Enabled && i%3 != 0 {
@@ -225,7 +225,7 @@ func TestPullEndsWithItsContext(t *testing.T) {
 	if part.Offset() != 2*mib {
 		t.Errorf("%d bytes are kept, want %d", part.Offset(), 2*mib)
 	}
-	if from := r.disk.Look(parrot).PartFrom; !strings.HasPrefix(from, PartFromPeers) {
+	if from := r.disk.Stat(parrot).PartSourceID; !strings.HasPrefix(from, PartFromPeers) {
 		t.Errorf("the part is of %q", from)
 	}
 }

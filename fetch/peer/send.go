@@ -101,7 +101,7 @@ func (s *Server) readyCopy(w http.ResponseWriter, r *http.Request) (d *disk.Disk
 		writeError(w, http.StatusConflict, fmt.Sprintf("%s is leaving disk %s", id, on))
 		return nil, id, false
 	}
-	switch c := d.Look(id); {
+	switch c := d.Stat(id); {
 	case c.State == disk.Pending:
 		writeError(w, http.StatusNotFound, fmt.Sprintf("%s is not on disk %s", id, on))
 		return nil, id, false

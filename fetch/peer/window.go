@@ -129,7 +129,7 @@ func (w *window) buffer() []byte {
 	defer w.mu.Unlock()
 	if len(w.free) == 0 {
 		w.buffers++
-		return disk.NewBuffer()
+		return disk.NewChunkBuffer()
 	}
 	last := len(w.free) - 1
 	buf := w.free[last]
@@ -161,7 +161,7 @@ func (w *window) startChunk(l *lane, n int64) bool {
 	if s == nil || s.buf != nil || s.lane != l && s.hedge != l {
 		return false
 	}
-	l.startReceiving(n, w.manifest.Length(n))
+	l.startReceiving(n, w.manifest.ChunkLength(n))
 	return true
 }
 
@@ -305,7 +305,7 @@ func (w *window) assignNext(l *lane, length int) (chunkRun, error) {
 	}
 	var r chunkRun
 	for ; w.unassigned < w.manifest.Chunks() && w.unassigned < w.next+maxAhead; w.unassigned++ {
-		zero, err := w.manifest.Zero(w.unassigned)
+		zero, err := w.manifest.IsZero(w.unassigned)
 		if err != nil {
 			return chunkRun{}, &manifestError{err}
 		}

@@ -225,7 +225,7 @@ func TestStore(t *testing.T) {
 	if err := store(ctx, &fetch.Progress{}, stopsAfter{newFile(t, f), stop}); !errors.Is(err, context.Canceled) {
 		t.Fatalf("stopped: %v", err)
 	}
-	if r.disk.PartOrigin(parrot).Source != Source {
+	if r.disk.PartSource(parrot).ID != Source {
 		t.Fatal("nothing is left to go on with")
 	}
 	p := &fetch.Progress{}

@@ -13,7 +13,7 @@
 //
 //  1. A disk.Part is for one goroutine: that of the job, in Session.Fill. Requests hand
 //     it what they bring, one at a time, and wait.
-//  2. The part is the only state. Its Origin holds the upload's id and metadata, so
+//  2. The part is the only state. Its source holds the upload's id and metadata, so
 //     that an upload goes on after a restart, from the last byte that is durable.
 //  3. Who asks how far an upload is means to go on with it: a PATCH under way is
 //     cut then. It may be one whose sender has long been gone.

@@ -53,7 +53,7 @@ func newRig(t *testing.T) *rig {
 			r.begin(given)
 			return nil
 		},
-		Interrupted: func(id string) bool { return r.disk.PartOrigin(parrot).ETag == id },
+		Interrupted: func(id string) bool { return r.disk.PartSource(parrot).ETag == id },
 	})
 	mux := http.NewServeMux()
 	mux.Handle(Path, r)
@@ -83,7 +83,7 @@ func (r *rig) begin(want disk.Digest) {
 }
 
 func (r *rig) job(ctx context.Context, want disk.Digest) error {
-	one, err := r.sessions.Begin(ctx, parrot, r.disk.PartOrigin(parrot))
+	one, err := r.sessions.Begin(ctx, parrot, r.disk.PartSource(parrot))
 	if err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (r *rig) job(ctx context.Context, want disk.Digest) error {
 			_ = part.Discard()
 		}
 	}
-	r.sessions.End(one, err, r.disk.PartOrigin(parrot).ETag == one.ID)
+	r.sessions.End(one, err, r.disk.PartSource(parrot).ETag == one.ID)
 	return err
 }
 
@@ -139,7 +139,7 @@ func (r *rig) opened(id string) {
 func (r *rig) has(want []byte) {
 	r.t.Helper()
 	r.jobs.Wait()
-	if c := r.disk.Look(parrot); c.State != disk.Ready {
+	if c := r.disk.Stat(parrot); c.State != disk.Ready {
 		r.t.Fatalf("the image is %s: %s; the job: %v", c.State, c.Message, r.outcome)
 	}
 	got, err := os.ReadFile(filepath.Join(r.path, "backing-images", parrot.String(), "backing"))
@@ -158,7 +158,7 @@ func (r *rig) empty() {
 			r.t.Errorf("%s is left", name)
 		}
 	}
-	if c := r.disk.Look(parrot); c.State == disk.Ready || r.disk.PartOrigin(parrot) != (disk.Origin{}) {
+	if c := r.disk.Stat(parrot); c.State == disk.Ready || r.disk.PartSource(parrot) != (disk.PartSource{}) {
 		r.t.Errorf("the copy is %+v", c)
 	}
 }

@@ -143,7 +143,7 @@ func TestZeros(t *testing.T) {
 	r.patch(at, "0", want[:200]).is(t, 204, "")
 	r.patch(at, "200", nil, fmt.Sprintf("Upload-Zeros: %d", len(want)-200)).is(t, 204, "")
 	r.has(want)
-	if c := r.disk.Look(parrot); c.RealSize > 1<<20 {
+	if c := r.disk.Stat(parrot); c.RealSize > 1<<20 {
 		t.Errorf("%d bytes are allocated", c.RealSize)
 	}
 }
@@ -220,7 +220,7 @@ func TestAnnounced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left, err := s.Begin(t.Context(), parrot, disk.Origin{Source: Source, ETag: "left", Size: 1024})
+	left, err := s.Begin(t.Context(), parrot, disk.PartSource{ID: Source, ETag: "left", Size: 1024})
 	if err != nil || left.ID != "left" || left.Name != parrot.Name || one.outcome() == nil {
 		t.Errorf("what is left is %+v, %v; what was announced ended with %v", left, err, one.outcome())
 	}
@@ -234,13 +234,13 @@ func TestAnnounced(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.drop(one)
-	if _, err := s.Begin(t.Context(), parrot, disk.Origin{Source: "a hash"}); !Ended(err) {
+	if _, err := s.Begin(t.Context(), parrot, disk.PartSource{ID: "a hash"}); !Ended(err) {
 		t.Errorf("a job for nobody: %v", err)
 	}
 	if one, err = s.announce(m, 512); err != nil {
 		t.Fatal(err)
 	}
-	if now, err := s.Begin(t.Context(), parrot, disk.Origin{}); now != one || err != nil {
+	if now, err := s.Begin(t.Context(), parrot, disk.PartSource{}); now != one || err != nil {
 		t.Errorf("the job got %+v, %v", now, err)
 	}
 	s.drop(one)

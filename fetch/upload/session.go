@@ -162,19 +162,19 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 }
 
 // Takes reports whether a part of this origin is of the upload.
-func (s *Session) Takes(o disk.Origin) bool { return o.Source == Source && o.ETag == s.ID }
+func (s *Session) Takes(o disk.PartSource) bool { return o.ID == Source && o.ETag == s.ID }
 
 // open makes the part that of this upload, and returns when its last byte came.
 func (s *Session) open(part *disk.Part) (last time.Time, err error) {
 	now := time.Now()
-	if s.Takes(part.Origin()) {
-		touched, err := part.Touched()
+	if s.Takes(part.Source()) {
+		touched, err := part.ModTime()
 		if touched.After(now) {
 			touched = now // by a clock that was set since
 		}
 		return touched, err
 	}
-	return now, part.Begin(disk.Origin{Source: Source, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
+	return now, part.Begin(disk.PartSource{ID: Source, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
 }
 
 // grown takes note of how far the part is.
@@ -308,10 +308,10 @@ func (s *Session) measure(part *disk.Part) error {
 	s.mu.Lock()
 	size := s.size
 	s.mu.Unlock()
-	if size == part.Origin().Size {
+	if size == part.Source().Size {
 		return nil
 	}
-	return part.Measure(size)
+	return part.SetSize(size)
 }
 
 // received takes note that one request less is waiting.
@@ -397,7 +397,7 @@ func appendZeros(ctx context.Context, part *disk.Part, progress *fetch.Progress,
 		}
 		step := min(n, disk.ChunkSize-part.Offset()%disk.ChunkSize)
 		if step == disk.ChunkSize {
-			err = part.PutZeros(step)
+			err = part.AppendZeros(step)
 		} else {
 			_, err = part.ReadFrom(io.LimitReader(zeros{}, step))
 		}

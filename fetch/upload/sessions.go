@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// Source is the Source of the Origin of a part that is uploaded. The ETag there is
+	// Source is the ID of the disk.PartSource of a part that is uploaded. The ETag there is
 	// the upload's id.
 	Source = "upload"
 	// Life is how long an upload is kept after its last byte.
@@ -81,7 +81,7 @@ func (s *Sessions) announce(m Metadata, size int64) (*Session, error) {
 // else the one that was announced. The caller has to Fill a part with it, and to End it.
 // It waits for the end of one that another job still has, of another generation for
 // example.
-func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.Origin) (*Session, error) {
+func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.PartSource) (*Session, error) {
 	for {
 		now, mine, err := s.begin(id, found)
 		if mine || err != nil {
@@ -96,10 +96,10 @@ func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.Origin) (*S
 }
 
 // begin returns the upload of an image, and whether the caller is the first who wants it.
-func (s *Sessions) begin(id disk.ID, found disk.Origin) (now *Session, mine bool, err error) {
+func (s *Sessions) begin(id disk.ID, found disk.PartSource) (now *Session, mine bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, left := s.live[id.Name], found.Source == Source
+	now, left := s.live[id.Name], found.ID == Source
 	switch {
 	case now != nil && now.begun:
 		return now, false, nil

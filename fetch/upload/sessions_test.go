@@ -17,7 +17,7 @@ func TestJobOutlivesItsClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if had, err := s.Begin(t.Context(), parrot, disk.Origin{}); had != one || err != nil {
+	if had, err := s.Begin(t.Context(), parrot, disk.PartSource{}); had != one || err != nil {
 		t.Fatalf("the job has %v, %v", had, err)
 	}
 	s.drop(one)
@@ -38,7 +38,7 @@ func TestAnnouncedTooEarly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left := disk.Origin{Source: Source, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
+	left := disk.PartSource{ID: Source, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
 	if had, err := s.Begin(t.Context(), parrot, left); err != nil || had.ID != left.ETag {
 		t.Fatalf("the job has %+v, %v", had, err)
 	}
@@ -55,11 +55,11 @@ func TestJobsShareNoUpload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Begin(t.Context(), parrot, disk.Origin{}); err != nil {
+	if _, err := s.Begin(t.Context(), parrot, disk.PartSource{}); err != nil {
 		t.Fatal(err)
 	}
 	older := disk.ID{Name: parrot.Name, UUID: "00000224"}
-	left := disk.Origin{Source: Source, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
+	left := disk.PartSource{ID: Source, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.Begin(ctx, older, left); !errors.Is(err, context.Canceled) {

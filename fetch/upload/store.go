@@ -14,10 +14,10 @@ import (
 // Store puts the content into a part on a disk of this machine. A part that began with
 // the same file is gone on with, whoever began it.
 func Store(ctx context.Context, part *disk.Part, o Order, progress *fetch.Progress) error {
-	if !o.Takes(part.Origin()) {
+	if !o.Takes(part.Source()) {
 		m := o.metadata()
 		m.text = m.header()
-		if err := part.Begin(disk.Origin{Source: Source, ETag: rand.Text(), Metadata: m.text, Size: o.Content.length(), Data: m.Data}); err != nil {
+		if err := part.Begin(disk.PartSource{ID: Source, ETag: rand.Text(), Metadata: m.text, Size: o.Content.length(), Data: m.Data}); err != nil {
 			return fetch.Classify(err)
 		}
 	}
@@ -46,10 +46,10 @@ func Store(ctx context.Context, part *disk.Part, o Order, progress *fetch.Progre
 }
 
 // Takes reports whether a part of this origin is of the same content, whoever began it.
-func (o Order) Takes(had disk.Origin) bool {
+func (o Order) Takes(had disk.PartSource) bool {
 	m, err := parseMetadata(had.Metadata)
 	same := err == nil && m.Fingerprint == o.fingerprint()
-	return same && had.Source == Source && had.Size == o.Content.length() && !o.Restart
+	return same && had.ID == Source && had.Size == o.Content.length() && !o.Restart
 }
 
 // fingerprint is that of the content: another digest makes it another upload.

@@ -88,7 +88,7 @@ func (w *World) remove(a reconcile.Action) {
 func (w *World) right(key reconcile.Key) {
 	d := w.at(key.Disk)
 	c := d.Copies[key.ID]
-	c.State, c.Message, c.Owned, c.HasCfg, c.Verified = disk.Ready, "", true, true, w.now
+	c.State, c.Message, c.Owned, c.HasCfg, c.VerifiedAt = disk.Ready, "", true, true, w.now
 	sum, short, chunks := w.digests(key.ID)
 	if c.SHA512.IsZero() {
 		c.SHA512 = sum
@@ -96,8 +96,8 @@ func (w *World) right(key reconcile.Key) {
 	if c.SHA256.IsZero() {
 		c.SHA256 = short
 	}
-	if c.Chunks.IsZero() {
-		c.Chunks = chunks
+	if c.ManifestDigest.IsZero() {
+		c.ManifestDigest = chunks
 	}
 	d.Copies[key.ID] = c
 }
@@ -142,9 +142,9 @@ func (w *World) fill(a reconcile.Action, source reconcile.Copy) error {
 	}
 	c := w.Copy(key.ID, disk.Ready, source.RealSize)
 	if of := image.Source.Clone; a.Kind == reconcile.Sync || of != nil && of.Encryption == schema.EncryptionIgnore {
-		c.SHA512, c.SHA256, c.Chunks = source.SHA512, source.SHA256, source.Chunks
+		c.SHA512, c.SHA256, c.ManifestDigest = source.SHA512, source.SHA256, source.ManifestDigest
 	}
-	c.LastUsed, c.UnwantedSince, c.Damaged = before.LastUsed, before.UnwantedSince, before.Damaged
+	c.LastUsed, c.SurplusSince, c.DamagedAt = before.LastUsed, before.SurplusSince, before.DamagedAt
 	d.Space.Free = free - source.RealSize
 	d.Copies[key.ID] = c
 	return nil

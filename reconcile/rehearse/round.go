@@ -30,7 +30,7 @@ func (w *World) look() {
 		for _, m := range nodes[i].Marks(o) {
 			d := w.at(m.Key.Disk)
 			c := d.Copies[m.Key.ID]
-			c.InUse, c.LastUsed, c.UnwantedSince, c.MarkedBy = m.InUse, m.LastUsed, m.UnwantedSince, m.By
+			c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = m.InUse, m.LastUsed, m.UnwantedSince, m.By
 			d.Copies[m.Key.ID] = c
 			changed = true
 		}
@@ -153,7 +153,7 @@ func (w *World) deadline(end time.Time) time.Time {
 		}
 		for _, c := range d.Copies {
 			if s.ScrubInterval > 0 && c.State == disk.Ready {
-				at(c.Verified.Add(s.ScrubInterval))
+				at(c.VerifiedAt.Add(s.ScrubInterval))
 			}
 		}
 	}

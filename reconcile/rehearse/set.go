@@ -139,12 +139,12 @@ func (w *World) Put(key reconcile.Key, c reconcile.Copy) {
 // Copy is a copy of an image as its source would have it, in a state.
 func (w *World) Copy(id disk.ID, state disk.State, size int64) reconcile.Copy {
 	c := reconcile.Copy{Copy: disk.Copy{ID: id, State: state, Size: size, RealSize: size, VirtualSize: size, Format: disk.Raw, HasCfg: true, Owned: true}}
-	c.SHA512, c.SHA256, c.Chunks = w.digests(id)
+	c.SHA512, c.SHA256, c.ManifestDigest = w.digests(id)
 	switch state {
 	case disk.Ready:
-		c.Verified = w.now
+		c.VerifiedAt = w.now
 	case disk.Failed:
-		c.Message, c.Damaged = "damaged", w.now
+		c.Message, c.DamagedAt = "damaged", w.now
 	case disk.Unknown:
 		c.Message, c.Owned, c.HasCfg = "not verified yet", false, false
 	}

@@ -110,7 +110,7 @@ func forbids(w *World, a reconcile.Action) []string {
 	image, declared := w.base.Config.Images[key.ID.Name]
 	wait := w.base.Config.Settings.CleanupWaitInterval
 	if a.Kind == reconcile.Cleanup && wait > 0 {
-		never(c.UnwantedSince.IsZero() || w.now.Sub(c.UnwantedSince) < wait, "it was wanted just now")
+		never(c.SurplusSince.IsZero() || w.now.Sub(c.SurplusSince) < wait, "it was wanted just now")
 		never(!c.LastUsed.IsZero() && w.now.Sub(c.LastUsed) < wait, "it was used just now")
 	}
 	if !declared {
