@@ -82,13 +82,13 @@ func lookup(s sums, list address, at []address, p packing) (stored, packed disk.
 func unpackedName(a address) string { return strings.TrimSuffix(a.base(), path.Ext(a.base())) }
 
 func notListed(s sums, base string) error {
-	switch near := s.near(base); {
+	switch similar := s.similar(base); {
 	case len(s.entries) == 0 && s.weak:
 		return errors.New("the file lists no SHA-256 or SHA-512 checksums, only weaker ones")
 	case len(s.entries) == 0:
 		return errors.New("the file lists no checksums")
-	case len(near) > 0:
-		return fmt.Errorf("%q is not listed: near it are %s", base, strings.Join(near, ", "))
+	case len(similar) > 0:
+		return fmt.Errorf("%q is not listed: similar names are %s", base, strings.Join(similar, ", "))
 	}
 	return fmt.Errorf("%q is not listed among %d checksums", base, len(s.entries))
 }
@@ -200,26 +200,30 @@ func (s *sums) bare() (disk.Digest, bool) {
 	return disk.Digest{}, false
 }
 
-// near returns the names of the list that are most like base, for a message.
-func (s *sums) near(base string) []string {
-	type candidate struct {
-		name     string
-		distance int
-	}
-	limit := max(3, len(base)/3)
-	var close []candidate
+// similar returns up to three file names of the list that have most in common with
+// base, for an error message.
+func (s *sums) similar(base string) []string {
+	var names []string
 	for _, e := range s.entries {
 		name := fileName(e.name)
-		if d := editDistance(name, base, limit); name != "" && d <= limit {
-			close = append(close, candidate{name, d})
+		if name != "" && 3*inCommon(name, base) >= 2*max(len(name), len(base)) {
+			names = append(names, name)
 		}
 	}
-	slices.SortStableFunc(close, func(a, b candidate) int { return cmp.Compare(a.distance, b.distance) })
-	var names []string
-	for _, c := range close[:min(3, len(close))] {
-		names = append(names, c.name)
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(inCommon(b, base), inCommon(a, base)) })
+	return names[:min(3, len(names))]
+}
+
+// inCommon returns how many bytes a and b share at their beginning and at their end.
+func inCommon(a, b string) int {
+	n, shorter := 0, min(len(a), len(b))
+	for n < shorter && a[n] == b[n] {
+		n++
 	}
-	return names
+	for prefix := n; n < shorter && a[len(a)-1-n+prefix] == b[len(b)-1-n+prefix]; {
+		n++
+	}
+	return n
 }
 
 func fileName(name string) string { return name[strings.LastIndexAny(name, `/\`)+1:] }

@@ -51,7 +51,7 @@ func TestChecksum(t *testing.T) {
 		{"both names", "a.img.xz", hash256 + "  a.img.xz\n" + hash512 + "  a.img", want512, want256, ""},
 		{"escaped name", "a.img", "\\" + hash256 + "  a.img", want256, none, ""},
 		{"not listed", "noble-amd64.img", hash256 + "  noble-arm64.img\n" + other + "  unrelated\n", none, none,
-			`"noble-amd64.img" is not listed: near it are noble-arm64.img`},
+			`"noble-amd64.img" is not listed: similar names are noble-arm64.img`},
 		{"nothing near", "a.img", hash256 + "  something-else-altogether.iso", none, none, "among 1 checksums"},
 		{"weak only", "a.img", strings.Repeat("d4", 16) + "  a.img", none, none, "only weaker ones"},
 		{"web page", "a.img", "<html><body>Not here</body></html>", none, none, "lists no checksums"},
@@ -132,14 +132,20 @@ func TestVendorChecksum(t *testing.T) {
 	r.stored(image)
 }
 
-func TestEditDistance(t *testing.T) {
-	tests := []struct {
-		a, b        string
-		limit, want int
-	}{{"", "", 3, 0}, {"a", "", 3, 1}, {"kitten", "sitting", 9, 3}, {"kitten", "sitting", 2, 3}, {"abc", "abcdefgh", 3, 4}}
-	for _, tt := range tests {
-		if got := editDistance(tt.a, tt.b, tt.limit); got != tt.want {
-			t.Errorf("editDistance(%q, %q, %d) = %d, want %d", tt.a, tt.b, tt.limit, got, tt.want)
+func TestSimilarNamesInChecksumList(t *testing.T) {
+	const list = "debian-12.5-amd64.qcow2 debian-12.6-amd64.qcow2 debian-12.5-arm64.qcow2 debian-11.9-amd64.qcow2 image.raw SHA256SUMS"
+	var s sums
+	for name := range strings.FieldsSeq(list) {
+		s.entries = append(s.entries, sumEntry{"dir/" + name, parsed(t, "sha256:"+hash256)})
+	}
+	for base, want := range map[string]string{
+		"imag.raw":                 "image.raw",
+		"debian-12.7-amd64.qcow2":  "debian-12.5-amd64.qcow2 debian-12.6-amd64.qcow2 debian-11.9-amd64.qcow2",
+		"ubuntu-24.04-arm64.qcow2": "",
+		"":                         "",
+	} {
+		if got := strings.Join(s.similar(base), " "); got != want {
+			t.Errorf("names similar to %q: got %q, want %q", base, got, want)
 		}
 	}
 }
@@ -159,8 +165,8 @@ func FuzzSums(f *testing.F) {
 		if !d.IsZero() && !strings.Contains(strings.ToLower(string(b)), digits) {
 			t.Errorf("digest %v is not in the file", d)
 		}
-		if near := s.near(base); len(near) > 3 {
-			t.Errorf("%d names are near", len(near))
+		if similar := s.similar(base); len(similar) > 3 {
+			t.Errorf("%d names are similar", len(similar))
 		}
 	})
 }

@@ -132,7 +132,7 @@ func (t *transfer) whole(to sink) error {
 // ask asks once, and once more for the whole file where the part is of no use. It
 // returns errComplete when to holds all of it.
 func (t *transfer) ask(ctx context.Context, a address, src source, to sink) error {
-	ctx, cancel := context.WithCancelCause(ctx)
+	attempt, cancel := context.WithCancelCause(ctx) // which a stall ends, and ctx not
 	defer cancel(nil)
 	q := t.question(a, to)
 	if q.offset > 0 && q.offset == q.total {
@@ -141,15 +141,15 @@ func (t *transfer) ask(ctx context.Context, a address, src source, to sink) erro
 		t.progress.Done.Store(q.offset)
 		return errComplete
 	}
-	got, err := src.get(ctx, q)
+	got, err := src.get(attempt, q)
 	if errors.Is(err, errChanged) {
-		got, err = src.get(ctx, question{total: -1})
+		got, err = src.get(attempt, question{total: -1})
 	}
 	if err != nil {
 		return err
 	}
 	defer got.body.Close()
-	body := t.body(ctx, cancel, got)
+	body := t.body(attempt, cancel, got)
 	if got.page {
 		if body, err = notPage(body); err != nil {
 			return err
@@ -163,7 +163,7 @@ func (t *transfer) ask(ctx context.Context, a address, src source, to sink) erro
 	}
 	t.progress.Total.Store(got.total)
 	t.progress.Done.Store(to.Offset())
-	if _, err := to.ReadFrom(counted{body, t.progress}); err != nil {
+	if _, err := to.ReadFrom(CountReader(ctx, body, &t.progress.Done, &t.progress.Moved)); err != nil {
 		return err
 	}
 	return errComplete

@@ -27,25 +27,42 @@ type Progress struct {
 	Address atomic.Int64
 }
 
-// Percent returns 0..100, and 0 while the total is not known.
-func (p *Progress) Percent() int {
-	total := p.Total.Load()
-	if total <= 0 {
-		return 0
+// CountReader returns r with two additions: after ctx ends, a Read fails with ctx.Err(),
+// and the bytes of each Read are added to every counter.
+func CountReader(ctx context.Context, r io.Reader, counters ...*atomic.Int64) io.Reader {
+	return &countReader{ctx, r, counters}
+}
+
+type countReader struct {
+	ctx      context.Context
+	r        io.Reader
+	counters []*atomic.Int64
+}
+
+func (c *countReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
 	}
-	return int(min(100, float64(p.Done.Load())/float64(total)*100))
+	n, err := c.r.Read(p)
+	for _, counter := range c.counters {
+		counter.Add(int64(n))
+	}
+	return n, err
 }
 
-// counted adds what is read through it to the progress.
-type counted struct {
-	io.Reader
-	progress *Progress
+// ErrorRecorder is a reader that keeps an error of R other than io.EOF. Where a consumer
+// of the bytes (a parser, a disk) fails, Err distinguishes a failed read from a failure
+// of the consumer.
+type ErrorRecorder struct {
+	R   io.Reader
+	Err error
 }
 
-func (c counted) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	c.progress.Done.Add(int64(n))
-	c.progress.Moved.Add(int64(n))
+func (e *ErrorRecorder) Read(p []byte) (int, error) {
+	n, err := e.R.Read(p)
+	if err != nil && err != io.EOF {
+		e.Err = err
+	}
 	return n, err
 }
 

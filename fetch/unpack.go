@@ -75,13 +75,13 @@ func (u *unpacker) Begin(o disk.PartSource) error {
 
 // run unpacks what comes through the pipe into the part, to the end of both.
 func (u *unpacker) run(out io.Reader) error {
-	packed := &counter{Reader: out}
-	r, err := u.packing.reader(packed)
+	var packed atomic.Int64 // bytes; decompressors read ahead in goroutines
+	r, err := u.packing.reader(CountReader(context.Background(), out, &packed))
 	if err != nil {
 		return u.corrupt(err)
 	}
 	defer r.Close()
-	_, err = u.part.ReadFrom(&unpacked{unpacker: u, from: r, packed: packed})
+	_, err = u.part.ReadFrom(&unpacked{unpacker: u, from: r, packed: &packed})
 	return err
 }
 
@@ -150,7 +150,7 @@ const (
 type unpacked struct {
 	*unpacker
 	from   io.Reader
-	packed *counter
+	packed *atomic.Int64
 	came   int64
 }
 
@@ -160,24 +160,12 @@ func (r *unpacked) Read(p []byte) (int, error) {
 	if limit := r.request.MaxSize; limit > 0 && r.came > limit {
 		return n, failf(Source, "unpack %s: %w: at most %d bytes are allowed", r.packing, disk.ErrTooLarge, limit)
 	}
-	if w, in := r.part.Written(), r.packed.n.Load(); w > freeRatio && w/maxRatio > in {
+	if w, in := r.part.Written(), r.packed.Load(); w > freeRatio && w/maxRatio > in {
 		return n, failf(Source, "unpack %s: %d packed bytes became more than %d times as many: refused", r.packing, in, maxRatio)
 	}
 	if err != nil && err != io.EOF {
 		return n, r.corrupt(err)
 	}
-	return n, err
-}
-
-// counter counts what is read through it; decompressors read ahead in goroutines.
-type counter struct {
-	io.Reader
-	n atomic.Int64
-}
-
-func (c *counter) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	c.n.Add(int64(n))
 	return n, err
 }
 

@@ -71,11 +71,11 @@ func Inspect(ctx context.Context, s Store, name string) (*Backup, error) {
 		return nil, fmt.Errorf("read backup %s: %w", name, err)
 	}
 	defer r.Close()
-	in := &remembering{Reader: r}
+	in := &fetch.ErrorRecorder{R: r}
 	b, err := Parse(in)
 	switch {
-	case in.err != nil:
-		return nil, fmt.Errorf("read backup %s: %w", name, in.err)
+	case in.Err != nil:
+		return nil, fmt.Errorf("read backup %s: %w", name, in.Err)
 	case err == nil && b.Name != name:
 		err = fmt.Errorf("it is of another backup, %.80q", b.Name)
 	}
@@ -83,20 +83,6 @@ func Inspect(ctx context.Context, s Store, name string) (*Backup, error) {
 		return nil, fail(fetch.Source, "%s of backup %s in %s is no good: %w", cfgName, name, s, err)
 	}
 	return b, nil
-}
-
-// remembering keeps the error of a reader, to be told from that of who parses it.
-type remembering struct {
-	io.Reader
-	err error
-}
-
-func (r *remembering) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
-	if err != nil && err != io.EOF {
-		r.err = err
-	}
-	return n, err
 }
 
 // traffic is what crosses the way to a Store.

@@ -54,7 +54,7 @@ func (s *Source) fill(ctx context.Context, volume flat, part *disk.Part, progres
 	}
 	progress.Total.Store(origin.Size)
 	progress.Done.Store(part.Offset())
-	if _, err := part.ReadFrom(&counted{image, progress}); err != nil {
+	if _, err := part.ReadFrom(fetch.CountReader(ctx, image, &progress.Done)); err != nil {
 		return fetch.Classify(err)
 	}
 	if err := volume.Unchanged(); err != nil {
@@ -162,16 +162,4 @@ func (j *judged) NextData(offset int64) (start, end int64, err error) {
 		err = j.s.failed(err)
 	}
 	return start, end, err
-}
-
-// counted counts what is read.
-type counted struct {
-	r        io.Reader
-	progress *fetch.Progress
-}
-
-func (c *counted) Read(b []byte) (int, error) {
-	n, err := c.r.Read(b)
-	c.progress.Done.Add(int64(n))
-	return n, err
 }

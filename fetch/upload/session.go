@@ -346,7 +346,8 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 	if d.body == nil {
 		return nil, nil
 	}
-	body := &tapped{r: fetch.Pace(d.ctx, d.body, s.pace), progress: progress}
+	counted := fetch.CountReader(d.ctx, fetch.Pace(d.ctx, d.body, s.pace), &progress.Done, &progress.Moved)
+	body := &fetch.ErrorRecorder{R: counted}
 	limit := int64(1<<63 - 1)
 	s.mu.Lock()
 	if s.size >= 0 {
@@ -354,7 +355,7 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 	}
 	s.mu.Unlock()
 	_, err = part.ReadFrom(io.LimitReader(body, limit))
-	if body.err != nil {
+	if body.Err != nil {
 		if cause := context.Cause(d.ctx); cause != nil {
 			return cause, nil
 		}
@@ -370,23 +371,6 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 		}
 	}
 	return nil, nil
-}
-
-// tapped counts what is read, and keeps what its reader says was wrong.
-type tapped struct {
-	r        io.Reader
-	err      error
-	progress *fetch.Progress
-}
-
-func (t *tapped) Read(p []byte) (int, error) {
-	n, err := t.r.Read(p)
-	t.progress.Done.Add(int64(n))
-	t.progress.Moved.Add(int64(n))
-	if err != nil && !errors.Is(err, io.EOF) {
-		t.err = err
-	}
-	return n, err
 }
 
 // appendZeros makes a hole, but for what of it shares a chunk with other bytes.
