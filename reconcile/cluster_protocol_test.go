@@ -86,7 +86,7 @@ func (m *member) ask(w *work, q *questions, other *member) {
 	m.later(askTime, end)
 }
 
-// answerFresh looks at the copies of a name, now, as Reconciler.answer does: what it
+// answerFresh looks at the copies of a name, now, as peerNode.Copies does: what it
 // finds before and after it has looked at the disks counts for less, never for more.
 func (m *member) answerFresh(w *work, give func(peer.State)) {
 	if m.rounds == 0 {

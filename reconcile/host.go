@@ -30,11 +30,18 @@ type shownDisk struct {
 
 var errNoLook = errors.New("the disks were not looked at yet")
 
-// Host returns what a server for other nodes answers with. It may be used by any
-// goroutine, at any time.
-func (r *Reconciler) Host() peer.Host {
-	return peer.Host{Board: r.board, Look: r.answer, Disk: r.readable, Leaving: r.withdrawn, Declared: r.declared}
+// peerNode is this node as its peers see it: it implements peer.Node.
+type peerNode struct {
+	r    *Reconciler
+	loop *Loop
 }
+
+// Disk returns a disk of this node that can be read.
+func (n peerNode) Disk(name string) (*disk.Disk, bool) { return n.r.readable(name) }
+
+// ReportDamage queues the verification of the copies of an image. It does nothing for a
+// generation that is not declared: no peer syncs from that.
+func (n peerNode) ReportDamage(ctx context.Context, name string) { _, _ = n.loop.Verify(ctx, name) }
 
 func (r *Reconciler) show(d Desired, o Observed) {
 	now := &shown{node: d.Node, config: d.told(), suspect: suspects(o.Tries), disks: map[string]shownDisk{}, images: d.Config.Images}
@@ -54,25 +61,29 @@ func (r *Reconciler) readable(name string) (*disk.Disk, bool) {
 	return one.Disk, ok && one.problem == ""
 }
 
-func (r *Reconciler) withdrawn(name string, id disk.ID) bool {
-	now := r.shown.Load()
-	return now == nil || r.leaving.all()[Key{schema.DiskRef{Node: now.node, Disk: name}, id}]
+// Leaving reports whether a copy on a disk of this node is withdrawn. Before the first
+// observation it is true: nothing may be sent then.
+func (n peerNode) Leaving(name string, id disk.ID) bool {
+	now := n.r.shown.Load()
+	return now == nil || n.r.leaving.all()[Key{schema.DiskRef{Node: now.node, Disk: name}, id}]
 }
 
-func (r *Reconciler) declared(name string) string {
-	now := r.shown.Load()
+// DeclaredUUID returns the uuid of the declared generation of an image.
+func (n peerNode) DeclaredUUID(name string) (string, bool) {
+	now := n.r.shown.Load()
 	if now == nil {
-		return ""
+		return "", false
 	}
-	return now.images[name].ID.UUID
+	image, ok := now.images[name]
+	return image.ID.UUID, ok
 }
 
-// answer looks at the disks for the images of a name. A copy that is withdrawn before
-// or after the look is leaving, and the digest of the configuration is that from
-// before: what changes meanwhile makes the answer count for less, never for more.
-func (r *Reconciler) answer(_ context.Context, name string) (peer.State, error) {
-	before := r.leaving.all()
-	now := r.shown.Load()
+// Copies observes the copies of one image name on the disks of this node. A copy that is
+// withdrawn before or after the observation is leaving, and the config digest is the one
+// from before it: what changes meanwhile makes the response count for less, never for more.
+func (n peerNode) Copies(_ context.Context, name string) (peer.State, error) {
+	before := n.r.leaving.all()
+	now := n.r.shown.Load()
 	if now == nil {
 		return peer.State{}, errNoLook
 	}
@@ -80,7 +91,7 @@ func (r *Reconciler) answer(_ context.Context, name string) (peer.State, error) 
 	for _, on := range slices.Sorted(maps.Keys(now.disks)) {
 		s.Disks = append(s.Disks, now.disks[on].look(on, name))
 	}
-	after := r.leaving.all()
+	after := n.r.leaving.all()
 	for _, one := range s.Disks {
 		for i := range one.Copies {
 			key := Key{schema.DiskRef{Node: now.node, Disk: one.Name}, one.Copies[i].ID()}

@@ -64,7 +64,7 @@ func (c *lan) start(config string) {
 		l := NewLoop(r, LoopOptions{Dir: m.conf, Interval: c.interval, Node: m.name, Peers: client, Log: slog.New(slog.DiscardHandler)})
 		ctx, stop := context.WithCancel(c.t.Context())
 		m.looping = &looping{Loop: l, t: c.t, stop: stop, ended: make(chan error, 1)}
-		m.server.Config.Handler = m.guarded(peer.NewServer(l.Host()).Handler())
+		m.server.Config.Handler = m.guarded(l.PeerServer().Handler())
 		m.server.Config.BaseContext = func(net.Listener) context.Context { return ctx }
 		m.server.Start()
 		go func() { m.ended <- l.Run(ctx) }()

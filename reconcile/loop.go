@@ -89,13 +89,9 @@ func (l *Loop) Status() (Status, bool) {
 	return v.Status(l.reconciler.Transfers()), true
 }
 
-// Host returns what a server for the other nodes answers with.
-func (l *Loop) Host() peer.Host {
-	h := l.reconciler.Host()
-	h.Damaged = func(ctx context.Context, name string) {
-		_, _ = l.Verify(ctx, name) // one of an older generation is not verified, and is sent by nobody
-	}
-	return h
+// PeerServer returns a server that sends this node's state and copies to its peers.
+func (l *Loop) PeerServer() *peer.Server {
+	return peer.NewServer(l.reconciler.board, peerNode{l.reconciler, l})
 }
 
 // Transfers returns the actions under way.

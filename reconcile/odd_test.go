@@ -33,7 +33,7 @@ func TestOneOddFileSilencesTheNode(t *testing.T) {
 			d := desire(t, "images: {}\nsettings: {scrubInterval: 0}\n", path)
 			o := r.Look(d)
 			r.publish(d, o)
-			s := httptest.NewServer(peer.NewServer(r.Host()).Handler())
+			s := httptest.NewServer(peer.NewServer(r.board, peerNode{r: r}).Handler())
 			defer s.Close()
 			_, _, err := peer.NewClient(nil, nil).State(t.Context(), peer.Address{Node: d.Node, URL: s.URL}, "", 0)
 			if err != nil {

@@ -22,7 +22,7 @@ func TestSourcesAreWhereNodesAreNow(t *testing.T) {
 	defer s.close()
 	var far far
 	for i := range 2 {
-		server := httptest.NewServer(peer.NewServer(peer.Host{Board: board}).Handler())
+		server := httptest.NewServer(peer.NewServer(board, nil).Handler())
 		defer server.Close()
 		d := Desired{Node: "node1", Config: schema.Config{Nodes: map[string]schema.Node{
 			"node2": {Address: server.URL, Disks: map[string]schema.Disk{"disk1": {}}},

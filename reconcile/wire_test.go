@@ -23,7 +23,7 @@ func TestRecallOverTheWire(t *testing.T) {
 	d0, o0 := of(refs[0].Node, c, o)
 	board := peer.NewStateCache()
 	board.Publish((&Reconciler{}).state(d0, o0))
-	s := httptest.NewServer(peer.NewServer(peer.Host{Board: board}).Handler())
+	s := httptest.NewServer(peer.NewServer(board, nil).Handler())
 	defer s.Close()
 	state, _, err := peer.NewClient(nil, nil).State(t.Context(), peer.Address{Node: refs[0].Node, URL: s.URL}, "", 0)
 	must(t, err)

@@ -117,7 +117,7 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	})
 	s := newServer(server{
 		loop: loop, guard: g, stuck: max(leastStuck, 10*d.interval),
-		peers: api.NewServer(loop.Host()).Handler(), uploads: loop.Uploads(), cleanup: loop.Cleanup,
+		peers: loop.PeerServer().Handler(), uploads: loop.Uploads(), cleanup: loop.Cleanup,
 	}, log)
 	return d.serve(ctx, loop, s, listener, log)
 }

@@ -52,14 +52,7 @@ func newFortress(t *testing.T, g guard, change func(*http.Server)) *fortress {
 	d := stock(t, path)
 	board := peer.NewStateCache()
 	board.Publish(peer.State{Node: "node1"})
-	peers := peer.NewServer(peer.Host{
-		Board: board,
-		Look:  func(context.Context, string) (peer.State, error) { return peer.State{Node: "node1"}, nil },
-		Disk:  func(name string) (*disk.Disk, bool) { return d, name == "disk1" },
-		Leaving: func(string, disk.ID) bool {
-			return false
-		},
-	})
+	peers := peer.NewServer(board, fortressNode{d})
 	log := slog.New(slog.DiscardHandler)
 	loop := reconcile.NewLoop(reconcile.New(fetch.Client{}, log, false), reconcile.LoopOptions{
 		Dir: conf, Interval: 100 * time.Millisecond, Node: "node1", Disks: []string{path}, Log: log,
@@ -79,6 +72,17 @@ func newFortress(t *testing.T, g guard, change func(*http.Server)) *fortress {
 	}
 	return &fortress{t, listen(t, s), g}
 }
+
+// fortressNode is a peer.Node with the one disk that the tests attack.
+type fortressNode struct{ disk *disk.Disk }
+
+func (n fortressNode) Copies(context.Context, string) (peer.State, error) {
+	return peer.State{Node: "node1"}, nil
+}
+func (n fortressNode) Disk(name string) (*disk.Disk, bool)  { return n.disk, name == "disk1" }
+func (n fortressNode) Leaving(string, disk.ID) bool         { return false }
+func (n fortressNode) DeclaredUUID(string) (string, bool)   { return "", false }
+func (n fortressNode) ReportDamage(context.Context, string) {}
 
 // stock makes a disk with a ready image of 3 MiB.
 func stock(t *testing.T, path string) *disk.Disk {

@@ -36,7 +36,7 @@ func BenchmarkSync(b *testing.B) {
 			c := fillDisk(b, d, image.size, &strided{size: image.size, stride: image.stride, random: rand.NewChaCha8([32]byte{3})})
 			from := startSender(b, "node1", d, "127.0.0.1:0")
 			daemon := startRsync(b, d)
-			backing := (&node{disk: d}).backing(parrot)
+			backing := (&testNode{disk: d}).backing(parrot)
 			var ours []outcome
 			var hash []cost
 			var rsync []time.Duration
@@ -140,7 +140,7 @@ func startRsync(b *testing.B, d *disk.Disk) string {
 	l.Close()
 	config := filepath.Join(b.TempDir(), "rsyncd.conf")
 	text := fmt.Sprintf("use chroot = no\naddress = 127.0.0.1\nuid = %d\ngid = %d\n[image]\npath = %s\nread only = yes\n",
-		os.Getuid(), os.Getgid(), filepath.Dir((&node{disk: d}).backing(parrot)))
+		os.Getuid(), os.Getgid(), filepath.Dir((&testNode{disk: d}).backing(parrot)))
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		b.Fatal(err)
 	}

@@ -55,8 +55,8 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	} else {
 		err = s.sendCompressed(w, r, p, image, packing, c.SHA512)
 	}
-	if errors.Is(err, errDamaged) && s.host.Damaged != nil {
-		s.host.Damaged(ctx, c.ID().Name)
+	if errors.Is(err, errDamaged) {
+		s.node.ReportDamage(ctx, c.ID().Name)
 	}
 	if err != nil {
 		panic(http.ErrAbortHandler)
@@ -129,19 +129,19 @@ func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *paced
 // findReadyCopy returns a disk with a ready copy of what answers to a name: the declared
 // generation, unless another one is named.
 func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (*disk.Disk, Copy, *httpError) {
-	state, err := s.host.Look(ctx, name)
+	state, err := s.node.Copies(ctx, name)
 	if err != nil {
 		return nil, Copy{}, &httpError{http.StatusServiceUnavailable, err.Error()}
 	}
 	if uuid == "" {
-		uuid = s.host.Declared(name)
+		uuid, _ = s.node.DeclaredUUID(name) // "": any generation, if there is only one
 	}
 	var why []string
 	var found Copy
 	var on *disk.Disk
 	for _, d := range state.Disks {
 		for _, c := range d.Copies {
-			open, readable := s.host.Disk(d.Name)
+			open, readable := s.node.Disk(d.Name)
 			switch {
 			case uuid != "" && c.UUID != uuid, !readable:
 			case c.Leaving:

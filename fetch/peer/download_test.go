@@ -2,7 +2,6 @@ package peer
 
 import (
 	"bytes"
-	"context"
 	"net/http"
 	"strings"
 	"testing"
@@ -13,8 +12,6 @@ import (
 // TestDownload asks for what answers to a name, as things are on a node.
 func TestDownload(t *testing.T) {
 	n := startNode(t, "node1")
-	declared := ""
-	n.server.host.Declared = func(string) string { return declared }
 	old, now := disk.ID{Name: "parrot", UUID: "00000001"}, disk.ID{Name: "parrot", UUID: "00000002"}
 	content := patterned(2*disk.ChunkSize + 512)
 	n.put(t, old, content[512:])
@@ -35,20 +32,13 @@ func TestDownload(t *testing.T) {
 	whole("", content[512:])
 	n.put(t, now, content)
 	ask("", http.StatusConflict, "several generations")
-	declared = now.UUID
+	n.declared = now.UUID
 	whole("", content)
 	whole("?uuid="+old.UUID, content[512:])
 	ask("?uuid=x", http.StatusBadRequest, "uuid")
 	n.leave(now)
-	n.server.host.Look = func(ctx context.Context, name string) (State, error) {
-		s, err := n.look(ctx, name)
-		for i, c := range s.Disks[0].Copies {
-			s.Disks[0].Copies[i].Leaving = c.ID() == now
-		}
-		return s, err
-	}
 	ask("", http.StatusConflict, "is leaving disk disk1")
-	declared = "00000003"
+	n.declared = "00000003"
 	ask("", http.StatusNotFound, "parrot-00000003 is not on the disks")
 }
 
@@ -87,7 +77,6 @@ func TestDownloadDamaged(t *testing.T) {
 // TestDownloadTurnsAway has nobody who takes what is sent.
 func TestDownloadTurnsAway(t *testing.T) {
 	n := startNode(t, "node1")
-	n.server.host.Declared = func(string) string { return "" }
 	id := disk.ID{Name: "parrot", UUID: "00000001"}
 	n.put(t, id, patterned(disk.ChunkSize))
 	for range maxSends {

@@ -16,16 +16,49 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// node is a node with one disk, disk1, that answers on loopback.
-type node struct {
-	*httptest.Server
-	name   string
-	disk   *disk.Disk
-	board  *StateCache
-	server *Server
+// testNode implements Node with one disk, disk1.
+type testNode struct {
+	name     string
+	disk     *disk.Disk
+	declared string                                 // uuid; "": not declared
+	damaged  func(ctx context.Context, name string) // nil: must not be called
 
 	mu      sync.Mutex
 	leaving map[disk.ID]bool
+}
+
+func (n *testNode) Disk(name string) (*disk.Disk, bool) { return n.disk, name == "disk1" }
+
+func (n *testNode) Leaving(_ string, id disk.ID) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.leaving[id]
+}
+
+func (n *testNode) DeclaredUUID(string) (string, bool) { return n.declared, n.declared != "" }
+
+func (n *testNode) ReportDamage(ctx context.Context, name string) { n.damaged(ctx, name) }
+
+func (n *testNode) Copies(_ context.Context, name string) (State, error) {
+	l, err := n.disk.List()
+	s := State{Node: n.name, Disks: []Disk{{Name: "disk1", UUID: n.disk.UUID()}}}
+	for _, c := range l.Copies {
+		if c.ID.Name == name {
+			s.Disks[0].Copies = append(s.Disks[0].Copies, Copy{
+				Name: name, UUID: c.ID.UUID, State: c.State, Message: c.Message, Leaving: n.Leaving("disk1", c.ID),
+				Size: c.Size, SHA512: c.SHA512, Chunks: c.ManifestDigest, Owned: c.Owned,
+			})
+		}
+	}
+	return s, err
+}
+
+// node is a testNode with a Server that listens on loopback.
+type node struct {
+	testNode
+	*httptest.Server
+	board  *StateCache
+	server *Server
 }
 
 // startNode starts one with the timeouts of a daemon, only shorter.
@@ -40,19 +73,8 @@ func startNode(t *testing.T, name string) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
-	n := &node{name: name, disk: d, board: NewStateCache(), leaving: map[disk.ID]bool{}}
-	n.server = NewServer(Host{
-		Board: n.board,
-		Look:  n.look,
-		Disk: func(name string) (*disk.Disk, bool) {
-			return d, name == "disk1"
-		},
-		Leaving: func(disk string, id disk.ID) bool {
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			return n.leaving[id]
-		},
-	})
+	n := &node{testNode: testNode{name: name, disk: d, leaving: map[disk.ID]bool{}}, board: NewStateCache()}
+	n.server = NewServer(n.board, &n.testNode)
 	n.Server = httptest.NewUnstartedServer(n.server.Handler())
 	n.Config.ReadTimeout, n.Config.WriteTimeout = 200*time.Millisecond, 400*time.Millisecond
 	n.Start()
@@ -61,20 +83,6 @@ func startNode(t *testing.T, name string) *node {
 }
 
 func (n *node) address() Address { return Address{Node: n.name, URL: n.URL} }
-
-func (n *node) look(_ context.Context, name string) (State, error) {
-	l, err := n.disk.List()
-	s := State{Node: n.name, Disks: []Disk{{Name: "disk1", UUID: n.disk.UUID()}}}
-	for _, c := range l.Copies {
-		if c.ID.Name == name {
-			s.Disks[0].Copies = append(s.Disks[0].Copies, Copy{
-				Name: name, UUID: c.ID.UUID, State: c.State, Message: c.Message,
-				Size: c.Size, SHA512: c.SHA512, Chunks: c.ManifestDigest, Owned: c.Owned,
-			})
-		}
-	}
-	return s, err
-}
 
 // put makes a ready copy of content.
 func (n *node) put(t *testing.T, id disk.ID, content []byte) Source {
@@ -97,7 +105,7 @@ func (n *node) put(t *testing.T, id disk.ID, content []byte) Source {
 	return Source{Address: n.address(), Disk: "disk1", ID: id, Chunks: c.ManifestDigest}
 }
 
-func (n *node) backing(id disk.ID) string {
+func (n *testNode) backing(id disk.ID) string {
 	return filepath.Join(n.disk.Path(), "backing-images", id.String(), "backing")
 }
 

@@ -58,7 +58,7 @@ func listenAt(t *testing.T, host string, board *StateCache, bytes *atomic.Int64)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &http.Server{Handler: NewServer(Host{Board: board}).Handler(), ReadTimeout: 5 * time.Second, WriteTimeout: time.Minute}
+	s := &http.Server{Handler: NewServer(board, nil).Handler(), ReadTimeout: 5 * time.Second, WriteTimeout: time.Minute}
 	go s.Serve(counted{l, bytes})
 	t.Cleanup(func() { s.Close() })
 	return "http://" + l.Addr().String()

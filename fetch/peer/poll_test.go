@@ -278,7 +278,7 @@ func (v *village) dial(ctx context.Context, network, address string) (net.Conn, 
 
 func (v *village) add(ctx context.Context, name string) *hut {
 	h := &hut{board: NewStateCache(), calls: make(chan net.Conn, 16)}
-	handler := NewServer(Host{Board: h.board}).Handler()
+	handler := NewServer(h.board, nil).Handler()
 	h.server = &http.Server{
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -64,14 +64,7 @@ func childSends(node, path, listen string) error {
 	if err != nil {
 		return err
 	}
-	s := NewServer(Host{
-		Board: NewStateCache(),
-		Look: func(context.Context, string) (State, error) {
-			return State{Node: node}, nil
-		},
-		Disk:    func(name string) (*disk.Disk, bool) { return d, name == "disk1" },
-		Leaving: func(string, disk.ID) bool { return false },
-	})
+	s := NewServer(NewStateCache(), &testNode{name: node, disk: d})
 	fmt.Printf("http://%s\n", l.Addr())
 	return http.Serve(l, s.Handler())
 }

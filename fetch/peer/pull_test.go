@@ -91,7 +91,7 @@ func (r *receiver) gets(want []byte) {
 	if err != nil || c.State != disk.Ready {
 		r.t.Fatalf("commit: %v, %v", c, err)
 	}
-	got, err := os.ReadFile((&node{disk: r.disk}).backing(parrot))
+	got, err := os.ReadFile((&testNode{disk: r.disk}).backing(parrot))
 	if err != nil || !bytes.Equal(got, want) {
 		r.t.Fatalf("the image differs: %d bytes of %d, error %v", len(got), len(want), err)
 	}

@@ -93,11 +93,11 @@ func (s *Server) readyCopy(w http.ResponseWriter, r *http.Request) (d *disk.Disk
 		return nil, id, false
 	}
 	on := r.URL.Query().Get("disk")
-	if d, ok = s.host.Disk(on); !ok {
+	if d, ok = s.node.Disk(on); !ok {
 		writeError(w, http.StatusNotFound, fmt.Sprintf("there is no disk %q here", on))
 		return nil, id, false
 	}
-	if s.host.Leaving(on, id) {
+	if s.node.Leaving(on, id) {
 		writeError(w, http.StatusConflict, fmt.Sprintf("%s is leaving disk %s", id, on))
 		return nil, id, false
 	}

@@ -303,10 +303,7 @@ func TestSlowReceiverGetsItsChunk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := newVillage(t)
 		v.add(t.Context(), "node1")
-		server := NewServer(Host{
-			Disk:    func(string) (*disk.Disk, bool) { return d.disk, true },
-			Leaving: func(string, disk.ID) bool { return false },
-		})
+		server := NewServer(NewStateCache(), &d.testNode)
 		v.nodes["node1"].server.Handler = server.Handler()
 		b, err := v.client.openRange(t.Context(), Source{Address: Address{Node: "node1", URL: "http://node1:8000"}, Disk: "disk1", ID: parrot}, 0, mib)
 		if err != nil {

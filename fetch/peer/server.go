@@ -13,21 +13,27 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// Host is the node that a Server answers for. Its functions are called
-// concurrently.
-type Host struct {
-	Board *StateCache
-	// Look looks at the disks, at once, for the copies of a name.
-	Look func(ctx context.Context, name string) (State, error)
-	// Disk returns the disk of a name, if it can be read.
-	Disk func(name string) (*disk.Disk, bool)
-	// Leaving reports whether a copy was withdrawn.
-	Leaving func(disk string, id disk.ID) bool
-	// Declared returns the uuid of the declared image of a name, "" for none.
-	Declared func(name string) string
-	// Damaged is told that a copy of a name is not as its manifest says, and may wait
-	// until ctx ends; nil: nobody wants to know.
-	Damaged func(ctx context.Context, name string)
+// Node is the contract between a Server and the node that it serves: everything
+// that the published State cannot answer, because it must be as new as the request.
+// All methods may be called concurrently and at any time. They must not return
+// copies or disks of which only an incomplete observation exists.
+type Node interface {
+	// Copies observes the disks now and returns the node's State with the copies of
+	// one image name only. Copies that are withdrawn have Leaving set. An error means
+	// that no observation is possible yet; the client receives a 503.
+	Copies(ctx context.Context, name string) (State, error)
+	// Disk returns the disk with this name; false if there is none, or its files must
+	// not be read because the disk has a problem.
+	Disk(name string) (*disk.Disk, bool)
+	// Leaving reports whether the copy is withdrawn. A withdrawn copy is not sent,
+	// because it may be deleted at any moment.
+	Leaving(diskName string, id disk.ID) bool
+	// DeclaredUUID returns the uuid of the declared generation of an image; false if
+	// no image with this name is declared.
+	DeclaredUUID(name string) (string, bool)
+	// ReportDamage is called when a ready copy of an image did not match its chunk
+	// manifest while it was sent. It may block until ctx ends.
+	ReportDamage(ctx context.Context, name string)
 }
 
 const (
@@ -38,7 +44,8 @@ const (
 // Server answers what the package comment says. Whoever gets to its Handler has the
 // role peer.
 type Server struct {
-	host         Host
+	cache        *StateCache
+	node         Node
 	sendLimits   *sendLimiter
 	observations chan struct{}
 	manifests    chan struct{}
@@ -47,10 +54,10 @@ type Server struct {
 	pieceTimeout time.Duration // for pieceSize bytes to be taken
 }
 
-// NewServer returns a server for a node.
-func NewServer(h Host) *Server {
+// NewServer returns a server that sends the State in cache and the copies of node.
+func NewServer(cache *StateCache, node Node) *Server {
 	return &Server{
-		host: h, sendLimits: newSendLimiter(), pieceTimeout: pieceTimeout,
+		cache: cache, node: node, sendLimits: newSendLimiter(), pieceTimeout: pieceTimeout,
 		observations: make(chan struct{}, maxObservations), manifests: make(chan struct{}, maxManifests),
 		compressions: make(chan struct{}, maxCompressions),
 	}
@@ -93,7 +100,7 @@ func (s *Server) state(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	etag := r.Header.Get("If-None-Match")
-	e, _ := s.host.Board.latest()
+	e, _ := s.cache.latest()
 	if e != nil && e.etag == etag && wait > 0 {
 		if e = s.waitForChange(w, r, etag, wait); r.Context().Err() != nil {
 			writeError(w, http.StatusServiceUnavailable, "this node shuts down")
@@ -116,14 +123,14 @@ func (s *Server) state(w http.ResponseWriter, r *http.Request) {
 func (s *Server) waitForChange(w http.ResponseWriter, r *http.Request, etag string, wait time.Duration) *snapshot {
 	defer s.longPolls.Add(-1)
 	if s.longPolls.Add(1) > maxLongPolls {
-		e, _ := s.host.Board.latest()
+		e, _ := s.cache.latest()
 		return e
 	}
 	// The server's write timeout has begun already. What cannot be set has none.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(wait + stateTimeout))
 	ctx, cancel := context.WithTimeout(r.Context(), wait)
 	defer cancel()
-	return s.host.Board.waitForChange(ctx, etag)
+	return s.cache.waitForChange(ctx, etag)
 }
 
 func parseWait(r *http.Request) (time.Duration, error) {
@@ -148,7 +155,7 @@ func (s *Server) copies(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusServiceUnavailable, "too many ask at once")
 		return
 	}
-	state, err := s.host.Look(r.Context(), name)
+	state, err := s.node.Copies(r.Context(), name)
 	if err != nil {
 		writeError(w, http.StatusServiceUnavailable, err.Error())
 		return
