@@ -4,29 +4,33 @@ FUZZTIME ?= 60s
 SEEDS ?= 10000
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: build test check bench fuzz simulate mutants demo vulncheck
+.PHONY: help build demo test check bench fuzz simulate mutants vulncheck
 
-build:
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2; next } /^## / { printf "%16s%s\n", "", substr($$0, 4) }' Makefile
+
+build: ## Build bin/backing-image-manager, a static binary.
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=auto -ldflags='-s -w' -o $(BIN) ./cmd/backing-image-manager
 
-# Of what the race detector makes slow, and finds nothing in, it gets samples.
-test:
-	$(GO) test ./...
-	$(GO) test -race ./...
+demo: build ## Show the program at work with two small images, without network or root.
+	$(BIN) demo
 
-check:
+test: ## Install what the tests need, run them all, with the race detector too.
+## Without the rights to install it skips what needs missing programs, and says so.
+## TESTFLAGS=-install=false installs nothing; -strict fails for a missing program.
+	$(GO) run ./internal/testx/testall $(TESTFLAGS)
+
+check: ## Check format, vet, staticcheck, go.mod and the imports between packages.
 	@test -z "$$(gofmt -l .)" || { echo "not formatted:"; gofmt -l .; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) mod tidy -diff
 	./.ci/imports
 
-# Needs curl, rsync and sha512sum, root with ip and tc for links of a known rate,
-# 24 GiB of room below TMPDIR on a disk, and quiet.
-bench:
+bench: ## Run the benchmarks. They need root, rsync, 24 GiB in TMPDIR and a quiet machine.
 	$(GO) test -run '^$$' -bench . -benchtime 3x -timeout 60m ./...
 
-fuzz:
+fuzz: ## Run each fuzz target for FUZZTIME (60s).
 	@for package in $$($(GO) list ./...); do \
 		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
 			echo "$$package $$target"; \
@@ -34,17 +38,12 @@ fuzz:
 		done; \
 	done
 
-# Clusters of 5 to 12 nodes, one for each seed, from the first on.
-simulate:
+simulate: ## Simulate SEEDS (10000) clusters of 5 to 12 nodes, from seed FIRST (0) on.
 	GOGC=400 $(GO) test -timeout 10h -count 1 -run '^TestCluster$$' -v ./reconcile -cluster.seeds $(SEEDS) -cluster.first $(or $(FIRST),0)
 
-# Each rule broken on purpose, to see that the simulation notices.
-mutants:
+mutants: ## Break each rule of the planner on purpose: the simulation has to notice.
+## ONLY=PATTERN selects mutants.
 	$(GO) test -timeout 10h -count 1 -run '^TestMutants$$' -v ./reconcile -cluster.mutants '$(or $(ONLY),.)'
 
-demo: build
-	$(BIN) demo
-
-# For those who can reach the vulnerability database; CI cannot.
-vulncheck:
+vulncheck: ## Search the dependencies in the Go vulnerability database (needs internet access).
 	$(GO) run golang.org/x/vuln/cmd/govulncheck@latest ./...

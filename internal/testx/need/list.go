@@ -1,0 +1,57 @@
+package need
+
+import "slices"
+
+// Program is something that tests execute and that a minimal Debian lacks, or that other
+// systems lack.
+type Program struct {
+	Name     string
+	Packages string // Debian packages, separated by spaces
+	Module   string // in place of Packages: a Go program with its version, for "go run"
+	Reason   string // what tests do with it, for people; completes "tests use it to …"
+}
+
+// Go programs of List.
+const (
+	// Versitygw is an S3 server. It is not a requirement of our module, which would then
+	// require some hundred others.
+	Versitygw = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+	// Kustomize builds the manifests of examples/kubernetes where kubectl, which includes
+	// it, is not installed. It is not a requirement of our module either.
+	Kustomize = "sigs.k8s.io/kustomize/kustomize/v5@v5.7.1"
+)
+
+// List has the programs in alphabetical order.
+var List = []Program{
+	{Name: "bzip2", Packages: "bzip2", Reason: "pack images for downloads"},
+	{Name: "cryptsetup", Packages: "cryptsetup-bin", Reason: "write and check LUKS2 images"},
+	{Name: "curl", Packages: "curl", Reason: "call the HTTP API and upload as users do"},
+	{Name: "fusermount3", Packages: "fuse3", Reason: "mount a file system that injects faults, as an ordinary user"},
+	{Name: "gcc", Packages: "gcc libc6-dev", Reason: "build the tests with the race detector"},
+	{Name: "git", Packages: "git", Reason: "make checkouts that are config directories"},
+	{Name: "ip", Packages: "iproute2", Reason: "connect nodes in network namespaces"},
+	{Name: "kustomize", Module: Kustomize, Reason: "build the manifests of examples/kubernetes"},
+	{Name: "mkfs.xfs", Packages: "xfsprogs", Reason: "make a file system that shares blocks between files"},
+	{Name: "mount", Packages: "mount", Reason: "mount small and read-only disks"},
+	{Name: "node", Packages: "nodejs", Reason: "upload with tus-js-client"},
+	{Name: "npm", Packages: "npm", Reason: "install tus-js-client"},
+	{Name: "openssl", Packages: "openssl", Reason: "issue certificates as the documents show"},
+	{Name: "qemu-img", Packages: "qemu-utils", Reason: "write and check qcow2 images"},
+	{Name: "runc", Packages: "runc", Reason: "run the daemon in containers as Kubernetes does"},
+	{Name: "setpriv", Packages: "util-linux", Reason: "run the program without rights"},
+	{Name: "systemd-analyze", Packages: "systemd", Reason: "check the units of examples/systemd"},
+	{Name: "tc", Packages: "iproute2", Reason: "limit the rate of links between nodes"},
+	{Name: "unshare", Packages: "util-linux", Reason: "run the program without a network"},
+	{Name: "versitygw", Module: Versitygw, Reason: "serve S3"},
+	{Name: "xz", Packages: "xz-utils", Reason: "pack images for downloads"},
+	{Name: "zstd", Packages: "zstd", Reason: "unpack the disks that Longhorn wrote"},
+}
+
+// Lookup returns the program of List with the name.
+func Lookup(name string) (Program, bool) {
+	i := slices.IndexFunc(List, func(p Program) bool { return p.Name == name })
+	if i < 0 {
+		return Program{}, false
+	}
+	return List[i], true
+}

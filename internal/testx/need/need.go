@@ -1,0 +1,130 @@
+// Package need states what a test needs from the machine: programs and rights. A test that
+// lacks one is skipped, and the skip names the program, its Debian package, or the right.
+//
+// List is the only list of programs. Command testall ("make test") installs from it, and
+// Programs and Command accept no other name.
+//
+// Two environment variables, which testall sets, change what the functions do:
+//
+//   - TESTX_MISSING names the programs that testall has not found, separated by spaces. It is
+//     authoritative if it is set. It also makes cached results correct: go test reuses a result
+//     only while the variables that the test has read are unchanged, and it does not see that
+//     a program was installed.
+//   - TESTX_STRICT=1 turns a skip for a missing program into a failure. .ci/run sets it.
+package need
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Names of the environment variables of this package.
+const (
+	MissingVar = "TESTX_MISSING"
+	StrictVar  = "TESTX_STRICT"
+)
+
+// SystemFolders are searched after $PATH: Debian leaves them out of the $PATH of a user, and
+// cryptsetup, ip, tc and mkfs.xfs are in them.
+const SystemFolders = "/usr/local/sbin:/usr/sbin:/sbin"
+
+// T is the part of testing.TB and testscript.T that this package uses.
+type T interface {
+	Skip(...any)
+	Fatal(...any)
+}
+
+// Programs skips the test unless all the programs are there. It fails the test instead if
+// TESTX_STRICT is set, and if a name is not in List.
+func Programs(t T, names ...string) {
+	mark(t)
+	for _, name := range names {
+		p, found := Lookup(name)
+		if !found {
+			t.Fatal("internal/testx/need has no program " + name + ": add it to List")
+		}
+		if _, err := p.Path(); err == nil {
+			continue
+		}
+		if os.Getenv(StrictVar) == "1" {
+			t.Fatal(p.skipText())
+		}
+		t.Skip(p.skipText())
+	}
+}
+
+// Command returns a command that runs one of the programs, with its full path. Like Programs,
+// it skips the test if the program is missing.
+func Command(t T, name string, args ...string) *exec.Cmd {
+	mark(t)
+	Programs(t, name)
+	p, _ := Lookup(name)
+	path, err := p.Path()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exec.Command(path, args...)
+}
+
+// Root skips the test of an ordinary user. The reason completes "needs root to …".
+func Root(t T, reason string) {
+	mark(t)
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to " + reason)
+	}
+}
+
+// FUSE skips the test where this process cannot mount a FUSE file system: /dev/fuse has to be
+// writable, and a user who is not root needs fusermount3.
+func FUSE(t T) {
+	mark(t)
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip(fmt.Sprintf("needs the right to mount FUSE: %v", err))
+	}
+	f.Close()
+	if os.Geteuid() != 0 {
+		Programs(t, "fusermount3")
+	}
+}
+
+// mark makes the line of the caller the line of the skip, where t can do that.
+func mark(t T) {
+	if h, ok := t.(interface{ Helper() }); ok {
+		h.Helper()
+	}
+}
+
+// Path returns the full path of the program, from $PATH and SystemFolders. A program that the
+// go command builds has none: Path returns "" for it, and an error only if testall could not
+// build it.
+func (p Program) Path() (string, error) {
+	if missing, set := os.LookupEnv(MissingVar); set && slices.Contains(strings.Fields(missing), p.Name) {
+		return "", fmt.Errorf("%s: %w", p.Name, exec.ErrNotFound)
+	}
+	if p.Module != "" {
+		return "", nil
+	}
+	path, err := exec.LookPath(p.Name)
+	if err == nil {
+		return path, nil
+	}
+	for _, folder := range filepath.SplitList(SystemFolders) {
+		if path, err := exec.LookPath(filepath.Join(folder, p.Name)); err == nil {
+			return path, nil
+		}
+	}
+	return "", err
+}
+
+// skipText is parsed by nobody: testall groups skips by their whole text.
+func (p Program) skipText() string {
+	if p.Module != "" {
+		return fmt.Sprintf("needs %s (Go module %s): it could not be built", p.Name, p.Module)
+	}
+	return fmt.Sprintf("needs %s (Debian package %s): it is not installed", p.Name, strings.ReplaceAll(p.Packages, " ", ", "))
+}

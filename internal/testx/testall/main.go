@@ -1,0 +1,107 @@
+// Command testall runs all tests: "make test". In this order it
+//
+//  1. installs the missing programs of package need through apt, if it is root or sudo needs
+//     no password, and prints which and why;
+//  2. builds the Go programs that tests execute, so that no test waits for that;
+//  3. runs "go test ./..." twice, the second time with the race detector if there is a C
+//     compiler;
+//  4. prints every reason for a skip with the tests that it concerns, and the line
+//     "N passed, N failed, N skipped".
+//
+// The exit code is 1 if a test failed, and with -strict also if a program is missing.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
+)
+
+func main() {
+	strict := flag.Bool("strict", false, "a missing program is a failure instead of a skip")
+	install := flag.Bool("install", true, "install missing programs through apt")
+	flag.Parse()
+	packages := flag.Args()
+	if len(packages) == 0 {
+		packages = []string{"./..."}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ok, err := run(ctx, *strict, *install, packages)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testall:", err)
+	}
+	if err != nil || !ok {
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run reports whether everything passed.
+func run(ctx context.Context, strict, install bool, packages []string) (bool, error) {
+	if err := os.Setenv("PATH", os.Getenv("PATH")+":"+need.SystemFolders); err != nil {
+		return false, err
+	}
+	if install {
+		installMissing(ctx)
+	}
+	missing := findMissing(ctx)
+	env := append(os.Environ(), need.MissingVar+"="+strings.Join(missing.names, " "))
+	if strict {
+		env = append(env, need.StrictVar+"=1")
+	}
+	results := newResults(os.Stdout)
+	passes := [][]string{{}, {"-race"}}
+	if !missing.compiles {
+		env = append(env, "CGO_ENABLED=0")
+		passes = passes[:1]
+	}
+	ok := true
+	for _, flags := range passes {
+		passed, err := goTest(ctx, results, env, append(flags, packages...))
+		if err != nil {
+			return false, err
+		}
+		ok = ok && passed
+	}
+	if !missing.compiles {
+		gcc, _ := need.Lookup("gcc")
+		results.notRun(fmt.Sprintf("needs %s (Debian packages %s): it does not work", gcc.Name, strings.ReplaceAll(gcc.Packages, " ", ", ")),
+			"all tests with the race detector")
+		ok = ok && !strict
+	}
+	results.summary()
+	return ok, nil
+}
+
+// goTest runs "go test" once and prints its results as they come.
+func goTest(ctx context.Context, results *results, env, args []string) (passed bool, err error) {
+	line := append([]string{"test", "-json"}, args...)
+	fmt.Println("go", strings.Join(append([]string{"test"}, args...), " "))
+	cmd := exec.CommandContext(ctx, "go", line...)
+	cmd.Env = env
+	cmd.Stderr = os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // go ends the tests
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return false, err
+	}
+	if err := cmd.Start(); err != nil {
+		return false, err
+	}
+	if err := results.read(out); err != nil {
+		return false, err
+	}
+	err = cmd.Wait()
+	if ctx.Err() != nil {
+		return false, fmt.Errorf("interrupted")
+	}
+	return err == nil, nil // go test has printed why it failed
+}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// event is a line of "go test -json" (go doc test2json).
+type event struct {
+	Action     string
+	Package    string
+	ImportPath string // of build-output
+	Test       string
+	Elapsed    float64 // seconds
+	Output     string
+}
+
+// results collects the results of several runs of go test and prints them.
+type results struct {
+	out                     io.Writer
+	passed, failed, skipped int
+	failures                []string            // tests and packages
+	skips                   map[string][]string // tests, by the reason
+	running                 map[string]*pkg     // by the import path
+	builds                  map[string][]string // output of builds that fail, by the import path
+}
+
+// pkg is a package whose tests have not all ended.
+type pkg struct {
+	tests   []*test // in the order of their start
+	byName  map[string]*test
+	output  []string // not of a test
+	skipped int
+}
+
+type test struct {
+	name   string
+	output []string
+	passed bool // or skipped
+}
+
+func newResults(out io.Writer) *results {
+	return &results{out: out, skips: map[string][]string{}, running: map[string]*pkg{}, builds: map[string][]string{}}
+}
+
+// read reads the output of one go test to its end.
+func (r *results) read(stream io.Reader) error {
+	lines := bufio.NewReader(stream)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var e event
+			if json.Unmarshal(line, &e) != nil {
+				fmt.Fprintf(r.out, "%s", line)
+			} else {
+				r.add(e)
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read the output of go test: %w", err)
+		}
+	}
+}
+
+func (r *results) add(e event) {
+	if strings.HasPrefix(e.Action, "build-") {
+		r.builds[e.ImportPath] = append(r.builds[e.ImportPath], e.Output)
+		return
+	}
+	p := r.running[e.Package]
+	if p == nil {
+		p = &pkg{byName: map[string]*test{}}
+		r.running[e.Package] = p
+	}
+	if e.Test == "" {
+		r.addToPackage(p, e)
+		return
+	}
+	t := p.byName[e.Test]
+	if t == nil {
+		t = &test{name: e.Test}
+		p.byName[e.Test] = t
+		p.tests = append(p.tests, t)
+	}
+	switch e.Action {
+	case "output":
+		t.output = append(t.output, e.Output)
+	case "pass":
+		t.passed = true
+		r.passed++
+	case "skip":
+		t.passed = true
+		p.skipped++
+		r.skip(t.reason(), short(e.Package)+"."+t.name)
+	}
+	if t.passed {
+		t.output = nil // or hours of logs stay in memory
+	}
+}
+
+// addToPackage adds an event of a package as a whole.
+func (r *results) addToPackage(p *pkg, e event) {
+	switch e.Action {
+	case "output":
+		p.output = append(p.output, e.Output)
+		return
+	case "pass":
+		note := ""
+		if p.skipped > 0 {
+			note = fmt.Sprintf("  (%d skipped)", p.skipped)
+		}
+		if slices.ContainsFunc(p.output, func(line string) bool { return strings.Contains(line, "\t(cached)") }) {
+			note += "  (cached)"
+		}
+		fmt.Fprintf(r.out, "ok    %s  %.1fs%s\n", short(e.Package), e.Elapsed, note)
+	case "skip": // it has no tests
+	case "fail":
+		r.printFailure(p, e)
+	default:
+		return
+	}
+	delete(r.running, e.Package)
+}
+
+// printFailure prints the output of a package and of those tests that did not pass: a test
+// that a panic ended has no event of its own.
+func (r *results) printFailure(p *pkg, e event) {
+	before := r.failed
+	for _, t := range p.tests {
+		if t.passed {
+			continue
+		}
+		r.failed++
+		r.failures = append(r.failures, short(e.Package)+"."+t.name)
+		for _, line := range t.output {
+			if !strings.HasPrefix(line, "=== ") {
+				fmt.Fprint(r.out, line)
+			}
+		}
+	}
+	if r.failed == before {
+		r.failed++
+		r.failures = append(r.failures, short(e.Package))
+	}
+	for _, path := range slices.Sorted(maps.Keys(r.builds)) {
+		fmt.Fprint(r.out, strings.Join(r.builds[path], ""))
+		delete(r.builds, path)
+	}
+	fmt.Fprint(r.out, strings.Join(p.output, ""))
+	fmt.Fprintf(r.out, "FAIL  %s  %.1fs\n", short(e.Package), e.Elapsed)
+}
+
+var logged = regexp.MustCompile(`^\s+\S+\.go:\d+: (.*)\n`)
+
+// reason returns the last line that the test logged, which is what it gave to Skip.
+func (t *test) reason() string {
+	for _, line := range slices.Backward(t.output) {
+		if m := logged.FindStringSubmatch(line); m != nil {
+			return m[1]
+		}
+	}
+	return "no reason given"
+}
+
+func (r *results) skip(reason, test string) {
+	r.skipped++
+	if !slices.Contains(r.skips[reason], test) { // the runs with and without the race detector skip the same
+		r.skips[reason] = append(r.skips[reason], test)
+	}
+}
+
+// notRun adds tests that testall did not even start.
+func (r *results) notRun(reason, tests string) { r.skips[reason] = append(r.skips[reason], tests) }
+
+// summary prints the reasons of skips, what failed, and the numbers.
+func (r *results) summary() {
+	if len(r.skips) > 0 {
+		fmt.Fprintln(r.out, "\nSkipped:")
+	}
+	for _, reason := range slices.Sorted(maps.Keys(r.skips)) {
+		fmt.Fprintf(r.out, "  %s\n    %s\n", reason, strings.Join(firstFew(r.skips[reason]), ", "))
+	}
+	if len(r.failures) > 0 {
+		fmt.Fprintln(r.out, "\nFailed:")
+	}
+	for _, name := range r.failures {
+		fmt.Fprintf(r.out, "  %s\n", name)
+	}
+	fmt.Fprintf(r.out, "\n%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
+}
+
+// firstFew returns at most ten names, and how many more there are.
+func firstFew(names []string) []string {
+	const most = 10
+	if len(names) <= most {
+		return names
+	}
+	return append(slices.Clone(names[:most]), fmt.Sprintf("and %d more", len(names)-most))
+}
+
+// short returns an import path without the name of the module.
+func short(importPath string) string {
+	const module = "github.com/seed-26586806/backing-image-manager"
+	if rest, ours := strings.CutPrefix(importPath, module+"/"); ours {
+		return rest
+	}
+	return path.Base(importPath)
+}

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/seed-26586806/backing-image-manager"
+
+// TestSummary: a stream as go test -json writes it becomes lines for people. It has a test
+// that passes, skips of the same reason in both runs, a failure with its output, a test that
+// a panic ends, and a package that does not compile.
+func TestSummary(t *testing.T) {
+	stream := `{"Action":"start","Package":"M/disk"}
+{"Action":"run","Package":"M/disk","Test":"TestLock"}
+{"Action":"output","Package":"M/disk","Test":"TestLock","Output":"=== RUN   TestLock\n"}
+{"Action":"pass","Package":"M/disk","Test":"TestLock","Elapsed":0.1}
+{"Action":"output","Package":"M/disk","Test":"TestQemu","Output":"    qemu_test.go:12: needs qemu-img (Debian package qemu-utils): it is not installed\n"}
+{"Action":"output","Package":"M/disk","Test":"TestQemu","Output":"--- SKIP: TestQemu (0.00s)\n"}
+{"Action":"skip","Package":"M/disk","Test":"TestQemu","Elapsed":0}
+{"Action":"output","Package":"M/disk","Output":"ok  \tM/disk\t(cached)\n"}
+{"Action":"pass","Package":"M/disk","Elapsed":1.5}
+{"Action":"output","Package":"M/fetch","Test":"TestBad","Output":"=== RUN   TestBad\n"}
+{"Action":"output","Package":"M/fetch","Test":"TestBad","Output":"    a_test.go:3: got 1; want 2\n"}
+{"Action":"fail","Package":"M/fetch","Test":"TestBad","Elapsed":0}
+{"Action":"output","Package":"M/fetch","Test":"TestPanic","Output":"panic: no disk\n"}
+{"Action":"output","Package":"M/fetch","Output":"FAIL\tM/fetch\t0.1s\n"}
+{"Action":"fail","Package":"M/fetch","Elapsed":0.1}
+{"ImportPath":"M/schema","Action":"build-output","Output":"schema/a.go:1:1: expected package\n"}
+{"ImportPath":"M/schema","Action":"build-fail"}
+{"Action":"fail","Package":"M/schema","Elapsed":0,"FailedBuild":"M/schema"}
+{"Action":"skip","Package":"M/empty","Elapsed":0}
+`
+	const want = `ok    disk  1.5s  (1 skipped)  (cached)
+    a_test.go:3: got 1; want 2
+panic: no disk
+FAIL	M/fetch	0.1s
+FAIL  fetch  0.1s
+schema/a.go:1:1: expected package
+FAIL  schema  0.0s
+`
+	const wantSummary = `
+Skipped:
+  needs qemu-img (Debian package qemu-utils): it is not installed
+    disk.TestQemu
+
+Failed:
+  fetch.TestBad
+  fetch.TestPanic
+  schema
+
+1 passed, 3 failed, 1 skipped
+`
+	var out bytes.Buffer
+	r := newResults(&out)
+	if err := r.read(strings.NewReader(strings.ReplaceAll(stream, "M/", module+"/"))); err != nil {
+		t.Fatal(err)
+	}
+	r.summary()
+	if got, want := out.String(), strings.ReplaceAll(want, "M/", module+"/")+wantSummary; got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
