@@ -36,7 +36,7 @@ func parseAddress(raw string) (address, error) {
 	}
 	u, err := url.Parse(rest)
 	if err != nil {
-		return a, failf(Config, "address is not a URL") // the cause would print it whole
+		return a, failf(BadConfig, "address is not a URL") // the cause would print it whole
 	}
 	a.url = u
 	if err := a.check(); err != nil {
@@ -50,23 +50,23 @@ func (a address) check() error {
 	u := a.url
 	switch {
 	case a.raw == "":
-		return failf(Config, "address is empty")
+		return failf(BadConfig, "address is empty")
 	case u.Scheme == "":
-		return failf(Config, "address %q has no scheme: begin with https://", redact(u))
+		return failf(BadConfig, "address %q has no scheme: begin with https://", redact(u))
 	case a.force != "" && a.force != "s3":
-		return failf(Config, "address begins with %q: only s3:: is supported", a.force+"::")
+		return failf(BadConfig, "address begins with %q: only s3:: is supported", a.force+"::")
 	case a.force == "" && !supported(u.Scheme):
-		return failf(Config, "scheme %q is not supported: use https, http, s3 or file", u.Scheme)
+		return failf(BadConfig, "scheme %q is not supported: use https, http, s3 or file", u.Scheme)
 	case u.User != nil:
-		return failf(Config, "address %s holds a user or password: put them into a credentials folder", redact(u))
+		return failf(BadConfig, "address %s holds a user or password: put them into a credentials folder", redact(u))
 	case u.Opaque != "" || !strings.HasPrefix(u.Path, "/"):
-		return failf(Config, "address %s has no path", redact(u))
+		return failf(BadConfig, "address %s has no path", redact(u))
 	case strings.Contains(u.EscapedPath(), "//"):
-		return failf(Config, "address %s has \"//\" in its path: a sub-folder of a source is not supported", redact(u))
+		return failf(BadConfig, "address %s has \"//\" in its path: a sub-folder of a source is not supported", redact(u))
 	case u.Scheme == "file" && u.Host != "" && u.Host != "localhost":
-		return failf(Config, "address %s names a host: write file:/// and an absolute path", redact(u))
+		return failf(BadConfig, "address %s names a host: write file:/// and an absolute path", redact(u))
 	case u.Scheme != "file" && u.Hostname() == "":
-		return failf(Config, "address %s has no host", redact(u))
+		return failf(BadConfig, "address %s has no host", redact(u))
 	}
 	return nil
 }
@@ -147,7 +147,7 @@ func (t *transfer) dispatch(ctx context.Context, a address, read func(context.Co
 	}
 	_, err := client.Get(ctx, &getter.Request{Src: a.grammar(), GetMode: getter.ModeFile})
 	if err != nil && !taken {
-		return failf(Config, "address %s is not supported", a)
+		return failf(BadConfig, "address %s is not supported", a)
 	}
 	return err
 }

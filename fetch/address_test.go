@@ -44,6 +44,6 @@ func TestAddresses(t *testing.T) {
 		r := newRig(t)
 		r.client.AllowLoopback, r.client.FileRoots = false, []string{t.TempDir()}
 		p := r.part(disk.PartOptions{})
-		failed(t, r.client.Download(context.Background(), Request{URL: tt.url}, p, nil), Config, tt.word)
+		failed(t, r.client.Download(context.Background(), Request{URL: tt.url}, p, nil), BadConfig, tt.word)
 	}
 }

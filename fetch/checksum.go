@@ -19,13 +19,13 @@ import (
 // maxSums bounds a file of checksums; those of whole distributions have 100 KiB.
 const maxSums = 1 << 20
 
-// Checksum looks up the image of r in the file at r.ChecksumURL, by the last
+// LookUpChecksum looks up the image of r in the file at r.ChecksumURL, by the last
 // element of the path of r.URL or of a mirror. What the file lists under the name
 // of a packed image is packed, the digest of the file as it is served; what it
 // lists under that name without the packing's ending, or under the name of an
 // image that is not packed, is stored, the digest of the image at rest. Either may
 // be zero, not both. Errors are those of Download.
-func (c *Client) Checksum(ctx context.Context, r Request) (stored, packed disk.Digest, err error) {
+func (c *Client) LookUpChecksum(ctx context.Context, r Request) (stored, packed disk.Digest, err error) {
 	t, err := c.transfer(r, nil)
 	if err != nil {
 		return stored, packed, err
@@ -38,7 +38,7 @@ func (c *Client) Checksum(ctx context.Context, r Request) (stored, packed disk.D
 	image := t.addresses
 	t.addresses, t.loose, t.fresh = []address{list}, true, false
 	imagePacking := t.packing
-	t.packing, t.limiter, t.request.MaxSize, t.request.Skip = notPacked, nil, 0, 0
+	t.packing, t.limiter, t.request.MaxSize, t.request.SkipAddresses = notPacked, nil, 0, 0
 	file := &memory{limit: maxSums}
 	if err := t.pull(ctx, file); err != nil {
 		return stored, packed, err
@@ -117,7 +117,7 @@ func (m *memory) ReadFrom(r io.Reader) (int64, error) {
 	b, err := io.ReadAll(io.LimitReader(r, int64(m.limit-len(m.bytes))+1))
 	m.bytes = append(m.bytes, b...)
 	if err == nil && len(m.bytes) > m.limit {
-		err = failf(Source, "the file of checksums is larger than %d bytes", m.limit)
+		err = failf(BadSource, "the file of checksums is larger than %d bytes", m.limit)
 	}
 	return int64(len(b)), err
 }

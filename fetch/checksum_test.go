@@ -64,7 +64,7 @@ func TestChecksum(t *testing.T) {
 			r := newRig(t)
 			req := Request{URL: "https://images.invalid/x/" + tt.image + "?sig=" + marker}
 			req.ChecksumURL = signed(r.server.Serve("/SHA256SUMS", fetchtest.Bytes([]byte(tt.list))))
-			stored, packed, err := r.client.Checksum(context.Background(), req)
+			stored, packed, err := r.client.LookUpChecksum(context.Background(), req)
 			if tt.word != "" {
 				failed(t, err, err.(*Error).Class, tt.word)
 				return
@@ -82,7 +82,7 @@ func TestChecksumOfUnpackedByName(t *testing.T) {
 		URL:         "https://images.invalid/a.raw.xz",
 		ChecksumURL: r.server.Serve("/a.raw.sha256", fetchtest.Bytes([]byte(hash256))),
 	}
-	stored, packed, err := r.client.Checksum(context.Background(), req)
+	stored, packed, err := r.client.LookUpChecksum(context.Background(), req)
 	if err != nil || stored != parsed(t, "sha256:"+hash256) || !packed.IsZero() {
 		t.Errorf("got stored %v, packed %v, %v", stored, packed, err)
 	}
@@ -98,12 +98,12 @@ func TestChecksumFaults(t *testing.T) {
 		{fetchtest.Fault{Kind: fetchtest.NoLength}, 0},
 		{fetchtest.Fault{Kind: fetchtest.NotFound}, Refused},
 		{fetchtest.Fault{Kind: fetchtest.Unavailable}, Network},
-		{fetchtest.Fault{Kind: fetchtest.Empty}, Source},
+		{fetchtest.Fault{Kind: fetchtest.Empty}, BadSource},
 	}
 	for _, tt := range tests {
 		r := newRig(t)
 		req := Request{URL: "https://images.invalid/a.img", ChecksumURL: r.server.Serve("/SHA256SUMS", fetchtest.Bytes(list), tt.fault)}
-		stored, _, err := r.client.Checksum(context.Background(), req)
+		stored, _, err := r.client.LookUpChecksum(context.Background(), req)
 		if tt.class != 0 {
 			failed(t, err, tt.class, "SHA256SUMS")
 		} else if err != nil || stored.IsZero() {
@@ -123,7 +123,7 @@ func TestVendorChecksum(t *testing.T) {
 	line := strings.TrimPrefix(disk.SHA256.Sum(h).String(), "sha256:") + " *image.raw.xz\n"
 	req.ChecksumURL = r.server.Serve("/SHA256SUMS", fetchtest.Bytes([]byte(line)))
 	var err error
-	if req.Digest, req.PackedDigest, err = r.client.Checksum(context.Background(), req); err != nil {
+	if req.Digest, req.PackedDigest, err = r.client.LookUpChecksum(context.Background(), req); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.download(req); err != nil {

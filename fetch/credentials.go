@@ -67,17 +67,17 @@ func (c *Client) credentials(name string) (*credentials, error) {
 		return creds, nil
 	}
 	if c.SecretsDir == "" {
-		return nil, failf(Config, "credentials %q are declared, but no secrets directory is given", name)
+		return nil, failf(BadConfig, "credentials %q are declared, but no secrets directory is given", name)
 	}
 	if name == "." || name == ".." || strings.ContainsAny(name, `/\`) {
-		return nil, failf(Config, "credentials %q: write the name of one folder", name)
+		return nil, failf(BadConfig, "credentials %q: write the name of one folder", name)
 	}
 	err := creds.read(c.SecretsDir, name)
 	if err == nil {
 		err = creds.parse()
 	}
 	if err != nil {
-		return nil, failf(Config, "credentials %q: %w", name, err)
+		return nil, failf(BadConfig, "credentials %q: %w", name, err)
 	}
 	return creds, nil
 }
@@ -183,7 +183,7 @@ func (c *credentials) endpoint() (*url.URL, error) {
 	}
 	e, err := url.Parse(text)
 	if err != nil || e.Scheme != "http" && e.Scheme != "https" || e.Hostname() == "" || e.User != nil || strings.Trim(e.Path, "/") != "" || e.RawQuery != "" {
-		return nil, failf(Config, "file \"endpoint\" of the credentials is not the address of a server")
+		return nil, failf(BadConfig, "file \"endpoint\" of the credentials is not the address of a server")
 	}
 	return &url.URL{Scheme: e.Scheme, Host: e.Host}, nil
 }

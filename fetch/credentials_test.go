@@ -76,19 +76,19 @@ func TestWrongCredentials(t *testing.T) {
 		word         string
 	}{
 		{"rejected", "vendor", pair(marker, marker), Refused, "does not accept"},
-		{"no folder", "nobody", nil, Config, "no such folder"},
-		{"path", "../vendor", nil, Config, "one folder"},
-		{"half", "vendor", map[string]string{"username": marker}, Config, "one is missing"},
-		{"unknown file", "vendor", map[string]string{"passwd": marker}, Config, `"passwd" is not known: use username`},
-		{"two kinds", "vendor", map[string]string{"username": "a", "password": marker, "token": marker}, Config, "more than one"},
-		{"empty", "vendor", map[string]string{"token": "\n"}, Config, "is empty"},
-		{"empty folder", "vendor", map[string]string{}, Config, "folder is empty"},
-		{"bad header", "vendor", map[string]string{"headers": marker}, Config, "Name: value"},
-		{"header of ours", "vendor", map[string]string{"headers": "Range: " + marker}, Config, "not for users"},
-		{"bad pair", "vendor", map[string]string{"tls.crt": marker, "tls.key": marker}, Config, "PEM"},
-		{"bad ca", "vendor", map[string]string{"ca.crt": marker}, Config, "PEM"},
-		{"bad host", "vendor", map[string]string{"hosts": "https://" + marker}, Config, "not a host"},
-		{"header in token", "vendor", map[string]string{"token": marker + "\nX-Evil: 1"}, Config, "no header can"},
+		{"no folder", "nobody", nil, BadConfig, "no such folder"},
+		{"path", "../vendor", nil, BadConfig, "one folder"},
+		{"half", "vendor", map[string]string{"username": marker}, BadConfig, "one is missing"},
+		{"unknown file", "vendor", map[string]string{"passwd": marker}, BadConfig, `"passwd" is not known: use username`},
+		{"two kinds", "vendor", map[string]string{"username": "a", "password": marker, "token": marker}, BadConfig, "more than one"},
+		{"empty", "vendor", map[string]string{"token": "\n"}, BadConfig, "is empty"},
+		{"empty folder", "vendor", map[string]string{}, BadConfig, "folder is empty"},
+		{"bad header", "vendor", map[string]string{"headers": marker}, BadConfig, "Name: value"},
+		{"header of ours", "vendor", map[string]string{"headers": "Range: " + marker}, BadConfig, "not for users"},
+		{"bad pair", "vendor", map[string]string{"tls.crt": marker, "tls.key": marker}, BadConfig, "PEM"},
+		{"bad ca", "vendor", map[string]string{"ca.crt": marker}, BadConfig, "PEM"},
+		{"bad host", "vendor", map[string]string{"hosts": "https://" + marker}, BadConfig, "not a host"},
+		{"header in token", "vendor", map[string]string{"token": marker + "\nX-Evil: 1"}, BadConfig, "no header can"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -136,7 +136,7 @@ func TestLinkOutOfSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	url := r.server.Serve("/image.raw", fetchtest.Bytes(image))
-	failed(t, r.download(Request{URL: url, Credentials: "vendor"}), Config, "vendor")
+	failed(t, r.download(Request{URL: url, Credentials: "vendor"}), BadConfig, "vendor")
 }
 
 // Nobody waits for what comes out of a pipe: no end of the process would end that.
@@ -146,7 +146,7 @@ func TestPipeAmongSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := (&Client{SecretsDir: dir}).credentials("vendor")
-	failed(t, err, Config)
+	failed(t, err, BadConfig)
 	if !strings.Contains(err.Error(), `"token" is not a file`) {
 		t.Error(err)
 	}
@@ -201,7 +201,7 @@ func TestSecretsInTheClear(t *testing.T) {
 	r := newRig(t)
 	r.secret("vendor", map[string]string{"token": marker})
 	err := r.download(Request{URL: "http://images.example.com/image.raw", Credentials: "vendor"})
-	failed(t, err, Config, "in the clear", "use https")
+	failed(t, err, BadConfig, "in the clear", "use https")
 }
 
 func TestOwnAuthority(t *testing.T) {
@@ -222,7 +222,7 @@ func TestRedirectFromHTTPS(t *testing.T) {
 	r.secret("vendor", map[string]string{"ca.crt": string(ca)})
 	plain := r.server.Serve("/image.raw", fetchtest.Bytes(image))
 	url := server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: plain})
-	failed(t, r.download(Request{URL: url, Credentials: "vendor"}), Config, "from https to http")
+	failed(t, r.download(Request{URL: url, Credentials: "vendor"}), BadConfig, "from https to http")
 	if got := r.server.Requests(); len(got) != 0 {
 		t.Errorf("got requests %+v in the clear", got)
 	}

@@ -77,9 +77,9 @@ const (
 // the same file.
 func (t *transfer) pull(ctx context.Context, to sink) error {
 	var failed []*Error
-	for i := t.request.Skip; i < len(t.addresses); i++ {
+	for i := t.request.SkipAddresses; i < len(t.addresses); i++ {
 		a := t.addresses[i]
-		t.progress.Address.Store(int64(i))
+		t.progress.AddressIndex.Store(int64(i))
 		err := t.dispatch(ctx, a, func(ctx context.Context, src source) error { return t.read(ctx, a, src, to) })
 		if err == nil {
 			return nil
@@ -88,10 +88,10 @@ func (t *transfer) pull(ctx context.Context, to sink) error {
 			return context.Cause(ctx)
 		}
 		var e *Error
-		if !errors.As(Classify(err), &e) || e.Class == NoSpace {
+		if !errors.As(ClassifyDiskError(err), &e) || e.Class == NoSpace {
 			return err
 		}
-		if e.Class == Source || t.request.Whole {
+		if e.Class == BadSource || t.request.Restart {
 			t.fresh = true
 		}
 		failed = append(failed, e.at(a.String()))
@@ -124,7 +124,7 @@ func (t *transfer) read(ctx context.Context, a address, src source, to sink) err
 // whole makes sure that something came at all.
 func (t *transfer) whole(to sink) error {
 	if to.Offset() == 0 {
-		return failf(Source, "the file is empty")
+		return failf(BadSource, "the file is empty")
 	}
 	return nil
 }
@@ -163,7 +163,7 @@ func (t *transfer) ask(ctx context.Context, a address, src source, to sink) erro
 	}
 	t.progress.Total.Store(got.total)
 	t.progress.Done.Store(to.Offset())
-	if _, err := to.ReadFrom(CountReader(ctx, body, &t.progress.Done, &t.progress.Moved)); err != nil {
+	if _, err := to.ReadFrom(CountReader(ctx, body, &t.progress.Done, &t.progress.UpstreamBytes)); err != nil {
 		return err
 	}
 	return errComplete
@@ -183,7 +183,7 @@ func (t *transfer) question(a address, to sink) question {
 		q.validator = o.ETag
 	case o.LastModified != "" && same:
 		q.validator = o.LastModified
-	case !t.checked || o.Size < 0 || t.request.Whole:
+	case !t.checked || o.Size < 0 || t.request.Restart:
 		return whole
 	}
 	return q
@@ -191,13 +191,13 @@ func (t *transfer) question(a address, to sink) question {
 
 func (t *transfer) begin(a address, got *answer, to sink) error {
 	if got.total < 0 && !got.framed && !t.checked && !t.loose {
-		return failf(Source, "the server does not tell the length, so that a cut could not be told from the end: declare a checksum")
+		return failf(BadSource, "the server does not tell the length, so that a cut could not be told from the end: declare a checksum")
 	}
 	if max := t.request.MaxSize; t.packing == notPacked && max > 0 && got.total > max {
-		return failf(Source, "%w: it has %d bytes, at most %d are allowed", disk.ErrTooLarge, got.total, max)
+		return failf(BadSource, "%w: it has %d bytes, at most %d are allowed", disk.ErrTooLarge, got.total, max)
 	}
 	if got.total == 0 {
-		return failf(Source, "the file is empty")
+		return failf(BadSource, "the file is empty")
 	}
 	err := to.Begin(disk.PartSource{ID: a.id(), ETag: got.etag, LastModified: got.lastModified, Size: got.total})
 	t.fresh = t.fresh && err != nil
@@ -210,7 +210,7 @@ func (t *transfer) body(ctx context.Context, cancel context.CancelCauseFunc, got
 	watch := &watched{Reader: got.body, window: t.client.times().stall, giveUp: cancel}
 	whole := &received{Reader: watch, left: got.total - got.start, bounded: got.total >= 0,
 		broken: func(left int64, err error) error { return bodyError(ctx, left, err) }}
-	return Pace(ctx, whole, t.limiter)
+	return RateLimitReader(ctx, whole, t.limiter)
 }
 
 // notPage refuses a web page, as portals and proxies send it in place of what was
@@ -241,7 +241,7 @@ func (r *received) Read(p []byte) (int, error) {
 	r.left -= int64(n)
 	switch {
 	case r.bounded && r.left < 0:
-		return n, failf(Source, "the body is longer than the server said")
+		return n, failf(BadSource, "the body is longer than the server said")
 	case err == io.EOF && r.bounded && r.left > 0:
 		err = io.ErrUnexpectedEOF
 	case err == nil || err == io.EOF:

@@ -27,12 +27,12 @@ const (
 	Refused
 	// Source: what the address serves is not what is declared, or no image, or
 	// cannot be told from a part of one. Final until the declaration changes.
-	Source
+	BadSource
 	// NoSpace: the disk has no room for the image.
 	NoSpace
 	// Config: the request itself is wrong: address, host, credentials. Final
 	// until the declaration (or the folder of credentials) changes.
-	Config
+	BadConfig
 )
 
 var classNames = [...]string{"", "dropped", "network", "refused", "source", "no space", "config"}
@@ -73,9 +73,9 @@ func (e *Error) at(url string) *Error {
 	return &named
 }
 
-// Classify gives an error of the disk its class, as an *Error. What is neither lack
+// ClassifyDiskError gives an error of the disk its class, as an *Error. What is neither lack
 // of space nor a judgement on the bytes stays as it is: the disk's own trouble.
-func Classify(err error) error {
+func ClassifyDiskError(err error) error {
 	var known *Error
 	var format *disk.FormatError
 	var checksum *disk.ChecksumError
@@ -85,13 +85,13 @@ func Classify(err error) error {
 	case errors.Is(err, disk.ErrNoSpace):
 		return &Error{Class: NoSpace, Err: err}
 	case errors.As(err, &format), errors.As(err, &checksum), errors.Is(err, disk.ErrTooLarge):
-		return &Error{Class: Source, Err: err}
+		return &Error{Class: BadSource, Err: err}
 	}
 	return err
 }
 
 // hopes orders the classes by how soon another try may help.
-var hopes = [...]int{Dropped: 5, Network: 4, Refused: 3, Source: 2, Config: 1, NoSpace: 0}
+var hopes = [...]int{Dropped: 5, Network: 4, Refused: 3, BadSource: 2, BadConfig: 1, NoSpace: 0}
 
 // allFailed makes one error of those of all addresses that were tried. Its class
 // is that of the address that gives the most hope.
@@ -140,7 +140,7 @@ const (
 // look for the space again after the time returned.
 func Backoff(class Class, attempt int, rnd float64) (wait time.Duration, final bool) {
 	switch class {
-	case Source, Config:
+	case BadSource, BadConfig:
 		return 0, true
 	case Refused:
 		wait = longestWait

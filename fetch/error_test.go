@@ -29,8 +29,8 @@ func TestBackoff(t *testing.T) {
 		{Refused, 0, 0, 300 * time.Second, false},
 		{Refused, 9, 0, 300 * time.Second, false},
 		{NoSpace, 5, 0, 60 * time.Second, false},
-		{Source, 0, 0, 0, true},
-		{Config, 0, 0, 0, true},
+		{BadSource, 0, 0, 0, true},
+		{BadConfig, 0, 0, 0, true},
 	}
 	for _, tt := range tests {
 		if got, final := Backoff(tt.class, tt.attempt, tt.rnd); got != tt.want || final != tt.final {
@@ -69,17 +69,17 @@ func TestClassify(t *testing.T) {
 		want Class // 0: none
 	}{
 		{fmt.Errorf("begin: %w", disk.ErrNoSpace), NoSpace},
-		{fmt.Errorf("read: %w", &disk.FormatError{Reason: "x"}), Source},
-		{fmt.Errorf("commit: %w", &disk.ChecksumError{}), Source},
-		{disk.ErrTooLarge, Source},
+		{fmt.Errorf("read: %w", &disk.FormatError{Reason: "x"}), BadSource},
+		{fmt.Errorf("commit: %w", &disk.ChecksumError{}), BadSource},
+		{disk.ErrTooLarge, BadSource},
 		{fmt.Errorf("read image: %w", &Error{Class: Dropped, Err: errors.New("x")}), Dropped},
 		{errors.New("input/output error"), 0},
 		{nil, 0},
 	}
 	for _, tt := range tests {
 		var e *Error
-		if errors.As(Classify(tt.err), &e) != (tt.want != 0) || e != nil && e.Class != tt.want {
-			t.Errorf("Classify(%v) = %v, want class %v", tt.err, Classify(tt.err), tt.want)
+		if errors.As(ClassifyDiskError(tt.err), &e) != (tt.want != 0) || e != nil && e.Class != tt.want {
+			t.Errorf("Classify(%v) = %v, want class %v", tt.err, ClassifyDiskError(tt.err), tt.want)
 		}
 	}
 }

@@ -16,15 +16,15 @@ import (
 type Client struct {
 	SecretsDir    string   // folders of credentials lie below it; empty: there are none
 	FileRoots     []string // file:// may read below these folders (absolute paths)
-	AnyFile       bool     // file:// may read whatever the process may: for one-shot commands
+	AllowAnyFile  bool     // file:// may read whatever the process may: for one-shot commands
 	AllowLoopback bool     // loopback and link-local hosts may be sources: for tests and demos
 	UserAgent     string   // sent to servers; empty: DefaultUserAgent
 
 	timing timing
 }
 
-// DefaultUserAgent is what servers see of a Client without a UserAgent.
-const DefaultUserAgent = "backing-image-manager"
+// defaultUserAgent is what servers see of a Client without a UserAgent.
+const defaultUserAgent = "backing-image-manager"
 
 // timing holds every duration that a fetch depends on, for tests to shorten.
 type timing struct{ connect, firstByte, stall time.Duration }
@@ -33,9 +33,9 @@ var defaultTiming = timing{connect: 30 * time.Second, firstByte: time.Minute, st
 
 // Request says which image to fetch, and what is known of it.
 type Request struct {
-	URL     string
-	Mirrors []string // other addresses of the same bytes, in the order to try them
-	Skip    int      // how many of URL and Mirrors are left out, from the front; at least one is not
+	URL           string
+	Mirrors       []string // other addresses of the same bytes, in the order to try them
+	SkipAddresses int      // how many of URL and Mirrors are left out, from the front; at least one is not
 
 	Credentials string // a folder below SecretsDir; empty: none
 	ChecksumURL string // a SHA256SUMS or SHA512SUMS file, or one bare checksum
@@ -47,16 +47,16 @@ type Request struct {
 	MaxSize        int64 // most bytes that the stored image may have; 0: no bound of our own
 	BandwidthLimit int64 // most bytes per second from the network; 0: no limit
 
-	// Whole asks for the image in one piece: nothing of the part is kept, and
+	// Restart asks for the image in one piece: nothing of the part is kept, and
 	// bytes of several addresses are not joined. It is for the retries after a
 	// wrong checksum: of an image that came in pieces (Progress.Joined), or from
 	// an address that is skipped now.
-	Whole bool
+	Restart bool
 }
 
-// Takes reports whether a download may go on with a part of this origin: one of the same
+// CanResume reports whether a download may go on with a part of this origin: one of the same
 // address, or where something else tells that it is of the same file.
-func (r Request) Takes(o disk.PartSource) bool {
+func (r Request) CanResume(o disk.PartSource) bool {
 	for _, raw := range append([]string{r.URL}, r.Mirrors...) {
 		if (address{raw: strings.TrimSpace(raw)}).id() == o.ID {
 			return true
@@ -101,16 +101,16 @@ func (c *Client) Download(ctx context.Context, r Request, part *disk.Part, progr
 	defer t.net.close()
 	t.checked = !r.Digest.IsZero() || !r.PackedDigest.IsZero()
 	if t.packing == notPacked {
-		return Classify(t.pull(ctx, part))
+		return ClassifyDiskError(t.pull(ctx, part))
 	}
-	return Classify(t.unpack(ctx, part))
+	return ClassifyDiskError(t.unpack(ctx, part))
 }
 
 func (c *Client) transfer(r Request, progress *Progress) (*transfer, error) {
 	if progress == nil {
 		progress = new(Progress)
 	}
-	t := &transfer{client: c, request: r, limiter: NewLimiter(r.BandwidthLimit), progress: progress, fresh: r.Whole}
+	t := &transfer{client: c, request: r, limiter: NewLimiter(r.BandwidthLimit), progress: progress, fresh: r.Restart}
 	for _, raw := range append([]string{r.URL}, r.Mirrors...) {
 		a, err := parseAddress(raw)
 		if err != nil {
@@ -130,7 +130,7 @@ func (c *Client) transfer(r Request, progress *Progress) (*transfer, error) {
 	return t, err
 }
 
-func (c *Client) userAgent() string { return cmp.Or(c.UserAgent, DefaultUserAgent) }
+func (c *Client) userAgent() string { return cmp.Or(c.UserAgent, defaultUserAgent) }
 
 func (c *Client) times() timing {
 	if c.timing == (timing{}) {

@@ -36,7 +36,7 @@ func (t *transfer) file(a address) (source, error) {
 // below returns the allowed folder that path is in, and the way from there; root is
 // empty where every path is allowed.
 func (c *Client) below(path string) (root, rel string, err error) {
-	if c.AnyFile {
+	if c.AllowAnyFile {
 		return "", "", nil
 	}
 	for _, root := range c.FileRoots {
@@ -46,14 +46,14 @@ func (c *Client) below(path string) (root, rel string, err error) {
 		}
 	}
 	if len(c.FileRoots) == 0 {
-		return "", "", failf(Config, "%s is not allowed here: give its folder with --allow-file-root", path)
+		return "", "", failf(BadConfig, "%s is not allowed here: give its folder with --allow-file-root", path)
 	}
-	return "", "", failf(Config, "%s is not below an allowed folder (%s)", path, strings.Join(c.FileRoots, ", "))
+	return "", "", failf(BadConfig, "%s is not below an allowed folder (%s)", path, strings.Join(c.FileRoots, ", "))
 }
 
-// Folder opens a folder of this machine, to read and to write in it, where files may
+// OpenFolder opens a folder of this machine, to read and to write in it, where files may
 // be read. Nothing leads out of it.
-func (c *Client) Folder(path string) (*os.Root, error) {
+func (c *Client) OpenFolder(path string) (*os.Root, error) {
 	path = filepath.Clean(path)
 	root, rel, err := c.below(path)
 	if err != nil {
@@ -61,15 +61,15 @@ func (c *Client) Folder(path string) (*os.Root, error) {
 	}
 	if root == "" {
 		folder, err := os.OpenRoot(path)
-		return folder, FileError(err)
+		return folder, ClassifyFileError(err)
 	}
 	r, err := os.OpenRoot(root)
 	if err != nil {
-		return nil, FileError(err)
+		return nil, ClassifyFileError(err)
 	}
 	defer r.Close()
 	folder, err := r.OpenRoot(rel)
-	return folder, FileError(whole(err, path))
+	return folder, ClassifyFileError(whole(err, path))
 }
 
 // OpenFile opens a file or device of this machine to read it, where files may be read.
@@ -87,7 +87,7 @@ func (c *Client) OpenFile(path string, flags int) (*os.File, error) {
 	} else {
 		f, err = openBelow(root, rel, flags)
 	}
-	return f, FileError(whole(err, path))
+	return f, ClassifyFileError(whole(err, path))
 }
 
 // whole makes an error name the path, and not the end of it below a root.
@@ -108,15 +108,15 @@ func (c *Client) Stat(path string) (os.FileInfo, error) {
 	}
 	if root == "" {
 		info, err := os.Stat(path)
-		return info, FileError(err)
+		return info, ClassifyFileError(err)
 	}
 	r, err := os.OpenRoot(root)
 	if err != nil {
-		return nil, FileError(err)
+		return nil, ClassifyFileError(err)
 	}
 	defer r.Close()
 	info, err := r.Stat(rel)
-	return info, FileError(whole(err, path))
+	return info, ClassifyFileError(whole(err, path))
 }
 
 // openBelow follows no link out of root.
@@ -138,7 +138,7 @@ func (s *fileSource) get(_ context.Context, q question) (*answer, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = failf(Source, "%s is not a regular file", s.path)
+		err = failf(BadSource, "%s is not a regular file", s.path)
 	}
 	tag := ""
 	if err == nil {
@@ -148,7 +148,7 @@ func (s *fileSource) get(_ context.Context, q question) (*answer, error) {
 		}
 	}
 	if err == nil {
-		err = Clean(f)
+		err = PrepareChangeDetection(f)
 	}
 	if err != nil {
 		f.Close()
@@ -162,10 +162,10 @@ func (s *fileSource) get(_ context.Context, q question) (*answer, error) {
 	return &answer{body: body, start: q.offset, total: info.Size(), framed: true, etag: tag}, nil
 }
 
-// Clean makes it seen when a regular file is written to from now on, if its times were
+// PrepareChangeDetection makes it seen when a regular file is written to from now on, if its times were
 // looked at before: who has it mapped and writes to a page moves them only when the page
 // was clean, and now each was once.
-func Clean(f *os.File) error {
+func PrepareChangeDetection(f *os.File) error {
 	err := f.Sync()
 	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EROFS) {
 		return nil // nothing is ever written there
@@ -182,13 +182,13 @@ func fileError(err error) error {
 	if errors.Is(err, errChanged) {
 		return err
 	}
-	return FileError(err)
+	return ClassifyFileError(err)
 }
 
-// FileError gives its class to what keeps a file of this machine from being read or
+// ClassifyFileError gives its class to what keeps a file of this machine from being read or
 // written. A file that is not there may come (a mount, a copy under way); a forbidden
 // one may be allowed.
-func FileError(err error) error {
+func ClassifyFileError(err error) error {
 	var known *Error
 	switch {
 	case err == nil, errors.As(err, &known):
@@ -198,7 +198,7 @@ func FileError(err error) error {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, syscall.ENOTDIR):
 		return &Error{Class: Refused, Err: err}
 	case strings.Contains(err.Error(), "escapes"): // os.Root has no exported error for it
-		return &Error{Class: Config, Err: err}
+		return &Error{Class: BadConfig, Err: err}
 	}
 	return &Error{Class: Network, Err: err}
 }

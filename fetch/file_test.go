@@ -58,12 +58,12 @@ func TestFileOutsideOfRoots(t *testing.T) {
 		path  string
 		class Class
 	}{
-		{outside, Config},
-		{filepath.Join(root, "link.raw"), Config},
-		{filepath.Join(root, "up.raw"), Config},
-		{root + "/images/../../" + filepath.Base(filepath.Dir(outside)) + "/outside.raw", Config},
-		{filepath.Join(root, "images"), Source},
-		{filepath.Join(root, "fifo"), Source},
+		{outside, BadConfig},
+		{filepath.Join(root, "link.raw"), BadConfig},
+		{filepath.Join(root, "up.raw"), BadConfig},
+		{root + "/images/../../" + filepath.Base(filepath.Dir(outside)) + "/outside.raw", BadConfig},
+		{filepath.Join(root, "images"), BadSource},
+		{filepath.Join(root, "fifo"), BadSource},
 		{filepath.Join(root, "nothing.raw"), Refused},
 	}
 	for _, tt := range tests {
@@ -73,8 +73,8 @@ func TestFileOutsideOfRoots(t *testing.T) {
 		t.Errorf("a link within the root: %v", err)
 	}
 	r.client.FileRoots = nil
-	failed(t, r.download(Request{URL: "file://" + path}), Config, "--allow-file-root")
-	r.client.AnyFile = true
+	failed(t, r.download(Request{URL: "file://" + path}), BadConfig, "--allow-file-root")
+	r.client.AllowAnyFile = true
 	if err := r.disk.Remove(testID); err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func TestChangedLocalFile(t *testing.T) {
 func TestMappedFile(t *testing.T) {
 	r := newRig(t)
 	path, memory := fetchtest.Mapped(t, image)
-	r.client.AnyFile = true
+	r.client.AllowAnyFile = true
 	a, err := parseAddress("file://" + path)
 	if err != nil {
 		t.Fatal(err)

@@ -74,7 +74,7 @@ func (r *rig) download(req Request) error {
 		return err
 	}
 	_, err := p.Commit(req.Digest)
-	return Classify(err)
+	return ClassifyDiskError(err)
 }
 
 func (r *rig) into(p *disk.Part, req Request) error {

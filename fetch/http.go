@@ -135,7 +135,7 @@ func (s *httpSource) encoding(h http.Header) error {
 	case s.packing == packedGz && (e == "gzip" || e == "x-gzip"):
 		return nil
 	default:
-		return failf(Source, "the server encodes the body (Content-Encoding: %q) although identity was asked for", e)
+		return failf(BadSource, "the server encodes the body (Content-Encoding: %q) although identity was asked for", e)
 	}
 }
 

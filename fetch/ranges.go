@@ -6,23 +6,23 @@ import (
 	"io"
 )
 
-// Ranges reads parts of an image where it is declared to be, for those who have
+// RangeReader reads parts of an image where it is declared to be, for those who have
 // most of it from elsewhere. It may be used by any number of goroutines at once.
-type Ranges struct{ t *transfer }
+type RangeReader struct{ t *transfer }
 
-// Ranges returns a reader of parts of r, whose image must not be packed and must
+// NewRangeReader returns a reader of parts of r, whose image must not be packed and must
 // have a declared Digest: nothing else tells bytes of two versions apart. Its errors
 // are those of Download. Close it.
-func (c *Client) Ranges(r Request) (*Ranges, error) {
+func (c *Client) NewRangeReader(r Request) (*RangeReader, error) {
 	t, err := c.transfer(r, nil)
 	if err != nil {
 		return nil, err
 	}
 	switch {
 	case r.Digest.IsZero():
-		err = failf(Config, "parts of an image need a declared checksum")
+		err = failf(BadConfig, "parts of an image need a declared checksum")
 	case t.packing != notPacked:
-		err = failf(Config, "a packed image cannot be read in parts")
+		err = failf(BadConfig, "a packed image cannot be read in parts")
 	}
 	if err != nil {
 		t.net.close()
@@ -30,18 +30,18 @@ func (c *Client) Ranges(r Request) (*Ranges, error) {
 	}
 	t.limiter = nil // the reader's concern, who has other sources too
 	t.checked = true
-	return &Ranges{t}, nil
+	return &RangeReader{t}, nil
 }
 
 // Close lets go of connections.
-func (r *Ranges) Close() { r.t.net.close() }
+func (r *RangeReader) Close() { r.t.net.close() }
 
 // Open returns the bytes from from to to, to excluded, of the first address that
 // has them. Nothing vouches for them. Exactly these come, or an *Error; watching
 // for stalls is the caller's concern.
-func (r *Ranges) Open(ctx context.Context, from, to int64) (io.ReadCloser, error) {
+func (r *RangeReader) Open(ctx context.Context, from, to int64) (io.ReadCloser, error) {
 	var failed []*Error
-	for _, a := range r.t.addresses[r.t.request.Skip:] {
+	for _, a := range r.t.addresses[r.t.request.SkipAddresses:] {
 		body, err := r.open(ctx, a, from, to)
 		if err == nil {
 			return body, nil
@@ -49,7 +49,7 @@ func (r *Ranges) Open(ctx context.Context, from, to int64) (io.ReadCloser, error
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		known, ok := Classify(err).(*Error)
+		known, ok := ClassifyDiskError(err).(*Error)
 		if !ok {
 			known = &Error{Class: Network, Err: err}
 		}
@@ -58,7 +58,7 @@ func (r *Ranges) Open(ctx context.Context, from, to int64) (io.ReadCloser, error
 	return nil, allFailed(failed)
 }
 
-func (r *Ranges) open(ctx context.Context, a address, from, to int64) (io.ReadCloser, error) {
+func (r *RangeReader) open(ctx context.Context, a address, from, to int64) (io.ReadCloser, error) {
 	var got *answer
 	err := r.t.dispatch(ctx, a, func(_ context.Context, src source) (err error) {
 		got, err = src.get(ctx, question{offset: from, end: to, total: -1})

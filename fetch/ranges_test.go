@@ -17,7 +17,7 @@ import (
 // read opens and reads the bytes from from to to.
 func (r *rig) read(req Request, from, to int64) ([]byte, error) {
 	r.t.Helper()
-	ranges, err := r.client.Ranges(req)
+	ranges, err := r.client.NewRangeReader(req)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func TestRanges(t *testing.T) {
 		{name: "away", url: "SERVER/nothing.raw", class: Refused, word: "404"},
 		{name: "unavailable", url: "SERVER/image.raw", at: []fault{{Kind: fetchtest.Unavailable}}, class: Network, word: "503"},
 		{name: "no such file", url: "file://FOLDER/nothing.raw", class: Refused, word: "no such file"},
-		{name: "file elsewhere", url: "file:///etc/hostname", class: Config, word: "not below an allowed folder"},
+		{name: "file elsewhere", url: "file:///etc/hostname", class: BadConfig, word: "not below an allowed folder"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t)
@@ -107,10 +107,10 @@ func TestRangesKeepToTheRulesOfADownload(t *testing.T) {
 		class  Class
 		word   string
 	}{
-		{"loopback", func(r *rig, _ *Request) { r.client.AllowLoopback = false }, Config, "loopback"},
-		{"no digest", func(_ *rig, q *Request) { q.Digest = disk.Digest{} }, Config, "declared checksum"},
-		{"packed", func(_ *rig, q *Request) { q.Unpack = "gz" }, Config, "packed"},
-		{"no credentials", func(_ *rig, q *Request) { q.Credentials = "nobody" }, Config, "no such folder"},
+		{"loopback", func(r *rig, _ *Request) { r.client.AllowLoopback = false }, BadConfig, "loopback"},
+		{"no digest", func(_ *rig, q *Request) { q.Digest = disk.Digest{} }, BadConfig, "declared checksum"},
+		{"packed", func(_ *rig, q *Request) { q.Unpack = "gz" }, BadConfig, "packed"},
+		{"no credentials", func(_ *rig, q *Request) { q.Credentials = "nobody" }, BadConfig, "no such folder"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t)
@@ -127,7 +127,7 @@ func TestRangesKeepToTheRulesOfADownload(t *testing.T) {
 
 func TestRangesEndWithTheirContext(t *testing.T) {
 	r := newRig(t)
-	ranges, err := r.client.Ranges(Request{
+	ranges, err := r.client.NewRangeReader(Request{
 		URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Silent}), Digest: digest(image),
 	})
 	if err != nil {

@@ -14,17 +14,17 @@ import (
 // while a fetch writes it. One Progress belongs to one fetch at a time.
 type Progress struct {
 	Done atomic.Int64
-	// Moved is what crossed the network from an origin, with the bytes that were
+	// UpstreamBytes is what crossed the network from an origin, with the bytes that were
 	// asked for again, Peers the same from other nodes.
-	Moved, Peers atomic.Int64
-	Total        atomic.Int64 // -1: not known
+	UpstreamBytes, PeerBytes atomic.Int64
+	Total                    atomic.Int64 // -1: not known
 
 	// Joined is set while the bytes that came are of more than one answer. If
 	// their checksum is wrong then, another try as a Whole may bring the right ones.
 	Joined atomic.Bool
 
-	// Address is where the bytes come from: 0 is Request.URL, 1 the first mirror.
-	Address atomic.Int64
+	// AddressIndex is where the bytes come from: 0 is Request.URL, 1 the first mirror.
+	AddressIndex atomic.Int64
 }
 
 // CountReader returns r with two additions: after ctx ends, a Read fails with ctx.Err(),
@@ -74,9 +74,9 @@ type paced struct {
 	wait  func(n int) error
 }
 
-// Pace limits r to what l allows; without a limit, nil, it is r itself. The reading
+// RateLimitReader limits r to what l allows; without a limit, nil, it is r itself. The reading
 // ends with ctx.
-func Pace(ctx context.Context, r io.Reader, l *rate.Limiter) io.Reader {
+func RateLimitReader(ctx context.Context, r io.Reader, l *rate.Limiter) io.Reader {
 	if l == nil {
 		return r
 	}

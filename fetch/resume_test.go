@@ -124,7 +124,7 @@ func TestWholeKeepsNothing(t *testing.T) {
 	r := newRig(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce)}
 	r.half(req)
-	req.Whole = true
+	req.Restart = true
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestBodyOfAnotherLength(t *testing.T) {
 	failed(t, err, Dropped, "100 bytes before the end")
 	body := &received{Reader: bytes.NewReader(image), left: 100, bounded: true}
 	_, err = io.ReadAll(body)
-	failed(t, err, Source, "longer than the server said")
+	failed(t, err, BadSource, "longer than the server said")
 }
 
 // TestWholeAfterJoining has a mirror that serves other bytes of the same length:
@@ -191,7 +191,7 @@ func TestWholeAfterJoining(t *testing.T) {
 		t.Fatalf("got %v, joined %v, want a wrong checksum of joined bytes", err, progress.Joined.Load())
 	}
 	r.server.Serve("/image.raw", fetchtest.Bytes(image), cutOnce)
-	req.Whole = true
+	req.Restart = true
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestNoSpace(t *testing.T) {
 func TestTooLarge(t *testing.T) {
 	r := newRig(t)
 	url := r.server.Serve("/image.raw", fetchtest.Repeated(image, 1<<30))
-	failed(t, r.download(Request{URL: url, MaxSize: 1 << 20}), Source, "larger than allowed")
+	failed(t, r.download(Request{URL: url, MaxSize: 1 << 20}), BadSource, "larger than allowed")
 	if sent := r.server.Requests()[0].Sent; sent > 64<<20 {
 		t.Errorf("%d bytes were read of a file that is too large", sent)
 	}

@@ -30,7 +30,7 @@ func (t *transfer) s3(a address) (source, error) {
 		return nil, err
 	}
 	if b.Path == "" {
-		return nil, failf(Config, "address %s does not name a bucket and a key", a)
+		return nil, failf(BadConfig, "address %s does not name a bucket and a key", a)
 	}
 	return &s3Source{t.net, minio.Core{Client: b.Client}, b.Name, b.Path}, nil
 }
@@ -88,10 +88,10 @@ type Bucket struct {
 	net     *network
 }
 
-// Bucket returns the bucket at an address: s3://bucket/path, s3::https://host/bucket/path
+// OpenBucket returns the bucket at an address: s3://bucket/path, s3::https://host/bucket/path
 // or, as Longhorn writes it, s3://bucket@region/path. Nothing is asked of the server
 // yet. Close it.
-func (c *Client) Bucket(target, credentials string) (*Bucket, error) {
+func (c *Client) OpenBucket(target, credentials string) (*Bucket, error) {
 	a, err := parseBucket(target)
 	if err != nil {
 		return nil, err
@@ -105,7 +105,7 @@ func (c *Client) Bucket(target, credentials string) (*Bucket, error) {
 		return nil, err
 	}
 	if a.force != "" && creds.files["access-key-id"] != "" && !net.mayTell(a.url) {
-		return nil, failf(Config, "credentials would cross the network in the clear: use https for %s", a)
+		return nil, failf(BadConfig, "credentials would cross the network in the clear: use https for %s", a)
 	}
 	// There are many requests to make, and to each connection a handshake. A server
 	// that lets go of an idle one breaks the request that comes then, so be first.
@@ -121,9 +121,9 @@ func (b *Bucket) Close() { b.net.close() }
 // String returns the address, which holds no secret.
 func (b *Bucket) String() string { return b.address }
 
-// Failure gives what a method of Client returned its class. The text of the server
+// Classify gives what a method of Client returned its class. The text of the server
 // is not passed on: it may quote what was signed.
-func (b *Bucket) Failure(ctx context.Context, err error) error { return s3Error(ctx, err) }
+func (b *Bucket) Classify(ctx context.Context, err error) error { return s3Error(ctx, err) }
 
 // parseBucket reads an address as parseAddress does, and Longhorn's form besides.
 func parseBucket(raw string) (address, error) {
@@ -136,7 +136,7 @@ func parseBucket(raw string) (address, error) {
 	}
 	a, err := parseAddress(raw)
 	if err == nil && a.force == "" && a.url.Scheme != "s3" {
-		err = failf(Config, "address %s is not one of S3", a)
+		err = failf(BadConfig, "address %s is not one of S3", a)
 	}
 	a.region = region
 	return a, err
@@ -155,10 +155,10 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 	}
 	name, path, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if err := s3utils.CheckValidBucketName(name); err != nil {
-		return nil, failf(Config, "address %s does not name a bucket: %w", a, err)
+		return nil, failf(BadConfig, "address %s does not name a bucket: %w", a, err)
 	}
 	if a.url.RawQuery != "" {
-		return nil, failf(Config, "address %s has a query: S3 has no use for it", a)
+		return nil, failf(BadConfig, "address %s has a query: S3 has no use for it", a)
 	}
 	if err := n.allow(endpoint); err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 		MaxRetries:   1,
 	})
 	if err != nil {
-		return nil, failf(Config, "address %s is not one of S3: %w", a, err)
+		return nil, failf(BadConfig, "address %s is not one of S3: %w", a, err)
 	}
 	shown := a.String()
 	if a.region != "" {

@@ -46,7 +46,7 @@ func TestS3(t *testing.T) {
 			ranges: []string{"", "bytes=1048576-", ""}},
 		{name: "away", url: "s3://images/nothing.raw", class: Refused, word: "404"},
 		{name: "unavailable", url: "s3://images/dir/image.raw", faults: []fault{{Kind: fetchtest.Unavailable}}, class: Network, word: "503"},
-		{name: "no bucket", url: "s3://images", class: Config, word: "no path"},
+		{name: "no bucket", url: "s3://images", class: BadConfig, word: "no path"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -99,8 +99,8 @@ func TestS3RefusedHost(t *testing.T) {
 	r := newRig(t)
 	r.client.AllowLoopback = false
 	r.s3()
-	failed(t, r.download(Request{URL: "s3://images/image.raw", Credentials: "bucket"}), Config, "loopback")
-	failed(t, r.download(Request{URL: "s3::http://169.254.169.254/images/image.raw"}), Config, "link-local")
+	failed(t, r.download(Request{URL: "s3://images/image.raw", Credentials: "bucket"}), BadConfig, "loopback")
+	failed(t, r.download(Request{URL: "s3::http://169.254.169.254/images/image.raw"}), BadConfig, "link-local")
 }
 
 func TestS3Unreachable(t *testing.T) {
@@ -114,7 +114,7 @@ func TestS3Unreachable(t *testing.T) {
 
 func (r *rig) bucket(target, credentials string) *Bucket {
 	r.t.Helper()
-	b, err := r.client.Bucket(target, credentials)
+	b, err := r.client.OpenBucket(target, credentials)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func (r *rig) bucket(target, credentials string) *Bucket {
 func put(t *testing.T, b *Bucket, data []byte) error {
 	_, err := minio.Core{Client: b.Client}.PutObject(t.Context(), b.Name, "x.blk", bytes.NewReader(data), int64(len(data)), "", "", minio.PutObjectOptions{DisableContentSha256: true})
 	if err != nil {
-		err = b.Failure(t.Context(), err)
+		err = b.Classify(t.Context(), err)
 	}
 	return err
 }
@@ -164,7 +164,7 @@ func TestBucketStalls(t *testing.T) {
 			word = "no answer in time"
 		}
 		for o := range b.ListObjectsIter(t.Context(), b.Name, minio.ListObjectsOptions{}) {
-			failed(t, b.Failure(t.Context(), o.Err), Network, word)
+			failed(t, b.Classify(t.Context(), o.Err), Network, word)
 		}
 	}
 }
@@ -207,12 +207,12 @@ func TestBucketKeepsConnections(t *testing.T) {
 func TestBucketRefused(t *testing.T) {
 	r := newRig(t)
 	r.s3()
-	_, err := r.client.Bucket("s3::http://images.example.com/bucket", "bucket")
-	failed(t, err, Config, "in the clear")
-	_, err = r.client.Bucket("https://images.example.com/bucket", "bucket")
-	failed(t, err, Config, "not one of S3")
-	_, err = r.client.Bucket("s3://bucket/", "nobody")
-	failed(t, err, Config, "no such folder")
+	_, err := r.client.OpenBucket("s3::http://images.example.com/bucket", "bucket")
+	failed(t, err, BadConfig, "in the clear")
+	_, err = r.client.OpenBucket("https://images.example.com/bucket", "bucket")
+	failed(t, err, BadConfig, "not one of S3")
+	_, err = r.client.OpenBucket("s3://bucket/", "nobody")
+	failed(t, err, BadConfig, "no such folder")
 }
 
 // TestLonghornSecret reads the secret of a backup target of Longhorn.
@@ -254,8 +254,8 @@ func TestLonghornSecret(t *testing.T) {
 		"azure":    {map[string]string{"AZBLOB_ACCOUNT_NAME": marker}, "not known"},
 	} {
 		r.secret(name, secret(tt.change))
-		_, err := r.client.Bucket("s3://images@eu-central-1/", name)
-		failed(t, err, Config, tt.word)
+		_, err := r.client.OpenBucket("s3://images@eu-central-1/", name)
+		failed(t, err, BadConfig, tt.word)
 	}
 }
 

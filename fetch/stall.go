@@ -33,9 +33,9 @@ type watched struct {
 	got    int64
 }
 
-// Watch gives up r, by giveUp, when it stalls: when less than 1 KiB/s came while
+// StallReader gives up r, by giveUp, when it stalls: when less than 1 KiB/s came while
 // window was spent waiting in its reads.
-func Watch(r io.Reader, window time.Duration, giveUp context.CancelCauseFunc) io.Reader {
+func StallReader(r io.Reader, window time.Duration, giveUp context.CancelCauseFunc) io.Reader {
 	return &watched{Reader: r, window: window, giveUp: giveUp}
 }
 

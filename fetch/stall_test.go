@@ -82,7 +82,7 @@ func TestPacedIsNoStall(t *testing.T) {
 		const size, limit = 100 << 10, 512
 		w := &watched{Reader: &trickle{ctx.Done(), 1 << 10, 0, size}, window: defaultTiming.stall, giveUp: cancel}
 		began := time.Now()
-		n, err := io.Copy(io.Discard, Pace(ctx, w, NewLimiter(limit)))
+		n, err := io.Copy(io.Discard, RateLimitReader(ctx, w, NewLimiter(limit)))
 		if n != size || err != nil {
 			t.Errorf("got %d bytes, %v, want all %d", n, err, size)
 		}

@@ -30,7 +30,7 @@ type network struct {
 func (c *Client) network(creds *credentials, declared address) (*network, error) {
 	n := &network{client: c, creds: creds, own: origin(declared.url)}
 	if creds.secret() && declared.url.Scheme == "http" && !n.mayTell(declared.url) {
-		return nil, failf(Config, "credentials would cross the network in the clear: use https for %s", declared)
+		return nil, failf(BadConfig, "credentials would cross the network in the clear: use https for %s", declared)
 	}
 	proxy, err := proxyFromEnvironment()
 	if err != nil {
@@ -148,7 +148,7 @@ func proxyFromEnvironment() (*proxy, error) {
 		// A name in a domain that nobody has, for which NO_PROXY holds only if it is "*".
 		u, err := p.find(&url.URL{Scheme: scheme, Host: "proxied.invalid"})
 		if err != nil { // the cause would print the address, which may hold a password
-			return nil, failf(Config, "the proxy of the environment (%s_PROXY) is not an address", scheme)
+			return nil, failf(BadConfig, "the proxy of the environment (%s_PROXY) is not an address", scheme)
 		}
 		if u != nil {
 			p.addresses[hostPort(u)] = true
@@ -243,7 +243,7 @@ func (n *network) allow(u *url.URL) error {
 		return nil
 	}
 	if err := checkHost(u.Hostname()); err != nil {
-		return &Error{Class: Config, Err: err}
+		return &Error{Class: BadConfig, Err: err}
 	}
 	return nil
 }
@@ -262,9 +262,9 @@ func target(resp *http.Response, from *url.URL) (*url.URL, error) {
 	}
 	switch {
 	case to.Scheme != "http" && to.Scheme != "https":
-		return nil, failf(Config, "%s redirects to scheme %q: only http and https are followed", redact(from), to.Scheme)
+		return nil, failf(BadConfig, "%s redirects to scheme %q: only http and https are followed", redact(from), to.Scheme)
 	case from.Scheme == "https" && to.Scheme == "http":
-		return nil, failf(Config, "%s redirects from https to http: refused", redact(from))
+		return nil, failf(BadConfig, "%s redirects from https to http: refused", redact(from))
 	case to.Hostname() == "":
 		return nil, failf(Refused, "%s redirects to an address without a host", redact(from))
 	}
@@ -279,7 +279,7 @@ func requestError(ctx context.Context, err error) error {
 	case context.Cause(ctx) != nil:
 		return context.Cause(ctx)
 	case errors.As(err, &refused):
-		return &Error{Class: Config, Err: refused}
+		return &Error{Class: BadConfig, Err: refused}
 	case broken(err):
 		return &Error{Class: Dropped, Err: fmt.Errorf("connection broke before the answer: %w", bare(err))}
 	case timedOut(err):

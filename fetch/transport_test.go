@@ -47,7 +47,7 @@ func TestRefusedHosts(t *testing.T) {
 		r := newRig(t)
 		r.client.AllowLoopback = false
 		err := r.download(Request{URL: "http://" + host + ":1/image.raw"})
-		failed(t, err, Config, "refused unless allowLoopbackSources is set")
+		failed(t, err, BadConfig, "refused unless allowLoopbackSources is set")
 	}
 }
 
@@ -59,7 +59,7 @@ func TestRedirectToRefusedHost(t *testing.T) {
 	proxy := httptest.NewServer(origin)
 	t.Cleanup(proxy.Close)
 	t.Setenv("HTTP_PROXY", proxy.URL)
-	failed(t, r.download(Request{URL: "http://images.invalid/image.raw"}), Config, "127.0.0.1", "loopback")
+	failed(t, r.download(Request{URL: "http://images.invalid/image.raw"}), BadConfig, "127.0.0.1", "loopback")
 }
 
 // TestRefusedWhenDialled is the case of a name that resolves to loopback.

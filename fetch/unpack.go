@@ -89,7 +89,7 @@ func (u *unpacker) corrupt(err error) error {
 	if errors.Is(err, errStopped) {
 		return errStopped
 	}
-	return failf(Source, "unpack %s: %w", u.packing, bare(err))
+	return failf(BadSource, "unpack %s: %w", u.packing, bare(err))
 }
 
 // ReadFrom hands the packed bytes of r on.
@@ -134,7 +134,7 @@ func (u *unpacker) finish() error {
 	}
 	want := u.request.PackedDigest
 	if got := want.Algorithm().Sum(u.sum); got != want {
-		return failf(Source, "packed file: %w", &disk.ChecksumError{Want: want, Got: got})
+		return failf(BadSource, "packed file: %w", &disk.ChecksumError{Want: want, Got: got})
 	}
 	return nil
 }
@@ -158,10 +158,10 @@ func (r *unpacked) Read(p []byte) (int, error) {
 	n, err := r.from.Read(p)
 	r.came += int64(n)
 	if limit := r.request.MaxSize; limit > 0 && r.came > limit {
-		return n, failf(Source, "unpack %s: %w: at most %d bytes are allowed", r.packing, disk.ErrTooLarge, limit)
+		return n, failf(BadSource, "unpack %s: %w: at most %d bytes are allowed", r.packing, disk.ErrTooLarge, limit)
 	}
 	if w, in := r.part.Written(), r.packed.Load(); w > freeRatio && w/maxRatio > in {
-		return n, failf(Source, "unpack %s: %d packed bytes became more than %d times as many: refused", r.packing, in, maxRatio)
+		return n, failf(BadSource, "unpack %s: %d packed bytes became more than %d times as many: refused", r.packing, in, maxRatio)
 	}
 	if err != nil && err != io.EOF {
 		return n, r.corrupt(err)
@@ -193,23 +193,23 @@ func packingOf(unpack string, addresses []address) (packing, error) {
 		p = ending(addresses[0])
 		for _, mirror := range addresses[1:] {
 			if q := ending(mirror); q != notPacked && q != p {
-				return "", failf(Config, "mirror %s is packed as %s, and the first address as %s", mirror, q, p)
+				return "", failf(BadConfig, "mirror %s is packed as %s, and the first address as %s", mirror, q, p)
 			}
 		}
 		return p, nil
 	case notPacked, packedGz, packedXz, packedZst, packedBz2:
 		return p, nil
 	}
-	return "", failf(Config, "unpack %q is not known: use auto, none, gz, xz, zst or bz2", unpack)
+	return "", failf(BadConfig, "unpack %q is not known: use auto, none, gz, xz, zst or bz2", unpack)
 }
 
 func ending(a address) packing {
 	return cmp.Or(endings[strings.ToLower(path.Ext(a.base()))], notPacked)
 }
 
-// Unpacked unpacks r if name ends as that of a packed file does: as a download of one
+// UnpackByName unpacks r if name ends as that of a packed file does: as a download of one
 // would. Otherwise it is r, and packed is false.
-func Unpacked(name string, r io.ReadCloser) (unpacked io.ReadCloser, packed bool, err error) {
+func UnpackByName(name string, r io.ReadCloser) (unpacked io.ReadCloser, packed bool, err error) {
 	p := endings[strings.ToLower(path.Ext(name))]
 	if p == "" {
 		return r, false, nil

@@ -94,7 +94,7 @@ func TestUnpack(t *testing.T) {
 				tt.req.URL = r.server.Serve("/image.raw."+string(p), fetchtest.Bytes(tt.body), tt.faults...)
 				err := r.download(tt.req)
 				if tt.word != "" {
-					failed(t, err, Source, tt.word)
+					failed(t, err, BadSource, tt.word)
 					r.noImage()
 					return
 				}
@@ -139,10 +139,10 @@ func TestUnpackChoice(t *testing.T) {
 		}
 	}
 	_, err := packingOf("rar", nil)
-	failed(t, err, Config, "use auto")
+	failed(t, err, BadConfig, "use auto")
 	r := newRig(t)
 	req := Request{URL: r.server.Serve("/a.raw", fetchtest.Bytes(image)), Mirrors: []string{r.server.Serve("/a.raw.xz", fetchtest.Bytes(image))}}
-	failed(t, r.download(req), Config, "a.raw.xz is packed as xz")
+	failed(t, r.download(req), BadConfig, "a.raw.xz is packed as xz")
 }
 
 // TestBombs: zeros take no space and may be any number; other bytes may not.
@@ -158,7 +158,7 @@ func TestBombs(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := r.download(Request{URL: r.server.Serve("/ones.zst", fetchtest.Bytes(ones))})
-	failed(t, err, Source, "more than 1000 times")
+	failed(t, err, BadSource, "more than 1000 times")
 }
 
 // TestMemoryOfXz changes the size of the dictionary in the header of a later
@@ -171,7 +171,7 @@ func TestMemoryOfXz(t *testing.T) {
 	packed = append(packed, later...)
 	r := newRig(t)
 	err := r.download(Request{URL: r.server.Serve("/image.xz", fetchtest.Bytes(packed))})
-	failed(t, err, Source, "dictionary")
+	failed(t, err, BadSource, "dictionary")
 }
 
 // TestGzipOfGzip: some servers call a .gz file encoded, which it is not.

@@ -115,7 +115,7 @@ func newWays(t *testing.T, chunks int) *ways {
 	return w
 }
 
-func (w *ways) client() fetch.Client { return fetch.Client{AnyFile: true, SecretsDir: w.secrets} }
+func (w *ways) client() fetch.Client { return fetch.Client{AllowAnyFile: true, SecretsDir: w.secrets} }
 
 // backUp makes the backups that are restored.
 func (w *ways) backUp() {

@@ -86,7 +86,7 @@ func TestRepairIsTriedAgain(t *testing.T) {
 	failed.Using = "a volume uses it"
 	o.Disks[refs[1]].Copies[image.ID] = failed
 	a := newAction(Repair, Key{refs[1], image.ID}, "", 0)
-	o.Tries[a.Key()] = Try{}.next(a, &fetch.Error{Class: fetch.Source, Err: errOther}, goldenNow)
+	o.Tries[a.Key()] = Try{}.next(a, &fetch.Error{Class: fetch.BadSource, Err: errOther}, goldenNow)
 	o.Now = o.Now.Add(time.Hour)
 	d, o := of(refs[1].Node, c, o)
 	anybodyActs(t, d.Plan(o))

@@ -99,24 +99,24 @@ func (j job) downloadRight(ctx context.Context, id disk.ID, r fetch.Request) err
 		if err == nil {
 			return nil
 		}
-		asked := int(j.progress.Address.Load())
+		asked := int(j.progress.AddressIndex.Load())
 		bad := isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err)
 		if bad && len(r.Mirrors) > 0 {
 			err = fmt.Errorf("address %d of %d: %w", asked+1, len(r.Mirrors)+1, err)
 		}
 		switch {
-		case bad && j.progress.Joined.Load() && !r.Whole:
+		case bad && j.progress.Joined.Load() && !r.Restart:
 		case bad && asked < len(r.Mirrors):
-			wrong, r.Skip = errors.Join(err, wrong), asked+1
+			wrong, r.SkipAddresses = errors.Join(err, wrong), asked+1
 		default:
 			return errors.Join(err, wrong)
 		}
-		r.Whole = true
+		r.Restart = true
 	}
 }
 
 func (j job) downloadTo(ctx context.Context, id disk.ID, r fetch.Request) error {
-	return j.fill(ctx, id, r.Digest, r.Takes, func(part *disk.Part) error {
+	return j.fill(ctx, id, r.Digest, r.CanResume, func(part *disk.Part) error {
 		return j.client.Download(ctx, r, part, j.progress)
 	})
 }
@@ -221,7 +221,7 @@ func (j job) verify(ctx context.Context, id disk.ID) error {
 // lookUpChecksum asks the address of a SUMS file what the image has to be, as it
 // is stored or as it is packed.
 func (j job) lookUpChecksum(ctx context.Context, r *fetch.Request) error {
-	stored, packed, err := j.client.Checksum(ctx, *r)
+	stored, packed, err := j.client.LookUpChecksum(ctx, *r)
 	if err != nil {
 		return fmt.Errorf("look up checksum: %w", err)
 	}

@@ -32,7 +32,7 @@ func TestVerifyMendsWhatCannotBeRead(t *testing.T) {
 			paths = paths[:1]
 		}
 		d := desire(t, config, paths...)
-		r := New(fetch.Client{AnyFile: true}, slog.New(slog.DiscardHandler), false)
+		r := New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), false)
 		defer r.Close()
 		if _, _, err := r.Converge(t.Context(), d); err != nil {
 			t.Fatal(err)

@@ -21,7 +21,7 @@ func TestUseStandsWhileWorkReads(t *testing.T) {
 nodes: {node1: {disks: {disk1: {path: "DISK1"}, disk2: {path: "DISK2"}}}}
 images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}}}}
 `)
-	r := New(fetch.Client{AnyFile: true}, slog.New(slog.DiscardHandler), false)
+	r := New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	d := desire(t, config)
 	_, _, err := r.Converge(t.Context(), d)

@@ -105,7 +105,7 @@ func (j job) puller() (p *peer.Pull, done func()) {
 	if d == nil || d.Unpack != schema.UnpackNone || j.image.Checksum.IsZero() {
 		return p, func() {}
 	}
-	origin, err := j.client.Ranges(j.request())
+	origin, err := j.client.NewRangeReader(j.request())
 	if err != nil {
 		return p, func() {}
 	}

@@ -69,7 +69,7 @@ func (j job) mend(ctx context.Context, id disk.ID, unread error) error {
 }
 
 // originChunk asks the origin alone, and once.
-func (j job) originChunk(ctx context.Context, origin *fetch.Ranges, size, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
+func (j job) originChunk(ctx context.Context, origin *fetch.RangeReader, size, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
 	if origin == nil {
 		return 0, errNoSource
 	}
@@ -77,16 +77,16 @@ func (j job) originChunk(ctx context.Context, origin *fetch.Ranges, size, n int6
 	data := buf[:min(disk.ChunkSize, size-from)]
 	body, err := origin.Open(ctx, from, from+int64(len(data)))
 	if err != nil {
-		return 0, fetch.Classify(err)
+		return 0, fetch.ClassifyDiskError(err)
 	}
 	defer body.Close()
 	read, err := io.ReadFull(body, data)
-	j.progress.Moved.Add(int64(read))
+	j.progress.UpstreamBytes.Add(int64(read))
 	if err != nil {
-		return 0, fetch.Classify(err)
+		return 0, fetch.ClassifyDiskError(err)
 	}
 	if disk.SumChunk(data) != sum {
-		return 0, &fetch.Error{Class: fetch.Source, Err: errOther}
+		return 0, &fetch.Error{Class: fetch.BadSource, Err: errOther}
 	}
 	return len(data), nil
 }

@@ -15,7 +15,7 @@ func (j job) restore(ctx context.Context, id disk.ID) error {
 	declared := j.image.Source.Restore
 	target, name, err := backup.ParseURL(declared.BackupURL)
 	if err != nil {
-		return &fetch.Error{Class: fetch.Source, Err: err}
+		return &fetch.Error{Class: fetch.BadSource, Err: err}
 	}
 	store, err := backup.Open(j.client, target, declared.Credentials)
 	if err != nil {
@@ -45,7 +45,7 @@ func (j job) wantOf(b *backup.Backup) (disk.Digest, error) {
 		return has, nil
 	case want.Algorithm() == has.Algorithm() && want != has:
 		return disk.Digest{}, &fetch.Error{
-			Class: fetch.Source,
+			Class: fetch.BadSource,
 			Err:   fmt.Errorf("backup %s is of other bytes: it has checksum %s, declared is %s", b.Name, has.Short(), want.Short()),
 		}
 	}

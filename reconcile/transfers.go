@@ -54,8 +54,8 @@ func (t *transfers) end(key Key, e outcome) {
 	if t.counts.Done == nil {
 		t.counts = Counts{Done: map[Kind]int64{}, Failed: map[string]int64{}}
 	}
-	t.counts.Fetched += one.Progress.Moved.Load()
-	t.counts.FromPeers += one.Progress.Peers.Load()
+	t.counts.Fetched += one.Progress.UpstreamBytes.Load()
+	t.counts.FromPeers += one.Progress.PeerBytes.Load()
 	switch {
 	case e.err == nil && e.heard == nil:
 		t.counts.Done[one.Action.Kind]++
@@ -76,7 +76,7 @@ func className(err error) string {
 		return "in use"
 	}
 	if whose, _, _ := judge(err, 0, 0); whose != diskTrouble {
-		return fetch.Source.String()
+		return fetch.BadSource.String()
 	}
 	return "disk"
 }
@@ -89,8 +89,8 @@ func (r *Reconciler) Counts() Counts {
 	defer t.mu.Unlock()
 	c := Counts{Fetched: t.counts.Fetched, FromPeers: t.counts.FromPeers, Done: maps.Clone(t.counts.Done), Failed: maps.Clone(t.counts.Failed)}
 	for _, one := range t.now {
-		c.Fetched += one.Progress.Moved.Load()
-		c.FromPeers += one.Progress.Peers.Load()
+		c.Fetched += one.Progress.UpstreamBytes.Load()
+		c.FromPeers += one.Progress.PeerBytes.Load()
 	}
 	return c
 }

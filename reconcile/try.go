@@ -128,7 +128,7 @@ const (
 // and how long to wait, if the error knows, after that many attempts before.
 func judge(err error, attempts int, rnd float64) (whose trouble, final bool, after time.Duration) {
 	if e, ok := errors.AsType[*fetch.Error](err); ok {
-		if e.Class == fetch.Config {
+		if e.Class == fetch.BadConfig {
 			// Credentials are mended outside of the declaration.
 			wait, _ := fetch.Backoff(fetch.Refused, 0, rnd)
 			return linkTrouble, false, wait // another node may have them

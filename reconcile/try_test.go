@@ -29,7 +29,7 @@ func TestNextOfFirstCopies(t *testing.T) {
 		{"a download has other bytes than are declared", Action{Kind: Download}, &disk.ChecksumError{Want: a, Got: b}, false, true, false},
 		{"a replica cannot be read", Action{Kind: Export}, &fetch.Error{Class: fetch.Refused, Err: errors.New("it has no head")}, false, false, true},
 		{"a server says no", Action{Kind: Download}, &fetch.Error{Class: fetch.Refused, Err: errors.New("403")}, false, false, false},
-		{"a volume is no disk", Action{Kind: Export}, &fetch.Error{Class: fetch.Source, Err: errors.New("it is a folder")}, false, true, false},
+		{"a volume is no disk", Action{Kind: Export}, &fetch.Error{Class: fetch.BadSource, Err: errors.New("it is a folder")}, false, true, false},
 	} {
 		got := Try{}.next(tt.a, tt.err, goldenNow)
 		if (len(got.Suspects) > 0) != tt.suspect || got.Final != tt.final || got.Link != tt.link || !got.Final && !got.Until.After(goldenNow) {
@@ -48,8 +48,8 @@ func TestNextOfAFullDisk(t *testing.T) {
 		space int64
 	}{
 		{lack, true, gib},
-		{fetch.Classify(lack), true, gib},
-		{fetch.Classify(fmt.Errorf("write: %w", disk.ErrNoSpace)), true, 0},
+		{fetch.ClassifyDiskError(lack), true, gib},
+		{fetch.ClassifyDiskError(fmt.Errorf("write: %w", disk.ErrNoSpace)), true, 0},
 		{&fetch.Error{Class: fetch.NoSpace, Err: errors.New("507")}, false, 0},
 	} {
 		got := Try{}.next(Action{Kind: Download}, tt.err, goldenNow)

@@ -31,7 +31,7 @@ func newUnmarkable(t *testing.T) *unmarkable {
 		t.Fatal(err)
 	}
 	u := &unmarkable{
-		Reconciler: New(fetch.Client{AnyFile: true}, slog.New(slog.DiscardHandler), false), t: t,
+		Reconciler: New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), false), t: t,
 		declared: desire(t, `images: {parrot: {source: {download: {url: "file://`+image+`"}}}}`, dir),
 		without:  desire(t, `images: {}`, dir),
 	}

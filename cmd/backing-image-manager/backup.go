@@ -119,7 +119,7 @@ func (f *backupFlags) open(target string) (backup.Store, error) {
 		}
 		target = path
 	}
-	return backup.Open(&fetch.Client{SecretsDir: f.secretsDir, AnyFile: true, AllowLoopback: true}, target, f.credentials)
+	return backup.Open(&fetch.Client{SecretsDir: f.secretsDir, AllowAnyFile: true, AllowLoopback: true}, target, f.credentials)
 }
 
 // printer prints an outcome for people, or as JSON.
@@ -163,7 +163,7 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Write, ou
 	if err != nil {
 		return err
 	}
-	moved := counted.Moved.Load()
+	moved := counted.UpstreamBytes.Load()
 	return out.print(struct {
 		storedView
 		Stored int64 `json:"stored"` // bytes that were not there before

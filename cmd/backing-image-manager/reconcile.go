@@ -169,7 +169,7 @@ func (c *convergence) meet(ctx context.Context, r *reconcile.Reconciler, d recon
 }
 
 func (c *convergence) plan(ctx context.Context, d reconcile.Desired, result schema.Result) error {
-	r := reconcile.New(fetch.Client{AnyFile: true}, slog.New(slog.DiscardHandler), true)
+	r := reconcile.New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), true)
 	if err := c.meet(ctx, r, d); err != nil {
 		return errors.Join(err, r.Close())
 	}
@@ -232,7 +232,7 @@ func compareRefs(a, b schema.DiskRef) int { return strings.Compare(a.String(), b
 
 func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result schema.Result) error {
 	show := newProgress(c.err)
-	r := reconcile.New(fetch.Client{SecretsDir: c.secretsDir, AnyFile: true}, show.logger(), false)
+	r := reconcile.New(fetch.Client{SecretsDir: c.secretsDir, AllowAnyFile: true}, show.logger(), false)
 	if err := c.meet(ctx, r, d); err != nil {
 		return errors.Join(err, r.Close())
 	}

@@ -117,7 +117,7 @@ func (u *uploading) content() (c upload.Content, done func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	r, packed, err := fetch.Unpacked(u.file, f)
+	r, packed, err := fetch.UnpackByName(u.file, f)
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("unpack %s: %w", u.file, err), f.Close())
 	}
@@ -272,7 +272,7 @@ func (u *uploading) sum(ctx context.Context) (disk.Digest, error) {
 		return disk.Digest{}, err
 	}
 	defer f.Close()
-	r, _, err := fetch.Unpacked(u.file, f)
+	r, _, err := fetch.UnpackByName(u.file, f)
 	if err != nil {
 		return disk.Digest{}, err
 	}

@@ -78,14 +78,14 @@ func (w Write) there(ctx context.Context, c disk.Copy) (*Backup, error) {
 	}
 	have, err := Inspect(ctx, w.Store, want.Name)
 	switch {
-	case isClass(err, fetch.Source):
-		return nil, fail(fetch.Source, "%w: nothing is written over it, so delete it first", err)
+	case isClass(err, fetch.BadSource):
+		return nil, fail(fetch.BadSource, "%w: nothing is written over it, so delete it first", err)
 	case err != nil:
 		return nil, err
 	case have == nil:
 		return want, want.check()
 	case have.Digest() != c.SHA512 || have.Size != c.Size:
-		return nil, fail(fetch.Source, "%s has a backup %s of other bytes (%d, sha512 %.16s…): delete it first, or back up an image of another name",
+		return nil, fail(fetch.BadSource, "%s has a backup %s of other bytes (%d, sha512 %.16s…): delete it first, or back up an image of another name",
 			w.Store, want.Name, have.Size, have.Checksum)
 	case have.Complete():
 		return have, nil
@@ -296,7 +296,7 @@ func (k *keeper) put(ctx context.Context, l loaded) error {
 	if err := k.store.Put(ctx, l.Sum.key(), file); err != nil {
 		return err
 	}
-	k.progress.Moved.Add(int64(len(file)))
+	k.progress.UpstreamBytes.Add(int64(len(file)))
 	return nil
 }
 

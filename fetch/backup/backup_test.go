@@ -143,7 +143,7 @@ func TestBackupThere(t *testing.T) {
 		before := files(t, dir)
 		mustBackUp(t, dir, d, "a1")
 		err := backUp(t, dir, other, "a1")
-		if !isClass(err, fetch.Source) || !strings.Contains(err.Error(), "of other bytes") {
+		if !isClass(err, fetch.BadSource) || !strings.Contains(err.Error(), "of other bytes") {
 			t.Errorf("got %v", err)
 		}
 		after := files(t, dir)
@@ -185,7 +185,7 @@ func TestBackupsOfOtherBytesAtOnce(t *testing.T) {
 			}
 		}}
 		err := Write{Store: s}.Backup(t.Context(), d, id("a1"), new(fetch.Progress))
-		if !isClass(err, fetch.Source) || !strings.Contains(err.Error(), "of other bytes") {
+		if !isClass(err, fetch.BadSource) || !strings.Contains(err.Error(), "of other bytes") {
 			t.Errorf("got %v", err)
 		}
 		mustBackUp(t, dir, other, "a1")
@@ -277,7 +277,7 @@ func mended(t *testing.T, s Store, c Compression, data []byte, spoil func([]byte
 	}
 	for _, block := range b.Blocks {
 		room := make([]byte, maxStored+1)
-		stored, err := (traffic{nil, &new(fetch.Progress).Moved}).read(t.Context(), s, block.Sum.key(), room)
+		stored, err := (traffic{nil, &new(fetch.Progress).UpstreamBytes}).read(t.Context(), s, block.Sum.key(), room)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -56,7 +56,7 @@ func (b *bucket) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 // plain refuses a body that is not the object itself.
 func plain(h http.Header) error {
 	if e := h.Get("Content-Encoding"); e != "" && e != "identity" {
-		return fail(fetch.Source, "the server encodes the body (Content-Encoding: %q) although identity was asked for", e)
+		return fail(fetch.BadSource, "the server encodes the body (Content-Encoding: %q) although identity was asked for", e)
 	}
 	if strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), "text/html") {
 		return fail(fetch.Refused, "the server answers with a web page")
@@ -124,7 +124,7 @@ func (b *bucket) failed(ctx context.Context, verb, key string, err error) error 
 	if verb == "read" && answer.StatusCode == http.StatusNotFound && answer.Code == minio.NoSuchKey {
 		return fmt.Errorf("read %s/%s: %w", b, key, fs.ErrNotExist)
 	}
-	err = b.Failure(ctx, err)
+	err = b.Classify(ctx, err)
 	if ctx.Err() != nil {
 		return err
 	}

@@ -70,7 +70,7 @@ func TestBucketReads(t *testing.T) {
 		{fault{Kind: fetchtest.Reset, At: 10}, fetch.Dropped, "connection broke"},
 		{fault{Kind: fetchtest.Long, At: 5}, fetch.Dropped, "5 bytes before the end"},
 		{fault{Kind: fetchtest.NoLength}, fetch.Refused, "length"},
-		{fault{Kind: fetchtest.Gzip}, fetch.Source, "gzip"},
+		{fault{Kind: fetchtest.Gzip}, fetch.BadSource, "gzip"},
 		{fault{Kind: fetchtest.Page}, fetch.Refused, "not answer as S3"},
 		{fault{Kind: fetchtest.HTML}, fetch.Refused, "web page"},
 		{fault{Kind: fetchtest.Unavailable}, fetch.Network, "503"},
@@ -196,5 +196,5 @@ func TestBucketRefuses(t *testing.T) {
 	}
 	plain := &fetch.Client{SecretsDir: c.SecretsDir}
 	_, err := connect(plain, "s3://images@us-east-1/", "right")
-	wantClass(t, err, fetch.Config, "loopback")
+	wantClass(t, err, fetch.BadConfig, "loopback")
 }

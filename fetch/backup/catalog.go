@@ -61,7 +61,7 @@ func Load(ctx context.Context, s Store, name string) (*Backup, error) {
 // where there is nothing.
 func Inspect(ctx context.Context, s Store, name string) (*Backup, error) {
 	if err := CheckName(name); err != nil {
-		return nil, &fetch.Error{Class: fetch.Source, Err: err}
+		return nil, &fetch.Error{Class: fetch.BadSource, Err: err}
 	}
 	r, err := s.Open(ctx, cfgKey(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -80,7 +80,7 @@ func Inspect(ctx context.Context, s Store, name string) (*Backup, error) {
 		err = fmt.Errorf("it is of another backup, %.80q", b.Name)
 	}
 	if err != nil {
-		return nil, fail(fetch.Source, "%s of backup %s in %s is no good: %w", cfgName, name, s, err)
+		return nil, fail(fetch.BadSource, "%s of backup %s in %s is no good: %w", cfgName, name, s, err)
 	}
 	return b, nil
 }
@@ -99,7 +99,7 @@ func (t traffic) read(ctx context.Context, s Store, key string, buf []byte) ([]b
 		return nil, err
 	}
 	defer r.Close()
-	paced := fetch.Pace(ctx, r, t.limit)
+	paced := fetch.RateLimitReader(ctx, r, t.limit)
 	for n := 0; ; {
 		got, err := paced.Read(buf[n:])
 		n += got

@@ -26,11 +26,11 @@ type Deleted struct {
 // Delete has left, are looked for in the whole Store: delete the name again.
 func Delete(ctx context.Context, s Store, name string) (done Deleted, err error) {
 	if err := CheckName(name); err != nil {
-		return Deleted{}, &fetch.Error{Class: fetch.Config, Err: err}
+		return Deleted{}, &fetch.Error{Class: fetch.BadConfig, Err: err}
 	}
 	err = withLock(ctx, s, exclusive, func(ctx context.Context, l *lock) error {
 		b, err := Inspect(ctx, s, name)
-		if err != nil && !isClass(err, fetch.Source) {
+		if err != nil && !isClass(err, fetch.BadSource) {
 			return err
 		}
 		done.Found = b != nil || err != nil
@@ -70,7 +70,7 @@ func unused(ctx context.Context, s Store, b *Backup) (sums []Sum, kept string, e
 	for _, name := range names {
 		other, err := Inspect(ctx, s, name)
 		switch {
-		case isClass(err, fetch.Source):
+		case isClass(err, fetch.BadSource):
 			return nil, err.Error(), nil
 		case err != nil:
 			return nil, "", err

@@ -62,7 +62,7 @@ func (f fixture) unpack(t testing.TB) string {
 
 func openTarget(t testing.TB, dir string) Store {
 	t.Helper()
-	s, err := Open(&fetch.Client{AnyFile: true}, dir, "")
+	s, err := Open(&fetch.Client{AllowAnyFile: true}, dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ func (f *folder) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	}
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fail(fetch.Source, "it is not a regular file")
+		err = fail(fetch.BadSource, "it is not a regular file")
 	}
 	if err != nil {
 		file.Close()
@@ -262,5 +262,5 @@ func (f *folder) failed(verb, key string, err error) error {
 	if verb == "read" && errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read %s/%s: %w", f.name, key, err)
 	}
-	return fail(classOf(fetch.FileError(err)), "%s %s/%s: %w", verb, f.name, key, err)
+	return fail(classOf(fetch.ClassifyFileError(err)), "%s %s/%s: %w", verb, f.name, key, err)
 }

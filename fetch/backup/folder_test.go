@@ -100,14 +100,14 @@ func TestFolderKeepsIn(t *testing.T) {
 	mustHave(t, s, "in/a", []byte("a"))
 	for _, key := range []string{"absolute/secret", "up/secret", up + "/secret", "file", secret} {
 		_, err := s.Open(t.Context(), key)
-		wantClass(t, err, fetch.Config, "escapes", dir)
+		wantClass(t, err, fetch.BadConfig, "escapes", dir)
 		if key != "file" { // the link itself may go
-			wantClass(t, s.Put(t.Context(), key, nil), fetch.Config, "escapes")
-			wantClass(t, s.Delete(t.Context(), key), fetch.Config, "escapes")
+			wantClass(t, s.Put(t.Context(), key, nil), fetch.BadConfig, "escapes")
+			wantClass(t, s.Delete(t.Context(), key), fetch.BadConfig, "escapes")
 		}
 	}
 	_, err := s.List(t.Context(), "up")
-	wantClass(t, err, fetch.Config, "escapes")
+	wantClass(t, err, fetch.BadConfig, "escapes")
 	mustPut(t, s, "file", []byte("replaces the link"))
 	mustHave(t, s, "file", []byte("replaces the link"))
 	if got, err := os.ReadFile(secret); string(got) != "outside" {
@@ -117,7 +117,7 @@ func TestFolderKeepsIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = s.Open(t.Context(), "fifo")
-	wantClass(t, err, fetch.Source, "not a regular file")
+	wantClass(t, err, fetch.BadSource, "not a regular file")
 	wantClass(t, s.Put(t.Context(), "file/below", nil), fetch.Refused, "file")
 	if err := s.Delete(t.Context(), "in/a"); err != nil {
 		t.Fatal(err)

@@ -62,11 +62,11 @@ func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 		return err
 	}
 	if err := r.begin(part); err != nil {
-		return fetch.Classify(err)
+		return fetch.ClassifyDiskError(err)
 	}
 	progress.Total.Store(r.Backup.Size)
 	progress.Done.Store(part.Offset())
-	return fetch.Classify(causeOf(ctx, held, r.pour(held, part, progress)))
+	return fetch.ClassifyDiskError(causeOf(ctx, held, r.pour(held, part, progress)))
 }
 
 // Takes reports whether a part of this origin is the beginning of the backup.
@@ -169,7 +169,7 @@ func zeros(part *disk.Part, end int64, progress *fetch.Progress) error {
 // not be ready yet; ahead has one for each that was not written.
 func (r Restore) fetchAhead(ctx context.Context, running *sync.WaitGroup, from int64, ahead chan<- struct{}, progress *fetch.Progress) <-chan *piece {
 	inOrder, todo := make(chan *piece, cap(ahead)), make(chan *piece)
-	way := traffic{fetch.NewLimiter(r.BandwidthLimit), &progress.Moved}
+	way := traffic{fetch.NewLimiter(r.BandwidthLimit), &progress.UpstreamBytes}
 	for range workers(r.Workers) {
 		running.Go(func() {
 			for p := range todo {
@@ -218,7 +218,7 @@ func (r Restore) fetch(ctx context.Context, p *piece, way traffic, stored []byte
 	var err error
 	for range blockTries {
 		err = r.fetchOnce(ctx, p, way, stored)
-		if !isClass(err, fetch.Dropped, fetch.Source) {
+		if !isClass(err, fetch.Dropped, fetch.BadSource) {
 			break
 		}
 	}
@@ -231,12 +231,12 @@ func (r Restore) fetchOnce(ctx context.Context, p *piece, way traffic, stored []
 	case errors.Is(err, fs.ErrNotExist):
 		return r.failed(fetch.Refused, p, "is missing")
 	case errors.Is(err, errNotThese):
-		return r.failed(fetch.Source, p, "is damaged: "+err.Error())
+		return r.failed(fetch.BadSource, p, "is damaged: "+err.Error())
 	case err != nil:
 		return err
 	}
 	if err := r.Room.decode(p.data, object, p.block.Sum); err != nil {
-		return r.failed(fetch.Source, p, "is damaged: "+err.Error())
+		return r.failed(fetch.BadSource, p, "is damaged: "+err.Error())
 	}
 	return nil
 }

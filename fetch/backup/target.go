@@ -43,26 +43,26 @@ func connect(c *fetch.Client, target, credentials string) (Store, error) {
 	scheme, _, ok := strings.Cut(target, ":")
 	switch {
 	case !ok:
-		return nil, fail(fetch.Config, "the backup target is not an address: write s3://…, nfs://…, file:///… or an absolute path")
+		return nil, fail(fetch.BadConfig, "the backup target is not an address: write s3://…, nfs://…, file:///… or an absolute path")
 	case scheme == "s3":
 		return openBucket(c, target, credentials)
 	case scheme == "cifs" || scheme == "azblob":
-		return nil, fail(fetch.Config, "backup targets of %s:// are not supported: copy the backup to an S3 bucket, or mount the share and give the path", scheme)
+		return nil, fail(fetch.BadConfig, "backup targets of %s:// are not supported: copy the backup to an S3 bucket, or mount the share and give the path", scheme)
 	}
 	u, err := url.Parse(target)
 	switch {
 	case err != nil: // the cause would print it whole
-		return nil, fail(fetch.Config, "the backup target is not an address")
+		return nil, fail(fetch.BadConfig, "the backup target is not an address")
 	case scheme != "nfs" && scheme != "vfs" && scheme != "file":
-		return nil, fail(fetch.Config, "backup targets of %s:// are not supported: use s3, nfs, vfs, file or an absolute path", scheme)
+		return nil, fail(fetch.BadConfig, "backup targets of %s:// are not supported: use s3, nfs, vfs, file or an absolute path", scheme)
 	case u.User != nil:
-		return nil, fail(fetch.Config, "the backup target holds a user or password, of which %s:// has none", scheme)
+		return nil, fail(fetch.BadConfig, "the backup target holds a user or password, of which %s:// has none", scheme)
 	case !filepath.IsAbs(u.Path):
-		return nil, fail(fetch.Config, "the backup target %s://%s has no path", scheme, u.Host)
+		return nil, fail(fetch.BadConfig, "the backup target %s://%s has no path", scheme, u.Host)
 	case scheme == "nfs":
 		return openShare(c, u)
 	case u.Host != "" || u.RawQuery != "":
-		return nil, fail(fetch.Config, "the backup target is not a path: write %s:///path", scheme)
+		return nil, fail(fetch.BadConfig, "the backup target is not a path: write %s:///path", scheme)
 	}
 	path := filepath.Clean(u.Path)
 	return openFolder(c, path, path)
@@ -73,7 +73,7 @@ func connect(c *fetch.Client, target, credentials string) (Store, error) {
 func openShare(c *fetch.Client, u *url.URL) (Store, error) {
 	share := &share{strings.ToLower(u.Hostname()), filepath.Clean(u.Path)}
 	if share.host == "" {
-		return nil, fail(fetch.Config, "the backup target nfs://%s names no host", u.Path)
+		return nil, fail(fetch.BadConfig, "the backup target nfs://%s names no host", u.Path)
 	}
 	table, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -96,7 +96,7 @@ func openShare(c *fetch.Client, u *url.URL) (Store, error) {
 }
 
 func openFolder(c *fetch.Client, name, path string) (Store, error) {
-	root, err := c.Folder(path)
+	root, err := c.OpenFolder(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fail(classOf(err), "open the backup target: %w: mount it there, or make the folder", err)
 	}
@@ -107,7 +107,7 @@ func openFolder(c *fetch.Client, name, path string) (Store, error) {
 }
 
 func openBucket(c *fetch.Client, target, credentials string) (Store, error) {
-	b, err := c.Bucket(target, credentials)
+	b, err := c.OpenBucket(target, credentials)
 	if err != nil {
 		return nil, err
 	}

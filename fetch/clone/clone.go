@@ -56,9 +56,9 @@ func Fill(ctx context.Context, part *disk.Part, r Request, progress *fetch.Progr
 		err = errors.Join(err, r.Source.Unchanged())
 	}
 	if header, ok := errors.AsType[*luks.HeaderError](err); ok {
-		err = fail(fetch.Source, "%s: %w", r.Copy.ID, header)
+		err = fail(fetch.BadSource, "%s: %w", r.Copy.ID, header)
 	}
-	return fetch.Classify(err)
+	return fetch.ClassifyDiskError(err)
 }
 
 // origin is that of a part whose bytes follow from those of the source.
@@ -170,7 +170,7 @@ func (r Request) plain() (io.ReaderAt, int64, error) {
 	}
 	version, err := luksVersion(source, size)
 	if err == nil && version != 0 {
-		err = fail(fetch.Source, "cannot encrypt %s: it is encrypted already, with LUKS%d", r.Copy.ID, version)
+		err = fail(fetch.BadSource, "cannot encrypt %s: it is encrypted already, with LUKS%d", r.Copy.ID, version)
 	}
 	return source, size, err
 }
@@ -187,20 +187,20 @@ func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 	case err != nil:
 		return err
 	case version == 0 && r.Source.Size() < HeaderSize:
-		return fail(fetch.Source, "cannot decrypt %s: with %d bytes it is smaller than the header of an encrypted disk, which has %d", r.Copy.ID, r.Source.Size(), int64(HeaderSize))
+		return fail(fetch.BadSource, "cannot decrypt %s: with %d bytes it is smaller than the header of an encrypted disk, which has %d", r.Copy.ID, r.Source.Size(), int64(HeaderSize))
 	case version == 0:
-		return fail(fetch.Source, "cannot decrypt %s: it is not encrypted, or not with LUKS", r.Copy.ID)
+		return fail(fetch.BadSource, "cannot decrypt %s: it is not encrypted, or not with LUKS", r.Copy.ID)
 	}
 	header, payload, err := readHeader(ctx, source, r.Source.Size(), s.passphrase)
 	if errors.Is(err, errPassphrase) {
-		return fail(fetch.Config, "cannot decrypt %s: the passphrase in secret %q is wrong", r.Copy.ID, r.Secret)
+		return fail(fetch.BadConfig, "cannot decrypt %s: the passphrase in secret %q is wrong", r.Copy.ID, r.Secret)
 	}
 	if err != nil {
 		return err
 	}
 	size := r.Source.Size() - header.Offset
 	if size <= 0 || size%int64(header.SectorSize) != 0 {
-		return fail(fetch.Source, "cannot decrypt %s: %d bytes behind its header are no disk with sectors of %d bytes", r.Copy.ID, size, header.SectorSize)
+		return fail(fetch.BadSource, "cannot decrypt %s: %d bytes behind its header are no disk with sectors of %d bytes", r.Copy.ID, size, header.SectorSize)
 	}
 	if err := begin(part, r.origin(size), progress); err != nil {
 		return err

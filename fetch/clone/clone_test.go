@@ -207,24 +207,24 @@ func TestRefused(t *testing.T) {
 		class  fetch.Class
 		want   string
 	}{
-		{encrypted, Encrypt, "vault", fetch.Source, "encrypted already, with LUKS2"},
-		{old, Encrypt, "vault", fetch.Source, "encrypted already, with LUKS1"},
-		{sourceID, Decrypt, "vault", fetch.Source, "is not encrypted"},
-		{small, Decrypt, "vault", fetch.Source, "is smaller than the header"},
-		{cut, Decrypt, "vault", fetch.Source, "cut off"},
-		{empty, Decrypt, "vault", fetch.Source, "0 bytes behind its header"},
-		{old, Decrypt, "vault", fetch.Source, "only LUKS2"},
-		{encrypted, Decrypt, "other", fetch.Config, "the passphrase in secret \"other\" is wrong"},
-		{encrypted, Decrypt, "missing", fetch.Config, "no such folder"},
-		{encrypted, Decrypt, "../vault", fetch.Config, "name of one folder"},
-		{encrypted, Decrypt, "empty", fetch.Config, "missing or empty"},
-		{sourceID, Encrypt, "provider", fetch.Config, "another provider"},
-		{sourceID, Encrypt, "cipher", fetch.Config, "another cipher"},
-		{sourceID, Encrypt, "size", fetch.Config, "256 or 512"},
-		{sourceID, Encrypt, "hash", fetch.Config, "a hash that is not supported"},
-		{sourceID, Encrypt, "pbkdf", fetch.Config, "argon2i, argon2id or pbkdf2"},
-		{sourceID, Encrypt, "iterations", fetch.Config, "does not hold a number"},
-		{sourceID, Encrypt, "unknown", fetch.Config, "CRYPTO_KEY_CYPHER"},
+		{encrypted, Encrypt, "vault", fetch.BadSource, "encrypted already, with LUKS2"},
+		{old, Encrypt, "vault", fetch.BadSource, "encrypted already, with LUKS1"},
+		{sourceID, Decrypt, "vault", fetch.BadSource, "is not encrypted"},
+		{small, Decrypt, "vault", fetch.BadSource, "is smaller than the header"},
+		{cut, Decrypt, "vault", fetch.BadSource, "cut off"},
+		{empty, Decrypt, "vault", fetch.BadSource, "0 bytes behind its header"},
+		{old, Decrypt, "vault", fetch.BadSource, "only LUKS2"},
+		{encrypted, Decrypt, "other", fetch.BadConfig, "the passphrase in secret \"other\" is wrong"},
+		{encrypted, Decrypt, "missing", fetch.BadConfig, "no such folder"},
+		{encrypted, Decrypt, "../vault", fetch.BadConfig, "name of one folder"},
+		{encrypted, Decrypt, "empty", fetch.BadConfig, "missing or empty"},
+		{sourceID, Encrypt, "provider", fetch.BadConfig, "another provider"},
+		{sourceID, Encrypt, "cipher", fetch.BadConfig, "another cipher"},
+		{sourceID, Encrypt, "size", fetch.BadConfig, "256 or 512"},
+		{sourceID, Encrypt, "hash", fetch.BadConfig, "a hash that is not supported"},
+		{sourceID, Encrypt, "pbkdf", fetch.BadConfig, "argon2i, argon2id or pbkdf2"},
+		{sourceID, Encrypt, "iterations", fetch.BadConfig, "does not hold a number"},
+		{sourceID, Encrypt, "unknown", fetch.BadConfig, "CRYPTO_KEY_CYPHER"},
 	}
 	for _, test := range tests {
 		t.Run(fmt.Sprint(test.from.Name, test.how, test.secret), func(t *testing.T) {
@@ -242,7 +242,7 @@ func TestRefused(t *testing.T) {
 
 func TestNoCryptsetup(t *testing.T) {
 	_, err := findProgram("/nowhere:" + t.TempDir() + ":")
-	if e, ok := errors.AsType[*fetch.Error](err); !ok || e.Class != fetch.Config || !strings.Contains(err.Error(), "cryptsetup-bin") {
+	if e, ok := errors.AsType[*fetch.Error](err); !ok || e.Class != fetch.BadConfig || !strings.Contains(err.Error(), "cryptsetup-bin") {
 		t.Errorf("error is %v", err)
 	}
 }

@@ -65,7 +65,7 @@ func findProgram(folders string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fail(fetch.Config, "the program cryptsetup is not here: install it (Debian's package is cryptsetup-bin)")
+	return "", fail(fetch.BadConfig, "the program cryptsetup is not here: install it (Debian's package is cryptsetup-bin)")
 }
 
 // errPassphrase says that no key slot can be opened with the passphrase.
@@ -82,15 +82,15 @@ func explain(err error, late bool) error {
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	switch {
 	case late:
-		return fail(fetch.Config, "cryptsetup took more than %s", patience)
+		return fail(fetch.BadConfig, "cryptsetup took more than %s", patience)
 	case !ok:
 		return fmt.Errorf("run cryptsetup: %w", err)
 	case exit.ExitCode() == exitPassphrase:
-		return fail(fetch.Config, "%w", errPassphrase)
+		return fail(fetch.BadConfig, "%w", errPassphrase)
 	case exit.ExitCode() == exitMemory, !exit.Exited():
-		return fail(fetch.Config, "cryptsetup was ended (%s): perhaps for lack of memory, of which a passphrase takes up to 1 GiB unless %s in the secret says how many KiB", exit.ProcessState, fileMemory)
+		return fail(fetch.BadConfig, "cryptsetup was ended (%s): perhaps for lack of memory, of which a passphrase takes up to 1 GiB unless %s in the secret says how many KiB", exit.ProcessState, fileMemory)
 	}
-	return fail(fetch.Config, "cryptsetup: %s", firstLine(exit.Stderr))
+	return fail(fetch.BadConfig, "cryptsetup: %s", firstLine(exit.Stderr))
 }
 
 // firstLine is what cryptsetup says is wrong. It never says a key.

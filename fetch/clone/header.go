@@ -46,7 +46,7 @@ func makeHeader(ctx context.Context, s *secret, size int64) (_ *os.File, _ *luks
 	h, err := luks.Read(f, size)
 	if refused, ok := errors.AsType[*luks.HeaderError](err); ok {
 		// By the secret's wishes, or those of a large machine.
-		return nil, nil, fail(fetch.Config, "cryptsetup has made a header that could not be opened again: %w", refused)
+		return nil, nil, fail(fetch.BadConfig, "cryptsetup has made a header that could not be opened again: %w", refused)
 	}
 	if err != nil {
 		return nil, nil, err

@@ -54,18 +54,18 @@ func fail(class fetch.Class, format string, args ...any) error {
 // try on. Its errors never quote what a file holds.
 func readSecret(dir, name string) (*secret, error) {
 	if dir == "" {
-		return nil, fail(fetch.Config, "secret %q is declared, but no secrets directory is given", name)
+		return nil, fail(fetch.BadConfig, "secret %q is declared, but no secrets directory is given", name)
 	}
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, `/\`) {
-		return nil, fail(fetch.Config, "secret %q: write the name of one folder", name)
+		return nil, fail(fetch.BadConfig, "secret %q: write the name of one folder", name)
 	}
 	files, err := readFiles(dir, name)
 	if err != nil {
-		return nil, fail(fetch.Config, "secret %q: %w", name, err)
+		return nil, fail(fetch.BadConfig, "secret %q: %w", name, err)
 	}
 	s, err := parseSecret(files)
 	if err != nil {
-		return nil, fail(fetch.Config, "secret %q: %w", name, err)
+		return nil, fail(fetch.BadConfig, "secret %q: %w", name, err)
 	}
 	return s, nil
 }

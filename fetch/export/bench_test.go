@@ -122,7 +122,7 @@ func benchVolume(b *testing.B) (d *disk.Disk, newest string) {
 // encode makes a qcow2 file that has clusters where a layer has data, and no others.
 func encode(b *testing.B, layer, to string) {
 	b.Helper()
-	v, err := openPath(&fetch.Client{AnyFile: true}, layer)
+	v, err := openPath(&fetch.Client{AllowAnyFile: true}, layer)
 	if err != nil {
 		b.Fatal(err)
 	}

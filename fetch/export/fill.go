@@ -46,7 +46,7 @@ func (s *Source) fill(ctx context.Context, volume flat, part *disk.Part, progres
 	}
 	if origin.ETag == "" || part.Source() != origin {
 		if err := part.Begin(origin); err != nil {
-			return fetch.Classify(err)
+			return fetch.ClassifyDiskError(err)
 		}
 	}
 	if _, err := image.Seek(part.Offset(), io.SeekStart); err != nil {
@@ -55,7 +55,7 @@ func (s *Source) fill(ctx context.Context, volume flat, part *disk.Part, progres
 	progress.Total.Store(origin.Size)
 	progress.Done.Store(part.Offset())
 	if _, err := part.ReadFrom(fetch.CountReader(ctx, image, &progress.Done)); err != nil {
-		return fetch.Classify(err)
+		return fetch.ClassifyDiskError(err)
 	}
 	if err := volume.Unchanged(); err != nil {
 		return s.failed(err)
@@ -79,7 +79,7 @@ func (s *Source) encode(volume qcow2.Source, o *disk.PartSource) (io.ReadSeeker,
 	}
 	e, err := qcow2.Encode(volume, qcow2.Options{Compress: s.request.Compress})
 	if err != nil {
-		return nil, fetch.Classify(err)
+		return nil, fetch.ClassifyDiskError(err)
 	}
 	o.Size = e.Size()
 	return e, nil
@@ -125,7 +125,7 @@ func (s *Source) failed(err error) error {
 	case errors.Is(err, disk.ErrModified):
 		class = fetch.Network // it may rest soon
 	case errors.As(err, &format):
-		class = fetch.Source
+		class = fetch.BadSource
 	}
 	err = explain(err)
 	if !strings.HasPrefix(err.Error(), s.name+":") { // a path that was opened names itself

@@ -51,7 +51,7 @@ func halfway(s *Source, do func()) *midway {
 
 func find(t testing.TB, d *disk.Disk, r Request) *Source {
 	t.Helper()
-	s, err := Find(&fetch.Client{AnyFile: true}, map[string]*disk.Disk{"a": d}, r)
+	s, err := Find(&fetch.Client{AllowAnyFile: true}, map[string]*disk.Disk{"a": d}, r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,14 +184,14 @@ func TestPaths(t *testing.T) {
 		want  string
 	}{
 		{good, []string{dir}, 0, ""},
-		{good, nil, fetch.Config, "--allow-file-root"},
-		{good, []string{dir + "/x"}, fetch.Config, "not below an allowed folder"},
-		{link, []string{dir}, fetch.Config, "escapes"},
+		{good, nil, fetch.BadConfig, "--allow-file-root"},
+		{good, []string{dir + "/x"}, fetch.BadConfig, "not below an allowed folder"},
+		{link, []string{dir}, fetch.BadConfig, "escapes"},
 		{dir + "/none", []string{dir}, fetch.Refused, "no such file"},
-		{odd, []string{dir}, fetch.Source, "has 1000 bytes"},
-		{empty, []string{dir}, fetch.Source, "has 0 bytes"},
-		{dir, []string{"/"}, fetch.Source, "neither a file nor a block device"},
-		{"/dev/zero", []string{"/dev"}, fetch.Source, "neither a file nor a block device"},
+		{odd, []string{dir}, fetch.BadSource, "has 1000 bytes"},
+		{empty, []string{dir}, fetch.BadSource, "has 0 bytes"},
+		{dir, []string{"/"}, fetch.BadSource, "neither a file nor a block device"},
+		{"/dev/zero", []string{"/dev"}, fetch.BadSource, "neither a file nor a block device"},
 	} {
 		_, err := Find(&fetch.Client{FileRoots: test.roots}, nil, Request{Path: test.path, Format: disk.Raw})
 		var known *fetch.Error
@@ -224,7 +224,7 @@ func TestSparseFile(t *testing.T) {
 	if err := f.Truncate(int64(len(want))); err != nil {
 		t.Fatal(err)
 	}
-	v, err := openPath(&fetch.Client{AnyFile: true}, name)
+	v, err := openPath(&fetch.Client{AllowAnyFile: true}, name)
 	if err != nil {
 		t.Fatal(err)
 	}

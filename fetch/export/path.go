@@ -55,7 +55,7 @@ func openPath(c *fetch.Client, path string) (flat, error) {
 	}
 	p := plain{File: f, ahead: f.ReadAhead()}
 	if !device {
-		if err := fetch.Clean(opened); err != nil {
+		if err := fetch.PrepareChangeDetection(opened); err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
 		return &p, nil
@@ -75,7 +75,7 @@ func lookAt(c *fetch.Client, path string) (os.FileInfo, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() && info.Mode().Type() != fs.ModeDevice {
-		return nil, &fetch.Error{Class: fetch.Source, Err: fmt.Errorf("%s is neither a file nor a block device", path)}
+		return nil, &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s is neither a file nor a block device", path)}
 	}
 	f, err := c.OpenFile(path, 0)
 	if err != nil {
@@ -84,7 +84,7 @@ func lookAt(c *fetch.Client, path string) (os.FileInfo, error) {
 	defer f.Close()
 	size, err := f.Seek(0, io.SeekEnd)
 	if err == nil && (size == 0 || size%512 != 0) {
-		err = &fetch.Error{Class: fetch.Source, Err: fmt.Errorf("%s has %d bytes, and a disk is a number of whole sectors of 512", path, size)}
+		err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s has %d bytes, and a disk is a number of whole sectors of 512", path, size)}
 	}
 	return info, err
 }

@@ -42,7 +42,7 @@ func TestNotOpened(t *testing.T) {
 		opened <- errors.Join(err, f.Close())
 	}()
 	for range 3000 { // until the writer waits, and beyond
-		if _, err := Find(&fetch.Client{AnyFile: true}, nil, Request{Path: pipe, Format: disk.Raw}); err == nil {
+		if _, err := Find(&fetch.Client{AllowAnyFile: true}, nil, Request{Path: pipe, Format: disk.Raw}); err == nil {
 			t.Fatal("a pipe is taken for a volume")
 		}
 	}

@@ -62,7 +62,7 @@ type lane struct {
 // newLane makes one for a source.
 func (x *transfer) newLane(s Source) *lane {
 	return &lane{
-		node: s.Node, disk: s.Disk, window: x.window, limiter: x.limiter, networkBytes: &x.progress.Peers,
+		node: s.Node, disk: s.Disk, window: x.window, limiter: x.limiter, networkBytes: &x.progress.PeerBytes,
 		peerActivity: &x.peerActivity, chunkProgress: &x.chunkProgress,
 		open: func(ctx context.Context, from, to int64) (io.ReadCloser, error) { return x.openRange(ctx, s, from, to) },
 	}
@@ -70,7 +70,7 @@ func (x *transfer) newLane(s Source) *lane {
 
 // newUpstreamLane makes one for the origin.
 func (x *transfer) newUpstreamLane() *lane {
-	return &lane{open: x.upstream.open, window: x.window, limiter: x.limiter, networkBytes: &x.progress.Moved, chunkProgress: &x.chunkProgress}
+	return &lane{open: x.upstream.open, window: x.window, limiter: x.limiter, networkBytes: &x.progress.UpstreamBytes, chunkProgress: &x.chunkProgress}
 }
 
 // name identifies the lane's source to the roster.
@@ -137,7 +137,7 @@ func (l *lane) openRange(ctx context.Context, cancel context.CancelCauseFunc, fr
 
 // pacedReader counts and limits what is read of body, and watches over it.
 func (l *lane) pacedReader(ctx context.Context, cancel context.CancelCauseFunc, body io.Reader) io.Reader {
-	return fetch.Pace(ctx, fetch.Watch(countingReader{body, l}, stallTimeout, cancel), l.limiter)
+	return fetch.RateLimitReader(ctx, fetch.StallReader(countingReader{body, l}, stallTimeout, cancel), l.limiter)
 }
 
 // causeOf prefers the reason for which ctx was ended to what came of it.

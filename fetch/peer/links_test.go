@@ -169,6 +169,6 @@ func (s *simulated) run(ctx context.Context) (time.Duration, error) {
 
 // twice is how many of the bytes that crossed the network were of no use, in percent.
 func (s *simulated) twice() float64 {
-	moved := s.progress.Peers.Load() + s.progress.Moved.Load()
+	moved := s.progress.PeerBytes.Load() + s.progress.UpstreamBytes.Load()
 	return 100 * float64(moved-s.manifest.Size()) / float64(s.manifest.Size())
 }

@@ -155,7 +155,7 @@ func childPulls(path string, args []string) error {
 	done.Seconds = time.Since(begun).Seconds()
 	close(ended)
 	done.Paused = <-pauses
-	done.Moved = p.Progress.Peers.Load()
+	done.Moved = p.Progress.PeerBytes.Load()
 	if err := json.NewEncoder(os.Stdout).Encode(done); err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ type Pull struct {
 	// every second, by one goroutine at a time, and must not wait.
 	Sources func() []Source
 	// Upstream is asked where the peers are not enough; nil: never.
-	Upstream *fetch.Ranges
+	Upstream *fetch.RangeReader
 	Limit    int64 // most bytes per second, of all sources together; 0: no limit
 	// Progress may be nil.
 	Progress *fetch.Progress
@@ -101,7 +101,7 @@ func (p *Pull) newTransfer() *transfer {
 // ends it within one read. Its errors are those of fetch.Client.Download; when no
 // source can be used for half a minute, the error says why for each.
 func (p *Pull) Into(ctx context.Context, part *disk.Part, size int64) error {
-	return fetch.Classify(p.newTransfer().intoPart(ctx, part, size))
+	return fetch.ClassifyDiskError(p.newTransfer().intoPart(ctx, part, size))
 }
 
 func (x *transfer) intoPart(ctx context.Context, part *disk.Part, size int64) error {
@@ -124,7 +124,7 @@ func (x *transfer) intoPart(ctx context.Context, part *disk.Part, size int64) er
 // gets is its own until it returns. The errors are those of Into, and put's.
 func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put func(n int64, chunk []byte) error) error {
 	x := p.newTransfer()
-	return fetch.Classify(x.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
+	return fetch.ClassifyDiskError(x.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
 		return buf, put(n, buf[:min(int64(len(buf)), m.ChunkLength(n))])
 	}))
 }
@@ -236,7 +236,7 @@ type ManifestReceiver func(r io.Reader, size int64, want disk.Digest) (*disk.Man
 // name. Its errors are those of Into.
 func (p *Pull) Manifest(ctx context.Context, size int64, keep ManifestReceiver) (*disk.Manifest, error) {
 	m, err := p.newTransfer().receiveManifest(ctx, size, keep)
-	return m, fetch.Classify(err)
+	return m, fetch.ClassifyDiskError(err)
 }
 
 func (x *transfer) receiveManifest(ctx context.Context, size int64, keep ManifestReceiver) (*disk.Manifest, error) {
@@ -294,8 +294,8 @@ func (x *transfer) receiveManifestFrom(ctx context.Context, s Source, size int64
 	if want := chunkCount(size) * int64(len(disk.ChunkSum{})); length != want {
 		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its manifest has %d bytes in place of %d", length, want)}
 	}
-	x.progress.Peers.Add(length)
-	m, err := keep(fetch.Pace(ctx, fetch.Watch(body, stallTimeout, cancel), x.limiter), size, s.Chunks)
+	x.progress.PeerBytes.Add(length)
+	m, err := keep(fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), x.limiter), size, s.Chunks)
 	if err == nil {
 		return m, nil
 	}

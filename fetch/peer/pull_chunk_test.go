@@ -82,7 +82,7 @@ func TestPullOfOneChunkFromTheOrigin(t *testing.T) {
 	}))
 	t.Cleanup(origin.Close)
 	client := &fetch.Client{AllowLoopback: true}
-	ranges, err := client.Ranges(fetch.Request{URL: origin.URL + "/parrot.raw", Digest: sha512Of(want)})
+	ranges, err := client.NewRangeReader(fetch.Request{URL: origin.URL + "/parrot.raw", Digest: sha512Of(want)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestPullOfOneChunkFromTheOrigin(t *testing.T) {
 	if err != nil || !bytes.Equal(buf[:n], want[2*mib:]) {
 		t.Errorf("%d bytes, error %v", n, err)
 	}
-	if moved := r.pull.Progress.Moved.Load(); moved != 512 {
+	if moved := r.pull.Progress.UpstreamBytes.Load(); moved != 512 {
 		t.Errorf("%d bytes came from the origin, want 512", moved)
 	}
 }

@@ -166,7 +166,7 @@ func TestPullDoesWithoutASourceThatFails(t *testing.T) {
 func (r *receiver) movedOnce(image []byte, percent int64) {
 	r.t.Helper()
 	data := dataBytes(image)
-	moved := r.pull.Progress.Peers.Load()
+	moved := r.pull.Progress.PeerBytes.Load()
 	r.t.Logf("%d of %d bytes were sent twice", moved-data, data)
 	if moved > data+data*percent/100+2*mib { // a chunk that broke, and one that was late
 		r.t.Errorf("%d bytes crossed the network for %d, want at most %d%% more", moved, data, percent)

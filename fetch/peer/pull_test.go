@@ -109,7 +109,7 @@ func TestPullFromPeers(t *testing.T) {
 				}
 				r := newReceiver(t, sources...)
 				r.gets(want)
-				moved, least := r.pull.Progress.Peers.Load(), dataBytes(want)
+				moved, least := r.pull.Progress.PeerBytes.Load(), dataBytes(want)
 				most := least + 32*(1+int64(size)/mib) // the manifest
 				if peers > 1 {
 					most += least/20 + 2*mib // where a process that does not get its turn is overtaken
@@ -195,7 +195,7 @@ func TestPullResumes(t *testing.T) {
 				rest = dataBytes(want[len(from.part)/mib*mib:])
 			}
 			sums := int64(len(want)/mib) * 32
-			if moved := r.pull.Progress.Peers.Load(); moved != rest+sums {
+			if moved := r.pull.Progress.PeerBytes.Load(); moved != rest+sums {
 				t.Errorf("%d bytes came, want the %d that are missing", moved, rest+sums)
 			}
 		})

@@ -210,7 +210,7 @@ func (x *transfer) considerUpstream(ctx context.Context, work *sync.WaitGroup) {
 func (x *transfer) peersIdle() time.Duration { return min(x.peerActivity.since(), x.peerBusy.since()) }
 
 func (x *transfer) takeSample() sample {
-	return sample{at: time.Now(), bytes: x.progress.Peers.Load(), waited: x.window.totalWait()}
+	return sample{at: time.Now(), bytes: x.progress.PeerBytes.Load(), waited: x.window.totalWait()}
 }
 
 // record keeps the samples of the last ten seconds.

@@ -258,7 +258,7 @@ func TestPullAsksTheOriginWherePeersAreNotEnough(t *testing.T) {
 				if err != nil || took > test.slowest {
 					t.Errorf("after %v: %v", took, err)
 				}
-				if read := s.progress.Moved.Load() / mib; read < test.least || read > test.most {
+				if read := s.progress.UpstreamBytes.Load() / mib; read < test.least || read > test.most {
 					t.Errorf("%d chunks were read from the origin, want %d to %d", read, test.least, test.most)
 				}
 			})
@@ -283,7 +283,7 @@ func TestPullWaitsNotForEverForABusySource(t *testing.T) {
 				defer cancel()
 				took, err := s.run(ctx)
 				if origin != nil {
-					if err != nil || s.progress.Moved.Load() != m.Size() {
+					if err != nil || s.progress.UpstreamBytes.Load() != m.Size() {
 						t.Errorf("after %v: %v", took, err)
 					}
 				} else if err == nil || !strings.Contains(err.Error(), "node1/disk1: it sends to others already") {

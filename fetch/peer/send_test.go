@@ -311,7 +311,7 @@ func TestSlowReceiverGetsItsChunk(t *testing.T) {
 		}
 		defer b.Close()
 		const slow = 5 << 10 / 4
-		if n, err := io.Copy(io.Discard, fetch.Pace(t.Context(), b, fetch.NewLimiter(slow))); n != mib || err != nil {
+		if n, err := io.Copy(io.Discard, fetch.RateLimitReader(t.Context(), b, fetch.NewLimiter(slow))); n != mib || err != nil {
 			t.Errorf("%d bytes came, error %v", n, err)
 		}
 	})

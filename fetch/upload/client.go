@@ -369,7 +369,7 @@ func (s *sending) advance(ctx context.Context) (done bool, err error) {
 		s.at = unknown
 		return s.judge(err)
 	}
-	s.progress.Moved.Add(int64(len(p.data)))
+	s.progress.UpstreamBytes.Add(int64(len(p.data)))
 	s.progress.Done.Store(at)
 	s.at, s.furthest, s.spoilt = at, max(s.furthest, at), 0
 	return last && at == p.end(), nil

@@ -51,8 +51,8 @@ func TestSend(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.has(want)
-			if p.Done.Load() != int64(len(want)) || p.Moved.Load() >= int64(len(want)) {
-				t.Errorf("progress: %d of %d bytes, %d were sent", p.Done.Load(), len(want), p.Moved.Load())
+			if p.Done.Load() != int64(len(want)) || p.UpstreamBytes.Load() >= int64(len(want)) {
+				t.Errorf("progress: %d of %d bytes, %d were sent", p.Done.Load(), len(want), p.UpstreamBytes.Load())
 			}
 		})
 	}
@@ -81,8 +81,8 @@ func TestSendLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.has(want)
-	if p.Moved.Load() > 22<<20 {
-		t.Errorf("%d bytes were sent again", p.Moved.Load())
+	if p.UpstreamBytes.Load() > 22<<20 {
+		t.Errorf("%d bytes were sent again", p.UpstreamBytes.Load())
 	}
 }
 

@@ -62,7 +62,7 @@ func NewFile(f *os.File) (*File, error) {
 		return nil, err
 	}
 	if stat.Mode().IsRegular() {
-		if err := fetch.Clean(f); err != nil {
+		if err := fetch.PrepareChangeDetection(f); err != nil {
 			return nil, err
 		}
 	}

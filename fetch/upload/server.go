@@ -384,7 +384,7 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 	}()
 	d.ctx, d.cancel, d.done = ctx, cancel, make(chan error, 1)
 	if d.zeros == 0 && r.ContentLength != 0 {
-		d.body = fetch.Watch(r.Body, s.window, cancel)
+		d.body = fetch.StallReader(r.Body, s.window, cancel)
 	}
 	if text := r.Header.Get("Upload-Checksum"); text != "" && d.body != nil {
 		select {

@@ -131,7 +131,7 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 	s.pace = fetch.NewLimiter(perSecond)
 	last, err := s.open(part)
 	if err != nil {
-		return fetch.Classify(err)
+		return fetch.ClassifyDiskError(err)
 	}
 	progress.Done.Store(part.Offset())
 	close(s.opened)
@@ -148,13 +148,13 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 		case d := <-s.incoming:
 			s.received()
 			if err := s.take(ctx, part, progress, d); err != nil {
-				return fetch.Classify(err)
+				return fetch.ClassifyDiskError(err)
 			}
 			if part.Offset() > offset {
 				last = time.Now()
 			}
 		case <-expiry.C:
-			return &fetch.Error{Class: fetch.Source, Err: ErrExpired}
+			return &fetch.Error{Class: fetch.BadSource, Err: ErrExpired}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -250,7 +250,7 @@ func (s *Session) ending() error {
 func (s *Session) take(ctx context.Context, part *disk.Part, progress *fetch.Progress, d *delivery) error {
 	switch {
 	case d.end:
-		return &fetch.Error{Class: fetch.Source, Err: ErrTerminated}
+		return &fetch.Error{Class: fetch.BadSource, Err: ErrTerminated}
 	case d.look:
 		d.done <- nil
 		return nil
@@ -346,7 +346,7 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 	if d.body == nil {
 		return nil, nil
 	}
-	counted := fetch.CountReader(d.ctx, fetch.Pace(d.ctx, d.body, s.pace), &progress.Done, &progress.Moved)
+	counted := fetch.CountReader(d.ctx, fetch.RateLimitReader(d.ctx, d.body, s.pace), &progress.Done, &progress.UpstreamBytes)
 	body := &fetch.ErrorRecorder{R: counted}
 	limit := int64(1<<63 - 1)
 	s.mu.Lock()
@@ -367,7 +367,7 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 	if s.whole(part) {
 		var one [1]byte
 		if n, _ := io.ReadFull(d.body, one[:]); n > 0 {
-			return nil, &fetch.Error{Class: fetch.Source, Err: errors.New("more bytes came than were announced")}
+			return nil, &fetch.Error{Class: fetch.BadSource, Err: errors.New("more bytes came than were announced")}
 		}
 	}
 	return nil, nil

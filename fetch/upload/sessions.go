@@ -104,7 +104,7 @@ func (s *Sessions) begin(id disk.ID, found disk.PartSource) (now *Session, mine 
 	case now != nil && now.begun:
 		return now, false, nil
 	case now == nil && !left:
-		return nil, false, &fetch.Error{Class: fetch.Source, Err: ErrTerminated} // who announced it is gone
+		return nil, false, &fetch.Error{Class: fetch.BadSource, Err: ErrTerminated} // who announced it is gone
 	case now == nil || left && now.ID != found.ETag:
 		if now != nil { // it was announced when nobody had seen what is left of another one
 			now.end(later("an upload of %s was interrupted, and goes on in a moment", id.Name))

@@ -18,7 +18,7 @@ func Store(ctx context.Context, part *disk.Part, o Order, progress *fetch.Progre
 		m := o.metadata()
 		m.text = m.header()
 		if err := part.Begin(disk.PartSource{ID: Source, ETag: rand.Text(), Metadata: m.text, Size: o.Content.length(), Data: m.Data}); err != nil {
-			return fetch.Classify(err)
+			return fetch.ClassifyDiskError(err)
 		}
 	}
 	progress.Done.Store(part.Offset())
@@ -27,7 +27,7 @@ func Store(ctx context.Context, part *disk.Part, o Order, progress *fetch.Progre
 		switch {
 		case errors.Is(err, io.EOF):
 			if err := errors.Join(o.Content.check(), checkLength(part.Offset())); err != nil {
-				return &fetch.Error{Class: fetch.Source, Err: err}
+				return &fetch.Error{Class: fetch.BadSource, Err: err}
 			}
 			return nil
 		case err != nil:
@@ -39,7 +39,7 @@ func Store(ctx context.Context, part *disk.Part, o Order, progress *fetch.Progre
 			progress.Done.Add(int64(len(p.data)))
 		}
 		if err != nil {
-			return fetch.Classify(err)
+			return fetch.ClassifyDiskError(err)
 		}
 	}
 	return context.Cause(ctx)

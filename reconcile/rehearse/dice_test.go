@@ -108,7 +108,7 @@ func (r dice) happen(w *World) (what string) {
 		s := Source{Size: 1 << 30}
 		switch r.IntN(5) {
 		case 0:
-			s.Err = &fetch.Error{Class: pick(r, fetch.Network, fetch.Refused, fetch.Source), Err: fmt.Errorf("it fails")}
+			s.Err = &fetch.Error{Class: pick(r, fetch.Network, fetch.Refused, fetch.BadSource), Err: fmt.Errorf("it fails")}
 		case 1:
 			s.From = []string{node}
 		}

@@ -155,7 +155,7 @@ var failures = map[string]error{
 	"network":  &fetch.Error{Class: fetch.Network, Err: errors.New("no connection")},
 	"refused":  &fetch.Error{Class: fetch.Refused, Err: errors.New("403 Forbidden")},
 	"checksum": &disk.ChecksumError{},
-	"format":   &fetch.Error{Class: fetch.Source, Err: errors.New("it is no image")},
+	"format":   &fetch.Error{Class: fetch.BadSource, Err: errors.New("it is no image")},
 }
 
 // Failures are the words for the ways in which a source can fail, sorted.
