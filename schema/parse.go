@@ -154,7 +154,7 @@ func (c *content) readable(f configdir.File) bool {
 	case f.Err != nil:
 		c.problem(at, nil, f.Err.Error(), "")
 	case len(f.Data) > configdir.MaxFile:
-		c.problem(at, nil, configdir.ErrTooLarge(int64(len(f.Data))).Error(), "images do not belong here, only their declarations")
+		c.problem(at, nil, configdir.SizeError(int64(len(f.Data))).Error(), "images do not belong here, only their declarations")
 	case bytes.IndexByte(f.Data, 0) >= 0:
 		c.problem(lineOf(f.Path, f.Data, bytes.IndexByte(f.Data, 0)), nil, "holds a zero byte: this is no text", "")
 	case !utf8.Valid(f.Data):

@@ -10,166 +10,169 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// From the last write to the taking go by, at worst: what Watch collects
-// events for, lookGap, stillFor, and the looks themselves.
+// The time from the last write until Apply is at most the sum of coalesceFor of Watch,
+// readGap, StableFor, and the duration of the reads.
 const (
-	StableFor      = 250 * time.Millisecond // looks this far apart must agree
-	readGap        = 50 * time.Millisecond  // least time between looks
-	slowReadGap    = time.Second            // the same when change does not stop; and how often git is looked after
-	maxUnstable    = 5 * time.Second        // change without rest for this long is a fault
-	gitLockTimeout = 30 * time.Second       // an index.lock with no change for so long is a left-over
+	// StableFor is the least time between two reads with equal content, before content
+	// that was written in place is applied.
+	StableFor      = 250 * time.Millisecond
+	readGap        = 50 * time.Millisecond // least time between reads
+	slowReadGap    = time.Second           // the same for content that never is stable, and while git writes
+	maxUnstable    = 5 * time.Second       // content that changes for so long is a fault
+	gitLockTimeout = 30 * time.Second      // an index.lock without changes for so long is a left-over
 )
 
 var errEmpty = errors.New("the config directory holds no configuration files")
 
-// Debouncer decides when the content of a config directory may be taken: never
-// while it may be half of a change. It reads no clock and no files: it is
-// told of each look and answers with a Verdict.
+// Debouncer decides when the content of a config directory may be applied: never
+// while it may be incomplete. It reads neither the clock nor files: the caller passes it
+// the result of each read, and it returns a Decision.
 //
-//   - What came with a swap is complete and is taken at once.
-//   - What git writes is waited for, as long as it does not stop for half a minute.
-//   - Other content is taken when it has been still for a moment. Content
-//     that never is still is never taken: what we have may be old, but it
-//     is not half of anything. It becomes a fault that names a file.
-//   - A directory that is missing, empty or cannot be read is a fault when
-//     it has been so for a moment, and never content.
+//   - Content that arrived with a swap is complete and is applied at once.
+//   - Content that git writes is applied when git has finished, or has changed nothing
+//     for half a minute.
+//   - Other content is applied when it has been stable for a moment. Content
+//     that never is stable is never applied: the old content may be out of date, but it
+//     is complete. Such content becomes a fault that names a file.
+//   - A directory that is missing, empty or unreadable is a fault when
+//     it has been so for a moment. It is never content.
 //
-// The zero Settler has taken nothing; assigning it makes the next content
+// The zero Debouncer has applied nothing. Assigning the zero value makes the next content
 // new again. It is not safe for concurrent use.
 type Debouncer struct {
 	applied    disk.Digest
-	generation string // at the last look
+	generation string // at the last read
 
 	observed      fingerprint
-	observedSince time.Time // the first look of an unbroken row that saw it
-	lastRead      time.Time // the last look
+	observedSince time.Time // the first of the consecutive reads with that fingerprint
+	lastRead      time.Time
 
-	unstableSince time.Time // the first look since which nothing was still
-	previous      Snapshot  // at the last look, while restless
+	unstableSince time.Time // the first read after which no content was stable
+	previous      Snapshot  // at the last read, while the content is unstable
 	changingPath  string    // the first path that differed then
-	gitSince      time.Time // the first look of an unbroken row that saw git at work
-	staleLock     bool      // what they saw of git is what a dead one left
+	lockedSince   time.Time // the first of the consecutive reads during which git held its lock
+	staleLock     bool      // the lock was left behind by a git process that was killed
 }
 
-// fingerprint is what a look saw, as a value to compare.
+// fingerprint is the result of a read as a value that can be compared.
 type fingerprint struct {
 	content disk.Digest
 	fault   string
 }
 
-// Decision is what to do after a look.
+// Decision is what to do after a read.
 type Decision struct {
-	// Apply says that the snapshot just looked at is new and may be taken. The
-	// Settler regards it as taken.
+	// Apply is true when the snapshot of the last read is new and may be applied. The
+	// Debouncer then counts it as applied.
 	Apply bool
 
-	// RetryAfter is when to look again at the latest, even if nothing pokes. 0:
-	// with the next poke or periodic look.
+	// RetryAfter is the time after which to read again at the latest, even without a
+	// notification. 0: with the next notification or periodic read.
 	RetryAfter time.Duration
 
-	// Fault is why there is nothing to take. What was taken before stands.
+	// Fault is why there is no content to apply. The applied content stays in force.
 	Fault error
 }
 
-// Observe takes note of what schema.ReadDir returned, which was called at the
-// time began and returned at the time now. Both matter: two looks that agree
-// are only as far apart as the end of one and the beginning of the other.
-func (s *Debouncer) Observe(began, now time.Time, snap Snapshot, err error) Decision {
-	if err == nil && len(snap.Files) == 0 {
+// Observe records the result of Read, which was called at the time began and returned at
+// the time ended. Both times matter: the content was stable only from the end of one read
+// to the beginning of another.
+func (d *Debouncer) Observe(began, ended time.Time, s Snapshot, err error) Decision {
+	if err == nil && len(s.Files) == 0 {
 		err = errEmpty
 	}
-	swapped := err == nil && snap.Whole && snap.Generation != s.generation
-	s.generation, s.lastRead = snap.Generation, now
-	s.record(now, snap, err)
-	fresh := s.observed.content != s.applied
+	swapped := err == nil && s.Whole && s.Generation != d.generation
+	d.generation, d.lastRead = s.Generation, ended
+	d.record(ended, s, err)
+	isNew := d.observed.content != d.applied
 	switch {
-	case s.waitsForGit(now, snap.Busy):
-		s.unstableSince = time.Time{} // git may take as long as it does
+	case d.waitsForGit(ended, s.Busy):
+		d.unstableSince = time.Time{} // git may take as long as it needs
 		return Decision{RetryAfter: slowReadGap}
-	case err == nil && (swapped || !fresh):
-		return s.stable(fresh)
-	case began.Sub(s.observedSince) < StableFor || errors.Is(err, ErrChanging):
-		return s.wait(now)
+	case err == nil && (swapped || !isNew):
+		return d.stable(isNew)
+	case began.Sub(d.observedSince) < StableFor || errors.Is(err, ErrChanging):
+		return d.wait(ended)
 	case err != nil:
-		s.stable(false)
+		d.stable(false)
 		return Decision{Fault: err}
 	}
-	return s.stable(fresh)
+	return d.stable(isNew)
 }
 
-// DelayAfterEvent returns how long after a poke at the time now to look, so that a
-// storm of changes does not become a storm of looks.
-func (s *Debouncer) DelayAfterEvent(now time.Time) time.Duration {
-	return max(0, s.lastRead.Add(s.minGap(now)).Sub(now))
+// DelayAfterEvent returns how long to wait before the read that follows a notification at
+// the time now, so that many changes do not cause as many reads.
+func (d *Debouncer) DelayAfterEvent(now time.Time) time.Duration {
+	return max(0, d.lastRead.Add(d.minGap(now)).Sub(now))
 }
 
-func (s *Debouncer) record(now time.Time, snap Snapshot, err error) {
-	var seen fingerprint
+func (d *Debouncer) record(now time.Time, s Snapshot, err error) {
+	var f fingerprint
 	if err != nil {
-		seen.fault = err.Error()
+		f.fault = err.Error()
 	} else {
-		seen.content = snap.Digest()
+		f.content = s.Digest()
 	}
-	if seen == s.observed && !errors.Is(err, ErrChanging) {
+	if f == d.observed && !errors.Is(err, ErrChanging) {
 		return
 	}
-	s.observed, s.observedSince = seen, now
-	if s.unstableSince.IsZero() {
-		s.unstableSince = now
+	d.observed, d.observedSince = f, now
+	if d.unstableSince.IsZero() {
+		d.unstableSince = now
 	} else if err == nil {
-		s.changingPath = firstChange(s.previous, snap)
+		d.changingPath = firstChange(d.previous, s)
 	}
-	s.previous = snap
+	d.previous = s
 }
 
-func (s *Debouncer) waitsForGit(now time.Time, busy bool) bool {
+func (d *Debouncer) waitsForGit(now time.Time, busy bool) bool {
 	if !busy {
-		s.gitSince, s.staleLock = time.Time{}, false
+		d.lockedSince, d.staleLock = time.Time{}, false
 		return false
 	}
-	if s.gitSince.IsZero() {
-		s.gitSince = now
+	if d.lockedSince.IsZero() {
+		d.lockedSince = now
 	}
-	last := s.gitSince
-	if s.observedSince.After(last) {
-		last = s.observedSince // it is at work: something changed
+	last := d.lockedSince
+	if d.observedSince.After(last) {
+		last = d.observedSince // the content changed, so git is still running
 	}
-	s.staleLock = s.staleLock || now.Sub(last) >= gitLockTimeout
-	return !s.staleLock
+	d.staleLock = d.staleLock || now.Sub(last) >= gitLockTimeout
+	return !d.staleLock
 }
 
-// wait is the verdict on what has not been still for long enough.
-func (s *Debouncer) wait(now time.Time) Decision {
-	if s.unstableSince.IsZero() {
-		s.unstableSince = now // git has only just ended
+// wait is the decision on content that has not been stable for long enough.
+func (d *Debouncer) wait(now time.Time) Decision {
+	if d.unstableSince.IsZero() {
+		d.unstableSince = now // git has only just finished
 	}
-	if now.Sub(s.unstableSince) < maxUnstable {
-		return Decision{RetryAfter: max(readGap, s.observedSince.Add(StableFor).Sub(now))}
+	if now.Sub(d.unstableSince) < maxUnstable {
+		return Decision{RetryAfter: max(readGap, d.observedSince.Add(StableFor).Sub(now))}
 	}
-	fault := fmt.Errorf("the config directory has not been still for %v", now.Sub(s.unstableSince).Round(time.Second))
-	if s.changingPath != "" {
-		fault = fmt.Errorf("%w: %s keeps changing", fault, s.changingPath)
+	fault := fmt.Errorf("the config directory has been changing for %v", now.Sub(d.unstableSince).Round(time.Second))
+	if d.changingPath != "" {
+		fault = fmt.Errorf("%w: %s keeps changing", fault, d.changingPath)
 	}
 	return Decision{RetryAfter: slowReadGap, Fault: fault}
 }
 
-func (s *Debouncer) stable(fresh bool) Decision {
-	s.unstableSince, s.previous, s.changingPath = time.Time{}, Snapshot{}, ""
-	if fresh {
-		s.applied = s.observed.content
+func (d *Debouncer) stable(isNew bool) Decision {
+	d.unstableSince, d.previous, d.changingPath = time.Time{}, Snapshot{}, ""
+	if isNew {
+		d.applied = d.observed.content
 	}
-	return Decision{Apply: fresh}
+	return Decision{Apply: isNew}
 }
 
-func (s *Debouncer) minGap(now time.Time) time.Duration {
-	if !s.unstableSince.IsZero() && now.Sub(s.unstableSince) >= maxUnstable {
+func (d *Debouncer) minGap(now time.Time) time.Duration {
+	if !d.unstableSince.IsZero() && now.Sub(d.unstableSince) >= maxUnstable {
 		return slowReadGap
 	}
 	return readGap
 }
 
 // firstChange returns the first path that only one of two snapshots has, or
-// that they have with different contents, "" if they are equal.
+// that has different contents in them. It returns "" if they are equal.
 func firstChange(a, b Snapshot) string {
 	both := min(len(a.Files), len(b.Files))
 	for i := range both {

@@ -1,17 +1,23 @@
 package configdir
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os/exec"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 )
 
 var errMissing = fmt.Errorf("read config directory: %w", fs.ErrNotExist)
 
-// plain is a snapshot of one file that was written in place.
+// plain returns a snapshot of one file that was written in place.
 func plain(data string) Snapshot {
 	return Snapshot{Files: []File{{Path: "a.yaml", Data: []byte(data)}}}
 }
@@ -27,79 +33,79 @@ func busy(s Snapshot) Snapshot {
 	return s
 }
 
-// glance is a look, at milliseconds from the start, and the verdict on it:
-// "take", "again 250ms", "" (nothing), or a part of the text of a fault.
-type glance struct {
+// observation is one read, at milliseconds from the start, and the expected decision:
+// "apply", "retry after 250ms", "" (nothing), or a part of the text of a fault.
+type observation struct {
 	at   int
-	saw  any // schema.Snapshot or error
+	read any // schema.Snapshot or error
 	want string
 }
 
-func TestSettler(t *testing.T) {
-	const never = "keeps changing"
-	tests := map[string][]glance{
-		"a plain directory is taken when still": {
-			{0, plain("1"), "again 250ms"}, {249, plain("1"), "again 50ms"}, {250, plain("1"), "take"},
-			{10000, plain("1"), ""}, {20000, plain("2"), "again 250ms"}, {20250, plain("2"), "take"}},
-		"a write begins the moment anew": {
-			{0, plain("1"), "again 250ms"}, {200, plain("12"), "again 250ms"}, {260, plain("12"), "again 190ms"},
-			{440, plain("123"), "again 250ms"}, {690, plain("123"), "take"}},
-		"what was taken back is not taken": {
-			{0, plain("1"), "again 250ms"}, {250, plain("1"), "take"}, {1000, plain("half"), "again 250ms"}, {1100, plain("1"), ""},
-			{1350, plain("half"), "again 250ms"}, {1600, plain("half"), "take"}},
-		"a swap is taken at once, each": {
-			{0, whole("g1", "1"), "take"}, {10, whole("g2", "2"), "take"}, {20, whole("g3", "2"), ""}, {30, whole("g4", "1"), "take"}},
-		"in-place changes behind a link wait": {
-			{0, whole("g1", "1"), "take"}, {1000, whole("g1", "2"), "again 250ms"}, {1250, whole("g1", "2"), "take"}},
+func TestDebouncer(t *testing.T) {
+	const changing = "keeps changing"
+	tests := map[string][]observation{
+		"files written in place are applied when stable": {
+			{0, plain("1"), "retry after 250ms"}, {249, plain("1"), "retry after 50ms"}, {250, plain("1"), "apply"},
+			{10000, plain("1"), ""}, {20000, plain("2"), "retry after 250ms"}, {20250, plain("2"), "apply"}},
+		"a write restarts the interval": {
+			{0, plain("1"), "retry after 250ms"}, {200, plain("12"), "retry after 250ms"}, {260, plain("12"), "retry after 190ms"},
+			{440, plain("123"), "retry after 250ms"}, {690, plain("123"), "apply"}},
+		"a change that was reverted is not applied": {
+			{0, plain("1"), "retry after 250ms"}, {250, plain("1"), "apply"}, {1000, plain("half"), "retry after 250ms"}, {1100, plain("1"), ""},
+			{1350, plain("half"), "retry after 250ms"}, {1600, plain("half"), "apply"}},
+		"each swap is applied at once": {
+			{0, whole("g1", "1"), "apply"}, {10, whole("g2", "2"), "apply"}, {20, whole("g3", "2"), ""}, {30, whole("g4", "1"), "apply"}},
+		"changes in place behind a symlink wait": {
+			{0, whole("g1", "1"), "apply"}, {1000, whole("g1", "2"), "retry after 250ms"}, {1250, whole("g1", "2"), "apply"}},
 		"a swap ends waiting": {
-			{0, plain("1"), "again 250ms"}, {100, whole("g1", "2"), "take"}},
-		"a link that comes back": {
-			{0, whole("g1", "1"), "take"}, {1000, errMissing, "again 250ms"}, {1100, whole("g1", "2"), "take"}},
-		"git is waited for": {
-			{0, plain("1"), "again 250ms"}, {250, plain("1"), "take"}, {1000, busy(plain("1")), "again 1s"}, {1100, busy(plain("half")), "again 1s"},
-			{9000, busy(plain("half")), "again 1s"}, {9100, plain("2"), "again 250ms"}, {9350, plain("2"), "take"}},
-		"what was still under git's lock is taken with its end": {
-			{0, busy(plain("1")), "again 1s"}, {1000, plain("1"), "take"}},
-		"git that is done at once is no fault": {
-			{0, plain("1"), "again 250ms"}, {250, plain("1"), "take"}, {1000, busy(plain("2")), "again 1s"},
-			{1100, plain("2"), "again 150ms"}, {1250, plain("2"), "take"}},
-		"git is waited for before a swap": {
-			{0, busy(whole("g1", "1")), "again 1s"}, {1000, whole("g1", "1"), "take"}},
-		"git at work for long is no fault": {
-			{0, busy(plain("1")), "again 1s"}, {10000, busy(plain("2")), "again 1s"}, {20000, busy(plain("3")), "again 1s"},
-			{20100, plain("4"), "again 250ms"}, {20350, plain("4"), "take"}},
-		"git that goes on is waited for, however long": {
-			{0, busy(plain("1")), "again 1s"}, {25000, busy(plain("2")), "again 1s"}, {50000, busy(plain("3")), "again 1s"},
-			{79999, busy(plain("3")), "again 1s"}, {80000, busy(plain("3")), "take"}},
-		"a left-over lock is waited for once": {
-			{0, busy(plain("1")), "again 1s"}, {29999, busy(plain("1")), "again 1s"}, {30000, busy(plain("1")), "take"},
-			{40000, busy(plain("2")), "again 250ms"}, {40250, busy(plain("2")), "take"}, {41000, plain("2"), ""}, {42000, busy(plain("2")), "again 1s"}},
-		"a directory that never is still is never taken": {
-			{0, plain("1"), "again 250ms"}, {250, plain("2"), "again 250ms"}, {4999, plain("3"), "again 250ms"}, {5000, plain("4"), "a.yaml " + never},
-			{6000, plain("5"), "6s: a.yaml " + never}, {7000, plain("6"), never}, {8000, plain("6"), "take"}, {9000, plain("7"), "again 250ms"}},
-		"a directory that changes under each look": {
-			{0, ErrChanging, "again 250ms"}, {250, ErrChanging, "again 250ms"}, {5000, ErrChanging, "not been still for 5s"},
-			{5300, plain("1"), "not been still"}, {6300, plain("1"), "take"}},
-		"a missing directory is a fault, and keeps what was taken": {
-			{0, plain("1"), "again 250ms"}, {250, plain("1"), "take"}, {1000, errMissing, "again 250ms"}, {1250, errMissing, "file does not exist"},
+			{0, plain("1"), "retry after 250ms"}, {100, whole("g1", "2"), "apply"}},
+		"a symlink that is missing for a moment": {
+			{0, whole("g1", "1"), "apply"}, {1000, errMissing, "retry after 250ms"}, {1100, whole("g1", "2"), "apply"}},
+		"the lock of git delays the content": {
+			{0, plain("1"), "retry after 250ms"}, {250, plain("1"), "apply"}, {1000, busy(plain("1")), "retry after 1s"}, {1100, busy(plain("half")), "retry after 1s"},
+			{9000, busy(plain("half")), "retry after 1s"}, {9100, plain("2"), "retry after 250ms"}, {9350, plain("2"), "apply"}},
+		"content that was stable during the lock is applied when the lock ends": {
+			{0, busy(plain("1")), "retry after 1s"}, {1000, plain("1"), "apply"}},
+		"a short run of git is no fault": {
+			{0, plain("1"), "retry after 250ms"}, {250, plain("1"), "apply"}, {1000, busy(plain("2")), "retry after 1s"},
+			{1100, plain("2"), "retry after 150ms"}, {1250, plain("2"), "apply"}},
+		"the lock of git delays a swap": {
+			{0, busy(whole("g1", "1")), "retry after 1s"}, {1000, whole("g1", "1"), "apply"}},
+		"a long run of git is no fault": {
+			{0, busy(plain("1")), "retry after 1s"}, {10000, busy(plain("2")), "retry after 1s"}, {20000, busy(plain("3")), "retry after 1s"},
+			{20100, plain("4"), "retry after 250ms"}, {20350, plain("4"), "apply"}},
+		"the lock delays the content as long as git writes": {
+			{0, busy(plain("1")), "retry after 1s"}, {25000, busy(plain("2")), "retry after 1s"}, {50000, busy(plain("3")), "retry after 1s"},
+			{79999, busy(plain("3")), "retry after 1s"}, {80000, busy(plain("3")), "apply"}},
+		"a left-over lock delays the content once": {
+			{0, busy(plain("1")), "retry after 1s"}, {29999, busy(plain("1")), "retry after 1s"}, {30000, busy(plain("1")), "apply"},
+			{40000, busy(plain("2")), "retry after 250ms"}, {40250, busy(plain("2")), "apply"}, {41000, plain("2"), ""}, {42000, busy(plain("2")), "retry after 1s"}},
+		"content that never is stable is never applied": {
+			{0, plain("1"), "retry after 250ms"}, {250, plain("2"), "retry after 250ms"}, {4999, plain("3"), "retry after 250ms"}, {5000, plain("4"), "a.yaml " + changing},
+			{6000, plain("5"), "6s: a.yaml " + changing}, {7000, plain("6"), changing}, {8000, plain("6"), "apply"}, {9000, plain("7"), "retry after 250ms"}},
+		"a directory that changes during each read": {
+			{0, ErrChanging, "retry after 250ms"}, {250, ErrChanging, "retry after 250ms"}, {5000, ErrChanging, "been changing for 5s"},
+			{5300, plain("1"), "been changing"}, {6300, plain("1"), "apply"}},
+		"a missing directory is a fault and changes nothing": {
+			{0, plain("1"), "retry after 250ms"}, {250, plain("1"), "apply"}, {1000, errMissing, "retry after 250ms"}, {1250, errMissing, "file does not exist"},
 			{11250, errMissing, "file does not exist"}, {12000, plain("1"), ""}},
-		"a directory that is missing for a moment is none": {
-			{0, plain("1"), "again 250ms"}, {250, plain("1"), "take"}, {1000, errMissing, "again 250ms"}, {1100, plain("2"), "again 250ms"},
-			{1350, plain("2"), "take"}},
+		"a directory that is missing for a moment is no fault": {
+			{0, plain("1"), "retry after 250ms"}, {250, plain("1"), "apply"}, {1000, errMissing, "retry after 250ms"}, {1100, plain("2"), "retry after 250ms"},
+			{1350, plain("2"), "apply"}},
 		"an empty directory is a fault": {
-			{0, Snapshot{}, "again 250ms"}, {250, Snapshot{}, errEmpty.Error()}},
-		"an empty generation is a fault": {
-			{0, whole("g1", "1"), "take"}, {100, Snapshot{Whole: true, Generation: "g2"}, "again 250ms"},
-			{350, Snapshot{Whole: true, Generation: "g2"}, errEmpty.Error()}, {400, whole("g3", "2"), "take"}},
+			{0, Snapshot{}, "retry after 250ms"}, {250, Snapshot{}, errEmpty.Error()}},
+		"an empty generation of a swap is a fault": {
+			{0, whole("g1", "1"), "apply"}, {100, Snapshot{Whole: true, Generation: "g2"}, "retry after 250ms"},
+			{350, Snapshot{Whole: true, Generation: "g2"}, errEmpty.Error()}, {400, whole("g3", "2"), "apply"}},
 	}
-	for name, glances := range tests {
+	for name, observations := range tests {
 		t.Run(name, func(t *testing.T) {
 			var s Debouncer
 			start := time.Now()
-			for _, g := range glances {
+			for _, g := range observations {
 				at := start.Add(time.Duration(g.at) * time.Millisecond)
-				snap, _ := g.saw.(Snapshot)
-				err, _ := g.saw.(error)
+				snap, _ := g.read.(Snapshot)
+				err, _ := g.read.(error)
 				if v := s.Observe(at, at, snap, err); !v.is(g.want) {
 					t.Errorf("at %d ms: got %+v, want %q", g.at, v, g.want)
 				}
@@ -112,83 +118,83 @@ func (v Decision) is(want string) bool {
 	switch {
 	case want == "":
 		return v == Decision{}
-	case want == "take":
+	case want == "apply":
 		return v == Decision{Apply: true}
-	case strings.HasPrefix(want, "again "):
-		return v.Fault == nil && !v.Apply && "again "+v.RetryAfter.String() == want
+	case strings.HasPrefix(want, "retry after "):
+		return v.Fault == nil && !v.Apply && "retry after "+v.RetryAfter.String() == want
 	}
 	return v.Fault != nil && !v.Apply && strings.Contains(v.Fault.Error(), want)
 }
 
-// TestSettlerSlowLooks: looks that take long agree only if there is a still
-// moment between the end of the one and the beginning of the other.
-func TestSettlerSlowLooks(t *testing.T) {
+// TestDebouncerMeasuresBetweenSlowReads: slow reads show stable content only if enough
+// time passed between the end of one and the beginning of the other.
+func TestDebouncerMeasuresBetweenSlowReads(t *testing.T) {
 	var s Debouncer
 	at := func(ms int) time.Time { return time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond) }
-	if v := s.Observe(at(0), at(300), plain("1"), nil); !v.is("again 250ms") {
-		t.Errorf("first look: %+v", v)
+	if v := s.Observe(at(0), at(300), plain("1"), nil); !v.is("retry after 250ms") {
+		t.Errorf("first read: %+v", v)
 	}
-	if v := s.Observe(at(350), at(650), plain("1"), nil); !v.is("again 50ms") {
-		t.Errorf("a look that began 50 ms later: %+v", v)
+	if v := s.Observe(at(350), at(650), plain("1"), nil); !v.is("retry after 50ms") {
+		t.Errorf("a read that began 50 ms later: %+v", v)
 	}
-	if v := s.Observe(at(700), at(1000), plain("1"), nil); !v.is("take") {
-		t.Errorf("a look that began 400 ms later: %+v", v)
+	if v := s.Observe(at(700), at(1000), plain("1"), nil); !v.is("apply") {
+		t.Errorf("a read that began 400 ms later: %+v", v)
 	}
 }
 
-// TestSettlerLatency plays writes at all distances to the looks and adds up
-// what the Settler asks to wait: never is it half a second from the last
-// write to the taking, nor is there a storm of looks.
-func TestSettlerLatency(t *testing.T) {
-	const look = 20 * time.Millisecond // 1,000 files take half of that
+// TestDebouncerLatency simulates writes at all intervals and adds up the delays that
+// the Debouncer returns: less than half a second passes from the last
+// write until Apply, and the number of reads stays small.
+func TestDebouncerLatency(t *testing.T) {
+	const read = 20 * time.Millisecond // reading 1,000 files takes half of that
 	for every := time.Millisecond; every < 240*time.Millisecond; every += 3 * time.Millisecond {
 		var s Debouncer
 		now := time.Unix(0, 0)
 		var wrote, next time.Time
-		looks, writes := 0, 10
-		for taken := false; !taken; {
+		reads, writes := 0, 10
+		for applied := false; !applied; {
 			if writes > 0 && (next.IsZero() || now.Add(every).Before(next)) {
 				now = now.Add(every)
 				writes--
 				wrote = now
-				poked := now.Add(coalesceFor)
-				next = poked.Add(s.DelayAfterEvent(poked))
+				notified := now.Add(coalesceFor)
+				next = notified.Add(s.DelayAfterEvent(notified))
 				continue
 			}
 			began := next
-			now = began.Add(look)
-			looks++
+			now = began.Add(read)
+			reads++
 			v := s.Observe(began, now, plain(fmt.Sprint(writes)), nil)
-			taken, next = v.Apply && writes == 0, now.Add(v.RetryAfter)
+			applied, next = v.Apply && writes == 0, now.Add(v.RetryAfter)
 			if v.Apply && writes > 0 {
-				t.Fatalf("a write every %v: taken in between", every)
+				t.Fatalf("a write every %v: applied in between", every)
 			}
 		}
 		if latency := now.Sub(wrote); latency >= 400*time.Millisecond {
-			t.Errorf("a write every %v: taken %v after the last", every, latency)
+			t.Errorf("a write every %v: applied %v after the last", every, latency)
 		}
-		if most := 3 + int(10*every/readGap); looks > most+10 {
-			t.Errorf("a write every %v: %d looks", every, looks)
+		if limit := 13 + int(10*every/readGap); reads > limit {
+			t.Errorf("a write every %v: %d reads", every, reads)
 		}
 	}
 }
 
-func TestSettlerPoked(t *testing.T) {
+func TestDelayAfterEvent(t *testing.T) {
 	var s Debouncer
 	start := time.Unix(1000, 0)
 	if got := s.DelayAfterEvent(start); got != 0 {
-		t.Errorf("before the first look: wait %v", got)
+		t.Errorf("before the first read: wait %v", got)
 	}
 	s.Observe(start, start, plain("1"), nil)
 	if got := s.DelayAfterEvent(start.Add(20 * time.Millisecond)); got != readGap-20*time.Millisecond {
-		t.Errorf("soon after a look: wait %v", got)
+		t.Errorf("soon after a read: wait %v", got)
 	}
 	for i := range 6 {
 		start = start.Add(time.Second)
 		s.Observe(start, start, plain(fmt.Sprint(i)), nil)
 	}
 	if got := s.DelayAfterEvent(start); got != slowReadGap {
-		t.Errorf("after much change: wait %v", got)
+		t.Errorf("after many changes: wait %v", got)
 	}
 }
 
@@ -221,41 +227,103 @@ func TestFirstChange(t *testing.T) {
 	}
 }
 
-func TestRemovals(t *testing.T) {
-	type look struct {
-		at       int    // seconds
-		declared string // names
-		gone     string // of a, b, c and x
-	}
-	for name, looks := range map[string][]look{
-		"never there":            {{0, "ab", ""}, {4, "ab", ""}, {5, "ab", "cx"}, {9, "ab", "cx"}},
-		"left":                   {{0, "abcx", ""}, {10, "ab", ""}, {14, "ab", ""}, {15, "ab", "cx"}, {30, "ab", "cx"}},
-		"one look is not enough": {{0, "abcx", ""}, {100, "ab", ""}, {105, "ab", "cx"}},
-		"back in between":        {{0, "abcx", ""}, {10, "abc", ""}, {13, "abcx", ""}, {16, "abc", ""}, {20, "abc", ""}, {21, "abc", "x"}},
-		"back after all":         {{0, "ab", ""}, {5, "ab", "cx"}, {6, "abcx", ""}, {20, "abc", ""}, {25, "abc", "x"}},
-		"one after the other":    {{0, "abcx", ""}, {1, "abc", ""}, {4, "ab", ""}, {6, "ab", "x"}, {9, "ab", "cx"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var r RemovalConfirmer
-			for _, l := range looks {
-				declared := map[string]bool{}
-				for _, name := range strings.Split(l.declared, "") {
-					declared[name] = true
-				}
-				r.Observe(time.Unix(int64(l.at), 0), time.Unix(int64(l.at), 0), declared)
-				gone := ""
-				for _, name := range []string{"a", "b", "c", "x"} {
-					if r.Confirmed(name) {
-						gone += name
-					}
-				}
-				if gone != l.gone {
-					t.Errorf("at %d s: gone %q, want %q", l.at, gone, l.gone)
-				}
+// applyChanges is the loop that Watch and Debouncer are made for. It sends each snapshot that
+// may be applied to applied.
+func applyChanges(ctx context.Context, dir string, applied chan<- Snapshot) {
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	notify := make(chan struct{}, 1)
+	watch.Go(func() { Watch(ctx, dir, never, notify, func(error) {}) })
+	var s Debouncer
+	next := time.NewTimer(0)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-notify:
+			next.Reset(s.DelayAfterEvent(time.Now()))
+		case <-next.C:
+			began := time.Now()
+			snap, err := Read(dir)
+			v := s.Observe(began, time.Now(), snap, err)
+			if v.Apply {
+				applied <- snap
 			}
-		})
+			if v.RetryAfter > 0 {
+				next.Reset(v.RetryAfter)
+			}
+		}
 	}
-	if new(RemovalConfirmer).Confirmed("a") {
-		t.Error("gone without a look")
+}
+
+func startApplyingChanges(t *testing.T, dir string) <-chan Snapshot {
+	applied := make(chan Snapshot, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		applyChanges(ctx, dir, applied)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	return applied
+}
+
+// nextApplied returns the next applied snapshot and the content that all its files share.
+func nextApplied(t *testing.T, applied <-chan Snapshot) (Snapshot, string) {
+	t.Helper()
+	var s Snapshot
+	select {
+	case s = <-applied:
+	case <-time.After(waitLimit):
+		t.Fatal("nothing was applied")
+	}
+	first := string(s.Files[0].Data)
+	for _, f := range s.Files {
+		if string(f.Data) != first || f.Err != nil {
+			t.Fatalf("applied a mix: %s is %q and %s is %q (%v)", s.Files[0].Path, first, f.Path, f.Data, f.Err)
+		}
+	}
+	return s, first
+}
+
+// TestGitCheckoutIsAppliedAsAWhole switches a checkout between commits in place: each applied
+// snapshot is one commit, and the last one is the right one.
+func TestGitCheckoutIsAppliedAsAWhole(t *testing.T) {
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("git is not installed")
+	}
+	repo := t.TempDir()
+	git := func(args ...string) {
+		t.Helper()
+		cmd := exec.Command("git", append([]string{"-C", repo, "-c", "user.name=t", "-c", "user.email=t@t", "-c", "advice.detachedHead=false"}, args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %v: %v\n%s", args, err, out)
+		}
+	}
+	git("init", "-q")
+	sizes := map[string]int{"one": 100, "two": 200, "three": 150}
+	for _, branch := range []string{"one", "two", "three"} {
+		git("checkout", "-q", "--orphan", branch)
+		git("rm", "-rfq", "--ignore-unmatch", ".")
+		for i := range sizes[branch] {
+			files.Put(t, branch, repo, "conf", fmt.Sprint(i%7), fmt.Sprintf("%d.yaml", i))
+		}
+		git("add", "-A")
+		git("commit", "-qm", branch)
+	}
+	git("checkout", "-q", "one")
+	dir := filepath.Join(repo, "conf")
+	applied := startApplyingChanges(t, dir)
+	for i, branch := range []string{"one", "two", "three", "one", "three", "two"} {
+		if i > 0 {
+			git("checkout", "-q", branch)
+		}
+		s, got := nextApplied(t, applied)
+		if got != branch || len(s.Files) != sizes[branch] {
+			t.Fatalf("after the checkout of %s with %d files: applied %s with %d", branch, sizes[branch], got, len(s.Files))
+		}
 	}
 }

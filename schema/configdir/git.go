@@ -12,9 +12,9 @@ import (
 	"syscall"
 )
 
-// busy reports whether git is writing to the checkout. It makes index.lock
-// before it touches the first file, and renames it after the last.
-func (t *tree) busy() bool {
+// gitLocked reports whether git is writing to the checkout. Git creates index.lock
+// before it writes the first file, and renames it after the last.
+func (t *tree) gitLocked() bool {
 	if t.git == "" {
 		return false
 	}
@@ -22,16 +22,16 @@ func (t *tree) busy() bool {
 	return err == nil
 }
 
-// gitDir finds the git directory of the checkout that the folder at the
-// absolute path real is in: a .git there or above, or where a .git file (of
-// a worktree or submodule) points to. It is "" when there is none.
+// gitDir returns the git directory of the checkout that the folder at the
+// absolute path real belongs to: a .git in it or above it, or the target of a .git
+// file (of a worktree or submodule). It returns "" when there is none.
 func gitDir(real string) string {
 	for dir := real; ; dir = filepath.Dir(dir) {
 		dot := filepath.Join(dir, ".git")
 		if fi, err := os.Stat(dot); err == nil && fi.IsDir() {
 			return dot
-		} else if err == nil && fi.Mode().IsRegular() && fi.Size() < 2*maxPlace {
-			return gitFile(dir, dot)
+		} else if err == nil && fi.Mode().IsRegular() && fi.Size() < 2*maxPath {
+			return gitFileTarget(dir, dot)
 		}
 		if dir == filepath.Dir(dir) {
 			return ""
@@ -39,25 +39,25 @@ func gitDir(real string) string {
 	}
 }
 
-func gitFile(dir, dot string) string {
+func gitFileTarget(dir, dot string) string {
 	b, err := os.ReadFile(dot)
-	to, ok := strings.CutPrefix(strings.TrimSpace(string(b)), "gitdir: ")
+	target, ok := strings.CutPrefix(strings.TrimSpace(string(b)), "gitdir: ")
 	if err != nil || !ok {
-		return "" // not git's; the lock is a courtesy, stillness decides
+		return "" // not a file of git; without the lock, the Debouncer decides alone
 	}
-	if !filepath.IsAbs(to) {
-		to = filepath.Join(dir, to)
+	if !filepath.IsAbs(target) {
+		target = filepath.Join(dir, target)
 	}
-	return to
+	return target
 }
 
-// checkout is a git directory as its checkout sees it.
+// checkout is a git directory, seen from one checkout.
 type checkout struct {
-	git    string // with HEAD and the index
-	common string // with the branches; the same, but for a worktree
+	git    string // contains HEAD and the index
+	common string // contains the branches; differs from git only for a worktree
 }
 
-// Bounds of what is read below a git directory. Files beyond them are not git's.
+// Limits of what is read below a git directory. Git writes no larger files there.
 const (
 	maxRef    = 4096
 	maxPacked = 64 << 20
@@ -65,43 +65,44 @@ const (
 
 var commitPattern = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
 
-// checkoutOf never fails: what cannot be read has no revision, and nothing is decided by
-// one.
-func checkoutOf(git string) checkout {
+// openCheckout never fails: an unreadable checkout has no revision, and no decision
+// depends on the revision.
+func openCheckout(git string) checkout {
 	c := checkout{git: git, common: git}
-	if to := firstLine(filepath.Join(git, "commondir")); to != "" {
-		if c.common = to; !filepath.IsAbs(to) {
-			c.common = filepath.Join(git, to)
+	if target := firstLine(filepath.Join(git, "commondir")); target != "" {
+		if c.common = target; !filepath.IsAbs(target) {
+			c.common = filepath.Join(git, target)
 		}
 	}
 	return c
 }
 
-// head is what HEAD says: a commit, or which ref has it.
+// head returns the content of HEAD: a commit, or the name of a ref.
 func (c checkout) head() string { return firstLine(filepath.Join(c.git, "HEAD")) }
 
-// revision returns the commit that is checked out, "" if there is none yet or it cannot
-// be told. What was changed in the checkout since is not looked for.
+// revision returns the commit that is checked out. It is "" if there is none yet or it
+// cannot be read. Uncommitted changes do not count.
 func (c checkout) revision() string {
-	const most = 5 // refs that name another one, as git has it
+	const maxRefs = 5 // that name another ref; git has the same limit
 	at := c.head()
-	for range most {
+	for range maxRefs {
 		if commitPattern.MatchString(at) {
 			return at
 		}
-		ref := refOf(at)
+		ref := symbolicRef(at)
 		if ref == "" {
 			return ""
 		}
-		if at = firstLine(c.place(ref)); at == "" {
-			at = c.packed(ref)
+		if at = firstLine(c.refFile(ref)); at == "" {
+			at = c.packedRef(ref)
 		}
 	}
 	return ""
 }
 
-// place is where a ref is a file by itself. Some belong to the worktree alone.
-func (c checkout) place(ref string) string {
+// refFile returns the file of a ref that is not packed. Some refs belong to the worktree
+// and not to the repository.
+func (c checkout) refFile(ref string) string {
 	for _, own := range []string{"refs/bisect/", "refs/worktree/", "refs/rewritten/"} {
 		if strings.HasPrefix(ref, own) {
 			return filepath.Join(c.git, ref)
@@ -110,10 +111,11 @@ func (c checkout) place(ref string) string {
 	return filepath.Join(c.common, ref)
 }
 
-// packed looks a ref up among those that git has packed into one file. It takes the file
-// of a ref away only after that.
-func (c checkout) packed(ref string) (commit string) {
-	_ = readPlain(filepath.Join(c.common, "packed-refs"), maxPacked, func(r io.Reader) error {
+// packedRef returns the commit of a ref that git has packed into one file with others, or
+// "". Git removes the file of a ref only after it has packed the ref, so a caller that
+// reads the file first finds the ref in one of the two.
+func (c checkout) packedRef(ref string) (commit string) {
+	_ = readRegular(filepath.Join(c.common, "packed-refs"), maxPacked, func(r io.Reader) error {
 		lines := bufio.NewScanner(r)
 		for lines.Scan() {
 			if sum, name, ok := strings.Cut(lines.Text(), " "); ok && name == ref {
@@ -126,18 +128,18 @@ func (c checkout) packed(ref string) (commit string) {
 	return commit
 }
 
-// marks are the files that git replaces when it has done something: its lock, and what
-// says which commit is checked out.
-func (c checkout) marks() []string {
+// watchFiles returns the files that git replaces when it ends an operation: its lock, and
+// those that name the commit that is checked out.
+func (c checkout) watchFiles() []string {
 	files := []string{filepath.Join(c.git, "index.lock"), filepath.Join(c.git, "HEAD")}
-	if ref := refOf(c.head()); ref != "" {
-		files = append(files, c.place(ref))
+	if ref := symbolicRef(c.head()); ref != "" {
+		files = append(files, c.refFile(ref))
 	}
 	return files
 }
 
-// refOf returns the ref in the text of a ref that names another one.
-func refOf(text string) string {
+// symbolicRef returns the ref that the content of a symbolic ref names, or "".
+func symbolicRef(text string) string {
 	ref, ok := strings.CutPrefix(text, "ref: ")
 	if !ok || !strings.HasPrefix(ref, "refs/") || !filepath.IsLocal(ref) {
 		return ""
@@ -145,9 +147,9 @@ func refOf(text string) string {
 	return ref
 }
 
-// firstLine is the first line of a small file, "" if it cannot be read.
+// firstLine returns the first line of a small file, or "" if the file cannot be read.
 func firstLine(path string) (line string) {
-	_ = readPlain(path, maxRef, func(r io.Reader) error {
+	_ = readRegular(path, maxRef, func(r io.Reader) error {
 		b, err := io.ReadAll(r)
 		line, _, _ = strings.Cut(string(b), "\n")
 		line = strings.TrimSpace(line)
@@ -156,21 +158,21 @@ func firstLine(path string) (line string) {
 	return line
 }
 
-var errNotPlain = errors.New("not a plain file of that size")
+var errNotRefFile = errors.New("not a regular file of that size")
 
-// readPlain reads a regular file of at most so many bytes, and never waits for a FIFO.
-func readPlain(path string, most int64, read func(io.Reader) error) error {
+// readRegular reads a regular file of at most limit bytes. It never blocks on a FIFO.
+func readRegular(path string, limit int64, read func(io.Reader) error) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
-	defer f.Close() // only read from: nothing to lose
+	defer f.Close() // only read from: no error matters
 	fi, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	if fi.Mode()&fs.ModeType != 0 || fi.Size() > most {
-		return errNotPlain
+	if fi.Mode()&fs.ModeType != 0 || fi.Size() > limit {
+		return errNotRefFile
 	}
-	return read(io.LimitReader(f, most))
+	return read(io.LimitReader(f, limit))
 }

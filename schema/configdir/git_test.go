@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// repo is a checkout that real git works on.
+// repo is a checkout of the installed git.
 type repo struct {
 	t   *testing.T
 	dir string
@@ -25,7 +25,7 @@ func newRepo(t *testing.T, args ...string) repo {
 	return r
 }
 
-// git runs git in the checkout, as nobody in particular, and returns what it prints.
+// git runs git in the checkout, without the configuration of the user, and returns its output.
 func (r repo) git(args ...string) string {
 	r.t.Helper()
 	cmd := exec.Command("git", append([]string{"-C", r.dir, "-c", "user.name=t", "-c", "user.email=t@t", "-c", "protocol.file.allow=always"}, args...)...)
@@ -44,8 +44,8 @@ func (r repo) commit(data string) {
 	r.git("commit", "-qm", data)
 }
 
-// same asserts that the revision of dir, a folder of the checkout, is what git says.
-func (r repo) same(what, dir string) {
+// assertRevision asserts that Read and git agree on the revision of dir, a folder of the checkout.
+func (r repo) assertRevision(what, dir string) {
 	r.t.Helper()
 	want := repo{r.t, dir}.git("rev-parse", "HEAD")
 	if got := mustRead(r.t, dir).Revision; got != want {
@@ -53,58 +53,58 @@ func (r repo) same(what, dir string) {
 	}
 }
 
-func TestRevision(t *testing.T) {
+func TestRevisionOfACheckout(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{nil, {"--object-format=sha256"}} {
 		r := newRepo(t, args...)
 		conf := filepath.Join(r.dir, "conf")
-		r.same("a branch", conf)
+		r.assertRevision("a branch", conf)
 		r.commit("2")
-		r.same("another commit", conf)
+		r.assertRevision("another commit", conf)
 		r.git("checkout", "-qb", "team/edge")
 		r.commit("3")
-		r.same("a branch with a slash", conf)
+		r.assertRevision("a branch with a slash", conf)
 		r.git("pack-refs", "--all")
 		if _, err := os.Stat(filepath.Join(r.dir, ".git/refs/heads/team/edge")); err == nil {
 			t.Error("the ref is not packed")
 		}
-		r.same("a packed ref", conf)
+		r.assertRevision("a packed ref", conf)
 		r.commit("4")
-		r.same("a ref that is packed and newer by itself", conf)
+		r.assertRevision("a packed ref with a newer file", conf)
 		r.git("symbolic-ref", "refs/heads/alias", "refs/heads/main")
 		r.git("checkout", "-q", "alias")
-		r.same("a ref to another one", conf)
+		r.assertRevision("a symbolic ref", conf)
 		r.git("checkout", "-q", "--detach", "team/edge~1")
-		r.same("a detached head", conf)
+		r.assertRevision("a detached head", conf)
 		r.git("gc", "-q")
-		r.same("after gc", conf)
+		r.assertRevision("after gc", conf)
 	}
 }
 
-func TestRevisionElsewhere(t *testing.T) {
+func TestRevisionOfWorktreesAndSubmodules(t *testing.T) {
 	t.Parallel()
 	r := newRepo(t)
 	tree := filepath.Join(t.TempDir(), "tree")
 	r.git("worktree", "add", "-q", "-b", "other", tree)
 	repo{t, tree}.commit("2")
-	r.same("a worktree", filepath.Join(tree, "conf"))
-	r.same("the checkout beside it", r.dir)
+	r.assertRevision("a worktree", filepath.Join(tree, "conf"))
+	r.assertRevision("the checkout of the same repository", r.dir)
 	r.git("pack-refs", "--all")
-	r.same("a worktree with a packed ref", tree)
+	r.assertRevision("a worktree with a packed ref", tree)
 	outer := newRepo(t)
 	outer.git("submodule", "add", "-q", r.dir, "sub")
-	outer.same("a submodule", filepath.Join(outer.dir, "sub/conf"))
-	outer.same("around it", outer.dir)
+	outer.assertRevision("a submodule", filepath.Join(outer.dir, "sub/conf"))
+	outer.assertRevision("the checkout around the submodule", outer.dir)
 	bare := repo{t, t.TempDir()}
 	bare.git("clone", "-q", "--bare", r.dir, ".")
 	of := filepath.Join(t.TempDir(), "bare")
 	bare.git("worktree", "add", "-q", of, "main")
-	bare.same("a worktree of a bare clone", of)
+	bare.assertRevision("a worktree of a bare clone", of)
 }
 
-// TestRevisionGitSync goes the way of git-sync: a detached worktree for each commit,
-// with a relative gitdir, behind a link.
-func TestRevisionGitSync(t *testing.T) {
+// TestRevisionOfGitSync imitates git-sync: a detached worktree for each commit,
+// with a relative gitdir, behind a symlink.
+func TestRevisionOfGitSync(t *testing.T) {
 	t.Parallel()
 	upstream, root := newRepo(t), repo{t, t.TempDir()}
 	root.git("clone", "-q", "--no-checkout", upstream.dir, ".")
@@ -127,9 +127,9 @@ func TestRevisionGitSync(t *testing.T) {
 	}
 }
 
-// TestNoRevision: what is no checkout, or none that can be read, has no revision, and
-// nothing else is wrong with it.
-func TestNoRevision(t *testing.T) {
+// TestNoRevisionIsNoError: a directory without a readable checkout has no revision, and its
+// files are read.
+func TestNoRevisionIsNoError(t *testing.T) {
 	t.Parallel()
 	const commit = "0123456789012345678901234567890123456789"
 	big := strings.Repeat(" ", maxRef) + commit
@@ -142,19 +142,19 @@ func TestNoRevision(t *testing.T) {
 		"too large":             {".git/HEAD": big},
 		"out of the repository": {".git/HEAD": "ref: refs/../../secret\n", "secret": commit},
 		"not a ref":             {".git/HEAD": "ref: config\n", ".git/config": commit},
-		"a circle":              {".git/HEAD": "ref: refs/heads/a\n", ".git/refs/heads/a": "ref: refs/heads/b", ".git/refs/heads/b": "ref: refs/heads/a"},
+		"a cycle":               {".git/HEAD": "ref: refs/heads/a\n", ".git/refs/heads/a": "ref: refs/heads/b", ".git/refs/heads/b": "ref: refs/heads/a"},
 		"packed garbage":        {".git/HEAD": "ref: refs/heads/a\n", ".git/packed-refs": "x refs/heads/a\n" + strings.Repeat("y", 1<<17)},
-		"gitdir to nowhere":     {".git": "gitdir: /no/such/place\n"},
+		"a broken gitdir":       {".git": "gitdir: /no/such/place\n"},
 		"gitdir to a file":      {".git": "gitdir: a.yaml\n"},
 		"an upper-case commit":  {".git/HEAD": strings.Repeat("A", 40)},
 	} {
 		dir := t.TempDir()
 		writeTree(t, dir, map[string]string{"a.yaml": "1"})
 		writeTree(t, dir, files)
-		if s := mustRead(t, dir); s.Revision != "" || shown(s) != "a.yaml=1" {
-			t.Errorf("%s: got revision %q of %s", name, s.Revision, shown(s))
+		if s := mustRead(t, dir); s.Revision != "" || format(s) != "a.yaml=1" {
+			t.Errorf("%s: got revision %q and %s", name, s.Revision, format(s))
 		}
-		if _, _, err := Folders(dir); err != nil {
+		if _, _, err := readFolders(dir); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

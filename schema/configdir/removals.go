@@ -5,25 +5,26 @@ import (
 	"time"
 )
 
-// RemovalDelay is how long an image must have been gone from the
-// configuration, at two looks at least, before its removal is acted on.
+// RemovalDelay is how long an image must have been missing from the
+// configuration, in two reads at least, before its removal is confirmed.
 const RemovalDelay = 5 * time.Second
 
-// RemovalConfirmer confirms that images have left the configuration: two looks at
-// least removalRow apart did not have them, and none in between had. It is
-// to be told of wholly valid configurations only; after any other, assign
-// the zero Removals, which has confirmed nothing. It is not safe for
+// RemovalConfirmer confirms that images were removed from the configuration: two reads at
+// least RemovalDelay apart did not declare them, and no read in between did. The caller
+// passes it only fully valid configurations. After any other, the caller assigns
+// the zero RemovalConfirmer, which has confirmed nothing. It is not safe for
 // concurrent use.
 type RemovalConfirmer struct {
-	firstEnded, lastBegan time.Time            // the end of the first look, and the beginning of the last one
-	declared              map[string]bool      // at the last look
-	missingSince          map[string]time.Time // the first look without it, of those that had been declared
+	firstEnded   time.Time            // the end of the first read
+	lastBegan    time.Time            // the beginning of the last read
+	declared     map[string]bool      // in the last read
+	missingSince map[string]time.Time // by name, of images that had been declared: the end of the first read without them
 }
 
-// Observe takes note of the names that were declared at a look from began to ended. Two
-// looks are only as far apart as the end of one and the beginning of the other. A look
-// at a directory that did not change counts like any other. The map is kept
-// and must not be changed.
+// Observe records the names that were declared in a read from began to ended. Two
+// reads are only as far apart as the end of one and the beginning of the other. A read
+// of a directory that did not change counts like any other. Observe keeps the map; the
+// caller must not change it.
 func (r *RemovalConfirmer) Observe(began, ended time.Time, declared map[string]bool) {
 	if r.lastBegan.IsZero() {
 		r.firstEnded, r.missingSince = ended, map[string]time.Time{}
@@ -34,14 +35,15 @@ func (r *RemovalConfirmer) Observe(began, ended time.Time, declared map[string]b
 		}
 	}
 	for name, since := range r.missingSince {
+		// An image that is missing for long enough is like one that was never declared.
 		if declared[name] || began.Sub(since) >= RemovalDelay {
-			delete(r.missingSince, name) // back, or gone for as long as any
+			delete(r.missingSince, name)
 		}
 	}
 	r.lastBegan, r.declared = began, declared
 }
 
-// Confirmed reports whether it is confirmed that no image of that name is declared.
+// Confirmed reports whether it is confirmed that no image with that name is declared.
 func (r *RemovalConfirmer) Confirmed(name string) bool {
 	if r.declared[name] {
 		return false
@@ -53,13 +55,12 @@ func (r *RemovalConfirmer) Confirmed(name string) bool {
 	return !r.lastBegan.IsZero() && r.lastBegan.Sub(since) >= RemovalDelay
 }
 
-// Clone returns what is confirmed at this moment, which does not change any more. That
-// of nil is nil.
+// Clone returns a copy that later calls of Observe do not change. The clone of nil is nil.
 func (r *RemovalConfirmer) Clone() *RemovalConfirmer {
 	if r == nil {
 		return nil
 	}
-	then := *r
-	then.missingSince = maps.Clone(r.missingSince)
-	return &then
+	c := *r
+	c.missingSince = maps.Clone(r.missingSince)
+	return &c
 }

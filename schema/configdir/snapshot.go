@@ -8,8 +8,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// ErrChanging says that the directory changed while it was read, so that
-// what was read may be a mix. Reading it again is all that helps.
+// ErrChanging is returned when the directory changed while it was read, so that the
+// content that was read may be a mix of two states. The caller should read it again.
 var ErrChanging = errors.New("the directory is changing")
 
 // File is one file of a config directory as it was at one moment.
@@ -20,30 +20,31 @@ type File struct {
 }
 
 // Snapshot is the content of a config directory at one moment: its files
-// *.yaml, *.yml, *.json and *.cue, and what hides some of them (a folder that
-// may not be read, a link that leads out of the directory) as Files with Err.
+// *.yaml, *.yml, *.json and *.cue. Whatever hides files, such as a folder
+// without read permission or a symlink that leaves the directory, is a File with Err.
 type Snapshot struct {
 	Files []File // sorted by Path
 
-	// Whole says that all of it came through one swap of a link: the
-	// directory is a link itself, as git-sync has it, or all its files are
-	// behind ..data, as in a ConfigMap. A swap comes when writing is done, so
-	// content that arrived with one is complete. Only the swap says so: what
+	// Whole is true when the entire content was published by swapping one symlink: the
+	// directory is a symlink itself, as with git-sync, or all its files are
+	// behind ..data, as in a ConfigMap mount. A writer swaps the symlink when it has
+	// finished writing, so content that arrived with a swap is complete. Content that
 	// changes later in the same Generation was changed in place.
 	Whole      bool
-	Generation string // of a Whole snapshot: another one after each swap
+	Generation string // of a Whole snapshot: changes with each swap
 
-	// Busy says that git is at work on the checkout that the directory
-	// belongs to (it holds index.lock). A git that was killed leaves it so.
+	// Busy is true while git writes to the checkout that the directory
+	// belongs to: the checkout has an index.lock. A git process that was killed leaves
+	// the lock behind.
 	Busy bool
 
-	// Revision is the commit of that checkout, in hex, "" where there is none or it
-	// cannot be told. What was changed since in the checkout is not looked for.
+	// Revision is the commit of that checkout, in hex. It is "" when there is no checkout
+	// or the commit is unknown. Uncommitted changes do not count.
 	Revision string
 }
 
 // Digest identifies paths and contents, and nothing else: two directories
-// of the same files, however they got there, have the same.
+// with the same files have the same digest, however the files got there.
 func (s Snapshot) Digest() disk.Digest {
 	h := disk.SHA256.New()
 	part := func(b []byte) {
@@ -63,37 +64,34 @@ func (s Snapshot) Digest() disk.Digest {
 	return disk.SHA256.Sum(h)
 }
 
-// Equal reports whether both hold the same paths with the same contents.
-func (s Snapshot) Equal(t Snapshot) bool { return s.Digest() == t.Digest() }
-
-// Read reads the config directory dir as it is at one moment. Names that
-// begin with a dot are skipped; links are followed within the directory,
-// each file and folder being read once however many links lead to it. Every
-// link, dir itself included, is resolved once, and the look is thrown away
-// if one of them changed meanwhile: a swap never mixes two generations.
+// Read reads the config directory dir as it is at one moment. It skips names that
+// begin with a dot. It follows symlinks within the directory, and reads each file and
+// folder once, however many symlinks lead to it. It resolves each symlink once, dir
+// included, and discards the result if one of them changed meanwhile, so that a swap
+// never mixes two generations.
 //
-// A file that cannot be read is an error of that File. A directory that is
-// missing, unreadable or beyond all bounds is an error, and so is one that
-// changed under each of a few looks (ErrChanging). An empty one is not.
+// A file that cannot be read is an error in its File. Read fails if the directory is
+// missing, unreadable or too large, and with ErrChanging if it changed during each of a
+// few attempts. An empty directory is not an error.
 func Read(dir string) (Snapshot, error) {
-	const looks = 3
+	const attempts = 3
 	var err error
-	for range looks {
+	for range attempts {
 		var s Snapshot
-		if s, err = look(dir); !errors.Is(err, ErrChanging) {
+		if s, err = readOnce(dir); !errors.Is(err, ErrChanging) {
 			return s, err
 		}
 	}
 	return Snapshot{}, err
 }
 
-func look(dir string) (s Snapshot, err error) {
+func readOnce(dir string) (s Snapshot, err error) {
 	t, err := openTree(dir)
 	if err != nil {
 		return s, err
 	}
-	defer t.root.Close() // only read from: nothing to lose
-	s.Busy = t.busy()
+	defer t.root.Close() // only read from: no error matters
+	s.Busy = t.gitLocked()
 	if err := t.walk(); err != nil {
 		return s, fmt.Errorf("read %s: %w", dir, err)
 	}
@@ -103,29 +101,12 @@ func look(dir string) (s Snapshot, err error) {
 	if !t.unchanged() {
 		return s, fmt.Errorf("read %s: %w", dir, ErrChanging)
 	}
-	s.Busy = s.Busy || t.busy()
+	// Git may have started after the first check, so check at both ends of the read.
+	s.Busy = s.Busy || t.gitLocked()
 	if t.git != "" {
-		s.Revision = checkoutOf(t.git).revision()
+		s.Revision = openCheckout(t.git).revision()
 	}
 	s.Generation = t.generation()
 	s.Whole = s.Generation != ""
 	return s, nil
-}
-
-// Folders returns the folders that ReadDir reads from, as absolute paths
-// without links, and the files that git replaces in the checkout that dir belongs to
-// when it has done something there, for those who want to be told of changes in them.
-func Folders(dir string) (folders, git []string, err error) {
-	t, err := openTree(dir)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer t.root.Close() // only read from: nothing to lose
-	if err := t.walk(); err != nil {
-		return nil, nil, fmt.Errorf("read %s: %w", dir, err)
-	}
-	if t.git != "" {
-		git = checkoutOf(t.git).marks()
-	}
-	return t.absoluteFolders(), git, nil
 }

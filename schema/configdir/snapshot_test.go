@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// writeTree makes files below dir: "a/b.yaml" with its content, "l -> target" a link.
+// writeTree creates files below dir: "a/b.yaml" with its content, "l -> target" as a symlink.
 func writeTree(t testing.TB, dir string, files map[string]string) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -34,8 +34,8 @@ func writeTree(t testing.TB, dir string, files map[string]string) {
 	}
 }
 
-// shown shows a snapshot, one "path=data" or "path!error" a file.
-func shown(s Snapshot) string {
+// format formats a snapshot: one "path=data" or "path!error" for each file.
+func format(s Snapshot) string {
 	var out []string
 	for _, f := range s.Files {
 		if f.Err != nil {
@@ -56,7 +56,7 @@ func mustRead(t testing.TB, dir string) Snapshot {
 	return s
 }
 
-func TestReadDir(t *testing.T) {
+func TestRead(t *testing.T) {
 	outside := t.TempDir()
 	writeTree(t, outside, map[string]string{"x.yaml": "secret", "sub/y.yaml": "secret"})
 	tests := []struct {
@@ -65,7 +65,7 @@ func TestReadDir(t *testing.T) {
 		want  string
 	}{
 		{"nothing", nil, ""},
-		{"kinds", map[string]string{"a.yaml": "1", "b.yml": "2", "c.json": "3", "d.cue": "4", "README.md": "", "e": ""},
+		{"file types", map[string]string{"a.yaml": "1", "b.yml": "2", "c.json": "3", "d.cue": "4", "README.md": "", "e": ""},
 			"a.yaml=1 b.yml=2 c.json=3 d.cue=4"},
 		{"sorted by the whole path", map[string]string{"b/a.yaml": "1", "b.yaml": "2", "a/z/q.yaml": "3", "b-c.yaml": "4"},
 			"a/z/q.yaml=3 b-c.yaml=4 b.yaml=2 b/a.yaml=1"},
@@ -74,19 +74,19 @@ func TestReadDir(t *testing.T) {
 			"x.yaml=1"},
 		{"link to a file", map[string]string{"a.yaml -> .hidden/x": "", ".hidden/x": "1"}, "a.yaml=1"},
 		{"link to a folder", map[string]string{"now -> .v1/conf": "", ".v1/conf/sub/a.yaml": "1"}, "now/sub/a.yaml=1"},
-		{"link over links", map[string]string{"now -> .l": "", ".l -> ./.v1/../.v2": "", ".v1/a.yaml": "1", ".v2/a.yaml": "2"}, "now/a.yaml=2"},
-		{"links to what is read anyway", map[string]string{"a -> b": "", "a.yaml -> b/x.yaml": "", "b/x.yaml": "1"}, "b/x.yaml=1"},
+		{"link through links", map[string]string{"now -> .l": "", ".l -> ./.v1/../.v2": "", ".v1/a.yaml": "1", ".v2/a.yaml": "2"}, "now/a.yaml=2"},
+		{"links to files that are read without them", map[string]string{"a -> b": "", "a.yaml -> b/x.yaml": "", "b/x.yaml": "1"}, "b/x.yaml=1"},
 		{"links in a circle", map[string]string{"a.yaml -> b.yaml": "", "b.yaml -> a.yaml": "", "up -> .": "", "sub/up -> ..": "", "sub/c.yaml": "1"},
 			"a.yaml!" + errLoop.Error() + " b.yaml!" + errLoop.Error() + " sub/c.yaml=1"},
-		{"links out", map[string]string{"a.yaml -> " + outside + "/x.yaml": "", "sub -> " + outside + "/sub": "", "README -> " + outside + "/x.yaml": "",
+		{"links that leave the directory", map[string]string{"a.yaml -> " + outside + "/x.yaml": "", "sub -> " + outside + "/sub": "", "README -> " + outside + "/x.yaml": "",
 			"b.yaml -> ../../../../../../../../etc/hostname": "", "c.yaml": "1"},
 			"a.yaml!" + errLeaves.Error() + " b.yaml!" + errLeaves.Error() + " c.yaml=1 sub!" + errLeaves.Error()},
-		{"links out on the way", map[string]string{"a.yaml -> l/x.yaml": "", "l -> " + outside: ""},
+		{"links through a link that leaves the directory", map[string]string{"a.yaml -> l/x.yaml": "", "l -> " + outside: ""},
 			"a.yaml!" + errLeaves.Error() + " l!" + errLeaves.Error()},
-		{"links to nothing", map[string]string{"a.yaml -> b": "", "c -> d": ""}, "a.yaml!follow link: cannot be read: no such file or directory"},
+		{"broken links", map[string]string{"a.yaml -> b": "", "c -> d": ""}, "a.yaml!follow link: cannot be read: no such file or directory"},
 		{"several ConfigMaps", map[string]string{"one/..data -> ..1": "", "one/..1/a.yaml": "1", "one/a.yaml -> ..data/a.yaml": "",
 			"two/..data -> ..1": "", "two/..1/a.yaml": "2"}, "one/a.yaml=1 two/a.yaml=2"},
-		{"a ConfigMap of nothing", map[string]string{"..data -> ..1": "", "a.yaml": "1"},
+		{"a ConfigMap whose ..data is broken", map[string]string{"..data -> ..1": "", "a.yaml": "1"},
 			"..data!follow link: cannot be read: no such file or directory a.yaml=1"},
 	}
 	for _, tt := range tests {
@@ -94,20 +94,20 @@ func TestReadDir(t *testing.T) {
 			dir := t.TempDir()
 			writeTree(t, dir, tt.files)
 			s := mustRead(t, dir)
-			if got := shown(s); got != tt.want {
+			if got := format(s); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
 			if s.Whole || s.Busy {
 				t.Errorf("got whole %v, busy %v of a plain directory", s.Whole, s.Busy)
 			}
-			if !s.Equal(mustRead(t, dir)) {
-				t.Error("a second look differs")
+			if s.Digest() != mustRead(t, dir).Digest() {
+				t.Error("the digest of a second read differs")
 			}
 		})
 	}
 }
 
-func TestReadDirFaults(t *testing.T) {
+func TestReadFailsWithoutADirectory(t *testing.T) {
 	dir := t.TempDir()
 	writeTree(t, dir, map[string]string{"file": "", "loop -> loop": "", "gone -> nothing": ""})
 	if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
@@ -115,12 +115,12 @@ func TestReadDirFaults(t *testing.T) {
 	}
 	for _, name := range []string{"missing", "file", "loop", "gone", "fifo"} {
 		if s, err := Read(filepath.Join(dir, name)); err == nil || errors.Is(err, ErrChanging) {
-			t.Errorf("%s: got %v, %v; want a fault", name, s, err)
+			t.Errorf("%s: got %v, %v; want an error", name, s, err)
 		}
 	}
 }
 
-func TestReadDirHostileFiles(t *testing.T) {
+func TestReadRejectsHostileFiles(t *testing.T) {
 	dir := t.TempDir()
 	writeTree(t, dir, map[string]string{"big.yaml": "", "edge.yaml": "", "good.yaml": "1", "dir.yaml/x.yaml": "2"})
 	for name, size := range map[string]int64{"big.yaml": 1 << 30, "edge.yaml": MaxFile} {
@@ -152,7 +152,7 @@ func TestReadDirHostileFiles(t *testing.T) {
 	}
 }
 
-func TestReadDirUnreadable(t *testing.T) {
+func TestReadReportsUnreadableFiles(t *testing.T) {
 	if os.Getuid() == 0 {
 		t.Skip("root reads everything")
 	}
@@ -165,19 +165,19 @@ func TestReadDirUnreadable(t *testing.T) {
 	}
 	t.Cleanup(func() { os.Chmod(filepath.Join(dir, "sub"), 0o700) })
 	const denied = "!cannot be read: permission denied"
-	if got, want := shown(mustRead(t, dir)), "a.yaml"+denied+" c.yaml=1 sub"+denied; got != want {
+	if got, want := format(mustRead(t, dir)), "a.yaml"+denied+" c.yaml=1 sub"+denied; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if err := os.Chmod(dir, 0); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Read(dir); !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("got %v, want a fault", err)
+		t.Errorf("got %v, want a permission error", err)
 	}
 	os.Chmod(dir, 0o700)
 }
 
-func TestReadDirBounds(t *testing.T) {
+func TestReadLimitsTheTotalSize(t *testing.T) {
 	dir := t.TempDir()
 	for i := range maxBytes/MaxFile + 1 {
 		name := filepath.Join(dir, fmt.Sprintf("%d.yaml", i))
@@ -187,13 +187,13 @@ func TestReadDirBounds(t *testing.T) {
 		}
 	}
 	if _, err := Read(dir); err == nil || !strings.Contains(err.Error(), "more than 64 MiB") {
-		t.Errorf("got %v, want a fault that names the bound", err)
+		t.Errorf("got %v, want an error that names the limit", err)
 	}
 }
 
-// TestDigest shows that a digest is of paths and contents, and cannot be
-// the same for others.
-func TestDigest(t *testing.T) {
+// TestDigestCoversPathsAndContents: equal paths and contents have equal digests, others have
+// not.
+func TestDigestCoversPathsAndContents(t *testing.T) {
 	same := []map[string]string{
 		{"a.yaml": "1", "b.yaml": "2"},
 		{"a.yaml": "1", "b.yaml": "2", "ignored": "x"},
@@ -208,17 +208,17 @@ func TestDigest(t *testing.T) {
 	}
 	first := t.TempDir()
 	writeTree(t, first, same[0])
-	want := mustRead(t, first)
+	want := mustRead(t, first).Digest()
 	for i, files := range slices.Concat(same, other) {
 		dir := t.TempDir()
 		writeTree(t, dir, files)
-		if s := mustRead(t, dir); s.Equal(want) != (i < len(same)) {
-			t.Errorf("%v: equal to the first: %v", files, s.Equal(want))
+		if equal := mustRead(t, dir).Digest() == want; equal != (i < len(same)) {
+			t.Errorf("%v: equal to the first: %v", files, equal)
 		}
 	}
 }
 
-func BenchmarkReadDir(b *testing.B) {
+func BenchmarkRead(b *testing.B) {
 	files := map[string]string{}
 	for i := range 1000 {
 		files[fmt.Sprintf("%02d/%04d.yaml", i%20, i)] = strings.Repeat("images: {}\n", 60)

@@ -16,15 +16,15 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// configMap is a volume as kubelet's AtomicWriter makes it.
+// configMap is a volume with the layout of the kubelet's AtomicWriter.
 type configMap struct {
 	dir   string
 	count int
 	old   map[string]string
 }
 
-// steps returns what a publication of files does, in kubelet's order. The
-// name of the one that makes the new generation visible is "swap".
+// steps returns the steps of publishing files, in the kubelet's order. "swap" is the
+// step that makes the new generation visible.
 func (c *configMap) steps(t testing.TB, files map[string]string) (names []string, do map[string]func()) {
 	c.count++
 	now := fmt.Sprintf("..2026_11_20_09_00_00.%09d", c.count)
@@ -66,10 +66,10 @@ func (c *configMap) publish(t testing.TB, files map[string]string) {
 	}
 }
 
-// TestReadDirConfigMap looks after each single step of publications that
-// change, add and remove files: it is the old generation up to the swap and
-// the new one from then on.
-func TestReadDirConfigMap(t *testing.T) {
+// TestReadConfigMapAfterEachStep reads after each step of publications that
+// change, add and remove files: up to the swap it gets the old generation, and
+// afterwards the new one.
+func TestReadConfigMapAfterEachStep(t *testing.T) {
 	c := &configMap{dir: t.TempDir()}
 	generations := []map[string]string{
 		{"a.yaml": "1", "b.yaml": "1"},
@@ -88,23 +88,23 @@ func TestReadDirConfigMap(t *testing.T) {
 				want = wants[i+1]
 			}
 			s := mustRead(t, c.dir)
-			if got := shown(s); got != want || !s.Whole {
+			if got := format(s); got != want || !s.Whole {
 				t.Errorf("publication %d after %q: got %s, whole %v; want %s", i+1, name, got, s.Whole, want)
 			}
 			if swapped := s.Generation != generation; swapped != (want == wants[i+1]) {
-				t.Errorf("publication %d after %q: another generation: %v", i+1, name, swapped)
+				t.Errorf("publication %d after %q: new generation: %v", i+1, name, swapped)
 			}
 		}
 	}
 	writeTree(t, c.dir, map[string]string{"plain.yaml": "p"})
-	if s := mustRead(t, c.dir); s.Whole || shown(s) != "d.yaml=4 plain.yaml=p" {
-		t.Errorf("with a file beside ..data: got %s, whole %v", shown(s), s.Whole)
+	if s := mustRead(t, c.dir); s.Whole || format(s) != "d.yaml=4 plain.yaml=p" {
+		t.Errorf("with a file beside ..data: got %s, whole %v", format(s), s.Whole)
 	}
 }
 
-// TestReadDirWhileSwapped reads while generations are published as fast as
-// can be: whatever is returned is one of them, whole.
-func TestReadDirWhileSwapped(t *testing.T) {
+// TestReadNeverMixesGenerations reads while generations are published as fast as
+// possible: each result is one whole generation.
+func TestReadNeverMixesGenerations(t *testing.T) {
 	generation := func(n int) map[string]string {
 		files := map[string]string{}
 		for i := range 20 {
@@ -123,7 +123,7 @@ func TestReadDirWhileSwapped(t *testing.T) {
 			stop, stopped := make(chan struct{}), make(chan struct{})
 			go func() {
 				defer close(stopped)
-				lookForMix(t, swap.dir, 20, stop)
+				assertNoMix(t, swap.dir, 20, stop)
 			}()
 			for n := range 150 {
 				swap.publish(t, generation(n+1))
@@ -137,11 +137,11 @@ func TestReadDirWhileSwapped(t *testing.T) {
 	}
 }
 
-// lookForMix reads dir, of files that all say the same, until stop.
-func lookForMix(t *testing.T, dir string, files int, stop <-chan struct{}) {
-	looks, whole := 0, 0
-	defer func() { t.Logf("%d looks, %d of one generation", looks, whole) }()
-	for ; ; looks++ {
+// assertNoMix reads dir, whose files must all have the same content, until stop.
+func assertNoMix(t *testing.T, dir string, files int, stop <-chan struct{}) {
+	reads, whole := 0, 0
+	defer func() { t.Logf("%d reads, %d of one generation", reads, whole) }()
+	for ; ; reads++ {
 		select {
 		case <-stop:
 			return
@@ -152,12 +152,12 @@ func lookForMix(t *testing.T, dir string, files int, stop <-chan struct{}) {
 			continue
 		}
 		if err != nil || len(s.Files) != files || !s.Whole {
-			t.Errorf("got %d files, whole %v, %v: %s", len(s.Files), s.Whole, err, shown(s))
+			t.Errorf("got %d files, whole %v, %v: %s", len(s.Files), s.Whole, err, format(s))
 			return
 		}
 		for _, f := range s.Files {
 			if f.Err != nil || string(f.Data) != string(s.Files[0].Data) {
-				t.Errorf("got a mix: %s", shown(s))
+				t.Errorf("got a mix: %s", format(s))
 				return
 			}
 		}
@@ -165,8 +165,8 @@ func lookForMix(t *testing.T, dir string, files int, stop <-chan struct{}) {
 	}
 }
 
-// gitSync publishes as git-sync does: a worktree of its own for each
-// commit, then a link swap, then the old worktree goes.
+// gitSync publishes like git-sync: it creates a worktree for each
+// commit, swaps a symlink, and removes the old worktree.
 type gitSync struct {
 	dir   string
 	count int
@@ -186,7 +186,7 @@ func (g *gitSync) publish(t testing.TB, files map[string]string) {
 	}
 }
 
-func TestReadDirBusy(t *testing.T) {
+func TestBusyWhileGitHoldsItsLock(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("git is not installed")
 	}
@@ -217,13 +217,13 @@ func TestReadDirBusy(t *testing.T) {
 	}
 }
 
-func TestFolders(t *testing.T) {
+func TestReadFolders(t *testing.T) {
 	dir := t.TempDir()
 	writeTree(t, dir, map[string]string{"a.yaml": "", "sub/deep/x": "", "l -> .hidden/l": "", ".hidden/l/b.yaml": "",
 		"c.yaml -> .else/c": "", ".else/c": "", ".unread/d.yaml": "", ".git/HEAD": ""})
 	must(t, os.Symlink(dir, dir+".link"))
 	t.Cleanup(func() { os.Remove(dir + ".link") })
-	folders, git, err := Folders(dir + ".link")
+	folders, git, err := readFolders(dir + ".link")
 	must(t, err)
 	var want []string
 	for _, name := range []string{"", ".else", ".hidden/l", "sub", "sub/deep"} {

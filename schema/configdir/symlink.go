@@ -1,180 +1,140 @@
 package configdir
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 )
+
+// maxLinks is how many symlinks the resolution of one path follows, as in Linux.
+const maxLinks = 40
 
 var (
-	errLeaves     = errors.New("the link leads out of the config directory")
-	errLoop       = errors.New("the link leads to itself, or through too many others")
-	errNotRegular = errors.New("not a regular file")
-	errNames      = fmt.Errorf("more than %d names: not a config directory", maxNames)
+	errLeaves = errors.New("the link leads out of the config directory")
+	errLoop   = errors.New("the link leads to itself, or through too many others")
 )
 
-// node is what stands at a place, or err.
-type node struct {
+// entry is a file, folder or symlink, or the reason why it cannot be inspected.
+type entry struct {
 	mode   fs.FileMode
-	target string // of a link
+	target string // of a symlink
 	err    error
 }
 
-// node looks at a place once.
-func (t *tree) node(place string) node {
-	if n, ok := t.nodes[place]; ok {
-		return n
-	}
-	var n node
-	if fi, err := t.root.Lstat(place); err != nil {
-		n.err = reason(err)
-	} else if n.mode = fi.Mode(); n.mode&fs.ModeSymlink != 0 {
-		n.target, n.err = t.root.Readlink(place)
-	}
-	t.nodes[place] = n
-	return n
+// pathWalk resolves a path element by element through all symlinks.
+type pathWalk struct {
+	// root is "." or "/". Below "." a symlink that is absolute or leads above root is
+	// errLeaves.
+	root  string
+	entry func(path string) entry
+	// visit is called for each element that is not "." or "..". last is true for
+	// the last element of the path. nil: not called.
+	visit func(folder, name string, e entry, last bool)
 }
 
-// resolve follows name, relative to the folder at place, through all links.
-func (t *tree) resolve(place, name string) (string, fs.FileMode, error) {
-	const maxLinks = 40 // as in Linux
-	mode, links := fs.ModeDir, 0
-	for rest := []string{name}; len(rest) > 0; {
+// resolve returns the location of the last element, and its type.
+func (w pathWalk) resolve(folder, name string) (string, fs.FileMode, error) {
+	at, mode, links := folder, fs.ModeDir, 0
+	for rest := elements(name); len(rest) > 0; {
 		name, rest = rest[0], rest[1:]
-		switch name {
-		case "", ".":
-			continue
-		case "..":
-			if place == "." {
+		if name == ".." {
+			if at == "." {
 				return "", 0, errLeaves
 			}
-			place, mode = path.Dir(place), fs.ModeDir
+			at, mode = path.Dir(at), fs.ModeDir // the parent of "/" is "/"
 			continue
 		}
-		next := path.Join(place, name)
-		n := t.node(next)
+		next := path.Join(at, name)
+		e := w.entry(next)
+		if w.visit != nil {
+			w.visit(at, name, e, len(rest) == 0)
+		}
 		switch {
-		case n.err != nil:
-			return "", 0, fmt.Errorf("follow link: %w", n.err)
-		case n.mode&fs.ModeSymlink == 0:
-			place, mode = next, n.mode
+		case e.err != nil:
+			return "", 0, fmt.Errorf("follow link: %w", e.err)
+		case e.mode&fs.ModeSymlink == 0:
+			at, mode = next, e.mode
 			continue
-		case path.IsAbs(n.target):
-			return "", 0, errLeaves
+		case path.IsAbs(e.target):
+			if w.root == "." {
+				return "", 0, errLeaves
+			}
+			at = w.root
 		}
 		if links++; links > maxLinks {
 			return "", 0, errLoop
 		}
-		rest = slices.Concat(strings.Split(n.target, "/"), rest)
+		rest = slices.Concat(elements(e.target), rest)
 	}
-	return place, mode, nil
+	return at, mode, nil
 }
 
-// list returns what is in the folder at place, sorted by name.
-func (t *tree) list(place string) ([]fs.DirEntry, error) {
-	if len(place) > maxPlace {
-		return nil, syscall.ENAMETOOLONG
+// elements returns the elements of a path without those that mean nothing.
+func elements(name string) []string {
+	return slices.DeleteFunc(strings.Split(name, "/"), func(e string) bool { return e == "" || e == "." })
+}
+
+// entry inspects a location once and remembers the result.
+func (t *tree) entry(location string) entry {
+	if e, ok := t.entries[location]; ok {
+		return e
 	}
-	f, err := t.root.Open(place)
+	e := readEntry(t.root.Lstat, t.root.Readlink, location)
+	t.entries[location] = e
+	return e
+}
+
+func readEntry(lstat func(string) (fs.FileInfo, error), readlink func(string) (string, error), name string) (e entry) {
+	fi, err := lstat(name)
 	if err != nil {
-		return nil, err
+		return entry{err: withoutPath(err)}
 	}
-	defer f.Close() // only read from: nothing to lose
-	var all []fs.DirEntry
-	for {
-		some, err := f.ReadDir(1024)
-		all = append(all, some...)
-		if t.names += len(some); t.names > maxNames {
-			return nil, errNames
-		}
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return nil, err
-		}
+	if e.mode = fi.Mode(); e.mode&fs.ModeSymlink != 0 {
+		e.target, e.err = readlink(name)
 	}
-	slices.SortFunc(all, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
-	return all, nil
+	return e
 }
 
-// hidden says what it means that the folder at place could not be listed.
-func (t *tree) hidden(place, dir string, err error) error {
-	switch {
-	case gone(err):
-		return ErrChanging
-	case place == "." || err == errNames:
-		return err
-	}
-	return t.add(found{path: dir, err: reason(err)})
+// resolve follows name, relative to the folder at location, through all symlinks.
+func (t *tree) resolve(location, name string) (string, fs.FileMode, error) {
+	return pathWalk{root: ".", entry: t.entry}.resolve(location, name)
 }
 
-func (t *tree) readFiles() ([]File, error) {
-	var files []File
-	left := maxBytes
-	for _, f := range t.found {
-		file := File{Path: f.path, Err: f.err}
-		if f.err == nil {
-			file.Data, file.Err = t.read(f.place)
-		}
-		if gone(file.Err) && f.err == nil {
-			return nil, ErrChanging
-		}
-		if left -= len(file.Data); left < 0 {
-			return nil, fmt.Errorf("more than %d MiB of configuration", maxBytes>>20)
-		}
-		files = append(files, file)
-	}
-	return files, nil
-}
+// names are the names in a folder that matter. nil means all.
+type names map[string]bool
 
-func (t *tree) read(place string) ([]byte, error) {
-	// What was a regular file may be a FIFO by now, which must not block us.
-	f, err := t.root.OpenFile(place, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+// parentFolders returns the folders in which the directory, or a symlink on the way
+// to it, can be replaced, each with the name that matters there. If a folder on the way
+// does not exist, it returns the nearest folder that does.
+func parentFolders(dir string) map[string]names {
+	folders := map[string]names{}
+	abs, err := filepath.Abs(dir)
 	if err != nil {
-		return nil, reason(err)
+		return folders // the working directory was removed: there is nothing to watch
 	}
-	defer f.Close() // only read from: nothing to lose
-	fi, err := f.Stat()
-	switch {
-	case err != nil:
-		return nil, reason(err)
-	case !fi.Mode().IsRegular():
-		return nil, errNotRegular
-	case fi.Size() > MaxFile:
-		return nil, ErrTooLarge(fi.Size())
+	w := pathWalk{
+		root:  "/",
+		entry: func(name string) entry { return readEntry(os.Lstat, os.Readlink, name) },
+		visit: func(folder, name string, e entry, last bool) {
+			if e.err != nil || e.mode&fs.ModeSymlink != 0 || last {
+				addName(folders, folder, name)
+			}
+		},
 	}
-	var b bytes.Buffer
-	b.Grow(int(fi.Size()) + bytes.MinRead)
-	if _, err := b.ReadFrom(io.LimitReader(f, MaxFile+1)); err != nil {
-		return nil, reason(err)
-	}
-	if b.Len() > MaxFile {
-		return nil, ErrTooLarge(int64(b.Len()))
-	}
-	return b.Bytes(), nil
+	// An error needs no handling: the folder in which the walk ended is among the
+	// result, and a change there is an event.
+	_, _, _ = w.resolve("/", abs)
+	return folders
 }
 
-func ErrTooLarge(size int64) error {
-	return fmt.Errorf("larger than %d MiB (%d bytes): not a configuration file", MaxFile>>20, size)
-}
-
-// gone reports whether err says that what was there a moment ago is not.
-func gone(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ESTALE)
-}
-
-// reason is err without the path, which those who report it know better.
-func reason(err error) error {
-	if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
-		return fmt.Errorf("cannot be read: %w", pe.Err)
+func addName(folders map[string]names, folder, name string) {
+	if folders[folder] == nil {
+		folders[folder] = names{}
 	}
-	return err
+	folders[folder][name] = true
 }

@@ -1,8 +1,10 @@
 package configdir
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -12,55 +14,61 @@ import (
 	"syscall"
 )
 
-// What one look at a config directory takes at most. A directory beyond the
-// bounds is most likely not the one that was meant.
+// Limits of one read of a config directory. A directory that exceeds them is most
+// likely not the intended one.
 const (
-	maxNames = 200_000  // names of any kind, those that are ignored included
-	maxFiles = 50_000   // files of ours
-	maxBytes = 64 << 20 // of all files together
 	MaxFile  = 16 << 20 // bytes of one file; a larger one is an error of that file
-	maxPlace = 4096     // bytes of a path; a deeper folder is an error of that folder
+	maxNames = 200_000  // names of any kind, ignored ones included
+	maxFiles = 50_000   // configuration files
+	maxBytes = 64 << 20 // of all files together
+	maxPath  = 4096     // bytes of a path; a deeper folder is an error of that folder
 )
 
-// swapLink is the link in a volume of Kubernetes that is swapped to publish
-// a new generation of all the files of the folder at once.
+// swapLink is the symlink in a Kubernetes volume that the kubelet swaps to publish
+// a new generation of all files of the folder at once.
 const swapLink = "..data"
 
-// tree is one look at a config directory. Its places are paths relative to
-// root that hold no link: every link is looked at once and then remembered,
-// so that all that is reached through it is of one generation.
+var (
+	errNotRegular = errors.New("not a regular file")
+	errNames      = fmt.Errorf("more than %d names: not a config directory", maxNames)
+)
+
+// tree is one read of a config directory. A location is a path relative to root
+// without symlinks. The tree reads each symlink once and remembers its target,
+// so that everything that is reached through it belongs to one generation.
 type tree struct {
-	dir    string // as it was given
-	real   string // absolute and without links
-	linked bool   // dir is a link itself
+	dir    string // as the caller gave it
+	real   string // absolute and without symlinks
+	linked bool   // dir is a symlink itself
 	root   *os.Root
 	id     fs.FileInfo // of root
-	git    string      // see gitDir
+	git    string      // the git directory, see gitDir
 
-	nodes   map[string]node // by place
-	folders map[string]bool // places of folders that are read from
-	walked  map[string]bool // places of folders that were listed
-	files   map[string]bool // places of files in found
-	links   []link          // to be followed when all else was walked
+	entries map[string]entry // by location
+	folders map[string]bool  // locations of folders with configuration files
+	walked  map[string]bool  // locations of folders that were listed
+	files   map[string]bool  // locations of the files in found
+	links   []link           // to follow when everything else was walked
 	found   []found
 	names   int
 
-	swap   string // where the swapLink of root leads to
-	inSwap bool   // walking there
-	stray  bool   // something was found elsewhere
+	swapTarget string // location that the swapLink of root leads to
+	inSwap     bool   // the walk is below swapTarget
+	outside    bool   // a file was found that is not below swapTarget
 }
 
-// link is a link to follow, name in the folder at place, which is shown as path.
-type link struct{ place, name, path string }
+// link is a symlink to follow: name in the folder at location. path is how messages
+// name it.
+type link struct{ location, name, path string }
 
-// found is a file to read, or what is wrong with it.
+// found is a file to read, or the reason why it cannot be read.
 type found struct {
-	path, place string
-	err         error
+	path, location string
+	err            error
 }
 
-// IsConfig reports whether files of that name are read. Left-overs of
-// editors (x.yaml~, #x.yaml#, .x.yaml.swp, 4913) are not.
+// IsConfig reports whether the config directory reads files with that name. It ignores
+// left-overs of editors: x.yaml~, #x.yaml#, .x.yaml.swp, 4913.
 func IsConfig(name string) bool {
 	switch path.Ext(name) {
 	case ".yaml", ".yml", ".json", ".cue":
@@ -72,7 +80,7 @@ func IsConfig(name string) bool {
 func openTree(dir string) (t *tree, err error) {
 	t = &tree{
 		dir:     filepath.Clean(dir),
-		nodes:   map[string]node{},
+		entries: map[string]entry{},
 		folders: map[string]bool{},
 		walked:  map[string]bool{},
 		files:   map[string]bool{},
@@ -81,9 +89,9 @@ func openTree(dir string) (t *tree, err error) {
 		return t, nil
 	}
 	if t.root != nil {
-		t.root.Close() // only read from: nothing to lose
+		t.root.Close() // only read from: no error matters
 	}
-	// The way to a directory that is there went through one that is not.
+	// The directory exists now, so a symlink on the way to it was swapped meanwhile.
 	if _, statErr := os.Stat(t.dir); statErr == nil && errors.Is(err, fs.ErrNotExist) {
 		err = ErrChanging
 	}
@@ -96,7 +104,7 @@ func (t *tree) open() (err error) {
 		return err
 	}
 	t.linked = fi.Mode()&fs.ModeSymlink != 0
-	// Opening a FIFO would block: ask before.
+	// Opening a FIFO would block, so check the type first.
 	if t.id, err = os.Stat(t.dir); err != nil {
 		return err
 	}
@@ -116,50 +124,50 @@ func (t *tree) open() (err error) {
 	return nil
 }
 
-// unchanged reports whether all links that the look went through still lead
-// where they did, so that nobody was removing what lies behind them.
+// unchanged reports whether all symlinks that the read followed still have the same
+// target. If one has not, its old target may have been removed during the read.
 func (t *tree) unchanged() bool {
 	id, err := os.Stat(t.dir)
 	opened, err2 := t.root.Stat(".")
 	if err != nil || err2 != nil || !os.SameFile(id, t.id) || !os.SameFile(opened, t.id) {
 		return false
 	}
-	for place, n := range t.nodes {
-		if n.mode&fs.ModeSymlink == 0 {
+	for location, e := range t.entries {
+		if e.mode&fs.ModeSymlink == 0 {
 			continue
 		}
-		if to, err := t.root.Readlink(place); err != nil || to != n.target {
+		if target, err := t.root.Readlink(location); err != nil || target != e.target {
 			return false
 		}
 	}
 	return true
 }
 
-// generation names what the whole content came with, "" if it did not come
-// through a swap.
+// generation identifies the swap that published the entire content. It is "" if the
+// content was not published by a swap.
 func (t *tree) generation() string {
 	gen := ""
 	if t.linked {
 		st := t.id.Sys().(*syscall.Stat_t)
 		gen = fmt.Sprintf("%d:%d", st.Dev, st.Ino)
 	}
-	if t.swap != "" && !t.stray {
-		gen += " " + t.swap
+	if t.swapTarget != "" && !t.outside {
+		gen += " " + t.swapTarget
 	}
 	return gen
 }
 
 func (t *tree) absoluteFolders() []string {
 	var out []string
-	for place := range t.folders {
-		out = append(out, filepath.Join(t.real, place))
+	for location := range t.folders {
+		out = append(out, filepath.Join(t.real, location))
 	}
 	slices.Sort(out)
 	return out
 }
 
-// walk finds the files. Folders come before links, so that a file that has
-// a name of its own is known by that one.
+// walk finds the files. It follows symlinks last, so that a file that is in the
+// directory itself keeps its own name.
 func (t *tree) walk() error {
 	if err := t.walkFolder(".", ""); err != nil {
 		return err
@@ -175,17 +183,17 @@ func (t *tree) walk() error {
 	return nil
 }
 
-// walkFolder finds the files of the folder at place, which is shown as dir.
-func (t *tree) walkFolder(place, dir string) error {
-	if t.walked[place] {
+// walkFolder finds the files of the folder at location. Messages name the folder dir.
+func (t *tree) walkFolder(location, dir string) error {
+	if t.walked[location] {
 		return nil
 	}
-	t.walked[place], t.folders[place] = true, true
-	entries, err := t.list(place)
+	t.walked[location], t.folders[location] = true, true
+	entries, err := t.list(location)
 	if err != nil {
-		return t.hidden(place, dir, err)
+		return t.unlisted(location, dir, err)
 	}
-	swapped, err := t.walkSwap(place, dir, entries)
+	swapped, err := t.walkSwap(location, dir, entries)
 	if err != nil {
 		return err
 	}
@@ -193,79 +201,79 @@ func (t *tree) walkFolder(place, dir string) error {
 		if e.Name()[0] == '.' {
 			continue
 		}
-		l := link{place, e.Name(), path.Join(dir, e.Name())}
-		if err := t.entry(l, e.Type(), swapped); err != nil {
+		l := link{location, e.Name(), path.Join(dir, e.Name())}
+		if err := t.walkEntry(l, e.Type(), swapped); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// walkSwap walks what the swapLink among the entries of a folder leads to as
-// if it stood in the folder, and reports whether there is one. The links for
-// users beside it are not asked: those for new files are made after the
-// swap, and those to removed ones are removed after it.
-func (t *tree) walkSwap(place, dir string, entries []fs.DirEntry) (bool, error) {
+// walkSwap walks the target of the swapLink in a folder as if its files were in the
+// folder, and reports whether there is a swapLink. It does not use the kubelet's
+// symlinks to the single files: the kubelet creates those of new files after the
+// swap, and removes those of removed files after it.
+func (t *tree) walkSwap(location, dir string, entries []fs.DirEntry) (bool, error) {
 	if !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == swapLink }) {
 		return false, nil
 	}
-	to, mode, err := t.resolve(place, swapLink)
+	target, mode, err := t.resolve(location, swapLink)
 	if err == nil && !mode.IsDir() {
 		err = syscall.ENOTDIR
 	}
 	if err != nil {
 		return false, t.add(found{path: path.Join(dir, swapLink), err: err})
 	}
-	if place == "." {
-		t.swap, t.inSwap = to, true
+	if location == "." {
+		t.swapTarget, t.inSwap = target, true
 		defer func() { t.inSwap = false }()
 	}
-	return true, t.walkFolder(to, dir)
+	return true, t.walkFolder(target, dir)
 }
 
-func (t *tree) entry(l link, typ fs.FileMode, swapped bool) error {
-	place := path.Join(l.place, l.name)
+func (t *tree) walkEntry(l link, typ fs.FileMode, swapped bool) error {
+	location := path.Join(l.location, l.name)
 	switch {
 	case typ.IsDir():
-		return t.walkFolder(place, l.path)
+		return t.walkFolder(location, l.path)
 	case typ&fs.ModeSymlink != 0:
-		if !swapped || !strings.HasPrefix(t.node(place).target, swapLink+"/") {
+		if !swapped || !strings.HasPrefix(t.entry(location).target, swapLink+"/") {
 			t.links = append(t.links, l)
 		}
 	case IsConfig(l.name):
-		return t.file(place, l.path, typ)
+		return t.addFile(location, l.path, typ)
 	}
 	return nil
 }
 
-// follow finds what a link leads to. Of links to nothing, and out of the
-// directory, those matter that would have brought us files.
+// follow walks the target of a symlink. A symlink that is broken or that leaves the
+// directory is an error only if it would have led to configuration files.
 func (t *tree) follow(l link) error {
-	place, mode, err := t.resolve(l.place, l.name)
+	location, mode, err := t.resolve(l.location, l.name)
 	switch {
 	case err == errLeaves && t.leadsToFolder(l):
 		return t.add(found{path: l.path, err: err})
 	case err == nil && mode.IsDir():
-		return t.walkFolder(place, l.path)
+		return t.walkFolder(location, l.path)
 	case !IsConfig(l.name):
 		return nil
 	case err != nil:
 		return t.add(found{path: l.path, err: err})
 	}
-	return t.file(place, l.path, mode)
+	return t.addFile(location, l.path, mode)
 }
 
 func (t *tree) leadsToFolder(l link) bool {
-	fi, err := os.Stat(filepath.Join(t.real, l.place, l.name))
+	fi, err := os.Stat(filepath.Join(t.real, l.location, l.name))
 	return err == nil && fi.IsDir()
 }
 
-func (t *tree) file(place, shown string, typ fs.FileMode) error {
-	if t.files[place] {
+func (t *tree) addFile(location, shown string, typ fs.FileMode) error {
+	if t.files[location] {
 		return nil
 	}
-	t.files[place], t.folders[path.Dir(place)] = true, true
-	f := found{path: shown, place: place}
+	t.files[location], t.folders[path.Dir(location)] = true, true
+	f := found{path: shown, location: location}
 	if !typ.IsRegular() {
 		f.err = errNotRegular
 	}
@@ -274,9 +282,114 @@ func (t *tree) file(place, shown string, typ fs.FileMode) error {
 
 func (t *tree) add(f found) error {
 	t.found = append(t.found, f)
-	t.stray = t.stray || !t.inSwap
+	t.outside = t.outside || !t.inSwap
 	if len(t.found) > maxFiles {
 		return fmt.Errorf("more than %d files of configuration", maxFiles)
 	}
 	return nil
+}
+
+// list returns the entries of the folder at location, sorted by name.
+func (t *tree) list(location string) ([]fs.DirEntry, error) {
+	if len(location) > maxPath {
+		return nil, syscall.ENAMETOOLONG
+	}
+	f, err := t.root.Open(location)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // only read from: no error matters
+	var all []fs.DirEntry
+	for {
+		some, err := f.ReadDir(1024)
+		all = append(all, some...)
+		if t.names += len(some); t.names > maxNames {
+			return nil, errNames
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(all, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return all, nil
+}
+
+// unlisted handles a folder that could not be listed: it is an error of the read, or of
+// that folder.
+func (t *tree) unlisted(location, dir string, err error) error {
+	switch {
+	case isGone(err):
+		return ErrChanging
+	case location == "." || err == errNames:
+		return err
+	}
+	return t.add(found{path: dir, err: withoutPath(err)})
+}
+
+func (t *tree) readFiles() ([]File, error) {
+	var files []File
+	left := maxBytes
+	for _, f := range t.found {
+		file := File{Path: f.path, Err: f.err}
+		if f.err == nil {
+			file.Data, file.Err = t.readFile(f.location)
+		}
+		if isGone(file.Err) && f.err == nil {
+			return nil, ErrChanging
+		}
+		if left -= len(file.Data); left < 0 {
+			return nil, fmt.Errorf("more than %d MiB of configuration", maxBytes>>20)
+		}
+		files = append(files, file)
+	}
+	return files, nil
+}
+
+func (t *tree) readFile(location string) ([]byte, error) {
+	// The regular file may have been replaced by a FIFO, which must not block the read.
+	f, err := t.root.OpenFile(location, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, withoutPath(err)
+	}
+	defer f.Close() // only read from: no error matters
+	fi, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, withoutPath(err)
+	case !fi.Mode().IsRegular():
+		return nil, errNotRegular
+	case fi.Size() > MaxFile:
+		return nil, SizeError(fi.Size())
+	}
+	var b bytes.Buffer
+	b.Grow(int(fi.Size()) + bytes.MinRead)
+	if _, err := b.ReadFrom(io.LimitReader(f, MaxFile+1)); err != nil {
+		return nil, withoutPath(err)
+	}
+	if b.Len() > MaxFile {
+		return nil, SizeError(int64(b.Len()))
+	}
+	return b.Bytes(), nil
+}
+
+// SizeError returns the error of a file of more than MaxFile bytes.
+func SizeError(size int64) error {
+	return fmt.Errorf("larger than %d MiB (%d bytes): not a configuration file", MaxFile>>20, size)
+}
+
+// isGone reports whether err means that a file was removed after it was listed.
+func isGone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ESTALE)
+}
+
+// withoutPath removes the path from err: it is absolute, and the caller reports the
+// path within the config directory.
+func withoutPath(err error) error {
+	if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
+		return fmt.Errorf("cannot be read: %w", pe.Err)
+	}
+	return err
 }

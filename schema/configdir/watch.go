@@ -16,36 +16,36 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// coalesceFor is how long events are collected before they become one poke.
+// coalesceFor is how long events are collected before one notification is sent.
 const coalesceFor = 20 * time.Millisecond
 
-// structureOps are the events that may change which folders are to be watched.
+// structureOps are the events that may change which folders must be watched.
 const structureOps = fsnotify.Create | fsnotify.Remove | fsnotify.Rename
 
-// Watch pokes (a send that does not wait; poke should hold one) when
-// something may have changed in what schema.ReadDir reads of dir, once when
-// the watch stands, and returns when ctx is done. dir need not exist.
+// Watch sends to notify when something may have changed in the content that Read
+// returns for dir, once when the watch is complete, and returns when ctx is done. A
+// send does not block, so notify needs a buffer of one. dir need not exist.
 //
-// A poke only means "look again". None comes from file systems without
-// events, nor while no watch can be had (the kernel allows few per user),
-// so look periodically as well. Watch tries to mend itself every so often:
-// report is called, by Watch's goroutine, with why the watch has gaps, and
-// with nil when it has none any more.
-func Watch(ctx context.Context, dir string, every time.Duration, poke chan<- struct{}, report func(error)) {
-	w := watcher{dir: dir, poke: poke, report: report}
+// A notification means only "read again". None comes from file systems without
+// events, and none while the kernel refuses a watch (it allows few per user),
+// so the caller must also read periodically. Watch tries to repair itself at the interval
+// repairEvery: it calls report, from its own goroutine, with the reason why the watch is
+// incomplete, and with nil when it is complete again.
+func Watch(ctx context.Context, dir string, repairEvery time.Duration, notify chan<- struct{}, report func(error)) {
+	w := watcher{dir: dir, notify: notify, report: report}
 	defer w.close()
-	w.run(ctx, every)
+	w.run(ctx, repairEvery)
 }
 
-// watcher is what Watch has, all of it in its one goroutine.
+// watcher is the state of Watch. Only the goroutine of Watch uses it.
 type watcher struct {
 	dir    string
-	poke   chan<- struct{}
+	notify chan<- struct{}
 	report func(error)
 
-	pump       *eventPump // nil while none could be made
+	pump       *eventPump // nil while the kernel refuses one
 	watched    map[string]watched
-	lastReport string // what was reported last
+	lastReport string // text of the last reported error
 }
 
 // watched is a folder with a watch.
@@ -54,16 +54,13 @@ type watched struct {
 	names names
 }
 
-// names are those in a folder that matter; nil: all.
-type names map[string]bool
-
-func (w *watcher) run(ctx context.Context, every time.Duration) {
-	mend := time.NewTicker(every)
-	defer mend.Stop()
+func (w *watcher) run(ctx context.Context, repairEvery time.Duration) {
+	repair := time.NewTicker(repairEvery)
+	defer repair.Stop()
 	w.rewatch()
-	poke(w.poke)
+	trySend(w.notify)
 	var collected <-chan time.Time
-	rearm := false
+	structureChanged := false
 	for {
 		var events <-chan fsnotify.Event
 		var lost <-chan struct{}
@@ -77,20 +74,21 @@ func (w *watcher) run(ctx context.Context, every time.Duration) {
 			if !w.relevant(e) {
 				continue
 			}
-			rearm = rearm || e.Op&structureOps != 0
+			structureChanged = structureChanged || e.Op&structureOps != 0
 		case <-lost:
-			rearm = true
-		case <-mend.C:
+			structureChanged = true
+		case <-repair.C:
 			if w.rewatch() {
-				poke(w.poke)
+				trySend(w.notify)
 			}
 			continue
 		case <-collected:
-			if rearm {
+			if structureChanged {
 				w.rewatch()
 			}
-			poke(w.poke) // after arming: what changes from here on is an event
-			collected, rearm = nil, false
+			// Notify after rewatch: a later change is an event of the new watches.
+			trySend(w.notify)
+			collected, structureChanged = nil, false
 			continue
 		}
 		if collected == nil {
@@ -105,7 +103,7 @@ func (w *watcher) close() {
 	}
 }
 
-// relevant reports whether an event is worth a look.
+// relevant reports whether an event may change the content.
 func (w *watcher) relevant(e fsnotify.Event) bool {
 	if _, ok := w.watched[e.Name]; ok {
 		return true
@@ -114,15 +112,15 @@ func (w *watcher) relevant(e fsnotify.Event) bool {
 	f, ok := w.watched[filepath.Clean(folder)]
 	switch {
 	case !ok:
-		return true // of a watch that is being replaced
+		return true // the event of a watch that is being replaced
 	case f.names != nil:
 		return f.names[name] && e.Op&structureOps != 0
 	}
 	return !isTemporary(name)
 }
 
-// isTemporary reports whether files of that name come and go without meaning:
-// git's, a generation of a ConfigMap before it is swapped in, editors'.
+// isTemporary reports whether a file with that name is never content: it belongs to git,
+// to a ConfigMap generation that is not yet swapped in, or to an editor.
 func isTemporary(name string) bool {
 	if name == ".git" || name == "..data_tmp" || name == "4913" {
 		return true
@@ -131,32 +129,33 @@ func isTemporary(name string) bool {
 	return vim || strings.HasPrefix(name, "..2") || strings.HasSuffix(name, "~")
 }
 
-// rewatch sees to it that all that matters is watched, and reports whether
-// something was not. A folder is listed again after it was watched, since
-// folders that were made before are no events.
-func (w *watcher) rewatch() (news bool) {
+// rewatch adds the watches that are missing, and reports whether there were any.
+func (w *watcher) rewatch() (added bool) {
 	if w.pump == nil {
-		f, err := newEventPump()
+		p, err := newEventPump()
 		if err != nil {
 			w.reportChange(fmt.Errorf("watch config directory: %w", err))
 			return false
 		}
-		w.pump, w.watched = f, map[string]watched{}
+		w.pump, w.watched = p, map[string]watched{}
 	}
-	const rounds = 10 // someone who makes folders all the time makes events, too
+	// List again after each change: a folder that was created before its parent was
+	// watched is no event. A writer that creates folders all the time also causes
+	// events, so a limit of rounds loses nothing.
+	const rounds = 10
 	for range rounds {
-		added, err := w.update(w.wantedFolders())
+		more, err := w.update(w.wantedFolders())
 		w.reportChange(err)
-		if !added {
+		if !more {
 			break
 		}
-		news = true
+		added = true
 	}
-	return news
+	return added
 }
 
-// update makes the watches those that are wanted. Adding one that is there
-// costs a system call and mends what a folder that was replaced broke.
+// update changes the watches to the wanted ones. Adding an existing watch
+// costs one system call, and repairs the watch of a folder that was replaced.
 func (w *watcher) update(want map[string]names) (added bool, err error) {
 	for dir := range w.watched {
 		if _, ok := want[dir]; !ok {
@@ -166,7 +165,7 @@ func (w *watcher) update(want map[string]names) (added bool, err error) {
 	for _, dir := range slices.Sorted(maps.Keys(want)) {
 		id, statErr := os.Stat(dir)
 		if statErr != nil {
-			continue // gone again, which is an event of its parent
+			continue // removed meanwhile, which is an event of its parent
 		}
 		was, ok := w.watched[dir]
 		if ok && !os.SameFile(was.id, id) {
@@ -185,12 +184,14 @@ func (w *watcher) update(want map[string]names) (added bool, err error) {
 	return added, err
 }
 
-// drop ends a watch that the kernel may have ended before, hence no error.
+// drop removes a watch. It ignores the error: the kernel may have removed the watch
+// before.
 func (w *watcher) drop(dir string) {
 	w.pump.kernel.Remove(dir)
 	delete(w.watched, dir)
 }
 
+// reportChange reports err if it differs from the last report.
 func (w *watcher) reportChange(err error) {
 	text := ""
 	if err != nil {
@@ -202,77 +203,15 @@ func (w *watcher) reportChange(err error) {
 	}
 }
 
-// eventPump takes events from the kernel as they come, whatever its owner does
-// meanwhile: fsnotify may hold its lock while it sends an error, so an owner
-// that is adding a watch at that moment would wait for ever.
-type eventPump struct {
-	kernel *fsnotify.Watcher
-	events chan fsnotify.Event
-	lost   chan struct{} // holds one: events were lost, here or by the kernel
-	done   chan struct{}
-}
-
-func newEventPump() (*eventPump, error) {
-	kernel, err := fsnotify.NewWatcher()
-	if err != nil {
-		return nil, err
-	}
-	f := &eventPump{
-		kernel: kernel,
-		events: make(chan fsnotify.Event, 1024),
-		lost:   make(chan struct{}, 1),
-		done:   make(chan struct{}),
-	}
-	go f.run()
-	return f, nil
-}
-
-// run ends when kernel is closed, which closes both its channels.
-func (f *eventPump) run() {
-	defer close(f.done)
-	errs := f.kernel.Errors
-	for {
-		select {
-		case e, ok := <-f.kernel.Events:
-			if !ok {
-				return
-			}
-			select {
-			case f.events <- e:
-			default:
-				poke(f.lost)
-			}
-		case _, ok := <-errs:
-			if !ok {
-				errs = nil
-				continue
-			}
-			poke(f.lost)
-		}
-	}
-}
-
-func (f *eventPump) close() {
-	f.kernel.Close() // the descriptor is gone either way
-	<-f.done
-}
-
-// poke sends without waiting: where one poke waits, another says nothing new.
-func poke(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
-// wantedFolders returns the folders to watch: those that hold the directory and
-// the links on the way to it, those that are read, and git's for what tells of its work.
+// wantedFolders returns the folders to watch: those in which the directory or a symlink
+// on the way to it can be replaced, those with configuration files, and those with the
+// files that show the progress of git.
 func (w *watcher) wantedFolders() map[string]names {
 	want := parentFolders(w.dir)
-	folders, git, err := Folders(w.dir)
+	folders, git, err := readFolders(w.dir)
 	if err != nil {
-		// Missing: its holders tell when it comes. Changing: so will they, or
-		// the folders that are watched already.
+		// The directory is missing or changing. Its parents, or the folders that are
+		// watched already, send an event when that ends.
 		for dir, f := range w.watched {
 			if _, ok := want[dir]; !ok {
 				want[dir] = f.names
@@ -289,49 +228,83 @@ func (w *watcher) wantedFolders() map[string]names {
 	return want
 }
 
-// parentFolders returns the folders in which the directory, or a link on the way
-// to it, can be replaced, each with the name that matters there. What does
-// not exist is held by the nearest folder that does.
-func parentFolders(dir string) map[string]names {
-	const maxLinks = 40 // as in Linux
-	held := map[string]names{}
-	abs, err := filepath.Abs(dir)
+// readFolders returns the folders that Read reads from, as absolute paths without
+// symlinks, and the files of the git checkout that show the progress of git.
+func readFolders(dir string) (folders, git []string, err error) {
+	t, err := openTree(dir)
 	if err != nil {
-		return held // the working directory is gone: nothing to go by
+		return nil, nil, err
 	}
-	at, rest := "/", strings.Split(abs, "/")
-	for links := 0; len(rest) > 0 && links < maxLinks; {
-		name := rest[0]
-		rest = rest[1:]
-		next := filepath.Join(at, name)
-		fi, err := os.Lstat(next)
-		link := err == nil && fi.Mode()&fs.ModeSymlink != 0
-		if err != nil || link || len(rest) == 0 {
-			addName(held, at, name)
-		}
-		if err != nil {
-			break
-		}
-		if !link {
-			at = next
-			continue
-		}
-		links++
-		target, err := os.Readlink(next)
-		if err != nil {
-			break // replaced just now, which is an event of its holder
-		}
-		if filepath.IsAbs(target) {
-			at = "/"
-		}
-		rest = slices.Concat(strings.Split(target, "/"), rest)
+	defer t.root.Close() // only read from: no error matters
+	if err := t.walk(); err != nil {
+		return nil, nil, fmt.Errorf("read %s: %w", dir, err)
 	}
-	return held
+	if t.git != "" {
+		git = openCheckout(t.git).watchFiles()
+	}
+	return t.absoluteFolders(), git, nil
 }
 
-func addName(held map[string]names, dir, name string) {
-	if held[dir] == nil {
-		held[dir] = names{}
+// eventPump receives the events of the kernel without delay, whatever the watcher does
+// meanwhile. fsnotify may hold its lock while it sends an error, so a watcher
+// that adds a watch at that moment and does not receive would wait forever.
+type eventPump struct {
+	kernel *fsnotify.Watcher
+	events chan fsnotify.Event
+	lost   chan struct{} // buffer of one: events were lost, here or by the kernel
+	done   chan struct{}
+}
+
+func newEventPump() (*eventPump, error) {
+	kernel, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, err
 	}
-	held[dir][name] = true
+	p := &eventPump{
+		kernel: kernel,
+		events: make(chan fsnotify.Event, 1024),
+		lost:   make(chan struct{}, 1),
+		done:   make(chan struct{}),
+	}
+	go p.run()
+	return p, nil
+}
+
+// run ends when kernel is closed, which closes both its channels.
+func (p *eventPump) run() {
+	defer close(p.done)
+	errs := p.kernel.Errors
+	for {
+		select {
+		case e, ok := <-p.kernel.Events:
+			if !ok {
+				return
+			}
+			select {
+			case p.events <- e:
+			default:
+				trySend(p.lost)
+			}
+		case _, ok := <-errs:
+			if !ok {
+				errs = nil
+				continue
+			}
+			trySend(p.lost)
+		}
+	}
+}
+
+func (p *eventPump) close() {
+	p.kernel.Close() // its descriptor is closed even if this fails
+	<-p.done
+}
+
+// trySend sends without blocking. A notification that waits in the buffer already covers
+// this one.
+func trySend(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }

@@ -15,82 +15,82 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 )
 
-// never is how often Watch mends itself in tests of events alone.
+// never is the repair interval of Watch in tests of events only.
 const never = time.Hour
 
-// waitLimit is for what happens within milliseconds unless it never does.
+// waitLimit is how long a test waits for something that usually happens within milliseconds.
 const waitLimit = 20 * time.Second
 
 // watching is a running Watch.
 type watching struct {
-	dir     string
-	pokes   chan struct{}
-	reports chan error
+	dir           string
+	notifications chan struct{}
+	reports       chan error
 }
 
-// watch starts Watch, which ends with the test, and waits until it stands.
-func watch(t *testing.T, dir string, every time.Duration) watching {
+// watch starts Watch, which ends with the test, and waits for its first notification.
+func watch(t *testing.T, dir string, repairEvery time.Duration) watching {
 	w := watching{dir, make(chan struct{}, 1), make(chan error, 100)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		Watch(ctx, dir, every, w.pokes, func(err error) { w.reports <- err })
+		Watch(ctx, dir, repairEvery, w.notifications, func(err error) { w.reports <- err })
 	}()
 	t.Cleanup(func() {
 		cancel()
 		<-ended
 	})
-	w.poked(t)
+	w.next(t)
 	return w
 }
 
-func (w watching) poked(t *testing.T) {
+func (w watching) next(t *testing.T) {
 	t.Helper()
 	select {
-	case <-w.pokes:
+	case <-w.notifications:
 	case <-time.After(waitLimit):
-		t.Fatal("no poke")
+		t.Fatal("no notification")
 	}
 }
 
-// quiet waits until earlier changes have had their pokes, so that the next
-// poke is of the next change.
+// quiet waits until the notifications of earlier changes have arrived, so that the next
+// one belongs to the next change.
 func (w watching) quiet() {
 	for {
 		select {
-		case <-w.pokes:
+		case <-w.notifications:
 		case <-time.After(5 * coalesceFor):
 			return
 		}
 	}
 }
 
-// until waits for pokes until a look shows want. Nothing but want and the
-// states on the way may be seen.
-func (w watching) until(t *testing.T, want string, onTheWay ...string) {
+// until reads after each notification until the content is want. Every other content must be
+// one of between; none given means any.
+func (w watching) until(t *testing.T, want string, between ...string) {
 	t.Helper()
 	for {
-		w.poked(t)
+		w.next(t)
 		got := readText(w.dir)
 		if got == want {
 			return
 		}
-		ok := len(onTheWay) == 0
-		for _, s := range onTheWay {
+		ok := len(between) == 0
+		for _, s := range between {
 			ok = ok || s == got
 		}
 		if !ok {
-			t.Errorf("saw %q on the way to %q", got, want)
+			t.Errorf("read %q before %q", got, want)
 		}
 	}
 }
 
-// readText shows what is in dir: "a.yaml=1 b.yaml=1", or the word "fault".
+// readText returns the content of dir, such as "a.yaml=1 b.yaml=1", or the word "error".
 func readText(dir string) string {
 	s, err := Read(dir)
 	if err != nil {
-		return "fault"
+		return "error"
 	}
 	var out []string
 	for _, f := range s.Files {
@@ -99,9 +99,9 @@ func readText(dir string) string {
 	return strings.Join(out, " ")
 }
 
-// TestWatch makes changes one after the other, as the tools do that make
-// them, and waits for each to be poked and seen.
-func TestWatch(t *testing.T) {
+// TestWatchNoticesEachChange imitates the changes of common tools, one after the other,
+// and waits for the notification of each.
+func TestWatchNoticesEachChange(t *testing.T) {
 	type step struct {
 		does string
 		do   func(t *testing.T, dir string)
@@ -124,13 +124,13 @@ func TestWatch(t *testing.T) {
 			files.Remove(t, dir, ".a.yaml.swp")
 		}
 	}
-	again := func(data string) func(*testing.T, string) {
+	recreate := func(data string) func(*testing.T, string) {
 		return func(t *testing.T, dir string) {
 			files.Remove(t, dir)
 			files.Put(t, data, dir, "a.yaml")
 		}
 	}
-	away := func(data string) func(*testing.T, string) {
+	replace := func(data string) func(*testing.T, string) {
 		return func(t *testing.T, dir string) {
 			files.Rename(t, dir, dir+".away"+data)
 			files.Put(t, data, dir, "a.yaml")
@@ -139,7 +139,7 @@ func TestWatch(t *testing.T) {
 	write := func(data, name string) func(*testing.T, string) {
 		return func(t *testing.T, dir string) { files.Put(t, data, dir, name) }
 	}
-	part := func(data string) func(*testing.T, string) {
+	appendText := func(data string) func(*testing.T, string) {
 		return func(t *testing.T, dir string) {
 			f, err := os.OpenFile(dir+"/a.yaml", os.O_WRONLY|os.O_APPEND, 0)
 			must(t, err)
@@ -152,10 +152,10 @@ func TestWatch(t *testing.T) {
 		"atomic save": {{"saves", atomicSave("2"), "a.yaml=2"}, {"saves again", atomicSave("3"), "a.yaml=3"}},
 		"vim":         {{"saves", vimSave("2"), "a.yaml=2"}, {"saves again", vimSave("3"), "a.yaml=3"}},
 		"in place": {{"writes", write("2", "a.yaml"), "a.yaml=2"}, {"writes again", write("3", "a.yaml"), "a.yaml=3"},
-			{"writes a part", part("4"), "a.yaml=34"}, {"and another", part("5"), "a.yaml=345"},
+			{"appends", appendText("4"), "a.yaml=34"}, {"appends again", appendText("5"), "a.yaml=345"},
 			{"removes", func(t *testing.T, dir string) { files.Remove(t, dir, "a.yaml") }, ""}},
-		"folders": {{"makes one", write("2", "s/b.yaml"), "a.yaml=1 s/b.yaml=2"}, {"writes there", write("3", "s/b.yaml"), "a.yaml=1 s/b.yaml=3"},
-			{"makes deep ones", write("4", "s/t/u/v/c.yaml"), "a.yaml=1 s/b.yaml=3 s/t/u/v/c.yaml=4"},
+		"folders": {{"creates one", write("2", "s/b.yaml"), "a.yaml=1 s/b.yaml=2"}, {"writes there", write("3", "s/b.yaml"), "a.yaml=1 s/b.yaml=3"},
+			{"creates nested ones", write("4", "s/t/u/v/c.yaml"), "a.yaml=1 s/b.yaml=3 s/t/u/v/c.yaml=4"},
 			{"writes there", write("5", "s/t/u/v/c.yaml"), "a.yaml=1 s/b.yaml=3 s/t/u/v/c.yaml=5"},
 			{"moves them", func(t *testing.T, dir string) { files.Rename(t, dir+"/s/t", dir+"/t") }, "a.yaml=1 s/b.yaml=3 t/u/v/c.yaml=5"},
 			{"writes there", write("6", "t/u/v/c.yaml"), "a.yaml=1 s/b.yaml=3 t/u/v/c.yaml=6"}},
@@ -170,10 +170,10 @@ func TestWatch(t *testing.T) {
 				files.SwapLink(t, ".v2", dir+"/now")
 			}, "a.yaml=1 now/x.yaml=4"},
 			{"writes there", write("5", ".v2/x.yaml"), "a.yaml=1 now/x.yaml=5"}},
-		"the directory itself": {{"is made again", again("2"), "a.yaml=2"}, {"and again", again("3"), "a.yaml=3"}, {"is written to", write("4", "a.yaml"), "a.yaml=4"},
-			{"is renamed away", away("5"), "a.yaml=5"}, {"and again", away("6"), "a.yaml=6"}, {"is written to", write("7", "a.yaml"), "a.yaml=7"},
-			{"is removed", func(t *testing.T, dir string) { files.Remove(t, dir) }, "fault"}, {"comes back", write("8", "a.yaml"), "a.yaml=8"},
-			{"loses what is above it", func(t *testing.T, dir string) { files.Remove(t, filepath.Dir(dir)) }, "fault"}, {"gets it back", write("9", "a.yaml"), "a.yaml=9"}},
+		"the directory itself": {{"is created again", recreate("2"), "a.yaml=2"}, {"is created once more", recreate("3"), "a.yaml=3"}, {"is written to", write("4", "a.yaml"), "a.yaml=4"},
+			{"is renamed away", replace("5"), "a.yaml=5"}, {"is replaced again", replace("6"), "a.yaml=6"}, {"is written to", write("7", "a.yaml"), "a.yaml=7"},
+			{"is removed", func(t *testing.T, dir string) { files.Remove(t, dir) }, "error"}, {"is created after that", write("8", "a.yaml"), "a.yaml=8"},
+			{"is removed with its parent", func(t *testing.T, dir string) { files.Remove(t, filepath.Dir(dir)) }, "error"}, {"is created with its parent", write("9", "a.yaml"), "a.yaml=9"}},
 	}
 	for name, steps := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -186,14 +186,14 @@ func TestWatch(t *testing.T) {
 				s.do(t, dir)
 				w.until(t, s.want)
 				if t.Failed() {
-					t.Fatalf("%s: not seen", s.does)
+					t.Fatalf("%s: not noticed", s.does)
 				}
 			}
 		})
 	}
 }
 
-// TestWatchConfigMap publishes as kubelet's AtomicWriter does.
+// TestWatchConfigMap publishes like the kubelet's AtomicWriter.
 func TestWatchConfigMap(t *testing.T) {
 	dir := t.TempDir()
 	w := watch(t, dir, never)
@@ -205,7 +205,7 @@ func TestWatchConfigMap(t *testing.T) {
 		}
 		files.SwapLink(t, now, dir+"/..data")
 		for _, name := range []string{"a.yaml", "b.yaml", fmt.Sprintf("only%d.yaml", n)} {
-			os.Symlink("..data/"+name, dir+"/"+name) // fails where it is there
+			os.Symlink("..data/"+name, dir+"/"+name) // fails if it exists
 		}
 		os.Remove(fmt.Sprintf("%s/only%d.yaml", dir, n-1)) // fails the first time
 		if old != "" {
@@ -220,8 +220,8 @@ func TestWatchConfigMap(t *testing.T) {
 	}
 }
 
-// TestWatchGitSync swaps the link to a worktree, where the config directory
-// is the link, and where it is a folder behind it.
+// TestWatchGitSync swaps the symlink to a worktree. The config directory is
+// the symlink, or a folder behind it.
 func TestWatchGitSync(t *testing.T) {
 	for _, sub := range []string{"", "clusters/edge"} {
 		t.Run("config in "+sub, func(t *testing.T) {
@@ -231,7 +231,7 @@ func TestWatchGitSync(t *testing.T) {
 				files.Put(t, fmt.Sprint(n), root, fmt.Sprint(".worktrees/", n), sub, "a.yaml")
 				files.Put(t, fmt.Sprint(n), root, fmt.Sprint(".worktrees/", n), sub, "b.yaml")
 				files.SwapLink(t, fmt.Sprint(".worktrees/", n), root+"/current")
-				if n%2 == 0 { // else the swap must do as the only event
+				if n%2 == 0 { // otherwise the swap is the only event
 					files.Remove(t, root, old)
 				}
 			}
@@ -252,19 +252,19 @@ func TestWatchGitSync(t *testing.T) {
 	}
 }
 
-// TestWatchGitLock: of what git does for itself, only the end of its lock is
-// a poke. Without one the settling would wait for the next periodic look.
-func TestWatchGitLock(t *testing.T) {
+// TestWatchNoticesTheEndOfGitsLock: without that notification, the Debouncer would wait for
+// the next periodic read.
+func TestWatchNoticesTheEndOfGitsLock(t *testing.T) {
 	repo := t.TempDir()
 	files.Put(t, "1", repo, "conf/a.yaml")
 	files.Put(t, "", repo, ".git/index.lock")
 	w := watch(t, repo+"/conf", never)
 	w.quiet()
 	files.Rename(t, repo+"/.git/index.lock", repo+"/.git/index")
-	w.poked(t)
+	w.next(t)
 }
 
-// TestWatchNoDirectory starts before the directory, and what is above it, exists.
+// TestWatchNoDirectory starts before the directory and its parents exist.
 func TestWatchNoDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b", "conf")
 	w := watch(t, dir, never)
@@ -273,7 +273,7 @@ func TestWatchNoDirectory(t *testing.T) {
 	w.until(t, "x.yaml=1")
 }
 
-// TestWatchBurst makes more files at once than anything here holds events.
+// TestWatchBurst creates more files at once than any queue has room for events.
 func TestWatchBurst(t *testing.T) {
 	dir := t.TempDir()
 	w := watch(t, dir, never)
@@ -281,12 +281,12 @@ func TestWatchBurst(t *testing.T) {
 		files.Put(t, "1", dir, fmt.Sprintf("%d/%04d.yaml", i%10, i))
 	}
 	for n := 0; n < 3000; n = strings.Count(readText(dir), "=1") {
-		w.poked(t)
+		w.next(t)
 	}
 }
 
-// TestWatchQuickRemovals renames folders away and removes them at once, so
-// that fsnotify meets watches that the kernel has ended already.
+// TestWatchQuickRemovals renames folders and removes them at once, so
+// that fsnotify removes watches that the kernel has removed already.
 func TestWatchQuickRemovals(t *testing.T) {
 	dir := t.TempDir()
 	w := watch(t, dir, never)
@@ -301,14 +301,14 @@ func TestWatchQuickRemovals(t *testing.T) {
 	w.until(t, "end.yaml=2")
 }
 
-// TestWatchLostEvents: an overflow, of the kernel's queue or of ours, is a
-// poke, and what was missed is watched from then on.
+// TestWatchLostEvents: an overflow of the kernel's queue or of our own causes a
+// notification, and folders that were missed are watched afterwards.
 func TestWatchLostEvents(t *testing.T) {
 	dir := t.TempDir()
 	f, err := newEventPump()
 	must(t, err)
-	pokes := make(chan struct{}, 1)
-	w := watcher{dir: dir, poke: pokes, pump: f, watched: map[string]watched{}, report: func(err error) { t.Error(err) }}
+	notify := make(chan struct{}, 1)
+	w := watcher{dir: dir, notify: notify, pump: f, watched: map[string]watched{}, report: func(err error) { t.Error(err) }}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -320,14 +320,14 @@ func TestWatchLostEvents(t *testing.T) {
 		cancel()
 		<-ended
 	}()
-	watching := watching{dir: dir, pokes: pokes}
-	watching.poked(t)
+	watching := watching{dir: dir, notifications: notify}
+	watching.next(t)
 	watching.quiet()
 	f.kernel.Errors <- fsnotify.ErrEventOverflow
-	watching.poked(t)
+	watching.next(t)
 }
 
-func TestFeedOverflow(t *testing.T) {
+func TestEventPumpReportsOverflow(t *testing.T) {
 	dir := t.TempDir()
 	f, err := newEventPump()
 	must(t, err)
@@ -339,13 +339,13 @@ func TestFeedOverflow(t *testing.T) {
 	select {
 	case <-f.lost:
 	case <-time.After(waitLimit):
-		t.Errorf("nothing lost with %d events held", len(f.events))
+		t.Errorf("no loss reported with %d events in the queue", len(f.events))
 	}
 }
 
-// TestWatchMends: where the kernel gives no watch, that is reported and tried
-// again, until it is reported as mended.
-func TestWatchMends(t *testing.T) {
+// TestWatchRepairsItself: when the kernel refuses a watch, Watch reports it, tries
+// again, and reports the success.
+func TestWatchRepairsItself(t *testing.T) {
 	dir := t.TempDir()
 	var was syscall.Rlimit
 	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was))
@@ -369,16 +369,16 @@ func TestWatchMends(t *testing.T) {
 	}
 	restore()
 	if err := report(); err != nil {
-		t.Errorf("got the report %v, want none any more", err)
+		t.Errorf("got the report %v, want nil", err)
 	}
 	w.quiet()
 	files.Put(t, "1", dir, "a.yaml")
 	w.until(t, "a.yaml=1", "", "a.yaml=")
 }
 
-// TestArmFindsReplaced: what was replaced without an event (a mount over the
-// directory has none) is found the next time that the watch is mended.
-func TestArmFindsReplaced(t *testing.T) {
+// TestRewatchFindsReplacedFolders: a replacement without an event, such as a mount over the
+// directory, is found at the next repair.
+func TestRewatchFindsReplacedFolders(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "conf")
 	files.Put(t, "1", dir, "sub", "a.yaml")
 	w := watcher{dir: dir, report: func(err error) { t.Error(err) }}
@@ -391,19 +391,19 @@ func TestArmFindsReplaced(t *testing.T) {
 		{"starts", func() {}, true},
 		{"changes nothing", func() {}, false},
 		{"replaces a folder", func() { files.Rename(t, dir+"/sub", dir+".old"); files.Put(t, "2", dir, "sub", "a.yaml") }, true},
-		{"makes a folder", func() { files.Put(t, "2", dir, "new", "a.yaml") }, true},
+		{"creates a folder", func() { files.Put(t, "2", dir, "new", "a.yaml") }, true},
 		{"removes it", func() { files.Remove(t, dir, "new") }, false},
 		{"replaces all", func() { files.Rename(t, dir, dir+".all"); files.Put(t, "3", dir, "sub", "a.yaml") }, true},
 		{"changes nothing", func() {}, false},
 	} {
 		step.do()
 		if got := w.rewatch(); got != step.want {
-			t.Errorf("%s: something new to watch: %v, want %v", step.does, got, step.want)
+			t.Errorf("%s: new watches: %v, want %v", step.does, got, step.want)
 		}
 	}
 }
 
-func TestConcerns(t *testing.T) {
+func TestRelevantEvents(t *testing.T) {
 	w := watcher{watched: map[string]watched{
 		"/conf": {}, "/conf/sub": {}, "/": {names: names{"conf": true}}, "/conf/.git": {names: names{"index.lock": true}},
 	}}
