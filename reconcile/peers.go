@@ -133,7 +133,7 @@ func toldCopy(c peer.Copy) Copy {
 		Copy: disk.Copy{
 			ID: c.ID(), State: c.State, Message: c.Message, Format: c.Format,
 			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
-			SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.Chunks, Owned: c.Owned,
+			SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest, Owned: c.Owned,
 			VerifiedAt: c.Verified, DamagedAt: c.Damaged, InUseRecorded: c.UsedBy != "", LastUsed: c.LastUsed,
 			SurplusSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal, PartSourceID: from,
 		},

@@ -112,7 +112,7 @@ func tellCopy(c Copy) peer.Copy {
 	return peer.Copy{
 		Name: c.ID.Name, UUID: c.ID.UUID, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
-		SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.ManifestDigest, Owned: c.Owned,
+		SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest, Owned: c.Owned,
 		UsedBy: c.Using, Verified: c.VerifiedAt, Damaged: c.DamagedAt, LastUsed: c.LastUsed,
 		UnwantedSince: c.SurplusSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal, FromPeers: c.pulled(),
 	}

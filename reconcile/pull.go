@@ -72,7 +72,7 @@ func sources(answers map[string]peer.Observation, nodes map[string]schema.Node, 
 			}
 			for _, c := range one.Copies {
 				if c := toldCopy(c); c.HasDigest(want) && !c.Leaving && !c.ManifestDigest.IsZero() {
-					all = append(all, peer.Source{Address: at, Disk: one.Name, ID: c.ID, Chunks: c.ManifestDigest})
+					all = append(all, peer.Source{Address: at, Disk: one.Name, ID: c.ID, ManifestDigest: c.ManifestDigest})
 				}
 			}
 		}

@@ -15,7 +15,7 @@ func TestSourcesAreWhereNodesAreNow(t *testing.T) {
 	want := disk.SHA512.Sum(h)
 	board := peer.NewStateCache()
 	board.Publish(peer.State{Node: "node2", Disks: []peer.Disk{{Name: "disk1", Copies: []peer.Copy{{
-		Name: "parrot", UUID: "0000000a", State: disk.Ready, Size: 512, SHA512: want, Chunks: disk.SHA256.Sum(chunks),
+		Name: "parrot", UUID: "0000000a", State: disk.Ready, Size: 512, SHA512: want, ManifestDigest: disk.SHA256.Sum(chunks),
 	}}}}})
 	client := peer.NewClient(nil, nil)
 	s := others{client: client, watch: peer.NewPoller(client)}

@@ -238,7 +238,7 @@ func openFarSupply(ctx context.Context, c caller, name string, on []string) (*fa
 	for _, on := range copies {
 		if on.SHA512 == first.SHA512 {
 			s.sources = append(s.sources, peer.Source{
-				Address: peer.Address{Node: status.Node, URL: c.url}, Disk: on.Disk, ID: s.ID, Chunks: on.Chunks,
+				Address: peer.Address{Node: status.Node, URL: c.url}, Disk: on.Disk, ID: s.ID, ManifestDigest: on.Chunks,
 			})
 		}
 	}

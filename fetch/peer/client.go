@@ -41,9 +41,9 @@ type Address struct {
 // Source is a ready copy on another node.
 type Source struct {
 	Address
-	Disk   string
-	ID     disk.ID
-	Chunks disk.Digest // of its manifest
+	Disk           string
+	ID             disk.ID
+	ManifestDigest disk.Digest // of its manifest
 }
 
 // Client asks other nodes. Its methods may be called concurrently.

@@ -244,7 +244,7 @@ func (c *Copy) check() error {
 	}
 	if !c.SHA512.IsZero() && c.SHA512.Algorithm() != disk.SHA512 ||
 		!c.SHA256.IsZero() && c.SHA256.Algorithm() != disk.SHA256 ||
-		!c.Chunks.IsZero() && c.Chunks.Algorithm() != disk.SHA256 {
+		!c.ManifestDigest.IsZero() && c.ManifestDigest.Algorithm() != disk.SHA256 {
 		return fmt.Errorf("%s: a digest of another algorithm than its name says", c.ID())
 	}
 	if c.State == disk.Ready && c.SHA512.IsZero() {

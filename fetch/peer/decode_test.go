@@ -107,7 +107,7 @@ func TestStateIsDecodedWhole(t *testing.T) {
 		Name: "disk1", UUID: "u", Problem: "p", UsageUnknown: "u", Total: 2, Free: 1,
 		Copies: []Copy{{
 			Name: "parrot", UUID: "0a1b2c3d", State: disk.Ready, Message: "m", Format: disk.Raw, Size: 1, VirtualSize: 2, RealSize: 3,
-			SHA512: sum, SHA256: disk.SHA256.Sum(disk.SHA256.New()), Chunks: disk.SHA256.Sum(disk.SHA256.New()), Owned: true,
+			SHA512: sum, SHA256: disk.SHA256.Sum(disk.SHA256.New()), ManifestDigest: disk.SHA256.Sum(disk.SHA256.New()), Owned: true,
 			UsedBy: "u", Leaving: true, Verified: at, Damaged: at, LastUsed: at, UnwantedSince: at, Action: "verify", PartBytes: 4, PartTotal: 5, FromPeers: true,
 			Rejection: "r", RejectionTemporary: true, Failure: &Failure{Action: "a", Message: "m", Attempts: 6, Since: -7, RetryIn: 8, Final: true, Disk: true, Link: true},
 		}},

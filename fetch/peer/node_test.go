@@ -46,7 +46,7 @@ func (n *testNode) Copies(_ context.Context, name string) (State, error) {
 		if c.ID.Name == name {
 			s.Disks[0].Copies = append(s.Disks[0].Copies, Copy{
 				Name: name, UUID: c.ID.UUID, State: c.State, Message: c.Message, Leaving: n.Leaving("disk1", c.ID),
-				Size: c.Size, SHA512: c.SHA512, Chunks: c.ManifestDigest, Owned: c.Owned,
+				Size: c.Size, SHA512: c.SHA512, ManifestDigest: c.ManifestDigest, Owned: c.Owned,
 			})
 		}
 	}
@@ -102,7 +102,7 @@ func (n *node) put(t *testing.T, id disk.ID, content []byte) Source {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Source{Address: n.address(), Disk: "disk1", ID: id, Chunks: c.ManifestDigest}
+	return Source{Address: n.address(), Disk: "disk1", ID: id, ManifestDigest: c.ManifestDigest}
 }
 
 func (n *testNode) backing(id disk.ID) string {
@@ -142,7 +142,7 @@ func stateWith(node string, copies int) State {
 		d.Copies = append(d.Copies, Copy{
 			Name: fmt.Sprintf("image-%04d", i), UUID: fmt.Sprintf("%08x", i), State: disk.Ready, Format: disk.Raw,
 			Size: 2 << 30, VirtualSize: 2 << 30, RealSize: 1 << 30, Owned: true, Verified: time.Unix(1_700_000_000, 0).UTC(),
-			SHA512: digestOf(disk.SHA512, fmt.Sprint(i)), Chunks: digestOf(disk.SHA256, fmt.Sprint("chunks", i)),
+			SHA512: digestOf(disk.SHA512, fmt.Sprint(i)), ManifestDigest: digestOf(disk.SHA256, fmt.Sprint("chunks", i)),
 		})
 	}
 	return State{Node: node, Config: "c0ffee", Disks: []Disk{d}}

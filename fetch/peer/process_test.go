@@ -96,7 +96,7 @@ func startSender(tb testing.TB, node string, d *disk.Disk, listen string, before
 	}
 	copyOf := d.Stat(parrot)
 	return &sender{c, Source{
-		Address: Address{Node: node, URL: strings.TrimSpace(url)}, Disk: "disk1", ID: parrot, Chunks: copyOf.ManifestDigest,
+		Address: Address{Node: node, URL: strings.TrimSpace(url)}, Disk: "disk1", ID: parrot, ManifestDigest: copyOf.ManifestDigest,
 	}}
 }
 

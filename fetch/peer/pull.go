@@ -242,7 +242,7 @@ func (p *Pull) Manifest(ctx context.Context, size int64, keep ManifestReceiver) 
 func (x *transfer) receiveManifest(ctx context.Context, size int64, keep ManifestReceiver) (*disk.Manifest, error) {
 	for {
 		for _, s := range byManifestVotes(x.shuffledSources()) {
-			if s.Chunks.IsZero() {
+			if s.ManifestDigest.IsZero() {
 				x.health.of(s.name()).err = errNoManifest
 				continue
 			}
@@ -277,9 +277,9 @@ func (x *transfer) receiveManifest(ctx context.Context, size int64, keep Manifes
 func byManifestVotes(sources []Source) []Source {
 	votes := map[disk.Digest]int{}
 	for _, s := range sources {
-		votes[s.Chunks]++
+		votes[s.ManifestDigest]++
 	}
-	slices.SortStableFunc(sources, func(a, b Source) int { return votes[b.Chunks] - votes[a.Chunks] })
+	slices.SortStableFunc(sources, func(a, b Source) int { return votes[b.ManifestDigest] - votes[a.ManifestDigest] })
 	return sources
 }
 
@@ -295,7 +295,7 @@ func (x *transfer) receiveManifestFrom(ctx context.Context, s Source, size int64
 		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its manifest has %d bytes in place of %d", length, want)}
 	}
 	x.progress.PeerBytes.Add(length)
-	m, err := keep(fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), x.limiter), size, s.Chunks)
+	m, err := keep(fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), x.limiter), size, s.ManifestDigest)
 	if err == nil {
 		return m, nil
 	}

@@ -230,7 +230,7 @@ func TestPullTellsWhyEachSourceFailed(t *testing.T) {
 
 func TestPullTellsThatNoSourceHasAManifest(t *testing.T) {
 	s := startNode(t, "node1").put(t, parrot, image(mib))
-	s.Chunks = disk.Digest{}
+	s.ManifestDigest = disk.Digest{}
 	r := newReceiver(t, s)
 	x := r.pull.newTransfer()
 	x.chunkProgress.start = time.Now().Add(-giveUpAfter)
@@ -252,7 +252,7 @@ func TestPullTakesTheManifestThatIsNamed(t *testing.T) {
 	good := a.put(t, parrot, want)
 	odd := b.put(t, parrot, other)
 	forged := c.put(t, parrot, other)
-	forged.Chunks = good.Chunks
+	forged.ManifestDigest = good.ManifestDigest
 	long := behind(t, d.put(t, parrot, want), func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if strings.HasSuffix(r.URL.Path, "/manifest") {

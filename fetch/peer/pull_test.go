@@ -155,7 +155,7 @@ func TestPullResumes(t *testing.T) {
 		keeps  bool
 	}{
 		{"of a pull", func(s Source) disk.PartSource {
-			return disk.PartSource{ID: "chunks " + s.Chunks.String(), Size: int64(len(want))}
+			return disk.PartSource{ID: "chunks " + s.ManifestDigest.String(), Size: int64(len(want))}
 		}, want[:9*mib], true},
 		{"of a download", func(Source) disk.PartSource {
 			return disk.PartSource{ID: "a hash", ETag: `"1"`, Size: int64(len(want))}
@@ -170,7 +170,7 @@ func TestPullResumes(t *testing.T) {
 			return disk.PartSource{ID: "a hash", Size: int64(len(want)) + 512}
 		}, want[:9*mib], false},
 		{"that is all there", func(s Source) disk.PartSource {
-			return disk.PartSource{ID: "chunks " + s.Chunks.String(), Size: int64(len(want))}
+			return disk.PartSource{ID: "chunks " + s.ManifestDigest.String(), Size: int64(len(want))}
 		}, want, true},
 	} {
 		if race.Enabled && i%3 != 0 {

@@ -102,7 +102,7 @@ func (x *transfer) shuffledSources() []Source {
 // startLane starts a lane for s, unless the node of s is asked already or sends chunks
 // of something else.
 func (x *transfer) startLane(ctx context.Context, work *sync.WaitGroup, s Source) bool {
-	if len(x.lanes) >= maxLanes || !s.Chunks.IsZero() && s.Chunks != x.manifestDigest {
+	if len(x.lanes) >= maxLanes || !s.ManifestDigest.IsZero() && s.ManifestDigest != x.manifestDigest {
 		return false
 	}
 	for _, l := range x.lanes {

@@ -56,8 +56,8 @@ func TestManifestNamesTheChunks(t *testing.T) {
 	}
 	h := disk.SHA256.New()
 	h.Write(got)
-	if digest := disk.SHA256.Sum(h); digest != s.Chunks {
-		t.Errorf("the manifest is %s, its copy names %s", digest, s.Chunks)
+	if digest := disk.SHA256.Sum(h); digest != s.ManifestDigest {
+		t.Errorf("the manifest is %s, its copy names %s", digest, s.ManifestDigest)
 	}
 }
 

@@ -33,19 +33,19 @@ type Disk struct {
 // Copy is a copy on a disk, in any state, or what keeps a declared image from
 // getting one there.
 type Copy struct {
-	Name        string      `json:"name"`
-	UUID        string      `json:"uuid"`
-	State       disk.State  `json:"state"`
-	Message     string      `json:"message,omitempty"`
-	Format      disk.Format `json:"format,omitempty"`
-	Size        int64       `json:"size,omitempty"`
-	VirtualSize int64       `json:"virtualSize,omitempty"`
-	RealSize    int64       `json:"realSize,omitempty"`
-	SHA512      disk.Digest `json:"sha512,omitzero"`
-	SHA256      disk.Digest `json:"sha256,omitzero"`
-	Chunks      disk.Digest `json:"chunks,omitzero"` // of its manifest; zero: it has none
-	Owned       bool        `json:"owned,omitempty"`
-	UsedBy      string      `json:"using,omitempty"` // what uses it; "" nothing
+	Name           string      `json:"name"`
+	UUID           string      `json:"uuid"`
+	State          disk.State  `json:"state"`
+	Message        string      `json:"message,omitempty"`
+	Format         disk.Format `json:"format,omitempty"`
+	Size           int64       `json:"size,omitempty"`
+	VirtualSize    int64       `json:"virtualSize,omitempty"`
+	RealSize       int64       `json:"realSize,omitempty"`
+	SHA512         disk.Digest `json:"sha512,omitzero"`
+	SHA256         disk.Digest `json:"sha256,omitzero"`
+	ManifestDigest disk.Digest `json:"chunks,omitzero"` // of its manifest; zero: it has none
+	Owned          bool        `json:"owned,omitempty"`
+	UsedBy         string      `json:"using,omitempty"` // what uses it; "" nothing
 	// Leaving: it was withdrawn, and may be gone the next moment.
 	Leaving       bool      `json:"leaving,omitempty"`
 	Verified      time.Time `json:"verified,omitzero"`
