@@ -24,34 +24,52 @@ const (
 	Unknown    State = "unknown" // a file is there, and nothing vouches for it
 )
 
-// Copy is one image folder as it lies on a disk.
+// Copy is the observed state of one copy: one image folder on one disk. It is the only
+// type that describes a copy; packages above embed it and add what they know.
+//
+// Its JSON is the part of a copy in a peer's state (GET /v1/state) that the disk knows.
+// Fields with the tag "-" are for the manager of the disk only.
 type Copy struct {
-	ID      ID
-	State   State
-	Message string // why the state is failed or unknown
+	ID // JSON: name and uuid
 
-	Size           int64 // bytes of the file
-	VirtualSize    int64 // bytes that a guest sees; 0: not known
-	RealSize       int64 // bytes allocated
-	Format         Format
-	SHA512         Digest    // of a ready copy always known
-	SHA256         Digest    // known when it was asked for
-	ManifestDigest Digest    // SHA-256 of the manifest; zero: it has none that can be trusted
-	CfgExpected    Digest    // from backing.cfg
-	VerifiedAt     time.Time // when its bytes were last hashed and were right
-	DamagedAt      time.Time // when they were last found wrong; they may have been replaced since
-	BackupID       string    // as in its record
+	State   State  `json:"state"`
+	Message string `json:"message,omitempty"` // why the state is Failed or Unknown
 
-	HasCfg       bool   // backing.cfg is readable and is about this file
-	Owned        bool   // we made or adopted it
-	PartBytes    int64  // bytes of a part that a resume need not ask for again, at most
-	PartTotal    int64  // bytes that the part will have; 0: not known
-	PartSourceID string // Origin.Source of the part
+	Format      Format `json:"format,omitempty"`
+	Size        int64  `json:"size,omitempty"`        // bytes of the file
+	VirtualSize int64  `json:"virtualSize,omitempty"` // bytes that a guest sees; 0: not known
+	RealSize    int64  `json:"realSize,omitempty"`    // bytes allocated on the disk
 
-	InUseRecorded bool // as last recorded; Users tells what it is now
-	LastUsed      time.Time
-	SurplusSince  time.Time
-	ClockNode     string // the node by whose clock these two are
+	// SHA512 is the established digest: always known for a ready copy.
+	SHA512 Digest `json:"sha512,omitzero"`
+	// SHA256 is zero unless a SHA-256 was declared when the copy was last verified.
+	SHA256 Digest `json:"sha256,omitzero"`
+	// ManifestDigest is the SHA-256 of the chunk manifest. Zero: the copy has no
+	// manifest, or one that does not match its record.
+	ManifestDigest Digest `json:"chunks,omitzero"`
+	// CfgExpected is the expectedChecksum of backing.cfg.
+	CfgExpected Digest `json:"-"`
+	HasCfg      bool   `json:"-"` // backing.cfg is readable and describes this file
+
+	Owned      bool      `json:"owned,omitempty"`   // this program created or adopted it
+	VerifiedAt time.Time `json:"verified,omitzero"` // when all its bytes last matched its digest
+	// DamagedAt is when a file of this copy was last found damaged. The file may have
+	// been repaired or replaced since.
+	DamagedAt time.Time `json:"damaged,omitzero"`
+	BackupID  string    `json:"-"` // Record.BackupID
+
+	// LastUsed and SurplusSince are by the clock of the node ClockNode.
+	LastUsed     time.Time `json:"lastUsed,omitzero"`
+	SurplusSince time.Time `json:"unwantedSince,omitzero"`
+	ClockNode    string    `json:"-"`
+	// InUseRecorded is the use in the record. Disk.Users observes the present one.
+	InUseRecorded bool `json:"-"`
+
+	// PartBytes is an upper bound: a resume keeps so many bytes of the partial file if
+	// all their hashes match.
+	PartBytes    int64  `json:"partBytes,omitempty"`
+	PartTotal    int64  `json:"partTotal,omitempty"` // bytes of the complete file; 0: not known
+	PartSourceID string `json:"-"`                   // PartSource.ID of the partial file
 }
 
 // PartSource returns what the bytes of a part come from; the zero Origin where there is
@@ -62,6 +80,14 @@ func (d *Disk) PartSource(id ID) PartSource {
 		return PartSource{}
 	}
 	return *r.Source
+}
+
+// String returns the folder, the state and its reason, for messages.
+func (c Copy) String() string {
+	if c.Message == "" {
+		return fmt.Sprintf("%s is %s", c.ID, c.State)
+	}
+	return fmt.Sprintf("%s is %s: %s", c.ID, c.State, c.Message)
 }
 
 // HasDigest reports whether the bytes of a ready copy are known to have the digest.

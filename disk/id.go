@@ -9,8 +9,8 @@ import (
 // ID names one generation of an image: its name and the 8 hex digits that tell
 // apart the generations of one name. It is comparable.
 type ID struct {
-	Name string
-	UUID string
+	Name string `json:"name"`
+	UUID string `json:"uuid"`
 }
 
 // MaxName is the length of the longest image name, in bytes.

@@ -207,7 +207,7 @@ func TestCommitWithoutTheSumIsNoMismatch(t *testing.T) {
 func TestReplicasThatCannotBeListed(t *testing.T) {
 	d, v := faultyDisk(t)
 	replica(t, d, "vol-12345678", "")
-	if why := d.Users().Using(testID); why != "" {
+	if why, inUse := d.Users().InUse(testID); inUse {
 		t.Fatalf("used: %s", why)
 	}
 	v.Plan(func(op faultfs.Op) error {
@@ -216,7 +216,7 @@ func TestReplicasThatCannotBeListed(t *testing.T) {
 		}
 		return nil
 	})
-	if why := d.Users().Using(testID); why == "" {
+	if _, inUse := d.Users().InUse(testID); !inUse {
 		t.Error("an error of the disk means that nothing is used")
 	}
 	v.Plan(nil)
@@ -224,7 +224,7 @@ func TestReplicasThatCannotBeListed(t *testing.T) {
 	if err := errors.Join(os.Rename(at, at+"-moved")); err != nil {
 		t.Fatal(err)
 	}
-	if why := d.Users().Using(testID); why != "" {
+	if why, inUse := d.Users().InUse(testID); inUse {
 		t.Errorf("without replicas: used: %s", why)
 	}
 }

@@ -209,7 +209,7 @@ func TestReplicasBehindALinkThatLeadsNowhere(t *testing.T) {
 		if err := os.Symlink(target, filepath.Join(d.Path(), replicaFolder)); err != nil {
 			t.Fatal(err)
 		}
-		if why := d.Users().Using(testID); why == "" {
+		if _, inUse := d.Users().InUse(testID); !inUse {
 			t.Errorf("replicas -> %s: nothing counts as used", target)
 		}
 	}

@@ -24,11 +24,11 @@ func (e *InUseError) Error() string { return fmt.Sprintf("%s is in use: %s", e.I
 // used looks whether the image file at name, which is or was that of id, has a
 // user: a replica that names it or a process that has it open.
 func (d *Disk) used(id ID, name string) error {
-	if why := d.Users().Using(id); why != "" {
-		return &InUseError{ID: id, Reason: why}
+	if reason, inUse := d.Users().InUse(id); inUse {
+		return &InUseError{ID: id, Reason: reason}
 	}
-	if why := d.openedAt(name); why != "" {
-		return &InUseError{ID: id, Reason: why}
+	if reason, open := d.fileOpenAt(name); open {
+		return &InUseError{ID: id, Reason: reason}
 	}
 	return nil
 }

@@ -36,52 +36,54 @@ func ParseVolumeMeta(data []byte) (VolumeMeta, error) {
 	return m, nil
 }
 
-// Image returns the folder name of the image that the volume lies on, "" for a
-// volume on none. The path is as some container saw it, so that only its end is
-// looked at; the disk itself may lie below a folder of the same name. A path that
-// does not lead to an image by its text may do so by links.
-func (m VolumeMeta) Image() (string, error) {
+// BackingImage returns the folder name of the image below the volume. ok is false for a
+// volume without one.
+//
+// The path is as some container saw it, so only its end counts; the disk itself may be
+// mounted below a folder of the same name. A path whose text does not name an image may
+// still lead to one by links: that is an error.
+func (m VolumeMeta) BackingImage() (folder string, ok bool, err error) {
 	if m.BackingFilePath == "" {
-		return "", nil
+		return "", false, nil
 	}
 	elements := strings.Split(path.Clean(m.BackingFilePath), "/")
 	for i := len(elements) - 2; i >= 0; i-- {
 		if elements[i] == imagesFolder {
-			return elements[i+1], nil
+			return elements[i+1], true, nil
 		}
 	}
-	return "", fmt.Errorf("it lies on %q, and which image that is cannot be told", m.BackingFilePath)
+	return "", false, fmt.Errorf("it lies on %q, and which image that is cannot be told", m.BackingFilePath)
 }
 
 // Users tells which images of a disk its replicas use.
 type Users struct {
 	replicas map[string][]string // folder of the image -> names of replica folders
-	unknown  string
+	err      error
 }
 
 // Replicas returns the replicas that use the image, sorted.
 func (u Users) Replicas(id ID) []string { return u.replicas[id.String()] }
 
-// Unknown is not empty when some replica cannot be read, with the reason. Every
-// image of the disk then counts as used.
-func (u Users) Unknown() string { return u.unknown }
+// Err returns why the list of users is incomplete: some replica cannot be read. Every
+// image of the disk then counts as in use. nil: the list is complete.
+func (u Users) Err() error { return u.err }
 
-// Using says why the image must be left alone, and is empty when nothing uses it.
-func (u Users) Using(id ID) string {
+// InUse reports whether the image counts as in use, and why.
+func (u Users) InUse(id ID) (reason string, inUse bool) {
 	if by := u.Replicas(id); len(by) > 0 {
-		return "used by replica " + strings.Join(by, ", ")
+		return "used by replica " + strings.Join(by, ", "), true
 	}
-	if u.unknown != "" {
-		return "cannot tell what is used: " + u.unknown
+	if u.err != nil {
+		return "cannot tell what is used: " + u.err.Error(), true
 	}
-	return ""
+	return "", false
 }
 
 // replicaLook remembers what one volume.meta said, for as long as it is the same
 // file.
 type replicaLook struct {
 	evidence Evidence
-	image    string
+	image    string // the folder of its image; "": it has none
 }
 
 // Users reads the metadata of all replicas on the disk, whatever their state.
@@ -98,20 +100,20 @@ func (d *Disk) Users() Users {
 		err = fmt.Errorf("%s is a link that leads nowhere", replicaFolder)
 	}
 	if err != nil {
-		u.unknown = fmt.Sprintf("list %s: %v", replicaFolder, err)
+		u.err = fmt.Errorf("list %s: %w", replicaFolder, err)
 		return u
 	}
 	looks := make(map[string]replicaLook, len(entries))
 	for _, e := range entries {
 		look, err := d.lookAtReplica(e)
 		if err != nil {
-			u.unknown = fmt.Sprintf("replica %s: %v", e.Name(), err)
+			u.err = fmt.Errorf("replica %s: %w", e.Name(), err)
 			continue
 		}
 		looks[e.Name()] = look
 		if look.image != "" {
 			if u.replicas[look.image] == nil && d.isLink(look.image) {
-				u.unknown = fmt.Sprintf("replica %s: it lies on %s, which is a link to what may be any image", e.Name(), look.image)
+				u.err = fmt.Errorf("replica %s: it lies on %s, which is a link to what may be any image", e.Name(), look.image)
 			}
 			u.replicas[look.image] = append(u.replicas[look.image], e.Name())
 		}
@@ -149,43 +151,43 @@ func (d *Disk) lookAtReplica(e fs.DirEntry) (replicaLook, error) {
 	if err != nil {
 		return replicaLook{}, err
 	}
-	image, err := m.Image()
+	image, _, err := m.BackingImage()
 	return replicaLook{evidence: evidenceOf(info), image: image}, err
 }
 
-// Opened says whether any process has the file of the image open, this one
-// included, and is empty when none has.
-func (d *Disk) Opened(id ID) string { return d.openedAt(id.file(imageFile)) }
+// FileOpen reports whether any process has the file of the image open, this process
+// included, and why it counts as open.
+func (d *Disk) FileOpen(id ID) (reason string, open bool) { return d.fileOpenAt(id.file(imageFile)) }
 
-// openedAt looks at one file at a time: two looks would each find the other's.
-func (d *Disk) openedAt(name string) string {
+// fileOpenAt probes one file at a time: each of two probes would find the file of the other.
+func (d *Disk) fileOpenAt(name string) (reason string, open bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f, err := openImage(d.root, name, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
-		return ""
+		return "", false
 	}
 	if err != nil {
-		return "cannot tell whether a process has the file open: " + err.Error()
+		return "cannot tell whether a process has the file open: " + err.Error(), true
 	}
 	defer f.Close()
-	return opened(f)
+	return openElsewhere(f)
 }
 
-// opened says whether any process has the file open: then a write lease cannot
-// be had. Where leases do not work, nobody can tell, and it counts as open.
-func opened(f *os.File) string {
+// openElsewhere reports whether any process has f open by another descriptor: the kernel
+// then refuses a write lease. Where leases do not work, the file counts as open.
+func openElsewhere(f *os.File) (reason string, open bool) {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
 	if err == nil {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 	}
 	switch {
 	case err == nil:
-		return ""
+		return "", false
 	case errors.Is(err, unix.EAGAIN):
-		return "a process has the file open"
+		return "a process has the file open", true
 	}
-	return fmt.Sprintf("cannot tell whether a process has the file open: %v", err)
+	return fmt.Sprintf("cannot tell whether a process has the file open: %v", err), true
 }
 
 // writable reports whether any process has the file open for writing: then a read

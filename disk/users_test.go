@@ -50,7 +50,7 @@ func TestUsedByReplica(t *testing.T) {
 	} {
 		d := newDisk(t)
 		replica(t, d, "volume-1a2b3c4d", c.path)
-		if why := d.Users().Using(testID); (why != "") != c.used {
+		if why, inUse := d.Users().InUse(testID); inUse != c.used {
 			t.Errorf("BackingFilePath %q: used is %q, want %v", c.path, why, c.used)
 		}
 	}
@@ -127,8 +127,8 @@ func TestRealVolumeMetas(t *testing.T) {
 		if want.bad != (err != nil) {
 			t.Errorf("%s: error %v", name, err)
 		}
-		image, err := m.Image()
-		if image != want.image || err != nil || m.Dirty != want.dirty || m.Rebuilding != want.rebuilding {
+		image, ok, err := m.BackingImage()
+		if image != want.image || ok != (want.image != "") || err != nil || m.Dirty != want.dirty || m.Rebuilding != want.rebuilding {
 			t.Errorf("%s: image %q of %+v, error %v; want %+v", name, image, m, err, want)
 		}
 	}
@@ -178,7 +178,7 @@ func TestEveryReplicaCounts(t *testing.T) {
 			if c := d.Stat(testID); c.State != Ready {
 				t.Errorf("copy is %+v", c)
 			}
-			if why := d.Users().Using(ID{"willow", "00000224"}); (why != "") != test.others {
+			if why, inUse := d.Users().InUse(ID{"willow", "00000224"}); inUse != test.others {
 				t.Errorf("of another image: %q", why)
 			}
 			if err := os.RemoveAll(dir); err != nil {
@@ -206,7 +206,7 @@ func FuzzParseVolumeMeta(f *testing.F) {
 		if m.Size <= 0 {
 			t.Errorf("size %d", m.Size)
 		}
-		image, err := m.Image()
+		image, _, err := m.BackingImage()
 		if (image != "" || err != nil) != (m.BackingFilePath != "") || strings.Contains(image, "/") {
 			t.Errorf("%q lies on %q, error %v", m.BackingFilePath, image, err)
 		}

@@ -140,14 +140,17 @@ func (o *openDisk) look(reads func(disk.ID) bool) Disk {
 		return seen
 	}
 	users := o.Users()
-	seen.Foreign, seen.Unclear = listing.Unmanaged, users.Unknown()
+	seen.Foreign = listing.Unmanaged
+	if err := users.Err(); err != nil {
+		seen.Unclear = err.Error()
+	}
 	seen.Copies = make(map[disk.ID]Copy, len(listing.Copies))
 	for _, c := range listing.Copies {
-		using := users.Using(c.ID)
+		using, inUse := users.InUse(c.ID)
 		switch {
-		case using != "" || c.SurplusSince.IsZero(): // it matters for what may go, and costs too much for all
+		case inUse || c.SurplusSince.IsZero(): // it matters for what may go, and costs too much for all
 		case !reads(c.ID):
-			using = o.Opened(c.ID)
+			using, _ = o.FileOpen(c.ID)
 		case c.InUseRecorded:
 			using = "it was in use when the work that reads it began"
 		}

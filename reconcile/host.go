@@ -114,9 +114,9 @@ func (d shownDisk) look(on, name string) peer.Disk {
 	copies, err := d.ListGenerations(name)
 	users := d.Users()
 	for _, c := range copies {
-		using := users.Using(c.ID)
-		if using == "" {
-			using = d.Opened(c.ID)
+		using, inUse := users.InUse(c.ID)
+		if !inUse {
+			using, _ = d.FileOpen(c.ID)
 		}
 		seen.Copies = append(seen.Copies, tellCopy(Copy{Copy: c, Using: using}))
 	}
@@ -124,6 +124,9 @@ func (d shownDisk) look(on, name string) peer.Disk {
 	if err := errors.Join(err, spaceErr, d.Check()); err != nil {
 		return peer.Disk{Name: on, UUID: d.uuid, Problem: err.Error(), Copies: []peer.Copy{}}
 	}
-	seen.UsageUnknown, seen.Total, seen.Free = users.Unknown(), space.Total, space.Free
+	if err := users.Err(); err != nil {
+		seen.UsageUnknown = err.Error()
+	}
+	seen.Total, seen.Free = space.Total, space.Free
 	return seen
 }

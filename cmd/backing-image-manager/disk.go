@@ -121,8 +121,8 @@ func checkDisk(path string) (diskReport, error) {
 		Path: d.Path(), UUID: d.UUID(), Total: space.Total, Free: space.Free,
 		Copies: []copyReport{}, Foreign: append([]string{}, listing.Unmanaged...), Problems: []string{},
 	}
-	if why := users.Unknown(); why != "" {
-		r.Problems = append(r.Problems, "cannot tell what is used: "+why)
+	if err := users.Err(); err != nil {
+		r.Problems = append(r.Problems, "cannot tell what is used: "+err.Error())
 	}
 	for _, c := range listing.Copies {
 		r.add(c, users)

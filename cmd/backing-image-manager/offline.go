@@ -62,10 +62,11 @@ func imagesOn(shelves []shelf) []reconcile.ImageStatus {
 }
 
 func copyOn(path string, c disk.Copy, users disk.Users) reconcile.CopyStatus {
+	inUse, _ := users.InUse(c.ID)
 	s := reconcile.CopyStatus{
 		Disk: path, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256,
-		Owned: c.Owned, Verified: c.VerifiedAt, InUse: users.Using(c.ID), LastUsed: c.LastUsed, Unwanted: c.SurplusSince,
+		Owned: c.Owned, Verified: c.VerifiedAt, InUse: inUse, LastUsed: c.LastUsed, Unwanted: c.SurplusSince,
 	}
 	switch {
 	case c.State == disk.Ready:

@@ -32,13 +32,13 @@ var (
 	snapshotPattern = regexp.MustCompile(`^volume-snap-[^/\x00-\x1f]{1,200}\.img$`)
 )
 
-// Volume returns the volume that a folder is of, by its name; "" says that it is not
-// a replica's.
-func Volume(folder string) string {
+// Volume returns the volume of a replica folder, by the name of the folder. ok is false
+// for a name that no replica folder has.
+func Volume(folder string) (volume string, ok bool) {
 	if m := folderPattern.FindStringSubmatch(folder); m != nil {
-		return m[1]
+		return m[1], true
 	}
-	return ""
+	return "", false
 }
 
 // LayerMeta is what the .meta beside a layer says that matters to reading it.
@@ -86,15 +86,15 @@ type Info struct {
 	Written int64
 }
 
-// Unhealthy says why nothing of the replica may be read, and is empty otherwise.
-func (i Info) Unhealthy() string {
+// CheckHealth returns why the replica must not be read; nil: it may be.
+func (i Info) CheckHealth() error {
 	switch {
 	case i.Rebuilding:
-		return "is being rebuilt from another replica, or its rebuilding was cut off"
+		return errors.New("is being rebuilt from another replica, or its rebuilding was interrupted")
 	case i.Error != "":
-		return "was given up by Longhorn: " + strconv.Quote(i.Error)
+		return fmt.Errorf("was marked as failed by Longhorn: %q", i.Error)
 	}
-	return ""
+	return nil
 }
 
 // Stat reads the metadata of a replica folder.

@@ -95,8 +95,8 @@ func (at Location) parts(r *disk.ReplicaFolder) (p parts, err error) {
 	if p.info, err = look(r); err != nil {
 		return p, err
 	}
-	if why := p.info.Unhealthy(); why != "" {
-		return p, errors.New(why)
+	if err := p.info.CheckHealth(); err != nil {
+		return p, err
 	}
 	first := p.info.Head
 	if at.Snapshot != "" {
@@ -126,8 +126,8 @@ func (at Location) parts(r *disk.ReplicaFolder) (p parts, err error) {
 // findBelow returns the image below the volume, and the disk that has it. The path of
 // it is another machine's, or a container's, so that only the name in it counts.
 func (at Location) findBelow(m disk.VolumeMeta) (disk.ID, *disk.Disk, error) {
-	folder, err := m.Image()
-	if err != nil || folder == "" {
+	folder, ok, err := m.BackingImage()
+	if err != nil || !ok {
 		return disk.ID{}, nil, err
 	}
 	id, err := disk.ParseID(folder)
@@ -198,7 +198,8 @@ func (s *Source) sum(p parts) string {
 // sum is what changes with any byte of the disk. What else volume.meta says changes
 // whenever the volume is attached, and counts for nothing.
 func (p parts) sum(evidence []disk.Evidence) string {
-	text, err := json.Marshal([]any{p.info.Size, p.files, p.below, evidence})
+	below := struct{ Name, UUID string }(p.below) // its JSON is a part of fingerprints on disks
+	text, err := json.Marshal([]any{p.info.Size, p.files, below, evidence})
 	if err != nil {
 		panic("replica: " + err.Error()) // numbers and names
 	}

@@ -206,7 +206,7 @@ func TestFind(t *testing.T) {
 		}, "v-00000002 on b"},
 		{"no other than the one given up", "s1", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: a, folder: "v-00000001", more: map[string]any{"Error": "gone"}}}
-		}, `volume v: replica v-00000001 on a: was given up by Longhorn: "gone"`},
+		}, `volume v: replica v-00000001 on a: was marked as failed by Longhorn: "gone"`},
 		{"the head that was written last", "", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: a, folder: "v-00000001"}, {disk: b, folder: "v-00000002"}}
 		}, "v-00000002 on b"},

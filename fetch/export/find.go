@@ -85,13 +85,13 @@ func candidates(disks map[string]*disk.Disk, volume string) (all []candidate, re
 			continue
 		}
 		for _, folder := range folders {
-			if replica.Volume(folder) != volume {
+			if of, ok := replica.Volume(folder); !ok || of != volume {
 				continue
 			}
 			one := candidate{disk: name, folder: folder}
 			one.info, err = replica.Stat(disks[name], folder)
-			if err == nil && one.info.Unhealthy() != "" {
-				err = errors.New(one.info.Unhealthy())
+			if err == nil {
+				err = one.info.CheckHealth()
 			}
 			if err != nil {
 				reasons = append(reasons, fmt.Sprintf("%s: %v", one, err))
