@@ -11,14 +11,16 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // xfs mounts a file system that can share extents, until the test ends.
 func xfs(t *testing.T) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can mount a file system")
-	}
+	need.Root(t, "mount a file system")
+	need.Device(t, "/dev/loop-control", "mount a file system")
+	need.Programs(t, "mkfs.xfs", "mount")
 	dir := t.TempDir()
 	image, at := filepath.Join(dir, "image"), filepath.Join(dir, "at")
 	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 320<<20), os.Mkdir(at, 0o700)); err != nil {

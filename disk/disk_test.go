@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // TestMain has more tests run at once than there are processors: they wait more than they
@@ -143,8 +144,9 @@ func TestCheckNoticesAnotherDiskAtThePath(t *testing.T) {
 	if err := d.Check(); err != nil {
 		t.Fatal(err)
 	}
+	need.Root(t, "mount a file system")
 	if err := syscall.Mount("none", d.Path(), "tmpfs", 0, "size=1m"); err != nil {
-		t.Skipf("this test mounts: %v", err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(d.Path(), syscall.MNT_DETACH) })
 	if err := d.Check(); !errors.Is(err, ErrDiskChanged) {

@@ -44,18 +44,6 @@ type bind struct {
 
 var started atomic.Int64 // containers
 
-func needs(t *testing.T, tools ...string) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
-	}
-	for _, tool := range tools {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Fatalf("%v: .ci/run installs it", err)
-		}
-	}
-}
-
 // start runs the container until the test ends, or stop is called.
 func (c *container) start(t *testing.T) {
 	t.Helper()

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // node is what the examples declare of one.
@@ -66,7 +68,8 @@ const webHost, webPath = "cloud.debian.org", "/images/cloud/bookworm/latest/debi
 
 func newFleet(t *testing.T, members []node) *fleet {
 	t.Helper()
-	needs(t, "ip", "runc", "openssl", "git")
+	need.Root(t, "run containers")
+	need.Programs(t, "ip", "runc", "openssl", "git")
 	f := &fleet{image: theImage(t), members: members, content: realImage(t)}
 	addresses := map[string]string{}
 	for _, n := range members {

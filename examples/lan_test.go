@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // lan is a network that nothing leaves: a bridge in a namespace of its own, where the
@@ -26,7 +28,8 @@ const bridgeAddress = "192.0.2.1"
 
 func newLAN(t *testing.T, addresses map[string]string) *lan {
 	t.Helper()
-	needs(t, "ip")
+	need.Root(t, "make network namespaces")
+	need.Programs(t, "ip")
 	l := &lan{bridge: fmt.Sprintf("bimlan%d", os.Getpid()), nodes: map[string]string{}}
 	l.namespace(t, l.bridge)
 	run(t, "", "ip", "-n", l.bridge, "link", "add", "br0", "type", "bridge")

@@ -16,11 +16,9 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
-)
 
-// kustomize is for where there is no kubectl, which has the same in it. It is no
-// requirement of our module: it would bring fifty others along.
-const kustomize = "sigs.k8s.io/kustomize/kustomize/v5@v5.7.1"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
+)
 
 // manifests are what an API server would be given.
 type manifests struct {
@@ -37,7 +35,8 @@ func render(t *testing.T, dir string) *manifests {
 	t.Helper()
 	cmd := exec.Command("kubectl", "kustomize", dir)
 	if _, err := exec.LookPath("kubectl"); err != nil {
-		cmd = exec.Command("go", "run", kustomize, "build", dir)
+		need.Programs(t, "kustomize")
+		cmd = exec.Command("go", "run", need.Kustomize, "build", dir)
 	}
 	var problems bytes.Buffer
 	cmd.Stderr = &problems

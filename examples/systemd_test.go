@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // unit is a unit file: the values of each key in their order. Each key is in one section.
@@ -39,7 +41,7 @@ func (u unit) last(key string) string {
 
 // TestSystemdKnowsTheUnit: with the program in a place where there is one.
 func TestSystemdKnowsTheUnit(t *testing.T) {
-	needs(t, "systemd-analyze")
+	need.Programs(t, "systemd-analyze")
 	for _, dropIn := range []string{"", "longhorn.conf"} {
 		dir := t.TempDir()
 		put := func(from, to string) {

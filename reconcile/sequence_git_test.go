@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // repos are the repositories of a sequence and what they have.
@@ -39,9 +40,7 @@ func (s *sequence) gitCommand(dir string, args ...string) *exec.Cmd {
 func (s *sequence) upstream() string { return filepath.Join(s.root, "upstream") }
 
 func (s *sequence) startUpstream() {
-	if _, err := exec.LookPath("git"); err != nil {
-		s.t.Skip("git is not installed")
-	}
+	need.Programs(s.t, "git")
 	s.repos.contents = map[string]content{}
 	must(s.t, os.Mkdir(s.upstream(), 0o755))
 	s.git(s.upstream(), "init", "-q", "-b", "main")

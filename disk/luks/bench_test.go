@@ -2,7 +2,6 @@ package luks
 
 import (
 	"fmt"
-	"os/exec"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -11,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // BenchmarkEncrypt has 1 MiB pieces encrypted on one processor and on all, next to
@@ -62,7 +63,7 @@ func processorTime(b *testing.B) time.Duration {
 // opensslSpeed returns the bytes a second of OpenSSL on one processor.
 func opensslSpeed(b *testing.B, algorithm string) float64 {
 	b.Helper()
-	out, err := exec.Command("openssl", "speed", "-seconds", "1", "-bytes", "1048576", "-evp", algorithm).Output()
+	out, err := need.Command(b, "openssl", "speed", "-seconds", "1", "-bytes", "1048576", "-evp", algorithm).Output()
 	if err != nil {
 		b.Fatalf("openssl speed: %v", err)
 	}

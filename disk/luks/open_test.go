@@ -6,16 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// cryptsetup runs the program, which tests need: Debian's cryptsetup-bin has it.
+// cryptsetup runs the program.
 func cryptsetup(t testing.TB, args ...string) {
 	t.Helper()
-	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
-	if out, err := exec.Command("cryptsetup", args...).CombinedOutput(); err != nil {
+	if out, err := need.Command(t, "cryptsetup", args...).CombinedOutput(); err != nil {
 		t.Fatalf("cryptsetup %v: %v\n%s", args, err, out)
 	}
 }

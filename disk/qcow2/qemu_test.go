@@ -5,16 +5,17 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// run runs a tool of QEMU's, which has to be there.
+// run runs a tool of QEMU's.
 func run(t testing.TB, name string, args ...string) {
 	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %q: %v (Debian: qemu-utils)\n%s", name, args, err, out)
+	if out, err := need.Command(t, name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 const fixtures = "../testdata/longhorn/replicas/"
@@ -39,8 +40,9 @@ func readJSON(t testing.TB, name string, to any) {
 func unpack(t testing.TB, archive string) *disk.Disk {
 	t.Helper()
 	dir := t.TempDir()
+	need.Programs(t, "zstd")
 	if out, err := exec.Command("tar", "-C", dir, "--zstd", "-xf", fixtures+archive).CombinedOutput(); err != nil {
-		t.Fatalf("GNU tar with zstd is needed: %v: %s", err, out)
+		t.Fatalf("tar %s: %v: %s", archive, err, out)
 	}
 	return openDisk(t, dir)
 }

@@ -7,11 +7,12 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // model is a volume that a test writes, and what it has to read as: each layer is the
@@ -195,8 +196,8 @@ func (m *model) lay(format string, size int64) {
 	if m.r.IntN(2) == 0 {
 		args = append(args, "-c")
 	}
-	if out, err := exec.Command("qemu-img", args...).CombinedOutput(); err != nil {
-		m.t.Fatalf("qemu-img (qemu-utils) is needed: %v: %s", err, out)
+	if out, err := need.Command(m.t, "qemu-img", args...).CombinedOutput(); err != nil {
+		m.t.Fatalf("qemu-img: %v: %s", err, out)
 	}
 	m.must(os.Remove(file + ".raw"))
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // TestMain has more tests run at once than there are processors: they wait more than they
@@ -54,8 +55,9 @@ func fixtures(t testing.TB) map[string]fixture {
 func (f fixture) unpack(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
+	need.Programs(t, "zstd")
 	if out, err := exec.Command("tar", "-C", dir, "--zstd", "-xpf", filepath.Join("testdata", f.Tar)).CombinedOutput(); err != nil {
-		t.Fatalf("tar (with zstd) has to be installed: %v\n%s", err, out)
+		t.Fatalf("tar %s: %v\n%s", f.Tar, err, out)
 	}
 	return dir
 }

@@ -9,7 +9,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
@@ -71,8 +71,8 @@ func qcow2File(t testing.TB, data []byte, random *rand.Rand) []byte {
 	if random.IntN(2) == 0 {
 		args = append([]string{"convert", "-c"}, args[1:]...)
 	}
-	if out, err := exec.Command("qemu-img", args...).CombinedOutput(); err != nil {
-		t.Fatalf("qemu-img has to be installed: %v\n%s", err, out)
+	if out, err := need.Command(t, "qemu-img", args...).CombinedOutput(); err != nil {
+		t.Fatalf("qemu-img: %v\n%s", err, out)
 	}
 	file, err := os.ReadFile(to)
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // BenchmarkClone makes clones of 512 MiB that are committed, next to what the disk can
@@ -72,7 +72,7 @@ func processorTime(b *testing.B) time.Duration {
 // opensslRate is how many bytes OpenSSL encrypts in a second on one processor.
 func opensslRate(b *testing.B) float64 {
 	b.Helper()
-	out, err := exec.Command("openssl", "speed", "-seconds", "1", "-bytes", "1048576", "-evp", "aes-256-xts").Output()
+	out, err := need.Command(b, "openssl", "speed", "-seconds", "1", "-bytes", "1048576", "-evp", "aes-256-xts").Output()
 	if err != nil {
 		b.Fatalf("openssl speed: %v", err)
 	}

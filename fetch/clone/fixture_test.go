@@ -5,12 +5,12 @@ import (
 	"context"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 var (
@@ -138,8 +138,7 @@ func (r *rig) path(id disk.ID) string {
 // run runs a program that the tests need.
 func run(t testing.TB, stdin string, command ...string) string {
 	t.Helper()
-	t.Setenv("PATH", os.Getenv("PATH")+":"+programFolders)
-	cmd := exec.Command(command[0], command[1:]...)
+	cmd := need.Command(t, command[0], command[1:]...)
 	cmd.Stdin = bytes.NewReader([]byte(stdin))
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -39,12 +40,16 @@ func openDisk(t testing.TB, dir string) *disk.Disk {
 func unpack(t testing.TB, archive string) *disk.Disk {
 	t.Helper()
 	dir := t.TempDir()
+	need.Programs(t, "zstd")
 	run(t, "tar", "-C", dir, "--zstd", "-xf", fixtures+archive)
 	return openDisk(t, dir)
 }
 
 func run(t testing.TB, name string, args ...string) {
 	t.Helper()
+	if name == "qemu-img" {
+		need.Programs(t, name)
+	}
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", name, err, out)
 	}

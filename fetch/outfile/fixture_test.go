@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 const chunkSize = disk.ChunkSize
@@ -104,6 +105,9 @@ func unpack(t testing.TB, path string, p Packing) []byte {
 	args := []string{"-dc", path}
 	if p == Plain {
 		args = args[1:]
+	}
+	if p == Zstd {
+		need.Programs(t, tool)
 	}
 	out, err := exec.Command(tool, args...).Output()
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // plant is a receiver and senders in network namespaces of their own, with a link of
@@ -24,11 +25,8 @@ type plant struct {
 // newPlant makes one with so many senders of an image of so many bytes.
 func newPlant(tb testing.TB, senders int, size int64) *plant {
 	tb.Helper()
-	for _, tool := range []string{"ip", "tc"} {
-		if _, err := exec.LookPath(tool); err != nil || os.Getuid() != 0 {
-			tb.Skip("needs root, ip and tc")
-		}
-	}
+	need.Root(tb, "make network namespaces")
+	need.Programs(tb, "ip", "tc")
 	p := &plant{tb: tb, receiver: fmt.Sprintf("bim%d", os.Getpid())}
 	p.namespace(p.receiver)
 	for i := range senders {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 var errMissing = fmt.Errorf("read config directory: %w", fs.ErrNotExist)
@@ -292,9 +293,7 @@ func nextApplied(t *testing.T, applied <-chan Snapshot) (Snapshot, string) {
 // TestGitCheckoutIsAppliedAsAWhole switches a checkout between commits in place: each applied
 // snapshot is one commit, and the last one is the right one.
 func TestGitCheckoutIsAppliedAsAWhole(t *testing.T) {
-	if _, err := exec.LookPath("git"); err != nil {
-		t.Skip("git is not installed")
-	}
+	need.Programs(t, "git")
 	repo := t.TempDir()
 	git := func(args ...string) {
 		t.Helper()

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // repo is a checkout of the installed git.
@@ -16,9 +18,7 @@ type repo struct {
 
 func newRepo(t *testing.T, args ...string) repo {
 	t.Helper()
-	if _, err := exec.LookPath("git"); err != nil {
-		t.Skip("git is not installed")
-	}
+	need.Programs(t, "git")
 	r := repo{t, t.TempDir()}
 	r.git(append([]string{"init", "-q", "-b", "main"}, args...)...)
 	r.commit("1")

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 func must(t testing.TB, err error) {
@@ -187,9 +189,7 @@ func (g *gitSync) publish(t testing.TB, files map[string]string) {
 }
 
 func TestBusyWhileGitHoldsItsLock(t *testing.T) {
-	if _, err := exec.LookPath("git"); err != nil {
-		t.Skip("git is not installed")
-	}
+	need.Programs(t, "git")
 	repo, tree := t.TempDir(), filepath.Join(t.TempDir(), "tree")
 	git := func(args ...string) {
 		cmd := exec.Command("git", append([]string{"-C", repo, "-c", "user.name=t", "-c", "user.email=t@t"}, args...)...)

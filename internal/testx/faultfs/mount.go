@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // FS is a mounted file system with a folder for each volume.
@@ -27,15 +29,11 @@ type FS struct {
 	clock   time.Time
 }
 
-// Mount mounts a file system for one test, which is skipped where FUSE does not
-// work.
+// Mount mounts a file system for one test. It skips the test where this process may not
+// mount FUSE.
 func Mount(t testing.TB) *FS {
 	t.Helper()
-	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
-		t.Skipf("this test needs FUSE: %v", err)
-	} else {
-		f.Close()
-	}
+	need.FUSE(t)
 	dir := t.TempDir()
 	f := &FS{dir: dir, volumes: map[string]*Volume{}, nodes: map[uint64]*node{}, last: fuse.FUSE_ROOT_ID}
 	server, err := fuse.NewServer(&requests{RawFileSystem: fuse.NewDefaultRawFileSystem(), fs: f}, dir, &fuse.MountOptions{
@@ -50,7 +48,7 @@ func Mount(t testing.TB) *FS {
 		Name:                     "faultfs",
 	})
 	if err != nil {
-		t.Skipf("this test needs to mount FUSE: %v", err)
+		t.Fatalf("mount FUSE: %v", err)
 	}
 	go server.Serve()
 	if err := server.WaitMount(); err != nil {

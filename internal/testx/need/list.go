@@ -37,6 +37,7 @@ var List = []Program{
 	{Name: "npm", Packages: "npm", Reason: "install tus-js-client"},
 	{Name: "openssl", Packages: "openssl", Reason: "issue certificates as the documents show"},
 	{Name: "qemu-img", Packages: "qemu-utils", Reason: "write and check qcow2 images"},
+	{Name: "qemu-io", Packages: "qemu-utils", Reason: "write into qcow2 images"},
 	{Name: "runc", Packages: "runc", Reason: "run the daemon in containers as Kubernetes does"},
 	{Name: "setpriv", Packages: "util-linux", Reason: "run the program without rights"},
 	{Name: "systemd-analyze", Packages: "systemd", Reason: "check the units of examples/systemd"},

@@ -14,12 +14,15 @@
 package need
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Names of the environment variables of this package.
@@ -70,24 +73,44 @@ func Command(t T, name string, args ...string) *exec.Cmd {
 	return exec.Command(path, args...)
 }
 
-// Root skips the test of an ordinary user. The reason completes "needs root to …".
+// Root skips the test of a process that may not administer the machine: an ordinary user, or
+// root in a container without CAP_SYS_ADMIN. The reason completes "needs root to …".
 func Root(t T, reason string) {
 	mark(t)
-	if os.Geteuid() != 0 {
+	switch {
+	case os.Geteuid() != 0:
 		t.Skip("needs root to " + reason)
+	case !hasSysAdmin():
+		t.Skip("needs root with CAP_SYS_ADMIN to " + reason)
 	}
+}
+
+// hasSysAdmin reports whether this process may mount file systems and make namespaces.
+func hasSysAdmin() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	return unix.Capget(&header, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
+}
+
+// Device skips the test of a process that cannot open a device, such as /dev/loop-control in
+// a container. The reason completes "needs DEVICE to …".
+func Device(t T, device, reason string) {
+	mark(t)
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	if err != nil {
+		t.Skip(fmt.Sprintf("needs %s to %s: %v", device, reason, errors.Unwrap(err)))
+	}
+	f.Close()
 }
 
 // FUSE skips the test where this process cannot mount a FUSE file system: /dev/fuse has to be
 // writable, and a user who is not root needs fusermount3.
 func FUSE(t T) {
 	mark(t)
-	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
-	if err != nil {
-		t.Skip(fmt.Sprintf("needs the right to mount FUSE: %v", err))
-	}
-	f.Close()
-	if os.Geteuid() != 0 {
+	Device(t, "/dev/fuse", "mount a file system that injects faults")
+	if os.Geteuid() == 0 {
+		Root(t, "mount a file system that injects faults")
+	} else {
 		Programs(t, "fusermount3")
 	}
 }

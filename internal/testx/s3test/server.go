@@ -16,10 +16,9 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
-)
 
-// program is no requirement of our module: it would bring a hundred others along.
-const program = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
+)
 
 // What the server knows its only user by.
 const (
@@ -53,6 +52,7 @@ func StartTLS(t testing.TB, buckets ...string) *Server {
 
 func start(t testing.TB, run func(string, ...string) (*Server, error), buckets []string) *Server {
 	t.Helper()
+	need.Programs(t, "versitygw")
 	s, err := run(t.TempDir(), buckets...)
 	if err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func (s *Server) Close() {
 // To build it takes a minute where nothing of it has been built before: one process at
 // a time does.
 var executable = sync.OnceValues(func() (*os.File, error) {
-	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "backing-image-manager-s3test.lock"), os.O_RDWR|os.O_CREATE, 0o666)
+	lock, err := os.OpenFile(filepath.Join(os.TempDir(), fmt.Sprintf("backing-image-manager-s3test-%d.lock", os.Getuid())), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -153,8 +153,8 @@ var executable = sync.OnceValues(func() (*os.File, error) {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "versitygw")
-	cmd := exec.Command("go", "run", "-exec", "cp", program, path) // "run" means: cp EXECUTABLE path
-	cmd.Dir = dir                                                  // not in our module
+	cmd := exec.Command("go", "run", "-exec", "cp", need.Versitygw, path) // "run" means: cp EXECUTABLE path
+	cmd.Dir = dir                                                         // not in our module
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%v: %w\n%s", cmd, err, out)
 	}
