@@ -16,15 +16,18 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	api "github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 )
 
 const (
 	defaultListen   = "127.0.0.1:8000"
 	defaultInterval = 10 * time.Second
-	leastInterval   = 100 * time.Millisecond
-	leastStuck      = 5 * time.Minute
+	minInterval     = 100 * time.Millisecond
+	minRoundAge     = 5 * time.Minute // a daemon with a younger round is ready
+	shutdownTimeout = 5 * time.Second
 )
 
 // daemon is one run of the command daemon.
@@ -34,7 +37,7 @@ type daemon struct {
 	interval  time.Duration
 	fileRoots []string
 	tokenFile string
-	tls       tlsFlags
+	tls       auth.TLSFiles
 	insecure  bool
 	log       logOptions
 }
@@ -71,7 +74,7 @@ change.`,
 	flags.DurationVar(&d.interval, "interval", defaultInterval, "look at the directory and the disks at least this often")
 	flags.StringArrayVar(&d.fileRoots, "allow-file-root", nil, "images may be read from files below the `DIR`, and backups kept there; may be repeated")
 	flags.StringVar(&d.tokenFile, "token-file", "", "callers may show a token that the `FILE` holds")
-	d.tls.add(cmd, "`FILE` with the certificate of this daemon, as PEM, for callers and for peers", "`FILE` with the authority that callers and peers have to have their certificates of, as PEM")
+	addTLSFlags(cmd, &d.tls, "`FILE` with the certificate of this daemon, as PEM, for callers and for peers", "`FILE` with the authority that callers and peers have to have their certificates of, as PEM")
 	flags.BoolVar(&d.insecure, "insecure", false, "without TLS or a token, let everybody in who can connect")
 	flags.StringVar(&d.log.file, "log-file", "", "log to the `FILE` too, as JSON")
 	format := choiceFlag(cmd, "log-format", "", "format of the log on stderr; auto is text on a terminal and json elsewhere", "auto", "text", "json")
@@ -88,10 +91,10 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	if err := errors.Join(d.resolve(), d.resolveRoots()); err != nil {
 		return err
 	}
-	if d.interval < leastInterval {
-		return fmt.Errorf("--interval is %v: the least is %v", d.interval, leastInterval)
+	if d.interval < minInterval {
+		return fmt.Errorf("--interval is %v: the least is %v", d.interval, minInterval)
 	}
-	if err := d.tls.complete(); err != nil {
+	if err := d.tls.CheckServer(); err != nil {
 		return err
 	}
 	log, done, err := d.log.open(os.Stderr)
@@ -99,7 +102,11 @@ func (d *daemon) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, done()) }()
-	g, err := d.guard(log)
+	credentials, err := auth.Load(log, d.tokenFile, d.tls)
+	if err != nil {
+		return err
+	}
+	authorizer, err := auth.NewAuthorizer(credentials, d.listen, d.insecure)
 	if err != nil {
 		return err
 	}
@@ -113,12 +120,9 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	log.Info("listening", "address", listener.Addr().String(), "version", version())
 	client := fetch.Client{SecretsDir: d.secretsDir, FileRoots: d.fileRoots}
 	loop := reconcile.NewLoop(reconcile.New(client, log, false), reconcile.LoopOptions{
-		Dir: d.configDir, Interval: d.interval, Node: d.node, Disks: d.disks, Peers: api.NewClient(g.credentials()), Log: log,
+		Dir: d.configDir, Interval: d.interval, Node: d.node, Disks: d.disks, Peers: peer.NewClient(credentials.ForPeers()), Log: log,
 	})
-	s := newServer(server{
-		loop: loop, guard: g, stuck: max(leastStuck, 10*d.interval),
-		peers: loop.PeerServer().Handler(), uploads: loop.Uploads(), cleanup: loop.Cleanup,
-	}, log)
+	s := api.NewServer(loop, authorizer, max(minRoundAge, 10*d.interval), log)
 	return d.serve(ctx, loop, s, listener, log)
 }
 
@@ -132,16 +136,6 @@ func (d *daemon) resolveRoots() error {
 		d.fileRoots[i] = abs
 	}
 	return nil
-}
-
-// guard reads what callers are known by.
-func (d *daemon) guard(log *slog.Logger) (guard, error) {
-	g, err := newGuard(log, d.tokenFile, d.tls)
-	if err != nil {
-		return guard{}, err
-	}
-	g.insecure = d.insecure
-	return g.listeningOn(d.listen)
 }
 
 // serve runs loop and server until ctx is done or one of them fails.
@@ -167,7 +161,7 @@ func (d *daemon) serve(ctx context.Context, loop *reconcile.Loop, s *http.Server
 	all.Go(func() error {
 		<-ctx.Done()
 		log.Info("stopping; what was transferred is kept")
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 		defer cancel()
 		if s.Shutdown(end) != nil {
 			return s.Close() // somebody asks very slowly

@@ -19,6 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
 
@@ -89,7 +90,7 @@ type offered struct {
 // supply finds the image that answers to a name.
 func (f *imageFlags) supply(ctx context.Context, name string) (supply, error) {
 	if len(f.disks) == 0 {
-		return openFarSupply(ctx, f.caller, name, f.on)
+		return openFarSupply(ctx, f.daemonFlags, name, f.on)
 	}
 	return openNearSupply(f.disks, name, f.on)
 }
@@ -217,8 +218,12 @@ type farSupply struct {
 	wrong   map[string]bool // disks that sent what is not right
 }
 
-func openFarSupply(ctx context.Context, c caller, name string, on []string) (*farSupply, error) {
-	status, err := c.status(ctx)
+func openFarSupply(ctx context.Context, daemon daemonFlags, name string, on []string) (*farSupply, error) {
+	client, err := daemon.client()
+	if err != nil {
+		return nil, err
+	}
+	status, err := client.Status(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -226,10 +231,7 @@ func openFarSupply(ctx context.Context, c caller, name string, on []string) (*fa
 	if err != nil {
 		return nil, err
 	}
-	token, config, err := c.credentials()
-	if err != nil {
-		return nil, err
-	}
+	token, config := client.Credentials()
 	first := copies[0]
 	s := &farSupply{
 		offered: offered{disk.ID{Name: image.Name, UUID: image.UUID}, place(first), first.Size, first.SHA512},
@@ -238,7 +240,7 @@ func openFarSupply(ctx context.Context, c caller, name string, on []string) (*fa
 	for _, on := range copies {
 		if on.SHA512 == first.SHA512 {
 			s.sources = append(s.sources, peer.Source{
-				Address: peer.Address{Node: status.Node, URL: c.url}, Disk: on.Disk, ID: s.ID, ManifestDigest: on.Chunks,
+				Address: peer.Address{Node: status.Node, URL: client.URL()}, Disk: on.Disk, ID: s.ID, ManifestDigest: on.Chunks,
 			})
 		}
 	}
@@ -299,7 +301,7 @@ func nothingReady(s reconcile.Status, image reconcile.ImageStatus) error {
 func askAt(s reconcile.Status, node string) string {
 	for _, p := range s.Peers {
 		if p.Node == node && p.Address != "" {
-			return " with --url " + withoutSecrets(p.Address)
+			return " with --url " + redact.URL(p.Address)
 		}
 	}
 	return ""

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -124,6 +128,40 @@ func choiceFlag(cmd *cobra.Command, name, short, usage string, allowed ...string
 		panic("register completion of --" + name + ": " + err.Error())
 	}
 	return c
+}
+
+// addTLSFlags adds the flags for the TLS files, with the usage of the certificate and of the
+// authority.
+func addTLSFlags(cmd *cobra.Command, f *auth.TLSFiles, cert, ca string) {
+	cmd.Flags().StringVar(&f.Cert, "tls-cert", "", cert)
+	cmd.Flags().StringVar(&f.Key, "tls-key", "", "`FILE` with the key of --tls-cert, as PEM")
+	cmd.Flags().StringVar(&f.CA, "tls-ca", "", ca)
+}
+
+const defaultURL = "http://localhost:8000"
+
+// daemonFlags name the daemon that a command calls, and what it presents there.
+type daemonFlags struct {
+	url       string
+	tokenFile string
+	tls       auth.TLSFiles
+}
+
+func (f *daemonFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.url, "url", defaultURL, "`URL` of the daemon")
+	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "`FILE` with the token to send to the daemon")
+	addTLSFlags(cmd, &f.tls, "`FILE` with the certificate to present to the daemon, as PEM", "`FILE` with the authority of the daemon's certificate, as PEM (default: those of the system)")
+}
+
+func (f *daemonFlags) client() (*api.Client, error) { return api.NewClient(f.url, f.tokenFile, f.tls) }
+
+// status returns the status of the daemon.
+func (f *daemonFlags) status(ctx context.Context) (reconcile.Status, error) {
+	c, err := f.client()
+	if err != nil {
+		return reconcile.Status{}, err
+	}
+	return c.Status(ctx)
 }
 
 // nodeFlags say which node a command acts as, and on which disks.

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -198,7 +199,7 @@ type imageOfHandle struct {
 }
 
 func viewHandle(h schema.Handle, images map[string]schema.Image, secrets bool) handleView {
-	shown := redactText
+	shown := redact.Text
 	if secrets {
 		shown = func(text string) string { return text }
 	}

@@ -28,7 +28,7 @@ func newImage() *cobra.Command {
 
 // imageFlags say where images are looked for: on disks, or by asking a daemon.
 type imageFlags struct {
-	caller
+	daemonFlags
 	disks []string
 	on    []string
 }
@@ -39,7 +39,7 @@ func (f *imageFlags) add(cmd *cobra.Command) {
 }
 
 func (f *imageFlags) addURL(cmd *cobra.Command) {
-	f.caller.add(cmd)
+	f.daemonFlags.add(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if len(f.disks) > 0 && cmd.Flags().Changed("url") {
 			return errors.New("--url and --disk exclude each other: ask a daemon, or look at the disk")

@@ -6,11 +6,11 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 
 	slogmulti "github.com/samber/slog-multi"
+	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"golang.org/x/term"
 )
 
@@ -103,7 +103,7 @@ func (h redactor) Enabled(ctx context.Context, level slog.Level) bool {
 }
 
 func (h redactor) Handle(ctx context.Context, r slog.Record) error {
-	clean := slog.NewRecord(r.Time, r.Level, redactText(r.Message), r.PC)
+	clean := slog.NewRecord(r.Time, r.Level, redact.Text(r.Message), r.PC)
 	r.Attrs(func(a slog.Attr) bool {
 		clean.AddAttrs(redactAttr(a))
 		return true
@@ -131,29 +131,11 @@ func redactAttr(a slog.Attr) slog.Attr {
 	v := a.Value.Resolve()
 	switch v.Kind() {
 	case slog.KindString:
-		v = slog.StringValue(redactText(v.String()))
+		v = slog.StringValue(redact.Text(v.String()))
 	case slog.KindGroup:
 		v = slog.GroupValue(redactAttrs(v.Group())...)
 	case slog.KindAny:
-		v = slog.StringValue(redactText(fmt.Sprintf("%+v", v.Any())))
+		v = slog.StringValue(redact.Text(fmt.Sprintf("%+v", v.Any())))
 	}
 	return slog.Attr{Key: a.Key, Value: v}
-}
-
-var anyURL = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>\\]+`)
-
-func redactText(text string) string { return anyURL.ReplaceAllStringFunc(text, redactURL) }
-
-// redactURL works on what need not be a valid URL: a parser would give up on some
-// of those that hold a secret.
-func redactURL(address string) string {
-	scheme, rest, _ := strings.Cut(address, "://")
-	if i := strings.IndexAny(rest, "?#"); i >= 0 {
-		rest = rest[:i]
-	}
-	host, path := rest, ""
-	if i := strings.Index(rest, "/"); i >= 0 {
-		host, path = rest[:i], rest[i:]
-	}
-	return scheme + "://" + host[strings.LastIndex(host, "@")+1:] + path
 }

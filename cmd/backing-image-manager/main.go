@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -80,8 +81,9 @@ func hintFor(err error) string {
 	if e, ok := errors.AsType[*keptError](err); ok {
 		return e.hint()
 	}
-	if e, ok := errors.AsType[*unreachableError](err); ok {
-		return e.hint()
+	if e, ok := errors.AsType[*api.UnreachableError](err); ok {
+		hint, _ := e.Hint()
+		return hint
 	}
 	switch {
 	case errors.Is(err, disk.ErrLocked):

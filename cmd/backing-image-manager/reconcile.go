@@ -17,8 +17,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
-	api "github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -27,7 +28,7 @@ import (
 type convergence struct {
 	nodeFlags
 	tokenFile    string
-	tls          tlsFlags
+	tls          auth.TLSFiles
 	dryRun       bool
 	offline      bool
 	states       []string
@@ -90,7 +91,7 @@ the plan is not empty.`,
 	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "change nothing, print the plan")
 	cmd.Flags().BoolVar(&c.offline, "offline", false, "ask no peer; where nodes are declared, nothing is deleted then")
 	cmd.Flags().StringVar(&c.tokenFile, "token-file", "", "`FILE` with the token that the other nodes ask for")
-	c.tls.add(cmd, "`FILE` with the certificate to show to the other nodes, as PEM", "`FILE` with the authority that they have to have their certificates of, as PEM")
+	addTLSFlags(cmd, &c.tls, "`FILE` with the certificate to show to the other nodes, as PEM", "`FILE` with the authority that they have to have their certificates of, as PEM")
 	addStateFlag(cmd, &c.states)
 	c.addPlanFlags(cmd)
 	cmd.Flags().BoolVar(&c.detailedExit, "detailed-exitcode", false, "with --dry-run, exit with 2 when the plan is not empty")
@@ -159,11 +160,11 @@ func (c *convergence) meet(ctx context.Context, r *reconcile.Reconciler, d recon
 	if c.offline {
 		return nil
 	}
-	g, err := newGuard(slog.New(slog.DiscardHandler), c.tokenFile, c.tls)
+	credentials, err := auth.Load(slog.New(slog.DiscardHandler), c.tokenFile, c.tls)
 	if err != nil {
 		return err
 	}
-	r.Join(api.NewClient(g.credentials()))
+	r.Join(peer.NewClient(credentials.ForPeers()))
 	r.Meet(ctx, d)
 	return nil
 }

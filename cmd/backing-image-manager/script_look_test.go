@@ -29,7 +29,7 @@ func taken(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	for _, url := range args {
 		waitFor(ts, url+" does not take the configuration", func() bool {
-			s, err := (&caller{url: url}).status(context.Background())
+			s, err := (&daemonFlags{url: url}).status(context.Background())
 			return err == nil && s.Config.Digest == declared.Digest && s.Config.Digest != ""
 		})
 	}
@@ -43,7 +43,7 @@ func shows(ts *testscript.TestScript, args []string) error {
 	if len(args) < 2 {
 		ts.Fatalf("usage: shows URL PATTERN...")
 	}
-	s, err := (&caller{url: args[0]}).status(context.Background())
+	s, err := (&daemonFlags{url: args[0]}).status(context.Background())
 	if err != nil {
 		return err
 	}

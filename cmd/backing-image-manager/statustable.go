@@ -76,7 +76,9 @@ func writePeers(w io.Writer, s reconcile.Status) {
 	for _, p := range s.Peers {
 		fine := p.Answers && p.Skew == reconcile.SkewSame
 		if len(s.Peers) > mostPeers && (fine || listed == mostPeers) {
-			well += int(oneIf(fine))
+			if fine {
+				well++
+			}
 			continue
 		}
 		listed++

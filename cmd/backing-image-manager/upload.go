@@ -137,10 +137,11 @@ func (u *uploading) content() (c upload.Content, done func(), err error) {
 
 // send sends the image to a daemon.
 func (u *uploading) send(ctx context.Context, o upload.Order) error {
-	token, config, err := u.credentials()
+	daemon, err := u.client()
 	if err != nil {
 		return err
 	}
+	token, config := daemon.Credentials()
 	transport := &http.Transport{
 		Proxy:           http.ProxyFromEnvironment, // but never for loopback
 		TLSClientConfig: config,
@@ -148,16 +149,15 @@ func (u *uploading) send(ctx context.Context, o upload.Order) error {
 	}
 	defer transport.CloseIdleConnections()
 	show, counted := newProgress(u.err), &fetch.Progress{}
-	base := withoutSecrets(u.url)
 	often := seldom{every: time.Minute}
 	o.Warn = func(err error) {
 		if !often.due(err.Error(), time.Now()) {
 			return
 		}
-		show.logger().Warn("interrupted; going on", "error", (&unreachableError{base: base, err: err}).Error())
+		show.logger().Warn("interrupted; going on", "error", daemon.Unreachable(err).Error())
 	}
-	stop := show.follow(oneTransfer(reconcile.Upload, disk.ID{Name: u.name}, base, counted))
-	client := upload.Client{Base: u.url, Transport: transport}
+	stop := show.follow(oneTransfer(reconcile.Upload, disk.ID{Name: u.name}, daemon.Address(), counted))
+	client := upload.Client{Base: daemon.URL(), Transport: transport}
 	if token != "" {
 		client.Authorization = "Bearer " + token
 	}
@@ -166,7 +166,7 @@ func (u *uploading) send(ctx context.Context, o upload.Order) error {
 	refused, no := errors.AsType[*httperror.Error](err)
 	switch {
 	case no:
-		err = &refusedError{base, refused.Status, refused.Message}
+		err = daemon.Refused(refused)
 		if !over(refused.Status) {
 			return err
 		}
@@ -176,13 +176,13 @@ func (u *uploading) send(ctx context.Context, o upload.Order) error {
 		}
 		return u.isThere(ctx, o.Content, ready, err)
 	case errors.Is(err, upload.ErrLost):
-		return u.isReady(ctx, o.Content, fmt.Errorf("upload to %s: %w", base, err))
+		return u.isReady(ctx, o.Content, fmt.Errorf("upload to %s: %w", daemon.Address(), err))
 	case err != nil && ctx.Err() != nil:
 		return errors.New("stopped; " + rest(o.Content))
 	case err != nil && counted.Done.Load() == 0:
-		return &unreachableError{base: base, err: err}
+		return daemon.Unreachable(err)
 	case err != nil:
-		return fmt.Errorf("upload to %s: %w", base, err)
+		return fmt.Errorf("upload to %s: %w", daemon.Address(), err)
 	}
 	_, err = fmt.Fprintf(u.out, "%s is uploaded and ready\n", u.name)
 	return err

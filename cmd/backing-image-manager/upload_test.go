@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
@@ -45,10 +46,10 @@ func TestUploadOvertaken(t *testing.T) {
 				w.Header().Set("Location", upload.Path+"/one")
 				w.WriteHeader(http.StatusCreated)
 			default:
-				answerError(w, http.StatusNotFound, "there is no such upload")
+				httperror.New(http.StatusNotFound, "there is no such upload").Write(w)
 			}
 		}))
-		u := &uploading{imageFlags: imageFlags{caller: caller{url: daemon.URL}}, name: "parrot", file: file, size: -1, in: strings.NewReader(""), out: io.Discard, err: io.Discard}
+		u := &uploading{imageFlags: imageFlags{daemonFlags: daemonFlags{url: daemon.URL}}, name: "parrot", file: file, size: -1, in: strings.NewReader(""), out: io.Discard, err: io.Discard}
 		err := u.run(t.Context())
 		daemon.Close()
 		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {

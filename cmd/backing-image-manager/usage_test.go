@@ -2,9 +2,12 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
+	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/spf13/cobra"
 )
 
@@ -79,5 +82,15 @@ func TestAloneItHelps(t *testing.T) {
 	out, _, err := try(t)
 	if err != nil || !strings.Contains(out, "Available Commands:") {
 		t.Errorf("error %v, says %q", err, out)
+	}
+}
+
+// A terminal must not obey what a daemon sends.
+func TestErrorsContainNoControlCharacters(t *testing.T) {
+	var b strings.Builder
+	refused := &api.RefusedError{Address: "http://x", Response: httperror.Error{Status: 403, Message: "no \x1b[2J\x1b]0;title\a"}}
+	writeError(&b, errors.Join(refused, errors.New(" ü\tnot read ")))
+	if want := "error: the daemon at http://x refuses: no \ufffd[2J\ufffd]0;title\ufffd\nerror: ü\ufffdnot read\n"; b.String() != want {
+		t.Errorf("got %q, want %q", b.String(), want)
 	}
 }

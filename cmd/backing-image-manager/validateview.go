@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -280,7 +281,7 @@ func words(list []string) []string { return append([]string{}, list...) }
 
 func viewNode(n schema.Node) nodeView {
 	v := nodeView{
-		Address: redactText(n.Address), Tags: words(n.Tags),
+		Address: redact.Text(n.Address), Tags: words(n.Tags),
 		AllowScheduling: n.AllowScheduling, EvictionRequested: n.EvictionRequested, Disks: map[string]diskView{},
 	}
 	for name, d := range n.Disks {
@@ -302,7 +303,7 @@ func viewImage(m schema.Image) imageView {
 		v.MinNumberOfCopies = "all"
 	}
 	if b := m.Backup; b != nil {
-		v.Backup = &backupView{redactText(b.Target), b.Credentials, b.Compression, b.ConcurrentLimit}
+		v.Backup = &backupView{redact.Text(b.Target), b.Credentials, b.Compression, b.ConcurrentLimit}
 	}
 	return v
 }
@@ -313,10 +314,10 @@ func viewSource(s schema.Source) (v sourceView) {
 		d := s.Download
 		mirrors := []string{}
 		for _, m := range d.Mirrors {
-			mirrors = append(mirrors, redactText(m))
+			mirrors = append(mirrors, redact.Text(m))
 		}
 		v.Download = &downloadView{
-			URL: redactText(d.URL), Mirrors: mirrors, Credentials: d.Credentials, ChecksumURL: redactText(d.ChecksumURL),
+			URL: redact.Text(d.URL), Mirrors: mirrors, Credentials: d.Credentials, ChecksumURL: redact.Text(d.ChecksumURL),
 			PackedChecksum: d.PackedChecksum.String(), Unpack: cmp.Or(d.Unpack, schema.UnpackNone), MaxSize: d.MaxSize,
 		}
 	case schema.KindUpload:
@@ -325,7 +326,7 @@ func viewSource(s schema.Source) (v sourceView) {
 		e := s.ExportFromVolume
 		v.ExportFromVolume = &exportView{e.VolumeName, e.SnapshotName, e.Path, e.ExportType, e.Compress}
 	case schema.KindRestore:
-		v.Restore = &restoreView{redactText(s.Restore.BackupURL), s.Restore.ConcurrentLimit, s.Restore.Credentials}
+		v.Restore = &restoreView{redact.Text(s.Restore.BackupURL), s.Restore.ConcurrentLimit, s.Restore.Credentials}
 	case schema.KindClone:
 		v.Clone = &cloneView{s.Clone.BackingImage, s.Clone.Encryption, s.Clone.Secret}
 	}

@@ -158,11 +158,15 @@ const verifyAgain = 500 * time.Millisecond
 // verifyByDaemon asks a daemon to verify the ready copies of an image, and waits
 // until it has.
 func verifyByDaemon(ctx context.Context, out io.Writer, f imageFlags, name string) error {
-	before, err := f.status(ctx)
+	client, err := f.client()
 	if err != nil {
 		return err
 	}
-	if err := f.verify(ctx, name); err != nil {
+	before, err := client.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if err := client.Verify(ctx, name); err != nil {
 		return err
 	}
 	tick := time.NewTicker(verifyAgain)
@@ -173,7 +177,7 @@ func verifyByDaemon(ctx context.Context, out io.Writer, f imageFlags, name strin
 			return errors.New("stopped waiting; the daemon goes on by itself")
 		case <-tick.C:
 		}
-		now, err := f.status(ctx)
+		now, err := client.Status(ctx)
 		if err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -22,7 +23,7 @@ const (
 )
 
 func newWait() *cobra.Command {
-	var c caller
+	var daemon daemonFlags
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "wait --for ready [NAME]... [--url URL] [flags]",
@@ -42,19 +43,23 @@ image that is not, and at once for a NAME that is not declared.`,
 	}
 	choiceFlag(cmd, "for", "", "what to wait for", "ready")
 	cmd.Flags().DurationVar(&timeout, "timeout", defaultPatience, "give up after so long; 0: never")
-	c.add(cmd)
+	daemon.add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if timeout < 0 {
 			return fmt.Errorf("--timeout is %v: write a duration like 10m, or 0 for none", timeout)
 		}
-		return waitReady(cmd.Context(), c, names, timeout, newProgress(cmd.ErrOrStderr()))
+		client, err := daemon.client()
+		if err != nil {
+			return err
+		}
+		return waitReady(cmd.Context(), client, names, timeout, newProgress(cmd.ErrOrStderr()))
 	}
 	return cmd
 }
 
 // waitReady asks until all is ready, and returns what is missing when it gives up. On a
 // terminal that is seen meanwhile.
-func waitReady(ctx context.Context, c caller, names []string, timeout time.Duration, seen *progress) error {
+func waitReady(ctx context.Context, client *api.Client, names []string, timeout time.Duration, seen *progress) error {
 	defer seen.show(nil)
 	limited := ctx
 	if timeout > 0 {
@@ -66,7 +71,7 @@ func waitReady(ctx context.Context, c caller, names []string, timeout time.Durat
 	defer tick.Stop()
 	var missing error
 	for {
-		s, err := c.status(limited)
+		s, err := client.Status(limited)
 		if err == nil {
 			err = notReady(s, names)
 		}
@@ -91,14 +96,14 @@ func waitReady(ctx context.Context, c caller, names []string, timeout time.Durat
 // lasting reports whether waiting does not help against an error. A daemon that is
 // not there yet, or is about to stop, helps itself.
 func lasting(err error) bool {
-	if refused, ok := errors.AsType[*refusedError](err); ok {
-		return refused.status < http.StatusInternalServerError
+	if refused, ok := errors.AsType[*api.RefusedError](err); ok {
+		return refused.Response.Status < http.StatusInternalServerError
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return true
 	}
 	_, missing := errors.AsType[*missingError](err)
-	_, unreachable := errors.AsType[*unreachableError](err)
+	_, unreachable := errors.AsType[*api.UnreachableError](err)
 	return !missing && !unreachable
 }
 

@@ -13,7 +13,10 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 )
 
 func TestNotReadySaysWhatIsMissing(t *testing.T) {
@@ -61,12 +64,12 @@ func TestWhatWaitingDoesNotHelp(t *testing.T) {
 		err  error
 		want bool
 	}{
-		{&unreachableError{"http://x", syscall.ECONNREFUSED}, false},
-		{&unreachableError{"http://x", errors.New("no such host")}, false},
-		{&unreachableError{"https://x", &tls.CertificateVerificationError{Err: errors.New("unknown authority")}}, true},
-		{&refusedError{status: 503}, false},
-		{&refusedError{status: 401}, true},
-		{&refusedError{status: 404}, true},
+		{&api.UnreachableError{Address: "http://x", Err: syscall.ECONNREFUSED}, false},
+		{&api.UnreachableError{Address: "http://x", Err: errors.New("no such host")}, false},
+		{&api.UnreachableError{Address: "https://x", Err: &tls.CertificateVerificationError{Err: errors.New("unknown authority")}}, true},
+		{&api.RefusedError{Response: httperror.Error{Status: 503}}, false},
+		{&api.RefusedError{Response: httperror.Error{Status: 401}}, true},
+		{&api.RefusedError{Response: httperror.Error{Status: 404}}, true},
 		{errors.New("read token: open none"), true},
 	} {
 		if got := lasting(tt.err); got != tt.want {
@@ -87,7 +90,7 @@ func TestWaitOutlivesHalfAnAnswer(t *testing.T) {
 		fmt.Fprint(w, `{"config":{"allowed":"everything","digest":"d1"}}`)
 	}))
 	defer daemon.Close()
-	if err := waitReady(t.Context(), caller{url: daemon.URL}, nil, 0, newProgress(io.Discard)); err != nil {
+	if err := waitReady(t.Context(), newClient(t, daemon.URL), nil, 0, newProgress(io.Discard)); err != nil {
 		t.Errorf("got %v", err)
 	}
 }
@@ -102,8 +105,17 @@ func TestStoppedWaitingSaysWhatIsMissing(t *testing.T) {
 		fmt.Fprint(w, `{"config":{"allowed":"everything","digest":"d1"},"images":[{"name":"parrot","declared":true,"wanted":1}]}`)
 	}))
 	defer daemon.Close()
-	err := waitReady(ctx, caller{url: daemon.URL}, nil, 0, newProgress(io.Discard))
+	err := waitReady(ctx, newClient(t, daemon.URL), nil, 0, newProgress(io.Discard))
 	if want := "stopped waiting\nparrot: 0 of 1 copies ready"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
+}
+
+func newClient(t *testing.T, url string) *api.Client {
+	t.Helper()
+	c, err := api.NewClient(url, "", auth.TLSFiles{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }

@@ -1,13 +1,11 @@
-package main
+package api
 
 import (
-	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -17,86 +15,63 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// serving is a daemon's loop and server in this process.
-type serving struct {
+// runningLoop is a loop and its server.
+type runningLoop struct {
 	t    *testing.T
 	url  string
 	loop *reconcile.Loop
 }
 
-func startServing(t *testing.T, config string) serving {
+func startServer(t *testing.T, config string) runningLoop {
 	dir, conf := t.TempDir(), t.TempDir()
 	if _, err := disk.Init(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(conf, "config.yaml"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	log := slog.New(slog.DiscardHandler)
-	loop := reconcile.NewLoop(reconcile.New(fetch.Client{}, log, false), reconcile.LoopOptions{
-		Dir: conf, Interval: 100 * time.Millisecond, Node: "node1", Disks: []string{dir}, Log: log,
-	})
-	s := httptest.NewServer(server{loop: loop, guard: guard{host: "127.0.0.1"}, stuck: time.Minute}.handler())
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- loop.Run(ctx) }()
-	t.Cleanup(func() {
-		s.Close()
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	return serving{t, s.URL, loop}
+	writeFile(t, filepath.Join(conf, "config.yaml"), config)
+	loop := startLoop(t, conf, dir)
+	s := httptest.NewServer(server{loop, localAuthorizer(t), time.Minute}.handler())
+	t.Cleanup(s.Close)
+	return runningLoop{t, s.URL, loop}
 }
 
-func (s serving) ask(method, path string) (status int, body string) {
+func (s runningLoop) do(method, path string) (status int, body string) {
 	s.t.Helper()
 	r, err := http.NewRequest(method, s.url+path, nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	answer, err := http.DefaultClient.Do(r)
+	response, err := http.DefaultClient.Do(r)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	defer answer.Body.Close()
-	data, err := io.ReadAll(answer.Body)
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return answer.StatusCode, string(data)
+	return response.StatusCode, string(data)
 }
 
-// until asks until the answer is as it is wanted.
-func (s serving) until(path string, is func(status int, body string) bool) string {
+// until sends requests until the response is as expected.
+func (s runningLoop) until(path string, expected func(status int, body string) bool) (body string) {
 	s.t.Helper()
-	tick := time.NewTicker(25 * time.Millisecond)
-	defer tick.Stop()
-	over := time.After(patience)
-	for {
-		status, body := s.ask("GET", path)
-		if is(status, body) {
-			return body
-		}
-		select {
-		case <-tick.C:
-		case <-over:
-			s.t.Fatalf("%s still answers %d %s", path, status, body)
-		}
-	}
+	waitFor(s.t, path+" does not respond as expected", func() bool {
+		var status int
+		status, body = s.do("GET", path)
+		return expected(status, body)
+	})
+	return body
 }
 
-func TestServer(t *testing.T) {
+func TestRoutesRespond(t *testing.T) {
 	origin := fetchtest.Start(t)
 	url := origin.Serve("/parrot.raw", fetchtest.Bytes(fetchtest.Random(1, 3<<20)))
-	s := startServing(t, `settings: {allowLoopbackSources: true}
+	s := startServer(t, `settings: {allowLoopbackSources: true}
 images: {parrot: {source: {download: {url: "`+url+`?key=SECRET"}}}}`)
 	s.until("/readyz", func(status int, _ string) bool { return status == 200 })
 	body := s.until("/v1/status", func(_ int, body string) bool { return strings.Contains(body, `"state":"ready"`) })
@@ -105,7 +80,7 @@ images: {parrot: {source: {download: {url: "`+url+`?key=SECRET"}}}}`)
 		t.Errorf("the status is %+v (error %v)", status, err)
 	}
 	if strings.Contains(body, "SECRET") {
-		t.Errorf("the status tells the query of an address: %s", body)
+		t.Errorf("the status contains the query of an address: %s", body)
 	}
 	for _, tt := range []struct {
 		method, path, want string
@@ -113,14 +88,14 @@ images: {parrot: {source: {download: {url: "`+url+`?key=SECRET"}}}}`)
 	}{
 		{"GET", "/healthz", `{"alive":true}`, 200},
 		{"HEAD", "/healthz", ``, 200},
-		{"GET", "/", `{"error":"nothing is here"}`, 404},
-		{"GET", "/v1/images", `{"error":"nothing is here"}`, 404},
-		{"POST", "/v1/status", `{"error":"use GET"}`, 405},
-		{"GET", "/v1/images/parrot/verify", `{"error":"use POST"}`, 405},
+		{"GET", "/", `{"error":"not found"}`, 404},
+		{"GET", "/v1/images", `{"error":"not found"}`, 404},
+		{"POST", "/v1/status", `{"error":"method not allowed: use GET"}`, 405},
+		{"GET", "/v1/images/parrot/verify", `{"error":"method not allowed: use POST"}`, 405},
 		{"POST", "/v1/images/nobody/verify", `{"error":"verify nobody: not declared"}`, 404},
 		{"POST", "/v1/images/parrot/verify", `{"copies":1}`, 202},
 	} {
-		if status, body := s.ask(tt.method, tt.path); status != tt.status || strings.TrimSpace(body) != tt.want {
+		if status, body := s.do(tt.method, tt.path); status != tt.status || strings.TrimSpace(body) != tt.want {
 			t.Errorf("%s %s answers %d %s, want %d %s", tt.method, tt.path, status, body, tt.status, tt.want)
 		}
 	}
@@ -129,10 +104,10 @@ images: {parrot: {source: {download: {url: "`+url+`?key=SECRET"}}}}`)
 	})
 }
 
-func TestMetrics(t *testing.T) {
+func TestMetricsOfADaemon(t *testing.T) {
 	origin := fetchtest.Start(t)
 	url := origin.Serve("/parrot.raw", fetchtest.Bytes(fetchtest.Random(1, 3<<20)))
-	s := startServing(t, `settings: {allowLoopbackSources: true}
+	s := startServer(t, `settings: {allowLoopbackSources: true}
 images:
   parrot: {source: {download: {url: "`+url+`"}}}
   lost: {source: {download: {url: "`+origin.URL+`/lost"}}}`)
@@ -157,11 +132,11 @@ images:
 		t.Fatal(err)
 	}
 	if problems, err := promlint.NewWithMetricFamilies(families).Lint(); err != nil || len(problems) > 0 {
-		t.Errorf("the metrics are not well named: %v (error %v)", problems, err)
+		t.Errorf("the metrics break the naming rules: %v (error %v)", problems, err)
 	}
 }
 
-func TestUnready(t *testing.T) {
+func TestReadyReportsWhatStopsTheManager(t *testing.T) {
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
 	good := func() *reconcile.View {
@@ -182,7 +157,7 @@ func TestUnready(t *testing.T) {
 			v.Observed.Disks[schema.DiskRef{Node: "node1", Disk: "disk2"}] = reconcile.Disk{Problem: "away"}
 		}, ""},
 		{"no configuration", func(v *reconcile.View) { v.Loaded, v.Fault = false, "no directory" }, "no directory"},
-		{"not in it", func(v *reconcile.View) { v.Desired.May = schema.ObserveOnly }, "cannot be acted on"},
+		{"not in it", func(v *reconcile.View) { v.Desired.May = schema.ObserveOnly }, "cannot be applied"},
 		{"stuck", func(v *reconcile.View) { v.Observed.Now = now.Add(-time.Hour) }, "1h0m0s ago"},
 		{"no disk", func(v *reconcile.View) { v.Observed.Disks = nil }, "no disks are declared"},
 		{"its disk is away", func(v *reconcile.View) { v.Observed.Disks[ref] = reconcile.Disk{Problem: "away"} }, "disk node1/disk1: away"},
@@ -196,5 +171,37 @@ func TestUnready(t *testing.T) {
 	}
 	if len(unready(nil, now, time.Minute)) == 0 {
 		t.Error("ready before the first round")
+	}
+}
+
+// A response may take longer than the read timeout. It ends when the caller disconnects.
+func TestResponseOutlivesTheReadTimeout(t *testing.T) {
+	ended := make(chan error, 1)
+	slow := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-r.Context().Done():
+			ended <- r.Context().Err()
+		}
+		if r.URL.RawQuery != "" {
+			<-r.Context().Done()
+			ended <- r.Context().Err()
+		}
+	})
+	s := newHTTPServer(slow, localAuthorizer(t), slog.New(slog.DiscardHandler))
+	s.ReadTimeout = 50 * time.Millisecond
+	d := &daemon{t: t, address: serve(t, s)}
+	if status, _ := d.send("GET / HTTP/1.1", "Host: localhost"); status != 200 || len(ended) > 0 {
+		t.Errorf("the request ended early, with status %d", status)
+	}
+	conn := d.connect()
+	if _, err := io.WriteString(conn, "GET /?forever HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	select {
+	case <-ended:
+	case <-time.After(timeout):
+		t.Error("the caller disconnected, and the request continues")
 	}
 }

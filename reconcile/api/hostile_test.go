@@ -1,16 +1,19 @@
-package main
+package api
 
 import (
 	"bufio"
 	"io"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/certtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// crooked are requests that are meant to get somewhere else.
-func crooked() []string {
+// hostilePaths returns paths that try to read other files.
+func hostilePaths() []string {
 	var paths []string
 	for _, name := range []string{
 		"..", ".", "%2e%2e", "..%2f..%2fsecret", "%2f%2e%2e%2fsecret", "/etc/passwd", "%2fetc%2fpasswd", "parrot%00", "parrot%2f..", "%5c..%5csecret",
@@ -24,46 +27,45 @@ func crooked() []string {
 		"/v1/%2e%2e/secret", "http://127.0.0.1/secret", "/debug/pprof/", "/v1/state/", "//v1/state", "/v1/./state", "/V1/STATE", "/v1/images/parrot/6846a0b2/data")
 }
 
-func TestCrookedNamesGetNothing(t *testing.T) {
-	f := newFortress(t, guard{host: "127.0.0.1"}, nil)
-	for _, path := range crooked() {
-		if status, body := f.say("GET "+path+" HTTP/1.1", "Host: localhost"); status < 400 || strings.Contains(body, fortSecret) {
+func TestHostilePathsReadNothing(t *testing.T) {
+	f := startDaemon(t, localAuthorizer(t))
+	for _, path := range hostilePaths() {
+		if status, body := f.send("GET "+path+" HTTP/1.1", "Host: localhost"); status < 400 || strings.Contains(body, secretText) {
 			t.Errorf("%s: %d %.200s", path, status, body)
 		}
 	}
 }
 
-func TestNothingWithoutARole(t *testing.T) {
-	ours := newFiles(t)
-	for name, g := range map[string]guard{
-		"token": {tokens: putTokens(t, "peer reads")},
-		"TLS":   {identity: ours.identity(t, "server")},
+func TestRequestsWithoutARoleReadNothing(t *testing.T) {
+	for name, a := range map[string]*auth.Authorizer{
+		"token": newAuthorizer(t, writeTokens(t, "peer reads"), auth.TLSFiles{}),
+		"TLS":   newAuthorizer(t, "", writeCertificates(t)),
 	} {
-		f := newFortress(t, g, nil)
-		paths := append(crooked(), "/", "/readyz/", "/metrics", "/v1/status", "/v1/state", "/v1/state?wait=30s", "/v1/images/parrot/copies", fortImage,
+		f := startDaemon(t, a)
+		paths := append(hostilePaths(), "/", "/readyz/", "/metrics", "/v1/status", "/v1/state", "/v1/state?wait=30s", "/v1/images/parrot/copies", imageData,
 			"/v1/images/parrot/6846a0b2/manifest?disk=disk1", "/v1/images/parrot/verify", "/healthz/", "/healthz/../v1/state", "//healthz", "/healthz%2f", "/%68ealthz/x")
 		for i, path := range paths {
 			for j, method := range []string{"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PRI"} {
 				if race.Enabled && (i+j)%4 != 0 {
 					continue
 				}
-				status, body := f.say(method+" "+path+" HTTP/1.1", "Host: localhost", "Content-Length: 0", "Authorization: Bearer guess", "X-Forwarded-For: 127.0.0.1")
-				if status != 0 && status != 400 && status != 401 && status != 403 && status != 404 || strings.Contains(body, fortSecret) {
+				status, body := f.send(method+" "+path+" HTTP/1.1", "Host: localhost", "Content-Length: 0", "Authorization: Bearer guess", "X-Forwarded-For: 127.0.0.1")
+				if status != 0 && status != 400 && status != 401 && status != 403 && status != 404 || strings.Contains(body, secretText) {
 					t.Errorf("%s: %s %s: %d %s", name, method, path, status, body)
 				}
 				if status == 404 && !strings.Contains(path, "healthz") {
-					t.Errorf("%s: %s %s tells that nothing is there: %s", name, method, path, body)
+					t.Errorf("%s: %s %s reveals that the path does not exist: %s", name, method, path, body)
 				}
 			}
 		}
-		if status, body := f.say("GET /healthz HTTP/1.1", "Host: x"); status != 200 {
+		if status, body := f.send("GET /healthz HTTP/1.1", "Host: x"); status != 200 {
 			t.Errorf("%s: health is %d %s", name, status, body)
 		}
 	}
 }
 
 func TestRangesAreBounded(t *testing.T) {
-	f := newFortress(t, guard{host: "127.0.0.1"}, nil)
+	f := startDaemon(t, localAuthorizer(t))
 	for _, tt := range []struct {
 		ranges string
 		status int
@@ -79,7 +81,7 @@ func TestRangesAreBounded(t *testing.T) {
 		{"bytes=0-1,3-4", 400, 0}, {"bytes=" + strings.Repeat("0-1,", 2000) + "0-1", 400, 0},
 		{"bytes=", 400, 0}, {"chunks=0-1", 0, 0}, {"bytes=0x10-0x20", 400, 0}, {"bytes=1e3-1e4", 400, 0}, {"bytes=\x00-", 400, 0},
 	} {
-		status, body := f.say("GET "+fortImage+" HTTP/1.1", "Host: localhost", "Range: "+tt.ranges)
+		status, body := f.send("GET "+imageData+" HTTP/1.1", "Host: localhost", "Range: "+tt.ranges)
 		switch {
 		case status == 206 && len(body) > 3<<20, status == 200, status == 0, status >= 500:
 			t.Errorf("%.60q: %d with %d bytes", tt.ranges, status, len(body))
@@ -90,7 +92,7 @@ func TestRangesAreBounded(t *testing.T) {
 }
 
 func TestHeadersAreBounded(t *testing.T) {
-	f := newFortress(t, guard{host: "127.0.0.1"}, nil)
+	f := startDaemon(t, localAuthorizer(t))
 	for name, line := range map[string]string{
 		"a million headers": "X-Y: z\r\n", "one huge header": strings.Repeat("x", 4096), "a huge address": "",
 	} {
@@ -110,29 +112,29 @@ func TestHeadersAreBounded(t *testing.T) {
 		if _, err := io.WriteString(conn, begin); err != nil {
 			t.Fatal(err)
 		}
-		taken := 0
+		sent := 0
 		for range 1_000_000 {
 			n, err := io.WriteString(conn, line)
-			if taken += n; err != nil {
+			if sent += n; err != nil {
 				break
 			}
 		}
-		if first := <-answered; first != "" && !strings.Contains(first, "431") || taken > 16<<20 {
-			t.Errorf("%s: answers %q after %d bytes", name, first, taken)
+		if first := <-answered; first != "" && !strings.Contains(first, "431") || sent > 16<<20 {
+			t.Errorf("%s: answers %q after %d bytes", name, first, sent)
 		}
 	}
-	// As many as fit are no trouble.
-	if status, body := f.say("GET /healthz HTTP/1.1", "Host: localhost", strings.Repeat("X-Y: z\r\n", 1000)+"X-Z: z"); status != 200 {
+	// Headers within the limit are accepted.
+	if status, body := f.send("GET /healthz HTTP/1.1", "Host: localhost", strings.Repeat("X-Y: z\r\n", 1000)+"X-Z: z"); status != 200 {
 		t.Errorf("1,000 headers: %d %s", status, body)
 	}
 }
 
-func TestBodiesAreRefused(t *testing.T) {
-	f := newFortress(t, guard{host: "127.0.0.1"}, nil)
+func TestRequestBodiesAreNotAllowed(t *testing.T) {
+	f := startDaemon(t, localAuthorizer(t))
 	for _, method := range []string{"GET", "POST"} {
-		for _, path := range []string{"/healthz", "/v1/state", "/v1/status", fortImage, "/v1/images/parrot/verify"} {
+		for _, path := range []string{"/healthz", "/v1/state", "/v1/status", imageData, "/v1/images/parrot/verify"} {
 			for _, length := range []string{"Content-Length: 1099511627776", "Transfer-Encoding: chunked", "Content-Length: 1"} {
-				status, body := f.say(method+" "+path+" HTTP/1.1", "Host: localhost", length)
+				status, body := f.send(method+" "+path+" HTTP/1.1", "Host: localhost", length)
 				if status != 413 {
 					t.Errorf("%s %s with %s: %d %s", method, path, length, status, body)
 				}
@@ -140,23 +142,48 @@ func TestBodiesAreRefused(t *testing.T) {
 		}
 	}
 	for _, length := range []string{"Content-Length: -1", "Content-Length: 99999999999999999999", "Content-Length: 1\r\nContent-Length: 2", "Transfer-Encoding: evil"} {
-		if status, body := f.say("POST /v1/images/parrot/verify HTTP/1.1", "Host: localhost", length); status != 400 && status != 501 {
+		if status, body := f.send("POST /v1/images/parrot/verify HTTP/1.1", "Host: localhost", length); status != 400 && status != 501 {
 			t.Errorf("%s: %d %s", length, status, body)
 		}
 	}
-	// An endless one is not read to its end.
+	// A body is not read to its end.
 	conn := f.connect()
 	if _, err := io.WriteString(conn, "POST /v1/images/parrot/verify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1099511627776\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
-	taken, block := 0, make([]byte, 64<<10)
+	sent, block := 0, make([]byte, 64<<10)
 	for {
 		n, err := conn.Write(block)
-		if taken += n; err != nil {
+		if sent += n; err != nil {
 			break
 		}
-		if taken > 64<<20 {
-			t.Fatalf("takes %d bytes of a body", taken)
+		if sent > 64<<20 {
+			t.Fatalf("the server reads %d bytes of a body", sent)
 		}
 	}
+}
+
+func writeTokens(t *testing.T, text string) (file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "tokens")
+	writeFile(t, file, text)
+	return file
+}
+
+func writeCertificates(t *testing.T) auth.TLSFiles {
+	t.Helper()
+	authority, err := certtest.NewAuthority("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := authority.Issue("server", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	f := auth.TLSFiles{Cert: filepath.Join(dir, "crt"), Key: filepath.Join(dir, "key"), CA: filepath.Join(dir, "ca")}
+	writeFile(t, f.Cert, string(c.Cert))
+	writeFile(t, f.Key, string(c.Key))
+	writeFile(t, f.CA, string(authority.PEM()))
+	return f
 }

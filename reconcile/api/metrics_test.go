@@ -1,4 +1,4 @@
-package main
+package api
 
 import (
 	"fmt"
@@ -10,18 +10,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
 
-// told collects what a function sends.
-type told func(sender)
+// sent collects the values that a function sends.
+type sent func(sender)
 
-func (told) Describe(chan<- *prometheus.Desc) {}
+func (sent) Describe(chan<- *prometheus.Desc) {}
 
-func (f told) Collect(out chan<- prometheus.Metric) { f(sender(out)) }
+func (f sent) Collect(out chan<- prometheus.Metric) { f(sender(out)) }
 
 // values are metrics as "name{label} value", sorted.
-func values(t *testing.T, f told) []string {
+func values(t *testing.T, f sent) []string {
 	t.Helper()
 	r := prometheus.NewRegistry()
 	r.MustRegister(f)
@@ -30,7 +31,7 @@ func values(t *testing.T, f told) []string {
 		t.Fatal(err)
 	}
 	if problems, err := promlint.NewWithMetricFamilies(families).Lint(); err != nil || len(problems) > 0 {
-		t.Errorf("the metrics are not well named: %v (error %v)", problems, err)
+		t.Errorf("the metrics break the naming rules: %v (error %v)", problems, err)
 	}
 	var lines []string
 	for _, family := range families {
@@ -46,23 +47,23 @@ func values(t *testing.T, f told) []string {
 	return lines
 }
 
-func TestMetricsOfACluster(t *testing.T) {
-	v := threeNodes()
+func TestMetricsCountTheCopiesOfACluster(t *testing.T) {
+	v := clusterview.ThreeNodes()
 	v.Plan = v.Desired.Plan(v.Observed)
 	s := v.Status(nil)
 	for _, tt := range []struct {
 		name string
-		send told
+		send sent
 		want []string
 	}{
-		{"copies", func(s1 sender) { s1.wanted(s.Images) }, []string{
+		{"copies", func(s1 sender) { s1.desired(s.Images) }, []string{
 			"missing_copies{macaw} 2", "missing_copies{parrot} 3", "ready_copies 4", "wanted_copies 9",
 		}},
 		{"copies of this node", func(s1 sender) { s1.images(s.Node, s.Images) }, []string{
 			"copies{failed} 0", "copies{in-progress} 0", "copies{pending} 0", "copies{ready} 2", "copies{starting} 0", "copies{unknown} 0",
 			"images_declared 2", "images_ready 0",
 		}},
-		{"peers", func(s1 sender) { s1.peers(statusNow.Add(time.Second), s.Peers) }, []string{
+		{"peers", func(s1 sender) { s1.peers(clusterview.Now.Add(time.Second), s.Peers) }, []string{
 			"config_skew_peers 1", "peer_answers{node02} 1", "peer_answers{node03} 0",
 			"peer_last_look_age_seconds{node02} 4", "peer_last_look_age_seconds{node03} 13",
 		}},
@@ -79,13 +80,13 @@ func TestMetricsOfACluster(t *testing.T) {
 	}
 }
 
-func TestMetricsStayBounded(t *testing.T) {
+func TestMissingCopiesAreReportedForAtMost100Images(t *testing.T) {
 	var images []reconcile.ImageStatus
-	for n := range 3 * mostMissing {
+	for n := range 3 * maxMissing {
 		images = append(images, reconcile.ImageStatus{Name: fmt.Sprintf("image%d", n), Declared: true, Wanted: 2, Ready: n % 3})
 	}
-	got := values(t, func(s sender) { s.wanted(images) })
-	if len(got) != mostMissing+2 || !slices.Contains(got, "ready_copies 300") || !slices.Contains(got, "wanted_copies 600") {
+	got := values(t, func(s sender) { s.desired(images) })
+	if len(got) != maxMissing+2 || !slices.Contains(got, "ready_copies 300") || !slices.Contains(got, "wanted_copies 600") {
 		t.Errorf("%d values: %v", len(got), got)
 	}
 }

@@ -1,0 +1,138 @@
+package auth
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+)
+
+// AdminOrganization is the organization in the subject of a certificate with RoleAdmin.
+const AdminOrganization = "backing-image-manager:admin"
+
+// TLSFiles are the paths of a certificate, its key, and the certificates of the
+// authorities that issue all other certificates, as PEM. "" is a file that is not given.
+type TLSFiles struct{ Cert, Key, CA string }
+
+// Given reports whether any file is given.
+func (f TLSFiles) Given() bool { return f != TLSFiles{} }
+
+// CheckServer checks that a daemon has all files or none. It presents the certificate to
+// callers and to peers, and verifies theirs.
+func (f TLSFiles) CheckServer() error {
+	if f.Given() && (f.Cert == "" || f.Key == "" || f.CA == "") {
+		return errors.New("--tls-cert, --tls-key and --tls-ca must be given together")
+	}
+	return nil
+}
+
+// identity is the content of the TLS files at one time. It does not change.
+type identity struct {
+	authorities []*x509.Certificate
+	server      *tls.Config // nil without a certificate
+	client      *tls.Config
+}
+
+// loadIdentity reads the files. Without a certificate the identity is that of a client
+// that verifies servers and presents nothing.
+func loadIdentity(log *slog.Logger, f TLSFiles) (*reloader[*identity], error) {
+	return newReloader(log, "certificate", func(contents [][]byte) (*identity, error) {
+		return parseIdentity(f, contents[0], contents[1], contents[2])
+	}, f.Cert, f.Key, f.CA)
+}
+
+func parseIdentity(f TLSFiles, cert, key, ca []byte) (*identity, error) {
+	i := &identity{client: baseTLS()}
+	if f.CA != "" {
+		var err error
+		if i.authorities, err = parseCertificates(ca); err != nil {
+			return nil, fmt.Errorf("--tls-ca %s: %w", f.CA, err)
+		}
+		i.client.RootCAs = newPool(i.authorities)
+	}
+	if f.Cert == "" {
+		return i, nil
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cert %s with --tls-key %s: %w", f.Cert, f.Key, err)
+	}
+	if err := checkClientUse(pair.Leaf); err != nil {
+		return nil, fmt.Errorf("--tls-cert %s: %w", f.Cert, err)
+	}
+	// The client sends its certificate even if the server does not list its authority:
+	// the server then reports the unknown authority instead of a missing certificate.
+	i.client.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+	i.server = baseTLS()
+	i.server.Certificates = []tls.Certificate{pair}
+	i.server.ClientAuth = tls.VerifyClientCertIfGiven
+	i.server.ClientCAs = newPool(i.authorities)
+	return i, nil
+}
+
+// baseTLS returns the settings of both sides. HTTP/2 would put all transfers of a peer on
+// one connection. A resumed session would not show that the files have changed.
+func baseTLS() *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}, SessionTicketsDisabled: true}
+}
+
+// checkClientUse returns an error for a certificate that every daemon would reject from a
+// client. Clients check its use as a server certificate.
+func checkClientUse(leaf *x509.Certificate) error {
+	if end := leaf.NotAfter; time.Now().After(end) {
+		return fmt.Errorf("it expired at %s", end.UTC().Format(time.RFC3339))
+	}
+	uses := leaf.ExtKeyUsage
+	if len(uses)+len(leaf.UnknownExtKeyUsage) == 0 || slices.Contains(uses, x509.ExtKeyUsageAny) || slices.Contains(uses, x509.ExtKeyUsageClientAuth) {
+		return nil
+	}
+	return errors.New("its extended key usage lacks clientAuth, which other daemons require")
+}
+
+func parseCertificates(data []byte) ([]*x509.Certificate, error) {
+	var found []*x509.Certificate
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, c)
+	}
+	if len(found) == 0 {
+		return nil, errors.New("it contains no certificate")
+	}
+	return found, nil
+}
+
+func newPool(certificates []*x509.Certificate) *x509.CertPool {
+	p := x509.NewCertPool()
+	for _, c := range certificates {
+		p.AddCert(c)
+	}
+	return p
+}
+
+// role returns the role that the certificate of a caller gives now. The handshake checked
+// the certificate once, but a connection may outlive the certificate or its authority.
+func (i *identity) role(s *tls.ConnectionState, now time.Time) Role {
+	if s == nil || !slices.ContainsFunc(s.VerifiedChains, func(chain []*x509.Certificate) bool { return i.trusts(chain, now) }) {
+		return RoleNone
+	}
+	if slices.Contains(s.PeerCertificates[0].Subject.Organization, AdminOrganization) {
+		return RoleAdmin
+	}
+	return RolePeer
+}
+
+func (i *identity) trusts(chain []*x509.Certificate, now time.Time) bool {
+	expired := func(c *x509.Certificate) bool { return now.After(c.NotAfter) }
+	root := chain[len(chain)-1]
+	return !slices.ContainsFunc(chain, expired) && slices.ContainsFunc(i.authorities, root.Equal)
+}

@@ -1,0 +1,108 @@
+package auth
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+)
+
+// tokens are the secrets that callers may send, each with the role that it gives. There is
+// at least one.
+type tokens []roleToken
+
+type roleToken struct {
+	role  Role
+	token string
+}
+
+// loadTokens reads a token file: one token for every role, or lines of "peer TOKEN" and
+// "admin TOKEN". A role may have several tokens, so that an operator can distribute a new
+// token to all machines before the old one is removed.
+func loadTokens(log *slog.Logger, file string) (*reloader[tokens], error) {
+	return newReloader(log, "token", func(contents [][]byte) (tokens, error) {
+		t, err := parseTokens(string(contents[0]))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		return t, nil
+	}, file)
+}
+
+// parseTokens quotes no word of the text in its errors: each word could be a secret.
+func parseTokens(text string) (tokens, error) {
+	var found tokens
+	withoutRole := 0
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	for n, line := range lines {
+		words := strings.Fields(line)
+		t := roleToken{role: RoleAdmin}
+		switch {
+		case len(words) == 0:
+			continue
+		case len(words) == 1 && isRole(words[0]):
+			// The author of the file forgot the token. The name of a role as a token
+			// would be easy to guess.
+			return nil, fmt.Errorf("line %d: the token after the role is missing", n+1)
+		case len(words) == 1:
+			t.token = words[0]
+			withoutRole++
+		case len(words) == 2 && isRole(words[0]):
+			t.token = words[1]
+			if words[0] == RolePeer.String() {
+				t.role = RolePeer
+			}
+		default:
+			return nil, fmt.Errorf("line %d: write one token, or lines of \"peer TOKEN\" and \"admin TOKEN\"", n+1)
+		}
+		if strings.ContainsFunc(t.token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return nil, fmt.Errorf("line %d: a token must consist of printable ASCII characters without spaces", n+1)
+		}
+		found = append(found, t)
+	}
+	switch {
+	case len(found) == 0:
+		return nil, errors.New("it is empty: write one token, or lines of \"peer TOKEN\" and \"admin TOKEN\"")
+	case withoutRole > 0 && len(found) > 1:
+		return nil, errors.New("a token without a role must be the only line: write \"peer TOKEN\" or \"admin TOKEN\"")
+	}
+	return found, nil
+}
+
+func isRole(word string) bool { return word == RolePeer.String() || word == RoleAdmin.String() }
+
+// role returns the role that the value of an Authorization header gives. It compares the
+// value with every token in constant time, so that the duration of a request reveals
+// nothing about the tokens.
+func (t tokens) role(authorization string) Role {
+	sent, ok := strings.CutPrefix(authorization, "Bearer ")
+	if !ok {
+		return RoleNone
+	}
+	role := RoleNone
+	got := sha256.Sum256([]byte(sent)) // hashes have equal lengths, whatever the tokens have
+	for _, known := range t {
+		want := sha256.Sum256([]byte(known.token))
+		if subtle.ConstantTimeCompare(got[:], want[:]) == 1 {
+			role = max(role, known.role)
+		}
+	}
+	return role
+}
+
+// highest returns an admin token if there is one, for the commands of a person.
+func (t tokens) highest() string { return t.prefer(RoleAdmin) }
+
+// lowest returns a peer token if there is one, for requests that only read.
+func (t tokens) lowest() string { return t.prefer(RolePeer) }
+
+func (t tokens) prefer(role Role) string {
+	for _, known := range t {
+		if known.role == role {
+			return known.token
+		}
+	}
+	return t[0].token
+}

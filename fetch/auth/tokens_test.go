@@ -1,0 +1,58 @@
+package auth
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+)
+
+func TestParseTokens(t *testing.T) {
+	const shape = `write one token, or lines of "peer TOKEN" and "admin TOKEN"`
+	const onlyLine = `a token without a role must be the only line: write "peer TOKEN" or "admin TOKEN"`
+	for _, tt := range []struct{ text, highest, lowest, err string }{
+		{"open-sesame\n", "open-sesame", "open-sesame", ""},
+		{"\n  open-sesame  \r\n\n", "open-sesame", "open-sesame", ""},
+		{"peer a\npeer b\nadmin c\nadmin d", "c", "a", ""},
+		{"admin c", "c", "c", ""},
+		{"peer a", "a", "a", ""},
+		{"", "", "", "it is empty: " + shape},
+		{" \n\n", "", "", "it is empty: " + shape},
+		{"operator a", "", "", "line 1: " + shape},
+		{"peer a\nadmin b c", "", "", "line 2: " + shape},
+		{"one\ntwo", "", "", onlyLine},
+		{"peer a\nb", "", "", onlyLine},
+		{"peer \n", "", "", "line 1: the token after the role is missing"},
+		{"admin", "", "", "line 1: the token after the role is missing"},
+		{"peer a\nadmin", "", "", "line 2: the token after the role is missing"},
+		{"pässword", "", "", "line 1: a token must consist of printable ASCII characters without spaces"},
+		{"a\x00b", "", "", "line 1: a token must consist of printable ASCII characters without spaces"},
+	} {
+		got, err := parseTokens(tt.text)
+		switch {
+		case tt.err != "":
+			if err == nil || err.Error() != tt.err {
+				t.Errorf("%q: error %v, want %s", tt.text, err, tt.err)
+			}
+		case err != nil:
+			t.Errorf("%q: %v", tt.text, err)
+		case got.highest() != tt.highest || got.lowest() != tt.lowest:
+			t.Errorf("%q: sends %s and %s, want %s and %s", tt.text, got.highest(), got.lowest(), tt.highest, tt.lowest)
+		}
+	}
+}
+
+func TestTokenFileThatIsAFolderIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	_, err := loadTokens(slog.New(slog.DiscardHandler), dir)
+	if want := "read token: " + dir + " is a folder: name the file in it"; err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
+func TestTokenErrorsContainNoToken(t *testing.T) {
+	for _, text := range []string{"SECRET SECRET SECRET", "operator SECRET", "SECRET\nSECRET", "SECRET\x01"} {
+		if _, err := parseTokens(text); err == nil || strings.Contains(err.Error(), "SECRET") {
+			t.Errorf("%q: error %v", text, err)
+		}
+	}
+}

@@ -1,0 +1,198 @@
+package api
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
+	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+const (
+	clientTimeout = 30 * time.Second
+	maxResponse   = 256 << 20 // the status of 10,000 images has some 10 MiB
+)
+
+// Client calls one daemon for the commands of a person. It is safe for concurrent use.
+type Client struct {
+	url         string
+	credentials auth.Credentials
+}
+
+// NewClient returns a Client for the daemon at an address (http://HOST:PORT or
+// https://HOST:PORT), with the token file, "" for none, and the TLS files. It does not
+// connect.
+func NewClient(address, tokenFile string, files auth.TLSFiles) (*Client, error) {
+	u, err := url.Parse(address)
+	switch {
+	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
+		return nil, errors.New("--url is not the address of a daemon: write http://HOST:PORT")
+	case (files.Cert == "") != (files.Key == ""):
+		return nil, errors.New("--tls-cert and --tls-key must be given together")
+	case files.Given() && u.Scheme != "https":
+		return nil, errors.New("--tls-cert, --tls-key and --tls-ca need a daemon with TLS: write --url https://HOST:PORT")
+	}
+	credentials, err := auth.Load(slog.New(slog.DiscardHandler), tokenFile, files)
+	return &Client{strings.TrimRight(address, "/"), credentials}, err
+}
+
+// URL returns the address of the daemon as it was given. It may contain secrets.
+func (c *Client) URL() string { return c.url }
+
+// Address returns the address of the daemon without secrets, for messages.
+func (c *Client) Address() string { return redact.URL(c.url) }
+
+// Credentials returns the token, "" for none, and the TLS configuration for requests to the
+// daemon.
+func (c *Client) Credentials() (token string, config *tls.Config) { return c.credentials.ForCommand() }
+
+// Status returns the status of the daemon.
+func (c *Client) Status(ctx context.Context) (reconcile.Status, error) {
+	var s reconcile.Status
+	err := c.do(ctx, http.MethodGet, "/v1/status", &s)
+	return s, err
+}
+
+// Verify requests that the daemon verifies every ready copy of an image on its disks. It
+// does not wait for the result, which the status shows.
+func (c *Client) Verify(ctx context.Context, image string) error {
+	return c.do(ctx, http.MethodPost, "/v1/images/"+url.PathEscape(image)+"/verify", nil)
+}
+
+// Cleanup requests the deletion of a copy on a disk (NODE/DISK), and returns the message of
+// the daemon. An empty uuid stands for the declared generation. A copy that the daemon
+// keeps is a *RefusedError.
+func (c *Client) Cleanup(ctx context.Context, image, uuid, on string) (message string, err error) {
+	query := url.Values{"disk": {on}}
+	if uuid != "" {
+		query.Set("uuid", uuid)
+	}
+	var body cleanupBody
+	err = c.do(ctx, http.MethodPost, "/v1/images/"+url.PathEscape(image)+"/cleanup?"+query.Encode(), &body)
+	return body.Message, err
+}
+
+// do sends one request and decodes the body of the response into v, unless v is nil.
+func (c *Client) do(ctx context.Context, method, path string, v any) error {
+	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, method, c.url+path, nil)
+	if err != nil {
+		return fmt.Errorf("make a request for %s: %w", c.Address(), err)
+	}
+	token, config := c.Credentials()
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	client := http.Client{
+		Transport: &http.Transport{
+			Proxy:             http.ProxyFromEnvironment, // it makes an exception for loopback
+			DisableKeepAlives: true,
+			TLSClientConfig:   config,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		return c.Unreachable(err)
+	}
+	defer response.Body.Close()
+	return c.decode(response, v)
+}
+
+func (c *Client) decode(response *http.Response, v any) error {
+	body := io.LimitReader(response.Body, maxResponse)
+	if response.StatusCode >= http.StatusMultipleChoices {
+		return c.Refused(readError(response.StatusCode, body))
+	}
+	if v == nil {
+		return nil
+	}
+	err := json.NewDecoder(body).Decode(v)
+	_, syntax := errors.AsType[*json.SyntaxError](err)
+	_, shape := errors.AsType[*json.UnmarshalTypeError](err)
+	switch {
+	case err == nil:
+		return nil
+	case syntax, shape, err == io.EOF: // another program listens there
+		return fmt.Errorf("read the response of %s: %w", c.Address(), err)
+	}
+	return c.Unreachable(fmt.Errorf("the response ended early: %w", err))
+}
+
+// readError returns the error in the body of a response.
+func readError(status int, body io.Reader) *httperror.Error {
+	text, err := io.ReadAll(io.LimitReader(body, maxHeader))
+	if err == nil && strings.Contains(string(text), "HTTP request to an HTTPS server") { // the text of net/http
+		return httperror.New(status, "the server uses TLS: write --url https://HOST:PORT")
+	}
+	return httperror.Read(status, text)
+}
+
+// RefusedError is a response of a daemon that did not execute a request.
+type RefusedError struct {
+	Address  string // without secrets
+	Response httperror.Error
+}
+
+// Refused returns a *RefusedError of the daemon.
+func (c *Client) Refused(err *httperror.Error) error { return &RefusedError{c.Address(), *err} }
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("the daemon at %s refuses: %s", e.Address, e.Response.Message)
+}
+
+// UnreachableError says that a daemon did not respond.
+type UnreachableError struct {
+	Address string // without secrets
+	Err     error
+}
+
+// Unreachable returns an *UnreachableError for a request to the daemon that failed.
+func (c *Client) Unreachable(err error) error { return &UnreachableError{c.Address(), err} }
+
+func (e *UnreachableError) Error() string {
+	cause := e.Err
+	if u, ok := errors.AsType[*url.Error](cause); ok {
+		cause = u.Err // u would print the address with its secrets
+	}
+	if errors.Is(cause, context.DeadlineExceeded) {
+		return fmt.Sprintf("call the daemon at %s: no response in time", e.Address)
+	}
+	return fmt.Sprintf("call the daemon at %s: %v", e.Address, cause)
+}
+
+func (e *UnreachableError) Unwrap() error { return e.Err }
+
+// Hint says what to do, if the cause is known.
+func (e *UnreachableError) Hint() (hint string, ok bool) {
+	_, unknownAuthority := errors.AsType[x509.UnknownAuthorityError](e.Err)
+	_, otherHost := errors.AsType[x509.HostnameError](e.Err)
+	_, notTLS := errors.AsType[tls.RecordHeaderError](e.Err)
+	switch {
+	case errors.Is(e.Err, syscall.ECONNREFUSED):
+		return "no daemon listens there: start it, or name another one with --url; backing-image list, upload and download work without a daemon with --disk PATH", true
+	case errors.Is(e.Err, context.DeadlineExceeded):
+		return "check the daemon's log and the network, or name another daemon with --url", true
+	case notTLS || errors.Is(e.Err, http.ErrSchemeMismatch):
+		return "the daemon does not use TLS: write --url http://HOST:PORT", true
+	case unknownAuthority:
+		return "name the authority of its certificate with --tls-ca FILE", true
+	case otherHost:
+		return "in --url, use a name or an address that its certificate is valid for", true
+	}
+	return "", false
+}

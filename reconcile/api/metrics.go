@@ -1,0 +1,235 @@
+package api
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+)
+
+// newRegistry returns the metrics of one daemon. Each collection computes them from the
+// last round of the loop.
+func newRegistry(loop *reconcile.Loop) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collector{loop}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+// metric is one metric of the daemon.
+type metric struct {
+	name, help string
+	kind       prometheus.ValueType
+	labels     []string
+	desc       *prometheus.Desc
+}
+
+func gauge(name, help string, labels ...string) metric {
+	return newMetric(prometheus.GaugeValue, name, help, labels)
+}
+
+func counter(name, help string, labels ...string) metric {
+	return newMetric(prometheus.CounterValue, name, help, labels)
+}
+
+func newMetric(kind prometheus.ValueType, name, help string, labels []string) metric {
+	name = "backing_image_manager_" + name
+	return metric{name, help, kind, labels, prometheus.NewDesc(name, help, labels, nil)}
+}
+
+var (
+	configValid   = gauge("config_valid", "1 if the configuration is valid, 0 otherwise.")
+	configErrors  = gauge("config_errors", "Number of errors in the configuration. An unusable config directory counts as one.")
+	configInfo    = gauge("config_info", "Always 1. The labels have the digest of the configuration (empty if it has errors) and its git commit (empty if unknown).", "digest", "revision")
+	configSkew    = gauge("config_skew_peers", "Number of peers whose configuration differs or has errors.")
+	declared      = gauge("images_declared", "Number of declared images.")
+	ready         = gauge("images_ready", "Number of declared images with as many ready copies as desired.")
+	suspended     = gauge("suspended_images", "Number of declared images that are suspended, by their own declaration or by the settings.")
+	suspendsOver  = gauge("suspensions_over", "Number of declared suspensions that have expired.")
+	copies        = gauge("copies", "Number of copies on the disks of this node, including those to be created, by state.", "state")
+	desiredCopies = gauge("wanted_copies", "Number of desired copies of the declared images on all nodes.")
+	readyCopies   = gauge("ready_copies", "Number of desired copies that are ready, on all reachable nodes.")
+	missingCopies = gauge("missing_copies", "Number of desired copies of an image that are not ready. Images without a missing copy have no value. At most 100 images have one, in the order of their names.", "image")
+	peerAnswers   = gauge("peer_answers", "1 if the peer responds, 0 otherwise.", "peer")
+	peerAge       = gauge("peer_last_look_age_seconds", "Seconds since the last successful response of the peer began to be awaited or arrived. An idle peer is queried every 30 s.", "peer")
+	planned       = gauge("planned_actions", "Number of actions in the current plan, including those that wait or are blocked, by action.", "action")
+	running       = gauge("running_actions", "Number of running actions, by action.", "action")
+	succeeded     = counter("actions_total", "Number of actions that succeeded, by action.", "action")
+	failed        = counter("failures_total", "Number of actions that failed, by class of the error.", "class")
+	fetched       = counter("fetched_bytes_total", "Image bytes that this node received over the network: from the origins of images, or from peers.", "from")
+	diskUsable    = gauge("disk_usable", "1 if the disk is usable, 0 otherwise.", "disk")
+	diskSize      = gauge("disk_size_bytes", "Size of the file system of the disk.", "disk")
+	diskFree      = gauge("disk_free_bytes", "Free bytes on the disk, including reserved ones.", "disk")
+	diskReserved  = gauge("disk_reserved_bytes", "Bytes that must stay free on the disk.", "disk")
+	rounds        = counter("rounds_total", "Number of reconcile rounds.")
+	lastRound     = gauge("last_round_timestamp_seconds", "Start of the last reconcile round, in seconds since 1970.")
+)
+
+// metrics are all metrics of the daemon, except those of Go and of the process.
+var metrics = []metric{
+	configValid, configErrors, configInfo, configSkew, declared, ready, suspended, suspendsOver,
+	copies, desiredCopies, readyCopies, missingCopies, peerAnswers, peerAge,
+	planned, running, succeeded, failed, fetched,
+	diskUsable, diskSize, diskFree, diskReserved, rounds, lastRound,
+}
+
+// collector implements prometheus.Collector.
+type collector struct{ loop *reconcile.Loop }
+
+// Describe sends all descriptions.
+func (collector) Describe(out chan<- *prometheus.Desc) {
+	for _, m := range metrics {
+		out <- m.desc
+	}
+}
+
+// Collect sends the current values. Before the first round these are only the counters.
+func (c collector) Collect(out chan<- prometheus.Metric) {
+	send := sender(out)
+	counts := c.loop.Counts()
+	send.value(fetched, float64(counts.Fetched), "origins")
+	send.value(fetched, float64(counts.FromPeers), "peers")
+	for kind, n := range counts.Done {
+		send.value(succeeded, float64(n), string(kind))
+	}
+	for class, n := range counts.Failed {
+		send.value(failed, float64(n), class)
+	}
+	v := c.loop.View()
+	if v == nil {
+		return
+	}
+	send.value(rounds, float64(v.Rounds))
+	send.value(lastRound, float64(v.Observed.Now.UnixNano())/1e9)
+	status, _ := c.loop.Status()
+	send.config(status.Config)
+	send.disks(status.Node, status.Disks)
+	send.images(status.Node, status.Images)
+	send.desired(status.Images)
+	send.suspended(status)
+	send.peers(time.Now(), status.Peers)
+	for kind, n := range status.Plan.Summary.Counts {
+		send.value(planned, float64(n), string(kind))
+	}
+	active := map[reconcile.Kind]int{}
+	for _, t := range c.loop.Transfers() {
+		active[t.Action.Kind]++
+	}
+	for _, kind := range reconcile.Kinds {
+		send.value(running, float64(active[kind]), string(kind))
+	}
+}
+
+type sender chan<- prometheus.Metric
+
+func (s sender) value(m metric, v float64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
+}
+
+func (s sender) config(c reconcile.ConfigStatus) {
+	errors := len(c.Errors)
+	if c.Fault != "" {
+		errors++
+	}
+	s.value(configErrors, float64(errors))
+	s.value(configValid, oneIf(errors == 0 && c.Digest != ""))
+	s.value(configInfo, 1, c.Digest, c.Revision)
+}
+
+func (s sender) disks(node string, disks []reconcile.DiskStatus) {
+	for _, d := range disks {
+		if d.Node != node {
+			continue // the daemon of its node has its metrics
+		}
+		s.value(diskUsable, oneIf(d.Problem == ""), d.Disk)
+		s.value(diskReserved, float64(d.Reserved), d.Disk)
+		if d.Problem == "" {
+			s.value(diskSize, float64(d.Total), d.Disk)
+			s.value(diskFree, float64(d.Free), d.Disk)
+		}
+	}
+}
+
+func (s sender) images(node string, images []reconcile.ImageStatus) {
+	nDeclared, nReady := 0, 0
+	states := map[disk.State]int{}
+	for _, image := range images {
+		if image.Declared {
+			nDeclared++
+			nReady += int(oneIf(image.Wanted > 0 && image.Ready >= image.Wanted))
+		}
+		for _, c := range image.Copies {
+			if c.Node == node {
+				states[c.State]++
+			}
+		}
+	}
+	s.value(declared, float64(nDeclared))
+	s.value(ready, float64(nReady))
+	for _, state := range []disk.State{disk.Pending, disk.Starting, disk.InProgress, disk.Ready, disk.Failed, disk.Unknown} {
+		s.value(copies, float64(states[state]), string(state))
+	}
+}
+
+// maxMissing is the number of images with a value of their own.
+const maxMissing = 100
+
+// desired sums over all declared images, so that the number of time series does not grow
+// with the number of images.
+func (s sender) desired(images []reconcile.ImageStatus) {
+	nDesired, nReady, sent := 0, 0, 0
+	for _, image := range images {
+		if !image.Declared {
+			continue
+		}
+		have := min(image.Ready, image.Wanted) // a surplus copy does not replace one of another image
+		nDesired, nReady = nDesired+image.Wanted, nReady+have
+		if missing := image.Wanted - have; missing > 0 && sent < maxMissing {
+			sent++
+			s.value(missingCopies, float64(missing), image.Name)
+		}
+	}
+	s.value(desiredCopies, float64(nDesired))
+	s.value(readyCopies, float64(nReady))
+}
+
+func (s sender) suspended(status reconcile.Status) {
+	active, over := 0, 0
+	if by := status.Config.Suspended; by != nil && by.Over {
+		over++
+	}
+	for _, image := range status.Images {
+		switch by := image.Suspended; {
+		case by == nil:
+		case by.Over:
+			over++
+		default:
+			active++
+		}
+	}
+	s.value(suspended, float64(active))
+	s.value(suspendsOver, float64(over))
+}
+
+func (s sender) peers(now time.Time, peers []reconcile.PeerStatus) {
+	skewed := 0
+	for _, p := range peers {
+		s.value(peerAnswers, oneIf(p.Answers), p.Node)
+		if !p.LastAnswer.IsZero() {
+			s.value(peerAge, max(0, now.Sub(p.LastAnswer).Seconds()), p.Node)
+		}
+		if p.Skew == reconcile.SkewOther || p.Skew == reconcile.SkewInvalid {
+			skewed++
+		}
+	}
+	s.value(configSkew, float64(skewed))
+}
+
+func oneIf(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}

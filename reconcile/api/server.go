@@ -1,0 +1,412 @@
+// Package api is the HTTP API of a daemon: the server, its metrics, and the client that
+// the commands use.
+//
+// The server reads only what the loop published after its last round. A request therefore
+// costs the disks nothing, and it never waits for a round. Every path needs a role (package
+// fetch/auth), except /healthz and the status code of /readyz. The server passes the paths
+// of the peer protocol to fetch/peer and those of uploads to fetch/upload.
+//
+// Reading order: server.go (routes and handlers), metrics.go, client.go.
+package api
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	stdlog "log"
+	"log/slog"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/time/rate"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
+	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/fetch/upload"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+const (
+	maxHeader    = 16 << 10
+	readTimeout  = 5 * time.Second
+	writeTimeout = time.Minute
+	idleTimeout  = 2 * time.Minute
+)
+
+// server has the handlers of a daemon.
+type server struct {
+	loop *reconcile.Loop
+	auth *auth.Authorizer
+	// maxRoundAge is the age of the last round from which on the daemon is not ready.
+	maxRoundAge time.Duration
+}
+
+// NewServer returns the HTTP server of a daemon. The caller starts and stops it. With TLS,
+// it has the certificate in its TLSConfig. A daemon whose last round is older than
+// maxRoundAge is not ready.
+func NewServer(loop *reconcile.Loop, a *auth.Authorizer, maxRoundAge time.Duration, log *slog.Logger) *http.Server {
+	return newHTTPServer(server{loop, a, maxRoundAge}.handler(), a, log)
+}
+
+func newHTTPServer(handler http.Handler, a *auth.Authorizer, log *slog.Logger) *http.Server {
+	h := &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: readTimeout,
+		ReadTimeout:       readTimeout,
+		WriteTimeout:      writeTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ConnState:         auth.NewConnLimiter().ConnState,
+		Protocols:         &http.Protocols{},
+		ErrorLog:          stdlog.New(&errorLog{log: log, limit: rate.Sometimes{First: 20, Interval: 10 * time.Second}}, "", 0),
+		TLSConfig:         a.ServerTLS(),
+	}
+	h.Protocols.SetHTTP1(true) // each transfer has a connection of its own
+	return h
+}
+
+// errorLog logs the messages of an HTTP server, such as failed handshakes. Every machine
+// that can connect can cause them, so only some of them are logged.
+type errorLog struct {
+	log   *slog.Logger
+	limit rate.Sometimes
+}
+
+// Write logs one line. It logs every panic, because a panic is a fault of the daemon.
+func (e *errorLog) Write(line []byte) (int, error) {
+	warn := func() { e.log.Warn(strings.TrimSpace(string(line))) }
+	if bytes.HasPrefix(line, []byte("http: panic")) {
+		warn()
+	} else {
+		e.limit.Do(warn)
+	}
+	return len(line), nil
+}
+
+// healthPath and readyPath respond with a status to every caller, because probes have no
+// credentials. Only a peer gets the reasons why a daemon is not ready.
+const (
+	healthPath = "/healthz"
+	readyPath  = "/readyz"
+)
+
+// route is one path of the API.
+type route struct {
+	path    string
+	method  string // "": the handler checks the method, and accepts a body
+	role    auth.Role
+	handler http.HandlerFunc
+}
+
+// acceptsBody reports whether a request may have a body.
+func (r route) acceptsBody() bool { return r.method == "" }
+
+// routes returns all routes.
+func (s server) routes() []route {
+	metrics := promhttp.HandlerFor(newRegistry(s.loop), promhttp.HandlerOpts{})
+	all := []route{
+		{healthPath, http.MethodGet, auth.RoleNone, s.health},
+		{readyPath, http.MethodGet, auth.RoleNone, s.ready},
+		{"/metrics", http.MethodGet, auth.RolePeer, metrics.ServeHTTP},
+		{"/v1/status", http.MethodGet, auth.RolePeer, s.status},
+		{"/v1/images/{name}/verify", http.MethodPost, auth.RoleAdmin, s.verify},
+		{"/v1/images/{name}/cleanup", http.MethodPost, auth.RoleAdmin, s.cleanup},
+	}
+	uploads := s.loop.Uploads()
+	for _, path := range []string{upload.Path, upload.Path + "/{id}"} {
+		all = append(all, route{path, "", auth.RoleAdmin, uploads.ServeHTTP})
+	}
+	peers := s.loop.PeerServer().Handler()
+	for _, path := range []string{
+		"/v1/state", "/v1/images/{name}/copies", "/v1/images/{name}/{uuid}/manifest", "/v1/images/{name}/{uuid}/data",
+		"/v1/images/{name}/download",
+	} {
+		all = append(all, route{path, http.MethodGet, auth.RolePeer, peers.ServeHTTP})
+	}
+	return all
+}
+
+// handler returns the handler of all routes. It does not wrap the ResponseWriter of a
+// route: the routes of peers send files by sendfile, which needs the original one.
+func (s server) handler() http.Handler {
+	mux, routes := http.NewServeMux(), map[string]route{}
+	for _, r := range s.routes() {
+		mux.Handle(r.path, checkMethod(r.method, r.handler))
+		routes[r.path] = r
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		httperror.New(http.StatusNotFound, "not found").Write(w)
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		_, pattern := mux.Handler(r)
+		to, known := routes[pattern]
+		if !known { // an unknown path needs a role too, so that strangers cannot probe
+			to = route{role: auth.RolePeer, method: http.MethodGet}
+		}
+		if err := s.check(r, to); err != nil {
+			w.Header().Set("Connection", "close")
+			if err.Status == http.StatusUnauthorized {
+				w.Header().Set("WWW-Authenticate", "Bearer")
+			}
+			err.Write(w)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// check returns why a request must not be executed, or nil.
+func (s server) check(r *http.Request, to route) *httperror.Error {
+	if to.role > auth.RoleNone {
+		role, err := s.auth.Authorize(r)
+		if denied, ok := errors.AsType[*httperror.Error](err); ok {
+			return denied
+		}
+		if role < to.role {
+			return httperror.New(http.StatusForbidden, "role %s is required: the caller has role %s", to.role, role)
+		}
+	}
+	switch {
+	case r.URL.Path != path.Clean(r.URL.Path):
+		return httperror.New(http.StatusNotFound, "not found") // the mux would redirect to the clean path
+	case r.ContentLength != 0 && !to.acceptsBody():
+		return httperror.New(http.StatusRequestEntityTooLarge, "a request body is not allowed")
+	}
+	return nil
+}
+
+// checkMethod accepts one method, and HEAD if that is GET, or every method for "".
+func checkMethod(method string, h http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if method != "" && r.Method != method && (method != http.MethodGet || r.Method != http.MethodHead) {
+			w.Header().Set("Allow", method)
+			httperror.New(http.StatusMethodNotAllowed, "method not allowed: use %s", method).Write(w)
+			return
+		}
+		h(w, r)
+	})
+}
+
+func respond(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // fails if the caller has closed the connection
+}
+
+func (server) health(w http.ResponseWriter, _ *http.Request) {
+	respond(w, http.StatusOK, map[string]bool{"alive": true})
+}
+
+// unreadyBody is the body of a response of readyPath if the daemon is not ready.
+type unreadyBody struct {
+	Message string   `json:"error"`
+	Reasons []string `json:"reasons,omitempty"`
+}
+
+func (s server) ready(w http.ResponseWriter, r *http.Request) {
+	if reasons := unready(s.loop.View(), time.Now(), s.maxRoundAge); len(reasons) > 0 {
+		if _, err := s.auth.Authorize(r); err != nil {
+			reasons = nil
+		}
+		respond(w, http.StatusServiceUnavailable, unreadyBody{"not ready", reasons})
+		return
+	}
+	respond(w, http.StatusOK, map[string]bool{"ready": true})
+}
+
+// unready returns the reasons why a manager cannot work. An error that only affects some
+// images is none, nor is one unusable disk of several.
+func unready(v *reconcile.View, now time.Time, maxRoundAge time.Duration) []string {
+	if v == nil {
+		return []string{"the config directory was not read yet"}
+	}
+	var reasons []string
+	switch {
+	case !v.Loaded && v.Fault != "":
+		reasons = append(reasons, v.Fault)
+	case !v.Loaded:
+		reasons = append(reasons, "the config directory was not read yet")
+	case v.Desired.May == schema.ObserveOnly:
+		reasons = append(reasons, fmt.Sprintf("the configuration cannot be applied: it has errors (%d), or does not declare this node", len(v.Config.Errors)))
+	}
+	if age := now.Sub(v.Observed.Now); age > maxRoundAge {
+		reasons = append(reasons, fmt.Sprintf("the disks were last read %v ago", age.Round(time.Second)))
+	}
+	if v.Loaded {
+		reasons = append(reasons, noUsableDisk(v)...)
+	}
+	return reasons
+}
+
+// noUsableDisk returns the problems of the disks of this node if none is usable.
+func noUsableDisk(v *reconcile.View) []string {
+	var problems []string
+	for ref, d := range v.Observed.Disks {
+		if ref.Node != v.Desired.Node {
+			continue
+		}
+		if d.Problem == "" {
+			return nil
+		}
+		problems = append(problems, fmt.Sprintf("disk %s: %s", ref, d.Problem))
+	}
+	if len(problems) == 0 {
+		return []string{"no disks are declared for this node"}
+	}
+	slices.Sort(problems)
+	return problems
+}
+
+const notReadYet = "the disks were not read yet: retry later"
+
+func (s server) status(w http.ResponseWriter, _ *http.Request) {
+	status, ok := s.loop.Status()
+	if !ok {
+		httperror.New(http.StatusServiceUnavailable, notReadYet).Write(w)
+		return
+	}
+	respond(w, http.StatusOK, status)
+}
+
+func (s server) verify(w http.ResponseWriter, r *http.Request) {
+	copies, err := s.loop.Verify(r.Context(), r.PathValue("name"))
+	switch {
+	case errors.Is(err, reconcile.ErrNotDeclared):
+		httperror.New(http.StatusNotFound, "%v", err).Write(w)
+	case errors.Is(err, reconcile.ErrNotReady):
+		if holder, ok := s.findHolder(r.PathValue("name")); ok {
+			err = fmt.Errorf("%w: %s", err, holder)
+		}
+		httperror.New(http.StatusConflict, "%v", err).Write(w)
+	case err != nil:
+		httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
+	default:
+		respond(w, http.StatusAccepted, map[string]int{"copies": copies})
+	}
+}
+
+// findHolder names another node with a ready copy of a declared image, and how to call its
+// daemon.
+func (s server) findHolder(image string) (advice string, ok bool) {
+	status, _ := s.loop.Status()
+	v := s.loop.View()
+	for _, i := range status.Images {
+		if i.Name != image || !i.Declared {
+			continue
+		}
+		for _, c := range i.Copies {
+			if address := v.Desired.Config.Nodes[c.Node].Address; c.State == disk.Ready && address != "" {
+				return fmt.Sprintf("call the daemon of node %s with --url %s", c.Node, redact.URL(address)), true
+			}
+		}
+	}
+	return "", false
+}
+
+// cleanupBody is the body of a response for a copy that is deleted or does not exist.
+type cleanupBody struct {
+	Message string `json:"message"`
+}
+
+// cleanup requests the deletion of a copy, and responds with the decision about it.
+func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
+	name, uuid := r.PathValue("name"), r.URL.Query().Get("uuid")
+	on, err := ParseDiskRef(r.URL.Query().Get("disk"))
+	if err != nil {
+		httperror.New(http.StatusBadRequest, "disk: %v", err).Write(w)
+		return
+	}
+	if err := errors.Join(disk.CheckName(name), checkUUID(uuid)); err != nil {
+		httperror.New(http.StatusBadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; ")).Write(w)
+		return
+	}
+	v := s.loop.View()
+	if v == nil {
+		httperror.New(http.StatusServiceUnavailable, notReadYet).Write(w)
+		return
+	}
+	if err := checkOwnDisk(v, on); err != nil {
+		err.Write(w)
+		return
+	}
+	action, err := s.loop.Cleanup(r.Context(), name, uuid, on)
+	switch {
+	case errors.Is(err, reconcile.ErrNotDeclared):
+		httperror.New(http.StatusNotFound, "%v: name the copy of an undeclared image with --uuid", err).Write(w)
+	case errors.Is(err, reconcile.ErrNotReady) && uuid != "":
+		respond(w, http.StatusOK, cleanupBody{"there is no copy with the uuid " + uuid})
+	case errors.Is(err, reconcile.ErrNotReady):
+		respond(w, http.StatusOK, cleanupBody{"there is no copy"})
+	case err != nil:
+		httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
+	case action.Kind == reconcile.Cleanup || action.Kind == reconcile.Evict:
+		respond(w, http.StatusAccepted, cleanupBody{"deleting: " + action.Reason})
+	default:
+		httperror.New(http.StatusConflict, "kept: %s", cmp.Or(action.Reason, "it is desired")).Write(w)
+	}
+}
+
+// ParseDiskRef parses NODE/DISK.
+func ParseDiskRef(text string) (schema.DiskRef, error) {
+	node, name, ok := strings.Cut(text, "/")
+	if !ok || node == "" || name == "" || strings.Contains(name, "/") {
+		return schema.DiskRef{}, errors.New("write NODE/DISK")
+	}
+	return schema.DiskRef{Node: node, Disk: name}, nil
+}
+
+func checkUUID(uuid string) error {
+	if uuid == "" {
+		return nil
+	}
+	return disk.CheckUUID(uuid)
+}
+
+// checkOwnDisk returns why this daemon cannot delete a copy on a disk, or nil.
+func checkOwnDisk(v *reconcile.View, on schema.DiskRef) *httperror.Error {
+	if v.Desired.Node != on.Node {
+		return otherNode(v.Desired.Config, v.Desired.Node, on)
+	}
+	d, known := v.Observed.Disks[on]
+	switch {
+	case !known:
+		return httperror.New(http.StatusNotFound, "disk %s: node %s has no disk of that name: it has %s", on, on.Node, ownDisks(v))
+	case d.Problem != "":
+		return httperror.New(http.StatusConflict, "disk %s: %s", on, d.Problem)
+	}
+	return nil
+}
+
+func ownDisks(v *reconcile.View) string {
+	var names []string
+	for ref := range v.Observed.Disks {
+		if ref.Node == v.Desired.Node {
+			names = append(names, ref.Disk)
+		}
+	}
+	slices.Sort(names)
+	return cmp.Or(strings.Join(names, ", "), "none")
+}
+
+// otherNode says which daemon to call for a disk of another node.
+func otherNode(c schema.Config, node string, on schema.DiskRef) *httperror.Error {
+	other, declared := c.Nodes[on.Node]
+	switch {
+	case !declared:
+		return httperror.New(http.StatusConflict, "disk %s: this is node %s, and node %s is not declared", on, node, on.Node)
+	case other.Address == "":
+		return httperror.New(http.StatusConflict, "disk %s: this is node %s: call the daemon of node %s, whose address is not declared", on, node, on.Node)
+	}
+	return httperror.New(http.StatusConflict, "disk %s: this is node %s: call the daemon of node %s with --url %s", on, node, on.Node, redact.URL(other.Address))
+}
