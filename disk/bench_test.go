@@ -125,7 +125,7 @@ func processorTime(b *testing.B, run func()) {
 // it with BenchmarkSHA512.
 func BenchmarkPut(b *testing.B) {
 	block := randomBlock()[:ChunkSize]
-	sum := SumChunk(block)
+	sum := HashChunk(block)
 	for name, put := range map[string]func(*Part, []byte) ([]byte, error){
 		"dense": func(p *Part, buf []byte) ([]byte, error) {
 			copy(buf, block)
@@ -195,7 +195,7 @@ func BenchmarkRepair(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.StartTimer()
-		_, err = d.Repair(b.Context(), testID, Digest{}, func(_ context.Context, n int64, _ ChunkSum, buf []byte) (int, error) {
+		_, err = d.Repair(b.Context(), testID, Digest{}, func(_ context.Context, n int64, _ ChunkHash, buf []byte) (int, error) {
 			return copy(buf, block[n%4*ChunkSize:][:ChunkSize]), nil
 		}, func(int64) {})
 		if err != nil {

@@ -15,10 +15,10 @@ const cfgFile = "backing.cfg"
 // and the point with them.
 const mtimeLayout = "2006-01-02 15:04:05.999999999 -0700 MST"
 
-// Cfg is backing.cfg, key for key as Longhorn's backing image manager writes
+// longhornCfg is backing.cfg, key for key as Longhorn's backing image manager writes
 // and reads it: compact JSON without a newline at the end. Unknown keys are
 // ignored.
-type Cfg struct {
+type longhornCfg struct {
 	Name             string `json:"name"` // path of the file, not the image's name
 	UUID             string `json:"uuid"`
 	Size             int64  `json:"size"`        // bytes of the file
@@ -29,25 +29,25 @@ type Cfg struct {
 	ModificationTime string `json:"modificationTime"`
 }
 
-// ParseCfg reads a backing.cfg. It is an error when it is cut, is not JSON, or
+// parseCfg reads a backing.cfg. It is an error when it is cut, is not JSON, or
 // cannot be of any image.
-func ParseCfg(data []byte) (Cfg, error) {
-	var c Cfg
+func parseCfg(data []byte) (longhornCfg, error) {
+	var c longhornCfg
 	if err := json.Unmarshal(data, &c); err != nil {
-		return Cfg{}, fmt.Errorf("read %s: %w", cfgFile, err)
+		return longhornCfg{}, fmt.Errorf("read %s: %w", cfgFile, err)
 	}
 	if c.Size <= 0 || c.VirtualSize < 0 || c.RealSize < 0 {
-		return Cfg{}, fmt.Errorf("read %s: no file has such sizes", cfgFile)
+		return longhornCfg{}, fmt.Errorf("read %s: no file has such sizes", cfgFile)
 	}
 	return c, nil
 }
 
 // Marshal returns the file as Longhorn writes it.
-func (c Cfg) Marshal() ([]byte, error) { return json.Marshal(c) }
+func (c longhornCfg) Marshal() ([]byte, error) { return json.Marshal(c) }
 
 // Digest returns the checksum that the file had when the cfg was written, or the
 // zero Digest when there is none that can be read.
-func (c Cfg) Digest() Digest {
+func (c longhornCfg) Digest() Digest {
 	d, err := ParseDigest(c.CurrentChecksum)
 	if err != nil || d.Algorithm() != SHA512 {
 		return Digest{}
@@ -58,17 +58,17 @@ func (c Cfg) Digest() Digest {
 // formatMtime writes t as Longhorn does. Longhorn compares the strings.
 func formatMtime(t time.Time) string { return t.UTC().Format(mtimeLayout) }
 
-func (d *Disk) readCfg(id ID) (Cfg, error) {
+func (d *Disk) readCfg(id ID) (longhornCfg, error) {
 	data, err := readSmall(d.root, id.file(cfgFile))
 	if err != nil {
-		return Cfg{}, err
+		return longhornCfg{}, err
 	}
-	return ParseCfg(data)
+	return parseCfg(data)
 }
 
 // describeToLonghorn describes the ready file of id to Longhorn.
 func (d *Disk) describeToLonghorn(id ID, r Record, expected Digest, info os.FileInfo) error {
-	c := Cfg{
+	c := longhornCfg{
 		Name:             filepath.Join(d.path, id.file(imageFile)),
 		UUID:             id.UUID,
 		Size:             info.Size(),
@@ -94,7 +94,7 @@ func (d *Disk) doubtCfg(id ID) error {
 	return d.putCfg(id, c)
 }
 
-func (d *Disk) putCfg(id ID, c Cfg) error {
+func (d *Disk) putCfg(id ID, c longhornCfg) error {
 	data, err := c.Marshal()
 	if err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 
 // TestCfgIsWhatLonghornWrites has the sample of the format, byte for byte.
 func TestCfgIsWhatLonghornWrites(t *testing.T) {
-	c := Cfg{
+	c := longhornCfg{
 		Name: "/data/backing-images/parrot-6846a0b2/backing", UUID: "6846a0b2",
 		Size: 8388608, VirtualSize: 8388608, RealSize: 1048576,
 		CurrentChecksum:  strings.Repeat("ab", 64),
@@ -57,7 +57,7 @@ func realCfgs(t testing.TB) map[string][]byte {
 
 func TestRealCfgsComeOutAsTheyWere(t *testing.T) {
 	for name, data := range realCfgs(t) {
-		c, err := ParseCfg(data)
+		c, err := parseCfg(data)
 		if torn := name == "adopt-torn-cfg"; torn != (err != nil) {
 			t.Errorf("%s: error %v", name, err)
 		} else if torn {
@@ -226,7 +226,7 @@ func FuzzParseCfg(f *testing.F) {
 	}
 	f.Add([]byte(`{"name":"<&>\u2028","size":1,"currentChecksum":"sha256:` + strings.Repeat("0", 64) + `"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := ParseCfg(data)
+		c, err := parseCfg(data)
 		if err != nil {
 			return
 		}
@@ -240,7 +240,7 @@ func FuzzParseCfg(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if again, err := ParseCfg(text); err != nil || again != c {
+		if again, err := parseCfg(text); err != nil || again != c {
 			t.Errorf("%+v was written as %s, which reads as %+v, error %v", c, text, again, err)
 		}
 	})

@@ -135,7 +135,7 @@ func (p *Part) check(want Digest) error {
 	verified := time.Now().UTC()
 	p.found = func(r *Record) {
 		r.SHA512, r.SHA256, r.Format, r.VirtualSize = sum512, sum256, info.Format, info.VirtualSize
-		r.ManifestDigest, r.Size = SHA256.Sum(p.manifest), p.offset
+		r.ManifestDigest, r.Size = SHA256.Digest(p.manifest), p.offset
 		r.Evidence, r.Failed, r.VerifiedAt = nil, "", verified
 	}
 	return nil

@@ -91,7 +91,7 @@ func (l *life) sync(id ID, v version) error {
 	}
 	var sums []byte
 	for piece := range slices.Chunk(v.bytes, ChunkSize) {
-		sum := SumChunk(piece)
+		sum := HashChunk(piece)
 		sums = append(sums, sum[:]...)
 	}
 	m, err := p.ReceiveManifest(bytes.NewReader(sums), int64(len(v.bytes)), digest256(sums))

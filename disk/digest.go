@@ -30,8 +30,8 @@ func (a Algorithm) New() hash.Hash {
 	panic(fmt.Sprintf("disk: no such algorithm: %d", a))
 }
 
-// Sum returns the digest of what was written to h, which a.New returned.
-func (a Algorithm) Sum(h hash.Hash) Digest {
+// Digest returns the digest of what was written to h, which a.New returned.
+func (a Algorithm) Digest(h hash.Hash) Digest {
 	d := Digest{algorithm: a}
 	h.Sum(d.sum[:0])
 	return d

@@ -32,7 +32,7 @@ var (
 	// ErrNoSpace: the disk is full, or would go below what is reserved.
 	ErrNoSpace = errors.New("not enough space")
 	// ErrGone: another file system has come or gone at the path since Open.
-	ErrDiskChanged = errors.New("disk is not what it was when it was opened")
+	errDiskChanged = errors.New("disk is not what it was when it was opened")
 )
 
 // Disk is one disk, opened by its identity. Its methods may be called
@@ -143,10 +143,10 @@ func (d *Disk) Close() error { return d.root.Close() }
 func (d *Disk) Check() error {
 	now, err := os.Stat(filepath.Join(d.path, identityFile))
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrDiskChanged, err)
+		return fmt.Errorf("%w: %w", errDiskChanged, err)
 	}
 	if !os.SameFile(now, d.self) {
-		return fmt.Errorf("%w: %s has changed", ErrDiskChanged, filepath.Join(d.path, identityFile))
+		return fmt.Errorf("%w: %s has changed", errDiskChanged, filepath.Join(d.path, identityFile))
 	}
 	return nil
 }

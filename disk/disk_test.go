@@ -149,13 +149,13 @@ func TestCheckNoticesAnotherDiskAtThePath(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(d.Path(), syscall.MNT_DETACH) })
-	if err := d.Check(); !errors.Is(err, ErrDiskChanged) {
+	if err := d.Check(); !errors.Is(err, errDiskChanged) {
 		t.Errorf("below an empty mount: error is %v, want ErrGone", err)
 	}
 	if _, err := Init(d.Path()); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Check(); !errors.Is(err, ErrDiskChanged) {
+	if err := d.Check(); !errors.Is(err, errDiskChanged) {
 		t.Errorf("below another disk: error is %v, want ErrGone", err)
 	}
 	if err := syscall.Unmount(d.Path(), 0); err != nil {

@@ -142,10 +142,10 @@ func Inspect(r io.ReaderAt, size int64, declared Format) (Info, error) {
 	return source{r, size}.inspect(declared)
 }
 
-// InspectHead refuses with a *FormatError what Inspect would refuse for the
+// inspectHead refuses with a *FormatError what Inspect would refuse for the
 // sake of these first bytes alone; nil says nothing about the rest. Less than
 // a sector is never refused; 64 KiB find nearly everything, 1 MiB the rest.
-func InspectHead(head []byte, declared Format) error {
+func inspectHead(head []byte, declared Format) error {
 	if len(head) < sector {
 		return nil
 	}

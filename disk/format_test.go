@@ -167,7 +167,7 @@ func TestGoodImages(t *testing.T) {
 func checkHeads(t *testing.T, b []byte, declared Format) {
 	t.Helper()
 	for _, n := range []int{0, 3, 72, 511, 512, 513, 4 << 10, 64 << 10, 200 << 10, 1 << 20, len(b)} {
-		if err := InspectHead(b[:min(n, len(b))], declared); err != nil {
+		if err := inspectHead(b[:min(n, len(b))], declared); err != nil {
 			t.Errorf("InspectHead of %d bytes, declared %q: %v", n, declared, err)
 		}
 	}
@@ -184,7 +184,7 @@ func TestRefusedImages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := image(t, "refused/"+name)
 			checkRefused(t, b, reason)
-			if e := wantRefused(t, InspectHead(b[:sector], "")); e.Reason != reason {
+			if e := wantRefused(t, inspectHead(b[:sector], "")); e.Reason != reason {
 				t.Errorf("InspectHead: %q; want %q", e.Reason, reason)
 			}
 		})
@@ -346,7 +346,7 @@ func checkAccepted(t *testing.T, info Info, head []byte, size int64, declared Fo
 		t.Errorf("Inspect = %+v, which no disk has", info)
 	}
 	for n := len(head); n > 0; n /= 2 {
-		if err := InspectHead(head[:n], declared); err != nil {
+		if err := inspectHead(head[:n], declared); err != nil {
 			t.Errorf("Inspect = %+v, but InspectHead of %d bytes: %v", info, n, err)
 		}
 	}

@@ -40,46 +40,46 @@ func (m *Manifest) Chunks() int64 { return chunksOf(m.size) }
 // ChunkLength returns the bytes of chunk n: ChunkSize, but for the last one.
 func (m *Manifest) ChunkLength(n int64) int64 { return min(ChunkSize, m.size-n*ChunkSize) }
 
-// Sum returns the sum of chunk n.
-func (m *Manifest) Sum(n int64) (ChunkSum, error) {
-	var sum ChunkSum
+// Hash returns the sum of chunk n.
+func (m *Manifest) Hash(n int64) (ChunkHash, error) {
+	var sum ChunkHash
 	if n < 0 || n >= m.Chunks() {
 		return sum, fmt.Errorf("manifest has no chunk %d", n)
 	}
 	if _, err := m.f.ReadAt(sum[:], m.base+n*sha256.Size); err != nil {
-		return ChunkSum{}, fmt.Errorf("read manifest: %w", err)
+		return ChunkHash{}, fmt.Errorf("read manifest: %w", err)
 	}
 	return sum, nil
 }
 
 // IsZero reports whether chunk n has nothing but zeros.
 func (m *Manifest) IsZero(n int64) (bool, error) {
-	sum, err := m.Sum(n)
-	return err == nil && sum == hashChunk(zeros[:m.ChunkLength(n)], true), err
+	sum, err := m.Hash(n)
+	return err == nil && sum == hashBytes(zeros[:m.ChunkLength(n)], true), err
 }
 
 // DataSize returns how many bytes are in chunks that are not all zero. It reads the sums.
 func (m *Manifest) DataSize() (int64, error) {
 	var data int64
-	sums := bufio.NewReaderSize(m.Sums(), 64<<10)
+	sums := bufio.NewReaderSize(m.Hashes(), 64<<10)
 	for n := range m.Chunks() {
-		var sum ChunkSum
+		var sum ChunkHash
 		if _, err := io.ReadFull(sums, sum[:]); err != nil {
 			return 0, fmt.Errorf("read manifest: %w", err)
 		}
-		if sum != hashChunk(zeros[:m.ChunkLength(n)], true) {
+		if sum != hashBytes(zeros[:m.ChunkLength(n)], true) {
 			data += m.ChunkLength(n)
 		}
 	}
 	return data, nil
 }
 
-// Sums returns a new reader of the sums in order, 32 bytes each: what
+// Hashes returns a new reader of the sums in order, 32 bytes each: what
 // ReceiveManifest takes.
-func (m *Manifest) Sums() *io.SectionReader { return m.sums(m.size) }
+func (m *Manifest) Hashes() *io.SectionReader { return m.hashes(m.size) }
 
-// sums returns those of the first so many bytes of the image.
-func (m *Manifest) sums(size int64) *io.SectionReader {
+// hashes returns those of the first so many bytes of the image.
+func (m *Manifest) hashes(size int64) *io.SectionReader {
 	return io.NewSectionReader(m.f, m.base, chunksOf(size)*sha256.Size)
 }
 
@@ -117,10 +117,10 @@ func (m *Manifest) check(want Digest) error {
 		return errors.New("it is a file of something else")
 	}
 	h := SHA256.New()
-	if _, err := io.Copy(h, m.Sums()); err != nil {
+	if _, err := io.Copy(h, m.Hashes()); err != nil {
 		return err
 	}
-	return matches(want, Digest{}, SHA256.Sum(h))
+	return matches(want, Digest{}, SHA256.Digest(h))
 }
 
 // manifestLook is a manifest that was found not to be the one that is named.
@@ -174,7 +174,7 @@ func receiveInto(f *os.File, r io.Reader, size int64, want Digest) error {
 	if err := copyExactly(io.MultiWriter(f, h), r, chunksOf(size)*sha256.Size); err != nil {
 		return noSpace(err)
 	}
-	return matches(want, Digest{}, SHA256.Sum(h))
+	return matches(want, Digest{}, SHA256.Digest(h))
 }
 
 // copyExactly copies r, which has to end after so many bytes.
@@ -196,8 +196,8 @@ func copyExactly(w io.Writer, r io.Reader, length int64) error {
 	}
 }
 
-// sameSums reports whether two readers of the same length have the same bytes.
-func sameSums(a, b *io.SectionReader) (bool, error) {
+// sameHashes reports whether two readers of the same length have the same bytes.
+func sameHashes(a, b *io.SectionReader) (bool, error) {
 	ours, theirs := make([]byte, 32<<10), make([]byte, 32<<10)
 	for {
 		n, err := io.ReadFull(a, ours)
@@ -219,9 +219,9 @@ func sameSums(a, b *io.SectionReader) (bool, error) {
 // ChunkSize is the unit that image bytes are checked, resumed and repaired in.
 const ChunkSize = 1 << 20
 
-// ChunkSum is the SHA-256 of one chunk, of the bytes that the file has in it: the
+// ChunkHash is the SHA-256 of one chunk, of the bytes that the file has in it: the
 // last one of an image may be short. The zero value stands for one that is not known.
-type ChunkSum [sha256.Size]byte
+type ChunkHash [sha256.Size]byte
 
 // backing.chunks is a header and the hash of each chunk in order. While a part
 // is written it is its journal, afterwards the manifest of the image.
@@ -282,7 +282,7 @@ func (c chunkFile) reset() error {
 	return c.f.Sync()
 }
 
-func (c chunkFile) set(n int64, h ChunkSum) error {
+func (c chunkFile) set(n int64, h ChunkHash) error {
 	if _, err := c.f.WriteAt(h[:], chunkHeaderSize+n*sha256.Size); err != nil {
 		return fmt.Errorf("write %s: %w", chunksFile, noSpace(err))
 	}
@@ -290,16 +290,16 @@ func (c chunkFile) set(n int64, h ChunkSum) error {
 }
 
 // at returns the hash of chunk n, or the zero value.
-func (c chunkFile) at(n int64) ChunkSum {
-	var h ChunkSum
+func (c chunkFile) at(n int64) ChunkHash {
+	var h ChunkHash
 	if _, err := c.f.ReadAt(h[:], chunkHeaderSize+n*sha256.Size); err != nil {
-		return ChunkSum{}
+		return ChunkHash{}
 	}
 	return h
 }
 
-// sums returns a reader of the hashes of the first so many bytes.
-func (c chunkFile) sums(size int64) *io.SectionReader {
+// hashes returns a reader of the hashes of the first so many bytes.
+func (c chunkFile) hashes(size int64) *io.SectionReader {
 	return io.NewSectionReader(c.f, chunkHeaderSize, chunksOf(size)*sha256.Size)
 }
 
@@ -312,12 +312,12 @@ var zeros [ChunkSize]byte
 
 func allZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }
 
-// SumChunk returns the sum of a chunk with these bytes, at most ChunkSize.
-func SumChunk(data []byte) ChunkSum { return hashChunk(data, allZero(data)) }
+// HashChunk returns the sum of a chunk with these bytes, at most ChunkSize.
+func HashChunk(data []byte) ChunkHash { return hashBytes(data, allZero(data)) }
 
-var hashOfZeroChunk = sync.OnceValue(func() ChunkSum { return sha256.Sum256(zeros[:]) })
+var hashOfZeroChunk = sync.OnceValue(func() ChunkHash { return sha256.Sum256(zeros[:]) })
 
-func hashChunk(b []byte, zero bool) ChunkSum {
+func hashBytes(b []byte, zero bool) ChunkHash {
 	if zero && len(b) == ChunkSize {
 		return hashOfZeroChunk()
 	}

@@ -28,7 +28,7 @@ func TestManifestIsOfTheImage(t *testing.T) {
 		if !allZero(piece) {
 			filled += m.ChunkLength(n)
 		}
-		if sum, err := m.Sum(n); err != nil || sum != SumChunk(piece) {
+		if sum, err := m.Hash(n); err != nil || sum != HashChunk(piece) {
 			t.Errorf("sum of chunk %d is %x, error %v", n, sum, err)
 		}
 		if zero, err := m.IsZero(n); err != nil || zero != allZero(piece) {
@@ -39,11 +39,11 @@ func TestManifestIsOfTheImage(t *testing.T) {
 		t.Errorf("%d bytes of data, error %v, want %d", data, err, filled)
 	}
 	for _, n := range []int64{-1, 5} {
-		if _, err := m.Sum(n); err == nil {
+		if _, err := m.Hash(n); err == nil {
 			t.Errorf("there is a chunk %d", n)
 		}
 	}
-	sums, err := io.ReadAll(m.Sums())
+	sums, err := io.ReadAll(m.Hashes())
 	if err != nil || len(sums) != 5*32 || digest256(sums) != d.Stat(testID).ManifestDigest {
 		t.Errorf("%d bytes of sums, error %v", len(sums), err)
 	}
@@ -153,7 +153,7 @@ func TestReceiveManifest(t *testing.T) {
 				if err != nil || m.Size() != test.size {
 					t.Fatalf("%+v, error %v", m, err)
 				}
-				if got, err := io.ReadAll(m.Sums()); err != nil || !bytes.Equal(got, sums) {
+				if got, err := io.ReadAll(m.Hashes()); err != nil || !bytes.Equal(got, sums) {
 					t.Errorf("sums are %q, error %v", got, err)
 				}
 			} else if err == nil || !test.is(err) {
@@ -241,7 +241,7 @@ func FuzzManifest(f *testing.F) {
 		if len(data) < chunkHeaderSize || !bytes.Equal(data[:chunkHeaderSize], chunkHeader()) {
 			known = 0
 		}
-		if sum := c.at(known); sum != (ChunkSum{}) {
+		if sum := c.at(known); sum != (ChunkHash{}) {
 			t.Errorf("chunk %d of %d is %x", known, known, sum)
 		}
 	})
@@ -264,7 +264,7 @@ func FuzzReceiveManifest(f *testing.F) {
 			return
 		}
 		defer m.Close()
-		if _, err := m.Sum(m.Chunks() - 1); err != nil {
+		if _, err := m.Hash(m.Chunks() - 1); err != nil {
 			t.Error(err)
 		}
 		if _, err := p.Matches(m); err != nil {

@@ -10,7 +10,7 @@ import (
 // read, so that a look at a thousand images that did not change reads none.
 type described struct {
 	record memo[Record]
-	cfg    memo[Cfg]
+	cfg    memo[longhornCfg]
 	found
 }
 
@@ -48,13 +48,13 @@ func (m memo[T]) read(folder *os.Root, name string, parse func([]byte) (T, error
 // described returns record and cfg of an image folder. An unreadable record is as
 // good as none: the copy is then not ours until it is adopted, and is verified
 // before it is used.
-func (d *Disk) described(id ID, folder *os.Root) (r Record, ours bool, cfg Cfg, hasCfg bool) {
+func (d *Disk) described(id ID, folder *os.Root) (r Record, ours bool, cfg longhornCfg, hasCfg bool) {
 	d.mu.Lock()
 	was := d.texts[id]
 	d.mu.Unlock()
 	is := described{
 		record: was.record.read(folder, recordFile, ParseRecord),
-		cfg:    was.cfg.read(folder, cfgFile, ParseCfg),
+		cfg:    was.cfg.read(folder, cfgFile, parseCfg),
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -139,7 +139,7 @@ func (p *Part) resume(ctx context.Context) error {
 		// What cannot be read is asked for again too, and then written elsewhere.
 		err = s.read(c, p.offset)
 		if err == nil {
-			c.saved, c.sum = true, SumChunk(c.data)
+			c.saved, c.sum = true, HashChunk(c.data)
 		}
 		if err != nil || c.sum != p.chunks.at(c.n) {
 			p.pipeline.free <- c
@@ -312,7 +312,7 @@ func (p *Part) ended() bool { return p.current == nil && p.offset%ChunkSize != 0
 // ChunkSize bytes, and ReadFrom must not have left one half full. Put keeps buf, which
 // NewBuffer or Put made, and gives back another one, in case of an error too. Its
 // errors are those of ReadFrom.
-func (p *Part) AppendChunk(buf []byte, length int64, sum ChunkSum) ([]byte, error) {
+func (p *Part) AppendChunk(buf []byte, length int64, sum ChunkHash) ([]byte, error) {
 	if len(buf) != ChunkSize || uintptr(unsafe.Pointer(&buf[0]))%directAlign != 0 {
 		return buf, errors.New("put chunk: the buffer is not one of NewBuffer")
 	}
@@ -385,7 +385,7 @@ func (p *Part) Matches(m *Manifest) (bool, error) {
 	if err := p.pipeline.drain(held); err != nil {
 		return false, err
 	}
-	return sameSums(p.chunks.sums(whole), m.sums(whole))
+	return sameHashes(p.chunks.hashes(whole), m.hashes(whole))
 }
 
 // Continue records durably that the whole chunks that the part holds are the beginning
@@ -434,7 +434,7 @@ func (p *Part) flush() error {
 		return nil
 	}
 	if c.n == 0 {
-		if err := InspectHead(c.data, p.options.Format); err != nil {
+		if err := inspectHead(c.data, p.options.Format); err != nil {
 			return err
 		}
 		if size := p.Source().Size; size >= 0 {
@@ -459,8 +459,8 @@ func (p *Part) journal(c *chunk) error {
 		p.written.Add(int64(len(c.data)))
 	}
 	sum := c.sum
-	if sum == (ChunkSum{}) {
-		sum = hashChunk(c.data, c.zero)
+	if sum == (ChunkHash{}) {
+		sum = hashBytes(c.data, c.zero)
 	}
 	p.manifest.Write(sum[:])
 	if c.saved {

@@ -41,9 +41,9 @@ func sparseImage(size int) []byte {
 	return b
 }
 
-func digest512(b []byte) Digest { h := sha512.New(); h.Write(b); return SHA512.Sum(h) }
+func digest512(b []byte) Digest { h := sha512.New(); h.Write(b); return SHA512.Digest(h) }
 
-func digest256(b []byte) Digest { h := sha256.New(); h.Write(b); return SHA256.Sum(h) }
+func digest256(b []byte) Digest { h := sha256.New(); h.Write(b); return SHA256.Digest(h) }
 
 func openPart(t testing.TB, d *Disk, o PartOptions) *Part {
 	t.Helper()

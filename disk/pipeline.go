@@ -18,12 +18,12 @@ const directAlign = 4096
 
 // chunk is a piece of an image on its way to all consumers of a pipeline.
 type chunk struct {
-	n       int64    // index in the image
-	data    []byte   // at most ChunkSize bytes; only the last one has fewer
-	zero    bool     // all of data is zero
-	saved   bool     // it came from the part itself
-	inPlace bool     // its bytes are in the part's file already, and its sum is not in the journal
-	sum     ChunkSum // where it is known already
+	n       int64     // index in the image
+	data    []byte    // at most ChunkSize bytes; only the last one has fewer
+	zero    bool      // all of data is zero
+	saved   bool      // it came from the part itself
+	inPlace bool      // its bytes are in the part's file already, and its sum is not in the journal
+	sum     ChunkHash // where it is known already
 
 	buf     []byte // aligned, ChunkSize bytes
 	pending atomic.Int32
@@ -93,7 +93,7 @@ func (p *pipeline) get() (*chunk, error) {
 		if c.buf == nil { // a small image needs few of them
 			c.buf = alignedBuffer(ChunkSize)
 		}
-		c.data, c.zero, c.saved, c.inPlace, c.sum = c.buf[:0], false, false, false, ChunkSum{}
+		c.data, c.zero, c.saved, c.inPlace, c.sum = c.buf[:0], false, false, false, ChunkHash{}
 		return c, nil
 	case <-p.stop:
 		return nil, p.err
@@ -166,9 +166,9 @@ func newHashes(withSHA256 bool) (*hashes, []func(*chunk) error) {
 // sums returns the digests once the pipeline is closed.
 func (h *hashes) sums() (sum512, sum256 Digest) {
 	if h.sha256 != nil {
-		sum256 = SHA256.Sum(h.sha256)
+		sum256 = SHA256.Digest(h.sha256)
 	}
-	return SHA512.Sum(h.sha512), sum256
+	return SHA512.Digest(h.sha512), sum256
 }
 
 func alignedBuffer(size int) []byte {

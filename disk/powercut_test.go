@@ -30,7 +30,7 @@ func (l *life) checkReady(id ID, c Copy) {
 	}
 	want := chunkHeader()
 	for piece := range slices.Chunk(data, ChunkSize) {
-		h := hashChunk(piece, false)
+		h := hashBytes(piece, false)
 		want = append(want, h[:]...)
 	}
 	if !bytes.Equal(manifest, want) {

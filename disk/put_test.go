@@ -17,7 +17,7 @@ func putAll(p *Part, image []byte) error {
 		if allZero(buf[:n]) {
 			err = p.AppendZeros(int64(n))
 		} else {
-			buf, err = p.AppendChunk(buf, int64(n), SumChunk(buf[:n]))
+			buf, err = p.AppendChunk(buf, int64(n), HashChunk(buf[:n]))
 		}
 		if err != nil {
 			return err
@@ -67,7 +67,7 @@ func TestPutTakesTheSumAsItIs(t *testing.T) {
 	}
 	buf := NewChunkBuffer()
 	buf[0] = 1
-	other, err := p.AppendChunk(buf, ChunkSize, ChunkSum{7})
+	other, err := p.AppendChunk(buf, ChunkSize, ChunkHash{7})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestPutTakesTheSumAsItIs(t *testing.T) {
 	if err := p.pipeline.drain(0); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.chunks.at(0); got != (ChunkSum{7}) {
+	if got := p.chunks.at(0); got != (ChunkHash{7}) {
 		t.Errorf("the journal has %x", got)
 	}
 }
@@ -106,7 +106,7 @@ func TestPutAndReadFromMeetAtChunkBorders(t *testing.T) {
 	if err := p.AppendZeros(ChunkSize); err == nil {
 		t.Fatal("a chunk was put behind half a chunk")
 	}
-	if _, err := p.AppendChunk(NewChunkBuffer(), ChunkSize, ChunkSum{}); err == nil {
+	if _, err := p.AppendChunk(NewChunkBuffer(), ChunkSize, ChunkHash{}); err == nil {
 		t.Fatal("a chunk was put behind half a chunk")
 	}
 	read(4 * ChunkSize)
@@ -140,17 +140,17 @@ func TestPutRefuses(t *testing.T) {
 		{"above the bound", -1, PartOptions{MaxSize: 512}, func(p *Part) error { return p.AppendZeros(1024) },
 			func(err error) bool { return errors.Is(err, ErrTooLarge) }},
 		{"a short buffer", -1, PartOptions{}, func(p *Part) error {
-			_, err := p.AppendChunk(make([]byte, 512), 512, ChunkSum{})
+			_, err := p.AppendChunk(make([]byte, 512), 512, ChunkHash{})
 			return err
 		}, nil},
 		{"a buffer that is not aligned", -1, PartOptions{}, func(p *Part) error {
-			_, err := p.AppendChunk(alignedBuffer(ChunkSize + 1)[1:], 512, ChunkSum{})
+			_, err := p.AppendChunk(alignedBuffer(ChunkSize + 1)[1:], 512, ChunkHash{})
 			return err
 		}, nil},
 		{"a format that may not be kept", -1, PartOptions{}, func(p *Part) error {
 			buf := NewChunkBuffer()
 			copy(buf, "\x1f\x8b\x08")
-			_, err := p.AppendChunk(buf, ChunkSize, SumChunk(buf))
+			_, err := p.AppendChunk(buf, ChunkSize, HashChunk(buf))
 			return err
 		}, isA[*FormatError]},
 	}

@@ -261,11 +261,11 @@ func (c *VerifyingReader) chunk(n int64) ([]byte, error) {
 	if _, err := c.r.ReadAt(data, n*ChunkSize); err != nil && err != io.EOF {
 		return nil, fmt.Errorf("read %s: %w", c.id, err)
 	}
-	want, err := c.manifest.Sum(n)
+	want, err := c.manifest.Hash(n)
 	if err != nil {
 		return nil, err
 	}
-	if hashChunk(data, allZero(data)) != want {
+	if hashBytes(data, allZero(data)) != want {
 		return nil, fmt.Errorf("%s %w at %d", c.id, ErrDamaged, n*ChunkSize)
 	}
 	next.data = data

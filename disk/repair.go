@@ -12,7 +12,7 @@ import (
 
 // FetchChunk puts the bytes of chunk n, which have the sum, into buf, which is aligned
 // and ChunkSize long, and returns how many they are.
-type FetchChunk func(ctx context.Context, n int64, sum ChunkSum, buf []byte) (int, error)
+type FetchChunk func(ctx context.Context, n int64, sum ChunkHash, buf []byte) (int, error)
 
 // Repair reads the image of a failed copy once, or of a ready one that is Unreadable, and
 // replaces in place the chunks that are not as its manifest says, or cannot be read, by
@@ -154,19 +154,19 @@ func IsMediaError(err error) bool {
 // right fills c with the bytes that chunk n has to have, and makes the file have
 // them.
 func (r *repair) right(ctx context.Context, c *chunk, n int64) error {
-	sum, err := r.manifest.Sum(n)
+	sum, err := r.manifest.Hash(n)
 	if err != nil {
 		return err
 	}
 	err = r.source.read(c, n*ChunkSize)
-	if err != nil && !IsMediaError(err) || err == nil && SumChunk(c.data) == sum {
+	if err != nil && !IsMediaError(err) || err == nil && HashChunk(c.data) == sum {
 		return err
 	}
 	if err == nil && r.record.Failed == "" { // until all of it is right
 		r.record.Failed = fmt.Sprintf("damaged: chunk %d is not what it was", n)
 	}
 	length := r.manifest.ChunkLength(n)
-	if zero := zeros[:length]; sum == hashChunk(zero, true) {
+	if zero := zeros[:length]; sum == hashBytes(zero, true) {
 		c.data = zero
 		return r.write(c, sum)
 	}
@@ -174,7 +174,7 @@ func (r *repair) right(ctx context.Context, c *chunk, n int64) error {
 	if err != nil {
 		return fmt.Errorf("fetch chunk %d: %w", n, err)
 	}
-	if int64(got) != length || SumChunk(c.buf[:length]) != sum {
+	if int64(got) != length || HashChunk(c.buf[:length]) != sum {
 		return fmt.Errorf("fetch chunk %d: %d bytes came that are not its %d", n, got, length)
 	}
 	c.data = c.buf[:length]
@@ -184,7 +184,7 @@ func (r *repair) right(ctx context.Context, c *chunk, n int64) error {
 // write puts c in its place. The disk has failed once here: whether it keeps the
 // bytes is looked at, as far as the page cache allows. Nothing that others write in
 // the meantime becomes ours by it.
-func (r *repair) write(c *chunk, sum ChunkSum) error {
+func (r *repair) write(c *chunk, sum ChunkHash) error {
 	if _, err := r.source.unchanged(); err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func (r *repair) write(c *chunk, sum ChunkSum) error {
 	if err != nil {
 		return err
 	}
-	if SumChunk(back) != sum {
+	if HashChunk(back) != sum {
 		return fmt.Errorf("write chunk %d: the disk does not keep what is written to it", c.n)
 	}
 	return nil

@@ -19,7 +19,7 @@ import (
 
 // peerWith is a fetch from a peer that has image, and remembers what it was asked for.
 func peerWith(image []byte, asked *[]int64) FetchChunk {
-	return func(ctx context.Context, n int64, sum ChunkSum, buf []byte) (int, error) {
+	return func(ctx context.Context, n int64, sum ChunkHash, buf []byte) (int, error) {
 		*asked = append(*asked, n)
 		return copy(buf, image[n*ChunkSize:]), nil
 	}
@@ -200,7 +200,7 @@ func TestRepairGoesOn(t *testing.T) {
 			defer cancel()
 			var asked []int64
 			good := peerWith(image, &asked)
-			bad := func(ctx context.Context, n int64, sum ChunkSum, buf []byte) (int, error) {
+			bad := func(ctx context.Context, n int64, sum ChunkHash, buf []byte) (int, error) {
 				if n == 4 {
 					return test.fetch(cancel, buf)
 				}
@@ -260,7 +260,7 @@ func TestRepairInUse(t *testing.T) {
 		t.Errorf("the user does not see the repaired bytes (error %v)", err)
 	}
 	damage()
-	writer := func(ctx context.Context, n int64, sum ChunkSum, buf []byte) (int, error) {
+	writer := func(ctx context.Context, n int64, sum ChunkHash, buf []byte) (int, error) {
 		f, err := os.OpenFile(imagePath(d, imageFile), os.O_WRONLY, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -308,7 +308,7 @@ func TestRepairVouchesForWhatItRead(t *testing.T) {
 	readyImage(t, d, image)
 	poke(t, imagePath(d, imageFile), 2*ChunkSize)
 	verifyFails(t, d)
-	meanwhile := func(ctx context.Context, n int64, sum ChunkSum, buf []byte) (int, error) {
+	meanwhile := func(ctx context.Context, n int64, sum ChunkHash, buf []byte) (int, error) {
 		poke(t, imagePath(d, imageFile), 7)
 		return copy(buf, image[n*ChunkSize:]), nil
 	}
@@ -332,7 +332,7 @@ func TestRepairByAManifestOfOtherBytes(t *testing.T) {
 	wrong[5] ^= 4
 	sums := chunkHeader()
 	for piece := range slices.Chunk(wrong, ChunkSize) {
-		sum := SumChunk(piece)
+		sum := HashChunk(piece)
 		sums = append(sums, sum[:]...)
 	}
 	if err := os.WriteFile(imagePath(d, chunksFile), sums, 0o644); err != nil {
@@ -400,7 +400,7 @@ func TestRepairOfAReadyImage(t *testing.T) {
 		fetch FetchChunk
 		is    error
 	}{
-		{"nobody has it", func(context.Context, int64, ChunkSum, []byte) (int, error) { return 0, boom }, boom},
+		{"nobody has it", func(context.Context, int64, ChunkHash, []byte) (int, error) { return 0, boom }, boom},
 		{"somebody has it", peerWith(image, new([]int64)), nil},
 	} {
 		reads, writes := 0, 0
@@ -446,7 +446,7 @@ func TestRepairFindsAReadyImageWrong(t *testing.T) {
 		t.Fatal(err)
 	}
 	boom := errors.New("boom")
-	nobody := func(context.Context, int64, ChunkSum, []byte) (int, error) { return 0, boom }
+	nobody := func(context.Context, int64, ChunkHash, []byte) (int, error) { return 0, boom }
 	if c, err := d.Repair(context.Background(), testID, Digest{}, nobody, func(int64) {}); !errors.Is(err, boom) {
 		t.Errorf("%+v, error %v", c, err)
 	}

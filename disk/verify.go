@@ -76,7 +76,7 @@ func (d *Disk) readThrough(ctx context.Context, s *imageSource, id ID, withSHA25
 	h, consumers := newHashes(withSHA256)
 	manifest := SHA256.New()
 	p := newPipeline(append(consumers, func(c *chunk) error {
-		sum := hashChunk(c.data, c.zero)
+		sum := hashBytes(c.data, c.zero)
 		manifest.Write(sum[:])
 		return chunks.set(c.n, sum)
 	})...)
@@ -93,7 +93,7 @@ func (d *Disk) readThrough(ctx context.Context, s *imageSource, id ID, withSHA25
 		return pass{}, err
 	}
 	sum512, sum256 := h.sums()
-	return pass{sum512, sum256, SHA256.Sum(manifest), s.before}, nil
+	return pass{sum512, sum256, SHA256.Digest(manifest), s.before}, nil
 }
 
 // forget drops the hashes of chunks of an image that they must not vouch for.

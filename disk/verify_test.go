@@ -202,7 +202,7 @@ func TestAdoptNoBytesThatAreNotExpected(t *testing.T) {
 		if _, err := d.makeFolder(testID); err != nil {
 			t.Fatal(err)
 		}
-		cfg, err := Cfg{UUID: testID.UUID, Size: int64(len(image)), ExpectedChecksum: c.expected, CurrentChecksum: c.current}.Marshal()
+		cfg, err := longhornCfg{UUID: testID.UUID, Size: int64(len(image)), ExpectedChecksum: c.expected, CurrentChecksum: c.current}.Marshal()
 		err = errors.Join(err, os.Remove(imagePath(d, recordFile)), os.WriteFile(imagePath(d, imageFile), image, 0o644), os.WriteFile(imagePath(d, cfgFile), cfg, 0o644))
 		if err != nil {
 			t.Fatal(err)

@@ -120,7 +120,7 @@ func TestVendorChecksum(t *testing.T) {
 	h := sha256.New()
 	h.Write(packed)
 	req := Request{URL: r.server.Serve("/image.raw.xz", fetchtest.Bytes(packed))}
-	line := strings.TrimPrefix(disk.SHA256.Sum(h).String(), "sha256:") + " *image.raw.xz\n"
+	line := strings.TrimPrefix(disk.SHA256.Digest(h).String(), "sha256:") + " *image.raw.xz\n"
 	req.ChecksumURL = r.server.Serve("/SHA256SUMS", fetchtest.Bytes([]byte(line)))
 	var err error
 	if req.Digest, req.PackedDigest, err = r.client.LookUpChecksum(context.Background(), req); err != nil {

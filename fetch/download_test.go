@@ -111,7 +111,7 @@ func TestDigestOfSHA256(t *testing.T) {
 	r := newRig(t)
 	h := sha256.New()
 	h.Write(image)
-	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)), Digest: disk.SHA256.Sum(h)}
+	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)), Digest: disk.SHA256.Digest(h)}
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}

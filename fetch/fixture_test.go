@@ -143,7 +143,7 @@ func failed(t testing.TB, err error, class Class, words ...string) {
 func digest(b []byte) disk.Digest {
 	h := sha512.New()
 	h.Write(b)
-	return disk.SHA512.Sum(h)
+	return disk.SHA512.Digest(h)
 }
 
 // ranges returns the Range headers that the server got.

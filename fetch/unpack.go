@@ -133,7 +133,7 @@ func (u *unpacker) finish() error {
 		return err
 	}
 	want := u.request.PackedDigest
-	if got := want.Algorithm().Sum(u.sum); got != want {
+	if got := want.Algorithm().Digest(u.sum); got != want {
 		return failf(BadSource, "packed file: %w", &disk.ChecksumError{Want: want, Got: got})
 	}
 	return nil

@@ -289,5 +289,5 @@ func option(word string) (name, value string) {
 func digestOf(a disk.Algorithm, letter string) disk.Digest {
 	h := a.New()
 	h.Write([]byte(letter))
-	return a.Sum(h)
+	return a.Digest(h)
 }

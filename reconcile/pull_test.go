@@ -12,10 +12,10 @@ import (
 // A transfer may take days, in which a node that has the bytes gets another address.
 func TestSourcesAreWhereNodesAreNow(t *testing.T) {
 	h, chunks := disk.SHA512.New(), disk.SHA256.New()
-	want := disk.SHA512.Sum(h)
+	want := disk.SHA512.Digest(h)
 	board := peer.NewStateCache()
 	board.Publish(peer.State{Node: "node2", Disks: []peer.Disk{{Name: "disk1", Copies: []peer.Copy{{
-		Name: "parrot", UUID: "0000000a", State: disk.Ready, Size: 512, SHA512: want, ManifestDigest: disk.SHA256.Sum(chunks),
+		Name: "parrot", UUID: "0000000a", State: disk.Ready, Size: 512, SHA512: want, ManifestDigest: disk.SHA256.Digest(chunks),
 	}}}}})
 	client := peer.NewClient(nil, nil)
 	s := others{client: client, watch: peer.NewPoller(client)}

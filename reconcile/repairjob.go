@@ -43,7 +43,7 @@ func (j job) repair(ctx context.Context, id disk.ID) error {
 	j.progress.Total.Store(j.action.Bytes)
 	size := j.disk.Stat(id).Size
 	fromFar := far.ChunkFetcher(size)
-	_, err := j.disk.Repair(ctx, id, j.far.want, func(ctx context.Context, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
+	_, err := j.disk.Repair(ctx, id, j.far.want, func(ctx context.Context, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 		for _, c := range j.near {
 			if length, err := c.chunk(n, sum, buf); err == nil {
 				return length, nil
@@ -69,7 +69,7 @@ func (j job) mend(ctx context.Context, id disk.ID, unread error) error {
 }
 
 // originChunk asks the origin alone, and once.
-func (j job) originChunk(ctx context.Context, origin *fetch.RangeReader, size, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
+func (j job) originChunk(ctx context.Context, origin *fetch.RangeReader, size, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 	if origin == nil {
 		return 0, errNoSource
 	}
@@ -85,7 +85,7 @@ func (j job) originChunk(ctx context.Context, origin *fetch.RangeReader, size, n
 	if err != nil {
 		return 0, fetch.ClassifyDiskError(err)
 	}
-	if disk.SumChunk(data) != sum {
+	if disk.HashChunk(data) != sum {
 		return 0, &fetch.Error{Class: fetch.BadSource, Err: errOther}
 	}
 	return len(data), nil
@@ -93,7 +93,7 @@ func (j job) originChunk(ctx context.Context, origin *fetch.RangeReader, size, n
 
 var errOther = errors.New("the chunk is another one there")
 
-func (c nearCopy) chunk(n int64, sum disk.ChunkSum, buf []byte) (int, error) {
+func (c nearCopy) chunk(n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 	r, err := c.disk.Open(c.id)
 	if err != nil {
 		return 0, err
@@ -107,7 +107,7 @@ func (c nearCopy) chunk(n int64, sum disk.ChunkSum, buf []byte) (int, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return 0, err
 	}
-	if disk.SumChunk(buf[:length]) != sum {
+	if disk.HashChunk(buf[:length]) != sum {
 		return 0, errOther
 	}
 	return length, nil

@@ -52,7 +52,7 @@ images:
 				id := d.Config.Images[name].ID
 				copies[id] = Copy{Copy: disk.Copy{
 					ID: id, State: disk.Ready, Size: 512, Owned: true, HasCfg: true,
-					SHA512: disk.SHA512.Sum(disk.SHA512.New()), ManifestDigest: disk.SHA256.Sum(disk.SHA256.New()), VerifiedAt: now.Add(-ago),
+					SHA512: disk.SHA512.Digest(disk.SHA512.New()), ManifestDigest: disk.SHA256.Digest(disk.SHA256.New()), VerifiedAt: now.Add(-ago),
 				}}
 			}
 			o.Disks[ref] = Disk{Path: "/disk", Space: disk.Space{Total: 1 << 40, Free: 1 << 40}, Copies: copies}

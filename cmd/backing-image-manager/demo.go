@@ -239,7 +239,7 @@ func unpackDemo(name string) ([]byte, error) {
 func (o *demoOrigin) save(dir, name string, data []byte) error {
 	h := disk.SHA256.New()
 	h.Write(data)
-	o.sums[name] = disk.SHA256.Sum(h)
+	o.sums[name] = disk.SHA256.Digest(h)
 	f, err := os.Create(filepath.Join(dir, name))
 	if err != nil {
 		return err

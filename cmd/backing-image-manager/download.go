@@ -450,8 +450,8 @@ func (s *nearSupply) chunk(m *disk.Manifest, n int64, buf []byte) ([]byte, error
 	if m == nil {
 		return chunk, nil
 	}
-	want, err := m.Sum(n)
-	if err == nil && disk.SumChunk(chunk) != want {
+	want, err := m.Hash(n)
+	if err == nil && disk.HashChunk(chunk) != want {
 		err = &damagedError{s.copy.String(), fmt.Errorf("chunk %d is not as its manifest says", n)}
 	}
 	return chunk, err

@@ -169,5 +169,5 @@ func sum512(t *testing.T, r io.ReaderAt) string {
 	if _, err := io.Copy(h, io.NewSectionReader(r, 0, 1<<62)); err != nil {
 		t.Fatal(err)
 	}
-	return disk.SHA512.Sum(h).String()
+	return disk.SHA512.Digest(h).String()
 }

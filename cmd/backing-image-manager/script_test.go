@@ -226,7 +226,7 @@ func setup(env *testscript.Env) error {
 	env.Setenv("BACKUPS", filepath.Join(longhorn, "../../../fetch/backup/testdata"))
 	env.Setenv("EXAMPLES", filepath.Join(longhorn, "../../../examples"))
 	env.Setenv("REPAIR_SIZE", fmt.Sprint(*repairSize))
-	env.Setenv("REPAIR_MOST", fmt.Sprint(disk.ChunkSize+(*repairSize+disk.ChunkSize-1)/disk.ChunkSize*int64(len(disk.ChunkSum{}))+1))
+	env.Setenv("REPAIR_MOST", fmt.Sprint(disk.ChunkSize+(*repairSize+disk.ChunkSize-1)/disk.ChunkSize*int64(len(disk.ChunkHash{}))+1))
 	if race.Enabled {
 		dir, _ := plain() // TestScript has seen whether that works
 		if concurrent(strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")) {

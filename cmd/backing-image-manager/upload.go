@@ -281,7 +281,7 @@ func (u *uploading) sum(ctx context.Context) (disk.Digest, error) {
 	if _, err := io.Copy(h, untilDone{ctx, r}); err != nil {
 		return disk.Digest{}, err
 	}
-	return disk.SHA512.Sum(h), nil
+	return disk.SHA512.Digest(h), nil
 }
 
 // untilDone ends a long reading with its context.

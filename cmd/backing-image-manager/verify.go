@@ -131,7 +131,7 @@ func verifyForeign(ctx context.Context, c shelved, counted *fetch.Progress) (dis
 	if _, err := io.Copy(h, &countedReader{ctx, f, counted}); err != nil {
 		return disk.Digest{}, fmt.Errorf("read %s: %w", c, err)
 	}
-	if got := disk.SHA512.Sum(h); got != c.SHA512 {
+	if got := disk.SHA512.Digest(h); got != c.SHA512 {
 		return disk.Digest{}, fmt.Errorf("%s: checksum mismatch: backing.cfg says %s, got %s", c, c.SHA512, got)
 	}
 	return c.SHA512, nil

@@ -137,13 +137,13 @@ func findDigest(digests map[string]digest) (digest, error) {
 	return d, nil
 }
 
-// ErrKey says that a volume key is not that of the disk.
-var ErrKey = errors.New("this is not the volume key of the LUKS disk")
+// errWrongKey says that a volume key is not that of the disk.
+var errWrongKey = errors.New("this is not the volume key of the LUKS disk")
 
 // Open returns the payload if key is its volume key, and ErrKey if it is not.
 func (h *Header) Open(key []byte) (*Payload, error) {
 	if len(key) != h.KeySize {
-		return nil, ErrKey
+		return nil, errWrongKey
 	}
 	// The conversion keeps a copy that is not wiped; so do AES's own schedules.
 	sum, err := pbkdf2.Key(hashes[h.digest.Hash], string(key), h.digest.Salt, int(h.digest.Iterations), len(h.digest.Digest))
@@ -151,7 +151,7 @@ func (h *Header) Open(key []byte) (*Payload, error) {
 		return nil, err
 	}
 	if subtle.ConstantTimeCompare(sum, h.digest.Digest) != 1 {
-		return nil, ErrKey
+		return nil, errWrongKey
 	}
 	x, err := newXTS(key)
 	if err != nil {

@@ -65,7 +65,7 @@ func TestCryptsetupAgrees(t *testing.T) {
 			if h.SectorSize != sectorSize || h.KeySize != keySize/8 {
 				t.Fatalf("header is %+v", h)
 			}
-			if _, err := h.Open(make([]byte, h.KeySize)); !errors.Is(err, ErrKey) {
+			if _, err := h.Open(make([]byte, h.KeySize)); !errors.Is(err, errWrongKey) {
 				t.Errorf("opened with another key: %v", err)
 			}
 			p, err := h.Open(key)

@@ -50,9 +50,9 @@ type mapping struct {
 	extents [batch]fiemapExtent
 }
 
-// ErrNoExtents says that a file system does not tell which parts of a file were
+// errNoExtents says that a file system does not tell which parts of a file were
 // preallocated: what hides older data cannot be known there.
-var ErrNoExtents = errors.New("the file system does not tell where the data of a file is (FIEMAP)")
+var errNoExtents = errors.New("the file system does not tell where the data of a file is (FIEMAP)")
 
 // read puts the next extents of f at or behind from into list, and returns up to where
 // these are all there are.
@@ -65,7 +65,7 @@ func (m *mapping) read(f *disk.File, from int64, list []extent) ([]extent, int64
 			return m.collect(from, f.Size(), list)
 		case unix.EINTR:
 		case unix.EOPNOTSUPP, unix.ENOTTY, unix.ENOSYS:
-			return nil, 0, ErrNoExtents
+			return nil, 0, errNoExtents
 		default:
 			return nil, 0, fmt.Errorf("FIEMAP: %w", errno)
 		}

@@ -23,7 +23,7 @@ func TestNoFIEMAP(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, _, err := new(mapping).read(f, 0, nil); !errors.Is(err, ErrNoExtents) {
+	if _, _, err := new(mapping).read(f, 0, nil); !errors.Is(err, errNoExtents) {
 		t.Errorf("error is %v", err)
 	}
 }

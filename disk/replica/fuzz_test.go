@@ -12,7 +12,7 @@ func FuzzParseLayerMeta(f *testing.F) {
 	f.Add([]byte(`{"Parent":""}`))
 	f.Add([]byte(`{"parent":"volume-snap-../x.img","Parent":null}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m, err := ParseLayerMeta(data)
+		m, err := parseLayerMeta(data)
 		if err != nil || m.Parent == "" {
 			return
 		}

@@ -41,29 +41,29 @@ func Volume(folder string) (volume string, ok bool) {
 	return "", false
 }
 
-// LayerMeta is what the .meta beside a layer says that matters to reading it.
-type LayerMeta struct {
+// layerMeta is what the .meta beside a layer says that matters to reading it.
+type layerMeta struct {
 	Parent  string // file name of the next older layer; "": there is none
 	Removed bool   // to be merged into another one; until then it counts like any
 }
 
-// ParseLayerMeta reads the .meta of a layer. It is an error when it is cut, is not
+// parseLayerMeta reads the .meta of a layer. It is an error when it is cut, is not
 // JSON, or when its Parent is not the plain name of a snapshot's file.
-func ParseLayerMeta(data []byte) (LayerMeta, error) {
+func parseLayerMeta(data []byte) (layerMeta, error) {
 	// That of an empty object would be a layer without a Parent: no older data.
 	var keys struct {
 		Parent  *string
 		Removed bool
 	}
 	if err := json.Unmarshal(data, &keys); err != nil {
-		return LayerMeta{}, err
+		return layerMeta{}, err
 	}
 	if keys.Parent == nil {
-		return LayerMeta{}, errors.New("it does not say what its Parent is")
+		return layerMeta{}, errors.New("it does not say what its Parent is")
 	}
-	m := LayerMeta{Parent: *keys.Parent, Removed: keys.Removed}
+	m := layerMeta{Parent: *keys.Parent, Removed: keys.Removed}
 	if m.Parent != "" && !snapshotPattern.MatchString(m.Parent) {
-		return LayerMeta{}, fmt.Errorf("its Parent %q is not the name of a snapshot", m.Parent)
+		return layerMeta{}, fmt.Errorf("its Parent %q is not the name of a snapshot", m.Parent)
 	}
 	return m, nil
 }
@@ -148,7 +148,7 @@ func revision(r *disk.ReplicaFolder) (int64, error) {
 }
 
 // chain returns the files of the layers, newest first, from the file first on.
-func chain(r *disk.ReplicaFolder, first string) (files []string, newest LayerMeta, err error) {
+func chain(r *disk.ReplicaFolder, first string) (files []string, newest layerMeta, err error) {
 	seen := map[string]bool{}
 	for file := first; file != ""; {
 		if seen[file] {
@@ -163,7 +163,7 @@ func chain(r *disk.ReplicaFolder, first string) (files []string, newest LayerMet
 		if err != nil {
 			return nil, newest, missing(err, file+metaEnding)
 		}
-		m, err := ParseLayerMeta(data)
+		m, err := parseLayerMeta(data)
 		if err != nil {
 			return nil, newest, fmt.Errorf("read %s%s: %w", file, metaEnding, err)
 		}
@@ -185,7 +185,7 @@ func snapshots(r *disk.ReplicaFolder, head string) string {
 	var names []string
 	for _, file := range files[1:] {
 		data, err := r.Read(file + metaEnding)
-		m, bad := ParseLayerMeta(data)
+		m, bad := parseLayerMeta(data)
 		if err != nil || bad != nil || m.Removed {
 			continue
 		}

@@ -112,7 +112,7 @@ func (at Location) parts(r *disk.ReplicaFolder) (p parts, err error) {
 	if at.Snapshot == "" && p.info.Dirty {
 		return p, ErrOpen
 	}
-	var newest LayerMeta
+	var newest layerMeta
 	if p.files, newest, err = chain(r, first); err != nil {
 		return p, err
 	}

@@ -247,11 +247,11 @@ func (im *image) verify(l loaded) error {
 	data := l.data
 	for n, end := im.chunks(l.Offset); n < end; n++ {
 		length := im.manifest.ChunkLength(n)
-		want, err := im.manifest.Sum(n)
+		want, err := im.manifest.Hash(n)
 		if err != nil {
 			return err
 		}
-		if disk.SumChunk(data[:length]) != want {
+		if disk.HashChunk(data[:length]) != want {
 			return fmt.Errorf("%s %w at %d: verify it", im.ID, disk.ErrDamaged, n*disk.ChunkSize)
 		}
 		data = data[length:]

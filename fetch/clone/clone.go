@@ -226,7 +226,7 @@ type piece struct {
 	buf  []byte // of disk.NewBuffer
 	size int64
 	at   int64 // in what is read
-	sum  disk.ChunkSum
+	sum  disk.ChunkHash
 	err  error
 	done chan struct{}
 }
@@ -286,7 +286,7 @@ func (s stream) change(change func(b []byte, offset int64)) {
 	for p := range s.work {
 		if b := p.buf[:p.size]; p.err == nil {
 			change(b, p.at)
-			p.sum = disk.SumChunk(b)
+			p.sum = disk.HashChunk(b)
 		}
 		close(p.done)
 	}

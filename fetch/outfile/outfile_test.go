@@ -111,7 +111,7 @@ func TestStream(t *testing.T) {
 func TestCommitRefuses(t *testing.T) {
 	i := makeImage(t, mixed())
 	to := Target{Path: filepath.Join(t.TempDir(), "out")}
-	wrong := disk.SHA512.Sum(disk.SHA512.New())
+	wrong := disk.SHA512.Digest(disk.SHA512.New())
 	w, _ := i.begin(t, to)
 	i.put(t, w, 2)
 	if err := w.Commit(i.sha512); err == nil {

@@ -73,7 +73,7 @@ func (w *Writer) Commit(want disk.Digest) error {
 	if w.Offset() != w.size {
 		return fmt.Errorf("write image: it ends at %d of %d: %w", w.Offset(), w.size, io.ErrUnexpectedEOF)
 	}
-	got := disk.SHA512.Sum(w.hash)
+	got := disk.SHA512.Digest(w.hash)
 	switch {
 	case w.part == nil && got != want:
 		return &disk.ChecksumError{Want: want, Got: got}
@@ -112,12 +112,12 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			want, err := m.Sum(w.next)
+			want, err := m.Hash(w.next)
 			if err != nil {
 				return err
 			}
 			chunk, took, err := from.next(buf[:w.length()])
-			if err != nil || int64(len(chunk)) != w.length() || disk.SumChunk(chunk) != want {
+			if err != nil || int64(len(chunk)) != w.length() || disk.HashChunk(chunk) != want {
 				break // what cannot be read is asked for again
 			}
 			end += took

@@ -102,12 +102,12 @@ func TestStateOfAnotherVersion(t *testing.T) {
 // Every field crosses the wire.
 func TestStateIsDecodedWhole(t *testing.T) {
 	at := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
-	sum := disk.SHA512.Sum(disk.SHA512.New())
+	sum := disk.SHA512.Digest(disk.SHA512.New())
 	want := State{Node: "node1", Config: "c", Clock: at, Disks: []Disk{{
 		Name: "disk1", UUID: "u", Problem: "p", UsageUnknown: "u", Total: 2, Free: 1,
 		Copies: []Copy{{
 			Name: "parrot", UUID: "0a1b2c3d", State: disk.Ready, Message: "m", Format: disk.Raw, Size: 1, VirtualSize: 2, RealSize: 3,
-			SHA512: sum, SHA256: disk.SHA256.Sum(disk.SHA256.New()), ManifestDigest: disk.SHA256.Sum(disk.SHA256.New()), Owned: true,
+			SHA512: sum, SHA256: disk.SHA256.Digest(disk.SHA256.New()), ManifestDigest: disk.SHA256.Digest(disk.SHA256.New()), Owned: true,
 			UsedBy: "u", Leaving: true, Verified: at, Damaged: at, LastUsed: at, UnwantedSince: at, Action: "verify", PartBytes: 4, PartTotal: 5, FromPeers: true,
 			Rejection: "r", RejectionTemporary: true, Failure: &Failure{Action: "a", Message: "m", Attempts: 6, Since: -7, RetryIn: 8, Final: true, Disk: true, Link: true},
 		}},

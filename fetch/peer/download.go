@@ -213,7 +213,7 @@ func (v *verifyingReader) chunkData(n int64) ([]byte, error) {
 		return v.chunk, nil
 	}
 	v.loaded = -1
-	want, err := v.manifest.Sum(n)
+	want, err := v.manifest.Hash(n)
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +221,7 @@ func (v *verifyingReader) chunkData(n int64) ([]byte, error) {
 	if _, err := v.ReadAt(chunk, n*disk.ChunkSize); err != nil {
 		return nil, err
 	}
-	if disk.SumChunk(chunk) != want {
+	if disk.HashChunk(chunk) != want {
 		return nil, fmt.Errorf("%w: chunk %d", errDamaged, n)
 	}
 	v.loaded, v.chunk = n, chunk

@@ -166,7 +166,7 @@ func (l *lane) receiveChunk(from io.Reader, n int64) error {
 
 // readChunk fills data with chunk n.
 func (l *lane) readChunk(from io.Reader, n int64, data []byte) error {
-	want, err := l.window.manifest.Sum(n)
+	want, err := l.window.manifest.Hash(n)
 	if err != nil {
 		return &manifestError{err}
 	}
@@ -177,8 +177,8 @@ func (l *lane) readChunk(from io.Reader, n int64, data []byte) error {
 }
 
 // checkChunk compares the bytes of chunk n with their sum.
-func (l *lane) checkChunk(n int64, data []byte, want disk.ChunkSum) error {
-	if disk.SumChunk(data) != want {
+func (l *lane) checkChunk(n int64, data []byte, want disk.ChunkHash) error {
+	if disk.HashChunk(data) != want {
 		return &InvalidDataError{l.node, l.disk, fmt.Errorf("chunk %d has not the checksum that the manifest names", n)}
 	}
 	return nil

@@ -57,7 +57,7 @@ func numberedManifest(t *testing.T, chunks int64) *disk.Manifest {
 	}
 	h := disk.SHA256.New()
 	h.Write(sums.Bytes())
-	m, err := p.ReceiveManifest(&sums, chunks*mib, disk.SHA256.Sum(h))
+	m, err := p.ReceiveManifest(&sums, chunks*mib, disk.SHA256.Digest(h))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -132,7 +132,7 @@ func patterned(n int) []byte {
 func digestOf(a disk.Algorithm, text string) disk.Digest {
 	h := a.New()
 	h.Write([]byte(text))
-	return a.Sum(h)
+	return a.Digest(h)
 }
 
 // stateWith returns a state of a node with so many ready copies.

@@ -160,8 +160,8 @@ func (x *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manife
 		if buf == nil {
 			err = part.AppendZeros(m.ChunkLength(n))
 		} else {
-			var sum disk.ChunkSum
-			if sum, err = m.Sum(n); err == nil {
+			var sum disk.ChunkHash
+			if sum, err = m.Hash(n); err == nil {
 				buf, err = part.AppendChunk(buf, m.ChunkLength(n), sum)
 			}
 		}
@@ -291,7 +291,7 @@ func (x *transfer) receiveManifestFrom(ctx context.Context, s Source, size int64
 		return nil, err
 	}
 	defer body.Close()
-	if want := chunkCount(size) * int64(len(disk.ChunkSum{})); length != want {
+	if want := chunkCount(size) * int64(len(disk.ChunkHash{})); length != want {
 		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its manifest has %d bytes in place of %d", length, want)}
 	}
 	x.progress.PeerBytes.Add(length)
@@ -316,7 +316,7 @@ func isLocal(err error) bool {
 func (p *Pull) ChunkFetcher(size int64) disk.FetchChunk { return p.newTransfer().chunkFetcher(size) }
 
 func (x *transfer) chunkFetcher(size int64) disk.FetchChunk {
-	return func(ctx context.Context, n int64, sum disk.ChunkSum, buf []byte) (int, error) {
+	return func(ctx context.Context, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 		x.chunkProgress.touch()
 		x.peerActivity.touch()
 		from := n * disk.ChunkSize
@@ -326,7 +326,7 @@ func (x *transfer) chunkFetcher(size int64) disk.FetchChunk {
 }
 
 // fetchChunk asks all sources that may be asked, in turn, and again when that may help.
-func (x *transfer) fetchChunk(ctx context.Context, n int64, sum disk.ChunkSum, data []byte) error {
+func (x *transfer) fetchChunk(ctx context.Context, n int64, sum disk.ChunkHash, data []byte) error {
 	for {
 		for _, l := range x.singleChunkLanes() {
 			err := l.fetchChunk(ctx, n, sum, data)
@@ -367,7 +367,7 @@ func (x *transfer) singleChunkLanes() []*lane {
 }
 
 // fetchChunk gets one chunk without a window.
-func (l *lane) fetchChunk(ctx context.Context, n int64, sum disk.ChunkSum, data []byte) error {
+func (l *lane) fetchChunk(ctx context.Context, n int64, sum disk.ChunkHash, data []byte) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	from := n * disk.ChunkSize

@@ -30,7 +30,7 @@ func singly(open func(asked int, at, to int64) (io.ReadCloser, error)) (*transfe
 	return x, func(ctx context.Context, n int64) error {
 		var chunk bytes.Buffer
 		_, _ = chunk.ReadFrom(&numbered{n * mib, (n + 1) * mib})
-		_, err := get(ctx, n, disk.SumChunk(chunk.Bytes()), disk.NewChunkBuffer())
+		_, err := get(ctx, n, disk.HashChunk(chunk.Bytes()), disk.NewChunkBuffer())
 		return err
 	}
 }
@@ -63,14 +63,14 @@ func TestPullOfOneChunk(t *testing.T) {
 	for _, n := range []int64{3, 0, 1, 3} {
 		chunk := want[n*mib : min((n+1)*mib, int64(len(want)))]
 		buf := disk.NewChunkBuffer()
-		got, err := get(t.Context(), n, disk.SumChunk(chunk), buf)
+		got, err := get(t.Context(), n, disk.HashChunk(chunk), buf)
 		if err != nil || !bytes.Equal(buf[:got], chunk) {
 			t.Errorf("chunk %d: %d bytes, error %v", n, got, err)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := get(ctx, 0, disk.ChunkSum{}, disk.NewChunkBuffer()); !errors.Is(err, context.Canceled) {
+	if _, err := get(ctx, 0, disk.ChunkHash{}, disk.NewChunkBuffer()); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v of a context that has ended", err)
 	}
 }
@@ -90,7 +90,7 @@ func TestPullOfOneChunkFromTheOrigin(t *testing.T) {
 	r := newReceiver(t, behind(t, startNode(t, "node1").put(t, parrot, want), onData(lies)))
 	r.pull.Upstream = ranges
 	buf := disk.NewChunkBuffer()
-	n, err := r.pull.ChunkFetcher(int64(len(want)))(t.Context(), 2, disk.SumChunk(want[2*mib:]), buf)
+	n, err := r.pull.ChunkFetcher(int64(len(want)))(t.Context(), 2, disk.HashChunk(want[2*mib:]), buf)
 	if err != nil || !bytes.Equal(buf[:n], want[2*mib:]) {
 		t.Errorf("%d bytes, error %v", n, err)
 	}

@@ -44,7 +44,7 @@ func dataBytes(image []byte) int64 {
 func sha512Of(b []byte) disk.Digest {
 	h := sha512.New()
 	h.Write(b)
-	return disk.SHA512.Sum(h)
+	return disk.SHA512.Digest(h)
 }
 
 // receiver is a disk that pulls.

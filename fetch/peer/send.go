@@ -75,7 +75,7 @@ func (s *Server) manifest(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer m.Close()
-	sums := m.Sums()
+	sums := m.Hashes()
 	lasting := func() error { return nil }
 	s.sendBody(r.Context(), w, http.StatusOK, sums.Size(), lasting, func(w io.Writer) error {
 		_, err := io.CopyN(w, sums, sums.Size())

@@ -56,7 +56,7 @@ func TestManifestNamesTheChunks(t *testing.T) {
 	}
 	h := disk.SHA256.New()
 	h.Write(got)
-	if digest := disk.SHA256.Sum(h); digest != s.ManifestDigest {
+	if digest := disk.SHA256.Digest(h); digest != s.ManifestDigest {
 		t.Errorf("the manifest is %s, its copy names %s", digest, s.ManifestDigest)
 	}
 }

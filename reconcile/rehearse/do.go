@@ -177,5 +177,5 @@ func (w *World) Failure(image, word string) (error, error) {
 	}
 	h := want.Algorithm().New()
 	h.Write([]byte("other bytes"))
-	return &disk.ChecksumError{Want: want, Got: want.Algorithm().Sum(h)}, nil
+	return &disk.ChecksumError{Want: want, Got: want.Algorithm().Digest(h)}, nil
 }

@@ -156,7 +156,7 @@ func (w *World) digests(id disk.ID) (sum, short, chunks disk.Digest) {
 	h, m := disk.SHA512.New(), disk.SHA256.New()
 	h.Write([]byte(id.String()))
 	m.Write([]byte(id.String()))
-	sum, chunks = disk.SHA512.Sum(h), disk.SHA256.Sum(m)
+	sum, chunks = disk.SHA512.Digest(h), disk.SHA256.Digest(m)
 	if image, ok := w.base.Config.Images[id.Name]; ok && image.ID == id && !image.Checksum.IsZero() {
 		if image.Checksum.Algorithm() == disk.SHA512 {
 			return image.Checksum, short, chunks

@@ -61,7 +61,7 @@ func (s Snapshot) Digest() disk.Digest {
 		part([]byte("data"))
 		part(f.Data)
 	}
-	return disk.SHA256.Sum(h)
+	return disk.SHA256.Digest(h)
 }
 
 // Read reads the config directory dir as it is at one moment. It skips names that
