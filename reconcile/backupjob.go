@@ -19,8 +19,8 @@ func (j job) backup(ctx context.Context, id disk.ID) error {
 		return err
 	}
 	defer store.Close()
-	w := backup.Write{Store: store, Compression: backup.Compression(declared.Compression), Workers: declared.ConcurrentLimit}
-	err = w.Backup(ctx, j.disk, id, j.progress)
+	w := backup.Creator{Store: store, Compression: backup.Compression(declared.Compression), Workers: declared.ConcurrentLimit}
+	err = w.Create(ctx, j.disk, id, j.progress)
 	switch {
 	case err == nil:
 		return j.backedUp(id)
@@ -35,7 +35,7 @@ func (j job) backup(ctx context.Context, id disk.ID) error {
 	case c.State != disk.Ready:
 		return fmt.Errorf("back up %s: it is %s: %s", id, c.State, c.Message)
 	}
-	if err := w.Backup(ctx, j.disk, id, j.progress); err != nil {
+	if err := w.Create(ctx, j.disk, id, j.progress); err != nil {
 		return err
 	}
 	return j.backedUp(id)

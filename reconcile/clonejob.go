@@ -38,7 +38,7 @@ func (j job) clone(ctx context.Context, id disk.ID) error {
 	case c.Encryption == schema.EncryptionIgnore && want.Algorithm() == disk.SHA512 && want != from.SHA512:
 		return &disk.ChecksumError{Want: want, Got: from.SHA512} // no need to read it
 	}
-	return j.fill(ctx, id, want, request.Takes, func(part *disk.Part) error {
+	return j.fill(ctx, id, want, request.CanResume, func(part *disk.Part) error {
 		return clone.Fill(ctx, part, request, j.progress)
 	})
 }

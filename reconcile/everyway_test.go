@@ -132,7 +132,7 @@ func (w *ways) backUp() {
 	for target, credentials := range map[string]string{"vfs://" + w.store: "", bucket: "store"} {
 		store, err := backup.Open(&client, target, credentials)
 		must(w.t, err)
-		must(w.t, backup.Write{Store: store}.Backup(w.t.Context(), on, d.Config.Images["parrot"].ID, &fetch.Progress{}))
+		must(w.t, backup.Creator{Store: store}.Create(w.t.Context(), on, d.Config.Images["parrot"].ID, &fetch.Progress{}))
 		must(w.t, store.Close())
 	}
 }
@@ -171,7 +171,7 @@ func (p *trip) upload() string {
 	sent := make(chan error, 1)
 	go func() {
 		client := upload.Client{Base: server.URL, Transport: server.Client().Transport}
-		sent <- client.Send(p.t.Context(), upload.Order{Image: "parrot", Content: content, Warn: func(error) {}}, &fetch.Progress{})
+		sent <- client.Send(p.t.Context(), upload.Request{Image: "parrot", Content: content, Warn: func(error) {}}, &fetch.Progress{})
 	}()
 	select {
 	case err := <-sent:

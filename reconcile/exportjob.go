@@ -18,7 +18,7 @@ func (j job) export(ctx context.Context, id disk.ID) error {
 	if want.IsZero() {
 		want = j.action.recall.digest
 	}
-	return j.fill(ctx, id, want, source.Takes, func(part *disk.Part) error {
+	return j.fill(ctx, id, want, source.CanResume, func(part *disk.Part) error {
 		return source.Fill(ctx, part, j.progress)
 	})
 }

@@ -31,7 +31,7 @@ type job struct {
 	far      far
 	asking   asking // of a deletion
 	uploads  *upload.Sessions
-	restores *backup.Room
+	restores *backup.MemoryBudget
 	progress *fetch.Progress
 }
 

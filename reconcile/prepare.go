@@ -60,7 +60,7 @@ func (v imageView) make(kind Kind, ref schema.DiskRef, reason string) Action {
 }
 
 // UploadOrigin is the disk.PartSource.ID of a part that a client uploads.
-const UploadOrigin = upload.Source
+const UploadOrigin = upload.PartSourceID
 
 // awaitUpload takes what a client has begun to upload, or waits for one to come. What
 // failed before does not count: the next file may be another one.

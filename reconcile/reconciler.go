@@ -34,7 +34,7 @@ type Reconciler struct {
 	ended     chan outcome
 	transfers transfers
 	uploads   *upload.Sessions
-	restores  *backup.Room
+	restores  *backup.MemoryBudget
 	clock     clock
 	missed    map[schema.DiskRef]absence
 }
@@ -74,7 +74,7 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 		missed:   map[schema.DiskRef]absence{},
 		board:    peer.NewStateCache(),
 		uploads:  upload.NewSessions(),
-		restores: backup.NewRoom(),
+		restores: backup.NewMemoryBudget(),
 	}
 }
 

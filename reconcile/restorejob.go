@@ -22,7 +22,7 @@ func (j job) restore(ctx context.Context, id disk.ID) error {
 		return err
 	}
 	defer store.Close()
-	b, err := backup.Load(ctx, store, name)
+	b, err := backup.LoadComplete(ctx, store, name)
 	if err != nil {
 		return err
 	}
@@ -30,8 +30,8 @@ func (j job) restore(ctx context.Context, id disk.ID) error {
 	if err != nil {
 		return err
 	}
-	r := backup.Restore{Store: store, Backup: b, Workers: declared.ConcurrentLimit, BandwidthLimit: j.image.BandwidthLimit, Room: j.restores}
-	return j.fill(ctx, id, want, r.Takes, func(part *disk.Part) error { return r.Fill(ctx, part, j.progress) })
+	r := backup.Restore{Store: store, Backup: b, Workers: declared.ConcurrentLimit, BandwidthLimit: j.image.BandwidthLimit, Memory: j.restores}
+	return j.fill(ctx, id, want, r.CanResume, func(part *disk.Part) error { return r.Fill(ctx, part, j.progress) })
 }
 
 // wantOf is what the bytes of a backup have to be. What is declared of them can be

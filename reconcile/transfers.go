@@ -59,7 +59,7 @@ func (t *transfers) end(key Key, e outcome) {
 	switch {
 	case e.err == nil && e.heard == nil:
 		t.counts.Done[one.Action.Kind]++
-	case !e.stopped && !upload.Ended(e.err):
+	case !e.stopped && !upload.IsDiscarded(e.err):
 		t.counts.Failed[className(e.err)]++
 	}
 }

@@ -16,8 +16,17 @@ import (
 
 // Uploads returns what a server for clients that upload images answers with.
 func (l *Loop) Uploads() *upload.Server {
-	return upload.NewServer(l.reconciler.uploads, upload.Host{Begin: l.upload, Interrupted: l.interrupted})
+	return upload.NewServer(l.reconciler.uploads, uploadHost{l})
 }
+
+// uploadHost starts the jobs for which an upload.Server has requests.
+type uploadHost struct{ loop *Loop }
+
+func (h uploadHost) Begin(ctx context.Context, image string, digest disk.Digest) error {
+	return h.loop.upload(ctx, image, digest)
+}
+
+func (h uploadHost) Interrupted(id string) bool { return h.loop.interrupted(id) }
 
 // upload asks for a job that takes the upload of a declared image, on the best of this
 // node's disks. The sum, unless it is zero, is what the client says that the image has.

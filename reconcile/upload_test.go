@@ -49,7 +49,7 @@ func TestInterruptedUpload(t *testing.T) {
 	l.reconciler.Look(d)
 	part, err := l.reconciler.disks.open[schema.DiskRef{Node: "node1", Disk: "disk1"}].OpenPart(t.Context(), image.ID, disk.PartOptions{})
 	must(t, err)
-	must(t, part.Begin(disk.PartSource{ID: upload.Source, ETag: "one", Size: 1 << 20}))
+	must(t, part.Begin(disk.PartSource{ID: upload.PartSourceID, ETag: "one", Size: 1 << 20}))
 	must(t, part.Close())
 	o := l.reconciler.Look(d)
 	o.Disks[there] = Disk{Copies: map[disk.ID]Copy{image.ID: readyCopy(image, digestOf(disk.SHA512, "a"))}}

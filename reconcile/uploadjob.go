@@ -17,7 +17,7 @@ func (j job) upload(ctx context.Context, id disk.ID) error {
 	if given := session.Digest; !given.IsZero() && given.Algorithm() == want.Algorithm() && given != want {
 		err = &disk.ChecksumError{Want: want, Got: given} // nobody has to send it to know that
 	} else {
-		err = j.fill(ctx, id, want, session.Takes, func(part *disk.Part) error {
+		err = j.fill(ctx, id, want, session.CanResume, func(part *disk.Part) error {
 			return session.Fill(ctx, part, j.image.BandwidthLimit, j.progress)
 		})
 	}

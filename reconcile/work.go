@@ -177,7 +177,7 @@ func (r *Reconciler) Finish(e outcome) {
 		log.Info("done", "seconds", time.Since(run.started).Seconds())
 	case e.stopped:
 		log.Info("stopped; what is there is kept")
-	case upload.Ended(e.err):
+	case upload.IsDiscarded(e.err):
 		r.forgive(e.key)
 		log.Info("ended", "reason", e.err)
 	default:

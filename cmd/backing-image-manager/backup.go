@@ -78,7 +78,7 @@ its declaration.`,
 		case len(disks.disks) == 0:
 			return errors.New("--disk is missing: name the disk that the image is on, or give --list or --delete")
 		}
-		w := backup.Write{Store: store, Compression: backup.Compression(compression.word), Workers: f.limit}
+		w := backup.Creator{Store: store, Compression: backup.Compression(compression.word), Workers: f.limit}
 		return backUp(cmd.Context(), disks.disks, args[0], w, out, newProgress(cmd.ErrOrStderr()))
 	}
 	return cmd
@@ -136,7 +136,7 @@ func (p printer) print(value any, text string) error {
 	return err
 }
 
-func backUp(ctx context.Context, paths []string, name string, w backup.Write, out printer, show *progress) (err error) {
+func backUp(ctx context.Context, paths []string, name string, w backup.Creator, out printer, show *progress) (err error) {
 	shelves, err := openShelves(paths)
 	if err != nil {
 		return err
@@ -149,7 +149,7 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Write, ou
 	best := pickCopy(copies)
 	counted := &fetch.Progress{}
 	stop := show.follow(oneTransfer(reconcile.Backup, best.ID, best.Path(), counted))
-	err = w.Backup(ctx, best.Disk, best.ID, counted)
+	err = w.Create(ctx, best.Disk, best.ID, counted)
 	stop()
 	switch {
 	case errors.Is(err, disk.ErrNoManifest), errors.Is(err, disk.ErrDamaged):
@@ -159,7 +159,7 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Write, ou
 	case err != nil:
 		return err
 	}
-	b, err := backup.Load(ctx, w.Store, best.ID.Name)
+	b, err := backup.LoadComplete(ctx, w.Store, best.ID.Name)
 	if err != nil {
 		return err
 	}
@@ -193,14 +193,14 @@ func viewStored(b *backup.Backup) storedView {
 
 // listBackups prints what the store has. A backup that cannot be read hides no other.
 func listBackups(ctx context.Context, store backup.Store, out printer) error {
-	names, err := backup.Names(ctx, store)
+	names, err := backup.List(ctx, store)
 	if err != nil {
 		return err
 	}
 	views := make([]storedView, 0, len(names))
 	rows := [][]string{{"NAME", "SIZE", "BLOCKS", "COMPRESSION", "COMPLETED", "MESSAGE"}}
 	for _, name := range names {
-		b, err := backup.Inspect(ctx, store, name)
+		b, err := backup.Load(ctx, store, name)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -223,7 +223,7 @@ func listBackups(ctx context.Context, store backup.Store, out printer) error {
 
 // noBackup says that there is none of that name, and which there are.
 func noBackup(ctx context.Context, store backup.Store, name string) error {
-	names, err := backup.Names(ctx, store)
+	names, err := backup.List(ctx, store)
 	switch {
 	case err != nil:
 		return err
@@ -245,19 +245,21 @@ func deleteBackup(ctx context.Context, store backup.Store, name string, out prin
 		}
 		return err
 	}
-	text := fmt.Sprintf("%s: deleted, with %s\n", name, count(done.Blocks, "block"))
+	kept := ""
+	text := fmt.Sprintf("%s: deleted, with %s\n", name, count(done.RemovedBlocks, "block"))
 	switch {
-	case !done.Found && done.Blocks > 0:
-		text = fmt.Sprintf("%s: there is no such backup; deleted %s that none needs\n", name, count(done.Blocks, "block"))
+	case !done.Found && done.RemovedBlocks > 0:
+		text = fmt.Sprintf("%s: there is no such backup; deleted %s that none needs\n", name, count(done.RemovedBlocks, "block"))
 	case !done.Found:
 		return noBackup(ctx, store, name)
-	case done.Kept != "":
-		text = fmt.Sprintf("%s: deleted; its blocks are kept: %s\n", name, oneLine(done.Kept))
+	case done.BlocksKept != nil:
+		kept = done.BlocksKept.Error()
+		text = fmt.Sprintf("%s: deleted; its blocks are kept: %s\n", name, oneLine(kept))
 	}
 	return out.print(struct {
 		Name   string `json:"name"`
 		Found  bool   `json:"found"`
 		Blocks int    `json:"blocks"`
 		Kept   string `json:"kept,omitempty"`
-	}{name, done.Found, done.Blocks, done.Kept}, text)
+	}{name, done.Found, done.RemovedBlocks, kept}, text)
 }

@@ -118,7 +118,7 @@ func (d *destination) prepare() error {
 		}
 		return nil
 	}
-	if ending := d.Packing.Ending(); !strings.HasSuffix(d.Path, ending) {
+	if ending := d.Packing.Extension(); !strings.HasSuffix(d.Path, ending) {
 		d.Path += ending
 	}
 	return replaceable(d.Check())
@@ -155,8 +155,8 @@ func (d *destination) take(ctx context.Context, from supply, show *progress) err
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		err = errors.New("stopped")
 	}
-	if _, statErr := os.Stat(d.PartPath()); err != nil && d.Path != "-" && statErr == nil {
-		return &keptError{err, d.PartPath(), w.Offset(), image.size}
+	if _, statErr := os.Stat(d.PartialPath()); err != nil && d.Path != "-" && statErr == nil {
+		return &keptError{err, d.PartialPath(), w.Offset(), image.size}
 	}
 	return err
 }

@@ -88,7 +88,7 @@ func (u *uploading) run(ctx context.Context) error {
 	case u.size >= 0 && u.file != "-":
 		return errors.New("--size is for the standard input: a file has its own")
 	}
-	o := upload.Order{Image: u.name, Restart: u.restart, Warn: func(err error) {}}
+	o := upload.Request{Image: u.name, Restart: u.restart, Warn: func(err error) {}}
 	var err error
 	if o.Digest, err = disk.ParseDigest(u.checksum); u.checksum != "" && err != nil {
 		return fmt.Errorf("--checksum: %w", err)
@@ -136,7 +136,7 @@ func (u *uploading) content() (c upload.Content, done func(), err error) {
 }
 
 // send sends the image to a daemon.
-func (u *uploading) send(ctx context.Context, o upload.Order) error {
+func (u *uploading) send(ctx context.Context, o upload.Request) error {
 	daemon, err := u.client()
 	if err != nil {
 		return err
@@ -298,7 +298,7 @@ func (u untilDone) Read(p []byte) (int, error) {
 }
 
 // store writes the image to a disk that no daemon holds.
-func (u *uploading) store(ctx context.Context, o upload.Order) (err error) {
+func (u *uploading) store(ctx context.Context, o upload.Request) (err error) {
 	result, err := load(ctx, u.err, u.configDir)
 	if err != nil {
 		return err
@@ -337,7 +337,7 @@ func (u *uploading) store(ctx context.Context, o upload.Order) (err error) {
 	}
 	made, err := u.fill(ctx, on, o, disk.PartOptions{
 		SHA256: o.Digest.Algorithm() == disk.SHA256, Format: disk.Format(image.Format), Reserve: reserved(result.Config.Nodes, on.Path()),
-		Accept: o.Takes,
+		Accept: o.CanResume,
 	}, image.ID)
 	if err != nil {
 		return err
@@ -346,7 +346,7 @@ func (u *uploading) store(ctx context.Context, o upload.Order) (err error) {
 	return err
 }
 
-func (u *uploading) fill(ctx context.Context, on shelf, o upload.Order, options disk.PartOptions, id disk.ID) (disk.Copy, error) {
+func (u *uploading) fill(ctx context.Context, on shelf, o upload.Request, options disk.PartOptions, id disk.ID) (disk.Copy, error) {
 	part, err := on.OpenPart(ctx, id, options)
 	if err != nil {
 		return disk.Copy{}, err
@@ -356,7 +356,7 @@ func (u *uploading) fill(ctx context.Context, on shelf, o upload.Order, options 
 		counted.Total.Store(f.Size())
 	}
 	stop := newProgress(u.err).follow(oneTransfer(reconcile.Upload, id, on.Path(), counted))
-	err = upload.Store(ctx, part, o, counted)
+	err = upload.FillLocal(ctx, part, o, counted)
 	stop()
 	_, final := errors.AsType[*fetch.Error](err)
 	_, again := o.Content.(*upload.File)

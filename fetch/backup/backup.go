@@ -17,21 +17,21 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Write says where images are backed up to, and how.
-type Write struct {
+// Creator says where images are backed up to, and how.
+type Creator struct {
 	Store       Store
 	Compression Compression
 	Workers     int               // blocks that are stored at once; 0: DefaultWorkers
 	Labels      map[string]string // kept with the backup
 }
 
-// Backup stores the ready copy id of d under its name. Blocks that the Store has
+// Create stores the ready copy id of d under its name. Blocks that the Store has
 // are not stored again, but for those that are found bad. A backup of the same bytes
 // that is there is left as it is; one that was not completed is completed; one of
 // other bytes is refused. What is read is held against the copy's manifest: disk.ErrNoManifest and disk.ErrDamaged say that
 // the copy has to be verified first. Cancelled or killed, it leaves blocks and a cfg that says
 // that it is not complete, and the next Backup of the image goes on from there.
-func (w Write) Backup(ctx context.Context, d *disk.Disk, id disk.ID, progress *fetch.Progress) error {
+func (w Creator) Create(ctx context.Context, d *disk.Disk, id disk.ID, progress *fetch.Progress) error {
 	im, err := openImage(d, id)
 	if err != nil {
 		return err
@@ -71,12 +71,12 @@ func (w Write) Backup(ctx context.Context, d *disk.Disk, id disk.ID, progress *f
 
 // there returns the backup that is to be made: as it is in the Store, complete or
 // not, or a new one.
-func (w Write) there(ctx context.Context, c disk.Copy) (*Backup, error) {
+func (w Creator) there(ctx context.Context, c disk.Copy) (*Backup, error) {
 	want := &Backup{
 		Name: c.ID.Name, Size: c.Size, Checksum: c.SHA512.String(), Labels: w.Labels, Compression: w.Compression,
 		Created: time.Now(),
 	}
-	have, err := Inspect(ctx, w.Store, want.Name)
+	have, err := Load(ctx, w.Store, want.Name)
 	switch {
 	case isClass(err, fetch.BadSource):
 		return nil, fail(fetch.BadSource, "%w: nothing is written over it, so delete it first", err)
@@ -94,8 +94,8 @@ func (w Write) there(ctx context.Context, c disk.Copy) (*Backup, error) {
 	return want, nil
 }
 
-func (w Write) save(ctx context.Context, b *Backup) error {
-	data, err := b.Marshal()
+func (w Creator) save(ctx context.Context, b *Backup) error {
+	data, err := b.marshal()
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (w Write) save(ctx context.Context, b *Backup) error {
 
 // store brings all blocks of the image into the Store: one goroutine reads ahead
 // of the workers.
-func (w Write) store(ctx context.Context, im *image, progress *fetch.Progress) ([]Block, error) {
+func (w Creator) store(ctx context.Context, im *image, progress *fetch.Progress) ([]Block, error) {
 	blocks, err := im.blocks()
 	if err != nil {
 		return nil, err
@@ -116,27 +116,14 @@ func (w Write) store(ctx context.Context, im *image, progress *fetch.Progress) (
 	for _, b := range blocks {
 		progress.Done.Add(-int64(im.length(b.Offset)))
 	}
-	packers := make(chan *encoder, encoders)
-	for range encoders {
-		e, err := newEncoder(w.Compression)
-		if err != nil {
-			return nil, err
-		}
-		packers <- e
-	}
-	readers := make(chan *reader, decoders)
-	for range decoders {
-		readers <- nil
-	}
-	free := make(chan []byte, workers(w.Workers)+1)
-	for range cap(free) {
-		free <- nil
-	}
+	packers := newPool(encoders, func() *encoder { return newEncoder(w.Compression) })
+	readers := newPool(decoders, newReader)
+	buffers := newPool(int64(workers(w.Workers)+1), func() []byte { return make([]byte, blockSize) })
 	group, ctx := errgroup.WithContext(ctx)
 	todo := make(chan loaded)
 	group.Go(func() error {
 		defer close(todo)
-		return im.readAll(ctx, blocks, free, todo)
+		return im.readAll(ctx, blocks, buffers, todo)
 	})
 	for range workers(w.Workers) {
 		group.Go(func() error {
@@ -145,7 +132,7 @@ func (w Write) store(ctx context.Context, im *image, progress *fetch.Progress) (
 				if err := k.keep(ctx, l); err != nil {
 					return err
 				}
-				free <- l.data[:cap(l.data)]
+				buffers.release(l.buffer)
 			}
 			return nil
 		})
@@ -183,19 +170,19 @@ func (im *image) close() {
 	_ = im.Reader.Close()
 }
 
-func (im *image) length(offset int64) int { return int(min(BlockSize, im.manifest.Size()-offset)) }
+func (im *image) length(offset int64) int { return int(min(blockSize, im.manifest.Size()-offset)) }
 
 // chunks are the numbers of the first chunk of a block, and of the one behind its last.
 func (im *image) chunks(offset int64) (first, end int64) {
 	first = offset / disk.ChunkSize
-	return first, min(first+BlockSize/disk.ChunkSize, im.manifest.Chunks())
+	return first, min(first+blockSize/disk.ChunkSize, im.manifest.Chunks())
 }
 
 // blocks lists the blocks of the image, without sums: of a qcow2 image all, of a raw
 // one those that have anything but zeros.
 func (im *image) blocks() ([]Block, error) {
 	var blocks []Block
-	for offset := int64(0); offset < im.manifest.Size(); offset += BlockSize {
+	for offset := int64(0); offset < im.manifest.Size(); offset += blockSize {
 		empty := im.Format != disk.QCOW2
 		for n, end := im.chunks(offset); n < end && empty; n++ {
 			var err error
@@ -213,22 +200,19 @@ func (im *image) blocks() ([]Block, error) {
 // loaded is a block on its way into the Store.
 type loaded struct {
 	*Block
-	data []byte
+	buffer []byte // of a pool
+	data   []byte // the beginning of buffer, as long as the block
 }
 
 // readAll reads the blocks in order.
-func (im *image) readAll(ctx context.Context, blocks []Block, free <-chan []byte, out chan<- loaded) error {
+func (im *image) readAll(ctx context.Context, blocks []Block, buffers *pool[[]byte], out chan<- loaded) error {
 	for i := range blocks {
 		l := loaded{Block: &blocks[i]}
-		select {
-		case l.data = <-free:
-		case <-ctx.Done():
-			return ctx.Err()
+		var err error
+		if l.buffer, err = buffers.acquire(ctx); err != nil {
+			return err
 		}
-		if l.data == nil {
-			l.data = make([]byte, BlockSize)
-		}
-		l.data = l.data[:im.length(l.Offset)]
+		l.data = l.buffer[:im.length(l.Offset)]
 		if _, err := im.ReadAt(l.data, l.Offset); err != nil && !errors.Is(err, io.EOF) {
 			return fmt.Errorf("read %s: %w", im.ID, err)
 		}
@@ -263,8 +247,8 @@ func (im *image) verify(l loaded) error {
 type keeper struct {
 	store    Store
 	image    *image
-	packers  chan *encoder
-	readers  chan *reader
+	packers  *pool[*encoder]
+	readers  *pool[*reader]
 	packed   bytes.Buffer
 	progress *fetch.Progress
 }
@@ -274,7 +258,7 @@ func (k *keeper) keep(ctx context.Context, l loaded) error {
 	if err := k.image.verify(l); err != nil {
 		return err
 	}
-	l.Sum = SumBlock(l.data)
+	l.ID = blockIDOf(l.data)
 	if err := k.put(ctx, l); err != nil {
 		return fmt.Errorf("store block at %d: %w", l.Offset, err)
 	}
@@ -284,16 +268,19 @@ func (k *keeper) keep(ctx context.Context, l loaded) error {
 
 // put stores a block unless it is there and good.
 func (k *keeper) put(ctx context.Context, l loaded) error {
-	packer := <-k.packers
+	packer, err := k.packers.acquire(ctx)
+	if err != nil {
+		return err
+	}
 	file, err := packer.encode(l.data, &k.packed)
-	k.packers <- packer
+	k.packers.release(packer)
 	if err != nil {
 		return err
 	}
 	if good, err := k.there(ctx, l, len(file)); err != nil || good {
 		return err
 	}
-	if err := k.store.Put(ctx, l.Sum.key(), file); err != nil {
+	if err := k.store.Put(ctx, l.ID.key(), file); err != nil {
 		return err
 	}
 	k.progress.UpstreamBytes.Add(int64(len(file)))
@@ -319,31 +306,31 @@ type reader struct {
 }
 
 func newReader() *reader {
-	return &reader{newDecoder(), make([]byte, maxStored+1), make([]byte, BlockSize)}
+	return &reader{newDecoder(), make([]byte, maxStored+1), make([]byte, blockSize)}
 }
 
 // there reports whether the Store has the block, as good as a file of size bytes.
 func (k *keeper) there(ctx context.Context, l loaded, size int) (bool, error) {
-	has, err := stored(ctx, k.store, l.Sum)
+	has, err := stored(ctx, k.store, l.ID)
 	if err != nil || has <= 0 || has > maxStored {
 		return false, err
 	}
 	if !inFolder(k.store) && has == int64(size) {
 		return true, nil
 	}
-	r := <-k.readers
-	if r == nil { // most backups need none
-		r = newReader()
+	r, err := k.readers.acquire(ctx)
+	if err != nil {
+		return false, err
 	}
-	defer func() { k.readers <- r }()
-	file, err := (traffic{nil, new(atomic.Int64)}).read(ctx, k.store, l.Sum.key(), r.file)
+	defer k.readers.release(r)
+	file, err := (traffic{nil, new(atomic.Int64)}).read(ctx, k.store, l.ID.key(), r.file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, errNotThese):
 		return false, nil
 	case err != nil:
 		return false, err
 	}
-	return r.decoder.decode(r.block[:len(l.data)], file, l.Sum) == nil, nil
+	return r.decoder.decode(r.block[:len(l.data)], file, l.ID) == nil, nil
 }
 
 // inFolder reports whether the files of a Store are on a file system.
@@ -356,7 +343,7 @@ func inFolder(s Store) bool {
 }
 
 // stored returns how many bytes the Store has of a block; 0: it has none.
-func stored(ctx context.Context, s Store, sum Sum) (int64, error) {
+func stored(ctx context.Context, s Store, sum blockID) (int64, error) {
 	entries, err := s.List(ctx, sum.folder())
 	if err != nil {
 		return 0, err

@@ -62,9 +62,9 @@ func TestBackupSizes(t *testing.T) {
 					if err := os.Mkdir(target, 0o755); err != nil {
 						t.Fatal(err)
 					}
-					w := Write{Store: openTarget(t, target), Compression: c, Workers: 3}
+					w := Creator{Store: openTarget(t, target), Compression: c, Workers: 3}
 					var p fetch.Progress
-					if err := w.Backup(t.Context(), d, id(name), &p); err != nil {
+					if err := w.Create(t.Context(), d, id(name), &p); err != nil {
 						t.Fatal(err)
 					}
 					if p.Done.Load() != p.Total.Load() || p.Done.Load() != int64(len(data)) {
@@ -98,7 +98,7 @@ func TestBackupShared(t *testing.T) {
 			t.Errorf("%d blocks, then %d", one, two)
 		}
 		done, err := Delete(t.Context(), s, "a1")
-		if err != nil || done != (Deleted{Found: true}) {
+		if err != nil || done != (DeleteResult{Found: true}) {
 			t.Errorf("deleted %+v (%v)", done, err)
 		}
 		if _, err := restore(t.Context(), s, newDisk(t), "b1"); err != nil {
@@ -106,7 +106,7 @@ func TestBackupShared(t *testing.T) {
 		}
 		mustBackUp(t, dir, d, "a1")
 		done, err = Delete(t.Context(), s, "b1")
-		if err != nil || done != (Deleted{Found: true, Blocks: 1}) {
+		if err != nil || done != (DeleteResult{Found: true, RemovedBlocks: 1}) {
 			t.Errorf("deleted %+v (%v)", done, err)
 		}
 		if _, err := restore(t.Context(), s, newDisk(t), "a1"); err != nil {
@@ -180,11 +180,11 @@ func TestBackupsOfOtherBytesAtOnce(t *testing.T) {
 		c := makeImage(t, other, "a1", someBytes(2, 4<<20))
 		s := &beginning{Store: openTarget(t, dir), begin: func(s Store) {
 			theirs := &Backup{Name: "a1", Size: c.Size, Checksum: c.SHA512.String(), Compression: LZ4, Created: time.Now()}
-			if err := (Write{Store: s}).save(t.Context(), theirs); err != nil {
+			if err := (Creator{Store: s}).save(t.Context(), theirs); err != nil {
 				t.Error(err)
 			}
 		}}
-		err := Write{Store: s}.Backup(t.Context(), d, id("a1"), new(fetch.Progress))
+		err := Creator{Store: s}.Create(t.Context(), d, id("a1"), new(fetch.Progress))
 		if !isClass(err, fetch.BadSource) || !strings.Contains(err.Error(), "of other bytes") {
 			t.Errorf("got %v", err)
 		}
@@ -225,7 +225,7 @@ func TestBackupDamaged(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.Close()
-		w := Write{Store: openTarget(t, dir), Compression: LZ4}
+		w := Creator{Store: openTarget(t, dir), Compression: LZ4}
 		if _, err := w.store(t.Context(), im, new(fetch.Progress)); !errors.Is(err, disk.ErrDamaged) {
 			t.Errorf("got %v", err)
 		}
@@ -271,17 +271,17 @@ func mended(t *testing.T, s Store, c Compression, data []byte, spoil func([]byte
 	want := makeImage(t, d, "a1", data)
 	makeImage(t, d, "a2", data)
 	backUpTo(t, s, c, d, "a1")
-	b, err := Load(t.Context(), s, "a1")
+	b, err := LoadComplete(t.Context(), s, "a1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, block := range b.Blocks {
 		room := make([]byte, maxStored+1)
-		stored, err := (traffic{nil, &new(fetch.Progress).UpstreamBytes}).read(t.Context(), s, block.Sum.key(), room)
+		stored, err := (traffic{nil, &new(fetch.Progress).UpstreamBytes}).read(t.Context(), s, block.ID.key(), room)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Put(t.Context(), block.Sum.key(), spoil(slices.Clone(stored))); err != nil {
+		if err := s.Put(t.Context(), block.ID.key(), spoil(slices.Clone(stored))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -295,7 +295,7 @@ func mended(t *testing.T, s Store, c Compression, data []byte, spoil func([]byte
 
 func backUpTo(t *testing.T, s Store, c Compression, d *disk.Disk, name string) {
 	t.Helper()
-	if err := (Write{Store: s, Compression: c}).Backup(t.Context(), d, id(name), new(fetch.Progress)); err != nil {
+	if err := (Creator{Store: s, Compression: c}).Create(t.Context(), d, id(name), new(fetch.Progress)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -336,14 +336,14 @@ func TestBackupConfirmsItsLock(t *testing.T) {
 		l.mu.Lock()
 		l.renewed = l.renewed.Add(-lockLost) // as if the process had been stopped
 		l.mu.Unlock()
-		b, err := Load(t.Context(), s, "a1")
+		b, err := LoadComplete(t.Context(), s, "a1")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := l.confirm(t.Context()); !isClass(err, fetch.Network) {
 			t.Errorf("a lock that has expired: %v", err)
 		}
-		if err := removeBlocks(t.Context(), s, l, []Sum{b.Blocks[0].Sum}); !isClass(err, fetch.Network) || blockFiles(t, dir) != len(b.Blocks) {
+		if err := removeBlocks(t.Context(), s, l, []blockID{b.Blocks[0].ID}); !isClass(err, fetch.Network) || blockFiles(t, dir) != len(b.Blocks) {
 			t.Errorf("%d blocks of %d are left: %v", blockFiles(t, dir), len(b.Blocks), err)
 		}
 	})
@@ -359,7 +359,7 @@ func TestBackupKilled(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cut := &cutting{Store: openTarget(t, dir), left: n, cut: cancel}
-			err := Write{Store: cut, Compression: LZ4}.Backup(ctx, d, id("a1"), new(fetch.Progress))
+			err := Creator{Store: cut, Compression: LZ4}.Create(ctx, d, id("a1"), new(fetch.Progress))
 			if cut.left >= 0 { // it was through before
 				if err != nil {
 					t.Fatal(err)
@@ -369,7 +369,7 @@ func TestBackupKilled(t *testing.T) {
 			if !errors.Is(err, context.Canceled) {
 				t.Fatalf("after %d writes: %v", n, err)
 			}
-			if _, err := Load(t.Context(), openTarget(t, dir), "a1"); err == nil {
+			if _, err := LoadComplete(t.Context(), openTarget(t, dir), "a1"); err == nil {
 				t.Fatalf("after %d writes it is complete", n)
 			}
 			if locks := lockFiles(t, dir); n > 0 && len(locks) != 1 {

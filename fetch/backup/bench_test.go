@@ -51,7 +51,7 @@ func BenchmarkRestore(b *testing.B) {
 			}
 			s := openTarget(b, dir)
 			begun := time.Now()
-			if err := (Write{Store: s, Compression: c}).Backup(b.Context(), d, id("bench"), new(fetch.Progress)); err != nil {
+			if err := (Creator{Store: s, Compression: c}).Create(b.Context(), d, id("bench"), new(fetch.Progress)); err != nil {
 				b.Fatal(err)
 			}
 			stored := time.Since(begun)
@@ -81,17 +81,17 @@ func BenchmarkRestore(b *testing.B) {
 
 func unpackAll(b *testing.B, s Store, name string) time.Duration {
 	begun := time.Now()
-	m, err := Load(b.Context(), s, name)
+	m, err := LoadComplete(b.Context(), s, name)
 	if err != nil {
 		b.Fatal(err)
 	}
-	d, plain := newDecoder(), make([]byte, BlockSize)
+	d, plain := newDecoder(), make([]byte, blockSize)
 	for _, block := range m.Blocks {
-		stored, err := os.ReadFile(filepath.Join(s.String(), block.Sum.key()))
+		stored, err := os.ReadFile(filepath.Join(s.String(), block.ID.key()))
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := d.decode(plain[:m.length(block.Offset)], stored, block.Sum); err != nil {
+		if err := d.decode(plain[:m.length(block.Offset)], stored, block.ID); err != nil {
 			b.Fatal(err)
 		}
 	}

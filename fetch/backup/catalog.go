@@ -25,9 +25,9 @@ func isClass(err error, classes ...fetch.Class) bool {
 	return ok && slices.Contains(classes, known.Class)
 }
 
-// Names returns the names of all backups in a Store, sorted: complete ones, others,
+// List returns the names of all backups in a Store, sorted: complete ones, others,
 // and what cannot be one.
-func Names(ctx context.Context, s Store) ([]string, error) {
+func List(ctx context.Context, s Store) ([]string, error) {
 	entries, err := s.List(ctx, imagesFolder)
 	if err != nil {
 		return nil, fmt.Errorf("list backups: %w", err)
@@ -41,11 +41,11 @@ func Names(ctx context.Context, s Store) ([]string, error) {
 	return names, nil
 }
 
-// Load reads what the Store has under name. A backup that is not there, or not
+// LoadComplete reads what the Store has under name. A backup that is not there, or not
 // complete, is worth another look later: fetch.Refused. One that cannot be right is
 // fetch.Source.
-func Load(ctx context.Context, s Store, name string) (*Backup, error) {
-	b, err := Inspect(ctx, s, name)
+func LoadComplete(ctx context.Context, s Store, name string) (*Backup, error) {
+	b, err := Load(ctx, s, name)
 	switch {
 	case err != nil:
 		return nil, err
@@ -57,10 +57,10 @@ func Load(ctx context.Context, s Store, name string) (*Backup, error) {
 	return b, nil
 }
 
-// Inspect reads what the Store has under name, be it complete or not. It returns nil
+// Load reads what the Store has under name, be it complete or not. It returns nil
 // where there is nothing.
-func Inspect(ctx context.Context, s Store, name string) (*Backup, error) {
-	if err := CheckName(name); err != nil {
+func Load(ctx context.Context, s Store, name string) (*Backup, error) {
+	if err := checkName(name); err != nil {
 		return nil, &fetch.Error{Class: fetch.BadSource, Err: err}
 	}
 	r, err := s.Open(ctx, cfgKey(name))
@@ -72,7 +72,7 @@ func Inspect(ctx context.Context, s Store, name string) (*Backup, error) {
 	}
 	defer r.Close()
 	in := &fetch.ErrorRecorder{R: r}
-	b, err := Parse(in)
+	b, err := parseCfg(in)
 	switch {
 	case in.Err != nil:
 		return nil, fmt.Errorf("read backup %s: %w", name, in.Err)

@@ -39,7 +39,7 @@ type Backup struct {
 // Block is where one block belongs in the image.
 type Block struct {
 	Offset int64 // a multiple of BlockSize
-	Sum    Sum
+	ID     blockID
 }
 
 // Complete reports whether all blocks are there.
@@ -56,7 +56,7 @@ func (b *Backup) Digest() disk.Digest {
 }
 
 // length returns how many bytes of the image the block at offset has.
-func (b *Backup) length(offset int64) int { return int(min(BlockSize, b.Size-offset)) }
+func (b *Backup) length(offset int64) int { return int(min(blockSize, b.Size-offset)) }
 
 // cfgFile is the file, key for key as Longhorn writes it: compact JSON without a
 // newline at the end, in this order.
@@ -82,8 +82,8 @@ type cfgBlock struct {
 	BlockChecksum string
 }
 
-// Marshal returns the file as Longhorn writes it.
-func (b *Backup) Marshal() ([]byte, error) {
+// marshal returns the file as Longhorn writes it.
+func (b *Backup) marshal() ([]byte, error) {
 	file := cfgFile{
 		Name: b.Name, Size: b.Size, BlockCount: int64(len(b.Blocks)), Checksum: b.Checksum, Labels: b.Labels,
 		CompressionMethod: string(b.Compression),
@@ -94,7 +94,7 @@ func (b *Backup) Marshal() ([]byte, error) {
 		file.ProcessingBlocks = &processing{}
 	}
 	for _, block := range b.Blocks {
-		file.Blocks = append(file.Blocks, cfgBlock{block.Offset, block.Sum.String()})
+		file.Blocks = append(file.Blocks, cfgBlock{block.Offset, block.ID.String()})
 	}
 	return json.Marshal(file)
 }
@@ -120,7 +120,7 @@ func parseTime(s string) (time.Time, error) {
 // check says why the backup cannot be of any image, and sorts its blocks. It
 // says nothing about a backup that is not complete but that its size can be.
 func (b *Backup) check() error {
-	if err := CheckName(b.Name); err != nil {
+	if err := checkName(b.Name); err != nil {
 		return err
 	}
 	if b.Size <= 0 || b.Size%512 != 0 {
@@ -130,9 +130,9 @@ func (b *Backup) check() error {
 	for i, block := range b.Blocks {
 		switch {
 		case block.Offset < 0 || block.Offset >= b.Size:
-			return fmt.Errorf("block %s is at %d, outside of the image of %d bytes", block.Sum, block.Offset, b.Size)
-		case block.Offset%BlockSize != 0:
-			return fmt.Errorf("block %s is at %d, which is not a multiple of %d", block.Sum, block.Offset, BlockSize)
+			return fmt.Errorf("block %s is at %d, outside of the image of %d bytes", block.ID, block.Offset, b.Size)
+		case block.Offset%blockSize != 0:
+			return fmt.Errorf("block %s is at %d, which is not a multiple of %d", block.ID, block.Offset, blockSize)
 		case i > 0 && block.Offset == b.Blocks[i-1].Offset:
 			return fmt.Errorf("two blocks are at %d", block.Offset)
 		}
@@ -155,10 +155,10 @@ const maxCfg = 64 << 20
 // maxBeside bounds what is not Blocks, before and behind them, and each of them.
 const maxBeside = 1 << 20
 
-// Parse reads a backing-image.cfg. It is an error when it is cut, is not JSON, or
+// parseCfg reads a backing-image.cfg. It is an error when it is cut, is not JSON, or
 // cannot be of any image. Keys that are not known are ignored. Blocks are taken one
 // by one, so that memory is that of their sums.
-func Parse(r io.Reader) (*Backup, error) { return parseUpTo(r, maxCfg) }
+func parseCfg(r io.Reader) (*Backup, error) { return parseUpTo(r, maxCfg) }
 
 func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
 	h := sha256.New()

@@ -23,20 +23,20 @@ const (
 )
 
 func TestParse(t *testing.T) {
-	b, err := Parse(strings.NewReader(good))
+	b, err := parseCfg(strings.NewReader(good))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !b.Digest().IsZero() || b.Compression != LZ4 || len(b.Blocks) != 2 || b.length(6291456) != 1<<20+4096 {
 		t.Errorf("got %+v", b)
 	}
-	if again, err := b.Marshal(); err != nil || string(again) != good {
+	if again, err := b.marshal(); err != nil || string(again) != good {
 		t.Errorf("written again: %s (%v)", again, err)
 	}
 	if want := time.Date(2026, 11, 20, 8, 31, 37, 0, time.UTC); !b.Completed.Equal(want) {
 		t.Errorf("completed %v, want %v", b.Completed, want)
 	}
-	other, err := Parse(strings.NewReader(good + "\n"))
+	other, err := parseCfg(strings.NewReader(good + "\n"))
 	if err != nil || other.fingerprint == b.fingerprint {
 		t.Errorf("another file has the same fingerprint (%v)", err)
 	}
@@ -73,13 +73,13 @@ func TestParseVariants(t *testing.T) {
 		{"HTML", good, "<html>", "invalid character"},
 	} {
 		text := strings.Replace(good, c.old, c.new, 1)
-		_, err := Parse(strings.NewReader(text))
+		_, err := parseCfg(strings.NewReader(text))
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: got %v, want %q", c.name, err, c.want)
 		}
 	}
 	for cut := range len(good) {
-		if _, err := Parse(strings.NewReader(good[:cut])); err == nil {
+		if _, err := parseCfg(strings.NewReader(good[:cut])); err == nil {
 			t.Fatalf("cut after %d bytes: it is taken", cut)
 		}
 	}
@@ -97,14 +97,14 @@ func TestParseTooLong(t *testing.T) {
 // A cfg may come from anybody who can write to the Store: only blocks may be many.
 func TestParseTooMuchBesideBlocks(t *testing.T) {
 	race.Skip(t)
-	size := fmt.Sprintf(`"Size":"%d",`, 100_000*int64(BlockSize))
+	size := fmt.Sprintf(`"Size":"%d",`, 100_000*int64(blockSize))
 	var blocks, labels strings.Builder
 	for n := range int64(100_000) {
-		fmt.Fprintf(&blocks, `,{"Offset":%d,"BlockChecksum":"%064x"}`, n*BlockSize, n)
+		fmt.Fprintf(&blocks, `,{"Offset":%d,"BlockChecksum":"%064x"}`, n*blockSize, n)
 		fmt.Fprintf(&labels, `,"%011d":""`, n)
 	}
 	parse := func(text string) error {
-		_, err := Parse(strings.NewReader(text))
+		_, err := parseCfg(strings.NewReader(text))
 		return err
 	}
 	if err := parse(`{"Name":"a1",` + size + `"Blocks":[` + blocks.String()[1:] + `],"Secret":""}`); err != nil {
@@ -112,7 +112,7 @@ func TestParseTooMuchBesideBlocks(t *testing.T) {
 	}
 	for what, text := range map[string]string{
 		"labels":      `{"Name":"a1",` + size + `"Labels":{` + labels.String()[1:] + `}}`,
-		"after":       `{"Name":"a1",` + size + `"Blocks":[{"Offset":0,"BlockChecksum":"` + Sum{}.String() + `"}],"Labels":{` + labels.String()[1:] + `}}`,
+		"after":       `{"Name":"a1",` + size + `"Blocks":[{"Offset":0,"BlockChecksum":"` + blockID{}.String() + `"}],"Labels":{` + labels.String()[1:] + `}}`,
 		"ignored":     `{"Name":"a1",` + size + `"Other":"` + strings.Repeat("x", maxBeside) + `"}`,
 		"keys":        `{"Name":"a1",` + size + strings.ReplaceAll(labels.String()[1:], `""`, `1`) + `}`,
 		"in a block":  `{"Name":"a1",` + size + `"Blocks":[{"Offset":0,"Other":"` + strings.Repeat("x", 2*maxBeside) + `"}]}`,
@@ -166,7 +166,7 @@ func FuzzParse(f *testing.F) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		b, err := Parse(bytes.NewReader(data))
+		b, err := parseCfg(bytes.NewReader(data))
 		if err != nil {
 			return
 		}
@@ -176,18 +176,18 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("block at %d of %d bytes, behind %d", block.Offset, b.Size, end)
 			}
 			end = block.Offset + int64(b.length(block.Offset))
-			if !fs.ValidPath(block.Sum.key()) {
-				t.Errorf("key %q", block.Sum.key())
+			if !fs.ValidPath(block.ID.key()) {
+				t.Errorf("key %q", block.ID.key())
 			}
 		}
 		if !fs.ValidPath(cfgKey(b.Name)) || strings.Count(cfgKey(b.Name), "/") != 4 {
 			t.Errorf("key %q", cfgKey(b.Name))
 		}
-		again, err := b.Marshal()
+		again, err := b.marshal()
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := Parse(bytes.NewReader(again))
+		c, err := parseCfg(bytes.NewReader(again))
 		if err != nil || c.Size != b.Size || len(c.Blocks) != len(b.Blocks) || c.Complete() != b.Complete() {
 			t.Errorf("written again %s (%v)", again, err)
 		}

@@ -20,8 +20,8 @@ const (
 	Gzip Compression = "gzip"
 )
 
-// ParseCompression reads a declared compression. No text is LZ4.
-func ParseCompression(s string) (Compression, error) {
+// parseCompression reads a declared compression. No text is LZ4.
+func parseCompression(s string) (Compression, error) {
 	switch c := Compression(s); c {
 	case "":
 		return LZ4, nil
@@ -37,12 +37,12 @@ func parseStored(s string) (Compression, error) {
 	if s == "" {
 		return Gzip, nil
 	}
-	return ParseCompression(s)
+	return parseCompression(s)
 }
 
 // maxStored bounds the file of a block: what does not become smaller becomes
 // larger by a few bytes.
-const maxStored = BlockSize + 64<<10
+const maxStored = blockSize + 64<<10
 
 // decoder gets blocks out of their files. Its memory is used again and again.
 type decoder struct {
@@ -62,14 +62,14 @@ var errNotThese = errors.New("it does not hold these bytes")
 // what its magic number says, but that the bytes of a block may have one
 // themselves: the sum decides. A block that another backup has brought may be
 // packed in another way than the cfg says.
-func (d *decoder) decode(dst, stored []byte, sum Sum) error {
+func (d *decoder) decode(dst, stored []byte, sum blockID) error {
 	err := errNotThese
 	if unpack := d.unpacker(stored); unpack != nil {
-		if err = d.fill(dst, unpack, stored); err == nil && SumBlock(dst) == sum {
+		if err = d.fill(dst, unpack, stored); err == nil && blockIDOf(dst) == sum {
 			return nil
 		}
 	}
-	if len(stored) == len(dst) && SumBlock(stored) == sum {
+	if len(stored) == len(dst) && blockIDOf(stored) == sum {
 		copy(dst, stored)
 		return nil
 	}
@@ -123,15 +123,18 @@ type encoder struct {
 	}
 }
 
-func newEncoder(c Compression) (*encoder, error) {
+func newEncoder(c Compression) *encoder {
 	switch c {
 	case LZ4:
 		w := lz4.NewWriter(nil)
-		return &encoder{w}, w.Apply(lz4.ConcurrencyOption(1))
+		if err := w.Apply(lz4.ConcurrencyOption(1)); err != nil {
+			panic("backup: " + err.Error()) // the option is valid
+		}
+		return &encoder{w}
 	case Gzip:
-		return &encoder{gzip.NewWriter(nil)}, nil
+		return &encoder{gzip.NewWriter(nil)}
 	}
-	return &encoder{}, nil
+	return &encoder{}
 }
 
 // encode returns the file of a block, which may be in room.

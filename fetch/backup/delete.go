@@ -2,6 +2,7 @@ package backup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"regexp"
@@ -12,11 +13,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Deleted says what Delete has done.
-type Deleted struct {
-	Found  bool   // there was a backup
-	Blocks int    // that were removed
-	Kept   string // why unused blocks were left; empty: none were
+// DeleteResult is what Delete has done.
+type DeleteResult struct {
+	Found         bool // whether there was a backup of the name
+	RemovedBlocks int
+	BlocksKept    error // why blocks without a backup were kept; nil: none were
 }
 
 // Delete removes the backup of that name, and then the blocks that no other backup
@@ -24,12 +25,12 @@ type Deleted struct {
 // all: when another backup is not complete or cannot be read, or one comes
 // meanwhile. Blocks of a backup that was not complete, and those that an interrupted
 // Delete has left, are looked for in the whole Store: delete the name again.
-func Delete(ctx context.Context, s Store, name string) (done Deleted, err error) {
-	if err := CheckName(name); err != nil {
-		return Deleted{}, &fetch.Error{Class: fetch.BadConfig, Err: err}
+func Delete(ctx context.Context, s Store, name string) (done DeleteResult, err error) {
+	if err := checkName(name); err != nil {
+		return DeleteResult{}, &fetch.Error{Class: fetch.BadConfig, Err: err}
 	}
 	err = withLock(ctx, s, exclusive, func(ctx context.Context, l *lock) error {
-		b, err := Inspect(ctx, s, name)
+		b, err := Load(ctx, s, name)
 		if err != nil && !isClass(err, fetch.BadSource) {
 			return err
 		}
@@ -38,11 +39,11 @@ func Delete(ctx context.Context, s Store, name string) (done Deleted, err error)
 			return fmt.Errorf("delete backup %s: %w", name, err)
 		}
 		unused, kept, err := unused(ctx, s, b)
-		if err != nil || kept != "" {
-			done.Kept = kept
+		if err != nil || kept != nil {
+			done.BlocksKept = kept
 			return err
 		}
-		done.Blocks = len(unused)
+		done.RemovedBlocks = len(unused)
 		return removeBlocks(ctx, s, l, unused)
 	})
 	return done, err
@@ -50,49 +51,49 @@ func Delete(ctx context.Context, s Store, name string) (done Deleted, err error)
 
 // unused returns the blocks of b, or of the whole Store if b does not tell, that no
 // backup refers to; or why that cannot be said.
-func unused(ctx context.Context, s Store, b *Backup) (sums []Sum, kept string, err error) {
-	names, err := Names(ctx, s)
+func unused(ctx context.Context, s Store, b *Backup) (sums []blockID, kept, err error) {
+	names, err := List(ctx, s)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
-	var candidates []Sum
+	var candidates []blockID
 	if b != nil && b.Complete() {
 		for _, block := range b.Blocks {
-			candidates = append(candidates, block.Sum)
+			candidates = append(candidates, block.ID)
 		}
 	} else if candidates, err = allBlocks(ctx, s); err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
-	left := make(map[Sum]bool, len(candidates))
+	left := make(map[blockID]bool, len(candidates))
 	for _, sum := range candidates {
 		left[sum] = true
 	}
 	for _, name := range names {
-		other, err := Inspect(ctx, s, name)
+		other, err := Load(ctx, s, name)
 		switch {
 		case isClass(err, fetch.BadSource):
-			return nil, err.Error(), nil
+			return nil, err, nil
 		case err != nil:
-			return nil, "", err
+			return nil, nil, err
 		case other == nil: // an empty folder
 			continue
 		case !other.Complete():
-			return nil, fmt.Sprintf("backup %s is not completed", name), nil
+			return nil, fmt.Errorf("backup %s is not completed", name), nil
 		}
 		for _, block := range other.Blocks {
-			delete(left, block.Sum)
+			delete(left, block.ID)
 		}
 	}
-	switch now, err := Names(ctx, s); {
+	switch now, err := List(ctx, s); {
 	case err != nil:
-		return nil, "", err
+		return nil, nil, err
 	case !slices.Equal(now, names):
-		return nil, "another backup was made or deleted meanwhile", nil
+		return nil, errors.New("another backup was made or deleted meanwhile"), nil
 	}
 	for sum := range left {
 		sums = append(sums, sum)
 	}
-	return sums, "", nil
+	return sums, nil, nil
 }
 
 // sweepers is how many requests are under way at once where there are many.
@@ -102,12 +103,12 @@ const sweepers = 4
 var pairPattern = regexp.MustCompile(`^[0-9a-f]{2}$`)
 
 // allBlocks lists every block file of the Store.
-func allBlocks(ctx context.Context, s Store) ([]Sum, error) {
+func allBlocks(ctx context.Context, s Store) ([]blockID, error) {
 	first, err := s.List(ctx, blocksFolder)
 	if err != nil {
 		return nil, err
 	}
-	found := make([][]Sum, len(first))
+	found := make([][]blockID, len(first))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(sweepers)
 	for i, e := range first {
@@ -144,7 +145,7 @@ func allBlocks(ctx context.Context, s Store) ([]Sum, error) {
 
 // removeBlocks ends where the lock may not be held any more: a backup may count on the
 // blocks by then.
-func removeBlocks(ctx context.Context, s Store, l *lock, sums []Sum) error {
+func removeBlocks(ctx context.Context, s Store, l *lock, sums []blockID) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(sweepers)
 	for _, sum := range sums {

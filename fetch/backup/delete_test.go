@@ -16,12 +16,12 @@ func TestDeleteKeeps(t *testing.T) {
 	makeImage(t, d, "b1", someBytes(2, 4<<20))
 	for name, spoil := range map[string]func(cfg string) string{
 		"is not completed": func(cfg string) string {
-			b, err := Parse(strings.NewReader(cfg))
+			b, err := parseCfg(strings.NewReader(cfg))
 			if err != nil {
 				t.Fatal(err)
 			}
 			b = &Backup{Name: b.Name, Size: b.Size, Checksum: b.Checksum, Compression: b.Compression, Created: b.Created}
-			data, err := b.Marshal()
+			data, err := b.marshal()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -41,7 +41,7 @@ func TestDeleteKeeps(t *testing.T) {
 					t.Fatal(err)
 				}
 				done, err := Delete(t.Context(), s, "a1")
-				if err != nil || !done.Found || done.Blocks != 0 || !strings.Contains(done.Kept, name) {
+				if err != nil || !done.Found || done.RemovedBlocks != 0 || done.BlocksKept == nil || !strings.Contains(done.BlocksKept.Error(), name) {
 					t.Errorf("got %+v (%v)", done, err)
 				}
 				if n := blockFiles(t, dir); n != 4 {
@@ -85,13 +85,13 @@ func TestDeleteForeign(t *testing.T) {
 			t.Fatal(err)
 		}
 		done, err := Delete(t.Context(), s, "a1")
-		if err != nil || done.Blocks != 0 || !strings.Contains(done.Kept, "is not the name of a backup") {
+		if err != nil || done.RemovedBlocks != 0 || done.BlocksKept == nil || !strings.Contains(done.BlocksKept.Error(), "is not the name of a backup") {
 			t.Errorf("got %+v (%v)", done, err)
 		}
 		if err := os.Remove(strange); err != nil {
 			t.Fatal(err)
 		}
-		if done, err := Delete(t.Context(), s, "a1"); err != nil || done != (Deleted{Blocks: 2}) {
+		if done, err := Delete(t.Context(), s, "a1"); err != nil || done != (DeleteResult{RemovedBlocks: 2}) {
 			t.Errorf("got %+v (%v)", done, err)
 		}
 		if left := files(t, dir); len(left) != len(foreign) {

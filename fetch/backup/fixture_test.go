@@ -90,7 +90,7 @@ func id(name string) disk.ID { return disk.ID{Name: name, UUID: "6846a0b2"} }
 
 // restore makes the image of a backup on d.
 func restore(ctx context.Context, s Store, d *disk.Disk, name string) (disk.Copy, error) {
-	b, err := Load(ctx, s, name)
+	b, err := LoadComplete(ctx, s, name)
 	if err != nil {
 		return disk.Copy{}, err
 	}

@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// BlockSize is the unit that images are backed up in. Only the last block of an
+// blockSize is the unit that images are backed up in. Only the last block of an
 // image may be shorter.
-const BlockSize = 2 << 20
+const blockSize = 2 << 20
 
 // The folders of a target, as Longhorn has them.
 const (
@@ -25,43 +25,43 @@ const (
 
 func cfgKey(name string) string { return path.Join(imagesFolder, name, cfgName) }
 
-// Sum names a block by its bytes: the first half of their SHA-512. The zero Sum
+// blockID names a block by its bytes: the first half of their SHA-512. The zero Sum
 // stands for none.
-type Sum [sha512.Size / 2]byte
+type blockID [sha512.Size / 2]byte
 
-// SumBlock returns the name of a block with these bytes.
-func SumBlock(data []byte) (s Sum) {
+// blockIDOf returns the name of a block with these bytes.
+func blockIDOf(data []byte) (s blockID) {
 	whole := sha512.Sum512(data)
 	copy(s[:], whole[:])
 	return s
 }
 
 // String returns the 64 hex digits that a cfg and the name of a file have.
-func (s Sum) String() string { return hex.EncodeToString(s[:]) }
+func (s blockID) String() string { return hex.EncodeToString(s[:]) }
 
-func parseSum(digits string) (s Sum, err error) {
+func parseSum(digits string) (s blockID, err error) {
 	if len(digits) != 2*len(s) || strings.ToLower(digits) != digits {
-		return Sum{}, fmt.Errorf("its checksum is not %d lower-case hex digits", 2*len(s))
+		return blockID{}, fmt.Errorf("its checksum is not %d lower-case hex digits", 2*len(s))
 	}
 	if _, err := hex.Decode(s[:], []byte(digits)); err != nil {
-		return Sum{}, fmt.Errorf("its checksum is not %d lower-case hex digits", 2*len(s))
+		return blockID{}, fmt.Errorf("its checksum is not %d lower-case hex digits", 2*len(s))
 	}
 	return s, nil
 }
 
 // folder is where the file of the block is.
-func (s Sum) folder() string {
+func (s blockID) folder() string {
 	digits := s.String()
 	return path.Join(blocksFolder, digits[:2], digits[2:4])
 }
 
-func (s Sum) key() string { return path.Join(s.folder(), s.String()+blockSuffix) }
+func (s blockID) key() string { return path.Join(s.folder(), s.String()+blockSuffix) }
 
 // blockNamed returns the block of a file name, and false for any other file.
-func blockNamed(file string) (Sum, bool) {
+func blockNamed(file string) (blockID, bool) {
 	digits, ok := strings.CutSuffix(file, blockSuffix)
 	if !ok {
-		return Sum{}, false
+		return blockID{}, false
 	}
 	s, err := parseSum(digits)
 	return s, err == nil
@@ -71,9 +71,9 @@ const maxName = 64
 
 var namePattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]+$`)
 
-// CheckName says why name cannot be that of a backup. It is then never more or
+// checkName says why name cannot be that of a backup. It is then never more or
 // less than one element of a key.
-func CheckName(name string) error {
+func checkName(name string) error {
 	switch {
 	case len(name) > maxName:
 		return fmt.Errorf("the name of a backup has at most %d characters", maxName)
@@ -106,7 +106,7 @@ func ParseURL(address string) (target, name string, err error) {
 	if name, err = url.QueryUnescape(names[0]); err != nil {
 		return "", "", fmt.Errorf("%.80q is not the name of a backup", names[0])
 	}
-	if err := CheckName(name); err != nil {
+	if err := checkName(name); err != nil {
 		return "", "", err
 	}
 	if len(others) > 0 {

@@ -58,11 +58,11 @@ func TestBackupAsLonghorn(t *testing.T) {
 			if _, err := restore(t.Context(), s, d, f.Image); err != nil {
 				t.Fatal(err)
 			}
-			want, err := Load(t.Context(), s, f.Image)
+			want, err := LoadComplete(t.Context(), s, f.Image)
 			if err != nil {
 				t.Fatal(err)
 			}
-			same, err := want.Marshal()
+			same, err := want.marshal()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -73,17 +73,17 @@ func TestBackupAsLonghorn(t *testing.T) {
 
 			ours := t.TempDir()
 			synctest.Test(t, func(t *testing.T) {
-				w := Write{Store: openTarget(t, ours), Compression: want.Compression, Labels: want.Labels}
-				if err := w.Backup(t.Context(), d, id(f.Image), new(fetch.Progress)); err != nil {
+				w := Creator{Store: openTarget(t, ours), Compression: want.Compression, Labels: want.Labels}
+				if err := w.Create(t.Context(), d, id(f.Image), new(fetch.Progress)); err != nil {
 					t.Fatal(err)
 				}
 			})
-			got, err := Load(t.Context(), openTarget(t, ours), f.Image)
+			got, err := LoadComplete(t.Context(), openTarget(t, ours), f.Image)
 			if err != nil {
 				t.Fatal(err)
 			}
 			got.Created, got.Completed = want.Created, want.Completed
-			if data, err := got.Marshal(); err != nil || string(data) != string(same) {
+			if data, err := got.marshal(); err != nil || string(data) != string(same) {
 				t.Errorf("got cfg %s (%v)\nwant %s", data, err, same)
 			}
 			sameFiles(t, want, files(t, ours), files(t, theirs))
@@ -110,7 +110,7 @@ func sameFiles(t *testing.T, b *Backup, ours, theirs map[string]string) {
 			equal++
 			continue
 		}
-		i := slices.IndexFunc(b.Blocks, func(b Block) bool { return b.Sum == sum })
+		i := slices.IndexFunc(b.Blocks, func(b Block) bool { return b.ID == sum })
 		plain := make([]byte, b.length(b.Blocks[i].Offset))
 		if err := d.decode(plain, []byte(got), sum); err != nil || b.Compression == None {
 			t.Errorf("%s: %d bytes are not those of Longhorn, %d (%v)", name, len(got), len(want), err)
@@ -153,7 +153,7 @@ func TestResumeLonghorn(t *testing.T) {
 		}
 	}
 	s := openTarget(t, dir)
-	b, err := Load(t.Context(), s, "zelkova")
+	b, err := LoadComplete(t.Context(), s, "zelkova")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,6 +175,6 @@ func backUp(t testing.TB, dir string, d *disk.Disk, name string) error {
 
 func backUpCtx(ctx context.Context, t testing.TB, dir string, d *disk.Disk, name string) error {
 	t.Helper()
-	w := Write{Store: openTarget(t, dir), Compression: LZ4}
-	return w.Backup(ctx, d, id(name), new(fetch.Progress))
+	w := Creator{Store: openTarget(t, dir), Compression: LZ4}
+	return w.Create(ctx, d, id(name), new(fetch.Progress))
 }

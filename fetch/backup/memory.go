@@ -1,58 +1,62 @@
 package backup
 
-import "context"
+import (
+	"context"
+	"sync"
 
-const (
-	// roomBlocks are the blocks that all restores together have in memory, and roomFiles
-	// the files of blocks: 38 MiB. Two restores with the default of workers find all that
-	// they could use.
-	roomBlocks = 12
-	roomFiles  = 6
+	"golang.org/x/sync/semaphore"
 )
 
-// Room is the memory of all restores of a process: each takes what is free of it, so
-// that many of them are slower, and do not need more. Its methods may be called by any
-// goroutine.
-type Room struct {
-	blocks, files chan []byte
-	decoders      chan *decoder
+const (
+	// budgetBlocks is how many unpacked blocks all restores together have in memory, and
+	// budgetFiles how many block files: 38 MiB. That suffices for two restores with
+	// DefaultWorkers.
+	budgetBlocks = 12
+	budgetFiles  = 6
+)
+
+// MemoryBudget bounds the memory of all restores of a process that share it. Restores
+// that find it used up wait: many at once are slower and need no more memory. Any
+// number of goroutines may use it at once.
+type MemoryBudget struct {
+	blocks, files *pool[[]byte]
+	decoders      *pool[*decoder]
 }
 
-// NewRoom returns a Room of which nothing is used yet.
-func NewRoom() *Room {
-	r := &Room{make(chan []byte, roomBlocks), make(chan []byte, roomFiles), make(chan *decoder, decoders)}
-	// What is in it is made when it is needed.
-	for range roomBlocks {
-		r.blocks <- nil
-	}
-	for range roomFiles {
-		r.files <- nil
-	}
-	for range decoders {
-		r.decoders <- nil
-	}
-	return r
-}
-
-// take returns a buffer of a pool, or nil when ctx ends.
-func take(ctx context.Context, pool chan []byte, size int) []byte {
-	select {
-	case buf := <-pool:
-		if buf == nil {
-			buf = make([]byte, size)
-		}
-		return buf[:size]
-	case <-ctx.Done():
-		return nil
+// NewMemoryBudget returns a budget of 38 MiB. It allocates nothing yet.
+func NewMemoryBudget() *MemoryBudget {
+	return &MemoryBudget{
+		blocks:   newPool(budgetBlocks, func() []byte { return make([]byte, blockSize) }),
+		files:    newPool(budgetFiles, func() []byte { return make([]byte, maxStored+1) }),
+		decoders: newPool(decoders, newDecoder),
 	}
 }
 
-// decode waits for a decoder.
-func (r *Room) decode(dst, stored []byte, sum Sum) error {
-	d := <-r.decoders
-	if d == nil {
-		d = newDecoder()
+// pool lends at most limit values at a time, and reuses them. The garbage collector
+// frees those that nobody uses.
+type pool[T any] struct {
+	limit *semaphore.Weighted
+	free  sync.Pool
+	make  func() T
+}
+
+func newPool[T any](limit int64, make func() T) *pool[T] {
+	return &pool[T]{limit: semaphore.NewWeighted(limit), make: make}
+}
+
+// acquire returns a value, or an error when ctx ends first.
+func (p *pool[T]) acquire(ctx context.Context) (value T, err error) {
+	if err := p.limit.Acquire(ctx, 1); err != nil {
+		return value, err
 	}
-	defer func() { r.decoders <- d }()
-	return d.decode(dst, stored, sum)
+	if free, ok := p.free.Get().(*T); ok {
+		return *free, nil
+	}
+	return p.make(), nil
+}
+
+// release makes an acquired value available again.
+func (p *pool[T]) release(value T) {
+	p.free.Put(&value)
+	p.limit.Release(1)
 }

@@ -13,15 +13,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// TestRestoresShareRoom makes ten restores at once, with as many workers as there can be,
+// TestRestoresShareMemoryBudget makes ten restores at once, with as many workers as there can be,
 // of which some are cancelled and some find a block missing. Together they have no more
-// in memory than there is room, and give all of it back.
-func TestRestoresShareRoom(t *testing.T) {
+// in memory than there is budget, and give all of it back.
+func TestRestoresShareMemoryBudget(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
 	want := makeImage(t, d, "a1", someBytes(1, 23<<20+512))
 	synctest.Test(t, func(t *testing.T) { mustBackUp(t, dir, d, "a1") })
-	room := NewRoom()
+	budget := NewMemoryBudget()
 	var all sync.WaitGroup
 	for n := range 10 {
 		other := newDisk(t)
@@ -36,20 +36,20 @@ func TestRestoresShareRoom(t *testing.T) {
 			store = missing{s, n}
 		}
 		all.Go(func() {
-			got, err := restoreIn(ctx, room, store, other, "a1")
+			got, err := restoreIn(ctx, budget, store, other, "a1")
 			if n%3 == 0 && (err != nil || got.SHA512 != want.SHA512) || n%3 == 1 && !errors.Is(err, context.Canceled) || n%3 == 2 && !isClass(err, fetch.Refused) {
 				t.Errorf("restore %d: %v, %v", n, got.SHA512, err)
 			}
 		})
 	}
 	all.Wait()
-	if len(room.blocks) != roomBlocks || len(room.files) != roomFiles || len(room.decoders) != decoders {
-		t.Errorf("given back are %d blocks, %d files and %d decoders", len(room.blocks), len(room.files), len(room.decoders))
+	if !budget.blocks.limit.TryAcquire(budgetBlocks) || !budget.files.limit.TryAcquire(budgetFiles) || !budget.decoders.limit.TryAcquire(decoders) {
+		t.Error("the restores have ended, and did not release all of the budget")
 	}
 }
 
-func restoreIn(ctx context.Context, room *Room, s Store, d *disk.Disk, name string) (disk.Copy, error) {
-	b, err := Load(ctx, s, name)
+func restoreIn(ctx context.Context, budget *MemoryBudget, s Store, d *disk.Disk, name string) (disk.Copy, error) {
+	b, err := LoadComplete(ctx, s, name)
 	if err != nil {
 		return disk.Copy{}, err
 	}
@@ -58,7 +58,7 @@ func restoreIn(ctx context.Context, room *Room, s Store, d *disk.Disk, name stri
 		return disk.Copy{}, err
 	}
 	defer part.Close()
-	if err := (Restore{Store: s, Backup: b, Workers: maxWorkers, Room: room}).Fill(ctx, part, new(fetch.Progress)); err != nil {
+	if err := (Restore{Store: s, Backup: b, Workers: maxWorkers, Memory: budget}).Fill(ctx, part, new(fetch.Progress)); err != nil {
 		return disk.Copy{}, err
 	}
 	return part.Commit(b.Digest())

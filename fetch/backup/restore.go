@@ -40,10 +40,10 @@ func workers(n int) int {
 // Restore says which backup a part is made of, and how.
 type Restore struct {
 	Store          Store
-	Backup         *Backup // complete
-	Workers        int     // blocks that are fetched at once; 0: DefaultWorkers
-	BandwidthLimit int64   // most bytes per second from the Store; 0: no limit
-	Room           *Room   // shared with other restores; nil: one of its own
+	Backup         *Backup       // complete
+	Workers        int           // blocks that are fetched at once; 0: DefaultWorkers
+	BandwidthLimit int64         // most bytes per second from the Store; 0: no limit
+	Memory         *MemoryBudget // shared with other restores; nil: one of its own
 }
 
 // Fill reads the image into part, from where the part ends if what it holds is of
@@ -69,8 +69,8 @@ func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 	return fetch.ClassifyDiskError(causeOf(ctx, held, r.pour(held, part, progress)))
 }
 
-// Takes reports whether a part of this origin is the beginning of the backup.
-func (r Restore) Takes(o disk.PartSource) bool { return o == r.origin() }
+// CanResume reports whether a part of this origin is the beginning of the backup.
+func (r Restore) CanResume(o disk.PartSource) bool { return o == r.origin() }
 
 func (r Restore) origin() disk.PartSource {
 	source := sha256.Sum256([]byte(URL(r.Store.String(), r.Backup.Name)))
@@ -95,16 +95,17 @@ func (r Restore) begin(part *disk.Part) error {
 
 // piece is one block on its way.
 type piece struct {
-	block Block
-	data  []byte        // of a Room; as long as the block
-	err   error         // set before ready is closed
-	ready chan struct{} // closed when data or err is there
+	block  Block
+	buffer []byte        // of the MemoryBudget
+	data   []byte        // the beginning of buffer, as long as the block
+	err    error         // set before ready is closed
+	ready  chan struct{} // closed when data or err is there
 }
 
 // pour writes the blocks in order, as they come from the workers.
 func (r Restore) pour(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
-	if r.Room == nil {
-		r.Room = NewRoom()
+	if r.Memory == nil {
+		r.Memory = NewMemoryBudget()
 	}
 	var running sync.WaitGroup
 	ctx, cancel := context.WithCancel(ctx)
@@ -115,10 +116,10 @@ func (r Restore) pour(ctx context.Context, part *disk.Part, progress *fetch.Prog
 		cancel()
 		running.Wait() // nobody writes to the buffers any more
 		if last != nil {
-			r.Room.blocks <- last.data
+			r.Memory.blocks.release(last.buffer)
 		}
 		for p := range pieces {
-			r.Room.blocks <- p.data
+			r.Memory.blocks.release(p.buffer)
 		}
 	}()
 	for last = range pieces {
@@ -133,7 +134,7 @@ func (r Restore) pour(ctx context.Context, part *disk.Part, progress *fetch.Prog
 		if err := put(part, last, progress); err != nil {
 			return err
 		}
-		r.Room.blocks <- last.data
+		r.Memory.blocks.release(last.buffer)
 		last = nil
 		<-ahead
 	}
@@ -173,11 +174,10 @@ func (r Restore) fetchAhead(ctx context.Context, running *sync.WaitGroup, from i
 	for range workers(r.Workers) {
 		running.Go(func() {
 			for p := range todo {
-				if file := take(ctx, r.Room.files, maxStored+1); file != nil {
+				var file []byte
+				if file, p.err = r.Memory.files.acquire(ctx); p.err == nil {
 					p.err = r.fetch(ctx, p, way, file)
-					r.Room.files <- file
-				} else {
-					p.err = ctx.Err()
+					r.Memory.files.release(file)
 				}
 				close(p.ready)
 			}
@@ -188,7 +188,7 @@ func (r Restore) fetchAhead(ctx context.Context, running *sync.WaitGroup, from i
 		defer close(todo)
 		for _, block := range r.Backup.Blocks {
 			length := r.Backup.length(block.Offset)
-			if block.Offset+BlockSize <= from || block.Offset+int64(length) <= from {
+			if block.Offset+blockSize <= from || block.Offset+int64(length) <= from {
 				continue
 			}
 			select {
@@ -196,11 +196,11 @@ func (r Restore) fetchAhead(ctx context.Context, running *sync.WaitGroup, from i
 			case <-ctx.Done():
 				return
 			}
-			buf := take(ctx, r.Room.blocks, BlockSize)
-			if buf == nil {
+			buffer, err := r.Memory.blocks.acquire(ctx)
+			if err != nil {
 				return
 			}
-			p := &piece{block: block, data: buf[:length], ready: make(chan struct{})}
+			p := &piece{block: block, buffer: buffer, data: buffer[:length], ready: make(chan struct{})}
 			inOrder <- p // has room for as many as are not written
 			select {
 			case todo <- p:
@@ -226,7 +226,7 @@ func (r Restore) fetch(ctx context.Context, p *piece, way traffic, stored []byte
 }
 
 func (r Restore) fetchOnce(ctx context.Context, p *piece, way traffic, stored []byte) error {
-	object, err := way.read(ctx, r.Store, p.block.Sum.key(), stored)
+	object, err := way.read(ctx, r.Store, p.block.ID.key(), stored)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return r.failed(fetch.Refused, p, "is missing")
@@ -235,7 +235,12 @@ func (r Restore) fetchOnce(ctx context.Context, p *piece, way traffic, stored []
 	case err != nil:
 		return err
 	}
-	if err := r.Room.decode(p.data, object, p.block.Sum); err != nil {
+	decoder, err := r.Memory.decoders.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer r.Memory.decoders.release(decoder)
+	if err := decoder.decode(p.data, object, p.block.ID); err != nil {
 		return r.failed(fetch.BadSource, p, "is damaged: "+err.Error())
 	}
 	return nil
@@ -243,5 +248,5 @@ func (r Restore) fetchOnce(ctx context.Context, p *piece, way traffic, stored []
 
 func (r Restore) failed(class fetch.Class, p *piece, what string) error {
 	return fail(class, "block %s of backup %s in %s (at %d of %d bytes) %s",
-		p.block.Sum, r.Backup.Name, r.Store, p.block.Offset, r.Backup.Size, what)
+		p.block.ID, r.Backup.Name, r.Store, p.block.Offset, r.Backup.Size, what)
 }

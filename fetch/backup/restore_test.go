@@ -64,7 +64,7 @@ func TestRestoreResumes(t *testing.T) {
 		if got, err := restore(t.Context(), s, other, "a1"); err != nil || got.SHA512 != want.SHA512 {
 			t.Errorf("after %d blocks: %v (%v)", n, got.SHA512, err)
 		}
-		if most := 7 - int(held/BlockSize); s.blocks > most {
+		if most := 7 - int(held/blockSize); s.blocks > most {
 			t.Errorf("after %d blocks %d bytes were held, and %d blocks asked for (at most %d)", n, held, s.blocks, most)
 		}
 	}
@@ -130,12 +130,8 @@ func TestDecode(t *testing.T) {
 	race.Skip(t)
 	plain := someBytes(1, 1<<20)
 	pack := func(c Compression, data []byte) []byte {
-		e, err := newEncoder(c)
-		if err != nil {
-			t.Fatal(err)
-		}
 		var room bytes.Buffer
-		file, err := e.encode(data, &room)
+		file, err := newEncoder(c).encode(data, &room)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,7 +160,7 @@ func TestDecode(t *testing.T) {
 		{"cut", plain, pack(Gzip, plain)[:1000], "unexpected EOF"},
 	} {
 		got := make([]byte, len(c.plain))
-		err := d.decode(got, c.stored, SumBlock(c.plain))
+		err := d.decode(got, c.stored, blockIDOf(c.plain))
 		switch {
 		case c.want == "" && (err != nil || !bytes.Equal(got, c.plain)):
 			t.Errorf("%s: %v", c.name, err)
@@ -179,17 +175,13 @@ func FuzzDecode(f *testing.F) {
 	plain := someBytes(1, 4096)
 	var room bytes.Buffer
 	for _, c := range []Compression{LZ4, Gzip, None} {
-		e, err := newEncoder(c)
-		if err != nil {
-			f.Fatal(err)
-		}
-		file, err := e.encode(plain, &room)
+		file, err := newEncoder(c).encode(plain, &room)
 		if err != nil {
 			f.Fatal(err)
 		}
 		f.Add(bytes.Clone(file))
 	}
-	sum, d := SumBlock(plain), newDecoder()
+	sum, d := blockIDOf(plain), newDecoder()
 	f.Fuzz(func(t *testing.T, stored []byte) {
 		got := make([]byte, len(plain))
 		if err := d.decode(got, stored, sum); err == nil && !bytes.Equal(got, plain) {

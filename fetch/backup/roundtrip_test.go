@@ -34,7 +34,7 @@ var (
 func randomImage(t testing.TB, random *rand.Rand) []byte {
 	t.Helper()
 	data := make([]byte, 512*(1+random.IntN(6<<11)))
-	block := noise(random.Uint64(), BlockSize)
+	block := noise(random.Uint64(), blockSize)
 	switch kind := random.IntN(5); kind {
 	case 0:
 		fillNoise(data, random)
@@ -169,10 +169,10 @@ func (p *trip) run() {
 	methods := []Compression{LZ4, Gzip, None}
 	for _, name := range []string{"first", "second"} {
 		makeImage(p.t, from, name, images[name])
-		w := Write{Compression: methods[p.random.IntN(3)], Workers: p.random.IntN(5)}
+		w := Creator{Compression: methods[p.random.IntN(3)], Workers: p.random.IntN(5)}
 		p.insist("back up "+name, func(ctx context.Context, s Store) error {
 			w.Store = s
-			return w.Backup(ctx, from, id(name), new(fetch.Progress))
+			return w.Create(ctx, from, id(name), new(fetch.Progress))
 		})
 	}
 	for name, want := range images {

@@ -69,8 +69,8 @@ func (r Request) origin(size int64) disk.PartSource {
 	return disk.PartSource{ID: string(r.Encryption) + " " + r.Copy.SHA512.String(), Size: size}
 }
 
-// Takes reports whether a part of this origin may be the beginning of the clone.
-func (r Request) Takes(o disk.PartSource) bool { return o.ID == r.origin(0).ID }
+// CanResume reports whether a part of this origin may be the beginning of the clone.
+func (r Request) CanResume(o disk.PartSource) bool { return o.ID == r.origin(0).ID }
 
 // begin empties the part unless it is of the same origin, and sets the progress.
 func begin(part *disk.Part, o disk.PartSource, progress *fetch.Progress) error {

@@ -66,8 +66,8 @@ func (s *Source) fill(ctx context.Context, volume flat, part *disk.Part, progres
 	return nil
 }
 
-// Takes reports whether a part of this origin may be the beginning of the image.
-func (s *Source) Takes(o disk.PartSource) bool { return o.ID == s.request.hash() }
+// CanResume reports whether a part of this origin may be the beginning of the image.
+func (s *Source) CanResume(o disk.PartSource) bool { return o.ID == s.request.hash() }
 
 // encode returns the file of the image, and puts into o how large it is.
 func (s *Source) encode(volume qcow2.Source, o *disk.PartSource) (io.ReadSeeker, error) {

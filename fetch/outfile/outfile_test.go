@@ -52,7 +52,7 @@ func TestResume(t *testing.T) {
 					if err := w.Close(); err != nil {
 						t.Fatal(err)
 					}
-					f, err := os.OpenFile(to.PartPath(), os.O_RDWR, 0)
+					f, err := os.OpenFile(to.PartialPath(), os.O_RDWR, 0)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -158,7 +158,7 @@ func TestSparse(t *testing.T) {
 	copy(content[10*chunkSize:], "parrot")
 	i := makeImage(t, content)
 	to := Target{Path: filepath.Join(t.TempDir(), "out")}
-	if err := os.WriteFile(to.PartPath(), bytes.Repeat([]byte{1}, 8*chunkSize), 0o600); err != nil {
+	if err := os.WriteFile(to.PartialPath(), bytes.Repeat([]byte{1}, 8*chunkSize), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	w, kept := i.begin(t, to)

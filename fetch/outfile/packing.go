@@ -32,8 +32,8 @@ func ParsePacking(s string) (Packing, error) {
 	return "", fmt.Errorf("packing %q is not known: use gzip or zstd", s)
 }
 
-// Ending is what the names of files end in that are packed so.
-func (p Packing) Ending() string {
+// Extension is what the names of files end in that are packed so.
+func (p Packing) Extension() string {
 	return map[Packing]string{Gzip: ".gz", Zstd: ".zst"}[p]
 }
 

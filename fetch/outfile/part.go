@@ -23,8 +23,8 @@ type Target struct {
 	Replace bool // of what is there
 }
 
-// PartPath returns where the image is until it is whole.
-func (t Target) PartPath() string { return t.Path + partEnding }
+// PartialPath returns where the image is until it is whole.
+func (t Target) PartialPath() string { return t.Path + partEnding }
 
 // ExistsError says that there is something already where the file is to be.
 type ExistsError struct{ Path string }
@@ -63,7 +63,7 @@ func Create(t Target, size int64) (*Writer, error) {
 	if err := t.Check(); err != nil {
 		return nil, err
 	}
-	f, err := openLocked(t.PartPath())
+	f, err := openLocked(t.PartialPath())
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (p *part) appear() error {
 // rename replaces nothing that came meanwhile.
 func (p *part) rename() error {
 	if !p.Replace {
-		err := unix.Renameat2(unix.AT_FDCWD, p.PartPath(), unix.AT_FDCWD, p.Path, unix.RENAME_NOREPLACE)
+		err := unix.Renameat2(unix.AT_FDCWD, p.PartialPath(), unix.AT_FDCWD, p.Path, unix.RENAME_NOREPLACE)
 		switch {
 		case errors.Is(err, unix.EEXIST):
 			return &ExistsError{p.Path}
@@ -159,21 +159,21 @@ func (p *part) rename() error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	return os.Rename(p.PartPath(), p.Path)
+	return os.Rename(p.PartialPath(), p.Path)
 }
 
 // discard removes the part because of err.
 func (p *part) discard(err error) error {
-	return errors.Join(err, os.Remove(p.PartPath()))
+	return errors.Join(err, os.Remove(p.PartialPath()))
 }
 
 // close leaves no empty part.
 func (p *part) close() error {
 	info, err := p.f.Stat()
 	if err == nil && info.Size() == 0 {
-		there, lerr := os.Lstat(p.PartPath())
+		there, lerr := os.Lstat(p.PartialPath())
 		if lerr == nil && os.SameFile(there, info) {
-			err = os.Remove(p.PartPath())
+			err = os.Remove(p.PartialPath())
 		}
 	}
 	return errors.Join(err, p.f.Close())

@@ -46,7 +46,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer image.Close()
-	name = name + fileExtension(c.Format) + packing.Ending()
+	name = name + fileExtension(c.Format) + packing.Extension()
 	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
 	p, done := newPacedWriter(ctx, w, s.pieceTimeout, image.Unchanged)
 	defer done()

@@ -93,7 +93,7 @@ func (a answer) offset() (int64, error) {
 }
 
 // uploads returns what is under way there.
-func (c *Client) uploads(ctx context.Context) ([]Info, error) {
+func (c *Client) uploads(ctx context.Context) ([]info, error) {
 	a, err := c.ask(ctx, http.MethodGet, Path, nil, nil)
 	if err != nil {
 		return nil, err
@@ -101,12 +101,12 @@ func (c *Client) uploads(ctx context.Context) ([]Info, error) {
 	if no := a.refusal(); no != nil {
 		return nil, no
 	}
-	var all []Info
+	var all []info
 	return all, json.Unmarshal(a.body, &all)
 }
 
 // create begins an upload and returns its path.
-func (c *Client) create(ctx context.Context, m Metadata, length int64) (string, error) {
+func (c *Client) create(ctx context.Context, m metadata, length int64) (string, error) {
 	header := map[string]string{"Upload-Metadata": m.header(), "Upload-Length": strconv.FormatInt(length, 10)}
 	if length < 0 {
 		header = map[string]string{"Upload-Metadata": m.header(), "Upload-Defer-Length": "1"}
@@ -143,7 +143,7 @@ func (c *Client) how(ctx context.Context, path string) (at int64, measured bool,
 	if err != nil {
 		return 0, false, err
 	}
-	var i Info
+	var i info
 	switch no := told.refusal(); {
 	case no != nil:
 		return 0, false, no
@@ -202,8 +202,8 @@ const (
 // daemon may have committed it and started again before it could say so.
 var ErrLost = errors.New("the daemon does not know the upload any more")
 
-// Order is what is to be uploaded, as what.
-type Order struct {
+// Request is what is to be uploaded, as what.
+type Request struct {
 	Image   string
 	Digest  disk.Digest // that the daemon is to insist on; zero: what is declared
 	Content Content
@@ -215,8 +215,8 @@ type Order struct {
 // Send uploads until the daemon says that the image is ready, or why it will not be. It
 // goes on with an upload of the same file that is there, and after every interruption.
 // When ctx ends, what was sent stays for the next time, if there can be one.
-func (c *Client) Send(ctx context.Context, o Order, progress *fetch.Progress) error {
-	s := sending{Client: c, Order: o, progress: progress, at: unknown, total: o.Content.length(), moved: time.Now()}
+func (c *Client) Send(ctx context.Context, o Request, progress *fetch.Progress) error {
+	s := sending{Client: c, Request: o, progress: progress, at: unknown, total: o.Content.length(), moved: time.Now()}
 	progress.Total.Store(s.total)
 	pause := firstPause
 	for {
@@ -250,7 +250,7 @@ const unknown = -1
 // sending is an upload as its client sees it.
 type sending struct {
 	*Client
-	Order
+	Request
 	progress *fetch.Progress
 
 	path     string // of the upload; "": it is not begun
@@ -317,7 +317,7 @@ func (s *sending) begin(ctx context.Context) error {
 
 // find looks whether the daemon has the upload, and refuses to disturb another one of
 // the image.
-func (s *sending) find(ctx context.Context, m Metadata) error {
+func (s *sending) find(ctx context.Context, m metadata) error {
 	all, err := s.uploads(ctx)
 	if err != nil {
 		return err
@@ -430,7 +430,7 @@ func (s *sending) giveUp(ctx context.Context, err error) error {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), longPause)
 	defer cancel()
 	if gone := s.terminate(end, s.path); gone != nil {
-		return fmt.Errorf("%w; what was sent is dropped in %v", err, Life)
+		return fmt.Errorf("%w; what was sent is dropped in %v", err, sessionTTL)
 	}
 	return err
 }

@@ -24,8 +24,8 @@ import (
 
 func (r *rig) client() *Client { return &Client{Base: r.url, Transport: http.DefaultTransport} }
 
-func order(c Content) Order {
-	return Order{Image: parrot.Name, Content: c, Warn: func(error) {}}
+func order(c Content) Request {
+	return Request{Image: parrot.Name, Content: c, Warn: func(error) {}}
 }
 
 func newFile(t *testing.T, f *os.File) *File {
@@ -142,7 +142,7 @@ func TestSendAnew(t *testing.T) {
 
 func TestSendRefused(t *testing.T) {
 	short := bytes.NewReader(make([]byte, 1024))
-	for words, o := range map[string]Order{
+	for words, o := range map[string]Request{
 		"multiple of 512":              order(newFile(t, file(t, image(1, 1000)))),
 		"an image of 0 bytes":          order(NewPipe(strings.NewReader(""), -1)),
 		"an image of 1001 bytes":       order(NewPipe(strings.NewReader(strings.Repeat("x", 1001)), -1)),
@@ -216,7 +216,7 @@ func TestStore(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer part.Close()
-		if err := Store(ctx, part, order(c), p); err != nil {
+		if err := FillLocal(ctx, part, order(c), p); err != nil {
 			return err
 		}
 		_, err = part.Commit(disk.Digest{})
@@ -225,7 +225,7 @@ func TestStore(t *testing.T) {
 	if err := store(ctx, &fetch.Progress{}, stopsAfter{newFile(t, f), stop}); !errors.Is(err, context.Canceled) {
 		t.Fatalf("stopped: %v", err)
 	}
-	if r.disk.PartSource(parrot).ID != Source {
+	if r.disk.PartSource(parrot).ID != PartSourceID {
 		t.Fatal("nothing is left to go on with")
 	}
 	p := &fetch.Progress{}

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	pieceSize = MaxChecked // so that each is checked on its own
+	pieceSize = maxChecked // so that each is checked on its own
 	leastHole = 1 << 20    // shorter ones are sent as zeros
 	mostZeros = 1 << 30    // of one request: the other side hashes them
 	// kept is how much of a pipe is kept until the daemon must have it on its disk, but

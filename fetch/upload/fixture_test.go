@@ -45,16 +45,7 @@ func newRig(t *testing.T) *rig {
 	if r.disk, err = disk.Open(r.path); err != nil {
 		t.Fatal(err)
 	}
-	r.Server = NewServer(NewSessions(), Host{
-		Begin: func(_ context.Context, image string, given disk.Digest) error {
-			if image != parrot.Name {
-				return httperror.New(http.StatusNotFound, "no image %s is declared", image)
-			}
-			r.begin(given)
-			return nil
-		},
-		Interrupted: func(id string) bool { return r.disk.PartSource(parrot).ETag == id },
-	})
+	r.Server = NewServer(NewSessions(), r)
 	mux := http.NewServeMux()
 	mux.Handle(Path, r)
 	mux.Handle(Path+"/{id}", r)
@@ -69,6 +60,18 @@ func newRig(t *testing.T) *rig {
 	})
 	return r
 }
+
+// Begin implements Host.
+func (r *rig) Begin(_ context.Context, image string, digest disk.Digest) error {
+	if image != parrot.Name {
+		return httperror.New(http.StatusNotFound, "no image %s is declared", image)
+	}
+	r.begin(digest)
+	return nil
+}
+
+// Interrupted implements Host.
+func (r *rig) Interrupted(id string) bool { return r.disk.PartSource(parrot).ETag == id }
 
 // begin starts a job for what was announced or left.
 func (r *rig) begin(want disk.Digest) {

@@ -18,8 +18,8 @@ import (
 // maxMetadata bounds what is kept of what a sender says about an upload.
 const maxMetadata = 4 << 10
 
-// Metadata is what a sender says about an upload when it begins.
-type Metadata struct {
+// metadata is what a sender says about an upload when it begins.
+type metadata struct {
 	Name        string      // of the image
 	Digest      disk.Digest // that the whole has to have; zero: none was given
 	Fingerprint string      // by which the sender knows its file again
@@ -29,11 +29,11 @@ type Metadata struct {
 
 // parseMetadata reads an Upload-Metadata header: keys, each with a value in base64
 // or none, between commas. Keys that mean nothing here are kept in the text.
-func parseMetadata(text string) (Metadata, error) {
+func parseMetadata(text string) (metadata, error) {
 	if len(text) > maxMetadata {
-		return Metadata{}, fmt.Errorf("Upload-Metadata has %d bytes, at most %d are kept", len(text), maxMetadata)
+		return metadata{}, fmt.Errorf("Upload-Metadata has %d bytes, at most %d are kept", len(text), maxMetadata)
 	}
-	m := Metadata{text: text}
+	m := metadata{text: text}
 	seen := map[string]bool{}
 	for pair := range strings.SplitSeq(text, ",") {
 		key, encoded, _ := strings.Cut(strings.TrimSpace(pair), " ")
@@ -43,21 +43,21 @@ func parseMetadata(text string) (Metadata, error) {
 		value, err := base64.StdEncoding.DecodeString(strings.TrimSpace(encoded))
 		switch {
 		case key == "", strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r > '~' }):
-			return Metadata{}, errors.New("Upload-Metadata is not a list of keys with values in base64")
+			return metadata{}, errors.New("Upload-Metadata is not a list of keys with values in base64")
 		case err != nil:
-			return Metadata{}, fmt.Errorf("Upload-Metadata: the value of %s is not base64", key)
+			return metadata{}, fmt.Errorf("Upload-Metadata: the value of %s is not base64", key)
 		case seen[key]:
-			return Metadata{}, fmt.Errorf("Upload-Metadata: %s is there twice", key)
+			return metadata{}, fmt.Errorf("Upload-Metadata: %s is there twice", key)
 		}
 		seen[key] = true
 		if err := m.set(key, string(value)); err != nil {
-			return Metadata{}, err
+			return metadata{}, err
 		}
 	}
 	return m, nil
 }
 
-func (m *Metadata) set(key, value string) error {
+func (m *metadata) set(key, value string) error {
 	switch key {
 	case "name":
 		m.Name = value
@@ -87,7 +87,7 @@ func (m *Metadata) set(key, value string) error {
 }
 
 // header returns the text of an Upload-Metadata header.
-func (m Metadata) header() string {
+func (m metadata) header() string {
 	var pairs []string
 	add := func(key, value string) {
 		if value != "" {

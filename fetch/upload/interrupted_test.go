@@ -108,13 +108,13 @@ func TestExpired(t *testing.T) {
 	r.patch(at, "0", bytes.Repeat([]byte{1}, 1<<20)).is(t, 204, "")
 	r.end()
 	part := filepath.Join(r.path, "backing-images", parrot.String(), "backing.part")
-	old := time.Now().Add(-Life - time.Minute)
+	old := time.Now().Add(-sessionTTL - time.Minute)
 	if err := os.Chtimes(part, old, old); err != nil {
 		t.Fatal(err)
 	}
 	r.restart()
 	r.jobs.Wait()
-	if err := r.end(); !Ended(err) {
+	if err := r.end(); !IsDiscarded(err) {
 		t.Errorf("the job ended with %v", err)
 	}
 	r.empty()
@@ -139,14 +139,14 @@ func TestExpires(t *testing.T) {
 		}
 		defer part.Close()
 		sessions := NewSessions()
-		one, err := sessions.announce(Metadata{Name: parrot.Name}, 1<<20)
+		one, err := sessions.announce(metadata{Name: parrot.Name}, 1<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
 		began, ended := time.Now(), make(chan error)
 		go func() { ended <- one.Fill(t.Context(), part, 0, &fetch.Progress{}) }()
 		<-one.opened
-		time.Sleep(Life - time.Hour)
+		time.Sleep(sessionTTL - time.Hour)
 		ask := func(d delivery) error {
 			d.ctx, d.done = t.Context(), make(chan error, 1)
 			return one.deliver(&d)
@@ -157,7 +157,7 @@ func TestExpires(t *testing.T) {
 		if err := ask(delivery{zeros: 512, total: -1}); err != nil {
 			t.Fatal(err)
 		}
-		if err := <-ended; !Ended(err) || time.Since(began) != 2*Life-time.Hour {
+		if err := <-ended; !IsDiscarded(err) || time.Since(began) != 2*sessionTTL-time.Hour {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 	})

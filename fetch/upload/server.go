@@ -20,8 +20,8 @@ import (
 const (
 	// Path is where uploads are created; each has its own below it.
 	Path = "/v1/uploads"
-	// MaxChecked is the longest body that may come with an Upload-Checksum.
-	MaxChecked = 4 << 20
+	// maxChecked is the longest body that may come with an Upload-Checksum.
+	maxChecked = 4 << 20
 
 	version    = "1.0.0"
 	extensions = "creation,creation-with-upload,creation-defer-length,termination,checksum,expiration"
@@ -35,13 +35,16 @@ const (
 // statusMismatch is tus's for a body that has not the checksum it came with.
 const statusMismatch = 460
 
-// Host is the node that takes uploads.
-type Host struct {
-	// Begin asks for a job to open the part of a new upload of the image, or says why
-	// there can be none: a *httperror.Error. The whole has to have the digest, if one is given.
-	Begin func(ctx context.Context, image string, given disk.Digest) error
-	// Interrupted reports whether there is a part of the upload that a job will open.
-	Interrupted func(id string) bool
+// Host is the manager of the node that receives uploads. Any goroutine may call its
+// methods.
+type Host interface {
+	// Begin starts the job that receives a new upload of the image: it calls
+	// Sessions.Begin. The image must have the digest, unless that is zero. An
+	// *httperror.Error is why there is no such job.
+	Begin(ctx context.Context, image string, digest disk.Digest) error
+	// Interrupted reports whether a disk has a partial file of the upload for which a
+	// job will start.
+	Interrupted(id string) bool
 }
 
 // Server answers requests for uploads. Who may send them is for its caller to know.
@@ -128,7 +131,7 @@ func (s *Server) show(w http.ResponseWriter, id string) error {
 	now, past := s.sessions.find(id)
 	switch {
 	case now != nil:
-		return answerJSON(w, http.StatusOK, now.Info())
+		return answerJSON(w, http.StatusOK, now.info())
 	case past != nil:
 		return answerJSON(w, http.StatusOK, past)
 	}
@@ -152,7 +155,7 @@ func (s *Server) head(w http.ResponseWriter, r *http.Request, id string) error {
 		if err := s.ask(r, now, &delivery{look: true}); err != nil {
 			return err
 		}
-		info := now.Info()
+		info := now.info()
 		past = &info
 	}
 	if past.err != nil {
@@ -173,9 +176,9 @@ func (s *Server) head(w http.ResponseWriter, r *http.Request, id string) error {
 }
 
 // tell says how far an upload is, and until when it is kept.
-func tell(h http.Header, i Info) {
+func tell(h http.Header, i info) {
 	h.Set("Upload-Offset", strconv.FormatInt(i.Offset, 10))
-	if i.State == Open && !i.Expires.IsZero() {
+	if i.State == stateOpen && !i.Expires.IsZero() {
 		h.Set("Upload-Expires", i.Expires.UTC().Format(http.TimeFormat))
 	}
 }
@@ -190,7 +193,7 @@ func (s *Server) terminate(w http.ResponseWriter, r *http.Request, id string) er
 	case now == nil:
 		return s.unknown(id)
 	}
-	if err := s.ask(r, now, &delivery{end: true}); !errors.Is(now.ending(), ErrTerminated) {
+	if err := s.ask(r, now, &delivery{end: true}); !errors.Is(now.ending(), errTerminated) {
 		if err == nil {
 			err = httperror.New(http.StatusConflict, "the upload has ended: the image is ready")
 		}
@@ -256,7 +259,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
-	tell(w.Header(), now.Info())
+	tell(w.Header(), now.info())
 	w.WriteHeader(http.StatusCreated)
 	return nil
 }
@@ -287,7 +290,7 @@ func parseLength(text string) (int64, error) {
 }
 
 // open has a job open the part of a new upload, and waits for that.
-func (s *Server) open(ctx context.Context, m Metadata, size int64) (*Session, error) {
+func (s *Server) open(ctx context.Context, m metadata, size int64) (*Session, error) {
 	now, err := s.sessions.announce(m, size)
 	if err != nil {
 		return nil, err
@@ -362,10 +365,10 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 		return s.unknown(id)
 	}
 	if err := s.receive(w, r, now, d); err != nil {
-		w.Header().Set("Upload-Offset", strconv.FormatInt(now.Info().Offset, 10))
+		w.Header().Set("Upload-Offset", strconv.FormatInt(now.info().Offset, 10))
 		return err
 	}
-	tell(w.Header(), now.Info())
+	tell(w.Header(), now.info())
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
@@ -412,7 +415,7 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 
 // roomSize is what a body takes until its checksum is known, and what Buffer wants to
 // see its end.
-const roomSize = MaxChecked + 1 + bytes.MinRead
+const roomSize = maxChecked + 1 + bytes.MinRead
 
 // rooms are used again and again: garbage of this size would double the memory.
 var rooms = sync.Pool{New: func() any { return new([roomSize]byte) }}
@@ -424,18 +427,18 @@ func check(d *delivery, text string, room []byte) error {
 	if err != nil {
 		return httperror.New(http.StatusBadRequest, "%v", err)
 	}
-	tooLong := httperror.New(http.StatusRequestEntityTooLarge, "a body with Upload-Checksum may have %d bytes at most: it is checked before any of it is kept", MaxChecked)
-	if d.length > MaxChecked {
+	tooLong := httperror.New(http.StatusRequestEntityTooLarge, "a body with Upload-Checksum may have %d bytes at most: it is checked before any of it is kept", maxChecked)
+	if d.length > maxChecked {
 		return tooLong
 	}
 	body := bytes.NewBuffer(room)
-	_, err = body.ReadFrom(io.LimitReader(d.body, MaxChecked+1))
+	_, err = body.ReadFrom(io.LimitReader(d.body, maxChecked+1))
 	switch {
 	case context.Cause(d.ctx) != nil:
 		return context.Cause(d.ctx)
 	case err != nil:
 		return httperror.New(http.StatusBadRequest, "the body broke off")
-	case body.Len() > MaxChecked:
+	case body.Len() > maxChecked:
 		return tooLong
 	case !sum.matches(body.Bytes()):
 		return httperror.New(statusMismatch, "the body has not the checksum that it came with: nothing of it was kept")

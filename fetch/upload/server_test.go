@@ -104,8 +104,8 @@ func TestUploadInSteps(t *testing.T) {
 	r.patch(at, fmt.Sprint(len(want)), nil).is(t, 204, "")
 	r.patch(at, "0", want).is(t, 409, "the image is ready")
 	r.ask("DELETE", at, nil).is(t, 409, "the image is ready")
-	var i Info
-	if json.Unmarshal(r.ask("GET", at, nil).body, &i) != nil || i.State != Done {
+	var i info
+	if json.Unmarshal(r.ask("GET", at, nil).body, &i) != nil || i.State != stateDone {
 		t.Errorf("GET answers %+v", i)
 	}
 }
@@ -156,7 +156,7 @@ func TestTerminated(t *testing.T) {
 	r.empty()
 	r.ask("HEAD", at, nil).is(t, 410, "")
 	r.patch(at, "1000", nil).is(t, 410, "terminated")
-	if err := r.end(); !Ended(err) {
+	if err := r.end(); !IsDiscarded(err) {
 		t.Errorf("the job ended with %v", err)
 	}
 	r.create("1048576") // there is room for another one
@@ -215,12 +215,12 @@ func (r *rig) serves(at string) bool {
 // upload whose sender leaves before a job has it leaves nothing behind.
 func TestAnnounced(t *testing.T) {
 	s := NewSessions()
-	m := Metadata{Name: parrot.Name}
+	m := metadata{Name: parrot.Name}
 	one, err := s.announce(m, 512)
 	if err != nil {
 		t.Fatal(err)
 	}
-	left, err := s.Begin(t.Context(), parrot, disk.PartSource{ID: Source, ETag: "left", Size: 1024})
+	left, err := s.Begin(t.Context(), parrot, disk.PartSource{ID: PartSourceID, ETag: "left", Size: 1024})
 	if err != nil || left.ID != "left" || left.Name != parrot.Name || one.outcome() == nil {
 		t.Errorf("what is left is %+v, %v; what was announced ended with %v", left, err, one.outcome())
 	}
@@ -234,7 +234,7 @@ func TestAnnounced(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.drop(one)
-	if _, err := s.Begin(t.Context(), parrot, disk.PartSource{ID: "a hash"}); !Ended(err) {
+	if _, err := s.Begin(t.Context(), parrot, disk.PartSource{ID: "a hash"}); !IsDiscarded(err) {
 		t.Errorf("a job for nobody: %v", err)
 	}
 	if one, err = s.announce(m, 512); err != nil {
@@ -254,11 +254,11 @@ func TestAnnounced(t *testing.T) {
 func TestManyAtOnce(t *testing.T) {
 	s := NewSessions()
 	for n := range most {
-		if _, err := s.announce(Metadata{Name: fmt.Sprint("image", n)}, 512); err != nil {
+		if _, err := s.announce(metadata{Name: fmt.Sprint("image", n)}, 512); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.announce(Metadata{Name: "one-more"}, 512); err == nil || !strings.Contains(err.Error(), "4 uploads are under way (image0, image1, image2, image3)") {
+	if _, err := s.announce(metadata{Name: "one-more"}, 512); err == nil || !strings.Contains(err.Error(), "4 uploads are under way (image0, image1, image2, image3)") {
 		t.Errorf("one more: %v", err)
 	}
 }

@@ -20,7 +20,7 @@ import (
 // that has its part on the other. It ends when the job does.
 type Session struct {
 	ID string
-	Metadata
+	metadata
 
 	begun    bool          // a job has it; guarded by Sessions
 	pace     *rate.Limiter // of the bytes that come; the job's
@@ -37,30 +37,30 @@ type Session struct {
 	err     error
 }
 
-// Info is what is told of an upload.
-type Info struct {
+// info is what is told of an upload.
+type info struct {
 	ID          string    `json:"id"`
 	Image       string    `json:"image"`
 	Offset      int64     `json:"offset"`
 	Length      int64     `json:"length"` // -1: not said yet
 	Fingerprint string    `json:"fingerprint,omitempty"`
 	Expires     time.Time `json:"expires,omitzero"`
-	State       State     `json:"state"`
+	State       state     `json:"state"`
 	Error       string    `json:"error,omitempty"` // why it failed
 
 	metadata string
 	err      error
 }
 
-// State is how far an upload is.
-type State string
+// state is how far an upload is.
+type state string
 
 // The states of an upload. One that is opening cannot be asked about yet.
 const (
-	Opening State = "opening"
-	Open    State = "open"
-	Done    State = "done"
-	Failed  State = "failed"
+	stateOpening state = "opening"
+	stateOpen    state = "open"
+	stateDone    state = "done"
+	stateFailed  state = "failed"
 )
 
 // delivery is what one request brings: bytes, zeros, or a wish.
@@ -79,28 +79,28 @@ type delivery struct {
 	done chan error
 }
 
-func newSession(id string, m Metadata, size int64) *Session {
+func newSession(id string, m metadata, size int64) *Session {
 	return &Session{
-		ID: id, Metadata: m, size: size,
+		ID: id, metadata: m, size: size,
 		incoming: make(chan *delivery), opened: make(chan struct{}), ended: make(chan struct{}),
 	}
 }
 
-// Info returns what is known now.
-func (s *Session) Info() Info {
+// info returns what is known now.
+func (s *Session) info() info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := Info{
+	i := info{
 		ID: s.ID, Image: s.Name, Offset: s.offset, Length: s.size, Fingerprint: s.Fingerprint, Expires: s.expires,
-		State: Opening, metadata: s.text, err: s.err,
+		State: stateOpening, metadata: s.text, err: s.err,
 	}
 	switch {
 	case s.err != nil:
-		i.State, i.Error = Failed, explain(s.err)
+		i.State, i.Error = stateFailed, explain(s.err)
 	case isClosed(s.ended):
-		i.State = Done
+		i.State = stateDone
 	case isClosed(s.opened):
-		i.State = Open
+		i.State = stateOpen
 	}
 	return i
 }
@@ -143,7 +143,7 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 		if offset == size {
 			return nil
 		}
-		expiry.Reset(time.Until(last.Add(Life)))
+		expiry.Reset(time.Until(last.Add(sessionTTL)))
 		select {
 		case d := <-s.incoming:
 			s.received()
@@ -154,34 +154,34 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 				last = time.Now()
 			}
 		case <-expiry.C:
-			return &fetch.Error{Class: fetch.BadSource, Err: ErrExpired}
+			return &fetch.Error{Class: fetch.BadSource, Err: errExpired}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// Takes reports whether a part of this origin is of the upload.
-func (s *Session) Takes(o disk.PartSource) bool { return o.ID == Source && o.ETag == s.ID }
+// CanResume reports whether a part of this origin is of the upload.
+func (s *Session) CanResume(o disk.PartSource) bool { return o.ID == PartSourceID && o.ETag == s.ID }
 
 // open makes the part that of this upload, and returns when its last byte came.
 func (s *Session) open(part *disk.Part) (last time.Time, err error) {
 	now := time.Now()
-	if s.Takes(part.Source()) {
+	if s.CanResume(part.Source()) {
 		touched, err := part.ModTime()
 		if touched.After(now) {
 			touched = now // by a clock that was set since
 		}
 		return touched, err
 	}
-	return now, part.Begin(disk.PartSource{ID: Source, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
+	return now, part.Begin(disk.PartSource{ID: PartSourceID, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
 }
 
 // grown takes note of how far the part is.
 func (s *Session) grown(part *disk.Part, last time.Time) (size, offset int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.offset, s.expires = part.Offset(), last.Add(Life)
+	s.offset, s.expires = part.Offset(), last.Add(sessionTTL)
 	return s.size, s.offset
 }
 
@@ -230,7 +230,7 @@ func verdict(err error) error {
 	}
 	status := http.StatusUnprocessableEntity
 	switch {
-	case Ended(err):
+	case IsDiscarded(err):
 		status = http.StatusGone
 	case errors.Is(err, disk.ErrNoSpace), errors.Is(err, disk.ErrTooLarge):
 		status = http.StatusRequestEntityTooLarge
@@ -250,7 +250,7 @@ func (s *Session) ending() error {
 func (s *Session) take(ctx context.Context, part *disk.Part, progress *fetch.Progress, d *delivery) error {
 	switch {
 	case d.end:
-		return &fetch.Error{Class: fetch.BadSource, Err: ErrTerminated}
+		return &fetch.Error{Class: fetch.BadSource, Err: errTerminated}
 	case d.look:
 		d.done <- nil
 		return nil

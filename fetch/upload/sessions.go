@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// Source is the ID of the disk.PartSource of a part that is uploaded. The ETag there is
+	// PartSourceID is the ID of the disk.PartSource of a part that is uploaded. The ETag there is
 	// the upload's id.
-	Source = "upload"
-	// Life is how long an upload is kept after its last byte.
-	Life = 24 * time.Hour
+	PartSourceID = "upload"
+	// sessionTTL is how long an upload is kept after its last byte.
+	sessionTTL = 24 * time.Hour
 	// most is how many uploads a node takes at a time: each has a part open.
 	most = 4
 	// remembered is of how many uploads it is known how they ended.
@@ -32,12 +32,12 @@ const (
 
 // Ways in which an upload ends without an image and without a failure.
 var (
-	ErrTerminated = errors.New("the upload was terminated by its sender")
-	ErrExpired    = fmt.Errorf("the upload expired: nothing came for %v", Life)
+	errTerminated = errors.New("the upload was terminated by its sender")
+	errExpired    = fmt.Errorf("the upload expired: nothing came for %v", sessionTTL)
 )
 
-// Ended reports whether err only says that an upload is over.
-func Ended(err error) bool { return errors.Is(err, ErrTerminated) || errors.Is(err, ErrExpired) }
+// IsDiscarded reports whether err only says that an upload is over.
+func IsDiscarded(err error) bool { return errors.Is(err, errTerminated) || errors.Is(err, errExpired) }
 
 // later asks to come back in a moment for a new upload.
 func later(format string, args ...any) *httperror.Error {
@@ -55,14 +55,14 @@ func locked(format string, args ...any) *httperror.Error {
 type Sessions struct {
 	mu   sync.Mutex
 	live map[string]*Session // by the image's name
-	past []Info              // how the latest ended that are over
+	past []info              // how the latest ended that are over
 }
 
 // NewSessions returns Sessions of which there are none yet.
 func NewSessions() *Sessions { return &Sessions{live: map[string]*Session{}} }
 
 // announce makes a new upload, for which a job is yet to open a part.
-func (s *Sessions) announce(m Metadata, size int64) (*Session, error) {
+func (s *Sessions) announce(m metadata, size int64) (*Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if now := s.live[m.Name]; now != nil {
@@ -99,19 +99,19 @@ func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.PartSource)
 func (s *Sessions) begin(id disk.ID, found disk.PartSource) (now *Session, mine bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, left := s.live[id.Name], found.ID == Source
+	now, left := s.live[id.Name], found.ID == PartSourceID
 	switch {
 	case now != nil && now.begun:
 		return now, false, nil
 	case now == nil && !left:
-		return nil, false, &fetch.Error{Class: fetch.BadSource, Err: ErrTerminated} // who announced it is gone
+		return nil, false, &fetch.Error{Class: fetch.BadSource, Err: errTerminated} // who announced it is gone
 	case now == nil || left && now.ID != found.ETag:
 		if now != nil { // it was announced when nobody had seen what is left of another one
 			now.end(later("an upload of %s was interrupted, and goes on in a moment", id.Name))
 		}
 		m, err := parseMetadata(found.Metadata)
 		if err != nil || m.Name != id.Name {
-			m = Metadata{Name: id.Name}
+			m = metadata{Name: id.Name}
 		}
 		now = newSession(found.ETag, m, found.Size)
 		s.live[id.Name] = now
@@ -133,7 +133,7 @@ func (s *Sessions) End(one *Session, err error, kept bool) {
 		return
 	}
 	one.end(err)
-	s.past = append(s.past, one.Info())
+	s.past = append(s.past, one.info())
 	s.past = s.past[max(0, len(s.past)-remembered):]
 }
 
@@ -147,7 +147,7 @@ func (s *Sessions) drop(one *Session) {
 }
 
 // find returns an upload that is under way, or how it ended.
-func (s *Sessions) find(id string) (now *Session, past *Info) {
+func (s *Sessions) find(id string) (now *Session, past *info) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, one := range s.live {
@@ -164,14 +164,14 @@ func (s *Sessions) find(id string) (now *Session, past *Info) {
 }
 
 // list returns what is under way, sorted by image.
-func (s *Sessions) list() []Info {
+func (s *Sessions) list() []info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := []Info{}
+	all := []info{}
 	for _, one := range s.live {
-		all = append(all, one.Info())
+		all = append(all, one.info())
 	}
-	slices.SortFunc(all, func(a, b Info) int { return cmp.Compare(a.Image, b.Image) })
+	slices.SortFunc(all, func(a, b info) int { return cmp.Compare(a.Image, b.Image) })
 	return all
 }
 

@@ -13,7 +13,7 @@ import (
 // Its client may be gone by then, and the upload has to be found by the next one.
 func TestJobOutlivesItsClient(t *testing.T) {
 	s := NewSessions()
-	one, err := s.announce(Metadata{Name: parrot.Name}, 512)
+	one, err := s.announce(metadata{Name: parrot.Name}, 512)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +24,7 @@ func TestJobOutlivesItsClient(t *testing.T) {
 	if now, _ := s.find(one.ID); now != one {
 		t.Error("the job has an upload that nobody can go on with or end")
 	}
-	s.End(one, ErrTerminated, false)
+	s.End(one, errTerminated, false)
 	if len(s.live) > 0 {
 		t.Error("the upload has ended, and is under way all the same")
 	}
@@ -34,11 +34,11 @@ func TestJobOutlivesItsClient(t *testing.T) {
 // upload. It has to come again, and is not to be told that it cannot be.
 func TestAnnouncedTooEarly(t *testing.T) {
 	s := NewSessions()
-	one, err := s.announce(Metadata{Name: parrot.Name}, 512)
+	one, err := s.announce(metadata{Name: parrot.Name}, 512)
 	if err != nil {
 		t.Fatal(err)
 	}
-	left := disk.PartSource{ID: Source, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
+	left := disk.PartSource{ID: PartSourceID, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
 	if had, err := s.Begin(t.Context(), parrot, left); err != nil || had.ID != left.ETag {
 		t.Fatalf("the job has %+v, %v", had, err)
 	}
@@ -51,7 +51,7 @@ func TestAnnouncedTooEarly(t *testing.T) {
 // the image begins.
 func TestJobsShareNoUpload(t *testing.T) {
 	s := NewSessions()
-	one, err := s.announce(Metadata{Name: parrot.Name}, 512)
+	one, err := s.announce(metadata{Name: parrot.Name}, 512)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestJobsShareNoUpload(t *testing.T) {
 		t.Fatal(err)
 	}
 	older := disk.ID{Name: parrot.Name, UUID: "00000224"}
-	left := disk.PartSource{ID: Source, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
+	left := disk.PartSource{ID: PartSourceID, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.Begin(ctx, older, left); !errors.Is(err, context.Canceled) {

@@ -11,13 +11,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Store puts the content into a part on a disk of this machine. A part that began with
+// FillLocal puts the content into a part on a disk of this machine. A part that began with
 // the same file is gone on with, whoever began it.
-func Store(ctx context.Context, part *disk.Part, o Order, progress *fetch.Progress) error {
-	if !o.Takes(part.Source()) {
+func FillLocal(ctx context.Context, part *disk.Part, o Request, progress *fetch.Progress) error {
+	if !o.CanResume(part.Source()) {
 		m := o.metadata()
 		m.text = m.header()
-		if err := part.Begin(disk.PartSource{ID: Source, ETag: rand.Text(), Metadata: m.text, Size: o.Content.length(), Data: m.Data}); err != nil {
+		if err := part.Begin(disk.PartSource{ID: PartSourceID, ETag: rand.Text(), Metadata: m.text, Size: o.Content.length(), Data: m.Data}); err != nil {
 			return fetch.ClassifyDiskError(err)
 		}
 	}
@@ -45,19 +45,19 @@ func Store(ctx context.Context, part *disk.Part, o Order, progress *fetch.Progre
 	return context.Cause(ctx)
 }
 
-// Takes reports whether a part of this origin is of the same content, whoever began it.
-func (o Order) Takes(had disk.PartSource) bool {
+// CanResume reports whether a part of this origin is of the same content, whoever began it.
+func (o Request) CanResume(had disk.PartSource) bool {
 	m, err := parseMetadata(had.Metadata)
 	same := err == nil && m.Fingerprint == o.fingerprint()
-	return same && had.ID == Source && had.Size == o.Content.length() && !o.Restart
+	return same && had.ID == PartSourceID && had.Size == o.Content.length() && !o.Restart
 }
 
 // fingerprint is that of the content: another digest makes it another upload.
-func (o Order) fingerprint() string { return o.Content.fingerprint() + o.Digest.String() }
+func (o Request) fingerprint() string { return o.Content.fingerprint() + o.Digest.String() }
 
 // metadata is what is said of an upload when it begins.
-func (o Order) metadata() Metadata {
-	m := Metadata{Name: o.Image, Digest: o.Digest, Fingerprint: o.fingerprint()}
+func (o Request) metadata() metadata {
+	m := metadata{Name: o.Image, Digest: o.Digest, Fingerprint: o.fingerprint()}
 	if f, ok := o.Content.(*File); ok {
 		m.Data = f.data()
 	}
