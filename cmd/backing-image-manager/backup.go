@@ -11,12 +11,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/spf13/cobra"
 )
 
 func newImageBackup() *cobra.Command {
@@ -130,7 +130,7 @@ type printer struct {
 
 func (p printer) print(value any, text string) error {
 	if p.format == "json" {
-		return writeJSON(p, value)
+		return report.WriteJSON(p, value)
 	}
 	_, err := io.WriteString(p, text)
 	return err
@@ -167,7 +167,7 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Creator, 
 	return out.print(struct {
 		storedView
 		Stored int64 `json:"stored"` // bytes that were not there before
-	}{viewStored(b), moved}, fmt.Sprintf("%s: backed up to %s, %s stored\n", b.Name, backup.URL(w.Store.String(), b.Name), size(moved)))
+	}{viewStored(b), moved}, fmt.Sprintf("%s: backed up to %s, %s stored\n", b.Name, backup.URL(w.Store.String(), b.Name), report.Size(moved)))
 }
 
 // storedView is one backup as it is printed: a stable interface.
@@ -207,8 +207,8 @@ func listBackups(ctx context.Context, store backup.Store, out printer) error {
 		case err == nil && b == nil: // it has just gone
 			continue
 		case err != nil:
-			views = append(views, storedView{Name: name, Error: oneLine(err.Error())})
-			rows = append(rows, []string{name, "-", "-", "-", "-", oneLine(err.Error())})
+			views = append(views, storedView{Name: name, Error: report.OneLine(err.Error())})
+			rows = append(rows, []string{name, "-", "-", "-", "-", report.OneLine(err.Error())})
 			continue
 		}
 		v, completed, message := viewStored(b), "-", "not completed"
@@ -216,9 +216,9 @@ func listBackups(ctx context.Context, store backup.Store, out printer) error {
 			v.URL, completed, message = backup.URL(store.String(), name), b.Completed.Format(time.RFC3339), ""
 		}
 		views = append(views, v)
-		rows = append(rows, []string{name, size(b.Size), strconv.Itoa(len(b.Blocks)), string(b.Compression), completed, message})
+		rows = append(rows, []string{name, report.Size(b.Size), strconv.Itoa(len(b.Blocks)), string(b.Compression), completed, message})
 	}
-	return out.print(views, strings.Join(align(rows), "\n")+"\n")
+	return out.print(views, strings.Join(report.Align(rows), "\n")+"\n")
 }
 
 // noBackup says that there is none of that name, and which there are.
@@ -246,15 +246,15 @@ func deleteBackup(ctx context.Context, store backup.Store, name string, out prin
 		return err
 	}
 	kept := ""
-	text := fmt.Sprintf("%s: deleted, with %s\n", name, count(done.RemovedBlocks, "block"))
+	text := fmt.Sprintf("%s: deleted, with %s\n", name, report.Count(done.RemovedBlocks, "block"))
 	switch {
 	case !done.Found && done.RemovedBlocks > 0:
-		text = fmt.Sprintf("%s: there is no such backup; deleted %s that none needs\n", name, count(done.RemovedBlocks, "block"))
+		text = fmt.Sprintf("%s: there is no such backup; deleted %s that none needs\n", name, report.Count(done.RemovedBlocks, "block"))
 	case !done.Found:
 		return noBackup(ctx, store, name)
 	case done.BlocksKept != nil:
 		kept = done.BlocksKept.Error()
-		text = fmt.Sprintf("%s: deleted; its blocks are kept: %s\n", name, oneLine(kept))
+		text = fmt.Sprintf("%s: deleted; its blocks are kept: %s\n", name, report.OneLine(kept))
 	}
 	return out.print(struct {
 		Name   string `json:"name"`

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/spf13/cobra"
 )
 
@@ -46,7 +47,7 @@ the reason.`,
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s on %s: %s\n", args[0], on, oneLine(message))
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s on %s: %s\n", args[0], on, report.OneLine(message))
 		return err
 	}
 	return cmd

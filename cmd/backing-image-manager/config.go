@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"path/filepath"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -45,27 +44,4 @@ func readConfig(ctx context.Context, w io.Writer, dir string) (configdir.Snapsho
 		}
 	}
 	return snapshot, err
-}
-
-// printProblems writes one line for each mistake and each doubt, with its place
-// in a file below dir.
-func printProblems(w io.Writer, dir string, r schema.Result) {
-	for _, p := range r.Errors {
-		fmt.Fprintln(w, problemLine(dir, p, ""))
-	}
-	for _, p := range r.Warnings {
-		fmt.Fprintln(w, problemLine(dir, p, "warning: "))
-	}
-}
-
-// problemLine is a problem as editors and compilers write it: the place first,
-// so that it can be clicked.
-func problemLine(dir string, p schema.Problem, mark string) string {
-	place := p.Position
-	place.File = filepath.Join(dir, place.File)
-	p.Position = schema.Position{}
-	if p.Also != (schema.Position{}) {
-		p.Also.File = filepath.Join(dir, p.Also.File)
-	}
-	return fmt.Sprintf("%s: %s%s", place, mark, p)
 }

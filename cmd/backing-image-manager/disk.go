@@ -7,9 +7,9 @@ import (
 	"io/fs"
 	"strings"
 
-	"github.com/spf13/cobra"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/spf13/cobra"
 )
 
 func newDisk() *cobra.Command {
@@ -93,7 +93,7 @@ the disk from being cleaned up.`,
 			return err
 		}
 		if format.word == "json" {
-			err = writeJSON(cmd.OutOrStdout(), r)
+			err = report.WriteJSON(cmd.OutOrStdout(), r)
 		} else {
 			_, err = io.WriteString(cmd.OutOrStdout(), r.text())
 		}
@@ -148,7 +148,7 @@ func (r diskReport) text() string {
 	rows := [][]string{
 		{"disk", r.UUID},
 		{"path", r.Path},
-		{"space", fmt.Sprintf("%s free of %s", size(r.Free), size(r.Total))},
+		{"space", fmt.Sprintf("%s free of %s", report.Size(r.Free), report.Size(r.Total))},
 	}
 	for _, c := range r.Copies {
 		rows = append(rows, []string{"copy", c.text()})
@@ -159,16 +159,16 @@ func (r diskReport) text() string {
 	for _, p := range r.Problems {
 		rows = append(rows, []string{"problem", p})
 	}
-	return strings.Join(align(rows), "\n") + "\n"
+	return strings.Join(report.Align(rows), "\n") + "\n"
 }
 
 func (c copyReport) text() string {
 	parts := []string{c.Name + "-" + c.UUID, string(c.State)}
 	switch {
 	case c.Size > 0:
-		parts = append(parts, fmt.Sprintf("%s (%s on disk)", size(c.Size), size(c.RealSize)))
+		parts = append(parts, fmt.Sprintf("%s (%s on disk)", report.Size(c.Size), report.Size(c.RealSize)))
 	case c.PartBytes > 0:
-		parts = append(parts, "a part of "+size(c.PartBytes))
+		parts = append(parts, "a part of "+report.Size(c.PartBytes))
 	}
 	if c.Format != "" {
 		parts = append(parts, string(c.Format))

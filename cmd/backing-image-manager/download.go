@@ -12,15 +12,15 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
 
 func newImageDownload() *cobra.Command {
@@ -206,7 +206,7 @@ type keptError struct {
 func (e *keptError) Unwrap() error { return e.error }
 
 func (e *keptError) hint() string {
-	return fmt.Sprintf("%s of %s are in %s: the same command goes on from there", size(e.done), size(e.size), e.part)
+	return fmt.Sprintf("%s of %s are in %s: the same command goes on from there", report.Size(e.done), report.Size(e.size), e.part)
 }
 
 // farSupply is an image on the disks of a daemon's node. It is asked for as other nodes
@@ -234,7 +234,7 @@ func openFarSupply(ctx context.Context, daemon daemonFlags, name string, on []st
 	token, config := client.Credentials()
 	first := copies[0]
 	s := &farSupply{
-		offered: offered{disk.ID{Name: image.Name, UUID: image.UUID}, place(first), first.Size, first.SHA512},
+		offered: offered{disk.ID{Name: image.Name, UUID: image.UUID}, report.DiskName(first), first.Size, first.SHA512},
 		client:  peer.NewCLIClient(token, config), wrong: map[string]bool{},
 	}
 	for _, on := range copies {
@@ -253,7 +253,7 @@ func pickReady(s reconcile.Status, name string, on []string) (reconcile.ImageSta
 	var found []reconcile.ImageStatus
 	for _, image := range s.Images {
 		id := disk.ID{Name: image.Name, UUID: image.UUID}
-		image.Copies = copiesOn(image.Copies, on)
+		image.Copies = report.CopiesOn(image.Copies, on)
 		if (image.Name == name || id.String() == name) && (len(on) == 0 || len(image.Copies) > 0) {
 			found = append(found, image)
 		}
@@ -261,7 +261,7 @@ func pickReady(s reconcile.Status, name string, on []string) (reconcile.ImageSta
 	if len(found) == 0 {
 		return reconcile.ImageStatus{}, nil, fmt.Errorf("no image %s: node %s knows of none%s", name, s.Node, onText(on))
 	}
-	image := slices.MinFunc(found, compareGenerations)
+	image := slices.MinFunc(found, report.CompareGenerations)
 	ready := slices.DeleteFunc(slices.Clone(image.Copies), func(c reconcile.CopyStatus) bool {
 		return c.Node != s.Node || c.State != disk.Ready || c.Leaving || c.Chunks.IsZero()
 	})
@@ -289,12 +289,12 @@ func nothingReady(s reconcile.Status, image reconcile.ImageStatus) error {
 		case c.Node == s.Node && c.State == disk.Ready:
 			here = append(here, "the chunk manifest on "+c.Disk+" has yet to be made")
 		case c.Node == s.Node:
-			here = append(here, strings.TrimSuffix(fmt.Sprintf("%s on %s: %s", c.State, c.Disk, oneLine(c.Message)), ": "))
+			here = append(here, strings.TrimSuffix(fmt.Sprintf("%s on %s: %s", c.State, c.Disk, report.OneLine(c.Message)), ": "))
 		case c.State == disk.Ready && !c.Leaving:
-			there = append(there, place(c)+" has it: ask its daemon"+askAt(s, c.Node))
+			there = append(there, report.DiskName(c)+" has it: ask its daemon"+askAt(s, c.Node))
 		}
 	}
-	why := cmp.Or(strings.Join(here, "; "), oneLine(image.Message), "it has no copy")
+	why := cmp.Or(strings.Join(here, "; "), report.OneLine(image.Message), "it has no copy")
 	return errors.New(strings.Join(append([]string{fmt.Sprintf("%s is not ready on node %s: %s", id, s.Node, why)}, there...), "; "))
 }
 
@@ -385,13 +385,13 @@ func openNearSupply(paths []string, name string, on []string) (*nearSupply, erro
 
 // pickCopy takes the copy that answers to a name, as in a list.
 func pickCopy(copies []shelved) shelved {
-	return slices.MinFunc(copies, func(a, b shelved) int { return compareGenerations(asImage(a), asImage(b)) })
+	return slices.MinFunc(copies, func(a, b shelved) int { return report.CompareGenerations(asImage(a), asImage(b)) })
 }
 
 // notReady says why there is nothing to read yet, and what leads on, or nil.
 func (s shelved) notReady() error {
 	c := copyOn(s.Path(), s.Copy, disk.Users{})
-	why := strings.TrimSuffix(fmt.Sprintf("%s: %s", c.State, oneLine(c.Message)), ": ")
+	why := strings.TrimSuffix(fmt.Sprintf("%s: %s", c.State, report.OneLine(c.Message)), ": ")
 	switch c.State {
 	case disk.Ready:
 		return nil

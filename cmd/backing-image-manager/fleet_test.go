@@ -13,6 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -108,7 +109,7 @@ func saveStatus(t testing.TB, f fleetFiles) {
 		}
 	}
 	var text bytes.Buffer
-	if err := writeJSON(&text, reconcile.View{Desired: d, Observed: o, Plan: d.Plan(o)}.Status(nil)); err != nil {
+	if err := report.WriteJSON(&text, reconcile.View{Desired: d, Observed: o, Plan: d.Plan(o)}.Status(nil)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(f.status, text.Bytes(), 0o644); err != nil {

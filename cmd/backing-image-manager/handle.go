@@ -12,12 +12,12 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
-
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
 )
 
 func newHandle() *cobra.Command {
@@ -82,7 +82,7 @@ Exit status: 1 when a config directory with this handle would not be valid.`,
 			fmt.Fprintln(cmd.ErrOrStderr(), "warning: the user or the query of an address is left out: --show-secrets prints it")
 		}
 		if format.word == "json" {
-			err = writeJSON(cmd.OutOrStdout(), view)
+			err = report.WriteJSON(cmd.OutOrStdout(), view)
 		} else {
 			err = view.write(cmd.OutOrStdout())
 		}

@@ -3,15 +3,11 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"maps"
-	"slices"
-	"strings"
-
-	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/spf13/cobra"
 )
 
 func newImage() *cobra.Command {
@@ -63,7 +59,7 @@ func (f *imageFlags) addOn(cmd *cobra.Command) {
 func (f *imageFlags) images(ctx context.Context) ([]reconcile.ImageStatus, error) {
 	if len(f.disks) == 0 {
 		s, err := f.status(ctx)
-		return listable(s), err
+		return report.VisibleImages(s), err
 	}
 	shelves, err := openShelves(f.disks)
 	if err != nil {
@@ -94,11 +90,11 @@ Of several copies the best answers; --on chooses.`,
 		if err != nil {
 			return err
 		}
-		list := listImages(images, f.on)
+		list := report.List(images, f.on)
 		if format.word == "json" {
-			return writeJSON(cmd.OutOrStdout(), list)
+			return report.WriteJSON(cmd.OutOrStdout(), list)
 		}
-		_, err = io.WriteString(cmd.OutOrStdout(), listTable(list))
+		_, err = io.WriteString(cmd.OutOrStdout(), report.ListTable(list))
 		return err
 	}
 	return cmd
@@ -122,34 +118,15 @@ func newImageGet() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		one, err := pickListed(listImages(images, f.on), args[0])
+		one, err := report.FindEntry(report.List(images, f.on), args[0])
 		if err != nil {
 			return err
 		}
 		if format.word == "json" {
-			return writeJSON(cmd.OutOrStdout(), one)
+			return report.WriteJSON(cmd.OutOrStdout(), one)
 		}
-		_, err = io.WriteString(cmd.OutOrStdout(), listTable(map[string]listed{one.Name: one}))
+		_, err = io.WriteString(cmd.OutOrStdout(), report.ListTable(map[string]report.ListEntry{one.Name: one}))
 		return err
 	}
 	return cmd
-}
-
-// pickListed finds an image by its name, or a generation by <name>-<uuid>.
-func pickListed(list map[string]listed, name string) (listed, error) {
-	if one, ok := list[name]; ok {
-		return one, nil
-	}
-	for _, one := range list {
-		for _, g := range append([]listed{one}, one.Generations...) {
-			if g.Name+"-"+g.UUID == name {
-				g.Generations = nil
-				return g, nil
-			}
-		}
-	}
-	if len(list) == 0 {
-		return listed{}, errors.New("no image " + name + ": there is none at all")
-	}
-	return listed{}, fmt.Errorf("no image %s: there are %s", name, strings.Join(slices.Sorted(maps.Keys(list)), ", "))
 }

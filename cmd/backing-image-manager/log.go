@@ -11,6 +11,7 @@ import (
 
 	slogmulti "github.com/samber/slog-multi"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"golang.org/x/term"
 )
 
@@ -73,7 +74,7 @@ func (h briefHandler) Handle(_ context.Context, r slog.Record) error {
 		case "seconds":
 			words = append(words, fmt.Sprintf("in %.1f s", a.Value.Float64()))
 		default:
-			words = append(words, a.Key+": "+oneLine(a.Value.String()))
+			words = append(words, a.Key+": "+report.OneLine(a.Value.String()))
 		}
 		return true
 	}

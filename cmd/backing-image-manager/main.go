@@ -13,11 +13,11 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/spf13/cobra"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/spf13/cobra"
 )
 
 func main() {
@@ -66,7 +66,7 @@ func exitCode(err error) int {
 // answered, which is not to be obeyed by a terminal.
 func writeError(w io.Writer, err error) {
 	for line := range strings.Lines(err.Error()) {
-		fmt.Fprintf(w, "error: %s\n", oneLine(line))
+		fmt.Fprintf(w, "error: %s\n", report.OneLine(line))
 	}
 }
 

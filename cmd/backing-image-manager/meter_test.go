@@ -18,7 +18,7 @@ func TestMeterShowsRateAndRest(t *testing.T) {
 		p := &fetch.Progress{}
 		p.Done.Store(done)
 		p.Total.Store(total)
-		a := action(kind, image, "6846a0b2", "node1/disk1", total, "")
+		a := reconcile.Action{Kind: kind, Image: image, UUID: "6846a0b2", Node: "node1", Disk: "disk1", Bytes: total}
 		under[a.Key()] = reconcile.Transfer{Action: a, Progress: p}
 		return p
 	}

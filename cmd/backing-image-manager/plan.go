@@ -15,10 +15,10 @@ import (
 	"slices"
 
 	"github.com/dustin/go-humanize"
-	"github.com/spf13/cobra"
-
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/spf13/cobra"
 )
 
 func addStateFlag(cmd *cobra.Command, states *[]string) {
@@ -66,9 +66,9 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 		return err
 	}
 	if !c.everyNode || nodes[0].May == schema.ObserveOnly {
-		return errors.Join(c.write(nodes[0], p, false), c.writeMistakes(result), c.exit(p, result))
+		return errors.Join(c.write(nodes[0], p, false), c.writeErrors(result), c.exit(p, result))
 	}
-	f := newFleetPlan(cluster.Fleet(nodes[0], p), p)
+	f := report.NewClusterPlan(cluster.Fleet(nodes[0], p), p)
 	f.Mistakes = result.Errors
 	if c.diffDir != "" && broken(result) == nil {
 		old, err := c.loadOld(ctx)
@@ -80,9 +80,9 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 			return err
 		}
 		comesTo := func(part reconcile.Plan) reconcile.Fleet { return cluster.Fleet(nodes[0], part) }
-		f.tellApart(newDifference(old.Config, result.Config), base, risk, comesTo)
+		f.Split(report.NewDifference(old.Config, result.Config), base, risk, comesTo)
 	}
-	return errors.Join(f.write(c.out, c.format, colourful(c.out), len(nodes) > 1), c.exit(p, result))
+	return errors.Join(f.Write(c.out, c.format, colourful(c.out), len(nodes) > 1), c.exit(p, result))
 }
 
 // savedNodes are the nodes to plan for: all that are declared, or the one of --node,
@@ -197,7 +197,7 @@ func (c *convergence) save(result schema.Result, plan reconcile.Saved) error {
 		return errors.New("the plan is not saved: the configuration has mistakes")
 	}
 	var text bytes.Buffer
-	if err := writeJSON(&text, plan); err != nil {
+	if err := report.WriteJSON(&text, plan); err != nil {
 		return fmt.Errorf("save plan: %w", err)
 	}
 	f, err := os.CreateTemp(filepath.Dir(c.outFile), ".plan-*")
@@ -253,7 +253,77 @@ func unfinishedOf(plan reconcile.Saved, d reconcile.Desired, o reconcile.Observe
 	case failed > 0:
 		return fmt.Errorf("the saved plan was not done: %d failed", failed)
 	case left > 0:
-		return fmt.Errorf("the saved plan was not done: %s left", count(left, "action"))
+		return fmt.Errorf("the saved plan was not done: %s left", report.Count(left, "action"))
 	}
 	return nil
+}
+
+func (c *convergence) addPlanFlags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&c.diffDir, "diff", "", "do nothing, and tell what is declared otherwise than in `OLD_DIR`")
+	flags.StringVar(&c.outFile, "out", "", "with --dry-run, save the plan in `FILE`")
+	flags.StringVar(&c.planFile, "plan", "", "do what the plan says that --out saved in `FILE`, if it still holds")
+	mark := errors.Join(cmd.MarkFlagDirname("diff"), cmd.MarkFlagFilename("out", "json"), cmd.MarkFlagFilename("plan", "json"))
+	if mark != nil {
+		panic("mark flags: " + mark.Error())
+	}
+}
+
+// checkDiff refuses what makes no sense with --diff.
+func (c *convergence) checkDiff() error {
+	if c.diffDir != "" && (len(c.disks) > 0 || c.offline) {
+		return errors.New("--diff compares configurations and looks at no disks: leave out --disk and --offline")
+	}
+	return nil
+}
+
+func (c *convergence) loadOld(ctx context.Context) (schema.Result, error) {
+	old, err := load(ctx, c.err, c.diffDir)
+	if err != nil {
+		return old, fmt.Errorf("read --diff: %w", err)
+	}
+	if n := len(old.Errors); n > 0 {
+		fmt.Fprintf(c.err, "warning: %s has %s: what is broken there counts as added\n", c.diffDir, report.Count(n, "mistake"))
+	}
+	return old, nil
+}
+
+// compare prints what two configurations differ in.
+func (c *convergence) compare(ctx context.Context, result schema.Result) error {
+	if err := broken(result); err != nil {
+		return err // what is broken would look as if it were removed
+	}
+	old, err := c.loadOld(ctx)
+	if err != nil {
+		return err
+	}
+	d := report.NewDifference(old.Config, result.Config)
+	f := report.ClusterPlan{Diff: &d}
+	if err := f.WriteDifference(c.out, c.format); err != nil {
+		return err
+	}
+	if c.detailedExit && !d.Empty() {
+		return &exitError{code: 2}
+	}
+	return nil
+}
+
+// before is what the old configuration would have done, and what of that somebody should
+// know.
+func (c *convergence) before(saved *reconcile.Snapshot, old schema.Result) (reconcile.Plan, reconcile.Risk, error) {
+	nodes, err := c.savedNodes(saved, old)
+	if err != nil {
+		return reconcile.Plan{}, reconcile.Risk{}, fmt.Errorf("plan for --diff %s: %w", c.diffDir, err)
+	}
+	was := saved.Cluster(nodes[0])
+	base := was.Plan(nodes)
+	return base, was.Fleet(nodes[0], base).Risk, nil
+}
+
+// writeErrors writes the errors of a configuration that no plan can be made for.
+func (c *convergence) writeErrors(result schema.Result) error {
+	if c.format != "markdown" {
+		return nil
+	}
+	return report.WriteErrors(c.out, result.Errors)
 }

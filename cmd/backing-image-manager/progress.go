@@ -12,9 +12,9 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"golang.org/x/term"
-
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"golang.org/x/term"
 )
 
 // progress shows people how work goes: as bars below the messages on a terminal,
@@ -101,7 +101,7 @@ func (p *progress) show(what error) {
 			lines = append(lines[:maxBars], fmt.Sprintf("and %d more", more))
 		}
 		for i, line := range lines {
-			lines[i] = oneLine(line)
+			lines[i] = report.OneLine(line)
 		}
 		p.draw(cut(lines, p.width()))
 	}
@@ -176,7 +176,7 @@ func (m *meter) lines(now time.Time, under map[reconcile.Key]reconcile.Transfer,
 		for _, key := range keys[:min(len(keys), maxBars)] {
 			rows = append(rows, bar(under[key], rate(seen[key]), w))
 		}
-		lines = align(rows)
+		lines = report.Align(rows)
 		if !slices.ContainsFunc(lines, func(l string) bool { return utf8.RuneCountInString(l) >= width }) {
 			return lines
 		}
@@ -215,7 +215,7 @@ func bar(t reconcile.Transfer, rate float64, width int) []string {
 	done, total := t.Progress.Done.Load(), t.Progress.Total.Load()
 	row := []string{string(t.Action.Kind), t.Action.Image, t.Action.Disk}
 	if total <= 0 {
-		return append(row, size(done), rateText(rate))
+		return append(row, report.Size(done), rateText(rate))
 	}
 	if width > 0 {
 		full := int(min(1, float64(done)/float64(total)) * float64(width))
@@ -223,7 +223,7 @@ func bar(t reconcile.Transfer, rate float64, width int) []string {
 	}
 	return append(row,
 		fmt.Sprintf("%3d%%", min(100, done*100/total)),
-		size(done)+" / "+size(total),
+		report.Size(done)+" / "+report.Size(total),
 		rateText(rate), restText(total-done, rate))
 }
 
@@ -231,7 +231,7 @@ func rateText(rate float64) string {
 	if rate <= 0 {
 		return ""
 	}
-	return size(int64(rate)) + "/s"
+	return report.Size(int64(rate)) + "/s"
 }
 
 // restText is how long the rest will take at the rate.

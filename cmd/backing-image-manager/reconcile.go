@@ -14,14 +14,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/spf13/cobra"
 )
 
 // convergence is one run of the command reconcile.
@@ -116,7 +116,7 @@ func (c *convergence) run(ctx context.Context) error {
 		return err
 	}
 	result.Warnings = result.WarningsAt(time.Now())
-	printProblems(c.err, c.configDir, result)
+	report.WriteProblems(c.err, c.configDir, result)
 	if len(c.states) > 0 {
 		return c.planSaved(ctx, result)
 	}
@@ -145,7 +145,7 @@ func (c *convergence) run(ctx context.Context) error {
 
 // broken is the error of a configuration that is not wholly valid.
 func broken(r schema.Result) error {
-	mistakes := count(len(r.Errors), "mistake")
+	mistakes := report.Count(len(r.Errors), "mistake")
 	switch {
 	case len(r.Errors) == 0:
 		return nil
@@ -212,7 +212,7 @@ func (c *convergence) write(d reconcile.Desired, p reconcile.Plan, worked bool) 
 		summary = "No changes: the saved plan has nothing to do on this node."
 	}
 	if summary == "" || c.format != "text" && c.format != "markdown" {
-		return writePlan(c.out, p, c.format, colourful(c.out), len(c.states) > 0 && c.everyNode && len(d.Config.Nodes) > 1)
+		return report.WritePlan(c.out, p, c.format, colourful(c.out), len(c.states) > 0 && c.everyNode && len(d.Config.Nodes) > 1)
 	}
 	if c.format == "markdown" {
 		summary = "**" + summary + "**"

@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"github.com/rogpeppe/go-internal/testscript"
-
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 )
 
 // taken waits for daemons to know the configuration, see script_test.go.
@@ -69,7 +69,7 @@ func linesOf(s reconcile.Status) string {
 	for _, image := range s.Images {
 		fmt.Fprintf(&b, "%s-%s %d/%d %s\n", image.Name, image.UUID, image.Ready, image.Wanted, image.Message)
 		for _, c := range image.Copies {
-			fmt.Fprintf(&b, "%s-%s %s/%s %s %s\n", image.Name, image.UUID, c.Node, c.Disk, c.State, remark(c))
+			fmt.Fprintf(&b, "%s-%s %s/%s %s %s\n", image.Name, image.UUID, c.Node, c.Disk, c.State, report.CopyMessage(c))
 		}
 		for _, passed := range image.PassedOver {
 			for _, ref := range passed.Disks {

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
-	"io"
-
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/spf13/cobra"
 )
 
@@ -31,16 +29,9 @@ A status saved with -o json is a --state for reconcile --dry-run.`,
 			return err
 		}
 		if output.word == "json" {
-			return writeJSON(cmd.OutOrStdout(), s)
+			return report.WriteJSON(cmd.OutOrStdout(), s)
 		}
-		return writeStatus(cmd.OutOrStdout(), s)
+		return report.WriteStatus(cmd.OutOrStdout(), s)
 	}
 	return cmd
-}
-
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(v)
 }

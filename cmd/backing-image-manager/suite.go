@@ -15,12 +15,12 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/rogpeppe/go-internal/txtar"
-	"github.com/spf13/cobra"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/spf13/cobra"
 )
 
 // suite is one run of the command test.
@@ -104,13 +104,13 @@ func (s *suite) run(ctx context.Context, paths []string) error {
 	if err := s.prepare(ctx); err != nil {
 		return err
 	}
-	report := suiteReport{Scenarios: []played{}}
+	sum := suiteReport{Scenarios: []played{}}
 	for _, file := range files {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		p := s.play(ctx, file)
-		report.add(p)
+		sum.add(p)
 		if s.format == "text" {
 			if err := p.write(s.out, s.verbose); err != nil {
 				return err
@@ -118,11 +118,11 @@ func (s *suite) run(ctx context.Context, paths []string) error {
 		}
 	}
 	if s.format == "json" {
-		err = writeJSON(s.out, report)
+		err = report.WriteJSON(s.out, sum)
 	} else {
-		_, err = fmt.Fprintln(s.out, report.summary())
+		_, err = fmt.Fprintln(s.out, sum.summary())
 	}
-	if err == nil && report.Failed > 0 {
+	if err == nil && sum.Failed > 0 {
 		return &exitError{code: 1} // everything was said
 	}
 	return err
@@ -150,7 +150,7 @@ func (s *suite) find(paths []string) ([]string, error) {
 	case all == 0:
 		return nil, fmt.Errorf("no scenarios (*.txtar) in %s", strings.Join(paths, ", "))
 	case len(files) == 0:
-		return nil, fmt.Errorf("none of %s matches --run %s", count(all, "scenario"), s.only)
+		return nil, fmt.Errorf("none of %s matches --run %s", report.Count(all, "scenario"), s.only)
 	}
 	return files, nil
 }
@@ -197,8 +197,8 @@ func (s *suite) prepare(ctx context.Context) error {
 		return err
 	}
 	if r := s.load(ctx, snapshot); len(r.Errors) > 0 {
-		printProblems(s.err, s.configDir, r)
-		return fmt.Errorf("the configuration has %s: no scenario was played", count(len(r.Errors), "mistake"))
+		report.WriteProblems(s.err, s.configDir, r)
+		return fmt.Errorf("the configuration has %s: no scenario was played", report.Count(len(r.Errors), "mistake"))
 	}
 	s.config = &snapshot
 	return ctx.Err()
@@ -406,7 +406,7 @@ func (r *suiteReport) add(p played) {
 }
 
 func (r *suiteReport) summary() string {
-	all := count(len(r.Scenarios), "scenario")
+	all := report.Count(len(r.Scenarios), "scenario")
 	text := all + " passed."
 	if r.Failed > 0 {
 		text = fmt.Sprintf("%d of %s failed.", r.Failed, all)

@@ -11,6 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/rehearse"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -320,7 +321,7 @@ func printPlan(st *stage, in input) error {
 		return fmt.Errorf("plan takes one node, or none")
 	}
 	if len(args) == 0 {
-		return writePlan(st.out, st.world.Plan(), format, false, true)
+		return report.WritePlan(st.out, st.world.Plan(), format, false, true)
 	}
 	if err := st.world.Node(args[0]); err != nil {
 		return err
@@ -329,7 +330,7 @@ func printPlan(st *stage, in input) error {
 	if err != nil {
 		return err
 	}
-	return writePlan(st.out, p, format, false, false)
+	return report.WritePlan(st.out, p, format, false, false)
 }
 
 func isPlaced(st *stage, in input) (finding, error) {

@@ -13,13 +13,13 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/rogpeppe/go-internal/txtar"
-	"github.com/spf13/cobra"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/rehearse"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/spf13/cobra"
 )
 
 // stage is where one scenario is played.
@@ -58,9 +58,9 @@ func (st *stage) begin() error {
 
 // mistaken tells all mistakes of a configuration.
 func mistaken(dir string, r schema.Result) error {
-	lines := []string{fmt.Sprintf("the configuration has %s", count(len(r.Errors), "mistake"))}
+	lines := []string{fmt.Sprintf("the configuration has %s", report.Count(len(r.Errors), "mistake"))}
 	for _, p := range r.Errors {
-		lines = append(lines, "    "+problemLine(dir, p, ""))
+		lines = append(lines, "    "+report.ProblemLine(dir, p, ""))
 	}
 	return errors.New(strings.Join(lines, "\n"))
 }
@@ -96,7 +96,7 @@ func (st *stage) configure(dir string, broken bool) error {
 			l.Load(st.ctx, before)
 		}
 		r = l.Load(st.ctx, snapshot)
-		printProblems(st.err, dir, r)
+		report.WriteProblems(st.err, dir, r)
 	}
 	return st.take(snapshot, r)
 }
@@ -317,7 +317,7 @@ func converge(st *stage, in input) error {
 	}
 	done, err := st.world.Converge(st.ctx, limit)
 	failures := 0
-	for _, line := range align(doneRows(st.world, done)) {
+	for _, line := range report.Align(doneRows(st.world, done)) {
 		fmt.Fprintln(st.out, line)
 	}
 	for _, d := range done {
@@ -328,7 +328,7 @@ func converge(st *stage, in input) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(st.out, "%s, %d failed. %s\n", count(len(done), "action"), failures, planSummary(st.world.Plan()))
+	fmt.Fprintf(st.out, "%s, %d failed. %s\n", report.Count(len(done), "action"), failures, report.PlanSummary(st.world.Plan()))
 	return nil
 }
 
@@ -336,12 +336,12 @@ func converge(st *stage, in input) error {
 func doneRows(w *rehearse.World, done []rehearse.Done) [][]string {
 	var rows [][]string
 	for _, d := range done {
-		text := oneLine(d.Reason)
+		text := report.OneLine(d.Reason)
 		if d.From != "" {
 			text += "; from " + d.From
 		}
 		if d.Err != nil {
-			text = "failed: " + oneLine(d.Err.Error())
+			text = "failed: " + report.OneLine(d.Err.Error())
 		}
 		rows = append(rows, []string{fmt.Sprintf("+%v", w.Since(d.At)), string(d.Kind), d.Image, d.Key().Disk.String(), text})
 	}

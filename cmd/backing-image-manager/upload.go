@@ -12,15 +12,15 @@ import (
 	"regexp"
 	"time"
 
-	"github.com/spf13/cobra"
-	"golang.org/x/term"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
 )
 
 // uploading is one run of the command upload.
@@ -306,7 +306,7 @@ func (u *uploading) store(ctx context.Context, o upload.Request) (err error) {
 	image, declared := result.Config.Images[u.name]
 	switch {
 	case !declared:
-		printProblems(u.err, u.configDir, result)
+		report.WriteProblems(u.err, u.configDir, result)
 		return fmt.Errorf("no image %s is declared in %s", u.name, u.configDir)
 	case image.Suspend.Holds(time.Now()), result.Config.Settings.Suspend.Holds(time.Now()):
 		return fmt.Errorf("%s is suspended in %s: nothing is begun", u.name, u.configDir)

@@ -11,18 +11,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/spf13/cobra"
-
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/spf13/cobra"
 )
-
-// validated is a configuration and what is wrong with it.
-type validated struct {
-	path string // of the folder that its files are in
-	schema.Result
-	settings int // that are not as they are by default
-}
 
 func newValidate() *cobra.Command {
 	var strict bool
@@ -49,9 +42,9 @@ Exit status: 1 when there is a mistake, with --strict also for a warning.`,
 			return err
 		}
 		if format.word == "json" {
-			err = writeJSON(cmd.OutOrStdout(), viewValidated(all))
+			err = report.WriteJSON(cmd.OutOrStdout(), report.NewValidationView(all))
 		} else {
-			err = writeValidated(cmd.OutOrStdout(), all)
+			err = report.WriteValidations(cmd.OutOrStdout(), all)
 		}
 		return errors.Join(err, verdict(all, strict))
 	}
@@ -59,8 +52,8 @@ Exit status: 1 when there is a mistake, with --strict also for a warning.`,
 }
 
 // validate loads directories each by itself, and files by the folder they are in.
-func validate(ctx context.Context, errOut io.Writer, paths []string) ([]validated, error) {
-	var all []validated
+func validate(ctx context.Context, errOut io.Writer, paths []string) ([]report.Validation, error) {
+	var all []report.Validation
 	files := map[string][]configdir.File{}
 	var folders []string
 	for _, path := range paths {
@@ -73,7 +66,7 @@ func validate(ctx context.Context, errOut io.Writer, paths []string) ([]validate
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, validated{path: path, Result: result})
+			all = append(all, report.Validation{Path: path, Result: result})
 			continue
 		}
 		if !slices.Contains([]string{".yaml", ".yml", ".json", ".cue"}, filepath.Ext(path)) {
@@ -87,53 +80,28 @@ func validate(ctx context.Context, errOut io.Writer, paths []string) ([]validate
 		files[folder] = append(files[folder], configdir.File{Path: filepath.Base(path), Data: data, Err: err})
 	}
 	for _, folder := range folders {
-		all = append(all, validated{path: folder, Result: schema.NewLoader().Load(ctx, configdir.Snapshot{Files: files[folder]})})
+		all = append(all, report.Validation{Path: folder, Result: schema.NewLoader().Load(ctx, configdir.Snapshot{Files: files[folder]})})
 	}
 	for i, one := range all {
-		all[i].settings = changedSettings(ctx, one.Config.Settings)
+		all[i].ChangedSettings = changedSettings(ctx, one.Config.Settings)
 		all[i].Warnings = one.WarningsAt(time.Now())
 	}
 	return all, ctx.Err()
 }
 
-func writeValidated(w io.Writer, all []validated) error {
+func verdict(all []report.Validation, strict bool) error {
+	errs, warnings := 0, 0
 	for _, v := range all {
-		printProblems(w, v.path, v.Result)
+		errs += len(v.Errors)
+		warnings += len(v.Warnings)
 	}
-	for _, v := range all {
-		for _, s := range v.Skipped {
-			s.File = filepath.Join(v.path, s.File)
-			fmt.Fprintf(w, "%s: skipped: %s %s %q %s\n", s.Position, s.APIVersion, s.Kind, s.Name, s.Why)
-		}
-	}
-	for _, v := range all {
-		if _, err := fmt.Fprintln(w, v.summary()); err != nil {
-			return err
-		}
+	switch {
+	case errs > 0:
+		return fmt.Errorf("the configuration is not valid: %s", report.Count(errs, "error"))
+	case strict && warnings > 0:
+		return fmt.Errorf("the configuration has %s, and --strict lets no warning pass", report.Count(warnings, "warning"))
 	}
 	return nil
-}
-
-// summary says in one line what was understood.
-func (v validated) summary() string {
-	text := fmt.Sprintf("%s: %s, %s, %s", v.path, count(len(v.Config.Images), "image"),
-		count(len(v.Config.Nodes), "node"), count(v.settings, "setting"))
-	if n := len(v.Manifests); n > 0 {
-		text += fmt.Sprintf("; %s read", count(n, "manifest"))
-	}
-	if n := len(v.Skipped); n > 0 {
-		text += fmt.Sprintf("; %s skipped", count(n, "document"))
-	}
-	if n := len(v.Errors); n > 0 {
-		text += "; " + count(n, "error")
-	}
-	if n := len(v.Warnings); n > 0 {
-		text += "; " + count(n, "warning")
-	}
-	if len(v.Errors)+len(v.Warnings) == 0 {
-		text += "; valid"
-	}
-	return text
 }
 
 // changedSettings counts the settings that are not as they are by default.
@@ -147,26 +115,4 @@ func changedSettings(ctx context.Context, s schema.Settings) int {
 		}
 	}
 	return n
-}
-
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}
-
-func verdict(all []validated, strict bool) error {
-	errs, warnings := 0, 0
-	for _, v := range all {
-		errs += len(v.Errors)
-		warnings += len(v.Warnings)
-	}
-	switch {
-	case errs > 0:
-		return fmt.Errorf("the configuration is not valid: %s", count(errs, "error"))
-	case strict && warnings > 0:
-		return fmt.Errorf("the configuration has %s, and --strict lets no warning pass", count(warnings, "warning"))
-	}
-	return nil
 }

@@ -10,12 +10,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
 
 func newImageVerify() *cobra.Command {
@@ -209,15 +209,15 @@ func reportVerified(out io.Writer, before, now reconcile.Status, name string) er
 			switch {
 			case !wasReady, c.Node != now.Node: // another daemon verifies those
 			case c.State == disk.Ready && c.Damaged.After(was.Damaged):
-				wrong = append(wrong, fmt.Errorf("%s on %s was damaged, and has been replaced by one that matches", id, place(c)))
+				wrong = append(wrong, fmt.Errorf("%s on %s was damaged, and has been replaced by one that matches", id, report.DiskName(c)))
 			case c.State == disk.Ready && !c.Verified.After(was.Verified):
-				wrong = append(wrong, fmt.Errorf("%s on %s could not be verified: %s", id, place(c), oneLine(c.Message)))
+				wrong = append(wrong, fmt.Errorf("%s on %s could not be verified: %s", id, report.DiskName(c), report.OneLine(c.Message)))
 			case c.State == disk.Ready:
-				fmt.Fprintf(out, "%s on %s: the bytes match: sha512 %s\n", id, place(c), c.SHA512)
+				fmt.Fprintf(out, "%s on %s: the bytes match: sha512 %s\n", id, report.DiskName(c), c.SHA512)
 			case c.Running && c.Damaged.After(was.Damaged):
-				wrong = append(wrong, fmt.Errorf("%s on %s was damaged, and is being mended: status tells how far that is", id, place(c)))
+				wrong = append(wrong, fmt.Errorf("%s on %s was damaged, and is being mended: status tells how far that is", id, report.DiskName(c)))
 			default:
-				wrong = append(wrong, fmt.Errorf("%s on %s is %s: %s", id, place(c), c.State, oneLine(c.Message)))
+				wrong = append(wrong, fmt.Errorf("%s on %s is %s: %s", id, report.DiskName(c), c.State, report.OneLine(c.Message)))
 			}
 		}
 	}
@@ -230,7 +230,7 @@ func readyBefore(before reconcile.Status, id disk.ID, c reconcile.CopyStatus) (w
 			continue
 		}
 		for _, b := range image.Copies {
-			if place(b) == place(c) && b.State == disk.Ready {
+			if report.DiskName(b) == report.DiskName(c) && b.State == disk.Ready {
 				return b, true
 			}
 		}

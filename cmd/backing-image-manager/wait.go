@@ -9,12 +9,12 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/spf13/cobra"
 )
 
 const (
@@ -123,7 +123,7 @@ func notReady(s reconcile.Status, names []string) error {
 		names = declaredNames(s)
 		switch {
 		case s.Config.Fault != "": // what is declared is then what was before
-			lines = append(lines, fmt.Errorf("the configuration cannot be used: %s", oneLine(s.Config.Fault)))
+			lines = append(lines, fmt.Errorf("the configuration cannot be used: %s", report.OneLine(s.Config.Fault)))
 		case s.Config.Digest == "":
 			lines = append(lines, fmt.Errorf("the configuration has mistakes: %s", firstOf(s.Config.Errors)))
 		}
@@ -151,7 +151,7 @@ func firstOf(texts []string) string {
 	if len(texts) == 0 {
 		return "it is not read yet"
 	}
-	return oneLine(texts[0])
+	return report.OneLine(texts[0])
 }
 
 func declaredNames(s reconcile.Status) []string {
@@ -183,7 +183,7 @@ const mostReasons = 3
 // wait for.
 func whyMissing(image reconcile.ImageStatus) string {
 	if image.Message != "" {
-		return ": " + oneLine(image.Message)
+		return ": " + report.OneLine(image.Message)
 	}
 	why, n := "", 0
 	for _, c := range image.Copies {
@@ -191,7 +191,7 @@ func whyMissing(image reconcile.ImageStatus) string {
 			continue
 		}
 		if n++; n <= mostReasons {
-			why += fmt.Sprintf("; %s is %s: %s", place(c), c.State, cmp.Or(oneLine(remark(c)), "no reason is known"))
+			why += fmt.Sprintf("; %s is %s: %s", report.DiskName(c), c.State, cmp.Or(report.OneLine(report.CopyMessage(c)), "no reason is known"))
 		}
 	}
 	if n > mostReasons {

@@ -1,7 +1,8 @@
-package main
+package report
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,20 +12,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
 
-// listed is one image as backing-image list shows it: the shape that users of the
+// ListEntry is one image as backing-image list shows it: the shape that users of the
 // original know, with disk and generations added. It is a stable interface.
-type listed struct {
-	Name             string       `json:"name"`
-	UUID             string       `json:"uuid"`
-	Size             int64        `json:"size"` // bytes; 0: not known
-	ExpectedChecksum disk.Digest  `json:"expectedChecksum"`
-	Status           listedStatus `json:"status"`
-	Disk             string       `json:"disk"` // of the copy that answers; "": there is none
+type ListEntry struct {
+	Name             string      `json:"name"`
+	UUID             string      `json:"uuid"`
+	Size             int64       `json:"size"` // bytes; 0: not known
+	ExpectedChecksum disk.Digest `json:"expectedChecksum"`
+	Status           ListStatus  `json:"status"`
+	Disk             string      `json:"disk"` // of the copy that answers; "": there is none
 	// Generations are the other ones of the same name.
-	Generations []listed `json:"generations,omitempty"`
+	Generations []ListEntry `json:"generations,omitempty"`
 }
 
-type listedStatus struct {
+type ListStatus struct {
 	State                disk.State `json:"state"`
 	CurrentChecksum      string     `json:"currentChecksum"`
 	SendingReference     int        `json:"sendingReference"`
@@ -33,33 +34,33 @@ type listedStatus struct {
 	Progress             int        `json:"progress"` // 0..100; 100 is ready
 }
 
-// listImages gives each name the generation that answers to it: the declared one,
+// List gives each name the generation that answers to it: the declared one,
 // or else the one that was not given up. Of its copies the best answers. on names
 // the disks whose copies count; none: all do, and images without a copy are listed
 // too.
-func listImages(images []reconcile.ImageStatus, on []string) map[string]listed {
+func List(images []reconcile.ImageStatus, on []string) map[string]ListEntry {
 	byName := map[string][]reconcile.ImageStatus{}
 	for _, image := range images {
-		image.Copies = copiesOn(image.Copies, on)
+		image.Copies = CopiesOn(image.Copies, on)
 		if len(on) == 0 || len(image.Copies) > 0 {
 			byName[image.Name] = append(byName[image.Name], image)
 		}
 	}
-	list := make(map[string]listed, len(byName))
+	list := make(map[string]ListEntry, len(byName))
 	for name, generations := range byName {
-		slices.SortFunc(generations, compareGenerations)
-		first := list1(generations[0])
+		slices.SortFunc(generations, CompareGenerations)
+		first := newListEntry(generations[0])
 		for _, other := range generations[1:] {
-			first.Generations = append(first.Generations, list1(other))
+			first.Generations = append(first.Generations, newListEntry(other))
 		}
 		list[name] = first
 	}
 	return list
 }
 
-// listable are the images of a status without the copies that other nodes have yet to
+// VisibleImages are the images of a status without the copies that other nodes have yet to
 // make: what is declared is listed for the asked node.
-func listable(s reconcile.Status) []reconcile.ImageStatus {
+func VisibleImages(s reconcile.Status) []reconcile.ImageStatus {
 	for i, image := range s.Images {
 		s.Images[i].Copies = slices.DeleteFunc(image.Copies, func(c reconcile.CopyStatus) bool {
 			return c.Node != s.Node && c.Absent()
@@ -68,10 +69,10 @@ func listable(s reconcile.Status) []reconcile.ImageStatus {
 	return s.Images
 }
 
-func copiesOn(copies []reconcile.CopyStatus, on []string) []reconcile.CopyStatus {
+func CopiesOn(copies []reconcile.CopyStatus, on []string) []reconcile.CopyStatus {
 	kept := []reconcile.CopyStatus{}
 	for _, c := range copies {
-		if len(on) == 0 || slices.Contains(on, place(c)) {
+		if len(on) == 0 || slices.Contains(on, DiskName(c)) {
 			kept = append(kept, c)
 		}
 	}
@@ -79,8 +80,8 @@ func copiesOn(copies []reconcile.CopyStatus, on []string) []reconcile.CopyStatus
 	return kept
 }
 
-// place names the disk of a copy: NODE/DISK, or its path when no node is asked.
-func place(c reconcile.CopyStatus) string {
+// DiskName names the disk of a copy: NODE/DISK, or its path when no node is asked.
+func DiskName(c reconcile.CopyStatus) string {
 	if c.Node == "" {
 		return c.Disk
 	}
@@ -94,11 +95,11 @@ func compareCopies(a, b reconcile.CopyStatus) int {
 	return cmp.Or(
 		cmp.Compare(slices.Index(stateOrder, a.State), slices.Index(stateOrder, b.State)),
 		cmp.Compare(b.Progress, a.Progress),
-		cmp.Compare(place(a), place(b)))
+		cmp.Compare(DiskName(a), DiskName(b)))
 }
 
-// compareGenerations expects copies in the order of compareCopies.
-func compareGenerations(a, b reconcile.ImageStatus) int {
+// CompareGenerations expects copies in the order of compareCopies.
+func CompareGenerations(a, b reconcile.ImageStatus) int {
 	rank := func(image reconcile.ImageStatus) int {
 		switch {
 		case image.Declared:
@@ -120,29 +121,29 @@ func compareGenerations(a, b reconcile.ImageStatus) int {
 	return cmp.Compare(a.UUID, b.UUID)
 }
 
-func list1(image reconcile.ImageStatus) listed {
-	l := listed{
+func newListEntry(image reconcile.ImageStatus) ListEntry {
+	l := ListEntry{
 		Name: image.Name, UUID: image.UUID, ExpectedChecksum: image.Expected,
-		Status: listedStatus{State: disk.Pending},
+		Status: ListStatus{State: disk.Pending},
 	}
 	if len(image.Copies) == 0 {
-		l.Status.ErrorMsg = oneLine(image.Message)
+		l.Status.ErrorMsg = OneLine(image.Message)
 		return l
 	}
 	c := image.Copies[0]
-	l.Disk, l.Size = place(c), c.Size
+	l.Disk, l.Size = DiskName(c), c.Size
 	if c.Size == 0 {
 		l.Size = max(c.Total, 0)
 	}
-	l.Status = listedStatus{State: c.State, ErrorMsg: oneLine(c.Message), Progress: c.Progress}
+	l.Status = ListStatus{State: c.State, ErrorMsg: OneLine(c.Message), Progress: c.Progress}
 	if c.State == disk.Ready {
 		l.Status.CurrentChecksum = c.SHA512.String()
 	}
 	return l
 }
 
-// listTable shows a list for people, a line for each generation.
-func listTable(list map[string]listed) string {
+// ListTable shows a list for people, a line for each generation.
+func ListTable(list map[string]ListEntry) string {
 	rows := [][]string{{"NAME", "UUID", "STATE", "PROGRESS", "SIZE", "DISK", "MESSAGE"}}
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		rows = append(rows, listRow(list[name]))
@@ -150,16 +151,35 @@ func listTable(list map[string]listed) string {
 			rows = append(rows, listRow(older))
 		}
 	}
-	return strings.Join(align(rows), "\n") + "\n"
+	return strings.Join(Align(rows), "\n") + "\n"
 }
 
-func listRow(l listed) []string {
+func listRow(l ListEntry) []string {
 	bytes, on := "-", "-"
 	if l.Size > 0 {
-		bytes = size(l.Size)
+		bytes = Size(l.Size)
 	}
 	if l.Disk != "" {
 		on = l.Disk
 	}
-	return []string{l.Name, l.UUID, string(l.Status.State), fmt.Sprintf("%d%%", l.Status.Progress), bytes, on, oneLine(l.Status.ErrorMsg)}
+	return []string{l.Name, l.UUID, string(l.Status.State), fmt.Sprintf("%d%%", l.Status.Progress), bytes, on, OneLine(l.Status.ErrorMsg)}
+}
+
+// FindEntry finds an image by its name, or a generation by <name>-<uuid>.
+func FindEntry(list map[string]ListEntry, name string) (ListEntry, error) {
+	if one, ok := list[name]; ok {
+		return one, nil
+	}
+	for _, one := range list {
+		for _, g := range append([]ListEntry{one}, one.Generations...) {
+			if g.Name+"-"+g.UUID == name {
+				g.Generations = nil
+				return g, nil
+			}
+		}
+	}
+	if len(list) == 0 {
+		return ListEntry{}, errors.New("no image " + name + ": there is none at all")
+	}
+	return ListEntry{}, fmt.Errorf("no image %s: there are %s", name, strings.Join(slices.Sorted(maps.Keys(list)), ", "))
 }

@@ -1,15 +1,88 @@
-package main
+package report
 
 import (
-	"encoding/json"
 	"fmt"
-	"maps"
+	"io"
 	"slices"
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
+
+// ClusterPlan is the plan of all nodes and what it comes to. In JSON it is the plan with
+// more fields; it is a stable interface.
+type ClusterPlan struct {
+	reconcile.Plan
+	Fleet *reconcile.Fleet `json:"fleet,omitempty"`
+	Diff  *Difference      `json:"diff,omitempty"`
+	// Mistakes are those of the configuration. While it has any there is no Diff.
+	Mistakes []schema.Problem `json:"mistakes,omitempty"`
+
+	due reconcile.Plan // what is not done anyway: all of it, if there is nothing to compare with
+	// anyway is how many actions the configuration that was compared with has too.
+	anyway int
+}
+
+// Difference is what two configurations differ in, and by which fields.
+type Difference struct {
+	reconcile.Difference
+	Fields []fieldDifference `json:"fields"` // of what both declare, sorted
+	// Anyway is how many of the actions are planned under the old configuration too, where a
+	// state is given.
+	Anyway int `json:"anyway"`
+}
+
+func NewClusterPlan(fleet reconcile.Fleet, p reconcile.Plan) ClusterPlan {
+	return ClusterPlan{Plan: p, Fleet: &fleet, due: p}
+}
+
+// Split tells apart what is done because of a difference and what was planned before,
+// with its risk, too. comesTo says what a part of the plan comes to.
+func (f *ClusterPlan) Split(d Difference, before reconcile.Plan, had reconcile.Risk, comesTo func(reconcile.Plan) reconcile.Fleet) {
+	f.due = f.Plan.Without(before)
+	f.due.Suspended = f.Plan.Suspended
+	f.anyway = len(f.Plan.Actions) - len(f.due.Actions)
+	d.Anyway = f.anyway
+	f.Diff = &d
+	// Of each list what is new, and of the numbers those of what is new.
+	risk := comesTo(f.due).Risk
+	risk.LosesAll, risk.BelowReserve, risk.BelowCopies = f.Fleet.Risk.LosesAll, f.Fleet.Risk.BelowReserve, f.Fleet.Risk.BelowCopies
+	f.Fleet.Risk = risk.Without(had)
+}
+
+// Write prints the plan in one of the formats text, json, yaml and markdown.
+func (f ClusterPlan) Write(w io.Writer, format string, colour, cluster bool) error {
+	switch format {
+	case "json":
+		return WriteJSON(w, f)
+	case "yaml":
+		return writeYAML(w, f)
+	case "markdown":
+		_, err := io.WriteString(w, f.markdown(cluster))
+		return err
+	}
+	_, err := io.WriteString(w, f.text(colour, cluster))
+	return err
+}
+
+// WriteDifference prints the difference alone.
+func (f ClusterPlan) WriteDifference(w io.Writer, format string) error {
+	alone := struct {
+		Diff *Difference `json:"diff"`
+	}{f.Diff}
+	switch format {
+	case "json":
+		return WriteJSON(w, alone)
+	case "yaml":
+		return writeYAML(w, alone)
+	case "markdown":
+		_, err := io.WriteString(w, f.Diff.markdown())
+		return err
+	}
+	_, err := io.WriteString(w, f.Diff.text())
+	return err
+}
 
 // riskText says in one line what somebody who approves a plan should know, the worst
 // first.
@@ -24,13 +97,13 @@ func riskText(r reconcile.Risk) string {
 	for _, s := range r.BelowCopies {
 		short = append(short, fmt.Sprintf("%s (%d of %d)", s.Image, s.After, s.Wanted))
 	}
-	amount := func(a reconcile.Amount) string { return fmt.Sprintf("%s (%s)", copies(a.Copies), size(a.Bytes)) }
-	say(len(r.LosesAll), "loses all copies: %s", few(r.LosesAll))
+	amount := func(a reconcile.Amount) string { return fmt.Sprintf("%s (%s)", countCopies(a.Copies), Size(a.Bytes)) }
+	say(len(r.LosesAll), "loses all copies: %s", joinMax(r.LosesAll))
 	say(r.Removes.Copies, "deletes %s", amount(r.Removes))
 	say(r.Evicts.Copies, "evicts %s", amount(r.Evicts))
 	say(r.Later.Copies, "deletes %s later", amount(r.Later))
-	say(len(r.BelowReserve), "below the reserve: %s", few(r.BelowReserve))
-	say(len(short), "fewer copies than declared: %s", few(short))
+	say(len(r.BelowReserve), "below the reserve: %s", joinMax(r.BelowReserve))
+	say(len(short), "fewer copies than declared: %s", joinMax(short))
 	say(r.Blocked, "%d blocked", r.Blocked)
 	say(r.Held, "%d held", r.Held)
 	if len(parts) == 0 {
@@ -38,22 +111,6 @@ func riskText(r reconcile.Risk) string {
 	}
 	parts[0] = strings.ToUpper(parts[0][:1]) + parts[0][1:]
 	return strings.Join(parts, "; ") + "."
-}
-
-func copies(n int) string {
-	if n == 1 {
-		return "1 copy"
-	}
-	return fmt.Sprintf("%d copies", n)
-}
-
-// few names some of many.
-func few(words []string) string {
-	const most = 3
-	if more := len(words) - most; more > 1 {
-		return fmt.Sprintf("%s and %d more", strings.Join(words[:most], ", "), more)
-	}
-	return strings.Join(words, ", ")
 }
 
 // trafficText is one line about what is moved.
@@ -67,14 +124,14 @@ func trafficText(t reconcile.Traffic) string {
 		if f.Transfers == 0 {
 			continue
 		}
-		text := size(f.Bytes)
+		text := Size(f.Bytes)
 		switch {
 		case f.Unknown == f.Transfers:
-			text = fmt.Sprintf("an unknown amount in %s", count(f.Transfers, "transfer"))
+			text = fmt.Sprintf("an unknown amount in %s", Count(f.Transfers, "transfer"))
 		case f.Unknown > 0:
-			text = fmt.Sprintf("%s and an unknown amount in %s of %d", text, count(f.Unknown, "transfer"), f.Transfers)
+			text = fmt.Sprintf("%s and an unknown amount in %s of %d", text, Count(f.Unknown, "transfer"), f.Transfers)
 		default:
-			text += " in " + count(f.Transfers, "transfer")
+			text += " in " + Count(f.Transfers, "transfer")
 		}
 		parts = append(parts, one.where+" "+text)
 	}
@@ -85,22 +142,22 @@ func trafficText(t reconcile.Traffic) string {
 }
 
 // summary is that of what is due; of nothing it does not say that the disks are as declared.
-func (f fleetPlan) summary() string {
+func (f ClusterPlan) summary() string {
 	if f.Diff != nil && len(f.due.Actions) == 0 {
 		return "Plan: nothing that would not be done without the change."
 	}
-	return planSummary(f.due)
+	return PlanSummary(f.due)
 }
 
 // stateText tells of what the plan was made.
-func (f fleetPlan) stateText() string {
+func (f ClusterPlan) stateText() string {
 	s := f.Fleet.State
-	text := fmt.Sprintf("%s, as of %s", count(s.Nodes, "node"), s.Time.UTC().Format("2006-01-02 15:04 UTC"))
+	text := fmt.Sprintf("%s, as of %s", Count(s.Nodes, "node"), s.Time.UTC().Format("2006-01-02 15:04 UTC"))
 	if len(s.Silent) > 0 {
-		text += "; not heard of: " + few(s.Silent)
+		text += "; not heard of: " + joinMax(s.Silent)
 	}
 	if f.anyway > 0 {
-		text += fmt.Sprintf("; %s would be there without the change", count(f.anyway, "other action"))
+		text += fmt.Sprintf("; %s would be there without the change", Count(f.anyway, "other action"))
 	}
 	return text + "."
 }
@@ -129,7 +186,7 @@ const matrixMost = 12
 
 // imageRows has a row for each image of which anything changes: by nodes, or, where
 // these are many, with what comes and goes.
-func (f fleetPlan) imageRows() (header []string, rows [][]string) {
+func (f ClusterPlan) imageRows() (header []string, rows [][]string) {
 	nodes, changing := f.changing()
 	header = []string{"image", "copies"}
 	if len(nodes) <= matrixMost {
@@ -152,7 +209,7 @@ func (f fleetPlan) imageRows() (header []string, rows [][]string) {
 }
 
 // changing are the images of which anything changes, and the nodes on which they are.
-func (f fleetPlan) changing() (nodes []string, images []reconcile.ImageForecast) {
+func (f ClusterPlan) changing() (nodes []string, images []reconcile.ImageForecast) {
 	for _, image := range f.Fleet.Images {
 		if !slices.ContainsFunc(image.Copies, func(c reconcile.CopyForecast) bool { return c.Action != "" }) {
 			continue
@@ -209,9 +266,9 @@ func placesText(image reconcile.ImageForecast, want string) string {
 			}
 		}
 	}
-	text := few(now)
+	text := joinMax(now)
 	if len(later) > 0 {
-		text = strings.TrimPrefix(text+"; later "+few(later), "; ")
+		text = strings.TrimPrefix(text+"; later "+joinMax(later), "; ")
 	}
 	return text
 }
@@ -220,31 +277,31 @@ var diskHeader = []string{"disk", "free", "comes", "goes", "free then", "reserve
 
 // diskRows has a row for each disk on which anything changes, those that get too full
 // first.
-func (f fleetPlan) diskRows() (rows [][]string) {
+func (f ClusterPlan) diskRows() (rows [][]string) {
 	var others [][]string
 	for _, d := range f.Fleet.Disks {
 		name, note := d.Node+"/"+d.Disk, ""
 		switch {
 		case d.Problem != "":
-			note = oneLine(d.Problem)
+			note = OneLine(d.Problem)
 		case !d.Known && d.Unknown+int(d.Comes) > 0:
 			note = "no state tells of it"
 		case d.Below:
-			note = "below the reserve: down to " + size(d.Lowest)
+			note = "below the reserve: down to " + Size(d.Lowest)
 			if d.Lowest < 0 {
-				note = "full: " + size(-d.Lowest) + " too much"
+				note = "full: " + Size(-d.Lowest) + " too much"
 			}
 		case d.Comes == 0 && d.Unknown == 0 && d.Goes == 0:
 			continue
 		}
-		comes := size(d.Comes)
+		comes := Size(d.Comes)
 		switch {
 		case d.Unknown > 0 && d.Comes == 0:
 			comes = "unknown"
 		case d.Unknown > 0:
 			comes = "at least " + comes
 		}
-		row := []string{name, size(d.Before), comes, size(d.Goes), size(max(0, d.After)), size(d.Reserved), note}
+		row := []string{name, Size(d.Before), comes, Size(d.Goes), Size(max(0, d.After)), Size(d.Reserved), note}
 		if d.Below {
 			rows = append(rows, row)
 		} else {
@@ -257,14 +314,14 @@ func (f fleetPlan) diskRows() (rows [][]string) {
 // matterRows has a row for each reason.
 func matterRows(matters []reconcile.Matter) (rows [][]string) {
 	for _, m := range matters {
-		rows = append(rows, []string{fmt.Sprint(len(m.Copies)), few(m.Copies), oneLine(m.Why)})
+		rows = append(rows, []string{fmt.Sprint(len(m.Copies)), joinMax(m.Copies), OneLine(m.Why)})
 	}
 	return rows
 }
 
 // text is the plan of the fleet for people: the actions, then what they come to, and the
 // risk at the end, where the eye is.
-func (f fleetPlan) text(colour, cluster bool) string {
+func (f ClusterPlan) text(colour, cluster bool) string {
 	var b strings.Builder
 	whole := planText(f.Plan, colour, cluster)
 	cut := strings.LastIndex(strings.TrimSuffix(whole, "\n"), "\n") + 1
@@ -281,99 +338,4 @@ func (f fleetPlan) text(colour, cluster bool) string {
 	fmt.Fprintf(&b, "%s\n%s\n", trafficText(f.Fleet.Traffic), "For "+f.stateText())
 	fmt.Fprintf(&b, "Risk: %s\n%s", riskText(f.Fleet.Risk), f.summary()+"\n")
 	return b.String()
-}
-
-// writeTable writes rows below a title; nothing where there are none.
-func writeTable(b *strings.Builder, title string, header []string, rows [][]string) {
-	if len(rows) == 0 {
-		return
-	}
-	fmt.Fprintln(b, title)
-	upper := make([]string, len(header))
-	for i, word := range header {
-		upper[i] = strings.ToUpper(word)
-	}
-	for _, line := range align(append([][]string{upper}, rows...)) {
-		fmt.Fprintf(b, "  %s\n", line)
-	}
-	fmt.Fprintln(b)
-}
-
-// fieldDifference is one value that is declared otherwise, as a text; "" where there is
-// none.
-type fieldDifference struct {
-	Field string `json:"field"` // images.parrot.minNumberOfCopies
-	Old   string `json:"old"`
-	New   string `json:"new"`
-}
-
-func newDifference(old, now schema.Config) difference {
-	d := difference{Difference: reconcile.Compare(old, now), Fields: []fieldDifference{}}
-	changed := map[string]bool{}
-	for _, one := range d.Images {
-		changed["images."+one.Image+"."] = one.Change == reconcile.Changed
-	}
-	for _, one := range d.Nodes {
-		changed["nodes."+one.Node+"."] = one.Change == reconcile.Changed
-	}
-	before, after := fieldsOf(old, changed), fieldsOf(now, changed)
-	fields := slices.AppendSeq(slices.Collect(maps.Keys(before)), maps.Keys(after))
-	slices.Sort(fields)
-	for _, field := range slices.Compact(fields) {
-		if before[field] != after[field] {
-			d.Fields = append(d.Fields, fieldDifference{field, before[field], after[field]})
-		}
-	}
-	return d
-}
-
-// fieldsOf has the values of settings, and of those images and nodes that changed, by
-// the path of the field, as validate -o json shows them.
-func fieldsOf(c schema.Config, changed map[string]bool) map[string]string {
-	fields := map[string]string{}
-	add := func(path string, view any) {
-		b, err := json.Marshal(view)
-		var tree any
-		if err == nil {
-			err = json.Unmarshal(b, &tree)
-		}
-		if err != nil {
-			panic("show a configuration: " + err.Error()) // it was made of text
-		}
-		flatten(fields, path, tree)
-	}
-	add("settings", viewSettings(c.Settings))
-	for name, one := range c.Images {
-		if changed["images."+name+"."] {
-			add("images."+name, viewImage(one))
-		}
-	}
-	for name, one := range c.Nodes {
-		if changed["nodes."+name+"."] {
-			add("nodes."+name, viewNode(one))
-		}
-	}
-	return fields
-}
-
-func flatten(fields map[string]string, path string, value any) {
-	switch v := value.(type) {
-	case map[string]any:
-		for name, one := range v {
-			flatten(fields, path+"."+name, one)
-		}
-		if len(v) == 0 {
-			fields[path] = "{}"
-		}
-	case []any:
-		words := make([]string, len(v))
-		for i, one := range v {
-			words[i] = fmt.Sprint(one)
-		}
-		fields[path] = strings.Join(words, ", ")
-	case float64:
-		fields[path] = fmt.Sprintf("%.0f", v) // there are only whole ones
-	default:
-		fields[path] = fmt.Sprint(v)
-	}
 }

@@ -1,6 +1,7 @@
-package main
+package report
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,11 +11,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
 
+var update = flag.Bool("update", false, "write the golden files")
+
 func TestStatusForPeople(t *testing.T) {
 	for name, v := range map[string]reconcile.View{"three": clusterview.ThreeNodes(), "hundred": clusterview.HundredNodes()} {
 		v.Plan = v.Desired.Plan(v.Observed)
 		var got strings.Builder
-		if err := writeStatus(&got, v.Status(nil)); err != nil {
+		if err := WriteStatus(&got, v.Status(nil)); err != nil {
 			t.Fatal(err)
 		}
 		file := filepath.Join("testdata", "status_"+name+".txt")

@@ -1,7 +1,9 @@
-package main
+package report
 
 import (
 	"cmp"
+	"fmt"
+	"io"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -74,20 +76,20 @@ type skippedView struct {
 	Image string `json:"mayDeclare,omitempty"` // with what is not there
 }
 
-func viewValidated(all []validated) validatedView {
+func NewValidationView(all []Validation) validatedView {
 	v := validatedView{Valid: true, Configurations: []configurationView{}}
 	for _, one := range all {
 		v.Valid = v.Valid && len(one.Errors) == 0
 		c := configurationView{
-			Path: one.path, Digest: one.Digest, Revision: one.Revision, Config: viewConfig(one.Config),
-			Errors: viewProblems(one.path, one.Errors), Warnings: viewProblems(one.path, one.Warnings),
-			Manifests: []manifestView{}, Skipped: []skippedView{}, Origins: viewOrigins(one.path, one.Origins()),
+			Path: one.Path, Digest: one.Digest, Revision: one.Revision, Config: viewConfig(one.Config),
+			Errors: viewProblems(one.Path, one.Errors), Warnings: viewProblems(one.Path, one.Warnings),
+			Manifests: []manifestView{}, Skipped: []skippedView{}, Origins: viewOrigins(one.Path, one.Origins()),
 		}
 		for _, m := range one.Manifests {
-			c.Manifests = append(c.Manifests, viewManifest(one.path, m))
+			c.Manifests = append(c.Manifests, viewManifest(one.Path, m))
 		}
 		for _, s := range one.Skipped {
-			c.Skipped = append(c.Skipped, skippedView{viewManifest(one.path, s.Document), s.Why, s.Image})
+			c.Skipped = append(c.Skipped, skippedView{viewManifest(one.Path, s.Document), s.Why, s.Image})
 		}
 		v.Configurations = append(v.Configurations, c)
 	}
@@ -331,4 +333,51 @@ func viewSource(s schema.Source) (v sourceView) {
 		v.Clone = &cloneView{s.Clone.BackingImage, s.Clone.Encryption, s.Clone.Secret}
 	}
 	return v
+}
+
+// Validation is a configuration and what is wrong with it.
+type Validation struct {
+	Path string // of the folder that its files are in
+	schema.Result
+	ChangedSettings int // that are not as they are by default
+}
+
+// summary says in one line what was understood.
+func (v Validation) summary() string {
+	text := fmt.Sprintf("%s: %s, %s, %s", v.Path, Count(len(v.Config.Images), "image"),
+		Count(len(v.Config.Nodes), "node"), Count(v.ChangedSettings, "setting"))
+	if n := len(v.Manifests); n > 0 {
+		text += fmt.Sprintf("; %s read", Count(n, "manifest"))
+	}
+	if n := len(v.Skipped); n > 0 {
+		text += fmt.Sprintf("; %s skipped", Count(n, "document"))
+	}
+	if n := len(v.Errors); n > 0 {
+		text += "; " + Count(n, "error")
+	}
+	if n := len(v.Warnings); n > 0 {
+		text += "; " + Count(n, "warning")
+	}
+	if len(v.Errors)+len(v.Warnings) == 0 {
+		text += "; valid"
+	}
+	return text
+}
+
+func WriteValidations(w io.Writer, all []Validation) error {
+	for _, v := range all {
+		WriteProblems(w, v.Path, v.Result)
+	}
+	for _, v := range all {
+		for _, s := range v.Skipped {
+			s.File = filepath.Join(v.Path, s.File)
+			fmt.Fprintf(w, "%s: skipped: %s %s %q %s\n", s.Position, s.APIVersion, s.Kind, s.Name, s.Why)
+		}
+	}
+	for _, v := range all {
+		if _, err := fmt.Fprintln(w, v.summary()); err != nil {
+			return err
+		}
+	}
+	return nil
 }

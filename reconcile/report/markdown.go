@@ -1,7 +1,8 @@
-package main
+package report
 
 import (
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile"
@@ -48,7 +49,7 @@ func (b *markdownPage) row(cells []string) {
 
 // markdown is the plan of the fleet for a comment: three lines that say what it does,
 // and the rest folded.
-func (f fleetPlan) markdown(cluster bool) string {
+func (f ClusterPlan) markdown(cluster bool) string {
 	b := &markdownPage{}
 	fmt.Fprintf(b, "### %s\n**%s**\n%s For %s\n", markdownCell.Replace(riskText(f.Fleet.Risk)), f.summary(),
 		markdownCell.Replace(trafficText(f.Fleet.Traffic)), markdownCell.Replace(f.stateText()))
@@ -83,7 +84,7 @@ func (b *markdownPage) mistakes(all []schema.Problem) {
 		return
 	}
 	fmt.Fprintf(b, "\n**The configuration has %s.** Until it has none, nothing is deleted, what is broken is left alone, and `--diff` tells nothing.\n",
-		count(len(all), "mistake"))
+		Count(len(all), "mistake"))
 	var rows [][]string
 	for _, p := range all {
 		rows = append(rows, []string{p.String()})
@@ -99,7 +100,7 @@ func matterCount(matters []reconcile.Matter) (n int) {
 }
 
 // changeText says in one line what is declared otherwise.
-func (d difference) changeText() string {
+func (d Difference) changeText() string {
 	images, nodes := map[reconcile.Change]int{}, map[reconcile.Change]int{}
 	generations, comes, goes := 0, 0, 0
 	for _, one := range d.Images {
@@ -118,22 +119,22 @@ func (d difference) changeText() string {
 	var parts []string
 	for _, change := range []reconcile.Change{reconcile.Removed, reconcile.Added, reconcile.Changed} {
 		if n := images[change]; n > 0 {
-			parts = append(parts, fmt.Sprintf("%s %s", count(n, "image"), change))
+			parts = append(parts, fmt.Sprintf("%s %s", Count(n, "image"), change))
 		}
 		if change == reconcile.Changed && generations > 0 {
-			parts[len(parts)-1] += fmt.Sprintf(" (%s)", count(generations, "new generation"))
+			parts[len(parts)-1] += fmt.Sprintf(" (%s)", Count(generations, "new generation"))
 		}
 	}
 	for _, change := range []reconcile.Change{reconcile.Removed, reconcile.Added, reconcile.Changed} {
 		if n := nodes[change]; n > 0 {
-			parts = append(parts, fmt.Sprintf("%s %s", count(n, "node"), change))
+			parts = append(parts, fmt.Sprintf("%s %s", Count(n, "node"), change))
 		}
 	}
 	if d.Settings {
 		parts = append(parts, "settings changed")
 	}
 	if comes+goes > 0 {
-		parts = append(parts, fmt.Sprintf("%s to come, %d to go", copies(comes), goes))
+		parts = append(parts, fmt.Sprintf("%s to come, %d to go", countCopies(comes), goes))
 	}
 	if len(parts) == 0 {
 		return "The configurations declare the same."
@@ -142,7 +143,7 @@ func (d difference) changeText() string {
 }
 
 // placeRows has a row for each image of which the disks change.
-func (d difference) placeRows() (rows [][]string) {
+func (d Difference) placeRows() (rows [][]string) {
 	for _, one := range d.Images {
 		what := string(one.Change)
 		switch {
@@ -153,19 +154,19 @@ func (d difference) placeRows() (rows [][]string) {
 		case one.Change == reconcile.Changed && len(one.Comes)+len(one.Goes) == 0:
 			what = "changed, stays where it is"
 		}
-		rows = append(rows, []string{one.Image, what, few(one.Before), few(one.After)})
+		rows = append(rows, []string{one.Image, what, joinMax(one.Before), joinMax(one.After)})
 	}
 	return rows
 }
 
-func (d difference) nodeRows() (rows [][]string) {
+func (d Difference) nodeRows() (rows [][]string) {
 	for _, one := range d.Nodes {
-		rows = append(rows, []string{one.Node, string(one.Change), few(one.Comes), few(one.Goes)})
+		rows = append(rows, []string{one.Node, string(one.Change), joinMax(one.Comes), joinMax(one.Goes)})
 	}
 	return rows
 }
 
-func (d difference) fieldRows() (rows [][]string) {
+func (d Difference) fieldRows() (rows [][]string) {
 	for _, one := range d.Fields {
 		rows = append(rows, []string{one.Field, one.Old, one.New})
 	}
@@ -178,7 +179,7 @@ var (
 	nodeHeader  = []string{"node", "", "images to come", "images to go"}
 )
 
-func (d difference) tables(b *markdownPage, share int) {
+func (d Difference) tables(b *markdownPage, share int) {
 	b.table(fmt.Sprintf("Fields that are declared otherwise (%d)", len(d.Fields)), fieldHeader, d.fieldRows(), share+5_000)
 	b.table(fmt.Sprintf("Images that are declared otherwise, or elsewhere (%d)", len(d.Images)), placeHeader, d.placeRows(), share+2_500)
 	b.table(fmt.Sprintf("Nodes that are declared otherwise, or have other images (%d)", len(d.Nodes)), nodeHeader, d.nodeRows(), share)
@@ -187,7 +188,7 @@ func (d difference) tables(b *markdownPage, share int) {
 // stateless is what a difference cannot tell.
 const stateless = "By the configurations alone, as if every disk could take every copy: what is there, and how many bytes move, is told with `--state`."
 
-func (d difference) markdown() string {
+func (d Difference) markdown() string {
 	b := &markdownPage{}
 	fmt.Fprintf(b, "### %s\n%s\n", markdownCell.Replace(d.changeText()), stateless)
 	d.tables(b, 2_000)
@@ -195,11 +196,19 @@ func (d difference) markdown() string {
 }
 
 // text is the difference for people; what it comes to is at the end.
-func (d difference) text() string {
+func (d Difference) text() string {
 	var b strings.Builder
 	writeTable(&b, "Declared otherwise:", fieldHeader, d.fieldRows())
 	writeTable(&b, "Images:", placeHeader, d.placeRows())
 	writeTable(&b, "Nodes:", nodeHeader, d.nodeRows())
 	fmt.Fprintln(&b, d.changeText())
 	return b.String()
+}
+
+// WriteErrors writes the errors of a configuration as Markdown.
+func WriteErrors(w io.Writer, errors []schema.Problem) error {
+	b := &markdownPage{}
+	b.mistakes(errors)
+	_, err := io.WriteString(w, b.String())
+	return err
 }

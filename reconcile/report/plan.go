@@ -1,4 +1,4 @@
-package main
+package report
 
 import (
 	"cmp"
@@ -6,21 +6,18 @@ import (
 	"io"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
-
-	"sigs.k8s.io/yaml"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"sigs.k8s.io/yaml"
 )
 
-// writePlan writes p in one of the formats text, json, yaml and markdown. In text and
+// WritePlan writes p in one of the formats text, json, yaml and markdown. In text and
 // markdown disks are shown with their nodes if the plan is that of a cluster, or is
 // about several nodes anyway.
-func writePlan(w io.Writer, p reconcile.Plan, format string, colour, cluster bool) error {
+func WritePlan(w io.Writer, p reconcile.Plan, format string, colour, cluster bool) error {
 	switch format {
 	case "json":
-		return writeJSON(w, p)
+		return WriteJSON(w, p)
 	case "yaml":
 		b, err := yaml.Marshal(p)
 		if err != nil {
@@ -40,7 +37,7 @@ func writePlan(w io.Writer, p reconcile.Plan, format string, colour, cluster boo
 func planText(p reconcile.Plan, colour, cluster bool) string {
 	var b strings.Builder
 	rows := planRows(p, cluster)
-	for i, line := range align(rows) {
+	for i, line := range Align(rows) {
 		if colour {
 			kind := rows[i][0]
 			line = paint(reconcile.Kind(kind)) + kind + "\x1b[0m" + line[len(kind):]
@@ -50,7 +47,7 @@ func planText(p reconcile.Plan, colour, cluster bool) string {
 	if len(rows) > 0 {
 		b.WriteByte('\n')
 	}
-	fmt.Fprintln(&b, planSummary(p))
+	fmt.Fprintln(&b, PlanSummary(p))
 	return b.String()
 }
 
@@ -82,7 +79,7 @@ func planMarkdown(p reconcile.Plan, cluster bool) string {
 	if len(rows) > 0 {
 		b.WriteByte('\n')
 	}
-	fmt.Fprintf(&b, "**%s**\n", planSummary(p))
+	fmt.Fprintf(&b, "**%s**\n", PlanSummary(p))
 	return b.String()
 }
 
@@ -101,7 +98,7 @@ func planRows(p reconcile.Plan, cluster bool) [][]string {
 		rows = append(rows, []string{"suspended", cmp.Or(s.Image, "everything"), "-", "-", suspensionText(s)})
 	}
 	if more := len(p.Suspended) - mostSuspended; more > 0 {
-		rows = append(rows, []string{"suspended", count(more, "other image"), "-", "-", "as the configuration says"})
+		rows = append(rows, []string{"suspended", Count(more, "other image"), "-", "-", "as the configuration says"})
 	}
 	for _, a := range p.Actions {
 		rows = append(rows, []string{string(a.Kind), name(a), place(a), sizeText(a), reasonText(a)})
@@ -152,7 +149,7 @@ func suspensionText(s reconcile.Suspension) string {
 	if !s.Until.IsZero() {
 		parts = append(parts, "until "+planTime(s.Until))
 	}
-	return oneLine(strings.TrimPrefix(strings.Join(parts, " ")+": "+s.Reason, ": "))
+	return OneLine(strings.TrimPrefix(strings.Join(parts, " ")+": "+s.Reason, ": "))
 }
 
 func planTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
@@ -164,11 +161,11 @@ func sizeText(a reconcile.Action) string {
 	case a.Bytes == reconcile.UnknownBytes:
 		return "unknown"
 	}
-	return size(a.Bytes)
+	return Size(a.Bytes)
 }
 
 func reasonText(a reconcile.Action) string {
-	reason := oneLine(a.Reason)
+	reason := OneLine(a.Reason)
 	if a.From != "" {
 		reason += "; from " + a.From
 	}
@@ -178,19 +175,8 @@ func reasonText(a reconcile.Action) string {
 	return reason
 }
 
-// oneLine is for messages that were joined of several. None steers a terminal: a part of it
-// may be the name of a folder, or what a server or a saved status says.
-func oneLine(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return unicode.ReplacementChar
-		}
-		return r
-	}, strings.ReplaceAll(strings.TrimSpace(s), "\n", "; "))
-}
-
-// planSummary says in one line what the plan comes to.
-func planSummary(p reconcile.Plan) string {
+// PlanSummary says in one line what the plan comes to.
+func PlanSummary(p reconcile.Plan) string {
 	n := p.Summary.Counts
 	if p.Empty() && n[reconcile.Wait] > 0 {
 		return fmt.Sprintf("No changes now: %d waiting.", n[reconcile.Wait])
@@ -220,7 +206,7 @@ func planSummary(p reconcile.Plan) string {
 }
 
 func bytesSummary(s reconcile.Summary) string {
-	text := size(s.TransferBytes) + " to transfer"
+	text := Size(s.TransferBytes) + " to transfer"
 	switch {
 	case s.UnknownSizes > 0 && s.TransferBytes == 0:
 		text = "an unknown amount to transfer"
@@ -228,32 +214,7 @@ func bytesSummary(s reconcile.Summary) string {
 		text = "at least " + text
 	}
 	if s.FreedBytes > 0 {
-		text += ", " + size(s.FreedBytes) + " to free"
+		text += ", " + Size(s.FreedBytes) + " to free"
 	}
 	return text
-}
-
-// align pads all cells but the last of a row, so that columns stand below each
-// other.
-func align(rows [][]string) []string {
-	var widths []int
-	for _, row := range rows {
-		for i, cell := range row {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
-	}
-	lines := make([]string, len(rows))
-	for i, row := range rows {
-		for j, cell := range row {
-			if j < len(row)-1 {
-				cell += strings.Repeat(" ", widths[j]-utf8.RuneCountInString(cell)+2)
-			}
-			lines[i] += cell
-		}
-		lines[i] = strings.TrimRight(lines[i], " ")
-	}
-	return lines
 }

@@ -1,4 +1,4 @@
-package main
+package report
 
 import (
 	"cmp"
@@ -8,8 +8,6 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-
-	"github.com/dustin/go-humanize"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
@@ -25,8 +23,8 @@ const (
 	mostText   = 400 // letters of a message: two checksums and some words
 )
 
-// writeStatus writes a status for people.
-func writeStatus(w io.Writer, s reconcile.Status) error {
+// WriteStatus writes a status for people.
+func WriteStatus(w io.Writer, s reconcile.Status) error {
 	fmt.Fprintf(w, "Node %s, as of %s\n", s.Node, s.Time.Format(time.RFC3339))
 	writeConfigStatus(w, s.Config)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -48,7 +46,7 @@ func writeConfigStatus(w io.Writer, c reconcile.ConfigStatus) {
 	case c.Fault != "":
 		fmt.Fprintf(w, "Configuration: cannot be used (%s): %s\n", c.Allowed, c.Fault)
 	case c.Digest == "":
-		fmt.Fprintf(w, "Configuration: %s (%s)%s\n", count(len(c.Errors), "error"), c.Allowed, of)
+		fmt.Fprintf(w, "Configuration: %s (%s)%s\n", Count(len(c.Errors), "error"), c.Allowed, of)
 	default:
 		fmt.Fprintf(w, "Configuration: valid, digest %.12s%s\n", c.Digest, of)
 	}
@@ -97,7 +95,7 @@ func known(d reconcile.DiskStatus, bytes int64) string {
 	if !d.Seen || d.Total == 0 {
 		return "?"
 	}
-	return size(bytes)
+	return Size(bytes)
 }
 
 func ago(now, then time.Time) string {
@@ -127,10 +125,10 @@ func writeDisks(w io.Writer, s reconcile.Status) {
 			continue
 		}
 		listed++
-		fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%s\t%s\n", d.Node, d.Disk, d.Path, known(d, d.Free), size(d.Reserved), known(d, d.Total), diskProblem(d))
+		fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%s\t%s\n", d.Node, d.Disk, d.Path, known(d, d.Free), Size(d.Reserved), known(d, d.Total), diskProblem(d))
 	}
 	if more := len(s.Disks) - listed; more > 0 {
-		fmt.Fprintf(w, "and %d more with %s free of %s\n", more, size(rest.Free), size(rest.Total))
+		fmt.Fprintf(w, "and %d more with %s free of %s\n", more, Size(rest.Free), Size(rest.Total))
 	}
 }
 
@@ -152,23 +150,6 @@ func diskProblem(d reconcile.DiskStatus) string {
 
 // silentNode stands for what is said of each silent node in another place.
 const silentNode = "its node does not answer"
-
-// clip shortens a text to what a line of a table may have.
-func clip(text string) string {
-	letters := []rune(oneLine(text))
-	if len(letters) <= mostText {
-		return string(letters)
-	}
-	return string(letters[:mostText]) + "…"
-}
-
-// size writes bytes for people; unknown ones are a question mark.
-func size(bytes int64) string {
-	if bytes < 0 {
-		return "?"
-	}
-	return humanize.IBytes(uint64(bytes))
-}
 
 // copyLine is a line of the table: a copy, or several that are alike.
 type copyLine struct {
@@ -209,7 +190,7 @@ func writeImageStatus(w io.Writer, image reconcile.ImageStatus, silent map[strin
 			line("", "", "", "", restOf(lines[i:], disks))
 			break
 		}
-		line(someOf(disks[l], len(disks[l])), string(l.state), percentText(l.progress), size(l.size), l.remark)
+		line(someOf(disks[l], len(disks[l])), string(l.state), percentText(l.progress), Size(l.size), l.remark)
 	}
 	for _, p := range image.PassedOver[:min(len(image.PassedOver), mostPassed)] {
 		if alreadySaid(image.Message, p) {
@@ -218,7 +199,7 @@ func writeImageStatus(w io.Writer, image reconcile.ImageStatus, silent map[strin
 		line(someOf(p.Disks, p.Count), "", "", "", "passed over: "+clip(p.Why))
 	}
 	if more := len(image.PassedOver) - mostPassed; more > 0 {
-		line("", "", "", "", "passed over: for "+count(more, "other reason"))
+		line("", "", "", "", "passed over: for "+Count(more, "other reason"))
 	}
 }
 
@@ -243,7 +224,7 @@ func copyLines(copies []reconcile.CopyStatus, silent map[string]bool) (lines []c
 		if c.Absent() && c.Refuses != "" {
 			continue // it is among those that were passed over
 		}
-		l := copyLine{c.State, c.Progress, max(c.Size, c.Total), clip(remark(c))}
+		l := copyLine{c.State, c.Progress, max(c.Size, c.Total), clip(CopyMessage(c))}
 		if len(copies) > mostCopies && c.State == disk.InProgress {
 			l.progress = -1
 		}
@@ -256,7 +237,7 @@ func copyLines(copies []reconcile.CopyStatus, silent map[string]bool) (lines []c
 		if _, there := disks[l]; !there {
 			lines = append(lines, l)
 		}
-		disks[l] = append(disks[l], place(c))
+		disks[l] = append(disks[l], DiskName(c))
 	}
 	slices.SortStableFunc(lines, func(a, b copyLine) int {
 		return cmp.Compare(slices.Index(stateOrder, a.state), slices.Index(stateOrder, b.state))
@@ -289,8 +270,8 @@ func someOf(names []string, n int) string {
 	return text
 }
 
-// remark says what is to be said of a copy, and until when it waits.
-func remark(c reconcile.CopyStatus) string {
+// CopyMessage says what is to be said of a copy, and until when it waits.
+func CopyMessage(c reconcile.CopyStatus) string {
 	parts := []string{}
 	if c.Message != "" {
 		parts = append(parts, c.Message)

@@ -1,4 +1,4 @@
-package main
+package report
 
 import (
 	"strings"
@@ -174,7 +174,7 @@ func TestPlanOfAClusterShowsTheNode(t *testing.T) {
 }
 
 func TestOneLineSteersNoTerminal(t *testing.T) {
-	if got, want := oneLine("replica \x1b]0;x\a\u202e:\n  in use\n"), "replica \ufffd]0;x\ufffd\ufffd:;   in use"; got != want {
+	if got, want := OneLine("replica \x1b]0;x\a\u202e:\n  in use\n"), "replica \ufffd]0;x\ufffd\ufffd:;   in use"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package report
 
 import (
 	"encoding/json"
@@ -38,7 +38,7 @@ func exampleStatus(t *testing.T) reconcile.Status {
 }
 
 func TestListHasTheShapeOfTheOriginal(t *testing.T) {
-	list := listImages(exampleStatus(t).Images, nil)
+	list := List(exampleStatus(t).Images, nil)
 	for name, want := range map[string]string{
 		"parrot": `{"name":"parrot","uuid":"6846a0b2","size":2048,"expectedChecksum":"sha256:` + strings.Repeat("2", 64) + `",` +
 			`"status":{"state":"ready","currentChecksum":"` + strings.Repeat("3", 128) + `","sendingReference":0,"errorMsg":"","senderManagerAddress":"","progress":100},` +
@@ -66,8 +66,8 @@ func TestListHasTheShapeOfTheOriginal(t *testing.T) {
 }
 
 func TestListOnOneDisk(t *testing.T) {
-	list := listImages(exampleStatus(t).Images, []string{"node1/disk1"})
-	if got := listTable(list); got != `NAME    UUID      STATE        PROGRESS  SIZE     DISK         MESSAGE
+	list := List(exampleStatus(t).Images, []string{"node1/disk1"})
+	if got := ListTable(list); got != `NAME    UUID      STATE        PROGRESS  SIZE     DISK         MESSAGE
 forest  00000003  in-progress  40%       100 B    node1/disk1
 parrot  6846a0b2  failed       0%        -        node1/disk1  no; space
 parrot  00000001  ready        100%      1.0 KiB  node1/disk1
@@ -96,19 +96,19 @@ func TestGenerationThatAnswers(t *testing.T) {
 		{[]reconcile.ImageStatus{generation("00000001", "failed", time.Time{}), generation("00000002", "ready", time.Time{})}, "00000002"},
 		{[]reconcile.ImageStatus{generation("00000002", "ready", time.Time{}), generation("00000001", "ready", time.Time{})}, "00000001"},
 	} {
-		if got := listImages(c.images, nil)["parrot"]; got.UUID != c.want || len(got.Generations) != 1 {
+		if got := List(c.images, nil)["parrot"]; got.UUID != c.want || len(got.Generations) != 1 {
 			t.Errorf("%+v: %s answers, want %s", c.images, got.UUID, c.want)
 		}
 	}
 }
 
 func TestPickListed(t *testing.T) {
-	list := listImages(exampleStatus(t).Images, nil)
+	list := List(exampleStatus(t).Images, nil)
 	for name, want := range map[string]string{
 		"parrot": "6846a0b2", "parrot-6846a0b2": "6846a0b2", "parrot-00000001": "00000001",
 		"nest": "no image nest: there are broken, desert, forest, gone, parrot",
 	} {
-		got, err := pickListed(list, name)
+		got, err := FindEntry(list, name)
 		if err != nil && err.Error() != want || err == nil && got.UUID != want {
 			t.Errorf("%s: got %q and error %v, want %s", name, got.UUID, err, want)
 		}
@@ -127,8 +127,8 @@ func TestListHasPendingCopiesOfOneNodeOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, c := range listable(s)[0].Copies {
-		got = append(got, place(c))
+	for _, c := range VisibleImages(s)[0].Copies {
+		got = append(got, DiskName(c))
 	}
 	if want := "node1/disk1 node3/disk1 node3/disk2 node3/disk3"; strings.Join(got, " ") != want {
 		t.Errorf("copies on %v are listed, want %s", got, want)
