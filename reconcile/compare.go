@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // Change is what became of something that is declared.
@@ -62,7 +63,7 @@ func Compare(before, after schema.Config) Difference {
 	for _, name := range union(before.Nodes, after.Nodes) {
 		a, was := before.Nodes[name]
 		b, is := after.Nodes[name]
-		a.Pos, b.Pos = schema.Position{}, schema.Position{}
+		a.Pos, b.Pos = document.Position{}, document.Position{}
 		nodes[name] = &NodeDifference{Node: name, Change: changed(was, is, reflect.DeepEqual(a, b)), Comes: []string{}, Goes: []string{}}
 	}
 	was, is := newRanks(before.Nodes, 0), newRanks(after.Nodes, 0)
@@ -109,7 +110,7 @@ func changed(was, is, equal bool) Change {
 func compareImage(name string, before, after map[string]schema.Image, was, is *ranks) (d ImageDifference, differs bool) {
 	a, old := before[name]
 	b, now := after[name]
-	a.Pos, b.Pos = schema.Position{}, schema.Position{}
+	a.Pos, b.Pos = document.Position{}, document.Position{}
 	d = ImageDifference{Image: name, Change: changed(old, now, reflect.DeepEqual(a, b)), UUID: b.ID.UUID, OldUUID: a.ID.UUID}
 	d.Generation = old && now && a.ID != b.ID
 	var had, has []schema.DiskRef

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // Status is the cluster as one node sees it: declared, observed, and what lies
@@ -78,7 +79,7 @@ func (d Desired) Missing(o Observed) int {
 	return missing
 }
 
-func texts(problems []schema.Problem) []string {
+func texts(problems []document.Problem) []string {
 	out := []string{}
 	for _, p := range problems {
 		out = append(out, p.String())

@@ -11,6 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // running is a job under way.
@@ -272,6 +273,6 @@ func sameImage(a, b schema.Image) bool { return reflect.DeepEqual(bytesOf(a), by
 func bytesOf(image schema.Image) schema.Image {
 	image.Copies, image.AllDisks, image.Disks = 0, false, nil
 	image.NodeSelector, image.DiskSelector = nil, nil
-	image.UUIDDeclared, image.Pos, image.Backup, image.Suspend = false, schema.Position{}, nil, nil
+	image.UUIDDeclared, image.Pos, image.Backup, image.Suspend = false, document.Position{}, nil, nil
 	return image
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 var sourceSchemes = []string{"http", "https", "s3", "file"}
@@ -18,7 +19,7 @@ var forcedForm = regexp.MustCompile(`^([A-Za-z0-9]+)::(.*)$`)
 
 // url checks an address that bytes are fetched from. No message has the
 // address in it: it may hold a password or a token.
-func (d *decoder) url(text string, at fieldPath) {
+func (d *decoder) url(text string, at document.Path) {
 	if text == "" {
 		d.fault(at, "download URL is not provided", "")
 		return
@@ -51,7 +52,7 @@ func (d *decoder) url(text string, at fieldPath) {
 	d.host(u, at)
 }
 
-func (d *decoder) file(u *url.URL, at fieldPath) {
+func (d *decoder) file(u *url.URL, at document.Path) {
 	switch {
 	case u.Host != "" || !path.IsAbs(u.Path):
 		d.fault(at, "invalid download URL: a file needs an absolute path", "write file:///path/to/image")
@@ -60,7 +61,7 @@ func (d *decoder) file(u *url.URL, at fieldPath) {
 	}
 }
 
-func (d *decoder) host(u *url.URL, at fieldPath) {
+func (d *decoder) host(u *url.URL, at document.Path) {
 	host := strings.ToLower(strings.TrimSuffix(u.Hostname(), "."))
 	switch {
 	case host == "":
@@ -68,9 +69,9 @@ func (d *decoder) host(u *url.URL, at fieldPath) {
 	case u.Scheme == "s3":
 		// The host of s3://bucket/key is a bucket.
 	case local(host):
-		d.verdict.loopback = append(d.verdict.loopback, fault{path: at,
-			msg:  fmt.Sprintf("invalid download URL: %s is an address of the machine itself or of its link", host),
-			hint: "settings.allowLoopbackSources allows it, for tests and demos"})
+		d.verdict.loopback = append(d.verdict.loopback, document.Problem{Path: at,
+			Message: fmt.Sprintf("invalid download URL: %s is an address of the machine itself or of its link", host),
+			Hint:    "settings.allowLoopbackSources allows it, for tests and demos"})
 	case oddNumber(host):
 		d.fault(at, fmt.Sprintf("invalid download URL: %s is neither a name nor an IP address", host), "write the four numbers in decimal")
 	}
@@ -126,7 +127,7 @@ const backupForms = "write s3://bucket@region/path, nfs://host:/path, file:///pa
 
 // backupURL checks the address of a backup.
 func (d *decoder) backupURL(text string) {
-	at := fieldPath{"source", "restore", "backupURL"}
+	at := document.Path{"source", "restore", "backupURL"}
 	if text == "" {
 		d.fault(at, "backup URL is not provided", "")
 		return
@@ -146,7 +147,7 @@ func (d *decoder) backupURL(text string) {
 }
 
 // backupTarget checks the address of a backup store, and reports whether it is one.
-func (d *decoder) backupTarget(text string, at fieldPath) bool {
+func (d *decoder) backupTarget(text string, at document.Path) bool {
 	if path.IsAbs(text) {
 		if strings.Contains(text, "?") {
 			d.fault(at, "invalid backup URL: the path has a \"?\" in it", "write file:///path, with %3F for it")
@@ -179,7 +180,7 @@ func (d *decoder) backupTarget(text string, at fieldPath) bool {
 
 // bucket checks s3://bucket@region/path; that of s3::https://host/bucket is for the
 // server to know.
-func (d *decoder) bucket(u *url.URL, at fieldPath) bool {
+func (d *decoder) bucket(u *url.URL, at document.Path) bool {
 	if u.Opaque != "" {
 		return true
 	}
@@ -209,6 +210,6 @@ func (d *decoder) address(text string) {
 		return
 	}
 	if u, err := url.Parse(text); err != nil || u.Hostname() == "" {
-		d.fault(fieldPath{"address"}, "is not an address", "write it like http://10.0.0.1:8000")
+		d.fault(document.Path{"address"}, "is not an address", "write it like http://10.0.0.1:8000")
 	}
 }

@@ -9,15 +9,17 @@ import (
 
 	"cuelang.org/go/cue"
 	"cuelang.org/go/cue/errors"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // verdict is what the schema says of one thing, wherever it stands.
 type verdict struct {
 	// translation is what a manifest says natively, nil where it is wrong itself.
 	translation *translation
-	faults      []fault
+	faults      []document.Problem
 	// loopback are faults only where allowLoopbackSources is off.
-	loopback []fault
+	loopback []document.Problem
 
 	// One of them is set when there are no faults.
 	settings *Settings
@@ -29,7 +31,7 @@ type verdict struct {
 type task struct {
 	key
 	form    *form // nil: value is native
-	value   *value
+	value   *document.Value
 	verdict *verdict
 }
 
@@ -74,7 +76,7 @@ func (c compiled) check(all shapes, t task) (result verdict) {
 	defer func() {
 		// Whatever a file says, it must not end a manager.
 		if p := recover(); p != nil {
-			result = verdict{faults: []fault{{atName: true, msg: printable(fmt.Sprintf("cannot be checked: %v", p))}}}
+			result = verdict{faults: []document.Problem{{AtName: true, Message: document.Printable(fmt.Sprintf("cannot be checked: %v", p))}}}
 		}
 	}()
 	if t.form != nil {
@@ -82,8 +84,8 @@ func (c compiled) check(all shapes, t task) (result verdict) {
 	}
 	result = c.whole(all.things[t.section], t)
 	if err := checkThingName(t.key); err != nil { // which is no reason to say nothing of the rest
-		name := fault{atName: true, msg: err.Error()}
-		return verdict{faults: append([]fault{name}, result.faults...), loopback: result.loopback}
+		name := document.Problem{AtName: true, Message: err.Error()}
+		return verdict{faults: append([]document.Problem{name}, result.faults...), loopback: result.loopback}
 	}
 	return result
 }
@@ -99,13 +101,13 @@ func (c compiled) whole(sh *shape, t task) verdict {
 	if len(s.faults) == 0 {
 		return result
 	}
-	beside := slices.DeleteFunc(result.faults, func(f fault) bool { return s.explains(f.path, sh, t.value) })
+	beside := slices.DeleteFunc(result.faults, func(f document.Problem) bool { return s.explains(f.Path, sh, t.value) })
 	return verdict{faults: append(s.faults, beside...), loopback: result.loopback}
 }
 
 // checkManifest judges a manifest by itself, and then what it says natively.
 func (c compiled) checkManifest(all shapes, t task) verdict {
-	if _, s, _ := c.valid(c.manifests[t.form.definition], all.manifests[t.form.definition], t.value.own()); len(s.faults) > 0 {
+	if _, s, _ := c.valid(c.manifests[t.form.definition], all.manifests[t.form.definition], ownManifest(t.value)); len(s.faults) > 0 {
 		return verdict{faults: s.faults}
 	}
 	tr := newTranslation(t.value)
@@ -125,7 +127,7 @@ func (c compiled) checkManifest(all shapes, t task) verdict {
 
 // valid returns v as the schema has it, with every default, what is wrong with it, and
 // whether what is left beside that is as it should be.
-func (c compiled) valid(definition cue.Value, sh *shape, v *value) (cue.Value, *structure, bool) {
+func (c compiled) valid(definition cue.Value, sh *shape, v *document.Value) (cue.Value, *structure, bool) {
 	s := &structure{root: sh}
 	plain, ok := s.plain(v, sh, nil)
 	if !ok {
@@ -146,13 +148,13 @@ func (c compiled) valid(definition cue.Value, sh *shape, v *value) (cue.Value, *
 }
 
 // unify returns what the schema makes of plain, and the paths where it is wrong.
-func (c compiled) unify(definition cue.Value, plain any, v *value) (cue.Value, []fieldPath) {
+func (c compiled) unify(definition cue.Value, plain any, v *document.Value) (cue.Value, []document.Path) {
 	unified := definition.Unify(c.context.Encode(plain))
 	return unified, mistakes(unified.Validate(cue.Concrete(true), cue.Final()), v)
 }
 
 // prune removes the field at a path, or the nearest one around it.
-func prune(plain any, at fieldPath) {
+func prune(plain any, at document.Path) {
 	for i, step := range at {
 		fields, is := plain.(map[string]any)
 		if !is {
@@ -168,23 +170,23 @@ func prune(plain any, at fieldPath) {
 
 // explains reports whether what CUE says of a path follows from a fault that
 // is known already: a source whose only field is misspelled is empty, too.
-func (s *structure) explains(at fieldPath, root *shape, v *value) bool {
-	found, _ := v.find(at, Position{})
-	if found != nil && found.knownFields(root.at(at)) > 1 {
+func (s *structure) explains(at document.Path, root *shape, v *document.Value) bool {
+	found, _ := v.Find(at, document.Position{})
+	if found != nil && knownFields(found, root.at(at)) > 1 {
 		return false // it has too many, whatever is wrong with them
 	}
-	return slices.ContainsFunc(s.faults, func(f fault) bool {
+	return slices.ContainsFunc(s.faults, func(f document.Problem) bool {
 		if found == nil {
-			return slices.Equal(f.path.parent(), at.parent())
+			return slices.Equal(f.Path.Parent(), at.Parent())
 		}
-		return f.path.within(at)
+		return f.Path.Within(at)
 	})
 }
 
-func (v *value) knownFields(sh *shape) int {
+func knownFields(v *document.Value, sh *shape) int {
 	n := 0
-	for _, f := range v.fields {
-		if sh.fields[f.name] != nil {
+	for _, f := range v.Fields {
+		if sh.fields[f.Name] != nil {
 			n++
 		}
 	}
@@ -193,33 +195,33 @@ func (v *value) knownFields(sh *shape) int {
 
 // mistakes returns the paths that a CUE error is about, each once. The
 // messages of CUE speak of the schema, so we say it ourselves.
-func mistakes(err error, root *value) []fieldPath {
-	var paths []fieldPath
+func mistakes(err error, root *document.Value) []document.Path {
+	var paths []document.Path
 	for _, e := range errors.Errors(err) {
 		paths = append(paths, userPath(e.Path(), root))
 	}
-	slices.SortFunc(paths, func(a, b fieldPath) int { return slices.Compare(a, b) })
+	slices.SortFunc(paths, func(a, b document.Path) int { return slices.Compare(a, b) })
 	paths = slices.CompactFunc(paths, slices.Equal)
 	// A mapping is wrong because of what is in it: that alone is told.
-	return slices.DeleteFunc(slices.Clone(paths), func(p fieldPath) bool {
-		return slices.ContainsFunc(paths, func(q fieldPath) bool { return len(q) > len(p) && q.within(p) })
+	return slices.DeleteFunc(slices.Clone(paths), func(p document.Path) bool {
+		return slices.ContainsFunc(paths, func(q document.Path) bool { return len(q) > len(p) && q.Within(p) })
 	})
 }
 
 // userPath drops the definition that CUE's path begins with, and marks the
 // elements of lists.
-func userPath(p []string, v *value) fieldPath {
+func userPath(p []string, v *document.Value) document.Path {
 	if len(p) > 0 && strings.HasPrefix(p[0], "#") {
 		p = p[1:]
 	}
-	at := make(fieldPath, 0, len(p))
+	at := make(document.Path, 0, len(p))
 	for _, step := range p {
-		if v != nil && v.kind == listKind {
+		if v != nil && v.Kind == document.List {
 			step = fmt.Sprintf("[%s]", step)
 		}
 		at = append(at, strings.Trim(step, `"`))
 		if v != nil {
-			v, _ = v.step(at[len(at)-1])
+			v, _ = v.Element(at[len(at)-1])
 		}
 	}
 	return at

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // childVariable is set in the environment of a child.
@@ -94,7 +95,7 @@ func (u *unit) evaluate() (a answer) {
 	defer func() {
 		if p := recover(); p != nil {
 			first, _, _ := strings.Cut(fmt.Sprint(p), "\n")
-			a = failed(u, fmt.Errorf("CUE breaks down on it: %s", printable(withoutAddresses(first))))
+			a = failed(u, fmt.Errorf("CUE breaks down on it: %s", document.Printable(withoutAddresses(first))))
 			a.Passing = false
 		}
 	}()
@@ -118,7 +119,7 @@ func (u *unit) evaluate() (a answer) {
 	root := cuecontext.New().BuildInstance(instance)
 	w := walker{unit: u}
 	w.found = u.mistakes(root.Validate())
-	doc := w.value(root, nil, Position{File: u.Files[0].Path})
+	doc := w.value(root, nil, document.Position{File: u.Files[0].Path})
 	return answer{Document: doc, Mistakes: w.found}
 }
 
@@ -146,7 +147,7 @@ func (u *unit) mistakes(err error) []mistake {
 			m.Hint = "packages of the config directory and CUE's own can be imported, no others"
 		}
 		if m.Line == 0 {
-			m.Position = Position{File: u.Files[0].Path}
+			m.Position = document.Position{File: u.Files[0].Path}
 		}
 		m.Message = strings.ReplaceAll(m.Message, "/"+m.Position.String()+": ", "") // told as the place
 		all = append(all, m)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // Config is what the documents of a config directory declare together, with
@@ -60,7 +61,7 @@ type Node struct {
 	AllowScheduling   bool
 	EvictionRequested bool
 	Disks             map[string]Disk
-	Pos               Position `json:"-"`
+	Pos               document.Position `json:"-"`
 }
 
 // Disk is a declared disk of a node.
@@ -149,19 +150,19 @@ func moment(text string) (time.Time, error) {
 // ending is a suspension that ends by itself, and what is to be said when it has.
 type ending struct {
 	at   time.Time
-	over Problem
+	over document.Problem
 }
 
 // WarningsAt returns the warnings that there are at a time: with those of suspensions that
 // have ended by themselves and are still declared.
-func (r Result) WarningsAt(now time.Time) []Problem {
+func (r Result) WarningsAt(now time.Time) []document.Problem {
 	all := slices.Clone(r.Warnings)
 	for _, e := range r.ends {
 		if !now.Before(e.at) {
 			all = append(all, e.over)
 		}
 	}
-	slices.SortStableFunc(all, Problem.compare)
+	slices.SortStableFunc(all, document.Problem.Compare)
 	return all
 }
 
@@ -170,7 +171,7 @@ func (a *assembly) ends() []ending {
 	for _, t := range slices.Concat(a.of(settingsSection), a.of(imagesSection)) {
 		if s := t.suspension(); s != nil && !s.Until.IsZero() && !a.stale(t) {
 			msg := fmt.Sprintf("is over since %s: nothing is suspended by it", s.Until.Format(time.RFC3339))
-			ends = append(ends, ending{s.Until, t.problem(fault{path: fieldPath{"suspend", "until"}, msg: msg, hint: "remove it, or set another time"})})
+			ends = append(ends, ending{s.Until, t.problem(document.Problem{Path: document.Path{"suspend", "until"}, Message: msg, Hint: "remove it, or set another time"})})
 		}
 	}
 	return ends

@@ -12,6 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 func digest(t *testing.T, text string) disk.Digest {
@@ -32,12 +33,12 @@ func TestDefaults(t *testing.T) {
 	if !reflect.DeepEqual(c.Settings, wantSettings) {
 		t.Errorf("settings are\n%+v, want\n%+v", c.Settings, wantSettings)
 	}
-	wantNode := Node{AllowScheduling: true, Disks: map[string]Disk{"d1": {Path: "/d1", AllowScheduling: true}}, Pos: Position{"config.yaml", 1, 9}}
+	wantNode := Node{AllowScheduling: true, Disks: map[string]Disk{"d1": {Path: "/d1", AllowScheduling: true}}, Pos: document.Position{File: "config.yaml", Line: 1, Column: 9}}
 	if !reflect.DeepEqual(c.Nodes["n1"], wantNode) {
 		t.Errorf("node is\n%+v, want\n%+v", c.Nodes["n1"], wantNode)
 	}
 	wantImage := Image{
-		ID: disk.ID{Name: "parrot", UUID: c.Images["parrot"].ID.UUID}, Copies: 1, Pos: Position{"config.yaml", 2, 10},
+		ID: disk.ID{Name: "parrot", UUID: c.Images["parrot"].ID.UUID}, Copies: 1, Pos: document.Position{File: "config.yaml", Line: 2, Column: 10},
 		Source: Source{Download: &Download{URL: "https://example.com/x.gz", Unpack: UnpackGzip, MaxSize: 1 << 40}},
 	}
 	if !reflect.DeepEqual(c.Images["parrot"], wantImage) {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // checkAddresses finds nodes that answer at one address: what one of them says
@@ -13,7 +15,7 @@ func (a *assembly) checkAddresses() {
 	for _, t := range a.of(nodesSection) {
 		address := t.verdict.node.Address
 		if other := first[address]; address != "" && other != nil {
-			a.fault(t, fault{path: fieldPath{"address"}, msg: fmt.Sprintf("is the address of node %q too", other.name), hint: "every node has an address of its own"})
+			a.fault(t, document.Problem{Path: document.Path{"address"}, Message: fmt.Sprintf("is the address of node %q too", other.name), Hint: "every node has an address of its own"})
 			continue
 		}
 		first[address] = t
@@ -21,7 +23,7 @@ func (a *assembly) checkAddresses() {
 }
 
 // fault records a fault that only the whole configuration shows.
-func (a *assembly) fault(t *thing, f fault) { a.mistake(t.key, t.found(f)) }
+func (a *assembly) fault(t *thing, f document.Problem) { a.mistake(t.key, t.found(f)) }
 
 // checkImages checks the images that are valid by themselves against the
 // settings, the nodes and each other.
@@ -74,13 +76,13 @@ func (a *assembly) dropLoopback() {
 // checkDisks finds disks that the image names and no node has.
 func (a *assembly) checkDisks(t *thing, nodes []string) {
 	for _, ref := range t.verdict.image.Disks {
-		f := fault{path: fieldPath{"disks", t.indexOf(ref.String())}}
+		f := document.Problem{Path: document.Path{"disks", t.indexOf(ref.String())}}
 		n := a.holds[key{nodesSection, ref.Node}]
 		if n == nil {
-			f.msg, f.hint = fmt.Sprintf("node %q is not declared", ref.Node), didYouMean(ref.Node, nodes)
+			f.Message, f.Hint = fmt.Sprintf("node %q is not declared", ref.Node), document.DidYouMean(ref.Node, nodes)
 			a.fault(t, f)
 		} else if _, ok := n.verdict.node.Disks[ref.Disk]; !ok {
-			f.msg, f.hint = fmt.Sprintf("node %q has no disk %q", ref.Node, ref.Disk), didYouMean(ref.Disk, sortedKeys(n.verdict.node.Disks))
+			f.Message, f.Hint = fmt.Sprintf("node %q has no disk %q", ref.Node, ref.Disk), document.DidYouMean(ref.Disk, sortedKeys(n.verdict.node.Disks))
 			a.fault(t, f)
 		}
 	}
@@ -88,8 +90,8 @@ func (a *assembly) checkDisks(t *thing, nodes []string) {
 
 // indexOf returns where the image's disks have the text.
 func (t *thing) indexOf(text string) string {
-	v, _ := t.native().find(fieldPath{"disks"}, t.pos)
-	return fmt.Sprintf("[%d]", slices.IndexFunc(v.items, func(i *value) bool { return i.text == text }))
+	v, _ := t.native().Find(document.Path{"disks"}, t.pos)
+	return fmt.Sprintf("[%d]", slices.IndexFunc(v.Items, func(i *document.Value) bool { return i.Text == text }))
 }
 
 func names(things []*thing) []string {
@@ -100,16 +102,6 @@ func names(things []*thing) []string {
 	return all
 }
 
-func didYouMean(name string, candidates []string) string {
-	if near := nearest(name, candidates); near != "" {
-		return fmt.Sprintf("did you mean %q?", near)
-	}
-	if len(candidates) == 0 || len(candidates) > 20 {
-		return ""
-	}
-	return "there are: " + strings.Join(candidates, ", ")
-}
-
 // checkClone finds a source that is nowhere, and work that is done already.
 func (a *assembly) checkClone(t *thing) {
 	c := t.verdict.image.Source.Clone
@@ -117,19 +109,19 @@ func (a *assembly) checkClone(t *thing) {
 		return
 	}
 	source := key{imagesSection, c.BackingImage}
-	at := fieldPath{"source", "clone"}
+	at := document.Path{"source", "clone"}
 	if a.holds[source] == nil && a.fresh[source] == nil {
 		// It may be in what could not be read.
 		if !a.fileUnknown {
-			a.fault(t, fault{path: at.with("backingImage"), msg: fmt.Sprintf("image %q is not declared", c.BackingImage), hint: didYouMean(c.BackingImage, names(a.of(imagesSection)))})
+			a.fault(t, document.Problem{Path: at.With("backingImage"), Message: fmt.Sprintf("image %q is not declared", c.BackingImage), Hint: document.DidYouMean(c.BackingImage, names(a.of(imagesSection)))})
 		}
 		return
 	}
 	switch before := a.encryption(c.BackingImage); {
 	case before == Encrypt && c.Encryption == Encrypt:
-		a.fault(t, fault{path: at.with("encryption"), msg: fmt.Sprintf("cannot re-encrypt: %q is encrypted already", c.BackingImage)})
+		a.fault(t, document.Problem{Path: at.With("encryption"), Message: fmt.Sprintf("cannot re-encrypt: %q is encrypted already", c.BackingImage)})
 	case before == Decrypt && c.Encryption == Decrypt:
-		a.fault(t, fault{path: at.with("encryption"), msg: fmt.Sprintf("cannot re-decrypt: %q is decrypted already", c.BackingImage)})
+		a.fault(t, document.Problem{Path: at.With("encryption"), Message: fmt.Sprintf("cannot re-decrypt: %q is decrypted already", c.BackingImage)})
 	}
 }
 
@@ -187,7 +179,7 @@ func (a *assembly) cycle(members []string) {
 		if len(around) > 10 {
 			around = append(around[:9], "…", name)
 		}
-		a.fault(a.holds[key{imagesSection, name}], fault{path: fieldPath{"source", "clone", "backingImage"},
-			msg: "is a clone of itself: " + strings.Join(around, " from "), hint: "one of them needs another source"})
+		a.fault(a.holds[key{imagesSection, name}], document.Problem{Path: document.Path{"source", "clone", "backingImage"},
+			Message: "is a clone of itself: " + strings.Join(around, " from "), Hint: "one of them needs another source"})
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"cuelang.org/go/cue"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // The raw types are what the schema has, with its defaults filled in: where it
@@ -84,8 +85,8 @@ type decoder struct {
 	verdict verdict
 }
 
-func (d *decoder) fault(at fieldPath, msg, hint string) {
-	d.verdict.faults = append(d.verdict.faults, fault{path: at, msg: msg, hint: hint})
+func (d *decoder) fault(at document.Path, msg, hint string) {
+	d.verdict.faults = append(d.verdict.faults, document.Problem{Path: at, Message: msg, Hint: hint})
 }
 
 func (d *decoder) check(err error, at ...string) {
@@ -181,7 +182,7 @@ func (d *decoder) samePaths(n *Node) {
 	for _, name := range sortedKeys(n.Disks) {
 		p := n.Disks[name].Path
 		if other, twice := first[p]; twice {
-			d.fault(fieldPath{"disks", name, "path"}, fmt.Sprintf("is the path of %q too", other), "every disk has a path of its own")
+			d.fault(document.Path{"disks", name, "path"}, fmt.Sprintf("is the path of %q too", other), "every disk has a path of its own")
 			continue
 		}
 		first[p] = name
@@ -226,7 +227,7 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 		m.Checksum, m.ChecksumIgnored = disk.Digest{}, true
 	}
 	if c := m.Source.Clone; c != nil && c.BackingImage == name {
-		d.fault(fieldPath{"source", "clone", "backingImage"}, "is the image itself", "name another image")
+		d.fault(document.Path{"source", "clone", "backingImage"}, "is the image itself", "name another image")
 	}
 	if !m.UUIDDeclared {
 		m.ID.UUID = UUID(name, m.Checksum, m.Source)
@@ -271,19 +272,19 @@ func (d *decoder) source(raw rawSource) (s Source) {
 }
 
 func (d *decoder) export(e ExportFromVolume) {
-	at := fieldPath{"source", "exportFromVolume"}
+	at := document.Path{"source", "exportFromVolume"}
 	switch {
 	case e.VolumeName == "" && e.Path == "":
-		d.fault(at.with("volumeName"), "is missing", "name a volume, or give the path of a file or block device")
+		d.fault(at.With("volumeName"), "is missing", "name a volume, or give the path of a file or block device")
 	case e.VolumeName != "" && e.Path != "":
-		d.fault(at.with("path"), "is given beside volumeName", "keep the one that is meant")
+		d.fault(at.With("path"), "is given beside volumeName", "keep the one that is meant")
 	case e.Path != "" && e.SnapshotName != "":
-		d.fault(at.with("snapshotName"), "is not of a path", "only a volume of Longhorn has snapshots")
+		d.fault(at.With("snapshotName"), "is not of a path", "only a volume of Longhorn has snapshots")
 	case e.Path != "" && path.Clean(e.Path) != e.Path:
-		d.fault(at.with("path"), "is not a plain one", "write it without \"..\", \"//\" and a slash at the end")
+		d.fault(at.With("path"), "is not a plain one", "write it without \"..\", \"//\" and a slash at the end")
 	}
 	if e.Compress && e.ExportType != disk.QCOW2 {
-		d.fault(at.with("compress"), "is for qcow2", "set exportType to qcow2, or remove it")
+		d.fault(at.With("compress"), "is for qcow2", "set exportType to qcow2, or remove it")
 	}
 }
 
@@ -297,12 +298,12 @@ func (d *decoder) backup(raw *rawBackup) *Backup {
 		Target: strings.TrimSpace(raw.Target), Credentials: raw.Credentials,
 		Compression: Compression(raw.Compression), ConcurrentLimit: limit,
 	}
-	d.backupTarget(b.Target, fieldPath{"backup", "target"})
+	d.backupTarget(b.Target, document.Path{"backup", "target"})
 	return b
 }
 
 func (d *decoder) secret(c *Clone) {
-	at := fieldPath{"source", "clone", "secret"}
+	at := document.Path{"source", "clone", "secret"}
 	if c.Encryption == EncryptionIgnore && c.Secret != "" {
 		d.fault(at, "is not used without encryption", "set encryption to encrypt or decrypt, or remove it")
 	}
@@ -312,27 +313,27 @@ func (d *decoder) secret(c *Clone) {
 }
 
 func (d *decoder) download(raw *rawDownload) *Download {
-	at := fieldPath{"source", "download"}
+	at := document.Path{"source", "download"}
 	w := &Download{
 		URL: strings.TrimSpace(raw.URL), Credentials: raw.Credentials,
 		ChecksumURL: strings.TrimSpace(raw.ChecksumURL),
 	}
-	d.url(w.URL, at.with("url"))
+	d.url(w.URL, at.With("url"))
 	for i, m := range raw.Mirrors {
 		w.Mirrors = append(w.Mirrors, strings.TrimSpace(m))
-		d.url(w.Mirrors[i], at.with("mirrors").with(fmt.Sprintf("[%d]", i)))
+		d.url(w.Mirrors[i], at.With("mirrors").WithIndex(i))
 	}
 	if w.ChecksumURL != "" {
-		d.url(w.ChecksumURL, at.with("checksumURL"))
+		d.url(w.ChecksumURL, at.With("checksumURL"))
 	}
 	w.Unpack = d.unpack(raw.Unpack, w)
-	w.PackedChecksum = d.digest(raw.PackedChecksum, at.with("packedChecksum")...)
+	w.PackedChecksum = d.digest(raw.PackedChecksum, at.With("packedChecksum")...)
 	if w.Unpack == UnpackNone && !w.PackedChecksum.IsZero() {
-		d.fault(at.with("packedChecksum"), "is of a packed file, and this one is not packed", "use checksum, or say in unpack how it is packed")
+		d.fault(at.With("packedChecksum"), "is of a packed file, and this one is not packed", "use checksum, or say in unpack how it is packed")
 	}
 	var err error
 	w.MaxSize, err = quantity(raw.MaxSize)
-	d.check(err, at.with("maxSize")...)
+	d.check(err, at.With("maxSize")...)
 	return w
 }
 
@@ -345,7 +346,7 @@ func (d *decoder) unpack(declared string, w *Download) Unpack {
 	packing := packingOf(w.URL)
 	for i, m := range w.Mirrors {
 		if p := packingOf(m); p != packing {
-			d.fault(fieldPath{"source", "download", "mirrors", fmt.Sprintf("[%d]", i)},
+			d.fault(document.Path{"source", "download", "mirrors", fmt.Sprintf("[%d]", i)},
 				fmt.Sprintf("ends as if it were packed otherwise than url (%s, not %s)", p, packing),
 				"mirrors hold the same bytes; say in unpack how they are packed")
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // childPatience is how long a child may take by the clock: on a busy machine
@@ -43,7 +43,7 @@ func ask(ctx context.Context, units []*unit) []answer {
 
 // failed is the answer for a unit that a child died of, or could not be asked.
 func failed(u *unit, err error) answer {
-	m := mistake{Position: Position{File: u.Files[0].Path}, Message: err.Error()}
+	m := mistake{Position: document.Position{File: u.Files[0].Path}, Message: err.Error()}
 	if errors.Is(err, errTooExpensive) {
 		m.Hint = "look for comprehensions within comprehensions, or write it in YAML"
 		return answer{Mistakes: []mistake{m}}
@@ -148,37 +148,37 @@ type answer struct {
 // mistake is an error of CUE in the user's own files.
 type mistake struct {
 	Path []string
-	Position
+	document.Position
 	Message string
-	Also    Position
+	Also    document.Position
 	Hint    string
 }
 
 // wireValue is a value as it passes from the child.
 type wireValue struct {
-	Kind   kind
+	Kind   document.Kind
 	Text   string      `json:",omitempty"`
 	Fields []wireField `json:",omitempty"`
 	Items  []wireValue `json:",omitempty"`
-	Position
+	document.Position
 }
 
 type wireField struct {
 	Name string
-	Position
+	document.Position
 	Value wireValue
 }
 
-func (w wireValue) value() *value {
-	v := &value{kind: w.Kind, text: w.Text, pos: w.Position}
-	if w.Kind == numberKind {
-		v.number = jsonNumber(json.Number(w.Text))
+func (w wireValue) value() *document.Value {
+	v := &document.Value{Kind: w.Kind, Text: w.Text, Pos: w.Position}
+	if w.Kind == document.Number {
+		v.Number = document.ParseNumber(json.Number(w.Text))
 	}
 	for _, f := range w.Fields {
-		v.fields = append(v.fields, field{name: f.Name, pos: f.Position, value: f.Value.value()})
+		v.Fields = append(v.Fields, document.Field{Name: f.Name, Pos: f.Position, Value: f.Value.value()})
 	}
 	for _, i := range w.Items {
-		v.items = append(v.items, i.value())
+		v.Items = append(v.Items, i.value())
 	}
 	return v
 }
@@ -197,7 +197,7 @@ func (a answer) content(u *unit) *content {
 
 // mistake puts an error of CUE to the thing that it is in, or else to the file.
 func (c *content) mistake(m mistake) {
-	p := Problem{Position: m.Position, Path: fieldPath(m.Path).String(), Message: m.Message, Also: m.Also, Hint: m.Hint}
+	p := document.Problem{Position: m.Position, Path: m.Path, Message: m.Message, Also: m.Also, Hint: m.Hint}
 	var s int
 	if len(m.Path) > 1 {
 		s = slices.Index(sectionNames[:], m.Path[0])
@@ -214,8 +214,8 @@ func (c *content) mistake(m mistake) {
 		}
 	}
 	c.ours = true
-	c.things = append(c.things, &thing{key: k, origin: c.origin, pos: m.Position, value: &value{},
-		verdict: &verdict{}, problems: []Problem{p}})
+	c.things = append(c.things, &thing{key: k, origin: c.origin, pos: m.Position, value: &document.Value{},
+		verdict: &verdict{}, problems: []document.Problem{p}})
 }
 
 // unquote turns the labels of a CUE path into names.
@@ -287,16 +287,11 @@ func (u *unit) reach(files []configdir.File) []configdir.File {
 }
 
 func (u *unit) key() contentKey {
-	h := sha256.New()
-	for _, files := range [][]configdir.File{u.Files, u.Others} {
-		h.Write(binary.AppendUvarint(nil, uint64(len(files))))
-		for _, f := range files {
-			h.Write(appendText(appendText(nil, f.Path), string(f.Data)))
-		}
+	b, err := json.Marshal(u)
+	if err != nil {
+		panic(fmt.Sprintf("schema: encode .cue files: %v", err))
 	}
-	k := contentKey{origin: u.Origin}
-	h.Sum(k.sum[:0])
-	return k
+	return contentKey{u.Origin, sha256.Sum256(b)}
 }
 
 // unreadable returns what stands against evaluating u at all.

@@ -1,6 +1,9 @@
 package schema
 
-import "github.com/seed-26586806/backing-image-manager/disk"
+import (
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+)
 
 // Image is a declared backing image.
 type Image struct {
@@ -25,7 +28,7 @@ type Image struct {
 	// time, as with Longhorn: Checksum is zero then.
 	ChecksumIgnored bool `json:"-"`
 	// Pos is where the image is defined.
-	Pos Position `json:"-"`
+	Pos document.Position `json:"-"`
 }
 
 // Kind is a kind of source, spelled as its key in the configuration.

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // Loader turns snapshots of a config directory into configurations. It
@@ -49,7 +50,7 @@ func (l *Loader) Load(ctx context.Context, s configdir.Snapshot) Result {
 func (l *Loader) load(ctx context.Context, s configdir.Snapshot) Result {
 	contents := l.emptied(l.read(ctx, s))
 	if err := l.judge(ctx, contents); err != nil {
-		return Result{Config: l.last, Errors: []Problem{{Message: "loading was interrupted: " + err.Error()}}}
+		return Result{Config: l.last, Errors: []document.Problem{{Message: "loading was interrupted: " + err.Error()}}}
 	}
 	if nothing(contents) {
 		return l.nothingDeclared(contents)
@@ -96,7 +97,7 @@ func (l *Loader) emptied(contents []*content) []*content {
 	for i, c := range contents {
 		if c.empty && declared[c.origin] {
 			e := *c
-			e.problem(Position{File: c.origin}, nil, "is empty, and was not", "remove it, or write \"images: {}\" if that is meant")
+			e.problem(document.Position{File: c.origin}, nil, "is empty, and was not", "remove it, or write \"images: {}\" if that is meant")
 			contents[i] = &e
 		}
 	}
@@ -149,11 +150,11 @@ func (l *Loader) judgeAll(ctx context.Context, things []*thing, verdicts map[ver
 
 // settings puts the settings together that are defined one by one.
 func (l *Loader) settings(defined []*thing) Settings {
-	all := &value{kind: mapKind}
+	all := &document.Value{Kind: document.Map}
 	for _, t := range defined {
-		all.fields = append(all.fields, t.native().fields...)
+		all.Fields = append(all.Fields, t.native().Fields...)
 	}
-	k := verdictKey{key: key{settingsSection, ""}, sum: all.sum()}
+	k := verdictKey{key: key{settingsSection, ""}, sum: all.Sum()}
 	v := l.verdicts[k]
 	if v == nil {
 		v = &verdict{}
@@ -170,7 +171,7 @@ func nothing(contents []*content) bool {
 // nothingDeclared is the result of a directory that says nothing at all: a
 // mount that failed looks like this, so it is never taken for "no images".
 func (l *Loader) nothingDeclared(contents []*content) Result {
-	r := Result{Config: l.last, Errors: []Problem{{
+	r := Result{Config: l.last, Errors: []document.Problem{{
 		Message: "no settings, nodes or images are declared",
 		Hint:    "to declare that there are none, write \"images: {}\"",
 	}}}

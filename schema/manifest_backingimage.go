@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 var backingImageForm = &form{
@@ -55,7 +56,7 @@ func (tr *translation) backingImageSource() {
 		}
 		return
 	}
-	tr.set(at("source.download"), url, &value{kind: mapKind, pos: tr.get(url).pos})
+	tr.set(at("source.download"), url, &document.Value{Kind: document.Map, Pos: tr.get(url).Pos})
 	tr.carry(at("source.download.url"), url)
 	tr.credentials("download")
 }
@@ -91,9 +92,9 @@ func (tr *translation) evictedFiles() {
 	if files == nil {
 		return
 	}
-	for _, f := range files.fields {
-		if e := f.value.child("evictionRequested"); e != nil && e.value.text == "true" {
-			tr.warn(at("spec.diskFileSpecMap").with(f.name).with("evictionRequested"), "is not used: where copies are follows from the nodes and disks",
+	for _, f := range files.Fields {
+		if e := f.Value.Field("evictionRequested"); e != nil && e.Value.Text == "true" {
+			tr.warn(at("spec.diskFileSpecMap").With(f.Name).With("evictionRequested"), "is not used: where copies are follows from the nodes and disks",
 				"set evictionRequested of the node or disk")
 		}
 	}
@@ -136,16 +137,16 @@ func longhornSourceOf(name string) longhornSource {
 
 // source translates a kind of source and its parameters, which stand at two
 // paths of the manifest.
-func (tr *translation) source(kind, parameters fieldPath) {
+func (tr *translation) source(kind, parameters document.Path) {
 	if tr.get(kind) == nil {
 		tr.fault(kind, "is missing", "has to be download, upload, export-from-volume, restore or clone")
 		return
 	}
 	s := longhornSourceOf(tr.text(kind))
-	native := fieldPath{"source", string(s.kind)}
-	tr.set(native, kind, &value{kind: mapKind, pos: tr.get(kind).pos})
+	native := document.Path{"source", string(s.kind)}
+	tr.set(native, kind, &document.Value{Kind: document.Map, Pos: tr.get(kind).Pos})
 	for _, p := range s.parameters {
-		from, to := parameters.with(p.longhorn), native.with(p.native)
+		from, to := parameters.With(p.longhorn), native.With(p.native)
 		switch p.native {
 		case "":
 		case "concurrentLimit":
@@ -163,38 +164,38 @@ func (tr *translation) source(kind, parameters fieldPath) {
 }
 
 // foreignParameters finds those that another kind of source has.
-func (tr *translation) foreignParameters(s longhornSource, parameters fieldPath) {
+func (tr *translation) foreignParameters(s longhornSource, parameters document.Path) {
 	given := tr.get(parameters)
 	if given == nil {
 		return
 	}
-	for _, f := range given.fields {
-		if f.value.text == "" || slices.ContainsFunc(s.parameters, func(p parameter) bool { return p.longhorn == f.name }) {
+	for _, f := range given.Fields {
+		if f.Value.Text == "" || slices.ContainsFunc(s.parameters, func(p parameter) bool { return p.longhorn == f.Name }) {
 			continue
 		}
-		tr.faults = append(tr.faults, fault{path: parameters.with(f.name), atName: true, msg: "is no parameter of " + s.name, hint: s.known()})
+		tr.faults = append(tr.faults, document.Problem{Path: parameters.With(f.Name), AtName: true, Message: "is no parameter of " + s.name, Hint: s.known()})
 	}
 }
 
 // secret takes the name of a secret, which is the name of a folder here. Without
 // encryption, Longhorn repeats the one of the source, which nobody needs.
-func (tr *translation) secret(native, parameters fieldPath) {
-	encryption := tr.text(parameters.with("encryption"))
+func (tr *translation) secret(native, parameters document.Path) {
+	encryption := tr.text(parameters.With("encryption"))
 	if encryption == "" || encryption == string(EncryptionIgnore) {
 		return
 	}
-	from := parameters.with("secret")
+	from := parameters.With("secret")
 	if tr.get(from) == nil && tr.get(at("spec.secret")) != nil {
 		from = at("spec.secret")
 	}
 	tr.carry(native, from)
-	if namespace := parameters.with("secret-namespace"); tr.get(parameters.with("secret")) != nil && tr.get(namespace) == nil {
+	if namespace := parameters.With("secret-namespace"); tr.get(parameters.With("secret")) != nil && tr.get(namespace) == nil {
 		tr.fault(namespace, "is missing", "a secret is known by its name and its namespace")
 	}
 }
 
 func (tr *translation) credentials(kind string) {
-	from := fieldPath{"metadata", "annotations", credentialsAnnotation}
+	from := document.Path{"metadata", "annotations", credentialsAnnotation}
 	if tr.get(from) == nil {
 		return
 	}
@@ -202,5 +203,5 @@ func (tr *translation) credentials(kind string) {
 		tr.fault(from, "is not used by this kind of source", "remove it")
 		return
 	}
-	tr.carry(fieldPath{"source", kind, "credentials"}, from)
+	tr.carry(document.Path{"source", kind, "credentials"}, from)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // The documents of Longhorn that have YAML in them.
@@ -138,12 +139,12 @@ func unindented(text string) string {
 func outcome(t *testing.T, text string) string {
 	r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(text)}}})
 	var lines []string
-	tell := func(what string, p Problem) {
+	tell := func(what string, p document.Problem) {
 		if p.Line == 0 {
 			return // nothing of ours: it is skipped, and told so
 		}
 		line := p.Line
-		p.Position = Position{}
+		p.Position = document.Position{}
 		lines = append(lines, fmt.Sprintf("%s%d: %s", what, line, p))
 	}
 	for _, p := range r.Errors {

@@ -1,7 +1,6 @@
 package schema
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/url"
@@ -9,6 +8,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // Handle is what a snapshotHandle of CSI says of a backing image, in Longhorn's words:
@@ -54,26 +55,29 @@ func ParseHandle(text string) (Handle, error) {
 }
 
 // errorOf has a line for each fault.
-func errorOf(faults []fault) error {
+func errorOf(faults []document.Problem) error {
 	errs := make([]error, 0, len(faults))
 	for _, f := range faults {
-		errs = append(errs, errors.New(Problem{Path: cmp.Or(f.path.String(), "handle"), Message: f.msg, Hint: f.hint}.String()))
+		if len(f.Path) == 0 {
+			f.Path = document.Path{"handle"}
+		}
+		errs = append(errs, errors.New(f.String()))
 	}
 	return errors.Join(errs...)
 }
 
 // parseHandle returns what can be read of a handle, and what is wrong with it.
-func parseHandle(text string) (Handle, []fault) {
+func parseHandle(text string) (Handle, []document.Problem) {
 	query, f := handleQuery(text)
 	if f != nil {
-		return Handle{}, []fault{*f}
+		return Handle{}, []document.Problem{*f}
 	}
 	values, faults := handleValues(query)
 	for _, key := range []string{handleImage, handleType} {
 		if value, seen := values[key]; !seen {
-			faults = append(faults, fault{msg: key + " is missing", hint: handleForm})
+			faults = append(faults, document.Problem{Message: key + " is missing", Hint: handleForm})
 		} else if value != nil && *value == "" {
-			faults = append(faults, fault{msg: key + " is empty", hint: handleForm})
+			faults = append(faults, document.Problem{Message: key + " is empty", Hint: handleForm})
 		}
 	}
 	h := Handle{Parameters: map[string]string{}}
@@ -96,28 +100,28 @@ func parseHandle(text string) (Handle, []fault) {
 }
 
 // handleQuery returns what follows the "?".
-func handleQuery(text string) (string, *fault) {
+func handleQuery(text string) (string, *document.Problem) {
 	rest, is := strings.CutPrefix(text, handlePrefix)
 	switch {
 	case len(text) > maxHandle:
-		return "", &fault{msg: fmt.Sprintf("is longer than %d bytes", maxHandle)}
+		return "", &document.Problem{Message: fmt.Sprintf("is longer than %d bytes", maxHandle)}
 	case ofVolume(text):
-		return "", &fault{msg: "is of a snapshot or backup of a volume, not of a backing image", hint: handleForm}
+		return "", &document.Problem{Message: "is of a snapshot or backup of a volume, not of a backing image", Hint: handleForm}
 	case !is:
-		return "", &fault{msg: "is no handle of a backing image", hint: handleForm}
+		return "", &document.Problem{Message: "is no handle of a backing image", Hint: handleForm}
 	case !utf8.ValidString(text):
-		return "", &fault{msg: "is not UTF-8"}
+		return "", &document.Problem{Message: "is not UTF-8"}
 	case strings.ContainsFunc(text, unicode.IsControl):
-		return "", &fault{msg: "has a line break or another control character in it", hint: "write it on one line"}
+		return "", &document.Problem{Message: "has a line break or another control character in it", Hint: "write it on one line"}
 	case strings.Contains(text, "#"):
-		return "", &fault{msg: "has a # in it, and what follows is lost", hint: "write %23"}
+		return "", &document.Problem{Message: "has a # in it, and what follows is lost", Hint: "write %23"}
 	}
 	authority, query, _ := strings.Cut(rest, "?")
 	if _, err := url.Parse("bi://" + authority); err != nil {
-		return "", &fault{msg: "has something odd before the ?", hint: handleForm}
+		return "", &document.Problem{Message: "has something odd before the ?", Hint: handleForm}
 	}
 	if query == "" {
-		return "", &fault{msg: "says nothing", hint: handleForm}
+		return "", &document.Problem{Message: "says nothing", Hint: handleForm}
 	}
 	return query, nil
 }
@@ -128,16 +132,16 @@ func ofVolume(handle string) bool {
 }
 
 // handleValues reads the pairs of a query: a value that cannot be read is nil.
-func handleValues(query string) (map[string]*string, []fault) {
+func handleValues(query string) (map[string]*string, []document.Problem) {
 	values := map[string]*string{}
-	var faults []fault
+	var faults []document.Problem
 	for pair := range strings.SplitSeq(query, "&") {
 		if pair == "" {
 			continue
 		}
 		key, value, f := handlePair(pair)
 		if _, seen := values[key]; seen && key != "" {
-			f = &fault{msg: shownKey(key) + " is given twice", hint: "keep one of them"}
+			f = &document.Problem{Message: shownKey(key) + " is given twice", Hint: "keep one of them"}
 		} else if f == nil {
 			values[key] = &value
 		} else if key != "" {
@@ -150,20 +154,20 @@ func handleValues(query string) (map[string]*string, []fault) {
 	return values, faults
 }
 
-func handlePair(pair string) (key, value string, f *fault) {
+func handlePair(pair string) (key, value string, f *document.Problem) {
 	rawKey, rawValue, _ := strings.Cut(pair, "=")
 	key, err := url.QueryUnescape(rawKey)
 	if err != nil || !utf8.ValidString(key) || key == "" {
-		return "", "", &fault{msg: "has a key that cannot be read", hint: "a & in a value is written %26"}
+		return "", "", &document.Problem{Message: "has a key that cannot be read", Hint: "a & in a value is written %26"}
 	}
 	value, err = url.QueryUnescape(rawValue)
 	switch {
 	case err != nil:
-		f = &fault{msg: shownKey(key) + " has a % that begins no escape", hint: "write %25"}
+		f = &document.Problem{Message: shownKey(key) + " has a % that begins no escape", Hint: "write %25"}
 	case strings.Contains(pair, ";"):
-		f = &fault{msg: shownKey(key) + " has a ; in it, with which Longhorn drops it", hint: "write %3B"}
+		f = &document.Problem{Message: shownKey(key) + " has a ; in it, with which Longhorn drops it", Hint: "write %3B"}
 	case !utf8.ValidString(value):
-		f = &fault{msg: shownKey(key) + " is not UTF-8"}
+		f = &document.Problem{Message: shownKey(key) + " is not UTF-8"}
 	}
 	return key, value, f
 }
@@ -211,7 +215,7 @@ func (h Handle) Encode() (string, error) {
 
 var snapshotContentForm = &form{
 	group: snapshotGroup, versions: snapshotVersions, kind: "VolumeSnapshotContent", definition: "#VolumeSnapshotContent",
-	common: true, claims: true, imageAt: handleAt.with(handleImage),
+	common: true, claims: true, imageAt: handleAt.With(handleImage),
 	take: (*content).snapshotContent, translate: translateSnapshotContent,
 }
 
@@ -219,45 +223,45 @@ var handleAt = at("spec.source.snapshotHandle")
 
 // snapshotContent reads a VolumeSnapshotContent, which says something of an image if it
 // has a handle of one.
-func (c *content) snapshotContent(f *form, doc *value) {
-	handle, _ := doc.find(handleAt, doc.pos)
-	driver := doc.textAt("spec", "driver")
-	by, _ := doc.find(fieldPath{"spec", "driver"}, doc.pos)
+func (c *content) snapshotContent(f *form, doc *document.Value) {
+	handle, _ := doc.Find(handleAt, doc.Pos)
+	driver := doc.TextAt("spec", "driver")
+	by, _ := doc.Find(document.Path{"spec", "driver"}, doc.Pos)
 	switch {
-	case c.nearProvisioner("driver", fieldPath{"spec", "driver"}, by):
+	case c.nearProvisioner("driver", document.Path{"spec", "driver"}, by):
 		return
 	case driver != "" && driver != provisioner:
 		c.skip(doc, "is of another driver than "+provisioner)
 		return
-	case handle == nil && doc.textAt("spec", "source", "volumeHandle") != "":
+	case handle == nil && doc.TextAt("spec", "source", "volumeHandle") != "":
 		c.skip(doc, "was made by Kubernetes for a VolumeSnapshot")
 		return
-	case handle != nil && ofVolume(handle.text):
+	case handle != nil && ofVolume(handle.Text):
 		c.skip(doc, "is of a snapshot or backup of a volume")
 		return
 	}
 	m, ok := c.named(f, doc)
 	switch {
 	case !ok:
-	case handle == nil || handle.kind != textKind:
-		p := noHandle(doc).problem(nil, doc, m.pos)
+	case handle == nil || handle.Kind != document.Text:
+		p := noHandle(doc).Placed(nil, doc, m.pos)
 		c.problem(p.Position, handleAt, p.Message, p.Hint)
 	default:
-		m.pos = handle.pos
+		m.pos = handle.Pos
 		c.handle(m, handle)
 	}
 }
 
 // noHandle says what is wrong with a VolumeSnapshotContent that has no text as its
 // handle.
-func noHandle(doc *value) fault {
-	f := fault{path: handleAt, msg: "is missing", hint: handleForm}
-	if handle, _ := doc.find(handleAt, doc.pos); handle != nil {
-		f.msg = "has to be a text, not " + handle.kind.describe()
-	} else if source, _ := doc.find(handleAt.parent(), doc.pos); source != nil {
-		for _, given := range source.fields {
-			if nearest(given.name, []string{"snapshotHandle"}) != "" {
-				f.hint = fmt.Sprintf("%q is not known there", printable(given.name))
+func noHandle(doc *document.Value) document.Problem {
+	f := document.Problem{Path: handleAt, Message: "is missing", Hint: handleForm}
+	if handle, _ := doc.Find(handleAt, doc.Pos); handle != nil {
+		f.Message = "has to be a text, not " + handle.Kind.String()
+	} else if source, _ := doc.Find(handleAt.Parent(), doc.Pos); source != nil {
+		for _, given := range source.Fields {
+			if _, near := document.Nearest(given.Name, []string{"snapshotHandle"}); near {
+				f.Hint = fmt.Sprintf("%q is not known there", document.Printable(given.Name))
 			}
 		}
 	}
@@ -265,26 +269,26 @@ func noHandle(doc *value) fault {
 }
 
 // handle puts the mapping of what a handle says in the place of its text.
-func (c *content) handle(m manifest, v *value) {
-	h, faults := parseHandle(v.text)
+func (c *content) handle(m manifest, v *document.Value) {
+	h, faults := parseHandle(v.Text)
 	for i := range faults {
-		faults[i].path = handleAt
+		faults[i].Path = handleAt
 	}
 	if len(faults) == 0 {
 		for _, f := range h.faults() {
-			f.path = append(slices.Clip(handleAt), f.path...)
+			f.Path = append(slices.Clip(handleAt), f.Path...)
 			faults = append(faults, f)
 		}
 	}
 	if h.BackingImage == "" { // nobody knows of which image it is
 		for _, f := range faults {
-			c.problem(v.pos, f.path, f.msg, f.hint)
+			c.problem(v.Pos, f.Path, f.Message, f.Hint)
 		}
 		return
 	}
-	*v = *h.value(v.pos)
+	*v = *h.value(v.Pos)
 	t := c.claim(m, key{imagesSection, longhornName(h.BackingImage)})
-	t.sum = t.value.sum()
+	t.sum = t.value.Sum()
 	if len(faults) > 0 {
 		if t.verdict == nil {
 			t.verdict = &verdict{}
@@ -297,45 +301,45 @@ func (c *content) handle(m manifest, v *value) {
 const handleParameters = "parameters"
 
 // value is the handle as a mapping, all of it at one place.
-func (h Handle) value(pos Position) *value {
-	v := &value{kind: mapKind, pos: pos}
-	add := func(to *value, name, text string) {
-		to.fields = append(to.fields, field{name: name, pos: pos, value: &value{kind: textKind, text: text, pos: pos}})
+func (h Handle) value(pos document.Position) *document.Value {
+	v := &document.Value{Kind: document.Map, Pos: pos}
+	add := func(to *document.Value, name, text string) {
+		to.Fields = append(to.Fields, document.Field{Name: name, Pos: pos, Value: &document.Value{Kind: document.Text, Text: text, Pos: pos}})
 	}
 	add(v, handleImage, h.BackingImage)
 	add(v, handleType, h.SourceType)
 	add(v, handleChecksum, h.Checksum)
 	if len(h.Parameters) > 0 {
-		parameters := &value{kind: mapKind, pos: pos}
+		parameters := &document.Value{Kind: document.Map, Pos: pos}
 		for _, name := range sortedKeys(h.Parameters) {
 			add(parameters, name, h.Parameters[name])
 		}
-		v.fields = append(v.fields, field{name: handleParameters, pos: pos, value: parameters})
+		v.Fields = append(v.Fields, document.Field{Name: handleParameters, Pos: pos, Value: parameters})
 	}
 	return v
 }
 
 // faults are what no handle of an image that can be says, by their paths in the
 // handle. What is said of the values elsewhere, too, is not among them.
-func (h Handle) faults() []fault {
-	var all []fault
+func (h Handle) faults() []document.Problem {
+	var all []document.Problem
 	i := slices.IndexFunc(longhornSources, func(s longhornSource) bool { return s.name == h.SourceType })
 	if i < 0 {
 		var known []string
 		for _, s := range longhornSources {
 			known = append(known, s.name)
 		}
-		return []fault{{path: fieldPath{handleType}, msg: "unknown kind of source " + shownKey(h.SourceType), hint: didYouMean(h.SourceType, known)}}
+		return []document.Problem{{Path: document.Path{handleType}, Message: "unknown kind of source " + shownKey(h.SourceType), Hint: document.DidYouMean(h.SourceType, known)}}
 	}
 	for _, name := range sortedKeys(h.Parameters) {
-		at := fieldPath{handleParameters, name}
+		at := document.Path{handleParameters, name}
 		switch {
 		case name == "checksum":
-			all = append(all, fault{path: at, msg: "is no parameter of a source, and equal to that of no image", hint: "write " + handleChecksum})
+			all = append(all, document.Problem{Path: at, Message: "is no parameter of a source, and equal to that of no image", Hint: "write " + handleChecksum})
 		case !slices.ContainsFunc(longhornSources[i].parameters, func(p parameter) bool { return p.longhorn == name }):
-			all = append(all, fault{path: at, msg: "is no parameter of " + h.SourceType, hint: longhornSources[i].known() + "; a & in a value is written %26"})
+			all = append(all, document.Problem{Path: at, Message: "is no parameter of " + h.SourceType, Hint: longhornSources[i].known() + "; a & in a value is written %26"})
 		case strings.Contains(h.Parameters[name], " "):
-			all = append(all, fault{path: at, msg: "has a space in it", hint: "a + is a space in a handle: write %2B"})
+			all = append(all, document.Problem{Path: at, Message: "has a space in it", Hint: "a + is a space in a handle: write %2B"})
 		}
 	}
 	return all
@@ -346,7 +350,7 @@ func (h Handle) faults() []fault {
 func (h Handle) Check() error {
 	faults := h.faults()
 	if err := checkThingName(key{imagesSection, longhornName(h.BackingImage)}); err != nil {
-		faults = append(faults, fault{path: fieldPath{handleImage}, msg: err.Error()})
+		faults = append(faults, document.Problem{Path: document.Path{handleImage}, Message: err.Error()})
 	}
 	return errorOf(faults)
 }
@@ -358,9 +362,9 @@ func (h Handle) Declares() bool {
 }
 
 func translateSnapshotContent(tr *translation) {
-	image := handleAt.with(handleImage)
+	image := handleAt.With(handleImage)
 	tr.rename(image, tr.text(image))
-	tr.claims(handleAt.with(handleType), handleAt.with(handleParameters), handleAt.with(handleChecksum))
+	tr.claims(handleAt.With(handleType), handleAt.With(handleParameters), handleAt.With(handleChecksum))
 	c := tr.claim
 	if c.cannot == "" && c.kind == "export-from-volume" && c.parameters["export-type"] == "" {
 		c.cannot = "export-type is not provided"

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // form is a kind of manifest of Kubernetes that is configuration as it is.
@@ -19,10 +21,10 @@ type form struct {
 	// claims: a manifest of it need not be the definition of the image that it
 	// names at imageAt.
 	claims  bool
-	imageAt fieldPath
+	imageAt document.Path
 	// take reads a manifest that may be of another program all the same, or that says
 	// nothing by itself.
-	take func(c *content, f *form, doc *value)
+	take func(c *content, f *form, doc *document.Value)
 	// read adds to content what a manifest of the kind declares, or skips it.
 	read func(*content, manifest)
 	// translate says natively what a manifest says that manifests.cue accepts.
@@ -56,14 +58,14 @@ func (f *form) apiVersion() string {
 // manifest is a document of a form.
 type manifest struct {
 	*form
-	doc  *value
-	name string   // metadata.name
-	pos  Position // of it
+	doc  *document.Value
+	name string            // metadata.name
+	pos  document.Position // of it
 }
 
 // Document is a manifest in a file.
 type Document struct {
-	Position
+	document.Position
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	Name       string `json:"name,omitempty"`
@@ -78,41 +80,41 @@ type Skipped struct {
 	Image string `json:"mayDeclare,omitempty"`
 }
 
-func describeDocument(doc *value) Document {
+func describeDocument(doc *document.Value) Document {
 	text := func(path ...string) string {
-		if v, _ := doc.find(path, Position{}); v != nil {
-			return printable(v.text)
+		if v, _ := doc.Find(path, document.Position{}); v != nil {
+			return document.Printable(v.Text)
 		}
 		return ""
 	}
-	return Document{doc.pos, text("apiVersion"), text("kind"), text("metadata", "name")}
+	return Document{doc.Pos, text("apiVersion"), text("kind"), text("metadata", "name")}
 }
 
-func (c *content) skip(doc *value, why string) {
+func (c *content) skip(doc *document.Value, why string) {
 	c.skipped = append(c.skipped, Skipped{Document: describeDocument(doc), Why: why})
 }
 
 // manifest reads a document that has apiVersion and kind.
-func (c *content) manifest(doc *value) {
-	if second := doc.again("apiVersion", "kind"); second != nil {
-		c.problem(second.pos, fieldPath{second.name}, "is given twice in one document", "two manifests need a line with \"---\" between them")
+func (c *content) manifest(doc *document.Value) {
+	if second := doc.RepeatedField("apiVersion", "kind"); second != nil {
+		c.problem(second.Pos, document.Path{second.Name}, "is given twice in one document", "two manifests need a line with \"---\" between them")
 		return
 	}
-	apiVersion, kind := doc.child("apiVersion"), doc.child("kind")
-	f, wrong := formOf(apiVersion.value.text, kind.value.text)
-	list := listOfOurs(apiVersion.value.text, kind.value.text)
-	of, isList := strings.CutSuffix(kind.value.text, "List")
+	apiVersion, kind := doc.Field("apiVersion"), doc.Field("kind")
+	f, wrong := formOf(apiVersion.Value.Text, kind.Value.Text)
+	list := listOfOurs(apiVersion.Value.Text, kind.Value.Text)
+	of, isList := strings.CutSuffix(kind.Value.Text, "List")
 	switch {
 	case c.slipped(f, doc):
-	case list != "" && list != kind.value.text:
-		c.problem(kind.value.pos, fieldPath{"kind"}, fmt.Sprintf("unknown kind %q", printable(kind.value.text)), fmt.Sprintf("did you mean %q?", list))
+	case list != "" && list != kind.Value.Text:
+		c.problem(kind.Value.Pos, document.Path{"kind"}, fmt.Sprintf("unknown kind %q", document.Printable(kind.Value.Text)), fmt.Sprintf("did you mean %q?", list))
 	case isList && of != "":
 		c.listOfKind(doc, of, list != "")
 	case wrong != nil:
-		c.problem(doc.child(wrong.path[0]).value.pos, wrong.path, wrong.msg, wrong.hint)
+		c.problem(doc.Field(wrong.Path[0]).Value.Pos, wrong.Path, wrong.Message, wrong.Hint)
 	case f == nil:
 		if slip := sectionInside(doc); slip != nil {
-			c.problem(slip.pos, fieldPath{slip.name}, "stands in a document of Kubernetes", "put it into one without apiVersion and kind")
+			c.problem(slip.Pos, document.Path{slip.Name}, "stands in a document of Kubernetes", "put it into one without apiVersion and kind")
 			return
 		}
 		c.skip(doc, "is not ours")
@@ -121,7 +123,7 @@ func (c *content) manifest(doc *value) {
 	case f.kind == "ConfigMap":
 		c.configMap(doc)
 	case f.take != nil:
-		dropNulls(doc)
+		doc.DropNulls()
 		f.take(c, f, doc)
 	default:
 		c.declares(f, doc)
@@ -129,52 +131,40 @@ func (c *content) manifest(doc *value) {
 }
 
 // halfManifest returns which field a document lacks to be of Kubernetes.
-func halfManifest(doc *value) string {
+func halfManifest(doc *document.Value) string {
 	switch {
-	case doc.child("metadata") == nil && doc.child("spec") == nil && doc.child("parameters") == nil:
+	case doc.Field("metadata") == nil && doc.Field("spec") == nil && doc.Field("parameters") == nil:
 		return ""
-	case doc.child("apiVersion") != nil:
+	case doc.Field("apiVersion") != nil:
 		return "kind"
-	case doc.child("kind") != nil:
+	case doc.Field("kind") != nil:
 		return "apiVersion"
 	}
 	return ""
 }
 
-// again returns the first field with one of the names that is there already.
-func (v *value) again(names ...string) *field {
-	seen := map[string]bool{}
-	for i, f := range v.fields {
-		if seen[f.name] && slices.Contains(names, f.name) {
-			return &v.fields[i]
-		}
-		seen[f.name] = true
-	}
-	return nil
-}
-
 // declares reads a manifest that declares something by itself.
-func (c *content) declares(f *form, doc *value) {
-	dropNulls(doc)
+func (c *content) declares(f *form, doc *document.Value) {
+	doc.DropNulls()
 	if m, ok := c.named(f, doc); ok {
 		f.read(c, m)
 	}
 }
 
 // named returns a document as a manifest if it has a name.
-func (c *content) named(f *form, doc *value) (manifest, bool) {
-	at := fieldPath{"metadata", "name"}
-	name, pos := doc.find(at, doc.pos)
-	slipped := doc.child("name")
+func (c *content) named(f *form, doc *document.Value) (manifest, bool) {
+	at := document.Path{"metadata", "name"}
+	name, pos := doc.Find(at, doc.Pos)
+	slipped := doc.Field("name")
 	switch {
 	case name == nil && slipped != nil:
-		c.problem(slipped.pos, at, "is missing", "\"name\" belongs in \"metadata\": indent it")
+		c.problem(slipped.Pos, at, "is missing", "\"name\" belongs in \"metadata\": indent it")
 	case name == nil:
 		c.problem(pos, at, "is missing", "a manifest is known by its name")
-	case name.kind != textKind:
-		c.problem(name.pos, at, "has to be a text, not "+name.kind.describe(), fmt.Sprintf("quote it: %q", printable(name.text)))
+	case name.Kind != document.Text:
+		c.problem(name.Pos, at, "has to be a text, not "+name.Kind.String(), fmt.Sprintf("quote it: %q", document.Printable(name.Text)))
 	default:
-		return manifest{form: f, doc: doc, name: name.text, pos: name.pos}, true
+		return manifest{form: f, doc: doc, name: name.Text, pos: name.Pos}, true
 	}
 	return manifest{}, false
 }
@@ -187,7 +177,7 @@ func (c *content) note(m manifest) {
 
 // add adds what a manifest declares.
 func (c *content) add(m manifest, k key) {
-	c.things = append(c.things, c.thing(m, k, fieldPath{"metadata", "name"}))
+	c.things = append(c.things, c.thing(m, k, document.Path{"metadata", "name"}))
 }
 
 // claim adds what a manifest says of an image that another document may define.
@@ -198,29 +188,18 @@ func (c *content) claim(m manifest, k key) *thing {
 }
 
 // thing is what a manifest is about, which it names at a path.
-func (c *content) thing(m manifest, k key, nameAt fieldPath) *thing {
+func (c *content) thing(m manifest, k key, nameAt document.Path) *thing {
 	c.note(m)
-	t := &thing{key: k, form: m.form, origin: c.origin, pos: m.pos, value: m.doc, sum: m.doc.sum()}
+	t := &thing{key: k, form: m.form, origin: c.origin, pos: m.pos, value: m.doc, sum: m.doc.Sum()}
 	if err := checkThingName(k); err != nil {
-		t.verdict = &verdict{faults: []fault{{path: nameAt, msg: err.Error()}}}
+		t.verdict = &verdict{faults: []document.Problem{{Path: nameAt, Message: err.Error()}}}
 	}
 	return t
 }
 
-// dropNulls drops the fields that are null: Kubernetes takes them for absent.
-func dropNulls(v *value) {
-	v.fields = slices.DeleteFunc(v.fields, func(f field) bool { return f.value.kind == nullKind })
-	for _, f := range v.fields {
-		dropNulls(f.value)
-	}
-	for _, i := range v.items {
-		dropNulls(i)
-	}
-}
-
 // formOf returns the form of a document, nil where it is of another program,
 // and the fault where it is nearly one of ours.
-func formOf(apiVersion, kind string) (*form, *fault) {
+func formOf(apiVersion, kind string) (*form, *document.Problem) {
 	group, version, grouped := strings.Cut(apiVersion, "/")
 	if !grouped {
 		group, version = "", apiVersion
@@ -231,29 +210,19 @@ func formOf(apiVersion, kind string) (*form, *fault) {
 		case f.kind == kind && f.group == group && slices.Contains(f.versions, version):
 			return f, nil
 		case f.kind == kind && (near || !f.common):
-			return nil, &fault{path: fieldPath{"apiVersion"}, msg: fmt.Sprintf("%q is not known of a %s", printable(apiVersion), f.kind),
-				hint: fmt.Sprintf("write %q", f.apiVersion())}
-		case near && nearly(kind, f.kind):
-			return nil, &fault{path: fieldPath{"kind"}, msg: fmt.Sprintf("unknown kind %q", printable(kind)), hint: fmt.Sprintf("did you mean %q?", f.kind)}
+			return nil, &document.Problem{Path: document.Path{"apiVersion"}, Message: fmt.Sprintf("%q is not known of a %s", document.Printable(apiVersion), f.kind),
+				Hint: fmt.Sprintf("write %q", f.apiVersion())}
+		case near && document.Similar(kind, f.kind):
+			return nil, &document.Problem{Path: document.Path{"kind"}, Message: fmt.Sprintf("unknown kind %q", document.Printable(kind)), Hint: fmt.Sprintf("did you mean %q?", f.kind)}
 		}
 	}
 	return nil, nil
 }
 
-// nearly reports whether a is b but for a slip: other programs have kinds of
-// similar names.
-func nearly(a, b string) bool {
-	slips := 2
-	if len(b) < 8 {
-		slips = 1
-	}
-	return plain(a) == plain(b) || distance(plain(a), plain(b)) <= slips
-}
-
 func nearGroup(a, b string) bool {
 	first, _, _ := strings.Cut(a, ".")
 	wanted, _, _ := strings.Cut(b, ".")
-	return a == b || b != "" && (nearly(a, b) || plain(first) == plain(wanted))
+	return a == b || b != "" && (document.Similar(a, b) || strings.EqualFold(first, wanted))
 }
 
 // A document that is nearly one of ours must not be skipped: what it declares would be
@@ -261,38 +230,38 @@ func nearGroup(a, b string) bool {
 
 // slipped reports, and tells, that nobody can tell what a document with apiVersion and kind
 // is about.
-func (c *content) slipped(f *form, doc *value) bool {
-	apiVersion, kind := doc.child("apiVersion"), doc.child("kind")
-	for _, pair := range [][2]*field{{apiVersion, kind}, {kind, apiVersion}} {
-		other, v := pair[0].value, pair[1].value
-		if other.kind != textKind || other.text == "" || v.text != "" {
+func (c *content) slipped(f *form, doc *document.Value) bool {
+	apiVersion, kind := doc.Field("apiVersion"), doc.Field("kind")
+	for _, pair := range [][2]*document.Field{{apiVersion, kind}, {kind, apiVersion}} {
+		other, v := pair[0].Value, pair[1].Value
+		if other.Kind != document.Text || other.Text == "" || v.Text != "" {
 			continue
 		}
-		msg := "has to be a text, not " + v.kind.describe()
-		if v.kind == textKind {
+		msg := "has to be a text, not " + v.Kind.String()
+		if v.Kind == document.Text {
 			msg = "is empty"
 		}
-		c.problem(v.pos, fieldPath{pair[1].name}, msg, "a document of Kubernetes has both apiVersion and kind")
+		c.problem(v.Pos, document.Path{pair[1].Name}, msg, "a document of Kubernetes has both apiVersion and kind")
 		return true
 	}
-	twice, at := doc.repeated(f)
+	twice, at := repeated(doc, f)
 	if twice != nil {
-		c.problem(twice.pos, at, "is given twice", "keep one of them")
+		c.problem(twice.Pos, at, "is given twice", "keep one of them")
 	}
 	return twice != nil
 }
 
 // sectionInside returns a section of ours in a document of another program, nil if it has
 // none. Others have fields of these names, too, but not with the like in them.
-func sectionInside(doc *value) *field {
+func sectionInside(doc *document.Value) *document.Field {
 	has := map[string]string{imagesSection.String(): "source", nodesSection.String(): "disks"}
-	i := slices.IndexFunc(doc.fields, func(f field) bool {
-		return slices.ContainsFunc(f.value.fields, func(one field) bool { return has[f.name] != "" && one.value.child(has[f.name]) != nil })
+	i := slices.IndexFunc(doc.Fields, func(f document.Field) bool {
+		return slices.ContainsFunc(f.Value.Fields, func(one document.Field) bool { return has[f.Name] != "" && one.Value.Field(has[f.Name]) != nil })
 	})
 	if i < 0 {
 		return nil
 	}
-	return &doc.fields[i]
+	return &doc.Fields[i]
 }
 
 // decisive are the fields at the top of a manifest that say what it is about.
@@ -301,16 +270,16 @@ var decisive = []string{"metadata", "spec", "parameters", "driver", "provisioner
 // repeated returns a field of a manifest of a form that is there already, and where it is.
 // What is in a list and in the files of a ConfigMap is looked at by itself; a manifest that
 // always declares something is told with all else that is wrong with it.
-func (v *value) repeated(f *form) (*field, fieldPath) {
+func repeated(v *document.Value, f *form) (*document.Field, document.Path) {
 	if f == nil || f == backingImageForm || f == nodeForm {
 		return nil, nil
 	}
-	if twice := v.again(decisive...); twice != nil {
-		return twice, fieldPath{twice.name}
+	if twice := v.RepeatedField(decisive...); twice != nil {
+		return twice, document.Path{twice.Name}
 	}
 	for _, name := range decisive {
-		if below := v.child(name); below != nil && name != "data" && name != "items" {
-			if twice, at := below.value.repeatedBelow(fieldPath{name}); twice != nil {
+		if below := v.Field(name); below != nil && name != "data" && name != "items" {
+			if twice, at := repeatedBelow(below.Value, document.Path{name}); twice != nil {
 				return twice, at
 			}
 		}
@@ -318,14 +287,14 @@ func (v *value) repeated(f *form) (*field, fieldPath) {
 	return nil, nil
 }
 
-func (v *value) repeatedBelow(at fieldPath) (*field, fieldPath) {
+func repeatedBelow(v *document.Value, at document.Path) (*document.Field, document.Path) {
 	seen := map[string]bool{}
-	for i, f := range v.fields {
-		if seen[f.name] {
-			return &v.fields[i], at.with(f.name)
+	for i, f := range v.Fields {
+		if seen[f.Name] {
+			return &v.Fields[i], at.With(f.Name)
 		}
-		seen[f.name] = true
-		if twice, where := f.value.repeatedBelow(at.with(f.name)); twice != nil {
+		seen[f.Name] = true
+		if twice, where := repeatedBelow(f.Value, at.With(f.Name)); twice != nil {
 			return twice, where
 		}
 	}
@@ -342,8 +311,8 @@ func listOfOurs(apiVersion, kind string) string {
 	switch f, wrong := formOf(apiVersion, of); {
 	case f != nil:
 		return f.kind + "List"
-	case wrong != nil && wrong.path[0] == "kind":
-		return forms[slices.IndexFunc(forms, func(f *form) bool { return nearly(of, f.kind) })].kind + "List"
+	case wrong != nil && wrong.Path[0] == "kind":
+		return forms[slices.IndexFunc(forms, func(f *form) bool { return document.Similar(of, f.kind) })].kind + "List"
 	case wrong != nil:
 		return of + "List"
 	}
@@ -354,7 +323,7 @@ func listOfOurs(apiVersion, kind string) string {
 func nearlyList(apiVersion, kind string) string {
 	group, _, _ := strings.Cut(apiVersion, "/")
 	for _, f := range forms {
-		if f.group != "" && nearGroup(group, f.group) && !nearly(kind, f.kind) && nearly(kind, f.kind+"List") {
+		if f.group != "" && nearGroup(group, f.group) && !document.Similar(kind, f.kind) && document.Similar(kind, f.kind+"List") {
 			return f.kind + "List"
 		}
 	}
@@ -362,24 +331,24 @@ func nearlyList(apiVersion, kind string) string {
 }
 
 // nearProvisioner tells that a manifest names nearly the driver whose manifests are ours.
-func (c *content) nearProvisioner(what string, at fieldPath, v *value) bool {
-	near := v != nil && v.text != provisioner && nearly(v.text, provisioner)
+func (c *content) nearProvisioner(what string, at document.Path, v *document.Value) bool {
+	near := v != nil && v.Text != provisioner && document.Similar(v.Text, provisioner)
 	if near {
-		c.problem(v.pos, at, fmt.Sprintf("unknown %s %q", what, printable(v.text)), fmt.Sprintf("did you mean %q?", provisioner))
+		c.problem(v.Pos, at, fmt.Sprintf("unknown %s %q", what, document.Printable(v.Text)), fmt.Sprintf("did you mean %q?", provisioner))
 	}
 	return near
 }
 
 // misplaced finds a field of a manifest that was meant to be, or to be in, the mapping
 // that is known by name.
-func (v *value) misplaced(name string, inside []string) (*field, string) {
-	for i, f := range v.fields {
+func misplaced(v *document.Value, name string, inside []string) (*document.Field, string) {
+	for i, f := range v.Fields {
 		switch {
-		case f.name == name:
-		case nearly(f.name, name):
-			return &v.fields[i], fmt.Sprintf("did you mean %q?", name)
-		case slices.Contains(inside, f.name):
-			return &v.fields[i], fmt.Sprintf("it belongs in %q: indent it", name)
+		case f.Name == name:
+		case document.Similar(f.Name, name):
+			return &v.Fields[i], fmt.Sprintf("did you mean %q?", name)
+		case slices.Contains(inside, f.Name):
+			return &v.Fields[i], fmt.Sprintf("it belongs in %q: indent it", name)
 		}
 	}
 	return nil, ""

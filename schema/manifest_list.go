@@ -1,24 +1,28 @@
 package schema
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+)
 
 // list reads what a list has.
-func (c *content) list(doc *value) {
+func (c *content) list(doc *document.Value) {
 	items := c.items(doc)
-	if items != nil && len(items.items) == 0 {
+	if items != nil && len(items.Items) == 0 {
 		c.skip(doc, "has no items")
 	}
 	if items != nil {
-		for _, i := range items.items {
+		for _, i := range items.Items {
 			c.item(i)
 		}
 	}
 }
 
 // item reads one of a list. One that was cut off is null.
-func (c *content) item(i *value) {
-	if i.kind == nullKind {
-		c.problem(i.pos, fieldPath{"items"}, "has an item with nothing in it", "remove it")
+func (c *content) item(i *document.Value) {
+	if i.Kind == document.Null {
+		c.problem(i.Pos, document.Path{"items"}, "has an item with nothing in it", "remove it")
 		return
 	}
 	c.document(i)
@@ -26,47 +30,47 @@ func (c *content) item(i *value) {
 
 // items returns what a list has, nil after telling that it cannot be one. A list that was
 // cut off has none, and is not taken for one that is empty.
-func (c *content) items(doc *value) *value {
-	at := fieldPath{"items"}
-	switch items := doc.child("items"); {
+func (c *content) items(doc *document.Value) *document.Value {
+	at := document.Path{"items"}
+	switch items := doc.Field("items"); {
 	case items == nil:
-		c.problem(doc.pos, at, "is missing", "if the list is meant to be empty, write \"items: []\"")
-	case items.value.kind == nullKind:
-		c.problem(items.pos, at, "has nothing in it", "write \"items: []\" if that is meant")
-	case items.value.kind != listKind:
-		c.problem(items.value.pos, at, "has to be a list, not "+items.value.kind.describe(), "")
+		c.problem(doc.Pos, at, "is missing", "if the list is meant to be empty, write \"items: []\"")
+	case items.Value.Kind == document.Null:
+		c.problem(items.Pos, at, "has nothing in it", "write \"items: []\" if that is meant")
+	case items.Value.Kind != document.List:
+		c.problem(items.Value.Pos, at, "has to be a list, not "+items.Value.Kind.String(), "")
 	default:
-		return items.value
+		return items.Value
 	}
 	return nil
 }
 
 // listOfKind reads a list of manifests of one kind, which need not name it.
 // Other programs have lists of other things.
-func (c *content) listOfKind(doc *value, of string, ours bool) {
-	items := doc.child("items")
-	if !ours && (items == nil || slices.ContainsFunc(items.value.items, func(i *value) bool { return i.kind != mapKind })) {
+func (c *content) listOfKind(doc *document.Value, of string, ours bool) {
+	items := doc.Field("items")
+	if !ours && (items == nil || slices.ContainsFunc(items.Value.Items, func(i *document.Value) bool { return i.Kind != document.Map })) {
 		c.skip(doc, "is not ours")
 		return
 	}
 	if ours {
-		if twice := doc.again("items"); twice != nil {
-			c.problem(twice.pos, fieldPath{twice.name}, "is given twice", "keep one of them")
+		if twice := doc.RepeatedField("items"); twice != nil {
+			c.problem(twice.Pos, document.Path{twice.Name}, "is given twice", "keep one of them")
 			return
 		}
 		if c.items(doc) == nil {
 			return
 		}
-		if len(items.value.items) == 0 {
+		if len(items.Value.Items) == 0 {
 			c.skip(doc, "has no items")
 		}
 	}
-	for _, i := range items.value.items {
-		if i.kind == mapKind && i.child("apiVersion") == nil {
-			i.fields = append(i.fields, *doc.child("apiVersion"))
+	for _, i := range items.Value.Items {
+		if i.Kind == document.Map && i.Field("apiVersion") == nil {
+			i.Fields = append(i.Fields, *doc.Field("apiVersion"))
 		}
-		if i.kind == mapKind && i.child("kind") == nil {
-			i.fields = append(i.fields, field{name: "kind", pos: i.pos, value: &value{kind: textKind, text: of, pos: i.pos}})
+		if i.Kind == document.Map && i.Field("kind") == nil {
+			i.Fields = append(i.Fields, document.Field{Name: "kind", Pos: i.Pos, Value: &document.Value{Kind: document.Text, Text: of, Pos: i.Pos}})
 		}
 		c.item(i)
 	}

@@ -1,6 +1,10 @@
 package schema
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+)
 
 var nodeForm = &form{
 	group: "longhorn.io", versions: longhornVersions, kind: "Node", definition: "#LonghornNode", common: true,
@@ -13,24 +17,24 @@ var nodeForm = &form{
 const addressAnnotation = "backing-image-manager/address"
 
 func translateNode(tr *translation) {
-	tr.carry(at("address"), fieldPath{"metadata", "annotations", addressAnnotation})
+	tr.carry(at("address"), document.Path{"metadata", "annotations", addressAnnotation})
 	for _, name := range []string{"tags", "allowScheduling", "evictionRequested"} {
-		tr.carry(at(name), at("spec").with(name))
+		tr.carry(at(name), at("spec").With(name))
 	}
-	tr.from[at("disks").key()] = at("spec.disks")
+	tr.from[pathKey(at("disks"))] = at("spec.disks")
 	disks := tr.get(at("spec.disks"))
 	if disks == nil {
 		return
 	}
-	for _, f := range disks.fields {
-		from, native := at("spec.disks").with(f.name), at("disks").with(f.name)
-		if kind := tr.text(from.with("diskType")); kind == "block" {
-			tr.warn(from.with("diskType"), fmt.Sprintf("is block: disk %q is left out", printable(f.name)), "backing images are kept on disks of type filesystem")
+	for _, f := range disks.Fields {
+		from, native := at("spec.disks").With(f.Name), at("disks").With(f.Name)
+		if kind := tr.text(from.With("diskType")); kind == "block" {
+			tr.warn(from.With("diskType"), fmt.Sprintf("is block: disk %q is left out", document.Printable(f.Name)), "backing images are kept on disks of type filesystem")
 			continue
 		}
-		tr.from[native.key()] = from
+		tr.from[pathKey(native)] = from
 		for _, name := range []string{"path", "tags", "storageReserved", "allowScheduling", "evictionRequested"} {
-			tr.carry(native.with(name), from.with(name))
+			tr.carry(native.With(name), from.With(name))
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // claim is what a manifest says of an image that another document may define. It
@@ -14,7 +15,7 @@ import (
 // the parameters if it has any, and the checksum if both have one.
 type claim struct {
 	// Where they are in the manifest.
-	kindAt, parametersAt, checksumAt fieldPath
+	kindAt, parametersAt, checksumAt document.Path
 
 	kind       string            // in Longhorn's words; "": it but names the image
 	parameters map[string]string // see longhornParameters
@@ -24,7 +25,7 @@ type claim struct {
 
 // claims translates a claim whose kind of source, parameters and checksum stand
 // at three paths.
-func (tr *translation) claims(kind, parameters, checksum fieldPath) {
+func (tr *translation) claims(kind, parameters, checksum document.Path) {
 	c := &claim{kindAt: kind, parametersAt: parameters, checksumAt: checksum, kind: tr.text(kind)}
 	tr.claim = c
 	tr.carry(at("checksum"), checksum)
@@ -43,7 +44,7 @@ func (tr *translation) claims(kind, parameters, checksum fieldPath) {
 		tr.foreignParameters(longhornSourceOf(c.kind), parameters)
 	}
 	// What else the claim says is judged as that of any image.
-	tr.set(at("source.upload"), kind, &value{kind: mapKind, pos: tr.doc.pos})
+	tr.set(at("source.upload"), kind, &document.Value{Kind: document.Map, Pos: tr.doc.Pos})
 }
 
 // missing says what a claim lacks to declare an image.
@@ -61,10 +62,10 @@ func (c *claim) missing() string {
 
 // claimedParameters are those that have a word here, as texts, with Longhorn's
 // defaults; none where there are none at all.
-func claimedParameters(given *value) map[string]string {
+func claimedParameters(given *document.Value) map[string]string {
 	p := map[string]string{}
-	for _, f := range given.fields {
-		p[f.name] = strings.TrimSpace(f.value.text)
+	for _, f := range given.Fields {
+		p[f.Name] = strings.TrimSpace(f.Value.Text)
 	}
 	return p
 }
@@ -92,13 +93,13 @@ var defaultParameters = map[string]string{"export-type": "raw", "concurrent-limi
 
 // disagreement returns what a claim says otherwise than the definition of the
 // image that it names.
-func (c *claim) disagreement(m Image) (f fault, disagrees bool) {
+func (c *claim) disagreement(m Image) (f document.Problem, disagrees bool) {
 	if c.kind == "" {
 		return c.otherChecksum(m)
 	}
 	kind, parameters := longhornParameters(m.Source)
 	if c.kind != kind {
-		return fault{path: c.kindAt, msg: fmt.Sprintf("data source is different: image %q comes from %s", m.ID.Name, kind)}, true
+		return document.Problem{Path: c.kindAt, Message: fmt.Sprintf("data source is different: image %q comes from %s", m.ID.Name, kind)}, true
 	}
 	if len(c.parameters) > 0 {
 		for _, name := range sortedKeys(parameters) {
@@ -110,18 +111,18 @@ func (c *claim) disagreement(m Image) (f fault, disagrees bool) {
 				claimed = longhornName(claimed)
 			}
 			if claimed != parameters[name] {
-				return fault{path: c.parametersAt.with(name), msg: fmt.Sprintf("data source is different: image %q has another %s", m.ID.Name, name)}, true
+				return document.Problem{Path: c.parametersAt.With(name), Message: fmt.Sprintf("data source is different: image %q has another %s", m.ID.Name, name)}, true
 			}
 		}
 	}
 	return c.otherChecksum(m)
 }
 
-func (c *claim) otherChecksum(m Image) (f fault, disagrees bool) {
+func (c *claim) otherChecksum(m Image) (f document.Problem, disagrees bool) {
 	if c.checksum.IsZero() || m.Checksum.IsZero() || c.checksum.Algorithm() != m.Checksum.Algorithm() || c.checksum == m.Checksum {
-		return fault{}, false
+		return document.Problem{}, false
 	}
-	return fault{path: c.checksumAt, msg: fmt.Sprintf("checksum mismatch: image %q has another one", m.ID.Name)}, true
+	return document.Problem{Path: c.checksumAt, Message: fmt.Sprintf("checksum mismatch: image %q has another one", m.ID.Name)}, true
 }
 
 // declareClaimed lets claims declare the images that nothing else defines. Those of
@@ -199,15 +200,15 @@ func (a *assembly) checkClaims() {
 	}
 }
 
-func (a *assembly) disagreements(t *thing) []Problem {
+func (a *assembly) disagreements(t *thing) []document.Problem {
 	c, image := t.verdict.translation.claim, a.holds[t.key]
 	switch {
 	case image == nil && (a.fresh[t.key] != nil || a.fileUnknown):
 		return nil // it is defined, and wrong, or may be in what could not be read
 	case image == nil && c.kind != "":
-		return []Problem{t.problem(fault{path: c.kindAt, msg: fmt.Sprintf("image %q is not declared, and this cannot declare it: %s", t.name, c.cannot), hint: didYouMean(t.name, names(a.of(imagesSection)))})}
+		return []document.Problem{t.problem(document.Problem{Path: c.kindAt, Message: fmt.Sprintf("image %q is not declared, and this cannot declare it: %s", t.name, c.cannot), Hint: document.DidYouMean(t.name, names(a.of(imagesSection)))})}
 	case image == nil:
-		return []Problem{t.problem(fault{path: t.form.imageAt, msg: fmt.Sprintf("image %q is not declared", t.name), hint: didYouMean(t.name, names(a.of(imagesSection)))})}
+		return []document.Problem{t.problem(document.Problem{Path: t.form.imageAt, Message: fmt.Sprintf("image %q is not declared", t.name), Hint: document.DidYouMean(t.name, names(a.of(imagesSection)))})}
 	case a.stale(image):
 		return nil
 	}
@@ -215,8 +216,8 @@ func (a *assembly) disagreements(t *thing) []Problem {
 	if !disagrees {
 		return nil
 	}
-	f.hint = "Longhorn refuses a volume whose image is not the one that is there"
+	f.Hint = "Longhorn refuses a volume whose image is not the one that is there"
 	p := t.problem(f)
 	p.Also = image.pos
-	return []Problem{p}
+	return []document.Problem{p}
 }

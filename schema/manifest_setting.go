@@ -3,6 +3,8 @@ package schema
 import (
 	"fmt"
 	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 var settingForm = &form{
@@ -10,7 +12,7 @@ var settingForm = &form{
 	read: readSetting,
 	translate: func(tr *translation) {
 		native := longhornSettings[longhornSetting(tr.text(at("metadata.name")))].native
-		tr.number(fieldPath{native}, at("value"))
+		tr.number(document.Path{native}, at("value"))
 	},
 }
 
@@ -32,8 +34,8 @@ func readSetting(c *content, m manifest) {
 		return
 	}
 	for _, s := range longhornSettings {
-		if nearly(m.name, s.longhorn) {
-			c.problem(m.pos, fieldPath{"metadata", "name"}, fmt.Sprintf("unknown setting %q", printable(m.name)), fmt.Sprintf("did you mean %q?", s.longhorn))
+		if document.Similar(m.name, s.longhorn) {
+			c.problem(m.pos, document.Path{"metadata", "name"}, fmt.Sprintf("unknown setting %q", document.Printable(m.name)), fmt.Sprintf("did you mean %q?", s.longhorn))
 			return
 		}
 	}

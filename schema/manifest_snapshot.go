@@ -3,6 +3,8 @@ package schema
 import (
 	"fmt"
 	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 const snapshotGroup = "snapshot.storage.k8s.io"
@@ -45,12 +47,12 @@ type snapshotClass struct {
 
 const defaultClass = "snapshot.storage.kubernetes.io/is-default-class"
 
-func (c *content) snapshotClass(f *form, doc *value) {
-	class := snapshotClass{name: doc.textAt("metadata", "name"), byDefault: doc.textAt("metadata", "annotations", defaultClass) == "true"}
-	driver, kind := doc.textAt("driver"), doc.textAt("parameters", "type")
-	by, _ := doc.find(fieldPath{"driver"}, Position{})
+func (c *content) snapshotClass(f *form, doc *document.Value) {
+	class := snapshotClass{name: doc.TextAt("metadata", "name"), byDefault: doc.TextAt("metadata", "annotations", defaultClass) == "true"}
+	driver, kind := doc.TextAt("driver"), doc.TextAt("parameters", "type")
+	by, _ := doc.Find(document.Path{"driver"}, document.Position{})
 	switch {
-	case c.nearProvisioner("driver", fieldPath{"driver"}, by):
+	case c.nearProvisioner("driver", document.Path{"driver"}, by):
 		return
 	case driver != "" && driver != provisioner:
 		class.other = "is of another driver"
@@ -62,13 +64,13 @@ func (c *content) snapshotClass(f *form, doc *value) {
 		c.skip(doc, class.other)
 	} else if m, ok := c.named(f, doc); ok {
 		c.note(m)
-		class.thing = &thing{key: key{imagesSection, m.name}, form: m.form, origin: c.origin, pos: m.pos, value: doc, sum: doc.sum()}
-		if a, b := doc.textAt("parameters", "export-type"), doc.textAt("parameters", "exportType"); a != b && a != "" && b != "" {
-			class.thing.problems = []Problem{class.thing.problem(fault{path: fieldPath{"parameters", "exportType"}, msg: "is not what export-type says", hint: "keep one of them"})}
+		class.thing = &thing{key: key{imagesSection, m.name}, form: m.form, origin: c.origin, pos: m.pos, value: doc, sum: doc.Sum()}
+		if a, b := doc.TextAt("parameters", "export-type"), doc.TextAt("parameters", "exportType"); a != b && a != "" && b != "" {
+			class.thing.problems = []document.Problem{class.thing.problem(document.Problem{Path: document.Path{"parameters", "exportType"}, Message: "is not what export-type says", Hint: "keep one of them"})}
 		}
 		if kind == "" && !typeSlipped(doc) {
-			f := fault{path: fieldPath{"parameters", "type"}, msg: "is missing", hint: "write \"type: bi\", or remove what is for backing images alone"}
-			class.thing.problems = []Problem{class.thing.problem(f)}
+			f := document.Problem{Path: document.Path{"parameters", "type"}, Message: "is missing", Hint: "write \"type: bi\", or remove what is for backing images alone"}
+			class.thing.problems = []document.Problem{class.thing.problem(f)}
 		}
 	} else {
 		return
@@ -77,50 +79,42 @@ func (c *content) snapshotClass(f *form, doc *value) {
 }
 
 // typeSlipped reports whether a class without a type may be meant to have one.
-func typeSlipped(doc *value) bool {
-	if slipped, _ := doc.misplaced("parameters", []string{"type"}); slipped != nil {
+func typeSlipped(doc *document.Value) bool {
+	if slipped, _ := misplaced(doc, "parameters", []string{"type"}); slipped != nil {
 		return true
 	}
-	parameters := doc.child("parameters")
+	parameters := doc.Field("parameters")
 	if parameters == nil {
 		return false
 	}
-	given := parameters.value.child("type")
-	slipped, _ := parameters.value.misplaced("type", nil)
-	return parameters.value.kind != mapKind || given != nil && !given.value.scalar() || slipped != nil
+	given := parameters.Value.Field("type")
+	slipped, _ := misplaced(parameters.Value, "type", nil)
+	return parameters.Value.Kind != document.Map || given != nil && !given.Value.IsScalar() || slipped != nil
 }
 
 // typeMissing reports whether a class without a type has what only one of backing images
 // has a use for.
-func typeMissing(doc *value) bool {
-	parameters := doc.child("parameters")
-	return parameters != nil && slices.ContainsFunc(parameters.value.fields, func(f field) bool {
-		return slices.Contains([]string{"type", "export-type", "exportType", "nodeSelector", "diskSelector"}, f.name)
+func typeMissing(doc *document.Value) bool {
+	parameters := doc.Field("parameters")
+	return parameters != nil && slices.ContainsFunc(parameters.Value.Fields, func(f document.Field) bool {
+		return slices.Contains([]string{"type", "export-type", "exportType", "nodeSelector", "diskSelector"}, f.Name)
 	})
 }
 
-func (c *content) snapshot(f *form, doc *value) {
-	if doc.textAt("metadata", "name") == "" && doc.textAt("metadata", "generateName") != "" {
+func (c *content) snapshot(f *form, doc *document.Value) {
+	if doc.TextAt("metadata", "name") == "" && doc.TextAt("metadata", "generateName") != "" {
 		c.skip(doc, "has no name yet (generateName)")
 	} else if m, ok := c.named(f, doc); ok {
 		c.snapshots.snapshots = append(c.snapshots.snapshots, m)
 	}
 }
 
-func (c *content) volumeClaim(f *form, doc *value) {
-	if doc.textAt("spec", "volumeName") == "" {
+func (c *content) volumeClaim(f *form, doc *document.Value) {
+	if doc.TextAt("spec", "volumeName") == "" {
 		c.skip(doc, "is not ours")
 		return
 	}
-	c.volumeClaims = append(c.volumeClaims, manifest{form: f, doc: doc, name: doc.textAt("metadata", "name"), pos: doc.pos})
-}
-
-// textAt is the text at a path, or "".
-func (v *value) textAt(path ...string) string {
-	if found, _ := v.find(path, Position{}); found != nil {
-		return found.text
-	}
-	return ""
+	c.volumeClaims = append(c.volumeClaims, manifest{form: f, doc: doc, name: doc.TextAt("metadata", "name"), pos: doc.Pos})
 }
 
 // The fields that a VolumeSnapshot has once its class and its claim are found. No
@@ -131,18 +125,18 @@ const (
 )
 
 // with returns the manifest with another one as its field.
-func (m manifest) with(name string, doc *value) manifest {
+func (m manifest) with(name string, doc *document.Value) manifest {
 	v := *m.doc
-	v.fields = slices.Concat([]field{{name: name, pos: doc.pos, value: doc}}, v.fields)
+	v.Fields = slices.Concat([]document.Field{{Name: name, Pos: doc.Pos, Value: doc}}, v.Fields)
 	m.doc = &v
 	return m
 }
 
-// own is the manifest v without those that were found for it.
-func (v *value) own() *value {
+// ownManifest is the manifest v without those that were found for it.
+func ownManifest(v *document.Value) *document.Value {
 	w := *v
-	for len(w.fields) > 0 && (w.fields[0].name == itsClass || w.fields[0].name == itsClaim) {
-		w.fields = w.fields[1:]
+	for len(w.Fields) > 0 && (w.Fields[0].Name == itsClass || w.Fields[0].Name == itsClaim) {
+		w.Fields = w.Fields[1:]
 	}
 	return &w
 }
@@ -158,13 +152,13 @@ func translateSnapshot(tr *translation) {
 	}
 	tr.carry(at("source.exportFromVolume.volumeName"), volume)
 	parameters := at(itsClass + ".parameters")
-	exportType := parameters.with("export-type")
+	exportType := parameters.With("export-type")
 	if tr.get(exportType) == nil {
-		exportType = parameters.with("exportType")
+		exportType = parameters.With("exportType")
 	}
 	tr.carry(at("source.exportFromVolume.exportType"), exportType)
-	tr.split(at("nodeSelector"), parameters.with("nodeSelector"))
-	tr.split(at("diskSelector"), parameters.with("diskSelector"))
+	tr.split(at("nodeSelector"), parameters.With("nodeSelector"))
+	tr.split(at("diskSelector"), parameters.With("diskSelector"))
 	if deleted := at("metadata.deletionTimestamp"); tr.get(deleted) != nil {
 		tr.warn(deleted, "is being deleted in Kubernetes, and is declared here", "remove the manifest to have the image removed")
 	}
@@ -174,9 +168,9 @@ func translateSnapshot(tr *translation) {
 type references struct {
 	classes   map[string][]snapshotClass
 	byDefault []snapshotClass
-	claims    map[string][]manifest // by name, of all namespaces
-	used      map[*value]bool       // of the claims
-	unread    *Problem              // of a file that may have more of them
+	claims    map[string][]manifest    // by name, of all namespaces
+	used      map[*document.Value]bool // of the claims
+	unread    *document.Problem        // of a file that may have more of them
 }
 
 // resolve adds to the contents what VolumeSnapshots declare together with the manifests
@@ -207,12 +201,12 @@ func (l *Loader) resolve(contents []*content) {
 				c.skip(m.doc, "is not ours")
 			}
 		}
-		slices.SortStableFunc(c.skipped, func(x, y Skipped) int { return x.Position.compare(y.Position) })
+		slices.SortStableFunc(c.skipped, func(x, y Skipped) int { return x.Position.Compare(y.Position) })
 	}
 }
 
 func gather(contents []*content) references {
-	refs := references{classes: map[string][]snapshotClass{}, claims: map[string][]manifest{}, used: map[*value]bool{}}
+	refs := references{classes: map[string][]snapshotClass{}, claims: map[string][]manifest{}, used: map[*document.Value]bool{}}
 	for _, c := range contents {
 		if len(c.problems) > 0 && refs.unread == nil {
 			refs.unread = &c.problems[0]
@@ -231,7 +225,7 @@ func gather(contents []*content) references {
 }
 
 // problems are what is wrong with a class.
-func (refs references) problems(class snapshotClass) []Problem {
+func (refs references) problems(class snapshotClass) []document.Problem {
 	if class.thing == nil {
 		return nil
 	}
@@ -240,7 +234,7 @@ func (refs references) problems(class snapshotClass) []Problem {
 		if first.thing != nil {
 			p.Also = first.thing.pos
 		}
-		return []Problem{p}
+		return []document.Problem{p}
 	}
 	return class.thing.allProblems()
 }
@@ -248,7 +242,7 @@ func (refs references) problems(class snapshotClass) []Problem {
 // resolve adds what a VolumeSnapshot declares, or skips it. said tells that it declared
 // an image the last time.
 func (c *content) resolve(m manifest, refs references, said bool) {
-	if m.doc.textAt("spec", "source", "volumeSnapshotContentName") != "" && m.doc.textAt(claimName...) == "" {
+	if m.doc.TextAt("spec", "source", "volumeSnapshotContentName") != "" && m.doc.TextAt(claimName...) == "" {
 		c.skip(m.doc, "has the image that its VolumeSnapshotContent names")
 		return
 	}
@@ -265,7 +259,7 @@ func (c *content) resolve(m manifest, refs references, said bool) {
 		c.skipped[len(c.skipped)-1].Image = longhornName(m.name)
 		return
 	case len(classes) > 0 && classes[0].other != "":
-		c.skip(m.doc, fmt.Sprintf("is of the VolumeSnapshotClass %q, which %s", printable(classes[0].name), classes[0].other))
+		c.skip(m.doc, fmt.Sprintf("is of the VolumeSnapshotClass %q, which %s", document.Printable(classes[0].name), classes[0].other))
 		return
 	}
 	if len(classes) > 0 {
@@ -289,19 +283,19 @@ func (c *content) resolve(m manifest, refs references, said bool) {
 }
 
 var (
-	className = fieldPath{"spec", "volumeSnapshotClassName"}
-	claimName = fieldPath{"spec", "source", "persistentVolumeClaimName"}
+	className = document.Path{"spec", "volumeSnapshotClassName"}
+	claimName = document.Path{"spec", "source", "persistentVolumeClaimName"}
 )
 
 // classesOf returns the classes of the name that a VolumeSnapshot gives, or why there
 // are none.
 func (refs references) classesOf(m manifest) ([]snapshotClass, string) {
-	name := m.doc.textAt(className...)
+	name := m.doc.TextAt(className...)
 	switch {
 	case name != "" && len(refs.classes[name]) == 0:
-		why := fmt.Sprintf("is of the VolumeSnapshotClass %q, which is not declared here", printable(name))
-		if near := nearest(name, sortedKeys(refs.classes)); near != "" {
-			why += fmt.Sprintf(" (did you mean %q?)", printable(near))
+		why := fmt.Sprintf("is of the VolumeSnapshotClass %q, which is not declared here", document.Printable(name))
+		if near, ok := document.Nearest(name, sortedKeys(refs.classes)); ok {
+			why += fmt.Sprintf(" (did you mean %q?)", document.Printable(near))
 		}
 		return nil, why
 	case name != "":
@@ -316,39 +310,39 @@ func (refs references) classesOf(m manifest) ([]snapshotClass, string) {
 
 // classSlip says what is wrong with a VolumeSnapshot that is meant to have a class, but does
 // not say which in a way that can be understood. nil: nothing is.
-func (refs references) classSlip(m manifest) *fault {
+func (refs references) classSlip(m manifest) *document.Problem {
 	name := className[1]
-	if slip := m.doc.child(name); slip != nil {
-		return &fault{path: fieldPath{name}, atName: true, msg: "unknown field", hint: "it belongs in \"spec\": indent it"}
+	if slip := m.doc.Field(name); slip != nil {
+		return &document.Problem{Path: document.Path{name}, AtName: true, Message: "unknown field", Hint: "it belongs in \"spec\": indent it"}
 	}
-	if spec := m.doc.child("spec"); spec != nil {
-		if slip, hint := spec.value.misplaced(name, nil); slip != nil {
-			return &fault{path: fieldPath{"spec", slip.name}, atName: true, msg: "unknown field", hint: hint}
+	if spec := m.doc.Field("spec"); spec != nil {
+		if slip, hint := misplaced(spec.Value, name, nil); slip != nil {
+			return &document.Problem{Path: document.Path{"spec", slip.Name}, AtName: true, Message: "unknown field", Hint: hint}
 		}
 	}
-	given, _ := m.doc.find(className, Position{})
+	given, _ := m.doc.Find(className, document.Position{})
 	switch {
-	case given != nil && given.kind != textKind:
-		return &fault{path: className, msg: "has to be a text, not " + given.kind.describe()}
+	case given != nil && given.Kind != document.Text:
+		return &document.Problem{Path: className, Message: "has to be a text, not " + given.Kind.String()}
 	case given == nil && slices.ContainsFunc(refs.byDefault, func(c snapshotClass) bool { return c.other == "" }): // of several
-		return &fault{path: className, msg: "is missing, and several VolumeSnapshotClasses are the default", hint: "name the class"}
+		return &document.Problem{Path: className, Message: "is missing, and several VolumeSnapshotClasses are the default", Hint: "name the class"}
 	}
 	return nil
 }
 
 // claimsOf returns the claims of a VolumeSnapshot that name its volume, and what is
 // wrong where they name several. Manifests that say no namespace may be of any.
-func (refs references) claimsOf(m manifest) (claims []*value, problem *Problem) {
-	namespace := m.doc.textAt("metadata", "namespace")
-	for _, claim := range refs.claims[m.doc.textAt(claimName...)] {
-		its := claim.doc.textAt("metadata", "namespace")
+func (refs references) claimsOf(m manifest) (claims []*document.Value, problem *document.Problem) {
+	namespace := m.doc.TextAt("metadata", "namespace")
+	for _, claim := range refs.claims[m.doc.TextAt(claimName...)] {
+		its := claim.doc.TextAt("metadata", "namespace")
 		if its != namespace && its != "" && namespace != "" {
 			continue
 		}
 		refs.used[claim.doc] = true
-		if len(claims) > 0 && claims[0].textAt("spec", "volumeName") != claim.doc.textAt("spec", "volumeName") {
-			p := fault{path: claimName, msg: "names PersistentVolumeClaims of different volumes", hint: "keep one of them, or give namespaces"}.problem(nil, m.doc, m.pos)
-			p.Also = claim.doc.pos
+		if len(claims) > 0 && claims[0].TextAt("spec", "volumeName") != claim.doc.TextAt("spec", "volumeName") {
+			p := document.Problem{Path: claimName, Message: "names PersistentVolumeClaims of different volumes", Hint: "keep one of them, or give namespaces"}.Placed(nil, m.doc, m.pos)
+			p.Also = claim.doc.Pos
 			problem = &p
 		}
 		claims = append(claims, claim.doc)

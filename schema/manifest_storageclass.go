@@ -2,7 +2,10 @@ package schema
 
 import (
 	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 var storageClassForm = &form{
@@ -22,49 +25,49 @@ var classParameters = []string{
 }
 
 func readStorageClass(c *content, m manifest) {
-	by, _ := m.doc.find(fieldPath{"provisioner"}, m.pos)
-	parameters := m.doc.child("parameters")
-	slip, hint := m.doc.misplaced("parameters", classParameters)
+	by, _ := m.doc.Find(document.Path{"provisioner"}, m.pos)
+	parameters := m.doc.Field("parameters")
+	slip, hint := misplaced(m.doc, "parameters", classParameters)
 	switch {
-	case c.nearProvisioner("provisioner", fieldPath{"provisioner"}, by):
+	case c.nearProvisioner("provisioner", document.Path{"provisioner"}, by):
 		return
-	case by != nil && by.scalar() && by.text == "":
-		c.problem(by.pos, fieldPath{"provisioner"}, "is empty", fmt.Sprintf("write %q, or the one that it is of", provisioner))
+	case by != nil && by.IsScalar() && by.Text == "":
+		c.problem(by.Pos, document.Path{"provisioner"}, "is empty", fmt.Sprintf("write %q, or the one that it is of", provisioner))
 		return
-	case by != nil && by.scalar() && by.text != provisioner:
+	case by != nil && by.IsScalar() && by.Text != provisioner:
 		c.skip(m.doc, "is of another provisioner than "+provisioner)
 		return
 	case slip != nil:
-		c.problem(slip.pos, fieldPath{slip.name}, "unknown field", hint)
+		c.problem(slip.Pos, document.Path{slip.Name}, "unknown field", hint)
 		return
-	case parameters != nil && parameters.value.kind != mapKind:
-		c.problem(parameters.value.pos, fieldPath{"parameters"}, "has to be a mapping, not "+parameters.value.kind.describe(), "")
+	case parameters != nil && parameters.Value.Kind != document.Map:
+		c.problem(parameters.Value.Pos, document.Path{"parameters"}, "has to be a mapping, not "+parameters.Value.Kind.String(), "")
 		return
-	case parameters == nil || !aboutImages(parameters.value):
+	case parameters == nil || !aboutImages(parameters.Value):
 		c.skip(m.doc, "has no parameter about backing images")
 		return
 	}
-	name := parameters.value.child("backingImage")
-	if name == nil || name.value.text == "" {
-		if typo := misspelledImage(parameters.value); typo != nil {
-			c.problem(typo.pos, fieldPath{"parameters", typo.name}, "unknown field", "did you mean \"backingImage\"?")
+	name := parameters.Value.Field("backingImage")
+	if name == nil || name.Value.Text == "" {
+		if typo := misspelledImage(parameters.Value); typo != nil {
+			c.problem(typo.Pos, document.Path{"parameters", typo.Name}, "unknown field", "did you mean \"backingImage\"?")
 		} else {
-			c.problem(parameters.pos, at("parameters.backingImage"), "is missing", "it names the image that the other parameters are about")
+			c.problem(parameters.Pos, at("parameters.backingImage"), "is missing", "it names the image that the other parameters are about")
 		}
 		return
 	}
-	m.pos = name.value.pos
-	t := c.claim(m, key{imagesSection, longhornName(name.value.text)})
-	if f := parseSourceParameters(parameters.value); f != nil && t.verdict == nil {
-		t.verdict = &verdict{faults: []fault{*f}}
+	m.pos = name.Value.Pos
+	t := c.claim(m, key{imagesSection, longhornName(name.Value.Text)})
+	if f := parseSourceParameters(parameters.Value); f != nil && t.verdict == nil {
+		t.verdict = &verdict{faults: []document.Problem{*f}}
 	}
-	t.sum = t.value.sum()
+	t.sum = t.value.Sum()
 }
 
 // aboutImages reports whether a parameter is one of ours, or nearly.
-func aboutImages(parameters *value) bool {
-	for _, f := range parameters.fields {
-		if strings.HasPrefix(plain(f.name), "backing") || nearest(f.name, classParameters[:1]) != "" {
+func aboutImages(parameters *document.Value) bool {
+	for _, f := range parameters.Fields {
+		if _, near := document.Nearest(f.Name, classParameters[:1]); near || strings.HasPrefix(strings.ToLower(f.Name), "backing") {
 			return true
 		}
 	}
@@ -72,10 +75,10 @@ func aboutImages(parameters *value) bool {
 }
 
 // misspelledImage returns a field that was surely meant to name the image.
-func misspelledImage(parameters *value) *field {
-	for i, f := range parameters.fields {
-		if f.name != "backingImage" && nearest(f.name, classParameters) == "backingImage" {
-			return &parameters.fields[i]
+func misspelledImage(parameters *document.Value) *document.Field {
+	for i, f := range parameters.Fields {
+		if near, _ := document.Nearest(f.Name, classParameters); f.Name != "backingImage" && near == "backingImage" {
+			return &parameters.Fields[i]
 		}
 	}
 	return nil
@@ -83,37 +86,40 @@ func misspelledImage(parameters *value) *field {
 
 // parseSourceParameters puts the mapping in the place of the JSON that it is
 // written in.
-func parseSourceParameters(parameters *value) *fault {
-	f := parameters.child("backingImageDataSourceParameters")
-	if f == nil || f.value.kind != textKind || f.value.text == "" {
+func parseSourceParameters(parameters *document.Value) *document.Problem {
+	f := parameters.Field("backingImageDataSourceParameters")
+	if f == nil || f.Value.Kind != document.Text || f.Value.Text == "" {
 		return nil
 	}
-	parsed, err := parseJSON("", []byte(f.value.text))
-	if err == nil && parsed.kind != mapKind {
-		err = fmt.Errorf("it is %s", parsed.kind.describe())
+	parsed, problem := document.ParseJSON("", []byte(f.Value.Text))
+	wrong := ""
+	if problem != nil {
+		wrong = problem.Message
+	} else if parsed.Kind != document.Map {
+		wrong = "it is " + parsed.Kind.String()
 	}
-	if err != nil {
-		return &fault{path: fieldPath{"parameters", f.name}, msg: "has to be a JSON object in a text: " + err.Error(), hint: `write '{"url": "https://…"}'`}
+	if wrong != "" {
+		return &document.Problem{Path: document.Path{"parameters", f.Name}, Message: "has to be a JSON object in a text: " + wrong, Hint: `write '{"url": "https://…"}'`}
 	}
-	pos := f.value.pos
-	parsed.relocate(func(Position) Position { return pos })
-	f.value = parsed
+	pos := f.Value.Pos
+	parsed.Relocate(func(document.Position) document.Position { return pos })
+	f.Value = parsed
 	return nil
 }
 
 func translateStorageClass(tr *translation) {
 	p := at("parameters")
-	tr.rename(p.with("backingImage"), tr.text(p.with("backingImage")))
-	tr.claims(p.with("backingImageDataSourceType"), p.with("backingImageDataSourceParameters"), p.with("backingImageChecksum"))
-	tr.number(at("minNumberOfCopies"), p.with("backingImageMinNumberOfCopies"))
-	tr.split(at("nodeSelector"), p.with("backingImageNodeSelector"))
-	tr.split(at("diskSelector"), p.with("backingImageDiskSelector"))
-	for _, f := range tr.get(p).fields {
-		if !strings.HasPrefix(plain(f.name), "backing") {
+	tr.rename(p.With("backingImage"), tr.text(p.With("backingImage")))
+	tr.claims(p.With("backingImageDataSourceType"), p.With("backingImageDataSourceParameters"), p.With("backingImageChecksum"))
+	tr.number(at("minNumberOfCopies"), p.With("backingImageMinNumberOfCopies"))
+	tr.split(at("nodeSelector"), p.With("backingImageNodeSelector"))
+	tr.split(at("diskSelector"), p.With("backingImageDiskSelector"))
+	for _, f := range tr.get(p).Fields {
+		if !strings.HasPrefix(strings.ToLower(f.Name), "backing") {
 			continue
 		}
-		if near := nearest(f.name, classParameters); near != f.name {
-			tr.faults = append(tr.faults, fault{path: p.with(f.name), atName: true, msg: "unknown field", hint: didYouMean(f.name, classParameters)})
+		if !slices.Contains(classParameters, f.Name) {
+			tr.faults = append(tr.faults, document.Problem{Path: p.With(f.Name), AtName: true, Message: "unknown field", Hint: document.DidYouMean(f.Name, classParameters)})
 		}
 	}
 }

@@ -3,22 +3,24 @@ package schema
 import (
 	"slices"
 	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // assembly puts together what the contents of one snapshot define.
 type assembly struct {
-	errors    []Problem
+	errors    []document.Problem
 	manifests []Document
 	skipped   []Skipped
 	running   bool // an earlier configuration is being acted on
 
-	holds map[key]*thing   // what holds: valid now, or as last said
-	wrong map[key]Problem  // what does not hold as it is now defined
-	fresh map[key][]*thing // everything that is defined now
+	holds map[key]*thing           // what holds: valid now, or as last said
+	wrong map[key]document.Problem // what does not hold as it is now defined
+	fresh map[key][]*thing         // everything that is defined now
 
 	claims map[key][]*thing // by file and line
 
-	unread map[string]Problem // of the files that cannot be read now, the first one
+	unread map[string]document.Problem // of the files that cannot be read now, the first one
 
 	encryptions   map[string]Encryption // see encryption
 	settings      Settings
@@ -28,8 +30,8 @@ type assembly struct {
 
 func (l *Loader) assemble(contents []*content) *assembly {
 	a := &assembly{
-		running: l.acted, holds: map[key]*thing{}, wrong: map[key]Problem{}, fresh: map[key][]*thing{},
-		encryptions: map[string]Encryption{}, claims: map[key][]*thing{}, unread: map[string]Problem{},
+		running: l.acted, holds: map[key]*thing{}, wrong: map[key]document.Problem{}, fresh: map[key][]*thing{},
+		encryptions: map[string]Encryption{}, claims: map[key][]*thing{}, unread: map[string]document.Problem{},
 	}
 	for _, c := range contents {
 		a.errors = append(append(a.errors, c.problems...), c.alone...)
@@ -47,7 +49,7 @@ func (l *Loader) assemble(contents []*content) *assembly {
 		}
 	}
 	for _, claims := range a.claims {
-		slices.SortStableFunc(claims, func(x, y *thing) int { return x.pos.compare(y.pos) })
+		slices.SortStableFunc(claims, func(x, y *thing) int { return x.pos.Compare(y.pos) })
 	}
 	for k, defined := range a.fresh {
 		a.place(k, defined)
@@ -83,11 +85,11 @@ func (a *assembly) place(k key, defined []*thing) {
 	}
 }
 
-func (t *thing) allProblems() []Problem {
+func (t *thing) allProblems() []document.Problem {
 	if len(t.problems) > 0 {
 		return t.problems
 	}
-	problems := make([]Problem, 0, len(t.verdict.faults))
+	problems := make([]document.Problem, 0, len(t.verdict.faults))
 	for _, f := range t.verdict.faults {
 		problems = append(problems, t.problem(f))
 	}
@@ -95,9 +97,9 @@ func (t *thing) allProblems() []Problem {
 }
 
 // mistake records a problem that keeps k from holding as it is defined.
-func (a *assembly) mistake(k key, p Problem) {
+func (a *assembly) mistake(k key, p document.Problem) {
 	a.errors = append(a.errors, p)
-	if first, is := a.wrong[k]; !is || p.compare(first) < 0 {
+	if first, is := a.wrong[k]; !is || p.Compare(first) < 0 {
 		a.wrong[k] = p
 	}
 	delete(a.holds, k)
@@ -106,7 +108,7 @@ func (a *assembly) mistake(k key, p Problem) {
 // keepUnread lets what was last said hold where it may still be said, in a file
 // that cannot be read now. It may also have moved into a file that is new.
 func (a *assembly) keepUnread(said map[key]*thing, contents []*content) {
-	var anywhere *Problem
+	var anywhere *document.Problem
 	if a.fileUnknown {
 		for _, c := range contents {
 			if len(c.problems) > 0 {

@@ -3,7 +3,6 @@ package schema
 import (
 	"bytes"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // key names a thing that is defined in one place: an image, a node, a setting.
@@ -25,36 +25,36 @@ type thing struct {
 	key
 	form   *form  // nil where it is defined natively
 	origin string // the content that it is of
-	pos    Position
+	pos    document.Position
 	// value of a setting is a mapping with that one field; of a manifest, all of it.
-	value   *value
+	value   *document.Value
 	sum     [sha256.Size]byte // of value
 	verdict *verdict          // nil until it is judged
 	// problems are what its own file says against it already: it was not whole
 	// when it was judged.
-	problems []Problem
+	problems []document.Problem
 	// unread is why it may say something else, if only all files could be read.
-	unread *Problem
+	unread *document.Problem
 }
 
 // prefix is the path to the thing's value.
-func (t *thing) prefix() fieldPath {
+func (t *thing) prefix() document.Path {
 	if t.section == settingsSection {
-		return fieldPath{t.section.String()}
+		return document.Path{t.section.String()}
 	}
-	return fieldPath{t.section.String(), t.name}
+	return document.Path{t.section.String(), t.name}
 }
 
 // problem places a fault that is in the words of the thing's document.
-func (t *thing) problem(f fault) Problem {
+func (t *thing) problem(f document.Problem) document.Problem {
 	if t.form != nil {
-		return f.problem(nil, t.value, t.pos)
+		return f.Placed(nil, t.value, t.pos)
 	}
-	return f.problem(t.prefix(), t.value, t.pos)
+	return f.Placed(t.prefix(), t.value, t.pos)
 }
 
 // found places a fault with a native path.
-func (t *thing) found(f fault) Problem {
+func (t *thing) found(f document.Problem) document.Problem {
 	if t.form != nil {
 		f = t.verdict.translation.told(f)
 	}
@@ -62,7 +62,7 @@ func (t *thing) found(f fault) Problem {
 }
 
 // native is what the thing says natively.
-func (t *thing) native() *value {
+func (t *thing) native() *document.Value {
 	if t.form != nil {
 		return t.verdict.translation.value
 	}
@@ -70,12 +70,12 @@ func (t *thing) native() *value {
 }
 
 // whole is a problem of the thing by its name.
-func (t *thing) whole(msg, hint string) Problem {
-	at := fieldPath{t.section.String(), t.name}
+func (t *thing) whole(msg, hint string) document.Problem {
+	at := document.Path{t.section.String(), t.name}
 	if t.form != nil {
-		at, msg = fieldPath{"metadata", "name"}, at.String()+" "+msg
+		at, msg = document.Path{"metadata", "name"}, at.String()+" "+msg
 	}
-	return Problem{Position: t.pos, Path: at.String(), Message: msg, Hint: hint}
+	return document.Problem{Position: t.pos, Path: at, Message: msg, Hint: hint}
 }
 
 // content is what a file, or a CUE package of several files, says.
@@ -83,7 +83,7 @@ type content struct {
 	origin string // the path of the file, or of the package
 	// problems are those of the documents: while there are any, it is not known
 	// what else the file would have said.
-	problems  []Problem
+	problems  []document.Problem
 	skipped   []Skipped
 	manifests []Document // that were read
 	ours      bool       // a document of ours is among them
@@ -92,7 +92,7 @@ type content struct {
 	claims    []*thing // that are not definitions where there is one
 	snapshots
 	// alone are mistakes that hold nothing back by themselves.
-	alone []Problem
+	alone []document.Problem
 
 	// While it is read:
 	data     []byte // of the file, nil where it has no lines to find again
@@ -104,11 +104,11 @@ type content struct {
 // maxProblems bounds what is told of one file, and of one thing in it.
 const maxProblems = 100
 
-func (c *content) problem(pos Position, at fieldPath, msg, hint string) {
+func (c *content) problem(pos document.Position, at document.Path, msg, hint string) {
 	if len(c.problems) == maxProblems {
 		return
 	}
-	c.problems = append(c.problems, Problem{Position: pos, Path: at.String(), Message: msg, Hint: hint})
+	c.problems = append(c.problems, document.Problem{Position: pos, Path: at, Message: msg, Hint: hint})
 }
 
 // read splits a file of YAML or JSON into things.
@@ -124,7 +124,7 @@ func read(f configdir.File) *content {
 		c.document(d)
 	}
 	if err != nil {
-		c.problem(err.pos, nil, err.msg, err.hint)
+		c.problem(err.Position, nil, err.Message, err.Hint)
 	}
 	c.data = nil
 	return c
@@ -132,43 +132,33 @@ func read(f configdir.File) *content {
 
 // parse reads the documents of YAML or JSON. What comes before a mistake in YAML
 // is returned with it.
-func (c *content) parse(ext string, data []byte) ([]*value, *parseError) {
-	var docs []*value
-	var err error
-	if ext == ".json" {
-		var doc *value
-		if doc, err = parseJSON(c.origin, data); err == nil {
-			docs = append(docs, doc)
-		}
-	} else {
-		docs, err = parseYAML(c.origin, data, &c.aliased)
+func (c *content) parse(ext string, data []byte) ([]*document.Value, *document.Problem) {
+	if ext != ".json" {
+		return document.ParseYAML(c.origin, data, &c.aliased)
 	}
-	e, _ := errors.AsType[*parseError](err)
-	return docs, e
+	doc, p := document.ParseJSON(c.origin, data)
+	if p != nil {
+		return nil, p
+	}
+	return []*document.Value{doc}, nil
 }
 
 // readable finds what no parser should see.
 func (c *content) readable(f configdir.File) bool {
-	at := Position{File: f.Path}
+	at := document.Position{File: f.Path}
 	switch {
 	case f.Err != nil:
 		c.problem(at, nil, f.Err.Error(), "")
 	case len(f.Data) > configdir.MaxFile:
 		c.problem(at, nil, configdir.SizeError(int64(len(f.Data))).Error(), "images do not belong here, only their declarations")
 	case bytes.IndexByte(f.Data, 0) >= 0:
-		c.problem(lineOf(f.Path, f.Data, bytes.IndexByte(f.Data, 0)), nil, "holds a zero byte: this is no text", "")
+		c.problem(document.PositionOf(f.Path, f.Data, bytes.IndexByte(f.Data, 0)), nil, "holds a zero byte: this is no text", "")
 	case !utf8.Valid(f.Data):
-		c.problem(lineOf(f.Path, f.Data, invalidUTF8(f.Data)), nil, "is not UTF-8", "save it as UTF-8")
+		c.problem(document.PositionOf(f.Path, f.Data, invalidUTF8(f.Data)), nil, "is not UTF-8", "save it as UTF-8")
 	default:
 		return true
 	}
 	return false
-}
-
-// lineOf returns the place of the byte at an offset.
-func lineOf(file string, data []byte, offset int) Position {
-	before := data[:offset]
-	return Position{File: file, Line: 1 + bytes.Count(before, []byte("\n")), Column: offset - bytes.LastIndexByte(before, '\n')}
 }
 
 func invalidUTF8(data []byte) int {
@@ -182,56 +172,56 @@ func invalidUTF8(data []byte) int {
 	return len(data)
 }
 
-func (c *content) document(doc *value) {
-	if doc.kind == nullKind {
+func (c *content) document(doc *document.Value) {
+	if doc.Kind == document.Null {
 		return
 	}
-	if doc.kind != mapKind {
-		c.problem(doc.pos, nil, "a document has to be a mapping, not "+doc.kind.describe(), "begin with settings, nodes or images")
+	if doc.Kind != document.Map {
+		c.problem(doc.Pos, nil, "a document has to be a mapping, not "+doc.Kind.String(), "begin with settings, nodes or images")
 		return
 	}
-	if doc.child("apiVersion") != nil && doc.child("kind") != nil {
+	if doc.Field("apiVersion") != nil && doc.Field("kind") != nil {
 		c.manifest(doc)
 		return
 	}
 	if missing := halfManifest(doc); missing != "" {
-		c.problem(doc.pos, fieldPath{missing}, "is missing", "a document of Kubernetes has both apiVersion and kind")
+		c.problem(doc.Pos, document.Path{missing}, "is missing", "a document of Kubernetes has both apiVersion and kind")
 		return
 	}
-	seen := make(map[string]bool, len(doc.fields))
-	for _, f := range doc.fields {
-		if seen[f.name] {
-			c.problem(f.pos, fieldPath{f.name}, "is given twice in one document", "put both under one")
+	seen := make(map[string]bool, len(doc.Fields))
+	for _, f := range doc.Fields {
+		if seen[f.Name] {
+			c.problem(f.Pos, document.Path{f.Name}, "is given twice in one document", "put both under one")
 			continue
 		}
-		seen[f.name] = true
+		seen[f.Name] = true
 		c.topField(f)
 	}
 }
 
-func (c *content) topField(f field) {
-	i := slices.Index(sectionNames[:], f.name)
+func (c *content) topField(f document.Field) {
+	i := slices.Index(sectionNames[:], f.Name)
 	if i < 0 {
-		c.problem(f.pos, fieldPath{f.name}, "unknown field", topHint(f.name))
+		c.problem(f.Pos, document.Path{f.Name}, "unknown field", topHint(f.Name))
 		return
 	}
 	c.ours = true
-	switch f.value.kind {
-	case mapKind:
-		c.section(section(i), f.value)
-	case nullKind:
-		c.problem(f.pos, fieldPath{f.name}, "has nothing in it", fmt.Sprintf("write \"%s: {}\" if that is meant", f.name))
+	switch f.Value.Kind {
+	case document.Map:
+		c.section(section(i), f.Value)
+	case document.Null:
+		c.problem(f.Pos, document.Path{f.Name}, "has nothing in it", fmt.Sprintf("write \"%s: {}\" if that is meant", f.Name))
 	default:
 		hint := ""
-		if f.value.kind == listKind && f.name != sectionNames[settingsSection] {
+		if f.Value.Kind == document.List && f.Name != sectionNames[settingsSection] {
 			hint = "write \"NAME: {…}\" for each, where you have \"- name: NAME\""
 		}
-		c.problem(f.value.pos, fieldPath{f.name}, "has to be a mapping, not "+f.value.kind.describe(), hint)
+		c.problem(f.Value.Pos, document.Path{f.Name}, "has to be a mapping, not "+f.Value.Kind.String(), hint)
 	}
 }
 
 func topHint(name string) string {
-	if near := nearest(name, sectionNames[:]); near != "" {
+	if near, ok := document.Nearest(name, sectionNames[:]); ok {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
 	if name == "apiVersion" || name == "kind" {
@@ -240,13 +230,13 @@ func topHint(name string) string {
 	return "known here: " + strings.Join(sectionNames[:], ", ")
 }
 
-func (c *content) section(s section, v *value) {
-	for _, f := range v.fields {
-		t := &thing{key: key{s, f.name}, origin: c.origin, pos: f.pos, value: f.value}
+func (c *content) section(s section, v *document.Value) {
+	for _, f := range v.Fields {
+		t := &thing{key: key{s, f.Name}, origin: c.origin, pos: f.Pos, value: f.Value}
 		if s == settingsSection {
-			t.value = &value{kind: mapKind, fields: []field{f}, pos: f.pos}
+			t.value = &document.Value{Kind: document.Map, Fields: []document.Field{f}, Pos: f.Pos}
 		}
-		t.sum = t.value.sum()
+		t.sum = t.value.Sum()
 		c.things = append(c.things, t)
 	}
 }

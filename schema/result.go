@@ -9,6 +9,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // Allowed says what a manager may do under a configuration.
@@ -36,7 +38,7 @@ type Held struct {
 	// not in Config, and nothing may be done about it.
 	Stale bool
 	// Why is the first problem that holds it.
-	Why Problem
+	Why document.Problem
 }
 
 // Result is what a config directory says.
@@ -46,8 +48,8 @@ type Result struct {
 	Config Config
 	// Errors and Warnings are sorted by place. More warnings come with time: see
 	// WarningsAt.
-	Errors   []Problem
-	Warnings []Problem
+	Errors   []document.Problem
+	Warnings []document.Problem
 	// Manifests are those that were read, and Skipped those that were not, in the
 	// order of the files.
 	Manifests []Document
@@ -80,7 +82,7 @@ func (c Config) digest(skipped []Skipped) string {
 		}
 	}
 	for _, name := range sortedKeys(names) {
-		b = appendText(b, name)
+		b = append(append(b, '\n'), name...)
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])
@@ -94,10 +96,10 @@ func (a *assembly) result() Result {
 	if len(r.Errors) == 0 {
 		r.Digest = r.Config.digest(r.Skipped)
 	}
-	slices.SortStableFunc(r.Errors, Problem.compare)
-	slices.SortStableFunc(r.Warnings, Problem.compare)
+	slices.SortStableFunc(r.Errors, document.Problem.Compare)
+	slices.SortStableFunc(r.Warnings, document.Problem.Compare)
 	// What is to be said of a class comes from each of its VolumeSnapshots.
-	r.Errors, r.Warnings = slices.Compact(r.Errors), slices.Compact(r.Warnings)
+	r.Errors, r.Warnings = slices.CompactFunc(r.Errors, document.Problem.Equal), slices.CompactFunc(r.Warnings, document.Problem.Equal)
 	return r
 }
 
@@ -144,10 +146,10 @@ func (a *assembly) held() []Held {
 
 // Origin is where something of a configuration is declared.
 type Origin struct {
-	Position        // of its name
-	Section  string // settings, nodes or images
-	Name     string
-	Kind     string // of the manifest that declares it, "" for the native form
+	document.Position        // of its name
+	Section           string // settings, nodes or images
+	Name              string
+	Kind              string // of the manifest that declares it, "" for the native form
 	// Values are all that it declares, in the order of their paths; the rest of
 	// the configuration is defaults.
 	Values []ValueOrigin
@@ -155,7 +157,7 @@ type Origin struct {
 
 // ValueOrigin is where a value is declared.
 type ValueOrigin struct {
-	Position
+	document.Position
 	Path string // as the native form has it, such as "source.download.url"
 	From string // as the manifest has it, such as "spec.sourceParameters.url"; "" for the native form
 }
@@ -169,7 +171,7 @@ func (r Result) Origins() []Origin {
 		if t.form != nil {
 			o.Kind = t.form.kind
 		}
-		t.native().each(nil, func(path fieldPath, v *value) {
+		t.native().Leaves(nil, func(path document.Path, v *document.Value) {
 			o.Values = append(o.Values, t.valueOrigin(path, v))
 		})
 		slices.SortStableFunc(o.Values, func(x, y ValueOrigin) int { return strings.Compare(x.Path, y.Path) })
@@ -181,31 +183,17 @@ func (r Result) Origins() []Origin {
 	return origins
 }
 
-func (t *thing) valueOrigin(path fieldPath, v *value) ValueOrigin {
-	o := ValueOrigin{Position: v.pos, Path: path.String()}
+func (t *thing) valueOrigin(path document.Path, v *document.Value) ValueOrigin {
+	o := ValueOrigin{Position: v.Pos, Path: path.String()}
 	if t.form != nil {
 		from := t.verdict.translation.origin(path)
 		o.From = from.String()
 		// The translation is of any manifest that says the same: the place is not in it.
-		found, pos := t.value.find(from, t.pos)
+		found, pos := t.value.Find(from, t.pos)
 		if found != nil {
-			pos = found.pos
+			pos = found.Pos
 		}
 		o.Position = pos
 	}
 	return o
-}
-
-// each calls do with all below v that holds nothing else: scalars, empty lists
-// and empty mappings.
-func (v *value) each(path fieldPath, do func(fieldPath, *value)) {
-	if len(v.fields)+len(v.items) == 0 {
-		do(path, v)
-	}
-	for _, f := range v.fields {
-		f.value.each(path.with(f.name), do)
-	}
-	for i, item := range v.items {
-		item.each(path.with(fmt.Sprintf("[%d]", i)), do)
-	}
 }

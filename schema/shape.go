@@ -8,6 +8,8 @@ import (
 
 	"cuelang.org/go/cue"
 	"cuelang.org/go/cue/cuecontext"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 //go:embed schema.cue
@@ -73,7 +75,7 @@ func compile() compiled {
 // shape is what schema.cue says of a field, for telling people: the checks
 // themselves are CUE's.
 type shape struct {
-	kind     kind // textKind: nothing but a text; nullKind: several scalars may stand here
+	kind     document.Kind // textKind: nothing but a text; nullKind: several scalars may stand here
 	want     string
 	missing  string // what to say when it is missing, where that has words of its own
 	private  bool   // the value is never printed
@@ -111,14 +113,14 @@ func shapeOf(v cue.Value) *shape {
 	v = withoutCount(v)
 	switch v.IncompleteKind() {
 	case cue.StringKind:
-		s.kind = textKind
+		s.kind = document.Text
 	case cue.ListKind:
-		s.kind = listKind
+		s.kind = document.List
 		s.elements = shapeOf(v.LookupPath(cue.MakePath(cue.AnyIndex)))
 		s.elements.want, _, _ = want.Lookup(1, "each")
 		s.elements.private = s.private
 	case cue.StructKind:
-		s.kind = mapKind
+		s.kind = document.Map
 		s.addFields(v)
 	}
 	return s

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // structure checks what CUE would say badly or hide behind another mistake:
@@ -15,11 +15,11 @@ import (
 // quotes. What it finds is left out of the result, and CUE checks the rest.
 type structure struct {
 	root   *shape
-	faults []fault
+	faults []document.Problem
 }
 
 // fault records f. A file of nonsense has enough of them.
-func (s *structure) fault(f fault) {
+func (s *structure) fault(f document.Problem) {
 	if len(s.faults) < maxProblems {
 		s.faults = append(s.faults, f)
 	}
@@ -30,72 +30,67 @@ func (s *structure) fault(f fault) {
 const maxElements = 1000
 
 // plain returns v as CUE takes it, and false where nothing is left of it.
-func (s *structure) plain(v *value, sh *shape, at fieldPath) (any, bool) {
+func (s *structure) plain(v *document.Value, sh *shape, at document.Path) (any, bool) {
 	switch {
-	case v.kind == nullKind:
-		s.fault(fault{path: at, atName: true, msg: "has no value", hint: emptyHint(sh, at)})
-	case sh.kind == mapKind && v.kind != mapKind:
-		s.fault(fault{path: at, msg: "has to be a mapping, not " + v.kind.describe(), hint: mappingHint(sh)})
-	case sh.kind == listKind && v.kind != listKind:
-		s.fault(fault{path: at, msg: wrong(sh, v), hint: listHint(sh, v)})
-	case sh.kind == textKind && (v.kind == numberKind || v.kind == boolKind):
+	case v.Kind == document.Null:
+		s.fault(document.Problem{Path: at, AtName: true, Message: "has no value", Hint: emptyHint(sh, at)})
+	case sh.kind == document.Map && v.Kind != document.Map:
+		s.fault(document.Problem{Path: at, Message: "has to be a mapping, not " + v.Kind.String(), Hint: mappingHint(sh)})
+	case sh.kind == document.List && v.Kind != document.List:
+		s.fault(document.Problem{Path: at, Message: wrong(sh, v), Hint: listHint(sh, v)})
+	case sh.kind == document.Text && (v.Kind == document.Number || v.Kind == document.Bool):
 		s.fault(quoteIt(v, sh, at))
-	case v.kind == numberKind && v.number == nil:
-		s.fault(fault{path: at, msg: wrong(sh, v)})
-	case sh.scalar() && !v.scalar():
-		s.fault(fault{path: at, msg: wrong(sh, v)})
-	case max(len(v.items), len(v.fields)) > maxElements:
-		s.fault(fault{path: at, msg: fmt.Sprintf("has more than %d elements", maxElements)})
-	case v.kind == mapKind:
+	case v.Kind == document.Number && v.Number == nil:
+		s.fault(document.Problem{Path: at, Message: wrong(sh, v)})
+	case sh.scalar() && !v.IsScalar():
+		s.fault(document.Problem{Path: at, Message: wrong(sh, v)})
+	case max(len(v.Items), len(v.Fields)) > maxElements:
+		s.fault(document.Problem{Path: at, Message: fmt.Sprintf("has more than %d elements", maxElements)})
+	case v.Kind == document.Map:
 		return s.mapping(v, sh, at), true
-	case v.kind == listKind:
+	case v.Kind == document.List:
 		return s.list(v, sh, at), true
 	default:
-		return v.plainScalar(), true
+		return plainScalar(v), true
 	}
 	return nil, false
 }
 
-func (v *value) plainScalar() any {
-	switch v.kind {
-	case numberKind:
-		return v.number
-	case boolKind:
-		return v.text == "true"
+func plainScalar(v *document.Value) any {
+	switch v.Kind {
+	case document.Number:
+		return v.Number
+	case document.Bool:
+		return v.Text == "true"
 	}
-	return v.text
+	return v.Text
 }
 
-func (s *structure) list(v *value, sh *shape, at fieldPath) []any {
-	list := make([]any, 0, len(v.items))
-	for i, item := range v.items {
-		if p, ok := s.plain(item, sh.elements, at.with(fmt.Sprintf("[%d]", i))); ok {
+func (s *structure) list(v *document.Value, sh *shape, at document.Path) []any {
+	list := make([]any, 0, len(v.Items))
+	for i, item := range v.Items {
+		if p, ok := s.plain(item, sh.elements, at.WithIndex(i)); ok {
 			list = append(list, p)
 		}
 	}
 	return list
 }
 
-func listIndex(step string) (int, bool) {
-	i, err := strconv.Atoi(strings.Trim(step, "[]"))
-	return i, err == nil && i >= 0
-}
-
-func (s *structure) mapping(v *value, sh *shape, at fieldPath) map[string]any {
-	m := make(map[string]any, len(v.fields))
-	first := make(map[string]Position, len(v.fields))
-	for _, f := range v.fields {
-		below := at.with(f.name)
-		if _, twice := first[f.name]; twice {
-			s.fault(fault{path: below, atName: true, msg: "is given twice", hint: "keep one of them"})
+func (s *structure) mapping(v *document.Value, sh *shape, at document.Path) map[string]any {
+	m := make(map[string]any, len(v.Fields))
+	first := make(map[string]document.Position, len(v.Fields))
+	for _, f := range v.Fields {
+		below := at.With(f.Name)
+		if _, twice := first[f.Name]; twice {
+			s.fault(document.Problem{Path: below, AtName: true, Message: "is given twice", Hint: "keep one of them"})
 			continue
 		}
-		first[f.name] = f.pos
-		fieldShape, known := sh.fields[f.name]
+		first[f.Name] = f.Pos
+		fieldShape, known := sh.fields[f.Name]
 		if !known && sh.elements != nil {
 			fieldShape, known = sh.elements, true
-			if err := checkPlaceName(f.name); err != nil {
-				s.fault(fault{path: below, atName: true, msg: err.Error()})
+			if err := checkPlaceName(f.Name); err != nil {
+				s.fault(document.Problem{Path: below, AtName: true, Message: err.Error()})
 				continue
 			}
 		}
@@ -103,18 +98,18 @@ func (s *structure) mapping(v *value, sh *shape, at fieldPath) map[string]any {
 			continue
 		}
 		if !known {
-			s.fault(fault{path: below, atName: true, msg: "unknown field", hint: s.unknownHint(f.name, sh)})
+			s.fault(document.Problem{Path: below, AtName: true, Message: "unknown field", Hint: s.unknownHint(f.Name, sh)})
 			continue
 		}
-		if p, ok := s.plain(f.value, fieldShape, below); ok {
-			m[f.name] = p
+		if p, ok := s.plain(f.Value, fieldShape, below); ok {
+			m[f.Name] = p
 		}
 	}
 	return m
 }
 
 func (s *structure) unknownHint(name string, sh *shape) string {
-	if near := nearest(name, sh.names); near != "" {
+	if near, ok := document.Nearest(name, sh.names); ok {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
 	if at := s.root.whereIs(name); len(at) > 0 {
@@ -130,21 +125,21 @@ func (s *structure) unknownHint(name string, sh *shape) string {
 }
 
 // whereIs returns the path to the mapping that knows a field of that name.
-func (sh *shape) whereIs(name string) fieldPath {
+func (sh *shape) whereIs(name string) document.Path {
 	for _, n := range sh.names {
 		below := sh.fields[n]
 		if slices.Contains(below.names, name) {
-			return fieldPath{n}
+			return document.Path{n}
 		}
 		if at := below.whereIs(name); len(at) > 0 {
-			return append(fieldPath{n}, at...)
+			return append(document.Path{n}, at...)
 		}
 	}
 	return nil
 }
 
-func emptyHint(sh *shape, at fieldPath) string {
-	if sh.kind == mapKind && len(sh.names) == 0 && len(at) > 0 {
+func emptyHint(sh *shape, at document.Path) string {
+	if sh.kind == document.Map && len(sh.names) == 0 && len(at) > 0 {
 		return fmt.Sprintf("write \"%s: {}\"", at[len(at)-1])
 	}
 	return "give it one, or remove the line"
@@ -160,44 +155,44 @@ func mappingHint(sh *shape) string {
 	return "known there: " + strings.Join(sh.names, ", ")
 }
 
-func listHint(sh *shape, v *value) string {
-	if v.kind != textKind || sh.private || !showable(v.text) {
+func listHint(sh *shape, v *document.Value) string {
+	if v.Kind != document.Text || sh.private || !showable(v.Text) {
 		return ""
 	}
-	return fmt.Sprintf("write [%s]", v.text)
+	return fmt.Sprintf("write [%s]", v.Text)
 }
 
 // quoteIt is what to say of a text without quotes that YAML takes for
 // something else: 00000224 is 148 there.
-func quoteIt(v *value, sh *shape, at fieldPath) fault {
-	f := fault{path: at, msg: fmt.Sprintf("has to be a text, and without quotes it is %s", v.kind.describe())}
+func quoteIt(v *document.Value, sh *shape, at document.Path) document.Problem {
+	f := document.Problem{Path: at, Message: fmt.Sprintf("has to be a text, and without quotes it is %s", v.Kind.String())}
 	if !sh.private {
-		f.hint = fmt.Sprintf("quote it: %q", v.text)
+		f.Hint = fmt.Sprintf("quote it: %q", v.Text)
 	}
 	return f
 }
 
-func (sh *shape) scalar() bool { return sh.kind != listKind && sh.kind != mapKind }
+func (sh *shape) scalar() bool { return sh.kind != document.List && sh.kind != document.Map }
 
 // wrong says in words what v has to be instead.
-func wrong(sh *shape, v *value) string {
-	if sh.private && v.kind == textKind {
+func wrong(sh *shape, v *document.Value) string {
+	if sh.private && v.Kind == document.Text {
 		return "has to be " + sh.want
 	}
 	return fmt.Sprintf("has to be %s, not %s", sh.want, display(sh, v))
 }
 
 // display is v as a message may have it: what may hold a secret is not shown.
-func display(sh *shape, v *value) string {
+func display(sh *shape, v *document.Value) string {
 	switch {
-	case !v.scalar(), sh.private:
-		return v.kind.describe()
-	case v.kind != textKind:
-		return v.text
-	case !showable(v.text):
+	case !v.IsScalar(), sh.private:
+		return v.Kind.String()
+	case v.Kind != document.Text:
+		return v.Text
+	case !showable(v.Text):
 		return "that"
 	}
-	return fmt.Sprintf("%q", v.text)
+	return fmt.Sprintf("%q", v.Text)
 }
 
 var plainText = regexp.MustCompile(`^[\w .,%/+-]{0,48}$`)
@@ -207,22 +202,22 @@ func showable(s string) bool { return plainText.MatchString(s) }
 
 // explain says what is wrong with the value at a path where CUE found a
 // mistake, in the words of whoever knows best.
-func explain(root *shape, v *value, at fieldPath) fault {
+func explain(root *shape, v *document.Value, at document.Path) document.Problem {
 	sh := root.at(at)
-	found, _ := v.find(at, Position{})
+	found, _ := v.Find(at, document.Position{})
 	if found == nil {
 		return missing(sh, at)
 	}
-	f := fault{path: at}
+	f := document.Problem{Path: at}
 	switch {
-	case found.kind == mapKind:
-		f.msg, f.atName = "has to have "+sh.want+countOf(found), true
-	case found.kind == textKind && len(at) > 0 && better(at[len(at)-1], found.text) != nil:
-		f.msg = better(at[len(at)-1], found.text).Error()
+	case found.Kind == document.Map:
+		f.Message, f.AtName = "has to have "+sh.want+countOf(found), true
+	case found.Kind == document.Text && len(at) > 0 && better(at[len(at)-1], found.Text) != nil:
+		f.Message = better(at[len(at)-1], found.Text).Error()
 	default:
-		f.msg = wrong(sh, found)
-		if sh.kind != textKind && found.kind == textKind && unquoted.MatchString(found.text) {
-			f.hint = "write it without quotes"
+		f.Message = wrong(sh, found)
+		if sh.kind != document.Text && found.Kind == document.Text && unquoted.MatchString(found.Text) {
+			f.Hint = "write it without quotes"
 		}
 	}
 	return f
@@ -230,17 +225,17 @@ func explain(root *shape, v *value, at fieldPath) fault {
 
 var unquoted = regexp.MustCompile(`^(true|false|[0-9]+)$`)
 
-func missing(sh *shape, at fieldPath) fault {
+func missing(sh *shape, at document.Path) document.Problem {
 	if sh.missing != "" {
-		return fault{path: at, msg: sh.missing, hint: "has to be " + sh.want}
+		return document.Problem{Path: at, Message: sh.missing, Hint: "has to be " + sh.want}
 	}
-	return fault{path: at, msg: "is missing", hint: "has to be " + sh.want}
+	return document.Problem{Path: at, Message: "is missing", Hint: "has to be " + sh.want}
 }
 
-func countOf(v *value) string {
-	names := make([]string, 0, len(v.fields))
-	for _, f := range v.fields {
-		names = append(names, f.name)
+func countOf(v *document.Value) string {
+	names := make([]string, 0, len(v.Fields))
+	for _, f := range v.Fields {
+		names = append(names, f.Name)
 	}
 	if len(names) == 0 {
 		return "; it has none"
@@ -263,7 +258,7 @@ func better(field, text string) error {
 }
 
 // at returns the shape at a path, or the last one that the schema knows on it.
-func (sh *shape) at(p fieldPath) *shape {
+func (sh *shape) at(p document.Path) *shape {
 	for _, step := range p {
 		next := sh.fields[step]
 		if next == nil {

@@ -6,6 +6,8 @@ import (
 
 	"cuelang.org/go/cue"
 	"cuelang.org/go/cue/ast"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // walker turns a value of CUE into one of ours.
@@ -16,7 +18,7 @@ type walker struct {
 
 // value turns v, which is at a path, into a value of ours, around which is the place
 // of what holds it: what CUE's own packages brought in has no place of its own.
-func (w *walker) value(v cue.Value, at []string, around Position) *wireValue {
+func (w *walker) value(v cue.Value, at []string, around document.Position) *wireValue {
 	v, _ = v.Default()
 	n := &wireValue{Position: w.place(position(v.Pos()), around)}
 	switch k := v.IncompleteKind(); {
@@ -28,17 +30,17 @@ func (w *walker) value(v cue.Value, at []string, around Position) *wireValue {
 		w.miss(n, at, "has no definite value", "give it one")
 		return nil
 	case k == cue.StringKind:
-		n.Kind = textKind
+		n.Kind = document.Text
 		n.Text, _ = v.String()
 	case k == cue.BoolKind:
-		n.Kind = boolKind
+		n.Kind = document.Bool
 		b, _ := v.Bool()
 		n.Text = fmt.Sprint(b)
 	case k == cue.NullKind:
-		n.Kind = nullKind
+		n.Kind = document.Null
 	case k == cue.IntKind || k == cue.FloatKind || k == cue.NumberKind:
 		text, _ := v.MarshalJSON()
-		n.Kind, n.Text = numberKind, string(text)
+		n.Kind, n.Text = document.Number, string(text)
 	default:
 		w.miss(n, at, "has to be a text, not bytes", "")
 		return nil
@@ -53,7 +55,7 @@ func (w *walker) miss(n *wireValue, at []string, msg, hint string) {
 }
 
 func (w *walker) mapping(v cue.Value, n *wireValue, at []string) *wireValue {
-	n.Kind = mapKind
+	n.Kind = document.Map
 	fields, err := v.Fields()
 	if err != nil {
 		return nil // Validate has told what is wrong with it
@@ -75,7 +77,7 @@ func (w *walker) mapping(v cue.Value, n *wireValue, at []string) *wireValue {
 }
 
 func (w *walker) list(v cue.Value, n *wireValue, at []string) *wireValue {
-	n.Kind = listKind
+	n.Kind = document.List
 	items, err := v.List()
 	if err != nil {
 		return nil // as above
@@ -89,7 +91,7 @@ func (w *walker) list(v cue.Value, n *wireValue, at []string) *wireValue {
 }
 
 // place is at, if that is in a file of the user, or else around.
-func (w *walker) place(at, around Position) Position {
+func (w *walker) place(at, around document.Position) document.Position {
 	if w.unit.owns(at.File) {
 		return at
 	}
@@ -100,12 +102,12 @@ func position(p interface {
 	Filename() string
 	Line() int
 	Column() int
-}) Position {
-	return Position{File: strings.TrimPrefix(p.Filename(), "/"), Line: p.Line(), Column: p.Column()}
+}) document.Position {
+	return document.Position{File: strings.TrimPrefix(p.Filename(), "/"), Line: p.Line(), Column: p.Column()}
 }
 
 // nameOf is where the field of v is named, or at least its value.
-func nameOf(v cue.Value) Position {
+func nameOf(v cue.Value) document.Position {
 	if f, ok := v.Source().(*ast.Field); ok {
 		return position(f.Pos())
 	}

@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // warnings finds what is valid and surely not meant: selectors that no disk
 // satisfies, more copies than disks, nodes that the others cannot ask, and checksums
 // that cannot be known.
-func (a *assembly) warnings(c Config) []Problem {
+func (a *assembly) warnings(c Config) []document.Problem {
 	found := append(a.ignored(c), a.ofManifests()...)
 	if len(c.Nodes) == 0 {
 		return found
@@ -35,8 +37,8 @@ func (a *assembly) warnings(c Config) []Problem {
 }
 
 // ofManifests finds what a manifest says that is taken for something else.
-func (a *assembly) ofManifests() []Problem {
-	var found []Problem
+func (a *assembly) ofManifests() []document.Problem {
+	var found []document.Problem
 	add := func(t *thing) {
 		for _, f := range t.verdict.translation.warnings {
 			found = append(found, t.problem(f))
@@ -58,41 +60,41 @@ func (a *assembly) ofManifests() []Problem {
 }
 
 // ignored finds checksums of what is encrypted.
-func (a *assembly) ignored(c Config) []Problem {
-	var found []Problem
+func (a *assembly) ignored(c Config) []document.Problem {
+	var found []document.Problem
 	for _, name := range sortedKeys(c.Images) {
 		t := a.holds[key{imagesSection, name}]
 		if c.Images[name].ChecksumIgnored && !a.stale(t) {
-			found = append(found, t.found(fault{path: fieldPath{"checksum"}, msg: "is not used: each time that an image is encrypted it has other bytes",
-				hint: "remove it"}))
+			found = append(found, t.found(document.Problem{Path: document.Path{"checksum"}, Message: "is not used: each time that an image is encrypted it has other bytes",
+				Hint: "remove it"}))
 		}
 	}
 	return found
 }
 
 // mute finds nodes of several that have no address.
-func (a *assembly) mute(c Config) []Problem {
-	var found []Problem
+func (a *assembly) mute(c Config) []document.Problem {
+	var found []document.Problem
 	for _, name := range sortedKeys(c.Nodes) {
 		t := a.holds[key{nodesSection, name}]
 		if len(c.Nodes) == 1 || c.Nodes[name].Address != "" || a.stale(t) {
 			continue
 		}
-		found = append(found, t.found(fault{atName: true, msg: "has no address, so the other nodes cannot ask it",
-			hint: "they copy nothing from it, and delete nothing that it may use"}))
+		found = append(found, t.found(document.Problem{AtName: true, Message: "has no address, so the other nodes cannot ask it",
+			Hint: "they copy nothing from it, and delete nothing that it may use"}))
 	}
 	return found
 }
 
-func (c Config) doubt(m Image, disks int) (fault, bool) {
+func (c Config) doubt(m Image, disks int) (document.Problem, bool) {
 	if disks == 0 {
 		return c.nowhere(m), true
 	}
 	if m.Copies > disks && !m.AllDisks {
-		return fault{path: fieldPath{"minNumberOfCopies"}, atName: true,
-			msg: fmt.Sprintf("asks for %d copies, and %d of the declared disks can hold one", m.Copies, disks)}, true
+		return document.Problem{Path: document.Path{"minNumberOfCopies"}, AtName: true,
+			Message: fmt.Sprintf("asks for %d copies, and %d of the declared disks can hold one", m.Copies, disks)}, true
 	}
-	return fault{}, false
+	return document.Problem{}, false
 }
 
 // matching counts the disks that are ranked for an image.
@@ -116,42 +118,42 @@ func has(tags, wanted []string) bool {
 }
 
 // nowhere says why no declared disk is ranked for an image.
-func (c Config) nowhere(m Image) fault {
+func (c Config) nowhere(m Image) document.Problem {
 	ofNodes, ofDisks := c.tags()
 	if tag, is := notAmong(m.NodeSelector, ofNodes); is {
 		f := unknownTag("node", tag, ofNodes)
 		if _, is := c.Nodes[tag]; is {
-			f.hint = "it is the name of a node: give that the tag"
+			f.Hint = "it is the name of a node: give that the tag"
 		} else if slices.Contains(ofDisks, tag) {
-			f.hint = "disks have it: write it in diskSelector"
+			f.Hint = "disks have it: write it in diskSelector"
 		}
 		return f
 	}
 	if tag, is := notAmong(m.DiskSelector, ofDisks); is {
 		f := unknownTag("disk", tag, ofDisks)
 		if slices.Contains(ofNodes, tag) {
-			f.hint = "nodes have it: write it in nodeSelector"
+			f.Hint = "nodes have it: write it in nodeSelector"
 		}
 		return f
 	}
 	if len(m.NodeSelector)+len(m.DiskSelector) == 0 {
-		return fault{atName: true, msg: "no declared disk can hold a copy"}
+		return document.Problem{AtName: true, Message: "no declared disk can hold a copy"}
 	}
-	f := fault{path: fieldPath{"nodeSelector"}, atName: true, msg: "no declared disk has all that the selectors ask for", hint: "no copy is made"}
+	f := document.Problem{Path: document.Path{"nodeSelector"}, AtName: true, Message: "no declared disk has all that the selectors ask for", Hint: "no copy is made"}
 	if len(m.NodeSelector) == 0 {
-		f.path = fieldPath{"diskSelector"}
+		f.Path = document.Path{"diskSelector"}
 	}
 	if c.suits(m) {
-		f.msg = "the declared disks that have what the selectors ask for are all evicted"
+		f.Message = "the declared disks that have what the selectors ask for are all evicted"
 	}
 	return f
 }
 
-func unknownTag(of, tag string, known []string) fault {
-	f := fault{path: fieldPath{of + "Selector"}, atName: true,
-		msg: fmt.Sprintf("no declared %s has the tag %.60q, so no copy is made", of, tag)}
-	if near := nearest(tag, known); near != "" {
-		f.hint = fmt.Sprintf("did you mean %.60q?", near)
+func unknownTag(of, tag string, known []string) document.Problem {
+	f := document.Problem{Path: document.Path{of + "Selector"}, AtName: true,
+		Message: fmt.Sprintf("no declared %s has the tag %.60q, so no copy is made", of, tag)}
+	if near, ok := document.Nearest(tag, known); ok {
+		f.Hint = fmt.Sprintf("did you mean %.60q?", near)
 	}
 	return f
 }

@@ -12,12 +12,14 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
-	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 func newHandle() *cobra.Command {
@@ -174,9 +176,11 @@ func imageOf(ctx context.Context, errOut io.Writer, text string, h schema.Handle
 }
 
 // ofHandle is a problem without the place in a manifest that nobody wrote.
-func ofHandle(p schema.Problem) string {
-	p.Position = schema.Position{}
-	p.Path = strings.TrimPrefix(strings.TrimPrefix(p.Path, "spec.source.snapshotHandle"), ".")
+func ofHandle(p document.Problem) string {
+	p.Position = document.Position{}
+	if handle := (document.Path{"spec", "source", "snapshotHandle"}); p.Path.Within(handle) {
+		p.Path = p.Path[len(handle):]
+	}
 	return p.String()
 }
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile"
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // ClusterPlan is the plan of all nodes and what it comes to. In JSON it is the plan with
@@ -17,7 +17,7 @@ type ClusterPlan struct {
 	Fleet *reconcile.Fleet `json:"fleet,omitempty"`
 	Diff  *Difference      `json:"diff,omitempty"`
 	// Mistakes are those of the configuration. While it has any there is no Diff.
-	Mistakes []schema.Problem `json:"mistakes,omitempty"`
+	Mistakes []document.Problem `json:"mistakes,omitempty"`
 
 	due reconcile.Plan // what is not done anyway: all of it, if there is nothing to compare with
 	// anyway is how many actions the configuration that was compared with has too.

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile"
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // A comment on GitHub has at most 65,536 characters.
@@ -79,7 +79,7 @@ func (f ClusterPlan) markdown(cluster bool) string {
 }
 
 // mistakes says that the configuration has some, which is more than what it would do.
-func (b *markdownPage) mistakes(all []schema.Problem) {
+func (b *markdownPage) mistakes(all []document.Problem) {
 	if len(all) == 0 {
 		return
 	}
@@ -206,7 +206,7 @@ func (d Difference) text() string {
 }
 
 // WriteErrors writes the errors of a configuration as Markdown.
-func WriteErrors(w io.Writer, errors []schema.Problem) error {
+func WriteErrors(w io.Writer, errors []document.Problem) error {
 	b := &markdownPage{}
 	b.mistakes(errors)
 	_, err := io.WriteString(w, b.String())

@@ -12,9 +12,11 @@ import (
 	"unicode/utf8"
 
 	"github.com/dustin/go-humanize"
+	"sigs.k8s.io/yaml"
+
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
-	"sigs.k8s.io/yaml"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // OneLine is for messages that were joined of several. None steers a terminal: a part of it
@@ -219,11 +221,11 @@ func WriteProblems(w io.Writer, dir string, r schema.Result) {
 
 // ProblemLine is a problem as editors and compilers write it: the place first,
 // so that it can be clicked.
-func ProblemLine(dir string, p schema.Problem, mark string) string {
+func ProblemLine(dir string, p document.Problem, mark string) string {
 	place := p.Position
 	place.File = filepath.Join(dir, place.File)
-	p.Position = schema.Position{}
-	if p.Also != (schema.Position{}) {
+	p.Position = document.Position{}
+	if p.Also != (document.Position{}) {
 		p.Also.File = filepath.Join(dir, p.Also.File)
 	}
 	return fmt.Sprintf("%s: %s%s", place, mark, p)

@@ -11,6 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // validatedView is the answer of validate -o json. It is a stable interface.
@@ -96,7 +97,7 @@ func NewValidationView(all []Validation) validatedView {
 	return v
 }
 
-func viewPlace(dir string, p schema.Position) placeView {
+func viewPlace(dir string, p document.Position) placeView {
 	return placeView{filepath.Join(dir, p.File), p.Line, p.Column}
 }
 
@@ -116,11 +117,11 @@ func viewOrigins(dir string, origins []schema.Origin) map[string]map[string]orig
 	return views
 }
 
-func viewProblems(dir string, problems []schema.Problem) []problemView {
+func viewProblems(dir string, problems []document.Problem) []problemView {
 	views := []problemView{}
 	for _, p := range problems {
-		view := problemView{placeView: viewPlace(dir, p.Position), Path: p.Path, Message: p.Message, Hint: p.Hint}
-		if p.Also != (schema.Position{}) {
+		view := problemView{placeView: viewPlace(dir, p.Position), Path: p.Path.String(), Message: p.Message, Hint: p.Hint}
+		if p.Also != (document.Position{}) {
 			view.Also = viewPlace(dir, p.Also)
 		}
 		views = append(views, view)

@@ -1,4 +1,4 @@
-package schema
+package document
 
 import (
 	"bytes"
@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// parseJSON reads the one document of a JSON file. The error is a *parseError.
-func parseJSON(file string, data []byte) (*value, error) {
+// ParseJSON reads the one document of a JSON file.
+func ParseJSON(file string, data []byte) (*Value, *Problem) {
 	r := jsonReader{file: file, data: data, decoder: json.NewDecoder(bytes.NewReader(data))}
 	r.decoder.UseNumber()
 	for i, c := range data {
@@ -25,7 +25,7 @@ func parseJSON(file string, data []byte) (*value, error) {
 	}
 	start := r.next()
 	if _, err := r.decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, &parseError{pos: r.at(start), msg: "not valid JSON: more after the end of the document"}
+		return nil, &Problem{Position: r.at(start), Message: "not valid JSON: there is text after the end of the document"}
 	}
 	return n, nil
 }
@@ -33,11 +33,11 @@ func parseJSON(file string, data []byte) (*value, error) {
 type jsonReader struct {
 	file    string
 	data    []byte
-	lines   []int // offsets of the line ends
+	lines   []int // offsets of the line breaks
 	decoder *json.Decoder
 }
 
-// next returns where the next token begins.
+// next returns the offset of the next token.
 func (r *jsonReader) next() int {
 	i := int(r.decoder.InputOffset())
 	for i < len(r.data) && strings.IndexByte(" \t\r\n,:", r.data[i]) >= 0 {
@@ -55,25 +55,26 @@ func (r *jsonReader) at(offset int) Position {
 	return Position{File: r.file, Line: line + 1, Column: offset - start + 1}
 }
 
-func (r *jsonReader) token() (json.Token, Position, error) {
+func (r *jsonReader) token() (json.Token, Position, *Problem) {
 	begin, start := int(r.decoder.InputOffset()), r.next()
 	t, err := r.decoder.Token()
 	if err == nil {
 		return t, r.at(start), nil
 	}
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok && syntax.Error() != "unexpected end of JSON input" {
-		return nil, Position{}, r.notJSON(syntax, begin)
+		return nil, Position{}, r.syntaxError(syntax, begin)
 	}
-	e := &parseError{pos: r.at(start), msg: "not valid JSON: " + err.Error()}
+	e := &Problem{Position: r.at(start), Message: "not valid JSON: " + err.Error()}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		e.msg = "not valid JSON: it ends in the middle"
+		e.Message = "not valid JSON: it ends too early"
 	}
-	return nil, e.pos, e
+	return nil, e.Position, e
 }
 
-// notJSON places a mistake at the character that it tells of, the first such one from
-// begin on: the parser's own offset leaves out what it read as single tokens.
-func (r *jsonReader) notJSON(err *json.SyntaxError, begin int) error {
+// syntaxError finds the position of the character that an error of the parser names: the
+// first such character from begin on. The parser's own offset is wrong, because it does
+// not count the tokens that were read one by one.
+func (r *jsonReader) syntaxError(err *json.SyntaxError, begin int) *Problem {
 	at := begin
 	for at < len(r.data) && !strings.HasPrefix(err.Error(), "invalid character "+strconv.QuoteRune(rune(r.data[at]))) {
 		at++
@@ -81,38 +82,38 @@ func (r *jsonReader) notJSON(err *json.SyntaxError, begin int) error {
 	if at == len(r.data) {
 		at = r.next()
 	}
-	return &parseError{pos: r.at(at), msg: "not valid JSON: " + err.Error(), hint: jsonHint(err.Error())}
+	return &Problem{Position: r.at(at), Message: "not valid JSON: " + err.Error(), Hint: jsonHint(err.Error())}
 }
 
-// jsonHint says what is most often meant by the parser's words.
-func jsonHint(words string) string {
-	is := func(part string) bool { return strings.Contains(words, part) }
+// jsonHint returns the most common cause of an error of the parser.
+func jsonHint(message string) string {
+	has := func(part string) bool { return strings.Contains(message, part) }
 	switch {
-	case is("'/'"), is("'#'"):
-		return "JSON has no comments; YAML has"
-	case is(`'\''`):
-		return "JSON has double quotes only"
-	case is("'}' looking"), is("']' looking"):
+	case has("'/'"), has("'#'"):
+		return "JSON has no comments: use YAML"
+	case has(`'\''`):
+		return "use double quotes"
+	case has("'}' looking"), has("']' looking"):
 		return "remove the comma before it"
-	case is("after object key:value pair"), is("after array element"):
+	case has("after object key:value pair"), has("after array element"):
 		return "put a comma before it"
-	case is("after object key"):
+	case has("after object key"):
 		return "put a colon before it"
-	case is("in string literal"):
+	case has("in string literal"):
 		return "close the quotes, and write a tab as \\t"
 	}
-	return "put a text and the name of a field in double quotes"
+	return "put strings and the names of fields in double quotes"
 }
 
-func (r *jsonReader) value(depth int) (*value, error) {
+func (r *jsonReader) value(depth int) (*Value, *Problem) {
 	t, pos, err := r.token()
 	if err != nil {
 		return nil, err
 	}
 	if depth > maxDepth {
-		return nil, &parseError{pos: pos, msg: "values nest deeper than " + strconv.Itoa(maxDepth) + " levels"}
+		return nil, &Problem{Position: pos, Message: "values nest deeper than " + strconv.Itoa(maxDepth) + " levels"}
 	}
-	n := &value{pos: pos}
+	n := &Value{Pos: pos}
 	switch t := t.(type) {
 	case json.Delim:
 		if t == '{' {
@@ -120,19 +121,19 @@ func (r *jsonReader) value(depth int) (*value, error) {
 		}
 		return n, r.array(n, depth)
 	case nil:
-		n.kind = nullKind
+		n.Kind = Null
 	case bool:
-		n.kind, n.text = boolKind, strconv.FormatBool(t)
+		n.Kind, n.Text = Bool, strconv.FormatBool(t)
 	case string:
-		n.kind, n.text = textKind, t
+		n.Kind, n.Text = Text, t
 	case json.Number:
-		n.kind, n.text, n.number = numberKind, t.String(), jsonNumber(t)
+		n.Kind, n.Text, n.Number = Number, t.String(), ParseNumber(t)
 	}
 	return n, nil
 }
 
-// jsonNumber returns nil for a number that is too large.
-func jsonNumber(t json.Number) any {
+// ParseNumber returns a JSON number as int64 or float64, and nil if it is too large for both.
+func ParseNumber(t json.Number) any {
 	if whole, err := t.Int64(); err == nil {
 		return whole
 	}
@@ -142,8 +143,8 @@ func jsonNumber(t json.Number) any {
 	return nil
 }
 
-func (r *jsonReader) object(n *value, depth int) error {
-	n.kind = mapKind
+func (r *jsonReader) object(n *Value, depth int) *Problem {
+	n.Kind = Map
 	for r.decoder.More() {
 		t, pos, err := r.token()
 		if err != nil {
@@ -153,20 +154,20 @@ func (r *jsonReader) object(n *value, depth int) error {
 		if err != nil {
 			return err
 		}
-		n.fields = append(n.fields, field{name: t.(string), pos: pos, value: value})
+		n.Fields = append(n.Fields, Field{Name: t.(string), Pos: pos, Value: value})
 	}
 	_, _, err := r.token()
 	return err
 }
 
-func (r *jsonReader) array(n *value, depth int) error {
-	n.kind = listKind
+func (r *jsonReader) array(n *Value, depth int) *Problem {
+	n.Kind = List
 	for r.decoder.More() {
 		item, err := r.value(depth + 1)
 		if err != nil {
 			return err
 		}
-		n.items = append(n.items, item)
+		n.Items = append(n.Items, item)
 	}
 	_, _, err := r.token()
 	return err

@@ -1,0 +1,74 @@
+package document
+
+import (
+	"fmt"
+	"strings"
+)
+
+// DidYouMean returns a hint for a name that is not among the candidates: the nearest one,
+// or all of them if there are few. It returns "" if there is nothing to suggest.
+func DidYouMean(name string, candidates []string) string {
+	if c, ok := Nearest(name, candidates); ok {
+		return fmt.Sprintf("did you mean %q?", Printable(c))
+	}
+	if len(candidates) == 0 || len(candidates) > 20 {
+		return ""
+	}
+	return "there are: " + strings.Join(candidates, ", ")
+}
+
+// Nearest returns the candidate that name was most likely meant to be, and false if none
+// is near. Case, dashes and underscores do not count: programs differ in them.
+func Nearest(name string, candidates []string) (nearest string, ok bool) {
+	least := max(1, len(name)/3) + 1
+	for _, c := range candidates {
+		if normalize(c) == normalize(name) {
+			return c, true
+		}
+		if d := editDistance(normalize(name), normalize(c)); d < least {
+			nearest, least, ok = c, d, true
+		}
+	}
+	return nearest, ok
+}
+
+// Similar reports whether a is b with at most two typing errors, or one in a short name.
+// It is stricter than Nearest: other programs have kinds with similar names.
+func Similar(a, b string) bool {
+	limit := 2
+	if len(b) < 8 {
+		limit = 1
+	}
+	return editDistance(normalize(a), normalize(b)) <= limit
+}
+
+func normalize(s string) string {
+	return strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(s))
+}
+
+// editDistance counts the letters to insert, drop, replace or swap with their
+// neighbour to get from a to b.
+func editDistance(a, b string) int {
+	if len(a) > 64 || len(b) > 64 {
+		return len(a) + len(b)
+	}
+	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		before, last, row = last, row, before
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,229 @@
+package document
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"hash"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Value is a value of a document, with its position, whatever language the document was
+// written in. A mapping keeps the order of its fields, and repeated fields.
+type Value struct {
+	Kind   Kind
+	Text   string // of a scalar, as written
+	Number any    `json:"-"` // int64 or float64; nil if the text is no finite number
+	Fields []Field
+	Items  []*Value
+	Pos    Position
+	Block  bool // a YAML text after "|"
+}
+
+// Field is a field of a mapping.
+type Field struct {
+	Name  string
+	Pos   Position // of the name
+	Value *Value
+}
+
+// Kind is the type of a value.
+type Kind uint8
+
+// The kinds of values. Those up to Text are scalars.
+const (
+	Null Kind = iota
+	Bool
+	Number
+	Text
+	List
+	Map
+)
+
+// String returns the kind for a message, with its article.
+func (k Kind) String() string {
+	return [...]string{"nothing", "true or false", "a number", "a text", "a list", "a mapping"}[k]
+}
+
+// IsScalar reports whether the value is neither a list nor a mapping.
+func (v *Value) IsScalar() bool { return v.Kind <= Text }
+
+// Field returns the first field with that name, or nil.
+func (v *Value) Field(name string) *Field {
+	for i := range v.Fields {
+		if v.Fields[i].Name == name {
+			return &v.Fields[i]
+		}
+	}
+	return nil
+}
+
+// RepeatedField returns the first field that has one of the names and the same name as a
+// field before it, or nil.
+func (v *Value) RepeatedField(names ...string) *Field {
+	seen := map[string]bool{}
+	for i, f := range v.Fields {
+		if seen[f.Name] && slices.Contains(names, f.Name) {
+			return &v.Fields[i]
+		}
+		seen[f.Name] = true
+	}
+	return nil
+}
+
+// Find returns the value at path, and the position of its name. If there is no such value,
+// it returns nil and the position of the last name on the path that exists; name is the
+// position to return if none does.
+func (v *Value) Find(path Path, name Position) (*Value, Position) {
+	for _, element := range path {
+		next, pos := v.Element(element)
+		if next == nil {
+			return nil, name
+		}
+		if pos.Line > 0 {
+			name = pos
+		}
+		v = next
+	}
+	return v, name
+}
+
+// Element returns the field with that name or the list item "[n]", and the position of its
+// name. It returns nil if there is none.
+func (v *Value) Element(name string) (*Value, Position) {
+	if v.Kind == List {
+		if i, ok := listIndex(name); ok && i < len(v.Items) {
+			return v.Items[i], v.Items[i].Pos
+		}
+		return nil, Position{}
+	}
+	if f := v.Field(name); f != nil {
+		return f.Value, f.Pos
+	}
+	return nil, Position{}
+}
+
+// TextAt returns the text of the scalar at a path, or "" if there is none.
+func (v *Value) TextAt(path ...string) string {
+	if found, _ := v.Find(path, Position{}); found != nil {
+		return found.Text
+	}
+	return ""
+}
+
+// Leaves calls do for each value below v that has nothing below it: scalars, empty lists
+// and empty mappings.
+func (v *Value) Leaves(path Path, do func(Path, *Value)) {
+	if len(v.Fields)+len(v.Items) == 0 {
+		do(path, v)
+	}
+	for _, f := range v.Fields {
+		f.Value.Leaves(path.With(f.Name), do)
+	}
+	for i, item := range v.Items {
+		item.Leaves(path.WithIndex(i), do)
+	}
+}
+
+// Relocate replaces each position in v.
+func (v *Value) Relocate(translate func(Position) Position) {
+	v.Pos = translate(v.Pos)
+	for i := range v.Fields {
+		v.Fields[i].Pos = translate(v.Fields[i].Pos)
+		v.Fields[i].Value.Relocate(translate)
+	}
+	for _, item := range v.Items {
+		item.Relocate(translate)
+	}
+}
+
+// DropNulls removes all fields in v that are null. Kubernetes treats them as absent.
+func (v *Value) DropNulls() {
+	v.Fields = slices.DeleteFunc(v.Fields, func(f Field) bool { return f.Value.Kind == Null })
+	for _, f := range v.Fields {
+		f.Value.DropNulls()
+	}
+	for _, item := range v.Items {
+		item.DropNulls()
+	}
+}
+
+// Sum returns a hash of the value without its positions.
+func (v *Value) Sum() (sum [sha256.Size]byte) {
+	h := sha256.New()
+	v.writeTo(h)
+	h.Sum(sum[:0])
+	return sum
+}
+
+func (v *Value) writeTo(h hash.Hash) {
+	b := []byte{byte(v.Kind)}
+	b = appendText(b, v.Text)
+	switch n := v.Number.(type) {
+	case int64:
+		b = binary.BigEndian.AppendUint64(append(b, 'i'), uint64(n))
+	case float64:
+		b = binary.BigEndian.AppendUint64(append(b, 'f'), math.Float64bits(n))
+	}
+	b = binary.AppendUvarint(b, uint64(len(v.Fields)))
+	b = binary.AppendUvarint(b, uint64(len(v.Items)))
+	h.Write(b)
+	for _, f := range v.Fields {
+		h.Write(appendText(nil, f.Name))
+		f.Value.writeTo(h)
+	}
+	for _, item := range v.Items {
+		item.writeTo(h)
+	}
+}
+
+// appendText appends the length before the text, so that no two sequences of texts are
+// equal.
+func appendText(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+// Path leads to a value: names of fields, and "[0]" for the first item of a list.
+type Path []string
+
+// With returns the path of a field below p.
+func (p Path) With(name string) Path { return append(slices.Clip(p), name) }
+
+// WithIndex returns the path of the list item i below p.
+func (p Path) WithIndex(i int) Path { return p.With(fmt.Sprintf("[%d]", i)) }
+
+// Within reports whether p is q or below q.
+func (p Path) Within(q Path) bool { return len(p) >= len(q) && slices.Equal(p[:len(q)], q) }
+
+// Parent returns the path without its last element.
+func (p Path) Parent() Path { return p[:max(0, len(p)-1)] }
+
+// String returns the path with dots, such as "disks[0].path".
+func (p Path) String() string {
+	var b strings.Builder
+	for _, name := range p {
+		if b.Len() > 0 && !strings.HasPrefix(name, "[") {
+			b.WriteByte('.')
+		}
+		b.WriteString(Printable(name))
+	}
+	return b.String()
+}
+
+// MarshalText encodes the path like String.
+func (p Path) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText decodes a path into one element: names may contain dots, so the text
+// cannot be split. String returns the same text again.
+func (p *Path) UnmarshalText(text []byte) error {
+	*p = Path{string(text)}
+	return nil
+}
+
+func listIndex(element string) (int, bool) {
+	i, err := strconv.Atoi(strings.Trim(element, "[]"))
+	return i, err == nil && i >= 0
+}
