@@ -13,56 +13,61 @@ import (
 	"time"
 )
 
-// StateCache holds what a node tells of itself. Its methods may be called concurrently.
+// StateCache holds the State that a node publishes. Its methods may be called
+// concurrently.
 type StateCache struct {
 	mu      sync.Mutex
-	current *snapshot     // nil until something was published
-	changed chan struct{} // closed when the ETag is another one
+	current *snapshot     // nil before the first Publish
+	changed chan struct{} // closed, and replaced, when the ETag changes
 }
 
-// NewStateCache returns a board with nothing on it.
+// NewStateCache returns an empty cache.
 func NewStateCache() *StateCache { return &StateCache{changed: make(chan struct{})} }
 
-// Publish shows s from now on. Who waits for a change is answered if there is one but
-// for what is volatile. Nothing of s may be written to afterwards.
-func (b *StateCache) Publish(s State) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.current != nil && equalStates(&b.current.state, &s) {
-		b.current = &snapshot{state: s, etag: b.current.etag}
+// Publish replaces the State. Long polls end if anything changed except volatile values
+// (see withoutVolatile). The caller must not modify s, or anything it refers to,
+// afterwards.
+func (c *StateCache) Publish(s State) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// A round usually changes nothing, and comparing is much cheaper than encoding.
+	if c.current != nil && equalStates(&c.current.state, &s) {
+		c.current = &snapshot{state: s, etag: c.current.etag}
 		return
 	}
 	next := &snapshot{state: s, etag: etagOf(s)}
-	if b.current == nil || b.current.etag != next.etag {
-		close(b.changed)
-		b.changed = make(chan struct{})
+	if c.current == nil || c.current.etag != next.etag {
+		close(c.changed)
+		c.changed = make(chan struct{})
 	}
-	b.current = next
+	c.current = next
 }
 
-// latest returns what is shown, nil before there is anything, and what tells of a change.
-func (b *StateCache) latest() (*snapshot, <-chan struct{}) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.current, b.changed
+// latest returns the published snapshot, nil before the first one, and a channel that is
+// closed when the ETag changes.
+func (c *StateCache) latest() (*snapshot, <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.current, c.changed
 }
 
-// waitForChange returns what is shown as soon as its ETag is not etag, or when ctx ends.
-func (b *StateCache) waitForChange(ctx context.Context, etag string) *snapshot {
+// waitForChange returns the published snapshot as soon as its ETag is not etag, or when
+// ctx ends.
+func (c *StateCache) waitForChange(ctx context.Context, etag string) *snapshot {
 	for {
-		shown, changed := b.latest()
-		if shown == nil || shown.etag != etag {
-			return shown
+		current, changed := c.latest()
+		if current == nil || current.etag != etag {
+			return current
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return shown
+			return current
 		}
 	}
 }
 
-// equalStates reports whether nothing but what is volatile differs.
+// equalStates reports whether two states are equal except for volatile values.
 func equalStates(a, b *State) bool {
 	return a.Node == b.Node && a.Config == b.Config && slices.EqualFunc(a.Disks, b.Disks, equalDisks)
 }
@@ -81,31 +86,31 @@ func equalCopies(a, b Copy) bool {
 	return a == b
 }
 
-// snapshot is one State as it was published, and as it is sent.
+// snapshot is one published State with its encodings. It never changes.
 type snapshot struct {
 	state   State
 	etag    string
-	once    sync.Once
+	once    sync.Once // guards the encodings
 	json    []byte
-	gzipped []byte // nil where it is not worth it
+	gzipped []byte // nil if the JSON is shorter than minCompressSize
 }
 
-// minCompressSize is the length below which compressing gains less than it costs.
+// minCompressSize is the length of JSON below which compression gains less than it costs.
 const minCompressSize = 1 << 10
 
-// encoded returns the JSON of the state, and the same compressed or nil. It is made
-// when somebody asks for it: most states are only ever waited on.
-func (e *snapshot) encoded() (text, zip []byte) {
-	e.once.Do(func() {
-		e.json = encode(e.state)
-		e.gzipped = compress(e.json)
+// encoded returns the JSON of the state, and the compressed JSON or nil. It encodes on
+// the first call: most snapshots are replaced before any peer requests them.
+func (s *snapshot) encoded() (plain, gzipped []byte) {
+	s.once.Do(func() {
+		s.json = encode(s.state)
+		s.gzipped = compress(s.json)
 	})
-	return e.json, e.gzipped
+	return s.json, s.gzipped
 }
 
 func encode(s State) []byte {
 	text, err := json.Marshal(s)
-	if err != nil { // a year beyond 9999, or a number that is none
+	if err != nil { // a year after 9999, or a NaN
 		panic(fmt.Sprintf("peer: state cannot be encoded: %v", err))
 	}
 	return text
@@ -115,18 +120,18 @@ func compress(text []byte) []byte {
 	if len(text) < minCompressSize {
 		return nil
 	}
-	var zip bytes.Buffer
-	w, err := gzip.NewWriterLevel(&zip, gzip.BestSpeed)
+	var out bytes.Buffer
+	w, err := gzip.NewWriterLevel(&out, gzip.BestSpeed)
 	if err != nil {
 		panic("peer: " + err.Error())
 	}
-	_, _ = w.Write(text) // into memory: neither can fail
+	_, _ = w.Write(text) // to memory: neither can fail
 	_ = w.Close()
-	return zip.Bytes()
+	return out.Bytes()
 }
 
-// etagOf is the same for states that differ in nothing but what is volatile, also of
-// another process.
+// etagOf returns the ETag of a state. States that differ only in volatile values have the
+// same ETag, also in different processes: a peer whose manager restarts sees no change.
 func etagOf(s State) string {
 	s.Clock = time.Time{}
 	s.Disks = slices.Clone(s.Disks)
@@ -137,8 +142,8 @@ func etagOf(s State) string {
 		for j, c := range d.Copies {
 			d.Copies[j] = c.withoutVolatile()
 			if c.Failure != nil {
-				t := c.Failure.withoutVolatile()
-				d.Copies[j].Failure = &t
+				f := c.Failure.withoutVolatile()
+				d.Copies[j].Failure = &f
 			}
 		}
 	}
@@ -146,8 +151,8 @@ func etagOf(s State) string {
 	return `"` + hex.EncodeToString(sum[:16]) + `"`
 }
 
-// withoutVolatile returns c without what is volatile, but for its Try. Times that are the
-// same are equal in it.
+// withoutVolatile returns c without the values that change all the time, and with times
+// in a form in which equal times are ==. It does not change Failure.
 func (c Copy) withoutVolatile() Copy {
 	c.PartBytes = min(c.PartBytes, 1)
 	for _, t := range []*time.Time{&c.Verified, &c.Damaged, &c.LastUsed, &c.UnwantedSince} {
@@ -156,8 +161,8 @@ func (c Copy) withoutVolatile() Copy {
 	return c
 }
 
-// withoutVolatile returns t without what is volatile.
-func (t Failure) withoutVolatile() Failure {
-	t.Since, t.RetryIn = 0, 0
-	return t
+// withoutVolatile returns f without the values that change all the time.
+func (f Failure) withoutVolatile() Failure {
+	f.Since, f.RetryIn = 0, 0
+	return f
 }

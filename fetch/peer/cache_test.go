@@ -35,7 +35,7 @@ func published(b *StateCache) string {
 func TestETagIsOfAllThatLasts(t *testing.T) {
 	base := stateWith("node1", 2)
 	base.Disks[0].Copies[1].Failure = &Failure{Action: "sync", Attempts: 1}
-	volatile := map[string]bool{"State.Clock": true, "Disk.Total": true, "Disk.Free": true, "Try.Since": true, "Try.Again": true}
+	volatile := map[string]bool{"State.Clock": true, "Disk.Total": true, "Disk.Free": true, "Failure.Since": true, "Failure.RetryIn": true}
 	seen := 0
 	for _, of := range []func(*State) any{
 		func(s *State) any { return s },

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -66,28 +67,28 @@ func TestHostileStates(t *testing.T) {
 		{"packed garbage", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip")
 			_, _ = io.WriteString(w, "not packed at all")
-		}, "unpack"},
+		}, "decompress"},
 		{"another packing", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "br")
 		}, "encoding"},
 		{"garbage", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "invalid character"},
 		{"nothing", func(w http.ResponseWriter, _ *http.Request) {}, "EOF"},
-		{"unchanged, unasked", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotModified) }, "answers 304"},
+		{"unchanged, unasked", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotModified) }, "unexpected response 304"},
 		{"a redirect", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://127.0.0.1:1/v1/state", http.StatusFound)
-		}, "answers 302"},
+		}, "unexpected response 302"},
 		{"many headers", func(w http.ResponseWriter, _ *http.Request) {
 			for i := range 10000 {
 				w.Header().Set("X-"+strconv.Itoa(i), "x")
 			}
 		}, "header"},
 		{"an error for a terminal", func(w http.ResponseWriter, _ *http.Request) {
-			writeError(w, http.StatusInternalServerError, "\x1b[2Jboo"+strings.Repeat("o", 1<<20))
-		}, "answers 500 Internal"},
+			httperror.New(http.StatusInternalServerError, "%s", "\x1b[2Jboo"+strings.Repeat("o", 1<<20)).Write(w)
+		}, "500 Internal Server Error"},
 		{"an end in the middle", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, nodeHead)
 			panic(http.ErrAbortHandler)
-		}, "ends the connection"},
+		}, "closed the connection"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.says == "too large" {
@@ -116,15 +117,15 @@ func TestHostileData(t *testing.T) {
 		header http.Header
 		says   string
 	}{
-		{"the whole", 200, nil, "answers 200"},
-		{"no range", 206, nil, "it sends 10"},
-		{"another range", 206, http.Header{"Content-Range": {"bytes 5-14/100"}}, "it sends 10"},
-		{"a longer range", 206, http.Header{"Content-Range": {"bytes 0-99/100"}}, "it sends 10"},
-		{"packed", 206, http.Header{"Content-Range": {"bytes 0-9/100"}, "Content-Encoding": {"gzip"}}, "encodes"},
-		{"of unknown length", 206, http.Header{"Content-Range": {"bytes 0-9/100"}, "Transfer-Encoding": {"chunked"}}, "it sends -1"},
-		{"a redirect", 307, http.Header{"Location": {"/elsewhere"}}, "answers 307"},
-		{"nothing", 204, nil, "answers 204"},
-		{"not allowed", 403, nil, "answers 403 Forbidden"},
+		{"the whole", 200, nil, "unexpected response 200"},
+		{"no range", 206, nil, "has 10 bytes"},
+		{"another range", 206, http.Header{"Content-Range": {"bytes 5-14/100"}}, "has 10 bytes"},
+		{"a longer range", 206, http.Header{"Content-Range": {"bytes 0-99/100"}}, "has 10 bytes"},
+		{"packed", 206, http.Header{"Content-Range": {"bytes 0-9/100"}, "Content-Encoding": {"gzip"}}, "encoding"},
+		{"of unknown length", 206, http.Header{"Content-Range": {"bytes 0-9/100"}, "Transfer-Encoding": {"chunked"}}, "has -1 bytes"},
+		{"a redirect", 307, http.Header{"Location": {"/elsewhere"}}, "unexpected response 307"},
+		{"nothing", 204, nil, "unexpected response 204"},
+		{"not allowed", 403, nil, "403 Forbidden"},
 	} {
 		at := liar(t, func(w http.ResponseWriter, r *http.Request) {
 			for key, values := range test.header {
@@ -177,7 +178,7 @@ func TestBusyIsBounded(t *testing.T) {
 func TestLookTellsOfNothingElse(t *testing.T) {
 	at := liar(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(encode(stateWith("node1", 2))) })
 	_, err := newClient(t).Copies(t.Context(), at, "image-0000")
-	if err == nil || !strings.HasSuffix(err.Error(), "asked about image-0000, it answers about image-0001") {
+	if err == nil || !strings.HasSuffix(err.Error(), "the response for image image-0000 has a copy of image-0001") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := newClient(t).Copies(t.Context(), at, "../state"); err == nil {
@@ -188,12 +189,12 @@ func TestLookTellsOfNothingElse(t *testing.T) {
 func TestTokenIsShown(t *testing.T) {
 	at := liar(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer open sesame" || r.Proto != "HTTP/1.1" {
-			writeError(w, http.StatusUnauthorized, "a token is needed")
+			httperror.New(http.StatusUnauthorized, "a token is required").Write(w)
 			return
 		}
 		_, _ = w.Write(encode(State{Node: "node1"}))
 	})
-	if _, _, err := newClient(t).State(t.Context(), at, "", 0); err == nil || !strings.HasSuffix(err.Error(), "it answers 401 a token is needed") {
+	if _, _, err := newClient(t).State(t.Context(), at, "", 0); err == nil || !strings.HasSuffix(err.Error(), "a token is required") {
 		t.Errorf("without a token: got %v", err)
 	}
 	c := NewClient(func() string { return "open sesame" }, nil)
@@ -248,7 +249,7 @@ func TestSilenceHasAnEnd(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begun := time.Now()
 				err := test.ask(t.Context(), mute(t, test.begin))
-				if took := time.Since(begun); took != test.most || err == nil || !strings.HasSuffix(err.Error(), "it does not answer in time") {
+				if took := time.Since(begun); took != test.most || err == nil || !strings.HasSuffix(err.Error(), "no response in time") {
 					t.Errorf("got %v after %v, want %v", err, took, test.most)
 				}
 			})

@@ -14,40 +14,50 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// What one node may tell. It is far beyond what a node has, and small enough for
-// the memory of those who listen.
+// Limits of a State from a peer. They are far above what a node has, and small enough for
+// the memory of the receiver.
 const (
 	maxDisks  = 1024
 	maxCopies = 1 << 17 // on all disks together
+	maxFields = 256     // of one JSON object
 )
 
-// decodeState reads a State that another node wrote. Fields that it does not know
-// are skipped; what has no sense is an error. It checks piece by piece, so that
-// nonsense of any size costs no more than its first piece.
+// Limits of single values.
+const (
+	maxName    = 253  // bytes of a name of a node or disk, or of a disk's uuid
+	maxMessage = 1024 // bytes of a text for people; longer texts are cut
+	maxSize    = 1 << 50
+	maxSpace   = 1 << 60 // bytes of a disk
+	maxSeconds = 1e9
+)
+
+// decodeState reads a State from a peer. It ignores unknown fields and rejects invalid
+// values. Each disk and copy is checked as soon as it is read, so an invalid document of
+// any size costs no more than its first invalid element.
 func decodeState(r io.Reader) (State, error) {
 	d := &decoder{Decoder: json.NewDecoder(r)}
 	if err := d.decodeState(); err != nil {
-		return State{}, fmt.Errorf("read the answer: %w", err)
+		return State{}, fmt.Errorf("decode state: %w", err)
 	}
-	return d.result, nil
+	return d.state, nil
 }
 
 type decoder struct {
 	*json.Decoder
-	result State
-	disk   Disk // that is being read
-	copies int
+	state  State
+	disk   Disk // the one being decoded
+	copies int  // of all disks so far
 }
 
 func (d *decoder) decodeState() error {
 	err := d.decodeObject(func(key string) error {
 		switch key {
 		case "node":
-			return d.Decode(&d.result.Node)
+			return d.Decode(&d.state.Node)
 		case "config":
-			return d.Decode(&d.result.Config)
+			return d.Decode(&d.state.Config)
 		case "clock":
-			return d.Decode(&d.result.Clock)
+			return d.Decode(&d.state.Clock)
 		case "disks":
 			return d.decodeArray(d.decodeDisk)
 		}
@@ -57,13 +67,13 @@ func (d *decoder) decodeState() error {
 		return err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows the state")
+		return errors.New("unexpected data after the document")
 	}
-	return d.result.check()
+	return d.state.check()
 }
 
 func (d *decoder) decodeDisk() error {
-	if len(d.result.Disks) == maxDisks {
+	if len(d.state.Disks) == maxDisks {
 		return fmt.Errorf("more than %d disks", maxDisks)
 	}
 	d.disk = Disk{}
@@ -92,7 +102,7 @@ func (d *decoder) decodeDisk() error {
 	if err := d.disk.check(); err != nil {
 		return err
 	}
-	d.result.Disks = append(d.result.Disks, d.disk)
+	d.state.Disks = append(d.state.Disks, d.disk)
 	return nil
 }
 
@@ -111,8 +121,8 @@ func (d *decoder) decodeCopy() error {
 	return nil
 }
 
-// decodeObject reads an object, calling field behind each key to read what it holds. A
-// key that comes twice is an error.
+// decodeObject reads an object and calls field after each key to read its value. A
+// duplicate key is an error.
 func (d *decoder) decodeObject(field func(key string) error) error {
 	if err := d.expect('{'); err != nil {
 		return err
@@ -123,9 +133,12 @@ func (d *decoder) decodeObject(field func(key string) error) error {
 		if err != nil {
 			return err
 		}
-		key := t.(string) // the decoder lets nothing else be a key
-		if slices.Contains(seen, key) || len(seen) == maxFields {
-			return fmt.Errorf("field %q comes twice or is one too many", printable(key, maxName))
+		key := t.(string) // json.Decoder accepts only strings as keys
+		switch {
+		case slices.Contains(seen, key):
+			return fmt.Errorf("duplicate field %q", printable(key, maxName))
+		case len(seen) == maxFields:
+			return fmt.Errorf("more than %d fields", maxFields)
 		}
 		seen = append(seen, key)
 		if err := field(key); err != nil {
@@ -135,14 +148,15 @@ func (d *decoder) decodeObject(field func(key string) error) error {
 	return d.expect('}')
 }
 
-// decodeArray reads an array, calling element to read each; null is an empty one.
+// decodeArray reads an array and calls element to read each element. It reads null as an
+// empty array.
 func (d *decoder) decodeArray(element func() error) error {
 	t, err := d.Token()
 	if err != nil || t == nil {
 		return err
 	}
 	if t != json.Delim('[') {
-		return fmt.Errorf("%v where a list begins", t)
+		return fmt.Errorf("%v instead of an array", t)
 	}
 	for d.More() {
 		if err := element(); err != nil {
@@ -158,7 +172,7 @@ func (d *decoder) expect(want json.Delim) error {
 		err = io.ErrUnexpectedEOF
 	}
 	if err == nil && t != want {
-		err = fmt.Errorf("something else where %q has to stand", want)
+		err = fmt.Errorf("%q is missing", want)
 	}
 	return err
 }
@@ -168,32 +182,20 @@ func (d *decoder) skip() error {
 	return d.Decode(&unknown)
 }
 
-const (
-	maxFields  = 256
-	maxName    = 253  // bytes of a node's or disk's name, or a disk's uuid
-	maxMessage = 1024 // bytes of a text for people, which is cut
-	maxSize    = 1 << 50
-	maxSpace   = 1 << 60 // bytes of a disk
-	maxSeconds = 1e9
-)
-
 func (s *State) check() error {
 	if err := checkNodeOrDiskName("node", s.Node); err != nil {
 		return err
 	}
 	if len(s.Config) > maxName {
-		return errors.New("the digest of the configuration is too long")
+		return errors.New("the config digest is too long")
 	}
 	s.Config = printable(s.Config, maxName)
-	names := make([]string, len(s.Disks))
-	for i, d := range s.Disks {
-		names[i] = d.Name
-	}
-	slices.Sort(names)
-	if twice := firstDuplicate(names); twice != "" {
-		return fmt.Errorf("disk %q comes twice", twice)
-	}
 	slices.SortFunc(s.Disks, func(a, b Disk) int { return strings.Compare(a.Name, b.Name) })
+	for i := range s.Disks[min(1, len(s.Disks)):] {
+		if s.Disks[i].Name == s.Disks[i+1].Name {
+			return fmt.Errorf("duplicate disk %q", s.Disks[i].Name)
+		}
+	}
 	return nil
 }
 
@@ -202,14 +204,14 @@ func (d *Disk) check() error {
 		return err
 	}
 	if len(d.UUID) > maxName || d.UUID != printable(d.UUID, maxName) {
-		return fmt.Errorf("disk %q: its uuid is none", d.Name)
+		return fmt.Errorf("disk %q: invalid uuid", d.Name)
 	}
 	d.Total, d.Free = min(max(d.Total, 0), maxSpace), min(max(d.Free, 0), maxSpace)
 	d.Problem, d.UsageUnknown = printable(d.Problem, maxMessage), printable(d.UsageUnknown, maxMessage)
 	slices.SortFunc(d.Copies, compareByID)
 	for i := range d.Copies[min(1, len(d.Copies)):] {
 		if d.Copies[i].ID() == d.Copies[i+1].ID() {
-			return fmt.Errorf("disk %q: %s comes twice", d.Name, d.Copies[i].ID())
+			return fmt.Errorf("disk %q: duplicate copy %s", d.Name, d.Copies[i].ID())
 		}
 	}
 	return nil
@@ -222,15 +224,16 @@ func compareByID(a, b Copy) int {
 	return strings.Compare(a.UUID, b.UUID)
 }
 
-// check says what of a copy has no sense, and mends what need not be refused: words
-// that this program does not know yet, and texts that are too long.
+// check rejects a copy without a valid identity or with contradictory digests. It
+// corrects other values: it replaces words that this version does not know, and cuts long
+// texts. A peer of a newer version must remain readable.
 func (c *Copy) check() error {
 	if err := errors.Join(disk.CheckName(c.Name), disk.CheckUUID(c.UUID)); err != nil {
 		return err
 	}
 	for _, size := range []*int64{&c.Size, &c.VirtualSize, &c.RealSize, &c.PartBytes, &c.PartTotal} {
-		if *size < 0 || *size > maxSize { // of one file: what else the node says may be right
-			c.State, c.Message = disk.Unknown, fmt.Sprintf("its node tells of a size of %d bytes", *size)
+		if *size < 0 || *size > maxSize { // only this file: the rest of the state may be right
+			c.State, c.Message = disk.Unknown, fmt.Sprintf("its node reports a size of %d bytes", *size)
 			*size = 0
 		}
 	}
@@ -245,10 +248,10 @@ func (c *Copy) check() error {
 	if !c.SHA512.IsZero() && c.SHA512.Algorithm() != disk.SHA512 ||
 		!c.SHA256.IsZero() && c.SHA256.Algorithm() != disk.SHA256 ||
 		!c.ManifestDigest.IsZero() && c.ManifestDigest.Algorithm() != disk.SHA256 {
-		return fmt.Errorf("%s: a digest of another algorithm than its name says", c.ID())
+		return fmt.Errorf("%s: the algorithm of a digest is not that of its field", c.ID())
 	}
 	if c.State == disk.Ready && c.SHA512.IsZero() {
-		c.State, c.Message = disk.Unknown, "its node calls it ready without a checksum"
+		c.State, c.Message = disk.Unknown, "its node reports it as ready without a digest"
 	}
 	c.Message, c.UsedBy = printable(c.Message, maxMessage), printable(c.UsedBy, maxMessage)
 	c.Action, c.Rejection = printable(c.Action, maxName), printable(c.Rejection, maxMessage)
@@ -258,22 +261,24 @@ func (c *Copy) check() error {
 	return nil
 }
 
-func (t *Failure) check() {
-	t.Action, t.Message = printable(t.Action, maxName), printable(t.Message, maxMessage)
-	t.Attempts = min(max(t.Attempts, 0), math.MaxInt32)
-	t.Since = min(max(t.Since, -maxSeconds), 0)
-	t.RetryIn = min(max(t.RetryIn, -maxSeconds), maxSeconds)
+func (f *Failure) check() {
+	f.Action, f.Message = printable(f.Action, maxName), printable(f.Message, maxMessage)
+	f.Attempts = min(max(f.Attempts, 0), math.MaxInt32)
+	f.Since = min(max(f.Since, -maxSeconds), 0)
+	f.RetryIn = min(max(f.RetryIn, -maxSeconds), maxSeconds)
 }
 
-// checkNodeOrDiskName says why s cannot name a node or a disk.
-func checkNodeOrDiskName(of, s string) error {
+// checkNodeOrDiskName returns an error if s cannot be the name of a node or disk. The
+// noun begins the error.
+func checkNodeOrDiskName(noun, s string) error {
 	if s == "" || len(s) > maxName || s != printable(s, maxName) {
-		return fmt.Errorf("%s %q: not a name", of, printable(s, maxName))
+		return fmt.Errorf("%s %q: invalid name", noun, printable(s, maxName))
 	}
 	return nil
 }
 
-// printable returns s for a terminal or a log: cut to n bytes, without control characters.
+// printable returns s for a terminal or a log: cut to n bytes, with spaces in place of
+// control characters and invalid UTF-8.
 func printable(s string, n int) string {
 	if len(s) > n {
 		s = strings.ToValidUTF8(s[:n], "")
@@ -284,14 +289,4 @@ func printable(s string, n int) string {
 		}
 		return r
 	}, s)
-}
-
-// firstDuplicate returns the first of sorted words that comes twice, or "".
-func firstDuplicate(sorted []string) string {
-	for i := range sorted[min(1, len(sorted)):] {
-		if sorted[i] == sorted[i+1] {
-			return sorted[i]
-		}
-	}
-	return ""
 }

@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 )
 
-// maxCompressions is how many downloads a node packs at once: each takes a core.
+// maxCompressions is how many downloads a node compresses at once: each needs a core.
 const maxCompressions = 2
 
-// download answers those who are no peers, see the package comment.
+// download sends an image to a client that is not a peer, see the package comment.
 func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	name, uuid := r.PathValue("name"), r.URL.Query().Get("uuid")
 	packing, err := outfile.ParsePacking(r.URL.Query().Get("compress"))
@@ -27,27 +28,26 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		err = errors.Join(err, disk.CheckUUID(uuid))
 	}
 	if err := errors.Join(disk.CheckName(name), err); err != nil {
-		writeError(w, http.StatusBadRequest, strings.ReplaceAll(err.Error(), "\n", "; "))
+		httperror.New(http.StatusBadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; ")).Write(w)
 		return
 	}
-	on, c, no := s.findReadyCopy(r.Context(), name, uuid)
-	if no != nil {
-		writeError(w, no.status, no.message)
+	d, c, refused := s.findReadyCopy(r.Context(), name, uuid)
+	if refused != nil {
+		refused.Write(w)
 		return
 	}
-	ctx, end, ok := s.acquireSlot(w, r, c.ID())
+	ctx, release, ok := s.acquireSlot(w, r, c.ID())
 	if !ok {
 		return
 	}
-	defer end()
-	image, err := openVerifyingReader(on, c.ID())
+	defer release()
+	image, err := openVerifyingReader(d, c.ID())
 	if err != nil {
-		writeError(w, http.StatusConflict, err.Error())
+		httperror.New(http.StatusConflict, "%v", err).Write(w)
 		return
 	}
 	defer image.Close()
-	name = name + fileExtension(c.Format) + packing.Extension()
-	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
+	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name+fileExtension(c.Format)+packing.Extension()))
 	p, done := newPacedWriter(ctx, w, s.pieceTimeout, image.Unchanged)
 	defer done()
 	if packing == outfile.Plain {
@@ -55,15 +55,14 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	} else {
 		err = s.sendCompressed(w, r, p, image, packing, c.SHA512)
 	}
-	if errors.Is(err, errDamaged) {
+	if errors.Is(err, disk.ErrDamaged) {
 		s.node.ReportDamage(ctx, c.ID().Name)
 	}
 	if err != nil {
-		panic(http.ErrAbortHandler)
+		panic(http.ErrAbortHandler) // breaks the connection: the client must not take this for the whole
 	}
 }
 
-// fileExtension is how files of a format are called.
 func fileExtension(f disk.Format) string {
 	if f == disk.QCOW2 {
 		return ".qcow2"
@@ -71,31 +70,31 @@ func fileExtension(f disk.Format) string {
 	return ".raw"
 }
 
-// sendFile leaves it to net/http what of the image is asked for, and if it is.
+// sendFile sends the uncompressed image. net/http handles ranges and conditions.
 func sendFile(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifyingReader, c Copy) error {
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("ETag", `"`+c.SHA512.String()+`"`)
 	if sum, err := hex.DecodeString(c.SHA512.String()); err == nil {
-		h.Set("Repr-Digest", "sha-512=:"+base64.StdEncoding.EncodeToString(sum)+":")
+		h.Set("Repr-Digest", "sha-512=:"+base64.StdEncoding.EncodeToString(sum)+":") // RFC 9530
 	}
 	http.ServeContent(pacedResponse{w, p}, r, "", time.Time{}, image)
 	return image.readErr
 }
 
-// pacedResponse is an answer whose body goes out piece by piece.
+// pacedResponse is a response whose body is written by a pacedWriter.
 type pacedResponse struct {
 	http.ResponseWriter
 	body *pacedWriter
 }
 
-func (a pacedResponse) Write(b []byte) (int, error) { return a.body.Write(b) }
+func (r pacedResponse) Write(b []byte) (int, error)           { return r.body.Write(b) }
+func (r pacedResponse) ReadFrom(src io.Reader) (int64, error) { return r.body.ReadFrom(src) }
 
-func (a pacedResponse) ReadFrom(r io.Reader) (int64, error) { return a.body.ReadFrom(r) }
-
-// sendCompressed sends the whole image packed. How long that will be nobody knows, and
-// another time it may be other bytes: there are no ranges of it.
-func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifyingReader, packing outfile.Packing, sum disk.Digest) error {
+// sendCompressed sends the whole image compressed. It sends no length, because that is not
+// known before the end, and supports no ranges, because another version of the compressor
+// may produce other bytes.
+func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifyingReader, packing outfile.Packing, digest disk.Digest) error {
 	w.Header().Set("Content-Type", "application/"+string(packing))
 	if r.Method == http.MethodHead {
 		return nil
@@ -105,8 +104,7 @@ func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *paced
 		defer func() { <-s.compressions }()
 	default:
 		w.Header().Del("Content-Disposition")
-		w.Header().Set("Retry-After", "1")
-		writeError(w, http.StatusTooManyRequests, "packing limit")
+		writeBusy(w, "compression limit reached: this node compresses at most %d downloads at once", maxCompressions)
 		return nil
 	}
 	out := bufio.NewWriterSize(p, pieceSize)
@@ -120,23 +118,24 @@ func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *paced
 			return err
 		}
 	}
-	if err := to.Commit(sum); err != nil {
+	if err := to.Commit(digest); err != nil {
 		return err
 	}
 	return out.Flush()
 }
 
-// findReadyCopy returns a disk with a ready copy of what answers to a name: the declared
-// generation, unless another one is named.
-func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (*disk.Disk, Copy, *httpError) {
+// findReadyCopy returns a ready copy of the image with this name and the disk that has it.
+// The generation is uuid, or if that is "", the declared one. Without a declaration, the
+// only generation on the node counts, if there is only one.
+func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (*disk.Disk, Copy, *httperror.Error) {
 	state, err := s.node.Copies(ctx, name)
 	if err != nil {
-		return nil, Copy{}, &httpError{http.StatusServiceUnavailable, err.Error()}
+		return nil, Copy{}, httperror.New(http.StatusServiceUnavailable, "%v", err)
 	}
 	if uuid == "" {
-		uuid, _ = s.node.DeclaredUUID(name) // "": any generation, if there is only one
+		uuid, _ = s.node.DeclaredUUID(name)
 	}
-	var why []string
+	var rejected []string // why copies of the generation are not ready
 	var found Copy
 	var on *disk.Disk
 	for _, d := range state.Disks {
@@ -145,46 +144,39 @@ func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (*disk.Di
 			switch {
 			case uuid != "" && c.UUID != uuid, !readable:
 			case c.Leaving:
-				why = append(why, fmt.Sprintf("%s is leaving disk %s", c.ID(), d.Name))
+				rejected = append(rejected, fmt.Sprintf("%s is leaving disk %s", c.ID(), d.Name))
 			case c.State != disk.Ready:
-				why = append(why, fmt.Sprintf("%s on disk %s is %s", c.ID(), d.Name, c.State))
+				rejected = append(rejected, fmt.Sprintf("%s on disk %s is %s", c.ID(), d.Name, c.State))
 			case on == nil:
 				on, found = open, c
 			case c.UUID != found.UUID:
-				return nil, Copy{}, &httpError{http.StatusConflict, name + " is not declared, and there are several generations: name one with ?uuid="}
+				return nil, Copy{}, httperror.New(http.StatusConflict, "%s is not declared and has several generations on this node: select one with ?uuid=", name)
 			}
 		}
 	}
 	switch {
 	case on != nil:
 		return on, found, nil
-	case len(why) > 0:
-		return nil, Copy{}, &httpError{http.StatusConflict, strings.Join(why, "; ")}
+	case len(rejected) > 0:
+		return nil, Copy{}, httperror.New(http.StatusConflict, "%s", strings.Join(rejected, "; "))
 	case uuid != "":
-		return nil, Copy{}, &httpError{http.StatusNotFound, fmt.Sprintf("%s is not on the disks of this node", disk.ID{Name: name, UUID: uuid})}
+		return nil, Copy{}, httperror.New(http.StatusNotFound, "%s is not on the disks of this node", disk.ID{Name: name, UUID: uuid})
 	}
-	return nil, Copy{}, &httpError{http.StatusNotFound, fmt.Sprintf("no image %s is on the disks of this node", name)}
+	return nil, Copy{}, httperror.New(http.StatusNotFound, "no image %s is on the disks of this node", name)
 }
 
-// httpError is why something is not sent.
-type httpError struct {
-	status  int
-	message string
-}
-
-// errDamaged says that a copy is not what its manifest says.
-var errDamaged = errors.New("the copy is damaged")
-
-// verifyingReader reads an image for those who cannot check it themselves: it gives out no
-// byte of a chunk that is not as the manifest says. It is an io.ReadSeeker.
+// verifyingReader reads an image for clients that cannot verify it themselves: it never
+// returns bytes of a chunk that does not match the chunk manifest. It implements
+// io.ReadSeeker, and does not read zero chunks from the disk.
 type verifyingReader struct {
 	*disk.Reader
+	id       disk.ID
 	manifest *disk.Manifest
 	offset   int64
 	buf      []byte
-	loaded   int64 // the chunk that is in chunk; -1: none
+	loaded   int64 // the number of the chunk in chunk; -1: none
 	chunk    []byte
-	readErr  error // of a read, which net/http keeps to itself
+	readErr  error // the last error of Read: http.ServeContent does not return it
 }
 
 func openVerifyingReader(d *disk.Disk, id disk.ID) (*verifyingReader, error) {
@@ -194,17 +186,18 @@ func openVerifyingReader(d *disk.Disk, id disk.ID) (*verifyingReader, error) {
 	}
 	r, err := d.Open(id)
 	if err == nil && r.Size() != m.Size() {
-		err = errors.Join(fmt.Errorf("open %s: it has %d bytes, and its manifest is of %d", id, r.Size(), m.Size()), r.Close())
+		err = errors.Join(fmt.Errorf("open %s: the file has %d bytes, and its chunk manifest is for %d", id, r.Size(), m.Size()), r.Close())
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	return &verifyingReader{Reader: r, manifest: m, buf: make([]byte, disk.ChunkSize), loaded: -1}, nil
+	return &verifyingReader{Reader: r, id: id, manifest: m, buf: make([]byte, disk.ChunkSize), loaded: -1}, nil
 }
 
 func (v *verifyingReader) Close() error { return errors.Join(v.Reader.Close(), v.manifest.Close()) }
 
-// chunkData reads chunk n, of which nil is returned if it is zeros.
+// chunkData returns the bytes of chunk n, or nil if all of them are zero. The result is
+// valid until the next call. The error is disk.ErrDamaged if the bytes do not match.
 func (v *verifyingReader) chunkData(n int64) ([]byte, error) {
 	if zero, err := v.manifest.IsZero(n); zero || err != nil {
 		return nil, err
@@ -222,13 +215,13 @@ func (v *verifyingReader) chunkData(n int64) ([]byte, error) {
 		return nil, err
 	}
 	if disk.HashChunk(chunk) != want {
-		return nil, fmt.Errorf("%w: chunk %d", errDamaged, n)
+		return nil, fmt.Errorf("%s %w: chunk %d", v.id, disk.ErrDamaged, n)
 	}
 	v.loaded, v.chunk = n, chunk
 	return chunk, nil
 }
 
-// Read reads no further than to the end of a chunk.
+// Read reads to the end of a chunk at most.
 func (v *verifyingReader) Read(p []byte) (int, error) {
 	if v.offset >= v.Size() {
 		return 0, io.EOF
@@ -249,7 +242,7 @@ func (v *verifyingReader) Read(p []byte) (int, error) {
 	return length, nil
 }
 
-// Seek is for what net/http needs.
+// Seek implements io.Seeker. Like that of a file, it accepts offsets after the end.
 func (v *verifyingReader) Seek(offset int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
@@ -258,7 +251,7 @@ func (v *verifyingReader) Seek(offset int64, whence int) (int64, error) {
 		offset += v.Size()
 	}
 	if offset < 0 {
-		return 0, errors.New("seek before the start")
+		return 0, errors.New("seek: negative offset")
 	}
 	v.offset = offset
 	return offset, nil

@@ -17,63 +17,63 @@ import (
 const (
 	// stallTimeout is how long a source may send nothing, or less than 1 KiB/s.
 	stallTimeout = 10 * time.Second
-	// firstRunLength and longestRun are how many chunks are asked for at once: enough that
-	// the request costs nothing, few enough that a source that dies takes little
-	// with it.
+	// firstRunLength is the run length before the rate is known, and maxRunLength the
+	// limit, in chunks. Runs are long enough that the request costs nothing, and short
+	// enough that little is lost when a source dies.
 	firstRunLength, maxRunLength = 4, 8
-	// targetRunTime is what a run should take.
+	// targetRunTime is how long a run should take.
 	targetRunTime = 500 * time.Millisecond
 )
 
 var (
-	// errSlow ends a lane that another one was faster than by far.
-	errSlow = errors.New("slower than the others by far")
-	// errHedgeLost ends the receiving of a chunk that another lane brought first.
+	// errSlow ends a lane because a hedge delivered its chunk first.
+	errSlow = errors.New("much slower than the other sources")
+	// errHedgeLost ends a hedge because the slow lane delivered first after all.
 	errHedgeLost = errors.New("another source was faster")
 )
 
-// rangeOpener opens a part of an image somewhere: the bytes from from to to, without to.
+// rangeOpener opens the bytes [from, to) of an image.
 type rangeOpener func(ctx context.Context, from, to int64) (io.ReadCloser, error)
 
-// lane asks one source for one run after another.
+// lane requests runs of chunks from one source, one after the other.
 type lane struct {
-	node, disk    string // "" of the origin
+	node, disk    string // "" for the upstream
 	open          rangeOpener
-	window        *window
+	window        *window // nil if the lane fetches single chunks
 	limiter       *rate.Limiter
-	networkBytes  *atomic.Int64  // counts what comes over the network
-	peerActivity  *activityClock // touched by each byte; nil: nobody wants to know
-	chunkProgress *activityClock // touched by each right chunk
-	shouldStop    func() bool    // between runs: whether to end; nil: never
-	quota         int64          // chunks for which small runs are taken, so as not to exceed it
+	networkBytes  *atomic.Int64  // counts received bytes
+	peerActivity  *activityClock // touched by each read; nil for the upstream
+	chunkProgress *activityClock // touched by each valid chunk
+	shouldStop    func() bool    // called between runs; nil: the lane stops only when all is received
+	quota         int64          // chunks of a probe, which runs do not exceed; 0: no probe
 
-	delivered int64         // chunks that were right and wanted
-	busyTime  time.Duration // that was spent to get them
+	delivered int64         // chunks that were valid and still missing
+	busyTime  time.Duration // spent on runs
 
-	// What follows is guarded by the window, but for got.
+	// The mutex of the window guards the following fields, except receivedBytes.
 	rate            float64   // bytes per second; 0: not known yet
-	receiving       int64     // the chunk that is being received; -1: none
-	receivingLength int64     // its bytes
-	receivingSince  time.Time // when its receiving, or the request for it, began
+	receiving       int64     // number of the chunk being received; -1: none
+	receivingLength int64     // its length in bytes
+	receivingSince  time.Time // when it began, or for the first one, when the request did
 	receivedBytes   atomic.Int64
-	cancel          context.CancelCauseFunc // ends the request
+	cancel          context.CancelCauseFunc // ends the request; nil: none is pending
 }
 
-// newLane makes one for a source.
-func (x *transfer) newLane(s Source) *lane {
+// newLane returns a lane for a peer.
+func (t *transfer) newLane(s Source) *lane {
 	return &lane{
-		node: s.Node, disk: s.Disk, window: x.window, limiter: x.limiter, networkBytes: &x.progress.PeerBytes,
-		peerActivity: &x.peerActivity, chunkProgress: &x.chunkProgress,
-		open: func(ctx context.Context, from, to int64) (io.ReadCloser, error) { return x.openRange(ctx, s, from, to) },
+		node: s.Node, disk: s.Disk, window: t.window, limiter: t.limiter, networkBytes: &t.progress.PeerBytes,
+		peerActivity: &t.peerActivity, chunkProgress: &t.chunkProgress,
+		open: func(ctx context.Context, from, to int64) (io.ReadCloser, error) { return t.openRange(ctx, s, from, to) },
 	}
 }
 
-// newUpstreamLane makes one for the origin.
-func (x *transfer) newUpstreamLane() *lane {
-	return &lane{open: x.upstream.open, window: x.window, limiter: x.limiter, networkBytes: &x.progress.UpstreamBytes, chunkProgress: &x.chunkProgress}
+// newUpstreamLane returns a lane for the upstream.
+func (t *transfer) newUpstreamLane() *lane {
+	return &lane{open: t.upstream.open, window: t.window, limiter: t.limiter, networkBytes: &t.progress.UpstreamBytes, chunkProgress: &t.chunkProgress}
 }
 
-// name identifies the lane's source to the roster.
+// name identifies the source of the lane in a healthTable.
 func (l *lane) name() string {
 	if l.node == "" {
 		return upstreamName
@@ -81,8 +81,8 @@ func (l *lane) name() string {
 	return Source{Address: Address{Node: l.node}, Disk: l.disk}.name()
 }
 
-// run asks for runs until there are none left. Its error says why the source should
-// not be asked on for now.
+// run fetches runs until all chunks are received. An error says why the source should not
+// be used for now.
 func (l *lane) run(ctx context.Context) error {
 	l.window.addLane()
 	defer l.window.removeLane()
@@ -91,12 +91,12 @@ func (l *lane) run(ctx context.Context) error {
 			return errNotNeeded
 		}
 		r, err := l.window.nextRun(ctx, l)
-		if err != nil || r.from == r.to {
+		if err != nil || r.empty() {
 			return err
 		}
-		begun := time.Now()
+		start := time.Now()
 		err = l.fetchRun(ctx, r)
-		l.busyTime += time.Since(begun)
+		l.busyTime += time.Since(start)
 		l.window.unassign(l)
 		if err != nil && !errors.Is(err, errHedgeLost) {
 			return err
@@ -104,7 +104,7 @@ func (l *lane) run(ctx context.Context) error {
 	}
 }
 
-// fetchRun asks for r and delivers chunk after chunk of it.
+// fetchRun requests the chunks of r and delivers each one as it arrives.
 func (l *lane) fetchRun(ctx context.Context, r chunkRun) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -124,10 +124,11 @@ func (l *lane) fetchRun(ctx context.Context, r chunkRun) error {
 	return nil
 }
 
-// openRange opens a part of the image, if that begins in time.
+// openRange opens a range of the image. It cancels the request if there is no response
+// within stallTimeout.
 func (l *lane) openRange(ctx context.Context, cancel context.CancelCauseFunc, from, to int64) (io.ReadCloser, error) {
-	alarm := time.AfterFunc(stallTimeout, func() { cancel(fmt.Errorf("no answer in %v", stallTimeout)) })
-	defer alarm.Stop()
+	timer := time.AfterFunc(stallTimeout, func() { cancel(fmt.Errorf("no response in %v", stallTimeout)) })
+	defer timer.Stop()
 	body, err := l.open(ctx, from, to)
 	if err != nil {
 		return nil, causeOf(ctx, err)
@@ -135,12 +136,13 @@ func (l *lane) openRange(ctx context.Context, cancel context.CancelCauseFunc, fr
 	return body, nil
 }
 
-// pacedReader counts and limits what is read of body, and watches over it.
+// pacedReader returns a reader of body that counts bytes, obeys the limit, and cancels the
+// request when it stalls.
 func (l *lane) pacedReader(ctx context.Context, cancel context.CancelCauseFunc, body io.Reader) io.Reader {
 	return fetch.RateLimitReader(ctx, fetch.StallReader(countingReader{body, l}, stallTimeout, cancel), l.limiter)
 }
 
-// causeOf prefers the reason for which ctx was ended to what came of it.
+// causeOf returns the cause if ctx has ended, because err is then only its consequence.
 func causeOf(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -148,7 +150,7 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// receiveChunk reads chunk n and delivers it if it is right.
+// receiveChunk reads chunk n and delivers it if it is valid.
 func (l *lane) receiveChunk(from io.Reader, n int64) error {
 	buf := l.window.buffer()
 	data := buf[:l.window.manifest.ChunkLength(n)]
@@ -164,35 +166,35 @@ func (l *lane) receiveChunk(from io.Reader, n int64) error {
 	return nil
 }
 
-// readChunk fills data with chunk n.
+// readChunk fills data with chunk n and verifies it.
 func (l *lane) readChunk(from io.Reader, n int64, data []byte) error {
 	want, err := l.window.manifest.Hash(n)
 	if err != nil {
 		return &manifestError{err}
 	}
 	if _, err := io.ReadFull(from, data); err != nil {
-		return earlyEnd(err)
+		return unexpectedEOF(err)
 	}
 	return l.checkChunk(n, data, want)
 }
 
-// checkChunk compares the bytes of chunk n with their sum.
+// checkChunk compares the hash of chunk n with the one in the chunk manifest.
 func (l *lane) checkChunk(n int64, data []byte, want disk.ChunkHash) error {
 	if disk.HashChunk(data) != want {
-		return &InvalidDataError{l.node, l.disk, fmt.Errorf("chunk %d has not the checksum that the manifest names", n)}
+		return &InvalidDataError{l.node, l.disk, fmt.Errorf("chunk %d does not match the chunk manifest", n)}
 	}
 	return nil
 }
 
-// earlyEnd makes an error of an end that came too early.
-func earlyEnd(err error) error {
+// unexpectedEOF replaces io.EOF: an end before the end of a chunk is an error.
+func unexpectedEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}
 	return err
 }
 
-// countingReader counts what a lane reads.
+// countingReader counts the bytes that a lane receives.
 type countingReader struct {
 	io.Reader
 	lane *lane
@@ -210,19 +212,20 @@ func (c countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// activityClock is when something came last, from whomever.
+// activityClock is the time of the latest of some events. Any number of lanes may touch it
+// concurrently.
 type activityClock struct {
 	start  time.Time
-	latest atomic.Int64 // nanoseconds since begun
+	latest atomic.Int64 // nanoseconds after start
 }
 
-func (b *activityClock) touch() { b.latest.Store(int64(time.Since(b.start))) }
+func (c *activityClock) touch() { c.latest.Store(int64(time.Since(c.start))) }
 
-func (b *activityClock) since() time.Duration {
-	return time.Since(b.start) - time.Duration(b.latest.Load())
+func (c *activityClock) since() time.Duration {
+	return time.Since(c.start) - time.Duration(c.latest.Load())
 }
 
-// setRequest notes that a request begins, or with nil that none is under way.
+// setRequest records that a request begins, which cancel ends, or with nil, that it ended.
 func (l *lane) setRequest(cancel context.CancelCauseFunc) {
 	l.window.mu.Lock()
 	defer l.window.mu.Unlock()
@@ -230,8 +233,9 @@ func (l *lane) setRequest(cancel context.CancelCauseFunc) {
 	l.receivedBytes.Store(0)
 }
 
-// startReceiving notes that chunk n is next. The time of the request counts for the
-// first one. The caller holds the window.
+// startReceiving records that chunk n of the request is next. The time until the response
+// counts for the first chunk, so that a source with a long latency has a low rate. The
+// caller holds the mutex of the window.
 func (l *lane) startReceiving(n, length int64) {
 	if l.receiving >= 0 {
 		l.receivingSince = time.Now()
@@ -240,7 +244,8 @@ func (l *lane) startReceiving(n, length int64) {
 	l.receivedBytes.Store(0)
 }
 
-// updateRate learns the rate from the chunk that has come.
+// updateRate updates the rate with the chunk that was just received. Each chunk has half
+// the weight of its successor.
 func (l *lane) updateRate() {
 	l.window.mu.Lock()
 	defer l.window.mu.Unlock()
@@ -251,15 +256,16 @@ func (l *lane) updateRate() {
 	l.rate = (l.rate + now) / 2
 }
 
-// cancelChunk ends the request if it is receiving chunk n. The caller holds the window.
-func (l *lane) cancelChunk(n int64, why error) {
+// cancelChunk ends the request if it is receiving chunk n. The caller holds the mutex of
+// the window.
+func (l *lane) cancelChunk(n int64, cause error) {
 	if l.receiving == n && l.cancel != nil {
-		l.cancel(why)
+		l.cancel(cause)
 	}
 }
 
-// runLength returns how many chunks to ask for at once, where so many lanes share the
-// window. The caller holds the window.
+// runLength returns how many chunks to request at once if so many lanes run: at most half
+// of the lane's share of the window. The caller holds the mutex of the window.
 func (l *lane) runLength(lanes int) int {
 	length := firstRunLength
 	if l.rate > 0 {
@@ -271,8 +277,8 @@ func (l *lane) runLength(lanes int) int {
 	return max(1, min(length, l.window.size()/(2*max(lanes, 1))))
 }
 
-// chunkTime returns how long the source needs for a chunk. The caller holds the
-// window.
+// chunkTime estimates how long the source needs for a chunk. The caller holds the mutex of
+// the window.
 func (l *lane) chunkTime() time.Duration {
 	if l.rate == 0 {
 		return time.Second
@@ -280,20 +286,20 @@ func (l *lane) chunkTime() time.Duration {
 	return time.Duration(disk.ChunkSize / l.rate * float64(time.Second))
 }
 
-// timeLeft estimates how long the chunk that is being received will still take: by the
-// rate so far, or if it is overdue, by what came of it, or else as long as it took.
-// The caller holds the window.
+// timeLeft estimates how much longer the chunk being received will take. The caller holds
+// the mutex of the window.
 func (l *lane) timeLeft() time.Duration {
 	if l.cancel == nil {
 		return 0
 	}
-	took, got := time.Since(l.receivingSince), float64(l.receivedBytes.Load())
-	missing := max(0, float64(l.receivingLength)-got)
-	if l.rate > 0 && took < 2*l.chunkTime() {
+	elapsed, received := time.Since(l.receivingSince), float64(l.receivedBytes.Load())
+	missing := max(0, float64(l.receivingLength)-received)
+	switch {
+	case l.rate > 0 && elapsed < 2*l.chunkTime(): // not overdue: the rate so far holds
 		return time.Duration(missing / l.rate * float64(time.Second))
+	case received < 1: // overdue without a byte: as long again
+		return elapsed
 	}
-	if got < 1 {
-		return took
-	}
-	return time.Duration(min(float64(took)*max(1, missing/got), float64(time.Hour)))
+	// Overdue: by the rate of this chunk, but never less than the time that it took.
+	return time.Duration(min(float64(elapsed)*max(1, missing/received), float64(time.Hour)))
 }

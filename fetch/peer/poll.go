@@ -9,171 +9,173 @@ import (
 	"time"
 )
 
-// Observation is what a Watch knows of a node. The times are monotonic.
+// Observation is what a Poller knows about a peer. Its times have monotonic readings of
+// this node's clock.
 type Observation struct {
-	// State is what the node told last, and stands if Problem is "". Nothing of it
-	// may be written to.
+	// State is the last one received. It is current if Problem is "". It must not be
+	// modified.
 	State State
-	URL   string // where it was asked
-	// Asked: a question has ended, well or not.
+	URL   string // the declared address
+	// Polled: at least one request has ended, successfully or not.
 	Polled bool
-	// Problem says why the node does not answer.
+	// Problem says why the peer does not respond; "" if it does.
 	Problem string
-	// LastSuccess is when the last question with a good answer was begun, so that State is
-	// not older; zero when there was none.
+	// LastSuccess is when the last successful request was sent, so State is not older than
+	// that; zero if there was none.
 	LastSuccess time.Time
-	// Received is when State came; what is relative in it is so to then.
+	// Received is when State arrived. Relative times in State are relative to this.
 	Received time.Time
-	// LastSeen is when the node last gave a sign of life: its last answer, or the end of
-	// the question that it broke off. Before the first, when it was first followed.
+	// LastSeen is when the peer was last known to be reachable: its last response, or the
+	// end of the pending request that failed. Before any response it is the start of
+	// polling.
 	LastSeen time.Time
 
 	etag string
 }
 
-// Poller follows what other nodes tell of themselves, with a question to each that
-// is under way all the time. Its methods may be called concurrently.
+// Poller follows the State of peers. One request to each peer, usually a long poll, is
+// pending all the time. Its methods may be called concurrently.
 type Poller struct {
 	client  *Client
 	config  pollConfig
-	changed chan struct{}
+	changed chan struct{} // see Changed
 	running sync.WaitGroup
 
-	mu     sync.Mutex
+	mu     sync.Mutex // also guards the observation of each peer
 	peers  map[string]*polledPeer
 	closed bool
 }
 
-// polledPeer is a node that is watched. What it knows is guarded by the Watch's mutex.
 type polledPeer struct {
 	url         string
 	observation Observation
-	cancel      context.CancelFunc // nil when there is no address to ask
+	cancel      context.CancelFunc // nil if the peer has no address to poll
 }
 
-// NewPoller returns a Watch that follows nobody yet.
-func NewPoller(c *Client) *Poller {
-	return &Poller{client: c, config: defaultPolling, changed: make(chan struct{}, 1), peers: map[string]*polledPeer{}}
-}
-
-// SetPeers watches these nodes from now on and no others: their names, and the
-// addresses they answer at, "" where none is declared. Of a node that was followed
-// at the same address nothing is forgotten. It does not wait for an answer. What is
-// followed is followed until ctx ends, or Close is called, also beyond the next Follow.
-func (w *Poller) SetPeers(ctx context.Context, nodes map[string]string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
-		return
-	}
-	for name, f := range w.peers {
-		if url, ok := nodes[name]; !ok || url != f.url {
-			f.stop()
-			delete(w.peers, name)
-			w.notify()
-		}
-	}
-	for name, url := range nodes {
-		if w.peers[name] == nil {
-			w.peers[name] = w.startPolling(ctx, Address{Node: name, URL: url})
-		}
-	}
-}
-
-func (w *Poller) startPolling(ctx context.Context, at Address) *polledPeer {
-	f := &polledPeer{url: at.URL, observation: Observation{URL: at.URL, LastSeen: time.Now()}}
-	if at.URL == "" {
-		f.observation.Polled, f.observation.Problem = true, errNoAddress.Error()
-		w.notify()
-		return f
-	}
-	ctx, f.cancel = context.WithCancel(ctx)
-	w.running.Go(func() { w.poll(ctx, f, at) })
-	return f
-}
-
-func (f *polledPeer) stop() {
-	if f.cancel != nil {
-		f.cancel()
-	}
-}
-
-// Observations returns what is known of each node that is followed, by name.
-func (w *Poller) Observations() map[string]Observation {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	answers := make(map[string]Observation, len(w.peers))
-	for name, f := range w.peers {
-		answers[name] = f.observation
-	}
-	return answers
-}
-
-// Changed is sent to when something else is known of a node than before, but for what
-// is volatile and for times. Several changes may come as one.
-func (w *Poller) Changed() <-chan struct{} { return w.changed }
-
-// Close ends all questions and waits for that.
-func (w *Poller) Close() {
-	w.mu.Lock()
-	w.closed = true
-	for f := range maps.Values(w.peers) {
-		f.stop()
-	}
-	w.mu.Unlock()
-	w.running.Wait()
-}
-
-// record keeps what the last question to a node brought.
-func (w *Poller) record(f *polledPeer, now Observation) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	was := f.observation
-	f.observation = now
-	if was.etag != now.etag || was.Problem != now.Problem || was.Polled != now.Polled {
-		w.notify()
-	}
-}
-
-func (w *Poller) notify() {
-	select {
-	case w.changed <- struct{}{}:
-	default: // who is poked already looks at this too
-	}
-}
-
-// pollConfig is how often a node is asked.
+// pollConfig is how often a peer is polled.
 type pollConfig struct {
-	wait        time.Duration // for a change, in one question
-	minInterval time.Duration // from one question to the next
-	firstRetry  time.Duration // after the first failure, then twice as long each time
-	maxRetry    time.Duration // after many
+	wait        time.Duration // of one long poll
+	minInterval time.Duration // between the starts of two requests
+	firstRetry  time.Duration // after the first failure; doubles with each further one
+	maxRetry    time.Duration
 }
 
 var defaultPolling = pollConfig{wait: 30 * time.Second, minInterval: 100 * time.Millisecond, firstRetry: 300 * time.Millisecond, maxRetry: 5 * time.Second}
 
-// poll asks a node until ctx ends. After a failure it asks without waiting for a
-// change, so that a node that is back is known at once.
-func (w *Poller) poll(ctx context.Context, f *polledPeer, at Address) {
-	known := Observation{URL: at.URL, LastSeen: f.observation.LastSeen}
-	retry := w.config.firstRetry
+// NewPoller returns a Poller without peers.
+func NewPoller(c *Client) *Poller {
+	return &Poller{client: c, config: defaultPolling, changed: make(chan struct{}, 1), peers: map[string]*polledPeer{}}
+}
+
+// SetPeers polls exactly these nodes from now on: nodes maps their names to URLs, "" for a
+// node without a declared address. The observation of a node whose URL did not change is
+// kept. SetPeers does not wait for a response. Polling ends when the ctx of the call that
+// added the node ends, or with Close.
+func (p *Poller) SetPeers(ctx context.Context, nodes map[string]string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	for name, peer := range p.peers {
+		if url, ok := nodes[name]; !ok || url != peer.url {
+			peer.stop()
+			delete(p.peers, name)
+			p.notify()
+		}
+	}
+	for name, url := range nodes {
+		if p.peers[name] == nil {
+			p.peers[name] = p.startPolling(ctx, Address{Node: name, URL: url})
+		}
+	}
+}
+
+func (p *Poller) startPolling(ctx context.Context, at Address) *polledPeer {
+	peer := &polledPeer{url: at.URL, observation: Observation{URL: at.URL, LastSeen: time.Now()}}
+	if at.URL == "" {
+		peer.observation.Polled, peer.observation.Problem = true, errNoAddress.Error()
+		p.notify()
+		return peer
+	}
+	ctx, peer.cancel = context.WithCancel(ctx)
+	p.running.Go(func() { p.poll(ctx, peer, at) })
+	return peer
+}
+
+func (peer *polledPeer) stop() {
+	if peer.cancel != nil {
+		peer.cancel()
+	}
+}
+
+// Observations returns what is known about each peer, by name.
+func (p *Poller) Observations() map[string]Observation {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make(map[string]Observation, len(p.peers))
+	for name, peer := range p.peers {
+		all[name] = peer.observation
+	}
+	return all
+}
+
+// Changed returns a channel that receives a value after an observation changed, except
+// for volatile values and times. Several changes may be one value.
+func (p *Poller) Changed() <-chan struct{} { return p.changed }
+
+// Close ends all requests and waits for their goroutines.
+func (p *Poller) Close() {
+	p.mu.Lock()
+	p.closed = true
+	for peer := range maps.Values(p.peers) {
+		peer.stop()
+	}
+	p.mu.Unlock()
+	p.running.Wait()
+}
+
+// record stores the result of a request.
+func (p *Poller) record(peer *polledPeer, now Observation) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was := peer.observation
+	peer.observation = now
+	if was.etag != now.etag || was.Problem != now.Problem || was.Polled != now.Polled {
+		p.notify()
+	}
+}
+
+func (p *Poller) notify() {
+	select {
+	case p.changed <- struct{}{}:
+	default: // the pending value covers this change too
+	}
+}
+
+// poll polls one peer until ctx ends. The first request, and each one after a failure, is
+// not a long poll, so that a peer that is reachable again is noticed at once even if its
+// State did not change.
+func (p *Poller) poll(ctx context.Context, peer *polledPeer, at Address) {
+	last := Observation{URL: at.URL, LastSeen: peer.observation.LastSeen}
+	retry := p.config.firstRetry
 	for {
-		wait := w.config.wait
-		if !known.Polled || known.Problem != "" {
+		wait := p.config.wait
+		if !last.Polled || last.Problem != "" {
 			wait = 0
 		}
-		begun := time.Now()
-		known = w.query(ctx, known, at, wait)
+		start := time.Now()
+		last = p.query(ctx, last, at, wait)
 		if ctx.Err() != nil {
 			return
 		}
-		w.record(f, known)
-		pause := w.config.minInterval - time.Since(begun)
-		if known.Problem == "" {
-			retry = w.config.firstRetry
+		p.record(peer, last)
+		pause := p.config.minInterval - time.Since(start)
+		if last.Problem == "" {
+			retry = p.config.firstRetry
 		} else {
 			pause = jitter(retry)
-			retry = min(2*retry, w.config.maxRetry)
+			retry = min(2*retry, p.config.maxRetry)
 		}
 		if !sleep(ctx, pause) {
 			return
@@ -181,33 +183,33 @@ func (w *Poller) poll(ctx context.Context, f *polledPeer, at Address) {
 	}
 }
 
-// query asks once and returns what is known then.
-func (w *Poller) query(ctx context.Context, known Observation, at Address, wait time.Duration) Observation {
-	begun := time.Now()
-	s, etag, err := w.client.State(ctx, at, known.etag, wait)
-	answered := known.Polled && known.Problem == ""
-	known.Polled = true
+// query sends one request and returns the observation after it.
+func (p *Poller) query(ctx context.Context, last Observation, at Address, wait time.Duration) Observation {
+	start := time.Now()
+	s, etag, err := p.client.State(ctx, at, last.etag, wait)
+	responded := last.Polled && last.Problem == ""
+	last.Polled = true
 	switch {
 	case errors.Is(err, ErrUnchanged):
 	case err != nil:
-		if answered { // an open question broke off only now
-			known.LastSeen = time.Now()
+		if responded { // the peer was reachable until this request failed
+			last.LastSeen = time.Now()
 		}
-		known.Problem = err.Error()
-		return known
+		last.Problem = err.Error()
+		return last
 	default:
-		known.State, known.etag, known.Received = s, etag, time.Now()
+		last.State, last.etag, last.Received = s, etag, time.Now()
 	}
-	known.Problem, known.LastSuccess, known.LastSeen = "", begun, time.Now()
-	return known
+	last.Problem, last.LastSuccess, last.LastSeen = "", start, time.Now()
+	return last
 }
 
-// jitter returns 75 to 125 % of d, so that not everybody asks at the same moment.
+// jitter returns 75 to 125 % of d, so that nodes do not poll at the same moment.
 func jitter(d time.Duration) time.Duration {
 	return time.Duration((0.75 + rand.Float64()/2) * float64(d))
 }
 
-// sleep waits for d, and reports whether ctx has not ended.
+// sleep waits for d. It returns false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil

@@ -98,7 +98,7 @@ func TestWatchAsksASilentNodeLessAndLess(t *testing.T) {
 			t.Errorf("asked %d times in a minute", v.dials)
 		}
 		a := w.Observations()["node1"]
-		if !a.Polled || a.Problem != "ask http://node1:8000: dial: connection refused" || !a.LastSuccess.IsZero() || !a.LastSeen.Equal(begun) {
+		if !a.Polled || a.Problem != "query http://node1:8000: dial: connection refused" || !a.LastSuccess.IsZero() || !a.LastSeen.Equal(begun) {
 			t.Errorf("followed at %v, got %+v", begun, a)
 		}
 		v.add(t.Context(), "node1").board.Publish(State{Node: "node1"})
@@ -158,7 +158,7 @@ func TestWatchFollowsOthers(t *testing.T) {
 		if len(answers) != 2 || answers["node2"].State.Node != "node2" {
 			t.Errorf("got %+v", answers)
 		}
-		if a := answers["node3"]; !a.Polled || a.Problem != "no address is declared for it" {
+		if a := answers["node3"]; !a.Polled || a.Problem != "no address is declared for this node" {
 			t.Errorf("got %+v", a)
 		}
 		asked := v.nodes["node1"].asked.Load()
@@ -179,7 +179,7 @@ func TestWatchAsksAnewAtAnotherAddress(t *testing.T) {
 		w.SetPeers(t.Context(), map[string]string{"node1": "http://node2:8000"})
 		synctest.Wait()
 		a := w.Observations()["node1"]
-		if !strings.HasSuffix(a.Problem, "answers as node node2, not node1") || !a.LastSuccess.IsZero() {
+		if !strings.HasSuffix(a.Problem, "is node node2, not node1") || !a.LastSuccess.IsZero() {
 			t.Errorf("got %+v", a)
 		}
 	})

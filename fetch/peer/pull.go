@@ -16,191 +16,197 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Pull brings an image from the nodes that have it. Its fields must not change once
-// it is in use. It remembers which sources failed it; one Pull is for one image and
-// for one call at a time.
+// Pull receives an image from the peers that have it. Its fields must not change after
+// its first use. One Pull is for one image and for one call at a time; it remembers from
+// call to call which sources failed.
 type Pull struct {
 	Client *Client
-	// Sources returns the ready copies that other nodes have now. It is asked about
-	// every second, by one goroutine at a time, and must not wait.
+	// Sources returns the ready copies on peers at this moment. It is called about once a
+	// second, by one goroutine at a time, and must not block.
 	Sources func() []Source
-	// Upstream is asked where the peers are not enough; nil: never.
+	// Upstream is read if the peers do not suffice (see the package comment); nil: never.
 	Upstream *fetch.RangeReader
-	Limit    int64 // most bytes per second, of all sources together; 0: no limit
-	// Progress may be nil.
+	Limit    int64 // bytes per second, for all sources together; 0: no limit
+	// Progress is updated during the transfer. It may be nil.
 	Progress *fetch.Progress
-	// Warn is told when a source is set aside because of what it sent: a
-	// *WrongError. It may be nil, and must not wait.
+	// Warn is called with an *InvalidDataError when a source sent bytes that do not match.
+	// It may be nil, and must not block.
 	Warn func(error)
-	// Final says of the failure of a source whether to give up with it at once; nil:
-	// never, for what one source cannot another one may.
+	// Final reports whether the failure of one source ends the whole transfer; nil: no
+	// failure does, because another source may succeed.
 	Final func(error) bool
-	// MaxBackoff is the longest that a source is set aside after a failure; 0: 5 minutes.
+	// MaxBackoff is the longest time for which a source is not used after a failure;
+	// 0: 5 minutes.
 	MaxBackoff time.Duration
 
 	health healthTable
 }
 
-// InvalidDataError says that a source sent bytes that are not those of the image.
+// InvalidDataError means that a source sent bytes that are not those of the image.
 type InvalidDataError struct {
-	Node, Disk string // where they came from; Node is "" for the origin
+	Node, Disk string // the source; Node is "" for the upstream
 	Err        error
 }
 
 func (e *InvalidDataError) Error() string {
 	if e.Node == "" {
-		return fmt.Sprintf("the origin: %v", e.Err)
+		return fmt.Sprintf("upstream: %v", e.Err)
 	}
 	return fmt.Sprintf("disk %s of node %s: %v", e.Disk, e.Node, e.Err)
 }
 
 func (e *InvalidDataError) Unwrap() error { return e.Err }
 
-// transfer is one transfer of a Pull.
+// transfer is one call of a Pull.
 type transfer struct {
 	*Pull
-	openRange      func(context.Context, Source, int64, int64) (io.ReadCloser, error)
+	openRange      func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error)
 	progress       *fetch.Progress
 	limiter        *rate.Limiter
 	window         *window
-	manifestDigest disk.Digest // of the manifest
+	manifestDigest disk.Digest
 
-	peerActivity  activityClock // the last byte of a peer
-	peerBusy      activityClock // the last word of a peer that it sends to others
-	chunkProgress activityClock // the last right chunk, of any source or in the part, or what may stand for one
-	lanes         map[string]*lane
-	laneEnds      chan laneEnd
-	allRequested  bool // there is nothing left to ask for
-	upstream      upstreamFallback
+	peerActivity activityClock // last byte from any peer
+	peerBusy     activityClock // last 429 from any peer
+	// chunkProgress is the last valid chunk, from any source or from the partial file, or
+	// the last event that counts as one because it explains why no chunk arrives.
+	chunkProgress activityClock
+
+	lanes        map[string]*lane // running, by source name
+	laneEnds     chan laneEnd
+	allRequested bool // every chunk is here: no lane has any work left
+	upstream     upstreamFallback
 }
 
 func (p *Pull) newTransfer() *transfer {
-	x := &transfer{
+	t := &transfer{
 		Pull: p, progress: p.Progress, limiter: fetch.NewLimiter(p.Limit),
 		lanes: map[string]*lane{}, laneEnds: make(chan laneEnd, maxLanes+1),
 	}
-	x.openRange = func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error) {
+	t.openRange = func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error) {
 		return p.Client.openRange(ctx, s, from, to)
 	}
-	if x.progress == nil {
-		x.progress = new(fetch.Progress)
+	if t.progress == nil {
+		t.progress = new(fetch.Progress)
 	}
-	x.peerActivity.start = time.Now()
-	x.chunkProgress.start = x.peerActivity.start
-	x.peerBusy.start = x.peerActivity.start.Add(-maxBusyTime) // nobody said so yet
+	t.peerActivity.start = time.Now()
+	t.chunkProgress.start = t.peerActivity.start
+	t.peerBusy.start = t.peerActivity.start.Add(-maxBusyTime) // no 429 yet
 	if p.Upstream != nil {
-		x.upstream.open = p.Upstream.Open
+		t.upstream.open = p.Upstream.Open
 	}
-	return x
+	return t
 }
 
-// Into fills part, of an image of so many bytes, and returns when it holds the whole;
-// the caller commits it. What part holds already stays if it is of the same image.
-// Every chunk is checked against the manifest that the sources name; that this is
-// the image that is wanted, only the digest of the whole can tell. A cancelled ctx
-// ends it within one read. Its errors are those of fetch.Client.Download; when no
-// source can be used for half a minute, the error says why for each.
+// Into fills part with an image of size bytes. It returns when the file is complete; the
+// caller commits it. It keeps the bytes in part that belong to the same image. Every chunk
+// is verified against the chunk manifest that the sources name, but only the digest of the
+// whole file, which Commit compares, proves that this is the right image. When ctx ends,
+// Into returns within one read. The errors are those of fetch.Client.Download. If no
+// source can be used for 30 s, the error has the reason for each.
 func (p *Pull) Into(ctx context.Context, part *disk.Part, size int64) error {
 	return fetch.ClassifyDiskError(p.newTransfer().intoPart(ctx, part, size))
 }
 
-func (x *transfer) intoPart(ctx context.Context, part *disk.Part, size int64) error {
-	m, err := x.receiveManifest(ctx, size, part.ReceiveManifest)
+func (t *transfer) intoPart(ctx context.Context, part *disk.Part, size int64) error {
+	m, err := t.receiveManifest(ctx, size, part.ReceiveManifest)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	if err := x.preparePart(part, m); err != nil {
+	if err := t.preparePart(part, m); err != nil {
 		return err
 	}
-	x.chunkProgress.touch() // that may have taken long
-	x.progress.Total.Store(size)
-	x.progress.Done.Store(part.Offset())
-	return x.fillPart(ctx, part, m)
+	t.chunkProgress.touch() // preparePart may have read the whole file, for minutes
+	t.progress.Total.Store(size)
+	t.progress.Done.Store(part.Offset())
+	return t.fillPart(ctx, part, m)
 }
 
-// Chunks brings chunk first of the image of m and all that follow, and hands them to
-// put in order, each checked: nil for one of zeros, which is not asked for. What put
-// gets is its own until it returns. The errors are those of Into, and put's.
+// Chunks receives the chunks from number first to the end of the image with manifest m,
+// and passes them to put in order, verified. For a chunk of zeros, which is not requested,
+// chunk is nil. put must not keep chunk after it returns. The errors are those of Into and
+// of put.
 func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put func(n int64, chunk []byte) error) error {
-	x := p.newTransfer()
-	return fetch.ClassifyDiskError(x.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
+	t := p.newTransfer()
+	return fetch.ClassifyDiskError(t.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
 		return buf, put(n, buf[:min(int64(len(buf)), m.ChunkLength(n))])
 	}))
 }
 
-// PartFromPeers begins the ID of the disk.PartSource of a part that came from other nodes.
+// PartFromPeers begins the ID of the disk.PartSource of a partial file that Into fills.
 const PartFromPeers = "chunks"
 
-// preparePart keeps what part holds of the image of m, or empties it.
-func (x *transfer) preparePart(part *disk.Part, m *disk.Manifest) error {
+// preparePart keeps the chunks of part that match m, or empties it.
+func (t *transfer) preparePart(part *disk.Part, m *disk.Manifest) error {
 	data, err := m.DataSize()
 	if err != nil {
 		return err
 	}
-	origin := disk.PartSource{ID: PartFromPeers + " " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
-	agrees, err := part.Matches(m)
+	source := disk.PartSource{ID: PartFromPeers + " " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
+	matches, err := part.Matches(m)
 	if err != nil {
 		return err
 	}
 	switch {
-	case agrees && part.Source() == origin:
+	case matches && part.Source() == source:
 		return nil
-	case agrees && part.Offset() >= disk.ChunkSize: // of a download, or of other peers
-		return part.Continue(origin)
+	case matches && part.Offset() >= disk.ChunkSize: // from a download, or with another manifest
+		return part.Continue(source)
 	}
-	return part.Begin(origin)
+	return part.Begin(source)
 }
 
-// fillPart brings the rest of the image.
-func (x *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manifest) error {
+// fillPart appends the missing chunks to part.
+func (t *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manifest) error {
 	first := chunkCount(part.Offset())
-	return x.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
+	return t.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
 		var err error
 		if buf == nil {
 			err = part.AppendZeros(m.ChunkLength(n))
 		} else {
-			var sum disk.ChunkHash
-			if sum, err = m.Hash(n); err == nil {
-				buf, err = part.AppendChunk(buf, m.ChunkLength(n), sum)
+			var hash disk.ChunkHash
+			if hash, err = m.Hash(n); err == nil {
+				buf, err = part.AppendChunk(buf, m.ChunkLength(n), hash)
 			}
 		}
-		x.progress.Done.Store(part.Offset())
+		t.progress.Done.Store(part.Offset())
 		return buf, err
 	})
 }
 
-// chunkCount returns how many chunks so many bytes are, the last one of an image
-// being short.
-func chunkCount(offset int64) int64 { return (offset + disk.ChunkSize - 1) / disk.ChunkSize }
+// chunkCount returns the number of chunks of so many bytes. The last chunk of an image may
+// be short.
+func chunkCount(bytes int64) int64 { return (bytes + disk.ChunkSize - 1) / disk.ChunkSize }
 
-// run gets chunk first and all that follow, and puts them in order: nil for zeros.
-// put returns a buffer for the one that it keeps.
-func (x *transfer) run(ctx context.Context, m *disk.Manifest, first int64, put func(int64, []byte) ([]byte, error)) error {
-	x.Client.activePulls.Add(1)
-	defer x.Client.activePulls.Add(-1)
-	x.manifestDigest = m.Digest()
-	x.window = newWindow(m, first, &x.Client.activePulls)
+// run receives the chunks from number first to the end, and passes them to put in order,
+// nil for zeros. put returns a buffer in exchange for the one that it keeps: disk.Part
+// keeps each chunk until it is hashed and written.
+func (t *transfer) run(ctx context.Context, m *disk.Manifest, first int64, put func(int64, []byte) ([]byte, error)) error {
+	t.Client.activePulls.Add(1)
+	defer t.Client.activePulls.Add(-1)
+	t.manifestDigest = m.Digest()
+	t.window = newWindow(m, first, &t.Client.activePulls)
 	ctx, cancel := context.WithCancelCause(ctx)
-	var work sync.WaitGroup
-	work.Go(func() {
-		if err := x.supervise(ctx); err != nil {
-			cancel(err)
+	var scheduler sync.WaitGroup
+	scheduler.Go(func() {
+		if err := t.supervise(ctx); err != nil {
+			cancel(err) // ends putNext
 		}
 	})
-	defer work.Wait()
+	defer scheduler.Wait()
 	defer cancel(nil)
 	for n := first; n < m.Chunks(); n++ {
-		if err := x.putNext(ctx, n, put); err != nil {
+		if err := t.putNext(ctx, n, put); err != nil {
 			return err
 		}
-		x.chunkProgress.touch()
+		t.chunkProgress.touch()
 	}
 	return nil
 }
 
-func (x *transfer) putNext(ctx context.Context, n int64, put func(int64, []byte) ([]byte, error)) error {
-	zero, err := x.window.manifest.IsZero(n)
+func (t *transfer) putNext(ctx context.Context, n int64, put func(int64, []byte) ([]byte, error)) error {
+	zero, err := t.window.manifest.IsZero(n)
 	if err != nil {
 		return err
 	}
@@ -208,48 +214,49 @@ func (x *transfer) putNext(ctx context.Context, n int64, put func(int64, []byte)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		x.window.skipTo(n + 1)
+		t.window.skipTo(n + 1)
 		_, err := put(n, nil)
 		return err
 	}
-	buf, err := x.window.waitFor(ctx, n)
+	buf, err := t.window.waitFor(ctx, n)
 	if err != nil {
 		return err
 	}
 	buf, err = put(n, buf)
-	x.window.release(buf)
+	t.window.release(buf)
 	return err
 }
 
-// manifestError is a failure to read the manifest that was received.
+// manifestError means that the chunk manifest on this node cannot be read.
 type manifestError struct{ err error }
 
 func (e *manifestError) Error() string { return e.err.Error() }
 
-var errNoManifest = errors.New("it has no manifest of the image yet")
+var errNoManifest = errors.New("no chunk manifest yet")
 
-// ManifestReceiver puts a manifest that comes of r somewhere, and says whether it is the one that
-// is wanted: disk.Part.ReceiveManifest is one.
+// ManifestReceiver stores the chunk manifest of an image of size bytes, which it reads
+// from r, and fails with a *disk.ChecksumError if its digest is not want. An example is
+// disk.Part.ReceiveManifest.
 type ManifestReceiver func(r io.Reader, size int64, want disk.Digest) (*disk.Manifest, error)
 
-// Manifest brings the manifest of an image of so many bytes: the one that most sources
-// name. Its errors are those of Into.
-func (p *Pull) Manifest(ctx context.Context, size int64, keep ManifestReceiver) (*disk.Manifest, error) {
-	m, err := p.newTransfer().receiveManifest(ctx, size, keep)
+// Manifest receives the chunk manifest of an image of size bytes: the one that most
+// sources name. The errors are those of Into.
+func (p *Pull) Manifest(ctx context.Context, size int64, receive ManifestReceiver) (*disk.Manifest, error) {
+	m, err := p.newTransfer().receiveManifest(ctx, size, receive)
 	return m, fetch.ClassifyDiskError(err)
 }
 
-func (x *transfer) receiveManifest(ctx context.Context, size int64, keep ManifestReceiver) (*disk.Manifest, error) {
+func (t *transfer) receiveManifest(ctx context.Context, size int64, receive ManifestReceiver) (*disk.Manifest, error) {
 	for {
-		for _, s := range byManifestVotes(x.shuffledSources()) {
+		for _, s := range byManifestVotes(t.shuffledSources()) {
 			if s.ManifestDigest.IsZero() {
-				x.health.of(s.name()).err = errNoManifest
+				t.health.of(s.name()).err = errNoManifest
 				continue
 			}
-			if !x.health.of(s.name()).available() {
+			if !t.health.of(s.name()).available() {
 				continue
 			}
-			m, err := x.receiveManifestFrom(ctx, s, size, keep)
+			m, err := t.receiveManifestFrom(ctx, s, size, receive)
 			switch {
 			case err == nil:
 				return m, nil
@@ -258,22 +265,32 @@ func (x *transfer) receiveManifest(ctx context.Context, size int64, keep Manifes
 			case isLocal(err):
 				return nil, err
 			}
-			if err := x.laneEnded(laneEnd{x.newLane(s), err}); err != nil {
+			if err := t.laneEnded(laneEnd{t.newLane(s), err}); err != nil {
 				return nil, err
 			}
 		}
-		if x.shouldGiveUp() {
-			return nil, x.health.noSourceError()
-		}
-		select {
-		case <-time.After(x.health.untilNextRetry()):
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+		if err := t.waitForRetry(ctx); err != nil {
+			return nil, err
 		}
 	}
 }
 
-// byManifestVotes returns those first whose manifest most others name too.
+// waitForRetry waits until a source may be available again. It fails when ctx ends, or
+// when it is time to give up.
+func (t *transfer) waitForRetry(ctx context.Context) error {
+	if t.shouldGiveUp() {
+		return t.health.noSourceError()
+	}
+	select {
+	case <-time.After(t.health.untilNextRetry()):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// byManifestVotes sorts the sources: first those with the manifest digest that most
+// sources have.
 func byManifestVotes(sources []Source) []Source {
 	votes := map[disk.Digest]int{}
 	for _, s := range sources {
@@ -283,91 +300,87 @@ func byManifestVotes(sources []Source) []Source {
 	return sources
 }
 
-func (x *transfer) receiveManifestFrom(ctx context.Context, s Source, size int64, keep ManifestReceiver) (*disk.Manifest, error) {
+func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, size int64, receive ManifestReceiver) (*disk.Manifest, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	body, length, err := x.Client.openManifest(ctx, s)
+	body, length, err := t.Client.openManifest(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	defer body.Close()
 	if want := chunkCount(size) * int64(len(disk.ChunkHash{})); length != want {
-		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its manifest has %d bytes in place of %d", length, want)}
+		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest has %d bytes instead of %d", length, want)}
 	}
-	x.progress.PeerBytes.Add(length)
-	m, err := keep(fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), x.limiter), size, s.ManifestDigest)
+	t.progress.PeerBytes.Add(length)
+	m, err := receive(fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), t.limiter), size, s.ManifestDigest)
 	if err == nil {
 		return m, nil
 	}
 	if _, ok := errors.AsType[*disk.ChecksumError](err); ok {
-		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its manifest is not the one that it names: %w", err)}
+		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest does not have the digest in its state: %w", err)}
 	}
 	return nil, causeOf(ctx, err)
 }
 
-// isLocal reports whether err is one of this side, which no other source can help.
+// isLocal reports whether err is an error of this node, which no other source can avoid.
 func isLocal(err error) bool {
 	_, file := errors.AsType[*fs.PathError](err)
 	return file || errors.Is(err, disk.ErrNoSpace) || errors.Is(err, disk.ErrTooLarge)
 }
 
-// ChunkFetcher returns what gets single chunks of an image of so many bytes, for a
-// disk.Repair: from any source, else from the origin. The errors are those of Into.
+// ChunkFetcher returns a function for disk.Repair that fetches single chunks of an image
+// of size bytes from any peer, or else from the upstream. The errors are those of Into.
 func (p *Pull) ChunkFetcher(size int64) disk.FetchChunk { return p.newTransfer().chunkFetcher(size) }
 
-func (x *transfer) chunkFetcher(size int64) disk.FetchChunk {
-	return func(ctx context.Context, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
-		x.chunkProgress.touch()
-		x.peerActivity.touch()
+func (t *transfer) chunkFetcher(size int64) disk.FetchChunk {
+	return func(ctx context.Context, n int64, hash disk.ChunkHash, buf []byte) (int, error) {
+		t.chunkProgress.touch() // hours may have passed since the last chunk
+		t.peerActivity.touch()
 		from := n * disk.ChunkSize
 		data := buf[:min(disk.ChunkSize, size-from)]
-		return len(data), x.fetchChunk(ctx, n, sum, data)
+		return len(data), t.fetchChunk(ctx, n, hash, data)
 	}
 }
 
-// fetchChunk asks all sources that may be asked, in turn, and again when that may help.
-func (x *transfer) fetchChunk(ctx context.Context, n int64, sum disk.ChunkHash, data []byte) error {
+// fetchChunk requests a chunk from each available source in turn, until one sends it or it
+// is time to give up.
+func (t *transfer) fetchChunk(ctx context.Context, n int64, hash disk.ChunkHash, data []byte) error {
 	for {
-		for _, l := range x.singleChunkLanes() {
-			err := l.fetchChunk(ctx, n, sum, data)
+		for _, l := range t.singleChunkLanes() {
+			err := l.fetchChunk(ctx, n, hash, data)
 			if err == nil {
-				x.health.of(l.name()).failures = 0 // a repair may go on for hours
+				t.health.of(l.name()).failures = 0 // a repair may take hours: old failures do not count
 				return nil
 			}
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			if err := x.laneEnded(laneEnd{l, err}); err != nil {
+			if err := t.laneEnded(laneEnd{l, err}); err != nil {
 				return err
 			}
 		}
-		if x.shouldGiveUp() {
-			return x.health.noSourceError()
-		}
-		select {
-		case <-time.After(x.health.untilNextRetry()):
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := t.waitForRetry(ctx); err != nil {
+			return err
 		}
 	}
 }
 
-// singleChunkLanes returns a lane for each source that may be asked, the origin last.
-func (x *transfer) singleChunkLanes() []*lane {
+// singleChunkLanes returns a lane for each available source, the upstream last.
+func (t *transfer) singleChunkLanes() []*lane {
 	var lanes []*lane
-	for _, s := range x.shuffledSources() {
-		if x.health.of(s.name()).available() {
-			lanes = append(lanes, x.newLane(s))
+	for _, s := range t.shuffledSources() {
+		if t.health.of(s.name()).available() {
+			lanes = append(lanes, t.newLane(s))
 		}
 	}
-	if x.upstream.open != nil && x.health.of(upstreamName).available() {
-		lanes = append(lanes, x.newUpstreamLane())
+	if t.upstream.open != nil && t.health.of(upstreamName).available() {
+		lanes = append(lanes, t.newUpstreamLane())
 	}
 	return lanes
 }
 
-// fetchChunk gets one chunk without a window.
-func (l *lane) fetchChunk(ctx context.Context, n int64, sum disk.ChunkHash, data []byte) error {
+// fetchChunk receives one chunk without a window.
+func (l *lane) fetchChunk(ctx context.Context, n int64, hash disk.ChunkHash, data []byte) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	from := n * disk.ChunkSize
@@ -377,7 +390,7 @@ func (l *lane) fetchChunk(ctx context.Context, n int64, sum disk.ChunkHash, data
 	}
 	defer body.Close()
 	if _, err := io.ReadFull(l.pacedReader(ctx, cancel, body), data); err != nil {
-		return causeOf(ctx, earlyEnd(err))
+		return causeOf(ctx, unexpectedEOF(err))
 	}
-	return l.checkChunk(n, data, sum)
+	return l.checkChunk(n, data, hash)
 }

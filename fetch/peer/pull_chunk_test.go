@@ -104,7 +104,7 @@ func TestPullOfSingleChunksWaitsNotForEver(t *testing.T) {
 		_, get := singly(func(int, int64, int64) (io.ReadCloser, error) { return nil, &busyError{retryAfter: time.Second} })
 		ctx, cancel := context.WithTimeout(t.Context(), 2*maxBusyTime)
 		defer cancel()
-		if err := get(ctx, 1); err == nil || !strings.Contains(err.Error(), "it sends to others already") {
+		if err := get(ctx, 1); err == nil || !strings.Contains(err.Error(), "busy: the sending limit is reached") {
 			t.Error(err)
 		}
 	})

@@ -18,6 +18,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -99,18 +100,18 @@ func TestPullDoesWithoutASourceThatFails(t *testing.T) {
 		fault func(int64, http.ResponseWriter, *http.Request, http.Handler)
 		warns string
 	}{
-		{"lies", lies, "has not the checksum that the manifest names"},
+		{"lies", lies, "does not match the chunk manifest"},
 		{"breaks", stops(mib+mib/2, breaks), ""},
 		{"breaks at once", stops(1, breaks), ""},
 		{"refuses", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
-			writeError(w, http.StatusConflict, "leaving")
+			httperror.New(http.StatusConflict, "leaving").Write(w)
 		}, ""},
 		{"fails", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
-			writeError(w, http.StatusInternalServerError, "oh")
+			httperror.New(http.StatusInternalServerError, "oh").Write(w)
 		}, ""},
 		{"is busy", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 			w.Header().Set("Retry-After", "1")
-			writeError(w, http.StatusTooManyRequests, "later")
+			httperror.New(http.StatusTooManyRequests, "later").Write(w)
 		}, ""},
 		{"sends another range", func(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
 			r.Header.Set("Range", "bytes=0-1048575")
@@ -235,7 +236,7 @@ func TestPullTellsThatNoSourceHasAManifest(t *testing.T) {
 	x := r.pull.newTransfer()
 	x.chunkProgress.start = time.Now().Add(-giveUpAfter)
 	err := x.intoPart(t.Context(), r.part(), mib)
-	if err == nil || !strings.Contains(err.Error(), "node1/disk1: it has no manifest") {
+	if err == nil || !strings.Contains(err.Error(), "node1/disk1: no chunk manifest") {
 		t.Errorf("got %v", err)
 	}
 }

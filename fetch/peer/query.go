@@ -14,24 +14,28 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// maxStateSize bounds the JSON of a State, compressed or not.
+// maxStateSize limits the JSON of a State, both compressed and decompressed.
 const maxStateSize = 64 << 20
 
-// State returns what the node at an address tells of itself, and its ETag. With the
-// ETag of an earlier answer, the node may wait for so long for another state; if
-// there is none by then the error is ErrUnchanged.
+// ErrUnchanged means that the State still has the ETag of the request.
+var ErrUnchanged = errors.New("unchanged")
+
+// State returns the published State of the node at an address, and its ETag. If etag is
+// the ETag of an earlier response, this is a long poll: the node responds as soon as its
+// State changes, and after wait (one minute at most) at the latest. The error is
+// ErrUnchanged if there was no change.
 func (c *Client) State(ctx context.Context, at Address, etag string, wait time.Duration) (State, string, error) {
 	wait = min(max(wait, 0), maxWait)
 	ctx, cancel := context.WithTimeoutCause(ctx, wait+stateTimeout, errTimeout)
 	defer cancel()
-	q := request{address: at, path: []string{"v1", "state"}, header: acceptGzip(), timeout: wait + responseTimeout}
+	r := request{address: at, path: []string{"v1", "state"}, header: acceptGzip(), timeout: wait + responseTimeout}
 	if etag != "" {
-		q.header.Set("If-None-Match", etag)
+		r.header.Set("If-None-Match", etag)
 		if wait > 0 {
-			q.query = url.Values{"wait": {wait.String()}}
+			r.query = url.Values{"wait": {wait.String()}}
 		}
 	}
-	resp, err := c.do(ctx, q)
+	resp, err := c.do(ctx, r)
 	if err != nil {
 		return State{}, "", err
 	}
@@ -43,8 +47,9 @@ func (c *Client) State(ctx context.Context, at Address, etag string, wait time.D
 	return s, resp.Header.Get("ETag"), err
 }
 
-// Copies returns what the node has of the images of a name, as it is after the
-// question. The caller's ctx limits how long that may take.
+// Copies returns the State of the node at an address with only the copies of one image
+// name. The node observes them after it received the request, so the response is evidence
+// of what is on its disks now. The time limit is 30 s, or that of ctx.
 func (c *Client) Copies(ctx context.Context, at Address, name string) (State, error) {
 	if err := disk.CheckName(name); err != nil {
 		return State{}, err
@@ -64,7 +69,7 @@ func (c *Client) Copies(ctx context.Context, at Address, name string) (State, er
 	for _, d := range s.Disks {
 		for _, c := range d.Copies {
 			if c.Name != name {
-				return State{}, fmt.Errorf("ask %s: asked about %s, it answers about %s", at.URL, name, c.Name)
+				return State{}, fmt.Errorf("query %s: the response for image %s has a copy of %s", at.URL, name, c.Name)
 			}
 		}
 	}
@@ -73,14 +78,14 @@ func (c *Client) Copies(ctx context.Context, at Address, name string) (State, er
 
 func acceptGzip() http.Header { return http.Header{"Accept-Encoding": {"gzip"}} }
 
-// readState reads the answer of a node and closes it.
+// readState decodes the response of the node at an address and closes it.
 func readState(resp *http.Response, at Address) (State, error) {
 	s, err := decodeResponse(resp)
 	if err != nil {
-		return State{}, fmt.Errorf("ask %s: %w", at.URL, stripAddress(err))
+		return State{}, fmt.Errorf("query %s: %w", at.URL, stripAddress(err))
 	}
 	if s.Node != at.Node {
-		return State{}, fmt.Errorf("%s answers as node %s, not %s", at.URL, s.Node, at.Node)
+		return State{}, fmt.Errorf("%s is node %s, not %s", at.URL, s.Node, at.Node)
 	}
 	return s, nil
 }
@@ -93,24 +98,24 @@ func decodeResponse(resp *http.Response) (State, error) {
 	if resp.ContentLength > maxStateSize {
 		return State{}, errTooLarge
 	}
-	text := limitSize(resp.Body)
+	body := limitSize(resp.Body)
 	switch e := resp.Header.Get("Content-Encoding"); e {
 	case "", "identity":
 	case "gzip":
-		unpacked, err := gzip.NewReader(text)
+		decompressed, err := gzip.NewReader(body)
 		if err != nil {
-			return State{}, fmt.Errorf("unpack the answer: %w", err)
+			return State{}, fmt.Errorf("decompress the response: %w", err)
 		}
-		text = limitSize(unpacked)
+		body = limitSize(decompressed) // a small response may decompress to any size
 	default:
-		return State{}, fmt.Errorf("it answers in an encoding that was not asked for: %q", printable(e, maxName))
+		return State{}, fmt.Errorf("the response has an encoding that was not requested: %q", printable(e, maxName))
 	}
-	return decodeState(text)
+	return decodeState(body)
 }
 
-var errTooLarge = errors.New("its answer is too large")
+var errTooLarge = errors.New("the response is too large")
 
-// limitSize returns r, of which errTooLarge is read instead of more than a State may have.
+// limitSize returns a reader of r that fails with errTooLarge after maxStateSize bytes.
 func limitSize(r io.Reader) io.Reader { return &sizeLimiter{r: r, left: maxStateSize} }
 
 type sizeLimiter struct {
@@ -118,42 +123,42 @@ type sizeLimiter struct {
 	left int64
 }
 
-// Read fills p if it can: the JSON decoder looks at all the space between two words
-// again after each read, so that many small ones would cost it hours.
-func (b *sizeLimiter) Read(p []byte) (n int, err error) {
+// Read fills p if possible. After each read, the JSON decoder scans all white space since
+// the last token again: with many small reads, 64 MiB of spaces would take it hours.
+func (l *sizeLimiter) Read(p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
-		if b.left <= 0 {
+		if l.left <= 0 {
 			return n, errTooLarge
 		}
-		var some int
-		some, err = b.r.Read(p[n:min(int64(len(p)), int64(n)+b.left)])
-		n += some
-		b.left -= int64(some)
+		var m int
+		m, err = l.r.Read(p[n:min(int64(len(p)), int64(n)+l.left)])
+		n += m
+		l.left -= int64(m)
 	}
 	return n, err
 }
 
-// openRange returns the bytes from from to to, to excluded, of an image. Exactly these
-// come, or an error: a BusyError, a GoneError, io.ErrUnexpectedEOF of a connection
-// that ended. How long the body may take is the caller's concern. The connection is
-// used again if the body is read to its end before it is closed.
+// openRange returns a reader of the bytes [from, to) of an image. It returns exactly these
+// bytes or an error: a *busyError, an *httperror.Error, or io.ErrUnexpectedEOF if the
+// connection breaks. The caller limits the time for the body. The connection is used again
+// if the body is read to its end before it is closed.
 func (c *Client) openRange(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error) {
-	q := s.request("data")
-	q.header = http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", from, to-1)}}
-	resp, err := c.openBytes(ctx, q, http.StatusPartialContent)
+	r := s.request("data")
+	r.header = http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", from, to-1)}}
+	resp, err := c.openBytes(ctx, r, http.StatusPartialContent)
 	if err != nil {
 		return nil, err
 	}
-	asked := fmt.Sprintf("bytes %d-%d/", from, to-1)
-	if got := resp.Header.Get("Content-Range"); !strings.HasPrefix(got, asked) || resp.ContentLength != to-from {
+	want := fmt.Sprintf("bytes %d-%d/", from, to-1)
+	if got := resp.Header.Get("Content-Range"); !strings.HasPrefix(got, want) || resp.ContentLength != to-from {
 		resp.Body.Close()
-		return nil, fmt.Errorf("ask %s: asked for bytes %d-%d, it sends %d, %q", s.URL, from, to-1, resp.ContentLength, printable(got, maxName))
+		return nil, fmt.Errorf("query %s: the response to a request for bytes %d-%d has %d bytes and the range %q", s.URL, from, to-1, resp.ContentLength, printable(got, maxName))
 	}
 	return resp.Body, nil
 }
 
-// openManifest returns the sums of the chunks of an image, 32 bytes each, and how many
-// bytes there are. The errors are those of data.
+// openManifest returns a reader of the chunk manifest of an image, 32 bytes for each
+// chunk, and its length in bytes. The errors are those of openRange.
 func (c *Client) openManifest(ctx context.Context, s Source) (io.ReadCloser, int64, error) {
 	resp, err := c.openBytes(ctx, s.request("manifest"), http.StatusOK)
 	if err != nil {
@@ -161,33 +166,32 @@ func (c *Client) openManifest(ctx context.Context, s Source) (io.ReadCloser, int
 	}
 	if resp.ContentLength < 0 {
 		resp.Body.Close()
-		return nil, 0, fmt.Errorf("ask %s: it does not say how long the manifest is", s.URL)
+		return nil, 0, fmt.Errorf("query %s: the response does not have the length of the manifest", s.URL)
 	}
 	return resp.Body, resp.ContentLength, nil
 }
 
-func (s Source) request(what string) request {
+func (s Source) request(route string) request {
 	return request{
-		address: s.Address, path: []string{"v1", "images", s.ID.Name, s.ID.UUID, what},
+		address: s.Address, path: []string{"v1", "images", s.ID.Name, s.ID.UUID, route},
 		query: url.Values{"disk": {s.Disk}}, header: http.Header{}, timeout: responseTimeout,
 	}
 }
 
-// openBytes asks for what has to come as it is and with the status want.
-func (c *Client) openBytes(ctx context.Context, q request, want int) (*http.Response, error) {
-	q.header.Set("Accept-Encoding", "identity")
-	resp, err := c.do(ctx, q)
+// openBytes sends a request for bytes that must arrive unencoded, in a response with the
+// status want.
+func (c *Client) openBytes(ctx context.Context, r request, want int) (*http.Response, error) {
+	r.header.Set("Accept-Encoding", "identity")
+	resp, err := c.do(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	if resp.StatusCode != want {
-		return nil, fmt.Errorf("ask %s: %w", q.address.URL, responseError(resp))
+		return nil, fmt.Errorf("query %s: %w", r.address.URL, responseError(resp))
 	}
-	if resp.Header.Get("Content-Encoding") != "" {
+	if e := resp.Header.Get("Content-Encoding"); e != "" {
 		resp.Body.Close()
-		return nil, fmt.Errorf("ask %s: %w", q.address.URL, errEncoded)
+		return nil, fmt.Errorf("query %s: the response has an encoding that was not requested: %q", r.address.URL, printable(e, maxName))
 	}
 	return resp, nil
 }
-
-var errEncoded = errors.New("it encodes bytes that have to come as they are")

@@ -27,7 +27,7 @@ func TestStateArrivesAsItWasPublished(t *testing.T) {
 func TestNothingPublishedIsNoState(t *testing.T) {
 	n := startNode(t, "node1")
 	_, _, err := newClient(t).State(t.Context(), n.address(), "", 0)
-	if err == nil || !strings.Contains(err.Error(), "not looked at yet") {
+	if err == nil || !strings.Contains(err.Error(), "not been observed yet") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -36,7 +36,7 @@ func TestStateOfAnotherNodeIsRefused(t *testing.T) {
 	n := startNode(t, "node1")
 	n.board.Publish(stateWith("node1", 1))
 	c, at := newClient(t), Address{Node: "node2", URL: n.URL}
-	want := n.URL + " answers as node node1, not node2"
+	want := n.URL + " is node node1, not node2"
 	if _, _, err := c.State(t.Context(), at, "", 0); err == nil || err.Error() != want {
 		t.Errorf("state: got %v, want %s", err, want)
 	}

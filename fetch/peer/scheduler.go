@@ -19,234 +19,238 @@ import (
 )
 
 const (
-	// maxLanes is how many sources are asked at once.
+	// maxLanes is how many peers a transfer requests from at once.
 	maxLanes = 8
-	// giveUpAfter is how long a transfer goes on without a source.
+	// giveUpAfter is how long a transfer continues without a usable source.
 	giveUpAfter = 30 * time.Second
-	// maxDrops is how often in a row the connection to a source may break before that
-	// counts as having none.
+	// maxDrops is how many consecutive connections to a source may drop before they count
+	// as no progress.
 	maxDrops = 3
-	// maxBusyTime is how long peers are believed that they are busy with others, when
-	// nothing comes of any.
+	// maxBusyTime is how long a transfer waits for peers that only send 429.
 	maxBusyTime = time.Hour
 )
 
-// upstreamName is what the roster calls the origin: no node can be called so.
-const upstreamName = "the origin"
-
-// laneEnd is the end of a lane.
+// laneEnd is how a lane ended.
 type laneEnd struct {
 	lane *lane
 	err  error
 }
 
-// supervise keeps as many lanes at work as there are sources for, until ctx ends. It
-// fails when there is no use in going on.
-func (x *transfer) supervise(ctx context.Context) error {
-	var work sync.WaitGroup
-	defer work.Wait()
+// supervise runs a lane for each usable source until ctx ends. It fails when the transfer
+// cannot continue.
+func (t *transfer) supervise(ctx context.Context) error {
+	var lanes sync.WaitGroup
+	defer lanes.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	for {
-		x.startLanes(ctx, &work)
-		x.considerUpstream(ctx, &work)
-		if len(x.lanes) == 0 && !x.allRequested && x.shouldGiveUp() {
-			return x.health.noSourceError()
+		t.startLanes(ctx, &lanes)
+		t.considerUpstream(ctx, &lanes)
+		if len(t.lanes) == 0 && !t.allRequested && t.shouldGiveUp() {
+			return t.health.noSourceError()
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case e := <-x.laneEnds:
-			if err := x.laneEnded(e); err != nil {
+		case e := <-t.laneEnds:
+			if err := t.laneEnded(e); err != nil {
 				return err
 			}
-		case <-time.After(x.health.untilNextRetry()):
+		case <-time.After(t.health.untilNextRetry()):
 		}
 	}
 }
 
-// shouldGiveUp reports whether nothing was of use for too long, and nobody asked to come back.
-func (x *transfer) shouldGiveUp() bool {
-	return min(x.chunkProgress.since(), x.peerBusy.since()) >= giveUpAfter
+// shouldGiveUp reports whether for giveUpAfter no chunk arrived and no peer was busy.
+func (t *transfer) shouldGiveUp() bool {
+	return min(t.chunkProgress.since(), t.peerBusy.since()) >= giveUpAfter
 }
 
-// startLanes starts a lane for each source that may be asked and is not, one for a node.
-func (x *transfer) startLanes(ctx context.Context, work *sync.WaitGroup) {
-	if x.allRequested {
+// startLanes starts a lane for each available source without one, at most one per node. If
+// no lane runs and no source is available, it uses degraded sources.
+func (t *transfer) startLanes(ctx context.Context, lanes *sync.WaitGroup) {
+	if t.allRequested {
 		return
 	}
-	sources := x.shuffledSources()
+	sources := t.shuffledSources()
 	started := false
 	for _, s := range sources {
-		if x.health.of(s.name()).available() {
-			started = x.startLane(ctx, work, s) || started
+		if t.health.of(s.name()).available() {
+			started = t.startLane(ctx, lanes, s) || started
 		}
 	}
-	if started || len(x.lanes) > 0 {
+	if started || len(t.lanes) > 0 {
 		return
 	}
-	for _, s := range sources { // better a poor one than none
-		if x.health.of(s.name()).degraded {
-			x.startLane(ctx, work, s)
+	for _, s := range sources {
+		if t.health.of(s.name()).degraded {
+			t.startLane(ctx, lanes, s)
 		}
 	}
 }
 
-// shuffledSources returns the sources in an order of chance, so that receivers spread.
-func (x *transfer) shuffledSources() []Source {
-	sources := slices.Clone(x.Sources())
+// shuffledSources returns the sources in random order, to spread the load of many
+// receivers.
+func (t *transfer) shuffledSources() []Source {
+	sources := slices.Clone(t.Sources())
 	rand.Shuffle(len(sources), func(i, j int) { sources[i], sources[j] = sources[j], sources[i] })
 	return sources
 }
 
-// startLane starts a lane for s, unless the node of s is asked already or sends chunks
-// of something else.
-func (x *transfer) startLane(ctx context.Context, work *sync.WaitGroup, s Source) bool {
-	if len(x.lanes) >= maxLanes || !s.ManifestDigest.IsZero() && s.ManifestDigest != x.manifestDigest {
+// startLane starts a lane for s, unless there is one for the same node, or s has another
+// chunk manifest. It reports whether it did.
+func (t *transfer) startLane(ctx context.Context, lanes *sync.WaitGroup, s Source) bool {
+	if len(t.lanes) >= maxLanes || !s.ManifestDigest.IsZero() && s.ManifestDigest != t.manifestDigest {
 		return false
 	}
-	for _, l := range x.lanes {
+	for _, l := range t.lanes {
 		if l.node == s.Node {
 			return false
 		}
 	}
-	x.launchLane(ctx, work, x.newLane(s))
+	t.launchLane(ctx, lanes, t.newLane(s))
 	return true
 }
 
-func (x *transfer) launchLane(ctx context.Context, work *sync.WaitGroup, l *lane) {
-	x.lanes[l.name()] = l
-	work.Go(func() { x.laneEnds <- laneEnd{l, l.run(ctx)} })
+func (t *transfer) launchLane(ctx context.Context, lanes *sync.WaitGroup, l *lane) {
+	t.lanes[l.name()] = l
+	lanes.Go(func() { t.laneEnds <- laneEnd{l, l.run(ctx)} })
 }
 
-// laneEnded notes how a lane ended. An error of its own is one of this side.
-func (x *transfer) laneEnded(e laneEnd) error {
-	delete(x.lanes, e.lane.name())
+// laneEnded records how a lane ended. It returns an error if the transfer must end.
+func (t *transfer) laneEnded(e laneEnd) error {
+	delete(t.lanes, e.lane.name())
 	switch {
 	case e.err == nil:
-		x.allRequested = true
+		t.allRequested = true
 		return nil
 	case errors.Is(e.err, errNotNeeded):
 		return nil
 	}
-	if ours, ok := errors.AsType[*manifestError](e.err); ok {
-		return ours.err
+	if local, ok := errors.AsType[*manifestError](e.err); ok {
+		return local.err
 	}
-	if x.Final != nil && x.Final(e.err) {
+	if t.Final != nil && t.Final(e.err) {
 		return e.err
 	}
-	s := x.health.of(e.lane.name())
-	s.recordFailure(e.err, e.lane.delivered, cmp.Or(x.MaxBackoff, defaultMaxBackoff))
-	if isConnectionDrop(e.err) && s.failures <= maxDrops {
-		x.chunkProgress.touch() // the chunk that it broke in may have taken longer than hopeless
+	h := t.health.of(e.lane.name())
+	h.recordFailure(e.err, e.lane.delivered, cmp.Or(t.MaxBackoff, defaultMaxBackoff))
+	if isConnectionDrop(e.err) && h.failures <= maxDrops {
+		t.chunkProgress.touch() // on a slow connection one chunk may take longer than giveUpAfter
 	}
-	if s.busy && x.peerActivity.since() < maxBusyTime { // the sends that it is busy with may hang
-		x.peerBusy.touch()
+	if h.busy && t.peerActivity.since() < maxBusyTime { // after that, the peer's sends probably hang
+		t.peerBusy.touch()
 	}
-	if isInvalidData(e.err) && x.Warn != nil {
-		x.Warn(e.err)
+	if isInvalidData(e.err) && t.Warn != nil {
+		t.Warn(e.err)
 	}
 	return nil
 }
 
 const (
-	// peerTimeout is how long peers may bring nothing before the origin is asked, and how
-	// long they are watched before it is compared with them.
+	// peerTimeout is how long peers may send nothing before the upstream is read. It is
+	// also the time over which the rate of the peers is measured.
 	peerTimeout = 10 * time.Second
-	// probeChunks is what the origin is compared by.
+	// probeChunks is how many chunks a probe of the upstream reads.
 	probeChunks = 8
-	// firstProbeInterval is the time until it is compared again; it doubles.
+	// firstProbeInterval is the time between the first and the second probe; it doubles.
 	firstProbeInterval = time.Minute
 )
 
-// errNotNeeded ends the lane of an origin that is not needed.
-var errNotNeeded = errors.New("it is not needed")
+// upstreamName is the name of the upstream in errors and in the healthTable. The name of a
+// peer has a slash.
+const upstreamName = "upstream"
 
-// upstreamFallback is the origin in the eyes of a transfer: the nodes of a cluster should read
-// it once between them, but no transfer should be slower than it alone would be.
+// errNotNeeded ends the upstream lane because the peers suffice.
+var errNotNeeded = errors.New("not needed")
+
+// upstreamFallback decides whether a transfer reads the upstream too. The nodes of a
+// cluster should read each byte from the upstream only once altogether, but no transfer
+// should be slower than the upstream alone would be.
 type upstreamFallback struct {
-	open          rangeOpener   // nil: there is none
-	samples       []sample      // one a second, of the last ones
-	firstByte     time.Time     // when the first byte came of a peer
-	nextProbe     time.Time     // not before is it compared again
-	probeInterval time.Duration // after the next comparison
+	open          rangeOpener   // nil: there is no upstream
+	samples       []sample      // of the last peerTimeout, at least half a second apart
+	firstByte     time.Time     // when the first byte arrived from a peer
+	nextProbe     time.Time     // no probe before
+	probeInterval time.Duration // after the last probe
 }
 
-// sample is how far the transfer was at a time.
+// sample is the progress of a transfer at a moment.
 type sample struct {
 	at     time.Time
-	bytes  int64 // of peers
-	waited time.Duration
+	bytes  int64         // from peers
+	waited time.Duration // see window.totalWait
 }
 
-// considerUpstream starts a lane for the origin if the peers are not enough: if none brings
-// anything, until one does; or if the part waits for them most of the time, and the
-// origin turns out to be faster than all of them. As long as a peer is busy with others
-// the image is spreading, and soon there are more to ask.
-func (x *transfer) considerUpstream(ctx context.Context, work *sync.WaitGroup) {
-	if x.upstream.open == nil || x.allRequested || x.lanes[upstreamName] != nil || !x.health.of(upstreamName).available() {
+// considerUpstream starts a lane for the upstream if the peers do not suffice. That is in
+// two cases: no peer sends anything, and the lane ends when one does; or the partial file
+// waits for the peers most of the time, and the lane ends after a probe unless the
+// upstream is faster than all peers together. While a peer is busy, the image is still
+// spreading in the cluster, and more sources will appear soon.
+func (t *transfer) considerUpstream(ctx context.Context, lanes *sync.WaitGroup) {
+	if t.upstream.open == nil || t.allRequested || t.lanes[upstreamName] != nil || !t.health.of(upstreamName).available() {
 		return
 	}
-	o := &x.upstream
-	last := x.takeSample()
-	o.record(last)
-	l := x.newUpstreamLane()
+	u := &t.upstream
+	now := t.takeSample()
+	u.record(now)
+	l := t.newUpstreamLane()
 	switch {
-	case x.peersIdle() >= peerTimeout && x.window.currentWait() >= peerTimeout:
-		l.shouldStop = func() bool { return x.peersIdle() < time.Second }
-	case x.peerBusy.since() >= peerTimeout && o.shouldProbe(last, x.Limit):
-		o.probeInterval = max(2*o.probeInterval, firstProbeInterval)
-		o.nextProbe = last.at.Add(o.probeInterval)
-		peers := o.peerRate(last)
+	case t.peersIdle() >= peerTimeout && t.window.currentWait() >= peerTimeout:
+		l.shouldStop = func() bool { return t.peersIdle() < time.Second }
+	case t.peerBusy.since() >= peerTimeout && u.shouldProbe(now, t.Limit):
+		u.probeInterval = max(2*u.probeInterval, firstProbeInterval)
+		u.nextProbe = now.at.Add(u.probeInterval)
+		peerRate := u.peerRate(now)
 		l.quota = probeChunks
-		l.shouldStop = func() bool { return l.delivered >= probeChunks && l.averageRate() <= peers }
+		l.shouldStop = func() bool { return l.delivered >= probeChunks && l.averageRate() <= peerRate }
 	default:
 		return
 	}
-	x.launchLane(ctx, work, l)
+	t.launchLane(ctx, lanes, l)
 }
 
-// peersIdle returns how long no peer brought anything, or asked to come back.
-func (x *transfer) peersIdle() time.Duration { return min(x.peerActivity.since(), x.peerBusy.since()) }
+// peersIdle returns the time since a peer sent a byte or a 429.
+func (t *transfer) peersIdle() time.Duration { return min(t.peerActivity.since(), t.peerBusy.since()) }
 
-func (x *transfer) takeSample() sample {
-	return sample{at: time.Now(), bytes: x.progress.PeerBytes.Load(), waited: x.window.totalWait()}
+func (t *transfer) takeSample() sample {
+	return sample{at: time.Now(), bytes: t.progress.PeerBytes.Load(), waited: t.window.totalWait()}
 }
 
-// record keeps the samples of the last ten seconds.
-func (o *upstreamFallback) record(s sample) {
-	if o.firstByte.IsZero() && s.bytes > 0 {
-		o.firstByte = s.at
+// record adds a sample and drops those that are older than peerTimeout, except one.
+func (u *upstreamFallback) record(s sample) {
+	if u.firstByte.IsZero() && s.bytes > 0 {
+		u.firstByte = s.at
 	}
-	if n := len(o.samples); n > 0 && s.at.Sub(o.samples[n-1].at) < time.Second/2 {
+	if n := len(u.samples); n > 0 && s.at.Sub(u.samples[n-1].at) < time.Second/2 {
 		return
 	}
-	o.samples = append(o.samples, s)
-	for len(o.samples) > 1 && s.at.Sub(o.samples[1].at) >= peerTimeout {
-		o.samples = append(o.samples[:0], o.samples[1:]...)
+	u.samples = append(u.samples, s)
+	for len(u.samples) > 1 && s.at.Sub(u.samples[1].at) >= peerTimeout {
+		u.samples = append(u.samples[:0], u.samples[1:]...)
 	}
 }
 
-// shouldProbe reports whether the origin should be compared with the peers: they are what
-// the part waits for, and not the limit.
-func (o *upstreamFallback) shouldProbe(now sample, limit int64) bool {
-	if o.firstByte.IsZero() || now.at.Sub(o.firstByte) < peerTimeout || now.at.Before(o.nextProbe) {
+// shouldProbe reports whether the upstream may be faster than the peers: the partial file
+// waited most of the time, and neither the disk nor the limit was the bottleneck.
+func (u *upstreamFallback) shouldProbe(now sample, limit int64) bool {
+	if u.firstByte.IsZero() || now.at.Sub(u.firstByte) < peerTimeout || now.at.Before(u.nextProbe) {
 		return false
 	}
-	if limit > 0 && o.peerRate(now) >= 0.8*float64(limit) {
+	if limit > 0 && u.peerRate(now) >= 0.8*float64(limit) {
 		return false
 	}
-	first := o.samples[0]
+	first := u.samples[0]
 	return now.waited-first.waited > now.at.Sub(first.at)/2
 }
 
-// peerRate returns the bytes per second of all peers together.
-func (o *upstreamFallback) peerRate(now sample) float64 {
-	first := o.samples[0]
+// peerRate returns the bytes per second of all peers together, over the samples.
+func (u *upstreamFallback) peerRate(now sample) float64 {
+	first := u.samples[0]
 	return float64(now.bytes-first.bytes) / max(now.at.Sub(first.at).Seconds(), 1)
 }
 
-// averageRate returns the bytes per second of l while it was asking.
+// averageRate returns the bytes per second of l during its requests.
 func (l *lane) averageRate() float64 {
 	return float64(l.delivered*disk.ChunkSize) / max(l.busyTime.Seconds(), 1e-6)
 }
@@ -256,51 +260,54 @@ const (
 	defaultMaxBackoff = 5 * time.Minute
 )
 
-// healthTable is what a Pull has learned of its sources, by their names.
+// healthTable is what a Pull knows about its sources, by name.
 type healthTable map[string]*sourceHealth
 
-// sourceHealth is what is known of one source.
+// sourceHealth is what a Pull knows about one source.
 type sourceHealth struct {
-	err      error     // why it was set aside last; nil: it never was
-	retryAt  time.Time // it is set aside until then
-	degraded bool      // it does send: slowly, or until the connection breaks
-	busy     bool      // it asked to come back
-	failures int       // in a row that failed
+	err      error     // the last failure; nil: none
+	retryAt  time.Time // it is not used before
+	degraded bool      // it does send, but slowly, or until the connection drops
+	busy     bool      // the last response was a 429
+	failures int       // consecutive
 }
 
-// name identifies a source to the roster and to people.
+// name identifies a source in a healthTable and in errors.
 func (s Source) name() string { return s.Node + "/" + s.Disk }
 
-func (r *healthTable) of(name string) *sourceHealth {
-	if *r == nil {
-		*r = healthTable{}
+func (h *healthTable) of(name string) *sourceHealth {
+	if *h == nil {
+		*h = healthTable{}
 	}
-	if (*r)[name] == nil {
-		(*r)[name] = new(sourceHealth)
+	if (*h)[name] == nil {
+		(*h)[name] = new(sourceHealth)
 	}
-	return (*r)[name]
+	return (*h)[name]
 }
 
-// available reports whether the source may be asked.
-func (s *sourceHealth) available() bool { return !time.Now().Before(s.retryAt) }
+// available reports whether the source may be used now.
+func (h *sourceHealth) available() bool { return !time.Now().Before(h.retryAt) }
 
-// recordFailure sets a source aside that brought so many chunks before: for longer each time,
-// up to most, unless the connection just broke of one that did well.
-func (s *sourceHealth) recordFailure(err error, brought int64, most time.Duration) {
+// recordFailure sets the backoff of a source that delivered so many chunks before it
+// failed. The backoff doubles with each consecutive failure up to maxBackoff. There is
+// none if the connection dropped after the source had delivered a whole run: it is
+// probably fine.
+func (h *sourceHealth) recordFailure(err error, delivered int64, maxBackoff time.Duration) {
 	if busy, ok := errors.AsType[*busyError](err); ok {
-		*s = sourceHealth{err: err, busy: true, retryAt: time.Now().Add(busy.retryAfter), failures: s.failures}
+		*h = sourceHealth{err: err, busy: true, retryAt: time.Now().Add(busy.retryAfter), failures: h.failures}
 		return
 	}
-	broke, well := isConnectionDrop(err), brought >= firstRunLength
-	s.err, s.busy, s.degraded = err, false, errors.Is(err, errSlow) || broke && brought > 0
-	if well && !isInvalidData(err) && !errors.Is(err, errSlow) {
-		s.failures = 0
+	slow, dropped := errors.Is(err, errSlow), isConnectionDrop(err)
+	useful := delivered >= firstRunLength
+	h.err, h.busy, h.degraded = err, false, slow || dropped && delivered > 0
+	if useful && !isInvalidData(err) && !slow {
+		h.failures = 0
 	}
-	wait := min(firstBackoff<<min(s.failures, 8), most)
-	if s.failures++; broke && well {
-		wait = 0
+	backoff := min(firstBackoff<<min(h.failures, 8), maxBackoff)
+	if h.failures++; dropped && useful {
+		backoff = 0
 	}
-	s.retryAt = time.Now().Add(wait)
+	h.retryAt = time.Now().Add(backoff)
 }
 
 func isInvalidData(err error) bool {
@@ -312,10 +319,11 @@ func isConnectionDrop(err error) bool {
 	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// untilNextRetry returns how long to wait until something may have become usable.
-func (r healthTable) untilNextRetry() time.Duration {
+// untilNextRetry returns the time until the next source becomes available, at most one
+// second, because new sources may appear at any time.
+func (h healthTable) untilNextRetry() time.Duration {
 	wait := time.Second
-	for _, s := range r {
+	for _, s := range h {
 		if left := time.Until(s.retryAt); left > 0 {
 			wait = min(wait, left)
 		}
@@ -323,14 +331,15 @@ func (r healthTable) untilNextRetry() time.Duration {
 	return wait
 }
 
-// noSourceError is the error when no source was of use for too long.
-func (r healthTable) noSourceError() error {
-	var lines []string
-	for _, name := range slices.Sorted(maps.Keys(r)) {
-		if s := r[name]; s.err != nil {
-			lines = append(lines, fmt.Sprintf("%s: %v", name, s.err))
+// noSourceError returns the error of a transfer that gives up, with the last failure of
+// each source.
+func (h healthTable) noSourceError() error {
+	var failures []string
+	for _, name := range slices.Sorted(maps.Keys(h)) {
+		if s := h[name]; s.err != nil {
+			failures = append(failures, fmt.Sprintf("%s: %v", name, s.err))
 		}
 	}
-	why := cmp.Or(strings.Join(lines, "; "), "no other node has a ready copy that can be asked")
-	return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no source for %v: %s", giveUpAfter, why)}
+	reason := cmp.Or(strings.Join(failures, "; "), "no other node has a ready copy")
+	return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no source for %v: %s", giveUpAfter, reason)}
 }

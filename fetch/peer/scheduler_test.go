@@ -88,7 +88,7 @@ func TestPullFailsWhenNoSourceIsOfUse(t *testing.T) {
 		most  time.Duration
 	}{
 		{"none is there", nil, []string{"no other node"}, 31 * time.Second},
-		{"none says anything", map[string]*link{"node1": {}, "node2": {}}, []string{"node1/disk1: no answer in 10s", "node2/disk1:"}, 46 * time.Second},
+		{"none says anything", map[string]*link{"node1": {}, "node2": {}}, []string{"node1/disk1: no response in 10s", "node2/disk1:"}, 46 * time.Second},
 		{"a trickle", map[string]*link{"node1": {rate: 900}}, []string{"node1/disk1: stalled: less than 1 KiB/s"}, 46 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -286,7 +286,7 @@ func TestPullWaitsNotForEverForABusySource(t *testing.T) {
 					if err != nil || s.progress.UpstreamBytes.Load() != m.Size() {
 						t.Errorf("after %v: %v", took, err)
 					}
-				} else if err == nil || !strings.Contains(err.Error(), "node1/disk1: it sends to others already") {
+				} else if err == nil || !strings.Contains(err.Error(), "node1/disk1: busy: the sending limit is reached") {
 					t.Errorf("after %v: %v", took, err)
 				}
 				if took < maxBusyTime || took > maxBusyTime+2*time.Minute {

@@ -13,23 +13,25 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-const maxManifests = 16 // sent at once; beyond, they queue
+const maxManifests = 16 // chunk manifests sent at once; further requests wait
 
 func (s *Server) data(w http.ResponseWriter, r *http.Request) {
-	d, id, ok := s.readyCopy(w, r)
+	d, id, refused := s.readyCopy(r)
+	if refused != nil {
+		refused.Write(w)
+		return
+	}
+	ctx, release, ok := s.acquireSlot(w, r, id)
 	if !ok {
 		return
 	}
-	ctx, end, ok := s.acquireSlot(w, r, id)
-	if !ok {
-		return
-	}
-	defer end()
+	defer release()
 	image, err := d.Open(id)
 	if err != nil {
-		writeError(w, http.StatusConflict, err.Error())
+		httperror.New(http.StatusConflict, "%v", err).Write(w)
 		return
 	}
 	defer image.Close()
@@ -54,174 +56,178 @@ func writeRangeError(w http.ResponseWriter, size int64, err error) {
 		status = http.StatusRequestedRangeNotSatisfiable
 		w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", size))
 	}
-	writeError(w, status, err.Error())
+	httperror.New(status, "%v", err).Write(w)
 }
 
 func (s *Server) manifest(w http.ResponseWriter, r *http.Request) {
-	d, id, ok := s.readyCopy(w, r)
-	if !ok {
+	d, id, refused := s.readyCopy(r)
+	if refused != nil {
+		refused.Write(w)
 		return
 	}
 	select {
 	case s.manifests <- struct{}{}:
 		defer func() { <-s.manifests }()
 	case <-r.Context().Done():
-		writeError(w, http.StatusServiceUnavailable, "too many ask at once")
+		errOverloaded.Write(w)
 		return
 	}
 	m, err := d.Manifest(id)
 	if err != nil {
-		writeError(w, http.StatusConflict, err.Error())
+		httperror.New(http.StatusConflict, "%v", err).Write(w)
 		return
 	}
 	defer m.Close()
-	sums := m.Hashes()
-	lasting := func() error { return nil }
-	s.sendBody(r.Context(), w, http.StatusOK, sums.Size(), lasting, func(w io.Writer) error {
-		_, err := io.CopyN(w, sums, sums.Size())
+	hashes := m.Hashes()
+	unchanged := func() error { return nil } // the receiver compares the digest of the manifest
+	s.sendBody(r.Context(), w, http.StatusOK, hashes.Size(), unchanged, func(w io.Writer) error {
+		_, err := io.CopyN(w, hashes, hashes.Size())
 		return err
 	})
 }
 
-// readyCopy returns the disk and the image that are asked for, if the copy is ready to
-// be sent; else it answers why not. The name of the disk comes from the configuration
-// and the image's is checked: no path of a request gets as far as a file.
-func (s *Server) readyCopy(w http.ResponseWriter, r *http.Request) (d *disk.Disk, id disk.ID, ok bool) {
-	id = disk.ID{Name: r.PathValue("name"), UUID: r.PathValue("uuid")}
+// readyCopy returns the disk and the id of the copy that the request names, or why it
+// cannot be sent. No text from the request becomes a path: the disk is looked up by its
+// declared name, and disk.CheckName and disk.CheckUUID limit the characters of the id.
+func (s *Server) readyCopy(r *http.Request) (*disk.Disk, disk.ID, *httperror.Error) {
+	id := disk.ID{Name: r.PathValue("name"), UUID: r.PathValue("uuid")}
 	if err := errors.Join(disk.CheckName(id.Name), disk.CheckUUID(id.UUID)); err != nil {
-		writeError(w, http.StatusBadRequest, err.Error())
-		return nil, id, false
+		return nil, id, httperror.New(http.StatusBadRequest, "%v", err)
 	}
-	on := r.URL.Query().Get("disk")
-	if d, ok = s.node.Disk(on); !ok {
-		writeError(w, http.StatusNotFound, fmt.Sprintf("there is no disk %q here", on))
-		return nil, id, false
+	diskName := r.URL.Query().Get("disk")
+	d, ok := s.node.Disk(diskName)
+	if !ok {
+		return nil, id, httperror.New(http.StatusNotFound, "this node has no disk %q", diskName)
 	}
-	if s.node.Leaving(on, id) {
-		writeError(w, http.StatusConflict, fmt.Sprintf("%s is leaving disk %s", id, on))
-		return nil, id, false
+	if s.node.Leaving(diskName, id) {
+		return nil, id, httperror.New(http.StatusConflict, "%s is leaving disk %s", id, diskName)
 	}
 	switch c := d.Stat(id); {
 	case c.State == disk.Pending:
-		writeError(w, http.StatusNotFound, fmt.Sprintf("%s is not on disk %s", id, on))
-		return nil, id, false
+		return nil, id, httperror.New(http.StatusNotFound, "%s is not on disk %s", id, diskName)
 	case c.State != disk.Ready:
-		writeError(w, http.StatusConflict, fmt.Sprintf("%s on disk %s is %s", id, on, c.State))
-		return nil, id, false
+		return nil, id, httperror.New(http.StatusConflict, "%s on disk %s is %s", id, diskName, c.State)
 	}
-	return d, id, true
+	return d, id, nil
 }
 
-// acquireSlot takes a slot for sending an image, or answers that there is none. The sending
-// has to end with ctx, and end has to be called behind it.
-func (s *Server) acquireSlot(w http.ResponseWriter, r *http.Request, id disk.ID) (ctx context.Context, end func(), ok bool) {
+// acquireSlot acquires a slot for sending an image, or writes a 429. The send must end
+// when ctx ends; the caller must call release after it.
+func (s *Server) acquireSlot(w http.ResponseWriter, r *http.Request, id disk.ID) (ctx context.Context, release func(), ok bool) {
 	ctx, cancel := context.WithCancel(r.Context())
 	free, ok := s.sendLimits.acquire(id, cancel)
 	if !ok {
 		cancel()
-		w.Header().Set("Retry-After", "1")
-		writeError(w, http.StatusTooManyRequests, "sending limit")
+		writeBusy(w, "sending limit reached: this node sends an image at most %d times at once", maxSends)
 		return nil, nil, false
 	}
 	return ctx, func() { free(); cancel() }, true
 }
 
-// sendBody answers with the bytes that send writes, as long as may says so. When it fails
-// the connection is broken, so that nobody takes what was sent for the whole.
-func (s *Server) sendBody(ctx context.Context, w http.ResponseWriter, status int, length int64, may func() error, send func(io.Writer) error) {
+func writeBusy(w http.ResponseWriter, format string, args ...any) {
+	w.Header().Set("Retry-After", "1")
+	httperror.New(http.StatusTooManyRequests, format, args...).Write(w)
+}
+
+// sendBody writes a response whose body send writes. It calls check before each piece; an
+// error of check or send breaks the connection, so that the client does not mistake the
+// bytes that were sent for the whole.
+func (s *Server) sendBody(ctx context.Context, w http.ResponseWriter, status int, length int64, check func() error, send func(io.Writer) error) {
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
 	w.WriteHeader(status)
-	p, done := newPacedWriter(ctx, w, s.pieceTimeout, may)
+	p, done := newPacedWriter(ctx, w, s.pieceTimeout, check)
 	defer done()
 	if send(p) != nil {
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// maxSends is how many of its copies of one image a node sends at once.
+// maxSends is how many times a node sends one image at once.
 const maxSends = 3
 
-// minHold is how long a send keeps its slot when another one is turned away. A receiver
-// that takes all it is sent, but slowly, would have the slot for days.
+// minHold is how long a send keeps its slot although another request is turned away. A
+// receiver that reads slowly, but never stalls, would otherwise keep the slot for days.
 const minHold = time.Minute
 
-// sendLimiter are the sends under way.
+// sendLimiter limits the sends of each image to maxSends at once.
 type sendLimiter struct {
 	minHold time.Duration
 
 	mu     sync.Mutex
-	active map[disk.ID][]*slot // in the order they were taken
+	active map[disk.ID][]*slot // oldest first
 }
 
 type slot struct {
 	since  time.Time
-	cancel context.CancelFunc
+	cancel context.CancelFunc // ends the send
 }
 
 func newSendLimiter() *sendLimiter {
 	return &sendLimiter{minHold: minHold, active: map[disk.ID][]*slot{}}
 }
 
-// acquire gives a slot to a send that end can end. It returns what gives the slot back,
-// or false if there is none. Then the oldest send ends if it had its turn.
-func (s *sendLimiter) acquire(id disk.ID, end context.CancelFunc) (free func(), ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	held := s.active[id]
-	if len(held) >= maxSends {
-		if time.Since(held[0].since) >= s.minHold {
-			held[0].cancel()
+// acquire returns a function that releases the acquired slot, or false if no slot is free.
+// In that case it cancels the oldest send if that has had its slot for minHold, so that a
+// later attempt succeeds. cancel must end the send.
+func (l *sendLimiter) acquire(id disk.ID, cancel context.CancelFunc) (release func(), ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	active := l.active[id]
+	if len(active) >= maxSends {
+		if time.Since(active[0].since) >= l.minHold {
+			active[0].cancel()
 		}
 		return nil, false
 	}
-	mine := &slot{since: time.Now(), cancel: end}
-	s.active[id] = append(held, mine)
-	return func() { s.release(id, mine) }, true
+	acquired := &slot{since: time.Now(), cancel: cancel}
+	l.active[id] = append(active, acquired)
+	return func() { l.release(id, acquired) }, true
 }
 
-func (s *sendLimiter) release(id disk.ID, mine *slot) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	left := slices.DeleteFunc(s.active[id], func(other *slot) bool { return other == mine })
-	if s.active[id] = left; len(left) == 0 {
-		delete(s.active, id)
+func (l *sendLimiter) release(id disk.ID, released *slot) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	rest := slices.DeleteFunc(l.active[id], func(s *slot) bool { return s == released })
+	if l.active[id] = rest; len(rest) == 0 {
+		delete(l.active, id)
 	}
 }
 
-// A peer that does not take pieceSize bytes within pieceTime loses its connection,
-// and with it the slot: less than 1 KiB/s, which is what counts as stalled. One that
-// takes more has to get the chunk that it asked for, or it would never get any.
+// A receiver that does not accept pieceSize bytes within pieceTimeout loses its connection
+// and its slot. That is a rate of 1 KiB/s, below which a connection counts as stalled.
+// A faster receiver must get the whole chunk that it requested: otherwise it would request
+// the same chunk again and never get any.
 const (
 	pieceSize    = 256 << 10
 	pieceTimeout = pieceSize >> 10 * time.Second
 )
 
-// pacedWriter writes an answer in pieces, of which each has to be taken in time. It is an
-// io.ReaderFrom, so that a file may go by sendfile.
+// pacedWriter writes the body of a response in pieces and sets a deadline for each. It is
+// an io.ReaderFrom, so that the kernel can copy a file to the connection (sendfile).
 type pacedWriter struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	timeout time.Duration // for a piece
-	check   func() error  // asked ahead of each piece
+	check   func() error  // called before each piece
 }
 
-// newPacedWriter returns one that writes until ctx ends, also when a write is blocked then.
-// The caller calls done behind the last write.
-func newPacedWriter(ctx context.Context, w http.ResponseWriter, limit time.Duration, may func() error) (p *pacedWriter, done func() bool) {
-	p = &pacedWriter{w: w, control: http.NewResponseController(w), timeout: limit}
+// newPacedWriter returns a pacedWriter that stops when ctx ends, even while a write
+// blocks. The caller must call done after the last write.
+func newPacedWriter(ctx context.Context, w http.ResponseWriter, timeout time.Duration, check func() error) (p *pacedWriter, done func() bool) {
+	p = &pacedWriter{w: w, control: http.NewResponseController(w), timeout: timeout}
 	done = context.AfterFunc(ctx, func() { _ = p.control.SetWriteDeadline(time.Unix(1, 0)) })
 	p.check = func() error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		return may()
+		return check()
 	}
 	return p, done
 }
 
-// beforePiece puts the deadline off, and looks at ctx only then: what ctx did to the
-// deadline is not undone.
+// beforePiece sets the deadline of a piece. It checks ctx only after that: if ctx ended
+// in between, the new deadline has replaced the one that should stop the write.
 func (p *pacedWriter) beforePiece() error {
 	if err := p.control.SetWriteDeadline(time.Now().Add(p.timeout)); err != nil {
 		return err
@@ -229,7 +235,7 @@ func (p *pacedWriter) beforePiece() error {
 	return p.check()
 }
 
-// Write writes no more than pieceSize bytes.
+// Write writes one piece: callers pass at most pieceSize bytes.
 func (p *pacedWriter) Write(b []byte) (int, error) {
 	if err := p.beforePiece(); err != nil {
 		return 0, err
@@ -237,8 +243,9 @@ func (p *pacedWriter) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// ReadFrom is for what io.CopyN has to say. Its limit is split, and not put into
-// another one, behind which net/http would not find the file.
+// ReadFrom implements io.ReaderFrom for io.CopyN. It splits the io.LimitedReader that
+// io.CopyN passes. Another reader around that one would hide the file from net/http, which
+// then could not use sendfile.
 func (p *pacedWriter) ReadFrom(r io.Reader) (int64, error) {
 	whole, ok := r.(*io.LimitedReader)
 	if !ok {
@@ -253,24 +260,25 @@ func (p *pacedWriter) ReadFrom(r io.Reader) (int64, error) {
 		n, err := io.Copy(p.w, piece)
 		written += n
 		whole.N -= n
-		if err != nil || piece.N > 0 { // it ends too early
+		if err != nil || piece.N > 0 { // the file ends too early
 			return written, err
 		}
 	}
 	return written, nil
 }
 
-// byteRange is a part of a file: from, and to where it ends, which is not in it.
+// byteRange is the bytes [from, to) of a file.
 type byteRange struct{ from, to int64 }
 
 var (
-	errRangeSyntax      = errors.New("the range has to be bytes=FROM-TO, one of them")
-	errRangeOutsideFile = errors.New("the range is not in the file")
+	errRangeSyntax      = errors.New("the Range header must be one range: bytes=FROM-TO")
+	errRangeOutsideFile = errors.New("the range is outside the file")
 )
 
-// parseRange reads a Range header for a file of size bytes. There has to be one
-// range, bytes=FROM-TO; bytes=FROM- is to the end. What ends beyond the file is
-// errBeyondFile and not cut, for who asks knows the size.
+// parseRange parses a Range header for a file of size bytes: exactly one range,
+// bytes=FROM-TO, or bytes=FROM- for the rest of the file. A range that ends after the file
+// is errRangeOutsideFile. It is not shortened as RFC 9110 has it, because a peer knows the
+// size, and a wrong range is an error of the peer.
 func parseRange(header string, size int64) (byteRange, error) {
 	text, ok := strings.CutPrefix(header, "bytes=")
 	first, last, ok2 := strings.Cut(text, "-")
@@ -293,7 +301,8 @@ func parseRange(header string, size int64) (byteRange, error) {
 	return byteRange{from, to}, nil
 }
 
-// parseOffset reads digits and nothing else, and less than the largest int64.
+// parseOffset parses decimal digits without a sign. The result is below 1<<62, so that
+// adding 1 cannot overflow.
 func parseOffset(s string) (int64, error) {
 	n, err := strconv.ParseUint(s, 10, 62)
 	return int64(n), err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
 var parrot = disk.ID{Name: "parrot", UUID: "0a1b2c3d"}
@@ -146,8 +148,8 @@ func TestLeavingCopyIsGone(t *testing.T) {
 	s := n.put(t, parrot, patterned(4096))
 	n.leave(parrot)
 	_, err := newClient(t).openRange(t.Context(), s, 0, 512)
-	var gone *goneError
-	if !errors.As(err, &gone) || gone.message != "parrot-0a1b2c3d is leaving disk disk1" {
+	refused, ok := errors.AsType[*httperror.Error](err)
+	if !ok || refused.Status != http.StatusConflict || refused.Message != "parrot-0a1b2c3d is leaving disk disk1" {
 		t.Errorf("got %v", err)
 	}
 }

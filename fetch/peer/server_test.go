@@ -115,7 +115,7 @@ func TestServerThatShutsDownEndsTheWaits(t *testing.T) {
 			t.Errorf("after %v: %v", time.Since(begun), err)
 		}
 		synctest.Wait()
-		if a := w.Observations()["node1"]; !strings.HasSuffix(a.Problem, "this node shuts down") {
+		if a := w.Observations()["node1"]; !strings.HasSuffix(a.Problem, "the node is shutting down") {
 			t.Errorf("got %+v", a)
 		}
 	})

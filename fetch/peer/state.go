@@ -6,13 +6,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// State is what a node tells of itself.
+// State is what a node publishes about itself. Times are by the clock of that node.
+// Nodes of different versions exchange it: fields may be added, and a reader ignores
+// fields that it does not know.
 type State struct {
 	Node string `json:"node"`
-	// Config is the digest of its configuration, "" while anything of it is broken.
+	// Config is the digest of the node's configuration; "" while any part of the
+	// configuration is invalid, or the node only observes.
 	Config string `json:"config"`
-	// Clock is the wall time there, which the times of copies are by. It is not in
-	// the ETag.
+	// Clock is the wall time of the node. It does not count for the ETag.
 	Clock time.Time `json:"clock,omitzero"`
 	Disks []Disk    `json:"disks"` // sorted by name
 }
@@ -20,66 +22,72 @@ type State struct {
 // Disk is one disk of a node.
 type Disk struct {
 	Name string `json:"name"`
-	UUID string `json:"uuid"`
-	// Problem says why the disk cannot be used. Nothing is known of its copies then.
+	UUID string `json:"uuid"` // diskUUID of longhorn-disk.cfg
+	// Problem says why the disk cannot be used; "" if it can. With a problem nothing is
+	// known about its copies: Copies is empty, which does not mean that there are none.
 	Problem string `json:"problem,omitempty"`
-	// UsageUnknown says why it cannot be told what is used on the disk.
+	// UsageUnknown says why it cannot be determined which copies the replicas on the
+	// disk use; "" if it can. All copies then count as in use.
 	UsageUnknown string `json:"unclear,omitempty"`
-	Total        int64  `json:"total"` // not in the ETag, as Free
-	Free         int64  `json:"free"`
+	Total        int64  `json:"total"`  // bytes; does not count for the ETag
+	Free         int64  `json:"free"`   // bytes; does not count for the ETag
 	Copies       []Copy `json:"copies"` // sorted by name and uuid
 }
 
-// Copy is a copy on a disk, in any state, or what keeps a declared image from
-// getting one there.
+// Copy is one copy on a disk, in any state. A declared image without a file on the disk
+// has one too if an action for it runs or failed there, or the disk rejects it: its State
+// is then pending.
 type Copy struct {
 	Name           string      `json:"name"`
 	UUID           string      `json:"uuid"`
 	State          disk.State  `json:"state"`
-	Message        string      `json:"message,omitempty"`
+	Message        string      `json:"message,omitempty"` // why it is failed or unknown
 	Format         disk.Format `json:"format,omitempty"`
-	Size           int64       `json:"size,omitempty"`
-	VirtualSize    int64       `json:"virtualSize,omitempty"`
-	RealSize       int64       `json:"realSize,omitempty"`
-	SHA512         disk.Digest `json:"sha512,omitzero"`
+	Size           int64       `json:"size,omitempty"`        // bytes of the file
+	VirtualSize    int64       `json:"virtualSize,omitempty"` // bytes of the virtual disk
+	RealSize       int64       `json:"realSize,omitempty"`    // allocated bytes
+	SHA512         disk.Digest `json:"sha512,omitzero"`       // a ready copy always has it
 	SHA256         disk.Digest `json:"sha256,omitzero"`
-	ManifestDigest disk.Digest `json:"chunks,omitzero"` // of its manifest; zero: it has none
+	ManifestDigest disk.Digest `json:"chunks,omitzero"` // SHA-256 of the chunk manifest; zero: there is none
 	Owned          bool        `json:"owned,omitempty"`
-	UsedBy         string      `json:"using,omitempty"` // what uses it; "" nothing
-	// Leaving: it was withdrawn, and may be gone the next moment.
+	UsedBy         string      `json:"using,omitempty"` // what uses the copy; "": nothing
+	// Leaving: the copy is withdrawn and may be deleted at any moment.
 	Leaving       bool      `json:"leaving,omitempty"`
 	Verified      time.Time `json:"verified,omitzero"`
 	Damaged       time.Time `json:"damaged,omitzero"`
 	LastUsed      time.Time `json:"lastUsed,omitzero"`
 	UnwantedSince time.Time `json:"unwantedSince,omitzero"`
-	// Action is the action under way for it, "" when there is none.
-	Action    string `json:"doing,omitempty"`
-	PartBytes int64  `json:"partBytes,omitempty"` // not in the ETag, but for whether it is 0
-	PartTotal int64  `json:"partTotal,omitempty"`
-	// Pulled: the part came from other nodes, so that no first copy was begun with it.
+	// Action is the running action for this copy; "": none runs.
+	Action string `json:"doing,omitempty"`
+	// PartBytes is the size of the partial file. Only whether it is 0 counts for the ETag.
+	PartBytes int64 `json:"partBytes,omitempty"`
+	PartTotal int64 `json:"partTotal,omitempty"` // expected size of the whole file; 0: unknown
+	// FromPeers: the partial file was synced from peers. It is not a started first copy.
 	FromPeers bool `json:"pulled,omitempty"`
-	// Rejection says why the disk takes no copy of a declared image.
+	// Rejection says why the disk rejects a copy of the declared image; "": it does not.
 	Rejection string `json:"refuses,omitempty"`
-	// Later: it takes one as soon as another node has the first.
+	// RejectionTemporary: the disk accepts a copy as soon as another node has the first.
 	RejectionTemporary bool     `json:"later,omitempty"`
-	Failure            *Failure `json:"try,omitempty"` // what failed last
+	Failure            *Failure `json:"try,omitempty"` // the last failure; nil: none
 }
 
-// Failure is a failure, and when the next attempt is.
+// Failure is the last failure of an action, and when the next attempt is due.
 type Failure struct {
 	Action   string `json:"action"`
 	Message  string `json:"message"`
-	Attempts int    `json:"attempts"`
-	// Since and Again are seconds from the answer to the first failure in a row
-	// (not negative, in the past) and to the next attempt. They are not in the ETag.
+	Attempts int    `json:"attempts"` // consecutive failed ones
+	// Since and RetryIn are seconds relative to the response: to the first of the
+	// consecutive failures (0 or negative) and to the next attempt. They do not count for
+	// the ETag. Relative times need no synchronized clocks.
 	Since   float64 `json:"since"`
 	RetryIn float64 `json:"again"`
-	// Final: only another declaration helps.
+	// Final: only a change of the declaration helps.
 	Final bool `json:"final,omitempty"`
-	// Disk and Link say whose the trouble is, if not the source's.
+	// Disk and Link name the cause if it is not the source: the disk, or this node's
+	// connection to the source.
 	Disk bool `json:"disk,omitempty"`
 	Link bool `json:"link,omitempty"`
 }
 
-// ID returns which image the copy is of.
+// ID returns the image generation of the copy.
 func (c Copy) ID() disk.ID { return disk.ID{Name: c.Name, UUID: c.UUID} }

@@ -10,62 +10,66 @@ import (
 )
 
 const (
-	// windowChunks is how many chunks of data may be asked for, or be here and not
-	// yet in the part, at once. It and a chunk for each lane are the memory of a pull.
+	// windowChunks is the largest window: how many data chunks may be requested, or
+	// received and not yet consumed, at once. A pull needs memory for these, one for each
+	// lane, and one for the consumer.
 	windowChunks = 22
-	// sharedChunks is what all pulls of a Client share, and leastWindow what each has
-	// in any case.
+	// sharedChunks is what all pulls of a Client share; each has minWindowChunks at least.
 	sharedChunks, minWindowChunks = 2 * windowChunks, 6
-	// maxAhead bounds how far, in chunks, a pull looks over zeros for data.
+	// maxAhead is how many chunks, most of them zeros, a pull looks ahead for data.
 	maxAhead = 4096
 )
 
-// window is what a pull has asked for and the part has not got yet: chunks of data
-// in their order, however they come. Zeros are not in it.
+// window is the work queue of a pull: the data chunks that are requested or received and
+// not yet consumed, in order. Lanes take runs of chunks from it and deliver them in any
+// order; one consumer takes them out in order. Zero chunks are never in it.
 type window struct {
 	manifest    *disk.Manifest
-	activePulls *atomic.Int32 // that share the memory
+	activePulls *atomic.Int32 // of the Client, which share the memory
 
-	mu         sync.Mutex
-	changed    chan struct{}   // closed, and another one made, when something changed
+	mu         sync.Mutex      // also guards the fields of lanes that say so
+	changed    chan struct{}   // closed, and replaced, when anything changed
 	pending    []*pendingChunk // in order
-	next       int64           // the chunk that the part wants
-	unassigned int64           // the first chunk that was not looked at
-	lanes      int             // that are at work
+	next       int64           // the chunk that the consumer needs next
+	unassigned int64           // the first chunk that was never assigned, or skipped as zeros
+	lanes      int             // running
 	free       [][]byte
-	buffers    int // buffers that there are
+	buffers    int // allocated
 
-	waited       time.Duration // that the part waited for chunks
-	waitingSince time.Time     // since when it waits now; zero: it does not
+	waited       time.Duration // by the consumer, for chunks, until waitingSince
+	waitingSince time.Time     // zero: the consumer does not wait
 }
 
-// pendingChunk is a chunk of data that is on its way.
+// pendingChunk is a data chunk in the window.
 type pendingChunk struct {
 	n     int64
-	buf   []byte // the chunk itself; nil: it is not here yet
-	lane  *lane  // that asked for it; nil: none, or it failed
-	hedge *lane  // that asked for it too, for the first one is slow
+	buf   []byte // nil: not received yet
+	lane  *lane  // that must receive it; nil: none, because the lane failed
+	hedge *lane  // that requested it too, because lane is slow; nil: none
 }
 
-// chunkRun is chunks of data that are asked for at once: from to to, without to.
+// chunkRun is consecutive data chunks for one request: [from, to).
 type chunkRun struct{ from, to int64 }
+
+func (r chunkRun) empty() bool { return r.from == r.to }
 
 func newWindow(m *disk.Manifest, next int64, pulls *atomic.Int32) *window {
 	return &window{manifest: m, activePulls: pulls, next: next, unassigned: next, changed: make(chan struct{})}
 }
 
-// size returns how many chunks the window has room for now.
+// size returns the present size of the window in chunks. It shrinks when other pulls run.
 func (w *window) size() int {
 	return min(windowChunks, max(minWindowChunks, sharedChunks/max(1, int(w.activePulls.Load()))))
 }
 
-// notify wakes all who wait for a change. The caller holds mu.
+// notify wakes all goroutines that wait for a change. The caller holds mu.
 func (w *window) notify() {
 	close(w.changed)
 	w.changed = make(chan struct{})
 }
 
-// waitFor returns chunk n of data, which is the next one, as soon as it is here.
+// waitFor waits for data chunk n, which must be the next one, and removes it. The caller
+// returns the buffer by release.
 func (w *window) waitFor(ctx context.Context, n int64) ([]byte, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -92,17 +96,17 @@ func (w *window) waitFor(ctx context.Context, n int64) ([]byte, error) {
 	return buf, nil
 }
 
-// skipTo tells that the part went on to chunk n over zeros.
+// skipTo records that the consumer passed zeros and needs chunk n next.
 func (w *window) skipTo(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.next = n
-	if n%(maxAhead/4) == 0 {
+	if n%(maxAhead/4) == 0 { // lanes may wait for assignNext to look further ahead
 		w.notify()
 	}
 }
 
-// totalWait returns how long the part has waited for chunks so far.
+// totalWait returns how long the consumer has waited for chunks altogether.
 func (w *window) totalWait() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -112,7 +116,7 @@ func (w *window) totalWait() time.Duration {
 	return w.waited + time.Since(w.waitingSince)
 }
 
-// currentWait returns how long the part has been waiting for the next chunk.
+// currentWait returns how long the consumer has been waiting for the next chunk.
 func (w *window) currentWait() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -122,8 +126,8 @@ func (w *window) currentWait() time.Duration {
 	return time.Since(w.waitingSince)
 }
 
-// buffer returns a buffer to receive into. There are never more of them than
-// chunks in the window and lanes.
+// buffer returns a buffer for one chunk. The number of buffers is limited because a lane
+// asks for one only for a chunk that is assigned to it.
 func (w *window) buffer() []byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -137,14 +141,16 @@ func (w *window) buffer() []byte {
 	return buf
 }
 
+// release returns a buffer.
 func (w *window) release(buf []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.recycle(buf)
 }
 
-// recycle takes back a buffer, unless there are more by now than should be: one for each
-// chunk in the window and each lane, and that of the part. The caller holds mu.
+// recycle keeps a buffer for reuse, or drops it if the window has shrunk: the limit is one
+// for each chunk in the window, one for each lane, and one for the consumer. The caller
+// holds mu.
 func (w *window) recycle(buf []byte) {
 	if w.buffers > w.size()+w.lanes+1 {
 		w.buffers--
@@ -153,63 +159,64 @@ func (w *window) recycle(buf []byte) {
 	w.free = append(w.free, buf)
 }
 
-// startChunk reports whether l, which is about to receive chunk n, still should.
+// startChunk records that l begins to receive chunk n. It returns false if the chunk is no
+// longer assigned to l, which must then end its request.
 func (w *window) startChunk(l *lane, n int64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := w.find(n)
-	if s == nil || s.buf != nil || s.lane != l && s.hedge != l {
+	c := w.find(n)
+	if c == nil || c.buf != nil || c.lane != l && c.hedge != l {
 		return false
 	}
 	l.startReceiving(n, w.manifest.ChunkLength(n))
 	return true
 }
 
-// deliver puts in a chunk with the right bytes. It reports whether it was still
-// missing; the buffer is the window's in any case. Who else is receiving it stops.
+// deliver stores a verified chunk and cancels the other lane that receives it. It reports
+// whether the chunk was still missing. The window owns buf in any case.
 func (w *window) deliver(l *lane, n int64, buf []byte) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := w.find(n)
-	if s == nil || s.buf != nil {
+	c := w.find(n)
+	if c == nil || c.buf != nil {
 		w.recycle(buf)
 		return false
 	}
-	if s.hedge == l && s.lane != nil {
-		s.lane.cancelChunk(n, errSlow)
-	} else if s.hedge != nil {
-		s.hedge.cancelChunk(n, errHedgeLost)
+	if c.hedge == l && c.lane != nil {
+		c.lane.cancelChunk(n, errSlow)
+	} else if c.hedge != nil {
+		c.hedge.cancelChunk(n, errHedgeLost)
 	}
-	s.buf = buf
+	c.buf = buf
 	w.notify()
 	return true
 }
 
-// unassign gives back what l was asked for and did not bring.
+// unassign takes back the chunks that l did not deliver.
 func (w *window) unassign(l *lane) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, s := range w.pending {
+	for _, c := range w.pending {
 		switch {
-		case s.hedge == l:
-			s.hedge = nil
-		case s.lane == l:
-			s.lane, s.hedge = s.hedge, nil
+		case c.hedge == l:
+			c.hedge = nil
+		case c.lane == l:
+			c.lane, c.hedge = c.hedge, nil
 		}
 	}
 	w.notify()
 }
 
 func (w *window) find(n int64) *pendingChunk {
-	for _, s := range w.pending {
-		if s.n == n {
-			return s
+	for _, c := range w.pending {
+		if c.n == n {
+			return c
 		}
 	}
 	return nil
 }
 
-// addLane and leave count the lanes that share the window.
+// addLane and removeLane count the running lanes.
 func (w *window) addLane() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -222,83 +229,85 @@ func (w *window) removeLane() {
 	w.lanes--
 }
 
-// nextRun waits for chunks that l should ask for. It returns an empty run when there
-// is no more to do for anybody.
+// nextRun waits until there are chunks for l to request. It returns an empty run when all
+// chunks are received.
 func (w *window) nextRun(ctx context.Context, l *lane) (chunkRun, error) {
 	for {
-		r, again, changed, err := w.assign(l)
-		if err != nil || r.from < r.to {
+		r, recheck, changed, err := w.assign(l)
+		if err != nil || !r.empty() {
 			return r, err
 		}
 		if changed == nil {
 			return chunkRun{}, nil
 		}
-		var alarm <-chan time.Time
-		if again > 0 {
-			alarm = time.After(again)
+		var timer <-chan time.Time
+		if recheck > 0 {
+			timer = time.After(recheck)
 		}
 		select {
 		case <-changed:
-		case <-alarm:
+		case <-timer:
 		case <-ctx.Done():
 			return chunkRun{}, context.Cause(ctx)
 		}
 	}
 }
 
-// assign gives l chunks to ask for: those that another lane could not get, else
-// those that come next, else what a slow lane has not got. Without any, it returns
-// what to wait for: nothing when all is here.
-func (w *window) assign(l *lane) (r chunkRun, again time.Duration, changed chan struct{}, err error) {
+// assign assigns a run of chunks to l: those that another lane failed to get, else the
+// next ones, else those of a slow lane. If there are none, it returns when to call it
+// again: when changed is closed, and after recheck unless that is 0. Both are zero if all
+// chunks are received.
+func (w *window) assign(l *lane) (r chunkRun, recheck time.Duration, changed chan struct{}, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	length := l.runLength(w.lanes)
-	if r := w.assignReturned(l, length); r.from < r.to {
+	if r := w.assignReturned(l, length); !r.empty() {
 		return r, 0, nil, nil
 	}
-	if r, err = w.assignNext(l, length); err != nil || r.from < r.to {
+	if r, err = w.assignNext(l, length); err != nil || !r.empty() {
 		return r, 0, nil, err
 	}
-	r, again = w.stealOrHedge(l, length)
-	if r.from < r.to || w.unassigned == w.manifest.Chunks() && w.allReceived() {
+	r, recheck = w.stealOrHedge(l, length)
+	if !r.empty() || w.unassigned == w.manifest.Chunks() && w.allReceived() {
 		return r, 0, nil, nil
 	}
-	return chunkRun{}, again, w.changed, nil
+	return chunkRun{}, recheck, w.changed, nil
 }
 
 func (w *window) allReceived() bool {
-	for _, s := range w.pending {
-		if s.buf == nil {
+	for _, c := range w.pending {
+		if c.buf == nil {
 			return false
 		}
 	}
 	return true
 }
 
-// assignReturned gives l the first chunks that nobody is asked for any more.
+// assignReturned assigns the first run of chunks that have no lane.
 func (w *window) assignReturned(l *lane, length int) chunkRun {
 	var r chunkRun
-	for _, s := range w.pending {
-		idle := s.buf == nil && s.lane == nil
+	for _, c := range w.pending {
+		returned := c.buf == nil && c.lane == nil
 		switch {
-		case r.to == 0 && idle:
-			r = chunkRun{s.n, s.n}
+		case r.to == 0 && returned:
+			r = chunkRun{c.n, c.n}
 		case r.to == 0:
 			continue
-		case !idle || s.n != r.to:
+		case !returned || c.n != r.to:
 			return r
 		}
 		if r.to-r.from == int64(length) {
 			return r
 		}
-		s.lane = l
-		r.to = s.n + 1
+		c.lane = l
+		r.to = c.n + 1
 	}
 	return r
 }
 
-// assignNext gives l the chunks that come next, as soon as the window has room for a
-// whole run: single chunks would be single requests.
+// assignNext assigns the next chunks that were never assigned, but only when the window
+// has room for a whole run: otherwise each freed place would become a request for a single
+// chunk.
 func (w *window) assignNext(l *lane, length int) (chunkRun, error) {
 	if w.size()-len(w.pending) < length {
 		return chunkRun{}, nil
@@ -323,55 +332,58 @@ func (w *window) assignNext(l *lane, length int) (chunkRun, error) {
 	return r, nil
 }
 
-// hedgeDelay is what a lane may be late before another one is asked as well.
+// hedgeDelay is the least gain of time for which a lane steals or hedges a chunk.
 const hedgeDelay = 200 * time.Millisecond
 
-// stealOrHedge gives l, which has nothing else to do, chunks that it would have long
-// before the lane that has been asked for them. What that lane did not begin is
-// taken from it; what it is receiving is raced for. It returns when to look again
-// otherwise; the caller holds mu.
+// stealOrHedge assigns to l, which has no other work, chunks that l would receive long
+// before the lane that has them. Chunks that the slow lane has not begun are stolen from
+// it. The one it is receiving is hedged: both lanes receive it, and the first to deliver
+// wins. Otherwise it returns when to try again, 0 if there is nothing to steal. The caller
+// holds mu.
 func (w *window) stealOrHedge(l *lane, length int) (chunkRun, time.Duration) {
-	again := time.Duration(0)
-	for i, s := range w.pending {
-		if s.buf != nil || s.lane == nil || s.lane == l || s.hedge != nil {
+	recheck := time.Duration(0)
+	for i, c := range w.pending {
+		if c.buf != nil || c.lane == nil || c.lane == l || c.hedge != nil {
 			continue
 		}
-		again = hedgeDelay / 2
-		if w.timeUntil(s) < 2*l.chunkTime()+hedgeDelay {
+		recheck = hedgeDelay / 2
+		// The factor 2 keeps lanes of similar rates from stealing from each other.
+		if w.timeUntil(c) < 2*l.chunkTime()+hedgeDelay {
 			continue
 		}
-		if s.lane.receiving == s.n {
-			s.hedge = l
-			return chunkRun{s.n, s.n + 1}, 0
+		if c.lane.receiving == c.n {
+			c.hedge = l
+			return chunkRun{c.n, c.n + 1}, 0
 		}
 		return w.steal(l, i, length), 0
 	}
-	return chunkRun{}, again
+	return chunkRun{}, recheck
 }
 
-// steal gives l up to length chunks of the lane that chunk i belongs to.
+// steal reassigns to l up to length consecutive chunks of the lane that has the pending
+// chunk with index i.
 func (w *window) steal(l *lane, i, length int) chunkRun {
-	from := w.pending[i].lane
+	slow := w.pending[i].lane
 	r := chunkRun{w.pending[i].n, w.pending[i].n}
-	for _, s := range w.pending[i:] {
-		if s.lane != from || s.hedge != nil || s.n != r.to || r.to-r.from == int64(length) {
+	for _, c := range w.pending[i:] {
+		if c.lane != slow || c.hedge != nil || c.n != r.to || r.to-r.from == int64(length) {
 			break
 		}
-		s.lane = l
+		c.lane = l
 		r.to++
 	}
 	return r
 }
 
-// timeUntil estimates how long the lane of s will need until it has s.
-func (w *window) timeUntil(s *pendingChunk) time.Duration {
-	left := s.lane.timeLeft()
-	for _, before := range w.pending {
-		if before.n > s.n {
+// timeUntil estimates how long it will take until the lane of c has received c.
+func (w *window) timeUntil(c *pendingChunk) time.Duration {
+	left := c.lane.timeLeft()
+	for _, earlier := range w.pending {
+		if earlier.n > c.n {
 			break
 		}
-		if before.lane == s.lane && before.buf == nil && before.n != s.lane.receiving {
-			left += s.lane.chunkTime()
+		if earlier.lane == c.lane && earlier.buf == nil && earlier.n != c.lane.receiving {
+			left += c.lane.chunkTime()
 		}
 	}
 	return left
