@@ -1,0 +1,109 @@
+package script
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
+)
+
+var machineCommands = []command{
+	{name: "need", args: "root REASON | PROGRAM...", min: 1, max: -1, run: needMachine,
+		doc: "Skips the script unless it runs as root (REASON completes \"needs root to …\"), or unless the programs are there. `internal/testx/need` lists the programs and their Debian packages."},
+	{name: "small-disk", args: "DIR SIZE", min: 2, max: 2, run: smallDisk,
+		doc: "Mounts a file system of that size in memory until the script ends. Needs root."},
+	{name: "bind", args: "DIR AT", min: 2, max: 2, run: bind,
+		doc: "Mounts the folder at another one too, until `unbind` or the end of the script. Needs root."},
+	{name: "unbind", args: "AT", min: 1, max: 1, run: unbind,
+		doc: "Unmounts what `bind` mounted."},
+	{name: "address", args: "VAR", min: 1, max: 1, run: address,
+		doc: "Sets $VAR to HOST:PORT, a loopback address that is free to listen on."},
+	{name: "tus-client", args: "VAR", min: 1, max: 1, run: tusClient,
+		doc: "Sets $VAR to testdata/tus/upload.js, which uploads with tus-js-client: `exec node $VAR …`. Skips the script without node and npm."},
+}
+
+func needMachine(s script, args []string) error {
+	if args[0] == "root" {
+		if len(args) != 2 {
+			s.Fatalf("usage: need root REASON")
+		}
+		need.Root(s.t, args[1])
+		return nil
+	}
+	need.Programs(s.t, args...)
+	return nil
+}
+
+func smallDisk(s script, args []string) error {
+	dir := s.MkAbs(args[0])
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", s.size(args[1]))); err != nil {
+		return fmt.Errorf("mount %s: %w", dir, err)
+	}
+	s.Defer(func() { s.Check(syscall.Unmount(dir, syscall.MNT_DETACH)) })
+	return nil
+}
+
+func bind(s script, args []string) error {
+	at := s.MkAbs(args[1])
+	if err := syscall.Mount(s.MkAbs(args[0]), at, "", syscall.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", at, err)
+	}
+	s.Defer(func() { _ = syscall.Unmount(at, syscall.MNT_DETACH) }) // fails after unbind
+	return nil
+}
+
+func unbind(s script, args []string) error {
+	return syscall.Unmount(s.MkAbs(args[0]), syscall.MNT_DETACH)
+}
+
+func address(s script, args []string) error {
+	a, err := freeAddress("127.0.0.1")
+	if err != nil {
+		return err
+	}
+	s.Setenv(args[0], a)
+	return nil
+}
+
+func freeAddress(host string) (string, error) {
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+func tusClient(s script, args []string) error {
+	need.Programs(s.t, "node", "npm")
+	if err := installTus(s.tusFolder); err != nil {
+		return fmt.Errorf("install tus-js-client: %w", err)
+	}
+	s.Setenv(args[0], filepath.Join(s.tusFolder, "upload.js"))
+	return nil
+}
+
+var installingTus sync.Mutex
+
+// installTus installs the client in its folder, unless an earlier script or run has done it.
+func installTus(dir string) error {
+	installingTus.Lock()
+	defer installingTus.Unlock()
+	if _, err := os.Stat(filepath.Join(dir, "node_modules", "tus-js-client", "package.json")); err == nil {
+		return nil
+	}
+	install := exec.Command("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
+	install.Dir = dir
+	if out, err := install.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", strings.Join(install.Args, " "), err, out)
+	}
+	return nil
+}

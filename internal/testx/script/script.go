@@ -1,0 +1,187 @@
+// Package script runs the scenarios in testdata/script: testscript scripts that execute the
+// real program and have the commands and variables of testdata/script/README.md besides
+// those of testscript.
+//
+// Reading order: script.go runs the scripts and makes the default setup; commands.go is the
+// table of commands, from which the README is made; the other files have the commands by
+// subject: files, images, upstream servers, HTTP, clusters, what a daemon reports, and what
+// Longhorn reads.
+//
+// A command of the table returns an error. A script can negate a command that asserts
+// something ("! same a b"), and repeat it until it succeeds ("eventually same a b").
+package script
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+)
+
+// timeout is how long a scenario waits for an event.
+const timeout = time.Minute
+
+// Program is the name under which scripts execute the program: the main function that
+// testscript.Main has registered.
+const Program = "backing-image-manager"
+
+// Params are the parameters of Run.
+type Params struct {
+	Root       string // of the module
+	Package    string // folder of the main package
+	Update     bool   // write what a cmp command finds into the script
+	RepairSize int64  // bytes of the image in which the scenario cluster_repair damages a chunk
+}
+
+// Run runs the scenarios as subtests. With the race detector it runs only those in which a
+// process with the detector runs: the others would repeat the run without it.
+func Run(t *testing.T, p Params) {
+	r := runner{params: p}
+	var err error
+	if r.params.Root, err = filepath.Abs(p.Root); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(p.Root, "testdata/script/*.txtar"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scenarios: %v", err)
+	}
+	if race.Enabled {
+		if r.plain, err = buildPlain(p.Package, t.TempDir()); err != nil {
+			t.Fatal(err)
+		}
+		files = slices.DeleteFunc(files, func(file string) bool { return !runsWithRace(t, file) })
+	}
+	testscript.Run(t, testscript.Params{
+		Files:               files,
+		Setup:               r.setup,
+		Cmds:                testscriptCommands(),
+		UpdateScripts:       p.Update,
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+	})
+}
+
+// runner has what all scripts share.
+type runner struct {
+	params Params
+	plain  string // folder with the program without the race detector; empty without detector
+}
+
+// script is one running scenario as a command sees it: testscript's part, what commands
+// started, and the output of this command.
+type script struct {
+	*testscript.TestScript
+	*state
+	stdout, stderr *bytes.Buffer
+}
+
+// state is what the commands of one script started.
+type state struct {
+	t         testscript.T
+	plain     string // as in runner
+	tusFolder string
+	upstreams map[string]*upstream // by the variable with the address
+	proxies   map[string]*proxy    // by the variable with the address
+	daemons   map[string]*exec.Cmd // by the node; without those that were stopped
+	responses map[string]io.Closer // by the name that the script gave them
+}
+
+type stateKey struct{}
+
+// setup sets the variables of a script, and makes the default setup.
+func (r *runner) setup(env *testscript.Env) error {
+	data := map[string]string{
+		"LONGHORN": "disk/testdata/longhorn",
+		"REPLICAS": "disk/testdata/longhorn/replicas",
+		"BACKUPS":  "fetch/backup/testdata",
+		"EXAMPLES": "examples",
+	}
+	for name, folder := range data {
+		env.Setenv(name, filepath.Join(r.params.Root, folder))
+	}
+	env.Setenv("NODE_NAME", "node1")          // whatever the machine is called
+	env.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise each process waits for a second at its end
+	size := r.params.RepairSize
+	env.Setenv("REPAIR_SIZE", fmt.Sprint(size))
+	env.Setenv("REPAIR_MOST", fmt.Sprint(disk.ChunkSize+(size+disk.ChunkSize-1)/disk.ChunkSize*int64(len(disk.ChunkHash{}))+1))
+	if race.Enabled {
+		r.setPath(env)
+	}
+	env.Values[stateKey{}] = &state{
+		t: env.T(), plain: r.plain, tusFolder: filepath.Join(r.params.Root, "testdata/tus"),
+		upstreams: map[string]*upstream{}, proxies: map[string]*proxy{},
+		daemons: map[string]*exec.Cmd{}, responses: map[string]io.Closer{},
+	}
+	return nil
+}
+
+// setPath makes a script execute the program without the race detector, except for daemons
+// and uploads in scripts about these: the other commands have little that could race, and
+// take three times as long with the detector. (The start command starts node1 with it anyway.)
+func (r *runner) setPath(env *testscript.Env) {
+	path := env.Getenv("PATH")
+	folder := r.plain
+	if raceScript(strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")) {
+		withRace, _, _ := strings.Cut(path, string(filepath.ListSeparator)) // testscript.Main puts it first
+		env.Setenv("RACED", filepath.Join(withRace, Program))
+		folder = filepath.Join(r.plain, "mixed")
+	}
+	env.Setenv("PATH", folder+string(filepath.ListSeparator)+path)
+}
+
+func raceScript(name string) bool {
+	return strings.HasPrefix(name, "daemon") || strings.HasPrefix(name, "upload")
+}
+
+func runsWithRace(t *testing.T, file string) bool {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raceScript(strings.TrimSuffix(filepath.Base(file), ".txtar")) || startsNode1.Match(text)
+}
+
+var startsNode1 = regexp.MustCompile(`(?m)^start node1`)
+
+// buildPlain builds the program without the race detector into dir, as "make build" does. The
+// program in its folder mixed executes $RACED, the program with the detector, for the commands
+// that run for long.
+func buildPlain(pkg, dir string) (string, error) {
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", filepath.Join(dir, Program), ".")
+	build.Dir = pkg
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build: %w: %s", err, out)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "mixed"), 0o755); err != nil {
+		return "", err
+	}
+	text := "#!/bin/sh\ncase $1 in daemon | upload) exec \"$RACED\" \"$@\" ;; esac\nexec " + filepath.Join(dir, Program) + " \"$@\"\n"
+	return dir, os.WriteFile(filepath.Join(dir, "mixed", Program), []byte(text), 0o755)
+}
+
+// waitFor calls done until it returns true.
+func (s script) waitFor(otherwise string, done func() bool) {
+	again := time.NewTicker(100 * time.Millisecond) // each call costs the program under test time
+	defer again.Stop()
+	over := time.After(timeout)
+	for !done() {
+		select {
+		case <-again.C:
+		case <-over:
+			s.Fatalf("%s within %v", otherwise, timeout)
+		}
+	}
+}
