@@ -14,7 +14,7 @@ import (
 type command struct {
 	name string
 	args string // as the README shows them
-	doc  string // for the README: imperative sentences, without line breaks
+	doc  string // for the README: sentences whose subject is the command, without line breaks
 	// asserts is whether the command checks something and changes nothing. Only such a
 	// command can be negated, and repeated with eventually.
 	asserts  bool
@@ -119,7 +119,7 @@ func readme() string {
 			if c.asserts {
 				mark = " (asserts)"
 			}
-			fmt.Fprintf(&b, "`%s`%s\n: %s\n\n", strings.TrimSpace(c.name+" "+c.args), mark, c.doc)
+			fmt.Fprintf(&b, "- `%s`%s: %s\n", strings.TrimSpace(c.name+" "+c.args), mark, c.doc)
 		}
 	}
 	return strings.TrimSpace(b.String()) + "\n"
