@@ -2,19 +2,15 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 
-	"github.com/dustin/go-humanize"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -116,7 +112,7 @@ func (c *convergence) savedNodes(saved *reconcile.Snapshot, result schema.Result
 func readStates(files []string) (*reconcile.Snapshot, error) {
 	saved := &reconcile.Snapshot{}
 	for _, file := range files {
-		err := readState(saved, file)
+		err := saved.AddFile(file)
 		if _, unread := errors.AsType[*fs.PathError](err); unread {
 			return nil, fmt.Errorf("read --state: %w", err)
 		}
@@ -125,52 +121,6 @@ func readStates(files []string) (*reconcile.Snapshot, error) {
 		}
 	}
 	return saved, nil
-}
-
-// maxSaved is the most that a saved status or plan may have, which is read as a whole.
-const maxSaved = 256 << 20
-
-// readFile reads a file that this program saved, if it can be one.
-func readFile(file string) ([]byte, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	tooLarge := &fs.PathError{Op: "read", Path: file, Err: fmt.Errorf("it has more than %s", humanize.IBytes(maxSaved))}
-	if fi, err := f.Stat(); err != nil || fi.Size() > maxSaved {
-		return nil, cmp.Or[error](err, tooLarge)
-	}
-	text, err := io.ReadAll(io.LimitReader(f, maxSaved+1)) // a device tells no size
-	if err == nil && len(text) > maxSaved {
-		err = tooLarge
-	}
-	return text, err
-}
-
-// readState adds the status in a file.
-func readState(saved *reconcile.Snapshot, file string) error {
-	text, err := readFile(file)
-	if err != nil {
-		return err
-	}
-	var s reconcile.Status
-	if err = unmarshal(text, &s); err == nil {
-		err = saved.Add(s)
-	}
-	if err != nil {
-		return fmt.Errorf("not a status as status -o json prints it: %w", err)
-	}
-	return nil
-}
-
-// unmarshal reads what is JSON, if somebody did not take another file for it.
-func unmarshal(text []byte, v any) error {
-	err := json.Unmarshal(text, v)
-	if _, is := errors.AsType[*json.SyntaxError](err); is {
-		return fmt.Errorf("it is not JSON: %w", err)
-	}
-	return err
 }
 
 // checkFiles refuses what makes no sense with --out and --plan.
@@ -216,11 +166,11 @@ func (c *convergence) save(result schema.Result, plan reconcile.Saved) error {
 }
 
 func (c *convergence) readPlan() (plan reconcile.Saved, err error) {
-	text, err := readFile(c.planFile)
-	if err != nil {
+	err = reconcile.ReadSavedFile(c.planFile, &plan)
+	if _, unread := errors.AsType[*fs.PathError](err); unread {
 		return plan, fmt.Errorf("read --plan: %w", err)
 	}
-	if err = unmarshal(text, &plan); err == nil {
+	if err == nil {
 		err = plan.Check()
 	}
 	if err != nil {

@@ -1,4 +1,4 @@
-package rehearse
+package scenario
 
 import (
 	"context"
@@ -10,19 +10,19 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
 
-// Done is an action that was carried out.
-type Done struct {
+// executed is an action that was carried out.
+type executed struct {
 	reconcile.Action
 	At  time.Time
 	Err error // why it failed; nil: it did not
 }
 
-// Done is what has happened so far, in order.
-func (w *World) Done() []Done { return w.done }
+// executed is what has happened so far, in order.
+func (w *world) executed() []executed { return w.history }
 
-// look lets every node that is up write its marks.
-func (w *World) look() {
-	if w.looked {
+// observe lets every node that is up write its marks.
+func (w *world) observe() {
+	if w.observed {
 		return
 	}
 	nodes, changed := w.upNodes(), false
@@ -36,14 +36,14 @@ func (w *World) look() {
 		}
 	}
 	if changed {
-		w.changed()
+		w.invalidate()
 	}
-	w.looked = true // which has nothing more to mark
+	w.observed = true // which has nothing more to mark
 }
 
-func (w *World) upNodes() []reconcile.Desired {
+func (w *world) upNodes() []reconcile.Desired {
 	var nodes []reconcile.Desired
-	for _, name := range w.Nodes() {
+	for _, name := range w.nodes() {
 		if _, down := w.down[name]; !down {
 			nodes = append(nodes, w.desired(name))
 		}
@@ -51,22 +51,22 @@ func (w *World) upNodes() []reconcile.Desired {
 	return nodes
 }
 
-// Plan is what all nodes that are up would do now.
-func (w *World) Plan() reconcile.Plan {
-	w.look()
-	if w.plan == nil {
+// plan is what all nodes that are up would do now.
+func (w *world) plan() reconcile.Plan {
+	w.observe()
+	if w.cachedPlan == nil {
 		p := w.cluster().Plan(w.upNodes())
-		w.plan = &p
+		w.cachedPlan = &p
 	}
-	return *w.plan
+	return *w.cachedPlan
 }
 
-// PlanOf is what one node would do now. The error says that it is down.
-func (w *World) PlanOf(node string) (reconcile.Plan, error) {
+// planOf is what one node would do now. The error says that it is down.
+func (w *world) planOf(node string) (reconcile.Plan, error) {
 	if since, down := w.down[node]; down {
 		return reconcile.Plan{}, fmt.Errorf("node %s is down since %v ago: it plans nothing", node, w.now.Sub(since))
 	}
-	w.look()
+	w.observe()
 	return w.cluster().Plan([]reconcile.Desired{w.desired(node)}), nil
 }
 
@@ -78,45 +78,45 @@ const (
 	mostActions = 1_000_000
 )
 
-// Converge lets the managers work until nothing is left but what waits for longer than
+// converge lets the managers work until nothing is left but what waits for longer than
 // limit from now, and returns what they did. The clock goes from one deadline to the
 // next and stands limit later at the end. The error says that they do not come to rest, or
 // that ctx has ended.
-func (w *World) Converge(ctx context.Context, limit time.Duration) ([]Done, error) {
-	end, from, atOnce := w.now.Add(limit), len(w.done), 0
+func (w *world) converge(ctx context.Context, limit time.Duration) ([]executed, error) {
+	end, from, atOnce := w.now.Add(limit), len(w.history), 0
 	for range mostRounds {
-		if atOnce > mostAtOnce || len(w.done) > mostActions {
+		if atOnce > mostAtOnce || len(w.history) > mostActions {
 			break
 		}
 		if ctx.Err() != nil {
-			return w.done[from:], context.Cause(ctx)
+			return w.history[from:], context.Cause(ctx)
 		}
 		if w.round() {
 			atOnce++
 			continue
 		}
 		if !w.now.Before(end) {
-			return w.done[from:], nil
+			return w.history[from:], nil
 		}
 		w.now, atOnce = w.deadline(end), 0
-		w.changed()
+		w.invalidate()
 	}
-	last := w.done[len(w.done)-1]
-	return w.done[from:], fmt.Errorf("the managers do not come to rest: at +%v they still %s %s", w.Since(w.now), last.Kind, last.Key())
+	last := w.history[len(w.history)-1]
+	return w.history[from:], fmt.Errorf("the managers do not come to rest: at +%v they still %s %s", w.sinceStart(w.now), last.Kind, last.Key())
 }
 
 // round plans once and carries it out, and reports whether that was anything.
-func (w *World) round() bool {
+func (w *world) round() bool {
 	acted := false
 	for _, a := range w.due() {
-		acted = w.do(a) || acted
+		acted = w.execute(a) || acted
 	}
 	return acted
 }
 
 // due are the actions of a round in their order: deletions come last.
-func (w *World) due() []reconcile.Action {
-	actions := slices.DeleteFunc(slices.Clone(w.Plan().Actions), reconcile.Action.Idle)
+func (w *world) due() []reconcile.Action {
+	actions := slices.DeleteFunc(slices.Clone(w.plan().Actions), reconcile.Action.Idle)
 	slices.SortStableFunc(actions, func(a, b reconcile.Action) int { return order(a) - order(b) })
 	return actions
 }
@@ -129,23 +129,23 @@ func order(a reconcile.Action) int {
 }
 
 // deadline is when the next of the waits may end, and end if none does before.
-func (w *World) deadline(end time.Time) time.Time {
+func (w *world) deadline(end time.Time) time.Time {
 	next := end
 	at := func(t time.Time) {
 		if t.After(w.now) && t.Before(next) {
 			next = t
 		}
 	}
-	for _, a := range w.Plan().Actions {
+	for _, a := range w.plan().Actions {
 		at(a.Until)
 	}
 	s := w.base.Config.Settings
 	for _, since := range w.down {
 		at(since.Add(s.RecoveryWaitInterval))
 	}
-	for _, d := range w.drives {
-		if !d.away.IsZero() {
-			at(d.away.Add(s.RecoveryWaitInterval))
+	for _, d := range w.disks {
+		if !d.detachedAt.IsZero() {
+			at(d.detachedAt.Add(s.RecoveryWaitInterval))
 		}
 		for _, t := range d.tries {
 			at(t.Until)

@@ -1,4 +1,4 @@
-package rehearse
+package scenario
 
 import (
 	"fmt"
@@ -12,34 +12,34 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Node returns an error that names the declared nodes, unless name is one.
-func (w *World) Node(name string) error {
+// checkNode returns an error that names the declared nodes, unless name is one.
+func (w *world) checkNode(name string) error {
 	if _, ok := w.base.Config.Nodes[name]; !ok {
-		return fmt.Errorf("no node %s is declared: there are %s", name, listed(w.Nodes()))
+		return fmt.Errorf("no node %s is declared: there are %s", name, joinNames(w.nodes()))
 	}
 	return nil
 }
 
-// Disk reads NODE/DISK. The error names the declared ones.
-func (w *World) Disk(text string) (schema.DiskRef, error) {
+// parseDisk reads NODE/DISK. The error names the declared ones.
+func (w *world) parseDisk(text string) (schema.DiskRef, error) {
 	node, name, ok := strings.Cut(text, "/")
 	if !ok {
 		return schema.DiskRef{}, fmt.Errorf("%s names no disk: write NODE/DISK", text)
 	}
-	if err := w.Node(node); err != nil {
+	if err := w.checkNode(node); err != nil {
 		return schema.DiskRef{}, err
 	}
 	disks := w.base.Config.Nodes[node].Disks
 	if _, ok := disks[name]; !ok {
-		return schema.DiskRef{}, fmt.Errorf("node %s has no disk %s: it has %s", node, name, listed(slices.Sorted(maps.Keys(disks))))
+		return schema.DiskRef{}, fmt.Errorf("node %s has no disk %s: it has %s", node, name, joinNames(slices.Sorted(maps.Keys(disks))))
 	}
 	return schema.DiskRef{Node: node, Disk: name}, nil
 }
 
-// Image finds an image by its name, or a generation by its folder <name>-<uuid>. An
+// findImage finds an image by its name, or a generation by its folder <name>-<uuid>. An
 // image that has left the configuration goes by its name, unless there are copies of
 // several generations.
-func (w *World) Image(text string) (disk.ID, error) {
+func (w *world) findImage(text string) (disk.ID, error) {
 	if image, ok := w.base.Config.Images[text]; ok {
 		return image.ID, nil
 	}
@@ -47,7 +47,7 @@ func (w *World) Image(text string) (disk.ID, error) {
 		return disk.ID{Name: text}, nil
 	}
 	ids := map[string]disk.ID{} // of copies, by folder
-	for _, d := range w.drives {
+	for _, d := range w.disks {
 		for id := range d.Copies {
 			if id.Name == text {
 				ids[id.String()] = id
@@ -58,9 +58,9 @@ func (w *World) Image(text string) (disk.ID, error) {
 		if len(ids) == 1 {
 			return id, nil
 		}
-		return disk.ID{}, fmt.Errorf("%s has several generations: name one of %s", text, listed(slices.Sorted(maps.Keys(ids))))
+		return disk.ID{}, fmt.Errorf("%s has several generations: name one of %s", text, joinNames(slices.Sorted(maps.Keys(ids))))
 	}
-	for _, d := range slices.Backward(w.done) {
+	for _, d := range slices.Backward(w.history) {
 		if d.Image == text {
 			return d.Key().ID, nil
 		}
@@ -68,10 +68,10 @@ func (w *World) Image(text string) (disk.ID, error) {
 	if id, err := disk.ParseID(text); err == nil {
 		return id, nil
 	}
-	return disk.ID{}, fmt.Errorf("no image %s is declared, and there is no copy of one: declared are %s", text, listed(slices.Sorted(maps.Keys(w.base.Config.Images))))
+	return disk.ID{}, fmt.Errorf("no image %s is declared, and there is no copy of one: declared are %s", text, joinNames(slices.Sorted(maps.Keys(w.base.Config.Images))))
 }
 
-func listed(names []string) string {
+func joinNames(names []string) string {
 	const most = 10
 	switch more := len(names) - most; {
 	case len(names) == 0:
@@ -82,11 +82,11 @@ func listed(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// Up lets a node do its work again, or takes it down: it does nothing and answers
+// setUp lets a node do its work again, or takes it down: it does nothing and answers
 // nobody, and its disks stay as they are.
-func (w *World) Up(node string, up bool) {
-	w.look()
-	w.changed()
+func (w *world) setUp(node string, up bool) {
+	w.observe()
+	w.invalidate()
 	_, down := w.down[node]
 	switch {
 	case up:
@@ -96,36 +96,36 @@ func (w *World) Up(node string, up bool) {
 	}
 }
 
-// Attach lets a disk be there again, with what is on it, or takes it away.
-func (w *World) Attach(ref schema.DiskRef, there bool) {
-	w.look()
-	w.changed()
+// setAttached lets a disk be there again, with what is on it, or takes it away.
+func (w *world) setAttached(ref schema.DiskRef, there bool) {
+	w.observe()
+	w.invalidate()
 	d := w.at(ref)
 	switch {
 	case there:
-		d.away, d.Problem = time.Time{}, ""
-	case d.away.IsZero():
-		d.away = w.now
+		d.detachedAt, d.Problem = time.Time{}, ""
+	case d.detachedAt.IsZero():
+		d.detachedAt = w.now
 	}
 }
 
-// Free sets how many bytes are free on a disk.
-func (w *World) Free(ref schema.DiskRef, bytes int64) {
-	w.changed()
+// setFree sets how many bytes are free on a disk.
+func (w *world) setFree(ref schema.DiskRef, bytes int64) {
+	w.invalidate()
 	d := w.at(ref)
 	d.Space.Free, d.Space.Total = bytes, max(bytes, d.Space.Total)
 }
 
-// Serve says what the source of an image does from now on.
-func (w *World) Serve(image string, s Source) {
-	w.changed()
+// setSource says what the source of an image does from now on.
+func (w *world) setSource(image string, s source) {
+	w.invalidate()
 	w.sources[image] = s
 }
 
-// Put puts a copy on a disk as if it had always been there, or takes it off where its
+// putCopy puts a copy on a disk as if it had always been there, or takes it off where its
 // state is "". Room is made for it.
-func (w *World) Put(key reconcile.Key, c reconcile.Copy) {
-	w.changed()
+func (w *world) putCopy(key reconcile.Key, c reconcile.Copy) {
+	w.invalidate()
 	d := w.at(key.Disk)
 	delete(d.tries, key.ID)
 	if c.State == "" {
@@ -136,8 +136,8 @@ func (w *World) Put(key reconcile.Key, c reconcile.Copy) {
 	d.Copies[key.ID] = c
 }
 
-// Copy is a copy of an image as its source would have it, in a state.
-func (w *World) Copy(id disk.ID, state disk.State, size int64) reconcile.Copy {
+// newCopy is a copy of an image as its source would have it, in a state.
+func (w *world) newCopy(id disk.ID, state disk.State, size int64) reconcile.Copy {
 	c := reconcile.Copy{Copy: disk.Copy{ID: id, State: state, Size: size, RealSize: size, VirtualSize: size, Format: disk.Raw, HasCfg: true, Owned: true}}
 	c.SHA512, c.SHA256, c.ManifestDigest = w.digests(id)
 	switch state {
@@ -152,7 +152,7 @@ func (w *World) Copy(id disk.ID, state disk.State, size int64) reconcile.Copy {
 }
 
 // digests are those of the bytes of an image: the declared ones where there are any.
-func (w *World) digests(id disk.ID) (sum, short, chunks disk.Digest) {
+func (w *world) digests(id disk.ID) (sum, short, chunks disk.Digest) {
 	h, m := disk.SHA512.New(), disk.SHA256.New()
 	h.Write([]byte(id.String()))
 	m.Write([]byte(id.String()))
@@ -166,18 +166,18 @@ func (w *World) digests(id disk.ID) (sum, short, chunks disk.Digest) {
 	return sum, short, chunks
 }
 
-// Size is how many bytes an image has by its source.
-func (w *World) Size(id disk.ID) int64 { return w.source(id.Name).Size }
+// sourceSize is how many bytes an image has by its source.
+func (w *world) sourceSize(id disk.ID) int64 { return w.source(id.Name).Size }
 
-// Use says that a replica on the disk uses the copy there, or that none does any more.
-func (w *World) Use(key reconcile.Key, used bool) error {
-	w.look()
+// setUsed says that a replica on the disk uses the copy there, or that none does any more.
+func (w *world) setUsed(key reconcile.Key, used bool) error {
+	w.observe()
 	d := w.at(key.Disk)
 	c, there := d.Copies[key.ID]
 	if !there {
 		return fmt.Errorf("there is no copy of %s on %s", key.ID.Name, key.Disk)
 	}
-	w.changed()
+	w.invalidate()
 	c.Using = ""
 	if used {
 		c.Using = "used by a replica"
@@ -186,9 +186,9 @@ func (w *World) Use(key reconcile.Key, used bool) error {
 	return nil
 }
 
-// Advance lets time pass in which the managers do nothing but look.
-func (w *World) Advance(d time.Duration) {
-	w.look()
+// advance lets time pass in which the managers do nothing but look.
+func (w *world) advance(d time.Duration) {
+	w.observe()
 	w.now = w.now.Add(d)
-	w.changed()
+	w.invalidate()
 }

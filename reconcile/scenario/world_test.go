@@ -1,4 +1,4 @@
-package rehearse
+package scenario
 
 import (
 	"context"
@@ -29,7 +29,7 @@ func TestNever(t *testing.T) {
 		if t.Failed() {
 			t.Fatalf("seed %d\n%s", seed, story.text)
 		}
-		for _, d := range story.world.Done() {
+		for _, d := range story.world.executed() {
 			done[d.Kind]++
 		}
 	}
@@ -51,7 +51,7 @@ func TestSameAgain(t *testing.T) {
 }
 
 type story struct {
-	world *World
+	world *world
 	text  string
 }
 
@@ -59,13 +59,13 @@ type story struct {
 func play(t *testing.T, seed uint64) story {
 	t.Helper()
 	r := dice{rand.New(rand.NewPCG(seed, 7))}
-	w, err := New(r.config())
+	w, err := newWorld(r.config())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var b strings.Builder
 	for range 25 {
-		fmt.Fprintf(&b, "+%v %s\n", w.Since(w.now), r.happen(w))
+		fmt.Fprintf(&b, "+%v %s\n", w.sinceStart(w.now), r.happen(w))
 		for rounds := 0; ; rounds++ {
 			if rounds > mostAtOnce {
 				t.Error("the managers do not come to rest")
@@ -73,9 +73,9 @@ func play(t *testing.T, seed uint64) story {
 			}
 			acted := false
 			for _, a := range w.due() {
-				broken, count := forbids(w, a), len(w.done)
-				acted = w.do(a) || acted
-				for _, d := range w.done[count:] {
+				broken, count := forbids(w, a), len(w.history)
+				acted = w.execute(a) || acted
+				for _, d := range w.history[count:] {
 					fmt.Fprintf(&b, "    %s %s: %s (%v)\n", d.Kind, d.Key(), d.Reason, d.Err)
 					for _, why := range broken {
 						t.Errorf("never: %s of %s: %s", d.Kind, d.Key(), why)
@@ -88,12 +88,12 @@ func play(t *testing.T, seed uint64) story {
 		}
 		settled(t, w)
 	}
-	fmt.Fprintf(&b, "%+v\n", w.Plan())
+	fmt.Fprintf(&b, "%+v\n", w.plan())
 	return story{w, b.String()}
 }
 
 // forbids says what forbids to delete a copy now, by the rules and without the planner.
-func forbids(w *World, a reconcile.Action) []string {
+func forbids(w *world, a reconcile.Action) []string {
 	if a.Kind != reconcile.Cleanup && a.Kind != reconcile.Evict {
 		return nil
 	}
@@ -106,7 +106,7 @@ func forbids(w *World, a reconcile.Action) []string {
 	key, c := a.Key(), w.at(a.Key().Disk).Copies[a.Key().ID]
 	never(c.Using != "", "it is in use")
 	never(w.base.May != schema.Everything, "the configuration is broken")
-	never(!w.reached(key.Disk), "the disk cannot be reached")
+	never(!w.reachable(key.Disk), "the disk cannot be reached")
 	image, declared := w.base.Config.Images[key.ID.Name]
 	wait := w.base.Config.Settings.CleanupWaitInterval
 	if a.Kind == reconcile.Cleanup && wait > 0 {
@@ -115,12 +115,12 @@ func forbids(w *World, a reconcile.Action) []string {
 	}
 	if !declared {
 		for ref, at := range w.places() {
-			never(!w.reached(ref), fmt.Sprintf("whether %s uses it is not known", ref))
-			never(w.drives[at].Copies[key.ID].Using != "", "it is used elsewhere")
+			never(!w.reachable(ref), fmt.Sprintf("whether %s uses it is not known", ref))
+			never(w.disks[at].Copies[key.ID].Using != "", "it is used elsewhere")
 		}
 		return why
 	}
-	left := slices.DeleteFunc(w.Ready(image.ID), func(ref schema.DiskRef) bool { return ref == key.Disk && key.ID == image.ID })
+	left := slices.DeleteFunc(w.readyDisks(image.ID), func(ref schema.DiskRef) bool { return ref == key.Disk && key.ID == image.ID })
 	never(len(left) == 0, "it is the last")
 	ready := key.ID == image.ID && c.State == disk.Ready
 	never(ready && !image.AllDisks && len(left) < image.Copies, fmt.Sprintf("%d are left of %d", len(left), image.Copies))
@@ -128,10 +128,10 @@ func forbids(w *World, a reconcile.Action) []string {
 }
 
 // settled checks what is left when nothing more can be done.
-func settled(t *testing.T, w *World) {
+func settled(t *testing.T, w *world) {
 	t.Helper()
 	for ref, at := range w.places() {
-		d := w.drives[at]
+		d := w.disks[at]
 		if d.Space.Free < 0 || d.Space.Free > d.Space.Total {
 			t.Errorf("%s has %d of %d bytes free", ref, d.Space.Free, d.Space.Total)
 		}
@@ -151,16 +151,16 @@ func TestConverge(t *testing.T) {
 	}
 	parrot := schema.Image{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Copies: 2, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}}
 	c.Config.Images = map[string]schema.Image{"parrot": parrot}
-	w, err := New(c)
+	w, err := newWorld(c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	converge := func(limit time.Duration, want ...string) {
 		t.Helper()
 		var got []string
-		done, err := w.Converge(t.Context(), limit)
+		done, err := w.converge(t.Context(), limit)
 		for _, d := range done {
-			got = append(got, fmt.Sprintf("+%v %s %s", w.Since(d.At), d.Kind, d.Node))
+			got = append(got, fmt.Sprintf("+%v %s %s", w.sinceStart(d.At), d.Kind, d.Node))
 		}
 		if err != nil || !slices.Equal(got, want) {
 			t.Errorf("it did %q, error %v; want %q", got, err, want)
@@ -169,18 +169,18 @@ func TestConverge(t *testing.T) {
 	ranked := w.desired("node1").Places(w.cluster().Seen(w.upNodes())[0], "parrot")
 	first, second, third := ranked[0].Disk.Node, ranked[1].Disk.Node, ranked[2].Disk.Node
 	converge(0, "+0s download "+first, "+0s sync "+second)
-	w.Up(first, false)
+	w.setUp(first, false)
 	converge(4 * time.Minute)
 	converge(time.Hour, "+5m0s sync "+third)
-	w.Up(first, true)
+	w.setUp(first, true)
 	converge(0)
 	converge(2*time.Hour, "+2h4m0s cleanup "+third)
-	if got := w.Since(w.Now()); got != 3*time.Hour+4*time.Minute {
+	if got := w.sinceStart(w.Now()); got != 3*time.Hour+4*time.Minute {
 		t.Errorf("the clock stands at +%v", got)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if _, err := w.Converge(ctx, 100*365*24*time.Hour); !errors.Is(err, context.Canceled) {
+	if _, err := w.converge(ctx, 100*365*24*time.Hour); !errors.Is(err, context.Canceled) {
 		t.Errorf("nobody wants it to go on, and it says %v", err)
 	}
 }

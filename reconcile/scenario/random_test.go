@@ -1,4 +1,4 @@
-package rehearse
+package scenario
 
 import (
 	"fmt"
@@ -70,8 +70,8 @@ func (r dice) image(name string) schema.Image {
 }
 
 // happen lets something happen.
-func (r dice) happen(w *World) (what string) {
-	nodes := w.Nodes()
+func (r dice) happen(w *world) (what string) {
+	nodes := w.nodes()
 	node := nodes[r.IntN(len(nodes))]
 	refs := make([]schema.DiskRef, 0, 6)
 	for ref := range w.places() {
@@ -83,48 +83,48 @@ func (r dice) happen(w *World) (what string) {
 	switch r.IntN(9) {
 	case 0:
 		up := r.one(2)
-		w.Up(node, up)
+		w.setUp(node, up)
 		return fmt.Sprintf("%s up=%t", node, up)
 	case 1:
 		there := !r.one(3)
-		w.Attach(key.Disk, there)
+		w.setAttached(key.Disk, there)
 		return fmt.Sprintf("%s there=%t", key.Disk, there)
 	case 2:
-		w.Free(key.Disk, pick(r, int64(0), 1<<30, 6<<30, 100<<30))
+		w.setFree(key.Disk, pick(r, int64(0), 1<<30, 6<<30, 100<<30))
 		return fmt.Sprintf("%s free=%d", key.Disk, w.at(key.Disk).Space.Free)
 	case 3:
 		if state := pick(r, disk.Ready, disk.Ready, disk.Failed, disk.Unknown); !there {
-			w.Put(key, w.Copy(key.ID, state, 1<<30))
+			w.putCopy(key, w.newCopy(key.ID, state, 1<<30))
 			return fmt.Sprintf("%s %s", key, state)
 		}
 	case 4:
 		if used := r.one(2); there {
-			if err := w.Use(key, used); err != nil {
+			if err := w.setUsed(key, used); err != nil {
 				panic(err)
 			}
 			return fmt.Sprintf("%s used=%t", key, used)
 		}
 	case 5:
-		s := Source{Size: 1 << 30}
+		s := source{Size: 1 << 30}
 		switch r.IntN(5) {
 		case 0:
 			s.Err = &fetch.Error{Class: pick(r, fetch.Network, fetch.Refused, fetch.BadSource), Err: fmt.Errorf("it fails")}
 		case 1:
 			s.From = []string{node}
 		}
-		w.Serve(key.ID.Name, s)
+		w.setSource(key.ID.Name, s)
 		return fmt.Sprintf("%s is served by %+v", key.ID.Name, s)
 	case 6, 7:
 		c := r.config()
 		if r.one(6) {
 			c.May, c.Digest = schema.NoDeletions, ""
 		}
-		if err := w.Configure(c); err != nil {
+		if err := w.configure(c); err != nil {
 			panic(err)
 		}
 		return "another configuration " + c.Digest
 	}
 	d := pick(r, time.Second, time.Minute, time.Hour, 25*time.Hour)
-	w.Advance(d)
+	w.advance(d)
 	return fmt.Sprintf("%v pass", d)
 }

@@ -1,4 +1,4 @@
-package main
+package scenario
 
 import (
 	"fmt"
@@ -10,121 +10,120 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
-	"github.com/seed-26586806/backing-image-manager/reconcile/rehearse"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// changing are the commands that change the world.
-var changing = []command{
+// mutatingCommands are the commands that change the world.
+var mutatingCommands = []command{
 	{
 		synopsis: "config DIR",
 		help:     "Gives all nodes the configuration of a folder of the scenario. With ! before it,\none that has mistakes, as running managers take it.",
-		least:    1, most: 1, negated: true,
-		act: func(st *stage, in input) error { return st.configure(in.args[0], in.neg) },
+		minArgs:  1, maxArgs: 1, negated: true,
+		do: func(st *session, in input) error { return st.configure(in.args[0], in.neg) },
 	},
 	{
 		synopsis: "state FILE...",
 		help:     "Makes the world what saved status -o json tell; the clock is theirs.",
-		least:    1, most: -1,
-		act: changeState,
+		minArgs:  1, maxArgs: -1,
+		do: loadStates,
 	},
 	{
 		synopsis: "drain NODE|NODE/DISK [off]",
 		help:     "Declares evictionRequested for it, whatever the files say; with off no more.",
-		least:    1, most: 1, words: []string{"off"},
-		act: changeDrain,
+		minArgs:  1, maxArgs: 1, words: []string{"off"},
+		do: setDrained,
 	},
 	{
 		synopsis: "node NODE down|up",
 		help:     "A node that is down does nothing and answers nobody.",
-		least:    1, most: 1, words: []string{"down", "up"},
-		act: changeNode,
+		minArgs:  1, maxArgs: 1, words: []string{"down", "up"},
+		do: setNode,
 	},
 	{
 		synopsis: "disk NODE/DISK [gone|back] [free=SIZE]",
 		help:     "A disk that is gone keeps what is on it, as one that is not mounted.",
-		least:    1, most: 1, words: []string{"gone", "back"}, options: []string{"free"},
-		act: changeDisk,
+		minArgs:  1, maxArgs: 1, words: []string{"gone", "back"}, options: []string{"free"},
+		do: setDisk,
 	},
 	{
 		synopsis: "copy IMAGE NODE/DISK [ready|failed|unknown|none] [size=SIZE] [used=DURATION] [unwanted=DURATION]",
 		help:     "Puts a copy there, last used and not wanted any more since so long ago; none takes\nit away. IMAGE is a name, or NAME-UUID for another generation or an image that is\nnot declared. An unknown one is Longhorn's: to be adopted.",
-		least:    2, most: 2, words: []string{"ready", "failed", "unknown", "none"}, options: []string{"size", "used", "unwanted"},
-		act: changeCopy,
+		minArgs:  2, maxArgs: 2, words: []string{"ready", "failed", "unknown", "none"}, options: []string{"size", "used", "unwanted"},
+		do: setCopy,
 	},
 	{
 		synopsis: "use IMAGE NODE/DISK",
 		help:     "A replica uses the copy there.",
-		least:    2, most: 2,
-		act: func(st *stage, in input) error { return changeUse(st, in, true) },
+		minArgs:  2, maxArgs: 2,
+		do: func(st *session, in input) error { return setUsed(st, in, true) },
 	},
 	{
 		synopsis: "unuse IMAGE NODE/DISK",
 		help:     "None does any more.",
-		least:    2, most: 2,
-		act: func(st *stage, in input) error { return changeUse(st, in, false) },
+		minArgs:  2, maxArgs: 2,
+		do: func(st *session, in input) error { return setUsed(st, in, false) },
 	},
 	{
-		synopsis: "serve IMAGE [size=SIZE] [from=NODE,...] [fails|fails=" + strings.Join(rehearse.Failures(), "|") + "]",
+		synopsis: "serve IMAGE [size=SIZE] [from=NODE,...] [fails|fails=" + strings.Join(failureNames(), "|") + "]",
 		help:     "What the image's source delivers from now on: so many bytes, to these nodes only (of a\nvolume: those with a replica), or nothing. fails alone is fails=network.",
-		least:    1, most: 1, words: []string{"fails"}, options: []string{"size", "from", "fails"},
-		act: changeSource,
+		minArgs:  1, maxArgs: 1, words: []string{"fails"}, options: []string{"size", "from", "fails"},
+		do: setSource,
 	},
 	{
 		synopsis: "advance DURATION",
 		help:     "Lets time pass in which the managers do nothing but look.",
-		least:    1, most: 1,
-		act: func(st *stage, in input) error {
+		minArgs:  1, maxArgs: 1,
+		do: func(st *session, in input) error {
 			d, err := schema.ParseInterval(in.args[0])
 			if err == nil {
-				st.world.Advance(d)
+				st.world.advance(d)
 			}
 			return err
 		},
 	},
 	{
 		synopsis: "clock DATE|TIME",
-		help:     "Sets the clock, forwards: 2027-01-31 or 2027-01-31T18:00:00Z. It begins at " + rehearse.Start.Format(time.DateOnly) + ".",
-		least:    1, most: 1,
-		act: changeClock,
+		help:     "Sets the clock, forwards: 2027-01-31 or 2027-01-31T18:00:00Z. It begins at " + start.Format(time.DateOnly) + ".",
+		minArgs:  1, maxArgs: 1,
+		do: setClock,
 	},
 	{
 		synopsis: "converge [for=DURATION]",
 		help:     "Lets all managers work until only waits are left, and prints what they did. With for\nthe clock goes on from deadline to deadline, until so much time has passed.",
 		options:  []string{"for"},
-		act:      converge,
+		do:       converge,
 	},
 	{
 		synopsis: "forget",
 		help:     "Forgets what was done so far, for never.",
-		act: func(st *stage, _ input) error {
-			st.forgot = len(st.world.Done())
+		do: func(st *session, _ input) error {
+			st.forgotten = len(st.world.executed())
 			return nil
 		},
 	},
 }
 
-func changeState(st *stage, in input) error {
+func loadStates(st *session, in input) error {
 	saved := &reconcile.Snapshot{}
 	for _, name := range in.args {
 		file, err := st.path(name)
 		if err != nil {
 			return err
 		}
-		if err := readState(saved, file); err != nil {
+		if err := saved.AddFile(file); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	st.world.Saved(saved)
+	st.world.restore(saved)
 	return nil
 }
 
-func changeDrain(st *stage, in input) error {
+func setDrained(st *session, in input) error {
 	what := in.args[0]
-	_, err := st.world.Disk(what)
+	_, err := st.world.parseDisk(what)
 	if !strings.Contains(what, "/") {
-		err = st.world.Node(what)
+		err = st.world.checkNode(what)
 	}
 	switch {
 	case err != nil:
@@ -136,22 +135,22 @@ func changeDrain(st *stage, in input) error {
 	default:
 		st.drained[what] = true
 	}
-	return st.world.Configure(st.evicting())
+	return st.world.configure(st.withDrained())
 }
 
-func changeNode(st *stage, in input) error {
-	if err := st.world.Node(in.args[0]); err != nil {
+func setNode(st *session, in input) error {
+	if err := st.world.checkNode(in.args[0]); err != nil {
 		return err
 	}
 	if len(in.words) != 1 {
 		return fmt.Errorf("say either down or up")
 	}
-	st.world.Up(in.args[0], in.has("up"))
+	st.world.setUp(in.args[0], in.has("up"))
 	return nil
 }
 
-func changeDisk(st *stage, in input) error {
-	ref, err := st.world.Disk(in.args[0])
+func setDisk(st *session, in input) error {
+	ref, err := st.world.parseDisk(in.args[0])
 	if err != nil {
 		return err
 	}
@@ -168,16 +167,16 @@ func changeDisk(st *stage, in input) error {
 		if err != nil {
 			return err
 		}
-		st.world.Free(ref, bytes)
+		st.world.setFree(ref, bytes)
 	}
 	if word != "" {
-		st.world.Attach(ref, word == "back")
+		st.world.setAttached(ref, word == "back")
 	}
 	return nil
 }
 
-func changeCopy(st *stage, in input) error {
-	key, err := st.copyAt(in.args)
+func setCopy(st *session, in input) error {
+	key, err := st.parseCopy(in.args)
 	if err != nil {
 		return err
 	}
@@ -185,13 +184,13 @@ func changeCopy(st *stage, in input) error {
 	if err != nil {
 		return err
 	}
-	size := st.world.Size(key.ID)
+	size := st.world.sourceSize(key.ID)
 	if text, given := in.option("size"); given {
 		if size, err = schema.ParseQuantity(text); err != nil {
 			return err
 		}
 	}
-	c := st.world.Copy(key.ID, disk.State(state), size)
+	c := st.world.newCopy(key.ID, disk.State(state), size)
 	if state == "none" {
 		c.State = ""
 	}
@@ -204,27 +203,27 @@ func changeCopy(st *stage, in input) error {
 			*at, c.ClockNode = st.world.Now().Add(-ago), key.Disk.Node
 		}
 	}
-	st.world.Put(key, c)
+	st.world.putCopy(key, c)
 	return nil
 }
 
-func changeUse(st *stage, in input, used bool) error {
-	key, err := st.copyAt(in.args)
+func setUsed(st *session, in input, used bool) error {
+	key, err := st.parseCopy(in.args)
 	if err != nil {
 		return err
 	}
-	return st.world.Use(key, used)
+	return st.world.setUsed(key, used)
 }
 
-func changeSource(st *stage, in input) error {
-	id, err := st.world.Image(in.args[0])
+func setSource(st *session, in input) error {
+	id, err := st.world.findImage(in.args[0])
 	if err != nil {
 		return err
 	}
-	if st.world.Config().Images[id.Name].Source.Upload != nil {
+	if st.world.config().Images[id.Name].Source.Upload != nil {
 		return fmt.Errorf("%s has no source: it is uploaded; say where to with: copy %s NODE/DISK", id.Name, id.Name)
 	}
-	s := rehearse.Source{Size: 1 << 30}
+	s := source{Size: 1 << 30}
 	if text, given := in.option("size"); given {
 		if s.Size, err = schema.ParseQuantity(text); err != nil {
 			return err
@@ -233,7 +232,7 @@ func changeSource(st *stage, in input) error {
 	if text, given := in.option("from"); given {
 		s.From = strings.Split(text, ",")
 		for _, node := range s.From {
-			if err := st.world.Node(node); err != nil {
+			if err := st.world.checkNode(node); err != nil {
 				return err
 			}
 		}
@@ -243,15 +242,15 @@ func changeSource(st *stage, in input) error {
 		how, fails = "network", true
 	}
 	if fails {
-		if s.Err, err = st.world.Failure(id.Name, how); err != nil {
+		if s.Err, err = st.world.newFailure(id.Name, how); err != nil {
 			return err
 		}
 	}
-	st.world.Serve(id.Name, s)
+	st.world.setSource(id.Name, s)
 	return nil
 }
 
-func changeClock(st *stage, in input) error {
+func setClock(st *session, in input) error {
 	at, err := time.Parse(time.DateOnly, in.args[0])
 	if err != nil {
 		at, err = time.Parse(time.RFC3339, in.args[0])
@@ -262,51 +261,51 @@ func changeClock(st *stage, in input) error {
 	if at.Before(st.world.Now()) {
 		return fmt.Errorf("the clock goes forwards only: it is %s", st.world.Now().Format(time.RFC3339))
 	}
-	st.world.Advance(at.Sub(st.world.Now()))
+	st.world.advance(at.Sub(st.world.Now()))
 	return nil
 }
 
-// looking are the commands that tell, or ask, how it is.
-var looking = []command{
+// assertCommands are the commands that tell, or ask, how it is.
+var assertCommands = []command{
 	{
 		synopsis: "plan [NODE] [-o text|json|yaml|markdown]",
 		help:     "Prints what all nodes, or the one, would do now, for stdout and cmp stdout FILE.",
-		most:     2, words: []string{"-o"},
-		act: printPlan,
+		maxArgs:  2, words: []string{"-o"},
+		do: printPlan,
 	},
 	{
 		synopsis: "placed IMAGE NODE/DISK...",
 		help:     "Exactly these disks have a ready copy. What is down or gone has none.",
-		least:    2, most: -1,
-		look: isPlaced,
+		minArgs:  2, maxArgs: -1,
+		check: checkPlaced,
 	},
 	{
 		synopsis: "copies IMAGE N|=N [on=TAG]...",
 		help:     "At least (=: exactly) so many ready copies are on disks that have, themselves or by\ntheir node, each of these tags; the name of a node is one too.",
-		least:    2, most: 2, options: []string{"on"},
-		look: hasCopies,
+		minArgs:  2, maxArgs: 2, options: []string{"on"},
+		check: checkCopies,
 	},
 	{
 		synopsis: "blocked IMAGE [REGEXP]",
 		help:     "Something about the image waits for a person, for a reason that matches.",
-		least:    1, most: 2,
-		look: func(st *stage, in input) (finding, error) { return isPlanned(st, in, reconcile.Blocked) },
+		minArgs:  1, maxArgs: 2,
+		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, reconcile.Blocked) },
 	},
 	{
 		synopsis: "waits IMAGE [REGEXP]",
 		help:     "Something about it waits, and goes on by itself.",
-		least:    1, most: 2,
-		look: func(st *stage, in input) (finding, error) { return isPlanned(st, in, reconcile.Wait) },
+		minArgs:  1, maxArgs: 2,
+		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, reconcile.Wait) },
 	},
 	{
 		synopsis: "never ACTION [IMAGE]",
 		help:     "Nothing like it was done, or tried, since the scenario began or the last forget. The\nactions are those of a plan: download, sync, evict, cleanup, …",
-		least:    1, most: 2,
-		look: neverDone,
+		minArgs:  1, maxArgs: 2,
+		check: checkNever,
 	},
 }
 
-func printPlan(st *stage, in input) error {
+func printPlan(st *session, in input) error {
 	format, args := "text", in.args
 	if in.has("-o") {
 		if len(args) == 0 {
@@ -321,38 +320,38 @@ func printPlan(st *stage, in input) error {
 		return fmt.Errorf("plan takes one node, or none")
 	}
 	if len(args) == 0 {
-		return report.WritePlan(st.out, st.world.Plan(), format, false, true)
+		return report.WritePlan(st.out, st.world.plan(), format, false, true)
 	}
-	if err := st.world.Node(args[0]); err != nil {
+	if err := st.world.checkNode(args[0]); err != nil {
 		return err
 	}
-	p, err := st.world.PlanOf(args[0])
+	p, err := st.world.planOf(args[0])
 	if err != nil {
 		return err
 	}
 	return report.WritePlan(st.out, p, format, false, false)
 }
 
-func isPlaced(st *stage, in input) (finding, error) {
-	id, err := st.world.Image(in.args[0])
+func checkPlaced(st *session, in input) (checkResult, error) {
+	id, err := st.world.findImage(in.args[0])
 	if err != nil {
-		return finding{}, err
+		return checkResult{}, err
 	}
 	var want []string
 	for _, text := range in.args[1:] {
-		ref, err := st.world.Disk(text)
+		ref, err := st.world.parseDisk(text)
 		if err != nil {
-			return finding{}, err
+			return checkResult{}, err
 		}
 		want = append(want, ref.String())
 	}
 	slices.Sort(want)
 	want = slices.Compact(want)
-	is := names(st.world.Ready(id))
+	is := names(st.world.readyDisks(id))
 	if slices.Equal(is, want) {
-		return finding{so: true, is: fmt.Sprintf("%s is ready on exactly %s", in.args[0], strings.Join(is, ", "))}, nil
+		return checkResult{ok: true, got: fmt.Sprintf("%s is ready on exactly %s", in.args[0], strings.Join(is, ", "))}, nil
 	}
-	return finding{is: fmt.Sprintf("%s is ready on %s; expected: %s", in.args[0], orNone(is), strings.Join(want, ", ")), about: id}, nil
+	return checkResult{got: fmt.Sprintf("%s is ready on %s; expected: %s", in.args[0], orNone(is), strings.Join(want, ", ")), image: id}, nil
 }
 
 func names(refs []schema.DiskRef) []string {
@@ -370,22 +369,22 @@ func orNone(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-func hasCopies(st *stage, in input) (finding, error) {
-	id, err := st.world.Image(in.args[0])
+func checkCopies(st *session, in input) (checkResult, error) {
+	id, err := st.world.findImage(in.args[0])
 	if err != nil {
-		return finding{}, err
+		return checkResult{}, err
 	}
 	number, exactly := strings.CutPrefix(in.args[1], "=")
 	want, err := strconv.Atoi(number)
 	if err != nil || want < 0 {
-		return finding{}, fmt.Errorf("%q is no number of copies: N, or =N", in.args[1])
+		return checkResult{}, fmt.Errorf("%q is no number of copies: N, or =N", in.args[1])
 	}
 	tags := in.options["on"]
-	if err := knownTags(st.world.Config(), tags); err != nil {
-		return finding{}, err
+	if err := checkTags(st.world.config(), tags); err != nil {
+		return checkResult{}, err
 	}
-	on := slices.DeleteFunc(st.world.Ready(id), func(ref schema.DiskRef) bool {
-		return slices.ContainsFunc(tags, func(tag string) bool { return !st.world.Matches(ref, tag) })
+	on := slices.DeleteFunc(st.world.readyDisks(id), func(ref schema.DiskRef) bool {
+		return slices.ContainsFunc(tags, func(tag string) bool { return !st.world.hasTag(ref, tag) })
 	})
 	where := ""
 	if len(tags) > 0 {
@@ -395,17 +394,17 @@ func hasCopies(st *stage, in input) (finding, error) {
 	if exactly {
 		least = ""
 	}
-	v := finding{so: len(on) == want || !exactly && len(on) > want, about: id}
-	v.is = fmt.Sprintf("%s has %d ready%s (%s); expected: %s%d", in.args[0], len(on), where, orNone(names(on)), least, want)
-	if v.so {
-		v.about = disk.ID{}
-		v.is = fmt.Sprintf("%s has %d ready%s (%s)", in.args[0], len(on), where, orNone(names(on)))
+	v := checkResult{ok: len(on) == want || !exactly && len(on) > want, image: id}
+	v.got = fmt.Sprintf("%s has %d ready%s (%s); expected: %s%d", in.args[0], len(on), where, orNone(names(on)), least, want)
+	if v.ok {
+		v.image = disk.ID{}
+		v.got = fmt.Sprintf("%s has %d ready%s (%s)", in.args[0], len(on), where, orNone(names(on)))
 	}
 	return v, nil
 }
 
-// knownTags refuses words that no disk could match, which are mistyped.
-func knownTags(c schema.Config, tags []string) error {
+// checkTags refuses words that no disk could match, which are mistyped.
+func checkTags(c schema.Config, tags []string) error {
 	known := map[string]bool{}
 	for name, node := range c.Nodes {
 		known[name] = true
@@ -427,20 +426,20 @@ func knownTags(c schema.Config, tags []string) error {
 	return nil
 }
 
-// isPlanned asks for an action that does nothing, by its reason.
-func isPlanned(st *stage, in input, kind reconcile.Kind) (finding, error) {
+// checkPlanned asks for an action that does nothing, by its reason.
+func checkPlanned(st *session, in input, kind reconcile.Kind) (checkResult, error) {
 	reason := regexp.MustCompile("")
 	if len(in.args) > 1 {
 		var err error
 		if reason, err = regexp.Compile(in.args[1]); err != nil {
-			return finding{}, err
+			return checkResult{}, err
 		}
 	}
-	if _, err := st.world.Image(in.args[0]); err != nil {
-		return finding{}, err
+	if _, err := st.world.findImage(in.args[0]); err != nil {
+		return checkResult{}, err
 	}
 	var match, other []string
-	for _, a := range st.world.Plan().Actions {
+	for _, a := range st.world.plan().Actions {
 		if !isAbout(a, in.args[0]) {
 			continue
 		}
@@ -455,13 +454,13 @@ func isPlanned(st *stage, in input, kind reconcile.Kind) (finding, error) {
 		}
 	}
 	if len(match) > 0 {
-		return finding{so: true, is: strings.Join(match, "\n    ")}, nil
+		return checkResult{ok: true, got: strings.Join(match, "\n    ")}, nil
 	}
 	text := fmt.Sprintf("nothing about %s is planned", in.args[0])
 	if len(other) > 0 {
 		text = fmt.Sprintf("about %s only this is planned:\n    %s", in.args[0], strings.Join(other, "\n    "))
 	}
-	return finding{is: text}, nil
+	return checkResult{got: text}, nil
 }
 
 // isAbout reports whether an action is about an image by its name, or about the
@@ -470,30 +469,30 @@ func isAbout(a reconcile.Action, image string) bool {
 	return a.Image == image || a.Key().ID.String() == image
 }
 
-func neverDone(st *stage, in input) (finding, error) {
+func checkNever(st *session, in input) (checkResult, error) {
 	kind := reconcile.Kind(in.args[0])
 	if !slices.Contains(reconcile.Kinds, kind) {
-		return finding{}, fmt.Errorf("there is no action %q: there are %s", in.args[0], kindNames())
+		return checkResult{}, fmt.Errorf("there is no action %q: there are %s", in.args[0], actionNames())
 	}
-	if len(in.args) > 1 && !slices.ContainsFunc(st.world.Done(), func(d rehearse.Done) bool { return isAbout(d.Action, in.args[1]) }) {
-		if _, err := st.world.Image(in.args[1]); err != nil {
-			return finding{}, err
+	if len(in.args) > 1 && !slices.ContainsFunc(st.world.executed(), func(d executed) bool { return isAbout(d.Action, in.args[1]) }) {
+		if _, err := st.world.findImage(in.args[1]); err != nil {
+			return checkResult{}, err
 		}
 	}
 	var did []string
-	for _, d := range st.remembered() {
+	for _, d := range st.history() {
 		about := len(in.args) < 2 || isAbout(d.Action, in.args[1])
 		if d.Kind == kind && about {
-			did = append(did, fmt.Sprintf("+%v %s %s %s: %s", st.world.Since(d.At), d.Kind, d.Image, d.Key().Disk, d.Reason))
+			did = append(did, fmt.Sprintf("+%v %s %s %s: %s", st.world.sinceStart(d.At), d.Kind, d.Image, d.Key().Disk, d.Reason))
 		}
 	}
 	if len(did) == 0 {
-		return finding{so: true, is: strings.Join(in.args, " ") + " was not done"}, nil
+		return checkResult{ok: true, got: strings.Join(in.args, " ") + " was not done"}, nil
 	}
-	return finding{is: strings.Join(in.args, " ") + " was done:\n    " + strings.Join(did, "\n    ")}, nil
+	return checkResult{got: strings.Join(in.args, " ") + " was done:\n    " + strings.Join(did, "\n    ")}, nil
 }
 
-func kindNames() string {
+func actionNames() string {
 	var names []string
 	for _, k := range reconcile.Kinds {
 		names = append(names, string(k))

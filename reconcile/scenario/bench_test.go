@@ -1,4 +1,4 @@
-package rehearse
+package scenario
 
 import (
 	"fmt"
@@ -24,11 +24,11 @@ func BenchmarkFleet(b *testing.B) {
 		c.Images[name] = schema.Image{ID: disk.ID{Name: name, UUID: "0000000a"}, Copies: 3, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}}
 	}
 	for b.Loop() {
-		w, err := New(schema.Result{Config: c, Digest: "d1", May: schema.Everything})
+		w, err := newWorld(schema.Result{Config: c, Digest: "d1", May: schema.Everything})
 		if err != nil {
 			b.Fatal(err)
 		}
-		if done, err := w.Converge(b.Context(), 0); err != nil || len(done) != 1500 {
+		if done, err := w.converge(b.Context(), 0); err != nil || len(done) != 1500 {
 			b.Fatalf("%d actions, error %v", len(done), err)
 		}
 	}

@@ -1,4 +1,4 @@
-package rehearse
+package scenario
 
 import (
 	"fmt"
@@ -10,12 +10,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Ready are the disks with a ready copy that can be reached: there, on a node that is
+// readyDisks are the disks with a ready copy that can be reached: there, on a node that is
 // up. They are sorted.
-func (w *World) Ready(id disk.ID) []schema.DiskRef {
+func (w *world) readyDisks(id disk.ID) []schema.DiskRef {
 	var refs []schema.DiskRef
 	for ref, at := range w.places() {
-		if w.drives[at].Copies[id].State == disk.Ready && w.reached(ref) {
+		if w.disks[at].Copies[id].State == disk.Ready && w.reachable(ref) {
 			refs = append(refs, ref)
 		}
 	}
@@ -23,28 +23,28 @@ func (w *World) Ready(id disk.ID) []schema.DiskRef {
 	return refs
 }
 
-// Matches reports whether the disk or its node has the tag, or is called so.
-func (w *World) Matches(ref schema.DiskRef, tag string) bool {
+// hasTag reports whether the disk or its node has the tag, or is called so.
+func (w *world) hasTag(ref schema.DiskRef, tag string) bool {
 	node := w.base.Config.Nodes[ref.Node]
 	return tag == ref.Node || tag == ref.String() || slices.Contains(node.Tags, tag) || slices.Contains(node.Disks[ref.Disk].Tags, tag)
 }
 
-// Explain says of every declared disk, a line each, how it ranks for an image, what is
+// explain says of every declared disk, a line each, how it ranks for an image, what is
 // there of it, and why there is not more.
-func (w *World) Explain(id disk.ID) []string {
+func (w *world) explain(id disk.ID) []string {
 	planned := map[schema.DiskRef]reconcile.Action{}
-	for _, a := range w.Plan().Actions {
+	for _, a := range w.plan().Actions {
 		if a.Key().ID == id {
 			planned[a.Key().Disk] = a
 		}
 	}
 	var lines []string
-	for _, p := range w.ranked(id) {
+	for _, p := range w.rankedPlaces(id) {
 		rank := "no rank"
 		if p.Rank > 0 {
 			rank = fmt.Sprintf("rank %d", p.Rank)
 		}
-		words := []string{w.found(p.Disk, id)}
+		words := []string{w.describeCopy(p.Disk, id)}
 		if a := planned[p.Disk]; a.Kind != "" {
 			words = append(words, fmt.Sprintf("%s: %s", a.Kind, a.Reason))
 		} else if p.Why != "" {
@@ -55,9 +55,9 @@ func (w *World) Explain(id disk.ID) []string {
 	return lines
 }
 
-// ranked are the places of an image as the first node that is up sees them. One that is
+// rankedPlaces are the places of an image as the first node that is up sees them. One that is
 // not declared has none, and none of its disks a rank.
-func (w *World) ranked(id disk.ID) []reconcile.Place {
+func (w *world) rankedPlaces(id disk.ID) []reconcile.Place {
 	if nodes := w.upNodes(); len(nodes) > 0 && w.base.Config.Images[id.Name].ID == id {
 		return nodes[0].Places(w.cluster().Seen(nodes[:1])[0], id.Name)
 	}
@@ -69,8 +69,8 @@ func (w *World) ranked(id disk.ID) []reconcile.Place {
 	return places
 }
 
-// found is what is on a disk of an image.
-func (w *World) found(ref schema.DiskRef, id disk.ID) string {
+// describeCopy is what is on a disk of an image.
+func (w *world) describeCopy(ref schema.DiskRef, id disk.ID) string {
 	d := w.at(ref)
 	c, there := d.Copies[id]
 	text := "no copy"
@@ -83,7 +83,7 @@ func (w *World) found(ref schema.DiskRef, id disk.ID) string {
 	if _, down := w.down[ref.Node]; down {
 		return text + " (the node is down)"
 	}
-	if !d.away.IsZero() {
+	if !d.detachedAt.IsZero() {
 		return text + " (the disk is not there)"
 	}
 	return text

@@ -1,4 +1,4 @@
-package rehearse
+package scenario
 
 import (
 	"errors"
@@ -12,13 +12,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// do carries out an action, and reports whether it came to that: what was planned with
+// execute carries out an action, and reports whether it came to that: what was planned with
 // it may have made it needless.
-func (w *World) do(a reconcile.Action) bool {
+func (w *world) execute(a reconcile.Action) bool {
 	var err error
 	switch {
 	case order(a) > 0:
-		if !w.mayGo(a) {
+		if !w.mayDelete(a) {
 			return false
 		}
 		w.remove(a)
@@ -26,26 +26,26 @@ func (w *World) do(a reconcile.Action) bool {
 	case a.Kind == reconcile.Backup:
 		w.at(a.Key().Disk).backedUp[a.Key().ID] = true
 	case a.Kind == reconcile.Adopt, a.Kind == reconcile.Verify, a.Kind == reconcile.Repair:
-		w.right(a.Key())
+		w.setReady(a.Key())
 	case a.Kind == reconcile.Sync, a.Kind == reconcile.Clone:
-		source, there := w.read(a.From)
+		source, there := w.sourceCopy(a.From)
 		if !there {
 			return false
 		}
 		err = w.fill(a, source)
 	default:
 		if err = w.fetch(a); err == nil {
-			err = w.fill(a, w.Copy(a.Key().ID, disk.Ready, w.Size(a.Key().ID)))
+			err = w.fill(a, w.newCopy(a.Key().ID, disk.Ready, w.sourceSize(a.Key().ID)))
 		}
 	}
-	w.changed()
-	w.note(a, err)
+	w.invalidate()
+	w.record(a, err)
 	return true
 }
 
-// note takes down how an action ended.
-func (w *World) note(a reconcile.Action, err error) {
-	w.done = append(w.done, Done{a, w.now, err})
+// record takes down how an action ended.
+func (w *world) record(a reconcile.Action, err error) {
+	w.history = append(w.history, executed{a, w.now, err})
 	tries := w.at(a.Key().Disk).tries
 	if err != nil {
 		tries[a.Key().ID] = tries[a.Key().ID].Next(a, err, w.now, 0)
@@ -54,8 +54,8 @@ func (w *World) note(a reconcile.Action, err error) {
 	delete(tries, a.Key().ID)
 }
 
-// mayGo asks the nodes whose copies the deletion counts on, once the copy is withdrawn.
-func (w *World) mayGo(a reconcile.Action) bool {
+// mayDelete asks the nodes whose copies the deletion counts on, once the copy is withdrawn.
+func (w *world) mayDelete(a reconcile.Action) bool {
 	key, d := a.Key(), w.desired(a.Node)
 	o := w.cluster().Seen([]reconcile.Desired{d})[0]
 	seen := o.Disks[key.Disk]
@@ -70,22 +70,22 @@ func (w *World) mayGo(a reconcile.Action) bool {
 
 // remove deletes a copy. The other nodes hear of it at once, as it may have been theirs
 // to count on.
-func (w *World) remove(a reconcile.Action) {
+func (w *world) remove(a reconcile.Action) {
 	key := a.Key()
 	d, c := w.at(key.Disk), w.cluster()
 	d.Space.Free = min(d.Space.Total, d.Space.Free+d.Copies[key.ID].RealSize)
 	delete(d.Copies, key.ID)
 	delete(d.backedUp, key.ID)
-	w.note(a, nil)
+	w.record(a, nil)
 	delete(c.Tries, key)
 	delete(c.BackedUp, key)
-	c.Disks[key.Disk] = d.look(w.now)
+	c.Disks[key.Disk] = d.observe(w.now)
 	c.Show(w.desired(key.Disk.Node))
-	w.plan, w.looked = nil, false
+	w.cachedPlan, w.observed = nil, false
 }
 
-// right is what reading a copy, or repairing it, comes to.
-func (w *World) right(key reconcile.Key) {
+// setReady is what reading a copy, or repairing it, comes to.
+func (w *world) setReady(key reconcile.Key) {
 	d := w.at(key.Disk)
 	c := d.Copies[key.ID]
 	c.State, c.Message, c.Owned, c.HasCfg, c.VerifiedAt = disk.Ready, "", true, true, w.now
@@ -102,26 +102,26 @@ func (w *World) right(key reconcile.Key) {
 	d.Copies[key.ID] = c
 }
 
-// read returns the copy that is named like this, if it is ready and can be reached.
-func (w *World) read(from string) (reconcile.Copy, bool) {
+// sourceCopy returns the copy that is named like this, if it is ready and can be reached.
+func (w *world) sourceCopy(from string) (reconcile.Copy, bool) {
 	for ref, at := range w.places() {
-		for id, c := range w.drives[at].Copies {
+		for id, c := range w.disks[at].Copies {
 			if (reconcile.Key{Disk: ref, ID: id}).String() == from {
-				return c, c.State == disk.Ready && w.reached(ref)
+				return c, c.State == disk.Ready && w.reachable(ref)
 			}
 		}
 	}
 	return reconcile.Copy{}, false
 }
 
-// reached reports whether the disk is there and its node is up.
-func (w *World) reached(ref schema.DiskRef) bool {
+// reachable reports whether the disk is there and its node is up.
+func (w *world) reachable(ref schema.DiskRef) bool {
 	_, down := w.down[ref.Node]
-	return !down && w.at(ref).away.IsZero()
+	return !down && w.at(ref).detachedAt.IsZero()
 }
 
 // fetch asks the source for the first copy.
-func (w *World) fetch(a reconcile.Action) error {
+func (w *world) fetch(a reconcile.Action) error {
 	s := w.source(a.Image)
 	if s.From != nil && !slices.Contains(s.From, a.Node) {
 		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("node %s cannot reach the source", a.Node)}
@@ -130,7 +130,7 @@ func (w *World) fetch(a reconcile.Action) error {
 }
 
 // fill writes a copy with the bytes of another one.
-func (w *World) fill(a reconcile.Action, source reconcile.Copy) error {
+func (w *world) fill(a reconcile.Action, source reconcile.Copy) error {
 	key := a.Key()
 	image := w.base.Config.Images[a.Image]
 	d := w.at(key.Disk)
@@ -140,7 +140,7 @@ func (w *World) fill(a reconcile.Action, source reconcile.Copy) error {
 	if room := free - reserved; room < source.RealSize {
 		return &disk.NoSpaceError{Need: source.RealSize, Free: max(0, room)}
 	}
-	c := w.Copy(key.ID, disk.Ready, source.RealSize)
+	c := w.newCopy(key.ID, disk.Ready, source.RealSize)
 	if of := image.Source.Clone; a.Kind == reconcile.Sync || of != nil && of.Encryption == schema.EncryptionIgnore {
 		c.SHA512, c.SHA256, c.ManifestDigest = source.SHA512, source.SHA256, source.ManifestDigest
 	}
@@ -158,15 +158,15 @@ var failures = map[string]error{
 	"format":   &fetch.Error{Class: fetch.BadSource, Err: errors.New("it is no image")},
 }
 
-// Failures are the words for the ways in which a source can fail, sorted.
-func Failures() []string { return slices.Sorted(maps.Keys(failures)) }
+// failureNames are the words for the ways in which a source can fail, sorted.
+func failureNames() []string { return slices.Sorted(maps.Keys(failures)) }
 
-// Failure is what a source fails with, in one of the words of Failures. An image without
+// newFailure is what a source fails with, in one of the words of Failures. An image without
 // a declared checksum cannot have a wrong one.
-func (w *World) Failure(image, word string) (error, error) {
+func (w *world) newFailure(image, word string) (error, error) {
 	err, ok := failures[word]
 	if !ok {
-		return nil, fmt.Errorf("a source does not fail by %q: it is one of %s", word, listed(Failures()))
+		return nil, fmt.Errorf("a source does not fail by %q: it is one of %s", word, joinNames(failureNames()))
 	}
 	if word != "checksum" {
 		return err, nil

@@ -1,4 +1,4 @@
-package main
+package scenario
 
 import (
 	"os"
@@ -56,7 +56,7 @@ func FuzzSplit(f *testing.F) {
 			t.Fatal(err)
 		}
 		var got []string
-		p := &player{}
+		p := &scriptT{}
 		p.Run("", func(testscript.T) {
 			testscript.RunT(p, testscript.Params{Files: []string{file}, Cmds: map[string]func(*testscript.TestScript, bool, []string){
 				"record": func(_ *testscript.TestScript, _ bool, args []string) { got = args },

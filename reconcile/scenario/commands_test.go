@@ -1,17 +1,10 @@
-package main
+package scenario
 
 import (
 	"os"
 	"strings"
 	"testing"
 )
-
-func TestExampleSuites(t *testing.T) {
-	out, errOut, err := try(t, "test", "../../examples/suites", "--config-dir", "../../examples/suites/config")
-	if err != nil || !strings.HasSuffix(out, "\n3 scenarios passed.\n") {
-		t.Errorf("%v\n%s%s", err, out, errOut)
-	}
-}
 
 // TestReadmeHasCommandsOfScenarios: the list in the README is that of the program.
 func TestReadmeHasCommandsOfScenarios(t *testing.T) {
