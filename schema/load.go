@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
 )
 
 // Loader turns snapshots of a config directory into configurations. It
@@ -85,6 +86,43 @@ func (l *Loader) read(ctx context.Context, s configdir.Snapshot) []*content {
 	contents = append(contents, l.readCUE(ctx, s.Files, kept)...)
 	l.contents = kept
 	return contents
+}
+
+// readCUE evaluates the units of .cue files that changed since the last time.
+func (l *Loader) readCUE(ctx context.Context, files []configdir.File, kept map[contentKey]*content) []*content {
+	var contents []*content
+	var changed []*sandbox.Unit
+	for _, u := range sandbox.Units(files) {
+		k := contentKey{u.Origin, u.Sum()}
+		if c := unreadable(u); c != nil {
+			contents = append(contents, c)
+		} else if c := l.contents[k]; c != nil {
+			contents, kept[k] = append(contents, c), c
+		} else {
+			changed = append(changed, u)
+		}
+	}
+	for i, r := range sandbox.Evaluate(ctx, changed) {
+		c := contentOf(changed[i], r)
+		contents = append(contents, c)
+		if !r.Transient {
+			kept[contentKey{changed[i].Origin, changed[i].Sum()}] = c
+		}
+	}
+	return contents
+}
+
+// unreadable returns what is wrong with files that cannot be evaluated at all, nil if
+// nothing is.
+func unreadable(u *sandbox.Unit) *content {
+	c := &content{origin: u.Origin}
+	for _, f := range u.Files {
+		c.readable(f)
+	}
+	if len(c.problems) == 0 {
+		return nil
+	}
+	return c
 }
 
 // emptied tells of files that declared something and have nothing in them now: what writes

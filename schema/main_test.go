@@ -3,9 +3,11 @@ package schema
 import (
 	"os"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
 )
 
 func TestMain(m *testing.M) {
-	ChildMain()
+	sandbox.ChildMain()
 	os.Exit(m.Run())
 }

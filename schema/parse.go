@@ -12,6 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
 )
 
 // key names a thing that is defined in one place: an image, a node, a setting.
@@ -249,4 +250,39 @@ func checkThingName(k key) error {
 		return disk.CheckName(k.name)
 	}
 	return nil
+}
+
+// contentOf splits the result of evaluating .cue files into things, as the content of any
+// other file.
+func contentOf(u *sandbox.Unit, r sandbox.Result) *content {
+	c := &content{origin: u.Origin}
+	if r.Document != nil {
+		c.document(r.Document)
+	}
+	for _, p := range r.Problems {
+		c.cueProblem(p)
+	}
+	return c
+}
+
+// cueProblem adds an error of CUE to the thing that it is about, or else to the file.
+func (c *content) cueProblem(p document.Problem) {
+	var s int
+	if len(p.Path) > 1 {
+		s = slices.Index(sectionNames[:], p.Path[0])
+	}
+	if len(p.Path) < 2 || s < 0 {
+		c.problems = append(c.problems, p)
+		return
+	}
+	k := key{section(s), p.Path[1]}
+	for _, t := range c.things {
+		if t.key == k {
+			t.problems = append(t.problems, p)
+			return
+		}
+	}
+	c.ours = true
+	c.things = append(c.things, &thing{key: k, origin: c.origin, pos: p.Position, value: &document.Value{},
+		verdict: &verdict{}, problems: []document.Problem{p}})
 }

@@ -13,15 +13,16 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"github.com/seed-26586806/backing-image-manager/schema"
-	"github.com/spf13/cobra"
+	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
 )
 
 func main() {
-	schema.ChildMain()
+	sandbox.ChildMain()
 	os.Exit(run())
 }
 

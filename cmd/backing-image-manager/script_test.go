@@ -7,7 +7,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/script"
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
 )
 
 var (
@@ -16,7 +16,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	schema.ChildMain()
+	sandbox.ChildMain()
 	if err := flag.Set("test.parallel", "6"); err != nil { // scenarios wait more than they compute; -parallel has precedence
 		panic(err)
 	}

@@ -44,11 +44,3 @@ func TestBombCostsItsFileAlone(t *testing.T) {
 		})
 	}
 }
-
-func TestChildIsNotStartedWithoutChildMain(t *testing.T) {
-	t.Setenv(childVariable, "1")
-	r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.cue", Data: []byte(good)}}})
-	if r.May != ObserveOnly || len(r.Errors) != 1 {
-		t.Errorf("a child's child was started:\n%s", describe(r))
-	}
-}

@@ -1,4 +1,4 @@
-package schema
+package sandbox
 
 import (
 	"encoding/json"
@@ -7,7 +7,7 @@ import (
 	"path"
 	"regexp"
 	"strings"
-	"testing/fstest"
+	"testing/fstest" // MapFS, a file system in memory; it does not link package testing
 
 	"cuelang.org/go/cue/cuecontext"
 	"cuelang.org/go/cue/errors"
@@ -22,43 +22,42 @@ import (
 // childVariable is set in the environment of a child.
 const childVariable = "BACKING_IMAGE_MANAGER_EVALUATE_CUE"
 
-// What evaluating the .cue files of a directory may take: an evaluation cannot
-// be stopped, so it has a process of its own that the kernel stops.
+// Limits of a child. The kernel enforces the first two.
 const (
-	childSeconds = 4
-	childMemory  = 512 << 20
-	childAnswer  = 64 << 20
+	childSeconds = 4         // of CPU time
+	childMemory  = 512 << 20 // bytes
+	childResult  = 64 << 20  // bytes of JSON of one unit
 )
 
-// ChildMain has to be called first thing in main, and in TestMain of tests that
-// load .cue files. In a process that a Loader started to evaluate .cue files it
-// does that and exits; otherwise it does nothing.
+// ChildMain must be called first in main, and in TestMain of tests that
+// load .cue files. In a child that Evaluate started, it evaluates the units and
+// exits. Otherwise it does nothing.
 func ChildMain() {
 	if os.Getenv(childVariable) == "" {
 		return
 	}
-	if err := serveUnits(os.Stdin, os.Stdout); err != nil {
+	if err := serve(os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(0)
 }
 
-// serveUnits answers units one by one, so that it is plain which of them the
-// process died of.
-func serveUnits(in, out *os.File) error {
+// serve evaluates the units one by one and writes each result at once, so that the parent
+// knows on which unit the process crashed.
+func serve(in, out *os.File) error {
 	if err := limitSelf(); err != nil {
 		return err
 	}
 	decoder := json.NewDecoder(in)
 	for decoder.More() {
-		var u unit
+		var u Unit
 		if err := decoder.Decode(&u); err != nil {
 			return fmt.Errorf("read what to evaluate: %w", err)
 		}
-		b, err := json.Marshal(u.evaluate())
-		if len(b) > childAnswer {
-			b, err = json.Marshal(failed(&u, errTooExpensive))
+		b, err := json.Marshal(u.evaluate().wire())
+		if len(b) > childResult {
+			b, err = json.Marshal(failure(&u, errTooExpensive).wire())
 		}
 		if err == nil {
 			_, err = out.Write(append(b, '\n'))
@@ -79,7 +78,8 @@ func limitSelf() error {
 	if err != nil {
 		return fmt.Errorf("read own memory: %w", err)
 	}
-	// The runtime of Go reserves address space that it never uses.
+	// Add what the process has now: the runtime of Go reserves address space that it
+	// never uses.
 	memory := pages*uint64(os.Getpagesize()) + childMemory
 	if err := unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: memory, Max: memory}); err != nil {
 		return fmt.Errorf("limit own memory: %w", err)
@@ -90,22 +90,22 @@ func limitSelf() error {
 	return nil
 }
 
-// evaluate does not panic: where CUE does, that is a mistake as any other.
-func (u *unit) evaluate() (a answer) {
+// evaluate does not panic: a panic of CUE becomes a problem.
+func (u *Unit) evaluate() (r Result) {
 	defer func() {
 		if p := recover(); p != nil {
 			first, _, _ := strings.Cut(fmt.Sprint(p), "\n")
-			a = failed(u, fmt.Errorf("CUE breaks down on it: %s", document.Printable(withoutAddresses(first))))
-			a.Passing = false
+			r = failure(u, fmt.Errorf("CUE crashes on it: %s", document.Printable(withoutAddresses(first))))
+			r.Transient = false
 		}
 	}()
 	files := fstest.MapFS{}
 	for _, f := range u.Files {
 		files[f.Path] = &fstest.MapFile{Data: f.Data}
 	}
-	for _, f := range u.Others {
-		// The loader looks at all files of a module; a broken one must not keep
-		// the others from being imported.
+	for _, f := range u.Imports {
+		// The loader parses all files of a module. Leave invalid ones out, so that the
+		// others can be imported.
 		if _, err := parser.ParseFile(f.Path, f.Data); path.Ext(f.Path) != ".cue" || err == nil {
 			files[f.Path] = &fstest.MapFile{Data: f.Data}
 		}
@@ -114,48 +114,49 @@ func (u *unit) evaluate() (a answer) {
 		FS: files, Env: []string{"CUE_REGISTRY=none"}, Tests: true, Tools: true,
 	})[0]
 	if instance.Err != nil {
-		return answer{Mistakes: u.mistakes(instance.Err)}
+		return Result{Problems: u.problems(instance.Err)}
 	}
 	root := cuecontext.New().BuildInstance(instance)
-	w := walker{unit: u}
-	w.found = u.mistakes(root.Validate())
+	w := walker{unit: u, problems: u.problems(root.Validate())}
 	doc := w.value(root, nil, document.Position{File: u.Files[0].Path})
-	return answer{Document: doc, Mistakes: w.found}
+	return Result{Document: doc, Problems: w.problems}
 }
 
-// maxMistakes bounds what is told of one unit.
-const maxMistakes = 100
+// maxProblems limits the problems of one unit.
+const maxProblems = 100
 
-func (u *unit) mistakes(err error) []mistake {
-	var all []mistake
+// problems converts the errors of CUE.
+func (u *Unit) problems(err error) []document.Problem {
+	var all []document.Problem
 	for _, e := range errors.Errors(err) {
-		if len(all) == maxMistakes {
+		if len(all) == maxProblems {
 			break
 		}
-		m := mistake{Path: unquote(e.Path()), Message: withoutAddresses(messageOf(e))}
+		p := document.Problem{Path: unquote(e.Path()), Message: withoutAddresses(messageOf(e))}
 		for _, pos := range errors.Positions(e) {
 			at := position(pos)
 			switch {
-			case !u.owns(at.File):
-			case m.Line == 0:
-				m.Position = at
-			case m.Also.Line == 0:
-				m.Also = at
+			case !u.hasFile(at.File):
+			case p.Line == 0:
+				p.Position = at
+			case p.Also.Line == 0:
+				p.Also = at
 			}
 		}
-		if strings.HasPrefix(m.Message, "import failed") {
-			m.Hint = "packages of the config directory and CUE's own can be imported, no others"
+		if strings.HasPrefix(p.Message, "import failed") {
+			p.Hint = "only packages of the config directory and of CUE itself can be imported"
 		}
-		if m.Line == 0 {
-			m.Position = document.Position{File: u.Files[0].Path}
+		if p.Line == 0 {
+			p.Position = document.Position{File: u.Files[0].Path}
 		}
-		m.Message = strings.ReplaceAll(m.Message, "/"+m.Position.String()+": ", "") // told as the place
-		all = append(all, m)
+		p.Message = strings.ReplaceAll(p.Message, "/"+p.Position.String()+": ", "") // the problem has it as its position
+		all = append(all, p)
 	}
 	return all
 }
 
-// messageOf is the message of e, and of what it wraps where that says more.
+// messageOf returns the message of e, and that of the error that it wraps if that adds
+// anything.
 func messageOf(e errors.Error) string {
 	format, args := e.Msg()
 	msg := fmt.Sprintf(format, args...)
@@ -165,8 +166,8 @@ func messageOf(e errors.Error) string {
 	return msg
 }
 
-func (u *unit) owns(name string) bool {
-	for _, files := range [][]configdir.File{u.Files, u.Others} {
+func (u *Unit) hasFile(name string) bool {
+	for _, files := range [][]configdir.File{u.Files, u.Imports} {
 		for _, f := range files {
 			if f.Path == name {
 				return true
@@ -176,9 +177,18 @@ func (u *unit) owns(name string) bool {
 	return false
 }
 
+// unquote turns the labels of a CUE path into names.
+func unquote(labels []string) document.Path {
+	path := make(document.Path, 0, len(labels))
+	for _, l := range labels {
+		path = append(path, strings.Trim(l, `"`))
+	}
+	return path
+}
+
 var anyAddress = regexp.MustCompile(`[A-Za-z0-9+.-]+://[^\s"]*`)
 
-// withoutAddresses keeps a password in an address out of a message.
+// withoutAddresses removes addresses from a message: they may contain passwords.
 func withoutAddresses(s string) string {
 	return anyAddress.ReplaceAllString(strings.Join(strings.Fields(s), " "), "…")
 }
