@@ -178,7 +178,7 @@ func (m *member) knowsReady(id disk.ID) bool {
 // that, and can go on.
 func (m *member) makes(one peer.Disk, ref schema.DiskRef, key Key) bool {
 	node := m.conf.config.Nodes[ref.Node]
-	i := slices.IndexFunc(one.Copies, func(v peer.Copy) bool { return v.ID() == key.ID })
+	i := slices.IndexFunc(one.Copies, func(v peer.Copy) bool { return v.ID == key.ID })
 	other := Key{ref, key.ID}
 	if i < 0 || !m.o.Running[other] || one.Problem != "" || m.o.Disks[ref].Problem != "" || !node.AllowScheduling || !node.Disks[ref.Disk].AllowScheduling {
 		return false

@@ -216,7 +216,7 @@ func sameCopy(a, b peer.Copy) bool {
 	}
 	a.Failure, b.Failure = nil, nil
 	a.PartBytes, b.PartBytes = min(a.PartBytes, 1), min(b.PartBytes, 1)
-	a.Verified, b.Verified = time.Time{}, time.Time{}
+	a.VerifiedAt, b.VerifiedAt = time.Time{}, time.Time{}
 	return a == b
 }
 

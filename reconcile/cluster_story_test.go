@@ -48,7 +48,7 @@ func stateText(s peer.State) string {
 	for _, one := range s.Disks {
 		text += ", " + one.Name + one.Problem
 		for _, v := range one.Copies {
-			text += fmt.Sprintf(" %s %s%s%s%s", v.ID(), v.State, ifSo(v.Leaving, " leaving"), ifSo(v.UsedBy != "", " used"), ifSo(v.Action != "", " "+v.Action))
+			text += fmt.Sprintf(" %s %s%s%s%s", v.ID, v.State, ifSo(v.Leaving, " leaving"), ifSo(v.UsedBy != "", " used"), ifSo(v.Action != "", " "+v.Action))
 		}
 	}
 	return text

@@ -64,7 +64,7 @@ func TestTakeoverWhileSomethingElseIsBroken(t *testing.T) {
 	c, image, refs := duo(1)
 	first, second := refs[0], refs[1]
 	state := peer.State{Node: first.Node, Config: "", Disks: []peer.Disk{{Name: first.Disk, UUID: "u", Free: 1 << 40, Copies: []peer.Copy{{
-		Name: image.ID.Name, UUID: image.ID.UUID, State: disk.Pending,
+		Copy:    disk.Copy{ID: image.ID, State: disk.Pending},
 		Failure: &peer.Failure{Action: "download", Message: "no route", Attempts: 4, Link: true, Since: -600, RetryIn: 100},
 	}}}}}
 	o := bare(c)

@@ -94,7 +94,7 @@ func (n peerNode) Copies(_ context.Context, name string) (peer.State, error) {
 	after := n.r.leaving.all()
 	for _, one := range s.Disks {
 		for i := range one.Copies {
-			key := Key{schema.DiskRef{Node: now.node, Disk: one.Name}, one.Copies[i].ID()}
+			key := Key{schema.DiskRef{Node: now.node, Disk: one.Name}, one.Copies[i].ID}
 			one.Copies[i].Leaving = before[key] || after[key]
 			if now.suspect[key] {
 				one.Copies[i].State, one.Copies[i].Message = disk.Unknown, suspected

@@ -45,7 +45,7 @@ func (m *manager) answered() peer.Copy {
 			return c
 		}
 	}
-	return peer.Copy{State: disk.Pending}
+	return peer.Copy{Copy: disk.Copy{State: disk.Pending}}
 }
 
 func (m *manager) sees(other *manager) Copy {

@@ -84,7 +84,7 @@ func (o Observed) hearOf(d Desired, a peer.Observation, at time.Time) {
 			continue
 		}
 		for _, c := range one.Copies {
-			key := Key{ref, c.ID()}
+			key := Key{ref, c.ID}
 			if c.Action != "" {
 				o.Running[key] = true
 			}
@@ -116,7 +116,7 @@ func told(nodes map[string]schema.Node, node string, s peer.State) map[schema.Di
 			seen.Space, seen.Unclear = disk.Space{Total: one.Total, Free: one.Free}, one.UsageUnknown
 			seen.Copies = make(map[disk.ID]Copy, len(one.Copies))
 			for _, c := range one.Copies {
-				seen.Copies[c.ID()] = toldCopy(c)
+				seen.Copies[c.ID] = toldCopy(c)
 			}
 		}
 		disks[schema.DiskRef{Node: node, Disk: one.Name}] = seen
@@ -125,20 +125,11 @@ func told(nodes map[string]schema.Node, node string, s peer.State) map[schema.Di
 }
 
 func toldCopy(c peer.Copy) Copy {
-	from := ""
 	if c.FromPeers {
-		from = peer.PartFromPeers
+		c.PartSourceID = peer.PartFromPeers
 	}
-	return Copy{
-		Copy: disk.Copy{
-			ID: c.ID(), State: c.State, Message: c.Message, Format: c.Format,
-			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
-			SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest, Owned: c.Owned,
-			VerifiedAt: c.Verified, DamagedAt: c.Damaged, InUseRecorded: c.UsedBy != "", LastUsed: c.LastUsed,
-			SurplusSince: c.UnwantedSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal, PartSourceID: from,
-		},
-		Using: c.UsedBy, Leaving: c.Leaving, Refuses: c.Rejection, Later: c.RejectionTemporary,
-	}
+	c.InUseRecorded = c.UsedBy != ""
+	return Copy{Copy: c.Copy, Using: c.UsedBy, Leaving: c.Leaving, Refuses: c.Rejection, Later: c.RejectionTemporary}
 }
 
 // hasTwins reports whether any two disks have the same identity.

@@ -75,7 +75,7 @@ func (r *Reconciler) tell(d Desired, o Observed) map[schema.DiskRef]map[disk.ID]
 		}
 		c, there := copies[key.ID]
 		if !there {
-			c = peer.Copy{Name: key.ID.Name, UUID: key.ID.UUID, State: disk.Pending}
+			c = peer.Copy{Copy: disk.Copy{ID: key.ID, State: disk.Pending}}
 		}
 		change(&c)
 		copies[key.ID] = c
@@ -109,13 +109,11 @@ func tellDisk(ref schema.DiskRef, seen Disk) peer.Disk {
 }
 
 func tellCopy(c Copy) peer.Copy {
-	return peer.Copy{
-		Name: c.ID.Name, UUID: c.ID.UUID, State: c.State, Message: c.Message, Format: c.Format,
-		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
-		SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest, Owned: c.Owned,
-		UsedBy: c.Using, Verified: c.VerifiedAt, Damaged: c.DamagedAt, LastUsed: c.LastUsed,
-		UnwantedSince: c.SurplusSince, PartBytes: c.PartBytes, PartTotal: c.PartTotal, FromPeers: c.pulled(),
-	}
+	wire := peer.Copy{Copy: c.Copy, UsedBy: c.Using, FromPeers: c.pulled()}
+	// These are for this node alone and have no JSON.
+	wire.CfgExpected, wire.HasCfg, wire.BackupID = disk.Digest{}, false, ""
+	wire.ClockNode, wire.InUseRecorded, wire.PartSourceID = "", false, ""
+	return wire
 }
 
 func tellTry(t Try, now time.Time) *peer.Failure {

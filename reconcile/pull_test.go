@@ -14,9 +14,9 @@ func TestSourcesAreWhereNodesAreNow(t *testing.T) {
 	h, chunks := disk.SHA512.New(), disk.SHA256.New()
 	want := disk.SHA512.Digest(h)
 	board := peer.NewStateCache()
-	board.Publish(peer.State{Node: "node2", Disks: []peer.Disk{{Name: "disk1", Copies: []peer.Copy{{
-		Name: "parrot", UUID: "0000000a", State: disk.Ready, Size: 512, SHA512: want, ManifestDigest: disk.SHA256.Digest(chunks),
-	}}}}})
+	board.Publish(peer.State{Node: "node2", Disks: []peer.Disk{{Name: "disk1", Copies: []peer.Copy{{Copy: disk.Copy{
+		ID: disk.ID{Name: "parrot", UUID: "0000000a"}, State: disk.Ready, Size: 512, SHA512: want, ManifestDigest: disk.SHA256.Digest(chunks),
+	}}}}}})
 	client := peer.NewClient(nil, nil)
 	s := others{client: client, watch: peer.NewPoller(client)}
 	defer s.close()

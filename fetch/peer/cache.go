@@ -152,10 +152,11 @@ func etagOf(s State) string {
 }
 
 // withoutVolatile returns c without the values that change all the time, and with times
-// in a form in which equal times are ==. It does not change Failure.
+// in a form in which equal times are ==. Only whether there is a partial file counts, not
+// its size. Failure stays as it is.
 func (c Copy) withoutVolatile() Copy {
 	c.PartBytes = min(c.PartBytes, 1)
-	for _, t := range []*time.Time{&c.Verified, &c.Damaged, &c.LastUsed, &c.UnwantedSince} {
+	for _, t := range []*time.Time{&c.VerifiedAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince} {
 		*t = t.UTC().Round(0)
 	}
 	return c

@@ -210,8 +210,8 @@ func (d *Disk) check() error {
 	d.Problem, d.UsageUnknown = printable(d.Problem, maxMessage), printable(d.UsageUnknown, maxMessage)
 	slices.SortFunc(d.Copies, compareByID)
 	for i := range d.Copies[min(1, len(d.Copies)):] {
-		if d.Copies[i].ID() == d.Copies[i+1].ID() {
-			return fmt.Errorf("disk %q: duplicate copy %s", d.Name, d.Copies[i].ID())
+		if d.Copies[i].ID == d.Copies[i+1].ID {
+			return fmt.Errorf("disk %q: duplicate copy %s", d.Name, d.Copies[i].ID)
 		}
 	}
 	return nil
@@ -248,7 +248,7 @@ func (c *Copy) check() error {
 	if !c.SHA512.IsZero() && c.SHA512.Algorithm() != disk.SHA512 ||
 		!c.SHA256.IsZero() && c.SHA256.Algorithm() != disk.SHA256 ||
 		!c.ManifestDigest.IsZero() && c.ManifestDigest.Algorithm() != disk.SHA256 {
-		return fmt.Errorf("%s: the algorithm of a digest is not that of its field", c.ID())
+		return fmt.Errorf("%s: the algorithm of a digest is not that of its field", c.ID)
 	}
 	if c.State == disk.Ready && c.SHA512.IsZero() {
 		c.State, c.Message = disk.Unknown, "its node reports it as ready without a digest"

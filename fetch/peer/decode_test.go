@@ -22,47 +22,52 @@ const (
 
 func oneCopy(fields string) string { return nodeHead + diskHead + "{" + parrotIs + fields + "}]}]}" }
 
-func TestStateThatHasNoSense(t *testing.T) {
+func TestDecodeRejectsInvalidStates(t *testing.T) {
 	sha512 := strings.Repeat("a", 128)
-	for _, test := range []struct{ name, text, says string }{
+	var manyFields strings.Builder
+	for i := range maxFields {
+		fmt.Fprintf(&manyFields, `"a%d":1,`, i)
+	}
+	for _, test := range []struct{ name, text, message string }{
 		{"nothing", "", "unexpected EOF"},
 		{"null", "null", "is missing"},
-		{"a list", "[]", "is missing"},
+		{"an array", "[]", "is missing"},
 		{"garbage", "\x00\xff\x17", "invalid character"},
-		{"a page", "<html>", "invalid character"},
-		{"cut", nodeHead + diskHead, "unexpected EOF"},
-		{"more behind it", nodeHead + "]} {}", "after the document"},
-		{"a brace behind it", nodeHead + "]}}", "after the document"},
-		{"no node", "{}", "node"},
-		{"an empty node", `{"node":""}`, "node"},
-		{"a node of control characters", `{"node":"a\u001b[2Jb"}`, "node"},
-		{"a long node", `{"node":"` + strings.Repeat("n", 254) + `"}`, "node"},
-		{"a number for a node", `{"node":7}`, "number"},
-		{"twice a field", `{"node":"node1","node":"node2"}`, "duplicate field"},
-		{"disks that are none", `{"node":"node1","disks":7}`, "array"},
-		{"a disk that is null", nodeHead + `null]}`, "is missing"},
+		{"HTML", "<html>", "invalid character"},
+		{"truncated", nodeHead + diskHead, "unexpected EOF"},
+		{"a second document", nodeHead + "]} {}", "after the document"},
+		{"a surplus brace", nodeHead + "]}}", "after the document"},
+		{"no node name", "{}", "node"},
+		{"an empty node name", `{"node":""}`, "node"},
+		{"a node name with control characters", `{"node":"a\u001b[2Jb"}`, "node"},
+		{"a long node name", `{"node":"` + strings.Repeat("n", 254) + `"}`, "node"},
+		{"a number as node name", `{"node":7}`, "number"},
+		{"a duplicate field", `{"node":"node1","node":"node2"}`, "duplicate field"},
+		{"disks that are no array", `{"node":"node1","disks":7}`, "array"},
+		{"null as disk", nodeHead + `null]}`, "is missing"},
 		{"a disk without a name", nodeHead + `{"uuid":"3f1e"}]}`, "disk"},
-		{"twice a disk", nodeHead + diskHead + "]}," + diskHead + "]}]}", `duplicate disk "disk1"`},
-		{"a copy that is null", nodeHead + diskHead + "null]}]}", "name"},
-		{"twice a copy", nodeHead + diskHead + "{" + parrotIs + "},{" + parrotIs + "}]}]}", "duplicate copy parrot-0a1b2c3d"},
-		{"a name that leads away", nodeHead + diskHead + `{"name":"../etc","uuid":"0a1b2c3d"}]}]}`, "use a-z"},
+		{"a duplicate disk", nodeHead + diskHead + "]}," + diskHead + "]}]}", `duplicate disk "disk1"`},
+		{"null as copy", nodeHead + diskHead + "null]}]}", "name"},
+		{"a duplicate copy", nodeHead + diskHead + "{" + parrotIs + "},{" + parrotIs + "}]}]}", "duplicate copy parrot-0a1b2c3d"},
+		{"an image name with a path", nodeHead + diskHead + `{"name":"../etc","uuid":"0a1b2c3d"}]}]}`, "use a-z"},
 		{"no uuid", nodeHead + diskHead + `{"name":"parrot"}]}]}`, "8 hex digits"},
-		{"a size that is no int64", oneCopy(`,"size":99999999999999999999`), "number"},
+		{"a size beyond int64", oneCopy(`,"size":99999999999999999999`), "number"},
 		{"a short digest", oneCopy(`,"sha512":"abcd"`), "4 digits"},
-		{"a digest of another kind", oneCopy(`,"sha256":"` + sha512 + `"`), "algorithm"},
-		{"chunks of another kind", oneCopy(`,"chunks":"` + sha512 + `"`), "algorithm"},
-		{"a time that is none", oneCopy(`,"verified":"yesterday"`), "yesterday"},
-		{"too many fields", "{" + strings.Repeat(`"a":1,`, 2) + `"node":"n"}`, "duplicate field"},
-		{"deep", strings.Repeat(`{"a":`, 20000), "depth"},
+		{"a SHA-512 as sha256", oneCopy(`,"sha256":"` + sha512 + `"`), "algorithm"},
+		{"a SHA-512 as chunks", oneCopy(`,"chunks":"` + sha512 + `"`), "algorithm"},
+		{"an invalid time", oneCopy(`,"verified":"yesterday"`), "yesterday"},
+		{"a duplicate unknown field", "{" + strings.Repeat(`"a":1,`, 2) + `"node":"n"}`, "duplicate field"},
+		{"too many fields", "{" + manyFields.String() + `"node":"n"}`, "more than 256 fields"},
+		{"deep nesting", strings.Repeat(`{"a":`, 20000), "depth"},
 	} {
 		_, err := decodeState(strings.NewReader(test.text))
-		if err == nil || !strings.Contains(err.Error(), test.says) {
-			t.Errorf("%s: got %v, want something with %q", test.name, err, test.says)
+		if err == nil || !strings.Contains(err.Error(), test.message) {
+			t.Errorf("%s: got %v, want an error with %q", test.name, err, test.message)
 		}
 	}
 }
 
-func TestStateIsBounded(t *testing.T) {
+func TestDecodeLimitsDisksAndCopies(t *testing.T) {
 	race.Skip(t)
 	var disks, copies strings.Builder
 	for i := range maxDisks + 1 {
@@ -71,18 +76,18 @@ func TestStateIsBounded(t *testing.T) {
 	for i := range maxCopies + 1 {
 		fmt.Fprintf(&copies, `{"name":"parrot","uuid":"%08x"},`, i)
 	}
-	for _, test := range []struct{ text, says string }{
+	for _, test := range []struct{ text, message string }{
 		{nodeHead + disks.String(), "more than 1024 disks"},
 		{nodeHead + diskHead + copies.String(), "more than 131072 copies"},
 	} {
-		if _, err := decodeState(strings.NewReader(test.text)); err == nil || !strings.HasSuffix(err.Error(), test.says) {
-			t.Errorf("got %v, want %s", err, test.says)
+		if _, err := decodeState(strings.NewReader(test.text)); err == nil || !strings.HasSuffix(err.Error(), test.message) {
+			t.Errorf("got %v, want %s", err, test.message)
 		}
 	}
 }
 
-// What another version of this program may say is no reason to refuse it.
-func TestStateOfAnotherVersion(t *testing.T) {
+// A newer version may send unknown words, unknown fields and longer texts.
+func TestDecodeAcceptsStatesOfOtherVersions(t *testing.T) {
 	long := strings.Repeat("ä", maxMessage)
 	text := oneCopy(`,"state":"dreaming","format":"vmdk","message":"` + long + `","using":"a\u001b[2Jb",
 		"new":{"deep":[1,{"x":null}]},"try":{"attempts":-4,"since":1e300,"again":-1e300,"new":1}`)
@@ -91,42 +96,44 @@ func TestStateOfAnotherVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Copy{
-		Name: "parrot", UUID: "0a1b2c3d", State: disk.Unknown, Message: long[:maxMessage], UsedBy: "a [2Jb",
-		Failure: &Failure{RetryIn: -maxSeconds},
+		Copy:   disk.Copy{ID: parrot, State: disk.Unknown, Message: long[:maxMessage]},
+		UsedBy: "a [2Jb", Failure: &Failure{RetryIn: -maxSeconds},
 	}
 	if got := s.Disks[0].Copies[0]; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 }
 
-// Every field crosses the wire.
-func TestStateIsDecodedWhole(t *testing.T) {
+func TestDecodeReadsEachField(t *testing.T) {
 	at := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
-	sum := disk.SHA512.Digest(disk.SHA512.New())
+	sha512, sha256 := digestOf(disk.SHA512, ""), digestOf(disk.SHA256, "")
 	want := State{Node: "node1", Config: "c", Clock: at, Disks: []Disk{{
 		Name: "disk1", UUID: "u", Problem: "p", UsageUnknown: "u", Total: 2, Free: 1,
 		Copies: []Copy{{
-			Name: "parrot", UUID: "0a1b2c3d", State: disk.Ready, Message: "m", Format: disk.Raw, Size: 1, VirtualSize: 2, RealSize: 3,
-			SHA512: sum, SHA256: disk.SHA256.Digest(disk.SHA256.New()), ManifestDigest: disk.SHA256.Digest(disk.SHA256.New()), Owned: true,
-			UsedBy: "u", Leaving: true, Verified: at, Damaged: at, LastUsed: at, UnwantedSince: at, Action: "verify", PartBytes: 4, PartTotal: 5, FromPeers: true,
+			Copy: disk.Copy{
+				ID: parrot, State: disk.Ready, Message: "m", Format: disk.Raw, Size: 1, VirtualSize: 2, RealSize: 3,
+				SHA512: sha512, SHA256: sha256, ManifestDigest: sha256, Owned: true,
+				VerifiedAt: at, DamagedAt: at, LastUsed: at, SurplusSince: at, PartBytes: 4, PartTotal: 5,
+			},
+			UsedBy: "u", Leaving: true, Action: "verify", FromPeers: true,
 			Rejection: "r", RejectionTemporary: true, Failure: &Failure{Action: "a", Message: "m", Attempts: 6, Since: -7, RetryIn: 8, Final: true, Disk: true, Link: true},
 		}},
 	}}}
 	for _, v := range []any{want, want.Disks[0], want.Disks[0].Copies[0], *want.Disks[0].Copies[0].Failure} {
-		for i, of := 0, reflect.ValueOf(v); i < of.NumField(); i++ {
-			if of.Field(i).IsZero() {
-				t.Errorf("%T.%s is not set here", v, of.Type().Field(i).Name)
+		for _, field := range reflect.VisibleFields(reflect.TypeOf(v)) {
+			if field.Tag.Get("json") != "-" && reflect.ValueOf(v).FieldByIndex(field.Index).IsZero() {
+				t.Errorf("the test does not set %T.%s", v, field.Name)
 			}
 		}
 	}
 	got, err := decodeState(bytes.NewReader(encode(want)))
-	if err != nil || !reflect.DeepEqual(got, &want) && !reflect.DeepEqual(got, want) {
+	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("error %v, got\n%+v, want\n%+v", err, got, want)
 	}
 }
 
-// A size without sense, of one file or disk, is no reason to refuse all that a node says.
-func TestSizesWithoutSenseAreMended(t *testing.T) {
+// An invalid size of one file or disk does not invalidate the whole state.
+func TestDecodeCorrectsInvalidSizes(t *testing.T) {
 	for _, size := range []string{`"size":-1`, `"virtualSize":1125899906842625`} {
 		s, err := decodeState(strings.NewReader(oneCopy(`,"state":"ready","sha512":"` + strings.Repeat("ab", 64) + `",` + size)))
 		if err != nil {
@@ -142,14 +149,14 @@ func TestSizesWithoutSenseAreMended(t *testing.T) {
 	}
 }
 
-func TestReadyWithoutAChecksumIsNotReady(t *testing.T) {
+func TestReadyCopyWithoutDigestDecodesAsUnknown(t *testing.T) {
 	s, err := decodeState(strings.NewReader(oneCopy(`,"state":"ready"`)))
 	if err != nil || s.Disks[0].Copies[0].State != disk.Unknown {
 		t.Errorf("got %+v, %v", s, err)
 	}
 }
 
-func TestStateIsSorted(t *testing.T) {
+func TestDecodeSortsDisksAndCopies(t *testing.T) {
 	s, err := decodeState(strings.NewReader(nodeHead + `{"name":"b"},{"name":"a","copies":[
 		{"name":"parrot","uuid":"00000002"},{"name":"parrot","uuid":"00000001"},{"name":"ant","uuid":"00000003"}]}]}`))
 	if err != nil {
@@ -159,7 +166,7 @@ func TestStateIsSorted(t *testing.T) {
 	for _, d := range s.Disks {
 		got = append(got, d.Name)
 		for _, c := range d.Copies {
-			got = append(got, c.ID().String())
+			got = append(got, c.ID.String())
 		}
 	}
 	if want := "[a ant-00000003 parrot-00000001 parrot-00000002 b]"; fmt.Sprint(got) != want {
@@ -171,7 +178,7 @@ func FuzzState(f *testing.F) {
 	full := stateWith("node1", 3)
 	full.Disks[0].Copies[1].Failure = &Failure{Action: "sync", Message: "no route", Attempts: 2, Since: -3, RetryIn: 7.5, Link: true}
 	full.Disks[0].Copies[2].PartBytes, full.Disks[0].Copies[2].State = 1<<20, disk.InProgress
-	full.Disks = append(full.Disks, Disk{Name: "disk2", Problem: "it is not there"})
+	full.Disks = append(full.Disks, Disk{Name: "disk2", Problem: "not found"})
 	f.Add(encode(full))
 	f.Add(encode(State{Node: "node1"}))
 	f.Add([]byte(oneCopy(`,"state":"dreaming","new":[1,{"x":null}],"try":null`)))
@@ -184,17 +191,17 @@ func FuzzState(f *testing.F) {
 		checkInvariants(t, s)
 		again, err := decodeState(bytes.NewReader(encode(s)))
 		if err != nil {
-			t.Fatalf("what was accepted is refused when it is told on: %v", err)
+			t.Fatalf("the decoded state is rejected after encoding: %v", err)
 		}
 		if got, want := etagOf(again), etagOf(s); got != want {
 			a, _ := json.Marshal(again)
 			b, _ := json.Marshal(s)
-			t.Fatalf("told on it is another one:\n%s\n%s", a, b)
+			t.Fatalf("encoding and decoding changed the state:\n%s\n%s", a, b)
 		}
 	})
 }
 
-// checkInvariants checks what everybody who plans by a state of a peer builds on.
+// checkInvariants checks what the planner assumes about the state of a peer.
 func checkInvariants(t *testing.T, s State) {
 	if s.Node == "" {
 		t.Fatal("no node")
@@ -206,15 +213,15 @@ func checkInvariants(t *testing.T, s State) {
 		}
 		disks[d.Name] = true
 		for _, c := range d.Copies {
-			if disk.CheckName(c.Name) != nil || disk.CheckUUID(c.UUID) != nil || copies[d.Name+"/"+c.ID().String()] {
+			if disk.CheckName(c.Name) != nil || disk.CheckUUID(c.UUID) != nil || copies[d.Name+"/"+c.ID.String()] {
 				t.Fatalf("copy %+v", c)
 			}
-			copies[d.Name+"/"+c.ID().String()] = true
+			copies[d.Name+"/"+c.ID.String()] = true
 			if min(c.Size, c.VirtualSize, c.RealSize, c.PartBytes, c.PartTotal) < 0 || c.State == disk.Ready && c.SHA512.IsZero() {
 				t.Fatalf("copy %+v", c)
 			}
 			if c.Failure != nil && (math.Abs(c.Failure.RetryIn) > maxSeconds || c.Failure.Since > 0 || c.Failure.Attempts < 0) {
-				t.Fatalf("try %+v", *c.Failure)
+				t.Fatalf("failure %+v", *c.Failure)
 			}
 		}
 	}

@@ -36,12 +36,12 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		refused.Write(w)
 		return
 	}
-	ctx, release, ok := s.acquireSlot(w, r, c.ID())
+	ctx, release, ok := s.acquireSlot(w, r, c.ID)
 	if !ok {
 		return
 	}
 	defer release()
-	image, err := openVerifyingReader(d, c.ID())
+	image, err := openVerifyingReader(d, c.ID)
 	if err != nil {
 		httperror.New(http.StatusConflict, "%v", err).Write(w)
 		return
@@ -56,7 +56,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		err = s.sendCompressed(w, r, p, image, packing, c.SHA512)
 	}
 	if errors.Is(err, disk.ErrDamaged) {
-		s.node.ReportDamage(ctx, c.ID().Name)
+		s.node.ReportDamage(ctx, c.ID.Name)
 	}
 	if err != nil {
 		panic(http.ErrAbortHandler) // breaks the connection: the client must not take this for the whole
@@ -144,9 +144,9 @@ func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (*disk.Di
 			switch {
 			case uuid != "" && c.UUID != uuid, !readable:
 			case c.Leaving:
-				rejected = append(rejected, fmt.Sprintf("%s is leaving disk %s", c.ID(), d.Name))
+				rejected = append(rejected, fmt.Sprintf("%s is leaving disk %s", c.ID, d.Name))
 			case c.State != disk.Ready:
-				rejected = append(rejected, fmt.Sprintf("%s on disk %s is %s", c.ID(), d.Name, c.State))
+				rejected = append(rejected, fmt.Sprintf("%s on disk %s is %s", c.ID, d.Name, c.State))
 			case on == nil:
 				on, found = open, c
 			case c.UUID != found.UUID:

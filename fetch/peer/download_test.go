@@ -36,7 +36,7 @@ func TestDownload(t *testing.T) {
 	whole("", content)
 	whole("?uuid="+old.UUID, content[512:])
 	ask("?uuid=x", http.StatusBadRequest, "uuid")
-	n.leave(now)
+	n.withdraw(now)
 	ask("", http.StatusConflict, "is leaving disk disk1")
 	n.declared = "00000003"
 	ask("", http.StatusNotFound, "parrot-00000003 is not on the disks")

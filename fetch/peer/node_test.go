@@ -43,11 +43,8 @@ func (n *testNode) Copies(_ context.Context, name string) (State, error) {
 	l, err := n.disk.List()
 	s := State{Node: n.name, Disks: []Disk{{Name: "disk1", UUID: n.disk.UUID()}}}
 	for _, c := range l.Copies {
-		if c.ID.Name == name {
-			s.Disks[0].Copies = append(s.Disks[0].Copies, Copy{
-				Name: name, UUID: c.ID.UUID, State: c.State, Message: c.Message, Leaving: n.Leaving("disk1", c.ID),
-				Size: c.Size, SHA512: c.SHA512, ManifestDigest: c.ManifestDigest, Owned: c.Owned,
-			})
+		if c.Name == name {
+			s.Disks[0].Copies = append(s.Disks[0].Copies, Copy{Copy: c, Leaving: n.Leaving("disk1", c.ID)})
 		}
 	}
 	return s, err
@@ -57,11 +54,11 @@ func (n *testNode) Copies(_ context.Context, name string) (State, error) {
 type node struct {
 	testNode
 	*httptest.Server
-	board  *StateCache
+	cache  *StateCache
 	server *Server
 }
 
-// startNode starts one with the timeouts of a daemon, only shorter.
+// startNode starts a node whose http.Server has shorter timeouts than that of a daemon.
 func startNode(t *testing.T, name string) *node {
 	t.Helper()
 	path := t.TempDir()
@@ -73,8 +70,8 @@ func startNode(t *testing.T, name string) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
-	n := &node{testNode: testNode{name: name, disk: d, leaving: map[disk.ID]bool{}}, board: NewStateCache()}
-	n.server = NewServer(n.board, &n.testNode)
+	n := &node{testNode: testNode{name: name, disk: d, leaving: map[disk.ID]bool{}}, cache: NewStateCache()}
+	n.server = NewServer(n.cache, &n.testNode)
 	n.Server = httptest.NewUnstartedServer(n.server.Handler())
 	n.Config.ReadTimeout, n.Config.WriteTimeout = 200*time.Millisecond, 400*time.Millisecond
 	n.Start()
@@ -84,7 +81,7 @@ func startNode(t *testing.T, name string) *node {
 
 func (n *node) address() Address { return Address{Node: n.name, URL: n.URL} }
 
-// put makes a ready copy of content.
+// put creates a ready copy with this content.
 func (n *node) put(t *testing.T, id disk.ID, content []byte) Source {
 	t.Helper()
 	p, err := n.disk.OpenPart(t.Context(), id, disk.PartOptions{})
@@ -109,7 +106,8 @@ func (n *testNode) backing(id disk.ID) string {
 	return filepath.Join(n.disk.Path(), "backing-images", id.String(), "backing")
 }
 
-func (n *node) leave(id disk.ID) {
+// withdraw marks the copies of id as leaving.
+func (n *node) withdraw(id disk.ID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.leaving[id] = true
@@ -121,34 +119,35 @@ func newClient(t *testing.T) *Client {
 	return c
 }
 
-// patterned returns n bytes that tell where they are.
+// patterned returns n pseudo-random bytes: no two chunks are equal.
 func patterned(n int) []byte {
 	b := make([]byte, n)
 	rand.NewChaCha8([32]byte{}).Read(b)
 	return b
 }
 
-// digestOf is any digest, as a state has it.
+// digestOf returns the digest of a text.
 func digestOf(a disk.Algorithm, text string) disk.Digest {
 	h := a.New()
 	h.Write([]byte(text))
 	return a.Digest(h)
 }
 
-// stateWith returns a state of a node with so many ready copies.
+// stateWith returns the state of a node with so many ready copies on disk1.
 func stateWith(node string, copies int) State {
 	d := Disk{Name: "disk1", UUID: "3f1e", Total: 1 << 40, Free: 1 << 39}
 	for i := range copies {
-		d.Copies = append(d.Copies, Copy{
-			Name: fmt.Sprintf("image-%04d", i), UUID: fmt.Sprintf("%08x", i), State: disk.Ready, Format: disk.Raw,
-			Size: 2 << 30, VirtualSize: 2 << 30, RealSize: 1 << 30, Owned: true, Verified: time.Unix(1_700_000_000, 0).UTC(),
+		d.Copies = append(d.Copies, Copy{Copy: disk.Copy{
+			ID:    disk.ID{Name: fmt.Sprintf("image-%04d", i), UUID: fmt.Sprintf("%08x", i)},
+			State: disk.Ready, Format: disk.Raw, Size: 2 << 30, VirtualSize: 2 << 30, RealSize: 1 << 30,
+			Owned: true, VerifiedAt: time.Unix(1_700_000_000, 0).UTC(),
 			SHA512: digestOf(disk.SHA512, fmt.Sprint(i)), ManifestDigest: digestOf(disk.SHA256, fmt.Sprint("chunks", i)),
-		})
+		}})
 	}
 	return State{Node: node, Config: "c0ffee", Disks: []Disk{d}}
 }
 
-// get asks for a path as it is spelled.
+// get sends a GET for a path without normalizing it.
 func (n *node) get(t *testing.T, path string, header ...string) (*http.Response, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, n.URL, nil)

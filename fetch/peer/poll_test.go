@@ -209,7 +209,7 @@ func TestTryAgesBehind304(t *testing.T) {
 		begun := time.Now()
 		state := func() State {
 			return State{Node: "b", Config: "d", Disks: []Disk{{Name: "disk1", UUID: "u", Copies: []Copy{{
-				Name: "parrot", UUID: "0000000a", State: disk.Pending,
+				Copy:    disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, State: disk.Pending},
 				Failure: &Failure{Action: "download", Message: "no", Attempts: 3, Link: true, Since: -time.Since(begun).Seconds() - 180, RetryIn: 240},
 			}}}}}
 		}

@@ -14,7 +14,7 @@ func TestStateArrivesAsItWasPublished(t *testing.T) {
 	n := startNode(t, "node1")
 	want := stateWith("node1", 20)
 	want.Disks[0].Copies[3].Failure = &Failure{Action: "sync", Message: "no route", Attempts: 2, Since: -3, RetryIn: 7.5, Link: true}
-	n.board.Publish(want)
+	n.cache.Publish(want)
 	got, etag, err := newClient(t).State(t.Context(), n.address(), "", 0)
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +34,7 @@ func TestNothingPublishedIsNoState(t *testing.T) {
 
 func TestStateOfAnotherNodeIsRefused(t *testing.T) {
 	n := startNode(t, "node1")
-	n.board.Publish(stateWith("node1", 1))
+	n.cache.Publish(stateWith("node1", 1))
 	c, at := newClient(t), Address{Node: "node2", URL: n.URL}
 	want := n.URL + " is node node1, not node2"
 	if _, _, err := c.State(t.Context(), at, "", 0); err == nil || err.Error() != want {
@@ -48,7 +48,7 @@ func TestStateOfAnotherNodeIsRefused(t *testing.T) {
 // The read timeout of the server is less than the wait: it has to be lifted.
 func TestLongPollEndsWithTheWait(t *testing.T) {
 	n := startNode(t, "node1")
-	n.board.Publish(stateWith("node1", 1))
+	n.cache.Publish(stateWith("node1", 1))
 	c := newClient(t)
 	_, etag, err := c.State(t.Context(), n.address(), "", 0)
 	if err != nil {
@@ -65,7 +65,7 @@ func TestLongPollEndsWithTheWait(t *testing.T) {
 func TestLongPollEndsWithAChange(t *testing.T) {
 	n := startNode(t, "node1")
 	s := stateWith("node1", 1)
-	n.board.Publish(s)
+	n.cache.Publish(s)
 	c := newClient(t)
 	_, etag, err := c.State(t.Context(), n.address(), "", 0)
 	if err != nil {
@@ -83,10 +83,10 @@ func TestLongPollEndsWithAChange(t *testing.T) {
 	}
 	s.Disks = []Disk{s.Disks[0]}
 	s.Disks[0].Free = 17 // volatile: shown, and no reason to answer
-	n.board.Publish(s)
+	n.cache.Publish(s)
 	s.Config = "decade"
 	begun := time.Now()
-	n.board.Publish(s)
+	n.cache.Publish(s)
 	if err := <-done; err != nil || got.Config != "decade" || got.Disks[0].Free != 17 {
 		t.Errorf("got %v, %+v", err, got)
 	}

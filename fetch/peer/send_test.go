@@ -109,7 +109,7 @@ func TestWhatIsNotSent(t *testing.T) {
 	n.put(t, damaged, patterned(4096))
 	overwrite(t, n.backing(damaged), []byte("something else"))
 	n.put(t, left, patterned(4096))
-	n.leave(left)
+	n.withdraw(left)
 	for _, test := range []struct {
 		path   string
 		status int
@@ -146,7 +146,7 @@ func TestWhatIsNotSent(t *testing.T) {
 func TestLeavingCopyIsGone(t *testing.T) {
 	n := startNode(t, "node1")
 	s := n.put(t, parrot, patterned(4096))
-	n.leave(parrot)
+	n.withdraw(parrot)
 	_, err := newClient(t).openRange(t.Context(), s, 0, 512)
 	refused, ok := errors.AsType[*httperror.Error](err)
 	if !ok || refused.Status != http.StatusConflict || refused.Message != "parrot-0a1b2c3d is leaving disk disk1" {

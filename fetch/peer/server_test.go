@@ -17,7 +17,7 @@ import (
 // these are ours.
 func TestHostileQuestions(t *testing.T) {
 	n := startNode(t, "node1")
-	n.board.Publish(stateWith("node1", 1))
+	n.cache.Publish(stateWith("node1", 1))
 	for path, want := range map[string]int{
 		"/v1/state":                       200,
 		"/v1/state?wait=-5s":              200,
@@ -41,7 +41,7 @@ func TestHostileQuestions(t *testing.T) {
 
 func TestStateIsPackedForThoseWhoWant(t *testing.T) {
 	n := startNode(t, "node1")
-	n.board.Publish(stateWith("node1", 100))
+	n.cache.Publish(stateWith("node1", 100))
 	resp, plain := n.get(t, "/v1/state", "Accept-Encoding", "identity")
 	if resp.Header.Get("Content-Encoding") != "" {
 		t.Errorf("plain: got %v", resp.Header)
@@ -57,7 +57,7 @@ func TestStateIsPackedForThoseWhoWant(t *testing.T) {
 	if got, err := io.ReadAll(z); err != nil || !bytes.Equal(got, []byte(plain)) {
 		t.Errorf("it is not the same, %v", err)
 	}
-	n.board.Publish(stateWith("node1", 0))
+	n.cache.Publish(stateWith("node1", 0))
 	if resp, _ := n.get(t, "/v1/state", "Accept-Encoding", "gzip"); resp.Header.Get("Content-Encoding") != "" {
 		t.Errorf("small: got %v", resp.Header)
 	}
@@ -65,7 +65,7 @@ func TestStateIsPackedForThoseWhoWant(t *testing.T) {
 
 func TestTooManyWaitsAreAnsweredAtOnce(t *testing.T) {
 	n := startNode(t, "node1")
-	n.board.Publish(stateWith("node1", 1))
+	n.cache.Publish(stateWith("node1", 1))
 	_, etag, err := newClient(t).State(t.Context(), n.address(), "", 0)
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +82,7 @@ func TestTooManyWaitsAreAnsweredAtOnce(t *testing.T) {
 
 func TestOnlyGET(t *testing.T) {
 	n := startNode(t, "node1")
-	n.board.Publish(stateWith("node1", 1))
+	n.cache.Publish(stateWith("node1", 1))
 	for _, method := range []string{http.MethodHead, http.MethodPost, http.MethodDelete} {
 		r, err := http.NewRequestWithContext(t.Context(), method, n.URL+"/v1/state", nil)
 		if err != nil {

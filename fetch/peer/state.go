@@ -34,34 +34,16 @@ type Disk struct {
 	Copies       []Copy `json:"copies"` // sorted by name and uuid
 }
 
-// Copy is one copy on a disk, in any state. A declared image without a file on the disk
-// has one too if an action for it runs or failed there, or the disk rejects it: its State
-// is then pending.
+// Copy is one copy on a disk, in any state: what the disk knows about it, and what the
+// manager of the node adds. A declared image without a file on the disk has one too if an
+// action for it runs or failed there, or the disk rejects it: its State is then pending.
 type Copy struct {
-	Name           string      `json:"name"`
-	UUID           string      `json:"uuid"`
-	State          disk.State  `json:"state"`
-	Message        string      `json:"message,omitempty"` // why it is failed or unknown
-	Format         disk.Format `json:"format,omitempty"`
-	Size           int64       `json:"size,omitempty"`        // bytes of the file
-	VirtualSize    int64       `json:"virtualSize,omitempty"` // bytes of the virtual disk
-	RealSize       int64       `json:"realSize,omitempty"`    // allocated bytes
-	SHA512         disk.Digest `json:"sha512,omitzero"`       // a ready copy always has it
-	SHA256         disk.Digest `json:"sha256,omitzero"`
-	ManifestDigest disk.Digest `json:"chunks,omitzero"` // SHA-256 of the chunk manifest; zero: there is none
-	Owned          bool        `json:"owned,omitempty"`
-	UsedBy         string      `json:"using,omitempty"` // what uses the copy; "": nothing
+	disk.Copy        // the fields with JSON tags
+	UsedBy    string `json:"using,omitempty"` // what uses the copy; "": nothing
 	// Leaving: the copy is withdrawn and may be deleted at any moment.
-	Leaving       bool      `json:"leaving,omitempty"`
-	Verified      time.Time `json:"verified,omitzero"`
-	Damaged       time.Time `json:"damaged,omitzero"`
-	LastUsed      time.Time `json:"lastUsed,omitzero"`
-	UnwantedSince time.Time `json:"unwantedSince,omitzero"`
+	Leaving bool `json:"leaving,omitempty"`
 	// Action is the running action for this copy; "": none runs.
 	Action string `json:"doing,omitempty"`
-	// PartBytes is the size of the partial file. Only whether it is 0 counts for the ETag.
-	PartBytes int64 `json:"partBytes,omitempty"`
-	PartTotal int64 `json:"partTotal,omitempty"` // expected size of the whole file; 0: unknown
 	// FromPeers: the partial file was synced from peers. It is not a started first copy.
 	FromPeers bool `json:"pulled,omitempty"`
 	// Rejection says why the disk rejects a copy of the declared image; "": it does not.
@@ -88,6 +70,3 @@ type Failure struct {
 	Disk bool `json:"disk,omitempty"`
 	Link bool `json:"link,omitempty"`
 }
-
-// ID returns the image generation of the copy.
-func (c Copy) ID() disk.ID { return disk.ID{Name: c.Name, UUID: c.UUID} }
