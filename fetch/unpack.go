@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"bufio"
 	"cmp"
 	"compress/bzip2"
 	"context"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+	"github.com/therootcompany/xz"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
@@ -86,8 +88,11 @@ func (u *unpacker) run(out io.Reader) error {
 }
 
 func (u *unpacker) corrupt(err error) error {
-	if errors.Is(err, errStopped) {
+	switch {
+	case errors.Is(err, errStopped):
 		return errStopped
+	case errors.Is(err, xz.ErrMemlimit):
+		return failf(BadSource, "unpack %s: the dictionary is larger than %d MiB, which is not supported", u.packing, maxWindow>>20)
 	}
 	return failf(BadSource, "unpack %s: %w", u.packing, bare(err))
 }
@@ -235,7 +240,9 @@ func (p packing) reader(r io.Reader) (io.ReadCloser, error) {
 		}
 		return d.IOReadCloser(), nil
 	case packedXz:
-		x, err := newXzReader(r)
+		// NewReader refuses a larger dictionary than maxWindow before it allocates one. It
+		// reads 8 KiB at a time.
+		x, err := xz.NewReader(bufio.NewReaderSize(r, 256<<10), maxWindow)
 		return io.NopCloser(x), err
 	case packedBz2:
 		return io.NopCloser(bzip2.NewReader(r)), nil

@@ -5,6 +5,8 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/base64"
+	"encoding/binary"
+	"hash/crc32"
 	"io"
 	"runtime"
 	"testing"
@@ -167,7 +169,12 @@ func TestMemoryOfXz(t *testing.T) {
 	race.Skip(t)
 	packed := pack(t, packedXz, fetchtest.Random(4, 400<<10))
 	later := pack(t, packedXz, fetchtest.Random(5, 100<<10))
-	later[12+bytes.Index(later[12:], []byte{0x21, 0x01})+2] = 40
+	const streamHeader = 12
+	block := later[streamHeader:]
+	block = block[:4*(int(block[0])+1)]
+	block[bytes.Index(block, []byte{0x21, 0x01})+2] = 40
+	checksum := block[len(block)-4:]
+	binary.LittleEndian.PutUint32(checksum, crc32.ChecksumIEEE(block[:len(block)-4]))
 	packed = append(packed, later...)
 	r := newRig(t)
 	err := r.download(Request{URL: r.server.Serve("/image.xz", fetchtest.Bytes(packed))})
