@@ -2,6 +2,7 @@ package script
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -14,6 +15,12 @@ import (
 )
 
 var machineCommands = []command{
+	{name: "setup", args: "none", min: 1, max: 1, run: func(s script, args []string) error {
+		if args[0] != "none" {
+			s.Fatalf("usage: setup none")
+		}
+		return nil // the setup, which ran before, has read the line in the script
+	}, doc: "Turns the default setup off."},
 	{name: "need", args: "root REASON | PROGRAM...", min: 1, max: -1, run: needMachine,
 		doc: "Skips the script unless it runs as root (REASON completes \"needs root to …\"), or unless the programs are there. `internal/testx/need` lists the programs and their Debian packages."},
 	{name: "small-disk", args: "DIR SIZE", min: 2, max: 2, run: smallDisk,
@@ -74,12 +81,19 @@ func address(s script, args []string) error {
 	return nil
 }
 
+// freeAddress returns an address with a free port. The kernel gives ports from 32768 on to
+// outgoing connections, which could take the port before the program listens; so it is below.
 func freeAddress(host string) (string, error) {
-	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
-	if err != nil {
-		return "", err
+	for attempt := 0; ; attempt++ {
+		address := net.JoinHostPort(host, fmt.Sprint(10000+rand.IntN(32768-10000)))
+		l, err := net.Listen("tcp", address)
+		switch {
+		case err == nil:
+			return address, l.Close()
+		case attempt == 100:
+			return "", err
+		}
 	}
-	return l.Addr().String(), l.Close()
 }
 
 func tusClient(s script, args []string) error {

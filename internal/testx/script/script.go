@@ -15,6 +15,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -119,12 +120,63 @@ func (r *runner) setup(env *testscript.Env) error {
 	if race.Enabled {
 		r.setPath(env)
 	}
-	env.Values[stateKey{}] = &state{
+	state := &state{
 		t: env.T(), plain: r.plain, tusFolder: filepath.Join(r.params.Root, "testdata/tus"),
 		upstreams: map[string]*upstream{}, proxies: map[string]*proxy{},
 		daemons: map[string]*exec.Cmd{}, responses: map[string]io.Closer{},
 	}
-	return nil
+	env.Values[stateKey{}] = state
+	file := filepath.Join(r.params.Root, "testdata/script", scriptName(env)+".txtar")
+	text, err := os.ReadFile(file)
+	if err != nil || noSetup.Match(text) {
+		return err
+	}
+	return defaultSetup(env, state)
+}
+
+var noSetup = regexp.MustCompile(`(?m)^setup none$`)
+
+// defaultSetup makes what the README lists under "Default setup".
+func defaultSetup(env *testscript.Env, state *state) error {
+	u, server := newUpstream(filepath.Join(env.WorkDir, "upstream"))
+	env.Defer(func() { u.close(server) })
+	state.upstreams["UPSTREAM"] = u
+	listen, err := freeAddress("127.0.0.1")
+	if err != nil {
+		return err
+	}
+	env.Setenv("UPSTREAM", server.URL)
+	env.Setenv("LISTEN", listen)
+	env.Setenv("URL", "http://"+listen)
+	if err := os.MkdirAll(u.dir, 0o755); err != nil {
+		return err
+	}
+	if err := initDisk(filepath.Join(env.WorkDir, "disk")); err != nil {
+		return err
+	}
+	conf := filepath.Join(env.WorkDir, "conf")
+	if err := writeFile(filepath.Join(conf, "loopback.yaml"), "settings: {allowLoopbackSources: true}\n"); err != nil {
+		return err
+	}
+	return filepath.WalkDir(conf, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(path, setupVariable.ReplaceAllFunc(text, func(name []byte) []byte {
+			return []byte(env.Getenv(string(name[1:])))
+		}), 0o644)
+	})
+}
+
+// setupVariable matches the variables that have a value before the first command.
+var setupVariable = regexp.MustCompile(`\$(UPSTREAM|LISTEN|URL|WORK|NODE_NAME|LONGHORN|REPLICAS|BACKUPS|EXAMPLES|REPAIR_SIZE|REPAIR_MOST)\b`)
+
+func scriptName(env *testscript.Env) string {
+	return strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")
 }
 
 // setPath makes a script execute the program without the race detector, except for daemons
@@ -133,7 +185,7 @@ func (r *runner) setup(env *testscript.Env) error {
 func (r *runner) setPath(env *testscript.Env) {
 	path := env.Getenv("PATH")
 	folder := r.plain
-	if raceScript(strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")) {
+	if raceScript(scriptName(env)) {
 		withRace, _, _ := strings.Cut(path, string(filepath.ListSeparator)) // testscript.Main puts it first
 		env.Setenv("RACED", filepath.Join(withRace, Program))
 		folder = filepath.Join(r.plain, "mixed")
