@@ -10,16 +10,14 @@ import (
 
 const cfgFile = "backing.cfg"
 
-// mtimeLayout is how Longhorn writes a modification time: what Go's
-// time.Time.String makes of UTC, so trailing zeros of the fraction are left out,
-// and the point with them.
+// mtimeLayout is Longhorn's format of a modification time: Go's time.Time.String in UTC. It
+// omits trailing zeros of the fraction, and the point with them.
 const mtimeLayout = "2006-01-02 15:04:05.999999999 -0700 MST"
 
-// longhornCfg is backing.cfg, key for key as Longhorn's backing image manager writes
-// and reads it: compact JSON without a newline at the end. Unknown keys are
-// ignored.
+// longhornCfg is backing.cfg, key for key as Longhorn's backing image manager writes and
+// reads it: compact JSON without a newline at the end. Unknown keys are ignored.
 type longhornCfg struct {
-	Name             string `json:"name"` // path of the file, not the image's name
+	Name             string `json:"name"` // path of the file, not the name of the image
 	UUID             string `json:"uuid"`
 	Size             int64  `json:"size"`        // bytes of the file
 	VirtualSize      int64  `json:"virtualSize"` // bytes that a guest sees; 0: not known
@@ -29,8 +27,8 @@ type longhornCfg struct {
 	ModificationTime string `json:"modificationTime"`
 }
 
-// parseCfg reads a backing.cfg. It is an error when it is cut, is not JSON, or
-// cannot be of any image.
+// parseCfg parses a backing.cfg. It returns an error if the file is cut, is not JSON, or has
+// values that no image has.
 func parseCfg(data []byte) (longhornCfg, error) {
 	var c longhornCfg
 	if err := json.Unmarshal(data, &c); err != nil {
@@ -42,11 +40,8 @@ func parseCfg(data []byte) (longhornCfg, error) {
 	return c, nil
 }
 
-// Marshal returns the file as Longhorn writes it.
-func (c longhornCfg) Marshal() ([]byte, error) { return json.Marshal(c) }
-
-// Digest returns the checksum that the file had when the cfg was written, or the
-// zero Digest when there is none that can be read.
+// Digest returns the checksum of the file when the cfg was written; the zero Digest if there
+// is none, or none that can be parsed.
 func (c longhornCfg) Digest() Digest {
 	d, err := ParseDigest(c.CurrentChecksum)
 	if err != nil || d.Algorithm() != SHA512 {
@@ -55,22 +50,22 @@ func (c longhornCfg) Digest() Digest {
 	return d
 }
 
-// formatMtime writes t as Longhorn does. Longhorn compares the strings.
+// formatMtime formats t as Longhorn does. Longhorn compares the strings.
 func formatMtime(t time.Time) string { return t.UTC().Format(mtimeLayout) }
 
-func (d *Disk) readCfg(id ID) (longhornCfg, error) {
-	data, err := readSmall(d.root, id.file(cfgFile))
+func (f imageFolder) readCfg() (longhornCfg, error) {
+	data, err := readSmall(f.disk.root, f.file(cfgFile))
 	if err != nil {
 		return longhornCfg{}, err
 	}
 	return parseCfg(data)
 }
 
-// describeToLonghorn describes the ready file of id to Longhorn.
-func (d *Disk) describeToLonghorn(id ID, r Record, expected Digest, info os.FileInfo) error {
+// writeCfg describes the ready image to Longhorn.
+func (f imageFolder) writeCfg(r Record, expected Digest, info os.FileInfo) error {
 	c := longhornCfg{
-		Name:             filepath.Join(d.path, id.file(imageFile)),
-		UUID:             id.UUID,
+		Name:             filepath.Join(f.disk.path, f.file(imageFile)),
+		UUID:             f.id.UUID,
 		Size:             info.Size(),
 		VirtualSize:      r.VirtualSize,
 		RealSize:         realSize(info),
@@ -80,28 +75,42 @@ func (d *Disk) describeToLonghorn(id ID, r Record, expected Digest, info os.File
 	if expected.Algorithm() == SHA512 {
 		c.ExpectedChecksum = expected.String()
 	}
-	return d.putCfg(id, c)
+	return f.saveCfg(c)
 }
 
-// doubtCfg has Longhorn read a failed file before it takes it for what backing.cfg says:
-// that vouches by the mtime alone, which bits that rot leave as it is.
-func (d *Disk) doubtCfg(id ID) error {
-	c, err := d.readCfg(id)
+// invalidateCfg makes Longhorn read a failed file before it uses the file. Longhorn trusts a
+// file if its mtime is the one in backing.cfg, and bit rot does not change the mtime.
+func (f imageFolder) invalidateCfg() error {
+	c, err := f.readCfg()
 	if err != nil || c.ModificationTime == "" {
-		return nil // there is none that vouches for anything
+		return nil // no valid backing.cfg: Longhorn reads the file anyway
 	}
 	c.ModificationTime = ""
-	return d.putCfg(id, c)
+	return f.saveCfg(c)
 }
 
-func (d *Disk) putCfg(id ID, c longhornCfg) error {
-	data, err := c.Marshal()
+func (f imageFolder) saveCfg(c longhornCfg) error {
+	data, err := json.Marshal(c)
 	if err != nil {
 		return err
 	}
-	defer d.forget(id)
-	if err := writeDurably(d.root, id.file(cfgFile), data); err != nil {
-		return fmt.Errorf("write %s of %s: %w", cfgFile, id, err)
+	defer f.disk.metadata.invalidate(f.id)
+	if err := writeDurably(f.disk.root, f.file(cfgFile), data); err != nil {
+		return fmt.Errorf("write %s of %s: %w", cfgFile, f.id, err)
 	}
 	return nil
+}
+
+// WriteCfg writes a new backing.cfg from the record of a ready copy, without reading the
+// image. expected is the declared digest for Longhorn; zero: none.
+func (d *Disk) WriteCfg(id ID, expected Digest) error {
+	f := d.image(id)
+	r, _, err := f.readRecord()
+	if err != nil {
+		return err
+	}
+	if c := d.Stat(id); c.State != Ready || r.Evidence == nil {
+		return fmt.Errorf("write %s: %s", cfgFile, c)
+	}
+	return f.markReady(r, expected, *r.Evidence)
 }

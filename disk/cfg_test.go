@@ -24,7 +24,7 @@ func TestCfgIsWhatLonghornWrites(t *testing.T) {
 		CurrentChecksum:  strings.Repeat("ab", 64),
 		ModificationTime: formatMtime(time.Date(2026, 11, 20, 8, 28, 32, 773908910, time.UTC)),
 	}
-	got, err := c.Marshal()
+	got, err := json.Marshal(c)
 	want := `{"name":"/data/backing-images/parrot-6846a0b2/backing","uuid":"6846a0b2","size":8388608,` +
 		`"virtualSize":8388608,"realSize":1048576,"expectedChecksum":"","currentChecksum":"` + strings.Repeat("ab", 64) +
 		`","modificationTime":"2026-11-20 08:28:32.77390891 +0000 UTC"}`
@@ -63,7 +63,7 @@ func TestRealCfgsComeOutAsTheyWere(t *testing.T) {
 		} else if torn {
 			continue
 		}
-		if again, err := c.Marshal(); err != nil || !bytes.Equal(again, data) {
+		if again, err := json.Marshal(c); err != nil || !bytes.Equal(again, data) {
 			t.Errorf("%s: got\n%s\nwant\n%s (error %v)", name, again, data, err)
 		}
 		if c.Digest().IsZero() {
@@ -236,7 +236,7 @@ func FuzzParseCfg(f *testing.F) {
 		if c.Size <= 0 || c.VirtualSize < 0 || c.RealSize < 0 {
 			t.Errorf("sizes of %+v", c)
 		}
-		text, err := c.Marshal()
+		text, err := json.Marshal(c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -261,7 +261,7 @@ func TestLonghornTakesNoDamagedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	verifyFails(t, d)
-	cfg, err := d.readCfg(testID)
+	cfg, err := d.image(testID).readCfg()
 	if err != nil || cfg.ModificationTime == formatMtime(info.ModTime()) || cfg.Digest() != digest512(image) {
 		t.Errorf("cfg of a damaged file is %+v, error %v", cfg, err)
 	}

@@ -10,15 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CopySource is the origin of a part that Clone fills from a ready copy.
+// CopySource returns the PartSource of a partial file that Clone fills from the ready copy c.
 func CopySource(c Copy) PartSource {
 	return PartSource{ID: "copy of " + c.SHA512.String(), Size: c.Size, Data: max(c.RealSize, 1)}
 }
 
-// Clone appends what r has from Offset on, and tells done of each piece. Where the file
-// system can, the part shares the image's extents: they take no more room, and are not
-// written. They are read all the same, so that the part is what its hashes say and not
-// what the image was once. Elsewhere they are copied, but for the holes.
+// Clone appends the bytes of r from Offset on, and calls done with the length of each piece.
+//
+// Where the file system supports it (reflinks), the partial file shares the extents of the
+// image: they use no more space and are not written. They are still read once, so that the
+// hashes are those of the bytes on the disk now, and not of the image as it was once.
+// Elsewhere all data is copied; holes stay holes.
 func (p *Part) Clone(ctx context.Context, r *Reader, done func(int64)) error {
 	if p.ended() {
 		return errEnded
@@ -28,29 +30,31 @@ func (p *Part) Clone(ctx context.Context, r *Reader, done func(int64)) error {
 	case err != nil:
 		return err
 	case shared:
-		err = p.takeIn(ctx, r.Size(), done)
+		err = p.hashShared(ctx, r.Size(), done)
 	default:
 		err = p.copy(ctx, r, done)
 	}
 	return errors.Join(err, r.Unchanged())
 }
 
-// cannotShare is what file systems say that cannot, or not between these files.
+// cannotShare are the errors of FICLONERANGE from file systems that do not support it, or
+// not between these two files.
 var cannotShare = []error{
 	unix.EOPNOTSUPP, unix.EXDEV, unix.EINVAL, unix.EPERM, unix.ENOTTY, unix.ENOSYS, unix.EBADF, unix.ETXTBSY, unix.EMLINK,
 }
 
-// share makes the part, which ends at Offset, go on with the extents of the image.
+// share extends the file, which ends at Offset, by the extents of the image. It returns false
+// if the file system does not support that.
 func (p *Part) share(r *Reader) (bool, error) {
 	if p.offset%ChunkSize != 0 || p.offset >= r.Size() {
 		return false, nil
 	}
-	// What is behind the last whole chunk is of an attempt that was broken off.
-	if err := errors.Join(p.pipeline.drain(p.held()), p.file.Truncate(p.offset)); err != nil {
+	// Bytes behind the last whole chunk are from an interrupted attempt.
+	if err := errors.Join(p.pipeline.drain(p.ownedChunks()), p.file.Truncate(p.offset)); err != nil {
 		return false, err
 	}
 	err := unix.IoctlFileCloneRange(int(p.file.Fd()), &unix.FileCloneRange{
-		Src_fd: int64(r.s.f.Fd()), Src_offset: uint64(p.offset), Dest_offset: uint64(p.offset),
+		Src_fd: int64(r.chunks.f.Fd()), Src_offset: uint64(p.offset), Dest_offset: uint64(p.offset),
 	})
 	switch {
 	case err == nil:
@@ -58,20 +62,13 @@ func (p *Part) share(r *Reader) (bool, error) {
 	case slices.ContainsFunc(cannotShare, func(e error) bool { return errors.Is(err, e) }):
 		return false, nil
 	}
-	return false, fmt.Errorf("share extents of %s: %w", r.s.f.Name(), p.full(noSpace(err)))
+	return false, fmt.Errorf("share extents of %s: %w", r.chunks.f.Name(), p.wrapNoSpace(noSpace(err)))
 }
 
-// held returns how many chunks the part itself keeps out of the pipeline.
-func (p *Part) held() int {
-	if p.current != nil {
-		return 1
-	}
-	return 0
-}
-
-// takeIn reads what is behind Offset in the part's own file.
-func (p *Part) takeIn(ctx context.Context, size int64, done func(int64)) error {
-	s := &imageSource{f: p.file, direct: p.direct, size: size, holes: extents{f: p.file}}
+// hashShared reads the shared extents behind Offset from the partial file itself, and appends
+// them without another write.
+func (p *Part) hashShared(ctx context.Context, size int64, done func(int64)) error {
+	s := &chunkReader{f: p.file, direct: p.direct, size: size, holes: extents{f: p.file}}
 	for p.offset < size {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -97,9 +94,9 @@ func (p *Part) takeIn(ctx context.Context, size int64, done func(int64)) error {
 	return nil
 }
 
-// copy reads what is behind Offset in r, chunk by chunk.
+// copy appends the bytes of r behind Offset, chunk by chunk.
 func (p *Part) copy(ctx context.Context, r *Reader, done func(int64)) error {
-	holes := extents{f: r.s.f}
+	holes := extents{f: r.chunks.f}
 	for p.offset < r.Size() {
 		if err := ctx.Err(); err != nil {
 			return err

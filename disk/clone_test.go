@@ -102,7 +102,7 @@ func (r *cloneRig) commit(t *testing.T, p *Part) Copy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(filepath.Join(p.disk.path, cloneID.file(imageFile))); err != nil || !bytes.Equal(got, r.image) {
+	if got, err := os.ReadFile(filepath.Join(p.folder.disk.path, cloneID.file(imageFile))); err != nil || !bytes.Equal(got, r.image) {
 		t.Fatalf("the clone has other bytes (error %v)", err)
 	}
 	if c.ManifestDigest != r.copy.ManifestDigest || c.ManifestDigest.IsZero() {

@@ -5,68 +5,76 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// ChecksumError says that bytes are not those that were declared or established.
-// It is final: the same bytes will not become others.
+// ChecksumError: bytes do not have the declared or established digest. It is final: another
+// attempt with the same bytes gives the same result.
 type ChecksumError struct{ Want, Got Digest }
 
+// Error names both digests in full.
 func (e *ChecksumError) Error() string {
 	return fmt.Sprintf("checksum mismatch: want %s, got %s", e.Want, e.Got)
 }
 
-// Commit makes the part the image of its folder, if its bytes have the digest
-// want (any will do when want is zero) and are of a format that may be kept. On
-// a *ChecksumError or *FormatError nothing is left of the part, nor when the disk
-// is full before it is durable: it would keep the space that it waits for. After
-// any other error a later OpenPart takes it up again. An image that is in use is
-// never replaced: *InUseError. Nor is one that came while the part was made, of which
-// nobody knows what it is worth.
+// Commit makes the partial file the image of its folder, if its bytes have the digest want
+// (zero: any) and an accepted format. The doc comment of the package has the steps.
+//
+// After a *ChecksumError or *FormatError the partial file is removed. It is removed as well
+// if the disk is full before the file is durable: it would use the space that it waits for.
+// After any other error a later OpenPart resumes it.
+//
+// Commit replaces a failed image, but never one that is in use (*InUseError), and never a file
+// that appeared since the partial file was begun: that file must be verified first.
 func (p *Part) Commit(want Digest) (Copy, error) {
-	err := p.finish(want)
+	c, err := p.commit(want)
 	if err != nil {
-		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
+		return Copy{}, fmt.Errorf("commit %s: %w", p.folder.id, err)
 	}
-	d := p.disk
-	var was, r Record // as it is now, with what was remembered while the bytes came
-	err = d.Update(p.id, func(now *Record) {
-		was = *now
-		p.found(now)
-		r = *now
-	})
-	if err != nil {
-		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
-	}
-	if err := p.putInPlace(); err != nil {
-		_, inUse := errors.AsType[*InUseError](err)
-		if inUse || errors.Is(err, fs.ErrExist) { // what is there can only be repaired, or verified, by what it was
-			err = errors.Join(err, d.writeRecord(p.id, was))
-		}
-		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
-	}
-	if err := renameDurably(d.root, p.id.file(partChunksFile), p.id.file(chunksFile)); err != nil {
-		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
-	}
-	evidence, err := p.renamed()
-	if err == nil {
-		err = d.vouchFor(p.id, r, want, evidence)
-	}
-	if err != nil {
-		return Copy{}, fmt.Errorf("commit %s: %w", p.id, err)
-	}
-	c := d.Stat(p.id)
 	if c.State != Ready {
-		return c, fmt.Errorf("commit %s: it is %s after all: %s", p.id, c.State, c.Message)
+		return c, fmt.Errorf("commit: %s", c)
 	}
 	return c, nil
 }
 
-// finish checks the bytes, makes them durable, closes the part and leaves in found
-// what was found out.
+func (p *Part) commit(want Digest) (Copy, error) {
+	if err := p.finish(want); err != nil {
+		return Copy{}, err
+	}
+	d, id := p.folder.disk, p.folder.id
+	var before, r Record // the record may have changed since OpenPart
+	err := d.Update(id, func(now *Record) {
+		before = *now
+		p.result(now)
+		r = *now
+	})
+	if err != nil {
+		return Copy{}, err
+	}
+	if err := p.swapIn(); err != nil {
+		_, inUse := errors.AsType[*InUseError](err)
+		if inUse || errors.Is(err, fs.ErrExist) {
+			// The old file stays. It can be repaired or verified only by its own record.
+			err = errors.Join(err, p.folder.writeRecord(before))
+		}
+		return Copy{}, err
+	}
+	if err := renameDurably(d.root, p.folder.file(partChunksFile), p.folder.file(chunksFile)); err != nil {
+		return Copy{}, err
+	}
+	evidence, err := p.evidenceAfterRename()
+	if err == nil {
+		err = p.folder.markReady(r, want, evidence)
+	}
+	if err != nil {
+		return Copy{}, err
+	}
+	return d.Stat(id), nil
+}
+
+// finish checks the bytes, makes them durable, closes the file and sets result.
 func (p *Part) finish(want Digest) error {
 	err := p.flush()
 	if err == nil {
@@ -80,60 +88,36 @@ func (p *Part) finish(want Digest) error {
 		err = p.check(want)
 	}
 	if err == nil {
-		err = errors.Join(p.sync(), p.chunks.f.Sync(), p.replaceable(), p.note())
+		err = errors.Join(p.sync(), p.chunks.f.Sync(), p.checkReplaceable(), p.takeEvidence())
 	}
-	if refused(err) || errors.Is(err, ErrNoSpace) {
+	if isFinal(err) || errors.Is(err, ErrNoSpace) {
 		return errors.Join(err, p.Discard())
 	}
 	return errors.Join(err, p.Close(), p.closeFiles())
 }
 
-// note keeps what the file is when the last byte of it is hashed and written.
-func (p *Part) note() error {
-	info, err := p.file.Stat()
-	if err != nil {
-		return err
-	}
-	p.whole = evidenceOf(info)
-	return rest(p.file)
-}
-
-// renamed returns what the image is now, if it is still the part: from here on others
-// find it and may write to it, or put another file in its place. The rename itself has
-// moved its ctime.
-func (p *Part) renamed() (Evidence, error) {
-	info, err := p.disk.root.Lstat(p.id.file(imageFile))
-	if err != nil {
-		return Evidence{}, err
-	}
-	now := evidenceOf(info)
-	p.whole.ChangeTime = now.ChangeTime
-	if now != p.whole {
-		return Evidence{}, fmt.Errorf("%w: %s", ErrModified, p.whole.difference(now))
-	}
-	return now, nil
-}
-
-func refused(err error) bool {
+// isFinal reports whether the bytes themselves are the cause of err.
+func isFinal(err error) bool {
 	_, checksum := errors.AsType[*ChecksumError](err)
 	_, format := errors.AsType[*FormatError](err)
 	return checksum || format
 }
 
+// check compares size, digest and format, and sets result to what the record must say.
 func (p *Part) check(want Digest) error {
 	if size := p.Source().Size; size >= 0 && size != p.offset {
-		return fmt.Errorf("%d of %d bytes are here: %w", p.offset, size, io.ErrUnexpectedEOF)
+		return fmt.Errorf("%d of %d bytes were received: %w", p.offset, size, io.ErrUnexpectedEOF)
 	}
-	sum512, sum256 := p.hashes.sums()
+	sum512, sum256 := p.hashes.digests()
 	if err := matches(want, sum512, sum256); err != nil {
 		return err
 	}
-	info, err := p.disk.inspect(p.id.file(partFile), p.options.Format)
+	info, err := p.folder.inspect(partFile, p.options.Format)
 	if err != nil {
 		return err
 	}
 	verified := time.Now().UTC()
-	p.found = func(r *Record) {
+	p.result = func(r *Record) {
 		r.SHA512, r.SHA256, r.Format, r.VirtualSize = sum512, sum256, info.Format, info.VirtualSize
 		r.ManifestDigest, r.Size = SHA256.Digest(p.manifest), p.offset
 		r.Evidence, r.Failed, r.VerifiedAt = nil, "", verified
@@ -141,7 +125,8 @@ func (p *Part) check(want Digest) error {
 	return nil
 }
 
-// matches compares what is wanted, if anything, with the digest of its kind.
+// matches returns a *ChecksumError if want is not zero and differs from the digest of its
+// algorithm.
 func matches(want, sum512, sum256 Digest) error {
 	got := sum512
 	if want.Algorithm() == SHA256 {
@@ -151,129 +136,106 @@ func matches(want, sum512, sum256 Digest) error {
 	case want.IsZero() || want == got:
 		return nil
 	case got.IsZero():
-		return errors.New("the SHA-256 was not computed") // it says nothing about the bytes
+		return errors.New("the SHA-256 was not computed") // no ChecksumError: the bytes may be right
 	}
 	return &ChecksumError{Want: want, Got: got}
 }
 
-// inspect reads the format of the file name. It needs odd offsets, so not past
-// the page cache, and only a few of the file's pages.
-func (d *Disk) inspect(name string, declared Format) (Info, error) {
-	f, err := openImage(d.root, name, os.O_RDONLY)
+// takeEvidence keeps the evidence of the complete file, and waits until a later write changes
+// its times.
+func (p *Part) takeEvidence() error {
+	info, err := p.file.Stat()
 	if err != nil {
-		return Info{}, err
-	}
-	defer f.Close()
-	stat, err := f.Stat()
-	if err != nil {
-		return Info{}, err
-	}
-	return Inspect(f, stat.Size(), declared)
-}
-
-// vouchFor describes the image of id, whose bytes were as r has it when the file
-// was as evidence says, to Longhorn and then to ourselves. A part that was to
-// replace it is not needed any more.
-func (d *Disk) vouchFor(id ID, r Record, expected Digest, evidence Evidence) error {
-	info, err := d.root.Lstat(id.file(imageFile))
-	if err == nil && evidenceOf(info) != evidence {
-		err = fmt.Errorf("%w: %s", ErrModified, evidence.difference(evidenceOf(info)))
-	}
-	if err != nil {
-		return fmt.Errorf("look at %s: %w", id, err)
-	}
-	if err := d.describeToLonghorn(id, r, expected, info); err != nil {
 		return err
 	}
-	for _, name := range partFiles {
-		if err := ignoreMissing(d.root.Remove(id.file(name))); err != nil {
-			return fmt.Errorf("drop part of %s: %w", id, err)
-		}
-	}
-	d.find(id, func(f *found) { f.damaged = Evidence{} })
-	r.Evidence, r.Source = &evidence, nil
-	return d.writeRecord(id, r)
+	p.complete = evidenceOf(info)
+	return waitForTick(p.file)
 }
 
-// replaceable makes sure that there is no image yet, or one that failed and that
-// nobody uses, and notes which that is. Of a file that has come meanwhile nobody knows
-// what it is worth.
-func (p *Part) replaceable() error {
+// evidenceAfterRename returns the evidence of the image, if it is still the file that finish
+// has written. From the rename on others find the file, and may write to it or replace it. The
+// rename itself changes the ctime.
+func (p *Part) evidenceAfterRename() (Evidence, error) {
+	info, err := p.folder.disk.root.Lstat(p.folder.file(imageFile))
+	if err != nil {
+		return Evidence{}, err
+	}
+	now := evidenceOf(info)
+	p.complete.ChangeTime = now.ChangeTime
+	if now != p.complete {
+		return Evidence{}, fmt.Errorf("%w: %s", ErrModified, p.complete.difference(now))
+	}
+	return now, nil
+}
+
+// checkReplaceable makes sure that there is no image, or a failed one that nobody uses, and
+// keeps its evidence in replaces. A file in any other state must be verified first.
+func (p *Part) checkReplaceable() error {
 	var err error
-	if p.replaces, err = p.disk.evidence(p.id.file(imageFile)); err != nil {
+	if p.replaces, err = p.folder.evidence(imageFile); err != nil {
 		return err
 	}
-	switch c := p.disk.Stat(p.id); c.State {
+	switch c := p.folder.disk.Stat(p.folder.id); c.State {
 	case Pending:
 		return nil
 	case Failed:
-		return p.disk.used(p.id, p.id.file(imageFile))
+		return p.folder.checkUnused(p.folder.file(imageFile))
 	case Ready:
-		return fmt.Errorf("%s is ready already", p.id)
+		return fmt.Errorf("%s is ready already", p.folder.id)
 	default:
-		return fmt.Errorf("a file is there, which has to be verified before it may be replaced: %s", c.Message)
+		return fmt.Errorf("the folder has a file that must be verified before it is replaced: %s", c.Message)
 	}
 }
 
-// evidence is what a file is at the moment, zero where there is none.
-func (d *Disk) evidence(name string) (Evidence, error) {
-	info, err := d.root.Lstat(name)
-	if err != nil {
-		return Evidence{}, ignoreMissing(err)
-	}
-	return evidenceOf(info), nil
-}
-
-// replaced makes sure that the file at name is the one that was looked at, or that
-// there is none. fs.ErrExist says that another one came, or other bytes.
-func (p *Part) replaced(name string) error {
-	now, err := p.disk.evidence(name)
+// checkReplaced makes sure that the file name is the one that checkReplaceable has seen, or
+// does not exist. fs.ErrExist: it is another file, or has other bytes.
+func (p *Part) checkReplaced(name string) error {
+	now, err := p.folder.evidence(name)
 	if err != nil {
 		return err
 	}
-	now.ChangeTime = p.replaces.ChangeTime // moves with the name
+	now.ChangeTime = p.replaces.ChangeTime // a rename changes it
 	if now != (Evidence{ChangeTime: now.ChangeTime}) && now != p.replaces {
-		return fmt.Errorf("a file has come, which has to be verified before it may be replaced: %w", fs.ErrExist)
+		return fmt.Errorf("a file appeared that must be verified before it is replaced: %w", fs.ErrExist)
 	}
 	return nil
 }
 
-// putInPlace gives the part the name of the image. An older image, which failed,
-// changes places with it, so that it can be looked at once more when no new user can
-// find it, and goes back if it has got one meanwhile, *InUseError, or is not the one
-// that failed: fs.ErrExist.
-func (p *Part) putInPlace() error {
-	d, id := p.disk, p.id
+// swapIn gives the partial file the name of the image. If there is a failed image, the two
+// exchange names in one step: no new user can find the old file then, and it is checked once
+// more. They are exchanged back if it has a user (*InUseError), or is not the file that failed
+// (fs.ErrExist).
+func (p *Part) swapIn() error {
+	f, root := p.folder, p.folder.disk.root
 	err := error(unix.ENOENT)
 	if p.replaces != (Evidence{}) {
-		err = d.renamePart(id, unix.RENAME_EXCHANGE)
+		err = f.renamePart(unix.RENAME_EXCHANGE)
 	}
 	if err == nil {
-		err := p.replaced(id.file(partFile))
+		err := p.checkReplaced(partFile)
 		if err == nil {
-			err = d.used(id, id.file(partFile))
+			err = f.checkUnused(f.file(partFile))
 		}
 		if err != nil {
-			return errors.Join(err, d.renamePart(id, unix.RENAME_EXCHANGE), syncFolder(d.root, id.folder()))
+			return errors.Join(err, f.renamePart(unix.RENAME_EXCHANGE), syncFolder(root, f.path()))
 		}
-		return syncFolder(d.root, id.folder())
+		return syncFolder(root, f.path())
 	}
-	if errors.Is(err, unix.ENOENT) { // there is no image, and one that comes now stays
-		err = d.renamePart(id, unix.RENAME_NOREPLACE)
+	if errors.Is(err, unix.ENOENT) { // no image, and a file that appears now must stay
+		err = f.renamePart(unix.RENAME_NOREPLACE)
 	}
 	switch {
 	case err == nil:
-		return syncFolder(d.root, id.folder())
+		return syncFolder(root, f.path())
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ENOTSUP):
 		return p.replace()
 	}
-	return fmt.Errorf("give the part its name: %w", err)
+	return fmt.Errorf("rename %s to %s: %w", partFile, imageFile, err)
 }
 
-// renamePart renames the part of id to the image in one step, in the way of
-// renameat2's flags.
-func (d *Disk) renamePart(id ID, flags uint) error {
-	folder, err := d.root.Open(id.folder())
+// renamePart renames the partial file to the image in one step, with flags of renameat2.
+func (f imageFolder) renamePart(flags uint) error {
+	folder, err := f.disk.root.Open(f.path())
 	if err != nil {
 		return err
 	}
@@ -282,19 +244,44 @@ func (d *Disk) renamePart(id ID, flags uint) error {
 	return unix.Renameat2(fd, partFile, fd, imageFile, flags)
 }
 
-// replace is for file systems that know no flags. Users are looked for at the last
-// moment before, since nothing can be taken back.
+// replace is swapIn for file systems without the flags of renameat2. It cannot undo the
+// rename, so it checks for users as late as possible.
 func (p *Part) replace() error {
-	d, id := p.disk, p.id
-	_, err := d.root.Lstat(id.file(imageFile))
+	f, root := p.folder, p.folder.disk.root
+	_, err := root.Lstat(f.file(imageFile))
 	if err == nil {
-		err = d.used(id, id.file(imageFile))
+		err = f.checkUnused(f.file(imageFile))
 	}
 	if err == nil {
-		err = p.replaced(id.file(imageFile))
+		err = p.checkReplaced(imageFile)
 	}
 	if ignoreMissing(err) != nil {
 		return err
 	}
-	return renameDurably(d.root, id.file(partFile), id.file(imageFile))
+	return renameDurably(root, f.file(partFile), f.file(imageFile))
+}
+
+// markReady makes the record r, whose digests are those of the file when it had this
+// evidence, valid for the image: it writes backing.cfg, removes the partial file, which is not
+// needed any more, and writes the record last.
+func (f imageFolder) markReady(r Record, expected Digest, evidence Evidence) error {
+	root := f.disk.root
+	info, err := root.Lstat(f.file(imageFile))
+	if err == nil && evidenceOf(info) != evidence {
+		err = fmt.Errorf("%w: %s", ErrModified, evidence.difference(evidenceOf(info)))
+	}
+	if err != nil {
+		return fmt.Errorf("stat %s: %w", f.id, err)
+	}
+	if err := f.writeCfg(r, expected, info); err != nil {
+		return err
+	}
+	for _, name := range partFiles {
+		if err := ignoreMissing(root.Remove(f.file(name))); err != nil {
+			return fmt.Errorf("remove partial file of %s: %w", f.id, err)
+		}
+	}
+	f.disk.metadata.markDamaged(f.id, Evidence{})
+	r.Evidence, r.Source = &evidence, nil
+	return f.writeRecord(r)
 }

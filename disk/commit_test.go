@@ -40,14 +40,14 @@ func TestFailedImageIsLookedAtOnceMore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.putInPlace(); !isA[*InUseError](err) {
+	if err := p.swapIn(); !isA[*InUseError](err) {
 		t.Errorf("with a user the error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, old) {
 		t.Errorf("the image in use was replaced (error %v)", err)
 	}
 	user.Close()
-	if err := p.putInPlace(); err != nil {
+	if err := p.swapIn(); err != nil {
 		t.Errorf("without a user the error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, sparseImage(3*ChunkSize)) {
@@ -98,7 +98,7 @@ func TestFailedImageIsLookedAtLast(t *testing.T) {
 		}
 		return nil
 	})
-	if err := p.putInPlace(); !isA[*InUseError](err) {
+	if err := p.swapIn(); !isA[*InUseError](err) {
 		t.Errorf("with a user the error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, old) {
@@ -121,7 +121,7 @@ func TestImageThatComesAtTheLastMomentStays(t *testing.T) {
 		}
 		return nil
 	})
-	if err := p.putInPlace(); !errors.Is(err, fs.ErrExist) {
+	if err := p.swapIn(); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, old) {

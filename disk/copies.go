@@ -5,23 +5,21 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
 	"time"
 )
 
-// State is the state of a copy, in the words of the original.
+// State is the state of a copy, in Longhorn's terms.
 type State string
 
-// The states that a look at a disk can tell apart. Starting and InProgress are
-// known to the process that moves the bytes; a part that nobody is filling is
-// Pending.
+// The states of a copy. This package never returns Starting and InProgress: the process that
+// writes a partial file knows them. For this package a copy with a partial file is Pending.
 const (
 	Pending    State = "pending"
 	Starting   State = "starting"
 	InProgress State = "in-progress"
 	Ready      State = "ready"
 	Failed     State = "failed"
-	Unknown    State = "unknown" // a file is there, and nothing vouches for it
+	Unknown    State = "unknown" // there is a file without a valid record: it must be verified
 )
 
 // Copy is the observed state of one copy: one image folder on one disk. It is the only
@@ -72,16 +70,6 @@ type Copy struct {
 	PartSourceID string `json:"-"`                   // PartSource.ID of the partial file
 }
 
-// PartSource returns what the bytes of a part come from; the zero Origin where there is
-// no part, or none was begun.
-func (d *Disk) PartSource(id ID) PartSource {
-	r, _, err := d.readRecord(id)
-	if _, gone := d.root.Lstat(id.file(partFile)); err != nil || gone != nil || r.Source == nil {
-		return PartSource{}
-	}
-	return *r.Source
-}
-
 // String returns the folder, the state and its reason, for messages.
 func (c Copy) String() string {
 	if c.Message == "" {
@@ -90,27 +78,34 @@ func (c Copy) String() string {
 	return fmt.Sprintf("%s is %s: %s", c.ID, c.State, c.Message)
 }
 
-// HasDigest reports whether the bytes of a ready copy are known to have the digest.
+// HasDigest reports whether the copy is ready and its bytes are known to have the digest.
 func (c Copy) HasDigest(d Digest) bool {
 	return c.State == Ready && !d.IsZero() && (c.SHA512 == d || c.SHA256 == d)
 }
 
-// Listing is everything below backing-images of one disk.
-type Listing struct {
-	Copies    []Copy   // sorted by folder
-	Unmanaged []string // what is not an image folder, and Longhorn's left-overs in tmp
+// Stat returns the state of one copy. It reads a few small files and no image data. If the
+// folder does not exist, the copy is Pending and not owned.
+func (d *Disk) Stat(id ID) Copy {
+	f := d.image(id)
+	if err := f.check(); err != nil {
+		return Copy{ID: id, State: Unknown, Message: err.Error()}
+	}
+	return f.stat()
 }
 
-// List looks at every image folder. It reads a few small files of each and no
-// image data.
+// Listing is the content of the folder backing-images of one disk.
+type Listing struct {
+	Copies []Copy // sorted by folder
+	// Unmanaged are the paths of other things below backing-images, and of Longhorn's
+	// leftovers in tmp.
+	Unmanaged []string
+}
+
+// List returns the state of every copy. It reads no image data.
 func (d *Disk) List() (Listing, error) {
-	err := d.isFolder(imagesFolder)
-	var entries []fs.DirEntry
-	if err == nil {
-		entries, err = fs.ReadDir(d.root.FS(), imagesFolder)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Listing{}, fmt.Errorf("list images of %s: %w", d.path, err)
+	entries, err := d.imageEntries()
+	if err != nil {
+		return Listing{}, err
 	}
 	var l Listing
 	for _, e := range entries {
@@ -119,83 +114,120 @@ func (d *Disk) List() (Listing, error) {
 			l.Unmanaged = append(l.Unmanaged, imagesFolder+"/"+e.Name())
 			continue
 		}
-		l.Copies = append(l.Copies, d.look(id))
+		l.Copies = append(l.Copies, d.image(id).stat())
 	}
-	d.forgetOthers(l.Copies)
-	left, err := fs.ReadDir(d.root.FS(), "tmp")
+	existing := make(map[ID]bool, len(l.Copies))
+	for _, c := range l.Copies {
+		existing[c.ID] = true
+	}
+	d.metadata.keepOnly(existing)
+	d.retained.keepOnly(existing)
+	leftovers, err := fs.ReadDir(d.root.FS(), "tmp")
 	if err == nil {
-		for _, e := range left {
+		for _, e := range leftovers {
 			l.Unmanaged = append(l.Unmanaged, "tmp/"+e.Name())
 		}
 	}
 	return l, nil
 }
 
-// Stat looks at one image folder. That there is none is no error: the copy is
-// then pending and not owned.
-func (d *Disk) Stat(id ID) Copy {
-	if err := d.place(id); err != nil {
-		return Copy{ID: id, State: Unknown, Message: err.Error()}
+// ListGenerations returns the copies of all generations of one image name, sorted by folder.
+// It reads the folder backing-images and the small files of these copies only.
+func (d *Disk) ListGenerations(name string) ([]Copy, error) {
+	entries, err := d.imageEntries()
+	if err != nil {
+		return nil, err
 	}
-	return d.look(id)
+	var copies []Copy
+	for _, e := range entries {
+		if id, err := ParseID(e.Name()); err == nil && id.Name == name && e.IsDir() {
+			copies = append(copies, d.image(id).stat())
+		}
+	}
+	return copies, nil
 }
 
-func (d *Disk) look(id ID) Copy {
-	folder, err := d.root.OpenRoot(id.folder())
+// imageEntries lists the folder backing-images. A missing folder is an empty one.
+func (d *Disk) imageEntries() ([]fs.DirEntry, error) {
+	err := checkFolder(d.root, imagesFolder)
+	var entries []fs.DirEntry
+	if err == nil {
+		entries, err = fs.ReadDir(d.root.FS(), imagesFolder)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list images of %s: %w", d.path, err)
+	}
+	return entries, nil
+}
+
+// PartSource returns the source of the partial file's bytes. It is zero if there is no
+// partial file, or nothing was begun in it.
+func (d *Disk) PartSource(id ID) PartSource {
+	r, _, err := d.image(id).readRecord()
+	if _, missing := d.root.Lstat(id.file(partFile)); err != nil || missing != nil || r.Source == nil {
+		return PartSource{}
+	}
+	return *r.Source
+}
+
+func (f imageFolder) stat() Copy {
+	folder, err := f.disk.root.OpenRoot(f.path())
 	if err != nil {
-		c := Copy{ID: id, State: Pending}
+		c := Copy{ID: f.id, State: Pending}
 		if !errors.Is(err, fs.ErrNotExist) {
-			c.State, c.Message = Unknown, "cannot look into the folder: "+err.Error()
+			c.State, c.Message = Unknown, "cannot open the folder: "+err.Error()
 		}
 		return c
 	}
 	defer folder.Close()
-	return d.lookInto(id, folder)
+	return f.statIn(folder)
 }
 
-func (d *Disk) lookInto(id ID, folder *os.Root) Copy {
-	r, ours, cfg, hasCfg := d.described(id, folder)
+// statIn is stat in the open folder of the image.
+func (f imageFolder) statIn(folder *os.Root) Copy {
+	r, owned, cfg, hasCfg := f.disk.metadata.read(f.id, folder)
 	c := Copy{
-		ID: id, State: Pending, Owned: ours,
+		ID: f.id, State: Pending, Owned: owned,
 		DamagedAt: r.DamagedAt, InUseRecorded: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, ClockNode: r.ClockNode,
 		BackupID: r.BackupID,
 	}
-	lookAtPart(&c, r, folder)
+	c.addPart(r, folder)
 	info, err := folder.Lstat(imageFile)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return c
 	case err != nil:
-		c.State, c.Message = Unknown, "cannot look at the file: "+err.Error()
+		c.State, c.Message = Unknown, "cannot stat the file: "+err.Error()
 		return c
 	case !info.Mode().IsRegular():
-		c.State, c.Message = Unknown, "backing is not a regular file: it is left alone"
+		c.State, c.Message = Unknown, "backing is not a regular file: it is not touched"
 		return c
 	}
 	c.Size, c.RealSize = info.Size(), realSize(info)
 	c.Format, c.VirtualSize, c.SHA512, c.SHA256 = r.Format, r.VirtualSize, r.SHA512, r.SHA256
-	c.State, c.Message = vouch(r, ours, info)
-	if c.State == Ready && d.knownDamaged(id, evidenceOf(info)) {
-		c.State, c.Message = Unknown, "it was found damaged when it was last read, which could not be recorded"
+	c.State, c.Message = stateOf(r, owned, info)
+	if c.State == Ready && f.disk.metadata.isDamaged(f.id, evidenceOf(info)) {
+		c.State, c.Message = Unknown, "it was damaged when it was last read, and this could not be recorded"
 	}
 	c.VerifiedAt = r.VerifiedAt
 	if c.State == Ready || c.State == Failed {
-		c.ManifestDigest = d.trusts(id, r, info, folder)
+		c.ManifestDigest = f.disk.metadata.manifestDigest(f.id, r, info, folder)
 	}
 	if hasCfg {
 		c.CfgExpected, _ = ParseDigest(cfg.ExpectedChecksum)
 		c.HasCfg = cfg.ModificationTime == formatMtime(info.ModTime()) && cfg.Size == info.Size() && cfg.Digest() == r.SHA512
 	}
-	if hasCfg && !ours {
+	if hasCfg && !owned {
 		c.SHA512, c.VirtualSize = cfg.Digest(), cfg.VirtualSize
 	}
 	return c
 }
 
-// vouch says what the record is worth for the file as it is.
-func vouch(r Record, ours bool, info os.FileInfo) (State, string) {
+// stateOf returns the state of an image file by its record, and the reason if it is Failed
+// or Unknown.
+func stateOf(r Record, owned bool, info os.FileInfo) (State, string) {
 	switch {
-	case !ours:
+	case !owned:
 		return Unknown, "not verified yet"
 	case r.Evidence == nil:
 		return Unknown, "not verified since it was written"
@@ -209,24 +241,8 @@ func vouch(r Record, ours bool, info os.FileInfo) (State, string) {
 	return Ready, ""
 }
 
-func (e Evidence) difference(now Evidence) string {
-	var what []string
-	if e.Size != now.Size {
-		what = append(what, fmt.Sprintf("size was %d and is %d", e.Size, now.Size))
-	}
-	if e.ModTime != now.ModTime {
-		what = append(what, "mtime")
-	}
-	if e.ChangeTime != now.ChangeTime {
-		what = append(what, "ctime")
-	}
-	if e.Inode != now.Inode {
-		what = append(what, "inode")
-	}
-	return strings.Join(what, ", ")
-}
-
-func lookAtPart(c *Copy, r Record, folder *os.Root) {
+// addPart adds the progress of the partial file, if there is one.
+func (c *Copy) addPart(r Record, folder *os.Root) {
 	part, err := folder.Lstat(partFile)
 	if err != nil || !part.Mode().IsRegular() {
 		return
@@ -237,24 +253,4 @@ func lookAtPart(c *Copy, r Record, folder *os.Root) {
 	if r.Source != nil {
 		c.PartTotal, c.PartSourceID = max(r.Source.Size, 0), r.Source.ID
 	}
-}
-
-// ListGenerations looks at the image folders of one name, in all generations, sorted by
-// folder. It costs in proportion to them.
-func (d *Disk) ListGenerations(name string) ([]Copy, error) {
-	err := d.isFolder(imagesFolder)
-	var entries []fs.DirEntry
-	if err == nil {
-		entries, err = fs.ReadDir(d.root.FS(), imagesFolder)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("list images of %s: %w", d.path, err)
-	}
-	var copies []Copy
-	for _, e := range entries {
-		if id, err := ParseID(e.Name()); err == nil && id.Name == name && e.IsDir() {
-			copies = append(copies, d.look(id))
-		}
-	}
-	return copies, nil
 }

@@ -9,17 +9,17 @@ import (
 	"strings"
 )
 
-// Algorithm is a hash function that a checksum of an image may be of.
+// Algorithm is a hash function for checksums of images.
 type Algorithm uint8
 
-// The algorithms that checksums are declared in. SHA512 is Longhorn's, and
-// every ready copy has one; SHA256 is what vendors publish.
+// The algorithms of declared checksums. SHA512 is Longhorn's: every ready copy has one.
+// SHA256 is what vendors publish.
 const (
 	SHA512 Algorithm = iota + 1
 	SHA256
 )
 
-// New returns a fresh hash of the algorithm.
+// New returns a new hash of the algorithm.
 func (a Algorithm) New() hash.Hash {
 	switch a {
 	case SHA512:
@@ -27,17 +27,17 @@ func (a Algorithm) New() hash.Hash {
 	case SHA256:
 		return sha256.New()
 	}
-	panic(fmt.Sprintf("disk: no such algorithm: %d", a))
+	panic(fmt.Sprintf("disk: unknown algorithm %d", a))
 }
 
-// Digest returns the digest of what was written to h, which a.New returned.
+// Digest returns the digest of the bytes written to h, a hash from a.New.
 func (a Algorithm) Digest(h hash.Hash) Digest {
 	d := Digest{algorithm: a}
 	h.Sum(d.sum[:0])
 	return d
 }
 
-// String returns the name that stands before the colon of a checksum.
+// String returns the prefix of a checksum: "sha512" or "sha256".
 func (a Algorithm) String() string {
 	switch a {
 	case SHA512:
@@ -48,16 +48,16 @@ func (a Algorithm) String() string {
 	return "no algorithm"
 }
 
-// Digest is the checksum of a whole file. Digests are comparable with ==,
-// and the zero Digest stands for "none".
+// Digest is the checksum of a whole file. Digests are comparable with ==; the zero Digest
+// means "none".
 type Digest struct {
 	algorithm Algorithm
 	sum       [sha512.Size]byte
 }
 
-// ParseDigest reads a checksum in any form that people have it in: the 128
-// hex digits of a SHA-512 as Longhorn writes it, or hex digits behind
-// "sha512:" or "sha256:". Surrounding space is ignored; digits are lower case.
+// ParseDigest parses a checksum: the 128 hex digits of a SHA-512 as Longhorn writes them, or
+// "sha512:" or "sha256:" and hex digits. Space around it is ignored. Digits must be in
+// lower case.
 func ParseDigest(s string) (Digest, error) {
 	s = strings.TrimSpace(s)
 	a, digits := SHA512, s
@@ -71,12 +71,12 @@ func ParseDigest(s string) (Digest, error) {
 		}
 		digits = rest
 	}
-	want := a.New().Size()
+	size := a.New().Size()
 	d := Digest{algorithm: a}
 	if strings.Trim(digits, "0123456789abcdefABCDEF") != "" {
-		return Digest{}, fmt.Errorf("checksum is not hexadecimal: a %s has %d digits of 0-9 and a-f", a, 2*want)
+		return Digest{}, fmt.Errorf("checksum is not hexadecimal: a %s has %d digits of 0-9 and a-f", a, 2*size)
 	}
-	if len(digits) != 2*want {
+	if len(digits) != 2*size {
 		return Digest{}, checksumLength(a, len(digits), digits == s)
 	}
 	if strings.ToLower(digits) != digits {
@@ -88,6 +88,7 @@ func ParseDigest(s string) (Digest, error) {
 	return d, nil
 }
 
+// checksumLength returns the error for a checksum of n digits. bare: it has no prefix.
 func checksumLength(a Algorithm, n int, bare bool) error {
 	if bare && n == 2*sha256.Size {
 		return fmt.Errorf("checksum has %d digits where a SHA-512 has 128: for a SHA-256 write \"sha256:…\"", n)
@@ -98,15 +99,14 @@ func checksumLength(a Algorithm, n int, bare bool) error {
 	return fmt.Errorf("checksum has %d digits where a %s has %d", n, a, 2*a.New().Size())
 }
 
-// Algorithm returns what the digest was computed with.
+// Algorithm returns the algorithm of the digest; 0 for the zero Digest.
 func (d Digest) Algorithm() Algorithm { return d.algorithm }
 
-// IsZero reports whether d is the zero Digest, which stands for "none".
+// IsZero reports whether d is the zero Digest.
 func (d Digest) IsZero() bool { return d == Digest{} }
 
-// String returns the canonical form: bare hex digits for SHA-512, as
-// backing.cfg has them, and "sha256:" with hex digits for SHA-256. It is empty
-// for the zero Digest.
+// String returns the canonical form: hex digits without a prefix for SHA-512, as in
+// backing.cfg; "sha256:" and hex digits for SHA-256; "" for the zero Digest.
 func (d Digest) String() string {
 	if d.IsZero() {
 		return ""
@@ -118,7 +118,7 @@ func (d Digest) String() string {
 	return d.algorithm.String() + ":" + digits
 }
 
-// Short returns the algorithm and the first digits, for messages.
+// Short returns the algorithm and the first 12 digits, for messages; "none" for the zero Digest.
 func (d Digest) Short() string {
 	if d.IsZero() {
 		return "none"
@@ -126,10 +126,10 @@ func (d Digest) Short() string {
 	return d.algorithm.String() + ":" + hex.EncodeToString(d.sum[:6]) + "…"
 }
 
-// MarshalText writes the form of String.
+// MarshalText returns the form of String.
 func (d Digest) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// UnmarshalText reads what ParseDigest reads; no text is the zero Digest.
+// UnmarshalText is ParseDigest; an empty text is the zero Digest.
 func (d *Digest) UnmarshalText(b []byte) error {
 	if len(b) == 0 {
 		*d = Digest{}

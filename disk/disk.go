@@ -22,31 +22,33 @@ const (
 	replicaFolder = "replicas"
 )
 
-// Errors that a caller of this package decides on.
+// Errors that a caller decides on.
 var (
-	// ErrNotInitialised: there is no readable identity, so nothing below the
-	// path is touched. An unmounted disk looks the same.
+	// ErrNotInitialised: the path has no readable identity file, so nothing below it is
+	// touched. An unmounted disk looks the same.
 	ErrNotInitialised = errors.New("no disk here")
 	// ErrLocked: another process writes to the disk.
-	ErrLocked = errors.New("disk is held by another process")
-	// ErrNoSpace: the disk is full, or would go below what is reserved.
+	ErrLocked = errors.New("disk is locked by another process")
+	// ErrNoSpace: the disk is full, or would have less free space than is reserved.
 	ErrNoSpace = errors.New("not enough space")
-	// ErrGone: another file system has come or gone at the path since Open.
-	errDiskChanged = errors.New("disk is not what it was when it was opened")
 )
 
-// Disk is one disk, opened by its identity. Its methods may be called
-// concurrently, but at most one for each image that changes something.
-type Disk struct {
-	path string
-	uuid string
-	root *os.Root
-	self os.FileInfo // of the identity file, to notice another disk at the path
+// errDiskChanged: since Open, another file system was mounted at the path, or the disk was
+// unmounted.
+var errDiskChanged = errors.New("this is not the disk that was opened")
 
-	mu       sync.Mutex
-	replicas map[string]replicaLook
-	texts    map[ID]described
-	left     map[ID]leftPages
+// Disk is one disk, opened by its identity. Methods may be called concurrently; the caller
+// must not run two methods that change the same image at a time.
+type Disk struct {
+	path     string
+	uuid     string
+	root     *os.Root
+	identity os.FileInfo // of the identity file, to notice another disk at the path
+
+	metadata metaCache
+	retained retainedPages
+	replicas replicaCache
+	leases   sync.Mutex // only one probe for open files at a time
 }
 
 // identity is longhorn-disk.cfg, in the form that longhorn-manager writes.
@@ -59,8 +61,8 @@ type identity struct {
 
 var diskUUIDPattern = regexp.MustCompile(`^[0-9a-zA-Z-]{1,64}$`)
 
-// Init gives the folder path an identity and returns it. A disk that has one
-// keeps it: Init then changes nothing and returns what is there.
+// Init gives the folder path an identity and returns its uuid. If the folder has an identity
+// already, Init changes nothing and returns that one.
 func Init(path string) (string, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -72,7 +74,7 @@ func Init(path string) (string, error) {
 		return have.DiskUUID, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("initialise disk %s: %s is there but cannot be used: %w", path, identityFile, err)
+		return "", fmt.Errorf("initialise disk %s: %s exists but cannot be used: %w", path, identityFile, err)
 	}
 	id := identity{DiskUUID: uuid.NewString(), State: "ready"}
 	id.DiskName = "disk-" + id.DiskUUID[:8]
@@ -101,8 +103,8 @@ func readIdentity(root *os.Root) (identity, error) {
 	return id, nil
 }
 
-// Open opens the disk at path for reading. An error that is ErrNotInitialised
-// says that no disk is there, or that it cannot be told who it is.
+// Open opens the disk at path for reading; Lock also allows to write. ErrNotInitialised:
+// there is no disk at path, or its identity cannot be read.
 func Open(path string) (*Disk, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -113,9 +115,9 @@ func Open(path string) (*Disk, error) {
 		return nil, fmt.Errorf("%w: %w", ErrNotInitialised, err)
 	}
 	id, err := readIdentity(root)
-	var self os.FileInfo
+	var info os.FileInfo
 	if err == nil {
-		self, err = root.Stat(identityFile)
+		info, err = root.Stat(identityFile)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w: %s has no %s", ErrNotInitialised, path, identityFile)
@@ -126,34 +128,34 @@ func Open(path string) (*Disk, error) {
 		root.Close()
 		return nil, err
 	}
-	return &Disk{path: path, uuid: id.DiskUUID, root: root, self: self, texts: map[ID]described{}, left: map[ID]leftPages{}}, nil
+	return &Disk{path: path, uuid: id.DiskUUID, root: root, identity: info}, nil
 }
 
-// Path returns the absolute path that the disk was opened at.
+// Path returns the absolute path at which the disk was opened.
 func (d *Disk) Path() string { return d.path }
 
 // UUID returns the identity of the disk.
 func (d *Disk) UUID() string { return d.uuid }
 
-// Close releases the disk. Parts and readers of it must be closed before.
+// Close releases the disk. Close its parts and readers first.
 func (d *Disk) Close() error { return d.root.Close() }
 
-// Check reports ErrGone when the path does not lead to this disk any more:
-// unmounted, hidden by another mount, or another disk in its place.
+// Check returns an error if the path does not lead to this disk any more: it was unmounted,
+// or another file system or disk is at the path.
 func (d *Disk) Check() error {
 	now, err := os.Stat(filepath.Join(d.path, identityFile))
 	if err != nil {
 		return fmt.Errorf("%w: %w", errDiskChanged, err)
 	}
-	if !os.SameFile(now, d.self) {
+	if !os.SameFile(now, d.identity) {
 		return fmt.Errorf("%w: %s has changed", errDiskChanged, filepath.Join(d.path, identityFile))
 	}
 	return nil
 }
 
-// Lock makes this process the one that writes to the disk, until unlock or the
-// end of the process, and puts back what a crash left half removed. It does not
-// wait: ErrLocked says that another process has it.
+// Lock makes this process the only writer of the disk until unlock or the end of the process.
+// It also restores folders whose removal a crash interrupted. It does not wait: ErrLocked
+// means that another process has the lock.
 func (d *Disk) Lock() (unlock func() error, err error) {
 	f, err := d.root.Open(identityFile)
 	if err != nil {
@@ -168,18 +170,18 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 	}
 	if err := d.restoreRemoved(); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("put back half removed images of %s: %w", d.path, err)
+		return nil, fmt.Errorf("restore images of %s whose removal was interrupted: %w", d.path, err)
 	}
 	return f.Close, nil
 }
 
-// Space is the room on the file system of a disk, in bytes.
+// Space is the size of the file system of a disk, in bytes.
 type Space struct {
 	Total int64
-	Free  int64 // for everybody, without what is reserved for root
+	Free  int64 // without the blocks that the file system reserves for root
 }
 
-// Space looks how much room there is.
+// Space returns the present size and free space of the file system.
 func (d *Disk) Space() (Space, error) {
 	dir, err := d.root.Open(".")
 	if err != nil {
@@ -190,14 +192,16 @@ func (d *Disk) Space() (Space, error) {
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
 		return Space{}, fmt.Errorf("space of disk %s: %w", d.path, err)
 	}
-	unit := st.Frsize // Bsize is what network file systems like to read at once
+	// Blocks are counted in Frsize. Bsize is the preferred size of a request, which is much
+	// larger on network file systems.
+	unit := st.Frsize
 	if unit == 0 {
 		unit = st.Bsize
 	}
 	return Space{Total: bytesOf(st.Blocks, int64(unit)), Free: bytesOf(st.Bavail, int64(unit))}, nil
 }
 
-// bytesOf is blocks of unit bytes; some file systems tell of more than there can be.
+// bytesOf returns blocks * unit. Some file systems report more blocks than fit in an int64.
 func bytesOf(blocks uint64, unit int64) int64 {
 	if unit <= 0 || blocks > uint64(math.MaxInt64/unit) {
 		return math.MaxInt64
@@ -205,20 +209,21 @@ func bytesOf(blocks uint64, unit int64) int64 {
 	return int64(blocks) * unit
 }
 
-// NoSpaceError is an ErrNoSpace of which it is known what was needed.
+// NoSpaceError is an ErrNoSpace with numbers.
 type NoSpaceError struct {
-	Need int64 // bytes that were to be written
-	Free int64 // bytes that were free beyond the reserve
+	Need int64 // bytes required
+	Free int64 // bytes free beyond the reserve
 }
 
+// Error names both numbers.
 func (e *NoSpaceError) Error() string {
 	return fmt.Sprintf("%v: %s are needed and %s are free beyond the reserve", ErrNoSpace, humanize.IBytes(uint64(e.Need)), humanize.IBytes(uint64(e.Free)))
 }
 
+// Is makes errors.Is(e, ErrNoSpace) true.
 func (e *NoSpaceError) Is(target error) bool { return target == ErrNoSpace }
 
-// noSpace marks err with ErrNoSpace when that is its cause, and leaves it be
-// otherwise.
+// noSpace wraps err in ErrNoSpace if a full disk or quota is its cause.
 func noSpace(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return fmt.Errorf("%w: %w", ErrNoSpace, err)

@@ -1,61 +1,79 @@
-// Package disk keeps images at rest on one disk, in Longhorn's layout, so that
-// either program can take over a disk from the other without moving a byte.
+// Package disk manages the images on one disk, in Longhorn's file layout: either program can
+// adopt the disk of the other without moving data.
 //
 // # Layout
 //
-//	<disk>/longhorn-disk.cfg                          who the disk is; flock on it says who writes
-//	<disk>/replicas/<volume>-<hex>/volume.meta        who uses which image
-//	<disk>/backing-images/<name>-<uuid>/backing       a verified image, never written again
-//	                                    backing.cfg   what Longhorn reads about it
-//	                                    backing.record  what we remember about it
-//	                                    backing.chunks  a SHA-256 for each MiB of it
-//	                                    backing.part    an image in the making
-//	                                    backing.part.chunks  its journal, chunks to be
-//	                                    backing.part.manifest  a peer's; has its name for a moment
-//	<disk>/backing-images/.removing-<name>-<uuid>     on its way out, put back after a crash
+//	<disk>/longhorn-disk.cfg                          identity of the disk; the writer holds a flock on it
+//	<disk>/replicas/<volume>-<hex>/volume.meta        Longhorn: which image the replica of a volume uses
+//	<disk>/backing-images/<name>-<uuid>/backing       the image, complete and verified
+//	                                    backing.cfg   Longhorn's description of it
+//	                                    backing.record  our record about the copy
+//	                                    backing.chunks  chunk manifest: a SHA-256 for each MiB
+//	                                    backing.part    partial file
+//	                                    backing.part.chunks  journal of the partial file, a manifest to be
+//	                                    backing.part.manifest  a peer's manifest; has this name only for a moment
+//	<disk>/backing-images/.removing-<name>-<uuid>     folder under removal, restored after a crash
 //
-// Nothing is remembered anywhere else, and everything is reached through an
-// os.Root, so that no name leads off the disk.
+// State is stored nowhere else. All files are opened through an os.Root, so no name and no
+// link leads off the disk.
 //
-// # How bytes become an image
+// # Reading order
 //
-//	OpenPart   folder, record (durable); what a crash left is re-read, and
-//	           counts as far as its chunk hashes vouch for it
-//	Begin      empty the part, then record what its bytes will come from
-//	ReadFrom   each byte is hashed once and written once, zeros stay holes;
-//	           every chunk's hash goes into the journal
-//	Put        the same for a chunk of a peer, whose hash the manifest has told
-//	Commit     sync part and chunks -> digests and format checked
-//	           -> record with the digest -> rename part to backing, sync folder
-//	           -> rename the journal likewise -> backing.cfg -> record with the evidence
+//	id.go digest.go format.go     values: image, digest, file format
+//	disk.go folder.go             a disk; the folder of one image
+//	record.go cfg.go              the two small files that describe a copy
+//	copies.go                     Copy: the observed state of one copy; Stat, List
+//	part.go clone.go commit.go    partial file: append, resume, make it the image
+//	verify.go repair.go remove.go what can happen to an image afterwards
+//	reader.go manifest.go         read an image and its chunk manifest
+//	users.go                      which images are in use
+//	replicas.go file.go           read Longhorn's replicas and other files that change
+//	pipeline.go durable.go directio.go pagecache.go metacache.go   mechanisms below
 //
-// Every small file is replaced as a whole: temporary file, sync, rename, sync of
-// the folder. A crash between two of these steps leaves a part that resumes, or a
-// complete image without evidence, which one read makes ready.
+// A Disk has two halves. Most methods are about images: Stat, List, OpenPart, Open, Verify,
+// Repair, Remove. Replicas, OpenReplica and OpenBackingFile are about Longhorn's volumes;
+// package disk/replica builds on them. Both are here, because Remove must know which replicas
+// use an image (Users).
 //
-// # What vouches for an image
+// # From bytes to an image
 //
-// A record vouches for a file as long as the file's size, mtime, ctime and inode
-// are the recorded ones, taken after the final rename. Then it is ready and is
-// not read again. Otherwise its state is unknown until Verify has read it once:
-// against the established digest, or, for a file of Longhorn's, against its
-// backing.cfg, which vouches by mtime alone and is therefore not enough.
+//	OpenPart     make the folder and write the record, durably. If a crash left a partial file:
+//	             read it back, and keep the chunks that match their hashes in the journal.
+//	Begin        empty the partial file, then record the source of its bytes
+//	ReadFrom     hash each byte once and write it once; zeros stay holes; the hash of every
+//	             chunk goes to the journal
+//	AppendChunk  the same for a chunk from a peer: its hash is in the manifest of the peer
+//	Commit       sync the file and its journal -> check digest and format
+//	             -> write the digest to the record -> rename the file to backing, sync the folder
+//	             -> rename the journal to backing.chunks -> write backing.cfg
+//	             -> write the evidence to the record
 //
-// The hashes of the chunks have a name themselves, the SHA-256 of them all, which is
-// in the record. By it a peer can take them for what they are, and a file of them
-// that has suffered is not believed.
+// Every small file is replaced as a whole: write a temporary file, sync, rename, sync the
+// folder. A crash between two of these steps leaves a partial file that can be resumed, or
+// a complete image without evidence: one Verify makes it ready.
+//
+// # When a copy is ready
+//
+// A record is valid for a file while the file's size, mtime, ctime and inode equal the
+// recorded evidence, which is taken after the final rename. The copy is then Ready, without
+// another read. Otherwise its state is Unknown until Verify has read all bytes. Verify
+// compares them with the established digest in the record or, for Longhorn's files, with
+// backing.cfg. The mtime in backing.cfg alone is not enough evidence.
+//
+// The record also has the digest of the chunk manifest (the SHA-256 over all its hashes).
+// Peers identify manifests by it, and a damaged manifest file is detected by it.
 //
 // # Repair
 //
-// Verify records that an image failed before anything else happens to it, and leaves
-// its manifest. Repair then reads it once more, chunk by chunk:
+// Verify first records durably that a copy is damaged, and keeps its manifest. Repair then
+// reads the file once more, chunk by chunk:
 //
-//	as the manifest says     it is left alone
-//	zeros by the manifest    a hole is made
-//	else, or unreadable      fetched, checked against the manifest, written in place,
-//	                         read back
+//	matches the manifest       no change
+//	zeros in the manifest      punch a hole
+//	other bytes, read error    fetch the chunk, check it against the manifest, write it in place,
+//	                           read it back
 //
-// Only if the whole then has the established digest, and nobody else wrote meanwhile,
-// does the record vouch for it again. A repair that dies leaves a file that nothing
-// vouches for, and all that the next one needs.
+// The record becomes valid again only if the whole file then has the established digest and
+// nobody else wrote to it meanwhile. An interrupted repair leaves a failed copy and all that
+// the next attempt needs.
 package disk

@@ -9,10 +9,10 @@ import (
 	"path"
 )
 
-// writeDurably replaces the file name below root with data, so that after a
-// crash at any moment either the old content is there or the new one, whole.
-// There is one writer a disk, so the temporary name can be a fixed one; what a
-// crash left there, or somebody else put there, is not written to.
+// writeDurably replaces the file name below root with data: after a crash at any moment it
+// has either the old content or the complete new one. Each disk has one writer, so the
+// temporary name is fixed. A file with that name, from a crash or from somebody else, is
+// removed first and not written to: it may be a link or a hard link.
 func writeDurably(root *os.Root, name string, data []byte) error {
 	tmp := name + ".tmp"
 	if info, err := root.Lstat(tmp); err == nil && !info.IsDir() {
@@ -38,7 +38,7 @@ func writeDurably(root *os.Root, name string, data []byte) error {
 	return nil
 }
 
-// renameDurably renames within one folder and makes that durable.
+// renameDurably renames within one folder, durably.
 func renameDurably(root *os.Root, from, to string) error {
 	if err := root.Rename(from, to); err != nil {
 		return err
@@ -57,8 +57,8 @@ func syncFolder(root *os.Root, name string) error {
 	return nil
 }
 
-// mkdirDurably makes the folder name below root, whose parent is there. One that
-// is there may be so in memory only, if who made it was killed.
+// mkdirDurably creates the folder name below root; its parent must exist. It syncs the parent
+// even if the folder exists: a killed process may have created it without a sync.
 func mkdirDurably(root *os.Root, name string) error {
 	if err := root.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return noSpace(err)
@@ -66,6 +66,7 @@ func mkdirDurably(root *os.Root, name string) error {
 	return syncFolder(root, path.Dir(name))
 }
 
+// ignoreMissing returns err, or nil if err is fs.ErrNotExist.
 func ignoreMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -73,21 +74,21 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// maxSmallFile bounds every small file that is read whole. The largest real ones
-// are a few KiB.
+// maxSmallFile bounds every file that is read into memory as a whole. Real ones have a few KiB
+// at most.
 const maxSmallFile = 1 << 20
 
-// readSmall reads a regular file of at most maxSmallFile bytes. It never follows
-// a link and never blocks on a pipe.
+// readSmall reads a regular file of at most maxSmallFile bytes. It follows no link and never
+// blocks on a pipe.
 func readSmall(root *os.Root, name string) ([]byte, error) {
-	f, err := openImage(root, name, os.O_RDONLY)
+	f, err := openRegular(root, name, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxSmallFile+1))
 	if err == nil && len(data) > maxSmallFile {
-		err = fmt.Errorf("%s has more than %d bytes, which such a file cannot have", name, maxSmallFile)
+		err = fmt.Errorf("%s has more than %d bytes", name, maxSmallFile)
 	}
 	return data, err
 }

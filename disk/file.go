@@ -9,51 +9,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// File is a file or block device that somebody else writes, open for reading. Its
-// pages in the cache are left as they are found. It is for one goroutine.
+// File is a file or block device of another program, open for reading. It leaves the page
+// cache as it was. It is for one goroutine.
 type File struct {
-	f       *os.File
-	before  Evidence
-	pages   *pages
-	brought []Span // by Bring, in the order of reading
+	f          *os.File
+	before     Evidence // when it was opened
+	pages      *cachedPages
+	prefetched []Span // in the order of reading
 }
 
-// Span is a piece of a file: [From, To).
-type Span struct{ From, To int64 }
-
-// NewFile takes over f, and closes it after an error. It must not be read before.
+// NewFile returns a File that owns f: it closes f after an error. f must not have been read.
 func NewFile(f *os.File) (*File, error) {
 	info, err := f.Stat()
 	var size int64
 	if err == nil {
-		size, err = f.Seek(0, io.SeekEnd) // a device tells its size in no other way
+		size, err = f.Seek(0, io.SeekEnd) // the size of a device is in no stat
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	before := evidenceOf(info)
 	before.Size = size
-	return &File{f: f, before: before, pages: newPages(f, size, nil)}, nil
+	return &File{f: f, before: before, pages: newCachedPages(f, size, nil)}, nil
 }
 
-// Size returns the bytes that the file had when it was opened.
+// Size returns the bytes of the file when it was opened.
 func (f *File) Size() int64 { return f.before.Size }
 
-// Evidence returns what the file was when it was opened.
+// Evidence returns the evidence of the file when it was opened.
 func (f *File) Evidence() Evidence { return f.before }
 
-// Fd returns the descriptor, for what cannot be asked otherwise.
+// Fd returns the file descriptor, for ioctl. It is valid until Close.
 func (f *File) Fd() int { return int(f.f.Fd()) }
 
-// ReadAt reads what Bring was called for, or a little.
+// ReadAt implements io.ReaderAt. It adds pages to the page cache that Release does not drop;
+// call Prefetch first for more than a few bytes.
 func (f *File) ReadAt(b []byte, offset int64) (int, error) { return f.f.ReadAt(b, offset) }
 
-// ReadAhead returns a reader of the file that itself brings what is about to be read, for
-// who goes through most of it from front to back.
+// ReadAhead returns a reader of the file that prefetches and releases by itself, for reading
+// most of the file from front to back.
 func (f *File) ReadAhead() io.ReaderAt { return pagedFile{f.pages} }
 
-// Prefetch begins to read the spans, which are sorted, as far as they are not in the
-// page cache, so that the reads that follow need not wait for each other.
+// Prefetch starts to read the pages of the spans that are not in the page cache, so that the
+// reads that follow do not wait for each other. The spans are sorted.
 func (f *File) Prefetch(spans []Span) {
 	if len(spans) == 0 {
 		return
@@ -64,7 +62,7 @@ func (f *File) Prefetch(spans []Span) {
 	if from >= to {
 		return
 	}
-	vector := f.pages.cached(from, to)
+	vector := f.pages.residency(from, to)
 	for _, s := range spans {
 		first := (s.From - from) / page
 		last := min((s.To-from+page-1)/page, int64(len(vector)))
@@ -74,36 +72,36 @@ func (f *File) Prefetch(spans []Span) {
 				i++
 			}
 			if i > start {
-				f.bring(Span{from + start*page, from + i*page})
+				f.prefetch(Span{from + start*page, from + i*page})
 			}
 		}
 	}
 }
 
-func (f *File) bring(s Span) {
-	_ = unix.Fadvise(f.Fd(), s.From, s.To-s.From, unix.FADV_WILLNEED) // otherwise it is read later
-	if last := len(f.brought) - 1; last >= 0 && f.brought[last].To == s.From {
-		f.brought[last].To = s.To
+func (f *File) prefetch(s Span) {
+	_ = unix.Fadvise(f.Fd(), s.From, s.To-s.From, unix.FADV_WILLNEED) // on failure they are read later
+	if last := len(f.prefetched) - 1; last >= 0 && f.prefetched[last].To == s.From {
+		f.prefetched[last].To = s.To
 		return
 	}
-	f.brought = append(f.brought, s)
+	f.prefetched = append(f.prefetched, s)
 }
 
-// Release drops from the page cache what Bring has brought and lies before to.
+// Release drops from the page cache the pages before the offset to that Prefetch has added.
 func (f *File) Release(to int64) {
-	for len(f.brought) > 0 && f.brought[0].From < to {
-		s := &f.brought[0]
+	for len(f.prefetched) > 0 && f.prefetched[0].From < to {
+		s := &f.prefetched[0]
 		end := min(s.To, to)
-		_ = unix.Fadvise(f.Fd(), s.From, end-s.From, unix.FADV_DONTNEED) // then it stays
+		_ = unix.Fadvise(f.Fd(), s.From, end-s.From, unix.FADV_DONTNEED) // on failure they stay
 		if s.From = end; s.From < s.To {
 			return
 		}
-		f.brought = f.brought[1:]
+		f.prefetched = f.prefetched[1:]
 	}
 }
 
-// Unchanged reports ErrChanging if the file was written to since it was opened: what
-// was read may then be a mix of two contents. Of a device nothing can be said.
+// Unchanged returns ErrModified if the file was modified since it was opened: the bytes that
+// were read may be a mix of two contents. For a device it cannot know, and returns nil.
 func (f *File) Unchanged() error {
 	info, err := f.f.Stat()
 	if err != nil {
@@ -115,7 +113,7 @@ func (f *File) Unchanged() error {
 	return nil
 }
 
-// Close ends the reading and lets go of all that it has brought.
+// Close ends the reading, and drops all pages that it has added to the page cache.
 func (f *File) Close() error {
 	f.Release(f.before.Size)
 	f.pages.release()

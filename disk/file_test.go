@@ -19,7 +19,7 @@ func uncached(t *testing.T, data []byte, read ...Span) *File {
 		_, err = f.Write(data)
 	}
 	if err == nil {
-		err = drop(f)
+		err = dropCache(f)
 	}
 	if err == nil {
 		err = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM)
@@ -40,9 +40,9 @@ func uncached(t *testing.T, data []byte, read ...Span) *File {
 	return file
 }
 
-// cachedPages returns the pages of f that are in the page cache.
-func cachedPages(f *File) (pages []int64) {
-	for i, b := range f.pages.cached(0, f.Size()) {
+// pagesInCache returns the pages of f that are in the page cache.
+func pagesInCache(f *File) (pages []int64) {
+	for i, b := range f.pages.residency(0, f.Size()) {
 		if b&1 == 1 {
 			pages = append(pages, int64(i))
 		}
@@ -57,7 +57,7 @@ func TestBring(t *testing.T) {
 	data := make([]byte, 64*page)
 	copy(data, randomBlock())
 	f := uncached(t, data, Span{4 * page, 6 * page}, Span{40 * page, 41 * page})
-	before := cachedPages(f)
+	before := pagesInCache(f)
 	if len(before) != 3 {
 		t.Fatalf("pages %v are cached: the file system has no page cache of its own", before)
 	}
@@ -68,16 +68,16 @@ func TestBring(t *testing.T) {
 			t.Errorf("page %d is another one, error %v", at, err)
 		}
 	}
-	if got := len(cachedPages(f)); got != 5+2+3+1 {
-		t.Errorf("%d pages are cached while they are read, want those that were asked for: %v", got, cachedPages(f))
+	if got := len(pagesInCache(f)); got != 5+2+3+1 {
+		t.Errorf("%d pages are cached while they are read, want those that were asked for: %v", got, pagesInCache(f))
 	}
 	f.Release(10 * page)
 	f.Release(11 * page)
-	if got := len(cachedPages(f)); got != 3+1+2+1 {
-		t.Errorf("%d pages are cached after the half, want %d: %v", got, 7, cachedPages(f))
+	if got := len(pagesInCache(f)); got != 3+1+2+1 {
+		t.Errorf("%d pages are cached after the half, want %d: %v", got, 7, pagesInCache(f))
 	}
 	f.Release(f.Size())
-	if after := cachedPages(f); len(after) != len(before) || after[0] != before[0] || after[2] != before[2] {
+	if after := pagesInCache(f); len(after) != len(before) || after[0] != before[0] || after[2] != before[2] {
 		t.Errorf("pages %v are cached afterwards, want %v", after, before)
 	}
 	f.Prefetch([]Span{{99 * page, 100 * page}}) // is nothing

@@ -49,7 +49,7 @@ func TestForeignFiles(t *testing.T) {
 		{"bzip2", withStart(0, "BZh91AY&SY"), "packed with bzip2", "set unpack"},
 		{"zip", withStart(0, "PK\x03\x04"), "packed with zip", "set unpack"},
 		{"7z", withStart(0, "7z\xbc\xaf\x27\x1c"), "packed with 7z", "7z"},
-		{"tar", withStart(257, "ustar\x0000"), "a tar archive", "take the disk out"},
+		{"tar", withStart(257, "ustar\x0000"), "a tar archive", "extract the disk"},
 		{"page", withStart(0, "\xef\xbb\xbf\r\n <!DOCTYPE HTML PUBLIC>"), "a web page", "address"},
 		{"page without a type", withStart(0, "<HTML>"), "a web page", "address"},
 		{"error document", withStart(0, "<?xml version=\"1.0\"?><Error>"), "a web page", "address"},

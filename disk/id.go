@@ -2,12 +2,13 @@ package disk
 
 import (
 	"fmt"
+	"path"
 	"regexp"
 	"strings"
 )
 
-// ID names one generation of an image: its name and the 8 hex digits that tell
-// apart the generations of one name. It is comparable.
+// ID identifies one generation of an image: its name, and 8 hex digits that differ between
+// the generations of one name. IDs are comparable with ==.
 type ID struct {
 	Name string `json:"name"`
 	UUID string `json:"uuid"`
@@ -21,12 +22,12 @@ var (
 	uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}$`)
 )
 
-// CheckName says why name cannot name an image. A good name is 2 to 40
-// characters of a-z, 0-9, "_", "." and "-" and begins with a letter or digit, so
-// it is always one path element and never a hidden one.
+// CheckName returns why name is not valid for an image. A valid name has 2 to 40 characters
+// of a-z, 0-9, "_", "." and "-" and begins with a letter or digit. So it is always one path
+// element and never a hidden file.
 func CheckName(name string) error {
 	if n := len(name); n < 2 || n > MaxName {
-		return fmt.Errorf("name %q: it has to have 2 to %d characters", name, MaxName)
+		return fmt.Errorf("name %q: it must have 2 to %d characters", name, MaxName)
 	}
 	if !namePattern.MatchString(name) {
 		return fmt.Errorf("name %q: use a-z, 0-9, \"_\", \".\" and \"-\", and begin with a letter or digit", name)
@@ -34,10 +35,10 @@ func CheckName(name string) error {
 	return nil
 }
 
-// CheckUUID says why s is not the 8 lower-case hex digits of a generation.
+// CheckUUID returns why s is not the 8 lower-case hex digits of a generation.
 func CheckUUID(s string) error {
 	if !uuidPattern.MatchString(s) {
-		return fmt.Errorf("uuid %q: it has to be 8 hex digits in lower case, in quotes", s)
+		return fmt.Errorf("uuid %q: it must be 8 hex digits in lower case, in quotes", s)
 	}
 	return nil
 }
@@ -45,8 +46,8 @@ func CheckUUID(s string) error {
 // String returns the name of the folder below backing-images, "<name>-<uuid>".
 func (id ID) String() string { return id.Name + "-" + id.UUID }
 
-// ParseID reads the name of a folder below backing-images. The name may hold
-// "-" itself; the uuid cannot, so the last "-" divides them.
+// ParseID parses the name of a folder below backing-images. The name may contain "-" and the
+// uuid cannot, so the last "-" separates them.
 func ParseID(folder string) (ID, error) {
 	i := strings.LastIndexByte(folder, '-')
 	if i < 0 {
@@ -61,3 +62,7 @@ func ParseID(folder string) (ID, error) {
 	}
 	return id, nil
 }
+
+// folder and file return paths below the root of the disk.
+func (id ID) folder() string          { return path.Join(imagesFolder, id.String()) }
+func (id ID) file(name string) string { return path.Join(imagesFolder, id.String(), name) }

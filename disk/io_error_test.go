@@ -237,10 +237,10 @@ func TestLookForgetsNoDamage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.forget(testID)
+	d.metadata.invalidate(testID)
 	v.Plan(func(op faultfs.Op) error {
 		if op.Path == testID.file(recordFile) {
-			d.find(testID, func(f *found) { f.damaged = evidenceOf(info) })
+			d.metadata.markDamaged(testID, evidenceOf(info))
 		}
 		return nil
 	})

@@ -4,124 +4,138 @@ import (
 	"crypto/sha256"
 	"maps"
 	"os"
+	"sync"
 )
 
-// described is what the small files of one image folder said when they were last
-// read, so that a look at a thousand images that did not change reads none.
-type described struct {
-	record memo[Record]
-	cfg    memo[longhornCfg]
-	found
+// metaCache keeps the content of the small files of each image folder, so that List of a
+// thousand unchanged images reads none of them. It is for concurrent use.
+type metaCache struct {
+	mu      sync.Mutex
+	folders map[ID]cachedFolder
 }
 
-// found is what was found out about an image and is in no file.
-type found struct {
-	wrong   manifestLook
-	damaged Evidence // of a file whose record says that it is right: it could not be written
+// cachedFolder is what is known about one image folder.
+type cachedFolder struct {
+	record cachedFile[Record]
+	cfg    cachedFile[longhornCfg]
+	findings
 }
 
-// memo is the content of a small file for as long as its inode is the same.
-type memo[T any] struct {
+// findings are faults of an image that are in no file. They outlive the cached files.
+type findings struct {
+	badManifest manifestFile
+	// damaged is the evidence of a file that is damaged although its record says that it is
+	// ready: the record could not be written.
+	damaged Evidence
+}
+
+// manifestFile identifies a manifest file that does not match its record.
+type manifestFile struct {
+	file     Evidence
+	recorded Digest // in the record
+}
+
+// cachedFile is the content of a small file while its inode is unchanged.
+type cachedFile[T any] struct {
 	evidence Evidence
 	value    T
-	good     bool
+	ok       bool // the file was readable and valid
 }
 
-// read returns what the file says, and false when it cannot be read.
-func (m memo[T]) read(folder *os.Root, name string, parse func([]byte) (T, error)) memo[T] {
+// update returns the present content of the file; it reads the file only if its inode changed.
+func (c cachedFile[T]) update(folder *os.Root, name string, parse func([]byte) (T, error)) cachedFile[T] {
 	info, err := folder.Lstat(name)
 	if err != nil {
-		return memo[T]{}
+		return cachedFile[T]{}
 	}
 	now := evidenceOf(info)
-	if m.good && m.evidence == now {
-		return m
+	if c.ok && c.evidence == now {
+		return c
 	}
 	data, err := readSmall(folder, name)
 	if err != nil {
-		return memo[T]{}
+		return cachedFile[T]{}
 	}
 	value, err := parse(data)
-	return memo[T]{evidence: now, value: value, good: err == nil}
+	return cachedFile[T]{evidence: now, value: value, ok: err == nil}
 }
 
-// described returns record and cfg of an image folder. An unreadable record is as
-// good as none: the copy is then not ours until it is adopted, and is verified
-// before it is used.
-func (d *Disk) described(id ID, folder *os.Root) (r Record, ours bool, cfg longhornCfg, hasCfg bool) {
-	d.mu.Lock()
-	was := d.texts[id]
-	d.mu.Unlock()
-	is := described{
-		record: was.record.read(folder, recordFile, ParseRecord),
-		cfg:    was.cfg.read(folder, cfgFile, parseCfg),
+// read returns the record and the cfg of an image folder. An unreadable record counts as
+// none: the copy is then not owned until it is adopted, and it is verified before it is used.
+func (m *metaCache) read(id ID, folder *os.Root) (r Record, owned bool, cfg longhornCfg, hasCfg bool) {
+	m.mu.Lock()
+	old := m.folders[id]
+	m.mu.Unlock()
+	now := cachedFolder{
+		record: old.record.update(folder, recordFile, ParseRecord),
+		cfg:    old.cfg.update(folder, cfgFile, parseCfg),
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	is.found = d.texts[id].found // a job may have found something out meanwhile
-	d.texts[id] = is
-	return is.record.value, is.record.good, is.cfg.value, is.cfg.good
+	m.change(id, func(c *cachedFolder) {
+		c.record, c.cfg = now.record, now.cfg // not the findings: a job may have added some meanwhile
+	})
+	return now.record.value, now.record.ok, now.cfg.value, now.cfg.ok
 }
 
-// forget makes the next look read the files of id again. An inode that was used,
-// freed and used again within a tick of the clock looks as if nothing had happened.
-func (d *Disk) forget(id ID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	stays := d.texts[id].found
-	delete(d.texts, id)
-	if stays != (found{}) {
-		d.texts[id] = described{found: stays}
+// invalidate makes the next read open the files of id again. The inode alone is not enough
+// after a write of our own: a freed inode that is used again within one tick of the clock
+// looks unchanged.
+func (m *metaCache) invalidate(id ID) {
+	m.change(id, func(c *cachedFolder) { *c = cachedFolder{findings: c.findings} })
+}
+
+// change applies f to what is known about id.
+func (m *metaCache) change(id ID, f func(*cachedFolder)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.folders[id]
+	f(&c)
+	if m.folders == nil {
+		m.folders = map[ID]cachedFolder{}
 	}
+	if c == (cachedFolder{}) {
+		delete(m.folders, id)
+		return
+	}
+	m.folders[id] = c
 }
 
-// distrust makes every look say that there is no manifest, until it or its name in
+// keepOnly drops all other images.
+func (m *metaCache) keepOnly(existing map[ID]bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.folders, func(id ID, _ cachedFolder) bool { return !existing[id] })
+}
+
+// rejectManifest makes manifestDigest return none, until the manifest file or its digest in
 // the record changes.
-func (d *Disk) distrust(id ID, wrong manifestLook) {
-	d.find(id, func(f *found) { f.wrong = wrong })
+func (m *metaCache) rejectManifest(id ID, bad manifestFile) {
+	m.change(id, func(c *cachedFolder) { c.badManifest = bad })
 }
 
-func (d *Disk) find(id ID, note func(*found)) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	was := d.texts[id]
-	note(&was.found)
-	d.texts[id] = was
+// markDamaged makes isDamaged true for the file with this evidence. The zero Evidence undoes
+// that.
+func (m *metaCache) markDamaged(id ID, file Evidence) {
+	m.change(id, func(c *cachedFolder) { c.damaged = file })
 }
 
-// knownDamaged reports whether the file was found wrong and its record does not say so.
-func (d *Disk) knownDamaged(id ID, image Evidence) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.texts[id].damaged == image
+// isDamaged reports whether the file was found damaged and its record does not say so.
+func (m *metaCache) isDamaged(id ID, file Evidence) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.folders[id].damaged == file
 }
 
-// trusts returns the digest of the manifest, which is known by its length to be
-// there, as far as nobody has found it to be another one.
-func (d *Disk) trusts(id ID, r Record, image os.FileInfo, folder *os.Root) Digest {
+// manifestDigest returns the recorded digest of the chunk manifest, if there is a manifest
+// file of the right length that was not rejected.
+func (m *metaCache) manifestDigest(id ID, r Record, image os.FileInfo, folder *os.Root) Digest {
 	info, err := folder.Lstat(chunksFile)
 	if err != nil || r.Size != image.Size() || info.Size() != chunkHeaderSize+chunksOf(r.Size)*sha256.Size {
 		return Digest{}
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.texts[id].wrong == (manifestLook{of: evidenceOf(info), named: r.ManifestDigest}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.folders[id].badManifest == (manifestFile{file: evidenceOf(info), recorded: r.ManifestDigest}) {
 		return Digest{}
 	}
 	return r.ManifestDigest
-}
-
-// forgetOthers keeps what is remembered of the copies that there are.
-func (d *Disk) forgetOthers(copies []Copy) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	kept := make(map[ID]described, len(copies))
-	for _, c := range copies {
-		kept[c.ID] = d.texts[c.ID]
-	}
-	d.texts = kept
-	maps.DeleteFunc(d.left, func(id ID, _ leftPages) bool {
-		_, there := kept[id]
-		return !there
-	})
 }

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"maps"
 	"os"
 	"sync"
 	"unsafe"
@@ -8,102 +9,105 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pages leaves the page cache of a file as it is found, while the file is read through
-// it: what virtual machines have there stays, and what this reading brings in goes
-// again. The kernel's own reading ahead would blur which is which, so it is turned off
-// and done here, a chunk ahead.
-type pages struct {
+// Span is a piece of a file: [From, To).
+type Span struct{ From, To int64 }
+
+const (
+	// lent bytes that were read last stay in the page cache: sendfile lends its pages to the
+	// network until the receiver has acknowledged them, and the kernel does not drop them.
+	lent = 8 << 20
+	// maxRetained bounds the bytes that a slow receiver keeps in the page cache and that
+	// are dropped by a later attempt.
+	maxRetained = 64 << 20
+)
+
+// cachedPages reads a file through the page cache and leaves the cache as it was: pages of
+// virtual machines stay, and pages that this reading adds are dropped. The kernel's read-ahead
+// would blur the difference, so it is off, and cachedPages reads ahead itself, by one chunk. It
+// is for concurrent use.
+type cachedPages struct {
 	f *os.File
 
 	mu       sync.Mutex
-	from, to int64  // what may be read ahead
-	next     int64  // the chunk that is to be brought next
-	brought  []span // that was not cached, in the order of reading
-	bytes    int64  // of brought
-	fresh    int64  // of them since something was let go of
+	from, to int64  // limits of the read-ahead
+	next     int64  // the next chunk to prefetch
+	added    []Span // pages that were not cached before, in the order of reading
+	bytes    int64  // in added
+	recent   int64  // bytes added since the last drop
 }
 
-type span struct{ from, to int64 }
-
-const (
-	// What was read last cannot be let go of yet: sendfile lends it to the network
-	// until the receiver has it.
-	lent = 8 << 20
-	// mostKept bounds what is tried again, of what a slow receiver has not taken.
-	mostKept = 64 << 20
-)
-
-// newPages begins with what an earlier reading could not let go of.
-func newPages(f *os.File, size int64, left []span) *pages {
-	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM) // otherwise more is let go of
-	p := &pages{f: f, to: size}
-	for _, s := range left {
+// newCachedPages begins with the pages that an earlier reading could not drop.
+func newCachedPages(f *os.File, size int64, retained []Span) *cachedPages {
+	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM) // on failure it only drops more
+	p := &cachedPages{f: f, to: size}
+	for _, s := range retained {
 		p.add(s)
 	}
 	return p
 }
 
-// only allows to read ahead in [from, to).
-func (p *pages) only(from, to int64) {
+// limit restricts the read-ahead to [from, to).
+func (p *cachedPages) limit(from, to int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.from, p.to, p.next = from, to, from/ChunkSize
 }
 
-// visit has chunk n come into the page cache, and the one behind it begin to.
-func (p *pages) visit(n int64) {
+// visit prefetches chunk n and the chunk behind it, and drops older pages.
+func (p *cachedPages) visit(n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n > p.next || n < p.next-2 {
-		p.next = n // a leap
+		p.next = n // not sequential
 	}
 	for ; p.next <= n+1; p.next++ {
-		p.bring(max(p.from, p.next*ChunkSize), min(p.to, (p.next+1)*ChunkSize))
+		p.prefetch(max(p.from, p.next*ChunkSize), min(p.to, (p.next+1)*ChunkSize))
 	}
-	if p.fresh >= lent/2 {
-		p.letGo(lent)
+	if p.recent >= lent/2 {
+		p.drop(lent)
 	}
 }
 
-// bring begins to read what of [from, to) is not cached, and remembers it.
-func (p *pages) bring(from, to int64) {
+// prefetch starts to read the pages of [from, to) that are not cached, and remembers them.
+func (p *cachedPages) prefetch(from, to int64) {
 	if from >= to {
 		return
 	}
 	for _, s := range p.spans(from, to, false) {
 		p.add(s)
 	}
-	_ = unix.Fadvise(int(p.f.Fd()), from, to-from, unix.FADV_WILLNEED) // otherwise it is read later
+	_ = unix.Fadvise(int(p.f.Fd()), from, to-from, unix.FADV_WILLNEED) // on failure they are read later
 }
 
-// spans returns what of [from, to) is in the page cache, or is not, in whole pages.
-func (p *pages) spans(from, to int64, cached bool) []span {
+// spans returns the whole pages of [from, to) that are in the page cache, or those that are
+// not.
+func (p *cachedPages) spans(from, to int64, inCache bool) []Span {
 	size := int64(os.Getpagesize())
 	from = from / size * size
-	vector := p.cached(from, to)
-	var found []span
+	vector := p.residency(from, to)
+	var found []Span
 	for i := 0; i < len(vector); i++ {
 		first := i
-		for i < len(vector) && (vector[i]&1 == 1) == cached {
+		for i < len(vector) && (vector[i]&1 == 1) == inCache {
 			i++
 		}
 		if i > first {
-			found = append(found, span{from + int64(first)*size, from + int64(i)*size})
+			found = append(found, Span{from + int64(first)*size, from + int64(i)*size})
 		}
 	}
 	return found
 }
 
-// cached has the lowest bit of a byte set for each page of [from, to) that is cached.
-// Where that cannot be told, none is.
-func (p *pages) cached(from, to int64) []byte {
+// residency returns a byte for each page of [from, to): its lowest bit is set if the page is
+// cached. If the kernel does not report that, no page counts as cached.
+func (p *cachedPages) residency(from, to int64) []byte {
 	size := int64(os.Getpagesize())
 	vector := make([]byte, (to-from+size-1)/size)
 	mapped, err := unix.Mmap(int(p.f.Fd()), from, int(to-from), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return vector
 	}
-	defer func() { _ = unix.Munmap(mapped) }() // it is a mapping
+	defer func() { _ = unix.Munmap(mapped) }() // cannot fail for a mapping of our own
 	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mapped[0])), uintptr(to-from), uintptr(unsafe.Pointer(&vector[0])))
 	if errno != 0 {
 		clear(vector)
@@ -111,52 +115,53 @@ func (p *pages) cached(from, to int64) []byte {
 	return vector
 }
 
-func (p *pages) add(s span) {
-	p.bytes += s.to - s.from
-	p.fresh += s.to - s.from
-	if last := len(p.brought) - 1; last >= 0 && p.brought[last].to == s.from {
-		p.brought[last].to = s.to
+func (p *cachedPages) add(s Span) {
+	p.bytes += s.To - s.From
+	p.recent += s.To - s.From
+	if last := len(p.added) - 1; last >= 0 && p.added[last].To == s.From {
+		p.added[last].To = s.To
 		return
 	}
-	p.brought = append(p.brought, s)
+	p.added = append(p.added, s)
 }
 
-// letGo drops what was brought but for the last so many bytes, and tries it another
-// time with what stays all the same.
-func (p *pages) letGo(keep int64) {
-	spans, old := p.brought, p.bytes-keep
-	p.brought, p.bytes = nil, 0
+// drop drops the added pages, except for the last keep bytes. Pages that the kernel does not
+// drop stay in added for the next attempt.
+func (p *cachedPages) drop(keep int64) {
+	spans, old := p.added, p.bytes-keep
+	p.added, p.bytes = nil, 0
 	for _, s := range spans {
-		n := max(0, min(s.to-s.from, old))
+		n := max(0, min(s.To-s.From, old))
 		old -= n
 		if n > 0 {
-			_ = unix.Fadvise(int(p.f.Fd()), s.from, n, unix.FADV_DONTNEED) // then it stays
-			for _, kept := range p.spans(s.from, s.from+n, true) {
+			_ = unix.Fadvise(int(p.f.Fd()), s.From, n, unix.FADV_DONTNEED) // on failure they stay
+			for _, kept := range p.spans(s.From, s.From+n, true) {
 				p.add(kept)
 			}
 		}
-		if s.from += n; s.from < s.to {
+		if s.From += n; s.From < s.To {
 			p.add(s)
 		}
 	}
-	for p.bytes > mostKept {
-		p.bytes -= p.brought[0].to - p.brought[0].from
-		p.brought = p.brought[1:]
+	for p.bytes > maxRetained {
+		p.bytes -= p.added[0].To - p.added[0].From
+		p.added = p.added[1:]
 	}
-	p.fresh = 0
+	p.recent = 0
 }
 
-// release lets go of all that was brought, and returns what stayed all the same.
-func (p *pages) release() []span {
+// release drops all added pages, and returns those that the kernel did not drop.
+func (p *cachedPages) release() []Span {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.letGo(0)
-	return p.brought
+	p.drop(0)
+	return p.added
 }
 
-// pagedFile is a file that is read with its pages left as they were.
-type pagedFile struct{ *pages }
+// pagedFile is an io.ReaderAt that reads by cachedPages.
+type pagedFile struct{ *cachedPages }
 
+// ReadAt implements io.ReaderAt.
 func (p pagedFile) ReadAt(b []byte, offset int64) (read int, err error) {
 	for read < len(b) && err == nil {
 		at := offset + int64(read)
@@ -168,23 +173,47 @@ func (p pagedFile) ReadAt(b []byte, offset int64) (read int, err error) {
 	return read, err
 }
 
-// leftPages is what of a file could not be let go of yet.
-type leftPages struct {
-	inode uint64
-	spans []span
+// retainedPages are pages of images that readers have added to the page cache and could not
+// drop yet. The next reader of the image tries again. It is for concurrent use.
+type retainedPages struct {
+	mu     sync.Mutex
+	images map[ID]retainedFile
 }
 
-// pagesLeft gives out what is left of an image, and leaves more for the next time.
-func (d *Disk) pagesLeft(id ID, inode uint64, more []span) []span {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	had := d.left[id]
-	delete(d.left, id)
+type retainedFile struct {
+	inode uint64
+	spans []Span
+}
+
+// take removes and returns the pages of an image, if it still has this inode.
+func (r *retainedPages) take(id ID, inode uint64) []Span {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	had := r.images[id]
+	delete(r.images, id)
+	if had.inode != inode {
+		return nil
+	}
+	return had.spans
+}
+
+// add adds pages of an image, and drops those of another inode.
+func (r *retainedPages) add(id ID, inode uint64, spans []Span) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.images == nil {
+		r.images = map[ID]retainedFile{}
+	}
+	had := r.images[id]
 	if had.inode != inode {
 		had.spans = nil
 	}
-	if more != nil {
-		d.left[id] = leftPages{inode: inode, spans: append(had.spans, more...)}
-	}
-	return had.spans
+	r.images[id] = retainedFile{inode: inode, spans: append(had.spans, spans...)}
+}
+
+// keepOnly drops all other images.
+func (r *retainedPages) keepOnly(existing map[ID]bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.images, func(id ID, _ retainedFile) bool { return !existing[id] })
 }

@@ -14,24 +14,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrTooLarge says that more bytes came than the image may have.
+// ErrTooLarge: the image has more bytes than are allowed.
 var ErrTooLarge = errors.New("image is larger than allowed")
 
-// PartSource says what the bytes of a part came from, so that a resume never joins
-// two versions of a file.
+// errEnded: a short chunk ends an image, so nothing can follow it.
+var errEnded = errors.New("the image has ended with a short chunk")
+
+// PartSource identifies the source of a partial file's bytes, so that a resume never joins
+// two versions of a file. It is a part of the record.
 type PartSource struct {
-	ID           string `json:"source"` // a hash of the address; addresses may hold secrets
+	// ID identifies the source: a hash of an address, which may contain secrets, or a word
+	// and a digest. Part only compares it.
+	ID           string `json:"source"`
 	ETag         string `json:"etag,omitempty"`
 	LastModified string `json:"lastModified,omitempty"`
 	Size         int64  `json:"size"` // bytes of the image; -1: not known
-	// Metadata is what the sender of an upload said about it.
+	// Metadata is what the client of an upload sent with it.
 	Metadata string `json:"metadata,omitempty"`
-	// Data is how many bytes of the image at most are in chunks that are not all zero:
-	// what there has to be room for. 0: not known, so for all of Size.
+	// Data is an upper bound for the bytes in chunks that are not all zero: the space that
+	// the image needs. 0: not known, it may need all of Size.
 	Data int64 `json:"data,omitempty"`
 }
 
-// need is what there has to be room for.
+// need returns the bytes of disk space that the image needs.
 func (o PartSource) need() int64 {
 	if o.Data > 0 {
 		return min(o.Data, o.Size)
@@ -39,95 +44,98 @@ func (o PartSource) need() int64 {
 	return o.Size
 }
 
-// PartOptions bound what may become of a part.
+// PartOptions are limits and expectations for a partial file.
 type PartOptions struct {
 	Reserve int64  // bytes that must stay free on the disk
-	MaxSize int64  // most bytes that the image may have; 0: no bound but the disk
-	SHA256  bool   // compute the SHA-256 of the whole as well
-	Format  Format // as declared; "" means to detect it
-	// Accept says whether a part of that origin, which is there, is of any use: reading it
-	// back may take minutes. nil: each is.
+	MaxSize int64  // most bytes that the image may have; 0: no limit
+	SHA256  bool   // compute the SHA-256 of the image as well
+	Format  Format // as declared; "": detect it
+	// Accept reports whether an existing partial file with this source can be resumed. If
+	// not, OpenPart does not read it back, which can take minutes. nil: always.
 	Accept func(PartSource) bool
 }
 
-// Part is an image in the making: the file backing.part and the hashes of its
-// chunks beside it. It is for one goroutine; Written may be called from others.
+// Part is a partial file: backing.part and the hashes of its chunks beside it. Bytes are
+// only appended. It is for one goroutine; only Written may be called from others.
 type Part struct {
-	disk     *Disk
-	id       ID
+	folder   imageFolder
 	options  PartOptions
-	origin   *PartSource
-	found    func(*Record) // records what finish found out
-	whole    Evidence      // of the file, when finish had written it
-	replaces Evidence      // the failed image that finish has found; zero: none
+	source   *PartSource // nil: none, the content counts for nothing
+	result   func(*Record)
+	complete Evidence // of the file when finish had written all of it
+	replaces Evidence // of the failed image that the commit replaces; zero: none
 	file     *os.File
 	direct   bool
-	chunks   chunkFile
+	chunks   chunkFile // the journal
 
 	hashes   *hashes
 	pipeline *pipeline // nil once closed
 	current  *chunk    // being filled
-	offset   int64     // bytes that came so far, those of current included
-	manifest hash.Hash // of the sums of the chunks; the journal's
+	offset   int64     // bytes appended so far, those in current included
+	manifest hash.Hash // over the hashes of all chunks
 
-	written  atomic.Int64 // bytes of chunks that are not zero
-	unsynced int64        // written since the last sync; the writing goroutine's
+	written  atomic.Int64 // bytes of chunks that are not all zero
+	unsynced int64        // written since the last sync; only for the goroutine of writeChunk
 }
 
-// OpenPart makes the folder of id and an empty part in it, or takes up the part
-// that is there: its chunks are read back, and those count that have the recorded
-// hash, up to the first that has not. ctx ends this reading. A part that o does not take
-// has no Origin and holds nothing; until Begin, all of it is still on the disk.
+// OpenPart creates the folder of id and an empty partial file in it, or resumes the partial
+// file that exists: it reads the chunks back and keeps those that match their recorded hash,
+// up to the first one that does not. ctx ends this reading.
+//
+// If o.Accept refuses the existing file, the Part has no Source and is empty; the old bytes
+// stay on the disk until Begin.
 func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error) {
-	record, err := d.makeFolder(id)
+	folder := d.image(id)
+	record, err := folder.create()
 	if err != nil {
 		return nil, err
 	}
-	p := &Part{disk: d, id: id, options: o, origin: record.Source}
+	p := &Part{folder: folder, options: o, source: record.Source}
 	if err := p.open(); err != nil {
-		return nil, fmt.Errorf("open part of %s: %w", id, err)
+		return nil, fmt.Errorf("open partial file of %s: %w", id, err)
 	}
 	p.start()
-	if p.origin != nil && o.Accept != nil && !o.Accept(*p.origin) {
-		p.origin = nil
+	if p.source != nil && o.Accept != nil && !o.Accept(*p.source) {
+		p.source = nil
 	}
-	if p.origin != nil {
+	if p.source != nil {
 		if err := p.resume(ctx); err != nil {
 			p.pipeline.abort()
-			return nil, errors.Join(fmt.Errorf("resume part of %s: %w", id, err), p.closeFiles())
+			return nil, errors.Join(fmt.Errorf("resume partial file of %s: %w", id, err), p.closeFiles())
 		}
 	}
 	return p, nil
 }
 
 func (p *Part) open() (err error) {
-	p.file, p.direct, err = openDirect(p.disk.root, p.id.file(partFile), os.O_RDWR|os.O_CREATE)
+	root := p.folder.disk.root
+	p.file, p.direct, err = openDirect(root, p.folder.file(partFile), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return err
 	}
-	p.chunks, err = openChunks(p.disk.root, p.id.file(partChunksFile))
+	p.chunks, err = openChunks(root, p.folder.file(partChunksFile))
 	if err != nil {
 		p.file.Close()
 	}
 	return err
 }
 
-// start begins to hash and write from the first chunk.
+// start begins to hash and write with the first chunk.
 func (p *Part) start() {
 	hashes, consumers := newHashes(p.options.SHA256)
 	p.hashes, p.manifest = hashes, SHA256.New()
-	p.pipeline = newPipeline(append(consumers, p.journal, p.save)...)
+	p.pipeline = newPipeline(append(consumers, p.writeHash, p.writeChunk)...)
 	p.current, p.offset, p.unsynced = nil, 0, 0
 	p.written.Store(0)
 }
 
-// resume keeps the chunks that their hashes vouch for and drops the rest.
+// resume keeps the chunks that match their hashes and drops the others.
 func (p *Part) resume(ctx context.Context) error {
 	info, err := p.file.Stat()
 	if err != nil {
 		return err
 	}
-	s := &imageSource{f: p.file, direct: p.direct, size: info.Size(), holes: extents{f: p.file}}
+	s := &chunkReader{f: p.file, direct: p.direct, size: info.Size(), holes: extents{f: p.file}}
 	for p.offset+ChunkSize <= s.size {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -136,38 +144,40 @@ func (p *Part) resume(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// What cannot be read is asked for again too, and then written elsewhere.
+		// A chunk that cannot be read is fetched again, and the disk then writes it to
+		// another place.
 		err = s.read(c, p.offset)
 		if err == nil {
-			c.saved, c.sum = true, HashChunk(c.data)
+			c.saved, c.hash = true, HashChunk(c.data)
 		}
-		if err != nil || c.sum != p.chunks.at(c.n) {
+		if err != nil || c.hash != p.chunks.at(c.n) {
 			p.pipeline.free <- c
 			break
 		}
 		p.offset += ChunkSize
 		p.pipeline.put(c)
 	}
-	if p.offset != s.size { // cutting nothing would move the mtime, which tells when the last byte came
+	// Truncate would change the mtime even if it cuts nothing, and the mtime is the time of
+	// the last byte (ModTime).
+	if p.offset != s.size {
 		err = p.file.Truncate(p.offset)
 	}
 	return errors.Join(err, p.chunks.truncate(p.offset/ChunkSize))
 }
 
-// Source returns what the bytes of the part came from; it is the zero Origin when
-// Begin has not been called for them.
+// Source returns the source of the partial file's bytes; zero before the first Begin.
 func (p *Part) Source() PartSource {
-	if p.origin == nil {
+	if p.source == nil {
 		return PartSource{}
 	}
-	return *p.origin
+	return *p.source
 }
 
-// Offset returns how many bytes of the image are here: the next one to ask for.
-// The bytes of a chunk that is not full are here for as long as the process runs.
+// Offset returns the number of bytes appended so far: the offset of the next byte to append.
+// The bytes of a chunk that is not full are in memory only.
 func (p *Part) Offset() int64 { return p.offset }
 
-// ModTime returns when the part last grew, as far as that is on the disk.
+// ModTime returns when bytes were last written to the file.
 func (p *Part) ModTime() (time.Time, error) {
 	info, err := p.file.Stat()
 	if err != nil {
@@ -176,56 +186,109 @@ func (p *Part) ModTime() (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// Written returns the bytes of chunks that are not all zero: what takes space.
+// Written returns the bytes of chunks that are not all zero: the space that the file uses.
 func (p *Part) Written() int64 { return p.written.Load() }
 
-// Begin drops all bytes and records durably where those come from that follow. It
-// fails with ErrNoSpace or ErrTooLarge when the size that o promises cannot be.
+// Begin drops all bytes and records durably the source of the bytes that follow. It returns
+// ErrNoSpace or ErrTooLarge if an image of the size in o is not possible.
 func (p *Part) Begin(o PartSource) error {
 	p.pipeline.abort()
-	if err := p.fits(o); err != nil {
+	if err := p.checkSize(o); err != nil {
 		p.start()
-		return fmt.Errorf("begin %s: %w", p.id, err)
+		return fmt.Errorf("begin %s: %w", p.folder.id, err)
 	}
-	// The hashes go first: none may be left that vouches for other bytes.
-	p.origin = nil
+	// Remove the hashes first: no old hash may make new bytes count as verified.
+	p.source = nil
 	err := errors.Join(p.chunks.reset(), p.file.Truncate(0))
 	if err == nil {
-		err = p.disk.Update(p.id, func(r *Record) { r.Source = &o })
+		err = p.recordSource(o)
 	}
 	p.start()
 	if err != nil {
-		return fmt.Errorf("begin %s: %w", p.id, err)
+		return fmt.Errorf("begin %s: %w", p.folder.id, err)
 	}
-	p.origin = &o
+	p.source = &o
 	return nil
 }
 
-// SetSize records durably how many bytes the image has, which Begin was not told.
+func (p *Part) recordSource(o PartSource) error {
+	return p.folder.disk.Update(p.folder.id, func(r *Record) { r.Source = &o })
+}
+
+// SetSize records durably the size of an image whose size was not known at Begin.
 func (p *Part) SetSize(size int64) error {
 	o := p.Source()
 	o.Size = size
-	if err := p.disk.Update(p.id, func(r *Record) { r.Source = &o }); err != nil {
-		return fmt.Errorf("measure part of %s: %w", p.id, err)
+	if err := p.recordSource(o); err != nil {
+		return fmt.Errorf("set size of the partial file of %s: %w", p.folder.id, err)
 	}
-	p.origin = &o
+	p.source = &o
 	return nil
 }
 
-// fits checks a promised size, of which nothing is known when it is negative.
-func (p *Part) fits(o PartSource) error {
+// Matches reports whether all whole chunks of the partial file are chunks of m. Then the
+// chunk at Offset is the next one to append after Continue. Otherwise the partial file must
+// Begin again.
+func (p *Part) Matches(m *Manifest) (bool, error) {
+	size := p.Source().Size
+	if p.offset > m.size || size >= 0 && size != m.size {
+		return false, nil
+	}
+	whole := p.offset
+	if p.current != nil {
+		whole -= int64(len(p.current.data))
+	}
+	if !p.ended() {
+		whole = whole / ChunkSize * ChunkSize
+	} else if whole != m.size {
+		return false, nil
+	}
+	if whole == 0 {
+		return true, nil
+	}
+	// The journal is complete once the pipeline is idle.
+	if err := p.pipeline.drain(p.ownedChunks()); err != nil {
+		return false, err
+	}
+	return sameHashes(p.chunks.hashes(whole), m.hashes(whole))
+}
+
+// Continue records durably that the whole chunks of the partial file are the beginning of the
+// image from o, as Matches has found, and drops a chunk that is not full. It returns the
+// errors of Begin if there is no space for the remaining bytes.
+func (p *Part) Continue(o PartSource) error {
+	if c := p.current; c != nil {
+		p.offset -= int64(len(c.data))
+		c.data = c.buf[:0]
+	}
+	err := p.checkSize(o)
+	if errors.Is(err, ErrNoSpace) { // some of it is on the disk already
+		err = p.checkSpace(min(o.Size-p.offset, o.need()-p.Written()))
+	}
+	if err == nil {
+		err = p.recordSource(o)
+	}
+	if err != nil {
+		return fmt.Errorf("continue partial file of %s: %w", p.folder.id, err)
+	}
+	p.source = &o
+	return nil
+}
+
+// checkSize checks the size in o, unless it is not known.
+func (p *Part) checkSize(o PartSource) error {
 	if o.Size < 0 {
 		return nil
 	}
 	if p.options.MaxSize > 0 && o.Size > p.options.MaxSize {
 		return fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, o.Size, p.options.MaxSize)
 	}
-	return p.room(o.need())
+	return p.checkSpace(o.need())
 }
 
-// room checks that so many more bytes can come without touching the reserve.
-func (p *Part) room(more int64) error {
-	space, err := p.disk.Space()
+// checkSpace returns a *NoSpaceError if so many more bytes do not fit without the reserve.
+func (p *Part) checkSpace(more int64) error {
+	space, err := p.folder.disk.Space()
 	if err != nil {
 		return err
 	}
@@ -235,10 +298,10 @@ func (p *Part) room(more int64) error {
 	return nil
 }
 
-// ReadFrom appends the bytes of r until its end or an error, and returns how many
-// it took. What it took stays: after an error of r the next ReadFrom goes on from
-// Offset. Errors of r are wrapped; others are ErrNoSpace, ErrTooLarge or a
-// *FormatError from a look at the first bytes, and end the part's use.
+// ReadFrom appends the bytes of r until its end or an error, and returns how many. Appended
+// bytes stay: after a read error of r, the next ReadFrom continues at Offset. Errors of r are
+// wrapped. Other errors are ErrNoSpace, ErrTooLarge or a *FormatError about the first bytes;
+// after them the Part can only be closed or discarded.
 func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 	start := p.offset
 	if p.ended() {
@@ -272,60 +335,29 @@ func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 	}
 }
 
-// Close stops and keeps what is there. After Commit and Discard it does nothing.
-func (p *Part) Close() error {
-	if p.pipeline == nil {
-		return nil
-	}
-	err := p.pipeline.close() // whole chunks that came are still written
-	p.pipeline = nil
-	return errors.Join(err, p.closeFiles())
-}
-
-func (p *Part) closeFiles() error {
-	return errors.Join(p.file.Close(), p.chunks.f.Close())
-}
-
-// Discard removes the part.
-func (p *Part) Discard() error {
-	if p.pipeline != nil {
-		p.pipeline.abort()
-		p.pipeline = nil
-	}
-	err := p.closeFiles()
-	for _, name := range partFiles {
-		err = errors.Join(err, ignoreMissing(p.disk.root.Remove(p.id.file(name))))
-	}
-	return err
-}
-
-// NewChunkBuffer returns room for one chunk, aligned as Put wants it.
+// NewChunkBuffer returns a buffer of ChunkSize bytes with the alignment that AppendChunk needs.
 func NewChunkBuffer() []byte { return alignedBuffer(ChunkSize) }
 
-var errEnded = errors.New("the image has ended with a short chunk")
-
-// ended reports whether a short chunk was handed on, behind which nothing can come.
-func (p *Part) ended() bool { return p.current == nil && p.offset%ChunkSize != 0 }
-
-// AppendChunk appends buf[:length] as the next chunk, whose sum the caller has checked: it
-// is not computed again. Only the last chunk of an image may have less than
-// ChunkSize bytes, and ReadFrom must not have left one half full. Put keeps buf, which
-// NewBuffer or Put made, and gives back another one, in case of an error too. Its
-// errors are those of ReadFrom.
-func (p *Part) AppendChunk(buf []byte, length int64, sum ChunkHash) ([]byte, error) {
+// AppendChunk appends buf[:length] as the next chunk. The caller has checked its hash, which
+// is not computed again. Only the last chunk of an image may be shorter than ChunkSize, and
+// ReadFrom must not have left a chunk that is not full.
+//
+// AppendChunk keeps buf, which must be from NewChunkBuffer or AppendChunk, and returns another
+// buffer, after an error too. Its errors are those of ReadFrom.
+func (p *Part) AppendChunk(buf []byte, length int64, hash ChunkHash) ([]byte, error) {
 	if len(buf) != ChunkSize || uintptr(unsafe.Pointer(&buf[0]))%directAlign != 0 {
-		return buf, errors.New("put chunk: the buffer is not one of NewBuffer")
+		return buf, errors.New("append chunk: the buffer is not one of NewChunkBuffer")
 	}
 	c, err := p.next(length)
 	if err != nil {
 		return buf, err
 	}
 	c.buf, buf = buf, c.buf
-	c.data, c.sum = c.buf[:length], sum
+	c.data, c.hash = c.buf[:length], hash
 	return buf, p.flush()
 }
 
-// AppendZeros appends a chunk of zeros. What is said of Put holds for it too.
+// AppendZeros appends a chunk of zeros, with the conditions of AppendChunk.
 func (p *Part) AppendZeros(length int64) error {
 	c, err := p.next(length)
 	if err != nil {
@@ -335,19 +367,19 @@ func (p *Part) AppendZeros(length int64) error {
 	return p.flush()
 }
 
-// next makes a free chunk the current one, for all of its bytes to be put there.
+// next makes an empty chunk the current one, for a whole chunk of length bytes.
 func (p *Part) next(length int64) (*chunk, error) {
 	size := p.Source().Size
 	end := p.offset + length
 	switch {
 	case length <= 0 || length > ChunkSize:
-		return nil, fmt.Errorf("put chunk: it has %d bytes", length)
+		return nil, fmt.Errorf("append chunk: it has %d bytes", length)
 	case p.current != nil && len(p.current.data) > 0:
-		return nil, errors.New("put chunk: the one before it is half full")
+		return nil, errors.New("append chunk: the chunk before it is not full")
 	case p.ended():
-		return nil, fmt.Errorf("put chunk: %w", errEnded)
+		return nil, fmt.Errorf("append chunk: %w", errEnded)
 	case size >= 0 && (end > size || length < ChunkSize && end < size):
-		return nil, fmt.Errorf("put chunk: it ends at %d in an image of %d bytes", end, size)
+		return nil, fmt.Errorf("append chunk: it ends at %d in an image of %d bytes", end, size)
 	case p.options.MaxSize > 0 && end > p.options.MaxSize:
 		return nil, fmt.Errorf("%w: at most %d bytes are allowed", ErrTooLarge, p.options.MaxSize)
 	}
@@ -362,72 +394,20 @@ func (p *Part) next(length int64) (*chunk, error) {
 	return p.current, nil
 }
 
-// Matches reports whether all that the part holds are chunks of m, as far as they are
-// whole. Then the chunk at Offset is the next one to put; otherwise the part has to
-// be begun anew.
-func (p *Part) Matches(m *Manifest) (bool, error) {
-	size := p.Source().Size
-	if p.offset > m.size || size >= 0 && size != m.size {
-		return false, nil
-	}
-	whole, held := p.offset, 0
+// ended reports whether a short chunk was passed on: no chunk can follow it.
+func (p *Part) ended() bool { return p.current == nil && p.offset%ChunkSize != 0 }
+
+// ownedChunks returns the number of chunks that are neither in the pipeline nor free.
+func (p *Part) ownedChunks() int {
 	if p.current != nil {
-		whole, held = whole-int64(len(p.current.data)), 1
+		return 1
 	}
-	if !p.ended() {
-		whole = whole / ChunkSize * ChunkSize
-	} else if whole != m.size {
-		return false, nil
-	}
-	if whole == 0 {
-		return true, nil
-	}
-	if err := p.pipeline.drain(held); err != nil {
-		return false, err
-	}
-	return sameHashes(p.chunks.hashes(whole), m.hashes(whole))
+	return 0
 }
 
-// Continue records durably that the whole chunks that the part holds are the beginning
-// of what o names, as Agrees has found, and drops what there is of another one. It
-// fails as Begin does when there is no room for the rest.
-func (p *Part) Continue(o PartSource) error {
-	if c := p.current; c != nil {
-		p.offset -= int64(len(c.data))
-		c.data = c.buf[:0]
-	}
-	err := p.fits(o)
-	if errors.Is(err, ErrNoSpace) {
-		err = p.room(min(o.Size-p.offset, o.need()-p.Written()))
-	}
-	if err == nil {
-		err = p.disk.Update(p.id, func(r *Record) { r.Source = &o })
-	}
-	if err != nil {
-		return fmt.Errorf("keep part of %s: %w", p.id, err)
-	}
-	p.origin = &o
-	return nil
-}
-
-// removed opens a new file that has its name no more.
-func removed(root *os.Root, name string) (*os.File, error) {
-	if err := ignoreMissing(root.Remove(name)); err != nil { // a crash left it
-		return nil, err
-	}
-	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return nil, noSpace(err)
-	}
-	if err := root.Remove(name); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
-// flush hands the current chunk on. The first one tells what format it is, and
-// only then is an odd size worth a word: a web page has one too.
+// flush passes the current chunk on. The first chunk shows the format. The size is checked
+// after it: an error page of a web server has an odd size too, and "a web page" is the more
+// useful message.
 func (p *Part) flush() error {
 	c := p.current
 	if c == nil || len(c.data) == 0 {
@@ -448,69 +428,70 @@ func (p *Part) flush() error {
 	return nil
 }
 
-// syncEvery is how many bytes a power cut may cost of a download.
+// syncEvery bounds the bytes that a power failure costs.
 const syncEvery = 256 << 20
 
-// journal records the hash of a chunk, computed here unless who brought it did. It runs in a goroutine of the pipeline, and
-// may come before or after the chunk is written: the hash is compared with what
-// is read back.
-func (p *Part) journal(c *chunk) error {
+// writeHash writes the hash of a chunk to the journal, and computes it unless it is known. It
+// runs in a goroutine of the pipeline, before or after writeChunk: a hash without its bytes
+// does no harm, because a resume compares it with the bytes on the disk.
+func (p *Part) writeHash(c *chunk) error {
 	if !c.zero {
 		p.written.Add(int64(len(c.data)))
 	}
-	sum := c.sum
-	if sum == (ChunkHash{}) {
-		sum = hashBytes(c.data, c.zero)
+	hash := c.hash
+	if hash == (ChunkHash{}) {
+		hash = hashBytes(c.data, c.zero)
 	}
-	p.manifest.Write(sum[:])
+	p.manifest.Write(hash[:])
 	if c.saved {
 		return nil
 	}
-	return p.chunks.set(c.n, sum)
+	return p.chunks.set(c.n, hash)
 }
 
-// save writes a chunk, or makes the file longer where a hole is as good: what is
-// behind its end is asked for again. It runs in a goroutine of the pipeline.
-func (p *Part) save(c *chunk) error {
+// writeChunk writes a chunk. For zeros it makes the file longer instead: a hole. It runs in a
+// goroutine of the pipeline.
+func (p *Part) writeChunk(c *chunk) error {
 	switch {
 	case c.saved, c.inPlace:
 		return nil
 	case c.zero:
 		return p.file.Truncate(c.n*ChunkSize + int64(len(c.data)))
 	}
+	// Direct I/O writes whole blocks; finish cuts the file to its size.
 	padded := (len(c.data) + directAlign - 1) &^ (directAlign - 1)
 	clear(c.buf[len(c.data):padded])
 	if _, err := p.file.WriteAt(c.buf[:padded], c.n*ChunkSize); err != nil {
-		return fmt.Errorf("write %s: %w", partFile, p.full(noSpace(err)))
+		return fmt.Errorf("write %s: %w", partFile, p.wrapNoSpace(noSpace(err)))
 	}
-	if err := p.room(0); err != nil {
-		return p.full(err)
+	if err := p.checkSpace(0); err != nil {
+		return p.wrapNoSpace(err)
 	}
 	p.unsynced += int64(padded)
-	if p.unsynced < syncEvery && (p.direct || p.unsynced < cached) {
+	if p.unsynced < syncEvery && (p.direct || p.unsynced < maxCached) {
 		return nil
 	}
 	p.unsynced = 0
 	return errors.Join(p.sync(), p.chunks.f.Sync())
 }
 
-// full says of a lack of space in the middle how much there has to be for all of it,
-// as what came so far will not be there any more. Where that was not promised, it is at
-// least what came and a chunk.
-func (p *Part) full(err error) error {
+// wrapNoSpace replaces an ErrNoSpace in the middle of an image by a *NoSpaceError with the
+// space that the whole image needs: the partial file will be removed. If its size is not
+// known, that is at least the bytes so far and one chunk.
+func (p *Part) wrapNoSpace(err error) error {
 	if !errors.Is(err, ErrNoSpace) {
 		return err
 	}
-	lack := &NoSpaceError{Need: max(p.written.Load()+ChunkSize, p.Source().need())}
-	if space, err := p.disk.Space(); err == nil {
-		lack.Free = max(0, space.Free-p.options.Reserve)
+	e := &NoSpaceError{Need: max(p.written.Load()+ChunkSize, p.Source().need())}
+	if space, err := p.folder.disk.Space(); err == nil {
+		e.Free = max(0, space.Free-p.options.Reserve)
 	}
-	return lack
+	return e
 }
 
 func (p *Part) sync() error {
 	if !p.direct {
-		return drop(p.file)
+		return dropCache(p.file)
 	}
 	if err := unix.Fdatasync(int(p.file.Fd())); err != nil {
 		return fmt.Errorf("sync %s: %w", partFile, noSpace(err))
@@ -518,12 +499,11 @@ func (p *Part) sync() error {
 	return nil
 }
 
-// WriteHead writes the first n bytes of the part to w, as they are read back from its
-// file. They are whole chunks that an earlier process has left: OpenPart has found them
-// to be right.
+// WriteHead reads the first n bytes back from the file and writes them to w. They must be whole
+// chunks that an earlier process wrote and OpenPart has verified.
 func (p *Part) WriteHead(w io.Writer, n int64) error {
 	if n%ChunkSize != 0 || n > p.offset {
-		return fmt.Errorf("read head of %s: it has %d whole bytes, not %d", p.id, p.offset, n)
+		return fmt.Errorf("read head of %s: it has %d bytes of whole chunks, not %d", p.folder.id, p.offset, n)
 	}
 	buf := NewChunkBuffer()
 	for at := int64(0); at < n; at += ChunkSize {
@@ -532,8 +512,36 @@ func (p *Part) WriteHead(w io.Writer, n int64) error {
 			_, err = w.Write(b)
 		}
 		if err != nil {
-			return fmt.Errorf("read head of %s: %w", p.id, err)
+			return fmt.Errorf("read head of %s: %w", p.folder.id, err)
 		}
 	}
 	return nil
+}
+
+// Close stops and keeps the partial file for a resume. After Commit and Discard it does
+// nothing.
+func (p *Part) Close() error {
+	if p.pipeline == nil {
+		return nil
+	}
+	err := p.pipeline.close() // writes the full chunks that were appended
+	p.pipeline = nil
+	return errors.Join(err, p.closeFiles())
+}
+
+func (p *Part) closeFiles() error {
+	return errors.Join(p.file.Close(), p.chunks.f.Close())
+}
+
+// Discard closes and removes the partial file.
+func (p *Part) Discard() error {
+	if p.pipeline != nil {
+		p.pipeline.abort()
+		p.pipeline = nil
+	}
+	err := p.closeFiles()
+	for _, name := range partFiles {
+		err = errors.Join(err, ignoreMissing(p.folder.disk.root.Remove(p.folder.file(name))))
+	}
+	return err
 }

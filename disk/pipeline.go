@@ -8,30 +8,29 @@ import (
 	"unsafe"
 )
 
-// pipelineDepth is how many chunks are under way at once. It bounds the memory
-// of a transfer, and what kill -9 loses of it.
+// pipelineDepth is the number of chunks that are in a pipeline at a time. It bounds the memory
+// of a transfer, and the bytes that kill -9 costs.
 const pipelineDepth = 6
 
-// directAlign is what O_DIRECT wants of addresses, offsets and lengths on every
-// device that is in use.
+// directAlign is the alignment of addresses, offsets and lengths for O_DIRECT that all
+// devices accept.
 const directAlign = 4096
 
-// chunk is a piece of an image on its way to all consumers of a pipeline.
+// chunk is a piece of an image on its way through a pipeline.
 type chunk struct {
 	n       int64     // index in the image
-	data    []byte    // at most ChunkSize bytes; only the last one has fewer
+	data    []byte    // at most ChunkSize bytes; only the last chunk has fewer
 	zero    bool      // all of data is zero
-	saved   bool      // it came from the part itself
-	inPlace bool      // its bytes are in the part's file already, and its sum is not in the journal
-	sum     ChunkHash // where it is known already
+	saved   bool      // both its bytes and its hash are on the disk already
+	inPlace bool      // its bytes are in the partial file already; its hash is not in the journal
+	hash    ChunkHash // zero: to be computed
 
 	buf     []byte // aligned, ChunkSize bytes
 	pending atomic.Int32
 }
 
-// pipeline hands chunks, in order, to consumers that each work in a goroutine of
-// their own, so that hashing, writing and receiving overlap. The buffers are
-// used again and again.
+// pipeline passes chunks, in order, to consumers that each run in their own goroutine, so that
+// receiving, hashing and writing overlap. It reuses the buffers.
 type pipeline struct {
 	free   chan *chunk
 	queues []chan *chunk
@@ -42,8 +41,8 @@ type pipeline struct {
 	err  error         // set before stop is closed
 }
 
-// newPipeline starts a goroutine for each consumer. The first error of any ends
-// the work of all; close must be called in any case.
+// newPipeline starts a goroutine for each consumer. The first error of any consumer stops
+// them all. The caller must call close or abort.
 func newPipeline(consumers ...func(*chunk) error) *pipeline {
 	p := &pipeline{free: make(chan *chunk, pipelineDepth), stop: make(chan struct{})}
 	for range pipelineDepth {
@@ -64,7 +63,7 @@ func (p *pipeline) work(queue chan *chunk, consume func(*chunk) error) {
 				p.fail(err)
 			}
 		}
-		if c.pending.Add(-1) == 0 {
+		if c.pending.Add(-1) == 0 { // the last consumer of this chunk
 			p.free <- c
 		}
 	}
@@ -86,25 +85,25 @@ func (p *pipeline) stopped() bool {
 	}
 }
 
-// get waits for a chunk that is free, or for the first error.
+// get waits for a free chunk, or for the first error.
 func (p *pipeline) get() (*chunk, error) {
 	select {
 	case c := <-p.free:
-		if c.buf == nil { // a small image needs few of them
+		if c.buf == nil { // allocated late: a small image needs few buffers
 			c.buf = alignedBuffer(ChunkSize)
 		}
-		c.data, c.zero, c.saved, c.inPlace, c.sum = c.buf[:0], false, false, false, ChunkHash{}
+		c.data, c.zero, c.saved, c.inPlace, c.hash = c.buf[:0], false, false, false, ChunkHash{}
 		return c, nil
 	case <-p.stop:
 		return nil, p.err
 	}
 }
 
-// put hands c to all consumers. The caller must not touch it any more.
+// put passes c to all consumers. The caller must not use it any more.
 func (p *pipeline) put(c *chunk) {
 	c.zero = allZero(c.data)
 	if c.zero {
-		c.data = zeros[:len(c.data)] // one buffer that stays in the processor's cache
+		c.data = zeros[:len(c.data)] // one buffer, which stays in the processor's cache
 	}
 	c.pending.Store(int32(len(p.queues)))
 	for _, queue := range p.queues {
@@ -112,16 +111,16 @@ func (p *pipeline) put(c *chunk) {
 	}
 }
 
-// drain waits until the consumers are through with all that was put, when the
-// caller holds so many chunks.
-func (p *pipeline) drain(held int) error {
+// drain waits until the consumers have finished all chunks. owned is the number of chunks
+// that the caller got and has not put.
+func (p *pipeline) drain(owned int) error {
 	var idle []*chunk
 	defer func() {
 		for _, c := range idle {
 			p.free <- c
 		}
 	}()
-	for range pipelineDepth - held {
+	for range pipelineDepth - owned {
 		select {
 		case c := <-p.free:
 			idle = append(idle, c)
@@ -132,7 +131,7 @@ func (p *pipeline) drain(held int) error {
 	return nil
 }
 
-// close waits until all chunks are worked off and returns the first error.
+// close waits until the consumers have finished all chunks and returns the first error.
 func (p *pipeline) close() error {
 	for _, queue := range p.queues {
 		close(queue)
@@ -143,16 +142,16 @@ func (p *pipeline) close() error {
 
 var errAborted = errors.New("aborted")
 
-// abort is close for one who does not want the result.
+// abort closes the pipeline without finishing its chunks.
 func (p *pipeline) abort() {
 	p.fail(errAborted)
-	_ = p.close() // it is errAborted, or what get has told already
+	_ = p.close() // errAborted, or an error that get has returned before
 }
 
-// hashes computes the digests of a whole image as its chunks pass.
+// hashes computes the digests of a whole image from its chunks.
 type hashes struct{ sha512, sha256 hash.Hash }
 
-// newHashes also returns the consumers that feed them.
+// newHashes also returns the consumers that feed the hashes.
 func newHashes(withSHA256 bool) (*hashes, []func(*chunk) error) {
 	h := &hashes{sha512: SHA512.New()}
 	consumers := []func(*chunk) error{func(c *chunk) error { h.sha512.Write(c.data); return nil }}
@@ -163,8 +162,9 @@ func newHashes(withSHA256 bool) (*hashes, []func(*chunk) error) {
 	return h, consumers
 }
 
-// sums returns the digests once the pipeline is closed.
-func (h *hashes) sums() (sum512, sum256 Digest) {
+// digests returns the digests once the pipeline is closed; sum256 is zero if it was not
+// computed.
+func (h *hashes) digests() (sum512, sum256 Digest) {
 	if h.sha256 != nil {
 		sum256 = SHA256.Digest(h.sha256)
 	}

@@ -199,10 +199,10 @@ func has(t *testing.T, name string, pages func(n int64) bool) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := drop(f); err != nil {
+	if err := dropCache(f); err != nil {
 		t.Fatal(err)
 	}
-	p := newPages(f, 0, nil) // for it turns reading ahead off
+	p := newCachedPages(f, 0, nil) // for it turns reading ahead off
 	size := int64(os.Getpagesize())
 	info, err := f.Stat()
 	if err != nil {
@@ -235,11 +235,11 @@ func TestClosingForgetsNoPages(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, make([]byte, 4096))
 	first, second := openImageOf(t, d), openImageOf(t, d)
-	first.left([]span{{0, 4096}})
+	first.retain([]Span{{0, 4096}})
 	if err := second.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if left := d.pagesLeft(testID, first.s.before.Inode, nil); len(left) != 1 {
+	if left := d.retained.take(testID, first.chunks.before.Inode); len(left) != 1 {
 		t.Errorf("%v is left", left)
 	}
 }

@@ -6,61 +6,50 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
+	"strings"
 	"syscall"
 	"time"
 )
 
-const (
-	imageFile      = "backing"
-	chunksFile     = "backing.chunks"
-	recordFile     = "backing.record"
-	partFile       = "backing.part"
-	partChunksFile = "backing.part.chunks"
-
-	// partManifestFile has this name only until it is open: what is left of one is
-	// of no use.
-	partManifestFile = "backing.part.manifest"
-)
-
-// partFiles belong to an image in the making and to nothing else.
-var partFiles = []string{partManifestFile, partChunksFile, partFile}
-
 const recordOwner = "backing-image-manager"
 
-// Record is what is remembered about one copy, in backing.record beside it. A
-// copy that has one is ours; all other state is derived from the files.
+// Record is the persistent state about one copy, in backing.record beside it. A copy with a
+// record is owned. All other state is derived from the files.
 type Record struct {
-	Owner       string      `json:"owner"`
-	Created     time.Time   `json:"created"`
-	Source      *PartSource `json:"origin,omitempty"` // of the bytes in backing.part
+	Owner   string    `json:"owner"`
+	Created time.Time `json:"created"`
+	// Source is the source of the bytes in backing.part; nil: none was begun.
+	Source      *PartSource `json:"origin,omitempty"`
 	Format      Format      `json:"format,omitempty"`
 	VirtualSize int64       `json:"virtualSize,omitempty"` // bytes that a guest sees
-	// SHA512 and SHA256 are the established digests: those of the bytes that were
-	// verified when the copy became ready. SHA256 is there if it was asked for.
+	// SHA512 and SHA256 are the established digests: of the bytes that were verified when
+	// the copy became ready. SHA256 is zero unless a SHA-256 was declared then.
 	SHA512 Digest `json:"sha512"`
 	SHA256 Digest `json:"sha256"`
-	// ManifestDigest is the SHA-256 of the sums in backing.chunks, and Size how many bytes
-	// the image had, when those digests were established.
-	ManifestDigest Digest    `json:"chunks,omitzero"`
-	Size           int64     `json:"size,omitempty"`
-	Evidence       *Evidence `json:"evidence,omitempty"`
-	VerifiedAt     time.Time `json:"verified,omitzero"` // when the bytes were last hashed and were right
-	Failed         string    `json:"failed,omitempty"`  // why the file must not be used
-	DamagedAt      time.Time `json:"damaged,omitzero"`  // when a file here last failed, replaced or not
-	// InUse is set when the copy was last seen used, so that a manager that was
-	// away when the use ended starts the clock then and not before.
+	// ManifestDigest is the SHA-256 of the hashes in backing.chunks, and Size the bytes of
+	// the image, both from when the digests were established.
+	ManifestDigest Digest `json:"chunks,omitzero"`
+	Size           int64  `json:"size,omitempty"`
+	// Evidence is nil until the file was verified.
+	Evidence   *Evidence `json:"evidence,omitempty"`
+	VerifiedAt time.Time `json:"verified,omitzero"` // when all bytes last matched their digest
+	Failed     string    `json:"failed,omitempty"`  // why the file must not be used; "": it may be
+	// DamagedAt is when a file of this copy last failed. It stays after a repair.
+	DamagedAt time.Time `json:"damaged,omitzero"`
+	// InUse is the use when a manager last observed it. A manager that was not running when
+	// the use ended starts the unused time at its own start, not before.
 	InUse        bool      `json:"inUse,omitempty"`
 	LastUsed     time.Time `json:"lastUsed,omitzero"`
 	SurplusSince time.Time `json:"unwantedSince,omitzero"`
-	// ClockNode is the node by whose clock these two are: the disk may move to another.
+	// ClockNode is the node whose clock LastUsed and SurplusSince are by. A disk may move
+	// to another node.
 	ClockNode string `json:"markedBy,omitempty"`
-	// BackupID says which backup of the copy was seen whole: a hash of where and of what.
+	// BackupID identifies the backup of the copy that was last found complete: a hash of
+	// the backup store and of the content.
 	BackupID string `json:"backedUp,omitempty"`
 }
 
-// Evidence is what of a file's inode must be unchanged for its record to vouch
-// for its bytes.
+// Evidence is the part of a file's inode that must be unchanged for a record to be valid.
 type Evidence struct {
 	Size       int64  `json:"size"`
 	ModTime    int64  `json:"mtime"` // nanoseconds since 1970
@@ -73,14 +62,28 @@ func evidenceOf(info os.FileInfo) Evidence {
 	return Evidence{Size: info.Size(), ModTime: st.Mtim.Nano(), ChangeTime: st.Ctim.Nano(), Inode: st.Ino}
 }
 
+// difference names the fields that differ in now, for messages.
+func (e Evidence) difference(now Evidence) string {
+	var what []string
+	if e.Size != now.Size {
+		what = append(what, fmt.Sprintf("size was %d and is %d", e.Size, now.Size))
+	}
+	if e.ModTime != now.ModTime {
+		what = append(what, "mtime")
+	}
+	if e.ChangeTime != now.ChangeTime {
+		what = append(what, "ctime")
+	}
+	if e.Inode != now.Inode {
+		what = append(what, "inode")
+	}
+	return strings.Join(what, ", ")
+}
+
+// realSize returns the bytes allocated for a file. The kernel counts them in units of 512.
 func realSize(info os.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
 
-// folder and file return paths below the root of the disk.
-func (id ID) folder() string { return path.Join(imagesFolder, id.String()) }
-
-func (id ID) file(name string) string { return path.Join(imagesFolder, id.String(), name) }
-
-// ParseRecord reads a backing.record.
+// ParseRecord parses a backing.record.
 func ParseRecord(data []byte) (Record, error) {
 	var r Record
 	if err := json.Unmarshal(data, &r); err != nil {
@@ -90,102 +93,58 @@ func ParseRecord(data []byte) (Record, error) {
 		return Record{}, fmt.Errorf("read %s: owner is %q", recordFile, r.Owner)
 	}
 	if r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 || r.ManifestDigest.Algorithm() == SHA512 {
-		return Record{}, fmt.Errorf("read %s: a digest is of the wrong kind", recordFile)
+		return Record{}, fmt.Errorf("read %s: a digest has the wrong algorithm", recordFile)
 	}
 	for _, t := range []*time.Time{&r.Created, &r.VerifiedAt, &r.DamagedAt, &r.LastUsed, &r.SurplusSince} {
 		if year := t.UTC().Year(); year < 1 || year > 9000 {
-			*t = time.Time{} // JSON cannot hold it in every zone, and it says nothing
+			*t = time.Time{} // not a real time, and in some zones JSON could not encode it
 		}
 	}
 	return r, nil
 }
 
-// readRecord returns the record of id. One that is torn is as good as none: the
-// copy is then not ours until it is adopted, and is verified before it is used. One
-// that cannot be read at the moment is an error, since it must not be written over.
-func (d *Disk) readRecord(id ID) (r Record, ours bool, err error) {
-	if err := d.place(id); err != nil {
+// readRecord returns the record of the image. A torn record counts as none: the copy is then
+// not owned until it is adopted, and it is verified before it is used. A record that cannot
+// be read at the moment is an error, because it must not be overwritten.
+func (f imageFolder) readRecord() (r Record, owned bool, err error) {
+	if err := f.check(); err != nil {
 		return Record{}, false, err
 	}
-	data, err := readSmall(d.root, id.file(recordFile))
+	data, err := readSmall(f.disk.root, f.file(recordFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return Record{}, false, nil
 	}
 	if err != nil {
-		return Record{}, false, fmt.Errorf("read %s of %s: %w", recordFile, id, err)
+		return Record{}, false, fmt.Errorf("read %s of %s: %w", recordFile, f.id, err)
 	}
 	r, err = ParseRecord(data)
 	return r, err == nil, nil
 }
 
-func (d *Disk) writeRecord(id ID, r Record) error {
+// writeRecord replaces the record durably.
+func (f imageFolder) writeRecord(r Record) error {
 	r.Owner = recordOwner
 	data, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	defer d.forget(id)
-	if err := writeDurably(d.root, id.file(recordFile), data); err != nil {
-		return fmt.Errorf("write %s of %s: %w", recordFile, id, err)
+	defer f.disk.metadata.invalidate(f.id)
+	if err := writeDurably(f.disk.root, f.file(recordFile), data); err != nil {
+		return fmt.Errorf("write %s of %s: %w", recordFile, f.id, err)
 	}
 	return nil
 }
 
-// place says why nothing may be done in the folder of id: id cannot be the name of
-// an image, or something else than a folder is on the way to it, such as a link to
-// the folder of another image. That there is none is no error.
-func (d *Disk) place(id ID) error {
-	if err := errors.Join(CheckName(id.Name), CheckUUID(id.UUID)); err != nil {
-		return err
-	}
-	if err := d.isFolder(imagesFolder); err != nil {
-		return fmt.Errorf("%s: %w", imagesFolder, err)
-	}
-	return d.isFolder(id.folder())
-}
-
-func (d *Disk) isFolder(name string) error {
-	info, err := d.root.Lstat(name)
-	if err != nil {
-		return ignoreMissing(err)
-	}
-	if !info.IsDir() {
-		return errors.New("something else is in its place")
-	}
-	return nil
-}
-
-// Update changes the record of id durably. It does nothing and reports
-// fs.ErrNotExist where there is none.
+// Update changes the record of id durably. fs.ErrNotExist: the copy has no record.
 func (d *Disk) Update(id ID, change func(*Record)) error {
-	r, ours, err := d.readRecord(id)
+	f := d.image(id)
+	r, owned, err := f.readRecord()
 	if err != nil {
 		return err
 	}
-	if !ours {
+	if !owned {
 		return fmt.Errorf("update %s of %s: %w", recordFile, id, fs.ErrNotExist)
 	}
 	change(&r)
-	return d.writeRecord(id, r)
-}
-
-// makeFolder makes the folder of id with a record in it, so that whatever is
-// written there later is known to be ours.
-func (d *Disk) makeFolder(id ID) (Record, error) {
-	err := d.place(id)
-	if err == nil {
-		err = mkdirDurably(d.root, imagesFolder)
-	}
-	if err == nil {
-		err = mkdirDurably(d.root, id.folder())
-	}
-	if err != nil {
-		return Record{}, fmt.Errorf("make folder of %s: %w", id, err)
-	}
-	r, ours, err := d.readRecord(id)
-	if ours || err != nil {
-		return r, err
-	}
-	r = Record{Created: time.Now().UTC().Truncate(time.Second)}
-	return r, d.writeRecord(id, r)
+	return f.writeRecord(r)
 }

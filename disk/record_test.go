@@ -83,7 +83,7 @@ func TestRecordWithoutChecksumVouchesForNothing(t *testing.T) {
 func FuzzParseRecord(f *testing.F) {
 	d := newDisk(f)
 	readyImage(f, d, sparseImage(ChunkSize))
-	r, _, err := d.readRecord(testID)
+	r, _, err := d.image(testID).readRecord()
 	if err != nil {
 		f.Fatal(err)
 	}

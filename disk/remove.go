@@ -4,99 +4,104 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 	"strings"
 )
 
-// removingPrefix marks a folder on its way out. ParseID refuses such a name, so
-// it is never taken for an image.
+// removingPrefix marks a folder under removal. ParseID refuses such a name, so it is never
+// listed as an image.
 const removingPrefix = ".removing-"
 
-// InUseError says that an image was left alone because it is used, or because
-// nobody can tell.
+// InUseError: an image was not removed or replaced, because it is in use, or because that
+// could not be determined.
 type InUseError struct {
 	ID     ID
 	Reason string
 }
 
+// Error names the image and the reason.
 func (e *InUseError) Error() string { return fmt.Sprintf("%s is in use: %s", e.ID, e.Reason) }
 
-// used looks whether the image file at name, which is or was that of id, has a
-// user: a replica that names it or a process that has it open.
-func (d *Disk) used(id ID, name string) error {
-	if reason, inUse := d.Users().InUse(id); inUse {
-		return &InUseError{ID: id, Reason: reason}
+// checkUnused returns an *InUseError if a replica names the image, or a process has file open:
+// the path of the image's file, which may have been renamed.
+func (f imageFolder) checkUnused(file string) error {
+	if reason, inUse := f.disk.Users().InUse(f.id); inUse {
+		return &InUseError{ID: f.id, Reason: reason}
 	}
-	if reason, open := d.fileOpenAt(name); open {
-		return &InUseError{ID: id, Reason: reason}
+	if reason, open := f.disk.fileOpen(file); open {
+		return &InUseError{ID: f.id, Reason: reason}
 	}
 	return nil
 }
 
-// Remove deletes the files of ours in the folder of id, and the folder when
-// nothing else is in it. It renames the folder aside first, so that no new user
-// can come, looks for users again and puts the folder back if there is one: the
-// error is then an *InUseError. Files that are not ours are left in the folder, and all
-// of them in one that has no record.
+// Remove deletes our files in the folder of id, and then the folder. It does not delete other
+// files: a folder with other files in it, or without a record, stays, with an error.
+//
+// *InUseError: the image is in use. Remove checks this twice. It renames the folder between
+// the checks, so that no new user can find the image, and renames it back if the second check
+// finds a user.
 func (d *Disk) Remove(id ID) error {
-	_, ours, err := d.readRecord(id)
-	if err == nil && !ours {
-		err = fmt.Errorf("it has no %s: it is not known to be ours", recordFile)
+	f := d.image(id)
+	_, owned, err := f.readRecord()
+	if err == nil && !owned {
+		err = fmt.Errorf("it has no %s: it is not owned", recordFile)
 	}
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", id, err)
 	}
-	if err := d.used(id, id.file(imageFile)); err != nil {
+	if err := f.checkUnused(f.file(imageFile)); err != nil {
 		return err
 	}
 	aside := path.Join(imagesFolder, removingPrefix+id.String())
-	if err := d.root.Rename(id.folder(), aside); err != nil {
+	if err := d.root.Rename(f.path(), aside); err != nil {
 		return fmt.Errorf("remove %s: %w", id, err)
 	}
 	if err := syncFolder(d.root, imagesFolder); err != nil {
-		return errors.Join(fmt.Errorf("remove %s: %w", id, err), d.root.Rename(aside, id.folder()))
+		return errors.Join(fmt.Errorf("remove %s: %w", id, err), d.root.Rename(aside, f.path()))
 	}
-	if err := d.used(id, path.Join(aside, imageFile)); err != nil {
-		return errors.Join(err, renameDurably(d.root, aside, id.folder()))
+	if err := f.checkUnused(path.Join(aside, imageFile)); err != nil {
+		return errors.Join(err, renameDurably(d.root, aside, f.path()))
 	}
-	if err := d.unlink(aside); err != nil {
-		// What cannot be deleted stays where its users and the next try look for it.
-		return errors.Join(fmt.Errorf("remove %s: %w", id, err), renameDurably(d.root, aside, id.folder()))
+	if err := removeOwnFiles(d.root, aside); err != nil {
+		// What cannot be deleted keeps the name under which its users and the next attempt
+		// find it.
+		return errors.Join(fmt.Errorf("remove %s: %w", id, err), renameDurably(d.root, aside, f.path()))
 	}
 	if err := ignoreMissing(d.root.Remove(aside)); err != nil {
-		// Something foreign is in it: it stays, under its own name.
+		// Unmanaged files are in it: they stay, under the old name.
 		return errors.Join(fmt.Errorf("remove %s: other files are in its folder: %w", id, err),
-			renameDurably(d.root, aside, id.folder()))
+			renameDurably(d.root, aside, f.path()))
 	}
 	return syncFolder(d.root, imagesFolder)
 }
 
-// ownFiles are the files of an image folder that are ours to delete, the record
-// last: as long as it is there, the folder is known to be ours.
+// ownFiles are the files of an image folder that this program may delete. The record is the
+// last: while it exists, the folder is known to be owned.
 var ownFiles = []string{
-	imageFile, partFile, partChunksFile, partManifestFile, chunksFile, chunksFile + ".tmp", cfgFile, cfgFile + ".tmp", recordFile + ".tmp", recordFile,
+	imageFile, partFile, partChunksFile, partManifestFile, chunksFile, newManifestFile, cfgFile, cfgFile + ".tmp", recordFile + ".tmp", recordFile,
 }
 
-func (d *Disk) unlink(folder string) error {
+func removeOwnFiles(root *os.Root, folder string) error {
 	for _, name := range ownFiles {
-		if err := ignoreMissing(d.root.Remove(path.Join(folder, name))); err != nil {
+		if err := ignoreMissing(root.Remove(path.Join(folder, name))); err != nil {
 			return err
 		}
 		if name != imageFile {
 			continue
 		}
-		// A power cut must not bring the image back without what belongs to it.
-		if err := syncFolder(d.root, folder); err != nil {
+		// A power failure must not bring the image back without its other files.
+		if err := syncFolder(root, folder); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// restoreRemoved gives folders that a crash left aside their names back. What is
-// left of such an image is planned for anew.
+// restoreRemoved renames folders back whose removal a crash interrupted. The next plan
+// decides about what is left of such an image.
 func (d *Disk) restoreRemoved() error {
-	if err := d.isFolder(imagesFolder); err != nil {
+	if err := checkFolder(d.root, imagesFolder); err != nil {
 		return err
 	}
 	entries, err := fs.ReadDir(d.root.FS(), imagesFolder)
@@ -104,12 +109,12 @@ func (d *Disk) restoreRemoved() error {
 		return ignoreMissing(err)
 	}
 	for _, e := range entries {
-		name, aside := strings.CutPrefix(e.Name(), removingPrefix)
-		if _, err := ParseID(name); !aside || !e.IsDir() || err != nil {
+		name, removing := strings.CutPrefix(e.Name(), removingPrefix)
+		if _, err := ParseID(name); !removing || !e.IsDir() || err != nil {
 			continue
 		}
 		if _, err := d.root.Lstat(path.Join(imagesFolder, name)); !errors.Is(err, fs.ErrNotExist) {
-			continue // it has been made again: the old one is reported as foreign
+			continue // the image was created again: the old folder is listed as unmanaged
 		}
 		if err := renameDurably(d.root, path.Join(imagesFolder, e.Name()), path.Join(imagesFolder, name)); err != nil {
 			return err

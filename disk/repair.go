@@ -10,20 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FetchChunk puts the bytes of chunk n, which have the sum, into buf, which is aligned
-// and ChunkSize long, and returns how many they are.
-type FetchChunk func(ctx context.Context, n int64, sum ChunkHash, buf []byte) (int, error)
+// FetchChunk reads chunk n, whose hash is given, into buf and returns its length. buf has
+// ChunkSize bytes and the alignment of NewChunkBuffer.
+type FetchChunk func(ctx context.Context, n int64, hash ChunkHash, buf []byte) (int, error)
 
-// Repair reads the image of a failed copy once, or of a ready one that is Unreadable, and
-// replaces in place the chunks that are not as its manifest says, or cannot be read, by
-// what fetch returns, if that has the sum. When the whole then has the established digest,
-// and want where that is not zero, the copy returned is ready.
+// Repair reads the image of a failed copy once, or of a ready copy with a media error
+// (IsMediaError). Every chunk that does not match the manifest of the copy, or cannot be
+// read, is fetched, checked against the manifest and rewritten in place. The returned copy is
+// Ready if the whole file then has the established digest, and the digest want unless that is
+// zero. Repair calls progress with the bytes of each chunk.
 //
-// It needs the manifest of the copy: ErrNoManifest. The image may be in use
-// by readers; ErrChanging says that somebody writes to it. A *ChecksumError says that
-// the chunks are right and the whole is not: the manifest is then worth nothing and
-// not named any more. After any error a copy that had failed is not ready, nor one that
-// turned out to be wrong, and what was repaired stays. progress is called with the bytes of each chunk.
+// Readers may have the image open. Errors include: ErrNoManifest, the copy has no usable
+// manifest; ErrModified, another process writes to the file; *ChecksumError, all chunks match
+// but the whole file does not, so the manifest is wrong and is not used again.
+//
+// After any error a failed copy is not ready, nor is a ready copy that turned out to be
+// damaged. Chunks that were repaired stay repaired.
 func (d *Disk) Repair(ctx context.Context, id ID, want Digest, fetch FetchChunk, progress func(int64)) (Copy, error) {
 	r, err := d.openRepair(id, want)
 	if err != nil {
@@ -32,107 +34,113 @@ func (d *Disk) Repair(ctx context.Context, id ID, want Digest, fetch FetchChunk,
 	r.fetch = fetch
 	err = r.run(ctx, progress)
 	if err == nil {
-		err = r.vouch()
+		err = r.recordSuccess()
 	} else {
-		err = errors.Join(err, r.giveUp())
+		err = errors.Join(err, r.recordProgress())
 	}
 	if err = errors.Join(err, r.close()); err != nil {
 		return Copy{}, fmt.Errorf("repair %s: %w", id, err)
 	}
 	c := d.Stat(id)
 	if c.State != Ready {
-		return c, fmt.Errorf("repair %s: it is %s after all: %s", id, c.State, c.Message)
+		return c, fmt.Errorf("repair: %s", c)
 	}
 	return c, nil
 }
 
-// repair is one pass over an image.
+// IsMediaError reports whether err is a failure of the disk itself. The disk may be able to
+// store other bytes where it cannot read these.
+func IsMediaError(err error) bool {
+	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENODATA) || errors.Is(err, unix.EREMOTEIO) ||
+		errors.Is(err, unix.EILSEQ) || errors.Is(err, unix.EBADMSG)
+}
+
+// repair is one run over an image.
 type repair struct {
-	disk     *Disk
-	id       ID
-	want     Digest
-	fetch    FetchChunk
-	manifest *Manifest
-	named    Digest // of the manifest
-	record   Record
-	was      string       // record.Failed when it began
-	source   *imageSource // its evidence follows our own writes, and nobody else's
-	began    Evidence
-	place    placer
+	folder    imageFolder
+	want      Digest
+	fetch     FetchChunk
+	manifest  *Manifest
+	record    Record       // as it was at the start, with what the run finds out
+	wasFailed string       // record.Failed at the start
+	reader    *chunkReader // its evidence is updated after each write of our own
+	start     Evidence
+	writer    imageWriter
 }
 
 func (d *Disk) openRepair(id ID, want Digest) (*repair, error) {
 	c := d.Stat(id)
 	if c.State != Failed && c.State != Ready || c.SHA512.IsZero() {
-		return nil, fmt.Errorf("it is %s, of which is not known what it was", c.State)
+		return nil, fmt.Errorf("it is %s and has no established digest", c.State)
 	}
 	if want.Algorithm() == SHA512 && want != c.SHA512 {
-		return nil, fmt.Errorf("it was never the image that is wanted: %w", &ChecksumError{Want: want, Got: c.SHA512})
+		return nil, fmt.Errorf("it never was the declared image: %w", &ChecksumError{Want: want, Got: c.SHA512})
 	}
 	m, err := d.Manifest(id)
 	if err != nil {
 		return nil, err
 	}
-	r := &repair{disk: d, id: id, want: want, manifest: m, named: c.ManifestDigest}
-	if r.record, _, err = d.readRecord(id); err == nil {
-		r.source, err = openSource(d.root, id.file(imageFile))
+	f := d.image(id)
+	r := &repair{folder: f, want: want, manifest: m}
+	if r.record, _, err = f.readRecord(); err == nil {
+		r.reader, err = openChunkReader(d.root, f.file(imageFile))
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	r.began, r.was = r.source.before, r.record.Failed
-	r.place = placer{root: d.root, name: id.file(imageFile)}
-	if err := r.unchanged(); err != nil {
+	r.start, r.wasFailed = r.reader.before, r.record.Failed
+	r.writer = imageWriter{root: d.root, name: f.file(imageFile)}
+	if err := r.checkUnchanged(); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
 	return r, nil
 }
 
-// unchanged makes sure that the file is the one that failed, or is ready, and that nobody
-// else is about to change it.
-func (r *repair) unchanged() error {
-	if of := r.record.Evidence; of == nil || *of != r.source.before {
-		return errors.New("it changed since it was last looked into")
+// checkUnchanged makes sure that the file is the one in the record, and that no other process
+// can write to it.
+func (r *repair) checkUnchanged() error {
+	if e := r.record.Evidence; e == nil || *e != r.reader.before {
+		return errors.New("the file changed since it was last verified")
 	}
-	return r.source.settled()
+	return r.reader.checkStable()
 }
 
 func (r *repair) close() error {
-	return errors.Join(r.place.close(), r.source.close(), r.manifest.Close())
+	return errors.Join(r.writer.close(), r.reader.close(), r.manifest.Close())
 }
 
-// run makes every chunk right and the file durable, and checks the whole.
+// run repairs every chunk, makes the file durable and checks its digest.
 func (r *repair) run(ctx context.Context, progress func(int64)) error {
 	h, consumers := newHashes(r.want.Algorithm() == SHA256 || !r.record.SHA256.IsZero())
 	p := newPipeline(consumers...)
-	err := errors.Join(r.pour(ctx, p, progress), p.close())
+	err := errors.Join(r.repairChunks(ctx, p, progress), p.close())
 	if err == nil {
-		err = errors.Join(r.source.sync(), r.place.close(), rest(r.source.f))
+		err = errors.Join(r.reader.sync(), r.writer.close(), waitForTick(r.reader.f))
 	}
 	if err == nil {
-		err = r.source.settled()
+		err = r.reader.checkStable()
 	}
 	if err != nil {
 		return err
 	}
-	sum512, sum256 := h.sums()
+	sum512, sum256 := h.digests()
 	if err := matches(r.record.SHA512, sum512, sum256); err != nil {
 		r.record.ManifestDigest = Digest{}
-		r.record.Failed = fmt.Sprintf("damaged: its chunks are those of its manifest, but %v", err)
+		r.record.Failed = fmt.Sprintf("damaged: its chunks match its manifest, but %v", err)
 		return err
 	}
 	r.record.SHA256 = sum256
 	return matches(r.want, sum512, sum256)
 }
 
-func (r *repair) pour(ctx context.Context, p *pipeline, progress func(int64)) error {
+func (r *repair) repairChunks(ctx context.Context, p *pipeline, progress func(int64)) error {
 	for n := range r.manifest.Chunks() {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
 		c, err := p.get()
 		if err == nil {
-			err = r.right(ctx, c, n)
+			err = r.repairChunk(ctx, c, n)
 		}
 		if err != nil {
 			return err
@@ -144,123 +152,115 @@ func (r *repair) pour(ctx context.Context, p *pipeline, progress func(int64)) er
 	return nil
 }
 
-// IsMediaError reports whether err is about the medium of a disk, which may keep other bytes
-// where it cannot read these.
-func IsMediaError(err error) bool {
-	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENODATA) || errors.Is(err, unix.EREMOTEIO) ||
-		errors.Is(err, unix.EILSEQ) || errors.Is(err, unix.EBADMSG)
-}
-
-// right fills c with the bytes that chunk n has to have, and makes the file have
-// them.
-func (r *repair) right(ctx context.Context, c *chunk, n int64) error {
-	sum, err := r.manifest.Hash(n)
+// repairChunk reads chunk n into c. If it does not match the manifest, it writes the right
+// bytes to the file and leaves them in c.
+func (r *repair) repairChunk(ctx context.Context, c *chunk, n int64) error {
+	want, err := r.manifest.Hash(n)
 	if err != nil {
 		return err
 	}
-	err = r.source.read(c, n*ChunkSize)
-	if err != nil && !IsMediaError(err) || err == nil && HashChunk(c.data) == sum {
+	err = r.reader.read(c, n*ChunkSize)
+	if err != nil && !IsMediaError(err) || err == nil && HashChunk(c.data) == want {
 		return err
 	}
-	if err == nil && r.record.Failed == "" { // until all of it is right
-		r.record.Failed = fmt.Sprintf("damaged: chunk %d is not what it was", n)
+	if err == nil && r.record.Failed == "" { // a ready copy is damaged: it fails, unless the run succeeds
+		r.record.Failed = fmt.Sprintf("damaged: chunk %d does not match its hash", n)
 	}
 	length := r.manifest.ChunkLength(n)
-	if zero := zeros[:length]; sum == hashBytes(zero, true) {
+	if zero := zeros[:length]; want == hashBytes(zero, true) {
 		c.data = zero
-		return r.write(c, sum)
+		return r.write(c, want)
 	}
-	got, err := r.fetch(ctx, n, sum, c.buf)
+	got, err := r.fetch(ctx, n, want, c.buf)
 	if err != nil {
 		return fmt.Errorf("fetch chunk %d: %w", n, err)
 	}
-	if int64(got) != length || HashChunk(c.buf[:length]) != sum {
-		return fmt.Errorf("fetch chunk %d: %d bytes came that are not its %d", n, got, length)
+	if int64(got) != length || HashChunk(c.buf[:length]) != want {
+		return fmt.Errorf("fetch chunk %d: %d bytes were received that are not its %d bytes", n, got, length)
 	}
 	c.data = c.buf[:length]
-	return r.write(c, sum)
+	return r.write(c, want)
 }
 
-// write puts c in its place. The disk has failed once here: whether it keeps the
-// bytes is looked at, as far as the page cache allows. Nothing that others write in
-// the meantime becomes ours by it.
-func (r *repair) write(c *chunk, sum ChunkHash) error {
-	if _, err := r.source.unchanged(); err != nil {
+// write writes c to its place and reads it back: the disk has failed here once. The evidence
+// must change by this write only. A write of another process in the meantime is ErrModified.
+func (r *repair) write(c *chunk, want ChunkHash) error {
+	if _, err := r.reader.unchanged(); err != nil {
 		return err
 	}
-	err := r.place.put(c)
-	info, statErr := r.source.f.Stat()
+	err := r.writer.write(c)
+	info, statErr := r.reader.f.Stat()
 	if statErr != nil {
 		return errors.Join(err, statErr)
 	}
-	if info.Size() != r.source.size {
+	if info.Size() != r.reader.size {
 		return errors.Join(err, ErrModified)
 	}
-	r.source.before = evidenceOf(info)
+	r.reader.before = evidenceOf(info)
 	if err != nil {
 		return fmt.Errorf("write chunk %d: %w", c.n, noSpace(err))
 	}
-	back, err := readDirect(r.source.f, r.place.buffer(), c.n*ChunkSize, r.source.size)
+	back, err := readDirect(r.reader.f, r.writer.readBuffer(), c.n*ChunkSize, r.reader.size)
 	if err != nil {
 		return err
 	}
-	if HashChunk(back) != sum {
-		return fmt.Errorf("write chunk %d: the disk does not keep what is written to it", c.n)
+	if HashChunk(back) != want {
+		return fmt.Errorf("write chunk %d: the disk does not return the bytes that were written", c.n)
 	}
 	return nil
 }
 
-// vouch records that the image is right, with what was remembered meanwhile.
-func (r *repair) vouch() error {
-	now, _, err := r.disk.readRecord(r.id)
+// recordSuccess marks the copy as ready, and keeps what was recorded meanwhile.
+func (r *repair) recordSuccess() error {
+	now, _, err := r.folder.readRecord()
 	if err != nil {
 		return err
 	}
-	if now.SHA512 != r.record.SHA512 || now.ManifestDigest != r.named {
-		return errors.New("its record is that of another image now")
+	if now.SHA512 != r.record.SHA512 || now.ManifestDigest != r.manifest.Digest() {
+		return errors.New("its record was replaced by that of another image")
 	}
 	now.SHA256, now.Failed, now.VerifiedAt = r.record.SHA256, "", time.Now().UTC()
-	return r.disk.vouchFor(r.id, now, r.want, r.source.before)
+	return r.folder.markReady(now, r.want, r.reader.before)
 }
 
-// giveUp has the record say that the file is still the same one, as it is after our
-// own writes: what is left to repair needs no other look at all of it. If it says
-// nothing new, it leaves the record alone.
-func (r *repair) giveUp() error {
-	failed := r.record.Failed != r.was
-	if r.source.before == r.began && r.record.ManifestDigest == r.named && !failed {
+// recordProgress updates the evidence in the record after a run that failed: the file has
+// changed by our own writes only, so the next repair need not verify it again. If there is
+// nothing new to record, it does not write the record.
+func (r *repair) recordProgress() error {
+	newFailure := r.record.Failed != r.wasFailed
+	if r.reader.before == r.start && r.record.ManifestDigest == r.manifest.Digest() && !newFailure {
 		return nil
 	}
-	if errors.Join(r.place.close(), r.source.sync(), rest(r.source.f), r.source.settled()) != nil {
-		return nil // nobody knows what it is: it has to be verified
+	if errors.Join(r.writer.close(), r.reader.sync(), waitForTick(r.reader.f), r.reader.checkStable()) != nil {
+		return nil // the content is not known, so the record must become invalid: Verify is next
 	}
-	if !failed {
-		return r.disk.Update(r.id, r.still)
+	if !newFailure {
+		return r.folder.disk.Update(r.folder.id, r.updateRecord)
 	}
-	now, _, err := r.disk.readRecord(r.id)
+	now, _, err := r.folder.readRecord()
 	if err != nil {
 		return err
 	}
-	r.still(&now)
-	return r.disk.fail(r.id, now, r.record.Failed, r.source.before)
+	r.updateRecord(&now)
+	return r.folder.markFailed(now, r.record.Failed, r.reader.before)
 }
 
-func (r *repair) still(now *Record) {
-	now.Evidence, now.Failed, now.ManifestDigest = &r.source.before, r.record.Failed, r.record.ManifestDigest
+func (r *repair) updateRecord(now *Record) {
+	now.Evidence, now.Failed, now.ManifestDigest = &r.reader.before, r.record.Failed, r.record.ManifestDigest
 }
 
-// placer writes chunks of an image in place. It opens the file when the first one
-// comes: an image in which nothing is wrong is not opened for writing at all.
-type placer struct {
-	root           *os.Root
-	name           string
-	whole, partial *os.File // past the page cache where that is possible, and through it
-	spare          []byte
+// imageWriter writes chunks of an existing image in place. It opens the file for the first
+// write: an image without damage is not opened for writing at all.
+type imageWriter struct {
+	root             *os.Root
+	name             string
+	direct, buffered *os.File // for direct I/O where possible; through the page cache
+	spare            []byte
 }
 
-// put writes c, which never makes the file longer, or makes a hole for zeros.
-func (p *placer) put(c *chunk) error {
-	f, err := p.open(len(c.data)%directAlign == 0)
+// write writes c, or punches a hole for zeros. It never makes the file longer.
+func (w *imageWriter) write(c *chunk) error {
+	f, err := w.open(len(c.data)%directAlign == 0)
 	if err != nil {
 		return err
 	}
@@ -271,44 +271,42 @@ func (p *placer) put(c *chunk) error {
 		if err == nil {
 			return nil
 		}
-		clear(c.buf)
+		clear(c.buf) // no holes on this file system: write zeros
 	}
 	_, err = f.WriteAt(c.buf[:len(c.data)], offset)
 	return err
 }
 
-// open returns the file to write to. What O_DIRECT cannot write, the odd end of a
-// file, goes through the page cache.
-func (p *placer) open(aligned bool) (*os.File, error) {
-	f, open := &p.partial, openImage
+// open returns the file to write to. A chunk whose length is not aligned, the end of a file,
+// cannot be written by direct I/O.
+func (w *imageWriter) open(aligned bool) (*os.File, error) {
+	f, open := &w.buffered, openRegular
 	if aligned {
-		f, open = &p.whole, openWhole
+		f, open = &w.direct, func(root *os.Root, name string, flag int) (*os.File, error) {
+			f, _, err := openDirect(root, name, flag)
+			return f, err
+		}
 	}
 	if *f != nil {
 		return *f, nil
 	}
 	var err error
-	*f, err = open(p.root, p.name, os.O_RDWR)
+	*f, err = open(w.root, w.name, os.O_RDWR)
 	return *f, err
 }
 
-func openWhole(root *os.Root, name string, flag int) (*os.File, error) {
-	f, _, err := openDirect(root, name, flag)
-	return f, err
-}
-
-// buffer returns room to read a chunk back.
-func (p *placer) buffer() []byte {
-	if p.spare == nil {
-		p.spare = NewChunkBuffer()
+// readBuffer returns the buffer for reading a chunk back.
+func (w *imageWriter) readBuffer() []byte {
+	if w.spare == nil {
+		w.spare = NewChunkBuffer()
 	}
-	return p.spare
+	return w.spare
 }
 
-// close is for when nothing more is to be written. It may be called again.
-func (p *placer) close() error {
+// close closes the files. It may be called again.
+func (w *imageWriter) close() error {
 	var err error
-	for _, f := range []**os.File{&p.whole, &p.partial} {
+	for _, f := range []**os.File{&w.direct, &w.buffered} {
 		if *f != nil {
 			err = errors.Join(err, (*f).Close())
 			*f = nil

@@ -438,7 +438,7 @@ func TestRepairFindsAReadyImageWrong(t *testing.T) {
 	if err := v.Flip(testID.file(imageFile), ChunkSize+5); err != nil {
 		t.Fatal(err)
 	}
-	rotten, err := d.evidence(testID.file(imageFile)) // as if its times had not moved
+	rotten, err := d.image(testID).evidence(imageFile) // as if its times had not moved
 	if err == nil {
 		err = d.Update(testID, func(r *Record) { r.Evidence = &rotten })
 	}

@@ -26,8 +26,7 @@ func (d *Disk) Replicas() ([]string, error) {
 	return names, nil
 }
 
-// ReplicaFolder is one folder of Longhorn's, in which a replica of a volume is. No
-// name leads out of it.
+// ReplicaFolder is an open replica folder of Longhorn. No name leads out of it.
 type ReplicaFolder struct{ root *os.Root }
 
 // OpenReplica opens a replica folder by its name. It follows no link.
@@ -47,17 +46,18 @@ func (d *Disk) OpenReplica(name string) (*ReplicaFolder, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Lstat and OpenRoot are two steps: a link may have taken the name between them.
 	if now, err := root.Stat("."); err != nil || !os.SameFile(now, info) {
 		root.Close()
-		return nil, errors.Join(fmt.Errorf("%s was exchanged while it was opened", name), err)
+		return nil, errors.Join(fmt.Errorf("%s was replaced while it was opened", name), err)
 	}
 	return &ReplicaFolder{root: root}, nil
 }
 
-// Read returns a small file of the folder.
+// Read returns the content of a small file of the folder.
 func (r *ReplicaFolder) Read(name string) ([]byte, error) { return readSmall(r.root, name) }
 
-// Stat returns what a file of the folder is at the moment.
+// Stat returns the present evidence of a file of the folder.
 func (r *ReplicaFolder) Stat(name string) (Evidence, error) {
 	info, err := r.root.Lstat(name)
 	if err != nil {
@@ -69,28 +69,29 @@ func (r *ReplicaFolder) Stat(name string) (Evidence, error) {
 	return evidenceOf(info), nil
 }
 
-// Open opens a file of the folder that has data in it.
+// Open opens a data file of the folder.
 func (r *ReplicaFolder) Open(name string) (*File, error) { return openFile(r.root, name) }
 
 // Close closes the folder. Files opened from it stay open.
 func (r *ReplicaFolder) Close() error { return r.root.Close() }
 
-// OpenBackingFile opens the file of an image that a volume lies on, ready or of a state that
-// nobody knows: of one that failed, and so of a file known to be wrong, it does not.
+// OpenBackingFile opens the file of an image below a volume, if the copy is Ready or Unknown:
+// a volume may use an image that was not verified yet. It does not open a Failed copy, whose
+// file is known to be wrong.
 func (d *Disk) OpenBackingFile(id ID) (*File, Copy, error) {
 	c := d.Stat(id)
 	if c.State != Ready && c.State != Unknown {
-		return nil, c, fmt.Errorf("open %s: it is %s", id, c.State)
+		return nil, c, fmt.Errorf("open backing file: %s", c)
 	}
 	f, err := openFile(d.root, id.file(imageFile))
-	if err == nil && d.knownDamaged(id, f.Evidence()) {
-		return nil, c, errors.Join(fmt.Errorf("open %s: %s", id, c.Message), f.Close())
+	if err == nil && d.metadata.isDamaged(id, f.Evidence()) {
+		return nil, c, errors.Join(fmt.Errorf("open backing file: %s", c), f.Close())
 	}
 	return f, c, err
 }
 
 func openFile(root *os.Root, name string) (*File, error) {
-	f, err := openImage(root, name, os.O_RDONLY)
+	f, err := openRegular(root, name, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}

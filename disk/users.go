@@ -8,23 +8,24 @@ import (
 	"os"
 	"path"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// VolumeMeta is what a replica's volume.meta says that matters to an image: one that
-// the volume lies on, or that is to be made of it. The other keys are ignored.
+// VolumeMeta are the keys of a replica's volume.meta that matter for images: for the image
+// below the volume, and for an image that is made from the volume. Other keys are ignored.
 type VolumeMeta struct {
 	Size            int64  // bytes of the volume
-	Head            string // the file that is written to
-	BackingFilePath string // of the image below the volume; "" when there is none
-	Dirty           bool   // a process has the replica open, or died with it
+	Head            string // the file that the volume writes to
+	BackingFilePath string // path of the image below the volume; "": none
+	Dirty           bool   // a process has the replica open, or died while it had
 	Rebuilding      bool   // its files are being fetched from another replica
-	Error           string // what Longhorn gave the replica up for
+	Error           string // why Longhorn marked the replica as failed; "": it did not
 }
 
-// ParseVolumeMeta reads a volume.meta. An empty or cut one is an error: Longhorn
-// makes a new one from the other files then, without the backing file.
+// ParseVolumeMeta parses a volume.meta. An empty or cut file is an error: Longhorn then
+// creates a new one from the other files, without the backing file.
 func ParseVolumeMeta(data []byte) (VolumeMeta, error) {
 	var m VolumeMeta
 	if err := json.Unmarshal(data, &m); err != nil {
@@ -52,123 +53,131 @@ func (m VolumeMeta) BackingImage() (folder string, ok bool, err error) {
 			return elements[i+1], true, nil
 		}
 	}
-	return "", false, fmt.Errorf("it lies on %q, and which image that is cannot be told", m.BackingFilePath)
+	return "", false, fmt.Errorf("its backing file is %q, which does not name an image", m.BackingFilePath)
 }
 
-// Users tells which images of a disk its replicas use.
+// Users are the images of a disk that its replicas use.
 type Users struct {
 	replicas map[string][]string // folder of the image -> names of replica folders
 	err      error
 }
 
-// Replicas returns the replicas that use the image, sorted.
+// Replicas returns the names of the replica folders that use the image, sorted.
 func (u Users) Replicas(id ID) []string { return u.replicas[id.String()] }
 
 // Err returns why the list of users is incomplete: some replica cannot be read. Every
 // image of the disk then counts as in use. nil: the list is complete.
 func (u Users) Err() error { return u.err }
 
-// InUse reports whether the image counts as in use, and why.
+// InUse reports whether the image counts as in use by a replica, and why.
 func (u Users) InUse(id ID) (reason string, inUse bool) {
 	if by := u.Replicas(id); len(by) > 0 {
 		return "used by replica " + strings.Join(by, ", "), true
 	}
 	if u.err != nil {
-		return "cannot tell what is used: " + u.err.Error(), true
+		return "cannot determine what is in use: " + u.err.Error(), true
 	}
 	return "", false
 }
 
-// replicaLook remembers what one volume.meta said, for as long as it is the same
-// file.
-type replicaLook struct {
-	evidence Evidence
-	image    string // the folder of its image; "": it has none
+// Users reads the metadata of all replicas on the disk, whatever their state. It reads only
+// the files that changed since the last call.
+func (d *Disk) Users() Users { return d.replicas.users(d.root) }
+
+// replicaCache keeps the image of each replica while its volume.meta is unchanged. It is for
+// concurrent use.
+type replicaCache struct {
+	mu       sync.Mutex
+	replicas map[string]cachedReplica // by folder
 }
 
-// Users reads the metadata of all replicas on the disk, whatever their state.
-// Only those that changed since the last call are read again.
-func (d *Disk) Users() Users {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+type cachedReplica struct {
+	evidence Evidence // of volume.meta
+	image    string   // folder of the image below the volume; "": none
+}
+
+func (c *replicaCache) users(root *os.Root) Users {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	u := Users{replicas: map[string][]string{}}
-	entries, err := fs.ReadDir(d.root.FS(), replicaFolder)
+	entries, err := fs.ReadDir(root.FS(), replicaFolder)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := d.root.Lstat(replicaFolder); errors.Is(err, fs.ErrNotExist) {
+		if _, err := root.Lstat(replicaFolder); errors.Is(err, fs.ErrNotExist) {
 			return u
 		}
-		err = fmt.Errorf("%s is a link that leads nowhere", replicaFolder)
+		err = fmt.Errorf("%s is a link to nothing", replicaFolder)
 	}
 	if err != nil {
 		u.err = fmt.Errorf("list %s: %w", replicaFolder, err)
 		return u
 	}
-	looks := make(map[string]replicaLook, len(entries))
+	present := make(map[string]cachedReplica, len(entries))
 	for _, e := range entries {
-		look, err := d.lookAtReplica(e)
+		replica, err := readReplica(root, e.Name(), c.replicas[e.Name()])
 		if err != nil {
 			u.err = fmt.Errorf("replica %s: %w", e.Name(), err)
 			continue
 		}
-		looks[e.Name()] = look
-		if look.image != "" {
-			if u.replicas[look.image] == nil && d.isLink(look.image) {
-				u.err = fmt.Errorf("replica %s: it lies on %s, which is a link to what may be any image", e.Name(), look.image)
-			}
-			u.replicas[look.image] = append(u.replicas[look.image], e.Name())
+		present[e.Name()] = replica
+		if replica.image == "" {
+			continue
 		}
+		if u.replicas[replica.image] == nil && isLink(root, replica.image) {
+			u.err = fmt.Errorf("replica %s: its backing file is %s, which is a link and may lead to any image", e.Name(), replica.image)
+		}
+		u.replicas[replica.image] = append(u.replicas[replica.image], e.Name())
 	}
-	d.replicas = looks
+	c.replicas = present
 	return u
 }
 
-// isLink reports whether the bytes of an image that a replica names are behind a link,
-// and so perhaps in the folder of another one.
-func (d *Disk) isLink(image string) bool {
+// readReplica returns the image of a replica; last if volume.meta is unchanged.
+func readReplica(root *os.Root, folder string, last cachedReplica) (cachedReplica, error) {
+	name := path.Join(replicaFolder, folder, "volume.meta")
+	info, err := root.Lstat(name)
+	if err != nil {
+		return cachedReplica{}, err
+	}
+	if last.evidence == evidenceOf(info) {
+		return last, nil
+	}
+	data, err := readSmall(root, name)
+	if err != nil {
+		return cachedReplica{}, err
+	}
+	m, err := ParseVolumeMeta(data)
+	if err != nil {
+		return cachedReplica{}, err
+	}
+	image, _, err := m.BackingImage()
+	return cachedReplica{evidence: evidenceOf(info), image: image}, err
+}
+
+// isLink reports whether the folder of an image or its file is a link. Its bytes may then be
+// in the folder of another image.
+func isLink(root *os.Root, image string) bool {
 	for _, name := range []string{path.Join(imagesFolder, image), path.Join(imagesFolder, image, imageFile)} {
-		if info, err := d.root.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		if info, err := root.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
 			return true
 		}
 	}
 	return false
 }
 
-func (d *Disk) lookAtReplica(e fs.DirEntry) (replicaLook, error) {
-	name := path.Join(replicaFolder, e.Name(), "volume.meta")
-	info, err := d.root.Lstat(name)
-	if err != nil {
-		return replicaLook{}, err
-	}
-	last, ok := d.replicas[e.Name()]
-	if ok && last.evidence == evidenceOf(info) {
-		return last, nil
-	}
-	data, err := readSmall(d.root, name)
-	if err != nil {
-		return replicaLook{}, err
-	}
-	m, err := ParseVolumeMeta(data)
-	if err != nil {
-		return replicaLook{}, err
-	}
-	image, _, err := m.BackingImage()
-	return replicaLook{evidence: evidenceOf(info), image: image}, err
-}
-
 // FileOpen reports whether any process has the file of the image open, this process
 // included, and why it counts as open.
-func (d *Disk) FileOpen(id ID) (reason string, open bool) { return d.fileOpenAt(id.file(imageFile)) }
+func (d *Disk) FileOpen(id ID) (reason string, open bool) { return d.fileOpen(id.file(imageFile)) }
 
-// fileOpenAt probes one file at a time: each of two probes would find the file of the other.
-func (d *Disk) fileOpenAt(name string) (reason string, open bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	f, err := openImage(d.root, name, os.O_RDONLY)
+func (d *Disk) fileOpen(name string) (reason string, open bool) {
+	// One probe at a time: each of two probes of a file would find the other's descriptor.
+	d.leases.Lock()
+	defer d.leases.Unlock()
+	f, err := openRegular(d.root, name, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", false
 	}
 	if err != nil {
-		return "cannot tell whether a process has the file open: " + err.Error(), true
+		return "cannot determine whether a process has the file open: " + err.Error(), true
 	}
 	defer f.Close()
 	return openElsewhere(f)
@@ -177,25 +186,25 @@ func (d *Disk) fileOpenAt(name string) (reason string, open bool) {
 // openElsewhere reports whether any process has f open by another descriptor: the kernel
 // then refuses a write lease. Where leases do not work, the file counts as open.
 func openElsewhere(f *os.File) (reason string, open bool) {
-	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
-	if err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
-	}
-	switch {
+	switch err := probeLease(f, unix.F_WRLCK); {
 	case err == nil:
 		return "", false
 	case errors.Is(err, unix.EAGAIN):
 		return "a process has the file open", true
+	default:
+		return fmt.Sprintf("cannot determine whether a process has the file open: %v", err), true
 	}
-	return fmt.Sprintf("cannot tell whether a process has the file open: %v", err), true
 }
 
-// writable reports whether any process has the file open for writing: then a read
-// lease cannot be had. Where leases do not work it says no.
-func writable(f *os.File) bool {
-	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
-	if err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+// openForWriting reports whether any process has f open for writing: the kernel then refuses
+// a read lease. Where leases do not work, it returns false.
+func openForWriting(f *os.File) bool { return errors.Is(probeLease(f, unix.F_RDLCK), unix.EAGAIN) }
+
+// probeLease takes a lease on f and releases it.
+func probeLease(f *os.File, kind int) error {
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind); err != nil {
+		return err
 	}
-	return errors.Is(err, unix.EAGAIN)
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	return err
 }

@@ -8,178 +8,172 @@ import (
 	"time"
 )
 
-// Expected is what a configuration says about the bytes of an image.
+// Expected is what a configuration declares about the bytes of an image.
 type Expected struct {
-	Digest Digest // zero: whatever it is
-	Format Format // "": whatever it is
+	Digest Digest // zero: nothing
+	Format Format // "": nothing
 }
 
-// Verify reads the image of id once and settles whether it may be used. Against
-// what it is held is, in this order: the digest established when it became
-// ready, the checksum of a backing.cfg, and what that one expects where want has no
-// digest. The outcome is recorded durably, and with it the image becomes ours: the copy
-// returned is ready or failed. An image whose bytes are consistent but are not
-// the declared ones is ready with its own digest; the caller compares.
+// Verify reads the image of id once and records durably whether it may be used; so the copy
+// becomes owned. The returned copy is Ready or Failed.
 //
-// The error is not nil when no outcome was reached: the file cannot be read, is
-// written to meanwhile (ErrChanging), or ctx ended. progress is called with the
-// bytes of each chunk that was read.
+// The bytes are compared with the first of these digests that exists: the established digest
+// in the record; the checksum in backing.cfg; if want has no digest, the expected checksum in
+// backing.cfg. A copy that matches is Ready with its own digest even if want has another one:
+// the caller compares that.
+//
+// The error is not nil if there is no result: the file cannot be read, it is being modified
+// (ErrModified), or ctx ended. Verify calls progress with the bytes of each chunk that it
+// reads.
 func (d *Disk) Verify(ctx context.Context, id ID, want Expected, progress func(int64)) (Copy, error) {
-	err := d.place(id)
+	f := d.image(id)
+	err := f.check()
 	if err != nil {
 		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
-	s, err := openSource(d.root, id.file(imageFile))
+	r, err := openChunkReader(d.root, f.file(imageFile))
 	if err != nil {
 		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
-	defer s.close()
-	// Whoever wrote it may not have synced it, and the record of the outcome must
-	// not outlive the bytes that it is about.
-	if err := errors.Join(s.settled(), s.sync(), rest(s.f)); err != nil {
+	defer r.close()
+	// Whoever wrote the file may not have synced it, and the record of the result must not
+	// be more durable than the bytes.
+	if err := errors.Join(r.checkStable(), r.sync(), waitForTick(r.f)); err != nil {
 		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
 	withSHA256 := want.Digest.Algorithm() == SHA256 || !d.Stat(id).SHA256.IsZero()
-	pass, err := d.readThrough(ctx, s, id, withSHA256, progress)
+	got, err := f.hash(ctx, r, withSHA256, progress)
 	if err == nil {
-		err = s.settled()
+		err = r.checkStable()
 	}
 	if err != nil {
-		return Copy{}, fmt.Errorf("verify %s: %w", id, errors.Join(err, pass.forget(d, id)))
+		return Copy{}, fmt.Errorf("verify %s: %w", id, errors.Join(err, f.removeNewManifest()))
 	}
-	r, err := d.makeFolder(id)
+	record, err := f.create()
 	if err != nil {
 		return Copy{}, err
 	}
-	err = d.settle(id, r, want, pass)
+	err = f.recordResult(record, want, got)
 	return d.Stat(id), err
 }
 
-// pass is what one reading of an image found out.
-type pass struct {
+// newManifestFile is the manifest that Verify computes, until it is known to be right.
+const newManifestFile = chunksFile + ".tmp"
+
+// content is the result of reading an image once.
+type content struct {
 	sum512, sum256 Digest
-	chunks         Digest   // of the sums of its chunks
-	of             Evidence // the file as it was when it was opened
+	manifest       Digest
+	file           Evidence // when it was opened
 }
 
-// readThrough computes the digests, and leaves the hashes of the chunks in a
-// temporary file.
-func (d *Disk) readThrough(ctx context.Context, s *imageSource, id ID, withSHA256 bool, progress func(int64)) (pass, error) {
-	chunks, err := openChunks(d.root, id.file(chunksFile+".tmp"))
+// hash computes the digests of the image, and writes its manifest to newManifestFile.
+func (f imageFolder) hash(ctx context.Context, r *chunkReader, withSHA256 bool, progress func(int64)) (content, error) {
+	chunks, err := openChunks(f.disk.root, f.file(newManifestFile))
 	if err != nil {
-		return pass{}, err
+		return content{}, err
 	}
 	defer chunks.f.Close()
 	if err := chunks.reset(); err != nil {
-		return pass{}, err
+		return content{}, err
 	}
 	h, consumers := newHashes(withSHA256)
 	manifest := SHA256.New()
 	p := newPipeline(append(consumers, func(c *chunk) error {
-		sum := hashBytes(c.data, c.zero)
-		manifest.Write(sum[:])
-		return chunks.set(c.n, sum)
+		hash := hashBytes(c.data, c.zero)
+		manifest.Write(hash[:])
+		return chunks.set(c.n, hash)
 	})...)
-	err = s.pour(p, func(n int64) {
+	err = r.sendTo(p, func(n int64) {
 		progress(n)
 		if ctx.Err() != nil {
 			p.fail(context.Cause(ctx))
 		}
 	})
 	if err = errors.Join(err, p.close()); err != nil {
-		return pass{}, err
+		return content{}, err
 	}
 	if err := chunks.f.Sync(); err != nil {
-		return pass{}, err
+		return content{}, err
 	}
-	sum512, sum256 := h.sums()
-	return pass{sum512, sum256, SHA256.Digest(manifest), s.before}, nil
+	sum512, sum256 := h.digests()
+	return content{sum512, sum256, SHA256.Digest(manifest), r.before}, nil
 }
 
-// forget drops the hashes of chunks of an image that they must not vouch for.
-func (pass) forget(d *Disk, id ID) error {
-	return ignoreMissing(d.root.Remove(id.file(chunksFile + ".tmp")))
+func (f imageFolder) removeNewManifest() error {
+	return ignoreMissing(f.disk.root.Remove(f.file(newManifestFile)))
 }
 
-// settle decides by what was read, and records it.
-func (d *Disk) settle(id ID, r Record, want Expected, read pass) error {
-	why, err := d.compare(id, r, want, read)
+// recordResult compares the bytes and the format with what is known and declared, and marks
+// the copy as ready or failed. r is its record until now.
+func (f imageFolder) recordResult(r Record, want Expected, got content) error {
+	failure, err := f.compare(r, want, got)
 	if err != nil {
-		return errors.Join(err, read.forget(d, id))
+		return errors.Join(err, f.removeNewManifest())
 	}
-	info, err := d.inspect(id.file(imageFile), want.Format)
-	if refusal, ok := errors.AsType[*FormatError](err); ok && why == "" {
-		why = refusal.Error()
-	} else if err != nil && !ok {
+	info, err := f.inspect(imageFile, want.Format)
+	if refusal, ok := errors.AsType[*FormatError](err); ok {
+		if failure == nil {
+			failure = refusal
+		}
+	} else if err != nil {
 		return err
 	}
-	if why != "" {
-		return errors.Join(d.fail(id, r, why, read.of), read.forget(d, id))
+	if failure != nil {
+		return errors.Join(f.markFailed(r, failure.Error(), got.file), f.removeNewManifest())
 	}
-	r.SHA512, r.SHA256, r.Failed = read.sum512, read.sum256, ""
-	r.ManifestDigest, r.Size = read.chunks, read.of.Size
+	r.SHA512, r.SHA256, r.Failed = got.sum512, got.sum256, ""
+	r.ManifestDigest, r.Size = got.manifest, got.file.Size
 	r.Format, r.VirtualSize, r.VerifiedAt = info.Format, info.VirtualSize, time.Now().UTC()
-	if err := renameDurably(d.root, id.file(chunksFile+".tmp"), id.file(chunksFile)); err != nil {
+	if err := renameDurably(f.disk.root, f.file(newManifestFile), f.file(chunksFile)); err != nil {
 		return err
 	}
-	return d.vouchFor(id, r, want.Digest, read.of)
+	return f.markReady(r, want.Digest, got.file)
 }
 
-// compare says why the bytes are not what they were, or nothing. A backing.cfg that
-// cannot be read at the moment may be the only one that knows, and is not the same as
-// none.
-func (d *Disk) compare(id ID, r Record, want Expected, read pass) (string, error) {
+// compare returns in failure why the bytes are wrong; nil: they are right. err: it could not
+// compare them. A backing.cfg that cannot be read at the moment is an error and does not count
+// as none: it may have the only known digest.
+func (f imageFolder) compare(r Record, want Expected, got content) (failure, err error) {
 	if !r.SHA512.IsZero() {
-		return damage("established", r.SHA512, read.sum512), nil
+		return damage("established", r.SHA512, got.sum512), nil
 	}
-	cfg, err := d.readCfg(id)
+	cfg, err := f.readCfg()
 	if err != nil {
 		if _, system := errors.AsType[syscall.Errno](ignoreMissing(err)); system {
-			return "", fmt.Errorf("read %s of %s: %w", cfgFile, id, err)
+			return nil, fmt.Errorf("read %s of %s: %w", cfgFile, f.id, err)
 		}
-		return "", nil
+		return nil, nil
 	}
 	switch {
-	case cfg.Size != read.of.Size:
-		return fmt.Sprintf("damaged: it has %d bytes, %s says %d", read.of.Size, cfgFile, cfg.Size), nil
-	case !cfg.Digest().IsZero() && cfg.Digest() != read.sum512:
-		return damage(cfgFile+" says", cfg.Digest(), read.sum512), nil
+	case cfg.Size != got.file.Size:
+		return fmt.Errorf("damaged: it has %d bytes, %s says %d", got.file.Size, cfgFile, cfg.Size), nil
+	case !cfg.Digest().IsZero() && cfg.Digest() != got.sum512:
+		return damage(cfgFile+" says", cfg.Digest(), got.sum512), nil
 	}
-	// What was declared to Longhorn holds as long as nothing is declared here.
+	// A checksum that was declared to Longhorn is valid while none is declared here.
 	if expected, err := ParseDigest(cfg.ExpectedChecksum); err == nil && expected.Algorithm() == SHA512 && want.Digest.IsZero() {
-		return damage(cfgFile+" expects", expected, read.sum512), nil
+		return damage(cfgFile+" expects", expected, got.sum512), nil
 	}
-	return "", nil
+	return nil, nil
 }
 
-func damage(whose string, want, got Digest) string {
+// damage returns an error if the digests differ. source is where want is from.
+func damage(source string, want, got Digest) error {
 	if want == got {
-		return ""
+		return nil
 	}
-	return fmt.Sprintf("damaged: checksum mismatch: %s %s, got %s", whose, want, got)
+	return fmt.Errorf("damaged: checksum mismatch: %s %s, got %s", source, want, got)
 }
 
-// WriteCfg writes backing.cfg anew from the record of a ready copy, without reading
-// the image.
-func (d *Disk) WriteCfg(id ID, expected Digest) error {
-	r, _, err := d.readRecord(id)
-	if err != nil {
+// markFailed records durably that the copy must not be used while its file has this evidence.
+// Its manifest stays: Repair needs it. If the disk is full or not writable, the copy is not
+// Ready for this process at least.
+func (f imageFolder) markFailed(r Record, reason string, file Evidence) error {
+	f.disk.metadata.markDamaged(f.id, file)
+	r.Evidence, r.Failed, r.DamagedAt = &file, reason, time.Now().UTC()
+	if err := f.writeRecord(r); err != nil {
 		return err
 	}
-	if c := d.Stat(id); c.State != Ready || r.Evidence == nil {
-		return fmt.Errorf("describe %s: it is %s", id, c.State)
-	}
-	return d.vouchFor(id, r, expected, *r.Evidence)
-}
-
-// fail marks the copy durably as one that must not be used, as long as its file
-// stays what was read. Its own manifest is kept: a repair goes by it. On a disk that
-// is full, or cannot be written to any more, it is not ready for this process at least.
-func (d *Disk) fail(id ID, r Record, why string, of Evidence) error {
-	d.find(id, func(f *found) { f.damaged = of })
-	r.Evidence, r.Failed, r.DamagedAt = &of, why, time.Now().UTC()
-	if err := d.writeRecord(id, r); err != nil {
-		return err
-	}
-	return d.doubtCfg(id)
+	return f.invalidateCfg()
 }

@@ -199,10 +199,10 @@ func TestAdoptNoBytesThatAreNotExpected(t *testing.T) {
 		{other, "", Failed},
 	} {
 		d := newDisk(t)
-		if _, err := d.makeFolder(testID); err != nil {
+		if _, err := d.image(testID).create(); err != nil {
 			t.Fatal(err)
 		}
-		cfg, err := longhornCfg{UUID: testID.UUID, Size: int64(len(image)), ExpectedChecksum: c.expected, CurrentChecksum: c.current}.Marshal()
+		cfg, err := json.Marshal(longhornCfg{UUID: testID.UUID, Size: int64(len(image)), ExpectedChecksum: c.expected, CurrentChecksum: c.current})
 		err = errors.Join(err, os.Remove(imagePath(d, recordFile)), os.WriteFile(imagePath(d, imageFile), image, 0o644), os.WriteFile(imagePath(d, cfgFile), cfg, 0o644))
 		if err != nil {
 			t.Fatal(err)
@@ -225,21 +225,21 @@ func TestVerifyVouchesForWhatItRead(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(2 * ChunkSize)
 	readyImage(t, d, image)
-	s, err := openSource(d.root, testID.file(imageFile))
+	s, err := openChunkReader(d.root, testID.file(imageFile))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.close()
-	pass, err := d.readThrough(context.Background(), s, testID, false, func(int64) {})
+	pass, err := d.image(testID).hash(context.Background(), s, false, func(int64) {})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, _, _ := d.readRecord(testID)
+	r, _, _ := d.image(testID).readRecord()
 	damage := append([]byte{image[0] ^ 1}, image[1:]...)
 	if err := os.WriteFile(imagePath(d, imageFile), damage, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_ = d.settle(testID, r, Expected{}, pass)
+	_ = d.image(testID).recordResult(r, Expected{}, pass)
 	if c := d.Stat(testID); c.State == Ready {
 		t.Error("a file is ready whose bytes nobody has read")
 	}
@@ -249,7 +249,7 @@ func TestVerifyVouchesForWhatItRead(t *testing.T) {
 func TestDescribeVouchesForWhatWasVerified(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
-	r, _, _ := d.readRecord(testID)
+	r, _, _ := d.image(testID).readRecord()
 	if err := os.Chtimes(imagePath(d, imageFile), r.VerifiedAt, r.VerifiedAt); err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +325,7 @@ func TestWriteWithinASecondIsNoticed(t *testing.T) {
 			return nil
 		},
 		"verify": func(t *testing.T, d *Disk) error {
-			_, err := d.makeFolder(testID)
+			_, err := d.image(testID).create()
 			err = errors.Join(err, os.WriteFile(imagePath(d, imageFile), image, 0o644))
 			if err == nil {
 				_, err = d.Verify(context.Background(), testID, Expected{}, func(int64) {})

@@ -233,7 +233,7 @@ func (s *slot) using(d *drive) string {
 	case s.users > 0:
 		return "used by a replica"
 	case d.unclear:
-		return "cannot tell what is used"
+		return "cannot determine what is in use"
 	}
 	return ""
 }

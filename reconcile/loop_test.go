@@ -146,7 +146,7 @@ func TestLoopRefusesToBegin(t *testing.T) {
 		{"another node", nodes("/disk", "node7", "node8"), nil, "it has node7, node8"},
 		{"no disk", testSettings, nil, "no disks"},
 		{"not a disk of this node", nodes("/disk", "node1"), []string{"/other"}, "/other is not declared"},
-		{"a disk with another manager", testSettings, []string{taken}, "disk is held by another process"},
+		{"a disk with another manager", testSettings, []string{taken}, "disk is locked by another process"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			conf := t.TempDir()

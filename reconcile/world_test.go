@@ -123,7 +123,7 @@ func (f *folder) using(p *platter) string {
 	case f.users > 0:
 		return "used by a replica"
 	case p.unreadable:
-		return "cannot tell what is used"
+		return "cannot determine what is in use"
 	}
 	return ""
 }

@@ -122,7 +122,7 @@ func checkDisk(path string) (diskReport, error) {
 		Copies: []copyReport{}, Foreign: append([]string{}, listing.Unmanaged...), Problems: []string{},
 	}
 	if err := users.Err(); err != nil {
-		r.Problems = append(r.Problems, "cannot tell what is used: "+err.Error())
+		r.Problems = append(r.Problems, "cannot determine what is in use: "+err.Error())
 	}
 	for _, c := range listing.Copies {
 		r.add(c, users)

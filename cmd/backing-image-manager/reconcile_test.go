@@ -200,7 +200,7 @@ func TestHeldDiskIsAnError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, errs, code := r.reconcile(); code != 1 || !strings.Contains(errs, "held by another process") {
+	if _, errs, code := r.reconcile(); code != 1 || !strings.Contains(errs, "locked by another process") {
 		t.Errorf("exit code %d, says %s", code, errs)
 	}
 	if out, errs, code := r.reconcile("--dry-run"); code != 0 || !strings.Contains(out, "Plan: 1 to fetch") {

@@ -79,11 +79,11 @@ func TestRefused(t *testing.T) {
 			m.must(os.Rename(m.dir, m.dir+"x"))
 			m.must(os.Symlink(testReplica+"x", m.dir))
 		}, "not a folder"},
-		{"a file of the machine below it", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/etc/passwd"}) }, "which image that is cannot be told"},
+		{"a file of the machine below it", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/etc/passwd"}) }, "does not name an image"},
 		{"a file beside an image below it", "c", func(m *model) {
 			m.volume(map[string]any{"BackingFilePath": "/x/backing-images/parrot-6846a0b2/backing.cfg"})
 		}, "that is no backing image"},
-		{"a path with dots below it", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/x/backing-images/../../etc/passwd"}) }, "which image that is cannot be told"},
+		{"a path with dots below it", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/x/backing-images/../../etc/passwd"}) }, "does not name an image"},
 		{"a missing image below it", "c", func(m *model) {
 			m.volume(map[string]any{"BackingFilePath": "/x/backing-images/parrot-6846a0b2/backing"})
 		}, "parrot-6846a0b2, which is not there"},

@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openImage opens a regular file below root. It follows no link and
-// never blocks on a pipe.
-func openImage(root *os.Root, name string, flag int) (*os.File, error) {
+// openRegular opens a regular file below root. It follows no link and never blocks on a pipe.
+func openRegular(root *os.Root, name string, flag int) (*os.File, error) {
 	if info, err := root.Lstat(name); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file", name)
 	}
@@ -20,6 +19,7 @@ func openImage(root *os.Root, name string, flag int) (*os.File, error) {
 	if err != nil {
 		return nil, noSpace(err)
 	}
+	// Another file may have taken the name since Lstat.
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("%s is not a regular file", name)
@@ -31,8 +31,8 @@ func openImage(root *os.Root, name string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// openLeased waits a moment for whoever has a lease of the file. That may be this very
-// process, which asks in that way whether anybody has the file open.
+// openLeased opens a file, and waits up to 100 ms while a process has a lease on it. That may
+// be this process: it probes by a lease whether the file is open (Disk.FileOpen).
 func openLeased(root *os.Root, name string, flag int) (*os.File, error) {
 	for tries := 0; ; tries++ {
 		f, err := root.OpenFile(name, flag, 0o644)
@@ -43,25 +43,25 @@ func openLeased(root *os.Root, name string, flag int) (*os.File, error) {
 	}
 }
 
-// openDirect opens a file past the page cache, so that moving a large image does
-// not push out what others have there. Where the file system cannot do that, the
-// file is read and written through the cache, which drop then empties.
+// openDirect opens a file for direct I/O, so that a large image does not displace other data
+// from the page cache. Where the file system does not support that, direct is false: reads
+// and writes go through the page cache, and dropCache empties it.
 func openDirect(root *os.Root, name string, flag int) (f *os.File, direct bool, err error) {
-	f, err = openImage(root, name, flag|unix.O_DIRECT)
+	f, err = openRegular(root, name, flag|unix.O_DIRECT)
 	if errors.Is(err, unix.EINVAL) {
-		f, err = openImage(root, name, flag)
+		f, err = openRegular(root, name, flag)
 		return f, false, err
 	}
 	return f, err == nil, err
 }
 
-// cached is what may lie in the page cache of a file that cannot do O_DIRECT.
-const cached = 32 << 20
+// maxCached bounds the bytes of a file in the page cache if the file cannot use direct I/O.
+const maxCached = 32 << 20
 
-// drop writes back what the page cache has of f and lets it go. After an error it
-// lets go too: the kernel takes what it could not write for written, and would
-// give bytes to the next reader that are on no disk.
-func drop(f *os.File) error {
+// dropCache writes the cached pages of f to the disk and drops them. It drops them after an
+// error, too: the kernel marks pages as clean that it could not write, and the next reader
+// would get bytes that are on no disk.
+func dropCache(f *os.File) error {
 	err := unix.Fdatasync(int(f.Fd()))
 	if err != nil {
 		err = fmt.Errorf("sync %s: %w", f.Name(), noSpace(err))
@@ -69,11 +69,11 @@ func drop(f *os.File) error {
 	return errors.Join(err, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
-// extents finds the holes of a file, so that they need not be read. Where the
-// file system does not tell, all is data.
+// extents finds the holes of a file, so that they need not be read. If the file system does
+// not support SEEK_DATA, the whole file counts as data.
 type extents struct {
 	f          *os.File
-	start, end int64 // of the data that was found last
+	start, end int64 // the last data that was found
 }
 
 // isHole reports whether [from, to) is known to have no data.
@@ -81,7 +81,7 @@ func (e *extents) isHole(from, to int64) bool {
 	if from >= e.end {
 		start, err := unix.Seek(int(e.f.Fd()), from, unix.SEEK_DATA)
 		switch {
-		case errors.Is(err, unix.ENXIO): // nothing but a hole up to the end
+		case errors.Is(err, unix.ENXIO): // a hole up to the end of the file
 			e.start, e.end = 1<<62, 1<<62
 		case err != nil:
 			e.start, e.end = from, 1<<62
@@ -96,12 +96,11 @@ func (e *extents) isHole(from, to int64) bool {
 	return to <= e.start
 }
 
-// readDirect reads [offset, min(offset+len(buf), size)) into buf, which is
-// aligned. It asks for all of buf, as O_DIRECT wants it, at the end of the file
-// too.
+// readDirect reads [offset, min(offset+len(buf), size)) into buf, which is aligned. Direct I/O
+// needs aligned lengths, so it requests all of buf at the end of the file, too.
 func readDirect(f *os.File, buf []byte, offset, size int64) ([]byte, error) {
-	want := int(min(int64(len(buf)), size-offset))
-	for n := 0; n < want; {
+	length := int(min(int64(len(buf)), size-offset))
+	for n := 0; n < length; {
 		m, err := unix.Pread(int(f.Fd()), buf[n:], offset+int64(n))
 		switch {
 		case errors.Is(err, unix.EINTR):
@@ -114,5 +113,5 @@ func readDirect(f *os.File, buf []byte, offset, size int64) ([]byte, error) {
 		}
 		n += m
 	}
-	return buf[:want], nil
+	return buf[:length], nil
 }
