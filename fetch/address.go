@@ -22,7 +22,7 @@ type address struct {
 	region string // of a bucket, where the address names it
 }
 
-var forced = regexp.MustCompile(`^([A-Za-z0-9]+)::(.+)$`)
+var forcedPattern = regexp.MustCompile(`^([A-Za-z0-9]+)::(.+)$`)
 
 // parseAddress reads an address in go-getter's grammar, as far as we speak it:
 // an absolute URL, with "s3::" before it where https means S3. What go-getter
@@ -31,7 +31,7 @@ var forced = regexp.MustCompile(`^([A-Za-z0-9]+)::(.+)$`)
 func parseAddress(raw string) (address, error) {
 	a := address{raw: strings.TrimSpace(raw)}
 	rest := a.raw
-	if m := forced.FindStringSubmatch(rest); m != nil {
+	if m := forcedPattern.FindStringSubmatch(rest); m != nil {
 		a.force, rest = m[1], m[2]
 	}
 	u, err := url.Parse(rest)
@@ -79,9 +79,9 @@ func supported(scheme string) bool {
 	return false
 }
 
-// grammar is what go-getter is asked to dispatch: the address without the query,
+// getterURL is what go-getter is asked to dispatch: the address without the query,
 // in which it would find "checksum" and "archive" and act on them.
-func (a address) grammar() string {
+func (a address) getterURL() string {
 	prefix := ""
 	if a.force != "" {
 		prefix = a.force + "::"
@@ -95,11 +95,11 @@ func (a address) id() string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// idPattern tells addresses from the other sources that parts come from.
-var idPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
+// addressIDPattern tells addresses from the other sources that parts come from.
+var addressIDPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // String returns what may be printed of the address.
-func (a address) String() string { return a.grammar() }
+func (a address) String() string { return a.getterURL() }
 
 // base is the last element of the path: the name of the file.
 func (a address) base() string { return path.Base(a.url.Path) }
@@ -113,13 +113,13 @@ func redact(u *url.URL) string {
 	return shown.String()
 }
 
-// scheme is a getter of go-getter for the addresses of one kind. It gets files
+// schemeGetter is a getter of go-getter for the addresses of one kind. It gets files
 // only, and not to where go-getter thinks but where read puts them.
-type scheme struct {
-	names string // separated by spaces
-	force string // what may stand before "::"
-	taken *bool  // set once a getter took the address
-	read  func(context.Context) error
+type schemeGetter struct {
+	names    string // separated by spaces
+	force    string // what may stand before "::"
+	selected *bool  // set once a getter took the address
+	read     func(context.Context) error
 }
 
 // dispatch has go-getter choose among our getters, and no others, the one that the
@@ -138,14 +138,14 @@ func (t *transfer) dispatch(ctx context.Context, a address, read func(context.Co
 	}
 	client := getter.Client{
 		Getters: []getter.Getter{
-			scheme{"s3", "s3", &taken, from(t.s3)},
-			scheme{"http https", "", &taken, from(t.http)},
-			scheme{"file", "", &taken, from(t.file)},
+			schemeGetter{"s3", "s3", &taken, from(t.newS3Source)},
+			schemeGetter{"http https", "", &taken, from(t.newHTTPSource)},
+			schemeGetter{"file", "", &taken, from(t.newFileSource)},
 		},
 		Decompressors:   map[string]getter.Decompressor{},
 		DisableSymlinks: true,
 	}
-	_, err := client.Get(ctx, &getter.Request{Src: a.grammar(), GetMode: getter.ModeFile})
+	_, err := client.Get(ctx, &getter.Request{Src: a.getterURL(), GetMode: getter.ModeFile})
 	if err != nil && !taken {
 		return failf(BadConfig, "address %s is not supported", a)
 	}
@@ -153,7 +153,7 @@ func (t *transfer) dispatch(ctx context.Context, a address, read func(context.Co
 }
 
 // Detect reports whether the getter is the one for the address.
-func (s scheme) Detect(r *getter.Request) (bool, error) {
+func (s schemeGetter) Detect(r *getter.Request) (bool, error) {
 	if r.Forced != "" {
 		return r.Forced == s.force, nil
 	}
@@ -162,15 +162,17 @@ func (s scheme) Detect(r *getter.Request) (bool, error) {
 }
 
 // GetFile has the source at the address read.
-func (s scheme) GetFile(ctx context.Context, _ *getter.Request) error {
-	*s.taken = true
+func (s schemeGetter) GetFile(ctx context.Context, _ *getter.Request) error {
+	*s.selected = true
 	return s.read(ctx)
 }
 
 // Get refuses folders: an image is a file.
-func (s scheme) Get(context.Context, *getter.Request) error {
+func (s schemeGetter) Get(context.Context, *getter.Request) error {
 	return errors.New("a folder is not an image")
 }
 
 // Mode is asked of addresses that may be folders; ours never are.
-func (s scheme) Mode(context.Context, *url.URL) (getter.Mode, error) { return getter.ModeFile, nil }
+func (s schemeGetter) Mode(context.Context, *url.URL) (getter.Mode, error) {
+	return getter.ModeFile, nil
+}

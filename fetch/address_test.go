@@ -9,7 +9,7 @@ import (
 )
 
 func TestQueryReachesTheServer(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	const query = "b=2&a=%2F1&checksum=md5:1&archive=tar&filename=x&empty"
 	p := r.part(disk.PartOptions{})
 	err := r.client.Download(context.Background(), Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)) + "?" + query}, p, nil)
@@ -41,7 +41,7 @@ func TestAddresses(t *testing.T) {
 		{"file:///etc/passwd", "not below"},
 	}
 	for _, tt := range tests {
-		r := newRig(t)
+		r := newFixture(t)
 		r.client.AllowLoopback, r.client.FileRoots = false, []string{t.TempDir()}
 		p := r.part(disk.PartOptions{})
 		failed(t, r.client.Download(context.Background(), Request{URL: tt.url}, p, nil), BadConfig, tt.word)

@@ -19,7 +19,7 @@ func BenchmarkDownload(b *testing.B) {
 		{"sparse", append(fetchtest.Random(1, 1<<20), make([]byte, 7<<20)...)},
 	} {
 		b.Run(body.name, func(b *testing.B) {
-			r := newRig(b)
+			r := newFixture(b)
 			url := r.server.Serve("/image.raw", fetchtest.Repeated(body.period, size))
 			b.SetBytes(size)
 			for b.Loop() {
@@ -53,7 +53,7 @@ func BenchmarkUnpack(b *testing.B) {
 	for _, p := range []packing{packedGz, packedZst, packedXz} {
 		packed := pack(b, p, image)
 		b.Run(string(p), func(b *testing.B) {
-			r := newRig(b)
+			r := newFixture(b)
 			url := r.server.Serve("/image.raw."+string(p), fetchtest.Bytes(packed))
 			b.SetBytes(int64(len(image)))
 			for b.Loop() {

@@ -16,8 +16,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// maxSums bounds a file of checksums; those of whole distributions have 100 KiB.
-const maxSums = 1 << 20
+// maxChecksumFile bounds a file of checksums; those of whole distributions have 100 KiB.
+const maxChecksumFile = 1 << 20
 
 // LookUpChecksum looks up the image of r in the file at r.ChecksumURL, by the last
 // element of the path of r.URL or of a mirror. What the file lists under the name
@@ -26,7 +26,7 @@ const maxSums = 1 << 20
 // image that is not packed, is stored, the digest of the image at rest. Either may
 // be zero, not both. Errors are those of Download.
 func (c *Client) LookUpChecksum(ctx context.Context, r Request) (stored, packed disk.Digest, err error) {
-	t, err := c.transfer(r, nil)
+	t, err := c.newTransfer(r, nil)
 	if err != nil {
 		return stored, packed, err
 	}
@@ -36,25 +36,25 @@ func (c *Client) LookUpChecksum(ctx context.Context, r Request) (stored, packed 
 		return stored, packed, err
 	}
 	image := t.addresses
-	t.addresses, t.loose, t.fresh = []address{list}, true, false
+	t.addresses, t.selfDelimiting, t.restart = []address{list}, true, false
 	imagePacking := t.packing
 	t.packing, t.limiter, t.request.MaxSize, t.request.SkipAddresses = notPacked, nil, 0, 0
-	file := &memory{limit: maxSums}
-	if err := t.pull(ctx, file); err != nil {
+	file := &memorySink{limit: maxChecksumFile}
+	if err := t.fetchAny(ctx, file); err != nil {
 		return stored, packed, err
 	}
-	stored, packed, err = lookup(parseSums(file.bytes), list, image, imagePacking)
+	stored, packed, err = digestsOf(parseChecksumList(file.bytes), list, image, imagePacking)
 	if err != nil { // a list may be completed, so that this is no more final than a 404
 		err = &Error{Class: Refused, URL: list.String(), Err: err}
 	}
 	return stored, packed, err
 }
 
-// lookup finds the image that is at any of the addresses. A bare checksum is of
+// digestsOf finds the image that is at any of the addresses. A bare checksum is of
 // the packed file unless the name of its own file says otherwise (a.raw.sha256
 // for a.raw.xz).
-func lookup(s sums, list address, at []address, p packing) (stored, packed disk.Digest, err error) {
-	if d, ok := s.bare(); ok {
+func digestsOf(s checksumList, list address, at []address, p packing) (stored, packed disk.Digest, err error) {
+	if d, ok := s.single(); ok {
 		if p == notPacked || strings.TrimSuffix(list.base(), path.Ext(list.base())) == unpackedName(at[0]) {
 			return d, packed, nil
 		}
@@ -81,7 +81,7 @@ func lookup(s sums, list address, at []address, p packing) (stored, packed disk.
 
 func unpackedName(a address) string { return strings.TrimSuffix(a.base(), path.Ext(a.base())) }
 
-func notListed(s sums, base string) error {
+func notListed(s checksumList, base string) error {
 	switch similar := s.similar(base); {
 	case len(s.entries) == 0 && s.weak:
 		return errors.New("the file lists no SHA-256 or SHA-512 checksums, only weaker ones")
@@ -93,27 +93,27 @@ func notListed(s sums, base string) error {
 	return fmt.Errorf("%q is not listed among %d checksums", base, len(s.entries))
 }
 
-// memory is the sink of a small file.
-type memory struct {
-	origin disk.PartSource
+// memorySink is the sink of a small file.
+type memorySink struct {
+	source disk.PartSource
 	bytes  []byte
 	limit  int
 }
 
 // Source returns where the bytes come from.
-func (m *memory) Source() disk.PartSource { return m.origin }
+func (m *memorySink) Source() disk.PartSource { return m.source }
 
 // Offset returns how many there are.
-func (m *memory) Offset() int64 { return int64(len(m.bytes)) }
+func (m *memorySink) Offset() int64 { return int64(len(m.bytes)) }
 
 // Begin drops them.
-func (m *memory) Begin(o disk.PartSource) error {
-	m.origin, m.bytes = o, m.bytes[:0]
+func (m *memorySink) Begin(o disk.PartSource) error {
+	m.source, m.bytes = o, m.bytes[:0]
 	return nil
 }
 
 // ReadFrom appends the bytes of r, up to the limit.
-func (m *memory) ReadFrom(r io.Reader) (int64, error) {
+func (m *memorySink) ReadFrom(r io.Reader) (int64, error) {
 	b, err := io.ReadAll(io.LimitReader(r, int64(m.limit-len(m.bytes))+1))
 	m.bytes = append(m.bytes, b...)
 	if err == nil && len(m.bytes) > m.limit {
@@ -122,13 +122,13 @@ func (m *memory) ReadFrom(r io.Reader) (int64, error) {
 	return int64(len(b)), err
 }
 
-// sums is what a file of checksums lists.
-type sums struct {
-	entries []sumEntry
+// checksumList is what a file of checksums lists.
+type checksumList struct {
+	entries []checksumEntry
 	weak    bool // there are entries of other algorithms (MD5, SHA-1), which do not count
 }
 
-type sumEntry struct {
+type checksumEntry struct {
 	name   string // as it stands in the file; empty for a bare checksum
 	digest disk.Digest
 }
@@ -139,20 +139,20 @@ var (
 	hexOnly = regexp.MustCompile(`^[0-9A-Fa-f]{32,128}$`)
 )
 
-// parseSums reads what sha256sum, sha512sum and their BSD relatives write. Lines
+// parseChecksumList reads what sha256sum, sha512sum and their BSD relatives write. Lines
 // of any other form are comments, blank, or the armour of a clear-signed file,
 // whose signature is not judged here.
-func parseSums(b []byte) sums {
-	var s sums
+func parseChecksumList(b []byte) checksumList {
+	var s checksumList
 	scan := bufio.NewScanner(bytes.NewReader(b))
 	scan.Buffer(nil, len(b)+1)
 	for scan.Scan() {
-		s.add(strings.TrimSpace(strings.TrimPrefix(scan.Text(), "\ufeff")))
+		s.addLine(strings.TrimSpace(strings.TrimPrefix(scan.Text(), "\ufeff")))
 	}
 	return s
 }
 
-func (s *sums) add(line string) {
+func (s *checksumList) addLine(line string) {
 	var name, digits string
 	if m := bsdLine.FindStringSubmatch(line); m != nil {
 		name, digits = m[2], m[3]
@@ -169,13 +169,13 @@ func (s *sums) add(line string) {
 		s.weak = true
 		return
 	}
-	s.entries = append(s.entries, sumEntry{strings.TrimSpace(name), d})
+	s.entries = append(s.entries, checksumEntry{strings.TrimSpace(name), d})
 }
 
 // find returns the digest that is listed for a file called base, whatever folder
 // the list has it in. A file listed with several algorithms has the SHA-512,
 // which is computed in any case; two digests of one algorithm are a conflict.
-func (s *sums) find(base string) (d disk.Digest, conflict bool) {
+func (s *checksumList) find(base string) (d disk.Digest, conflict bool) {
 	found := map[disk.Algorithm]disk.Digest{}
 	for _, e := range s.entries {
 		if fileName(e.name) != base {
@@ -192,8 +192,8 @@ func (s *sums) find(base string) (d disk.Digest, conflict bool) {
 	return found[disk.SHA256], false
 }
 
-// bare returns the checksum of a file that holds nothing else.
-func (s *sums) bare() (disk.Digest, bool) {
+// single returns the checksum of a file that holds nothing else.
+func (s *checksumList) single() (disk.Digest, bool) {
 	if len(s.entries) == 1 && s.entries[0].name == "" {
 		return s.entries[0].digest, true
 	}
@@ -202,7 +202,7 @@ func (s *sums) bare() (disk.Digest, bool) {
 
 // similar returns up to three file names of the list that have most in common with
 // base, for an error message.
-func (s *sums) similar(base string) []string {
+func (s *checksumList) similar(base string) []string {
 	var names []string
 	for _, e := range s.entries {
 		name := fileName(e.name)

@@ -61,7 +61,7 @@ func TestChecksum(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
+			r := newFixture(t)
 			req := Request{URL: "https://images.invalid/x/" + tt.image + "?sig=" + marker}
 			req.ChecksumURL = signed(r.server.Serve("/SHA256SUMS", fetchtest.Bytes([]byte(tt.list))))
 			stored, packed, err := r.client.LookUpChecksum(context.Background(), req)
@@ -77,7 +77,7 @@ func TestChecksum(t *testing.T) {
 }
 
 func TestChecksumOfUnpackedByName(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	req := Request{
 		URL:         "https://images.invalid/a.raw.xz",
 		ChecksumURL: r.server.Serve("/a.raw.sha256", fetchtest.Bytes([]byte(hash256))),
@@ -101,7 +101,7 @@ func TestChecksumFaults(t *testing.T) {
 		{fetchtest.Fault{Kind: fetchtest.Empty}, BadSource},
 	}
 	for _, tt := range tests {
-		r := newRig(t)
+		r := newFixture(t)
 		req := Request{URL: "https://images.invalid/a.img", ChecksumURL: r.server.Serve("/SHA256SUMS", fetchtest.Bytes(list), tt.fault)}
 		stored, _, err := r.client.LookUpChecksum(context.Background(), req)
 		if tt.class != 0 {
@@ -114,7 +114,7 @@ func TestChecksumFaults(t *testing.T) {
 
 // TestVendorChecksum goes the whole way of an image with SHA256SUMS beside it.
 func TestVendorChecksum(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	image := image[:256<<10] // the packer is slow
 	packed := pack(t, packedXz, image)
 	h := sha256.New()
@@ -134,9 +134,9 @@ func TestVendorChecksum(t *testing.T) {
 
 func TestSimilarNamesInChecksumList(t *testing.T) {
 	const list = "debian-12.5-amd64.qcow2 debian-12.6-amd64.qcow2 debian-12.5-arm64.qcow2 debian-11.9-amd64.qcow2 image.raw SHA256SUMS"
-	var s sums
+	var s checksumList
 	for name := range strings.FieldsSeq(list) {
-		s.entries = append(s.entries, sumEntry{"dir/" + name, parsed(t, "sha256:"+hash256)})
+		s.entries = append(s.entries, checksumEntry{"dir/" + name, parsed(t, "sha256:"+hash256)})
 	}
 	for base, want := range map[string]string{
 		"imag.raw":                 "image.raw",
@@ -156,7 +156,7 @@ func FuzzSums(f *testing.F) {
 	f.Add([]byte("-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\n"+hash256+"\n"), "x")
 	f.Add([]byte("\\"+hash256+"  a\\nb\nSHA512 () = "), "")
 	f.Fuzz(func(t *testing.T, b []byte, base string) {
-		s := parseSums(b)
+		s := parseChecksumList(b)
 		d, conflict := s.find(base)
 		if conflict && !d.IsZero() {
 			t.Error("a digest of a conflict")

@@ -106,7 +106,7 @@ func (c *credentials) read(dir, name string) error {
 		if strings.HasPrefix(entry.Name(), ".") {
 			continue
 		}
-		if err := c.take(folder, entry.Name()); err != nil {
+		if err := c.readFile(folder, entry.Name()); err != nil {
 			return err
 		}
 	}
@@ -116,8 +116,8 @@ func (c *credentials) read(dir, name string) error {
 	return nil
 }
 
-// take reads one file. What Longhorn has no use for is empty in its secrets.
-func (c *credentials) take(folder *os.Root, file string) error {
+// readFile reads one file. What Longhorn has no use for is empty in its secrets.
+func (c *credentials) readFile(folder *os.Root, file string) error {
 	name, longhorn := longhornFiles[file]
 	if !longhorn {
 		name = file
@@ -125,7 +125,7 @@ func (c *credentials) take(folder *os.Root, file string) error {
 	if !slices.Contains(credentialFiles, name) {
 		return fmt.Errorf("file %q is not known: use %s", file, strings.Join(credentialFiles, ", "))
 	}
-	content, err := readCredential(folder, file)
+	content, err := readCredentialFile(folder, file)
 	if err != nil || longhorn && content == "" {
 		return err
 	}
@@ -136,7 +136,7 @@ func (c *credentials) take(folder *os.Root, file string) error {
 	return nil
 }
 
-func readCredential(folder *os.Root, name string) (string, error) {
+func readCredentialFile(folder *os.Root, name string) (string, error) {
 	f, err := folder.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe may be there
 	if err != nil {
 		return "", fmt.Errorf("open file: %w", err)
@@ -188,9 +188,9 @@ func (c *credentials) endpoint() (*url.URL, error) {
 	return &url.URL{Scheme: e.Scheme, Host: e.Host}, nil
 }
 
-// lookup says where requests name the bucket: in the path, unless that is known not
+// bucketLookup says where requests name the bucket: in the path, unless that is known not
 // to be.
-func (c *credentials) lookup() minio.BucketLookupType {
+func (c *credentials) bucketLookup() minio.BucketLookupType {
 	if c.files["virtual-hosted-style"] == "true" {
 		return minio.BucketLookupDNS
 	}
@@ -258,11 +258,11 @@ func (c *credentials) parseHosts() error {
 	return nil
 }
 
-// secret reports whether anything would be told to a server.
-func (c *credentials) secret() bool { return len(c.headers) > 0 }
+// hasHeaders reports whether anything would be told to a server.
+func (c *credentials) hasHeaders() bool { return len(c.headers) > 0 }
 
-// apply adds the secrets to the headers of a request.
-func (c *credentials) apply(h http.Header) {
+// setHeaders adds the secrets to the headers of a request.
+func (c *credentials) setHeaders(h http.Header) {
 	for name, values := range c.headers {
 		h[name] = values
 	}

@@ -25,7 +25,7 @@ import (
 )
 
 // secret writes the files of a folder of credentials.
-func (r *rig) secret(name string, files map[string]string) {
+func (r *fixture) secret(name string, files map[string]string) {
 	r.t.Helper()
 	dir := filepath.Join(r.client.SecretsDir, name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -53,7 +53,7 @@ func TestCredentials(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
+			r := newFixture(t)
 			r.secret("vendor", tt.files)
 			req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), tt.faults...), Credentials: "vendor"}
 			if err := r.download(req); err != nil {
@@ -92,7 +92,7 @@ func TestWrongCredentials(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
+			r := newFixture(t)
 			if tt.files != nil {
 				r.secret(tt.folder, tt.files)
 			}
@@ -104,7 +104,7 @@ func TestWrongCredentials(t *testing.T) {
 
 // TestMountedSecret has the folder as kubelet mounts it, and changes it.
 func TestMountedSecret(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	r.secret("vendor/..2026_1", map[string]string{"token": "old " + marker})
 	r.secret("vendor/..2026_2", map[string]string{"token": "token"})
 	dir := filepath.Join(r.client.SecretsDir, "vendor")
@@ -127,7 +127,7 @@ func TestMountedSecret(t *testing.T) {
 }
 
 func TestLinkOutOfSecrets(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	outside := t.TempDir()
 	if err := os.WriteFile(filepath.Join(outside, "token"), []byte(marker), 0o600); err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ func TestPipeAmongSecrets(t *testing.T) {
 // credentials nor a Referer, and back within the host, which gets them.
 func TestRedirectsKeepSecrets(t *testing.T) {
 	for _, hosts := range []string{"", "named"} {
-		r := newRig(t)
+		r := newFixture(t)
 		other := fetchtest.Start(t)
 		target := other.Serve("/there.raw", fetchtest.Bytes(image))
 		files := map[string]string{"token": marker}
@@ -183,7 +183,7 @@ func TestRedirectsKeepSecrets(t *testing.T) {
 }
 
 func TestMirrorsSeeNoSecrets(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	other := fetchtest.Start(t)
 	r.secret("vendor", map[string]string{"token": marker})
 	req := Request{
@@ -198,14 +198,14 @@ func TestMirrorsSeeNoSecrets(t *testing.T) {
 }
 
 func TestSecretsInTheClear(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	r.secret("vendor", map[string]string{"token": marker})
 	err := r.download(Request{URL: "http://images.example.com/image.raw", Credentials: "vendor"})
 	failed(t, err, BadConfig, "in the clear", "use https")
 }
 
 func TestOwnAuthority(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	server, ca := fetchtest.StartTLS(t)
 	r.secret("vendor", map[string]string{"ca.crt": string(ca)})
 	url := server.Serve("/image.raw", fetchtest.Bytes(image))
@@ -217,7 +217,7 @@ func TestOwnAuthority(t *testing.T) {
 }
 
 func TestRedirectFromHTTPS(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	server, ca := fetchtest.StartTLS(t)
 	r.secret("vendor", map[string]string{"ca.crt": string(ca)})
 	plain := r.server.Serve("/image.raw", fetchtest.Bytes(image))
@@ -231,7 +231,7 @@ func TestRedirectFromHTTPS(t *testing.T) {
 // TestClientCertificate has two servers that ask for one: the declared one, which
 // gets it, and one that it redirects to, which must not.
 func TestClientCertificate(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	presented := map[string]int{}
 	var names []string
 	start := func(name string, s *fetchtest.Server) *httptest.Server {

@@ -25,36 +25,36 @@ type sink interface {
 type source interface {
 	// get asks once. It fails with errChanged when the bytes that q goes on from
 	// are not a part of what the source has now.
-	get(ctx context.Context, q question) (*answer, error)
+	get(ctx context.Context, q rangeRequest) (*response, error)
 }
 
-// question asks for the bytes from offset on. With an offset, the answer has to be
+// rangeRequest asks for the bytes from offset on. With an offset, the answer has to be
 // of the same file: one of total bytes, that validator still names.
-type question struct {
+type rangeRequest struct {
 	offset    int64
 	end       int64  // where what is asked for ends; 0: with the file
 	total     int64  // -1: not known
 	validator string // a strong ETag or a Last-Modified date; empty: a digest will tell
-	unchecked bool   // no digest will tell
+	noDigest  bool   // no digest will tell
 }
 
-// part reports whether the question is for less than the whole file.
-func (q question) part() bool { return q.offset > 0 || q.end > 0 }
+// isPartial reports whether the question is for less than the whole file.
+func (q rangeRequest) isPartial() bool { return q.offset > 0 || q.end > 0 }
 
-// span is the value of a Range header.
-func (q question) span() string {
+// rangeHeader is the value of a Range header.
+func (q rangeRequest) rangeHeader() string {
 	if q.end == 0 {
 		return fmt.Sprintf("bytes=%d-", q.offset)
 	}
 	return fmt.Sprintf("bytes=%d-%d", q.offset, q.end-1)
 }
 
-// answer is a file from start to its end, or to that of the question.
-type answer struct {
+// response is a file from start to its end, or to that of the question.
+type response struct {
 	body         io.ReadCloser
 	start, total int64  // total is -1 when not known
-	framed       bool   // a cut can be told from the end even without the total
-	page         bool   // it is said to be a web page
+	delimited    bool   // a cut can be told from the end even without the total
+	isHTML       bool   // it is said to be a web page
 	etag         string // strong ones only
 	lastModified string // only where it can identify a version
 }
@@ -68,19 +68,19 @@ const (
 	// maxDrops is how many connections in a row may break with next to nothing
 	// gained before the source is given up for now.
 	maxDrops = 5
-	// worthwhile is how many bytes a connection has to bring to count as progress.
-	worthwhile = 64 << 10
+	// minProgress is how many bytes a connection has to bring to count as progress.
+	minProgress = 64 << 10
 )
 
-// pull fills to from the first address that can, and goes on with the next where
+// fetchAny fills to from the first address that can, and goes on with the next where
 // one fails. The bytes that an address brought stay when the next one may have
 // the same file.
-func (t *transfer) pull(ctx context.Context, to sink) error {
+func (t *transfer) fetchAny(ctx context.Context, to sink) error {
 	var failed []*Error
 	for i := t.request.SkipAddresses; i < len(t.addresses); i++ {
 		a := t.addresses[i]
 		t.progress.AddressIndex.Store(int64(i))
-		err := t.dispatch(ctx, a, func(ctx context.Context, src source) error { return t.read(ctx, a, src, to) })
+		err := t.dispatch(ctx, a, func(ctx context.Context, src source) error { return t.fetchFrom(ctx, a, src, to) })
 		if err == nil {
 			return nil
 		}
@@ -92,27 +92,27 @@ func (t *transfer) pull(ctx context.Context, to sink) error {
 			return err
 		}
 		if e.Class == BadSource || t.request.Restart {
-			t.fresh = true
+			t.restart = true
 		}
-		failed = append(failed, e.at(a.String()))
+		failed = append(failed, e.withURL(a.String()))
 	}
 	return allFailed(failed)
 }
 
-// read asks src for what to does not hold yet, as often as connections break and
+// fetchFrom asks src for what to does not hold yet, as often as connections break and
 // the whole is not there.
-func (t *transfer) read(ctx context.Context, a address, src source, to sink) error {
+func (t *transfer) fetchFrom(ctx context.Context, a address, src source, to sink) error {
 	drops, high := 0, to.Offset()
 	for {
-		err := t.ask(ctx, a, src, to)
+		err := t.fetchOnce(ctx, a, src, to)
 		if errors.Is(err, errComplete) {
-			return t.whole(to)
+			return t.checkNotEmpty(to)
 		}
 		var e *Error
 		if ctx.Err() != nil || !errors.As(err, &e) || e.Class != Dropped {
 			return err
 		}
-		if drops++; to.Offset() >= high+worthwhile {
+		if drops++; to.Offset() >= high+minProgress {
 			drops, high = 0, to.Offset()
 		}
 		if drops >= maxDrops {
@@ -121,20 +121,20 @@ func (t *transfer) read(ctx context.Context, a address, src source, to sink) err
 	}
 }
 
-// whole makes sure that something came at all.
-func (t *transfer) whole(to sink) error {
+// checkNotEmpty makes sure that something came at all.
+func (t *transfer) checkNotEmpty(to sink) error {
 	if to.Offset() == 0 {
 		return failf(BadSource, "the file is empty")
 	}
 	return nil
 }
 
-// ask asks once, and once more for the whole file where the part is of no use. It
+// fetchOnce asks once, and once more for the whole file where the part is of no use. It
 // returns errComplete when to holds all of it.
-func (t *transfer) ask(ctx context.Context, a address, src source, to sink) error {
+func (t *transfer) fetchOnce(ctx context.Context, a address, src source, to sink) error {
 	attempt, cancel := context.WithCancelCause(ctx) // which a stall ends, and ctx not
 	defer cancel(nil)
-	q := t.question(a, to)
+	q := t.nextRequest(a, to)
 	if q.offset > 0 && q.offset == q.total {
 		t.progress.Joined.Store(true) // of answers to an earlier process, for all that is known
 		t.progress.Total.Store(q.total)
@@ -143,15 +143,15 @@ func (t *transfer) ask(ctx context.Context, a address, src source, to sink) erro
 	}
 	got, err := src.get(attempt, q)
 	if errors.Is(err, errChanged) {
-		got, err = src.get(attempt, question{total: -1})
+		got, err = src.get(attempt, rangeRequest{total: -1})
 	}
 	if err != nil {
 		return err
 	}
 	defer got.body.Close()
-	body := t.body(attempt, cancel, got)
-	if got.page {
-		if body, err = notPage(body); err != nil {
+	body := t.bodyReader(attempt, cancel, got)
+	if got.isHTML {
+		if body, err = refuseWebPage(body); err != nil {
 			return err
 		}
 	}
@@ -169,28 +169,28 @@ func (t *transfer) ask(ctx context.Context, a address, src source, to sink) erro
 	return errComplete
 }
 
-// question goes on where to ends, if what it holds can be told to be of the file
+// nextRequest goes on where to ends, if what it holds can be told to be of the file
 // that a has: by a validator that a gave itself, by a strong ETag even if another
 // address gave it, or by a digest at the end where the length is the same.
-func (t *transfer) question(a address, to sink) question {
-	whole := question{total: -1}
-	o, q := to.Source(), question{offset: to.Offset(), unchecked: !t.checked}
+func (t *transfer) nextRequest(a address, to sink) rangeRequest {
+	whole := rangeRequest{total: -1}
+	o, q := to.Source(), rangeRequest{offset: to.Offset(), noDigest: !t.hasDigest}
 	q.total = o.Size
 	switch same := o.ID == a.id(); {
-	case q.offset == 0 || t.fresh:
+	case q.offset == 0 || t.restart:
 		return whole
-	case o.ETag != "" && (same || !t.checked):
+	case o.ETag != "" && (same || !t.hasDigest):
 		q.validator = o.ETag
 	case o.LastModified != "" && same:
 		q.validator = o.LastModified
-	case !t.checked || o.Size < 0 || t.request.Restart:
+	case !t.hasDigest || o.Size < 0 || t.request.Restart:
 		return whole
 	}
 	return q
 }
 
-func (t *transfer) begin(a address, got *answer, to sink) error {
-	if got.total < 0 && !got.framed && !t.checked && !t.loose {
+func (t *transfer) begin(a address, got *response, to sink) error {
+	if got.total < 0 && !got.delimited && !t.hasDigest && !t.selfDelimiting {
 		return failf(BadSource, "the server does not tell the length, so that a cut could not be told from the end: declare a checksum")
 	}
 	if max := t.request.MaxSize; t.packing == notPacked && max > 0 && got.total > max {
@@ -200,22 +200,22 @@ func (t *transfer) begin(a address, got *answer, to sink) error {
 		return failf(BadSource, "the file is empty")
 	}
 	err := to.Begin(disk.PartSource{ID: a.id(), ETag: got.etag, LastModified: got.lastModified, Size: got.total})
-	t.fresh = t.fresh && err != nil
+	t.restart = t.restart && err != nil
 	return err
 }
 
-// body reads the body of an answer as it has to be read: watched for stalls, held
+// bodyReader reads the body of an answer as it has to be read: watched for stalls, held
 // to its length, and no faster than allowed.
-func (t *transfer) body(ctx context.Context, cancel context.CancelCauseFunc, got *answer) io.Reader {
-	watch := &watched{Reader: got.body, window: t.client.times().stall, giveUp: cancel}
-	whole := &received{Reader: watch, left: got.total - got.start, bounded: got.total >= 0,
+func (t *transfer) bodyReader(ctx context.Context, cancel context.CancelCauseFunc, got *response) io.Reader {
+	watch := &stallReader{Reader: got.body, window: t.client.timings().stall, cancel: cancel}
+	whole := &boundedBody{Reader: watch, left: got.total - got.start, bounded: got.total >= 0,
 		broken: func(left int64, err error) error { return bodyError(ctx, left, err) }}
 	return RateLimitReader(ctx, whole, t.limiter)
 }
 
-// notPage refuses a web page, as portals and proxies send it in place of what was
+// refuseWebPage refuses a web page, as portals and proxies send it in place of what was
 // asked for: that passes, where a file that is no image would be final.
-func notPage(body io.Reader) (io.Reader, error) {
+func refuseWebPage(body io.Reader) (io.Reader, error) {
 	head := make([]byte, 512)
 	n, err := io.ReadFull(body, head)
 	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
@@ -227,16 +227,16 @@ func notPage(body io.Reader) (io.Reader, error) {
 	return io.MultiReader(bytes.NewReader(head[:n]), body), nil
 }
 
-// received reads a body, holds it to the length that was promised, and gives every
+// boundedBody reads a body, holds it to the length that was promised, and gives every
 // failure of the network its class.
-type received struct {
+type boundedBody struct {
 	io.Reader
 	left    int64
 	bounded bool
 	broken  func(left int64, err error) error
 }
 
-func (r *received) Read(p []byte) (int, error) {
+func (r *boundedBody) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
 	r.left -= int64(n)
 	switch {
@@ -264,7 +264,7 @@ func bodyError(ctx context.Context, left int64, err error) error {
 	case errors.As(err, &known):
 		return err
 	case left > 0:
-		return failf(Dropped, "connection broke %d bytes before the end: %w", left, bare(err))
+		return failf(Dropped, "connection broke %d bytes before the end: %w", left, withoutURL(err))
 	}
-	return failf(Dropped, "connection broke: %w", bare(err))
+	return failf(Dropped, "connection broke: %w", withoutURL(err))
 }

@@ -70,7 +70,7 @@ func TestFaults(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
+			r := newFixture(t)
 			if slices.Contains(tt.words, "stalled") {
 				r.client.timing.stall = 500 * time.Millisecond
 			}
@@ -99,7 +99,7 @@ func TestFaults(t *testing.T) {
 }
 
 func TestServerAsksToWait(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	err := r.download(Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Busy, After: "600"})})
 	var e *Error
 	if !errors.As(err, &e) || e.RetryAfter != 10*time.Minute {
@@ -108,7 +108,7 @@ func TestServerAsksToWait(t *testing.T) {
 }
 
 func TestDigestOfSHA256(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	h := sha256.New()
 	h.Write(image)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)), Digest: disk.SHA256.Digest(h)}
@@ -144,7 +144,7 @@ func TestMirrors(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
+			r := newFixture(t)
 			req := Request{
 				URL:     r.server.Serve("/image.raw", fetchtest.Bytes(image), tt.url...),
 				Mirrors: []string{r.server.Serve("/mirror.raw", fetchtest.Bytes(image), tt.mirror...)},

@@ -63,8 +63,8 @@ func failf(class Class, format string, args ...any) *Error {
 	return &Error{Class: class, Err: fmt.Errorf(format, args...)}
 }
 
-// at names the address that e is about, unless it is named already.
-func (e *Error) at(url string) *Error {
+// withURL names the address that e is about, unless it is named already.
+func (e *Error) withURL(url string) *Error {
 	if e.URL != "" {
 		return e
 	}
@@ -90,8 +90,8 @@ func ClassifyDiskError(err error) error {
 	return err
 }
 
-// hopes orders the classes by how soon another try may help.
-var hopes = [...]int{Dropped: 5, Network: 4, Refused: 3, BadSource: 2, BadConfig: 1, NoSpace: 0}
+// retryRank orders the classes by how soon another try may help.
+var retryRank = [...]int{Dropped: 5, Network: 4, Refused: 3, BadSource: 2, BadConfig: 1, NoSpace: 0}
 
 // allFailed makes one error of those of all addresses that were tried. Its class
 // is that of the address that gives the most hope.
@@ -101,7 +101,7 @@ func allFailed(failed []*Error) error {
 	}
 	best := failed[0]
 	for _, e := range failed[1:] {
-		if hopes[e.Class] > hopes[best.Class] {
+		if retryRank[e.Class] > retryRank[best.Class] {
 			best = e
 		}
 	}
@@ -128,9 +128,9 @@ func (l addressErrors) Unwrap() []error {
 }
 
 const (
-	firstWait    = time.Minute
-	longestWait  = 5 * time.Minute
-	longestAsked = time.Hour // a server cannot put an image off for longer
+	firstWait     = time.Minute
+	maxWait       = 5 * time.Minute
+	maxRetryAfter = time.Hour // a server cannot put an image off for longer
 )
 
 // Backoff returns how long to wait before the next try of what failed attempt
@@ -143,11 +143,11 @@ func Backoff(class Class, attempt int, rnd float64) (wait time.Duration, final b
 	case BadSource, BadConfig:
 		return 0, true
 	case Refused:
-		wait = longestWait
+		wait = maxWait
 	case NoSpace:
 		wait = firstWait
 	default:
-		wait = min(firstWait<<min(max(attempt, 0), 8), longestWait)
+		wait = min(firstWait<<min(max(attempt, 0), 8), maxWait)
 	}
 	return wait - time.Duration(rnd*float64(wait)/5), false
 }
@@ -159,23 +159,23 @@ func (e *Error) Backoff(attempt int, rnd float64) (wait time.Duration, final boo
 	if final {
 		return 0, true
 	}
-	return max(wait, min(e.RetryAfter, longestAsked)), false
+	return max(wait, min(e.RetryAfter, maxRetryAfter)), false
 }
 
-// broken reports whether err says that a connection ended that was there.
-func broken(err error) bool {
+// isConnectionLost reports whether err says that a connection ended that was there.
+func isConnectionLost(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNABORTED)
 }
 
-func timedOut(err error) bool {
+func isTimeout(err error) bool {
 	var timeout net.Error
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// bare returns err without what would print an address in full, and without a
+// withoutURL returns err without what would print an address in full, and without a
 // clean end of a stream in its chain: whoever reads on would take it for one.
-func bare(err error) error {
+func withoutURL(err error) error {
 	var withURL *url.Error
 	for errors.As(err, &withURL) {
 		err = withURL.Err

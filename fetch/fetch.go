@@ -63,7 +63,7 @@ func (r Request) CanResume(o disk.PartSource) bool {
 		}
 	}
 	if r.Digest.IsZero() {
-		return o.ETag != "" && idPattern.MatchString(o.ID)
+		return o.ETag != "" && addressIDPattern.MatchString(o.ID)
 	}
 	return o.Size >= 0
 }
@@ -79,9 +79,9 @@ type transfer struct {
 	limiter   *rate.Limiter
 	progress  *Progress
 
-	checked bool // a digest of what is read is known, and will be compared
-	loose   bool // the end of the bytes shows in the bytes themselves
-	fresh   bool // what the sink holds is not to be kept
+	hasDigest      bool // a digest of what is read is known, and will be compared
+	selfDelimiting bool // the end of the bytes shows in the bytes themselves
+	restart        bool // what the sink holds is not to be kept
 }
 
 // Download reads the image of r into part, from where part ends if what it holds
@@ -94,23 +94,23 @@ type transfer struct {
 // A packed image is unpacked as it comes, and PackedDigest is compared here. The
 // digest of the stored image is the part's to compare.
 func (c *Client) Download(ctx context.Context, r Request, part *disk.Part, progress *Progress) error {
-	t, err := c.transfer(r, progress)
+	t, err := c.newTransfer(r, progress)
 	if err != nil {
 		return err
 	}
 	defer t.net.close()
-	t.checked = !r.Digest.IsZero() || !r.PackedDigest.IsZero()
+	t.hasDigest = !r.Digest.IsZero() || !r.PackedDigest.IsZero()
 	if t.packing == notPacked {
-		return ClassifyDiskError(t.pull(ctx, part))
+		return ClassifyDiskError(t.fetchAny(ctx, part))
 	}
 	return ClassifyDiskError(t.unpack(ctx, part))
 }
 
-func (c *Client) transfer(r Request, progress *Progress) (*transfer, error) {
+func (c *Client) newTransfer(r Request, progress *Progress) (*transfer, error) {
 	if progress == nil {
 		progress = new(Progress)
 	}
-	t := &transfer{client: c, request: r, limiter: NewLimiter(r.BandwidthLimit), progress: progress, fresh: r.Restart}
+	t := &transfer{client: c, request: r, limiter: NewLimiter(r.BandwidthLimit), progress: progress, restart: r.Restart}
 	for _, raw := range append([]string{r.URL}, r.Mirrors...) {
 		a, err := parseAddress(raw)
 		if err != nil {
@@ -132,7 +132,7 @@ func (c *Client) transfer(r Request, progress *Progress) (*transfer, error) {
 
 func (c *Client) userAgent() string { return cmp.Or(c.UserAgent, defaultUserAgent) }
 
-func (c *Client) times() timing {
+func (c *Client) timings() timing {
 	if c.timing == (timing{}) {
 		return defaultTiming
 	}

@@ -18,12 +18,12 @@ type fileSource struct {
 	open func() (*os.File, error)
 }
 
-// file finds out whether, and below which root, the path of a may be read.
-func (t *transfer) file(a address) (source, error) {
+// newFileSource finds out whether, and below which root, the path of a may be read.
+func (t *transfer) newFileSource(a address) (source, error) {
 	path := filepath.Clean(a.url.Path)
 	// A pipe or a device may be at the path: opening it must not wait.
 	const flags = os.O_RDONLY | syscall.O_NONBLOCK
-	root, rel, err := t.client.below(path)
+	root, rel, err := t.client.findRoot(path)
 	if err != nil {
 		return nil, err
 	}
@@ -33,9 +33,9 @@ func (t *transfer) file(a address) (source, error) {
 	return &fileSource{path, func() (*os.File, error) { return openBelow(root, rel, flags) }}, nil
 }
 
-// below returns the allowed folder that path is in, and the way from there; root is
+// findRoot returns the allowed folder that path is in, and the way from there; root is
 // empty where every path is allowed.
-func (c *Client) below(path string) (root, rel string, err error) {
+func (c *Client) findRoot(path string) (root, rel string, err error) {
 	if c.AllowAnyFile {
 		return "", "", nil
 	}
@@ -55,7 +55,7 @@ func (c *Client) below(path string) (root, rel string, err error) {
 // be read. Nothing leads out of it.
 func (c *Client) OpenFolder(path string) (*os.Root, error) {
 	path = filepath.Clean(path)
-	root, rel, err := c.below(path)
+	root, rel, err := c.findRoot(path)
 	if err != nil {
 		return nil, err
 	}
@@ -69,14 +69,14 @@ func (c *Client) OpenFolder(path string) (*os.Root, error) {
 	}
 	defer r.Close()
 	folder, err := r.OpenRoot(rel)
-	return folder, ClassifyFileError(whole(err, path))
+	return folder, ClassifyFileError(withPath(err, path))
 }
 
 // OpenFile opens a file or device of this machine to read it, where files may be read.
 // It waits for nothing that may be at the path.
 func (c *Client) OpenFile(path string, flags int) (*os.File, error) {
 	path = filepath.Clean(path)
-	root, rel, err := c.below(path)
+	root, rel, err := c.findRoot(path)
 	if err != nil {
 		return nil, err
 	}
@@ -87,11 +87,11 @@ func (c *Client) OpenFile(path string, flags int) (*os.File, error) {
 	} else {
 		f, err = openBelow(root, rel, flags)
 	}
-	return f, ClassifyFileError(whole(err, path))
+	return f, ClassifyFileError(withPath(err, path))
 }
 
-// whole makes an error name the path, and not the end of it below a root.
-func whole(err error, path string) error {
+// withPath makes an error name the path, and not the end of it below a root.
+func withPath(err error, path string) error {
 	var at *fs.PathError
 	if errors.As(err, &at) {
 		at.Op, at.Path = "open", path
@@ -102,7 +102,7 @@ func whole(err error, path string) error {
 // Stat tells what OpenFile would open.
 func (c *Client) Stat(path string) (os.FileInfo, error) {
 	path = filepath.Clean(path)
-	root, rel, err := c.below(path)
+	root, rel, err := c.findRoot(path)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func (c *Client) Stat(path string) (os.FileInfo, error) {
 	}
 	defer r.Close()
 	info, err := r.Stat(rel)
-	return info, ClassifyFileError(whole(err, path))
+	return info, ClassifyFileError(withPath(err, path))
 }
 
 // openBelow follows no link out of root.
@@ -131,10 +131,10 @@ func openBelow(root, rel string, flags int) (*os.File, error) {
 
 // get opens the file anew. Size, time of change and inode together are what names
 // a version of it.
-func (s *fileSource) get(_ context.Context, q question) (*answer, error) {
+func (s *fileSource) get(_ context.Context, q rangeRequest) (*response, error) {
 	f, err := s.open()
 	if err != nil {
-		return nil, fileError(err)
+		return nil, classifySourceError(err)
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
@@ -142,7 +142,7 @@ func (s *fileSource) get(_ context.Context, q question) (*answer, error) {
 	}
 	tag := ""
 	if err == nil {
-		tag = version(info)
+		tag = fileVersion(info)
 		if q.offset > 0 && (q.validator != "" && q.validator != tag || q.total >= 0 && q.total != info.Size()) {
 			err = errChanged
 		}
@@ -152,14 +152,14 @@ func (s *fileSource) get(_ context.Context, q question) (*answer, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, fileError(err)
+		return nil, classifySourceError(err)
 	}
 	end := info.Size()
 	if q.end > 0 {
 		end = min(end, q.end)
 	}
 	body := &sparseBody{f: f, at: q.offset, size: end, tag: tag}
-	return &answer{body: body, start: q.offset, total: info.Size(), framed: true, etag: tag}, nil
+	return &response{body: body, start: q.offset, total: info.Size(), delimited: true, etag: tag}, nil
 }
 
 // PrepareChangeDetection makes it seen when a regular file is written to from now on, if its times were
@@ -173,12 +173,12 @@ func PrepareChangeDetection(f *os.File) error {
 	return err
 }
 
-func version(info fs.FileInfo) string {
+func fileVersion(info fs.FileInfo) string {
 	return fmt.Sprintf(`"%x-%x-%x"`, info.Size(), info.ModTime().UnixNano(), info.Sys().(*syscall.Stat_t).Ino)
 }
 
-// fileError is FileError, which knows nothing of errChanged.
-func fileError(err error) error {
+// classifySourceError is FileError, which knows nothing of errChanged.
+func classifySourceError(err error) error {
 	if errors.Is(err, errChanged) {
 		return err
 	}
@@ -216,9 +216,9 @@ func (b *sparseBody) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	if b.at >= b.dataEnds {
-		b.data, b.dataEnds = extent(b.f, b.at, b.size)
+		b.data, b.dataEnds = nextExtent(b.f, b.at, b.size)
 	}
-	n, err := b.next(p[:min(int64(len(p)), b.size-b.at)])
+	n, err := b.readNext(p[:min(int64(len(p)), b.size-b.at)])
 	if err == nil && b.at+int64(n) >= b.size {
 		// The last bytes are withheld where the file is not what it was: nobody
 		// may hold all of a file that never was.
@@ -231,7 +231,7 @@ func (b *sparseBody) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (b *sparseBody) next(p []byte) (int, error) {
+func (b *sparseBody) readNext(p []byte) (int, error) {
 	if b.at < b.data {
 		p = p[:min(int64(len(p)), b.data-b.at)]
 		clear(p)
@@ -249,15 +249,15 @@ func (b *sparseBody) next(p []byte) (int, error) {
 
 func (b *sparseBody) unchanged() error {
 	info, err := b.f.Stat()
-	if err == nil && version(info) != b.tag {
+	if err == nil && fileVersion(info) != b.tag {
 		err = failf(Dropped, "the file changed while it was read")
 	}
 	return err
 }
 
-// extent returns where the next data at or behind at begins and ends. A file
+// nextExtent returns where the next data at or behind at begins and ends. A file
 // system without holes has data everywhere.
-func extent(f *os.File, at, size int64) (data, ends int64) {
+func nextExtent(f *os.File, at, size int64) (data, ends int64) {
 	const seekData, seekHole = 3, 4
 	data, err := f.Seek(at, seekData)
 	if errors.Is(err, syscall.ENXIO) {

@@ -16,7 +16,7 @@ import (
 )
 
 // roots gives the rig one folder that file:// may read, with the image in it.
-func (r *rig) roots() (root, path string) {
+func (r *fixture) roots() (root, path string) {
 	r.t.Helper()
 	root = r.t.TempDir()
 	r.client.FileRoots = []string{r.t.TempDir(), root}
@@ -31,7 +31,7 @@ func (r *rig) roots() (root, path string) {
 }
 
 func TestFile(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	_, path := r.roots()
 	if err := r.download(Request{URL: "file://" + path, Digest: digest(image)}); err != nil {
 		t.Fatal(err)
@@ -40,7 +40,7 @@ func TestFile(t *testing.T) {
 }
 
 func TestFileOutsideOfRoots(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	root, path := r.roots()
 	outside := filepath.Join(t.TempDir(), "outside.raw")
 	if err := os.WriteFile(outside, image, 0o644); err != nil {
@@ -85,7 +85,7 @@ func TestFileOutsideOfRoots(t *testing.T) {
 
 // TestSparseFile reads 64 MiB of which 1 MiB is data.
 func TestSparseFile(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	_, path := r.roots()
 	f, err := os.Create(path)
 	if err != nil {
@@ -111,7 +111,7 @@ func TestSparseFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	body.tag = version(info)
+	body.tag = fileVersion(info)
 	buf, reads, n := make([]byte, 1<<20), 0, 0
 	for body.at < size {
 		if n, err = body.Read(buf); err != nil {
@@ -127,17 +127,17 @@ func TestSparseFile(t *testing.T) {
 }
 
 func TestChangedLocalFile(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	_, path := r.roots()
 	a, err := parseAddress("file://" + path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	src, err := (&transfer{client: r.client}).file(a)
+	src, err := (&transfer{client: r.client}).newFileSource(a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := src.get(context.Background(), question{total: -1})
+	got, err := src.get(context.Background(), rangeRequest{total: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func TestChangedLocalFile(t *testing.T) {
 		_, err = got.body.Read(buf)
 	}
 	failed(t, err, Dropped, "changed while it was read")
-	_, err = src.get(context.Background(), question{offset: 1 << 20, total: got.total, validator: got.etag})
+	_, err = src.get(context.Background(), rangeRequest{offset: 1 << 20, total: got.total, validator: got.etag})
 	if !errors.Is(err, errChanged) {
 		t.Errorf("got %v for the rest of a file that changed", err)
 	}
@@ -162,18 +162,18 @@ func TestChangedLocalFile(t *testing.T) {
 // TestMappedFile writes, while a file is read, to a page of it that was dirty already: by
 // itself that does not move the file's time.
 func TestMappedFile(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	path, memory := fetchtest.Mapped(t, image)
 	r.client.AllowAnyFile = true
 	a, err := parseAddress("file://" + path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	src, err := (&transfer{client: r.client}).file(a)
+	src, err := (&transfer{client: r.client}).newFileSource(a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := src.get(t.Context(), question{total: -1})
+	got, err := src.get(t.Context(), rangeRequest{total: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func TestMappedFile(t *testing.T) {
 }
 
 func TestResumeOfFile(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	_, path := r.roots()
 	p := r.part(disk.PartOptions{})
 	a, err := parseAddress("file://" + path)
@@ -199,7 +199,7 @@ func TestResumeOfFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Other bytes than the file has show which ones were read.
-	if err := p.Begin(disk.PartSource{ID: a.id(), ETag: version(info), Size: info.Size()}); err != nil {
+	if err := p.Begin(disk.PartSource{ID: a.id(), ETag: fileVersion(info), Size: info.Size()}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.ReadFrom(bytes.NewReader(make([]byte, 1<<20))); err != nil {

@@ -21,15 +21,15 @@ const marker = "s3cr3t"
 
 var testID = disk.ID{Name: "parrot", UUID: "6846a0b2"}
 
-// rig is a client, a disk and an origin that misbehaves.
-type rig struct {
+// fixture is a client, a disk and an origin that misbehaves.
+type fixture struct {
 	t      testing.TB
 	client *Client
 	disk   *disk.Disk
 	server *fetchtest.Server
 }
 
-func newRig(t testing.TB) *rig {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "NO_PROXY", "no_proxy"} {
 		if v, ok := t.(interface{ Setenv(string, string) }); ok {
@@ -45,7 +45,7 @@ func newRig(t testing.TB) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
-	return &rig{
+	return &fixture{
 		t: t, disk: d, server: fetchtest.Start(t),
 		client: &Client{
 			SecretsDir: t.TempDir(), AllowLoopback: true,
@@ -55,7 +55,7 @@ func newRig(t testing.TB) *rig {
 }
 
 // part opens the part of the image, or takes up what an earlier one left.
-func (r *rig) part(o disk.PartOptions) *disk.Part {
+func (r *fixture) part(o disk.PartOptions) *disk.Part {
 	r.t.Helper()
 	p, err := r.disk.OpenPart(context.Background(), testID, o)
 	if err != nil {
@@ -66,7 +66,7 @@ func (r *rig) part(o disk.PartOptions) *disk.Part {
 }
 
 // download fetches and commits as a caller would.
-func (r *rig) download(req Request) error {
+func (r *fixture) download(req Request) error {
 	r.t.Helper()
 	p := r.part(disk.PartOptions{SHA256: req.Digest.Algorithm() == disk.SHA256})
 	defer p.Close()
@@ -77,7 +77,7 @@ func (r *rig) download(req Request) error {
 	return ClassifyDiskError(err)
 }
 
-func (r *rig) into(p *disk.Part, req Request) error {
+func (r *fixture) into(p *disk.Part, req Request) error {
 	r.t.Helper()
 	if strings.HasPrefix(req.URL, "http") {
 		req.URL = signed(req.URL)
@@ -101,7 +101,7 @@ func signed(url string) string {
 }
 
 // stored fails the test unless the image on the disk is want.
-func (r *rig) stored(want []byte) {
+func (r *fixture) stored(want []byte) {
 	r.t.Helper()
 	got, err := os.ReadFile(filepath.Join(r.disk.Path(), "backing-images", testID.String(), "backing"))
 	if err != nil {
@@ -112,7 +112,7 @@ func (r *rig) stored(want []byte) {
 	}
 }
 
-func (r *rig) noImage() {
+func (r *fixture) noImage() {
 	r.t.Helper()
 	_, err := os.Stat(filepath.Join(r.disk.Path(), "backing-images", testID.String(), "backing"))
 	if !errors.Is(err, os.ErrNotExist) {
@@ -147,7 +147,7 @@ func digest(b []byte) disk.Digest {
 }
 
 // ranges returns the Range headers that the server got.
-func (r *rig) ranges() []string {
+func (r *fixture) ranges() []string {
 	var l []string
 	for _, q := range r.server.Requests() {
 		l = append(l, q.Range)

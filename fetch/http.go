@@ -17,17 +17,17 @@ type httpSource struct {
 	packing packing
 }
 
-func (t *transfer) http(a address) (source, error) {
+func (t *transfer) newHTTPSource(a address) (source, error) {
 	return &httpSource{net: t.net, url: a.url, packing: t.packing}, nil
 }
 
 // get makes one GET. For a part, it asks with Range and, where there is a
 // validator, with If-Range, so that a server answers with the whole file when it
 // has another one by now.
-func (s *httpSource) get(ctx context.Context, q question) (*answer, error) {
+func (s *httpSource) get(ctx context.Context, q rangeRequest) (*response, error) {
 	header := http.Header{"Accept-Encoding": {"identity"}, "User-Agent": {s.net.client.userAgent()}}
-	if q.part() {
-		header.Set("Range", q.span())
+	if q.isPartial() {
+		header.Set("Range", q.rangeHeader())
 		if q.validator != "" {
 			header.Set("If-Range", q.validator)
 		}
@@ -36,60 +36,60 @@ func (s *httpSource) get(ctx context.Context, q question) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	got, err := s.answer(resp, from, q)
+	got, err := s.checkResponse(resp, from, q)
 	if err != nil {
 		resp.Body.Close()
 	}
 	return got, err
 }
 
-func (s *httpSource) answer(resp *http.Response, from *url.URL, q question) (*answer, error) {
-	got := &answer{body: resp.Body, total: resp.ContentLength, framed: len(resp.TransferEncoding) > 0}
+func (s *httpSource) checkResponse(resp *http.Response, from *url.URL, q rangeRequest) (*response, error) {
+	got := &response{body: resp.Body, total: resp.ContentLength, delimited: len(resp.TransferEncoding) > 0}
 	got.etag, got.lastModified = validators(resp.Header)
-	got.page = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/html")
+	got.isHTML = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/html")
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusPartialContent:
-		if err := got.continues(resp.Header, q); err != nil {
+		if err := got.checkContinuation(resp.Header, q); err != nil {
 			return nil, err
 		}
 	case http.StatusRequestedRangeNotSatisfiable:
-		if !q.part() {
-			return nil, s.refusal(resp, from)
+		if !q.isPartial() {
+			return nil, s.statusError(resp, from)
 		}
 		whole := fmt.Sprintf("bytes */%d", q.offset)
-		if q.total < 0 && resp.Header.Get("Content-Range") == whole && q.named(got.etag, resp.Header.Get("Last-Modified")) {
+		if q.total < 0 && resp.Header.Get("Content-Range") == whole && q.isSameVersion(got.etag, resp.Header.Get("Last-Modified")) {
 			return nil, errComplete
 		}
 		return nil, errChanged
 	default:
-		return nil, s.refusal(resp, from)
+		return nil, s.statusError(resp, from)
 	}
-	return got, s.encoding(resp.Header)
+	return got, s.checkEncoding(resp.Header)
 }
 
-// continues checks that a 206 goes on where q ends.
-func (a *answer) continues(h http.Header, q question) error {
-	if !q.part() {
+// checkContinuation checks that a 206 goes on where q ends.
+func (a *response) checkContinuation(h http.Header, q rangeRequest) error {
+	if !q.isPartial() {
 		return failf(Refused, "the server answers with a part of the file (206) to a request for the whole")
 	}
 	start, total, ok := contentRange(h.Get("Content-Range"))
 	if !ok || start != q.offset || q.total >= 0 && total != q.total {
 		return errChanged
 	}
-	if !q.named(a.etag, h.Get("Last-Modified")) {
+	if !q.isSameVersion(a.etag, h.Get("Last-Modified")) {
 		return errChanged
 	}
 	a.start, a.total = start, total
 	return nil
 }
 
-// named reports whether a part that came with etag and date is of the version that
+// isSameVersion reports whether a part that came with etag and date is of the version that
 // q asks for. Some servers do not know If-Range and send a part of whatever they
 // have. One that does know it repeats the ETag, and may leave out the date.
-func (q question) named(etag, date string) bool {
+func (q rangeRequest) isSameVersion(etag, date string) bool {
 	if strings.HasPrefix(q.validator, `"`) {
-		return etag == q.validator || etag == "" && !q.unchecked
+		return etag == q.validator || etag == "" && !q.noDigest
 	}
 	return q.validator == "" || date == "" || date == q.validator
 }
@@ -126,9 +126,9 @@ func validators(h http.Header) (etag, lastModified string) {
 	return etag, lastModified
 }
 
-// encoding refuses a body that is not the file itself. Some servers call a .gz
+// checkEncoding refuses a body that is not the file itself. Some servers call a .gz
 // file gzip encoded, and then it is.
-func (s *httpSource) encoding(h http.Header) error {
+func (s *httpSource) checkEncoding(h http.Header) error {
 	switch e := strings.ToLower(h.Get("Content-Encoding")); {
 	case e == "", e == "identity":
 		return nil
@@ -139,8 +139,8 @@ func (s *httpSource) encoding(h http.Header) error {
 	}
 }
 
-// refusal is the error for a status that brings no file.
-func (s *httpSource) refusal(resp *http.Response, from *url.URL) error {
+// statusError is the error for a status that brings no file.
+func (s *httpSource) statusError(resp *http.Response, from *url.URL) error {
 	e := failf(Refused, "the server answers %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 	if from.Host != s.url.Host {
 		e = failf(Refused, "%s, redirected to, answers %d %s", redact(from), resp.StatusCode, http.StatusText(resp.StatusCode))

@@ -14,7 +14,7 @@ type RangeReader struct{ t *transfer }
 // have a declared Digest: nothing else tells bytes of two versions apart. Its errors
 // are those of Download. Close it.
 func (c *Client) NewRangeReader(r Request) (*RangeReader, error) {
-	t, err := c.transfer(r, nil)
+	t, err := c.newTransfer(r, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +29,7 @@ func (c *Client) NewRangeReader(r Request) (*RangeReader, error) {
 		return nil, err
 	}
 	t.limiter = nil // the reader's concern, who has other sources too
-	t.checked = true
+	t.hasDigest = true
 	return &RangeReader{t}, nil
 }
 
@@ -53,15 +53,15 @@ func (r *RangeReader) Open(ctx context.Context, from, to int64) (io.ReadCloser, 
 		if !ok {
 			known = &Error{Class: Network, Err: err}
 		}
-		failed = append(failed, known.at(a.String()))
+		failed = append(failed, known.withURL(a.String()))
 	}
 	return nil, allFailed(failed)
 }
 
 func (r *RangeReader) open(ctx context.Context, a address, from, to int64) (io.ReadCloser, error) {
-	var got *answer
+	var got *response
 	err := r.t.dispatch(ctx, a, func(_ context.Context, src source) (err error) {
-		got, err = src.get(ctx, question{offset: from, end: to, total: -1})
+		got, err = src.get(ctx, rangeRequest{offset: from, end: to, total: -1})
 		return err
 	})
 	if errors.Is(err, errChanged) {
@@ -74,11 +74,11 @@ func (r *RangeReader) open(ctx context.Context, a address, from, to int64) (io.R
 		got.body.Close()
 		return nil, failf(Refused, "the server does not send parts of the file")
 	}
-	return partOf{io.LimitReader(got.body, to-from), got.body}, nil
+	return limitedBody{io.LimitReader(got.body, to-from), got.body}, nil
 }
 
-// partOf is a body of which no more is read than was asked for.
-type partOf struct {
+// limitedBody is a body of which no more is read than was asked for.
+type limitedBody struct {
 	io.Reader
 	io.Closer
 }

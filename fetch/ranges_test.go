@@ -15,7 +15,7 @@ import (
 )
 
 // read opens and reads the bytes from from to to.
-func (r *rig) read(req Request, from, to int64) ([]byte, error) {
+func (r *fixture) read(req Request, from, to int64) ([]byte, error) {
 	r.t.Helper()
 	ranges, err := r.client.NewRangeReader(req)
 	if err != nil {
@@ -53,7 +53,7 @@ func TestRanges(t *testing.T) {
 		{name: "file elsewhere", url: "file:///etc/hostname", class: BadConfig, word: "not below an allowed folder"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
+			r := newFixture(t)
 			r.s3()
 			folder := t.TempDir()
 			r.client.FileRoots = []string{folder}
@@ -85,7 +85,7 @@ func TestRanges(t *testing.T) {
 }
 
 func TestRangesOfMirrors(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	req := Request{
 		URL:     r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.NoRange}),
 		Mirrors: []string{r.server.Serve("/mirror.raw", fetchtest.Bytes(image)), r.server.URL + "/away.raw"},
@@ -103,17 +103,17 @@ func TestRangesOfMirrors(t *testing.T) {
 func TestRangesKeepToTheRulesOfADownload(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		change func(*rig, *Request)
+		change func(*fixture, *Request)
 		class  Class
 		word   string
 	}{
-		{"loopback", func(r *rig, _ *Request) { r.client.AllowLoopback = false }, BadConfig, "loopback"},
-		{"no digest", func(_ *rig, q *Request) { q.Digest = disk.Digest{} }, BadConfig, "declared checksum"},
-		{"packed", func(_ *rig, q *Request) { q.Unpack = "gz" }, BadConfig, "packed"},
-		{"no credentials", func(_ *rig, q *Request) { q.Credentials = "nobody" }, BadConfig, "no such folder"},
+		{"loopback", func(r *fixture, _ *Request) { r.client.AllowLoopback = false }, BadConfig, "loopback"},
+		{"no digest", func(_ *fixture, q *Request) { q.Digest = disk.Digest{} }, BadConfig, "declared checksum"},
+		{"packed", func(_ *fixture, q *Request) { q.Unpack = "gz" }, BadConfig, "packed"},
+		{"no credentials", func(_ *fixture, q *Request) { q.Credentials = "nobody" }, BadConfig, "no such folder"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
+			r := newFixture(t)
 			req := Request{URL: signed(r.server.Serve("/image.raw", fetchtest.Bytes(image))), Digest: digest(image)}
 			tt.change(r, &req)
 			_, err := r.read(req, 0, 100)
@@ -126,7 +126,7 @@ func TestRangesKeepToTheRulesOfADownload(t *testing.T) {
 }
 
 func TestRangesEndWithTheirContext(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	ranges, err := r.client.NewRangeReader(Request{
 		URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Silent}), Digest: digest(image),
 	})

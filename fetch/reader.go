@@ -66,9 +66,9 @@ func (e *ErrorRecorder) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// paced reads no faster than a limit. Where it waits, it waits outside of the
+// rateLimitReader reads no faster than a limit. Where it waits, it waits outside of the
 // reads of the network, so that the limit is never taken for a stall.
-type paced struct {
+type rateLimitReader struct {
 	io.Reader
 	burst int
 	wait  func(n int) error
@@ -80,10 +80,10 @@ func RateLimitReader(ctx context.Context, r io.Reader, l *rate.Limiter) io.Reade
 	if l == nil {
 		return r
 	}
-	return paced{r, l.Burst(), func(n int) error { return l.WaitN(ctx, n) }}
+	return rateLimitReader{r, l.Burst(), func(n int) error { return l.WaitN(ctx, n) }}
 }
 
-func (r paced) Read(p []byte) (int, error) {
+func (r rateLimitReader) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p[:min(len(p), r.burst)])
 	if n > 0 {
 		if werr := r.wait(n); werr != nil {

@@ -21,7 +21,7 @@ const mid = 2<<20 + 100
 
 // half fetches the first 2 MiB and a bit and leaves them in a closed part, as a
 // process does that is stopped.
-func (r *rig) half(req Request) {
+func (r *fixture) half(req Request) {
 	r.t.Helper()
 	p := r.part(disk.PartOptions{})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -53,7 +53,7 @@ var (
 )
 
 func TestResumeInAnotherProcess(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce)}
 	r.half(req)
 	if err := r.download(req); err != nil {
@@ -67,7 +67,7 @@ func TestResumeInAnotherProcess(t *testing.T) {
 }
 
 func TestCompletePartAsksNobody(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	whole := image[:2<<20]
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(whole))}
 	p := r.part(disk.PartOptions{})
@@ -91,7 +91,7 @@ func TestChangedFileStartsAgain(t *testing.T) {
 	other := slices.Clone(image)
 	other[0] ^= 0x80
 	for _, declared := range []bool{false, true} {
-		r := newRig(t)
+		r := newFixture(t)
 		req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce, fetchtest.Fault{Kind: fetchtest.Changed})}
 		if declared {
 			req.Digest = digest(other)
@@ -108,7 +108,7 @@ func TestChangedFileStartsAgain(t *testing.T) {
 }
 
 func TestShorterFileStartsAgain(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce)}
 	r.half(req)
 	shorter := image[:1<<20]
@@ -121,7 +121,7 @@ func TestShorterFileStartsAgain(t *testing.T) {
 }
 
 func TestWholeKeepsNothing(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce)}
 	r.half(req)
 	req.Restart = true
@@ -136,7 +136,7 @@ func TestWholeKeepsNothing(t *testing.T) {
 
 // TestThreeOf503 is a server that has time for one request of four.
 func TestThreeOf503(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Flaky})}
 	for range 3 {
 		failed(t, r.download(req), Network, "503")
@@ -149,7 +149,7 @@ func TestThreeOf503(t *testing.T) {
 
 // TestFaultsInTheAddress is how scenarios without code ask for them.
 func TestFaultsInTheAddress(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)) + "?fault=cut&at=1048576&times=2&fault=novalidator", Digest: digest(image)}
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
@@ -163,11 +163,11 @@ func TestFaultsInTheAddress(t *testing.T) {
 // TestBodyOfAnotherLength has what net/http finds out by itself where an answer has
 // a length, and a part of a file or a local file may still do.
 func TestBodyOfAnotherLength(t *testing.T) {
-	short := &received{Reader: bytes.NewReader(image), left: int64(len(image)) + 100, bounded: true,
+	short := &boundedBody{Reader: bytes.NewReader(image), left: int64(len(image)) + 100, bounded: true,
 		broken: func(left int64, err error) error { return bodyError(t.Context(), left, err) }}
 	_, err := io.ReadAll(short)
 	failed(t, err, Dropped, "100 bytes before the end")
-	body := &received{Reader: bytes.NewReader(image), left: 100, bounded: true}
+	body := &boundedBody{Reader: bytes.NewReader(image), left: 100, bounded: true}
 	_, err = io.ReadAll(body)
 	failed(t, err, BadSource, "longer than the server said")
 }
@@ -175,7 +175,7 @@ func TestBodyOfAnotherLength(t *testing.T) {
 // TestWholeAfterJoining has a mirror that serves other bytes of the same length:
 // joined to the first half they are wrong, and the second try sees to it.
 func TestWholeAfterJoining(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	other := fetchtest.Random(2, len(image))
 	req := Request{
 		URL:     r.server.Serve("/image.raw", fetchtest.Bytes(image), cutOnce, gone),
@@ -199,7 +199,7 @@ func TestWholeAfterJoining(t *testing.T) {
 }
 
 func TestCancel(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	url := r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Stall, At: 2 << 20})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	reason := errors.New("told to stop")
@@ -221,7 +221,7 @@ func TestCancel(t *testing.T) {
 }
 
 func TestNoSpace(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	p := r.part(disk.PartOptions{Reserve: 1 << 60})
 	err := r.into(p, Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image))})
 	failed(t, err, NoSpace)
@@ -231,7 +231,7 @@ func TestNoSpace(t *testing.T) {
 }
 
 func TestTooLarge(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	url := r.server.Serve("/image.raw", fetchtest.Repeated(image, 1<<30))
 	failed(t, r.download(Request{URL: url, MaxSize: 1 << 20}), BadSource, "larger than allowed")
 	if sent := r.server.Requests()[0].Sent; sent > 64<<20 {
@@ -240,7 +240,7 @@ func TestTooLarge(t *testing.T) {
 }
 
 func TestProgress(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	var progress Progress
 	p := r.part(disk.PartOptions{})
 	url := r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Cut, At: 1 << 20, Times: 1})
@@ -254,7 +254,7 @@ func TestProgress(t *testing.T) {
 }
 
 func TestBandwidthLimit(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	url := r.server.Serve("/image.raw", fetchtest.Bytes(bytes.Repeat([]byte{1}, 512<<10)))
 	began := time.Now()
 	if err := r.download(Request{URL: url, BandwidthLimit: 1 << 20}); err != nil {
@@ -286,7 +286,7 @@ func TestNothingIsSpliced(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
+			r := newFixture(t)
 			asked := 0
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 				body, status, at := other, http.StatusOK, 0

@@ -24,8 +24,8 @@ type s3Source struct {
 	bucket, key string
 }
 
-func (t *transfer) s3(a address) (source, error) {
-	b, err := t.net.bucket(a, t.net.bare)
+func (t *transfer) newS3Source(a address) (source, error) {
+	b, err := t.net.bucket(a, t.net.anonymous)
 	if err != nil {
 		return nil, err
 	}
@@ -36,10 +36,10 @@ func (t *transfer) s3(a address) (source, error) {
 }
 
 // get makes one GetObject; If-Match keeps it to the version that q goes on from.
-func (s *s3Source) get(ctx context.Context, q question) (*answer, error) {
+func (s *s3Source) get(ctx context.Context, q rangeRequest) (*response, error) {
 	var o minio.GetObjectOptions
 	o.Set("Accept-Encoding", "identity")
-	if q.part() {
+	if q.isPartial() {
 		if err := o.SetRange(q.offset, max(q.end-1, 0)); err != nil {
 			return nil, errChanged
 		}
@@ -49,12 +49,12 @@ func (s *s3Source) get(ctx context.Context, q question) (*answer, error) {
 	}
 	body, _, header, err := s.core.GetObject(ctx, s.bucket, s.key, o)
 	if err != nil {
-		return nil, s.failure(ctx, err, q)
+		return nil, s.classify(ctx, err, q)
 	}
-	got := &answer{body: body, total: -1, framed: true}
+	got := &response{body: body, total: -1, delimited: true}
 	got.etag, _ = validators(header)
-	if q.offset > 0 || q.part() && header.Get("Content-Range") != "" {
-		err = got.continues(header, q)
+	if q.offset > 0 || q.isPartial() && header.Get("Content-Range") != "" {
+		err = got.checkContinuation(header, q)
 	} else if n, perr := contentLength(header); perr == nil {
 		got.total = n
 	}
@@ -65,11 +65,11 @@ func (s *s3Source) get(ctx context.Context, q question) (*answer, error) {
 	return got, nil
 }
 
-// failure gives an error of minio its class, but for what means that the part is of
+// classify gives an error of minio its class, but for what means that the part is of
 // no use.
-func (s *s3Source) failure(ctx context.Context, err error, q question) error {
+func (s *s3Source) classify(ctx context.Context, err error, q rangeRequest) error {
 	switch code := minio.ToErrorResponse(err).StatusCode; {
-	case q.part() && (code == http.StatusPreconditionFailed || code == http.StatusRequestedRangeNotSatisfiable):
+	case q.isPartial() && (code == http.StatusPreconditionFailed || code == http.StatusRequestedRangeNotSatisfiable):
 		return errChanged
 	}
 	return s3Error(ctx, err)
@@ -104,15 +104,15 @@ func (c *Client) OpenBucket(target, credentials string) (*Bucket, error) {
 	if err != nil {
 		return nil, err
 	}
-	if a.force != "" && creds.files["access-key-id"] != "" && !net.mayTell(a.url) {
+	if a.force != "" && creds.files["access-key-id"] != "" && !net.mayAuthenticate(a.url) {
 		return nil, failf(BadConfig, "credentials would cross the network in the clear: use https for %s", a)
 	}
 	// There are many requests to make, and to each connection a handshake. A server
 	// that lets go of an idle one breaks the request that comes then, so be first.
-	net.bare.DisableKeepAlives = false
-	net.bare.MaxIdleConnsPerHost = 16
-	net.bare.IdleConnTimeout = 2 * time.Second
-	return net.bucket(a, &watchful{net.bare, c.times().stall, c.times().firstByte})
+	net.anonymous.DisableKeepAlives = false
+	net.anonymous.MaxIdleConnsPerHost = 16
+	net.anonymous.IdleConnTimeout = 2 * time.Second
+	return net.bucket(a, &stallTransport{net.anonymous, c.timings().stall, c.timings().firstByte})
 }
 
 // Close lets go of connections.
@@ -160,14 +160,14 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 	if a.url.RawQuery != "" {
 		return nil, failf(BadConfig, "address %s has a query: S3 has no use for it", a)
 	}
-	if err := n.allow(endpoint); err != nil {
+	if err := n.checkHost(endpoint); err != nil {
 		return nil, err
 	}
 	client, err := minio.New(endpoint.Host, &minio.Options{
-		Creds:        n.keys(a, endpoint),
+		Creds:        n.s3Credentials(a, endpoint),
 		Secure:       endpoint.Scheme == "https",
 		Region:       cmp.Or(a.region, n.creds.files["region"], "us-east-1"), // without one, the first request would ask for it
-		BucketLookup: n.creds.lookup(),
+		BucketLookup: n.creds.bucketLookup(),
 		Transport:    transport,
 		MaxRetries:   1,
 	})
@@ -181,9 +181,9 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 	return &Bucket{Client: client, Name: name, Path: strings.Trim(path, "/"), address: strings.TrimRight(shown, "/"), net: n}, nil
 }
 
-// keys returns what requests to endpoint are signed with, if it may be told.
-func (n *network) keys(a address, endpoint *url.URL) *s3credentials.Credentials {
-	if a.force != "" && !n.mayTell(endpoint) {
+// s3Credentials returns what requests to endpoint are signed with, if it may be told.
+func (n *network) s3Credentials(a address, endpoint *url.URL) *s3credentials.Credentials {
+	if a.force != "" && !n.mayAuthenticate(endpoint) {
 		return s3credentials.NewStaticV4("", "", "") // anonymous
 	}
 	files := n.creds.files
@@ -219,41 +219,41 @@ func s3Error(ctx context.Context, err error) error {
 	return failf(class, "S3 answers %d %s", answer.StatusCode, answer.Code)
 }
 
-// listing is one page of a list. An answer that is none (a web page, an error with
+// listBody is one page of a list. An answer that is none (a web page, an error with
 // status 200) is not an empty list: what is in no list may be deleted.
-type listing struct {
+type listBody struct {
 	io.Reader
-	begun bool
-	read  int
+	checked bool
+	read    int
 }
 
 const (
-	// maxListing bounds a page: 1000 keys, of 1 KiB each at most.
-	maxListing = 4 << 20
-	// listingHead is where the name of the root has to be.
-	listingHead = 1 << 10
+	// maxListBody bounds a page: 1000 keys, of 1 KiB each at most.
+	maxListBody = 4 << 20
+	// listBodyHead is where the name of the root has to be.
+	listBodyHead = 1 << 10
 )
 
-func (l *listing) Read(p []byte) (int, error) {
-	if !l.begun {
-		head := make([]byte, listingHead)
+func (l *listBody) Read(p []byte) (int, error) {
+	if !l.checked {
+		head := make([]byte, listBodyHead)
 		n, err := io.ReadFull(l.Reader, head)
 		if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
 			return 0, err
 		}
-		if !isListing(head[:n]) {
+		if !isListResult(head[:n]) {
 			return 0, errNotS3
 		}
-		l.Reader, l.begun = io.MultiReader(bytes.NewReader(head[:n]), l.Reader), true
+		l.Reader, l.checked = io.MultiReader(bytes.NewReader(head[:n]), l.Reader), true
 	}
 	n, err := l.Reader.Read(p)
-	if l.read += n; l.read > maxListing {
+	if l.read += n; l.read > maxListBody {
 		return n, failf(Refused, "the server lists without end")
 	}
 	return n, err
 }
 
-func isListing(head []byte) bool {
+func isListResult(head []byte) bool {
 	for tokens := xml.NewDecoder(bytes.NewReader(head)); ; {
 		token, err := tokens.Token()
 		if err != nil {

@@ -21,7 +21,7 @@ import (
 
 // s3 gives the rig credentials for its own server, which knows as much of S3 as a
 // download needs: GET with Range and If-Match.
-func (r *rig) s3() {
+func (r *fixture) s3() {
 	r.secret("bucket", map[string]string{
 		"access-key-id": "key" + marker, "secret-access-key": marker, "session-token": "token" + marker,
 		"endpoint": r.server.URL, "region": "eu-central-1",
@@ -50,7 +50,7 @@ func TestS3(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
+			r := newFixture(t)
 			r.s3()
 			r.server.Serve("/images/dir/image.raw", fetchtest.Bytes(image), tt.faults...)
 			err := r.download(Request{URL: strings.ReplaceAll(tt.url, "SERVER", r.server.URL), Credentials: "bucket"})
@@ -79,7 +79,7 @@ func TestS3(t *testing.T) {
 
 // TestS3MirrorSeesNoKeys: a mirror on another host is asked without a signature.
 func TestS3MirrorSeesNoKeys(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	r.s3()
 	other := fetchtest.Start(t)
 	other.Serve("/images/image.raw", fetchtest.Bytes(image))
@@ -96,7 +96,7 @@ func TestS3MirrorSeesNoKeys(t *testing.T) {
 }
 
 func TestS3RefusedHost(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	r.client.AllowLoopback = false
 	r.s3()
 	failed(t, r.download(Request{URL: "s3://images/image.raw", Credentials: "bucket"}), BadConfig, "loopback")
@@ -104,7 +104,7 @@ func TestS3RefusedHost(t *testing.T) {
 }
 
 func TestS3Unreachable(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	err := r.download(Request{URL: "s3::http://127.0.0.1:1/images/image.raw"})
 	failed(t, err, Network, "connection refused")
 	if strings.Contains(err.Error(), "Get ") {
@@ -112,7 +112,7 @@ func TestS3Unreachable(t *testing.T) {
 	}
 }
 
-func (r *rig) bucket(target, credentials string) *Bucket {
+func (r *fixture) bucket(target, credentials string) *Bucket {
 	r.t.Helper()
 	b, err := r.client.OpenBucket(target, credentials)
 	if err != nil {
@@ -155,7 +155,7 @@ func TestBucketStalls(t *testing.T) {
 	}
 	defer deaf.Close()
 	for url, word := range map[string]string{silent.URL: "no answer in time", halfway.URL: "stalled", "http://" + deaf.Addr().String(): "stalled"} {
-		r := &rig{t: t, client: &Client{AllowLoopback: true, timing: timing{connect: time.Second, firstByte: 200 * time.Millisecond, stall: 100 * time.Millisecond}}}
+		r := &fixture{t: t, client: &Client{AllowLoopback: true, timing: timing{connect: time.Second, firstByte: 200 * time.Millisecond, stall: 100 * time.Millisecond}}}
 		b := r.bucket("s3::"+url+"/images/", "")
 		if url != halfway.URL {
 			failed(t, put(t, b, make([]byte, 32<<20)), Network, word)
@@ -189,7 +189,7 @@ func TestBucketKeepsConnections(t *testing.T) {
 	}
 	server.Start()
 	defer server.Close()
-	r := &rig{t: t, client: &Client{AllowLoopback: true}}
+	r := &fixture{t: t, client: &Client{AllowLoopback: true}}
 	b := r.bucket("s3::"+server.URL+"/images/", "")
 	for range 5 {
 		if err := put(t, b, make([]byte, 1<<20)); err != nil {
@@ -205,7 +205,7 @@ func TestBucketKeepsConnections(t *testing.T) {
 
 // TestBucketRefused has addresses that no request is made for.
 func TestBucketRefused(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	r.s3()
 	_, err := r.client.OpenBucket("s3::http://images.example.com/bucket", "bucket")
 	failed(t, err, BadConfig, "in the clear")
@@ -218,7 +218,7 @@ func TestBucketRefused(t *testing.T) {
 // TestLonghornSecret reads the secret of a backup target of Longhorn.
 func TestLonghornSecret(t *testing.T) {
 	server, ca := fetchtest.StartTLS(t)
-	r := newRig(t)
+	r := newFixture(t)
 	host := strings.TrimPrefix(server.URL, "https://")
 	secret := func(change map[string]string) map[string]string {
 		files := map[string]string{
@@ -265,7 +265,7 @@ func TestVirtualHostedStyle(t *testing.T) {
 	hosts := make(chan string, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { hosts <- r.Host + r.URL.Path }))
 	defer server.Close()
-	r := newRig(t)
+	r := newFixture(t)
 	endpoint := strings.Replace(server.URL, "127.0.0.1", "localhost", 1)
 	for style, want := range map[string]string{"true": "images.HOST/x.blk", "false": "HOST/images/x.blk"} {
 		r.secret(style, map[string]string{"endpoint": endpoint, "virtual-hosted-style": style})

@@ -54,8 +54,8 @@ func TestWatched(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				defer cancel(nil)
-				w := &watched{
-					Reader: &trickle{ctx.Done(), tt.n, tt.every, 400 * tt.n}, window: defaultTiming.stall, giveUp: cancel,
+				w := &stallReader{
+					Reader: &trickle{ctx.Done(), tt.n, tt.every, 400 * tt.n}, window: defaultTiming.stall, cancel: cancel,
 				}
 				began := time.Now()
 				var err error
@@ -80,7 +80,7 @@ func TestPacedIsNoStall(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
 		const size, limit = 100 << 10, 512
-		w := &watched{Reader: &trickle{ctx.Done(), 1 << 10, 0, size}, window: defaultTiming.stall, giveUp: cancel}
+		w := &stallReader{Reader: &trickle{ctx.Done(), 1 << 10, 0, size}, window: defaultTiming.stall, cancel: cancel}
 		began := time.Now()
 		n, err := io.Copy(io.Discard, RateLimitReader(ctx, w, NewLimiter(limit)))
 		if n != size || err != nil {

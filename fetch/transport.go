@@ -18,31 +18,31 @@ import (
 // network is how one transfer reaches servers: with whose credentials, through
 // which proxy, and never to a host that is refused.
 type network struct {
-	client   *Client
-	creds    *credentials
-	own      string          // the origin that the credentials are for
-	bare     *http.Transport // knows no secret
-	personal *http.Transport // presents the client certificate
+	client            *Client
+	creds             *credentials
+	credentialsOrigin string          // the origin that the credentials are for
+	anonymous         *http.Transport // knows no secret
+	authenticated     *http.Transport // presents the client certificate
 }
 
 // network makes the connections of a transfer whose credentials are for the
 // origin of declared, and for the hosts that the credentials themselves name.
 func (c *Client) network(creds *credentials, declared address) (*network, error) {
-	n := &network{client: c, creds: creds, own: origin(declared.url)}
-	if creds.secret() && declared.url.Scheme == "http" && !n.mayTell(declared.url) {
+	n := &network{client: c, creds: creds, credentialsOrigin: webOrigin(declared.url)}
+	if creds.hasHeaders() && declared.url.Scheme == "http" && !n.mayAuthenticate(declared.url) {
 		return nil, failf(BadConfig, "credentials would cross the network in the clear: use https for %s", declared)
 	}
 	proxy, err := proxyFromEnvironment()
 	if err != nil {
 		return nil, err
 	}
-	n.bare, n.personal = n.transport(proxy, nil), n.transport(proxy, creds.certificate)
+	n.anonymous, n.authenticated = n.transport(proxy, nil), n.transport(proxy, creds.certificate)
 	return n, nil
 }
 
 func (n *network) close() {
-	n.bare.CloseIdleConnections()
-	n.personal.CloseIdleConnections()
+	n.anonymous.CloseIdleConnections()
+	n.authenticated.CloseIdleConnections()
 }
 
 // transport makes one that speaks HTTP/1.1 only: one large body at a time gains
@@ -50,13 +50,13 @@ func (n *network) close() {
 // of the rate. Connections are not kept, for there is one request to make on each;
 // what a server sends past the end of a body would otherwise end up on stderr.
 func (n *network) transport(p *proxy, cert *tls.Certificate) *http.Transport {
-	t := n.client.times()
+	t := n.client.timings()
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: n.creds.roots}
 	if cert != nil {
 		config.Certificates = []tls.Certificate{*cert}
 	}
 	return &http.Transport{
-		Proxy:                  p.of,
+		Proxy:                  p.forRequest,
 		DialContext:            n.dialer(p),
 		TLSClientConfig:        config,
 		TLSHandshakeTimeout:    t.connect,
@@ -72,10 +72,10 @@ func (n *network) transport(p *proxy, cert *tls.Certificate) *http.Transport {
 // dialer refuses what refuseDial refuses, except on the way to a proxy, which
 // the operator has chosen.
 func (n *network) dialer(p *proxy) func(context.Context, string, string) (net.Conn, error) {
-	open := &net.Dialer{Timeout: n.client.times().connect}
+	open := &net.Dialer{Timeout: n.client.timings().connect}
 	guarded := *open
 	if !n.client.AllowLoopback {
-		guarded.Control = refuseDial
+		guarded.Control = checkDial
 	}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if p.addresses[addr] {
@@ -91,41 +91,41 @@ func (n *network) roundTrip(ctx context.Context, u *url.URL, header http.Header)
 		Method: http.MethodGet, URL: u, Host: u.Host, Header: header.Clone(),
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}).WithContext(ctx)
-	if n.mayTell(u) {
-		n.creds.apply(r.Header)
-		return n.personal.RoundTrip(r)
+	if n.mayAuthenticate(u) {
+		n.creds.setHeaders(r.Header)
+		return n.authenticated.RoundTrip(r)
 	}
-	return n.bare.RoundTrip(r)
+	return n.anonymous.RoundTrip(r)
 }
 
-// mayTell reports whether u may see the credentials: its origin is the declared
+// mayAuthenticate reports whether u may see the credentials: its origin is the declared
 // one, or named by the credentials, and nobody can listen on the way.
-func (n *network) mayTell(u *url.URL) bool {
-	if u.Scheme != "https" && !loopback(u.Hostname()) {
+func (n *network) mayAuthenticate(u *url.URL) bool {
+	if u.Scheme != "https" && !isLoopback(u.Hostname()) {
 		return false
 	}
-	return origin(u) == n.own || n.creds.hosts[u.Host]
+	return webOrigin(u) == n.credentialsOrigin || n.creds.hosts[u.Host]
 }
 
 // credentialsHint says what to do about a server that wants credentials.
 func (n *network) credentialsHint(u *url.URL) string {
 	switch {
-	case !n.creds.secret() && n.creds.certificate == nil:
+	case !n.creds.hasHeaders() && n.creds.certificate == nil:
 		return "no credentials are declared for it"
-	case !n.mayTell(u):
+	case !n.mayAuthenticate(u):
 		return "the credentials are for another host, and this one did not see them (name it in their file \"hosts\")"
 	}
 	return "it does not accept the credentials"
 }
 
-// loopback reports whether a host as it is spelled is this machine.
-func loopback(host string) bool {
+// isLoopback reports whether a host as it is spelled is this machine.
+func isLoopback(host string) bool {
 	var refused *hostError
 	return errors.As(checkHost(host), &refused) && refused.kind == "loopback"
 }
 
-// origin is what a browser would call so: scheme, host and port.
-func origin(u *url.URL) string { return u.Scheme + "://" + hostPort(u) }
+// webOrigin is what a browser would call so: scheme, host and port.
+func webOrigin(u *url.URL) string { return u.Scheme + "://" + hostPort(u) }
 
 func hostPort(u *url.URL) string {
 	port := u.Port()
@@ -157,7 +157,7 @@ func proxyFromEnvironment() (*proxy, error) {
 	return p, nil
 }
 
-func (p *proxy) of(r *http.Request) (*url.URL, error) { return p.find(r.URL) }
+func (p *proxy) forRequest(r *http.Request) (*url.URL, error) { return p.find(r.URL) }
 
 // hostError refuses a host that only this machine or its link can mean: an image
 // from there would be another on every node, and a door to what listens there.
@@ -194,9 +194,9 @@ func checkIP(host string, ip netip.Addr) error {
 	return nil
 }
 
-// refuseDial is the Control of a net.Dialer: it sees the address that a name was
+// checkDial is the Control of a net.Dialer: it sees the address that a name was
 // resolved to, so that no name service can lead us where no address may.
-func refuseDial(_, address string, _ syscall.RawConn) error {
+func checkDial(_, address string, _ syscall.RawConn) error {
 	ap, err := netip.ParseAddrPort(address)
 	if err != nil {
 		return fmt.Errorf("dial %s: %w", address, err)
@@ -213,7 +213,7 @@ const maxRedirects = 10
 func (n *network) follow(ctx context.Context, u *url.URL, header http.Header) (*http.Response, *url.URL, error) {
 	seen := map[string]bool{}
 	for range maxRedirects + 1 {
-		if err := n.allow(u); err != nil {
+		if err := n.checkHost(u); err != nil {
 			return nil, u, err
 		}
 		seen[u.String()] = true
@@ -221,7 +221,7 @@ func (n *network) follow(ctx context.Context, u *url.URL, header http.Header) (*
 		if err != nil {
 			return nil, u, requestError(ctx, err)
 		}
-		next, err := target(resp, u)
+		next, err := redirectTarget(resp, u)
 		if err != nil || next == nil {
 			if err != nil {
 				resp.Body.Close()
@@ -237,8 +237,8 @@ func (n *network) follow(ctx context.Context, u *url.URL, header http.Header) (*
 	return nil, u, failf(Refused, "more than %d redirects, the last one to %s", maxRedirects, redact(u))
 }
 
-// allow judges where a request is about to go.
-func (n *network) allow(u *url.URL) error {
+// checkHost judges where a request is about to go.
+func (n *network) checkHost(u *url.URL) error {
 	if n.client.AllowLoopback {
 		return nil
 	}
@@ -248,8 +248,8 @@ func (n *network) allow(u *url.URL) error {
 	return nil
 }
 
-// target returns where resp, the answer of from, redirects to, or nil.
-func target(resp *http.Response, from *url.URL) (*url.URL, error) {
+// redirectTarget returns where resp, the answer of from, redirects to, or nil.
+func redirectTarget(resp *http.Response, from *url.URL) (*url.URL, error) {
 	switch resp.StatusCode {
 	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther,
 		http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
@@ -280,10 +280,10 @@ func requestError(ctx context.Context, err error) error {
 		return context.Cause(ctx)
 	case errors.As(err, &refused):
 		return &Error{Class: BadConfig, Err: refused}
-	case broken(err):
-		return &Error{Class: Dropped, Err: fmt.Errorf("connection broke before the answer: %w", bare(err))}
-	case timedOut(err):
-		return &Error{Class: Network, Err: fmt.Errorf("no answer in time: %w", bare(err))}
+	case isConnectionLost(err):
+		return &Error{Class: Dropped, Err: fmt.Errorf("connection broke before the answer: %w", withoutURL(err))}
+	case isTimeout(err):
+		return &Error{Class: Network, Err: fmt.Errorf("no answer in time: %w", withoutURL(err))}
 	}
-	return &Error{Class: Network, Err: bare(err)}
+	return &Error{Class: Network, Err: withoutURL(err)}
 }

@@ -14,7 +14,7 @@ import (
 // TestProxy sends a download for a host that does not exist through a proxy, which
 // is on loopback and may be, although sources there are refused.
 func TestProxy(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	r.client.AllowLoopback = false
 	origin := fetchtest.New()
 	origin.Serve("/image.raw", fetchtest.Bytes(image))
@@ -35,7 +35,7 @@ func TestProxy(t *testing.T) {
 }
 
 func TestProxyKeepsItsPassword(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	t.Setenv("HTTPS_PROXY", "http://user:"+marker+"@127.0.0.1:1/")
 	failed(t, r.download(Request{URL: "https://images.invalid/image.raw"}), Network, "refused")
 }
@@ -44,7 +44,7 @@ func TestRefusedHosts(t *testing.T) {
 	hosts := []string{"127.0.0.1", "127.0.0.2", "0.0.0.0", "localhost", "LOCALHOST.", "a.localhost", "[::1]", "[::]",
 		"169.254.169.254", "[fe80::1]", "[::ffff:127.0.0.1]"}
 	for _, host := range hosts {
-		r := newRig(t)
+		r := newFixture(t)
 		r.client.AllowLoopback = false
 		err := r.download(Request{URL: "http://" + host + ":1/image.raw"})
 		failed(t, err, BadConfig, "refused unless allowLoopbackSources is set")
@@ -52,7 +52,7 @@ func TestRefusedHosts(t *testing.T) {
 }
 
 func TestRedirectToRefusedHost(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	r.client.AllowLoopback = false
 	origin := fetchtest.New()
 	origin.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: "http://127.0.0.1:1/x?" + marker})
@@ -65,12 +65,12 @@ func TestRedirectToRefusedHost(t *testing.T) {
 // TestRefusedWhenDialled is the case of a name that resolves to loopback.
 func TestRefusedWhenDialled(t *testing.T) {
 	for _, addr := range []string{"127.0.0.1:80", "[::1]:80", "169.254.169.254:80", "0.0.0.0:80", "[::ffff:127.0.0.1]:80", "[fe80::1%lo]:80"} {
-		if err := refuseDial("tcp", addr, nil); err == nil {
+		if err := checkDial("tcp", addr, nil); err == nil {
 			t.Errorf("dialling %s is not refused", addr)
 		}
 	}
 	for _, addr := range []string{"10.0.0.1:80", "192.0.2.1:443", "[2001:db8::1]:443"} {
-		if err := refuseDial("tcp", addr, nil); err != nil {
+		if err := checkDial("tcp", addr, nil); err != nil {
 			t.Errorf("dialling %s is refused: %v", addr, err)
 		}
 	}
@@ -80,7 +80,7 @@ func TestRefusedWhenDialled(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := fetchtest.Start(t)
-	if conn, err := n.bare.DialContext(context.Background(), "tcp", strings.TrimPrefix(s.URL, "http://")); err == nil {
+	if conn, err := n.anonymous.DialContext(context.Background(), "tcp", strings.TrimPrefix(s.URL, "http://")); err == nil {
 		conn.Close()
 		t.Error("the transport dialled loopback")
 	}

@@ -25,7 +25,7 @@ import (
 func (t *transfer) unpack(ctx context.Context, part *disk.Part) error {
 	u := &unpacker{part: part, packing: t.packing, request: t.request}
 	defer u.stop()
-	if err := t.pull(ctx, u); err != nil {
+	if err := t.fetchAny(ctx, u); err != nil {
 		return err
 	}
 	return u.finish()
@@ -80,21 +80,21 @@ func (u *unpacker) run(out io.Reader) error {
 	var packed atomic.Int64 // bytes; decompressors read ahead in goroutines
 	r, err := u.packing.reader(CountReader(context.Background(), out, &packed))
 	if err != nil {
-		return u.corrupt(err)
+		return u.corruptError(err)
 	}
 	defer r.Close()
-	_, err = u.part.ReadFrom(&unpacked{unpacker: u, from: r, packed: &packed})
+	_, err = u.part.ReadFrom(&boundedReader{unpacker: u, from: r, packed: &packed})
 	return err
 }
 
-func (u *unpacker) corrupt(err error) error {
+func (u *unpacker) corruptError(err error) error {
 	switch {
 	case errors.Is(err, errStopped):
 		return errStopped
 	case errors.Is(err, xz.ErrMemlimit):
 		return failf(BadSource, "unpack %s: the dictionary is larger than %d MiB, which is not supported", u.packing, maxWindow>>20)
 	}
-	return failf(BadSource, "unpack %s: %w", u.packing, bare(err))
+	return failf(BadSource, "unpack %s: %w", u.packing, withoutURL(err))
 }
 
 // ReadFrom hands the packed bytes of r on.
@@ -151,15 +151,15 @@ const (
 	freeRatio = 64 << 20
 )
 
-// unpacked reads what comes out of a decompressor, and holds it to its bounds.
-type unpacked struct {
+// boundedReader reads what comes out of a decompressor, and holds it to its bounds.
+type boundedReader struct {
 	*unpacker
 	from   io.Reader
 	packed *atomic.Int64
 	came   int64
 }
 
-func (r *unpacked) Read(p []byte) (int, error) {
+func (r *boundedReader) Read(p []byte) (int, error) {
 	n, err := r.from.Read(p)
 	r.came += int64(n)
 	if limit := r.request.MaxSize; limit > 0 && r.came > limit {
@@ -169,7 +169,7 @@ func (r *unpacked) Read(p []byte) (int, error) {
 		return n, failf(BadSource, "unpack %s: %d packed bytes became more than %d times as many: refused", r.packing, in, maxRatio)
 	}
 	if err != nil && err != io.EOF {
-		return n, r.corrupt(err)
+		return n, r.corruptError(err)
 	}
 	return n, err
 }

@@ -92,7 +92,7 @@ func TestUnpack(t *testing.T) {
 				continue
 			}
 			t.Run(string(p)+" "+tt.name, func(t *testing.T) {
-				r := newRig(t)
+				r := newFixture(t)
 				tt.req.URL = r.server.Serve("/image.raw."+string(p), fetchtest.Bytes(tt.body), tt.faults...)
 				err := r.download(tt.req)
 				if tt.word != "" {
@@ -110,7 +110,7 @@ func TestUnpack(t *testing.T) {
 }
 
 func TestUnpackStartsOverInAnotherProcess(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	packed := pack(t, packedGz, image)
 	req := Request{URL: r.server.Serve("/image.raw.gz", fetchtest.Bytes(packed), stallOnce)}
 	r.half(req)
@@ -142,7 +142,7 @@ func TestUnpackChoice(t *testing.T) {
 	}
 	_, err := packingOf("rar", nil)
 	failed(t, err, BadConfig, "use auto")
-	r := newRig(t)
+	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/a.raw", fetchtest.Bytes(image)), Mirrors: []string{r.server.Serve("/a.raw.xz", fetchtest.Bytes(image))}}
 	failed(t, r.download(req), BadConfig, "a.raw.xz is packed as xz")
 }
@@ -151,7 +151,7 @@ func TestUnpackChoice(t *testing.T) {
 func TestBombs(t *testing.T) {
 	race.Skip(t)
 	const size = 80 << 20
-	r := newRig(t)
+	r := newFixture(t)
 	zeros, ones := pack(t, packedZst, make([]byte, size)), pack(t, packedZst, bytes.Repeat([]byte{1}, size))
 	if err := r.download(Request{URL: r.server.Serve("/zeros.zst", fetchtest.Bytes(zeros))}); err != nil {
 		t.Errorf("%d zeros in %d bytes are refused: %v", size, len(zeros), err)
@@ -176,7 +176,7 @@ func TestMemoryOfXz(t *testing.T) {
 	checksum := block[len(block)-4:]
 	binary.LittleEndian.PutUint32(checksum, crc32.ChecksumIEEE(block[:len(block)-4]))
 	packed = append(packed, later...)
-	r := newRig(t)
+	r := newFixture(t)
 	err := r.download(Request{URL: r.server.Serve("/image.xz", fetchtest.Bytes(packed))})
 	failed(t, err, BadSource, "dictionary")
 }
@@ -184,7 +184,7 @@ func TestMemoryOfXz(t *testing.T) {
 // TestGzipOfGzip: some servers call a .gz file encoded, which it is not.
 func TestGzipOfGzip(t *testing.T) {
 	race.Skip(t)
-	r := newRig(t)
+	r := newFixture(t)
 	url := r.server.Serve("/image.raw.gz", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Gzip})
 	if err := r.download(Request{URL: url}); err != nil {
 		t.Fatal(err)
@@ -193,7 +193,7 @@ func TestGzipOfGzip(t *testing.T) {
 }
 
 func TestCancelWhileUnpacking(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	url := r.server.Serve("/image.raw.zst", fetchtest.Bytes(pack(t, packedZst, image)), fetchtest.Fault{Kind: fetchtest.Stall, At: 1 << 20})
 	ctx, cancel := context.WithCancel(context.Background())
 	var progress Progress
