@@ -33,27 +33,27 @@ func BenchmarkSync(b *testing.B) {
 	} {
 		b.Run(image.name, func(b *testing.B) {
 			d := newDisk(b)
-			c := fillDisk(b, d, image.size, &strided{size: image.size, stride: image.stride, random: rand.NewChaCha8([32]byte{3})})
+			c := fillDisk(b, d, image.size, &sparseReader{size: image.size, stride: image.stride, random: rand.NewChaCha8([32]byte{3})})
 			from := startSender(b, "node1", d, "127.0.0.1:0")
 			daemon := startRsync(b, d)
 			backing := (&testNode{disk: d}).backing(parrot)
-			var ours []outcome
-			var hash []cost
+			var ours []pullResult
+			var hash []hashCost
 			var rsync []time.Duration
 			for b.Loop() {
-				warm(b, backing)
-				hash = append(hash, hashAlone(b, image.size))
+				fillPageCache(b, backing)
+				hash = append(hash, hashOnly(b, image.size))
 				if daemon != "" {
-					warm(b, backing)
+					fillPageCache(b, backing)
 					rsync = append(rsync, runRsync(b, daemon))
 				}
-				warm(b, backing)
+				fillPageCache(b, backing)
 				path := b.TempDir()
-				ours = append(ours, pullInProcess(b, path, order{Sources: []Source{from.source}, Size: image.size, Digest: c.SHA512}, nil))
+				ours = append(ours, pullInProcess(b, path, pullJob{Sources: []Source{from.source}, Size: image.size, Digest: c.SHA512}, nil))
 				os.RemoveAll(path)
 			}
-			o := median(ours, func(o outcome) float64 { return o.Seconds })
-			h := median(hash, func(c cost) float64 { return c.wall.Seconds() })
+			o := median(ours, func(o pullResult) float64 { return o.Seconds })
+			h := median(hash, func(c hashCost) float64 { return c.wall.Seconds() })
 			b.ReportMetric(0, "ns/op") // the sum of all says nothing
 			b.ReportMetric(o.Seconds, "s")
 			b.ReportMetric(o.Seconds/h.wall.Seconds(), "wall/sha512")
@@ -62,7 +62,7 @@ func BenchmarkSync(b *testing.B) {
 				b.ReportMetric(o.Seconds/median(rsync, time.Duration.Seconds).Seconds(), "wall/rsync")
 			}
 			b.ReportMetric(float64(o.RSS)/mib, "MiB-rss")
-			b.ReportMetric(float64(resident(b, from.Process.Pid))/mib, "MiB-sender")
+			b.ReportMetric(float64(peakRSS(b, from.Process.Pid))/mib, "MiB-sender")
 		})
 	}
 }
@@ -72,13 +72,13 @@ func median[T any](all []T, by func(T) float64) T {
 	return all[len(all)/2]
 }
 
-// strided reads random bytes with zeros between them.
-type strided struct {
+// sparseReader reads random bytes with zeros between them.
+type sparseReader struct {
 	at, size, stride int64
 	random           io.Reader
 }
 
-func (s *strided) Read(p []byte) (int, error) {
+func (s *sparseReader) Read(p []byte) (int, error) {
 	const data = 64 << 20
 	if s.at == s.size {
 		return 0, io.EOF
@@ -95,17 +95,17 @@ func (s *strided) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// warm brings a file into the page cache, for every way alike.
-func warm(b *testing.B, name string) {
+// fillPageCache brings a file into the page cache, for every way alike.
+func fillPageCache(b *testing.B, name string) {
 	if err := exec.Command("cat", name).Run(); err != nil {
 		b.Fatal(err)
 	}
 }
 
-// cost is what SHA-512 alone takes.
-type cost struct{ wall, cpu time.Duration }
+// hashCost is what SHA-512 alone takes.
+type hashCost struct{ wall, cpu time.Duration }
 
-func hashAlone(b *testing.B, size int64) cost {
+func hashOnly(b *testing.B, size int64) hashCost {
 	block := make([]byte, mib)
 	rand.NewChaCha8([32]byte{4}).Read(block)
 	begun, used := time.Now(), cpuTime(b)
@@ -114,7 +114,7 @@ func hashAlone(b *testing.B, size int64) cost {
 		h.Write(block)
 	}
 	h.Sum(nil)
-	return cost{time.Since(begun), cpuTime(b) - used}
+	return hashCost{time.Since(begun), cpuTime(b) - used}
 }
 
 // cpuTime returns what this process has used.

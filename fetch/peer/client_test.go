@@ -20,15 +20,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// liar starts a peer that answers as answer does.
-func liar(t *testing.T, answer http.HandlerFunc) Address {
+// startFakePeer starts a peer that answers as answer does.
+func startFakePeer(t *testing.T, answer http.HandlerFunc) Address {
 	s := httptest.NewServer(answer)
 	t.Cleanup(s.Close)
 	return Address{Node: "node1", URL: s.URL}
 }
 
-// forEver writes text again and again until nobody listens.
-func forEver(w io.Writer, text string) {
+// writeForever writes text again and again until nobody listens.
+func writeForever(w io.Writer, text string) {
 	block := []byte(strings.Repeat(text, 1+64<<10/len(text)))
 	for {
 		if _, err := w.Write(block); err != nil {
@@ -37,7 +37,7 @@ func forEver(w io.Writer, text string) {
 	}
 }
 
-func TestHostileStates(t *testing.T) {
+func TestStateRejectsHostileResponses(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		answer http.HandlerFunc
@@ -45,16 +45,16 @@ func TestHostileStates(t *testing.T) {
 	}{
 		{"too large", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", strconv.Itoa(maxStateSize+1))
-			forEver(w, " ")
+			writeForever(w, " ")
 		}, "too large"},
-		{"endless", func(w http.ResponseWriter, _ *http.Request) { forEver(w, " ") }, "too large"},
+		{"endless", func(w http.ResponseWriter, _ *http.Request) { writeForever(w, " ") }, "too large"},
 		{"an endless list", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, nodeHead+diskHead)
-			forEver(w, "null,")
+			writeForever(w, "null,")
 		}, "name"},
 		{"an endless word", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, `{"node":"`)
-			forEver(w, "n")
+			writeForever(w, "n")
 		}, "too large"},
 		{"a bomb", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip")
@@ -62,7 +62,7 @@ func TestHostileStates(t *testing.T) {
 			z := gzip.NewWriter(&member)
 			_, _ = z.Write(bytes.Repeat([]byte(" "), 1<<20))
 			z.Close()
-			forEver(w, member.String())
+			writeForever(w, member.String())
 		}, "too large"},
 		{"packed garbage", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip")
@@ -94,7 +94,7 @@ func TestHostileStates(t *testing.T) {
 			if test.says == "too large" {
 				race.Skip(t)
 			}
-			at := liar(t, test.answer)
+			at := startFakePeer(t, test.answer)
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			_, _, err := newClient(t).State(t.Context(), at, "", 0)
@@ -109,7 +109,7 @@ func TestHostileStates(t *testing.T) {
 	}
 }
 
-func TestHostileData(t *testing.T) {
+func TestRangeRejectsUnexpectedResponses(t *testing.T) {
 	const body = "0123456789"
 	for _, test := range []struct {
 		name   string
@@ -127,7 +127,7 @@ func TestHostileData(t *testing.T) {
 		{"nothing", 204, nil, "unexpected response 204"},
 		{"not allowed", 403, nil, "403 Forbidden"},
 	} {
-		at := liar(t, func(w http.ResponseWriter, r *http.Request) {
+		at := startFakePeer(t, func(w http.ResponseWriter, r *http.Request) {
 			for key, values := range test.header {
 				w.Header()[key] = values
 			}
@@ -141,8 +141,8 @@ func TestHostileData(t *testing.T) {
 	}
 }
 
-func TestDataThatIsCutIsAnError(t *testing.T) {
-	at := liar(t, func(w http.ResponseWriter, _ *http.Request) {
+func TestTruncatedRangeIsUnexpectedEOF(t *testing.T) {
+	at := startFakePeer(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Range", "bytes 0-9/100")
 		w.Header().Set("Content-Length", "10")
 		w.WriteHeader(http.StatusPartialContent)
@@ -158,12 +158,12 @@ func TestDataThatIsCutIsAnError(t *testing.T) {
 	}
 }
 
-func TestBusyIsBounded(t *testing.T) {
+func TestRetryAfterIsLimited(t *testing.T) {
 	for after, want := range map[string]time.Duration{
 		"": time.Second, "1": time.Second, "0": minRetryAfter, "-1": time.Second, "2.5": 2500 * time.Millisecond,
 		"99999999999": maxRetryAfter, "1e400": time.Second, "NaN": time.Second, "+Inf": maxRetryAfter, "tomorrow": time.Second,
 	} {
-		at := liar(t, func(w http.ResponseWriter, _ *http.Request) {
+		at := startFakePeer(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Retry-After", after)
 			w.WriteHeader(http.StatusTooManyRequests)
 		})
@@ -175,8 +175,8 @@ func TestBusyIsBounded(t *testing.T) {
 	}
 }
 
-func TestLookTellsOfNothingElse(t *testing.T) {
-	at := liar(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(encode(stateWith("node1", 2))) })
+func TestCopiesRejectsOtherImages(t *testing.T) {
+	at := startFakePeer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(encode(stateWith("node1", 2))) })
 	_, err := newClient(t).Copies(t.Context(), at, "image-0000")
 	if err == nil || !strings.HasSuffix(err.Error(), "the response for image image-0000 has a copy of image-0001") {
 		t.Errorf("got %v", err)
@@ -186,8 +186,8 @@ func TestLookTellsOfNothingElse(t *testing.T) {
 	}
 }
 
-func TestTokenIsShown(t *testing.T) {
-	at := liar(t, func(w http.ResponseWriter, r *http.Request) {
+func TestClientSendsToken(t *testing.T) {
+	at := startFakePeer(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer open sesame" || r.Proto != "HTTP/1.1" {
 			httperror.New(http.StatusUnauthorized, "a token is required").Write(w)
 			return
@@ -205,14 +205,14 @@ func TestTokenIsShown(t *testing.T) {
 }
 
 // The environment cannot be asked: net/http reads it once, and never for loopback.
-func TestProxiesAreNotUsed(t *testing.T) {
+func TestNodeClientUsesNoProxy(t *testing.T) {
 	if newClient(t).http.Transport.(*http.Transport).Proxy != nil {
 		t.Error("it asks for a proxy")
 	}
 }
 
-// mute is a peer that takes the question and says no more than begin.
-func mute(t *testing.T, begin string) *Client {
+// silentPeerClient is a peer that takes the question and says no more than begin.
+func silentPeerClient(t *testing.T, begin string) *Client {
 	c := NewClient(nil, nil)
 	t.Cleanup(c.Close)
 	c.http.Transport.(*http.Transport).DialContext = func(context.Context, string, string) (net.Conn, error) {
@@ -227,18 +227,18 @@ func mute(t *testing.T, begin string) *Client {
 	return c
 }
 
-func TestSilenceHasAnEnd(t *testing.T) {
+func TestRequestsTimeOut(t *testing.T) {
 	at := Address{Node: "node1", URL: "http://node1:8000"}
 	for _, test := range []struct {
 		name, begin string
 		ask         func(context.Context, *Client) error
 		most        time.Duration
 	}{
-		{"state", "", stateOf(at, "", 0), 10 * time.Second},
-		{"a slow header", "HTTP/1.1 200 OK\r\nX-A: ", stateOf(at, "", 0), 10 * time.Second},
-		{"a slow body", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", stateOf(at, "", 0), 30 * time.Second},
-		{"long poll", "", stateOf(at, `"x"`, 30*time.Second), 40 * time.Second},
-		{"longer poll", "", stateOf(at, `"x"`, time.Hour), 70 * time.Second},
+		{"state", "", queryState(at, "", 0), 10 * time.Second},
+		{"a slow header", "HTTP/1.1 200 OK\r\nX-A: ", queryState(at, "", 0), 10 * time.Second},
+		{"a slow body", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", queryState(at, "", 0), 30 * time.Second},
+		{"long poll", "", queryState(at, `"x"`, 30*time.Second), 40 * time.Second},
+		{"longer poll", "", queryState(at, `"x"`, time.Hour), 70 * time.Second},
 		{"look", "", func(ctx context.Context, c *Client) error { _, err := c.Copies(ctx, at, "parrot"); return err }, 30 * time.Second},
 		{"data", "", func(ctx context.Context, c *Client) error {
 			_, err := c.openRange(ctx, Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
@@ -248,7 +248,7 @@ func TestSilenceHasAnEnd(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begun := time.Now()
-				err := test.ask(t.Context(), mute(t, test.begin))
+				err := test.ask(t.Context(), silentPeerClient(t, test.begin))
 				if took := time.Since(begun); took != test.most || err == nil || !strings.HasSuffix(err.Error(), "no response in time") {
 					t.Errorf("got %v after %v, want %v", err, took, test.most)
 				}
@@ -257,14 +257,14 @@ func TestSilenceHasAnEnd(t *testing.T) {
 	}
 }
 
-func stateOf(at Address, etag string, wait time.Duration) func(context.Context, *Client) error {
+func queryState(at Address, etag string, wait time.Duration) func(context.Context, *Client) error {
 	return func(ctx context.Context, c *Client) error {
 		_, _, err := c.State(ctx, at, etag, wait)
 		return err
 	}
 }
 
-func TestCancelledQuestionSaysSo(t *testing.T) {
+func TestCancelledRequestReturnsCanceled(t *testing.T) {
 	n := startNode(t, "node1")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

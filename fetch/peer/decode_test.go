@@ -15,12 +15,14 @@ import (
 )
 
 const (
-	nodeHead = `{"node":"node1","config":"c0ffee","disks":[`
-	diskHead = `{"name":"disk1","uuid":"3f1e","total":10,"free":5,"copies":[`
-	parrotIs = `"name":"parrot","uuid":"0a1b2c3d"`
+	nodeHead     = `{"node":"node1","config":"c0ffee","disks":[`
+	diskHead     = `{"name":"disk1","uuid":"3f1e","total":10,"free":5,"copies":[`
+	parrotFields = `"name":"parrot","uuid":"0a1b2c3d"`
 )
 
-func oneCopy(fields string) string { return nodeHead + diskHead + "{" + parrotIs + fields + "}]}]}" }
+func stateWithCopy(fields string) string {
+	return nodeHead + diskHead + "{" + parrotFields + fields + "}]}]}"
+}
 
 func TestDecodeRejectsInvalidStates(t *testing.T) {
 	sha512 := strings.Repeat("a", 128)
@@ -48,14 +50,14 @@ func TestDecodeRejectsInvalidStates(t *testing.T) {
 		{"a disk without a name", nodeHead + `{"uuid":"3f1e"}]}`, "disk"},
 		{"a duplicate disk", nodeHead + diskHead + "]}," + diskHead + "]}]}", `duplicate disk "disk1"`},
 		{"null as copy", nodeHead + diskHead + "null]}]}", "name"},
-		{"a duplicate copy", nodeHead + diskHead + "{" + parrotIs + "},{" + parrotIs + "}]}]}", "duplicate copy parrot-0a1b2c3d"},
+		{"a duplicate copy", nodeHead + diskHead + "{" + parrotFields + "},{" + parrotFields + "}]}]}", "duplicate copy parrot-0a1b2c3d"},
 		{"an image name with a path", nodeHead + diskHead + `{"name":"../etc","uuid":"0a1b2c3d"}]}]}`, "use a-z"},
 		{"no uuid", nodeHead + diskHead + `{"name":"parrot"}]}]}`, "8 hex digits"},
-		{"a size beyond int64", oneCopy(`,"size":99999999999999999999`), "number"},
-		{"a short digest", oneCopy(`,"sha512":"abcd"`), "4 digits"},
-		{"a SHA-512 as sha256", oneCopy(`,"sha256":"` + sha512 + `"`), "algorithm"},
-		{"a SHA-512 as chunks", oneCopy(`,"chunks":"` + sha512 + `"`), "algorithm"},
-		{"an invalid time", oneCopy(`,"verified":"yesterday"`), "yesterday"},
+		{"a size beyond int64", stateWithCopy(`,"size":99999999999999999999`), "number"},
+		{"a short digest", stateWithCopy(`,"sha512":"abcd"`), "4 digits"},
+		{"a SHA-512 as sha256", stateWithCopy(`,"sha256":"` + sha512 + `"`), "algorithm"},
+		{"a SHA-512 as chunks", stateWithCopy(`,"chunks":"` + sha512 + `"`), "algorithm"},
+		{"an invalid time", stateWithCopy(`,"verified":"yesterday"`), "yesterday"},
 		{"a duplicate unknown field", "{" + strings.Repeat(`"a":1,`, 2) + `"node":"n"}`, "duplicate field"},
 		{"too many fields", "{" + manyFields.String() + `"node":"n"}`, "more than 256 fields"},
 		{"deep nesting", strings.Repeat(`{"a":`, 20000), "depth"},
@@ -89,7 +91,7 @@ func TestDecodeLimitsDisksAndCopies(t *testing.T) {
 // A newer version may send unknown words, unknown fields and longer texts.
 func TestDecodeAcceptsStatesOfOtherVersions(t *testing.T) {
 	long := strings.Repeat("ä", maxMessage)
-	text := oneCopy(`,"state":"dreaming","format":"vmdk","message":"` + long + `","using":"a\u001b[2Jb",
+	text := stateWithCopy(`,"state":"dreaming","format":"vmdk","message":"` + long + `","using":"a\u001b[2Jb",
 		"new":{"deep":[1,{"x":null}]},"try":{"attempts":-4,"since":1e300,"again":-1e300,"new":1}`)
 	s, err := decodeState(strings.NewReader(strings.Replace(text, `"config"`, `"new":[[]],"config"`, 1)))
 	if err != nil {
@@ -135,7 +137,7 @@ func TestDecodeReadsEachField(t *testing.T) {
 // An invalid size of one file or disk does not invalidate the whole state.
 func TestDecodeCorrectsInvalidSizes(t *testing.T) {
 	for _, size := range []string{`"size":-1`, `"virtualSize":1125899906842625`} {
-		s, err := decodeState(strings.NewReader(oneCopy(`,"state":"ready","sha512":"` + strings.Repeat("ab", 64) + `",` + size)))
+		s, err := decodeState(strings.NewReader(stateWithCopy(`,"state":"ready","sha512":"` + strings.Repeat("ab", 64) + `",` + size)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +152,7 @@ func TestDecodeCorrectsInvalidSizes(t *testing.T) {
 }
 
 func TestReadyCopyWithoutDigestDecodesAsUnknown(t *testing.T) {
-	s, err := decodeState(strings.NewReader(oneCopy(`,"state":"ready"`)))
+	s, err := decodeState(strings.NewReader(stateWithCopy(`,"state":"ready"`)))
 	if err != nil || s.Disks[0].Copies[0].State != disk.Unknown {
 		t.Errorf("got %+v, %v", s, err)
 	}
@@ -181,7 +183,7 @@ func FuzzState(f *testing.F) {
 	full.Disks = append(full.Disks, Disk{Name: "disk2", Problem: "not found"})
 	f.Add(encode(full))
 	f.Add(encode(State{Node: "node1"}))
-	f.Add([]byte(oneCopy(`,"state":"dreaming","new":[1,{"x":null}],"try":null`)))
+	f.Add([]byte(stateWithCopy(`,"state":"dreaming","new":[1,{"x":null}],"try":null`)))
 	f.Add([]byte(`{"node":"node1","disks":null}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		s, err := decodeState(bytes.NewReader(text))

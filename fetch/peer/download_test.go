@@ -9,11 +9,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// TestDownload asks for what answers to a name, as things are on a node.
-func TestDownload(t *testing.T) {
+// TestDownloadSelectsTheGeneration asks for what answers to a name, as things are on a node.
+func TestDownloadSelectsTheGeneration(t *testing.T) {
 	n := startNode(t, "node1")
 	old, now := disk.ID{Name: "parrot", UUID: "00000001"}, disk.ID{Name: "parrot", UUID: "00000002"}
-	content := patterned(2*disk.ChunkSize + 512)
+	content := randomBytes(2*disk.ChunkSize + 512)
 	n.put(t, old, content[512:])
 	ask := func(query string, status int, say string) {
 		t.Helper()
@@ -42,11 +42,11 @@ func TestDownload(t *testing.T) {
 	ask("", http.StatusNotFound, "parrot-00000003 is not on the disks")
 }
 
-// TestDownloadDamaged has a chunk that is not as the manifest says. Of others all is
+// TestDownloadSendsNoDamagedChunk has a chunk that is not as the manifest says. Of others all is
 // sent, of this one nothing.
-func TestDownloadDamaged(t *testing.T) {
+func TestDownloadSendsNoDamagedChunk(t *testing.T) {
 	n := startNode(t, "node1")
-	id, content := disk.ID{Name: "parrot", UUID: "00000001"}, patterned(3*disk.ChunkSize)
+	id, content := disk.ID{Name: "parrot", UUID: "00000001"}, randomBytes(3*disk.ChunkSize)
 	n.put(t, id, content)
 	d, path := n.disk, n.backing(id)
 	image, err := openVerifyingReader(d, id)
@@ -74,11 +74,11 @@ func TestDownloadDamaged(t *testing.T) {
 	}
 }
 
-// TestDownloadTurnsAway has nobody who takes what is sent.
-func TestDownloadTurnsAway(t *testing.T) {
+// TestDownloadLimits has nobody who takes what is sent.
+func TestDownloadLimits(t *testing.T) {
 	n := startNode(t, "node1")
 	id := disk.ID{Name: "parrot", UUID: "00000001"}
-	n.put(t, id, patterned(disk.ChunkSize))
+	n.put(t, id, randomBytes(disk.ChunkSize))
 	for range maxSends {
 		if _, ok := n.server.sendLimits.acquire(id, func() {}); !ok {
 			t.Fatal("there are not so many slots")

@@ -19,23 +19,23 @@ import (
 
 const mbit = 1_000_000 / 8
 
-// numbered reads the image from from on.
-type numbered struct{ at, to int64 }
+// numberedReader reads the image from from on.
+type numberedReader struct{ offset, end int64 }
 
-func (r *numbered) Read(p []byte) (int, error) {
-	if r.at == r.to {
+func (r *numberedReader) Read(p []byte) (int, error) {
+	if r.offset == r.end {
 		return 0, io.EOF
 	}
-	n := r.at / mib
-	p = p[:min(int64(len(p)), (n+1)*mib-r.at, r.to-r.at)]
+	n := r.offset / mib
+	p = p[:min(int64(len(p)), (n+1)*mib-r.offset, r.end-r.offset)]
 	word := binary.BigEndian.AppendUint64(nil, uint64(n+1))
 	for i := range min(8, len(p)) {
-		p[i] = word[(r.at+int64(i))%8]
+		p[i] = word[(r.offset+int64(i))%8]
 	}
 	for done := 8; done < len(p); done *= 2 {
 		copy(p[done:], p[:done])
 	}
-	r.at += int64(len(p))
+	r.offset += int64(len(p))
 	return len(p), nil
 }
 
@@ -50,7 +50,7 @@ func numberedManifest(t *testing.T, chunks int64) *disk.Manifest {
 	var sums bytes.Buffer
 	for n := range chunks {
 		h := sha256.New()
-		if _, err := io.Copy(h, &numbered{n * mib, (n + 1) * mib}); err != nil {
+		if _, err := io.Copy(h, &numberedReader{n * mib, (n + 1) * mib}); err != nil {
 			t.Fatal(err)
 		}
 		sums.Write(h.Sum(nil))
@@ -65,29 +65,29 @@ func numberedManifest(t *testing.T, chunks int64) *disk.Manifest {
 	return m
 }
 
-// link sends at a rate, in bytes per second.
-type link struct {
-	rate   float64       // 0: not even an answer
-	since  time.Duration // from the beginning: before, there is no such source
-	silent time.Duration // when it falls silent; 0: never
+// fakeLink sends at a rate, in bytes per second.
+type fakeLink struct {
+	rate         float64       // 0: not even an answer
+	appearsAfter time.Duration // from the beginning: before, there is no such source
+	stallsAfter  time.Duration // when it falls silent; 0: never
 
 	busy bool // it refuses every other request for a second
 
-	begun      time.Time
-	asked      int
-	open, most int // requests at this moment, and at any
+	start         time.Time
+	requests      int
+	open, maxOpen int // requests at this moment, and at any
 }
 
-// pace returns how long the link takes for n bytes.
-func (l *link) pace(n int) time.Duration {
-	if l.silent > 0 && time.Since(l.begun) >= l.silent {
+// timeFor returns how long the link takes for n bytes.
+func (l *fakeLink) timeFor(n int) time.Duration {
+	if l.stallsAfter > 0 && time.Since(l.start) >= l.stallsAfter {
 		return time.Hour
 	}
 	return time.Duration(float64(n) / l.rate * float64(time.Second))
 }
 
-func (l *link) send(ctx context.Context, from, to int64) (io.ReadCloser, error) {
-	if l.asked++; l.busy && l.asked%2 == 0 {
+func (l *fakeLink) openRange(ctx context.Context, from, to int64) (io.ReadCloser, error) {
+	if l.requests++; l.busy && l.requests%2 == 0 {
 		return nil, &busyError{retryAfter: time.Second}
 	}
 	if l.rate == 0 {
@@ -95,48 +95,48 @@ func (l *link) send(ctx context.Context, from, to int64) (io.ReadCloser, error) 
 		return nil, context.Cause(ctx)
 	}
 	l.open++
-	l.most = max(l.most, l.open)
-	return &slowly{numbered{from, to}, l, ctx}, nil
+	l.maxOpen = max(l.maxOpen, l.open)
+	return &linkReader{numberedReader{from, to}, l, ctx}, nil
 }
 
-type slowly struct {
-	numbered
-	link *link
+type linkReader struct {
+	numberedReader
+	link *fakeLink
 	ctx  context.Context
 }
 
-func (s *slowly) Read(p []byte) (int, error) {
-	n, err := s.numbered.Read(p[:min(len(p), 64<<10, max(1, int(s.link.rate)))])
+func (s *linkReader) Read(p []byte) (int, error) {
+	n, err := s.numberedReader.Read(p[:min(len(p), 64<<10, max(1, int(s.link.rate)))])
 	select {
-	case <-time.After(s.link.pace(n)):
+	case <-time.After(s.link.timeFor(n)):
 	case <-s.ctx.Done():
 		return 0, s.ctx.Err()
 	}
 	return n, err
 }
 
-func (s *slowly) Close() error { s.link.open--; return nil }
+func (s *linkReader) Close() error { s.link.open--; return nil }
 
-// simulated is a pull from links, by the names of their nodes.
-type simulated struct {
+// simulatedTransfer is a pull from links, by the names of their nodes.
+type simulatedTransfer struct {
 	*transfer
-	manifest *disk.Manifest
-	links    map[string]*link
-	consume  time.Duration // that the part takes for a chunk
-	got      int64
-	buffers  map[*byte]bool
+	manifest    *disk.Manifest
+	links       map[string]*fakeLink
+	consumeTime time.Duration // that the part takes for a chunk
+	received    int64
+	buffers     map[*byte]bool
 }
 
-func simulate(m *disk.Manifest, links map[string]*link) *simulated {
+func simulate(m *disk.Manifest, links map[string]*fakeLink) *simulatedTransfer {
 	p := &Pull{Client: new(Client), Progress: new(fetch.Progress)}
-	s := &simulated{transfer: p.newTransfer(), manifest: m, links: links, buffers: map[*byte]bool{}}
+	s := &simulatedTransfer{transfer: p.newTransfer(), manifest: m, links: links, buffers: map[*byte]bool{}}
 	for _, l := range links {
-		l.begun = time.Now()
+		l.start = time.Now()
 	}
 	p.Sources = func() []Source {
 		var all []Source
 		for name, l := range s.links {
-			if time.Since(l.begun) < l.since {
+			if time.Since(l.start) < l.appearsAfter {
 				continue
 			}
 			all = append(all, Source{Address: Address{Node: name}, Disk: "disk1"})
@@ -144,31 +144,31 @@ func simulate(m *disk.Manifest, links map[string]*link) *simulated {
 		return all
 	}
 	s.openRange = func(ctx context.Context, from Source, at, to int64) (io.ReadCloser, error) {
-		return s.links[from.Node].send(ctx, at, to)
+		return s.links[from.Node].openRange(ctx, at, to)
 	}
 	return s
 }
 
 // run pulls and returns how long it took.
-func (s *simulated) run(ctx context.Context) (time.Duration, error) {
+func (s *simulatedTransfer) run(ctx context.Context) (time.Duration, error) {
 	begun := time.Now()
 	err := s.transfer.run(ctx, s.manifest, 0, func(n int64, buf []byte) ([]byte, error) {
-		if n != s.got {
-			return buf, fmt.Errorf("chunk %d came in place of %d", n, s.got)
+		if n != s.received {
+			return buf, fmt.Errorf("chunk %d came in place of %d", n, s.received)
 		}
 		if got := binary.BigEndian.Uint64(buf); got != uint64(n+1) {
 			return buf, fmt.Errorf("chunk %d has the bytes of %d", n, got-1)
 		}
-		s.got++
+		s.received++
 		s.buffers[&buf[0]] = true
-		time.Sleep(s.consume)
+		time.Sleep(s.consumeTime)
 		return buf, nil
 	})
 	return time.Since(begun), err
 }
 
-// twice is how many of the bytes that crossed the network were of no use, in percent.
-func (s *simulated) twice() float64 {
+// wastePercent is how many of the bytes that crossed the network were of no use, in percent.
+func (s *simulatedTransfer) wastePercent() float64 {
 	moved := s.progress.PeerBytes.Load() + s.progress.UpstreamBytes.Load()
 	return 100 * float64(moved-s.manifest.Size()) / float64(s.manifest.Size())
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// plant is a receiver and senders in network namespaces of their own, with a link of
+// namespaces is a receiver and senders in network namespaces of their own, with a link of
 // 100 Mbit/s between it and each sender. Nothing leaves them.
-type plant struct {
+type namespaces struct {
 	tb       testing.TB
 	receiver string // the namespace
 	senders  []string
@@ -22,36 +22,36 @@ type plant struct {
 	sources  []Source
 }
 
-// newPlant makes one with so many senders of an image of so many bytes.
-func newPlant(tb testing.TB, senders int, size int64) *plant {
+// newNamespaces makes one with so many senders of an image of so many bytes.
+func newNamespaces(tb testing.TB, senders int, size int64) *namespaces {
 	tb.Helper()
 	need.Root(tb, "make network namespaces")
 	need.Programs(tb, "ip", "tc")
-	p := &plant{tb: tb, receiver: fmt.Sprintf("bim%d", os.Getpid())}
-	p.namespace(p.receiver)
+	p := &namespaces{tb: tb, receiver: fmt.Sprintf("bim%d", os.Getpid())}
+	p.add(p.receiver)
 	for i := range senders {
 		name := fmt.Sprintf("%s-%d", p.receiver, i)
-		p.namespace(name)
+		p.add(name)
 		p.senders = append(p.senders, name)
 		p.link(i)
 		d := newDisk(tb)
 		p.copied = fillDisk(tb, d, size, io.LimitReader(rand.NewChaCha8([32]byte{5}), size))
-		s := startSender(tb, fmt.Sprintf("node%d", i), d, fmt.Sprintf("10.77.%d.2:8000", i), inside(name)...)
+		s := startSender(tb, fmt.Sprintf("node%d", i), d, fmt.Sprintf("10.77.%d.2:8000", i), execIn(name)...)
 		p.sources = append(p.sources, s.source)
 	}
 	return p
 }
 
-func inside(namespace string) []string { return []string{"ip", "netns", "exec", namespace} }
+func execIn(namespace string) []string { return []string{"ip", "netns", "exec", namespace} }
 
-func (p *plant) namespace(name string) {
+func (p *namespaces) add(name string) {
 	p.run("ip", "netns", "add", name)
 	p.tb.Cleanup(func() { p.run("ip", "netns", "del", name) })
 	p.run("ip", "-n", name, "link", "set", "lo", "up")
 }
 
 // link joins sender i and the receiver.
-func (p *plant) link(i int) {
+func (p *namespaces) link(i int) {
 	sender, ours := p.senders[i], fmt.Sprintf("peer%d", i)
 	p.run("ip", "link", "add", "name", "up0", "netns", sender, "type", "veth", "peer", "name", ours, "netns", p.receiver)
 	p.run("ip", "-n", sender, "addr", "add", fmt.Sprintf("10.77.%d.2/24", i), "dev", "up0")
@@ -61,54 +61,54 @@ func (p *plant) link(i int) {
 	p.run("tc", "-n", sender, "qdisc", "add", "dev", "up0", "root", "tbf", "rate", "100mbit", "burst", "32kb", "latency", "50ms")
 }
 
-func (p *plant) run(line ...string) {
+func (p *namespaces) run(line ...string) {
 	p.tb.Helper()
 	if out, err := exec.Command(line[0], line[1:]...).CombinedOutput(); err != nil {
 		p.tb.Errorf("%v: %v: %s", line, err, out)
 	}
 }
 
-func (p *plant) order(senders int) order {
-	return order{Sources: p.sources[:senders], Size: p.copied.Size, Digest: p.copied.SHA512}
+func (p *namespaces) pullJob(senders int) pullJob {
+	return pullJob{Sources: p.sources[:senders], Size: p.copied.Size, Digest: p.copied.SHA512}
 }
 
 // TestPullWhenAnInterfaceGoesDown: nothing closes the connection, no more comes.
-func TestPullWhenAnInterfaceGoesDown(t *testing.T) {
+func TestPullContinuesWhenAnInterfaceGoesDown(t *testing.T) {
 	t.Parallel()
-	p := newPlant(t, 2, 64*mib)
-	o := p.order(2)
-	o.Tell = 16 * mib
+	p := newNamespaces(t, 2, 64*mib)
+	o := p.pullJob(2)
+	o.NotifyAt = 16 * mib
 	done := pullInProcess(t, t.TempDir(), o, func() {
 		p.run("ip", "-n", p.senders[0], "link", "set", "up0", "down")
-	}, inside(p.receiver)...)
-	if done.Paused > 15 {
-		t.Errorf("for %.1f s nothing came", done.Paused)
+	}, execIn(p.receiver)...)
+	if done.LongestPause > 15 {
+		t.Errorf("for %.1f s nothing came", done.LongestPause)
 	}
-	if most := p.copied.Size / 100 * 105; done.Moved > most {
-		t.Errorf("%d bytes came of %d, want at most 5%% twice", done.Moved, p.copied.Size)
+	if most := p.copied.Size / 100 * 105; done.Received > most {
+		t.Errorf("%d bytes came of %d, want at most 5%% twice", done.Received, p.copied.Size)
 	}
-	if rest := float64(p.copied.Size-o.Tell) / (100 * mbit); done.Seconds < rest {
+	if rest := float64(p.copied.Size-o.NotifyAt) / (100 * mbit); done.Seconds < rest {
 		t.Errorf("it took %.1f s, but %.1f at least from the other one alone", done.Seconds, rest)
 	}
-	t.Logf("%.1f s, the longest pause %.1f s, %.1f MiB came", done.Seconds, done.Paused, float64(done.Moved)/mib)
+	t.Logf("%.1f s, the longest pause %.1f s, %.1f MiB came", done.Seconds, done.LongestPause, float64(done.Received)/mib)
 }
 
 // BenchmarkSenders compares senders at 100 Mbit/s each with one of them.
 func BenchmarkSenders(b *testing.B) {
 	for _, senders := range []int{2, 3} {
 		b.Run(fmt.Sprint(senders), func(b *testing.B) {
-			p := newPlant(b, senders, 128*mib)
-			var one, all []outcome
+			p := newNamespaces(b, senders, 128*mib)
+			var one, all []pullResult
 			for b.Loop() {
-				one = append(one, pullInProcess(b, b.TempDir(), p.order(1), nil, inside(p.receiver)...))
-				all = append(all, pullInProcess(b, b.TempDir(), p.order(senders), nil, inside(p.receiver)...))
+				one = append(one, pullInProcess(b, b.TempDir(), p.pullJob(1), nil, execIn(p.receiver)...))
+				all = append(all, pullInProcess(b, b.TempDir(), p.pullJob(senders), nil, execIn(p.receiver)...))
 			}
-			seconds := func(o outcome) float64 { return o.Seconds }
+			seconds := func(o pullResult) float64 { return o.Seconds }
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(median(one, seconds).Seconds, "s-one")
 			b.ReportMetric(median(all, seconds).Seconds, "s")
 			b.ReportMetric(median(one, seconds).Seconds/median(all, seconds).Seconds, "x-one")
-			b.ReportMetric(float64(median(all, seconds).Moved)/float64(p.copied.Size)*100-100, "%-twice")
+			b.ReportMetric(float64(median(all, seconds).Received)/float64(p.copied.Size)*100-100, "%-twice")
 		})
 	}
 }

@@ -119,8 +119,8 @@ func newClient(t *testing.T) *Client {
 	return c
 }
 
-// patterned returns n pseudo-random bytes: no two chunks are equal.
-func patterned(n int) []byte {
+// randomBytes returns n pseudo-random bytes: no two chunks are equal.
+func randomBytes(n int) []byte {
 	b := make([]byte, n)
 	rand.NewChaCha8([32]byte{}).Read(b)
 	return b

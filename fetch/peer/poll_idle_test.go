@@ -20,51 +20,51 @@ const (
 	idlePeriod = 2 * time.Second
 )
 
-// counted counts all bytes of the connections of a listener.
-type counted struct {
+// countingListener counts all bytes of the connections of a listener.
+type countingListener struct {
 	net.Listener
 	bytes *atomic.Int64
 }
 
-func (l counted) Accept() (net.Conn, error) {
+func (l countingListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return countedConn{c, l.bytes}, nil
+	return countingConn{c, l.bytes}, nil
 }
 
-type countedConn struct {
+type countingConn struct {
 	net.Conn
 	bytes *atomic.Int64
 }
 
-func (c countedConn) Read(p []byte) (int, error) {
+func (c countingConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.bytes.Add(int64(n))
 	return n, err
 }
 
-func (c countedConn) Write(p []byte) (int, error) {
+func (c countingConn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	c.bytes.Add(int64(n))
 	return n, err
 }
 
-// listenAt starts a node without disks at an address of this machine.
-func listenAt(t *testing.T, host string, board *StateCache, bytes *atomic.Int64) string {
+// serveAt starts a node without disks at an address of this machine.
+func serveAt(t *testing.T, host string, board *StateCache, bytes *atomic.Int64) string {
 	t.Helper()
 	l, err := net.Listen("tcp", host+":0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := &http.Server{Handler: NewServer(board, nil).Handler(), ReadTimeout: 5 * time.Second, WriteTimeout: time.Minute}
-	go s.Serve(counted{l, bytes})
+	go s.Serve(countingListener{l, bytes})
 	t.Cleanup(func() { s.Close() })
 	return "http://" + l.Addr().String()
 }
 
-func cpu(t *testing.T) time.Duration {
+func processCPUTime(t *testing.T) time.Duration {
 	t.Helper()
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
@@ -75,7 +75,7 @@ func cpu(t *testing.T) time.Duration {
 
 // One node follows 99 others, and these follow it. The others cost as much as it
 // does, all in one process, so that what is measured is twice what a node has.
-func TestIdleClusterIsNearlySilent(t *testing.T) {
+func TestIdleClusterTraffic(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes seconds")
 	}
@@ -86,7 +86,7 @@ func TestIdleClusterIsNearlySilent(t *testing.T) {
 	var idle, told atomic.Int64 // told is what the busy node says and is asked
 	board, busy := NewStateCache(), NewStateCache()
 	board.Publish(stateWith("node0", 1000))
-	urls, ours := map[string]string{}, listenAt(t, "127.0.1.1", board, &idle)
+	urls, ours := map[string]string{}, serveAt(t, "127.0.1.1", board, &idle)
 	watches := []*Poller{NewPoller(newClient(t))}
 	for i := range idlePeers {
 		name := fmt.Sprintf("node%d", i+1)
@@ -95,7 +95,7 @@ func TestIdleClusterIsNearlySilent(t *testing.T) {
 			other, bytes = busy, &told
 		}
 		other.Publish(stateWith(name, 10))
-		urls[name] = listenAt(t, fmt.Sprintf("127.0.1.%d", i+2), other, bytes)
+		urls[name] = serveAt(t, fmt.Sprintf("127.0.1.%d", i+2), other, bytes)
 		watches = append(watches, NewPoller(newClient(t)))
 	}
 	for i, w := range watches {
@@ -108,14 +108,14 @@ func TestIdleClusterIsNearlySilent(t *testing.T) {
 		}
 	}
 	for _, w := range watches {
-		for answered(w) < len(w.Observations()) {
+		for countResponding(w) < len(w.Observations()) {
 			<-w.Changed()
 		}
 	}
 	sleep(t.Context(), 2*idleWait) // what was known at first is on its way no more
-	moved, used := idle.Load()+told.Load(), cpu(t)
+	moved, used := idle.Load()+told.Load(), processCPUTime(t)
 	sleep(t.Context(), idlePeriod)
-	moved, used = idle.Load()+told.Load()-moved, cpu(t)-used
+	moved, used = idle.Load()+told.Load()-moved, processCPUTime(t)-used
 	real := idlePeriod.Seconds() * defaultPolling.wait.Seconds() / idleWait.Seconds()
 	rate, share := float64(moved)/real, used.Seconds()/real/2
 	t.Logf("%d nodes: %.1f kB/s at each, %.2f %% of a core", idlePeers+1, rate/1e3, 100*share)
@@ -126,7 +126,7 @@ func TestIdleClusterIsNearlySilent(t *testing.T) {
 		t.Error("nothing is asked")
 	}
 	moved = told.Load()
-	changeProgress(t, busy, fmt.Sprintf("node%d", idlePeers), watches[0])
+	publishTransfer(t, busy, fmt.Sprintf("node%d", idlePeers), watches[0])
 	sleep(t.Context(), idlePeriod)
 	moved = told.Load() - moved
 	t.Logf("an image in transfer on one of them: %.1f kB to a node that is not concerned", float64(moved)/1e3)
@@ -137,7 +137,7 @@ func TestIdleClusterIsNearlySilent(t *testing.T) {
 
 // transfer has a node tell all that it tells while it makes a copy: that it begins, that
 // bytes came, that it is ready, and what it does no more. w hears each.
-func changeProgress(t *testing.T, b *StateCache, name string, w *Poller) {
+func publishTransfer(t *testing.T, b *StateCache, name string, w *Poller) {
 	for i, change := range []func(*Copy){
 		func(c *Copy) { c.State, c.Action = disk.Pending, "sync" },
 		func(c *Copy) { c.State, c.Action, c.PartBytes = disk.Pending, "sync", 1 },
@@ -154,8 +154,8 @@ func changeProgress(t *testing.T, b *StateCache, name string, w *Poller) {
 	}
 }
 
-// answered is how many nodes answer.
-func answered(w *Poller) int {
+// countResponding is how many nodes answer.
+func countResponding(w *Poller) int {
 	n := 0
 	for _, a := range w.Observations() {
 		if a.Polled && a.Problem == "" {

@@ -16,13 +16,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-func TestWatchKnowsAChangeAtOnce(t *testing.T) {
+func TestPollerNoticesAChangeAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newVillage(t)
+		v := newFakeNetwork(t)
 		h := v.add(t.Context(), "node1")
 		s := State{Node: "node1", Config: "one"}
-		h.board.Publish(s)
-		w := v.watch(t, "node1")
+		h.cache.Publish(s)
+		w := v.newPoller(t, "node1")
 		<-w.Changed()
 		if a := w.Observations()["node1"]; !a.Polled || a.Problem != "" || a.State.Config != "one" {
 			t.Fatalf("got %+v", a)
@@ -30,7 +30,7 @@ func TestWatchKnowsAChangeAtOnce(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		published := time.Now()
 		s.Config = "two"
-		h.board.Publish(s)
+		h.cache.Publish(s)
 		<-w.Changed()
 		a := w.Observations()["node1"]
 		if took := time.Since(published); took != 0 || a.State.Config != "two" {
@@ -42,18 +42,18 @@ func TestWatchKnowsAChangeAtOnce(t *testing.T) {
 	})
 }
 
-func TestWatchIsNearlySilentWhenIdle(t *testing.T) {
+func TestPollerSendsFewRequestsWhenIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newVillage(t)
+		v := newFakeNetwork(t)
 		h := v.add(t.Context(), "node1")
-		h.board.Publish(State{Node: "node1"})
-		w := v.watch(t, "node1")
+		h.cache.Publish(State{Node: "node1"})
+		w := v.newPoller(t, "node1")
 		<-w.Changed()
 		time.Sleep(10 * time.Minute)
-		if asked := h.asked.Load(); asked > 22 {
+		if asked := h.requests.Load(); asked > 22 {
 			t.Errorf("%d questions in 10 minutes", asked)
 		}
-		if pokes(w) != 0 {
+		if notifications(w) != 0 {
 			t.Error("it says that something changed")
 		}
 		if a := w.Observations()["node1"]; time.Since(a.LastSuccess) > 61*time.Second || time.Since(a.LastSeen) > 31*time.Second {
@@ -65,17 +65,17 @@ func TestWatchIsNearlySilentWhenIdle(t *testing.T) {
 	})
 }
 
-func TestWatchTakesManyChangesAsFew(t *testing.T) {
+func TestPollerCombinesFrequentChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newVillage(t)
+		v := newFakeNetwork(t)
 		h := v.add(t.Context(), "node1")
-		w := v.watch(t, "node1")
+		w := v.newPoller(t, "node1")
 		for i := range 2000 {
-			h.board.Publish(State{Node: "node1", Config: fmt.Sprint(i)})
+			h.cache.Publish(State{Node: "node1", Config: fmt.Sprint(i)})
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(time.Second)
-		if asked := h.asked.Load(); asked > 23 {
+		if asked := h.requests.Load(); asked > 23 {
 			t.Errorf("%d questions in 2 seconds", asked)
 		}
 		if a := w.Observations()["node1"]; a.State.Config != "1999" {
@@ -84,14 +84,14 @@ func TestWatchTakesManyChangesAsFew(t *testing.T) {
 	})
 }
 
-func TestWatchAsksASilentNodeLessAndLess(t *testing.T) {
+func TestPollerBacksOffFromAnUnreachablePeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newVillage(t)
+		v := newFakeNetwork(t)
 		begun := time.Now()
-		w := v.watch(t, "node1")
+		w := v.newPoller(t, "node1")
 		<-w.Changed()
 		time.Sleep(time.Minute)
-		if pokes(w) != 0 {
+		if notifications(w) != 0 {
 			t.Error("the same problem is taken for another one")
 		}
 		if v.dials < 12 || v.dials > 22 {
@@ -101,7 +101,7 @@ func TestWatchAsksASilentNodeLessAndLess(t *testing.T) {
 		if !a.Polled || a.Problem != "query http://node1:8000: dial: connection refused" || !a.LastSuccess.IsZero() || !a.LastSeen.Equal(begun) {
 			t.Errorf("followed at %v, got %+v", begun, a)
 		}
-		v.add(t.Context(), "node1").board.Publish(State{Node: "node1"})
+		v.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
 		came := time.Now()
 		<-w.Changed()
 		if a := w.Observations()["node1"]; a.Problem != "" || time.Since(came) > 7*time.Second {
@@ -112,12 +112,12 @@ func TestWatchAsksASilentNodeLessAndLess(t *testing.T) {
 
 // A node that comes back with the state it had is asked without a wait, so that it is
 // not silent for the length of a long poll.
-func TestWatchKnowsANodeThatIsBackUnchanged(t *testing.T) {
+func TestPollerNoticesAnUnchangedPeerThatReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newVillage(t)
+		v := newFakeNetwork(t)
 		h := v.add(t.Context(), "node1")
-		h.board.Publish(State{Node: "node1", Config: "one"})
-		w := v.watch(t, "node1")
+		h.cache.Publish(State{Node: "node1", Config: "one"})
+		w := v.newPoller(t, "node1")
 		<-w.Changed()
 		time.Sleep(20 * time.Second) // a question is open, and the node is not silent
 		broke := time.Now()
@@ -130,9 +130,9 @@ func TestWatchKnowsANodeThatIsBackUnchanged(t *testing.T) {
 		}
 		for range 3 { // whatever else the problem was, it settles
 			time.Sleep(10 * time.Second)
-			pokes(w)
+			notifications(w)
 		}
-		v.add(t.Context(), "node1").board.Publish(State{Node: "node1", Config: "one"})
+		v.add(t.Context(), "node1").cache.Publish(State{Node: "node1", Config: "one"})
 		came := time.Now()
 		<-w.Changed()
 		if a := w.Observations()["node1"]; a.Problem != "" || time.Since(came) > 7*time.Second {
@@ -141,17 +141,17 @@ func TestWatchKnowsANodeThatIsBackUnchanged(t *testing.T) {
 	})
 }
 
-func TestWatchFollowsOthers(t *testing.T) {
+func TestSetPeersReplacesThePeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newVillage(t)
+		v := newFakeNetwork(t)
 		for _, name := range []string{"node1", "node2"} {
-			v.add(t.Context(), name).board.Publish(State{Node: name})
+			v.add(t.Context(), name).cache.Publish(State{Node: name})
 		}
-		w := v.watch(t, "node1")
+		w := v.newPoller(t, "node1")
 		synctest.Wait()
-		pokes(w)
+		notifications(w)
 		w.SetPeers(t.Context(), map[string]string{"node2": "http://node2:8000", "node3": ""})
-		if pokes(w) != 1 {
+		if notifications(w) != 1 {
 			t.Error("nothing changed")
 		}
 		answers := w.Observations()
@@ -161,20 +161,20 @@ func TestWatchFollowsOthers(t *testing.T) {
 		if a := answers["node3"]; !a.Polled || a.Problem != "no address is declared for this node" {
 			t.Errorf("got %+v", a)
 		}
-		asked := v.nodes["node1"].asked.Load()
+		asked := v.nodes["node1"].requests.Load()
 		time.Sleep(10 * time.Minute)
-		if again := v.nodes["node1"].asked.Load(); again != asked {
+		if again := v.nodes["node1"].requests.Load(); again != asked {
 			t.Errorf("a node that is not followed any more was asked %d times", again-asked)
 		}
 	})
 }
 
-func TestWatchAsksAnewAtAnotherAddress(t *testing.T) {
+func TestSetPeersForgetsAPeerAtANewAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newVillage(t)
-		v.add(t.Context(), "node1").board.Publish(State{Node: "node1"})
-		v.add(t.Context(), "node2").board.Publish(State{Node: "node2"})
-		w := v.watch(t, "node1")
+		v := newFakeNetwork(t)
+		v.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
+		v.add(t.Context(), "node2").cache.Publish(State{Node: "node2"})
+		w := v.newPoller(t, "node1")
 		synctest.Wait()
 		w.SetPeers(t.Context(), map[string]string{"node1": "http://node2:8000"})
 		synctest.Wait()
@@ -185,10 +185,10 @@ func TestWatchAsksAnewAtAnotherAddress(t *testing.T) {
 	})
 }
 
-func TestWatchEndsWithItsContext(t *testing.T) {
+func TestPollerEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newVillage(t)
-		v.add(t.Context(), "node1").board.Publish(State{Node: "node1"})
+		v := newFakeNetwork(t)
+		v.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
 		ctx, cancel := context.WithCancel(t.Context())
 		w := NewPoller(v.client)
 		w.SetPeers(ctx, map[string]string{"node1": "http://node1:8000", "node2": "http://node2:8000"})
@@ -202,9 +202,9 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 }
 
 // A failure that goes on under the same ETag does not grow older for who watches.
-func TestTryAgesBehind304(t *testing.T) {
+func TestFailureAgesWhileTheETagIsUnchanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newVillage(t)
+		v := newFakeNetwork(t)
 		h := v.add(t.Context(), "b")
 		begun := time.Now()
 		state := func() State {
@@ -213,13 +213,13 @@ func TestTryAgesBehind304(t *testing.T) {
 				Failure: &Failure{Action: "download", Message: "no", Attempts: 3, Link: true, Since: -time.Since(begun).Seconds() - 180, RetryIn: 240},
 			}}}}}
 		}
-		h.board.Publish(state())
+		h.cache.Publish(state())
 		w := NewPoller(v.client)
 		defer w.Close()
 		w.SetPeers(t.Context(), map[string]string{"b": "http://b:1"})
 		for range 360 { // six hours of rounds, each minute
 			time.Sleep(time.Minute)
-			h.board.Publish(state())
+			h.cache.Publish(state())
 		}
 		a := w.Observations()["b"]
 		try := a.State.Disks[0].Copies[0].Failure
@@ -231,25 +231,25 @@ func TestTryAgesBehind304(t *testing.T) {
 	})
 }
 
-// village is nodes without disks on a network without sockets, where time is fake.
-type village struct {
+// fakeNetwork is nodes without disks on a network without sockets, where time is fake.
+type fakeNetwork struct {
 	client *Client
 
 	mu    sync.Mutex
-	nodes map[string]*hut // by host
+	nodes map[string]*fakeNode // by host
 	dials int
 }
 
-type hut struct {
-	board  *StateCache
-	calls  chan net.Conn
-	asked  atomic.Int64
-	down   atomic.Bool
-	server *http.Server
+type fakeNode struct {
+	cache    *StateCache
+	conns    chan net.Conn
+	requests atomic.Int64
+	down     atomic.Bool
+	server   *http.Server
 }
 
-func newVillage(t *testing.T) *village {
-	v := &village{client: NewClient(nil, nil), nodes: map[string]*hut{}}
+func newFakeNetwork(t *testing.T) *fakeNetwork {
+	v := &fakeNetwork{client: NewClient(nil, nil), nodes: map[string]*fakeNode{}}
 	v.client.http.Transport.(*http.Transport).DialContext = v.dial
 	t.Cleanup(func() {
 		v.client.Close()
@@ -260,7 +260,7 @@ func newVillage(t *testing.T) *village {
 	return v
 }
 
-func (v *village) dial(ctx context.Context, network, address string) (net.Conn, error) {
+func (v *fakeNetwork) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, _, _ := net.SplitHostPort(address)
 	v.mu.Lock()
 	h := v.nodes[host]
@@ -272,17 +272,17 @@ func (v *village) dial(ctx context.Context, network, address string) (net.Conn, 
 		return nil, &net.OpError{Op: "dial", Net: network, Source: from, Err: errors.New("connection refused")}
 	}
 	ours, theirs := net.Pipe()
-	h.calls <- theirs
+	h.conns <- theirs
 	return ours, nil
 }
 
-func (v *village) add(ctx context.Context, name string) *hut {
-	h := &hut{board: NewStateCache(), calls: make(chan net.Conn, 16)}
-	handler := NewServer(h.board, nil).Handler()
+func (v *fakeNetwork) add(ctx context.Context, name string) *fakeNode {
+	h := &fakeNode{cache: NewStateCache(), conns: make(chan net.Conn, 16)}
+	handler := NewServer(h.cache, nil).Handler()
 	h.server = &http.Server{
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			h.asked.Add(1)
+			h.requests.Add(1)
 			handler.ServeHTTP(w, r)
 		}),
 	}
@@ -294,18 +294,18 @@ func (v *village) add(ctx context.Context, name string) *hut {
 }
 
 // A hut is its own listener.
-func (h *hut) Accept() (net.Conn, error) {
-	if c, ok := <-h.calls; ok {
+func (h *fakeNode) Accept() (net.Conn, error) {
+	if c, ok := <-h.conns; ok {
 		return c, nil
 	}
 	return nil, net.ErrClosed
 }
 
-func (h *hut) Close() error { close(h.calls); return nil }
+func (h *fakeNode) Close() error { close(h.conns); return nil }
 
-func (h *hut) Addr() net.Addr { return &net.TCPAddr{} }
+func (h *fakeNode) Addr() net.Addr { return &net.TCPAddr{} }
 
-func (v *village) watch(t *testing.T, nodes ...string) *Poller {
+func (v *fakeNetwork) newPoller(t *testing.T, nodes ...string) *Poller {
 	w := NewPoller(v.client)
 	t.Cleanup(w.Close)
 	urls := map[string]string{}
@@ -316,8 +316,8 @@ func (v *village) watch(t *testing.T, nodes ...string) *Poller {
 	return w
 }
 
-// pokes counts what was sent to Changed since the last call.
-func pokes(w *Poller) int {
+// notifications counts what was sent to Changed since the last call.
+func notifications(w *Poller) int {
 	synctest.Wait()
 	select {
 	case <-w.Changed():

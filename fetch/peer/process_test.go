@@ -28,9 +28,9 @@ func TestMain(m *testing.M) {
 	var err error
 	switch os.Getenv("PEER_TEST_ROLE") {
 	case "send":
-		err = childSends(os.Args[1], os.Args[2], os.Args[3])
+		err = childSend(os.Args[1], os.Args[2], os.Args[3])
 	case "pull":
-		err = childPulls(os.Args[1], os.Args[2:])
+		err = childPull(os.Args[1], os.Args[2:])
 	default:
 		os.Exit(m.Run())
 	}
@@ -54,8 +54,8 @@ func command(tb testing.TB, role string, before []string, args ...string) *exec.
 	return c
 }
 
-// childSends serves disk1 at path under the name of a node, and prints where.
-func childSends(node, path, listen string) error {
+// childSend serves disk1 at path under the name of a node, and prints where.
+func childSend(node, path, listen string) error {
 	d, err := disk.Open(path)
 	if err != nil {
 		return err
@@ -100,28 +100,28 @@ func startSender(tb testing.TB, node string, d *disk.Disk, listen string, before
 	}}
 }
 
-// order is what a receiving process is to do.
-type order struct {
-	Sources []Source
-	Size    int64
-	Digest  disk.Digest
-	Tell    int64 // when so many bytes are in the part; 0: not at all
+// pullJob is what a receiving process is to do.
+type pullJob struct {
+	Sources  []Source
+	Size     int64
+	Digest   disk.Digest
+	NotifyAt int64 // when so many bytes are in the part; 0: not at all
 }
 
-// outcome is what it did.
-type outcome struct {
-	Seconds float64 // to a copy that is durable and ready
-	Moved   int64   // bytes from peers
-	RSS     int64   // the most bytes that were in memory at once, by its parent
-	Warned  []string
-	CPU     time.Duration // of the process, by its parent
-	Paused  float64       // the longest time in which the image did not grow, in seconds
+// pullResult is what it did.
+type pullResult struct {
+	Seconds      float64 // to a copy that is durable and ready
+	Received     int64   // bytes from peers
+	RSS          int64   // the most bytes that were in memory at once, by its parent
+	Warned       []string
+	CPU          time.Duration // of the process, by its parent
+	LongestPause float64       // the longest time in which the image did not grow, in seconds
 }
 
-// childPulls does what the order says into a new disk in path, until the image is
+// childPull does what the order says into a new disk in path, until the image is
 // ready.
-func childPulls(path string, args []string) error {
-	var o order
+func childPull(path string, args []string) error {
+	var o pullJob
 	if err := json.Unmarshal([]byte(args[0]), &o); err != nil {
 		return err
 	}
@@ -134,13 +134,13 @@ func childPulls(path string, args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	var done outcome
+	var done pullResult
 	p := &Pull{
 		Client: NewClient(nil, nil), Sources: func() []Source { return o.Sources }, Progress: new(fetch.Progress),
 		Warn: func(err error) { done.Warned = append(done.Warned, err.Error()) },
 	}
 	ended := make(chan struct{})
-	pauses := watchPauses(p.Progress, ended, o.Tell)
+	pauses := measurePauses(p.Progress, ended, o.NotifyAt)
 	begun := time.Now()
 	part, err := d.OpenPart(ctx, parrot, disk.PartOptions{})
 	if err == nil {
@@ -154,8 +154,8 @@ func childPulls(path string, args []string) error {
 	}
 	done.Seconds = time.Since(begun).Seconds()
 	close(ended)
-	done.Paused = <-pauses
-	done.Moved = p.Progress.PeerBytes.Load()
+	done.LongestPause = <-pauses
+	done.Received = p.Progress.PeerBytes.Load()
 	if err := json.NewEncoder(os.Stdout).Encode(done); err != nil {
 		return err
 	}
@@ -163,9 +163,9 @@ func childPulls(path string, args []string) error {
 	return err
 }
 
-// watchPauses returns the longest pause when ended is closed. It prints a line when
+// measurePauses returns the longest pause when ended is closed. It prints a line when
 // tell bytes are there.
-func watchPauses(p *fetch.Progress, ended <-chan struct{}, tell int64) <-chan float64 {
+func measurePauses(p *fetch.Progress, ended <-chan struct{}, tell int64) <-chan float64 {
 	longest := make(chan float64, 1)
 	go func() {
 		var most time.Duration
@@ -191,9 +191,9 @@ func watchPauses(p *fetch.Progress, ended <-chan struct{}, tell int64) <-chan fl
 	return longest
 }
 
-// resident returns the most bytes of a process that were in memory at once: what
+// peakRSS returns the most bytes of a process that were in memory at once: what
 // getrusage says begins with the memory of its parent.
-func resident(tb testing.TB, pid int) int64 {
+func peakRSS(tb testing.TB, pid int) int64 {
 	tb.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -209,7 +209,7 @@ func resident(tb testing.TB, pid int) int64 {
 
 // pullInProcess runs a receiver and returns what it did. It calls told when as much is
 // there as the order says. before is put before the command line.
-func pullInProcess(tb testing.TB, path string, o order, told func(), before ...string) outcome {
+func pullInProcess(tb testing.TB, path string, o pullJob, told func(), before ...string) pullResult {
 	tb.Helper()
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -228,15 +228,15 @@ func pullInProcess(tb testing.TB, path string, o order, told func(), before ...s
 		tb.Fatal(err)
 	}
 	out := bufio.NewReader(pipe)
-	if o.Tell > 0 {
+	if o.NotifyAt > 0 {
 		if _, err := out.ReadString('\n'); err == nil {
 			told()
 		}
 	}
-	var done outcome
+	var done pullResult
 	err = json.NewDecoder(out).Decode(&done)
 	if err == nil {
-		done.RSS = resident(tb, c.Process.Pid)
+		done.RSS = peakRSS(tb, c.Process.Pid)
 	}
 	stdin.Close()
 	if failed := c.Wait(); err != nil || failed != nil {
@@ -285,4 +285,4 @@ func fillDisk(tb testing.TB, d *disk.Disk, size int64, r io.Reader) disk.Copy {
 	return c
 }
 
-var quiet = log.New(io.Discard, "", 0)
+var discardLog = log.New(io.Discard, "", 0)

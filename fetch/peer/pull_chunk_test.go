@@ -16,9 +16,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// singly returns an exchange for single chunks, and what gets the numbered one n of the
+// newChunkTransfer returns an exchange for single chunks, and what gets the numbered one n of the
 // only source, which answers as open does.
-func singly(open func(asked int, at, to int64) (io.ReadCloser, error)) (*transfer, func(ctx context.Context, n int64) error) {
+func newChunkTransfer(open func(asked int, at, to int64) (io.ReadCloser, error)) (*transfer, func(ctx context.Context, n int64) error) {
 	s := Source{Address: Address{Node: "node1"}, Disk: "disk1"}
 	p := &Pull{Client: new(Client), Sources: func() []Source { return []Source{s} }}
 	x, asked := p.newTransfer(), 0
@@ -29,7 +29,7 @@ func singly(open func(asked int, at, to int64) (io.ReadCloser, error)) (*transfe
 	get := x.chunkFetcher(1 << 40)
 	return x, func(ctx context.Context, n int64) error {
 		var chunk bytes.Buffer
-		_, _ = chunk.ReadFrom(&numbered{n * mib, (n + 1) * mib})
+		_, _ = chunk.ReadFrom(&numberedReader{n * mib, (n + 1) * mib})
 		_, err := get(ctx, n, disk.HashChunk(chunk.Bytes()), disk.NewChunkBuffer())
 		return err
 	}
@@ -37,13 +37,13 @@ func singly(open func(asked int, at, to int64) (io.ReadCloser, error)) (*transfe
 
 // A repair may take hours and need many chunks. What fails now and then, and answers in
 // between, is not set aside for longer each time.
-func TestPullOfSingleChunksForgetsOldFailures(t *testing.T) {
+func TestChunkFetcherForgetsOldFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, get := singly(func(asked int, at, to int64) (io.ReadCloser, error) {
+		_, get := newChunkTransfer(func(asked int, at, to int64) (io.ReadCloser, error) {
 			if asked%5 == 0 {
 				return nil, io.ErrUnexpectedEOF
 			}
-			return io.NopCloser(&numbered{at, to}), nil
+			return io.NopCloser(&numberedReader{at, to}), nil
 		})
 		for n := range int64(50) {
 			begun := time.Now()
@@ -55,10 +55,10 @@ func TestPullOfSingleChunksForgetsOldFailures(t *testing.T) {
 	})
 }
 
-func TestPullOfOneChunk(t *testing.T) {
+func TestChunkFetcherVerifiesChunks(t *testing.T) {
 	want := image(3*mib + 512)
 	liar, good := startNode(t, "node1"), startNode(t, "node2")
-	r := newReceiver(t, behind(t, liar.put(t, parrot, want), onData(lies)), good.put(t, parrot, want))
+	r := newReceiver(t, proxied(t, liar.put(t, parrot, want), onData(corruptByte)), good.put(t, parrot, want))
 	get := r.pull.ChunkFetcher(int64(len(want)))
 	for _, n := range []int64{3, 0, 1, 3} {
 		chunk := want[n*mib : min((n+1)*mib, int64(len(want)))]
@@ -75,7 +75,7 @@ func TestPullOfOneChunk(t *testing.T) {
 	}
 }
 
-func TestPullOfOneChunkFromTheOrigin(t *testing.T) {
+func TestChunkFetcherUsesTheUpstream(t *testing.T) {
 	want := image(2*mib + 512)
 	origin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.ServeContent(w, r, "parrot.raw", time.Time{}, bytes.NewReader(want))
@@ -87,7 +87,7 @@ func TestPullOfOneChunkFromTheOrigin(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(ranges.Close)
-	r := newReceiver(t, behind(t, startNode(t, "node1").put(t, parrot, want), onData(lies)))
+	r := newReceiver(t, proxied(t, startNode(t, "node1").put(t, parrot, want), onData(corruptByte)))
 	r.pull.Upstream = ranges
 	buf := disk.NewChunkBuffer()
 	n, err := r.pull.ChunkFetcher(int64(len(want)))(t.Context(), 2, disk.HashChunk(want[2*mib:]), buf)
@@ -99,9 +99,9 @@ func TestPullOfOneChunkFromTheOrigin(t *testing.T) {
 	}
 }
 
-func TestPullOfSingleChunksWaitsNotForEver(t *testing.T) {
+func TestChunkFetcherGivesUpOnABusySource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, get := singly(func(int, int64, int64) (io.ReadCloser, error) { return nil, &busyError{retryAfter: time.Second} })
+		_, get := newChunkTransfer(func(int, int64, int64) (io.ReadCloser, error) { return nil, &busyError{retryAfter: time.Second} })
 		ctx, cancel := context.WithTimeout(t.Context(), 2*maxBusyTime)
 		defer cancel()
 		if err := get(ctx, 1); err == nil || !strings.Contains(err.Error(), "busy: the sending limit is reached") {

@@ -22,17 +22,17 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// behind puts a proxy before the node of s, which fault may change the answers of.
-func behind(t *testing.T, s Source, fault func(next http.Handler) http.Handler) Source {
+// proxied puts a proxy before the node of s, which fault may change the answers of.
+func proxied(t *testing.T, s Source, fault func(next http.Handler) http.Handler) Source {
 	t.Helper()
 	to, err := url.Parse(s.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
 	proxy := httputil.NewSingleHostReverseProxy(to)
-	proxy.ErrorLog = quiet
+	proxy.ErrorLog = discardLog
 	server := httptest.NewUnstartedServer(fault(proxy))
-	server.Config.ErrorLog = quiet
+	server.Config.ErrorLog = discardLog
 	server.Start()
 	t.Cleanup(server.Close)
 	s.URL = server.URL
@@ -53,32 +53,34 @@ func onData(change func(n int64, w http.ResponseWriter, r *http.Request, next ht
 	}
 }
 
-// altered is an answer whose body goes through write.
-type altered struct {
+// alteredResponse is an answer whose body goes through write.
+type alteredResponse struct {
 	http.ResponseWriter
 	write func(p []byte) (int, error)
 }
 
-func (a altered) Write(p []byte) (int, error) { return a.write(p) }
+func (a alteredResponse) Write(p []byte) (int, error) { return a.write(p) }
 
-func (a altered) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+func (a alteredResponse) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-func (a altered) ReadFrom(r io.Reader) (int64, error) { return io.Copy(struct{ io.Writer }{a}, r) }
+func (a alteredResponse) ReadFrom(r io.Reader) (int64, error) {
+	return io.Copy(struct{ io.Writer }{a}, r)
+}
 
-// lies sends a wrong byte in each answer.
-func lies(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
-	next.ServeHTTP(altered{w, func(p []byte) (int, error) {
+// corruptByte sends a wrong byte in each answer.
+func corruptByte(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
+	next.ServeHTTP(alteredResponse{w, func(p []byte) (int, error) {
 		p = bytes.Clone(p)
 		p[0] ^= 1
 		return w.Write(p)
 	}}, r)
 }
 
-// stops sends so many bytes and then does what then says.
-func stops(after int, then func(r *http.Request)) func(int64, http.ResponseWriter, *http.Request, http.Handler) {
+// stopAfter sends so many bytes and then does what then says.
+func stopAfter(after int, then func(r *http.Request)) func(int64, http.ResponseWriter, *http.Request, http.Handler) {
 	return func(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
 		left := after
-		next.ServeHTTP(altered{w, func(p []byte) (int, error) {
+		next.ServeHTTP(alteredResponse{w, func(p []byte) (int, error) {
 			n, err := w.Write(p[:min(left, len(p))])
 			if left -= n; left == 0 {
 				_ = http.NewResponseController(w).Flush()
@@ -89,9 +91,9 @@ func stops(after int, then func(r *http.Request)) func(int64, http.ResponseWrite
 	}
 }
 
-func breaks(*http.Request) { panic(http.ErrAbortHandler) }
+func abort(*http.Request) { panic(http.ErrAbortHandler) }
 
-func TestPullDoesWithoutASourceThatFails(t *testing.T) {
+func TestPullSucceedsDespiteAFailingSource(t *testing.T) {
 	t.Parallel()
 	const size = 24 * mib
 	want := image(size)
@@ -100,9 +102,9 @@ func TestPullDoesWithoutASourceThatFails(t *testing.T) {
 		fault func(int64, http.ResponseWriter, *http.Request, http.Handler)
 		warns string
 	}{
-		{"lies", lies, "does not match the chunk manifest"},
-		{"breaks", stops(mib+mib/2, breaks), ""},
-		{"breaks at once", stops(1, breaks), ""},
+		{"lies", corruptByte, "does not match the chunk manifest"},
+		{"breaks", stopAfter(mib+mib/2, abort), ""},
+		{"breaks at once", stopAfter(1, abort), ""},
 		{"refuses", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 			httperror.New(http.StatusConflict, "leaving").Write(w)
 		}, ""},
@@ -144,11 +146,11 @@ func TestPullDoesWithoutASourceThatFails(t *testing.T) {
 		}
 		t.Run(test.name, func(t *testing.T) {
 			good, bad := startNode(t, "node1"), startNode(t, "node2")
-			r := newReceiver(t, good.put(t, parrot, want), behind(t, bad.put(t, parrot, want), onData(test.fault)))
+			r := newReceiver(t, good.put(t, parrot, want), proxied(t, bad.put(t, parrot, want), onData(test.fault)))
 			var warned []error
 			r.pull.Warn = func(err error) { warned = append(warned, err) }
-			r.gets(want)
-			r.movedOnce(want, 5)
+			r.pullsAndCommits(want)
+			r.checkWaste(want, 5)
 			said := errors.Join(warned...)
 			if (said != nil) != (test.warns != "") || said != nil && !strings.Contains(said.Error(), test.warns) {
 				t.Errorf("it warns %v, want %q", said, test.warns)
@@ -162,9 +164,9 @@ func TestPullDoesWithoutASourceThatFails(t *testing.T) {
 	}
 }
 
-// movedOnce fails the test if more than the data of the image and so many percent
+// checkWaste fails the test if more than the data of the image and so many percent
 // crossed the network.
-func (r *receiver) movedOnce(image []byte, percent int64) {
+func (r *receiver) checkWaste(image []byte, percent int64) {
 	r.t.Helper()
 	data := dataBytes(image)
 	moved := r.pull.Progress.PeerBytes.Load()
@@ -174,7 +176,7 @@ func (r *receiver) movedOnce(image []byte, percent int64) {
 	}
 }
 
-func TestPullGoesOnWhenAPeerDies(t *testing.T) {
+func TestPullContinuesWhenAPeerDies(t *testing.T) {
 	t.Parallel()
 	size := 96 * mib
 	if race.Enabled {
@@ -195,21 +197,21 @@ func TestPullGoesOnWhenAPeerDies(t *testing.T) {
 		nodes[0].CloseClientConnections()
 		nodes[0].Listener.Close()
 	}()
-	r.gets(want)
-	r.movedOnce(want, 5)
+	r.pullsAndCommits(want)
+	r.checkWaste(want, 5)
 	if r.pull.health.of("node0/disk1").err == nil {
 		t.Error("the peer died after all was there")
 	}
 }
 
-func TestPullTellsWhyEachSourceFailed(t *testing.T) {
+func TestPullErrorHasTheFailureOfEachSource(t *testing.T) {
 	want := image(4 * mib)
 	gone, liar := startNode(t, "node1"), startNode(t, "node2")
 	absent := gone.put(t, parrot, want)
 	gone.Server.Close()
-	sources := []Source{absent, behind(t, liar.put(t, parrot, want), onData(lies))}
+	sources := []Source{absent, proxied(t, liar.put(t, parrot, want), onData(corruptByte))}
 	r := newReceiver(t, sources...)
-	part := r.part()
+	part := r.openPart()
 	x := r.pull.newTransfer()
 	m, err := x.receiveManifest(t.Context(), int64(len(want)), part.ReceiveManifest)
 	if err != nil {
@@ -229,19 +231,19 @@ func TestPullTellsWhyEachSourceFailed(t *testing.T) {
 	}
 }
 
-func TestPullTellsThatNoSourceHasAManifest(t *testing.T) {
+func TestPullErrorWhenNoSourceHasAManifest(t *testing.T) {
 	s := startNode(t, "node1").put(t, parrot, image(mib))
 	s.ManifestDigest = disk.Digest{}
 	r := newReceiver(t, s)
 	x := r.pull.newTransfer()
 	x.chunkProgress.start = time.Now().Add(-giveUpAfter)
-	err := x.intoPart(t.Context(), r.part(), mib)
+	err := x.intoPart(t.Context(), r.openPart(), mib)
 	if err == nil || !strings.Contains(err.Error(), "node1/disk1: no chunk manifest") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestPullTakesTheManifestThatIsNamed(t *testing.T) {
+func TestPullRejectsForgedManifests(t *testing.T) {
 	want := image(6 * mib)
 	other := bytes.Clone(want)
 	for at := 0; at < len(other); at += mib { // no chunk is the same
@@ -254,7 +256,7 @@ func TestPullTakesTheManifestThatIsNamed(t *testing.T) {
 	odd := b.put(t, parrot, other)
 	forged := c.put(t, parrot, other)
 	forged.ManifestDigest = good.ManifestDigest
-	long := behind(t, d.put(t, parrot, want), func(next http.Handler) http.Handler {
+	long := proxied(t, d.put(t, parrot, want), func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if strings.HasSuffix(r.URL.Path, "/manifest") {
 				_, _ = w.Write(make([]byte, 1<<20))
@@ -271,7 +273,7 @@ func TestPullTakesTheManifestThatIsNamed(t *testing.T) {
 		defer mu.Unlock()
 		warned[err.(*InvalidDataError).Node]++
 	}
-	r.gets(want)
+	r.pullsAndCommits(want)
 	if warned["node1"] > 0 || warned["node2"] > 0 {
 		t.Errorf("it warns of %v", warned)
 	}

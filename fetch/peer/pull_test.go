@@ -70,7 +70,7 @@ func newReceiver(t *testing.T, sources ...Source) *receiver {
 	}}
 }
 
-func (r *receiver) part() *disk.Part {
+func (r *receiver) openPart() *disk.Part {
 	r.t.Helper()
 	p, err := r.disk.OpenPart(r.t.Context(), parrot, disk.PartOptions{})
 	if err != nil {
@@ -80,10 +80,10 @@ func (r *receiver) part() *disk.Part {
 	return p
 }
 
-// gets fails the test unless the pull makes a ready image of want.
-func (r *receiver) gets(want []byte) {
+// pullsAndCommits fails the test unless the pull makes a ready image of want.
+func (r *receiver) pullsAndCommits(want []byte) {
 	r.t.Helper()
-	part := r.part()
+	part := r.openPart()
 	if err := r.pull.Into(r.t.Context(), part, int64(len(want))); err != nil {
 		r.t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestPullFromPeers(t *testing.T) {
 					sources = append(sources, startNode(t, fmt.Sprintf("node%d", i)).put(t, parrot, want))
 				}
 				r := newReceiver(t, sources...)
-				r.gets(want)
+				r.pullsAndCommits(want)
 				moved, least := r.pull.Progress.PeerBytes.Load(), dataBytes(want)
 				most := least + 32*(1+int64(size)/mib) // the manifest
 				if peers > 1 {
@@ -126,18 +126,18 @@ func TestPullFromPeers(t *testing.T) {
 }
 
 // TestPullTakesLittleMemory: the same for every image, at both ends.
-func TestPullTakesLittleMemory(t *testing.T) {
+func TestPullMemoryIsLimited(t *testing.T) {
 	if race.Enabled {
 		t.Skip("the race detector takes more than what is measured")
 	}
 	const size = 192 * mib
 	d := newDisk(t)
-	c := fillDisk(t, d, size, &strided{size: size, stride: 64 * mib, random: rand.NewChaCha8([32]byte{3})})
+	c := fillDisk(t, d, size, &sparseReader{size: size, stride: 64 * mib, random: rand.NewChaCha8([32]byte{3})})
 	from := []*sender{startSender(t, "node1", d, "127.0.0.1:0"), startSender(t, "node2", d, "127.0.0.1:0")}
-	done := pullInProcess(t, t.TempDir(), order{
+	done := pullInProcess(t, t.TempDir(), pullJob{
 		Sources: []Source{from[0].source, from[1].source}, Size: size, Digest: c.SHA512,
 	}, nil)
-	for end, got := range map[string]int64{"receiver": done.RSS, "sender": resident(t, from[0].Process.Pid)} {
+	for end, got := range map[string]int64{"receiver": done.RSS, "sender": peakRSS(t, from[0].Process.Pid)} {
 		t.Logf("%s: %d MiB", end, got/mib)
 		if got > 96*mib {
 			t.Errorf("%s takes %d MiB, want at most 96", end, got/mib)
@@ -145,7 +145,7 @@ func TestPullTakesLittleMemory(t *testing.T) {
 	}
 }
 
-func TestPullResumes(t *testing.T) {
+func TestPullKeepsAMatchingPartialFile(t *testing.T) {
 	t.Parallel()
 	want := image(24 * mib)
 	for i, from := range []struct {
@@ -179,7 +179,7 @@ func TestPullResumes(t *testing.T) {
 		t.Run(from.name, func(t *testing.T) {
 			s := startNode(t, "node1").put(t, parrot, want)
 			r := newReceiver(t, s)
-			part := r.part()
+			part := r.openPart()
 			if err := part.Begin(from.origin(s)); err != nil {
 				t.Fatal(err)
 			}
@@ -189,7 +189,7 @@ func TestPullResumes(t *testing.T) {
 			if err := part.Close(); err != nil {
 				t.Fatal(err)
 			}
-			r.gets(want)
+			r.pullsAndCommits(want)
 			rest := dataBytes(want)
 			if from.keeps {
 				rest = dataBytes(want[len(from.part)/mib*mib:])
@@ -204,11 +204,11 @@ func TestPullResumes(t *testing.T) {
 
 func TestPullEndsWithItsContext(t *testing.T) {
 	want := image(16 * mib)
-	s := behind(t, startNode(t, "node1").put(t, parrot, want), onData(stops(5*mib/2, func(r *http.Request) { <-r.Context().Done() })))
+	s := proxied(t, startNode(t, "node1").put(t, parrot, want), onData(stopAfter(5*mib/2, func(r *http.Request) { <-r.Context().Done() })))
 	r := newReceiver(t, s)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("no longer declared")
-	part := r.part()
+	part := r.openPart()
 	go func() {
 		for r.pull.Progress.Done.Load() < 2*mib {
 			<-time.After(time.Millisecond)
@@ -230,12 +230,12 @@ func TestPullEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestPullKeepsToItsLimit(t *testing.T) {
+func TestPullObeysTheRateLimit(t *testing.T) {
 	want := image(6 * mib)
 	r := newReceiver(t, startNode(t, "node1").put(t, parrot, want), startNode(t, "node2").put(t, parrot, want))
 	r.pull.Limit = 4 * mib
 	begun := time.Now()
-	r.gets(want)
+	r.pullsAndCommits(want)
 	if took, least := time.Since(begun).Seconds(), float64(dataBytes(want))/float64(r.pull.Limit); took < 0.85*least {
 		t.Errorf("it took %.2f s at the limit, want at least %.2f", took, least)
 	}

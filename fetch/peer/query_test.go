@@ -10,7 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-func TestStateArrivesAsItWasPublished(t *testing.T) {
+func TestClientReceivesThePublishedState(t *testing.T) {
 	n := startNode(t, "node1")
 	want := stateWith("node1", 20)
 	want.Disks[0].Copies[3].Failure = &Failure{Action: "sync", Message: "no route", Attempts: 2, Since: -3, RetryIn: 7.5, Link: true}
@@ -24,7 +24,7 @@ func TestStateArrivesAsItWasPublished(t *testing.T) {
 	}
 }
 
-func TestNothingPublishedIsNoState(t *testing.T) {
+func TestStateIsUnavailableBeforePublish(t *testing.T) {
 	n := startNode(t, "node1")
 	_, _, err := newClient(t).State(t.Context(), n.address(), "", 0)
 	if err == nil || !strings.Contains(err.Error(), "not been observed yet") {
@@ -32,7 +32,7 @@ func TestNothingPublishedIsNoState(t *testing.T) {
 	}
 }
 
-func TestStateOfAnotherNodeIsRefused(t *testing.T) {
+func TestClientRejectsStateOfAnotherNode(t *testing.T) {
 	n := startNode(t, "node1")
 	n.cache.Publish(stateWith("node1", 1))
 	c, at := newClient(t), Address{Node: "node2", URL: n.URL}
@@ -46,7 +46,7 @@ func TestStateOfAnotherNodeIsRefused(t *testing.T) {
 }
 
 // The read timeout of the server is less than the wait: it has to be lifted.
-func TestLongPollEndsWithTheWait(t *testing.T) {
+func TestLongPollEndsAfterTheWait(t *testing.T) {
 	n := startNode(t, "node1")
 	n.cache.Publish(stateWith("node1", 1))
 	c := newClient(t)
@@ -62,7 +62,7 @@ func TestLongPollEndsWithTheWait(t *testing.T) {
 	}
 }
 
-func TestLongPollEndsWithAChange(t *testing.T) {
+func TestLongPollEndsWhenTheStateChanges(t *testing.T) {
 	n := startNode(t, "node1")
 	s := stateWith("node1", 1)
 	n.cache.Publish(s)
@@ -95,14 +95,14 @@ func TestLongPollEndsWithAChange(t *testing.T) {
 	}
 }
 
-func TestLookIsFresh(t *testing.T) {
+func TestCopiesObservesTheDiskAfterTheRequest(t *testing.T) {
 	n := startNode(t, "node1")
 	id := disk.ID{Name: "parrot", UUID: "0a1b2c3d"}
 	c := newClient(t)
 	if s, err := c.Copies(t.Context(), n.address(), "parrot"); err != nil || len(s.Disks[0].Copies) != 0 {
 		t.Fatalf("got %+v, %v", s, err)
 	}
-	n.put(t, id, patterned(1<<20))
+	n.put(t, id, randomBytes(1<<20))
 	s, err := c.Copies(t.Context(), n.address(), "parrot")
 	if err != nil || len(s.Disks[0].Copies) != 1 || s.Disks[0].Copies[0].State != disk.Ready {
 		t.Errorf("got %+v, %v", s, err)

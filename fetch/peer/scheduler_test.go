@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-func TestPullAddsUpTheRatesOfItsSources(t *testing.T) {
+func TestPullRateIsTheSumOfItsSources(t *testing.T) {
 	m := numberedManifest(t, 150)
 	alone := float64(m.Size()) / (100 * mbit)
 	for i, test := range []struct {
@@ -37,9 +37,9 @@ func TestPullAddsUpTheRatesOfItsSources(t *testing.T) {
 		}
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				links := map[string]*link{}
+				links := map[string]*fakeLink{}
 				for i, rate := range test.links {
-					links[fmt.Sprintf("node%d", i)] = &link{rate: rate * mbit}
+					links[fmt.Sprintf("node%d", i)] = &fakeLink{rate: rate * mbit}
 				}
 				s := simulate(m, links)
 				took, err := s.run(t.Context())
@@ -49,15 +49,15 @@ func TestPullAddsUpTheRatesOfItsSources(t *testing.T) {
 				if faster := alone / took.Seconds(); faster < test.least {
 					t.Errorf("%.2f times as fast as one, want %.2f", faster, test.least)
 				}
-				if s.twice() > 2 {
-					t.Errorf("%.1f%% were sent twice", s.twice())
+				if s.wastePercent() > 2 {
+					t.Errorf("%.1f%% were sent twice", s.wastePercent())
 				}
 				if most := windowChunks + len(links) + 1; len(s.buffers) > most {
 					t.Errorf("it took %d buffers, want at most %d", len(s.buffers), most)
 				}
 				for name, l := range links {
-					if l.most > 1 || l.open != 0 {
-						t.Errorf("%s: %d requests at once, %d left open", name, l.most, l.open)
+					if l.maxOpen > 1 || l.open != 0 {
+						t.Errorf("%s: %d requests at once, %d left open", name, l.maxOpen, l.open)
 					}
 				}
 			})
@@ -65,31 +65,31 @@ func TestPullAddsUpTheRatesOfItsSources(t *testing.T) {
 	}
 }
 
-func TestPullWaitsForAPartThatIsSlow(t *testing.T) {
+func TestPullWaitsForASlowDisk(t *testing.T) {
 	m := numberedManifest(t, 60)
 	synctest.Test(t, func(t *testing.T) {
-		s := simulate(m, map[string]*link{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}})
-		s.consume = 5 * time.Second // longer in all than any patience
+		s := simulate(m, map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}})
+		s.consumeTime = 5 * time.Second // longer in all than any patience
 		if _, err := s.run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if s.twice() > 0 {
-			t.Errorf("%.1f%% were sent twice", s.twice())
+		if s.wastePercent() > 0 {
+			t.Errorf("%.1f%% were sent twice", s.wastePercent())
 		}
 	})
 }
 
-func TestPullFailsWhenNoSourceIsOfUse(t *testing.T) {
+func TestPullGivesUpWithoutAUsableSource(t *testing.T) {
 	m := numberedManifest(t, 60)
 	for _, test := range []struct {
 		name  string
-		links map[string]*link
+		links map[string]*fakeLink
 		words []string
 		most  time.Duration
 	}{
 		{"none is there", nil, []string{"no other node"}, 31 * time.Second},
-		{"none says anything", map[string]*link{"node1": {}, "node2": {}}, []string{"node1/disk1: no response in 10s", "node2/disk1:"}, 46 * time.Second},
-		{"a trickle", map[string]*link{"node1": {rate: 900}}, []string{"node1/disk1: stalled: less than 1 KiB/s"}, 46 * time.Second},
+		{"none says anything", map[string]*fakeLink{"node1": {}, "node2": {}}, []string{"node1/disk1: no response in 10s", "node2/disk1:"}, 46 * time.Second},
+		{"a trickle", map[string]*fakeLink{"node1": {rate: 900}}, []string{"node1/disk1: stalled: less than 1 KiB/s"}, 46 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -108,12 +108,12 @@ func TestPullFailsWhenNoSourceIsOfUse(t *testing.T) {
 	}
 }
 
-func TestPullNoticesASourceThatGoesSilent(t *testing.T) {
+func TestPullReplacesASourceThatStalls(t *testing.T) {
 	m := numberedManifest(t, 200)
 	synctest.Test(t, func(t *testing.T) {
-		s := simulate(m, map[string]*link{
-			"node1": {rate: 100 * mbit, silent: 5 * time.Second},
-			"node2": {rate: 100 * mbit, since: 8 * time.Second},
+		s := simulate(m, map[string]*fakeLink{
+			"node1": {rate: 100 * mbit, stallsAfter: 5 * time.Second},
+			"node2": {rate: 100 * mbit, appearsAfter: 8 * time.Second},
 		})
 		took, err := s.run(t.Context())
 		if err != nil {
@@ -123,17 +123,17 @@ func TestPullNoticesASourceThatGoesSilent(t *testing.T) {
 		if took > 23*time.Second {
 			t.Errorf("it took %v", took)
 		}
-		if s.twice() > 1 {
-			t.Errorf("%.1f%% were sent twice", s.twice())
+		if s.wastePercent() > 1 {
+			t.Errorf("%.1f%% were sent twice", s.wastePercent())
 		}
 	})
 }
 
-func TestPullComesBackWhenASourceIsBusy(t *testing.T) {
+func TestPullRetriesABusySource(t *testing.T) {
 	m := numberedManifest(t, 60)
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
-		s := simulate(m, map[string]*link{"node1": {rate: 100 * mbit}})
+		s := simulate(m, map[string]*fakeLink{"node1": {rate: 100 * mbit}})
 		send := s.openRange
 		begun := time.Now()
 		s.openRange = func(ctx context.Context, from Source, at, to int64) (io.ReadCloser, error) {
@@ -152,12 +152,12 @@ func TestPullComesBackWhenASourceIsBusy(t *testing.T) {
 	})
 }
 
-func TestPullAtALimitAsksNothingTwice(t *testing.T) {
+func TestPullAtALimitRequestsNothingTwice(t *testing.T) {
 	m := numberedManifest(t, 40)
 	for _, limit := range []int64{64 << 10, mib, 20 * mib} {
 		t.Run(fmt.Sprint(limit), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := simulate(m, map[string]*link{"node1": {rate: 1000 * mbit}, "node2": {rate: 100 * mbit}, "node3": {rate: 1000 * mbit}})
+				s := simulate(m, map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 100 * mbit}, "node3": {rate: 1000 * mbit}})
 				s.Limit, s.limiter = limit, fetch.NewLimiter(limit)
 				took, err := s.run(t.Context())
 				if err != nil {
@@ -166,8 +166,8 @@ func TestPullAtALimitAsksNothingTwice(t *testing.T) {
 				if rate := float64(m.Size()) / took.Seconds(); rate > 1.05*float64(limit) || rate < 0.9*float64(limit) {
 					t.Errorf("%.0f bytes came in a second at a limit of %d", rate, limit)
 				}
-				if s.twice() > 2 {
-					t.Errorf("%.1f%% were sent twice", s.twice())
+				if s.wastePercent() > 2 {
+					t.Errorf("%.1f%% were sent twice", s.wastePercent())
 				}
 			})
 		})
@@ -175,14 +175,14 @@ func TestPullAtALimitAsksNothingTwice(t *testing.T) {
 }
 
 // TestPullsShareTheirMemory: the more of them, the less each has, and none stands still.
-func TestPullsShareTheirMemory(t *testing.T) {
+func TestConcurrentPullsShareMemory(t *testing.T) {
 	m := numberedManifest(t, 60)
 	for _, others := range []int32{0, 1, 4, 40} {
 		synctest.Test(t, func(t *testing.T) {
-			links := map[string]*link{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}, "node3": {rate: 100 * mbit}}
+			links := map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}, "node3": {rate: 100 * mbit}}
 			s := simulate(m, links)
 			s.Client.activePulls.Store(others)
-			s.consume = 10 * time.Millisecond
+			s.consumeTime = 10 * time.Millisecond
 			if _, err := s.run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -195,13 +195,13 @@ func TestPullsShareTheirMemory(t *testing.T) {
 }
 
 // A chunk may take longer than a pull goes on without a source.
-func TestPullGoesOnWhenASlowConnectionBreaks(t *testing.T) {
+func TestPullContinuesWhenASlowConnectionDrops(t *testing.T) {
 	m := numberedManifest(t, 6)
 	synctest.Test(t, func(t *testing.T) {
-		l, asked := &link{rate: 16 << 10}, 0
-		s := simulate(m, map[string]*link{"node1": l})
+		l, asked := &fakeLink{rate: 16 << 10}, 0
+		s := simulate(m, map[string]*fakeLink{"node1": l})
 		s.openRange = func(ctx context.Context, _ Source, at, to int64) (io.ReadCloser, error) {
-			b, err := l.send(ctx, at, to)
+			b, err := l.openRange(ctx, at, to)
 			if asked++; asked < 3 {
 				b = struct {
 					io.Reader
@@ -216,7 +216,7 @@ func TestPullGoesOnWhenASlowConnectionBreaks(t *testing.T) {
 	})
 }
 
-func TestPullAsksTheOriginWherePeersAreNotEnough(t *testing.T) {
+func TestPullReadsTheUpstreamWhenPeersDoNotSuffice(t *testing.T) {
 	t.Parallel()
 	m := numberedManifest(t, 250)
 	for i, test := range []struct {
@@ -245,15 +245,15 @@ func TestPullAsksTheOriginWherePeersAreNotEnough(t *testing.T) {
 		}
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				links := map[string]*link{}
+				links := map[string]*fakeLink{}
 				if test.peers > 0 {
-					links["node1"] = &link{rate: test.peers * mbit, since: test.later, busy: test.busy}
+					links["node1"] = &fakeLink{rate: test.peers * mbit, appearsAfter: test.later, busy: test.busy}
 				}
 				s := simulate(m, links)
-				s.consume = test.consume
+				s.consumeTime = test.consume
 				s.limiter, s.Limit = fetch.NewLimiter(test.limit), test.limit
-				origin := &link{rate: test.origin * mbit}
-				s.upstream.open = origin.send
+				origin := &fakeLink{rate: test.origin * mbit}
+				s.upstream.open = origin.openRange
 				took, err := s.run(t.Context())
 				if err != nil || took > test.slowest {
 					t.Errorf("after %v: %v", took, err)
@@ -267,17 +267,17 @@ func TestPullAsksTheOriginWherePeersAreNotEnough(t *testing.T) {
 }
 
 // A source whose sends hang is busy for ever.
-func TestPullWaitsNotForEverForABusySource(t *testing.T) {
+func TestPullGivesUpOnABusySource(t *testing.T) {
 	m := numberedManifest(t, 60)
-	for name, origin := range map[string]*link{"alone": nil, "with an origin": {rate: 100 * mbit}} {
+	for name, origin := range map[string]*fakeLink{"alone": nil, "with an origin": {rate: 100 * mbit}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := simulate(m, map[string]*link{"node1": {}})
+				s := simulate(m, map[string]*fakeLink{"node1": {}})
 				s.openRange = func(context.Context, Source, int64, int64) (io.ReadCloser, error) {
 					return nil, &busyError{retryAfter: time.Second}
 				}
 				if origin != nil {
-					s.upstream.open = origin.send
+					s.upstream.open = origin.openRange
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 2*maxBusyTime)
 				defer cancel()

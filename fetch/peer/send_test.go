@@ -21,9 +21,9 @@ import (
 
 var parrot = disk.ID{Name: "parrot", UUID: "0a1b2c3d"}
 
-func TestDataIsWhatWasAskedFor(t *testing.T) {
+func TestDataSendsTheRequestedRange(t *testing.T) {
 	n := startNode(t, "node1")
-	content := patterned(3<<20 + 512)
+	content := randomBytes(3<<20 + 512)
 	s := n.put(t, parrot, content)
 	c := newClient(t)
 	for _, want := range []byteRange{{0, 1}, {0, int64(len(content))}, {1 << 20, 2 << 20}, {3 << 20, 3<<20 + 512}} {
@@ -40,9 +40,9 @@ func TestDataIsWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestManifestNamesTheChunks(t *testing.T) {
+func TestManifestHasTheHashOfEachChunk(t *testing.T) {
 	n := startNode(t, "node1")
-	content := patterned(2<<20 + 512)
+	content := randomBytes(2<<20 + 512)
 	s := n.put(t, parrot, content)
 	b, length, err := newClient(t).openManifest(t.Context(), s)
 	if err != nil {
@@ -63,9 +63,9 @@ func TestManifestNamesTheChunks(t *testing.T) {
 	}
 }
 
-func TestRanges(t *testing.T) {
+func TestDataRangeSyntax(t *testing.T) {
 	n := startNode(t, "node1")
-	n.put(t, parrot, patterned(4096))
+	n.put(t, parrot, randomBytes(4096))
 	for _, test := range []struct {
 		header string
 		status int
@@ -102,13 +102,13 @@ func TestRanges(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotSent(t *testing.T) {
+func TestDataAndManifestRejectUnsendableCopies(t *testing.T) {
 	n := startNode(t, "node1")
-	n.put(t, parrot, patterned(4096))
+	n.put(t, parrot, randomBytes(4096))
 	damaged, left := disk.ID{Name: "damaged", UUID: "00000001"}, disk.ID{Name: "left", UUID: "00000002"}
-	n.put(t, damaged, patterned(4096))
+	n.put(t, damaged, randomBytes(4096))
 	overwrite(t, n.backing(damaged), []byte("something else"))
-	n.put(t, left, patterned(4096))
+	n.put(t, left, randomBytes(4096))
 	n.withdraw(left)
 	for _, test := range []struct {
 		path   string
@@ -143,9 +143,9 @@ func TestWhatIsNotSent(t *testing.T) {
 	}
 }
 
-func TestLeavingCopyIsGone(t *testing.T) {
+func TestWithdrawnCopyIsAConflict(t *testing.T) {
 	n := startNode(t, "node1")
-	s := n.put(t, parrot, patterned(4096))
+	s := n.put(t, parrot, randomBytes(4096))
 	n.withdraw(parrot)
 	_, err := newClient(t).openRange(t.Context(), s, 0, 512)
 	refused, ok := errors.AsType[*httperror.Error](err)
@@ -154,9 +154,9 @@ func TestLeavingCopyIsGone(t *testing.T) {
 	}
 }
 
-func TestFileThatChangesInTheMiddleBreaksTheConnection(t *testing.T) {
+func TestConnectionBreaksWhenTheFileChanges(t *testing.T) {
 	n := startNode(t, "node1")
-	s := n.put(t, parrot, patterned(large))
+	s := n.put(t, parrot, randomBytes(large))
 	b, err := newClient(t).openRange(t.Context(), s, 0, large)
 	if err != nil {
 		t.Fatal(err)
@@ -172,9 +172,9 @@ func TestFileThatChangesInTheMiddleBreaksTheConnection(t *testing.T) {
 	}
 }
 
-func TestFileThatIsCutInTheMiddleBreaksTheConnection(t *testing.T) {
+func TestConnectionBreaksWhenTheFileIsTruncated(t *testing.T) {
 	n := startNode(t, "node1")
-	s := n.put(t, parrot, patterned(large))
+	s := n.put(t, parrot, randomBytes(large))
 	b, err := newClient(t).openRange(t.Context(), s, 0, large)
 	if err != nil {
 		t.Fatal(err)
@@ -191,9 +191,9 @@ func TestFileThatIsCutInTheMiddleBreaksTheConnection(t *testing.T) {
 // large is more than the buffers of a connection hold.
 const large = 24 << 20
 
-// hold asks for the whole image on a connection of its own and reads nothing but the
+// occupySlot asks for the whole image on a connection of its own and reads nothing but the
 // beginning of the answer.
-func hold(t *testing.T, n *node, id disk.ID) net.Conn {
+func occupySlot(t *testing.T, n *node, id disk.ID) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", n.Listener.Addr().String())
 	if err != nil {
@@ -208,12 +208,12 @@ func hold(t *testing.T, n *node, id disk.ID) net.Conn {
 	return c
 }
 
-func TestThreeSendsOfAnImage(t *testing.T) {
+func TestSendLimitPerImage(t *testing.T) {
 	n := startNode(t, "node1")
-	s := n.put(t, parrot, patterned(large))
+	s := n.put(t, parrot, randomBytes(large))
 	var last net.Conn
 	for range maxSends {
-		last = hold(t, n, parrot)
+		last = occupySlot(t, n, parrot)
 	}
 	c := newClient(t)
 	_, err := c.openRange(t.Context(), s, 0, 512)
@@ -221,18 +221,18 @@ func TestThreeSendsOfAnImage(t *testing.T) {
 	if !errors.As(err, &busy) || busy.retryAfter != time.Second {
 		t.Fatalf("the fourth: got %v", err)
 	}
-	other := n.put(t, disk.ID{Name: "other", UUID: "00000001"}, patterned(4096))
+	other := n.put(t, disk.ID{Name: "other", UUID: "00000001"}, randomBytes(4096))
 	if b, err := c.openRange(t.Context(), other, 0, 512); err != nil {
 		t.Errorf("another image: got %v", err)
 	} else {
 		b.Close()
 	}
 	last.Close()
-	eventually(t, c, s)
+	retryUntilSent(t, c, s)
 }
 
-// eventually asks until the image is sent.
-func eventually(t *testing.T, c *Client, s Source) {
+// retryUntilSent asks until the image is sent.
+func retryUntilSent(t *testing.T, c *Client, s Source) {
 	t.Helper()
 	for {
 		b, err := c.openRange(t.Context(), s, 0, 512)
@@ -247,15 +247,15 @@ func eventually(t *testing.T, c *Client, s Source) {
 	}
 }
 
-func TestReaderOfNothingLosesItsSlot(t *testing.T) {
+func TestStalledReceiverLosesItsSlot(t *testing.T) {
 	n := startNode(t, "node1")
 	n.server.pieceTimeout, n.server.sendLimits.minHold = 100*time.Millisecond, time.Hour
-	s := n.put(t, parrot, patterned(large))
+	s := n.put(t, parrot, randomBytes(large))
 	var held []net.Conn
 	for range maxSends {
-		held = append(held, hold(t, n, parrot))
+		held = append(held, occupySlot(t, n, parrot))
 	}
-	eventually(t, newClient(t), s)
+	retryUntilSent(t, newClient(t), s)
 	thrown := 0
 	for _, c := range held {
 		if got, err := io.Copy(io.Discard, c); got < large || err != nil {
@@ -268,9 +268,9 @@ func TestReaderOfNothingLosesItsSlot(t *testing.T) {
 }
 
 // The timeouts of the server are for questions that are answered at once.
-func TestSendMayTakeLongerThanTheTimeouts(t *testing.T) {
+func TestSendOutlastsTheServerTimeouts(t *testing.T) {
 	n := startNode(t, "node1")
-	s := n.put(t, parrot, patterned(large))
+	s := n.put(t, parrot, randomBytes(large))
 	b, err := newClient(t).openRange(t.Context(), s, 0, large)
 	if err != nil {
 		t.Fatal(err)
@@ -284,26 +284,26 @@ func TestSendMayTakeLongerThanTheTimeouts(t *testing.T) {
 
 // A reader that takes each piece in time, but slowly, makes room after its turn, and
 // only when somebody else asks.
-func TestSlowReaderHasItsTurn(t *testing.T) {
+func TestSlowReceiverLosesItsSlotAfterMinHold(t *testing.T) {
 	n := startNode(t, "node1")
 	n.server.pieceTimeout, n.server.sendLimits.minHold = time.Hour, 0
-	s := n.put(t, parrot, patterned(large))
+	s := n.put(t, parrot, randomBytes(large))
 	var held []net.Conn
 	for range maxSends {
-		held = append(held, hold(t, n, parrot))
+		held = append(held, occupySlot(t, n, parrot))
 	}
-	eventually(t, newClient(t), s)
+	retryUntilSent(t, newClient(t), s)
 	if got, err := io.Copy(io.Discard, held[0]); got >= large {
 		t.Errorf("the first got all %d bytes, %v", got, err)
 	}
 }
 
 // Who takes more than what counts as stalled gets all of a chunk.
-func TestSlowReceiverGetsItsChunk(t *testing.T) {
+func TestSlowReceiverGetsAWholeChunk(t *testing.T) {
 	d := startNode(t, "node1")
-	d.put(t, parrot, patterned(mib))
+	d.put(t, parrot, randomBytes(mib))
 	synctest.Test(t, func(t *testing.T) {
-		v := newVillage(t)
+		v := newFakeNetwork(t)
 		v.add(t.Context(), "node1")
 		server := NewServer(NewStateCache(), &d.testNode)
 		v.nodes["node1"].server.Handler = server.Handler()

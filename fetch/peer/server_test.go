@@ -15,7 +15,7 @@ import (
 
 // Questions that come in pieces or without an end are the http.Server's to refuse;
 // these are ours.
-func TestHostileQuestions(t *testing.T) {
+func TestServerRejectsInvalidRequests(t *testing.T) {
 	n := startNode(t, "node1")
 	n.cache.Publish(stateWith("node1", 1))
 	for path, want := range map[string]int{
@@ -39,7 +39,7 @@ func TestHostileQuestions(t *testing.T) {
 	}
 }
 
-func TestStateIsPackedForThoseWhoWant(t *testing.T) {
+func TestStateIsCompressedOnRequest(t *testing.T) {
 	n := startNode(t, "node1")
 	n.cache.Publish(stateWith("node1", 100))
 	resp, plain := n.get(t, "/v1/state", "Accept-Encoding", "identity")
@@ -63,7 +63,7 @@ func TestStateIsPackedForThoseWhoWant(t *testing.T) {
 	}
 }
 
-func TestTooManyWaitsAreAnsweredAtOnce(t *testing.T) {
+func TestTooManyLongPollsReturnAtOnce(t *testing.T) {
 	n := startNode(t, "node1")
 	n.cache.Publish(stateWith("node1", 1))
 	_, etag, err := newClient(t).State(t.Context(), n.address(), "", 0)
@@ -80,7 +80,7 @@ func TestTooManyWaitsAreAnsweredAtOnce(t *testing.T) {
 	}
 }
 
-func TestOnlyGET(t *testing.T) {
+func TestServerAllowsOnlyGET(t *testing.T) {
 	n := startNode(t, "node1")
 	n.cache.Publish(stateWith("node1", 1))
 	for _, method := range []string{http.MethodHead, http.MethodPost, http.MethodDelete} {
@@ -99,13 +99,13 @@ func TestOnlyGET(t *testing.T) {
 	}
 }
 
-func TestServerThatShutsDownEndsTheWaits(t *testing.T) {
+func TestShutdownEndsLongPolls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newVillage(t)
+		v := newFakeNetwork(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		h := v.add(ctx, "node1")
-		h.board.Publish(State{Node: "node1"})
-		w := v.watch(t, "node1")
+		h.cache.Publish(State{Node: "node1"})
+		w := v.newPoller(t, "node1")
 		<-w.Changed()
 		time.Sleep(time.Second)
 		begun := time.Now()

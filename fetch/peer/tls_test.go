@@ -28,14 +28,14 @@ func ownCertificate(t *testing.T) tls.Certificate {
 }
 
 // The files of certificates change while a node runs, and connections are kept.
-func TestKeptConnectionsAreForTheCertificatesOfTheirTime(t *testing.T) {
+func TestNewCertificatesReplaceKeptConnections(t *testing.T) {
 	var shown []byte
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		shown = r.TLS.PeerCertificates[0].Raw
 		_, _ = w.Write(encode(State{Node: "node1"}))
 	}))
 	s.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
-	s.Config.ErrorLog = quiet
+	s.Config.ErrorLog = discardLog
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	believed := x509.NewCertPool()
