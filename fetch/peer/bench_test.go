@@ -18,10 +18,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// BenchmarkSync brings an image from one peer, in processes of their own, until it is
-// checked and durable, and compares that with SHA-512 alone over as many bytes in
-// memory, and with rsync -S from an rsync daemon, then sha512sum and sync. Each way is
-// run in turn; the medians are compared. TMPDIR has to be on a disk.
+// BenchmarkSync syncs an image from one peer, in two processes, until it is verified and
+// durable. It compares that with SHA-512 alone over as many bytes in memory, and with
+// rsync -S from an rsync daemon followed by sha512sum and sync. The three run in turn, and
+// their medians are compared. TMPDIR must be on a disk.
 func BenchmarkSync(b *testing.B) {
 	for _, image := range []struct {
 		name   string
@@ -37,7 +37,7 @@ func BenchmarkSync(b *testing.B) {
 			from := startSender(b, "node1", d, "127.0.0.1:0")
 			daemon := startRsync(b, d)
 			backing := (&testNode{disk: d}).backing(parrot)
-			var ours []pullResult
+			var syncs []pullResult
 			var hash []hashCost
 			var rsync []time.Duration
 			for b.Loop() {
@@ -49,12 +49,12 @@ func BenchmarkSync(b *testing.B) {
 				}
 				fillPageCache(b, backing)
 				path := b.TempDir()
-				ours = append(ours, pullInProcess(b, path, pullJob{Sources: []Source{from.source}, Size: image.size, Digest: c.SHA512}, nil))
+				syncs = append(syncs, pullInProcess(b, path, pullJob{Sources: []Source{from.source}, Size: image.size, Digest: c.SHA512}, nil))
 				os.RemoveAll(path)
 			}
-			o := median(ours, func(o pullResult) float64 { return o.Seconds })
+			o := median(syncs, func(o pullResult) float64 { return o.Seconds })
 			h := median(hash, func(c hashCost) float64 { return c.wall.Seconds() })
-			b.ReportMetric(0, "ns/op") // the sum of all says nothing
+			b.ReportMetric(0, "ns/op") // the sum of the three is meaningless
 			b.ReportMetric(o.Seconds, "s")
 			b.ReportMetric(o.Seconds/h.wall.Seconds(), "wall/sha512")
 			b.ReportMetric(o.CPU.Seconds()/h.cpu.Seconds(), "cpu/sha512")
@@ -72,7 +72,7 @@ func median[T any](all []T, by func(T) float64) T {
 	return all[len(all)/2]
 }
 
-// sparseReader reads random bytes with zeros between them.
+// sparseReader returns 64 MiB of random bytes and then zeros in each stride.
 type sparseReader struct {
 	at, size, stride int64
 	random           io.Reader
@@ -95,29 +95,29 @@ func (s *sparseReader) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// fillPageCache brings a file into the page cache, for every way alike.
+// fillPageCache reads a file into the page cache, so that all three start equal.
 func fillPageCache(b *testing.B, name string) {
 	if err := exec.Command("cat", name).Run(); err != nil {
 		b.Fatal(err)
 	}
 }
 
-// hashCost is what SHA-512 alone takes.
+// hashCost is the time that SHA-512 alone needs.
 type hashCost struct{ wall, cpu time.Duration }
 
 func hashOnly(b *testing.B, size int64) hashCost {
 	block := make([]byte, mib)
 	rand.NewChaCha8([32]byte{4}).Read(block)
-	begun, used := time.Now(), cpuTime(b)
+	start, used := time.Now(), cpuTime(b)
 	h := sha512.New()
 	for range size / mib {
 		h.Write(block)
 	}
 	h.Sum(nil)
-	return hashCost{time.Since(begun), cpuTime(b) - used}
+	return hashCost{time.Since(start), cpuTime(b) - used}
 }
 
-// cpuTime returns what this process has used.
+// cpuTime returns the CPU time of this process.
 func cpuTime(b *testing.B) time.Duration {
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
@@ -126,10 +126,10 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// startRsync serves the image of d by rsync, and returns where; "" without rsync.
+// startRsync serves the image of d by rsync, and returns its URL; "" if there is no rsync.
 func startRsync(b *testing.B, d *disk.Disk) string {
 	if _, err := exec.LookPath("rsync"); err != nil {
-		b.Log("there is no rsync to compare with")
+		b.Log("no comparison with rsync: rsync is not installed")
 		return ""
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -155,14 +155,14 @@ func startRsync(b *testing.B, d *disk.Disk) string {
 		_ = c.Wait()
 	})
 	address := fmt.Sprintf("127.0.0.1:%d", port)
-	for range 100 { // it does not say when it listens
+	for range 100 { // it does not report when it listens
 		if probe, err := net.Dial("tcp", address); err == nil {
 			probe.Close()
 			return "rsync://" + address + "/image/backing"
 		}
 		<-time.After(20 * time.Millisecond)
 	}
-	b.Fatal("rsync daemon does not listen")
+	b.Fatal("the rsync daemon does not listen")
 	return ""
 }
 
@@ -171,9 +171,9 @@ func runRsync(b *testing.B, from string) time.Duration {
 	defer os.Remove(file)
 	c := exec.Command("sh", "-c", `rsync -S "$0" "$1" && sha512sum "$1" >/dev/null && sync "$1"`, from, file)
 	c.Stderr = os.Stderr
-	begun := time.Now()
+	start := time.Now()
 	if err := c.Run(); err != nil {
 		b.Fatal(err)
 	}
-	return time.Since(begun)
+	return time.Since(start)
 }

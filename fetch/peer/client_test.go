@@ -20,14 +20,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// startFakePeer starts a peer that answers as answer does.
-func startFakePeer(t *testing.T, answer http.HandlerFunc) Address {
-	s := httptest.NewServer(answer)
+// startFakePeer starts a peer whose responses handler writes.
+func startFakePeer(t *testing.T, handler http.HandlerFunc) Address {
+	s := httptest.NewServer(handler)
 	t.Cleanup(s.Close)
 	return Address{Node: "node1", URL: s.URL}
 }
 
-// writeForever writes text again and again until nobody listens.
+// writeForever writes text again and again until the connection breaks.
 func writeForever(w io.Writer, text string) {
 	block := []byte(strings.Repeat(text, 1+64<<10/len(text)))
 	for {
@@ -39,24 +39,24 @@ func writeForever(w io.Writer, text string) {
 
 func TestStateRejectsHostileResponses(t *testing.T) {
 	for _, test := range []struct {
-		name   string
-		answer http.HandlerFunc
-		says   string
+		name    string
+		handler http.HandlerFunc
+		message string
 	}{
 		{"too large", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", strconv.Itoa(maxStateSize+1))
 			writeForever(w, " ")
 		}, "too large"},
 		{"endless", func(w http.ResponseWriter, _ *http.Request) { writeForever(w, " ") }, "too large"},
-		{"an endless list", func(w http.ResponseWriter, _ *http.Request) {
+		{"an endless array", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, nodeHead+diskHead)
 			writeForever(w, "null,")
 		}, "name"},
-		{"an endless word", func(w http.ResponseWriter, _ *http.Request) {
+		{"an endless string", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, `{"node":"`)
 			writeForever(w, "n")
 		}, "too large"},
-		{"a bomb", func(w http.ResponseWriter, _ *http.Request) {
+		{"a decompression bomb", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip")
 			var member bytes.Buffer
 			z := gzip.NewWriter(&member)
@@ -64,16 +64,16 @@ func TestStateRejectsHostileResponses(t *testing.T) {
 			z.Close()
 			writeForever(w, member.String())
 		}, "too large"},
-		{"packed garbage", func(w http.ResponseWriter, _ *http.Request) {
+		{"invalid gzip", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip")
-			_, _ = io.WriteString(w, "not packed at all")
+			_, _ = io.WriteString(w, "not compressed")
 		}, "decompress"},
-		{"another packing", func(w http.ResponseWriter, _ *http.Request) {
+		{"an unknown encoding", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "br")
 		}, "encoding"},
 		{"garbage", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, "invalid character"},
-		{"nothing", func(w http.ResponseWriter, _ *http.Request) {}, "EOF"},
-		{"unchanged, unasked", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotModified) }, "unexpected response 304"},
+		{"an empty body", func(w http.ResponseWriter, _ *http.Request) {}, "EOF"},
+		{"304 without If-None-Match", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotModified) }, "unexpected response 304"},
 		{"a redirect", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://127.0.0.1:1/v1/state", http.StatusFound)
 		}, "unexpected response 302"},
@@ -82,28 +82,28 @@ func TestStateRejectsHostileResponses(t *testing.T) {
 				w.Header().Set("X-"+strconv.Itoa(i), "x")
 			}
 		}, "header"},
-		{"an error for a terminal", func(w http.ResponseWriter, _ *http.Request) {
+		{"an error message with control characters", func(w http.ResponseWriter, _ *http.Request) {
 			httperror.New(http.StatusInternalServerError, "%s", "\x1b[2Jboo"+strings.Repeat("o", 1<<20)).Write(w)
 		}, "500 Internal Server Error"},
-		{"an end in the middle", func(w http.ResponseWriter, _ *http.Request) {
+		{"a truncated body", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, nodeHead)
 			panic(http.ErrAbortHandler)
 		}, "closed the connection"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if test.says == "too large" {
+			if test.message == "too large" {
 				race.Skip(t)
 			}
-			at := startFakePeer(t, test.answer)
+			at := startFakePeer(t, test.handler)
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			_, _, err := newClient(t).State(t.Context(), at, "", 0)
 			runtime.ReadMemStats(&after)
-			if err == nil || !strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "\x1b") {
-				t.Errorf("got %v, want something with %q", err, test.says)
+			if err == nil || !strings.Contains(err.Error(), test.message) || strings.Contains(err.Error(), "\x1b") {
+				t.Errorf("got %v, want an error with %q", err, test.message)
 			}
 			if grown := (after.TotalAlloc - before.TotalAlloc) >> 20; grown > 6*maxStateSize>>20 {
-				t.Errorf("it took %d MiB", grown)
+				t.Errorf("the client allocated %d MiB", grown)
 			}
 		})
 	}
@@ -112,20 +112,20 @@ func TestStateRejectsHostileResponses(t *testing.T) {
 func TestRangeRejectsUnexpectedResponses(t *testing.T) {
 	const body = "0123456789"
 	for _, test := range []struct {
-		name   string
-		status int
-		header http.Header
-		says   string
+		name    string
+		status  int
+		header  http.Header
+		message string
 	}{
-		{"the whole", 200, nil, "unexpected response 200"},
+		{"the whole image", 200, nil, "unexpected response 200"},
 		{"no range", 206, nil, "has 10 bytes"},
 		{"another range", 206, http.Header{"Content-Range": {"bytes 5-14/100"}}, "has 10 bytes"},
 		{"a longer range", 206, http.Header{"Content-Range": {"bytes 0-99/100"}}, "has 10 bytes"},
-		{"packed", 206, http.Header{"Content-Range": {"bytes 0-9/100"}, "Content-Encoding": {"gzip"}}, "encoding"},
+		{"compressed", 206, http.Header{"Content-Range": {"bytes 0-9/100"}, "Content-Encoding": {"gzip"}}, "encoding"},
 		{"of unknown length", 206, http.Header{"Content-Range": {"bytes 0-9/100"}, "Transfer-Encoding": {"chunked"}}, "has -1 bytes"},
 		{"a redirect", 307, http.Header{"Location": {"/elsewhere"}}, "unexpected response 307"},
-		{"nothing", 204, nil, "unexpected response 204"},
-		{"not allowed", 403, nil, "403 Forbidden"},
+		{"no content", 204, nil, "unexpected response 204"},
+		{"forbidden", 403, nil, "403 Forbidden"},
 	} {
 		at := startFakePeer(t, func(w http.ResponseWriter, r *http.Request) {
 			for key, values := range test.header {
@@ -135,8 +135,8 @@ func TestRangeRejectsUnexpectedResponses(t *testing.T) {
 			_, _ = io.WriteString(w, body)
 		})
 		_, err := newClient(t).openRange(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
-		if err == nil || !strings.Contains(err.Error(), test.says) {
-			t.Errorf("%s: got %v, want something with %q", test.name, err, test.says)
+		if err == nil || !strings.Contains(err.Error(), test.message) {
+			t.Errorf("%s: got %v, want an error with %q", test.name, err, test.message)
 		}
 	}
 }
@@ -182,7 +182,7 @@ func TestCopiesRejectsOtherImages(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := newClient(t).Copies(t.Context(), at, "../state"); err == nil {
-		t.Error("it asks for what is no name")
+		t.Error("the client sent a request for an invalid name")
 	}
 }
 
@@ -200,18 +200,19 @@ func TestClientSendsToken(t *testing.T) {
 	c := NewClient(func() string { return "open sesame" }, nil)
 	defer c.Close()
 	if _, _, err := c.State(t.Context(), at, "", 0); err != nil {
-		t.Errorf("with it: got %v", err)
+		t.Errorf("with a token: got %v", err)
 	}
 }
 
-// The environment cannot be asked: net/http reads it once, and never for loopback.
+// The test looks at the field because net/http reads the environment only once, and never
+// uses a proxy for loopback.
 func TestNodeClientUsesNoProxy(t *testing.T) {
 	if newClient(t).http.Transport.(*http.Transport).Proxy != nil {
-		t.Error("it asks for a proxy")
+		t.Error("the client may use a proxy")
 	}
 }
 
-// silentPeerClient is a peer that takes the question and says no more than begin.
+// silentPeerClient returns a client of a peer that reads the request and sends only begin.
 func silentPeerClient(t *testing.T, begin string) *Client {
 	c := NewClient(nil, nil)
 	t.Cleanup(c.Close)
@@ -231,15 +232,15 @@ func TestRequestsTimeOut(t *testing.T) {
 	at := Address{Node: "node1", URL: "http://node1:8000"}
 	for _, test := range []struct {
 		name, begin string
-		ask         func(context.Context, *Client) error
-		most        time.Duration
+		query       func(context.Context, *Client) error
+		want        time.Duration
 	}{
 		{"state", "", queryState(at, "", 0), 10 * time.Second},
-		{"a slow header", "HTTP/1.1 200 OK\r\nX-A: ", queryState(at, "", 0), 10 * time.Second},
-		{"a slow body", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", queryState(at, "", 0), 30 * time.Second},
+		{"incomplete header", "HTTP/1.1 200 OK\r\nX-A: ", queryState(at, "", 0), 10 * time.Second},
+		{"incomplete body", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", queryState(at, "", 0), 30 * time.Second},
 		{"long poll", "", queryState(at, `"x"`, 30*time.Second), 40 * time.Second},
-		{"longer poll", "", queryState(at, `"x"`, time.Hour), 70 * time.Second},
-		{"look", "", func(ctx context.Context, c *Client) error { _, err := c.Copies(ctx, at, "parrot"); return err }, 30 * time.Second},
+		{"long poll beyond the limit", "", queryState(at, `"x"`, time.Hour), 70 * time.Second},
+		{"copies", "", func(ctx context.Context, c *Client) error { _, err := c.Copies(ctx, at, "parrot"); return err }, 30 * time.Second},
 		{"data", "", func(ctx context.Context, c *Client) error {
 			_, err := c.openRange(ctx, Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
 			return err
@@ -247,10 +248,10 @@ func TestRequestsTimeOut(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				begun := time.Now()
-				err := test.ask(t.Context(), silentPeerClient(t, test.begin))
-				if took := time.Since(begun); took != test.most || err == nil || !strings.HasSuffix(err.Error(), "no response in time") {
-					t.Errorf("got %v after %v, want %v", err, took, test.most)
+				start := time.Now()
+				err := test.query(t.Context(), silentPeerClient(t, test.begin))
+				if took := time.Since(start); took != test.want || err == nil || !strings.HasSuffix(err.Error(), "no response in time") {
+					t.Errorf("got %v after %v, want %v", err, took, test.want)
 				}
 			})
 		})

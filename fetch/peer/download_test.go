@@ -9,41 +9,39 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// TestDownloadSelectsTheGeneration asks for what answers to a name, as things are on a node.
 func TestDownloadSelectsTheGeneration(t *testing.T) {
 	n := startNode(t, "node1")
 	old, now := disk.ID{Name: "parrot", UUID: "00000001"}, disk.ID{Name: "parrot", UUID: "00000002"}
 	content := randomBytes(2*disk.ChunkSize + 512)
 	n.put(t, old, content[512:])
-	ask := func(query string, status int, say string) {
+	fails := func(query string, status int, message string) {
 		t.Helper()
 		resp, body := n.get(t, "/v1/images/parrot/download"+query)
-		if resp.StatusCode != status || !strings.Contains(body, say) {
+		if resp.StatusCode != status || !strings.Contains(body, message) {
 			t.Errorf("%s: %s: %.200s", query, resp.Status, body)
 		}
 	}
-	whole := func(query string, want []byte) {
+	sends := func(query string, want []byte) {
 		t.Helper()
 		resp, body := n.get(t, "/v1/images/parrot/download"+query)
 		if resp.StatusCode != http.StatusOK || !bytes.Equal([]byte(body), want) {
 			t.Errorf("%s: %s, %d bytes", query, resp.Status, len(body))
 		}
 	}
-	whole("", content[512:])
+	sends("", content[512:])
 	n.put(t, now, content)
-	ask("", http.StatusConflict, "several generations")
+	fails("", http.StatusConflict, "several generations")
 	n.declared = now.UUID
-	whole("", content)
-	whole("?uuid="+old.UUID, content[512:])
-	ask("?uuid=x", http.StatusBadRequest, "uuid")
+	sends("", content)
+	sends("?uuid="+old.UUID, content[512:])
+	fails("?uuid=x", http.StatusBadRequest, "uuid")
 	n.withdraw(now)
-	ask("", http.StatusConflict, "is leaving disk disk1")
+	fails("", http.StatusConflict, "is leaving disk disk1")
 	n.declared = "00000003"
-	ask("", http.StatusNotFound, "parrot-00000003 is not on the disks")
+	fails("", http.StatusNotFound, "parrot-00000003 is not on the disks")
 }
 
-// TestDownloadSendsNoDamagedChunk has a chunk that is not as the manifest says. Of others all is
-// sent, of this one nothing.
+// Chunks beside a damaged one are sent; no byte of the damaged one is.
 func TestDownloadSendsNoDamagedChunk(t *testing.T) {
 	n := startNode(t, "node1")
 	id, content := disk.ID{Name: "parrot", UUID: "00000001"}, randomBytes(3*disk.ChunkSize)
@@ -61,7 +59,7 @@ func TestDownloadSendsNoDamagedChunk(t *testing.T) {
 		m, err := image.Read(got[read:])
 		if read += m; err != nil {
 			if read != disk.ChunkSize || image.readErr == nil || !strings.Contains(err.Error(), "damaged") {
-				t.Errorf("%d bytes were read, error %v", read, err)
+				t.Errorf("read %d bytes before the damaged chunk, error %v", read, err)
 			}
 			break
 		}
@@ -70,23 +68,22 @@ func TestDownloadSendsNoDamagedChunk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m, err := image.Read(got); m != disk.ChunkSize-5 || err != nil || !bytes.Equal(got[:m], content[2*disk.ChunkSize+5:]) {
-		t.Errorf("%d bytes were read behind it, error %v", m, err)
+		t.Errorf("read %d bytes after the damaged chunk, error %v", m, err)
 	}
 }
 
-// TestDownloadLimits has nobody who takes what is sent.
 func TestDownloadLimits(t *testing.T) {
 	n := startNode(t, "node1")
 	id := disk.ID{Name: "parrot", UUID: "00000001"}
 	n.put(t, id, randomBytes(disk.ChunkSize))
 	for range maxSends {
 		if _, ok := n.server.sendLimits.acquire(id, func() {}); !ok {
-			t.Fatal("there are not so many slots")
+			t.Fatal("no slot is free")
 		}
 	}
 	resp, _ := n.get(t, "/v1/images/parrot/download")
 	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" {
-		t.Errorf("all slots are taken: %s", resp.Status)
+		t.Errorf("without a free slot: %s", resp.Status)
 	}
 	n.server.sendLimits = newSendLimiter()
 	for range maxCompressions {
@@ -94,6 +91,6 @@ func TestDownloadLimits(t *testing.T) {
 	}
 	resp, _ = n.get(t, "/v1/images/parrot/download?compress=zstd")
 	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Content-Disposition") != "" {
-		t.Errorf("all packers are taken: %s", resp.Status)
+		t.Errorf("at the compression limit: %s", resp.Status)
 	}
 }

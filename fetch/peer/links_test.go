@@ -14,12 +14,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// The sources of a pull that runs in a time of its own are functions, and its image
-// is made as it is read: chunk n is the number n again and again.
+// These sources are functions, for pulls with fake time. Their image is generated while it
+// is read: chunk n consists of the number n+1, repeated.
 
 const mbit = 1_000_000 / 8
 
-// numberedReader reads the image from from on.
+// numberedReader reads the bytes [offset, end) of the image.
 type numberedReader struct{ offset, end int64 }
 
 func (r *numberedReader) Read(p []byte) (int, error) {
@@ -39,7 +39,7 @@ func (r *numberedReader) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// numberedManifest is that of the image with so many chunks.
+// numberedManifest returns the chunk manifest of the image with so many chunks.
 func numberedManifest(t *testing.T, chunks int64) *disk.Manifest {
 	t.Helper()
 	p, err := newDisk(t).OpenPart(t.Context(), parrot, disk.PartOptions{})
@@ -47,17 +47,17 @@ func numberedManifest(t *testing.T, chunks int64) *disk.Manifest {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	var sums bytes.Buffer
+	var hashes bytes.Buffer
 	for n := range chunks {
 		h := sha256.New()
 		if _, err := io.Copy(h, &numberedReader{n * mib, (n + 1) * mib}); err != nil {
 			t.Fatal(err)
 		}
-		sums.Write(h.Sum(nil))
+		hashes.Write(h.Sum(nil))
 	}
 	h := disk.SHA256.New()
-	h.Write(sums.Bytes())
-	m, err := p.ReceiveManifest(&sums, chunks*mib, disk.SHA256.Digest(h))
+	h.Write(hashes.Bytes())
+	m, err := p.ReceiveManifest(&hashes, chunks*mib, disk.SHA256.Digest(h))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,20 +65,20 @@ func numberedManifest(t *testing.T, chunks int64) *disk.Manifest {
 	return m
 }
 
-// fakeLink sends at a rate, in bytes per second.
+// fakeLink is a source that sends at a constant rate.
 type fakeLink struct {
-	rate         float64       // 0: not even an answer
-	appearsAfter time.Duration // from the beginning: before, there is no such source
-	stallsAfter  time.Duration // when it falls silent; 0: never
+	rate         float64       // bytes per second; 0: it never responds
+	appearsAfter time.Duration // after the start; before, there is no such source
+	stallsAfter  time.Duration // after the start; 0: it never stalls
 
-	busy bool // it refuses every other request for a second
+	busy bool // every other response is a 429
 
 	start         time.Time
 	requests      int
-	open, maxOpen int // requests at this moment, and at any
+	open, maxOpen int // pending requests, and their maximum
 }
 
-// timeFor returns how long the link takes for n bytes.
+// timeFor returns how long the link needs for n bytes.
 func (l *fakeLink) timeFor(n int) time.Duration {
 	if l.stallsAfter > 0 && time.Since(l.start) >= l.stallsAfter {
 		return time.Hour
@@ -105,26 +105,26 @@ type linkReader struct {
 	ctx  context.Context
 }
 
-func (s *linkReader) Read(p []byte) (int, error) {
-	n, err := s.numberedReader.Read(p[:min(len(p), 64<<10, max(1, int(s.link.rate)))])
+func (r *linkReader) Read(p []byte) (int, error) {
+	n, err := r.numberedReader.Read(p[:min(len(p), 64<<10, max(1, int(r.link.rate)))])
 	select {
-	case <-time.After(s.link.timeFor(n)):
-	case <-s.ctx.Done():
-		return 0, s.ctx.Err()
+	case <-time.After(r.link.timeFor(n)):
+	case <-r.ctx.Done():
+		return 0, r.ctx.Err()
 	}
 	return n, err
 }
 
-func (s *linkReader) Close() error { s.link.open--; return nil }
+func (r *linkReader) Close() error { r.link.open--; return nil }
 
-// simulatedTransfer is a pull from links, by the names of their nodes.
+// simulatedTransfer is a transfer with fake sources.
 type simulatedTransfer struct {
 	*transfer
 	manifest    *disk.Manifest
-	links       map[string]*fakeLink
-	consumeTime time.Duration // that the part takes for a chunk
-	received    int64
-	buffers     map[*byte]bool
+	links       map[string]*fakeLink // by node
+	consumeTime time.Duration        // that the consumer needs for a chunk
+	received    int64                // chunks
+	buffers     map[*byte]bool       // all that the consumer has received
 }
 
 func simulate(m *disk.Manifest, links map[string]*fakeLink) *simulatedTransfer {
@@ -149,12 +149,12 @@ func simulate(m *disk.Manifest, links map[string]*fakeLink) *simulatedTransfer {
 	return s
 }
 
-// run pulls and returns how long it took.
+// run receives the image and returns how long it took.
 func (s *simulatedTransfer) run(ctx context.Context) (time.Duration, error) {
-	begun := time.Now()
+	start := time.Now()
 	err := s.transfer.run(ctx, s.manifest, 0, func(n int64, buf []byte) ([]byte, error) {
 		if n != s.received {
-			return buf, fmt.Errorf("chunk %d came in place of %d", n, s.received)
+			return buf, fmt.Errorf("received chunk %d instead of %d", n, s.received)
 		}
 		if got := binary.BigEndian.Uint64(buf); got != uint64(n+1) {
 			return buf, fmt.Errorf("chunk %d has the bytes of %d", n, got-1)
@@ -164,11 +164,11 @@ func (s *simulatedTransfer) run(ctx context.Context) (time.Duration, error) {
 		time.Sleep(s.consumeTime)
 		return buf, nil
 	})
-	return time.Since(begun), err
+	return time.Since(start), err
 }
 
-// wastePercent is how many of the bytes that crossed the network were of no use, in percent.
+// wastePercent returns the received bytes beyond the size of the image, in percent of it.
 func (s *simulatedTransfer) wastePercent() float64 {
-	moved := s.progress.PeerBytes.Load() + s.progress.UpstreamBytes.Load()
-	return 100 * float64(moved-s.manifest.Size()) / float64(s.manifest.Size())
+	received := s.progress.PeerBytes.Load() + s.progress.UpstreamBytes.Load()
+	return 100 * float64(received-s.manifest.Size()) / float64(s.manifest.Size())
 }

@@ -12,17 +12,17 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// namespaces is a receiver and senders in network namespaces of their own, with a link of
-// 100 Mbit/s between it and each sender. Nothing leaves them.
+// namespaces are network namespaces for a receiver and some senders, with a link of
+// 100 Mbit/s from each sender to the receiver and to nothing else.
 type namespaces struct {
 	tb       testing.TB
 	receiver string // the namespace
 	senders  []string
-	copied   disk.Copy
+	image    disk.Copy
 	sources  []Source
 }
 
-// newNamespaces makes one with so many senders of an image of so many bytes.
+// newNamespaces starts so many senders of an image of size bytes.
 func newNamespaces(tb testing.TB, senders int, size int64) *namespaces {
 	tb.Helper()
 	need.Root(tb, "make network namespaces")
@@ -35,13 +35,14 @@ func newNamespaces(tb testing.TB, senders int, size int64) *namespaces {
 		p.senders = append(p.senders, name)
 		p.link(i)
 		d := newDisk(tb)
-		p.copied = fillDisk(tb, d, size, io.LimitReader(rand.NewChaCha8([32]byte{5}), size))
+		p.image = fillDisk(tb, d, size, io.LimitReader(rand.NewChaCha8([32]byte{5}), size))
 		s := startSender(tb, fmt.Sprintf("node%d", i), d, fmt.Sprintf("10.77.%d.2:8000", i), execIn(name)...)
 		p.sources = append(p.sources, s.source)
 	}
 	return p
 }
 
+// execIn returns the beginning of a command line that runs in a namespace.
 func execIn(namespace string) []string { return []string{"ip", "netns", "exec", namespace} }
 
 func (p *namespaces) add(name string) {
@@ -50,7 +51,7 @@ func (p *namespaces) add(name string) {
 	p.run("ip", "-n", name, "link", "set", "lo", "up")
 }
 
-// link joins sender i and the receiver.
+// link connects sender i to the receiver.
 func (p *namespaces) link(i int) {
 	sender, ours := p.senders[i], fmt.Sprintf("peer%d", i)
 	p.run("ip", "link", "add", "name", "up0", "netns", sender, "type", "veth", "peer", "name", ours, "netns", p.receiver)
@@ -69,10 +70,10 @@ func (p *namespaces) run(line ...string) {
 }
 
 func (p *namespaces) pullJob(senders int) pullJob {
-	return pullJob{Sources: p.sources[:senders], Size: p.copied.Size, Digest: p.copied.SHA512}
+	return pullJob{Sources: p.sources[:senders], Size: p.image.Size, Digest: p.image.SHA512}
 }
 
-// TestPullWhenAnInterfaceGoesDown: nothing closes the connection, no more comes.
+// When an interface goes down nothing closes the connection: no more packets arrive.
 func TestPullContinuesWhenAnInterfaceGoesDown(t *testing.T) {
 	t.Parallel()
 	p := newNamespaces(t, 2, 64*mib)
@@ -82,15 +83,15 @@ func TestPullContinuesWhenAnInterfaceGoesDown(t *testing.T) {
 		p.run("ip", "-n", p.senders[0], "link", "set", "up0", "down")
 	}, execIn(p.receiver)...)
 	if done.LongestPause > 15 {
-		t.Errorf("for %.1f s nothing came", done.LongestPause)
+		t.Errorf("nothing arrived for %.1f s", done.LongestPause)
 	}
-	if most := p.copied.Size / 100 * 105; done.Received > most {
-		t.Errorf("%d bytes came of %d, want at most 5%% twice", done.Received, p.copied.Size)
+	if most := p.image.Size / 100 * 105; done.Received > most {
+		t.Errorf("received %d bytes for %d, want at most 5%% more", done.Received, p.image.Size)
 	}
-	if rest := float64(p.copied.Size-o.NotifyAt) / (100 * mbit); done.Seconds < rest {
-		t.Errorf("it took %.1f s, but %.1f at least from the other one alone", done.Seconds, rest)
+	if rest := float64(p.image.Size-o.NotifyAt) / (100 * mbit); done.Seconds < rest {
+		t.Errorf("took %.1f s, but the other sender alone needs %.1f s", done.Seconds, rest)
 	}
-	t.Logf("%.1f s, the longest pause %.1f s, %.1f MiB came", done.Seconds, done.LongestPause, float64(done.Received)/mib)
+	t.Logf("%.1f s, longest pause %.1f s, received %.1f MiB", done.Seconds, done.LongestPause, float64(done.Received)/mib)
 }
 
 // BenchmarkSenders compares senders at 100 Mbit/s each with one of them.
@@ -108,7 +109,7 @@ func BenchmarkSenders(b *testing.B) {
 			b.ReportMetric(median(one, seconds).Seconds, "s-one")
 			b.ReportMetric(median(all, seconds).Seconds, "s")
 			b.ReportMetric(median(one, seconds).Seconds/median(all, seconds).Seconds, "x-one")
-			b.ReportMetric(float64(median(all, seconds).Received)/float64(p.copied.Size)*100-100, "%-twice")
+			b.ReportMetric(float64(median(all, seconds).Received)/float64(p.image.Size)*100-100, "%-twice")
 		})
 	}
 }

@@ -13,14 +13,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// The test of an idle cluster is scaled: a question waits for a second and not for
-// 30, and what is counted in a second is what would take 30.
+// The test of an idle cluster is scaled in time: a long poll waits 1 s instead of 30 s, so
+// the traffic of one second is that of 30 s in reality.
 const (
 	idleWait   = time.Second
 	idlePeriod = 2 * time.Second
 )
 
-// countingListener counts all bytes of the connections of a listener.
+// countingListener counts the bytes of all connections of a listener.
 type countingListener struct {
 	net.Listener
 	bytes *atomic.Int64
@@ -51,14 +51,14 @@ func (c countingConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// serveAt starts a node without disks at an address of this machine.
-func serveAt(t *testing.T, host string, board *StateCache, bytes *atomic.Int64) string {
+// serveAt starts the server of a node without disks and returns its URL.
+func serveAt(t *testing.T, host string, cache *StateCache, bytes *atomic.Int64) string {
 	t.Helper()
 	l, err := net.Listen("tcp", host+":0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &http.Server{Handler: NewServer(board, nil).Handler(), ReadTimeout: 5 * time.Second, WriteTimeout: time.Minute}
+	s := &http.Server{Handler: NewServer(cache, nil).Handler(), ReadTimeout: 5 * time.Second, WriteTimeout: time.Minute}
 	go s.Serve(countingListener{l, bytes})
 	t.Cleanup(func() { s.Close() })
 	return "http://" + l.Addr().String()
@@ -73,71 +73,71 @@ func processCPUTime(t *testing.T) time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// One node follows 99 others, and these follow it. The others cost as much as it
-// does, all in one process, so that what is measured is twice what a node has.
+// One node polls 99 peers, and these poll it. All run in this process and cost the same, so
+// the measured CPU time is twice that of one node.
 func TestIdleClusterTraffic(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it takes seconds")
+		t.Skip("takes seconds")
 	}
 	idlePeers := 99
 	if race.Enabled {
 		idlePeers = 9
 	}
-	var idle, told atomic.Int64 // told is what the busy node says and is asked
-	board, busy := NewStateCache(), NewStateCache()
-	board.Publish(stateWith("node0", 1000))
-	urls, ours := map[string]string{}, serveAt(t, "127.0.1.1", board, &idle)
-	watches := []*Poller{NewPoller(newClient(t))}
+	var idle, transfers atomic.Int64 // bytes; transfers: those of the node with a transfer
+	cache, busy := NewStateCache(), NewStateCache()
+	cache.Publish(stateWith("node0", 1000))
+	urls, own := map[string]string{}, serveAt(t, "127.0.1.1", cache, &idle)
+	pollers := []*Poller{NewPoller(newClient(t))}
 	for i := range idlePeers {
 		name := fmt.Sprintf("node%d", i+1)
-		other, bytes := NewStateCache(), &idle
+		other, counter := NewStateCache(), &idle
 		if i == idlePeers-1 {
-			other, bytes = busy, &told
+			other, counter = busy, &transfers
 		}
 		other.Publish(stateWith(name, 10))
-		urls[name] = serveAt(t, fmt.Sprintf("127.0.1.%d", i+2), other, bytes)
-		watches = append(watches, NewPoller(newClient(t)))
+		urls[name] = serveAt(t, fmt.Sprintf("127.0.1.%d", i+2), other, counter)
+		pollers = append(pollers, NewPoller(newClient(t)))
 	}
-	for i, w := range watches {
-		w.config.wait = idleWait
-		t.Cleanup(w.Close)
+	for i, p := range pollers {
+		p.config.wait = idleWait
+		t.Cleanup(p.Close)
 		if i == 0 {
-			w.SetPeers(t.Context(), urls)
+			p.SetPeers(t.Context(), urls)
 		} else {
-			w.SetPeers(t.Context(), map[string]string{"node0": ours})
+			p.SetPeers(t.Context(), map[string]string{"node0": own})
 		}
 	}
-	for _, w := range watches {
-		for countResponding(w) < len(w.Observations()) {
-			<-w.Changed()
+	for _, p := range pollers {
+		for countResponding(p) < len(p.Observations()) {
+			<-p.Changed()
 		}
 	}
-	sleep(t.Context(), 2*idleWait) // what was known at first is on its way no more
-	moved, used := idle.Load()+told.Load(), processCPUTime(t)
+	sleep(t.Context(), 2*idleWait) // until the first responses have arrived
+	bytes, used := idle.Load()+transfers.Load(), processCPUTime(t)
 	sleep(t.Context(), idlePeriod)
-	moved, used = idle.Load()+told.Load()-moved, processCPUTime(t)-used
+	bytes, used = idle.Load()+transfers.Load()-bytes, processCPUTime(t)-used
 	real := idlePeriod.Seconds() * defaultPolling.wait.Seconds() / idleWait.Seconds()
-	rate, share := float64(moved)/real, used.Seconds()/real/2
+	rate, share := float64(bytes)/real, used.Seconds()/real/2
 	t.Logf("%d nodes: %.1f kB/s at each, %.2f %% of a core", idlePeers+1, rate/1e3, 100*share)
 	if rate > 5e3 {
-		t.Errorf("an idle node moves %.0f bytes a second", rate)
+		t.Errorf("an idle node sends and receives %.0f bytes per second", rate)
 	}
-	if moved == 0 {
-		t.Error("nothing is asked")
+	if bytes == 0 {
+		t.Error("no requests")
 	}
-	moved = told.Load()
-	publishTransfer(t, busy, fmt.Sprintf("node%d", idlePeers), watches[0])
+	bytes = transfers.Load()
+	publishTransfer(t, busy, fmt.Sprintf("node%d", idlePeers), pollers[0])
 	sleep(t.Context(), idlePeriod)
-	moved = told.Load() - moved
-	t.Logf("an image in transfer on one of them: %.1f kB to a node that is not concerned", float64(moved)/1e3)
-	if moved > int64(10e3*idlePeriod.Seconds()) {
-		t.Errorf("a transfer elsewhere moves %d bytes to a node", moved)
+	bytes = transfers.Load() - bytes
+	t.Logf("a transfer to one node: %.1f kB to each other node", float64(bytes)/1e3)
+	if bytes > int64(10e3*idlePeriod.Seconds()) {
+		t.Errorf("a transfer to another node costs %d bytes", bytes)
 	}
 }
 
-// transfer has a node tell all that it tells while it makes a copy: that it begins, that
-// bytes came, that it is ready, and what it does no more. w hears each.
-func publishTransfer(t *testing.T, b *StateCache, name string, w *Poller) {
+// publishTransfer publishes the states of a node during a sync: running, with a partial
+// file, complete, and idle again. It waits until p has received each one.
+func publishTransfer(t *testing.T, cache *StateCache, name string, p *Poller) {
 	for i, change := range []func(*Copy){
 		func(c *Copy) { c.State, c.Action = disk.Pending, "sync" },
 		func(c *Copy) { c.State, c.Action, c.PartBytes = disk.Pending, "sync", 1 },
@@ -147,18 +147,18 @@ func publishTransfer(t *testing.T, b *StateCache, name string, w *Poller) {
 		s := stateWith(name, 11)
 		s.Config = fmt.Sprint("revision", i)
 		change(&s.Disks[0].Copies[10])
-		b.Publish(s)
-		for w.Observations()[name].State.Config != s.Config {
-			<-w.Changed()
+		cache.Publish(s)
+		for p.Observations()[name].State.Config != s.Config {
+			<-p.Changed()
 		}
 	}
 }
 
-// countResponding is how many nodes answer.
-func countResponding(w *Poller) int {
+// countResponding returns the number of peers that respond.
+func countResponding(p *Poller) int {
 	n := 0
-	for _, a := range w.Observations() {
-		if a.Polled && a.Problem == "" {
+	for _, o := range p.Observations() {
+		if o.Polled && o.Problem == "" {
 			n++
 		}
 	}

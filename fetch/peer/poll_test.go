@@ -18,67 +18,67 @@ import (
 
 func TestPollerNoticesAChangeAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newFakeNetwork(t)
-		h := v.add(t.Context(), "node1")
+		network := newFakeNetwork(t)
+		h := network.add(t.Context(), "node1")
 		s := State{Node: "node1", Config: "one"}
 		h.cache.Publish(s)
-		w := v.newPoller(t, "node1")
-		<-w.Changed()
-		if a := w.Observations()["node1"]; !a.Polled || a.Problem != "" || a.State.Config != "one" {
+		p := network.newPoller(t, "node1")
+		<-p.Changed()
+		if a := p.Observations()["node1"]; !a.Polled || a.Problem != "" || a.State.Config != "one" {
 			t.Fatalf("got %+v", a)
 		}
 		time.Sleep(10 * time.Second)
 		published := time.Now()
 		s.Config = "two"
 		h.cache.Publish(s)
-		<-w.Changed()
-		a := w.Observations()["node1"]
+		<-p.Changed()
+		a := p.Observations()["node1"]
 		if took := time.Since(published); took != 0 || a.State.Config != "two" {
 			t.Errorf("got %+v after %v", a, took)
 		}
 		if !a.LastSuccess.Before(published) || a.LastSeen.Before(published) {
-			t.Errorf("published at %v: last %v, since %v", published, a.LastSuccess, a.LastSeen)
+			t.Errorf("published at %v: last success %v, last seen %v", published, a.LastSuccess, a.LastSeen)
 		}
 	})
 }
 
 func TestPollerSendsFewRequestsWhenIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newFakeNetwork(t)
-		h := v.add(t.Context(), "node1")
+		network := newFakeNetwork(t)
+		h := network.add(t.Context(), "node1")
 		h.cache.Publish(State{Node: "node1"})
-		w := v.newPoller(t, "node1")
-		<-w.Changed()
+		p := network.newPoller(t, "node1")
+		<-p.Changed()
 		time.Sleep(10 * time.Minute)
-		if asked := h.requests.Load(); asked > 22 {
-			t.Errorf("%d questions in 10 minutes", asked)
+		if n := h.requests.Load(); n > 22 {
+			t.Errorf("%d requests in 10 minutes", n)
 		}
-		if notifications(w) != 0 {
-			t.Error("it says that something changed")
+		if notifications(p) != 0 {
+			t.Error("a notification without a change")
 		}
-		if a := w.Observations()["node1"]; time.Since(a.LastSuccess) > 61*time.Second || time.Since(a.LastSeen) > 31*time.Second {
-			t.Errorf("last %v ago, since %v ago", time.Since(a.LastSuccess), time.Since(a.LastSeen))
+		if a := p.Observations()["node1"]; time.Since(a.LastSuccess) > 61*time.Second || time.Since(a.LastSeen) > 31*time.Second {
+			t.Errorf("last success %v ago, last seen %v ago", time.Since(a.LastSuccess), time.Since(a.LastSeen))
 		}
-		if v.dials != 1 {
-			t.Errorf("%d connections", v.dials)
+		if network.dials != 1 {
+			t.Errorf("%d connections", network.dials)
 		}
 	})
 }
 
 func TestPollerCombinesFrequentChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newFakeNetwork(t)
-		h := v.add(t.Context(), "node1")
-		w := v.newPoller(t, "node1")
+		network := newFakeNetwork(t)
+		h := network.add(t.Context(), "node1")
+		p := network.newPoller(t, "node1")
 		for i := range 2000 {
 			h.cache.Publish(State{Node: "node1", Config: fmt.Sprint(i)})
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(time.Second)
-		if asked := h.requests.Load(); asked > 23 {
-			t.Errorf("%d questions in 2 seconds", asked)
+		if n := h.requests.Load(); n > 23 {
+			t.Errorf("%d requests in 2 seconds", n)
 		}
-		if a := w.Observations()["node1"]; a.State.Config != "1999" {
+		if a := p.Observations()["node1"]; a.State.Config != "1999" {
 			t.Errorf("got %+v", a)
 		}
 	})
@@ -86,99 +86,99 @@ func TestPollerCombinesFrequentChanges(t *testing.T) {
 
 func TestPollerBacksOffFromAnUnreachablePeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newFakeNetwork(t)
-		begun := time.Now()
-		w := v.newPoller(t, "node1")
-		<-w.Changed()
+		network := newFakeNetwork(t)
+		start := time.Now()
+		p := network.newPoller(t, "node1")
+		<-p.Changed()
 		time.Sleep(time.Minute)
-		if notifications(w) != 0 {
-			t.Error("the same problem is taken for another one")
+		if notifications(p) != 0 {
+			t.Error("a notification although the problem is the same")
 		}
-		if v.dials < 12 || v.dials > 22 {
-			t.Errorf("asked %d times in a minute", v.dials)
+		if network.dials < 12 || network.dials > 22 {
+			t.Errorf("%d attempts in a minute", network.dials)
 		}
-		a := w.Observations()["node1"]
-		if !a.Polled || a.Problem != "query http://node1:8000: dial: connection refused" || !a.LastSuccess.IsZero() || !a.LastSeen.Equal(begun) {
-			t.Errorf("followed at %v, got %+v", begun, a)
+		a := p.Observations()["node1"]
+		if !a.Polled || a.Problem != "query http://node1:8000: dial: connection refused" || !a.LastSuccess.IsZero() || !a.LastSeen.Equal(start) {
+			t.Errorf("polled since %v, got %+v", start, a)
 		}
-		v.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
-		came := time.Now()
-		<-w.Changed()
-		if a := w.Observations()["node1"]; a.Problem != "" || time.Since(came) > 7*time.Second {
-			t.Errorf("after %v got %+v", time.Since(came), a)
+		network.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
+		returned := time.Now()
+		<-p.Changed()
+		if a := p.Observations()["node1"]; a.Problem != "" || time.Since(returned) > 7*time.Second {
+			t.Errorf("after %v got %+v", time.Since(returned), a)
 		}
 	})
 }
 
-// A node that comes back with the state it had is asked without a wait, so that it is
-// not silent for the length of a long poll.
+// After a failure the poller sends no long poll: otherwise a peer that returns with the same
+// state would count as unreachable until the end of the long poll.
 func TestPollerNoticesAnUnchangedPeerThatReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newFakeNetwork(t)
-		h := v.add(t.Context(), "node1")
+		network := newFakeNetwork(t)
+		h := network.add(t.Context(), "node1")
 		h.cache.Publish(State{Node: "node1", Config: "one"})
-		w := v.newPoller(t, "node1")
-		<-w.Changed()
-		time.Sleep(20 * time.Second) // a question is open, and the node is not silent
-		broke := time.Now()
+		p := network.newPoller(t, "node1")
+		<-p.Changed()
+		time.Sleep(20 * time.Second) // a long poll is pending
+		failed := time.Now()
 		h.down.Store(true)
 		h.server.Close()
-		<-w.Changed()
-		a := w.Observations()["node1"]
-		if a.Problem == "" || a.State.Config != "one" || !a.LastSeen.Equal(broke) {
-			t.Fatalf("broke at %v, got %+v", broke, a)
+		<-p.Changed()
+		a := p.Observations()["node1"]
+		if a.Problem == "" || a.State.Config != "one" || !a.LastSeen.Equal(failed) {
+			t.Fatalf("failed at %v, got %+v", failed, a)
 		}
-		for range 3 { // whatever else the problem was, it settles
+		for range 3 { // until the problem is the same each time
 			time.Sleep(10 * time.Second)
-			notifications(w)
+			notifications(p)
 		}
-		v.add(t.Context(), "node1").cache.Publish(State{Node: "node1", Config: "one"})
-		came := time.Now()
-		<-w.Changed()
-		if a := w.Observations()["node1"]; a.Problem != "" || time.Since(came) > 7*time.Second {
-			t.Errorf("after %v got %+v", time.Since(came), a)
+		network.add(t.Context(), "node1").cache.Publish(State{Node: "node1", Config: "one"})
+		returned := time.Now()
+		<-p.Changed()
+		if a := p.Observations()["node1"]; a.Problem != "" || time.Since(returned) > 7*time.Second {
+			t.Errorf("after %v got %+v", time.Since(returned), a)
 		}
 	})
 }
 
 func TestSetPeersReplacesThePeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newFakeNetwork(t)
+		network := newFakeNetwork(t)
 		for _, name := range []string{"node1", "node2"} {
-			v.add(t.Context(), name).cache.Publish(State{Node: name})
+			network.add(t.Context(), name).cache.Publish(State{Node: name})
 		}
-		w := v.newPoller(t, "node1")
+		p := network.newPoller(t, "node1")
 		synctest.Wait()
-		notifications(w)
-		w.SetPeers(t.Context(), map[string]string{"node2": "http://node2:8000", "node3": ""})
-		if notifications(w) != 1 {
-			t.Error("nothing changed")
+		notifications(p)
+		p.SetPeers(t.Context(), map[string]string{"node2": "http://node2:8000", "node3": ""})
+		if notifications(p) != 1 {
+			t.Error("no notification")
 		}
-		answers := w.Observations()
-		if len(answers) != 2 || answers["node2"].State.Node != "node2" {
-			t.Errorf("got %+v", answers)
+		all := p.Observations()
+		if len(all) != 2 || all["node2"].State.Node != "node2" {
+			t.Errorf("got %+v", all)
 		}
-		if a := answers["node3"]; !a.Polled || a.Problem != "no address is declared for this node" {
+		if a := all["node3"]; !a.Polled || a.Problem != "no address is declared for this node" {
 			t.Errorf("got %+v", a)
 		}
-		asked := v.nodes["node1"].requests.Load()
+		before := network.nodes["node1"].requests.Load()
 		time.Sleep(10 * time.Minute)
-		if again := v.nodes["node1"].requests.Load(); again != asked {
-			t.Errorf("a node that is not followed any more was asked %d times", again-asked)
+		if after := network.nodes["node1"].requests.Load(); after != before {
+			t.Errorf("%d requests to a node that is no peer any more", after-before)
 		}
 	})
 }
 
 func TestSetPeersForgetsAPeerAtANewAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newFakeNetwork(t)
-		v.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
-		v.add(t.Context(), "node2").cache.Publish(State{Node: "node2"})
-		w := v.newPoller(t, "node1")
+		network := newFakeNetwork(t)
+		network.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
+		network.add(t.Context(), "node2").cache.Publish(State{Node: "node2"})
+		p := network.newPoller(t, "node1")
 		synctest.Wait()
-		w.SetPeers(t.Context(), map[string]string{"node1": "http://node2:8000"})
+		p.SetPeers(t.Context(), map[string]string{"node1": "http://node2:8000"})
 		synctest.Wait()
-		a := w.Observations()["node1"]
+		a := p.Observations()["node1"]
 		if !strings.HasSuffix(a.Problem, "is node node2, not node1") || !a.LastSuccess.IsZero() {
 			t.Errorf("got %+v", a)
 		}
@@ -187,51 +187,51 @@ func TestSetPeersForgetsAPeerAtANewAddress(t *testing.T) {
 
 func TestPollerEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newFakeNetwork(t)
-		v.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
+		network := newFakeNetwork(t)
+		network.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
 		ctx, cancel := context.WithCancel(t.Context())
-		w := NewPoller(v.client)
-		w.SetPeers(ctx, map[string]string{"node1": "http://node1:8000", "node2": "http://node2:8000"})
+		p := NewPoller(network.client)
+		p.SetPeers(ctx, map[string]string{"node1": "http://node1:8000", "node2": "http://node2:8000"})
 		synctest.Wait()
 		cancel()
-		w.running.Wait() // a deadlock unless they end
-		w.Close()
-		w.SetPeers(t.Context(), map[string]string{"node1": "http://node1:8000"})
-		w.running.Wait()
+		p.running.Wait() // deadlocks unless all requests end
+		p.Close()
+		p.SetPeers(t.Context(), map[string]string{"node1": "http://node1:8000"})
+		p.running.Wait()
 	})
 }
 
-// A failure that goes on under the same ETag does not grow older for who watches.
+// The times in a failure are relative to the response. While the ETag stays the same no new
+// response arrives, but the failure must age.
 func TestFailureAgesWhileTheETagIsUnchanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newFakeNetwork(t)
-		h := v.add(t.Context(), "b")
-		begun := time.Now()
+		network := newFakeNetwork(t)
+		h := network.add(t.Context(), "b")
+		start := time.Now()
 		state := func() State {
 			return State{Node: "b", Config: "d", Disks: []Disk{{Name: "disk1", UUID: "u", Copies: []Copy{{
 				Copy:    disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, State: disk.Pending},
-				Failure: &Failure{Action: "download", Message: "no", Attempts: 3, Link: true, Since: -time.Since(begun).Seconds() - 180, RetryIn: 240},
+				Failure: &Failure{Action: "download", Message: "no", Attempts: 3, Link: true, Since: -time.Since(start).Seconds() - 180, RetryIn: 240},
 			}}}}}
 		}
 		h.cache.Publish(state())
-		w := NewPoller(v.client)
-		defer w.Close()
-		w.SetPeers(t.Context(), map[string]string{"b": "http://b:1"})
-		for range 360 { // six hours of rounds, each minute
+		p := NewPoller(network.client)
+		defer p.Close()
+		p.SetPeers(t.Context(), map[string]string{"b": "http://b:1"})
+		for range 360 { // rounds of a minute, for six hours
 			time.Sleep(time.Minute)
 			h.cache.Publish(state())
 		}
-		a := w.Observations()["b"]
-		try := a.State.Disks[0].Copies[0].Failure
-		since := a.Received.Add(time.Duration(try.Since * float64(time.Second))) // as reconcile reads it
-		t.Logf("it has failed since %v; the watcher, at its last answer %v ago, believes %v", time.Since(begun)+180*time.Second, time.Since(a.LastSuccess), time.Since(since))
+		a := p.Observations()["b"]
+		failure := a.State.Disks[0].Copies[0].Failure
+		since := a.Received.Add(time.Duration(failure.Since * float64(time.Second))) // as reconcile computes it
 		if time.Since(since) < 6*time.Hour {
-			t.Error("who watches believes that the failure is young for ever")
+			t.Errorf("the failure is %v old, want %v", time.Since(since), time.Since(start)+180*time.Second)
 		}
 	})
 }
 
-// fakeNetwork is nodes without disks on a network without sockets, where time is fake.
+// fakeNetwork is a network in memory, for nodes without disks and tests with fake time.
 type fakeNetwork struct {
 	client *Client
 
@@ -240,6 +240,7 @@ type fakeNetwork struct {
 	dials int
 }
 
+// fakeNode is a node, and the net.Listener of its server.
 type fakeNode struct {
 	cache    *StateCache
 	conns    chan net.Conn
@@ -249,78 +250,79 @@ type fakeNode struct {
 }
 
 func newFakeNetwork(t *testing.T) *fakeNetwork {
-	v := &fakeNetwork{client: NewClient(nil, nil), nodes: map[string]*fakeNode{}}
-	v.client.http.Transport.(*http.Transport).DialContext = v.dial
+	n := &fakeNetwork{client: NewClient(nil, nil), nodes: map[string]*fakeNode{}}
+	n.client.http.Transport.(*http.Transport).DialContext = n.dial
 	t.Cleanup(func() {
-		v.client.Close()
-		for _, h := range v.nodes {
-			h.server.Close()
+		n.client.Close()
+		for _, node := range n.nodes {
+			node.server.Close()
 		}
 	})
-	return v
+	return n
 }
 
-func (v *fakeNetwork) dial(ctx context.Context, network, address string) (net.Conn, error) {
+func (n *fakeNetwork) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, _, _ := net.SplitHostPort(address)
-	v.mu.Lock()
-	h := v.nodes[host]
-	v.dials++
-	port := v.dials
-	v.mu.Unlock()
-	if h == nil || h.down.Load() {
-		from := &net.TCPAddr{Port: port} // another one each time, as in real life
+	n.mu.Lock()
+	node := n.nodes[host]
+	n.dials++
+	port := n.dials
+	n.mu.Unlock()
+	if node == nil || node.down.Load() {
+		from := &net.TCPAddr{Port: port} // a different one for each attempt, as in reality
 		return nil, &net.OpError{Op: "dial", Net: network, Source: from, Err: errors.New("connection refused")}
 	}
 	ours, theirs := net.Pipe()
-	h.conns <- theirs
+	node.conns <- theirs
 	return ours, nil
 }
 
-func (v *fakeNetwork) add(ctx context.Context, name string) *fakeNode {
-	h := &fakeNode{cache: NewStateCache(), conns: make(chan net.Conn, 16)}
-	handler := NewServer(h.cache, nil).Handler()
-	h.server = &http.Server{
+// add starts a node. Its server shuts down when ctx ends.
+func (n *fakeNetwork) add(ctx context.Context, name string) *fakeNode {
+	node := &fakeNode{cache: NewStateCache(), conns: make(chan net.Conn, 16)}
+	handler := NewServer(node.cache, nil).Handler()
+	node.server = &http.Server{
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			h.requests.Add(1)
+			node.requests.Add(1)
 			handler.ServeHTTP(w, r)
 		}),
 	}
-	go h.server.Serve(h)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.nodes[name] = h
-	return h
+	go node.server.Serve(node)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.nodes[name] = node
+	return node
 }
 
-// A hut is its own listener.
-func (h *fakeNode) Accept() (net.Conn, error) {
-	if c, ok := <-h.conns; ok {
+func (f *fakeNode) Accept() (net.Conn, error) {
+	if c, ok := <-f.conns; ok {
 		return c, nil
 	}
 	return nil, net.ErrClosed
 }
 
-func (h *fakeNode) Close() error { close(h.conns); return nil }
+func (f *fakeNode) Close() error { close(f.conns); return nil }
 
-func (h *fakeNode) Addr() net.Addr { return &net.TCPAddr{} }
+func (f *fakeNode) Addr() net.Addr { return &net.TCPAddr{} }
 
-func (v *fakeNetwork) newPoller(t *testing.T, nodes ...string) *Poller {
-	w := NewPoller(v.client)
-	t.Cleanup(w.Close)
+// newPoller returns a Poller of these nodes.
+func (n *fakeNetwork) newPoller(t *testing.T, nodes ...string) *Poller {
+	p := NewPoller(n.client)
+	t.Cleanup(p.Close)
 	urls := map[string]string{}
 	for _, name := range nodes {
 		urls[name] = "http://" + name + ":8000"
 	}
-	w.SetPeers(t.Context(), urls)
-	return w
+	p.SetPeers(t.Context(), urls)
+	return p
 }
 
-// notifications counts what was sent to Changed since the last call.
-func notifications(w *Poller) int {
+// notifications returns the number of values in Changed, after all goroutines are idle.
+func notifications(p *Poller) int {
 	synctest.Wait()
 	select {
-	case <-w.Changed():
+	case <-p.Changed():
 		return 1
 	default:
 		return 0

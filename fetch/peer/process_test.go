@@ -22,8 +22,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// TestMain makes other processes of the test binary: senders and receivers, whose
-// processors, memory and network are their own.
+// TestMain also runs the test binary as a sender or a receiver: a process whose CPU time,
+// memory and network namespace can be measured and controlled on their own.
 func TestMain(m *testing.M) {
 	var err error
 	switch os.Getenv("PEER_TEST_ROLE") {
@@ -40,13 +40,14 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// command returns a process of this binary with a role. It ends with the test.
-func command(tb testing.TB, role string, before []string, args ...string) *exec.Cmd {
+// command returns a process of this binary with a role. prefix begins its command line. The
+// process ends with the test binary.
+func command(tb testing.TB, role string, prefix []string, args ...string) *exec.Cmd {
 	program, err := os.Executable()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	line := append(append(before, program), args...)
+	line := append(append(prefix, program), args...)
 	c := exec.Command(line[0], line[1:]...)
 	c.Env = append(os.Environ(), "PEER_TEST_ROLE="+role)
 	c.Stderr = os.Stderr
@@ -54,7 +55,7 @@ func command(tb testing.TB, role string, before []string, args ...string) *exec.
 	return c
 }
 
-// childSend serves disk1 at path under the name of a node, and prints where.
+// childSend serves the disk at path as disk1 of a node, and prints its URL.
 func childSend(node, path, listen string) error {
 	d, err := disk.Open(path)
 	if err != nil {
@@ -69,16 +70,16 @@ func childSend(node, path, listen string) error {
 	return http.Serve(l, s.Handler())
 }
 
-// sender is a process that sends.
+// sender is a process with a Server.
 type sender struct {
 	*exec.Cmd
 	source Source
 }
 
-// startSender starts one; before is put before its command line.
-func startSender(tb testing.TB, node string, d *disk.Disk, listen string, before ...string) *sender {
+// startSender starts a sender. prefix begins its command line.
+func startSender(tb testing.TB, node string, d *disk.Disk, listen string, prefix ...string) *sender {
 	tb.Helper()
-	c := command(tb, "send", before, node, d.Path(), listen)
+	c := command(tb, "send", prefix, node, d.Path(), listen)
 	out, err := c.StdoutPipe()
 	if err != nil {
 		tb.Fatal(err)
@@ -87,39 +88,37 @@ func startSender(tb testing.TB, node string, d *disk.Disk, listen string, before
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		_ = c.Process.Kill() // it may have ended
+		_ = c.Process.Kill() // fails if it has ended
 		_ = c.Wait()
 	})
 	url, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		tb.Fatalf("sender does not say where it listens: %v", err)
+		tb.Fatalf("the sender printed no URL: %v", err)
 	}
-	copyOf := d.Stat(parrot)
 	return &sender{c, Source{
-		Address: Address{Node: node, URL: strings.TrimSpace(url)}, Disk: "disk1", ID: parrot, ManifestDigest: copyOf.ManifestDigest,
+		Address: Address{Node: node, URL: strings.TrimSpace(url)}, Disk: "disk1", ID: parrot, ManifestDigest: d.Stat(parrot).ManifestDigest,
 	}}
 }
 
-// pullJob is what a receiving process is to do.
+// pullJob is the input of a receiver process.
 type pullJob struct {
 	Sources  []Source
 	Size     int64
 	Digest   disk.Digest
-	NotifyAt int64 // when so many bytes are in the part; 0: not at all
+	NotifyAt int64 // prints a line when the partial file has so many bytes; 0: never
 }
 
-// pullResult is what it did.
+// pullResult is the output of a receiver process.
 type pullResult struct {
-	Seconds      float64 // to a copy that is durable and ready
+	Seconds      float64 // until the copy is durable and ready
 	Received     int64   // bytes from peers
-	RSS          int64   // the most bytes that were in memory at once, by its parent
+	RSS          int64   // peak, in bytes, set by the parent process
 	Warned       []string
-	CPU          time.Duration // of the process, by its parent
-	LongestPause float64       // the longest time in which the image did not grow, in seconds
+	CPU          time.Duration // set by the parent process
+	LongestPause float64       // seconds in which the partial file did not grow
 }
 
-// childPull does what the order says into a new disk in path, until the image is
-// ready.
+// childPull creates a disk at path and pulls the image of the pullJob in args[0] to it.
 func childPull(path string, args []string) error {
 	var o pullJob
 	if err := json.Unmarshal([]byte(args[0]), &o); err != nil {
@@ -141,7 +140,7 @@ func childPull(path string, args []string) error {
 	}
 	ended := make(chan struct{})
 	pauses := measurePauses(p.Progress, ended, o.NotifyAt)
-	begun := time.Now()
+	start := time.Now()
 	part, err := d.OpenPart(ctx, parrot, disk.PartOptions{})
 	if err == nil {
 		err = p.Into(ctx, part, o.Size)
@@ -152,20 +151,20 @@ func childPull(path string, args []string) error {
 	if err != nil {
 		return err
 	}
-	done.Seconds = time.Since(begun).Seconds()
+	done.Seconds = time.Since(start).Seconds()
 	close(ended)
 	done.LongestPause = <-pauses
 	done.Received = p.Progress.PeerBytes.Load()
 	if err := json.NewEncoder(os.Stdout).Encode(done); err != nil {
 		return err
 	}
-	_, err = io.Copy(io.Discard, os.Stdin) // until what there is to see of it is seen
+	_, err = io.Copy(io.Discard, os.Stdin) // until the parent has measured this process
 	return err
 }
 
-// measurePauses returns the longest pause when ended is closed. It prints a line when
-// tell bytes are there.
-func measurePauses(p *fetch.Progress, ended <-chan struct{}, tell int64) <-chan float64 {
+// measurePauses sends the longest pause when ended is closed. It prints a line when the
+// partial file has notifyAt bytes, unless that is 0.
+func measurePauses(p *fetch.Progress, ended <-chan struct{}, notifyAt int64) <-chan float64 {
 	longest := make(chan float64, 1)
 	go func() {
 		var most time.Duration
@@ -178,9 +177,9 @@ func measurePauses(p *fetch.Progress, ended <-chan struct{}, tell int64) <-chan 
 				return
 			}
 			now := p.Done.Load()
-			if tell > 0 && now >= tell {
-				fmt.Println("told")
-				tell = 0
+			if notifyAt > 0 && now >= notifyAt {
+				fmt.Println("reached")
+				notifyAt = 0
 			}
 			if now != last {
 				last, since = now, time.Now()
@@ -191,8 +190,8 @@ func measurePauses(p *fetch.Progress, ended <-chan struct{}, tell int64) <-chan 
 	return longest
 }
 
-// peakRSS returns the most bytes of a process that were in memory at once: what
-// getrusage says begins with the memory of its parent.
+// peakRSS returns the peak of the resident memory of a process. getrusage is not usable: it
+// starts with the memory of the parent process.
 func peakRSS(tb testing.TB, pid int) int64 {
 	tb.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -207,15 +206,15 @@ func peakRSS(tb testing.TB, pid int) int64 {
 	return kib << 10
 }
 
-// pullInProcess runs a receiver and returns what it did. It calls told when as much is
-// there as the order says. before is put before the command line.
-func pullInProcess(tb testing.TB, path string, o pullJob, told func(), before ...string) pullResult {
+// pullInProcess runs a receiver process. It calls notify when the partial file has
+// o.NotifyAt bytes. prefix begins the command line.
+func pullInProcess(tb testing.TB, path string, o pullJob, notify func(), prefix ...string) pullResult {
 	tb.Helper()
 	text, err := json.Marshal(o)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	c := command(tb, "pull", before, path, string(text))
+	c := command(tb, "pull", prefix, path, string(text))
 	pipe, err := c.StdoutPipe()
 	if err != nil {
 		tb.Fatal(err)
@@ -230,7 +229,7 @@ func pullInProcess(tb testing.TB, path string, o pullJob, told func(), before ..
 	out := bufio.NewReader(pipe)
 	if o.NotifyAt > 0 {
 		if _, err := out.ReadString('\n'); err == nil {
-			told()
+			notify()
 		}
 	}
 	var done pullResult
@@ -240,13 +239,13 @@ func pullInProcess(tb testing.TB, path string, o pullJob, told func(), before ..
 	}
 	stdin.Close()
 	if failed := c.Wait(); err != nil || failed != nil {
-		tb.Fatalf("receiver: %v, it says: %v", failed, err)
+		tb.Fatalf("receiver: %v, output: %v", failed, err)
 	}
 	done.CPU = c.ProcessState.UserTime() + c.ProcessState.SystemTime()
 	return done
 }
 
-// newDisk makes an empty disk.
+// newDisk creates an empty disk.
 func newDisk(tb testing.TB) *disk.Disk {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "disk")
@@ -264,7 +263,7 @@ func newDisk(tb testing.TB) *disk.Disk {
 	return d
 }
 
-// fillDisk makes a ready copy of what r brings.
+// fillDisk creates a ready copy with the bytes of r.
 func fillDisk(tb testing.TB, d *disk.Disk, size int64, r io.Reader) disk.Copy {
 	tb.Helper()
 	p, err := d.OpenPart(tb.Context(), parrot, disk.PartOptions{})

@@ -16,18 +16,18 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// newChunkTransfer returns an exchange for single chunks, and what gets the numbered one n of the
-// only source, which answers as open does.
-func newChunkTransfer(open func(asked int, at, to int64) (io.ReadCloser, error)) (*transfer, func(ctx context.Context, n int64) error) {
+// newChunkTransfer returns a function that fetches chunk n of the numbered image from a
+// single source, whose responses open returns.
+func newChunkTransfer(open func(request int, from, to int64) (io.ReadCloser, error)) func(ctx context.Context, n int64) error {
 	s := Source{Address: Address{Node: "node1"}, Disk: "disk1"}
 	p := &Pull{Client: new(Client), Sources: func() []Source { return []Source{s} }}
-	x, asked := p.newTransfer(), 0
-	x.openRange = func(_ context.Context, _ Source, at, to int64) (io.ReadCloser, error) {
-		asked++
-		return open(asked, at, to)
+	transfer, requests := p.newTransfer(), 0
+	transfer.openRange = func(_ context.Context, _ Source, from, to int64) (io.ReadCloser, error) {
+		requests++
+		return open(requests, from, to)
 	}
-	get := x.chunkFetcher(1 << 40)
-	return x, func(ctx context.Context, n int64) error {
+	get := transfer.chunkFetcher(1 << 40)
+	return func(ctx context.Context, n int64) error {
 		var chunk bytes.Buffer
 		_, _ = chunk.ReadFrom(&numberedReader{n * mib, (n + 1) * mib})
 		_, err := get(ctx, n, disk.HashChunk(chunk.Bytes()), disk.NewChunkBuffer())
@@ -35,20 +35,20 @@ func newChunkTransfer(open func(asked int, at, to int64) (io.ReadCloser, error))
 	}
 }
 
-// A repair may take hours and need many chunks. What fails now and then, and answers in
-// between, is not set aside for longer each time.
+// A repair may take hours and need many chunks. The backoff of a source that fails now and
+// then must not grow.
 func TestChunkFetcherForgetsOldFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, get := newChunkTransfer(func(asked int, at, to int64) (io.ReadCloser, error) {
-			if asked%5 == 0 {
+		get := newChunkTransfer(func(request int, from, to int64) (io.ReadCloser, error) {
+			if request%5 == 0 {
 				return nil, io.ErrUnexpectedEOF
 			}
-			return io.NopCloser(&numberedReader{at, to}), nil
+			return io.NopCloser(&numberedReader{from, to}), nil
 		})
 		for n := range int64(50) {
-			begun := time.Now()
-			if err := get(t.Context(), n); err != nil || time.Since(begun) > firstBackoff {
-				t.Fatalf("chunk %d after %v: %v", n, time.Since(begun), err)
+			start := time.Now()
+			if err := get(t.Context(), n); err != nil || time.Since(start) > firstBackoff {
+				t.Fatalf("chunk %d after %v: %v", n, time.Since(start), err)
 			}
 			time.Sleep(time.Minute)
 		}
@@ -57,8 +57,8 @@ func TestChunkFetcherForgetsOldFailures(t *testing.T) {
 
 func TestChunkFetcherVerifiesChunks(t *testing.T) {
 	want := image(3*mib + 512)
-	liar, good := startNode(t, "node1"), startNode(t, "node2")
-	r := newReceiver(t, proxied(t, liar.put(t, parrot, want), onData(corruptByte)), good.put(t, parrot, want))
+	corrupt, good := startNode(t, "node1"), startNode(t, "node2")
+	r := newReceiver(t, proxied(t, corrupt.put(t, parrot, want), onData(corruptByte)), good.put(t, parrot, want))
 	get := r.pull.ChunkFetcher(int64(len(want)))
 	for _, n := range []int64{3, 0, 1, 3} {
 		chunk := want[n*mib : min((n+1)*mib, int64(len(want)))]
@@ -71,18 +71,18 @@ func TestChunkFetcherVerifiesChunks(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := get(ctx, 0, disk.ChunkHash{}, disk.NewChunkBuffer()); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v of a context that has ended", err)
+		t.Errorf("got %v after the context ended", err)
 	}
 }
 
 func TestChunkFetcherUsesTheUpstream(t *testing.T) {
 	want := image(2*mib + 512)
-	origin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.ServeContent(w, r, "parrot.raw", time.Time{}, bytes.NewReader(want))
 	}))
-	t.Cleanup(origin.Close)
+	t.Cleanup(upstream.Close)
 	client := &fetch.Client{AllowLoopback: true}
-	ranges, err := client.NewRangeReader(fetch.Request{URL: origin.URL + "/parrot.raw", Digest: sha512Of(want)})
+	ranges, err := client.NewRangeReader(fetch.Request{URL: upstream.URL + "/parrot.raw", Digest: sha512Of(want)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,14 +94,14 @@ func TestChunkFetcherUsesTheUpstream(t *testing.T) {
 	if err != nil || !bytes.Equal(buf[:n], want[2*mib:]) {
 		t.Errorf("%d bytes, error %v", n, err)
 	}
-	if moved := r.pull.Progress.UpstreamBytes.Load(); moved != 512 {
-		t.Errorf("%d bytes came from the origin, want 512", moved)
+	if received := r.pull.Progress.UpstreamBytes.Load(); received != 512 {
+		t.Errorf("received %d bytes from the upstream, want 512", received)
 	}
 }
 
 func TestChunkFetcherGivesUpOnABusySource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, get := newChunkTransfer(func(int, int64, int64) (io.ReadCloser, error) { return nil, &busyError{retryAfter: time.Second} })
+		get := newChunkTransfer(func(int, int64, int64) (io.ReadCloser, error) { return nil, &busyError{retryAfter: time.Second} })
 		ctx, cancel := context.WithTimeout(t.Context(), 2*maxBusyTime)
 		defer cancel()
 		if err := get(ctx, 1); err == nil || !strings.Contains(err.Error(), "busy: the sending limit is reached") {

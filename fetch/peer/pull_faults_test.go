@@ -22,7 +22,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// proxied puts a proxy before the node of s, which fault may change the answers of.
+// proxied returns s behind a proxy whose responses fault may change.
 func proxied(t *testing.T, s Source, fault func(next http.Handler) http.Handler) Source {
 	t.Helper()
 	to, err := url.Parse(s.URL)
@@ -39,7 +39,7 @@ func proxied(t *testing.T, s Source, fault func(next http.Handler) http.Handler)
 	return s
 }
 
-// onData changes the answers to requests for data, and counts them.
+// onData changes the responses to requests for data, which it numbers from 1.
 func onData(change func(n int64, w http.ResponseWriter, r *http.Request, next http.Handler)) func(http.Handler) http.Handler {
 	var n atomic.Int64
 	return func(next http.Handler) http.Handler {
@@ -53,7 +53,7 @@ func onData(change func(n int64, w http.ResponseWriter, r *http.Request, next ht
 	}
 }
 
-// alteredResponse is an answer whose body goes through write.
+// alteredResponse is a response whose body write changes.
 type alteredResponse struct {
 	http.ResponseWriter
 	write func(p []byte) (int, error)
@@ -67,7 +67,7 @@ func (a alteredResponse) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{a}, r)
 }
 
-// corruptByte sends a wrong byte in each answer.
+// corruptByte sends a wrong byte in each response.
 func corruptByte(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
 	next.ServeHTTP(alteredResponse{w, func(p []byte) (int, error) {
 		p = bytes.Clone(p)
@@ -76,7 +76,7 @@ func corruptByte(_ int64, w http.ResponseWriter, r *http.Request, next http.Hand
 	}}, r)
 }
 
-// stopAfter sends so many bytes and then does what then says.
+// stopAfter sends so many bytes and then calls then.
 func stopAfter(after int, then func(r *http.Request)) func(int64, http.ResponseWriter, *http.Request, http.Handler) {
 	return func(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
 		left := after
@@ -100,18 +100,18 @@ func TestPullSucceedsDespiteAFailingSource(t *testing.T) {
 	tests := []struct {
 		name  string
 		fault func(int64, http.ResponseWriter, *http.Request, http.Handler)
-		warns string
+		warns string // "": no warning
 	}{
-		{"lies", corruptByte, "does not match the chunk manifest"},
-		{"breaks", stopAfter(mib+mib/2, abort), ""},
-		{"breaks at once", stopAfter(1, abort), ""},
-		{"refuses", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+		{"sends wrong bytes", corruptByte, "does not match the chunk manifest"},
+		{"drops the connection", stopAfter(mib+mib/2, abort), ""},
+		{"drops the connection at once", stopAfter(1, abort), ""},
+		{"responds 409", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 			httperror.New(http.StatusConflict, "leaving").Write(w)
 		}, ""},
-		{"fails", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
-			httperror.New(http.StatusInternalServerError, "oh").Write(w)
+		{"responds 500", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+			httperror.New(http.StatusInternalServerError, "fault").Write(w)
 		}, ""},
-		{"is busy", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+		{"responds 429", func(_ int64, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 			w.Header().Set("Retry-After", "1")
 			httperror.New(http.StatusTooManyRequests, "later").Write(w)
 		}, ""},
@@ -119,11 +119,11 @@ func TestPullSucceedsDespiteAFailingSource(t *testing.T) {
 			r.Header.Set("Range", "bytes=0-1048575")
 			next.ServeHTTP(w, r)
 		}, ""},
-		{"sends the whole", func(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
+		{"ignores the range", func(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
 			r.Header.Del("Range")
 			next.ServeHTTP(w, r)
 		}, ""},
-		{"sends without end", func(_ int64, w http.ResponseWriter, r *http.Request, _ http.Handler) {
+		{"sends an endless body", func(_ int64, w http.ResponseWriter, r *http.Request, _ http.Handler) {
 			w.WriteHeader(http.StatusPartialContent)
 			for zeros := make([]byte, mib); r.Context().Err() == nil; {
 				if _, err := w.Write(zeros); err != nil {
@@ -131,7 +131,7 @@ func TestPullSucceedsDespiteAFailingSource(t *testing.T) {
 				}
 			}
 		}, ""},
-		{"says what it does not send", func(_ int64, w http.ResponseWriter, r *http.Request, _ http.Handler) {
+		{"sends headers without a body", func(_ int64, w http.ResponseWriter, r *http.Request, _ http.Handler) {
 			first, last, _ := strings.Cut(strings.TrimPrefix(r.Header.Get("Range"), "bytes="), "-")
 			w.Header().Set("Content-Range", fmt.Sprintf("bytes %s-%s/%d", first, last, size))
 			from, _ := strconv.Atoi(first)
@@ -151,28 +151,28 @@ func TestPullSucceedsDespiteAFailingSource(t *testing.T) {
 			r.pull.Warn = func(err error) { warned = append(warned, err) }
 			r.pullsAndCommits(want)
 			r.checkWaste(want, 5)
-			said := errors.Join(warned...)
-			if (said != nil) != (test.warns != "") || said != nil && !strings.Contains(said.Error(), test.warns) {
-				t.Errorf("it warns %v, want %q", said, test.warns)
+			warnings := errors.Join(warned...)
+			if (warnings != nil) != (test.warns != "") || warnings != nil && !strings.Contains(warnings.Error(), test.warns) {
+				t.Errorf("got the warning %v, want %q", warnings, test.warns)
 			}
 			for _, err := range warned {
 				if w, ok := errors.AsType[*InvalidDataError](err); !ok || w.Node != "node2" || w.Disk != "disk1" {
-					t.Errorf("it warns of %v, want disk1 of node2", err)
+					t.Errorf("got the warning %v, want one about disk1 of node2", err)
 				}
 			}
 		})
 	}
 }
 
-// checkWaste fails the test if more than the data of the image and so many percent
-// crossed the network.
+// checkWaste fails the test if the receiver got more than the data of the image and so many
+// percent.
 func (r *receiver) checkWaste(image []byte, percent int64) {
 	r.t.Helper()
 	data := dataBytes(image)
-	moved := r.pull.Progress.PeerBytes.Load()
-	r.t.Logf("%d of %d bytes were sent twice", moved-data, data)
-	if moved > data+data*percent/100+2*mib { // a chunk that broke, and one that was late
-		r.t.Errorf("%d bytes crossed the network for %d, want at most %d%% more", moved, data, percent)
+	received := r.pull.Progress.PeerBytes.Load()
+	r.t.Logf("%d bytes more than the %d of the data", received-data, data)
+	if received > data+data*percent/100+2*mib { // a chunk that was cut off, and one that was hedged
+		r.t.Errorf("received %d bytes for %d, want at most %d%% more", received, data, percent)
 	}
 }
 
@@ -200,33 +200,33 @@ func TestPullContinuesWhenAPeerDies(t *testing.T) {
 	r.pullsAndCommits(want)
 	r.checkWaste(want, 5)
 	if r.pull.health.of("node0/disk1").err == nil {
-		t.Error("the peer died after all was there")
+		t.Error("the peer died after the transfer")
 	}
 }
 
 func TestPullErrorHasTheFailureOfEachSource(t *testing.T) {
 	want := image(4 * mib)
-	gone, liar := startNode(t, "node1"), startNode(t, "node2")
-	absent := gone.put(t, parrot, want)
-	gone.Server.Close()
-	sources := []Source{absent, proxied(t, liar.put(t, parrot, want), onData(corruptByte))}
+	stopped, corrupt := startNode(t, "node1"), startNode(t, "node2")
+	unreachable := stopped.put(t, parrot, want)
+	stopped.Server.Close()
+	sources := []Source{unreachable, proxied(t, corrupt.put(t, parrot, want), onData(corruptByte))}
 	r := newReceiver(t, sources...)
 	part := r.openPart()
-	x := r.pull.newTransfer()
-	m, err := x.receiveManifest(t.Context(), int64(len(want)), part.ReceiveManifest)
+	transfer := r.pull.newTransfer()
+	m, err := transfer.receiveManifest(t.Context(), int64(len(want)), part.ReceiveManifest)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	x.chunkProgress.start = time.Now().Add(-2 * giveUpAfter)
-	err = errors.Join(x.preparePart(part, m), x.fillPart(t.Context(), part, m))
+	transfer.chunkProgress.start = time.Now().Add(-2 * giveUpAfter)
+	err = errors.Join(transfer.preparePart(part, m), transfer.fillPart(t.Context(), part, m))
 	e, ok := errors.AsType[*fetch.Error](err)
 	if !ok || e.Class != fetch.Network {
-		t.Fatalf("got %v, want one of class network", err)
+		t.Fatalf("got %v, want an error of class network", err)
 	}
 	for _, word := range []string{"node1/disk1: ", "connection refused", "node2/disk1: ", "chunk"} {
 		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error does not say %q: %v", word, err)
+			t.Errorf("the error does not contain %q: %v", word, err)
 		}
 	}
 }
@@ -235,9 +235,9 @@ func TestPullErrorWhenNoSourceHasAManifest(t *testing.T) {
 	s := startNode(t, "node1").put(t, parrot, image(mib))
 	s.ManifestDigest = disk.Digest{}
 	r := newReceiver(t, s)
-	x := r.pull.newTransfer()
-	x.chunkProgress.start = time.Now().Add(-giveUpAfter)
-	err := x.intoPart(t.Context(), r.openPart(), mib)
+	transfer := r.pull.newTransfer()
+	transfer.chunkProgress.start = time.Now().Add(-giveUpAfter)
+	err := transfer.intoPart(t.Context(), r.openPart(), mib)
 	if err == nil || !strings.Contains(err.Error(), "node1/disk1: no chunk manifest") {
 		t.Errorf("got %v", err)
 	}
@@ -246,14 +246,14 @@ func TestPullErrorWhenNoSourceHasAManifest(t *testing.T) {
 func TestPullRejectsForgedManifests(t *testing.T) {
 	want := image(6 * mib)
 	other := bytes.Clone(want)
-	for at := 0; at < len(other); at += mib { // no chunk is the same
+	for at := 0; at < len(other); at += mib { // every chunk differs
 		other[at]++
 	}
 	a, b, c, d := startNode(t, "node1"), startNode(t, "node2"), startNode(t, "node3"), startNode(t, "node4")
-	// Two say the same of an image of which one has another manifest than it names;
-	// a third one names another.
+	// node1 and node3 name the same manifest, but node3 sends another one; node2 names that
+	// one; node4 sends a manifest that is too long.
 	good := a.put(t, parrot, want)
-	odd := b.put(t, parrot, other)
+	minority := b.put(t, parrot, other)
 	forged := c.put(t, parrot, other)
 	forged.ManifestDigest = good.ManifestDigest
 	long := proxied(t, d.put(t, parrot, want), func(next http.Handler) http.Handler {
@@ -265,7 +265,7 @@ func TestPullRejectsForgedManifests(t *testing.T) {
 			next.ServeHTTP(w, r)
 		})
 	})
-	r := newReceiver(t, odd, forged, long, good)
+	r := newReceiver(t, minority, forged, long, good)
 	var mu sync.Mutex
 	warned := map[string]int{}
 	r.pull.Warn = func(err error) {
@@ -275,6 +275,6 @@ func TestPullRejectsForgedManifests(t *testing.T) {
 	}
 	r.pullsAndCommits(want)
 	if warned["node1"] > 0 || warned["node2"] > 0 {
-		t.Errorf("it warns of %v", warned)
+		t.Errorf("got warnings about %v", warned)
 	}
 }

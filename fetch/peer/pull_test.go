@@ -20,7 +20,7 @@ import (
 
 const mib = 1 << 20
 
-// image returns size bytes, random but for what is zero in every third 2 MiB.
+// image returns size random bytes, with zeros in every third 2 MiB.
 func image(size int) []byte {
 	b := make([]byte, size)
 	rand.NewChaCha8([32]byte{7}).Read(b)
@@ -30,6 +30,7 @@ func image(size int) []byte {
 	return b
 }
 
+// dataBytes returns the bytes in chunks of an image that are not zeros.
 func dataBytes(image []byte) int64 {
 	n := int64(0)
 	for at := 0; at < len(image); at += mib {
@@ -47,7 +48,7 @@ func sha512Of(b []byte) disk.Digest {
 	return disk.SHA512.Digest(h)
 }
 
-// receiver is a disk that pulls.
+// receiver is a disk with a Pull.
 type receiver struct {
 	t    testing.TB
 	disk *disk.Disk
@@ -80,7 +81,7 @@ func (r *receiver) openPart() *disk.Part {
 	return p
 }
 
-// pullsAndCommits fails the test unless the pull makes a ready image of want.
+// pullsAndCommits fails the test unless the pull creates a ready copy of want.
 func (r *receiver) pullsAndCommits(want []byte) {
 	r.t.Helper()
 	part := r.openPart()
@@ -93,7 +94,7 @@ func (r *receiver) pullsAndCommits(want []byte) {
 	}
 	got, err := os.ReadFile((&testNode{disk: r.disk}).backing(parrot))
 	if err != nil || !bytes.Equal(got, want) {
-		r.t.Fatalf("the image differs: %d bytes of %d, error %v", len(got), len(want), err)
+		r.t.Fatalf("the image differs: got %d bytes, want %d, error %v", len(got), len(want), err)
 	}
 }
 
@@ -109,26 +110,26 @@ func TestPullFromPeers(t *testing.T) {
 				}
 				r := newReceiver(t, sources...)
 				r.pullsAndCommits(want)
-				moved, least := r.pull.Progress.PeerBytes.Load(), dataBytes(want)
+				received, least := r.pull.Progress.PeerBytes.Load(), dataBytes(want)
 				most := least + 32*(1+int64(size)/mib) // the manifest
 				if peers > 1 {
-					most += least/20 + 2*mib // where a process that does not get its turn is overtaken
+					most += least/20 + 2*mib // a lane that the CPU scheduler delays is hedged
 				}
-				if moved < least || moved > most {
-					t.Errorf("%d bytes crossed the network, want %d to %d", moved, least, most)
+				if received < least || received > most {
+					t.Errorf("received %d bytes, want %d to %d", received, least, most)
 				}
 				if done := r.pull.Progress.Done.Load(); done != int64(size) {
-					t.Errorf("done are %d bytes of %d", done, size)
+					t.Errorf("progress is %d bytes, want %d", done, size)
 				}
 			})
 		}
 	}
 }
 
-// TestPullTakesLittleMemory: the same for every image, at both ends.
+// The limit holds for images of any size, at both ends.
 func TestPullMemoryIsLimited(t *testing.T) {
 	if race.Enabled {
-		t.Skip("the race detector takes more than what is measured")
+		t.Skip("the race detector needs more memory than the limit")
 	}
 	const size = 192 * mib
 	d := newDisk(t)
@@ -140,7 +141,7 @@ func TestPullMemoryIsLimited(t *testing.T) {
 	for end, got := range map[string]int64{"receiver": done.RSS, "sender": peakRSS(t, from[0].Process.Pid)} {
 		t.Logf("%s: %d MiB", end, got/mib)
 		if got > 96*mib {
-			t.Errorf("%s takes %d MiB, want at most 96", end, got/mib)
+			t.Errorf("%s: %d MiB, want at most 96", end, got/mib)
 		}
 	}
 }
@@ -150,26 +151,26 @@ func TestPullKeepsAMatchingPartialFile(t *testing.T) {
 	want := image(24 * mib)
 	for i, from := range []struct {
 		name   string
-		origin func(Source) disk.PartSource
+		source func(Source) disk.PartSource
 		part   []byte
-		keeps  bool
+		keeps  bool // the part
 	}{
-		{"of a pull", func(s Source) disk.PartSource {
+		{"from a pull", func(s Source) disk.PartSource {
 			return disk.PartSource{ID: "chunks " + s.ManifestDigest.String(), Size: int64(len(want))}
 		}, want[:9*mib], true},
-		{"of a download", func(Source) disk.PartSource {
+		{"from a download", func(Source) disk.PartSource {
 			return disk.PartSource{ID: "a hash", ETag: `"1"`, Size: int64(len(want))}
 		}, want[:9*mib+100], true},
-		{"of a download whose length was not known", func(Source) disk.PartSource {
+		{"from a download of unknown length", func(Source) disk.PartSource {
 			return disk.PartSource{ID: "a hash", Size: -1}
 		}, want[:9*mib], true},
-		{"of something else", func(Source) disk.PartSource {
+		{"with other bytes", func(Source) disk.PartSource {
 			return disk.PartSource{ID: "a hash", Size: int64(len(want))}
 		}, append(bytes.Clone(want[:8*mib]), make([]byte, mib)...), false},
 		{"of another size", func(Source) disk.PartSource {
 			return disk.PartSource{ID: "a hash", Size: int64(len(want)) + 512}
 		}, want[:9*mib], false},
-		{"that is all there", func(s Source) disk.PartSource {
+		{"complete", func(s Source) disk.PartSource {
 			return disk.PartSource{ID: "chunks " + s.ManifestDigest.String(), Size: int64(len(want))}
 		}, want, true},
 	} {
@@ -180,7 +181,7 @@ func TestPullKeepsAMatchingPartialFile(t *testing.T) {
 			s := startNode(t, "node1").put(t, parrot, want)
 			r := newReceiver(t, s)
 			part := r.openPart()
-			if err := part.Begin(from.origin(s)); err != nil {
+			if err := part.Begin(from.source(s)); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := part.ReadFrom(bytes.NewReader(from.part)); err != nil {
@@ -194,9 +195,9 @@ func TestPullKeepsAMatchingPartialFile(t *testing.T) {
 			if from.keeps {
 				rest = dataBytes(want[len(from.part)/mib*mib:])
 			}
-			sums := int64(len(want)/mib) * 32
-			if moved := r.pull.Progress.PeerBytes.Load(); moved != rest+sums {
-				t.Errorf("%d bytes came, want the %d that are missing", moved, rest+sums)
+			manifest := int64(len(want)/mib) * 32
+			if received := r.pull.Progress.PeerBytes.Load(); received != rest+manifest {
+				t.Errorf("received %d bytes, want %d", received, rest+manifest)
 			}
 		})
 	}
@@ -207,26 +208,26 @@ func TestPullEndsWithItsContext(t *testing.T) {
 	s := proxied(t, startNode(t, "node1").put(t, parrot, want), onData(stopAfter(5*mib/2, func(r *http.Request) { <-r.Context().Done() })))
 	r := newReceiver(t, s)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	why := errors.New("no longer declared")
+	cause := errors.New("no longer declared")
 	part := r.openPart()
 	go func() {
 		for r.pull.Progress.Done.Load() < 2*mib {
 			<-time.After(time.Millisecond)
 		}
-		cancel(why)
+		cancel(cause)
 	}()
-	begun := time.Now()
-	if err := r.pull.Into(ctx, part, int64(len(want))); !errors.Is(err, why) {
-		t.Errorf("got %v, want %v", err, why)
+	start := time.Now()
+	if err := r.pull.Into(ctx, part, int64(len(want))); !errors.Is(err, cause) {
+		t.Errorf("got %v, want %v", err, cause)
 	}
-	if took := time.Since(begun); took > 5*time.Second {
-		t.Errorf("it took %v to end", took)
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("ended after %v", took)
 	}
 	if part.Offset() != 2*mib {
-		t.Errorf("%d bytes are kept, want %d", part.Offset(), 2*mib)
+		t.Errorf("the partial file has %d bytes, want %d", part.Offset(), 2*mib)
 	}
 	if from := r.disk.Stat(parrot).PartSourceID; !strings.HasPrefix(from, PartFromPeers) {
-		t.Errorf("the part is of %q", from)
+		t.Errorf("the partial file has the source %q", from)
 	}
 }
 
@@ -234,9 +235,9 @@ func TestPullObeysTheRateLimit(t *testing.T) {
 	want := image(6 * mib)
 	r := newReceiver(t, startNode(t, "node1").put(t, parrot, want), startNode(t, "node2").put(t, parrot, want))
 	r.pull.Limit = 4 * mib
-	begun := time.Now()
+	start := time.Now()
 	r.pullsAndCommits(want)
-	if took, least := time.Since(begun).Seconds(), float64(dataBytes(want))/float64(r.pull.Limit); took < 0.85*least {
-		t.Errorf("it took %.2f s at the limit, want at least %.2f", took, least)
+	if took, least := time.Since(start).Seconds(), float64(dataBytes(want))/float64(r.pull.Limit); took < 0.85*least {
+		t.Errorf("took %.2f s at the limit, want at least %.2f", took, least)
 	}
 }

@@ -41,11 +41,11 @@ func TestClientRejectsStateOfAnotherNode(t *testing.T) {
 		t.Errorf("state: got %v, want %s", err, want)
 	}
 	if _, err := c.Copies(t.Context(), at, "parrot"); err == nil || err.Error() != want {
-		t.Errorf("look: got %v, want %s", err, want)
+		t.Errorf("copies: got %v, want %s", err, want)
 	}
 }
 
-// The read timeout of the server is less than the wait: it has to be lifted.
+// The timeouts of the http.Server are shorter than the wait: the handler must extend them.
 func TestLongPollEndsAfterTheWait(t *testing.T) {
 	n := startNode(t, "node1")
 	n.cache.Publish(stateWith("node1", 1))
@@ -55,10 +55,10 @@ func TestLongPollEndsAfterTheWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	const wait = 700 * time.Millisecond
-	begun := time.Now()
+	start := time.Now()
 	_, again, err := c.State(t.Context(), n.address(), etag, wait)
-	if !errors.Is(err, ErrUnchanged) || again != etag || time.Since(begun) < wait {
-		t.Errorf("got %v with ETag %q after %v, want %v after %v", err, again, time.Since(begun), ErrUnchanged, wait)
+	if !errors.Is(err, ErrUnchanged) || again != etag || time.Since(start) < wait {
+		t.Errorf("got %v with ETag %q after %v, want %v after %v", err, again, time.Since(start), ErrUnchanged, wait)
 	}
 }
 
@@ -82,16 +82,16 @@ func TestLongPollEndsWhenTheStateChanges(t *testing.T) {
 		sleep(t.Context(), time.Millisecond)
 	}
 	s.Disks = []Disk{s.Disks[0]}
-	s.Disks[0].Free = 17 // volatile: shown, and no reason to answer
+	s.Disks[0].Free = 17 // volatile: must not end the long poll
 	n.cache.Publish(s)
 	s.Config = "decade"
-	begun := time.Now()
+	start := time.Now()
 	n.cache.Publish(s)
 	if err := <-done; err != nil || got.Config != "decade" || got.Disks[0].Free != 17 {
 		t.Errorf("got %v, %+v", err, got)
 	}
-	if took := time.Since(begun); took > 500*time.Millisecond {
-		t.Errorf("it took %v", took)
+	if took := time.Since(start); took > 500*time.Millisecond {
+		t.Errorf("the response came after %v", took)
 	}
 }
 

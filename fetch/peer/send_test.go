@@ -35,7 +35,7 @@ func TestDataSendsTheRequestedRange(t *testing.T) {
 		got, err := io.ReadAll(b)
 		b.Close()
 		if err != nil || !bytes.Equal(got, content[want.from:want.to]) {
-			t.Errorf("%v: %d bytes that differ, %v", want, len(got), err)
+			t.Errorf("%v: got %d bytes that differ, error %v", want, len(got), err)
 		}
 	}
 }
@@ -54,12 +54,12 @@ func TestManifestHasTheHashOfEachChunk(t *testing.T) {
 		t.Fatalf("%d of %d bytes, %v", len(got), length, err)
 	}
 	if sum := sha256.Sum256(content[1<<20 : 2<<20]); !bytes.Equal(got[sha256.Size:2*sha256.Size], sum[:]) {
-		t.Errorf("the second sum is %x, want %x", got[sha256.Size:2*sha256.Size], sum)
+		t.Errorf("the second hash is %x, want %x", got[sha256.Size:2*sha256.Size], sum)
 	}
 	h := disk.SHA256.New()
 	h.Write(got)
 	if digest := disk.SHA256.Digest(h); digest != s.ManifestDigest {
-		t.Errorf("the manifest is %s, its copy names %s", digest, s.ManifestDigest)
+		t.Errorf("the manifest has the digest %s, want %s", digest, s.ManifestDigest)
 	}
 }
 
@@ -105,39 +105,39 @@ func TestDataRangeSyntax(t *testing.T) {
 func TestDataAndManifestRejectUnsendableCopies(t *testing.T) {
 	n := startNode(t, "node1")
 	n.put(t, parrot, randomBytes(4096))
-	damaged, left := disk.ID{Name: "damaged", UUID: "00000001"}, disk.ID{Name: "left", UUID: "00000002"}
+	damaged, leaving := disk.ID{Name: "damaged", UUID: "00000001"}, disk.ID{Name: "leaving", UUID: "00000002"}
 	n.put(t, damaged, randomBytes(4096))
 	overwrite(t, n.backing(damaged), []byte("something else"))
-	n.put(t, left, randomBytes(4096))
-	n.withdraw(left)
+	n.put(t, leaving, randomBytes(4096))
+	n.withdraw(leaving)
 	for _, test := range []struct {
-		path   string
-		status int
-		says   string
+		path    string
+		status  int
+		message string
 	}{
-		{"/v1/images/parrot/0a1b2c3d/WHAT?disk=disk1", 200, ""},
-		{"/v1/images/parrot/0a1b2c3d/WHAT", 404, "no disk"},
-		{"/v1/images/parrot/0a1b2c3d/WHAT?disk=../disk1", 404, "no disk"},
-		{"/v1/images/parrot/0a1b2c3e/WHAT?disk=disk1", 404, "is not on disk disk1"},
-		{"/v1/images/damaged/00000001/WHAT?disk=disk1", 409, "is unknown"},
-		{"/v1/images/left/00000002/WHAT?disk=disk1", 409, "is leaving disk disk1"},
-		{"/v1/images/PARROT/0a1b2c3d/WHAT?disk=disk1", 400, "use a-z"},
-		{"/v1/images/parrot/0A1B2C3D/WHAT?disk=disk1", 400, "8 hex digits"},
-		{"/v1/images/parrot/0a1b2c3d0/WHAT?disk=disk1", 400, "8 hex digits"},
-		{"/v1/images/%2e%2e/0a1b2c3d/WHAT?disk=disk1", 404, ""},
-		{"/v1/images/../parrot/0a1b2c3d/WHAT?disk=disk1", 404, ""},
-		{"/v1/images/..%2fparrot/0a1b2c3d/WHAT?disk=disk1", 404, ""},
-		{"/v1/images/%2fetc%2fpasswd/0a1b2c3d/WHAT?disk=disk1", 404, ""},
-		{"/v1/images/parrot%00/0a1b2c3d/WHAT?disk=disk1", 400, "use a-z"},
-		{"/v1/images//0a1b2c3d/WHAT?disk=disk1", 404, ""},
-		{"/v1/images/parrot/0a1b2c3d/WHAT/?disk=disk1", 404, ""},
-		{"/v1/images/parrot//0a1b2c3d/WHAT?disk=disk1", 404, ""},
+		{"/v1/images/parrot/0a1b2c3d/ROUTE?disk=disk1", 200, ""},
+		{"/v1/images/parrot/0a1b2c3d/ROUTE", 404, "no disk"},
+		{"/v1/images/parrot/0a1b2c3d/ROUTE?disk=../disk1", 404, "no disk"},
+		{"/v1/images/parrot/0a1b2c3e/ROUTE?disk=disk1", 404, "is not on disk disk1"},
+		{"/v1/images/damaged/00000001/ROUTE?disk=disk1", 409, "is unknown"},
+		{"/v1/images/leaving/00000002/ROUTE?disk=disk1", 409, "is leaving disk disk1"},
+		{"/v1/images/PARROT/0a1b2c3d/ROUTE?disk=disk1", 400, "use a-z"},
+		{"/v1/images/parrot/0A1B2C3D/ROUTE?disk=disk1", 400, "8 hex digits"},
+		{"/v1/images/parrot/0a1b2c3d0/ROUTE?disk=disk1", 400, "8 hex digits"},
+		{"/v1/images/%2e%2e/0a1b2c3d/ROUTE?disk=disk1", 404, ""},
+		{"/v1/images/../parrot/0a1b2c3d/ROUTE?disk=disk1", 404, ""},
+		{"/v1/images/..%2fparrot/0a1b2c3d/ROUTE?disk=disk1", 404, ""},
+		{"/v1/images/%2fetc%2fpasswd/0a1b2c3d/ROUTE?disk=disk1", 404, ""},
+		{"/v1/images/parrot%00/0a1b2c3d/ROUTE?disk=disk1", 400, "use a-z"},
+		{"/v1/images//0a1b2c3d/ROUTE?disk=disk1", 404, ""},
+		{"/v1/images/parrot/0a1b2c3d/ROUTE/?disk=disk1", 404, ""},
+		{"/v1/images/parrot//0a1b2c3d/ROUTE?disk=disk1", 404, ""},
 	} {
-		for _, what := range []string{"data", "manifest"} {
-			path := strings.Replace(test.path, "WHAT", what, 1)
+		for _, route := range []string{"data", "manifest"} {
+			path := strings.Replace(test.path, "ROUTE", route, 1)
 			resp, text := n.get(t, path)
-			if resp.StatusCode != test.status || !strings.Contains(text, test.says) {
-				t.Errorf("%s: got %d %.200q, want %d %q", path, resp.StatusCode, text, test.status, test.says)
+			if resp.StatusCode != test.status || !strings.Contains(text, test.message) {
+				t.Errorf("%s: got %d %.200q, want %d %q", path, resp.StatusCode, text, test.status, test.message)
 			}
 		}
 	}
@@ -168,7 +168,7 @@ func TestConnectionBreaksWhenTheFileChanges(t *testing.T) {
 	overwrite(t, n.backing(parrot), []byte("something else"))
 	got, err := io.Copy(io.Discard, b)
 	if err == nil {
-		t.Errorf("%d bytes came without an error", got)
+		t.Errorf("received %d bytes without an error", got)
 	}
 }
 
@@ -184,15 +184,15 @@ func TestConnectionBreaksWhenTheFileIsTruncated(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := io.Copy(io.Discard, b); err == nil {
-		t.Errorf("%d bytes came without an error", got)
+		t.Errorf("received %d bytes without an error", got)
 	}
 }
 
-// large is more than the buffers of a connection hold.
+// large is more than fits into the buffers of a connection.
 const large = 24 << 20
 
-// occupySlot asks for the whole image on a connection of its own and reads nothing but the
-// beginning of the answer.
+// occupySlot requests the whole image on a connection of its own and reads only the
+// beginning of the response.
 func occupySlot(t *testing.T, n *node, id disk.ID) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", n.Listener.Addr().String())
@@ -201,9 +201,9 @@ func occupySlot(t *testing.T, n *node, id disk.ID) net.Conn {
 	}
 	t.Cleanup(func() { c.Close() })
 	fmt.Fprintf(c, "GET /v1/images/%s/%s/data?disk=disk1 HTTP/1.1\r\nHost: %s\r\n\r\n", id.Name, id.UUID, c.RemoteAddr())
-	begin := make([]byte, len("HTTP/1.1 200 OK"))
-	if _, err := io.ReadFull(c, begin); err != nil || string(begin) != "HTTP/1.1 200 OK" {
-		t.Fatalf("got %q, %v", begin, err)
+	head := make([]byte, len("HTTP/1.1 200 OK"))
+	if _, err := io.ReadFull(c, head); err != nil || string(head) != "HTTP/1.1 200 OK" {
+		t.Fatalf("got %q, %v", head, err)
 	}
 	return c
 }
@@ -219,7 +219,7 @@ func TestSendLimitPerImage(t *testing.T) {
 	_, err := c.openRange(t.Context(), s, 0, 512)
 	var busy *busyError
 	if !errors.As(err, &busy) || busy.retryAfter != time.Second {
-		t.Fatalf("the fourth: got %v", err)
+		t.Fatalf("the fourth send: got %v", err)
 	}
 	other := n.put(t, disk.ID{Name: "other", UUID: "00000001"}, randomBytes(4096))
 	if b, err := c.openRange(t.Context(), other, 0, 512); err != nil {
@@ -231,7 +231,7 @@ func TestSendLimitPerImage(t *testing.T) {
 	retryUntilSent(t, c, s)
 }
 
-// retryUntilSent asks until the image is sent.
+// retryUntilSent sends requests until one is not answered by 429.
 func retryUntilSent(t *testing.T, c *Client, s Source) {
 	t.Helper()
 	for {
@@ -251,23 +251,23 @@ func TestStalledReceiverLosesItsSlot(t *testing.T) {
 	n := startNode(t, "node1")
 	n.server.pieceTimeout, n.server.sendLimits.minHold = 100*time.Millisecond, time.Hour
 	s := n.put(t, parrot, randomBytes(large))
-	var held []net.Conn
+	var conns []net.Conn
 	for range maxSends {
-		held = append(held, occupySlot(t, n, parrot))
+		conns = append(conns, occupySlot(t, n, parrot))
 	}
 	retryUntilSent(t, newClient(t), s)
-	thrown := 0
-	for _, c := range held {
+	closed := 0
+	for _, c := range conns {
 		if got, err := io.Copy(io.Discard, c); got < large || err != nil {
-			thrown++
+			closed++
 		}
 	}
-	if thrown == 0 {
-		t.Error("all got all bytes")
+	if closed == 0 {
+		t.Error("all receivers got all bytes")
 	}
 }
 
-// The timeouts of the server are for questions that are answered at once.
+// The timeouts of the http.Server are for short responses: a send must extend them.
 func TestSendOutlastsTheServerTimeouts(t *testing.T) {
 	n := startNode(t, "node1")
 	s := n.put(t, parrot, randomBytes(large))
@@ -282,39 +282,39 @@ func TestSendOutlastsTheServerTimeouts(t *testing.T) {
 	}
 }
 
-// A reader that takes each piece in time, but slowly, makes room after its turn, and
-// only when somebody else asks.
+// A receiver that reads each piece in time, but slowly, loses its slot only when another
+// request needs it.
 func TestSlowReceiverLosesItsSlotAfterMinHold(t *testing.T) {
 	n := startNode(t, "node1")
 	n.server.pieceTimeout, n.server.sendLimits.minHold = time.Hour, 0
 	s := n.put(t, parrot, randomBytes(large))
-	var held []net.Conn
+	var conns []net.Conn
 	for range maxSends {
-		held = append(held, occupySlot(t, n, parrot))
+		conns = append(conns, occupySlot(t, n, parrot))
 	}
 	retryUntilSent(t, newClient(t), s)
-	if got, err := io.Copy(io.Discard, held[0]); got >= large {
-		t.Errorf("the first got all %d bytes, %v", got, err)
+	if got, err := io.Copy(io.Discard, conns[0]); got >= large {
+		t.Errorf("the oldest send completed with %d bytes, error %v", got, err)
 	}
 }
 
-// Who takes more than what counts as stalled gets all of a chunk.
+// A receiver slightly above the stall rate must get a whole chunk, or it would never get any.
 func TestSlowReceiverGetsAWholeChunk(t *testing.T) {
-	d := startNode(t, "node1")
-	d.put(t, parrot, randomBytes(mib))
+	n := startNode(t, "node1")
+	n.put(t, parrot, randomBytes(mib))
 	synctest.Test(t, func(t *testing.T) {
-		v := newFakeNetwork(t)
-		v.add(t.Context(), "node1")
-		server := NewServer(NewStateCache(), &d.testNode)
-		v.nodes["node1"].server.Handler = server.Handler()
-		b, err := v.client.openRange(t.Context(), Source{Address: Address{Node: "node1", URL: "http://node1:8000"}, Disk: "disk1", ID: parrot}, 0, mib)
+		network := newFakeNetwork(t)
+		network.add(t.Context(), "node1")
+		server := NewServer(NewStateCache(), &n.testNode)
+		network.nodes["node1"].server.Handler = server.Handler()
+		b, err := network.client.openRange(t.Context(), Source{Address: Address{Node: "node1", URL: "http://node1:8000"}, Disk: "disk1", ID: parrot}, 0, mib)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer b.Close()
 		const slow = 5 << 10 / 4
-		if n, err := io.Copy(io.Discard, fetch.RateLimitReader(t.Context(), b, fetch.NewLimiter(slow))); n != mib || err != nil {
-			t.Errorf("%d bytes came, error %v", n, err)
+		if got, err := io.Copy(io.Discard, fetch.RateLimitReader(t.Context(), b, fetch.NewLimiter(slow))); got != mib || err != nil {
+			t.Errorf("received %d bytes, error %v", got, err)
 		}
 	})
 }

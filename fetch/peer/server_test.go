@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// Questions that come in pieces or without an end are the http.Server's to refuse;
-// these are ours.
+// The http.Server handles slow and endless requests; this is about the routes.
 func TestServerRejectsInvalidRequests(t *testing.T) {
 	n := startNode(t, "node1")
 	n.cache.Publish(stateWith("node1", 1))
@@ -46,16 +45,16 @@ func TestStateIsCompressedOnRequest(t *testing.T) {
 	if resp.Header.Get("Content-Encoding") != "" {
 		t.Errorf("plain: got %v", resp.Header)
 	}
-	resp, packed := n.get(t, "/v1/state", "Accept-Encoding", "gzip")
-	if resp.Header.Get("Content-Encoding") != "gzip" || len(packed) > len(plain)*2/3 {
-		t.Errorf("packed: %d of %d bytes, %v", len(packed), len(plain), resp.Header)
+	resp, compressed := n.get(t, "/v1/state", "Accept-Encoding", "gzip")
+	if resp.Header.Get("Content-Encoding") != "gzip" || len(compressed) > len(plain)*2/3 {
+		t.Errorf("compressed: %d of %d bytes, %v", len(compressed), len(plain), resp.Header)
 	}
-	z, err := gzip.NewReader(strings.NewReader(packed))
+	z, err := gzip.NewReader(strings.NewReader(compressed))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, err := io.ReadAll(z); err != nil || !bytes.Equal(got, []byte(plain)) {
-		t.Errorf("it is not the same, %v", err)
+		t.Errorf("decompressed it differs, error %v", err)
 	}
 	n.cache.Publish(stateWith("node1", 0))
 	if resp, _ := n.get(t, "/v1/state", "Accept-Encoding", "gzip"); resp.Header.Get("Content-Encoding") != "" {
@@ -71,12 +70,12 @@ func TestTooManyLongPollsReturnAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.server.longPolls.Store(maxLongPolls)
-	begun := time.Now()
-	if _, _, err := newClient(t).State(t.Context(), n.address(), etag, time.Minute); !errors.Is(err, ErrUnchanged) || time.Since(begun) > 10*time.Second {
-		t.Errorf("got %v after %v", err, time.Since(begun))
+	start := time.Now()
+	if _, _, err := newClient(t).State(t.Context(), n.address(), etag, time.Minute); !errors.Is(err, ErrUnchanged) || time.Since(start) > 10*time.Second {
+		t.Errorf("got %v after %v", err, time.Since(start))
 	}
 	if left := n.server.longPolls.Load(); left != maxLongPolls {
-		t.Errorf("%d wait", left)
+		t.Errorf("%d long polls are counted, want %d", left, maxLongPolls)
 	}
 }
 
@@ -101,21 +100,21 @@ func TestServerAllowsOnlyGET(t *testing.T) {
 
 func TestShutdownEndsLongPolls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newFakeNetwork(t)
+		network := newFakeNetwork(t)
 		ctx, cancel := context.WithCancel(t.Context())
-		h := v.add(ctx, "node1")
+		h := network.add(ctx, "node1")
 		h.cache.Publish(State{Node: "node1"})
-		w := v.newPoller(t, "node1")
-		<-w.Changed()
+		p := network.newPoller(t, "node1")
+		<-p.Changed()
 		time.Sleep(time.Second)
-		begun := time.Now()
+		start := time.Now()
 		h.down.Store(true)
 		cancel()
-		if err := h.server.Shutdown(t.Context()); err != nil || time.Since(begun) > time.Second {
-			t.Errorf("after %v: %v", time.Since(begun), err)
+		if err := h.server.Shutdown(t.Context()); err != nil || time.Since(start) > time.Second {
+			t.Errorf("after %v: %v", time.Since(start), err)
 		}
 		synctest.Wait()
-		if a := w.Observations()["node1"]; !strings.HasSuffix(a.Problem, "the node is shutting down") {
+		if a := p.Observations()["node1"]; !strings.HasSuffix(a.Problem, "the node is shutting down") {
 			t.Errorf("got %+v", a)
 		}
 	})
