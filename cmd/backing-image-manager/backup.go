@@ -48,9 +48,9 @@ its declaration.`,
   backing-image-manager backing-image backup --delete parrot /mnt/backups`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if list {
-				return exactly("TARGET")(cmd, args)
+				return exactArgs("TARGET")(cmd, args)
 			}
-			return exactly("NAME", "TARGET")(cmd, args)
+			return exactArgs("NAME", "TARGET")(cmd, args)
 		},
 	}
 	disks.addDisks(cmd)
@@ -137,18 +137,18 @@ func (p printer) print(value any, text string) error {
 }
 
 func backUp(ctx context.Context, paths []string, name string, w backup.Creator, out printer, show *progress) (err error) {
-	shelves, err := openShelves(paths)
+	disks, err := openDisks(paths)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeShelves(shelves)) }()
-	copies, err := named(shelves, name)
+	defer func() { err = errors.Join(err, closeDisks(disks)) }()
+	copies, err := findCopies(disks, name)
 	if err != nil {
 		return err
 	}
-	best := pickCopy(copies)
+	best := bestCopy(copies)
 	counted := &fetch.Progress{}
-	stop := show.follow(oneTransfer(reconcile.Backup, best.ID, best.Path(), counted))
+	stop := show.watch(singleTransfer(reconcile.Backup, best.ID, best.Path(), counted))
 	err = w.Create(ctx, best.Disk, best.ID, counted)
 	stop()
 	switch {

@@ -26,7 +26,7 @@ Exit status: 0 if the copy is being deleted or does not exist, 1 if it is kept, 
 the reason.`,
 		Example: `  backing-image-manager backing-image cleanup parrot --on node1/disk1
   backing-image-manager backing-image cleanup parrot --on node2/disk1 --uuid 6846a0b2 --url http://node2:8000 --token-file token`,
-		Args:              exactly("NAME"),
+		Args:              exactArgs("NAME"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	daemon.add(cmd)

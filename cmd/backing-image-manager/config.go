@@ -10,15 +10,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// How long a one-shot command waits for a git that is at work in the config
-// directory. One that was killed leaves its lock behind.
+// A one-shot command waits for a running git command in the config directory. The wait is
+// limited, because a git process that was killed leaves its lock file behind.
 const (
-	gitPatience = 30 * time.Second
-	gitAgain    = 250 * time.Millisecond
+	gitTimeout      = 30 * time.Second
+	gitPollInterval = 250 * time.Millisecond
 )
 
-// load reads the config directory once. If git is at work there it waits, and says
-// so to w.
+// load reads and decodes the config directory once. If git is changing the directory, it
+// writes a message to w and waits.
 func load(ctx context.Context, w io.Writer, dir string) (schema.Result, error) {
 	snapshot, err := readConfig(ctx, w, dir)
 	if err != nil {
@@ -27,15 +27,15 @@ func load(ctx context.Context, w io.Writer, dir string) (schema.Result, error) {
 	return schema.NewLoader().Load(ctx, snapshot), ctx.Err()
 }
 
-// readConfig is load without understanding what was read.
+// readConfig reads the files of the config directory like load, but does not decode them.
 func readConfig(ctx context.Context, w io.Writer, dir string) (configdir.Snapshot, error) {
 	snapshot, err := configdir.Read(dir)
 	if err == nil && snapshot.Busy {
-		fmt.Fprintf(w, "waiting for git, which is at work in %s (for at most %v)\n", dir, gitPatience)
+		fmt.Fprintf(w, "waiting for a git command that is changing %s (for at most %v)\n", dir, gitTimeout)
 	}
-	tick := time.NewTicker(gitAgain)
+	tick := time.NewTicker(gitPollInterval)
 	defer tick.Stop()
-	for began := time.Now(); err == nil && snapshot.Busy && time.Since(began) < gitPatience; {
+	for start := time.Now(); err == nil && snapshot.Busy && time.Since(start) < gitTimeout; {
 		select {
 		case <-ctx.Done():
 			return configdir.Snapshot{}, context.Cause(ctx)

@@ -30,8 +30,8 @@ const (
 	shutdownTimeout = 5 * time.Second
 )
 
-// daemon is one run of the command daemon.
-type daemon struct {
+// daemonCmd is one run of the command daemon.
+type daemonCmd struct {
 	nodeFlags
 	listen    string
 	interval  time.Duration
@@ -43,41 +43,41 @@ type daemon struct {
 }
 
 func newDaemon() *cobra.Command {
-	d := &daemon{}
+	d := &daemonCmd{}
 	cmd := &cobra.Command{
 		Use:   "daemon --config-dir DIR [flags]",
-		Short: "Keep the disks of this node as the configuration says, until it is stopped",
-		Long: `Keeps the disks of one node as the config directory says: at the start, on every
-change of the directory, and every --interval. SIGTERM and SIGINT end it with exit
-status 0; what was transferred is kept, and the next start goes on from there.
+		Short: "Keep the disks of this node in the declared state until it is stopped",
+		Long: `Reconciles the disks of one node with the config directory: at the start, on every
+change of the directory, on every change of a peer, and every --interval. SIGTERM and
+SIGINT stop it with exit status 0. Incomplete transfers are kept, and the next start
+resumes them.
 
-It answers GET /healthz, /readyz, /metrics, /v1/status and /v1/images/NAME/download,
-and POST /v1/images/NAME/verify and cleanup, on --listen, takes uploads by the protocol
-tus 1.0 at /v1/uploads, and answers what other managers ask. Without TLS or
-tokens it listens on loopback only, where every caller may do everything, but for
-web pages.
+On --listen it serves GET /healthz, /readyz, /metrics, /v1/status and
+/v1/images/NAME/download, POST /v1/images/NAME/verify and /v1/images/NAME/cleanup,
+uploads with the protocol tus 1.0 at /v1/uploads, and the requests of other managers.
+Without TLS and tokens it listens on loopback only. There every local caller has the
+role admin, except web pages.
 
-With TLS, a certificate of the authority --tls-ca has the role peer, which may read;
-with the organization backing-image-manager:admin in its subject it has the role
-admin too, which may ask for deeds. --token-file holds one token for both roles, or
-a line of "peer TOKEN" or "admin TOKEN" each. /healthz and, but for
-the reasons, /readyz are for everybody. All of these files are read again when they
-change.`,
+With TLS, a client certificate of the authority --tls-ca has the role peer, which may
+read. If its subject has the organization backing-image-manager:admin, it also has
+the role admin, which may change state. --token-file contains one token for both
+roles, or lines of "peer TOKEN" and "admin TOKEN". /healthz and the status code of
+/readyz need no role. The daemon reads all of these files again when they change.`,
 		Example: `  backing-image-manager daemon --config-dir config --disk /var/lib/longhorn
   backing-image-manager daemon --config-dir /etc/images --node node1 --listen 10.0.0.1:8000 --token-file /etc/token
   backing-image-manager daemon --config-dir /etc/images --listen 10.0.0.1:8000 --tls-cert tls.crt --tls-key tls.key --tls-ca ca.crt`,
-		Args: exactly(),
+		Args: exactArgs(),
 	}
 	d.add(cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&d.listen, "listen", defaultListen, "answer HTTP at the `ADDR`; any other than loopback needs TLS, --token-file or --insecure")
-	flags.DurationVar(&d.interval, "interval", defaultInterval, "look at the directory and the disks at least this often")
-	flags.StringArrayVar(&d.fileRoots, "allow-file-root", nil, "images may be read from files below the `DIR`, and backups kept there; may be repeated")
-	flags.StringVar(&d.tokenFile, "token-file", "", "callers may show a token that the `FILE` holds")
-	addTLSFlags(cmd, &d.tls, "`FILE` with the certificate of this daemon, as PEM, for callers and for peers", "`FILE` with the authority that callers and peers have to have their certificates of, as PEM")
-	flags.BoolVar(&d.insecure, "insecure", false, "without TLS or a token, let everybody in who can connect")
-	flags.StringVar(&d.log.file, "log-file", "", "log to the `FILE` too, as JSON")
-	format := choiceFlag(cmd, "log-format", "", "format of the log on stderr; auto is text on a terminal and json elsewhere", "auto", "text", "json")
+	flags.StringVar(&d.listen, "listen", defaultListen, "serve HTTP on `ADDR`; an address other than loopback needs TLS, --token-file or --insecure")
+	flags.DurationVar(&d.interval, "interval", defaultInterval, "longest time between two rounds")
+	flags.StringArrayVar(&d.fileRoots, "allow-file-root", nil, "allow sources and backup targets that are files below `DIR`; may be repeated")
+	flags.StringVar(&d.tokenFile, "token-file", "", "`FILE` with the tokens of callers, and the token to send to peers")
+	addTLSFlags(cmd, &d.tls, "PEM `FILE` with the certificate of this daemon, as server and as client of peers", "PEM `FILE` with the authority of the certificates of callers and peers")
+	flags.BoolVar(&d.insecure, "insecure", false, "without TLS and tokens, give every caller that can connect the role admin")
+	flags.StringVar(&d.log.file, "log-file", "", "also log to `FILE`, as JSON")
+	format := choiceFlag(cmd, "log-format", "", "log format on stderr; auto is text on a terminal, otherwise json", "auto", "text", "json")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if d.log.format = format.word; format.word == "auto" {
 			d.log.format = ""
@@ -87,12 +87,12 @@ change.`,
 	return cmd
 }
 
-func (d *daemon) run(ctx context.Context) (err error) {
+func (d *daemonCmd) run(ctx context.Context) (err error) {
 	if err := errors.Join(d.resolve(), d.resolveRoots()); err != nil {
 		return err
 	}
 	if d.interval < minInterval {
-		return fmt.Errorf("--interval is %v: the least is %v", d.interval, minInterval)
+		return fmt.Errorf("--interval is %v: the minimum is %v", d.interval, minInterval)
 	}
 	if err := d.tls.CheckServer(); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	}
 	listener, err := net.Listen("tcp", d.listen)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("listen on %s: somebody does already: stop that one if it is a daemon for these disks, or give another address with --listen", d.listen)
+		return fmt.Errorf("listen on %s: the address is in use: stop the other program if it is a daemon for these disks, or choose another address with --listen", d.listen)
 	}
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", d.listen, err)
@@ -126,8 +126,8 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	return d.serve(ctx, loop, s, listener, log)
 }
 
-// resolveRoots makes the roots what the paths of sources are: absolute.
-func (d *daemon) resolveRoots() error {
+// resolveRoots makes the roots absolute, as the paths of sources are.
+func (d *daemonCmd) resolveRoots() error {
 	for i, root := range d.fileRoots {
 		abs, err := filepath.Abs(root)
 		if err != nil {
@@ -138,12 +138,12 @@ func (d *daemon) resolveRoots() error {
 	return nil
 }
 
-// serve runs loop and server until ctx is done or one of them fails.
-func (d *daemon) serve(ctx context.Context, loop *reconcile.Loop, s *http.Server, l net.Listener, log *slog.Logger) error {
+// serve runs the loop and the server until ctx is done or one of them fails.
+func (d *daemonCmd) serve(ctx context.Context, loop *reconcile.Loop, s *http.Server, l net.Listener, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	all, ctx := errgroup.WithContext(ctx)
-	s.BaseContext = func(net.Listener) context.Context { return ctx } // nobody who waits for news holds up the end
+	s.BaseContext = func(net.Listener) context.Context { return ctx } // ends the long polls of peers at shutdown
 	all.Go(func() error {
 		defer cancel()
 		return loop.Run(ctx)
@@ -151,7 +151,7 @@ func (d *daemon) serve(ctx context.Context, loop *reconcile.Loop, s *http.Server
 	all.Go(func() error {
 		serve := s.Serve
 		if s.TLSConfig != nil {
-			serve = func(l net.Listener) error { return s.ServeTLS(l, "", "") } // the config has the certificate
+			serve = func(l net.Listener) error { return s.ServeTLS(l, "", "") } // TLSConfig has the certificate
 		}
 		if err := serve(l); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("serve %s: %w", d.listen, err)
@@ -160,11 +160,11 @@ func (d *daemon) serve(ctx context.Context, loop *reconcile.Loop, s *http.Server
 	})
 	all.Go(func() error {
 		<-ctx.Done()
-		log.Info("stopping; what was transferred is kept")
+		log.Info("stopping; incomplete transfers are kept")
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 		defer cancel()
 		if s.Shutdown(end) != nil {
-			return s.Close() // somebody asks very slowly
+			return s.Close() // a slow request is still open
 		}
 		return nil
 	})

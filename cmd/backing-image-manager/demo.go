@@ -34,7 +34,7 @@ the images, and runs the commands that you would run: what would change, do it, 
 at it; then the same after the configuration changed. Takes a few seconds, needs no
 rights, and leaves nothing behind but what --dir keeps.`,
 		Example: "  backing-image-manager demo\n  backing-image-manager demo --dir /tmp/demo",
-		Args:    exactly(),
+		Args:    exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			signal.Ignore(syscall.SIGPIPE) // a reader that has gone ends it by an error, so that the folder is removed
 			folder, remove, err := demoFolder(dir)

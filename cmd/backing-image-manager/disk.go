@@ -7,15 +7,16 @@ import (
 	"io/fs"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"github.com/spf13/cobra"
 )
 
 func newDisk() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "disk",
-		Short:   "Initialise a disk, or check what lies on it",
+		Short:   "Initialise or check a disk",
 		Example: "  backing-image-manager disk init /var/lib/longhorn\n  backing-image-manager disk check /var/lib/longhorn",
 	}
 	cmd.AddCommand(newDiskInit(), newDiskCheck())
@@ -26,11 +27,11 @@ func newDiskInit() *cobra.Command {
 	return &cobra.Command{
 		Use:   "init PATH",
 		Short: "Give a folder the identity of a disk",
-		Long: `Writes longhorn-disk.cfg with a new identity into the folder PATH, which has to
-be there: a disk that is not mounted must not be taken for an empty one. A disk
-that has an identity keeps it. The identity is printed.`,
+		Long: `Writes longhorn-disk.cfg with a new identity into the folder PATH, and prints the
+identity. PATH must exist: otherwise the mount point of an unmounted disk could
+become a disk. A disk that has an identity keeps it.`,
 		Example: "  backing-image-manager disk init /var/lib/longhorn",
-		Args:    exactly("PATH"),
+		Args:    exactArgs("PATH"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			uuid, err := disk.Init(args[0])
 			if errors.Is(err, fs.ErrNotExist) {
@@ -45,46 +46,40 @@ that has an identity keeps it. The identity is printed.`,
 	}
 }
 
-// diskReport is what disk check says of a disk. It is a stable interface; sizes
-// are in bytes.
+// diskReport is the result of disk check. Its JSON is a stable interface; sizes are in
+// bytes.
 type diskReport struct {
-	Path    string       `json:"path"`
-	UUID    string       `json:"uuid"`
-	Total   int64        `json:"total"`
-	Free    int64        `json:"free"`
-	Copies  []copyReport `json:"copies"`
-	Foreign []string     `json:"foreign"` // not ours, left alone
-	// Problems are what is wrong, in words; none: the disk is in order.
-	Problems []string `json:"problems"`
+	Path      string       `json:"path"`
+	UUID      string       `json:"uuid"`
+	Total     int64        `json:"total"`
+	Free      int64        `json:"free"`
+	Copies    []copyReport `json:"copies"`
+	Unmanaged []string     `json:"foreign"` // folders that this program ignores
+	Problems  []string     `json:"problems"`
 }
 
+// copyReport is one copy. The fields that it repeats are always present in its JSON.
 type copyReport struct {
-	Name      string      `json:"name"`
-	UUID      string      `json:"uuid"`
-	State     disk.State  `json:"state"`
-	Message   string      `json:"message,omitempty"`
-	Size      int64       `json:"size"`
-	RealSize  int64       `json:"realSize"`
-	Format    disk.Format `json:"format,omitempty"`
-	SHA512    disk.Digest `json:"sha512"`
-	Owned     bool        `json:"owned"`
-	PartBytes int64       `json:"partBytes,omitempty"`
-	InUse     string      `json:"inUse,omitempty"`
+	disk.Copy
+	Size     int64       `json:"size"`
+	RealSize int64       `json:"realSize"`
+	SHA512   disk.Digest `json:"sha512"`
+	Owned    bool        `json:"owned"`
+	InUse    string      `json:"inUse,omitempty"` // the replicas that use it
 }
 
 func newDiskCheck() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check PATH",
-		Short: "Say what lies on a disk and what is wrong with it",
-		Long: `Prints the identity of the disk at PATH, its space, the copies on it, and what is
-not ours. Image data is not read (backing-image verify does), nothing is changed,
-and a running daemon is not disturbed.
+		Short: "Print the content and the problems of a disk",
+		Long: `Prints the identity of the disk at PATH, its space, its copies, and the folders that
+this program does not manage. It reads metadata only (backing-image verify reads the
+image data), changes nothing, and does not disturb a running daemon.
 
-Exit status: 1 when something is wrong: no disk, a copy that failed or that nothing
-vouches for, or metadata of replicas that cannot be read, which keeps every copy of
-the disk from being cleaned up.`,
+Exit status: 1 if there is a problem: no disk, a failed or unverified copy, or
+unreadable metadata of a replica, which prevents all clean-ups on the disk.`,
 		Example: "  backing-image-manager disk check /var/lib/longhorn\n  backing-image-manager disk check /var/lib/longhorn -o json",
-		Args:    exactly("PATH"),
+		Args:    exactArgs("PATH"),
 	}
 	format := outputFlag(cmd, "text", "json")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -97,7 +92,7 @@ the disk from being cleaned up.`,
 		} else {
 			_, err = io.WriteString(cmd.OutOrStdout(), r.text())
 		}
-		return errors.Join(err, r.verdict())
+		return errors.Join(err, r.err())
 	}
 	return cmd
 }
@@ -107,7 +102,7 @@ func checkDisk(path string) (diskReport, error) {
 	if err != nil {
 		return diskReport{}, err
 	}
-	defer d.Close() // only read from: nothing to lose
+	defer d.Close() // it was only read, so the error does not matter
 	listing, err := d.List()
 	if err != nil {
 		return diskReport{}, err
@@ -119,7 +114,7 @@ func checkDisk(path string) (diskReport, error) {
 	users := d.Users()
 	r := diskReport{
 		Path: d.Path(), UUID: d.UUID(), Total: space.Total, Free: space.Free,
-		Copies: []copyReport{}, Foreign: append([]string{}, listing.Unmanaged...), Problems: []string{},
+		Copies: []copyReport{}, Unmanaged: append([]string{}, listing.Unmanaged...), Problems: []string{},
 	}
 	if err := users.Err(); err != nil {
 		r.Problems = append(r.Problems, "cannot determine what is in use: "+err.Error())
@@ -131,14 +126,11 @@ func checkDisk(path string) (diskReport, error) {
 }
 
 func (r *diskReport) add(c disk.Copy, users disk.Users) {
-	r.Copies = append(r.Copies, copyReport{
-		Name: c.ID.Name, UUID: c.ID.UUID, State: c.State, Message: c.Message, Size: c.Size, RealSize: c.RealSize,
-		Format: c.Format, SHA512: c.SHA512, Owned: c.Owned, PartBytes: c.PartBytes, InUse: strings.Join(users.Replicas(c.ID), ", "),
-	})
+	r.Copies = append(r.Copies, copyReport{c, c.Size, c.RealSize, c.SHA512, c.Owned, strings.Join(users.Replicas(c.ID), ", ")})
 	if c.State == disk.Failed || c.State == disk.Unknown {
-		problem := fmt.Sprintf("%s is %s: %s", c.ID, c.State, c.Message)
+		problem := c.String()
 		if c.State == disk.Unknown && !c.Owned {
-			problem += "; declared with that uuid, it is read once and adopted"
+			problem += "; if an image with this uuid is declared, it is verified once and adopted"
 		}
 		r.Problems = append(r.Problems, problem)
 	}
@@ -153,8 +145,8 @@ func (r diskReport) text() string {
 	for _, c := range r.Copies {
 		rows = append(rows, []string{"copy", c.text()})
 	}
-	for _, f := range r.Foreign {
-		rows = append(rows, []string{"foreign", f + " (left alone)"})
+	for _, folder := range r.Unmanaged {
+		rows = append(rows, []string{"unmanaged", folder})
 	}
 	for _, p := range r.Problems {
 		rows = append(rows, []string{"problem", p})
@@ -163,12 +155,12 @@ func (r diskReport) text() string {
 }
 
 func (c copyReport) text() string {
-	parts := []string{c.Name + "-" + c.UUID, string(c.State)}
+	parts := []string{c.ID.String(), string(c.State)}
 	switch {
 	case c.Size > 0:
 		parts = append(parts, fmt.Sprintf("%s (%s on disk)", report.Size(c.Size), report.Size(c.RealSize)))
 	case c.PartBytes > 0:
-		parts = append(parts, "a part of "+report.Size(c.PartBytes))
+		parts = append(parts, "partial file of "+report.Size(c.PartBytes))
 	}
 	if c.Format != "" {
 		parts = append(parts, string(c.Format))
@@ -182,7 +174,8 @@ func (c copyReport) text() string {
 	return strings.Join(parts, ", ")
 }
 
-func (r diskReport) verdict() error {
+// err returns an error if the disk has problems.
+func (r diskReport) err() error {
 	switch n := len(r.Problems); n {
 	case 0:
 		return nil

@@ -12,6 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
@@ -19,8 +22,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 )
 
 func newImageDownload() *cobra.Command {
@@ -28,85 +29,85 @@ func newImageDownload() *cobra.Command {
 	to := &destination{}
 	cmd := &cobra.Command{
 		Use:   "download NAME FILE [--disk PATH | --url URL] [flags]",
-		Short: "Write an image out to a file",
+		Short: "Write an image to a file",
 		Long: `Copies the ready image NAME to FILE, from a daemon, or with --disk from a disk. Zeros
-are not sent, and FILE has holes for them. Every chunk is checked as it comes, and the
-checksum of the whole at the end: only then FILE appears. Until then what came is in
-FILE.image-part. Whatever ends the download, the same command goes on from there.
+are not transferred, and become holes in FILE. Each chunk is verified when it arrives,
+and the digest of the image at the end. Only then FILE appears. Until then the data is
+in FILE.image-part. After an interruption, the same command resumes the download.
 
-FILE "-" is the standard output. NAME may be <name>-<uuid> too; alone it is the declared
-generation. --compress packs what is written, and appends .gz or .zst to FILE if it does
-not end so.
+FILE "-" is the standard output. NAME alone selects the declared generation; it may
+also be <name>-<uuid>. --compress compresses FILE, and appends .gz or .zst to its name
+if that is missing.
 
-The same can be had without this program from the daemon's address
+The daemon also serves the image to other HTTP clients at
 /v1/images/NAME/download, with ranges, or with ?compress=gzip or zstd.`,
 		Example: `  backing-image-manager backing-image download parrot parrot.raw
   backing-image-manager backing-image download parrot parrot.raw --compress zstd --url https://node1:8000 --token-file token
   backing-image-manager backing-image download parrot - --disk /var/lib/longhorn | ssh host 'cat >parrot.raw'
   curl -o parrot.raw -C - http://localhost:8000/v1/images/parrot/download`,
-		Args: exactly("NAME", "FILE"),
+		Args: exactArgs("NAME", "FILE"),
 	}
 	f.add(cmd)
 	f.addOn(cmd)
-	cmd.Flags().BoolVar(&to.Replace, "force", false, "replace FILE if it is there")
-	packing := choiceFlag(cmd, "compress", "", "pack what is written", "none", "gzip", "zstd")
+	cmd.Flags().BoolVar(&to.Replace, "force", false, "replace FILE if it exists")
+	compress := choiceFlag(cmd, "compress", "", "compression of FILE", "none", "gzip", "zstd")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if packing.word != "none" {
-			to.Packing = outfile.Packing(packing.word)
+		if compress.word != "none" {
+			to.Packing = outfile.Packing(compress.word)
 		}
 		to.Path, to.out = args[1], cmd.OutOrStdout()
 		if err := to.prepare(); err != nil {
 			return err
 		}
-		from, err := f.supply(cmd.Context(), args[0])
+		source, err := f.openImage(cmd.Context(), args[0])
 		if err != nil {
 			return err
 		}
-		err = to.take(cmd.Context(), from, newProgress(cmd.ErrOrStderr()))
-		return errors.Join(err, from.close())
+		err = to.write(cmd.Context(), source, newProgress(cmd.ErrOrStderr()))
+		return errors.Join(err, source.close())
 	}
 	return cmd
 }
 
-// supply is an image that can be had.
-type supply interface {
-	// what says which image it is, and how it is to be shown.
-	what() offered
-	// manifest returns the manifest, for which file makes a place; nil: there is none.
-	manifest(ctx context.Context, file func() (*os.File, error)) (*disk.Manifest, error)
-	// chunks hands over all chunks from first on, nil for zeros.
+// imageSource is a ready image to download.
+type imageSource interface {
+	info() imageInfo
+	// manifest returns the chunk manifest, or nil if there is none. newFile creates the
+	// file to store it in.
+	manifest(ctx context.Context, newFile func() (*os.File, error)) (*disk.Manifest, error)
+	// chunks calls put for each chunk, beginning with first. A chunk of zeros is nil.
 	chunks(ctx context.Context, m *disk.Manifest, first int64, put func([]byte) error) error
 	close() error
 }
 
-// offered is what a supply has.
-type offered struct {
+// imageInfo identifies a ready image.
+type imageInfo struct {
 	disk.ID
-	place  string
+	disk   string
 	size   int64
 	sha512 disk.Digest
 }
 
-// supply finds the image that answers to a name.
-func (f *imageFlags) supply(ctx context.Context, name string) (supply, error) {
+// openImage opens the image with a name, on a disk or at a daemon.
+func (f *imageFlags) openImage(ctx context.Context, name string) (imageSource, error) {
 	if len(f.disks) == 0 {
-		return openFarSupply(ctx, f.daemonFlags, name, f.on)
+		return openRemote(ctx, f.daemonFlags, name, f.on)
 	}
-	return openNearSupply(f.disks, name, f.on)
+	return openLocal(f.disks, name, f.on)
 }
 
-// destination is where an image is written out to.
+// destination is the file or the stream that an image is written to.
 type destination struct {
 	outfile.Target // Path "-": out
 	out            io.Writer
 }
 
-// otherNames are those of the standard output besides "-". Where that goes to a file, it
-// would be taken for a file that is in the way.
-var otherNames = []string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
+// stdoutNames are the other names of the standard output. If it is redirected to a file,
+// these names would look like a file that exists already.
+var stdoutNames = []string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
 func (d *destination) prepare() error {
-	if slices.Contains(otherNames, d.Path) {
+	if slices.Contains(stdoutNames, d.Path) {
 		d.Path = "-"
 	}
 	switch d.Path {
@@ -114,74 +115,74 @@ func (d *destination) prepare() error {
 		return errors.New("FILE is empty: name the file, or write - for the standard output")
 	case "-":
 		if _, tty := terminal(d.out); tty {
-			return errors.New("an image is not for a terminal: redirect the output, or name a file")
+			return errors.New("will not write an image to a terminal: redirect the output, or name a file")
 		}
 		return nil
 	}
 	if ending := d.Packing.Extension(); !strings.HasSuffix(d.Path, ending) {
 		d.Path += ending
 	}
-	return replaceable(d.Check())
+	return suggestForce(d.Check())
 }
 
-// replaceable says what to do about a file that is there.
-func replaceable(err error) error {
+// suggestForce adds advice to the error for a file that exists.
+func suggestForce(err error) error {
 	if _, ok := errors.AsType[*outfile.ExistsError](err); ok {
 		return fmt.Errorf("%w: remove it, or replace it with --force", err)
 	}
 	return err
 }
 
-// take writes the image, and says what is left of it if that fails.
-func (d *destination) take(ctx context.Context, from supply, show *progress) error {
-	image, counted := from.what(), &fetch.Progress{}
-	counted.Total.Store(image.size)
-	defer show.follow(oneTransfer(reconcile.Download, image.ID, image.place, counted))()
+// write writes the image. After an interruption the error is a *resumableError.
+func (d *destination) write(ctx context.Context, source imageSource, bars *progress) error {
+	image, p := source.info(), &fetch.Progress{}
+	p.Total.Store(image.size)
+	defer bars.watch(singleTransfer(reconcile.Download, image.ID, image.disk, p))()
 	w := outfile.Stream(d.out, d.Packing, image.size)
 	if d.Path != "-" {
 		var err error
 		if w, err = outfile.Create(d.Target, image.size); err != nil {
-			return replaceable(err)
+			return suggestForce(err)
 		}
 	}
-	err := d.fill(ctx, from, w, counted)
+	err := d.fill(ctx, source, w, p)
 	if err == nil {
 		err = w.Commit(image.sha512)
 		if _, wrong := errors.AsType[*disk.ChecksumError](err); wrong {
-			err = &damagedError{fmt.Sprintf("%s on %s", image.ID, image.place), err}
+			err = &damagedError{fmt.Sprintf("%s on %s", image.ID, image.disk), err}
 		}
 	}
-	err = errors.Join(replaceable(err), w.Close())
+	err = errors.Join(suggestForce(err), w.Close())
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		err = errors.New("stopped")
 	}
 	if _, statErr := os.Stat(d.PartialPath()); err != nil && d.Path != "-" && statErr == nil {
-		return &keptError{err, d.PartialPath(), w.Offset(), image.size}
+		return &resumableError{err, d.PartialPath(), w.Offset(), image.size}
 	}
 	return err
 }
 
-func (d *destination) fill(ctx context.Context, from supply, w *outfile.Writer, counted *fetch.Progress) error {
-	m, err := from.manifest(ctx, d.unnamed)
+func (d *destination) fill(ctx context.Context, source imageSource, w *outfile.Writer, p *fetch.Progress) error {
+	m, err := source.manifest(ctx, d.newTempFile)
 	if err != nil {
 		return err
 	}
 	if m != nil {
-		defer m.Close() // only read from
+		defer m.Close() // it was only read, so the error does not matter
 	}
-	if err := w.Resume(ctx, m, func(n int64) { counted.Done.Add(n) }); err != nil {
+	if err := w.Resume(ctx, m, func(n int64) { p.Done.Add(n) }); err != nil {
 		return err
 	}
-	return from.chunks(ctx, m, w.Next(), func(chunk []byte) error {
+	return source.chunks(ctx, m, w.Next(), func(chunk []byte) error {
 		err := w.Put(chunk)
-		counted.Done.Store(w.Offset())
+		p.Done.Store(w.Offset())
 		return err
 	})
 }
 
-// unnamed makes a file that nobody else sees, beside FILE where that is possible: memory
-// must not grow with the image.
-func (d *destination) unnamed() (*os.File, error) {
+// newTempFile creates an unnamed file, beside FILE if the file system can do that. The
+// manifest is stored there, because it grows with the image and memory must not.
+func (d *destination) newTempFile() (*os.File, error) {
 	folder := filepath.Dir(d.Path)
 	if d.Path == "-" {
 		folder = os.TempDir()
@@ -191,34 +192,35 @@ func (d *destination) unnamed() (*os.File, error) {
 		fd, err = unix.MemfdCreate("manifest", unix.MFD_CLOEXEC)
 	}
 	if err != nil {
-		return nil, &os.PathError{Op: "make a file in", Path: folder, Err: err}
+		return nil, &os.PathError{Op: "create a file in", Path: folder, Err: err}
 	}
 	return os.NewFile(uintptr(fd), "manifest"), nil
 }
 
-// keptError says that a download can go on later.
-type keptError struct {
+// resumableError is the error of a download that the same command can resume.
+type resumableError struct {
 	error
-	part       string
+	partial    string // the path of the partial file
 	done, size int64
 }
 
-func (e *keptError) Unwrap() error { return e.error }
+func (e *resumableError) Unwrap() error { return e.error }
 
-func (e *keptError) hint() string {
-	return fmt.Sprintf("%s of %s are in %s: the same command goes on from there", report.Size(e.done), report.Size(e.size), e.part)
+// Hint says how to resume.
+func (e *resumableError) Hint() (hint string, ok bool) {
+	return fmt.Sprintf("%s of %s are in %s: the same command resumes the download", report.Size(e.done), report.Size(e.size), e.partial), true
 }
 
-// farSupply is an image on the disks of a daemon's node. It is asked for as other nodes
-// do, by chunks that the manifest tells to be right.
-type farSupply struct {
-	offered
+// remoteImage is an image on the disks of a daemon's node. It is read by the peer protocol,
+// chunk by chunk, and each chunk is verified against the manifest.
+type remoteImage struct {
+	imageInfo
 	client  *peer.Client
-	sources []peer.Source
-	wrong   map[string]bool // disks that sent what is not right
+	copies  []peer.Source
+	damaged map[string]bool // disks that sent wrong bytes
 }
 
-func openFarSupply(ctx context.Context, daemon daemonFlags, name string, on []string) (*farSupply, error) {
+func openRemote(ctx context.Context, daemon daemonFlags, name string, on []string) (*remoteImage, error) {
 	client, err := daemon.client()
 	if err != nil {
 		return nil, err
@@ -227,29 +229,29 @@ func openFarSupply(ctx context.Context, daemon daemonFlags, name string, on []st
 	if err != nil {
 		return nil, err
 	}
-	image, copies, err := pickReady(status, name, on)
+	image, copies, err := findReady(status, name, on)
 	if err != nil {
 		return nil, err
 	}
 	token, config := client.Credentials()
 	first := copies[0]
-	s := &farSupply{
-		offered: offered{disk.ID{Name: image.Name, UUID: image.UUID}, report.DiskName(first), first.Size, first.SHA512},
-		client:  peer.NewCLIClient(token, config), wrong: map[string]bool{},
+	r := &remoteImage{
+		imageInfo: imageInfo{disk.ID{Name: image.Name, UUID: image.UUID}, report.DiskName(first), first.Size, first.SHA512},
+		client:    peer.NewCLIClient(token, config), damaged: map[string]bool{},
 	}
-	for _, on := range copies {
-		if on.SHA512 == first.SHA512 {
-			s.sources = append(s.sources, peer.Source{
-				Address: peer.Address{Node: status.Node, URL: client.URL()}, Disk: on.Disk, ID: s.ID, ManifestDigest: on.Chunks,
+	for _, c := range copies {
+		if c.SHA512 == first.SHA512 {
+			r.copies = append(r.copies, peer.Source{
+				Address: peer.Address{Node: status.Node, URL: client.URL()}, Disk: c.Disk, ID: r.ID, ManifestDigest: c.Chunks,
 			})
 		}
 	}
-	return s, nil
+	return r, nil
 }
 
-// pickReady returns the image that answers to a name, and its ready copies on the node
-// that was asked, of which there is one at least.
-func pickReady(s reconcile.Status, name string, on []string) (reconcile.ImageStatus, []reconcile.CopyStatus, error) {
+// findReady returns the image with a name, and its ready copies on the daemon's node. There
+// is at least one, or an error says why there is none.
+func findReady(s reconcile.Status, name string, on []string) (reconcile.ImageStatus, []reconcile.CopyStatus, error) {
 	var found []reconcile.ImageStatus
 	for _, image := range s.Images {
 		id := disk.ID{Name: image.Name, UUID: image.UUID}
@@ -259,46 +261,45 @@ func pickReady(s reconcile.Status, name string, on []string) (reconcile.ImageSta
 		}
 	}
 	if len(found) == 0 {
-		return reconcile.ImageStatus{}, nil, fmt.Errorf("no image %s: node %s knows of none%s", name, s.Node, onText(on))
+		where := ""
+		if len(on) > 0 {
+			where = " on " + strings.Join(on, ", ")
+		}
+		return reconcile.ImageStatus{}, nil, fmt.Errorf("no image %s: node %s has none of that name%s", name, s.Node, where)
 	}
 	image := slices.MinFunc(found, report.CompareGenerations)
 	ready := slices.DeleteFunc(slices.Clone(image.Copies), func(c reconcile.CopyStatus) bool {
 		return c.Node != s.Node || c.State != disk.Ready || c.Leaving || c.Chunks.IsZero()
 	})
 	if len(ready) == 0 {
-		return image, nil, nothingReady(s, image)
+		return image, nil, noReadyCopy(s, image)
 	}
 	return image, ready, nil
 }
 
-func onText(on []string) string {
-	if len(on) == 0 {
-		return ""
-	}
-	return " on " + strings.Join(on, ", ")
-}
-
-// nothingReady says why the asked node has nothing to give, and who has.
-func nothingReady(s reconcile.Status, image reconcile.ImageStatus) error {
+// noReadyCopy says why the daemon's node has no copy to download, and which nodes have one.
+func noReadyCopy(s reconcile.Status, image reconcile.ImageStatus) error {
 	id := disk.ID{Name: image.Name, UUID: image.UUID}
-	var here, there []string
+	var own, others []string
 	for _, c := range image.Copies {
 		switch {
 		case c.Node == s.Node && c.State == disk.Ready && c.Leaving:
-			here = append(here, c.Disk+" is about to remove it")
+			own = append(own, "the copy on "+c.Disk+" has a pending deletion")
 		case c.Node == s.Node && c.State == disk.Ready:
-			here = append(here, "the chunk manifest on "+c.Disk+" has yet to be made")
+			own = append(own, "the copy on "+c.Disk+" has no chunk manifest yet")
 		case c.Node == s.Node:
-			here = append(here, strings.TrimSuffix(fmt.Sprintf("%s on %s: %s", c.State, c.Disk, report.OneLine(c.Message)), ": "))
+			own = append(own, strings.TrimSuffix(fmt.Sprintf("%s on %s: %s", c.State, c.Disk, report.OneLine(c.Message)), ": "))
 		case c.State == disk.Ready && !c.Leaving:
-			there = append(there, report.DiskName(c)+" has it: ask its daemon"+askAt(s, c.Node))
+			others = append(others, report.DiskName(c)+" has a ready copy: call its daemon"+urlOf(s, c.Node))
 		}
 	}
-	why := cmp.Or(strings.Join(here, "; "), report.OneLine(image.Message), "it has no copy")
-	return errors.New(strings.Join(append([]string{fmt.Sprintf("%s is not ready on node %s: %s", id, s.Node, why)}, there...), "; "))
+	why := cmp.Or(strings.Join(own, "; "), report.OneLine(image.Message), "it has no copy")
+	return errors.New(strings.Join(append([]string{fmt.Sprintf("%s is not ready on node %s: %s", id, s.Node, why)}, others...), "; "))
 }
 
-func askAt(s reconcile.Status, node string) string {
+// urlOf returns the flag --url for the daemon of a node, or nothing if its address is
+// unknown.
+func urlOf(s reconcile.Status, node string) string {
 	for _, p := range s.Peers {
 		if p.Node == node && p.Address != "" {
 			return " with --url " + redact.URL(p.Address)
@@ -307,125 +308,124 @@ func askAt(s reconcile.Status, node string) string {
 	return ""
 }
 
-func (s *farSupply) what() offered { return s.offered }
+func (r *remoteImage) info() imageInfo { return r.imageInfo }
 
-func (s *farSupply) pull() *peer.Pull {
+func (r *remoteImage) pull() *peer.Pull {
 	return &peer.Pull{
-		Client: s.client, Sources: func() []peer.Source { return s.sources }, MaxBackoff: time.Second, Final: s.final,
+		Client: r.client, Sources: func() []peer.Source { return r.copies }, MaxBackoff: time.Second, Final: r.isFinal,
 	}
 }
 
-// final reports whether all copies that there are have turned out to be damaged.
-func (s *farSupply) final(err error) bool {
+// isFinal reports whether all copies have sent wrong bytes.
+func (r *remoteImage) isFinal(err error) bool {
 	if wrong, ok := errors.AsType[*peer.InvalidDataError](err); ok {
-		s.wrong[wrong.Disk] = true
+		r.damaged[wrong.Disk] = true
 	}
-	return len(s.wrong) == len(s.sources)
+	return len(r.damaged) == len(r.copies)
 }
 
-func (s *farSupply) manifest(ctx context.Context, file func() (*os.File, error)) (*disk.Manifest, error) {
-	m, err := s.pull().Manifest(ctx, s.size, func(r io.Reader, size int64, want disk.Digest) (*disk.Manifest, error) {
-		f, err := file()
+func (r *remoteImage) manifest(ctx context.Context, newFile func() (*os.File, error)) (*disk.Manifest, error) {
+	m, err := r.pull().Manifest(ctx, r.size, func(body io.Reader, size int64, want disk.Digest) (*disk.Manifest, error) {
+		f, err := newFile()
 		if err != nil {
 			return nil, err
 		}
-		return disk.ReceiveManifest(f, r, size, want)
+		return disk.ReceiveManifest(f, body, size, want)
 	})
-	return m, s.explain(err)
+	return m, r.explain(err)
 }
 
-func (s *farSupply) chunks(ctx context.Context, m *disk.Manifest, first int64, put func([]byte) error) error {
-	return s.explain(s.pull().Chunks(ctx, m, first, func(_ int64, chunk []byte) error { return put(chunk) }))
+func (r *remoteImage) chunks(ctx context.Context, m *disk.Manifest, first int64, put func([]byte) error) error {
+	return r.explain(r.pull().Chunks(ctx, m, first, func(_ int64, chunk []byte) error { return put(chunk) }))
 }
 
-func (s *farSupply) explain(err error) error {
+func (r *remoteImage) explain(err error) error {
 	if _, ok := errors.AsType[*peer.InvalidDataError](err); ok {
-		return &damagedError{s.ID.String(), err}
+		return &damagedError{r.ID.String(), err}
 	}
 	return err
 }
 
-func (s *farSupply) close() error {
-	s.client.Close()
+func (r *remoteImage) close() error {
+	r.client.Close()
 	return nil
 }
 
-// nearSupply is an image on a disk, without a daemon.
-type nearSupply struct {
-	shelves []shelf
-	copy    shelved
-	r       *disk.Reader
+// localImage is an image on a disk without a daemon.
+type localImage struct {
+	disks []offlineDisk
+	copy  localCopy
+	r     *disk.Reader
 }
 
-func openNearSupply(paths []string, name string, on []string) (*nearSupply, error) {
-	shelves, err := openShelves(paths)
+func openLocal(paths []string, name string, on []string) (*localImage, error) {
+	disks, err := openDisks(paths)
 	if err != nil {
 		return nil, err
 	}
-	s := &nearSupply{shelves: shelves}
-	copies, err := named(shelves, name)
+	l := &localImage{disks: disks}
+	copies, err := findCopies(disks, name)
 	if err == nil && len(on) > 0 {
-		copies = slices.DeleteFunc(copies, func(c shelved) bool { return !slices.Contains(on, c.Path()) })
+		copies = slices.DeleteFunc(copies, func(c localCopy) bool { return !slices.Contains(on, c.Path()) })
 		if len(copies) == 0 {
-			err = fmt.Errorf("no image %q there", name)
+			err = fmt.Errorf("no image %q on %s", name, strings.Join(on, ", "))
 		}
 	}
 	if err == nil {
-		s.copy = pickCopy(copies)
-		err = s.copy.notReady()
+		l.copy = bestCopy(copies)
+		err = l.copy.checkReady()
 	}
 	if err == nil {
-		s.r, err = s.copy.Open(s.copy.ID)
+		l.r, err = l.copy.Open(l.copy.ID)
 	}
 	if err != nil {
-		return nil, errors.Join(err, closeShelves(shelves))
+		return nil, errors.Join(err, closeDisks(disks))
 	}
-	return s, nil
+	return l, nil
 }
 
-// pickCopy takes the copy that answers to a name, as in a list.
-func pickCopy(copies []shelved) shelved {
-	return slices.MinFunc(copies, func(a, b shelved) int { return report.CompareGenerations(asImage(a), asImage(b)) })
+// bestCopy returns the copy that a list would show for a name.
+func bestCopy(copies []localCopy) localCopy {
+	status := func(c localCopy) reconcile.ImageStatus {
+		return reconcile.ImageStatus{UUID: c.ID.UUID, Copies: []reconcile.CopyStatus{copyStatus(c.Path(), c.Copy, disk.Users{})}}
+	}
+	return slices.MinFunc(copies, func(a, b localCopy) int { return report.CompareGenerations(status(a), status(b)) })
 }
 
-// notReady says why there is nothing to read yet, and what leads on, or nil.
-func (s shelved) notReady() error {
-	c := copyOn(s.Path(), s.Copy, disk.Users{})
-	why := strings.TrimSuffix(fmt.Sprintf("%s: %s", c.State, report.OneLine(c.Message)), ": ")
-	switch c.State {
+// checkReady returns an error that says what to do if the copy is not ready.
+func (c localCopy) checkReady() error {
+	s := copyStatus(c.Path(), c.Copy, disk.Users{})
+	state := strings.TrimSuffix(fmt.Sprintf("%s: %s", s.State, report.OneLine(s.Message)), ": ")
+	switch s.State {
 	case disk.Ready:
 		return nil
 	case disk.Unknown:
-		return fmt.Errorf("%s is not ready: it is %s; backing-image verify reads it", s, why)
+		return fmt.Errorf("%s is not ready: it is %s; backing-image verify verifies it", c, state)
 	case disk.InProgress:
-		return fmt.Errorf("%s is not ready: only a part of it is there; a daemon or reconcile goes on with it", s)
+		return fmt.Errorf("%s is not ready: it is a partial file; a daemon or reconcile completes it", c)
 	}
-	return fmt.Errorf("%s is not ready: it is %s; a daemon or reconcile makes it anew, if it is declared", s, why)
+	return fmt.Errorf("%s is not ready: it is %s; a daemon or reconcile replaces it if it is declared", c, state)
 }
 
-func asImage(c shelved) reconcile.ImageStatus {
-	return reconcile.ImageStatus{UUID: c.ID.UUID, Copies: []reconcile.CopyStatus{copyOn(c.Path(), c.Copy, disk.Users{})}}
+func (l *localImage) info() imageInfo {
+	return imageInfo{l.copy.ID, l.copy.Path(), l.r.Size(), l.copy.SHA512}
 }
 
-func (s *nearSupply) what() offered {
-	return offered{s.copy.ID, s.copy.Path(), s.r.Size(), s.copy.SHA512}
-}
-
-func (s *nearSupply) manifest(context.Context, func() (*os.File, error)) (*disk.Manifest, error) {
-	m, err := s.copy.Manifest(s.copy.ID)
+func (l *localImage) manifest(context.Context, func() (*os.File, error)) (*disk.Manifest, error) {
+	m, err := l.copy.Manifest(l.copy.ID)
 	if errors.Is(err, disk.ErrNoManifest) {
-		return nil, nil // the checksum of the whole tells as well, only later
+		return nil, nil // the digest of the image detects damage, too, but only at the end
 	}
 	return m, err
 }
 
-func (s *nearSupply) chunks(ctx context.Context, m *disk.Manifest, first int64, put func([]byte) error) error {
+func (l *localImage) chunks(ctx context.Context, m *disk.Manifest, first int64, put func([]byte) error) error {
 	buf := make([]byte, disk.ChunkSize)
-	for n := first; n*disk.ChunkSize < s.r.Size(); n++ {
+	for n := first; n*disk.ChunkSize < l.r.Size(); n++ {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		chunk, err := s.chunk(m, n, buf)
+		chunk, err := l.chunk(m, n, buf)
 		if err == nil {
 			err = put(chunk)
 		}
@@ -433,33 +433,33 @@ func (s *nearSupply) chunks(ctx context.Context, m *disk.Manifest, first int64, 
 			return err
 		}
 	}
-	return s.r.Unchanged()
+	return l.r.Unchanged()
 }
 
-// chunk reads chunk n, of which a manifest may say that it is zeros.
-func (s *nearSupply) chunk(m *disk.Manifest, n int64, buf []byte) ([]byte, error) {
+// chunk reads chunk n, unless the manifest says that it consists of zeros.
+func (l *localImage) chunk(m *disk.Manifest, n int64, buf []byte) ([]byte, error) {
 	if m != nil {
 		if zero, err := m.IsZero(n); zero || err != nil {
 			return nil, err
 		}
 	}
-	chunk := buf[:min(disk.ChunkSize, s.r.Size()-n*disk.ChunkSize)]
-	if _, err := s.r.ReadAt(chunk, n*disk.ChunkSize); err != nil {
-		return nil, fmt.Errorf("read %s: %w", s.copy, err)
+	chunk := buf[:min(disk.ChunkSize, l.r.Size()-n*disk.ChunkSize)]
+	if _, err := l.r.ReadAt(chunk, n*disk.ChunkSize); err != nil {
+		return nil, fmt.Errorf("read %s: %w", l.copy, err)
 	}
 	if m == nil {
 		return chunk, nil
 	}
 	want, err := m.Hash(n)
 	if err == nil && disk.HashChunk(chunk) != want {
-		err = &damagedError{s.copy.String(), fmt.Errorf("chunk %d is not as its manifest says", n)}
+		err = &damagedError{l.copy.String(), fmt.Errorf("chunk %d does not match its manifest", n)}
 	}
 	return chunk, err
 }
 
-func (s *nearSupply) close() error { return errors.Join(s.r.Close(), closeShelves(s.shelves)) }
+func (l *localImage) close() error { return errors.Join(l.r.Close(), closeDisks(l.disks)) }
 
-// damagedError says that a copy that is called ready is not right.
+// damagedError says that a ready copy has wrong bytes.
 type damagedError struct {
 	copy string
 	err  error
@@ -468,3 +468,8 @@ type damagedError struct {
 func (e *damagedError) Error() string { return fmt.Sprintf("%s is damaged: %v", e.copy, e.err) }
 
 func (e *damagedError) Unwrap() error { return e.err }
+
+// Hint says how to replace the copy.
+func (e *damagedError) Hint() (hint string, ok bool) {
+	return "backing-image verify marks the copy as failed, and then it is replaced", true
+}

@@ -10,24 +10,25 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
 
-// prepareUsage makes every mistake on the command line one line of error that
-// proposes what was most likely meant, and gives each command its completions.
+// prepareUsage makes every usage error one line that suggests similar names, and completes
+// the settings that all commands share.
 func prepareUsage(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	root.SetFlagErrorFunc(explainFlag)
-	visit(root, func(cmd *cobra.Command) {
+	visitCommands(root, func(cmd *cobra.Command) {
 		cmd.DisableFlagsInUseLine = true
 		cmd.SuggestionsMinimumDistance = 2
 		if cmd.HasSubCommands() {
-			cmd.Args, cmd.RunE = explainCommand, needCommand
+			cmd.Args, cmd.RunE = rejectUnknown, requireCommand
 		}
 		if cmd.HasParent() && cmd.Parent().Name() == "completion" {
 			cmd.Example = "  source <(" + root.Name() + " completion " + cmd.Name() + ")"
@@ -36,21 +37,22 @@ func prepareUsage(root *cobra.Command) {
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 }
 
-func visit(cmd *cobra.Command, f func(*cobra.Command)) {
+// visitCommands calls f for cmd and all commands below it.
+func visitCommands(cmd *cobra.Command, f func(*cobra.Command)) {
 	f(cmd)
 	for _, sub := range cmd.Commands() {
-		visit(sub, f)
+		visitCommands(sub, f)
 	}
 }
 
-func explainCommand(cmd *cobra.Command, args []string) error {
+func rejectUnknown(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
 	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), didYouMean(cmd.SuggestionsFor(args[0])))
 }
 
-func needCommand(cmd *cobra.Command, _ []string) error {
+func requireCommand(cmd *cobra.Command, _ []string) error {
 	var names []string
 	for _, sub := range cmd.Commands() {
 		if sub.IsAvailableCommand() {
@@ -65,14 +67,15 @@ func explainFlag(cmd *cobra.Command, err error) error {
 	if !ok {
 		return err
 	}
-	// The flags as commands, since cobra knows which of them is near.
-	near := &cobra.Command{SuggestionsMinimumDistance: 2}
+	// cobra suggests commands only, so the flags become commands here.
+	flags := &cobra.Command{SuggestionsMinimumDistance: 2}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		near.AddCommand(&cobra.Command{Use: "--" + f.Name, Run: func(*cobra.Command, []string) {}})
+		flags.AddCommand(&cobra.Command{Use: "--" + f.Name, Run: func(*cobra.Command, []string) {}})
 	})
-	return fmt.Errorf("%w%s", err, didYouMean(near.SuggestionsFor("--"+unknown.GetSpecifiedName())))
+	return fmt.Errorf("%w%s", err, didYouMean(flags.SuggestionsFor("--"+unknown.GetSpecifiedName())))
 }
 
+// didYouMean is the end of an error that suggests names. It is empty without names.
 func didYouMean(names []string) string {
 	if len(names) == 0 {
 		return ""
@@ -80,8 +83,8 @@ func didYouMean(names []string) string {
 	return fmt.Sprintf(": did you mean %s?", strings.Join(names, " or "))
 }
 
-// exactly asks for one argument for each of the names.
-func exactly(names ...string) cobra.PositionalArgs {
+// exactArgs requires one argument for each of the names.
+func exactArgs(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == len(names) {
 			return nil
@@ -94,7 +97,7 @@ func exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// choice is the value of a flag that is one of a few words.
+// choice is the value of a flag that must be one of a few words.
 type choice struct {
 	word    string
 	allowed []string
@@ -102,22 +105,21 @@ type choice struct {
 
 func (c *choice) String() string { return c.word }
 
-// Type is what the help shows as the value.
+// Type is the name of the value in the help.
 func (c *choice) Type() string { return strings.Join(c.allowed, "|") }
 
-// Set takes one of the allowed words.
+// Set accepts one of the allowed words.
 func (c *choice) Set(word string) error {
 	if !slices.Contains(c.allowed, word) {
-		return fmt.Errorf("has to be one of %s", strings.Join(c.allowed, ", "))
+		return fmt.Errorf("must be one of %s", strings.Join(c.allowed, ", "))
 	}
 	c.word = word
 	return nil
 }
 
-// outputFlag adds -o with the formats that a command knows; the first is the
-// default.
+// outputFlag adds -o with the formats of a command. The first one is the default.
 func outputFlag(cmd *cobra.Command, formats ...string) *choice {
-	return choiceFlag(cmd, "output", "o", "format of what is printed", formats...)
+	return choiceFlag(cmd, "output", "o", "output format", formats...)
 }
 
 func choiceFlag(cmd *cobra.Command, name, short, usage string, allowed ...string) *choice {
@@ -130,17 +132,17 @@ func choiceFlag(cmd *cobra.Command, name, short, usage string, allowed ...string
 	return c
 }
 
-// addTLSFlags adds the flags for the TLS files, with the usage of the certificate and of the
-// authority.
+// addTLSFlags adds the flags for the TLS files, with the usage texts of the certificate and
+// of the authority.
 func addTLSFlags(cmd *cobra.Command, f *auth.TLSFiles, cert, ca string) {
 	cmd.Flags().StringVar(&f.Cert, "tls-cert", "", cert)
-	cmd.Flags().StringVar(&f.Key, "tls-key", "", "`FILE` with the key of --tls-cert, as PEM")
+	cmd.Flags().StringVar(&f.Key, "tls-key", "", "PEM `FILE` with the private key of --tls-cert")
 	cmd.Flags().StringVar(&f.CA, "tls-ca", "", ca)
 }
 
 const defaultURL = "http://localhost:8000"
 
-// daemonFlags name the daemon that a command calls, and what it presents there.
+// daemonFlags name the daemon that a command calls, and the credentials for it.
 type daemonFlags struct {
 	url       string
 	tokenFile string
@@ -150,7 +152,7 @@ type daemonFlags struct {
 func (f *daemonFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.url, "url", defaultURL, "`URL` of the daemon")
 	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "`FILE` with the token to send to the daemon")
-	addTLSFlags(cmd, &f.tls, "`FILE` with the certificate to present to the daemon, as PEM", "`FILE` with the authority of the daemon's certificate, as PEM (default: those of the system)")
+	addTLSFlags(cmd, &f.tls, "PEM `FILE` with the client certificate", "PEM `FILE` with the authority of the daemon's certificate (default: the authorities of the system)")
 }
 
 func (f *daemonFlags) client() (*api.Client, error) { return api.NewClient(f.url, f.tokenFile, f.tls) }
@@ -164,7 +166,7 @@ func (f *daemonFlags) status(ctx context.Context) (reconcile.Status, error) {
 	return c.Status(ctx)
 }
 
-// nodeFlags say which node a command acts as, and on which disks.
+// nodeFlags name the configuration, the node that a command acts for, and its disks.
 type nodeFlags struct {
 	configDir  string
 	node       string
@@ -174,10 +176,10 @@ type nodeFlags struct {
 
 func (f *nodeFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.configDir, "config-dir", "", "the `DIR` that says what is declared")
-	flags.StringVar(&f.node, "node", "", "act as the node `NAME` (default $NODE_NAME, then the host name)")
-	flags.StringArrayVar(&f.disks, "disk", nil, "the `PATH` of a disk; with nodes declared, of one of this node's; may be repeated")
-	flags.StringVar(&f.secretsDir, "secrets-dir", "", "the `DIR` below which the folders of credentials lie")
+	flags.StringVar(&f.configDir, "config-dir", "", "config directory `DIR` (required)")
+	flags.StringVar(&f.node, "node", "", "act for the node `NAME` (default: $NODE_NAME, then the host name)")
+	flags.StringArrayVar(&f.disks, "disk", nil, "use the disk at `PATH`; if nodes are declared, it must be a disk of this node; may be repeated")
+	flags.StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
 	for _, name := range []string{"config-dir", "disk", "secrets-dir"} {
 		if err := cmd.MarkFlagDirname(name); err != nil {
 			panic("mark --" + name + ": " + err.Error())
@@ -185,8 +187,8 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	}
 }
 
-// repeated returns a path that is among others a second time.
-func repeated(paths []string) (path string, twice bool) {
+// findRepeated returns a path that occurs more than once.
+func findRepeated(paths []string) (path string, found bool) {
 	seen := map[string]bool{}
 	for _, path := range paths {
 		if seen[filepath.Clean(path)] {
@@ -197,17 +199,17 @@ func repeated(paths []string) (path string, twice bool) {
 	return "", false
 }
 
-// resolve fills in what was not given, and refuses what cannot be meant.
+// resolve checks the flags and sets the defaults.
 func (f *nodeFlags) resolve() error {
 	if f.configDir == "" {
-		return errors.New("--config-dir is missing: name the directory that says what is declared")
+		return errors.New("--config-dir is missing: name the config directory")
 	}
 	if f.secretsDir != "" {
 		if _, err := os.Stat(f.secretsDir); err != nil {
 			return fmt.Errorf("read --secrets-dir: %w", err)
 		}
 	}
-	if path, twice := repeated(f.disks); twice {
+	if path, found := findRepeated(f.disks); found {
 		return fmt.Errorf("--disk %s is given twice", path)
 	}
 	if f.node == "" {
@@ -218,7 +220,7 @@ func (f *nodeFlags) resolve() error {
 	}
 	host, err := os.Hostname()
 	if err != nil {
-		return fmt.Errorf("find out the host name: %w; name this node with --node", err)
+		return fmt.Errorf("get the host name: %w; name this node with --node", err)
 	}
 	f.node = host
 	return nil

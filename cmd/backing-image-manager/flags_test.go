@@ -24,7 +24,7 @@ func try(t *testing.T, args ...string) (stdout, stderr string, err error) {
 }
 
 func TestEveryCommandExplainsItself(t *testing.T) {
-	visit(newRoot(), func(cmd *cobra.Command) {
+	visitCommands(newRoot(), func(cmd *cobra.Command) {
 		if cmd.Name() == "help" || cmd.Name() == "completion" {
 			return // cobra's own
 		}
@@ -48,10 +48,10 @@ func TestMistakesAreOneLineThatHelps(t *testing.T) {
 		{"disk init", `backing-image-manager disk init takes PATH, and 0 arguments were given`},
 		{"reconcile --confg-dir x", `unknown flag: --confg-dir: did you mean --config-dir?`},
 		{"reconcile --whatever", `unknown flag: --whatever`},
-		{"reconcile", `--config-dir is missing: name the directory that says what is declared`},
+		{"reconcile", `--config-dir is missing: name the config directory`},
 		{"reconcile --config-dir x extra", `backing-image-manager reconcile takes no arguments, and 1 was given`},
 		{"reconcile --config-dir x --detailed-exitcode", `--detailed-exitcode is for --dry-run: a real run exits with 0 or 1`},
-		{"reconcile --config-dir x -o xml", `invalid argument "xml" for "-o, --output" flag: has to be one of text, json, yaml, markdown`},
+		{"reconcile --config-dir x -o xml", `invalid argument "xml" for "-o, --output" flag: must be one of text, json, yaml, markdown`},
 		{"validate", `name a directory or a file to check`},
 		{"backing-image list --url http://x --disk y", `--url and --disk exclude each other: ask a daemon, or look at the disk`},
 		{"status --url localhost:8000", `--url is not the address of a daemon: write http://HOST:PORT`},

@@ -67,7 +67,7 @@ an address are left out, unless --show-secrets is given.
 Exit status: 1 when a config directory with this handle would not be valid.`,
 		Example: `  backing-image-manager handle decode 'bi://backing?backingImage=a1&backingImageDataSourceType=download&url=https%3A%2F%2Fexample.com%2Fa.raw'
   backing-image-manager handle decode "$(kubectl get volumesnapshotcontent a1 -o jsonpath={.spec.source.snapshotHandle})" -o json`,
-		Args: exactly("HANDLE"),
+		Args: exactArgs("HANDLE"),
 	}
 	var secrets bool
 	cmd.Flags().BoolVar(&secrets, "show-secrets", false, "print addresses with user and query")
@@ -106,7 +106,7 @@ Exit status: 1 when a config directory with this handle would not be valid; it i
 printed all the same.`,
 		Example: `  backing-image-manager handle encode --backing-image a1 --type download --url https://example.com/a.raw --checksum "$(sha512sum a.raw | cut -d' ' -f1)"
   backing-image-manager handle encode --backing-image a1 --type export-from-volume --volume-name vm1 --export-type qcow2`,
-		Args: exactly(),
+		Args: exactArgs(),
 	}
 	var h schema.Handle
 	var url, volume string

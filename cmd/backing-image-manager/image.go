@@ -61,11 +61,11 @@ func (f *imageFlags) images(ctx context.Context) ([]reconcile.ImageStatus, error
 		s, err := f.status(ctx)
 		return report.VisibleImages(s), err
 	}
-	shelves, err := openShelves(f.disks)
+	disks, err := openDisks(f.disks)
 	if err != nil {
 		return nil, err
 	}
-	return imagesOn(shelves), closeShelves(shelves)
+	return imagesOn(disks), closeDisks(disks)
 }
 
 func newImageList() *cobra.Command {
@@ -80,7 +80,7 @@ The declared generation answers to the name, older ones stand under "generations
 Of several copies the best answers; --on chooses.`,
 		Example: `  backing-image-manager backing-image list --disk /var/lib/longhorn
   backing-image-manager backing-image list --url http://localhost:8000 -o table`,
-		Args: exactly(),
+		Args: exactArgs(),
 	}
 	f.add(cmd)
 	f.addOn(cmd)
@@ -108,7 +108,7 @@ func newImageGet() *cobra.Command {
 		Long:  `Prints what backing-image list has under NAME. NAME may be <name>-<uuid> too.`,
 		Example: `  backing-image-manager backing-image get parrot --disk /var/lib/longhorn
   backing-image-manager backing-image get parrot --on node1/disk1`,
-		Args: exactly("NAME"),
+		Args: exactArgs("NAME"),
 	}
 	f.add(cmd)
 	f.addOn(cmd)

@@ -10,19 +10,20 @@ import (
 	"strings"
 
 	slogmulti "github.com/samber/slog-multi"
+	"golang.org/x/term"
+
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"golang.org/x/term"
 )
 
-// logOptions says where the log goes, and how it looks.
+// logOptions are the destinations and the format of the daemon's log.
 type logOptions struct {
-	format string // text or json; "": text on a terminal, JSON elsewhere
-	file   string // "": none; otherwise JSON, added to what is there
+	format string // text or json; "": text on a terminal, otherwise json
+	file   string // JSON is appended to it; "": no file
 }
 
-// open returns a logger that writes to stderr and to the file, both without the
-// secrets that addresses may hold. done closes the file.
+// open returns a logger that writes to stderr and to the file. It removes the secrets in
+// addresses. done closes the file.
 func (o logOptions) open(stderr *os.File) (log *slog.Logger, done func() error, err error) {
 	handlers := []slog.Handler{}
 	format := o.format
@@ -51,18 +52,18 @@ func (o logOptions) open(stderr *os.File) (log *slog.Logger, done func() error, 
 	return slog.New(slogmulti.Pipe(redacted).Handler(slogmulti.Fanout(handlers...))), done, nil
 }
 
-// briefHandler writes records for people who look at a terminal: without time and
-// level, and without the start of work, since the bars show that.
-type briefHandler struct {
+// terminalHandler writes records for a person at a terminal: without time and level, and
+// without the start of jobs, which the bars show.
+type terminalHandler struct {
 	w     io.Writer
 	attrs []slog.Attr
 }
 
-func (h briefHandler) Enabled(_ context.Context, level slog.Level) bool {
+func (h terminalHandler) Enabled(_ context.Context, level slog.Level) bool {
 	return level >= slog.LevelInfo
 }
 
-func (h briefHandler) Handle(_ context.Context, r slog.Record) error {
+func (h terminalHandler) Handle(_ context.Context, r slog.Record) error {
 	if r.Message == "started" {
 		return nil
 	}
@@ -86,15 +87,15 @@ func (h briefHandler) Handle(_ context.Context, r slog.Record) error {
 	return err
 }
 
-func (h briefHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+func (h terminalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	h.attrs = append(slices.Clip(h.attrs), attrs...)
 	return h
 }
 
-func (h briefHandler) WithGroup(string) slog.Handler { return h }
+func (h terminalHandler) WithGroup(string) slog.Handler { return h }
 
-// redacted is a middleware that takes user info, query and fragment out of
-// whatever looks like a URL, in messages and attributes.
+// redacted is a middleware that removes the secrets from the addresses in messages and
+// attributes.
 func redacted(next slog.Handler) slog.Handler { return redactor{next} }
 
 type redactor struct{ next slog.Handler }
@@ -126,8 +127,8 @@ func redactAttrs(attrs []slog.Attr) []slog.Attr {
 	return clean
 }
 
-// redactAttr makes text of what slog would have to look into with reflection:
-// nobody can tell what is in there.
+// redactAttr turns values of any other type into text: a handler would format them by
+// reflection, and could print a secret inside.
 func redactAttr(a slog.Attr) slog.Attr {
 	v := a.Value.Resolve()
 	switch v.Kind() {

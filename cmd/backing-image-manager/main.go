@@ -1,5 +1,12 @@
-// Backing-image-manager keeps golden VM disk images on the disks of a cluster
-// exactly as a directory of files says.
+// Backing-image-manager keeps golden VM disk images on the disks of a cluster in the state
+// that a directory of files declares.
+//
+// Each command has a file of its own with its flags, its help and its wiring. The commands
+// call the packages reconcile, schema, fetch and disk, which do the work.
+//
+// Reading order: main.go (root command, exit codes, hints), flags.go (shared flags),
+// config.go (reading the config directory), offline.go (disks without a daemon), log.go and
+// progress.go (what a person sees), then one command, such as reconcile.go or daemon.go.
 package main
 
 import (
@@ -16,7 +23,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
 )
@@ -26,84 +32,80 @@ func main() {
 	os.Exit(run())
 }
 
-// run is main for the tests, which run it in a process of their own.
+// run is main without os.Exit. The tests run it in child processes.
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	context.AfterFunc(ctx, stop) // a second signal kills the process
 	err := newRoot().ExecuteContext(ctx)
 	return exitCode(err)
 }
 
-// exitError ends the program with a code of its own. An empty message prints
-// nothing: what was to be said has been said.
-type exitError struct {
-	code    int
-	message string
-}
+// exitError ends the program with its own exit code. It prints nothing: the command has
+// written its result.
+type exitError struct{ code int }
 
-func (e *exitError) Error() string { return e.message }
+func (e *exitError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
 
-// exitCode prints an error for people and maps it to the exit code: 1, whatever it
-// is, unless a command chose another.
+// exitCode prints an error and returns the exit code for it: 1, unless the command chose
+// another one.
 func exitCode(err error) int {
 	if err == nil {
 		return 0
 	}
-	code := 1
 	if e, ok := errors.AsType[*exitError](err); ok {
-		code = e.code
+		return e.code
 	}
-	if err.Error() != "" {
-		writeError(os.Stderr, err)
-		if hint := hintFor(err); hint != "" {
-			fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
-		}
+	writeError(os.Stderr, err)
+	if hint, ok := hintFor(err); ok {
+		fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
 	}
-	return code
+	return 1
 }
 
-// writeError writes a line for each of joined errors. They may hold what another program
-// answered, which is not to be obeyed by a terminal.
+// writeError writes one line for each of the joined errors. An error may contain the
+// response of another program, whose control characters must not reach a terminal.
 func writeError(w io.Writer, err error) {
 	for line := range strings.Lines(err.Error()) {
 		fmt.Fprintf(w, "error: %s\n", report.OneLine(line))
 	}
 }
 
-// hintFor says what to do about an error, where that can be known.
-func hintFor(err error) string {
+// hinter is an error that knows what the user can do about it.
+type hinter interface {
+	error
+	Hint() (hint string, ok bool)
+}
+
+// hintFor says what the user can do about an error, if that is known.
+func hintFor(err error) (hint string, ok bool) {
 	if e, ok := errors.AsType[*disk.FormatError](err); ok {
-		return e.Hint
+		return e.Hint, e.Hint != ""
 	}
-	if _, ok := errors.AsType[*damagedError](err); ok {
-		return "backing-image verify reads it again and marks it, and it is replaced then"
+	if e, ok := errors.AsType[*damagedError](err); ok { // resuming would not help
+		return e.Hint()
 	}
-	if e, ok := errors.AsType[*keptError](err); ok {
-		return e.hint()
-	}
-	if e, ok := errors.AsType[*api.UnreachableError](err); ok {
-		hint, _ := e.Hint()
-		return hint
+	if e, ok := errors.AsType[hinter](err); ok {
+		return e.Hint()
 	}
 	switch {
 	case errors.Is(err, disk.ErrLocked):
-		return "a daemon or another run holds the disk: ask it instead, or stop it first"
+		return "a daemon or another run has locked the disk: use the daemon, or stop it first", true
 	case errors.Is(err, disk.ErrNotInitialised) && errors.Is(err, fs.ErrNotExist):
-		return "mount the disk there; if it is new, make the folder and run: backing-image-manager disk init PATH"
+		return "mount the disk there; for a new disk, make the folder and run: backing-image-manager disk init PATH", true
 	case errors.Is(err, disk.ErrNotInitialised) && !errors.Is(err, fs.ErrPermission):
-		return "if the disk is mounted and new, run: backing-image-manager disk init PATH"
+		return "if the disk is mounted and new, run: backing-image-manager disk init PATH", true
 	}
-	return ""
+	return "", false
 }
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "backing-image-manager",
-		Short: "Keep VM disk images on disks as a directory of files says",
+		Short: "Keep VM disk images on disks as a directory of files declares them",
 		Long: `Keeps golden VM disk images (qcow2 or raw "backing images") on the disks of a
-cluster exactly as a directory of files says. One manager runs on each node; all
-read the same directory, and nobody coordinates them.`,
+cluster in the state that a directory of files declares. One manager runs on each
+node. All managers read the same directory, and no central service is needed.`,
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -111,14 +113,8 @@ read the same directory, and nobody coordinates them.`,
   backing-image-manager backing-image list --disk /var/lib/longhorn`,
 	}
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.AddCommand(newDaemon(), newStatus(), newWait(), newVersion())
-	root.AddCommand(newReconcile())
-	root.AddCommand(newDisk())
-	root.AddCommand(newImage())
-	root.AddCommand(newValidate(), newTest())
-	root.AddCommand(newDemo())
-	root.AddCommand(newSchema())
-	root.AddCommand(newHandle())
+	root.AddCommand(newDaemon(), newReconcile(), newValidate(), newStatus(), newWait(), newImage(),
+		newDisk(), newTest(), newSchema(), newHandle(), newDemo(), newVersion())
 	prepareUsage(root)
 	return root
 }

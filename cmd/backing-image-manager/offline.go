@@ -9,43 +9,43 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
 
-// shelf is a disk that a command works on without a daemon.
-type shelf struct {
+// offlineDisk is a disk that a command uses without a daemon.
+type offlineDisk struct {
 	*disk.Disk
 	copies []disk.Copy
 }
 
-func openShelves(paths []string) (shelves []shelf, err error) {
+func openDisks(paths []string) (disks []offlineDisk, err error) {
 	for _, path := range paths {
 		d, err := disk.Open(path)
 		if err != nil {
-			return nil, errors.Join(err, closeShelves(shelves))
+			return nil, errors.Join(err, closeDisks(disks))
 		}
 		listing, err := d.List()
 		if err != nil {
-			return nil, errors.Join(err, d.Close(), closeShelves(shelves))
+			return nil, errors.Join(err, d.Close(), closeDisks(disks))
 		}
-		shelves = append(shelves, shelf{d, listing.Copies})
+		disks = append(disks, offlineDisk{d, listing.Copies})
 	}
-	return shelves, nil
+	return disks, nil
 }
 
-func closeShelves(shelves []shelf) error {
+func closeDisks(disks []offlineDisk) error {
 	var errs []error
-	for _, s := range shelves {
-		errs = append(errs, s.Close())
+	for _, d := range disks {
+		errs = append(errs, d.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// imagesOn shows what lies on disks as a daemon would, with the path of a disk as
-// its name. What is declared is not known.
-func imagesOn(shelves []shelf) []reconcile.ImageStatus {
+// imagesOn returns the images on disks in the form of a daemon's status. The name of a disk
+// is its path, and no image is declared.
+func imagesOn(disks []offlineDisk) []reconcile.ImageStatus {
 	var images []reconcile.ImageStatus
 	at := map[disk.ID]int{}
-	for _, s := range shelves {
-		users := s.Users()
-		for _, c := range s.copies {
+	for _, d := range disks {
+		users := d.Users()
+		for _, c := range d.copies {
 			i, known := at[c.ID]
 			if !known {
 				i = len(images)
@@ -55,13 +55,14 @@ func imagesOn(shelves []shelf) []reconcile.ImageStatus {
 			if images[i].Expected.IsZero() {
 				images[i].Expected = c.CfgExpected
 			}
-			images[i].Copies = append(images[i].Copies, copyOn(s.Path(), c, users))
+			images[i].Copies = append(images[i].Copies, copyStatus(d.Path(), c, users))
 		}
 	}
 	return images
 }
 
-func copyOn(path string, c disk.Copy, users disk.Users) reconcile.CopyStatus {
+// copyStatus returns the status of a copy on the disk at path.
+func copyStatus(path string, c disk.Copy, users disk.Users) reconcile.CopyStatus {
 	inUse, _ := users.InUse(c.ID)
 	s := reconcile.CopyStatus{
 		Disk: path, State: c.State, Message: c.Message, Format: c.Format,
@@ -80,23 +81,23 @@ func copyOn(path string, c disk.Copy, users disk.Users) reconcile.CopyStatus {
 	return s
 }
 
-// shelved is one copy on one disk.
-type shelved struct {
-	shelf
+// localCopy is one copy on one disk.
+type localCopy struct {
+	offlineDisk
 	disk.Copy
 }
 
-func (s shelved) String() string { return fmt.Sprintf("%s on %s", s.ID, s.Path()) }
+func (c localCopy) String() string { return fmt.Sprintf("%s on %s", c.ID, c.Path()) }
 
-// named returns the copies that have a file and answer to name: to an image's name,
-// or to <name>-<uuid>. None is an error that says what there is.
-func named(shelves []shelf, name string) ([]shelved, error) {
-	var found []shelved
+// findCopies returns the copies with a name, which is the name of an image or
+// <name>-<uuid>. The error for none lists the images on the disks.
+func findCopies(disks []offlineDisk, name string) ([]localCopy, error) {
+	var found []localCopy
 	var others []string
-	for _, s := range shelves {
-		for _, c := range s.copies {
+	for _, d := range disks {
+		for _, c := range d.copies {
 			if c.ID.Name == name || c.ID.String() == name {
-				found = append(found, shelved{s, c})
+				found = append(found, localCopy{d, c})
 			} else {
 				others = append(others, c.ID.Name)
 			}
@@ -106,7 +107,7 @@ func named(shelves []shelf, name string) ([]shelved, error) {
 		return found, nil
 	}
 	if len(others) == 0 {
-		return nil, fmt.Errorf("no image %q: there is none on the disk", name)
+		return nil, fmt.Errorf("no image %q: the disk has no images", name)
 	}
 	return nil, fmt.Errorf("no image %q on the disk: it has %s", name, strings.Join(others, ", "))
 }

@@ -78,7 +78,7 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 		comesTo := func(part reconcile.Plan) reconcile.Fleet { return cluster.Fleet(nodes[0], part) }
 		f.Split(report.NewDifference(old.Config, result.Config), base, risk, comesTo)
 	}
-	return errors.Join(f.Write(c.out, c.format, colourful(c.out), len(nodes) > 1), c.exit(p, result))
+	return errors.Join(f.Write(c.out, c.format, hasColour(c.out), len(nodes) > 1), c.exit(p, result))
 }
 
 // savedNodes are the nodes to plan for: all that are declared, or the one of --node,

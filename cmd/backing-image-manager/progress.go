@@ -12,21 +12,35 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"golang.org/x/term"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"golang.org/x/term"
 )
 
-// progress shows people how work goes: as bars below the messages on a terminal,
-// as log lines elsewhere. Never both: on a terminal the messages pass through it,
-// so that they do not tear the bars.
+// terminal returns the file behind w if it is a terminal.
+func terminal(w io.Writer) (*os.File, bool) {
+	f, ok := w.(*os.File)
+	return f, ok && term.IsTerminal(int(f.Fd()))
+}
+
+// hasColour reports whether w accepts colours.
+func hasColour(w io.Writer) bool {
+	_, tty := terminal(w)
+	return tty && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}
+
+// progress shows running transfers: as bars on a terminal, as log lines elsewhere. On a
+// terminal all messages have to pass through it, because it moves the cursor.
 type progress struct {
 	w   io.Writer
 	tty *os.File // nil: log lines
 
 	mu    sync.Mutex
-	bars  int // lines that the bars take now, above which the cursor has to go
-	meter meter
+	bars  int // lines above the cursor that bars use
+	meter rateMeter
 }
 
 func newProgress(w io.Writer) *progress {
@@ -37,15 +51,15 @@ func newProgress(w io.Writer) *progress {
 	return p
 }
 
-// logger is where messages go as long as the work lasts.
+// logger returns the logger for messages during the transfers.
 func (p *progress) logger() *slog.Logger {
 	if p.tty == nil {
 		return slog.New(redacted(slog.NewTextHandler(p.w, nil)))
 	}
-	return slog.New(redacted(briefHandler{w: p}))
+	return slog.New(redacted(terminalHandler{w: p}))
 }
 
-// Write prints a message above the bars.
+// Write writes a message above the bars.
 func (p *progress) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -55,7 +69,7 @@ func (p *progress) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// erase takes the bars away; the next drawing brings them back.
+// erase removes the bars. The next draw writes them again.
 func (p *progress) erase() error {
 	if p.bars == 0 {
 		return nil
@@ -65,9 +79,9 @@ func (p *progress) erase() error {
 	return err
 }
 
-// follow draws what transfers returns until stop is called, which leaves nothing
-// of the bars.
-func (p *progress) follow(transfers func() map[reconcile.Key]reconcile.Transfer) (stop func()) {
+// watch draws the result of transfers several times a second until stop is called, which
+// removes the bars.
+func (p *progress) watch(transfers func() map[reconcile.Key]reconcile.Transfer) (stop func()) {
 	if p.tty == nil {
 		return func() {}
 	}
@@ -89,21 +103,33 @@ func (p *progress) follow(transfers func() map[reconcile.Key]reconcile.Transfer)
 	return func() { close(done); drawing.Wait() }
 }
 
-// show draws what is waited for, in place of what was drawn before; nil is nothing.
-func (p *progress) show(what error) {
+// singleTransfer is the argument of watch for one transfer outside a reconciler.
+func singleTransfer(kind reconcile.Kind, id disk.ID, place string, p *fetch.Progress) func() map[reconcile.Key]reconcile.Transfer {
+	t := reconcile.Transfer{
+		Action:   reconcile.Action{Kind: kind, Image: id.Name, UUID: id.UUID, Disk: place},
+		Progress: p,
+	}
+	return func() map[reconcile.Key]reconcile.Transfer {
+		return map[reconcile.Key]reconcile.Transfer{t.Action.Key(): t}
+	}
+}
+
+// showPending draws the lines of an error that says what a command waits for, in place of
+// the previous ones. nil removes them.
+func (p *progress) showPending(pending error) {
 	switch {
 	case p.tty == nil:
-	case what == nil:
+	case pending == nil:
 		p.draw(nil)
 	default:
-		lines := strings.Split(what.Error(), "\n")
+		lines := strings.Split(pending.Error(), "\n")
 		if more := len(lines) - maxBars; more > 0 {
 			lines = append(lines[:maxBars], fmt.Sprintf("and %d more", more))
 		}
 		for i, line := range lines {
 			lines[i] = report.OneLine(line)
 		}
-		p.draw(cut(lines, p.width()))
+		p.draw(truncate(lines, p.width()))
 	}
 }
 
@@ -115,8 +141,8 @@ func (p *progress) width() int {
 	return width
 }
 
-// draw writes all lines at once, so that nothing flickers. That a terminal has
-// gone is no reason to stop working.
+// draw replaces the bars. It writes all lines at once, so that the terminal does not
+// flicker. An error is ignored: the work continues without its terminal.
 func (p *progress) draw(lines []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,57 +161,57 @@ func (p *progress) draw(lines []string) {
 	p.bars = len(lines)
 }
 
-// meter turns what transfers have done into lines with a rate.
-type meter struct {
-	seen map[reconcile.Key][]sample
+// rateMeter turns the progress of transfers into lines with a rate.
+type rateMeter struct {
+	samples map[reconcile.Key][]sample
 }
 
-// sample is how far a transfer was at a time. A transfer that resumes begins with
-// what is there already, so its rate follows from samples and not from its start.
+// sample is the progress of a transfer at one time. A resumed transfer starts with the
+// bytes that exist, so that its rate must not be computed from its start.
 type sample struct {
 	at   time.Time
 	done int64
 }
 
 const (
-	rateOver = 5 * time.Second // what the rate is averaged over
-	maxBars  = 16
+	rateWindow = 5 * time.Second // the rate is the average over this time
+	maxBars    = 16
 )
 
-// barWidths are tried in turn until the lines fit the terminal.
+// barWidths are tried in this order until the lines fit the terminal.
 var barWidths = []int{30, 20, 10, 6, 0}
 
-// lines shows the transfers, sorted by image and disk, in no more than width
-// columns. Those that nothing is known of, such as deletions, have no line.
-func (m *meter) lines(now time.Time, under map[reconcile.Key]reconcile.Transfer, width int) []string {
-	keys := slices.SortedFunc(maps.Keys(under), func(a, b reconcile.Key) int {
+// lines returns a line for each transfer, sorted by image and disk, with fewer than width
+// columns. Deletions have no line, because they have no progress.
+func (m *rateMeter) lines(now time.Time, transfers map[reconcile.Key]reconcile.Transfer, width int) []string {
+	keys := slices.SortedFunc(maps.Keys(transfers), func(a, b reconcile.Key) int {
 		return strings.Compare(a.ID.String()+a.Disk.String(), b.ID.String()+b.Disk.String())
 	})
 	keys = slices.DeleteFunc(keys, func(key reconcile.Key) bool {
-		kind := under[key].Action.Kind
+		kind := transfers[key].Action.Kind
 		return kind == reconcile.Cleanup || kind == reconcile.Evict
 	})
-	seen := map[reconcile.Key][]sample{}
+	samples := map[reconcile.Key][]sample{} // without those of transfers that ended
 	for _, key := range keys {
-		seen[key] = remember(m.seen[key], sample{now, under[key].Progress.Done.Load()})
+		samples[key] = addSample(m.samples[key], sample{now, transfers[key].Progress.Done.Load()})
 	}
-	m.seen = seen
+	m.samples = samples
 	var lines []string
 	for _, w := range barWidths {
 		var rows [][]string
 		for _, key := range keys[:min(len(keys), maxBars)] {
-			rows = append(rows, bar(under[key], rate(seen[key]), w))
+			rows = append(rows, bar(transfers[key], bytesPerSecond(samples[key]), w))
 		}
 		lines = report.Align(rows)
 		if !slices.ContainsFunc(lines, func(l string) bool { return utf8.RuneCountInString(l) >= width }) {
 			return lines
 		}
 	}
-	return cut(lines, width)
+	return truncate(lines, width)
 }
 
-// cut shortens lines to less than width columns, so that none takes two.
-func cut(lines []string, width int) []string {
+// truncate shortens lines to fewer than width columns, so that none wraps.
+func truncate(lines []string, width int) []string {
 	for i, line := range lines {
 		r := []rune(line)
 		lines[i] = string(r[:min(len(r), max(0, width-1))])
@@ -193,16 +219,16 @@ func cut(lines []string, width int) []string {
 	return lines
 }
 
-// remember appends a sample and drops those that are too old.
-func remember(samples []sample, s sample) []sample {
-	for len(samples) > 1 && s.at.Sub(samples[0].at) > rateOver {
+// addSample appends a sample and drops those older than the window.
+func addSample(samples []sample, s sample) []sample {
+	for len(samples) > 1 && s.at.Sub(samples[0].at) > rateWindow {
 		samples = samples[1:]
 	}
 	return append(slices.Clip(samples), s)
 }
 
-// rate is in bytes per second.
-func rate(samples []sample) float64 {
+// bytesPerSecond returns the rate in the window.
+func bytesPerSecond(samples []sample) float64 {
 	first, last := samples[0], samples[len(samples)-1]
 	elapsed := last.at.Sub(first.at).Seconds()
 	if elapsed <= 0 {
@@ -211,6 +237,7 @@ func rate(samples []sample) float64 {
 	return float64(last.done-first.done) / elapsed
 }
 
+// bar returns the cells of a line, with a bar of width columns.
 func bar(t reconcile.Transfer, rate float64, width int) []string {
 	done, total := t.Progress.Done.Load(), t.Progress.Total.Load()
 	row := []string{string(t.Action.Kind), t.Action.Image, t.Action.Disk}
@@ -224,7 +251,7 @@ func bar(t reconcile.Transfer, rate float64, width int) []string {
 	return append(row,
 		fmt.Sprintf("%3d%%", min(100, done*100/total)),
 		report.Size(done)+" / "+report.Size(total),
-		rateText(rate), restText(total-done, rate))
+		rateText(rate), etaText(total-done, rate))
 }
 
 func rateText(rate float64) string {
@@ -234,24 +261,13 @@ func rateText(rate float64) string {
 	return report.Size(int64(rate)) + "/s"
 }
 
-// restText is how long the rest will take at the rate.
-func restText(rest int64, rate float64) string {
-	const tooLong = 100 * time.Hour
-	if rest <= 0 || rate <= 0 || float64(rest)/rate > tooLong.Seconds() {
+// etaText returns the time that the remaining bytes take at the rate. It is an empty cell
+// if the rate says nothing about it.
+func etaText(remaining int64, rate float64) string {
+	const maxETA = 100 * time.Hour
+	if remaining <= 0 || rate <= 0 || float64(remaining)/rate > maxETA.Seconds() {
 		return ""
 	}
-	seconds := time.Duration(float64(rest)/rate*float64(time.Second)) + time.Second/2
+	seconds := time.Duration(float64(remaining)/rate*float64(time.Second)) + time.Second/2
 	return seconds.Truncate(time.Second).String() + " left"
-}
-
-// terminal returns the file behind w if it is a terminal.
-func terminal(w io.Writer) (*os.File, bool) {
-	f, ok := w.(*os.File)
-	return f, ok && term.IsTerminal(int(f.Fd()))
-}
-
-// colourful reports whether colours may be written to w.
-func colourful(w io.Writer) bool {
-	_, tty := terminal(w)
-	return tty && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
 
-func TestMeterShowsRateAndRest(t *testing.T) {
+func TestBarsShowRateAndRemainingTime(t *testing.T) {
 	under := map[reconcile.Key]reconcile.Transfer{}
 	transfer := func(kind reconcile.Kind, image string, done, total int64) *fetch.Progress {
 		p := &fetch.Progress{}
@@ -26,7 +26,7 @@ func TestMeterShowsRateAndRest(t *testing.T) {
 	desert := transfer(reconcile.Sync, "desert", 0, -1)
 	transfer(reconcile.Cleanup, "old", 0, 1<<30)
 
-	var m meter
+	var m rateMeter
 	start := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	m.lines(start, under, 100)
 	parrot.Done.Add(128 << 20)
@@ -58,7 +58,7 @@ download  parrot  d
 	}
 }
 
-func TestMessagesDoNotTearBars(t *testing.T) {
+func TestMessagesEraseTheBars(t *testing.T) {
 	var screen bytes.Buffer
 	p := &progress{w: &screen}
 	p.draw([]string{"bar 1", "bar 2"})
@@ -79,9 +79,9 @@ func TestMessagesDoNotTearBars(t *testing.T) {
 	}
 }
 
-func TestBriefMessages(t *testing.T) {
+func TestTerminalHandlerOmitsTimeAndStarts(t *testing.T) {
 	var out bytes.Buffer
-	log := slog.New(briefHandler{w: &out})
+	log := slog.New(terminalHandler{w: &out})
 	log.Info("started", "action", "download")
 	log.With("action", "download", "copy", "node1/disk1/parrot-6846a0b2").Warn("failed", "error", "a\nb")
 	log.Info("done", "action", "sync", "copy", "node1/disk1/x1-6846a0b2", "seconds", 2.34)

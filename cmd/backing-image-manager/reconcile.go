@@ -85,7 +85,7 @@ the plan is not empty.`,
   backing-image-manager reconcile --config-dir config --diff ../main/config --state status.json -o markdown
   backing-image-manager reconcile --config-dir config --node node1 --dry-run --out plan.json
   backing-image-manager reconcile --config-dir config --node node1 --plan plan.json`,
-		Args: exactly(),
+		Args: exactArgs(),
 	}
 	c.add(cmd)
 	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "change nothing, print the plan")
@@ -212,7 +212,7 @@ func (c *convergence) write(d reconcile.Desired, p reconcile.Plan, worked bool) 
 		summary = "No changes: the saved plan has nothing to do on this node."
 	}
 	if summary == "" || c.format != "text" && c.format != "markdown" {
-		return report.WritePlan(c.out, p, c.format, colourful(c.out), len(c.states) > 0 && c.everyNode && len(d.Config.Nodes) > 1)
+		return report.WritePlan(c.out, p, c.format, hasColour(c.out), len(c.states) > 0 && c.everyNode && len(d.Config.Nodes) > 1)
 	}
 	if c.format == "markdown" {
 		summary = "**" + summary + "**"
@@ -247,7 +247,7 @@ func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result 
 		return errors.Join(err, r.Close())
 	}
 	worked := !now.Empty()
-	stop := show.follow(r.Transfers)
+	stop := show.watch(r.Transfers)
 	o, p, err := r.Converge(ctx, d)
 	closed := r.Close() // which waits for what is under way to stop
 	stop()

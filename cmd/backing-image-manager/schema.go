@@ -15,7 +15,7 @@ itself goes by, or as JSON Schema, with which editors complete and check YAML. T
 CUE has the manifests of Kubernetes that are read, too.`,
 		Example: `  backing-image-manager schema | cue vet -c -d '#Config' - config/*.yaml
   backing-image-manager schema --format jsonschema >backing-images.schema.json`,
-		Args: exactly(),
+		Args: exactArgs(),
 	}
 	format := choiceFlag(cmd, "format", "", "format of the schema", "cue", "jsonschema")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

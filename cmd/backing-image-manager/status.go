@@ -19,7 +19,7 @@ share a line, and of many nodes only those are listed that something is wrong wi
 A status saved with -o json is a --state for reconcile --dry-run.`,
 		Example: `  backing-image-manager status
   backing-image-manager status --url http://node1:8000 --token-file token -o json`,
-		Args: exactly(),
+		Args: exactArgs(),
 	}
 	output := outputFlag(cmd, "table", "json")
 	f.addURL(cmd)

@@ -9,8 +9,11 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"golang.org/x/time/rate"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -19,12 +22,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
-	"github.com/spf13/cobra"
-	"golang.org/x/term"
 )
 
-// uploading is one run of the command upload.
-type uploading struct {
+// uploadCmd is one run of the command upload.
+type uploadCmd struct {
 	imageFlags
 	configDir string
 	checksum  string
@@ -37,37 +38,37 @@ type uploading struct {
 }
 
 func newImageUpload() *cobra.Command {
-	u := &uploading{}
+	u := &uploadCmd{}
 	cmd := &cobra.Command{
 		Use:   "upload NAME FILE [--url URL | --disk PATH --config-dir DIR] [flags]",
-		Short: "Send the file of an image that is declared for upload",
-		Long: `Sends FILE, or with "-" the standard input, to a daemon that has the image NAME
-declared with the source upload, and waits until it is ready there. Holes are not
-sent, and every piece is checked on the way.
+		Short: "Upload the file of an image whose source is upload",
+		Long: `Sends FILE, or with "-" the standard input, to a daemon that declares the image NAME
+with the source upload, and waits until the image is ready there. Holes are not sent,
+and each piece has a checksum.
 
-What breaks is gone on with: after a dropped connection or a restart of the daemon by
-itself, after the end of this command by the same command again, within 24 hours and
-with the same FILE. A FILE that ends in .gz, .xz, .zst or .bz2 is unpacked while it is
-sent: like what comes by a pipe, it can only be sent again once this command has ended.
+The command resumes the upload after a dropped connection or a restart of the daemon.
+If the command itself is interrupted, the same command with the same FILE resumes the
+upload within 24 hours. A FILE that ends in .gz, .xz, .zst or .bz2 is unpacked while
+it is sent. Such a file, like a pipe, cannot be resumed after the command has ended.
 
-With --disk and --config-dir, the image is written straight to a disk that no daemon
-holds, as the configuration declares it.
+With --disk and --config-dir, the command writes the image to a disk that no daemon has
+locked, as the configuration declares it.
 
-Exit status: 0 when the image is ready, also when it was before with the bytes of FILE;
-1 when it is not, or has other bytes, or was before and a pipe was to be sent.`,
+Exit status: 0 if the image is ready, also if it was ready before with the bytes of FILE;
+1 if it is not ready, has other bytes, or was ready before and FILE is a pipe.`,
 		Example: `  backing-image-manager backing-image upload parrot parrot.raw
   xz -dc parrot.raw.xz | backing-image-manager backing-image upload parrot - --url http://node1:8000 --token-file token
   backing-image-manager backing-image upload parrot parrot.raw --disk /var/lib/longhorn --config-dir config`,
-		Args: exactly("NAME", "FILE"),
+		Args: exactArgs("NAME", "FILE"),
 	}
 	u.add(cmd)
 	flags := cmd.Flags()
 	flags.Lookup("disk").Usage = "write to the disk at `PATH`, without a daemon"
-	flags.StringVar(&u.configDir, "config-dir", "", "with --disk, the `DIR` that says what is declared")
-	flags.StringVar(&u.checksum, "checksum", "", "the `SUM` that the image has to have: SHA-512, or sha256:…, in hex")
-	flags.Int64Var(&u.size, "size", -1, "how many `BYTES` the standard input has, if that is known")
-	flags.Lookup("size").DefValue = "0" // as unset: the help shows no default
-	flags.BoolVar(&u.restart, "restart", false, "end an upload of the image that is under way, and begin anew")
+	flags.StringVar(&u.configDir, "config-dir", "", "with --disk, the config directory `DIR`")
+	flags.StringVar(&u.checksum, "checksum", "", "the `DIGEST` that the image must have, in hex: SHA-512, or sha256:…")
+	flags.Int64Var(&u.size, "size", -1, "size of the standard input in `BYTES`, if known")
+	flags.Lookup("size").DefValue = "0" // the help then shows no default
+	flags.BoolVar(&u.restart, "restart", false, "cancel an incomplete upload of the image and start again")
 	if err := cmd.MarkFlagDirname("config-dir"); err != nil {
 		panic("mark --config-dir: " + err.Error())
 	}
@@ -79,18 +80,18 @@ Exit status: 0 when the image is ready, also when it was before with the bytes o
 	return cmd
 }
 
-func (u *uploading) run(ctx context.Context) error {
+func (u *uploadCmd) run(ctx context.Context) error {
 	switch {
 	case len(u.disks) > 1:
 		return errors.New("--disk is given twice: an image is uploaded to one disk")
 	case (len(u.disks) > 0) != (u.configDir != ""):
-		return errors.New("--disk and --config-dir belong together: name the disk, and the directory that says what is declared")
+		return errors.New("--disk and --config-dir must be given together: name the disk and the config directory")
 	case u.size >= 0 && u.file != "-":
-		return errors.New("--size is for the standard input: a file has its own")
+		return errors.New("--size is for the standard input only: the size of a file is known")
 	}
-	o := upload.Request{Image: u.name, Restart: u.restart, Warn: func(err error) {}}
+	request := upload.Request{Image: u.name, Restart: u.restart, Warn: func(err error) {}}
 	var err error
-	if o.Digest, err = disk.ParseDigest(u.checksum); u.checksum != "" && err != nil {
+	if request.Digest, err = disk.ParseDigest(u.checksum); u.checksum != "" && err != nil {
 		return fmt.Errorf("--checksum: %w", err)
 	}
 	content, done, err := u.content()
@@ -98,18 +99,18 @@ func (u *uploading) run(ctx context.Context) error {
 		return err
 	}
 	defer done()
-	o.Content = content
+	request.Content = content
 	if len(u.disks) > 0 {
-		return u.store(ctx, o)
+		return u.store(ctx, request)
 	}
-	return u.send(ctx, o)
+	return u.send(ctx, request)
 }
 
-// content opens what is to be uploaded.
-func (u *uploading) content() (c upload.Content, done func(), err error) {
+// content opens the file or the standard input.
+func (u *uploadCmd) content() (c upload.Content, done func(), err error) {
 	if u.file == "-" {
 		if f, ok := u.in.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-			return nil, nil, errors.New("an image does not come from a terminal: pipe it in, or name a file")
+			return nil, nil, errors.New("will not read an image from a terminal: use a pipe, or name a file")
 		}
 		return upload.NewPipe(u.in, u.size), func() {}, nil
 	}
@@ -132,54 +133,54 @@ func (u *uploading) content() (c upload.Content, done func(), err error) {
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("read %s: %w", u.file, err), f.Close())
 	}
-	return c, func() { f.Close() }, nil // only read from: nothing to lose
+	return c, func() { f.Close() }, nil // it was only read, so the error does not matter
 }
 
-// send sends the image to a daemon.
-func (u *uploading) send(ctx context.Context, o upload.Request) error {
+// send uploads the image to a daemon.
+func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 	daemon, err := u.client()
 	if err != nil {
 		return err
 	}
 	token, config := daemon.Credentials()
 	transport := &http.Transport{
-		Proxy:           http.ProxyFromEnvironment, // but never for loopback
+		Proxy:           http.ProxyFromEnvironment, // it makes an exception for loopback
 		TLSClientConfig: config,
-		TLSNextProto:    map[string]func(string, *tls.Conn) http.RoundTripper{}, // one body at a time needs no more than HTTP/1
+		TLSNextProto:    map[string]func(string, *tls.Conn) http.RoundTripper{}, // HTTP/1 is enough for one body at a time
 	}
 	defer transport.CloseIdleConnections()
-	show, counted := newProgress(u.err), &fetch.Progress{}
-	often := seldom{every: time.Minute}
-	o.Warn = func(err error) {
-		if !often.due(err.Error(), time.Now()) {
-			return
-		}
-		show.logger().Warn("interrupted; going on", "error", daemon.Unreachable(err).Error())
+	bars, p := newProgress(u.err), &fetch.Progress{}
+	// Two clients with one upload interrupt each other with every request.
+	warnings := rate.Sometimes{First: 1, Interval: time.Minute}
+	request.Warn = func(err error) {
+		warnings.Do(func() {
+			bars.logger().Warn("interrupted; resuming", "error", daemon.Unreachable(err).Error())
+		})
 	}
-	stop := show.follow(oneTransfer(reconcile.Upload, disk.ID{Name: u.name}, daemon.Address(), counted))
+	stop := bars.watch(singleTransfer(reconcile.Upload, disk.ID{Name: u.name}, daemon.Address(), p))
 	client := upload.Client{Base: daemon.URL(), Transport: transport}
 	if token != "" {
 		client.Authorization = "Bearer " + token
 	}
-	err = client.Send(ctx, o, counted)
+	err = client.Send(ctx, request, p)
 	stop()
-	refused, no := errors.AsType[*httperror.Error](err)
+	refused, isRefused := errors.AsType[*httperror.Error](err)
 	switch {
-	case no:
+	case isRefused:
 		err = daemon.Refused(refused)
-		if !over(refused.Status) {
+		if !mayBeReady(refused.Status) {
 			return err
 		}
-		ready, unknown := u.ready(ctx)
-		if unknown != nil {
+		ready, statusErr := u.readyDigest(ctx)
+		if statusErr != nil || ready.IsZero() {
 			return err
 		}
-		return u.isThere(ctx, o.Content, ready, err)
+		return u.compareReady(ctx, request.Content, ready, err)
 	case errors.Is(err, upload.ErrLost):
-		return u.isReady(ctx, o.Content, fmt.Errorf("upload to %s: %w", daemon.Address(), err))
+		return u.checkLost(ctx, request.Content, fmt.Errorf("upload to %s: %w", daemon.Address(), err))
 	case err != nil && ctx.Err() != nil:
-		return errors.New("stopped; " + rest(o.Content))
-	case err != nil && counted.Done.Load() == 0:
+		return stoppedError(request.Content)
+	case err != nil && p.Done.Load() == 0:
 		return daemon.Unreachable(err)
 	case err != nil:
 		return fmt.Errorf("upload to %s: %w", daemon.Address(), err)
@@ -188,18 +189,17 @@ func (u *uploading) send(ctx context.Context, o upload.Request) error {
 	return err
 }
 
-// rest says what becomes of an upload that was stopped.
-func rest(c upload.Content) string {
-	_, again := c.(*upload.File)
-	if !again {
-		return "what came by a pipe, or was unpacked, can only be sent again"
+// stoppedError says whether an upload that the user stopped can be resumed.
+func stoppedError(c upload.Content) error {
+	if _, isFile := c.(*upload.File); !isFile {
+		return errors.New("stopped; data from a pipe or a packed file must be sent again from the start")
 	}
-	return "what was sent is kept for a day, and the same command goes on from there"
+	return errors.New("stopped; the daemon keeps the data for a day, and the same command resumes the upload")
 }
 
-// ready returns the checksum of the image where a daemon says that it is ready, or the
-// zero Digest.
-func (u *uploading) ready(ctx context.Context) (disk.Digest, error) {
+// readyDigest returns the digest of the image if the daemon has a ready copy, or the zero
+// Digest.
+func (u *uploadCmd) readyDigest(ctx context.Context) (disk.Digest, error) {
 	s, err := u.status(ctx)
 	if err != nil {
 		return disk.Digest{}, err
@@ -217,56 +217,53 @@ func (u *uploading) ready(ctx context.Context) (disk.Digest, error) {
 	return disk.Digest{}, nil
 }
 
-// over reports whether a refusal may only say that the image is ready otherwise.
-func over(status int) bool {
+// mayBeReady reports whether a daemon refuses with this status if the image is ready
+// already, for example because another node sent it a copy.
+func mayBeReady(status int) bool {
 	return status == http.StatusConflict || status == http.StatusNotFound || status == http.StatusGone
 }
 
-// isReady asks whether an image became ready although nobody heard it. It may also be
-// another one that did meanwhile.
-func (u *uploading) isReady(ctx context.Context, c upload.Content, lost error) error {
-	ready, err := u.ready(ctx)
+// checkLost handles an upload whose last response was lost. The image may be ready, with
+// these bytes or with those of another upload.
+func (u *uploadCmd) checkLost(ctx context.Context, c upload.Content, lost error) error {
+	ready, err := u.readyDigest(ctx)
 	if err != nil {
 		return errors.Join(lost, err)
 	}
 	if ready.IsZero() {
 		return lost
 	}
-	return u.isThere(ctx, c, ready, fmt.Errorf("%w; %s is ready with sha512 %s", lost, u.name, ready))
+	return u.compareReady(ctx, c, ready, fmt.Errorf("%w; %s is ready with sha512 %s", lost, u.name, ready))
 }
 
-// isThere says that the file is the image that is ready already, with this checksum, or
-// fails with the refusal. What comes by a pipe is not read for that.
-func (u *uploading) isThere(ctx context.Context, c upload.Content, ready disk.Digest, refusal error) error {
-	if ready.IsZero() {
-		return refusal
+// compareReady compares the file with the digest of the ready image. It returns refusal if
+// they differ. A pipe cannot be read for that.
+func (u *uploadCmd) compareReady(ctx context.Context, c upload.Content, ready disk.Digest, refusal error) error {
+	if !u.canReread(c) {
+		return fmt.Errorf("%w (data from a pipe cannot be compared with it)", refusal)
 	}
-	if !u.readsAgain(c) {
-		return fmt.Errorf("%w (what comes by a pipe is not compared with it)", refusal)
-	}
-	has, err := u.sum(ctx)
+	got, err := u.digest(ctx)
 	switch {
 	case err != nil:
 		return fmt.Errorf("read %s: %w", u.file, err)
-	case has != ready:
-		return fmt.Errorf("%w (it has %s, and %s has %s)", refusal, ready.Short(), u.file, has.Short())
+	case got != ready:
+		return fmt.Errorf("%w (it has %s, and %s has %s)", refusal, ready.Short(), u.file, got.Short())
 	}
-	_, err = fmt.Fprintf(u.out, "%s is there already, with the same bytes\n", u.name)
+	_, err = fmt.Fprintf(u.out, "%s is already ready, with the same bytes\n", u.name)
 	return err
 }
 
-// readsAgain reports whether the content can be read once more from its file, from which
-// it may have been unpacked.
-func (u *uploading) readsAgain(c upload.Content) bool {
-	if _, file := c.(*upload.File); file {
+// canReread reports whether the content comes from a file, packed or not.
+func (u *uploadCmd) canReread(c upload.Content) bool {
+	if _, isFile := c.(*upload.File); isFile {
 		return true
 	}
 	info, err := os.Stat(u.file)
 	return u.file != "-" && err == nil && info.Mode().IsRegular()
 }
 
-// sum reads the file, and unpacks it if it is packed.
-func (u *uploading) sum(ctx context.Context) (disk.Digest, error) {
+// digest returns the SHA-512 of the file, unpacked.
+func (u *uploadCmd) digest(ctx context.Context) (disk.Digest, error) {
 	f, err := os.Open(u.file)
 	if err != nil {
 		return disk.Digest{}, err
@@ -278,27 +275,14 @@ func (u *uploading) sum(ctx context.Context) (disk.Digest, error) {
 	}
 	defer r.Close()
 	h := disk.SHA512.New()
-	if _, err := io.Copy(h, untilDone{ctx, r}); err != nil {
+	if _, err := io.Copy(h, fetch.CountReader(ctx, r)); err != nil {
 		return disk.Digest{}, err
 	}
 	return disk.SHA512.Digest(h), nil
 }
 
-// untilDone ends a long reading with its context.
-type untilDone struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (u untilDone) Read(p []byte) (int, error) {
-	if err := u.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return u.r.Read(p)
-}
-
-// store writes the image to a disk that no daemon holds.
-func (u *uploading) store(ctx context.Context, o upload.Request) (err error) {
+// store writes the image to a disk that no daemon has locked.
+func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err error) {
 	result, err := load(ctx, u.err, u.configDir)
 	if err != nil {
 		return err
@@ -309,35 +293,35 @@ func (u *uploading) store(ctx context.Context, o upload.Request) (err error) {
 		report.WriteProblems(u.err, u.configDir, result)
 		return fmt.Errorf("no image %s is declared in %s", u.name, u.configDir)
 	case image.Suspend.Holds(time.Now()), result.Config.Settings.Suspend.Holds(time.Now()):
-		return fmt.Errorf("%s is suspended in %s: nothing is begun", u.name, u.configDir)
+		return fmt.Errorf("%s is suspended in %s: no upload starts", u.name, u.configDir)
 	case image.Source.Upload == nil:
-		return fmt.Errorf("%s is not for upload: its source is %s", u.name, image.Source.Kind())
-	case !image.Checksum.IsZero() && !o.Digest.IsZero() && image.Checksum != o.Digest:
-		return fmt.Errorf("--checksum is %s, declared is %s", o.Digest, image.Checksum)
+		return fmt.Errorf("%s cannot be uploaded: its source is %s", u.name, image.Source.Kind())
+	case !image.Checksum.IsZero() && !request.Digest.IsZero() && image.Checksum != request.Digest:
+		return fmt.Errorf("--checksum is %s, but the declared checksum is %s", request.Digest, image.Checksum)
 	case !image.Checksum.IsZero():
-		o.Digest = image.Checksum
+		request.Digest = image.Checksum
 	}
-	shelves, err := openShelves(u.disks)
+	disks, err := openDisks(u.disks)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeShelves(shelves)) }()
-	on := shelves[0]
+	defer func() { err = errors.Join(err, closeDisks(disks)) }()
+	on := disks[0]
 	unlock, err := on.Lock()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unlock() }() // the end of the process unlocks as well
+	defer func() { _ = unlock() }() // the kernel unlocks when the process ends
 	switch c := on.Stat(image.ID); c.State {
 	case disk.Ready:
 		refusal := fmt.Errorf("%s is ready on %s: another file needs another checksum, uuid or name", image.ID, on.Path())
-		return u.isThere(ctx, o.Content, c.SHA512, refusal)
-	case disk.Unknown: // it would not be replaced
-		return fmt.Errorf("a file of %s is on %s already, of which nobody knows what it is worth (%s): run reconcile, which looks at it", image.ID, on.Path(), c.Message)
+		return u.compareReady(ctx, request.Content, c.SHA512, refusal)
+	case disk.Unknown: // a commit would not replace it
+		return fmt.Errorf("%s already has an unverified file for %s (%s): run reconcile to verify it", on.Path(), image.ID, c.Message)
 	}
-	made, err := u.fill(ctx, on, o, disk.PartOptions{
-		SHA256: o.Digest.Algorithm() == disk.SHA256, Format: disk.Format(image.Format), Reserve: reserved(result.Config.Nodes, on.Path()),
-		Accept: o.CanResume,
+	made, err := u.fill(ctx, on, request, disk.PartOptions{
+		SHA256: request.Digest.Algorithm() == disk.SHA256, Format: disk.Format(image.Format), Reserve: reservedBytes(result.Config.Nodes, on.Path()),
+		Accept: request.CanResume,
 	}, image.ID)
 	if err != nil {
 		return err
@@ -346,33 +330,36 @@ func (u *uploading) store(ctx context.Context, o upload.Request) (err error) {
 	return err
 }
 
-func (u *uploading) fill(ctx context.Context, on shelf, o upload.Request, options disk.PartOptions, id disk.ID) (disk.Copy, error) {
+// fill writes the content into a partial file and commits it. An interrupted file can be
+// resumed, and stays. Data from a pipe cannot, and is discarded.
+func (u *uploadCmd) fill(ctx context.Context, on offlineDisk, request upload.Request, options disk.PartOptions, id disk.ID) (disk.Copy, error) {
 	part, err := on.OpenPart(ctx, id, options)
 	if err != nil {
 		return disk.Copy{}, err
 	}
-	counted := &fetch.Progress{}
-	if f, ok := o.Content.(*upload.File); ok {
-		counted.Total.Store(f.Size())
+	p := &fetch.Progress{}
+	file, isFile := request.Content.(*upload.File)
+	if isFile {
+		p.Total.Store(file.Size())
 	}
-	stop := newProgress(u.err).follow(oneTransfer(reconcile.Upload, id, on.Path(), counted))
-	err = upload.FillLocal(ctx, part, o, counted)
+	stop := newProgress(u.err).watch(singleTransfer(reconcile.Upload, id, on.Path(), p))
+	err = upload.FillLocal(ctx, part, request, p)
 	stop()
 	_, final := errors.AsType[*fetch.Error](err)
-	_, again := o.Content.(*upload.File)
 	switch {
 	case err == nil:
-		return part.Commit(o.Digest)
-	case final || !again:
+		return part.Commit(request.Digest)
+	case final || !isFile:
 		return disk.Copy{}, errors.Join(err, part.Discard())
 	case ctx.Err() != nil:
-		err = errors.New("stopped; " + rest(o.Content))
+		err = stoppedError(request.Content)
 	}
 	return disk.Copy{}, errors.Join(err, part.Close())
 }
 
-// reserved is what has to stay free on a disk at the path, if it is declared.
-func reserved(nodes map[string]schema.Node, path string) (bytes int64) {
+// reservedBytes returns the reserved space of the declared disk at a path, 0 if none is
+// declared there.
+func reservedBytes(nodes map[string]schema.Node, path string) (bytes int64) {
 	if abs, err := filepath.Abs(path); err == nil {
 		path = abs
 	}
@@ -384,26 +371,4 @@ func reserved(nodes map[string]schema.Node, path string) (bytes int64) {
 		}
 	}
 	return bytes
-}
-
-// seldom says what it was told of, but the like of it, other numbers apart, only once in
-// a while: two clients of one upload disturb each other with every request.
-type seldom struct {
-	every time.Duration
-	last  map[string]time.Time
-}
-
-var numbers = regexp.MustCompile(`[0-9]+`)
-
-// due reports whether the text is to be said now.
-func (s *seldom) due(text string, now time.Time) bool {
-	like := numbers.ReplaceAllString(text, "0")
-	if last, said := s.last[like]; said && now.Sub(last) < s.every {
-		return false
-	}
-	if s.last == nil {
-		s.last = map[string]time.Time{}
-	}
-	s.last[like] = now
-	return true
 }

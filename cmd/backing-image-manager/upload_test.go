@@ -18,7 +18,7 @@ import (
 
 // An upload ends where the image becomes ready otherwise meanwhile, by another node's copy
 // for example. What was wanted is there then, if those are the bytes of the file.
-func TestUploadOvertaken(t *testing.T) {
+func TestUploadOfAReadyImageComparesTheBytes(t *testing.T) {
 	for _, tt := range []struct {
 		has  string
 		size int // more than a piece: it is refused before the end
@@ -49,7 +49,7 @@ func TestUploadOvertaken(t *testing.T) {
 				httperror.New(http.StatusNotFound, "there is no such upload").Write(w)
 			}
 		}))
-		u := &uploading{imageFlags: imageFlags{daemonFlags: daemonFlags{url: daemon.URL}}, name: "parrot", file: file, size: -1, in: strings.NewReader(""), out: io.Discard, err: io.Discard}
+		u := &uploadCmd{imageFlags: imageFlags{daemonFlags: daemonFlags{url: daemon.URL}}, name: "parrot", file: file, size: -1, in: strings.NewReader(""), out: io.Discard, err: io.Discard}
 		err := u.run(t.Context())
 		daemon.Close()
 		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {

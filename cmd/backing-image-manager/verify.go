@@ -10,31 +10,32 @@ import (
 	"slices"
 	"time"
 
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 )
 
 func newImageVerify() *cobra.Command {
 	var f imageFlags
 	cmd := &cobra.Command{
 		Use:   "verify NAME [--disk PATH | --url URL] [flags]",
-		Short: "Read an image and compare it with its checksum",
-		Long: `With --disk, reads every copy of NAME on the disks once and compares it with the
-checksum that it had when it became ready. A copy that differs is marked failed, so
-that the next reconcile replaces it. The image of another program is compared with
-its backing.cfg and left as it is. NAME may be <name>-<uuid> too.
+		Short: "Read an image and compare it with its digest",
+		Long: `With --disk, reads every copy of NAME on the disks once and compares its bytes with the
+digest from when it became ready. A copy that differs is marked as failed, and the
+next reconcile replaces it. An unmanaged image is compared with its backing.cfg and
+never changed. NAME may also be <name>-<uuid>.
 
-Without --disk, a daemon is asked to verify its copies of the declared image NAME,
-and waited for. It replaces a copy that differs at once.
+Without --disk, a daemon verifies its copies of the declared image NAME, and the
+command waits for the result. The daemon repairs or replaces a damaged copy at once.
 
-Exit status: 0 when all bytes match, 1 when they do not.`,
+Exit status: 0 if all bytes match, 1 otherwise.`,
 		Example: `  backing-image-manager backing-image verify parrot --disk /var/lib/longhorn
   backing-image-manager backing-image verify parrot --url http://localhost:8000`,
-		Args: exactly("NAME"),
+		Args: exactArgs("NAME"),
 	}
 	f.add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -46,55 +47,55 @@ Exit status: 0 when all bytes match, 1 when they do not.`,
 	return cmd
 }
 
-// verifyOffline verifies all copies of name on disks that nobody else writes to.
+// verifyOffline verifies all copies of an image on disks that no daemon has locked.
 func verifyOffline(ctx context.Context, out, errOut io.Writer, paths []string, name string) (err error) {
-	shelves, err := openShelves(paths)
+	disks, err := openDisks(paths)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeShelves(shelves)) }()
-	copies, err := named(shelves, name)
+	defer func() { err = errors.Join(err, closeDisks(disks)) }()
+	copies, err := findCopies(disks, name)
 	if err != nil {
 		return err
 	}
-	for _, s := range shelves {
-		unlock, err := s.Lock()
+	for _, d := range disks {
+		unlock, err := d.Lock()
 		if err != nil {
 			return err
 		}
-		defer func() { _ = unlock() }() // the end of the process unlocks as well
+		defer func() { _ = unlock() }() // the kernel unlocks when the process ends
 	}
-	show := newProgress(errOut)
-	var wrong []error
+	bars := newProgress(errOut)
+	var failures []error
 	for _, c := range copies {
-		found, err := verifyCopy(ctx, c, show)
+		digest, err := verifyCopy(ctx, c, bars)
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return errors.Join(append(wrong, errors.New("stopped; nothing was settled"))...)
+			return errors.Join(append(failures, errors.New("stopped; the result for this copy is unknown"))...)
 		case err != nil:
-			wrong = append(wrong, err)
+			failures = append(failures, err)
 		default:
-			fmt.Fprintf(out, "%s: the bytes match: sha512 %s\n", c, found)
+			fmt.Fprintf(out, "%s: the bytes match: sha512 %s\n", c, digest)
 		}
 	}
-	return errors.Join(wrong...)
+	return errors.Join(failures...)
 }
 
-// verifyCopy reads one copy and returns its digest if that is what it has to be.
-func verifyCopy(ctx context.Context, c shelved, show *progress) (disk.Digest, error) {
+// verifyCopy reads one copy and returns its digest if that is the expected one.
+func verifyCopy(ctx context.Context, c localCopy, bars *progress) (disk.Digest, error) {
 	if c.Size == 0 && c.State == disk.Pending {
-		return disk.Digest{}, fmt.Errorf("%s is not there yet: nothing to verify", c)
+		return disk.Digest{}, fmt.Errorf("%s has no file yet: nothing to verify", c)
 	}
-	counted := &fetch.Progress{}
-	counted.Total.Store(c.Size)
-	defer show.follow(oneTransfer(reconcile.Verify, c.ID, c.Path(), counted))()
+	p := &fetch.Progress{}
+	p.Total.Store(c.Size)
+	defer bars.watch(singleTransfer(reconcile.Verify, c.ID, c.Path(), p))()
 	if !c.Owned {
-		return verifyForeign(ctx, c, counted)
+		return verifyUnmanaged(ctx, c, p)
 	}
-	// What was declared of it when it became ready: its bytes alone may look like
-	// something else, and backing.cfg says what was expected.
+	// The declaration at the time when the copy became ready is in backing.cfg and in its
+	// record. The bytes alone could look like another format.
 	want := disk.Expected{Digest: c.CfgExpected, Format: c.Format}
-	now, err := c.Verify(ctx, c.ID, want, func(n int64) { counted.Done.Add(n) })
+	now, err := c.Verify(ctx, c.ID, want, func(n int64) { p.Done.Add(n) })
 	if err != nil {
 		return disk.Digest{}, err
 	}
@@ -104,59 +105,33 @@ func verifyCopy(ctx context.Context, c shelved, show *progress) (disk.Digest, er
 	return now.SHA512, nil
 }
 
-func oneTransfer(kind reconcile.Kind, id disk.ID, place string, p *fetch.Progress) func() map[reconcile.Key]reconcile.Transfer {
-	t := reconcile.Transfer{
-		Action:   reconcile.Action{Kind: kind, Image: id.Name, UUID: id.UUID, Disk: place},
-		Progress: p,
-	}
-	return func() map[reconcile.Key]reconcile.Transfer {
-		return map[reconcile.Key]reconcile.Transfer{t.Action.Key(): t}
-	}
-}
-
-// verifyForeign compares an image that is not ours with what its backing.cfg says,
-// and writes nothing: an image that were adopted so would count as ours later, and
-// ours is cleaned up when it is not declared.
-func verifyForeign(ctx context.Context, c shelved, counted *fetch.Progress) (disk.Digest, error) {
+// verifyUnmanaged compares the image of another program with its backing.cfg. It writes
+// nothing: a record would make the image an owned one, and an owned image is deleted if it
+// is not declared.
+func verifyUnmanaged(ctx context.Context, c localCopy, p *fetch.Progress) (disk.Digest, error) {
 	if c.SHA512.IsZero() {
-		return disk.Digest{}, fmt.Errorf("%s: there is no checksum to compare it with: declare the image, and reconcile adopts it", c)
+		return disk.Digest{}, fmt.Errorf("%s has no digest to compare with: declare the image, and reconcile adopts it", c)
 	}
 	f, err := os.Open(filepath.Join(c.Path(), "backing-images", c.ID.String(), "backing"))
 	if err != nil {
 		return disk.Digest{}, err
 	}
 	defer f.Close()
-	defer unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) // only a favour to others
+	defer unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) // best effort: keep the page cache for VMs
 	h := disk.SHA512.New()
-	if _, err := io.Copy(h, &countedReader{ctx, f, counted}); err != nil {
+	if _, err := io.Copy(h, fetch.CountReader(ctx, f, &p.Done)); err != nil {
 		return disk.Digest{}, fmt.Errorf("read %s: %w", c, err)
 	}
 	if got := disk.SHA512.Digest(h); got != c.SHA512 {
-		return disk.Digest{}, fmt.Errorf("%s: checksum mismatch: backing.cfg says %s, got %s", c, c.SHA512, got)
+		return disk.Digest{}, fmt.Errorf("%s: checksum mismatch: backing.cfg has %s, got %s", c, c.SHA512, got)
 	}
 	return c.SHA512, nil
 }
 
-// countedReader ends a long reading when ctx does, and counts it.
-type countedReader struct {
-	ctx     context.Context
-	r       io.Reader
-	counted *fetch.Progress
-}
+const verifyPollInterval = 500 * time.Millisecond
 
-func (r *countedReader) Read(b []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	n, err := r.r.Read(b)
-	r.counted.Done.Add(int64(n))
-	return n, err
-}
-
-const verifyAgain = 500 * time.Millisecond
-
-// verifyByDaemon asks a daemon to verify the ready copies of an image, and waits
-// until it has.
+// verifyByDaemon requests that a daemon verifies the ready copies of an image, and waits
+// for the result.
 func verifyByDaemon(ctx context.Context, out io.Writer, f imageFlags, name string) error {
 	client, err := f.client()
 	if err != nil {
@@ -169,36 +144,37 @@ func verifyByDaemon(ctx context.Context, out io.Writer, f imageFlags, name strin
 	if err := client.Verify(ctx, name); err != nil {
 		return err
 	}
-	tick := time.NewTicker(verifyAgain)
+	tick := time.NewTicker(verifyPollInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return errors.New("stopped waiting; the daemon goes on by itself")
+			return errors.New("stopped waiting; the daemon continues")
 		case <-tick.C:
 		}
 		now, err := client.Status(ctx)
 		if err != nil {
 			return err
 		}
-		if !verifying(before, now, name) {
+		if !isVerifying(before, now, name) {
 			return reportVerified(out, before, now, name)
 		}
 	}
 }
 
-// verifying reports whether what was asked for after the status before is still to
-// be done, or not seen to be done, in the status now.
-func verifying(before, now reconcile.Status, name string) bool {
+// isVerifying reports whether the request that followed the status before is not finished
+// in the status now, or does not show there yet.
+func isVerifying(before, now reconcile.Status, name string) bool {
 	return now.Time.Equal(before.Time) || slices.ContainsFunc(now.Plan.Actions, func(a reconcile.Action) bool {
 		return a.Kind == reconcile.Verify && a.Image == name && a.Node == now.Node
 	})
 }
 
-// reportVerified says what became of the copies that were ready before. A daemon
-// replaces at once what turns out to be damaged; that did not match all the same.
+// reportVerified prints the result for each copy of the daemon's node that was ready
+// before. A copy that is ready again may have been damaged: the daemon replaces a damaged
+// copy at once.
 func reportVerified(out io.Writer, before, now reconcile.Status, name string) error {
-	var wrong []error
+	var failures []error
 	for _, image := range now.Images {
 		if image.Name != name || !image.Declared {
 			continue
@@ -207,23 +183,24 @@ func reportVerified(out io.Writer, before, now reconcile.Status, name string) er
 			id := disk.ID{Name: image.Name, UUID: image.UUID}
 			was, wasReady := readyBefore(before, id, c)
 			switch {
-			case !wasReady, c.Node != now.Node: // another daemon verifies those
+			case !wasReady, c.Node != now.Node: // its own daemon verifies it
 			case c.State == disk.Ready && c.Damaged.After(was.Damaged):
-				wrong = append(wrong, fmt.Errorf("%s on %s was damaged, and has been replaced by one that matches", id, report.DiskName(c)))
+				failures = append(failures, fmt.Errorf("%s on %s was damaged and has been replaced", id, report.DiskName(c)))
 			case c.State == disk.Ready && !c.Verified.After(was.Verified):
-				wrong = append(wrong, fmt.Errorf("%s on %s could not be verified: %s", id, report.DiskName(c), report.OneLine(c.Message)))
+				failures = append(failures, fmt.Errorf("%s on %s could not be verified: %s", id, report.DiskName(c), report.OneLine(c.Message)))
 			case c.State == disk.Ready:
 				fmt.Fprintf(out, "%s on %s: the bytes match: sha512 %s\n", id, report.DiskName(c), c.SHA512)
 			case c.Running && c.Damaged.After(was.Damaged):
-				wrong = append(wrong, fmt.Errorf("%s on %s was damaged, and is being mended: status tells how far that is", id, report.DiskName(c)))
+				failures = append(failures, fmt.Errorf("%s on %s is damaged and is being repaired: the command status shows the progress", id, report.DiskName(c)))
 			default:
-				wrong = append(wrong, fmt.Errorf("%s on %s is %s: %s", id, report.DiskName(c), c.State, report.OneLine(c.Message)))
+				failures = append(failures, fmt.Errorf("%s on %s is %s: %s", id, report.DiskName(c), c.State, report.OneLine(c.Message)))
 			}
 		}
 	}
-	return errors.Join(wrong...)
+	return errors.Join(failures...)
 }
 
+// readyBefore returns a copy as it was in an earlier status, if it was ready then.
 func readyBefore(before reconcile.Status, id disk.ID, c reconcile.CopyStatus) (was reconcile.CopyStatus, ready bool) {
 	for _, image := range before.Images {
 		if image.Name != id.Name || image.UUID != id.UUID {

@@ -8,7 +8,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 )
 
-func TestVerifyByDaemonGoesByItsStatus(t *testing.T) {
+func TestVerifyByDaemonReportsTheStatusOfTheCopies(t *testing.T) {
 	parse := func(text string) (s reconcile.Status) {
 		t.Helper()
 		if err := json.Unmarshal([]byte(text), &s); err != nil {
@@ -33,7 +33,7 @@ func TestVerifyByDaemonGoesByItsStatus(t *testing.T) {
 		{name: "could not be read", err: "parrot-6846a0b2 on node1/disk1 could not be verified: input/output error",
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 				{"node":"node1","disk":"disk1","state":"ready","message":"input/output error"}]}]}`},
-		{name: "wrong and at work", err: "parrot-6846a0b2 on node1/disk1 was damaged, and is being mended: status tells how far that is",
+		{name: "wrong and at work", err: "parrot-6846a0b2 on node1/disk1 is damaged and is being repaired: the command status shows the progress",
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 				{"node":"node1","disk":"disk1","state":"failed","message":"repair: damaged","running":true,"damaged":"2026-11-20T12:00:00.5Z"}]}]}`},
 		{name: "wrong", err: "parrot-6846a0b2 on node1/disk1 is failed: damaged",
@@ -41,7 +41,7 @@ func TestVerifyByDaemonGoesByItsStatus(t *testing.T) {
 				{"node":"node1","disk":"disk1","state":"failed","message":"damaged"},{"node":"node1","disk":"disk2","state":"pending"}]}]}`},
 	} {
 		now := parse(c.now)
-		if got := verifying(before, now, "parrot"); got != c.pending {
+		if got := isVerifying(before, now, "parrot"); got != c.pending {
 			t.Errorf("%s: pending is %t", c.name, got)
 		}
 		if c.pending {

@@ -60,7 +60,7 @@ image that is not, and at once for a NAME that is not declared.`,
 // waitReady asks until all is ready, and returns what is missing when it gives up. On a
 // terminal that is seen meanwhile.
 func waitReady(ctx context.Context, client *api.Client, names []string, timeout time.Duration, seen *progress) error {
-	defer seen.show(nil)
+	defer seen.showPending(nil)
 	limited := ctx
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -80,7 +80,7 @@ func waitReady(ctx context.Context, client *api.Client, names []string, timeout 
 			return err
 		case limited.Err() == nil || missing == nil: // a question that was cut short tells nothing
 			missing = err
-			seen.show(err)
+			seen.showPending(err)
 		}
 		select {
 		case <-limited.Done():
