@@ -68,7 +68,7 @@ type Action struct {
 	Bytes int64 `json:"bytes"`
 	// From is a copy that a sync, a repair or a clone reads: <node>/<disk>/<folder>. From
 	// other nodes all are read that have one.
-	From string `json:"from,omitempty"`
+	From Key `json:"from,omitzero"`
 	// Until is when a wait ends by itself, if that is a matter of time.
 	Until time.Time `json:"until,omitzero"`
 	// Then is what a wait is for, where that is an action on the same copy.
@@ -100,6 +100,23 @@ type Key struct {
 
 // String returns <node>/<disk>/<folder>.
 func (k Key) String() string { return k.Disk.String() + "/" + k.ID.String() }
+
+// MarshalText writes the copy as String does, nothing for the zero value.
+func (k Key) MarshalText() ([]byte, error) {
+	if k == (Key{}) {
+		return nil, nil
+	}
+	return []byte(k.String()), nil
+}
+
+// UnmarshalText reads what MarshalText writes.
+func (k *Key) UnmarshalText(text []byte) (err error) {
+	*k = Key{}
+	if len(text) > 0 {
+		*k, err = parseKey(string(text))
+	}
+	return err
+}
 
 // Key names the copy that the action is about.
 func (a Action) Key() Key {

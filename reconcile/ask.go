@@ -64,8 +64,8 @@ func (l *Loop) Verify(ctx context.Context, image string) (copies int, err error)
 		return 0, fmt.Errorf("verify %s: %w", image, ErrNotDeclared)
 	}
 	var keys []Key
-	for _, ref := range v.Desired.scene(v.Observed).own {
-		if _, ready := v.Observed.Disks[ref].ready(declared.ID); ready {
+	for ref, seen := range v.Observed.Disks {
+		if _, ready := seen.ready(declared.ID); ready && v.Desired.mine(ref) {
 			keys = append(keys, Key{ref, declared.ID})
 		}
 	}

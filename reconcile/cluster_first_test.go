@@ -12,17 +12,13 @@ import (
 
 // establishes reports whether an action gives an image bytes that nobody has declared.
 func establishes(image schema.Image, a Action, o Observed) bool {
-	return image.Checksum.IsZero() && (a.Kind.prepares() || a.Kind == Sync && !o.madeOf(a))
+	return image.Checksum.IsZero() && (a.Kind.prepares() || a.Kind == Sync && !madeOf(o, a))
 }
 
 // madeOf reports whether a sync reads a copy of the same image.
-func (o Observed) madeOf(a Action) bool {
-	for ref, seen := range o.Disks {
-		if _, there := seen.Copies[a.Key().ID]; there && (Key{ref, a.Key().ID}).String() == a.From {
-			return true
-		}
-	}
-	return false
+func madeOf(o Observed, a Action) bool {
+	_, there := o.Disks[a.From.Disk].Copies[a.Key().ID]
+	return there && a.From.ID == a.Key().ID
 }
 
 // beginsFirst holds the beginning of a first copy against what is known by then.

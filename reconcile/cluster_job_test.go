@@ -77,12 +77,8 @@ func sourceDigest(d Desired, o Observed, a Action) disk.Digest {
 	if c := o.Disks[a.Key().Disk].Copies[a.Key().ID]; a.Kind == Repair {
 		return c.SHA512
 	}
-	for ref, seen := range o.Disks {
-		for id, c := range seen.Copies {
-			if (Key{ref, id}).String() == a.From {
-				return c.SHA512
-			}
-		}
+	if c, there := o.Disks[a.From.Disk].Copies[a.From.ID]; there {
+		return c.SHA512
 	}
 	return d.Config.Images[a.Image].Checksum
 }

@@ -190,7 +190,7 @@ func (m *member) take() {
 // desired is what Desire and Loop make of the configuration.
 func (m *member) desired() Desired {
 	d := Desired{Node: m.name, Config: m.conf.config, Digest: m.conf.digest, May: schema.Everything,
-		Held: map[string]schema.Held{}, Removals: m.removals, Cleanup: m.byHand, Uploads: m.asksFor()}
+		Held: map[string]schema.Held{}, Removed: m.removals.Confirmed, Cleanup: m.byHand, Uploads: m.asksFor()}
 	if m.broken {
 		d.May, d.Digest = schema.NoDeletions, ""
 		if m.gap && m.missing == "" {

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"cmp"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 )
@@ -155,7 +156,7 @@ func (m *member) finish(w *work, err error) {
 		if !a.recall.until.IsZero() {
 			a.recall.until = a.recall.until.Add(-m.wall)
 		}
-		next := m.tries[w.key].next(a, err, m.steady())
+		next := NextFailure(m.tries[w.key].Try, a, err, m.steady(), rand.Float64())
 		m.tries[w.key] = tried{Try: m.jitter(next), image: w.image}
 	}
 }

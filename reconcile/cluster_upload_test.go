@@ -66,7 +66,7 @@ func (c *cluster) upload(name string, m *member, letter string) {
 	if !m.up || m.rounds == 0 || image.Source.Upload == nil {
 		return
 	}
-	key, err := m.d.scene(m.o).look(image).uploadTo(disk.Digest{})
+	key, err := m.d.UploadTo(m.o, image, disk.Digest{})
 	if err != nil || m.jobs[key] != nil {
 		c.tell(m.name, "takes no upload of %s: %v", name, err)
 		return

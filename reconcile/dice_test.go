@@ -34,10 +34,11 @@ func (r dice) situation() (Desired, Observed) {
 	now := goldenNow.Add(time.Duration(r.IntN(1000)) * time.Second)
 	o := Observed{Now: now, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
 	if r.one(4) {
-		d.Removals = &configdir.RemovalConfirmer{}
+		removals := &configdir.RemovalConfirmer{}
+		d.Removed = removals.Confirmed
 		for range r.IntN(4) {
 			at := now.Add(-time.Duration(r.IntN(9)) * time.Second)
-			d.Removals.Observe(at, at, map[string]bool{"parrot": true, "gone1": r.one(2)})
+			removals.Observe(at, at, map[string]bool{"parrot": true, "gone1": r.one(2)})
 		}
 	}
 	o.Unable, o.BackedUp = map[disk.ID]string{}, map[disk.ID]bool{}

@@ -46,7 +46,7 @@ func (j *invariants) cloned(a Action) {
 		return
 	}
 	suspect := suspects(j.o.Tries)
-	j.never(a.From != "" && suspect[j.source(a)], "%s of %s from what is suspected", a.Kind, a.Key())
+	j.never(a.From != (Key{}) && suspect[j.source(a)], "%s of %s from what is suspected", a.Kind, a.Key())
 	if !source.Checksum.IsZero() || !j.d.Config.Images[a.Image].Checksum.IsZero() {
 		return
 	}

@@ -131,10 +131,10 @@ type Matter struct {
 	Copies []string `json:"copies"` // or images, where no disk is concerned; sorted
 }
 
-// Fleet says what a plan for nodes of d's configuration, or a part of it, comes to.
-func (c *Cluster) Fleet(d Desired, p Plan) Fleet {
+// NewFleet says what a plan for nodes of d's configuration, or a part of it, comes to.
+func NewFleet(c *Cluster, d Desired, p Plan) Fleet {
 	d.Node, d.Picked = "", nil
-	f := newFleet(d, c.seen(d, c.Disks), p)
+	f := forecastOf(d, c.seen(d, c.Disks), p)
 	f.State = FleetState{Time: c.Now, Nodes: len(d.Config.Nodes), Silent: slices.Sorted(maps.Keys(c.Silent))}
 	if f.State.Silent == nil {
 		f.State.Silent = []string{}

@@ -18,8 +18,8 @@ func TestFleetAddsUp(t *testing.T) {
 		d, o := dice{rand.New(rand.NewPCG(seed, 5))}.situation()
 		p := d.Plan(o)
 		d.Node, d.Picked = "", nil
-		f := newFleet(d, o, p)
-		if again := newFleet(d, o, p); !reflect.DeepEqual(f, again) {
+		f := forecastOf(d, o, p)
+		if again := forecastOf(d, o, p); !reflect.DeepEqual(f, again) {
 			t.Fatalf("seed %d: two forecasts from equal values differ", seed)
 		}
 		comes, drops, gone := 0, 0, int64(0)

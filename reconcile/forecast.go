@@ -22,8 +22,8 @@ type forecast struct {
 	held    map[string][]string
 }
 
-// newFleet is a pure function of its arguments: d is as somebody sees it who has no disks.
-func newFleet(d Desired, o Observed, p Plan) Fleet {
+// forecastOf is a pure function of its arguments: d is as somebody sees it who has no disks.
+func forecastOf(d Desired, o Observed, p Plan) Fleet {
 	f := &forecast{
 		Desired: d, o: o, images: map[disk.ID]*ImageForecast{}, disks: map[schema.DiskRef]*DiskForecast{}, copies: map[Key]*CopyForecast{},
 		sizes: map[disk.ID]Copy{}, blocked: map[string][]string{}, held: map[string][]string{},
@@ -50,11 +50,8 @@ func newFleet(d Desired, o Observed, p Plan) Fleet {
 
 // begin notes what there is.
 func (f *forecast) begin() {
-	s := f.scene(f.o)
-	for _, image := range f.Config.Images {
-		v := s.look(image)
-		one := f.image(image.ID)
-		one.Wanted = len(v.places.want) + max(0, v.places.short)
+	for id, p := range f.Placements(f.o) {
+		f.image(id).Wanted = p.Desired()
 	}
 	for ref, seen := range f.o.Disks {
 		for id, c := range seen.Copies {
@@ -154,11 +151,10 @@ func (f *forecast) wants(key Key) bool { return f.Config.Images[key.ID.Name].ID 
 
 // flow is where the bytes of a new copy come from.
 func (f *forecast) flow(a Action, kind Kind) *Flow {
-	from, err := parseKey(a.From)
 	switch {
 	case kind.prepares() && kind != Clone:
 		return &f.fleet.Traffic.Origins
-	case kind == Clone, err == nil && from.Disk.Node == a.Node:
+	case kind == Clone, a.From.Disk.Node == a.Node:
 		return &f.fleet.Traffic.Local
 	}
 	return &f.fleet.Traffic.Peers
@@ -179,11 +175,8 @@ func (f *forecast) transfer(a Action) int64 {
 // come counts a new copy of which some bytes may be there.
 func (f *forecast) come(key Key, a Action) {
 	source, known := f.sizes[key.ID]
-	if from, err := parseKey(a.From); err == nil {
-		c, there := f.o.Disks[from.Disk].Copies[from.ID]
-		if there {
-			source, known = c, true
-		}
+	if c, there := f.o.Disks[a.From.Disk].Copies[a.From.ID]; there {
+		source, known = c, true
 	}
 	c := f.o.Disks[key.Disk].Copies[key.ID]
 	if d := f.disks[key.Disk]; d != nil && known {

@@ -68,7 +68,7 @@ func TestServersAskWithinReason(t *testing.T) {
 	} {
 		var last Try
 		for range 9 {
-			last = last.Next(a, &fetch.Error{Class: fetch.Network, RetryAfter: asked, Err: errors.New("503")}, goldenNow, 0)
+			last = NextFailure(last, a, &fetch.Error{Class: fetch.Network, RetryAfter: asked, Err: errors.New("503")}, goldenNow, 0)
 		}
 		if got := last.Until.Sub(goldenNow); got != want {
 			t.Errorf("asked to wait %v: after 9 attempts it waits %v, want %v", asked, got, want)
@@ -86,7 +86,7 @@ func TestRepairIsTriedAgain(t *testing.T) {
 	failed.Using = "a volume uses it"
 	o.Disks[refs[1]].Copies[image.ID] = failed
 	a := newAction(Repair, Key{refs[1], image.ID}, "", 0)
-	o.Tries[a.Key()] = Try{}.next(a, &fetch.Error{Class: fetch.BadSource, Err: errOther}, goldenNow)
+	o.Tries[a.Key()] = NextFailure(Try{}, a, &fetch.Error{Class: fetch.BadSource, Err: errOther}, goldenNow, 0.5)
 	o.Now = o.Now.Add(time.Hour)
 	d, o := of(refs[1].Node, c, o)
 	anybodyActs(t, d.Plan(o))
@@ -203,11 +203,11 @@ func TestSourceThatCannotBeRead(t *testing.T) {
 	a.from = Key{refs[0], image.ID}
 	source := &stoppable{ctx: t.Context(), r: unreadable{}, progress: &fetch.Progress{}}
 	_, err := source.Read(nil)
-	got := Try{}.next(a, fmt.Errorf("read image: %w", err), goldenNow)
+	got := NextFailure(Try{}, a, fmt.Errorf("read image: %w", err), goldenNow, 0.5)
 	if got.Disk || got.Final || !slices.Equal(got.Suspects, []Key{a.from}) {
 		t.Errorf("%v: %+v", err, got)
 	}
-	if got := (Try{}).next(a, fmt.Errorf("write: %w", syscall.EIO), goldenNow); !got.Disk || got.Suspects != nil {
+	if got := NextFailure(Try{}, a, fmt.Errorf("write: %w", syscall.EIO), goldenNow, 0.5); !got.Disk || got.Suspects != nil {
 		t.Errorf("the disk cannot be written to: %+v", got)
 	}
 }

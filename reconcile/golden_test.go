@@ -92,7 +92,7 @@ func goldenCase(t *testing.T, a *txtar.Archive) (Desired, Observed) {
 	if s.fault && d.May == schema.Everything {
 		d.May = schema.NoDeletions
 	}
-	d.Removals, d.Verify, d.Cleanup, d.Uploads = s.removals, s.asked, s.cleanup, s.uploads
+	d.Removed, d.Verify, d.Cleanup, d.Uploads = s.removed, s.asked, s.cleanup, s.uploads
 	return d, s.o
 }
 
@@ -118,7 +118,7 @@ func goldenPlan(p Plan, now time.Time) string {
 	var b strings.Builder
 	for _, a := range p.Actions {
 		fmt.Fprintf(&b, "%s %s-%s %s/%s %s", a.Kind, a.Image, a.UUID, a.Node, cmp.Or(a.Disk, "-"), goldenBytes(a.Bytes))
-		if a.From != "" {
+		if a.From != (Key{}) {
 			fmt.Fprintf(&b, " from=%s", a.From)
 		}
 		if !a.recall.digest.IsZero() {

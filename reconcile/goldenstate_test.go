@@ -20,16 +20,16 @@ var goldenNow = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 
 // goldenState is the state of a case: what was observed, by whom.
 type goldenState struct {
-	t        *testing.T
-	config   schema.Config
-	node     string
-	fault    bool
-	removals *configdir.RemovalConfirmer
-	asked    map[Key]bool
-	cleanup  map[Key]bool
-	uploads  map[Key]bool
-	digest   string
-	o        Observed
+	t       *testing.T
+	config  schema.Config
+	node    string
+	fault   bool
+	removed func(string) bool
+	asked   map[Key]bool
+	cleanup map[Key]bool
+	uploads map[Key]bool
+	digest  string
+	o       Observed
 }
 
 func parseState(t *testing.T, text string, r schema.Result) goldenState {
@@ -59,7 +59,7 @@ func (s *goldenState) line(what string, words []string) {
 	case "fault":
 		s.fault = true
 	case "unconfirmed":
-		s.removals = &configdir.RemovalConfirmer{}
+		s.removed = (&configdir.RemovalConfirmer{}).Confirmed
 	case "disk":
 		s.disk(words)
 	case "copy":

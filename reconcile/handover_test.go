@@ -71,7 +71,7 @@ func TestTakeoverWhileSomethingElseIsBroken(t *testing.T) {
 	o.Peers = map[string]Peer{first.Node: {Asked: true}}
 	other, _ := of(second.Node, c, o)
 	other.Digest, other.May = "", schema.NoDeletions
-	o.hearOf(other, peer.Observation{State: state, Polled: true}, o.Now)
+	hearOf(o, other, peer.Observation{State: state, Polled: true}, o.Now)
 	waits := other.Plan(o)
 
 	o = bare(c)

@@ -155,7 +155,7 @@ func (j *invariants) target(a Action) {
 	j.never(!matches && !named || node.EvictionRequested || one.EvictionRequested, "%s to where it does not belong: %s", a.Kind, key)
 	j.never(!node.AllowScheduling || !one.AllowScheduling, "%s to where nothing is scheduled: %s", a.Kind, key)
 	j.never(!j.o.Running[key] && j.o.Disks[key.Disk].Space.Free <= one.StorageReserved, "%s to a full disk: %s", a.Kind, key)
-	if a.Kind != Sync && (a.Kind != Clone || a.From == "" && j.o.Running[key]) {
+	if a.Kind != Sync && (a.Kind != Clone || a.From == (Key{}) && j.o.Running[key]) {
 		return
 	}
 	from := j.source(a)
@@ -174,7 +174,7 @@ func (j *invariants) target(a Action) {
 			same = declared && from.ID == source.ID && from.Disk.Node == j.d.Node
 		}
 	}
-	j.never(!ok || !same || a.From != from.String() || from == key, "%s of %s from %s", a.Kind, key, from)
+	j.never(!ok || !same || a.From != from || from == key, "%s of %s from %s", a.Kind, key, from)
 	for _, b := range j.p.Actions {
 		j.never((b.Kind == Cleanup || b.Kind == Evict) && b.Key() == from, "%s of %s, which is read", b.Kind, from)
 	}
@@ -182,12 +182,8 @@ func (j *invariants) target(a Action) {
 
 // source is the copy that a sync names.
 func (j *invariants) source(a Action) Key {
-	for ref, seen := range j.o.Disks {
-		for id := range seen.Copies {
-			if (Key{ref, id}).String() == a.From {
-				return Key{ref, id}
-			}
-		}
+	if _, there := j.o.Disks[a.From.Disk].Copies[a.From.ID]; there {
+		return a.From
 	}
 	return Key{}
 }
@@ -266,7 +262,7 @@ func (j *invariants) vanished(key Key) {
 	}
 	held, broken := j.d.Held[key.ID.Name]
 	j.never(broken && !held.Stale, "cleanup of %s, the declaration of which is broken", key)
-	j.never(j.d.Removals != nil && !j.d.Removals.Confirmed(key.ID.Name), "cleanup of %s at the first look without it", key)
+	j.never(j.d.Removed != nil && !j.d.Removed(key.ID.Name), "cleanup of %s at the first look without it", key)
 	over := len(gone) > 1 && j.d.Config.Settings.PruneLimit.Holds(len(j.d.Config.Images), len(gone))
 	j.never(over && !confirmed, "cleanup of %s over the prune limit", key)
 	for node, n := range j.d.Config.Nodes {

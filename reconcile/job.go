@@ -22,7 +22,6 @@ type job struct {
 	action   Action
 	image    schema.Image // zero for what is not declared any more
 	reserve  int64        // bytes that must stay free on the disk
-	nodes    map[string]schema.Node
 	client   *fetch.Client
 	disk     *disk.Disk
 	source   *disk.Disk            // of a sync on this node

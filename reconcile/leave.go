@@ -14,7 +14,6 @@ import (
 
 const (
 	mostAge     = time.Minute     // of what was answered, where the loop was held up
-	askTime     = 5 * time.Second // for the answers about a copy that is to go
 	leastRetry  = time.Second     // before a copy that could not go is withdrawn again
 	spreadRetry = 9 * time.Second // and up to so much more, so that two holders part
 )
@@ -22,6 +21,9 @@ const (
 // A job that deletes goes through Round twice. The first one withdraws the copy,
 // publishes that, and lets the job ask; the second one, with a look of its own that
 // began after all answers, decides, and lets the job remove.
+
+// askTime is for the answers about a copy that is to go.
+const askTime = 5 * time.Second
 
 // asking is what a job needs to ask about a copy that was withdrawn.
 type asking struct {
@@ -32,12 +34,12 @@ type asking struct {
 
 // ask asks every node itself, at the same time. Who does not answer in time is
 // missing from the answers.
-func (j job) ask(ctx context.Context) map[string]Answer {
+func (j job) ask(ctx context.Context) map[string]peer.State {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	answers := map[string]Answer{}
+	answers := map[string]peer.State{}
 	for _, at := range j.asking.at {
 		all.Go(func() {
 			state, err := j.asking.client.Copies(ctx, at, j.action.Image)
@@ -46,7 +48,7 @@ func (j job) ask(ctx context.Context) map[string]Answer {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			answers[at.Node] = Answer{Config: state.Config, Disks: told(j.nodes, at.Node, state)}
+			answers[at.Node] = state
 		})
 	}
 	all.Wait()

@@ -196,7 +196,9 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	l.forgetGone(v.Observed)
 	l.forgetRefused(v.Plan, v.Observed)
 	l.logNews(v.Desired, v.Observed)
-	v.Desired.Removals = v.Desired.Removals.Clone() // it changes; the view must not
+	if v.Desired.Removed != nil {
+		v.Desired.Removed = l.removals.Clone().Confirmed // it changes; the view must not
+	}
 	l.view.Store(v)
 	next := l.Interval
 	for _, a := range v.Plan.Actions {

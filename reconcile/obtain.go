@@ -95,7 +95,7 @@ func (v imageView) reading(a Action, from Key) Action {
 	if a.Idle() {
 		return a
 	}
-	a.From, a.sum = from.String(), v.copy(from).SHA512
+	a.From, a.sum = from, v.copy(from).SHA512
 	if v.mine(from.Disk) {
 		a.from = from
 	}

@@ -42,7 +42,7 @@ func (s *others) hearFrom(d Desired, o *Observed, answers map[string]peer.Observ
 		o.Peers[name] = p
 		at := o.Now.Add(a.Received.Sub(now))
 		maps.Copy(o.Disks, s.disksOf(d, name, a, at))
-		o.hearOf(d, a, at)
+		hearOf(*o, d, a, at)
 	}
 	o.refuseClones()
 }
@@ -76,7 +76,7 @@ func (t toldAt) translate(ahead time.Duration) {
 }
 
 // hearOf adds what a node does and what failed there. at is when it said so.
-func (o Observed) hearOf(d Desired, a peer.Observation, at time.Time) {
+func hearOf(o Observed, d Desired, a peer.Observation, at time.Time) {
 	alike := a.State.Config == d.Digest && d.Digest != ""
 	for _, one := range a.State.Disks {
 		ref := schema.DiskRef{Node: a.State.Node, Disk: one.Name}
@@ -122,6 +122,15 @@ func told(nodes map[string]schema.Node, node string, s peer.State) map[schema.Di
 		disks[schema.DiskRef{Node: node, Disk: one.Name}] = seen
 	}
 	return disks
+}
+
+// responsesOf are the answers of nodes as a plan takes them.
+func responsesOf(nodes map[string]schema.Node, states map[string]peer.State) map[string]Answer {
+	answers := map[string]Answer{}
+	for name, s := range states {
+		answers[name] = Answer{Config: s.Config, Disks: told(nodes, name, s)}
+	}
+	return answers
 }
 
 func toldCopy(c peer.Copy) Copy {

@@ -156,7 +156,7 @@ func situationText(d Desired, o Observed, plan Plan) string {
 		tries[key.String()] = try
 	}
 	b, err := json.MarshalIndent(map[string]any{
-		"config": d.Config, "held": d.Held, "may": d.May.String(), "removals": fmt.Sprintf("%+v", d.Removals), "now": o.Now,
+		"config": d.Config, "held": d.Held, "may": d.May.String(), "now": o.Now,
 		"running": fmt.Sprint(o.Running), "copies": copies, "tries": tries, "plan": plan,
 	}, "", " ")
 	if err != nil {

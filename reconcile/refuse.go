@@ -5,6 +5,8 @@ import (
 	"maps"
 	"strings"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
+
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -41,6 +43,46 @@ func constant(why string) string {
 		return noSpace
 	}
 	return why
+}
+
+// Placement is where one image should have copies, and where it has ready ones.
+type Placement struct {
+	Targets []schema.DiskRef // the desired disks, best first
+	Missing int              // desired copies that no disk can take
+	Ready   []Key            // ready copies of the declared generation, those on ranked disks first
+	// PassedOver says why disks get no copy. It is nil when as many copies as desired are
+	// ready. It has all other disks when copies are missing, and otherwise those that
+	// would come before a target.
+	PassedOver map[schema.DiskRef]string
+}
+
+// Desired returns how many copies the image should have.
+func (p Placement) Desired() int { return len(p.Targets) + max(0, p.Missing) }
+
+// Placements returns the placement of each declared image. It costs as much as planning.
+func (d Desired) Placements(o Observed) map[disk.ID]Placement {
+	s := d.scene(o)
+	all := make(map[disk.ID]Placement, len(d.Config.Images))
+	for _, image := range d.Config.Images {
+		v := s.look(image)
+		p := Placement{Targets: v.places.want, Missing: v.places.short, Ready: v.ready}
+		if len(p.Ready) < p.Desired() || p.Desired() == 0 {
+			p.PassedOver = v.passedBefore()
+		}
+		all[image.ID] = p
+	}
+	return all
+}
+
+func (v imageView) passedBefore() map[schema.DiskRef]string {
+	if v.places.short > 0 || len(v.places.want) == 0 {
+		return v.passedOver()
+	}
+	out := make(map[schema.DiskRef]string, len(v.places.refused))
+	for ref, r := range v.places.refused {
+		out[ref] = r.why
+	}
+	return out
 }
 
 // passedOver says of every declared disk that is not wanted for an image why it is

@@ -83,11 +83,11 @@ func (l *Loop) take(ctx context.Context, snapshot configdir.Snapshot) error {
 		return err
 	default:
 		l.Log.Error("nothing is done until the configuration is right", "error", err)
-		if desired = l.bystander(desired); result.May == schema.Everything {
+		if desired = desired.bystander(l.desired); result.May == schema.Everything {
 			l.outside = err.Error()
 		}
 	}
-	desired.Removals = &l.removals
+	desired.Removed = l.removals.Confirmed
 	if desired.May != schema.Everything {
 		l.removals = configdir.RemovalConfirmer{}
 	}
@@ -112,12 +112,12 @@ func (l *Loop) logProblems(r schema.Result) {
 
 // bystander is what is desired of a node that the configuration does not know, or
 // not rightly: to keep its disks as they were declared last, and look.
-func (l *Loop) bystander(d Desired) Desired {
-	d.May, d.Picked, d.ranks = schema.ObserveOnly, l.desired.Picked, nil
+func (d Desired) bystander(last Desired) Desired {
+	d.May, d.Picked, d.ranks = schema.ObserveOnly, last.Picked, nil
 	d.Config.Nodes = maps.Clone(d.Config.Nodes)
-	delete(d.Config.Nodes, l.Node)
-	if last, ok := l.desired.Config.Nodes[l.Node]; ok {
-		d.Config.Nodes[l.Node] = last
+	delete(d.Config.Nodes, d.Node)
+	if node, ok := last.Config.Nodes[d.Node]; ok {
+		d.Config.Nodes[d.Node] = node
 	}
 	return d
 }

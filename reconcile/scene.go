@@ -148,6 +148,12 @@ func (s *scene) view(image schema.Image) imageView {
 	return v
 }
 
+// ReadyCopies returns the ready copies of a declared image that have the bytes which the
+// configuration asks for, on this node and on nodes that respond, in no order.
+func (d Desired) ReadyCopies(o Observed, image schema.Image) []Key {
+	return d.scene(o).view(image).ready
+}
+
 // notDeclared says why a ready copy is not what is declared.
 func notDeclared(image schema.Image, c Copy) string {
 	switch {

@@ -230,7 +230,7 @@ func (s *sequence) removed() {
 		}
 	}
 	v := s.l.until(fmt.Sprint("gone: ", gone), func(v *View) bool {
-		return !slices.ContainsFunc(gone, func(name string) bool { return !v.Desired.Removals.Confirmed(name) })
+		return !slices.ContainsFunc(gone, func(name string) bool { return !v.Desired.Removed(name) })
 	})
 	waited := time.Since(s.lastLed(taken[len(taken)-1]))
 	if len(gone) > 0 && waited < configdir.RemovalDelay {

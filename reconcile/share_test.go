@@ -57,7 +57,7 @@ func TestSharedPlan(t *testing.T) {
 		}
 		var nodes []Desired
 		for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
-			d.Node, d.Verify, d.Cleanup, d.Uploads, d.Removals = node, nil, nil, nil, nil
+			d.Node, d.Verify, d.Cleanup, d.Uploads, d.Removed = node, nil, nil, nil, nil
 			nodes = append(nodes, d)
 		}
 		want := saved.Cluster(d).planEach(nodes)

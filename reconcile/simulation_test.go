@@ -96,7 +96,7 @@ func (s *simulation) pass(d time.Duration) { s.mono += d }
 
 // round is what Loop and Reconciler do between two waits.
 func (s *simulation) round() {
-	d := Desired{Node: "node1", Config: s.config, May: schema.Everything, Held: map[string]schema.Held{}, Removals: s.removals}
+	d := Desired{Node: "node1", Config: s.config, May: schema.Everything, Held: map[string]schema.Held{}, Removed: s.removals.Confirmed}
 	if s.broken {
 		d.May, *s.removals = schema.NoDeletions, configdir.RemovalConfirmer{}
 	} else {
@@ -217,7 +217,7 @@ func (s *simulation) work() {
 		declared, _ := s.d.disk(key.Disk)
 		err := s.do(job.action, job.image, declared.StorageReserved)
 		if err != nil {
-			s.tries[key] = tried{Try: s.tries[key].next(job.action, err, s.now()), image: job.image}
+			s.tries[key] = tried{Try: NextFailure(s.tries[key].Try, job.action, err, s.now(), rand.Float64()), image: job.image}
 			continue
 		}
 		(&Reconciler{tries: s.tries}).succeeded(key)

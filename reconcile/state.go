@@ -7,7 +7,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/schema"
-	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // Desired is what the configuration says, and how far it may be acted on.
@@ -32,9 +31,9 @@ type Desired struct {
 	Held map[string]schema.Held
 	// Unsure says of images that are not declared what may be meant to declare them, by name.
 	Unsure map[string]schema.Skipped
-	// Removals confirms that an image left the configuration. nil: whatever is
-	// not in Config has left it.
-	Removals *configdir.RemovalConfirmer
+	// Removed reports whether it is confirmed that the configuration has no image of
+	// that name any more; nil: an image that is not in Config has been removed.
+	Removed func(name string) bool
 	// Verify are ready copies that somebody asked to have read again.
 	Verify map[Key]bool
 	// Cleanup are surplus copies that somebody asked to have removed before their
@@ -74,7 +73,7 @@ func (d Desired) holds(name string) string {
 // gone reports whether it is sure that name is not declared any more.
 func (d Desired) gone(name string) bool {
 	_, declared := d.Config.Images[name]
-	return !declared && d.holds(name) == "" && (d.Removals == nil || d.Removals.Confirmed(name))
+	return !declared && d.holds(name) == "" && (d.Removed == nil || d.Removed(name))
 }
 
 // Observed is what was seen at one moment.

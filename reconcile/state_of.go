@@ -47,7 +47,7 @@ func (s Status) Observed() (Observed, error) {
 		}
 		for _, c := range image.Copies {
 			key := Key{schema.DiskRef{Node: c.Node, Disk: c.Disk}, id}
-			if err := o.remember(key, c); err != nil {
+			if err := addCopy(o, key, c); err != nil {
 				return Observed{}, fmt.Errorf("copy %s: %w", key, err)
 			}
 		}
@@ -110,8 +110,8 @@ func (d DiskStatus) disk(s Status) Disk {
 
 var foundStates = []disk.State{disk.Pending, disk.Ready, disk.Failed, disk.Unknown}
 
-// remember adds to o what c says of the copy key.
-func (o Observed) remember(key Key, c CopyStatus) error {
+// addCopy adds to o what c says of the copy key.
+func addCopy(o Observed, key Key, c CopyStatus) error {
 	if c.Running {
 		o.Running[key] = true
 	}

@@ -42,19 +42,16 @@ func (v View) look() map[disk.ID]imageLook {
 const passedMost = 100_000
 
 func (v View) lookAll() map[disk.ID]imageLook {
-	s, names := v.Desired.scene(v.Observed), passedMost
-	all := make(map[disk.ID]imageLook, len(v.Desired.Config.Images))
+	names := passedMost
+	placements := v.Desired.Placements(v.Observed)
+	all := make(map[disk.ID]imageLook, len(placements))
 	for _, name := range slices.Sorted(maps.Keys(v.Desired.Config.Images)) {
 		image := v.Desired.Config.Images[name]
-		now := s.look(image)
-		l := imageLook{
-			declaration: declaration(image), want: now.places.want, ready: len(now.ready),
-			wanted: len(now.places.want) + max(0, now.places.short),
+		p := placements[image.ID]
+		all[image.ID] = imageLook{
+			declaration: declaration(image), want: p.Targets, ready: len(p.Ready), wanted: p.Desired(),
+			passed: passedBy(p.PassedOver, &names),
 		}
-		if l.ready < l.wanted || l.wanted == 0 {
-			l.passed = passedBy(now, &names)
-		}
-		all[image.ID] = l
 	}
 	return all
 }
@@ -71,16 +68,10 @@ func declaration(image schema.Image) string {
 // passedBy groups the disks that were passed over by reason, those reasons first that
 // most disks have. Where enough disks can take a copy only those are told of that should,
 // but cannot. It names as many of them as names says, and takes them off.
-func passedBy(v imageView, names *int) []PassedOver {
+func passedBy(disks map[schema.DiskRef]string, names *int) []PassedOver {
 	by := map[string][]string{}
-	if v.places.short > 0 || len(v.places.want) == 0 {
-		for ref, why := range v.passedOver() {
-			by[why] = append(by[why], ref.String())
-		}
-	} else {
-		for ref, r := range v.places.refused {
-			by[r.why] = append(by[r.why], ref.String())
-		}
+	for ref, why := range disks {
+		by[why] = append(by[why], ref.String())
 	}
 	var groups []PassedOver
 	for why, disks := range by {

@@ -44,7 +44,7 @@ func (v View) peers() []PeerStatus {
 		p := v.Observed.Peers[name]
 		s := PeerStatus{
 			Node: name, Address: v.Desired.Config.Nodes[name].Address, Asked: p.Asked, Answers: p.answers(),
-			LastAnswer: p.Last, Problem: p.Problem, Config: p.Config, Skew: v.Desired.skew(p),
+			LastAnswer: p.Last, Problem: p.Problem, Config: p.Config, Skew: skewOf(v.Desired, p),
 		}
 		if p.Problem != "" {
 			s.SilentSince = v.Observed.Now.Add(-p.Silent)
@@ -54,7 +54,7 @@ func (v View) peers() []PeerStatus {
 	return peers
 }
 
-func (d Desired) skew(p Peer) Skew {
+func skewOf(d Desired, p Peer) Skew {
 	switch {
 	case p.Config == "" && !p.answers() && p.Last.IsZero():
 		return SkewUnknown

@@ -151,7 +151,7 @@ func TestPassedOver(t *testing.T) {
 		t.Errorf("%d of %d; passed over are %s", s.Ready, s.Wanted, got)
 	}
 	names := 1
-	if got := text(ImageStatus{PassedOver: passedBy(v.Desired.scene(all).look(a.parrot), &names)}); got != "2 node2/disk1: scheduling on the node is disabled" || names != 0 {
+	if got := text(ImageStatus{PassedOver: passedBy(v.Desired.Placements(all)[a.parrot.ID].PassedOver, &names)}); got != "2 node2/disk1: scheduling on the node is disabled" || names != 0 {
 		t.Errorf("with one name left, passed over are %s", got)
 	}
 	for ref := range all.Disks { // enough copies: nothing is to be explained

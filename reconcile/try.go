@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -48,12 +47,9 @@ func (t Try) seen(now, wall time.Time) Try {
 	return t
 }
 
-// next says what to remember of a failure of a, after what was remembered before.
-func (t Try) next(a Action, err error, now time.Time) Try { return t.Next(a, err, now, rand.Float64()) }
-
-// Next says what to remember of a failure of a, after what was remembered before. rnd,
-// from [0, 1), spreads the tries of a fleet.
-func (t Try) Next(a Action, err error, now time.Time, rnd float64) Try {
+// NextFailure returns the failure to remember after a failed with err and t was remembered
+// before. rnd, from [0, 1), spreads the retries of a fleet.
+func NextFailure(t Try, a Action, err error, now time.Time, rnd float64) Try {
 	suspects := slices.Clone(t.Suspects)
 	attempts := t.Attempts
 	if !t.of(a.Kind) {

@@ -31,7 +31,7 @@ func TestNextOfFirstCopies(t *testing.T) {
 		{"a server says no", Action{Kind: Download}, &fetch.Error{Class: fetch.Refused, Err: errors.New("403")}, false, false, false},
 		{"a volume is no disk", Action{Kind: Export}, &fetch.Error{Class: fetch.BadSource, Err: errors.New("it is a folder")}, false, true, false},
 	} {
-		got := Try{}.next(tt.a, tt.err, goldenNow)
+		got := NextFailure(Try{}, tt.a, tt.err, goldenNow, 0.5)
 		if (len(got.Suspects) > 0) != tt.suspect || got.Final != tt.final || got.Link != tt.link || !got.Final && !got.Until.After(goldenNow) {
 			t.Errorf("%s: %+v", tt.name, got)
 		}
@@ -52,7 +52,7 @@ func TestNextOfAFullDisk(t *testing.T) {
 		{fetch.ClassifyDiskError(fmt.Errorf("write: %w", disk.ErrNoSpace)), true, 0},
 		{&fetch.Error{Class: fetch.NoSpace, Err: errors.New("507")}, false, 0},
 	} {
-		got := Try{}.next(Action{Kind: Download}, tt.err, goldenNow)
+		got := NextFailure(Try{}, Action{Kind: Download}, tt.err, goldenNow, 0.5)
 		if got.Disk != tt.disk || got.Space != tt.space || got.Final || got.Link {
 			t.Errorf("%v: %+v", tt.err, got)
 		}
@@ -68,7 +68,7 @@ func TestForgetsWhatFailedWithALostFile(t *testing.T) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	fail := func(kind Kind) {
-		r.tries[key] = tried{Try: Try{}.next(Action{Kind: kind}, fs.ErrNotExist, goldenNow), image: a.parrot}
+		r.tries[key] = tried{Try: NextFailure(Try{}, Action{Kind: kind}, fs.ErrNotExist, goldenNow, 0.5), image: a.parrot}
 	}
 	remembers := func(what string, want bool) {
 		t.Helper()
@@ -106,7 +106,7 @@ func TestForgetsWhatFailedOnARemovedDisk(t *testing.T) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	for _, on := range []Key{key, away} {
-		r.tries[on] = tried{Try: Try{}.next(Action{Kind: Cleanup}, disk.ErrNoSpace, goldenNow), image: a.parrot}
+		r.tries[on] = tried{Try: NextFailure(Try{}, Action{Kind: Cleanup}, disk.ErrNoSpace, goldenNow, 0.5), image: a.parrot}
 	}
 	r.forget(a.desired("node1"), a.seen["node1"])
 	if _, got := r.tries[key]; !got {

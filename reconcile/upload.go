@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -39,9 +40,11 @@ func (l *Loop) upload(ctx context.Context, image string, sum disk.Digest) error 
 	if !ok {
 		return httperror.New(http.StatusNotFound, "no image %s is declared", image)
 	}
-	key, err := v.Desired.scene(v.Observed).look(declared).uploadTo(sum)
-	if err != nil {
-		return err
+	key, err := v.Desired.UploadTo(v.Observed, declared, sum)
+	if no, ok := errors.AsType[*UploadError](err); ok && no.Temporary {
+		return httperror.New(http.StatusServiceUnavailable, "%s", no.Reason)
+	} else if err != nil {
+		return httperror.New(http.StatusConflict, "%v", err)
 	}
 	v, err = l.ask(ctx, func() { l.uploads[key] = true })
 	if err != nil {
@@ -72,33 +75,52 @@ func notTaken(planned Action) error {
 	return httperror.New(http.StatusConflict, "%s cannot be uploaded: %s", planned.Image, planned.Reason)
 }
 
+// UploadError says why a node does not accept an upload of an image.
+type UploadError struct {
+	Reason string
+	// Temporary: the node may accept the upload later without a change of the configuration.
+	Temporary bool
+}
+
+func (e *UploadError) Error() string { return e.Reason }
+
+func noUpload(format string, args ...any) error {
+	return &UploadError{Reason: fmt.Sprintf(format, args...)}
+}
+
+// UploadTo returns the copy that an upload of the image creates on this node. sum is the
+// digest of the file, zero if the client does not know it. Its error is an *UploadError.
+func (d Desired) UploadTo(o Observed, image schema.Image, sum disk.Digest) (Key, error) {
+	return d.scene(o).look(image).uploadTo(sum)
+}
+
 // uploadTo is where this node takes an upload of the image, or why it does not.
 func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 	name, declared := v.image.ID.Name, v.image.Checksum
 	by := v.suspension(v.image, v.o.Now)
 	switch {
 	case by != nil && !by.Until.IsZero():
-		return Key{}, httperror.New(http.StatusConflict, "%s cannot be uploaded before %s: it is %s", name, by.Until.Format(time.RFC3339), suspended(by))
+		return Key{}, noUpload("%s cannot be uploaded before %s: it is %s", name, by.Until.Format(time.RFC3339), suspended(by))
 	case by != nil:
-		return Key{}, httperror.New(http.StatusConflict, "%s cannot be uploaded: it is %s", name, suspended(by))
+		return Key{}, noUpload("%s cannot be uploaded: it is %s", name, suspended(by))
 	case v.image.Source.Upload == nil:
-		return Key{}, httperror.New(http.StatusConflict, "%s is not for upload: its source is %s", name, v.image.Source.Kind())
+		return Key{}, noUpload("%s is not for upload: its source is %s", name, v.image.Source.Kind())
 	case len(v.ready) > 0:
-		return Key{}, httperror.New(http.StatusConflict, "%s is ready on %s: another file needs another checksum, uuid or name", name, v.ready[0].Disk)
+		return Key{}, noUpload("%s is ready on %s: another file needs another checksum, uuid or name", name, v.ready[0].Disk)
 	case !sum.IsZero() && !declared.IsZero() && sum.Algorithm() != declared.Algorithm():
-		return Key{}, httperror.New(http.StatusConflict, "the declared checksum of %s is a %s: give one of that, or none", name, declared.Algorithm())
+		return Key{}, noUpload("the declared checksum of %s is a %s: give one of that, or none", name, declared.Algorithm())
 	case !sum.IsZero() && !declared.IsZero() && sum != declared:
-		return Key{}, httperror.New(http.StatusConflict, "the declared checksum of %s is %s, and the file has %s", name, declared, sum)
+		return Key{}, noUpload("the declared checksum of %s is %s, and the file has %s", name, declared, sum)
 	}
 	for _, key := range v.all(name) {
 		goesOn := v.mine(key.Disk) && slices.Contains(v.forUpload(), key.Disk) && v.copy(key).PartSourceID == UploadOrigin && v.refuses(key.Disk).why == ""
 		if goesOn && key.ID == v.image.ID && !v.o.Running[key] {
-			return Key{}, httperror.New(http.StatusServiceUnavailable, "an upload of %s was interrupted, and goes on in a moment", name)
+			return Key{}, &UploadError{fmt.Sprintf("an upload of %s was interrupted, and goes on in a moment", name), true}
 		}
 	}
 	for key, running := range v.o.Running {
 		if running && key.ID == v.image.ID && !v.mine(key.Disk) {
-			return Key{}, httperror.New(http.StatusConflict, "%s is under way on %s: go on with it at %s", name, key.Disk, v.address(key.Disk.Node))
+			return Key{}, noUpload("%s is under way on %s: go on with it at %s", name, key.Disk, v.address(key.Disk.Node))
 		}
 	}
 	why := []string{}
@@ -112,7 +134,7 @@ func (v imageView) uploadTo(sum disk.Digest) (Key, error) {
 		}
 		why = append(why, fmt.Sprintf("%s: %s", ref, r.why))
 	}
-	return Key{}, httperror.New(http.StatusConflict, "%s cannot be taken here (%s)%s", name, v.notHere(why), v.elsewhere())
+	return Key{}, noUpload("%s cannot be taken here (%s)%s", name, v.notHere(why), v.elsewhere())
 }
 
 // forUpload are the disks that an upload can go to, best first: the ranked ones, or, when
@@ -177,7 +199,7 @@ func (l *Loop) interrupted(id string) bool {
 			}
 			if d, open := l.reconciler.readable(ref.Disk); open && d.PartSource(image).ETag == id {
 				declared := v.Desired.Config.Images[image.Name]
-				return declaredUpload(declared, image) && len(v.Desired.scene(v.Observed).view(declared).ready) == 0
+				return declaredUpload(declared, image) && len(v.Desired.ReadyCopies(v.Observed, declared)) == 0
 			}
 		}
 	}

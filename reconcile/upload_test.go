@@ -84,12 +84,12 @@ func TestUploadBesideAPartThatNobodyGoesOnWith(t *testing.T) {
 	d, o := of("node1", c, bare(c))
 	part := Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 20, PartTotal: 1 << 30, PartSourceID: UploadOrigin}}
 	o.Disks[wants].Copies[image.ID] = part
-	if to, err := d.scene(o).look(image).uploadTo(disk.Digest{}); err != nil || to.Disk != ranked {
+	if to, err := d.UploadTo(o, image, disk.Digest{}); err != nil || to.Disk != ranked {
 		t.Errorf("an upload goes to %s, error %v", to, err)
 	}
 	delete(o.Disks[wants].Copies, image.ID)
 	o.Disks[ranked].Copies[image.ID] = part
-	if _, err := d.scene(o).look(image).uploadTo(disk.Digest{}); err == nil {
+	if _, err := d.UploadTo(o, image, disk.Digest{}); err == nil {
 		t.Error("another upload takes the place of one that may go on")
 	}
 }

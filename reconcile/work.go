@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"time"
@@ -122,7 +123,7 @@ func (r *Reconciler) book(ctx context.Context, d Desired, o Observed, a Action) 
 	r.log.Log(ctx, level, "started", "action", string(a.Kind), "copy", key.String(), "reason", a.Reason)
 	work := func() outcome { return outcome{key: key, err: j.run(jobCtx)} }
 	if a.Kind.drops() {
-		work = func() outcome { return outcome{key: key, heard: j.ask(jobCtx)} }
+		work = func() outcome { return outcome{key: key, heard: responsesOf(d.Config.Nodes, j.ask(jobCtx))} }
 	}
 	return func() {
 		go func() {
@@ -139,7 +140,7 @@ func (r *Reconciler) job(d Desired, o Observed, a Action) job {
 	client := r.client
 	client.AllowLoopback = d.Config.Settings.AllowLoopbackSources
 	j := job{
-		action: a, image: d.Config.Images[a.Image], reserve: declared.StorageReserved, nodes: d.Config.Nodes,
+		action: a, image: d.Config.Images[a.Image], reserve: declared.StorageReserved,
 		client: &client, disk: r.disks.open[a.Key().Disk].Disk, progress: &fetch.Progress{},
 		near: r.near(d, o, a), far: r.others.far(d, o, a), uploads: r.uploads, restores: r.restores,
 	}
@@ -182,7 +183,7 @@ func (r *Reconciler) Finish(e outcome) {
 		r.forgive(e.key)
 		log.Info("ended", "reason", e.err)
 	default:
-		next := r.tries[e.key].Try.next(a, e.err, time.Now())
+		next := NextFailure(r.tries[e.key].Try, a, e.err, time.Now(), rand.Float64())
 		r.tries[e.key] = tried{next, run.job.image, r.disks.uuid(e.key.Disk)}
 		log.Warn("failed", "error", e.err, "again", again(next))
 	}

@@ -64,7 +64,7 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 	if !c.everyNode || nodes[0].May == schema.ObserveOnly {
 		return errors.Join(c.write(nodes[0], p, false), c.writeErrors(result), c.exit(p, result))
 	}
-	f := report.NewClusterPlan(cluster.Fleet(nodes[0], p), p)
+	f := report.NewClusterPlan(reconcile.NewFleet(cluster, nodes[0], p), p)
 	f.Mistakes = result.Errors
 	if c.diffDir != "" && broken(result) == nil {
 		old, err := c.loadOld(ctx)
@@ -75,7 +75,7 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 		if err != nil {
 			return err
 		}
-		comesTo := func(part reconcile.Plan) reconcile.Fleet { return cluster.Fleet(nodes[0], part) }
+		comesTo := func(part reconcile.Plan) reconcile.Fleet { return reconcile.NewFleet(cluster, nodes[0], part) }
 		f.Split(report.NewDifference(old.Config, result.Config), base, risk, comesTo)
 	}
 	return errors.Join(f.Write(c.out, c.format, hasColour(c.out), len(nodes) > 1), c.exit(p, result))
@@ -267,7 +267,7 @@ func (c *convergence) before(saved *reconcile.Snapshot, old schema.Result) (reco
 	}
 	was := saved.Cluster(nodes[0])
 	base := was.Plan(nodes)
-	return base, was.Fleet(nodes[0], base).Risk, nil
+	return base, reconcile.NewFleet(was, nodes[0], base).Risk, nil
 }
 
 // writeErrors writes the errors of a configuration that no plan can be made for.

@@ -166,8 +166,8 @@ func sizeText(a reconcile.Action) string {
 
 func reasonText(a reconcile.Action) string {
 	reason := OneLine(a.Reason)
-	if a.From != "" {
-		reason += "; from " + a.From
+	if a.From != (reconcile.Key{}) {
+		reason += "; from " + a.From.String()
 	}
 	if !a.Until.IsZero() {
 		reason += "; until " + planTime(a.Until)

@@ -5,7 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // planOf sums up as a plan of reconcile does.
@@ -47,7 +49,7 @@ var plans = []struct {
 			action(reconcile.Download, "parrot", "6846a0b2", "node1/disk1", 1<<30, "no copy on this disk"),
 			func() reconcile.Action {
 				a := action(reconcile.Sync, "parrot", "6846a0b2", "node1/disk2", 512<<20, "resumes at 512 MiB")
-				a.From = "node1/disk1/parrot-6846a0b2"
+				a.From = reconcile.Key{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
 				return a
 			}()),
 		text: `  download  parrot  disk1  1.0 GiB  no copy on this disk
@@ -75,7 +77,7 @@ Plan: 1 to fetch, 1 to sync, 0 to clean up; 1.5 GiB to transfer.
 			action(reconcile.Verify, "f1", "00000007", "node1/disk1", 1<<20, "mtime"),
 			func() reconcile.Action {
 				a := action(reconcile.Repair, "f2", "00000009", "node1/disk1", 1<<20, "damaged")
-				a.From = "node2/disk1/f2-00000009"
+				a.From = reconcile.Key{Disk: schema.DiskRef{Node: "node2", Disk: "disk1"}, ID: disk.ID{Name: "f2", UUID: "00000009"}}
 				return a
 			}(),
 			func() reconcile.Action {

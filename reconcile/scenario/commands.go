@@ -334,8 +334,8 @@ func historyRows(w *world, done []executed) [][]string {
 	var rows [][]string
 	for _, d := range done {
 		text := report.OneLine(d.Reason)
-		if d.From != "" {
-			text += "; from " + d.From
+		if d.From != (reconcile.Key{}) {
+			text += "; from " + d.From.String()
 		}
 		if d.Err != nil {
 			text = "failed: " + report.OneLine(d.Err.Error())

@@ -48,7 +48,7 @@ func (w *world) record(a reconcile.Action, err error) {
 	w.history = append(w.history, executed{a, w.now, err})
 	tries := w.at(a.Key().Disk).tries
 	if err != nil {
-		tries[a.Key().ID] = tries[a.Key().ID].Next(a, err, w.now, 0)
+		tries[a.Key().ID] = reconcile.NextFailure(tries[a.Key().ID], a, err, w.now, 0)
 		return
 	}
 	delete(tries, a.Key().ID)
@@ -102,16 +102,14 @@ func (w *world) setReady(key reconcile.Key) {
 	d.Copies[key.ID] = c
 }
 
-// sourceCopy returns the copy that is named like this, if it is ready and can be reached.
-func (w *world) sourceCopy(from string) (reconcile.Copy, bool) {
-	for ref, at := range w.places() {
-		for id, c := range w.disks[at].Copies {
-			if (reconcile.Key{Disk: ref, ID: id}).String() == from {
-				return c, c.State == disk.Ready && w.reachable(ref)
-			}
-		}
+// sourceCopy returns the copy that from names, if it is ready and can be reached.
+func (w *world) sourceCopy(from reconcile.Key) (reconcile.Copy, bool) {
+	at, placed := w.places()[from.Disk]
+	if !placed {
+		return reconcile.Copy{}, false
 	}
-	return reconcile.Copy{}, false
+	c, there := w.disks[at].Copies[from.ID]
+	return c, there && c.State == disk.Ready && w.reachable(from.Disk)
 }
 
 // reachable reports whether the disk is there and its node is up.
