@@ -36,6 +36,13 @@ type PartSource struct {
 	Data int64 `json:"data,omitempty"`
 }
 
+// The IDs of two sources have a meaning to the planner: nobody else can go on with an
+// upload, and bytes from peers are no first copy.
+const (
+	PartFromUpload = "upload" // the whole ID of an upload by a client
+	PartFromPeers  = "chunks" // what the ID begins with when the bytes came from other nodes
+)
+
 // need returns the bytes of disk space that the image needs.
 func (o PartSource) need() int64 {
 	if o.Data > 0 {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -19,27 +21,27 @@ var (
 	ErrNotReady = errors.New("no ready copy on the disks of this node")
 )
 
-// cleanupHolds is how long a copy that was to be cleaned up and could not be is still
+// cleanupRequestTTL is how long a copy that was to be cleaned up and could not be is still
 // to go as soon as it can.
-const cleanupHolds = time.Minute
+const cleanupRequestTTL = time.Minute
 
-// ask is what is wanted of the goroutine of a Loop.
-type ask struct {
+// request is what is wanted of the goroutine of a Loop.
+type request struct {
 	note    func()
-	planned chan *View // gets the next round
+	planned chan *status.View // gets the next round
 }
 
-func (a ask) answer(v *View) {
+func (a request) answer(v *status.View) {
 	if a.planned != nil {
 		a.planned <- v
 	}
 }
 
-// ask has note called by the goroutine of the loop, and returns the next round.
-func (l *Loop) ask(ctx context.Context, note func()) (*View, error) {
-	request := ask{note, make(chan *View, 1)}
+// request has note called by the goroutine of the loop, and returns the next round.
+func (l *Loop) request(ctx context.Context, note func()) (*status.View, error) {
+	request := request{note, make(chan *status.View, 1)}
 	select {
-	case l.asks <- request:
+	case l.requests <- request:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -63,18 +65,18 @@ func (l *Loop) Verify(ctx context.Context, image string) (copies int, err error)
 	if !ok {
 		return 0, fmt.Errorf("verify %s: %w", image, ErrNotDeclared)
 	}
-	var keys []Key
+	var keys []plan.CopyRef
 	for ref, seen := range v.Observed.Disks {
-		if _, ready := seen.ready(declared.ID); ready && v.Desired.mine(ref) {
-			keys = append(keys, Key{ref, declared.ID})
+		if _, ready := seen.Ready(declared.ID); ready && v.Desired.Owns(ref) {
+			keys = append(keys, plan.CopyRef{Disk: ref, ID: declared.ID})
 		}
 	}
 	if len(keys) == 0 {
 		return 0, fmt.Errorf("verify %s: %w", image, ErrNotReady)
 	}
-	_, err = l.ask(ctx, func() {
+	_, err = l.request(ctx, func() {
 		for _, key := range keys {
-			l.asked[key] = true
+			l.verifyRequested[key] = true
 		}
 	})
 	return len(keys), err
@@ -84,62 +86,57 @@ func (l *Loop) Verify(ctx context.Context, image string) (copies int, err error)
 // interval is over, if nobody wants it there and the image can do without. An empty
 // uuid is that of the declared image. It returns what is planned about the copy: a
 // deletion, which is tried for a minute, or why there is none.
-func (l *Loop) Cleanup(ctx context.Context, image, uuid string, on schema.DiskRef) (Action, error) {
+func (l *Loop) Cleanup(ctx context.Context, image, uuid string, on schema.DiskRef) (plan.Action, error) {
 	v := l.View()
-	key := Key{on, disk.ID{Name: image, UUID: uuid}}
+	key := plan.CopyRef{Disk: on, ID: disk.ID{Name: image, UUID: uuid}}
 	if uuid == "" {
 		declared, ok := schema.Image{}, false
 		if v != nil {
 			declared, ok = v.Desired.Config.Images[image]
 		}
 		if !ok {
-			return Action{}, fmt.Errorf("clean up %s: %w", image, ErrNotDeclared)
+			return plan.Action{}, fmt.Errorf("clean up %s: %w", image, ErrNotDeclared)
 		}
 		key.ID = declared.ID
 	}
-	if v == nil || !v.Desired.mine(on) || !v.Observed.has(key) {
-		return Action{}, fmt.Errorf("clean up %s: %w", key, ErrNotReady)
+	if v == nil || !v.Desired.Owns(on) || !v.Observed.HasCopy(key) {
+		return plan.Action{}, fmt.Errorf("clean up %s: %w", key, ErrNotReady)
 	}
-	v, err := l.ask(ctx, func() { l.cleanups[key] = time.Now().Add(cleanupHolds) })
+	v, err := l.request(ctx, func() { l.cleanups[key] = time.Now().Add(cleanupRequestTTL) })
 	if err != nil {
-		return Action{}, err
+		return plan.Action{}, err
 	}
 	for _, a := range v.Plan.Actions {
-		if a.Key() == key {
+		if a.CopyRef() == key {
 			return a, nil
 		}
 	}
-	return newAction(Wait, key, "the configuration wants a copy on this disk", 0), nil
+	return plan.NewAction(plan.Wait, key, "the configuration wants a copy on this disk", 0), nil
 }
 
-func (o Observed) has(key Key) bool {
-	_, there := o.Disks[key.Disk].Copies[key.ID]
-	return there
-}
-
-// toGo are the copies that somebody asked to have removed, not too long ago.
-func (l *Loop) toGo() map[Key]bool {
-	now, keys := time.Now(), map[Key]bool{}
-	maps.DeleteFunc(l.cleanups, func(_ Key, until time.Time) bool { return now.After(until) })
+// pendingCleanups are the copies that somebody asked to have removed, not too long ago.
+func (l *Loop) pendingCleanups() map[plan.CopyRef]bool {
+	now, keys := time.Now(), map[plan.CopyRef]bool{}
+	maps.DeleteFunc(l.cleanups, func(_ plan.CopyRef, until time.Time) bool { return now.After(until) })
 	for key := range l.cleanups {
 		keys[key] = true
 	}
 	return keys
 }
 
-// forgetRefused forgets what was asked about copies that stay: it is said to who asked,
+// dropRejectedCleanups forgets what was asked about copies that stay: it is said to who asked,
 // and must not come true later. What is only tried again in a moment holds.
-func (l *Loop) forgetRefused(p Plan, o Observed) {
-	goes := map[Key]bool{}
+func (l *Loop) dropRejectedCleanups(p plan.Plan, o plan.Observed) {
+	goes := map[plan.CopyRef]bool{}
 	for _, a := range p.Actions {
-		goes[a.Key()] = goes[a.Key()] || a.Kind.drops()
+		goes[a.CopyRef()] = goes[a.CopyRef()] || a.Op.Deletes()
 	}
-	maps.DeleteFunc(l.cleanups, func(key Key, _ time.Time) bool { return !goes[key] && !o.Tries[key].Kind.drops() })
+	maps.DeleteFunc(l.cleanups, func(key plan.CopyRef, _ time.Time) bool { return !goes[key] && !o.Failures[key].Op.Deletes() })
 }
 
-// forgetGone forgets what was asked about copies that are not there any more.
-func (l *Loop) forgetGone(o Observed) {
-	maps.DeleteFunc(l.cleanups, func(key Key, _ time.Time) bool {
-		return o.Disks[key.Disk].Problem == "" && !o.has(key)
+// dropFinishedCleanups forgets what was asked about copies that are not there any more.
+func (l *Loop) dropFinishedCleanups(o plan.Observed) {
+	maps.DeleteFunc(l.cleanups, func(key plan.CopyRef, _ time.Time) bool {
+		return o.Disks[key.Disk].Problem == "" && !o.HasCopy(key)
 	})
 }

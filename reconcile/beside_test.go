@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -25,12 +26,12 @@ func TestPreparedBesideAFileToBeVerified(t *testing.T) {
 			one.State, one.Message = disk.Unknown, "changed since it was verified: ctime"
 			o.Disks[refs[1]].Copies[image.ID] = one
 			if running {
-				o.Running[Key{refs[1], image.ID}] = true
+				o.Running[plan.CopyRef{Disk: refs[1], ID: image.ID}] = true
 			}
 			d, o := of(refs[0].Node, c, o)
 			for _, a := range d.Plan(o).Actions {
-				if a.Kind == Download {
-					t.Errorf("ranked %v, under way %v: %s %s: %s", ranked, running, a.Kind, a.Key(), a.Reason)
+				if a.Op == plan.Download {
+					t.Errorf("ranked %v, under way %v: %s %s: %s", ranked, running, a.Op, a.CopyRef(), a.Reason)
 				}
 			}
 		}
@@ -47,11 +48,11 @@ func TestAnewBesideAnotherProcessOfTheNode(t *testing.T) {
 		c.Settings.RecoveryWaitInterval = 300e9
 		o := bare(c)
 		d, o := of("node1", c, o)
-		d.Picked = map[string]bool{"disk2": true}
+		d.OnlyDisks = map[string]bool{"disk2": true}
 		delete(o.Disks, schema.DiskRef{Node: "node1", Disk: "disk1"})
 		for _, a := range d.Plan(o).Actions {
-			if a.Kind == Download {
-				t.Errorf("%s: %s: %s", name, a.Key(), a.Reason)
+			if a.Op == plan.Download {
+				t.Errorf("%s: %s: %s", name, a.CopyRef(), a.Reason)
 			}
 		}
 	}

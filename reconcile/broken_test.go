@@ -24,8 +24,8 @@ func TestBrokenTransferIsNeverReady(t *testing.T) {
 			o, plan, err := r.Converge(t.Context(), d)
 			must(t, err)
 			for _, seen := range o.Disks {
-				if c := seen.Copies[d.Config.Images["parrot"].ID]; c.State == disk.Ready || len(o.Tries) != 1 {
-					t.Errorf("the copy is %+v after %+v, left to do: %+v", c, o.Tries, plan.Actions)
+				if c := seen.Copies[d.Config.Images["parrot"].ID]; c.State == disk.Ready || len(o.Failures) != 1 {
+					t.Errorf("the copy is %+v after %+v, left to do: %+v", c, o.Failures, plan.Actions)
 				}
 			}
 		})

@@ -8,19 +8,19 @@ type clock struct {
 	last  time.Time
 	base  time.Time // the first look since it was set last
 	steps int       // how often it was set
-	// noted is the count of steps up to which the times on a disk are right, by its uuid.
-	noted map[string]int
+	// recorded is the count of steps up to which the times on a disk are right, by its uuid.
+	recorded map[string]int
 }
 
-// stepped is how far the two clocks may part, or a thousandth of the time if that is
+// maxSkew is how far the two clocks may part, or a thousandth of the time if that is
 // more, which a clock that is slewed does not.
-const stepped = time.Minute
+const maxSkew = time.Minute
 
 func (c *clock) now() time.Time {
 	now := time.Now()
 	if c.last.IsZero() {
 		c.base = now
-	} else if apart(now, c.last) > stepped || apart(now, c.base) > max(stepped, now.Sub(c.base)/1000) {
+	} else if clockSkew(now, c.last) > maxSkew || clockSkew(now, c.base) > max(maxSkew, now.Sub(c.base)/1000) {
 		c.steps++
 		c.base = now
 	}
@@ -28,19 +28,19 @@ func (c *clock) now() time.Time {
 	return now.UTC()
 }
 
-// apart is how far the wall clock has moved otherwise than the monotonic one.
-func apart(now, then time.Time) time.Duration {
+// clockSkew is how far the wall clock has moved otherwise than the monotonic one.
+func clockSkew(now, then time.Time) time.Duration {
 	return (now.Round(0).Sub(then.Round(0)) - now.Sub(then)).Abs()
 }
 
 // outdated reports whether the clock was set since the times on a disk were right, for
 // all that this process knows.
-func (c *clock) outdated(uuid string) bool { return c.noted[uuid] < c.steps }
+func (c *clock) outdated(uuid string) bool { return c.recorded[uuid] < c.steps }
 
-// note takes note that they are.
-func (c *clock) note(uuid string) {
-	if c.noted == nil {
-		c.noted = map[string]int{}
+// record takes note that they are.
+func (c *clock) record(uuid string) {
+	if c.recorded == nil {
+		c.recorded = map[string]int{}
 	}
-	c.noted[uuid] = c.steps
+	c.recorded[uuid] = c.steps
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -43,7 +44,7 @@ func (c *cluster) stays(name string) {
 		for _, id := range c.drives[ref].ids() {
 			_, declared := c.head().config.Nodes[ref.Node].Disks[ref.Disk]
 			if s := c.drives[ref].slots[id]; declared && id.Name == name && s.owned {
-				c.broke("rest", "%s is there 10 minutes after it left the configuration", Key{ref, id})
+				c.broke("rest", "%s is there 10 minutes after it left the configuration", plan.CopyRef{Disk: ref, ID: id})
 			}
 		}
 	}

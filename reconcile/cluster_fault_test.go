@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // trouble lets things go wrong, and change, again and again.
@@ -37,7 +38,7 @@ func (c *cluster) unlessCalm(do func()) {
 }
 
 // some gives a copy for which which is true, if it finds one soon.
-func (c *cluster) some(which func(Key, *slot) bool) (Key, bool) {
+func (c *cluster) some(which func(plan.CopyRef, *slot) bool) (plan.CopyRef, bool) {
 	places := c.places()
 	for range 8 {
 		ref := pick1(c.dice, places...)
@@ -46,14 +47,14 @@ func (c *cluster) some(which func(Key, *slot) bool) (Key, bool) {
 		if !d.there || len(ids) == 0 {
 			continue
 		}
-		if key := (Key{ref, pick1(c.dice, ids...)}); which(key, d.slots[key.ID]) {
+		if key := (plan.CopyRef{Disk: ref, ID: pick1(c.dice, ids...)}); which(key, d.slots[key.ID]) {
 			return key, true
 		}
 	}
-	return Key{}, false
+	return plan.CopyRef{}, false
 }
 
-func ready(_ Key, s *slot) bool { return s.letter != "" && !s.aside }
+func ready(_ plan.CopyRef, s *slot) bool { return s.letter != "" && !s.aside }
 
 // fall lets a node crash and come back.
 func (c *cluster) fall(m *member) {

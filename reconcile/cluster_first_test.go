@@ -7,27 +7,28 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // establishes reports whether an action gives an image bytes that nobody has declared.
-func establishes(image schema.Image, a Action, o Observed) bool {
-	return image.Checksum.IsZero() && (a.Kind.prepares() || a.Kind == Sync && !madeOf(o, a))
+func establishes(image schema.Image, a plan.Action, o plan.Observed) bool {
+	return image.Checksum.IsZero() && (a.Op.IsFirstCopy() || a.Op == plan.Sync && !madeOf(o, a))
 }
 
 // madeOf reports whether a sync reads a copy of the same image.
-func madeOf(o Observed, a Action) bool {
-	_, there := o.Disks[a.From.Disk].Copies[a.Key().ID]
-	return there && a.From.ID == a.Key().ID
+func madeOf(o plan.Observed, a plan.Action) bool {
+	_, there := o.Disks[a.From.Disk].Copies[a.CopyRef().ID]
+	return there && a.From.ID == a.CopyRef().ID
 }
 
 // beginsFirst holds the beginning of a first copy against what is known by then.
-func (m *member) beginsFirst(w *work, d Desired, o Observed) {
+func (m *member) beginsFirst(w *work, d plan.Desired, o plan.Observed) {
 	c, a := m.c, w.action
-	if w.image.Source.Clone != nil && (a.Kind == Clone || w.establishes) {
+	if w.image.Source.Clone != nil && (a.Op == plan.Clone || w.establishes) {
 		m.beginsClone(w, o)
 	}
-	if why := o.Unable[w.key.ID]; a.Kind == Export && why != "" {
+	if why := o.CannotPrepare[w.key.ID]; a.Op == plan.Export && why != "" {
 		c.broke("first", "%s is exported: %s", w.key, why)
 	}
 	if !w.establishes {
@@ -36,15 +37,15 @@ func (m *member) beginsFirst(w *work, d Desired, o Observed) {
 	c.bringBack(w, m)
 	recovery := d.Config.Settings.RecoveryWaitInterval
 	for name, p := range o.Peers {
-		if !p.Asked || p.Problem != "" && p.Silent < recovery {
-			c.broke("first", "%s of %s begins, and %s may have a copy: it is silent for %s", a.Kind, w.key, name, p.Silent)
+		if !p.Queried || p.Problem != "" && p.UnreachableFor < recovery {
+			c.broke("first", "%s of %s begins, and %s may have a copy: it is silent for %s", a.Op, w.key, name, p.UnreachableFor)
 		}
 	}
 	w.bore = map[string]bool{}
 	for ref, seen := range o.Disks {
 		failed, there := seen.Copies[w.key.ID]
-		s := c.slot(Key{ref, w.key.ID})
-		heard := ref.Node == m.name || o.Peers[ref.Node].answers()
+		s := c.slot(plan.CopyRef{Disk: ref, ID: w.key.ID})
+		heard := ref.Node == m.name || o.Peers[ref.Node].Responds()
 		if !there || !heard || failed.State != disk.Failed || failed.SHA512.IsZero() || s == nil || s.failed == "" {
 			continue
 		}
@@ -76,22 +77,22 @@ func (c *cluster) bringBack(w *work, m *member) {
 
 // cleanSource lets somebody ask to clean up the source of a clone just when it is read.
 func (c *cluster) cleanSource(w *work, m *member) {
-	if c.calm || w.action.from == (Key{}) || !c.one(2) {
+	if c.calm || w.action.LocalSource == (plan.CopyRef{}) || !c.one(2) {
 		return
 	}
 	c.after(c.between(0, 20*time.Second), func() {
 		if m.up {
-			m.byHand[w.action.from] = true
+			m.byHand[w.action.LocalSource] = true
 			m.kick()
 		}
 	})
 }
 
 // beginsClone holds the source of a clone against what its node knows.
-func (m *member) beginsClone(w *work, o Observed) {
+func (m *member) beginsClone(w *work, o plan.Observed) {
 	m.c.cleanSource(w, m)
 	source, declared := m.conf.config.Images[w.image.Source.Clone.BackingImage]
-	if from := w.action.from; w.action.Kind == Clone && (m.leaving[from] || m.suspects(from)) {
+	if from := w.action.LocalSource; w.action.Op == plan.Clone && (m.leaving[from] || m.suspects(from)) {
 		m.c.broke("clone", "%s is cloned from %s, which is leaving or suspected", w.key, from)
 	}
 	if !declared || !source.Checksum.IsZero() {
@@ -99,8 +100,8 @@ func (m *member) beginsClone(w *work, o Observed) {
 	}
 	sums := map[disk.Digest]bool{}
 	for ref, seen := range o.Disks {
-		v, ready := seen.ready(source.ID)
-		if ready && !v.Leaving && !m.suspects(Key{ref, source.ID}) && (ref.Node == m.name || o.Peers[ref.Node].answers()) {
+		v, ready := seen.Ready(source.ID)
+		if ready && !v.Leaving && !m.suspects(plan.CopyRef{Disk: ref, ID: source.ID}) && (ref.Node == m.name || o.Peers[ref.Node].Responds()) {
 			sums[v.SHA512] = true
 		}
 	}
@@ -120,8 +121,8 @@ func (m *member) endsFirst(w *work, letter string) {
 		c.broke("digest", "%s becomes %q, and was %v within the recovery interval", w.key, letter, w.bore)
 	}
 	for ref, seen := range m.o.Disks {
-		v, ready := seen.ready(w.key.ID)
-		if ready && !v.Leaving && v.SHA512 != c.sum(letter) && (ref.Node == m.name || m.o.Peers[ref.Node].answers()) {
+		v, ready := seen.Ready(w.key.ID)
+		if ready && !v.Leaving && v.SHA512 != c.sum(letter) && (ref.Node == m.name || m.o.Peers[ref.Node].Responds()) {
 			c.broke("digest", "%s becomes %q beside what is ready on %s", w.key, letter, ref)
 		}
 	}
@@ -141,7 +142,7 @@ func (m *member) endsFirst(w *work, letter string) {
 func (m *member) alone() {
 	for _, w := range m.sortedJobs() {
 		image := m.conf.config.Images[w.key.ID.Name]
-		if w.over || w.stopped || !w.action.Kind.prepares() || image.ID != w.key.ID || !image.Checksum.IsZero() && m.knowsReady(image.ID) {
+		if w.over || w.stopped || !w.action.Op.IsFirstCopy() || image.ID != w.key.ID || !image.Checksum.IsZero() && m.knowsReady(image.ID) {
 			continue
 		}
 		ranked := m.c.rank(m.conf, image)
@@ -153,7 +154,7 @@ func (m *member) alone() {
 			for _, one := range h.said.state.Disks {
 				other := schema.DiskRef{Node: name, Disk: one.Name}
 				if at := slices.Index(ranked, other); at >= 0 && (own < 0 || at < own) && m.makes(one, other, w.key) {
-					m.c.broke("first", "%s is made by %s, although %s makes it", w.key, w.action.Kind, other)
+					m.c.broke("first", "%s is made by %s, although %s makes it", w.key, w.action.Op, other)
 				}
 			}
 		}
@@ -163,7 +164,7 @@ func (m *member) alone() {
 // knowsReady reports whether a node planned with a ready copy of the image.
 func (m *member) knowsReady(id disk.ID) bool {
 	for ref, seen := range m.o.Disks {
-		if v, ready := seen.ready(id); ready && !v.Leaving && (ref.Node == m.name || m.o.Peers[ref.Node].answers()) {
+		if v, ready := seen.Ready(id); ready && !v.Leaving && (ref.Node == m.name || m.o.Peers[ref.Node].Responds()) {
 			return true
 		}
 	}
@@ -172,28 +173,28 @@ func (m *member) knowsReady(id disk.ID) bool {
 
 // makes reports whether a node makes the first copy, for all that was heard and used of
 // that, and can go on.
-func (m *member) makes(one peer.Disk, ref schema.DiskRef, key Key) bool {
+func (m *member) makes(one peer.Disk, ref schema.DiskRef, key plan.CopyRef) bool {
 	node := m.conf.config.Nodes[ref.Node]
 	i := slices.IndexFunc(one.Copies, func(v peer.Copy) bool { return v.ID == key.ID })
-	other := Key{ref, key.ID}
+	other := plan.CopyRef{Disk: ref, ID: key.ID}
 	if i < 0 || !m.o.Running[other] || one.Problem != "" || m.o.Disks[ref].Problem != "" || !node.AllowScheduling || !node.Disks[ref.Disk].AllowScheduling {
 		return false
 	}
-	for k, t := range m.o.Tries {
+	for k, t := range m.o.Failures {
 		if k.Disk.Node == ref.Node && k.ID == key.ID && t.Attempts > 0 || k == key && t.Attempts > 0 {
 			return false // it may have moved on
 		}
 	}
 	v := one.Copies[i]
-	return Kind(v.Action).prepares() && v.State == disk.Pending && v.Failure == nil && !evicting(m.conf.config, ref)
+	return plan.Op(v.Action).IsFirstCopy() && v.State == disk.Pending && v.Failure == nil && !evicting(m.conf.config, ref)
 }
 
 // agree holds the removal of a copy against what the others have: as long as they differ,
 // nothing goes. And nothing goes that is read.
-func (r *removal) agree(o Observed) {
+func (r *removal) agree(o plan.Observed) {
 	m := r.member
 	for _, w := range m.sortedJobs() {
-		if w.action.from == r.key && !w.over && !w.stopped {
+		if w.action.LocalSource == r.key && !w.over && !w.stopped {
 			r.c.broke("clone", "%s goes, and %s reads it", r.key, w.key)
 		}
 	}
@@ -203,7 +204,7 @@ func (r *removal) agree(o Observed) {
 	}
 	sums := map[disk.Digest]bool{}
 	for ref, seen := range o.Disks {
-		if v, ready := seen.ready(image.ID); ready && ref.Node == m.name {
+		if v, ready := seen.Ready(image.ID); ready && ref.Node == m.name {
 			sums[v.SHA512] = true
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -31,7 +32,7 @@ func (c *cluster) heal(mend bool) {
 				s.users = 0
 			}
 			if s.sound() && s.letter != s.digest { // a scrub finds it
-				c.lose(Key{ref, id}, s)
+				c.lose(plan.CopyRef{Disk: ref, ID: id}, s)
 				c.nodes[ref.Node].damaged(s)
 			}
 		}

@@ -7,14 +7,15 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // work is a job under way.
 type work struct {
 	began    time.Duration
-	action   Action
-	key      Key
+	action   plan.Action
+	key      plan.CopyRef
 	image    schema.Image
 	uuid     string // of the disk
 	nodes    map[string]schema.Node
@@ -34,25 +35,25 @@ type work struct {
 
 // book takes note of a job, as Reconciler.book does. A copy that is to go is withdrawn
 // from here on.
-func (m *member) book(d Desired, o Observed, a Action) *work {
-	declared, _ := d.disk(a.Key().Disk)
-	w := &work{action: a, key: a.Key(), image: d.Config.Images[a.Image], reserve: declared.StorageReserved, nodes: d.Config.Nodes, began: m.c.now}
+func (m *member) book(d plan.Desired, o plan.Observed, a plan.Action) *work {
+	declared, _ := d.Disk(a.CopyRef().Disk)
+	w := &work{action: a, key: a.CopyRef(), image: d.Config.Images[a.Image], reserve: declared.StorageReserved, nodes: d.Config.Nodes, began: m.c.now}
 	if one := m.c.drives[w.key.Disk]; one != nil {
 		w.uuid = one.uuid
 	}
 	m.jobs[w.key] = w
 	if m.c.begun++; holdsNow(d.Config, w.key.ID.Name, o.Now) {
-		m.c.broke("suspend", "%s of %s begins, and it is suspended", a.Kind, w.key)
+		m.c.broke("suspend", "%s of %s begins, and it is suspended", a.Op, w.key)
 	}
-	if a.Kind.drops() {
+	if a.Op.Deletes() {
 		m.withdraw(w, d, o)
 		return w
 	}
-	m.c.tell(m.name, "begins %s of %s: %s %s", a.Kind, w.key, a.Reason, a.From)
-	if a.Kind.pulls() {
+	m.c.tell(m.name, "begins %s of %s: %s %s", a.Op, w.key, a.Reason, a.From)
+	if a.Op.ReadsCopies() {
 		w.letter = m.c.letterOf(sourceDigest(d, o, a))
 	}
-	if w.establishes = establishes(w.image, a, o); a.Kind.copies() {
+	if w.establishes = establishes(w.image, a, o); a.Op.CreatesCopy() {
 		m.beginsFirst(w, d, o)
 	}
 	return w
@@ -60,12 +61,12 @@ func (m *member) book(d Desired, o Observed, a Action) *work {
 
 // run lets a job do its work.
 func (m *member) run(w *work) {
-	switch w.action.Kind {
-	case Cleanup, Evict:
+	switch w.action.Op {
+	case plan.Cleanup, plan.Evict:
 		m.step(w, func() { m.askAll(w) })
-	case Adopt, Verify:
+	case plan.Adopt, plan.Verify:
 		m.goOn(w, 1)
-	case Upload:
+	case plan.Upload:
 		m.serve(w)
 	default:
 		m.goOn(w, 1+m.c.IntN(3))
@@ -73,8 +74,8 @@ func (m *member) run(w *work) {
 }
 
 // sourceDigest is that of the copies that an action may read.
-func sourceDigest(d Desired, o Observed, a Action) disk.Digest {
-	if c := o.Disks[a.Key().Disk].Copies[a.Key().ID]; a.Kind == Repair {
+func sourceDigest(d plan.Desired, o plan.Observed, a plan.Action) disk.Digest {
+	if c := o.Disks[a.CopyRef().Disk].Copies[a.CopyRef().ID]; a.Op == plan.Repair {
 		return c.SHA512
 	}
 	if c, there := o.Disks[a.From.Disk].Copies[a.From.ID]; there {
@@ -116,12 +117,12 @@ func (m *member) goOn(w *work, steps int) {
 
 // progress is what a transfer leaves when it is cut off.
 func (m *member) progress(d *drive, w *work) error {
-	switch w.action.Kind {
-	case Download, Restore, Export, Clone:
+	switch w.action.Op {
+	case plan.Download, plan.Restore, plan.Export, plan.Clone:
 		if err := m.reach(w); err != nil {
 			return err
 		}
-	case Sync:
+	case plan.Sync:
 		if _, err := m.source(w); err != nil {
 			return err
 		}
@@ -134,10 +135,10 @@ func (m *member) progress(d *drive, w *work) error {
 		s.from, s.part = nil, 0
 	}
 	// One that looks for the bytes which the image had does not take the place of another.
-	if w.action.Kind.prepares() && s.part == 0 && w.action.recall.digest.IsZero() {
+	if w.action.Op.IsFirstCopy() && s.part == 0 && w.action.Pinned.Digest.IsZero() {
 		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name})
 	}
-	if pulls := w.action.Kind == Sync && w.action.from == (Key{}); pulls || s.part == 0 { // a download goes on with a part of whatever kind
+	if pulls := w.action.Op == plan.Sync && w.action.LocalSource == (plan.CopyRef{}); pulls || s.part == 0 { // a download goes on with a part of whatever kind
 		s.pulled = pulls
 	}
 	if s.part < gib/2 && d.free() > gib/2 {
@@ -162,32 +163,32 @@ func (d *drive) slot(id disk.ID) *slot {
 
 // do is the effect of an action that has run to its end, or its failure.
 func (m *member) do(d *drive, w *work) error {
-	switch w.action.Kind {
-	case Download, Restore, Export, Clone:
+	switch w.action.Op {
+	case plan.Download, plan.Restore, plan.Export, plan.Clone:
 		return m.prepare(d, w)
-	case Sync:
+	case plan.Sync:
 		letter, err := m.source(w)
 		if err != nil {
 			return err
 		}
 		return m.fill(d, w, letter, m.c.sum(w.letter))
-	case Adopt, Verify:
+	case plan.Adopt, plan.Verify:
 		if s := d.slots[w.key.ID]; s != nil && s.letter != s.digest {
 			m.c.lose(w.key, s)
 		}
 		return m.verify(d.slots[w.key.ID])
-	case Repair:
+	case plan.Repair:
 		return m.repair(d.slots[w.key.ID], w)
 	}
-	panic("no effect of " + string(w.action.Kind))
+	panic("no effect of " + string(w.action.Op))
 }
 
 // source finds the bytes that a sync or a repair needs: in a copy on this node, or in
 // those that other nodes have and send. Bytes that are not what was promised cost that
 // source.
 func (m *member) source(w *work) (letter string, err error) {
-	if w.action.from != (Key{}) {
-		s := m.c.slot(w.action.from)
+	if w.action.LocalSource != (plan.CopyRef{}) {
+		s := m.c.slot(w.action.LocalSource)
 		if !s.sound() || s.digest != w.letter {
 			return "", fmt.Errorf("open %s: it is not ready", w.action.From)
 		}
@@ -199,8 +200,8 @@ func (m *member) source(w *work) (letter string, err error) {
 			continue
 		}
 		for _, id := range m.c.drives[ref].ids() {
-			s := m.c.slot(Key{ref, id})
-			if !s.sound() || s.digest != w.letter || m.c.nodes[ref.Node].leaving[Key{ref, id}] {
+			s := m.c.slot(plan.CopyRef{Disk: ref, ID: id})
+			if !s.sound() || s.digest != w.letter || m.c.nodes[ref.Node].leaving[plan.CopyRef{Disk: ref, ID: id}] {
 				continue
 			}
 			if s.letter == w.letter && !m.c.lying[ref.Node] {
@@ -237,7 +238,7 @@ func (m *member) fill(d *drive, w *work, letter string, want disk.Digest) error 
 	s.letter, s.digest, s.failed, s.touched, s.checked = letter, letter, "", false, m.wallNow()
 	s.made = m.c.now
 	m.endsFirst(w, letter)
-	if w.action.Kind.prepares() {
+	if w.action.Op.IsFirstCopy() {
 		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name, done: true})
 	}
 	return nil

@@ -4,18 +4,19 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // write writes the marks, as Reconciler.mark does, and reports whether it wrote any.
-func (m *member) write(d Desired, o Observed) (changed bool) {
-	for _, mark := range d.Marks(o) {
-		m.c.tell(m.name, "marks %s: in use %v, last used %s, unwanted since %s", mark.Key, mark.InUse, mark.LastUsed, mark.UnwantedSince)
-		seen := o.Disks[mark.Key.Disk]
-		m.unmarked[mark.Key] = unmarked{mark, seen.UUID}
-		seen.remember(mark)
+func (m *member) write(d plan.Desired, o plan.Observed) (changed bool) {
+	for _, mark := range d.UsageUpdates(o) {
+		m.c.tell(m.name, "marks %s: in use %v, last used %s, unwanted since %s", mark.Copy, mark.InUse, mark.LastUsed, mark.SurplusSince)
+		seen := o.Disks[mark.Copy.Disk]
+		m.unmarked[mark.Copy] = pendingUsage{mark, seen.UUID}
+		seen.ApplyUsage(mark)
 	}
-	if d.May == schema.ObserveOnly {
+	if d.Allowed == schema.ObserveOnly {
 		return false
 	}
 	behind := map[schema.DiskRef]bool{}
@@ -31,15 +32,15 @@ func (m *member) write(d Desired, o Observed) (changed bool) {
 		case s == nil || w != nil && !m.asking(w): // nil: it went since it was looked at
 			behind[key.Disk] = true
 		default:
-			s.excused = s.excused && s.mark.UnwantedSince.Equal(mark.UnwantedSince)
-			s.mark = mark.Mark
+			s.excused = s.excused && s.mark.SurplusSince.Equal(mark.SurplusSince)
+			s.mark = mark.Usage
 			delete(m.unmarked, key)
 			changed = true
 		}
 	}
 	for ref, seen := range o.Disks {
-		if d.mine(ref) && seen.Problem == "" && !behind[ref] {
-			m.clocks.note(seen.UUID)
+		if d.Owns(ref) && seen.Problem == "" && !behind[ref] {
+			m.clocks.record(seen.UUID)
 		}
 	}
 	return changed
@@ -47,7 +48,7 @@ func (m *member) write(d Desired, o Observed) (changed bool) {
 
 // note keeps what is true of each copy by a clock that nobody sets, when the manager
 // had looked at it.
-func (m *member) note(d Desired, o Observed, at time.Duration) {
+func (m *member) note(d plan.Desired, o plan.Observed, at time.Duration) {
 	for name := range m.own {
 		ref := schema.DiskRef{Node: m.name, Disk: name}
 		for id, seen := range o.Disks[ref].Copies {
@@ -55,14 +56,14 @@ func (m *member) note(d Desired, o Observed, at time.Duration) {
 			if s == nil {
 				continue
 			}
-			if seen.Using != "" {
+			if seen.UsedBy != "" {
 				s.used = at
 			}
 			switch image, declared := d.Config.Images[id.Name]; {
-			case d.May == schema.ObserveOnly:
-			case declared && image.ID == id && seen.State == disk.Ready && !o.Tries[Key{ref, id}].Disk && m.c.mustWant(m.conf, image, ref):
+			case d.Allowed == schema.ObserveOnly:
+			case declared && image.ID == id && seen.State == disk.Ready && !o.Failures[plan.CopyRef{Disk: ref, ID: id}].Disk && m.c.mustWant(m.conf, image, ref):
 				s.wanted, s.unwanted = at, 0
-			case d.May == schema.Everything && s.unwanted == 0:
+			case d.Allowed == schema.Everything && s.unwanted == 0:
 				s.unwanted = at
 			}
 		}
@@ -70,7 +71,7 @@ func (m *member) note(d Desired, o Observed, at time.Duration) {
 }
 
 // asking reports whether a job is about a withdrawn copy and does nothing to it yet.
-func (m *member) asking(w *work) bool { return w != nil && w.action.Kind.drops() && !w.sure }
+func (m *member) asking(w *work) bool { return w != nil && w.action.Op.Deletes() && !w.sure }
 
 // excuse takes note of the copies of which a manager that died knew more than it could
 // write down: what it would have written is lost, and nobody can know that.

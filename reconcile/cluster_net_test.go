@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // link is the way from one node to another.
@@ -161,9 +163,9 @@ func (m *member) polled(p *poll) {
 // publish tells what the last round saw, and what has been withdrawn since.
 func (m *member) publish() {
 	defer m.keepLeaving()
-	r := &Reconciler{running: map[Key]*running{}}
+	r := &Reconciler{running: map[plan.CopyRef]*activeJob{}}
 	for key, w := range m.jobs {
-		r.running[key] = &running{job: job{action: w.action}}
+		r.running[key] = &activeJob{job: job.Job{Action: w.action}}
 	}
 	s := &said{state: r.state(m.d, m.o)}
 	if m.said != nil && sameNews(m.said.state, s.state) {
@@ -184,7 +186,7 @@ func (m *member) publish() {
 // keepLeaving ends the withdrawals of what does not leave any more.
 func (m *member) keepLeaving() {
 	for key := range m.leaving {
-		if w := m.jobs[key]; w == nil || !w.action.Kind.drops() {
+		if w := m.jobs[key]; w == nil || !w.action.Op.Deletes() {
 			delete(m.leaving, key)
 		}
 	}
@@ -221,7 +223,7 @@ func sameCopy(a, b peer.Copy) bool {
 }
 
 // overlayPeers adds to o what the other nodes said last.
-func (m *member) overlayPeers(d Desired, o *Observed) {
+func (m *member) overlayPeers(d plan.Desired, o *plan.Observed) {
 	answers := map[string]peer.Observation{}
 	for name, h := range m.heard {
 		a := peer.Observation{Polled: h.asked, Problem: h.problem, LastSeen: worldStart.Add(h.last)}
@@ -230,5 +232,5 @@ func (m *member) overlayPeers(d Desired, o *Observed) {
 		}
 		answers[name] = a
 	}
-	m.others.hearFrom(d, o, answers, worldStart.Add(m.c.now))
+	m.others.mergeResponses(d, o, answers, worldStart.Add(m.c.now))
 }

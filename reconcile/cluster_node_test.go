@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -29,24 +30,24 @@ type member struct {
 	clocks   clock         // of it only what it counts
 	clock    time.Duration // how far it was off at the last look
 	removals *configdir.RemovalConfirmer
-	tries    map[Key]tried // their times are of the steady clock
-	unmarked map[Key]unmarked
-	byHand   map[Key]bool
-	asked    []*uploader              // that the next round has to answer
-	uploads  map[Key]*uploader        // that were begun, until their jobs end
-	left     map[string]time.Duration // when images left the configuration
-	jobs     map[Key]*work
-	leaving  map[Key]bool
+	tries    map[plan.CopyRef]failureRecord // their times are of the steady clock
+	unmarked map[plan.CopyRef]pendingUsage
+	byHand   map[plan.CopyRef]bool
+	asked    []*uploader                // that the next round has to answer
+	uploads  map[plan.CopyRef]*uploader // that were begun, until their jobs end
+	left     map[string]time.Duration   // when images left the configuration
+	jobs     map[plan.CopyRef]*work
+	leaving  map[plan.CopyRef]bool
 	ended    []ending
 	heard    map[string]*hearsay
-	others   others
+	others   peers
 	own      map[string]schema.Disk           // as last declared
 	missed   map[schema.DiskRef]time.Duration // since when disks have a problem
 
 	busy, due bool // a round is under way; another one has to follow
-	d         Desired
-	o         Observed
-	plan      Plan
+	d         plan.Desired
+	o         plan.Observed
+	plan      plan.Plan
 	rounds    int
 	wakes     int // counts the waits that were given up for others
 
@@ -79,13 +80,13 @@ func (m *member) start() {
 		return
 	}
 	m.life, m.up = m.life+1, true
-	m.asked, m.uploads = nil, map[Key]*uploader{}
+	m.asked, m.uploads = nil, map[plan.CopyRef]*uploader{}
 	m.conf, m.next, m.broken, m.gap, m.missing, m.clocks = nil, nil, false, false, "", clock{}
-	m.removals, m.tries, m.unmarked, m.byHand = &configdir.RemovalConfirmer{}, map[Key]tried{}, map[Key]unmarked{}, map[Key]bool{}
-	m.jobs, m.leaving, m.ended, m.heard = map[Key]*work{}, map[Key]bool{}, nil, map[string]*hearsay{}
+	m.removals, m.tries, m.unmarked, m.byHand = &configdir.RemovalConfirmer{}, map[plan.CopyRef]failureRecord{}, map[plan.CopyRef]pendingUsage{}, map[plan.CopyRef]bool{}
+	m.jobs, m.leaving, m.ended, m.heard = map[plan.CopyRef]*work{}, map[plan.CopyRef]bool{}, nil, map[string]*hearsay{}
 	m.missed = map[schema.DiskRef]time.Duration{}
-	m.others = others{told: map[string]toldAt{}}
-	m.busy, m.due, m.plan, m.rounds, m.said, m.polls = false, false, Plan{}, 0, nil, nil
+	m.others = peers{states: map[string]peerState{}}
+	m.busy, m.due, m.plan, m.rounds, m.said, m.polls = false, false, plan.Plan{}, 0, nil, nil
 	m.clock = m.wall
 	m.c.tell(m.name, "starts")
 	m.c.noteReturn(m)
@@ -125,7 +126,7 @@ func (m *member) tick() {
 }
 
 func (m *member) lookAtRemovals() {
-	if m.conf != nil && m.desired().May == schema.Everything {
+	if m.conf != nil && m.desired().Allowed == schema.Everything {
 		m.removals.Observe(m.steady(), m.steady(), declaredNames(m.conf.config))
 	}
 }
@@ -188,22 +189,22 @@ func (m *member) take() {
 }
 
 // desired is what Desire and Loop make of the configuration.
-func (m *member) desired() Desired {
-	d := Desired{Node: m.name, Config: m.conf.config, Digest: m.conf.digest, May: schema.Everything,
-		Held: map[string]schema.Held{}, Removed: m.removals.Confirmed, Cleanup: m.byHand, Uploads: m.asksFor()}
+func (m *member) desired() plan.Desired {
+	d := plan.Desired{Node: m.name, Config: m.conf.config, Digest: m.conf.digest, Allowed: schema.Everything,
+		Invalid: map[string]schema.Held{}, Removed: m.removals.Confirmed, Cleanup: m.byHand, Uploads: m.asksFor()}
 	if m.broken {
-		d.May, d.Digest = schema.NoDeletions, ""
+		d.Allowed, d.Digest = schema.NoDeletions, ""
 		if m.gap && m.missing == "" {
-			d.May = schema.ObserveOnly
+			d.Allowed = schema.ObserveOnly
 		}
 		if m.missing != "" {
 			d.Config.Images = maps.Clone(d.Config.Images)
 			delete(d.Config.Images, m.missing)
-			d.Held[m.missing] = schema.Held{Name: m.missing}
+			d.Invalid[m.missing] = schema.Held{Name: m.missing}
 		}
 	}
 	if _, declared := d.Config.Nodes[m.name]; !declared {
-		d.May = schema.ObserveOnly
+		d.Allowed = schema.ObserveOnly
 		d.Config.Nodes = maps.Clone(d.Config.Nodes)
 		d.Config.Nodes[m.name] = schema.Node{AllowScheduling: true, Disks: m.own}
 	}
@@ -215,59 +216,59 @@ func (m *member) wallNow() time.Time { return worldStart.Add(m.c.now + m.wall) }
 func (m *member) steady() time.Time { return worldStart.Add(m.c.now) }
 
 // look is what Reconciler.Look sees.
-func (m *member) look(d Desired) Observed {
+func (m *member) look(d plan.Desired) plan.Observed {
 	if m.wall != m.clock {
 		m.clocks.steps++
 	}
 	m.clock = m.wall
-	o := Observed{Now: m.wallNow(), Disks: map[schema.DiskRef]Disk{},
-		Peers: map[string]Peer{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Syncing: map[Key]bool{}, Read: map[Key]bool{}}
+	o := plan.Observed{Now: m.wallNow(), Disks: map[schema.DiskRef]plan.Disk{},
+		Peers: map[string]plan.Peer{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Syncing: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}}
 	m.lookAtDisks(o.Disks)
 	for key, t := range m.tries {
-		if !sameImage(t.image, m.conf.config.Images[key.ID.Name]) {
+		if !plan.SameImage(t.image, m.conf.config.Images[key.ID.Name]) {
 			delete(m.tries, key)
 			continue
 		}
-		o.Tries[key] = shifted(t.Try, m.wall)
+		o.Failures[key] = shifted(t.Failure, m.wall)
 	}
 	for key, w := range m.jobs {
 		o.Running[key] = true
-		if w.action.Kind == Sync {
+		if w.action.Op == plan.Sync {
 			o.Syncing[key] = true
 		}
-		if w.action.from != (Key{}) {
-			o.Read[w.action.from] = true
+		if w.action.LocalSource != (plan.CopyRef{}) {
+			o.BeingRead[w.action.LocalSource] = true
 		}
 	}
 	m.overlayPeers(d, &o)
-	o.Unable = m.unable(d)
+	o.CannotPrepare = m.unable(d)
 	return o
 }
 
 // lookAtDisks adds what lies on the own disks, as it has to be told.
-func (m *member) lookAtDisks(disks map[schema.DiskRef]Disk) {
+func (m *member) lookAtDisks(disks map[schema.DiskRef]plan.Disk) {
 	for name := range m.own {
 		ref := schema.DiskRef{Node: m.name, Disk: name}
 		seen := m.c.sees(m.c.drives[ref])
 		seen.ClockStepped = m.clocks.outdated(seen.UUID)
 		for id, v := range seen.Copies {
-			if m.leaving[Key{ref, id}] {
+			if m.leaving[plan.CopyRef{Disk: ref, ID: id}] {
 				v.Leaving = true
 				seen.Copies[id] = v
 			}
 		}
-		seen.Away = m.away(ref, seen)
+		seen.ProblemFor = m.away(ref, seen)
 		disks[ref] = seen
 	}
 	for key, mark := range m.unmarked {
 		if seen := disks[key.Disk]; seen.UUID == mark.on {
-			seen.remember(mark.Mark)
+			seen.ApplyUsage(mark.Usage)
 		}
 	}
 }
 
 // away is for how long a disk has had a problem.
-func (m *member) away(ref schema.DiskRef, seen Disk) time.Duration {
+func (m *member) away(ref schema.DiskRef, seen plan.Disk) time.Duration {
 	since, missed := m.missed[ref]
 	switch {
 	case seen.Problem == "":
@@ -280,12 +281,12 @@ func (m *member) away(ref schema.DiskRef, seen Disk) time.Duration {
 	return m.c.now - since
 }
 
-func shifted(t Try, by time.Duration) Try {
+func shifted(t plan.Failure, by time.Duration) plan.Failure {
 	if !t.Since.IsZero() {
 		t.Since = t.Since.Add(by)
 	}
-	if !t.Until.IsZero() {
-		t.Until = t.Until.Add(by)
+	if !t.RetryAt.IsZero() {
+		t.RetryAt = t.RetryAt.Add(by)
 	}
 	return t
 }

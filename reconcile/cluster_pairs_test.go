@@ -4,6 +4,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -27,11 +28,11 @@ func (c *cluster) noteReturn(m *member) {
 			continue
 		}
 		for key, w := range other.jobs {
-			if !w.action.Kind.prepares() {
+			if !w.action.Op.IsFirstCopy() {
 				continue
 			}
 			for _, ref := range c.places() {
-				if s := c.slot(Key{ref, key.ID}); ref.Node == m.name && s != nil && (s.part > 0 || s.letter != "") {
+				if s := c.slot(plan.CopyRef{Disk: ref, ID: key.ID}); ref.Node == m.name && s != nil && (s.part > 0 || s.letter != "") {
 					c.pairs[pairReturn]++
 				}
 			}
@@ -82,7 +83,7 @@ func (c *cluster) provoke(r *removal) {
 	case 6:
 		c.after(soon(), func() { c.cut(r.member.name, pick1(c.dice, c.names...)) })
 	case 7:
-		if key, ok := c.some(func(key Key, s *slot) bool { return key.ID.Name == r.key.ID.Name && s.sound() }); ok {
+		if key, ok := c.some(func(key plan.CopyRef, s *slot) bool { return key.ID.Name == r.key.ID.Name && s.sound() }); ok {
 			c.after(soon(), func() { c.attach(key) })
 		}
 	case 10:
@@ -112,11 +113,11 @@ func (c *cluster) suspendNow(name string) {
 
 // leaveTwo spoils all copies of an image but one that is withdrawn and another one, which
 // may be about to go too.
-func (c *cluster) leaveTwo(withdrawn Key) {
-	var others []Key
+func (c *cluster) leaveTwo(withdrawn plan.CopyRef) {
+	var others []plan.CopyRef
 	for _, ref := range c.places() {
 		for _, id := range c.drives[ref].ids() {
-			if key := (Key{ref, id}); id.Name == withdrawn.ID.Name && key != withdrawn && c.slot(key).sound() {
+			if key := (plan.CopyRef{Disk: ref, ID: id}); id.Name == withdrawn.ID.Name && key != withdrawn && c.slot(key).sound() {
 				others = append(others, key)
 			}
 		}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -15,9 +17,9 @@ import (
 // ask, decide, rename aside, look for users, unlink. Each step takes its time.
 
 // withdraw begins a removal. The round publishes it before anybody is asked.
-func (m *member) withdraw(w *work, d Desired, o Observed) {
+func (m *member) withdraw(w *work, d plan.Desired, o plan.Observed) {
 	w.removal = m.c.beginRemoval(m, w)
-	w.asks = &questions{asked: d.Asks(o, w.action), answers: map[string]Answer{}}
+	w.asks = &questions{asked: d.NodesToQuery(o, w.action), answers: map[string]plan.Response{}}
 	m.leaving[w.key] = true
 	m.c.provoke(w.removal)
 	m.c.tell(m.name, "withdraws %s: %s", w.key, w.action.Reason)
@@ -35,7 +37,7 @@ func (m *member) step(w *work, do func()) {
 // questions are what a removal asks, and what came back.
 type questions struct {
 	asked   []string
-	answers map[string]Answer
+	answers map[string]plan.Response
 	open    int
 }
 
@@ -76,14 +78,14 @@ func (m *member) ask(w *work, q *questions, other *member) {
 				m.c.tell(other.name, "answers %s about %s: %s", m.name, w.key.ID.Name, stateText(state))
 				m.c.send(other, m, func() {
 					if !ended {
-						q.answers[other.name] = Answer{Config: state.Config, Disks: told(w.nodes, other.name, state)}
+						q.answers[other.name] = plan.Response{ConfigDigest: state.Config, Disks: disksFromPeer(w.nodes, other.name, state)}
 						end()
 					}
 				})
 			})
 		})
 	})
-	m.later(askTime, end)
+	m.later(job.QueryTimeout, end)
 }
 
 // answerFresh looks at the copies of a name, now, as peerNode.Copies does: what it
@@ -95,17 +97,17 @@ func (m *member) answerFresh(w *work, give func(peer.State)) {
 	s := peer.State{Node: m.name, Config: m.digestNow()}
 	before := maps.Clone(m.leaving)
 	m.soon(func() {
-		disks := map[schema.DiskRef]Disk{}
+		disks := map[schema.DiskRef]plan.Disk{}
 		m.lookAtDisks(disks)
 		w.removal.witness(m, s.Config)
-		for _, ref := range slices.SortedFunc(maps.Keys(disks), compareRefs) {
-			one := tellDisk(ref, disks[ref])
-			for _, id := range slices.SortedFunc(maps.Keys(disks[ref].Copies), compareIDs) {
-				v := tellCopy(disks[ref].Copies[id])
-				if m.suspects(Key{ref, id}) {
+		for _, ref := range slices.SortedFunc(maps.Keys(disks), plan.CompareDisks) {
+			one := diskToPeer(ref, disks[ref])
+			for _, id := range slices.SortedFunc(maps.Keys(disks[ref].Copies), plan.CompareIDs) {
+				v := copyToPeer(disks[ref].Copies[id])
+				if m.suspects(plan.CopyRef{Disk: ref, ID: id}) {
 					v.State = disk.Unknown
 				}
-				v.Leaving = before[Key{ref, id}] || m.leaving[Key{ref, id}]
+				v.Leaving = before[plan.CopyRef{Disk: ref, ID: id}] || m.leaving[plan.CopyRef{Disk: ref, ID: id}]
 				if id.Name == w.key.ID.Name {
 					one.Copies = append(one.Copies, v)
 				}
@@ -117,7 +119,7 @@ func (m *member) answerFresh(w *work, give func(peer.State)) {
 }
 
 // suspects reports whether a copy that was made of this one has other bytes.
-func (m *member) suspects(key Key) bool {
+func (m *member) suspects(key plan.CopyRef) bool {
 	for _, t := range m.tries {
 		if slices.Contains(t.Suspects, key) {
 			return true
@@ -127,17 +129,17 @@ func (m *member) suspects(key Key) bool {
 }
 
 // decideAll decides on what was heard, by a look that began after all answers.
-func (m *member) decideAll(d Desired, o Observed) {
+func (m *member) decideAll(d plan.Desired, o plan.Observed) {
 	for _, w := range m.sortedJobs() {
 		if !w.answered || w.sure || w.over {
 			continue
 		}
 		w.answered = false
-		if m.c.now-w.began > 2*askTime {
+		if m.c.now-w.began > 2*job.QueryTimeout {
 			m.takeBack(w, o, errors.New("the answers are old"))
 			continue
 		}
-		if err := d.Confirm(o.Heard(w.key.ID.Name, w.asks.asked, w.asks.answers), w.action); err != nil {
+		if err := d.ConfirmDeletion(o.WithResponses(w.key.ID.Name, w.asks.asked, w.asks.answers), w.action); err != nil {
 			m.takeBack(w, o, err)
 			continue
 		}
@@ -150,7 +152,7 @@ func (m *member) decideAll(d Desired, o Observed) {
 
 // takeBack keeps a copy after all. It is tried again soon, and not at the same moment
 // as another holder does.
-func (m *member) takeBack(w *work, o Observed, err error) {
+func (m *member) takeBack(w *work, o plan.Observed, err error) {
 	m.c.tell(m.name, "keeps %s: %v", w.key, err)
 	if holdsNow(m.conf.config, w.key.ID.Name, o.Now) {
 		m.c.pairs[pairSuspend]++
@@ -158,9 +160,9 @@ func (m *member) takeBack(w *work, o Observed, err error) {
 	w.over = true
 	delete(m.jobs, w.key)
 	m.c.endRemoval(w.removal)
-	t := Try{Kind: w.action.Kind, Since: m.steady(), Until: m.steady().Add(m.c.againAfter()), Message: err.Error()}
-	m.tries[w.key] = tried{Try: t, image: w.image}
-	o.Tries[w.key] = shifted(t, m.wall)
+	t := plan.Failure{Op: w.action.Op, Since: m.steady(), RetryAt: m.steady().Add(m.c.againAfter()), Message: err.Error()}
+	m.tries[w.key] = failureRecord{Failure: t, image: w.image}
+	o.Failures[w.key] = shifted(t, m.wall)
 	delete(o.Running, w.key)
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -21,7 +22,7 @@ type removal struct {
 	c      *cluster
 	member *member
 	work   *work
-	key    Key
+	key    plan.CopyRef
 	began  time.Duration
 	// reached are the nodes that could be asked at any moment since then, and stood the
 	// copies that were ready at such a moment.
@@ -37,7 +38,7 @@ type removal struct {
 // standing is a copy that does not leave, the bytes that it vouches for, and the
 // configuration of its node.
 type standing struct {
-	key            Key
+	key            plan.CopyRef
 	config, letter string
 }
 
@@ -67,7 +68,7 @@ func (c *cluster) endRemoval(r *removal) {
 }
 
 // removing returns the removal that is under way of a copy.
-func (c *cluster) removing(key Key) *removal {
+func (c *cluster) removing(key plan.CopyRef) *removal {
 	for _, r := range c.removals {
 		if r.key == key {
 			return r
@@ -104,7 +105,7 @@ func (r *removal) stand(on *member, config string, into map[standing]bool) {
 			continue
 		}
 		for id, s := range d.slots {
-			key := Key{ref, id}
+			key := plan.CopyRef{Disk: ref, ID: id}
 			if id.Name == r.key.ID.Name && s.sound() && r.c.removing(key) == nil {
 				into[standing{key, config, s.digest}] = true
 			}
@@ -113,7 +114,7 @@ func (r *removal) stand(on *member, config string, into map[standing]bool) {
 }
 
 // lose takes note of what is lost by something else than our deletions.
-func (c *cluster) lose(key Key, s *slot) {
+func (c *cluster) lose(key plan.CopyRef, s *slot) {
 	if s.sound() {
 		c.losses = append(c.losses, loss{c.now, key, s.digest})
 	}
@@ -121,6 +122,6 @@ func (c *cluster) lose(key Key, s *slot) {
 
 func (c *cluster) loseAll(ref schema.DiskRef, d *drive) {
 	for _, id := range d.ids() {
-		c.lose(Key{ref, id}, d.slots[id])
+		c.lose(plan.CopyRef{Disk: ref, ID: id}, d.slots[id])
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -56,7 +57,7 @@ func (c *cluster) restless() string {
 		}
 		for _, a := range m.plan.Actions {
 			if !a.Idle() || !a.Until.IsZero() {
-				return name + ": " + string(a.Kind) + " " + a.Key().String() + ": " + a.Reason
+				return name + ": " + string(a.Op) + " " + a.CopyRef().String() + ": " + a.Reason
 			}
 		}
 	}
@@ -75,8 +76,8 @@ func (c *cluster) lookAtRest(began time.Duration) {
 	for _, name := range c.names {
 		for _, a := range c.nodes[name].plan.Actions {
 			_, declared := head.config.Images[a.Image]
-			if lacking := always || lacks[a.Image] || !declared && any; a.Kind == Blocked && !lacking {
-				c.broke("rest", "%s is blocked on what the world has: %s: %s", name, a.Key(), a.Reason)
+			if lacking := always || lacks[a.Image] || !declared && any; a.Op == plan.Blocked && !lacking {
+				c.broke("rest", "%s is blocked on what the world has: %s: %s", name, a.CopyRef(), a.Reason)
 			}
 		}
 	}
@@ -93,7 +94,7 @@ func (c *cluster) imageAtRest(image schema.Image) (lacks bool) {
 	can, have := 0, 0
 	for _, ref := range ranked {
 		node := head.config.Nodes[ref.Node]
-		s := c.slot(Key{ref, image.ID})
+		s := c.slot(plan.CopyRef{Disk: ref, ID: image.ID})
 		sound := s.sound() && (image.Checksum.IsZero() || c.sum(s.digest) == image.Checksum)
 		if sound {
 			have++
@@ -143,7 +144,7 @@ func (c *cluster) saysSo(image schema.Image, can int) {
 	}
 	for _, name := range c.names {
 		for _, a := range c.nodes[name].plan.Actions {
-			if a.Key().ID == image.ID {
+			if a.CopyRef().ID == image.ID {
 				return
 			}
 		}
@@ -153,7 +154,7 @@ func (c *cluster) saysSo(image schema.Image, can int) {
 
 // soundAnywhere reports whether there is a good copy on any disk that is in its place.
 func (c *cluster) soundAnywhere(id disk.ID) bool {
-	return slices.ContainsFunc(c.places(), func(ref schema.DiskRef) bool { return c.slot(Key{ref, id}).sound() })
+	return slices.ContainsFunc(c.places(), func(ref schema.DiskRef) bool { return c.slot(plan.CopyRef{Disk: ref, ID: id}).sound() })
 }
 
 // overPruneLimit reports whether so many images left that they are held.
@@ -187,7 +188,7 @@ func (c *cluster) leftovers() {
 			filled := enough || config.Settings.ConcurrentReplenishPerNodeLimit > 0
 			switch {
 			case s.from != nil && s.letter == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.schedulable(image, ranked), ref):
-				c.broke("rest", "a part of an upload is left on %s", Key{ref, id})
+				c.broke("rest", "a part of an upload is left on %s", plan.CopyRef{Disk: ref, ID: id})
 			case !s.owned || s.users > 0:
 			case !declared && !held && !c.usedAnywhere(id.Name) && c.allHeard():
 				c.broke("rest", "%s is left on %s", id, ref)
@@ -224,7 +225,7 @@ func (c *cluster) allHeard() bool {
 func (c *cluster) soundCopies(image schema.Image, refs []schema.DiskRef) int {
 	n := 0
 	for _, ref := range refs {
-		if s := c.slot(Key{ref, image.ID}); s.sound() {
+		if s := c.slot(plan.CopyRef{Disk: ref, ID: image.ID}); s.sound() {
 			n++
 		}
 	}

@@ -6,6 +6,9 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // kick asks for a round. It takes its time, and others do things meanwhile.
@@ -45,7 +48,7 @@ func (m *member) roundLooks() {
 	m.soon(func() { m.roundPlans(d, o, at, asking) })
 }
 
-func (m *member) roundPlans(d Desired, o Observed, at time.Duration, asking []*uploader) {
+func (m *member) roundPlans(d plan.Desired, o plan.Observed, at time.Duration, asking []*uploader) {
 	m.note(d, o, at)
 	if m.write(d, o) {
 		o = m.look(d)
@@ -55,21 +58,21 @@ func (m *member) roundPlans(d Desired, o Observed, at time.Duration, asking []*u
 	m.soon(func() { m.roundStarts(d, o, plan, asking) })
 }
 
-func (m *member) roundStarts(d Desired, o Observed, plan Plan, asking []*uploader) {
-	m.d, m.o, m.plan, m.rounds, m.busy = d, o, plan, m.rounds+1, false
-	m.stopObsolete(d, plan)
+func (m *member) roundStarts(d plan.Desired, o plan.Observed, planned plan.Plan, asking []*uploader) {
+	m.d, m.o, m.plan, m.rounds, m.busy = d, o, planned, m.rounds+1, false
+	m.stopObsolete(d, planned)
 	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
 	free := map[bool]int{true: limit, false: limit}
 	for _, w := range m.jobs {
-		if w.action.Kind != Upload { // which waits for people
-			free[w.action.Kind.drops()]--
+		if w.action.Op != plan.Upload { // which waits for people
+			free[w.action.Op.Deletes()]--
 		}
 	}
 	var begun []*work
-	for _, a := range plan.Actions {
-		drops := a.Kind.drops()
-		if !a.Idle() && m.jobs[a.Key()] == nil && (free[drops] > 0 || a.Kind == Upload) {
-			if a.Kind != Upload {
+	for _, a := range planned.Actions {
+		drops := a.Op.Deletes()
+		if !a.Idle() && m.jobs[a.CopyRef()] == nil && (free[drops] > 0 || a.Op == plan.Upload) {
+			if a.Op != plan.Upload {
 				free[drops]--
 			}
 			begun = append(begun, m.book(d, o, a))
@@ -89,7 +92,7 @@ func (m *member) roundStarts(d Desired, o Observed, plan Plan, asking []*uploade
 }
 
 // sleep wakes the node when a wait of its plan is over.
-func (m *member) sleep(o Observed) {
+func (m *member) sleep(o plan.Observed) {
 	m.wakes++
 	wakes, next := m.wakes, time.Duration(0)
 	for _, a := range m.plan.Actions {
@@ -107,16 +110,16 @@ func (m *member) sleep(o Observed) {
 }
 
 // stopObsolete is Reconciler.stopObsolete.
-func (m *member) stopObsolete(d Desired, plan Plan) {
-	wanted := map[Key]Action{}
-	for _, a := range plan.Actions {
+func (m *member) stopObsolete(d plan.Desired, planned plan.Plan) {
+	wanted := map[plan.CopyRef]plan.Action{}
+	for _, a := range planned.Actions {
 		if !a.Idle() {
-			wanted[a.Key()] = a
+			wanted[a.CopyRef()] = a
 		}
 	}
 	for _, w := range m.sortedJobs() {
 		now, ok := wanted[w.key]
-		if !ok || w.action.overtaken(w.image, now) || !w.action.Kind.same(w.image, d.Config.Images[w.key.ID.Name]) {
+		if !ok || w.action.SupersededBy(w.image, now) || !w.action.Op.SameDeclaration(w.image, d.Config.Images[w.key.ID.Name]) {
 			m.stop(w)
 		}
 	}
@@ -128,7 +131,7 @@ func (m *member) sortedJobs() []*work {
 		jobs = append(jobs, w)
 	}
 	slices.SortFunc(jobs, func(a, b *work) int {
-		return cmp.Or(compareRefs(a.key.Disk, b.key.Disk), compareIDs(a.key.ID, b.key.ID))
+		return cmp.Or(plan.CompareDisks(a.key.Disk, b.key.Disk), plan.CompareIDs(a.key.ID, b.key.ID))
 	})
 	return jobs
 }
@@ -145,31 +148,31 @@ func (m *member) finish(w *work, err error) {
 	case errors.Is(err, errUploadEnded):
 		delete(m.tries, w.key)
 	case w.stopped && err != nil:
-		m.c.tell(m.name, "%s of %s was stopped", a.Kind, w.key)
+		m.c.tell(m.name, "%s of %s was stopped", a.Op, w.key)
 	case err == nil:
-		m.c.done[a.Kind]++
-		m.c.tell(m.name, "%s of %s is done", a.Kind, w.key)
-		(&Reconciler{tries: m.tries}).succeeded(w.key)
+		m.c.done[a.Op]++
+		m.c.tell(m.name, "%s of %s is done", a.Op, w.key)
+		(&Reconciler{failures: m.tries}).clearCopy(w.key)
 		delete(m.byHand, w.key)
 	default:
-		m.c.tell(m.name, "%s of %s failed: %v", a.Kind, w.key, err)
-		if !a.recall.until.IsZero() {
-			a.recall.until = a.recall.until.Add(-m.wall)
+		m.c.tell(m.name, "%s of %s failed: %v", a.Op, w.key, err)
+		if !a.Pinned.Until.IsZero() {
+			a.Pinned.Until = a.Pinned.Until.Add(-m.wall)
 		}
-		next := NextFailure(m.tries[w.key].Try, a, err, m.steady(), rand.Float64())
-		m.tries[w.key] = tried{Try: m.jitter(next), image: w.image}
+		next := job.NextFailure(m.tries[w.key].Failure, a, err, m.steady(), rand.Float64())
+		m.tries[w.key] = failureRecord{Failure: m.jitter(next), image: w.image}
 	}
 }
 
 // jitter makes a wait, which a manager leaves to chance, one that the dice gave.
-func (m *member) jitter(t Try) Try {
-	wait := t.Until.Sub(m.steady())
+func (m *member) jitter(t plan.Failure) plan.Failure {
+	wait := t.RetryAt.Sub(m.steady())
 	if !t.Final && wait > 0 && wait < 5*time.Minute {
 		whole := time.Minute
 		for whole < wait {
 			whole = min(2*whole, 5*time.Minute)
 		}
-		t.Until = m.steady().Add(whole - m.c.between(0, whole/5))
+		t.RetryAt = m.steady().Add(whole - m.c.between(0, whole/5))
 	}
 	return t
 }

@@ -4,12 +4,13 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // decided holds the decision against the world.
-func (r *removal) decided(o Observed) {
+func (r *removal) decided(o plan.Observed) {
 	m, c := r.member, r.c
 	r.conf, r.phase = m.conf, "decided"
 	c.noteSkew(r)
@@ -28,7 +29,7 @@ func (r *removal) decided(o Observed) {
 		return
 	}
 	image, declared := r.conf.config.Images[r.key.ID.Name]
-	evicted := r.work.action.Kind == Evict
+	evicted := r.work.action.Op == plan.Evict
 	if evicted && !(declared && evicting(r.conf.config, r.key.Disk)) {
 		c.broke("S5", "%s is evicted, which nobody asked for", r.key)
 	}
@@ -70,7 +71,7 @@ func (r *removal) enough(image schema.Image, s *slot) {
 		r.c.broke("S4", "%s goes, and no disk is ranked", r.key)
 		return
 	}
-	rule := ruleOf(r.work.action.Kind)
+	rule := ruleOf(r.work.action.Op)
 	r.stand(r.member, r.conf.digest, r.stood)
 	if n := r.most(image, s, ranked, r.stood); n < enough {
 		r.c.broke(rule, "%s goes, and %d copies stand where they should be; enough are %d", r.key, n, enough)
@@ -98,8 +99,8 @@ func (r *removal) most(image schema.Image, s *slot, ranked []schema.DiskRef, sta
 	return n
 }
 
-func ruleOf(kind Kind) string {
-	if kind == Evict {
+func ruleOf(kind plan.Op) string {
+	if kind == plan.Evict {
 		return "S5"
 	}
 	return "S4"
@@ -159,19 +160,19 @@ func (r *removal) unlinks(s *slot) {
 	if !declared {
 		return
 	}
-	left := map[string]map[Key]bool{}
-	count := func(key Key, letter string) {
+	left := map[string]map[plan.CopyRef]bool{}
+	count := func(key plan.CopyRef, letter string) {
 		if key.ID != image.ID || key == r.key || !r.bytes(image, s, letter) {
 			return
 		}
 		if left[letter] == nil {
-			left[letter] = map[Key]bool{}
+			left[letter] = map[plan.CopyRef]bool{}
 		}
 		left[letter][key] = true
 	}
 	for ref, d := range c.drives {
 		if one := d.slots[image.ID]; d.there && one.sound() {
-			count(Key{ref, image.ID}, one.digest)
+			count(plan.CopyRef{Disk: ref, ID: image.ID}, one.digest)
 		}
 	}
 	for _, l := range c.losses {

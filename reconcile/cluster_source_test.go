@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -152,12 +153,12 @@ func (c *cluster) content(config schema.Config, image schema.Image) string {
 
 // soundOf are the ready copies of an image on declared disks, which have what is
 // declared.
-func (c *cluster) soundOf(config schema.Config, image schema.Image) []Key {
-	var keys []Key
+func (c *cluster) soundOf(config schema.Config, image schema.Image) []plan.CopyRef {
+	var keys []plan.CopyRef
 	for _, ref := range c.places() {
 		_, declared := config.Nodes[ref.Node].Disks[ref.Disk]
-		if s := c.slot(Key{ref, image.ID}); declared && s.sound() && (image.Checksum.IsZero() || c.sum(s.digest) == image.Checksum) {
-			keys = append(keys, Key{ref, image.ID})
+		if s := c.slot(plan.CopyRef{Disk: ref, ID: image.ID}); declared && s.sound() && (image.Checksum.IsZero() || c.sum(s.digest) == image.Checksum) {
+			keys = append(keys, plan.CopyRef{Disk: ref, ID: image.ID})
 		}
 	}
 	return keys
@@ -170,7 +171,7 @@ func (c *cluster) soundWith(config schema.Config, sum disk.Digest) bool {
 			continue
 		}
 		for _, id := range c.drives[ref].ids() {
-			if s := c.slot(Key{ref, id}); s.sound() && c.sum(s.digest) == sum {
+			if s := c.slot(plan.CopyRef{Disk: ref, ID: id}); s.sound() && c.sum(s.digest) == sum {
 				return true
 			}
 		}
@@ -211,7 +212,7 @@ func (c *cluster) cloneable(config schema.Config, image schema.Image, on []schem
 }
 
 // unable is Observed.Unable.
-func (m *member) unable(d Desired) map[disk.ID]string {
+func (m *member) unable(d plan.Desired) map[disk.ID]string {
 	unable := map[disk.ID]string{}
 	for _, image := range d.Config.Images {
 		if e := image.Source.ExportFromVolume; e != nil && !m.c.replicas[e.VolumeName][m.name] {
@@ -239,17 +240,17 @@ func (c *cluster) replicasMove() {
 
 // reach finds out whether what a first copy is made of is still there.
 func (m *member) reach(w *work) error {
-	switch w.action.Kind {
-	case Download, Restore:
+	switch w.action.Op {
+	case plan.Download, plan.Restore:
 		if m.c.offline {
 			return &fetch.Error{Class: fetch.Network, Err: errors.New("no connection")}
 		}
-	case Export:
+	case plan.Export:
 		if e := w.image.Source.ExportFromVolume; !m.c.replicas[e.VolumeName][m.name] {
 			return &fetch.Error{Class: fetch.Refused, Err: errors.New("no replica on this node")}
 		}
-	case Clone:
-		if s := m.c.slot(w.action.from); !s.sound() || m.c.sum(s.digest) != w.action.sum {
+	case plan.Clone:
+		if s := m.c.slot(w.action.LocalSource); !s.sound() || m.c.sum(s.digest) != w.action.SourceDigest {
 			return fmt.Errorf("open %s: it is not ready", w.action.From)
 		}
 	}
@@ -263,13 +264,13 @@ func (m *member) prepare(d *drive, w *work) error {
 	}
 	want := w.image.Checksum
 	if want.IsZero() {
-		want = w.action.recall.digest
+		want = w.action.Pinned.Digest
 	}
 	letter := m.c.serves[origin(w.image)]
-	if w.action.Kind == Clone {
-		s, how := m.c.slot(w.action.from), w.image.Source.Clone.Encryption
+	if w.action.Op == plan.Clone {
+		s, how := m.c.slot(w.action.LocalSource), w.image.Source.Clone.Encryption
 		if s.letter != s.digest {
-			return &disk.ChecksumError{Want: w.action.sum, Got: m.c.sum(s.letter)}
+			return &disk.ChecksumError{Want: w.action.SourceDigest, Got: m.c.sum(s.letter)}
 		}
 		if letter = cloned(s.letter, how); how == schema.Encrypt {
 			m.c.salts++

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -42,7 +43,7 @@ func stage(t *testing.T, off time.Duration) (c *cluster, second, third *member) 
 	}
 	c.until(10 * time.Minute)
 	for _, ref := range ranked {
-		if !c.slot(Key{ref, m.ID}).sound() {
+		if !c.slot(plan.CopyRef{Disk: ref, ID: m.ID}).sound() {
 			t.Fatalf("%s has no copy:\n%s", ref, c.story)
 		}
 	}
@@ -62,12 +63,12 @@ func (c *cluster) want(copies int) {
 
 func (m *member) place() schema.DiskRef { return schema.DiskRef{Node: m.name, Disk: "disk1"} }
 
-func (m *member) parrot() Key {
-	return Key{m.place(), m.c.head().config.Images["parrot"].ID}
+func (m *member) parrot() plan.CopyRef {
+	return plan.CopyRef{Disk: m.place(), ID: m.c.head().config.Images["parrot"].ID}
 }
 
 // goes runs the cluster until the copy is gone, which has to happen in some time.
-func (c *cluster) goes(t *testing.T, key Key, within time.Duration) {
+func (c *cluster) goes(t *testing.T, key plan.CopyRef, within time.Duration) {
 	t.Helper()
 	for end := c.now + within; c.slot(key) != nil && len(c.found) == 0; c.until(c.now + time.Minute) {
 		if c.now > end {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 var (
@@ -60,7 +61,7 @@ type sum struct {
 	runs   int
 	failed *uint64 // the first seed that broke a rule
 	pairs  map[string]int
-	done   map[Kind]int
+	done   map[plan.Op]int
 }
 
 func (s sum) String() string {
@@ -68,7 +69,7 @@ func (s sum) String() string {
 	for _, pair := range allPairs {
 		fmt.Fprintf(&b, "\n  %6d times %s", s.pairs[pair], pair)
 	}
-	for _, kind := range Kinds {
+	for _, kind := range plan.Ops {
 		fmt.Fprintf(&b, "\n  %6d times %s", s.done[kind], kind)
 	}
 	return b.String()
@@ -77,7 +78,7 @@ func (s sum) String() string {
 // simulateClusters runs seeds until one breaks a rule. The first that does is the same
 // in every run.
 func simulateClusters(t *testing.T, seeds int, first uint64) sum {
-	total := sum{pairs: map[string]int{}, done: map[Kind]int{}}
+	total := sum{pairs: map[string]int{}, done: map[plan.Op]int{}}
 	var (
 		next atomic.Uint64
 		stop atomic.Bool
@@ -164,7 +165,7 @@ func (c *cluster) scene() string {
 		m := c.nodes[name]
 		fmt.Fprintf(&b, "%s up=%v rounds=%d digest=%s\n", name, m.up, m.rounds, m.digestNow())
 		for _, a := range m.plan.Actions {
-			fmt.Fprintf(&b, "    %s %s: %s (until %s)\n", a.Kind, a.Key(), a.Reason, a.Until)
+			fmt.Fprintf(&b, "    %s %s: %s (until %s)\n", a.Op, a.CopyRef(), a.Reason, a.Until)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.head().config.Images)) {

@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // uploader is a client that uploads a file to a node. It may break off for a while, or for
 // good.
 type uploader struct {
-	key    Key // where it goes
+	key    plan.CopyRef // where it goes
 	letter string
 	last   time.Duration // when a byte came, or when it was begun
 	over   bool
@@ -92,7 +93,7 @@ func (m *member) takeAsked() (asking []*uploader) {
 // answerAsked lets those clients begin for which there is an action.
 func (m *member) answerAsked(asking []*uploader) {
 	for _, u := range asking {
-		if slices.ContainsFunc(m.plan.Actions, func(a Action) bool { return a.Key() == u.key && a.Kind == Upload }) {
+		if slices.ContainsFunc(m.plan.Actions, func(a plan.Action) bool { return a.CopyRef() == u.key && a.Op == plan.Upload }) {
 			m.c.after(m.c.between(0, 10*time.Second), func() { m.send(u) })
 			continue
 		}
@@ -104,8 +105,8 @@ func (m *member) answerAsked(asking []*uploader) {
 }
 
 // asksFor is Desired.Uploads.
-func (m *member) asksFor() map[Key]bool {
-	keys := map[Key]bool{}
+func (m *member) asksFor() map[plan.CopyRef]bool {
+	keys := map[plan.CopyRef]bool{}
 	for key := range m.uploads {
 		keys[key] = true
 	}
@@ -194,7 +195,7 @@ func (m *member) piece(w *work, u *uploader) (last bool) {
 	}
 	want := w.image.Checksum
 	if want.IsZero() {
-		want = w.action.recall.digest
+		want = w.action.Pinned.Digest
 	}
 	m.end(w, m.fill(d, w, u.letter, want))
 	return true

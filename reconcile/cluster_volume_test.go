@@ -1,6 +1,10 @@
 package reconcile
 
-import "time"
+import (
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+)
 
 // attachSome lets a volume begin to use a copy, and end some time.
 func (c *cluster) attachSome() {
@@ -9,7 +13,7 @@ func (c *cluster) attachSome() {
 	}
 }
 
-func (c *cluster) attach(key Key) {
+func (c *cluster) attach(key plan.CopyRef) {
 	s := c.slot(key)
 	if c.calm || s == nil {
 		return

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -49,7 +49,7 @@ type cluster struct {
 	pairs        map[string]int
 	publications int
 	disks        int // that there were, ever
-	done         map[Kind]int
+	done         map[plan.Op]int
 	begun        int    // actions, of all nodes
 	story        *story // nil: nobody reads it
 	found        []string
@@ -92,7 +92,7 @@ type read struct {
 // loss is a ready copy that went by something else than our deletion.
 type loss struct {
 	at     time.Duration
-	key    Key
+	key    plan.CopyRef
 	digest string
 }
 
@@ -100,7 +100,7 @@ func newCluster(seed uint64, least, most int, told bool) *cluster {
 	c := &cluster{
 		seed: seed, dice: dice{rand.New(rand.NewPCG(seed, 3))}, holds: dice{rand.New(rand.NewPCG(seed, 4))}, nodes: map[string]*member{}, drives: map[schema.DiskRef]*drive{},
 		links: map[link]*wire{}, lying: map[string]bool{}, serves: map[string]string{}, replicas: map[string]map[string]bool{}, promised: map[string]bool{}, digests: map[string]string{},
-		rankings: map[rankKey]*[]schema.DiskRef{}, numbers: map[string]uint64{}, pairs: map[string]int{}, letters: map[string]disk.Digest{}, manifest: map[string]disk.Digest{}, done: map[Kind]int{},
+		rankings: map[rankKey]*[]schema.DiskRef{}, numbers: map[string]uint64{}, pairs: map[string]int{}, letters: map[string]disk.Digest{}, manifest: map[string]disk.Digest{}, done: map[plan.Op]int{},
 	}
 	if told {
 		c.story = &story{}
@@ -131,10 +131,10 @@ func newUUID(n int) string { return fmt.Sprintf("disk-%04d", n) }
 
 // places are where disks are, sorted.
 func (c *cluster) places() []schema.DiskRef {
-	return slices.SortedFunc(maps.Keys(c.drives), compareRefs)
+	return slices.SortedFunc(maps.Keys(c.drives), plan.CompareDisks)
 }
 
-func (d *drive) ids() []disk.ID { return slices.SortedFunc(maps.Keys(d.slots), compareIDs) }
+func (d *drive) ids() []disk.ID { return slices.SortedFunc(maps.Keys(d.slots), plan.CompareIDs) }
 
 func (d *drive) free() int64 {
 	free := platterSize - d.filled
@@ -154,7 +154,7 @@ func (s *slot) sound() bool {
 }
 
 // slot is the folder of a copy, nil when there is none.
-func (c *cluster) slot(key Key) *slot {
+func (c *cluster) slot(key plan.CopyRef) *slot {
 	if d := c.drives[key.Disk]; d != nil && d.there {
 		return d.slots[key.ID]
 	}
@@ -162,7 +162,7 @@ func (c *cluster) slot(key Key) *slot {
 }
 
 // slotOn is the slot if that disk is there.
-func (c *cluster) slotOn(uuid string, key Key) *slot {
+func (c *cluster) slotOn(uuid string, key plan.CopyRef) *slot {
 	if d := c.drives[key.Disk]; d != nil && d.uuid == uuid {
 		return c.slot(key)
 	}
@@ -180,13 +180,13 @@ func (c *cluster) slotOf(uuid string, id disk.ID) *slot {
 }
 
 // sees is what a look at the disk shows.
-func (c *cluster) sees(d *drive) Disk {
+func (c *cluster) sees(d *drive) plan.Disk {
 	if d == nil || !d.there {
-		return Disk{Problem: "not there"}
+		return plan.Disk{Problem: "not there"}
 	}
-	seen := Disk{UUID: d.uuid, Space: disk.Space{Total: platterSize, Free: d.free()}, Copies: make(map[disk.ID]Copy, len(d.slots))}
+	seen := plan.Disk{UUID: d.uuid, Space: disk.Space{Total: platterSize, Free: d.free()}, Copies: make(map[disk.ID]plan.Copy, len(d.slots))}
 	if d.unclear {
-		seen.Unclear = "the metadata of a replica cannot be read"
+		seen.UsageUnknown = "the metadata of a replica cannot be read"
 	}
 	for id, s := range d.slots {
 		if !s.aside {
@@ -196,19 +196,19 @@ func (c *cluster) sees(d *drive) Disk {
 	return seen
 }
 
-func (c *cluster) seesCopy(id disk.ID, s *slot, d *drive) Copy {
-	v := Copy{Using: s.using(d), Copy: disk.Copy{
+func (c *cluster) seesCopy(id disk.ID, s *slot, d *drive) plan.Copy {
+	v := plan.Copy{UsedBy: s.using(d), Copy: disk.Copy{
 		ID: id, State: disk.Pending, Owned: s.owned, HasCfg: true, PartBytes: s.part, VerifiedAt: s.checked, DamagedAt: s.damaged,
-		InUseRecorded: s.mark.InUse, LastUsed: s.mark.LastUsed, SurplusSince: s.mark.UnwantedSince, ClockNode: s.mark.By,
+		InUseRecorded: s.mark.InUse, LastUsed: s.mark.LastUsed, SurplusSince: s.mark.SurplusSince, ClockNode: s.mark.By,
 	}}
 	if s.part > 0 || s.from != nil {
 		v.PartTotal = gib
 	}
 	switch {
 	case s.from != nil:
-		v.PartSourceID = UploadOrigin
+		v.PartSourceID = disk.PartFromUpload
 	case s.pulled && s.part > 0:
-		v.PartSourceID = peer.PartFromPeers
+		v.PartSourceID = disk.PartFromPeers
 	}
 	if s.letter == "" {
 		return v

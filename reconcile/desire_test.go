@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -22,13 +23,13 @@ images:
 	var downloads []schema.DiskRef
 	for _, picked := range []string{"a", "/mnt/b"} {
 		d := desire(t, config, picked)
-		o := Observed{Now: epoch.AddDate(0, 1, 0), Disks: map[schema.DiskRef]Disk{}}
-		for name := range d.Picked {
-			o.Disks[schema.DiskRef{Node: "node1", Disk: name}] = Disk{Space: disk.Space{Free: 50 << 30}}
+		o := plan.Observed{Now: plan.EarliestTime.AddDate(0, 1, 0), Disks: map[schema.DiskRef]plan.Disk{}}
+		for name := range d.OnlyDisks {
+			o.Disks[schema.DiskRef{Node: "node1", Disk: name}] = plan.Disk{Space: disk.Space{Free: 50 << 30}}
 		}
 		for _, a := range d.Plan(o).Actions {
-			if a.Kind == Download {
-				downloads = append(downloads, a.Key().Disk)
+			if a.Op == plan.Download {
+				downloads = append(downloads, a.CopyRef().Disk)
 			}
 		}
 	}

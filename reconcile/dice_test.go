@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -20,19 +20,19 @@ func (r dice) one(in int) bool { return r.IntN(in) == 0 }
 
 func pick1[T any](r dice, of ...T) T { return of[r.IntN(len(of))] }
 
-func (r dice) situation() (Desired, Observed) {
-	d := Desired{Node: "node1", Config: r.config(), Held: map[string]schema.Held{}, May: schema.Everything, Verify: map[Key]bool{}}
+func (r dice) situation() (plan.Desired, plan.Observed) {
+	d := plan.Desired{Node: "node1", Config: r.config(), Invalid: map[string]schema.Held{}, Allowed: schema.Everything, Verify: map[plan.CopyRef]bool{}}
 	if r.one(8) {
-		d.May = pick1(r, schema.ObserveOnly, schema.NoDeletions, schema.NoDeletions)
+		d.Allowed = pick1(r, schema.ObserveOnly, schema.NoDeletions, schema.NoDeletions)
 	}
 	for _, name := range []string{"macaw", "gone1"} {
-		if d.May == schema.NoDeletions && r.one(2) {
+		if d.Allowed == schema.NoDeletions && r.one(2) {
 			_, declared := d.Config.Images[name]
-			d.Held[name] = schema.Held{Name: name, Stale: declared}
+			d.Invalid[name] = schema.Held{Name: name, Stale: declared}
 		}
 	}
 	now := goldenNow.Add(time.Duration(r.IntN(1000)) * time.Second)
-	o := Observed{Now: now, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
+	o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
 	if r.one(4) {
 		removals := &configdir.RemovalConfirmer{}
 		d.Removed = removals.Confirmed
@@ -41,20 +41,20 @@ func (r dice) situation() (Desired, Observed) {
 			removals.Observe(at, at, map[string]bool{"parrot": true, "gone1": r.one(2)})
 		}
 	}
-	o.Unable, o.BackedUp = map[disk.ID]string{}, map[disk.ID]bool{}
+	o.CannotPrepare, o.BackedUp = map[disk.ID]string{}, map[disk.ID]bool{}
 	for _, name := range diceNames {
 		if r.one(3) {
-			o.Unable[disk.ID{Name: name, UUID: "0000000a"}] = "no replica on this node"
+			o.CannotPrepare[disk.ID{Name: name, UUID: "0000000a"}] = "no replica on this node"
 		}
 		if r.one(2) {
 			o.BackedUp[disk.ID{Name: name, UUID: "0000000a"}] = true
 		}
 	}
 	if !r.one(6) {
-		d.Uploads = map[Key]bool{}
+		d.Uploads = map[plan.CopyRef]bool{}
 	}
 	d.Digest = pick1(r, "d1", "d1", "d1", "")
-	o.Peers = map[string]Peer{}
+	o.Peers = map[string]plan.Peer{}
 	for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
 		if node != d.Node && !r.one(6) {
 			o.Peers[node] = r.peer()
@@ -85,10 +85,10 @@ func (r dice) suspend(config *schema.Config, now time.Time) {
 	}
 }
 
-func (r dice) peer() Peer {
-	p := Peer{Asked: !r.one(10), Config: pick1(r, "d1", "d1", "d1", "d1", "d2", "")}
-	if !p.Asked || r.one(4) {
-		p.Problem, p.Silent = "no answer", pick1(r, 0, time.Second, 4*time.Minute, time.Hour)
+func (r dice) peer() plan.Peer {
+	p := plan.Peer{Queried: !r.one(10), ConfigDigest: pick1(r, "d1", "d1", "d1", "d1", "d2", "")}
+	if !p.Queried || r.one(4) {
+		p.Problem, p.UnreachableFor = "no answer", pick1(r, 0, time.Second, 4*time.Minute, time.Hour)
 	}
 	return p
 }
@@ -164,8 +164,8 @@ func (r dice) clone(name string) schema.Source {
 	return schema.Source{Clone: &schema.Clone{BackingImage: of, Encryption: pick1(r, schema.EncryptionIgnore, schema.EncryptionIgnore, schema.Encrypt, schema.Decrypt)}}
 }
 
-func (r dice) disk(ref schema.DiskRef, o Observed, asked, uploads map[Key]bool) {
-	one := Disk{ClockStepped: r.one(20), Space: disk.Space{Free: pick1(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]Copy{}}
+func (r dice) disk(ref schema.DiskRef, o plan.Observed, asked, uploads map[plan.CopyRef]bool) {
+	one := plan.Disk{ClockStepped: r.one(20), Space: disk.Space{Free: pick1(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]plan.Copy{}}
 	unreadable := r.one(15)
 	if r.one(12) {
 		one.Problem = "not there"
@@ -174,12 +174,12 @@ func (r dice) disk(ref schema.DiskRef, o Observed, asked, uploads map[Key]bool) 
 	for _, name := range names {
 		for _, uuid := range []string{"0000000a", "00000001"} {
 			id := disk.ID{Name: name, UUID: uuid}
-			key := Key{ref, id}
+			key := plan.CopyRef{Disk: ref, ID: id}
 			if r.one(2) {
 				one.Copies[id] = r.copy(id, o.Now, unreadable)
 			}
 			if r.one(5) {
-				o.Tries[key] = r.try(o.Now)
+				o.Failures[key] = r.try(o.Now)
 			}
 			if r.one(10) {
 				o.Running[key] = true
@@ -195,11 +195,11 @@ func (r dice) disk(ref schema.DiskRef, o Observed, asked, uploads map[Key]bool) 
 	o.Disks[ref] = one
 }
 
-func (r dice) copy(id disk.ID, now time.Time, unreadable bool) Copy {
-	c := Copy{Copy: disk.Copy{ID: id, State: pick1(r, disk.Ready, disk.Ready, disk.Ready, disk.Ready, disk.Failed, disk.Unknown, disk.Pending), Owned: true, HasCfg: !r.one(8)}}
+func (r dice) copy(id disk.ID, now time.Time, unreadable bool) plan.Copy {
+	c := plan.Copy{Copy: disk.Copy{ID: id, State: pick1(r, disk.Ready, disk.Ready, disk.Ready, disk.Ready, disk.Failed, disk.Unknown, disk.Pending), Owned: true, HasCfg: !r.one(8)}}
 	if c.State == disk.Pending || r.one(10) {
 		c.PartBytes, c.PartTotal = pick1(r, int64(0), 1<<20), pick1(r, int64(0), 1<<30)
-		c.PartSourceID = pick1(r, "", UploadOrigin, peer.PartFromPeers)
+		c.PartSourceID = pick1(r, "", disk.PartFromUpload, disk.PartFromPeers)
 	}
 	if c.State != disk.Pending {
 		c.Size, c.RealSize = 1<<30, pick1(r, int64(1<<30), 1<<20)
@@ -221,7 +221,7 @@ func (r dice) copy(id disk.ID, now time.Time, unreadable bool) Copy {
 		}
 	}
 	if r.one(6) || unreadable {
-		c.Using = "used by replica vol-1"
+		c.UsedBy = "used by replica vol-1"
 	}
 	if c.Owned {
 		c.Leaving = r.one(20)
@@ -243,13 +243,13 @@ func (r dice) when(now time.Time) time.Time {
 	return now.Add(-pick1(r, 0, time.Second, time.Minute-1, time.Minute, time.Hour-1, time.Hour, 100*time.Hour, 200*time.Hour))
 }
 
-func (r dice) try(now time.Time) Try {
-	t := Try{
-		Kind: pick1(r, "", Download, Export, Restore, Clone, Upload, Sync, Verify, Adopt, Cleanup), Attempts: 1 + r.IntN(3), Message: "it failed",
-		Since: now.Add(-pick1(r, 0, time.Minute, time.Hour)), Until: now.Add(pick1(r, -time.Second, 0, time.Second, time.Minute)),
+func (r dice) try(now time.Time) plan.Failure {
+	t := plan.Failure{
+		Op: pick1(r, "", plan.Download, plan.Export, plan.Restore, plan.Clone, plan.Upload, plan.Sync, plan.Verify, plan.Adopt, plan.Cleanup), Attempts: 1 + r.IntN(3), Message: "it failed",
+		Since: now.Add(-pick1(r, 0, time.Minute, time.Hour)), RetryAt: now.Add(pick1(r, -time.Second, 0, time.Second, time.Minute)),
 	}
 	if r.one(4) {
-		t.Suspects = []Key{{schema.DiskRef{Node: "node1", Disk: pick1(r, "disk1", "disk2", "disk3")}, disk.ID{Name: "parrot", UUID: "0000000a"}}}
+		t.Suspects = []plan.CopyRef{{Disk: schema.DiskRef{Node: "node1", Disk: pick1(r, "disk1", "disk2", "disk3")}, ID: disk.ID{Name: "parrot", UUID: "0000000a"}}}
 	}
 	switch r.IntN(4) {
 	case 0:
@@ -257,7 +257,7 @@ func (r dice) try(now time.Time) Try {
 	case 1:
 		t.Disk = true
 	case 2:
-		t.Space = pick1(r, int64(1), 10<<30, 100<<30)
+		t.NeedsSpace = pick1(r, int64(1), 10<<30, 100<<30)
 	}
 	return t
 }

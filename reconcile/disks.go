@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -50,7 +51,7 @@ func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schem
 			s.open[ref] = s.openDisk(want.Path)
 		}
 	}
-	s.refuseTwins()
+	s.rejectDuplicates()
 }
 
 // uuid is that of a disk, "" if it could not be told.
@@ -88,10 +89,10 @@ func (s *disks) openDisk(path string) *openDisk {
 	return &openDisk{Disk: d, unlock: unlock, uuid: d.UUID()}
 }
 
-// heldElsewhere is an error that is disk.ErrLocked when another process writes to
+// lockedElsewhere is an error that is disk.ErrLocked when another process writes to
 // one of the disks.
-func (s *disks) heldElsewhere() error {
-	for _, ref := range slices.SortedFunc(maps.Keys(s.open), compareRefs) {
+func (s *disks) lockedElsewhere() error {
+	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
 		if err := s.open[ref].locked; err != nil {
 			return fmt.Errorf("disk %s: %w", ref, err)
 		}
@@ -99,11 +100,11 @@ func (s *disks) heldElsewhere() error {
 	return nil
 }
 
-// refuseTwins finds disks with the same identity: one of them is a copy of the
+// rejectDuplicates finds disks with the same identity: one of them is a copy of the
 // other, or they are one disk at two paths, and nobody can tell which is meant.
-func (s *disks) refuseTwins() {
+func (s *disks) rejectDuplicates() {
 	first := map[string]schema.DiskRef{}
-	for _, ref := range slices.SortedFunc(maps.Keys(s.open), compareRefs) {
+	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
 		o := s.open[ref]
 		if o.uuid == "" {
 			continue
@@ -122,12 +123,12 @@ func (s *disks) refuseTwins() {
 	}
 }
 
-// look observes one disk. reads says which images this process reads by itself.
-func (o *openDisk) look(reads func(disk.ID) bool) Disk {
+// observe observes one disk. reads says which images this process reads by itself.
+func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 	if o.Disk == nil {
-		return Disk{Problem: o.problem}
+		return plan.Disk{Problem: o.problem}
 	}
-	seen := Disk{Path: o.Path(), UUID: o.UUID(), Problem: o.problem}
+	seen := plan.Disk{Path: o.Path(), UUID: o.UUID(), Problem: o.problem}
 	if seen.Problem != "" {
 		return seen
 	}
@@ -140,11 +141,11 @@ func (o *openDisk) look(reads func(disk.ID) bool) Disk {
 		return seen
 	}
 	users := o.Users()
-	seen.Foreign = listing.Unmanaged
+	seen.Unmanaged = listing.Unmanaged
 	if err := users.Err(); err != nil {
-		seen.Unclear = err.Error()
+		seen.UsageUnknown = err.Error()
 	}
-	seen.Copies = make(map[disk.ID]Copy, len(listing.Copies))
+	seen.Copies = make(map[disk.ID]plan.Copy, len(listing.Copies))
 	for _, c := range listing.Copies {
 		using, inUse := users.InUse(c.ID)
 		switch {
@@ -154,7 +155,7 @@ func (o *openDisk) look(reads func(disk.ID) bool) Disk {
 		case c.InUseRecorded:
 			using = "it was in use when the work that reads it began"
 		}
-		seen.Copies[c.ID] = Copy{Copy: c, Using: using}
+		seen.Copies[c.ID] = plan.Copy{Copy: c, UsedBy: using}
 	}
 	return seen
 }
@@ -177,4 +178,15 @@ func (s *disks) close() error {
 	}
 	s.open = nil
 	return err
+}
+
+// usable are the open disks by name.
+func (s *disks) usable() map[string]*disk.Disk {
+	usable := map[string]*disk.Disk{}
+	for ref, o := range s.open {
+		if o.Disk != nil && o.problem == "" {
+			usable[ref.Disk] = o.Disk
+		}
+	}
+	return usable
 }

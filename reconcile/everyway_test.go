@@ -19,6 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -157,7 +158,7 @@ func (w *ways) declare(one way) (before, after schema.Result) {
 func (p *trip) upload() string {
 	l := startLoop(p.t, p.config, p.v.Path())
 	defer l.end()
-	l.until("read", func(v *View) bool { return v.Loaded })
+	l.until("read", func(v *status.View) bool { return v.Loaded })
 	mux := http.NewServeMux()
 	mux.Handle(upload.Path, l.Uploads())
 	mux.Handle(upload.Path+"/{id}", l.Uploads())

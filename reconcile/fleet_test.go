@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -17,19 +19,19 @@ func TestFleetAddsUp(t *testing.T) {
 	for seed := range uint64(*seeds / 30) {
 		d, o := dice{rand.New(rand.NewPCG(seed, 5))}.situation()
 		p := d.Plan(o)
-		d.Node, d.Picked = "", nil
-		f := forecastOf(d, o, p)
-		if again := forecastOf(d, o, p); !reflect.DeepEqual(f, again) {
+		d.Node, d.OnlyDisks = "", nil
+		f := forecast.Build(d, o, p)
+		if again := forecast.Build(d, o, p); !reflect.DeepEqual(f, again) {
 			t.Fatalf("seed %d: two forecasts from equal values differ", seed)
 		}
 		comes, drops, gone := 0, 0, int64(0)
 		for _, a := range p.Actions {
-			switch kind := a.Comes(); {
-			case kind.copies():
+			switch kind := a.Eventually(); {
+			case kind.CreatesCopy():
 				comes++
-			case kind.drops():
+			case kind.Deletes():
 				drops++
-				gone += max(0, o.Disks[a.Key().Disk].Copies[a.Key().ID].RealSize)
+				gone += max(0, o.Disks[a.CopyRef().Disk].Copies[a.CopyRef().ID].RealSize)
 			}
 		}
 		traffic, r := f.Traffic, f.Risk
@@ -39,8 +41,8 @@ func TestFleetAddsUp(t *testing.T) {
 		if r.Removes.Copies+r.Later.Copies+r.Evicts.Copies > drops || r.Removes.Bytes+r.Later.Bytes+r.Evicts.Bytes > gone {
 			t.Errorf("seed %d: %+v of %d deletions of %d bytes", seed, r, drops, gone)
 		}
-		if r.Blocked != p.Summary.Counts[Blocked] {
-			t.Errorf("seed %d: %d blocked of %d", seed, r.Blocked, p.Summary.Counts[Blocked])
+		if r.Blocked != p.Summary.Counts[plan.Blocked] {
+			t.Errorf("seed %d: %d blocked of %d", seed, r.Blocked, p.Summary.Counts[plan.Blocked])
 		}
 		for _, one := range f.Disks {
 			if one.After != one.Before-one.Comes+one.Goes || one.Lowest > one.Before || one.Comes < 0 || one.Goes < 0 {
@@ -48,7 +50,7 @@ func TestFleetAddsUp(t *testing.T) {
 			}
 		}
 		for _, one := range f.Images {
-			if one.After < 0 || one.Declared && one.After < min(one.Ready, one.Wanted) && d.May != schema.Everything {
+			if one.After < 0 || one.Declared && one.After < min(one.Ready, one.Desired) && d.Allowed != schema.Everything {
 				t.Errorf("seed %d: %+v", seed, one)
 			}
 		}
@@ -65,19 +67,19 @@ func TestCompare(t *testing.T) {
 	for seed := range uint64(*seeds / 30) {
 		r := dice{rand.New(rand.NewPCG(seed, 6))}
 		before, after := r.config(), r.config()
-		if d := Compare(before, before); !d.Empty() {
+		if d := forecast.Compare(before, before); !d.Empty() {
 			t.Fatalf("seed %d: a configuration differs from itself: %+v", seed, d)
 		}
-		d, back := Compare(before, after), Compare(after, before)
+		d, back := forecast.Compare(before, after), forecast.Compare(after, before)
 		if len(d.Images) != len(back.Images) || len(d.Nodes) != len(back.Nodes) || d.Settings != back.Settings {
 			t.Fatalf("seed %d: there %+v, back %+v", seed, d, back)
 		}
 		comes := map[string]int{}
 		for i, one := range d.Images {
-			if other := back.Images[i]; !reflect.DeepEqual(one.Comes, other.Goes) && len(one.Comes) == 1 || one.Image != other.Image {
+			if other := back.Images[i]; !reflect.DeepEqual(one.Added, other.Removed) && len(one.Added) == 1 || one.Image != other.Image {
 				t.Errorf("seed %d: there %+v, back %+v", seed, one, other)
 			}
-			for _, place := range one.Comes {
+			for _, place := range one.Added {
 				if slices.Contains(one.Before, place) || !slices.Contains(one.After, place) {
 					t.Errorf("seed %d: %+v", seed, one)
 				}

@@ -15,40 +15,42 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // ended is a Reconciler in which an action has just ended so.
-func ended(a Action, err error) *Reconciler {
+func ended(a plan.Action, err error) *Reconciler {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 	end(r, a, err)
 	return r
 }
 
-func end(r *Reconciler, a Action, err error) {
-	r.running[a.Key()] = &running{job: job{action: a, image: named(a.Image)}, stop: func() {}}
-	r.transfers.add(a.Key(), Transfer{Action: a, Progress: &fetch.Progress{}})
-	r.Finish(outcome{key: a.Key(), err: err})
+func end(r *Reconciler, a plan.Action, err error) {
+	r.running[a.CopyRef()] = &activeJob{job: job.Job{Action: a, Image: named(a.Image)}, stop: func() {}}
+	r.transfers.add(a.CopyRef(), job.Transfer{Action: a, Progress: &fetch.Progress{}})
+	r.Finish(result{key: a.CopyRef(), err: err})
 }
 
 // The clock on the wall was a year ahead when something failed. What is set back then is not
 // put off for a year.
 func TestBackOffIsOfTheSteadyClock(t *testing.T) {
 	_, image, refs := duo(1)
-	a := newAction(Download, Key{refs[0], image.ID}, "", 0)
+	a := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
 	right := time.Now().AddDate(-1, 0, 0).UTC()
 	recalled := a
-	recalled.recall = recall{digest: digestOf(disk.SHA512, "a"), until: time.Now().Add(5 * time.Minute).UTC()}
+	recalled.Pinned = plan.PinnedDigest{Digest: digestOf(disk.SHA512, "a"), Until: time.Now().Add(5 * time.Minute).UTC()}
 	for what, r := range map[string]*Reconciler{
 		"a failure": ended(a, context.DeadlineExceeded),
 		"a recall":  ended(recalled, &disk.ChecksumError{}),
 	} {
-		kept := r.tries[a.Key()].Try
-		if kept.Until == kept.Until.Round(0) || kept.Since == kept.Since.Round(0) {
+		kept := r.failures[a.CopyRef()].Failure
+		if kept.RetryAt == kept.RetryAt.Round(0) || kept.Since == kept.Since.Round(0) {
 			t.Errorf("%s: it is kept by the wall clock: %+v", what, kept)
 		}
-		seen := kept.seen(time.Now(), right)
-		if wait := seen.Until.Sub(right); wait > 6*time.Minute || wait < 0 {
+		seen := kept.OnWallClock(time.Now(), right)
+		if wait := seen.RetryAt.Sub(right); wait > 6*time.Minute || wait < 0 {
 			t.Errorf("%s: the next attempt is in %v", what, wait)
 		}
 		if since := right.Sub(seen.Since); since < 0 || since > time.Minute {
@@ -60,17 +62,17 @@ func TestBackOffIsOfTheSteadyClock(t *testing.T) {
 // A server that is busy may ask to come back later, but not at once for ever, and not in a
 // year.
 func TestServersAskWithinReason(t *testing.T) {
-	a := Action{Kind: Download}
+	a := plan.Action{Op: plan.Download}
 	for asked, want := range map[time.Duration]time.Duration{
 		time.Second:          5 * time.Minute,
 		10 * time.Minute:     10 * time.Minute,
 		365 * 24 * time.Hour: time.Hour,
 	} {
-		var last Try
+		var last plan.Failure
 		for range 9 {
-			last = NextFailure(last, a, &fetch.Error{Class: fetch.Network, RetryAfter: asked, Err: errors.New("503")}, goldenNow, 0)
+			last = job.NextFailure(last, a, &fetch.Error{Class: fetch.Network, RetryAfter: asked, Err: errors.New("503")}, goldenNow, 0)
 		}
-		if got := last.Until.Sub(goldenNow); got != want {
+		if got := last.RetryAt.Sub(goldenNow); got != want {
 			t.Errorf("asked to wait %v: after 9 attempts it waits %v, want %v", asked, got, want)
 		}
 	}
@@ -83,10 +85,10 @@ func TestRepairIsTriedAgain(t *testing.T) {
 	o := bare(c)
 	o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, image.Checksum)
 	failed := failedCopy(image, image.Checksum)
-	failed.Using = "a volume uses it"
+	failed.UsedBy = "a volume uses it"
 	o.Disks[refs[1]].Copies[image.ID] = failed
-	a := newAction(Repair, Key{refs[1], image.ID}, "", 0)
-	o.Tries[a.Key()] = NextFailure(Try{}, a, &fetch.Error{Class: fetch.BadSource, Err: errOther}, goldenNow, 0.5)
+	a := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
+	o.Failures[a.CopyRef()] = job.NextFailure(plan.Failure{}, a, &fetch.Error{Class: fetch.BadSource, Err: job.ErrOtherChunk}, goldenNow, 0.5)
 	o.Now = o.Now.Add(time.Hour)
 	d, o := of(refs[1].Node, c, o)
 	anybodyActs(t, d.Plan(o))
@@ -96,39 +98,39 @@ func TestRepairIsTriedAgain(t *testing.T) {
 // reader got the bytes elsewhere before that, or is declared otherwise.
 func TestSuspicionOutlivesItsReader(t *testing.T) {
 	_, image, refs := duo(1)
-	without := Desired{Config: grid(2, 1)}
-	suspect, sum := Key{refs[0], image.ID}, digestOf(disk.SHA512, "a")
-	read := newAction(Sync, Key{refs[1], image.ID}, "", 0)
-	read.from, read.sum = suspect, sum
+	without := plan.Desired{Config: grid(2, 1)}
+	suspect, sum := plan.CopyRef{Disk: refs[0], ID: image.ID}, digestOf(disk.SHA512, "a")
+	read := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
+	read.LocalSource, read.SourceDigest = suspect, sum
 	wrong := &disk.ChecksumError{Want: sum, Got: digestOf(disk.SHA512, "b")}
 	suspected := func(r *Reconciler) bool {
-		tries := map[Key]Try{}
-		for key, t := range r.tries {
-			tries[key] = t.Try
+		tries := map[plan.CopyRef]plan.Failure{}
+		for key, t := range r.failures {
+			tries[key] = t.Failure
 		}
-		return suspects(tries)[suspect]
+		return plan.Suspects(tries)[suspect]
 	}
-	there := Observed{Disks: map[schema.DiskRef]Disk{refs[0]: {Copies: map[disk.ID]Copy{image.ID: readyCopy(image, sum)}}}}
+	there := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{refs[0]: {Copies: map[disk.ID]plan.Copy{image.ID: readyCopy(image, sum)}}}}
 	for what, then := range map[string]func(r *Reconciler){
-		"its reader succeeded": func(r *Reconciler) { end(r, newAction(Download, read.Key(), "", 0), nil) },
-		"another declaration":  func(r *Reconciler) { r.forget(without, there) },
+		"its reader succeeded": func(r *Reconciler) { end(r, plan.NewAction(plan.Download, read.CopyRef(), "", 0), nil) },
+		"another declaration":  func(r *Reconciler) { r.dropStaleFailures(without, there) },
 	} {
 		r := ended(read, wrong)
 		if then(r); !suspected(r) {
 			t.Errorf("%s: the copy is trusted and was not read", what)
 		}
-		if r.tries[read.Key()].puts(Download, time.Now()) {
+		if r.failures[read.CopyRef()].Delays(plan.Download, time.Now()) {
 			t.Errorf("%s: what is over puts something off", what)
 		}
-		end(r, newAction(Verify, suspect, "", 0), nil)
-		if suspected(r) || len(r.tries) > 0 {
-			t.Errorf("%s, and the copy was read: remembered is %+v", what, r.tries)
+		end(r, plan.NewAction(plan.Verify, suspect, "", 0), nil)
+		if suspected(r) || len(r.failures) > 0 {
+			t.Errorf("%s, and the copy was read: remembered is %+v", what, r.failures)
 		}
 	}
 	r := ended(read, wrong)
 	delete(there.Disks[refs[0]].Copies, image.ID)
-	if r.forget(without, there); len(r.tries) > 0 {
-		t.Errorf("the copy is not there any more: remembered is %+v", r.tries)
+	if r.dropStaleFailures(without, there); len(r.failures) > 0 {
+		t.Errorf("the copy is not there any more: remembered is %+v", r.failures)
 	}
 }
 
@@ -137,15 +139,15 @@ func TestSuspicionOutlivesItsReader(t *testing.T) {
 func TestDiskIsAwaySinceItIsDeclared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _, refs := duo(1)
-		d := Desired{Node: refs[0].Node, Config: c}
+		d := plan.Desired{Node: refs[0].Node, Config: c}
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 		away := func() time.Duration {
-			o := Observed{Disks: map[schema.DiskRef]Disk{}}
-			if declared, ok := d.disk(refs[0]); ok {
-				o.Disks[refs[0]] = Disk{Path: declared.Path, Problem: "not mounted"}
+			o := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{}}
+			if declared, ok := d.Disk(refs[0]); ok {
+				o.Disks[refs[0]] = plan.Disk{Path: declared.Path, Problem: "not mounted"}
 			}
-			r.miss(d, o)
-			return o.Disks[refs[0]].Away
+			r.trackProblems(d, o)
+			return o.Disks[refs[0]].ProblemFor
 		}
 		disks := d.Config.Nodes[refs[0].Node].Disks
 		is := disks[refs[0].Disk]
@@ -176,12 +178,12 @@ func TestWhatWasToldFollowsTheClock(t *testing.T) {
 	d, _ := of(refs[0].Node, c, bare(c))
 	failed := failedCopy(image, digestOf(disk.SHA512, "a"))
 	answers := map[string]peer.Observation{refs[1].Node: {Polled: true, Received: goldenNow, State: peer.State{
-		Node: refs[1].Node, Clock: goldenNow, Disks: []peer.Disk{{Name: refs[1].Disk, UUID: "u", Copies: []peer.Copy{tellCopy(failed)}}},
+		Node: refs[1].Node, Clock: goldenNow, Disks: []peer.Disk{{Name: refs[1].Disk, UUID: "u", Copies: []peer.Copy{copyToPeer(failed)}}},
 	}}}
-	s := &others{told: map[string]toldAt{}}
+	s := &peers{states: map[string]peerState{}}
 	for _, now := range []time.Time{goldenNow, goldenNow.AddDate(-1, 0, 0)} {
-		o := Observed{Now: now, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
-		s.hearFrom(d, &o, answers, goldenNow)
+		o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
+		s.mergeResponses(d, &o, answers, goldenNow)
 		if ago := now.Sub(o.Disks[refs[1]].Copies[image.ID].DamagedAt); ago != time.Minute {
 			t.Errorf("at %v it failed %v ago", now, ago)
 		}
@@ -199,15 +201,15 @@ func (unreadable) Read([]byte) (int, error) {
 // was to get one can help, and the bytes may be on another node.
 func TestSourceThatCannotBeRead(t *testing.T) {
 	_, image, refs := duo(2)
-	a := newAction(Sync, Key{refs[1], image.ID}, "", 0)
-	a.from = Key{refs[0], image.ID}
-	source := &stoppable{ctx: t.Context(), r: unreadable{}, progress: &fetch.Progress{}}
+	a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
+	a.LocalSource = plan.CopyRef{Disk: refs[0], ID: image.ID}
+	source := &job.CtxReader{Ctx: t.Context(), R: unreadable{}, Progress: &fetch.Progress{}}
 	_, err := source.Read(nil)
-	got := NextFailure(Try{}, a, fmt.Errorf("read image: %w", err), goldenNow, 0.5)
-	if got.Disk || got.Final || !slices.Equal(got.Suspects, []Key{a.from}) {
+	got := job.NextFailure(plan.Failure{}, a, fmt.Errorf("read image: %w", err), goldenNow, 0.5)
+	if got.Disk || got.Final || !slices.Equal(got.Suspects, []plan.CopyRef{a.LocalSource}) {
 		t.Errorf("%v: %+v", err, got)
 	}
-	if got := NextFailure(Try{}, a, fmt.Errorf("write: %w", syscall.EIO), goldenNow, 0.5); !got.Disk || got.Suspects != nil {
+	if got := job.NextFailure(plan.Failure{}, a, fmt.Errorf("write: %w", syscall.EIO), goldenNow, 0.5); !got.Disk || got.Suspects != nil {
 		t.Errorf("the disk cannot be written to: %+v", got)
 	}
 }

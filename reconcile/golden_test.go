@@ -18,8 +18,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/diff"
 	"github.com/rogpeppe/go-internal/txtar"
-
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -53,7 +53,7 @@ func runGolden(t *testing.T, file string) {
 	plan := d.Plan(o)
 	checkPlan(t, d, o, plan)
 	setSection(a, "plan", goldenPlan(plan, o.Now))
-	setSection(a, "marks", goldenMarks(d.Marks(o), o.Now))
+	setSection(a, "marks", goldenMarks(d.UsageUpdates(o), o.Now))
 	got := txtar.Format(a)
 	if *update {
 		if err := os.WriteFile(file, got, 0o644); err != nil {
@@ -71,7 +71,7 @@ func runGolden(t *testing.T, file string) {
 }
 
 // goldenCase loads config.yaml, then.yaml on top of it, and the state.
-func goldenCase(t *testing.T, a *txtar.Archive) (Desired, Observed) {
+func goldenCase(t *testing.T, a *txtar.Archive) (plan.Desired, plan.Observed) {
 	t.Helper()
 	loader := schema.NewLoader()
 	var r schema.Result
@@ -82,15 +82,15 @@ func goldenCase(t *testing.T, a *txtar.Archive) (Desired, Observed) {
 	}
 	lines, _ := section(a, "state")
 	s := parseState(t, string(lines), r)
-	d, err := Desire(r, s.node, s.paths(r.Config))
+	d, err := plan.NewDesired(r, s.node, s.paths(r.Config))
 	if err != nil {
-		if d.May == schema.Everything {
+		if d.Allowed == schema.Everything {
 			t.Fatal(err)
 		}
-		d.May = schema.ObserveOnly
+		d.Allowed = schema.ObserveOnly
 	}
-	if s.fault && d.May == schema.Everything {
-		d.May = schema.NoDeletions
+	if s.fault && d.Allowed == schema.Everything {
+		d.Allowed = schema.NoDeletions
 	}
 	d.Removed, d.Verify, d.Cleanup, d.Uploads = s.removed, s.asked, s.cleanup, s.uploads
 	return d, s.o
@@ -114,15 +114,15 @@ func setSection(a *txtar.Archive, name, text string) {
 }
 
 // goldenPlan is a line an action, times relative to now, and the summary.
-func goldenPlan(p Plan, now time.Time) string {
+func goldenPlan(p plan.Plan, now time.Time) string {
 	var b strings.Builder
 	for _, a := range p.Actions {
-		fmt.Fprintf(&b, "%s %s-%s %s/%s %s", a.Kind, a.Image, a.UUID, a.Node, cmp.Or(a.Disk, "-"), goldenBytes(a.Bytes))
-		if a.From != (Key{}) {
+		fmt.Fprintf(&b, "%s %s-%s %s/%s %s", a.Op, a.Image, a.UUID, a.Node, cmp.Or(a.Disk, "-"), goldenBytes(a.Bytes))
+		if a.From != (plan.CopyRef{}) {
 			fmt.Fprintf(&b, " from=%s", a.From)
 		}
-		if !a.recall.digest.IsZero() {
-			fmt.Fprintf(&b, " recall=%s until=%s", a.recall.digest, relative(a.recall.until, now))
+		if !a.Pinned.Digest.IsZero() {
+			fmt.Fprintf(&b, " recall=%s until=%s", a.Pinned.Digest, relative(a.Pinned.Until, now))
 		}
 		if !a.Until.IsZero() {
 			fmt.Fprintf(&b, " until=%s", relative(a.Until, now))
@@ -138,16 +138,16 @@ func goldenPlan(p Plan, now time.Time) string {
 }
 
 func goldenBytes(n int64) string {
-	if n == UnknownBytes {
+	if n == plan.UnknownBytes {
 		return "?"
 	}
-	return strings.ReplaceAll(bytesText(n), " ", "")
+	return strings.ReplaceAll(plan.FormatBytes(n), " ", "")
 }
 
-func goldenMarks(marks []Mark, now time.Time) string {
+func goldenMarks(marks []plan.Usage, now time.Time) string {
 	var b strings.Builder
 	for _, m := range marks {
-		fmt.Fprintf(&b, "%s in-use=%t used=%s unwanted=%s\n", m.Key, m.InUse, relative(m.LastUsed, now), relative(m.UnwantedSince, now))
+		fmt.Fprintf(&b, "%s in-use=%t used=%s unwanted=%s\n", m.Copy, m.InUse, relative(m.LastUsed, now), relative(m.SurplusSince, now))
 	}
 	return b.String()
 }

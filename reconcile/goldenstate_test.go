@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -25,17 +25,17 @@ type goldenState struct {
 	node    string
 	fault   bool
 	removed func(string) bool
-	asked   map[Key]bool
-	cleanup map[Key]bool
-	uploads map[Key]bool
+	asked   map[plan.CopyRef]bool
+	cleanup map[plan.CopyRef]bool
+	uploads map[plan.CopyRef]bool
 	digest  string
-	o       Observed
+	o       plan.Observed
 }
 
 func parseState(t *testing.T, text string, r schema.Result) goldenState {
-	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", asked: map[Key]bool{}, cleanup: map[Key]bool{}, uploads: map[Key]bool{}, o: Observed{
-		Now: goldenNow, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Read: map[Key]bool{}, Peers: map[string]Peer{},
-		Unable: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
+	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", asked: map[plan.CopyRef]bool{}, cleanup: map[plan.CopyRef]bool{}, uploads: map[plan.CopyRef]bool{}, o: plan.Observed{
+		Now: goldenNow, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
+		CannotPrepare: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
 	}}
 	for line := range strings.Lines(text) {
 		line, _, _ = strings.Cut(line, "#")
@@ -75,13 +75,13 @@ func (s *goldenState) line(what string, words []string) {
 	case "running":
 		s.o.Running[s.key(words)] = true
 	case "read":
-		s.o.Read[s.key(words)] = true
+		s.o.BeingRead[s.key(words)] = true
 	case "once":
 		s.uploads = nil
 	case "upload":
 		s.uploads[s.key(words)] = true
 	case "unable":
-		s.o.Unable[s.config.Images[words[0]].ID] = strings.Trim(words[1], `"`)
+		s.o.CannotPrepare[s.config.Images[words[0]].ID] = strings.Trim(words[1], `"`)
 	case "backed-up":
 		s.o.BackedUp[s.config.Images[words[0]].ID] = true
 	default:
@@ -98,20 +98,20 @@ func (s *goldenState) ref(text string) schema.DiskRef {
 }
 
 // key reads "<disk> <image>": the declared generation, or <name>@<uuid>.
-func (s *goldenState) key(words []string) Key {
+func (s *goldenState) key(words []string) plan.CopyRef {
 	ref := s.ref(words[0])
 	if name, uuid, ok := strings.Cut(words[1], "@"); ok {
-		return Key{ref, disk.ID{Name: name, UUID: uuid}}
+		return plan.CopyRef{Disk: ref, ID: disk.ID{Name: name, UUID: uuid}}
 	}
 	image, declared := s.config.Images[words[1]]
 	if !declared {
 		s.t.Fatalf("state: image %q is not declared: say which uuid", words[1])
 	}
-	return Key{ref, image.ID}
+	return plan.CopyRef{Disk: ref, ID: image.ID}
 }
 
 func (s *goldenState) disk(words []string) {
-	d := Disk{Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[disk.ID]Copy{}}
+	d := plan.Disk{Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[disk.ID]plan.Copy{}}
 	for _, w := range words[1:] {
 		switch name, value := option(w); name {
 		case "free":
@@ -119,7 +119,7 @@ func (s *goldenState) disk(words []string) {
 		case "problem":
 			d.Problem = value
 		case "unclear":
-			d.Unclear = value
+			d.UsageUnknown = value
 		default:
 			s.t.Fatalf("disk: %q is not known", w)
 		}
@@ -129,7 +129,7 @@ func (s *goldenState) disk(words []string) {
 
 func (s *goldenState) copy(words []string) {
 	key := s.key(words)
-	c := Copy{Copy: disk.Copy{ID: key.ID, State: disk.State(words[2]), HasCfg: true, Owned: true}}
+	c := plan.Copy{Copy: disk.Copy{ID: key.ID, State: disk.State(words[2]), HasCfg: true, Owned: true}}
 	if c.State != disk.Pending {
 		c.Size, c.RealSize, c.Format = 1<<30, 1<<30, disk.Raw
 	}
@@ -143,7 +143,7 @@ func (s *goldenState) copy(words []string) {
 	s.o.Disks[key.Disk].Copies[key.ID] = c
 }
 
-func (s *goldenState) copyOption(c *Copy, word string) {
+func (s *goldenState) copyOption(c *plan.Copy, word string) {
 	switch name, value := option(word); name {
 	case "of":
 		c.SHA512 = digestOf(disk.SHA512, value)
@@ -154,15 +154,15 @@ func (s *goldenState) copyOption(c *Copy, word string) {
 	case "message":
 		c.Message = value
 	case "using":
-		c.Using = value
+		c.UsedBy = value
 	case "in-use":
 		c.InUseRecorded = true
 	case "leaving":
 		c.Leaving = true
 	case "refuses":
-		c.Refuses = value
+		c.Rejects = value
 	case "later":
-		c.Later = true
+		c.RejectsForNow = true
 	case "no-manifest":
 		c.ManifestDigest = disk.Digest{}
 	case "manifest":
@@ -188,21 +188,21 @@ func (s *goldenState) copyOption(c *Copy, word string) {
 }
 
 func (s *goldenState) try(words []string) {
-	t := Try{Attempts: 1, Since: s.o.Now, Message: "it failed"}
+	t := plan.Failure{Attempts: 1, Since: s.o.Now, Message: "it failed"}
 	for _, w := range words[2:] {
 		switch name, value := option(w); name {
 		case "kind":
-			t.Kind = Kind(value)
+			t.Op = plan.Op(value)
 		case "attempts":
 			t.Attempts, _ = strconv.Atoi(value)
 		case "since":
 			t.Since = s.time(value)
 		case "until":
-			t.Until = s.time(value)
+			t.RetryAt = s.time(value)
 		case "message":
 			t.Message = value
 		case "space":
-			t.Space = s.bytes(value)
+			t.NeedsSpace = s.bytes(value)
 		case "suspect":
 			on, image, _ := strings.Cut(value, ":")
 			t.Suspects = append(t.Suspects, s.key([]string{on, cmp.Or(image, words[1])}))
@@ -218,13 +218,13 @@ func (s *goldenState) try(words []string) {
 			s.t.Fatalf("try: %q is not known", w)
 		}
 	}
-	s.o.Tries[s.key(words)] = t
+	s.o.Failures[s.key(words)] = t
 }
 
 // peer reads what is known of another node, which answers and has the same
 // configuration if nothing else is said.
 func (s *goldenState) peer(words []string) {
-	p := Peer{Asked: true, Config: s.digest}
+	p := plan.Peer{Queried: true, ConfigDigest: s.digest}
 	for _, w := range words[1:] {
 		switch name, value := option(w); name {
 		case "silent":
@@ -232,13 +232,13 @@ func (s *goldenState) peer(words []string) {
 			if err != nil {
 				s.t.Fatal(err)
 			}
-			p.Silent, p.Problem = d, cmp.Or(p.Problem, "connection refused")
+			p.UnreachableFor, p.Problem = d, cmp.Or(p.Problem, "connection refused")
 		case "problem":
 			p.Problem = value
 		case "config":
-			p.Config = value
+			p.ConfigDigest = value
 		case "unasked":
-			p = Peer{Problem: "not asked yet"}
+			p = plan.Peer{Problem: "not asked yet"}
 		default:
 			s.t.Fatalf("peer: %q is not known", w)
 		}

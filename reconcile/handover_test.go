@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -18,38 +19,38 @@ func duo(copies int) (schema.Config, schema.Image, []schema.DiskRef) {
 	c.Settings.RecoveryWaitInterval = 5 * time.Minute
 	c.Settings.CleanupWaitInterval = time.Hour
 	c.Settings.ConcurrentReplenishPerNodeLimit = 5
-	return c, image, ranked(c, image).all()
+	return c, image, ranked(c, image)
 }
 
-func bare(c schema.Config) Observed {
-	o := Observed{Now: goldenNow, Disks: map[schema.DiskRef]Disk{}, Peers: map[string]Peer{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
+func bare(c schema.Config) plan.Observed {
+	o := plan.Observed{Now: goldenNow, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
 	for name, node := range c.Nodes {
 		for on := range node.Disks {
 			ref := schema.DiskRef{Node: name, Disk: on}
-			o.Disks[ref] = Disk{UUID: name + on, Space: disk.Space{Free: 1 << 40}, Copies: map[disk.ID]Copy{}}
+			o.Disks[ref] = plan.Disk{UUID: name + on, Space: disk.Space{Free: 1 << 40}, Copies: map[disk.ID]plan.Copy{}}
 		}
-		o.Peers[name] = Peer{Asked: true, Config: "d"}
+		o.Peers[name] = plan.Peer{Queried: true, ConfigDigest: "d"}
 	}
 	return o
 }
 
-func of(node string, c schema.Config, o Observed) (Desired, Observed) {
-	peers := map[string]Peer{}
+func of(node string, c schema.Config, o plan.Observed) (plan.Desired, plan.Observed) {
+	peers := map[string]plan.Peer{}
 	for name, p := range o.Peers {
 		if name != node {
 			peers[name] = p
 		}
 	}
 	o.Peers = peers
-	return Desired{Node: node, Config: c, Digest: "d", May: schema.Everything}, o
+	return plan.Desired{Node: node, Config: c, Digest: "d", Allowed: schema.Everything}, o
 }
 
-func anybodyActs(t *testing.T, plans ...Plan) {
+func anybodyActs(t *testing.T, plans ...plan.Plan) {
 	t.Helper()
 	acts := false
 	for _, p := range plans {
 		for _, a := range p.Actions {
-			t.Logf("%s/%s: %s: %s (until %v)", a.Node, a.Disk, a.Kind, a.Reason, a.Until)
+			t.Logf("%s/%s: %s: %s (until %v)", a.Node, a.Disk, a.Op, a.Reason, a.Until)
 			acts = acts || !a.Idle()
 		}
 	}
@@ -68,17 +69,17 @@ func TestTakeoverWhileSomethingElseIsBroken(t *testing.T) {
 		Failure: &peer.Failure{Action: "download", Message: "no route", Attempts: 4, Link: true, Since: -600, RetryIn: 100},
 	}}}}}
 	o := bare(c)
-	o.Peers = map[string]Peer{first.Node: {Asked: true}}
+	o.Peers = map[string]plan.Peer{first.Node: {Queried: true}}
 	other, _ := of(second.Node, c, o)
-	other.Digest, other.May = "", schema.NoDeletions
-	hearOf(o, other, peer.Observation{State: state, Polled: true}, o.Now)
+	other.Digest, other.Allowed = "", schema.NoDeletions
+	mergeJobs(o, other, peer.Observation{State: state, Polled: true}, o.Now)
 	waits := other.Plan(o)
 
 	o = bare(c)
-	o.Peers = map[string]Peer{second.Node: {Asked: true}}
+	o.Peers = map[string]plan.Peer{second.Node: {Queried: true}}
 	mine, _ := of(first.Node, c, o)
-	mine.Digest, mine.May = "", schema.NoDeletions
-	o.Tries[Key{first, image.ID}] = toldTry(*state.Disks[0].Copies[0].Failure, o.Now)
+	mine.Digest, mine.Allowed = "", schema.NoDeletions
+	o.Failures[plan.CopyRef{Disk: first, ID: image.ID}] = failureFromPeer(*state.Disks[0].Copies[0].Failure, o.Now)
 	anybodyActs(t, mine.Plan(o), waits)
 }
 
@@ -87,8 +88,8 @@ func TestTakeoverWhileSomethingElseIsBroken(t *testing.T) {
 func TestOnlyTheBetterOfTwoInTroubleIsTried(t *testing.T) {
 	c, image, refs := duo(1)
 	o := bare(c)
-	o.Tries[Key{refs[0], image.ID}] = Try{Kind: Download, Attempts: 30, Message: "no route", Link: true, Since: goldenNow.Add(-3 * time.Hour), Until: goldenNow.Add(4 * time.Minute)}
-	o.Tries[Key{refs[1], image.ID}] = Try{Kind: Download, Attempts: 5, Message: "refused", Link: true, Since: goldenNow.Add(-2 * time.Hour), Until: goldenNow.Add(-time.Hour)}
+	o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Link: true, Since: goldenNow.Add(-3 * time.Hour), RetryAt: goldenNow.Add(4 * time.Minute)}
+	o.Failures[plan.CopyRef{Disk: refs[1], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 5, Message: "refused", Link: true, Since: goldenNow.Add(-2 * time.Hour), RetryAt: goldenNow.Add(-time.Hour)}
 	d, o := of(refs[1].Node, c, o)
 	anybodyActs(t, d.Plan(o))
 }
@@ -98,15 +99,15 @@ func TestOnlyTheBetterOfTwoInTroubleIsTried(t *testing.T) {
 func TestNoWayToTheSourceMovesOnlyTheFirstCopy(t *testing.T) {
 	c, image, refs := duo(1)
 	o := bare(c)
-	o.Tries[Key{refs[0], image.ID}] = Try{Kind: Download, Attempts: 30, Message: "no route", Link: true, Since: goldenNow.Add(-3 * time.Hour), Until: goldenNow.Add(time.Minute)}
+	o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Link: true, Since: goldenNow.Add(-3 * time.Hour), RetryAt: goldenNow.Add(time.Minute)}
 	wants := func(want schema.DiskRef) {
 		t.Helper()
-		if got := (Desired{Config: c}).scene(o).look(image).places.want; len(got) != 1 || got[0] != want {
+		if got := (plan.Desired{Config: c}).NewIndex(o).NewImagePlanner(image).Placement.Targets; len(got) != 1 || got[0] != want {
 			t.Errorf("it is wanted on %v, not on %v", got, want)
 		}
 	}
 	wants(refs[1])
-	o.Disks[refs[1]].Copies[image.ID] = Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: image.Checksum}}
+	o.Disks[refs[1]].Copies[image.ID] = plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: image.Checksum}}
 	wants(refs[0])
 }
 
@@ -118,19 +119,19 @@ func TestADiskTooSmallForTheSourceTakesTheData(t *testing.T) {
 	small := o.Disks[refs[0]]
 	small.Space.Free = 5 * gib
 	o.Disks[refs[0]] = small
-	refused := func(try Kind) string {
-		o.Tries[Key{refs[0], image.ID}] = Try{Kind: try, Attempts: 1, Disk: true, Space: 10 * gib, Since: goldenNow, Until: goldenNow}
-		return (Desired{Node: refs[0].Node, Config: c, Digest: "d", May: schema.Everything}).scene(o).look(image).places.refused[refs[0]].why
+	refused := func(try plan.Op) string {
+		o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: try, Attempts: 1, Disk: true, NeedsSpace: 10 * gib, Since: goldenNow, RetryAt: goldenNow}
+		return (plan.Desired{Node: refs[0].Node, Config: c, Digest: "d", Allowed: schema.Everything}).NewIndex(o).NewImagePlanner(image).Placement.Rejected[refs[0]].Reason
 	}
 	const why = "not enough space: 5.0 GiB are free and 0 B reserved, 10 GiB are needed"
-	if got := refused(Download); got != why {
+	if got := refused(plan.Download); got != why {
 		t.Errorf("before the first copy it is refused for %q", got)
 	}
-	o.Disks[refs[1]].Copies[image.ID] = Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: image.Checksum, RealSize: gib}}
-	if got := refused(Download); got != "" {
+	o.Disks[refs[1]].Copies[image.ID] = plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: image.Checksum, RealSize: gib}}
+	if got := refused(plan.Download); got != "" {
 		t.Errorf("beside a copy with 1 GiB of data it is refused for %q", got)
 	}
-	if got := refused(Sync); got != why {
+	if got := refused(plan.Sync); got != why {
 		t.Errorf("what the data itself found no room for is refused for %q", got)
 	}
 }
@@ -147,19 +148,19 @@ func TestSyncWantsTheBytesOfASilentNode(t *testing.T) {
 	o := bare(c)
 	put := func(node, letter string) disk.Digest {
 		sum := digestOf(disk.SHA512, letter)
-		o.Disks[schema.DiskRef{Node: node, Disk: "disk1"}].Copies[image.ID] = Copy{Copy: disk.Copy{
+		o.Disks[schema.DiskRef{Node: node, Disk: "disk1"}].Copies[image.ID] = plan.Copy{Copy: disk.Copy{
 			ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: sum, ManifestDigest: digestOf(disk.SHA256, letter), Size: 1 << 20,
 		}}
 		return sum
 	}
 	put("node1", "b")
 	right := put("node2", "c")
-	o.Peers["node1"] = Peer{Asked: true, Problem: "dead", Silent: 24 * time.Hour}
+	o.Peers["node1"] = plan.Peer{Queried: true, Problem: "dead", UnreachableFor: 24 * time.Hour}
 	d, o := of("node3", c, o)
 	for _, a := range d.Plan(o).Actions {
-		t.Logf("%s: %s from %s", a.Kind, a.Reason, a.From)
-		if a.Kind == Sync && d.bytesOf(o, a) != right {
-			t.Errorf("it wants %s, there is %s", d.bytesOf(o, a).Short(), right.Short())
+		t.Logf("%s: %s from %s", a.Op, a.Reason, a.From)
+		if a.Op == plan.Sync && d.DigestOf(o, a) != right {
+			t.Errorf("it wants %s, there is %s", d.DigestOf(o, a).Short(), right.Short())
 		}
 	}
 }
@@ -172,7 +173,7 @@ func TestDiskThatNobodyLooksAfter(t *testing.T) {
 	o1, o2 := bare(c), bare(c)
 	d1, o1 := of(refs[0].Node, c, o1)
 	d2, o2 := of(refs[1].Node, c, o2)
-	d1.Picked = map[string]bool{"other": true}
+	d1.OnlyDisks = map[string]bool{"other": true}
 	delete(o1.Disks, refs[0])
 	delete(o2.Disks, refs[0])
 	anybodyActs(t, d1.Plan(o1), d2.Plan(o2))
@@ -185,11 +186,11 @@ func TestDigestAnewWhileTheDiskIsAway(t *testing.T) {
 	image.Checksum = disk.Digest{}
 	c.Images["parrot"] = image
 	o := bare(c)
-	o.Disks[refs[0]] = Disk{Problem: "no disk here"}
+	o.Disks[refs[0]] = plan.Disk{Problem: "no disk here"}
 	d, o := of(refs[1].Node, c, o)
 	for _, a := range d.Plan(o).Actions {
-		if a.Kind == Download {
-			t.Errorf("fetched anew at once: %s: %s", a.Key(), a.Reason)
+		if a.Op == plan.Download {
+			t.Errorf("fetched anew at once: %s: %s", a.CopyRef(), a.Reason)
 		}
 	}
 }
@@ -201,11 +202,11 @@ func TestRecallBySkewedClock(t *testing.T) {
 	c.Images["parrot"] = image
 	for _, skew := range []time.Duration{0, time.Minute, -10 * time.Minute} {
 		o := bare(c)
-		o.Disks[refs[0]].Copies[image.ID] = Copy{Copy: disk.Copy{ID: image.ID, State: disk.Failed, Owned: true, SHA512: digestOf(disk.SHA512, "b"), DamagedAt: goldenNow.Add(-10 * time.Second).Add(skew)}, Refuses: "the copy there failed and is in use"}
-		toldAt{disks: o.Disks}.translate(-skew)
+		o.Disks[refs[0]].Copies[image.ID] = plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Failed, Owned: true, SHA512: digestOf(disk.SHA512, "b"), DamagedAt: goldenNow.Add(-10 * time.Second).Add(skew)}, Rejects: "the copy there failed and is in use"}
+		peerState{disks: o.Disks}.translate(-skew)
 		d, o := of(refs[1].Node, c, o)
 		for _, a := range d.Plan(o).Actions {
-			if a.Kind == Download && a.recall.digest.IsZero() {
+			if a.Op == plan.Download && a.Pinned.Digest.IsZero() {
 				t.Errorf("skew %v: other bytes will do 10 s after the copy failed", skew)
 			}
 		}

@@ -8,21 +8,22 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// shown is what others may look at by themselves, as the last look left it. It is not
+// servedDisks is what others may look at by themselves, as the last look left it. It is not
 // changed any more.
-type shown struct {
+type servedDisks struct {
 	node, config string
-	suspect      map[Key]bool
-	disks        map[string]shownDisk
+	suspect      map[plan.CopyRef]bool
+	disks        map[string]servedDisk
 	images       map[string]schema.Image
 }
 
-// shownDisk is a disk that was opened. It may be closed any time: whoever looks at it
+// servedDisk is a disk that was opened. It may be closed any time: whoever looks at it
 // then gets errors, and never that nothing is there.
-type shownDisk struct {
+type servedDisk struct {
 	*disk.Disk
 	uuid    string
 	problem string
@@ -43,17 +44,17 @@ func (n peerNode) Disk(name string) (*disk.Disk, bool) { return n.r.readable(nam
 // generation that is not declared: no peer syncs from that.
 func (n peerNode) ReportDamage(ctx context.Context, name string) { _, _ = n.loop.Verify(ctx, name) }
 
-func (r *Reconciler) show(d Desired, o Observed) {
-	now := &shown{node: d.Node, config: d.told(), suspect: suspects(o.Tries), disks: map[string]shownDisk{}, images: d.Config.Images}
+func (r *Reconciler) setServed(d plan.Desired, o plan.Observed) {
+	now := &servedDisks{node: d.Node, config: d.PublishedDigest(), suspect: plan.Suspects(o.Failures), disks: map[string]servedDisk{}, images: d.Config.Images}
 	for ref, one := range r.disks.open {
-		now.disks[ref.Disk] = shownDisk{one.Disk, o.Disks[ref].UUID, o.Disks[ref].Problem}
+		now.disks[ref.Disk] = servedDisk{one.Disk, o.Disks[ref].UUID, o.Disks[ref].Problem}
 	}
-	r.shown.Store(now)
+	r.view.Store(now)
 }
 
 // readable returns a disk of this node that can be read.
 func (r *Reconciler) readable(name string) (*disk.Disk, bool) {
-	now := r.shown.Load()
+	now := r.view.Load()
 	if now == nil {
 		return nil, false
 	}
@@ -64,13 +65,13 @@ func (r *Reconciler) readable(name string) (*disk.Disk, bool) {
 // Leaving reports whether a copy on a disk of this node is withdrawn. Before the first
 // observation it is true: nothing may be sent then.
 func (n peerNode) Leaving(name string, id disk.ID) bool {
-	now := n.r.shown.Load()
-	return now == nil || n.r.leaving.all()[Key{schema.DiskRef{Node: now.node, Disk: name}, id}]
+	now := n.r.view.Load()
+	return now == nil || n.r.leaving.all()[plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: name}, ID: id}]
 }
 
 // DeclaredUUID returns the uuid of the declared generation of an image.
 func (n peerNode) DeclaredUUID(name string) (string, bool) {
-	now := n.r.shown.Load()
+	now := n.r.view.Load()
 	if now == nil {
 		return "", false
 	}
@@ -83,30 +84,30 @@ func (n peerNode) DeclaredUUID(name string) (string, bool) {
 // from before it: what changes meanwhile makes the response count for less, never for more.
 func (n peerNode) Copies(_ context.Context, name string) (peer.State, error) {
 	before := n.r.leaving.all()
-	now := n.r.shown.Load()
+	now := n.r.view.Load()
 	if now == nil {
 		return peer.State{}, errNoLook
 	}
 	s := peer.State{Node: now.node, Config: now.config}
 	for _, on := range slices.Sorted(maps.Keys(now.disks)) {
-		s.Disks = append(s.Disks, now.disks[on].look(on, name))
+		s.Disks = append(s.Disks, now.disks[on].list(on, name))
 	}
 	after := n.r.leaving.all()
 	for _, one := range s.Disks {
 		for i := range one.Copies {
-			key := Key{schema.DiskRef{Node: now.node, Disk: one.Name}, one.Copies[i].ID}
+			key := plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: one.Name}, ID: one.Copies[i].ID}
 			one.Copies[i].Leaving = before[key] || after[key]
 			if now.suspect[key] {
-				one.Copies[i].State, one.Copies[i].Message = disk.Unknown, suspected
+				one.Copies[i].State, one.Copies[i].Message = disk.Unknown, plan.SuspectMessage
 			}
 		}
 	}
 	return s, nil
 }
 
-// look looks at the copies of a name on one disk. If anything is wrong with the disk,
+// list looks at the copies of a name on one disk. If anything is wrong with the disk,
 // before or after, nothing is known of its copies.
-func (d shownDisk) look(on, name string) peer.Disk {
+func (d servedDisk) list(on, name string) peer.Disk {
 	seen := peer.Disk{Name: on, UUID: d.uuid, Problem: d.problem, Copies: []peer.Copy{}}
 	if seen.Problem != "" {
 		return seen
@@ -118,7 +119,7 @@ func (d shownDisk) look(on, name string) peer.Disk {
 		if !inUse {
 			using, _ = d.FileOpen(c.ID)
 		}
-		seen.Copies = append(seen.Copies, tellCopy(Copy{Copy: c, Using: using}))
+		seen.Copies = append(seen.Copies, copyToPeer(plan.Copy{Copy: c, UsedBy: using}))
 	}
 	space, spaceErr := d.Space() // fails when the disk was closed meanwhile
 	if err := errors.Join(err, spaceErr, d.Check()); err != nil {

@@ -16,11 +16,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // shelf is a reconciler with an image on its only disk, and a configuration without it.
-func shelf(t *testing.T, content []byte) (r *Reconciler, with, without Desired) {
+func shelf(t *testing.T, content []byte) (r *Reconciler, with, without plan.Desired) {
 	t.Helper()
 	origin := fetchtest.Start(t)
 	url := origin.Serve("/a", fetchtest.Bytes(content))
@@ -40,7 +42,7 @@ func TestDiskIsClosedUnderASend(t *testing.T) {
 	t.Parallel()
 	content := fetchtest.Random(3, 24<<20)
 	r, _, without := shelf(t, content)
-	server := httptest.NewServer(peer.NewServer(r.board, peerNode{r: r}).Handler())
+	server := httptest.NewServer(peer.NewServer(r.published, peerNode{r: r}).Handler())
 	defer server.Close()
 	resp, err := http.Get(server.URL + "/v1/images/parrot/00000001/data?disk=disk1")
 	must(t, err)
@@ -48,7 +50,7 @@ func TestDiskIsClosedUnderASend(t *testing.T) {
 	got := make([]byte, 1<<20)
 	_, err = io.ReadFull(resp.Body, got)
 	must(t, err)
-	r.Look(without)
+	r.Observe(without)
 	rest, err := io.ReadAll(resp.Body)
 	if err != nil || !bytes.Equal(append(got, rest...), content) {
 		t.Errorf("%d bytes came, %v", len(got)+len(rest), err)
@@ -64,7 +66,7 @@ func TestDiskIsClosedUnderASend(t *testing.T) {
 func TestLookWhileDisksComeAndGo(t *testing.T) {
 	t.Parallel()
 	r, with, without := shelf(t, fetchtest.Random(3, 512))
-	uuid := r.Look(with).Disks[refOf(with)].UUID
+	uuid := r.Observe(with).Disks[refOf(with)].UUID
 	done, ended := make(chan struct{}), make(chan struct{})
 	looks := 0
 	go func() {
@@ -88,8 +90,8 @@ func TestLookWhileDisksComeAndGo(t *testing.T) {
 		}
 	}()
 	for range 200 {
-		r.Look(without)
-		r.Look(with)
+		r.Observe(without)
+		r.Observe(with)
 	}
 	close(done)
 	<-ended
@@ -120,7 +122,7 @@ func TestClonesAreRefused(t *testing.T) {
 	files.Put(t, string(identity), c.nodes[1].disk, "longhorn-disk.cfg")
 	c.start(clusterSettings + "\nimages: {}")
 	for _, m := range c.nodes {
-		v := m.until("refused", func(v *View) bool {
+		v := m.until("refused", func(v *status.View) bool {
 			refused := 0
 			for _, seen := range v.Observed.Disks {
 				if strings.Contains(seen.Problem, "clone") {
@@ -136,4 +138,4 @@ func TestClonesAreRefused(t *testing.T) {
 	}
 }
 
-func refOf(d Desired) schema.DiskRef { return schema.DiskRef{Node: d.Node, Disk: "disk1"} }
+func refOf(d plan.Desired) schema.DiskRef { return schema.DiskRef{Node: d.Node, Disk: "disk1"} }

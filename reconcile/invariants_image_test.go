@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -16,21 +17,21 @@ func (j *invariants) image(image schema.Image) {
 		conflict = conflict || image.Checksum.IsZero() && differs
 	}
 	var made, first, about int
-	var goes []Key
+	var goes []plan.CopyRef
 	for _, a := range j.p.Actions {
 		if a.Image != image.ID.Name {
 			continue
 		}
 		about++
-		switch a.Kind {
-		case Download, Upload, Export, Restore, Clone:
+		switch a.Op {
+		case plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone:
 			made++
 			first++
-		case Sync:
+		case plan.Sync:
 			made++
-		case Cleanup, Evict:
-			if !j.part(a.Key()) { // no image has less by it
-				goes = append(goes, a.Key())
+		case plan.Cleanup, plan.Evict:
+			if !j.part(a.CopyRef()) { // no image has less by it
+				goes = append(goes, a.CopyRef())
 			}
 		}
 	}
@@ -40,11 +41,11 @@ func (j *invariants) image(image schema.Image) {
 	j.never(made > 0 && len(ready) > 0 && j.d.Config.Settings.ConcurrentReplenishPerNodeLimit == 0, "a second copy of %s although the limit is 0", image.ID)
 	j.keepsEnough(image, ready, goes)
 	elsewhere := slices.ContainsFunc(matching(j.d.Config, image), func(ref schema.DiskRef) bool { return ref.Node != j.d.Node })
-	j.never(j.d.May != schema.ObserveOnly && about == 0 && !elsewhere && len(ready) == 0, "no word about %s, which is nowhere ready", image.ID)
+	j.never(j.d.Allowed != schema.ObserveOnly && about == 0 && !elsewhere && len(ready) == 0, "no word about %s, which is nowhere ready", image.ID)
 }
 
 // keepsEnough checks what is left when everything goes at once that may go.
-func (j *invariants) keepsEnough(image schema.Image, ready, goes []Key) {
+func (j *invariants) keepsEnough(image schema.Image, ready, goes []plan.CopyRef) {
 	if len(goes) == 0 {
 		return
 	}
@@ -68,17 +69,17 @@ func (j *invariants) keepsEnough(image schema.Image, ready, goes []Key) {
 		}
 	}
 	j.never(stand < max(1, min(least, len(places))), "%d copies of %s are left where they should be", stand, image.ID)
-	j.never(slices.ContainsFunc(goes, func(key Key) bool { return slices.Contains(ready, key) }) && left < least, "%d copies of %s are left of %d, %d are wanted", left, image.ID, len(ready), least)
+	j.never(slices.ContainsFunc(goes, func(key plan.CopyRef) bool { return slices.Contains(ready, key) }) && left < least, "%d copies of %s are left of %d, %d are wanted", left, image.ID, len(ready), least)
 }
 
 // readyOf are the copies that may be counted on.
-func (j *invariants) readyOf(image schema.Image) []Key {
-	var keys []Key
+func (j *invariants) readyOf(image schema.Image) []plan.CopyRef {
+	var keys []plan.CopyRef
 	for ref, seen := range j.o.Disks {
 		c, there := seen.Copies[image.ID]
 		right := image.Checksum.IsZero() || c.SHA512 == image.Checksum || c.SHA256 == image.Checksum
 		if there && seen.Problem == "" && c.State == disk.Ready && right && (!c.Leaving || ref.Node == j.d.Node) && j.speaks(ref.Node) {
-			keys = append(keys, Key{ref, image.ID})
+			keys = append(keys, plan.CopyRef{Disk: ref, ID: image.ID})
 		}
 	}
 	return keys

@@ -8,19 +8,20 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // checkPlan fails the test when the plan does what a manager never does. The
 // rules are written down here a second time, without the planner's code.
-func checkPlan(t testing.TB, d Desired, o Observed, p Plan) {
+func checkPlan(t testing.TB, d plan.Desired, o plan.Observed, p plan.Plan) {
 	t.Helper()
 	for _, v := range violations(d, o, p) {
 		t.Errorf("never: %s", v)
 	}
 }
 
-func violations(d Desired, o Observed, p Plan) []string {
+func violations(d plan.Desired, o plan.Observed, p plan.Plan) []string {
 	j := &invariants{d: d, o: o, p: p}
 	j.actions()
 	j.deletions()
@@ -33,9 +34,9 @@ func violations(d Desired, o Observed, p Plan) []string {
 
 // invariants looks at one plan.
 type invariants struct {
-	d     Desired
-	o     Observed
-	p     Plan
+	d     plan.Desired
+	o     plan.Observed
+	p     plan.Plan
 	found []string
 }
 
@@ -47,44 +48,44 @@ func (j *invariants) never(broken bool, format string, args ...any) {
 
 // actions checks each action on its own.
 func (j *invariants) actions() {
-	busy := map[Key]Kind{}
-	j.never(j.d.May == schema.ObserveOnly && len(j.p.Actions) > 0, "an action while nothing may be done")
+	busy := map[plan.CopyRef]plan.Op{}
+	j.never(j.d.Allowed == schema.ObserveOnly && len(j.p.Actions) > 0, "an action while nothing may be done")
 	for _, a := range j.p.Actions {
 		j.never(a.Reason == "", "no reason for %+v", a)
 		j.never(!a.Until.IsZero() && !a.Until.After(j.o.Now), "a wait for what is over: %+v", a)
-		if a.Kind == Wait || a.Kind == Blocked {
+		if a.Op == plan.Wait || a.Op == plan.Blocked {
 			continue
 		}
-		key := a.Key()
-		j.never(busy[key] != "", "%s and %s of %s at once", busy[key], a.Kind, key)
-		busy[key] = a.Kind
+		key := a.CopyRef()
+		j.never(busy[key] != "", "%s and %s of %s at once", busy[key], a.Op, key)
+		busy[key] = a.Op
 		seen, known := j.o.Disks[key.Disk]
-		j.never(!known || seen.Problem != "" || key.Disk.Node != j.d.Node, "%s on a disk that is not to be touched: %s", a.Kind, key)
+		j.never(!known || seen.Problem != "" || key.Disk.Node != j.d.Node, "%s on a disk that is not to be touched: %s", a.Op, key)
 		c, there := seen.Copies[key.ID]
 		file := there && c.State != disk.Pending
-		t := j.o.Tries[key]
-		concerns := t.Kind == "" || t.Kind == a.Kind
-		concerns = concerns && a.Kind != Upload // the next file is another one
-		j.never(concerns && t.Final && a.Kind != Cleanup && a.Kind != Evict, "%s of %s again, which is final", a.Kind, key)
-		j.never(concerns && t.Space == 0 && t.Until.After(j.o.Now), "%s of %s before its time", a.Kind, key)
-		switch a.Kind {
-		case Adopt, Verify:
-			j.never(!file || j.d.Config.Images[a.Image].ID != key.ID, "%s of what is not there or not declared: %s", a.Kind, key)
-		case Repair:
+		t := j.o.Failures[key]
+		concerns := t.Op == "" || t.Op == a.Op
+		concerns = concerns && a.Op != plan.Upload // the next file is another one
+		j.never(concerns && t.Final && a.Op != plan.Cleanup && a.Op != plan.Evict, "%s of %s again, which is final", a.Op, key)
+		j.never(concerns && t.NeedsSpace == 0 && t.RetryAt.After(j.o.Now), "%s of %s before its time", a.Op, key)
+		switch a.Op {
+		case plan.Adopt, plan.Verify:
+			j.never(!file || j.d.Config.Images[a.Image].ID != key.ID, "%s of what is not there or not declared: %s", a.Op, key)
+		case plan.Repair:
 			j.never(c.State != disk.Failed || c.ManifestDigest.IsZero() || !c.Owned || j.d.Config.Images[a.Image].ID != key.ID, "repair of %s, which is %s", key, c.State)
-		case Download, Upload, Export, Restore, Clone, Sync:
-			j.never(file && (c.State != disk.Failed || c.Using != "" || !c.Owned), "%s over %s copy %s (used: %q)", a.Kind, c.State, key, c.Using)
+		case plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync:
+			j.never(file && (c.State != disk.Failed || c.UsedBy != "" || !c.Owned), "%s over %s copy %s (used: %q)", a.Op, c.State, key, c.UsedBy)
 			j.target(a)
 			j.first(a)
-		case Backup:
+		case plan.Backup:
 			_, due := j.d.Config.Images[a.Image]
 			j.never(!due || c.State != disk.Ready || c.Leaving || j.o.BackedUp[key.ID], "backup of %s copy %s", c.State, key)
-		case Cleanup, Evict:
-			j.never(!there || !c.Owned, "%s of what is not ours: %s", a.Kind, key)
-			j.never(c.Using != "", "%s of %s, which is in use", a.Kind, key)
-			j.never(j.d.May != schema.Everything, "%s while the configuration is broken", a.Kind)
+		case plan.Cleanup, plan.Evict:
+			j.never(!there || !c.Owned, "%s of what is not ours: %s", a.Op, key)
+			j.never(c.UsedBy != "", "%s of %s, which is in use", a.Op, key)
+			j.never(j.d.Allowed != schema.Everything, "%s while the configuration is broken", a.Op)
 		default:
-			j.never(true, "action %s is not known", a.Kind)
+			j.never(true, "action %s is not known", a.Op)
 		}
 	}
 }
@@ -101,28 +102,28 @@ func (j *invariants) suspended() {
 		image.Suspend = nil
 		free.Config.Images[name] = image
 	}
-	without := map[Key]Kind{}
+	without := map[plan.CopyRef]plan.Op{}
 	for _, a := range free.Plan(j.o).Actions {
 		if !a.Idle() {
-			without[a.Key()] = a.Kind
+			without[a.CopyRef()] = a.Op
 		}
 	}
 	for _, a := range j.p.Actions {
 		if a.Idle() {
 			continue
 		}
-		key := a.Key()
-		drops := a.Kind == Cleanup || a.Kind == Evict
-		j.never(holdsNow(j.d.Config, a.Image, j.o.Now) && (drops || !j.o.Running[key]), "%s of %s, which is suspended", a.Kind, key)
+		key := a.CopyRef()
+		drops := a.Op == plan.Cleanup || a.Op == plan.Evict
+		j.never(holdsNow(j.d.Config, a.Image, j.o.Now) && (drops || !j.o.Running[key]), "%s of %s, which is suspended", a.Op, key)
 		other := j.awaiting(key)
-		j.never(drops && other != "", "%s of %s, which %s is to be made of", a.Kind, key, other)
-		stays := other != "" && (a.Kind == Adopt || a.Kind == Verify || a.Kind == Repair) // as it stays, it is looked after
-		j.never(!a.slow && !stays && without[key] != a.Kind, "%s of %s, and without a suspension it would be %q", a.Kind, key, without[key])
+		j.never(drops && other != "", "%s of %s, which %s is to be made of", a.Op, key, other)
+		stays := other != "" && (a.Op == plan.Adopt || a.Op == plan.Verify || a.Op == plan.Repair) // as it stays, it is looked after
+		j.never(!a.Scrub && !stays && without[key] != a.Op, "%s of %s, and without a suspension it would be %q", a.Op, key, without[key])
 	}
 }
 
 // awaiting names an image that is suspended, has no ready copy, and can be made of this one.
-func (j *invariants) awaiting(key Key) string {
+func (j *invariants) awaiting(key plan.CopyRef) string {
 	c := j.o.Disks[key.Disk].Copies[key.ID]
 	for name, image := range j.d.Config.Images {
 		source := c.State == disk.Ready && !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
@@ -144,24 +145,24 @@ func holdsNow(config schema.Config, name string, now time.Time) bool {
 }
 
 // target checks that a copy is made where one may be made, and of the right bytes.
-func (j *invariants) target(a Action) {
-	key := a.Key()
+func (j *invariants) target(a plan.Action) {
+	key := a.CopyRef()
 	image, declared := j.d.Config.Images[a.Image]
-	j.never(!declared || image.ID != key.ID, "%s of what is not declared: %s", a.Kind, key)
+	j.never(!declared || image.ID != key.ID, "%s of what is not declared: %s", a.Op, key)
 	node := j.d.Config.Nodes[key.Disk.Node]
 	one := node.Disks[key.Disk.Disk]
 	matches := slices.Contains(matching(j.d.Config, image), key.Disk)
 	named := slices.Contains(image.Disks, key.Disk)
-	j.never(!matches && !named || node.EvictionRequested || one.EvictionRequested, "%s to where it does not belong: %s", a.Kind, key)
-	j.never(!node.AllowScheduling || !one.AllowScheduling, "%s to where nothing is scheduled: %s", a.Kind, key)
-	j.never(!j.o.Running[key] && j.o.Disks[key.Disk].Space.Free <= one.StorageReserved, "%s to a full disk: %s", a.Kind, key)
-	if a.Kind != Sync && (a.Kind != Clone || a.From == (Key{}) && j.o.Running[key]) {
+	j.never(!matches && !named || node.EvictionRequested || one.EvictionRequested, "%s to where it does not belong: %s", a.Op, key)
+	j.never(!node.AllowScheduling || !one.AllowScheduling, "%s to where nothing is scheduled: %s", a.Op, key)
+	j.never(!j.o.Running[key] && j.o.Disks[key.Disk].Space.Free <= one.StorageReserved, "%s to a full disk: %s", a.Op, key)
+	if a.Op != plan.Sync && (a.Op != plan.Clone || a.From == (plan.CopyRef{}) && j.o.Running[key]) {
 		return
 	}
 	from := j.source(a)
 	c := j.o.Disks[from.Disk].Copies[from.ID]
 	ok := c.State == disk.Ready && !c.Leaving && j.o.Disks[from.Disk].Problem == "" && j.speaks(from.Disk.Node)
-	ok = ok && (from.Disk.Node == j.d.Node && a.from == from || a.from == Key{} && !c.ManifestDigest.IsZero())
+	ok = ok && (from.Disk.Node == j.d.Node && a.LocalSource == from || a.LocalSource == plan.CopyRef{} && !c.ManifestDigest.IsZero())
 	ok = ok || j.o.Running[key] && c.State == disk.Ready && from.ID == image.ID // it goes on though nothing is heard for a moment
 	same := from.ID == image.ID && image.Checksum.IsZero() || !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
 	if clone := image.Source.Clone; clone != nil {
@@ -170,44 +171,44 @@ func (j *invariants) target(a Action) {
 		for _, key := range j.readyOf(source) {
 			same = same || plain && c.SHA512 == j.o.Disks[key.Disk].Copies[key.ID].SHA512
 		}
-		if a.Kind == Clone {
+		if a.Op == plan.Clone {
 			same = declared && from.ID == source.ID && from.Disk.Node == j.d.Node
 		}
 	}
-	j.never(!ok || !same || a.From != from || from == key, "%s of %s from %s", a.Kind, key, from)
+	j.never(!ok || !same || a.From != from || from == key, "%s of %s from %s", a.Op, key, from)
 	for _, b := range j.p.Actions {
-		j.never((b.Kind == Cleanup || b.Kind == Evict) && b.Key() == from, "%s of %s, which is read", b.Kind, from)
+		j.never((b.Op == plan.Cleanup || b.Op == plan.Evict) && b.CopyRef() == from, "%s of %s, which is read", b.Op, from)
 	}
 }
 
 // source is the copy that a sync names.
-func (j *invariants) source(a Action) Key {
+func (j *invariants) source(a plan.Action) plan.CopyRef {
 	if _, there := j.o.Disks[a.From.Disk].Copies[a.From.ID]; there {
 		return a.From
 	}
-	return Key{}
+	return plan.CopyRef{}
 }
 
 // speaks reports whether what is known of a node is what it says now.
 func (j *invariants) speaks(node string) bool {
 	p, asked := j.o.Peers[node]
-	return node == j.d.Node || asked && p.Asked && p.Problem == ""
+	return node == j.d.Node || asked && p.Queried && p.Problem == ""
 }
 
 // counted reports whether a deletion may count on what is known of a node.
 func (j *invariants) counted(node string) bool {
-	return node == j.d.Node || j.speaks(node) && j.d.Digest != "" && j.o.Peers[node].Config == j.d.Digest
+	return node == j.d.Node || j.speaks(node) && j.d.Digest != "" && j.o.Peers[node].ConfigDigest == j.d.Digest
 }
 
 // deletions checks when a copy may go.
 func (j *invariants) deletions() {
 	for _, a := range j.p.Actions {
-		if a.Kind != Cleanup && a.Kind != Evict {
+		if a.Op != plan.Cleanup && a.Op != plan.Evict {
 			continue
 		}
-		key := a.Key()
+		key := a.CopyRef()
 		_, declared := j.d.Config.Images[a.Image]
-		if a.Kind == Evict {
+		if a.Op == plan.Evict {
 			node := j.d.Config.Nodes[a.Node]
 			j.never(!declared || !node.EvictionRequested && !node.Disks[a.Disk].EvictionRequested, "evict of %s, which nobody asked for", key)
 		} else if !j.part(key) {
@@ -220,7 +221,7 @@ func (j *invariants) deletions() {
 }
 
 // part reports whether there is only a part, of a generation that nobody makes any more.
-func (j *invariants) part(key Key) bool {
+func (j *invariants) part(key plan.CopyRef) bool {
 	image, declared := j.d.Config.Images[key.ID.Name]
 	return declared && image.ID != key.ID && j.o.Disks[key.Disk].Copies[key.ID].State == disk.Pending
 }
@@ -228,7 +229,7 @@ func (j *invariants) part(key Key) bool {
 // born is before the program was built.
 var born = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
 
-func (j *invariants) interval(key Key) {
+func (j *invariants) interval(key plan.CopyRef) {
 	wait := j.d.Config.Settings.CleanupWaitInterval
 	if wait == 0 || j.d.Cleanup[key] {
 		return
@@ -247,20 +248,20 @@ func (j *invariants) interval(key Key) {
 	}
 }
 
-func (j *invariants) vanished(key Key) {
+func (j *invariants) vanished(key plan.CopyRef) {
 	gone, confirmed := map[string]bool{}, true
 	for ref, seen := range j.o.Disks {
 		for id, c := range seen.Copies {
 			_, declared := j.d.Config.Images[id.Name]
-			held, broken := j.d.Held[id.Name]
+			held, broken := j.d.Invalid[id.Name]
 			if seen.Problem == "" && c.Owned && !declared && !(broken && !held.Stale) {
 				gone[id.Name] = true
 				confirmed = confirmed && slices.Contains(j.d.Config.Settings.PruneConfirmed, id)
 			}
-			j.never(id.Name == key.ID.Name && seen.Problem == "" && c.Using != "", "cleanup of %s, which is used on %s", key, ref)
+			j.never(id.Name == key.ID.Name && seen.Problem == "" && c.UsedBy != "", "cleanup of %s, which is used on %s", key, ref)
 		}
 	}
-	held, broken := j.d.Held[key.ID.Name]
+	held, broken := j.d.Invalid[key.ID.Name]
 	j.never(broken && !held.Stale, "cleanup of %s, the declaration of which is broken", key)
 	j.never(j.d.Removed != nil && !j.d.Removed(key.ID.Name), "cleanup of %s at the first look without it", key)
 	over := len(gone) > 1 && j.d.Config.Settings.PruneLimit.Holds(len(j.d.Config.Images), len(gone))

@@ -18,6 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -113,25 +114,25 @@ func (c *lan) image(copies int, url string) string {
 
 // ranked returns the nodes as they rank for the image.
 func (c *lan) ranked() []*manager {
-	v := c.nodes[0].until("a configuration", func(v *View) bool { return v.Loaded })
+	v := c.nodes[0].until("a configuration", func(v *status.View) bool { return v.Loaded })
 	list := ranked(v.Desired.Config, v.Desired.Config.Images["parrot"])
 	byName := map[string]*manager{}
 	for _, m := range c.nodes {
 		byName[m.name] = m
 	}
 	var members []*manager
-	for i := range list.len() {
-		members = append(members, byName[list.at(i).Node])
+	for i := range len(list) {
+		members = append(members, byName[list[i].Node])
 	}
 	return members
 }
 
 // holds reports whether a node has a ready copy, by its own look.
-func (m *manager) holds(v *View) bool {
+func (m *manager) holds(v *status.View) bool {
 	return isReadyOn(v, schema.DiskRef{Node: m.name, Disk: "a"})
 }
 
-func isReadyOn(v *View, ref schema.DiskRef) bool {
+func isReadyOn(v *status.View, ref schema.DiskRef) bool {
 	for id, c := range v.Observed.Disks[ref].Copies {
 		if id.Name == "parrot" && c.State == disk.Ready {
 			return true
@@ -143,7 +144,7 @@ func isReadyOn(v *View, ref schema.DiskRef) bool {
 // everywhere waits until all nodes have a ready copy, and see that all have.
 func (c *lan) everywhere() {
 	for _, m := range c.nodes {
-		m.until("ready everywhere", func(v *View) bool {
+		m.until("ready everywhere", func(v *status.View) bool {
 			for _, other := range c.nodes {
 				if !isReadyOn(v, schema.DiskRef{Node: other.name, Disk: "a"}) {
 					return false

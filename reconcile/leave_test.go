@@ -10,6 +10,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -48,11 +50,11 @@ func (m *manager) answered() peer.Copy {
 	return peer.Copy{Copy: disk.Copy{State: disk.Pending}}
 }
 
-func (m *manager) sees(other *manager) Copy {
+func (m *manager) sees(other *manager) plan.Copy {
 	for _, c := range m.View().Observed.Disks[schema.DiskRef{Node: other.name, Disk: "a"}].Copies {
 		return c
 	}
-	return Copy{}
+	return plan.Copy{}
 }
 
 // TestWithdrawalIsSeen: while a node asks whether its copy may go, everybody sees that
@@ -75,20 +77,20 @@ func TestWithdrawalIsSeen(t *testing.T) {
 	if said := other.answered(); !said.Leaving || said.State != disk.Ready {
 		t.Errorf("while it asks it says %+v of its copy", said)
 	}
-	if s, _, err := peerState(t, other); err != nil || !s.Disks[0].Copies[0].Leaving {
+	if s, _, err := stateAt(t, other); err != nil || !s.Disks[0].Copies[0].Leaving {
 		t.Errorf("while it asks its state is %+v (error %v)", s, err)
 	}
-	best.until("it is seen to leave", func(*View) bool { return best.sees(other).Leaving })
+	best.until("it is seen to leave", func(*status.View) bool { return best.sees(other).Leaving })
 	close(release)
-	other.until("gone", func(v *View) bool { return !other.holds(v) })
-	best.until("seen to be gone", func(v *View) bool { return !other.holds(v) && best.holds(v) })
+	other.until("gone", func(v *status.View) bool { return !other.holds(v) })
+	best.until("seen to be gone", func(v *status.View) bool { return !other.holds(v) && best.holds(v) })
 	if said := other.answered(); said.Leaving || said.State != disk.Pending {
 		t.Errorf("afterwards it says %+v", said)
 	}
 }
 
 // peerState asks a node as another one does.
-func peerState(t *testing.T, m *manager) (peer.State, string, error) {
+func stateAt(t *testing.T, m *manager) (peer.State, string, error) {
 	client := peer.NewClient(nil, nil)
 	defer client.Close()
 	return client.State(t.Context(), peer.Address{Node: m.name, URL: m.server.URL}, "", 0)
@@ -119,12 +121,12 @@ func TestTwoWithdraw(t *testing.T) {
 		}
 		return true
 	})
-	second.until("the best is out of its reach", func(v *View) bool { return v.Observed.Peers[best.name].Problem != "" })
+	second.until("the best is out of its reach", func(v *status.View) bool { return v.Observed.Peers[best.name].Problem != "" })
 	c.declare(one, c.nodes...)
 	<-withdrawn
-	second.until("it stays", func(v *View) bool { return second.sees(first).Leaving && !second.answered().Leaving })
+	second.until("it stays", func(v *status.View) bool { return second.sees(first).Leaving && !second.answered().Leaving })
 	close(release)
-	first.until("gone", func(v *View) bool { return !first.holds(v) })
+	first.until("gone", func(v *status.View) bool { return !first.holds(v) })
 	if v := second.rounds(3); !second.holds(v) || !best.holds(v) {
 		t.Errorf("the copies are %+v", v.Observed.Disks)
 	}
@@ -137,12 +139,12 @@ func TestSkewKeeps(t *testing.T) {
 	c, nodes, one := surplus(t, 2, clusterSettings)
 	best, other := nodes[0], nodes[1]
 	c.declare(one, other)
-	other.until("taken", func(v *View) bool { return v.Desired.Config.Images["parrot"].Copies == 1 })
+	other.until("taken", func(v *status.View) bool { return v.Desired.Config.Images["parrot"].Copies == 1 })
 	if v := other.rounds(5); !other.holds(v) || len(other.Counts().Done) > 1 {
 		t.Errorf("done was %v; the plan is %+v", other.Counts().Done, v.Plan.Actions)
 	}
 	c.declare(one, best)
-	other.until("gone", func(v *View) bool { return !other.holds(v) })
+	other.until("gone", func(v *status.View) bool { return !other.holds(v) })
 }
 
 // TestSilentNodeIsNotCounted: a copy that nobody vouches for now is as good as none,
@@ -153,20 +155,20 @@ func TestSilentNodeIsNotCounted(t *testing.T) {
 	best, other := nodes[0], nodes[1]
 	best.pass(func(_ string, r *http.Request) bool { return !looks(r) })
 	c.declare(one, c.nodes...)
-	other.until("taken back", func(v *View) bool {
-		t, failed := v.Observed.Tries[Key{schema.DiskRef{Node: other.name, Disk: "a"}, v.Desired.Config.Images["parrot"].ID}]
+	other.until("taken back", func(v *status.View) bool {
+		t, failed := v.Observed.Failures[plan.CopyRef{Disk: schema.DiskRef{Node: other.name, Disk: "a"}, ID: v.Desired.Config.Images["parrot"].ID}]
 		return failed && t.Attempts == 0
 	})
 	if said := other.answered(); said.Leaving || said.State != disk.Ready {
 		t.Errorf("of a copy that stays it says %+v", said)
 	}
 	best.pass(func(string, *http.Request) bool { return false })
-	v := other.until("silent", func(v *View) bool { return v.Observed.Peers[best.name].Silent > 0 })
-	if p := v.Observed.Peers[best.name]; p.answers() || !p.Asked || !best.holds(v) || !other.holds(v) {
+	v := other.until("silent", func(v *status.View) bool { return v.Observed.Peers[best.name].UnreachableFor > 0 })
+	if p := v.Observed.Peers[best.name]; p.Responds() || !p.Queried || !best.holds(v) || !other.holds(v) {
 		t.Errorf("the node is seen as %+v, the disks as %+v", p, v.Observed.Disks)
 	}
 	best.pass(nil)
-	other.until("gone", func(v *View) bool { return !other.holds(v) })
+	other.until("gone", func(v *status.View) bool { return !other.holds(v) })
 }
 
 // TestCleanupByHand does not wait for the interval, and for nothing else less.
@@ -176,19 +178,19 @@ func TestCleanupByHand(t *testing.T) {
 	best, other := nodes[0], nodes[1]
 	c.declare(one, c.nodes...)
 	for _, m := range c.nodes {
-		m.until("taken", func(v *View) bool { return v.Desired.Config.Images["parrot"].Copies == 1 })
+		m.until("taken", func(v *status.View) bool { return v.Desired.Config.Images["parrot"].Copies == 1 })
 	}
-	other.until("waits", func(v *View) bool { return len(v.Plan.Actions) == 1 && !v.Plan.Actions[0].Until.IsZero() })
+	other.until("waits", func(v *status.View) bool { return len(v.Plan.Actions) == 1 && !v.Plan.Actions[0].Until.IsZero() })
 	for _, tt := range []struct {
 		on   *manager
-		want Kind
-	}{{best, Wait}, {other, Cleanup}} {
+		want plan.Op
+	}{{best, plan.Wait}, {other, plan.Cleanup}} {
 		a, err := tt.on.Cleanup(t.Context(), "parrot", "", schema.DiskRef{Node: tt.on.name, Disk: "a"})
-		if err != nil || a.Kind != tt.want {
+		if err != nil || a.Op != tt.want {
 			t.Errorf("on %s: %+v, %v", tt.on.name, a, err)
 		}
 	}
-	other.until("gone", func(v *View) bool { return !other.holds(v) })
+	other.until("gone", func(v *status.View) bool { return !other.holds(v) })
 	if v := best.rounds(2); !best.holds(v) {
 		t.Error("a copy that is wanted went")
 	}

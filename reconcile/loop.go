@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -31,71 +34,54 @@ type Loop struct {
 	LoopOptions
 	reconciler *Reconciler
 
-	loader   *schema.Loader
-	settler  configdir.Debouncer
-	removals configdir.RemovalConfirmer
-	desired  Desired
-	loaded   bool   // desired is of some configuration
-	fault    string // what is wrong with the directory itself
-	outside  string // why this node has no part in a configuration that is right
-	result   schema.Result
-	rounds   int
-	asked    map[Key]bool      // copies that are to be verified
-	troubled map[string]bool   // nodes and disks that had a problem at the last round
-	cleanups map[Key]time.Time // copies that are to go if they may, and until when that holds
-	uploads  map[Key]bool      // copies that a client is about to upload; until their jobs end
-	asks     chan ask
-	view     atomic.Pointer[View]
+	loader          *schema.Loader
+	settler         configdir.Debouncer
+	removals        configdir.RemovalConfirmer
+	desired         plan.Desired
+	loaded          bool   // desired is of some configuration
+	fault           string // what is wrong with the directory itself
+	notDeclared     string // why this node has no part in a configuration that is right
+	result          schema.Result
+	rounds          int
+	verifyRequested map[plan.CopyRef]bool      // copies that are to be verified
+	unhealthy       map[string]bool            // nodes and disks that had a problem at the last round
+	cleanups        map[plan.CopyRef]time.Time // copies that are to go if they may, and until when that holds
+	uploads         map[plan.CopyRef]bool      // copies that a client is about to upload; until their jobs end
+	requests        chan request
+	view            atomic.Pointer[status.View]
 }
 
 // NewLoop returns a Loop that works through r, which is its own from now on.
 func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 	if o.Peers != nil {
-		r.Join(o.Peers)
+		r.SetPeers(o.Peers)
 	}
 	return &Loop{
-		LoopOptions: o, reconciler: r, loader: schema.NewLoader(), desired: Desired{Node: o.Node},
-		asked: map[Key]bool{}, cleanups: map[Key]time.Time{}, uploads: map[Key]bool{}, troubled: map[string]bool{}, asks: make(chan ask),
+		LoopOptions: o, reconciler: r, loader: schema.NewLoader(), desired: plan.Desired{Node: o.Node},
+		verifyRequested: map[plan.CopyRef]bool{}, cleanups: map[plan.CopyRef]time.Time{}, uploads: map[plan.CopyRef]bool{}, unhealthy: map[string]bool{}, requests: make(chan request),
 	}
-}
-
-// View is what a loop saw and planned in its last round. It is not changed any
-// more.
-type View struct {
-	Desired  Desired
-	Observed Observed
-	Plan     Plan
-	// Fault says what is wrong with the config directory as a whole, or that this node
-	// is not in it; Config has the mistakes in its files.
-	Fault  string
-	Config schema.Result
-	// Loaded says that some configuration was taken; before, there is only a Fault.
-	Loaded bool
-	Rounds int // since the start
-
-	overview *overview // for Status; nil: it looks each time anew
 }
 
 // View returns the last round, or nil when there was none.
-func (l *Loop) View() *View { return l.view.Load() }
+func (l *Loop) View() *status.View { return l.view.Load() }
 
 // Status returns the last round together with what is under way now; false when
 // there was no round.
-func (l *Loop) Status() (Status, bool) {
+func (l *Loop) Status() (status.Status, bool) {
 	v := l.View()
 	if v == nil {
-		return Status{}, false
+		return status.Status{}, false
 	}
 	return v.Status(l.reconciler.Transfers()), true
 }
 
 // PeerServer returns a server that sends this node's state and copies to its peers.
 func (l *Loop) PeerServer() *peer.Server {
-	return peer.NewServer(l.reconciler.board, peerNode{l.reconciler, l})
+	return peer.NewServer(l.reconciler.published, peerNode{l.reconciler, l})
 }
 
 // Transfers returns the actions under way.
-func (l *Loop) Transfers() map[Key]Transfer { return l.reconciler.Transfers() }
+func (l *Loop) Transfers() map[plan.CopyRef]job.Transfer { return l.reconciler.Transfers() }
 
 // Counts returns totals since the start.
 func (l *Loop) Counts() Counts { return l.reconciler.Counts() }
@@ -116,7 +102,7 @@ func (l *Loop) Run(ctx context.Context) error {
 }
 
 func (l *Loop) run(ctx context.Context, poked <-chan struct{}) error {
-	on := newOccasions(l.Interval)
+	on := newTriggers(l.Interval)
 	defer on.stop()
 	for ctx.Err() == nil {
 		due, asked, err := l.await(ctx, poked, on)
@@ -134,7 +120,7 @@ func (l *Loop) run(ctx context.Context, poked <-chan struct{}) error {
 }
 
 // await waits for something to happen, and says whether it is worth a round.
-func (l *Loop) await(ctx context.Context, poked <-chan struct{}, on *occasions) (due bool, asked ask, err error) {
+func (l *Loop) await(ctx context.Context, poked <-chan struct{}, on *triggers) (due bool, asked request, err error) {
 	select {
 	case <-ctx.Done():
 		return false, asked, nil
@@ -151,7 +137,7 @@ func (l *Loop) await(ctx context.Context, poked <-chan struct{}, on *occasions) 
 		on.look.Reset(0)
 	case e := <-l.reconciler.Ended(): // which may make room for others
 		l.finish(e)
-	case asked = <-l.asks: // somebody wants something done about copies
+	case asked = <-l.requests: // somebody wants something done about copies
 		asked.note()
 	case <-on.changed: // another node has news; it may have more in a moment
 		on.collect()
@@ -165,15 +151,15 @@ func (l *Loop) await(ctx context.Context, poked <-chan struct{}, on *occasions) 
 
 // finish takes note of how a job ended. What was asked about its copy meanwhile is done
 // only if the job was about that.
-func (l *Loop) finish(e outcome) {
-	kind := l.reconciler.running[e.key].job.action.Kind
+func (l *Loop) finish(e result) {
+	kind := l.reconciler.running[e.key].job.Action.Op
 	l.reconciler.Finish(e)
 	switch {
-	case e.heard != nil && !e.stopped: // it has not ended
-	case kind == Upload:
+	case e.responses != nil && !e.stopped: // it has not ended
+	case kind == plan.Upload:
 		delete(l.uploads, e.key)
-	case kind == Verify && !e.stopped:
-		delete(l.asked, e.key)
+	case kind == plan.Verify && !e.stopped:
+		delete(l.verifyRequested, e.key)
 	}
 }
 
@@ -183,19 +169,19 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 		return l.Interval // nothing is known of the directory yet
 	}
 	l.rounds++
-	v := &View{Desired: l.desired, Fault: cmp.Or(l.fault, l.outside), Config: l.result, Loaded: l.loaded, Rounds: l.rounds, overview: &overview{}}
+	v := &status.View{Desired: l.desired, Fault: cmp.Or(l.fault, l.notDeclared), Config: l.result, Loaded: l.loaded, Rounds: l.rounds, Placements: &status.PlacementCache{}}
 	if l.fault != "" {
-		v.Desired.May = min(v.Desired.May, schema.NoDeletions)
+		v.Desired.Allowed = min(v.Desired.Allowed, schema.NoDeletions)
 	}
-	v.Desired.Verify, v.Desired.Cleanup, v.Desired.Uploads = maps.Clone(l.asked), l.toGo(), maps.Clone(l.uploads)
+	v.Desired.Verify, v.Desired.Cleanup, v.Desired.Uploads = maps.Clone(l.verifyRequested), l.pendingCleanups(), maps.Clone(l.uploads)
 	v.Observed, v.Plan = l.reconciler.Round(ctx, v.Desired)
-	maps.DeleteFunc(l.asked, func(key Key, _ bool) bool {
-		_, ready := v.Observed.Disks[key.Disk].ready(key.ID)
+	maps.DeleteFunc(l.verifyRequested, func(key plan.CopyRef, _ bool) bool {
+		_, ready := v.Observed.Disks[key.Disk].Ready(key.ID)
 		return !ready && !v.Observed.Running[key]
 	})
-	l.forgetGone(v.Observed)
-	l.forgetRefused(v.Plan, v.Observed)
-	l.logNews(v.Desired, v.Observed)
+	l.dropFinishedCleanups(v.Observed)
+	l.dropRejectedCleanups(v.Plan, v.Observed)
+	l.logHealthChanges(v.Desired, v.Observed)
 	if v.Desired.Removed != nil {
 		v.Desired.Removed = l.removals.Clone().Confirmed // it changes; the view must not
 	}

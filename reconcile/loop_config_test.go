@@ -10,6 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -28,7 +29,9 @@ func TestLoopPlansChange(t *testing.T) {
 		l.rounds(2)
 		files.Put(t, image(name, "http://127.0.0.1:9/x.raw"), conf, name+".yaml")
 		began := time.Now()
-		l.until("planned", func(v *View) bool { return v.Desired.Config.Images[name].ID.Name == name && len(v.Plan.Actions) > i })
+		l.until("planned", func(v *status.View) bool {
+			return v.Desired.Config.Images[name].ID.Name == name && len(v.Plan.Actions) > i
+		})
 		best = min(best, time.Since(began))
 	}
 	t.Logf("planned after %v", best)
@@ -53,20 +56,20 @@ func TestLoopBrokenFile(t *testing.T) {
 	files.Put(t, "images: {kept: {source: {download: {url: [}}}", conf, "kept.yaml")
 	files.Put(t, image("fresh", origin.URL+"/fresh"), conf, "other.yaml")
 	v := l.until("ready beside a broken file", isReady("fresh"))
-	if v.Desired.May != schema.NoDeletions || len(v.Config.Errors) == 0 {
-		t.Errorf("allowed is %s with the errors %v", v.Desired.May, v.Config.Errors)
+	if v.Desired.Allowed != schema.NoDeletions || len(v.Config.Errors) == 0 {
+		t.Errorf("allowed is %s with the errors %v", v.Desired.Allowed, v.Config.Errors)
 	}
 	if _, stands := v.Desired.Config.Images["kept"]; !stands {
 		t.Error("what the broken file said last does not stand")
 	}
 	longer := time.Now().Add(configdir.RemovalDelay + time.Second)
-	v = l.until("long after", func(v *View) bool { return v.Observed.Now.After(longer) })
+	v = l.until("long after", func(v *status.View) bool { return v.Observed.Now.After(longer) })
 	if !isReady("kept", "goes", "fresh")(v) {
 		t.Errorf("something was deleted beside a broken file: %+v", v.Observed.Disks)
 	}
 	files.Put(t, image("kept", origin.URL+"/kept"), conf, "kept.yaml")
 	mended := time.Now()
-	v = l.until("deleted what left", func(v *View) bool { return !has(v, "goes", disk.Ready) })
+	v = l.until("deleted what left", func(v *status.View) bool { return !has(v, "goes", disk.Ready) })
 	if waited := v.Observed.Now.Sub(mended); waited < configdir.RemovalDelay {
 		t.Errorf("it was deleted %v after the configuration was valid again", waited)
 	}
@@ -85,20 +88,20 @@ func TestLoopDirectoryRemoved(t *testing.T) {
 	l := startLoop(t, conf, newDisk(t))
 	l.until("ready", isReady("parrot"))
 	files.Rename(t, conf, conf+".away")
-	l.until("a fault", func(v *View) bool { return v.Fault != "" })
+	l.until("a fault", func(v *status.View) bool { return v.Fault != "" })
 	longer := time.Now().Add(configdir.RemovalDelay + time.Second)
-	v := l.until("long after", func(v *View) bool { return v.Observed.Now.After(longer) })
-	if !isReady("parrot")(v) || v.Desired.May != schema.NoDeletions || !v.Plan.Empty() {
-		t.Errorf("without a directory: allowed %s, planned %+v", v.Desired.May, v.Plan.Actions)
+	v := l.until("long after", func(v *status.View) bool { return v.Observed.Now.After(longer) })
+	if !isReady("parrot")(v) || v.Desired.Allowed != schema.NoDeletions || !v.Plan.Empty() {
+		t.Errorf("without a directory: allowed %s, planned %+v", v.Desired.Allowed, v.Plan.Actions)
 	}
 	files.Put(t, "# nothing of ours", conf, "a.yaml")
-	v = l.until("an empty configuration", func(v *View) bool { return len(v.Config.Errors) > 0 })
-	if !isReady("parrot")(v) || v.Desired.May != schema.NoDeletions {
-		t.Errorf("with an empty directory: allowed %s", v.Desired.May)
+	v = l.until("an empty configuration", func(v *status.View) bool { return len(v.Config.Errors) > 0 })
+	if !isReady("parrot")(v) || v.Desired.Allowed != schema.NoDeletions {
+		t.Errorf("with an empty directory: allowed %s", v.Desired.Allowed)
 	}
 	files.Remove(t, conf)
 	files.Rename(t, conf+".away", conf)
-	l.until("valid again", func(v *View) bool { return v.Fault == "" && v.Desired.May == schema.Everything })
+	l.until("valid again", func(v *status.View) bool { return v.Fault == "" && v.Desired.Allowed == schema.Everything })
 }
 
 // TestLoopNoDirectory: at start a missing directory is waited for, and can be seen
@@ -107,7 +110,7 @@ func TestLoopNoDirectory(t *testing.T) {
 	t.Parallel()
 	conf := filepath.Join(t.TempDir(), "conf")
 	l := startLoop(t, conf, newDisk(t))
-	v := l.until("a fault", func(v *View) bool { return v.Fault != "" })
+	v := l.until("a fault", func(v *status.View) bool { return v.Fault != "" })
 	if v.Loaded || len(v.Plan.Actions) > 0 {
 		t.Errorf("without a directory at start: %+v", v)
 	}
@@ -115,7 +118,7 @@ func TestLoopNoDirectory(t *testing.T) {
 		t.Errorf("the status is %+v", s)
 	}
 	files.Put(t, testSettings, conf, "a.yaml")
-	l.until("loaded", func(v *View) bool { return v.Loaded && v.Fault == "" })
+	l.until("loaded", func(v *status.View) bool { return v.Loaded && v.Fault == "" })
 }
 
 func nodes(disk string, names ...string) string {
@@ -138,13 +141,13 @@ func TestLoopNodeRemoved(t *testing.T) {
 	l.until("ready", isReady("parrot"))
 	files.Put(t, nodes(dir, "node2"), conf, "nodes.yaml")
 	files.Put(t, image("other", origin.URL+"/a"), conf, "a.yaml")
-	l.until("taken", func(v *View) bool { return v.Desired.Config.Images["other"].ID.Name != "" })
+	l.until("taken", func(v *status.View) bool { return v.Desired.Config.Images["other"].ID.Name != "" })
 	v := l.rounds(3)
-	if v.Desired.May != schema.ObserveOnly || len(v.Plan.Actions) > 0 || !isReady("parrot")(v) {
-		t.Errorf("allowed is %s, planned %+v, seen %+v", v.Desired.May, v.Plan.Actions, v.Observed.Disks)
+	if v.Desired.Allowed != schema.ObserveOnly || len(v.Plan.Actions) > 0 || !isReady("parrot")(v) {
+		t.Errorf("allowed is %s, planned %+v, seen %+v", v.Desired.Allowed, v.Plan.Actions, v.Observed.Disks)
 	}
 	files.Put(t, nodes(dir, "node1", "node2"), conf, "nodes.yaml")
-	l.until("acts again", func(v *View) bool { return v.Desired.May == schema.Everything })
+	l.until("acts again", func(v *status.View) bool { return v.Desired.Allowed == schema.Everything })
 }
 
 // TestLoopConfigMap takes what kubelet publishes by swapping ..data.

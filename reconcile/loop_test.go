@@ -16,6 +16,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
 // deadline is for what happens within milliseconds unless it never does.
@@ -73,7 +75,7 @@ func (l *looping) end() error {
 }
 
 // until waits for a round that the condition is true of.
-func (l *looping) until(what string, is func(*View) bool) *View {
+func (l *looping) until(what string, is func(*status.View) bool) *status.View {
 	l.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -94,17 +96,17 @@ func (l *looping) until(what string, is func(*View) bool) *View {
 }
 
 // rounds waits for n more rounds.
-func (l *looping) rounds(n int) *View {
+func (l *looping) rounds(n int) *status.View {
 	l.t.Helper()
 	var until int
 	if v := l.View(); v != nil {
 		until = v.Rounds
 	}
-	return l.until(fmt.Sprint(n, " more rounds"), func(v *View) bool { return v.Rounds >= until+n })
+	return l.until(fmt.Sprint(n, " more rounds"), func(v *status.View) bool { return v.Rounds >= until+n })
 }
 
-func isReady(names ...string) func(*View) bool {
-	return func(v *View) bool {
+func isReady(names ...string) func(*status.View) bool {
+	return func(v *status.View) bool {
 		for _, name := range names {
 			if !has(v, name, disk.Ready) {
 				return false
@@ -115,7 +117,7 @@ func isReady(names ...string) func(*View) bool {
 }
 
 // has reports whether some disk has a copy of the image in the state.
-func has(v *View, name string, state disk.State) bool {
+func has(v *status.View, name string, state disk.State) bool {
 	for _, seen := range v.Observed.Disks {
 		for id, c := range seen.Copies {
 			if id.Name == name && c.State == state {
@@ -175,7 +177,7 @@ func TestLoopStopsAndResumes(t *testing.T) {
 	url := origin.Serve("/a", fetchtest.Bytes(content), fetchtest.Fault{Kind: fetchtest.Stall, At: 3<<20 + 4096, Times: 1})
 	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, dir)
-	l.until("in the middle", func(v *View) bool {
+	l.until("in the middle", func(v *status.View) bool {
 		s, _ := l.Status()
 		return len(s.Images) == 1 && len(s.Images[0].Copies) == 1 && s.Images[0].Copies[0].Done >= 3<<20
 	})
@@ -216,19 +218,19 @@ func TestLoopLeavesTransfersAlone(t *testing.T) {
 		}
 		return n
 	}
-	l.until("under way", func(*View) bool { return asked() == 1 })
+	l.until("under way", func(*status.View) bool { return asked() == 1 })
 	files.Put(t, image("quick", origin.URL+"/quick"), conf, "quick.yaml")
 	l.until("ready", isReady("quick"))
 	files.Put(t, strings.Replace(image("slow", origin.URL+"/slow"), "{source", "{minNumberOfCopies: 2, source", 1), conf, "slow.yaml")
-	l.until("taken", func(v *View) bool { return v.Desired.Config.Images["slow"].Copies == 2 })
+	l.until("taken", func(v *status.View) bool { return v.Desired.Config.Images["slow"].Copies == 2 })
 	files.Put(t, strings.Replace(testSettings, "{", "{recoveryWaitInterval: 77, ", 1), conf, "settings.yaml")
-	l.until("taken", func(v *View) bool { return v.Desired.Config.Settings.RecoveryWaitInterval == 77*time.Second })
+	l.until("taken", func(v *status.View) bool { return v.Desired.Config.Settings.RecoveryWaitInterval == 77*time.Second })
 	l.rounds(3)
 	if n := asked(); n != 1 {
 		t.Errorf("the download was begun %d times", n)
 	}
 	files.Put(t, image("slow", origin.URL+"/slow?again"), conf, "slow.yaml")
-	l.until("begun again", func(*View) bool { return asked() == 2 })
+	l.until("begun again", func(*status.View) bool { return asked() == 2 })
 	l.until("ready", isReady("slow"))
 }
 
@@ -249,9 +251,9 @@ func TestLoopVerifies(t *testing.T) {
 	if n, err := l.Verify(t.Context(), "parrot"); n != 1 || err != nil {
 		t.Fatalf("asked for %d copies, %v", n, err)
 	}
-	l.until("verified", func(*View) bool { return l.Counts().Done[Verify] == 1 })
+	l.until("verified", func(*status.View) bool { return l.Counts().Done[plan.Verify] == 1 })
 	v := l.rounds(3)
-	if !v.Plan.Empty() || l.Counts().Done[Verify] != 1 || !isReady("parrot")(v) {
+	if !v.Plan.Empty() || l.Counts().Done[plan.Verify] != 1 || !isReady("parrot")(v) {
 		t.Errorf("afterwards %+v is planned, done was %v", v.Plan.Actions, l.Counts().Done)
 	}
 }
@@ -264,7 +266,7 @@ func TestLoopAtRest(t *testing.T) {
 	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	l.until("ready", isReady("parrot"))
-	l.until("done", func(v *View) bool { return v.Plan.Empty() && len(v.Observed.Running) == 0 })
+	l.until("done", func(v *status.View) bool { return v.Plan.Empty() && len(v.Observed.Running) == 0 })
 	origin.Forget()
 	before := bytesRead(t)
 	const rounds = 10

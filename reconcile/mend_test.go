@@ -11,6 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -37,7 +38,7 @@ func TestVerifyMendsWhatCannotBeRead(t *testing.T) {
 		if _, _, err := r.Converge(t.Context(), d); err != nil {
 			t.Fatal(err)
 		}
-		key := Key{ID: d.Config.Images["parrot"].ID}
+		key := plan.CopyRef{ID: d.Config.Images["parrot"].ID}
 		for name, on := range d.Config.Nodes[d.Node].Disks {
 			if on.Path == v.Path() {
 				key.Disk = schema.DiskRef{Node: d.Node, Disk: name}
@@ -57,13 +58,13 @@ func TestVerifyMendsWhatCannotBeRead(t *testing.T) {
 			}
 			return nil
 		})
-		d.Verify = map[Key]bool{key: true}
+		d.Verify = map[plan.CopyRef]bool{key: true}
 		r.Round(t.Context(), d)
 		e := <-r.Ended()
 		r.Finish(e)
 		v.Plan(nil)
 		d.Verify = nil
-		if c := r.Look(d).Disks[key.Disk].Copies[key.ID]; (e.err != nil) != alone || written == alone || c.State != disk.Ready {
+		if c := r.Observe(d).Disks[key.Disk].Copies[key.ID]; (e.err != nil) != alone || written == alone || c.State != disk.Ready {
 			t.Errorf("alone %v: error %v, written %v, the copy is %s", alone, e.err, written, c.State)
 		}
 		if alone && !disk.IsMediaError(e.err) {

@@ -3,27 +3,29 @@ package reconcile
 import (
 	"maps"
 	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// logNews logs what a node and its disks began or ceased to suffer from since the last
+// logHealthChanges logs what a node and its disks began or ceased to suffer from since the last
 // round: other nodes that are silent, and disks of this one that cannot be used.
-func (l *Loop) logNews(d Desired, o Observed) {
+func (l *Loop) logHealthChanges(d plan.Desired, o plan.Observed) {
 	for _, name := range slices.Sorted(maps.Keys(o.Peers)) {
-		if p := o.Peers[name]; p.Asked {
-			l.logTrouble("node", name, p.Problem)
+		if p := o.Peers[name]; p.Queried {
+			l.logHealth("node", name, p.Problem)
 		}
 	}
-	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), compareRefs) {
-		if d.mine(ref) {
-			l.logTrouble("disk", ref.String(), o.Disks[ref].Problem)
+	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
+		if d.Owns(ref) {
+			l.logHealth("disk", ref.String(), o.Disks[ref].Problem)
 		}
 	}
 }
 
-// logTrouble logs a problem when there was none, and its end.
-func (l *Loop) logTrouble(kind, name, problem string) {
-	had, known := l.troubled[kind+" "+name]
-	l.troubled[kind+" "+name] = problem != ""
+// logHealth logs a problem when there was none, and its end.
+func (l *Loop) logHealth(kind, name, problem string) {
+	had, known := l.unhealthy[kind+" "+name]
+	l.unhealthy[kind+" "+name] = problem != ""
 	switch {
 	case problem != "" && !had:
 		l.Log.Warn(kind+" cannot be used", kind, name, "error", problem)

@@ -6,8 +6,8 @@ import "time"
 // may be busy at the same time.
 const roundGap = 100 * time.Millisecond
 
-// occasions are the times at which a Loop does something, and what others cause.
-type occasions struct {
+// triggers are the times at which a Loop does something, and what others cause.
+type triggers struct {
 	tick    *time.Ticker // a look at everything
 	look    *time.Timer  // a look at the config directory
 	wake    *time.Timer  // the end of a wait
@@ -16,12 +16,12 @@ type occasions struct {
 	last    time.Time // end of the last round
 }
 
-func newOccasions(interval time.Duration) *occasions {
+func newTriggers(interval time.Duration) *triggers {
 	news := time.NewTimer(0) // which begins to listen to the others
-	return &occasions{tick: time.NewTicker(interval), look: time.NewTimer(0), wake: time.NewTimer(interval), news: news}
+	return &triggers{tick: time.NewTicker(interval), look: time.NewTimer(0), wake: time.NewTimer(interval), news: news}
 }
 
-func (o *occasions) stop() {
+func (o *triggers) stop() {
 	o.tick.Stop()
 	o.look.Stop()
 	o.wake.Stop()
@@ -29,7 +29,7 @@ func (o *occasions) stop() {
 }
 
 // collect lets the next news wait until a round is due.
-func (o *occasions) collect() {
+func (o *triggers) collect() {
 	o.changed = nil
 	o.news.Reset(time.Until(o.last.Add(roundGap)))
 }

@@ -31,9 +31,9 @@ func TestOneOddFileSilencesTheNode(t *testing.T) {
 			r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 			defer r.Close()
 			d := desire(t, "images: {}\nsettings: {scrubInterval: 0}\n", path)
-			o := r.Look(d)
+			o := r.Observe(d)
 			r.publish(d, o)
-			s := httptest.NewServer(peer.NewServer(r.board, peerNode{r: r}).Handler())
+			s := httptest.NewServer(peer.NewServer(r.published, peerNode{r: r}).Handler())
 			defer s.Close()
 			_, _, err := peer.NewClient(nil, nil).State(t.Context(), peer.Address{Node: d.Node, URL: s.URL}, "", 0)
 			if err != nil {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -26,7 +28,7 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 	d := desire(t, config)
 	_, _, err := r.Converge(t.Context(), d)
 	must(t, err)
-	key := Key{schema.DiskRef{Node: "node1", Disk: "disk1"}, d.Config.Images["parrot"].ID}
+	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: d.Config.Images["parrot"].ID}
 	evicted := desire(t, strings.Replace(strings.Replace(config, "disk1: {", "disk1: {evictionRequested: true, ", 1), "Copies: 2", "Copies: 1", 1))
 	f, err := os.Open(filepath.Join(d.Config.Nodes["node1"].Disks["disk1"].Path, "backing-images", key.ID.String(), "backing"))
 	must(t, err)
@@ -36,22 +38,22 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 	}
 	drops := func(what string, want bool) {
 		t.Helper()
-		o := r.Look(evicted)
+		o := r.Observe(evicted)
 		got := false
 		for _, a := range evicted.Plan(o).Actions {
-			got = got || a.Kind.drops() && a.Key() == key
+			got = got || a.Op.Deletes() && a.CopyRef() == key
 		}
 		if got != want {
-			t.Errorf("%s: the copy is to go: %v; it is used: %q", what, got, o.Disks[key.Disk].Copies[key.ID].Using)
+			t.Errorf("%s: the copy is to go: %v; it is used: %q", what, got, o.Disks[key.Disk].Copies[key.ID].UsedBy)
 		}
 	}
 	drops("a process has it open", false)
-	r.running[key] = &running{job: job{action: newAction(Verify, key, "", 0)}, stop: func() {}}
+	r.running[key] = &activeJob{job: job.Job{Action: plan.NewAction(plan.Verify, key, "", 0)}, stop: func() {}}
 	drops("and it is verified", false)
 	delete(r.running, key)
 	drops("and it was verified", false)
 	must(t, f.Close())
-	r.running[key] = &running{job: job{action: newAction(Evict, key, "", 0)}, stop: func() {}}
+	r.running[key] = &activeJob{job: job.Job{Action: plan.NewAction(plan.Evict, key, "", 0)}, stop: func() {}}
 	drops("it is closed, and withdrawn", true)
 	f, err = os.Open(f.Name())
 	must(t, err)
@@ -60,7 +62,7 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 	delete(r.running, key)
 	_, _, err = r.Converge(t.Context(), evicted)
 	must(t, err)
-	if o := r.Look(evicted); o.has(key) {
+	if o := r.Observe(evicted); o.HasCopy(key) {
 		t.Errorf("nothing has it open, and it is there: %+v", evicted.Plan(o).Actions)
 	}
 }

@@ -6,63 +6,65 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// meetTime is how long a single run waits for the first answers.
-const meetTime = 3 * time.Second
+// firstResponseTimeout is how long a single run waits for the first answers.
+const firstResponseTimeout = 3 * time.Second
 
-// others are the other nodes, each asked by itself. The zero value asks nobody.
-type others struct {
-	client *peer.Client
-	watch  *peer.Poller
-	asked  map[string]string // the addresses that watch follows
-	told   map[string]toldAt // by node
+// peers are the other nodes, each asked by itself. The zero value asks nobody.
+type peers struct {
+	client    *peer.Client
+	watch     *peer.Poller
+	addresses map[string]string    // the addresses that watch follows
+	states    map[string]peerState // by node
 }
 
-// toldAt is what was made of one answer of a node.
-type toldAt struct {
-	at    time.Time
-	ahead time.Duration // this node's clock of that one's
-	node  schema.Node
-	disks map[schema.DiskRef]Disk
+// peerState is what was made of one answer of a node.
+type peerState struct {
+	at          time.Time
+	clockOffset time.Duration // this node's clock of that one's
+	node        schema.Node
+	disks       map[schema.DiskRef]plan.Disk
 }
 
-// Join makes r ask other nodes through client. It is to be called once, before the
+// SetPeers makes r ask other nodes through client. It is to be called once, before the
 // first look.
-func (r *Reconciler) Join(client *peer.Client) {
-	r.others = others{client: client, watch: peer.NewPoller(client), told: map[string]toldAt{}}
+func (r *Reconciler) SetPeers(client *peer.Client) {
+	r.peers = peers{client: client, watch: peer.NewPoller(client), states: map[string]peerState{}}
 }
 
 // Follow asks the other nodes that d declares, and from now on no others, until ctx
 // ends. It does not wait for answers: Changed tells of them.
-func (r *Reconciler) Follow(ctx context.Context, d Desired) {
-	s := &r.others
-	asked := s.addresses(d)
-	if s.watch == nil || s.asked != nil && maps.Equal(asked, s.asked) {
+func (r *Reconciler) Follow(ctx context.Context, d plan.Desired) {
+	s := &r.peers
+	asked := s.addressesOf(d)
+	if s.watch == nil || s.addresses != nil && maps.Equal(asked, s.addresses) {
 		return
 	}
-	s.asked = asked
+	s.addresses = asked
 	s.watch.SetPeers(ctx, asked)
-	maps.DeleteFunc(s.told, func(name string, _ toldAt) bool { _, ok := asked[name]; return !ok })
+	maps.DeleteFunc(s.states, func(name string, _ peerState) bool { _, ok := asked[name]; return !ok })
 }
 
 // Changed tells that another node said something new, or fell silent. Several changes
 // may come as one.
 func (r *Reconciler) Changed() <-chan struct{} {
-	if r.others.watch == nil {
+	if r.peers.watch == nil {
 		return nil
 	}
-	return r.others.watch.Changed()
+	return r.peers.watch.Changed()
 }
 
-// Meet asks the other nodes that d declares, as Follow does, and waits until each has
+// WaitForPeers asks the other nodes that d declares, as Follow does, and waits until each has
 // answered, or cannot be asked, or has taken too long.
-func (r *Reconciler) Meet(ctx context.Context, d Desired) {
+func (r *Reconciler) WaitForPeers(ctx context.Context, d plan.Desired) {
 	r.Follow(ctx, d)
-	over := time.NewTimer(meetTime)
+	over := time.NewTimer(firstResponseTimeout)
 	defer over.Stop()
-	for r.others.unasked() {
+	for r.peers.waiting() {
 		select {
 		case <-r.Changed():
 		case <-over.C:
@@ -73,7 +75,7 @@ func (r *Reconciler) Meet(ctx context.Context, d Desired) {
 	}
 }
 
-func (s *others) unasked() bool {
+func (s *peers) waiting() bool {
 	if s.watch == nil {
 		return false
 	}
@@ -85,8 +87,8 @@ func (s *others) unasked() bool {
 	return false
 }
 
-// addresses are those of the declared nodes that are not this one.
-func (s *others) addresses(d Desired) map[string]string {
+// addressesOf are those of the declared nodes that are not this one.
+func (s *peers) addressesOf(d plan.Desired) map[string]string {
 	at := map[string]string{}
 	for name, node := range d.Config.Nodes {
 		if name != d.Node {
@@ -96,19 +98,19 @@ func (s *others) addresses(d Desired) map[string]string {
 	return at
 }
 
-func (s *others) close() {
+func (s *peers) close() {
 	if s.watch != nil {
 		s.watch.Close()
 		s.client.Close()
 	}
 }
 
-// asking is what a job needs to ask these nodes.
-func (s *others) asking(d Desired, nodes []string) asking {
-	a := asking{client: s.client, nodes: nodes}
+// query is what a job needs to ask these nodes.
+func (s *peers) query(d plan.Desired, nodes []string) job.Query {
+	a := job.Query{Client: s.client, Nodes: nodes}
 	for _, name := range nodes {
 		if s.client != nil {
-			a.at = append(a.at, peer.Address{Node: name, URL: d.Config.Nodes[name].Address})
+			a.Addresses = append(a.Addresses, peer.Address{Node: name, URL: d.Config.Nodes[name].Address})
 		}
 	}
 	return a

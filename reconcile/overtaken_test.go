@@ -9,20 +9,22 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // goesOn reports whether an action of an image that is under way goes on in the next round.
-func goesOn(d Desired, o Observed, a Action, image schema.Image) (on bool, now Plan) {
+func goesOn(d plan.Desired, o plan.Observed, a plan.Action, image schema.Image) (on bool, now plan.Plan) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	r.running[a.Key()] = &running{job: job{action: a, image: image}, stop: func() {}}
-	o.Running[a.Key()] = true
+	r.running[a.CopyRef()] = &activeJob{job: job.Job{Action: a, Image: image}, stop: func() {}}
+	o.Running[a.CopyRef()] = true
 	now = d.Plan(o)
 	r.stopObsolete(d, now)
-	return !r.running[a.Key()].stopped, now
+	return !r.running[a.CopyRef()].stopped, now
 }
 
-func failedCopy(image schema.Image, sum disk.Digest) Copy {
+func failedCopy(image schema.Image, sum disk.Digest) plan.Copy {
 	c := readyCopy(image, sum)
 	c.State, c.Message, c.DamagedAt = disk.Failed, "it is damaged", goldenNow.Add(-time.Minute)
 	return c
@@ -33,17 +35,17 @@ func failedCopy(image schema.Image, sum disk.Digest) Copy {
 func TestFirstCopyIsOvertaken(t *testing.T) {
 	theirs, ours := digestOf(disk.SHA512, "a"), digestOf(disk.SHA512, "b")
 	for _, test := range []struct {
-		kind          Kind
+		kind          plan.Op
 		sum, declared disk.Digest
 		failed        bool // there is a copy that can be repaired now
 		stopped       bool
 	}{
-		{kind: Download, stopped: true},
-		{kind: Sync, sum: ours, stopped: true},
-		{kind: Sync, sum: theirs},
-		{kind: Sync, sum: theirs, declared: theirs},
-		{kind: Sync, sum: ours, failed: true, stopped: true},
-		{kind: Sync, sum: theirs, failed: true},
+		{kind: plan.Download, stopped: true},
+		{kind: plan.Sync, sum: ours, stopped: true},
+		{kind: plan.Sync, sum: theirs},
+		{kind: plan.Sync, sum: theirs, declared: theirs},
+		{kind: plan.Sync, sum: ours, failed: true, stopped: true},
+		{kind: plan.Sync, sum: theirs, failed: true},
 	} {
 		c, image, refs := duo(2)
 		image.Checksum = test.declared
@@ -54,10 +56,10 @@ func TestFirstCopyIsOvertaken(t *testing.T) {
 			o.Disks[refs[1]].Copies[image.ID] = failedCopy(image, theirs)
 		}
 		d, o := of(refs[1].Node, c, o)
-		a := newAction(test.kind, Key{refs[1], image.ID}, "", UnknownBytes)
-		a.sum = test.sum
+		a := plan.NewAction(test.kind, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", plan.UnknownBytes)
+		a.SourceDigest = test.sum
 		if on, now := goesOn(d, o, a, image); on == test.stopped {
-			t.Errorf("%s of %v, declared %v, failed %v: it goes on is %v\n%+v", a.Kind, a.sum, test.declared, test.failed, on, now.Actions)
+			t.Errorf("%s of %v, declared %v, failed %v: it goes on is %v\n%+v", a.Op, a.SourceDigest, test.declared, test.failed, on, now.Actions)
 		}
 	}
 }
@@ -68,17 +70,17 @@ func TestOvertaken(t *testing.T) {
 	image.Checksum = disk.Digest{}
 	for _, test := range []struct {
 		image    schema.Image
-		is, now  Kind
+		is, now  plan.Op
 		overtook bool
 	}{
-		{image, Download, Sync, true},
-		{image, Download, Repair, true},
-		{image, Download, Restore, false},
-		{established, Download, Sync, false},
-		{established, Upload, Sync, true},
-		{established, Upload, Upload, false},
+		{image, plan.Download, plan.Sync, true},
+		{image, plan.Download, plan.Repair, true},
+		{image, plan.Download, plan.Restore, false},
+		{established, plan.Download, plan.Sync, false},
+		{established, plan.Upload, plan.Sync, true},
+		{established, plan.Upload, plan.Upload, false},
 	} {
-		if (Action{Kind: test.is}).overtaken(test.image, Action{Kind: test.now}) != test.overtook {
+		if (plan.Action{Op: test.is}).SupersededBy(test.image, plan.Action{Op: test.now}) != test.overtook {
 			t.Errorf("%s by %s, declared %v: %v", test.is, test.now, test.image.Checksum, !test.overtook)
 		}
 	}
@@ -99,12 +101,12 @@ func TestFailedCopyIsNotRepairedBesideOthers(t *testing.T) {
 	o.Disks[refs[1]].Copies[twin.ID] = readyCopy(twin, ours)
 	d, o := of(refs[1].Node, c, o)
 	for _, a := range d.Plan(o).Actions {
-		if a.Image == "parrot" && (a.Kind != Sync || d.bytesOf(o, a) != theirs) {
-			t.Errorf("%s (%s) from %s", a.Kind, a.Reason, a.From)
+		if a.Image == "parrot" && (a.Op != plan.Sync || d.DigestOf(o, a) != theirs) {
+			t.Errorf("%s (%s) from %s", a.Op, a.Reason, a.From)
 		}
 	}
-	repair := newAction(Repair, Key{refs[1], image.ID}, "", 0)
-	repair.sum = ours
+	repair := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
+	repair.SourceDigest = ours
 	if on, now := goesOn(d, o, repair, image); on {
 		t.Errorf("the repair goes on beside %+v", now.Actions)
 	}
@@ -118,7 +120,7 @@ func TestFirstCopyIsOvertakenByARecall(t *testing.T) {
 	c.Images["parrot"] = image
 	o := bare(c)
 	d, o := of(refs[0].Node, c, o)
-	a := newAction(Download, Key{refs[0], image.ID}, "", UnknownBytes)
+	a := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", plan.UnknownBytes)
 	if on, now := goesOn(d, o, a, image); !on {
 		t.Errorf("stopped for nothing: %+v", now.Actions)
 	}
@@ -126,7 +128,7 @@ func TestFirstCopyIsOvertakenByARecall(t *testing.T) {
 	if on, now := goesOn(d, o, a, image); on {
 		t.Errorf("whatever comes is committed, although the plan is %+v", now.Actions)
 	}
-	a.recall = recall{digest: digestOf(disk.SHA512, "a"), until: goldenNow.Add(4 * time.Minute)}
+	a.Pinned = plan.PinnedDigest{Digest: digestOf(disk.SHA512, "a"), Until: goldenNow.Add(4 * time.Minute)}
 	if on, now := goesOn(d, o, a, image); !on {
 		t.Errorf("stopped, although it has to have those bytes: %+v", now.Actions)
 	}
@@ -144,7 +146,7 @@ func TestBackupToAnotherPlaceIsStopped(t *testing.T) {
 	o := bare(c)
 	o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, image.Checksum)
 	d, o := of(refs[0].Node, c, o)
-	a := newAction(Backup, Key{refs[0], image.ID}, "", 0)
+	a := plan.NewAction(plan.Backup, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
 	if on, now := goesOn(d, o, a, image); !on {
 		t.Fatalf("stopped for nothing: %+v", now.Actions)
 	}
@@ -154,7 +156,7 @@ func TestBackupToAnotherPlaceIsStopped(t *testing.T) {
 	if on, now := goesOn(d, o, a, was); on {
 		t.Errorf("it goes on to the old place; planned is %+v", now.Actions)
 	}
-	download := newAction(Download, Key{refs[0], image.ID}, "", 0)
+	download := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
 	delete(o.Disks[refs[0]].Copies, image.ID)
 	if on, now := goesOn(d, o, download, was); !on {
 		t.Errorf("a download is stopped for the place of the backup: %+v", now.Actions)
@@ -170,16 +172,16 @@ func TestScrubIsOvertakenByWhatIsAskedFor(t *testing.T) {
 	o := bare(c)
 	o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, image.Checksum)
 	d, o := of(refs[0].Node, c, o)
-	a := newAction(Verify, Key{refs[0], image.ID}, "", 0)
-	a.slow = true
+	a := plan.NewAction(plan.Verify, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
+	a.Scrub = true
 	if on, now := goesOn(d, o, a, image); !on {
 		t.Fatalf("stopped for nothing: %+v", now.Actions)
 	}
-	d.Verify = map[Key]bool{a.Key(): true}
+	d.Verify = map[plan.CopyRef]bool{a.CopyRef(): true}
 	if on, now := goesOn(d, o, a, image); on {
 		t.Errorf("it goes on slowly; planned is %+v", now.Actions)
 	}
-	a.slow = false
+	a.Scrub = false
 	if on, now := goesOn(d, o, a, image); !on {
 		t.Errorf("what was asked for is stopped: %+v", now.Actions)
 	}
@@ -188,29 +190,29 @@ func TestScrubIsOvertakenByWhatIsAskedFor(t *testing.T) {
 // What is asked about a copy while something else is done to it is still to be done then.
 func TestAskedDuringOtherWork(t *testing.T) {
 	image := named("parrot")
-	key := Key{schema.DiskRef{Node: "node1", Disk: "disk1"}, image.ID}
+	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
 	for _, test := range []struct {
-		kind             Kind
-		end              outcome
+		kind             plan.Op
+		end              result
 		verifies, awaits bool
 	}{
-		{kind: Backup, verifies: true, awaits: true},
-		{kind: Cleanup, end: outcome{err: &disk.InUseError{ID: image.ID, Reason: "it is open"}}, verifies: true, awaits: true},
-		{kind: Cleanup, end: outcome{heard: map[string]Answer{}}, verifies: true, awaits: true},
-		{kind: Verify, end: outcome{stopped: true}, verifies: true, awaits: true},
-		{kind: Verify, awaits: true},
-		{kind: Download, end: outcome{err: context.Canceled, stopped: true}, verifies: true, awaits: true},
-		{kind: Upload, verifies: true},
-		{kind: Upload, end: outcome{err: context.Canceled, stopped: true}, verifies: true},
+		{kind: plan.Backup, verifies: true, awaits: true},
+		{kind: plan.Cleanup, end: result{err: &disk.InUseError{ID: image.ID, Reason: "it is open"}}, verifies: true, awaits: true},
+		{kind: plan.Cleanup, end: result{responses: map[string]plan.Response{}}, verifies: true, awaits: true},
+		{kind: plan.Verify, end: result{stopped: true}, verifies: true, awaits: true},
+		{kind: plan.Verify, awaits: true},
+		{kind: plan.Download, end: result{err: context.Canceled, stopped: true}, verifies: true, awaits: true},
+		{kind: plan.Upload, verifies: true},
+		{kind: plan.Upload, end: result{err: context.Canceled, stopped: true}, verifies: true},
 	} {
 		l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), true), LoopOptions{})
-		l.reconciler.running[key] = &running{job: job{action: Action{Kind: test.kind}, image: image}, stop: func() {}}
-		l.reconciler.transfers.add(key, Transfer{Action: Action{Kind: test.kind}, Progress: &fetch.Progress{}})
-		l.asked[key], l.uploads[key] = true, true
+		l.reconciler.running[key] = &activeJob{job: job.Job{Action: plan.Action{Op: test.kind}, Image: image}, stop: func() {}}
+		l.reconciler.transfers.add(key, job.Transfer{Action: plan.Action{Op: test.kind}, Progress: &fetch.Progress{}})
+		l.verifyRequested[key], l.uploads[key] = true, true
 		test.end.key = key
 		l.finish(test.end)
-		if l.asked[key] != test.verifies || l.uploads[key] != test.awaits {
-			t.Errorf("%s ended with %+v: to be verified %v, to be uploaded %v", test.kind, test.end, l.asked[key], l.uploads[key])
+		if l.verifyRequested[key] != test.verifies || l.uploads[key] != test.awaits {
+			t.Errorf("%s ended with %+v: to be verified %v, to be uploaded %v", test.kind, test.end, l.verifyRequested[key], l.uploads[key])
 		}
 	}
 }
@@ -224,18 +226,18 @@ func TestConflictIsNoticedAfterAsking(t *testing.T) {
 	d.Config.Images["parrot"] = image
 	late := schema.DiskRef{Node: "late", Disk: "disk1"}
 	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
-	o.Disks[late] = Disk{UUID: "late", Copies: map[disk.ID]Copy{}}
-	o.Peers["late"] = Peer{Asked: true, Config: "d"}
-	asked, answers := d.Asks(o, drop), answersOf(o, others)
-	if err := d.Confirm(o.Heard("parrot", asked, answers), drop); err != nil {
+	o.Disks[late] = plan.Disk{UUID: "late", Copies: map[disk.ID]plan.Copy{}}
+	o.Peers["late"] = plan.Peer{Queried: true, ConfigDigest: "d"}
+	asked, answers := d.NodesToQuery(o, drop), answersOf(o, others)
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", asked, answers), drop); err != nil {
 		t.Fatalf("without a conflict: %v", err)
 	}
 	o.Disks[late].Copies[image.ID] = readyCopy(image, digestOf(disk.SHA512, "z"))
-	if err := d.Confirm(o.Heard("parrot", asked, answers), drop); err == nil {
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", asked, answers), drop); err == nil {
 		t.Error("the copy goes, although copies differ")
 	}
 	o.Disks[late].Copies[image.ID] = o.Disks[others[0]].Copies[image.ID]
-	if err := d.Confirm(o.Heard("parrot", asked, answersOf(o, others[:0])), drop); err == nil {
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", asked, answersOf(o, others[:0])), drop); err == nil {
 		t.Error("the copy goes, counted on one that was not asked about")
 	}
 }
@@ -246,14 +248,14 @@ func TestUseIsAskedOfAllNodes(t *testing.T) {
 	d, o, drop, others := threeOfOne(t)
 	delete(d.Config.Images, "parrot")
 	answers := answersOf(o, others)
-	if err := d.Confirm(o.Heard("parrot", d.Asks(o, drop), answers), drop); err != nil {
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", d.NodesToQuery(o, drop), answers), drop); err != nil {
 		t.Fatalf("all were asked: %v", err)
 	}
-	asked := d.Asks(o, drop)
+	asked := d.NodesToQuery(o, drop)
 	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
-	o.Disks[schema.DiskRef{Node: "late", Disk: "disk1"}] = Disk{UUID: "late", Copies: map[disk.ID]Copy{}}
-	o.Peers["late"] = Peer{Asked: true, Config: "d"}
-	if err := d.Confirm(o.Heard("parrot", asked, answers), drop); err == nil {
+	o.Disks[schema.DiskRef{Node: "late", Disk: "disk1"}] = plan.Disk{UUID: "late", Copies: map[disk.ID]plan.Copy{}}
+	o.Peers["late"] = plan.Peer{Queried: true, ConfigDigest: "d"}
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", asked, answers), drop); err == nil {
 		t.Error("the copy goes, and one node was not asked")
 	} else if want := "node late was not asked"; !strings.Contains(err.Error(), want) {
 		t.Errorf("%v; want %q", err, want)

@@ -6,6 +6,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -18,23 +20,23 @@ func TestSourcesAreWhereNodesAreNow(t *testing.T) {
 		ID: disk.ID{Name: "parrot", UUID: "0000000a"}, State: disk.Ready, Size: 512, SHA512: want, ManifestDigest: disk.SHA256.Digest(chunks),
 	}}}}}})
 	client := peer.NewClient(nil, nil)
-	s := others{client: client, watch: peer.NewPoller(client)}
+	s := peers{client: client, watch: peer.NewPoller(client)}
 	defer s.close()
-	var far far
+	var far job.PeerCopies
 	for i := range 2 {
 		server := httptest.NewServer(peer.NewServer(board, nil).Handler())
 		defer server.Close()
-		d := Desired{Node: "node1", Config: schema.Config{Nodes: map[string]schema.Node{
+		d := plan.Desired{Node: "node1", Config: schema.Config{Nodes: map[string]schema.Node{
 			"node2": {Address: server.URL, Disks: map[string]schema.Disk{"disk1": {}}},
 		}}}
-		s.watch.SetPeers(t.Context(), s.addresses(d))
-		for s.unasked() {
+		s.watch.SetPeers(t.Context(), s.addressesOf(d))
+		for s.waiting() {
 			<-s.watch.Changed()
 		}
 		if i == 0 {
-			far = s.far(d, Observed{}, Action{Kind: Sync, Image: "parrot", sum: want})
+			far = s.peerCopies(d, plan.Observed{}, plan.Action{Op: plan.Sync, Image: "parrot", SourceDigest: want})
 		}
-		if now := far.sources(); len(now) != 1 || now[0].URL != server.URL {
+		if now := far.Sources(); len(now) != 1 || now[0].URL != server.URL {
 			t.Errorf("node2 is at %s: the sources are %v", server.URL, now)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -20,7 +21,7 @@ var seeds = flag.Int("seeds", race.Fewer(6000, 30), "how many random situations 
 // holds every plan against what a manager never does.
 func TestPlanNever(t *testing.T) {
 	t.Parallel()
-	seen := map[Kind]int{}
+	seen := map[plan.Op]int{}
 	for seed := range uint64(*seeds) {
 		d, o := dice{rand.New(rand.NewPCG(seed, 1))}.situation()
 		plan := d.Plan(o)
@@ -30,15 +31,15 @@ func TestPlanNever(t *testing.T) {
 		}
 		checkMarks(t, d, o)
 		for _, a := range plan.Actions {
-			seen[a.Kind]++
+			seen[a.Op]++
 		}
 		if t.Failed() {
 			t.Fatalf("seed %d\n%s", seed, situationText(d, o, plan))
 		}
 	}
-	for _, kind := range []Kind{Download, Upload, Export, Restore, Clone, Sync, Adopt, Verify, Repair, Backup, Cleanup, Evict, Wait, Blocked} {
+	for _, kind := range []plan.Op{plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync, plan.Adopt, plan.Verify, plan.Repair, plan.Backup, plan.Cleanup, plan.Evict, plan.Wait, plan.Blocked} {
 		least := *seeds / 150
-		if kind.prepares() && kind != Download {
+		if kind.IsFirstCopy() && kind != plan.Download {
 			least /= 10
 		}
 		if seen[kind] < least {
@@ -49,24 +50,24 @@ func TestPlanNever(t *testing.T) {
 
 // checkPure plans again from the same values in maps of another order and with
 // another history, and sees that planning leaves its arguments alone.
-func checkPure(t *testing.T, d Desired, o Observed, plan Plan) {
+func checkPure(t *testing.T, d plan.Desired, o plan.Observed, plan plan.Plan) {
 	t.Helper()
 	before := situationText(d, o, plan)
 	again := d
 	again.Config.Images = rebuilt(d.Config.Images)
 	again.Config.Nodes = rebuilt(d.Config.Nodes)
-	again.Held = rebuilt(d.Held)
+	again.Invalid = rebuilt(d.Invalid)
 	seen := o
 	seen.Disks = rebuilt(o.Disks)
 	for ref, one := range seen.Disks {
 		one.Copies = rebuilt(one.Copies)
 		seen.Disks[ref] = one
 	}
-	seen.Tries = rebuilt(o.Tries)
+	seen.Failures = rebuilt(o.Failures)
 	if other := again.Plan(seen); !reflect.DeepEqual(plan, other) {
 		t.Errorf("two plans from equal values:\n%+v\n%+v", plan, other)
 	}
-	if a, b := d.Marks(o), again.Marks(seen); !reflect.DeepEqual(a, b) {
+	if a, b := d.UsageUpdates(o), again.UsageUpdates(seen); !reflect.DeepEqual(a, b) {
 		t.Errorf("two lists of marks from equal values:\n%+v\n%+v", a, b)
 	}
 	if after := situationText(d, o, plan); after != before {
@@ -100,22 +101,22 @@ func cmpText(a, b any) int {
 
 // checkMarks holds the marks against what they are for: nothing looks older after
 // them than it is, and once they are written there are none left to write.
-func checkMarks(t *testing.T, d Desired, o Observed) {
+func checkMarks(t *testing.T, d plan.Desired, o plan.Observed) {
 	t.Helper()
-	marks := d.Marks(o)
+	marks := d.UsageUpdates(o)
 	for _, m := range marks {
-		c := o.Disks[m.Key.Disk].Copies[m.Key.ID]
+		c := o.Disks[m.Copy.Disk].Copies[m.Copy.ID]
 		switch {
-		case !c.Owned || o.Disks[m.Key.Disk].Problem != "":
+		case !c.Owned || o.Disks[m.Copy.Disk].Problem != "":
 			t.Errorf("mark on what is not to be touched: %+v", m)
-		case m.InUse != (c.Using != ""):
-			t.Errorf("%+v, and %q uses it", m, c.Using)
+		case m.InUse != (c.UsedBy != ""):
+			t.Errorf("%+v, and %q uses it", m, c.UsedBy)
 		case !m.LastUsed.Equal(c.LastUsed) && !m.LastUsed.Equal(o.Now):
-			t.Errorf("last use of %s was %s and is marked %s", m.Key, c.LastUsed, m.LastUsed)
-		case !m.UnwantedSince.IsZero() && !m.UnwantedSince.Equal(c.SurplusSince) && !m.UnwantedSince.Equal(o.Now):
-			t.Errorf("%s is unwanted since %s and is marked %s", m.Key, c.SurplusSince, m.UnwantedSince)
-		case d.May != schema.Everything && !m.UnwantedSince.IsZero() && !m.UnwantedSince.Equal(c.SurplusSince):
-			t.Errorf("the clock of %s begins while the configuration is broken", m.Key)
+			t.Errorf("last use of %s was %s and is marked %s", m.Copy, c.LastUsed, m.LastUsed)
+		case !m.SurplusSince.IsZero() && !m.SurplusSince.Equal(c.SurplusSince) && !m.SurplusSince.Equal(o.Now):
+			t.Errorf("%s is unwanted since %s and is marked %s", m.Copy, c.SurplusSince, m.SurplusSince)
+		case d.Allowed != schema.Everything && !m.SurplusSince.IsZero() && !m.SurplusSince.Equal(c.SurplusSince):
+			t.Errorf("the clock of %s begins while the configuration is broken", m.Copy)
 		}
 	}
 	noted := withMarks(o, marks)
@@ -123,41 +124,41 @@ func checkMarks(t *testing.T, d Desired, o Observed) {
 		seen.ClockStepped = false
 		noted.Disks[ref] = seen
 	}
-	if left := d.Marks(noted); len(left) > 0 {
+	if left := d.UsageUpdates(noted); len(left) > 0 {
 		t.Errorf("marks are left when all are written: %+v of %+v", left, marks)
 	}
 	checkPlan(t, d, noted, d.Plan(noted))
 }
 
 // withMarks is what a look sees when the marks are written.
-func withMarks(o Observed, marks []Mark) Observed {
+func withMarks(o plan.Observed, marks []plan.Usage) plan.Observed {
 	o.Disks = maps.Clone(o.Disks)
 	for _, m := range marks {
-		one := o.Disks[m.Key.Disk]
+		one := o.Disks[m.Copy.Disk]
 		one.Copies = maps.Clone(one.Copies)
-		c := one.Copies[m.Key.ID]
-		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = m.InUse, m.LastUsed, m.UnwantedSince, m.By
-		one.Copies[m.Key.ID] = c
-		o.Disks[m.Key.Disk] = one
+		c := one.Copies[m.Copy.ID]
+		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = m.InUse, m.LastUsed, m.SurplusSince, m.By
+		one.Copies[m.Copy.ID] = c
+		o.Disks[m.Copy.Disk] = one
 	}
 	return o
 }
 
-func situationText(d Desired, o Observed, plan Plan) string {
+func situationText(d plan.Desired, o plan.Observed, planned plan.Plan) string {
 	copies := map[string]any{}
 	for ref, one := range o.Disks {
 		for id, c := range one.Copies {
-			copies[Key{ref, id}.String()] = c
+			copies[plan.CopyRef{Disk: ref, ID: id}.String()] = c
 		}
 		copies[ref.String()] = fmt.Sprint(one.Problem, one.Space)
 	}
-	tries := map[string]Try{}
-	for key, try := range o.Tries {
+	tries := map[string]plan.Failure{}
+	for key, try := range o.Failures {
 		tries[key.String()] = try
 	}
 	b, err := json.MarshalIndent(map[string]any{
-		"config": d.Config, "held": d.Held, "may": d.May.String(), "now": o.Now,
-		"running": fmt.Sprint(o.Running), "copies": copies, "tries": tries, "plan": plan,
+		"config": d.Config, "held": d.Invalid, "may": d.Allowed.String(), "now": o.Now,
+		"running": fmt.Sprint(o.Running), "copies": copies, "tries": tries, "plan": planned,
 	}, "", " ")
 	if err != nil {
 		panic(err)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -25,7 +26,7 @@ func TestScore(t *testing.T) {
 		{"parrotnode1", "", "disk1", 0xbd98510a0437fe2f},
 		{"debian-13.qcow2", "rack-7.example", "nvme0", 0x5bb6635a4a064f31},
 	} {
-		if got := mix(number(v.image) ^ number(v.node, v.disk)); got != v.want {
+		if got := plan.Mix64(plan.NameHash(v.image) ^ plan.NameHash(v.node, v.disk)); got != v.want {
 			t.Errorf("score of %s on %s/%s is %#x, want %#x", v.image, v.node, v.disk, got, v.want)
 		}
 	}
@@ -33,7 +34,7 @@ func TestScore(t *testing.T) {
 
 // TestMixIsSplitMix64 takes what every SplitMix64 gives first for the seed 0.
 func TestMixIsSplitMix64(t *testing.T) {
-	if got := mix(0x9e3779b97f4a7c15); got != 0xe220a8397b1dcdaf {
+	if got := plan.Mix64(0x9e3779b97f4a7c15); got != 0xe220a8397b1dcdaf {
 		t.Errorf("mix gives %#x", got)
 	}
 }
@@ -48,7 +49,7 @@ func TestRankedVectors(t *testing.T) {
 		"debian": {"node2/disk2", "node3/disk2", "node1/disk1", "node3/disk1", "node2/disk1", "node1/disk2"},
 	} {
 		var got []string
-		for _, ref := range ranked(c, named(image)).all() {
+		for _, ref := range ranked(c, named(image)) {
 			got = append(got, ref.String())
 		}
 		if !slices.Equal(got, want) {
@@ -81,7 +82,7 @@ func named(name string) schema.Image {
 func TestRankedBestOfEveryNodeFirst(t *testing.T) {
 	c := grid(5, 4)
 	for i := range 200 {
-		refs := ranked(c, named(fmt.Sprint("image", i))).all()
+		refs := ranked(c, named(fmt.Sprint("image", i)))
 		if len(refs) != 20 {
 			t.Fatalf("%d disks are ranked", len(refs))
 		}
@@ -105,7 +106,7 @@ func TestRankedMovesLittle(t *testing.T) {
 		for i := range 50 {
 			image := named(fmt.Sprint("image", i))
 			for copies := 1; copies <= 5; copies++ {
-				before, after := ranked(with, image).all()[:copies], ranked(without, image).all()
+				before, after := ranked(with, image)[:copies], ranked(without, image)
 				after = after[:min(copies, len(after))]
 				for _, ref := range before {
 					if stays(without, ref) && !slices.Contains(after, ref) {
@@ -160,7 +161,7 @@ func TestRankedBalance(t *testing.T) {
 	c := grid(3, 2)
 	first := map[schema.DiskRef]int{}
 	for i := range images {
-		first[ranked(c, named(fmt.Sprint("image", i))).at(0)]++
+		first[ranked(c, named(fmt.Sprint("image", i)))[0]]++
 	}
 	for ref, n := range first {
 		if n < images/6*8/10 || n > images/6*12/10 {
@@ -170,15 +171,7 @@ func TestRankedBalance(t *testing.T) {
 }
 
 // ranked ranks the disks of a configuration for one image.
-func ranked(c schema.Config, image schema.Image) *ranking {
-	return newDiskList(c.Nodes).rank(image, nil)
-}
-
-// all returns all disks in order.
-func (r *ranking) all() []schema.DiskRef {
-	refs := make([]schema.DiskRef, r.len())
-	for i := range refs {
-		refs[i] = r.at(i)
-	}
-	return refs
+func ranked(c schema.Config, image schema.Image) []schema.DiskRef {
+	image.AllDisks, image.Disks = true, nil
+	return plan.NewRankCache(c.Nodes, 0).DesiredDisks(image)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // An image without a declared checksum is damaged while its source has other bytes
@@ -25,22 +26,22 @@ func TestDamagedImageComesBackAsItWas(t *testing.T) {
 	}))
 	defer origin.Close()
 	path := newDisk(t)
-	converge := func(interval string) (disk.Copy, Plan) {
+	converge := func(interval string) (disk.Copy, plan.Plan) {
 		d := desire(t, fmt.Sprintf(`
 settings: {allowLoopbackSources: true, recoveryWaitInterval: %s}
 images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
 `, interval, origin.URL), path)
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 		defer r.Close()
-		o, plan, err := r.Converge(t.Context(), d)
+		o, planned, err := r.Converge(t.Context(), d)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, seen := range o.Disks {
-			return seen.Copies[d.Config.Images["parrot"].ID].Copy, plan
+			return seen.Copies[d.Config.Images["parrot"].ID].Copy, planned
 		}
 		t.Fatal("no disk was seen")
-		return disk.Copy{}, plan
+		return disk.Copy{}, planned
 	}
 	damage := func(c disk.Copy) {
 		name := filepath.Join(path, "backing-images", c.ID.String(), "backing")
@@ -55,9 +56,9 @@ images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
 	}
 	damage(first)
 	served = images[1]
-	c, plan := converge("1h")
-	if c.State != disk.Failed || len(plan.Actions) != 1 || plan.Actions[0].Kind != Wait || plan.Actions[0].Until.IsZero() {
-		t.Errorf("with other bytes at the source the copy is %s, the plan %+v", c.State, plan.Actions)
+	c, planned := converge("1h")
+	if c.State != disk.Failed || len(planned.Actions) != 1 || planned.Actions[0].Op != plan.Wait || planned.Actions[0].Until.IsZero() {
+		t.Errorf("with other bytes at the source the copy is %s, the plan %+v", c.State, planned.Actions)
 	}
 	if c, _ := converge("0"); c.State != disk.Ready || c.SHA512 == first.SHA512 {
 		t.Errorf("after the interval the copy is %s with %s", c.State, c.SHA512.Short())

@@ -12,6 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -21,41 +22,41 @@ type Reconciler struct {
 	client fetch.Client
 	log    *slog.Logger
 	disks  disks
-	others others
+	peers  peers
 
 	// What is told to other nodes.
-	board   *peer.StateCache
-	leaving leaving
-	shown   atomic.Pointer[shown]
+	published *peer.StateCache
+	leaving   leavingCopies
+	view      atomic.Pointer[servedDisks]
 
-	tries     map[Key]tried
-	running   map[Key]*running
-	unmarked  map[Key]unmarked
-	ended     chan outcome
-	transfers transfers
-	uploads   *upload.Sessions
-	restores  *backup.MemoryBudget
-	clock     clock
-	missed    map[schema.DiskRef]absence
+	failures     map[plan.CopyRef]failureRecord
+	running      map[plan.CopyRef]*activeJob
+	pendingUsage map[plan.CopyRef]pendingUsage
+	ended        chan result
+	transfers    transfers
+	uploads      *upload.Sessions
+	restores     *backup.MemoryBudget
+	clock        clock
+	problems     map[schema.DiskRef]diskProblem
 }
 
-// absence is since when a disk, as it is declared, has a problem.
-type absence struct {
+// diskProblem is since when a disk, as it is declared, has a problem.
+type diskProblem struct {
 	path  string
 	since time.Time
 }
 
-// tried is a Try of one declaration; with another declaration it means nothing. Its times
+// failureRecord is a Try of one declaration; with another declaration it means nothing. Its times
 // are of the steady clock.
-type tried struct {
-	Try
+type failureRecord struct {
+	plan.Failure
 	image schema.Image
 	on    string // the uuid of the disk, if that is known: on another one it means nothing either
 }
 
-// unmarked is a mark that was due and could not be written yet.
-type unmarked struct {
-	Mark
+// pendingUsage is a mark that was due and could not be written yet.
+type pendingUsage struct {
+	plan.Usage
 	on string // the uuid of the disk
 }
 
@@ -63,91 +64,91 @@ type unmarked struct {
 // only looks: it takes no lock, and only Look may be called.
 func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 	return &Reconciler{
-		client:  client,
-		log:     log,
-		disks:   disks{readOnly: readOnly},
-		tries:   map[Key]tried{},
-		running: map[Key]*running{},
-		ended:   make(chan outcome),
+		client:   client,
+		log:      log,
+		disks:    disks{readOnly: readOnly},
+		failures: map[plan.CopyRef]failureRecord{},
+		running:  map[plan.CopyRef]*activeJob{},
+		ended:    make(chan result),
 
-		unmarked: map[Key]unmarked{},
-		missed:   map[schema.DiskRef]absence{},
-		board:    peer.NewStateCache(),
-		uploads:  upload.NewSessions(),
-		restores: backup.NewMemoryBudget(),
+		pendingUsage: map[plan.CopyRef]pendingUsage{},
+		problems:     map[schema.DiskRef]diskProblem{},
+		published:    peer.NewStateCache(),
+		uploads:      upload.NewSessions(),
+		restores:     backup.NewMemoryBudget(),
 	}
 }
 
-// Look observes the disks of d.Node, and what the other nodes told last. It reads
+// Observe observes the disks of d.Node, and what the other nodes told last. It reads
 // small files and no image data, and waits for nobody.
-func (r *Reconciler) Look(d Desired) Observed {
+func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 	declared := map[schema.DiskRef]schema.Disk{}
 	for name, one := range d.Config.Nodes[d.Node].Disks {
-		if ref := (schema.DiskRef{Node: d.Node, Disk: name}); d.mine(ref) {
+		if ref := (schema.DiskRef{Node: d.Node, Disk: name}); d.Owns(ref) {
 			declared[ref] = one
 		}
 	}
 	r.disks.refresh(declared, r.busy)
-	o := Observed{Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}, Syncing: map[Key]bool{}, Read: map[Key]bool{}}
+	o := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Syncing: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}}
 	o.Now = r.clock.now()
 	for ref, one := range r.disks.open {
-		seen := one.look(func(id disk.ID) bool { return r.reads(Key{ref, id}) })
+		seen := one.observe(func(id disk.ID) bool { return r.reads(plan.CopyRef{Disk: ref, ID: id}) })
 		seen.ClockStepped = r.clock.outdated(seen.UUID)
 		o.Disks[ref] = seen
 	}
-	for key, m := range r.unmarked {
+	for key, m := range r.pendingUsage {
 		if seen := o.Disks[key.Disk]; seen.UUID == m.on {
-			seen.remember(m.Mark)
+			seen.ApplyUsage(m.Usage)
 		}
 	}
-	r.forget(d, o)
-	for key, t := range r.tries {
-		o.Tries[key] = t.seen(time.Now(), o.Now)
+	r.dropStaleFailures(d, o)
+	for key, t := range r.failures {
+		o.Failures[key] = t.OnWallClock(time.Now(), o.Now)
 	}
 	for key, run := range r.running {
 		o.Running[key] = true
-		if run.job.action.Kind == Sync {
+		if run.job.Action.Op == plan.Sync {
 			o.Syncing[key] = true
 		}
-		if from := run.job.action.from; from != (Key{}) {
-			o.Read[from] = true
+		if from := run.job.Action.LocalSource; from != (plan.CopyRef{}) {
+			o.BeingRead[from] = true
 		}
-		o.Disks[key.Disk].withdraw(key, run.job.action.Kind)
+		o.Disks[key.Disk].MarkLeaving(key, run.job.Action.Op)
 	}
-	o.BackedUp = o.backedUp(d)
-	r.others.hear(d, &o)
-	o.Unable = r.unable(d, o)
-	r.miss(d, o)
-	r.show(d, o)
+	o.BackedUp = o.FindBackedUp(d)
+	r.peers.mergeInto(d, &o)
+	o.CannotPrepare = r.cannotPrepare(d, o)
+	r.trackProblems(d, o)
+	r.setServed(d, o)
 	return o
 }
 
-// miss notes for how long disks have had a problem. One that is declared anew, or elsewhere,
+// trackProblems notes for how long disks have had a problem. One that is declared anew, or elsewhere,
 // is another one.
-func (r *Reconciler) miss(d Desired, o Observed) {
-	maps.DeleteFunc(r.missed, func(ref schema.DiskRef, m absence) bool {
-		declared, ok := d.disk(ref)
+func (r *Reconciler) trackProblems(d plan.Desired, o plan.Observed) {
+	maps.DeleteFunc(r.problems, func(ref schema.DiskRef, m diskProblem) bool {
+		declared, ok := d.Disk(ref)
 		return !ok || declared.Path != m.path || o.Disks[ref].Problem == ""
 	})
 	for ref, seen := range o.Disks {
 		if seen.Problem == "" {
 			continue
 		}
-		m, missed := r.missed[ref]
+		m, missed := r.problems[ref]
 		if !missed {
-			declared, _ := d.disk(ref)
-			m = absence{declared.Path, time.Now()}
-			r.missed[ref] = m
+			declared, _ := d.Disk(ref)
+			m = diskProblem{declared.Path, time.Now()}
+			r.problems[ref] = m
 		}
-		seen.Away = time.Since(m.since)
+		seen.ProblemFor = time.Since(m.since)
 		o.Disks[ref] = seen
 	}
 }
 
 // reads reports whether a job reads the copy, or deletes it.
-func (r *Reconciler) reads(key Key) bool {
+func (r *Reconciler) reads(key plan.CopyRef) bool {
 	for own, run := range r.running {
-		if own == key && !run.asks() || run.job.action.from == key {
+		if own == key && !run.confirming() || run.job.Action.LocalSource == key {
 			return true
 		}
 	}
@@ -156,44 +157,44 @@ func (r *Reconciler) reads(key Key) bool {
 
 func (r *Reconciler) busy(ref schema.DiskRef) bool {
 	for key, run := range r.running {
-		if key.Disk == ref || run.job.action.from.Disk == ref {
+		if key.Disk == ref || run.job.Action.LocalSource.Disk == ref {
 			return true
 		}
 	}
 	return false
 }
 
-// HeldElsewhere returns an error that is disk.ErrLocked when, at the last look,
+// LockedElsewhere returns an error that is disk.ErrLocked when, at the last look,
 // another process wrote to one of the disks.
-func (r *Reconciler) HeldElsewhere() error { return r.disks.heldElsewhere() }
+func (r *Reconciler) LockedElsewhere() error { return r.disks.lockedElsewhere() }
 
 // Round looks, writes marks, plans, and starts and stops work until the plan is
 // under way as far as the limits allow. What the other nodes have to know is published
 // before anything is begun. It does not wait for work to end: a
 // receive from Ended says that another round is due.
-func (r *Reconciler) Round(ctx context.Context, d Desired) (Observed, Plan) {
-	o := r.Look(d)
-	if r.mark(d, o) {
-		o = r.Look(d)
+func (r *Reconciler) Round(ctx context.Context, d plan.Desired) (plan.Observed, plan.Plan) {
+	o := r.Observe(d)
+	if r.recordUsage(d, o) {
+		o = r.Observe(d)
 	}
-	begin := r.decide(d, o)
-	plan := d.Plan(o)
-	r.stopObsolete(d, plan)
-	free := r.slots(d)
-	for _, a := range plan.Actions {
-		drops, limited := a.Kind.drops(), a.Kind != Upload
-		if !a.Idle() && (d.Only == nil || d.Only.allows(a)) && r.running[a.Key()] == nil && (free[drops] > 0 || !limited) {
+	begin := r.finishDeletions(d, o)
+	p := d.Plan(o)
+	r.stopObsolete(d, p)
+	free := r.freeSlots(d)
+	for _, a := range p.Actions {
+		drops, limited := a.Op.Deletes(), a.Op != plan.Upload
+		if !a.Idle() && (d.Only == nil || d.Only.Allows(a)) && r.running[a.CopyRef()] == nil && (free[drops] > 0 || !limited) {
 			if limited {
 				free[drops]--
 			}
-			begin = append(begin, r.book(ctx, d, o, a))
+			begin = append(begin, r.startJob(ctx, d, o, a))
 		}
 	}
 	r.publish(d, o)
 	for _, work := range begin {
 		work()
 	}
-	return o, plan
+	return o, p
 }
 
 // Idle reports whether no job is under way.
@@ -203,19 +204,19 @@ func (r *Reconciler) Idle() bool { return len(r.running) == 0 }
 // of the other nodes. Parts are kept for the next time.
 func (r *Reconciler) Close() error {
 	for _, run := range r.running {
-		run.end()
+		run.cancel()
 	}
-	for r.forgoAsked(); !r.Idle(); r.forgoAsked() {
+	for r.abortDeletions(); !r.Idle(); r.abortDeletions() {
 		r.Finish(<-r.ended)
 	}
-	r.others.close()
-	r.shown.Store(nil)
+	r.peers.close()
+	r.view.Store(nil)
 	return r.disks.close()
 }
 
 // Converge runs rounds until nothing can be done any more without waiting for
 // time to pass or for another node, and returns what is left to do then.
-func (r *Reconciler) Converge(ctx context.Context, d Desired) (Observed, Plan, error) {
+func (r *Reconciler) Converge(ctx context.Context, d plan.Desired) (plan.Observed, plan.Plan, error) {
 	for {
 		o, plan := r.Round(ctx, d)
 		if r.Idle() {

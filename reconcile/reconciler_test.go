@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -26,13 +27,13 @@ func newDisk(t *testing.T) string {
 	return dir
 }
 
-func desire(t *testing.T, config string, paths ...string) Desired {
+func desire(t *testing.T, config string, paths ...string) plan.Desired {
 	t.Helper()
 	r := schema.NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "config.yaml", Data: []byte(config)}}})
 	for _, p := range r.Errors {
 		t.Fatal(p)
 	}
-	d, err := Desire(r, "node1", paths)
+	d, err := plan.NewDesired(r, "node1", paths)
 	if err != nil {
 		t.Fatal(err)
 	}

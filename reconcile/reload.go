@@ -2,9 +2,9 @@ package reconcile
 
 import (
 	"context"
-	"maps"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -25,7 +25,7 @@ func (l *Loop) reload(ctx context.Context) (taken bool, again time.Duration, err
 	taken = l.setFault("")
 	if v.Apply {
 		taken = true
-		if err := l.take(ctx, snapshot); err != nil {
+		if err := l.apply(ctx, snapshot); err != nil {
 			return false, 0, err
 		}
 	} else if l.loaded && snapshot.Revision != l.result.Revision {
@@ -33,7 +33,7 @@ func (l *Loop) reload(ctx context.Context) (taken bool, again time.Duration, err
 		l.desired.Revision, l.result.Revision = snapshot.Revision, snapshot.Revision
 		l.Log.Info("configuration is the same at another revision", "revision", snapshot.Revision, "digest", l.result.Digest)
 	}
-	if l.desired.May == schema.Everything {
+	if l.desired.Allowed == schema.Everything {
 		l.removals.Observe(began, ended, l.declared())
 	}
 	return taken, 0, nil
@@ -67,36 +67,36 @@ func (l *Loop) declared() map[string]bool {
 	return names
 }
 
-// take makes a new configuration the desired one. At start it fails when this node
+// apply makes a new configuration the desired one. At start it fails when this node
 // is not in it; later that means to watch over what is there and do nothing.
-func (l *Loop) take(ctx context.Context, snapshot configdir.Snapshot) error {
+func (l *Loop) apply(ctx context.Context, snapshot configdir.Snapshot) error {
 	result := l.loader.Load(ctx, snapshot)
 	if ctx.Err() != nil {
 		return nil
 	}
 	l.logProblems(result)
-	desired, err := Desire(result, l.Node, l.Disks)
-	l.outside = ""
+	desired, err := plan.NewDesired(result, l.Node, l.Disks)
+	l.notDeclared = ""
 	switch {
 	case err == nil:
 	case !l.loaded && result.May == schema.Everything:
 		return err
 	default:
 		l.Log.Error("nothing is done until the configuration is right", "error", err)
-		if desired = desired.bystander(l.desired); result.May == schema.Everything {
-			l.outside = err.Error()
+		if desired = desired.ObserveOnly(l.desired); result.May == schema.Everything {
+			l.notDeclared = err.Error()
 		}
 	}
 	desired.Removed = l.removals.Confirmed
-	if desired.May != schema.Everything {
+	if desired.Allowed != schema.Everything {
 		l.removals = configdir.RemovalConfirmer{}
 	}
-	if err := l.claim(desired); err != nil {
+	if err := l.lockDisks(desired); err != nil {
 		return err
 	}
 	l.desired, l.loaded, l.result = desired, true, result
 	l.reconciler.Follow(ctx, desired)
-	l.Log.Info("configuration taken", "images", len(desired.Config.Images), "allowed", desired.May.String(),
+	l.Log.Info("configuration taken", "images", len(desired.Config.Images), "allowed", desired.Allowed.String(),
 		"errors", len(result.Errors), "digest", result.Digest, "revision", result.Revision)
 	return nil
 }
@@ -110,24 +110,12 @@ func (l *Loop) logProblems(r schema.Result) {
 	}
 }
 
-// bystander is what is desired of a node that the configuration does not know, or
-// not rightly: to keep its disks as they were declared last, and look.
-func (d Desired) bystander(last Desired) Desired {
-	d.May, d.Picked, d.ranks = schema.ObserveOnly, last.Picked, nil
-	d.Config.Nodes = maps.Clone(d.Config.Nodes)
-	delete(d.Config.Nodes, d.Node)
-	if node, ok := last.Config.Nodes[d.Node]; ok {
-		d.Config.Nodes[d.Node] = node
-	}
-	return d
-}
-
-// claim takes the disks at start, and fails when another manager has one of them.
+// lockDisks takes the disks at start, and fails when another manager has one of them.
 // One that is taken later is a disk with a problem.
-func (l *Loop) claim(d Desired) error {
+func (l *Loop) lockDisks(d plan.Desired) error {
 	if l.loaded {
 		return nil
 	}
-	l.reconciler.Look(d)
-	return l.reconciler.HeldElsewhere()
+	l.reconciler.Observe(d)
+	return l.reconciler.LockedElsewhere()
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -18,11 +19,11 @@ images:
   cc: {source: {download: {url: "https://example.com/c"}}}
 `, "/disk")
 	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
-	key := func(name string) Key { return Key{ref, d.Config.Images[name].ID} }
+	key := func(name string) plan.CopyRef { return plan.CopyRef{Disk: ref, ID: d.Config.Images[name].ID} }
 	for _, tt := range []struct {
 		name     string
 		verified map[string]time.Duration // ago
-		change   func(*Desired, *Observed)
+		change   func(*plan.Desired, *plan.Observed)
 		want     string
 	}{
 		{name: "all fresh", verified: map[string]time.Duration{"aa": time.Hour, "bb": 23 * time.Hour, "cc": 0}},
@@ -33,36 +34,38 @@ images:
 		{name: "in the future", verified: map[string]time.Duration{"aa": -time.Minute, "bb": 0, "cc": 0},
 			want: "aa scrub: last verified 2026-11-20T12:01:00Z"},
 		{name: "what is under way goes on", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
-			change: func(_ *Desired, o *Observed) { o.Running[key("aa")] = true },
+			change: func(_ *plan.Desired, o *plan.Observed) { o.Running[key("aa")] = true },
 			want:   "aa scrub: last verified 2026-11-19T11:00:00Z"},
 		{name: "what cannot be read waits", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
-			change: func(_ *Desired, o *Observed) { o.Tries[key("bb")] = Try{Attempts: 1, Until: now.Add(time.Minute)} },
-			want:   "aa scrub: last verified 2026-11-19T11:00:00Z"},
+			change: func(_ *plan.Desired, o *plan.Observed) {
+				o.Failures[key("bb")] = plan.Failure{Attempts: 1, RetryAt: now.Add(time.Minute)}
+			},
+			want: "aa scrub: last verified 2026-11-19T11:00:00Z"},
 		{name: "what was asked for is read once", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 0, "cc": 0},
-			change: func(d *Desired, _ *Observed) { d.Verify = map[Key]bool{key("aa"): true} },
+			change: func(d *plan.Desired, _ *plan.Observed) { d.Verify = map[plan.CopyRef]bool{key("aa"): true} },
 			want:   "aa asked for"},
 		{name: "never", verified: map[string]time.Duration{"aa": 1000 * time.Hour, "bb": 0, "cc": 0},
-			change: func(d *Desired, _ *Observed) { d.Config.Settings.ScrubInterval = 0 }},
+			change: func(d *plan.Desired, _ *plan.Observed) { d.Config.Settings.ScrubInterval = 0 }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := d
-			o := Observed{Now: now, Disks: map[schema.DiskRef]Disk{}, Tries: map[Key]Try{}, Running: map[Key]bool{}}
-			copies := map[disk.ID]Copy{}
+			o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
+			copies := map[disk.ID]plan.Copy{}
 			for name, ago := range tt.verified {
 				id := d.Config.Images[name].ID
-				copies[id] = Copy{Copy: disk.Copy{
+				copies[id] = plan.Copy{Copy: disk.Copy{
 					ID: id, State: disk.Ready, Size: 512, Owned: true, HasCfg: true,
 					SHA512: disk.SHA512.Digest(disk.SHA512.New()), ManifestDigest: disk.SHA256.Digest(disk.SHA256.New()), VerifiedAt: now.Add(-ago),
 				}}
 			}
-			o.Disks[ref] = Disk{Path: "/disk", Space: disk.Space{Total: 1 << 40, Free: 1 << 40}, Copies: copies}
+			o.Disks[ref] = plan.Disk{Path: "/disk", Space: disk.Space{Total: 1 << 40, Free: 1 << 40}, Copies: copies}
 			if tt.change != nil {
 				tt.change(&d, &o)
 			}
 			got := ""
 			for _, a := range d.Plan(o).Actions {
-				if got += a.Image + " " + a.Reason; a.Kind != Verify {
-					t.Errorf("%s is planned", a.Kind)
+				if got += a.Image + " " + a.Reason; a.Op != plan.Verify {
+					t.Errorf("%s is planned", a.Op)
 				}
 			}
 			if got != tt.want {

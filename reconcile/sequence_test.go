@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -109,7 +110,7 @@ func runSequence(t *testing.T, f form, seed uint64, all *sequenceSum) {
 	}
 	s.change(f.start)
 	s.run()
-	s.l.until("taken at the start", func(v *View) bool { return v.Config.Digest == s.digest(s.now) })
+	s.l.until("taken at the start", func(v *status.View) bool { return v.Config.Digest == s.digest(s.now) })
 	for range 3 + s.IntN(6) {
 		s.change(pick1(s.dice, f.ops...))
 		if s.one(2) {
@@ -176,7 +177,7 @@ func (s *sequence) digest(c content) string {
 // settles waits until the last state is taken, and returns how long that took.
 func (s *sequence) settles() time.Duration {
 	want := s.digest(s.now)
-	s.l.until("taken what is there at last", func(v *View) bool { return v.Fault == "" && v.Config.Digest == want })
+	s.l.until("taken what is there at last", func(v *status.View) bool { return v.Fault == "" && v.Config.Digest == want })
 	taken := s.log.all()
 	after := max(0, taken[len(taken)-1].at.Sub(s.ended))
 	if lost := s.all.stalled(s.ended); *sequences > 0 && after-lost > 2*time.Second {
@@ -229,7 +230,7 @@ func (s *sequence) removed() {
 			gone = append(gone, name)
 		}
 	}
-	v := s.l.until(fmt.Sprint("gone: ", gone), func(v *View) bool {
+	v := s.l.until(fmt.Sprint("gone: ", gone), func(v *status.View) bool {
 		return !slices.ContainsFunc(gone, func(name string) bool { return !v.Desired.Removed(name) })
 	})
 	waited := time.Since(s.lastLed(taken[len(taken)-1]))

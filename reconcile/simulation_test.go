@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -19,7 +21,7 @@ import (
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	const steps = 250
-	done := map[Kind]int{}
+	done := map[plan.Op]int{}
 	for seed := range uint64(*seeds / 20) {
 		s := newSimulation(t, seed)
 		for step := range steps {
@@ -40,7 +42,7 @@ func TestSimulation(t *testing.T) {
 			done[kind] += n
 		}
 	}
-	for _, kind := range []Kind{Download, Sync, Adopt, Verify, Cleanup, Evict} {
+	for _, kind := range []plan.Op{plan.Download, plan.Sync, plan.Adopt, plan.Verify, plan.Cleanup, plan.Evict} {
 		if done[kind] < *seeds/40 {
 			t.Errorf("%s was done %d times: the events do not show enough", kind, done[kind])
 		}
@@ -56,24 +58,24 @@ type simulation struct {
 	broken bool
 
 	removals *configdir.RemovalConfirmer
-	tries    map[Key]tried
-	jobs     map[Key]*simJob
+	tries    map[plan.CopyRef]failureRecord
+	jobs     map[plan.CopyRef]*simJob
 
-	d    Desired // of the last round
-	o    Observed
-	plan Plan
-	done map[Kind]int
+	d    plan.Desired // of the last round
+	o    plan.Observed
+	plan plan.Plan
+	done map[plan.Op]int
 }
 
 type simJob struct {
-	action Action
+	action plan.Action
 	image  schema.Image
 	left   int // rounds
 }
 
 func newSimulation(t *testing.T, seed uint64) *simulation {
 	r := dice{rand.New(rand.NewPCG(seed, 2))}
-	s := &simulation{t: t, done: map[Kind]int{}, world: &world{dice: r, disks: map[schema.DiskRef]*platter{}, serves: map[string]string{}}}
+	s := &simulation{t: t, done: map[plan.Op]int{}, world: &world{dice: r, disks: map[schema.DiskRef]*platter{}, serves: map[string]string{}}}
 	s.config = schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
 		CleanupWaitInterval: time.Hour, RecoveryWaitInterval: 5 * time.Minute, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50),
 	}}
@@ -89,22 +91,22 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 }
 
 func (s *simulation) restart() {
-	s.removals, s.tries, s.jobs = &configdir.RemovalConfirmer{}, map[Key]tried{}, map[Key]*simJob{}
+	s.removals, s.tries, s.jobs = &configdir.RemovalConfirmer{}, map[plan.CopyRef]failureRecord{}, map[plan.CopyRef]*simJob{}
 }
 
 func (s *simulation) pass(d time.Duration) { s.mono += d }
 
 // round is what Loop and Reconciler do between two waits.
 func (s *simulation) round() {
-	d := Desired{Node: "node1", Config: s.config, May: schema.Everything, Held: map[string]schema.Held{}, Removed: s.removals.Confirmed}
+	d := plan.Desired{Node: "node1", Config: s.config, Allowed: schema.Everything, Invalid: map[string]schema.Held{}, Removed: s.removals.Confirmed}
 	if s.broken {
-		d.May, *s.removals = schema.NoDeletions, configdir.RemovalConfirmer{}
+		d.Allowed, *s.removals = schema.NoDeletions, configdir.RemovalConfirmer{}
 	} else {
 		at := worldStart.Add(s.mono)
 		s.removals.Observe(at, at, declaredNames(s.config))
 	}
 	s.d, s.o = d, s.observe()
-	if s.write(d.Marks(s.o)) {
+	if s.write(d.UsageUpdates(s.o)) {
 		s.stepped = false
 	}
 	s.o = s.observe()
@@ -113,16 +115,16 @@ func (s *simulation) round() {
 	checkPlan(s.t, d, s.o, s.plan)
 	s.stopObsolete()
 	for _, a := range s.plan.Actions {
-		if !a.Idle() && s.jobs[a.Key()] == nil && len(s.jobs) < 5 {
+		if !a.Idle() && s.jobs[a.CopyRef()] == nil && len(s.jobs) < 5 {
 			s.watch(a)
-			s.jobs[a.Key()] = &simJob{action: a, image: s.config.Images[a.Image], left: s.lasts(a.Kind)}
+			s.jobs[a.CopyRef()] = &simJob{action: a, image: s.config.Images[a.Image], left: s.lasts(a.Op)}
 		}
 	}
 	s.work()
 }
 
-func (s *simulation) lasts(kind Kind) int {
-	if kind.drops() {
+func (s *simulation) lasts(kind plan.Op) int {
+	if kind.Deletes() {
 		return s.IntN(2)
 	}
 	return s.IntN(3)
@@ -136,14 +138,14 @@ func declaredNames(c schema.Config) map[string]bool {
 	return names
 }
 
-func (s *simulation) observe() Observed {
-	o := Observed{Now: s.now(), Disks: s.look(s.config), Tries: map[Key]Try{}, Running: map[Key]bool{}}
+func (s *simulation) observe() plan.Observed {
+	o := plan.Observed{Now: s.now(), Disks: s.look(s.config), Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
 	for key, t := range s.tries {
-		if !sameImage(t.image, s.config.Images[key.ID.Name]) {
+		if !plan.SameImage(t.image, s.config.Images[key.ID.Name]) {
 			delete(s.tries, key)
 			continue
 		}
-		o.Tries[key] = t.Try
+		o.Failures[key] = t.Failure
 	}
 	for key := range s.jobs {
 		o.Running[key] = true
@@ -152,15 +154,15 @@ func (s *simulation) observe() Observed {
 }
 
 // write writes marks, as far as the disks let it, and reports whether it did all.
-func (s *simulation) write(marks []Mark) (all bool) {
+func (s *simulation) write(marks []plan.Usage) (all bool) {
 	all = true
 	for _, m := range marks {
-		p := s.disks[m.Key.Disk]
-		if p.readOnly || s.jobs[m.Key] != nil {
+		p := s.disks[m.Copy.Disk]
+		if p.readOnly || s.jobs[m.Copy] != nil {
 			all = false
 			continue
 		}
-		p.folders[m.Key.ID].mark = m
+		p.folders[m.Copy.ID].mark = m
 	}
 	return all
 }
@@ -171,10 +173,10 @@ func (s *simulation) remember() {
 	for ref, seen := range s.o.Disks {
 		for id, c := range seen.Copies {
 			f := s.disks[ref].folders[id]
-			if s.disks[ref].readOnly || s.jobs[Key{ref, id}] != nil {
+			if s.disks[ref].readOnly || s.jobs[plan.CopyRef{Disk: ref, ID: id}] != nil {
 				continue // nothing can be noted
 			}
-			if c.Using != "" {
+			if c.UsedBy != "" {
 				f.used = s.mono
 			}
 			image := s.config.Images[id.Name]
@@ -188,17 +190,17 @@ func (s *simulation) remember() {
 }
 
 func (s *simulation) stopObsolete() {
-	wanted := map[Key]Kind{}
+	wanted := map[plan.CopyRef]plan.Op{}
 	for _, a := range s.plan.Actions {
 		if !a.Idle() {
-			wanted[a.Key()] = a.Kind
+			wanted[a.CopyRef()] = a.Op
 		}
 	}
 	for key, job := range s.jobs {
-		if job.action.Kind.drops() {
+		if job.action.Op.Deletes() {
 			continue // a removal is not stopped half way
 		}
-		if wanted[key] != job.action.Kind || !sameImage(job.image, s.config.Images[key.ID.Name]) {
+		if wanted[key] != job.action.Op || !plan.SameImage(job.image, s.config.Images[key.ID.Name]) {
 			delete(s.jobs, key)
 		}
 	}
@@ -206,31 +208,31 @@ func (s *simulation) stopObsolete() {
 
 // work lets the jobs go on, and ends some.
 func (s *simulation) work() {
-	for _, key := range slices.SortedFunc(maps.Keys(s.jobs), func(a, b Key) int { return cmpText(a, b) }) {
-		job := s.jobs[key]
-		if job.left > 0 {
-			job.left--
-			s.progress(job)
+	for _, key := range slices.SortedFunc(maps.Keys(s.jobs), func(a, b plan.CopyRef) int { return cmpText(a, b) }) {
+		running := s.jobs[key]
+		if running.left > 0 {
+			running.left--
+			s.progress(running)
 			continue
 		}
 		delete(s.jobs, key)
-		declared, _ := s.d.disk(key.Disk)
-		err := s.do(job.action, job.image, declared.StorageReserved)
+		declared, _ := s.d.Disk(key.Disk)
+		err := s.do(running.action, running.image, declared.StorageReserved)
 		if err != nil {
-			s.tries[key] = tried{Try: NextFailure(s.tries[key].Try, job.action, err, s.now(), rand.Float64()), image: job.image}
+			s.tries[key] = failureRecord{Failure: job.NextFailure(s.tries[key].Failure, running.action, err, s.now(), rand.Float64()), image: running.image}
 			continue
 		}
-		(&Reconciler{tries: s.tries}).succeeded(key)
-		s.done[job.action.Kind]++
+		(&Reconciler{failures: s.tries}).clearCopy(key)
+		s.done[running.action.Op]++
 	}
 }
 
 func (s *simulation) progress(job *simJob) {
-	p := s.disks[job.action.Key().Disk]
-	if job.action.Kind != Download && job.action.Kind != Sync || !p.there {
+	p := s.disks[job.action.CopyRef().Disk]
+	if job.action.Op != plan.Download && job.action.Op != plan.Sync || !p.there {
 		return
 	}
-	f := p.folder(job.action.Key().ID)
+	f := p.folder(job.action.CopyRef().ID)
 	f.owned = true
 	if f.part < gib/2 && p.free() > gib/2 {
 		f.part += gib / 4
@@ -238,17 +240,17 @@ func (s *simulation) progress(job *simJob) {
 }
 
 // watch holds a deletion, as it begins, against the world itself and the clock that nobody sets.
-func (s *simulation) watch(a Action) {
-	if !a.Kind.drops() {
+func (s *simulation) watch(a plan.Action) {
+	if !a.Op.Deletes() {
 		return
 	}
-	key := a.Key()
+	key := a.CopyRef()
 	p := s.disks[key.Disk]
 	f := p.folders[key.ID]
 	wait := s.config.Settings.CleanupWaitInterval
 	image, declared := s.config.Images[key.ID.Name]
 	part := declared && key.ID != image.ID && f.letter == "" // of an older generation: nobody goes on with it
-	if a.Kind == Cleanup && !part {
+	if a.Op == plan.Cleanup && !part {
 		s.least(key, "it was made", s.mono-f.made, wait)
 		s.least(key, "it was used", s.mono-f.used, wait)
 		s.least(key, "it was wanted", s.mono-f.wanted, wait)
@@ -262,10 +264,10 @@ func (s *simulation) watch(a Action) {
 	others := 0
 	for ref, other := range s.disks {
 		g := other.folders[image.ID]
-		if job := s.jobs[Key{ref, image.ID}]; job != nil && job.action.Kind.drops() {
+		if job := s.jobs[plan.CopyRef{Disk: ref, ID: image.ID}]; job != nil && job.action.Op.Deletes() {
 			continue // on its way out
 		}
-		if other.there && g != nil && g.letter != "" && g.owned && !g.touched && g.failed == "" && (Key{ref, image.ID}) != key {
+		if other.there && g != nil && g.letter != "" && g.owned && !g.touched && g.failed == "" && (plan.CopyRef{Disk: ref, ID: image.ID}) != key {
 			others++
 		}
 	}
@@ -277,7 +279,7 @@ func (s *simulation) watch(a Action) {
 	}
 }
 
-func (s *simulation) least(key Key, since string, passed, wait time.Duration) {
+func (s *simulation) least(key plan.CopyRef, since string, passed, wait time.Duration) {
 	if passed < wait {
 		s.t.Errorf("%s goes %s after %s; the interval is %s", key, passed, since, wait)
 	}

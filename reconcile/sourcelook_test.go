@@ -9,6 +9,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -37,10 +39,10 @@ func TestSourceThatCannotBeLookedAt(t *testing.T) {
 	}
 	for _, encryption := range []schema.Encryption{"", schema.EncryptionIgnore} {
 		to, source := open(t, newDisk(t)), open(t, v.Path())
-		j := job{action: Action{Kind: Sync, Image: id.Name, UUID: id.UUID, from: Key{ID: id}}, disk: to, source: source, client: &fetch.Client{}, progress: &fetch.Progress{}}
+		j := job.Job{Action: plan.Action{Op: plan.Sync, Image: id.Name, UUID: id.UUID, LocalSource: plan.CopyRef{ID: id}}, Disk: to, Source: source, Client: &fetch.Client{}, Progress: &fetch.Progress{}}
 		if encryption != "" {
-			j.action.Kind = Clone
-			j.image.Source.Clone = &schema.Clone{Encryption: encryption}
+			j.Action.Op = plan.Clone
+			j.Image.Source.Clone = &schema.Clone{Encryption: encryption}
 		}
 		failed := map[string]bool{}
 		v.Plan(func(op faultfs.Op) error {
@@ -51,10 +53,10 @@ func TestSourceThatCannotBeLookedAt(t *testing.T) {
 			failed[name] = true
 			return syscall.EMFILE
 		})
-		err := j.run(t.Context())
+		err := j.Run(t.Context())
 		v.Plan(nil)
 		if c := to.Stat(id); err == nil || c.State == disk.Ready || len(failed) != 2 {
-			t.Errorf("%s: error is %v, the copy %s (%v)", j.action.Kind, err, c.State, failed)
+			t.Errorf("%s: error is %v, the copy %s (%v)", j.Action.Op, err, c.State, failed)
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -16,11 +18,11 @@ import (
 type aviary struct {
 	config schema.Config
 	parrot schema.Image
-	seen   map[string]Observed
+	seen   map[string]plan.Observed
 }
 
 func newAviary(nodes, copies int) aviary {
-	a := aviary{seen: map[string]Observed{}, parrot: schema.Image{
+	a := aviary{seen: map[string]plan.Observed{}, parrot: schema.Image{
 		ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Copies: copies,
 		Source: schema.Source{Download: &schema.Download{URL: "https://example.com/parrot.raw"}},
 	}}
@@ -31,38 +33,38 @@ func newAviary(nodes, copies int) aviary {
 	for n := range nodes {
 		name := fmt.Sprintf("node%d", n+1)
 		a.config.Nodes[name] = schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{"disk1": {Path: "/disk1", AllowScheduling: true}}}
-		a.seen[name] = Observed{
-			Now: goldenNow, Tries: map[Key]Try{}, Running: map[Key]bool{}, Peers: map[string]Peer{},
-			Disks: map[schema.DiskRef]Disk{{Node: name, Disk: "disk1"}: {
-				Path: "/disk1", UUID: name, Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[disk.ID]Copy{},
+		a.seen[name] = plan.Observed{
+			Now: goldenNow, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
+			Disks: map[schema.DiskRef]plan.Disk{{Node: name, Disk: "disk1"}: {
+				Path: "/disk1", UUID: name, Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[disk.ID]plan.Copy{},
 			}},
 		}
 	}
 	return a
 }
 
-func (a aviary) key(node string) Key {
-	return Key{schema.DiskRef{Node: node, Disk: "disk1"}, a.parrot.ID}
+func (a aviary) key(node string) plan.CopyRef {
+	return plan.CopyRef{Disk: schema.DiskRef{Node: node, Disk: "disk1"}, ID: a.parrot.ID}
 }
 
 // has gives a node a ready copy.
 func (a aviary) has(node string) {
-	a.seen[node].Disks[a.key(node).Disk].Copies[a.parrot.ID] = Copy{Copy: disk.Copy{
+	a.seen[node].Disks[a.key(node).Disk].Copies[a.parrot.ID] = plan.Copy{Copy: disk.Copy{
 		ID: a.parrot.ID, State: disk.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true,
 		SHA512: digestOf(disk.SHA512, "a"), ManifestDigest: digestOf(disk.SHA256, "a"),
 	}}
 }
 
-func (a aviary) desired(node string) Desired {
-	return Desired{Node: node, Config: a.config, Digest: "d1", May: schema.Everything}
+func (a aviary) desired(node string) plan.Desired {
+	return plan.Desired{Node: node, Config: a.config, Digest: "d1", Allowed: schema.Everything}
 }
 
 // saved are the statuses of these nodes.
-func (a aviary) saved(t *testing.T, nodes ...string) *Snapshot {
+func (a aviary) saved(t *testing.T, nodes ...string) *status.SavedCluster {
 	t.Helper()
-	s := &Snapshot{}
+	s := &status.SavedCluster{}
 	for _, node := range nodes {
-		if err := s.Add(throughJSON(View{Desired: a.desired(node), Observed: a.seen[node]}.Status(nil))); err != nil {
+		if err := s.Add(throughJSON(status.View{Desired: a.desired(node), Observed: a.seen[node]}.Status(nil))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -70,15 +72,15 @@ func (a aviary) saved(t *testing.T, nodes ...string) *Snapshot {
 }
 
 // plan is the plan for all nodes, a line for each action.
-func (a aviary) plan(s *Snapshot) string {
-	var nodes []Desired
+func (a aviary) plan(s *status.SavedCluster) string {
+	var nodes []plan.Desired
 	for _, name := range slices.Sorted(maps.Keys(a.config.Nodes)) {
 		nodes = append(nodes, a.desired(name))
 	}
 	var lines []string
 	for _, action := range s.Cluster(nodes[0]).Plan(nodes).Actions {
 		reason, _, _ := strings.Cut(action.Reason, " (") // the rest is which disks and why
-		lines = append(lines, fmt.Sprintf("%s %s/%s: %s", action.Kind, action.Node, action.Disk, reason))
+		lines = append(lines, fmt.Sprintf("%s %s/%s: %s", action.Op, action.Node, action.Disk, reason))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -86,7 +88,7 @@ func (a aviary) plan(s *Snapshot) string {
 // ranks are the nodes in the order in which they get a copy.
 func (a aviary) ranks() []string {
 	var nodes []string
-	for _, ref := range ranked(a.config, a.parrot).all() {
+	for _, ref := range ranked(a.config, a.parrot) {
 		nodes = append(nodes, ref.Node)
 	}
 	return nodes
@@ -112,11 +114,11 @@ func TestPlanFromSnapshot(t *testing.T) {
 			return ranks
 		}, "sync " + third + "/disk1: no copy on this disk"},
 		{"a failure of this declaration", func(a aviary) []string {
-			a.seen[first].Tries[a.key(first)] = Try{Kind: Download, Attempts: 1, Since: goldenNow, Final: true, Message: "not found"}
+			a.seen[first].Failures[a.key(first)] = plan.Failure{Op: plan.Download, Attempts: 1, Since: goldenNow, Final: true, Message: "not found"}
 			return ranks
 		}, "blocked " + first + "/disk1: not found\nblocked " + second + "/disk1: not found"},
 		{"of another declaration", func(a aviary) []string {
-			a.seen[first].Tries[a.key(first)] = Try{Kind: Download, Attempts: 1, Since: goldenNow, Final: true, Message: "not found"}
+			a.seen[first].Failures[a.key(first)] = plan.Failure{Op: plan.Download, Attempts: 1, Since: goldenNow, Final: true, Message: "not found"}
 			other := a.parrot
 			other.Source = schema.Source{Download: &schema.Download{URL: "https://example.com/typo.raw"}}
 			a.config.Images["parrot"] = other
@@ -124,11 +126,11 @@ func TestPlanFromSnapshot(t *testing.T) {
 		}, "download " + first + "/disk1: no copy on this disk\nwait " + second + "/disk1: the first copy is made on " + first + "/disk1"},
 		{"what others tell of a node", func(a aviary) []string {
 			a.has(first)
-			a.seen[second].Peers[first] = Peer{Asked: true, Config: "d2", Last: goldenNow}
+			a.seen[second].Peers[first] = plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: goldenNow}
 			told := a.seen[first].Disks[a.key(first).Disk].Copies[a.parrot.ID]
 			told.HasCfg = false
-			copies := map[disk.ID]Copy{a.parrot.ID: told}
-			a.seen[second].Disks[a.key(first).Disk] = Disk{Path: "/disk1", UUID: first, Space: disk.Space{Total: 100, Free: 50}, Copies: copies}
+			copies := map[disk.ID]plan.Copy{a.parrot.ID: told}
+			a.seen[second].Disks[a.key(first).Disk] = plan.Disk{Path: "/disk1", UUID: first, Space: disk.Space{Total: 100, Free: 50}, Copies: copies}
 			return ranks[1:]
 		}, "sync " + second + "/disk1: no copy on this disk"},
 		{"nothing of a node", func(a aviary) []string {
@@ -155,26 +157,26 @@ func TestPlanFromSnapshot(t *testing.T) {
 
 func TestSnapshotPrefersTheNewestAnswer(t *testing.T) {
 	a := newAviary(3, 1)
-	told := func(by string, p Peer, free int64) {
+	told := func(by string, p plan.Peer, free int64) {
 		a.seen[by].Peers["node3"] = p
-		a.seen[by].Disks[a.key("node3").Disk] = Disk{Path: "/disk1", Space: disk.Space{Free: free}}
+		a.seen[by].Disks[a.key("node3").Disk] = plan.Disk{Path: "/disk1", Space: disk.Space{Free: free}}
 	}
 	for _, tt := range []struct {
 		name           string
-		first, second  Peer
+		first, second  plan.Peer
 		answers, known bool
 		free           int64
 	}{
-		{"one asked in vain for longer", Peer{Asked: true, Problem: "no", Silent: 1}, Peer{Asked: true, Problem: "no", Silent: 2}, false, true, 2},
-		{"one heard it once", Peer{}, Peer{Asked: true, Problem: "no", Last: goldenNow}, false, true, 2},
-		{"the later silence", Peer{Asked: true, Problem: "no", Last: goldenNow.Add(-1)}, Peer{Asked: true, Problem: "no", Last: goldenNow.Add(-2)}, false, true, 1},
-		{"it answers one", Peer{Asked: true, Last: goldenNow.Add(-2)}, Peer{Asked: true, Problem: "no", Last: goldenNow}, true, true, 1},
-		{"it answers the other", Peer{Asked: true, Problem: "no", Last: goldenNow}, Peer{Asked: true, Last: goldenNow.Add(-2)}, true, true, 2},
+		{"one asked in vain for longer", plan.Peer{Queried: true, Problem: "no", UnreachableFor: 1}, plan.Peer{Queried: true, Problem: "no", UnreachableFor: 2}, false, true, 2},
+		{"one heard it once", plan.Peer{}, plan.Peer{Queried: true, Problem: "no", LastResponse: goldenNow}, false, true, 2},
+		{"the later silence", plan.Peer{Queried: true, Problem: "no", LastResponse: goldenNow.Add(-1)}, plan.Peer{Queried: true, Problem: "no", LastResponse: goldenNow.Add(-2)}, false, true, 1},
+		{"it answers one", plan.Peer{Queried: true, LastResponse: goldenNow.Add(-2)}, plan.Peer{Queried: true, Problem: "no", LastResponse: goldenNow}, true, true, 1},
+		{"it answers the other", plan.Peer{Queried: true, Problem: "no", LastResponse: goldenNow}, plan.Peer{Queried: true, LastResponse: goldenNow.Add(-2)}, true, true, 2},
 	} {
 		told("node1", tt.first, 1)
 		told("node2", tt.second, 2)
-		best, answers, known := a.saved(t, "node1", "node2").told("node3")
-		if free := best.seen.Disks[a.key("node3").Disk].Space.Free; answers != tt.answers || known != tt.known || free != tt.free {
+		best, answers, known := a.saved(t, "node1", "node2").Latest("node3")
+		if free := best.Seen.Disks[a.key("node3").Disk].Space.Free; answers != tt.answers || known != tt.known || free != tt.free {
 			t.Errorf("%s: answers %v, known %v, of %d", tt.name, answers, known, free)
 		}
 	}

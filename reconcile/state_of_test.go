@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -20,20 +22,20 @@ func TestStatusIsComplete(t *testing.T) {
 	for seed := range uint64(*seeds / 3) {
 		d, o := dice{rand.New(rand.NewPCG(seed, 2))}.situation()
 		plan := d.Plan(o)
-		again, err := throughJSON(View{Desired: d, Observed: o, Plan: plan}.Status(nil)).Observed()
+		again, err := throughJSON(status.View{Desired: d, Observed: o, Plan: plan}.Status(nil)).Observed()
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		if other := d.Plan(again); !reflect.DeepEqual(plan, other) {
 			t.Fatalf("seed %d: the plan is\n%+v\nand from the status\n%+v\n%s", seed, plan, other, situationText(d, o, plan))
 		}
-		if marks, other := d.Marks(o), d.Marks(again); !reflect.DeepEqual(marks, other) {
+		if marks, other := d.UsageUpdates(o), d.UsageUpdates(again); !reflect.DeepEqual(marks, other) {
 			t.Fatalf("seed %d: the marks are\n%+v\nand from the status\n%+v", seed, marks, other)
 		}
 	}
 }
 
-func throughJSON(s Status) (again Status) {
+func throughJSON(s status.Status) (again status.Status) {
 	b, err := json.Marshal(s)
 	if err == nil {
 		err = json.Unmarshal(b, &again)
@@ -47,31 +49,31 @@ func throughJSON(s Status) (again Status) {
 func TestStatusKeepsEveryField(t *testing.T) {
 	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
 	id := disk.ID{Name: "parrot", UUID: "0000000a"}
-	key := Key{ref, id}
+	key := plan.CopyRef{Disk: ref, ID: id}
 	at := func(minutes int) time.Time { return goldenNow.Add(time.Duration(minutes) * time.Minute) }
-	o := Observed{
+	o := plan.Observed{
 		Now: goldenNow,
-		Disks: map[schema.DiskRef]Disk{ref: {
-			Path: "/disk1", UUID: "u1", Space: disk.Space{Total: 2, Free: 1}, Unclear: "unreadable", ClockStepped: true, Away: time.Minute, Foreign: []string{"x"},
-			Copies: map[disk.ID]Copy{id: {
+		Disks: map[schema.DiskRef]plan.Disk{ref: {
+			Path: "/disk1", UUID: "u1", Space: disk.Space{Total: 2, Free: 1}, UsageUnknown: "unreadable", ClockStepped: true, ProblemFor: time.Minute, Unmanaged: []string{"x"},
+			Copies: map[disk.ID]plan.Copy{id: {
 				Copy: disk.Copy{
 					ID: id, State: disk.Failed, Message: "damaged", Size: 1, VirtualSize: 2, RealSize: 3, Format: disk.Raw,
 					SHA512: digestOf(disk.SHA512, "a"), SHA256: digestOf(disk.SHA256, "a"), ManifestDigest: digestOf(disk.SHA256, "b"),
 					VerifiedAt: at(-1), DamagedAt: at(-2), HasCfg: true, Owned: true, PartBytes: 4, PartTotal: 5, PartSourceID: "f",
 					InUseRecorded: true, ClockNode: "node1", LastUsed: at(-3), SurplusSince: at(-4),
 				},
-				Using: "volume", Leaving: true, Refuses: "full", Later: true,
+				UsedBy: "volume", Leaving: true, Rejects: "full", RejectsForNow: true,
 			}},
 		}},
-		Peers: map[string]Peer{"node2": {Asked: true, Problem: "no answer", Silent: time.Minute + 1, Config: "d2", Last: at(-5)}},
-		Tries: map[Key]Try{key: {
-			Kind: Repair, Attempts: 2, Since: at(-6), Until: at(6), Message: "it failed", Final: true, Space: 6, Disk: true,
-			Link: true, Unrepairable: true, Suspects: []Key{key},
+		Peers: map[string]plan.Peer{"node2": {Queried: true, Problem: "no answer", UnreachableFor: time.Minute + 1, ConfigDigest: "d2", LastResponse: at(-5)}},
+		Failures: map[plan.CopyRef]plan.Failure{key: {
+			Op: plan.Repair, Attempts: 2, Since: at(-6), RetryAt: at(6), Message: "it failed", Final: true, NeedsSpace: 6, Disk: true,
+			Link: true, Unrepairable: true, Suspects: []plan.CopyRef{key},
 		}},
-		Running: map[Key]bool{key: true}, Syncing: map[Key]bool{key: true}, Read: map[Key]bool{key: true}, Unable: map[disk.ID]string{id: "no replica"}, BackedUp: map[disk.ID]bool{id: true},
+		Running: map[plan.CopyRef]bool{key: true}, Syncing: map[plan.CopyRef]bool{key: true}, BeingRead: map[plan.CopyRef]bool{key: true}, CannotPrepare: map[disk.ID]string{id: "no replica"}, BackedUp: map[disk.ID]bool{id: true},
 	}
 	checkAllSet(t, reflect.ValueOf(o), "Observed")
-	again, err := throughJSON(View{Desired: Desired{Node: "node1"}, Observed: o}.Status(nil)).Observed()
+	again, err := throughJSON(status.View{Desired: plan.Desired{Node: "node1"}, Observed: o}.Status(nil)).Observed()
 	if err != nil || !reflect.DeepEqual(o, again) {
 		t.Errorf("error %v; observed was\n%+v\nand from the status is\n%+v", err, o, again)
 	}
@@ -94,7 +96,7 @@ func checkAllSet(t *testing.T, v reflect.Value, name string) {
 		for i := range v.NumField() {
 			field := v.Type().Field(i).Name
 			whole := name + "." + field
-			if v.Field(i).IsZero() && !slices.ContainsFunc([]string{"Disks.Problem", "Copy.Expected", "Copy.BackedUp", "Peers.unasked"}, func(s string) bool { return strings.HasSuffix(whole, s) }) {
+			if v.Field(i).IsZero() && !slices.ContainsFunc([]string{"Disks.Problem", "Copy.CfgExpected", "Copy.BackupID", "Peers.unconfirmed"}, func(s string) bool { return strings.HasSuffix(whole, s) }) {
 				t.Errorf("%s is not set in this test", whole)
 			}
 			checkAllSet(t, v.Field(i), whole)
@@ -116,7 +118,7 @@ func TestNoWholeStatus(t *testing.T) {
 		{"no state", copies(`{"node": "node1", "disk": "disk1", "found": {"state": "redy"}}`), `there is no state "redy"`},
 		{"suspect", copies(`{"node": "node1", "disk": "disk1", "try": {"suspects": ["x"]}}`), `"x" is not NODE/DISK/FOLDER`},
 	} {
-		var s Status
+		var s status.Status
 		if err := json.Unmarshal([]byte(tt.text), &s); err != nil {
 			t.Fatal(tt.name, err)
 		}

@@ -9,6 +9,9 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -16,62 +19,62 @@ func TestPeerStatus(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		own     string
-		p       Peer
-		skew    Skew
+		p       plan.Peer
+		skew    status.Skew
 		silence string
 	}{
-		{"the same", "d1", Peer{Asked: true, Config: "d1", Last: goldenNow}, SkewSame, ""},
-		{"another", "d1", Peer{Asked: true, Config: "d2", Last: goldenNow}, SkewOther, ""},
-		{"broken there", "d1", Peer{Asked: true, Last: goldenNow}, SkewInvalid, ""},
-		{"broken here", "", Peer{Asked: true, Config: "d2", Last: goldenNow}, SkewUnknown, ""},
-		{"not asked", "d1", Peer{Problem: "not asked yet"}, SkewUnknown, "node node2 has not answered yet"},
-		{"never heard", "d1", Peer{Asked: true, Problem: "no route", Silent: time.Minute}, SkewUnknown, "node node2 has not answered for 1m0s: no route"},
-		{"silent", "d1", Peer{Asked: true, Problem: "no route", Silent: 12400 * time.Millisecond, Config: "d2", Last: goldenNow}, SkewOther, "node node2 has not answered for 12s: no route"},
+		{"the same", "d1", plan.Peer{Queried: true, ConfigDigest: "d1", LastResponse: goldenNow}, status.SkewSame, ""},
+		{"another", "d1", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: goldenNow}, status.SkewOther, ""},
+		{"broken there", "d1", plan.Peer{Queried: true, LastResponse: goldenNow}, status.SkewInvalid, ""},
+		{"broken here", "", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: goldenNow}, status.SkewUnknown, ""},
+		{"not asked", "d1", plan.Peer{Problem: "not asked yet"}, status.SkewUnknown, "node node2 has not answered yet"},
+		{"never heard", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: time.Minute}, status.SkewUnknown, "node node2 has not answered for 1m0s: no route"},
+		{"silent", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12400 * time.Millisecond, ConfigDigest: "d2", LastResponse: goldenNow}, status.SkewOther, "node node2 has not answered for 12s: no route"},
 	} {
-		v := View{Desired: Desired{Node: "node1", Digest: tt.own}, Observed: Observed{Now: goldenNow, Peers: map[string]Peer{"node2": tt.p}}}
-		got := v.peers()[0]
-		if got.Skew != tt.skew || v.silence("node2") != tt.silence || got.Answers != (tt.silence == "") {
-			t.Errorf("%s: skew %q, answers %v, silence %q", tt.name, got.Skew, got.Answers, v.silence("node2"))
+		v := status.View{Desired: plan.Desired{Node: "node1", Digest: tt.own}, Observed: plan.Observed{Now: goldenNow, Peers: map[string]plan.Peer{"node2": tt.p}}}
+		got := v.Peers()[0]
+		if got.Skew != tt.skew || v.Unreachable("node2") != tt.silence || got.Answers != (tt.silence == "") {
+			t.Errorf("%s: skew %q, answers %v, silence %q", tt.name, got.Skew, got.Answers, v.Unreachable("node2"))
 		}
 	}
-	v := View{Desired: Desired{Node: "node1"}}
-	if own, other := v.silence("node1"), v.silence("node2"); own != "" || other != "node node2 was not asked" {
+	v := status.View{Desired: plan.Desired{Node: "node1"}}
+	if own, other := v.Unreachable("node1"), v.Unreachable("node2"); own != "" || other != "node node2 was not asked" {
 		t.Errorf("silence %q and %q where nobody is asked", own, other)
 	}
 }
 
 func TestSkewIsOneBoundedLine(t *testing.T) {
-	var peers []PeerStatus
-	if got := skewText([]PeerStatus{{Node: "node2", Skew: SkewSame}, {Node: "node3", Skew: SkewUnknown}}); got != "" {
+	var peers []status.PeerStatus
+	if got := status.SkewText([]status.PeerStatus{{Node: "node2", Skew: status.SkewSame}, {Node: "node3", Skew: status.SkewUnknown}}); got != "" {
 		t.Errorf("no skew is %q", got)
 	}
 	for n := range 9 {
-		peers = append(peers, PeerStatus{Node: fmt.Sprintf("node%d", n), Skew: threeSkews[n%3], Config: "0123456789abcdef"})
+		peers = append(peers, status.PeerStatus{Node: fmt.Sprintf("node%d", n), Skew: threeSkews[n%3], Config: "0123456789abcdef"})
 	}
 	const want = "the configuration differs on 6 of 9 other nodes: node node1 has another one (digest 0123456789ab); " +
 		"that of node node2 is not wholly valid; node node4 has another one (digest 0123456789ab); " +
 		"that of node node5 is not wholly valid; node node7 has another one (digest 0123456789ab); and 1 more"
-	if got := skewText(peers); got != want {
+	if got := status.SkewText(peers); got != want {
 		t.Errorf("the skew is\n%s\nwant\n%s", got, want)
 	}
 }
 
-var threeSkews = []Skew{SkewSame, SkewOther, SkewInvalid}
+var threeSkews = []status.Skew{status.SkewSame, status.SkewOther, status.SkewInvalid}
 
 func TestCopiesOfOthers(t *testing.T) {
 	id := disk.ID{Name: "parrot", UUID: "0000000a"}
-	key := Key{schema.DiskRef{Node: "node2", Disk: "disk1"}, id}
-	part := Copy{Copy: disk.Copy{ID: id, State: disk.Pending, PartBytes: 256, PartTotal: 1024}}
-	ready := Copy{Copy: disk.Copy{ID: id, State: disk.Ready}}
-	full := Copy{Copy: disk.Copy{ID: id, State: disk.Pending}, Refuses: "not enough space"}
+	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node2", Disk: "disk1"}, ID: id}
+	part := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending, PartBytes: 256, PartTotal: 1024}}
+	ready := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Ready}}
+	full := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}, Rejects: "not enough space"}
 	away := ready
 	away.Leaving = true
-	failed := Try{Attempts: 1, Until: goldenNow.Add(time.Minute), Message: "it failed"}
-	final := Try{Attempts: 1, Until: goldenNow.Add(time.Minute), Message: "it failed", Final: true}
+	failed := plan.Failure{Attempts: 1, RetryAt: goldenNow.Add(time.Minute), Message: "it failed"}
+	final := plan.Failure{Attempts: 1, RetryAt: goldenNow.Add(time.Minute), Message: "it failed", Final: true}
 	for _, tt := range []struct {
 		name    string
-		c       *Copy
-		try     *Try
+		c       *plan.Copy
+		try     *plan.Failure
 		running bool
 		silent  bool
 		want    string // state, progress, message, whether it waits
@@ -89,21 +92,21 @@ func TestCopiesOfOthers(t *testing.T) {
 		{"silent with a failure", &part, &failed, true, true, "unknown 0 node node2 has not answered for 12s: no route; it was pending then"},
 		{"silent and none", nil, nil, false, true, "unknown 0 node node2 has not answered for 12s: no route"},
 	} {
-		o := Observed{
-			Now: goldenNow, Peers: map[string]Peer{"node2": {Asked: true}}, Running: map[Key]bool{}, Tries: map[Key]Try{},
-			Disks: map[schema.DiskRef]Disk{key.Disk: {Copies: map[disk.ID]Copy{}}},
+		o := plan.Observed{
+			Now: goldenNow, Peers: map[string]plan.Peer{"node2": {Queried: true}}, Running: map[plan.CopyRef]bool{}, Failures: map[plan.CopyRef]plan.Failure{},
+			Disks: map[schema.DiskRef]plan.Disk{key.Disk: {Copies: map[disk.ID]plan.Copy{}}},
 		}
 		if tt.silent {
-			o.Peers["node2"] = Peer{Asked: true, Problem: "no route", Silent: 12 * time.Second}
+			o.Peers["node2"] = plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12 * time.Second}
 		}
 		if tt.c != nil {
 			o.Disks[key.Disk].Copies[id] = *tt.c
 		}
 		if tt.try != nil {
-			o.Tries[key] = *tt.try
+			o.Failures[key] = *tt.try
 		}
 		o.Running[key] = tt.running
-		c := View{Desired: Desired{Node: "node1"}, Observed: o}.telling(nil).copy(key)
+		c := status.View{Desired: plan.Desired{Node: "node1"}, Observed: o}.NewBuilder(nil).Copy(key)
 		got := fmt.Sprintf("%s %d %s", c.State, c.Progress, c.Message)
 		if !c.Until.IsZero() {
 			got += " until"
@@ -116,11 +119,11 @@ func TestCopiesOfOthers(t *testing.T) {
 
 func TestTransferHereIsFollowed(t *testing.T) {
 	a := newAviary(1, 1)
-	v := View{Desired: a.desired("node1"), Observed: a.seen["node1"]}
+	v := status.View{Desired: a.desired("node1"), Observed: a.seen["node1"]}
 	p := &fetch.Progress{}
 	p.Done.Store(50)
 	p.Total.Store(200)
-	c := v.Status(map[Key]Transfer{a.key("node1"): {Action: Action{Kind: Download, Reason: "no copy"}, Progress: p}}).Images[0].Copies[0]
+	c := v.Status(map[plan.CopyRef]job.Transfer{a.key("node1"): {Action: plan.Action{Op: plan.Download, Reason: "no copy"}, Progress: p}}).Images[0].Copies[0]
 	if c.State != disk.InProgress || c.Progress != 25 || c.Message != "download: no copy" || c.Found != nil {
 		t.Errorf("it is %+v", c)
 	}
@@ -133,30 +136,30 @@ func TestPassedOver(t *testing.T) {
 		one.AllowScheduling = false
 		a.config.Nodes[node] = one
 	}
-	all := Observed{Now: goldenNow, Disks: map[schema.DiskRef]Disk{}, Peers: map[string]Peer{}}
+	all := plan.Observed{Now: goldenNow, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}}
 	for node, seen := range a.seen {
 		all.Disks[a.key(node).Disk] = seen.Disks[a.key(node).Disk]
-		all.Peers[node] = Peer{Asked: true}
+		all.Peers[node] = plan.Peer{Queried: true}
 	}
-	text := func(s ImageStatus) string {
+	text := func(s status.ImageStatus) string {
 		var parts []string
 		for _, p := range s.PassedOver {
 			parts = append(parts, fmt.Sprintf("%d %s: %s", p.Count, strings.Join(p.Disks, " "), p.Why))
 		}
 		return strings.Join(parts, "; ")
 	}
-	v := View{Desired: a.desired("node1"), Observed: all}
+	v := status.View{Desired: a.desired("node1"), Observed: all}
 	s := v.Status(nil).Images[0]
 	if got := text(s); got != "2 node2/disk1 node3/disk1: scheduling on the node is disabled" || s.Wanted != 5 || s.Ready != 0 {
 		t.Errorf("%d of %d; passed over are %s", s.Ready, s.Wanted, got)
 	}
 	names := 1
-	if got := text(ImageStatus{PassedOver: passedBy(v.Desired.Placements(all)[a.parrot.ID].PassedOver, &names)}); got != "2 node2/disk1: scheduling on the node is disabled" || names != 0 {
+	if got := text(status.ImageStatus{PassedOver: status.PassedBy(v.Desired.Placements(all)[a.parrot.ID].PassedOver, &names)}); got != "2 node2/disk1: scheduling on the node is disabled" || names != 0 {
 		t.Errorf("with one name left, passed over are %s", got)
 	}
 	for ref := range all.Disks { // enough copies: nothing is to be explained
 		if !slices.Contains([]string{"node2", "node3"}, ref.Node) {
-			all.Disks[ref].Copies[a.parrot.ID] = Copy{Copy: disk.Copy{ID: a.parrot.ID, State: disk.Ready}}
+			all.Disks[ref].Copies[a.parrot.ID] = plan.Copy{Copy: disk.Copy{ID: a.parrot.ID, State: disk.Ready}}
 		}
 	}
 	four := a.parrot
@@ -171,14 +174,14 @@ func TestPassedOver(t *testing.T) {
 // copies are yet to be made, the first time and later, beside planning.
 func BenchmarkStatusFleet(b *testing.B) {
 	d, o := fleet(1_000)
-	v := View{Desired: d, Observed: o, Plan: d.Plan(o)}
+	v := status.View{Desired: d, Observed: o, Plan: d.Plan(o)}
 	b.Run("status", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			v.Status(nil)
 		}
 	})
-	v.overview = &overview{}
+	v.Placements = &status.PlacementCache{}
 	b.Run("status again", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

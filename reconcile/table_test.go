@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -51,7 +52,7 @@ func TestCleanupTable(t *testing.T) {
 	}
 }
 
-func tableCase(states []string, used string, copies int) (Desired, Observed) {
+func tableCase(states []string, used string, copies int) (plan.Desired, plan.Observed) {
 	c := grid(1, 1)
 	image := named("parrot")
 	image.Copies = copies
@@ -63,34 +64,34 @@ func tableCase(states []string, used string, copies int) (Desired, Observed) {
 		one.Disks[fmt.Sprintf("disk%d", i+1)] = schema.Disk{AllowScheduling: true}
 	}
 	c.Nodes = map[string]schema.Node{"node1": one}
-	o := Observed{Now: goldenNow, Disks: map[schema.DiskRef]Disk{}}
-	for i, ref := range ranked(c, image).all() {
-		o.Disks[ref] = Disk{Space: disk.Space{Free: 1 << 40}, Copies: map[disk.ID]Copy{}}
+	o := plan.Observed{Now: goldenNow, Disks: map[schema.DiskRef]plan.Disk{}}
+	for i, ref := range ranked(c, image) {
+		o.Disks[ref] = plan.Disk{Space: disk.Space{Free: 1 << 40}, Copies: map[disk.ID]plan.Copy{}}
 		state := map[string]disk.State{"R": disk.Ready, "F": disk.Failed, "P": disk.Pending, "IP": disk.Pending}[states[i]]
 		if state == "" {
 			continue
 		}
-		one := Copy{Copy: disk.Copy{ID: image.ID, State: state, Owned: true, HasCfg: true, SurplusSince: goldenNow.Add(-99 * time.Hour)}}
+		one := plan.Copy{Copy: disk.Copy{ID: image.ID, State: state, Owned: true, HasCfg: true, SurplusSince: goldenNow.Add(-99 * time.Hour)}}
 		if state == disk.Ready {
 			one.SHA512, one.ManifestDigest = image.Checksum, digestOf(disk.SHA256, "chunks")
 		}
 		if used[i] == 'u' {
-			one.Using = "used by replica vol-1"
+			one.UsedBy = "used by replica vol-1"
 		}
 		o.Disks[ref].Copies[image.ID] = one
 	}
-	return Desired{Node: "node1", Config: c, May: schema.Everything}, o
+	return plan.Desired{Node: "node1", Config: c, Allowed: schema.Everything}, o
 }
 
 // effects is what the plan does on each disk, in the order of rank.
-func effects(d Desired, plan Plan) string {
-	refs := ranked(d.Config, d.Config.Images["parrot"]).all()
+func effects(d plan.Desired, plan plan.Plan) string {
+	refs := ranked(d.Config, d.Config.Images["parrot"])
 	out := []byte(strings.Repeat(".", len(refs)))
 	for i, ref := range refs {
 		for _, a := range plan.Actions {
 			switch {
-			case a.Key().Disk != ref:
-			case a.Kind.drops():
+			case a.CopyRef().Disk != ref:
+			case a.Op.Deletes():
 				out[i] = 'd'
 			case !a.Idle():
 				out[i] = '+'

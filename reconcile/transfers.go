@@ -1,27 +1,18 @@
 package reconcile
 
 import (
-	"errors"
 	"maps"
 	"sync"
-	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
-
-// Transfer is an action under way.
-type Transfer struct {
-	Action   Action
-	Progress *fetch.Progress
-	Started  time.Time
-}
 
 // transfers are the actions under way, for those who show them.
 type transfers struct {
 	mu     sync.Mutex
-	now    map[Key]Transfer
+	now    map[plan.CopyRef]job.Transfer
 	counts Counts // of those that have ended
 }
 
@@ -30,55 +21,38 @@ type Counts struct {
 	// Fetched is how many bytes came from origins, FromPeers how many from other nodes.
 	Fetched, FromPeers int64
 	// Done are the actions that have succeeded.
-	Done map[Kind]int64
+	Done map[plan.Op]int64
 	// Failed are the actions that have failed, by the class of their trouble.
 	Failed map[string]int64
 }
 
-func (t *transfers) add(key Key, one Transfer) {
+func (t *transfers) add(key plan.CopyRef, one job.Transfer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.now == nil {
-		t.now = map[Key]Transfer{}
+		t.now = map[plan.CopyRef]job.Transfer{}
 	}
 	t.now[key] = one
 }
 
 // end counts how a job ended; one that was told to stop neither failed nor
 // succeeded.
-func (t *transfers) end(key Key, e outcome) {
+func (t *transfers) end(key plan.CopyRef, e result) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	one := t.now[key]
 	delete(t.now, key)
 	if t.counts.Done == nil {
-		t.counts = Counts{Done: map[Kind]int64{}, Failed: map[string]int64{}}
+		t.counts = Counts{Done: map[plan.Op]int64{}, Failed: map[string]int64{}}
 	}
 	t.counts.Fetched += one.Progress.UpstreamBytes.Load()
 	t.counts.FromPeers += one.Progress.PeerBytes.Load()
 	switch {
-	case e.err == nil && e.heard == nil:
-		t.counts.Done[one.Action.Kind]++
+	case e.err == nil && e.responses == nil:
+		t.counts.Done[one.Action.Op]++
 	case !e.stopped && !upload.IsDiscarded(e.err):
-		t.counts.Failed[className(e.err)]++
+		t.counts.Failed[job.FailureClass(e.err)]++
 	}
-}
-
-// className names the class of a failure: those of fetch, and "disk" and "in use".
-func className(err error) string {
-	if e, ok := errors.AsType[*fetch.Error](err); ok {
-		return e.Class.String()
-	}
-	switch {
-	case errors.Is(err, disk.ErrNoSpace):
-		return fetch.NoSpace.String()
-	case isA[*disk.InUseError](err):
-		return "in use"
-	}
-	if whose, _, _ := judge(err, 0, 0); whose != diskTrouble {
-		return fetch.BadSource.String()
-	}
-	return "disk"
 }
 
 // Counts returns the totals so far, what is under way included. It may be called
@@ -96,7 +70,7 @@ func (r *Reconciler) Counts() Counts {
 }
 
 // Transfers returns the actions under way. It may be called by any goroutine.
-func (r *Reconciler) Transfers() map[Key]Transfer {
+func (r *Reconciler) Transfers() map[plan.CopyRef]job.Transfer {
 	r.transfers.mu.Lock()
 	defer r.transfers.mu.Unlock()
 	return maps.Clone(r.transfers.now)

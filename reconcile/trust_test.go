@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -19,12 +20,12 @@ func TestOneFailedRepairIsForEver(t *testing.T) {
 	o.Disks[refs[0]].Copies[image.ID] = there
 	failed := there
 	failed.State, failed.Message = disk.Failed, "damaged"
-	key := Key{refs[1], image.ID}
+	key := plan.CopyRef{Disk: refs[1], ID: image.ID}
 	own := o.Disks[refs[1]]
 	own.Copies[image.ID] = failed
 	own.Space.Free = 1 << 20
 	o.Disks[refs[1]] = own
-	o.Tries[key] = Try{Kind: Repair, Attempts: 1, Unrepairable: true, Link: true, Message: "no source for 30s", Since: goldenNow.Add(-time.Hour), Until: goldenNow.Add(-time.Minute)}
+	o.Failures[key] = plan.Failure{Op: plan.Repair, Attempts: 1, Unrepairable: true, Link: true, Message: "no source for 30s", Since: goldenNow.Add(-time.Hour), RetryAt: goldenNow.Add(-time.Minute)}
 	d, o := of(refs[1].Node, c, o)
 	anybodyActs(t, d.Plan(o))
 }
@@ -41,7 +42,7 @@ func TestTimeOnDiskPanicsThePublication(t *testing.T) {
 		}
 	}()
 	b := peer.NewStateCache()
-	b.Publish(peer.State{Node: "a", Disks: []peer.Disk{{Name: "d", Copies: []peer.Copy{tellCopy(Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, VerifiedAt: r.VerifiedAt}})}}}})
+	b.Publish(peer.State{Node: "a", Disks: []peer.Disk{{Name: "d", Copies: []peer.Copy{copyToPeer(plan.Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, VerifiedAt: r.VerifiedAt}})}}}})
 }
 
 // A node suspects its own copy: it neither reads nor counts it. Another one counts on it.
@@ -55,27 +56,29 @@ func TestSuspectedCopyIsCountedByOthers(t *testing.T) {
 	}
 	// refs[0].Node made a copy of it on another disk, and other bytes came out.
 	d0, o0 := of(refs[0].Node, c, o)
-	o0.Tries = map[Key]Try{{schema.DiskRef{Node: refs[0].Node, Disk: "disk9"}, image.ID}: {Kind: Sync, Suspects: []Key{{refs[0], image.ID}}}}
+	o0.Failures = map[plan.CopyRef]plan.Failure{{Disk: schema.DiskRef{Node: refs[0].Node, Disk: "disk9"}, ID: image.ID}: {Op: plan.Sync, Suspects: []plan.CopyRef{{Disk: refs[0], ID: image.ID}}}}
 	told := (&Reconciler{}).state(d0, o0)
 	o1 := o
 	o1.Disks[refs[0]] = told2(c, told)[refs[0]]
 	d1, o1 := of(refs[1].Node, c, o1)
 	for _, a := range d1.Plan(o1).Actions {
-		if a.Kind.drops() {
-			t.Errorf("%s of %s, counted on a copy that its own node does not believe in", a.Kind, a.Key())
+		if a.Op.Deletes() {
+			t.Errorf("%s of %s, counted on a copy that its own node does not believe in", a.Op, a.CopyRef())
 		}
 	}
 }
 
-func told2(c schema.Config, s peer.State) map[schema.DiskRef]Disk { return told(c.Nodes, s.Node, s) }
+func told2(c schema.Config, s peer.State) map[schema.DiskRef]plan.Disk {
+	return disksFromPeer(c.Nodes, s.Node, s)
+}
 
 // A part that came from other nodes is nothing that a first copy was begun with, on whatever
 // node it lies.
 func TestPulledPartIsTold(t *testing.T) {
-	for from, pulled := range map[string]bool{peer.PartFromPeers + " sha256:0a": true, UploadOrigin: false, "": false} {
-		c := Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, PartBytes: 1, PartSourceID: from}}
-		if there := toldCopy(tellCopy(c)); c.pulled() != pulled || there.pulled() != pulled {
-			t.Errorf("part of %q: pulled is %v here and %v elsewhere", from, c.pulled(), there.pulled())
+	for from, pulled := range map[string]bool{disk.PartFromPeers + " sha256:0a": true, disk.PartFromUpload: false, "": false} {
+		c := plan.Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, PartBytes: 1, PartSourceID: from}}
+		if there := copyFromPeer(copyToPeer(c)); c.FromPeers() != pulled || there.FromPeers() != pulled {
+			t.Errorf("part of %q: pulled is %v here and %v elsewhere", from, c.FromPeers(), there.FromPeers())
 		}
 	}
 }

@@ -21,12 +21,12 @@ func TestOneDiskAtTwoPathsIsRefused(t *testing.T) {
 	defer r.Close()
 	d := desire(t, `images: {}`, dir, link)
 	for range 2 { // it stays so
-		for ref, seen := range r.Look(d).Disks {
+		for ref, seen := range r.Observe(d).Disks {
 			if !strings.Contains(seen.Problem, "same diskUUID") {
 				t.Errorf("%s has the problem %q", ref, seen.Problem)
 			}
 		}
-		if err := r.HeldElsewhere(); err != nil {
+		if err := r.LockedElsewhere(); err != nil {
 			t.Error(err)
 		}
 	}

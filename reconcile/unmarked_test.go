@@ -11,6 +11,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -20,12 +22,12 @@ type unmarkable struct {
 	t                 *testing.T
 	id                disk.ID
 	obstacle          string
-	declared, without Desired
+	declared, without plan.Desired
 }
 
 func newUnmarkable(t *testing.T) *unmarkable {
 	t.Helper()
-	time.Sleep(time.Until(epoch.AddDate(0, 1, 0)))
+	time.Sleep(time.Until(plan.EarliestTime.AddDate(0, 1, 0)))
 	dir, image := newDisk(t), filepath.Join(t.TempDir(), "parrot.raw")
 	if err := os.WriteFile(image, randomImage(1<<20), 0o644); err != nil {
 		t.Fatal(err)
@@ -42,7 +44,7 @@ func newUnmarkable(t *testing.T) *unmarkable {
 }
 
 // converge returns the copy, if it is there then.
-func (u *unmarkable) converge(d Desired) (c Copy, there bool) {
+func (u *unmarkable) converge(d plan.Desired) (c plan.Copy, there bool) {
 	u.t.Helper()
 	o, _, err := u.Converge(u.t.Context(), d)
 	if err != nil {
@@ -127,22 +129,22 @@ func TestFailuresOfAnotherDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := newUnmarkable(t)
 		defer u.Close()
-		key := Key{schema.DiskRef{Node: "node1", Disk: "disk1"}, u.id}
-		o := u.Look(u.declared)
+		key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: u.id}
+		o := u.Observe(u.declared)
 		for ref := range o.Disks {
 			key.Disk = ref
 		}
-		a := newAction(Sync, key, "", 0)
-		u.running[key] = &running{job: job{action: a, image: u.declared.Config.Images["parrot"]}, stop: func() {}}
-		u.transfers.add(key, Transfer{Action: a, Progress: &fetch.Progress{}})
-		u.Finish(outcome{key: key, err: syscall.EIO})
-		if o := u.Look(u.declared); !o.Tries[key].Disk {
-			t.Fatalf("nothing is remembered: %+v", o.Tries)
+		a := plan.NewAction(plan.Sync, key, "", 0)
+		u.running[key] = &activeJob{job: job.Job{Action: a, Image: u.declared.Config.Images["parrot"]}, stop: func() {}}
+		u.transfers.add(key, job.Transfer{Action: a, Progress: &fetch.Progress{}})
+		u.Finish(result{key: key, err: syscall.EIO})
+		if o := u.Observe(u.declared); !o.Failures[key].Disk {
+			t.Fatalf("nothing is remembered: %+v", o.Failures)
 		}
 		u.obstruct()
 		u.exchange()
-		if o := u.Look(u.declared); len(o.Tries) > 0 {
-			t.Errorf("remembered of another disk: %+v", o.Tries)
+		if o := u.Observe(u.declared); len(o.Failures) > 0 {
+			t.Errorf("remembered of another disk: %+v", o.Failures)
 		}
 	})
 }

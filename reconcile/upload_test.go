@@ -10,7 +10,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
-	"github.com/seed-26586806/backing-image-manager/fetch/upload"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -18,21 +19,21 @@ import (
 // a kill, the file of an upload that was whole is verified first.
 func TestNotTaken(t *testing.T) {
 	for _, test := range []struct {
-		planned Action
+		planned plan.Action
 		status  int
 	}{
-		{Action{Kind: Verify}, http.StatusServiceUnavailable},
-		{Action{Kind: Adopt}, http.StatusServiceUnavailable},
-		{Action{Kind: Wait, Until: time.Unix(1, 0)}, http.StatusServiceUnavailable},
-		{Action{Kind: Wait}, http.StatusConflict},
-		{Action{Kind: Blocked}, http.StatusConflict},
-		{Action{Kind: Sync}, http.StatusConflict},
-		{Action{}, http.StatusConflict},
+		{plan.Action{Op: plan.Verify}, http.StatusServiceUnavailable},
+		{plan.Action{Op: plan.Adopt}, http.StatusServiceUnavailable},
+		{plan.Action{Op: plan.Wait, Until: time.Unix(1, 0)}, http.StatusServiceUnavailable},
+		{plan.Action{Op: plan.Wait}, http.StatusConflict},
+		{plan.Action{Op: plan.Blocked}, http.StatusConflict},
+		{plan.Action{Op: plan.Sync}, http.StatusConflict},
+		{plan.Action{}, http.StatusConflict},
 	} {
 		test.planned.Image, test.planned.Reason = "parrot", "why"
-		err := notTaken(test.planned)
+		err := uploadRejected(test.planned)
 		if refused, ok := errors.AsType[*httperror.Error](err); !ok || refused.Status != test.status {
-			t.Errorf("%q, until %v: got %#v, want status %d", test.planned.Kind, test.planned.Until, err, test.status)
+			t.Errorf("%q, until %v: got %#v, want status %d", test.planned.Op, test.planned.Until, err, test.status)
 		}
 	}
 }
@@ -46,24 +47,24 @@ func TestInterruptedUpload(t *testing.T) {
 	d.Config.Nodes["node2"] = d.Config.Nodes["node1"]
 	l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), false), LoopOptions{})
 	defer l.reconciler.Close()
-	l.reconciler.Look(d)
+	l.reconciler.Observe(d)
 	part, err := l.reconciler.disks.open[schema.DiskRef{Node: "node1", Disk: "disk1"}].OpenPart(t.Context(), image.ID, disk.PartOptions{})
 	must(t, err)
-	must(t, part.Begin(disk.PartSource{ID: upload.PartSourceID, ETag: "one", Size: 1 << 20}))
+	must(t, part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: "one", Size: 1 << 20}))
 	must(t, part.Close())
-	o := l.reconciler.Look(d)
-	o.Disks[there] = Disk{Copies: map[disk.ID]Copy{image.ID: readyCopy(image, digestOf(disk.SHA512, "a"))}}
+	o := l.reconciler.Observe(d)
+	o.Disks[there] = plan.Disk{Copies: map[disk.ID]plan.Copy{image.ID: readyCopy(image, digestOf(disk.SHA512, "a"))}}
 	for _, test := range []struct {
-		peer Peer
+		peer plan.Peer
 		id   string
 		want bool
 	}{
-		{peer: Peer{Asked: true, Problem: "no answer"}, id: "one", want: true},
-		{peer: Peer{Asked: true, Problem: "no answer"}, id: "two"},
-		{peer: Peer{Asked: true}, id: "one"},
+		{peer: plan.Peer{Queried: true, Problem: "no answer"}, id: "one", want: true},
+		{peer: plan.Peer{Queried: true, Problem: "no answer"}, id: "two"},
+		{peer: plan.Peer{Queried: true}, id: "one"},
 	} {
-		o.Peers = map[string]Peer{"node2": test.peer}
-		l.view.Store(&View{Desired: d, Observed: o, Loaded: true})
+		o.Peers = map[string]plan.Peer{"node2": test.peer}
+		l.view.Store(&status.View{Desired: d, Observed: o, Loaded: true})
 		if got := l.interrupted(test.id); got != test.want {
 			t.Errorf("upload %s, node2 %+v: got %v", test.id, test.peer, got)
 		}
@@ -82,7 +83,7 @@ func TestUploadBesideAPartThatNobodyGoesOnWith(t *testing.T) {
 	image.Source, image.DiskSelector, image.Disks = schema.Source{Upload: &schema.Upload{}}, []string{"ssd"}, []schema.DiskRef{wants}
 	c.Images["parrot"] = image
 	d, o := of("node1", c, bare(c))
-	part := Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 20, PartTotal: 1 << 30, PartSourceID: UploadOrigin}}
+	part := plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 20, PartTotal: 1 << 30, PartSourceID: disk.PartFromUpload}}
 	o.Disks[wants].Copies[image.ID] = part
 	if to, err := d.UploadTo(o, image, disk.Digest{}); err != nil || to.Disk != ranked {
 		t.Errorf("an upload goes to %s, error %v", to, err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -26,18 +27,18 @@ func (w *ways) load(config string) schema.Result {
 	return schema.NewLoader().Load(w.t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "images.yaml", Data: []byte(config)}}})
 }
 
-func (w *ways) desire(r schema.Result, path string) Desired {
+func (w *ways) desire(r schema.Result, path string) plan.Desired {
 	w.t.Helper()
 	if len(r.Errors) > 0 {
 		w.t.Fatal(r.Errors)
 	}
-	d, err := Desire(r, "node1", []string{path})
+	d, err := plan.NewDesired(r, "node1", []string{path})
 	must(w.t, err)
 	return d
 }
 
 // converge is one run of the program. What it says goes to the test that wants to know.
-func (w *ways) converge(d Desired) string {
+func (w *ways) converge(d plan.Desired) string {
 	var said bytes.Buffer
 	r := New(w.client(), slog.New(slog.NewTextHandler(&said, nil)), false)
 	_, plan, err := r.Converge(w.t.Context(), d)

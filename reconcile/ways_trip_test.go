@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // trip is one image on its way to a volume.
@@ -21,7 +22,7 @@ type trip struct {
 	t    *testing.T
 	one  way
 	v    *faultfs.Volume
-	d    Desired
+	d    plan.Desired
 	died chan struct{} // closed when the process is killed
 }
 

@@ -30,12 +30,12 @@ func TestRecallOverTheWire(t *testing.T) {
 	t.Log("clock:", state.Clock)
 	d1, o1 := of(refs[1].Node, c, bare(c))
 	o1.Now = now
-	others := &others{told: map[string]toldAt{}}
+	others := &peers{states: map[string]peerState{}}
 	for ref, seen := range others.disksOf(d1, refs[0].Node, peer.Observation{State: state, Polled: true, Received: now}, now) {
 		o1.Disks[ref] = seen
 	}
-	v := d1.scene(o1).look(image)
-	if v.recall().digest.IsZero() {
+	v := d1.NewIndex(o1).NewImagePlanner(image)
+	if v.PinnedDigest().Digest.IsZero() {
 		t.Error("what node1 had 10 s ago is forgotten:", o1.Disks[refs[0]].Copies[image.ID].DamagedAt)
 	}
 }

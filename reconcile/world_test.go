@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -48,7 +49,7 @@ type folder struct {
 	checked time.Time
 	part    int64
 	users   int
-	mark    Mark
+	mark    plan.Usage
 	made    time.Duration // when the manager made or adopted it
 	used    time.Duration // when the manager last saw it used
 	wanted  time.Duration // when it was last wanted, whatever the ranks
@@ -58,7 +59,9 @@ var worldStart = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 
 func (w *world) now() time.Time { return worldStart.Add(w.mono + w.wall) }
 
-func (w *world) refs() []schema.DiskRef { return slices.SortedFunc(maps.Keys(w.disks), compareRefs) }
+func (w *world) refs() []schema.DiskRef {
+	return slices.SortedFunc(maps.Keys(w.disks), plan.CompareDisks)
+}
 
 func (p *platter) free() int64 {
 	free := platterSize - p.filled
@@ -71,19 +74,19 @@ func (p *platter) free() int64 {
 	return max(0, free)
 }
 
-func (p *platter) ids() []disk.ID { return slices.SortedFunc(maps.Keys(p.folders), compareIDs) }
+func (p *platter) ids() []disk.ID { return slices.SortedFunc(maps.Keys(p.folders), plan.CompareIDs) }
 
 // look is what Look sees.
-func (w *world) look(c schema.Config) map[schema.DiskRef]Disk {
-	disks := map[schema.DiskRef]Disk{}
+func (w *world) look(c schema.Config) map[schema.DiskRef]plan.Disk {
+	disks := map[schema.DiskRef]plan.Disk{}
 	for name := range c.Nodes["node1"].Disks {
 		ref := schema.DiskRef{Node: "node1", Disk: name}
 		p := w.disks[ref]
 		if !p.there {
-			disks[ref] = Disk{Problem: "not there"}
+			disks[ref] = plan.Disk{Problem: "not there"}
 			continue
 		}
-		seen := Disk{ClockStepped: w.stepped, Space: disk.Space{Total: platterSize, Free: p.free()}, Copies: map[disk.ID]Copy{}}
+		seen := plan.Disk{ClockStepped: w.stepped, Space: disk.Space{Total: platterSize, Free: p.free()}, Copies: map[disk.ID]plan.Copy{}}
 		for id, f := range p.folders {
 			seen.Copies[id] = f.look(id, p)
 		}
@@ -92,15 +95,15 @@ func (w *world) look(c schema.Config) map[schema.DiskRef]Disk {
 	return disks
 }
 
-func (f *folder) look(id disk.ID, p *platter) Copy {
-	c := Copy{Copy: disk.Copy{
+func (f *folder) look(id disk.ID, p *platter) plan.Copy {
+	c := plan.Copy{Copy: disk.Copy{
 		ID: id, State: disk.Pending, Owned: f.owned, HasCfg: true, PartBytes: f.part, VerifiedAt: f.checked,
-		InUseRecorded: f.mark.InUse, LastUsed: f.mark.LastUsed, SurplusSince: f.mark.UnwantedSince, ClockNode: f.mark.By,
+		InUseRecorded: f.mark.InUse, LastUsed: f.mark.LastUsed, SurplusSince: f.mark.SurplusSince, ClockNode: f.mark.By,
 	}}
 	if f.part > 0 {
 		c.PartTotal = gib
 	}
-	c.Using = f.using(p)
+	c.UsedBy = f.using(p)
 	if f.letter == "" {
 		return c
 	}
@@ -136,33 +139,33 @@ func (p *platter) folder(id disk.ID) *folder {
 }
 
 // do is the effect of an action that has run to its end, or its failure.
-func (w *world) do(a Action, image schema.Image, reserve int64) error {
-	p := w.disks[a.Key().Disk]
-	id := a.Key().ID
-	if !p.there || p.readOnly || p.dying && !a.Kind.drops() {
+func (w *world) do(a plan.Action, image schema.Image, reserve int64) error {
+	p := w.disks[a.CopyRef().Disk]
+	id := a.CopyRef().ID
+	if !p.there || p.readOnly || p.dying && !a.Op.Deletes() {
 		return errors.New("input/output error")
 	}
-	switch a.Kind {
-	case Download:
+	switch a.Op {
+	case plan.Download:
 		letter := w.serves[image.Source.Download.URL]
 		if w.offline {
 			return &fetch.Error{Class: fetch.Network, Err: errors.New("no connection")}
 		}
 		want := image.Checksum
 		if want.IsZero() {
-			want = a.recall.digest
+			want = a.Pinned.Digest
 		}
 		return w.fill(p, id, letter, want, reserve)
-	case Sync:
-		from := w.disks[a.from.Disk]
-		source := from.folders[a.from.ID]
+	case plan.Sync:
+		from := w.disks[a.LocalSource.Disk]
+		source := from.folders[a.LocalSource.ID]
 		if !from.there || source == nil || source.letter == "" || source.touched || source.failed != "" || !source.owned {
 			return fmt.Errorf("open %s: it is not ready", a.From)
 		}
 		return w.fill(p, id, source.letter, digestOf(disk.SHA512, source.digest), reserve)
-	case Adopt, Verify:
+	case plan.Adopt, plan.Verify:
 		return w.verify(p.folders[id])
-	case Cleanup, Evict:
+	case plan.Cleanup, plan.Evict:
 		f := p.folders[id]
 		if why := f.using(p); why != "" {
 			return &disk.InUseError{ID: id, Reason: why}
@@ -170,7 +173,7 @@ func (w *world) do(a Action, image schema.Image, reserve int64) error {
 		delete(p.folders, id)
 		return nil
 	}
-	panic("no effect of " + string(a.Kind))
+	panic("no effect of " + string(a.Op))
 }
 
 // fill is what a part and its commit do.

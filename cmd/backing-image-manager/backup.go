@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/spf13/cobra"
 )
@@ -148,7 +148,7 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Creator, 
 	}
 	best := bestCopy(copies)
 	counted := &fetch.Progress{}
-	stop := show.watch(singleTransfer(reconcile.Backup, best.ID, best.Path(), counted))
+	stop := show.watch(singleTransfer(plan.Backup, best.ID, best.Path(), counted))
 	err = w.Create(ctx, best.Disk, best.ID, counted)
 	stop()
 	switch {

@@ -12,16 +12,16 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
 
 func newImageDownload() *cobra.Command {
@@ -137,7 +137,7 @@ func suggestForce(err error) error {
 func (d *destination) write(ctx context.Context, source imageSource, bars *progress) error {
 	image, p := source.info(), &fetch.Progress{}
 	p.Total.Store(image.size)
-	defer bars.watch(singleTransfer(reconcile.Download, image.ID, image.disk, p))()
+	defer bars.watch(singleTransfer(plan.Download, image.ID, image.disk, p))()
 	w := outfile.Stream(d.out, d.Packing, image.size)
 	if d.Path != "-" {
 		var err error
@@ -251,8 +251,8 @@ func openRemote(ctx context.Context, daemon daemonFlags, name string, on []strin
 
 // findReady returns the image with a name, and its ready copies on the daemon's node. There
 // is at least one, or an error says why there is none.
-func findReady(s reconcile.Status, name string, on []string) (reconcile.ImageStatus, []reconcile.CopyStatus, error) {
-	var found []reconcile.ImageStatus
+func findReady(s status.Status, name string, on []string) (status.ImageStatus, []status.CopyStatus, error) {
+	var found []status.ImageStatus
 	for _, image := range s.Images {
 		id := disk.ID{Name: image.Name, UUID: image.UUID}
 		image.Copies = report.CopiesOn(image.Copies, on)
@@ -265,10 +265,10 @@ func findReady(s reconcile.Status, name string, on []string) (reconcile.ImageSta
 		if len(on) > 0 {
 			where = " on " + strings.Join(on, ", ")
 		}
-		return reconcile.ImageStatus{}, nil, fmt.Errorf("no image %s: node %s has none of that name%s", name, s.Node, where)
+		return status.ImageStatus{}, nil, fmt.Errorf("no image %s: node %s has none of that name%s", name, s.Node, where)
 	}
 	image := slices.MinFunc(found, report.CompareGenerations)
-	ready := slices.DeleteFunc(slices.Clone(image.Copies), func(c reconcile.CopyStatus) bool {
+	ready := slices.DeleteFunc(slices.Clone(image.Copies), func(c status.CopyStatus) bool {
 		return c.Node != s.Node || c.State != disk.Ready || c.Leaving || c.Chunks.IsZero()
 	})
 	if len(ready) == 0 {
@@ -278,7 +278,7 @@ func findReady(s reconcile.Status, name string, on []string) (reconcile.ImageSta
 }
 
 // noReadyCopy says why the daemon's node has no copy to download, and which nodes have one.
-func noReadyCopy(s reconcile.Status, image reconcile.ImageStatus) error {
+func noReadyCopy(s status.Status, image status.ImageStatus) error {
 	id := disk.ID{Name: image.Name, UUID: image.UUID}
 	var own, others []string
 	for _, c := range image.Copies {
@@ -299,7 +299,7 @@ func noReadyCopy(s reconcile.Status, image reconcile.ImageStatus) error {
 
 // urlOf returns the flag --url for the daemon of a node, or nothing if its address is
 // unknown.
-func urlOf(s reconcile.Status, node string) string {
+func urlOf(s status.Status, node string) string {
 	for _, p := range s.Peers {
 		if p.Node == node && p.Address != "" {
 			return " with --url " + redact.URL(p.Address)
@@ -386,8 +386,8 @@ func openLocal(paths []string, name string, on []string) (*localImage, error) {
 
 // bestCopy returns the copy that a list would show for a name.
 func bestCopy(copies []localCopy) localCopy {
-	status := func(c localCopy) reconcile.ImageStatus {
-		return reconcile.ImageStatus{UUID: c.ID.UUID, Copies: []reconcile.CopyStatus{copyStatus(c.Path(), c.Copy, disk.Users{})}}
+	status := func(c localCopy) status.ImageStatus {
+		return status.ImageStatus{UUID: c.ID.UUID, Copies: []status.CopyStatus{copyStatus(c.Path(), c.Copy, disk.Users{})}}
 	}
 	return slices.MinFunc(copies, func(a, b localCopy) int { return report.CompareGenerations(status(a), status(b)) })
 }

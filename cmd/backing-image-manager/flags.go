@@ -10,12 +10,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/reconcile/api"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-
-	"github.com/seed-26586806/backing-image-manager/fetch/auth"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
-	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 )
 
 // prepareUsage makes every usage error one line that suggests similar names, and completes
@@ -158,10 +157,10 @@ func (f *daemonFlags) add(cmd *cobra.Command) {
 func (f *daemonFlags) client() (*api.Client, error) { return api.NewClient(f.url, f.tokenFile, f.tls) }
 
 // status returns the status of the daemon.
-func (f *daemonFlags) status(ctx context.Context) (reconcile.Status, error) {
+func (f *daemonFlags) status(ctx context.Context) (status.Status, error) {
 	c, err := f.client()
 	if err != nil {
-		return reconcile.Status{}, err
+		return status.Status{}, err
 	}
 	return c.Status(ctx)
 }

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"io"
 
-	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/spf13/cobra"
 )
 
@@ -56,7 +56,7 @@ func (f *imageFlags) addOn(cmd *cobra.Command) {
 }
 
 // images asks whom the flags say.
-func (f *imageFlags) images(ctx context.Context) ([]reconcile.ImageStatus, error) {
+func (f *imageFlags) images(ctx context.Context) ([]status.ImageStatus, error) {
 	if len(f.disks) == 0 {
 		s, err := f.status(ctx)
 		return report.VisibleImages(s), err

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
 // offlineDisk is a disk that a command uses without a daemon.
@@ -40,8 +40,8 @@ func closeDisks(disks []offlineDisk) error {
 
 // imagesOn returns the images on disks in the form of a daemon's status. The name of a disk
 // is its path, and no image is declared.
-func imagesOn(disks []offlineDisk) []reconcile.ImageStatus {
-	var images []reconcile.ImageStatus
+func imagesOn(disks []offlineDisk) []status.ImageStatus {
+	var images []status.ImageStatus
 	at := map[disk.ID]int{}
 	for _, d := range disks {
 		users := d.Users()
@@ -50,7 +50,7 @@ func imagesOn(disks []offlineDisk) []reconcile.ImageStatus {
 			if !known {
 				i = len(images)
 				at[c.ID] = i
-				images = append(images, reconcile.ImageStatus{Name: c.ID.Name, UUID: c.ID.UUID})
+				images = append(images, status.ImageStatus{Name: c.ID.Name, UUID: c.ID.UUID})
 			}
 			if images[i].Expected.IsZero() {
 				images[i].Expected = c.CfgExpected
@@ -62,9 +62,9 @@ func imagesOn(disks []offlineDisk) []reconcile.ImageStatus {
 }
 
 // copyStatus returns the status of a copy on the disk at path.
-func copyStatus(path string, c disk.Copy, users disk.Users) reconcile.CopyStatus {
+func copyStatus(path string, c disk.Copy, users disk.Users) status.CopyStatus {
 	inUse, _ := users.InUse(c.ID)
-	s := reconcile.CopyStatus{
+	s := status.CopyStatus{
 		Disk: path, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256,
 		Owned: c.Owned, Verified: c.VerifiedAt, InUse: inUse, LastUsed: c.LastUsed, Unwanted: c.SurplusSince,

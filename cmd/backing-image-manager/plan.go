@@ -11,8 +11,10 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/spf13/cobra"
 )
@@ -61,10 +63,10 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 	if err := c.save(result, cluster.Save(nodes, p)); err != nil {
 		return err
 	}
-	if !c.everyNode || nodes[0].May == schema.ObserveOnly {
+	if !c.everyNode || nodes[0].Allowed == schema.ObserveOnly {
 		return errors.Join(c.write(nodes[0], p, false), c.writeErrors(result), c.exit(p, result))
 	}
-	f := report.NewClusterPlan(reconcile.NewFleet(cluster, nodes[0], p), p)
+	f := report.NewClusterPlan(forecast.New(cluster, nodes[0], p), p)
 	f.Mistakes = result.Errors
 	if c.diffDir != "" && broken(result) == nil {
 		old, err := c.loadOld(ctx)
@@ -75,7 +77,7 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 		if err != nil {
 			return err
 		}
-		comesTo := func(part reconcile.Plan) reconcile.Fleet { return reconcile.NewFleet(cluster, nodes[0], part) }
+		comesTo := func(part plan.Plan) forecast.Fleet { return forecast.New(cluster, nodes[0], part) }
 		f.Split(report.NewDifference(old.Config, result.Config), base, risk, comesTo)
 	}
 	return errors.Join(f.Write(c.out, c.format, hasColour(c.out), len(nodes) > 1), c.exit(p, result))
@@ -83,7 +85,7 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 
 // savedNodes are the nodes to plan for: all that are declared, or the one of --node,
 // or, where none are declared, the one that the state is of.
-func (c *convergence) savedNodes(saved *reconcile.Snapshot, result schema.Result) ([]reconcile.Desired, error) {
+func (c *convergence) savedNodes(saved *status.SavedCluster, result schema.Result) ([]plan.Desired, error) {
 	names := slices.Sorted(maps.Keys(result.Config.Nodes))
 	var paths []string
 	if len(names) == 0 {
@@ -96,11 +98,11 @@ func (c *convergence) savedNodes(saved *reconcile.Snapshot, result schema.Result
 	if !c.everyNode {
 		names = []string{c.node}
 	}
-	d, err := reconcile.Desire(result, names[0], paths)
+	d, err := plan.NewDesired(result, names[0], paths)
 	if err != nil {
 		return nil, err
 	}
-	nodes := make([]reconcile.Desired, len(names))
+	nodes := make([]plan.Desired, len(names))
 	for i, name := range names {
 		nodes[i] = d // they share how disks are ranked
 		nodes[i].Node = name
@@ -109,8 +111,8 @@ func (c *convergence) savedNodes(saved *reconcile.Snapshot, result schema.Result
 }
 
 // readStates reads saved statuses, each of another node.
-func readStates(files []string) (*reconcile.Snapshot, error) {
-	saved := &reconcile.Snapshot{}
+func readStates(files []string) (*status.SavedCluster, error) {
+	saved := &status.SavedCluster{}
 	for _, file := range files {
 		err := saved.AddFile(file)
 		if _, unread := errors.AsType[*fs.PathError](err); unread {
@@ -139,7 +141,7 @@ func (c *convergence) checkFiles() error {
 }
 
 // save writes the plan to the file of --out, if there is one: the whole of it or nothing.
-func (c *convergence) save(result schema.Result, plan reconcile.Saved) error {
+func (c *convergence) save(result schema.Result, plan plan.SavedPlan) error {
 	if c.outFile == "" {
 		return nil
 	}
@@ -165,8 +167,8 @@ func (c *convergence) save(result schema.Result, plan reconcile.Saved) error {
 	return nil
 }
 
-func (c *convergence) readPlan() (plan reconcile.Saved, err error) {
-	err = reconcile.ReadSavedFile(c.planFile, &plan)
+func (c *convergence) readPlan() (plan plan.SavedPlan, err error) {
+	err = status.ReadSavedFile(c.planFile, &plan)
 	if _, unread := errors.AsType[*fs.PathError](err); unread {
 		return plan, fmt.Errorf("read --plan: %w", err)
 	}
@@ -180,25 +182,25 @@ func (c *convergence) readPlan() (plan reconcile.Saved, err error) {
 }
 
 // checkPlan says whether the plan of --plan still holds.
-func (c *convergence) checkPlan(d reconcile.Desired, o reconcile.Observed, now reconcile.Plan) error {
+func (c *convergence) checkPlan(d plan.Desired, o plan.Observed, now plan.Plan) error {
 	if d.Only == nil {
 		return nil
 	}
-	if err := d.Only.Holds(d, o, now); err != nil {
+	if err := d.Only.CheckAgainst(d, o, now); err != nil {
 		return errors.Join(fmt.Errorf("the plan %s does not hold any more, and nothing is done: make another one with --dry-run --out", c.planFile), err)
 	}
 	return nil
 }
 
 // unfinishedOf says what of a plan was not done.
-func unfinishedOf(plan reconcile.Saved, d reconcile.Desired, o reconcile.Observed, now reconcile.Plan) error {
+func unfinishedOf(plan plan.SavedPlan, d plan.Desired, o plan.Observed, now plan.Plan) error {
 	failed := 0
 	for _, key := range ownFailures(d, o) {
-		if plan.Names(key) {
+		if plan.Contains(key) {
 			failed++
 		}
 	}
-	left := len(plan.Left(now).Actions)
+	left := len(plan.Remaining(now).Actions)
 	switch {
 	case failed > 0:
 		return fmt.Errorf("the saved plan was not done: %d failed", failed)
@@ -260,14 +262,14 @@ func (c *convergence) compare(ctx context.Context, result schema.Result) error {
 
 // before is what the old configuration would have done, and what of that somebody should
 // know.
-func (c *convergence) before(saved *reconcile.Snapshot, old schema.Result) (reconcile.Plan, reconcile.Risk, error) {
+func (c *convergence) before(saved *status.SavedCluster, old schema.Result) (plan.Plan, forecast.Risk, error) {
 	nodes, err := c.savedNodes(saved, old)
 	if err != nil {
-		return reconcile.Plan{}, reconcile.Risk{}, fmt.Errorf("plan for --diff %s: %w", c.diffDir, err)
+		return plan.Plan{}, forecast.Risk{}, fmt.Errorf("plan for --diff %s: %w", c.diffDir, err)
 	}
 	was := saved.Cluster(nodes[0])
 	base := was.Plan(nodes)
-	return base, reconcile.NewFleet(was, nodes[0], base).Risk, nil
+	return base, forecast.New(was, nodes[0], base).Risk, nil
 }
 
 // writeErrors writes the errors of a configuration that no plan can be made for.

@@ -12,12 +12,12 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"golang.org/x/term"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"golang.org/x/term"
 )
 
 // terminal returns the file behind w if it is a terminal.
@@ -81,7 +81,7 @@ func (p *progress) erase() error {
 
 // watch draws the result of transfers several times a second until stop is called, which
 // removes the bars.
-func (p *progress) watch(transfers func() map[reconcile.Key]reconcile.Transfer) (stop func()) {
+func (p *progress) watch(transfers func() map[plan.CopyRef]job.Transfer) (stop func()) {
 	if p.tty == nil {
 		return func() {}
 	}
@@ -104,13 +104,13 @@ func (p *progress) watch(transfers func() map[reconcile.Key]reconcile.Transfer) 
 }
 
 // singleTransfer is the argument of watch for one transfer outside a reconciler.
-func singleTransfer(kind reconcile.Kind, id disk.ID, place string, p *fetch.Progress) func() map[reconcile.Key]reconcile.Transfer {
-	t := reconcile.Transfer{
-		Action:   reconcile.Action{Kind: kind, Image: id.Name, UUID: id.UUID, Disk: place},
+func singleTransfer(kind plan.Op, id disk.ID, place string, p *fetch.Progress) func() map[plan.CopyRef]job.Transfer {
+	t := job.Transfer{
+		Action:   plan.Action{Op: kind, Image: id.Name, UUID: id.UUID, Disk: place},
 		Progress: p,
 	}
-	return func() map[reconcile.Key]reconcile.Transfer {
-		return map[reconcile.Key]reconcile.Transfer{t.Action.Key(): t}
+	return func() map[plan.CopyRef]job.Transfer {
+		return map[plan.CopyRef]job.Transfer{t.Action.CopyRef(): t}
 	}
 }
 
@@ -163,7 +163,7 @@ func (p *progress) draw(lines []string) {
 
 // rateMeter turns the progress of transfers into lines with a rate.
 type rateMeter struct {
-	samples map[reconcile.Key][]sample
+	samples map[plan.CopyRef][]sample
 }
 
 // sample is the progress of a transfer at one time. A resumed transfer starts with the
@@ -183,15 +183,15 @@ var barWidths = []int{30, 20, 10, 6, 0}
 
 // lines returns a line for each transfer, sorted by image and disk, with fewer than width
 // columns. Deletions have no line, because they have no progress.
-func (m *rateMeter) lines(now time.Time, transfers map[reconcile.Key]reconcile.Transfer, width int) []string {
-	keys := slices.SortedFunc(maps.Keys(transfers), func(a, b reconcile.Key) int {
+func (m *rateMeter) lines(now time.Time, transfers map[plan.CopyRef]job.Transfer, width int) []string {
+	keys := slices.SortedFunc(maps.Keys(transfers), func(a, b plan.CopyRef) int {
 		return strings.Compare(a.ID.String()+a.Disk.String(), b.ID.String()+b.Disk.String())
 	})
-	keys = slices.DeleteFunc(keys, func(key reconcile.Key) bool {
-		kind := transfers[key].Action.Kind
-		return kind == reconcile.Cleanup || kind == reconcile.Evict
+	keys = slices.DeleteFunc(keys, func(key plan.CopyRef) bool {
+		kind := transfers[key].Action.Op
+		return kind == plan.Cleanup || kind == plan.Evict
 	})
-	samples := map[reconcile.Key][]sample{} // without those of transfers that ended
+	samples := map[plan.CopyRef][]sample{} // without those of transfers that ended
 	for _, key := range keys {
 		samples[key] = addSample(m.samples[key], sample{now, transfers[key].Progress.Done.Load()})
 	}
@@ -238,9 +238,9 @@ func bytesPerSecond(samples []sample) float64 {
 }
 
 // bar returns the cells of a line, with a bar of width columns.
-func bar(t reconcile.Transfer, rate float64, width int) []string {
+func bar(t job.Transfer, rate float64, width int) []string {
 	done, total := t.Progress.Done.Load(), t.Progress.Total.Load()
-	row := []string{string(t.Action.Kind), t.Action.Image, t.Action.Disk}
+	row := []string{string(t.Action.Op), t.Action.Image, t.Action.Disk}
 	if total <= 0 {
 		return append(row, report.Size(done), rateText(rate))
 	}

@@ -9,22 +9,23 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 func TestBarsShowRateAndRemainingTime(t *testing.T) {
-	under := map[reconcile.Key]reconcile.Transfer{}
-	transfer := func(kind reconcile.Kind, image string, done, total int64) *fetch.Progress {
+	under := map[plan.CopyRef]job.Transfer{}
+	transfer := func(kind plan.Op, image string, done, total int64) *fetch.Progress {
 		p := &fetch.Progress{}
 		p.Done.Store(done)
 		p.Total.Store(total)
-		a := reconcile.Action{Kind: kind, Image: image, UUID: "6846a0b2", Node: "node1", Disk: "disk1", Bytes: total}
-		under[a.Key()] = reconcile.Transfer{Action: a, Progress: p}
+		a := plan.Action{Op: kind, Image: image, UUID: "6846a0b2", Node: "node1", Disk: "disk1", Bytes: total}
+		under[a.CopyRef()] = job.Transfer{Action: a, Progress: p}
 		return p
 	}
-	parrot := transfer(reconcile.Download, "parrot", 512<<20, 1<<30) // resumed: half was there
-	desert := transfer(reconcile.Sync, "desert", 0, -1)
-	transfer(reconcile.Cleanup, "old", 0, 1<<30)
+	parrot := transfer(plan.Download, "parrot", 512<<20, 1<<30) // resumed: half was there
+	desert := transfer(plan.Sync, "desert", 0, -1)
+	transfer(plan.Cleanup, "old", 0, 1<<30)
 
 	var m rateMeter
 	start := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)

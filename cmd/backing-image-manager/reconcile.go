@@ -19,6 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/spf13/cobra"
@@ -123,7 +124,7 @@ func (c *convergence) run(ctx context.Context) error {
 	if c.diffDir != "" {
 		return c.compare(ctx, result)
 	}
-	desired, err := reconcile.Desire(result, c.node, c.disks)
+	desired, err := plan.NewDesired(result, c.node, c.disks)
 	if err != nil {
 		return errors.Join(err, broken(result))
 	}
@@ -134,8 +135,8 @@ func (c *convergence) run(ctx context.Context) error {
 		}
 		desired.Only = &plan
 	}
-	if c.offline && len(result.Config.Nodes) > 0 && desired.May == schema.Everything {
-		desired.May, desired.Offline = schema.NoDeletions, true
+	if c.offline && len(result.Config.Nodes) > 0 && desired.Allowed == schema.Everything {
+		desired.Allowed, desired.Offline = schema.NoDeletions, true
 	}
 	if c.dryRun {
 		return c.plan(ctx, desired, result)
@@ -156,7 +157,7 @@ func broken(r schema.Result) error {
 }
 
 // meet lets r ask the other nodes, unless nobody is to be asked.
-func (c *convergence) meet(ctx context.Context, r *reconcile.Reconciler, d reconcile.Desired) error {
+func (c *convergence) meet(ctx context.Context, r *reconcile.Reconciler, d plan.Desired) error {
 	if c.offline {
 		return nil
 	}
@@ -164,32 +165,32 @@ func (c *convergence) meet(ctx context.Context, r *reconcile.Reconciler, d recon
 	if err != nil {
 		return err
 	}
-	r.Join(peer.NewClient(credentials.ForPeers()))
-	r.Meet(ctx, d)
+	r.SetPeers(peer.NewClient(credentials.ForPeers()))
+	r.WaitForPeers(ctx, d)
 	return nil
 }
 
-func (c *convergence) plan(ctx context.Context, d reconcile.Desired, result schema.Result) error {
+func (c *convergence) plan(ctx context.Context, d plan.Desired, result schema.Result) error {
 	r := reconcile.New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), true)
 	if err := c.meet(ctx, r, d); err != nil {
 		return errors.Join(err, r.Close())
 	}
-	o := r.Look(d)
+	o := r.Observe(d)
 	p := d.Plan(o)
 	c.warnOfDisks(o)
 	c.warnOfMissing(d, p)
 	holds := c.checkPlan(d, o, p)
 	if d.Only != nil {
-		p = d.Only.Of(p)
+		p = d.Only.Restrict(p)
 	}
-	if err := errors.Join(holds, c.write(d, p, false), c.save(result, reconcile.Save([]reconcile.Desired{d}, o, p)), r.Close()); err != nil {
+	if err := errors.Join(holds, c.write(d, p, false), c.save(result, plan.NewSavedPlan([]plan.Desired{d}, o, p)), r.Close()); err != nil {
 		return err
 	}
 	return c.exit(p, result)
 }
 
 // exit is how a dry run ends.
-func (c *convergence) exit(p reconcile.Plan, result schema.Result) error {
+func (c *convergence) exit(p plan.Plan, result schema.Result) error {
 	if err := broken(result); err != nil {
 		return err
 	}
@@ -201,10 +202,10 @@ func (c *convergence) exit(p reconcile.Plan, result schema.Result) error {
 
 // write prints a plan. An empty one may have other reasons than that nothing had to
 // be done: to people it says so.
-func (c *convergence) write(d reconcile.Desired, p reconcile.Plan, worked bool) error {
+func (c *convergence) write(d plan.Desired, p plan.Plan, worked bool) error {
 	summary := ""
 	switch {
-	case d.May == schema.ObserveOnly:
+	case d.Allowed == schema.ObserveOnly:
 		summary = "No plan: too much of the configuration is not known."
 	case worked && len(p.Actions) == 0:
 		summary = "Done. The disks match the configuration."
@@ -221,7 +222,7 @@ func (c *convergence) write(d reconcile.Desired, p reconcile.Plan, worked bool) 
 	return err
 }
 
-func (c *convergence) warnOfDisks(o reconcile.Observed) {
+func (c *convergence) warnOfDisks(o plan.Observed) {
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), compareRefs) {
 		if problem := o.Disks[ref].Problem; problem != "" {
 			fmt.Fprintf(c.err, "warning: disk %s: %s\n", ref, problem)
@@ -231,14 +232,14 @@ func (c *convergence) warnOfDisks(o reconcile.Observed) {
 
 func compareRefs(a, b schema.DiskRef) int { return strings.Compare(a.String(), b.String()) }
 
-func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result schema.Result) error {
+func (c *convergence) converge(ctx context.Context, d plan.Desired, result schema.Result) error {
 	show := newProgress(c.err)
 	r := reconcile.New(fetch.Client{SecretsDir: c.secretsDir, AllowAnyFile: true}, show.logger(), false)
 	if err := c.meet(ctx, r, d); err != nil {
 		return errors.Join(err, r.Close())
 	}
-	o := r.Look(d)
-	if err := r.HeldElsewhere(); err != nil {
+	o := r.Observe(d)
+	if err := r.LockedElsewhere(); err != nil {
 		return errors.Join(err, r.Close())
 	}
 	c.warnOfDisks(o)
@@ -264,9 +265,9 @@ func (c *convergence) converge(ctx context.Context, d reconcile.Desired, result 
 }
 
 // ownFailures are the copies on this node's disks of which something failed.
-func ownFailures(d reconcile.Desired, o reconcile.Observed) []reconcile.Key {
-	var keys []reconcile.Key
-	for key, t := range o.Tries {
+func ownFailures(d plan.Desired, o plan.Observed) []plan.CopyRef {
+	var keys []plan.CopyRef
+	for key, t := range o.Failures {
 		if key.Disk.Node == d.Node && t.Attempts > 0 {
 			keys = append(keys, key)
 		}
@@ -276,14 +277,14 @@ func ownFailures(d reconcile.Desired, o reconcile.Observed) []reconcile.Key {
 
 // blockedOnly counts the blocked actions of images of which nothing failed: a final
 // failure is blocked as well, and would count twice.
-func blockedOnly(d reconcile.Desired, o reconcile.Observed, p reconcile.Plan) int {
+func blockedOnly(d plan.Desired, o plan.Observed, p plan.Plan) int {
 	failed := map[string]bool{}
 	for _, key := range ownFailures(d, o) {
 		failed[key.ID.Name] = true
 	}
 	n := 0
 	for _, a := range p.Actions {
-		if a.Kind == reconcile.Blocked && !failed[a.Image] {
+		if a.Op == plan.Blocked && !failed[a.Image] {
 			n++
 		}
 	}
@@ -292,7 +293,7 @@ func blockedOnly(d reconcile.Desired, o reconcile.Observed, p reconcile.Plan) in
 
 // unfinished says what keeps a run from having been a success. Waits of clean-ups
 // do not count, nor does it that there are fewer disks than copies.
-func unfinished(d reconcile.Desired, o reconcile.Observed, p reconcile.Plan) error {
+func unfinished(d plan.Desired, o plan.Observed, p plan.Plan) error {
 	var what []string
 	if n := len(ownFailures(d, o)); n > 0 {
 		what = append(what, fmt.Sprintf("%d failed", n))
@@ -316,14 +317,14 @@ func unfinished(d reconcile.Desired, o reconcile.Observed, p reconcile.Plan) err
 
 // warnOfMissing tells of what a run would miss on this machine, as far as a look at it
 // shows that: a plan does not depend on it, and the run would fail.
-func (c *convergence) warnOfMissing(d reconcile.Desired, p reconcile.Plan) {
+func (c *convergence) warnOfMissing(d plan.Desired, p plan.Plan) {
 	var said []string
 	for _, a := range p.Actions {
 		image, declared := d.Config.Images[a.Image]
 		if !declared || a.Idle() || a.Node != d.Node {
 			continue
 		}
-		secrets, store := needs(a.Kind, image)
+		secrets, store := needs(a.Op, image)
 		for _, why := range []string{c.missingSecret(secrets), missingStore(store)} {
 			if text := fmt.Sprintf("warning: image %s: %s\n", a.Image, why); why != "" && !slices.Contains(said, text) {
 				said = append(said, text)
@@ -334,17 +335,17 @@ func (c *convergence) warnOfMissing(d reconcile.Desired, p reconcile.Plan) {
 }
 
 // needs are the folder of secrets and the backup store that an action goes to.
-func needs(kind reconcile.Kind, image schema.Image) (secrets, store string) {
+func needs(kind plan.Op, image schema.Image) (secrets, store string) {
 	s := image.Source
 	switch {
-	case kind == reconcile.Backup && image.Backup != nil:
+	case kind == plan.Backup && image.Backup != nil:
 		return image.Backup.Credentials, image.Backup.Target
-	case kind == reconcile.Download && s.Download != nil:
+	case kind == plan.Download && s.Download != nil:
 		return s.Download.Credentials, ""
-	case kind == reconcile.Restore && s.Restore != nil:
+	case kind == plan.Restore && s.Restore != nil:
 		target, _, _ := backup.ParseURL(s.Restore.BackupURL) // the schema has read it
 		return s.Restore.Credentials, target
-	case kind == reconcile.Clone && s.Clone != nil && s.Clone.Encryption != schema.EncryptionIgnore:
+	case kind == plan.Clone && s.Clone != nil && s.Clone.Encryption != schema.EncryptionIgnore:
 		return s.Clone.Secret, ""
 	}
 	return "", ""

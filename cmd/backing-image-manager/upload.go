@@ -11,17 +11,16 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/spf13/cobra"
-	"golang.org/x/term"
-	"golang.org/x/time/rate"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"golang.org/x/time/rate"
 )
 
 // uploadCmd is one run of the command upload.
@@ -157,7 +156,7 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 			bars.logger().Warn("interrupted; resuming", "error", daemon.Unreachable(err).Error())
 		})
 	}
-	stop := bars.watch(singleTransfer(reconcile.Upload, disk.ID{Name: u.name}, daemon.Address(), p))
+	stop := bars.watch(singleTransfer(plan.Upload, disk.ID{Name: u.name}, daemon.Address(), p))
 	client := upload.Client{Base: daemon.URL(), Transport: transport}
 	if token != "" {
 		client.Authorization = "Bearer " + token
@@ -342,7 +341,7 @@ func (u *uploadCmd) fill(ctx context.Context, on offlineDisk, request upload.Req
 	if isFile {
 		p.Total.Store(file.Size())
 	}
-	stop := newProgress(u.err).watch(singleTransfer(reconcile.Upload, id, on.Path(), p))
+	stop := newProgress(u.err).watch(singleTransfer(plan.Upload, id, on.Path(), p))
 	err = upload.FillLocal(ctx, part, request, p)
 	stop()
 	_, final := errors.AsType[*fetch.Error](err)

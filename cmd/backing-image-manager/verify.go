@@ -10,13 +10,13 @@ import (
 	"slices"
 	"time"
 
-	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
 
 func newImageVerify() *cobra.Command {
@@ -88,7 +88,7 @@ func verifyCopy(ctx context.Context, c localCopy, bars *progress) (disk.Digest, 
 	}
 	p := &fetch.Progress{}
 	p.Total.Store(c.Size)
-	defer bars.watch(singleTransfer(reconcile.Verify, c.ID, c.Path(), p))()
+	defer bars.watch(singleTransfer(plan.Verify, c.ID, c.Path(), p))()
 	if !c.Owned {
 		return verifyUnmanaged(ctx, c, p)
 	}
@@ -164,16 +164,16 @@ func verifyByDaemon(ctx context.Context, out io.Writer, f imageFlags, name strin
 
 // isVerifying reports whether the request that followed the status before is not finished
 // in the status now, or does not show there yet.
-func isVerifying(before, now reconcile.Status, name string) bool {
-	return now.Time.Equal(before.Time) || slices.ContainsFunc(now.Plan.Actions, func(a reconcile.Action) bool {
-		return a.Kind == reconcile.Verify && a.Image == name && a.Node == now.Node
+func isVerifying(before, now status.Status, name string) bool {
+	return now.Time.Equal(before.Time) || slices.ContainsFunc(now.Plan.Actions, func(a plan.Action) bool {
+		return a.Op == plan.Verify && a.Image == name && a.Node == now.Node
 	})
 }
 
 // reportVerified prints the result for each copy of the daemon's node that was ready
 // before. A copy that is ready again may have been damaged: the daemon replaces a damaged
 // copy at once.
-func reportVerified(out io.Writer, before, now reconcile.Status, name string) error {
+func reportVerified(out io.Writer, before, now status.Status, name string) error {
 	var failures []error
 	for _, image := range now.Images {
 		if image.Name != name || !image.Declared {
@@ -201,7 +201,7 @@ func reportVerified(out io.Writer, before, now reconcile.Status, name string) er
 }
 
 // readyBefore returns a copy as it was in an earlier status, if it was ready then.
-func readyBefore(before reconcile.Status, id disk.ID, c reconcile.CopyStatus) (was reconcile.CopyStatus, ready bool) {
+func readyBefore(before status.Status, id disk.ID, c status.CopyStatus) (was status.CopyStatus, ready bool) {
 	for _, image := range before.Images {
 		if image.Name != id.Name || image.UUID != id.UUID {
 			continue
@@ -212,5 +212,5 @@ func readyBefore(before reconcile.Status, id disk.ID, c reconcile.CopyStatus) (w
 			}
 		}
 	}
-	return reconcile.CopyStatus{}, false
+	return status.CopyStatus{}, false
 }

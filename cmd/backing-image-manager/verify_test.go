@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
 func TestVerifyByDaemonReportsTheStatusOfTheCopies(t *testing.T) {
-	parse := func(text string) (s reconcile.Status) {
+	parse := func(text string) (s status.Status) {
 		t.Helper()
 		if err := json.Unmarshal([]byte(text), &s); err != nil {
 			t.Fatal(err)

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/spf13/cobra"
 )
@@ -114,7 +114,7 @@ func (e *missingError) Error() string { return errors.Join(e.lines...).Error() }
 
 // notReady says what of the names, or of all that is declared, is not ready: a
 // *missingError, or another one if waiting does not help.
-func notReady(s reconcile.Status, names []string) error {
+func notReady(s status.Status, names []string) error {
 	if s.Config.Allowed == schema.ObserveOnly.String() {
 		return missing("the configuration is not known: %s", cmp.Or(s.Config.Fault, firstOf(s.Config.Errors)))
 	}
@@ -154,7 +154,7 @@ func firstOf(texts []string) string {
 	return report.OneLine(texts[0])
 }
 
-func declaredNames(s reconcile.Status) []string {
+func declaredNames(s status.Status) []string {
 	var names []string
 	for _, image := range s.Images {
 		if image.Declared {
@@ -166,13 +166,13 @@ func declaredNames(s reconcile.Status) []string {
 
 // declaredImage finds an image by name. One whose declaration has a mistake is shown
 // with what is wrong, and is waited for like any.
-func declaredImage(s reconcile.Status, name string) (reconcile.ImageStatus, bool) {
+func declaredImage(s status.Status, name string) (status.ImageStatus, bool) {
 	for _, image := range s.Images {
 		if image.Name == name && (image.Declared || len(s.Config.Errors) > 0 && image.Message != "") {
 			return image, true
 		}
 	}
-	return reconcile.ImageStatus{}, false
+	return status.ImageStatus{}, false
 }
 
 // mostReasons is how many copies of an image are told of: one for all disks may have
@@ -181,7 +181,7 @@ const mostReasons = 3
 
 // whyMissing says of an image, or else of its copies that are not ready, what they
 // wait for.
-func whyMissing(image reconcile.ImageStatus) string {
+func whyMissing(image status.ImageStatus) string {
 	if image.Message != "" {
 		return ": " + report.OneLine(image.Message)
 	}

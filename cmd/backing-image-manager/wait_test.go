@@ -15,8 +15,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
 func TestNotReadySaysWhatIsMissing(t *testing.T) {
@@ -45,7 +45,7 @@ func TestNotReadySaysWhatIsMissing(t *testing.T) {
 		{"a mistake in it", `{"config":{"allowed":"no deletions","errors":["x.yaml:1:1: no"]},"images":[{"name":"nest","message":"no"}]}`,
 			[]string{"nest"}, "nest: 0 of 0 copies ready: no", false},
 	} {
-		var s reconcile.Status
+		var s status.Status
 		if err := json.Unmarshal([]byte(tt.status), &s); err != nil {
 			t.Fatal(err)
 		}

@@ -134,16 +134,13 @@ func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put fu
 	}))
 }
 
-// PartFromPeers begins the ID of the disk.PartSource of a partial file that Into fills.
-const PartFromPeers = "chunks"
-
 // preparePart keeps the chunks of part that match m, or empties it.
 func (t *transfer) preparePart(part *disk.Part, m *disk.Manifest) error {
 	data, err := m.DataSize()
 	if err != nil {
 		return err
 	}
-	source := disk.PartSource{ID: PartFromPeers + " " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
+	source := disk.PartSource{ID: disk.PartFromPeers + " " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
 	matches, err := part.Matches(m)
 	if err != nil {
 		return err

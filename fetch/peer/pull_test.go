@@ -226,7 +226,7 @@ func TestPullEndsWithItsContext(t *testing.T) {
 	if part.Offset() != 2*mib {
 		t.Errorf("the partial file has %d bytes, want %d", part.Offset(), 2*mib)
 	}
-	if from := r.disk.Stat(parrot).PartSourceID; !strings.HasPrefix(from, PartFromPeers) {
+	if from := r.disk.Stat(parrot).PartSourceID; !strings.HasPrefix(from, disk.PartFromPeers) {
 		t.Errorf("the partial file has the source %q", from)
 	}
 }

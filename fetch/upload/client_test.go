@@ -225,7 +225,7 @@ func TestStore(t *testing.T) {
 	if err := store(ctx, &fetch.Progress{}, stopsAfter{newFile(t, f), stop}); !errors.Is(err, context.Canceled) {
 		t.Fatalf("stopped: %v", err)
 	}
-	if r.disk.PartSource(parrot).ID != PartSourceID {
+	if r.disk.PartSource(parrot).ID != disk.PartFromUpload {
 		t.Fatal("nothing is left to go on with")
 	}
 	p := &fetch.Progress{}

@@ -220,7 +220,7 @@ func TestAnnounced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left, err := s.Begin(t.Context(), parrot, disk.PartSource{ID: PartSourceID, ETag: "left", Size: 1024})
+	left, err := s.Begin(t.Context(), parrot, disk.PartSource{ID: disk.PartFromUpload, ETag: "left", Size: 1024})
 	if err != nil || left.ID != "left" || left.Name != parrot.Name || one.outcome() == nil {
 		t.Errorf("what is left is %+v, %v; what was announced ended with %v", left, err, one.outcome())
 	}

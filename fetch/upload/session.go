@@ -162,7 +162,9 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 }
 
 // CanResume reports whether a part of this origin is of the upload.
-func (s *Session) CanResume(o disk.PartSource) bool { return o.ID == PartSourceID && o.ETag == s.ID }
+func (s *Session) CanResume(o disk.PartSource) bool {
+	return o.ID == disk.PartFromUpload && o.ETag == s.ID
+}
 
 // open makes the part that of this upload, and returns when its last byte came.
 func (s *Session) open(part *disk.Part) (last time.Time, err error) {
@@ -174,7 +176,7 @@ func (s *Session) open(part *disk.Part) (last time.Time, err error) {
 		}
 		return touched, err
 	}
-	return now, part.Begin(disk.PartSource{ID: PartSourceID, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
+	return now, part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
 }
 
 // grown takes note of how far the part is.

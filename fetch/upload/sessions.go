@@ -19,9 +19,6 @@ import (
 )
 
 const (
-	// PartSourceID is the ID of the disk.PartSource of a part that is uploaded. The ETag there is
-	// the upload's id.
-	PartSourceID = "upload"
 	// sessionTTL is how long an upload is kept after its last byte.
 	sessionTTL = 24 * time.Hour
 	// most is how many uploads a node takes at a time: each has a part open.
@@ -99,7 +96,7 @@ func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.PartSource)
 func (s *Sessions) begin(id disk.ID, found disk.PartSource) (now *Session, mine bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, left := s.live[id.Name], found.ID == PartSourceID
+	now, left := s.live[id.Name], found.ID == disk.PartFromUpload
 	switch {
 	case now != nil && now.begun:
 		return now, false, nil

@@ -38,7 +38,7 @@ func TestAnnouncedTooEarly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left := disk.PartSource{ID: PartSourceID, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
+	left := disk.PartSource{ID: disk.PartFromUpload, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
 	if had, err := s.Begin(t.Context(), parrot, left); err != nil || had.ID != left.ETag {
 		t.Fatalf("the job has %+v, %v", had, err)
 	}
@@ -59,7 +59,7 @@ func TestJobsShareNoUpload(t *testing.T) {
 		t.Fatal(err)
 	}
 	older := disk.ID{Name: parrot.Name, UUID: "00000224"}
-	left := disk.PartSource{ID: PartSourceID, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
+	left := disk.PartSource{ID: disk.PartFromUpload, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.Begin(ctx, older, left); !errors.Is(err, context.Canceled) {

@@ -17,7 +17,7 @@ func FillLocal(ctx context.Context, part *disk.Part, o Request, progress *fetch.
 	if !o.CanResume(part.Source()) {
 		m := o.metadata()
 		m.text = m.header()
-		if err := part.Begin(disk.PartSource{ID: PartSourceID, ETag: rand.Text(), Metadata: m.text, Size: o.Content.length(), Data: m.Data}); err != nil {
+		if err := part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: rand.Text(), Metadata: m.text, Size: o.Content.length(), Data: m.Data}); err != nil {
 			return fetch.ClassifyDiskError(err)
 		}
 	}
@@ -49,7 +49,7 @@ func FillLocal(ctx context.Context, part *disk.Part, o Request, progress *fetch.
 func (o Request) CanResume(had disk.PartSource) bool {
 	m, err := parseMetadata(had.Metadata)
 	same := err == nil && m.Fingerprint == o.fingerprint()
-	return same && had.ID == PartSourceID && had.Size == o.Content.length() && !o.Restart
+	return same && had.ID == disk.PartFromUpload && had.Size == o.Content.length() && !o.Restart
 }
 
 // fingerprint is that of the content: another digest makes it another upload.

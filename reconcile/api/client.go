@@ -18,7 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
 const (
@@ -60,8 +60,8 @@ func (c *Client) Address() string { return redact.URL(c.url) }
 func (c *Client) Credentials() (token string, config *tls.Config) { return c.credentials.ForCommand() }
 
 // Status returns the status of the daemon.
-func (c *Client) Status(ctx context.Context) (reconcile.Status, error) {
-	var s reconcile.Status
+func (c *Client) Status(ctx context.Context) (status.Status, error) {
+	var s status.Status
 	err := c.do(ctx, http.MethodGet, "/v1/status", &s)
 	return s, err
 }

@@ -5,9 +5,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
 // newRegistry returns the metrics of one daemon. Each collection computes them from the
@@ -113,11 +114,11 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	for kind, n := range status.Plan.Summary.Counts {
 		send.value(planned, float64(n), string(kind))
 	}
-	active := map[reconcile.Kind]int{}
+	active := map[plan.Op]int{}
 	for _, t := range c.loop.Transfers() {
-		active[t.Action.Kind]++
+		active[t.Action.Op]++
 	}
-	for _, kind := range reconcile.Kinds {
+	for _, kind := range plan.Ops {
 		send.value(running, float64(active[kind]), string(kind))
 	}
 }
@@ -128,7 +129,7 @@ func (s sender) value(m metric, v float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
 }
 
-func (s sender) config(c reconcile.ConfigStatus) {
+func (s sender) config(c status.ConfigStatus) {
 	errors := len(c.Errors)
 	if c.Fault != "" {
 		errors++
@@ -138,7 +139,7 @@ func (s sender) config(c reconcile.ConfigStatus) {
 	s.value(configInfo, 1, c.Digest, c.Revision)
 }
 
-func (s sender) disks(node string, disks []reconcile.DiskStatus) {
+func (s sender) disks(node string, disks []status.DiskStatus) {
 	for _, d := range disks {
 		if d.Node != node {
 			continue // the daemon of its node has its metrics
@@ -152,7 +153,7 @@ func (s sender) disks(node string, disks []reconcile.DiskStatus) {
 	}
 }
 
-func (s sender) images(node string, images []reconcile.ImageStatus) {
+func (s sender) images(node string, images []status.ImageStatus) {
 	nDeclared, nReady := 0, 0
 	states := map[disk.State]int{}
 	for _, image := range images {
@@ -178,7 +179,7 @@ const maxMissing = 100
 
 // desired sums over all declared images, so that the number of time series does not grow
 // with the number of images.
-func (s sender) desired(images []reconcile.ImageStatus) {
+func (s sender) desired(images []status.ImageStatus) {
 	nDesired, nReady, sent := 0, 0, 0
 	for _, image := range images {
 		if !image.Declared {
@@ -195,7 +196,7 @@ func (s sender) desired(images []reconcile.ImageStatus) {
 	s.value(readyCopies, float64(nReady))
 }
 
-func (s sender) suspended(status reconcile.Status) {
+func (s sender) suspended(status status.Status) {
 	active, over := 0, 0
 	if by := status.Config.Suspended; by != nil && by.Over {
 		over++
@@ -213,14 +214,14 @@ func (s sender) suspended(status reconcile.Status) {
 	s.value(suspendsOver, float64(over))
 }
 
-func (s sender) peers(now time.Time, peers []reconcile.PeerStatus) {
+func (s sender) peers(now time.Time, peers []status.PeerStatus) {
 	skewed := 0
 	for _, p := range peers {
 		s.value(peerAnswers, oneIf(p.Answers), p.Node)
 		if !p.LastAnswer.IsZero() {
 			s.value(peerAge, max(0, now.Sub(p.LastAnswer).Seconds()), p.Node)
 		}
-		if p.Skew == reconcile.SkewOther || p.Skew == reconcile.SkewInvalid {
+		if p.Skew == status.SkewOther || p.Skew == status.SkewInvalid {
 			skewed++
 		}
 	}

@@ -9,9 +9,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
 // sent collects the values that a function sends.
@@ -81,9 +80,9 @@ func TestMetricsCountTheCopiesOfACluster(t *testing.T) {
 }
 
 func TestMissingCopiesAreReportedForAtMost100Images(t *testing.T) {
-	var images []reconcile.ImageStatus
+	var images []status.ImageStatus
 	for n := range 3 * maxMissing {
-		images = append(images, reconcile.ImageStatus{Name: fmt.Sprintf("image%d", n), Declared: true, Wanted: 2, Ready: n % 3})
+		images = append(images, status.ImageStatus{Name: fmt.Sprintf("image%d", n), Declared: true, Wanted: 2, Ready: n % 3})
 	}
 	got := values(t, func(s sender) { s.desired(images) })
 	if len(got) != maxMissing+2 || !slices.Contains(got, "ready_copies 300") || !slices.Contains(got, "wanted_copies 600") {

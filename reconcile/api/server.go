@@ -24,15 +24,16 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/time/rate"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -227,7 +228,7 @@ func (s server) ready(w http.ResponseWriter, r *http.Request) {
 
 // unready returns the reasons why a manager cannot work. An error that only affects some
 // images is none, nor is one unusable disk of several.
-func unready(v *reconcile.View, now time.Time, maxRoundAge time.Duration) []string {
+func unready(v *status.View, now time.Time, maxRoundAge time.Duration) []string {
 	if v == nil {
 		return []string{"the config directory was not read yet"}
 	}
@@ -237,7 +238,7 @@ func unready(v *reconcile.View, now time.Time, maxRoundAge time.Duration) []stri
 		reasons = append(reasons, v.Fault)
 	case !v.Loaded:
 		reasons = append(reasons, "the config directory was not read yet")
-	case v.Desired.May == schema.ObserveOnly:
+	case v.Desired.Allowed == schema.ObserveOnly:
 		reasons = append(reasons, fmt.Sprintf("the configuration cannot be applied: it has errors (%d), or does not declare this node", len(v.Config.Errors)))
 	}
 	if age := now.Sub(v.Observed.Now); age > maxRoundAge {
@@ -250,7 +251,7 @@ func unready(v *reconcile.View, now time.Time, maxRoundAge time.Duration) []stri
 }
 
 // noUsableDisk returns the problems of the disks of this node if none is usable.
-func noUsableDisk(v *reconcile.View) []string {
+func noUsableDisk(v *status.View) []string {
 	var problems []string
 	for ref, d := range v.Observed.Disks {
 		if ref.Node != v.Desired.Node {
@@ -350,7 +351,7 @@ func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
 		respond(w, http.StatusOK, cleanupBody{"there is no copy"})
 	case err != nil:
 		httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
-	case action.Kind == reconcile.Cleanup || action.Kind == reconcile.Evict:
+	case action.Op == plan.Cleanup || action.Op == plan.Evict:
 		respond(w, http.StatusAccepted, cleanupBody{"deleting: " + action.Reason})
 	default:
 		httperror.New(http.StatusConflict, "kept: %s", cmp.Or(action.Reason, "it is desired")).Write(w)
@@ -374,7 +375,7 @@ func checkUUID(uuid string) error {
 }
 
 // checkOwnDisk returns why this daemon cannot delete a copy on a disk, or nil.
-func checkOwnDisk(v *reconcile.View, on schema.DiskRef) *httperror.Error {
+func checkOwnDisk(v *status.View, on schema.DiskRef) *httperror.Error {
 	if v.Desired.Node != on.Node {
 		return otherNode(v.Desired.Config, v.Desired.Node, on)
 	}
@@ -388,7 +389,7 @@ func checkOwnDisk(v *reconcile.View, on schema.DiskRef) *httperror.Error {
 	return nil
 }
 
-func ownDisks(v *reconcile.View) string {
+func ownDisks(v *status.View) string {
 	var names []string
 	for ref := range v.Observed.Disks {
 		if ref.Node == v.Desired.Node {

@@ -13,10 +13,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -75,7 +76,7 @@ func TestRoutesRespond(t *testing.T) {
 images: {parrot: {source: {download: {url: "`+url+`?key=SECRET"}}}}`)
 	s.until("/readyz", func(status int, _ string) bool { return status == 200 })
 	body := s.until("/v1/status", func(_ int, body string) bool { return strings.Contains(body, `"state":"ready"`) })
-	var status reconcile.Status
+	var status status.Status
 	if err := json.Unmarshal([]byte(body), &status); err != nil || status.Node != "node1" || status.Images[0].Ready != 1 {
 		t.Errorf("the status is %+v (error %v)", status, err)
 	}
@@ -139,28 +140,28 @@ images:
 func TestReadyReportsWhatStopsTheManager(t *testing.T) {
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
-	good := func() *reconcile.View {
-		return &reconcile.View{
-			Loaded: true, Desired: reconcile.Desired{Node: "node1", May: schema.Everything},
-			Observed: reconcile.Observed{Now: now, Disks: map[schema.DiskRef]reconcile.Disk{ref: {}}},
+	good := func() *status.View {
+		return &status.View{
+			Loaded: true, Desired: plan.Desired{Node: "node1", Allowed: schema.Everything},
+			Observed: plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{ref: {}}},
 		}
 	}
 	for _, tt := range []struct {
 		name   string
-		change func(*reconcile.View)
+		change func(*status.View)
 		want   string
 	}{
-		{"good", func(*reconcile.View) {}, ""},
-		{"mistakes", func(v *reconcile.View) { v.Desired.May = schema.NoDeletions }, ""},
-		{"directory gone", func(v *reconcile.View) { v.Fault = "gone" }, ""},
-		{"one disk of two", func(v *reconcile.View) {
-			v.Observed.Disks[schema.DiskRef{Node: "node1", Disk: "disk2"}] = reconcile.Disk{Problem: "away"}
+		{"good", func(*status.View) {}, ""},
+		{"mistakes", func(v *status.View) { v.Desired.Allowed = schema.NoDeletions }, ""},
+		{"directory gone", func(v *status.View) { v.Fault = "gone" }, ""},
+		{"one disk of two", func(v *status.View) {
+			v.Observed.Disks[schema.DiskRef{Node: "node1", Disk: "disk2"}] = plan.Disk{Problem: "away"}
 		}, ""},
-		{"no configuration", func(v *reconcile.View) { v.Loaded, v.Fault = false, "no directory" }, "no directory"},
-		{"not in it", func(v *reconcile.View) { v.Desired.May = schema.ObserveOnly }, "cannot be applied"},
-		{"stuck", func(v *reconcile.View) { v.Observed.Now = now.Add(-time.Hour) }, "1h0m0s ago"},
-		{"no disk", func(v *reconcile.View) { v.Observed.Disks = nil }, "no disks are declared"},
-		{"its disk is away", func(v *reconcile.View) { v.Observed.Disks[ref] = reconcile.Disk{Problem: "away"} }, "disk node1/disk1: away"},
+		{"no configuration", func(v *status.View) { v.Loaded, v.Fault = false, "no directory" }, "no directory"},
+		{"not in it", func(v *status.View) { v.Desired.Allowed = schema.ObserveOnly }, "cannot be applied"},
+		{"stuck", func(v *status.View) { v.Observed.Now = now.Add(-time.Hour) }, "1h0m0s ago"},
+		{"no disk", func(v *status.View) { v.Observed.Disks = nil }, "no disks are declared"},
+		{"its disk is away", func(v *status.View) { v.Observed.Disks[ref] = plan.Disk{Problem: "away"} }, "disk node1/disk1: away"},
 	} {
 		v := good()
 		tt.change(v)

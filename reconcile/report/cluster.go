@@ -6,40 +6,41 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // ClusterPlan is the plan of all nodes and what it comes to. In JSON it is the plan with
 // more fields; it is a stable interface.
 type ClusterPlan struct {
-	reconcile.Plan
-	Fleet *reconcile.Fleet `json:"fleet,omitempty"`
-	Diff  *Difference      `json:"diff,omitempty"`
+	plan.Plan
+	Fleet *forecast.Fleet `json:"fleet,omitempty"`
+	Diff  *Difference     `json:"diff,omitempty"`
 	// Mistakes are those of the configuration. While it has any there is no Diff.
 	Mistakes []document.Problem `json:"mistakes,omitempty"`
 
-	due reconcile.Plan // what is not done anyway: all of it, if there is nothing to compare with
+	due plan.Plan // what is not done anyway: all of it, if there is nothing to compare with
 	// anyway is how many actions the configuration that was compared with has too.
 	anyway int
 }
 
 // Difference is what two configurations differ in, and by which fields.
 type Difference struct {
-	reconcile.Difference
+	forecast.Difference
 	Fields []fieldDifference `json:"fields"` // of what both declare, sorted
 	// Anyway is how many of the actions are planned under the old configuration too, where a
 	// state is given.
 	Anyway int `json:"anyway"`
 }
 
-func NewClusterPlan(fleet reconcile.Fleet, p reconcile.Plan) ClusterPlan {
+func NewClusterPlan(fleet forecast.Fleet, p plan.Plan) ClusterPlan {
 	return ClusterPlan{Plan: p, Fleet: &fleet, due: p}
 }
 
 // Split tells apart what is done because of a difference and what was planned before,
 // with its risk, too. comesTo says what a part of the plan comes to.
-func (f *ClusterPlan) Split(d Difference, before reconcile.Plan, had reconcile.Risk, comesTo func(reconcile.Plan) reconcile.Fleet) {
+func (f *ClusterPlan) Split(d Difference, before plan.Plan, had forecast.Risk, comesTo func(plan.Plan) forecast.Fleet) {
 	f.due = f.Plan.Without(before)
 	f.due.Suspended = f.Plan.Suspended
 	f.anyway = len(f.Plan.Actions) - len(f.due.Actions)
@@ -86,7 +87,7 @@ func (f ClusterPlan) WriteDifference(w io.Writer, format string) error {
 
 // riskText says in one line what somebody who approves a plan should know, the worst
 // first.
-func riskText(r reconcile.Risk) string {
+func riskText(r forecast.Risk) string {
 	var parts []string
 	say := func(n int, format string, args ...any) {
 		if n > 0 {
@@ -97,7 +98,7 @@ func riskText(r reconcile.Risk) string {
 	for _, s := range r.BelowCopies {
 		short = append(short, fmt.Sprintf("%s (%d of %d)", s.Image, s.After, s.Wanted))
 	}
-	amount := func(a reconcile.Amount) string { return fmt.Sprintf("%s (%s)", countCopies(a.Copies), Size(a.Bytes)) }
+	amount := func(a forecast.CopyStats) string { return fmt.Sprintf("%s (%s)", countCopies(a.Copies), Size(a.Bytes)) }
 	say(len(r.LosesAll), "loses all copies: %s", joinMax(r.LosesAll))
 	say(r.Removes.Copies, "deletes %s", amount(r.Removes))
 	say(r.Evicts.Copies, "evicts %s", amount(r.Evicts))
@@ -114,11 +115,11 @@ func riskText(r reconcile.Risk) string {
 }
 
 // trafficText is one line about what is moved.
-func trafficText(t reconcile.Traffic) string {
+func trafficText(t forecast.Traffic) string {
 	var parts []string
 	for _, one := range []struct {
 		where string
-		flow  reconcile.Flow
+		flow  forecast.TransferStats
 	}{{"from origins", t.Origins}, {"between nodes", t.Peers}, {"from disk to disk", t.Local}, {"to backups", t.Backups}} {
 		f := one.flow
 		if f.Transfers == 0 {
@@ -165,14 +166,14 @@ func (f ClusterPlan) stateText() string {
 // signs are what a cell of images by nodes says of a copy.
 const signs = "= stays, + comes, - goes, ~ is worked on; in parentheses: later"
 
-func copySign(c reconcile.CopyForecast) string {
+func copySign(c forecast.CopyForecast) string {
 	s := "~"
 	switch {
 	case c.Action == "":
 		s = "="
-	case c.Action == reconcile.Cleanup || c.Action == reconcile.Evict:
+	case c.Action == plan.Cleanup || c.Action == plan.Evict:
 		s = "-"
-	case slices.Contains([]reconcile.Kind{reconcile.Download, reconcile.Upload, reconcile.Export, reconcile.Restore, reconcile.Clone, reconcile.Sync}, c.Action):
+	case slices.Contains([]plan.Op{plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync}, c.Action):
 		s = "+"
 	}
 	if c.Later {
@@ -209,9 +210,9 @@ func (f ClusterPlan) imageRows() (header []string, rows [][]string) {
 }
 
 // changing are the images of which anything changes, and the nodes on which they are.
-func (f ClusterPlan) changing() (nodes []string, images []reconcile.ImageForecast) {
+func (f ClusterPlan) changing() (nodes []string, images []forecast.ImageForecast) {
 	for _, image := range f.Fleet.Images {
-		if !slices.ContainsFunc(image.Copies, func(c reconcile.CopyForecast) bool { return c.Action != "" }) {
+		if !slices.ContainsFunc(image.Copies, func(c forecast.CopyForecast) bool { return c.Action != "" }) {
 			continue
 		}
 		images = append(images, image)
@@ -224,7 +225,7 @@ func (f ClusterPlan) changing() (nodes []string, images []reconcile.ImageForecas
 }
 
 // imageName shows the uuid where a name is there twice.
-func imageName(image reconcile.ImageForecast, all []reconcile.ImageForecast) string {
+func imageName(image forecast.ImageForecast, all []forecast.ImageForecast) string {
 	for _, other := range all {
 		if other.Image == image.Image && other.UUID != image.UUID {
 			return image.Image + "-" + image.UUID
@@ -233,18 +234,18 @@ func imageName(image reconcile.ImageForecast, all []reconcile.ImageForecast) str
 	return image.Image
 }
 
-func copiesText(image reconcile.ImageForecast) string {
+func copiesText(image forecast.ImageForecast) string {
 	text := fmt.Sprintf("%d to %d", image.Ready, image.After)
 	if image.Ready == image.After {
 		text = fmt.Sprint(image.Ready)
 	}
 	if image.Declared {
-		text += fmt.Sprintf(" of %d", image.Wanted)
+		text += fmt.Sprintf(" of %d", image.Desired)
 	}
 	return text
 }
 
-func signsOn(image reconcile.ImageForecast, node string) string {
+func signsOn(image forecast.ImageForecast, node string) string {
 	var words []string
 	for _, c := range image.Copies {
 		if c.Node == node {
@@ -254,7 +255,7 @@ func signsOn(image reconcile.ImageForecast, node string) string {
 	return strings.Join(words, ", ")
 }
 
-func placesText(image reconcile.ImageForecast, want string) string {
+func placesText(image forecast.ImageForecast, want string) string {
 	var now, later []string
 	for _, c := range image.Copies {
 		switch strings.Trim(copySign(c), "()") {
@@ -312,9 +313,9 @@ func (f ClusterPlan) diskRows() (rows [][]string) {
 }
 
 // matterRows has a row for each reason.
-func matterRows(matters []reconcile.Matter) (rows [][]string) {
+func matterRows(matters []forecast.ReasonGroup) (rows [][]string) {
 	for _, m := range matters {
-		rows = append(rows, []string{fmt.Sprint(len(m.Copies)), joinMax(m.Copies), OneLine(m.Why)})
+		rows = append(rows, []string{fmt.Sprint(len(m.Copies)), joinMax(m.Copies), OneLine(m.Reason)})
 	}
 	return rows
 }
@@ -330,7 +331,7 @@ func (f ClusterPlan) text(colour, cluster bool) string {
 	writeTable(&b, "Images by nodes ("+signs+"):", imageHeader, imageRows)
 	writeTable(&b, "Disks:", diskHeader, f.diskRows())
 	matterHeader := []string{"", "copies", "why"}
-	writeTable(&b, "Held:", matterHeader, matterRows(f.Fleet.Held))
+	writeTable(&b, "Held:", matterHeader, matterRows(f.Fleet.Deferred))
 	writeTable(&b, "Blocked:", matterHeader, matterRows(f.Fleet.Blocked))
 	if f.Diff != nil {
 		b.WriteString(f.Diff.text() + "\n")

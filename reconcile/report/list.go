@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
 // ListEntry is one image as backing-image list shows it: the shape that users of the
@@ -38,8 +38,8 @@ type ListStatus struct {
 // or else the one that was not given up. Of its copies the best answers. on names
 // the disks whose copies count; none: all do, and images without a copy are listed
 // too.
-func List(images []reconcile.ImageStatus, on []string) map[string]ListEntry {
-	byName := map[string][]reconcile.ImageStatus{}
+func List(images []status.ImageStatus, on []string) map[string]ListEntry {
+	byName := map[string][]status.ImageStatus{}
 	for _, image := range images {
 		image.Copies = CopiesOn(image.Copies, on)
 		if len(on) == 0 || len(image.Copies) > 0 {
@@ -60,17 +60,17 @@ func List(images []reconcile.ImageStatus, on []string) map[string]ListEntry {
 
 // VisibleImages are the images of a status without the copies that other nodes have yet to
 // make: what is declared is listed for the asked node.
-func VisibleImages(s reconcile.Status) []reconcile.ImageStatus {
+func VisibleImages(s status.Status) []status.ImageStatus {
 	for i, image := range s.Images {
-		s.Images[i].Copies = slices.DeleteFunc(image.Copies, func(c reconcile.CopyStatus) bool {
+		s.Images[i].Copies = slices.DeleteFunc(image.Copies, func(c status.CopyStatus) bool {
 			return c.Node != s.Node && c.Absent()
 		})
 	}
 	return s.Images
 }
 
-func CopiesOn(copies []reconcile.CopyStatus, on []string) []reconcile.CopyStatus {
-	kept := []reconcile.CopyStatus{}
+func CopiesOn(copies []status.CopyStatus, on []string) []status.CopyStatus {
+	kept := []status.CopyStatus{}
 	for _, c := range copies {
 		if len(on) == 0 || slices.Contains(on, DiskName(c)) {
 			kept = append(kept, c)
@@ -81,7 +81,7 @@ func CopiesOn(copies []reconcile.CopyStatus, on []string) []reconcile.CopyStatus
 }
 
 // DiskName names the disk of a copy: NODE/DISK, or its path when no node is asked.
-func DiskName(c reconcile.CopyStatus) string {
+func DiskName(c status.CopyStatus) string {
 	if c.Node == "" {
 		return c.Disk
 	}
@@ -91,7 +91,7 @@ func DiskName(c reconcile.CopyStatus) string {
 // stateOrder has the best state first.
 var stateOrder = []disk.State{disk.Ready, disk.InProgress, disk.Starting, disk.Pending, disk.Unknown, disk.Failed}
 
-func compareCopies(a, b reconcile.CopyStatus) int {
+func compareCopies(a, b status.CopyStatus) int {
 	return cmp.Or(
 		cmp.Compare(slices.Index(stateOrder, a.State), slices.Index(stateOrder, b.State)),
 		cmp.Compare(b.Progress, a.Progress),
@@ -99,8 +99,8 @@ func compareCopies(a, b reconcile.CopyStatus) int {
 }
 
 // CompareGenerations expects copies in the order of compareCopies.
-func CompareGenerations(a, b reconcile.ImageStatus) int {
-	rank := func(image reconcile.ImageStatus) int {
+func CompareGenerations(a, b status.ImageStatus) int {
+	rank := func(image status.ImageStatus) int {
 		switch {
 		case image.Declared:
 			return 0
@@ -121,7 +121,7 @@ func CompareGenerations(a, b reconcile.ImageStatus) int {
 	return cmp.Compare(a.UUID, b.UUID)
 }
 
-func newListEntry(image reconcile.ImageStatus) ListEntry {
+func newListEntry(image status.ImageStatus) ListEntry {
 	l := ListEntry{
 		Name: image.Name, UUID: image.UUID, ExpectedChecksum: image.Expected,
 		Status: ListStatus{State: disk.Pending},

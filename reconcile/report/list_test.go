@@ -6,13 +6,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// status is what a daemon answered: two copies of a declared image and an older
+// statusOf is what a daemon answered: two copies of a declared image and an older
 // generation, one that is only declared, one in the making, one whose declaration is
 // broken, and one that is not declared any more.
-const status = `{"images": [
+const statusOf = `{"images": [
  {"name":"parrot","uuid":"00000001","declared":false,"expectedChecksum":"","copies":[
   {"node":"node1","disk":"disk1","state":"ready","progress":100,"size":1024,"sha512":"SUM1","unwantedSince":"2026-11-20T12:00:00Z"}]},
  {"name":"parrot","uuid":"6846a0b2","declared":true,"expectedChecksum":"sha256:SUM2","copies":[
@@ -27,11 +27,11 @@ const status = `{"images": [
   {"node":"node1","disk":"disk2","state":"unknown","message":"not verified yet","size":512,"sha512":"SUM1"}]}
 ]}`
 
-func exampleStatus(t *testing.T) reconcile.Status {
+func exampleStatus(t *testing.T) status.Status {
 	t.Helper()
 	sums := strings.NewReplacer("SUM1", strings.Repeat("1", 128), "SUM2", strings.Repeat("2", 64), "SUM3", strings.Repeat("3", 128))
-	var s reconcile.Status
-	if err := json.Unmarshal([]byte(sums.Replace(status)), &s); err != nil {
+	var s status.Status
+	if err := json.Unmarshal([]byte(sums.Replace(statusOf)), &s); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -79,22 +79,22 @@ parrot  00000001  ready        100%      1.0 KiB  node1/disk1
 // Without a declaration the generation answers that nobody gave up, whatever its
 // state; of those the one in the best state.
 func TestGenerationThatAnswers(t *testing.T) {
-	generation := func(uuid, state string, unwanted time.Time) reconcile.ImageStatus {
-		var c reconcile.CopyStatus
+	generation := func(uuid, state string, unwanted time.Time) status.ImageStatus {
+		var c status.CopyStatus
 		if err := json.Unmarshal([]byte(`{"disk":"/d","state":"`+state+`"}`), &c); err != nil {
 			t.Fatal(err)
 		}
 		c.Unwanted = unwanted
-		return reconcile.ImageStatus{Name: "parrot", UUID: uuid, Copies: []reconcile.CopyStatus{c}}
+		return status.ImageStatus{Name: "parrot", UUID: uuid, Copies: []status.CopyStatus{c}}
 	}
 	then := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	for _, c := range []struct {
-		images []reconcile.ImageStatus
+		images []status.ImageStatus
 		want   string
 	}{
-		{[]reconcile.ImageStatus{generation("00000001", "ready", then), generation("00000002", "in-progress", time.Time{})}, "00000002"},
-		{[]reconcile.ImageStatus{generation("00000001", "failed", time.Time{}), generation("00000002", "ready", time.Time{})}, "00000002"},
-		{[]reconcile.ImageStatus{generation("00000002", "ready", time.Time{}), generation("00000001", "ready", time.Time{})}, "00000001"},
+		{[]status.ImageStatus{generation("00000001", "ready", then), generation("00000002", "in-progress", time.Time{})}, "00000002"},
+		{[]status.ImageStatus{generation("00000001", "failed", time.Time{}), generation("00000002", "ready", time.Time{})}, "00000002"},
+		{[]status.ImageStatus{generation("00000002", "ready", time.Time{}), generation("00000001", "ready", time.Time{})}, "00000001"},
 	} {
 		if got := List(c.images, nil)["parrot"]; got.UUID != c.want || len(got.Generations) != 1 {
 			t.Errorf("%+v: %s answers, want %s", c.images, got.UUID, c.want)
@@ -116,7 +116,7 @@ func TestPickListed(t *testing.T) {
 }
 
 func TestListHasPendingCopiesOfOneNodeOnly(t *testing.T) {
-	var s reconcile.Status
+	var s status.Status
 	if err := json.Unmarshal([]byte(`{"node": "node1", "images": [{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 		{"node":"node1","disk":"disk1","state":"pending"},
 		{"node":"node2","disk":"disk1","state":"pending"},

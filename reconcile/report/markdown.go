@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -56,7 +56,7 @@ func (f ClusterPlan) markdown(cluster bool) string {
 	b.mistakes(f.Mistakes)
 	matterHeader := []string{"", "copies", "why"}
 	b.table(fmt.Sprintf("Blocked (%d)", matterCount(f.Fleet.Blocked)), matterHeader, matterRows(f.Fleet.Blocked), 50_000)
-	b.table(fmt.Sprintf("Held (%d)", matterCount(f.Fleet.Held)), matterHeader, matterRows(f.Fleet.Held), 45_000)
+	b.table(fmt.Sprintf("Held (%d)", matterCount(f.Fleet.Deferred)), matterHeader, matterRows(f.Fleet.Deferred), 45_000)
 	if f.Diff != nil {
 		f.Diff.tables(b, 35_000)
 	}
@@ -92,7 +92,7 @@ func (b *markdownPage) mistakes(all []document.Problem) {
 	b.table(fmt.Sprintf("Mistakes (%d)", len(all)), []string{"mistake"}, rows, 55_000)
 }
 
-func matterCount(matters []reconcile.Matter) (n int) {
+func matterCount(matters []forecast.ReasonGroup) (n int) {
 	for _, m := range matters {
 		n += len(m.Copies)
 	}
@@ -101,31 +101,31 @@ func matterCount(matters []reconcile.Matter) (n int) {
 
 // changeText says in one line what is declared otherwise.
 func (d Difference) changeText() string {
-	images, nodes := map[reconcile.Change]int{}, map[reconcile.Change]int{}
+	images, nodes := map[forecast.Change]int{}, map[forecast.Change]int{}
 	generations, comes, goes := 0, 0, 0
 	for _, one := range d.Images {
 		images[one.Change]++
-		comes += len(one.Comes)
-		goes += len(one.Goes)
+		comes += len(one.Added)
+		goes += len(one.Removed)
 		if one.Generation {
 			generations++
-			comes += len(one.After) - len(one.Comes)
-			goes += len(one.Before) - len(one.Goes)
+			comes += len(one.After) - len(one.Added)
+			goes += len(one.Before) - len(one.Removed)
 		}
 	}
 	for _, one := range d.Nodes {
 		nodes[one.Change]++
 	}
 	var parts []string
-	for _, change := range []reconcile.Change{reconcile.Removed, reconcile.Added, reconcile.Changed} {
+	for _, change := range []forecast.Change{forecast.Removed, forecast.Added, forecast.Changed} {
 		if n := images[change]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%s %s", Count(n, "image"), change))
 		}
-		if change == reconcile.Changed && generations > 0 {
+		if change == forecast.Changed && generations > 0 {
 			parts[len(parts)-1] += fmt.Sprintf(" (%s)", Count(generations, "new generation"))
 		}
 	}
-	for _, change := range []reconcile.Change{reconcile.Removed, reconcile.Added, reconcile.Changed} {
+	for _, change := range []forecast.Change{forecast.Removed, forecast.Added, forecast.Changed} {
 		if n := nodes[change]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%s %s", Count(n, "node"), change))
 		}
@@ -151,7 +151,7 @@ func (d Difference) placeRows() (rows [][]string) {
 			what = fmt.Sprintf("new generation %s, was %s", one.UUID, one.OldUUID)
 		case one.Change == "":
 			what = "moves"
-		case one.Change == reconcile.Changed && len(one.Comes)+len(one.Goes) == 0:
+		case one.Change == forecast.Changed && len(one.Added)+len(one.Removed) == 0:
 			what = "changed, stays where it is"
 		}
 		rows = append(rows, []string{one.Image, what, joinMax(one.Before), joinMax(one.After)})

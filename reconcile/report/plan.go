@@ -7,14 +7,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"sigs.k8s.io/yaml"
 )
 
 // WritePlan writes p in one of the formats text, json, yaml and markdown. In text and
 // markdown disks are shown with their nodes if the plan is that of a cluster, or is
 // about several nodes anyway.
-func WritePlan(w io.Writer, p reconcile.Plan, format string, colour, cluster bool) error {
+func WritePlan(w io.Writer, p plan.Plan, format string, colour, cluster bool) error {
 	switch format {
 	case "json":
 		return WriteJSON(w, p)
@@ -34,13 +34,13 @@ func WritePlan(w io.Writer, p reconcile.Plan, format string, colour, cluster boo
 }
 
 // planText is the plan for people: a line an action, and one that sums up.
-func planText(p reconcile.Plan, colour, cluster bool) string {
+func planText(p plan.Plan, colour, cluster bool) string {
 	var b strings.Builder
 	rows := planRows(p, cluster)
 	for i, line := range Align(rows) {
 		if colour {
 			kind := rows[i][0]
-			line = paint(reconcile.Kind(kind)) + kind + "\x1b[0m" + line[len(kind):]
+			line = paint(plan.Op(kind)) + kind + "\x1b[0m" + line[len(kind):]
 		}
 		fmt.Fprintf(&b, "  %s\n", line)
 	}
@@ -51,20 +51,20 @@ func planText(p reconcile.Plan, colour, cluster bool) string {
 	return b.String()
 }
 
-func paint(k reconcile.Kind) string {
+func paint(k plan.Op) string {
 	switch k {
-	case reconcile.Cleanup, reconcile.Evict:
+	case plan.Cleanup, plan.Evict:
 		return "\x1b[31m"
-	case reconcile.Blocked, "suspended":
+	case plan.Blocked, "suspended":
 		return "\x1b[33m"
-	case reconcile.Wait:
+	case plan.Wait:
 		return "\x1b[2m"
 	}
 	return "\x1b[32m"
 }
 
 // planMarkdown is the plan as a table for a pull request.
-func planMarkdown(p reconcile.Plan, cluster bool) string {
+func planMarkdown(p plan.Plan, cluster bool) string {
 	var b strings.Builder
 	rows := planRows(p, cluster)
 	if len(rows) > 0 {
@@ -91,7 +91,7 @@ const mostSuspended = 20
 
 // planRows has a row of cells for each suspension and each action: action, image, disk,
 // size, reason.
-func planRows(p reconcile.Plan, cluster bool) [][]string {
+func planRows(p plan.Plan, cluster bool) [][]string {
 	name, place := imageNames(p), diskNames(p, cluster)
 	var rows [][]string
 	for _, s := range p.Suspended[:min(len(p.Suspended), mostSuspended)] {
@@ -101,13 +101,13 @@ func planRows(p reconcile.Plan, cluster bool) [][]string {
 		rows = append(rows, []string{"suspended", Count(more, "other image"), "-", "-", "as the configuration says"})
 	}
 	for _, a := range p.Actions {
-		rows = append(rows, []string{string(a.Kind), name(a), place(a), sizeText(a), reasonText(a)})
+		rows = append(rows, []string{string(a.Op), name(a), place(a), sizeText(a), reasonText(a)})
 	}
 	return rows
 }
 
 // imageNames shows the uuid where one name stands for several generations.
-func imageNames(p reconcile.Plan) func(reconcile.Action) string {
+func imageNames(p plan.Plan) func(plan.Action) string {
 	uuid, several := map[string]string{}, map[string]bool{}
 	for _, a := range p.Actions {
 		if before, ok := uuid[a.Image]; ok && before != a.UUID {
@@ -115,21 +115,21 @@ func imageNames(p reconcile.Plan) func(reconcile.Action) string {
 		}
 		uuid[a.Image] = a.UUID
 	}
-	return func(a reconcile.Action) string {
+	return func(a plan.Action) string {
 		if several[a.Image] && a.UUID != "" {
-			return a.Key().ID.String()
+			return a.CopyRef().ID.String()
 		}
 		return a.Image
 	}
 }
 
 // diskNames shows the node in the plan of a cluster, and where one is about several.
-func diskNames(p reconcile.Plan, cluster bool) func(reconcile.Action) string {
+func diskNames(p plan.Plan, cluster bool) func(plan.Action) string {
 	several := cluster
 	for _, a := range p.Actions {
 		several = several || a.Node != p.Actions[0].Node
 	}
-	return func(a reconcile.Action) string {
+	return func(a plan.Action) string {
 		switch {
 		case a.Disk == "":
 			return "-"
@@ -141,7 +141,7 @@ func diskNames(p reconcile.Plan, cluster bool) func(reconcile.Action) string {
 }
 
 // suspensionText says who suspended something, why and until when.
-func suspensionText(s reconcile.Suspension) string {
+func suspensionText(s plan.Suspension) string {
 	var parts []string
 	if s.By != "" {
 		parts = append(parts, "by "+s.By)
@@ -154,19 +154,19 @@ func suspensionText(s reconcile.Suspension) string {
 
 func planTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
-func sizeText(a reconcile.Action) string {
+func sizeText(a plan.Action) string {
 	switch {
 	case a.Idle() || a.Bytes == 0:
 		return "-"
-	case a.Bytes == reconcile.UnknownBytes:
+	case a.Bytes == plan.UnknownBytes:
 		return "unknown"
 	}
 	return Size(a.Bytes)
 }
 
-func reasonText(a reconcile.Action) string {
+func reasonText(a plan.Action) string {
 	reason := OneLine(a.Reason)
-	if a.From != (reconcile.Key{}) {
+	if a.From != (plan.CopyRef{}) {
 		reason += "; from " + a.From.String()
 	}
 	if !a.Until.IsZero() {
@@ -176,27 +176,27 @@ func reasonText(a reconcile.Action) string {
 }
 
 // PlanSummary says in one line what the plan comes to.
-func PlanSummary(p reconcile.Plan) string {
+func PlanSummary(p plan.Plan) string {
 	n := p.Summary.Counts
-	if p.Empty() && n[reconcile.Wait] > 0 {
-		return fmt.Sprintf("No changes now: %d waiting.", n[reconcile.Wait])
+	if p.Empty() && n[plan.Wait] > 0 {
+		return fmt.Sprintf("No changes now: %d waiting.", n[plan.Wait])
 	}
 	if p.Empty() {
 		return "No changes. The disks match the configuration."
 	}
 	parts := []string{
-		fmt.Sprintf("%d to fetch", n[reconcile.Download]),
-		fmt.Sprintf("%d to sync", n[reconcile.Sync]),
-		fmt.Sprintf("%d to clean up", n[reconcile.Cleanup]),
+		fmt.Sprintf("%d to fetch", n[plan.Download]),
+		fmt.Sprintf("%d to sync", n[plan.Sync]),
+		fmt.Sprintf("%d to clean up", n[plan.Cleanup]),
 	}
 	for _, more := range []struct {
-		kind reconcile.Kind
+		kind plan.Op
 		word string
 	}{
-		{reconcile.Export, "to export"}, {reconcile.Restore, "to restore"}, {reconcile.Clone, "to clone"},
-		{reconcile.Upload, "being uploaded"}, {reconcile.Backup, "to back up"},
-		{reconcile.Adopt, "to adopt"}, {reconcile.Verify, "to verify"}, {reconcile.Repair, "to repair"}, {reconcile.Evict, "to evict"},
-		{reconcile.Wait, "waiting"}, {reconcile.Blocked, "blocked"},
+		{plan.Export, "to export"}, {plan.Restore, "to restore"}, {plan.Clone, "to clone"},
+		{plan.Upload, "being uploaded"}, {plan.Backup, "to back up"},
+		{plan.Adopt, "to adopt"}, {plan.Verify, "to verify"}, {plan.Repair, "to repair"}, {plan.Evict, "to evict"},
+		{plan.Wait, "waiting"}, {plan.Blocked, "blocked"},
 	} {
 		if n[more.kind] > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", n[more.kind], more.word))
@@ -205,7 +205,7 @@ func PlanSummary(p reconcile.Plan) string {
 	return fmt.Sprintf("Plan: %s; %s.", strings.Join(parts, ", "), bytesSummary(p.Summary))
 }
 
-func bytesSummary(s reconcile.Summary) string {
+func bytesSummary(s plan.Summary) string {
 	text := Size(s.TransferBytes) + " to transfer"
 	switch {
 	case s.UnknownSizes > 0 && s.TransferBytes == 0:

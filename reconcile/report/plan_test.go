@@ -6,35 +6,35 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // planOf sums up as a plan of reconcile does.
-func planOf(actions ...reconcile.Action) reconcile.Plan {
-	p := reconcile.Plan{Actions: actions, Summary: reconcile.Summary{Counts: map[reconcile.Kind]int{}}}
+func planOf(actions ...plan.Action) plan.Plan {
+	p := plan.Plan{Actions: actions, Summary: plan.Summary{Counts: map[plan.Op]int{}}}
 	for _, a := range actions {
-		p.Summary.Counts[a.Kind]++
+		p.Summary.Counts[a.Op]++
 		switch {
-		case a.Kind == reconcile.Cleanup || a.Kind == reconcile.Evict:
+		case a.Op == plan.Cleanup || a.Op == plan.Evict:
 			p.Summary.FreedBytes += a.Bytes
-		case a.Bytes == reconcile.UnknownBytes:
+		case a.Bytes == plan.UnknownBytes:
 			p.Summary.UnknownSizes++
-		case a.Kind == reconcile.Download || a.Kind == reconcile.Sync:
+		case a.Op == plan.Download || a.Op == plan.Sync:
 			p.Summary.TransferBytes += a.Bytes
 		}
 	}
 	return p
 }
 
-func action(kind reconcile.Kind, image, uuid, on string, bytes int64, reason string) reconcile.Action {
+func action(kind plan.Op, image, uuid, on string, bytes int64, reason string) plan.Action {
 	node, disk, _ := strings.Cut(on, "/")
-	return reconcile.Action{Kind: kind, Image: image, UUID: uuid, Node: node, Disk: disk, Bytes: bytes, Reason: reason}
+	return plan.Action{Op: kind, Image: image, UUID: uuid, Node: node, Disk: disk, Bytes: bytes, Reason: reason}
 }
 
 var plans = []struct {
 	name           string
-	plan           reconcile.Plan
+	plan           plan.Plan
 	text, markdown string
 }{
 	{
@@ -46,10 +46,10 @@ var plans = []struct {
 	{
 		name: "sizes known",
 		plan: planOf(
-			action(reconcile.Download, "parrot", "6846a0b2", "node1/disk1", 1<<30, "no copy on this disk"),
-			func() reconcile.Action {
-				a := action(reconcile.Sync, "parrot", "6846a0b2", "node1/disk2", 512<<20, "resumes at 512 MiB")
-				a.From = reconcile.Key{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
+			action(plan.Download, "parrot", "6846a0b2", "node1/disk1", 1<<30, "no copy on this disk"),
+			func() plan.Action {
+				a := action(plan.Sync, "parrot", "6846a0b2", "node1/disk2", 512<<20, "resumes at 512 MiB")
+				a.From = plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
 				return a
 			}()),
 		text: `  download  parrot  disk1  1.0 GiB  no copy on this disk
@@ -68,20 +68,20 @@ Plan: 1 to fetch, 1 to sync, 0 to clean up; 1.5 GiB to transfer.
 	{
 		name: "of every kind",
 		plan: planOf(
-			action(reconcile.Adopt, "a1", "00000001", "node1/disk1", 1<<20, "a file is there"),
-			action(reconcile.Blocked, "b1", "00000002", "node1/", 0, "no disk\nmatches | the_selectors"),
-			action(reconcile.Download, "c1", "00000003", "node1/disk1", 3<<20, "new"),
-			action(reconcile.Cleanup, "c1", "00000004", "node1/disk1", 5<<20, "older generation"),
-			action(reconcile.Download, "d1", "00000005", "node2/disk1", reconcile.UnknownBytes, "new"),
-			action(reconcile.Evict, "e1", "00000006", "node1/disk1", 1<<20, "eviction is requested"),
-			action(reconcile.Verify, "f1", "00000007", "node1/disk1", 1<<20, "mtime"),
-			func() reconcile.Action {
-				a := action(reconcile.Repair, "f2", "00000009", "node1/disk1", 1<<20, "damaged")
-				a.From = reconcile.Key{Disk: schema.DiskRef{Node: "node2", Disk: "disk1"}, ID: disk.ID{Name: "f2", UUID: "00000009"}}
+			action(plan.Adopt, "a1", "00000001", "node1/disk1", 1<<20, "a file is there"),
+			action(plan.Blocked, "b1", "00000002", "node1/", 0, "no disk\nmatches | the_selectors"),
+			action(plan.Download, "c1", "00000003", "node1/disk1", 3<<20, "new"),
+			action(plan.Cleanup, "c1", "00000004", "node1/disk1", 5<<20, "older generation"),
+			action(plan.Download, "d1", "00000005", "node2/disk1", plan.UnknownBytes, "new"),
+			action(plan.Evict, "e1", "00000006", "node1/disk1", 1<<20, "eviction is requested"),
+			action(plan.Verify, "f1", "00000007", "node1/disk1", 1<<20, "mtime"),
+			func() plan.Action {
+				a := action(plan.Repair, "f2", "00000009", "node1/disk1", 1<<20, "damaged")
+				a.From = plan.CopyRef{Disk: schema.DiskRef{Node: "node2", Disk: "disk1"}, ID: disk.ID{Name: "f2", UUID: "00000009"}}
 				return a
 			}(),
-			func() reconcile.Action {
-				a := action(reconcile.Wait, "g1", "00000008", "node1/disk1", 0, "surplus copy")
+			func() plan.Action {
+				a := action(plan.Wait, "g1", "00000008", "node1/disk1", 0, "surplus copy")
 				a.Until = time.Date(2026, 11, 20, 12, 30, 0, 0, time.UTC)
 				return a
 			}()),
@@ -114,7 +114,7 @@ Plan: 2 to fetch, 0 to sync, 1 to clean up, 1 to adopt, 1 to verify, 1 to repair
 	},
 	{
 		name: "only waits",
-		plan: planOf(action(reconcile.Wait, "a1", "00000001", "node1/disk1", 0, "surplus copy")),
+		plan: planOf(action(plan.Wait, "a1", "00000001", "node1/disk1", 0, "surplus copy")),
 		text: `  wait  a1  disk1  -  surplus copy
 
 No changes now: 1 waiting.
@@ -128,7 +128,7 @@ No changes now: 1 waiting.
 	},
 	{
 		name: "no size known",
-		plan: planOf(action(reconcile.Download, "a1", "00000001", "node1/disk1", reconcile.UnknownBytes, "new")),
+		plan: planOf(action(plan.Download, "a1", "00000001", "node1/disk1", plan.UnknownBytes, "new")),
 		text: `  download  a1  disk1  unknown  new
 
 Plan: 1 to fetch, 0 to sync, 0 to clean up; an unknown amount to transfer.
@@ -166,7 +166,7 @@ func TestColourChangesNothingElse(t *testing.T) {
 }
 
 func TestPlanOfAClusterShowsTheNode(t *testing.T) {
-	p := planOf(action(reconcile.Cleanup, "parrot", "6846a0b2", "node2/disk1", 1<<20, "surplus copy"))
+	p := planOf(action(plan.Cleanup, "parrot", "6846a0b2", "node2/disk1", 1<<20, "surplus copy"))
 	if got := planText(p, false, true); !strings.HasPrefix(got, "  cleanup  parrot  node2/disk1  1.0 MiB  surplus copy\n") {
 		t.Errorf("the plan is\n%s", got)
 	}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
 // How much of a large cluster the table has; the rest is counted.
@@ -24,11 +24,11 @@ const (
 )
 
 // WriteStatus writes a status for people.
-func WriteStatus(w io.Writer, s reconcile.Status) error {
+func WriteStatus(w io.Writer, s status.Status) error {
 	fmt.Fprintf(w, "Node %s, as of %s\n", s.Node, s.Time.Format(time.RFC3339))
 	writeConfigStatus(w, s.Config)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, part := range []func(io.Writer, reconcile.Status){writePeers, writeDisks, writeImages} {
+	for _, part := range []func(io.Writer, status.Status){writePeers, writeDisks, writeImages} {
 		part(t, s)
 		if err := t.Flush(); err != nil {
 			return err
@@ -37,7 +37,7 @@ func WriteStatus(w io.Writer, s reconcile.Status) error {
 	return nil
 }
 
-func writeConfigStatus(w io.Writer, c reconcile.ConfigStatus) {
+func writeConfigStatus(w io.Writer, c status.ConfigStatus) {
 	of := ""
 	if c.Revision != "" {
 		of = fmt.Sprintf(", revision %.12s", c.Revision)
@@ -65,14 +65,14 @@ func writeConfigStatus(w io.Writer, c reconcile.ConfigStatus) {
 }
 
 // writePeers lists the other nodes; of many only those that something is wrong with.
-func writePeers(w io.Writer, s reconcile.Status) {
+func writePeers(w io.Writer, s status.Status) {
 	if len(s.Peers) == 0 {
 		return
 	}
 	fmt.Fprintln(w, "\nPEER\tLAST ANSWER\tCONFIGURATION\tPROBLEM")
 	listed, well := 0, 0
 	for _, p := range s.Peers {
-		fine := p.Answers && p.Skew == reconcile.SkewSame
+		fine := p.Answers && p.Skew == status.SkewSame
 		if len(s.Peers) > mostPeers && (fine || listed == mostPeers) {
 			if fine {
 				well++
@@ -91,7 +91,7 @@ func writePeers(w io.Writer, s reconcile.Status) {
 }
 
 // known is a size of a disk, if anything is known of it.
-func known(d reconcile.DiskStatus, bytes int64) string {
+func known(d status.DiskStatus, bytes int64) string {
 	if !d.Seen || d.Total == 0 {
 		return "?"
 	}
@@ -105,7 +105,7 @@ func ago(now, then time.Time) string {
 	return now.Sub(then).Round(time.Second).String() + " ago"
 }
 
-func problemOf(now time.Time, p reconcile.PeerStatus) string {
+func problemOf(now time.Time, p status.PeerStatus) string {
 	if p.Answers || !p.LastAnswer.IsZero() || p.SilentSince.IsZero() || !p.Asked {
 		return clip(p.Problem)
 	}
@@ -114,10 +114,10 @@ func problemOf(now time.Time, p reconcile.PeerStatus) string {
 
 // writeDisks lists the disks; of many those of the asked node, and those that
 // something is wrong with.
-func writeDisks(w io.Writer, s reconcile.Status) {
+func writeDisks(w io.Writer, s status.Status) {
 	fmt.Fprintln(w, "\nDISK\tPATH\tFREE\tRESERVED\tTOTAL\tPROBLEM")
 	listed := 0
-	var rest reconcile.DiskStatus
+	var rest status.DiskStatus
 	for _, d := range s.Disks {
 		notable := d.Node == s.Node || (d.Problem != "" || d.Unclear != "") && listed < mostDisks
 		if len(s.Disks) > mostDisks && !notable {
@@ -132,7 +132,7 @@ func writeDisks(w io.Writer, s reconcile.Status) {
 	}
 }
 
-func diskProblem(d reconcile.DiskStatus) string {
+func diskProblem(d status.DiskStatus) string {
 	var parts []string
 	for _, part := range []string{d.Problem, d.Unclear} {
 		if part != "" {
@@ -159,7 +159,7 @@ type copyLine struct {
 	remark   string
 }
 
-func writeImages(w io.Writer, s reconcile.Status) {
+func writeImages(w io.Writer, s status.Status) {
 	silent := map[string]bool{}
 	for _, d := range s.Disks {
 		silent[d.Node] = d.Silent != ""
@@ -170,7 +170,7 @@ func writeImages(w io.Writer, s reconcile.Status) {
 	}
 }
 
-func writeImageStatus(w io.Writer, image reconcile.ImageStatus, silent map[string]bool) {
+func writeImageStatus(w io.Writer, image status.ImageStatus, silent map[string]bool) {
 	ready := fmt.Sprintf("%d/%d", image.Ready, image.Wanted)
 	if !image.Declared {
 		ready = "not declared"
@@ -204,7 +204,7 @@ func writeImageStatus(w io.Writer, image reconcile.ImageStatus, silent map[strin
 }
 
 // alreadySaid reports whether a message names the disks that were passed over, and says why.
-func alreadySaid(message string, p reconcile.PassedOver) bool {
+func alreadySaid(message string, p status.PassedOver) bool {
 	missing := func(disk string) bool { return !strings.Contains(message, disk) }
 	return p.Count == len(p.Disks) && strings.Contains(message, p.Why) && !slices.ContainsFunc(p.Disks, missing)
 }
@@ -218,7 +218,7 @@ func percentText(n int) string {
 
 // copyLines groups copies that are alike, the best state first. Of many copies it does
 // not tell how far each is.
-func copyLines(copies []reconcile.CopyStatus, silent map[string]bool) (lines []copyLine, disks map[copyLine][]string) {
+func copyLines(copies []status.CopyStatus, silent map[string]bool) (lines []copyLine, disks map[copyLine][]string) {
 	disks = map[copyLine][]string{}
 	for _, c := range copies {
 		if c.Absent() && c.Refuses != "" {
@@ -271,7 +271,7 @@ func someOf(names []string, n int) string {
 }
 
 // CopyMessage says what is to be said of a copy, and until when it waits.
-func CopyMessage(c reconcile.CopyStatus) string {
+func CopyMessage(c status.CopyStatus) string {
 	parts := []string{}
 	if c.Message != "" {
 		parts = append(parts, c.Message)

@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
 
 func TestStatusForPeople(t *testing.T) {
-	for name, v := range map[string]reconcile.View{"three": clusterview.ThreeNodes(), "hundred": clusterview.HundredNodes()} {
+	for name, v := range map[string]status.View{"three": clusterview.ThreeNodes(), "hundred": clusterview.HundredNodes()} {
 		v.Plan = v.Desired.Plan(v.Observed)
 		var got strings.Builder
 		if err := WriteStatus(&got, v.Status(nil)); err != nil {

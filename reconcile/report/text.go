@@ -12,11 +12,10 @@ import (
 	"unicode/utf8"
 
 	"github.com/dustin/go-humanize"
-	"sigs.k8s.io/yaml"
-
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"sigs.k8s.io/yaml"
 )
 
 // OneLine is for messages that were joined of several. None steers a terminal: a part of it
@@ -120,13 +119,13 @@ type fieldDifference struct {
 }
 
 func NewDifference(old, now schema.Config) Difference {
-	d := Difference{Difference: reconcile.Compare(old, now), Fields: []fieldDifference{}}
+	d := Difference{Difference: forecast.Compare(old, now), Fields: []fieldDifference{}}
 	changed := map[string]bool{}
 	for _, one := range d.Images {
-		changed["images."+one.Image+"."] = one.Change == reconcile.Changed
+		changed["images."+one.Image+"."] = one.Change == forecast.Changed
 	}
 	for _, one := range d.Nodes {
-		changed["nodes."+one.Node+"."] = one.Change == reconcile.Changed
+		changed["nodes."+one.Node+"."] = one.Change == forecast.Changed
 	}
 	before, after := fieldsOf(old, changed), fieldsOf(now, changed)
 	fields := slices.AppendSeq(slices.Collect(maps.Keys(before)), maps.Keys(after))

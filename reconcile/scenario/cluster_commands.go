@@ -9,8 +9,9 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -105,7 +106,7 @@ var mutatingCommands = []command{
 }
 
 func loadStates(st *session, in input) error {
-	saved := &reconcile.Snapshot{}
+	saved := &status.SavedCluster{}
 	for _, name := range in.args {
 		file, err := st.path(name)
 		if err != nil {
@@ -289,13 +290,13 @@ var assertCommands = []command{
 		synopsis: "blocked IMAGE [REGEXP]",
 		help:     "Something about the image waits for a person, for a reason that matches.",
 		minArgs:  1, maxArgs: 2,
-		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, reconcile.Blocked) },
+		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, plan.Blocked) },
 	},
 	{
 		synopsis: "waits IMAGE [REGEXP]",
 		help:     "Something about it waits, and goes on by itself.",
 		minArgs:  1, maxArgs: 2,
-		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, reconcile.Wait) },
+		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, plan.Wait) },
 	},
 	{
 		synopsis: "never ACTION [IMAGE]",
@@ -427,7 +428,7 @@ func checkTags(c schema.Config, tags []string) error {
 }
 
 // checkPlanned asks for an action that does nothing, by its reason.
-func checkPlanned(st *session, in input, kind reconcile.Kind) (checkResult, error) {
+func checkPlanned(st *session, in input, kind plan.Op) (checkResult, error) {
 	reason := regexp.MustCompile("")
 	if len(in.args) > 1 {
 		var err error
@@ -443,11 +444,11 @@ func checkPlanned(st *session, in input, kind reconcile.Kind) (checkResult, erro
 		if !isAbout(a, in.args[0]) {
 			continue
 		}
-		line := fmt.Sprintf("%s %s: %s", a.Kind, a.Key().Disk, a.Reason)
+		line := fmt.Sprintf("%s %s: %s", a.Op, a.CopyRef().Disk, a.Reason)
 		if a.Disk == "" {
-			line = fmt.Sprintf("%s: %s", a.Kind, a.Reason)
+			line = fmt.Sprintf("%s: %s", a.Op, a.Reason)
 		}
-		if a.Kind == kind && reason.MatchString(a.Reason) {
+		if a.Op == kind && reason.MatchString(a.Reason) {
 			match = append(match, line)
 		} else {
 			other = append(other, line)
@@ -465,13 +466,13 @@ func checkPlanned(st *session, in input, kind reconcile.Kind) (checkResult, erro
 
 // isAbout reports whether an action is about an image by its name, or about the
 // generation in a folder.
-func isAbout(a reconcile.Action, image string) bool {
-	return a.Image == image || a.Key().ID.String() == image
+func isAbout(a plan.Action, image string) bool {
+	return a.Image == image || a.CopyRef().ID.String() == image
 }
 
 func checkNever(st *session, in input) (checkResult, error) {
-	kind := reconcile.Kind(in.args[0])
-	if !slices.Contains(reconcile.Kinds, kind) {
+	kind := plan.Op(in.args[0])
+	if !slices.Contains(plan.Ops, kind) {
 		return checkResult{}, fmt.Errorf("there is no action %q: there are %s", in.args[0], actionNames())
 	}
 	if len(in.args) > 1 && !slices.ContainsFunc(st.world.executed(), func(d executed) bool { return isAbout(d.Action, in.args[1]) }) {
@@ -482,8 +483,8 @@ func checkNever(st *session, in input) (checkResult, error) {
 	var did []string
 	for _, d := range st.history() {
 		about := len(in.args) < 2 || isAbout(d.Action, in.args[1])
-		if d.Kind == kind && about {
-			did = append(did, fmt.Sprintf("+%v %s %s %s: %s", st.world.sinceStart(d.At), d.Kind, d.Image, d.Key().Disk, d.Reason))
+		if d.Op == kind && about {
+			did = append(did, fmt.Sprintf("+%v %s %s %s: %s", st.world.sinceStart(d.At), d.Op, d.Image, d.CopyRef().Disk, d.Reason))
 		}
 	}
 	if len(did) == 0 {
@@ -494,7 +495,7 @@ func checkNever(st *session, in input) (checkResult, error) {
 
 func actionNames() string {
 	var names []string
-	for _, k := range reconcile.Kinds {
+	for _, k := range plan.Ops {
 		names = append(names, string(k))
 	}
 	return strings.Join(names, ", ")

@@ -13,7 +13,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -134,13 +134,13 @@ func (st *session) withDrained() schema.Result {
 }
 
 // parseCopy reads the arguments IMAGE NODE/DISK.
-func (st *session) parseCopy(args []string) (reconcile.Key, error) {
+func (st *session) parseCopy(args []string) (plan.CopyRef, error) {
 	id, err := st.world.findImage(args[0])
 	if err != nil {
-		return reconcile.Key{}, err
+		return plan.CopyRef{}, err
 	}
 	ref, err := st.world.parseDisk(args[1])
-	return reconcile.Key{Disk: ref, ID: id}, err
+	return plan.CopyRef{Disk: ref, ID: id}, err
 }
 
 // history are the actions since the last forget.
@@ -334,13 +334,13 @@ func historyRows(w *world, done []executed) [][]string {
 	var rows [][]string
 	for _, d := range done {
 		text := report.OneLine(d.Reason)
-		if d.From != (reconcile.Key{}) {
+		if d.From != (plan.CopyRef{}) {
 			text += "; from " + d.From.String()
 		}
 		if d.Err != nil {
 			text = "failed: " + report.OneLine(d.Err.Error())
 		}
-		rows = append(rows, []string{fmt.Sprintf("+%v", w.sinceStart(d.At)), string(d.Kind), d.Image, d.Key().Disk.String(), text})
+		rows = append(rows, []string{fmt.Sprintf("+%v", w.sinceStart(d.At)), string(d.Op), d.Image, d.CopyRef().Disk.String(), text})
 	}
 	return slices.Clip(rows)
 }

@@ -8,13 +8,14 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // execute carries out an action, and reports whether it came to that: what was planned with
 // it may have made it needless.
-func (w *world) execute(a reconcile.Action) bool {
+func (w *world) execute(a plan.Action) bool {
 	var err error
 	switch {
 	case order(a) > 0:
@@ -23,11 +24,11 @@ func (w *world) execute(a reconcile.Action) bool {
 		}
 		w.remove(a)
 		return true
-	case a.Kind == reconcile.Backup:
-		w.at(a.Key().Disk).backedUp[a.Key().ID] = true
-	case a.Kind == reconcile.Adopt, a.Kind == reconcile.Verify, a.Kind == reconcile.Repair:
-		w.setReady(a.Key())
-	case a.Kind == reconcile.Sync, a.Kind == reconcile.Clone:
+	case a.Op == plan.Backup:
+		w.at(a.CopyRef().Disk).backedUp[a.CopyRef().ID] = true
+	case a.Op == plan.Adopt, a.Op == plan.Verify, a.Op == plan.Repair:
+		w.setReady(a.CopyRef())
+	case a.Op == plan.Sync, a.Op == plan.Clone:
 		source, there := w.sourceCopy(a.From)
 		if !there {
 			return false
@@ -35,7 +36,7 @@ func (w *world) execute(a reconcile.Action) bool {
 		err = w.fill(a, source)
 	default:
 		if err = w.fetch(a); err == nil {
-			err = w.fill(a, w.newCopy(a.Key().ID, disk.Ready, w.sourceSize(a.Key().ID)))
+			err = w.fill(a, w.newCopy(a.CopyRef().ID, disk.Ready, w.sourceSize(a.CopyRef().ID)))
 		}
 	}
 	w.invalidate()
@@ -44,20 +45,20 @@ func (w *world) execute(a reconcile.Action) bool {
 }
 
 // record takes down how an action ended.
-func (w *world) record(a reconcile.Action, err error) {
+func (w *world) record(a plan.Action, err error) {
 	w.history = append(w.history, executed{a, w.now, err})
-	tries := w.at(a.Key().Disk).tries
+	tries := w.at(a.CopyRef().Disk).tries
 	if err != nil {
-		tries[a.Key().ID] = reconcile.NextFailure(tries[a.Key().ID], a, err, w.now, 0)
+		tries[a.CopyRef().ID] = job.NextFailure(tries[a.CopyRef().ID], a, err, w.now, 0)
 		return
 	}
-	delete(tries, a.Key().ID)
+	delete(tries, a.CopyRef().ID)
 }
 
 // mayDelete asks the nodes whose copies the deletion counts on, once the copy is withdrawn.
-func (w *world) mayDelete(a reconcile.Action) bool {
-	key, d := a.Key(), w.desired(a.Node)
-	o := w.cluster().Seen([]reconcile.Desired{d})[0]
+func (w *world) mayDelete(a plan.Action) bool {
+	key, d := a.CopyRef(), w.desired(a.Node)
+	o := w.cluster().Observe([]plan.Desired{d})[0]
 	seen := o.Disks[key.Disk]
 	seen.Copies = maps.Clone(seen.Copies)
 	c := seen.Copies[key.ID]
@@ -65,27 +66,27 @@ func (w *world) mayDelete(a reconcile.Action) bool {
 	seen.Copies[key.ID] = c
 	o.Disks[key.Disk] = seen
 	o.Running[key] = true
-	return d.Confirm(o, a) == nil
+	return d.ConfirmDeletion(o, a) == nil
 }
 
 // remove deletes a copy. The other nodes hear of it at once, as it may have been theirs
 // to count on.
-func (w *world) remove(a reconcile.Action) {
-	key := a.Key()
+func (w *world) remove(a plan.Action) {
+	key := a.CopyRef()
 	d, c := w.at(key.Disk), w.cluster()
 	d.Space.Free = min(d.Space.Total, d.Space.Free+d.Copies[key.ID].RealSize)
 	delete(d.Copies, key.ID)
 	delete(d.backedUp, key.ID)
 	w.record(a, nil)
-	delete(c.Tries, key)
+	delete(c.Failures, key)
 	delete(c.BackedUp, key)
 	c.Disks[key.Disk] = d.observe(w.now)
-	c.Show(w.desired(key.Disk.Node))
+	c.Publish(w.desired(key.Disk.Node))
 	w.cachedPlan, w.observed = nil, false
 }
 
 // setReady is what reading a copy, or repairing it, comes to.
-func (w *world) setReady(key reconcile.Key) {
+func (w *world) setReady(key plan.CopyRef) {
 	d := w.at(key.Disk)
 	c := d.Copies[key.ID]
 	c.State, c.Message, c.Owned, c.HasCfg, c.VerifiedAt = disk.Ready, "", true, true, w.now
@@ -103,10 +104,10 @@ func (w *world) setReady(key reconcile.Key) {
 }
 
 // sourceCopy returns the copy that from names, if it is ready and can be reached.
-func (w *world) sourceCopy(from reconcile.Key) (reconcile.Copy, bool) {
+func (w *world) sourceCopy(from plan.CopyRef) (plan.Copy, bool) {
 	at, placed := w.places()[from.Disk]
 	if !placed {
-		return reconcile.Copy{}, false
+		return plan.Copy{}, false
 	}
 	c, there := w.disks[at].Copies[from.ID]
 	return c, there && c.State == disk.Ready && w.reachable(from.Disk)
@@ -119,7 +120,7 @@ func (w *world) reachable(ref schema.DiskRef) bool {
 }
 
 // fetch asks the source for the first copy.
-func (w *world) fetch(a reconcile.Action) error {
+func (w *world) fetch(a plan.Action) error {
 	s := w.source(a.Image)
 	if s.From != nil && !slices.Contains(s.From, a.Node) {
 		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("node %s cannot reach the source", a.Node)}
@@ -128,8 +129,8 @@ func (w *world) fetch(a reconcile.Action) error {
 }
 
 // fill writes a copy with the bytes of another one.
-func (w *world) fill(a reconcile.Action, source reconcile.Copy) error {
-	key := a.Key()
+func (w *world) fill(a plan.Action, source plan.Copy) error {
+	key := a.CopyRef()
 	image := w.base.Config.Images[a.Image]
 	d := w.at(key.Disk)
 	before := d.Copies[key.ID]
@@ -139,7 +140,7 @@ func (w *world) fill(a reconcile.Action, source reconcile.Copy) error {
 		return &disk.NoSpaceError{Need: source.RealSize, Free: max(0, room)}
 	}
 	c := w.newCopy(key.ID, disk.Ready, source.RealSize)
-	if of := image.Source.Clone; a.Kind == reconcile.Sync || of != nil && of.Encryption == schema.EncryptionIgnore {
+	if of := image.Source.Clone; a.Op == plan.Sync || of != nil && of.Encryption == schema.EncryptionIgnore {
 		c.SHA512, c.SHA256, c.ManifestDigest = source.SHA512, source.SHA256, source.ManifestDigest
 	}
 	c.LastUsed, c.SurplusSince, c.DamagedAt = before.LastUsed, before.SurplusSince, before.DamagedAt

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -32,10 +32,10 @@ func (w *world) hasTag(ref schema.DiskRef, tag string) bool {
 // explain says of every declared disk, a line each, how it ranks for an image, what is
 // there of it, and why there is not more.
 func (w *world) explain(id disk.ID) []string {
-	planned := map[schema.DiskRef]reconcile.Action{}
+	planned := map[schema.DiskRef]plan.Action{}
 	for _, a := range w.plan().Actions {
-		if a.Key().ID == id {
-			planned[a.Key().Disk] = a
+		if a.CopyRef().ID == id {
+			planned[a.CopyRef().Disk] = a
 		}
 	}
 	var lines []string
@@ -45,10 +45,10 @@ func (w *world) explain(id disk.ID) []string {
 			rank = fmt.Sprintf("rank %d", p.Rank)
 		}
 		words := []string{w.describeCopy(p.Disk, id)}
-		if a := planned[p.Disk]; a.Kind != "" {
-			words = append(words, fmt.Sprintf("%s: %s", a.Kind, a.Reason))
-		} else if p.Why != "" {
-			words = append(words, p.Why)
+		if a := planned[p.Disk]; a.Op != "" {
+			words = append(words, fmt.Sprintf("%s: %s", a.Op, a.Reason))
+		} else if p.Reason != "" {
+			words = append(words, p.Reason)
 		}
 		lines = append(lines, fmt.Sprintf("%s: %s, %s", p.Disk, rank, strings.Join(words, "; ")))
 	}
@@ -57,15 +57,15 @@ func (w *world) explain(id disk.ID) []string {
 
 // rankedPlaces are the places of an image as the first node that is up sees them. One that is
 // not declared has none, and none of its disks a rank.
-func (w *world) rankedPlaces(id disk.ID) []reconcile.Place {
+func (w *world) rankedPlaces(id disk.ID) []plan.DiskRank {
 	if nodes := w.upNodes(); len(nodes) > 0 && w.base.Config.Images[id.Name].ID == id {
-		return nodes[0].Places(w.cluster().Seen(nodes[:1])[0], id.Name)
+		return nodes[0].RankDisks(w.cluster().Observe(nodes[:1])[0], id.Name)
 	}
-	var places []reconcile.Place
+	var places []plan.DiskRank
 	for ref := range w.places() {
-		places = append(places, reconcile.Place{Disk: ref})
+		places = append(places, plan.DiskRank{Disk: ref})
 	}
-	slices.SortFunc(places, func(a, b reconcile.Place) int { return strings.Compare(a.Disk.String(), b.Disk.String()) })
+	slices.SortFunc(places, func(a, b plan.DiskRank) int { return strings.Compare(a.Disk.String(), b.Disk.String()) })
 	return places
 }
 
@@ -77,8 +77,8 @@ func (w *world) describeCopy(ref schema.DiskRef, id disk.ID) string {
 	if there {
 		text = string(c.State)
 	}
-	if c.Using != "" {
-		text += ", " + c.Using
+	if c.UsedBy != "" {
+		text += ", " + c.UsedBy
 	}
 	if _, down := w.down[ref.Node]; down {
 		return text + " (the node is down)"

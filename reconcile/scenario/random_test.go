@@ -8,7 +8,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -78,7 +78,7 @@ func (r dice) happen(w *world) (what string) {
 		refs = append(refs, ref)
 	}
 	slices.SortFunc(refs, func(a, b schema.DiskRef) int { return compare(a, b) })
-	key := reconcile.Key{Disk: refs[r.IntN(len(refs))], ID: disk.ID{Name: images[r.IntN(len(images))], UUID: pick(r, "0000000a", "0000000b")}}
+	key := plan.CopyRef{Disk: refs[r.IntN(len(refs))], ID: disk.ID{Name: images[r.IntN(len(images))], UUID: pick(r, "0000000a", "0000000b")}}
 	_, there := w.at(key.Disk).Copies[key.ID]
 	switch r.IntN(9) {
 	case 0:

@@ -7,12 +7,12 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // executed is an action that was carried out.
 type executed struct {
-	reconcile.Action
+	plan.Action
 	At  time.Time
 	Err error // why it failed; nil: it did not
 }
@@ -26,12 +26,12 @@ func (w *world) observe() {
 		return
 	}
 	nodes, changed := w.upNodes(), false
-	for i, o := range w.cluster().Seen(nodes) {
-		for _, m := range nodes[i].Marks(o) {
-			d := w.at(m.Key.Disk)
-			c := d.Copies[m.Key.ID]
-			c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = m.InUse, m.LastUsed, m.UnwantedSince, m.By
-			d.Copies[m.Key.ID] = c
+	for i, o := range w.cluster().Observe(nodes) {
+		for _, m := range nodes[i].UsageUpdates(o) {
+			d := w.at(m.Copy.Disk)
+			c := d.Copies[m.Copy.ID]
+			c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = m.InUse, m.LastUsed, m.SurplusSince, m.By
+			d.Copies[m.Copy.ID] = c
 			changed = true
 		}
 	}
@@ -41,8 +41,8 @@ func (w *world) observe() {
 	w.observed = true // which has nothing more to mark
 }
 
-func (w *world) upNodes() []reconcile.Desired {
-	var nodes []reconcile.Desired
+func (w *world) upNodes() []plan.Desired {
+	var nodes []plan.Desired
 	for _, name := range w.nodes() {
 		if _, down := w.down[name]; !down {
 			nodes = append(nodes, w.desired(name))
@@ -52,7 +52,7 @@ func (w *world) upNodes() []reconcile.Desired {
 }
 
 // plan is what all nodes that are up would do now.
-func (w *world) plan() reconcile.Plan {
+func (w *world) plan() plan.Plan {
 	w.observe()
 	if w.cachedPlan == nil {
 		p := w.cluster().Plan(w.upNodes())
@@ -62,12 +62,12 @@ func (w *world) plan() reconcile.Plan {
 }
 
 // planOf is what one node would do now. The error says that it is down.
-func (w *world) planOf(node string) (reconcile.Plan, error) {
+func (w *world) planOf(node string) (plan.Plan, error) {
 	if since, down := w.down[node]; down {
-		return reconcile.Plan{}, fmt.Errorf("node %s is down since %v ago: it plans nothing", node, w.now.Sub(since))
+		return plan.Plan{}, fmt.Errorf("node %s is down since %v ago: it plans nothing", node, w.now.Sub(since))
 	}
 	w.observe()
-	return w.cluster().Plan([]reconcile.Desired{w.desired(node)}), nil
+	return w.cluster().Plan([]plan.Desired{w.desired(node)}), nil
 }
 
 // How many rounds are believed to lead to rest: of one moment, and of all; and how many
@@ -102,7 +102,7 @@ func (w *world) converge(ctx context.Context, limit time.Duration) ([]executed, 
 		w.invalidate()
 	}
 	last := w.history[len(w.history)-1]
-	return w.history[from:], fmt.Errorf("the managers do not come to rest: at +%v they still %s %s", w.sinceStart(w.now), last.Kind, last.Key())
+	return w.history[from:], fmt.Errorf("the managers do not come to rest: at +%v they still %s %s", w.sinceStart(w.now), last.Op, last.CopyRef())
 }
 
 // round plans once and carries it out, and reports whether that was anything.
@@ -115,14 +115,14 @@ func (w *world) round() bool {
 }
 
 // due are the actions of a round in their order: deletions come last.
-func (w *world) due() []reconcile.Action {
-	actions := slices.DeleteFunc(slices.Clone(w.plan().Actions), reconcile.Action.Idle)
-	slices.SortStableFunc(actions, func(a, b reconcile.Action) int { return order(a) - order(b) })
+func (w *world) due() []plan.Action {
+	actions := slices.DeleteFunc(slices.Clone(w.plan().Actions), plan.Action.Idle)
+	slices.SortStableFunc(actions, func(a, b plan.Action) int { return order(a) - order(b) })
 	return actions
 }
 
-func order(a reconcile.Action) int {
-	if a.Kind == reconcile.Cleanup || a.Kind == reconcile.Evict {
+func order(a plan.Action) int {
+	if a.Op == plan.Cleanup || a.Op == plan.Evict {
 		return 1
 	}
 	return 0
@@ -148,7 +148,7 @@ func (w *world) deadline(end time.Time) time.Time {
 			at(d.detachedAt.Add(s.RecoveryWaitInterval))
 		}
 		for _, t := range d.tries {
-			at(t.Until)
+			at(t.RetryAt)
 			at(t.Since.Add(s.RecoveryWaitInterval))
 		}
 		for _, c := range d.Copies {

@@ -16,8 +16,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/rogpeppe/go-internal/txtar"
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -28,7 +28,7 @@ type Runner struct {
 	verbose bool // log all parts of a scenario, not only the last one
 
 	config *configdir.Snapshot           // added to the files of each scenario; nil: nothing
-	saved  *reconcile.Snapshot           // the state at the start; nil: empty disks
+	saved  *status.SavedCluster          // the state at the start; nil: empty disks
 	loaded map[disk.Digest]schema.Result // valid configurations by their files
 }
 
@@ -46,7 +46,7 @@ func (s *Runner) UseConfig(ctx context.Context, snapshot configdir.Snapshot) sch
 }
 
 // UseStates starts each scenario from saved states.
-func (s *Runner) UseStates(saved *reconcile.Snapshot) { s.saved = saved }
+func (s *Runner) UseStates(saved *status.SavedCluster) { s.saved = saved }
 
 // Find returns the scenario files in paths whose names match the regular
 // expression only, each once, sorted.

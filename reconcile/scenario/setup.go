@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -43,7 +43,7 @@ func (w *world) findImage(text string) (disk.ID, error) {
 	if image, ok := w.base.Config.Images[text]; ok {
 		return image.ID, nil
 	}
-	if _, held := w.base.Held[text]; held {
+	if _, held := w.base.Invalid[text]; held {
 		return disk.ID{Name: text}, nil
 	}
 	ids := map[string]disk.ID{} // of copies, by folder
@@ -62,7 +62,7 @@ func (w *world) findImage(text string) (disk.ID, error) {
 	}
 	for _, d := range slices.Backward(w.history) {
 		if d.Image == text {
-			return d.Key().ID, nil
+			return d.CopyRef().ID, nil
 		}
 	}
 	if id, err := disk.ParseID(text); err == nil {
@@ -124,7 +124,7 @@ func (w *world) setSource(image string, s source) {
 
 // putCopy puts a copy on a disk as if it had always been there, or takes it off where its
 // state is "". Room is made for it.
-func (w *world) putCopy(key reconcile.Key, c reconcile.Copy) {
+func (w *world) putCopy(key plan.CopyRef, c plan.Copy) {
 	w.invalidate()
 	d := w.at(key.Disk)
 	delete(d.tries, key.ID)
@@ -137,8 +137,8 @@ func (w *world) putCopy(key reconcile.Key, c reconcile.Copy) {
 }
 
 // newCopy is a copy of an image as its source would have it, in a state.
-func (w *world) newCopy(id disk.ID, state disk.State, size int64) reconcile.Copy {
-	c := reconcile.Copy{Copy: disk.Copy{ID: id, State: state, Size: size, RealSize: size, VirtualSize: size, Format: disk.Raw, HasCfg: true, Owned: true}}
+func (w *world) newCopy(id disk.ID, state disk.State, size int64) plan.Copy {
+	c := plan.Copy{Copy: disk.Copy{ID: id, State: state, Size: size, RealSize: size, VirtualSize: size, Format: disk.Raw, HasCfg: true, Owned: true}}
 	c.SHA512, c.SHA256, c.ManifestDigest = w.digests(id)
 	switch state {
 	case disk.Ready:
@@ -170,7 +170,7 @@ func (w *world) digests(id disk.ID) (sum, short, chunks disk.Digest) {
 func (w *world) sourceSize(id disk.ID) int64 { return w.source(id.Name).Size }
 
 // setUsed says that a replica on the disk uses the copy there, or that none does any more.
-func (w *world) setUsed(key reconcile.Key, used bool) error {
+func (w *world) setUsed(key plan.CopyRef, used bool) error {
 	w.observe()
 	d := w.at(key.Disk)
 	c, there := d.Copies[key.ID]
@@ -178,9 +178,9 @@ func (w *world) setUsed(key reconcile.Key, used bool) error {
 		return fmt.Errorf("there is no copy of %s on %s", key.ID.Name, key.Disk)
 	}
 	w.invalidate()
-	c.Using = ""
+	c.UsedBy = ""
 	if used {
-		c.Using = "used by a replica"
+		c.UsedBy = "used by a replica"
 	}
 	d.Copies[key.ID] = c
 	return nil

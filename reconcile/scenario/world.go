@@ -6,7 +6,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -19,14 +20,14 @@ const initialSpace = 1 << 40
 // world is a cluster as it is, and what happened to it. It is for one goroutine.
 type world struct {
 	now, startedAt time.Time
-	base           reconcile.Desired // of one of the nodes; they differ in the name only
+	base           plan.Desired // of one of the nodes; they differ in the name only
 	disks          map[diskLocation]*simDisk
 	down           map[string]time.Time // the nodes that are not up, and since when
 	sources        map[string]source    // by name of the image
 	history        []executed
 	// As the world is now; nil: they have to be made.
-	cached     *reconcile.Cluster
-	cachedPlan *reconcile.Plan
+	cached     *plan.Cluster
+	cachedPlan *plan.Plan
 	// looked: all marks are written.
 	observed bool
 }
@@ -36,9 +37,9 @@ type diskLocation struct{ node, path string }
 
 // simDisk is a disk, there or not.
 type simDisk struct {
-	reconcile.Disk
+	plan.Disk
 	detachedAt time.Time // since when it is not there; zero: it is
-	tries      map[disk.ID]reconcile.Try
+	tries      map[disk.ID]plan.Failure
 	backedUp   map[disk.ID]bool
 }
 
@@ -68,7 +69,7 @@ func (w *world) configure(r schema.Result) error {
 		node, paths = name, nil
 		break
 	}
-	base, err := reconcile.Desire(r, node, paths)
+	base, err := plan.NewDesired(r, node, paths)
 	if err != nil {
 		return err
 	}
@@ -86,23 +87,23 @@ func (w *world) configure(r schema.Result) error {
 
 func newSimDisk(ref schema.DiskRef, path string) *simDisk {
 	return &simDisk{
-		Disk: reconcile.Disk{
-			Path: path, UUID: ref.String(), Space: disk.Space{Total: initialSpace, Free: initialSpace}, Copies: map[disk.ID]reconcile.Copy{},
+		Disk: plan.Disk{
+			Path: path, UUID: ref.String(), Space: disk.Space{Total: initialSpace, Free: initialSpace}, Copies: map[disk.ID]plan.Copy{},
 		},
-		tries: map[disk.ID]reconcile.Try{}, backedUp: map[disk.ID]bool{},
+		tries: map[disk.ID]plan.Failure{}, backedUp: map[disk.ID]bool{},
 	}
 }
 
 // forget drops what failed under another declaration.
 func (w *world) forget(before schema.Config) {
 	for at, d := range w.disks {
-		c := &reconcile.Cluster{Tries: map[reconcile.Key]reconcile.Try{}}
+		c := &plan.Cluster{Failures: map[plan.CopyRef]plan.Failure{}}
 		for id, t := range d.tries {
-			c.Tries[reconcile.Key{Disk: schema.DiskRef{Node: at.node}, ID: id}] = t
+			c.Failures[plan.CopyRef{Disk: schema.DiskRef{Node: at.node}, ID: id}] = t
 		}
 		c.Forget(before, w.base.Config)
 		clear(d.tries)
-		for key, t := range c.Tries {
+		for key, t := range c.Failures {
 			d.tries[key.ID] = t
 		}
 	}
@@ -110,7 +111,7 @@ func (w *world) forget(before schema.Config) {
 
 // restore makes the world what saved statuses tell. What they do not tell of stays as it
 // was.
-func (w *world) restore(s *reconcile.Snapshot) {
+func (w *world) restore(s *status.SavedCluster) {
 	c := s.Cluster(w.base)
 	w.now, w.startedAt = c.Now, c.Now
 	w.invalidate()
@@ -118,22 +119,22 @@ func (w *world) restore(s *reconcile.Snapshot) {
 		d := newSimDisk(ref, seen.Path)
 		d.Disk = seen
 		if seen.Problem != "" {
-			d.detachedAt = w.now.Add(-seen.Away)
+			d.detachedAt = w.now.Add(-seen.ProblemFor)
 		}
 		w.disks[diskLocation{ref.Node, seen.Path}] = d
 	}
-	for key, t := range c.Tries {
+	for key, t := range c.Failures {
 		w.at(key.Disk).tries[key.ID] = t
 	}
 	for key := range c.BackedUp {
 		w.at(key.Disk).backedUp[key.ID] = true
 	}
-	for node, p := range c.Silent {
-		if s.Tells(node) {
-			w.down[node] = w.now.Add(-p.Silent)
+	for node, p := range c.Unreachable {
+		if s.Knows(node) {
+			w.down[node] = w.now.Add(-p.UnreachableFor)
 		}
 	}
-	for node, images := range c.Unable {
+	for node, images := range c.CannotPrepare {
 		for id := range images {
 			w.removeReach(node, id.Name)
 		}
@@ -189,46 +190,46 @@ func (w *world) source(image string) source {
 }
 
 // desired is what is desired of one node.
-func (w *world) desired(node string) reconcile.Desired {
+func (w *world) desired(node string) plan.Desired {
 	d := w.base
 	d.Node = node
 	return d
 }
 
 // cluster is the world as the managers find it.
-func (w *world) cluster() *reconcile.Cluster {
+func (w *world) cluster() *plan.Cluster {
 	if w.cached == nil {
 		w.cached = w.buildCluster()
 	}
 	return w.cached
 }
 
-func (w *world) buildCluster() *reconcile.Cluster {
-	c := &reconcile.Cluster{
-		Now: w.now, Disks: map[schema.DiskRef]reconcile.Disk{}, Tries: map[reconcile.Key]reconcile.Try{},
-		Silent: map[string]reconcile.Peer{}, Unable: map[string]map[disk.ID]string{}, BackedUp: map[reconcile.Key]bool{},
+func (w *world) buildCluster() *plan.Cluster {
+	c := &plan.Cluster{
+		Now: w.now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{},
+		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[disk.ID]string{}, BackedUp: map[plan.CopyRef]bool{},
 	}
 	for ref, at := range w.places() {
 		d := w.disks[at]
 		c.Disks[ref] = d.observe(w.now)
 		for id, t := range d.tries {
-			c.Tries[reconcile.Key{Disk: ref, ID: id}] = t
+			c.Failures[plan.CopyRef{Disk: ref, ID: id}] = t
 		}
 		for id := range d.backedUp {
-			c.BackedUp[reconcile.Key{Disk: ref, ID: id}] = true
+			c.BackedUp[plan.CopyRef{Disk: ref, ID: id}] = true
 		}
 	}
 	for node := range w.base.Config.Nodes {
 		if since, down := w.down[node]; down {
-			c.Silent[node] = reconcile.Peer{Problem: "it is down", Silent: w.now.Sub(since)}
+			c.Unreachable[node] = plan.Peer{Problem: "it is down", UnreachableFor: w.now.Sub(since)}
 		}
-		c.Unable[node] = w.unable(node)
+		c.CannotPrepare[node] = w.unable(node)
 	}
 	return c
 }
 
 // observe is the disk as its node sees it.
-func (d *simDisk) observe(now time.Time) reconcile.Disk {
+func (d *simDisk) observe(now time.Time) plan.Disk {
 	if d.detachedAt.IsZero() {
 		return d.Disk
 	}
@@ -236,7 +237,7 @@ func (d *simDisk) observe(now time.Time) reconcile.Disk {
 	if problem == "" {
 		problem = disk.ErrNotInitialised.Error()
 	}
-	return reconcile.Disk{Path: d.Path, UUID: d.UUID, Problem: problem, Away: now.Sub(d.detachedAt)}
+	return plan.Disk{Path: d.Path, UUID: d.UUID, Problem: problem, ProblemFor: now.Sub(d.detachedAt)}
 }
 
 // unable are the volumes of which a node has no replica.

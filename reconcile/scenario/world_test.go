@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -23,17 +23,17 @@ func compare(a, b schema.DiskRef) int { return strings.Compare(a.String(), b.Str
 // TestNever plays random worlds and holds every deletion against the world itself.
 func TestNever(t *testing.T) {
 	t.Parallel()
-	done := map[reconcile.Kind]int{}
+	done := map[plan.Op]int{}
 	for seed := range uint64(*seeds) {
 		story := play(t, seed)
 		if t.Failed() {
 			t.Fatalf("seed %d\n%s", seed, story.text)
 		}
 		for _, d := range story.world.executed() {
-			done[d.Kind]++
+			done[d.Op]++
 		}
 	}
-	for _, kind := range []reconcile.Kind{reconcile.Download, reconcile.Export, reconcile.Clone, reconcile.Sync, reconcile.Adopt, reconcile.Verify, reconcile.Repair, reconcile.Cleanup, reconcile.Evict} {
+	for _, kind := range []plan.Op{plan.Download, plan.Export, plan.Clone, plan.Sync, plan.Adopt, plan.Verify, plan.Repair, plan.Cleanup, plan.Evict} {
 		if done[kind] == 0 {
 			t.Errorf("there was never a %s: the worlds do not show enough", kind)
 		}
@@ -76,9 +76,9 @@ func play(t *testing.T, seed uint64) story {
 				broken, count := forbids(w, a), len(w.history)
 				acted = w.execute(a) || acted
 				for _, d := range w.history[count:] {
-					fmt.Fprintf(&b, "    %s %s: %s (%v)\n", d.Kind, d.Key(), d.Reason, d.Err)
+					fmt.Fprintf(&b, "    %s %s: %s (%v)\n", d.Op, d.CopyRef(), d.Reason, d.Err)
 					for _, why := range broken {
-						t.Errorf("never: %s of %s: %s", d.Kind, d.Key(), why)
+						t.Errorf("never: %s of %s: %s", d.Op, d.CopyRef(), why)
 					}
 				}
 			}
@@ -93,8 +93,8 @@ func play(t *testing.T, seed uint64) story {
 }
 
 // forbids says what forbids to delete a copy now, by the rules and without the planner.
-func forbids(w *world, a reconcile.Action) []string {
-	if a.Kind != reconcile.Cleanup && a.Kind != reconcile.Evict {
+func forbids(w *world, a plan.Action) []string {
+	if a.Op != plan.Cleanup && a.Op != plan.Evict {
 		return nil
 	}
 	var why []string
@@ -103,20 +103,20 @@ func forbids(w *world, a reconcile.Action) []string {
 			why = append(why, text)
 		}
 	}
-	key, c := a.Key(), w.at(a.Key().Disk).Copies[a.Key().ID]
-	never(c.Using != "", "it is in use")
-	never(w.base.May != schema.Everything, "the configuration is broken")
+	key, c := a.CopyRef(), w.at(a.CopyRef().Disk).Copies[a.CopyRef().ID]
+	never(c.UsedBy != "", "it is in use")
+	never(w.base.Allowed != schema.Everything, "the configuration is broken")
 	never(!w.reachable(key.Disk), "the disk cannot be reached")
 	image, declared := w.base.Config.Images[key.ID.Name]
 	wait := w.base.Config.Settings.CleanupWaitInterval
-	if a.Kind == reconcile.Cleanup && wait > 0 {
+	if a.Op == plan.Cleanup && wait > 0 {
 		never(c.SurplusSince.IsZero() || w.now.Sub(c.SurplusSince) < wait, "it was wanted just now")
 		never(!c.LastUsed.IsZero() && w.now.Sub(c.LastUsed) < wait, "it was used just now")
 	}
 	if !declared {
 		for ref, at := range w.places() {
 			never(!w.reachable(ref), fmt.Sprintf("whether %s uses it is not known", ref))
-			never(w.disks[at].Copies[key.ID].Using != "", "it is used elsewhere")
+			never(w.disks[at].Copies[key.ID].UsedBy != "", "it is used elsewhere")
 		}
 		return why
 	}
@@ -160,13 +160,13 @@ func TestConverge(t *testing.T) {
 		var got []string
 		done, err := w.converge(t.Context(), limit)
 		for _, d := range done {
-			got = append(got, fmt.Sprintf("+%v %s %s", w.sinceStart(d.At), d.Kind, d.Node))
+			got = append(got, fmt.Sprintf("+%v %s %s", w.sinceStart(d.At), d.Op, d.Node))
 		}
 		if err != nil || !slices.Equal(got, want) {
 			t.Errorf("it did %q, error %v; want %q", got, err, want)
 		}
 	}
-	ranked := w.desired("node1").Places(w.cluster().Seen(w.upNodes())[0], "parrot")
+	ranked := w.desired("node1").RankDisks(w.cluster().Observe(w.upNodes())[0], "parrot")
 	first, second, third := ranked[0].Disk.Node, ranked[1].Disk.Node, ranked[2].Disk.Node
 	converge(0, "+0s download "+first, "+0s sync "+second)
 	w.setUp(first, false)

@@ -8,7 +8,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -17,16 +18,16 @@ var Now = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 
 // newView returns the view of node01 in a cluster whose nodes have two disks each and
 // respond.
-func newView(nodes int) reconcile.View {
-	v := reconcile.View{Desired: reconcile.Desired{Node: "node01", Digest: "d1d1d1d1d1d1d1d1", May: schema.Everything}}
+func newView(nodes int) status.View {
+	v := status.View{Desired: plan.Desired{Node: "node01", Digest: "d1d1d1d1d1d1d1d1", Allowed: schema.Everything}}
 	v.Config.Digest = v.Desired.Digest
 	v.Desired.Config = schema.Config{
 		Settings: schema.Settings{RecoveryWaitInterval: 5 * time.Minute, ConcurrentReplenishPerNodeLimit: 5},
 		Nodes:    map[string]schema.Node{}, Images: map[string]schema.Image{},
 	}
-	v.Observed = reconcile.Observed{
-		Now: Now, Disks: map[schema.DiskRef]reconcile.Disk{}, Peers: map[string]reconcile.Peer{},
-		Tries: map[reconcile.Key]reconcile.Try{}, Running: map[reconcile.Key]bool{},
+	v.Observed = plan.Observed{
+		Now: Now, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{},
+		Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{},
 	}
 	for n := range nodes {
 		name := fmt.Sprintf("node%02d", n+1)
@@ -34,32 +35,32 @@ func newView(nodes int) reconcile.View {
 		for _, one := range []string{"disk1", "disk2"} {
 			path := "/mnt/" + one
 			node.Disks[one] = schema.Disk{Path: path, AllowScheduling: true, StorageReserved: 10 << 30}
-			v.Observed.Disks[schema.DiskRef{Node: name, Disk: one}] = reconcile.Disk{
-				Path: path, UUID: name + one, Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[disk.ID]reconcile.Copy{},
+			v.Observed.Disks[schema.DiskRef{Node: name, Disk: one}] = plan.Disk{
+				Path: path, UUID: name + one, Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[disk.ID]plan.Copy{},
 			}
 		}
 		v.Desired.Config.Nodes[name] = node
 		if n > 0 {
-			v.Observed.Peers[name] = reconcile.Peer{Asked: true, Config: v.Desired.Digest, Last: Now.Add(-3 * time.Second)}
+			v.Observed.Peers[name] = plan.Peer{Queried: true, ConfigDigest: v.Desired.Digest, LastResponse: Now.Add(-3 * time.Second)}
 		}
 	}
 	return v
 }
 
-func declare(v reconcile.View, image schema.Image) schema.Image {
+func declare(v status.View, image schema.Image) schema.Image {
 	image.ID.UUID = "0000000a"
 	image.Source.Download = &schema.Download{URL: "https://example.com/" + image.ID.Name}
 	v.Desired.Config.Images[image.ID.Name] = image
 	return image
 }
 
-func put(v reconcile.View, image schema.Image, on string, change func(*reconcile.Copy)) {
+func put(v status.View, image schema.Image, on string, change func(*plan.Copy)) {
 	node, name, _ := strings.Cut(on, "/")
 	sum, err := disk.ParseDigest(strings.Repeat("a", 128))
 	if err != nil {
 		panic(err)
 	}
-	c := reconcile.Copy{Copy: disk.Copy{
+	c := plan.Copy{Copy: disk.Copy{
 		ID: image.ID, State: disk.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true, SHA512: sum, ManifestDigest: sum,
 	}}
 	if change != nil {
@@ -70,12 +71,12 @@ func put(v reconcile.View, image schema.Image, on string, change func(*reconcile
 
 // ThreeNodes has an unreachable node and a node with another configuration, and images in
 // every state.
-func ThreeNodes() reconcile.View {
+func ThreeNodes() status.View {
 	v := newView(3)
-	v.Observed.Peers["node02"] = reconcile.Peer{Asked: true, Config: "e2e2e2e2e2e2e2e2", Last: Now.Add(-3 * time.Second)}
-	v.Observed.Peers["node03"] = reconcile.Peer{
-		Asked: true, Config: v.Desired.Digest, Last: Now.Add(-12 * time.Second),
-		Silent: 12 * time.Second, Problem: "dial tcp 10.0.0.3:8000: connection refused",
+	v.Observed.Peers["node02"] = plan.Peer{Queried: true, ConfigDigest: "e2e2e2e2e2e2e2e2", LastResponse: Now.Add(-3 * time.Second)}
+	v.Observed.Peers["node03"] = plan.Peer{
+		Queried: true, ConfigDigest: v.Desired.Digest, LastResponse: Now.Add(-12 * time.Second),
+		UnreachableFor: 12 * time.Second, Problem: "dial tcp 10.0.0.3:8000: connection refused",
 	}
 	edge := v.Desired.Config.Nodes["node02"]
 	edge.Tags = []string{"edge"}
@@ -84,50 +85,50 @@ func ThreeNodes() reconcile.View {
 
 	parrot := declare(v, schema.Image{ID: disk.ID{Name: "parrot"}, AllDisks: true})
 	put(v, parrot, "node01/disk1", nil)
-	put(v, parrot, "node01/disk2", func(c *reconcile.Copy) { c.Using = "used by replica vol-1" })
+	put(v, parrot, "node01/disk2", func(c *plan.Copy) { c.UsedBy = "used by replica vol-1" })
 	put(v, parrot, "node02/disk1", nil)
 	put(v, parrot, "node03/disk1", nil)
-	put(v, parrot, "node02/disk2", func(c *reconcile.Copy) {
+	put(v, parrot, "node02/disk2", func(c *plan.Copy) {
 		c.Copy = disk.Copy{ID: parrot.ID, State: disk.Pending, PartBytes: 256 << 20, PartTotal: 1 << 30}
 	})
-	v.Observed.Running[reconcile.Key{Disk: schema.DiskRef{Node: "node02", Disk: "disk2"}, ID: parrot.ID}] = true
+	v.Observed.Running[plan.CopyRef{Disk: schema.DiskRef{Node: "node02", Disk: "disk2"}, ID: parrot.ID}] = true
 
 	macaw := declare(v, schema.Image{ID: disk.ID{Name: "macaw"}, Copies: 3, NodeSelector: []string{"edge"}})
 	put(v, macaw, "node02/disk1", nil)
-	v.Observed.Tries[reconcile.Key{Disk: schema.DiskRef{Node: "node02", Disk: "disk2"}, ID: macaw.ID}] = reconcile.Try{
-		Kind: reconcile.Sync, Attempts: 2, Since: Now, Until: Now.Add(time.Minute), Message: "input/output error",
+	v.Observed.Failures[plan.CopyRef{Disk: schema.DiskRef{Node: "node02", Disk: "disk2"}, ID: macaw.ID}] = plan.Failure{
+		Op: plan.Sync, Attempts: 2, Since: Now, RetryAt: Now.Add(time.Minute), Message: "input/output error",
 	}
 	old := schema.Image{ID: disk.ID{Name: "macaw", UUID: "00000001"}}
-	put(v, old, "node02/disk1", func(c *reconcile.Copy) { c.Leaving = true })
+	put(v, old, "node02/disk1", func(c *plan.Copy) { c.Leaving = true })
 	return v
 }
 
 // HundredNodes has 100 nodes with images. Some of them do not respond.
-func HundredNodes() reconcile.View {
+func HundredNodes() status.View {
 	v := newView(100)
 	parrot := declare(v, schema.Image{ID: disk.ID{Name: "parrot"}, AllDisks: true})
 	lory := declare(v, schema.Image{ID: disk.ID{Name: "lory"}, Copies: 3, DiskSelector: []string{"ssd"}})
 	put(v, lory, "node40/disk1", nil)
-	put(v, lory, "node60/disk1", func(c *reconcile.Copy) { // it has a line among the rejected disks
-		c.Copy, c.Refuses = disk.Copy{ID: lory.ID, State: disk.Pending}, "not enough space"
+	put(v, lory, "node60/disk1", func(c *plan.Copy) { // it has a line among the rejected disks
+		c.Copy, c.Rejects = disk.Copy{ID: lory.ID, State: disk.Pending}, "not enough space"
 	})
 	for n := range 100 {
 		name := fmt.Sprintf("node%02d", n+1)
 		for i, one := range []string{"disk1", "disk2"} {
 			if n%9 != 8 {
-				put(v, parrot, name+"/"+one, func(c *reconcile.Copy) {
+				put(v, parrot, name+"/"+one, func(c *plan.Copy) {
 					if n%4 == 1 && i == 1 {
 						c.Copy = disk.Copy{ID: parrot.ID, State: disk.Pending, PartBytes: int64(n) << 20, PartTotal: 1 << 30}
-						v.Observed.Running[reconcile.Key{Disk: schema.DiskRef{Node: name, Disk: one}, ID: parrot.ID}] = true
+						v.Observed.Running[plan.CopyRef{Disk: schema.DiskRef{Node: name, Disk: one}, ID: parrot.ID}] = true
 					}
 				})
 			}
 		}
 		if n%7 == 6 {
-			v.Observed.Peers[name] = reconcile.Peer{Asked: true, Problem: "i/o timeout", Silent: time.Minute, Config: v.Desired.Digest, Last: Now.Add(-time.Minute)}
+			v.Observed.Peers[name] = plan.Peer{Queried: true, Problem: "i/o timeout", UnreachableFor: time.Minute, ConfigDigest: v.Desired.Digest, LastResponse: Now.Add(-time.Minute)}
 		}
 	}
 	bad := schema.DiskRef{Node: "node50", Disk: "disk2"}
-	v.Observed.Disks[bad] = reconcile.Disk{Path: "/mnt/disk2", Problem: "no disk here: /mnt/disk2 is not mounted"}
+	v.Observed.Disks[bad] = plan.Disk{Path: "/mnt/disk2", Problem: "no disk here: /mnt/disk2 is not mounted"}
 	return v
 }

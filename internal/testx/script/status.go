@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -71,10 +71,10 @@ func waitRounds(s script, args []string) error {
 	return nil
 }
 
-func getStatus(url string) (reconcile.Status, error) {
+func getStatus(url string) (status.Status, error) {
 	client, err := api.NewClient(url, "", auth.TLSFiles{})
 	if err != nil {
-		return reconcile.Status{}, err
+		return status.Status{}, err
 	}
 	return client.Status(context.Background())
 }
@@ -96,7 +96,7 @@ func matchStatus(s script, args []string) error {
 }
 
 // statusLines writes a status as the README describes it.
-func statusLines(s reconcile.Status) string {
+func statusLines(s status.Status) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "config %s %s %s\n", s.Config.Allowed, s.Config.Fault, s.Config.Skew)
 	for _, p := range s.Peers {
@@ -119,7 +119,7 @@ func statusLines(s reconcile.Status) string {
 	return b.String()
 }
 
-func copyMessage(c reconcile.CopyStatus) string {
+func copyMessage(c status.CopyStatus) string {
 	parts := []string{}
 	if c.Message != "" {
 		parts = append(parts, c.Message)

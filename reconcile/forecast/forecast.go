@@ -1,0 +1,260 @@
+package forecast
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// builder makes a Fleet of what is declared, seen and planned.
+type builder struct {
+	plan.Desired
+	o       plan.Observed
+	fleet   Fleet
+	images  map[disk.ID]*ImageForecast
+	disks   map[schema.DiskRef]*DiskForecast
+	copies  map[plan.CopyRef]*CopyForecast
+	sizes   map[disk.ID]plan.Copy // a ready copy of each
+	blocked map[string][]string
+	held    map[string][]string
+}
+
+// Build is a pure function of its arguments: d is as somebody sees it who has no disks.
+func Build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
+	f := &builder{
+		Desired: d, o: o, images: map[disk.ID]*ImageForecast{}, disks: map[schema.DiskRef]*DiskForecast{}, copies: map[plan.CopyRef]*CopyForecast{},
+		sizes: map[disk.ID]plan.Copy{}, blocked: map[string][]string{}, held: map[string][]string{},
+	}
+	f.addCurrent()
+	var last []plan.Action
+	for _, a := range p.Actions {
+		if a.Eventually().Deletes() && a.Idle() && a.Until.IsZero() {
+			last = append(last, a) // it waits for what else comes
+			continue
+		}
+		f.addAction(a)
+	}
+	for _, a := range last {
+		a.Blocked = !f.enoughAfter(a.CopyRef())
+		f.addAction(a)
+	}
+	f.fleet.Risk.LosesAll, f.fleet.Risk.BelowReserve, f.fleet.Risk.BelowCopies = []string{}, []string{}, []Shortfall{}
+	f.endImages()
+	f.endDisks()
+	f.fleet.Deferred, f.fleet.Blocked = groupReasons(f.held), groupReasons(f.blocked)
+	return f.fleet
+}
+
+// addCurrent notes what there is.
+func (f *builder) addCurrent() {
+	for id, p := range f.Placements(f.o) {
+		f.image(id).Desired = p.Desired()
+	}
+	for ref, seen := range f.o.Disks {
+		for id, c := range seen.Copies {
+			if c.State == disk.Pending && c.PartBytes == 0 || seen.Problem != "" {
+				continue
+			}
+			key, one := plan.CopyRef{Disk: ref, ID: id}, f.image(id)
+			f.copy(key).State = c.State
+			if c.State == disk.Ready {
+				one.Ready++
+				one.After++
+				if largest, known := f.sizes[id]; !known || cmp.Or(cmp.Compare(c.RealSize, largest.RealSize), cmp.Compare(c.Size, largest.Size)) > 0 {
+					f.sizes[id] = c
+				}
+			}
+		}
+	}
+	for node, declared := range f.Config.Nodes {
+		for name, one := range declared.Disks {
+			ref := schema.DiskRef{Node: node, Disk: name}
+			seen, known := f.o.Disks[ref]
+			f.disks[ref] = &DiskForecast{
+				Node: node, Disk: name, Known: known, Problem: seen.Problem, Total: seen.Space.Total, Reserved: one.StorageReserved,
+				Before: seen.Space.Free, Lowest: seen.Space.Free, After: seen.Space.Free,
+			}
+		}
+	}
+}
+
+func (f *builder) image(id disk.ID) *ImageForecast {
+	one := f.images[id]
+	if one == nil {
+		declared, ok := f.Config.Images[id.Name]
+		one = &ImageForecast{Image: id.Name, UUID: id.UUID, Declared: ok && declared.ID == id, Copies: []CopyForecast{}}
+		f.images[id] = one
+	}
+	return one
+}
+
+func (f *builder) copy(key plan.CopyRef) *CopyForecast {
+	one := f.copies[key]
+	if one == nil {
+		one = &CopyForecast{Node: key.Disk.Node, Disk: key.Disk.Disk}
+		f.copies[key] = one
+	}
+	return one
+}
+
+// addAction counts one action.
+func (f *builder) addAction(a plan.Action) {
+	key, kind := a.CopyRef(), a.Eventually()
+	what := key.String()
+	if a.Disk == "" {
+		what = a.Image
+	}
+	switch {
+	case a.Op == plan.Blocked:
+		f.blocked[a.Reason] = append(f.blocked[a.Reason], what)
+		f.fleet.Risk.Blocked++
+	case a.Blocked && a.Next.Deletes():
+		f.held[a.Reason] = append(f.held[a.Reason], what)
+		f.fleet.Risk.Held++
+	}
+	if kind == "" {
+		return
+	}
+	one := f.copy(key)
+	one.Action, one.Later = kind, a.Idle()
+	switch {
+	case kind.CreatesCopy():
+		f.transferStats(a, kind).add(f.transferBytes(a))
+		f.addCreation(key, a)
+	case kind.Deletes():
+		f.addDeletion(key, kind, a.Idle())
+	case kind == plan.Backup:
+		f.fleet.Traffic.Backups.add(a.Bytes)
+	case one.State != disk.Ready && f.declares(key):
+		f.image(key.ID).After++ // adopt, verify and repair make ready what lies there
+	}
+}
+
+// enoughAfter reports whether enough copies will be there without this one.
+func (f *builder) enoughAfter(key plan.CopyRef) bool {
+	image, declared := f.Config.Images[key.ID.Name]
+	if !declared {
+		return true
+	}
+	one := f.image(image.ID)
+	after := one.After
+	if c := f.o.Disks[key.Disk].Copies[key.ID]; key.ID == image.ID && c.State == disk.Ready {
+		after--
+	}
+	return after >= one.Desired
+}
+
+func (f *builder) declares(key plan.CopyRef) bool { return f.Config.Images[key.ID.Name].ID == key.ID }
+
+// transferStats is where the bytes of a new copy come from.
+func (f *builder) transferStats(a plan.Action, kind plan.Op) *TransferStats {
+	switch {
+	case kind.IsFirstCopy() && kind != plan.Clone:
+		return &f.fleet.Traffic.Origins
+	case kind == plan.Clone, a.From.Disk.Node == a.Node:
+		return &f.fleet.Traffic.Local
+	}
+	return &f.fleet.Traffic.Peers
+}
+
+// transferBytes is how much is moved.
+func (f *builder) transferBytes(a plan.Action) int64 {
+	c, known := f.sizes[a.CopyRef().ID]
+	switch {
+	case !a.Idle():
+		return a.Bytes
+	case known:
+		return c.Size
+	}
+	return plan.UnknownBytes
+}
+
+// addCreation counts a new copy of which some bytes may be there.
+func (f *builder) addCreation(key plan.CopyRef, a plan.Action) {
+	source, known := f.sizes[key.ID]
+	if c, there := f.o.Disks[a.From.Disk].Copies[a.From.ID]; there {
+		source, known = c, true
+	}
+	c := f.o.Disks[key.Disk].Copies[key.ID]
+	if d := f.disks[key.Disk]; d != nil && known {
+		d.Comes += plan.RemainingBytes(c, source.RealSize)
+	} else if d != nil {
+		d.Unknown++
+	}
+	f.image(key.ID).After++
+}
+
+// addDeletion counts a deletion.
+func (f *builder) addDeletion(key plan.CopyRef, kind plan.Op, later bool) {
+	c := f.o.Disks[key.Disk].Copies[key.ID]
+	if d := f.disks[key.Disk]; d != nil {
+		d.Goes += c.RealSize
+	}
+	if c.State == disk.Ready {
+		f.image(key.ID).After--
+	}
+	switch {
+	case kind == plan.Evict:
+		f.fleet.Risk.Evicts.add(c.RealSize)
+	case later:
+		f.fleet.Risk.Later.add(c.RealSize)
+	default:
+		f.fleet.Risk.Removes.add(c.RealSize)
+	}
+}
+
+func (f *builder) endImages() {
+	for key, c := range f.copies {
+		one := f.image(key.ID)
+		one.Copies = append(one.Copies, *c)
+	}
+	left := map[string]int{} // ready copies of any generation
+	for _, one := range f.images {
+		left[one.Image] += one.After
+	}
+	f.fleet.Images = []ImageForecast{}
+	for _, id := range slices.SortedFunc(maps.Keys(f.images), plan.CompareIDs) {
+		one := *f.images[id]
+		slices.SortFunc(one.Copies, func(a, b CopyForecast) int {
+			return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk))
+		})
+		f.fleet.Images = append(f.fleet.Images, one)
+		if one.Ready > 0 && left[one.Image] == 0 {
+			f.fleet.Risk.LosesAll = append(f.fleet.Risk.LosesAll, one.Image)
+		}
+		if one.Declared && one.After < one.Desired {
+			f.fleet.Risk.BelowCopies = append(f.fleet.Risk.BelowCopies, Shortfall{one.Image, one.Desired, one.After})
+		}
+	}
+	f.fleet.Risk.LosesAll = slices.Compact(f.fleet.Risk.LosesAll)
+}
+
+func (f *builder) endDisks() {
+	f.fleet.Disks = []DiskForecast{}
+	for _, ref := range slices.SortedFunc(maps.Keys(f.disks), plan.CompareDisks) {
+		one := f.disks[ref]
+		one.Lowest, one.After = one.Before-one.Comes, one.Before-one.Comes+one.Goes
+		one.Below = one.Known && one.Problem == "" && one.Comes > 0 && one.Lowest < one.Reserved
+		if one.Below {
+			f.fleet.Risk.BelowReserve = append(f.fleet.Risk.BelowReserve, ref.String())
+		}
+		f.fleet.Disks = append(f.fleet.Disks, *one)
+	}
+}
+
+// groupReasons are the reasons for most first.
+func groupReasons(by map[string][]string) []ReasonGroup {
+	list := []ReasonGroup{}
+	for why, copies := range by {
+		slices.Sort(copies)
+		list = append(list, ReasonGroup{why, copies})
+	}
+	slices.SortFunc(list, func(a, b ReasonGroup) int {
+		return cmp.Or(cmp.Compare(len(b.Copies), len(a.Copies)), cmp.Compare(a.Reason, b.Reason))
+	})
+	return list
+}

@@ -1,0 +1,368 @@
+package status
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Observed returns what the status was made from, as far as planning goes: with the
+// same configuration, the plan from it is the same. The error says why s is not a whole
+// status.
+func (s Status) Observed() (plan.Observed, error) {
+	if s.Node == "" || s.Time.IsZero() || s.Disks == nil || s.Images == nil {
+		return plan.Observed{}, errors.New("it has not the fields of a status: node, time, disks, images")
+	}
+	if err := s.checkNames(); err != nil {
+		return plan.Observed{}, err
+	}
+	o := plan.Observed{
+		Now: s.Time, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{},
+		Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Syncing: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, CannotPrepare: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
+	}
+	for _, p := range s.Peers {
+		o.Peers[p.Node] = p.toPeer(s)
+	}
+	for _, one := range s.Disks {
+		ref := schema.DiskRef{Node: one.Node, Disk: one.Disk}
+		if _, twice := o.Disks[ref]; twice {
+			return plan.Observed{}, fmt.Errorf("disk %s is there twice", ref)
+		}
+		if one.Seen {
+			o.Disks[ref] = one.toDisk(s)
+		}
+	}
+	for _, image := range s.Images {
+		id := disk.ID{Name: image.Name, UUID: image.UUID}
+		if image.Unable != "" {
+			o.CannotPrepare[id] = image.Unable
+		}
+		if image.BackedUp {
+			o.BackedUp[id] = true
+		}
+		for _, c := range image.Copies {
+			key := plan.CopyRef{Disk: schema.DiskRef{Node: c.Node, Disk: c.Disk}, ID: id}
+			if err := addCopyStatus(o, key, c); err != nil {
+				return plan.Observed{}, fmt.Errorf("copy %s: %w", key, err)
+			}
+		}
+	}
+	return o, nil
+}
+
+// checkNames finds what is no name. They are printed as they are, into plans for people and
+// for pull requests.
+func (s Status) checkNames() error {
+	places := []string{s.Node}
+	for _, p := range s.Peers {
+		places = append(places, p.Node)
+	}
+	for _, d := range s.Disks {
+		places = append(places, d.Node, d.Disk)
+	}
+	for _, image := range s.Images {
+		err := disk.CheckName(image.Name)
+		if err == nil && image.UUID != "" { // of one whose declaration is broken
+			err = disk.CheckUUID(image.UUID)
+		}
+		if err != nil {
+			return fmt.Errorf("an image has the %w", err)
+		}
+		for _, c := range image.Copies {
+			places = append(places, c.Node, c.Disk)
+		}
+	}
+	for _, name := range places {
+		if !validName.MatchString(name) {
+			return fmt.Errorf("there is no node and no disk %.60q", name)
+		}
+	}
+	return nil
+}
+
+// validName is the form of names of nodes and disks in a configuration.
+var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
+
+func (p PeerStatus) toPeer(s Status) plan.Peer {
+	peer := plan.Peer{Queried: p.Asked, Problem: p.Problem, ConfigDigest: p.Config, LastResponse: p.LastAnswer}
+	if p.Problem != "" && !p.SilentSince.IsZero() {
+		peer.UnreachableFor = max(0, s.Time.Sub(p.SilentSince))
+	}
+	return peer
+}
+
+func (d DiskStatus) toDisk(s Status) plan.Disk {
+	var away time.Duration
+	if !d.ProblemSince.IsZero() {
+		away = s.Time.Sub(d.ProblemSince)
+	}
+	return plan.Disk{
+		ProblemFor: away,
+		Path:       d.Path, UUID: d.UUID, Problem: d.Problem, UsageUnknown: d.Unclear, ClockStepped: d.ClockStepped, Unmanaged: d.Foreign,
+		Space: disk.Space{Total: d.Total, Free: d.Free}, Copies: map[disk.ID]plan.Copy{},
+	}
+}
+
+var knownStates = []disk.State{disk.Pending, disk.Ready, disk.Failed, disk.Unknown}
+
+// addCopyStatus adds to o what c says of the copy key.
+func addCopyStatus(o plan.Observed, key plan.CopyRef, c CopyStatus) error {
+	if c.Running {
+		o.Running[key] = true
+	}
+	if c.Syncing {
+		o.Syncing[key] = true
+	}
+	if c.Read {
+		o.BeingRead[key] = true
+	}
+	if c.Failure != nil {
+		t, err := c.Failure.toFailure()
+		if err != nil {
+			return err
+		}
+		o.Failures[key] = t
+	}
+	seen, known := o.Disks[key.Disk]
+	switch {
+	case c.Found == nil:
+		return nil
+	case !known:
+		return errors.New("nothing is said of its disk")
+	case !slices.Contains(knownStates, c.Found.State):
+		return fmt.Errorf("there is no state %q", c.Found.State)
+	}
+	seen.Copies[key.ID] = c.toCopy(key.ID)
+	return nil
+}
+
+// toCopy is the copy as it was seen.
+func (c CopyStatus) toCopy(id disk.ID) plan.Copy {
+	return plan.Copy{
+		Copy: disk.Copy{
+			ID: id, State: c.Found.State, Message: c.Found.Message, Format: c.Format,
+			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
+			SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.Chunks, VerifiedAt: c.Verified, DamagedAt: c.Damaged,
+			HasCfg: c.Found.HasCfg, Owned: c.Owned, PartBytes: c.Found.PartBytes, PartTotal: c.Found.PartTotal, PartSourceID: c.Found.PartFrom,
+			InUseRecorded: c.Found.InUseRecorded, ClockNode: c.Found.MarkedBy, LastUsed: c.LastUsed, SurplusSince: c.Unwanted,
+		},
+		UsedBy: c.InUse, Leaving: c.Leaving, Rejects: c.Refuses, RejectsForNow: c.Later,
+	}
+}
+
+// SavedCluster is a cluster as it was: saved statuses, one for a node. Of a node without
+// one it has what the others told of it. The zero value knows nothing.
+type SavedCluster struct {
+	statuses map[string]savedStatus // by node
+}
+
+type savedStatus struct {
+	Status
+	Seen     plan.Observed
+	declares map[disk.ID]string // what was declared, as Declaration has it
+}
+
+// Add adds the status of one node. A second one of the same node is an error, as is
+// what is not a whole status.
+func (s *SavedCluster) Add(status Status) error {
+	seen, err := status.Observed()
+	if err != nil {
+		return err
+	}
+	if _, twice := s.statuses[status.Node]; twice {
+		return fmt.Errorf("there is another one of node %s", status.Node)
+	}
+	one := savedStatus{Status: status, Seen: seen, declares: map[disk.ID]string{}}
+	for _, image := range status.Images {
+		one.declares[disk.ID{Name: image.Name, UUID: image.UUID}] = image.Declaration
+	}
+	if s.statuses == nil {
+		s.statuses = map[string]savedStatus{}
+	}
+	s.statuses[status.Node] = one
+	return nil
+}
+
+// Nodes are those of which there is a status, sorted.
+func (s *SavedCluster) Nodes() []string { return slices.Sorted(maps.Keys(s.statuses)) }
+
+// Paths are where the disks of a node lay, in the order of their names.
+func (s *SavedCluster) Paths(node string) []string {
+	var own []DiskStatus
+	for _, one := range s.statuses[node].Disks {
+		if one.Node == node {
+			own = append(own, one)
+		}
+	}
+	slices.SortFunc(own, func(a, b DiskStatus) int { // disk10 is behind disk2
+		return cmp.Or(cmp.Compare(len(a.Disk), len(b.Disk)), cmp.Compare(a.Disk, b.Disk))
+	})
+	paths := make([]string, len(own))
+	for i, one := range own {
+		paths[i] = one.Path
+	}
+	return paths
+}
+
+// Knows reports whether one of the statuses is of the node, or of one that asked it.
+func (s *SavedCluster) Knows(node string) bool {
+	_, _, known := s.Latest(node)
+	return known
+}
+
+// Latest returns the status that knows a node best: its own, else the newest to which it
+// answered, else the one to which it answered last, else the one that asked in vain for
+// the longest. answers says that what this has stands.
+func (s *SavedCluster) Latest(node string) (best savedStatus, answers, known bool) {
+	if own, ok := s.statuses[node]; ok {
+		return own, true, true
+	}
+	var least plan.Peer
+	for _, name := range s.Nodes() {
+		one := s.statuses[name]
+		p, asking := one.Seen.Peers[node]
+		if p.Responds() {
+			p.LastResponse = one.Time
+		}
+		if asking && (!known || comparePeers(p, least) > 0) {
+			best, least, answers, known = one, p, p.Responds(), true
+		}
+	}
+	return best, answers, known
+}
+
+// comparePeers is positive if more is known of p than of q.
+func comparePeers(p, q plan.Peer) int {
+	switch {
+	case p.Responds() && !q.Responds():
+		return 1
+	case q.Responds() && !p.Responds():
+		return -1
+	}
+	return cmp.Or(p.LastResponse.Compare(q.LastResponse), cmp.Compare(p.UnreachableFor, q.UnreachableFor))
+}
+
+// Cluster is what is known of the nodes that d declares, at the time of the newest status.
+func (s *SavedCluster) Cluster(d plan.Desired) *plan.Cluster {
+	c := &plan.Cluster{
+		Now: s.now(), Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{},
+		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[disk.ID]string{}, BackedUp: map[plan.CopyRef]bool{},
+	}
+	for node := range d.Config.Nodes {
+		one, answers, known := s.Latest(node)
+		if known {
+			one.addTo(c, d, node)
+		}
+		if !answers {
+			c.Unreachable[node] = one.unreachable(node)
+		}
+		c.CannotPrepare[node] = s.statuses[node].Seen.CannotPrepare
+	}
+	for ref, seen := range c.Disks {
+		for id := range seen.Copies {
+			if s.statuses[ref.Node].Seen.BackedUp[id] {
+				c.BackedUp[plan.CopyRef{Disk: ref, ID: id}] = true
+			}
+		}
+	}
+	return c
+}
+
+// now is the time of the newest status.
+func (s *SavedCluster) now() time.Time {
+	var now time.Time
+	for _, one := range s.statuses {
+		if one.Time.After(now) {
+			now = one.Time
+		}
+	}
+	return now
+}
+
+// unreachable is a node that did not answer s, or of which s does not tell.
+func (s savedStatus) unreachable(node string) plan.Peer {
+	p := s.Seen.Peers[node]
+	if p.Problem == "" {
+		p.Problem = "it is in none of the saved states"
+	}
+	return p
+}
+
+// addTo adds what s has of the disks of a node to c. A disk is the one that lay at its
+// path, whatever it was called.
+func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
+	now := map[schema.DiskRef]schema.DiskRef{} // the names of disks, by those that they had
+	for name, declared := range d.Config.Nodes[node].Disks {
+		for ref, seen := range s.Seen.Disks {
+			if ref.Node == node && seen.Path == declared.Path {
+				now[ref] = schema.DiskRef{Node: node, Disk: name}
+			}
+		}
+	}
+	for ref, to := range now {
+		c.Disks[to] = s.disk(ref)
+	}
+	for key := range s.Seen.Running {
+		if to, ok := now[key.Disk]; ok {
+			c.Running[plan.CopyRef{Disk: to, ID: key.ID}] = true
+		}
+	}
+	for key := range s.Seen.BeingRead {
+		if to, ok := now[key.Disk]; ok {
+			c.BeingRead[plan.CopyRef{Disk: to, ID: key.ID}] = true
+		}
+	}
+	for key, t := range s.Seen.Failures {
+		if to, ok := now[key.Disk]; ok && s.stillApplies(d, key.ID) {
+			t.Suspects = renamed(t.Suspects, now)
+			c.Failures[plan.CopyRef{Disk: to, ID: key.ID}] = t
+		}
+	}
+}
+
+// disk is a disk as its node knows it. What others are not told is as it mostly is.
+func (s savedStatus) disk(ref schema.DiskRef) plan.Disk {
+	seen := s.Seen.Disks[ref]
+	seen.Copies = maps.Clone(seen.Copies)
+	for id, c := range seen.Copies {
+		c.Rejects, c.RejectsForNow = "", false // by another configuration
+		c.HasCfg = c.HasCfg || ref.Node != s.Node
+		seen.Copies[id] = c
+	}
+	return seen
+}
+
+// stillApplies reports whether what failed about an image still matters: it is declared as it
+// was.
+func (s savedStatus) stillApplies(d plan.Desired, id disk.ID) bool {
+	if image, declared := d.Config.Images[id.Name]; declared && image.ID == id {
+		return s.declares[id] == declaration(image)
+	}
+	return s.declares[id] == ""
+}
+
+func renamed(keys []plan.CopyRef, now map[schema.DiskRef]schema.DiskRef) []plan.CopyRef {
+	var out []plan.CopyRef
+	for _, key := range keys {
+		if to, ok := now[key.Disk]; ok {
+			out = append(out, plan.CopyRef{Disk: to, ID: key.ID})
+		}
+	}
+	return out
+}
+
+// Unused are the nodes of which there is a status although they are not declared.
+func (s *SavedCluster) Unused(d plan.Desired) []string {
+	return slices.DeleteFunc(s.Nodes(), func(node string) bool {
+		_, declared := d.Config.Nodes[node]
+		return declared
+	})
+}
