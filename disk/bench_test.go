@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// benchSize is the size of the images that benchmarks move, in bytes.
+// benchSize is the size of the images of the benchmarks, in bytes.
 const benchSize = 1 << 30
 
-// repeat gives size bytes of block again and again.
+// repeat returns a reader of size bytes: block, again and again.
 func repeat(block []byte, size int64) io.Reader {
 	return io.LimitReader(&repeater{block: block}, size)
 }
@@ -42,8 +42,8 @@ func randomBlock() []byte {
 	return b
 }
 
-// BenchmarkCommit makes 1 GiB of memory a durable image; compare it with
-// BenchmarkSHA512, which is what no image can be faster than.
+// BenchmarkCommit makes a durable image from 1 GiB of memory. Compare it with BenchmarkSHA512,
+// the upper bound.
 func BenchmarkCommit(b *testing.B) {
 	for _, test := range []struct {
 		name  string
@@ -83,7 +83,7 @@ func BenchmarkSHA512(b *testing.B) {
 	}
 }
 
-// BenchmarkList looks at 1,000 images that did not change since the last look.
+// BenchmarkList lists 1,000 images that did not change since the last call.
 func BenchmarkList(b *testing.B) {
 	d := newDisk(b)
 	for i := range 1000 {
@@ -106,7 +106,7 @@ func BenchmarkList(b *testing.B) {
 	}
 }
 
-// processorTime reports how long a processor was busy in a second of the benchmark.
+// processorTime reports how many processors the benchmark kept busy.
 func processorTime(b *testing.B, run func()) {
 	b.Helper()
 	busy := func() int64 {
@@ -121,15 +121,15 @@ func processorTime(b *testing.B, run func()) {
 	b.ReportMetric(float64(busy()-before)/float64(b.Elapsed().Nanoseconds()), "processors")
 }
 
-// BenchmarkPut makes 1 GiB of chunks, whose sums are known, a durable image; compare
-// it with BenchmarkSHA512.
-func BenchmarkPut(b *testing.B) {
+// BenchmarkAppendChunk makes a durable image from 1 GiB of chunks whose hashes are known.
+// Compare it with BenchmarkSHA512.
+func BenchmarkAppendChunk(b *testing.B) {
 	block := randomBlock()[:ChunkSize]
-	sum := HashChunk(block)
+	hash := HashChunk(block)
 	for name, put := range map[string]func(*Part, []byte) ([]byte, error){
 		"dense": func(p *Part, buf []byte) ([]byte, error) {
 			copy(buf, block)
-			return p.AppendChunk(buf, ChunkSize, sum)
+			return p.AppendChunk(buf, ChunkSize, hash)
 		},
 		"zeros": func(p *Part, buf []byte) ([]byte, error) { return buf, p.AppendZeros(ChunkSize) },
 	} {
@@ -158,7 +158,7 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// benchImage makes an image of 1 GiB of random bytes.
+// benchImage makes a ready image of 1 GiB of random bytes.
 func benchImage(b *testing.B) (*Disk, Copy) {
 	b.Helper()
 	d := newDisk(b)
@@ -176,7 +176,7 @@ func benchImage(b *testing.B) (*Disk, Copy) {
 	return d, c
 }
 
-// BenchmarkRepair makes one chunk of 1 GiB right; compare it with BenchmarkSHA512.
+// BenchmarkRepair repairs one chunk of an image of 1 GiB. Compare it with BenchmarkSHA512.
 func BenchmarkRepair(b *testing.B) {
 	d, _ := benchImage(b)
 	block := randomBlock()
@@ -204,7 +204,7 @@ func BenchmarkRepair(b *testing.B) {
 	}
 }
 
-// BenchmarkSend sends 1 GiB over loopback, of which nothing or all is cached.
+// BenchmarkSend sends 1 GiB over loopback, from the disk or from the page cache.
 func BenchmarkSend(b *testing.B) {
 	d, c := benchImage(b)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -231,13 +231,13 @@ func BenchmarkSend(b *testing.B) {
 			b.SetBytes(c.Size)
 			processorTime(b, func() {
 				for b.Loop() {
-					answer, err := http.Get(server.URL)
+					response, err := http.Get(server.URL)
 					if err != nil {
 						b.Fatal(err)
 					}
-					// Discard alone would read with small buffers.
-					_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, answer.Body, make([]byte, ChunkSize))
-					if err := errors.Join(err, answer.Body.Close()); err != nil {
+					// io.Discard alone would read with small buffers.
+					_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, response.Body, make([]byte, ChunkSize))
+					if err := errors.Join(err, response.Body.Close()); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// TestCfgIsWhatLonghornWrites has the sample of the format, byte for byte.
-func TestCfgIsWhatLonghornWrites(t *testing.T) {
+// TestCfgFormatEqualsLonghorns compares a cfg with a file of Longhorn, byte for byte.
+func TestCfgFormatEqualsLonghorns(t *testing.T) {
 	c := longhornCfg{
 		Name: "/data/backing-images/parrot-6846a0b2/backing", UUID: "6846a0b2",
 		Size: 8388608, VirtualSize: 8388608, RealSize: 1048576,
@@ -33,7 +33,7 @@ func TestCfgIsWhatLonghornWrites(t *testing.T) {
 	}
 }
 
-// realCfgs returns the files that Longhorn wrote, and one that was cut, by case.
+// realCfgs returns backing.cfg files that Longhorn wrote, and one that was cut, by case.
 func realCfgs(t testing.TB) map[string][]byte {
 	t.Helper()
 	archives, err := filepath.Glob("testdata/longhorn/*.tar.zst")
@@ -55,7 +55,7 @@ func realCfgs(t testing.TB) map[string][]byte {
 	return cfgs
 }
 
-func TestRealCfgsComeOutAsTheyWere(t *testing.T) {
+func TestCfgsOfLonghornRoundTrip(t *testing.T) {
 	for name, data := range realCfgs(t) {
 		c, err := parseCfg(data)
 		if torn := name == "adopt-torn-cfg"; torn != (err != nil) {
@@ -72,7 +72,7 @@ func TestRealCfgsComeOutAsTheyWere(t *testing.T) {
 	}
 }
 
-func TestMtime(t *testing.T) {
+func TestMtimeFormatEqualsLonghorns(t *testing.T) {
 	for _, test := range []struct {
 		nanoseconds int
 		want        string
@@ -87,7 +87,7 @@ func TestMtime(t *testing.T) {
 		at := time.Date(2026, 11, 20, 8, 28, 20, test.nanoseconds, time.UTC).In(time.FixedZone("X", 3600))
 		got := formatMtime(at)
 		if got != test.want || got != at.UTC().String() {
-			t.Errorf("%d ns: got %q, want %q; Go says %q", test.nanoseconds, got, test.want, at.UTC())
+			t.Errorf("%d ns: got %q, want %q; Go prints %q", test.nanoseconds, got, test.want, at.UTC())
 		}
 		if back, err := time.Parse(mtimeLayout, got); err != nil || !back.Equal(at) {
 			t.Errorf("%q reads as %v, error %v", got, back, err)
@@ -95,15 +95,15 @@ func TestMtime(t *testing.T) {
 	}
 }
 
-// reusable is what Longhorn asks of a file before it takes it as it is, written
-// down a second time: it returns why the file would be read or deleted.
-func reusable(file string, declaredSize int64, expected string) error {
+// checkReusable returns why Longhorn would read or delete a file. It repeats the conditions under
+// which Longhorn uses a file without reading it.
+func checkReusable(file string, declaredSize int64, expected string) error {
 	stat, err := os.Stat(file)
 	if err != nil {
 		return err
 	}
 	if declaredSize > 0 && stat.Size() != declaredSize {
-		return fmt.Errorf("the size is %d, declared are %d", stat.Size(), declaredSize)
+		return fmt.Errorf("the size is %d, declared is %d", stat.Size(), declaredSize)
 	}
 	text, err := os.ReadFile(file + ".cfg")
 	if err != nil {
@@ -114,7 +114,7 @@ func reusable(file string, declaredSize int64, expected string) error {
 		return err
 	}
 	if mtime := stat.ModTime().UTC().String(); cfg.ModificationTime != mtime {
-		return fmt.Errorf("cfg says %q, the file has %q", cfg.ModificationTime, mtime)
+		return fmt.Errorf("cfg has %q, the file has %q", cfg.ModificationTime, mtime)
 	}
 	f, err := os.Open(file)
 	if err != nil {
@@ -126,12 +126,12 @@ func reusable(file string, declaredSize int64, expected string) error {
 		return err
 	}
 	if sum := hex.EncodeToString(h.Sum(nil)); sum != cfg.CurrentChecksum || expected != "" && sum != expected {
-		return fmt.Errorf("cfg says %s, expected is %s, the file has %s", cfg.CurrentChecksum, expected, sum)
+		return fmt.Errorf("cfg has %s, expected is %s, the file has %s", cfg.CurrentChecksum, expected, sum)
 	}
 	return nil
 }
 
-func TestLonghornTakesOurFilesAsTheyAre(t *testing.T) {
+func TestLonghornAcceptsOurImages(t *testing.T) {
 	image := sparseImage(2*ChunkSize + 512)
 	want := digest512(image)
 	d := newDisk(t)
@@ -141,20 +141,20 @@ func TestLonghornTakesOurFilesAsTheyAre(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := imagePath(d, imageFile)
-	if err := reusable(file, int64(len(image)), want.String()); err != nil {
+	if err := checkReusable(file, int64(len(image)), want.String()); err != nil {
 		t.Errorf("after commit: %v", err)
 	}
 	for _, mtime := range []time.Time{time.Unix(1e9, 0), time.Unix(1e9, 5e8), time.Unix(1e9, 100), time.Unix(1e9, 999_999_999)} {
 		if err := os.Chtimes(file, mtime, mtime); err != nil {
 			t.Fatal(err)
 		}
-		if reusable(file, 0, "") == nil {
-			t.Fatalf("mtime %v: Longhorn would not notice", mtime)
+		if checkReusable(file, 0, "") == nil {
+			t.Fatalf("mtime %v: Longhorn would not detect the change", mtime)
 		}
 		if _, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil {
 			t.Fatal(err)
 		}
-		if err := reusable(file, int64(len(image)), want.String()); err != nil {
+		if err := checkReusable(file, int64(len(image)), want.String()); err != nil {
 			t.Errorf("mtime %v, after verify: %v", mtime, err)
 		}
 	}
@@ -164,14 +164,14 @@ func TestLonghornTakesOurFilesAsTheyAre(t *testing.T) {
 	if err := d.WriteCfg(testID, want); err != nil {
 		t.Fatal(err)
 	}
-	if err := reusable(file, int64(len(image)), want.String()); err != nil {
-		t.Errorf("after describe: %v", err)
+	if err := checkReusable(file, int64(len(image)), want.String()); err != nil {
+		t.Errorf("after WriteCfg: %v", err)
 	}
 }
 
-// TestCfgThatSaysNothing has a sound file with a backing.cfg that is none. The file
-// is read, becomes ready and gets a good one.
-func TestCfgThatSaysNothing(t *testing.T) {
+// TestInvalidCfgIsReplaced has an intact image with an invalid backing.cfg. Verify reads the
+// image, makes it ready and writes a valid backing.cfg.
+func TestInvalidCfgIsReplaced(t *testing.T) {
 	t.Parallel()
 	image := sparseImage(ChunkSize)
 	sum := digest512(image).String()
@@ -191,11 +191,11 @@ func TestCfgThatSaysNothing(t *testing.T) {
 		"a size below zero":         `{"size":-1}`,
 		"a fraction":                `{"size":1048576.5}`,
 		"a number that is too long": `{"size":99999999999999999999999}`,
-		"something behind it":       good + "x",
+		"bytes after it":            good + "x",
 		"two of them":               good + good,
 		"an old mtime":              good,
 		"unknown keys":              good[:len(good)-1] + `,"color":"green","nested":{"a":[1]}}`,
-		"more than it can have":     `{"x":"` + strings.Repeat("x", maxSmallFile) + `"}`,
+		"larger than maxSmallFile":  `{"x":"` + strings.Repeat("x", maxSmallFile) + `"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDisk(t)
@@ -211,15 +211,15 @@ func TestCfgThatSaysNothing(t *testing.T) {
 			if err != nil || c.State != Ready || c.SHA512.String() != sum || !c.HasCfg {
 				t.Errorf("after: %+v, error %v", c, err)
 			}
-			if err := reusable(imagePath(d, imageFile), int64(len(image)), sum); err != nil {
+			if err := checkReusable(imagePath(d, imageFile), int64(len(image)), sum); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 }
 
-// FuzzParseCfg holds for any bytes: no panic, a digest that is a SHA-512 or none,
-// and what was read is written so that it reads the same.
+// FuzzParseCfg checks for any bytes: no panic, the digest is a SHA-512 or zero, and the cfg
+// that was parsed survives a round trip.
 func FuzzParseCfg(f *testing.F) {
 	for _, data := range realCfgs(f) {
 		f.Add(data)
@@ -246,9 +246,9 @@ func FuzzParseCfg(f *testing.F) {
 	})
 }
 
-// TestLonghornTakesNoDamagedFile hands over a disk with an image that rotted, and was
-// found out. Longhorn trusts a cfg with the file's mtime, and reads the file otherwise.
-func TestLonghornTakesNoDamagedFile(t *testing.T) {
+// TestLonghornMustReadDamagedImage has an image that Verify found damaged. Longhorn trusts a
+// backing.cfg with the mtime of the file, so the mtime must go.
+func TestLonghornMustReadDamagedImage(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(ChunkSize)
 	readyImage(t, d, image)
@@ -265,8 +265,8 @@ func TestLonghornTakesNoDamagedFile(t *testing.T) {
 	if err != nil || cfg.ModificationTime == formatMtime(info.ModTime()) || cfg.Digest() != digest512(image) {
 		t.Errorf("cfg of a damaged file is %+v, error %v", cfg, err)
 	}
-	var asked []int64
-	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, &asked), func(int64) {}); err != nil || !c.HasCfg {
+	var fetched []int64
+	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || !c.HasCfg {
 		t.Errorf("repaired: %+v, error %v", c, err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// xfs mounts a file system that can share extents, until the test ends.
+// xfs mounts a file system that supports reflinks, until the test ends.
 func xfs(t *testing.T) string {
 	t.Helper()
 	need.Root(t, "mount a file system")
@@ -79,7 +79,7 @@ func newCloneRig(t *testing.T, d *Disk, size int) *cloneRig {
 	return r
 }
 
-// part opens the part of the clone, and begins it if it is not begun.
+// part opens the partial file of the clone, and calls Begin unless it has the right source.
 func (r *cloneRig) part(t *testing.T, to *Disk) *Part {
 	t.Helper()
 	p, err := to.OpenPart(context.Background(), cloneID, PartOptions{})
@@ -95,7 +95,7 @@ func (r *cloneRig) part(t *testing.T, to *Disk) *Part {
 	return p
 }
 
-// commit makes the clone ready, and compares it.
+// commit makes the clone ready, and compares its bytes.
 func (r *cloneRig) commit(t *testing.T, p *Part) Copy {
 	t.Helper()
 	c, err := p.Commit(r.copy.SHA512)
@@ -106,7 +106,7 @@ func (r *cloneRig) commit(t *testing.T, p *Part) Copy {
 		t.Fatalf("the clone has other bytes (error %v)", err)
 	}
 	if c.ManifestDigest != r.copy.ManifestDigest || c.ManifestDigest.IsZero() {
-		t.Errorf("the chunks of the clone are %s, want %s", c.ManifestDigest, r.copy.ManifestDigest)
+		t.Errorf("the manifest digest of the clone is %s, want %s", c.ManifestDigest, r.copy.ManifestDigest)
 	}
 	return c
 }
@@ -128,7 +128,7 @@ func free(t *testing.T, d *Disk) int64 {
 	return s.Free
 }
 
-func TestCloneShares(t *testing.T) {
+func TestCloneSharesExtents(t *testing.T) {
 	at := xfs(t)
 	for _, size := range []int{512, ChunkSize + 512, 16 * ChunkSize, 17*ChunkSize - 4096 - 512} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -145,10 +145,10 @@ func TestCloneShares(t *testing.T) {
 			}
 			r.commit(t, p)
 			if done != int64(size) {
-				t.Errorf("told of %d bytes, want %d", done, size)
+				t.Errorf("progress of %d bytes, want %d", done, size)
 			}
 			if took := before - free(t, r.disk); took > ChunkSize {
-				t.Errorf("the clone took %d bytes of the disk: nothing is shared", took)
+				t.Errorf("the clone used %d bytes of the disk: its extents are not shared", took)
 			}
 		})
 	}
@@ -176,7 +176,7 @@ func TestCloneResumes(t *testing.T) {
 			}
 			p = r.part(t, r.disk)
 			if p.Offset() != 4*ChunkSize {
-				t.Fatalf("goes on at %d, want %d", p.Offset(), 4*ChunkSize)
+				t.Fatalf("resumed at %d, want %d", p.Offset(), 4*ChunkSize)
 			}
 			if err := p.Clone(context.Background(), r.reader, func(int64) {}); err != nil {
 				t.Fatal(err)
@@ -186,8 +186,8 @@ func TestCloneResumes(t *testing.T) {
 	}
 }
 
-// TestCloneElsewhere is onto a disk that is a file system of its own.
-func TestCloneElsewhere(t *testing.T) {
+// TestCloneToAnotherFileSystem copies the data, because extents cannot be shared.
+func TestCloneToAnotherFileSystem(t *testing.T) {
 	r := newCloneRig(t, newDisk(t), 6*ChunkSize)
 	p := r.part(t, diskAt(t, xfs(t)))
 	if err := p.Clone(context.Background(), r.reader, func(int64) {}); err != nil {
@@ -198,9 +198,8 @@ func TestCloneElsewhere(t *testing.T) {
 	}
 }
 
-// TestCloneOfWhatChanges must not be taken for a copy of what was verified, nor for
-// one of anything.
-func TestCloneOfWhatChanges(t *testing.T) {
+// TestCloneOfModifiedImageFails checks Clone and the Commit after it.
+func TestCloneOfModifiedImageFails(t *testing.T) {
 	for name, dir := range map[string]func(*testing.T) string{"shared": xfs, "copied": func(t *testing.T) string { return t.TempDir() }} {
 		t.Run(name, func(t *testing.T) {
 			r := newCloneRig(t, diskAt(t, dir(t)), 6*ChunkSize)
@@ -208,7 +207,7 @@ func TestCloneOfWhatChanges(t *testing.T) {
 			poke(t, imagePath(r.disk, imageFile), 3)
 			err := p.Clone(context.Background(), r.reader, func(int64) {})
 			if !errors.Is(err, ErrModified) {
-				t.Fatalf("error is %v, want ErrChanging", err)
+				t.Fatalf("error is %v, want ErrModified", err)
 			}
 			if _, err := p.Commit(r.copy.SHA512); err == nil {
 				t.Error("other bytes were committed")

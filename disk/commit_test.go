@@ -13,7 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
-// failedImage makes an image that is known to be wrong, and returns what is in it.
+// failedImage makes a failed copy, and returns the bytes of its file.
 func failedImage(t *testing.T, d *Disk) []byte {
 	t.Helper()
 	readyImage(t, d, sparseImage(2*ChunkSize))
@@ -26,9 +26,9 @@ func failedImage(t *testing.T, d *Disk) []byte {
 	return old
 }
 
-// A user that comes after the last look and before the new image is in place gets
-// the file that it opened back under its name.
-func TestFailedImageIsLookedAtOnceMore(t *testing.T) {
+// A process opens the failed image after the check and before the swap. The file gets its name
+// back.
+func TestCommitKeepsFailedImageOpenedBeforeSwap(t *testing.T) {
 	d := newDisk(t)
 	old := failedImage(t, d)
 	p := openPart(t, d, PartOptions{})
@@ -55,9 +55,9 @@ func TestFailedImageIsLookedAtOnceMore(t *testing.T) {
 	}
 }
 
-// A file of which nobody knows what it is worth was there before, or was put there
-// while the bytes came. It may be the last good one: it is verified, and not replaced.
-func TestUnknownFileIsNotReplaced(t *testing.T) {
+// A file appeared while the partial file was written. It may be the last good copy: it must be
+// verified, and not replaced.
+func TestCommitKeepsUnverifiedFile(t *testing.T) {
 	theirs := sparseImage(2 * ChunkSize)
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{})
@@ -66,20 +66,20 @@ func TestUnknownFileIsNotReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c, err := p.Commit(Digest{}); err == nil {
-		t.Errorf("it was replaced: %+v", c)
+		t.Errorf("the file was replaced: %+v", c)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, theirs) {
-		t.Errorf("the file is another one (error %v)", err)
+		t.Errorf("the file has other bytes (error %v)", err)
 	}
 	c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 	if err != nil || c.State != Ready || c.SHA512 != digest512(theirs) {
-		t.Errorf("it is not ready: %+v, error %v", c, err)
+		t.Errorf("the file is not ready: %+v, error %v", c, err)
 	}
 }
 
-// A file system that cannot have two files change places gives no second look: users
-// are looked for right before, and not before the records were written and synced.
-func TestFailedImageIsLookedAtLast(t *testing.T) {
+// On a file system without RENAME_EXCHANGE there is no second check for users: the only one is
+// right before the rename, after the records were written and synced.
+func TestCommitKeepsOpenedImageWithoutRenameExchange(t *testing.T) {
 	d, v := faultyDisk(t)
 	old := failedImage(t, d)
 	p := openPart(t, d, PartOptions{})
@@ -106,8 +106,8 @@ func TestFailedImageIsLookedAtLast(t *testing.T) {
 	}
 }
 
-// There was no image, and there is one a moment later.
-func TestImageThatComesAtTheLastMomentStays(t *testing.T) {
+// There was no image when Commit checked, and there is one when it renames.
+func TestCommitKeepsFileThatAppearsAtSwap(t *testing.T) {
 	d, v := faultyDisk(t)
 	old := failedImage(t, d)
 	p := openPart(t, d, PartOptions{})
@@ -125,13 +125,13 @@ func TestImageThatComesAtTheLastMomentStays(t *testing.T) {
 		t.Errorf("error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, old) {
-		t.Errorf("it was replaced (error %v)", err)
+		t.Errorf("the file was replaced (error %v)", err)
 	}
 }
 
-// An image that got a user at the last moment, and so was not replaced, is one that can
-// still be repaired. Other bytes were to come in its place.
-func TestImageThatWasNotReplacedCanBeRepaired(t *testing.T) {
+// A failed image gets a user at the last moment, so it is not replaced. It can still be repaired:
+// its record is not that of the new bytes.
+func TestCommitOfImageInUseKeepsItsRecord(t *testing.T) {
 	d, v := faultyDisk(t)
 	failedImage(t, d)
 	p := openPart(t, d, PartOptions{})
@@ -146,17 +146,17 @@ func TestImageThatWasNotReplacedCanBeRepaired(t *testing.T) {
 		t.Fatalf("%+v, error %v", c, err)
 	}
 	verifyFails(t, d)
-	var asked []int64
+	var fetched []int64
 	image := sparseImage(2 * ChunkSize)
-	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, &asked), func(int64) {}); err != nil || c.State != Ready || c.SHA512 != digest512(image) {
+	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready || c.SHA512 != digest512(image) {
 		t.Errorf("%+v, error %v", c, err)
 	}
 }
 
-// A file comes when the last look is over: where there was none, or in place of the one
-// that failed. It may be the last good one: it stays, and is verified by what was known
-// before, not by what the part was.
-func TestFileThatComesAfterTheLookStays(t *testing.T) {
+// A file appears after the last check: where there was none, or in place of the failed one. It
+// may be the last good copy: it stays, and is verified against the old record, not against the
+// digest of the partial file.
+func TestCommitKeepsFileThatAppearsAfterCheck(t *testing.T) {
 	theirs := sparseImage(4 * ChunkSize)
 	for _, failed := range []bool{false, true} {
 		for _, flags := range []bool{true, false} {
@@ -180,10 +180,10 @@ func TestFileThatComesAfterTheLookStays(t *testing.T) {
 			c, err := p.Commit(Digest{})
 			v.Plan(nil)
 			if err == nil || puts == 0 {
-				t.Errorf("failed %v, flags %v: it was replaced: %+v", failed, flags, c)
+				t.Errorf("failed %v, flags %v: the file was replaced: %+v", failed, flags, c)
 			}
 			if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, theirs) {
-				t.Errorf("failed %v, flags %v: the file is another one (error %v)", failed, flags, err)
+				t.Errorf("failed %v, flags %v: the file has other bytes (error %v)", failed, flags, err)
 			}
 			c, err = d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 			if !failed && (err != nil || c.State != Ready || c.SHA512 != digest512(theirs)) {

@@ -103,9 +103,9 @@ type Listing struct {
 
 // List returns the state of every copy. It reads no image data.
 func (d *Disk) List() (Listing, error) {
-	entries, err := d.imageEntries()
+	entries, err := imageEntries(d.root)
 	if err != nil {
-		return Listing{}, err
+		return Listing{}, fmt.Errorf("list images of %s: %w", d.path, err)
 	}
 	var l Listing
 	for _, e := range entries {
@@ -134,9 +134,9 @@ func (d *Disk) List() (Listing, error) {
 // ListGenerations returns the copies of all generations of one image name, sorted by folder.
 // It reads the folder backing-images and the small files of these copies only.
 func (d *Disk) ListGenerations(name string) ([]Copy, error) {
-	entries, err := d.imageEntries()
+	entries, err := imageEntries(d.root)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list images of %s: %w", d.path, err)
 	}
 	var copies []Copy
 	for _, e := range entries {
@@ -148,16 +148,13 @@ func (d *Disk) ListGenerations(name string) ([]Copy, error) {
 }
 
 // imageEntries lists the folder backing-images. A missing folder is an empty one.
-func (d *Disk) imageEntries() ([]fs.DirEntry, error) {
-	err := checkFolder(d.root, imagesFolder)
+func imageEntries(root *os.Root) ([]fs.DirEntry, error) {
+	err := checkFolder(root, imagesFolder)
 	var entries []fs.DirEntry
 	if err == nil {
-		entries, err = fs.ReadDir(d.root.FS(), imagesFolder)
+		entries, err = fs.ReadDir(root.FS(), imagesFolder)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("list images of %s: %w", d.path, err)
-	}
-	return entries, nil
+	return entries, ignoreMissing(err)
 }
 
 // PartSource returns the source of the partial file's bytes. It is zero if there is no

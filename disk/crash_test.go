@@ -15,13 +15,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// wholeLife does once everything that a disk can do with an image, and returns
-// the first error. It uses the same operations in the same order each time, but
-// for those that goroutines do side by side.
-func (l *life) wholeLife() error {
-	v, id := l.versions[0], l.ids[0]
+// allOperations calls every method of a disk that changes an image, and returns the first error.
+// Its file operations have the same order each time, except for those of concurrent goroutines.
+func (w *workload) allOperations() error {
+	v, id := w.versions[0], w.ids[0]
 	half := int64(ChunkSize + 1)
-	p, err := l.d.OpenPart(context.Background(), id, PartOptions{})
+	p, err := w.d.OpenPart(context.Background(), id, PartOptions{})
 	if err != nil {
 		return err
 	}
@@ -35,53 +34,53 @@ func (l *life) wholeLife() error {
 	if err := p.Close(); err != nil {
 		return err
 	}
-	l.random = rand.New(rand.NewPCG(1, 1))
-	if err := l.fetch(id, v, false); err != nil {
+	w.random = rand.New(rand.NewPCG(1, 1))
+	if err := w.fetch(id, v, false); err != nil {
 		return err
 	}
-	if err := l.d.Update(id, func(r *Record) { r.LastUsed = time.Unix(1, 0).UTC() }); err != nil {
+	if err := w.d.Update(id, func(r *Record) { r.LastUsed = time.Unix(1, 0).UTC() }); err != nil {
 		return err
 	}
-	if err := l.verify(id); err != nil {
+	if err := w.verify(id); err != nil {
 		return err
 	}
-	if err := l.d.WriteCfg(id, v.digest); err != nil {
+	if err := w.d.WriteCfg(id, v.digest); err != nil {
 		return err
 	}
-	delete(l.told, id)
-	if err := l.v.Flip(id.file(imageFile), 5); err != nil {
+	delete(w.reported, id)
+	if err := w.v.Flip(id.file(imageFile), 5); err != nil {
 		return err
 	}
-	if err := l.verify(id); err != nil {
+	if err := w.verify(id); err != nil {
 		return err
 	}
-	c := l.d.Stat(id)
+	c := w.d.Stat(id)
 	if c.State != Failed {
 		return fmt.Errorf("a damaged image is %+v", c)
 	}
-	if err := l.repair(id, c); err != nil {
+	if err := w.repair(id, c); err != nil {
 		return err
 	}
-	delete(l.told, id)
-	if err := l.v.Flip(id.file(imageFile), int64(len(v.bytes))-1); err != nil {
+	delete(w.reported, id)
+	if err := w.v.Flip(id.file(imageFile), int64(len(v.bytes))-1); err != nil {
 		return err
 	}
-	if err := l.verify(id); err != nil {
+	if err := w.verify(id); err != nil {
 		return err
 	}
-	if err := l.sync(id, l.versions[1]); err != nil {
+	if err := w.sync(id, w.versions[1]); err != nil {
 		return err
 	}
-	delete(l.told, id)
-	if err := l.d.Remove(id); err != nil {
+	delete(w.reported, id)
+	if err := w.d.Remove(id); err != nil {
 		return err
 	}
-	return l.fetch(id, l.versions[1], false)
+	return w.fetch(id, w.versions[1], false)
 }
 
-// sync replaces a failed image by chunks of a peer, whose manifest comes first.
-func (l *life) sync(id ID, v version) error {
-	p, err := l.d.OpenPart(context.Background(), id, PartOptions{})
+// sync replaces a failed image by chunks of a peer, after receiving the peer's manifest.
+func (w *workload) sync(id ID, v version) error {
+	p, err := w.d.OpenPart(context.Background(), id, PartOptions{})
 	if err != nil {
 		return err
 	}
@@ -99,45 +98,45 @@ func (l *life) sync(id ID, v version) error {
 		return err
 	}
 	defer m.Close()
-	if err := putAll(p, v.bytes); err != nil {
+	if err := appendAll(p, v.bytes); err != nil {
 		return err
 	}
 	if same, err := p.Matches(m); err != nil || !same {
-		return fmt.Errorf("part agrees: %v, error %w", same, err)
+		return fmt.Errorf("part matches the manifest: %v, error %w", same, err)
 	}
 	c, err := p.Commit(v.digest)
 	if err != nil {
 		return err
 	}
 	if c.ManifestDigest != digest256(sums) {
-		l.fatalf("commit of %s says %+v", id, c)
+		w.fatalf("commit of %s returned %+v", id, c)
 	}
-	l.told[id] = v.digest
+	w.reported[id] = v.digest
 	return nil
 }
 
-// lifeOn makes a disk and starts a process on it.
-func lifeOn(t *testing.T, f *faultfs.FS, versions []version) *life {
+// newWorkload creates a disk and starts a process on it.
+func newWorkload(t *testing.T, f *faultfs.FS, versions []version) *workload {
 	t.Helper()
-	l := &life{t: t, random: rand.New(rand.NewPCG(1, 1)), versions: versions, ids: lifeIDs[:1], told: map[ID]Digest{}}
+	w := &workload{t: t, random: rand.New(rand.NewPCG(1, 1)), versions: versions, ids: workloadIDs[:1], reported: map[ID]Digest{}}
 	v := newVolumeDisk(t, f)
-	l.start(v)
-	v.Restart() // counts from here
-	return l
+	w.start(v)
+	v.Restart() // count operations from here
+	return w
 }
 
-// TestEveryOperation lets the process die before, and then fail at, each single
-// operation of a whole life.
-func TestEveryOperation(t *testing.T) {
+// TestCrashAndErrorAtEveryOperation kills the process before each single file operation of
+// allOperations, and then makes that operation fail.
+func TestCrashAndErrorAtEveryOperation(t *testing.T) {
 	f := faultfs.Mount(t)
 	versions := testVersions(ChunkSize+1024, 4096)
-	l := lifeOn(t, f, versions)
-	if err := l.wholeLife(); err != nil {
-		l.fatalf("without any fault: %v", err)
+	w := newWorkload(t, f, versions)
+	if err := w.allOperations(); err != nil {
+		w.fatalf("without any fault: %v", err)
 	}
-	ops := l.v.Trace()
-	l.end()
-	l.v.Close()
+	ops := w.v.Trace()
+	w.end()
+	w.v.Close()
 	for i, op := range ops {
 		if race.Enabled && i%60 != 0 {
 			continue
@@ -145,14 +144,14 @@ func TestEveryOperation(t *testing.T) {
 		switch {
 		case op.Nth > 0:
 			t.Run("die/"+op.String(), func(t *testing.T) { dieAt(t, f, versions, op) })
-		case op.N > 1 && i%23 != 0: // there are too many that only look
+		case op.N > 1 && i%23 != 0: // a sample of the many operations that only read
 			continue
 		}
 		t.Run("fail/"+op.String(), func(t *testing.T) { failAt(t, f, versions, op) })
 	}
 }
 
-// at returns a plan that gives err at op, once.
+// at returns a plan that returns err at op, once.
 func at(op faultfs.Op, err error) func(faultfs.Op) error {
 	return func(now faultfs.Op) error {
 		if now.Kind == op.Kind && now.Path == op.Path && now.N == op.N {
@@ -162,30 +161,30 @@ func at(op faultfs.Op, err error) func(faultfs.Op) error {
 	}
 }
 
-// dieAt kills the process before op. The next one finds what is in memory, goes on
-// to the end, and then the power fails as badly as it can.
+// dieAt kills the process before op. The next process finds all changes, because the kernel is
+// alive, and finishes. Then the power fails with the worst possible result.
 func dieAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 	t.Parallel()
-	l := lifeOn(t, f, versions)
-	l.v.Plan(at(op, faultfs.ErrStop))
-	l.note("died: %v", l.wholeLife())
-	l.end()
+	w := newWorkload(t, f, versions)
+	w.v.Plan(at(op, faultfs.ErrStop))
+	w.note("died: %v", w.allOperations())
+	w.end()
 
-	cut := *l // or the power fails at the same moment
-	cut.told = maps.Clone(l.told)
-	after := l.v.Survive(uint64(op.Nth))
+	cut := *w // a second case: the power fails at the same moment
+	cut.reported = maps.Clone(w.reported)
+	after := w.v.Survive(uint64(op.Nth))
 	cut.start(after)
-	cut.checkAfterCut()
+	cut.checkAfterCrash()
 	cut.end()
 	after.Close()
 
-	l.v.Restart()
-	l.start(l.v)
-	l.checkAfterCut()
-	l.checkNothingIsLost()
+	w.v.Restart()
+	w.start(w.v)
+	w.checkAfterCrash()
+	w.checkReportedIsDurable()
 }
 
-// failAt lets op fail once. The process lives on and tries again.
+// failAt makes op fail once. The process continues and tries again.
 func failAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 	t.Parallel()
 	errno := syscall.EIO
@@ -193,31 +192,31 @@ func failAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 		errno = syscall.ENOSPC
 	}
 	if op.Kind == "exchange" {
-		errno = syscall.EINVAL // not every file system can do that
+		errno = syscall.EINVAL // as on file systems that do not support it
 	}
-	l := lifeOn(t, f, versions)
-	l.v.Plan(at(op, errno))
-	l.note("failed: %v", l.wholeLife())
-	l.v.Plan(nil)
+	w := newWorkload(t, f, versions)
+	w.v.Plan(at(op, errno))
+	w.note("failed: %v", w.allOperations())
+	w.v.Plan(nil)
 	if op.Kind == "rename" || op.Kind == "exchange" || op.Kind == "noreplace" || op.Kind == "sync" {
-		// Removal may have been cut short: Lock puts it right, at the next start.
-		l.end()
-		l.start(l.v)
+		// A removal may have been interrupted: Lock restores the folder at the next start.
+		w.end()
+		w.start(w.v)
 	}
-	l.checkAfterCut()
-	l.checkNothingIsLost()
+	w.checkAfterCrash()
+	w.checkReportedIsDurable()
 }
 
-// checkNothingIsLost cuts the power with the worst outcome and asserts that
-// everything is there that had been told.
-func (l *life) checkNothingIsLost() {
-	l.t.Helper()
-	l.end()
-	after := l.v.SurviveNothing()
-	l.v.Close()
-	l.start(after)
-	l.note("all that is not durable is gone")
-	l.checkAfterCut()
-	l.end()
+// checkReportedIsDurable makes the power fail with the worst possible result and checks that
+// every copy that was reported as ready is still ready.
+func (w *workload) checkReportedIsDurable() {
+	w.t.Helper()
+	w.end()
+	after := w.v.SurviveNothing()
+	w.v.Close()
+	w.start(after)
+	w.note("power failure: all changes without sync are lost")
+	w.checkAfterCrash()
+	w.end()
 	after.Close()
 }

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"sync"
 
 	"github.com/dustin/go-humanize"
 	"github.com/google/uuid"
@@ -48,7 +47,7 @@ type Disk struct {
 	metadata metaCache
 	retained retainedPages
 	replicas replicaCache
-	leases   sync.Mutex // only one probe for open files at a time
+	leases   leaseProbe
 }
 
 // identity is longhorn-disk.cfg, in the form that longhorn-manager writes.
@@ -168,7 +167,7 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 		}
 		return nil, fmt.Errorf("lock disk %s: %w", d.path, err)
 	}
-	if err := d.restoreRemoved(); err != nil {
+	if err := restoreRemoved(d.root); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("restore images of %s whose removal was interrupted: %w", d.path, err)
 	}

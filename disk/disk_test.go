@@ -20,8 +20,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// TestMain has more tests run at once than there are processors: they wait more than they
-// work. The flag -parallel has precedence.
+// TestMain runs more tests at a time than there are processors, because they wait for the disk
+// most of the time. The flag -parallel has precedence.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
@@ -59,7 +59,7 @@ func tree(t testing.TB, dir string) []string {
 	return lines
 }
 
-func TestInitKeepsTheIdentityThatIsThere(t *testing.T) {
+func TestInitKeepsExistingIdentity(t *testing.T) {
 	dir := t.TempDir()
 	first, err := Init(dir)
 	if err != nil {
@@ -67,15 +67,15 @@ func TestInitKeepsTheIdentityThatIsThere(t *testing.T) {
 	}
 	before := tree(t, dir)
 	if again, err := Init(dir); err != nil || again != first {
-		t.Errorf("the second Init says %s, error %v; the first said %s", again, err, first)
+		t.Errorf("the second Init returned %s, error %v; the first returned %s", again, err, first)
 	}
 	if after := tree(t, dir); !slices.Equal(after, before) {
 		t.Errorf("the second Init left %q, want %q", after, before)
 	}
 }
 
-// TestNoDisk has paths that are no disk: nothing is read, written or made there.
-func TestNoDisk(t *testing.T) {
+// TestOpenRefusesPathWithoutIdentity also checks that Open changes nothing below the path.
+func TestOpenRefusesPathWithoutIdentity(t *testing.T) {
 	tests := []struct {
 		name     string
 		identity string // "-": none
@@ -105,7 +105,7 @@ func TestNoDisk(t *testing.T) {
 				t.Errorf("left %q, want %q", after, before)
 			}
 			if _, err := Init(dir); (err == nil) != test.canInit {
-				t.Errorf("Init says %v", err)
+				t.Errorf("Init returned error %v", err)
 			}
 		})
 	}
@@ -114,7 +114,7 @@ func TestNoDisk(t *testing.T) {
 	}
 }
 
-func TestIdentityThatIsNoFile(t *testing.T) {
+func TestOpenRefusesIdentityThatIsNoRegularFile(t *testing.T) {
 	other := t.TempDir()
 	if _, err := Init(other); err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func TestIdentityThatIsNoFile(t *testing.T) {
 	}
 }
 
-func TestCheckNoticesAnotherDiskAtThePath(t *testing.T) {
+func TestCheckDetectsAnotherDiskAtPath(t *testing.T) {
 	d := newDisk(t)
 	if err := d.Check(); err != nil {
 		t.Fatal(err)
@@ -150,23 +150,23 @@ func TestCheckNoticesAnotherDiskAtThePath(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(d.Path(), syscall.MNT_DETACH) })
 	if err := d.Check(); !errors.Is(err, errDiskChanged) {
-		t.Errorf("below an empty mount: error is %v, want ErrGone", err)
+		t.Errorf("below an empty mount: error is %v, want errDiskChanged", err)
 	}
 	if _, err := Init(d.Path()); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Check(); !errors.Is(err, errDiskChanged) {
-		t.Errorf("below another disk: error is %v, want ErrGone", err)
+		t.Errorf("below another disk: error is %v, want errDiskChanged", err)
 	}
 	if err := syscall.Unmount(d.Path(), 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Check(); err != nil {
-		t.Errorf("when it is back: %v", err)
+		t.Errorf("after unmount: %v", err)
 	}
 }
 
-// TestLockHolder is no test: it is the other process of TestLock.
+// TestLockHolder is not a test: it is the other process of TestLock.
 func TestLockHolder(t *testing.T) {
 	path := os.Getenv("DISK_TEST_LOCK")
 	if path == "" {
@@ -197,10 +197,10 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "holder: <nil>\n" {
-		t.Fatalf("the holder says %q, error %v", line, err)
+		t.Fatalf("the holder printed %q, error %v", line, err)
 	}
 	if _, err := d.Lock(); !errors.Is(err, ErrLocked) {
-		t.Errorf("while another process has it: error is %v, want ErrLocked", err)
+		t.Errorf("while another process has the lock: error is %v, want ErrLocked", err)
 	}
 	if err := holder.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -222,16 +222,16 @@ func TestLock(t *testing.T) {
 	defer unlock()
 }
 
-// TestLockPutsBackWhatACrashLeft has folders on their way out, some that only look
-// like it.
-func TestLockPutsBackWhatACrashLeft(t *testing.T) {
+// TestLockRestoresOnlyImageFolders has folders whose removal was interrupted, and other things
+// with the same prefix.
+func TestLockRestoresOnlyImageFolders(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	images := filepath.Join(d.Path(), imagesFolder)
 	aside := filepath.Join(images, removingPrefix)
 	for _, err := range []error{
 		os.Rename(filepath.Join(images, testID.String()), aside+testID.String()),
-		os.Mkdir(aside+"willow-00000224", 0o755), // nothing is left in it
+		os.Mkdir(aside+"willow-00000224", 0o755), // an empty folder
 		os.Mkdir(aside+"not an image", 0o755),
 		os.Symlink("/etc", aside+"oak-00000001"),
 		os.WriteFile(aside+"elm-00000001", nil, 0o644),
@@ -246,10 +246,10 @@ func TestLockPutsBackWhatACrashLeft(t *testing.T) {
 	}
 	defer unlock()
 	if c := d.Stat(testID); c.State != Ready && c.State != Unknown {
-		t.Errorf("put back: %+v", c)
+		t.Errorf("restored: %+v", c)
 	}
 	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
-		t.Errorf("put back and verified: %+v, error %v", c, err)
+		t.Errorf("restored and verified: %+v, error %v", c, err)
 	}
 	l, err := d.List()
 	if err != nil {
@@ -257,13 +257,13 @@ func TestLockPutsBackWhatACrashLeft(t *testing.T) {
 	}
 	got := strings.Join(l.Unmanaged, ", ")
 	if want := "backing-images/.removing-elm-00000001, backing-images/.removing-not an image, backing-images/.removing-oak-00000001"; got != want {
-		t.Errorf("foreign: %s, want %s", got, want)
+		t.Errorf("unmanaged: %s, want %s", got, want)
 	}
 }
 
-// TestSpaceCountsInTheRightUnit has a file system whose preferred size of a read
-// is not the unit of its counts.
-func TestSpaceCountsInTheRightUnit(t *testing.T) {
+// TestSpaceUsesFragmentSize has a file system whose preferred request size (Bsize) differs from
+// the unit of its block counts (Frsize).
+func TestSpaceUsesFragmentSize(t *testing.T) {
 	v := newVolumeDisk(t, faultfs.Mount(t))
 	d, err := Open(v.Path())
 	if err != nil {

@@ -43,7 +43,7 @@
 //	ReadFrom     hash each byte once and write it once; zeros stay holes; the hash of every
 //	             chunk goes to the journal
 //	AppendChunk  the same for a chunk from a peer: its hash is in the manifest of the peer
-//	Commit       sync the file and its journal -> check digest and format
+//	Commit       check digest and format -> sync the file and its journal
 //	             -> write the digest to the record -> rename the file to backing, sync the folder
 //	             -> rename the journal to backing.chunks -> write backing.cfg
 //	             -> write the evidence to the record

@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// uncached makes a file of size bytes of noise, none of it in the page cache, and has
-// the spans that are given read into it.
+// uncached opens a new file with data. Of its pages, only the given spans are in the page cache.
 func uncached(t *testing.T, data []byte, read ...Span) *File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
@@ -40,7 +39,7 @@ func uncached(t *testing.T, data []byte, read ...Span) *File {
 	return file
 }
 
-// pagesInCache returns the pages of f that are in the page cache.
+// pagesInCache returns the indexes of the pages of f that are in the page cache.
 func pagesInCache(f *File) (pages []int64) {
 	for i, b := range f.pages.residency(0, f.Size()) {
 		if b&1 == 1 {
@@ -50,42 +49,41 @@ func pagesInCache(f *File) (pages []int64) {
 	return pages
 }
 
-// TestBring reads pieces of a file of which some were cached: those stay, and the others
-// go again.
-func TestBring(t *testing.T) {
+// TestPrefetchAndReleaseKeepOtherPages reads pieces of a file. Pages that were cached before stay,
+// the others are dropped.
+func TestPrefetchAndReleaseKeepOtherPages(t *testing.T) {
 	page := int64(os.Getpagesize())
 	data := make([]byte, 64*page)
 	copy(data, randomBlock())
 	f := uncached(t, data, Span{4 * page, 6 * page}, Span{40 * page, 41 * page})
 	before := pagesInCache(f)
 	if len(before) != 3 {
-		t.Fatalf("pages %v are cached: the file system has no page cache of its own", before)
+		t.Fatalf("pages %v are cached, want 3: the file system shares its page cache", before)
 	}
 	f.Prefetch([]Span{{3 * page, 8 * page}, {10 * page, 11*page + 1}, {39 * page, 42 * page}, {63 * page, 99 * page}})
 	for _, at := range []int64{3, 10, 39, 63} {
 		got := make([]byte, page)
 		if _, err := f.ReadAt(got, at*page); err != nil || !bytes.Equal(got, data[at*page:][:page]) {
-			t.Errorf("page %d is another one, error %v", at, err)
+			t.Errorf("page %d has other bytes, error %v", at, err)
 		}
 	}
 	if got := len(pagesInCache(f)); got != 5+2+3+1 {
-		t.Errorf("%d pages are cached while they are read, want those that were asked for: %v", got, pagesInCache(f))
+		t.Errorf("%d pages are cached while they are read, want the prefetched ones: %v", got, pagesInCache(f))
 	}
 	f.Release(10 * page)
 	f.Release(11 * page)
 	if got := len(pagesInCache(f)); got != 3+1+2+1 {
-		t.Errorf("%d pages are cached after the half, want %d: %v", got, 7, pagesInCache(f))
+		t.Errorf("%d pages are cached after half of them were released, want %d: %v", got, 7, pagesInCache(f))
 	}
 	f.Release(f.Size())
 	if after := pagesInCache(f); len(after) != len(before) || after[0] != before[0] || after[2] != before[2] {
 		t.Errorf("pages %v are cached afterwards, want %v", after, before)
 	}
-	f.Prefetch([]Span{{99 * page, 100 * page}}) // is nothing
+	f.Prefetch([]Span{{99 * page, 100 * page}}) // behind the end: does nothing
 	f.Prefetch(nil)
 }
 
-// TestFileChanges notices what happened to a file since it was opened.
-func TestFileChanges(t *testing.T) {
+func TestFileDetectsModification(t *testing.T) {
 	f := uncached(t, make([]byte, 512))
 	if err := f.Unchanged(); err != nil {
 		t.Error(err)
@@ -98,8 +96,8 @@ func TestFileChanges(t *testing.T) {
 	}
 }
 
-// TestReplicaFolders reaches folders below replicas, by their names and by nothing else.
-func TestReplicaFolders(t *testing.T) {
+// TestOpenReplicaStaysBelowReplicas opens folders below replicas, by their names only.
+func TestOpenReplicaStaysBelowReplicas(t *testing.T) {
 	d := newDisk(t)
 	if names, err := d.Replicas(); len(names) > 0 || err != nil {
 		t.Errorf("without the folder: %v, error %v", names, err)

@@ -35,7 +35,7 @@ func withStart(offset int, s string) []byte {
 	return b
 }
 
-func TestForeignFiles(t *testing.T) {
+func TestOtherFileTypesAreRefused(t *testing.T) {
 	footer := withStart(64<<10-sector, vhdMagic)
 	for _, c := range []struct {
 		name  string
@@ -58,13 +58,13 @@ func TestForeignFiles(t *testing.T) {
 		{"fixed VHD", footer, "a VHD image", "qemu-img"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			checkForeign(t, c.bytes, c.what, c.hint)
+			checkRefusedUnlessRaw(t, c.bytes, c.what, c.hint)
 		})
 	}
 }
 
-// checkForeign holds that b is refused as what, unless it is declared raw.
-func checkForeign(t *testing.T, b []byte, what, hint string) {
+// checkRefusedUnlessRaw checks that b is refused with the reason what, unless it is declared raw.
+func checkRefusedUnlessRaw(t *testing.T, b []byte, what, hint string) {
 	t.Helper()
 	for _, declared := range []Format{"", QCOW2} {
 		_, err := Inspect(bytes.NewReader(b), int64(len(b)), declared)
@@ -79,8 +79,8 @@ func checkForeign(t *testing.T, b []byte, what, hint string) {
 	}
 }
 
-// Bytes that a boot sector may well begin with are no sign of packing.
-func TestRawThatLooksPacked(t *testing.T) {
+// A boot sector may begin with these bytes, so they are no sign of another file type.
+func TestRawDiskLikeShortMagicIsAccepted(t *testing.T) {
 	for _, s := range []string{"\x1f\x8b\x00", "BZh9\x00", "PK", "QFI", "QED\x01", "LUKS"} {
 		b := withStart(0, s)
 		if info, err := Inspect(bytes.NewReader(b), int64(len(b)), ""); info.Format != Raw || err != nil {
@@ -89,7 +89,7 @@ func TestRawThatLooksPacked(t *testing.T) {
 	}
 }
 
-// image returns the bytes of an image in testdata, which is packed there.
+// image returns the bytes of an image in testdata, where it is packed with gzip.
 func image(t testing.TB, name string) []byte {
 	t.Helper()
 	f, err := os.Open(filepath.Join("testdata", name+".gz"))
@@ -108,7 +108,7 @@ func image(t testing.TB, name string) []byte {
 	return b
 }
 
-// sizes returns the virtual sizes of the good images, as qemu-img said them.
+// sizes returns the virtual sizes of the good images, by qemu-img.
 func sizes(t testing.TB) map[string]int64 {
 	t.Helper()
 	b, err := os.ReadFile("testdata/sizes.txt")
@@ -134,7 +134,7 @@ func wantRefused(t *testing.T, err error) *FormatError {
 		t.Fatalf("error %v; want a *FormatError", err)
 	}
 	if e.Reason == "" || e.Hint == "" || e.Error() != e.Reason {
-		t.Errorf("%#v says too little", e)
+		t.Errorf("%#v has no reason or no hint", e)
 	}
 	return e
 }
@@ -163,12 +163,12 @@ func TestGoodImages(t *testing.T) {
 	}
 }
 
-// checkHeads holds that no beginning of a good image is refused.
+// checkHeads checks that inspectHead refuses no beginning of a good image.
 func checkHeads(t *testing.T, b []byte, declared Format) {
 	t.Helper()
 	for _, n := range []int{0, 3, 72, 511, 512, 513, 4 << 10, 64 << 10, 200 << 10, 1 << 20, len(b)} {
 		if err := inspectHead(b[:min(n, len(b))], declared); err != nil {
-			t.Errorf("InspectHead of %d bytes, declared %q: %v", n, declared, err)
+			t.Errorf("inspectHead of %d bytes, declared %q: %v", n, declared, err)
 		}
 	}
 }
@@ -185,7 +185,7 @@ func TestRefusedImages(t *testing.T) {
 			b := image(t, "refused/"+name)
 			checkRefused(t, b, reason)
 			if e := wantRefused(t, inspectHead(b[:sector], "")); e.Reason != reason {
-				t.Errorf("InspectHead: %q; want %q", e.Reason, reason)
+				t.Errorf("inspectHead: %q; want %q", e.Reason, reason)
 			}
 		})
 	}
@@ -200,13 +200,13 @@ func TestRefusedImages(t *testing.T) {
 		"disk.hdd":    "a Parallels image",
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkForeign(t, image(t, "refused/"+name), what, "qemu-img convert")
+			checkRefusedUnlessRaw(t, image(t, "refused/"+name), what, "qemu-img convert")
 		})
 	}
 }
 
-// checkRefused holds that b is refused for reason, whatever is declared; and
-// that declared raw it is refused for being qcow2.
+// checkRefused checks that b is refused for reason with any declaration; declared raw, it is
+// refused because it is qcow2.
 func checkRefused(t *testing.T, b []byte, reason string) {
 	t.Helper()
 	for declared, reason := range map[Format]string{
@@ -221,7 +221,7 @@ func checkRefused(t *testing.T, b []byte, reason string) {
 	}
 }
 
-func TestSizes(t *testing.T) {
+func TestOddSizesAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		size   int64
 		reason string
@@ -242,7 +242,7 @@ func TestSizes(t *testing.T) {
 	if e := wantRefused(t, err); e.Reason != "the file is empty" {
 		t.Errorf("Inspect of an empty file, declared qcow2: %q", e.Reason)
 	}
-	// What a file is helps more than that its size is odd.
+	// The type of the file is a better reason than its size.
 	page := "<html>moved</html>"
 	_, err = Inspect(strings.NewReader(page), int64(len(page)), "")
 	if e := wantRefused(t, err); !strings.Contains(e.Reason, "web page") {
@@ -250,7 +250,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-func TestLUKS(t *testing.T) {
+func TestRawLUKSDiskIsDetected(t *testing.T) {
 	for start, want := range map[string]bool{
 		"LUKS\xba\xbe\x00\x01": true,
 		"LUKS\xba\xbe\x00\x02": true,
@@ -267,9 +267,8 @@ func TestLUKS(t *testing.T) {
 	}
 }
 
-// A disk that cannot be read says nothing about the image, so the error must
-// not be the one that is final.
-func TestReadError(t *testing.T) {
+// A read error says nothing about the image, so it must not be the final *FormatError.
+func TestReadErrorIsNotFormatError(t *testing.T) {
 	good := image(t, "good/v3.qcow2")
 	broken := errors.New("bad sector")
 	for _, n := range []int{0, sector, 64 << 10, 192 << 10} {
@@ -284,7 +283,7 @@ func TestReadError(t *testing.T) {
 			t.Errorf("Inspect with bytes from %d on unreadable: %v; want %v", n, err, broken)
 		}
 	}
-	// A file that became shorter than its size is one of these errors too.
+	// A file that became shorter is a read error, too.
 	_, err := Inspect(bytes.NewReader(good[:64<<10]), int64(len(good)), "")
 	if !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("Inspect of a file that shrank: %v; want %v", err, io.ErrUnexpectedEOF)
@@ -295,9 +294,9 @@ type readerAtFunc func(p []byte, off int64) (int, error)
 
 func (f readerAtFunc) ReadAt(p []byte, off int64) (int, error) { return f(p, off) }
 
-// FuzzInspect holds for any bytes: no panic, bounded reading, errors that are
-// final only by what the bytes say, a declaration that is never overruled, and
-// no beginning refused of what is accepted as a whole.
+// FuzzInspect checks for any bytes: no panic, bounded reading, only a *FormatError if all bytes
+// can be read, a declaration is never overruled, and inspectHead refuses no beginning of a file
+// that Inspect accepts.
 func FuzzInspect(f *testing.F) {
 	const maxHead = 4 << 10
 	files, err := filepath.Glob("testdata/*/*.gz")
@@ -324,7 +323,7 @@ func FuzzInspect(f *testing.F) {
 		}
 		if err != nil {
 			if e := (*FormatError)(nil); !errors.As(err, &e) {
-				t.Errorf("Inspect: %v, though every byte could be read", err)
+				t.Errorf("Inspect: %v, although every byte could be read", err)
 			}
 			return
 		}
@@ -343,16 +342,16 @@ func checkAccepted(t *testing.T, info Info, head []byte, size int64, declared Fo
 		t.Errorf("Inspect = %+v of %d bytes", info, size)
 	}
 	if info.VirtualSize <= 0 || info.VirtualSize%sector != 0 {
-		t.Errorf("Inspect = %+v, which no disk has", info)
+		t.Errorf("Inspect = %+v: no disk has this size", info)
 	}
 	for n := len(head); n > 0; n /= 2 {
 		if err := inspectHead(head[:n], declared); err != nil {
-			t.Errorf("Inspect = %+v, but InspectHead of %d bytes: %v", info, n, err)
+			t.Errorf("Inspect = %+v, but inspectHead of %d bytes: %v", info, n, err)
 		}
 	}
 }
 
-// sparse is a file of a few bytes and then zeros, which counts what is read.
+// sparse is a file of a few bytes and then zeros. It counts the bytes that are read.
 type sparse struct {
 	head []byte
 	size int64

@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
-// faultyDisk is a disk on which operations can be made to fail.
+// faultyDisk returns a disk whose file operations can be made to fail.
 func faultyDisk(t *testing.T) (*Disk, *faultfs.Volume) {
 	t.Helper()
 	v := newVolumeDisk(t, faultfs.Mount(t))
@@ -26,7 +26,7 @@ func faultyDisk(t *testing.T) (*Disk, *faultfs.Volume) {
 	return d, v
 }
 
-// fails fails every operation of a kind on a file of the image.
+// fails returns a plan that fails every operation of a kind on a file of the image.
 func fails(kind, file string, errno syscall.Errno) func(faultfs.Op) error {
 	return func(op faultfs.Op) error {
 		if op.Kind == kind && strings.HasSuffix(op.Path, "/"+file) {
@@ -36,9 +36,8 @@ func fails(kind, file string, errno syscall.Errno) func(faultfs.Op) error {
 	}
 }
 
-// TestUnreadableImageIsKept has a disk that cannot read an image. That says
-// nothing about its bytes.
-func TestUnreadableImageIsKept(t *testing.T) {
+// A read error says nothing about the bytes of an image.
+func TestVerifyReadErrorKeepsCopyReady(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(3*ChunkSize))
 	before := tree(t, d.Path())
@@ -55,8 +54,8 @@ func TestUnreadableImageIsKept(t *testing.T) {
 	}
 }
 
-// TestUnreadableChunkIsAskedForAgain has a bad sector in a part.
-func TestUnreadableChunkIsAskedForAgain(t *testing.T) {
+// TestResumeStopsAtUnreadableChunk has a bad sector in a partial file: that chunk is fetched again.
+func TestResumeStopsAtUnreadableChunk(t *testing.T) {
 	d, v := faultyDisk(t)
 	image := bytes.Repeat(sparseImage(ChunkSize), 3)
 	p := openPart(t, d, PartOptions{})
@@ -83,15 +82,15 @@ func TestUnreadableChunkIsAskedForAgain(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecordIsNotReplaced has a record that cannot be read for a moment.
-// What it remembers must not be lost by that.
+// TestUnreadableRecordIsNotReplaced has a record that cannot be read for a moment. Its content
+// must not be lost.
 func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	if err := v.Flip(testID.file(imageFile), 5); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(imagePath(d, cfgFile)); err != nil { // it is not the second witness
+	if err := os.Remove(imagePath(d, cfgFile)); err != nil { // else Verify could use its checksum
 		t.Fatal(err)
 	}
 	v.Plan(fails("read", recordFile, syscall.EIO))
@@ -103,7 +102,7 @@ func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 	}
 	if p, err := d.OpenPart(context.Background(), testID, PartOptions{}); err == nil {
 		p.Close()
-		t.Error("a part was opened without the record")
+		t.Error("a partial file was opened without the record")
 	}
 	v.Plan(nil)
 	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
@@ -111,8 +110,8 @@ func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 	}
 }
 
-// TestUnreadableCfgIsNotReplaced has a damaged image of Longhorn's, whose backing.cfg is
-// the only one that knows, and cannot be read for a moment.
+// TestUnreadableCfgIsNotReplaced has a damaged image of Longhorn. Only its backing.cfg has the
+// checksum, and it cannot be read for a moment.
 func TestUnreadableCfgIsNotReplaced(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -129,9 +128,8 @@ func TestUnreadableCfgIsNotReplaced(t *testing.T) {
 	}
 }
 
-// A look that fails while a file of Longhorn's is read says nothing about its bytes: the
-// process has too many files open for a moment.
-func TestFailedLookDamagesNothing(t *testing.T) {
+// A stat that fails because the process has too many open files says nothing about the bytes.
+func TestVerifyStatErrorIsNotDamage(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	if err := os.Remove(imagePath(d, recordFile)); err != nil {
@@ -148,12 +146,12 @@ func TestFailedLookDamagesNothing(t *testing.T) {
 	})
 	c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 	if !failed || c.State == Failed {
-		t.Errorf("a look failed: %v; it is %+v, error %v", failed, c, err)
+		t.Errorf("stat failed: %v; the copy is %+v, error %v", failed, c, err)
 	}
 }
 
-// TestFailedBeginNamesNoOrigin has a Begin of which nobody knows what it wrote.
-func TestFailedBeginNamesNoOrigin(t *testing.T) {
+// TestFailedBeginLeavesNoSource has a Begin that may or may not have written the new source.
+func TestFailedBeginLeavesNoSource(t *testing.T) {
 	d, v := faultyDisk(t)
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, sparseImage(2*ChunkSize))
@@ -162,12 +160,12 @@ func TestFailedBeginNamesNoOrigin(t *testing.T) {
 		t.Fatalf("error is %v, want EIO", err)
 	}
 	if p.Offset() != 0 || p.Source() != (PartSource{}) {
-		t.Errorf("part is at %d of %+v, want that it has to be begun", p.Offset(), p.Source())
+		t.Errorf("part is at %d of %+v, want an empty one without a source", p.Offset(), p.Source())
 	}
 }
 
-// TestCommitKeepsWhatWasRecordedMeanwhile has marks that are set while bytes come.
-func TestCommitKeepsWhatWasRecordedMeanwhile(t *testing.T) {
+// TestCommitKeepsRecordUpdatesMadeMeanwhile updates the record while the partial file is written.
+func TestCommitKeepsRecordUpdatesMadeMeanwhile(t *testing.T) {
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, sparseImage(ChunkSize))
@@ -184,9 +182,9 @@ func TestCommitKeepsWhatWasRecordedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestCommitWithoutTheSumIsNoMismatch asks for a checksum that nobody computed. That
-// is no reason to throw the bytes away.
-func TestCommitWithoutTheSumIsNoMismatch(t *testing.T) {
+// TestCommitWithoutSHA256IsNotChecksumError expects a SHA-256 that was not computed. The bytes must
+// be kept.
+func TestCommitWithoutSHA256IsNotChecksumError(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(2 * ChunkSize)
 	p := openPart(t, d, PartOptions{})
@@ -196,19 +194,19 @@ func TestCommitWithoutTheSumIsNoMismatch(t *testing.T) {
 	}
 	p = openPart(t, d, PartOptions{SHA256: true})
 	if p.Offset() != int64(len(image)) {
-		t.Errorf("%d bytes are left", p.Offset())
+		t.Errorf("%d bytes were kept", p.Offset())
 	}
 	if _, err := p.Commit(digest256(image)); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestReplicasThatCannotBeListed counts everything as used.
-func TestReplicasThatCannotBeListed(t *testing.T) {
+// While replicas cannot be listed, every image counts as in use.
+func TestUnlistableReplicasCountAsUse(t *testing.T) {
 	d, v := faultyDisk(t)
 	replica(t, d, "vol-12345678", "")
 	if why, inUse := d.Users().InUse(testID); inUse {
-		t.Fatalf("used: %s", why)
+		t.Fatalf("in use: %s", why)
 	}
 	v.Plan(func(op faultfs.Op) error {
 		if op.Kind == "list" && op.Path == replicaFolder {
@@ -217,7 +215,7 @@ func TestReplicasThatCannotBeListed(t *testing.T) {
 		return nil
 	})
 	if _, inUse := d.Users().InUse(testID); !inUse {
-		t.Error("an error of the disk means that nothing is used")
+		t.Error("after a read error nothing counts as in use")
 	}
 	v.Plan(nil)
 	at := filepath.Join(d.Path(), replicaFolder)
@@ -225,12 +223,12 @@ func TestReplicasThatCannotBeListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if why, inUse := d.Users().InUse(testID); inUse {
-		t.Errorf("without replicas: used: %s", why)
+		t.Errorf("without replicas: in use: %s", why)
 	}
 }
 
-// A job finds an image damaged while somebody else looks at it.
-func TestLookForgetsNoDamage(t *testing.T) {
+// A job finds an image damaged while another goroutine calls Stat.
+func TestStatKeepsDamageFoundMeanwhile(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(2*ChunkSize))
 	info, err := os.Lstat(imagePath(d, imageFile))
@@ -246,13 +244,13 @@ func TestLookForgetsNoDamage(t *testing.T) {
 	})
 	d.Stat(testID)
 	if c := d.Stat(testID); c.State != Unknown {
-		t.Errorf("it is %s", c.State)
+		t.Errorf("the copy is %s", c.State)
 	}
 }
 
-// TestDamageThatCannotBeRecorded has an image that rotted, on a disk that takes no more
-// writes. Nobody may count on it, though its record says that it is right.
-func TestDamageThatCannotBeRecorded(t *testing.T) {
+// TestUnrecordedDamageIsNotReady has a damaged image on a disk that cannot be written any more.
+// The copy must not be ready, although its record says so.
+func TestUnrecordedDamageIsNotReady(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EROFS} {
 		d, v := faultyDisk(t)
 		image := sparseImage(ChunkSize)
@@ -262,7 +260,7 @@ func TestDamageThatCannotBeRecorded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		now := evidenceOf(info) // bits change without a trace in the inode
+		now := evidenceOf(info) // bit rot does not change the inode
 		if err := d.Update(testID, func(r *Record) { r.Evidence = &now }); err != nil {
 			t.Fatal(err)
 		}
@@ -271,21 +269,21 @@ func TestDamageThatCannotBeRecorded(t *testing.T) {
 			t.Errorf("verified: %+v, error %v", c, err)
 		}
 		if c := d.Stat(testID); c.State != Unknown {
-			t.Errorf("after it could not be recorded: %+v", c)
+			t.Errorf("while the damage is not recorded: %+v", c)
 		}
 		if f, _, err := d.OpenBackingFile(testID); err == nil {
 			f.Close()
-			t.Error("a volume's bytes were read from it")
+			t.Error("a damaged image was opened as a backing file")
 		}
 		if l, err := d.List(); err != nil || l.Copies[0].State != Unknown {
 			t.Errorf("in a list: %+v, error %v", l.Copies, err)
 		}
 		v.Plan(nil)
 		if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
-			t.Errorf("when it can be recorded: %+v, error %v", c, err)
+			t.Errorf("when the disk is writable again: %+v, error %v", c, err)
 		}
-		var asked []int64
-		if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, &asked), func(int64) {}); err != nil || c.State != Ready {
+		var fetched []int64
+		if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
 			t.Errorf("repaired: %+v, error %v", c, err)
 		}
 	}
@@ -298,9 +296,9 @@ func flip(t *testing.T, v *faultfs.Volume) {
 	}
 }
 
-// TestFailedSyncIsNotForgotten has a disk that cannot write an image back. The page cache
-// has the right bytes all the same, and the next sync has nothing to do and works.
-func TestFailedSyncIsNotForgotten(t *testing.T) {
+// TestFailedSyncDropsPageCache has a disk that cannot write an image back. The page cache still has
+// the right bytes, and the next sync would succeed without writing them.
+func TestFailedSyncDropsPageCache(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 2)
 	once := func(op faultfs.Op) error {
 		if op.Kind == "sync" && strings.HasSuffix(op.Path, "/"+imageFile) && op.N == 1 {
@@ -313,8 +311,8 @@ func TestFailedSyncIsNotForgotten(t *testing.T) {
 		return err
 	}
 	repair := func(d *Disk) error {
-		var asked []int64
-		_, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, &asked), func(int64) {})
+		var fetched []int64
+		_, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {})
 		return err
 	}
 	for name, c := range map[string]struct {
@@ -338,13 +336,13 @@ func TestFailedSyncIsNotForgotten(t *testing.T) {
 		v.Restart()
 		v.Plan(once)
 		if err := c.work(d); !errors.Is(err, syscall.EIO) {
-			t.Errorf("%s, on a disk that fails: error %v", name, err)
+			t.Errorf("%s with a failing sync: error %v", name, err)
 		}
 		err := c.work(d)
 		after := v.SurviveNothing()
 		left, readErr := os.ReadFile(filepath.Join(after.Path(), testID.file(imageFile)))
 		if c := d.Stat(testID); c.State != Ready || readErr != nil || c.SHA512 != digest512(left) {
-			t.Errorf("%s once more: %s, error %v; is it what is on the disk: %v, error %v", name, c.State, err, c.SHA512 == digest512(left), readErr)
+			t.Errorf("%s again: %s, error %v; digest equals the bytes on the disk: %v, error %v", name, c.State, err, c.SHA512 == digest512(left), readErr)
 		}
 		after.Close()
 	}

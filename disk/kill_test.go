@@ -16,9 +16,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// TestPartFiller is no test: it is the process that others start, and kill. It says
-// where its part is, takes its input into it, commits, and says how much memory that
-// took at most.
+// TestPartFiller is not a test: it is the process that other tests start and kill. It prints the
+// offset of its partial file, appends its input, commits, and prints its peak memory.
 func TestPartFiller(t *testing.T) {
 	path := os.Getenv("DISK_TEST_PART")
 	if path == "" {
@@ -53,7 +52,7 @@ func TestPartFiller(t *testing.T) {
 	if _, err := fmt.Sscan(rest, &kib); err != nil {
 		t.Fatal(err)
 	}
-	fmt.Println("took", kib<<10)
+	fmt.Println("memory", kib<<10)
 }
 
 // filler is a running TestPartFiller.
@@ -75,16 +74,16 @@ func startFiller(t *testing.T, d *Disk) *filler {
 		t.Fatal(err)
 	}
 	f.stdin, f.stdout = stdin, bufio.NewReader(stdout)
-	f.says("at", &f.offset)
+	f.expect("at", &f.offset)
 	return f
 }
 
-func (f *filler) says(what string, value any) {
+func (f *filler) expect(what string, value any) {
 	f.t.Helper()
 	line, err := f.stdout.ReadString('\n')
 	if _, scanErr := fmt.Sscanf(line, what+" %v\n", value); err != nil || scanErr != nil {
 		rest, _ := io.ReadAll(f.stdout)
-		f.t.Fatalf("the filler says %q %s (%v), want %s", line, rest, err, what)
+		f.t.Fatalf("the filler printed %q %s (%v), want %s", line, rest, err, what)
 	}
 }
 
@@ -96,36 +95,36 @@ func (f *filler) kill() {
 	_ = f.cmd.Wait() // it was killed
 }
 
-// finish ends the input and returns the digest and the memory that were told.
+// finish ends the input and returns the digest and the peak memory that the filler prints.
 func (f *filler) finish() (digest string, memory int64) {
 	f.t.Helper()
 	if err := f.stdin.Close(); err != nil {
 		f.t.Fatal(err)
 	}
-	f.says("made", &digest)
-	f.says("took", &memory)
+	f.expect("made", &digest)
+	f.expect("memory", &memory)
 	if err := f.cmd.Wait(); err != nil {
 		f.t.Fatal(err)
 	}
 	return digest, memory
 }
 
-// TestKill kills the process that fills a part, over and over, wherever it is. Each
-// time at most 8 MiB are lost of what it had taken.
-func TestKill(t *testing.T) {
+// TestKillLosesAtMost8MiB kills the process that writes a partial file, again and again, at any
+// moment. Each time it loses at most 8 MiB of the bytes that it had read.
+func TestKillLosesAtMost8MiB(t *testing.T) {
 	t.Parallel()
 	const most = 8 << 20
-	const pipe = 64 << 10 // may not have been taken yet
+	const pipe = 64 << 10 // may not have been read yet
 	image := make([]byte, 48<<20)
 	random := rand.New(rand.NewPCG(1, 2))
-	rand.NewChaCha8([32]byte{3}).Read(image[:20<<20]) // then a hole
+	rand.NewChaCha8([32]byte{3}).Read(image[:20<<20]) // a hole follows
 	rand.NewChaCha8([32]byte{4}).Read(image[40<<20:])
 	d := newDisk(t)
 	kills, taken := 0, int64(0)
 	for {
 		f := startFiller(t, d)
 		if f.offset < taken-pipe-most {
-			t.Fatalf("kill %d: %d bytes had been taken, %d are left", kills, taken-pipe, f.offset)
+			t.Fatalf("kill %d: %d bytes had been read, %d were kept", kills, taken-pipe, f.offset)
 		}
 		next := min(int64(len(image)), f.offset+1+random.Int64N(14<<20))
 		n, err := f.stdin.Write(image[f.offset:next])
@@ -149,13 +148,12 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestMemoryIsFlat makes a small and a large image.
-func TestMemoryIsFlat(t *testing.T) {
+func TestMemoryDoesNotGrowWithImage(t *testing.T) {
 	if race.Enabled {
-		t.Skip("the detector takes memory itself: CI runs this without it too")
+		t.Skip("the race detector uses memory itself: CI also runs this without it")
 	}
 	const large = 512 << 20
-	took := map[int64]int64{}
+	peak := map[int64]int64{}
 	for _, size := range []int64{64 << 20, large} {
 		d := newDisk(t)
 		f := startFiller(t, d)
@@ -164,12 +162,12 @@ func TestMemoryIsFlat(t *testing.T) {
 		if _, err := io.Copy(f.stdin, repeat(block, size)); err != nil {
 			t.Fatal(err)
 		}
-		_, took[size] = f.finish()
+		_, peak[size] = f.finish()
 	}
-	if took[large] > took[64<<20]+8<<20 {
-		t.Errorf("64 MiB take %d bytes of memory, %d MiB take %d", took[64<<20], large>>20, took[large])
+	if peak[large] > peak[64<<20]+8<<20 {
+		t.Errorf("64 MiB need %d bytes of memory, %d MiB need %d", peak[64<<20], large>>20, peak[large])
 	}
-	if took[large] > 64<<20 {
-		t.Errorf("%d MiB take %d bytes of memory", large>>20, took[large])
+	if peak[large] > 64<<20 {
+		t.Errorf("%d MiB need %d bytes of memory", large>>20, peak[large])
 	}
 }

@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// everything calls every method with id that reads or writes, and returns those
-// that had no error.
-func everything(d *Disk, id ID) (worked []string) {
+// callAll calls every method that reads or writes files of id, and returns the names of those
+// that succeeded.
+func callAll(d *Disk, id ID) (succeeded []string) {
 	for _, call := range []struct {
 		name string
 		do   func() error
 	}{
 		{"open", func() error { r, err := d.Open(id); return closed(r, err) }},
 		{"verify", func() error { _, err := d.Verify(context.Background(), id, Expected{}, func(int64) {}); return err }},
-		{"describe", func() error { return d.WriteCfg(id, Digest{}) }},
+		{"write cfg", func() error { return d.WriteCfg(id, Digest{}) }},
 		{"update", func() error { return d.Update(id, func(r *Record) { r.InUse = true }) }},
 		{"part", func() error {
 			p, err := d.OpenPart(context.Background(), id, PartOptions{})
@@ -44,12 +44,13 @@ func everything(d *Disk, id ID) (worked []string) {
 		{"remove", func() error { return d.Remove(id) }},
 	} {
 		if call.do() == nil {
-			worked = append(worked, call.name)
+			succeeded = append(succeeded, call.name)
 		}
 	}
-	return worked
+	return succeeded
 }
 
+// closed closes c unless err is set.
 func closed[C io.Closer](c C, err error) error {
 	if err != nil {
 		return err
@@ -57,8 +58,8 @@ func closed[C io.Closer](c C, err error) error {
 	return c.Close()
 }
 
-// TestNamesThatAreNone has ids that no ParseID gave. They reach nothing.
-func TestNamesThatAreNone(t *testing.T) {
+// TestInvalidIDsReachNoFiles has ids that ParseID never returns.
+func TestInvalidIDsReachNoFiles(t *testing.T) {
 	d := newDisk(t)
 	replica(t, d, "vol-12345678", "")
 	if err := os.WriteFile(filepath.Join(d.Path(), replicaFolder, "vol-12345678", imageFile), []byte("precious"), 0o644); err != nil {
@@ -75,8 +76,8 @@ func TestNamesThatAreNone(t *testing.T) {
 		{Name: ".removing-x", UUID: "12345678"},
 		{Name: "UP", UUID: "12345678"},
 	} {
-		if worked := everything(d, id); len(worked) > 0 {
-			t.Errorf("%q: %q worked", id, worked)
+		if succeeded := callAll(d, id); len(succeeded) > 0 {
+			t.Errorf("%q: %q succeeded", id, succeeded)
 		}
 		if c := d.Stat(id); c.State == Ready || c.Owned || c.Size > 0 {
 			t.Errorf("%q: %+v", id, c)
@@ -87,8 +88,8 @@ func TestNamesThatAreNone(t *testing.T) {
 	}
 }
 
-// TestLinksAreNotFollowed has links in the places of our folders and files. What
-// they lead to is not read, changed or deleted, within the disk or outside.
+// TestLinksAreNotFollowed has links with the names of our folders and files. Their targets, on the
+// disk or outside, are not read, changed or deleted.
 func TestLinksAreNotFollowed(t *testing.T) {
 	outside := t.TempDir()
 	folder := imagesFolder + "/" + testID.String()
@@ -132,11 +133,11 @@ func TestLinksAreNotFollowed(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := tree(t, d.Path())
-			worked := everything(d, testID)
-			if len(worked) > 0 {
-				t.Errorf("%q worked", worked)
+			succeeded := callAll(d, testID)
+			if len(succeeded) > 0 {
+				t.Errorf("%q succeeded", succeeded)
 			}
-			after := slices.DeleteFunc(tree(t, d.Path()), func(line string) bool { // what is ours to make
+			after := slices.DeleteFunc(tree(t, d.Path()), func(line string) bool { // files that we may create
 				return strings.Contains(line, folder+"/backing.")
 			})
 			if !slices.Equal(after, before) {
@@ -149,9 +150,8 @@ func TestLinksAreNotFollowed(t *testing.T) {
 	}
 }
 
-// TestTemporaryNamesThatAreTaken has something else in the place of a temporary
-// file. A link there is not written through.
-func TestTemporaryNamesThatAreTaken(t *testing.T) {
+// TestTemporaryFileIsNotWrittenThroughLink has links with the names of our temporary files.
+func TestTemporaryFileIsNotWrittenThroughLink(t *testing.T) {
 	d := newDisk(t)
 	replica(t, d, "vol-12345678", "")
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -169,7 +169,7 @@ func TestTemporaryNamesThatAreTaken(t *testing.T) {
 		t.Errorf("update: %v", err)
 	}
 	if err := d.WriteCfg(testID, Digest{}); err != nil {
-		t.Errorf("describe: %v", err)
+		t.Errorf("write cfg: %v", err)
 	}
 	if after, err := os.ReadFile(meta); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("volume.meta is %q, error %v", after, err)
@@ -179,9 +179,9 @@ func TestTemporaryNamesThatAreTaken(t *testing.T) {
 	}
 }
 
-// TestSmallFilesThatAreNone has pipes and links for the files that are read.
-// A link is not followed and a pipe is not waited for.
-func TestSmallFilesThatAreNone(t *testing.T) {
+// TestRecordAndCfgMustBeRegularFiles has links and pipes with the names of these files. A link is
+// not followed, and a pipe does not block.
+func TestRecordAndCfgMustBeRegularFiles(t *testing.T) {
 	for _, name := range []string{recordFile, cfgFile} {
 		d := newDisk(t)
 		readyImage(t, d, sparseImage(ChunkSize))
@@ -202,30 +202,30 @@ func TestSmallFilesThatAreNone(t *testing.T) {
 	}
 }
 
-// TestReplicasBehindALinkThatLeadsNowhere are on something that is not mounted.
-func TestReplicasBehindALinkThatLeadsNowhere(t *testing.T) {
+// TestDanglingReplicasLinkCountsAsUse has a link to a file system that is not mounted.
+func TestDanglingReplicasLinkCountsAsUse(t *testing.T) {
 	for _, target := range []string{"elsewhere/replicas", "/elsewhere/replicas"} {
 		d := newDisk(t)
 		if err := os.Symlink(target, filepath.Join(d.Path(), replicaFolder)); err != nil {
 			t.Fatal(err)
 		}
 		if _, inUse := d.Users().InUse(testID); !inUse {
-			t.Errorf("replicas -> %s: nothing counts as used", target)
+			t.Errorf("replicas -> %s: nothing counts as in use", target)
 		}
 	}
 }
 
-// TestVolumeMetaThatIsNoFile has a replica of which nothing can be told.
-func TestVolumeMetaThatIsNoFile(t *testing.T) {
+// TestUnreadableVolumeMetaCountsAsUse has replicas that may use any image.
+func TestUnreadableVolumeMetaCountsAsUse(t *testing.T) {
 	for name, plant := range map[string]func(at string) error{
-		"nothing":                func(string) error { return nil },
-		"a pipe":                 func(at string) error { return unix.Mkfifo(at, 0o644) },
-		"a folder":               func(at string) error { return os.Mkdir(at, 0o755) },
-		"a link to outside":      func(at string) error { return os.Symlink("/etc/passwd", at) },
-		"a link to another":      func(at string) error { return os.Symlink("../vol-12345678/volume.meta", at) },
-		"a link to nowhere":      func(at string) error { return os.Symlink("nowhere", at) },
-		"a temporary one, alone": func(at string) error { return os.WriteFile(at+".tmp", []byte("{}"), 0o644) },
-		"more than there can be": func(at string) error { return os.WriteFile(at, make([]byte, maxSmallFile+1), 0o644) },
+		"nothing":                  func(string) error { return nil },
+		"a pipe":                   func(at string) error { return unix.Mkfifo(at, 0o644) },
+		"a folder":                 func(at string) error { return os.Mkdir(at, 0o755) },
+		"a link to outside":        func(at string) error { return os.Symlink("/etc/passwd", at) },
+		"a link to another":        func(at string) error { return os.Symlink("../vol-12345678/volume.meta", at) },
+		"a dangling link":          func(at string) error { return os.Symlink("nowhere", at) },
+		"only a temporary file":    func(at string) error { return os.WriteFile(at+".tmp", []byte("{}"), 0o644) },
+		"larger than maxSmallFile": func(at string) error { return os.WriteFile(at, make([]byte, maxSmallFile+1), 0o644) },
 		"a replica that is a file": func(at string) error {
 			return errors.Join(os.Remove(filepath.Dir(at)), os.WriteFile(filepath.Dir(at), nil, 0o644))
 		},
@@ -248,9 +248,9 @@ func TestVolumeMetaThatIsNoFile(t *testing.T) {
 	}
 }
 
-// TestUsedBehindALink has replicas on an image that has another name for them: a link
-// to its folder, or to its file. Stopped, they have nothing open.
-func TestUsedBehindALink(t *testing.T) {
+// TestUseThroughLinkIsDetected has a stopped replica that names its image by a link: to the folder
+// of the image, or to its file.
+func TestUseThroughLinkIsDetected(t *testing.T) {
 	for name, link := range map[string]func(alias string) error{
 		"folder": func(alias string) error { return os.Symlink(testID.String(), alias) },
 		"file": func(alias string) error {

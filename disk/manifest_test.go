@@ -10,7 +10,7 @@ import (
 	"testing/iotest"
 )
 
-func TestManifestIsOfTheImage(t *testing.T) {
+func TestManifestMatchesImage(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(4*ChunkSize + 1024)
 	readyImage(t, d, image)
@@ -20,7 +20,7 @@ func TestManifestIsOfTheImage(t *testing.T) {
 	}
 	defer m.Close()
 	if m.Size() != int64(len(image)) || m.Chunks() != 5 || m.ChunkLength(3) != ChunkSize || m.ChunkLength(4) != 1024 {
-		t.Errorf("size %d, %d chunks, the last of %d", m.Size(), m.Chunks(), m.ChunkLength(4))
+		t.Errorf("size %d, %d chunks, the last one of %d", m.Size(), m.Chunks(), m.ChunkLength(4))
 	}
 	var filled int64
 	for n := range m.Chunks() {
@@ -28,8 +28,8 @@ func TestManifestIsOfTheImage(t *testing.T) {
 		if !allZero(piece) {
 			filled += m.ChunkLength(n)
 		}
-		if sum, err := m.Hash(n); err != nil || sum != HashChunk(piece) {
-			t.Errorf("sum of chunk %d is %x, error %v", n, sum, err)
+		if hash, err := m.Hash(n); err != nil || hash != HashChunk(piece) {
+			t.Errorf("hash of chunk %d is %x, error %v", n, hash, err)
 		}
 		if zero, err := m.IsZero(n); err != nil || zero != allZero(piece) {
 			t.Errorf("chunk %d is zero: %v, error %v", n, zero, err)
@@ -43,26 +43,26 @@ func TestManifestIsOfTheImage(t *testing.T) {
 			t.Errorf("there is a chunk %d", n)
 		}
 	}
-	sums, err := io.ReadAll(m.Hashes())
-	if err != nil || len(sums) != 5*32 || digest256(sums) != d.Stat(testID).ManifestDigest {
-		t.Errorf("%d bytes of sums, error %v", len(sums), err)
+	hashes, err := io.ReadAll(m.Hashes())
+	if err != nil || len(hashes) != 5*32 || digest256(hashes) != d.Stat(testID).ManifestDigest {
+		t.Errorf("%d bytes of hashes, error %v", len(hashes), err)
 	}
 }
 
-// TestManifestThatIsNotTheOneNamed is found wrong when it is opened, or by its length
-// at once. One read of the image makes it anew.
-func TestManifestThatIsNotTheOneNamed(t *testing.T) {
+// TestWrongManifestIsRejected: Stat detects a wrong length, Manifest everything else. Verify makes
+// a new manifest.
+func TestWrongManifestIsRejected(t *testing.T) {
 	tests := []struct {
 		name   string
 		damage func(t *testing.T, d *Disk)
-		seen   bool
+		bySize bool // Stat detects it
 	}{
-		{"a sum is wrong", func(t *testing.T, d *Disk) { poke(t, imagePath(d, chunksFile), chunkHeaderSize+40) }, false},
+		{"a hash is wrong", func(t *testing.T, d *Disk) { poke(t, imagePath(d, chunksFile), chunkHeaderSize+40) }, false},
 		{"the header is wrong", func(t *testing.T, d *Disk) { poke(t, imagePath(d, chunksFile), 3) }, false},
 		{"it is short", func(t *testing.T, d *Disk) { truncate(t, imagePath(d, chunksFile), chunkHeaderSize+64) }, true},
 		{"it is long", func(t *testing.T, d *Disk) { truncate(t, imagePath(d, chunksFile), chunkHeaderSize+128) }, true},
-		{"it is gone", func(t *testing.T, d *Disk) { os.Remove(imagePath(d, chunksFile)) }, true},
-		{"its name is not known", func(t *testing.T, d *Disk) {
+		{"it is missing", func(t *testing.T, d *Disk) { os.Remove(imagePath(d, chunksFile)) }, true},
+		{"its digest is not recorded", func(t *testing.T, d *Disk) {
 			if err := d.Update(testID, func(r *Record) { r.ManifestDigest, r.Size = Digest{}, 0 }); err != nil {
 				t.Fatal(err)
 			}
@@ -74,7 +74,7 @@ func TestManifestThatIsNotTheOneNamed(t *testing.T) {
 			readyImage(t, d, sparseImage(3*ChunkSize))
 			was := d.Stat(testID).ManifestDigest
 			test.damage(t, d)
-			if c := d.Stat(testID); c.State != Ready || c.ManifestDigest.IsZero() != test.seen {
+			if c := d.Stat(testID); c.State != Ready || c.ManifestDigest.IsZero() != test.bySize {
 				t.Fatalf("before it is opened: %+v", c)
 			}
 			if m, err := d.Manifest(testID); !errors.Is(err, ErrNoManifest) {
@@ -104,7 +104,7 @@ func TestManifestThatIsNotTheOneNamed(t *testing.T) {
 	}
 }
 
-// received has a manifest come to an empty part.
+// received receives a manifest for an empty partial file.
 func received(t testing.TB, d *Disk, o PartOptions, r io.Reader, size int64, want Digest) (*Manifest, error) {
 	t.Helper()
 	p := openPart(t, d, o)
@@ -116,8 +116,8 @@ func received(t testing.TB, d *Disk, o PartOptions, r io.Reader, size int64, wan
 }
 
 func TestReceiveManifest(t *testing.T) {
-	sums := bytes.Repeat([]byte("0123456789abcdef"), 6)
-	want := digest256(sums)
+	hashes := bytes.Repeat([]byte("0123456789abcdef"), 6)
+	want := digest256(hashes)
 	boom := errors.New("boom")
 	is := func(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
 	tests := []struct {
@@ -126,24 +126,24 @@ func TestReceiveManifest(t *testing.T) {
 		from    io.Reader
 		size    int64
 		want    Digest
-		is      func(error) bool // nil: it is good
+		is      func(error) bool // nil: no error
 	}{
-		{"three chunks", PartOptions{}, bytes.NewReader(sums), 3 * ChunkSize, want, nil},
-		{"in pieces", PartOptions{}, iotest.OneByteReader(bytes.NewReader(sums)), 2*ChunkSize + 512, want, nil},
-		{"its end comes with the bytes", PartOptions{}, iotest.DataErrReader(bytes.NewReader(sums)), 3 * ChunkSize, want, nil},
-		{"a byte less", PartOptions{}, bytes.NewReader(sums[1:]), 3 * ChunkSize, want, is(io.ErrUnexpectedEOF)},
-		{"a byte more", PartOptions{}, bytes.NewReader(append(bytes.Clone(sums), 0)), 3 * ChunkSize, want, isA[error]},
+		{"three chunks", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, want, nil},
+		{"in pieces", PartOptions{}, iotest.OneByteReader(bytes.NewReader(hashes)), 2*ChunkSize + 512, want, nil},
+		{"the end together with the bytes", PartOptions{}, iotest.DataErrReader(bytes.NewReader(hashes)), 3 * ChunkSize, want, nil},
+		{"a byte less", PartOptions{}, bytes.NewReader(hashes[1:]), 3 * ChunkSize, want, is(io.ErrUnexpectedEOF)},
+		{"a byte more", PartOptions{}, bytes.NewReader(append(bytes.Clone(hashes), 0)), 3 * ChunkSize, want, isA[error]},
 		{"nothing", PartOptions{}, bytes.NewReader(nil), 3 * ChunkSize, want, is(io.ErrUnexpectedEOF)},
-		{"without end", PartOptions{}, repeat(sums, 1<<40), 3 * ChunkSize, want, isA[error]},
+		{"endless", PartOptions{}, repeat(hashes, 1<<40), 3 * ChunkSize, want, isA[error]},
 		{"an error", PartOptions{}, iotest.ErrReader(boom), 3 * ChunkSize, want, is(boom)},
-		{"an error at the end", PartOptions{}, io.MultiReader(bytes.NewReader(sums), iotest.ErrReader(boom)), 3 * ChunkSize, want, is(boom)},
-		{"other sums", PartOptions{}, bytes.NewReader(bytes.Repeat([]byte{1}, 96)), 3 * ChunkSize, want, isA[*ChecksumError]},
-		{"no digest", PartOptions{}, bytes.NewReader(sums), 3 * ChunkSize, Digest{}, isA[error]},
-		{"a digest of another kind", PartOptions{}, bytes.NewReader(sums), 3 * ChunkSize, digest512(sums), isA[error]},
+		{"an error at the end", PartOptions{}, io.MultiReader(bytes.NewReader(hashes), iotest.ErrReader(boom)), 3 * ChunkSize, want, is(boom)},
+		{"other hashes", PartOptions{}, bytes.NewReader(bytes.Repeat([]byte{1}, 96)), 3 * ChunkSize, want, isA[*ChecksumError]},
+		{"no digest", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, Digest{}, isA[error]},
+		{"a digest of another kind", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, digest512(hashes), isA[error]},
 		{"no size", PartOptions{}, bytes.NewReader(nil), 0, digest256(nil), isA[error]},
 		{"a negative size", PartOptions{}, bytes.NewReader(nil), -5, want, isA[error]},
-		{"more than is allowed", PartOptions{MaxSize: ChunkSize}, bytes.NewReader(sums), 3 * ChunkSize, want, is(ErrTooLarge)},
-		{"more than fits", PartOptions{}, repeat(sums, 1<<60), 1<<63 - 1, want, is(ErrNoSpace)},
+		{"larger than allowed", PartOptions{MaxSize: ChunkSize}, bytes.NewReader(hashes), 3 * ChunkSize, want, is(ErrTooLarge)},
+		{"larger than the disk", PartOptions{}, repeat(hashes, 1<<60), 1<<63 - 1, want, is(ErrNoSpace)},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -153,22 +153,22 @@ func TestReceiveManifest(t *testing.T) {
 				if err != nil || m.Size() != test.size {
 					t.Fatalf("%+v, error %v", m, err)
 				}
-				if got, err := io.ReadAll(m.Hashes()); err != nil || !bytes.Equal(got, sums) {
-					t.Errorf("sums are %q, error %v", got, err)
+				if got, err := io.ReadAll(m.Hashes()); err != nil || !bytes.Equal(got, hashes) {
+					t.Errorf("hashes are %q, error %v", got, err)
 				}
 			} else if err == nil || !test.is(err) {
 				t.Errorf("error is %v", err)
 			}
 			if _, err := os.Stat(imagePath(d, partManifestFile)); !errors.Is(err, os.ErrNotExist) {
-				t.Error("its file has a name")
+				t.Error("its file still has a name")
 			}
 		})
 	}
 }
 
-// TestManifestThatACrashLeft is not in the way of the next one, and goes with the
-// part.
-func TestManifestThatACrashLeft(t *testing.T) {
+// TestLeftoverManifestFileIsRemoved has the file of a manifest that a crash left. ReceiveManifest,
+// Discard and Remove remove it.
+func TestLeftoverManifestFileIsRemoved(t *testing.T) {
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{})
 	left := imagePath(d, partManifestFile)
@@ -176,8 +176,8 @@ func TestManifestThatACrashLeft(t *testing.T) {
 		if err := os.WriteFile(left, []byte("left"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		sums := make([]byte, 32)
-		m, err := p.ReceiveManifest(bytes.NewReader(sums), 512, digest256(sums))
+		hashes := make([]byte, 32)
+		m, err := p.ReceiveManifest(bytes.NewReader(hashes), 512, digest256(hashes))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -190,7 +190,7 @@ func TestManifestThatACrashLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
-		t.Error("it is left")
+		t.Error("the file was not removed")
 	}
 	if err := os.WriteFile(left, []byte("left"), 0o644); err != nil {
 		t.Fatal(err)
@@ -200,8 +200,8 @@ func TestManifestThatACrashLeft(t *testing.T) {
 	}
 }
 
-// FuzzManifest opens an image with a chunk file of any bytes. Only the one that its
-// record names is a manifest; as a journal any may be taken up.
+// FuzzManifest opens an image with any bytes as chunk file. Only the file with the recorded digest
+// is accepted as manifest. As journal any bytes are accepted.
 func FuzzManifest(f *testing.F) {
 	d := newDisk(f)
 	image := sparseImage(2*ChunkSize + 512)
@@ -241,8 +241,8 @@ func FuzzManifest(f *testing.F) {
 		if len(data) < chunkHeaderSize || !bytes.Equal(data[:chunkHeaderSize], chunkHeader()) {
 			known = 0
 		}
-		if sum := c.at(known); sum != (ChunkHash{}) {
-			t.Errorf("chunk %d of %d is %x", known, known, sum)
+		if hash := c.at(known); hash != (ChunkHash{}) {
+			t.Errorf("chunk %d of %d has the hash %x", known, known, hash)
 		}
 	})
 }
@@ -254,11 +254,11 @@ func FuzzReceiveManifest(f *testing.F) {
 	f.Add(make([]byte, 65), int64(2*ChunkSize))
 	d := newDisk(f)
 	p := openPart(f, d, PartOptions{})
-	f.Fuzz(func(t *testing.T, sums []byte, size int64) {
-		m, err := p.ReceiveManifest(bytes.NewReader(sums), size, digest256(sums))
-		fits := size > 0 && int64(len(sums)) == chunksOf(size)*32
+	f.Fuzz(func(t *testing.T, hashes []byte, size int64) {
+		m, err := p.ReceiveManifest(bytes.NewReader(hashes), size, digest256(hashes))
+		fits := size > 0 && int64(len(hashes)) == chunksOf(size)*32
 		if fits != (err == nil) {
-			t.Fatalf("%d bytes of sums for %d: error %v", len(sums), size, err)
+			t.Fatalf("%d bytes of hashes for an image of %d: error %v", len(hashes), size, err)
 		}
 		if err != nil {
 			return

@@ -39,7 +39,7 @@ func residency(t *testing.T, name string) []bool {
 	return cached
 }
 
-// resident returns how many bytes of a file are in the page cache.
+// resident returns the bytes of a file that are in the page cache.
 func resident(t *testing.T, name string) int64 {
 	t.Helper()
 	var n int64
@@ -51,9 +51,8 @@ func resident(t *testing.T, name string) int64 {
 	return n
 }
 
-// TestPageCacheStaysAsItIs moves an image onto the disk and verifies it there. Others'
-// pages are not pushed out by that.
-func TestPageCacheStaysAsItIs(t *testing.T) {
+// TestCommitAndVerifyBypassPageCache: they must not displace the pages of other programs.
+func TestCommitAndVerifyBypassPageCache(t *testing.T) {
 	const size, most = 64 << 20, 4 << 20
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{})

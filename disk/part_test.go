@@ -16,7 +16,7 @@ import (
 
 var testID = ID{Name: "parrot", UUID: "6846a0b2"}
 
-// newDisk makes a disk in a temporary folder.
+// newDisk creates a disk in a temporary folder.
 func newDisk(t testing.TB) *Disk {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,7 +31,7 @@ func newDisk(t testing.TB) *Disk {
 	return d
 }
 
-// sparseImage returns size bytes of which every second MiB is zero.
+// sparseImage returns size bytes. Every second MiB is zero.
 func sparseImage(size int) []byte {
 	b := make([]byte, size)
 	random := rand.NewChaCha8([32]byte{1})
@@ -61,7 +61,7 @@ func fill(t testing.TB, p *Part, image []byte) {
 		t.Fatal(err)
 	}
 	if n, err := p.ReadFrom(bytes.NewReader(image)); err != nil || n != int64(len(image)) {
-		t.Fatalf("ReadFrom took %d bytes, error %v; want %d", n, err, len(image))
+		t.Fatalf("ReadFrom appended %d bytes, error %v; want %d", n, err, len(image))
 	}
 }
 
@@ -88,13 +88,13 @@ func TestCommitMakesAReadyImage(t *testing.T) {
 		}
 		for _, name := range []string{partFile, partChunksFile} {
 			if _, err := os.Stat(imagePath(d, name)); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("size %d: %s is left", size, name)
+				t.Errorf("size %d: %s was not removed", size, name)
 			}
 		}
 	}
 }
 
-func TestResumeKeepsWhatTheHashesVouchFor(t *testing.T) {
+func TestResumeKeepsMatchingChunks(t *testing.T) {
 	t.Parallel()
 	image := sparseImage(8 * ChunkSize)
 	tests := []struct {
@@ -105,10 +105,10 @@ func TestResumeKeepsWhatTheHashesVouchFor(t *testing.T) {
 		{"nothing happened", func(*testing.T, *Disk) {}, 5 * ChunkSize},
 		{"a byte is wrong", func(t *testing.T, d *Disk) { poke(t, imagePath(d, partFile), 2*ChunkSize+7) }, 2 * ChunkSize},
 		{"a hash is wrong", func(t *testing.T, d *Disk) { poke(t, imagePath(d, partChunksFile), chunkHeaderSize+3*32) }, 3 * ChunkSize},
-		{"the part is short", func(t *testing.T, d *Disk) { truncate(t, imagePath(d, partFile), ChunkSize+5) }, ChunkSize},
-		{"the journal is gone", func(t *testing.T, d *Disk) { os.Remove(imagePath(d, partChunksFile)) }, 0},
-		{"the journal is of something else", func(t *testing.T, d *Disk) { poke(t, imagePath(d, partChunksFile), 2) }, 0},
-		{"the part is gone", func(t *testing.T, d *Disk) { os.Remove(imagePath(d, partFile)) }, 0},
+		{"the partial file is short", func(t *testing.T, d *Disk) { truncate(t, imagePath(d, partFile), ChunkSize+5) }, ChunkSize},
+		{"the journal is missing", func(t *testing.T, d *Disk) { os.Remove(imagePath(d, partChunksFile)) }, 0},
+		{"the journal has another header", func(t *testing.T, d *Disk) { poke(t, imagePath(d, partChunksFile), 2) }, 0},
+		{"the partial file is missing", func(t *testing.T, d *Disk) { os.Remove(imagePath(d, partFile)) }, 0},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -140,6 +140,7 @@ func TestResumeKeepsWhatTheHashesVouchFor(t *testing.T) {
 	}
 }
 
+// poke flips a bit of a file.
 func poke(t *testing.T, name string, at int64) {
 	t.Helper()
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
@@ -164,7 +165,7 @@ func truncate(t *testing.T, name string, size int64) {
 	}
 }
 
-func TestBytesOfAHalfChunkStayWithinAProcess(t *testing.T) {
+func TestReadFromContinuesWithinChunk(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(3 * ChunkSize)
 	p := openPart(t, d, PartOptions{})
@@ -182,7 +183,7 @@ func TestBytesOfAHalfChunkStayWithinAProcess(t *testing.T) {
 	}
 }
 
-func TestCommitRefuses(t *testing.T) {
+func TestCommitRefusesWrongContent(t *testing.T) {
 	image := sparseImage(2 * ChunkSize)
 	tests := []struct {
 		name  string
@@ -208,10 +209,10 @@ func TestCommitRefuses(t *testing.T) {
 				t.Fatalf("error is %v", err)
 			}
 			if c := d.Stat(testID); c.State != Pending || c.PartBytes != 0 || c.Size != 0 {
-				t.Errorf("something is left: %+v", c)
+				t.Errorf("the copy is %+v, want an empty one", c)
 			}
 			if _, err := os.Stat(imagePath(d, partFile)); !errors.Is(err, os.ErrNotExist) {
-				t.Error("the part is left")
+				t.Error("the partial file was not removed")
 			}
 		})
 	}
@@ -219,7 +220,7 @@ func TestCommitRefuses(t *testing.T) {
 
 func isA[E error](err error) bool { _, ok := errors.AsType[E](err); return ok }
 
-func TestBeginRefusesWhatCannotBe(t *testing.T) {
+func TestBeginChecksSize(t *testing.T) {
 	d := newDisk(t)
 	space, err := d.Space()
 	if err != nil {
@@ -233,7 +234,7 @@ func TestBeginRefusesWhatCannotBe(t *testing.T) {
 	}{
 		{"more than is free", PartOptions{}, space.Free &^ 511 * 2, func(err error) bool { return errors.Is(err, ErrNoSpace) }},
 		{"into the reserve", PartOptions{Reserve: space.Free + 1<<30}, 512, func(err error) bool { return errors.Is(err, ErrNoSpace) }},
-		{"above the bound", PartOptions{MaxSize: 512}, 1024, func(err error) bool { return errors.Is(err, ErrTooLarge) }},
+		{"larger than MaxSize", PartOptions{MaxSize: 512}, 1024, func(err error) bool { return errors.Is(err, ErrTooLarge) }},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -245,7 +246,7 @@ func TestBeginRefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
-func TestReadFromStopsAtTheBound(t *testing.T) {
+func TestReadFromStopsAtMaxSize(t *testing.T) {
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{MaxSize: ChunkSize})
 	if err := p.Begin(PartSource{ID: "test", Size: -1}); err != nil {
@@ -256,9 +257,8 @@ func TestReadFromStopsAtTheBound(t *testing.T) {
 	}
 }
 
-// TestBeginTakesWhatIsSparse: an image may be larger than the disk, if what is in it
-// is not.
-func TestBeginTakesWhatIsSparse(t *testing.T) {
+// An image may be larger than the disk if its data is not.
+func TestBeginAcceptsSparseImageLargerThanDisk(t *testing.T) {
 	d := newDisk(t)
 	space, err := d.Space()
 	if err != nil {
@@ -270,13 +270,13 @@ func TestBeginTakesWhatIsSparse(t *testing.T) {
 	}
 	lack, is := errors.AsType[*NoSpaceError](openPart(t, d, PartOptions{}).Begin(PartSource{ID: "test", Size: 2 * size, Data: size}))
 	if !is || lack.Need != size {
-		t.Errorf("with more data than is free the error is %v", lack)
+		t.Errorf("with more data than free space the error is %v", lack)
 	}
 }
 
-// TestNoSpaceInTheMiddle: whoever waits for space has to know for how much, or the
-// image would be fetched again as soon as its part is gone.
-func TestNoSpaceInTheMiddle(t *testing.T) {
+// The error must name the space that is needed. Otherwise the image would be fetched again as soon
+// as its partial file is removed.
+func TestNoSpaceErrorWithUnknownSize(t *testing.T) {
 	p := openPart(t, newDisk(t), PartOptions{Reserve: 1 << 60})
 	if err := p.Begin(PartSource{ID: "test", Size: -1}); err != nil {
 		t.Fatal(err)
@@ -287,13 +287,13 @@ func TestNoSpaceInTheMiddle(t *testing.T) {
 	}
 	lack, ok := errors.AsType[*NoSpaceError](err)
 	if !ok || lack.Need < ChunkSize || !errors.Is(err, ErrNoSpace) {
-		t.Errorf("got %v (%+v), want a lack of at least a chunk", err, lack)
+		t.Errorf("got %v (%+v), want a *NoSpaceError of at least a chunk", err, lack)
 	}
 }
 
-// TestNoSpaceForWhatWasPromised: others took the space meanwhile. There has to be room for
-// all of it again, and not only for what came.
-func TestNoSpaceForWhatWasPromised(t *testing.T) {
+// Another program uses the space meanwhile. The whole image must fit before the next attempt, and
+// not only the bytes so far.
+func TestNoSpaceErrorWithKnownSize(t *testing.T) {
 	const size = 64 << 20
 	p := openPart(t, newDisk(t), PartOptions{})
 	if err := p.Begin(PartSource{ID: "test", Size: size}); err != nil {
@@ -305,12 +305,11 @@ func TestNoSpaceForWhatWasPromised(t *testing.T) {
 		_, err = p.Commit(Digest{})
 	}
 	if lack, ok := errors.AsType[*NoSpaceError](err); !ok || lack.Need != size {
-		t.Errorf("got %v (%+v), want a lack of %d bytes", err, lack, size)
+		t.Errorf("got %v (%+v), want a *NoSpaceError of %d bytes", err, lack, size)
 	}
 }
 
-// TestResumeKeepsZerosAtTheEnd is killed in a long hole: the file ends before it,
-// and only the journal knows that its zeros came.
+// TestResumeKeepsZerosAtTheEnd is interrupted in a long hole.
 func TestResumeKeepsZerosAtTheEnd(t *testing.T) {
 	d := newDisk(t)
 	image := make([]byte, 40*ChunkSize)
@@ -338,21 +337,21 @@ func TestResumeKeepsZerosAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestNoPartBesideAReadyImage begins to replace a failed image, which becomes ready
-// again in another way meanwhile: what was begun only takes room then.
-func TestNoPartBesideAReadyImage(t *testing.T) {
+// TestReadyImageHasNoPart begins to replace a failed image, which becomes ready in another way
+// meanwhile. The partial file is of no use then and must be removed.
+func TestReadyImageHasNoPart(t *testing.T) {
 	image := sparseImage(3 * ChunkSize)
-	mend := map[string]func(t *testing.T, d *Disk) (Copy, error){
+	ways := map[string]func(t *testing.T, d *Disk) (Copy, error){
 		"repaired": func(t *testing.T, d *Disk) (Copy, error) {
-			var asked []int64
-			return d.Repair(t.Context(), testID, Digest{}, peerWith(image, &asked), func(int64) {})
+			var fetched []int64
+			return d.Repair(t.Context(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {})
 		},
 		"verified": func(t *testing.T, d *Disk) (Copy, error) {
-			poke(t, imagePath(d, imageFile), 7) // it was a bad cable
+			poke(t, imagePath(d, imageFile), 7) // the bit is right again: it was a bad cable
 			return d.Verify(t.Context(), testID, Expected{}, func(int64) {})
 		},
 	}
-	for name, mend := range mend {
+	for name, makeReady := range ways {
 		t.Run(name, func(t *testing.T) {
 			d := newDisk(t)
 			readyImage(t, d, image)
@@ -370,12 +369,12 @@ func TestNoPartBesideAReadyImage(t *testing.T) {
 			if err := p.Close(); err != nil {
 				t.Fatal(err)
 			}
-			c, err := mend(t, d)
+			c, err := makeReady(t, d)
 			if err != nil || c.State != Ready || c.PartBytes != 0 {
 				t.Fatalf("the copy is %+v, error %v", c, err)
 			}
 			if _, err := os.Stat(imagePath(d, partFile)); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("the part is left: %v", err)
+				t.Errorf("the partial file was not removed: %v", err)
 			}
 		})
 	}

@@ -14,19 +14,19 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// checkReady asserts that what is called ready has the right bytes and manifest.
-func (l *life) checkReady(id ID, c Copy) {
-	l.t.Helper()
-	data, err := os.ReadFile(filepath.Join(l.d.path, id.file(imageFile)))
+// checkReady checks that a ready copy has the right bytes, manifest and backing.cfg.
+func (w *workload) checkReady(id ID, c Copy) {
+	w.t.Helper()
+	data, err := os.ReadFile(filepath.Join(w.d.path, id.file(imageFile)))
 	if err != nil {
-		l.fatalf("%s is ready: %v", id, err)
+		w.fatalf("%s is ready: %v", id, err)
 	}
-	if !slices.ContainsFunc(l.versions, func(v version) bool { return v.digest == c.SHA512 && bytes.Equal(v.bytes, data) }) {
-		l.fatalf("%s is ready with wrong bytes: %+v has %d bytes with sha512 %s", id, c, len(data), digest512(data).Short())
+	if !slices.ContainsFunc(w.versions, func(v version) bool { return v.digest == c.SHA512 && bytes.Equal(v.bytes, data) }) {
+		w.fatalf("%s is ready with wrong bytes: %+v has %d bytes with sha512 %s", id, c, len(data), digest512(data).Short())
 	}
-	manifest, err := os.ReadFile(filepath.Join(l.d.path, id.file(chunksFile)))
+	manifest, err := os.ReadFile(filepath.Join(w.d.path, id.file(chunksFile)))
 	if err != nil {
-		l.fatalf("%s is ready without a manifest: %v", id, err)
+		w.fatalf("%s is ready without a manifest: %v", id, err)
 	}
 	want := chunkHeader()
 	for piece := range slices.Chunk(data, ChunkSize) {
@@ -34,103 +34,102 @@ func (l *life) checkReady(id ID, c Copy) {
 		want = append(want, h[:]...)
 	}
 	if !bytes.Equal(manifest, want) {
-		l.fatalf("%s is ready with a wrong manifest of %d bytes, want %d", id, len(manifest), len(want))
+		w.fatalf("%s is ready with a wrong manifest of %d bytes, want %d", id, len(manifest), len(want))
 	}
-	if named := digest256(want[chunkHeaderSize:]); c.ManifestDigest != named {
-		l.fatalf("%s is ready with the manifest %s, want %s", id, c.ManifestDigest, named)
+	if digest := digest256(want[chunkHeaderSize:]); c.ManifestDigest != digest {
+		w.fatalf("%s is ready with the manifest %s, want %s", id, c.ManifestDigest, digest)
 	}
 	if !c.HasCfg || !c.Owned {
-		l.fatalf("%s is ready, but not described: %+v", id, c)
+		w.fatalf("%s is ready without a backing.cfg: %+v", id, c)
 	}
 }
 
-// checkAfterCut asserts what a start may find, and that it goes on from there.
-func (l *life) checkAfterCut() {
-	l.t.Helper()
-	for name, text := range l.planted {
-		if got, err := os.ReadFile(filepath.Join(l.d.path, name)); string(got) != text {
-			l.fatalf("foreign file %s is %q, error %v", name, got, err)
+// checkAfterCrash checks what a process finds at its start, and that it can continue.
+func (w *workload) checkAfterCrash() {
+	w.t.Helper()
+	for name, text := range w.unmanaged {
+		if got, err := os.ReadFile(filepath.Join(w.d.path, name)); string(got) != text {
+			w.fatalf("unmanaged file %s is %q, error %v", name, got, err)
 		}
 	}
-	for _, id := range l.ids {
-		c := l.d.Stat(id)
-		l.note("found %s: %s %s, part %d", id, c.State, c.Message, c.PartBytes)
+	for _, id := range w.ids {
+		c := w.d.Stat(id)
+		w.note("found %s: %s %s, partial file of %d", id, c.State, c.Message, c.PartBytes)
 		if c.State == Ready {
-			l.checkReady(id, c)
+			w.checkReady(id, c)
 		}
-		if told, ok := l.told[id]; ok && c.State != Ready {
-			if err := l.verify(id); err != nil {
-				l.fatalf("verify %s: %v", id, err)
+		if reported, ok := w.reported[id]; ok && c.State != Ready {
+			if err := w.verify(id); err != nil {
+				w.fatalf("verify %s: %v", id, err)
 			}
-			if c = l.d.Stat(id); c.State != Ready || c.SHA512 != told {
-				l.fatalf("%s had been told ready with %s, and is %+v", id, told.Short(), c)
+			if c = w.d.Stat(id); c.State != Ready || c.SHA512 != reported {
+				w.fatalf("%s was reported as ready with %s, and is %+v", id, reported.Short(), c)
 			}
 		}
 		if c.State == Unknown {
-			if err := l.verify(id); err != nil {
-				l.fatalf("verify %s: %v", id, err)
+			if err := w.verify(id); err != nil {
+				w.fatalf("verify %s: %v", id, err)
 			}
-			if c = l.d.Stat(id); c.State != Ready && c.State != Failed {
-				l.fatalf("after verify %s is %+v", id, c)
+			if c = w.d.Stat(id); c.State != Ready && c.State != Failed {
+				w.fatalf("after verify %s is %+v", id, c)
 			}
 		}
 		if c.State == Failed {
-			c = l.checkRepair(id, c)
+			c = w.checkRepair(id, c)
 		}
-		if c.State != Ready && l.random.IntN(3) > 0 { // or in the next life
-			l.finish(id)
-			c = l.d.Stat(id)
+		if c.State != Ready && w.random.IntN(3) > 0 { // else after the next crash
+			w.finish(id)
+			c = w.d.Stat(id)
 		}
 		if c.State == Ready {
-			l.checkReady(id, c)
+			w.checkReady(id, c)
 		}
 	}
 }
 
-// checkRepair asserts that a failed image still has what a repair goes by, and
-// repairs it sometimes.
-func (l *life) checkRepair(id ID, c Copy) Copy {
-	l.t.Helper()
-	i := slices.IndexFunc(l.versions, func(v version) bool { return v.digest == c.SHA512 })
-	if i < 0 || int64(len(l.versions[i].bytes)) != c.Size {
-		return c // another one was about to take its place
+// checkRepair checks that a failed image still has its manifest, and sometimes repairs the image.
+func (w *workload) checkRepair(id ID, c Copy) Copy {
+	w.t.Helper()
+	i := slices.IndexFunc(w.versions, func(v version) bool { return v.digest == c.SHA512 })
+	if i < 0 || int64(len(w.versions[i].bytes)) != c.Size {
+		return c // a commit that replaces it was interrupted
 	}
-	if c.ManifestDigest.IsZero() { // it could not be read: the next start tries again
-		l.end()
-		l.start(l.v)
-		c = l.d.Stat(id)
+	if c.ManifestDigest.IsZero() { // it may have been unreadable for a moment: the next start reads it again
+		w.end()
+		w.start(w.v)
+		c = w.d.Stat(id)
 	}
 	if c.ManifestDigest.IsZero() {
-		l.fatalf("%s has failed, and its manifest is lost: %+v", id, c)
+		w.fatalf("%s is failed and has no manifest: %+v", id, c)
 	}
-	if l.random.IntN(2) > 0 {
-		if err := l.repair(id, c); err != nil {
-			l.fatalf("repair %s: %v", id, err)
+	if w.random.IntN(2) > 0 {
+		if err := w.repair(id, c); err != nil {
+			w.fatalf("repair %s: %v", id, err)
 		}
 	}
-	return l.d.Stat(id)
+	return w.d.Stat(id)
 }
 
-// finish fetches the rest of an image, of the version that is there.
-func (l *life) finish(id ID) {
-	l.t.Helper()
-	p, err := l.d.OpenPart(context.Background(), id, PartOptions{})
+// finish fetches the remaining bytes of the version that a partial file has.
+func (w *workload) finish(id ID) {
+	w.t.Helper()
+	p, err := w.d.OpenPart(context.Background(), id, PartOptions{})
 	if err != nil {
-		l.fatalf("open part of %s: %v", id, err)
+		w.fatalf("open partial file of %s: %v", id, err)
 	}
 	etag := p.Source().ETag
 	p.Close()
-	i := slices.IndexFunc(l.versions, func(v version) bool { return v.etag == etag })
+	i := slices.IndexFunc(w.versions, func(v version) bool { return v.etag == etag })
 	if i < 0 {
-		i = l.random.IntN(len(l.versions))
+		i = w.random.IntN(len(w.versions))
 	}
-	if err := l.fetch(id, l.versions[i], false); err != nil {
-		l.fatalf("fetch %s after the cut: %v", id, err)
+	if err := w.fetch(id, w.versions[i], false); err != nil {
+		w.fatalf("fetch %s after the power cut: %v", id, err)
 	}
 }
 
-// TestPowerCut cuts the power at random operations of random lives. A failure is
-// run again with -run 'TestPowerCut/<seed>$', as far as goroutines keep time.
+// TestPowerCut cuts the power at random operations of random workloads. -run 'TestPowerCut/<seed>$'
+// repeats a failure, as far as the order of goroutines does not matter.
 func TestPowerCut(t *testing.T) {
 	f := faultfs.Mount(t)
 	versions := testVersions(2*ChunkSize+512, 2*ChunkSize, 3*ChunkSize-4096, ChunkSize+1024)
@@ -141,38 +140,38 @@ func TestPowerCut(t *testing.T) {
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			l := &life{t: t, random: rand.New(rand.NewPCG(uint64(seed), 0)), versions: versions, ids: lifeIDs, planted: plantedFiles, told: map[ID]Digest{}}
+			w := &workload{t: t, random: rand.New(rand.NewPCG(uint64(seed), 0)), versions: versions, ids: workloadIDs, unmanaged: unmanagedFiles, reported: map[ID]Digest{}}
 			v := newVolumeDisk(t, f)
-			plant(t, v, l.planted)
-			l.start(v)
+			plant(t, v, w.unmanaged)
+			w.start(v)
 			for cut := range uint64(3) {
-				at := 1 + l.random.IntN(70)
-				l.v.Restart()
-				l.v.Plan(func(op faultfs.Op) error {
+				at := 1 + w.random.IntN(70)
+				w.v.Restart()
+				w.v.Plan(func(op faultfs.Op) error {
 					if op.Nth == at {
 						return faultfs.ErrStop
 					}
 					return nil
 				})
-				err := l.live(5)
-				if err != nil && len(changesOf(l.v)) < at {
-					l.fatalf("after %d changes: %v", len(changesOf(l.v)), err)
+				err := w.randomSteps(5)
+				if err != nil && len(changesOf(w.v)) < at {
+					w.fatalf("after %d changes: %v", len(changesOf(w.v)), err)
 				}
-				l.note("cut at change %d of %d: %v", at, len(changesOf(l.v)), err)
-				after := l.v.Survive(uint64(seed)*100 + cut)
-				l.end()
-				l.v.Close()
-				l.start(after)
-				l.checkAfterCut()
+				w.note("cut at change %d of %d: %v", at, len(changesOf(w.v)), err)
+				after := w.v.Survive(uint64(seed)*100 + cut)
+				w.end()
+				w.v.Close()
+				w.start(after)
+				w.checkAfterCrash()
 			}
-			l.end()
-			l.v.Close()
+			w.end()
+			w.v.Close()
 		})
 	}
 }
 
-// TestVerifiedFileIsDurable adopts a file that somebody wrote and did not sync. The
-// record that it is right must not outlive it.
+// TestVerifiedFileIsDurable adopts a file that another program wrote and did not sync. The record
+// must not be more durable than the file.
 func TestVerifiedFileIsDurable(t *testing.T) {
 	f := faultfs.Mount(t)
 	image := sparseImage(ChunkSize + 512)
@@ -195,15 +194,15 @@ func TestVerifiedFileIsDurable(t *testing.T) {
 		after := v.Survive(seed)
 		got, err := os.ReadFile(filepath.Join(after.Path(), testID.file(imageFile)))
 		if err != nil || !bytes.Equal(got, image) {
-			t.Errorf("seed %d: the file is not what was verified (error %v)", seed, err)
+			t.Errorf("seed %d: the file does not have the verified bytes (error %v)", seed, err)
 		}
 		after.Close()
 	}
 }
 
-// TestPartIsOfItsOrigin cuts the power while a part is begun anew from another
-// origin. What counts of it afterwards is of the origin that it names.
-func TestPartIsOfItsOrigin(t *testing.T) {
+// TestPartMatchesItsSourceAfterPowerCut cuts the power in a Begin with another source. The bytes
+// that a resume keeps must be of the recorded source.
+func TestPartMatchesItsSourceAfterPowerCut(t *testing.T) {
 	t.Parallel()
 	f := faultfs.Mount(t)
 	versions := testVersions(2*ChunkSize, 3*ChunkSize)
@@ -213,10 +212,10 @@ func TestPartIsOfItsOrigin(t *testing.T) {
 	}
 	for at := 1; ; at++ {
 		v := newVolumeDisk(t, f)
-		l := &life{t: t, random: rand.New(rand.NewPCG(1, uint64(at))), versions: versions}
-		l.start(v)
+		w := &workload{t: t, random: rand.New(rand.NewPCG(1, uint64(at))), versions: versions}
+		w.start(v)
 		fillFrom := func(v version) error {
-			p, err := l.d.OpenPart(context.Background(), testID, PartOptions{})
+			p, err := w.d.OpenPart(context.Background(), testID, PartOptions{})
 			if err != nil {
 				return err
 			}
@@ -228,7 +227,7 @@ func TestPartIsOfItsOrigin(t *testing.T) {
 			return err
 		}
 		if err := fillFrom(versions[0]); err != nil {
-			l.fatalf("fill: %v", err)
+			w.fatalf("fill: %v", err)
 		}
 		v.SyncAll()
 		v.Restart()
@@ -239,27 +238,27 @@ func TestPartIsOfItsOrigin(t *testing.T) {
 			return nil
 		})
 		err := fillFrom(versions[1])
-		l.note("cut at change %d: %v", at, err)
-		l.end()
+		w.note("cut at change %d: %v", at, err)
+		w.end()
 		for seed := range uint64(outcomes) {
 			after := v.Survive(seed)
 			if seed == 0 {
 				after = v.SurviveNothing()
 			}
-			l.start(after)
-			p := openPart(t, l.d, PartOptions{})
+			w.start(after)
+			p := openPart(t, w.d, PartOptions{})
 			i := slices.IndexFunc(versions, func(v version) bool { return v.etag == p.Source().ETag })
-			got, err := os.ReadFile(imagePath(l.d, partFile))
+			got, err := os.ReadFile(imagePath(w.d, partFile))
 			if err != nil || int64(len(got)) != p.Offset() || !bytes.Equal(got, versions[i].bytes[:len(got)]) {
-				l.fatalf("seed %d: part of %s is at %d and has other bytes (error %v)", seed, p.Source().ETag, p.Offset(), err)
+				w.fatalf("seed %d: partial file of %s is at %d and has other bytes (error %v)", seed, p.Source().ETag, p.Offset(), err)
 			}
 			p.Close()
-			l.end()
+			w.end()
 			after.Close()
 		}
 		v.Close()
 		if err == nil {
-			return // it came to its end before
+			return // at is after the last change
 		}
 	}
 }

@@ -35,14 +35,14 @@ func TestSend(t *testing.T) {
 	tests := []struct {
 		name     string
 		from, to int64
-		pieces   int // 0: it is refused
+		pieces   int // -1: an error
 	}{
 		{"all", 0, size, 4},
 		{"nothing", 5, 5, 0},
 		{"a chunk", ChunkSize, 2 * ChunkSize, 1},
-		{"a piece over a border", ChunkSize - 7, ChunkSize + 9, 2},
+		{"a range over a chunk border", ChunkSize - 7, ChunkSize + 9, 2},
 		{"the last byte", size - 1, size, 1},
-		{"a byte behind the end", size, size + 1, -1},
+		{"a byte after the end", size, size + 1, -1},
 		{"a byte before the start", -1, 5, -1},
 		{"backwards", 9, 8, -1},
 	}
@@ -62,18 +62,18 @@ func TestSend(t *testing.T) {
 				t.Errorf("%d bytes in %d pieces, error %v", got.Len(), pieces, err)
 			}
 			if err := r.Send(&got, 0, 512, nil); err != nil || !bytes.Equal(got.Bytes()[test.to-test.from:], image[:512]) {
-				t.Errorf("once more: error %v", err)
+				t.Errorf("again: error %v", err)
 			}
 		})
 	}
 	boom := errors.New("boom")
 	if err := openImageOf(t, d).Send(io.Discard, 0, size, func() error { return boom }); !errors.Is(err, boom) {
-		t.Errorf("error is %v, want that of before", err)
+		t.Errorf("error is %v, want the error of before", err)
 	}
 }
 
-// overHTTP returns the image as a peer gets it.
-func overHTTP(t *testing.T, d *Disk) []byte {
+// readOverHTTP reads the image as a peer does.
+func readOverHTTP(t *testing.T, d *Disk) []byte {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		r, err := d.Open(testID)
@@ -88,19 +88,19 @@ func overHTTP(t *testing.T, d *Disk) []byte {
 		}
 	}))
 	defer server.Close() // waits for the handler
-	answer, err := server.Client().Get(server.URL)
+	response, err := server.Client().Get(server.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer answer.Body.Close()
-	got, err := io.ReadAll(answer.Body)
+	defer response.Body.Close()
+	got, err := io.ReadAll(response.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return got
 }
 
-// read returns the image as another image of this disk is made of it.
+// read reads the image as a job on this node does.
 func read(t *testing.T, d *Disk) []byte {
 	t.Helper()
 	r := openImageOf(t, d)
@@ -111,43 +111,43 @@ func read(t *testing.T, d *Disk) []byte {
 	return got
 }
 
-// TestReadingLeavesThePageCache reads an image of which others have some pages. Those
-// stay, and no others come, but what the network had to the last: that goes with the
-// next reader.
-func TestReadingLeavesThePageCache(t *testing.T) {
+// TestReadingKeepsPageCache reads an image while some of its pages are cached. These stay, and no
+// other pages do, except for the last ones that the network still sends: the next reader drops
+// them.
+func TestReadingKeepsPageCache(t *testing.T) {
 	const size = 24 << 20
 	image := bytes.Repeat(randomBlock()[:ChunkSize], size/ChunkSize)
-	for name, read := range map[string]func(*testing.T, *Disk) []byte{"sent": overHTTP, "read": read} {
-		for others, pages := range map[string]func(int64) bool{
+	for name, read := range map[string]func(*testing.T, *Disk) []byte{"sent": readOverHTTP, "read": read} {
+		for cached, pages := range map[string]func(int64) bool{
 			"nothing":    func(int64) bool { return false },
 			"all":        func(int64) bool { return true },
 			"some pages": func(n int64) bool { return n%7 == 0 || n%1000 < 100 },
 		} {
-			if race.Enabled && others != "some pages" {
+			if race.Enabled && cached != "some pages" {
 				continue
 			}
-			t.Run(name+"/"+others, func(t *testing.T) {
+			t.Run(name+"/"+cached, func(t *testing.T) {
 				d := newDisk(t)
 				readyImage(t, d, image)
-				has(t, imagePath(d, imageFile), pages)
+				setCached(t, imagePath(d, imageFile), pages)
 				before := residency(t, imagePath(d, imageFile))
 				if got := read(t, d); !bytes.Equal(got, image) {
-					t.Fatal("other bytes came")
+					t.Fatal("the bytes differ")
 				}
-				gone, come := difference(before, residency(t, imagePath(d, imageFile)))
-				t.Logf("%d of %d pages are gone, %d have come", gone, len(before), come)
-				few := len(before) / 64 // which the kernel may take, or not give back at once
-				if gone > few {
-					t.Error("that is too much")
+				dropped, added := difference(before, residency(t, imagePath(d, imageFile)))
+				t.Logf("%d of %d pages were dropped, %d were added", dropped, len(before), added)
+				few := len(before) / 64 // the kernel may drop some pages itself, or drop some late
+				if dropped > few {
+					t.Error("too many pages were dropped")
 				}
-				for began := time.Now(); gone+come > few; {
-					receive(t)
+				for began := time.Now(); dropped+added > few; {
+					receiveOnAllProcessors(t)
 					if err := openImageOf(t, d).Close(); err != nil {
 						t.Fatal(err)
 					}
-					gone, come = difference(before, residency(t, imagePath(d, imageFile)))
+					dropped, added = difference(before, residency(t, imagePath(d, imageFile)))
 					if time.Since(began) > 10*time.Second {
-						t.Fatalf("%d of %d pages are gone, %d have come", gone, len(before), come)
+						t.Fatalf("%d of %d pages were dropped, %d were added", dropped, len(before), added)
 					}
 				}
 			})
@@ -155,9 +155,9 @@ func TestReadingLeavesThePageCache(t *testing.T) {
 	}
 }
 
-// receive has each processor receive something: until then, the kernel keeps there what
-// it received before, with the pages.
-func receive(t *testing.T) {
+// receiveOnAllProcessors makes each processor receive something. Until then, the kernel keeps the
+// last received data of each processor, with its pages.
+func receiveOnAllProcessors(t *testing.T) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -175,12 +175,12 @@ func receive(t *testing.T) {
 	all.Wait()
 }
 
-// TestSendLetsGoAsItGoes looks into the page cache while a large image is sent.
-func TestSendLetsGoAsItGoes(t *testing.T) {
+// TestSendBoundsPageCache checks the page cache while a large image is sent.
+func TestSendBoundsPageCache(t *testing.T) {
 	const size = 48 << 20
 	d := newDisk(t)
 	readyImage(t, d, bytes.Repeat(randomBlock()[:ChunkSize], size/ChunkSize))
-	has(t, imagePath(d, imageFile), func(int64) bool { return false })
+	setCached(t, imagePath(d, imageFile), func(int64) bool { return false })
 	var most int64
 	err := openImageOf(t, d).Send(io.Discard, 0, size, func() error {
 		most = max(most, resident(t, imagePath(d, imageFile)))
@@ -191,8 +191,8 @@ func TestSendLetsGoAsItGoes(t *testing.T) {
 	}
 }
 
-// has leaves those pages of a file in the page cache.
-func has(t *testing.T, name string, pages func(n int64) bool) {
+// setCached leaves exactly these pages of a file in the page cache.
+func setCached(t *testing.T, name string, pages func(n int64) bool) {
 	t.Helper()
 	f, err := os.Open(name)
 	if err != nil {
@@ -202,7 +202,7 @@ func has(t *testing.T, name string, pages func(n int64) bool) {
 	if err := dropCache(f); err != nil {
 		t.Fatal(err)
 	}
-	p := newCachedPages(f, 0, nil) // for it turns reading ahead off
+	p := newCachedPages(f, 0, nil) // turns read-ahead off
 	size := int64(os.Getpagesize())
 	info, err := f.Stat()
 	if err != nil {
@@ -218,20 +218,20 @@ func has(t *testing.T, name string, pages func(n int64) bool) {
 	}
 }
 
-func difference(before, after []bool) (gone, come int) {
+func difference(before, after []bool) (dropped, added int) {
 	for i := range before {
 		switch {
 		case before[i] && !after[i]:
-			gone++
+			dropped++
 		case !before[i] && after[i]:
-			come++
+			added++
 		}
 	}
-	return gone, come
+	return dropped, added
 }
 
-// What one reader could not let go of stays known when another one closes that has nothing.
-func TestClosingForgetsNoPages(t *testing.T) {
+// Pages that one reader could not drop are not forgotten when another reader closes.
+func TestCloseKeepsRetainedPages(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, make([]byte, 4096))
 	first, second := openImageOf(t, d), openImageOf(t, d)
@@ -240,11 +240,11 @@ func TestClosingForgetsNoPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := d.retained.take(testID, first.chunks.before.Inode); len(left) != 1 {
-		t.Errorf("%v is left", left)
+		t.Errorf("retained pages are %v, want one span", left)
 	}
 }
 
-func TestCheckedGivesOnlyWhatItWas(t *testing.T) {
+func TestVerifyingReaderRefusesDamagedChunk(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(6*ChunkSize + 1024)
 	readyImage(t, d, image)

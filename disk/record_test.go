@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// wholeRecord has every field set.
+// wholeRecord returns a record with every field set.
 func wholeRecord() Record {
 	at := time.Date(2026, 11, 20, 9, 0, 0, 5, time.UTC)
 	return Record{
@@ -21,11 +21,11 @@ func wholeRecord() Record {
 	}
 }
 
-func TestRecordComesBackWhole(t *testing.T) {
+func TestRecordRoundTrip(t *testing.T) {
 	want := wholeRecord()
 	for v, i := reflect.ValueOf(want), 0; i < v.NumField(); i++ {
 		if v.Field(i).IsZero() {
-			t.Errorf("%s is not tried", v.Type().Field(i).Name)
+			t.Errorf("wholeRecord does not set %s", v.Type().Field(i).Name)
 		}
 	}
 	data, err := json.Marshal(want)
@@ -43,7 +43,7 @@ func TestParseRecord(t *testing.T) {
 		name, text string
 		good       bool
 	}{
-		{"the least", `{"owner":"backing-image-manager"}`, true},
+		{"only an owner", `{"owner":"backing-image-manager"}`, true},
 		{"digests", `{"owner":"backing-image-manager","sha512":"` + sum512 + `","sha256":"` + sum256 + `"}`, true},
 		{"unknown keys", `{"owner":"backing-image-manager","new":[{}]}`, true},
 		{"no bytes", ``, false},
@@ -53,10 +53,10 @@ func TestParseRecord(t *testing.T) {
 		{"an empty object", `{}`, false},
 		{"another owner", `{"owner":"somebody"}`, false},
 		{"a digest that is short", `{"owner":"backing-image-manager","sha512":"abcd"}`, false},
-		{"digests of the other kind", `{"owner":"backing-image-manager","sha512":"` + sum256 + `"}`, false},
-		{"digests of the other kind", `{"owner":"backing-image-manager","sha256":"` + sum512 + `"}`, false},
-		{"digests of the other kind", `{"owner":"backing-image-manager","chunks":"` + sum512 + `"}`, false},
-		{"a time that is none", `{"owner":"backing-image-manager","lastUsed":"yesterday"}`, false},
+		{"a digest of the other algorithm", `{"owner":"backing-image-manager","sha512":"` + sum256 + `"}`, false},
+		{"a digest of the other algorithm", `{"owner":"backing-image-manager","sha256":"` + sum512 + `"}`, false},
+		{"a digest of the other algorithm", `{"owner":"backing-image-manager","chunks":"` + sum512 + `"}`, false},
+		{"a time that is not valid", `{"owner":"backing-image-manager","lastUsed":"yesterday"}`, false},
 		{"a wrong type", `{"owner":"backing-image-manager","evidence":7}`, false},
 		{"two of them", `{"owner":"backing-image-manager"}{"owner":"backing-image-manager"}`, false},
 	} {
@@ -66,8 +66,8 @@ func TestParseRecord(t *testing.T) {
 	}
 }
 
-// TestRecordWithoutChecksumVouchesForNothing has evidence that fits and no digest.
-func TestRecordWithoutChecksumVouchesForNothing(t *testing.T) {
+// TestRecordWithoutDigestIsNotReady has valid evidence and no digest.
+func TestRecordWithoutDigestIsNotReady(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	if err := d.Update(testID, func(r *Record) { r.SHA512 = Digest{} }); err != nil {
@@ -78,8 +78,8 @@ func TestRecordWithoutChecksumVouchesForNothing(t *testing.T) {
 	}
 }
 
-// FuzzParseRecord holds for any bytes: no panic, only what is ours, digests of
-// their kind, and what was read is written so that it reads the same.
+// FuzzParseRecord checks for any bytes: no panic, the owner is this program, each digest has its
+// algorithm, and the record that was parsed survives a round trip.
 func FuzzParseRecord(f *testing.F) {
 	d := newDisk(f)
 	readyImage(f, d, sparseImage(ChunkSize))

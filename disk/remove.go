@@ -29,7 +29,7 @@ func (f imageFolder) checkUnused(file string) error {
 	if reason, inUse := f.disk.Users().InUse(f.id); inUse {
 		return &InUseError{ID: f.id, Reason: reason}
 	}
-	if reason, open := f.disk.fileOpen(file); open {
+	if reason, open := f.disk.leases.fileOpen(f.disk.root, file); open {
 		return &InUseError{ID: f.id, Reason: reason}
 	}
 	return nil
@@ -100,23 +100,20 @@ func removeOwnFiles(root *os.Root, folder string) error {
 
 // restoreRemoved renames folders back whose removal a crash interrupted. The next plan
 // decides about what is left of such an image.
-func (d *Disk) restoreRemoved() error {
-	if err := checkFolder(d.root, imagesFolder); err != nil {
-		return err
-	}
-	entries, err := fs.ReadDir(d.root.FS(), imagesFolder)
+func restoreRemoved(root *os.Root) error {
+	entries, err := imageEntries(root)
 	if err != nil {
-		return ignoreMissing(err)
+		return err
 	}
 	for _, e := range entries {
 		name, removing := strings.CutPrefix(e.Name(), removingPrefix)
 		if _, err := ParseID(name); !removing || !e.IsDir() || err != nil {
 			continue
 		}
-		if _, err := d.root.Lstat(path.Join(imagesFolder, name)); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := root.Lstat(path.Join(imagesFolder, name)); !errors.Is(err, fs.ErrNotExist) {
 			continue // the image was created again: the old folder is listed as unmanaged
 		}
-		if err := renameDurably(d.root, path.Join(imagesFolder, e.Name()), path.Join(imagesFolder, name)); err != nil {
+		if err := renameDurably(root, path.Join(imagesFolder, e.Name()), path.Join(imagesFolder, name)); err != nil {
 			return err
 		}
 	}

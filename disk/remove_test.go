@@ -18,7 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// readyImage makes a ready image of the disk.
+// readyImage makes a ready copy.
 func readyImage(t testing.TB, d *Disk, image []byte) {
 	t.Helper()
 	p := openPart(t, d, PartOptions{})
@@ -28,9 +28,9 @@ func readyImage(t testing.TB, d *Disk, image []byte) {
 	}
 }
 
-// TestRemovePutsBackWhatItCannotDelete has a file that the file system does not
-// give up. Its users find it where it was.
-func TestRemovePutsBackWhatItCannotDelete(t *testing.T) {
+// TestRemoveRestoresFolderAfterDeleteError has a file that cannot be deleted. Its users must find it
+// under its name.
+func TestRemoveRestoresFolderAfterDeleteError(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	immutable(t, imagePath(d, imageFile))
@@ -38,11 +38,11 @@ func TestRemovePutsBackWhatItCannotDelete(t *testing.T) {
 		t.Fatal("an immutable file was removed")
 	}
 	if c := d.Stat(testID); c.Size != ChunkSize || !c.Owned {
-		t.Errorf("the image is not where it was: %+v", c)
+		t.Errorf("the image is not under its name: %+v", c)
 	}
 }
 
-// immutable makes a file one that nobody may delete, until the test ends.
+// immutable makes a file immutable until the test ends.
 func immutable(t testing.TB, name string) {
 	t.Helper()
 	const flag = 0x10 // FS_IMMUTABLE_FL
@@ -68,7 +68,7 @@ func immutable(t testing.TB, name string) {
 	})
 }
 
-func TestRemoveLeavesWhatIsUsed(t *testing.T) {
+func TestRemoveKeepsImageInUse(t *testing.T) {
 	for name, use := range map[string]func(t *testing.T, d *Disk){
 		"replica": func(t *testing.T, d *Disk) {
 			replica(t, d, "v-1a2b3c4d", "/disk/backing-images/"+testID.String()+"/backing")
@@ -101,9 +101,9 @@ func TestRemoveLeavesWhatIsUsed(t *testing.T) {
 	}
 }
 
-// TestRemoveLeavesWhatIsNotOurs has an image without a record, or with one that cannot
-// be read at the moment. Whoever asked was wrong about it, or knows too little.
-func TestRemoveLeavesWhatIsNotOurs(t *testing.T) {
+// TestRemoveKeepsImageWithoutRecord has an image without a record, or with one that cannot be read at
+// the moment.
+func TestRemoveKeepsImageWithoutRecord(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	v.Plan(fails("read", recordFile, syscall.EIO))
@@ -122,9 +122,9 @@ func TestRemoveLeavesWhatIsNotOurs(t *testing.T) {
 	}
 }
 
-// TestRemoveLooksAgain lets users come while an image is on its way out: either
-// they come too late, or the image is back as it was.
-func TestRemoveLooksAgain(t *testing.T) {
+// TestRemoveFindsUserAfterRename adds a user while Remove runs: either it is too late, or the image
+// is restored.
+func TestRemoveFindsUserAfterRename(t *testing.T) {
 	users := map[string]func(d *Disk, id ID, aside string) error{
 		"replica": func(d *Disk, id ID, _ string) error {
 			return writeReplica(d, "vol1", id)
@@ -143,18 +143,18 @@ func TestRemoveLooksAgain(t *testing.T) {
 			const tries = 200
 			for range tries {
 				readyImage(t, d, sparseImage(ChunkSize))
-				if comeDuringRemoval(t, d, id, use) {
+				if useDuringRemove(t, d, id, use) {
 					return
 				}
 			}
-			t.Fatalf("nobody came in time in %d tries", tries)
+			t.Fatalf("no user was in time in %d tries", tries)
 		})
 	}
 }
 
-// comeDuringRemoval removes an image and uses it as soon as its folder is aside. It
-// reports whether the user came in time.
-func comeDuringRemoval(t *testing.T, d *Disk, id ID, use func(*Disk, ID, string) error) bool {
+// useDuringRemove removes an image and uses it as soon as its folder is renamed. It reports whether
+// the user kept the image.
+func useDuringRemove(t *testing.T, d *Disk, id ID, use func(*Disk, ID, string) error) bool {
 	t.Helper()
 	aside := filepath.Join(d.Path(), imagesFolder, removingPrefix+id.String())
 	removed := make(chan error, 1)
@@ -164,10 +164,10 @@ func comeDuringRemoval(t *testing.T, d *Disk, id ID, use func(*Disk, ID, string)
 			break
 		}
 		if _, err := os.Lstat(filepath.Join(d.Path(), id.folder())); errors.Is(err, fs.ErrNotExist) {
-			break // aside now, or gone
+			break // renamed or removed
 		}
 	}
-	came := use(d, id, aside)
+	useErr := use(d, id, aside)
 	err := <-removed
 	if err == nil {
 		if state := d.Stat(id).State; state != Pending {
@@ -178,11 +178,11 @@ func comeDuringRemoval(t *testing.T, d *Disk, id ID, use func(*Disk, ID, string)
 		}
 		return false
 	}
-	if _, inUse := errors.AsType[*InUseError](err); !inUse || came != nil {
-		t.Fatalf("Remove: %v; the user: %v", err, came)
+	if _, inUse := errors.AsType[*InUseError](err); !inUse || useErr != nil {
+		t.Fatalf("Remove: %v; the user: %v", err, useErr)
 	}
 	if c := d.Stat(id); c.State != Ready {
-		t.Fatalf("the image is %s (%s) after a user kept it from its removal", c.State, c.Message)
+		t.Fatalf("the image is %s (%s) after a user prevented its removal", c.State, c.Message)
 	}
 	return true
 }
@@ -200,9 +200,9 @@ func writeReplica(d *Disk, volume string, id ID) error {
 	return os.Rename(tmp, filepath.Join(dir, "volume.meta"))
 }
 
-// TestLockPutsBack: what a crash left on its way out is an image again, or what was
-// left of it, and is not taken for another one.
-func TestLockPutsBack(t *testing.T) {
+// TestLockRestoresInterruptedRemoval has a folder that Remove renamed before a crash. It is not listed
+// as an image until Lock restores it.
+func TestLockRestoresInterruptedRemoval(t *testing.T) {
 	d, id := newDisk(t), testID
 	readyImage(t, d, sparseImage(ChunkSize))
 	aside := filepath.Join(d.Path(), imagesFolder, removingPrefix+id.String())
@@ -210,7 +210,7 @@ func TestLockPutsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if l, err := d.List(); err != nil || len(l.Copies) > 0 || len(l.Unmanaged) != 1 {
-		t.Fatalf("a folder on its way out is listed as %+v, %v", l, err)
+		t.Fatalf("a folder under removal is listed as %+v, %v", l, err)
 	}
 	unlock, err := d.Lock()
 	if err != nil {
@@ -218,13 +218,13 @@ func TestLockPutsBack(t *testing.T) {
 	}
 	defer unlock()
 	if c := d.Stat(id); c.State != Ready {
-		t.Fatalf("the image is %s (%s) after it was put back", c.State, c.Message)
+		t.Fatalf("the image is %s (%s) after Lock", c.State, c.Message)
 	}
 }
 
-// TestRemovalThatCannotBeSynced has a disk that fails when the folder was just
-// renamed aside. Users and the next try find the image where it was.
-func TestRemovalThatCannotBeSynced(t *testing.T) {
+// TestRemoveRestoresFolderAfterSyncError has a disk that fails right after the rename. Users and the
+// next attempt must find the image under its name.
+func TestRemoveRestoresFolderAfterSyncError(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	v.Plan(func(op faultfs.Op) error {
@@ -239,18 +239,18 @@ func TestRemovalThatCannotBeSynced(t *testing.T) {
 		t.Errorf("error is %v, want EIO", err)
 	}
 	if c := d.Stat(testID); c.Size != ChunkSize {
-		t.Errorf("the image is not under its name any more: %+v", c)
+		t.Errorf("the image is not under its name: %+v", c)
 	}
 	if err := d.Remove(testID); err != nil {
-		t.Errorf("the next try: %v", err)
+		t.Errorf("the next attempt: %v", err)
 	}
 }
 
 var metaOfUser = []byte(`{"Size":1048576,"BackingFilePath":"/host/disk/backing-images/` + testID.String() + `/backing"}`)
 
-// TestReplicaThatComesDuringRemove makes a replica before each operation of a
-// removal. One that was there at the last look keeps its image.
-func TestReplicaThatComesDuringRemove(t *testing.T) {
+// TestRemoveFindsReplicaAddedAtEveryOperation adds a replica before each file operation of Remove. A
+// replica that exists at the last check keeps its image.
+func TestRemoveFindsReplicaAddedAtEveryOperation(t *testing.T) {
 	t.Parallel()
 	f := faultfs.Mount(t)
 	image := sparseImage(4096)
@@ -271,23 +271,23 @@ func TestReplicaThatComesDuringRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	ops := v.Trace()
-	lastLook := 0
+	lastCheck := 0
 	for i, op := range ops {
-		if op.Kind == "list" && op.Path == replicaFolder && op.N%2 == 1 { // the even ones ask whether there is more
-			lastLook = i
+		if op.Kind == "list" && op.Path == replicaFolder && op.N%2 == 1 { // the even ones read the end of the list
+			lastCheck = i
 		}
 	}
-	if !slices.ContainsFunc(ops[:lastLook], func(op faultfs.Op) bool { return op.Kind == "rename" }) {
-		t.Fatalf("the last look is before the folder is aside: %v", ops)
+	if !slices.ContainsFunc(ops[:lastCheck], func(op faultfs.Op) bool { return op.Kind == "rename" }) {
+		t.Fatalf("the last check is before the rename: %v", ops)
 	}
 	var kept atomic.Int64
-	before := 0 // the last look
+	before := 0 // the last check
 	t.Run("during", func(t *testing.T) {
 		for i, op := range ops {
-			if race.Enabled && i%8 != lastLook%8 {
+			if race.Enabled && i%8 != lastCheck%8 {
 				continue
 			}
-			if i <= lastLook {
+			if i <= lastCheck {
 				before++
 			}
 			t.Run(op.String(), func(t *testing.T) {
@@ -302,7 +302,7 @@ func TestReplicaThatComesDuringRemove(t *testing.T) {
 				err := d.Remove(testID)
 				c := d.Stat(testID)
 				switch {
-				case i > lastLook: // nobody could know
+				case i > lastCheck: // too late
 				case !isA[*InUseError](err) || c.State == Pending:
 					t.Errorf("error is %v, and the copy is %+v", err, c)
 				default:
@@ -319,9 +319,9 @@ func TestReplicaThatComesDuringRemove(t *testing.T) {
 	}
 }
 
-// TestUserThatComesDuringRemove does what a replica does that starts: it writes its
-// metadata and then opens the image. Once it has it open, the image stays.
-func TestUserThatComesDuringRemove(t *testing.T) {
+// TestRemoveRacesWithStartingReplica does what a replica does at its start: it writes its metadata and
+// then opens the image. If it could open the image, the image must stay.
+func TestRemoveRacesWithStartingReplica(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t)
 	image := sparseImage(4096)
@@ -353,7 +353,7 @@ func TestUserThatComesDuringRemove(t *testing.T) {
 		c := d.Stat(testID)
 		switch {
 		case f != nil && (c.State == Pending || !isA[*InUseError](err)):
-			t.Errorf("round %d: a user has it open, error is %v, copy is %+v", i, err, c)
+			t.Errorf("round %d: a user has the image open, error is %v, copy is %+v", i, err, c)
 		case err != nil && !isA[*InUseError](err):
 			t.Errorf("round %d: %v", i, err)
 		}
@@ -372,11 +372,11 @@ func TestUserThatComesDuringRemove(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d users got the image, %d came too late", got, removed)
+	t.Logf("%d users opened the image, %d were too late", got, removed)
 }
 
-// TestRemoveLeavesForeignFiles has something in the folder that is not ours.
-func TestRemoveLeavesForeignFiles(t *testing.T) {
+// TestRemoveKeepsUnmanagedFiles has files of other programs in the folder.
+func TestRemoveKeepsUnmanagedFiles(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	if err := os.MkdirAll(imagePath(d, "theirs/backing"), 0o755); err != nil {
@@ -386,12 +386,12 @@ func TestRemoveLeavesForeignFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := d.Remove(testID); err == nil {
-		t.Error("nothing is said about the files that stay")
+		t.Error("no error about the files that stay")
 	}
 	got := strings.Join(tree(t, filepath.Join(d.Path(), imagesFolder)), "\n")
 	for _, name := range []string{"theirs/backing", "backing.tmp"} {
 		if !strings.Contains(got, testID.String()+"/"+name) {
-			t.Errorf("%s is gone:\n%s", name, got)
+			t.Errorf("%s was removed:\n%s", name, got)
 		}
 	}
 	if c := d.Stat(testID); c.State != Pending || c.Owned {

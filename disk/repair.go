@@ -27,7 +27,7 @@ type FetchChunk func(ctx context.Context, n int64, hash ChunkHash, buf []byte) (
 // After any error a failed copy is not ready, nor is a ready copy that turned out to be
 // damaged. Chunks that were repaired stay repaired.
 func (d *Disk) Repair(ctx context.Context, id ID, want Digest, fetch FetchChunk, progress func(int64)) (Copy, error) {
-	r, err := d.openRepair(id, want)
+	r, err := openRepair(d.image(id), want)
 	if err != nil {
 		return Copy{}, fmt.Errorf("repair %s: %w", id, err)
 	}
@@ -68,19 +68,19 @@ type repair struct {
 	writer    imageWriter
 }
 
-func (d *Disk) openRepair(id ID, want Digest) (*repair, error) {
-	c := d.Stat(id)
+func openRepair(f imageFolder, want Digest) (*repair, error) {
+	d := f.disk
+	c := d.Stat(f.id)
 	if c.State != Failed && c.State != Ready || c.SHA512.IsZero() {
 		return nil, fmt.Errorf("it is %s and has no established digest", c.State)
 	}
 	if want.Algorithm() == SHA512 && want != c.SHA512 {
 		return nil, fmt.Errorf("it never was the declared image: %w", &ChecksumError{Want: want, Got: c.SHA512})
 	}
-	m, err := d.Manifest(id)
+	m, err := d.Manifest(f.id)
 	if err != nil {
 		return nil, err
 	}
-	f := d.image(id)
 	r := &repair{folder: f, want: want, manifest: m}
 	if r.record, _, err = f.readRecord(); err == nil {
 		r.reader, err = openChunkReader(d.root, f.file(imageFile))

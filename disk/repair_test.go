@@ -17,15 +17,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
-// peerWith is a fetch from a peer that has image, and remembers what it was asked for.
-func peerWith(image []byte, asked *[]int64) FetchChunk {
+// fetchFrom returns a FetchChunk that reads from image, and adds the chunks to fetched.
+func fetchFrom(image []byte, fetched *[]int64) FetchChunk {
 	return func(ctx context.Context, n int64, sum ChunkHash, buf []byte) (int, error) {
-		*asked = append(*asked, n)
+		*fetched = append(*fetched, n)
 		return copy(buf, image[n*ChunkSize:]), nil
 	}
 }
 
-// scribble writes to a file as a careless process would.
+// scribble overwrites bytes of a file.
 func scribble(t *testing.T, name string, data []byte, at int64) {
 	t.Helper()
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
@@ -38,7 +38,7 @@ func scribble(t *testing.T, name string, data []byte, at int64) {
 	}
 }
 
-// verifyFails has the image of testID read, and found wrong.
+// verifyFails verifies the image of testID and checks that it fails.
 func verifyFails(t *testing.T, d *Disk) {
 	t.Helper()
 	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
@@ -51,9 +51,9 @@ func TestRepair(t *testing.T) {
 	const length = 4*ChunkSize + 1024 // zeros are chunks 1 and 3
 	image := sparseImage(length)
 	tests := []struct {
-		name   string
-		damage func(t *testing.T, name string)
-		asks   []int64
+		name    string
+		damage  func(t *testing.T, name string)
+		fetches []int64
 	}{
 		{"a bit", func(t *testing.T, name string) { poke(t, name, 2*ChunkSize+77) }, []int64{2}},
 		{"the first and the last byte", func(t *testing.T, name string) {
@@ -79,20 +79,20 @@ func TestRepair(t *testing.T) {
 			was := d.Stat(testID)
 			test.damage(t, imagePath(d, imageFile))
 			verifyFails(t, d)
-			var asked []int64
+			var fetched []int64
 			var read int64
-			c, err := d.Repair(context.Background(), testID, was.SHA512, peerWith(image, &asked), func(n int64) { read += n })
+			c, err := d.Repair(context.Background(), testID, was.SHA512, fetchFrom(image, &fetched), func(n int64) { read += n })
 			if err != nil || c.State != Ready || c.SHA512 != was.SHA512 || c.ManifestDigest != was.ManifestDigest || !c.HasCfg {
 				t.Fatalf("repaired: %+v, error %v", c, err)
 			}
-			if !slices.Equal(asked, test.asks) || read != length {
-				t.Errorf("asked for chunks %v and told %d bytes, want %v and %d", asked, read, test.asks, int64(length))
+			if !slices.Equal(fetched, test.fetches) || read != length {
+				t.Errorf("fetched chunks %v and read %d bytes, want %v and %d", fetched, read, test.fetches, int64(length))
 			}
 			if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, image) {
 				t.Errorf("the file differs (error %v)", err)
 			}
 			if c.RealSize > was.RealSize+ChunkSize/16 {
-				t.Errorf("%d bytes are allocated, and were %d: holes were filled", c.RealSize, was.RealSize)
+				t.Errorf("%d bytes are allocated, before %d: holes were filled", c.RealSize, was.RealSize)
 			}
 			if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
 				t.Errorf("verified: %+v, error %v", c, err)
@@ -101,7 +101,7 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-func TestRepairRefuses(t *testing.T) {
+func TestRepairRefusesUnusableCopies(t *testing.T) {
 	t.Parallel()
 	image := sparseImage(3 * ChunkSize)
 	tests := []struct {
@@ -142,7 +142,7 @@ func TestRepairRefuses(t *testing.T) {
 			poke(t, imagePath(d, imageFile), 5)
 			verifyFails(t, d)
 		}, digest256(nil), isA[*ChecksumError]},
-		{"an image that somebody writes to", func(t *testing.T, d *Disk) {
+		{"an image that is open for writing", func(t *testing.T, d *Disk) {
 			poke(t, imagePath(d, imageFile), 5)
 			verifyFails(t, d)
 			f, err := os.OpenFile(imagePath(d, imageFile), os.O_WRONLY, 0)
@@ -158,20 +158,20 @@ func TestRepairRefuses(t *testing.T) {
 			readyImage(t, d, image)
 			test.prepare(t, d)
 			was := d.Stat(testID).State
-			var asked []int64
-			if c, err := d.Repair(context.Background(), testID, test.want, peerWith(image, &asked), func(int64) {}); !test.is(err) {
+			var fetched []int64
+			if c, err := d.Repair(context.Background(), testID, test.want, fetchFrom(image, &fetched), func(int64) {}); !test.is(err) {
 				t.Errorf("%+v, error %v", c, err)
 			}
 			if c := d.Stat(testID); c.State != was {
-				t.Errorf("it was %s and is %s", was, c.State)
+				t.Errorf("the copy was %s and is %s", was, c.State)
 			}
 		})
 	}
 }
 
-// TestRepairGoesOn has a peer that gives up, lies or is told to stop. What was repaired
-// until then is not asked for again, and no other read is needed.
-func TestRepairGoesOn(t *testing.T) {
+// TestRepairResumesAfterError interrupts a repair in different ways. Chunks that were repaired before
+// are not fetched again, and the copy need not be verified again.
+func TestRepairResumesAfterError(t *testing.T) {
 	t.Parallel()
 	image := sparseImage(7 * ChunkSize)
 	boom := errors.New("boom")
@@ -183,7 +183,7 @@ func TestRepairGoesOn(t *testing.T) {
 		{"an error", func(_ context.CancelFunc, buf []byte) (int, error) { return 0, boom }, boom},
 		{"other bytes", func(_ context.CancelFunc, buf []byte) (int, error) { return copy(buf, image[2*ChunkSize:]), nil }, nil},
 		{"too few", func(_ context.CancelFunc, buf []byte) (int, error) { return copy(buf, image[4*ChunkSize:][:512]), nil }, nil},
-		{"the end", func(cancel context.CancelFunc, buf []byte) (int, error) {
+		{"cancelled", func(cancel context.CancelFunc, buf []byte) (int, error) {
 			cancel()
 			return copy(buf, image[4*ChunkSize:]), nil
 		}, context.Canceled},
@@ -198,8 +198,8 @@ func TestRepairGoesOn(t *testing.T) {
 			verifyFails(t, d)
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
-			var asked []int64
-			good := peerWith(image, &asked)
+			var fetched []int64
+			good := fetchFrom(image, &fetched)
 			bad := func(ctx context.Context, n int64, sum ChunkHash, buf []byte) (int, error) {
 				if n == 4 {
 					return test.fetch(cancel, buf)
@@ -211,24 +211,24 @@ func TestRepairGoesOn(t *testing.T) {
 				t.Fatalf("error is %v", err)
 			}
 			if c := d.Stat(testID); c.State != Failed || c.ManifestDigest.IsZero() || !strings.Contains(c.Message, "checksum") {
-				t.Fatalf("in the middle: %+v", c)
+				t.Fatalf("after the interruption: %+v", c)
 			}
 			if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !slices.Contains([]byte{image[4*ChunkSize], image[4*ChunkSize] ^ 1}, got[4*ChunkSize]) ||
 				!bytes.Equal(got[4*ChunkSize+1:5*ChunkSize], image[4*ChunkSize+1:5*ChunkSize]) {
 				t.Errorf("other bytes were written (error %v)", err)
 			}
-			asked = nil
+			fetched = nil
 			c, err := d.Repair(context.Background(), testID, Digest{}, good, func(int64) {})
-			if err != nil || c.State != Ready || slices.Contains(asked, 2) {
-				t.Errorf("%+v, error %v; asked for %v", c, err, asked)
+			if err != nil || c.State != Ready || slices.Contains(fetched, 2) {
+				t.Errorf("%+v, error %v; fetched %v", c, err, fetched)
 			}
 		})
 	}
 }
 
-// TestRepairInUse has a reader, as a virtual machine is: it sees the right bytes as
-// soon as they are there. One that begins to write is noticed at the end.
-func TestRepairInUse(t *testing.T) {
+// TestRepairWithOpenReaders has a reader such as a virtual machine: it reads the repaired bytes. A
+// process that opens the file for writing is detected at the end.
+func TestRepairWithOpenReaders(t *testing.T) {
 	image := sparseImage(3*ChunkSize - 512)
 	d := newDisk(t)
 	readyImage(t, d, image)
@@ -251,13 +251,13 @@ func TestRepairInUse(t *testing.T) {
 	if bytes.Equal(mapped, image) {
 		t.Fatal("nothing is damaged")
 	}
-	var asked []int64
-	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, &asked), func(int64) {}); err != nil || c.State != Ready {
+	var fetched []int64
+	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
 		t.Fatalf("%+v, error %v", c, err)
 	}
 	got, err := io.ReadAll(user)
 	if err != nil || !bytes.Equal(got, image) || !bytes.Equal(mapped, image) {
-		t.Errorf("the user does not see the repaired bytes (error %v)", err)
+		t.Errorf("the reader does not get the repaired bytes (error %v)", err)
 	}
 	damage()
 	writer := func(ctx context.Context, n int64, sum ChunkHash, buf []byte) (int, error) {
@@ -272,12 +272,12 @@ func TestRepairInUse(t *testing.T) {
 		t.Errorf("with a writer: %+v, error %v", c, err)
 	}
 	if c := d.Stat(testID); c.State == Ready {
-		t.Error("it is ready while somebody writes to it")
+		t.Error("the copy is ready while a process writes to it")
 	}
 }
 
-// TestRepairedFileIsDurable cuts the power right after a repair. The record that it is
-// right must not outlive the bytes.
+// TestRepairedFileIsDurable cuts the power right after a repair. The record must not be more durable
+// than the bytes.
 func TestRepairedFileIsDurable(t *testing.T) {
 	d, v := faultyDisk(t)
 	image := sparseImage(3*ChunkSize - 512)
@@ -288,21 +288,21 @@ func TestRepairedFileIsDurable(t *testing.T) {
 		}
 	}
 	verifyFails(t, d)
-	var asked []int64
-	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, &asked), func(int64) {}); err != nil || c.State != Ready {
+	var fetched []int64
+	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
 		t.Fatalf("%+v, error %v", c, err)
 	}
 	after := v.SurviveNothing()
 	defer after.Close()
 	got, err := os.ReadFile(filepath.Join(after.Path(), testID.file(imageFile)))
 	if err != nil || !bytes.Equal(got, image) {
-		t.Errorf("the file is not what was repaired (error %v)", err)
+		t.Errorf("the file does not have the repaired bytes (error %v)", err)
 	}
 }
 
-// TestRepairVouchesForWhatItRead has somebody write, and be done with it, to a chunk
-// that has been read already.
-func TestRepairVouchesForWhatItRead(t *testing.T) {
+// TestRepairDetectsConcurrentWrite has a process that writes to a chunk that was read already, and
+// closes the file again.
+func TestRepairDetectsConcurrentWrite(t *testing.T) {
 	image := sparseImage(5 * ChunkSize)
 	d := newDisk(t)
 	readyImage(t, d, image)
@@ -316,13 +316,13 @@ func TestRepairVouchesForWhatItRead(t *testing.T) {
 		t.Errorf("%+v, error %v", c, err)
 	}
 	if c := d.Stat(testID); c.State != Unknown {
-		t.Errorf("after it: %+v", c)
+		t.Errorf("afterwards: %+v", c)
 	}
 }
 
-// TestRepairByAManifestOfOtherBytes makes each chunk right and not the whole. It must
-// not be tried again for ever.
-func TestRepairByAManifestOfOtherBytes(t *testing.T) {
+// TestRepairWithWrongManifestFails repairs every chunk, but not the whole image. The repair must not be
+// tried again for ever.
+func TestRepairWithWrongManifestFails(t *testing.T) {
 	image := sparseImage(3 * ChunkSize)
 	d := newDisk(t)
 	readyImage(t, d, image)
@@ -330,29 +330,29 @@ func TestRepairByAManifestOfOtherBytes(t *testing.T) {
 	verifyFails(t, d)
 	wrong := bytes.Clone(image)
 	wrong[5] ^= 4
-	sums := chunkHeader()
+	manifest := chunkHeader()
 	for piece := range slices.Chunk(wrong, ChunkSize) {
-		sum := HashChunk(piece)
-		sums = append(sums, sum[:]...)
+		hash := HashChunk(piece)
+		manifest = append(manifest, hash[:]...)
 	}
-	if err := os.WriteFile(imagePath(d, chunksFile), sums, 0o644); err != nil {
+	if err := os.WriteFile(imagePath(d, chunksFile), manifest, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Update(testID, func(r *Record) { r.ManifestDigest = digest256(sums[chunkHeaderSize:]) }); err != nil {
+	if err := d.Update(testID, func(r *Record) { r.ManifestDigest = digest256(manifest[chunkHeaderSize:]) }); err != nil {
 		t.Fatal(err)
 	}
-	var asked []int64
-	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(wrong, &asked), func(int64) {}); !isA[*ChecksumError](err) {
+	var fetched []int64
+	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(wrong, &fetched), func(int64) {}); !isA[*ChecksumError](err) {
 		t.Errorf("%+v, error %v", c, err)
 	}
 	if c := d.Stat(testID); c.State != Failed || !c.ManifestDigest.IsZero() {
-		t.Errorf("after it: %+v", c)
+		t.Errorf("afterwards: %+v", c)
 	}
 }
 
-// TestRepairOfUnreadableChunks has bad sectors, which are good again once they are
-// written to, and a disk that is beyond repair.
-func TestRepairOfUnreadableChunks(t *testing.T) {
+// TestRepairRewritesUnreadableChunks has a disk that cannot be written, and then bad sectors that can be
+// read again once they were written.
+func TestRepairRewritesUnreadableChunks(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 4)
 	d, v := faultyDisk(t)
 	readyImage(t, d, image)
@@ -367,30 +367,30 @@ func TestRepairOfUnreadableChunks(t *testing.T) {
 		}
 		return nil
 	})
-	var asked []int64
-	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, &asked), func(int64) {}); !errors.Is(err, syscall.EIO) {
+	var fetched []int64
+	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("%+v, error %v", c, err)
 	}
 	v.Restart()
 	reads := 0
 	v.Plan(func(op faultfs.Op) error {
 		if isImage(op) && op.Kind == "read" {
-			if reads++; reads == 4 { // chunk 0, again when it is written, chunk 1
+			if reads++; reads == 4 { // chunk 0, chunk 0 after its repair, chunk 1, chunk 2
 				return syscall.EIO
 			}
 		}
 		return nil
 	})
-	asked = nil
-	c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, &asked), func(int64) {})
-	if err != nil || c.State != Ready || !slices.Equal(asked, []int64{0, 2}) {
-		t.Errorf("%+v, error %v; asked for %v", c, err, asked)
+	fetched = nil
+	c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {})
+	if err != nil || c.State != Ready || !slices.Equal(fetched, []int64{0, 2}) {
+		t.Errorf("%+v, error %v; fetched %v", c, err, fetched)
 	}
 }
 
-// TestRepairOfAReadyImage has a bad sector in an image that nobody calls failed: it stays
-// ready whatever comes of the repair, and nothing else is written.
-func TestRepairOfAReadyImage(t *testing.T) {
+// TestRepairOfReadyImageWithMediaError has a bad sector in a ready image: it stays ready whether the
+// repair succeeds or not, and nothing else is written.
+func TestRepairOfReadyImageWithMediaError(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 4)
 	d, v := faultyDisk(t)
 	readyImage(t, d, image)
@@ -400,8 +400,8 @@ func TestRepairOfAReadyImage(t *testing.T) {
 		fetch FetchChunk
 		is    error
 	}{
-		{"nobody has it", func(context.Context, int64, ChunkHash, []byte) (int, error) { return 0, boom }, boom},
-		{"somebody has it", peerWith(image, new([]int64)), nil},
+		{"without a source", func(context.Context, int64, ChunkHash, []byte) (int, error) { return 0, boom }, boom},
+		{"with a source", fetchFrom(image, new([]int64)), nil},
 	} {
 		reads, writes := 0, 0
 		v.Plan(func(op faultfs.Op) error {
@@ -425,35 +425,35 @@ func TestRepairOfAReadyImage(t *testing.T) {
 		}
 	}
 	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
-		t.Errorf("in the end %+v, error %v", c, err)
+		t.Errorf("verified: %+v, error %v", c, err)
 	}
 }
 
-// TestRepairFindsAReadyImageWrong has bytes that rotted beside a sector that cannot be
-// read, which ended the verification before it could tell.
-func TestRepairFindsAReadyImageWrong(t *testing.T) {
+// TestRepairMarksDamagedReadyImageFailed has a ready image with wrong bytes and a sector that cannot be
+// read. Verify returned the read error, and not that the image is damaged.
+func TestRepairMarksDamagedReadyImageFailed(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 4)
 	d, v := faultyDisk(t)
 	readyImage(t, d, image)
 	if err := v.Flip(testID.file(imageFile), ChunkSize+5); err != nil {
 		t.Fatal(err)
 	}
-	rotten, err := d.image(testID).evidence(imageFile) // as if its times had not moved
+	evidence, err := d.image(testID).evidence(imageFile) // bit rot does not change it
 	if err == nil {
-		err = d.Update(testID, func(r *Record) { r.Evidence = &rotten })
+		err = d.Update(testID, func(r *Record) { r.Evidence = &evidence })
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	boom := errors.New("boom")
-	nobody := func(context.Context, int64, ChunkHash, []byte) (int, error) { return 0, boom }
-	if c, err := d.Repair(context.Background(), testID, Digest{}, nobody, func(int64) {}); !errors.Is(err, boom) {
+	unavailable := func(context.Context, int64, ChunkHash, []byte) (int, error) { return 0, boom }
+	if c, err := d.Repair(context.Background(), testID, Digest{}, unavailable, func(int64) {}); !errors.Is(err, boom) {
 		t.Errorf("%+v, error %v", c, err)
 	}
 	if c := d.Stat(testID); c.State != Failed || c.DamagedAt.IsZero() || c.ManifestDigest.IsZero() {
-		t.Errorf("with nobody who has the bytes: %+v", c)
+		t.Errorf("without a source: %+v", c)
 	}
-	if c, err := d.Repair(context.Background(), testID, Digest{}, peerWith(image, new([]int64)), func(int64) {}); err != nil || c.State != Ready {
-		t.Errorf("with somebody: %+v, error %v", c, err)
+	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, new([]int64)), func(int64) {}); err != nil || c.State != Ready {
+		t.Errorf("with a source: %+v, error %v", c, err)
 	}
 }

@@ -166,13 +166,18 @@ func isLink(root *os.Root, image string) bool {
 
 // FileOpen reports whether any process has the file of the image open, this process
 // included, and why it counts as open.
-func (d *Disk) FileOpen(id ID) (reason string, open bool) { return d.fileOpen(id.file(imageFile)) }
+func (d *Disk) FileOpen(id ID) (reason string, open bool) {
+	return d.leases.fileOpen(d.root, id.file(imageFile))
+}
 
-func (d *Disk) fileOpen(name string) (reason string, open bool) {
-	// One probe at a time: each of two probes of a file would find the other's descriptor.
-	d.leases.Lock()
-	defer d.leases.Unlock()
-	f, err := openRegular(d.root, name, os.O_RDONLY)
+// leaseProbe finds out by leases whether a file is open. It runs one probe at a time: each of
+// two probes of a file would find the descriptor of the other.
+type leaseProbe struct{ mu sync.Mutex }
+
+func (p *leaseProbe) fileOpen(root *os.Root, name string) (reason string, open bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f, err := openRegular(root, name, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", false
 	}

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// replica puts the metadata of a replica on the disk that lies on the file at
-// backing.
+// replica writes the metadata of a replica with this backing file.
 func replica(t testing.TB, d *Disk, name, backing string) {
 	t.Helper()
 	meta, err := json.Marshal(map[string]any{"Size": 1 << 20, "Head": "volume-head-000.img", "BackingFilePath": backing})
@@ -26,8 +25,8 @@ func replica(t testing.TB, d *Disk, name, backing string) {
 	}
 }
 
-// TestUsedByReplica has the ways in which a volume.meta names its backing file.
-// What it names cannot always be told; then everything counts as used.
+// TestUsedByReplica has the forms of a backing file's path in volume.meta. If a path does not name
+// an image, every image counts as in use.
 func TestUsedByReplica(t *testing.T) {
 	const folder = "parrot-6846a0b2"
 	for _, c := range []struct {
@@ -51,14 +50,14 @@ func TestUsedByReplica(t *testing.T) {
 		d := newDisk(t)
 		replica(t, d, "volume-1a2b3c4d", c.path)
 		if why, inUse := d.Users().InUse(testID); inUse != c.used {
-			t.Errorf("BackingFilePath %q: used is %q, want %v", c.path, why, c.used)
+			t.Errorf("BackingFilePath %q: in use: %q, want %v", c.path, why, c.used)
 		}
 	}
 }
 
-// TestOpenWhileUsersAreLookedFor opens an image in the moment in which somebody has the
-// lease by which its users are found out.
-func TestOpenWhileUsersAreLookedFor(t *testing.T) {
+// TestOpenWaitsForLeaseProbe opens an image while another process has a lease on it, as FileOpen
+// does for a moment.
+func TestOpenWaitsForLeaseProbe(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	f, err := os.Open(imagePath(d, imageFile))
@@ -102,7 +101,7 @@ func realMetas(t testing.TB) map[string][]byte {
 	return metas
 }
 
-func TestRealVolumeMetas(t *testing.T) {
+func TestVolumeMetasOfLonghorn(t *testing.T) {
 	want := map[string]struct {
 		image             string
 		dirty, rebuilding bool
@@ -134,9 +133,9 @@ func TestRealVolumeMetas(t *testing.T) {
 	}
 }
 
-// TestEveryReplicaCounts has an image that a replica uses, in whatever state that
-// is. It is never deleted, nor is any other as long as one replica cannot be read.
-func TestEveryReplicaCounts(t *testing.T) {
+// TestReplicaInAnyStateKeepsImage: an image is not removed while a replica in any state uses it, nor
+// while any replica of the disk cannot be read.
+func TestReplicaInAnyStateKeepsImage(t *testing.T) {
 	t.Parallel()
 	meta := func(more string) string {
 		return `{"Size":1048576,"Head":"volume-head-000.img",` + more +
@@ -144,7 +143,7 @@ func TestEveryReplicaCounts(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name, text string
-		others     bool // are used too, as far as can be told
+		others     bool // other images count as in use, too
 	}{
 		{"plain", meta(""), false},
 		{"dirty", meta(`"Dirty":true,`), false},
@@ -160,7 +159,7 @@ func TestEveryReplicaCounts(t *testing.T) {
 		{"null", "null", true},
 		{"without a size", `{"BackingFilePath":""}`, true},
 		{"with a path that is a number", `{"Size":1,"BackingFilePath":7}`, true},
-		{"with something behind it", meta("") + "x", true},
+		{"with bytes after it", meta("") + "x", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d := newDisk(t)
@@ -179,20 +178,20 @@ func TestEveryReplicaCounts(t *testing.T) {
 				t.Errorf("copy is %+v", c)
 			}
 			if why, inUse := d.Users().InUse(ID{"willow", "00000224"}); inUse != test.others {
-				t.Errorf("of another image: %q", why)
+				t.Errorf("another image is in use: %q", why)
 			}
 			if err := os.RemoveAll(dir); err != nil {
 				t.Fatal(err)
 			}
 			if err := d.Remove(testID); err != nil {
-				t.Errorf("when the replica is gone: %v", err)
+				t.Errorf("without the replica: %v", err)
 			}
 		})
 	}
 }
 
-// FuzzParseVolumeMeta holds for any bytes: no panic, and a volume that lies on a file
-// lies on one image, or on all as far as can be told.
+// FuzzParseVolumeMeta checks for any bytes: no panic, and a volume with a backing file has one image
+// or an error.
 func FuzzParseVolumeMeta(f *testing.F) {
 	for _, data := range realMetas(f) {
 		f.Add(data)
@@ -208,7 +207,7 @@ func FuzzParseVolumeMeta(f *testing.F) {
 		}
 		image, _, err := m.BackingImage()
 		if (image != "" || err != nil) != (m.BackingFilePath != "") || strings.Contains(image, "/") {
-			t.Errorf("%q lies on %q, error %v", m.BackingFilePath, image, err)
+			t.Errorf("backing file %q: image %q, error %v", m.BackingFilePath, image, err)
 		}
 		text, err := json.Marshal(m)
 		if err != nil {

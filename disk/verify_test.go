@@ -16,7 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
-// unpack lays out a disk that Longhorn wrote.
+// unpack unpacks and opens a disk that Longhorn wrote.
 func unpack(t testing.TB, name string) *Disk {
 	t.Helper()
 	f, err := os.Open(name)
@@ -71,9 +71,9 @@ func extract(t testing.TB, name string, h *tar.Header, r io.Reader) {
 	}
 }
 
-// TestAdopt takes over disks that Longhorn's own programs wrote, and some that
-// were damaged afterwards. Each image is read once and not again.
-func TestAdopt(t *testing.T) {
+// TestVerifyAdoptsImagesOfLonghorn has disks that Longhorn's own programs wrote; some were damaged
+// afterwards. Verify reads each image once.
+func TestVerifyAdoptsImagesOfLonghorn(t *testing.T) {
 	t.Parallel()
 	var cases map[string]struct {
 		UUID, Image, SHA512, Expect, Format string
@@ -93,7 +93,7 @@ func TestAdopt(t *testing.T) {
 			id := ID{Name: want.Image, UUID: want.UUID}
 			before := d.Stat(id)
 			if before.State != Unknown || before.Owned {
-				t.Fatalf("before: %+v, want unknown and not ours", before)
+				t.Fatalf("before: %+v, want unknown and not owned", before)
 			}
 			var read int64
 			c, err := d.Verify(context.Background(), id, Expected{}, func(n int64) { read += n })
@@ -117,7 +117,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-func TestVerifyNotices(t *testing.T) {
+func TestVerifyDetectsChanges(t *testing.T) {
 	image := sparseImage(3 * ChunkSize)
 	commit := func(t *testing.T) *Disk {
 		d := newDisk(t)
@@ -135,7 +135,7 @@ func TestVerifyNotices(t *testing.T) {
 		}
 		return d.Stat(testID)
 	}
-	t.Run("a touch, and forgives it", func(t *testing.T) {
+	t.Run("a changed mtime, and adopts it", func(t *testing.T) {
 		d := commit(t)
 		stat, _ := os.Stat(imagePath(d, imageFile))
 		later := stat.ModTime().Add(1)
@@ -143,13 +143,13 @@ func TestVerifyNotices(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c := d.Stat(testID); c.State != Unknown || !strings.Contains(c.Message, "mtime") {
-			t.Fatalf("after a touch: %+v", c)
+			t.Fatalf("with a changed mtime: %+v", c)
 		}
 		if c := verify(t, d); c.State != Ready || !c.HasCfg {
 			t.Errorf("after reading it: %+v", c)
 		}
 	})
-	t.Run("other bytes behind a restored mtime", func(t *testing.T) {
+	t.Run("other bytes with a restored mtime", func(t *testing.T) {
 		d := commit(t)
 		stat, _ := os.Stat(imagePath(d, imageFile))
 		poke(t, imagePath(d, imageFile), 2*ChunkSize)
@@ -164,10 +164,10 @@ func TestVerifyNotices(t *testing.T) {
 		}
 		poke(t, imagePath(d, imageFile), 2*ChunkSize) // the bit flips back
 		if c := verify(t, d); c.State != Ready {
-			t.Errorf("after the bytes are right again: %+v", c)
+			t.Errorf("with the right bytes again: %+v", c)
 		}
 	})
-	t.Run("nothing when a record is torn, but reads again", func(t *testing.T) {
+	t.Run("a torn record, and adopts the image again", func(t *testing.T) {
 		d := commit(t)
 		truncate(t, imagePath(d, recordFile), 20)
 		if c := d.Stat(testID); c.State != Unknown || c.Owned {
@@ -179,9 +179,9 @@ func TestVerifyNotices(t *testing.T) {
 	})
 }
 
-// TestAdoptNoBytesThatAreNotExpected has what Longhorn itself would not take up: a file
-// that is not what was declared to it, whatever it once was when it was looked at.
-func TestAdoptNoBytesThatAreNotExpected(t *testing.T) {
+// TestVerifyChecksExpectedChecksumOfCfg has files that Longhorn itself would not use: they do not have
+// the checksum that was declared to it.
+func TestVerifyChecksExpectedChecksumOfCfg(t *testing.T) {
 	image := sparseImage(ChunkSize)
 	sum, other := digest512(image).String(), digest512(image[:512]).String()
 	for _, c := range []struct {
@@ -211,17 +211,17 @@ func TestAdoptNoBytesThatAreNotExpected(t *testing.T) {
 		if err != nil || got.State != c.want {
 			t.Errorf("expected %.4q, current %.4q: %s %s, error %v; want %s", c.expected, c.current, got.State, got.Message, err, c.want)
 		}
-		// Bytes that a declaration here contradicts are kept, as they are, for a person to decide.
+		// A file that contradicts our declaration is kept for the operator to decide.
 		declared := Expected{Digest: digest512(image[:512])}
 		if got, err = d.Verify(context.Background(), testID, declared, func(int64) {}); c.current != other && (err != nil || got.State != Ready) {
-			t.Errorf("expected %.4q, current %.4q, another one declared: %s %s, error %v", c.expected, c.current, got.State, got.Message, err)
+			t.Errorf("expected %.4q, current %.4q, with another digest declared: %s %s, error %v", c.expected, c.current, got.State, got.Message, err)
 		}
 	}
 }
 
-// TestVerifyVouchesForWhatItRead changes the file when all of it has been read, but
-// nothing is recorded yet.
-func TestVerifyVouchesForWhatItRead(t *testing.T) {
+// TestVerifyDetectsWriteBeforeRecord modifies the file after it was read, before the result is
+// recorded.
+func TestVerifyDetectsWriteBeforeRecord(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(2 * ChunkSize)
 	readyImage(t, d, image)
@@ -230,7 +230,7 @@ func TestVerifyVouchesForWhatItRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.close()
-	pass, err := d.image(testID).hash(context.Background(), s, false, func(int64) {})
+	content, err := d.image(testID).hash(context.Background(), s, false, func(int64) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,14 +239,14 @@ func TestVerifyVouchesForWhatItRead(t *testing.T) {
 	if err := os.WriteFile(imagePath(d, imageFile), damage, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_ = d.image(testID).recordResult(r, Expected{}, pass)
+	_ = d.image(testID).recordResult(r, Expected{}, content)
 	if c := d.Stat(testID); c.State == Ready {
-		t.Error("a file is ready whose bytes nobody has read")
+		t.Error("a file is ready with bytes that were not read")
 	}
 }
 
-// TestDescribeVouchesForWhatWasVerified is the same for what is not read at all.
-func TestDescribeVouchesForWhatWasVerified(t *testing.T) {
+// TestWriteCfgRefusesChangedFile has a file whose mtime changed.
+func TestWriteCfgRefusesChangedFile(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	r, _, _ := d.image(testID).readRecord()
@@ -254,13 +254,13 @@ func TestDescribeVouchesForWhatWasVerified(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := d.WriteCfg(testID, Digest{}); err == nil {
-		t.Error("a file was vouched for that changed since it was verified")
+		t.Error("a file was described that changed since it was verified")
 	}
 }
 
-// TestCommitVouchesForWhatItWrote has somebody write to the image as soon as it has its
-// name, while it is not vouched for yet.
-func TestCommitVouchesForWhatItWrote(t *testing.T) {
+// TestCommitDetectsWriteAfterRename modifies the image right after the rename, before the record is
+// valid.
+func TestCommitDetectsWriteAfterRename(t *testing.T) {
 	d, v := faultyDisk(t)
 	image := sparseImage(2 * ChunkSize)
 	p := openPart(t, d, PartOptions{})
@@ -283,9 +283,9 @@ func TestCommitVouchesForWhatItWrote(t *testing.T) {
 	}
 }
 
-// TestVerifyWaitsForWriters adopts a file that somebody is copying to its place. The
-// half of it that is there is no image, however long it rests.
-func TestVerifyWaitsForWriters(t *testing.T) {
+// TestVerifyRefusesFileOpenForWriting has a file that another program is still copying, even if it does
+// not write at the moment.
+func TestVerifyRefusesFileOpenForWriting(t *testing.T) {
 	d := newDisk(t)
 	if err := os.MkdirAll(imagePath(d, ""), 0o755); err != nil {
 		t.Fatal(err)
@@ -314,9 +314,9 @@ func TestVerifyWaitsForWriters(t *testing.T) {
 	}
 }
 
-// TestWriteWithinASecondIsNoticed has a file system whose times are whole seconds, and
-// somebody who writes to an image as soon as it is ready.
-func TestWriteWithinASecondIsNoticed(t *testing.T) {
+// TestWriteWithinOneTickIsDetected has a file system whose times are whole seconds, and a write to the
+// image as soon as it is ready.
+func TestWriteWithinOneTickIsDetected(t *testing.T) {
 	f := faultfs.Mount(t)
 	image := sparseImage(2 * ChunkSize)
 	for name, prepare := range map[string]func(t *testing.T, d *Disk) error{
@@ -348,7 +348,7 @@ func TestWriteWithinASecondIsNoticed(t *testing.T) {
 			before := d.Stat(testID)
 			poke(t, imagePath(d, imageFile), 5)
 			if c := d.Stat(testID); before.State != Ready || c.State != Unknown {
-				t.Errorf("it was %s and is %s, with a bit that was changed", before.State, c.State)
+				t.Errorf("the copy was %s and is %s after a bit was changed", before.State, c.State)
 			}
 		})
 	}

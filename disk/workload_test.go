@@ -16,14 +16,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
-// version is what an origin may serve.
+// version is one content that an upstream may serve.
 type version struct {
 	etag   string
 	bytes  []byte
 	digest Digest
 }
 
-// testVersions are images with a hole in the middle, at the end or nowhere.
+// testVersions returns images with a hole in the middle, at the end or nowhere.
 func testVersions(sizes ...int) []version {
 	random := rand.NewChaCha8([32]byte{7})
 	var versions []version
@@ -38,23 +38,23 @@ func testVersions(sizes ...int) []version {
 	return versions
 }
 
-// life is one process after another on a volume, and what they were told.
-type life struct {
-	t        *testing.T
-	random   *rand.Rand
-	v        *faultfs.Volume
-	d        *Disk
-	end      func() // of the process, however it comes
-	versions []version
-	ids      []ID
-	planted  map[string]string // foreign files and what is in them
-	told     map[ID]Digest     // ready, as Commit or Verify said, and nothing done to it since
-	log      []string
+// workload runs one process after another on a volume, and remembers what was reported as ready.
+type workload struct {
+	t         *testing.T
+	random    *rand.Rand
+	v         *faultfs.Volume
+	d         *Disk
+	end       func() // ends the process
+	versions  []version
+	ids       []ID
+	unmanaged map[string]string // files of other programs, with their content
+	reported  map[ID]Digest     // ready by Commit or Verify, and not changed since
+	log       []string
 }
 
 var (
-	lifeIDs      = []ID{{"parrot", "6846a0b2"}, {"willow", "00000224"}}
-	plantedFiles = map[string]string{
+	workloadIDs    = []ID{{"parrot", "6846a0b2"}, {"willow", "00000224"}}
+	unmanagedFiles = map[string]string{
 		"backing-images/README":                "not a folder",
 		"backing-images/parrot-6846a0b2/notes": "mine",
 		"backing-images/elsewhere/backing":     "foreign",
@@ -71,6 +71,7 @@ func newVolumeDisk(t *testing.T, f *faultfs.FS) *faultfs.Volume {
 	return v
 }
 
+// plant writes unmanaged files, durably.
 func plant(t *testing.T, v *faultfs.Volume, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
@@ -83,166 +84,169 @@ func plant(t *testing.T, v *faultfs.Volume, files map[string]string) {
 	v.SyncAll()
 }
 
-func (l *life) note(format string, args ...any) { l.log = append(l.log, fmt.Sprintf(format, args...)) }
-
-func (l *life) fatalf(format string, args ...any) {
-	l.t.Helper()
-	for _, line := range l.log {
-		l.t.Log(line)
-	}
-	changes := changesOf(l.v)
-	l.t.Logf("the last changes of %d: %v", len(changes), changes[max(0, len(changes)-25):])
-	l.t.Fatalf(format, args...)
+// note adds a line to the log of a failed test.
+func (w *workload) note(format string, args ...any) {
+	w.log = append(w.log, fmt.Sprintf(format, args...))
 }
 
-// changesOf returns the operations on v that changed or synced something.
+func (w *workload) fatalf(format string, args ...any) {
+	w.t.Helper()
+	for _, line := range w.log {
+		w.t.Log(line)
+	}
+	changes := changesOf(w.v)
+	w.t.Logf("the last changes of %d: %v", len(changes), changes[max(0, len(changes)-25):])
+	w.t.Fatalf(format, args...)
+}
+
+// changesOf returns the operations on v that change or sync something.
 func changesOf(v *faultfs.Volume) []faultfs.Op {
 	return slices.DeleteFunc(v.Trace(), func(op faultfs.Op) bool { return op.Nth == 0 })
 }
 
-// start is the start of a process.
-func (l *life) start(v *faultfs.Volume) {
-	l.t.Helper()
+// start starts a process.
+func (w *workload) start(v *faultfs.Volume) {
+	w.t.Helper()
 	d, err := Open(v.Path())
 	if err != nil {
-		l.fatalf("open: %v", err)
+		w.fatalf("open: %v", err)
 	}
-	l.v, l.d = v, d
+	w.v, w.d = v, d
 	unlock, err := d.Lock()
 	if err != nil {
-		l.fatalf("lock: %v", err)
+		w.fatalf("lock: %v", err)
 	}
-	l.end = sync.OnceFunc(func() {
+	w.end = sync.OnceFunc(func() {
 		unlock()
 		d.Close()
 	})
-	l.t.Cleanup(l.end)
+	w.t.Cleanup(w.end)
 }
 
-// live does random things until one fails. It returns nil at the end of its days.
-func (l *life) live(steps int) error {
+// randomSteps does random operations until one fails.
+func (w *workload) randomSteps(steps int) error {
 	for range steps {
-		id := l.ids[l.random.IntN(len(l.ids))]
-		c := l.d.Stat(id)
+		id := w.ids[w.random.IntN(len(w.ids))]
+		c := w.d.Stat(id)
 		var err error
 		switch c.State {
 		case Ready:
-			err = l.use(id, c)
+			err = w.use(id, c)
 		case Unknown:
-			err = l.verify(id)
+			err = w.verify(id)
 		case Failed:
-			if l.random.IntN(2) == 0 && !c.ManifestDigest.IsZero() {
-				err = l.repair(id, c)
+			if w.random.IntN(2) == 0 && !c.ManifestDigest.IsZero() {
+				err = w.repair(id, c)
 				break
 			}
 			fallthrough
 		default:
-			err = l.fetch(id, l.versions[l.random.IntN(len(l.versions))], l.random.IntN(3) == 0)
+			err = w.fetch(id, w.versions[w.random.IntN(len(w.versions))], w.random.IntN(3) == 0)
 		}
 		if err != nil {
 			return err
 		}
-		if l.random.IntN(3) == 0 {
-			l.v.SyncAll() // as the kernel does every now and then
+		if w.random.IntN(3) == 0 {
+			w.v.SyncAll() // as the kernel does now and then
 		}
 	}
 	return nil
 }
 
-// use does something to a ready image.
-func (l *life) use(id ID, c Copy) error {
-	switch l.random.IntN(5) {
+// use does a random operation on a ready image.
+func (w *workload) use(id ID, c Copy) error {
+	switch w.random.IntN(5) {
 	case 0:
-		l.note("update %s", id)
-		return l.d.Update(id, func(r *Record) { r.LastUsed = time.Unix(1, 0).UTC() })
+		w.note("update %s", id)
+		return w.d.Update(id, func(r *Record) { r.LastUsed = time.Unix(1, 0).UTC() })
 	case 1:
-		l.note("remove %s", id)
-		delete(l.told, id)
-		err := l.d.Remove(id)
-		if id == l.ids[0] && errors.Is(err, os.ErrExist) {
-			return nil // its foreign file keeps the folder
+		w.note("remove %s", id)
+		delete(w.reported, id)
+		err := w.d.Remove(id)
+		if id == w.ids[0] && errors.Is(err, os.ErrExist) {
+			return nil // an unmanaged file keeps the folder
 		}
 		return err
 	case 2, 3:
-		l.note("damage %s", id)
-		delete(l.told, id)
-		if err := l.v.Flip(id.file(imageFile), l.random.Int64N(c.Size)); err != nil {
+		w.note("damage %s", id)
+		delete(w.reported, id)
+		if err := w.v.Flip(id.file(imageFile), w.random.Int64N(c.Size)); err != nil {
 			return err
 		}
-		return l.verify(id)
+		return w.verify(id)
 	}
-	return l.verify(id)
+	return w.verify(id)
 }
 
-func (l *life) verify(id ID) error {
-	l.note("verify %s", id)
-	c, err := l.d.Verify(context.Background(), id, Expected{}, func(int64) {})
+func (w *workload) verify(id ID) error {
+	w.note("verify %s", id)
+	c, err := w.d.Verify(context.Background(), id, Expected{}, func(int64) {})
 	if err != nil {
 		return err
 	}
-	l.note("verify %s: %s %s", id, c.State, c.Message)
+	w.note("verify %s: %s %s", id, c.State, c.Message)
 	if c.State == Ready {
-		l.told[id] = c.SHA512
+		w.reported[id] = c.SHA512
 	}
 	return nil
 }
 
-// repair has a peer that has the image, as every peer has that can be asked.
-func (l *life) repair(id ID, c Copy) error {
-	i := slices.IndexFunc(l.versions, func(v version) bool { return v.digest == c.SHA512 })
-	var asked []int64
-	c, err := l.d.Repair(context.Background(), id, Digest{}, peerWith(l.versions[i].bytes, &asked), func(int64) {})
-	l.note("repair %s: chunks %v, %s, error %v", id, asked, c.State, err)
+// repair repairs an image from a peer that has it.
+func (w *workload) repair(id ID, c Copy) error {
+	i := slices.IndexFunc(w.versions, func(v version) bool { return v.digest == c.SHA512 })
+	var fetched []int64
+	c, err := w.d.Repair(context.Background(), id, Digest{}, fetchFrom(w.versions[i].bytes, &fetched), func(int64) {})
+	w.note("repair %s: chunks %v, %s, error %v", id, fetched, c.State, err)
 	if err != nil {
 		return err
 	}
-	l.told[id] = c.SHA512
+	w.reported[id] = c.SHA512
 	return nil
 }
 
-// fetch resumes or begins, perhaps in pieces, perhaps not to the end.
-func (l *life) fetch(id ID, v version, stopEarly bool) (err error) {
-	p, err := l.d.OpenPart(context.Background(), id, PartOptions{})
+// fetch resumes or begins a partial file, in pieces. stopEarly: it may stop before the end.
+func (w *workload) fetch(id ID, v version, stopEarly bool) (err error) {
+	p, err := w.d.OpenPart(context.Background(), id, PartOptions{})
 	if err != nil {
 		return err
 	}
 	defer p.Close()
-	l.note("fetch %s %s: part at %d of %+v", id, v.etag, p.Offset(), p.Source())
+	w.note("fetch %s %s: partial file at %d of %+v", id, v.etag, p.Offset(), p.Source())
 	if p.Source().ETag != v.etag {
 		if err := p.Begin(PartSource{ID: "x", ETag: v.etag, Size: int64(len(v.bytes))}); err != nil {
 			return err
 		}
 	}
 	if p.Offset() > int64(len(v.bytes)) {
-		l.fatalf("%s: part at %d of %d bytes", id, p.Offset(), len(v.bytes))
+		w.fatalf("%s: partial file at %d of %d bytes", id, p.Offset(), len(v.bytes))
 	}
 	for p.Offset() < int64(len(v.bytes)) {
-		piece := min(int64(len(v.bytes))-p.Offset(), 1+l.random.Int64N(2*ChunkSize))
-		if p.Offset()%ChunkSize == 0 && l.random.IntN(2) == 0 {
-			err = putAll(p, v.bytes[:min(int64(len(v.bytes)), p.Offset()+2*ChunkSize)])
+		piece := min(int64(len(v.bytes))-p.Offset(), 1+w.random.Int64N(2*ChunkSize))
+		if p.Offset()%ChunkSize == 0 && w.random.IntN(2) == 0 {
+			err = appendAll(p, v.bytes[:min(int64(len(v.bytes)), p.Offset()+2*ChunkSize)])
 		} else {
 			_, err = p.ReadFrom(bytes.NewReader(v.bytes[p.Offset():][:piece]))
 		}
 		if err != nil {
 			return err
 		}
-		if stopEarly && l.random.IntN(3) == 0 {
-			l.note("fetch %s %s: stops at %d", id, v.etag, p.Offset())
+		if stopEarly && w.random.IntN(3) == 0 {
+			w.note("fetch %s %s: stops at %d", id, v.etag, p.Offset())
 			return p.Close()
 		}
 	}
 	want := v.digest
-	if l.random.IntN(2) == 0 {
+	if w.random.IntN(2) == 0 {
 		want = Digest{}
 	}
 	c, err := p.Commit(want)
 	if err != nil {
 		return err
 	}
-	l.note("fetch %s %s: %s", id, v.etag, c.State)
+	w.note("fetch %s %s: %s", id, v.etag, c.State)
 	if c.State != Ready || c.SHA512 != v.digest {
-		l.fatalf("commit of %s says %+v", id, c)
+		w.fatalf("commit of %s returned %+v", id, c)
 	}
-	l.told[id] = v.digest
+	w.reported[id] = v.digest
 	return nil
 }

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// putAll puts the chunks of image from the part's offset on, those of zeros as such.
-func putAll(p *Part, image []byte) error {
+// appendAll appends the chunks of image from the part's offset on, chunks of zeros by AppendZeros.
+func appendAll(p *Part, image []byte) error {
 	buf := NewChunkBuffer()
 	for p.Offset() < int64(len(image)) {
 		n := copy(buf, image[p.Offset():])
@@ -26,7 +26,7 @@ func putAll(p *Part, image []byte) error {
 	return nil
 }
 
-func TestPutMakesTheSameImage(t *testing.T) {
+func TestAppendChunkMakesSameImageAsReadFrom(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{512, ChunkSize, ChunkSize + 512, 5*ChunkSize - 512, 9 * ChunkSize} {
 		image := sparseImage(size)
@@ -36,7 +36,7 @@ func TestPutMakesTheSameImage(t *testing.T) {
 		if err := p.Begin(PartSource{ID: "peer", Size: int64(size)}); err != nil {
 			t.Fatal(err)
 		}
-		if err := putAll(p, image); err != nil {
+		if err := appendAll(p, image); err != nil {
 			t.Fatalf("size %d: %v", size, err)
 		}
 		c, err := p.Commit(digest256(image))
@@ -50,7 +50,7 @@ func TestPutMakesTheSameImage(t *testing.T) {
 			}
 		}
 		if other := read.Stat(testID).ManifestDigest; c.ManifestDigest.IsZero() || c.ManifestDigest != other {
-			t.Errorf("size %d: chunks are %s, by ReadFrom %s", size, c.ManifestDigest, other)
+			t.Errorf("size %d: the manifest is %s, by ReadFrom %s", size, c.ManifestDigest, other)
 		}
 		if c.RealSize > int64(size)/2+ChunkSize {
 			t.Errorf("size %d: %d bytes are allocated: holes were filled", size, c.RealSize)
@@ -58,9 +58,8 @@ func TestPutMakesTheSameImage(t *testing.T) {
 	}
 }
 
-// TestPutTakesTheSumAsItIs has a caller that lies: the journal shows whether the sum
-// was computed again.
-func TestPutTakesTheSumAsItIs(t *testing.T) {
+// TestAppendChunkDoesNotHashAgain passes a wrong hash: the journal must have it.
+func TestAppendChunkDoesNotHashAgain(t *testing.T) {
 	p := openPart(t, newDisk(t), PartOptions{})
 	if err := p.Begin(PartSource{ID: "peer", Size: -1}); err != nil {
 		t.Fatal(err)
@@ -82,7 +81,7 @@ func TestPutTakesTheSumAsItIs(t *testing.T) {
 	}
 }
 
-func TestPutAndReadFromMeetAtChunkBorders(t *testing.T) {
+func TestAppendChunkAndReadFromCanBeMixed(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(5*ChunkSize + 512)
 	p := openPart(t, d, PartOptions{})
@@ -95,33 +94,33 @@ func TestPutAndReadFromMeetAtChunkBorders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := putAll(p, image[:ChunkSize]); err != nil {
+	if err := appendAll(p, image[:ChunkSize]); err != nil {
 		t.Fatal(err)
 	}
 	read(2 * ChunkSize)
-	if err := putAll(p, image[:3*ChunkSize]); err != nil {
+	if err := appendAll(p, image[:3*ChunkSize]); err != nil {
 		t.Fatal(err)
 	}
 	read(3*ChunkSize + 100)
 	if err := p.AppendZeros(ChunkSize); err == nil {
-		t.Fatal("a chunk was put behind half a chunk")
+		t.Fatal("a chunk was appended after a part of a chunk")
 	}
 	if _, err := p.AppendChunk(NewChunkBuffer(), ChunkSize, ChunkHash{}); err == nil {
-		t.Fatal("a chunk was put behind half a chunk")
+		t.Fatal("a chunk was appended after a part of a chunk")
 	}
 	read(4 * ChunkSize)
-	if err := putAll(p, image); err != nil {
+	if err := appendAll(p, image); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.ReadFrom(bytes.NewReader(image[:1])); err == nil {
-		t.Error("bytes came behind the end")
+		t.Error("bytes were appended after the end")
 	}
 	if c, err := p.Commit(digest512(image)); err != nil || c.State != Ready {
 		t.Errorf("%+v, error %v", c, err)
 	}
 }
 
-func TestPutRefuses(t *testing.T) {
+func TestAppendChunkRefusesInvalidChunks(t *testing.T) {
 	tests := []struct {
 		name    string
 		size    int64
@@ -133,11 +132,11 @@ func TestPutRefuses(t *testing.T) {
 		{"nothing", -1, PartOptions{}, func(p *Part) error { return p.AppendZeros(0) }, nil},
 		{"more than a chunk", -1, PartOptions{}, func(p *Part) error { return p.AppendZeros(ChunkSize + 1) }, nil},
 		{"a short chunk in the middle", 2 * ChunkSize, PartOptions{}, func(p *Part) error { return p.AppendZeros(512) }, nil},
-		{"more than was promised", 512, PartOptions{}, func(p *Part) error { return p.AppendZeros(1024) }, nil},
-		{"a chunk behind a short one", -1, PartOptions{}, func(p *Part) error {
+		{"larger than the declared size", 512, PartOptions{}, func(p *Part) error { return p.AppendZeros(1024) }, nil},
+		{"a chunk after a short one", -1, PartOptions{}, func(p *Part) error {
 			return errors.Join(p.AppendZeros(512), errors.Unwrap(p.AppendZeros(512)))
 		}, func(err error) bool { return errors.Is(err, errEnded) }},
-		{"above the bound", -1, PartOptions{MaxSize: 512}, func(p *Part) error { return p.AppendZeros(1024) },
+		{"larger than MaxSize", -1, PartOptions{MaxSize: 512}, func(p *Part) error { return p.AppendZeros(1024) },
 			func(err error) bool { return errors.Is(err, ErrTooLarge) }},
 		{"a short buffer", -1, PartOptions{}, func(p *Part) error {
 			_, err := p.AppendChunk(make([]byte, 512), 512, ChunkHash{})
@@ -147,7 +146,7 @@ func TestPutRefuses(t *testing.T) {
 			_, err := p.AppendChunk(alignedBuffer(ChunkSize + 1)[1:], 512, ChunkHash{})
 			return err
 		}, nil},
-		{"a format that may not be kept", -1, PartOptions{}, func(p *Part) error {
+		{"a refused format", -1, PartOptions{}, func(p *Part) error {
 			buf := NewChunkBuffer()
 			copy(buf, "\x1f\x8b\x08")
 			_, err := p.AppendChunk(buf, ChunkSize, HashChunk(buf))
@@ -167,15 +166,15 @@ func TestPutRefuses(t *testing.T) {
 	}
 }
 
-// TestPutResumes kills nothing, but opens the part again: what was put counts.
-func TestPutResumes(t *testing.T) {
+// TestAppendedChunksAreResumed closes the partial file and opens it again.
+func TestAppendedChunksAreResumed(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(6*ChunkSize + 512)
 	p := openPart(t, d, PartOptions{})
 	if err := p.Begin(PartSource{ID: "peer", Size: int64(len(image))}); err != nil {
 		t.Fatal(err)
 	}
-	if err := putAll(p, image); err != nil {
+	if err := appendAll(p, image); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Close(); err != nil {
@@ -185,7 +184,7 @@ func TestPutResumes(t *testing.T) {
 	if p.Offset() != 6*ChunkSize {
 		t.Fatalf("resumed at %d", p.Offset())
 	}
-	if err := putAll(p, image); err != nil {
+	if err := appendAll(p, image); err != nil {
 		t.Fatal(err)
 	}
 	if c, err := p.Commit(digest512(image)); err != nil || c.ManifestDigest.IsZero() {
@@ -193,7 +192,7 @@ func TestPutResumes(t *testing.T) {
 	}
 }
 
-func TestAgrees(t *testing.T) {
+func TestPartMatchesManifest(t *testing.T) {
 	t.Parallel()
 	image := sparseImage(5*ChunkSize + 512)
 	from := newDisk(t)
@@ -206,18 +205,18 @@ func TestAgrees(t *testing.T) {
 	other := bytes.Clone(image)
 	other[2*ChunkSize+5] ^= 1
 	tests := []struct {
-		name    string
-		promise int64
-		image   []byte
-		put     bool
-		want    bool
+		name  string
+		size  int64
+		image []byte
+		put   bool
+		want  bool
 	}{
 		{"nothing", int64(len(image)), nil, true, true},
 		{"some chunks", int64(len(image)), image[:3*ChunkSize], true, true},
 		{"all", int64(len(image)), image, true, true},
 		{"some and a half", -1, image[:3*ChunkSize+100], false, true},
 		{"another chunk", int64(len(image)), other[:4*ChunkSize], true, false},
-		{"less than has the other chunk", int64(len(image)), other[:2*ChunkSize], true, true},
+		{"only the chunks before the other one", int64(len(image)), other[:2*ChunkSize], true, true},
 		{"another size", int64(len(image)) + 512, image[:ChunkSize], true, false},
 		{"more", -1, append(bytes.Clone(image), make([]byte, 512)...), false, false},
 		{"an end where there is none", -1, image[:2*ChunkSize+512], true, false},
@@ -225,9 +224,9 @@ func TestAgrees(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			p := openPart(t, newDisk(t), PartOptions{})
-			err := p.Begin(PartSource{ID: "x", Size: test.promise})
+			err := p.Begin(PartSource{ID: "x", Size: test.size})
 			if err == nil && test.put {
-				err = putAll(p, test.image)
+				err = appendAll(p, test.image)
 			} else if err == nil {
 				_, err = p.ReadFrom(bytes.NewReader(test.image))
 			}
@@ -235,13 +234,13 @@ func TestAgrees(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, err := p.Matches(m); err != nil || got != test.want {
-				t.Errorf("agrees: %v, error %v; want %v", got, err, test.want)
+				t.Errorf("matches: %v, error %v; want %v", got, err, test.want)
 			}
 		})
 	}
 }
 
-func TestKeepPutsThePartUnderAnotherOrigin(t *testing.T) {
+func TestContinueChangesSource(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(5*ChunkSize + 512)
 	p := openPart(t, d, PartOptions{})
@@ -257,16 +256,16 @@ func TestKeepPutsThePartUnderAnotherOrigin(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p.Offset() != 2*ChunkSize {
-		t.Errorf("it goes on at %d, want at the chunk that is not whole", p.Offset())
+		t.Errorf("it continues at %d, want the chunk that is not full", p.Offset())
 	}
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
 	p = openPart(t, d, PartOptions{})
 	if p.Source() != chunks || p.Offset() != 2*ChunkSize {
-		t.Fatalf("taken up: origin %+v at %d", p.Source(), p.Offset())
+		t.Fatalf("resumed: source %+v at %d", p.Source(), p.Offset())
 	}
-	if err := putAll(p, image); err != nil {
+	if err := appendAll(p, image); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Commit(digest512(image)); err != nil {
@@ -274,7 +273,7 @@ func TestKeepPutsThePartUnderAnotherOrigin(t *testing.T) {
 	}
 }
 
-func TestKeepRefusesWhatCannotBe(t *testing.T) {
+func TestContinueChecksSize(t *testing.T) {
 	p := openPart(t, newDisk(t), PartOptions{MaxSize: 2 * ChunkSize})
 	if err := p.Continue(PartSource{ID: "chunks", Size: 3 * ChunkSize}); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("got %v, want %v", err, ErrTooLarge)
