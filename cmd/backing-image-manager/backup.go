@@ -25,24 +25,25 @@ func newImageBackup() *cobra.Command {
 	var list, remove bool
 	cmd := &cobra.Command{
 		Use:   "backup NAME TARGET --disk PATH | --delete NAME TARGET | --list TARGET [flags]",
-		Short: "Back up an image in Longhorn's format, or delete or list backups",
-		Long: `Stores the ready image NAME of a disk in the backup store at TARGET, where Longhorn
-can restore it, and so can an image that is declared with source restore. Blocks that
-the store has, of this image or of another one, are not stored again, but for those
-that are found bad: in a folder they are read back, in a bucket their size is looked
-at. A backup that was interrupted is completed by the next one. One of other bytes
-under the same name is not replaced: delete it first. NAME may be <name>-<uuid> too.
-The disk is only read, so that a daemon may hold it.
+		Short: "Back up an image in Longhorn's format, or list or delete backups",
+		Long: `Stores the ready image NAME of a disk in the backup store at TARGET. Longhorn can
+restore the backup, and so can an image with the source restore. Blocks that the
+store has already, of any image, are not stored again, unless they are damaged: in a
+folder they are read and compared, in a bucket their size is compared. The same
+command completes an interrupted backup. A backup of other bytes under the same name
+is not replaced: delete it first. NAME may also be <name>-<uuid>. The disk is only
+read, so that a daemon may use it at the same time.
 
 TARGET is s3://bucket@region/path, nfs://host:/path (mounted on this machine),
 file:///path or the path of a folder.
 
-With --delete, the backup is removed, and the blocks that no other one needs; that it
-is not there is an error. It keeps the blocks when another backup is not complete or
-cannot be read; the same command finds them when that one is settled.
+With --delete, the command deletes the backup and all blocks that no other backup
+uses. A backup that does not exist is an error. If another backup is incomplete or
+unreadable, the blocks stay, because it may use them. Run the same command again
+when that backup is complete.
 
-To back an image up for as long as it is declared, write backup: {target: …} into
-its declaration.`,
+To back up an image as long as it is declared, add backup: {target: …} to its
+declaration.`,
 		Example: `  backing-image-manager backing-image backup parrot /mnt/backups --disk /var/lib/longhorn
   backing-image-manager backing-image backup --list s3://backups@eu-central-1/ --secrets-dir /etc/secrets --credentials backups
   backing-image-manager backing-image backup --delete parrot /mnt/backups`,
@@ -58,11 +59,11 @@ its declaration.`,
 	flags := cmd.Flags()
 	flags.BoolVar(&list, "list", false, "list the backups of TARGET")
 	flags.BoolVar(&remove, "delete", false, "delete the backup NAME")
-	compression := choiceFlag(cmd, "compression", "", "how blocks are packed that are not there yet", "lz4", "gzip", "none")
+	compression := choiceFlag(cmd, "compression", "", "compression of new blocks", "lz4", "gzip", "none")
 	format := outputFlag(cmd, "table", "json")
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		if list && remove || (list || remove) && len(disks.disks) > 0 {
-			return errors.New("--list, --delete and --disk are three different things to do: give one of them")
+			return errors.New("--list, --delete and --disk are mutually exclusive")
 		}
 		store, err := f.open(args[len(args)-1])
 		if err != nil {
@@ -76,7 +77,7 @@ its declaration.`,
 		case remove:
 			return deleteBackup(cmd.Context(), store, args[0], out)
 		case len(disks.disks) == 0:
-			return errors.New("--disk is missing: name the disk that the image is on, or give --list or --delete")
+			return errors.New("--disk is missing: name the disk of the image, or use --list or --delete")
 		}
 		w := backup.Creator{Store: store, Compression: backup.Compression(compression.word), Workers: f.limit}
 		return backUp(cmd.Context(), disks.disks, args[0], w, out, newProgress(cmd.ErrOrStderr()))
@@ -84,7 +85,7 @@ its declaration.`,
 	return cmd
 }
 
-// backupFlags say how a backup store is reached.
+// backupFlags are the access to a backup store.
 type backupFlags struct {
 	secretsDir, credentials string
 	limit                   int
@@ -92,21 +93,22 @@ type backupFlags struct {
 
 func (f *backupFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.secretsDir, "secrets-dir", "", "the `DIR` below which the folders of credentials lie")
-	flags.StringVar(&f.credentials, "credentials", "", "the `FOLDER` below --secrets-dir with those of TARGET")
-	flags.IntVar(&f.limit, "concurrent-limit", backup.DefaultWorkers, "store `N` blocks at once")
+	flags.StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
+	flags.StringVar(&f.credentials, "credentials", "", "`FOLDER` below --secrets-dir with the credentials for TARGET")
+	flags.IntVar(&f.limit, "concurrent-limit", backup.DefaultWorkers, "store up to `N` blocks in parallel")
 	if err := cmd.MarkFlagDirname("secrets-dir"); err != nil {
 		panic("mark --secrets-dir: " + err.Error())
 	}
 }
 
-// open opens the store with the rights of who named it.
+// open opens the store. A path and a loopback address are allowed, because the command has
+// the rights of its caller.
 func (f *backupFlags) open(target string) (backup.Store, error) {
 	switch {
 	case f.limit < 1:
-		return nil, fmt.Errorf("--concurrent-limit is %d: it has to be at least 1", f.limit)
+		return nil, fmt.Errorf("--concurrent-limit is %d: it must be at least 1", f.limit)
 	case f.credentials != "" && f.secretsDir == "":
-		return nil, errors.New("--credentials names a folder below --secrets-dir, which is missing")
+		return nil, errors.New("--credentials needs --secrets-dir: it names a folder there")
 	case f.secretsDir != "":
 		if _, err := os.Stat(f.secretsDir); err != nil {
 			return nil, fmt.Errorf("read --secrets-dir: %w", err)
@@ -122,7 +124,7 @@ func (f *backupFlags) open(target string) (backup.Store, error) {
 	return backup.Open(&fetch.Client{SecretsDir: f.secretsDir, AllowAnyFile: true, AllowLoopback: true}, target, f.credentials)
 }
 
-// printer prints an outcome for people, or as JSON.
+// printer prints a result as text or as JSON.
 type printer struct {
 	io.Writer
 	format string
@@ -136,7 +138,7 @@ func (p printer) print(value any, text string) error {
 	return err
 }
 
-func backUp(ctx context.Context, paths []string, name string, w backup.Creator, out printer, show *progress) (err error) {
+func backUp(ctx context.Context, paths []string, name string, w backup.Creator, out printer, bars *progress) (err error) {
 	disks, err := openDisks(paths)
 	if err != nil {
 		return err
@@ -147,15 +149,15 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Creator, 
 		return err
 	}
 	best := bestCopy(copies)
-	counted := &fetch.Progress{}
-	stop := show.watch(singleTransfer(plan.Backup, best.ID, best.Path(), counted))
-	err = w.Create(ctx, best.Disk, best.ID, counted)
+	p := &fetch.Progress{}
+	stop := bars.watch(singleTransfer(plan.Backup, best.ID, best.Path(), p))
+	err = w.Create(ctx, best.Disk, best.ID, p)
 	stop()
 	switch {
 	case errors.Is(err, disk.ErrNoManifest), errors.Is(err, disk.ErrDamaged):
 		return fmt.Errorf("%w: backing-image verify %s --disk %s", err, best.ID, best.Path())
 	case ctx.Err() != nil:
-		return errors.New("stopped; the next backup goes on from what is there")
+		return errors.New("stopped; the same command completes the backup")
 	case err != nil:
 		return err
 	}
@@ -163,14 +165,14 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Creator, 
 	if err != nil {
 		return err
 	}
-	moved := counted.UpstreamBytes.Load()
+	moved := p.UpstreamBytes.Load()
 	return out.print(struct {
 		storedView
-		Stored int64 `json:"stored"` // bytes that were not there before
+		Stored int64 `json:"stored"` // bytes of new blocks
 	}{viewStored(b), moved}, fmt.Sprintf("%s: backed up to %s, %s stored\n", b.Name, backup.URL(w.Store.String(), b.Name), report.Size(moved)))
 }
 
-// storedView is one backup as it is printed: a stable interface.
+// storedView is one backup in the output. Its JSON is a stable interface.
 type storedView struct {
 	Name        string            `json:"name"`
 	Size        int64             `json:"size"` // bytes of the image
@@ -179,9 +181,9 @@ type storedView struct {
 	Compression string            `json:"compression,omitempty"`
 	Blocks      int               `json:"blocks"`
 	Created     time.Time         `json:"created,omitzero"`
-	Completed   time.Time         `json:"completed,omitzero"` // missing: it cannot be restored
-	URL         string            `json:"url,omitempty"`      // what to restore it by
-	Error       string            `json:"error,omitempty"`    // why nothing else is known
+	Completed   time.Time         `json:"completed,omitzero"` // zero: incomplete, cannot be restored
+	URL         string            `json:"url,omitempty"`      // for source restore
+	Error       string            `json:"error,omitempty"`    // the backup is unreadable
 }
 
 func viewStored(b *backup.Backup) storedView {
@@ -191,7 +193,7 @@ func viewStored(b *backup.Backup) storedView {
 	}
 }
 
-// listBackups prints what the store has. A backup that cannot be read hides no other.
+// listBackups prints the backups of a store. An unreadable backup is an entry with an error.
 func listBackups(ctx context.Context, store backup.Store, out printer) error {
 	names, err := backup.List(ctx, store)
 	if err != nil {
@@ -204,14 +206,14 @@ func listBackups(ctx context.Context, store backup.Store, out printer) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err == nil && b == nil: // it has just gone
+		case err == nil && b == nil: // deleted since Names returned
 			continue
 		case err != nil:
 			views = append(views, storedView{Name: name, Error: report.OneLine(err.Error())})
 			rows = append(rows, []string{name, "-", "-", "-", "-", report.OneLine(err.Error())})
 			continue
 		}
-		v, completed, message := viewStored(b), "-", "not completed"
+		v, completed, message := viewStored(b), "-", "incomplete"
 		if b.Complete() {
 			v.URL, completed, message = backup.URL(store.String(), name), b.Completed.Format(time.RFC3339), ""
 		}
@@ -221,27 +223,23 @@ func listBackups(ctx context.Context, store backup.Store, out printer) error {
 	return out.print(views, strings.Join(report.Align(rows), "\n")+"\n")
 }
 
-// noBackup says that there is none of that name, and which there are.
+// noBackup returns the error for a backup that does not exist. It lists some that do.
 func noBackup(ctx context.Context, store backup.Store, name string) error {
 	names, err := backup.List(ctx, store)
 	switch {
 	case err != nil:
 		return err
 	case len(names) == 0:
-		return fmt.Errorf("%s has no backup %s, nor any other one", store, name)
+		return fmt.Errorf("%s has no backup %s: it has no backups at all", store, name)
 	}
-	const most = 5
-	if more := len(names) - most; more > 1 {
-		names = append(names[:most:most], fmt.Sprintf("%d more", more))
-	}
-	return fmt.Errorf("%s has no backup %s; it has %s", store, name, strings.Join(names, ", "))
+	return fmt.Errorf("%s has no backup %s; it has %s", store, name, report.JoinMax(names, 5))
 }
 
 func deleteBackup(ctx context.Context, store backup.Store, name string, out printer) error {
 	done, err := backup.Delete(ctx, store, name)
 	if err != nil {
 		if ctx.Err() != nil {
-			return errors.New("stopped; the same command goes on")
+			return errors.New("stopped; the same command continues the deletion")
 		}
 		return err
 	}
@@ -249,12 +247,12 @@ func deleteBackup(ctx context.Context, store backup.Store, name string, out prin
 	text := fmt.Sprintf("%s: deleted, with %s\n", name, report.Count(done.RemovedBlocks, "block"))
 	switch {
 	case !done.Found && done.RemovedBlocks > 0:
-		text = fmt.Sprintf("%s: there is no such backup; deleted %s that none needs\n", name, report.Count(done.RemovedBlocks, "block"))
+		text = fmt.Sprintf("%s: no such backup; deleted %s that no backup uses\n", name, report.Count(done.RemovedBlocks, "block"))
 	case !done.Found:
 		return noBackup(ctx, store, name)
 	case done.BlocksKept != nil:
 		kept = done.BlocksKept.Error()
-		text = fmt.Sprintf("%s: deleted; its blocks are kept: %s\n", name, report.OneLine(kept))
+		text = fmt.Sprintf("%s: deleted, but its blocks stay: %s\n", name, report.OneLine(kept))
 	}
 	return out.print(struct {
 		Name   string `json:"name"`

@@ -28,25 +28,25 @@ func newDemo() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "demo [--dir DIR]",
-		Short: "See the whole thing work on this machine, without a network",
-		Long: `Serves two small images on loopback, makes a disk in a temporary folder, declares
-the images, and runs the commands that you would run: what would change, do it, look
-at it; then the same after the configuration changed. Takes a few seconds, needs no
-rights, and leaves nothing behind but what --dir keeps.`,
+		Short: "Run the program on a temporary disk, without a network",
+		Long: `Serves two small images on loopback, creates a disk in a temporary folder, declares
+the images, and runs the commands of a user: a dry run, a run, and a list. Then it
+changes the configuration and runs them again. It takes a few seconds, needs no
+privileges, and removes its files unless --dir is given.`,
 		Example: "  backing-image-manager demo\n  backing-image-manager demo --dir /tmp/demo",
 		Args:    exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			signal.Ignore(syscall.SIGPIPE) // a reader that has gone ends it by an error, so that the folder is removed
+			signal.Ignore(syscall.SIGPIPE) // a closed pipe must end the demo with an error, so that it removes its folder
 			folder, remove, err := demoFolder(dir)
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, remove()) }()
 			d := demo{dir: folder, kept: dir != "", out: cmd.OutOrStdout(), err: cmd.ErrOrStderr()}
-			return d.tell(cmd.Context())
+			return d.run(cmd.Context())
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "", "work in `DIR`, which has to be empty or missing, and keep it")
+	cmd.Flags().StringVar(&dir, "dir", "", "use the empty or missing folder `DIR`, and keep it")
 	if err := cmd.MarkFlagDirname("dir"); err != nil {
 		panic("mark --dir: " + err.Error())
 	}
@@ -71,17 +71,17 @@ func demoFolder(dir string) (folder string, remove func() error, err error) {
 	return dir, func() error { return nil }, os.MkdirAll(dir, 0o755)
 }
 
-// demo is a story in which the program's own commands act. It has no other way to
-// do anything. What fails first ends it: all that follows does nothing.
+// demo runs the commands of the program one after the other. After the first error it skips
+// all further steps.
 type demo struct {
 	dir      string
-	kept     bool // dir is there afterwards
+	kept     bool // dir is not removed
 	out, err io.Writer
 	failed   error
 }
 
-func (d *demo) tell(ctx context.Context) error {
-	server, origin, err := serveDemo(d.path("origin"))
+func (d *demo) run(ctx context.Context) error {
+	server, images, err := serveDemo(d.path("server"))
 	if err != nil {
 		return err
 	}
@@ -89,26 +89,26 @@ func (d *demo) tell(ctx context.Context) error {
 	if err := errors.Join(os.Mkdir(d.path("config"), 0o755), os.Mkdir(d.path("disk"), 0o755)); err != nil {
 		return err
 	}
-	d.declare(ctx, origin)
+	d.declare(ctx, images)
 	d.converge(ctx)
-	d.change(ctx, origin)
-	d.say("", "That was all: files say what there is to be, and the disk follows. A daemon does the",
-		"same by itself, at every change of the directory.", "")
+	d.change(ctx, images)
+	d.print("", "This is the whole idea: files declare the images, and the disk follows. A daemon does the",
+		"same on every change of the directory.", "")
 	if d.kept {
-		d.say("Look around in "+d.path("config"), "and in         "+d.path("disk/backing-images"))
+		d.print("The files are in "+d.path("config"), "and in           "+d.path("disk/backing-images"))
 	} else {
-		d.say("The folders are removed now. To keep them: backing-image-manager demo --dir DIR")
+		d.print("The folders are removed. To keep them: backing-image-manager demo --dir DIR")
 	}
 	return d.failed
 }
 
-func (d *demo) declare(ctx context.Context, o demoOrigin) {
-	d.say("# A disk: a folder with an identity.")
-	d.run(ctx, "disk", "init", d.path("disk"))
-	d.say("", "# Two images are declared. An origin on this machine serves them.")
+func (d *demo) declare(ctx context.Context, o demoServer) {
+	d.print("# A disk: a folder with an identity.")
+	d.command(ctx, "disk", "init", d.path("disk"))
+	d.print("", "# Two images are declared. A server on this machine provides them.")
 	d.write("settings.yaml", `settings:
-  allowLoopbackSources: true # the origin is on this machine
-  cleanupWaitInterval: 0     # what is not wanted any more goes at once
+  allowLoopbackSources: true # the server is on this machine
+  cleanupWaitInterval: 0     # delete surplus copies immediately
 `)
 	d.write("images.yaml", fmt.Sprintf(`images:
   parrot:
@@ -116,32 +116,32 @@ func (d *demo) declare(ctx context.Context, o demoOrigin) {
     checksum: "%[2]s"
   desert:
     source: {download: {url: "%[1]s/desert.raw"}}
-    bandwidthLimit: 32Mi # so that there is something to see
-`, o.url, o.sums["parrot-1.qcow2"]))
+    bandwidthLimit: 32Mi # slow enough for a progress bar
+`, o.url, o.digests["parrot-1.qcow2"]))
 }
 
 func (d *demo) converge(ctx context.Context) {
-	d.say("", "# What would change? Nothing is touched.")
-	d.run(ctx, d.reconcile("--dry-run")...)
-	d.say("", "# Do it.")
-	d.run(ctx, d.reconcile()...)
-	d.say("", "# What is on the disk now? Verified files, where Longhorn looks for them.")
-	d.run(ctx, d.list()...)
+	d.print("", "# A dry run prints the plan and changes nothing.")
+	d.command(ctx, d.reconcile("--dry-run")...)
+	d.print("", "# Execute the plan.")
+	d.command(ctx, d.reconcile()...)
+	d.print("", "# The disk has verified files in the folders that Longhorn uses.")
+	d.command(ctx, d.list()...)
 }
 
-func (d *demo) change(ctx context.Context, o demoOrigin) {
-	d.say("", "# The configuration changes: a new edition of parrot, and desert is not wanted any more.")
+func (d *demo) change(ctx context.Context, o demoServer) {
+	d.print("", "# The configuration changes: parrot has a new version, and desert is no longer declared.")
 	d.write("images.yaml", fmt.Sprintf(`images:
   parrot:
     source: {download: {url: "%s/parrot-2.qcow2"}}
     checksum: "%s"
-`, o.url, o.sums["parrot-2.qcow2"]))
-	d.say("", "# What would change? The old edition stays until the new one is ready.")
-	d.run(ctx, d.reconcile("--dry-run")...)
-	d.say("", "# Do it. Then there is nothing left to do.")
-	d.run(ctx, d.reconcile()...)
-	d.run(ctx, d.reconcile("--dry-run")...)
-	d.run(ctx, d.list()...)
+`, o.url, o.digests["parrot-2.qcow2"]))
+	d.print("", "# The plan: the old version stays until the new one is ready.")
+	d.command(ctx, d.reconcile("--dry-run")...)
+	d.print("", "# Execute the plan. A second dry run finds nothing to do.")
+	d.command(ctx, d.reconcile()...)
+	d.command(ctx, d.reconcile("--dry-run")...)
+	d.command(ctx, d.list()...)
 }
 
 func (d *demo) path(name string) string { return filepath.Join(d.dir, name) }
@@ -154,23 +154,23 @@ func (d *demo) list() []string {
 	return []string{"backing-image", "list", "--disk", d.path("disk"), "-o", "table"}
 }
 
-func (d *demo) say(lines ...string) {
+func (d *demo) print(lines ...string) {
 	if d.failed == nil {
 		_, d.failed = fmt.Fprintln(d.out, strings.Join(lines, "\n"))
 	}
 }
 
-// write puts a file into the config directory and shows it.
+// write writes a file of the config directory and prints it.
 func (d *demo) write(name, text string) {
-	d.say("$ cat "+d.path("config/"+name), strings.TrimSuffix(text, "\n"))
+	d.print("$ cat "+d.path("config/"+name), strings.TrimSuffix(text, "\n"))
 	if d.failed == nil {
 		d.failed = os.WriteFile(d.path("config/"+name), []byte(text), 0o644)
 	}
 }
 
-// run shows a command line and runs it as if it had been typed.
-func (d *demo) run(ctx context.Context, args ...string) {
-	d.say("$ backing-image-manager " + strings.Join(args, " "))
+// command prints a command line and runs it.
+func (d *demo) command(ctx context.Context, args ...string) {
+	d.print("$ backing-image-manager " + strings.Join(args, " "))
 	if d.failed != nil {
 		return
 	}
@@ -184,18 +184,18 @@ func (d *demo) run(ctx context.Context, args ...string) {
 //go:embed demo/parrot.qcow2.zst demo/desert.raw.zst
 var demoImages embed.FS
 
-// demoOrigin is where the images of the demo come from.
-type demoOrigin struct {
-	url  string
-	sums map[string]disk.Digest // of its files
+// demoServer serves the images of the demo.
+type demoServer struct {
+	url     string
+	digests map[string]disk.Digest // by the names of the files
 }
 
-// serveDemo unpacks the images into the folder dir and serves them on loopback until
-// the server is closed.
-func serveDemo(dir string) (*http.Server, demoOrigin, error) {
-	o := demoOrigin{sums: map[string]disk.Digest{}}
+// serveDemo unpacks the images into dir and serves them on loopback until the server is
+// closed.
+func serveDemo(dir string) (*http.Server, demoServer, error) {
+	o := demoServer{digests: map[string]disk.Digest{}}
 	if err := errors.Join(os.Mkdir(dir, 0o755), o.unpack(dir)); err != nil {
-		return nil, o, fmt.Errorf("make images of the demo: %w", err)
+		return nil, o, fmt.Errorf("create the images of the demo: %w", err)
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -203,11 +203,11 @@ func serveDemo(dir string) (*http.Server, demoOrigin, error) {
 	}
 	o.url = "http://" + listener.Addr().String()
 	server := &http.Server{Handler: http.FileServer(http.Dir(dir)), ReadHeaderTimeout: time.Minute}
-	go server.Serve(listener) // until it is closed: there is no other error to hear of
+	go server.Serve(listener) // it returns when the server is closed
 	return server, o, nil
 }
 
-func (o *demoOrigin) unpack(dir string) error {
+func (o *demoServer) unpack(dir string) error {
 	parrot, err := unpackDemo("demo/parrot.qcow2.zst")
 	if err != nil {
 		return err
@@ -236,10 +236,10 @@ func unpackDemo(name string) ([]byte, error) {
 	return decoder.DecodeAll(packed, nil)
 }
 
-func (o *demoOrigin) save(dir, name string, data []byte) error {
+func (o *demoServer) save(dir, name string, data []byte) error {
 	h := disk.SHA256.New()
 	h.Write(data)
-	o.sums[name] = disk.SHA256.Digest(h)
+	o.digests[name] = disk.SHA256.Digest(h)
 	f, err := os.Create(filepath.Join(dir, name))
 	if err != nil {
 		return err
@@ -247,7 +247,7 @@ func (o *demoOrigin) save(dir, name string, data []byte) error {
 	return errors.Join(writeSparse(f, data), f.Close())
 }
 
-// writeSparse leaves holes where data has zeros.
+// writeSparse writes data with holes instead of zeros.
 func writeSparse(f *os.File, data []byte) error {
 	const step = 64 << 10
 	zeros, at := make([]byte, step), int64(0)

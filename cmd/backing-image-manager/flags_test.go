@@ -53,7 +53,7 @@ func TestMistakesAreOneLineThatHelps(t *testing.T) {
 		{"reconcile --config-dir x --detailed-exitcode", `--detailed-exitcode is for --dry-run: a real run exits with 0 or 1`},
 		{"reconcile --config-dir x -o xml", `invalid argument "xml" for "-o, --output" flag: must be one of text, json, yaml, markdown`},
 		{"validate", `name a directory or a file to check`},
-		{"backing-image list --url http://x --disk y", `--url and --disk exclude each other: ask a daemon, or look at the disk`},
+		{"backing-image list --url http://x --disk y", `--url and --disk are mutually exclusive: name a daemon or a disk`},
 		{"status --url localhost:8000", `--url is not the address of a daemon: write http://HOST:PORT`},
 		{"disk init testdata/none", `initialise disk: open testdata/none: no such file or directory: mount the disk there, or make the folder`},
 		{"reconcile --config-dir x --secrets-dir testdata/none", `read --secrets-dir: stat testdata/none: no such file or directory`},

@@ -25,30 +25,31 @@ import (
 func newHandle() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "handle",
-		Short: "Read or write a bi:// handle, by which CSI names a backing image",
-		Long: `The snapshotHandle of a VolumeSnapshotContent names a backing image of Longhorn:
+		Short: "Decode or encode a CSI bi:// snapshot handle",
+		Long: `The snapshotHandle of a VolumeSnapshotContent names a Longhorn backing image:
 
   bi://backing?backingImage=NAME&backingImageDataSourceType=TYPE&KEY=VALUE…
 
-Longhorn's own text about it ("Extend CSI snapshot to support Longhorn BackingImage")
-and Longhorn's code differ. This program goes by the code:
+Longhorn's documentation ("Extend CSI snapshot to support Longhorn BackingImage") and
+Longhorn's code differ. This program follows the code:
 
-  checksum        The text has the key "checksum". It is "backingImageChecksum":
-                  Longhorn takes "checksum" for a parameter of the source, and no
-                  image is equal to that. Here it is an error.
-                    not  …&url=https%3A%2F%2Fexample.com%2Fa.raw&checksum=304f…
-                    but  …&url=https%3A%2F%2Fexample.com%2Fa.raw&backingImageChecksum=304f…
-  order           The text begins with backingImageDataSourceType. Any order is read;
-                  written are the keys in alphabetical order, by Longhorn and by encode.
-                    bi://backing?backingImage=a1&backingImageDataSourceType=export-from-volume&export-type=raw&volume-name=vm1
-  escapes         The text escapes values, and so does encode. Longhorn escapes nothing
-                  when it writes, so that what it wrote cannot be read again where
-                  a value has one of & + # % ; in it. When it reads, "+" is a space.
-                    not  …&url=https://example.com/a.raw?x=1&y=2
-                    but  …&url=https%3A%2F%2Fexample.com%2Fa.raw%3Fx%3D1%26y%3D2
-  the type        The text has "export-form-volume" once. It is "export-from-volume".
+  checksum   The documentation has the key "checksum". The correct key is
+             "backingImageChecksum". Longhorn treats "checksum" as a parameter of the
+             source, and then no image matches. Here it is an error.
+               wrong  …&url=https%3A%2F%2Fexample.com%2Fa.raw&checksum=304f…
+               right  …&url=https%3A%2F%2Fexample.com%2Fa.raw&backingImageChecksum=304f…
+  order      The documentation begins with backingImageDataSourceType. Any order is
+             valid. Longhorn and encode write the keys in alphabetical order.
+               bi://backing?backingImage=a1&backingImageDataSourceType=export-from-volume&export-type=raw&volume-name=vm1
+  escapes    The documentation escapes values, and so does encode. Longhorn does not
+             escape what it writes, so that it cannot read values with & + # % or ;
+             again. When it reads, "+" is a space.
+               wrong  …&url=https://example.com/a.raw?x=1&y=2
+               right  …&url=https%3A%2F%2Fexample.com%2Fa.raw%3Fx%3D1%26y%3D2
+  type       The documentation once has "export-form-volume". The correct type is
+             "export-from-volume".
 
-What Longhorn drops without a word, such as all that follows a "#", is an error.`,
+Parts that Longhorn silently ignores, such as everything after a "#", are errors.`,
 		Example: `  backing-image-manager handle decode 'bi://backing?backingImage=a1&backingImageDataSourceType=upload'
   backing-image-manager handle encode --backing-image a1 --type download --url https://example.com/a.raw`,
 	}
@@ -59,18 +60,18 @@ What Longhorn drops without a word, such as all that follows a "#", is an error.
 func newHandleDecode() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "decode HANDLE [flags]",
-		Short: "Print what a handle says, and the image that it declares",
-		Long: `Prints what a handle says and, as configuration of this program, the image that it
-stands for where nothing else declares one of that name. The user and the query of
-an address are left out, unless --show-secrets is given.
+		Short: "Print the fields of a handle and the image that it declares",
+		Long: `Prints the fields of a handle and, as configuration of this program, the image that it
+declares if no other file declares an image of that name. User info and query of an
+address are left out, unless --show-secrets is given.
 
-Exit status: 1 when a config directory with this handle would not be valid.`,
+Exit status: 1 if a config directory with this handle would be invalid.`,
 		Example: `  backing-image-manager handle decode 'bi://backing?backingImage=a1&backingImageDataSourceType=download&url=https%3A%2F%2Fexample.com%2Fa.raw'
   backing-image-manager handle decode "$(kubectl get volumesnapshotcontent a1 -o jsonpath={.spec.source.snapshotHandle})" -o json`,
 		Args: exactArgs("HANDLE"),
 	}
 	var secrets bool
-	cmd.Flags().BoolVar(&secrets, "show-secrets", false, "print addresses with user and query")
+	cmd.Flags().BoolVar(&secrets, "show-secrets", false, "print addresses with user info and query")
 	format := outputFlag(cmd, "text", "json")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		h, err := schema.ParseHandle(args[0])
@@ -81,7 +82,7 @@ Exit status: 1 when a config directory with this handle would not be valid.`,
 		view := viewHandle(h, images, secrets)
 		view.wrong = problems != nil
 		if view.hidden {
-			fmt.Fprintln(cmd.ErrOrStderr(), "warning: the user or the query of an address is left out: --show-secrets prints it")
+			fmt.Fprintln(cmd.ErrOrStderr(), "warning: the user info or the query of an address is left out: --show-secrets prints it")
 		}
 		if format.word == "json" {
 			err = report.WriteJSON(cmd.OutOrStdout(), view)
@@ -97,13 +98,13 @@ func newHandleEncode() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "encode --backing-image NAME --type TYPE [flags]",
 		Short: "Print the handle of an image",
-		Long: `Prints the handle of an image, to be the snapshotHandle of a VolumeSnapshotContent.
-Longhorn makes the image of a handle where it has none of that name, by download or
-by export-from-volume; for the other types, and to name an image that is there, the
-parameters of the source may be left out.
+		Long: `Prints the handle of an image, for the snapshotHandle of a VolumeSnapshotContent.
+If Longhorn has no image of that name, it creates one by download or by
+export-from-volume. The parameters of the source are optional for the other types,
+and for an image that exists.
 
-Exit status: 1 when a config directory with this handle would not be valid; it is
-printed all the same.`,
+Exit status: 1 if a config directory with this handle would be invalid. The handle is
+printed nevertheless.`,
 		Example: `  backing-image-manager handle encode --backing-image a1 --type download --url https://example.com/a.raw --checksum "$(sha512sum a.raw | cut -d' ' -f1)"
   backing-image-manager handle encode --backing-image a1 --type export-from-volume --volume-name vm1 --export-type qcow2`,
 		Args: exactArgs(),
@@ -111,8 +112,8 @@ printed all the same.`,
 	var h schema.Handle
 	var url, volume string
 	cmd.Flags().StringVar(&h.BackingImage, "backing-image", "", "the `NAME` of the image")
-	kind := choiceFlag(cmd, "type", "", "kind of source", "download", "export-from-volume", "upload", "restore", "clone")
-	kind.word, cmd.Flags().Lookup("type").DefValue = "", "" // it has to be given
+	kind := choiceFlag(cmd, "type", "", "source type", "download", "export-from-volume", "upload", "restore", "clone")
+	kind.word, cmd.Flags().Lookup("type").DefValue = "", "" // required
 	cmd.Flags().StringVar(&h.Checksum, "checksum", "", "the `SHA-512` of the image, in hex")
 	cmd.Flags().StringVar(&url, "url", "", "the `ADDRESS` to download from")
 	cmd.Flags().StringVar(&volume, "volume-name", "", "the `NAME` of the volume to export")
@@ -120,7 +121,7 @@ printed all the same.`,
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		given := cmd.Flags().Changed
 		if !given("backing-image") || !given("type") {
-			return errors.New("name the image with --backing-image, and the kind of its source with --type")
+			return errors.New("name the image with --backing-image, and its source type with --type")
 		}
 		for flag, of := range map[string]string{"url": "download", "volume-name": "export-from-volume", "export-type": "export-from-volume"} {
 			if given(flag) && kind.word != of {
@@ -145,9 +146,9 @@ printed all the same.`,
 	return cmd
 }
 
-// imageOf returns the image that a handle declares where nothing else does, by its
-// name, and what is wrong with it. A handle of some types only names an image that is
-// there. It loads the configuration that has nothing but a manifest with the handle.
+// imageOf returns the image that a handle declares, by its name, and the errors in the
+// declaration. It loads a configuration that has only a manifest with the handle. A handle
+// of some types declares no image, and only refers to one.
 func imageOf(ctx context.Context, errOut io.Writer, text string, h schema.Handle) (map[string]schema.Image, error) {
 	if err := h.Check(); err != nil || !h.Declares() {
 		return nil, err
@@ -162,21 +163,22 @@ func imageOf(ctx context.Context, errOut io.Writer, text string, h schema.Handle
 	}
 	result := schema.NewLoader().Load(ctx, configdir.Snapshot{Files: []configdir.File{
 		{Path: "handle.json", Data: data},
-		// Whether a configuration allows such an address, a handle cannot tell.
+		// Whether loopback addresses are allowed is up to the real configuration.
 		{Path: "settings.yaml", Data: []byte("settings: {allowLoopbackSources: true}")},
 	}})
 	var problems []error
 	for _, p := range result.Errors {
-		problems = append(problems, errors.New(ofHandle(p)))
+		problems = append(problems, errors.New(withoutPosition(p)))
 	}
 	for _, p := range result.Warnings {
-		fmt.Fprintf(errOut, "warning: %s\n", ofHandle(p))
+		fmt.Fprintf(errOut, "warning: %s\n", withoutPosition(p))
 	}
 	return result.Config.Images, errors.Join(problems...)
 }
 
-// ofHandle is a problem without the place in a manifest that nobody wrote.
-func ofHandle(p document.Problem) string {
+// withoutPosition is the text of a problem without its position in the manifest, which the
+// user did not write.
+func withoutPosition(p document.Problem) string {
 	p.Position = document.Position{}
 	if handle := (document.Path{"spec", "source", "snapshotHandle"}); p.Path.Within(handle) {
 		p.Path = p.Path[len(handle):]
@@ -184,19 +186,18 @@ func ofHandle(p document.Problem) string {
 	return p.String()
 }
 
-// handleView is what handle decode prints.
+// handleView is the output of handle decode.
 type handleView struct {
 	BackingImage string                   `json:"backingImage"`
 	SourceType   string                   `json:"backingImageDataSourceType"`
 	Checksum     string                   `json:"backingImageChecksum,omitempty"`
 	Parameters   map[string]string        `json:"parameters"`
 	Images       map[string]imageOfHandle `json:"images,omitempty"`
-	hidden       bool                     // a part of an address is left out
-	wrong        bool                     // nothing can be said of an image
+	hidden       bool                     // part of an address is left out
+	wrong        bool                     // the declaration of the image has errors
 }
 
-// imageOfHandle is what one would write to declare an image, without what is so by
-// default.
+// imageOfHandle is the declaration of an image without the defaults.
 type imageOfHandle struct {
 	Source   map[string]map[string]string `json:"source"`
 	Checksum string                       `json:"checksum,omitempty"`
@@ -229,8 +230,7 @@ func viewHandle(h schema.Handle, images map[string]schema.Image, secrets bool) h
 	return v
 }
 
-// write prints a file for a config directory, in which what the handle says is a
-// comment.
+// write prints a file for a config directory. The fields of the handle are a comment in it.
 func (v handleView) write(w io.Writer) error {
 	var b bytes.Buffer
 	comment := func(key, value string) {
@@ -251,7 +251,7 @@ func (v handleView) write(w io.Writer) error {
 	switch {
 	case v.wrong:
 	case len(v.Images) == 0:
-		fmt.Fprintln(&b, "# It declares no image: one of that name has to be there.")
+		fmt.Fprintln(&b, "# It declares no image: an image of that name must exist.")
 	default:
 		images, err := yaml.Marshal(map[string]any{"images": v.Images})
 		if err != nil {

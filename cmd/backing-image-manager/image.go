@@ -14,7 +14,7 @@ func newImage() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "backing-image",
 		SuggestFor: []string{"list", "ls", "get", "images", "upload", "download", "verify", "cleanup", "backup"},
-		Short:      "List, verify, upload, read out, back up and clean up the images on disks or of a daemon",
+		Short:      "List, verify, upload, download, back up and clean up images",
 		Example: `  backing-image-manager backing-image list --disk /var/lib/longhorn
   backing-image-manager backing-image verify parrot --disk /var/lib/longhorn`,
 	}
@@ -22,7 +22,7 @@ func newImage() *cobra.Command {
 	return cmd
 }
 
-// imageFlags say where images are looked for: on disks, or by asking a daemon.
+// imageFlags select images: on disks, or of a daemon.
 type imageFlags struct {
 	daemonFlags
 	disks []string
@@ -38,24 +38,24 @@ func (f *imageFlags) addURL(cmd *cobra.Command) {
 	f.daemonFlags.add(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if len(f.disks) > 0 && cmd.Flags().Changed("url") {
-			return errors.New("--url and --disk exclude each other: ask a daemon, or look at the disk")
+			return errors.New("--url and --disk are mutually exclusive: name a daemon or a disk")
 		}
 		return nil
 	}
 }
 
 func (f *imageFlags) addDisks(cmd *cobra.Command) {
-	cmd.Flags().StringArrayVar(&f.disks, "disk", nil, "look at the disk at `PATH`, without a daemon; may be repeated")
+	cmd.Flags().StringArrayVar(&f.disks, "disk", nil, "use the disk at `PATH`, without a daemon; may be repeated")
 	if err := cmd.MarkFlagDirname("disk"); err != nil {
 		panic("mark --disk: " + err.Error())
 	}
 }
 
 func (f *imageFlags) addOn(cmd *cobra.Command) {
-	cmd.Flags().StringArrayVar(&f.on, "on", nil, "only copies on `NODE/DISK`, or on the path of a --disk; may be repeated")
+	cmd.Flags().StringArrayVar(&f.on, "on", nil, "only copies on `NODE/DISK`, or on the path given to --disk; may be repeated")
 }
 
-// images asks whom the flags say.
+// images returns the images on the disks, or those of the daemon.
 func (f *imageFlags) images(ctx context.Context) ([]status.ImageStatus, error) {
 	if len(f.disks) == 0 {
 		s, err := f.status(ctx)
@@ -73,11 +73,12 @@ func newImageList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [--disk PATH | --url URL] [flags]",
 		Short: "List images and their states",
-		Long: `Prints an object from the name of each image to its state. With --disk it is what
-lies on the disks; without, a daemon is asked, which knows what is declared too.
+		Long: `Prints a JSON object from the name of each image to its state. With --disk these are
+the images on the disks. Otherwise they are the images of a daemon, including the
+declared ones that it has no copy of.
 
-The declared generation answers to the name, older ones stand under "generations".
-Of several copies the best answers; --on chooses.`,
+The entry of a name is the declared generation. Its field "generations" has the older
+ones. If there are several copies, the entry shows the best one; --on selects copies.`,
 		Example: `  backing-image-manager backing-image list --disk /var/lib/longhorn
   backing-image-manager backing-image list --url http://localhost:8000 -o table`,
 		Args: exactArgs(),
@@ -105,7 +106,7 @@ func newImageGet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get NAME [--disk PATH | --url URL] [flags]",
 		Short: "Show one image and its state",
-		Long:  `Prints what backing-image list has under NAME. NAME may be <name>-<uuid> too.`,
+		Long:  `Prints the entry for NAME of backing-image list. NAME may also be <name>-<uuid>.`,
 		Example: `  backing-image-manager backing-image get parrot --disk /var/lib/longhorn
   backing-image-manager backing-image get parrot --on node1/disk1`,
 		Args: exactArgs("NAME"),

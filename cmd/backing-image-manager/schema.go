@@ -9,10 +9,10 @@ import (
 func newSchema() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schema [flags]",
-		Short: "Print what may be declared in a config directory",
-		Long: `Prints the schema of the files in a config directory: as CUE, which this program
-itself goes by, or as JSON Schema, with which editors complete and check YAML. The
-CUE has the manifests of Kubernetes that are read, too.`,
+		Short: "Print the schema of the config directory",
+		Long: `Prints the schema of the files in a config directory: as CUE, which this program uses
+itself, or as JSON Schema, which editors use to complete and check YAML. The CUE also
+describes the Kubernetes manifests that this program reads.`,
 		Example: `  backing-image-manager schema | cue vet -c -d '#Config' - config/*.yaml
   backing-image-manager schema --format jsonschema >backing-images.schema.json`,
 		Args: exactArgs(),

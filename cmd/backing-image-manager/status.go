@@ -9,14 +9,14 @@ func newStatus() *cobra.Command {
 	var f imageFlags
 	cmd := &cobra.Command{
 		Use:   "status [--url URL] [flags]",
-		Short: "Show the cluster as a daemon sees it: nodes, disks and images",
-		Long: `Prints how a daemon understood the configuration, which other nodes answer it and
-with which configuration, the disks, and each image with its copies on all nodes. Of a
-node that does not answer it shows what that said last, as such. Copies that are alike
-share a line, and of many nodes only those are listed that something is wrong with;
--o json has all.
+		Short: "Show the state of the cluster as a daemon sees it",
+		Long: `Prints the state of the configuration at a daemon, the peers and whether they have the
+same configuration, the disks, and each image with its copies on all nodes. For an
+unreachable node it prints the last known state. The table is a summary: equal copies
+share a line, and in a large cluster only nodes with problems are listed. -o json
+prints everything.
 
-A status saved with -o json is a --state for reconcile --dry-run.`,
+The output of -o json can be saved as a --state for reconcile --dry-run.`,
 		Example: `  backing-image-manager status
   backing-image-manager status --url http://node1:8000 --token-file token -o json`,
 		Args: exactArgs(),

@@ -21,15 +21,15 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// Of a build that sees no git checkout, such as one of a container image, the linker is
-// told: -X main.builtVersion=v1.2.3 -X main.builtCommit=0123456789ab.
+// A build without a git checkout, such as that of a container image, sets these by the
+// linker: -X main.builtVersion=v1.2.3 -X main.builtCommit=0123456789ab.
 var builtVersion, builtCommit string
 
-// version tells from what the binary was built, as far as the build recorded it.
+// version returns the version, commit and Go version that the build recorded.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return "backing-image-manager, of an unknown build"
+		return "backing-image-manager, unknown build"
 	}
 	release, commit := cmp.Or(builtVersion, info.Main.Version), cmp.Or(builtCommit, "unknown")
 	for _, s := range info.Settings {

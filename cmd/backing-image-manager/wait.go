@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	defaultPatience = 5 * time.Minute
-	waitAgain       = 500 * time.Millisecond
+	defaultWaitTimeout = 5 * time.Minute
+	waitPollInterval   = 500 * time.Millisecond
 )
 
 func newWait() *cobra.Command {
@@ -27,26 +27,26 @@ func newWait() *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "wait --for ready [NAME]... [--url URL] [flags]",
-		Short: "Wait until images are ready on as many disks as they are wanted on",
-		Long: `Waits until as many copies as are wanted of each NAME are ready, in the whole cluster
-as the asked daemon sees it. Without NAME it waits for all that is declared, and for
-a configuration without mistakes.
+		Short: "Wait until images have all desired copies ready",
+		Long: `Waits until each image NAME has as many ready copies as desired, in the whole cluster
+as one daemon sees it. Without NAME it waits for all declared images, and for a
+configuration without errors.
 
-The daemon may not be up yet, or start again meanwhile. On a terminal you see what is
-waited for.
+The daemon may start or restart in the meantime. On a terminal the command shows the
+images that are not ready.
 
-Exit status: 0 when all are ready; 1 when --timeout has passed, with a line for each
-image that is not, and at once for a NAME that is not declared.`,
+Exit status: 0 if all are ready; 1 after --timeout, with a line for each image that is
+not ready, and immediately for a NAME that is not declared.`,
 		Example: `  backing-image-manager wait --for ready
   backing-image-manager wait --for ready parrot macaw --timeout 30m --url http://localhost:8000`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	choiceFlag(cmd, "for", "", "what to wait for", "ready")
-	cmd.Flags().DurationVar(&timeout, "timeout", defaultPatience, "give up after so long; 0: never")
+	choiceFlag(cmd, "for", "", "condition to wait for", "ready")
+	cmd.Flags().DurationVar(&timeout, "timeout", defaultWaitTimeout, "give up after this time; 0: never")
 	daemon.add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if timeout < 0 {
-			return fmt.Errorf("--timeout is %v: write a duration like 10m, or 0 for none", timeout)
+			return fmt.Errorf("--timeout is %v: write a duration such as 10m, or 0 for no limit", timeout)
 		}
 		client, err := daemon.client()
 		if err != nil {
@@ -57,30 +57,30 @@ image that is not, and at once for a NAME that is not declared.`,
 	return cmd
 }
 
-// waitReady asks until all is ready, and returns what is missing when it gives up. On a
-// terminal that is seen meanwhile.
-func waitReady(ctx context.Context, client *api.Client, names []string, timeout time.Duration, seen *progress) error {
-	defer seen.showPending(nil)
+// waitReady polls the status until all images are ready. The error lists the images that
+// are not. On a terminal, bars shows them while it waits.
+func waitReady(ctx context.Context, client *api.Client, names []string, timeout time.Duration, bars *progress) error {
+	defer bars.showPending(nil)
 	limited := ctx
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		limited, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	tick := time.NewTicker(waitAgain)
+	tick := time.NewTicker(waitPollInterval)
 	defer tick.Stop()
 	var missing error
 	for {
 		s, err := client.Status(limited)
 		if err == nil {
-			err = notReady(s, names)
+			err = checkReady(s, names)
 		}
 		switch {
-		case err == nil || limited.Err() == nil && lasting(err):
+		case err == nil || limited.Err() == nil && isPermanent(err):
 			return err
-		case limited.Err() == nil || missing == nil: // a question that was cut short tells nothing
+		case limited.Err() == nil || missing == nil: // a request that the timeout cut short says nothing new
 			missing = err
-			seen.showPending(err)
+			bars.showPending(err)
 		}
 		select {
 		case <-limited.Done():
@@ -93,9 +93,9 @@ func waitReady(ctx context.Context, client *api.Client, names []string, timeout 
 	}
 }
 
-// lasting reports whether waiting does not help against an error. A daemon that is
-// not there yet, or is about to stop, helps itself.
-func lasting(err error) bool {
+// isPermanent reports whether waiting cannot remove the cause of an error. A daemon that has
+// not started yet, or that stops, may respond later.
+func isPermanent(err error) bool {
 	if refused, ok := errors.AsType[*api.RefusedError](err); ok {
 		return refused.Response.Status < http.StatusInternalServerError
 	}
@@ -107,25 +107,25 @@ func lasting(err error) bool {
 	return !missing && !unreachable
 }
 
-// missingError says what is not ready yet, one line for each image.
+// missingError lists what is not ready, with one line for each image.
 type missingError struct{ lines []error }
 
 func (e *missingError) Error() string { return errors.Join(e.lines...).Error() }
 
-// notReady says what of the names, or of all that is declared, is not ready: a
-// *missingError, or another one if waiting does not help.
-func notReady(s status.Status, names []string) error {
+// checkReady checks the named images, or all declared ones. The error is a *missingError, or
+// another one if waiting cannot help.
+func checkReady(s status.Status, names []string) error {
 	if s.Config.Allowed == schema.ObserveOnly.String() {
-		return missing("the configuration is not known: %s", cmp.Or(s.Config.Fault, firstOf(s.Config.Errors)))
+		return missing("the configuration is unknown: %s", cmp.Or(s.Config.Fault, firstError(s.Config.Errors)))
 	}
 	var lines []error
 	if len(names) == 0 {
 		names = declaredNames(s)
 		switch {
-		case s.Config.Fault != "": // what is declared is then what was before
+		case s.Config.Fault != "": // the status shows the last valid declarations
 			lines = append(lines, fmt.Errorf("the configuration cannot be used: %s", report.OneLine(s.Config.Fault)))
 		case s.Config.Digest == "":
-			lines = append(lines, fmt.Errorf("the configuration has mistakes: %s", firstOf(s.Config.Errors)))
+			lines = append(lines, fmt.Errorf("the configuration has errors: %s", firstError(s.Config.Errors)))
 		}
 	}
 	for _, name := range names {
@@ -147,9 +147,9 @@ func missing(format string, args ...any) error {
 	return &missingError{[]error{fmt.Errorf(format, args...)}}
 }
 
-func firstOf(texts []string) string {
+func firstError(texts []string) string {
 	if len(texts) == 0 {
-		return "it is not read yet"
+		return "it was not read yet"
 	}
 	return report.OneLine(texts[0])
 }
@@ -164,8 +164,8 @@ func declaredNames(s status.Status) []string {
 	return names
 }
 
-// declaredImage finds an image by name. One whose declaration has a mistake is shown
-// with what is wrong, and is waited for like any.
+// declaredImage finds a declared image by its name. An image whose declaration is invalid
+// counts as declared: its message has the error.
 func declaredImage(s status.Status, name string) (status.ImageStatus, bool) {
 	for _, image := range s.Images {
 		if image.Name == name && (image.Declared || len(s.Config.Errors) > 0 && image.Message != "") {
@@ -175,12 +175,12 @@ func declaredImage(s status.Status, name string) (status.ImageStatus, bool) {
 	return status.ImageStatus{}, false
 }
 
-// mostReasons is how many copies of an image are told of: one for all disks may have
-// hundreds.
-const mostReasons = 3
+// maxReasons is the number of copies that an error describes. An image on all disks may
+// have hundreds.
+const maxReasons = 3
 
-// whyMissing says of an image, or else of its copies that are not ready, what they
-// wait for.
+// whyMissing is the end of an error about an image that is not ready: the message of the
+// image, or those of its copies that are not ready.
 func whyMissing(image status.ImageStatus) string {
 	if image.Message != "" {
 		return ": " + report.OneLine(image.Message)
@@ -190,12 +190,12 @@ func whyMissing(image status.ImageStatus) string {
 		if c.State == disk.Ready {
 			continue
 		}
-		if n++; n <= mostReasons {
-			why += fmt.Sprintf("; %s is %s: %s", report.DiskName(c), c.State, cmp.Or(report.OneLine(report.CopyMessage(c)), "no reason is known"))
+		if n++; n <= maxReasons {
+			why += fmt.Sprintf("; %s is %s: %s", report.DiskName(c), c.State, cmp.Or(report.OneLine(report.CopyMessage(c)), "unknown reason"))
 		}
 	}
-	if n > mostReasons {
-		why += fmt.Sprintf("; and %d more", n-mostReasons)
+	if n > maxReasons {
+		why += fmt.Sprintf("; and %d more", n-maxReasons)
 	}
 	return why
 }

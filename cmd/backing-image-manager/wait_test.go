@@ -19,7 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-func TestNotReadySaysWhatIsMissing(t *testing.T) {
+func TestErrorListsTheImagesThatAreNotReady(t *testing.T) {
 	const known = `"config":{"allowed":"everything","digest":"d1"}`
 	const parrot = `{"name":"parrot","declared":true,"wanted":5,"ready":1,"copies":[
 		{"node":"n1","disk":"d1","state":"ready","message":"never told"},{"node":"n1","disk":"d2","state":"failed","message":"404"},
@@ -35,13 +35,13 @@ func TestNotReadySaysWhatIsMissing(t *testing.T) {
 		{"other generations do not count", `{` + known + `,"images":[{"name":"parrot","uuid":"1","ready":1},{"name":"parrot","uuid":"2","declared":true,"wanted":1,"message":"held"}]}`,
 			[]string{"parrot"}, "parrot: 0 of 1 copies ready: held", false},
 		{"a few reasons of many", `{` + known + `,"images":[` + parrot + `]}`, nil,
-			"parrot: 1 of 5 copies ready; n1/d2 is failed: 404; n2/d1 is unknown: no reason is known; n3/d1 is pending: two; lines; and 1 more", false},
+			"parrot: 1 of 5 copies ready; n1/d2 is failed: 404; n2/d1 is unknown: unknown reason; n3/d1 is pending: two; lines; and 1 more", false},
 		{"nowhere to be", `{` + known + `,"images":[{"name":"parrot","declared":true}]}`, nil, "parrot: 0 of 0 copies ready", false},
 		{"given up", `{` + known + `,"images":[{"name":"parrot","ready":1,"message":"goes later"}]}`, []string{"parrot"}, "parrot is not declared", true},
 		{"never heard of", `{` + known + `}`, []string{"nest"}, "nest is not declared", true},
-		{"not read yet", `{"config":{"allowed":"observe only"}}`, []string{"nest"}, "the configuration is not known: it is not read yet", false},
-		{"no directory", `{"config":{"allowed":"observe only","fault":"gone"}}`, nil, "the configuration is not known: gone", false},
-		{"a mistake elsewhere", `{"config":{"allowed":"no deletions","errors":["x.yaml:1:1: no"]}}`, nil, "the configuration has mistakes: x.yaml:1:1: no", false},
+		{"not read yet", `{"config":{"allowed":"observe only"}}`, []string{"nest"}, "the configuration is unknown: it was not read yet", false},
+		{"no directory", `{"config":{"allowed":"observe only","fault":"gone"}}`, nil, "the configuration is unknown: gone", false},
+		{"a mistake elsewhere", `{"config":{"allowed":"no deletions","errors":["x.yaml:1:1: no"]}}`, nil, "the configuration has errors: x.yaml:1:1: no", false},
 		{"a mistake in it", `{"config":{"allowed":"no deletions","errors":["x.yaml:1:1: no"]},"images":[{"name":"nest","message":"no"}]}`,
 			[]string{"nest"}, "nest: 0 of 0 copies ready: no", false},
 	} {
@@ -49,17 +49,17 @@ func TestNotReadySaysWhatIsMissing(t *testing.T) {
 		if err := json.Unmarshal([]byte(tt.status), &s); err != nil {
 			t.Fatal(err)
 		}
-		err := notReady(s, tt.names)
+		err := checkReady(s, tt.names)
 		if err == nil != (tt.want == "") || err != nil && err.Error() != tt.want {
 			t.Errorf("%s:\n got %v\nwant %s", tt.name, err, tt.want)
 		}
-		if err != nil && lasting(err) != tt.lasts {
-			t.Errorf("%s: waiting helps: %t", tt.name, !lasting(err))
+		if err != nil && isPermanent(err) != tt.lasts {
+			t.Errorf("%s: waiting helps: %t", tt.name, !isPermanent(err))
 		}
 	}
 }
 
-func TestWhatWaitingDoesNotHelp(t *testing.T) {
+func TestPermanentErrorsEndTheWait(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
 		want bool
@@ -72,14 +72,14 @@ func TestWhatWaitingDoesNotHelp(t *testing.T) {
 		{&api.RefusedError{Response: httperror.Error{Status: 404}}, true},
 		{errors.New("read token: open none"), true},
 	} {
-		if got := lasting(tt.err); got != tt.want {
+		if got := isPermanent(tt.err); got != tt.want {
 			t.Errorf("%v: got %t", tt.err, got)
 		}
 	}
 }
 
 // A daemon that ends in the middle of an answer may be there again in a moment.
-func TestWaitOutlivesHalfAnAnswer(t *testing.T) {
+func TestWaitContinuesAfterAnIncompleteResponse(t *testing.T) {
 	var asked atomic.Int32
 	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if asked.Add(1) == 1 {
@@ -95,7 +95,7 @@ func TestWaitOutlivesHalfAnAnswer(t *testing.T) {
 	}
 }
 
-func TestStoppedWaitingSaysWhatIsMissing(t *testing.T) {
+func TestStoppedWaitListsWhatIsMissing(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var asked atomic.Int32
 	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

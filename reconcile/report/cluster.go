@@ -85,6 +85,9 @@ func (f ClusterPlan) WriteDifference(w io.Writer, format string) error {
 	return err
 }
 
+// maxNames is the number of names in a line of text.
+const maxNames = 3
+
 // riskText says in one line what somebody who approves a plan should know, the worst
 // first.
 func riskText(r forecast.Risk) string {
@@ -99,12 +102,12 @@ func riskText(r forecast.Risk) string {
 		short = append(short, fmt.Sprintf("%s (%d of %d)", s.Image, s.After, s.Wanted))
 	}
 	amount := func(a forecast.CopyStats) string { return fmt.Sprintf("%s (%s)", countCopies(a.Copies), Size(a.Bytes)) }
-	say(len(r.LosesAll), "loses all copies: %s", joinMax(r.LosesAll))
+	say(len(r.LosesAll), "loses all copies: %s", JoinMax(r.LosesAll, maxNames))
 	say(r.Removes.Copies, "deletes %s", amount(r.Removes))
 	say(r.Evicts.Copies, "evicts %s", amount(r.Evicts))
 	say(r.Later.Copies, "deletes %s later", amount(r.Later))
-	say(len(r.BelowReserve), "below the reserve: %s", joinMax(r.BelowReserve))
-	say(len(short), "fewer copies than declared: %s", joinMax(short))
+	say(len(r.BelowReserve), "below the reserve: %s", JoinMax(r.BelowReserve, maxNames))
+	say(len(short), "fewer copies than declared: %s", JoinMax(short, maxNames))
 	say(r.Blocked, "%d blocked", r.Blocked)
 	say(r.Held, "%d held", r.Held)
 	if len(parts) == 0 {
@@ -155,7 +158,7 @@ func (f ClusterPlan) stateText() string {
 	s := f.Fleet.State
 	text := fmt.Sprintf("%s, as of %s", Count(s.Nodes, "node"), s.Time.UTC().Format("2006-01-02 15:04 UTC"))
 	if len(s.Silent) > 0 {
-		text += "; not heard of: " + joinMax(s.Silent)
+		text += "; not heard of: " + JoinMax(s.Silent, maxNames)
 	}
 	if f.anyway > 0 {
 		text += fmt.Sprintf("; %s would be there without the change", Count(f.anyway, "other action"))
@@ -267,9 +270,9 @@ func placesText(image forecast.ImageForecast, want string) string {
 			}
 		}
 	}
-	text := joinMax(now)
+	text := JoinMax(now, maxNames)
 	if len(later) > 0 {
-		text = strings.TrimPrefix(text+"; later "+joinMax(later), "; ")
+		text = strings.TrimPrefix(text+"; later "+JoinMax(later, maxNames), "; ")
 	}
 	return text
 }
@@ -315,7 +318,7 @@ func (f ClusterPlan) diskRows() (rows [][]string) {
 // matterRows has a row for each reason.
 func matterRows(matters []forecast.ReasonGroup) (rows [][]string) {
 	for _, m := range matters {
-		rows = append(rows, []string{fmt.Sprint(len(m.Copies)), joinMax(m.Copies), OneLine(m.Reason)})
+		rows = append(rows, []string{fmt.Sprint(len(m.Copies)), JoinMax(m.Copies, maxNames), OneLine(m.Reason)})
 	}
 	return rows
 }

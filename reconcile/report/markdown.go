@@ -154,14 +154,14 @@ func (d Difference) placeRows() (rows [][]string) {
 		case one.Change == forecast.Changed && len(one.Added)+len(one.Removed) == 0:
 			what = "changed, stays where it is"
 		}
-		rows = append(rows, []string{one.Image, what, joinMax(one.Before), joinMax(one.After)})
+		rows = append(rows, []string{one.Image, what, JoinMax(one.Before, maxNames), JoinMax(one.After, maxNames)})
 	}
 	return rows
 }
 
 func (d Difference) nodeRows() (rows [][]string) {
 	for _, one := range d.Nodes {
-		rows = append(rows, []string{one.Node, string(one.Change), joinMax(one.Comes), joinMax(one.Goes)})
+		rows = append(rows, []string{one.Node, string(one.Change), JoinMax(one.Comes, maxNames), JoinMax(one.Goes, maxNames)})
 	}
 	return rows
 }

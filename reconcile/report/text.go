@@ -85,13 +85,13 @@ func countCopies(n int) string {
 	return fmt.Sprintf("%d copies", n)
 }
 
-// joinMax names some of many.
-func joinMax(words []string) string {
-	const most = 3
-	if more := len(words) - most; more > 1 {
-		return fmt.Sprintf("%s and %d more", strings.Join(words[:most], ", "), more)
+// JoinMax joins names with commas. Of many names it lists the first ones, and counts the
+// others: "a, b, c and 7 more". It never counts a single name.
+func JoinMax(names []string, most int) string {
+	if more := len(names) - most; more > 1 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
 	}
-	return strings.Join(words, ", ")
+	return strings.Join(names, ", ")
 }
 
 // writeTable writes rows below a title; nothing where there are none.

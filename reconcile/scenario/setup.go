@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -71,16 +73,8 @@ func (w *world) findImage(text string) (disk.ID, error) {
 	return disk.ID{}, fmt.Errorf("no image %s is declared, and there is no copy of one: declared are %s", text, joinNames(slices.Sorted(maps.Keys(w.base.Config.Images))))
 }
 
-func joinNames(names []string) string {
-	const most = 10
-	switch more := len(names) - most; {
-	case len(names) == 0:
-		return "none"
-	case more > 1:
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
-	}
-	return strings.Join(names, ", ")
-}
+// joinNames lists names for an error.
+func joinNames(names []string) string { return cmp.Or(report.JoinMax(names, 10), "none") }
 
 // setUp lets a node do its work again, or takes it down: it does nothing and answers
 // nobody, and its disks stay as they are.
