@@ -14,20 +14,21 @@ import (
 	getter "github.com/hashicorp/go-getter/v2"
 )
 
-// address is one declared place that bytes come from.
+// address is one declared address of a file.
 type address struct {
 	raw    string // as declared
-	force  string // what stood before "::", "" or "s3"
+	force  string // the prefix before "::": "" or "s3"
 	url    *url.URL
-	region string // of a bucket, where the address names it
+	region string // of a bucket, if the address contains one
 }
 
 var forcedPattern = regexp.MustCompile(`^([A-Za-z0-9]+)::(.+)$`)
 
-// parseAddress reads an address in go-getter's grammar, as far as we speak it:
-// an absolute URL, with "s3::" before it where https means S3. What go-getter
-// would give a meaning of its own beyond that is refused ("//" in a path, other
-// prefixes), or kept from it (the query, which reaches the server as it stands).
+// parseAddress parses an address in the subset of go-getter's grammar that this package
+// supports: an absolute URL, with "s3::" before an https URL of an S3 server. go-getter
+// gives other syntax a meaning of its own. parseAddress refuses it ("//" in a path, other
+// prefixes), or getterURL hides it from go-getter (the query, which the server receives
+// unchanged).
 func parseAddress(raw string) (address, error) {
 	a := address{raw: strings.TrimSpace(raw)}
 	rest := a.raw
@@ -36,7 +37,7 @@ func parseAddress(raw string) (address, error) {
 	}
 	u, err := url.Parse(rest)
 	if err != nil {
-		return a, failf(BadConfig, "address is not a URL") // the cause would print it whole
+		return a, failf(BadConfig, "address is not a URL") // err quotes the whole address
 	}
 	a.url = u
 	if err := a.check(); err != nil {
@@ -45,7 +46,7 @@ func parseAddress(raw string) (address, error) {
 	return a, nil
 }
 
-// check refuses what no getter of ours would take, with the reason.
+// check returns an error if no getter of this package supports the address.
 func (a address) check() error {
 	u := a.url
 	switch {
@@ -58,13 +59,13 @@ func (a address) check() error {
 	case a.force == "" && !supported(u.Scheme):
 		return failf(BadConfig, "scheme %q is not supported: use https, http, s3 or file", u.Scheme)
 	case u.User != nil:
-		return failf(BadConfig, "address %s holds a user or password: put them into a credentials folder", redact(u))
+		return failf(BadConfig, "address %s contains a user or password: put them into a credentials folder", redact(u))
 	case u.Opaque != "" || !strings.HasPrefix(u.Path, "/"):
 		return failf(BadConfig, "address %s has no path", redact(u))
 	case strings.Contains(u.EscapedPath(), "//"):
-		return failf(BadConfig, "address %s has \"//\" in its path: a sub-folder of a source is not supported", redact(u))
+		return failf(BadConfig, "address %s has \"//\" in its path: a subfolder of a source is not supported", redact(u))
 	case u.Scheme == "file" && u.Host != "" && u.Host != "localhost":
-		return failf(BadConfig, "address %s names a host: write file:/// and an absolute path", redact(u))
+		return failf(BadConfig, "address %s has a host: write file:/// and an absolute path", redact(u))
 	case u.Scheme != "file" && u.Hostname() == "":
 		return failf(BadConfig, "address %s has no host", redact(u))
 	}
@@ -79,8 +80,8 @@ func supported(scheme string) bool {
 	return false
 }
 
-// getterURL is what go-getter is asked to dispatch: the address without the query,
-// in which it would find "checksum" and "archive" and act on them.
+// getterURL is the address without its query. go-getter uses it to choose a getter, and
+// would interpret "checksum" and "archive" in a query.
 func (a address) getterURL() string {
 	prefix := ""
 	if a.force != "" {
@@ -89,22 +90,22 @@ func (a address) getterURL() string {
 	return prefix + redact(a.url)
 }
 
-// id identifies the address to a disk.PartSource without telling it.
+// id identifies the address in a disk.PartSource and does not reveal it.
 func (a address) id() string {
 	sum := sha256.Sum256([]byte(a.raw))
 	return hex.EncodeToString(sum[:16])
 }
 
-// addressIDPattern tells addresses from the other sources that parts come from.
+// addressIDPattern distinguishes ids of addresses from other values of disk.PartSource.ID.
 var addressIDPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// String returns what may be printed of the address.
+// String returns the address without secrets, for messages.
 func (a address) String() string { return a.getterURL() }
 
-// base is the last element of the path: the name of the file.
+// base returns the last element of the path: the name of the file.
 func (a address) base() string { return path.Base(a.url.Path) }
 
-// redact returns u without what may be secret in it.
+// redact returns u without user, password, query and fragment, which may be secret.
 func redact(u *url.URL) string {
 	if u.Opaque != "" {
 		return fmt.Sprintf("%s:…", u.Scheme)
@@ -113,18 +114,19 @@ func redact(u *url.URL) string {
 	return shown.String()
 }
 
-// schemeGetter is a getter of go-getter for the addresses of one kind. It gets files
-// only, and not to where go-getter thinks but where read puts them.
+// schemeGetter is a go-getter Getter for the addresses of one scheme. It calls read, and
+// ignores the destination of the request.
 type schemeGetter struct {
 	names    string // separated by spaces
-	force    string // what may stand before "::"
-	selected *bool  // set once a getter took the address
+	force    string // the prefix before "::" that selects it
+	selected *bool  // set when any getter is selected
 	read     func(context.Context) error
 }
 
-// dispatch has go-getter choose among our getters, and no others, the one that the
-// address a is for. Decompressors, checksums, sub-folders and symbolic links of
-// go-getter are out of the way: parseAddress refuses or hides what calls for them.
+// dispatch lets go-getter select the getter for address a, and calls read with its source.
+// Only the getters of this package take part. The decompressors, checksums, subfolders and
+// symbolic links of go-getter never apply: parseAddress refuses or hides the syntax that
+// requests them.
 func (t *transfer) dispatch(ctx context.Context, a address, read func(context.Context, source) error) error {
 	taken := false
 	from := func(open func(address) (source, error)) func(context.Context) error {
@@ -152,7 +154,7 @@ func (t *transfer) dispatch(ctx context.Context, a address, read func(context.Co
 	return err
 }
 
-// Detect reports whether the getter is the one for the address.
+// Detect reports whether the getter supports the address.
 func (s schemeGetter) Detect(r *getter.Request) (bool, error) {
 	if r.Forced != "" {
 		return r.Forced == s.force, nil
@@ -161,18 +163,18 @@ func (s schemeGetter) Detect(r *getter.Request) (bool, error) {
 	return ok && strings.Contains(" "+s.names+" ", " "+strings.ToLower(name)+" "), nil
 }
 
-// GetFile has the source at the address read.
+// GetFile calls read.
 func (s schemeGetter) GetFile(ctx context.Context, _ *getter.Request) error {
 	*s.selected = true
 	return s.read(ctx)
 }
 
-// Get refuses folders: an image is a file.
+// Get fails: an image is a file, and go-getter calls Get for folders.
 func (s schemeGetter) Get(context.Context, *getter.Request) error {
 	return errors.New("a folder is not an image")
 }
 
-// Mode is asked of addresses that may be folders; ours never are.
+// Mode reports that every address is a file.
 func (s schemeGetter) Mode(context.Context, *url.URL) (getter.Mode, error) {
 	return getter.ModeFile, nil
 }

@@ -8,10 +8,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-func TestQueryReachesTheServer(t *testing.T) {
+func TestServerReceivesQueryUnchanged(t *testing.T) {
 	r := newFixture(t)
 	const query = "b=2&a=%2F1&checksum=md5:1&archive=tar&filename=x&empty"
-	p := r.part(disk.PartOptions{})
+	p := r.openPart(disk.PartOptions{})
 	err := r.client.Download(context.Background(), Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)) + "?" + query}, p, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -21,7 +21,7 @@ func TestQueryReachesTheServer(t *testing.T) {
 	}
 }
 
-func TestAddresses(t *testing.T) {
+func TestInvalidAddressesAreRefused(t *testing.T) {
 	tests := []struct{ url, word string }{
 		{"", "empty"},
 		{"example.com/x", "no scheme"},
@@ -32,18 +32,18 @@ func TestAddresses(t *testing.T) {
 		{"git@github.com:a/b", ""},
 		{"https://example.com", "no path"},
 		{"https:///x", "no host"},
-		{"https://user:" + marker + "@example.com/x", "credentials folder"},
-		{"https://example.com/a//b", "sub-folder"},
-		{"file://host/x", "names a host"},
-		{"https://example.com/%zz" + marker, "not a URL"},
+		{"https://user:" + secretMarker + "@example.com/x", "credentials folder"},
+		{"https://example.com/a//b", "subfolder"},
+		{"file://host/x", "has a host"},
+		{"https://example.com/%zz" + secretMarker, "not a URL"},
 		{"s3::https://example.com/bucket", "bucket and a key"},
-		{"s3://bucket/key?versionId=" + marker, "query"},
+		{"s3://bucket/key?versionId=" + secretMarker, "query"},
 		{"file:///etc/passwd", "not below"},
 	}
 	for _, tt := range tests {
 		r := newFixture(t)
 		r.client.AllowLoopback, r.client.FileRoots = false, []string{t.TempDir()}
-		p := r.part(disk.PartOptions{})
-		failed(t, r.client.Download(context.Background(), Request{URL: tt.url}, p, nil), BadConfig, tt.word)
+		p := r.openPart(disk.PartOptions{})
+		wantError(t, r.client.Download(context.Background(), Request{URL: tt.url}, p, nil), BadConfig, tt.word)
 	}
 }

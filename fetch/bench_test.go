@@ -6,9 +6,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// BenchmarkDownload fetches, hashes and commits from a server in this process,
-// which takes a share of the processors itself: one MiB of data in every MiB
-// (dense), or in every eight (sparse).
+// BenchmarkDownload downloads, hashes and commits from a server in this process, which uses
+// the same processors. One MiB of every MiB (dense) or of every eight (sparse) is data.
 func BenchmarkDownload(b *testing.B) {
 	const size = 512 << 20
 	for _, body := range []struct {
@@ -34,7 +33,7 @@ func BenchmarkDownload(b *testing.B) {
 	}
 }
 
-// BenchmarkHash is what a download cannot be faster than.
+// BenchmarkHash measures the upper bound of the rate of a download.
 func BenchmarkHash(b *testing.B) {
 	data := fetchtest.Random(1, 64<<20)
 	b.SetBytes(int64(len(data)))
@@ -43,15 +42,15 @@ func BenchmarkHash(b *testing.B) {
 	}
 }
 
-// BenchmarkUnpack unpacks, as bytes that come out.
+// BenchmarkUnpack measures the rate of unpacked bytes.
 func BenchmarkUnpack(b *testing.B) {
-	// Half of it cannot be packed, half is text of a kind.
+	// Half of the image does not compress, half is text.
 	image := fetchtest.Random(1, 32<<20)
 	for i := range image[:16<<20] {
 		image[i] = "the quick brown fox jumps over the lazy dog\n"[int(image[i])%44]
 	}
 	for _, p := range []packing{packedGz, packedZst, packedXz} {
-		packed := pack(b, p, image)
+		packed := packWith(b, p, image)
 		b.Run(string(p), func(b *testing.B) {
 			r := newFixture(b)
 			url := r.server.Serve("/image.raw."+string(p), fetchtest.Bytes(packed))

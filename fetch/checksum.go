@@ -16,15 +16,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// maxChecksumFile bounds a file of checksums; those of whole distributions have 100 KiB.
+// maxChecksumFile is the largest checksum file. Those of whole distributions have 100 KiB.
 const maxChecksumFile = 1 << 20
 
-// LookUpChecksum looks up the image of r in the file at r.ChecksumURL, by the last
-// element of the path of r.URL or of a mirror. What the file lists under the name
-// of a packed image is packed, the digest of the file as it is served; what it
-// lists under that name without the packing's ending, or under the name of an
-// image that is not packed, is stored, the digest of the image at rest. Either may
-// be zero, not both. Errors are those of Download.
+// LookUpChecksum finds the image of r in the checksum file at r.ChecksumURL, by the last
+// element of the path of r.URL or of a mirror. The digest listed under the name of a packed
+// image is packed: that of the file as the server sends it. The digest listed under that
+// name without the suffix of the packing, or under the name of an image that is not packed,
+// is stored: that of the unpacked image. One of the two may be zero. Errors are those of
+// Download.
 func (c *Client) LookUpChecksum(ctx context.Context, r Request) (stored, packed disk.Digest, err error) {
 	t, err := c.newTransfer(r, nil)
 	if err != nil {
@@ -44,15 +44,15 @@ func (c *Client) LookUpChecksum(ctx context.Context, r Request) (stored, packed 
 		return stored, packed, err
 	}
 	stored, packed, err = digestsOf(parseChecksumList(file.bytes), list, image, imagePacking)
-	if err != nil { // a list may be completed, so that this is no more final than a 404
+	if err != nil { // the list may be completed later, so the error is not final, like a 404
 		err = &Error{Class: Refused, URL: list.String(), Err: err}
 	}
 	return stored, packed, err
 }
 
-// digestsOf finds the image that is at any of the addresses. A bare checksum is of
-// the packed file unless the name of its own file says otherwise (a.raw.sha256
-// for a.raw.xz).
+// digestsOf finds the image with one of the addresses. A single checksum without a file name
+// is that of the packed file, unless the name of the checksum file says otherwise
+// (a.raw.sha256 for a.raw.xz).
 func digestsOf(s checksumList, list address, at []address, p packing) (stored, packed disk.Digest, err error) {
 	if d, ok := s.single(); ok {
 		if p == notPacked || strings.TrimSuffix(list.base(), path.Ext(list.base())) == unpackedName(at[0]) {
@@ -93,20 +93,20 @@ func notListed(s checksumList, base string) error {
 	return fmt.Errorf("%q is not listed among %d checksums", base, len(s.entries))
 }
 
-// memorySink is the sink of a small file.
+// memorySink keeps a small file in memory.
 type memorySink struct {
 	source disk.PartSource
 	bytes  []byte
 	limit  int
 }
 
-// Source returns where the bytes come from.
+// Source returns the source of the bytes.
 func (m *memorySink) Source() disk.PartSource { return m.source }
 
-// Offset returns how many there are.
+// Offset returns the number of bytes.
 func (m *memorySink) Offset() int64 { return int64(len(m.bytes)) }
 
-// Begin drops them.
+// Begin discards the bytes.
 func (m *memorySink) Begin(o disk.PartSource) error {
 	m.source, m.bytes = o, m.bytes[:0]
 	return nil
@@ -117,19 +117,19 @@ func (m *memorySink) ReadFrom(r io.Reader) (int64, error) {
 	b, err := io.ReadAll(io.LimitReader(r, int64(m.limit-len(m.bytes))+1))
 	m.bytes = append(m.bytes, b...)
 	if err == nil && len(m.bytes) > m.limit {
-		err = failf(BadSource, "the file of checksums is larger than %d bytes", m.limit)
+		err = failf(BadSource, "the checksum file is larger than %d bytes", m.limit)
 	}
 	return int64(len(b)), err
 }
 
-// checksumList is what a file of checksums lists.
+// checksumList is a parsed checksum file.
 type checksumList struct {
 	entries []checksumEntry
-	weak    bool // there are entries of other algorithms (MD5, SHA-1), which do not count
+	weak    bool // there are entries of other algorithms (MD5, SHA-1), which are ignored
 }
 
 type checksumEntry struct {
-	name   string // as it stands in the file; empty for a bare checksum
+	name   string // as in the file; empty for a single checksum
 	digest disk.Digest
 }
 
@@ -139,9 +139,9 @@ var (
 	hexOnly = regexp.MustCompile(`^[0-9A-Fa-f]{32,128}$`)
 )
 
-// parseChecksumList reads what sha256sum, sha512sum and their BSD relatives write. Lines
-// of any other form are comments, blank, or the armour of a clear-signed file,
-// whose signature is not judged here.
+// parseChecksumList parses the output of sha256sum, sha512sum and their BSD relatives. It
+// ignores lines of any other form: comments, blank lines, the armour of a clear-signed file.
+// It does not verify signatures.
 func parseChecksumList(b []byte) checksumList {
 	var s checksumList
 	scan := bufio.NewScanner(bytes.NewReader(b))
@@ -172,9 +172,9 @@ func (s *checksumList) addLine(line string) {
 	s.entries = append(s.entries, checksumEntry{strings.TrimSpace(name), d})
 }
 
-// find returns the digest that is listed for a file called base, whatever folder
-// the list has it in. A file listed with several algorithms has the SHA-512,
-// which is computed in any case; two digests of one algorithm are a conflict.
+// find returns the digest listed for a file called base, in any folder. If the list has
+// several algorithms for the file, the result is the SHA-512, which is computed in any case.
+// Two digests of one algorithm are a conflict.
 func (s *checksumList) find(base string) (d disk.Digest, conflict bool) {
 	found := map[disk.Algorithm]disk.Digest{}
 	for _, e := range s.entries {
@@ -192,7 +192,7 @@ func (s *checksumList) find(base string) (d disk.Digest, conflict bool) {
 	return found[disk.SHA256], false
 }
 
-// single returns the checksum of a file that holds nothing else.
+// single returns the checksum of a file that contains nothing else.
 func (s *checksumList) single() (disk.Digest, bool) {
 	if len(s.entries) == 1 && s.entries[0].name == "" {
 		return s.entries[0].digest, true
@@ -200,8 +200,8 @@ func (s *checksumList) single() (disk.Digest, bool) {
 	return disk.Digest{}, false
 }
 
-// similar returns up to three file names of the list that have most in common with
-// base, for an error message.
+// similar returns up to three file names of the list that have most in common with base, for
+// an error message.
 func (s *checksumList) similar(base string) []string {
 	var names []string
 	for _, e := range s.entries {
@@ -214,7 +214,7 @@ func (s *checksumList) similar(base string) []string {
 	return names[:min(3, len(names))]
 }
 
-// inCommon returns how many bytes a and b share at their beginning and at their end.
+// inCommon returns how many bytes a and b share at the beginning and at the end.
 func inCommon(a, b string) int {
 	n, shorter := 0, min(len(a), len(b))
 	for n < shorter && a[n] == b[n] {

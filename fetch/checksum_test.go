@@ -10,14 +10,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// hash256 and hash512 are the hex digits of digests that are as good as any.
+// hash256 and hash512 are the hex digits of two digests.
 var (
 	hash256 = strings.Repeat("a1", 32)
 	hash512 = strings.Repeat("b2", 64)
 	other   = strings.Repeat("c3", 32)
 )
 
-func parsed(t testing.TB, s string) disk.Digest {
+func mustParseDigest(t testing.TB, s string) disk.Digest {
 	t.Helper()
 	d, err := disk.ParseDigest(s)
 	if err != nil {
@@ -26,13 +26,13 @@ func parsed(t testing.TB, s string) disk.Digest {
 	return d
 }
 
-func TestChecksum(t *testing.T) {
-	want256, want512 := parsed(t, "sha256:"+hash256), parsed(t, hash512)
+func TestLookUpChecksum(t *testing.T) {
+	want256, want512 := mustParseDigest(t, "sha256:"+hash256), mustParseDigest(t, hash512)
 	var none disk.Digest
 	tests := []struct {
 		name, image, list string
 		stored, packed    disk.Digest
-		word              string // of the error, if one is wanted
+		word              string // in the error; empty: no error
 	}{
 		{"gnu", "a.img", other + "  b.img\n" + hash256 + "  a.img\n", want256, none, ""},
 		{"gnu, binary", "a.img", hash512 + " *a.img\r\n", want512, none, ""},
@@ -52,7 +52,7 @@ func TestChecksum(t *testing.T) {
 		{"escaped name", "a.img", "\\" + hash256 + "  a.img", want256, none, ""},
 		{"not listed", "noble-amd64.img", hash256 + "  noble-arm64.img\n" + other + "  unrelated\n", none, none,
 			`"noble-amd64.img" is not listed: similar names are noble-arm64.img`},
-		{"nothing near", "a.img", hash256 + "  something-else-altogether.iso", none, none, "among 1 checksums"},
+		{"no similar name", "a.img", hash256 + "  something-else-altogether.iso", none, none, "among 1 checksums"},
 		{"weak only", "a.img", strings.Repeat("d4", 16) + "  a.img", none, none, "only weaker ones"},
 		{"web page", "a.img", "<html><body>Not here</body></html>", none, none, "lists no checksums"},
 		{"conflict", "a.img", hash256 + "  a.img\n" + other + "  old/a.img", none, none, "more than one checksum"},
@@ -62,11 +62,11 @@ func TestChecksum(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newFixture(t)
-			req := Request{URL: "https://images.invalid/x/" + tt.image + "?sig=" + marker}
-			req.ChecksumURL = signed(r.server.Serve("/SHA256SUMS", fetchtest.Bytes([]byte(tt.list))))
+			req := Request{URL: "https://images.invalid/x/" + tt.image + "?sig=" + secretMarker}
+			req.ChecksumURL = withSecretQuery(r.server.Serve("/SHA256SUMS", fetchtest.Bytes([]byte(tt.list))))
 			stored, packed, err := r.client.LookUpChecksum(context.Background(), req)
 			if tt.word != "" {
-				failed(t, err, err.(*Error).Class, tt.word)
+				wantError(t, err, err.(*Error).Class, tt.word)
 				return
 			}
 			if err != nil || stored != tt.stored || packed != tt.packed {
@@ -76,19 +76,19 @@ func TestChecksum(t *testing.T) {
 	}
 }
 
-func TestChecksumOfUnpackedByName(t *testing.T) {
+func TestLookUpChecksumOfUnpackedFileByListName(t *testing.T) {
 	r := newFixture(t)
 	req := Request{
 		URL:         "https://images.invalid/a.raw.xz",
 		ChecksumURL: r.server.Serve("/a.raw.sha256", fetchtest.Bytes([]byte(hash256))),
 	}
 	stored, packed, err := r.client.LookUpChecksum(context.Background(), req)
-	if err != nil || stored != parsed(t, "sha256:"+hash256) || !packed.IsZero() {
+	if err != nil || stored != mustParseDigest(t, "sha256:"+hash256) || !packed.IsZero() {
 		t.Errorf("got stored %v, packed %v, %v", stored, packed, err)
 	}
 }
 
-func TestChecksumFaults(t *testing.T) {
+func TestLookUpChecksumWithFaultyServer(t *testing.T) {
 	list := []byte(strings.Repeat("# padding\n", 10_000) + hash256 + "  a.img\n")
 	tests := []struct {
 		fault fetchtest.Fault
@@ -105,18 +105,18 @@ func TestChecksumFaults(t *testing.T) {
 		req := Request{URL: "https://images.invalid/a.img", ChecksumURL: r.server.Serve("/SHA256SUMS", fetchtest.Bytes(list), tt.fault)}
 		stored, _, err := r.client.LookUpChecksum(context.Background(), req)
 		if tt.class != 0 {
-			failed(t, err, tt.class, "SHA256SUMS")
+			wantError(t, err, tt.class, "SHA256SUMS")
 		} else if err != nil || stored.IsZero() {
 			t.Errorf("%v: got %v, %v", tt.fault.Kind, stored, err)
 		}
 	}
 }
 
-// TestVendorChecksum goes the whole way of an image with SHA256SUMS beside it.
-func TestVendorChecksum(t *testing.T) {
+// TestDownloadWithChecksumFile downloads an image that has SHA256SUMS beside it.
+func TestDownloadWithChecksumFile(t *testing.T) {
 	r := newFixture(t)
 	image := image[:256<<10] // the packer is slow
-	packed := pack(t, packedXz, image)
+	packed := packWith(t, packedXz, image)
 	h := sha256.New()
 	h.Write(packed)
 	req := Request{URL: r.server.Serve("/image.raw.xz", fetchtest.Bytes(packed))}
@@ -129,14 +129,14 @@ func TestVendorChecksum(t *testing.T) {
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
+	r.wantImage(image)
 }
 
 func TestSimilarNamesInChecksumList(t *testing.T) {
 	const list = "debian-12.5-amd64.qcow2 debian-12.6-amd64.qcow2 debian-12.5-arm64.qcow2 debian-11.9-amd64.qcow2 image.raw SHA256SUMS"
 	var s checksumList
 	for name := range strings.FieldsSeq(list) {
-		s.entries = append(s.entries, checksumEntry{"dir/" + name, parsed(t, "sha256:"+hash256)})
+		s.entries = append(s.entries, checksumEntry{"dir/" + name, mustParseDigest(t, "sha256:"+hash256)})
 	}
 	for base, want := range map[string]string{
 		"imag.raw":                 "image.raw",
@@ -150,7 +150,7 @@ func TestSimilarNamesInChecksumList(t *testing.T) {
 	}
 }
 
-func FuzzSums(f *testing.F) {
+func FuzzParseChecksumList(f *testing.F) {
 	f.Add([]byte(hash256+"  a.img\n"), "a.img")
 	f.Add([]byte(hash512+" *dir/a.img\r\nSHA256 (b.img) = "+hash256+"\n"), "b.img")
 	f.Add([]byte("-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\n"+hash256+"\n"), "x")

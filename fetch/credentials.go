@@ -22,19 +22,19 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// credentials is what one folder below SecretsDir holds, a Kubernetes secret as it
-// is mounted, for instance. Its files:
+// credentials is the content of one folder below SecretsDir, for example of a mounted
+// Kubernetes secret. Its files:
 //
 //	username, password     basic authentication
 //	token                  bearer authentication
-//	headers                lines "Name: value", sent as they are
+//	headers                lines "Name: value", sent unchanged
 //	tls.crt, tls.key       client certificate, PEM
 //	ca.crt                 certificate authorities to trust besides the system's, PEM
-//	hosts                  lines "host" or "host:port": other servers (mirrors) that may see the above
+//	hosts                  lines "host" or "host:port": other servers (mirrors) that may receive the above
 //	access-key-id, secret-access-key, session-token, endpoint, region    S3
-//	virtual-hosted-style    S3: "true" where the bucket is a part of the server's name
+//	virtual-hosted-style   S3: "true" if the host name of a request contains the bucket
 //
-// The secret of a backup target of Longhorn can be mounted as it is: for S3 it has
+// The secret of a Longhorn backup target works unchanged: for S3 it has
 // AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINTS, AWS_CERT (as ca.crt) and
 // VIRTUAL_HOSTED_STYLE.
 type credentials struct {
@@ -50,17 +50,17 @@ var credentialFiles = []string{
 	"access-key-id", "secret-access-key", "session-token", "endpoint", "region", "virtual-hosted-style",
 }
 
-// longhornFiles are the names of the same in a secret of Longhorn's.
+// longhornFiles maps the file names of Longhorn's secrets to those of this package.
 var longhornFiles = map[string]string{
 	"AWS_ACCESS_KEY_ID": "access-key-id", "AWS_SECRET_ACCESS_KEY": "secret-access-key",
 	"AWS_ENDPOINTS": "endpoint", "AWS_CERT": "ca.crt", "VIRTUAL_HOSTED_STYLE": "virtual-hosted-style",
 }
 
-// maxCredential bounds each file: a bundle of all public authorities has 200 KiB.
+// maxCredential is the largest file. A bundle of all public authorities has 200 KiB.
 const maxCredential = 1 << 20
 
-// credentials reads the folder name anew, so that a changed secret counts from the
-// next try on. Its errors never quote what a file holds.
+// credentials reads the folder again for each transfer, so that a changed secret applies to
+// the next attempt. Its errors never quote the content of a file.
 func (c *Client) credentials(name string) (*credentials, error) {
 	creds := &credentials{files: map[string]string{}, headers: http.Header{}, hosts: map[string]bool{}}
 	if name == "" {
@@ -70,7 +70,7 @@ func (c *Client) credentials(name string) (*credentials, error) {
 		return nil, failf(BadConfig, "credentials %q are declared, but no secrets directory is given", name)
 	}
 	if name == "." || name == ".." || strings.ContainsAny(name, `/\`) {
-		return nil, failf(BadConfig, "credentials %q: write the name of one folder", name)
+		return nil, failf(BadConfig, "credentials %q: use the name of one folder", name)
 	}
 	err := creds.read(c.SecretsDir, name)
 	if err == nil {
@@ -82,8 +82,9 @@ func (c *Client) credentials(name string) (*credentials, error) {
 	return creds, nil
 }
 
-// read reads all files of the folder. A mounted secret has its files as symbolic
-// links to a hidden folder beside them, which os.Root allows and others not.
+// read reads all files of the folder. The files of a mounted secret are symbolic links to a
+// hidden folder beside them. os.Root follows those, and none that leads out of the secrets
+// directory.
 func (c *credentials) read(dir, name string) error {
 	secrets, err := os.OpenRoot(dir)
 	if err != nil {
@@ -116,34 +117,35 @@ func (c *credentials) read(dir, name string) error {
 	return nil
 }
 
-// readFile reads one file. What Longhorn has no use for is empty in its secrets.
+// readFile reads one file. Longhorn's secrets contain empty files for values that are not
+// set.
 func (c *credentials) readFile(folder *os.Root, file string) error {
 	name, longhorn := longhornFiles[file]
 	if !longhorn {
 		name = file
 	}
 	if !slices.Contains(credentialFiles, name) {
-		return fmt.Errorf("file %q is not known: use %s", file, strings.Join(credentialFiles, ", "))
+		return fmt.Errorf("file %q is not supported: use %s", file, strings.Join(credentialFiles, ", "))
 	}
 	content, err := readCredentialFile(folder, file)
 	if err != nil || longhorn && content == "" {
 		return err
 	}
 	if _, twice := c.files[name]; twice {
-		return fmt.Errorf("file %q is there under Longhorn's name for it too: keep one of them", name)
+		return fmt.Errorf("file %q exists twice, also under its Longhorn name: keep one of them", name)
 	}
 	c.files[name] = content
 	return nil
 }
 
 func readCredentialFile(folder *os.Root, name string) (string, error) {
-	f, err := folder.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe may be there
+	f, err := folder.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK: opening a pipe must not block
 	if err != nil {
 		return "", fmt.Errorf("open file: %w", err)
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return "", fmt.Errorf("%q is not a file", name)
+		return "", fmt.Errorf("%q is not a regular file", name)
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxCredential+1))
 	if err != nil {
@@ -155,13 +157,14 @@ func readCredentialFile(folder *os.Root, name string) (string, error) {
 	return string(bytes.TrimSpace(b)), nil
 }
 
-// parse checks that the files go together, and turns them into what is sent.
+// parse checks that the files fit together, and prepares the headers and the TLS
+// configuration.
 func (c *credentials) parse() error {
 	for _, pair := range [][2]string{{"username", "password"}, {"tls.crt", "tls.key"}, {"access-key-id", "secret-access-key"}} {
 		_, first := c.files[pair[0]]
 		_, second := c.files[pair[1]]
 		if first != second {
-			return fmt.Errorf("files %q and %q go together, and one is missing", pair[0], pair[1])
+			return fmt.Errorf("files %q and %q belong together: one is missing", pair[0], pair[1])
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.files)) {
@@ -175,7 +178,7 @@ func (c *credentials) parse() error {
 	return errors.Join(c.parseTLS(), c.parseHeaders(), c.parseHosts())
 }
 
-// endpoint returns the S3 server for addresses that do not name one.
+// endpoint returns the S3 server for addresses without one.
 func (c *credentials) endpoint() (*url.URL, error) {
 	text := cmp.Or(c.files["endpoint"], "https://s3.amazonaws.com")
 	if !strings.Contains(text, "://") {
@@ -188,20 +191,20 @@ func (c *credentials) endpoint() (*url.URL, error) {
 	return &url.URL{Scheme: e.Scheme, Host: e.Host}, nil
 }
 
-// bucketLookup says where requests name the bucket: in the path, unless that is known not
-// to be.
+// bucketLookup returns where requests contain the bucket name: in the host name or in the
+// path.
 func (c *credentials) bucketLookup() minio.BucketLookupType {
 	if c.files["virtual-hosted-style"] == "true" {
 		return minio.BucketLookupDNS
 	}
-	return minio.BucketLookupAuto // Amazon and some others, by their names; the path elsewhere
+	return minio.BucketLookupAuto // in the host name for Amazon and some other known servers, otherwise in the path
 }
 
 func (c *credentials) parseTLS() error {
 	if crt := c.files["tls.crt"]; crt != "" {
 		pair, err := tls.X509KeyPair([]byte(crt), []byte(c.files["tls.key"]))
 		if err != nil {
-			return errors.New("files \"tls.crt\" and \"tls.key\" are no matching pair in PEM")
+			return errors.New("files \"tls.crt\" and \"tls.key\" are not a matching pair in PEM")
 		}
 		c.certificate = &pair
 	}
@@ -211,7 +214,7 @@ func (c *credentials) parseTLS() error {
 			return fmt.Errorf("read the system's certificate authorities: %w", err)
 		}
 		if !roots.AppendCertsFromPEM([]byte(ca)) {
-			return errors.New("file \"ca.crt\" holds no certificate in PEM")
+			return errors.New("file \"ca.crt\" contains no certificate in PEM")
 		}
 		c.roots = roots
 	}
@@ -227,7 +230,7 @@ func (c *credentials) parseHeaders() error {
 		}
 		switch http.CanonicalHeaderKey(name) {
 		case "Host", "Range", "If-Range", "Accept-Encoding", "Connection", "Content-Length", "Transfer-Encoding", "Te", "Trailer", "Upgrade":
-			return fmt.Errorf("file \"headers\": header %s is not for users to set", name)
+			return fmt.Errorf("file \"headers\": header %s is reserved: remove it", name)
 		}
 		c.headers.Add(name, value)
 	}
@@ -238,7 +241,7 @@ func (c *credentials) parseHeaders() error {
 	}
 	switch {
 	case hasToken && !httpguts.ValidHeaderFieldValue(token):
-		return errors.New("file \"token\" holds what no header can")
+		return errors.New("file \"token\" contains characters that a header cannot contain")
 	case hasToken:
 		c.headers.Set("Authorization", "Bearer "+token)
 	case hasUser:
@@ -258,7 +261,7 @@ func (c *credentials) parseHosts() error {
 	return nil
 }
 
-// hasHeaders reports whether anything would be told to a server.
+// hasHeaders reports whether requests carry secrets in their headers.
 func (c *credentials) hasHeaders() bool { return len(c.headers) > 0 }
 
 // setHeaders adds the secrets to the headers of a request.

@@ -24,8 +24,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// secret writes the files of a folder of credentials.
-func (r *fixture) secret(name string, files map[string]string) {
+// writeCredentials writes the files of a credentials folder.
+func (r *fixture) writeCredentials(name string, files map[string]string) {
 	r.t.Helper()
 	dir := filepath.Join(r.client.SecretsDir, name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -38,28 +38,28 @@ func (r *fixture) secret(name string, files map[string]string) {
 	}
 }
 
-func TestCredentials(t *testing.T) {
+func TestCredentialsAreSent(t *testing.T) {
 	fault := func(k fetchtest.Kind) []fetchtest.Fault { return []fetchtest.Fault{{Kind: k}} }
 	tests := []struct {
 		name   string
 		faults []fetchtest.Fault
 		files  map[string]string
-		header string // that the server has to get
+		header string // which the server must receive
 		value  string
 	}{
 		{"basic", fault(fetchtest.Basic), map[string]string{"username": "user", "password": "password\n"}, "", ""},
 		{"bearer", fault(fetchtest.Bearer), map[string]string{"token": "token\n"}, "", ""},
-		{"headers", nil, map[string]string{"headers": "# a key\nX-Api-Key: " + marker + "\nX-Other:  b \n"}, "X-Api-Key", marker},
+		{"headers", nil, map[string]string{"headers": "# a key\nX-Api-Key: " + secretMarker + "\nX-Other:  b \n"}, "X-Api-Key", secretMarker},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newFixture(t)
-			r.secret("vendor", tt.files)
+			r.writeCredentials("vendor", tt.files)
 			req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), tt.faults...), Credentials: "vendor"}
 			if err := r.download(req); err != nil {
 				t.Fatal(err)
 			}
-			r.stored(image)
+			r.wantImage(image)
 			if got := r.server.Requests()[0].Header.Get(tt.header); got != tt.value {
 				t.Errorf("got header %s %q, want %q", tt.header, got, tt.value)
 			}
@@ -67,7 +67,7 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-func TestWrongCredentials(t *testing.T) {
+func TestInvalidCredentialsFolder(t *testing.T) {
 	pair := func(a, b string) map[string]string { return map[string]string{"username": a, "password": b} }
 	tests := []struct {
 		name, folder string
@@ -75,38 +75,38 @@ func TestWrongCredentials(t *testing.T) {
 		class        Class
 		word         string
 	}{
-		{"rejected", "vendor", pair(marker, marker), Refused, "does not accept"},
+		{"rejected", "vendor", pair(secretMarker, secretMarker), Refused, "does not accept"},
 		{"no folder", "nobody", nil, BadConfig, "no such folder"},
 		{"path", "../vendor", nil, BadConfig, "one folder"},
-		{"half", "vendor", map[string]string{"username": marker}, BadConfig, "one is missing"},
-		{"unknown file", "vendor", map[string]string{"passwd": marker}, BadConfig, `"passwd" is not known: use username`},
-		{"two kinds", "vendor", map[string]string{"username": "a", "password": marker, "token": marker}, BadConfig, "more than one"},
+		{"half", "vendor", map[string]string{"username": secretMarker}, BadConfig, "one is missing"},
+		{"unknown file", "vendor", map[string]string{"passwd": secretMarker}, BadConfig, `"passwd" is not supported: use username`},
+		{"two kinds", "vendor", map[string]string{"username": "a", "password": secretMarker, "token": secretMarker}, BadConfig, "more than one"},
 		{"empty", "vendor", map[string]string{"token": "\n"}, BadConfig, "is empty"},
 		{"empty folder", "vendor", map[string]string{}, BadConfig, "folder is empty"},
-		{"bad header", "vendor", map[string]string{"headers": marker}, BadConfig, "Name: value"},
-		{"header of ours", "vendor", map[string]string{"headers": "Range: " + marker}, BadConfig, "not for users"},
-		{"bad pair", "vendor", map[string]string{"tls.crt": marker, "tls.key": marker}, BadConfig, "PEM"},
-		{"bad ca", "vendor", map[string]string{"ca.crt": marker}, BadConfig, "PEM"},
-		{"bad host", "vendor", map[string]string{"hosts": "https://" + marker}, BadConfig, "not a host"},
-		{"header in token", "vendor", map[string]string{"token": marker + "\nX-Evil: 1"}, BadConfig, "no header can"},
+		{"bad header", "vendor", map[string]string{"headers": secretMarker}, BadConfig, "Name: value"},
+		{"reserved header", "vendor", map[string]string{"headers": "Range: " + secretMarker}, BadConfig, "reserved"},
+		{"bad pair", "vendor", map[string]string{"tls.crt": secretMarker, "tls.key": secretMarker}, BadConfig, "PEM"},
+		{"bad ca", "vendor", map[string]string{"ca.crt": secretMarker}, BadConfig, "PEM"},
+		{"bad host", "vendor", map[string]string{"hosts": "https://" + secretMarker}, BadConfig, "not a host"},
+		{"header in token", "vendor", map[string]string{"token": secretMarker + "\nX-Evil: 1"}, BadConfig, "a header cannot contain"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newFixture(t)
 			if tt.files != nil {
-				r.secret(tt.folder, tt.files)
+				r.writeCredentials(tt.folder, tt.files)
 			}
 			url := r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Basic})
-			failed(t, r.download(Request{URL: url, Credentials: tt.folder}), tt.class, tt.word)
+			wantError(t, r.download(Request{URL: url, Credentials: tt.folder}), tt.class, tt.word)
 		})
 	}
 }
 
-// TestMountedSecret has the folder as kubelet mounts it, and changes it.
-func TestMountedSecret(t *testing.T) {
+// TestMountedSecretIsReadAgain uses a folder as kubelet mounts it, and changes it.
+func TestMountedSecretIsReadAgain(t *testing.T) {
 	r := newFixture(t)
-	r.secret("vendor/..2026_1", map[string]string{"token": "old " + marker})
-	r.secret("vendor/..2026_2", map[string]string{"token": "token"})
+	r.writeCredentials("vendor/..2026_1", map[string]string{"token": "old " + secretMarker})
+	r.writeCredentials("vendor/..2026_2", map[string]string{"token": "token"})
 	dir := filepath.Join(r.client.SecretsDir, "vendor")
 	for link, to := range map[string]string{"..data": "..2026_1", "token": "..data/token"} {
 		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
@@ -114,7 +114,7 @@ func TestMountedSecret(t *testing.T) {
 		}
 	}
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Bearer}), Credentials: "vendor"}
-	failed(t, r.download(req), Refused, "does not accept")
+	wantError(t, r.download(req), Refused, "does not accept")
 	if err := os.Remove(filepath.Join(dir, "..data")); err != nil {
 		t.Fatal(err)
 	}
@@ -126,50 +126,50 @@ func TestMountedSecret(t *testing.T) {
 	}
 }
 
-func TestLinkOutOfSecrets(t *testing.T) {
+func TestSecretsDirLinkOutsideIsRefused(t *testing.T) {
 	r := newFixture(t)
 	outside := t.TempDir()
-	if err := os.WriteFile(filepath.Join(outside, "token"), []byte(marker), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(outside, "token"), []byte(secretMarker), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink(outside, filepath.Join(r.client.SecretsDir, "vendor")); err != nil {
 		t.Fatal(err)
 	}
 	url := r.server.Serve("/image.raw", fetchtest.Bytes(image))
-	failed(t, r.download(Request{URL: url, Credentials: "vendor"}), BadConfig, "vendor")
+	wantError(t, r.download(Request{URL: url, Credentials: "vendor"}), BadConfig, "vendor")
 }
 
-// Nobody waits for what comes out of a pipe: no end of the process would end that.
-func TestPipeAmongSecrets(t *testing.T) {
+// Reading a pipe would block for ever, even if the process is told to stop.
+func TestPipeInCredentialsFolderDoesNotBlock(t *testing.T) {
 	dir := t.TempDir()
 	if err := errors.Join(os.Mkdir(filepath.Join(dir, "vendor"), 0o755), syscall.Mkfifo(filepath.Join(dir, "vendor", "token"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	_, err := (&Client{SecretsDir: dir}).credentials("vendor")
-	failed(t, err, BadConfig)
-	if !strings.Contains(err.Error(), `"token" is not a file`) {
+	wantError(t, err, BadConfig)
+	if !strings.Contains(err.Error(), `"token" is not a regular file`) {
 		t.Error(err)
 	}
 }
 
-// TestRedirectsKeepSecrets redirects to another host, which must get neither the
-// credentials nor a Referer, and back within the host, which gets them.
-func TestRedirectsKeepSecrets(t *testing.T) {
+// TestRedirectToOtherHostGetsNoSecrets redirects to another host, which must receive neither
+// the credentials nor a Referer, and back within the host, which receives them.
+func TestRedirectToOtherHostGetsNoSecrets(t *testing.T) {
 	for _, hosts := range []string{"", "named"} {
 		r := newFixture(t)
 		other := fetchtest.Start(t)
 		target := other.Serve("/there.raw", fetchtest.Bytes(image))
-		files := map[string]string{"token": marker}
+		files := map[string]string{"token": secretMarker}
 		if hosts != "" {
 			files["hosts"] = strings.TrimPrefix(other.URL, "http://")
 		}
-		r.secret("vendor", files)
+		r.writeCredentials("vendor", files)
 		r.server.Serve("/second.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: target})
 		url := r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: "/second.raw"})
 		if err := r.download(Request{URL: url, Credentials: "vendor"}); err != nil {
 			t.Fatal(err)
 		}
-		r.stored(image)
+		r.wantImage(image)
 		for _, q := range append(r.server.Requests(), other.Requests()...) {
 			trusted := q.Path != "/there.raw" || hosts != ""
 			if got := q.Header.Get("Authorization"); (got != "") != trusted {
@@ -182,55 +182,56 @@ func TestRedirectsKeepSecrets(t *testing.T) {
 	}
 }
 
-func TestMirrorsSeeNoSecrets(t *testing.T) {
+func TestMirrorOnOtherHostGetsNoSecrets(t *testing.T) {
 	r := newFixture(t)
 	other := fetchtest.Start(t)
-	r.secret("vendor", map[string]string{"token": marker})
+	r.writeCredentials("vendor", map[string]string{"token": secretMarker})
 	req := Request{
 		URL:         r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.NotFound}),
 		Mirrors:     []string{other.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Bearer})},
 		Credentials: "vendor",
 	}
-	failed(t, r.download(req), Refused, "401", `name it in their file "hosts"`)
+	wantError(t, r.download(req), Refused, "401", `add the host to their file "hosts"`)
 	if got := other.Requests()[0].Header.Get("Authorization"); got != "" {
 		t.Errorf("a mirror on another host got authorization %q", got)
 	}
 }
 
-func TestSecretsInTheClear(t *testing.T) {
+func TestSecretsAreNotSentUnencrypted(t *testing.T) {
 	r := newFixture(t)
-	r.secret("vendor", map[string]string{"token": marker})
+	r.writeCredentials("vendor", map[string]string{"token": secretMarker})
 	err := r.download(Request{URL: "http://images.example.com/image.raw", Credentials: "vendor"})
-	failed(t, err, BadConfig, "in the clear", "use https")
+	wantError(t, err, BadConfig, "unencrypted", "use https")
 }
 
-func TestOwnAuthority(t *testing.T) {
+func TestCertificateAuthorityOfCredentials(t *testing.T) {
 	r := newFixture(t)
 	server, ca := fetchtest.StartTLS(t)
-	r.secret("vendor", map[string]string{"ca.crt": string(ca)})
+	r.writeCredentials("vendor", map[string]string{"ca.crt": string(ca)})
 	url := server.Serve("/image.raw", fetchtest.Bytes(image))
-	failed(t, r.download(Request{URL: url}), Network, "certificate")
+	wantError(t, r.download(Request{URL: url}), Network, "certificate")
 	if err := r.download(Request{URL: url, Credentials: "vendor"}); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
+	r.wantImage(image)
 }
 
-func TestRedirectFromHTTPS(t *testing.T) {
+func TestRedirectFromHTTPSToHTTPIsRefused(t *testing.T) {
 	r := newFixture(t)
 	server, ca := fetchtest.StartTLS(t)
-	r.secret("vendor", map[string]string{"ca.crt": string(ca)})
+	r.writeCredentials("vendor", map[string]string{"ca.crt": string(ca)})
 	plain := r.server.Serve("/image.raw", fetchtest.Bytes(image))
 	url := server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: plain})
-	failed(t, r.download(Request{URL: url, Credentials: "vendor"}), BadConfig, "from https to http")
+	wantError(t, r.download(Request{URL: url, Credentials: "vendor"}), BadConfig, "from https to http")
 	if got := r.server.Requests(); len(got) != 0 {
-		t.Errorf("got requests %+v in the clear", got)
+		t.Errorf("got unencrypted requests %+v", got)
 	}
 }
 
-// TestClientCertificate has two servers that ask for one: the declared one, which
-// gets it, and one that it redirects to, which must not.
-func TestClientCertificate(t *testing.T) {
+// TestClientCertificateOnlyForDeclaredServer starts two servers that request a client
+// certificate: the declared one, which receives it, and one after a redirect, which must
+// not.
+func TestClientCertificateOnlyForDeclaredServer(t *testing.T) {
 	r := newFixture(t)
 	presented := map[string]int{}
 	var names []string
@@ -254,11 +255,11 @@ func TestClientCertificate(t *testing.T) {
 	declared := start("declared", here)
 	crt, key := newCertificate(t)
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: declared.Certificate().Raw})
-	r.secret("vendor", map[string]string{"tls.crt": crt, "tls.key": key, "ca.crt": string(ca)})
+	r.writeCredentials("vendor", map[string]string{"tls.crt": crt, "tls.key": key, "ca.crt": string(ca)})
 	if err := r.download(Request{URL: declared.URL + "/image.raw", Credentials: "vendor"}); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
+	r.wantImage(image)
 	if len(names) != 2 || presented["declared"] != 1 || presented["other"] != 0 {
 		t.Errorf("requests to %q got certificates %v", names, presented)
 	}

@@ -1,57 +1,60 @@
-// Package fetch moves the bytes of an image from where they are declared to be into
-// a disk.Part, once each, and knows what to do when that fails.
+// Package fetch downloads images into a disk.Part, resumes interrupted downloads, and
+// classifies failures.
 //
 //	Download(request, part):
-//	  for each address, URL first and then the mirrors in order:
-//	    until the whole is there:
-//	      ask the address for the bytes from part.Offset() on
-//	      if what it has is not what the part holds the beginning of: part.Begin
+//	  for each address, URL first, then the mirrors in order:
+//	    until part has all bytes:
+//	      request the bytes from part.Offset() on
+//	      if the response is of another version of the file: part.Begin
 //	      part.ReadFrom(body)
-//	      if the connection broke and brought something: go on at once
-//	    if that failed for good: go on with the next address
+//	      if the connection broke after some progress: continue at once
+//	    after any other failure: try the next address
 //
-// What follows from it:
+// # Promises
 //
-//  1. The part is the only state. A Download that follows another one, in this
-//     process or in the next, goes on where the part ends.
-//  2. Bytes of two versions of a file are never joined. What says that the version
-//     is the same is a strong ETag, a Last-Modified date that is over, or, where a
-//     digest is declared that will tell in the end, the same length.
-//  3. A clean end before the length that was promised is an error, and so is a file
-//     whose end cannot be told from a cut, unless a digest is declared.
-//  4. There is one GET, never a HEAD: an address that was signed for GET works.
-//  5. A host that is this machine or its link is refused at every step: as declared,
-//     after each redirect, and when a name has been resolved. Proxies of the
-//     environment are the operator's choice and are not judged.
-//  6. Credentials are for the origin (scheme, host, port) of the declared URL and
-//     for the hosts that they list themselves. No redirect takes them elsewhere,
-//     and they do not cross a network in the clear.
-//  7. No error holds a query, a user, a password, a token or a header.
+//  1. The partial file is the only state. A later Download, of this process or of the
+//     next one, continues where the partial file ends.
+//  2. A download never joins bytes of two versions of a file. A strong ETag or a
+//     Last-Modified date in the past identifies a version. If a declared digest is
+//     compared at the end, the same length suffices.
+//  3. A body that ends before the promised length is an error. So is a file without a
+//     known length, unless a digest is declared: it may be truncated.
+//  4. A download sends GET and never HEAD: an address signed for GET works.
+//  5. Loopback and link-local hosts are refused: as declared, after each redirect, and
+//     when a name is resolved. Proxies of the environment are exempt: the operator
+//     chose them.
+//  6. Credentials are sent to the origin (scheme, host, port) of the declared URL and
+//     to the hosts that they list. A redirect sends them nowhere else, and they never
+//     cross a network unencrypted.
+//  7. No error contains a query, a user, a password, a token or a header.
 //
 // # Addresses
 //
-// They are dispatched by go-getter to getters of our own: http, https, file, s3
-// (s3://bucket/key and s3::https://host/bucket/key). The query of a URL reaches the
-// server as it is declared: what go-getter reads into "checksum" and "archive" has
-// no meaning here.
+// go-getter selects one of this package's getters for an address: http, https, file or
+// s3 (s3://bucket/key and s3::https://host/bucket/key). The server receives the query of
+// a URL unchanged; the parameters that go-getter interprets ("checksum", "archive") have
+// no special meaning.
 //
 // # Packed images
 //
-// They are unpacked as they come: gz, xz, zst and bz2. A connection that breaks is
-// taken up below the decompressor; a process that ends loses the packed part, for
-// no decompressor can be put where another one stopped.
+// gz, xz, zst and bz2 files are unpacked while they are received. After a broken
+// connection, the decompressor continues with the next response. After the end of the
+// process, the download starts again: a decompressor cannot start in the middle.
 //
-// # Parts of an image
+// # Other ways to read
 //
-// Ranges reads them by the same rules, for those who have the rest from elsewhere and
-// can tell right bytes from wrong ones: package peer.
-//
-// # Buckets and folders
-//
-// Bucket and Folder open more than one file, to read and to write, for package backup:
-// by the rules for s3 and file addresses.
+//   - RangeReader reads parts of an image, by the same rules, for package peer, which
+//     has the other parts from peers and verifies each chunk.
+//   - Bucket and OpenFolder read and write several files, for package backup.
+//   - CountReader, RateLimitReader and StallReader wrap the readers of all sources.
 //
 // # Errors
 //
-// Every failure has a Class that says who should do what; Backoff says when.
+// Every failure has a Class, and Backoff returns the delay for a class.
+//
+// # Reading order
+//
+// fetch.go (Client, Request, Download), download.go (attempts, resume), address.go,
+// http.go, s3.go, file.go, then transport.go and credentials.go (hosts, proxies,
+// secrets), unpack.go, error.go.
 package fetch

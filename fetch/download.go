@@ -12,36 +12,36 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// sink takes the bytes of one file in their order. *disk.Part is one; others
-// stand before it and unpack, or keep a small file in memory.
+// sink receives the bytes of one file in order. *disk.Part is one. Others unpack the bytes
+// before a Part receives them, or keep a small file in memory.
 type sink interface {
 	Source() disk.PartSource
-	Offset() int64               // bytes that it holds: the next one to ask for
-	Begin(disk.PartSource) error // drops them
+	Offset() int64               // the number of bytes received: the next one to request
+	Begin(disk.PartSource) error // discards the bytes
 	io.ReaderFrom
 }
 
-// source is one address that bytes can be asked of.
+// source is a file at one address.
 type source interface {
-	// get asks once. It fails with errChanged when the bytes that q goes on from
-	// are not a part of what the source has now.
+	// get sends one request. It fails with errChanged if the file is not the version that q
+	// continues.
 	get(ctx context.Context, q rangeRequest) (*response, error)
 }
 
-// rangeRequest asks for the bytes from offset on. With an offset, the answer has to be
-// of the same file: one of total bytes, that validator still names.
+// rangeRequest requests the bytes from offset on. With an offset, the response must be of
+// the same version of the file: total bytes long, and matching validator.
 type rangeRequest struct {
 	offset    int64
-	end       int64  // where what is asked for ends; 0: with the file
-	total     int64  // -1: not known
-	validator string // a strong ETag or a Last-Modified date; empty: a digest will tell
-	noDigest  bool   // no digest will tell
+	end       int64  // the end of the requested bytes; 0: the end of the file
+	total     int64  // -1: unknown
+	validator string // a strong ETag or a Last-Modified date; empty: a digest is compared at the end
+	noDigest  bool   // no digest is compared at the end
 }
 
-// isPartial reports whether the question is for less than the whole file.
+// isPartial reports whether the request is for less than the whole file.
 func (q rangeRequest) isPartial() bool { return q.offset > 0 || q.end > 0 }
 
-// rangeHeader is the value of a Range header.
+// rangeHeader returns the value of the Range header.
 func (q rangeRequest) rangeHeader() string {
 	if q.end == 0 {
 		return fmt.Sprintf("bytes=%d-", q.offset)
@@ -49,32 +49,32 @@ func (q rangeRequest) rangeHeader() string {
 	return fmt.Sprintf("bytes=%d-%d", q.offset, q.end-1)
 }
 
-// response is a file from start to its end, or to that of the question.
+// response is the bytes of a file from start to its end, or to the end of the request.
 type response struct {
 	body         io.ReadCloser
-	start, total int64  // total is -1 when not known
-	delimited    bool   // a cut can be told from the end even without the total
-	isHTML       bool   // it is said to be a web page
-	etag         string // strong ones only
-	lastModified string // only where it can identify a version
+	start, total int64  // total is -1 if unknown
+	delimited    bool   // a truncated body differs from a complete one, even without the total
+	isHTML       bool   // the Content-Type is that of a web page
+	etag         string // a strong one, or empty
+	lastModified string // empty unless it identifies a version of the file
 }
 
 var (
 	errChanged  = errors.New("the file changed at its source")
-	errComplete = errors.New("nothing is left to ask for")
+	errComplete = errors.New("all bytes are here")
 )
 
 const (
-	// maxDrops is how many connections in a row may break with next to nothing
-	// gained before the source is given up for now.
+	// maxDrops is how many connections in a row may break without progress before the attempt
+	// fails.
 	maxDrops = 5
-	// minProgress is how many bytes a connection has to bring to count as progress.
+	// minProgress is how many bytes a connection must transfer to count as progress.
 	minProgress = 64 << 10
 )
 
-// fetchAny fills to from the first address that can, and goes on with the next where
-// one fails. The bytes that an address brought stay when the next one may have
-// the same file.
+// fetchAny fills to from the first address that works, and continues with the next address
+// after a failure. The bytes from a failed address stay if the next address may have the
+// same file.
 func (t *transfer) fetchAny(ctx context.Context, to sink) error {
 	var failed []*Error
 	for i := t.request.SkipAddresses; i < len(t.addresses); i++ {
@@ -99,8 +99,8 @@ func (t *transfer) fetchAny(ctx context.Context, to sink) error {
 	return allFailed(failed)
 }
 
-// fetchFrom asks src for what to does not hold yet, as often as connections break and
-// the whole is not there.
+// fetchFrom requests the bytes from src that to lacks, again after each broken connection,
+// until to has all of them.
 func (t *transfer) fetchFrom(ctx context.Context, a address, src source, to sink) error {
 	drops, high := 0, to.Offset()
 	for {
@@ -121,7 +121,7 @@ func (t *transfer) fetchFrom(ctx context.Context, a address, src source, to sink
 	}
 }
 
-// checkNotEmpty makes sure that something came at all.
+// checkNotEmpty returns an error if no bytes were received.
 func (t *transfer) checkNotEmpty(to sink) error {
 	if to.Offset() == 0 {
 		return failf(BadSource, "the file is empty")
@@ -129,14 +129,14 @@ func (t *transfer) checkNotEmpty(to sink) error {
 	return nil
 }
 
-// fetchOnce asks once, and once more for the whole file where the part is of no use. It
-// returns errComplete when to holds all of it.
+// fetchOnce sends one request for the rest of the file, and a second one for the whole file
+// if the bytes in to are of another version. It returns errComplete when to has all bytes.
 func (t *transfer) fetchOnce(ctx context.Context, a address, src source, to sink) error {
-	attempt, cancel := context.WithCancelCause(ctx) // which a stall ends, and ctx not
+	attempt, cancel := context.WithCancelCause(ctx) // a stall cancels attempt, and not ctx
 	defer cancel(nil)
 	q := t.nextRequest(a, to)
 	if q.offset > 0 && q.offset == q.total {
-		t.progress.Joined.Store(true) // of answers to an earlier process, for all that is known
+		t.progress.Joined.Store(true) // an earlier process may have received them in several responses
 		t.progress.Total.Store(q.total)
 		t.progress.Done.Store(q.offset)
 		return errComplete
@@ -169,9 +169,9 @@ func (t *transfer) fetchOnce(ctx context.Context, a address, src source, to sink
 	return errComplete
 }
 
-// nextRequest goes on where to ends, if what it holds can be told to be of the file
-// that a has: by a validator that a gave itself, by a strong ETag even if another
-// address gave it, or by a digest at the end where the length is the same.
+// nextRequest continues at the end of to, if the bytes in to can be checked to be of the
+// file at a: by a validator that a itself sent, by a strong ETag even if another address
+// sent it, or by the same length and a digest that is compared at the end.
 func (t *transfer) nextRequest(a address, to sink) rangeRequest {
 	whole := rangeRequest{total: -1}
 	o, q := to.Source(), rangeRequest{offset: to.Offset(), noDigest: !t.hasDigest}
@@ -191,7 +191,7 @@ func (t *transfer) nextRequest(a address, to sink) rangeRequest {
 
 func (t *transfer) begin(a address, got *response, to sink) error {
 	if got.total < 0 && !got.delimited && !t.hasDigest && !t.selfDelimiting {
-		return failf(BadSource, "the server does not tell the length, so that a cut could not be told from the end: declare a checksum")
+		return failf(BadSource, "the server does not send the length, so a truncated file would not be detected: declare a checksum")
 	}
 	if max := t.request.MaxSize; t.packing == notPacked && max > 0 && got.total > max {
 		return failf(BadSource, "%w: it has %d bytes, at most %d are allowed", disk.ErrTooLarge, got.total, max)
@@ -204,8 +204,8 @@ func (t *transfer) begin(a address, got *response, to sink) error {
 	return err
 }
 
-// bodyReader reads the body of an answer as it has to be read: watched for stalls, held
-// to its length, and no faster than allowed.
+// bodyReader returns the body of a response with stall detection, a check of its length, and
+// the rate limit.
 func (t *transfer) bodyReader(ctx context.Context, cancel context.CancelCauseFunc, got *response) io.Reader {
 	watch := &stallReader{Reader: got.body, window: t.client.timings().stall, cancel: cancel}
 	whole := &boundedBody{Reader: watch, left: got.total - got.start, bounded: got.total >= 0,
@@ -213,8 +213,8 @@ func (t *transfer) bodyReader(ctx context.Context, cancel context.CancelCauseFun
 	return RateLimitReader(ctx, whole, t.limiter)
 }
 
-// refuseWebPage refuses a web page, as portals and proxies send it in place of what was
-// asked for: that passes, where a file that is no image would be final.
+// refuseWebPage fails if body begins as a web page. Portals and proxies send one instead of
+// the file. The error is temporary, whereas a file that is not an image would be final.
 func refuseWebPage(body io.Reader) (io.Reader, error) {
 	head := make([]byte, 512)
 	n, err := io.ReadFull(body, head)
@@ -222,13 +222,12 @@ func refuseWebPage(body io.Reader) (io.Reader, error) {
 		return nil, err
 	}
 	if strings.HasPrefix(http.DetectContentType(head[:n]), "text/html") {
-		return nil, failf(Refused, "the server answers with a web page in place of the file")
+		return nil, failf(Refused, "the server sent a web page instead of the file")
 	}
 	return io.MultiReader(bytes.NewReader(head[:n]), body), nil
 }
 
-// boundedBody reads a body, holds it to the length that was promised, and gives every
-// failure of the network its class.
+// boundedBody checks the length of a body, and classifies network errors.
 type boundedBody struct {
 	io.Reader
 	left    int64
@@ -241,7 +240,7 @@ func (r *boundedBody) Read(p []byte) (int, error) {
 	r.left -= int64(n)
 	switch {
 	case r.bounded && r.left < 0:
-		return n, failf(BadSource, "the body is longer than the server said")
+		return n, failf(BadSource, "the body is longer than the length that the server sent")
 	case err == io.EOF && r.bounded && r.left > 0:
 		err = io.ErrUnexpectedEOF
 	case err == nil || err == io.EOF:
@@ -250,7 +249,7 @@ func (r *boundedBody) Read(p []byte) (int, error) {
 	return n, r.broken(r.left, err)
 }
 
-// bodyError tells a stall and the caller's cancellation from a broken connection.
+// bodyError classifies an error of a body: a stall, a cancelled ctx, or a broken connection.
 func bodyError(ctx context.Context, left int64, err error) error {
 	var stall *stallError
 	var known *Error

@@ -11,12 +11,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// image is 3 MiB and a bit: whole chunks, and one that is not.
+// image has 3 MiB and a bit: whole chunks, and a shorter one.
 var image = fetchtest.Random(1, 3<<20+512*7)
 
-// TestFaults has a server misbehave in one way at a time, and a declared digest or
-// none. Where no class is wanted, the image has to be there.
-func TestFaults(t *testing.T) {
+// TestDownloadWithFaultyServer injects one fault at a time, with and without a declared
+// digest. Without an expected class, the download must succeed.
+func TestDownloadWithFaultyServer(t *testing.T) {
 	type fault = fetchtest.Fault
 	tests := []struct {
 		name     string
@@ -24,7 +24,7 @@ func TestFaults(t *testing.T) {
 		declared bool
 		class    Class
 		words    []string
-		ranges   []string // of all requests, where they matter
+		ranges   []string // of all requests; nil: not checked
 	}{
 		{name: "none", ranges: []string{""}},
 		{name: "none, declared", declared: true, ranges: []string{""}},
@@ -57,13 +57,13 @@ func TestFaults(t *testing.T) {
 		{name: "chunked, cut", faults: []fault{{Kind: fetchtest.Chunked}, {Kind: fetchtest.Cut, At: mid, Times: 1}}, ranges: []string{"", "bytes=2097252-"}},
 		{name: "chunked, cut at the end", faults: []fault{{Kind: fetchtest.Chunked}, {Kind: fetchtest.Cut, At: int64(len(image)), Times: 1}},
 			ranges: []string{"", "bytes=3149312-"}},
-		{name: "no answer", faults: []fault{{Kind: fetchtest.Silent}}, class: Network, words: []string{"no answer in time"}},
+		{name: "no response", faults: []fault{{Kind: fetchtest.Silent}}, class: Network, words: []string{"no response in time"}},
 		{name: "gzip", faults: []fault{{Kind: fetchtest.Gzip}}, class: BadSource, words: []string{"Content-Encoding", "gzip"}},
 		{name: "503", faults: []fault{{Kind: fetchtest.Unavailable}}, class: Network, words: []string{"503 Service Unavailable"}},
 		{name: "429", faults: []fault{{Kind: fetchtest.Busy, After: "120"}}, class: Network, words: []string{"429"}},
 		{name: "404", faults: []fault{{Kind: fetchtest.NotFound}}, class: Refused, words: []string{"404 Not Found"}},
-		{name: "web page", faults: []fault{{Kind: fetchtest.Page}}, class: Refused, words: []string{"web page in place"}},
-		{name: "called a web page", faults: []fault{{Kind: fetchtest.HTML}}},
+		{name: "web page", faults: []fault{{Kind: fetchtest.Page}}, class: Refused, words: []string{"web page instead"}},
+		{name: "image with the type of a web page", faults: []fault{{Kind: fetchtest.HTML}}},
 		{name: "401", faults: []fault{{Kind: fetchtest.Basic}}, class: Refused, words: []string{"401", "no credentials are declared"}},
 		{name: "redirect loop", faults: []fault{{Kind: fetchtest.Loop}}, class: Refused, words: []string{"redirect loop"}},
 		{name: "redirect to file", faults: []fault{{Kind: fetchtest.Redirect, To: "file:///etc/passwd"}}, class: BadConfig, words: []string{"scheme \"file\""}},
@@ -74,7 +74,7 @@ func TestFaults(t *testing.T) {
 			if slices.Contains(tt.words, "stalled") {
 				r.client.timing.stall = 500 * time.Millisecond
 			}
-			if slices.Contains(tt.words, "no answer in time") {
+			if slices.Contains(tt.words, "no response in time") {
 				r.client.timing.firstByte = 500 * time.Millisecond
 			}
 			req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), tt.faults...)}
@@ -82,32 +82,32 @@ func TestFaults(t *testing.T) {
 				req.Digest = digest(image)
 			}
 			err := r.download(req)
-			if tt.ranges != nil && !slices.Equal(r.ranges(), tt.ranges) {
-				t.Errorf("got requests with ranges %q, want %q", r.ranges(), tt.ranges)
+			if tt.ranges != nil && !slices.Equal(r.rangeHeaders(), tt.ranges) {
+				t.Errorf("got requests with ranges %q, want %q", r.rangeHeaders(), tt.ranges)
 			}
 			if tt.class != 0 {
-				failed(t, err, tt.class, tt.words...)
-				r.noImage()
+				wantError(t, err, tt.class, tt.words...)
+				r.wantNoImage()
 				return
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.stored(image)
+			r.wantImage(image)
 		})
 	}
 }
 
-func TestServerAsksToWait(t *testing.T) {
+func TestRetryAfterOfServer(t *testing.T) {
 	r := newFixture(t)
 	err := r.download(Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Busy, After: "600"})})
 	var e *Error
 	if !errors.As(err, &e) || e.RetryAfter != 10*time.Minute {
-		t.Errorf("got %#v, want one that says when to come back", err)
+		t.Errorf("got %#v, want one with the delay that the server requested", err)
 	}
 }
 
-func TestDigestOfSHA256(t *testing.T) {
+func TestDownloadComparesSHA256(t *testing.T) {
 	r := newFixture(t)
 	h := sha256.New()
 	h.Write(image)
@@ -115,10 +115,10 @@ func TestDigestOfSHA256(t *testing.T) {
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
+	r.wantImage(image)
 }
 
-func TestMirrors(t *testing.T) {
+func TestDownloadTriesMirrors(t *testing.T) {
 	type fault = fetchtest.Fault
 	away := fault{Kind: fetchtest.NotFound}
 	tests := []struct {
@@ -128,18 +128,18 @@ func TestMirrors(t *testing.T) {
 		declared bool
 		class    Class
 		words    []string
-		ranges   []string // of all requests but the first
+		ranges   []string // of all requests except the first
 	}{
 		{name: "first one works"},
-		{name: "first one is away", url: []fault{away}, ranges: []string{""}},
+		{name: "first one is missing", url: []fault{away}, ranges: []string{""}},
 		{name: "resumed across by digest", url: []fault{cutOnce, gone}, declared: true, ranges: []string{"bytes=2097252-", "bytes=2097252-"}},
 		{name: "not joined without a digest", url: []fault{cutOnce, gone, {Kind: fetchtest.NoValidator}}, ranges: []string{"", ""}},
-		{name: "asked by a strong ETag without a digest", url: []fault{cutOnce, gone}, ranges: []string{"bytes=2097252-", "bytes=2097252-"}},
+		{name: "requested by a strong ETag without a digest", url: []fault{cutOnce, gone}, ranges: []string{"bytes=2097252-", "bytes=2097252-"}},
 		{name: "wrong kind of file", url: []fault{{Kind: fetchtest.Gzip}}, declared: true, ranges: []string{""}},
 		{name: "no image at the first one", url: []fault{{Kind: fetchtest.Page}}, ranges: []string{""}},
-		{name: "not joined to what a wrong answer left", url: []fault{cutOnce, {Kind: fetchtest.Gzip, Skip: 1}}, declared: true,
+		{name: "not joined to bytes of a wrong response", url: []fault{cutOnce, {Kind: fetchtest.Gzip, Skip: 1}}, declared: true,
 			ranges: []string{"bytes=2097252-", ""}},
-		{name: "both away", url: []fault{away}, mirror: []fault{{Kind: fetchtest.Unavailable}},
+		{name: "both missing", url: []fault{away}, mirror: []fault{{Kind: fetchtest.Unavailable}},
 			class: Network, words: []string{"image.raw: the server answers 404", "mirror.raw: the server answers 503"}},
 	}
 	for _, tt := range tests {
@@ -154,14 +154,14 @@ func TestMirrors(t *testing.T) {
 			}
 			err := r.download(req)
 			if tt.class != 0 {
-				failed(t, err, tt.class, tt.words...)
+				wantError(t, err, tt.class, tt.words...)
 				return
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.stored(image)
-			if got := r.ranges()[1:]; !slices.Equal(got, tt.ranges) {
+			r.wantImage(image)
+			if got := r.rangeHeaders()[1:]; !slices.Equal(got, tt.ranges) {
 				t.Errorf("got ranges %q after the first request, want %q", got, tt.ranges)
 			}
 		})

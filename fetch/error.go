@@ -13,40 +13,39 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// Class says what kind of trouble ended a fetch, and so who should try again
-// and when: see Backoff.
+// Class is the kind of a failure. It decides when to try again: see Backoff.
 type Class uint8
 
 const (
-	// Dropped: the connection broke again and again, and nothing came between.
+	// Dropped: the connection broke several times in a row without progress.
 	Dropped Class = iota + 1
-	// Network: no connection, no answer, a stall, or an answer that asks to come
-	// back later (5xx, 408, 425, 429).
+	// Network: no connection, no response, a stall, or a temporary error of the server (5xx, 408,
+	// 425, 429).
 	Network
-	// Refused: the server answered that it will not (any other 4xx).
+	// Refused: the server refused the request (any other 4xx).
 	Refused
-	// Source: what the address serves is not what is declared, or no image, or
-	// cannot be told from a part of one. Final until the declaration changes.
+	// BadSource: the file differs from the declaration, is not an image, or may be truncated.
+	// Final until the declaration changes.
 	BadSource
-	// NoSpace: the disk has no room for the image.
+	// NoSpace: the disk has no space for the image.
 	NoSpace
-	// Config: the request itself is wrong: address, host, credentials. Final
-	// until the declaration (or the folder of credentials) changes.
+	// BadConfig: the request itself is invalid: its address, host or credentials. Final until the
+	// declaration or the folder of credentials changes.
 	BadConfig
 )
 
 var classNames = [...]string{"", "dropped", "network", "refused", "source", "no space", "config"}
 
-// String returns the name of the class, for messages and metrics.
+// String returns the name of the class: the label in metrics, and a word in messages.
 func (c Class) String() string { return classNames[c] }
 
-// Error is what every method of Client returns when it fails, but for two
-// cases: a cancelled context is returned as its own error, and a failure of the
-// disk other than lack of space as it came from package disk.
+// Error is the error of every method of Client, with two exceptions. A cancelled context is
+// returned as its own error. A failure of the disk other than lack of space is returned as
+// package disk reports it.
 type Error struct {
 	Class      Class
-	URL        string        // the address without user info, query and fragment; empty where none is at fault
-	RetryAfter time.Duration // what the server asked to wait; 0: nothing
+	URL        string        // without user, password, query and fragment; empty if the error is not about an address
+	RetryAfter time.Duration // requested by the server; 0: nothing
 	Err        error
 }
 
@@ -63,7 +62,7 @@ func failf(class Class, format string, args ...any) *Error {
 	return &Error{Class: class, Err: fmt.Errorf(format, args...)}
 }
 
-// withURL names the address that e is about, unless it is named already.
+// withURL returns e with the URL that it is about, unless e has one.
 func (e *Error) withURL(url string) *Error {
 	if e.URL != "" {
 		return e
@@ -73,8 +72,8 @@ func (e *Error) withURL(url string) *Error {
 	return &named
 }
 
-// ClassifyDiskError gives an error of the disk its class, as an *Error. What is neither lack
-// of space nor a judgement on the bytes stays as it is: the disk's own trouble.
+// ClassifyDiskError returns an *Error for lack of space and for wrong bytes. Other errors
+// are failures of the disk itself and returned unchanged.
 func ClassifyDiskError(err error) error {
 	var known *Error
 	var format *disk.FormatError
@@ -90,11 +89,11 @@ func ClassifyDiskError(err error) error {
 	return err
 }
 
-// retryRank orders the classes by how soon another try may help.
+// retryRank orders the classes by how soon another attempt may succeed.
 var retryRank = [...]int{Dropped: 5, Network: 4, Refused: 3, BadSource: 2, BadConfig: 1, NoSpace: 0}
 
-// allFailed makes one error of those of all addresses that were tried. Its class
-// is that of the address that gives the most hope.
+// allFailed combines the errors of all addresses. The class of the result is the one with
+// the highest retryRank.
 func allFailed(failed []*Error) error {
 	if len(failed) == 1 {
 		return failed[0]
@@ -108,7 +107,7 @@ func allFailed(failed []*Error) error {
 	return &Error{Class: best.Class, RetryAfter: best.RetryAfter, Err: addressErrors(failed)}
 }
 
-// addressErrors are the failures of several addresses, in the order of the tries.
+// addressErrors are the errors of several addresses, in the order of the attempts.
 type addressErrors []*Error
 
 func (l addressErrors) Error() string {
@@ -130,14 +129,13 @@ func (l addressErrors) Unwrap() []error {
 const (
 	firstWait     = time.Minute
 	maxWait       = 5 * time.Minute
-	maxRetryAfter = time.Hour // a server cannot put an image off for longer
+	maxRetryAfter = time.Hour // the longest delay that a server can impose
 )
 
-// Backoff returns how long to wait before the next try of what failed attempt
-// times in a row before (0 after the first failure), or final, when no other try
-// can help until the declaration changes. rnd, from [0, 1), spreads the tries of
-// a fleet: it takes up to a fifth off the wait. NoSpace has no wait of its own:
-// look for the space again after the time returned.
+// Backoff returns the delay before the next attempt after attempt+1 failures in a row, or
+// final if no attempt can succeed until the declaration changes. rnd, in [0, 1), shortens
+// the delay by up to a fifth, so that nodes do not try again at the same time. After
+// NoSpace, check the free space again after the delay.
 func Backoff(class Class, attempt int, rnd float64) (wait time.Duration, final bool) {
 	switch class {
 	case BadSource, BadConfig:
@@ -152,8 +150,8 @@ func Backoff(class Class, attempt int, rnd float64) (wait time.Duration, final b
 	return wait - time.Duration(rnd*float64(wait)/5), false
 }
 
-// Backoff is Backoff of the error's class, and no less than what the server
-// asked for, as long as that is at most an hour.
+// Backoff returns the delay for e's class, at least the delay that the server requested,
+// which counts up to one hour.
 func (e *Error) Backoff(attempt int, rnd float64) (wait time.Duration, final bool) {
 	wait, final = Backoff(e.Class, attempt, rnd)
 	if final {
@@ -162,7 +160,7 @@ func (e *Error) Backoff(attempt int, rnd float64) (wait time.Duration, final boo
 	return max(wait, min(e.RetryAfter, maxRetryAfter)), false
 }
 
-// isConnectionLost reports whether err says that a connection ended that was there.
+// isConnectionLost reports whether an established connection ended.
 func isConnectionLost(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNABORTED)
@@ -173,8 +171,8 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// withoutURL returns err without what would print an address in full, and without a
-// clean end of a stream in its chain: whoever reads on would take it for one.
+// withoutURL returns err without any *url.Error, which quotes the whole address, and with
+// io.ErrUnexpectedEOF in place of io.EOF, which a caller would take for a complete stream.
 func withoutURL(err error) error {
 	var withURL *url.Error
 	for errors.As(err, &withURL) {

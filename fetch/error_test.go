@@ -39,7 +39,7 @@ func TestBackoff(t *testing.T) {
 	}
 	asked := &Error{Class: Network, RetryAfter: 10 * time.Minute}
 	if got, _ := asked.Backoff(0, 0); got != 10*time.Minute {
-		t.Errorf("got %v, want what the server asked for", got)
+		t.Errorf("got %v, want the delay that the server requested", got)
 	}
 	asked.RetryAfter = 1000 * time.Hour
 	if got, _ := asked.Backoff(0, 0); got != time.Hour {
@@ -47,11 +47,11 @@ func TestBackoff(t *testing.T) {
 	}
 	asked.RetryAfter = time.Second
 	if got, _ := asked.Backoff(0, 0); got != time.Minute {
-		t.Errorf("got %v, want the minute of our own", got)
+		t.Errorf("got %v, want the own delay of one minute", got)
 	}
 }
 
-func TestRetryAfter(t *testing.T) {
+func TestParseRetryAfter(t *testing.T) {
 	for value, want := range map[string]time.Duration{
 		"": 0, "120": 2 * time.Minute, "-5": 0, "soon": 0,
 		"Fri, 20 Nov 2026 10:01:30 GMT": 90 * time.Second, "Fri, 20 Nov 2026 09:00:00 GMT": 0,
@@ -63,7 +63,7 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-func TestClassify(t *testing.T) {
+func TestClassifyDiskError(t *testing.T) {
 	tests := []struct {
 		err  error
 		want Class // 0: none
@@ -79,7 +79,7 @@ func TestClassify(t *testing.T) {
 	for _, tt := range tests {
 		var e *Error
 		if errors.As(ClassifyDiskError(tt.err), &e) != (tt.want != 0) || e != nil && e.Class != tt.want {
-			t.Errorf("Classify(%v) = %v, want class %v", tt.err, ClassifyDiskError(tt.err), tt.want)
+			t.Errorf("ClassifyDiskError(%v) = %v, want class %v", tt.err, ClassifyDiskError(tt.err), tt.want)
 		}
 	}
 }

@@ -11,51 +11,50 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// Client fetches images. Its fields must not change once it is in use; any number
-// of goroutines may then use it at once.
+// Client downloads images. Do not change its fields after the first use; any number of
+// goroutines may then use it at once.
 type Client struct {
-	SecretsDir    string   // folders of credentials lie below it; empty: there are none
-	FileRoots     []string // file:// may read below these folders (absolute paths)
-	AllowAnyFile  bool     // file:// may read whatever the process may: for one-shot commands
-	AllowLoopback bool     // loopback and link-local hosts may be sources: for tests and demos
-	UserAgent     string   // sent to servers; empty: DefaultUserAgent
+	SecretsDir    string   // the parent of all credentials folders; empty: there are none
+	FileRoots     []string // the folders below which file:// may read (absolute paths)
+	AllowAnyFile  bool     // file:// may read every path that the process may read: for one-shot commands
+	AllowLoopback bool     // allow loopback and link-local hosts: for tests and demos
+	UserAgent     string   // sent to servers; empty: "backing-image-manager"
 
 	timing timing
 }
 
-// defaultUserAgent is what servers see of a Client without a UserAgent.
+// defaultUserAgent is the User-Agent of a Client without one.
 const defaultUserAgent = "backing-image-manager"
 
-// timing holds every duration that a fetch depends on, for tests to shorten.
+// timing is all timeouts of a transfer. Tests shorten them.
 type timing struct{ connect, firstByte, stall time.Duration }
 
 var defaultTiming = timing{connect: 30 * time.Second, firstByte: time.Minute, stall: 30 * time.Second}
 
-// Request says which image to fetch, and what is known of it.
+// Request is one image to download.
 type Request struct {
 	URL           string
-	Mirrors       []string // other addresses of the same bytes, in the order to try them
-	SkipAddresses int      // how many of URL and Mirrors are left out, from the front; at least one is not
+	Mirrors       []string // other addresses of the same bytes, in the order of the attempts
+	SkipAddresses int      // how many of URL and Mirrors to skip, at most all but one
 
-	Credentials string // a folder below SecretsDir; empty: none
-	ChecksumURL string // a SHA256SUMS or SHA512SUMS file, or one bare checksum
+	Credentials string // the name of a folder below SecretsDir; empty: none
+	ChecksumURL string // a SHA256SUMS or SHA512SUMS file, or a file with one checksum
 
-	Digest       disk.Digest // of the image as it is stored, zero when not declared
-	PackedDigest disk.Digest // of the packed file, zero when not declared
+	Digest       disk.Digest // of the stored (unpacked) image; zero: not declared
+	PackedDigest disk.Digest // of the packed file; zero: not declared
 	Unpack       string      // "", "auto", "none", "gz", "xz", "zst" or "bz2"
 
-	MaxSize        int64 // most bytes that the stored image may have; 0: no bound of our own
-	BandwidthLimit int64 // most bytes per second from the network; 0: no limit
+	MaxSize        int64 // of the stored image, in bytes; 0: no limit
+	BandwidthLimit int64 // bytes per second from the network; 0: no limit
 
-	// Restart asks for the image in one piece: nothing of the part is kept, and
-	// bytes of several addresses are not joined. It is for the retries after a
-	// wrong checksum: of an image that came in pieces (Progress.Joined), or from
-	// an address that is skipped now.
+	// Restart discards the bytes in the partial file, and does not join bytes of several
+	// addresses. Set it for the attempt after a wrong checksum if the image was joined from
+	// several responses (Progress.Joined), or if SkipAddresses changes.
 	Restart bool
 }
 
-// CanResume reports whether a download may go on with a part of this origin: one of the same
-// address, or where something else tells that it is of the same file.
+// CanResume reports whether a download may continue a partial file from this source: one
+// from the same address, or one for which a digest or a strong ETag detects another file.
 func (r Request) CanResume(o disk.PartSource) bool {
 	for _, raw := range append([]string{r.URL}, r.Mirrors...) {
 		if (address{raw: strings.TrimSpace(raw)}).id() == o.ID {
@@ -68,8 +67,7 @@ func (r Request) CanResume(o disk.PartSource) bool {
 	return o.Size >= 0
 }
 
-// transfer is the state of one Download: what stays the same over all addresses,
-// connections and tries.
+// transfer is the state of one Download across all addresses, connections and attempts.
 type transfer struct {
 	client    *Client
 	net       *network
@@ -79,20 +77,19 @@ type transfer struct {
 	limiter   *rate.Limiter
 	progress  *Progress
 
-	hasDigest      bool // a digest of what is read is known, and will be compared
-	selfDelimiting bool // the end of the bytes shows in the bytes themselves
-	restart        bool // what the sink holds is not to be kept
+	hasDigest      bool // a digest of the received bytes is compared at the end
+	selfDelimiting bool // the bytes themselves show whether they are complete
+	restart        bool // discard what the sink has
 }
 
-// Download reads the image of r into part, from where part ends if what it holds
-// is of the same source, and returns when part holds the whole; the caller commits
-// it. A dropped connection is taken up again at once, a few times in a row; other
-// errors, of type *Error but for the exceptions named there, are the caller's to
-// retry (Backoff), and what the part holds then is kept. A cancelled ctx ends it
-// within one read. progress may be nil.
+// Download fills part with the image of r, and continues where part ends if part's bytes
+// are of the same source. It returns when part has all bytes; the caller commits it.
+// Download reconnects at once after a dropped connection, a few times in a row. The
+// caller retries after other errors, see Error and Backoff; part keeps its bytes. A
+// cancelled ctx ends Download within one read. progress may be nil.
 //
-// A packed image is unpacked as it comes, and PackedDigest is compared here. The
-// digest of the stored image is the part's to compare.
+// Download unpacks a packed image while it receives it, and compares PackedDigest. part
+// compares the digest of the stored image.
 func (c *Client) Download(ctx context.Context, r Request, part *disk.Part, progress *Progress) error {
 	t, err := c.newTransfer(r, progress)
 	if err != nil {

@@ -12,16 +12,16 @@ import (
 	"syscall"
 )
 
-// fileSource is a file of this machine.
+// fileSource is a local file.
 type fileSource struct {
 	path string
 	open func() (*os.File, error)
 }
 
-// newFileSource finds out whether, and below which root, the path of a may be read.
+// newFileSource checks that the path of a may be read.
 func (t *transfer) newFileSource(a address) (source, error) {
 	path := filepath.Clean(a.url.Path)
-	// A pipe or a device may be at the path: opening it must not wait.
+	// The path may be a pipe or a device: opening it must not block.
 	const flags = os.O_RDONLY | syscall.O_NONBLOCK
 	root, rel, err := t.client.findRoot(path)
 	if err != nil {
@@ -33,8 +33,8 @@ func (t *transfer) newFileSource(a address) (source, error) {
 	return &fileSource{path, func() (*os.File, error) { return openBelow(root, rel, flags) }}, nil
 }
 
-// findRoot returns the allowed folder that path is in, and the way from there; root is
-// empty where every path is allowed.
+// findRoot returns the allowed folder that contains path, and the path relative to it. root
+// is empty if every path is allowed.
 func (c *Client) findRoot(path string) (root, rel string, err error) {
 	if c.AllowAnyFile {
 		return "", "", nil
@@ -51,8 +51,8 @@ func (c *Client) findRoot(path string) (root, rel string, err error) {
 	return "", "", failf(BadConfig, "%s is not below an allowed folder (%s)", path, strings.Join(c.FileRoots, ", "))
 }
 
-// OpenFolder opens a folder of this machine, to read and to write in it, where files may
-// be read. Nothing leads out of it.
+// OpenFolder opens a local folder for reading and writing, if FileRoots or AllowAnyFile
+// permits it. Symbolic links out of the folder do not work.
 func (c *Client) OpenFolder(path string) (*os.Root, error) {
 	path = filepath.Clean(path)
 	root, rel, err := c.findRoot(path)
@@ -72,8 +72,8 @@ func (c *Client) OpenFolder(path string) (*os.Root, error) {
 	return folder, ClassifyFileError(withPath(err, path))
 }
 
-// OpenFile opens a file or device of this machine to read it, where files may be read.
-// It waits for nothing that may be at the path.
+// OpenFile opens a local file or device for reading, if FileRoots or AllowAnyFile permits
+// it. It does not block on a pipe or a device.
 func (c *Client) OpenFile(path string, flags int) (*os.File, error) {
 	path = filepath.Clean(path)
 	root, rel, err := c.findRoot(path)
@@ -90,7 +90,7 @@ func (c *Client) OpenFile(path string, flags int) (*os.File, error) {
 	return f, ClassifyFileError(withPath(err, path))
 }
 
-// withPath makes an error name the path, and not the end of it below a root.
+// withPath replaces the path in a PathError, which is relative to a root, by path.
 func withPath(err error, path string) error {
 	var at *fs.PathError
 	if errors.As(err, &at) {
@@ -99,7 +99,7 @@ func withPath(err error, path string) error {
 	return err
 }
 
-// Stat tells what OpenFile would open.
+// Stat returns information about the file that OpenFile would open.
 func (c *Client) Stat(path string) (os.FileInfo, error) {
 	path = filepath.Clean(path)
 	root, rel, err := c.findRoot(path)
@@ -119,7 +119,7 @@ func (c *Client) Stat(path string) (os.FileInfo, error) {
 	return info, ClassifyFileError(withPath(err, path))
 }
 
-// openBelow follows no link out of root.
+// openBelow opens a file below root and follows no link out of it.
 func openBelow(root, rel string, flags int) (*os.File, error) {
 	r, err := os.OpenRoot(root)
 	if err != nil {
@@ -129,8 +129,8 @@ func openBelow(root, rel string, flags int) (*os.File, error) {
 	return r.OpenFile(rel, flags, 0)
 }
 
-// get opens the file anew. Size, time of change and inode together are what names
-// a version of it.
+// get opens the file again for each request. Its size, modification time and inode together
+// identify a version of the file.
 func (s *fileSource) get(_ context.Context, q rangeRequest) (*response, error) {
 	f, err := s.open()
 	if err != nil {
@@ -162,13 +162,14 @@ func (s *fileSource) get(_ context.Context, q rangeRequest) (*response, error) {
 	return &response{body: body, start: q.offset, total: info.Size(), delimited: true, etag: tag}, nil
 }
 
-// PrepareChangeDetection makes it seen when a regular file is written to from now on, if its times were
-// looked at before: who has it mapped and writes to a page moves them only when the page
-// was clean, and now each was once.
+// PrepareChangeDetection makes sure that every later write to the regular file f changes its
+// modification time. A write through a memory mapping changes it only if the page was clean
+// before, so PrepareChangeDetection writes all dirty pages. Call it before reading the time
+// to compare.
 func PrepareChangeDetection(f *os.File) error {
 	err := f.Sync()
 	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EROFS) {
-		return nil // nothing is ever written there
+		return nil // a file system without writes
 	}
 	return err
 }
@@ -177,7 +178,7 @@ func fileVersion(info fs.FileInfo) string {
 	return fmt.Sprintf(`"%x-%x-%x"`, info.Size(), info.ModTime().UnixNano(), info.Sys().(*syscall.Stat_t).Ino)
 }
 
-// classifySourceError is FileError, which knows nothing of errChanged.
+// classifySourceError is ClassifyFileError, and leaves errChanged unchanged.
 func classifySourceError(err error) error {
 	if errors.Is(err, errChanged) {
 		return err
@@ -185,9 +186,9 @@ func classifySourceError(err error) error {
 	return ClassifyFileError(err)
 }
 
-// ClassifyFileError gives its class to what keeps a file of this machine from being read or
-// written. A file that is not there may come (a mount, a copy under way); a forbidden
-// one may be allowed.
+// ClassifyFileError returns an *Error for an error of a local file. A missing file may
+// appear later (a mount, a copy in progress), and permission may be granted later: both are
+// Refused.
 func ClassifyFileError(err error) error {
 	var known *Error
 	switch {
@@ -197,18 +198,18 @@ func ClassifyFileError(err error) error {
 		return &Error{Class: NoSpace, Err: err}
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, syscall.ENOTDIR):
 		return &Error{Class: Refused, Err: err}
-	case strings.Contains(err.Error(), "escapes"): // os.Root has no exported error for it
+	case strings.Contains(err.Error(), "escapes"): // os.Root exports no error for a link out of the root
 		return &Error{Class: BadConfig, Err: err}
 	}
 	return &Error{Class: Network, Err: err}
 }
 
-// sparseBody reads a file, and makes up the zeros of its holes without reading.
+// sparseBody reads a file, and returns zeros for its holes without reading them.
 type sparseBody struct {
 	f              *os.File
 	at, size       int64
 	tag            string
-	data, dataEnds int64 // the extent of data that at is in or before
+	data, dataEnds int64 // the extent of data at or after the offset at
 }
 
 func (b *sparseBody) Read(p []byte) (int, error) {
@@ -220,8 +221,8 @@ func (b *sparseBody) Read(p []byte) (int, error) {
 	}
 	n, err := b.readNext(p[:min(int64(len(p)), b.size-b.at)])
 	if err == nil && b.at+int64(n) >= b.size {
-		// The last bytes are withheld where the file is not what it was: nobody
-		// may hold all of a file that never was.
+		// Check before the last bytes: a reader that has all bytes would take a mixture of two
+		// versions for a file.
 		err = b.unchanged()
 	}
 	if err != nil {
@@ -239,7 +240,7 @@ func (b *sparseBody) readNext(p []byte) (int, error) {
 	}
 	n, err := b.f.ReadAt(p[:min(int64(len(p)), b.dataEnds-b.at)], b.at)
 	if n > 0 {
-		return n, nil // an error comes again with the next read
+		return n, nil // the next read returns the error again
 	}
 	if err == io.EOF {
 		err = failf(Dropped, "the file became shorter while it was read")
@@ -255,8 +256,8 @@ func (b *sparseBody) unchanged() error {
 	return err
 }
 
-// nextExtent returns where the next data at or behind at begins and ends. A file
-// system without holes has data everywhere.
+// nextExtent returns the begin and end of the next data at or after at. On a file system
+// without holes, all bytes are data.
 func nextExtent(f *os.File, at, size int64) (data, ends int64) {
 	const seekData, seekHole = 3, 4
 	data, err := f.Seek(at, seekData)
@@ -272,5 +273,5 @@ func nextExtent(f *os.File, at, size int64) (data, ends int64) {
 	return min(data, size), min(ends, size)
 }
 
-// Close ends the reading.
+// Close closes the file.
 func (b *sparseBody) Close() error { return b.f.Close() }

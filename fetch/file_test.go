@@ -15,8 +15,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// roots gives the rig one folder that file:// may read, with the image in it.
-func (r *fixture) roots() (root, path string) {
+// addFileRoots creates an image below a folder that file:// may read.
+func (r *fixture) addFileRoots() (root, path string) {
 	r.t.Helper()
 	root = r.t.TempDir()
 	r.client.FileRoots = []string{r.t.TempDir(), root}
@@ -30,18 +30,18 @@ func (r *fixture) roots() (root, path string) {
 	return root, path
 }
 
-func TestFile(t *testing.T) {
+func TestDownloadFromFile(t *testing.T) {
 	r := newFixture(t)
-	_, path := r.roots()
+	_, path := r.addFileRoots()
 	if err := r.download(Request{URL: "file://" + path, Digest: digest(image)}); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
+	r.wantImage(image)
 }
 
-func TestFileOutsideOfRoots(t *testing.T) {
+func TestFileOutsideOfRootsIsRefused(t *testing.T) {
 	r := newFixture(t)
-	root, path := r.roots()
+	root, path := r.addFileRoots()
 	outside := filepath.Join(t.TempDir(), "outside.raw")
 	if err := os.WriteFile(outside, image, 0o644); err != nil {
 		t.Fatal(err)
@@ -67,13 +67,13 @@ func TestFileOutsideOfRoots(t *testing.T) {
 		{filepath.Join(root, "nothing.raw"), Refused},
 	}
 	for _, tt := range tests {
-		failed(t, r.download(Request{URL: "file://" + tt.path}), tt.class)
+		wantError(t, r.download(Request{URL: "file://" + tt.path}), tt.class)
 	}
 	if err := r.download(Request{URL: "file://" + filepath.Join(root, "in.raw")}); err != nil {
 		t.Errorf("a link within the root: %v", err)
 	}
 	r.client.FileRoots = nil
-	failed(t, r.download(Request{URL: "file://" + path}), BadConfig, "--allow-file-root")
+	wantError(t, r.download(Request{URL: "file://" + path}), BadConfig, "--allow-file-root")
 	r.client.AllowAnyFile = true
 	if err := r.disk.Remove(testID); err != nil {
 		t.Fatal(err)
@@ -83,10 +83,10 @@ func TestFileOutsideOfRoots(t *testing.T) {
 	}
 }
 
-// TestSparseFile reads 64 MiB of which 1 MiB is data.
-func TestSparseFile(t *testing.T) {
+// TestHolesOfFileAreNotRead reads 64 MiB with 1 MiB of data.
+func TestHolesOfFileAreNotRead(t *testing.T) {
 	r := newFixture(t)
-	_, path := r.roots()
+	_, path := r.addFileRoots()
 	f, err := os.Create(path)
 	if err != nil {
 		t.Fatal(err)
@@ -101,7 +101,7 @@ func TestSparseFile(t *testing.T) {
 	}
 	want := make([]byte, size)
 	copy(want[32<<20:], image[:1<<20])
-	r.stored(want)
+	r.wantImage(want)
 	body := &sparseBody{size: size}
 	if body.f, err = os.Open(path); err != nil {
 		t.Fatal(err)
@@ -126,9 +126,9 @@ func TestSparseFile(t *testing.T) {
 	}
 }
 
-func TestChangedLocalFile(t *testing.T) {
+func TestFileChangedWhileReadIsRefused(t *testing.T) {
 	r := newFixture(t)
-	_, path := r.roots()
+	_, path := r.addFileRoots()
 	a, err := parseAddress("file://" + path)
 	if err != nil {
 		t.Fatal(err)
@@ -152,16 +152,16 @@ func TestChangedLocalFile(t *testing.T) {
 	for err == nil {
 		_, err = got.body.Read(buf)
 	}
-	failed(t, err, Dropped, "changed while it was read")
+	wantError(t, err, Dropped, "changed while it was read")
 	_, err = src.get(context.Background(), rangeRequest{offset: 1 << 20, total: got.total, validator: got.etag})
 	if !errors.Is(err, errChanged) {
 		t.Errorf("got %v for the rest of a file that changed", err)
 	}
 }
 
-// TestMappedFile writes, while a file is read, to a page of it that was dirty already: by
-// itself that does not move the file's time.
-func TestMappedFile(t *testing.T) {
+// TestFileChangedThroughMappingIsRefused writes, while a file is read, to a page that is
+// already dirty. Such a write alone does not change the modification time of the file.
+func TestFileChangedThroughMappingIsRefused(t *testing.T) {
 	r := newFixture(t)
 	path, memory := fetchtest.Mapped(t, image)
 	r.client.AllowAnyFile = true
@@ -183,13 +183,13 @@ func TestMappedFile(t *testing.T) {
 	}
 	memory[0], memory[len(memory)-1] = 'b', 'b'
 	_, err = io.Copy(io.Discard, got.body)
-	failed(t, err, Dropped, "changed while it was read")
+	wantError(t, err, Dropped, "changed while it was read")
 }
 
-func TestResumeOfFile(t *testing.T) {
+func TestResumeFromFile(t *testing.T) {
 	r := newFixture(t)
-	_, path := r.roots()
-	p := r.part(disk.PartOptions{})
+	_, path := r.addFileRoots()
+	p := r.openPart(disk.PartOptions{})
 	a, err := parseAddress("file://" + path)
 	if err != nil {
 		t.Fatal(err)
@@ -198,7 +198,7 @@ func TestResumeOfFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Other bytes than the file has show which ones were read.
+	// The part has other bytes than the file, which shows which bytes were read.
 	if err := p.Begin(disk.PartSource{ID: a.id(), ETag: fileVersion(info), Size: info.Size()}); err != nil {
 		t.Fatal(err)
 	}
@@ -211,5 +211,5 @@ func TestResumeOfFile(t *testing.T) {
 	if _, err := p.Commit(disk.Digest{}); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(append(make([]byte, 1<<20), image[1<<20:]...))
+	r.wantImage(append(make([]byte, 1<<20), image[1<<20:]...))
 }

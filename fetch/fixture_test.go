@@ -15,13 +15,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// marker stands in every query, user, password, token and header of the tests, and
-// must not be in any error.
-const marker = "s3cr3t"
+// secretMarker is part of every query, user, password, token and header of the tests, and
+// must not occur in any error.
+const secretMarker = "s3cr3t"
 
 var testID = disk.ID{Name: "parrot", UUID: "6846a0b2"}
 
-// fixture is a client, a disk and an origin that misbehaves.
+// fixture is a client, a disk and a faulty server.
 type fixture struct {
 	t      testing.TB
 	client *Client
@@ -54,8 +54,8 @@ func newFixture(t testing.TB) *fixture {
 	}
 }
 
-// part opens the part of the image, or takes up what an earlier one left.
-func (r *fixture) part(o disk.PartOptions) *disk.Part {
+// openPart opens the partial file of the image.
+func (r *fixture) openPart(o disk.PartOptions) *disk.Part {
 	r.t.Helper()
 	p, err := r.disk.OpenPart(context.Background(), testID, o)
 	if err != nil {
@@ -65,10 +65,10 @@ func (r *fixture) part(o disk.PartOptions) *disk.Part {
 	return p
 }
 
-// download fetches and commits as a caller would.
+// download downloads and commits as a caller does.
 func (r *fixture) download(req Request) error {
 	r.t.Helper()
-	p := r.part(disk.PartOptions{SHA256: req.Digest.Algorithm() == disk.SHA256})
+	p := r.openPart(disk.PartOptions{SHA256: req.Digest.Algorithm() == disk.SHA256})
 	defer p.Close()
 	if err := r.into(p, req); err != nil {
 		return err
@@ -80,28 +80,28 @@ func (r *fixture) download(req Request) error {
 func (r *fixture) into(p *disk.Part, req Request) error {
 	r.t.Helper()
 	if strings.HasPrefix(req.URL, "http") {
-		req.URL = signed(req.URL)
+		req.URL = withSecretQuery(req.URL)
 	}
 	for i, mirror := range req.Mirrors {
-		req.Mirrors[i] = signed(mirror)
+		req.Mirrors[i] = withSecretQuery(mirror)
 	}
 	err := r.client.Download(context.Background(), req, p, nil)
-	if err != nil && strings.Contains(err.Error(), marker) {
-		r.t.Errorf("error tells a secret: %v", err)
+	if err != nil && strings.Contains(err.Error(), secretMarker) {
+		r.t.Errorf("the error contains a secret: %v", err)
 	}
 	return err
 }
 
-// signed adds a secret to the query of an address.
-func signed(url string) string {
+// withSecretQuery adds a secret to the query of an address.
+func withSecretQuery(url string) string {
 	if strings.Contains(url, "?") {
-		return url + "&sig=" + marker
+		return url + "&sig=" + secretMarker
 	}
-	return url + "?sig=" + marker
+	return url + "?sig=" + secretMarker
 }
 
-// stored fails the test unless the image on the disk is want.
-func (r *fixture) stored(want []byte) {
+// wantImage fails the test unless the image on the disk is want.
+func (r *fixture) wantImage(want []byte) {
 	r.t.Helper()
 	got, err := os.ReadFile(filepath.Join(r.disk.Path(), "backing-images", testID.String(), "backing"))
 	if err != nil {
@@ -112,7 +112,7 @@ func (r *fixture) stored(want []byte) {
 	}
 }
 
-func (r *fixture) noImage() {
+func (r *fixture) wantNoImage() {
 	r.t.Helper()
 	_, err := os.Stat(filepath.Join(r.disk.Path(), "backing-images", testID.String(), "backing"))
 	if !errors.Is(err, os.ErrNotExist) {
@@ -120,8 +120,8 @@ func (r *fixture) noImage() {
 	}
 }
 
-// failed fails the test unless err is of the class and says all of words.
-func failed(t testing.TB, err error, class Class, words ...string) {
+// wantError fails the test unless err has the class and contains all words.
+func wantError(t testing.TB, err error, class Class, words ...string) {
 	t.Helper()
 	var e *Error
 	if !errors.As(err, &e) {
@@ -132,11 +132,11 @@ func failed(t testing.TB, err error, class Class, words ...string) {
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
-			t.Errorf("error does not say %q: %v", w, err)
+			t.Errorf("the error does not contain %q: %v", w, err)
 		}
 	}
-	if strings.Contains(err.Error(), marker) {
-		t.Errorf("error tells a secret: %v", err)
+	if strings.Contains(err.Error(), secretMarker) {
+		t.Errorf("the error contains a secret: %v", err)
 	}
 }
 
@@ -146,8 +146,8 @@ func digest(b []byte) disk.Digest {
 	return disk.SHA512.Digest(h)
 }
 
-// ranges returns the Range headers that the server got.
-func (r *fixture) ranges() []string {
+// rangeHeaders returns the Range headers of all requests.
+func (r *fixture) rangeHeaders() []string {
 	var l []string
 	for _, q := range r.server.Requests() {
 		l = append(l, q.Range)

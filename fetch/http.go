@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// httpSource is a file behind an http or https address.
+// httpSource is a file at an http or https address.
 type httpSource struct {
 	net     *network
 	url     *url.URL
@@ -21,9 +21,8 @@ func (t *transfer) newHTTPSource(a address) (source, error) {
 	return &httpSource{net: t.net, url: a.url, packing: t.packing}, nil
 }
 
-// get makes one GET. For a part, it asks with Range and, where there is a
-// validator, with If-Range, so that a server answers with the whole file when it
-// has another one by now.
+// get sends one GET. A partial request has a Range header and, with a validator, an If-Range
+// header: a server with another version then sends the whole file.
 func (s *httpSource) get(ctx context.Context, q rangeRequest) (*response, error) {
 	header := http.Header{"Accept-Encoding": {"identity"}, "User-Agent": {s.net.client.userAgent()}}
 	if q.isPartial() {
@@ -68,10 +67,10 @@ func (s *httpSource) checkResponse(resp *http.Response, from *url.URL, q rangeRe
 	return got, s.checkEncoding(resp.Header)
 }
 
-// checkContinuation checks that a 206 goes on where q ends.
+// checkContinuation checks that a 206 response continues at the offset of q.
 func (a *response) checkContinuation(h http.Header, q rangeRequest) error {
 	if !q.isPartial() {
-		return failf(Refused, "the server answers with a part of the file (206) to a request for the whole")
+		return failf(Refused, "the server sends a part of the file (206) in response to a request for the whole")
 	}
 	start, total, ok := contentRange(h.Get("Content-Range"))
 	if !ok || start != q.offset || q.total >= 0 && total != q.total {
@@ -84,9 +83,9 @@ func (a *response) checkContinuation(h http.Header, q rangeRequest) error {
 	return nil
 }
 
-// isSameVersion reports whether a part that came with etag and date is of the version that
-// q asks for. Some servers do not know If-Range and send a part of whatever they
-// have. One that does know it repeats the ETag, and may leave out the date.
+// isSameVersion reports whether a partial response with this etag and date is of the version
+// of q. Servers without If-Range send a part of any version. Servers with If-Range repeat
+// the ETag, and may omit the date.
 func (q rangeRequest) isSameVersion(etag, date string) bool {
 	if strings.HasPrefix(q.validator, `"`) {
 		return etag == q.validator || etag == "" && !q.noDigest
@@ -94,8 +93,8 @@ func (q rangeRequest) isSameVersion(etag, date string) bool {
 	return q.validator == "" || date == "" || date == q.validator
 }
 
-// contentRange reads "bytes START-END/TOTAL". A part of a file of unknown length
-// is of no use: nothing would tell the end.
+// contentRange parses "bytes START-END/TOTAL". It rejects an unknown total: a truncated body
+// would not be detected.
 func contentRange(s string) (start, total int64, ok bool) {
 	span, ok := strings.CutPrefix(s, "bytes ")
 	span, of, ok2 := strings.Cut(span, "/")
@@ -112,8 +111,8 @@ func contentRange(s string) (start, total int64, ok bool) {
 	return start, total, true
 }
 
-// validators returns what names this version of the file: an ETag that is not
-// weak, and a date of change that is over by the server's own clock.
+// validators returns the identification of this version of the file: a strong ETag, and a
+// Last-Modified date at least one second before the server's own Date.
 func validators(h http.Header) (etag, lastModified string) {
 	if e := h.Get("ETag"); len(e) > 2 && strings.HasPrefix(e, `"`) {
 		etag = e
@@ -126,8 +125,8 @@ func validators(h http.Header) (etag, lastModified string) {
 	return etag, lastModified
 }
 
-// checkEncoding refuses a body that is not the file itself. Some servers call a .gz
-// file gzip encoded, and then it is.
+// checkEncoding refuses an encoded body. Some servers send a .gz file unchanged with
+// Content-Encoding: gzip.
 func (s *httpSource) checkEncoding(h http.Header) error {
 	switch e := strings.ToLower(h.Get("Content-Encoding")); {
 	case e == "", e == "identity":
@@ -135,15 +134,15 @@ func (s *httpSource) checkEncoding(h http.Header) error {
 	case s.packing == packedGz && (e == "gzip" || e == "x-gzip"):
 		return nil
 	default:
-		return failf(BadSource, "the server encodes the body (Content-Encoding: %q) although identity was asked for", e)
+		return failf(BadSource, "the server encodes the body (Content-Encoding: %q) although identity was requested", e)
 	}
 }
 
-// statusError is the error for a status that brings no file.
+// statusError returns the error for a status without a file.
 func (s *httpSource) statusError(resp *http.Response, from *url.URL) error {
 	e := failf(Refused, "the server answers %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 	if from.Host != s.url.Host {
-		e = failf(Refused, "%s, redirected to, answers %d %s", redact(from), resp.StatusCode, http.StatusText(resp.StatusCode))
+		e = failf(Refused, "after a redirect, %s answers %d %s", redact(from), resp.StatusCode, http.StatusText(resp.StatusCode))
 	}
 	switch code := resp.StatusCode; {
 	case code >= 500, code == http.StatusRequestTimeout, code == http.StatusTooEarly, code == http.StatusTooManyRequests:
@@ -155,7 +154,7 @@ func (s *httpSource) statusError(resp *http.Response, from *url.URL) error {
 	return e
 }
 
-// retryAfter reads seconds or a date; a date counts from the server's own.
+// retryAfter parses seconds, or a date relative to the server's own Date.
 func retryAfter(h http.Header) time.Duration {
 	value := h.Get("Retry-After")
 	if seconds, err := strconv.Atoi(value); err == nil {

@@ -6,13 +6,13 @@ import (
 	"io"
 )
 
-// RangeReader reads parts of an image where it is declared to be, for those who have
-// most of it from elsewhere. It may be used by any number of goroutines at once.
+// RangeReader reads parts of an image from its declared addresses. Any number of goroutines
+// may use it at once.
 type RangeReader struct{ t *transfer }
 
-// NewRangeReader returns a reader of parts of r, whose image must not be packed and must
-// have a declared Digest: nothing else tells bytes of two versions apart. Its errors
-// are those of Download. Close it.
+// NewRangeReader returns a RangeReader for the image of r. The image must not be packed and
+// must have a declared Digest: nothing else distinguishes the bytes of two versions. Errors
+// are those of Download. The caller closes the RangeReader.
 func (c *Client) NewRangeReader(r Request) (*RangeReader, error) {
 	t, err := c.newTransfer(r, nil)
 	if err != nil {
@@ -20,25 +20,25 @@ func (c *Client) NewRangeReader(r Request) (*RangeReader, error) {
 	}
 	switch {
 	case r.Digest.IsZero():
-		err = failf(BadConfig, "parts of an image need a declared checksum")
+		err = failf(BadConfig, "a partial download requires a declared checksum")
 	case t.packing != notPacked:
-		err = failf(BadConfig, "a packed image cannot be read in parts")
+		err = failf(BadConfig, "a packed image cannot be downloaded in parts")
 	}
 	if err != nil {
 		t.net.close()
 		return nil, err
 	}
-	t.limiter = nil // the reader's concern, who has other sources too
+	t.limiter = nil // the caller has other sources too, and limits their sum
 	t.hasDigest = true
 	return &RangeReader{t}, nil
 }
 
-// Close lets go of connections.
+// Close closes idle connections.
 func (r *RangeReader) Close() { r.t.net.close() }
 
-// Open returns the bytes from from to to, to excluded, of the first address that
-// has them. Nothing vouches for them. Exactly these come, or an *Error; watching
-// for stalls is the caller's concern.
+// Open returns the bytes from from (inclusive) to to (exclusive), from the first address
+// that works. They are not verified. A read of fewer bytes fails with an *Error. The caller
+// detects stalls.
 func (r *RangeReader) Open(ctx context.Context, from, to int64) (io.ReadCloser, error) {
 	var failed []*Error
 	for _, a := range r.t.addresses[r.t.request.SkipAddresses:] {
@@ -65,7 +65,7 @@ func (r *RangeReader) open(ctx context.Context, a address, from, to int64) (io.R
 		return err
 	})
 	if errors.Is(err, errChanged) {
-		err = failf(Refused, "it has not the bytes %d-%d", from, to-1)
+		err = failf(Refused, "it does not have the bytes %d-%d", from, to-1)
 	}
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func (r *RangeReader) open(ctx context.Context, a address, from, to int64) (io.R
 	return limitedBody{io.LimitReader(got.body, to-from), got.body}, nil
 }
 
-// limitedBody is a body of which no more is read than was asked for.
+// limitedBody is a body that ends at the requested end.
 type limitedBody struct {
 	io.Reader
 	io.Closer

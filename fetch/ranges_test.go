@@ -14,8 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// read opens and reads the bytes from from to to.
-func (r *fixture) read(req Request, from, to int64) ([]byte, error) {
+// readRange reads the bytes from from to to.
+func (r *fixture) readRange(req Request, from, to int64) ([]byte, error) {
 	r.t.Helper()
 	ranges, err := r.client.NewRangeReader(req)
 	if err != nil {
@@ -30,7 +30,7 @@ func (r *fixture) read(req Request, from, to int64) ([]byte, error) {
 	return io.ReadAll(body)
 }
 
-func TestRanges(t *testing.T) {
+func TestRangeReader(t *testing.T) {
 	size := int64(len(image))
 	type fault = fetchtest.Fault
 	for _, tt := range []struct {
@@ -46,7 +46,7 @@ func TestRanges(t *testing.T) {
 		{name: "file", url: "file://FOLDER/image.raw"},
 		{name: "changed meanwhile", url: "SERVER/image.raw", at: []fault{{Kind: fetchtest.Changing}}},
 		{name: "no ranges", url: "SERVER/image.raw", at: []fault{{Kind: fetchtest.NoRange}}, class: Refused, word: "parts"},
-		{name: "another range", url: "SERVER/image.raw", at: []fault{{Kind: fetchtest.BadRange}}, class: Refused, word: "has not the bytes"},
+		{name: "another range", url: "SERVER/image.raw", at: []fault{{Kind: fetchtest.BadRange}}, class: Refused, word: "does not have the bytes"},
 		{name: "away", url: "SERVER/nothing.raw", class: Refused, word: "404"},
 		{name: "unavailable", url: "SERVER/image.raw", at: []fault{{Kind: fetchtest.Unavailable}}, class: Network, word: "503"},
 		{name: "no such file", url: "file://FOLDER/nothing.raw", class: Refused, word: "no such file"},
@@ -54,7 +54,7 @@ func TestRanges(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newFixture(t)
-			r.s3()
+			r.useS3Credentials()
 			folder := t.TempDir()
 			r.client.FileRoots = []string{folder}
 			if err := os.WriteFile(filepath.Join(folder, "image.raw"), image, 0o644); err != nil {
@@ -68,39 +68,39 @@ func TestRanges(t *testing.T) {
 				req.Credentials = "bucket"
 			}
 			for _, span := range [][2]int64{{1 << 20, 2 << 20}, {0, 1}, {0, size}, {size - 1, size}} {
-				got, err := r.read(req, span[0], span[1])
+				got, err := r.readRange(req, span[0], span[1])
 				if tt.class != 0 {
-					failed(t, err, tt.class, tt.word)
+					wantError(t, err, tt.class, tt.word)
 					return
 				}
 				if err != nil || !bytes.Equal(got, image[span[0]:span[1]]) {
 					t.Errorf("bytes %v: got %d, error %v", span, len(got), err)
 				}
 			}
-			if _, err := r.read(req, size-1, size+1); err == nil {
-				t.Error("bytes behind the end were read")
+			if _, err := r.readRange(req, size-1, size+1); err == nil {
+				t.Error("the reader returned bytes after the end")
 			}
 		})
 	}
 }
 
-func TestRangesOfMirrors(t *testing.T) {
+func TestRangeReaderTriesMirrors(t *testing.T) {
 	r := newFixture(t)
 	req := Request{
 		URL:     r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.NoRange}),
 		Mirrors: []string{r.server.Serve("/mirror.raw", fetchtest.Bytes(image)), r.server.URL + "/away.raw"},
 		Digest:  digest(image),
 	}
-	got, err := r.read(req, 100, 200)
+	got, err := r.readRange(req, 100, 200)
 	if err != nil || !bytes.Equal(got, image[100:200]) {
 		t.Errorf("got %d bytes, error %v", len(got), err)
 	}
 	req.Mirrors = req.Mirrors[1:]
-	_, err = r.read(req, 100, 200)
-	failed(t, err, Refused, "image.raw: the server does not send parts", "away.raw: the server answers 404")
+	_, err = r.readRange(req, 100, 200)
+	wantError(t, err, Refused, "image.raw: the server does not send parts", "away.raw: the server answers 404")
 }
 
-func TestRangesKeepToTheRulesOfADownload(t *testing.T) {
+func TestRangeReaderRefusesWhatDownloadRefuses(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change func(*fixture, *Request)
@@ -114,18 +114,18 @@ func TestRangesKeepToTheRulesOfADownload(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newFixture(t)
-			req := Request{URL: signed(r.server.Serve("/image.raw", fetchtest.Bytes(image))), Digest: digest(image)}
+			req := Request{URL: withSecretQuery(r.server.Serve("/image.raw", fetchtest.Bytes(image))), Digest: digest(image)}
 			tt.change(r, &req)
-			_, err := r.read(req, 0, 100)
-			failed(t, err, tt.class, tt.word)
+			_, err := r.readRange(req, 0, 100)
+			wantError(t, err, tt.class, tt.word)
 			if len(r.server.Requests()) > 0 {
-				t.Error("the server was asked")
+				t.Error("the server received a request")
 			}
 		})
 	}
 }
 
-func TestRangesEndWithTheirContext(t *testing.T) {
+func TestRangeReaderEndsWithContext(t *testing.T) {
 	r := newFixture(t)
 	ranges, err := r.client.NewRangeReader(Request{
 		URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Silent}), Digest: digest(image),

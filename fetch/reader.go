@@ -8,22 +8,21 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Progress is how far a fetch has come, in bytes of what crosses the network (packed
-// bytes where the image is packed), and in bytes of the image where it comes from
-// other nodes, which do not send zeros. Any number of goroutines may read it
-// while a fetch writes it. One Progress belongs to one fetch at a time.
+// Progress counts the bytes of a transfer. They are packed bytes if the image is packed, and
+// bytes of the image, without its zeros, if peers send it. Any number of goroutines may read
+// a Progress while one transfer writes it.
 type Progress struct {
 	Done atomic.Int64
-	// UpstreamBytes is what crossed the network from an origin, with the bytes that were
-	// asked for again, Peers the same from other nodes.
+	// UpstreamBytes counts bytes transferred from or to the upstream, including repeated ones.
+	// PeerBytes counts those from peers.
 	UpstreamBytes, PeerBytes atomic.Int64
-	Total                    atomic.Int64 // -1: not known
+	Total                    atomic.Int64 // -1: unknown
 
-	// Joined is set while the bytes that came are of more than one answer. If
-	// their checksum is wrong then, another try as a Whole may bring the right ones.
+	// Joined is true while the bytes come from more than one response. If the checksum of joined
+	// bytes is wrong, another attempt with Request.Restart may succeed.
 	Joined atomic.Bool
 
-	// AddressIndex is where the bytes come from: 0 is Request.URL, 1 the first mirror.
+	// AddressIndex is the address in use: 0 is Request.URL, 1 the first mirror.
 	AddressIndex atomic.Int64
 }
 
@@ -66,16 +65,16 @@ func (e *ErrorRecorder) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// rateLimitReader reads no faster than a limit. Where it waits, it waits outside of the
-// reads of the network, so that the limit is never taken for a stall.
+// rateLimitReader waits after each read of the network, and not during it: waiting for the
+// limit is no stall.
 type rateLimitReader struct {
 	io.Reader
 	burst int
 	wait  func(n int) error
 }
 
-// RateLimitReader limits r to what l allows; without a limit, nil, it is r itself. The reading
-// ends with ctx.
+// RateLimitReader returns r limited to the rate of l, or r itself if l is nil. A Read that
+// waits fails when ctx ends.
 func RateLimitReader(ctx context.Context, r io.Reader, l *rate.Limiter) io.Reader {
 	if l == nil {
 		return r
@@ -93,8 +92,8 @@ func (r rateLimitReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// NewLimiter allows perSecond bytes, in bursts of at most a tenth of a second, for
-// all readers together that Pace gets it for. 0 is no limit: nil.
+// NewLimiter returns a limiter of perSecond bytes, in bursts of at most a tenth of a second.
+// All readers with this limiter share the rate. The limiter for 0 is nil: no limit.
 func NewLimiter(perSecond int64) *rate.Limiter {
 	if perSecond <= 0 {
 		return nil

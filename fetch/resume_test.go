@@ -19,11 +19,11 @@ import (
 
 const mid = 2<<20 + 100
 
-// half fetches the first 2 MiB and a bit and leaves them in a closed part, as a
-// process does that is stopped.
-func (r *fixture) half(req Request) {
+// downloadHalf downloads the first 2 MiB and a bit and closes the part, as a process does
+// that is stopped.
+func (r *fixture) downloadHalf(req Request) {
 	r.t.Helper()
-	p := r.part(disk.PartOptions{})
+	p := r.openPart(disk.PartOptions{})
 	ctx, cancel := context.WithCancel(context.Background())
 	var progress Progress
 	go func() {
@@ -32,7 +32,7 @@ func (r *fixture) half(req Request) {
 		}
 		cancel()
 	}()
-	req.URL = signed(req.URL)
+	req.URL = withSecretQuery(req.URL)
 	err := r.client.Download(ctx, req, p, &progress)
 	cancel()
 	if err != context.Canceled {
@@ -45,32 +45,32 @@ func (r *fixture) half(req Request) {
 }
 
 var (
-	// stallOnce lets half stop where it wants to.
+	// stallOnce stops downloadHalf at mid.
 	stallOnce = fetchtest.Fault{Kind: fetchtest.Stall, At: mid, Times: 1}
-	// cutOnce and gone are a server that breaks down in the middle of a file.
+	// cutOnce and gone are faults of a server that fails in the middle of a file.
 	cutOnce = fetchtest.Fault{Kind: fetchtest.Cut, At: mid, Times: 1}
 	gone    = fetchtest.Fault{Kind: fetchtest.Unavailable, Skip: 1}
 )
 
-func TestResumeInAnotherProcess(t *testing.T) {
+func TestResumeAfterRestart(t *testing.T) {
 	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce)}
-	r.half(req)
+	r.downloadHalf(req)
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
+	r.wantImage(image)
 	got := r.server.Requests()
 	if len(got) != 1 || got[0].Range != "bytes=2097152-" || got[0].IfRange == "" {
 		t.Errorf("got requests %+v, want one for the rest with If-Range", got)
 	}
 }
 
-func TestCompletePartAsksNobody(t *testing.T) {
+func TestCompletePartSendsNoRequest(t *testing.T) {
 	r := newFixture(t)
 	whole := image[:2<<20]
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(whole))}
-	p := r.part(disk.PartOptions{})
+	p := r.openPart(disk.PartOptions{})
 	if err := r.into(p, req); err != nil {
 		t.Fatal(err)
 	}
@@ -81,13 +81,13 @@ func TestCompletePartAsksNobody(t *testing.T) {
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(whole)
+	r.wantImage(whole)
 	if got := r.server.Requests(); len(got) != 0 {
-		t.Errorf("got requests %+v for an image that was there", got)
+		t.Errorf("got requests %+v for a complete part", got)
 	}
 }
 
-func TestChangedFileStartsAgain(t *testing.T) {
+func TestChangedFileIsDownloadedFromStart(t *testing.T) {
 	other := slices.Clone(image)
 	other[0] ^= 0x80
 	for _, declared := range []bool{false, true} {
@@ -96,85 +96,85 @@ func TestChangedFileStartsAgain(t *testing.T) {
 		if declared {
 			req.Digest = digest(other)
 		}
-		r.half(req)
+		r.downloadHalf(req)
 		if err := r.download(req); err != nil {
 			t.Fatal(err)
 		}
-		r.stored(other)
-		if got := r.ranges(); !slices.Equal(got, []string{"bytes=2097152-"}) {
-			t.Errorf("got requests with ranges %q, want one that is answered with the whole", got)
+		r.wantImage(other)
+		if got := r.rangeHeaders(); !slices.Equal(got, []string{"bytes=2097152-"}) {
+			t.Errorf("got requests with ranges %q, want one with a response of the whole file", got)
 		}
 	}
 }
 
-func TestShorterFileStartsAgain(t *testing.T) {
+func TestShorterFileIsDownloadedFromStart(t *testing.T) {
 	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce)}
-	r.half(req)
+	r.downloadHalf(req)
 	shorter := image[:1<<20]
 	req.URL = r.server.Serve("/image.raw", fetchtest.Bytes(shorter), fetchtest.Fault{Kind: fetchtest.NoValidator})
 	req.Digest = digest(shorter)
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(shorter)
+	r.wantImage(shorter)
 }
 
-func TestWholeKeepsNothing(t *testing.T) {
+func TestRestartDiscardsPart(t *testing.T) {
 	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), stallOnce)}
-	r.half(req)
+	r.downloadHalf(req)
 	req.Restart = true
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
-	if got := r.ranges(); !slices.Equal(got, []string{""}) {
+	r.wantImage(image)
+	if got := r.rangeHeaders(); !slices.Equal(got, []string{""}) {
 		t.Errorf("got ranges %q, want one request for the whole", got)
 	}
 }
 
-// TestThreeOf503 is a server that has time for one request of four.
-func TestThreeOf503(t *testing.T) {
+// TestRetriesAfter503: the server answers one request of four.
+func TestRetriesAfter503(t *testing.T) {
 	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Flaky})}
 	for range 3 {
-		failed(t, r.download(req), Network, "503")
+		wantError(t, r.download(req), Network, "503")
 	}
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
+	r.wantImage(image)
 }
 
-// TestFaultsInTheAddress is how scenarios without code ask for them.
-func TestFaultsInTheAddress(t *testing.T) {
+// TestFaultsFromQuery: scenarios put faults into the query of an address.
+func TestFaultsFromQuery(t *testing.T) {
 	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)) + "?fault=cut&at=1048576&times=2&fault=novalidator", Digest: digest(image)}
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
-	if got, want := r.ranges(), []string{"", "bytes=1048576-", "bytes=2097152-"}; !slices.Equal(got, want) {
+	r.wantImage(image)
+	if got, want := r.rangeHeaders(), []string{"", "bytes=1048576-", "bytes=2097152-"}; !slices.Equal(got, want) {
 		t.Errorf("got ranges %q, want %q", got, want)
 	}
 }
 
-// TestBodyOfAnotherLength has what net/http finds out by itself where an answer has
-// a length, and a part of a file or a local file may still do.
-func TestBodyOfAnotherLength(t *testing.T) {
+// TestBodyOfWrongLength checks the length of a body. net/http does that for a response with
+// a length; partial responses and local files need the check of this package.
+func TestBodyOfWrongLength(t *testing.T) {
 	short := &boundedBody{Reader: bytes.NewReader(image), left: int64(len(image)) + 100, bounded: true,
 		broken: func(left int64, err error) error { return bodyError(t.Context(), left, err) }}
 	_, err := io.ReadAll(short)
-	failed(t, err, Dropped, "100 bytes before the end")
+	wantError(t, err, Dropped, "100 bytes before the end")
 	body := &boundedBody{Reader: bytes.NewReader(image), left: 100, bounded: true}
 	_, err = io.ReadAll(body)
-	failed(t, err, BadSource, "longer than the server said")
+	wantError(t, err, BadSource, "longer than the length that the server sent")
 }
 
-// TestWholeAfterJoining has a mirror that serves other bytes of the same length:
-// joined to the first half they are wrong, and the second try sees to it.
-func TestWholeAfterJoining(t *testing.T) {
+// TestRestartAfterWrongJoin: a mirror has other bytes of the same length. Joined to the
+// first half they are wrong, and the next attempt with Restart succeeds.
+func TestRestartAfterWrongJoin(t *testing.T) {
 	r := newFixture(t)
 	other := fetchtest.Random(2, len(image))
 	req := Request{
@@ -183,7 +183,7 @@ func TestWholeAfterJoining(t *testing.T) {
 		Digest:  digest(image),
 	}
 	var progress Progress
-	p := r.part(disk.PartOptions{})
+	p := r.openPart(disk.PartOptions{})
 	if err := r.client.Download(context.Background(), req, p, &progress); err != nil {
 		t.Fatal(err)
 	}
@@ -195,15 +195,15 @@ func TestWholeAfterJoining(t *testing.T) {
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
+	r.wantImage(image)
 }
 
-func TestCancel(t *testing.T) {
+func TestCancelDownload(t *testing.T) {
 	r := newFixture(t)
 	url := r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Stall, At: 2 << 20})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	reason := errors.New("told to stop")
-	p := r.part(disk.PartOptions{})
+	p := r.openPart(disk.PartOptions{})
 	var progress Progress
 	go func() {
 		for progress.Done.Load() < 2<<20 && ctx.Err() == nil {
@@ -216,24 +216,24 @@ func TestCancel(t *testing.T) {
 		t.Errorf("got error %v, want the cause of the cancellation alone", err)
 	}
 	if p.Offset() != 2<<20 {
-		t.Errorf("the part holds %d bytes, want those that came", p.Offset())
+		t.Errorf("the part has %d bytes, want the received ones", p.Offset())
 	}
 }
 
-func TestNoSpace(t *testing.T) {
+func TestDownloadWithoutSpace(t *testing.T) {
 	r := newFixture(t)
-	p := r.part(disk.PartOptions{Reserve: 1 << 60})
+	p := r.openPart(disk.PartOptions{Reserve: 1 << 60})
 	err := r.into(p, Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image))})
-	failed(t, err, NoSpace)
+	wantError(t, err, NoSpace)
 	if got := r.server.Requests(); len(got) != 1 {
 		t.Errorf("got %d requests, want one, and no mirror or retry", len(got))
 	}
 }
 
-func TestTooLarge(t *testing.T) {
+func TestDownloadLargerThanMaxSize(t *testing.T) {
 	r := newFixture(t)
 	url := r.server.Serve("/image.raw", fetchtest.Repeated(image, 1<<30))
-	failed(t, r.download(Request{URL: url, MaxSize: 1 << 20}), BadSource, "larger than allowed")
+	wantError(t, r.download(Request{URL: url, MaxSize: 1 << 20}), BadSource, "larger than allowed")
 	if sent := r.server.Requests()[0].Sent; sent > 64<<20 {
 		t.Errorf("%d bytes were read of a file that is too large", sent)
 	}
@@ -242,7 +242,7 @@ func TestTooLarge(t *testing.T) {
 func TestProgress(t *testing.T) {
 	r := newFixture(t)
 	var progress Progress
-	p := r.part(disk.PartOptions{})
+	p := r.openPart(disk.PartOptions{})
 	url := r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Cut, At: 1 << 20, Times: 1})
 	if err := r.client.Download(context.Background(), Request{URL: url}, p, &progress); err != nil {
 		t.Fatal(err)
@@ -265,10 +265,10 @@ func TestBandwidthLimit(t *testing.T) {
 	}
 }
 
-// TestNothingIsSpliced has servers that know Range but not If-Range, and a file that
-// becomes another one of the same length when half of it is read. No checksum is
-// declared, so that nothing else would tell.
-func TestNothingIsSpliced(t *testing.T) {
+// TestVersionsAreNeverJoined: the servers support Range but not If-Range, and the file
+// changes to another one of the same length after half of it. No checksum is declared, so
+// nothing else detects the change.
+func TestVersionsAreNeverJoined(t *testing.T) {
 	other := slices.Clone(image)
 	for i := range other {
 		other[i] ^= 0x55
@@ -304,13 +304,13 @@ func TestNothingIsSpliced(t *testing.T) {
 					_, _ = w.Write(body[:len(body)/2])
 					panic(http.ErrAbortHandler)
 				}
-				_, _ = w.Write(body[at:]) // fails when the client does not want it
+				_, _ = w.Write(body[at:]) // fails when the client has closed the connection
 			}))
 			defer server.Close()
 			if err := r.download(Request{URL: server.URL + "/image.raw"}); err != nil {
 				t.Fatal(err)
 			}
-			r.stored(other)
+			r.wantImage(other)
 		})
 	}
 }

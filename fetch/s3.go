@@ -35,7 +35,7 @@ func (t *transfer) newS3Source(a address) (source, error) {
 	return &s3Source{t.net, minio.Core{Client: b.Client}, b.Name, b.Path}, nil
 }
 
-// get makes one GetObject; If-Match keeps it to the version that q goes on from.
+// get sends one GetObject. If-Match restricts it to the version that q continues.
 func (s *s3Source) get(ctx context.Context, q rangeRequest) (*response, error) {
 	var o minio.GetObjectOptions
 	o.Set("Accept-Encoding", "identity")
@@ -65,8 +65,8 @@ func (s *s3Source) get(ctx context.Context, q rangeRequest) (*response, error) {
 	return got, nil
 }
 
-// classify gives an error of minio its class, but for what means that the part is of
-// no use.
+// classify classifies an error of minio. errChanged means that the partial file is of
+// another version.
 func (s *s3Source) classify(ctx context.Context, err error, q rangeRequest) error {
 	switch code := minio.ToErrorResponse(err).StatusCode; {
 	case q.isPartial() && (code == http.StatusPreconditionFailed || code == http.StatusRequestedRangeNotSatisfiable):
@@ -75,22 +75,21 @@ func (s *s3Source) classify(ctx context.Context, err error, q rangeRequest) erro
 	return s3Error(ctx, err)
 }
 
-// Bucket is a bucket of an S3 server, or what of it lies below a path, for those who
-// do more with it than download one object. Its Client goes by the rules of this
-// package: hosts, proxies, authorities and credentials are as for a download, no
-// redirect is followed, no request is made a second time, and one that stalls ends.
+// Bucket is a bucket of an S3 server, or the objects of it below a path. Requests of Client
+// follow the rules of this package: hosts, proxies, authorities and credentials are as for a
+// download, redirects and repeated requests are disabled, and a request that stalls fails.
 type Bucket struct {
 	*minio.Client
-	Name string // of the bucket
-	Path string // without a slash at either end; empty: all of the bucket
+	Name string // the name of the bucket
+	Path string // without a slash at either end; empty: the whole bucket
 
 	address string
 	net     *network
 }
 
-// OpenBucket returns the bucket at an address: s3://bucket/path, s3::https://host/bucket/path
-// or, as Longhorn writes it, s3://bucket@region/path. Nothing is asked of the server
-// yet. Close it.
+// OpenBucket returns the bucket at an address: s3://bucket/path,
+// s3::https://host/bucket/path or, as in Longhorn, s3://bucket@region/path. It sends no
+// request. The caller closes the Bucket.
 func (c *Client) OpenBucket(target, credentials string) (*Bucket, error) {
 	a, err := parseBucket(target)
 	if err != nil {
@@ -105,27 +104,28 @@ func (c *Client) OpenBucket(target, credentials string) (*Bucket, error) {
 		return nil, err
 	}
 	if a.force != "" && creds.files["access-key-id"] != "" && !net.mayAuthenticate(a.url) {
-		return nil, failf(BadConfig, "credentials would cross the network in the clear: use https for %s", a)
+		return nil, failf(BadConfig, "credentials would be sent unencrypted: use https for %s", a)
 	}
-	// There are many requests to make, and to each connection a handshake. A server
-	// that lets go of an idle one breaks the request that comes then, so be first.
+	// A backup sends many requests, and each new connection costs a handshake. A server that
+	// closes an idle connection breaks the next request on it, so close idle connections before
+	// the server does.
 	net.anonymous.DisableKeepAlives = false
 	net.anonymous.MaxIdleConnsPerHost = 16
 	net.anonymous.IdleConnTimeout = 2 * time.Second
 	return net.bucket(a, &stallTransport{net.anonymous, c.timings().stall, c.timings().firstByte})
 }
 
-// Close lets go of connections.
+// Close closes idle connections.
 func (b *Bucket) Close() { b.net.close() }
 
-// String returns the address, which holds no secret.
+// String returns the address without secrets.
 func (b *Bucket) String() string { return b.address }
 
-// Classify gives what a method of Client returned its class. The text of the server
-// is not passed on: it may quote what was signed.
+// Classify classifies an error of Client. It omits the text of the server, which may quote
+// the signed request.
 func (b *Bucket) Classify(ctx context.Context, err error) error { return s3Error(ctx, err) }
 
-// parseBucket reads an address as parseAddress does, and Longhorn's form besides.
+// parseBucket parses an address as parseAddress does, and also Longhorn's form.
 func parseBucket(raw string) (address, error) {
 	region := ""
 	if u, err := url.Parse(strings.TrimSpace(raw)); err == nil && u.Scheme == "s3" && u.User != nil {
@@ -136,14 +136,14 @@ func parseBucket(raw string) (address, error) {
 	}
 	a, err := parseAddress(raw)
 	if err == nil && a.force == "" && a.url.Scheme != "s3" {
-		err = failf(BadConfig, "address %s is not one of S3", a)
+		err = failf(BadConfig, "address %s is not an S3 address", a)
 	}
 	a.region = region
 	return a, err
 }
 
-// bucket makes the client for s3::https://host/bucket/path, and for s3://bucket/path
-// with the host from the credentials, by default Amazon's.
+// bucket returns the client for s3::https://host/bucket/path, or for s3://bucket/path with
+// the endpoint of the credentials, by default Amazon's.
 func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error) {
 	endpoint, path := &url.URL{Scheme: a.url.Scheme, Host: a.url.Host}, a.url.Path
 	if a.force == "" {
@@ -158,7 +158,7 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 		return nil, failf(BadConfig, "address %s does not name a bucket: %w", a, err)
 	}
 	if a.url.RawQuery != "" {
-		return nil, failf(BadConfig, "address %s has a query: S3 has no use for it", a)
+		return nil, failf(BadConfig, "address %s has a query: S3 addresses have none", a)
 	}
 	if err := n.checkHost(endpoint); err != nil {
 		return nil, err
@@ -166,13 +166,13 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 	client, err := minio.New(endpoint.Host, &minio.Options{
 		Creds:        n.s3Credentials(a, endpoint),
 		Secure:       endpoint.Scheme == "https",
-		Region:       cmp.Or(a.region, n.creds.files["region"], "us-east-1"), // without one, the first request would ask for it
+		Region:       cmp.Or(a.region, n.creds.files["region"], "us-east-1"), // without a region, minio would request it from the server first
 		BucketLookup: n.creds.bucketLookup(),
 		Transport:    transport,
 		MaxRetries:   1,
 	})
 	if err != nil {
-		return nil, failf(BadConfig, "address %s is not one of S3: %w", a, err)
+		return nil, failf(BadConfig, "address %s is not an S3 address: %w", a, err)
 	}
 	shown := a.String()
 	if a.region != "" {
@@ -181,7 +181,8 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 	return &Bucket{Client: client, Name: name, Path: strings.Trim(path, "/"), address: strings.TrimRight(shown, "/"), net: n}, nil
 }
 
-// s3Credentials returns what requests to endpoint are signed with, if it may be told.
+// s3Credentials returns the keys that sign requests to endpoint, or anonymous ones if
+// endpoint may not receive credentials.
 func (n *network) s3Credentials(a address, endpoint *url.URL) *s3credentials.Credentials {
 	if a.force != "" && !n.mayAuthenticate(endpoint) {
 		return s3credentials.NewStaticV4("", "", "") // anonymous
@@ -190,9 +191,9 @@ func (n *network) s3Credentials(a address, endpoint *url.URL) *s3credentials.Cre
 	return s3credentials.NewStaticV4(files["access-key-id"], files["secret-access-key"], files["session-token"])
 }
 
-var errNotS3 = failf(Refused, "the server does not answer as S3 does")
+var errNotS3 = failf(Refused, "the server does not respond as an S3 server does")
 
-// s3Error gives an error of minio its class.
+// s3Error classifies an error of minio.
 func s3Error(ctx context.Context, err error) error {
 	var known *Error
 	var answer minio.ErrorResponse
@@ -219,8 +220,8 @@ func s3Error(ctx context.Context, err error) error {
 	return failf(class, "S3 answers %d %s", answer.StatusCode, answer.Code)
 }
 
-// listBody is one page of a list. An answer that is none (a web page, an error with
-// status 200) is not an empty list: what is in no list may be deleted.
+// listBody is one page of a list. A page that is not a list (a web page, an error with
+// status 200) must not pass for an empty list: backup deletes objects that are not listed.
 type listBody struct {
 	io.Reader
 	checked bool
@@ -228,9 +229,9 @@ type listBody struct {
 }
 
 const (
-	// maxListBody bounds a page: 1000 keys, of 1 KiB each at most.
+	// maxListBody is the largest page: 1000 keys of at most 1 KiB each.
 	maxListBody = 4 << 20
-	// listBodyHead is where the name of the root has to be.
+	// listBodyHead is where the name of the root element must occur.
 	listBodyHead = 1 << 10
 )
 
@@ -248,7 +249,7 @@ func (l *listBody) Read(p []byte) (int, error) {
 	}
 	n, err := l.Reader.Read(p)
 	if l.read += n; l.read > maxListBody {
-		return n, failf(Refused, "the server lists without end")
+		return n, failf(Refused, "a page of the server's list is too long")
 	}
 	return n, err
 }

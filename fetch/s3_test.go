@@ -19,16 +19,16 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// s3 gives the rig credentials for its own server, which knows as much of S3 as a
-// download needs: GET with Range and If-Match.
-func (r *fixture) s3() {
-	r.secret("bucket", map[string]string{
-		"access-key-id": "key" + marker, "secret-access-key": marker, "session-token": "token" + marker,
+// useS3Credentials writes credentials for the faulty server, which supports the part of S3
+// that a download needs: GET with Range and If-Match.
+func (r *fixture) useS3Credentials() {
+	r.writeCredentials("bucket", map[string]string{
+		"access-key-id": "key" + secretMarker, "secret-access-key": secretMarker, "session-token": "token" + secretMarker,
 		"endpoint": r.server.URL, "region": "eu-central-1",
 	})
 }
 
-func TestS3(t *testing.T) {
+func TestDownloadFromS3(t *testing.T) {
 	type fault = fetchtest.Fault
 	tests := []struct {
 		name   string
@@ -51,18 +51,18 @@ func TestS3(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newFixture(t)
-			r.s3()
+			r.useS3Credentials()
 			r.server.Serve("/images/dir/image.raw", fetchtest.Bytes(image), tt.faults...)
 			err := r.download(Request{URL: strings.ReplaceAll(tt.url, "SERVER", r.server.URL), Credentials: "bucket"})
 			if tt.class != 0 {
-				failed(t, err, tt.class, tt.word)
+				wantError(t, err, tt.class, tt.word)
 				return
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.stored(image)
-			if got := r.ranges(); !slices.Equal(got, tt.ranges) {
+			r.wantImage(image)
+			if got := r.rangeHeaders(); !slices.Equal(got, tt.ranges) {
 				t.Errorf("got ranges %q, want %q", got, tt.ranges)
 			}
 			for _, q := range r.server.Requests() {
@@ -70,22 +70,22 @@ func TestS3(t *testing.T) {
 					t.Errorf("got authorization %q, want a signature for the region", got)
 				}
 				if q.Range != "" && q.Header.Get("If-Match") == "" {
-					t.Errorf("the rest was asked for without If-Match")
+					t.Errorf("the request for the rest has no If-Match")
 				}
 			}
 		})
 	}
 }
 
-// TestS3MirrorSeesNoKeys: a mirror on another host is asked without a signature.
-func TestS3MirrorSeesNoKeys(t *testing.T) {
+// TestS3MirrorOnOtherHostIsRequestedUnsigned: the keys are for another host.
+func TestS3MirrorOnOtherHostIsRequestedUnsigned(t *testing.T) {
 	r := newFixture(t)
-	r.s3()
+	r.useS3Credentials()
 	other := fetchtest.Start(t)
 	other.Serve("/images/image.raw", fetchtest.Bytes(image))
-	mirrors := []string{"s3::" + other.URL + "/images/image.raw"} // not signed by the rig: S3 has no query
+	mirrors := []string{"s3::" + other.URL + "/images/image.raw"} // without the secret query of the fixture: S3 addresses have none
 	req := Request{URL: "s3://images/nothing.raw", Mirrors: mirrors, Credentials: "bucket"}
-	if err := r.client.Download(t.Context(), req, r.part(disk.PartOptions{}), nil); err != nil {
+	if err := r.client.Download(t.Context(), req, r.openPart(disk.PartOptions{}), nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, q := range other.Requests() {
@@ -95,18 +95,18 @@ func TestS3MirrorSeesNoKeys(t *testing.T) {
 	}
 }
 
-func TestS3RefusedHost(t *testing.T) {
+func TestS3LoopbackEndpointIsRefused(t *testing.T) {
 	r := newFixture(t)
 	r.client.AllowLoopback = false
-	r.s3()
-	failed(t, r.download(Request{URL: "s3://images/image.raw", Credentials: "bucket"}), BadConfig, "loopback")
-	failed(t, r.download(Request{URL: "s3::http://169.254.169.254/images/image.raw"}), BadConfig, "link-local")
+	r.useS3Credentials()
+	wantError(t, r.download(Request{URL: "s3://images/image.raw", Credentials: "bucket"}), BadConfig, "loopback")
+	wantError(t, r.download(Request{URL: "s3::http://169.254.169.254/images/image.raw"}), BadConfig, "link-local")
 }
 
-func TestS3Unreachable(t *testing.T) {
+func TestS3ConnectionRefused(t *testing.T) {
 	r := newFixture(t)
 	err := r.download(Request{URL: "s3::http://127.0.0.1:1/images/image.raw"})
-	failed(t, err, Network, "connection refused")
+	wantError(t, err, Network, "connection refused")
 	if strings.Contains(err.Error(), "Get ") {
 		t.Errorf("the error prints the request: %v", err)
 	}
@@ -130,8 +130,8 @@ func put(t *testing.T, b *Bucket, data []byte) error {
 	return err
 }
 
-// TestBucketStalls has servers that do not take, do not answer or do not go on.
-func TestBucketStalls(t *testing.T) {
+// TestBucketRequestStalls: the servers do not read, do not respond, or stop in the middle.
+func TestBucketRequestStalls(t *testing.T) {
 	t.Parallel()
 	ended := make(chan struct{})
 	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -149,29 +149,29 @@ func TestBucketStalls(t *testing.T) {
 		silent.Close()
 		halfway.Close()
 	})
-	deaf, err := net.Listen("tcp", "127.0.0.1:0") // connects and reads nothing
+	deaf, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and reads nothing
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer deaf.Close()
-	for url, word := range map[string]string{silent.URL: "no answer in time", halfway.URL: "stalled", "http://" + deaf.Addr().String(): "stalled"} {
+	for url, word := range map[string]string{silent.URL: "no response in time", halfway.URL: "stalled", "http://" + deaf.Addr().String(): "stalled"} {
 		r := &fixture{t: t, client: &Client{AllowLoopback: true, timing: timing{connect: time.Second, firstByte: 200 * time.Millisecond, stall: 100 * time.Millisecond}}}
 		b := r.bucket("s3::"+url+"/images/", "")
 		if url != halfway.URL {
-			failed(t, put(t, b, make([]byte, 32<<20)), Network, word)
+			wantError(t, put(t, b, make([]byte, 32<<20)), Network, word)
 		}
 		if url == "http://"+deaf.Addr().String() {
-			word = "no answer in time"
+			word = "no response in time"
 		}
 		for o := range b.ListObjectsIter(t.Context(), b.Name, minio.ListObjectsOptions{}) {
-			failed(t, b.Classify(t.Context(), o.Err), Network, word)
+			wantError(t, b.Classify(t.Context(), o.Err), Network, word)
 		}
 	}
 }
 
-// TestBucketKeepsConnections makes a few requests over one, and lets go of it when
-// the server does not.
-func TestBucketKeepsConnections(t *testing.T) {
+// TestBucketReusesConnections sends several requests over one connection, and closes it when
+// it is idle before the server does.
+func TestBucketReusesConnections(t *testing.T) {
 	t.Parallel()
 	var made atomic.Int64
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -203,26 +203,26 @@ func TestBucketKeepsConnections(t *testing.T) {
 	<-closed
 }
 
-// TestBucketRefused has addresses that no request is made for.
-func TestBucketRefused(t *testing.T) {
+// TestInvalidBucketAddressesAreRefused: no request is sent for them.
+func TestInvalidBucketAddressesAreRefused(t *testing.T) {
 	r := newFixture(t)
-	r.s3()
+	r.useS3Credentials()
 	_, err := r.client.OpenBucket("s3::http://images.example.com/bucket", "bucket")
-	failed(t, err, BadConfig, "in the clear")
+	wantError(t, err, BadConfig, "unencrypted")
 	_, err = r.client.OpenBucket("https://images.example.com/bucket", "bucket")
-	failed(t, err, BadConfig, "not one of S3")
+	wantError(t, err, BadConfig, "not an S3 address")
 	_, err = r.client.OpenBucket("s3://bucket/", "nobody")
-	failed(t, err, BadConfig, "no such folder")
+	wantError(t, err, BadConfig, "no such folder")
 }
 
-// TestLonghornSecret reads the secret of a backup target of Longhorn.
-func TestLonghornSecret(t *testing.T) {
+// TestLonghornSecretWorksUnchanged reads the secret of a Longhorn backup target.
+func TestLonghornSecretWorksUnchanged(t *testing.T) {
 	server, ca := fetchtest.StartTLS(t)
 	r := newFixture(t)
 	host := strings.TrimPrefix(server.URL, "https://")
 	secret := func(change map[string]string) map[string]string {
 		files := map[string]string{
-			"AWS_ACCESS_KEY_ID": "key" + marker, "AWS_SECRET_ACCESS_KEY": marker + "\n", "AWS_ENDPOINTS": server.URL + "/",
+			"AWS_ACCESS_KEY_ID": "key" + secretMarker, "AWS_SECRET_ACCESS_KEY": secretMarker + "\n", "AWS_ENDPOINTS": server.URL + "/",
 			"AWS_CERT": string(ca), "VIRTUAL_HOSTED_STYLE": "",
 		}
 		for name, content := range change {
@@ -232,12 +232,12 @@ func TestLonghornSecret(t *testing.T) {
 	}
 	server.Serve("/images/image.raw", fetchtest.Bytes(image))
 	for name, change := range map[string]map[string]string{"as-it-is": {}, "host": {"AWS_ENDPOINTS": host}} {
-		r.secret(name, secret(change))
+		r.writeCredentials(name, secret(change))
 		server.Forget()
-		if err := r.into(r.part(disk.PartOptions{}), Request{URL: "s3://images/image.raw", Credentials: name}); err != nil {
+		if err := r.into(r.openPart(disk.PartOptions{}), Request{URL: "s3://images/image.raw", Credentials: name}); err != nil {
 			t.Fatal(err)
 		}
-		if got := server.Requests()[0].Header.Get("Authorization"); !strings.Contains(got, "Credential=key"+marker+"/") {
+		if got := server.Requests()[0].Header.Get("Authorization"); !strings.Contains(got, "Credential=key"+secretMarker+"/") {
 			t.Errorf("%s: got authorization %q", name, got)
 		}
 	}
@@ -247,28 +247,28 @@ func TestLonghornSecret(t *testing.T) {
 	}{
 		"twice":    {map[string]string{"access-key-id": "other"}, "keep one"},
 		"path":     {map[string]string{"AWS_ENDPOINTS": server.URL + "/minio"}, "not the address of a server"},
-		"user":     {map[string]string{"AWS_ENDPOINTS": "https://user:" + marker + "@host"}, "not the address of a server"},
+		"user":     {map[string]string{"AWS_ENDPOINTS": "https://user:" + secretMarker + "@host"}, "not the address of a server"},
 		"style":    {map[string]string{"VIRTUAL_HOSTED_STYLE": "yes"}, `neither "true" nor "false"`},
 		"half":     {map[string]string{"AWS_SECRET_ACCESS_KEY": ""}, "one is missing"},
-		"bad cert": {map[string]string{"AWS_CERT": marker}, "no certificate"},
-		"azure":    {map[string]string{"AZBLOB_ACCOUNT_NAME": marker}, "not known"},
+		"bad cert": {map[string]string{"AWS_CERT": secretMarker}, "no certificate"},
+		"azure":    {map[string]string{"AZBLOB_ACCOUNT_NAME": secretMarker}, "not supported"},
 	} {
-		r.secret(name, secret(tt.change))
+		r.writeCredentials(name, secret(tt.change))
 		_, err := r.client.OpenBucket("s3://images@eu-central-1/", name)
-		failed(t, err, BadConfig, tt.word)
+		wantError(t, err, BadConfig, tt.word)
 	}
 }
 
-// TestVirtualHostedStyle asks for a bucket by the name of the server.
+// TestVirtualHostedStyle sends requests with the bucket in the host name.
 func TestVirtualHostedStyle(t *testing.T) {
-	t.Setenv("HTTP_PROXY", "") // which sees no name in .localhost
+	t.Setenv("HTTP_PROXY", "") // the proxy would not resolve names in .localhost
 	hosts := make(chan string, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { hosts <- r.Host + r.URL.Path }))
 	defer server.Close()
 	r := newFixture(t)
 	endpoint := strings.Replace(server.URL, "127.0.0.1", "localhost", 1)
 	for style, want := range map[string]string{"true": "images.HOST/x.blk", "false": "HOST/images/x.blk"} {
-		r.secret(style, map[string]string{"endpoint": endpoint, "virtual-hosted-style": style})
+		r.writeCredentials(style, map[string]string{"endpoint": endpoint, "virtual-hosted-style": style})
 		b := r.bucket("s3://images@eu-central-1/", style)
 		if err := put(t, b, nil); err != nil && !errors.Is(err, errNotS3) {
 			var dns *net.DNSError
@@ -276,9 +276,9 @@ func TestVirtualHostedStyle(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !strings.HasPrefix(dns.Name, "images.") {
-				t.Errorf("asked for the address of %s", dns.Name)
+				t.Errorf("resolved the address of %s", dns.Name)
 			}
-			continue // this machine resolves no names below localhost
+			continue // this machine does not resolve names below localhost
 		}
 		if got := <-hosts; got != strings.Replace(want, "HOST", strings.TrimPrefix(endpoint, "http://"), 1) {
 			t.Errorf("style %s: asked %s, want %s", style, got, want)

@@ -10,33 +10,32 @@ import (
 	"time"
 )
 
-// stallError says that a body came to (nearly) nothing for a whole window.
+// stallError means that a body transferred (nearly) nothing for a whole window.
 type stallError struct{ window time.Duration }
 
 func (e *stallError) Error() string {
 	return fmt.Sprintf("stalled: less than 1 KiB/s over %v", e.window)
 }
 
-// minRate is the rate, in bytes per second, below which a transfer has stalled.
+// minRate is the rate, in bytes per second, below which a transfer stalls.
 const minRate = 1 << 10
 
-// stallReader reads a body and gives it up when it stalls: when one read waits for
-// the whole window, or when all reads of a window's worth of waiting together
-// stayed below leastRate. Only waiting for the network counts; the time that the
-// disk takes between two reads does not.
+// stallReader cancels a body that stalls: when one read blocks for the whole window, or when
+// the rate over a window's worth of blocked time is below minRate. It counts only the time
+// that reads block. The time that the disk needs between two reads does not count.
 type stallReader struct {
 	io.Reader
 	window time.Duration
-	cancel context.CancelCauseFunc // must make Read return
+	cancel context.CancelCauseFunc // makes a blocked Read return
 
-	waited time.Duration
-	got    int64
+	blocked  time.Duration
+	received int64
 }
 
-// StallReader gives up r, by giveUp, when it stalls: when less than 1 KiB/s came while
-// window was spent waiting in its reads.
-func StallReader(r io.Reader, window time.Duration, giveUp context.CancelCauseFunc) io.Reader {
-	return &stallReader{Reader: r, window: window, cancel: giveUp}
+// StallReader returns r with stall detection: it calls cancel when r returned less than 1
+// KiB/s while its reads blocked for window. cancel must make a blocked Read return.
+func StallReader(r io.Reader, window time.Duration, cancel context.CancelCauseFunc) io.Reader {
+	return &stallReader{Reader: r, window: window, cancel: cancel}
 }
 
 func (w *stallReader) Read(p []byte) (int, error) {
@@ -44,28 +43,28 @@ func (w *stallReader) Read(p []byte) (int, error) {
 	alarm := time.AfterFunc(w.window, func() { w.cancel(&stallError{w.window}) })
 	n, err := w.Reader.Read(p)
 	alarm.Stop()
-	w.waited += time.Since(begun)
-	w.got += int64(n)
-	if w.waited < w.window {
+	w.blocked += time.Since(begun)
+	w.received += int64(n)
+	if w.blocked < w.window {
 		return n, err
 	}
-	if err == nil && float64(w.got) < minRate*w.waited.Seconds() {
+	if err == nil && float64(w.received) < minRate*w.blocked.Seconds() {
 		w.cancel(&stallError{w.window})
 		err = &stallError{w.window}
 	}
-	w.waited, w.got = 0, 0
+	w.blocked, w.received = 0, 0
 	return n, err
 }
 
-// stallTransport makes requests that end when they stall, whichever side it is that does
-// not take or send, and gives their failures a class.
+// stallTransport is a RoundTripper with stall detection for both bodies. It classifies
+// errors.
 type stallTransport struct {
 	http.RoundTripper
 	window    time.Duration // for a piece of either body
-	firstByte time.Duration // for the beginning of the answer; the RoundTripper sees to it too
+	firstByte time.Duration // for the begin of the response; the RoundTripper enforces it too
 }
 
-// RoundTrip makes one request.
+// RoundTrip sends one request.
 func (w *stallTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	caller := r.Context()
 	ctx, cancel := context.WithCancelCause(caller)
@@ -84,7 +83,7 @@ func (w *stallTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if resp.ContentLength < 0 && len(resp.TransferEncoding) == 0 && r.Method == http.MethodGet && resp.StatusCode < http.StatusMultipleChoices {
 		cancel(nil)
 		resp.Body.Close()
-		return nil, failf(Refused, "the server does not tell the length of its answer, so that a cut could not be told from the end")
+		return nil, failf(Refused, "the server does not send the length of its response, so a truncated one would not be detected")
 	}
 	watch := &stallReader{Reader: resp.Body, window: w.window, cancel: cancel}
 	var body io.Reader = &boundedBody{Reader: watch, left: resp.ContentLength, bounded: resp.ContentLength >= 0,
@@ -96,8 +95,8 @@ func (w *stallTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// roundTripError is requestError for a request that may have stalled. It says nothing
-// of an EOF, which minio would replace by an address.
+// roundTripError is requestError for a request that may stall. Its error does not wrap
+// io.EOF, which minio would replace by an error with the address.
 func roundTripError(caller context.Context, cause, err error) error {
 	var stall *stallError
 	switch {
@@ -105,14 +104,14 @@ func roundTripError(caller context.Context, cause, err error) error {
 		return context.Cause(caller)
 	case errors.As(cause, &stall):
 		return &Error{Class: Network, Err: stall}
-	case isConnectionLost(err), errors.Is(err, net.ErrClosed): // while it was written to
-		return failf(Dropped, "connection broke before the answer")
+	case isConnectionLost(err), errors.Is(err, net.ErrClosed): // a connection that closes while the request is written
+		return failf(Dropped, "connection broke before the response")
 	}
 	return requestError(caller, err)
 }
 
-// requestBody is the body of a request. The connection takes it in small pieces: each
-// of them puts the alarm off.
+// requestBody is the body of a request. The connection reads it in small pieces; each of
+// them resets the alarm.
 type requestBody struct {
 	io.ReadCloser
 	*stallTransport
@@ -129,7 +128,7 @@ func (o *requestBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// responseBody is the body of an answer.
+// responseBody is the body of a response.
 type responseBody struct {
 	io.Closer
 	end context.CancelCauseFunc

@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// trickle returns n bytes each time that it is read, after a wait that ctx ends.
-type trickle struct {
+// slowReader returns n bytes per read after a delay, and ends when done is closed.
+type slowReader struct {
 	done  <-chan struct{}
 	n     int
 	every time.Duration
 	left  int
 }
 
-func (r *trickle) Read(p []byte) (int, error) {
+func (r *slowReader) Read(p []byte) (int, error) {
 	if r.left <= 0 {
 		return 0, io.EOF
 	}
@@ -31,13 +31,13 @@ func (r *trickle) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestWatched runs in a time of its own.
-func TestWatched(t *testing.T) {
+// TestStallReader runs in synthetic time.
+func TestStallReader(t *testing.T) {
 	tests := []struct {
 		name      string
-		n         int           // bytes a read
-		every     time.Duration // that a read takes
-		disk      time.Duration // that what was read takes then
+		n         int           // bytes per read
+		every     time.Duration // delay of each read
+		disk      time.Duration // delay between reads
 		stalls    bool
 		noticedBy time.Duration
 	}{
@@ -55,7 +55,7 @@ func TestWatched(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				defer cancel(nil)
 				w := &stallReader{
-					Reader: &trickle{ctx.Done(), tt.n, tt.every, 400 * tt.n}, window: defaultTiming.stall, cancel: cancel,
+					Reader: &slowReader{ctx.Done(), tt.n, tt.every, 400 * tt.n}, window: defaultTiming.stall, cancel: cancel,
 				}
 				began := time.Now()
 				var err error
@@ -74,13 +74,13 @@ func TestWatched(t *testing.T) {
 	}
 }
 
-// TestPacedIsNoStall: a limit below the least rate is the operator's wish.
-func TestPacedIsNoStall(t *testing.T) {
+// TestRateLimitIsNoStall: an operator may set a limit below minRate.
+func TestRateLimitIsNoStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
 		const size, limit = 100 << 10, 512
-		w := &stallReader{Reader: &trickle{ctx.Done(), 1 << 10, 0, size}, window: defaultTiming.stall, cancel: cancel}
+		w := &stallReader{Reader: &slowReader{ctx.Done(), 1 << 10, 0, size}, window: defaultTiming.stall, cancel: cancel}
 		began := time.Now()
 		n, err := io.Copy(io.Discard, RateLimitReader(ctx, w, NewLimiter(limit)))
 		if n != size || err != nil {

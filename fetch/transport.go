@@ -15,22 +15,22 @@ import (
 	"golang.org/x/net/http/httpproxy"
 )
 
-// network is how one transfer reaches servers: with whose credentials, through
-// which proxy, and never to a host that is refused.
+// network connects one transfer to servers: with its credentials, through the proxy of the
+// environment, and never to a refused host.
 type network struct {
 	client            *Client
 	creds             *credentials
-	credentialsOrigin string          // the origin that the credentials are for
-	anonymous         *http.Transport // knows no secret
+	credentialsOrigin string          // the origin that may receive the credentials
+	anonymous         *http.Transport // without any secret
 	authenticated     *http.Transport // presents the client certificate
 }
 
-// network makes the connections of a transfer whose credentials are for the
-// origin of declared, and for the hosts that the credentials themselves name.
+// network returns the network of a transfer whose credentials are for the origin of
+// declared, and for the hosts that the credentials list.
 func (c *Client) network(creds *credentials, declared address) (*network, error) {
 	n := &network{client: c, creds: creds, credentialsOrigin: webOrigin(declared.url)}
 	if creds.hasHeaders() && declared.url.Scheme == "http" && !n.mayAuthenticate(declared.url) {
-		return nil, failf(BadConfig, "credentials would cross the network in the clear: use https for %s", declared)
+		return nil, failf(BadConfig, "credentials would be sent unencrypted: use https for %s", declared)
 	}
 	proxy, err := proxyFromEnvironment()
 	if err != nil {
@@ -45,10 +45,10 @@ func (n *network) close() {
 	n.authenticated.CloseIdleConnections()
 }
 
-// transport makes one that speaks HTTP/1.1 only: one large body at a time gains
-// nothing from HTTP/2 and pays for its frames and flow control with up to a third
-// of the rate. Connections are not kept, for there is one request to make on each;
-// what a server sends past the end of a body would otherwise end up on stderr.
+// transport returns a transport for HTTP/1.1 only: for one large body at a time, the frames
+// and the flow control of HTTP/2 cost up to a third of the rate. Connections are not kept:
+// each serves one request, and net/http would log bytes that a server sends after the end of
+// a body to stderr.
 func (n *network) transport(p *proxy, cert *tls.Certificate) *http.Transport {
 	t := n.client.timings()
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: n.creds.roots}
@@ -69,8 +69,8 @@ func (n *network) transport(p *proxy, cert *tls.Certificate) *http.Transport {
 	}
 }
 
-// dialer refuses what refuseDial refuses, except on the way to a proxy, which
-// the operator has chosen.
+// dialer refuses the hosts that checkDial refuses, and permits proxies, which the operator
+// chose.
 func (n *network) dialer(p *proxy) func(context.Context, string, string) (net.Conn, error) {
 	open := &net.Dialer{Timeout: n.client.timings().connect}
 	guarded := *open
@@ -85,7 +85,7 @@ func (n *network) dialer(p *proxy) func(context.Context, string, string) (net.Co
 	}
 }
 
-// roundTrip makes one request, with the secrets if u is where they may go.
+// roundTrip sends one request, with the credentials if u may receive them.
 func (n *network) roundTrip(ctx context.Context, u *url.URL, header http.Header) (*http.Response, error) {
 	r := (&http.Request{
 		Method: http.MethodGet, URL: u, Host: u.Host, Header: header.Clone(),
@@ -98,8 +98,8 @@ func (n *network) roundTrip(ctx context.Context, u *url.URL, header http.Header)
 	return n.anonymous.RoundTrip(r)
 }
 
-// mayAuthenticate reports whether u may see the credentials: its origin is the declared
-// one, or named by the credentials, and nobody can listen on the way.
+// mayAuthenticate reports whether u may receive the credentials: its origin is the declared
+// one or listed by the credentials, and the connection is encrypted or local.
 func (n *network) mayAuthenticate(u *url.URL) bool {
 	if u.Scheme != "https" && !isLoopback(u.Hostname()) {
 		return false
@@ -107,24 +107,24 @@ func (n *network) mayAuthenticate(u *url.URL) bool {
 	return webOrigin(u) == n.credentialsOrigin || n.creds.hosts[u.Host]
 }
 
-// credentialsHint says what to do about a server that wants credentials.
+// credentialsHint returns what to do about a server that requires credentials.
 func (n *network) credentialsHint(u *url.URL) string {
 	switch {
 	case !n.creds.hasHeaders() && n.creds.certificate == nil:
 		return "no credentials are declared for it"
 	case !n.mayAuthenticate(u):
-		return "the credentials are for another host, and this one did not see them (name it in their file \"hosts\")"
+		return "the credentials are for another host and were not sent (to send them, add the host to their file \"hosts\")"
 	}
 	return "it does not accept the credentials"
 }
 
-// isLoopback reports whether a host as it is spelled is this machine.
+// isLoopback reports whether a host name or address, without resolving it, is loopback.
 func isLoopback(host string) bool {
 	var refused *hostError
 	return errors.As(checkHost(host), &refused) && refused.kind == "loopback"
 }
 
-// webOrigin is what a browser would call so: scheme, host and port.
+// webOrigin returns the origin of u as browsers define it: scheme, host and port.
 func webOrigin(u *url.URL) string { return u.Scheme + "://" + hostPort(u) }
 
 func hostPort(u *url.URL) string {
@@ -135,20 +135,20 @@ func hostPort(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// proxy is what the environment says about proxies.
+// proxy is the proxy configuration of the environment.
 type proxy struct {
 	find      func(*url.URL) (*url.URL, error)
 	addresses map[string]bool // of the proxies themselves, as they are dialled
 }
 
-// proxyFromEnvironment reads it anew: net/http would remember it for ever.
+// proxyFromEnvironment reads the environment again for each transfer; net/http caches it.
 func proxyFromEnvironment() (*proxy, error) {
 	p := &proxy{find: httpproxy.FromEnvironment().ProxyFunc(), addresses: map[string]bool{}}
 	for _, scheme := range []string{"http", "https"} {
-		// A name in a domain that nobody has, for which NO_PROXY holds only if it is "*".
+		// ".invalid" is a reserved domain: NO_PROXY applies to it only if it is "*".
 		u, err := p.find(&url.URL{Scheme: scheme, Host: "proxied.invalid"})
-		if err != nil { // the cause would print the address, which may hold a password
-			return nil, failf(BadConfig, "the proxy of the environment (%s_PROXY) is not an address", scheme)
+		if err != nil { // err quotes the address, which may contain a password
+			return nil, failf(BadConfig, "the proxy in the environment (%s_PROXY) is not a valid address", scheme)
 		}
 		if u != nil {
 			p.addresses[hostPort(u)] = true
@@ -159,16 +159,16 @@ func proxyFromEnvironment() (*proxy, error) {
 
 func (p *proxy) forRequest(r *http.Request) (*url.URL, error) { return p.find(r.URL) }
 
-// hostError refuses a host that only this machine or its link can mean: an image
-// from there would be another on every node, and a door to what listens there.
+// hostError refuses a host with a different meaning on each node: its image would differ
+// between nodes, and the request would reach services that listen only locally.
 type hostError struct{ host, kind string }
 
 func (e *hostError) Error() string {
 	return fmt.Sprintf("host %s is a %s address: refused unless allowLoopbackSources is set", e.host, e.kind)
 }
 
-// checkHost judges a host as an address spells it; names that have to be
-// resolved are judged when they are dialled.
+// checkHost checks a host name or address without resolving it. checkDial checks the
+// resolved addresses.
 func checkHost(host string) error {
 	name := strings.TrimSuffix(strings.ToLower(host), ".")
 	if name == "localhost" || strings.HasSuffix(name, ".localhost") {
@@ -194,8 +194,8 @@ func checkIP(host string, ip netip.Addr) error {
 	return nil
 }
 
-// checkDial is the Control of a net.Dialer: it sees the address that a name was
-// resolved to, so that no name service can lead us where no address may.
+// checkDial is the Control of a net.Dialer. It receives the resolved address, so that no
+// name service can direct a transfer to a refused host.
 func checkDial(_, address string, _ syscall.RawConn) error {
 	ap, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -204,12 +204,12 @@ func checkDial(_, address string, _ syscall.RawConn) error {
 	return checkIP(ap.Addr().String(), ap.Addr())
 }
 
-// maxRedirects is how many a download may take: CDNs need two or three.
+// maxRedirects is the number of redirects of one download. CDNs need two or three.
 const maxRedirects = 10
 
-// follow gets u through whatever redirects there are, and returns where it ended.
-// Each step is judged as if it had been declared, and sees no Referer and no
-// cookies, and secrets only if it is of the origin that they are for.
+// follow sends a request for u, follows redirects, and returns the last response and its
+// URL. It checks each redirect as if its target had been declared. No request carries a
+// Referer or cookies, and none carries secrets to another origin.
 func (n *network) follow(ctx context.Context, u *url.URL, header http.Header) (*http.Response, *url.URL, error) {
 	seen := map[string]bool{}
 	for range maxRedirects + 1 {
@@ -237,7 +237,7 @@ func (n *network) follow(ctx context.Context, u *url.URL, header http.Header) (*
 	return nil, u, failf(Refused, "more than %d redirects, the last one to %s", maxRedirects, redact(u))
 }
 
-// checkHost judges where a request is about to go.
+// checkHost checks the host of the next request.
 func (n *network) checkHost(u *url.URL) error {
 	if n.client.AllowLoopback {
 		return nil
@@ -248,7 +248,7 @@ func (n *network) checkHost(u *url.URL) error {
 	return nil
 }
 
-// redirectTarget returns where resp, the answer of from, redirects to, or nil.
+// redirectTarget returns the redirect target of resp, the response from from, or nil.
 func redirectTarget(resp *http.Response, from *url.URL) (*url.URL, error) {
 	switch resp.StatusCode {
 	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther,
@@ -257,7 +257,7 @@ func redirectTarget(resp *http.Response, from *url.URL) (*url.URL, error) {
 		return nil, nil
 	}
 	to, err := from.Parse(resp.Header.Get("Location"))
-	if err != nil || resp.Header.Get("Location") == "" { // the cause would print it whole
+	if err != nil || resp.Header.Get("Location") == "" { // err quotes the whole address
 		return nil, failf(Refused, "%s redirects without a usable Location", redact(from))
 	}
 	switch {
@@ -272,7 +272,7 @@ func redirectTarget(resp *http.Response, from *url.URL) (*url.URL, error) {
 	return to, nil
 }
 
-// requestError gives its class to what kept a request from being answered.
+// requestError classifies an error of a request without a response.
 func requestError(ctx context.Context, err error) error {
 	var refused *hostError
 	switch {
@@ -281,9 +281,9 @@ func requestError(ctx context.Context, err error) error {
 	case errors.As(err, &refused):
 		return &Error{Class: BadConfig, Err: refused}
 	case isConnectionLost(err):
-		return &Error{Class: Dropped, Err: fmt.Errorf("connection broke before the answer: %w", withoutURL(err))}
+		return &Error{Class: Dropped, Err: fmt.Errorf("connection broke before the response: %w", withoutURL(err))}
 	case isTimeout(err):
-		return &Error{Class: Network, Err: fmt.Errorf("no answer in time: %w", withoutURL(err))}
+		return &Error{Class: Network, Err: fmt.Errorf("no response in time: %w", withoutURL(err))}
 	}
 	return &Error{Class: Network, Err: withoutURL(err)}
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// TestProxy sends a download for a host that does not exist through a proxy, which
-// is on loopback and may be, although sources there are refused.
-func TestProxy(t *testing.T) {
+// TestDownloadThroughProxy downloads from a host that does not exist through a proxy on
+// loopback, which is permitted, although loopback sources are refused.
+func TestDownloadThroughProxy(t *testing.T) {
 	r := newFixture(t)
 	r.client.AllowLoopback = false
 	origin := fetchtest.New()
@@ -28,42 +28,42 @@ func TestProxy(t *testing.T) {
 	if err := r.download(Request{URL: "http://images.invalid/image.raw"}); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
+	r.wantImage(image)
 	if len(asked) != 1 || asked[0] != "images.invalid" {
-		t.Errorf("the proxy was asked for %q", asked)
+		t.Errorf("the proxy received requests for %q", asked)
 	}
 }
 
-func TestProxyKeepsItsPassword(t *testing.T) {
+func TestProxyPasswordIsNotInErrors(t *testing.T) {
 	r := newFixture(t)
-	t.Setenv("HTTPS_PROXY", "http://user:"+marker+"@127.0.0.1:1/")
-	failed(t, r.download(Request{URL: "https://images.invalid/image.raw"}), Network, "refused")
+	t.Setenv("HTTPS_PROXY", "http://user:"+secretMarker+"@127.0.0.1:1/")
+	wantError(t, r.download(Request{URL: "https://images.invalid/image.raw"}), Network, "refused")
 }
 
-func TestRefusedHosts(t *testing.T) {
+func TestLoopbackAndLinkLocalHostsAreRefused(t *testing.T) {
 	hosts := []string{"127.0.0.1", "127.0.0.2", "0.0.0.0", "localhost", "LOCALHOST.", "a.localhost", "[::1]", "[::]",
 		"169.254.169.254", "[fe80::1]", "[::ffff:127.0.0.1]"}
 	for _, host := range hosts {
 		r := newFixture(t)
 		r.client.AllowLoopback = false
 		err := r.download(Request{URL: "http://" + host + ":1/image.raw"})
-		failed(t, err, BadConfig, "refused unless allowLoopbackSources is set")
+		wantError(t, err, BadConfig, "refused unless allowLoopbackSources is set")
 	}
 }
 
-func TestRedirectToRefusedHost(t *testing.T) {
+func TestRedirectToLoopbackIsRefused(t *testing.T) {
 	r := newFixture(t)
 	r.client.AllowLoopback = false
 	origin := fetchtest.New()
-	origin.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: "http://127.0.0.1:1/x?" + marker})
+	origin.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: "http://127.0.0.1:1/x?" + secretMarker})
 	proxy := httptest.NewServer(origin)
 	t.Cleanup(proxy.Close)
 	t.Setenv("HTTP_PROXY", proxy.URL)
-	failed(t, r.download(Request{URL: "http://images.invalid/image.raw"}), BadConfig, "127.0.0.1", "loopback")
+	wantError(t, r.download(Request{URL: "http://images.invalid/image.raw"}), BadConfig, "127.0.0.1", "loopback")
 }
 
-// TestRefusedWhenDialled is the case of a name that resolves to loopback.
-func TestRefusedWhenDialled(t *testing.T) {
+// TestNameResolvedToLoopbackIsRefused: the name itself looks harmless.
+func TestNameResolvedToLoopbackIsRefused(t *testing.T) {
 	for _, addr := range []string{"127.0.0.1:80", "[::1]:80", "169.254.169.254:80", "0.0.0.0:80", "[::ffff:127.0.0.1]:80", "[fe80::1%lo]:80"} {
 		if err := checkDial("tcp", addr, nil); err == nil {
 			t.Errorf("dialling %s is not refused", addr)

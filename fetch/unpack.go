@@ -19,9 +19,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// unpack pulls the packed file through a decompressor into part. Connections that
-// break are taken up below the decompressor. Its state lives in this process
-// alone, so that what an earlier one left of a packed image is of no use.
+// unpack downloads the packed file through a decompressor into part. After a broken
+// connection, the decompressor continues with the next response. Its state is only in
+// memory, so the partial file of an earlier process is discarded.
 func (t *transfer) unpack(ctx context.Context, part *disk.Part) error {
 	u := &unpacker{part: part, packing: t.packing, request: t.request}
 	defer u.stop()
@@ -31,10 +31,10 @@ func (t *transfer) unpack(ctx context.Context, part *disk.Part) error {
 	return u.finish()
 }
 
-// errStopped ends a decompressor whose work is not wanted any more.
+// errStopped stops a decompressor whose result is not needed.
 var errStopped = errors.New("unpacking was stopped")
 
-// unpacker is the sink of packed bytes: it hands them to a decompressor, whose
+// unpacker is the sink of the packed bytes. It writes them to a decompressor, whose
 // goroutine fills the part.
 type unpacker struct {
 	part    *disk.Part
@@ -42,20 +42,20 @@ type unpacker struct {
 	request Request
 
 	origin disk.PartSource
-	offset int64 // packed bytes that came
+	offset int64 // packed bytes received
 	sum    hash.Hash
-	in     *io.PipeWriter // to the decompressor; nil while there is none
+	in     *io.PipeWriter // to the decompressor; nil: none is running
 	result chan error     // of the decompressor
 }
 
-// Source returns where the packed bytes come from.
+// Source returns the source of the packed bytes.
 func (u *unpacker) Source() disk.PartSource { return u.origin }
 
-// Offset returns how many packed bytes came.
+// Offset returns the number of packed bytes received.
 func (u *unpacker) Offset() int64 { return u.offset }
 
-// Begin starts over: what was unpacked goes, for it came of bytes that are not
-// wanted. The size of what will come out is not known.
+// Begin discards the unpacked bytes and starts a new decompressor. The size of the unpacked
+// image is unknown.
 func (u *unpacker) Begin(o disk.PartSource) error {
 	u.stop()
 	if err := u.part.Begin(disk.PartSource{ID: o.ID, Size: -1}); err != nil {
@@ -69,15 +69,15 @@ func (u *unpacker) Begin(o disk.PartSource) error {
 	u.in, u.result = in, make(chan error, 1)
 	go func() {
 		err := u.run(out)
-		out.CloseWithError(err) // no write may wait for a reader that is gone
+		out.CloseWithError(err) // unblocks writers
 		u.result <- err
 	}()
 	return nil
 }
 
-// run unpacks what comes through the pipe into the part, to the end of both.
+// run unpacks the pipe into the part until the pipe ends.
 func (u *unpacker) run(out io.Reader) error {
-	var packed atomic.Int64 // bytes; decompressors read ahead in goroutines
+	var packed atomic.Int64 // in bytes; decompressors read ahead in other goroutines
 	r, err := u.packing.reader(CountReader(context.Background(), out, &packed))
 	if err != nil {
 		return u.corruptError(err)
@@ -97,7 +97,7 @@ func (u *unpacker) corruptError(err error) error {
 	return failf(BadSource, "unpack %s: %w", u.packing, withoutURL(err))
 }
 
-// ReadFrom hands the packed bytes of r on.
+// ReadFrom writes the packed bytes of r to the decompressor.
 func (u *unpacker) ReadFrom(r io.Reader) (int64, error) {
 	buf, start := make([]byte, 256<<10), u.offset
 	for {
@@ -120,7 +120,7 @@ func (u *unpacker) ReadFrom(r io.Reader) (int64, error) {
 	}
 }
 
-// stop ends the decompressor, if there is one, and waits for it.
+// stop stops the decompressor, if one is running, and waits for its end.
 func (u *unpacker) stop() {
 	if u.in != nil {
 		u.in.CloseWithError(errStopped)
@@ -129,7 +129,7 @@ func (u *unpacker) stop() {
 	}
 }
 
-// finish waits until everything is unpacked and compares the packed digest.
+// finish waits until all bytes are unpacked, and compares the packed digest.
 func (u *unpacker) finish() error {
 	u.in.Close()
 	err := <-u.result
@@ -145,13 +145,13 @@ func (u *unpacker) finish() error {
 }
 
 const (
-	// maxRatio is how many bytes that take space may come out of one packed byte,
-	// beyond the first freeRatio bytes. Zeros are free: they become holes.
+	// maxRatio is how many bytes on disk may result from one packed byte, after the first
+	// freeRatio bytes. Zeros do not count: they become holes.
 	maxRatio  = 1000
 	freeRatio = 64 << 20
 )
 
-// boundedReader reads what comes out of a decompressor, and holds it to its bounds.
+// boundedReader reads from a decompressor and enforces the bounds of its output.
 type boundedReader struct {
 	*unpacker
 	from   io.Reader
@@ -166,7 +166,7 @@ func (r *boundedReader) Read(p []byte) (int, error) {
 		return n, failf(BadSource, "unpack %s: %w: at most %d bytes are allowed", r.packing, disk.ErrTooLarge, limit)
 	}
 	if w, in := r.part.Written(), r.packed.Load(); w > freeRatio && w/maxRatio > in {
-		return n, failf(BadSource, "unpack %s: %d packed bytes became more than %d times as many: refused", r.packing, in, maxRatio)
+		return n, failf(BadSource, "unpack %s: %d packed bytes unpack to more than %d times as many: refused as a decompression bomb", r.packing, in, maxRatio)
 	}
 	if err != nil && err != io.EOF {
 		return n, r.corruptError(err)
@@ -174,7 +174,7 @@ func (r *boundedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// packing is how a file is packed at its source.
+// packing is the format of a packed file.
 type packing string
 
 const (
@@ -185,13 +185,14 @@ const (
 	packedBz2 packing = "bz2"
 )
 
-// endings are the names that tell a packing to "auto".
+// endings maps file name extensions to packings, for "auto".
 var endings = map[string]packing{
 	".gz": packedGz, ".gzip": packedGz, ".xz": packedXz, ".zst": packedZst, ".zstd": packedZst, ".bz2": packedBz2,
 }
 
-// packingOf decides what to unpack; "auto" goes by the name at the first address.
-// Mirrors have the same file, so that one that tells another packing is a mistake.
+// packingOf returns the packing to undo. "auto" chooses it by the extension of the first
+// address. Mirrors serve the same file, so a mirror with the extension of another packing is
+// an error.
 func packingOf(unpack string, addresses []address) (packing, error) {
 	switch p := packing(unpack); p {
 	case "", "auto":
@@ -212,8 +213,8 @@ func ending(a address) packing {
 	return cmp.Or(endings[strings.ToLower(path.Ext(a.base()))], notPacked)
 }
 
-// UnpackByName unpacks r if name ends as that of a packed file does: as a download of one
-// would. Otherwise it is r, and packed is false.
+// UnpackByName returns the unpacked bytes of r if name has the extension of a packed file,
+// as for a download. Otherwise it returns r, and packed is false.
 func UnpackByName(name string, r io.ReadCloser) (unpacked io.ReadCloser, packed bool, err error) {
 	p := endings[strings.ToLower(path.Ext(name))]
 	if p == "" {
@@ -223,12 +224,12 @@ func UnpackByName(name string, r io.ReadCloser) (unpacked io.ReadCloser, packed 
 	return unpacked, true, err
 }
 
-// maxWindow bounds the memory of unpacking. It is what zstd and xz themselves
-// accept and make at most unless they are told otherwise.
+// maxWindow bounds the memory for unpacking. By default, zstd and xz neither write nor
+// accept a larger window.
 const maxWindow = 128 << 20
 
-// reader unpacks r. The end of r in the middle of the packed data is an error, as
-// is anything behind it that is not packed data again.
+// reader unpacks r. Truncated data is an error, and so are bytes after it that are not
+// packed data.
 func (p packing) reader(r io.Reader) (io.ReadCloser, error) {
 	switch p {
 	case packedGz:
@@ -240,8 +241,8 @@ func (p packing) reader(r io.Reader) (io.ReadCloser, error) {
 		}
 		return d.IOReadCloser(), nil
 	case packedXz:
-		// NewReader refuses a larger dictionary than maxWindow before it allocates one. It
-		// reads 8 KiB at a time.
+		// NewReader refuses a dictionary larger than maxWindow before it allocates it. It reads 8
+		// KiB at a time, so buffer the pipe.
 		x, err := xz.NewReader(bufio.NewReaderSize(r, 256<<10), maxWindow)
 		return io.NopCloser(x), err
 	case packedBz2:

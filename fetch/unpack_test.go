@@ -19,13 +19,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// bz2 is two streams that bzip2 wrote: 32 KiB of zeros, and 4 KiB of ones.
+// bz2 is the output of bzip2 for two streams: 32 KiB of zeros, and 4 KiB of ones.
 const bz2 = "QlpoOTFBWSZTWWU/+IAAAEBAgMAAAAQACCAAMMwFU2pAKOA8XckU4UJBlP/iAEJaaDkxQVkmU1k5ZUkpAAAIQACgBAAIIAAwzAVTakFHDxdyRThQkDllSSk="
 
 var bz2Image = append(make([]byte, 32<<10), bytes.Repeat([]byte{1}, 4<<10)...)
 
-// pack packs b with one of the writers that there are in Go.
-func pack(t testing.TB, p packing, b []byte) []byte {
+// packWith packs b with a Go library.
+func packWith(t testing.TB, p packing, b []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	var w io.WriteCloser
@@ -52,11 +52,11 @@ func pack(t testing.TB, p packing, b []byte) []byte {
 	return out.Bytes()
 }
 
-func TestUnpack(t *testing.T) {
+func TestDownloadUnpacks(t *testing.T) {
 	small := append(fetchtest.Random(3, 400<<10), make([]byte, 2<<20)...)
 	files := map[packing]struct{ packed, image []byte }{}
 	for _, p := range []packing{packedGz, packedZst, packedXz} {
-		first, second := pack(t, p, small[:300<<10]), pack(t, p, small[300<<10:])
+		first, second := packWith(t, p, small[:300<<10]), packWith(t, p, small[300<<10:])
 		files[p] = struct{ packed, image []byte }{append(first, second...), small}
 	}
 	packed, err := base64.StdEncoding.DecodeString(bz2)
@@ -73,7 +73,7 @@ func TestUnpack(t *testing.T) {
 			body   []byte
 			faults []fetchtest.Fault
 			req    Request
-			word   string // of an error of class Source, if one is wanted
+			word   string // in an error of class BadSource; empty: no error
 		}{
 			{name: "several members", body: f.packed},
 			{name: "cut and resumed", body: f.packed, faults: []fetchtest.Fault{{Kind: fetchtest.Cut, At: half, Times: 1}}},
@@ -82,7 +82,7 @@ func TestUnpack(t *testing.T) {
 			{name: "wrong packed digest", body: f.packed, req: Request{PackedDigest: digest(f.image)}, word: "packed file: checksum mismatch"},
 			{name: "wrong digest", body: f.packed, req: Request{Digest: digest(f.packed)}, word: "checksum mismatch"},
 			{name: "truncated", body: f.packed[:len(f.packed)-3], word: "unpack " + string(p)},
-			{name: "garbage behind", body: append(bytes.Clone(f.packed), "garbage, and more of it"...), word: "unpack " + string(p)},
+			{name: "garbage after the end", body: append(bytes.Clone(f.packed), "garbage, and more of it"...), word: "unpack " + string(p)},
 			{name: "damaged", body: wrong, word: "unpack " + string(p)},
 			{name: "not packed", body: image, word: "unpack " + string(p)},
 			{name: "too large", body: f.packed, req: Request{MaxSize: 16 << 10}, word: "larger than allowed"},
@@ -96,34 +96,34 @@ func TestUnpack(t *testing.T) {
 				tt.req.URL = r.server.Serve("/image.raw."+string(p), fetchtest.Bytes(tt.body), tt.faults...)
 				err := r.download(tt.req)
 				if tt.word != "" {
-					failed(t, err, BadSource, tt.word)
-					r.noImage()
+					wantError(t, err, BadSource, tt.word)
+					r.wantNoImage()
 					return
 				}
 				if err != nil {
 					t.Fatal(err)
 				}
-				r.stored(f.image)
+				r.wantImage(f.image)
 			})
 		}
 	}
 }
 
-func TestUnpackStartsOverInAnotherProcess(t *testing.T) {
+func TestUnpackStartsAgainAfterRestart(t *testing.T) {
 	r := newFixture(t)
-	packed := pack(t, packedGz, image)
+	packed := packWith(t, packedGz, image)
 	req := Request{URL: r.server.Serve("/image.raw.gz", fetchtest.Bytes(packed), stallOnce)}
-	r.half(req)
+	r.downloadHalf(req)
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
-	if got := r.ranges(); len(got) != 1 || got[0] != "" {
+	r.wantImage(image)
+	if got := r.rangeHeaders(); len(got) != 1 || got[0] != "" {
 		t.Errorf("got ranges %q, want one request for the whole", got)
 	}
 }
 
-func TestUnpackChoice(t *testing.T) {
+func TestPackingOf(t *testing.T) {
 	tests := []struct {
 		unpack, path string
 		want         packing
@@ -141,18 +141,19 @@ func TestUnpackChoice(t *testing.T) {
 		}
 	}
 	_, err := packingOf("rar", nil)
-	failed(t, err, BadConfig, "use auto")
+	wantError(t, err, BadConfig, "use auto")
 	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/a.raw", fetchtest.Bytes(image)), Mirrors: []string{r.server.Serve("/a.raw.xz", fetchtest.Bytes(image))}}
-	failed(t, r.download(req), BadConfig, "a.raw.xz is packed as xz")
+	wantError(t, r.download(req), BadConfig, "a.raw.xz is packed as xz")
 }
 
-// TestBombs: zeros take no space and may be any number; other bytes may not.
-func TestBombs(t *testing.T) {
+// TestDecompressionBombIsRefused: zeros use no space and are unlimited; other bytes are
+// limited.
+func TestDecompressionBombIsRefused(t *testing.T) {
 	race.Skip(t)
 	const size = 80 << 20
 	r := newFixture(t)
-	zeros, ones := pack(t, packedZst, make([]byte, size)), pack(t, packedZst, bytes.Repeat([]byte{1}, size))
+	zeros, ones := packWith(t, packedZst, make([]byte, size)), packWith(t, packedZst, bytes.Repeat([]byte{1}, size))
 	if err := r.download(Request{URL: r.server.Serve("/zeros.zst", fetchtest.Bytes(zeros))}); err != nil {
 		t.Errorf("%d zeros in %d bytes are refused: %v", size, len(zeros), err)
 	}
@@ -160,15 +161,15 @@ func TestBombs(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := r.download(Request{URL: r.server.Serve("/ones.zst", fetchtest.Bytes(ones))})
-	failed(t, err, BadSource, "more than 1000 times")
+	wantError(t, err, BadSource, "more than 1000 times")
 }
 
-// TestMemoryOfXz changes the size of the dictionary in the header of a later
-// block: 4 GiB less one byte.
-func TestMemoryOfXz(t *testing.T) {
+// TestLargeXzDictionaryIsRefused changes the dictionary size in the header of a later block
+// to 4 GiB less one byte.
+func TestLargeXzDictionaryIsRefused(t *testing.T) {
 	race.Skip(t)
-	packed := pack(t, packedXz, fetchtest.Random(4, 400<<10))
-	later := pack(t, packedXz, fetchtest.Random(5, 100<<10))
+	packed := packWith(t, packedXz, fetchtest.Random(4, 400<<10))
+	later := packWith(t, packedXz, fetchtest.Random(5, 100<<10))
 	const streamHeader = 12
 	block := later[streamHeader:]
 	block = block[:4*(int(block[0])+1)]
@@ -178,23 +179,24 @@ func TestMemoryOfXz(t *testing.T) {
 	packed = append(packed, later...)
 	r := newFixture(t)
 	err := r.download(Request{URL: r.server.Serve("/image.xz", fetchtest.Bytes(packed))})
-	failed(t, err, BadSource, "dictionary")
+	wantError(t, err, BadSource, "dictionary")
 }
 
-// TestGzipOfGzip: some servers call a .gz file encoded, which it is not.
-func TestGzipOfGzip(t *testing.T) {
+// TestGzipFileSentWithContentEncoding: some servers send a .gz file unchanged with
+// Content-Encoding: gzip.
+func TestGzipFileSentWithContentEncoding(t *testing.T) {
 	race.Skip(t)
 	r := newFixture(t)
 	url := r.server.Serve("/image.raw.gz", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Gzip})
 	if err := r.download(Request{URL: url}); err != nil {
 		t.Fatal(err)
 	}
-	r.stored(image)
+	r.wantImage(image)
 }
 
 func TestCancelWhileUnpacking(t *testing.T) {
 	r := newFixture(t)
-	url := r.server.Serve("/image.raw.zst", fetchtest.Bytes(pack(t, packedZst, image)), fetchtest.Fault{Kind: fetchtest.Stall, At: 1 << 20})
+	url := r.server.Serve("/image.raw.zst", fetchtest.Bytes(packWith(t, packedZst, image)), fetchtest.Fault{Kind: fetchtest.Stall, At: 1 << 20})
 	ctx, cancel := context.WithCancel(context.Background())
 	var progress Progress
 	go func() {
@@ -203,7 +205,7 @@ func TestCancelWhileUnpacking(t *testing.T) {
 		}
 		cancel()
 	}()
-	err := r.client.Download(ctx, Request{URL: url}, r.part(disk.PartOptions{}), &progress)
+	err := r.client.Download(ctx, Request{URL: url}, r.openPart(disk.PartOptions{}), &progress)
 	if err != context.Canceled {
 		t.Errorf("got %v, want %v alone", err, context.Canceled)
 	}

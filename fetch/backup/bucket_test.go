@@ -139,7 +139,7 @@ func TestBucketAnswers(t *testing.T) {
 		{says(listHead + "<Contents><Key>other/place</Key></Contents></ListBucketResult>"), fetch.Refused, "not asked for", "list"},
 		{says(listHead + "<Contents><Key>deep/folder/below/it</Key></Contents></ListBucketResult>"), fetch.Refused, "not asked for", "list"},
 		{says(listHead + "<Contents><Key>deep/folder/a</Key><Size>1e9</Size></Contents></ListBucketResult>"), fetch.Refused, "not answer as S3", "list"},
-		{says(listHead + strings.Repeat(" ", 5<<20) + "</ListBucketResult>"), fetch.Refused, "lists without end", "list"},
+		{says(listHead + strings.Repeat(" ", 5<<20) + "</ListBucketResult>"), fetch.Refused, "too long", "list"},
 		{abort, fetch.Dropped, "connection broke", "put list remove get"},
 	} {
 		server := httptest.NewServer(tt.answer)
