@@ -29,7 +29,7 @@ type servedDisk struct {
 	problem string
 }
 
-var errNoLook = errors.New("the disks were not looked at yet")
+var errNotRead = errors.New("the disks were not read yet: retry later")
 
 // peerNode is this node as its peers see it: it implements peer.Node.
 type peerNode struct {
@@ -86,7 +86,7 @@ func (n peerNode) Copies(_ context.Context, name string) (peer.State, error) {
 	before := n.r.leaving.all()
 	now := n.r.view.Load()
 	if now == nil {
-		return peer.State{}, errNoLook
+		return peer.State{}, errNotRead
 	}
 	s := peer.State{Node: now.node, Config: now.config}
 	for _, on := range slices.Sorted(maps.Keys(now.disks)) {

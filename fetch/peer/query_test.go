@@ -27,7 +27,7 @@ func TestClientReceivesThePublishedState(t *testing.T) {
 func TestStateIsUnavailableBeforePublish(t *testing.T) {
 	n := startNode(t, "node1")
 	_, _, err := newClient(t).State(t.Context(), n.address(), "", 0)
-	if err == nil || !strings.Contains(err.Error(), "not been observed yet") {
+	if err == nil || !strings.Contains(err.Error(), "not read yet") {
 		t.Errorf("got %v", err)
 	}
 }

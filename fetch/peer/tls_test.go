@@ -64,3 +64,12 @@ func TestNewCertificatesReplaceKeptConnections(t *testing.T) {
 		t.Errorf("the client trusts a server of an earlier CA: %v", err)
 	}
 }
+
+func TestErrorNamesAPeerWithoutTLS(t *testing.T) {
+	at := startFakePeer(t, func(http.ResponseWriter, *http.Request) {})
+	at.URL = strings.Replace(at.URL, "http:", "https:", 1)
+	_, _, err := newClient(t).State(t.Context(), at, "", 0)
+	if err == nil || !strings.HasSuffix(err.Error(), "the peer uses http, not https") {
+		t.Errorf("got %v", err)
+	}
+}
