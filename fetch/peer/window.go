@@ -126,8 +126,8 @@ func (w *window) currentWait() time.Duration {
 	return time.Since(w.waitingSince)
 }
 
-// buffer returns a buffer for one chunk. The number of buffers is limited because a lane
-// asks for one only for a chunk that is assigned to it.
+// buffer returns a buffer for one chunk. Lanes only need buffers for chunks that are
+// assigned to them, so there are never more than chunks in the window and lanes.
 func (w *window) buffer() []byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
