@@ -13,12 +13,12 @@ import (
 // has the ready copy of the best rank; that others believe so too costs nothing but a
 // look at the store.
 func (v imagePlanner) backup(settling map[schema.DiskRef]Action) (a Action, due bool) {
-	if v.image.Backup == nil || len(v.ready) == 0 || v.o.BackedUp[v.image.ID] {
+	if v.image.Backup == nil || len(v.ready) == 0 || v.ix.observed.BackedUp[v.image.ID] {
 		return Action{}, false
 	}
 	key := v.ready[0]
-	c := v.copyAt(key)
-	if _, first := settling[key.Disk]; first || !v.Owns(key.Disk) || c.Leaving {
+	c := v.ix.copyAt(key)
+	if _, first := settling[key.Disk]; first || !v.ix.desired.Owns(key.Disk) || c.Leaving {
 		return Action{}, false
 	}
 	return v.attempt(Backup, key.Disk, "no whole backup of it has been seen at the target", c.RealSize), true

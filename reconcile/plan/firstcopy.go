@@ -27,7 +27,7 @@ func (v imagePlanner) firstCopyOp() Op {
 // planFirstCopy is how the first copy comes to be.
 func (v imagePlanner) planFirstCopy(ref schema.DiskRef, reason string) Action {
 	kind := v.firstCopyOp()
-	if t := v.sourceFailure(); kind != Upload && t.Delays(kind, v.o.Now) {
+	if t := v.sourceFailure(); kind != Upload && t.Delays(kind, v.ix.observed.Now) {
 		return v.backOff(ref, t)
 	}
 	if why, until := v.waitForPeers(); why != "" {
@@ -50,7 +50,7 @@ func (v imagePlanner) planFirstCopy(ref schema.DiskRef, reason string) Action {
 // newFirstCopy makes the first copy of what is declared.
 func (v imagePlanner) newFirstCopy(kind Op, ref schema.DiskRef, reason string) Action {
 	bytes := int64(UnknownBytes)
-	if c := v.copyAt(CopyRef{ref, v.image.ID}); c.PartTotal > 0 {
+	if c := v.ix.copyAt(CopyRef{ref, v.image.ID}); c.PartTotal > 0 {
 		bytes = max(0, c.PartTotal-c.PartBytes)
 	}
 	a := v.attempt(kind, ref, reason, bytes)
@@ -62,8 +62,8 @@ func (v imagePlanner) newFirstCopy(kind Op, ref schema.DiskRef, reason string) A
 // failed before does not count: the next file may be another one.
 func (v imagePlanner) planUpload(ref schema.DiskRef, reason string) Action {
 	key := CopyRef{ref, v.image.ID}
-	c := v.copyAt(key)
-	if begun := c.PartSourceID == disk.PartFromUpload; v.Uploads != nil && (begun || v.Uploads[key] || v.o.Running[key]) {
+	c := v.ix.copyAt(key)
+	if begun := c.PartSourceID == disk.PartFromUpload; v.ix.desired.Uploads != nil && (begun || v.ix.desired.Uploads[key] || v.ix.observed.Running[key]) {
 		bytes := int64(UnknownBytes)
 		if begun && c.PartTotal > 0 {
 			bytes = max(0, c.PartTotal-c.PartBytes)
@@ -73,7 +73,7 @@ func (v imagePlanner) planUpload(ref schema.DiskRef, reason string) Action {
 		}
 		reason += fmt.Sprintf("; if its client has stopped, it goes on with: %s", v.uploadCommand())
 		a := NewAction(Upload, key, reason, bytes)
-		if !v.Uploads[key] {
+		if !v.ix.desired.Uploads[key] {
 			a = v.attempt(Upload, ref, reason, bytes) // what is left of one is only tried again
 		}
 		a.Pinned = v.PinnedDigest()
@@ -89,7 +89,7 @@ func (v imagePlanner) uploadCommand() string {
 // waitForUpload waits for somebody to begin an upload, wherever that will be.
 func (v imagePlanner) waitForUpload(ref schema.DiskRef) Action {
 	key := CopyRef{ref, v.image.ID}
-	c := v.copyAt(key)
+	c := v.ix.copyAt(key)
 	command := v.uploadCommand()
 	if v.hadCopy() {
 		why := ""
@@ -99,7 +99,7 @@ func (v imagePlanner) waitForUpload(ref schema.DiskRef) Action {
 		return v.blocked(ref, "no copy is ready any more"+why+", and what was uploaded cannot be fetched again: "+
 			"bring back a disk that has it, or upload the file again: "+command)
 	}
-	if t := v.o.Failures[key]; t.Attempts > 0 && t.AppliesTo(Upload) {
+	if t := v.ix.observed.Failures[key]; t.Attempts > 0 && t.AppliesTo(Upload) {
 		return v.wait(ref, "the upload failed: "+t.Message+"; waiting for another one: "+command)
 	}
 	return v.wait(ref, "waiting for upload: "+command)
@@ -107,8 +107,8 @@ func (v imagePlanner) waitForUpload(ref schema.DiskRef) Action {
 
 // hadCopy reports whether the image had a copy once.
 func (v imagePlanner) hadCopy() bool {
-	return slices.ContainsFunc(v.copiesNamed(v.image.ID.Name), func(key CopyRef) bool {
-		return key.ID == v.image.ID && v.copyAt(key).State == disk.Failed
+	return slices.ContainsFunc(v.ix.copiesNamed(v.image.ID.Name), func(key CopyRef) bool {
+		return key.ID == v.image.ID && v.ix.copyAt(key).State == disk.Failed
 	})
 }
 
@@ -121,7 +121,7 @@ func (v imagePlanner) cannotPrepare() string {
 	if v.image.Source.Clone != nil {
 		return v.cannotClone()
 	}
-	return v.o.CannotPrepare[v.image.ID]
+	return v.ix.observed.CannotPrepare[v.image.ID]
 }
 
 // maxClockSkew is how far in the future a time may be that is still believed to be one of
@@ -133,17 +133,17 @@ func (v imagePlanner) PinnedDigest() (last PinnedDigest) {
 	if d := v.image.Source.Download; !v.image.Checksum.IsZero() || d != nil && d.ChecksumURL != "" {
 		return PinnedDigest{} // the digest is known from elsewhere
 	}
-	for _, key := range v.copiesNamed(v.image.ID.Name) {
-		c := v.copyAt(key)
+	for _, key := range v.ix.copiesNamed(v.image.ID.Name) {
+		c := v.ix.copyAt(key)
 		since := c.DamagedAt
-		if key.ID != v.image.ID || c.State != disk.Failed || c.SHA512.IsZero() || since.Before(EarliestTime) || since.Sub(v.o.Now) > maxClockSkew {
+		if key.ID != v.image.ID || c.State != disk.Failed || c.SHA512.IsZero() || since.Before(EarliestTime) || since.Sub(v.ix.observed.Now) > maxClockSkew {
 			continue
 		}
-		if since.After(v.o.Now) {
-			since = v.o.Now // by a clock that was set since, or is ahead
+		if since.After(v.ix.observed.Now) {
+			since = v.ix.observed.Now // by a clock that was set since, or is ahead
 		}
-		end := since.Add(v.Config.Settings.RecoveryWaitInterval)
-		if end.After(v.o.Now) && end.After(last.Until) {
+		end := since.Add(v.ix.desired.Config.Settings.RecoveryWaitInterval)
+		if end.After(v.ix.observed.Now) && end.After(last.Until) {
 			last = PinnedDigest{Digest: c.SHA512, Until: end}
 		}
 	}
@@ -155,12 +155,12 @@ func (v imagePlanner) PinnedDigest() (last PinnedDigest) {
 // fault of the way there.
 func (v imagePlanner) sourceFailure() Failure {
 	var worst Failure
-	for name, node := range v.Config.Nodes {
+	for name, node := range v.ix.desired.Config.Nodes {
 		for diskName := range node.Disks {
 			ref := schema.DiskRef{Node: name, Disk: diskName}
-			t := v.o.Failures[CopyRef{ref, v.image.ID}]
+			t := v.ix.observed.Failures[CopyRef{ref, v.image.ID}]
 			switch {
-			case t.Attempts == 0, t.Disk, t.NeedsSpace > 0, !t.AppliesTo(v.firstCopyOp()), worst.Final && !t.Final, t.Link && name != v.Node:
+			case t.Attempts == 0, t.Disk, t.NeedsSpace > 0, !t.AppliesTo(v.firstCopyOp()), worst.Final && !t.Final, t.Link && name != v.ix.desired.Node:
 			case t.Final && !worst.Final, t.RetryAt.After(worst.RetryAt), t.RetryAt.Equal(worst.RetryAt) && t.Message < worst.Message:
 				worst = t
 			}
@@ -172,18 +172,18 @@ func (v imagePlanner) sourceFailure() Failure {
 // cloneSources are the ready copies of the image that another one is cloned from: those on
 // disks of this node, and those elsewhere.
 func (v imagePlanner) cloneSources() (here, there []CopyRef) {
-	source, declared := v.Config.Images[v.image.Source.Clone.BackingImage]
+	source, declared := v.ix.desired.Config.Images[v.image.Source.Clone.BackingImage]
 	if !declared {
 		return nil, nil
 	}
 	good := func(key CopyRef) bool {
-		c := v.copyAt(key)
-		return key.ID == source.ID && c.State == disk.Ready && !c.Leaving && !v.suspects[key] && mismatchReason(source, c) == "" && v.isCurrent(key.Disk)
+		c := v.ix.copyAt(key)
+		return key.ID == source.ID && c.State == disk.Ready && !c.Leaving && !v.ix.suspects[key] && mismatchReason(source, c) == "" && v.ix.isCurrent(key.Disk)
 	}
-	for _, key := range v.copiesNamed(source.ID.Name) {
+	for _, key := range v.ix.copiesNamed(source.ID.Name) {
 		switch {
 		case !good(key):
-		case v.Owns(key.Disk):
+		case v.ix.desired.Owns(key.Disk):
 			here = append(here, key)
 		default:
 			there = append(there, key)
@@ -206,7 +206,7 @@ func (v imagePlanner) clonesLocally() bool {
 	}
 	sum := v.knownDigest()
 	here, _ := v.cloneSources()
-	return slices.ContainsFunc(here, func(key CopyRef) bool { c := v.copyAt(key); return !sum.IsZero() && c.HasDigest(sum) })
+	return slices.ContainsFunc(here, func(key CopyRef) bool { c := v.ix.copyAt(key); return !sum.IsZero() && c.HasDigest(sum) })
 }
 
 // cannotClone says why this node leaves it to another one to clone.
@@ -222,7 +222,7 @@ func (v imagePlanner) sourceConflict() string {
 	here, there := v.cloneSources()
 	all := slices.Concat(here, there)
 	for _, key := range all {
-		if v.copyAt(key).SHA512 != v.copyAt(all[0]).SHA512 {
+		if v.ix.copyAt(key).SHA512 != v.ix.copyAt(all[0]).SHA512 {
 			return fmt.Sprintf("the copies of image %s, which it is cloned from, differ", v.image.Source.Clone.BackingImage)
 		}
 	}
@@ -234,8 +234,8 @@ func (v imagePlanner) sourceConflict() string {
 func (v imagePlanner) planClone(ref schema.DiskRef, reason string) Action {
 	c := v.image.Source.Clone
 	here, there := v.cloneSources()
-	if len(here) == 0 && !(v.isPlainClone() && len(there) > 0) && !v.o.Running[CopyRef{ref, v.image.ID}] {
-		if _, declared := v.Config.Images[c.BackingImage]; !declared {
+	if len(here) == 0 && !(v.isPlainClone() && len(there) > 0) && !v.ix.observed.Running[CopyRef{ref, v.image.ID}] {
+		if _, declared := v.ix.desired.Config.Images[c.BackingImage]; !declared {
 			return v.blocked(ref, fmt.Sprintf("image %s, which it is cloned from, is not declared", c.BackingImage))
 		}
 		return v.wait(ref, fmt.Sprintf("image %s, which it is cloned from, is not ready yet", c.BackingImage))
@@ -253,7 +253,7 @@ func (v imagePlanner) planClone(ref schema.DiskRef, reason string) Action {
 	if len(here) > 0 {
 		from := nearest(here, ref)
 		if a.Bytes == UnknownBytes && v.isPlainClone() {
-			a.Bytes = v.copyAt(from).Size
+			a.Bytes = v.ix.copyAt(from).Size
 		}
 		a = v.withSource(a, from)
 	}
@@ -292,7 +292,7 @@ func (v imagePlanner) knownDigest() disk.Digest {
 	}
 	here, there := v.cloneSources()
 	for _, key := range slices.Concat(here, there) {
-		return v.copyAt(key).SHA512
+		return v.ix.copyAt(key).SHA512
 	}
 	return disk.Digest{}
 }

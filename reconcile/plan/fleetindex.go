@@ -99,8 +99,8 @@ func (h *fleetIndex) addTargets(d Desired, o Observed) {
 
 // isSettled reports whether nothing has to be done about a copy on a disk that wants one.
 func (v imagePlanner) isSettled(key CopyRef) bool {
-	c := v.copyAt(key)
-	return key.ID == v.image.ID && c.State == disk.Ready && c.HasCfg && !c.ManifestDigest.IsZero() && !v.suspects[key] && v.mismatch[key] == ""
+	c := v.ix.copyAt(key)
+	return key.ID == v.image.ID && c.State == disk.Ready && c.HasCfg && !c.ManifestDigest.IsZero() && !v.ix.suspects[key] && v.mismatch[key] == ""
 }
 
 // images are those that may concern a node; for the first one all, since it tells of what

@@ -13,8 +13,8 @@ import (
 // index is what is desired beside what was seen, indexed, so that planning costs
 // in proportion to the images and the copies, and not to their product.
 type index struct {
-	Desired
-	o            Observed
+	desired      Desired
+	observed     Observed
 	ownDisks     []schema.DiskRef          // disks of this node that can be used, sorted
 	ownByName    map[string][]CopyRef      // copies on own disks by name of the image, sorted
 	peerByName   map[string][]CopyRef      // copies on other disks, likewise; of silent nodes as these said last
@@ -30,7 +30,7 @@ type index struct {
 
 func (d Desired) emptyIndex(o Observed) *index {
 	s := &index{
-		Desired: d, o: o, ownByName: map[string][]CopyRef{}, peerByName: map[string][]CopyRef{},
+		desired: d, observed: o, ownByName: map[string][]CopyRef{}, peerByName: map[string][]CopyRef{},
 		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.RankCache,
 	}
 	if s.rankings == nil {
@@ -84,7 +84,7 @@ func (s *index) addCopy(key CopyRef, c Copy, own bool) {
 	}
 }
 
-func (s *index) copyAt(key CopyRef) Copy { return s.o.Disks[key.Disk].Copies[key.ID] }
+func (s *index) copyAt(key CopyRef) Copy { return s.observed.Disks[key.Disk].Copies[key.ID] }
 
 // copiesNamed are the copies of the images of one name, on whatever disk.
 func (s *index) copiesNamed(name string) []CopyRef {
@@ -94,8 +94,8 @@ func (s *index) copiesNamed(name string) []CopyRef {
 // isCurrent reports whether what is known of the disk stands: it is this node's, or
 // that of a node that answers.
 func (s *index) isCurrent(ref schema.DiskRef) bool {
-	_, known := s.o.Disks[ref]
-	return known && (s.Owns(ref) || s.o.Peers[ref.Node].Responds())
+	_, known := s.observed.Disks[ref]
+	return known && (s.desired.Owns(ref) || s.observed.Peers[ref.Node].Responds())
 }
 
 func CompareDisks(a, b schema.DiskRef) int {
@@ -108,7 +108,7 @@ func CompareIDs(a, b disk.ID) int {
 
 // imagePlanner is one declared image as it is on all disks.
 type imagePlanner struct {
-	*index
+	ix        *index
 	image     schema.Image
 	Placement placement
 	// ready are the copies of the wanted generation that have the declared
@@ -133,7 +133,7 @@ func (s *index) NewImagePlanner(image schema.Image) imagePlanner {
 // findReady is a look at what is there of one image, and not at where it should be: its ready
 // copies are in no order.
 func (s *index) findReady(image schema.Image) imagePlanner {
-	v := imagePlanner{index: s, image: image, mismatch: map[CopyRef]string{}}
+	v := imagePlanner{ix: s, image: image, mismatch: map[CopyRef]string{}}
 	for _, key := range s.copiesNamed(image.ID.Name) {
 		c := s.copyAt(key)
 		if key.ID != image.ID || c.State != disk.Ready || !s.isCurrent(key.Disk) {
@@ -143,7 +143,7 @@ func (s *index) findReady(image schema.Image) imagePlanner {
 			v.mismatch[key] = why
 			continue
 		}
-		if s.Owns(key.Disk) || !c.Leaving {
+		if s.desired.Owns(key.Disk) || !c.Leaving {
 			v.ready = append(v.ready, key)
 		}
 	}
@@ -173,18 +173,20 @@ const needsSHA256 = "its SHA-256 is not known yet"
 // ownSources are the ready copies on this node of what the image has to be: its own,
 // or those of any other image if the checksum is declared.
 func (v imagePlanner) ownSources() []CopyRef {
-	return v.sources(v.ownByDigest, func(key CopyRef) bool { return v.Owns(key.Disk) && !v.suspects[key] })
+	return v.sources(v.ix.ownByDigest, func(key CopyRef) bool { return v.ix.desired.Owns(key.Disk) && !v.ix.suspects[key] })
 }
 
 // peerSources are those on other nodes that can be copied.
 func (v imagePlanner) peerSources() []CopyRef {
-	return v.sources(v.peerByDigest, func(key CopyRef) bool { return !v.Owns(key.Disk) && !v.copyAt(key).ManifestDigest.IsZero() })
+	return v.sources(v.ix.peerByDigest, func(key CopyRef) bool {
+		return !v.ix.desired.Owns(key.Disk) && !v.ix.copyAt(key).ManifestDigest.IsZero()
+	})
 }
 
 func (v imagePlanner) sources(by map[disk.Digest][]CopyRef, usable func(CopyRef) bool) []CopyRef {
 	var keys []CopyRef
 	for _, key := range v.ready {
-		if usable(key) && !v.copyAt(key).Leaving {
+		if usable(key) && !v.ix.copyAt(key).Leaving {
 			keys = append(keys, key)
 		}
 	}

@@ -26,12 +26,12 @@ func (s *index) planOrphans() []Action {
 			}
 		}
 	}
-	return s.applySuspension(s.SuspensionOf(schema.Image{}, s.o.Now), actions) // an image's own went with its declaration
+	return s.applySuspension(s.desired.SuspensionOf(schema.Image{}, s.observed.Now), actions) // an image's own went with its declaration
 }
 
 func (s *index) isOrphan(name string) bool {
-	_, declared := s.Config.Images[name]
-	return !declared && s.invalidReason(name) == ""
+	_, declared := s.desired.Config.Images[name]
+	return !declared && s.desired.invalidReason(name) == ""
 }
 
 // pruneBlocked says why the images that left the configuration are too many to go, if
@@ -50,8 +50,8 @@ func (s *index) pruneBlocked() string {
 			}
 		}
 	}
-	limit := s.Config.Settings.PruneLimit
-	if !limit.Holds(len(s.Config.Images), len(vanished)) || s.pruneConfirmed(vanished) {
+	limit := s.desired.Config.Settings.PruneLimit
+	if !limit.Holds(len(s.desired.Config.Images), len(vanished)) || s.pruneConfirmed(vanished) {
 		return ""
 	}
 	return fmt.Sprintf("%d images left the configuration, more at once than pruneLimit %s allows", len(vanished), limit)
@@ -61,7 +61,7 @@ func (s *index) pruneBlocked() string {
 // those that are named went first, the others would not be many any more.
 func (s *index) pruneConfirmed(vanished map[string][]CopyRef) bool {
 	confirmed := map[disk.ID]bool{}
-	for _, id := range s.Config.Settings.PruneConfirmed {
+	for _, id := range s.desired.Config.Settings.PruneConfirmed {
 		confirmed[id] = true
 	}
 	for _, keys := range vanished {
@@ -85,15 +85,15 @@ func (s *index) usedBy(name string) string {
 // unknownUsage says why it cannot be told whether an image is used on some declared disk, or
 // whether all nodes know that it left the configuration.
 func (s *index) unknownUsage() string {
-	for _, node := range slices.Sorted(maps.Keys(s.Config.Nodes)) {
-		if node != s.Node {
+	for _, node := range slices.Sorted(maps.Keys(s.desired.Config.Nodes)) {
+		if node != s.desired.Node {
 			if why := s.whyIgnored(node); why != "" {
 				return why
 			}
 		}
-		for _, name := range slices.Sorted(maps.Keys(s.Config.Nodes[node].Disks)) {
+		for _, name := range slices.Sorted(maps.Keys(s.desired.Config.Nodes[node].Disks)) {
 			ref := schema.DiskRef{Node: node, Disk: name}
-			seen, known := s.o.Disks[ref]
+			seen, known := s.observed.Disks[ref]
 			switch {
 			case !known:
 				return fmt.Sprintf("%s: not looked at", ref)
@@ -109,23 +109,23 @@ func (s *index) unknownUsage() string {
 // used, held and blind are what speaks against it, as far as anything does.
 func (s *index) planOrphanCopy(key CopyRef, used, held, blind string) Action {
 	const reason = "not in the configuration any more"
-	until := s.intervalEnd(s.o, key)
-	unsure, meant := s.MaybeDeclared[key.ID.Name]
+	until := s.desired.intervalEnd(s.observed, key)
+	unsure, meant := s.desired.MaybeDeclared[key.ID.Name]
 	switch {
-	case s.Allowed != schema.Everything:
-		return s.keep(key, reason+", but nothing is deleted "+s.whyNoDeletions()).asWaitFor(Cleanup, true)
+	case s.desired.Allowed != schema.Everything:
+		return s.keep(key, reason+", but nothing is deleted "+s.desired.whyNoDeletions()).asWaitFor(Cleanup, true)
 	case meant:
 		return NewAction(Blocked, key, fmt.Sprintf("%s, but a %s of its name is in %s, which %s: remove it, too, if the image is to go",
 			reason, unsure.Kind, unsure.Position, unsure.Why), 0).asWaitFor(Cleanup, true)
-	case !s.IsRemoved(key.ID.Name):
+	case !s.desired.IsRemoved(key.ID.Name):
 		return s.keep(key, reason+"; another look has to confirm it").asWaitFor(Cleanup, false)
 	case used != "":
 		return s.keepInUse(key, reason+", but "+used).asWaitFor(Cleanup, true)
-	case held != "" && !slices.Contains(s.Config.Settings.PruneConfirmed, key.ID):
+	case held != "" && !slices.Contains(s.desired.Config.Settings.PruneConfirmed, key.ID):
 		return NewAction(Blocked, key, fmt.Sprintf("%s: if that is meant, add %q to pruneConfirmed", held, key.ID), 0).asWaitFor(Cleanup, true)
 	case held != "":
 		return s.keep(key, held+": it goes when pruneConfirmed names all of them").asWaitFor(Cleanup, true)
-	case !s.Cleanup[key] && until.After(s.o.Now):
+	case !s.desired.Cleanup[key] && until.After(s.observed.Now):
 		return s.keepUntil(key, reason+"; goes after the clean-up interval", until).asWaitFor(Cleanup, false)
 	case blind != "":
 		return NewAction(Blocked, key, reason+", but whether it is used there cannot be told: "+blind, 0).asWaitFor(Cleanup, true)

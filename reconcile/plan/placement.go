@@ -62,7 +62,7 @@ func (v imagePlanner) place(ranked *Ranking) placement {
 // addNamedDisks adds the disks that the image names.
 func (v imagePlanner) addNamedDisks(p *placement) {
 	for _, ref := range v.image.Disks {
-		if _, declared := v.Disk(ref); !declared || slices.Contains(p.Targets, ref) {
+		if _, declared := v.ix.desired.Disk(ref); !declared || slices.Contains(p.Targets, ref) {
 			continue
 		}
 		if r := v.rejects(ref); r.Reason != "" {
@@ -81,14 +81,14 @@ func (v imagePlanner) inProgress(ranked *Ranking) []schema.DiskRef {
 		return nil
 	}
 	var keys []CopyRef
-	for _, key := range v.copiesNamed(v.image.ID.Name) {
+	for _, key := range v.ix.copiesNamed(v.image.ID.Name) {
 		if key.ID == v.image.ID && v.stage(key) > 0 && ranked.has(key.Disk) && !v.isFailing(key.Disk) {
 			keys = append(keys, key)
 		}
 	}
-	for _, ref := range v.ownDisks { // which may have made no folder yet
+	for _, ref := range v.ix.ownDisks { // which may have made no folder yet
 		key := CopyRef{ref, v.image.ID}
-		if (v.o.Running[key] || v.Uploads[key]) && !slices.Contains(keys, key) && ranked.has(ref) && !v.isFailing(ref) {
+		if (v.ix.observed.Running[key] || v.ix.desired.Uploads[key]) && !slices.Contains(keys, key) && ranked.has(ref) && !v.isFailing(ref) {
 			keys = append(keys, key)
 		}
 	}
@@ -105,13 +105,13 @@ func (v imagePlanner) inProgress(ranked *Ranking) []schema.DiskRef {
 // upload, 1 for one that was under way.
 func (v imagePlanner) stage(key CopyRef) int {
 	switch {
-	case v.o.Running[key]:
+	case v.ix.observed.Running[key]:
 		return 3
-	case v.Uploads[key]:
+	case v.ix.desired.Uploads[key]:
 		return 2
-	case v.copyAt(key).PartSourceID == disk.PartFromUpload:
+	case v.ix.copyAt(key).PartSourceID == disk.PartFromUpload:
 		return 1
-	case v.image.Source.Upload == nil && v.copyAt(key).PartBytes > 0 && !v.copyAt(key).FromPeers():
+	case v.image.Source.Upload == nil && v.ix.copyAt(key).PartBytes > 0 && !v.ix.copyAt(key).FromPeers():
 		return 1
 	}
 	return 0
@@ -122,7 +122,7 @@ func (v imagePlanner) requiredBytes() int64 {
 	var need int64
 	for _, keys := range [][]CopyRef{v.ready, v.ownSources(), v.peerSources()} {
 		for _, key := range keys {
-			need = max(need, v.copyAt(key).RealSize)
+			need = max(need, v.ix.copyAt(key).RealSize)
 		}
 	}
 	return need
@@ -138,7 +138,7 @@ func RemainingBytes(c Copy, need int64) int64 {
 
 func (v imagePlanner) byRetryTime(a, b schema.DiskRef) int {
 	due := func(ref schema.DiskRef) time.Time {
-		if v.o.Running[CopyRef{ref, v.image.ID}] {
+		if v.ix.observed.Running[CopyRef{ref, v.image.ID}] {
 			return time.Time{}
 		}
 		return v.longFailure(ref).RetryAt
@@ -152,24 +152,24 @@ func (v imagePlanner) isFailing(ref schema.DiskRef) bool { return v.longFailure(
 
 // longFailure returns the failure for which a disk is troubled, if it is.
 func (v imagePlanner) longFailure(ref schema.DiskRef) Failure {
-	if v.copyAt(CopyRef{ref, v.image.ID}).State == disk.Ready {
+	if v.ix.copyAt(CopyRef{ref, v.image.ID}).State == disk.Ready {
 		return Failure{} // whatever it was, it is over
 	}
 	if v.image.Source.Upload != nil && len(v.ready) == 0 {
 		return Failure{} // what was sent to a disk nobody else can go on with
 	}
 	long := func(t Failure) bool {
-		return t.Attempts > 0 && v.o.Now.Sub(t.Since) >= v.Config.Settings.RecoveryWaitInterval
+		return t.Attempts > 0 && v.ix.observed.Now.Sub(t.Since) >= v.ix.desired.Config.Settings.RecoveryWaitInterval
 	}
-	if t := v.o.Failures[CopyRef{ref, v.image.ID}]; t.Disk && long(t) {
+	if t := v.ix.observed.Failures[CopyRef{ref, v.image.ID}]; t.Disk && long(t) {
 		return t
 	}
 	if len(v.ready) > 0 {
 		return Failure{} // nobody goes to the source any more
 	}
 	var worst Failure
-	for name := range v.Config.Nodes[ref.Node].Disks {
-		t := v.o.Failures[CopyRef{schema.DiskRef{Node: ref.Node, Disk: name}, v.image.ID}]
+	for name := range v.ix.desired.Config.Nodes[ref.Node].Disks {
+		t := v.ix.observed.Failures[CopyRef{schema.DiskRef{Node: ref.Node, Disk: name}, v.image.ID}]
 		if t.Link && t.Op.IsFirstCopy() && long(t) && t.RetryAt.After(worst.RetryAt) {
 			worst = t
 		}
@@ -204,13 +204,13 @@ func (r Rejection) isFault() bool { return !r.Intended && !r.Temporary }
 // verified takes no space.
 func (v imagePlanner) rejects(ref schema.DiskRef) Rejection {
 	key := CopyRef{ref, v.image.ID}
-	seen, known := v.o.Disks[ref]
+	seen, known := v.ix.observed.Disks[ref]
 	c := seen.Copies[v.image.ID]
-	node, declared := v.Config.Nodes[ref.Node], v.Config.Nodes[ref.Node].Disks[ref.Disk]
+	node, declared := v.ix.desired.Config.Nodes[ref.Node], v.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
 	switch {
-	case v.evicting(ref):
+	case v.ix.desired.evicting(ref):
 		return Rejection{Reason: "its eviction is requested", Intended: true}
-	case !v.Owns(ref) && !v.isCurrent(ref):
+	case !v.ix.desired.Owns(ref) && !v.ix.isCurrent(ref):
 		return v.rejectsUnreachable(ref, c)
 	case !known:
 		return Rejection{Reason: "not looked at"}
@@ -224,11 +224,11 @@ func (v imagePlanner) rejects(ref schema.DiskRef) Rejection {
 		return Rejection{Reason: "scheduling on the disk is disabled", Intended: true}
 	case c.State == disk.Failed && c.UsedBy != "" && !v.repairable(key):
 		return Rejection{Reason: "the copy there failed and is in use"}
-	case v.o.Running[key]:
+	case v.ix.observed.Running[key]:
 		return Rejection{}
 	case c.Rejects != "" && !(c.RejectsForNow && len(v.ready) > 0): // it has not heard of the first copy yet
 		return Rejection{Reason: c.Rejects, Temporary: c.RejectsForNow}
-	case !v.Owns(ref):
+	case !v.ix.desired.Owns(ref):
 		return Rejection{}
 	}
 	if why := v.cannotPrepare(); why != "" {
@@ -240,15 +240,15 @@ func (v imagePlanner) rejects(ref schema.DiskRef) Rejection {
 // rejectsUnreachable says it of a disk whose node is silent: for a while, a reboot for one,
 // it keeps its place.
 func (v imagePlanner) rejectsUnreachable(ref schema.DiskRef, c Copy) Rejection {
-	peer, asked := v.o.Peers[ref.Node]
-	_, known := v.o.Disks[ref]
-	node, declared := v.Config.Nodes[ref.Node], v.Config.Nodes[ref.Node].Disks[ref.Disk]
+	peer, asked := v.ix.observed.Peers[ref.Node]
+	_, known := v.ix.observed.Disks[ref]
+	node, declared := v.ix.desired.Config.Nodes[ref.Node], v.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
 	switch {
-	case ref.Node == v.Node && len(v.o.Peers) > 0:
+	case ref.Node == v.ix.desired.Node && len(v.ix.observed.Peers) > 0:
 		return Rejection{Reason: "this process does not look after it"} // and no other one is asked
-	case !known && v.sameConfig(ref.Node):
+	case !known && v.ix.sameConfig(ref.Node):
 		return Rejection{Reason: fmt.Sprintf("node %s does not tell of it", ref.Node)}
-	case asked && !peer.Responds() && peer.UnreachableFor >= v.Config.Settings.RecoveryWaitInterval:
+	case asked && !peer.Responds() && peer.UnreachableFor >= v.ix.desired.Config.Settings.RecoveryWaitInterval:
 		return Rejection{Reason: fmt.Sprintf("node %s does not answer: %s", ref.Node, peer.Problem)}
 	case !known: // it may have a copy
 		return Rejection{}
@@ -259,9 +259,9 @@ func (v imagePlanner) rejectsUnreachable(ref schema.DiskRef, c Copy) Rejection {
 }
 
 func (v imagePlanner) rejectsForSpace(ref schema.DiskRef, need int64) Rejection {
-	declared, _ := v.Disk(ref)
-	free := v.o.Disks[ref].Space.Free
-	t := v.o.Failures[CopyRef{ref, v.image.ID}]
+	declared, _ := v.ix.desired.Disk(ref)
+	free := v.ix.observed.Disks[ref].Space.Free
+	t := v.ix.observed.Failures[CopyRef{ref, v.image.ID}]
 	smaller := t.Op == Upload || t.Op.IsFirstCopy() && len(v.ready) > 0 // the next file, or the data alone
 	if !smaller {
 		need = max(need, t.NeedsSpace)
@@ -294,7 +294,7 @@ func (s *index) rejections(images iter.Seq[schema.Image]) map[CopyRef]Rejection 
 			if !v.isEligible(ref) {
 				continue
 			}
-			if s.Allowed == schema.ObserveOnly {
+			if s.desired.Allowed == schema.ObserveOnly {
 				out[CopyRef{ref, image.ID}] = Rejection{Reason: "its manager does nothing but look"}
 				continue
 			}
@@ -358,7 +358,7 @@ func (v imagePlanner) passedOverReasons() map[schema.DiskRef]string {
 // not: what is missing there, or that others come first.
 func (v imagePlanner) passedOver() map[schema.DiskRef]string {
 	out := map[schema.DiskRef]string{}
-	for name, node := range v.Config.Nodes {
+	for name, node := range v.ix.desired.Config.Nodes {
 		for diskName, d := range node.Disks {
 			ref := schema.DiskRef{Node: name, Disk: diskName}
 			switch r, refused := v.Placement.Rejected[ref]; {

@@ -29,9 +29,9 @@ func (s *index) plan(images iter.Seq[schema.Image]) []Action {
 	for image := range images {
 		actions = append(actions, s.NewImagePlanner(image).plan()...)
 	}
-	for name := range s.Invalid {
-		if why := s.invalidReason(name); why != "" {
-			actions = append(actions, NewAction(Blocked, CopyRef{schema.DiskRef{Node: s.Node}, disk.ID{Name: name}}, why, 0))
+	for name := range s.desired.Invalid {
+		if why := s.desired.invalidReason(name); why != "" {
+			actions = append(actions, NewAction(Blocked, CopyRef{schema.DiskRef{Node: s.desired.Node}, disk.ID{Name: name}}, why, 0))
 		}
 	}
 	actions = append(actions, s.planOrphans()...)
@@ -58,7 +58,7 @@ func keepSources(actions []Action) []Action {
 
 // plan gives the actions for one image on this node's disks.
 func (v imagePlanner) plan() []Action {
-	return v.applySuspension(v.SuspensionOf(v.image, v.o.Now), v.planUnsuspended())
+	return v.ix.applySuspension(v.ix.desired.SuspensionOf(v.image, v.ix.observed.Now), v.planUnsuspended())
 }
 
 // planUnsuspended is what would be planned without a suspension.
@@ -69,7 +69,7 @@ func (v imagePlanner) planUnsuspended() []Action {
 	}
 	actions := v.planSurplus(settling)
 	for _, ref := range v.Placement.Targets {
-		if _, first := settling[ref]; first || !v.Owns(ref) {
+		if _, first := settling[ref]; first || !v.ix.desired.Owns(ref) {
 			continue
 		}
 		if a, needed := v.planTarget(ref, settling); needed {
@@ -95,8 +95,8 @@ func (v imagePlanner) planUnsuspended() []Action {
 func (v imagePlanner) rejectedCleanups() []Action {
 	var actions []Action
 	for _, ref := range v.Placement.Targets {
-		if key := (CopyRef{ref, v.image.ID}); v.Owns(ref) && v.Cleanup[key] && v.copyAt(key).State == disk.Ready {
-			actions = append(actions, v.keep(key, "its clean-up was asked for, but the image is wanted on this disk"))
+		if key := (CopyRef{ref, v.image.ID}); v.ix.desired.Owns(ref) && v.ix.desired.Cleanup[key] && v.ix.copyAt(key).State == disk.Ready {
+			actions = append(actions, v.ix.keep(key, "its clean-up was asked for, but the image is wanted on this disk"))
 		}
 	}
 	return actions
@@ -106,19 +106,19 @@ func (v imagePlanner) rejectedCleanups() []Action {
 // about the file that lies there before anything else is done with it.
 func (v imagePlanner) inspectCopies() map[schema.DiskRef]Action {
 	settling := map[schema.DiskRef]Action{}
-	for _, key := range v.ownByName[v.image.ID.Name] {
+	for _, key := range v.ix.ownByName[v.image.ID.Name] {
 		if key.ID != v.image.ID {
 			continue
 		}
-		ref, c := key.Disk, v.copyAt(key)
+		ref, c := key.Disk, v.ix.copyAt(key)
 		switch {
 		case c.State == disk.Unknown && !c.Owned:
 			settling[ref] = v.attempt(Adopt, ref, "a file is there: "+c.Message, c.Size)
 		case c.State == disk.Unknown:
 			settling[ref] = v.attempt(Verify, ref, c.Message, c.Size)
-		case c.State == disk.Ready && v.Verify[key]:
+		case c.State == disk.Ready && v.ix.desired.Verify[key]:
 			settling[ref] = v.attempt(Verify, ref, "asked for", c.Size)
-		case c.State == disk.Ready && v.suspects[key]:
+		case c.State == disk.Ready && v.ix.suspects[key]:
 			settling[ref] = v.attempt(Verify, ref, SuspectMessage, c.Size)
 		case c.State == disk.Failed && v.repairable(key):
 			settling[ref] = v.repair(key)
@@ -143,9 +143,9 @@ func (v imagePlanner) conflict() string {
 	if !v.image.Checksum.IsZero() || len(v.ready) < 2 {
 		return ""
 	}
-	first := v.copyAt(v.ready[0])
+	first := v.ix.copyAt(v.ready[0])
 	for _, key := range v.ready[1:] {
-		if c := v.copyAt(key); c.SHA512 != first.SHA512 {
+		if c := v.ix.copyAt(key); c.SHA512 != first.SHA512 {
 			if of := v.image.Source.Clone; of != nil && of.Encryption == schema.Encrypt { // which takes no checksum
 				return fmt.Sprintf("copies differ, those of %s and %s, as each was encrypted by itself: to have it encrypted anew, declare another uuid", v.ready[0].Disk, key.Disk)
 			}
@@ -190,7 +190,7 @@ func (v imagePlanner) shortage() Action {
 // noRankedDisk says why no disk is ranked.
 func (v imagePlanner) noRankedDisk() string {
 	var evicted []string
-	for name, node := range v.Config.Nodes {
+	for name, node := range v.ix.desired.Config.Nodes {
 		for d, declared := range node.Disks { // none of which has a rank, so what matches is evicted
 			if hasAll(node.Tags, v.image.NodeSelector) && hasAll(declared.Tags, v.image.DiskSelector) {
 				evicted = append(evicted, schema.DiskRef{Node: name, Disk: d}.String())
@@ -217,8 +217,8 @@ func joinWords(words []string) string {
 // no copy.
 func (v imagePlanner) rejectedNamedDisk(ref schema.DiskRef) (a Action, refused bool) {
 	r, refused := v.Placement.Rejected[ref]
-	told := v.Placement.missing > 0 && v.matches(ref) || v.copyAt(CopyRef{ref, v.image.ID}).Owned && r.Intended
-	if !refused || told || !v.Owns(ref) {
+	told := v.Placement.missing > 0 && v.matches(ref) || v.ix.copyAt(CopyRef{ref, v.image.ID}).Owned && r.Intended
+	if !refused || told || !v.ix.desired.Owns(ref) {
 		return Action{}, false
 	}
 	a = v.blocked(ref, "the image names this disk, but "+r.Reason)
@@ -234,7 +234,7 @@ func NewAction(kind Op, key CopyRef, reason string, bytes int64) Action {
 
 func (v imagePlanner) blocked(ref schema.DiskRef, reason string) Action {
 	if ref.Node == "" {
-		ref.Node = v.Node
+		ref.Node = v.ix.desired.Node
 	}
 	return NewAction(Blocked, CopyRef{ref, v.image.ID}, reason, 0)
 }
@@ -246,9 +246,9 @@ func (v imagePlanner) wait(ref schema.DiskRef, reason string) Action {
 // attempt is the action, or what it has to wait for because it failed before.
 func (v imagePlanner) attempt(kind Op, ref schema.DiskRef, reason string, bytes int64) Action {
 	key := CopyRef{ref, v.image.ID}
-	t := v.o.Failures[key]
-	turn := (kind == Sync && t.Op == Repair || kind == Repair && t.Op == Sync) && t.RetryAt.After(v.o.Now)
-	if turn || t.Delays(kind, v.o.Now) {
+	t := v.ix.observed.Failures[key]
+	turn := (kind == Sync && t.Op == Repair || kind == Repair && t.Op == Sync) && t.RetryAt.After(v.ix.observed.Now)
+	if turn || t.Delays(kind, v.ix.observed.Now) {
 		return v.backOff(ref, t)
 	}
 	return NewAction(kind, key, reason, bytes)

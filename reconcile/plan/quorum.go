@@ -13,13 +13,13 @@ import (
 
 // otherNodes are the declared nodes but this one, sorted.
 func (s *index) otherNodes() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(s.Config.Nodes)), func(name string) bool { return name == s.Node })
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(s.desired.Config.Nodes)), func(name string) bool { return name == s.desired.Node })
 }
 
 // giveUpAt is when a silent node has been away for so long that it is not waited for
 // any more.
 func (s *index) giveUpAt(p Peer) time.Time {
-	return s.o.Now.Add(s.Config.Settings.RecoveryWaitInterval - p.UnreachableFor)
+	return s.observed.Now.Add(s.desired.Config.Settings.RecoveryWaitInterval - p.UnreachableFor)
 }
 
 // waitForPeers says what a first copy has to wait for, and until when: copies that may turn
@@ -38,13 +38,13 @@ func (v imagePlanner) waitForPeers() (why string, until time.Time) {
 // unsettledCopy names a copy on another node of which it will show in a moment whether it
 // is ready.
 func (v imagePlanner) unsettledCopy() string {
-	for _, key := range v.peerByName[v.image.ID.Name] {
-		c := v.copyAt(key)
+	for _, key := range v.ix.peerByName[v.image.ID.Name] {
+		c := v.ix.copyAt(key)
 		switch {
-		case key.ID != v.image.ID || !v.isCurrent(key.Disk):
+		case key.ID != v.image.ID || !v.ix.isCurrent(key.Disk):
 		case c.State == disk.Ready && c.Leaving:
 			return fmt.Sprintf("the copy on %s is about to go, or to stay", key.Disk)
-		case c.State == disk.Unknown && v.o.Failures[key].Attempts == 0:
+		case c.State == disk.Unknown && v.ix.observed.Failures[key].Attempts == 0:
 			return fmt.Sprintf("the file on %s is looked at first", key.Disk)
 		}
 	}
@@ -53,16 +53,16 @@ func (v imagePlanner) unsettledCopy() string {
 
 // waitForNode names the node that is waited for the longest.
 func (v imagePlanner) waitForNode() (why string, until time.Time) {
-	for _, name := range v.otherNodes() {
-		peer, asking := v.o.Peers[name]
+	for _, name := range v.ix.otherNodes() {
+		peer, asking := v.ix.observed.Peers[name]
 		if !asking || peer.Responds() {
 			continue // asking: with --offline nobody is asked
 		}
-		end := v.giveUpAt(peer)
+		end := v.ix.giveUpAt(peer)
 		switch {
 		case !peer.Queried:
 			return fmt.Sprintf("node %s is asked first", name), time.Time{}
-		case !end.After(v.o.Now), until.After(end):
+		case !end.After(v.ix.observed.Now), until.After(end):
 		case v.hadReady(name):
 			why, until = fmt.Sprintf("node %s, which has a copy, does not answer: %s", name, peer.Problem), end
 		case !v.digestDeclared():
@@ -75,15 +75,15 @@ func (v imagePlanner) waitForNode() (why string, until time.Time) {
 // waitForDisk names a disk that cannot be looked at, of a node that answers.
 func (v imagePlanner) waitForDisk() (why string, until time.Time) {
 	const unsure = "without a checksum nothing is fetched as long as disk %s, %s, may have a copy: declare a checksum, or take the disk out of the configuration"
-	for _, name := range slices.Sorted(maps.Keys(v.Config.Nodes[v.Node].Disks)) {
-		if ref := (schema.DiskRef{Node: v.Node, Disk: name}); !v.Owns(ref) && len(v.o.Peers) > 0 {
+	for _, name := range slices.Sorted(maps.Keys(v.ix.desired.Config.Nodes[v.ix.desired.Node].Disks)) {
+		if ref := (schema.DiskRef{Node: v.ix.desired.Node, Disk: name}); !v.ix.desired.Owns(ref) && len(v.ix.observed.Peers) > 0 {
 			return fmt.Sprintf(unsure, ref, "which this process does not look after"), time.Time{}
 		}
 	}
-	for _, ref := range slices.SortedFunc(maps.Keys(v.o.Disks), CompareDisks) {
-		_, declared := v.Disk(ref)
-		away := v.o.Disks[ref]
-		if end := v.o.Now.Add(v.Config.Settings.RecoveryWaitInterval - away.ProblemFor); declared && away.Problem != "" && end.After(v.o.Now) {
+	for _, ref := range slices.SortedFunc(maps.Keys(v.ix.observed.Disks), CompareDisks) {
+		_, declared := v.ix.desired.Disk(ref)
+		away := v.ix.observed.Disks[ref]
+		if end := v.ix.observed.Now.Add(v.ix.desired.Config.Settings.RecoveryWaitInterval - away.ProblemFor); declared && away.Problem != "" && end.After(v.ix.observed.Now) {
 			return fmt.Sprintf(unsure, ref, "which cannot be used ("+away.Problem+")"), end
 		}
 	}
@@ -93,12 +93,12 @@ func (v imagePlanner) waitForDisk() (why string, until time.Time) {
 // interruptedSource returns a copy that is copied to ref, and of which nothing is heard for
 // a moment. The bytes may flow all the same, and if not, the transfer ends by itself.
 func (v imagePlanner) interruptedSource(ref schema.DiskRef) (from CopyRef, ok bool) {
-	if !v.o.Running[CopyRef{ref, v.image.ID}] {
+	if !v.ix.observed.Running[CopyRef{ref, v.image.ID}] {
 		return CopyRef{}, false
 	}
-	for _, key := range v.peerByName[v.image.ID.Name] {
-		c, peer := v.copyAt(key), v.o.Peers[key.Disk.Node]
-		quiet := peer.Queried && !peer.Responds() && v.giveUpAt(peer).After(v.o.Now)
+	for _, key := range v.ix.peerByName[v.image.ID.Name] {
+		c, peer := v.ix.copyAt(key), v.ix.observed.Peers[key.Disk.Node]
+		quiet := peer.Queried && !peer.Responds() && v.ix.giveUpAt(peer).After(v.ix.observed.Now)
 		if key.ID == v.image.ID && c.State == disk.Ready && (quiet || c.Leaving) {
 			return key, true
 		}
@@ -115,8 +115,8 @@ func (v imagePlanner) digestKnown() bool { return v.digestDeclared() || len(v.re
 
 // hadReady reports whether a silent node had a ready copy when it was last heard.
 func (v imagePlanner) hadReady(node string) bool {
-	return slices.ContainsFunc(v.peerByName[v.image.ID.Name], func(key CopyRef) bool {
-		return key.Disk.Node == node && key.ID == v.image.ID && v.copyAt(key).State == disk.Ready
+	return slices.ContainsFunc(v.ix.peerByName[v.image.ID.Name], func(key CopyRef) bool {
+		return key.Disk.Node == node && key.ID == v.image.ID && v.ix.copyAt(key).State == disk.Ready
 	})
 }
 
@@ -140,7 +140,7 @@ func (s *index) ignoredPeers() string {
 
 // whyIgnored says why the copies of another node are not counted, or nothing.
 func (s *index) whyIgnored(name string) string {
-	peer, asking := s.o.Peers[name]
+	peer, asking := s.observed.Peers[name]
 	switch {
 	case !asking:
 		return fmt.Sprintf("node %s was not asked", name)

@@ -16,7 +16,7 @@ const ScrubRate = 64 << 20
 // longest ago, if that is longer ago than it may be, and only that one: the next
 // comes when it is done.
 func (s *index) scrub(planned []Action) []Action {
-	if s.Config.Settings.ScrubInterval == 0 {
+	if s.desired.Config.Settings.ScrubInterval == 0 {
 		return nil
 	}
 	taken := map[CopyRef]bool{}
@@ -57,17 +57,17 @@ func (due) compare(a, b due) int {
 
 func (s *index) dueForScrub() []due {
 	var all []due
-	for _, image := range s.Config.Images {
-		suspended := s.SuspensionOf(image, s.o.Now) != nil
+	for _, image := range s.desired.Config.Images {
+		suspended := s.desired.SuspensionOf(image, s.observed.Now) != nil
 		for _, ref := range s.ownDisks {
 			key := CopyRef{ref, image.ID}
 			c := s.copyAt(key)
-			age := s.o.Now.Sub(c.VerifiedAt)
-			fresh := age >= 0 && age < s.Config.Settings.ScrubInterval
-			if c.State != disk.Ready || fresh || suspended && !s.o.Running[key] || s.o.Failures[key].Delays(Verify, s.o.Now) {
+			age := s.observed.Now.Sub(c.VerifiedAt)
+			fresh := age >= 0 && age < s.desired.Config.Settings.ScrubInterval
+			if c.State != disk.Ready || fresh || suspended && !s.observed.Running[key] || s.observed.Failures[key].Delays(Verify, s.observed.Now) {
 				continue
 			}
-			all = append(all, due{key, c.VerifiedAt, c.Size, s.o.Running[key]})
+			all = append(all, due{key, c.VerifiedAt, c.Size, s.observed.Running[key]})
 		}
 	}
 	return all

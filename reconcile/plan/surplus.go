@@ -22,7 +22,7 @@ func (v imagePlanner) planSurplus(settling map[schema.DiskRef]Action) []Action {
 	for _, key := range surplus {
 		a := v.planSurplusCopy(key, t)
 		if _, first := settling[key.Disk]; first && key.ID == v.image.ID {
-			if v.mismatch[key] != "" || v.suspects[key] || v.Verify[key] || a.Idle() && a.Until.IsZero() {
+			if v.mismatch[key] != "" || v.ix.suspects[key] || v.ix.desired.Verify[key] || a.Idle() && a.Until.IsZero() {
 				continue
 			}
 			delete(settling, key.Disk)
@@ -39,8 +39,8 @@ func (v imagePlanner) planSurplus(settling map[schema.DiskRef]Action) []Action {
 // worst ranked first.
 func (v imagePlanner) surplus() []CopyRef {
 	var keys []CopyRef
-	for _, key := range v.ownByName[v.image.ID.Name] {
-		if v.copyAt(key).Owned && !(key.ID == v.image.ID && v.isTarget(key.Disk)) {
+	for _, key := range v.ix.ownByName[v.image.ID.Name] {
+		if v.ix.copyAt(key).Owned && !(key.ID == v.image.ID && v.isTarget(key.Disk)) {
 			keys = append(keys, key)
 		}
 	}
@@ -89,20 +89,20 @@ func (v imagePlanner) counts(key CopyRef) bool {
 
 // countable says of a copy that is ready whether it counts.
 func (v imagePlanner) countable(key CopyRef) bool {
-	if v.copyAt(key).Leaving {
+	if v.ix.copyAt(key).Leaving {
 		return false
 	}
-	if v.Owns(key.Disk) {
-		return !v.suspects[key] && !v.o.Running[key]
+	if v.ix.desired.Owns(key.Disk) {
+		return !v.ix.suspects[key] && !v.ix.observed.Running[key]
 	}
-	return v.sameConfig(key.Disk.Node) && !v.o.Peers[key.Disk.Node].unconfirmed
+	return v.ix.sameConfig(key.Disk.Node) && !v.ix.observed.Peers[key.Disk.Node].unconfirmed
 }
 
 // sameConfig reports whether another node answers and has this node's configuration,
 // which is wholly valid.
 func (s *index) sameConfig(node string) bool {
-	peer := s.o.Peers[node]
-	return peer.Responds() && peer.ConfigDigest == s.Digest && s.Digest != ""
+	peer := s.observed.Peers[node]
+	return peer.Responds() && peer.ConfigDigest == s.desired.Digest && s.desired.Digest != ""
 }
 
 // isTarget reports whether the disk should have a copy.
@@ -112,8 +112,8 @@ func (v imagePlanner) isTarget(ref schema.DiskRef) bool {
 
 // matches reports whether the disk is ranked for the image.
 func (v imagePlanner) matches(ref schema.DiskRef) bool {
-	declared, ok := v.Disk(ref)
-	return ok && !v.evicting(ref) && hasAll(v.Config.Nodes[ref.Node].Tags, v.image.NodeSelector) && hasAll(declared.Tags, v.image.DiskSelector)
+	declared, ok := v.ix.desired.Disk(ref)
+	return ok && !v.ix.desired.evicting(ref) && hasAll(v.ix.desired.Config.Nodes[ref.Node].Tags, v.image.NodeSelector) && hasAll(declared.Tags, v.image.DiskSelector)
 }
 
 // isEligible reports whether a deletion may count on a ready copy on the disk.
@@ -121,8 +121,8 @@ func (v imagePlanner) isEligible(ref schema.DiskRef) bool {
 	if v.matches(ref) {
 		return true
 	}
-	_, declared := v.Disk(ref)
-	return declared && !v.evicting(ref) && slices.Contains(v.image.Disks, ref)
+	_, declared := v.ix.desired.Disk(ref)
+	return declared && !v.ix.desired.evicting(ref) && slices.Contains(v.image.Disks, ref)
 }
 
 // requiredCopies is how many ready copies have to stand for another one to be surplus.
@@ -133,14 +133,14 @@ func (v imagePlanner) requiredCopies() int {
 // planSurplusCopy says whether a surplus copy may go now, and if not, what for it is kept.
 // now is the tally with the copy.
 func (v imagePlanner) planSurplusCopy(key CopyRef, now readyCount) Action {
-	c, kind, reason := v.copyAt(key), Cleanup, "surplus copy"
+	c, kind, reason := v.ix.copyAt(key), Cleanup, "surplus copy"
 	if c.State == disk.Pending {
 		reason = "unfinished copy"
 	}
 	switch {
 	case key.ID != v.image.ID:
 		reason = "older generation"
-	case v.evicting(key.Disk):
+	case v.ix.desired.evicting(key.Disk):
 		kind, reason = Evict, "eviction of the disk is requested"
 	case !v.matches(key.Disk):
 		reason = "the disk does not match the selectors"
@@ -151,25 +151,25 @@ func (v imagePlanner) planSurplusCopy(key CopyRef, now readyCount) Action {
 		reason = "part of an older generation"
 	}
 	switch {
-	case v.Allowed != schema.Everything:
-		return v.keep(key, reason+", but nothing is deleted "+v.whyNoDeletions()).asWaitFor(kind, true)
+	case v.ix.desired.Allowed != schema.Everything:
+		return v.ix.keep(key, reason+", but nothing is deleted "+v.ix.desired.whyNoDeletions()).asWaitFor(kind, true)
 	case c.UsedBy != "":
-		return v.keepInUse(key, reason+", but "+c.UsedBy).asWaitFor(kind, true)
+		return v.ix.keepInUse(key, reason+", but "+c.UsedBy).asWaitFor(kind, true)
 	case v.Placement.ranked.Len() == 0:
 		return NewAction(Blocked, key, v.noRankedDisk()+": every copy is kept", 0).asWaitFor(kind, true)
 	case part: // no image counts on it
 	case then.placed < v.requiredCopies(), ready && then.total < v.Placement.copies:
 		return v.keepNeeded(key, kind, reason).asWaitFor(kind, v.Placement.missing > 0)
-	case kind == Cleanup && !v.Cleanup[key] && v.intervalEnd(v.o, key).After(v.o.Now):
-		return v.keepUntil(key, reason+"; goes after the clean-up interval", v.intervalEnd(v.o, key)).asWaitFor(kind, false)
+	case kind == Cleanup && !v.ix.desired.Cleanup[key] && v.ix.desired.intervalEnd(v.ix.observed, key).After(v.ix.observed.Now):
+		return v.ix.keepUntil(key, reason+"; goes after the clean-up interval", v.ix.desired.intervalEnd(v.ix.observed, key)).asWaitFor(kind, false)
 	}
-	return v.planDeletion(kind, key, reason)
+	return v.ix.planDeletion(kind, key, reason)
 }
 
 // keepNeeded keeps a copy that the image needs as long as there are no others. An
 // eviction that no disk can take the copy of does not come about by itself.
 func (v imagePlanner) keepNeeded(key CopyRef, kind Op, reason string) Action {
-	a := v.keep(key, "")
+	a := v.ix.keep(key, "")
 	switch {
 	case key.ID != v.image.ID:
 		a.Reason = fmt.Sprintf("%s; kept until %s of the declared one", reason, readyText(v.requiredCopies()))
@@ -181,7 +181,7 @@ func (v imagePlanner) keepNeeded(key CopyRef, kind Op, reason string) Action {
 	default:
 		a.Reason = fmt.Sprintf("%s; kept until %s on other disks", reason, readyText(v.requiredCopies()))
 	}
-	a.Reason += v.ignoredPeers()
+	a.Reason += v.ix.ignoredPeers()
 	return a
 }
 
@@ -194,10 +194,10 @@ func readyText(copies int) string {
 
 // planDeletion is the deletion, or what it has to wait for because it failed before.
 func (s *index) planDeletion(kind Op, key CopyRef, reason string) Action {
-	if t := s.o.Failures[key]; t.AppliesTo(kind) && t.RetryAt.After(s.o.Now) {
+	if t := s.observed.Failures[key]; t.AppliesTo(kind) && t.RetryAt.After(s.observed.Now) {
 		return s.keepUntil(key, t.Message, t.RetryAt).asWaitFor(kind, false)
 	}
-	if s.o.BeingRead[key] { // whatever its reader would read if it began now
+	if s.observed.BeingRead[key] { // whatever its reader would read if it began now
 		return s.keep(key, reason+", but work under way reads it").asWaitFor(kind, false)
 	}
 	if image := s.neededBySuspended(key); image != "" {
@@ -213,7 +213,7 @@ func (s *index) keep(key CopyRef, reason string) Action { return NewAction(Wait,
 // cannot be told does not become clear by itself.
 func (s *index) keepInUse(key CopyRef, reason string) Action {
 	a := s.keep(key, reason)
-	if s.o.Disks[key.Disk].UsageUnknown != "" {
+	if s.observed.Disks[key.Disk].UsageUnknown != "" {
 		a.Op = Blocked
 	}
 	return a

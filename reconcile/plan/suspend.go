@@ -38,7 +38,7 @@ func (s *index) applySuspension(by *schema.Suspension, actions []Action) []Actio
 		return actions
 	}
 	for i, a := range actions {
-		goesOn := !a.Idle() && !a.Op.Deletes() && s.o.Running[a.CopyRef()]
+		goesOn := !a.Idle() && !a.Op.Deletes() && s.observed.Running[a.CopyRef()]
 		if !goesOn && a.Op != Blocked {
 			actions[i] = a.suspendedBy(by)
 		}
@@ -93,8 +93,8 @@ func (s *index) neededBySuspended(key CopyRef) string {
 func (s *index) suspendedImages() []schema.Image {
 	if s.suspended == nil {
 		s.suspended = []schema.Image{}
-		for _, image := range s.Config.Images {
-			if !image.Checksum.IsZero() && s.SuspensionOf(image, s.o.Now) != nil {
+		for _, image := range s.desired.Config.Images {
+			if !image.Checksum.IsZero() && s.desired.SuspensionOf(image, s.observed.Now) != nil {
 				s.suspended = append(s.suspended, image)
 			}
 		}
@@ -105,7 +105,7 @@ func (s *index) suspendedImages() []schema.Image {
 
 func (s *index) anyReady(image schema.Image) bool {
 	return slices.ContainsFunc(s.copiesNamed(image.ID.Name), func(key CopyRef) bool {
-		_, ready := s.o.Disks[key.Disk].Ready(key.ID)
+		_, ready := s.observed.Disks[key.Disk].Ready(key.ID)
 		return ready && key.ID == image.ID && s.isCurrent(key.Disk) && !s.copyAt(key).Leaving && mismatchReason(image, s.copyAt(key)) == ""
 	})
 }

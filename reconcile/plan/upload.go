@@ -13,7 +13,7 @@ import (
 // uploadTo is where this node takes an upload of the image, or why it does not.
 func (v imagePlanner) uploadTo(sum disk.Digest) (CopyRef, error) {
 	name, declared := v.image.ID.Name, v.image.Checksum
-	by := v.SuspensionOf(v.image, v.o.Now)
+	by := v.ix.desired.SuspensionOf(v.image, v.ix.observed.Now)
 	switch {
 	case by != nil && !by.Until.IsZero():
 		return CopyRef{}, noUpload("%s cannot be uploaded before %s: it is %s", name, by.Until.Format(time.RFC3339), suspendedText(by))
@@ -28,20 +28,20 @@ func (v imagePlanner) uploadTo(sum disk.Digest) (CopyRef, error) {
 	case !sum.IsZero() && !declared.IsZero() && sum != declared:
 		return CopyRef{}, noUpload("the declared checksum of %s is %s, and the file has %s", name, declared, sum)
 	}
-	for _, key := range v.copiesNamed(name) {
-		goesOn := v.Owns(key.Disk) && slices.Contains(v.uploadDisks(), key.Disk) && v.copyAt(key).PartSourceID == disk.PartFromUpload && v.rejects(key.Disk).Reason == ""
-		if goesOn && key.ID == v.image.ID && !v.o.Running[key] {
+	for _, key := range v.ix.copiesNamed(name) {
+		goesOn := v.ix.desired.Owns(key.Disk) && slices.Contains(v.uploadDisks(), key.Disk) && v.ix.copyAt(key).PartSourceID == disk.PartFromUpload && v.rejects(key.Disk).Reason == ""
+		if goesOn && key.ID == v.image.ID && !v.ix.observed.Running[key] {
 			return CopyRef{}, &UploadError{fmt.Sprintf("an upload of %s was interrupted, and goes on in a moment", name), true}
 		}
 	}
-	for key, running := range v.o.Running {
-		if running && key.ID == v.image.ID && !v.Owns(key.Disk) {
+	for key, running := range v.ix.observed.Running {
+		if running && key.ID == v.image.ID && !v.ix.desired.Owns(key.Disk) {
 			return CopyRef{}, noUpload("%s is under way on %s: go on with it at %s", name, key.Disk, v.address(key.Disk.Node))
 		}
 	}
 	why := []string{}
 	for _, ref := range v.uploadDisks() {
-		if !v.Owns(ref) {
+		if !v.ix.desired.Owns(ref) {
 			continue
 		}
 		r := v.rejects(ref)
@@ -69,7 +69,7 @@ func (v imagePlanner) uploadDisks() []schema.DiskRef {
 // whyNotHere says why no disk of this node takes an upload.
 func (v imagePlanner) whyNotHere(why []string) string {
 	if len(why) == 0 {
-		return "no disk of node " + v.Node + " is for it"
+		return "no disk of node " + v.ix.desired.Node + " is for it"
 	}
 	return strings.Join(why, "; ")
 }
@@ -78,7 +78,7 @@ func (v imagePlanner) whyNotHere(why []string) string {
 func (v imagePlanner) elsewhere() string {
 	var nodes []string
 	for _, ref := range v.uploadDisks() {
-		if v.Owns(ref) || !v.isCurrent(ref) || v.rejects(ref).Reason != "" {
+		if v.ix.desired.Owns(ref) || !v.ix.isCurrent(ref) || v.rejects(ref).Reason != "" {
 			continue
 		}
 		node := v.address(ref.Node)
@@ -94,7 +94,7 @@ func (v imagePlanner) elsewhere() string {
 
 // address names a node and how it is asked.
 func (v imagePlanner) address(node string) string {
-	if at := v.Config.Nodes[node].Address; at != "" {
+	if at := v.ix.desired.Config.Nodes[node].Address; at != "" {
 		return node + " (--url " + at + ")"
 	}
 	return node
