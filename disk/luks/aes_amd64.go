@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// groupSize is how many bytes are in the pipeline together. AES takes three or four
-// cycles for a round of a block, and can begin one or two blocks in each cycle:
-// crypto/aes, which is given one at a time, waits for most of them.
+// groupSize is the number of bytes that are encrypted in parallel. The AES unit needs three or
+// four cycles for a round of a block, and can start one or two blocks in each cycle. crypto/aes
+// gets one block at a time, and waits most of the cycles.
 const groupSize = 8 * aes.BlockSize
 
 type roundKey [4]uint32
 
-// pipeline is AES by the processor's own instructions, eight blocks at a time.
-type pipeline struct{ encryption, decryption []roundKey }
+// parallelAES is AES by the instructions of the processor, eight blocks at a time.
+type parallelAES struct{ encryption, decryption []roundKey }
 
-// newPipeline returns nil if this processor has no instructions for AES.
-func newPipeline(key []byte) *pipeline {
+// newParallelAES returns nil if the processor has no AES instructions.
+func newParallelAES(key []byte) *parallelAES {
 	if !cpu.X86.HasAES {
 		return nil
 	}
@@ -32,10 +32,10 @@ func newPipeline(key []byte) *pipeline {
 		}
 		backward[last-i] = k
 	}
-	return &pipeline{forward, backward}
+	return &parallelAES{forward, backward}
 }
 
-// expand makes the keys of all rounds: FIPS 197, section 5.2, for 16 and 32 bytes.
+// expand returns the keys of all rounds: FIPS 197, section 5.2, for keys of 16 and 32 bytes.
 func expand(key []byte) []roundKey {
 	size := len(key) / 4
 	words := make([]uint32, 4*(size+7))
@@ -61,8 +61,8 @@ func expand(key []byte) []roundKey {
 	return keys
 }
 
-// encrypt encrypts whole groups of b, in place, and returns what is left of b.
-func (p *pipeline) encrypt(b []byte, m *mask) []byte {
+// encrypt encrypts the whole groups of b in place, and returns the rest of b.
+func (p *parallelAES) encrypt(b []byte, m *mask) []byte {
 	groups := len(b) / groupSize
 	if groups > 0 {
 		encryptGroups(&p.encryption[0], len(p.encryption)-1, &b[0], groups, m)
@@ -70,8 +70,8 @@ func (p *pipeline) encrypt(b []byte, m *mask) []byte {
 	return b[groups*groupSize:]
 }
 
-// decrypt undoes encrypt.
-func (p *pipeline) decrypt(b []byte, m *mask) []byte {
+// decrypt is the inverse of encrypt.
+func (p *parallelAES) decrypt(b []byte, m *mask) []byte {
 	groups := len(b) / groupSize
 	if groups > 0 {
 		decryptGroups(&p.decryption[0], len(p.decryption)-1, &b[0], groups, m)
@@ -79,23 +79,23 @@ func (p *pipeline) decrypt(b []byte, m *mask) []byte {
 	return b[groups*groupSize:]
 }
 
-// encryptGroups encrypts so many groups at b, at least one, with rounds+1 keys. It
-// begins with m, and leaves the mask of what comes next there. Nothing interrupts it,
-// and the garbage collector waits: it is for one sector at a time.
+// encryptGroups encrypts groups groups at b, at least one, with rounds+1 keys. m is the first mask;
+// it is set to the mask of the next block. The function cannot be preempted, and the garbage
+// collector waits for it, so it must be called for one sector at a time.
 //
 //go:noescape
 func encryptGroups(keys *roundKey, rounds int, b *byte, groups int, m *mask)
 
-// decryptGroups decrypts them with the keys of decryption.
+// decryptGroups is the inverse, with the decryption keys.
 //
 //go:noescape
 func decryptGroups(keys *roundKey, rounds int, b *byte, groups int, m *mask)
 
-// substitute puts each byte of w through AES's S-box.
+// substitute applies the S-box of AES to each byte of w.
 func substitute(w uint32) uint32
 
-// invert makes a key of encryption one of decryption, for a round in the middle: FIPS
-// 197, section 5.3.5.
+// invert turns the encryption key of a middle round into a decryption key: FIPS 197, section
+// 5.3.5.
 //
 //go:noescape
 func invert(k *roundKey)

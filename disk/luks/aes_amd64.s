@@ -1,17 +1,17 @@
 #include "textflag.h"
 
-// Blocks are in X0 to X7, what is added to them is in X8. The mask of the next block
-// is in X9; those of this group are on the stack.
+// X0 to X7 have the blocks, X8 the key or mask that is xored with them, X9 the mask of the next
+// block. The masks of this group are on the stack.
 
-// x¹²⁸ is x⁷+x²+x+1 here, and a bit carried out of the low half goes to the high one
-// (IEEE 1619, multiplication by a primitive element).
+// In this field x¹²⁸ = x⁷+x²+x+1. The carry of the low half goes to the high half (IEEE 1619,
+// multiplication by a primitive element).
 DATA carries<>+0(SB)/8, $0x87
 DATA carries<>+8(SB)/8, $1
 GLOBL carries<>(SB), RODATA|NOPTR, $16
 
-// MASKED loads a block, adds its mask, and takes the mask times x: each half is doubled,
-// and the bit that falls out of it, spread over a word of X11, lets its carry through.
-// There is no jump, as masks are secret.
+// MASKED loads a block, xors its mask, and multiplies the mask by x: it doubles each half, and
+// spreads the lost bit over a word of X11 as a filter for the carry. There is no branch, because
+// masks are secret.
 #define MASKED(at, block) \
 	MOVUPS at(DX), block; \
 	PXOR X9, block; \
@@ -22,7 +22,7 @@ GLOBL carries<>(SB), RODATA|NOPTR, $16
 	PADDQ X9, X9; \
 	PXOR X11, X9
 
-// UNMASKED adds the mask again, and stores the block.
+// UNMASKED xors the mask again, and stores the block.
 #define UNMASKED(at, block) \
 	MOVUPS masks-(128-at)(SP), X8; \
 	PXOR X8, block; \
@@ -38,8 +38,8 @@ GLOBL carries<>(SB), RODATA|NOPTR, $16
 	instruction X8, X6; \
 	instruction X8, X7
 
-// GROUPS is the body of both directions. The first key is only added, and the last
-// round is another one.
+// GROUPS is the body of both directions. The first key is only xored; the last round has its own
+// instruction.
 #define GROUPS(round, lastRound) \
 	MOVQ keys+0(FP), AX; \
 	MOVQ rounds+8(FP), BX; \

@@ -11,23 +11,23 @@ import (
 func TestProcessorWithoutAES(t *testing.T) {
 	defer func(has bool) { cpu.X86.HasAES = has }(cpu.X86.HasAES)
 	cpu.X86.HasAES = false
-	if newPipeline(make([]byte, 16)) != nil {
-		t.Error("its instructions are used")
+	if newParallelAES(make([]byte, 16)) != nil {
+		t.Error("AES instructions are used")
 	}
 }
 
-// TestRoundKeys has the round keys at the edge of memory, wherever an array of words may
-// lie.
-func TestRoundKeys(t *testing.T) {
+// TestRoundKeysAtEndOfMemory puts the round keys at the end of a mapping, with every alignment of an
+// array of words: the assembly must not read behind them.
+func TestRoundKeysAtEndOfMemory(t *testing.T) {
 	if !cpu.X86.HasAES {
 		t.Skip("this processor has no instructions for AES")
 	}
 	page := fenced(t)
 	for _, keySize := range []int{16, 32} {
-		p := newPipeline(make([]byte, keySize))
+		p := newParallelAES(make([]byte, keySize))
 		want := make([]byte, 2*groupSize)
 		if rest := p.encrypt(want, &mask{1}); len(rest) > 0 {
-			t.Errorf("%d bytes of two groups are left for what is slow", len(rest))
+			t.Errorf("%d bytes of two groups were not encrypted in parallel", len(rest))
 		}
 		for shift := 0; shift < 16; shift += 4 {
 			at := func(keys []roundKey) []roundKey {
@@ -37,13 +37,13 @@ func TestRoundKeys(t *testing.T) {
 				return moved
 			}
 			b := make([]byte, len(want))
-			(&pipeline{encryption: at(p.encryption)}).encrypt(b, &mask{1})
+			(&parallelAES{encryption: at(p.encryption)}).encrypt(b, &mask{1})
 			if !bytes.Equal(b, want) {
-				t.Fatalf("%d bytes of key, %d before the edge: encrypted otherwise", keySize, shift)
+				t.Fatalf("key of %d bytes, %d before the end: wrong ciphertext", keySize, shift)
 			}
-			(&pipeline{decryption: at(p.decryption)}).decrypt(b, &mask{1})
+			(&parallelAES{decryption: at(p.decryption)}).decrypt(b, &mask{1})
 			if !bytes.Equal(b, make([]byte, len(want))) {
-				t.Fatalf("%d bytes of key, %d before the edge: decrypted otherwise", keySize, shift)
+				t.Fatalf("key of %d bytes, %d before the end: wrong plaintext", keySize, shift)
 			}
 		}
 	}

@@ -2,11 +2,11 @@
 
 package luks
 
-// pipeline is for processors that have one: see pipeline_amd64.go.
-type pipeline struct{}
+// parallelAES is implemented for amd64 only: see aes_amd64.go.
+type parallelAES struct{}
 
-func newPipeline([]byte) *pipeline { return nil }
+func newParallelAES([]byte) *parallelAES { return nil }
 
-func (*pipeline) encrypt(b []byte, _ *mask) []byte { return b }
+func (*parallelAES) encrypt(b []byte, _ *mask) []byte { return b }
 
-func (*pipeline) decrypt(b []byte, _ *mask) []byte { return b }
+func (*parallelAES) decrypt(b []byte, _ *mask) []byte { return b }

@@ -1,6 +1,6 @@
-// Package luks reads the headers of LUKS2 disks and encrypts and decrypts what is
-// behind them, in this process: without device mapper, loop devices or root. The
-// key is found and headers are made by others (the program cryptsetup).
+// Package luks reads headers of LUKS2 disks, and encrypts and decrypts their payload in this
+// process: without device mapper, loop devices or root. It does not create headers or derive
+// keys from passphrases: the program cryptsetup does.
 //
 // # A disk
 //
@@ -9,24 +9,22 @@
 //	…                 key slots: the volume key, encrypted with a passphrase
 //	Header.Offset     payload: the disk that a guest sees, encrypted
 //
-// # Headers
+// # Headers (header.go, keyslot.go)
 //
-// A header may come from anywhere, a guest for instance. Read takes the copy that
-// cryptsetup takes: the one with the right checksum and the higher sequence number.
-// It refuses what this package does not implement, and a header that would have
-// cryptsetup use more memory or time than a passphrase is worth. As it is
-// cryptsetup that is to be protected, nothing may mean one thing here and another
-// there: names in JSON that differ only in case, or come twice, are refused.
+// A header may come from anywhere, a guest for instance. Read uses the copy that cryptsetup
+// uses: the one with a valid checksum and the higher sequence number. It refuses headers with
+// features that this package does not implement, and headers that would make cryptsetup use
+// excessive memory or time. This protects cryptsetup, so a header must mean the same here and
+// there: JSON with duplicate names, or names that differ only in case, is refused.
 //
-// # Payload
+// # Payload (xts.go, aes_amd64.go)
 //
-// AES-XTS, each sector by itself. Its tweak is its number, which counts units of 512
-// bytes from the start of the payload for every sector size, plus the segment's
-// iv_tweak (dm-crypt's plain64 without iv_large_sectors, which LUKS2 never sets):
-// with sectors of 4096 bytes it is 0, 8, 16, …
+// AES-XTS, each sector separately. The tweak of a sector is its number: in units of 512 bytes
+// from the start of the payload for every sector size, plus iv_tweak of the segment. This is
+// dm-crypt's plain64 without iv_large_sectors, which LUKS2 never sets. With sectors of 4096
+// bytes the numbers are 0, 8, 16, …
 //
-// On amd64 eight blocks at a time pass through the processor's own instructions, in
-// assembly; x/crypto/xts gives it one after the other, and it waits for most of them.
-// Elsewhere it is crypto/aes: without such instructions there either, how long it takes
-// depends on the key.
+// On amd64, assembly keeps eight blocks at a time in the AES units of the processor;
+// x/crypto/xts encrypts one block after the other and waits for most of them. Other processors
+// use crypto/aes. Without AES instructions, its run time depends on the key.
 package luks

@@ -22,8 +22,8 @@ const (
 	maxCopySize = 4 << 20
 )
 
-// Version returns the version of LUKS that a disk with these first bytes is encrypted
-// with as a whole, and 0 if it is not. There is no later version than 2.
+// Version returns the LUKS version of a disk with these first bytes: 1 or 2, or 0 if it is no LUKS
+// disk. There is no later version.
 func Version(head []byte) int {
 	rest, ok := bytes.CutPrefix(head, []byte(firstMagic))
 	if !ok || len(rest) < 2 {
@@ -36,12 +36,13 @@ func Version(head []byte) int {
 	return int(version)
 }
 
-// HeaderError says why a header is not used. It quotes no bytes of the disk.
+// HeaderError is the reason why Read does not accept a header. It quotes no bytes of the disk.
 type HeaderError struct {
 	Reason string
-	absent bool // there is nothing that cryptsetup would take for a header either
+	absent bool // cryptsetup would not use these bytes as a header either
 }
 
+// Error returns the reason with a prefix.
 func (e *HeaderError) Error() string { return "LUKS header: " + e.Reason }
 
 func refuse(reason string, args ...any) error {
@@ -57,7 +58,7 @@ func isAbsent(err error) bool {
 	return ok && e.absent
 }
 
-// Header is what has to be known of a header to open the disk.
+// Header has the fields of a header that are needed to open the disk.
 type Header struct {
 	Offset     int64 // of the payload in the disk
 	SectorSize int   // of the payload: 512, 1024, 2048 or 4096
@@ -69,17 +70,17 @@ type Header struct {
 	sequence uint64
 }
 
-// Read reads the header of a disk of so many bytes, and refuses it with a
-// *HeaderError; any other error is one of reading r. Memory and time are bounded,
-// and so is what cryptsetup needs to try a passphrase on it, whichever copy it takes.
+// Read reads the header of a disk of size bytes. A *HeaderError means that it is not accepted; any
+// other error is a read error of r. Read uses bounded memory and time. It also bounds what
+// cryptsetup needs to try a passphrase, whichever copy cryptsetup uses.
 func Read(r io.ReaderAt, size int64) (*Header, error) {
 	first, firstErr := readCopy(r, size, 0, firstMagic)
 	if firstErr != nil && !isAbsent(firstErr) {
 		return nil, firstErr
 	}
 	best := first
-	// The first copy tells where the second one is. Should cryptsetup not like the
-	// first, it looks everywhere, so whatever copy there is has to be harmless.
+	// The first copy has the offset of the second one. If cryptsetup does not accept the first,
+	// it searches for the second at all offsets, so every copy on the disk must be harmless.
 	for at := int64(minCopySize); at <= maxCopySize; at *= 2 {
 		second, err := readCopy(r, size, at, secondMagic)
 		switch {
@@ -96,7 +97,7 @@ func Read(r io.ReaderAt, size int64) (*Header, error) {
 	return best, nil
 }
 
-// binaryHeader is the binary part of a copy, byte for byte, up to what is unused.
+// binaryHeader is the binary part of a copy, byte for byte, without the unused end.
 type binaryHeader struct {
 	Magic     [6]byte
 	Version   uint16
@@ -116,7 +117,7 @@ const checksumOffset = 448
 
 func readCopy(r io.ReaderAt, size, at int64, magic string) (*Header, error) {
 	if at+minCopySize > size {
-		return nil, absent("the disk is too small for one")
+		return nil, absent("the disk is too small for a header")
 	}
 	b := make([]byte, binarySize, minCopySize)
 	if err := readFull(r, b, at); err != nil {
@@ -128,20 +129,20 @@ func readCopy(r io.ReaderAt, size, at int64, magic string) (*Header, error) {
 	}
 	switch {
 	case string(h.Magic[:]) != magic:
-		return nil, absent("there is none")
+		return nil, absent("the disk has no LUKS header")
 	case h.Version != 2:
-		return nil, absent("it is of version %d, and only LUKS2 is supported", h.Version)
+		return nil, absent("it has version %d: only version 2 is supported", h.Version)
 	case h.Size < minCopySize || h.Size > maxCopySize || h.Size&(h.Size-1) != 0 || int64(h.Size) > size-at:
-		return nil, absent("it cannot have %d bytes", h.Size)
+		return nil, absent("it has the invalid size %d", h.Size)
 	case h.Offset != uint64(at):
-		return nil, absent("it belongs elsewhere on the disk")
+		return nil, absent("it is for another offset on the disk")
 	}
 	b = append(b, make([]byte, h.Size-binarySize)...)
 	if err := readFull(r, b[binarySize:], at+binarySize); err != nil {
 		return nil, err
 	}
 	if algorithm := string(bytes.TrimRight(h.Algorithm[:], "\x00")); algorithm != "sha256" {
-		return nil, refuse("its checksum is none of SHA-256")
+		return nil, refuse("its checksum is not SHA-256")
 	}
 	clear(b[checksumOffset : checksumOffset+len(h.Checksum)])
 	if sum := sha256.Sum256(b); !bytes.Equal(sum[:], h.Checksum[:len(sum)]) {
@@ -166,7 +167,7 @@ func readFull(r io.ReaderAt, b []byte, at int64) error {
 	return fmt.Errorf("read LUKS header at %d: %w", at, err)
 }
 
-// The JSON of a header, as far as it matters here. Its 64-bit numbers are strings.
+// metadata are the fields of the JSON of a header that matter here. 64-bit numbers are strings.
 type metadata struct {
 	Keyslots map[string]keyslot
 	Segments map[string]segment
@@ -187,33 +188,33 @@ type segment struct {
 	Flags      []string
 }
 
-// MaxOffset bounds where a payload may begin. It is what Longhorn and cryptsetup
-// make of it by default, and all that has to be looked at to find the key.
+// MaxOffset is the largest supported offset of a payload. It is the default of cryptsetup, and of
+// Longhorn. The first MaxOffset bytes of a disk are enough to open it.
 const MaxOffset = 16 << 20
 
-// parse reads the JSON area of a copy of so many bytes on a disk of so many.
+// parse parses the JSON area of a copy.
 func parse(area []byte, copySize, diskSize int64) (*Header, error) {
 	text, rest, _ := bytes.Cut(area, []byte{0})
 	if len(bytes.Trim(rest, "\x00")) > 0 {
-		return nil, refuse("there is something behind its JSON")
+		return nil, refuse("there are bytes after its JSON")
 	}
 	if err := checkNames(text); err != nil {
 		return nil, err
 	}
 	var m metadata
 	if err := json.Unmarshal(text, &m); err != nil {
-		return nil, refuse("its JSON is not that of LUKS2")
+		return nil, refuse("its JSON does not have the fields of LUKS2")
 	}
 	s, ok := m.Segments["0"]
 	if !ok || len(m.Segments) != 1 {
-		return nil, refuse("it has %d segments, and only disks with one are supported", len(m.Segments))
+		return nil, refuse("it has %d segments: only one is supported", len(m.Segments))
 	}
 	h, err := s.header(copySize, diskSize)
 	if err != nil {
 		return nil, err
 	}
 	if len(m.Config.Requirements.Mandatory) > 0 {
-		return nil, refuse("it requires what is not supported (is a reencryption under way?)")
+		return nil, refuse("it requires a feature that is not supported (is a reencryption in progress?)")
 	}
 	if h.KeySize, err = checkKeyslots(m.Keyslots, h.Offset); err != nil {
 		return nil, err
@@ -231,43 +232,44 @@ func (s segment) header(copySize, diskSize int64) (*Header, error) {
 	case s.Type != "crypt":
 		return nil, refuse("its segment is not encrypted")
 	case len(s.Flags) > 0:
-		return nil, refuse("a reencryption is under way: finish it with cryptsetup reencrypt")
+		return nil, refuse("a reencryption is in progress: finish it with cryptsetup reencrypt")
 	case s.Integrity != nil:
-		return nil, refuse("its segment is authenticated, which is not supported")
+		return nil, refuse("its segment is authenticated: this is not supported")
 	case s.Encryption != "aes-xts-plain64":
-		return nil, refuse("its segment is not encrypted with aes-xts-plain64, which alone is supported")
+		return nil, refuse("its segment is not encrypted with aes-xts-plain64: other ciphers are not supported")
 	case s.SectorSize != 512 && s.SectorSize != 1024 && s.SectorSize != 2048 && s.SectorSize != 4096:
-		return nil, refuse("its segment cannot have sectors of %d bytes", s.SectorSize)
+		return nil, refuse("its segment has sectors of %d bytes: 512, 1024, 2048 or 4096 are possible", s.SectorSize)
 	case err != nil || tweakErr != nil || offset < 2*copySize || offset%int64(s.SectorSize) != 0:
-		return nil, refuse("its segment is misplaced")
+		return nil, refuse("its segment has an invalid offset or size")
 	case offset > MaxOffset:
-		return nil, refuse("its payload begins at %d, and %d at most is supported", offset, int64(MaxOffset))
+		return nil, refuse("its payload begins at %d: at most %d is supported", offset, int64(MaxOffset))
 	case offset > diskSize:
 		return nil, refuse("its payload begins at %d of %d bytes: the disk is cut off", offset, diskSize)
 	case s.Size != "dynamic":
-		return nil, refuse("its segment has a size of its own, which is not supported")
+		return nil, refuse("its segment has a fixed size: this is not supported")
 	}
 	return &Header{Offset: offset, SectorSize: s.SectorSize, ivTweak: tweak}, nil
 }
 
-// isASCII is for names: encoding/json takes some letters for others that look alike.
+// isASCII is for names in JSON: when encoding/json ignores case, some other letters equal ASCII
+// letters (ſ equals s).
 func isASCII(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r >= utf8.RuneSelf })
 }
 
-// maxNesting is more than any header has.
+// maxNesting is deeper than any real header.
 const maxNesting = 16
 
-// checkNames refuses JSON that could be read in two ways: by encoding/json, which does
-// not mind the case of names, and by cryptsetup.
+// checkNames refuses JSON that is ambiguous: encoding/json ignores the case of names, cryptsetup does
+// not, and both may use different ones of two equal names.
 func checkNames(text []byte) error {
 	d := json.NewDecoder(bytes.NewReader(text))
-	var names []map[string]bool // of the objects around, nil for arrays
-	var isName bool             // the next string is one
+	var names []map[string]bool // of each enclosing object; nil for arrays
+	var isName bool             // the next string is a name
 	for first := true; first || len(names) > 0; first = false {
 		token, err := d.Token()
 		if err != nil {
-			return refuse("its JSON cannot be read")
+			return refuse("its JSON is invalid")
 		}
 		switch token := token.(type) {
 		case json.Delim:
@@ -288,7 +290,7 @@ func checkNames(text []byte) error {
 			if isName {
 				name, seen := strings.ToLower(token), names[len(names)-1]
 				if seen[name] || !isASCII(name) {
-					return refuse("its JSON has a name that can be read in two ways")
+					return refuse("its JSON has an ambiguous name")
 				}
 				seen[name], isName = true, false
 				continue
@@ -297,7 +299,7 @@ func checkNames(text []byte) error {
 		isName = len(names) > 0 && names[len(names)-1] != nil
 	}
 	if len(bytes.TrimSpace(text[d.InputOffset():])) > 0 {
-		return refuse("there is something behind its JSON")
+		return refuse("there are bytes after its JSON")
 	}
 	return nil
 }

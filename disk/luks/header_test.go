@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// metadataOf reads the JSON of a header that cryptsetup 2.6.1 made, with fast key
-// slots and without its random parts.
+// metadataOf reads the JSON of a header of cryptsetup 2.6.1, with fast key slots and without its
+// random parts.
 func metadataOf(t testing.TB) string {
 	t.Helper()
 	b, err := os.ReadFile("testdata/metadata.json")
@@ -21,7 +21,7 @@ func metadataOf(t testing.TB) string {
 	return string(b)
 }
 
-// makeCopy makes a copy of a header, as it lies at the offset.
+// makeCopy returns a copy of a header for this offset.
 func makeCopy(magic, json string, size, offset, sequence uint64) []byte {
 	b := make([]byte, size)
 	copy(b, magic)
@@ -34,6 +34,7 @@ func makeCopy(magic, json string, size, offset, sequence uint64) []byte {
 	return seal(b)
 }
 
+// seal sets the checksum.
 func seal(b []byte) []byte {
 	clear(b[checksumOffset : checksumOffset+64])
 	sum := sha256.Sum256(b)
@@ -41,7 +42,7 @@ func seal(b []byte) []byte {
 	return b
 }
 
-// makeDisk makes a disk with two equal copies of a header and a payload of 4 KiB.
+// makeDisk returns a disk with two copies of a header and a payload of 4 KiB.
 func makeDisk(first, second string) []byte {
 	const size = minCopySize
 	b := make([]byte, MaxOffset+4096)
@@ -63,7 +64,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-func TestReadTheCopyThatIsRight(t *testing.T) {
+func TestReadUsesCopyOfCryptsetup(t *testing.T) {
 	json := metadataOf(t)
 	newer := strings.Replace(json, `"sector_size":512`, `"sector_size":4096`, 1)
 	const size = minCopySize
@@ -74,14 +75,14 @@ func TestReadTheCopyThatIsRight(t *testing.T) {
 	}{
 		{"the first", func([]byte) {}, 512},
 		{"a bit flipped in the first", func(b []byte) { b[5000] ^= 1 }, 4096},
-		{"the first is gone", func(b []byte) { clear(b[:size]) }, 4096},
+		{"no first copy", func(b []byte) { clear(b[:size]) }, 4096},
 		{"a bit flipped in the second", func(b []byte) { b[size+5000] ^= 1 }, 512},
 		{"the second is newer", func(b []byte) { copy(b[size:], makeCopy(secondMagic, newer, size, size, 4)) }, 4096},
-		{"the first is gone and the second is where larger ones are", func(b []byte) {
+		{"no first copy, and a larger second copy", func(b []byte) {
 			clear(b[:2*size])
 			copy(b[4*size:], makeCopy(secondMagic, newer, 4*size, 4*size, 4))
 		}, 4096},
-		{"one left over from a larger header", func(b []byte) {
+		{"an old second copy of a larger header", func(b []byte) {
 			copy(b[4*size:], makeCopy(secondMagic, newer, 4*size, 4*size, 9))
 		}, 512},
 	}
@@ -94,13 +95,13 @@ func TestReadTheCopyThatIsRight(t *testing.T) {
 				t.Fatal(err)
 			}
 			if h.SectorSize != test.want {
-				t.Errorf("it is the copy with sectors of %d, want %d", h.SectorSize, test.want)
+				t.Errorf("Read used the copy with sectors of %d, want %d", h.SectorSize, test.want)
 			}
 		})
 	}
 }
 
-func TestRefusedDisks(t *testing.T) {
+func TestReadRefusesDisks(t *testing.T) {
 	json := metadataOf(t)
 	hostile := strings.Replace(json, `"memory":64`, `"memory":4194304`, 1)
 	const size = minCopySize
@@ -110,24 +111,24 @@ func TestRefusedDisks(t *testing.T) {
 		want   string
 	}{
 		{"empty", func([]byte) []byte { return nil }, "too small"},
-		{"one copy only and no place for it", func(b []byte) []byte { return b[:4096] }, "too small"},
+		{"smaller than a copy", func(b []byte) []byte { return b[:4096] }, "too small"},
 		{"cut off", func(b []byte) []byte { return b[:8<<20] }, "cut off"},
-		{"no header", func(b []byte) []byte { return make([]byte, len(b)) }, "there is none"},
+		{"no header", func(b []byte) []byte { return make([]byte, len(b)) }, "no LUKS header"},
 		{"LUKS1", func(b []byte) []byte { b[7] = 1; clear(b[size:]); return b }, "version 1"},
 		{"both damaged", func(b []byte) []byte { b[5000]++; b[size+5000]++; return b }, "checksum is wrong"},
-		{"another checksum", func(b []byte) []byte { copy(b[72:], "sha512"); return b }, "none of SHA-256"},
-		{"moved", func(b []byte) []byte {
+		{"another checksum", func(b []byte) []byte { copy(b[72:], "sha512"); return b }, "not SHA-256"},
+		{"a first copy with another offset", func(b []byte) []byte {
 			b[263] = 1
 			seal(b[:size])
 			clear(b[size:])
 			return b
-		}, "elsewhere"},
-		{"an odd size", func(b []byte) []byte { b[14] = 0x41; clear(b[size:]); return b }, "cannot have"},
+		}, "another offset"},
+		{"an odd size", func(b []byte) []byte { b[14] = 0x41; clear(b[size:]); return b }, "invalid size"},
 		{"a hostile second copy", func(b []byte) []byte {
 			copy(b[size:], makeCopy(secondMagic, hostile, size, size, 1))
 			return b
 		}, "too much"},
-		{"a hostile copy that would count without the first", func(b []byte) []byte {
+		{"a hostile copy that cryptsetup uses without the first", func(b []byte) []byte {
 			copy(b[8*size:], makeCopy(secondMagic, hostile, 8*size, 8*size, 1))
 			return b
 		}, "too much"},
@@ -142,19 +143,19 @@ func TestRefusedDisks(t *testing.T) {
 	}
 }
 
-func TestRefusedMetadata(t *testing.T) {
+func TestReadRefusesMetadata(t *testing.T) {
 	json := metadataOf(t)
 	tests := []struct{ old, new, want string }{
-		{`"offset":"16777216"`, `"offset":"16777216","Offset":"32768"`, "two ways"},
-		{`"memory":64`, `"memory":64,"memory":4194304`, "two ways"},
-		{`"memory":64`, `"memory":4194304,"mEmory":64`, "two ways"},
-		{`"keyslots":{`, `"keyſlots":{},"keyslots":{`, "two ways"},
+		{`"offset":"16777216"`, `"offset":"16777216","Offset":"32768"`, "ambiguous"},
+		{`"memory":64`, `"memory":64,"memory":4194304`, "ambiguous"},
+		{`"memory":64`, `"memory":4194304,"mEmory":64`, "ambiguous"},
+		{`"keyslots":{`, `"keyſlots":{},"keyslots":{`, "ambiguous"},
 		{`"tokens":{`, `"tokens":{"0":` + strings.Repeat("[", 40) + strings.Repeat("]", 40), "nested too deeply"},
-		{`"tokens":{`, `"tokens":{{`, "cannot be read"},
-		{`{`, `[]{`, "behind its JSON"},
-		{`{`, ``, "behind its JSON"},
-		{`{`, "\x00{", "behind its JSON"},
-		{`"sector_size":512`, `"sector_size":"512"`, "not that of LUKS2"},
+		{`"tokens":{`, `"tokens":{{`, "invalid"},
+		{`{`, `[]{`, "after its JSON"},
+		{`{`, ``, "after its JSON"},
+		{`{`, "\x00{", "after its JSON"},
+		{`"sector_size":512`, `"sector_size":"512"`, "does not have the fields of LUKS2"},
 		{`"sector_size":512`, `"sector_size":256`, "sectors of 256"},
 		{`"sector_size":512`, `"sector_size":0`, "sectors of 0"},
 		{`"sector_size":512`, `"sector_size":512,"flags":["in-reencryption"]`, "reencryption"},
@@ -163,27 +164,27 @@ func TestRefusedMetadata(t *testing.T) {
 		{`"type":"crypt"`, `"type":"linear"`, "not encrypted"},
 		{`"iv_tweak":"0",
       "encryption":"aes-xts-plain64"`, `"iv_tweak":"0","encryption":"aes-cbc-essiv:sha256"`, "aes-xts-plain64"},
-		{`"offset":"16777216"`, `"offset":"16777217"`, "misplaced"},
-		{`"offset":"16777216"`, `"offset":"-512"`, "misplaced"},
-		{`"offset":"16777216"`, `"offset":"512"`, "misplaced"},
+		{`"offset":"16777216"`, `"offset":"16777217"`, "invalid offset or size"},
+		{`"offset":"16777216"`, `"offset":"-512"`, "invalid offset or size"},
+		{`"offset":"16777216"`, `"offset":"512"`, "invalid offset or size"},
 		{`"offset":"16777216"`, `"offset":"33554432"`, "at most"},
-		{`"offset":"16777216"`, `"offset":"99999999999999999999"`, "misplaced"},
-		{`"size":"dynamic"`, `"size":"512"`, "size of its own"},
-		{`"iv_tweak":"0"`, `"iv_tweak":"-1"`, "misplaced"},
+		{`"offset":"16777216"`, `"offset":"99999999999999999999"`, "invalid offset or size"},
+		{`"size":"dynamic"`, `"size":"512"`, "fixed size"},
+		{`"iv_tweak":"0"`, `"iv_tweak":"-1"`, "invalid offset or size"},
 		{`"config":{`, `"config":{"requirements":{"mandatory":["online-reencrypt-v2"]},`, "requires"},
 		{`"time":4`, `"time":0`, "too much"},
 		{`"time":4`, `"time":9223372036854775807`, "too much"},
-		{`"time":4`, `"time":2000000`, "too long"},
+		{`"time":4`, `"time":2000000`, "too much"},
 		{`"memory":64`, `"memory":2097153`, "too much"},
 		{`"memory":64`, `"memory":-1`, "too much"},
 		{`"cpus":2`, `"cpus":100000`, "too much"},
-		{`"type":"argon2i"`, `"type":"scrypt"`, "stretched"},
+		{`"type":"argon2i"`, `"type":"scrypt"`, "key derivation"},
 		{`"type":"argon2i"`, `"type":"pbkdf2","hash":"sha256","iterations":4000000000`, "too much"},
 		{`"stripes":4000`, `"stripes":400000000`, "stripes"},
-		{`"type":"luks2"`, `"type":"reencrypt"`, "kind"},
-		{`"size":"131072"`, `"size":"1310720000"`, "misplaced"},
-		{`"size":"131072"`, `"size":"131"`, "misplaced"},
-		{`"offset":"32768"`, `"offset":"16776704"`, "misplaced"},
+		{`"type":"luks2"`, `"type":"reencrypt"`, "type of key slot"},
+		{`"size":"131072"`, `"size":"1310720000"`, "invalid offset or size"},
+		{`"size":"131072"`, `"size":"131"`, "invalid offset or size"},
+		{`"offset":"32768"`, `"offset":"16776704"`, "invalid offset or size"},
 		{`"key_size":32,
       "af"`, `"key_size":16,"af"`, "256"},
 		{`"segments":[
@@ -191,7 +192,7 @@ func TestRefusedMetadata(t *testing.T) {
 		{`"iterations":1000`, `"iterations":1000000000`, "too much"},
 		{`"hash":"sha256",
       "iterations"`, `"hash":"md5","iterations"`, "digest"},
-		{`"digest":"`, `"digest":"","more":"`, "cannot have"},
+		{`"digest":"`, `"digest":"","more":"`, "invalid length"},
 	}
 	for _, test := range tests {
 		changed := strings.Replace(json, test.old, test.new, 1)
@@ -220,12 +221,12 @@ func FuzzRead(f *testing.F) {
 	f.Add(whole[:2*minCopySize], int64(len(whole)), false)
 	f.Add([]byte(json), int64(1<<40), true)
 	f.Fuzz(func(t *testing.T, b []byte, size int64, wrap bool) {
-		if wrap && len(b) > binarySize { // random bytes have no checksum
+		if wrap && len(b) > binarySize { // random bytes have no valid checksum
 			copy(b, makeCopy(firstMagic, string(b[binarySize:min(len(b), minCopySize)]), minCopySize, 0, 1)[:min(len(b), minCopySize)])
 		}
 		h, err := Read(bytes.NewReader(b), size)
 		if _, refused := errors.AsType[*HeaderError](err); err != nil && !refused && size <= int64(len(b)) {
-			t.Fatalf("error of reading: %v", err)
+			t.Fatalf("read error: %v", err)
 		}
 		if err == nil && (h.Offset < 2*minCopySize || h.Offset > MaxOffset || h.Offset > size || h.KeySize != 32 && h.KeySize != 64 || MaxOffset%h.SectorSize != 0) {
 			t.Fatalf("header is %+v", h)

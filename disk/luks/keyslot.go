@@ -12,15 +12,15 @@ import (
 	"strconv"
 )
 
-// What trying a passphrase on all key slots may cost. It is several times what
-// cryptsetup asks for on large machines when it is to take two seconds.
+// Limits for trying a passphrase on all key slots. They are several times the values that
+// cryptsetup chooses on large machines for its target of two seconds.
 const (
 	maxMemory     = 2 << 20  // KiB of Argon2
 	maxFilled     = 64 << 20 // KiB of Argon2, times passes
 	maxLanes      = 64
 	maxIterations = 100 << 20 // of PBKDF2
 	maxKeyslots   = 32
-	stripes       = 4000 // cryptsetup knows no other number
+	stripes       = 4000 // cryptsetup supports no other number
 )
 
 type keyslot struct {
@@ -49,8 +49,8 @@ type keyslot struct {
 	}
 }
 
-// checkKeyslots refuses key slots that would keep cryptsetup busy, and returns how
-// many bytes the key in them has. They lie before the payload.
+// checkKeyslots refuses key slots that exceed the limits or are not supported, and returns the
+// size of their key in bytes. payload is the offset of the payload, where they end at the latest.
 func checkKeyslots(slots map[string]keyslot, payload int64) (keySize int, err error) {
 	if len(slots) == 0 || len(slots) > maxKeyslots {
 		return 0, refuse("it has %d key slots: 1 to %d are possible", len(slots), maxKeyslots)
@@ -64,36 +64,36 @@ func checkKeyslots(slots map[string]keyslot, payload int64) (keySize int, err er
 		size, sizeErr := strconv.ParseInt(s.Area.Size, 10, 64)
 		switch {
 		case s.Type != "luks2" || s.AF.Type != "luks1" || s.Area.Type != "raw":
-			return 0, refuse("it has a key slot of a kind that is not supported")
+			return 0, refuse("it has a type of key slot that is not supported")
 		case s.KeySize != keySize || keySize != 32 && keySize != 64 || s.Area.KeySize > 64 || s.Area.KeySize < 0:
-			return 0, refuse("its keys have neither all 256 bits nor all 512")
+			return 0, refuse("its keys must all have 256 bits or all have 512 bits")
 		case s.AF.Stripes != stripes:
-			return 0, refuse("it has a key slot with %d stripes", s.AF.Stripes)
+			return 0, refuse("it has a key slot with %d stripes: only %d is supported", s.AF.Stripes, stripes)
 		case err != nil || sizeErr != nil || offset < 0 || size < int64(keySize)*stripes || size > payload || offset > payload-size:
-			return 0, refuse("it has a key slot that is misplaced")
+			return 0, refuse("it has a key slot with an invalid offset or size")
 		}
 		switch s.KDF.Type {
 		case "argon2i", "argon2id":
 			if s.KDF.Time < 1 || s.KDF.Memory < 1 || s.KDF.Memory > maxMemory || s.KDF.Time > maxFilled || s.KDF.CPUs < 1 || s.KDF.CPUs > maxLanes {
-				return 0, refuse("to try a passphrase would take %d passes over %d KiB with %d threads, which is too much", s.KDF.Time, s.KDF.Memory, s.KDF.CPUs)
+				return 0, refuse("trying a passphrase needs %d passes over %d KiB with %d threads: too much", s.KDF.Time, s.KDF.Memory, s.KDF.CPUs)
 			}
 			filled += s.KDF.Time * s.KDF.Memory
 		case "pbkdf2":
 			if s.KDF.Iterations < 1 || s.KDF.Iterations > maxIterations {
-				return 0, refuse("to try a passphrase would take %d iterations, which is too much", s.KDF.Iterations)
+				return 0, refuse("trying a passphrase needs %d iterations: too much", s.KDF.Iterations)
 			}
 			iterations += s.KDF.Iterations
 		default:
-			return 0, refuse("a passphrase is stretched in a way that is not supported")
+			return 0, refuse("it uses a key derivation that is not supported")
 		}
 	}
 	if filled > maxFilled || iterations > maxIterations {
-		return 0, refuse("to try a passphrase on its %d key slots would take too long", len(slots))
+		return 0, refuse("trying a passphrase on its %d key slots needs too much time", len(slots))
 	}
 	return keySize, nil
 }
 
-// digest tells the right volume key.
+// digest identifies the right volume key.
 type digest struct {
 	Type       string
 	Segments   []string
@@ -103,17 +103,17 @@ type digest struct {
 	Digest     []byte
 }
 
-// maxDigestIterations bounds what one look at a key costs: cryptsetup makes it take
-// an eighth of a second.
+// maxDigestIterations bounds the cost of checking one key. cryptsetup chooses iterations for an
+// eighth of a second.
 const maxDigestIterations = 10 << 20
 
-// Hashes are those that keys may be stretched and told with.
+// hashes are the supported hash functions of PBKDF2.
 var hashes = map[string]func() hash.Hash{
 	"sha1": sha1.New, "sha224": sha256.New224, "sha256": sha256.New, "sha384": sha512.New384, "sha512": sha512.New,
 }
 
-// Hash reports whether a header that uses this hash can be opened.
-func Hash(name string) bool { return hashes[name] != nil }
+// SupportsHash reports whether Header.Open supports headers with this hash.
+func SupportsHash(name string) bool { return hashes[name] != nil }
 
 func findDigest(digests map[string]digest) (digest, error) {
 	var found []digest
@@ -123,29 +123,29 @@ func findDigest(digests map[string]digest) (digest, error) {
 		}
 	}
 	if len(found) != 1 {
-		return digest{}, refuse("it has %d digests of the key, and one is needed", len(found))
+		return digest{}, refuse("it has %d digests of the key: one is needed", len(found))
 	}
 	d := found[0]
 	switch {
 	case d.Type != "pbkdf2" || hashes[d.Hash] == nil:
-		return digest{}, refuse("the digest of the key is of a kind that is not supported")
+		return digest{}, refuse("the digest of the key has a type that is not supported")
 	case d.Iterations < 1 || d.Iterations > maxDigestIterations:
-		return digest{}, refuse("the digest of the key takes %d iterations, which is too much", d.Iterations)
+		return digest{}, refuse("the digest of the key needs %d iterations: too much", d.Iterations)
 	case len(d.Digest) < 16 || len(d.Digest) > 64 || len(d.Salt) == 0 || len(d.Salt) > 512:
-		return digest{}, refuse("the digest of the key cannot have %d bytes, with a salt of %d", len(d.Digest), len(d.Salt))
+		return digest{}, refuse("the digest of the key has an invalid length: %d bytes, with a salt of %d", len(d.Digest), len(d.Salt))
 	}
 	return d, nil
 }
 
-// errWrongKey says that a volume key is not that of the disk.
+// errWrongKey: a key is not the volume key of the disk.
 var errWrongKey = errors.New("this is not the volume key of the LUKS disk")
 
-// Open returns the payload if key is its volume key, and ErrKey if it is not.
+// Open returns the payload, or an error if key is not its volume key.
 func (h *Header) Open(key []byte) (*Payload, error) {
 	if len(key) != h.KeySize {
 		return nil, errWrongKey
 	}
-	// The conversion keeps a copy that is not wiped; so do AES's own schedules.
+	// The string is a copy of the key that is not wiped. Neither are the key schedules of AES.
 	sum, err := pbkdf2.Key(hashes[h.digest.Hash], string(key), h.digest.Salt, int(h.digest.Iterations), len(h.digest.Digest))
 	if err != nil {
 		return nil, err

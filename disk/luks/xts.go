@@ -8,19 +8,43 @@ import (
 	"fmt"
 )
 
-// xts is XTS-AES as in IEEE 1619, for whole blocks. It does what x/crypto/xts does,
-// many times as fast.
+// Payload is the encrypted disk behind a header, with its key. It is for concurrent use.
+type Payload struct {
+	xts        xts
+	sectorSize int
+	ivTweak    uint64
+}
+
+// ivUnit is the unit of sector numbers, for every sector size.
+const ivUnit = 512
+
+// Encrypt encrypts b in place. offset is its position in the payload. It panics unless both
+// are whole sectors.
+func (p *Payload) Encrypt(b []byte, offset int64) { p.crypt(b, offset, p.xts.data.encrypt) }
+
+// Decrypt decrypts b in place, under the same conditions as Encrypt.
+func (p *Payload) Decrypt(b []byte, offset int64) { p.crypt(b, offset, p.xts.data.decrypt) }
+
+func (p *Payload) crypt(b []byte, offset int64, step func(sector []byte, m *mask)) {
+	if offset < 0 || len(b)%p.sectorSize != 0 || offset%int64(p.sectorSize) != 0 {
+		panic(fmt.Sprintf("luks: %d bytes at %d are not whole sectors of %d", len(b), offset, p.sectorSize))
+	}
+	p.xts.crypt(b, p.sectorSize, p.ivTweak+uint64(offset)/ivUnit, uint64(p.sectorSize/ivUnit), step)
+}
+
+// xts is XTS-AES as in IEEE 1619, for whole blocks. Its results are those of x/crypto/xts; it
+// is many times as fast.
 type xts struct {
-	data  blocks
+	data  aesBlocks
 	tweak cipher.Block
 }
 
-// newXTS takes the key of the data and then that of the tweaks, in one.
+// newXTS splits key: its first half is for the data, its second half for the tweaks.
 func newXTS(key []byte) (xts, error) {
 	if len(key) != 32 && len(key) != 64 {
 		return xts{}, fmt.Errorf("a key for XTS has 32 or 64 bytes, not %d", len(key))
 	}
-	data, err := newBlocks(key[:len(key)/2])
+	data, err := newAESBlocks(key[:len(key)/2])
 	if err != nil {
 		return xts{}, err
 	}
@@ -28,8 +52,8 @@ func newXTS(key []byte) (xts, error) {
 	return xts{data, tweak}, err
 }
 
-// crypt has step work on each sector of b. The first one has the number n, and each
-// next one a number that is stride higher.
+// crypt calls step for each sector of b. The first sector has the number n; the number grows
+// by stride.
 func (x xts) crypt(b []byte, sectorSize int, n, stride uint64, step func(sector []byte, m *mask)) {
 	var m mask
 	for ; len(b) > 0; b = b[sectorSize:] {
@@ -41,41 +65,41 @@ func (x xts) crypt(b []byte, sectorSize int, n, stride uint64, step func(sector 
 	}
 }
 
-// mask is what a block is xored with before and after AES.
+// mask is xored with a block before and after AES: the tweak value T of IEEE 1619.
 type mask [aes.BlockSize]byte
 
-// blocks is AES with masks, on all blocks of a sector. Its methods work in place on
-// whole blocks. They take the mask of the first one, and the mask is used up.
-type blocks struct {
-	one  cipher.Block
-	many *pipeline // nil where the processor has none
+// aesBlocks is AES with masks on all blocks of a sector. Its methods work in place on whole
+// blocks. They get the mask of the first block, and overwrite it.
+type aesBlocks struct {
+	single   cipher.Block
+	parallel *parallelAES // nil if the processor does not support it
 }
 
-func newBlocks(key []byte) (blocks, error) {
-	one, err := aes.NewCipher(key)
+func newAESBlocks(key []byte) (aesBlocks, error) {
+	single, err := aes.NewCipher(key)
 	if err != nil {
-		return blocks{}, err
+		return aesBlocks{}, err
 	}
-	return blocks{one, newPipeline(key)}, nil
+	return aesBlocks{single, newParallelAES(key)}, nil
 }
 
-func (c blocks) encrypt(b []byte, m *mask) {
-	if c.many != nil {
-		b = c.many.encrypt(b, m)
+func (c aesBlocks) encrypt(b []byte, m *mask) {
+	if c.parallel != nil {
+		b = c.parallel.encrypt(b, m)
 	}
-	oneByOne(b, m, c.one.Encrypt)
+	cryptPieces(b, m, c.single.Encrypt)
 }
 
-func (c blocks) decrypt(b []byte, m *mask) {
-	if c.many != nil {
-		b = c.many.decrypt(b, m)
+func (c aesBlocks) decrypt(b []byte, m *mask) {
+	if c.parallel != nil {
+		b = c.parallel.decrypt(b, m)
 	}
-	oneByOne(b, m, c.one.Decrypt)
+	cryptPieces(b, m, c.single.Decrypt)
 }
 
-// oneByOne takes a whole piece through one step before the next. x/crypto/xts takes
-// a block through all of them, and the processor waits for its own stores.
-func oneByOne(b []byte, m *mask, step func(dst, src []byte)) {
+// cryptPieces xors, encrypts and xors a piece of many blocks in three passes. x/crypto/xts does
+// all three for one block before the next, so that the processor waits for its own stores.
+func cryptPieces(b []byte, m *mask, step func(dst, src []byte)) {
 	const pieceSize = 512
 	for len(b) > 0 {
 		var masks [pieceSize]byte
@@ -90,41 +114,15 @@ func oneByOne(b []byte, m *mask, step func(dst, src []byte)) {
 	}
 }
 
-// fillMasks fills masks with m, m times x, m times x², … in GF(2¹²⁸), and leaves the
-// next one in m.
+// fillMasks writes m, m·x, m·x², … in GF(2¹²⁸) to masks, and sets m to the next mask.
 func fillMasks(masks []byte, m *mask) {
 	low, high := binary.LittleEndian.Uint64(m[:]), binary.LittleEndian.Uint64(m[8:])
 	for ; len(masks) > 0; masks = masks[aes.BlockSize:] {
 		binary.LittleEndian.PutUint64(masks, low)
 		binary.LittleEndian.PutUint64(masks[8:], high)
-		carry := uint64(int64(high)>>63) & 0x87 // no branch: masks are secret
+		carry := uint64(int64(high)>>63) & 0x87 // without a branch: masks are secret
 		low, high = low<<1^carry, high<<1|low>>63
 	}
 	binary.LittleEndian.PutUint64(m[:], low)
 	binary.LittleEndian.PutUint64(m[8:], high)
-}
-
-// Payload is the disk behind a header, with its key. Any number of goroutines may
-// use it at once.
-type Payload struct {
-	xts        xts
-	sectorSize int
-	ivTweak    uint64
-}
-
-// ivUnit is what sector numbers count, whatever a sector's size is.
-const ivUnit = 512
-
-// Encrypt encrypts b in place, which lies at offset in the payload. It panics where
-// either is not whole sectors.
-func (p *Payload) Encrypt(b []byte, offset int64) { p.crypt(b, offset, p.xts.data.encrypt) }
-
-// Decrypt undoes Encrypt.
-func (p *Payload) Decrypt(b []byte, offset int64) { p.crypt(b, offset, p.xts.data.decrypt) }
-
-func (p *Payload) crypt(b []byte, offset int64, step func(sector []byte, m *mask)) {
-	if offset < 0 || len(b)%p.sectorSize != 0 || offset%int64(p.sectorSize) != 0 {
-		panic(fmt.Sprintf("luks: %d bytes at %d are not whole sectors of %d", len(b), offset, p.sectorSize))
-	}
-	p.xts.crypt(b, p.sectorSize, p.ivTweak+uint64(offset)/ivUnit, uint64(p.sectorSize/ivUnit), step)
 }

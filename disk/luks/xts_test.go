@@ -12,7 +12,7 @@ import (
 	peer "golang.org/x/crypto/xts"
 )
 
-// counting is the plaintext of most of the standard's vectors.
+// counting is the plaintext of most vectors of the standard.
 var counting = func() (b [512]byte) {
 	for i := range b {
 		b[i] = byte(i)
@@ -82,7 +82,7 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-func TestVectorsOfTheStandard(t *testing.T) {
+func TestVectorsOfIEEE1619(t *testing.T) {
 	for _, v := range vectors {
 		x, err := newXTS(unhex(t, v.key))
 		if err != nil {
@@ -100,8 +100,8 @@ func TestVectorsOfTheStandard(t *testing.T) {
 	}
 }
 
-// TestSectors compares with x/crypto, sector by sector as dm-crypt numbers them.
-func TestSectors(t *testing.T) {
+// TestSectorNumbers compares with x/crypto, with sector numbers as in dm-crypt.
+func TestSectorNumbers(t *testing.T) {
 	random := rand.NewChaCha8([32]byte{7})
 	for _, keySize := range []int{32, 64} {
 		for _, sectorSize := range []int{512, 1024, 2048, 4096} {
@@ -129,11 +129,11 @@ func TestSectors(t *testing.T) {
 					got := bytes.Clone(plain)
 					p.Encrypt(got, offset)
 					if !bytes.Equal(got, want) {
-						t.Fatal("encrypted otherwise than by x/crypto")
+						t.Fatal("other ciphertext than x/crypto")
 					}
 					p.Decrypt(got, offset)
 					if !bytes.Equal(got, plain) {
-						t.Fatal("decrypted otherwise than it was")
+						t.Fatal("wrong plaintext")
 					}
 					var wg sync.WaitGroup
 					for at := 0; at < len(got); at += sectorSize {
@@ -141,7 +141,7 @@ func TestSectors(t *testing.T) {
 					}
 					wg.Wait()
 					if !bytes.Equal(got, want) {
-						t.Fatal("encrypted otherwise by many at once")
+						t.Fatal("other ciphertext by concurrent calls")
 					}
 				})
 			}
@@ -149,9 +149,9 @@ func TestSectors(t *testing.T) {
 	}
 }
 
-// TestWholeSectors has what would be garbage on the disk end the program instead, before
-// a byte has changed.
-func TestWholeSectors(t *testing.T) {
+// TestPanicUnlessWholeSectors: otherwise the result would be garbage on a disk. No byte may change
+// before the panic.
+func TestPanicUnlessWholeSectors(t *testing.T) {
 	x, err := newXTS(make([]byte, 32))
 	if err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func TestWholeSectors(t *testing.T) {
 			func() {
 				defer func() {
 					if recover() == nil || !bytes.Equal(b, make([]byte, len(b))) {
-						t.Errorf("%d bytes at %d are taken for whole sectors of 4096", test.size, test.offset)
+						t.Errorf("%d bytes at %d are accepted as whole sectors of 4096", test.size, test.offset)
 					}
 				}()
 				crypt(b[:test.size], test.offset)

@@ -141,7 +141,7 @@ func parseSecret(files map[string][]byte) (*secret, error) {
 		return nil, fmt.Errorf("file %q names another provider of keys than \"secret\", which alone is supported", fileProvider)
 	case text(fileCipher, cipher) != cipher:
 		return nil, fmt.Errorf("file %q names another cipher than %s, which alone is supported", fileCipher, cipher)
-	case !luks.Hash(s.hash):
+	case !luks.SupportsHash(s.hash):
 		return nil, fmt.Errorf("file %q names a hash that is not supported: use sha256 or sha512", fileHash)
 	case s.pbkdf != "argon2i" && s.pbkdf != "argon2id" && s.pbkdf != "pbkdf2":
 		return nil, fmt.Errorf("file %q has to say argon2i, argon2id or pbkdf2", filePBKDF)

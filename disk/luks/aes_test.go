@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fenced returns a page of memory between two that a program ends for touching.
+// fenced returns a page of memory between two pages that cannot be accessed.
 func fenced(t *testing.T) []byte {
 	t.Helper()
 	size := os.Getpagesize()
@@ -28,9 +28,9 @@ func fenced(t *testing.T) []byte {
 	return page
 }
 
-// TestPlaces compares with x/crypto whatever the number of blocks and wherever they and
-// the mask lie, at the edges of memory above all; with a pipeline and without one.
-func TestPlaces(t *testing.T) {
+// TestBlocksAtAllPositions compares with x/crypto, for all numbers of blocks and all positions of
+// blocks and mask, at the ends of a mapping too; with and without parallelAES.
+func TestBlocksAtAllPositions(t *testing.T) {
 	random := rand.NewChaCha8([32]byte{8})
 	page, maskPage := fenced(t), fenced(t)
 	for _, keySize := range []int{32, 64} {
@@ -44,7 +44,7 @@ func TestPlaces(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, c := range []blocks{x.data, {one: x.data.one}} {
+		for _, c := range []aesBlocks{x.data, {single: x.data.single}} {
 			for count := range 34 { // four groups of eight or one piece of 32, and one more
 				size := count * aes.BlockSize
 				for shift := range aes.BlockSize {
@@ -62,11 +62,11 @@ func TestPlaces(t *testing.T) {
 						}
 						c.encrypt(page[at:at+size], begin())
 						if !bytes.Equal(page, want) {
-							t.Fatalf("%d blocks at %d, %d bytes of key, pipeline %v: encrypted otherwise than by x/crypto", count, at, keySize, c.many != nil)
+							t.Fatalf("%d blocks at %d, key of %d bytes, parallel %v: other ciphertext than x/crypto", count, at, keySize, c.parallel != nil)
 						}
 						c.decrypt(page[at:at+size], begin())
 						if !bytes.Equal(page, plain) {
-							t.Fatalf("%d blocks at %d, %d bytes of key, pipeline %v: decrypted otherwise than it was", count, at, keySize, c.many != nil)
+							t.Fatalf("%d blocks at %d, key of %d bytes, parallel %v: wrong plaintext", count, at, keySize, c.parallel != nil)
 						}
 					}
 				}
