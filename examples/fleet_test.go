@@ -68,8 +68,8 @@ const webHost, webPath = "cloud.debian.org", "/images/cloud/bookworm/latest/debi
 
 func newFleet(t *testing.T, members []node) *fleet {
 	t.Helper()
-	need.Root(t, "run containers")
-	need.Programs(t, "ip", "runc", "openssl", "git")
+	need.Containers(t)
+	need.Programs(t, "openssl", "git")
 	f := &fleet{image: theImage(t), members: members, content: realImage(t)}
 	addresses := map[string]string{}
 	for _, n := range members {

@@ -28,8 +28,7 @@ const bridgeAddress = "192.0.2.1"
 
 func newLAN(t *testing.T, addresses map[string]string) *lan {
 	t.Helper()
-	need.Root(t, "make network namespaces")
-	need.Programs(t, "ip")
+	need.NetworkNamespaces(t)
 	l := &lan{bridge: fmt.Sprintf("bimlan%d", os.Getpid()), nodes: map[string]string{}}
 	l.namespace(t, l.bridge)
 	run(t, "", "ip", "-n", l.bridge, "link", "add", "br0", "type", "bridge")

@@ -275,10 +275,10 @@ func TestVirtualHostedStyle(t *testing.T) {
 			if !errors.As(err, &dns) {
 				t.Fatal(err)
 			}
-			if !strings.HasPrefix(dns.Name, "images.") {
+			if !strings.HasPrefix(dns.Name, "images.") && dns.Name != "localhost" {
 				t.Errorf("resolved the address of %s", dns.Name)
 			}
-			continue // this machine does not resolve names below localhost
+			continue // this machine does not resolve localhost, or no names below it
 		}
 		if got := <-hosts; got != strings.Replace(want, "HOST", strings.TrimPrefix(endpoint, "http://"), 1) {
 			t.Errorf("style %s: asked %s, want %s", style, got, want)

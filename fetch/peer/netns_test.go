@@ -25,8 +25,8 @@ type namespaces struct {
 // newNamespaces starts so many senders of an image of size bytes.
 func newNamespaces(tb testing.TB, senders int, size int64) *namespaces {
 	tb.Helper()
-	need.Root(tb, "make network namespaces")
-	need.Programs(tb, "ip", "tc")
+	need.NetworkNamespaces(tb)
+	need.Programs(tb, "tc")
 	p := &namespaces{tb: tb, receiver: fmt.Sprintf("bim%d", os.Getpid())}
 	p.add(p.receiver)
 	for i := range senders {

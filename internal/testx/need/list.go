@@ -8,6 +8,7 @@ type Program struct {
 	Name     string
 	Packages string // Debian packages, separated by spaces
 	Module   string // in place of Packages: a Go program with its version, for "go run"
+	NPM      string // in place of Packages: the folder of a package.json
 	Reason   string // what tests do with it, for people; completes "tests use it to …"
 }
 
@@ -42,6 +43,7 @@ var List = []Program{
 	{Name: "setpriv", Packages: "util-linux", Reason: "run the program without rights"},
 	{Name: "systemd-analyze", Packages: "systemd", Reason: "check the units of examples/systemd"},
 	{Name: "tc", Packages: "iproute2", Reason: "limit the rate of links between nodes"},
+	{Name: "tus-js-client", NPM: "testdata/tus", Reason: "upload as web pages do"},
 	{Name: "unshare", Packages: "util-linux", Reason: "run the program without a network"},
 	{Name: "versitygw", Module: Versitygw, Reason: "serve S3"},
 	{Name: "xz", Packages: "xz-utils", Reason: "pack images for downloads"},

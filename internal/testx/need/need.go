@@ -14,6 +14,7 @@
 package need
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -21,6 +22,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -115,6 +117,28 @@ func FUSE(t T) {
 	}
 }
 
+// NetworkNamespaces skips the test where "ip netns exec" does not work: for an ordinary user,
+// and in a chroot whose / is no mount point.
+func NetworkNamespaces(t T) {
+	mark(t)
+	Root(t, "make network namespaces")
+	Programs(t, "ip", "unshare")
+	// This is the first step of "ip netns exec".
+	if out, err := exec.Command("unshare", "--mount", "--propagation", "slave", "true").CombinedOutput(); err != nil {
+		t.Skip("needs network namespaces: " + strings.TrimSpace(string(out)))
+	}
+}
+
+// Containers skips the test where runc cannot run containers.
+func Containers(t T) {
+	mark(t)
+	NetworkNamespaces(t)
+	Programs(t, "runc")
+	if entries, err := os.ReadDir("/sys/fs/cgroup"); err != nil || len(entries) == 0 {
+		t.Skip("needs control groups to run containers: /sys/fs/cgroup is not mounted")
+	}
+}
+
 // mark makes the line of the caller the line of the skip, where t can do that.
 func mark(t T) {
 	if h, ok := t.(interface{ Helper() }); ok {
@@ -122,14 +146,13 @@ func mark(t T) {
 	}
 }
 
-// Path returns the full path of the program, from $PATH and SystemFolders. A program that the
-// go command builds has none: Path returns "" for it, and an error only if testall could not
-// build it.
+// Path returns the full path of the program, from $PATH and SystemFolders. A program that Fetch
+// fetches has none: Path returns "" for it, and an error only if testall could not fetch it.
 func (p Program) Path() (string, error) {
 	if missing, set := os.LookupEnv(MissingVar); set && slices.Contains(strings.Fields(missing), p.Name) {
 		return "", fmt.Errorf("%s: %w", p.Name, exec.ErrNotFound)
 	}
-	if p.Module != "" {
+	if p.Packages == "" {
 		return "", nil
 	}
 	path, err := exec.LookPath(p.Name)
@@ -144,10 +167,32 @@ func (p Program) Path() (string, error) {
 	return "", err
 }
 
+// Fetch builds a Go program, or installs an npm package, so that no test has to wait for it.
+// It does nothing if the go command or the folder has it already. root is the folder of our
+// module.
+func (p Program) Fetch(ctx context.Context, root string) error {
+	cmd := exec.CommandContext(ctx, "go", "run", "-exec", "true", p.Module)
+	if p.NPM != "" {
+		installing.Lock()
+		defer installing.Unlock()
+		if _, err := os.Stat(filepath.Join(root, p.NPM, "node_modules", ".package-lock.json")); err == nil {
+			return nil
+		}
+		cmd = exec.CommandContext(ctx, "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
+		cmd.Dir = filepath.Join(root, p.NPM)
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, out)
+	}
+	return nil
+}
+
+var installing sync.Mutex // npm
+
 // skipText is parsed by nobody: testall groups skips by their whole text.
 func (p Program) skipText() string {
-	if p.Module != "" {
-		return fmt.Sprintf("needs %s (Go module %s): it could not be built", p.Name, p.Module)
+	if p.Packages == "" {
+		return fmt.Sprintf("needs %s (%s): it could not be fetched", p.Name, p.Module+p.NPM)
 	}
 	return fmt.Sprintf("needs %s (Debian package %s): it is not installed", p.Name, strings.ReplaceAll(p.Packages, " ", ", "))
 }

@@ -35,7 +35,7 @@ func TestPrograms(t *testing.T) {
 		{"zstd", "", "zstd", "skip: needs zstd (Debian package zstd): it is not installed"},
 		{"", "", "zstd node", "skip: needs node (Debian package nodejs): it is not installed"},
 		{"", "1", "node", "fatal: needs node (Debian package nodejs): it is not installed"},
-		{"versitygw", "", "versitygw", "skip: needs versitygw (Go module " + Versitygw + "): it could not be built"},
+		{"versitygw", "", "versitygw", "skip: needs versitygw (" + Versitygw + "): it could not be fetched"},
 		{"", "", "nodejs", "fatal: internal/testx/need has no program nodejs: add it to List"},
 	} {
 		t.Setenv(MissingVar, c.missing)
@@ -51,8 +51,8 @@ func TestListIsSortedAndComplete(t *testing.T) {
 		t.Error("List is not sorted by name")
 	}
 	for _, p := range List {
-		if p.Name == "" || p.Reason == "" || (p.Packages == "") == (p.Module == "") {
-			t.Errorf("%+v needs a name, a reason, and either packages or a module", p)
+		if p.Name == "" || p.Reason == "" || (p.Packages == "") == (p.Module+p.NPM == "") {
+			t.Errorf("%+v needs a name, a reason, and packages, a module or a folder", p)
 		}
 	}
 }

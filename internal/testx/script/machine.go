@@ -1,14 +1,12 @@
 package script
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
@@ -21,8 +19,8 @@ var machineCommands = []command{
 		}
 		return nil // the setup, which ran before, has read the line in the script
 	}, doc: "Turns the default setup off."},
-	{name: "need", args: "root REASON | PROGRAM...", min: 1, max: -1, run: needMachine,
-		doc: "Skips the script unless it runs as root (REASON completes \"needs root to …\"), or unless the programs are there. `internal/testx/need` lists the programs and their Debian packages."},
+	{name: "need", args: "root REASON | device DEVICE REASON | PROGRAM...", min: 1, max: -1, run: needMachine,
+		doc: "Skips the script unless it runs as root (REASON completes \"needs root to …\"), unless it can open the device, or unless the programs are there. `internal/testx/need` lists the programs and their Debian packages."},
 	{name: "small-disk", args: "DIR SIZE", min: 2, max: 2, run: smallDisk,
 		doc: "Mounts a file system of that size in memory until the script ends. Needs root."},
 	{name: "bind", args: "DIR AT", min: 2, max: 2, run: bind,
@@ -36,14 +34,16 @@ var machineCommands = []command{
 }
 
 func needMachine(s script, args []string) error {
-	if args[0] == "root" {
-		if len(args) != 2 {
-			s.Fatalf("usage: need root REASON")
-		}
+	switch {
+	case args[0] == "root" && len(args) == 2:
 		need.Root(s.t, args[1])
-		return nil
+	case args[0] == "device" && len(args) == 3:
+		need.Device(s.t, args[1], args[2])
+	case args[0] == "root" || args[0] == "device":
+		s.Fatalf("usage: need root REASON | device DEVICE REASON | PROGRAM...")
+	default:
+		need.Programs(s.t, args...)
 	}
-	need.Programs(s.t, args...)
 	return nil
 }
 
@@ -97,27 +97,11 @@ func freeAddress(host string) (string, error) {
 }
 
 func tusClient(s script, args []string) error {
-	need.Programs(s.t, "node", "npm")
-	if err := installTus(s.tusFolder); err != nil {
-		return fmt.Errorf("install tus-js-client: %w", err)
+	need.Programs(s.t, "node", "npm", "tus-js-client")
+	client, _ := need.Lookup("tus-js-client")
+	if err := client.Fetch(context.Background(), s.root); err != nil {
+		return err
 	}
-	s.Setenv(args[0], filepath.Join(s.tusFolder, "upload.js"))
-	return nil
-}
-
-var installingTus sync.Mutex
-
-// installTus installs the client in its folder, unless an earlier script or run has done it.
-func installTus(dir string) error {
-	installingTus.Lock()
-	defer installingTus.Unlock()
-	if _, err := os.Stat(filepath.Join(dir, "node_modules", "tus-js-client", "package.json")); err == nil {
-		return nil
-	}
-	install := exec.Command("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
-	install.Dir = dir
-	if out, err := install.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w\n%s", strings.Join(install.Args, " "), err, out)
-	}
+	s.Setenv(args[0], filepath.Join(s.root, client.NPM, "upload.js"))
 	return nil
 }

@@ -91,8 +91,8 @@ type script struct {
 // state is what the commands of one script started.
 type state struct {
 	t         testscript.T
-	plain     string // as in runner
-	tusFolder string
+	plain     string               // as in runner
+	root      string               // of the module
 	upstreams map[string]*upstream // by the variable with the address
 	proxies   map[string]*proxy    // by the variable with the address
 	daemons   map[string]*exec.Cmd // by the node; without those that were stopped
@@ -121,7 +121,7 @@ func (r *runner) setup(env *testscript.Env) error {
 		r.setPath(env)
 	}
 	state := &state{
-		t: env.T(), plain: r.plain, tusFolder: filepath.Join(r.params.Root, "testdata/tus"),
+		t: env.T(), plain: r.plain, root: r.params.Root,
 		upstreams: map[string]*upstream{}, proxies: map[string]*proxy{},
 		daemons: map[string]*exec.Cmd{}, responses: map[string]io.Closer{},
 	}

@@ -19,7 +19,7 @@ func installMissing(ctx context.Context) {
 	var packages []string
 	var reasons strings.Builder
 	for _, p := range need.List {
-		if p.Module != "" || isThere(ctx, p) {
+		if p.Packages == "" || isThere(ctx, p) {
 			continue
 		}
 		fmt.Fprintf(&reasons, "  %-16s package %-16s tests use it to %s\n", p.Name, strings.ReplaceAll(p.Packages, " ", ", "), p.Reason)
@@ -85,18 +85,17 @@ type missing struct {
 	compiles bool     // C, which the race detector needs
 }
 
-// findMissing also builds the Go programs of need.List.
+// findMissing also fetches the programs of need.List that are not Debian packages.
 func findMissing(ctx context.Context) missing {
 	m := missing{compiles: compiles(ctx)}
 	_, noKubectl := exec.LookPath("kubectl")
 	for _, p := range need.List {
 		switch {
 		case p.Name == "kustomize" && noKubectl == nil: // kubectl includes it
-		case p.Module != "":
-			fmt.Printf("Building %s, which tests use to %s\n", p.Module, p.Reason)
-			build := exec.CommandContext(ctx, "go", "run", "-exec", "true", p.Module)
-			if out, err := build.CombinedOutput(); err != nil {
-				fmt.Printf("%v: %v\n%s", build, err, out)
+		case p.Packages == "":
+			fmt.Printf("Fetching %s, which tests use to %s\n", p.Module+p.NPM, p.Reason)
+			if err := p.Fetch(ctx, "."); err != nil {
+				fmt.Println(err)
 				m.names = append(m.names, p.Name)
 			}
 		case !isThere(ctx, p):

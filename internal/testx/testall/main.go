@@ -2,7 +2,8 @@
 //
 //  1. installs the missing programs of package need through apt, if it is root or sudo needs
 //     no password, and prints which and why;
-//  2. builds the Go programs that tests execute, so that no test waits for that;
+//  2. fetches the programs that tests execute and that are not Debian packages, so that no
+//     test waits for that;
 //  3. runs "go test ./..." twice, the second time with the race detector if there is a C
 //     compiler;
 //  4. prints every reason for a skip with the tests that it concerns, and the line
