@@ -19,44 +19,50 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func addStateFlag(cmd *cobra.Command, states *[]string) {
-	cmd.Flags().StringArrayVar(states, "state", nil, "with --dry-run, plan against the saved status -o json in `FILE` instead of disks; may be repeated, one for each node")
-	if err := cmd.MarkFlagFilename("state", "json"); err != nil {
-		panic("mark --state: " + err.Error())
+// addPlanFlags adds the flags for saved states, saved plans and comparisons.
+func (c *reconcileCmd) addPlanFlags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringArrayVar(&c.states, "state", nil, "plan against the saved status -o json in `FILE`; may be repeated, one for each node")
+	flags.StringVar(&c.diffDir, "diff", "", "print the differences from the configuration in `OLD_DIR`")
+	flags.StringVar(&c.outFile, "out", "", "with --dry-run, save the plan in `FILE`")
+	flags.StringVar(&c.planFile, "plan", "", "execute the plan that --out saved in `FILE`")
+	err := errors.Join(cmd.MarkFlagFilename("state", "json"), cmd.MarkFlagDirname("diff"), cmd.MarkFlagFilename("out", "json"), cmd.MarkFlagFilename("plan", "json"))
+	if err != nil {
+		panic("mark flags of reconcile: " + err.Error())
 	}
 }
 
-// checkState refuses what makes no sense with --state.
-func (c *convergence) checkState() error {
+// checkState checks which flags are combined with --state.
+func (c *reconcileCmd) checkState() error {
 	switch {
 	case len(c.states) == 0:
 		return nil
 	case !c.dryRun && c.diffDir == "":
-		return errors.New("--state is for --dry-run: a real run works on real disks")
+		return errors.New("--state is for --dry-run: a real run needs the disks")
 	case len(c.disks) > 0:
-		return errors.New("--state and --disk exclude each other: a saved state has its disks")
+		return errors.New("--state and --disk are mutually exclusive: the disks are those of the saved state")
 	case c.offline:
-		return errors.New("--state and --offline exclude each other: a saved state asks nobody anyway")
+		return errors.New("--state and --offline are mutually exclusive: --state never queries peers")
 	}
 	return nil
 }
 
-// planSaved prints the plan for nodes as they were.
-func (c *convergence) planSaved(ctx context.Context, result schema.Result) error {
+// planSaved prints the plan against saved states.
+func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) error {
 	saved, err := readStates(c.states)
 	if err != nil {
 		return err
 	}
 	nodes, err := c.savedNodes(saved, result)
 	if err != nil {
-		return errors.Join(err, broken(result))
+		return errors.Join(err, configError(result))
 	}
 	for _, name := range saved.Unused(nodes[0]) {
 		fmt.Fprintf(c.err, "warning: the state of node %s is not used: the configuration does not declare it\n", name)
 	}
 	cluster := saved.Cluster(nodes[0])
 	problems := cluster.Problems(nodes)
-	for _, ref := range slices.SortedFunc(maps.Keys(problems), compareRefs) {
+	for _, ref := range slices.SortedFunc(maps.Keys(problems), plan.CompareDisks) {
 		fmt.Fprintf(c.err, "warning: disk %s: %s\n", ref, problems[ref])
 	}
 	p := cluster.Plan(nodes)
@@ -68,12 +74,12 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 	}
 	f := report.NewClusterPlan(forecast.New(cluster, nodes[0], p), p)
 	f.Mistakes = result.Errors
-	if c.diffDir != "" && broken(result) == nil {
+	if c.diffDir != "" && configError(result) == nil {
 		old, err := c.loadOld(ctx)
 		if err != nil {
 			return err
 		}
-		base, risk, err := c.before(saved, old)
+		base, risk, err := c.planOld(saved, old)
 		if err != nil {
 			return err
 		}
@@ -83,15 +89,15 @@ func (c *convergence) planSaved(ctx context.Context, result schema.Result) error
 	return errors.Join(f.Write(c.out, c.format, hasColour(c.out), len(nodes) > 1), c.exit(p, result))
 }
 
-// savedNodes are the nodes to plan for: all that are declared, or the one of --node,
-// or, where none are declared, the one that the state is of.
-func (c *convergence) savedNodes(saved *status.SavedCluster, result schema.Result) ([]plan.Desired, error) {
+// savedNodes returns the desired states of the nodes to plan for: of all declared nodes, or of
+// --node. If no nodes are declared, it is the node of the saved state.
+func (c *reconcileCmd) savedNodes(saved *status.SavedCluster, result schema.Result) ([]plan.Desired, error) {
 	names := slices.Sorted(maps.Keys(result.Config.Nodes))
 	var paths []string
 	if len(names) == 0 {
 		names = saved.Nodes()
 		if len(names) > 1 {
-			return nil, fmt.Errorf("the configuration declares no nodes, so every node is alone: give one --state, not %d", len(names))
+			return nil, fmt.Errorf("the configuration declares no nodes, so that each node is on its own: give one --state, not %d", len(names))
 		}
 		paths = saved.Paths(names[0])
 	}
@@ -104,13 +110,13 @@ func (c *convergence) savedNodes(saved *status.SavedCluster, result schema.Resul
 	}
 	nodes := make([]plan.Desired, len(names))
 	for i, name := range names {
-		nodes[i] = d // they share how disks are ranked
+		nodes[i] = d // a copy shares the cache of ranked disks
 		nodes[i].Node = name
 	}
 	return nodes, nil
 }
 
-// readStates reads saved statuses, each of another node.
+// readStates reads saved states, each of another node.
 func readStates(files []string) (*status.SavedCluster, error) {
 	saved := &status.SavedCluster{}
 	for _, file := range files {
@@ -125,31 +131,32 @@ func readStates(files []string) (*status.SavedCluster, error) {
 	return saved, nil
 }
 
-// checkFiles refuses what makes no sense with --out and --plan.
-func (c *convergence) checkFiles() error {
+// checkFiles checks which flags are combined with --out and --plan.
+func (c *reconcileCmd) checkFiles() error {
 	switch {
 	case c.outFile != "" && c.planFile != "":
-		return errors.New("--out and --plan exclude each other: the one saves a plan, the other does what one says")
+		return errors.New("--out and --plan are mutually exclusive: one saves a plan, the other executes one")
 	case c.outFile != "" && (!c.dryRun || c.diffDir != "" && len(c.states) == 0):
 		return errors.New("--out is for --dry-run, with or without --state: it saves the plan that is printed")
 	case c.planFile != "" && len(c.states) > 0:
-		return errors.New("--plan and --state exclude each other: a saved plan is held against what is there now")
+		return errors.New("--plan and --state are mutually exclusive: a saved plan is executed on real disks")
 	case c.planFile != "" && c.diffDir != "":
-		return errors.New("--plan and --diff exclude each other")
+		return errors.New("--plan and --diff are mutually exclusive")
 	}
 	return nil
 }
 
-// save writes the plan to the file of --out, if there is one: the whole of it or nothing.
-func (c *convergence) save(result schema.Result, plan plan.SavedPlan) error {
+// save writes the plan to the file of --out, if it is given. The file is complete or does not
+// change.
+func (c *reconcileCmd) save(result schema.Result, saved plan.SavedPlan) error {
 	if c.outFile == "" {
 		return nil
 	}
 	if result.Digest == "" {
-		return errors.New("the plan is not saved: the configuration has mistakes")
+		return errors.New("the plan is not saved: the configuration has errors")
 	}
 	var text bytes.Buffer
-	if err := report.WriteJSON(&text, plan); err != nil {
+	if err := report.WriteJSON(&text, saved); err != nil {
 		return fmt.Errorf("save plan: %w", err)
 	}
 	f, err := os.CreateTemp(filepath.Dir(c.outFile), ".plan-*")
@@ -167,83 +174,54 @@ func (c *convergence) save(result schema.Result, plan plan.SavedPlan) error {
 	return nil
 }
 
-func (c *convergence) readPlan() (plan plan.SavedPlan, err error) {
-	err = status.ReadSavedFile(c.planFile, &plan)
+func (c *reconcileCmd) readPlan() (saved plan.SavedPlan, err error) {
+	err = status.ReadSavedFile(c.planFile, &saved)
 	if _, unread := errors.AsType[*fs.PathError](err); unread {
-		return plan, fmt.Errorf("read --plan: %w", err)
+		return saved, fmt.Errorf("read --plan: %w", err)
 	}
 	if err == nil {
-		err = plan.Check()
+		err = saved.Check()
 	}
 	if err != nil {
-		return plan, fmt.Errorf("--plan %s is not a plan as --out saves it: %w", c.planFile, err)
+		return saved, fmt.Errorf("--plan %s is not a plan as --out saves it: %w", c.planFile, err)
 	}
-	return plan, nil
+	return saved, nil
 }
 
-// checkPlan says whether the plan of --plan still holds.
-func (c *convergence) checkPlan(d plan.Desired, o plan.Observed, now plan.Plan) error {
+// checkPlan checks the preconditions of the plan of --plan, if it is given.
+func (c *reconcileCmd) checkPlan(d plan.Desired, o plan.Observed, now plan.Plan) error {
 	if d.Only == nil {
 		return nil
 	}
 	if err := d.Only.CheckAgainst(d, o, now); err != nil {
-		return errors.Join(fmt.Errorf("the plan %s does not hold any more, and nothing is done: make another one with --dry-run --out", c.planFile), err)
+		return errors.Join(fmt.Errorf("plan %s is stale; nothing was changed: create a new one with --dry-run --out", c.planFile), err)
 	}
 	return nil
 }
 
-// unfinishedOf says what of a plan was not done.
-func unfinishedOf(plan plan.SavedPlan, d plan.Desired, o plan.Observed, now plan.Plan) error {
-	failed := 0
-	for _, key := range ownFailures(d, o) {
-		if plan.Contains(key) {
-			failed++
-		}
-	}
-	left := len(plan.Remaining(now).Actions)
-	switch {
-	case failed > 0:
-		return fmt.Errorf("the saved plan was not done: %d failed", failed)
-	case left > 0:
-		return fmt.Errorf("the saved plan was not done: %s left", report.Count(left, "action"))
-	}
-	return nil
-}
-
-func (c *convergence) addPlanFlags(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	flags.StringVar(&c.diffDir, "diff", "", "do nothing, and tell what is declared otherwise than in `OLD_DIR`")
-	flags.StringVar(&c.outFile, "out", "", "with --dry-run, save the plan in `FILE`")
-	flags.StringVar(&c.planFile, "plan", "", "do what the plan says that --out saved in `FILE`, if it still holds")
-	mark := errors.Join(cmd.MarkFlagDirname("diff"), cmd.MarkFlagFilename("out", "json"), cmd.MarkFlagFilename("plan", "json"))
-	if mark != nil {
-		panic("mark flags: " + mark.Error())
-	}
-}
-
-// checkDiff refuses what makes no sense with --diff.
-func (c *convergence) checkDiff() error {
+// checkDiff checks which flags are combined with --diff.
+func (c *reconcileCmd) checkDiff() error {
 	if c.diffDir != "" && (len(c.disks) > 0 || c.offline) {
-		return errors.New("--diff compares configurations and looks at no disks: leave out --disk and --offline")
+		return errors.New("--diff compares configurations without disks and peers: omit --disk and --offline")
 	}
 	return nil
 }
 
-func (c *convergence) loadOld(ctx context.Context) (schema.Result, error) {
+func (c *reconcileCmd) loadOld(ctx context.Context) (schema.Result, error) {
 	old, err := load(ctx, c.err, c.diffDir)
 	if err != nil {
 		return old, fmt.Errorf("read --diff: %w", err)
 	}
 	if n := len(old.Errors); n > 0 {
-		fmt.Fprintf(c.err, "warning: %s has %s: what is broken there counts as added\n", c.diffDir, report.Count(n, "mistake"))
+		fmt.Fprintf(c.err, "warning: %s has %s: images that are invalid there count as added\n", c.diffDir, report.Count(n, "error"))
 	}
 	return old, nil
 }
 
-// compare prints what two configurations differ in.
-func (c *convergence) compare(ctx context.Context, result schema.Result) error {
-	if err := broken(result); err != nil {
-		return err // what is broken would look as if it were removed
+// compare prints the differences of two configurations.
+func (c *reconcileCmd) compare(ctx context.Context, result schema.Result) error {
+	if err := configError(result); err != nil {
+		return err // an invalid image would look removed
 	}
 	old, err := c.loadOld(ctx)
 	if err != nil {
@@ -260,20 +238,19 @@ func (c *convergence) compare(ctx context.Context, result schema.Result) error {
 	return nil
 }
 
-// before is what the old configuration would have done, and what of that somebody should
-// know.
-func (c *convergence) before(saved *status.SavedCluster, old schema.Result) (plan.Plan, forecast.Risk, error) {
+// planOld returns the plan of the old configuration against the same states, and its risk.
+func (c *reconcileCmd) planOld(saved *status.SavedCluster, old schema.Result) (plan.Plan, forecast.Risk, error) {
 	nodes, err := c.savedNodes(saved, old)
 	if err != nil {
 		return plan.Plan{}, forecast.Risk{}, fmt.Errorf("plan for --diff %s: %w", c.diffDir, err)
 	}
-	was := saved.Cluster(nodes[0])
-	base := was.Plan(nodes)
-	return base, forecast.New(was, nodes[0], base).Risk, nil
+	cluster := saved.Cluster(nodes[0])
+	p := cluster.Plan(nodes)
+	return p, forecast.New(cluster, nodes[0], p).Risk, nil
 }
 
-// writeErrors writes the errors of a configuration that no plan can be made for.
-func (c *convergence) writeErrors(result schema.Result) error {
+// writeErrors adds the errors of a configuration without a plan to a Markdown comment.
+func (c *reconcileCmd) writeErrors(result schema.Result) error {
 	if c.format != "markdown" {
 		return nil
 	}
