@@ -32,32 +32,32 @@ type Creator struct {
 // the copy has to be verified first. Cancelled or killed, it leaves blocks and a cfg that says
 // that it is not complete, and the next Backup of the image goes on from there.
 func (w Creator) Create(ctx context.Context, d *disk.Disk, id disk.ID, progress *fetch.Progress) error {
-	im, err := openImage(d, id)
+	im, err := openSourceImage(d, id)
 	if err != nil {
 		return err
 	}
 	defer im.close()
 	progress.Total.Store(im.Copy.Size)
-	if b, err := w.there(ctx, im.Copy); err != nil || b.Complete() {
+	if b, err := w.existing(ctx, im.Copy); err != nil || b.Complete() {
 		progress.Done.Store(im.Copy.Size)
 		return err
 	}
 	return withLock(ctx, w.Store, shared, func(ctx context.Context, l *lock) error {
-		b, err := w.there(ctx, im.Copy)
+		b, err := w.existing(ctx, im.Copy)
 		if err != nil || b.Complete() {
 			return err
 		}
-		if err := w.save(ctx, b); err != nil {
+		if err := w.writeCfg(ctx, b); err != nil {
 			return err
 		}
-		if b.Blocks, err = w.store(ctx, im, progress); err != nil {
+		if b.Blocks, err = w.storeBlocks(ctx, im, progress); err != nil {
 			return err
 		}
 		if err := im.Unchanged(); err != nil {
 			return err
 		}
 		// Others may hold the same lock, and have begun at the same moment.
-		if now, err := w.there(ctx, im.Copy); err != nil || now.Complete() {
+		if now, err := w.existing(ctx, im.Copy); err != nil || now.Complete() {
 			return err
 		}
 		// Without the lock, somebody may have removed blocks that are not in any cfg yet.
@@ -65,13 +65,13 @@ func (w Creator) Create(ctx context.Context, d *disk.Disk, id disk.ID, progress 
 			return err
 		}
 		b.Completed = time.Now()
-		return w.save(ctx, b)
+		return w.writeCfg(ctx, b)
 	})
 }
 
-// there returns the backup that is to be made: as it is in the Store, complete or
+// existing returns the backup that is to be made: as it is in the Store, complete or
 // not, or a new one.
-func (w Creator) there(ctx context.Context, c disk.Copy) (*Backup, error) {
+func (w Creator) existing(ctx context.Context, c disk.Copy) (*Backup, error) {
 	want := &Backup{
 		Name: c.ID.Name, Size: c.Size, Checksum: c.SHA512.String(), Labels: w.Labels, Compression: w.Compression,
 		Created: time.Now(),
@@ -79,13 +79,13 @@ func (w Creator) there(ctx context.Context, c disk.Copy) (*Backup, error) {
 	have, err := Load(ctx, w.Store, want.Name)
 	switch {
 	case isClass(err, fetch.BadSource):
-		return nil, fail(fetch.BadSource, "%w: nothing is written over it, so delete it first", err)
+		return nil, errorf(fetch.BadSource, "%w: nothing is written over it, so delete it first", err)
 	case err != nil:
 		return nil, err
 	case have == nil:
-		return want, want.check()
+		return want, want.validate()
 	case have.Digest() != c.SHA512 || have.Size != c.Size:
-		return nil, fail(fetch.BadSource, "%s has a backup %s of other bytes (%d, sha512 %.16s…): delete it first, or back up an image of another name",
+		return nil, errorf(fetch.BadSource, "%s has a backup %s of other bytes (%d, sha512 %.16s…): delete it first, or back up an image of another name",
 			w.Store, want.Name, have.Size, have.Checksum)
 	case have.Complete():
 		return have, nil
@@ -94,7 +94,7 @@ func (w Creator) there(ctx context.Context, c disk.Copy) (*Backup, error) {
 	return want, nil
 }
 
-func (w Creator) save(ctx context.Context, b *Backup) error {
+func (w Creator) writeCfg(ctx context.Context, b *Backup) error {
 	data, err := b.marshal()
 	if err != nil {
 		return err
@@ -105,9 +105,9 @@ func (w Creator) save(ctx context.Context, b *Backup) error {
 	return nil
 }
 
-// store brings all blocks of the image into the Store: one goroutine reads ahead
+// storeBlocks brings all blocks of the image into the Store: one goroutine reads ahead
 // of the workers.
-func (w Creator) store(ctx context.Context, im *image, progress *fetch.Progress) ([]Block, error) {
+func (w Creator) storeBlocks(ctx context.Context, im *sourceImage, progress *fetch.Progress) ([]Block, error) {
 	blocks, err := im.blocks()
 	if err != nil {
 		return nil, err
@@ -117,19 +117,19 @@ func (w Creator) store(ctx context.Context, im *image, progress *fetch.Progress)
 		progress.Done.Add(-int64(im.length(b.Offset)))
 	}
 	packers := newPool(encoders, func() *encoder { return newEncoder(w.Compression) })
-	readers := newPool(decoders, newReader)
-	buffers := newPool(int64(workers(w.Workers)+1), func() []byte { return make([]byte, blockSize) })
+	readers := newPool(decoders, newBlockReader)
+	buffers := newPool(int64(clampWorkers(w.Workers)+1), func() []byte { return make([]byte, blockSize) })
 	group, ctx := errgroup.WithContext(ctx)
-	todo := make(chan loaded)
+	todo := make(chan readBlock)
 	group.Go(func() error {
 		defer close(todo)
-		return im.readAll(ctx, blocks, buffers, todo)
+		return im.readBlocks(ctx, blocks, buffers, todo)
 	})
-	for range workers(w.Workers) {
+	for range clampWorkers(w.Workers) {
 		group.Go(func() error {
-			k := keeper{store: w.Store, image: im, packers: packers, readers: readers, progress: progress}
+			k := blockWriter{store: w.Store, image: im, packers: packers, readers: readers, progress: progress}
 			for l := range todo {
-				if err := k.keep(ctx, l); err != nil {
+				if err := k.write(ctx, l); err != nil {
 					return err
 				}
 				buffers.release(l.buffer)
@@ -140,14 +140,14 @@ func (w Creator) store(ctx context.Context, im *image, progress *fetch.Progress)
 	return blocks, group.Wait()
 }
 
-// image is a ready copy that is backed up.
-type image struct {
+// sourceImage is a ready copy that is backed up.
+type sourceImage struct {
 	disk.Copy
 	*disk.Reader
 	manifest *disk.Manifest
 }
 
-func openImage(d *disk.Disk, id disk.ID) (*image, error) {
+func openSourceImage(d *disk.Disk, id disk.ID) (*sourceImage, error) {
 	r, err := d.Open(id)
 	if err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func openImage(d *disk.Disk, id disk.ID) (*image, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("back up %s: %w", id, err), r.Close())
 	}
-	im := &image{d.Stat(id), r, m}
+	im := &sourceImage{d.Stat(id), r, m}
 	if im.SHA512.IsZero() || im.Copy.Size != m.Size() || im.Copy.Size != r.Size() {
 		im.close()
 		return nil, fmt.Errorf("back up %s: %w", id, disk.ErrModified)
@@ -165,22 +165,24 @@ func openImage(d *disk.Disk, id disk.ID) (*image, error) {
 }
 
 // close gives up what was only read.
-func (im *image) close() {
+func (im *sourceImage) close() {
 	_ = im.manifest.Close()
 	_ = im.Reader.Close()
 }
 
-func (im *image) length(offset int64) int { return int(min(blockSize, im.manifest.Size()-offset)) }
+func (im *sourceImage) length(offset int64) int {
+	return int(min(blockSize, im.manifest.Size()-offset))
+}
 
 // chunks are the numbers of the first chunk of a block, and of the one behind its last.
-func (im *image) chunks(offset int64) (first, end int64) {
+func (im *sourceImage) chunks(offset int64) (first, end int64) {
 	first = offset / disk.ChunkSize
 	return first, min(first+blockSize/disk.ChunkSize, im.manifest.Chunks())
 }
 
 // blocks lists the blocks of the image, without sums: of a qcow2 image all, of a raw
 // one those that have anything but zeros.
-func (im *image) blocks() ([]Block, error) {
+func (im *sourceImage) blocks() ([]Block, error) {
 	var blocks []Block
 	for offset := int64(0); offset < im.manifest.Size(); offset += blockSize {
 		empty := im.Format != disk.QCOW2
@@ -197,17 +199,17 @@ func (im *image) blocks() ([]Block, error) {
 	return blocks, nil
 }
 
-// loaded is a block on its way into the Store.
-type loaded struct {
+// readBlock is a block on its way into the Store.
+type readBlock struct {
 	*Block
 	buffer []byte // of a pool
 	data   []byte // the beginning of buffer, as long as the block
 }
 
-// readAll reads the blocks in order.
-func (im *image) readAll(ctx context.Context, blocks []Block, buffers *pool[[]byte], out chan<- loaded) error {
+// readBlocks reads the blocks in order.
+func (im *sourceImage) readBlocks(ctx context.Context, blocks []Block, buffers *pool[[]byte], out chan<- readBlock) error {
 	for i := range blocks {
-		l := loaded{Block: &blocks[i]}
+		l := readBlock{Block: &blocks[i]}
 		var err error
 		if l.buffer, err = buffers.acquire(ctx); err != nil {
 			return err
@@ -227,7 +229,7 @@ func (im *image) readAll(ctx context.Context, blocks []Block, buffers *pool[[]by
 
 // verify holds what was read of a block against the manifest, so that what the disk
 // has spoiled does not get a place in the Store.
-func (im *image) verify(l loaded) error {
+func (im *sourceImage) verify(l readBlock) error {
 	data := l.data
 	for n, end := im.chunks(l.Offset); n < end; n++ {
 		length := im.manifest.ChunkLength(n)
@@ -243,18 +245,18 @@ func (im *image) verify(l loaded) error {
 	return nil
 }
 
-// keeper stores one block after the other.
-type keeper struct {
+// blockWriter stores one block after the other.
+type blockWriter struct {
 	store    Store
-	image    *image
+	image    *sourceImage
 	packers  *pool[*encoder]
-	readers  *pool[*reader]
+	readers  *pool[*blockReader]
 	packed   bytes.Buffer
 	progress *fetch.Progress
 }
 
-// keep stores a block unless it is there, and sets its sum.
-func (k *keeper) keep(ctx context.Context, l loaded) error {
+// write stores a block unless it is there, and sets its sum.
+func (k *blockWriter) write(ctx context.Context, l readBlock) error {
 	if err := k.image.verify(l); err != nil {
 		return err
 	}
@@ -267,7 +269,7 @@ func (k *keeper) keep(ctx context.Context, l loaded) error {
 }
 
 // put stores a block unless it is there and good.
-func (k *keeper) put(ctx context.Context, l loaded) error {
+func (k *blockWriter) put(ctx context.Context, l readBlock) error {
 	packer, err := k.packers.acquire(ctx)
 	if err != nil {
 		return err
@@ -277,7 +279,7 @@ func (k *keeper) put(ctx context.Context, l loaded) error {
 	if err != nil {
 		return err
 	}
-	if good, err := k.there(ctx, l, len(file)); err != nil || good {
+	if good, err := k.isStored(ctx, l, len(file)); err != nil || good {
 		return err
 	}
 	if err := k.store.Put(ctx, l.ID.key(), file); err != nil {
@@ -298,24 +300,24 @@ func (k *keeper) put(ctx context.Context, l loaded) error {
 //	a bucket    has written it whole or not at all, with a checksum of its own: it is
 //	            read back only if it has not the size that it would have from us
 
-// reader reads blocks back. Its memory is used again and again.
-type reader struct {
+// blockReader reads blocks back. Its memory is used again and again.
+type blockReader struct {
 	decoder *decoder
 	file    []byte
 	block   []byte
 }
 
-func newReader() *reader {
-	return &reader{newDecoder(), make([]byte, maxStored+1), make([]byte, blockSize)}
+func newBlockReader() *blockReader {
+	return &blockReader{newDecoder(), make([]byte, maxBlockFile+1), make([]byte, blockSize)}
 }
 
-// there reports whether the Store has the block, as good as a file of size bytes.
-func (k *keeper) there(ctx context.Context, l loaded, size int) (bool, error) {
-	has, err := stored(ctx, k.store, l.ID)
-	if err != nil || has <= 0 || has > maxStored {
+// isStored reports whether the Store has the block, as good as a file of size bytes.
+func (k *blockWriter) isStored(ctx context.Context, l readBlock, size int) (bool, error) {
+	has, err := storedSize(ctx, k.store, l.ID)
+	if err != nil || has <= 0 || has > maxBlockFile {
 		return false, err
 	}
-	if !inFolder(k.store) && has == int64(size) {
+	if !isFolder(k.store) && has == int64(size) {
 		return true, nil
 	}
 	r, err := k.readers.acquire(ctx)
@@ -323,9 +325,9 @@ func (k *keeper) there(ctx context.Context, l loaded, size int) (bool, error) {
 		return false, err
 	}
 	defer k.readers.release(r)
-	file, err := (traffic{nil, new(atomic.Int64)}).read(ctx, k.store, l.ID.key(), r.file)
+	file, err := (objectReader{nil, new(atomic.Int64)}).read(ctx, k.store, l.ID.key(), r.file)
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, errNotThese):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, errWrongBytes):
 		return false, nil
 	case err != nil:
 		return false, err
@@ -333,17 +335,17 @@ func (k *keeper) there(ctx context.Context, l loaded, size int) (bool, error) {
 	return r.decoder.decode(r.block[:len(l.data)], file, l.ID) == nil, nil
 }
 
-// inFolder reports whether the files of a Store are on a file system.
-func inFolder(s Store) bool {
-	if p, ok := s.(patient); ok {
+// isFolder reports whether the files of a Store are on a file system.
+func isFolder(s Store) bool {
+	if p, ok := s.(retryStore); ok {
 		s = p.Store
 	}
 	_, ok := s.(*folder)
 	return ok
 }
 
-// stored returns how many bytes the Store has of a block; 0: it has none.
-func stored(ctx context.Context, s Store, sum blockID) (int64, error) {
+// storedSize returns how many bytes the Store has of a block; 0: it has none.
+func storedSize(ctx context.Context, s Store, sum blockID) (int64, error) {
 	entries, err := s.List(ctx, sum.folder())
 	if err != nil {
 		return 0, err

@@ -19,8 +19,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
-// someBytes are different for each seed; every other MiB is zeros.
-func someBytes(seed uint64, size int) []byte {
+// testBytes are different for each seed; every other MiB is zeros.
+func testBytes(seed uint64, size int) []byte {
 	data := make([]byte, size)
 	r := rand.NewChaCha8([32]byte{byte(seed)})
 	for at := 0; at < size; at += 2 << 20 {
@@ -37,17 +37,17 @@ func mustBackUp(t testing.TB, dir string, d *disk.Disk, name string) {
 }
 
 // Sizes that are odd, images with holes everywhere, and nothing but holes.
-func TestBackupSizes(t *testing.T) {
+func TestCreateAndRestoreSizes(t *testing.T) {
 	holes := make([]byte, 16<<20)
 	copy(holes[9<<20:], "something")
 	for name, data := range map[string][]byte{
-		"sector":         someBytes(1, 512),
-		"seven-and-512":  someBytes(2, 7<<20+512), // Longhorn's own manager panics
-		"one-block":      someBytes(3, 2<<20),
-		"block-and-512":  someBytes(4, 2<<20+512),
+		"sector":         testBytes(1, 512),
+		"seven-and-512":  testBytes(2, 7<<20+512), // Longhorn's own manager panics
+		"one-block":      testBytes(3, 2<<20),
+		"block-and-512":  testBytes(4, 2<<20+512),
 		"nothing":        make([]byte, 5<<20),
 		"one-word":       holes,
-		"ends-in-a-hole": append(someBytes(5, 3<<20), make([]byte, 6<<20+512)...),
+		"ends-in-a-hole": append(testBytes(5, 3<<20), make([]byte, 6<<20+512)...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -82,11 +82,11 @@ func TestBackupSizes(t *testing.T) {
 
 // A second image costs the blocks that it does not share with the first one, and the
 // first one loses nothing when the other goes.
-func TestBackupShared(t *testing.T) {
+func TestBackupsShareBlocks(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
-	a := someBytes(1, 8<<20)
-	b := append(someBytes(2, 2<<20), a...) // all blocks of a, elsewhere
+	a := testBytes(1, 8<<20)
+	b := append(testBytes(2, 2<<20), a...) // all blocks of a, elsewhere
 	makeImage(t, d, "a1", a)
 	makeImage(t, d, "b1", b)
 	synctest.Test(t, func(t *testing.T) {
@@ -132,13 +132,13 @@ func blockFiles(t testing.TB, dir string) (n int) {
 
 // A backup that is there is left as it is if it is of the same bytes, and never
 // replaced.
-func TestBackupThere(t *testing.T) {
+func TestCreateWithExistingBackup(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		d, other := newDisk(t), newDisk(t)
-		makeImage(t, d, "a1", someBytes(1, 4<<20))
-		makeImage(t, other, "a1", someBytes(2, 4<<20))
+		makeImage(t, d, "a1", testBytes(1, 4<<20))
+		makeImage(t, other, "a1", testBytes(2, 4<<20))
 		mustBackUp(t, dir, d, "a1")
 		before := files(t, dir)
 		mustBackUp(t, dir, d, "a1")
@@ -155,15 +155,15 @@ func TestBackupThere(t *testing.T) {
 	})
 }
 
-// beginning is a Store in which somebody else begins a backup of the same name, who has
+// barrierStore is a Store in which somebody else begins a backup of the same name, who has
 // not seen that of its user, while the first block is stored.
-type beginning struct {
+type barrierStore struct {
 	Store
 	begin func(Store)
 	once  sync.Once
 }
 
-func (b *beginning) Put(ctx context.Context, key string, data []byte) error {
+func (b *barrierStore) Put(ctx context.Context, key string, data []byte) error {
 	if strings.HasSuffix(key, blockSuffix) {
 		b.once.Do(func() { b.begin(b.Store) })
 	}
@@ -171,16 +171,16 @@ func (b *beginning) Put(ctx context.Context, key string, data []byte) error {
 }
 
 // Two managers with images of one name and other bytes: one of them is told.
-func TestBackupsOfOtherBytesAtOnce(t *testing.T) {
+func TestConcurrentBackupsOfDifferentBytes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		d, other := newDisk(t), newDisk(t)
-		makeImage(t, d, "a1", someBytes(1, 4<<20))
-		c := makeImage(t, other, "a1", someBytes(2, 4<<20))
-		s := &beginning{Store: openTarget(t, dir), begin: func(s Store) {
+		makeImage(t, d, "a1", testBytes(1, 4<<20))
+		c := makeImage(t, other, "a1", testBytes(2, 4<<20))
+		s := &barrierStore{Store: openTarget(t, dir), begin: func(s Store) {
 			theirs := &Backup{Name: "a1", Size: c.Size, Checksum: c.SHA512.String(), Compression: LZ4, Created: time.Now()}
-			if err := (Creator{Store: s}).save(t.Context(), theirs); err != nil {
+			if err := (Creator{Store: s}).writeCfg(t.Context(), theirs); err != nil {
 				t.Error(err)
 			}
 		}}
@@ -196,12 +196,12 @@ func TestBackupsOfOtherBytesAtOnce(t *testing.T) {
 }
 
 // What the disk has spoiled gets no place in the Store.
-func TestBackupDamaged(t *testing.T) {
+func TestDamagedImageIsNotBackedUp(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(t)
-		makeImage(t, d, "a1", someBytes(1, 4<<20))
+		makeImage(t, d, "a1", testBytes(1, 4<<20))
 		file := filepath.Join(d.Path(), "backing-images", id("a1").String(), "backing")
 		info, err := os.Stat(file)
 		if err != nil {
@@ -212,7 +212,7 @@ func TestBackupDamaged(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Close()
-		im, err := openImage(d, id("a1"))
+		im, err := openSourceImage(d, id("a1"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,7 +226,7 @@ func TestBackupDamaged(t *testing.T) {
 		}
 		f.Close()
 		w := Creator{Store: openTarget(t, dir), Compression: LZ4}
-		if _, err := w.store(t.Context(), im, new(fetch.Progress)); !errors.Is(err, disk.ErrDamaged) {
+		if _, err := w.storeBlocks(t.Context(), im, new(fetch.Progress)); !errors.Is(err, disk.ErrDamaged) {
 			t.Errorf("got %v", err)
 		}
 		if n := blockFiles(t, dir); n > 1 {
@@ -235,17 +235,17 @@ func TestBackupDamaged(t *testing.T) {
 	})
 }
 
-// TestBackupMends finds blocks of its image in the store that were cut or spoilt there. A
+// TestCreateRewritesBadBlocks finds blocks of its image in the store that were cut or spoilt there. A
 // backup that counted on them could never be restored.
-func TestBackupMends(t *testing.T) {
+func TestCreateRewritesBadBlocks(t *testing.T) {
 	t.Parallel()
-	data := append(someBytes(1, 2<<20), someBytes(2, 2<<20+512)...)
+	data := append(testBytes(1, 2<<20), testBytes(2, 2<<20+512)...)
 	cut := func(b []byte) []byte { return b[:len(b)/2] }
 	spoil := map[string]func([]byte) []byte{
 		"cut":          cut,
 		"a byte wrong": func(b []byte) []byte { b[len(b)/2] ^= 1; return b },
-		"other bytes":  func(b []byte) []byte { return someBytes(9, len(b)) },
-		"too long":     func(b []byte) []byte { return append(b, make([]byte, maxStored)...) },
+		"other bytes":  func(b []byte) []byte { return testBytes(9, len(b)) },
+		"too long":     func(b []byte) []byte { return append(b, make([]byte, maxBlockFile)...) },
 	}
 	folder := func(t *testing.T) Store { return folderStore(t, t.TempDir()) }
 	for name, spoil := range spoil {
@@ -255,18 +255,18 @@ func TestBackupMends(t *testing.T) {
 			}
 			t.Run(name+" "+string(c), func(t *testing.T) {
 				t.Parallel()
-				mended(t, folder(t), c, data, spoil)
+				wantRepaired(t, folder(t), c, data, spoil)
 			})
 		}
 	}
 	// What a bucket has of the right size it vouches for itself.
 	t.Run("bucket, cut", func(t *testing.T) {
 		t.Parallel()
-		mended(t, bucketStore(t, s3test.Start(t, "images"), "s3://images/"), LZ4, data, cut)
+		wantRepaired(t, bucketStore(t, s3test.Start(t, "images"), "s3://images/"), LZ4, data, cut)
 	})
 }
 
-func mended(t *testing.T, s Store, c Compression, data []byte, spoil func([]byte) []byte) {
+func wantRepaired(t *testing.T, s Store, c Compression, data []byte, spoil func([]byte) []byte) {
 	d := newDisk(t)
 	want := makeImage(t, d, "a1", data)
 	makeImage(t, d, "a2", data)
@@ -276,8 +276,8 @@ func mended(t *testing.T, s Store, c Compression, data []byte, spoil func([]byte
 		t.Fatal(err)
 	}
 	for _, block := range b.Blocks {
-		room := make([]byte, maxStored+1)
-		stored, err := (traffic{nil, &new(fetch.Progress).UpstreamBytes}).read(t.Context(), s, block.ID.key(), room)
+		room := make([]byte, maxBlockFile+1)
+		stored, err := (objectReader{nil, &new(fetch.Progress).UpstreamBytes}).read(t.Context(), s, block.ID.key(), room)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -300,14 +300,14 @@ func backUpTo(t *testing.T, s Store, c Compression, d *disk.Disk, name string) {
 	}
 }
 
-// puts notes what is written to a Store.
-type puts struct {
+// countingStore notes what is written to a Store.
+type countingStore struct {
 	Store
 	mu   sync.Mutex
 	keys []string
 }
 
-func (p *puts) Put(ctx context.Context, key string, data []byte) error {
+func (p *countingStore) Put(ctx context.Context, key string, data []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.keys = append(p.keys, key)
@@ -317,12 +317,12 @@ func (p *puts) Put(ctx context.Context, key string, data []byte) error {
 // TestBackupConfirmsItsLock: a backup that was paused may have outlived its lock, and
 // blocks that it has stored be gone. The last thing before it calls itself complete is to
 // see that it has not.
-func TestBackupConfirmsItsLock(t *testing.T) {
+func TestExpiredLockLeavesBackupIncomplete(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
-	makeImage(t, d, "a1", someBytes(1, 4<<20))
+	makeImage(t, d, "a1", testBytes(1, 4<<20))
 	synctest.Test(t, func(t *testing.T) {
-		s := &puts{Store: openTarget(t, dir)}
+		s := &countingStore{Store: openTarget(t, dir)}
 		backUpTo(t, s, LZ4, d, "a1")
 		last := s.keys[len(s.keys)-2:]
 		if !strings.HasSuffix(last[0], lockSuffix) || last[1] != cfgKey("a1") {
@@ -334,7 +334,7 @@ func TestBackupConfirmsItsLock(t *testing.T) {
 		}
 		defer l.release(t.Context())
 		l.mu.Lock()
-		l.renewed = l.renewed.Add(-lockLost) // as if the process had been stopped
+		l.writtenAt = l.writtenAt.Add(-lockMaxAge) // as if the process had been stopped
 		l.mu.Unlock()
 		b, err := LoadComplete(t.Context(), s, "a1")
 		if err != nil {
@@ -350,15 +350,15 @@ func TestBackupConfirmsItsLock(t *testing.T) {
 }
 
 // Killed at any request, a backup is no backup, and the next one completes it.
-func TestBackupKilled(t *testing.T) {
+func TestCreateContinuesAfterKill(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t)
-	makeImage(t, d, "a1", someBytes(1, 3<<20))
+	makeImage(t, d, "a1", testBytes(1, 3<<20))
 	for n := range 7 { // as many writes as there are
 		dir := t.TempDir()
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
-			cut := &cutting{Store: openTarget(t, dir), left: n, cut: cancel}
+			cut := &stoppingStore{Store: openTarget(t, dir), left: n, cut: cancel}
 			err := Creator{Store: cut, Compression: LZ4}.Create(ctx, d, id("a1"), new(fetch.Progress))
 			if cut.left >= 0 { // it was through before
 				if err != nil {
@@ -403,8 +403,8 @@ func lockFiles(t testing.TB, dir string) []string {
 	return locks
 }
 
-// cutting ends the work after so many writes, as a kill does: nothing is cleaned up.
-type cutting struct {
+// stoppingStore ends the work after so many writes, as a kill does: nothing is cleaned up.
+type stoppingStore struct {
 	Store
 	cut context.CancelFunc
 
@@ -412,7 +412,7 @@ type cutting struct {
 	left int
 }
 
-func (c *cutting) Put(ctx context.Context, key string, data []byte) error {
+func (c *stoppingStore) Put(ctx context.Context, key string, data []byte) error {
 	c.mu.Lock()
 	c.left--
 	over := c.left < 0
@@ -424,7 +424,7 @@ func (c *cutting) Put(ctx context.Context, key string, data []byte) error {
 	return c.Store.Put(ctx, key, data)
 }
 
-func (c *cutting) Delete(ctx context.Context, key string) error {
+func (c *stoppingStore) Delete(ctx context.Context, key string) error {
 	c.mu.Lock()
 	over := c.left < 0
 	c.mu.Unlock()

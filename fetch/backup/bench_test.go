@@ -16,10 +16,10 @@ import (
 
 var benchSize = flag.Int64("backup.size", 1<<30, "bytes of the image of the benchmarks")
 
-// halfNoise has as much noise as text in each 4 KiB, so that lz4 makes half of it.
-type halfNoise struct{ noise *rand.ChaCha8 }
+// halfRandom has as much noise as text in each 4 KiB, so that lz4 makes half of it.
+type halfRandom struct{ noise *rand.ChaCha8 }
 
-func (h halfNoise) Read(p []byte) (int, error) {
+func (h halfRandom) Read(p []byte) (int, error) {
 	p = p[:len(p)&^4095]
 	for at := 0; at < len(p); at += 4096 {
 		_, _ = h.noise.Read(p[at : at+2048])
@@ -43,7 +43,7 @@ func BenchmarkRestore(b *testing.B) {
 			if err := part.Begin(disk.PartSource{ID: "bench", Size: *benchSize}); err != nil {
 				b.Fatal(err)
 			}
-			if _, err := part.ReadFrom(io.LimitReader(halfNoise{rand.NewChaCha8([32]byte{})}, *benchSize)); err != nil {
+			if _, err := part.ReadFrom(io.LimitReader(halfRandom{rand.NewChaCha8([32]byte{})}, *benchSize)); err != nil {
 				b.Fatal(err)
 			}
 			if _, err := part.Commit(disk.Digest{}); err != nil {
@@ -55,7 +55,7 @@ func BenchmarkRestore(b *testing.B) {
 				b.Fatal(err)
 			}
 			stored := time.Since(begun)
-			stored -= lockSettles
+			stored -= lockSettleTime
 			if err := d.Remove(id("bench")); err != nil {
 				b.Fatal(err)
 			}

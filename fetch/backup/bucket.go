@@ -32,8 +32,8 @@ func (b *bucket) Close() error {
 	return nil
 }
 
-// object returns the name of an object in the bucket. No key leads out of the path.
-func (b *bucket) object(key string) string {
+// objectName returns the name of an object in the bucket. No key leads out of the path.
+func (b *bucket) objectName(key string) string {
 	return strings.TrimPrefix(path.Join("/", b.Path, path.Join("/", key)), "/")
 }
 
@@ -41,25 +41,25 @@ func (b *bucket) object(key string) string {
 func (b *bucket) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	var o minio.GetObjectOptions
 	o.Set("Accept-Encoding", "identity")
-	body, _, header, err := minio.Core{Client: b.Client}.GetObject(ctx, b.Name, b.object(key), o)
+	body, _, header, err := minio.Core{Client: b.Client}.GetObject(ctx, b.Name, b.objectName(key), o)
 	if err == nil {
-		if err = plain(header); err != nil {
+		if err = checkHeader(header); err != nil {
 			body.Close()
 		}
 	}
 	if err != nil {
-		return nil, b.failed(ctx, "read", key, err)
+		return nil, b.wrapError(ctx, "read", key, err)
 	}
 	return body, nil
 }
 
-// plain refuses a body that is not the object itself.
-func plain(h http.Header) error {
+// checkHeader refuses a body that is not the object itself.
+func checkHeader(h http.Header) error {
 	if e := h.Get("Content-Encoding"); e != "" && e != "identity" {
-		return fail(fetch.BadSource, "the server encodes the body (Content-Encoding: %q) although identity was asked for", e)
+		return errorf(fetch.BadSource, "the server encodes the body (Content-Encoding: %q) although identity was asked for", e)
 	}
 	if strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), "text/html") {
-		return fail(fetch.Refused, "the server answers with a web page")
+		return errorf(fetch.Refused, "the server answers with a web page")
 	}
 	return nil
 }
@@ -69,41 +69,41 @@ func plain(h http.Header) error {
 func (b *bucket) Put(ctx context.Context, key string, data []byte) error {
 	sum := sha256.Sum256(data)
 	o := minio.PutObjectOptions{ContentType: "application/octet-stream", DisableContentSha256: true}
-	info, err := minio.Core{Client: b.Client}.PutObject(ctx, b.Name, b.object(key), bytes.NewReader(data), int64(len(data)), "", hex.EncodeToString(sum[:]), o)
+	info, err := minio.Core{Client: b.Client}.PutObject(ctx, b.Name, b.objectName(key), bytes.NewReader(data), int64(len(data)), "", hex.EncodeToString(sum[:]), o)
 	if err == nil && info.ETag == "" {
-		err = fail(fetch.Refused, "the server does not answer as S3 does")
+		err = errorf(fetch.Refused, "the server does not answer as S3 does")
 	}
 	if err != nil {
-		return b.failed(ctx, "write", key, err)
+		return b.wrapError(ctx, "write", key, err)
 	}
 	return nil
 }
 
 // Delete removes an object. There are no folders in a bucket.
 func (b *bucket) Delete(ctx context.Context, key string) error {
-	err := b.RemoveObject(ctx, b.Name, b.object(key), minio.RemoveObjectOptions{})
+	err := b.RemoveObject(ctx, b.Name, b.objectName(key), minio.RemoveObjectOptions{})
 	if err != nil && minio.ToErrorResponse(err).Code != minio.NoSuchKey {
-		return b.failed(ctx, "delete", key, err)
+		return b.wrapError(ctx, "delete", key, err)
 	}
 	return nil
 }
 
 // List asks for what has the folder's path, page by page, up to the next slash.
 func (b *bucket) List(ctx context.Context, dir string) ([]Entry, error) {
-	prefix := b.object(dir) + "/"
+	prefix := b.objectName(dir) + "/"
 	var entries []Entry
 	for o := range b.ListObjectsIter(ctx, b.Name, minio.ListObjectsOptions{Prefix: prefix}) {
 		if o.Err != nil {
-			return nil, b.failed(ctx, "list", dir, o.Err)
+			return nil, b.wrapError(ctx, "list", dir, o.Err)
 		}
 		if len(entries) == maxEntries {
-			return nil, b.failed(ctx, "list", dir, fail(fetch.Refused, "there are more than %d entries", maxEntries))
+			return nil, b.wrapError(ctx, "list", dir, errorf(fetch.Refused, "there are more than %d entries", maxEntries))
 		}
 		name, below := strings.CutPrefix(o.Key, prefix)
 		name, isDir := strings.CutSuffix(name, "/")
 		switch {
 		case !below || strings.Contains(name, "/"):
-			return nil, b.failed(ctx, "list", dir, fail(fetch.Refused, "the server lists what was not asked for"))
+			return nil, b.wrapError(ctx, "list", dir, errorf(fetch.Refused, "the server lists what was not asked for"))
 		case name == "": // some clients make an object for a folder
 		case isDir:
 			entries = append(entries, Entry{Name: name, Dir: true})
@@ -118,8 +118,8 @@ func (b *bucket) List(ctx context.Context, dir string) ([]Entry, error) {
 	return entries, nil
 }
 
-// failed gives an error its class and says where it happened.
-func (b *bucket) failed(ctx context.Context, verb, key string, err error) error {
+// wrapError gives an error its class and says where it happened.
+func (b *bucket) wrapError(ctx context.Context, verb, key string, err error) error {
 	answer := minio.ToErrorResponse(err)
 	if verb == "read" && answer.StatusCode == http.StatusNotFound && answer.Code == minio.NoSuchKey {
 		return fmt.Errorf("read %s/%s: %w", b, key, fs.ErrNotExist)
@@ -128,5 +128,5 @@ func (b *bucket) failed(ctx context.Context, verb, key string, err error) error 
 	if ctx.Err() != nil {
 		return err
 	}
-	return fail(classOf(err), "%s %s/%s: %w", verb, b, key, err)
+	return errorf(classOf(err), "%s %s/%s: %w", verb, b, key, err)
 }

@@ -20,18 +20,18 @@ import (
 // secret is the secret key, which no error may tell.
 const secret = "s3cr3t"
 
-// badBucket is a Store in a bucket of a server that is none.
-func badBucket(t *testing.T, url string) Store {
+// bucketAt is a Store in a bucket of a server that is none.
+func bucketAt(t *testing.T, url string) Store {
 	t.Helper()
 	c := &fetch.Client{SecretsDir: t.TempDir(), AllowLoopback: true}
-	credentials(t, filepath.Join(c.SecretsDir, "bucket"), map[string]string{
+	writeCredentials(t, filepath.Join(c.SecretsDir, "bucket"), map[string]string{
 		"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": secret, "AWS_ENDPOINTS": url,
 		"AWS_CERT": "", "VIRTUAL_HOSTED_STYLE": "false\n",
 	})
-	return open(t, c, "s3://images@eu-central-1/deep", "bucket")
+	return mustOpen(t, c, "s3://images@eu-central-1/deep", "bucket")
 }
 
-func credentials(t *testing.T, dir string, files map[string]string) {
+func writeCredentials(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -52,14 +52,14 @@ func read(ctx context.Context, s Store, key string) error {
 	return errors.Join(err, r.Close())
 }
 
-// TestBucketReads has a server that answers a GET as it should not.
-func TestBucketReads(t *testing.T) {
+// TestBucketReadErrors has a server that answers a GET as it should not.
+func TestBucketReadErrors(t *testing.T) {
 	t.Parallel()
 	type fault = fetchtest.Fault
 	other := fetchtest.Start(t)
 	server := fetchtest.Start(t)
-	s := badBucket(t, server.URL)
-	content := noise(1, 100<<10)
+	s := bucketAt(t, server.URL)
+	content := randomBytes(1, 100<<10)
 	for i, tt := range []struct {
 		fault fault
 		class fetch.Class // 0: none
@@ -101,7 +101,7 @@ func TestBucketReads(t *testing.T) {
 
 const listHead = `<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">`
 
-func s3Says(status int, code string) http.HandlerFunc {
+func respondS3Error(status int, code string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		w.WriteHeader(status)
@@ -109,12 +109,12 @@ func s3Says(status int, code string) http.HandlerFunc {
 	}
 }
 
-func says(body string) http.HandlerFunc {
+func respond(body string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) }
 }
 
-// TestBucketAnswers has a server that answers every request as it should not.
-func TestBucketAnswers(t *testing.T) {
+// TestBucketErrors has a server that answers every request as it should not.
+func TestBucketErrors(t *testing.T) {
 	t.Parallel()
 	const put, list, remove, get = "put", "list", "remove", "get"
 	abort := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
@@ -124,31 +124,31 @@ func TestBucketAnswers(t *testing.T) {
 		words  string
 		by     string
 	}{
-		{s3Says(403, "AccessDenied"), fetch.Refused, "S3 answers 403 AccessDenied", "put list remove get"},
-		{s3Says(403, "QuotaExceeded"), fetch.NoSpace, "403 QuotaExceeded", "put"},
-		{s3Says(404, "NoSuchBucket"), fetch.Refused, "404 NoSuchBucket", "put list remove get"},
-		{s3Says(400, "AuthorizationHeaderMalformed"), fetch.Refused, "another region", "put list remove get"},
-		{s3Says(301, "PermanentRedirect"), fetch.Refused, "another region", "put list remove get"},
-		{s3Says(503, "SlowDown"), fetch.Network, "503 SlowDown", "put list remove get"},
-		{s3Says(500, "InternalError"), fetch.Network, "500 InternalError", "put list remove get"},
-		{s3Says(507, "XMinioStorageFull"), fetch.NoSpace, "507 XMinioStorageFull", "put"},
-		{s3Says(200, "InternalError"), fetch.Refused, "not answer as S3", "list"},
-		{says("<!doctype html><title>Log in</title>"), fetch.Refused, "not answer as S3", "put list"},
-		{says(listHead + "<Name>images</Name>"), fetch.Refused, "not answer as S3", "list"},
-		{says(listHead + "<IsTruncated>true</IsTruncated></ListBucketResult>"), fetch.Refused, "not answer as S3", "list"},
-		{says(listHead + "<Contents><Key>other/place</Key></Contents></ListBucketResult>"), fetch.Refused, "not asked for", "list"},
-		{says(listHead + "<Contents><Key>deep/folder/below/it</Key></Contents></ListBucketResult>"), fetch.Refused, "not asked for", "list"},
-		{says(listHead + "<Contents><Key>deep/folder/a</Key><Size>1e9</Size></Contents></ListBucketResult>"), fetch.Refused, "not answer as S3", "list"},
-		{says(listHead + strings.Repeat(" ", 5<<20) + "</ListBucketResult>"), fetch.Refused, "too long", "list"},
+		{respondS3Error(403, "AccessDenied"), fetch.Refused, "S3 answers 403 AccessDenied", "put list remove get"},
+		{respondS3Error(403, "QuotaExceeded"), fetch.NoSpace, "403 QuotaExceeded", "put"},
+		{respondS3Error(404, "NoSuchBucket"), fetch.Refused, "404 NoSuchBucket", "put list remove get"},
+		{respondS3Error(400, "AuthorizationHeaderMalformed"), fetch.Refused, "another region", "put list remove get"},
+		{respondS3Error(301, "PermanentRedirect"), fetch.Refused, "another region", "put list remove get"},
+		{respondS3Error(503, "SlowDown"), fetch.Network, "503 SlowDown", "put list remove get"},
+		{respondS3Error(500, "InternalError"), fetch.Network, "500 InternalError", "put list remove get"},
+		{respondS3Error(507, "XMinioStorageFull"), fetch.NoSpace, "507 XMinioStorageFull", "put"},
+		{respondS3Error(200, "InternalError"), fetch.Refused, "not answer as S3", "list"},
+		{respond("<!doctype html><title>Log in</title>"), fetch.Refused, "not answer as S3", "put list"},
+		{respond(listHead + "<Name>images</Name>"), fetch.Refused, "not answer as S3", "list"},
+		{respond(listHead + "<IsTruncated>true</IsTruncated></ListBucketResult>"), fetch.Refused, "not answer as S3", "list"},
+		{respond(listHead + "<Contents><Key>other/place</Key></Contents></ListBucketResult>"), fetch.Refused, "not asked for", "list"},
+		{respond(listHead + "<Contents><Key>deep/folder/below/it</Key></Contents></ListBucketResult>"), fetch.Refused, "not asked for", "list"},
+		{respond(listHead + "<Contents><Key>deep/folder/a</Key><Size>1e9</Size></Contents></ListBucketResult>"), fetch.Refused, "not answer as S3", "list"},
+		{respond(listHead + strings.Repeat(" ", 5<<20) + "</ListBucketResult>"), fetch.Refused, "too long", "list"},
 		{abort, fetch.Dropped, "connection broke", "put list remove get"},
 	} {
 		server := httptest.NewServer(tt.answer)
-		s := badBucket(t, server.URL)
+		s := bucketAt(t, server.URL)
 		for by := range strings.FieldsSeq(tt.by) {
 			var err error
 			switch by {
 			case put:
-				err = s.Put(t.Context(), "folder/a", noise(1, 2<<20))
+				err = s.Put(t.Context(), "folder/a", randomBytes(1, 2<<20))
 			case list:
 				_, err = s.List(t.Context(), "folder")
 			case remove:
@@ -156,7 +156,7 @@ func TestBucketAnswers(t *testing.T) {
 			case get:
 				err = read(t.Context(), s, "folder/a")
 			}
-			wantClass(t, err, tt.class, tt.words, "s3://images@eu-central-1/deep/folder")
+			wantError(t, err, tt.class, tt.words, "s3://images@eu-central-1/deep/folder")
 			if strings.Contains(fmt.Sprint(err), secret) || strings.Contains(fmt.Sprint(err), "AWS4") {
 				t.Errorf("the error tells a secret: %v", err)
 			}
@@ -165,9 +165,9 @@ func TestBucketAnswers(t *testing.T) {
 	}
 }
 
-// TestBucketRefuses has the server refuse who is not who he says, and what is not
+// TestBucketPermissionErrors has the server refuse who is not who he says, and what is not
 // there.
-func TestBucketRefuses(t *testing.T) {
+func TestBucketPermissionErrors(t *testing.T) {
 	t.Parallel()
 	server := s3test.Start(t, "images")
 	c := &fetch.Client{SecretsDir: t.TempDir(), AllowLoopback: true}
@@ -179,7 +179,7 @@ func TestBucketRefuses(t *testing.T) {
 		"unknown": {"access-key-id": "nobody", "secret-access-key": secret, "endpoint": server.URL},
 		"nobody":  {"endpoint": server.URL},
 	} {
-		credentials(t, filepath.Join(c.SecretsDir, name), files)
+		writeCredentials(t, filepath.Join(c.SecretsDir, name), files)
 	}
 	for _, tt := range []struct{ target, credentials, words string }{
 		{"s3://images@us-east-1/", "wrong", "403 SignatureDoesNotMatch"},
@@ -188,13 +188,13 @@ func TestBucketRefuses(t *testing.T) {
 		{"s3://images@eu-central-1/", "right", "another region"},
 		{"s3://other@us-east-1/", "right", "404 NoSuchBucket"},
 	} {
-		s := open(t, c, tt.target, tt.credentials)
+		s := mustOpen(t, c, tt.target, tt.credentials)
 		_, listed := s.List(t.Context(), "a")
 		for _, err := range []error{read(t.Context(), s, "a/b"), listed, s.Put(t.Context(), "a/b", nil), s.Delete(t.Context(), "a/b")} {
-			wantClass(t, err, fetch.Refused, tt.words)
+			wantError(t, err, fetch.Refused, tt.words)
 		}
 	}
 	plain := &fetch.Client{SecretsDir: c.SecretsDir}
-	_, err := connect(plain, "s3://images@us-east-1/", "right")
-	wantClass(t, err, fetch.BadConfig, "loopback")
+	_, err := openStore(plain, "s3://images@us-east-1/", "right")
+	wantError(t, err, fetch.BadConfig, "loopback")
 }

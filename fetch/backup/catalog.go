@@ -14,8 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// fail makes an error of a class.
-func fail(class fetch.Class, format string, args ...any) error {
+// errorf makes an error of a class.
+func errorf(class fetch.Class, format string, args ...any) error {
 	return &fetch.Error{Class: class, Err: fmt.Errorf(format, args...)}
 }
 
@@ -50,9 +50,9 @@ func LoadComplete(ctx context.Context, s Store, name string) (*Backup, error) {
 	case err != nil:
 		return nil, err
 	case b == nil:
-		return nil, fail(fetch.Refused, "there is no backup %s in %s", name, s)
+		return nil, errorf(fetch.Refused, "there is no backup %s in %s", name, s)
 	case !b.Complete():
-		return nil, fail(fetch.Refused, "backup %s in %s is not completed: its writer is still at it, or has died (a backup of the same image takes it up)", name, s)
+		return nil, errorf(fetch.Refused, "backup %s in %s is not completed: its writer is still at it, or has died (a backup of the same image takes it up)", name, s)
 	}
 	return b, nil
 }
@@ -80,20 +80,20 @@ func Load(ctx context.Context, s Store, name string) (*Backup, error) {
 		err = fmt.Errorf("it is of another backup, %.80q", b.Name)
 	}
 	if err != nil {
-		return nil, fail(fetch.BadSource, "%s of backup %s in %s is no good: %w", cfgName, name, s, err)
+		return nil, errorf(fetch.BadSource, "%s of backup %s in %s is no good: %w", cfgName, name, s, err)
 	}
 	return b, nil
 }
 
-// traffic is what crosses the way to a Store.
-type traffic struct {
-	limit *rate.Limiter // nil: none
-	moved *atomic.Int64
+// objectReader is what crosses the way to a Store.
+type objectReader struct {
+	limit   *rate.Limiter // nil: none
+	counter *atomic.Int64
 }
 
 // read puts an object into buf, which has room for one byte more than any object
 // of its kind may have, and returns its bytes.
-func (t traffic) read(ctx context.Context, s Store, key string, buf []byte) ([]byte, error) {
+func (t objectReader) read(ctx context.Context, s Store, key string, buf []byte) ([]byte, error) {
 	r, err := s.Open(ctx, key)
 	if err != nil {
 		return nil, err
@@ -103,10 +103,10 @@ func (t traffic) read(ctx context.Context, s Store, key string, buf []byte) ([]b
 	for n := 0; ; {
 		got, err := paced.Read(buf[n:])
 		n += got
-		t.moved.Add(int64(got))
+		t.counter.Add(int64(got))
 		switch {
 		case n == len(buf):
-			return nil, fmt.Errorf("%w: its file has %d bytes or more", errNotThese, n)
+			return nil, fmt.Errorf("%w: its file has %d bytes or more", errWrongBytes, n)
 		case errors.Is(err, io.EOF):
 			return buf[:n], nil
 		case err != nil:

@@ -117,9 +117,9 @@ func parseTime(s string) (time.Time, error) {
 	return t.UTC(), nil
 }
 
-// check says why the backup cannot be of any image, and sorts its blocks. It
+// validate says why the backup cannot be of any image, and sorts its blocks. It
 // says nothing about a backup that is not complete but that its size can be.
-func (b *Backup) check() error {
+func (b *Backup) validate() error {
 	if err := checkName(b.Name); err != nil {
 		return err
 	}
@@ -152,8 +152,8 @@ func parseSize(s string) (int64, error) {
 // enough for more than 1 TiB of data.
 const maxCfg = 64 << 20
 
-// maxBeside bounds what is not Blocks, before and behind them, and each of them.
-const maxBeside = 1 << 20
+// maxNonBlocks bounds what is not Blocks, before and behind them, and each of them.
+const maxNonBlocks = 1 << 20
 
 // parseCfg reads a backing-image.cfg. It is an error when it is cut, is not JSON, or
 // cannot be of any image. Keys that are not known are ignored. Blocks are taken one
@@ -163,14 +163,14 @@ func parseCfg(r io.Reader) (*Backup, error) { return parseUpTo(r, maxCfg) }
 func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
 	h := sha256.New()
 	limited := &io.LimitedReader{R: r, N: limit + 1}
-	beside := &io.LimitedReader{R: limited, N: maxBeside}
+	beside := &io.LimitedReader{R: limited, N: maxNonBlocks}
 	in := bufio.NewReader(io.TeeReader(beside, h))
 	b, err := parse(json.NewDecoder(in), beside)
 	switch {
 	case limited.N <= 0:
 		return nil, fmt.Errorf("it has more than %d bytes", limit)
 	case beside.N <= 0:
-		return nil, fmt.Errorf("it has more than %d bytes beside its blocks", maxBeside)
+		return nil, fmt.Errorf("it has more than %d bytes beside its blocks", maxNonBlocks)
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
 		return nil, errors.New("it is cut short")
 	case err != nil:
@@ -183,7 +183,7 @@ func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
 // parse is Parse. With every block more is let through beside.
 func parse(d *json.Decoder, beside *io.LimitedReader) (*Backup, error) {
 	b := &Backup{Compression: Gzip} // of the time before the key was there
-	if err := expect(d, '{'); err != nil {
+	if err := expectDelim(d, '{'); err != nil {
 		return nil, err
 	}
 	seen := map[string]bool{}
@@ -201,7 +201,7 @@ func parse(d *json.Decoder, beside *io.LimitedReader) (*Backup, error) {
 			return nil, fmt.Errorf("%s: %w", key, err)
 		}
 	}
-	if err := expect(d, '}'); err != nil {
+	if err := expectDelim(d, '}'); err != nil {
 		return nil, err
 	}
 	if _, err := d.Token(); err == nil {
@@ -209,10 +209,10 @@ func parse(d *json.Decoder, beside *io.LimitedReader) (*Backup, error) {
 	} else if !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	return b, b.check()
+	return b, b.validate()
 }
 
-func expect(d *json.Decoder, want json.Delim) error {
+func expectDelim(d *json.Decoder, want json.Delim) error {
 	token, err := d.Token()
 	if err != nil {
 		return err
@@ -250,7 +250,7 @@ func (b *Backup) parseKey(d *json.Decoder, key string, beside *io.LimitedReader)
 	case "Size":
 		b.Size, err = parseSize(text)
 	case "CompressionMethod":
-		b.Compression, err = parseStored(text)
+		b.Compression, err = parseCfgCompression(text)
 	case "CreatedTime":
 		b.Created, err = parseTime(text)
 	case "CompleteTime":
@@ -269,7 +269,7 @@ func (b *Backup) parseBlocks(d *json.Decoder, beside *io.LimitedReader) error {
 		return errors.New("they are no list")
 	}
 	for d.More() {
-		beside.N = maxBeside
+		beside.N = maxNonBlocks
 		var one struct {
 			Offset        *int64
 			BlockChecksum string
@@ -286,5 +286,5 @@ func (b *Backup) parseBlocks(d *json.Decoder, beside *io.LimitedReader) error {
 		}
 		b.Blocks = append(b.Blocks, Block{*one.Offset, sum})
 	}
-	return expect(d, ']')
+	return expectDelim(d, ']')
 }

@@ -22,7 +22,7 @@ const (
 	sumB = "712b79fb9d3ef0a3717724757dff405691fb2bc2c3c1de1b75c4170d679ed0df"
 )
 
-func TestParse(t *testing.T) {
+func TestParseLonghornCfg(t *testing.T) {
 	b, err := parseCfg(strings.NewReader(good))
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func TestParseVariants(t *testing.T) {
+func TestParseInvalidCfg(t *testing.T) {
 	for _, c := range []struct{ name, old, new, want string }{ // want "": it is good
 		{"keys that are not known", `"Secret":`, `"New":{"a":[1,2]},"Secret":`, ""},
 		{"the method is missing", `"CompressionMethod":"lz4",`, ``, ""},
@@ -85,7 +85,7 @@ func TestParseVariants(t *testing.T) {
 	}
 }
 
-func TestParseTooLong(t *testing.T) {
+func TestParseCfgSizeLimit(t *testing.T) {
 	if _, err := parseUpTo(strings.NewReader(good), int64(len(good))); err != nil {
 		t.Error(err)
 	}
@@ -95,7 +95,7 @@ func TestParseTooLong(t *testing.T) {
 }
 
 // A cfg may come from anybody who can write to the Store: only blocks may be many.
-func TestParseTooMuchBesideBlocks(t *testing.T) {
+func TestParseCfgNonBlockLimit(t *testing.T) {
 	race.Skip(t)
 	size := fmt.Sprintf(`"Size":"%d",`, 100_000*int64(blockSize))
 	var blocks, labels strings.Builder
@@ -113,10 +113,10 @@ func TestParseTooMuchBesideBlocks(t *testing.T) {
 	for what, text := range map[string]string{
 		"labels":      `{"Name":"a1",` + size + `"Labels":{` + labels.String()[1:] + `}}`,
 		"after":       `{"Name":"a1",` + size + `"Blocks":[{"Offset":0,"BlockChecksum":"` + blockID{}.String() + `"}],"Labels":{` + labels.String()[1:] + `}}`,
-		"ignored":     `{"Name":"a1",` + size + `"Other":"` + strings.Repeat("x", maxBeside) + `"}`,
+		"ignored":     `{"Name":"a1",` + size + `"Other":"` + strings.Repeat("x", maxNonBlocks) + `"}`,
 		"keys":        `{"Name":"a1",` + size + strings.ReplaceAll(labels.String()[1:], `""`, `1`) + `}`,
-		"in a block":  `{"Name":"a1",` + size + `"Blocks":[{"Offset":0,"Other":"` + strings.Repeat("x", 2*maxBeside) + `"}]}`,
-		"never ended": `{"Name":"` + strings.Repeat("x", 2*maxBeside),
+		"in a block":  `{"Name":"a1",` + size + `"Blocks":[{"Offset":0,"Other":"` + strings.Repeat("x", 2*maxNonBlocks) + `"}]}`,
+		"never ended": `{"Name":"` + strings.Repeat("x", 2*maxNonBlocks),
 	} {
 		if err := parse(text); err == nil || !strings.Contains(err.Error(), "beside its blocks") {
 			t.Errorf("%s: got %.200v", what, err)
@@ -152,7 +152,7 @@ func TestURL(t *testing.T) {
 
 // A cfg that is taken is one that can be written and read again, and has no block
 // that could lie outside of the image or of its folder.
-func FuzzParse(f *testing.F) {
+func FuzzParseCfg(f *testing.F) {
 	f.Add([]byte(good))
 	cfgs, err := filepath.Glob("testdata/cfg/*")
 	if err != nil || len(cfgs) == 0 {

@@ -31,18 +31,18 @@ func parseCompression(s string) (Compression, error) {
 	return "", fmt.Errorf("compression %.40q is not one of lz4, gzip and none", s)
 }
 
-// parseStored reads the compression that a cfg names. No text is that of the time
+// parseCfgCompression reads the compression that a cfg names. No text is that of the time
 // before there was a choice.
-func parseStored(s string) (Compression, error) {
+func parseCfgCompression(s string) (Compression, error) {
 	if s == "" {
 		return Gzip, nil
 	}
 	return parseCompression(s)
 }
 
-// maxStored bounds the file of a block: what does not become smaller becomes
+// maxBlockFile bounds the file of a block: what does not become smaller becomes
 // larger by a few bytes.
-const maxStored = blockSize + 64<<10
+const maxBlockFile = blockSize + 64<<10
 
 // decoder gets blocks out of their files. Its memory is used again and again.
 type decoder struct {
@@ -56,16 +56,16 @@ func newDecoder() *decoder {
 	return d
 }
 
-var errNotThese = errors.New("it does not hold these bytes")
+var errWrongBytes = errors.New("it does not hold these bytes")
 
 // decode fills dst with the block sum out of its file. How the file is packed is
 // what its magic number says, but that the bytes of a block may have one
 // themselves: the sum decides. A block that another backup has brought may be
 // packed in another way than the cfg says.
 func (d *decoder) decode(dst, stored []byte, sum blockID) error {
-	err := errNotThese
-	if unpack := d.unpacker(stored); unpack != nil {
-		if err = d.fill(dst, unpack, stored); err == nil && blockIDOf(dst) == sum {
+	err := errWrongBytes
+	if unpack := d.decompressor(stored); unpack != nil {
+		if err = d.readExactly(dst, unpack, stored); err == nil && blockIDOf(dst) == sum {
 			return nil
 		}
 	}
@@ -74,13 +74,13 @@ func (d *decoder) decode(dst, stored []byte, sum blockID) error {
 		return nil
 	}
 	if err == nil {
-		err = errNotThese
+		err = errWrongBytes
 	}
 	return err
 }
 
-// unpacker returns nil for what has no magic number.
-func (d *decoder) unpacker(stored []byte) func(io.Reader) (io.Reader, error) {
+// decompressor returns nil for what has no magic number.
+func (d *decoder) decompressor(stored []byte) func(io.Reader) (io.Reader, error) {
 	switch {
 	case bytes.HasPrefix(stored, []byte{0x04, 0x22, 0x4d, 0x18}):
 		return func(r io.Reader) (io.Reader, error) {
@@ -95,8 +95,8 @@ func (d *decoder) unpacker(stored []byte) func(io.Reader) (io.Reader, error) {
 	return nil
 }
 
-// fill reads exactly len(dst) bytes, and sees that no more would come.
-func (d *decoder) fill(dst []byte, unpack func(io.Reader) (io.Reader, error), stored []byte) error {
+// readExactly reads exactly len(dst) bytes, and sees that no more would come.
+func (d *decoder) readExactly(dst []byte, unpack func(io.Reader) (io.Reader, error), stored []byte) error {
 	d.in.Reset(stored)
 	r, err := unpack(&d.in)
 	if err != nil {

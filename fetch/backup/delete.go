@@ -38,7 +38,7 @@ func Delete(ctx context.Context, s Store, name string) (done DeleteResult, err e
 		if err := s.Delete(ctx, cfgKey(name)); err != nil {
 			return fmt.Errorf("delete backup %s: %w", name, err)
 		}
-		unused, kept, err := unused(ctx, s, b)
+		unused, kept, err := unusedBlocks(ctx, s, b)
 		if err != nil || kept != nil {
 			done.BlocksKept = kept
 			return err
@@ -49,9 +49,9 @@ func Delete(ctx context.Context, s Store, name string) (done DeleteResult, err e
 	return done, err
 }
 
-// unused returns the blocks of b, or of the whole Store if b does not tell, that no
+// unusedBlocks returns the blocks of b, or of the whole Store if b does not tell, that no
 // backup refers to; or why that cannot be said.
-func unused(ctx context.Context, s Store, b *Backup) (sums []blockID, kept, err error) {
+func unusedBlocks(ctx context.Context, s Store, b *Backup) (sums []blockID, kept, err error) {
 	names, err := List(ctx, s)
 	if err != nil {
 		return nil, nil, err
@@ -96,11 +96,11 @@ func unused(ctx context.Context, s Store, b *Backup) (sums []blockID, kept, err 
 	return sums, nil, nil
 }
 
-// sweepers is how many requests are under way at once where there are many.
-const sweepers = 4
+// parallelRequests is how many requests are under way at once where there are many.
+const parallelRequests = 4
 
-// pairPattern is what the folders of blocks are called.
-var pairPattern = regexp.MustCompile(`^[0-9a-f]{2}$`)
+// subfolderPattern is what the folders of blocks are called.
+var subfolderPattern = regexp.MustCompile(`^[0-9a-f]{2}$`)
 
 // allBlocks lists every block file of the Store.
 func allBlocks(ctx context.Context, s Store) ([]blockID, error) {
@@ -110,9 +110,9 @@ func allBlocks(ctx context.Context, s Store) ([]blockID, error) {
 	}
 	found := make([][]blockID, len(first))
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(sweepers)
+	group.SetLimit(parallelRequests)
 	for i, e := range first {
-		if !e.Dir || !pairPattern.MatchString(e.Name) {
+		if !e.Dir || !subfolderPattern.MatchString(e.Name) {
 			continue
 		}
 		group.Go(func() error {
@@ -121,7 +121,7 @@ func allBlocks(ctx context.Context, s Store) ([]blockID, error) {
 				return err
 			}
 			for _, f := range second {
-				if !f.Dir || !pairPattern.MatchString(f.Name) {
+				if !f.Dir || !subfolderPattern.MatchString(f.Name) {
 					continue
 				}
 				files, err := s.List(ctx, path.Join(blocksFolder, e.Name, f.Name))
@@ -129,7 +129,7 @@ func allBlocks(ctx context.Context, s Store) ([]blockID, error) {
 					return err
 				}
 				for _, file := range files {
-					if sum, ok := blockNamed(file.Name); ok {
+					if sum, ok := parseBlockFile(file.Name); ok {
 						found[i] = append(found[i], sum)
 					}
 				}
@@ -147,10 +147,10 @@ func allBlocks(ctx context.Context, s Store) ([]blockID, error) {
 // blocks by then.
 func removeBlocks(ctx context.Context, s Store, l *lock, sums []blockID) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(sweepers)
+	group.SetLimit(parallelRequests)
 	for _, sum := range sums {
 		group.Go(func() error {
-			if err := l.stands(); err != nil {
+			if err := l.checkAge(); err != nil {
 				return err
 			}
 			return s.Delete(ctx, sum.key())

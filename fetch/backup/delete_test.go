@@ -9,11 +9,11 @@ import (
 )
 
 // No block goes while another backup may need it.
-func TestDeleteKeeps(t *testing.T) {
+func TestDeleteKeepsBlocksOfUnreadableBackups(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t)
-	makeImage(t, d, "a1", someBytes(1, 4<<20))
-	makeImage(t, d, "b1", someBytes(2, 4<<20))
+	makeImage(t, d, "a1", testBytes(1, 4<<20))
+	makeImage(t, d, "b1", testBytes(2, 4<<20))
 	for name, spoil := range map[string]func(cfg string) string{
 		"is not completed": func(cfg string) string {
 			b, err := parseCfg(strings.NewReader(cfg))
@@ -64,10 +64,10 @@ func TestDeleteKeeps(t *testing.T) {
 
 // Nor while there is something among the backups that cannot be one, and what is not a
 // block is nothing to a deletion.
-func TestDeleteForeign(t *testing.T) {
+func TestDeleteIgnoresForeignFiles(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
-	makeImage(t, d, "a1", someBytes(1, 4<<20))
+	makeImage(t, d, "a1", testBytes(1, 4<<20))
 	foreign := []string{filepath.Join(blocksFolder, "lost+found", "x"), filepath.Join(blocksFolder, "00", "note.txt"), filepath.Join(blocksFolder, "README")}
 	for _, name := range foreign {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {

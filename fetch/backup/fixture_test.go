@@ -126,7 +126,7 @@ func makeImage(t testing.TB, d *disk.Disk, name string, data []byte) disk.Copy {
 	return c
 }
 
-func sha512of(t testing.TB, d *disk.Disk, id disk.ID) (size int64, digits string) {
+func verifiedDigest(t testing.TB, d *disk.Disk, id disk.ID) (size int64, digits string) {
 	t.Helper()
 	r, err := d.Open(id)
 	if err != nil {

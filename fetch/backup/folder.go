@@ -27,10 +27,10 @@ type folder struct {
 }
 
 const (
-	// mostParents is how many folders Delete takes along, as Longhorn does.
-	mostParents = 10
-	// mostTries is how often Put makes its folder that a Delete takes along.
-	mostTries = 10
+	// maxEmptyParents is how many folders Delete takes along, as Longhorn does.
+	maxEmptyParents = 10
+	// maxPutAttempts is how often Put makes its folder that a Delete takes along.
+	maxPutAttempts = 10
 )
 
 func (f *folder) String() string { return f.name }
@@ -45,15 +45,15 @@ func (f *folder) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	}
 	file, err := f.root.OpenFile(key, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe may be there
 	if err != nil {
-		return nil, f.failed("read", key, err)
+		return nil, f.wrapError("read", key, err)
 	}
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fail(fetch.BadSource, "it is not a regular file")
+		err = errorf(fetch.BadSource, "it is not a regular file")
 	}
 	if err != nil {
 		file.Close()
-		return nil, f.failed("read", key, err)
+		return nil, f.wrapError("read", key, err)
 	}
 	return &objectFile{file, f, key}, nil
 }
@@ -69,7 +69,7 @@ type objectFile struct {
 func (o *objectFile) Read(p []byte) (int, error) {
 	n, err := o.File.Read(p)
 	if err != nil && err != io.EOF {
-		err = o.folder.failed("read", o.key, err)
+		err = o.folder.wrapError("read", o.key, err)
 	}
 	return n, err
 }
@@ -82,7 +82,7 @@ func (o *objectFile) Close() error {
 // Put writes a file beside the place and puts it there when it is durable.
 func (f *folder) Put(ctx context.Context, key string, data []byte) error {
 	err := fs.ErrNotExist
-	for range mostTries {
+	for range maxPutAttempts {
 		if err = ctx.Err(); err == nil {
 			err = f.put(key, data)
 		}
@@ -93,15 +93,15 @@ func (f *folder) Put(ctx context.Context, key string, data []byte) error {
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	return f.failed("write", key, err)
+	return f.wrapError("write", key, err)
 }
 
 func (f *folder) put(key string, data []byte) error {
 	dir := path.Dir(key)
-	if err := f.makeAll(dir); err != nil {
+	if err := f.mkdirAll(dir); err != nil {
 		return err
 	}
-	if err := f.sweep(dir); err != nil {
+	if err := f.removeStale(dir); err != nil {
 		return err
 	}
 	temp := fmt.Sprintf("%s.tmp.0%d", key, rand.Uint64())
@@ -125,16 +125,16 @@ func (f *folder) put(key string, data []byte) error {
 	return f.sync(dir)
 }
 
-// makeAll makes a folder and those above it, durably.
-func (f *folder) makeAll(dir string) error {
+// mkdirAll makes a folder and those above it, durably.
+func (f *folder) mkdirAll(dir string) error {
 	if info, err := f.root.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil && !info.IsDir() {
-			err = fail(fetch.Refused, "%s is not a folder", dir)
+			err = errorf(fetch.Refused, "%s is not a folder", dir)
 		}
 		return err
 	}
 	above := path.Dir(dir)
-	if err := f.makeAll(above); err != nil {
+	if err := f.mkdirAll(above); err != nil {
 		return err
 	}
 	if err := f.root.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -152,19 +152,19 @@ func (f *folder) sync(dir string) error {
 }
 
 var (
-	temporary = regexp.MustCompile(`\.tmp\.[0-9]+$`)
-	// ours has a zero that Longhorn's has not: these are locked while they are written.
-	ours = regexp.MustCompile(`\.tmp\.0[0-9]+$`)
+	temporaryPattern = regexp.MustCompile(`\.tmp\.[0-9]+$`)
+	// ownTemporaryPattern has a zero that Longhorn's has not: these are locked while they are written.
+	ownTemporaryPattern = regexp.MustCompile(`\.tmp\.0[0-9]+$`)
 )
 
-// sweep removes what a writer of ours left in a folder when it died.
-func (f *folder) sweep(dir string) error {
-	entries, err := f.read(dir)
+// removeStale removes what a writer of ours left in a folder when it died.
+func (f *folder) removeStale(dir string) error {
+	entries, err := f.readDir(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		if !ours.MatchString(e.Name()) {
+		if !ownTemporaryPattern.MatchString(e.Name()) {
 			continue
 		}
 		name := path.Join(dir, e.Name())
@@ -190,10 +190,10 @@ func (f *folder) Delete(ctx context.Context, key string) error {
 		return nil
 	}
 	if err != nil {
-		return f.failed("delete", key, err)
+		return f.wrapError("delete", key, err)
 	}
 	dir := path.Dir(key)
-	for range mostParents {
+	for range maxEmptyParents {
 		info, err := f.root.Lstat(dir)
 		if err != nil || dir == "." || !info.IsDir() || f.root.Remove(dir) != nil {
 			break // it is not empty, or a link
@@ -201,33 +201,33 @@ func (f *folder) Delete(ctx context.Context, key string) error {
 		dir = path.Dir(dir)
 	}
 	if err := f.sync(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return f.failed("delete", key, err)
+		return f.wrapError("delete", key, err)
 	}
 	return nil
 }
 
 // List reads a folder.
 func (f *folder) List(ctx context.Context, dir string) ([]Entry, error) {
-	found, err := f.read(dir)
+	found, err := f.readDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ctx.Err()
 	}
 	if err != nil {
-		return nil, f.failed("list", dir, err)
+		return nil, f.wrapError("list", dir, err)
 	}
 	var entries []Entry
 	for _, e := range found {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if temporary.MatchString(e.Name()) {
+		if temporaryPattern.MatchString(e.Name()) {
 			continue
 		}
 		info, err := f.root.Stat(path.Join(dir, e.Name()))
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // removed meanwhile
 		case err != nil:
-			return nil, f.failed("list", dir, err)
+			return nil, f.wrapError("list", dir, err)
 		case info.IsDir():
 			entries = append(entries, Entry{Name: e.Name(), Dir: true})
 		case info.Mode().IsRegular():
@@ -237,8 +237,8 @@ func (f *folder) List(ctx context.Context, dir string) ([]Entry, error) {
 	return entries, nil
 }
 
-// read returns the names in a folder, sorted.
-func (f *folder) read(dir string) ([]fs.DirEntry, error) {
+// readDir returns the names in a folder, sorted.
+func (f *folder) readDir(dir string) ([]fs.DirEntry, error) {
 	d, err := f.root.Open(dir)
 	if err != nil {
 		return nil, err
@@ -251,8 +251,8 @@ func (f *folder) read(dir string) ([]fs.DirEntry, error) {
 	return entries, nil
 }
 
-// failed gives an error its class and says where it happened.
-func (f *folder) failed(verb, key string, err error) error {
+// wrapError gives an error its class and says where it happened.
+func (f *folder) wrapError(verb, key string, err error) error {
 	// The path is named here, and whole.
 	if at, ok := errors.AsType[*fs.PathError](err); ok {
 		err = at.Err
@@ -262,5 +262,5 @@ func (f *folder) failed(verb, key string, err error) error {
 	if verb == "read" && errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read %s/%s: %w", f.name, key, err)
 	}
-	return fail(classOf(fetch.ClassifyFileError(err)), "%s %s/%s: %w", verb, f.name, key, err)
+	return errorf(classOf(fetch.ClassifyFileError(err)), "%s %s/%s: %w", verb, f.name, key, err)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// wantClass fails the test unless err is of the class and says all of words.
-func wantClass(t testing.TB, err error, class fetch.Class, words ...string) {
+// wantError fails the test unless err is of the class and says all of words.
+func wantError(t testing.TB, err error, class fetch.Class, words ...string) {
 	t.Helper()
 	e, ok := err.(*fetch.Error)
 	if !ok || e.Class != class {
@@ -33,8 +33,8 @@ func wantClass(t testing.TB, err error, class fetch.Class, words ...string) {
 	}
 }
 
-// below returns the paths of all files and links below dir.
-func below(t testing.TB, dir string) []string {
+// filesBelow returns the paths of all files and links below dir.
+func filesBelow(t testing.TB, dir string) []string {
 	t.Helper()
 	files := []string{}
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -50,9 +50,9 @@ func below(t testing.TB, dir string) []string {
 	return files
 }
 
-// TestFolderAfterKill has temporary files of a writer of ours that died, of one that
+// TestFolderRemovesStaleTemporaryFiles has temporary files of a writer of ours that died, of one that
 // lives, and of Longhorn.
-func TestFolderAfterKill(t *testing.T) {
+func TestFolderRemovesStaleTemporaryFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	s := folderStore(t, dir)
@@ -71,18 +71,18 @@ func TestFolderAfterKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustPut(t, s, "blocks/ab/two.blk", nil)
-	if got, want := listed(t, s, "blocks/ab"), []string{"one.blk 0", "two.blk 0"}; !slices.Equal(got, want) {
+	if got, want := mustList(t, s, "blocks/ab"), []string{"one.blk 0", "two.blk 0"}; !slices.Equal(got, want) {
 		t.Errorf("listed are %q, want %q", got, want)
 	}
 	want := []string{"blocks/ab/lives.blk.tmp.018", "blocks/ab/longhorn.blk.tmp.1719", "blocks/ab/one.blk", "blocks/ab/two.blk"}
-	if got := below(t, dir); !slices.Equal(got, want) {
+	if got := filesBelow(t, dir); !slices.Equal(got, want) {
 		t.Errorf("left are %q, want %q", got, want)
 	}
 }
 
-// TestFolderKeepsIn has links and keys that lead out of the target, and things that
+// TestFolderRefusesPathsOutside has links and keys that lead out of the target, and things that
 // are no files.
-func TestFolderKeepsIn(t *testing.T) {
+func TestFolderRefusesPathsOutside(t *testing.T) {
 	t.Parallel()
 	dir, outside := t.TempDir(), t.TempDir()
 	s := folderStore(t, dir)
@@ -100,14 +100,14 @@ func TestFolderKeepsIn(t *testing.T) {
 	mustHave(t, s, "in/a", []byte("a"))
 	for _, key := range []string{"absolute/secret", "up/secret", up + "/secret", "file", secret} {
 		_, err := s.Open(t.Context(), key)
-		wantClass(t, err, fetch.BadConfig, "escapes", dir)
+		wantError(t, err, fetch.BadConfig, "escapes", dir)
 		if key != "file" { // the link itself may go
-			wantClass(t, s.Put(t.Context(), key, nil), fetch.BadConfig, "escapes")
-			wantClass(t, s.Delete(t.Context(), key), fetch.BadConfig, "escapes")
+			wantError(t, s.Put(t.Context(), key, nil), fetch.BadConfig, "escapes")
+			wantError(t, s.Delete(t.Context(), key), fetch.BadConfig, "escapes")
 		}
 	}
 	_, err := s.List(t.Context(), "up")
-	wantClass(t, err, fetch.BadConfig, "escapes")
+	wantError(t, err, fetch.BadConfig, "escapes")
 	mustPut(t, s, "file", []byte("replaces the link"))
 	mustHave(t, s, "file", []byte("replaces the link"))
 	if got, err := os.ReadFile(secret); string(got) != "outside" {
@@ -117,8 +117,8 @@ func TestFolderKeepsIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = s.Open(t.Context(), "fifo")
-	wantClass(t, err, fetch.BadSource, "not a regular file")
-	wantClass(t, s.Put(t.Context(), "file/below", nil), fetch.Refused, "file")
+	wantError(t, err, fetch.BadSource, "not a regular file")
+	wantError(t, s.Put(t.Context(), "file/below", nil), fetch.Refused, "file")
 	if err := s.Delete(t.Context(), "in/a"); err != nil {
 		t.Fatal(err)
 	}
@@ -127,8 +127,8 @@ func TestFolderKeepsIn(t *testing.T) {
 	}
 }
 
-// TestFolderPrunes takes along ten empty folders, as Longhorn does, and no more.
-func TestFolderPrunes(t *testing.T) {
+// TestFolderDeletesEmptyParents takes along ten empty folders, as Longhorn does, and no more.
+func TestFolderDeletesEmptyParents(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	s := folderStore(t, dir)
@@ -136,13 +136,13 @@ func TestFolderPrunes(t *testing.T) {
 	if err := s.Delete(t.Context(), "1/2/3/4/5/6/7/8/9/10/11/12/file"); err != nil {
 		t.Fatal(err)
 	}
-	if got := listed(t, s, "1"); !slices.Equal(got, []string{"2/"}) || len(listed(t, s, "1/2")) > 0 {
-		t.Errorf("left are %q and %q", got, listed(t, s, "1/2"))
+	if got := mustList(t, s, "1"); !slices.Equal(got, []string{"2/"}) || len(mustList(t, s, "1/2")) > 0 {
+		t.Errorf("left are %q and %q", got, mustList(t, s, "1/2"))
 	}
 }
 
-// TestFolderFaults has a file system that fails.
-func TestFolderFaults(t *testing.T) {
+// TestFolderIOErrors has a file system that fails.
+func TestFolderIOErrors(t *testing.T) {
 	t.Parallel()
 	f := faultfs.Mount(t)
 	tests := []struct {
@@ -168,10 +168,10 @@ func TestFolderFaults(t *testing.T) {
 			}
 			return nil
 		})
-		wantClass(t, s.Put(t.Context(), "a/b", []byte("after")), tt.class, tt.word, v.Path()+"/a/b")
+		wantError(t, s.Put(t.Context(), "a/b", []byte("after")), tt.class, tt.word, v.Path()+"/a/b")
 		v.Plan(nil)
 		mustHave(t, s, "a/b", []byte("before"))
-		if got := below(t, v.Path()); !slices.Equal(got, []string{"a/b"}) {
+		if got := filesBelow(t, v.Path()); !slices.Equal(got, []string{"a/b"}) {
 			t.Errorf("%s fails with %v: left are %q", tt.kind, tt.errno, got)
 		}
 	}
@@ -190,7 +190,7 @@ func TestFolderFaults(t *testing.T) {
 	}
 	defer r.Close()
 	_, err = io.ReadAll(r)
-	wantClass(t, err, fetch.Network, "input/output", "a/b")
+	wantError(t, err, fetch.Network, "input/output", "a/b")
 }
 
 // TestFolderPowerCut cuts the power at every change of a sequence. What was told to be
@@ -259,7 +259,7 @@ func TestFolderPowerCut(t *testing.T) {
 			}
 			mustPut(t, found, a, next)
 			mustPut(t, found, b, next)
-			if got := below(t, after.Path()); !slices.Equal(got, []string{a, b}) {
+			if got := filesBelow(t, after.Path()); !slices.Equal(got, []string{a, b}) {
 				t.Errorf("cut at change %d, seed %d: left are %q", at, seed, got)
 			}
 		}

@@ -57,8 +57,8 @@ func (s blockID) folder() string {
 
 func (s blockID) key() string { return path.Join(s.folder(), s.String()+blockSuffix) }
 
-// blockNamed returns the block of a file name, and false for any other file.
-func blockNamed(file string) (blockID, bool) {
+// parseBlockFile returns the block of a file name, and false for any other file.
+func parseBlockFile(file string) (blockID, bool) {
 	digits, ok := strings.CutSuffix(file, blockSuffix)
 	if !ok {
 		return blockID{}, false

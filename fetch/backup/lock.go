@@ -25,15 +25,15 @@ const (
 	locksFolder = "backupstore/volumes/22/fc/BACKINGIMAGE/locks" // by the checksum of that name
 	lockSuffix  = ".lck"
 
-	lockSettles = 2 * time.Second
-	lockRenewed = 60 * time.Second
-	lockExpires = 150 * time.Second
-	// lockLost is when its holder gives up one that it could not renew, well before others
+	lockSettleTime    = 2 * time.Second
+	lockRenewInterval = 60 * time.Second
+	lockTTL           = 150 * time.Second
+	// lockMaxAge is when its holder gives up one that it could not renew, well before others
 	// take it for expired.
-	lockLost = lockExpires - lockRenewed
-	// lockForgotten is when a lock that expired is removed: nobody has cared for it
+	lockMaxAge = lockTTL - lockRenewInterval
+	// lockRemoveAge is when a lock that expired is removed: nobody has cared for it
 	// for long, and nobody does, whatever the clock.
-	lockForgotten = time.Hour
+	lockRemoveAge = time.Hour
 )
 
 // lockType tells those who may be there together: locks of one type.
@@ -58,8 +58,8 @@ type lock struct {
 	store Store
 	file  lockFile
 
-	mu      sync.Mutex // of who writes it
-	renewed time.Time
+	mu        sync.Mutex // of who writes it
+	writtenAt time.Time
 
 	stop    context.CancelFunc
 	renewer sync.WaitGroup
@@ -74,10 +74,10 @@ func acquire(ctx context.Context, s Store, t lockType, settle time.Duration) (co
 	l := &lock{store: s, file: lockFile{Name: "lock-" + hex.EncodeToString(id[:]), Type: t}}
 	err := l.write(ctx)
 	if err == nil {
-		err = wait(ctx, settle)
+		err = sleep(ctx, settle)
 	}
 	if err == nil {
-		err = l.first(ctx)
+		err = l.checkConflicts(ctx)
 	}
 	if err == nil {
 		l.file.Acquired = true
@@ -102,28 +102,28 @@ func (l *lock) release(ctx context.Context) {
 
 // withLock does work while it holds a lock of the Store.
 func withLock(ctx context.Context, s Store, t lockType, work func(context.Context, *lock) error) error {
-	held, l, err := acquire(ctx, s, t, lockSettles)
+	held, l, err := acquire(ctx, s, t, lockSettleTime)
 	if err != nil {
 		return err
 	}
 	defer l.release(ctx)
-	return causeOf(ctx, held, work(held, l))
+	return withLostCause(ctx, held, work(held, l))
 }
 
 // confirm makes sure that the lock is held, and will be for a while. The process may have
 // been stopped, or the machine, for so long that others took it for dead, before renew
 // could see that.
 func (l *lock) confirm(ctx context.Context) error {
-	if err := l.stands(); err != nil {
+	if err := l.checkAge(); err != nil {
 		return err
 	}
 	return l.write(ctx)
 }
 
-// stands says why the lock may not be held any more.
-func (l *lock) stands() error {
-	if age := l.age(); age >= lockLost {
-		return fail(fetch.Network, "lost the lock of %s: it was not renewed for %s", l.store, age.Round(time.Second))
+// checkAge says why the lock may not be held any more.
+func (l *lock) checkAge() error {
+	if age := l.age(); age >= lockMaxAge {
+		return errorf(fetch.Network, "lost the lock of %s: it was not renewed for %s", l.store, age.Round(time.Second))
 	}
 	return nil
 }
@@ -133,22 +133,22 @@ func (l *lock) stands() error {
 func (l *lock) age() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return time.Now().Round(0).Sub(l.renewed.Round(0))
+	return time.Now().Round(0).Sub(l.writtenAt.Round(0))
 }
 
-// causeOf is err, or why held ended if not by the end of ctx.
-func causeOf(ctx, held context.Context, err error) error {
+// withLostCause is err, or why held ended if not by the end of ctx.
+func withLostCause(ctx, held context.Context, err error) error {
 	if err != nil && ctx.Err() == nil && held.Err() != nil {
 		return context.Cause(held)
 	}
 	return err
 }
 
-// cleanUp bounds what is done for others after the work was ended.
-const cleanUp = 30 * time.Second
+// cleanupTimeout bounds what is done for others after the work was ended.
+const cleanupTimeout = 30 * time.Second
 
 func (l *lock) remove(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUp)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	if err := l.store.Delete(ctx, l.file.key()); err != nil {
 		return fmt.Errorf("unlock %s: %w", l.store, err)
@@ -166,34 +166,34 @@ func (l *lock) write(ctx context.Context) error {
 	if err := l.store.Put(ctx, l.file.key(), data); err != nil {
 		return err
 	}
-	l.renewed = time.Now()
+	l.writtenAt = time.Now()
 	return nil
 }
 
 // renew writes the lock anew from time to time, and says when it was lost.
 func (l *lock) renew(ctx context.Context, lost context.CancelCauseFunc) {
-	for every := lockRenewed; ; {
-		if wait(ctx, every) != nil {
+	for every := lockRenewInterval; ; {
+		if sleep(ctx, every) != nil {
 			return
 		}
-		attempt, cancel := context.WithTimeout(ctx, lockExpires-l.age())
+		attempt, cancel := context.WithTimeout(ctx, lockTTL-l.age())
 		err := l.write(attempt)
 		cancel()
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err == nil:
-			every = lockRenewed
-		case l.age() < lockLost:
-			every = lockRenewed / 6
+			every = lockRenewInterval
+		case l.age() < lockMaxAge:
+			every = lockRenewInterval / 6
 		default:
-			lost(fail(fetch.Network, "lost the lock of %s: %w", l.store, err))
+			lost(errorf(fetch.Network, "lost the lock of %s: %w", l.store, err))
 			return
 		}
 	}
 }
 
-func wait(ctx context.Context, d time.Duration) error {
+func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -204,38 +204,38 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// otherLock is one in the Store, ours included.
-type otherLock struct {
+// storedLock is one in the Store, ours included.
+type storedLock struct {
 	lockFile
 	modified time.Time
 }
 
-// first looks whether a lock of the other type was there before.
-func (l *lock) first(ctx context.Context) error {
+// checkConflicts looks whether a lock of the other type was there before.
+func (l *lock) checkConflicts(ctx context.Context) error {
 	locks, err := readLocks(ctx, l.store)
 	if err != nil {
 		return err
 	}
-	var own otherLock
+	var own storedLock
 	for _, o := range locks {
 		if o.Name == l.file.Name {
 			own = o
 		}
 	}
 	if own.modified.IsZero() {
-		return fail(fetch.Network, "the lock was removed by somebody else")
+		return errorf(fetch.Network, "the lock was removed by somebody else")
 	}
 	now := own.modified.Add(l.age())
 	for _, o := range locks {
 		age := now.Sub(o.modified)
 		switch {
-		case age > lockForgotten:
+		case age > lockRemoveAge:
 			if err := l.store.Delete(ctx, o.key()); err != nil {
 				return err
 			}
-		case o.Type != own.Type && age <= lockExpires && o.before(own):
-			return fail(fetch.Network, "somebody %s (lock %s; if that one has died, its lock ends in %v)",
-				o.Type, o.Name, (lockExpires - age).Round(time.Second))
+		case o.Type != own.Type && age <= lockTTL && o.before(own):
+			return errorf(fetch.Network, "somebody %s (lock %s; if that one has died, its lock ends in %v)",
+				o.Type, o.Name, (lockTTL - age).Round(time.Second))
 		}
 	}
 	return nil
@@ -249,7 +249,7 @@ func (t lockType) String() string {
 }
 
 // before puts locks into the order in which they may be held.
-func (f otherLock) before(other otherLock) bool {
+func (f storedLock) before(other storedLock) bool {
 	switch {
 	case f.Acquired != other.Acquired:
 		return f.Acquired
@@ -266,12 +266,12 @@ const maxLock = 4 << 10
 
 // readLocks reads all locks. What cannot be read is not one, as for Longhorn; one that
 // has gone meanwhile does not count.
-func readLocks(ctx context.Context, s Store) ([]otherLock, error) {
+func readLocks(ctx context.Context, s Store) ([]storedLock, error) {
 	entries, err := s.List(ctx, locksFolder)
 	if err != nil {
 		return nil, err
 	}
-	var locks []otherLock
+	var locks []storedLock
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name, lockSuffix)
 		if !ok || e.Dir || !lockPattern.MatchString(name) {
@@ -289,7 +289,7 @@ func readLocks(ctx context.Context, s Store) ([]otherLock, error) {
 		if err != nil {
 			return nil, err
 		}
-		one := otherLock{modified: e.Modified}
+		one := storedLock{modified: e.Modified}
 		if json.Unmarshal(data, &one.lockFile) == nil && one.Name == name {
 			locks = append(locks, one)
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// plantLock makes the lock file of somebody else, renewed so long ago.
-func plantLock(t testing.TB, dir string, f lockFile, age time.Duration) string {
+// writeLock makes the lock file of somebody else, renewed so long ago.
+func writeLock(t testing.TB, dir string, f lockFile, age time.Duration) string {
 	t.Helper()
 	data, err := json.Marshal(f)
 	if err != nil {
@@ -34,7 +34,7 @@ func plantLock(t testing.TB, dir string, f lockFile, age time.Duration) string {
 	return path
 }
 
-func TestLocks(t *testing.T) {
+func TestLockConflicts(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		other  lockFile
@@ -56,10 +56,10 @@ func TestLocks(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
-			other := plantLock(t, dir, c.other, c.age)
+			other := writeLock(t, dir, c.other, c.age)
 			synctest.Test(t, func(t *testing.T) {
 				s := openTarget(t, dir)
-				_, l, err := acquire(t.Context(), s, c.want, lockSettles)
+				_, l, err := acquire(t.Context(), s, c.want, lockSettleTime)
 				if (err != nil) != c.blocks || err != nil && !isClass(err, fetch.Network) {
 					t.Fatalf("got %v", err)
 				}
@@ -82,15 +82,15 @@ func TestLocks(t *testing.T) {
 }
 
 // Garbage beside the locks is not one.
-func TestLocksGarbage(t *testing.T) {
+func TestInvalidLockFilesAreIgnored(t *testing.T) {
 	dir := t.TempDir()
-	plantLock(t, dir, lockFile{"lock-zz", exclusive, true}, 0)
-	path := plantLock(t, dir, lockFile{"lock-1", exclusive, true}, 0)
+	writeLock(t, dir, lockFile{"lock-zz", exclusive, true}, 0)
+	path := writeLock(t, dir, lockFile{"lock-1", exclusive, true}, 0)
 	if err := os.WriteFile(path, []byte(`{"Na`), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		_, l, err := acquire(t.Context(), openTarget(t, dir), shared, lockSettles)
+		_, l, err := acquire(t.Context(), openTarget(t, dir), shared, lockSettleTime)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,7 +100,7 @@ func TestLocksGarbage(t *testing.T) {
 
 // A lock is renewed as long as the work takes, and given up with the work when it
 // cannot be renewed any more.
-func TestLockRenewed(t *testing.T) {
+func TestLockIsRenewed(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		s := openTarget(t, dir)
@@ -110,7 +110,7 @@ func TestLockRenewed(t *testing.T) {
 				if err := os.RemoveAll(locks); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(lockRenewed + time.Second)
+				time.Sleep(lockRenewInterval + time.Second)
 				if len(files(t, dir)) != 1 {
 					t.Errorf("the lock was not renewed: %v", files(t, dir))
 				}
@@ -123,7 +123,7 @@ func TestLockRenewed(t *testing.T) {
 			}
 			begun := time.Now()
 			<-ctx.Done()
-			if took := time.Since(begun); took > lockExpires {
+			if took := time.Since(begun); took > lockTTL {
 				t.Errorf("it was believed for %v to be there", took)
 			}
 			if err := os.Remove(locks); err != nil {

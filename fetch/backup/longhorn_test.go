@@ -17,7 +17,7 @@ import (
 
 // Everything that Longhorn wrote is restored as it is, and everything that was
 // damaged since is refused: nothing is left that looks finished.
-func TestRestoreLonghorn(t *testing.T) {
+func TestRestoreLonghornBackup(t *testing.T) {
 	for name, f := range fixtures(t) {
 		if race.Enabled && f.Expect == "error" {
 			continue
@@ -38,7 +38,7 @@ func TestRestoreLonghorn(t *testing.T) {
 			case err != nil:
 				t.Fatal(err)
 			}
-			size, sum := sha512of(t, d, id(f.Image))
+			size, sum := verifiedDigest(t, d, id(f.Image))
 			if size != f.Size || sum != f.SHA512 {
 				t.Errorf("got %d bytes, sha512 %s; want %d, %s", size, sum, f.Size, f.SHA512)
 			}
@@ -48,7 +48,7 @@ func TestRestoreLonghorn(t *testing.T) {
 
 // What is written of an image is what Longhorn wrote of it: the same keys and blocks,
 // but for the times. Blocks hold the same, packed or not.
-func TestBackupAsLonghorn(t *testing.T) {
+func TestCreateWritesLonghornFiles(t *testing.T) {
 	for _, name := range []string{"backup-lz4", "backup-gzip", "backup-none", "backup-short-last", "backup-shared/willow-a"} {
 		f := fixtures(t)[name]
 		t.Run(name, func(t *testing.T) {
@@ -100,7 +100,7 @@ func sameFiles(t *testing.T, b *Backup, ours, theirs map[string]string) {
 			continue
 		}
 		n++
-		sum, ok := blockNamed(filepath.Base(name))
+		sum, ok := parseBlockFile(filepath.Base(name))
 		want := theirs[name]
 		if !ok || want == "" {
 			t.Errorf("%s is nothing that Longhorn wrote", name)
@@ -123,7 +123,7 @@ func sameFiles(t *testing.T, b *Backup, ours, theirs map[string]string) {
 }
 
 // A backup that was cut off is completed; Longhorn's lock of it does not hinder.
-func TestResumeLonghorn(t *testing.T) {
+func TestCompleteLonghornBackup(t *testing.T) {
 	t.Parallel()
 	all := fixtures(t)
 	d := newDisk(t)

@@ -27,7 +27,7 @@ type MemoryBudget struct {
 func NewMemoryBudget() *MemoryBudget {
 	return &MemoryBudget{
 		blocks:   newPool(budgetBlocks, func() []byte { return make([]byte, blockSize) }),
-		files:    newPool(budgetFiles, func() []byte { return make([]byte, maxStored+1) }),
+		files:    newPool(budgetFiles, func() []byte { return make([]byte, maxBlockFile+1) }),
 		decoders: newPool(decoders, newDecoder),
 	}
 }

@@ -19,7 +19,7 @@ import (
 func TestRestoresShareMemoryBudget(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
-	want := makeImage(t, d, "a1", someBytes(1, 23<<20+512))
+	want := makeImage(t, d, "a1", testBytes(1, 23<<20+512))
 	synctest.Test(t, func(t *testing.T) { mustBackUp(t, dir, d, "a1") })
 	budget := NewMemoryBudget()
 	var all sync.WaitGroup
@@ -27,13 +27,13 @@ func TestRestoresShareMemoryBudget(t *testing.T) {
 		other := newDisk(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		s := &asked{Store: openTarget(t, dir), left: 100, end: cancel}
+		s := &limitedStore{Store: openTarget(t, dir), left: 100, end: cancel}
 		if n%3 == 1 {
 			s.left = n
 		}
 		var store Store = s
 		if n%3 == 2 {
-			store = missing{s, n}
+			store = losingStore{s, n}
 		}
 		all.Go(func() {
 			got, err := restoreIn(ctx, budget, store, other, "a1")
@@ -64,18 +64,18 @@ func restoreIn(ctx context.Context, budget *MemoryBudget, s Store, d *disk.Disk,
 	return part.Commit(b.Digest())
 }
 
-// missing is a Store that has lost some blocks.
-type missing struct {
-	*asked
+// losingStore is a Store that has lost some blocks.
+type losingStore struct {
+	*limitedStore
 	kept int
 }
 
-func (m missing) Open(ctx context.Context, key string) (io.ReadCloser, error) {
+func (m losingStore) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	m.mu.Lock()
 	gone := strings.HasSuffix(key, blockSuffix) && m.blocks >= m.kept
 	m.mu.Unlock()
 	if gone {
 		return m.Store.Open(ctx, "no/such/block")
 	}
-	return m.asked.Open(ctx, key)
+	return m.limitedStore.Open(ctx, key)
 }

@@ -24,13 +24,13 @@ const (
 	decoders = 2
 	// encoders is the same for what is packed.
 	encoders = 2
-	// ahead is how many blocks may wait for their turn, besides those that are worked on.
-	ahead = 2
-	// blockTries is how often the file of a block is asked for that was cut or wrong.
-	blockTries = 3
+	// prefetchBlocks is how many blocks may wait for their turn, besides those that are worked on.
+	prefetchBlocks = 2
+	// maxBlockAttempts is how often the file of a block is asked for that was cut or wrong.
+	maxBlockAttempts = 3
 )
 
-func workers(n int) int {
+func clampWorkers(n int) int {
 	if n <= 0 {
 		n = DefaultWorkers
 	}
@@ -66,13 +66,13 @@ func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 	}
 	progress.Total.Store(r.Backup.Size)
 	progress.Done.Store(part.Offset())
-	return fetch.ClassifyDiskError(causeOf(ctx, held, r.pour(held, part, progress)))
+	return fetch.ClassifyDiskError(withLostCause(ctx, held, r.writeBlocks(held, part, progress)))
 }
 
 // CanResume reports whether a part of this origin is the beginning of the backup.
-func (r Restore) CanResume(o disk.PartSource) bool { return o == r.origin() }
+func (r Restore) CanResume(o disk.PartSource) bool { return o == r.partSource() }
 
-func (r Restore) origin() disk.PartSource {
+func (r Restore) partSource() disk.PartSource {
 	source := sha256.Sum256([]byte(URL(r.Store.String(), r.Backup.Name)))
 	origin := disk.PartSource{
 		ID: "backup " + hex.EncodeToString(source[:]), ETag: r.Backup.fingerprint, Size: r.Backup.Size,
@@ -86,15 +86,15 @@ func (r Restore) origin() disk.PartSource {
 
 // begin keeps what the part holds if that is of this backup.
 func (r Restore) begin(part *disk.Part) error {
-	origin := r.origin()
+	origin := r.partSource()
 	if part.Source() == origin && (part.Offset()%disk.ChunkSize == 0 || part.Offset() == r.Backup.Size) {
 		return nil
 	}
 	return part.Begin(origin)
 }
 
-// piece is one block on its way.
-type piece struct {
+// pendingBlock is one block on its way.
+type pendingBlock struct {
 	block  Block
 	buffer []byte        // of the MemoryBudget
 	data   []byte        // the beginning of buffer, as long as the block
@@ -102,16 +102,16 @@ type piece struct {
 	ready  chan struct{} // closed when data or err is there
 }
 
-// pour writes the blocks in order, as they come from the workers.
-func (r Restore) pour(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
+// writeBlocks writes the blocks in order, as they come from the workers.
+func (r Restore) writeBlocks(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
 	if r.Memory == nil {
 		r.Memory = NewMemoryBudget()
 	}
 	var running sync.WaitGroup
 	ctx, cancel := context.WithCancel(ctx)
-	ahead := make(chan struct{}, workers(r.Workers)+ahead)
-	pieces := r.fetchAhead(ctx, &running, part.Offset(), ahead, progress)
-	var last *piece // in hand
+	ahead := make(chan struct{}, clampWorkers(r.Workers)+prefetchBlocks)
+	pieces := r.prefetch(ctx, &running, part.Offset(), ahead, progress)
+	var last *pendingBlock // in hand
 	defer func() {
 		cancel()
 		running.Wait() // nobody writes to the buffers any more
@@ -131,7 +131,7 @@ func (r Restore) pour(ctx context.Context, part *disk.Part, progress *fetch.Prog
 		if err := cmp.Or(ctx.Err(), last.err); err != nil {
 			return err
 		}
-		if err := put(part, last, progress); err != nil {
+		if err := appendBlock(part, last, progress); err != nil {
 			return err
 		}
 		r.Memory.blocks.release(last.buffer)
@@ -141,12 +141,12 @@ func (r Restore) pour(ctx context.Context, part *disk.Part, progress *fetch.Prog
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return zeros(part, r.Backup.Size, progress)
+	return appendZeros(part, r.Backup.Size, progress)
 }
 
-// put appends a block, of which the part may hold the beginning already.
-func put(part *disk.Part, p *piece, progress *fetch.Progress) error {
-	if err := zeros(part, p.block.Offset, progress); err != nil {
+// appendBlock appends a block, of which the part may hold the beginning already.
+func appendBlock(part *disk.Part, p *pendingBlock, progress *fetch.Progress) error {
+	if err := appendZeros(part, p.block.Offset, progress); err != nil {
 		return err
 	}
 	n, err := part.ReadFrom(bytes.NewReader(p.data[part.Offset()-p.block.Offset:]))
@@ -154,8 +154,8 @@ func put(part *disk.Part, p *piece, progress *fetch.Progress) error {
 	return err
 }
 
-// zeros makes what is up to end a hole.
-func zeros(part *disk.Part, end int64, progress *fetch.Progress) error {
+// appendZeros makes what is up to end a hole.
+func appendZeros(part *disk.Part, end int64, progress *fetch.Progress) error {
 	for part.Offset() < end {
 		n := min(disk.ChunkSize, end-part.Offset())
 		if err := part.AppendZeros(n); err != nil {
@@ -166,17 +166,17 @@ func zeros(part *disk.Part, end int64, progress *fetch.Progress) error {
 	return nil
 }
 
-// fetchAhead starts the workers. The pieces come in the order of the image, and may
+// prefetch starts the workers. The pieces come in the order of the image, and may
 // not be ready yet; ahead has one for each that was not written.
-func (r Restore) fetchAhead(ctx context.Context, running *sync.WaitGroup, from int64, ahead chan<- struct{}, progress *fetch.Progress) <-chan *piece {
-	inOrder, todo := make(chan *piece, cap(ahead)), make(chan *piece)
-	way := traffic{fetch.NewLimiter(r.BandwidthLimit), &progress.UpstreamBytes}
-	for range workers(r.Workers) {
+func (r Restore) prefetch(ctx context.Context, running *sync.WaitGroup, from int64, ahead chan<- struct{}, progress *fetch.Progress) <-chan *pendingBlock {
+	inOrder, todo := make(chan *pendingBlock, cap(ahead)), make(chan *pendingBlock)
+	way := objectReader{fetch.NewLimiter(r.BandwidthLimit), &progress.UpstreamBytes}
+	for range clampWorkers(r.Workers) {
 		running.Go(func() {
 			for p := range todo {
 				var file []byte
 				if file, p.err = r.Memory.files.acquire(ctx); p.err == nil {
-					p.err = r.fetch(ctx, p, way, file)
+					p.err = r.fetchBlock(ctx, p, way, file)
 					r.Memory.files.release(file)
 				}
 				close(p.ready)
@@ -200,7 +200,7 @@ func (r Restore) fetchAhead(ctx context.Context, running *sync.WaitGroup, from i
 			if err != nil {
 				return
 			}
-			p := &piece{block: block, buffer: buffer, data: buffer[:length], ready: make(chan struct{})}
+			p := &pendingBlock{block: block, buffer: buffer, data: buffer[:length], ready: make(chan struct{})}
 			inOrder <- p // has room for as many as are not written
 			select {
 			case todo <- p:
@@ -212,12 +212,12 @@ func (r Restore) fetchAhead(ctx context.Context, running *sync.WaitGroup, from i
 	return inOrder
 }
 
-// fetch gets one block, and asks again at once where it was cut or is not what
+// fetchBlock gets one block, and asks again at once where it was cut or is not what
 // its name says: something on the way may have done that.
-func (r Restore) fetch(ctx context.Context, p *piece, way traffic, stored []byte) error {
+func (r Restore) fetchBlock(ctx context.Context, p *pendingBlock, way objectReader, stored []byte) error {
 	var err error
-	for range blockTries {
-		err = r.fetchOnce(ctx, p, way, stored)
+	for range maxBlockAttempts {
+		err = r.fetchBlockOnce(ctx, p, way, stored)
 		if !isClass(err, fetch.Dropped, fetch.BadSource) {
 			break
 		}
@@ -225,13 +225,13 @@ func (r Restore) fetch(ctx context.Context, p *piece, way traffic, stored []byte
 	return err
 }
 
-func (r Restore) fetchOnce(ctx context.Context, p *piece, way traffic, stored []byte) error {
+func (r Restore) fetchBlockOnce(ctx context.Context, p *pendingBlock, way objectReader, stored []byte) error {
 	object, err := way.read(ctx, r.Store, p.block.ID.key(), stored)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return r.failed(fetch.Refused, p, "is missing")
-	case errors.Is(err, errNotThese):
-		return r.failed(fetch.BadSource, p, "is damaged: "+err.Error())
+		return r.blockError(fetch.Refused, p, "is missing")
+	case errors.Is(err, errWrongBytes):
+		return r.blockError(fetch.BadSource, p, "is damaged: "+err.Error())
 	case err != nil:
 		return err
 	}
@@ -241,12 +241,12 @@ func (r Restore) fetchOnce(ctx context.Context, p *piece, way traffic, stored []
 	}
 	defer r.Memory.decoders.release(decoder)
 	if err := decoder.decode(p.data, object, p.block.ID); err != nil {
-		return r.failed(fetch.BadSource, p, "is damaged: "+err.Error())
+		return r.blockError(fetch.BadSource, p, "is damaged: "+err.Error())
 	}
 	return nil
 }
 
-func (r Restore) failed(class fetch.Class, p *piece, what string) error {
-	return fail(class, "block %s of backup %s in %s (at %d of %d bytes) %s",
+func (r Restore) blockError(class fetch.Class, p *pendingBlock, what string) error {
+	return errorf(class, "block %s of backup %s in %s (at %d of %d bytes) %s",
 		p.block.ID, r.Backup.Name, r.Store, p.block.Offset, r.Backup.Size, what)
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// asked is a Store that counts the blocks it was asked for, and ends the work when it
+// limitedStore is a Store that counts the blocks it was asked for, and ends the work when it
 // is asked for one too many.
-type asked struct {
+type limitedStore struct {
 	Store
 	end context.CancelFunc
 
@@ -26,7 +26,7 @@ type asked struct {
 	left   int
 }
 
-func (a *asked) Open(ctx context.Context, key string) (io.ReadCloser, error) {
+func (a *limitedStore) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	if strings.HasSuffix(key, blockSuffix) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -44,7 +44,7 @@ func (a *asked) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 func TestRestoreResumes(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
-	want := makeImage(t, d, "a1", someBytes(1, 13<<20+512))
+	want := makeImage(t, d, "a1", testBytes(1, 13<<20+512))
 	synctest.Test(t, func(t *testing.T) { mustBackUp(t, dir, d, "a1") })
 	for n := range 7 {
 		if race.Enabled && n%3 != 1 {
@@ -52,7 +52,7 @@ func TestRestoreResumes(t *testing.T) {
 		}
 		other := newDisk(t)
 		ctx, cancel := context.WithCancel(t.Context())
-		s := &asked{Store: openTarget(t, dir), left: n, end: cancel}
+		s := &limitedStore{Store: openTarget(t, dir), left: n, end: cancel}
 		if _, err := restore(ctx, s, other, "a1"); !errors.Is(err, context.Canceled) {
 			t.Fatalf("after %d blocks: %v", n, err)
 		}
@@ -60,7 +60,7 @@ func TestRestoreResumes(t *testing.T) {
 			t.Fatalf("after %d blocks the copy is %s", n, c.State)
 		}
 		held := other.Stat(id("a1")).PartBytes
-		s = &asked{Store: s.Store, left: 100}
+		s = &limitedStore{Store: s.Store, left: 100}
 		if got, err := restore(t.Context(), s, other, "a1"); err != nil || got.SHA512 != want.SHA512 {
 			t.Errorf("after %d blocks: %v (%v)", n, got.SHA512, err)
 		}
@@ -71,32 +71,32 @@ func TestRestoreResumes(t *testing.T) {
 }
 
 // What a part holds of another backup is not joined with this one.
-func TestRestoreOther(t *testing.T) {
+func TestRestoreOfChangedBackupStartsAgain(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
-	makeImage(t, d, "a1", someBytes(1, 8<<20))
+	makeImage(t, d, "a1", testBytes(1, 8<<20))
 	synctest.Test(t, func(t *testing.T) { mustBackUp(t, dir, d, "a1") })
 	part := newDisk(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	if _, err := restore(ctx, &asked{Store: openTarget(t, dir), left: 3, end: cancel}, part, "a1"); err == nil {
+	if _, err := restore(ctx, &limitedStore{Store: openTarget(t, dir), left: 3, end: cancel}, part, "a1"); err == nil {
 		t.Fatal("it was not cut off")
 	}
 	again, other := newDisk(t), t.TempDir()
-	want := makeImage(t, again, "a1", someBytes(2, 8<<20))
+	want := makeImage(t, again, "a1", testBytes(2, 8<<20))
 	synctest.Test(t, func(t *testing.T) { mustBackUp(t, other, again, "a1") })
 	if got, err := restore(t.Context(), openTarget(t, other), part, "a1"); err != nil || got.SHA512 != want.SHA512 {
 		t.Errorf("restored %v (%v), want %v", got.SHA512, err, want.SHA512)
 	}
 }
 
-// dropping is a Store whose connections break once for each object, in the middle.
-type dropping struct {
+// droppingStore is a Store whose connections break once for each object, in the middle.
+type droppingStore struct {
 	Store
 	mu   sync.Mutex
 	seen map[string]bool
 }
 
-func (s *dropping) Open(ctx context.Context, key string) (io.ReadCloser, error) {
+func (s *droppingStore) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	r, err := s.Store.Open(ctx, key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,19 +107,21 @@ func (s *dropping) Open(ctx context.Context, key string) (io.ReadCloser, error) 
 	return struct {
 		io.Reader
 		io.Closer
-	}{io.MultiReader(io.LimitReader(r, 1000), broken{}), r}, nil
+	}{io.MultiReader(io.LimitReader(r, 1000), brokenReader{}), r}, nil
 }
 
-type broken struct{}
+type brokenReader struct{}
 
-func (broken) Read([]byte) (int, error) { return 0, fail(fetch.Dropped, "the connection broke") }
+func (brokenReader) Read([]byte) (int, error) {
+	return 0, errorf(fetch.Dropped, "the connection broke")
+}
 
-func TestRestoreDropped(t *testing.T) {
+func TestRestoreRetriesDroppedBlocks(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
-	want := makeImage(t, d, "a1", someBytes(1, 5<<20))
+	want := makeImage(t, d, "a1", testBytes(1, 5<<20))
 	synctest.Test(t, func(t *testing.T) { mustBackUp(t, dir, d, "a1") })
-	s := &dropping{Store: openTarget(t, dir), seen: map[string]bool{}}
+	s := &droppingStore{Store: openTarget(t, dir), seen: map[string]bool{}}
 	if got, err := restore(t.Context(), s, newDisk(t), "a1"); err != nil || got.SHA512 != want.SHA512 || len(s.seen) != 3 {
 		t.Errorf("restored %v (%v), want %v", got.SHA512, err, want.SHA512)
 	}
@@ -128,7 +130,7 @@ func TestRestoreDropped(t *testing.T) {
 // How a block is packed is told by its file; the sum decides where that is in doubt.
 func TestDecode(t *testing.T) {
 	race.Skip(t)
-	plain := someBytes(1, 1<<20)
+	plain := testBytes(1, 1<<20)
 	pack := func(c Compression, data []byte) []byte {
 		var room bytes.Buffer
 		file, err := newEncoder(c).encode(data, &room)
@@ -156,7 +158,7 @@ func TestDecode(t *testing.T) {
 		{"long", plain[:1000], pack(LZ4, plain), "more than 1000 bytes"},
 		{"long as it is", plain[:1000], plain, "does not hold these bytes"},
 		{"much", plain, bomb, "more than 1048576 bytes"},
-		{"others", plain, pack(Gzip, someBytes(2, 1<<20)), "does not hold these bytes"},
+		{"others", plain, pack(Gzip, testBytes(2, 1<<20)), "does not hold these bytes"},
 		{"cut", plain, pack(Gzip, plain)[:1000], "unexpected EOF"},
 	} {
 		got := make([]byte, len(c.plain))
@@ -172,7 +174,7 @@ func TestDecode(t *testing.T) {
 
 // FuzzDecode: whatever a file has in it, only the bytes of the sum come out.
 func FuzzDecode(f *testing.F) {
-	plain := someBytes(1, 4096)
+	plain := testBytes(1, 4096)
 	var room bytes.Buffer
 	for _, c := range []Compression{LZ4, Gzip, None} {
 		file, err := newEncoder(c).encode(plain, &room)

@@ -34,10 +34,10 @@ var (
 func randomImage(t testing.TB, random *rand.Rand) []byte {
 	t.Helper()
 	data := make([]byte, 512*(1+random.IntN(6<<11)))
-	block := noise(random.Uint64(), blockSize)
+	block := randomBytes(random.Uint64(), blockSize)
 	switch kind := random.IntN(5); kind {
 	case 0:
-		fillNoise(data, random)
+		fillRandom(data, random)
 	case 1:
 		for at := 0; at < len(data); at += 512 * (1 + random.IntN(2<<11)) {
 			if random.IntN(3) > 0 {
@@ -49,7 +49,7 @@ func randomImage(t testing.TB, random *rand.Rand) []byte {
 	default:
 		for range random.IntN(6) {
 			at := 512 * random.IntN(len(data)/512)
-			fillNoise(data[at:min(len(data), at+1+random.IntN(3<<20))], random)
+			fillRandom(data[at:min(len(data), at+1+random.IntN(3<<20))], random)
 		}
 		if kind > 2 {
 			return qcow2File(t, data, random)
@@ -58,7 +58,7 @@ func randomImage(t testing.TB, random *rand.Rand) []byte {
 	return data
 }
 
-func fillNoise(p []byte, random *rand.Rand) { copy(p, noise(random.Uint64(), len(p))) }
+func fillRandom(p []byte, random *rand.Rand) { copy(p, randomBytes(random.Uint64(), len(p))) }
 
 func qcow2File(t testing.TB, data []byte, random *rand.Rand) []byte {
 	t.Helper()
@@ -81,16 +81,16 @@ func qcow2File(t testing.TB, data []byte, random *rand.Rand) []byte {
 	return append(file, make([]byte, -len(file)&511)...)
 }
 
-// snapping is a Store of which one request fails: before it is made or, for all that
+// faultyStore is a Store of which one request fails: before it is made or, for all that
 // its caller knows, after. From there on nobody is listening.
-type snapping struct {
+type faultyStore struct {
 	Store
 	left   atomic.Int64
 	after  bool
 	cancel context.CancelFunc // nil: the error is all there is
 }
 
-func (c *snapping) do(request func() error) error {
+func (c *faultyStore) do(request func() error) error {
 	cut := c.left.Add(-1) == 0
 	if cut && c.cancel != nil {
 		c.cancel()
@@ -100,12 +100,12 @@ func (c *snapping) do(request func() error) error {
 		err = request()
 	}
 	if cut && err == nil {
-		err = fail(fetch.Refused, "it is cut here")
+		err = errorf(fetch.Refused, "it is cut here")
 	}
 	return err
 }
 
-func (c *snapping) Open(ctx context.Context, key string) (r io.ReadCloser, err error) {
+func (c *faultyStore) Open(ctx context.Context, key string) (r io.ReadCloser, err error) {
 	err = c.do(func() error { r, err = c.Store.Open(ctx, key); return err })
 	if err != nil && r != nil {
 		r.Close()
@@ -113,21 +113,21 @@ func (c *snapping) Open(ctx context.Context, key string) (r io.ReadCloser, err e
 	return r, err
 }
 
-func (c *snapping) Put(ctx context.Context, key string, data []byte) error {
+func (c *faultyStore) Put(ctx context.Context, key string, data []byte) error {
 	return c.do(func() error { return c.Store.Put(ctx, key, data) })
 }
 
-func (c *snapping) Delete(ctx context.Context, key string) error {
+func (c *faultyStore) Delete(ctx context.Context, key string) error {
 	return c.do(func() error { return c.Store.Delete(ctx, key) })
 }
 
-func (c *snapping) List(ctx context.Context, folder string) (entries []Entry, err error) {
+func (c *faultyStore) List(ctx context.Context, folder string) (entries []Entry, err error) {
 	err = c.do(func() error { entries, err = c.Store.List(ctx, folder); return err })
 	return entries, err
 }
 
-// trip is one round trip of two images that share blocks.
-type trip struct {
+// roundTrip is one round trip of two images that share blocks.
+type roundTrip struct {
 	t      testing.TB
 	store  Store
 	random *rand.Rand
@@ -136,11 +136,11 @@ type trip struct {
 
 // insist does what may be cut at a random request, again and again, and at last
 // without cuts.
-func (p *trip) insist(what string, do func(context.Context, Store) error) {
+func (p *roundTrip) insist(what string, do func(context.Context, Store) error) {
 	p.t.Helper()
 	for cuts := p.random.IntN(p.cuts + 1); ; cuts-- {
 		ctx, cancel := context.WithCancel(context.Background())
-		c := &snapping{Store: p.store, after: p.random.IntN(2) == 0}
+		c := &faultyStore{Store: p.store, after: p.random.IntN(2) == 0}
 		if cuts > 0 {
 			c.left.Store(1 + p.random.Int64N(12))
 		}
@@ -158,7 +158,7 @@ func (p *trip) insist(what string, do func(context.Context, Store) error) {
 	}
 }
 
-func (p *trip) run() {
+func (p *roundTrip) run() {
 	p.t.Helper()
 	from := newDisk(p.t)
 	images := map[string][]byte{"first": randomImage(p.t, p.random)}
@@ -192,19 +192,19 @@ func (p *trip) run() {
 	}
 }
 
-func newTrip(t testing.TB, s Store, seed uint64) *trip {
-	return &trip{t: t, store: s, random: rand.New(rand.NewPCG(seed, 4)), cuts: 3}
+func newRoundTrip(t testing.TB, s Store, seed uint64) *roundTrip {
+	return &roundTrip{t: t, store: s, random: rand.New(rand.NewPCG(seed, 4)), cuts: 3}
 }
 
-// TestRoundTrips backs images up to a folder and restores them, with requests that
+// TestRandomRoundTrips backs images up to a folder and restores them, with requests that
 // fail. When all are deleted, nothing is left.
-func TestRoundTrips(t *testing.T) {
+func TestRandomRoundTrips(t *testing.T) {
 	for seed := *first; seed < *first+uint64(*trips); seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			synctest.Test(t, func(t *testing.T) {
-				p := newTrip(t, folderStore(t, dir), seed)
+				p := newRoundTrip(t, folderStore(t, dir), seed)
 				p.run()
 				ageLocks(t, dir)
 				for _, name := range []string{"first", "second"} {
@@ -212,7 +212,7 @@ func TestRoundTrips(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if left := below(t, dir); len(left) > 0 {
+				if left := filesBelow(t, dir); len(left) > 0 {
 					t.Errorf("left are %q", left)
 				}
 			})
@@ -223,7 +223,7 @@ func TestRoundTrips(t *testing.T) {
 // ageLocks makes the locks that were left a day old.
 func ageLocks(t testing.TB, dir string) {
 	t.Helper()
-	for _, name := range below(t, dir) {
+	for _, name := range filesBelow(t, dir) {
 		if strings.HasSuffix(name, lockSuffix) {
 			if err := os.Chtimes(filepath.Join(dir, name), time.Time{}, time.Now().Add(-24*time.Hour)); err != nil {
 				t.Fatal(err)
@@ -232,13 +232,13 @@ func ageLocks(t testing.TB, dir string) {
 	}
 }
 
-// TestRoundTripsS3 is the same over a bucket, where locks take their real time.
-func TestRoundTripsS3(t *testing.T) {
+// TestRandomRoundTripsS3 is the same over a bucket, where locks take their real time.
+func TestRandomRoundTripsS3(t *testing.T) {
 	t.Parallel()
 	server := s3test.Start(t, "images")
 	var running sync.WaitGroup
 	for seed := *first; seed < *first+uint64(*trips+5)/6; seed++ {
-		p := newTrip(t, bucketStore(t, server, fmt.Sprint("s3://images@us-east-1/", seed)), seed)
+		p := newRoundTrip(t, bucketStore(t, server, fmt.Sprint("s3://images@us-east-1/", seed)), seed)
 		p.cuts = 1
 		running.Go(p.run)
 	}

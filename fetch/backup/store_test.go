@@ -20,8 +20,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
-// stores runs a test on a Store of each kind, empty and new.
-func stores(t *testing.T, test func(t *testing.T, s Store)) {
+// eachStore runs a test on a Store of each kind, empty and new.
+func eachStore(t *testing.T, test func(t *testing.T, s Store)) {
 	t.Run("folder", func(t *testing.T) { test(t, folderStore(t, t.TempDir())) })
 	t.Run("bucket", func(t *testing.T) {
 		server := s3test.Start(t, "images")
@@ -35,7 +35,7 @@ func stores(t *testing.T, test func(t *testing.T, s Store)) {
 
 func folderStore(t testing.TB, dir string) Store {
 	t.Helper()
-	return open(t, &fetch.Client{FileRoots: []string{dir}}, dir, "")
+	return mustOpen(t, &fetch.Client{FileRoots: []string{dir}}, dir, "")
 }
 
 func bucketStore(t testing.TB, server *s3test.Server, target string) Store {
@@ -44,12 +44,12 @@ func bucketStore(t testing.TB, server *s3test.Server, target string) Store {
 	if err := server.Credentials(filepath.Join(c.SecretsDir, "bucket")); err != nil {
 		t.Fatal(err)
 	}
-	return open(t, c, target, "bucket")
+	return mustOpen(t, c, target, "bucket")
 }
 
-func open(t testing.TB, c *fetch.Client, target, credentials string) Store {
+func mustOpen(t testing.TB, c *fetch.Client, target, credentials string) Store {
 	t.Helper()
-	s, err := connect(c, target, credentials)
+	s, err := openStore(c, target, credentials)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func open(t testing.TB, c *fetch.Client, target, credentials string) Store {
 	return s
 }
 
-func noise(seed uint64, n int) []byte {
+func randomBytes(seed uint64, n int) []byte {
 	b := make([]byte, n)
 	rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(b)
 	return b
@@ -89,8 +89,8 @@ func mustHave(t testing.TB, s Store, key string, want []byte) {
 	}
 }
 
-// listed returns what a folder has, as "name size" and "name/".
-func listed(t testing.TB, s Store, folder string) []string {
+// mustList returns what a folder has, as "name size" and "name/".
+func mustList(t testing.TB, s Store, folder string) []string {
 	t.Helper()
 	entries, err := s.List(t.Context(), folder)
 	if err != nil {
@@ -113,11 +113,11 @@ func listed(t testing.TB, s Store, folder string) []string {
 // TestStore holds every Store to what Store says.
 func TestStore(t *testing.T) {
 	t.Parallel()
-	stores(t, func(t *testing.T, s Store) {
+	eachStore(t, func(t *testing.T, s Store) {
 		const folder = "backupstore/blocks/ab"
 		want := func(folder string, entries ...string) {
 			t.Helper()
-			if got := listed(t, s, folder); !slices.Equal(got, entries) {
+			if got := mustList(t, s, folder); !slices.Equal(got, entries) {
 				t.Errorf("%s has %q, want %q", folder, got, entries)
 			}
 		}
@@ -128,7 +128,7 @@ func TestStore(t *testing.T) {
 		if err := s.Delete(t.Context(), folder+"/away.blk"); err != nil {
 			t.Errorf("delete what is not there: %v", err)
 		}
-		large, small := noise(1, 2<<20), []byte("{}")
+		large, small := randomBytes(1, 2<<20), []byte("{}")
 		for key, data := range map[string][]byte{"/one.blk": large, "/two.blk": {}, "/00/three.blk": small, "/Z_.-.cfg": small} {
 			mustPut(t, s, folder+key, data)
 			mustHave(t, s, folder+key, data)
@@ -152,10 +152,10 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// TestStoreAtOnce has several goroutines put, read and delete what shares folders.
-func TestStoreAtOnce(t *testing.T) {
+// TestStoreConcurrency has several goroutines put, read and delete what shares folders.
+func TestStoreConcurrency(t *testing.T) {
 	t.Parallel()
-	stores(t, func(t *testing.T, s Store) {
+	eachStore(t, func(t *testing.T, s Store) {
 		if _, ok := s.(*bucket); ok { // the server stumbles over its own folders that come and go
 			mustPut(t, s, "blocks/0/stays", nil)
 			mustPut(t, s, "blocks/1/stays", nil)
@@ -163,7 +163,7 @@ func TestStoreAtOnce(t *testing.T) {
 		var running sync.WaitGroup
 		for n := range 6 {
 			running.Go(func() {
-				key, data := fmt.Sprintf("blocks/%d/%d.blk", n%2, n), noise(uint64(n), 100<<10)
+				key, data := fmt.Sprintf("blocks/%d/%d.blk", n%2, n), randomBytes(uint64(n), 100<<10)
 				for range 10 {
 					err := s.Put(t.Context(), key, data)
 					if err == nil {
@@ -182,17 +182,17 @@ func TestStoreAtOnce(t *testing.T) {
 		}
 		running.Wait()
 		for _, folder := range []string{"blocks/0", "blocks/1"} {
-			if got := listed(t, s, folder); len(got) > 0 && !slices.Equal(got, []string{"stays 0"}) {
+			if got := mustList(t, s, folder); len(got) > 0 && !slices.Equal(got, []string{"stays 0"}) {
 				t.Errorf("%q are left", got)
 			}
 		}
 	})
 }
 
-// TestStoreEnds has a Store answer a caller who does not want to know any more.
-func TestStoreEnds(t *testing.T) {
+// TestStoreCancellation has a Store answer a caller who does not want to know any more.
+func TestStoreCancellation(t *testing.T) {
 	t.Parallel()
-	stores(t, func(t *testing.T, s Store) {
+	eachStore(t, func(t *testing.T, s Store) {
 		mustPut(t, s, "a/b", nil)
 		why := errors.New("nobody wants to know")
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -208,8 +208,8 @@ func TestStoreEnds(t *testing.T) {
 	})
 }
 
-// TestStorePages lists more than a server tells at a time.
-func TestStorePages(t *testing.T) {
+// TestStoreListsManyPages lists more than a server tells at a time.
+func TestStoreListsManyPages(t *testing.T) {
 	t.Parallel()
 	server := s3test.Start(t, "images")
 	s := bucketStore(t, server, "s3://images/")
@@ -220,7 +220,7 @@ func TestStorePages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got := listed(t, s, "blocks")
+	got := mustList(t, s, "blocks")
 	if len(got) != n || !slices.IsSorted(got) {
 		t.Errorf("got %d entries of %d, sorted: %v", len(got), n, slices.IsSorted(got))
 	}

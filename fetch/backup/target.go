@@ -28,14 +28,14 @@ import (
 // of a bucket is asked nothing yet. Requests that fail for what a moment may mend are
 // made again a few times. Errors are *fetch.Error. Close the Store.
 func Open(c *fetch.Client, target, credentials string) (Store, error) {
-	s, err := connect(c, target, credentials)
+	s, err := openStore(c, target, credentials)
 	if err != nil {
 		return nil, err
 	}
-	return patient{s}, nil
+	return retryStore{s}, nil
 }
 
-func connect(c *fetch.Client, target, credentials string) (Store, error) {
+func openStore(c *fetch.Client, target, credentials string) (Store, error) {
 	if filepath.IsAbs(target) {
 		target = filepath.Clean(target)
 		return openFolder(c, target, target)
@@ -43,26 +43,26 @@ func connect(c *fetch.Client, target, credentials string) (Store, error) {
 	scheme, _, ok := strings.Cut(target, ":")
 	switch {
 	case !ok:
-		return nil, fail(fetch.BadConfig, "the backup target is not an address: write s3://…, nfs://…, file:///… or an absolute path")
+		return nil, errorf(fetch.BadConfig, "the backup target is not an address: write s3://…, nfs://…, file:///… or an absolute path")
 	case scheme == "s3":
 		return openBucket(c, target, credentials)
 	case scheme == "cifs" || scheme == "azblob":
-		return nil, fail(fetch.BadConfig, "backup targets of %s:// are not supported: copy the backup to an S3 bucket, or mount the share and give the path", scheme)
+		return nil, errorf(fetch.BadConfig, "backup targets of %s:// are not supported: copy the backup to an S3 bucket, or mount the share and give the path", scheme)
 	}
 	u, err := url.Parse(target)
 	switch {
 	case err != nil: // the cause would print it whole
-		return nil, fail(fetch.BadConfig, "the backup target is not an address")
+		return nil, errorf(fetch.BadConfig, "the backup target is not an address")
 	case scheme != "nfs" && scheme != "vfs" && scheme != "file":
-		return nil, fail(fetch.BadConfig, "backup targets of %s:// are not supported: use s3, nfs, vfs, file or an absolute path", scheme)
+		return nil, errorf(fetch.BadConfig, "backup targets of %s:// are not supported: use s3, nfs, vfs, file or an absolute path", scheme)
 	case u.User != nil:
-		return nil, fail(fetch.BadConfig, "the backup target holds a user or password, of which %s:// has none", scheme)
+		return nil, errorf(fetch.BadConfig, "the backup target holds a user or password, of which %s:// has none", scheme)
 	case !filepath.IsAbs(u.Path):
-		return nil, fail(fetch.BadConfig, "the backup target %s://%s has no path", scheme, u.Host)
+		return nil, errorf(fetch.BadConfig, "the backup target %s://%s has no path", scheme, u.Host)
 	case scheme == "nfs":
 		return openShare(c, u)
 	case u.Host != "" || u.RawQuery != "":
-		return nil, fail(fetch.BadConfig, "the backup target is not a path: write %s:///path", scheme)
+		return nil, errorf(fetch.BadConfig, "the backup target is not a path: write %s:///path", scheme)
 	}
 	path := filepath.Clean(u.Path)
 	return openFolder(c, path, path)
@@ -73,24 +73,24 @@ func connect(c *fetch.Client, target, credentials string) (Store, error) {
 func openShare(c *fetch.Client, u *url.URL) (Store, error) {
 	share := &share{strings.ToLower(u.Hostname()), filepath.Clean(u.Path)}
 	if share.host == "" {
-		return nil, fail(fetch.BadConfig, "the backup target nfs://%s names no host", u.Path)
+		return nil, errorf(fetch.BadConfig, "the backup target nfs://%s names no host", u.Path)
 	}
 	table, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
-		return nil, fail(fetch.Network, "read the mounts of this machine: %w", err)
+		return nil, errorf(fetch.Network, "read the mounts of this machine: %w", err)
 	}
 	defer table.Close()
-	path, err := share.mounted(table)
+	path, err := share.mountPoint(table)
 	if err != nil {
-		return nil, fail(fetch.Network, "read the mounts of this machine: %w", err)
+		return nil, errorf(fetch.Network, "read the mounts of this machine: %w", err)
 	}
 	if path == "" {
-		return nil, fail(fetch.Refused, "%v is not mounted on this machine: mount it (mount -t nfs %s:%s /mnt/backups) below a folder that is given with --allow-file-root",
+		return nil, errorf(fetch.Refused, "%v is not mounted on this machine: mount it (mount -t nfs %s:%s /mnt/backups) below a folder that is given with --allow-file-root",
 			share, share.host, share.path)
 	}
 	s, err := openFolder(c, share.String(), path)
 	if err != nil {
-		return nil, fail(classOf(err), "%v is mounted at %s: %w", share, path, err)
+		return nil, errorf(classOf(err), "%v is mounted at %s: %w", share, path, err)
 	}
 	return s, nil
 }
@@ -98,10 +98,10 @@ func openShare(c *fetch.Client, u *url.URL) (Store, error) {
 func openFolder(c *fetch.Client, name, path string) (Store, error) {
 	root, err := c.OpenFolder(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fail(classOf(err), "open the backup target: %w: mount it there, or make the folder", err)
+		return nil, errorf(classOf(err), "open the backup target: %w: mount it there, or make the folder", err)
 	}
 	if err != nil {
-		return nil, fail(classOf(err), "open the backup target: %w", err)
+		return nil, errorf(classOf(err), "open the backup target: %w", err)
 	}
 	return &folder{root: root, name: name}, nil
 }
@@ -132,9 +132,9 @@ func (s *share) String() string {
 	return "nfs://" + host + ":" + s.path
 }
 
-// mounted returns the path of the share on this machine by a table of mounts, as
+// mountPoint returns the path of the share on this machine by a table of mounts, as
 // /proc/self/mountinfo has them; empty: it is not mounted.
-func (s *share) mounted(table io.Reader) (string, error) {
+func (s *share) mountPoint(table io.Reader) (string, error) {
 	found := ""
 	lines := bufio.NewScanner(table)
 	lines.Buffer(nil, 1<<20)

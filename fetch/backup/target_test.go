@@ -12,7 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-func TestTargets(t *testing.T) {
+func TestOpenTargets(t *testing.T) {
 	dir := t.TempDir()
 	c := &fetch.Client{FileRoots: []string{dir}, SecretsDir: t.TempDir()}
 	if err := os.Mkdir(filepath.Join(dir, "a b%20"), 0o755); err != nil {
@@ -27,7 +27,7 @@ func TestTargets(t *testing.T) {
 		"file://" + dir + "/a%20b%2520":        dir + "/a b%20",
 		dir + "/a b%20/":                       dir + "/a b%20",
 	} {
-		if got := open(t, c, target, "").String(); got != want {
+		if got := mustOpen(t, c, target, "").String(); got != want {
 			t.Errorf("%s is %s, want %s", target, got, want)
 		}
 	}
@@ -57,17 +57,17 @@ func TestTargets(t *testing.T) {
 		{dir + "/away", fetch.Refused, "no such file"},
 		{"vfs:///proc", fetch.BadConfig, "/proc is not below an allowed folder"},
 	} {
-		_, err := connect(c, tt.target, "")
-		wantClass(t, err, tt.class, tt.words)
+		_, err := openStore(c, tt.target, "")
+		wantError(t, err, tt.class, tt.words)
 		if strings.Contains(fmt.Sprint(err), secret) {
 			t.Errorf("the error tells a secret: %v", err)
 		}
 	}
 }
 
-// TestShare finds shares in a table of mounts as Linux writes it. The device of a line
+// TestShareMountPoint finds shares in a table of mounts as Linux writes it. The device of a line
 // that counts is that of the folder, which stands in for the share.
-func TestShare(t *testing.T) {
+func TestShareMountPoint(t *testing.T) {
 	dir := t.TempDir()
 	blank := filepath.Join(dir, "back ups")
 	if err := os.Mkdir(blank, 0o755); err != nil {
@@ -101,7 +101,7 @@ func TestShare(t *testing.T) {
 		{"10.0.0.1", "/windows"}:                       "",
 		{"10.0.0.1", "/away"}:                          "",
 	} {
-		got, err := target.mounted(strings.NewReader(table))
+		got, err := target.mountPoint(strings.NewReader(table))
 		if err != nil || got != want {
 			t.Errorf("%v is at %q, want %q (error %v)", &target, got, want, err)
 		}
@@ -111,9 +111,9 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// FuzzMount reads lines of a table of mounts, whose paths and shares anybody may have
+// FuzzParseMount reads lines of a table of mounts, whose paths and shares anybody may have
 // named. What is found is a path, and of the share that was asked for.
-func FuzzMount(f *testing.F) {
+func FuzzParseMount(f *testing.F) {
 	f.Add("30 22 0:45 / /mnt/back\\040ups rw,relatime shared:12 - nfs4 server:/exported rw,vers=4.2", "server", "/exported/a")
 	f.Add("31 22 0:46 /sub /mnt rw - nfs [fd00::1]:/ ro", "fd00::1", "/sub")
 	f.Add(`31 22 0:46 /../.. /mnt\777\04 rw - nfs a:/..\134/ ro`, "a", "/")
