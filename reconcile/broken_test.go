@@ -8,6 +8,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 )
 
 // TestBrokenTransferIsNeverReady has an origin that does not say how much there is, and
@@ -18,7 +19,7 @@ func TestBrokenTransferIsNeverReady(t *testing.T) {
 		t.Run(fmt.Sprint(at), func(t *testing.T) {
 			url := origin.Serve(fmt.Sprintf("/%d.raw", at), fetchtest.Bytes(fetchtest.Random(1, 3*disk.ChunkSize)),
 				fetchtest.Fault{Kind: fetchtest.Chunked}, fetchtest.Fault{Kind: fetchtest.NoRange}, fetchtest.Fault{Kind: fetchtest.Cut, At: at})
-			d := desire(t, fmt.Sprintf("settings: {allowLoopbackSources: true}\nimages: {parrot: {source: {download: {url: %q}}}}", url), newDisk(t))
+			d := plantest.Load(t, fmt.Sprintf("settings: {allowLoopbackSources: true}\nimages: {parrot: {source: {download: {url: %q}}}}", url), newDisk(t))
 			r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 			defer r.Close()
 			o, plan, err := r.Converge(t.Context(), d)

@@ -4,13 +4,14 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // cloneSome declares a clone of something that is declared.
 func (c *cluster) cloneSome() {
 	c.declare(c.edited(func(config *schema.Config) {
-		name := pick1(c.dice, diceNames[1:]...)
+		name := pick1(c.dice, plantest.ImageNames[1:]...)
 		if _, declared := config.Images[name]; declared {
 			return
 		}
@@ -22,7 +23,7 @@ func (c *cluster) cloneSome() {
 
 // clones are the names of declared clones.
 func (c *cluster) clones() []string {
-	return slices.DeleteFunc(slices.Clone(diceNames), func(name string) bool {
+	return slices.DeleteFunc(slices.Clone(plantest.ImageNames), func(name string) bool {
 		return c.head().config.Images[name].Source.Clone == nil
 	})
 }
@@ -53,7 +54,7 @@ func (c *cluster) dispute(image schema.Image) {
 	ref := pick1(c.dice, c.places()...)
 	if d := c.drives[ref]; image.Checksum.IsZero() && d.there && d.slots[image.ID] == nil && d.free() > gib {
 		s := d.slot(image.ID)
-		s.letter, s.born = pick1(c.dice, letters...), c.now
+		s.letter, s.born = pick1(c.dice, plantest.Letters...), c.now
 		c.tell("", "somebody leaves another file as %s on %s", image.ID, ref)
 	}
 }

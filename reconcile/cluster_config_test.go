@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -109,14 +110,14 @@ func (c *cluster) first() schema.Config {
 		MinNumberOfCopies: 1, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50),
 	}}
 	for _, name := range c.names {
-		node := schema.Node{AllowScheduling: true, Tags: c.tags(), Disks: map[string]schema.Disk{}}
+		node := schema.Node{AllowScheduling: true, Tags: plantest.RandomTags(c.Rand), Disks: map[string]schema.Disk{}}
 		for i := range 1 + c.IntN(3)*c.IntN(2) {
 			d := fmt.Sprintf("disk%d", i+1)
-			node.Disks[d] = schema.Disk{Path: "/" + d, AllowScheduling: true, Tags: c.tags()}
+			node.Disks[d] = schema.Disk{Path: "/" + d, AllowScheduling: true, Tags: plantest.RandomTags(c.Rand)}
 		}
 		config.Nodes[name] = node
 	}
-	for _, name := range diceNames[:1+c.IntN(3)] {
+	for _, name := range plantest.ImageNames[:1+c.IntN(3)] {
 		config.Images[name] = c.image(config, name)
 	}
 	return config
@@ -213,7 +214,7 @@ func (c *cluster) removeImages(config *schema.Config) {
 }
 
 func (c *cluster) addImage(config *schema.Config) {
-	name := pick1(c.dice, diceNames...)
+	name := pick1(c.dice, plantest.ImageNames...)
 	for _, before := range c.heads {
 		if m, was := before.config.Images[name]; was && c.one(2) {
 			config.Images[name] = m
@@ -235,7 +236,7 @@ func (c *cluster) editDisks(config *schema.Config) {
 	case 2:
 		one.AllowScheduling = !one.AllowScheduling
 	case 3:
-		one.Tags = c.tags()
+		one.Tags = plantest.RandomTags(c.Rand)
 	case 4:
 		one.StorageReserved = pick1(c.dice, int64(0), 2*gib)
 	}
@@ -256,7 +257,7 @@ func (c *cluster) editNodes(config *schema.Config) {
 	case choice == 2:
 		node.AllowScheduling = !node.AllowScheduling
 	case choice == 3:
-		node.Tags = c.tags()
+		node.Tags = plantest.RandomTags(c.Rand)
 	case choice == 4 && len(config.Nodes) > 3:
 		delete(config.Nodes, name)
 		return

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -275,7 +276,7 @@ func (c *cluster) originDown() {
 func (c *cluster) originChanges() {
 	config := c.head().config
 	if name, ok := c.declaredName(&config); ok && config.Images[name].Source.Clone == nil {
-		c.serves[origin(config.Images[name])] = pick1(c.dice, letters...)
+		c.serves[origin(config.Images[name])] = pick1(c.dice, plantest.Letters...)
 	}
 }
 

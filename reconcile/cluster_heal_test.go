@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -45,7 +46,7 @@ func (c *cluster) heal(mend bool) {
 		m.mendDir()
 	}
 	c.declare(config)
-	for _, name := range diceNames {
+	for _, name := range plantest.ImageNames {
 		if config.Images[name].Source.Upload != nil && c.one(2) {
 			c.promise(name)
 		}
@@ -80,7 +81,7 @@ func (c *cluster) mend(config *schema.Config, mend bool) {
 // decide is what a person has to do where copies differ, or the origin has other bytes
 // than are declared.
 func (c *cluster) decide(config *schema.Config) (did bool) {
-	for _, name := range diceNames {
+	for _, name := range plantest.ImageNames {
 		image, declared := config.Images[name]
 		if !declared {
 			continue

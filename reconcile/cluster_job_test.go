@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -42,7 +43,7 @@ func (m *member) book(d plan.Desired, o plan.Observed, a plan.Action) *work {
 		w.uuid = one.uuid
 	}
 	m.jobs[w.key] = w
-	if m.c.begun++; holdsNow(d.Config, w.key.ID.Name, o.Now) {
+	if m.c.begun++; plantest.IsSuspended(d.Config, w.key.ID.Name, o.Now) {
 		m.c.broke("suspend", "%s of %s begins, and it is suspended", a.Op, w.key)
 	}
 	if a.Op.Deletes() {

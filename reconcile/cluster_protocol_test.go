@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -154,7 +155,7 @@ func (m *member) decideAll(d plan.Desired, o plan.Observed) {
 // as another holder does.
 func (m *member) takeBack(w *work, o plan.Observed, err error) {
 	m.c.tell(m.name, "keeps %s: %v", w.key, err)
-	if holdsNow(m.conf.config, w.key.ID.Name, o.Now) {
+	if plantest.IsSuspended(m.conf.config, w.key.ID.Name, o.Now) {
 		m.c.pairs[pairSuspend]++
 	}
 	w.over = true
@@ -180,7 +181,7 @@ func (m *member) stop(w *work) {
 	}
 	w.stopped = true
 	if w.removal != nil {
-		if holdsNow(m.d.Config, w.key.ID.Name, m.o.Now) {
+		if plantest.IsSuspended(m.d.Config, w.key.ID.Name, m.o.Now) {
 			m.c.pairs[pairSuspend]++
 		}
 		m.fails(w, errors.New("stopped"))

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"slices"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -23,7 +24,7 @@ func (c *cluster) rank(d *declared, image schema.Image) []schema.DiskRef {
 		return *known
 	}
 	round := map[schema.DiskRef]int{}
-	refs := matching(d.config, image)
+	refs := plantest.MatchingDisks(d.config, image)
 	score := func(ref schema.DiskRef) uint64 { return c.score(image.ID.Name, ref) }
 	slices.SortFunc(refs, func(a, b schema.DiskRef) int { return cmp.Compare(score(a), score(b)) })
 	of := map[string]int{}

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -20,7 +21,7 @@ func (r *removal) decided(o plan.Observed) {
 	if _, declared := r.conf.config.Nodes[m.name]; !declared || m.broken {
 		c.broke("S6", "%s goes while the configuration is broken", r.key)
 	}
-	if holdsNow(r.conf.config, r.key.ID.Name, o.Now) {
+	if plantest.IsSuspended(r.conf.config, r.key.ID.Name, o.Now) {
 		c.broke("suspend", "%s goes, and it is suspended", r.key)
 	}
 	r.agree(o)

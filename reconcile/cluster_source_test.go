@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -66,7 +67,7 @@ func (c *cluster) scatter(volume string) {
 // clone is of an image that stands before name in diceNames: there are no circles.
 func (c *cluster) clone(config schema.Config, name string) (schema.Source, bool) {
 	var of []string
-	for _, before := range diceNames[:slices.Index(diceNames, name)] {
+	for _, before := range plantest.ImageNames[:slices.Index(plantest.ImageNames, name)] {
 		if _, declared := config.Images[before]; declared {
 			of = append(of, before)
 		}
@@ -97,7 +98,7 @@ func lastEncryption(config schema.Config, name string) schema.Encryption {
 // dropBadClones takes out what a configuration may not declare: clones of what is not
 // declared, or is encrypted already.
 func dropBadClones(config *schema.Config) {
-	for _, name := range diceNames {
+	for _, name := range plantest.ImageNames {
 		of := config.Images[name].Source.Clone
 		if of == nil {
 			continue
@@ -131,7 +132,7 @@ func (c *cluster) content(config schema.Config, image schema.Image) string {
 	if of == nil {
 		at := origin(image)
 		if c.serves[at] == "" {
-			c.serves[at] = pick1(c.dice, letters...)
+			c.serves[at] = pick1(c.dice, plantest.Letters...)
 		}
 		return c.serves[at]
 	}

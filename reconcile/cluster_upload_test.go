@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -28,7 +29,7 @@ var errUploadEnded = errors.New("the upload has expired")
 // file.
 func (c *cluster) uploadSome() {
 	var names []string
-	for _, name := range diceNames {
+	for _, name := range plantest.ImageNames {
 		if c.head().config.Images[name].Source.Upload != nil {
 			names = append(names, name)
 		}
@@ -39,11 +40,11 @@ func (c *cluster) uploadSome() {
 	name := pick1(c.dice, names...)
 	letter := c.content(c.head().config, c.head().config.Images[name])
 	if c.one(4) {
-		letter = pick1(c.dice, letters...)
+		letter = pick1(c.dice, plantest.Letters...)
 	}
 	c.upload(name, c.taker(c.head().config.Images[name]), letter)
 	if c.one(3) { // and so does somebody else
-		c.upload(name, c.taker(c.head().config.Images[name]), pick1(c.dice, letters...))
+		c.upload(name, c.taker(c.head().config.Images[name]), pick1(c.dice, plantest.Letters...))
 	}
 }
 

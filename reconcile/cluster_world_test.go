@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -246,7 +247,7 @@ func (c *cluster) chunks(letter string) disk.Digest {
 
 func remembered(known map[string]disk.Digest, letter string, a disk.Algorithm) disk.Digest {
 	if _, ok := known[letter]; !ok {
-		known[letter] = digestOf(a, letter)
+		known[letter] = plantest.Digest(a, letter)
 	}
 	return known[letter]
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -25,11 +26,11 @@ func (s *simulation) event() {
 func (s *simulation) declare(name, letter string, copies int) {
 	url := "https://example.com/" + name
 	if s.serves[url] == "" {
-		s.serves[url] = pick1(s.dice, letters...)
+		s.serves[url] = pick1(s.dice, plantest.Letters...)
 	}
 	m := schema.Image{Copies: copies, Source: schema.Source{Download: &schema.Download{URL: url}}}
 	if letter != "" {
-		m.Checksum = digestOf(disk.SHA512, letter)
+		m.Checksum = plantest.Digest(disk.SHA512, letter)
 	}
 	m.ID = disk.ID{Name: name, UUID: schema.UUID(name, m.Checksum, m.Source)}
 	s.config.Images = maps.Clone(s.config.Images)
@@ -37,10 +38,10 @@ func (s *simulation) declare(name, letter string, copies int) {
 }
 
 func (s *simulation) editImage() {
-	name := pick1(s.dice, diceNames...)
+	name := pick1(s.dice, plantest.ImageNames...)
 	url := "https://example.com/" + name
 	if s.one(4) {
-		s.serves[url] = pick1(s.dice, letters...)
+		s.serves[url] = pick1(s.dice, plantest.Letters...)
 	}
 	s.declare(name, pick1(s.dice, "", s.serves[url], s.serves[url], "a"), 1+s.IntN(3))
 	m := s.config.Images[name]
@@ -59,7 +60,7 @@ func (s *simulation) editImage() {
 
 func (s *simulation) removeImage() {
 	s.config.Images = maps.Clone(s.config.Images)
-	delete(s.config.Images, pick1(s.dice, diceNames...))
+	delete(s.config.Images, pick1(s.dice, plantest.ImageNames...))
 }
 
 func (s *simulation) editDisk() {
@@ -74,7 +75,7 @@ func (s *simulation) editDisk() {
 	case 1:
 		one.AllowScheduling = !one.AllowScheduling
 	case 2:
-		one.Tags = s.tags()
+		one.Tags = plantest.RandomTags(s.Rand)
 	case 3:
 		one.StorageReserved = pick1(s.dice, int64(0), 2*gib)
 	}
@@ -137,7 +138,7 @@ func (s *simulation) rot() {
 
 // leave is what Longhorn left: a file of a declared generation that is not ours.
 func (s *simulation) leave() {
-	name := pick1(s.dice, diceNames...)
+	name := pick1(s.dice, plantest.ImageNames...)
 	image, declared := s.config.Images[name]
 	p := s.disks[pick1(s.dice, s.refs()...)]
 	if declared && p.there && p.folders[image.ID] == nil && p.free() > gib {
@@ -176,4 +177,5 @@ func (s *simulation) setClock() {
 }
 
 func (s *simulation) breakConfig() { s.broken = true }
-func (s *simulation) mendConfig()  { s.broken = false }
+
+func (s *simulation) mendConfig() { s.broken = false }

@@ -2,7 +2,6 @@ package reconcile
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -15,6 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -28,7 +28,7 @@ func ended(a plan.Action, err error) *Reconciler {
 }
 
 func end(r *Reconciler, a plan.Action, err error) {
-	r.running[a.CopyRef()] = &activeJob{job: job.Job{Action: a, Image: named(a.Image)}, stop: func() {}}
+	r.running[a.CopyRef()] = &activeJob{job: job.Job{Action: a, Image: plantest.NewImage(a.Image)}, stop: func() {}}
 	r.transfers.add(a.CopyRef(), job.Transfer{Action: a, Progress: &fetch.Progress{}})
 	r.Finish(result{key: a.CopyRef(), err: err})
 }
@@ -36,11 +36,11 @@ func end(r *Reconciler, a plan.Action, err error) {
 // The clock on the wall was a year ahead when something failed. What is set back then is not
 // put off for a year.
 func TestBackOffIsOfTheSteadyClock(t *testing.T) {
-	_, image, refs := duo(1)
+	_, image, refs := plantest.TwoNodes(1)
 	a := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
 	right := time.Now().AddDate(-1, 0, 0).UTC()
 	recalled := a
-	recalled.Pinned = plan.PinnedDigest{Digest: digestOf(disk.SHA512, "a"), Until: time.Now().Add(5 * time.Minute).UTC()}
+	recalled.Pinned = plan.PinnedDigest{Digest: plantest.Digest(disk.SHA512, "a"), Until: time.Now().Add(5 * time.Minute).UTC()}
 	for what, r := range map[string]*Reconciler{
 		"a failure": ended(a, context.DeadlineExceeded),
 		"a recall":  ended(recalled, &disk.ChecksumError{}),
@@ -59,50 +59,15 @@ func TestBackOffIsOfTheSteadyClock(t *testing.T) {
 	}
 }
 
-// A server that is busy may ask to come back later, but not at once for ever, and not in a
-// year.
-func TestServersAskWithinReason(t *testing.T) {
-	a := plan.Action{Op: plan.Download}
-	for asked, want := range map[time.Duration]time.Duration{
-		time.Second:          5 * time.Minute,
-		10 * time.Minute:     10 * time.Minute,
-		365 * 24 * time.Hour: time.Hour,
-	} {
-		var last plan.Failure
-		for range 9 {
-			last = job.NextFailure(last, a, &fetch.Error{Class: fetch.Network, RetryAfter: asked, Err: errors.New("503")}, goldenNow, 0)
-		}
-		if got := last.RetryAt.Sub(goldenNow); got != want {
-			t.Errorf("asked to wait %v: after 9 attempts it waits %v, want %v", asked, got, want)
-		}
-	}
-}
-
-// A copy in use was to be repaired while only its origin could be reached, which has other
-// bytes by now. Then a node comes back that has the right ones.
-func TestRepairIsTriedAgain(t *testing.T) {
-	c, image, refs := duo(2)
-	o := bare(c)
-	o.Disks[refs[0]].Copies[image.ID] = readyCopy(image, image.Checksum)
-	failed := failedCopy(image, image.Checksum)
-	failed.UsedBy = "a volume uses it"
-	o.Disks[refs[1]].Copies[image.ID] = failed
-	a := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
-	o.Failures[a.CopyRef()] = job.NextFailure(plan.Failure{}, a, &fetch.Error{Class: fetch.BadSource, Err: job.ErrOtherChunk}, goldenNow, 0.5)
-	o.Now = o.Now.Add(time.Hour)
-	d, o := of(refs[1].Node, c, o)
-	anybodyActs(t, d.Plan(o))
-}
-
 // A copy that gave other bytes than its own is suspected until it is verified, also when its
 // reader got the bytes elsewhere before that, or is declared otherwise.
 func TestSuspicionOutlivesItsReader(t *testing.T) {
-	_, image, refs := duo(1)
-	without := plan.Desired{Config: grid(2, 1)}
-	suspect, sum := plan.CopyRef{Disk: refs[0], ID: image.ID}, digestOf(disk.SHA512, "a")
+	_, image, refs := plantest.TwoNodes(1)
+	without := plan.Desired{Config: plantest.NewConfig(2, 1)}
+	suspect, sum := plan.CopyRef{Disk: refs[0], ID: image.ID}, plantest.Digest(disk.SHA512, "a")
 	read := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
 	read.LocalSource, read.SourceDigest = suspect, sum
-	wrong := &disk.ChecksumError{Want: sum, Got: digestOf(disk.SHA512, "b")}
+	wrong := &disk.ChecksumError{Want: sum, Got: plantest.Digest(disk.SHA512, "b")}
 	suspected := func(r *Reconciler) bool {
 		tries := map[plan.CopyRef]plan.Failure{}
 		for key, t := range r.failures {
@@ -110,7 +75,7 @@ func TestSuspicionOutlivesItsReader(t *testing.T) {
 		}
 		return plan.Suspects(tries)[suspect]
 	}
-	there := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{refs[0]: {Copies: map[disk.ID]plan.Copy{image.ID: readyCopy(image, sum)}}}}
+	there := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{refs[0]: {Copies: map[disk.ID]plan.Copy{image.ID: plantest.ReadyCopy(image, sum)}}}}
 	for what, then := range map[string]func(r *Reconciler){
 		"its reader succeeded": func(r *Reconciler) { end(r, plan.NewAction(plan.Download, read.CopyRef(), "", 0), nil) },
 		"another declaration":  func(r *Reconciler) { r.dropStaleFailures(without, there) },
@@ -138,7 +103,7 @@ func TestSuspicionOutlivesItsReader(t *testing.T) {
 // another path, before it is mounted: it is away from then on.
 func TestDiskIsAwaySinceItIsDeclared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, _, refs := duo(1)
+		c, _, refs := plantest.TwoNodes(1)
 		d := plan.Desired{Node: refs[0].Node, Config: c}
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 		away := func() time.Duration {
@@ -174,16 +139,16 @@ func TestDiskIsAwaySinceItIsDeclared(t *testing.T) {
 // This node's clock is set a year back after another one told of a copy that failed a minute
 // ago, and has nothing new to tell.
 func TestWhatWasToldFollowsTheClock(t *testing.T) {
-	c, image, refs := duo(1)
-	d, _ := of(refs[0].Node, c, bare(c))
-	failed := failedCopy(image, digestOf(disk.SHA512, "a"))
-	answers := map[string]peer.Observation{refs[1].Node: {Polled: true, Received: goldenNow, State: peer.State{
-		Node: refs[1].Node, Clock: goldenNow, Disks: []peer.Disk{{Name: refs[1].Disk, UUID: "u", Copies: []peer.Copy{copyToPeer(failed)}}},
+	c, image, refs := plantest.TwoNodes(1)
+	d, _ := plantest.AsNode(refs[0].Node, c, plantest.EmptyDisks(c))
+	failed := plantest.FailedCopy(image, plantest.Digest(disk.SHA512, "a"))
+	answers := map[string]peer.Observation{refs[1].Node: {Polled: true, Received: plantest.Now, State: peer.State{
+		Node: refs[1].Node, Clock: plantest.Now, Disks: []peer.Disk{{Name: refs[1].Disk, UUID: "u", Copies: []peer.Copy{copyToPeer(failed)}}},
 	}}}
 	s := &peers{states: map[string]peerState{}}
-	for _, now := range []time.Time{goldenNow, goldenNow.AddDate(-1, 0, 0)} {
+	for _, now := range []time.Time{plantest.Now, plantest.Now.AddDate(-1, 0, 0)} {
 		o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
-		s.mergeResponses(d, &o, answers, goldenNow)
+		s.mergeResponses(d, &o, answers, plantest.Now)
 		if ago := now.Sub(o.Disks[refs[1]].Copies[image.ID].DamagedAt); ago != time.Minute {
 			t.Errorf("at %v it failed %v ago", now, ago)
 		}
@@ -200,16 +165,16 @@ func (unreadable) Read([]byte) (int, error) {
 // A copy on another disk of the node cannot be read: that is nothing that the disk which
 // was to get one can help, and the bytes may be on another node.
 func TestSourceThatCannotBeRead(t *testing.T) {
-	_, image, refs := duo(2)
+	_, image, refs := plantest.TwoNodes(2)
 	a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
 	a.LocalSource = plan.CopyRef{Disk: refs[0], ID: image.ID}
 	source := &job.CtxReader{Ctx: t.Context(), R: unreadable{}, Progress: &fetch.Progress{}}
 	_, err := source.Read(nil)
-	got := job.NextFailure(plan.Failure{}, a, fmt.Errorf("read image: %w", err), goldenNow, 0.5)
+	got := job.NextFailure(plan.Failure{}, a, fmt.Errorf("read image: %w", err), plantest.Now, 0.5)
 	if got.Disk || got.Final || !slices.Equal(got.Suspects, []plan.CopyRef{a.LocalSource}) {
 		t.Errorf("%v: %+v", err, got)
 	}
-	if got := job.NextFailure(plan.Failure{}, a, fmt.Errorf("write: %w", syscall.EIO), goldenNow, 0.5); !got.Disk || got.Suspects != nil {
+	if got := job.NextFailure(plan.Failure{}, a, fmt.Errorf("write: %w", syscall.EIO), plantest.Now, 0.5); !got.Disk || got.Suspects != nil {
 		t.Errorf("the disk cannot be written to: %+v", got)
 	}
 }

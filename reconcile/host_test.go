@@ -16,6 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -28,7 +29,7 @@ func shelf(t *testing.T, content []byte) (r *Reconciler, with, without plan.Desi
 	url := origin.Serve("/a", fetchtest.Bytes(content))
 	config := testSettings + "\nimages: {parrot: {uuid: \"00000001\", source: {download: {url: \"" + url + "\"}}}}"
 	dir, other := newDisk(t), newDisk(t)
-	with, without = desire(t, config, dir), desire(t, config, other)
+	with, without = plantest.Load(t, config, dir), plantest.Load(t, config, other)
 	r = New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	t.Cleanup(func() { must(t, r.Close()) })
 	_, _, err := r.Converge(t.Context(), with)

@@ -18,6 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -115,7 +116,7 @@ func (c *lan) image(copies int, url string) string {
 // ranked returns the nodes as they rank for the image.
 func (c *lan) ranked() []*manager {
 	v := c.nodes[0].until("a configuration", func(v *status.View) bool { return v.Loaded })
-	list := ranked(v.Desired.Config, v.Desired.Config.Images["parrot"])
+	list := plantest.RankedDisks(v.Desired.Config, v.Desired.Config.Images["parrot"])
 	byName := map[string]*manager{}
 	for _, m := range c.nodes {
 		byName[m.name] = m

@@ -11,6 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -32,7 +33,7 @@ func TestVerifyMendsWhatCannotBeRead(t *testing.T) {
 		if alone {
 			paths = paths[:1]
 		}
-		d := desire(t, config, paths...)
+		d := plantest.Load(t, config, paths...)
 		r := New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), false)
 		defer r.Close()
 		if _, _, err := r.Converge(t.Context(), d); err != nil {

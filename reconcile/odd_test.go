@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 )
 
 // One odd number in one small file of one folder, of whomever, makes the whole node unreadable for all others.
@@ -30,7 +31,7 @@ func TestOneOddFileSilencesTheNode(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644))
 			r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 			defer r.Close()
-			d := desire(t, "images: {}\nsettings: {scrubInterval: 0}\n", path)
+			d := plantest.Load(t, "images: {}\nsettings: {scrubInterval: 0}\n", path)
 			o := r.Observe(d)
 			r.publish(d, o)
 			s := httptest.NewServer(peer.NewServer(r.published, peerNode{r: r}).Handler())

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -25,11 +26,11 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 `)
 	r := New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
-	d := desire(t, config)
+	d := plantest.Load(t, config)
 	_, _, err := r.Converge(t.Context(), d)
 	must(t, err)
 	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: d.Config.Images["parrot"].ID}
-	evicted := desire(t, strings.Replace(strings.Replace(config, "disk1: {", "disk1: {evictionRequested: true, ", 1), "Copies: 2", "Copies: 1", 1))
+	evicted := plantest.Load(t, strings.Replace(strings.Replace(config, "disk1: {", "disk1: {evictionRequested: true, ", 1), "Copies: 2", "Copies: 1", 1))
 	f, err := os.Open(filepath.Join(d.Config.Nodes["node1"].Disks["disk1"].Path, "backing-images", key.ID.String(), "backing"))
 	must(t, err)
 	for range 2 {

@@ -5,13 +5,14 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // A question that a node has broken off just now is no answer.
 func TestLastAnswerOfASilentPeer(t *testing.T) {
-	d := plan.Desired{Config: grid(2, 1), Node: "node1"}
+	d := plan.Desired{Config: plantest.NewConfig(2, 1), Node: "node1"}
 	now := time.Now()
 	asked, brokenOff := now.Add(-time.Minute), now.Add(-time.Second)
 	for problem, want := range map[string]time.Duration{"": time.Second, "it does not answer in time": time.Minute} {

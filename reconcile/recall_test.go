@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -27,7 +28,7 @@ func TestDamagedImageComesBackAsItWas(t *testing.T) {
 	defer origin.Close()
 	path := newDisk(t)
 	converge := func(interval string) (disk.Copy, plan.Plan) {
-		d := desire(t, fmt.Sprintf(`
+		d := plantest.Load(t, fmt.Sprintf(`
 settings: {allowLoopbackSources: true, recoveryWaitInterval: %s}
 images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
 `, interval, origin.URL), path)

@@ -13,9 +13,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
-	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 )
 
 func newDisk(t *testing.T) string {
@@ -25,19 +23,6 @@ func newDisk(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
-}
-
-func desire(t *testing.T, config string, paths ...string) plan.Desired {
-	t.Helper()
-	r := schema.NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "config.yaml", Data: []byte(config)}}})
-	for _, p := range r.Errors {
-		t.Fatal(p)
-	}
-	d, err := plan.NewDesired(r, "node1", paths)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
 }
 
 func randomImage(size int) []byte {
@@ -55,7 +40,7 @@ func TestConvergeDownloadsCopiesAndStops(t *testing.T) {
 	}))
 	defer origin.Close()
 	disk1, disk2 := newDisk(t), newDisk(t)
-	d := desire(t, strings.ReplaceAll(`
+	d := plantest.Load(t, strings.ReplaceAll(`
 settings: {allowLoopbackSources: true}
 images:
   parrot:

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -22,7 +24,7 @@ func TestSimulation(t *testing.T) {
 	t.Parallel()
 	const steps = 250
 	done := map[plan.Op]int{}
-	for seed := range uint64(*seeds / 20) {
+	for seed := range uint64(plantest.Seeds() / 20) {
 		s := newSimulation(t, seed)
 		for step := range steps {
 			s.step = step
@@ -30,20 +32,20 @@ func TestSimulation(t *testing.T) {
 			s.pass(time.Duration(s.IntN(20*60)) * time.Second)
 			s.round()
 			if t.Failed() {
-				t.Fatalf("seed %d, step %d:\n%s", seed, step, situationText(s.d, s.o, s.plan))
+				t.Fatalf("seed %d, step %d:\n%s", seed, step, plantest.Describe(s.d, s.o, s.plan))
 			}
 		}
 		s.heal()
 		s.comeToRest()
 		if t.Failed() {
-			t.Fatalf("seed %d at rest:\n%s", seed, situationText(s.d, s.o, s.plan))
+			t.Fatalf("seed %d at rest:\n%s", seed, plantest.Describe(s.d, s.o, s.plan))
 		}
 		for kind, n := range s.done {
 			done[kind] += n
 		}
 	}
 	for _, kind := range []plan.Op{plan.Download, plan.Sync, plan.Adopt, plan.Verify, plan.Cleanup, plan.Evict} {
-		if done[kind] < *seeds/40 {
+		if done[kind] < plantest.Seeds()/40 {
 			t.Errorf("%s was done %d times: the events do not show enough", kind, done[kind])
 		}
 	}
@@ -82,7 +84,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 	node := schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{}}
 	for i := range 1 + r.IntN(4) {
 		name := fmt.Sprintf("disk%d", i+1)
-		node.Disks[name] = schema.Disk{Path: "/" + name, AllowScheduling: true, Tags: r.tags()}
+		node.Disks[name] = schema.Disk{Path: "/" + name, AllowScheduling: true, Tags: plantest.RandomTags(r.Rand)}
 		s.disks[schema.DiskRef{Node: "node1", Disk: name}] = &platter{there: true, folders: map[disk.ID]*folder{}}
 	}
 	s.config.Nodes["node1"] = node
@@ -112,7 +114,7 @@ func (s *simulation) round() {
 	s.o = s.observe()
 	s.remember()
 	s.plan = d.Plan(s.o)
-	checkPlan(s.t, d, s.o, s.plan)
+	plantest.CheckPlan(s.t, d, s.o, s.plan)
 	s.stopObsolete()
 	for _, a := range s.plan.Actions {
 		if !a.Idle() && s.jobs[a.CopyRef()] == nil && len(s.jobs) < 5 {
@@ -180,7 +182,7 @@ func (s *simulation) remember() {
 				f.used = s.mono
 			}
 			image := s.config.Images[id.Name]
-			places := matching(s.config, image)
+			places := plantest.MatchingDisks(s.config, image)
 			everywhere := image.AllDisks || image.Copies >= len(places)
 			if image.ID == id && c.State == disk.Ready && everywhere && slices.Contains(places, ref) {
 				f.wanted = s.mono
@@ -208,7 +210,7 @@ func (s *simulation) stopObsolete() {
 
 // work lets the jobs go on, and ends some.
 func (s *simulation) work() {
-	for _, key := range slices.SortedFunc(maps.Keys(s.jobs), func(a, b plan.CopyRef) int { return cmpText(a, b) }) {
+	for _, key := range slices.SortedFunc(maps.Keys(s.jobs), func(a, b plan.CopyRef) int { return cmp.Compare(a.String(), b.String()) }) {
 		running := s.jobs[key]
 		if running.left > 0 {
 			running.left--

@@ -6,29 +6,10 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
-
-// One repair failed because the peer was away for a minute. The peer is back; the disk has no room
-// for a second file. The copy is never repaired again.
-func TestOneFailedRepairIsForEver(t *testing.T) {
-	c, image, refs := duo(2)
-	o := bare(c)
-	there := readyCopy(image, image.Checksum)
-	there.RealSize = 1 << 30
-	o.Disks[refs[0]].Copies[image.ID] = there
-	failed := there
-	failed.State, failed.Message = disk.Failed, "damaged"
-	key := plan.CopyRef{Disk: refs[1], ID: image.ID}
-	own := o.Disks[refs[1]]
-	own.Copies[image.ID] = failed
-	own.Space.Free = 1 << 20
-	o.Disks[refs[1]] = own
-	o.Failures[key] = plan.Failure{Op: plan.Repair, Attempts: 1, Unrepairable: true, Link: true, Message: "no source for 30s", Since: goldenNow.Add(-time.Hour), RetryAt: goldenNow.Add(-time.Minute)}
-	d, o := of(refs[1].Node, c, o)
-	anybodyActs(t, d.Plan(o))
-}
 
 // A time in a record on a disk, in another zone, ends the daemon.
 func TestTimeOnDiskPanicsThePublication(t *testing.T) {
@@ -47,20 +28,20 @@ func TestTimeOnDiskPanicsThePublication(t *testing.T) {
 
 // A node suspects its own copy: it neither reads nor counts it. Another one counts on it.
 func TestSuspectedCopyIsCountedByOthers(t *testing.T) {
-	c, image, refs := duo(1)
-	o := bare(c)
+	c, image, refs := plantest.TwoNodes(1)
+	o := plantest.EmptyDisks(c)
 	for _, ref := range refs {
-		one := readyCopy(image, image.Checksum)
-		one.SurplusSince = goldenNow.Add(-99 * time.Hour)
+		one := plantest.ReadyCopy(image, image.Checksum)
+		one.SurplusSince = plantest.Now.Add(-99 * time.Hour)
 		o.Disks[ref].Copies[image.ID] = one
 	}
 	// refs[0].Node made a copy of it on another disk, and other bytes came out.
-	d0, o0 := of(refs[0].Node, c, o)
+	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
 	o0.Failures = map[plan.CopyRef]plan.Failure{{Disk: schema.DiskRef{Node: refs[0].Node, Disk: "disk9"}, ID: image.ID}: {Op: plan.Sync, Suspects: []plan.CopyRef{{Disk: refs[0], ID: image.ID}}}}
 	told := (&Reconciler{}).state(d0, o0)
 	o1 := o
 	o1.Disks[refs[0]] = told2(c, told)[refs[0]]
-	d1, o1 := of(refs[1].Node, c, o1)
+	d1, o1 := plantest.AsNode(refs[1].Node, c, o1)
 	for _, a := range d1.Plan(o1).Actions {
 		if a.Op.Deletes() {
 			t.Errorf("%s of %s, counted on a copy that its own node does not believe in", a.Op, a.CopyRef())

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 )
 
 // TestOneDiskAtTwoPathsIsRefused has a disk that can be reached by two ways. It would
@@ -19,7 +20,7 @@ func TestOneDiskAtTwoPathsIsRefused(t *testing.T) {
 	}
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
-	d := desire(t, `images: {}`, dir, link)
+	d := plantest.Load(t, `images: {}`, dir, link)
 	for range 2 { // it stays so
 		for ref, seen := range r.Observe(d).Disks {
 			if !strings.Contains(seen.Problem, "same diskUUID") {

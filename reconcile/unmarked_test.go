@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -34,8 +35,8 @@ func newUnmarkable(t *testing.T) *unmarkable {
 	}
 	u := &unmarkable{
 		Reconciler: New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), false), t: t,
-		declared: desire(t, `images: {parrot: {source: {download: {url: "file://`+image+`"}}}}`, dir),
-		without:  desire(t, `images: {}`, dir),
+		declared: plantest.Load(t, `images: {parrot: {source: {download: {url: "file://`+image+`"}}}}`, dir),
+		without:  plantest.Load(t, `images: {}`, dir),
 	}
 	u.id = u.declared.Config.Images["parrot"].ID
 	u.obstacle = filepath.Join(dir, "backing-images", u.id.String(), "backing.record.tmp")

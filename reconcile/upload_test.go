@@ -10,6 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -41,7 +42,7 @@ func TestNotTaken(t *testing.T) {
 // TestInterruptedUpload goes on unless the image has got ready elsewhere: a client that was
 // told to come back in a moment would do so in vain.
 func TestInterruptedUpload(t *testing.T) {
-	d := desire(t, `images: {parrot: {source: {upload: {}}}}`, newDisk(t))
+	d := plantest.Load(t, `images: {parrot: {source: {upload: {}}}}`, newDisk(t))
 	image := d.Config.Images["parrot"]
 	there := schema.DiskRef{Node: "node2", Disk: "disk1"}
 	d.Config.Nodes["node2"] = d.Config.Nodes["node1"]
@@ -53,7 +54,7 @@ func TestInterruptedUpload(t *testing.T) {
 	must(t, part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: "one", Size: 1 << 20}))
 	must(t, part.Close())
 	o := l.reconciler.Observe(d)
-	o.Disks[there] = plan.Disk{Copies: map[disk.ID]plan.Copy{image.ID: readyCopy(image, digestOf(disk.SHA512, "a"))}}
+	o.Disks[there] = plan.Disk{Copies: map[disk.ID]plan.Copy{image.ID: plantest.ReadyCopy(image, plantest.Digest(disk.SHA512, "a"))}}
 	for _, test := range []struct {
 		peer plan.Peer
 		id   string
@@ -68,29 +69,5 @@ func TestInterruptedUpload(t *testing.T) {
 		if got := l.interrupted(test.id); got != test.want {
 			t.Errorf("upload %s, node2 %+v: got %v", test.id, test.peer, got)
 		}
-	}
-}
-
-// A part of an upload has got to a disk that takes none: its client cannot go on there, and
-// nobody else waits for that.
-func TestUploadBesideAPartThatNobodyGoesOnWith(t *testing.T) {
-	c, image := grid(1, 2), named("parrot")
-	ranked, wants := schema.DiskRef{Node: "node1", Disk: "disk1"}, schema.DiskRef{Node: "node1", Disk: "disk2"}
-	disks := c.Nodes["node1"].Disks
-	one := disks[ranked.Disk]
-	one.Tags = []string{"ssd"}
-	disks[ranked.Disk] = one
-	image.Source, image.DiskSelector, image.Disks = schema.Source{Upload: &schema.Upload{}}, []string{"ssd"}, []schema.DiskRef{wants}
-	c.Images["parrot"] = image
-	d, o := of("node1", c, bare(c))
-	part := plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 20, PartTotal: 1 << 30, PartSourceID: disk.PartFromUpload}}
-	o.Disks[wants].Copies[image.ID] = part
-	if to, err := d.UploadTo(o, image, disk.Digest{}); err != nil || to.Disk != ranked {
-		t.Errorf("an upload goes to %s, error %v", to, err)
-	}
-	delete(o.Disks[wants].Copies, image.ID)
-	o.Disks[ranked].Copies[image.ID] = part
-	if _, err := d.UploadTo(o, image, disk.Digest{}); err == nil {
-		t.Error("another upload takes the place of one that may go on")
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -116,7 +117,7 @@ func (f *folder) look(id disk.ID, p *platter) plan.Copy {
 	case f.failed != "":
 		c.State, c.Message = disk.Failed, f.failed
 	default:
-		c.SHA512, c.ManifestDigest = digestOf(disk.SHA512, f.digest), digestOf(disk.SHA256, f.digest)
+		c.SHA512, c.ManifestDigest = plantest.Digest(disk.SHA512, f.digest), plantest.Digest(disk.SHA256, f.digest)
 	}
 	return c
 }
@@ -162,7 +163,7 @@ func (w *world) do(a plan.Action, image schema.Image, reserve int64) error {
 		if !from.there || source == nil || source.letter == "" || source.touched || source.failed != "" || !source.owned {
 			return fmt.Errorf("open %s: it is not ready", a.From)
 		}
-		return w.fill(p, id, source.letter, digestOf(disk.SHA512, source.digest), reserve)
+		return w.fill(p, id, source.letter, plantest.Digest(disk.SHA512, source.digest), reserve)
 	case plan.Adopt, plan.Verify:
 		return w.verify(p.folders[id])
 	case plan.Cleanup, plan.Evict:
@@ -188,7 +189,7 @@ func (w *world) fill(p *platter, id disk.ID, letter string, want disk.Digest, re
 		return &disk.NoSpaceError{Need: gib, Free: p.free()}
 	}
 	f.part = 0
-	if got := digestOf(disk.SHA512, letter); !want.IsZero() && want != got {
+	if got := plantest.Digest(disk.SHA512, letter); !want.IsZero() && want != got {
 		return &disk.ChecksumError{Want: want, Got: got}
 	}
 	if why := f.using(p); f.letter != "" && why != "" {

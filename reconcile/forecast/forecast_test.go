@@ -1,4 +1,4 @@
-package reconcile
+package forecast_test
 
 import (
 	"maps"
@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -16,8 +17,8 @@ import (
 // plan that it is told of.
 func TestFleetAddsUp(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(*seeds / 30) {
-		d, o := dice{rand.New(rand.NewPCG(seed, 5))}.situation()
+	for seed := range uint64(plantest.Seeds() / 30) {
+		d, o := plantest.Situation(rand.New(rand.NewPCG(seed, 5)))
 		p := d.Plan(o)
 		d.Node, d.OnlyDisks = "", nil
 		f := forecast.Build(d, o, p)
@@ -55,7 +56,7 @@ func TestFleetAddsUp(t *testing.T) {
 			}
 		}
 		if t.Failed() {
-			t.Fatal(situationText(d, o, p))
+			t.Fatal(plantest.Describe(d, o, p))
 		}
 	}
 }
@@ -64,9 +65,9 @@ func TestFleetAddsUp(t *testing.T) {
 // follows from each.
 func TestCompare(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(*seeds / 30) {
-		r := dice{rand.New(rand.NewPCG(seed, 6))}
-		before, after := r.config(), r.config()
+	for seed := range uint64(plantest.Seeds() / 30) {
+		r := rand.New(rand.NewPCG(seed, 6))
+		before, after := plantest.RandomConfig(r), plantest.RandomConfig(r)
 		if d := forecast.Compare(before, before); !d.Empty() {
 			t.Fatalf("seed %d: a configuration differs from itself: %+v", seed, d)
 		}

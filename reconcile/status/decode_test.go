@@ -1,4 +1,4 @@
-package reconcile
+package status_test
 
 import (
 	"encoding/json"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -19,15 +20,15 @@ import (
 // each says.
 func TestStatusIsComplete(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(*seeds / 3) {
-		d, o := dice{rand.New(rand.NewPCG(seed, 2))}.situation()
+	for seed := range uint64(plantest.Seeds() / 3) {
+		d, o := plantest.Situation(rand.New(rand.NewPCG(seed, 2)))
 		plan := d.Plan(o)
-		again, err := throughJSON(status.View{Desired: d, Observed: o, Plan: plan}.Status(nil)).Observed()
+		again, err := encodeAndDecode(status.View{Desired: d, Observed: o, Plan: plan}.Status(nil)).Observed()
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		if other := d.Plan(again); !reflect.DeepEqual(plan, other) {
-			t.Fatalf("seed %d: the plan is\n%+v\nand from the status\n%+v\n%s", seed, plan, other, situationText(d, o, plan))
+			t.Fatalf("seed %d: the plan is\n%+v\nand from the status\n%+v\n%s", seed, plan, other, plantest.Describe(d, o, plan))
 		}
 		if marks, other := d.UsageUpdates(o), d.UsageUpdates(again); !reflect.DeepEqual(marks, other) {
 			t.Fatalf("seed %d: the marks are\n%+v\nand from the status\n%+v", seed, marks, other)
@@ -35,7 +36,7 @@ func TestStatusIsComplete(t *testing.T) {
 	}
 }
 
-func throughJSON(s status.Status) (again status.Status) {
+func encodeAndDecode(s status.Status) (again status.Status) {
 	b, err := json.Marshal(s)
 	if err == nil {
 		err = json.Unmarshal(b, &again)
@@ -50,15 +51,15 @@ func TestStatusKeepsEveryField(t *testing.T) {
 	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
 	id := disk.ID{Name: "parrot", UUID: "0000000a"}
 	key := plan.CopyRef{Disk: ref, ID: id}
-	at := func(minutes int) time.Time { return goldenNow.Add(time.Duration(minutes) * time.Minute) }
+	at := func(minutes int) time.Time { return plantest.Now.Add(time.Duration(minutes) * time.Minute) }
 	o := plan.Observed{
-		Now: goldenNow,
+		Now: plantest.Now,
 		Disks: map[schema.DiskRef]plan.Disk{ref: {
 			Path: "/disk1", UUID: "u1", Space: disk.Space{Total: 2, Free: 1}, UsageUnknown: "unreadable", ClockStepped: true, ProblemFor: time.Minute, Unmanaged: []string{"x"},
 			Copies: map[disk.ID]plan.Copy{id: {
 				Copy: disk.Copy{
 					ID: id, State: disk.Failed, Message: "damaged", Size: 1, VirtualSize: 2, RealSize: 3, Format: disk.Raw,
-					SHA512: digestOf(disk.SHA512, "a"), SHA256: digestOf(disk.SHA256, "a"), ManifestDigest: digestOf(disk.SHA256, "b"),
+					SHA512: plantest.Digest(disk.SHA512, "a"), SHA256: plantest.Digest(disk.SHA256, "a"), ManifestDigest: plantest.Digest(disk.SHA256, "b"),
 					VerifiedAt: at(-1), DamagedAt: at(-2), HasCfg: true, Owned: true, PartBytes: 4, PartTotal: 5, PartSourceID: "f",
 					InUseRecorded: true, ClockNode: "node1", LastUsed: at(-3), SurplusSince: at(-4),
 				},
@@ -73,7 +74,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 		Running: map[plan.CopyRef]bool{key: true}, Syncing: map[plan.CopyRef]bool{key: true}, BeingRead: map[plan.CopyRef]bool{key: true}, CannotPrepare: map[disk.ID]string{id: "no replica"}, BackedUp: map[disk.ID]bool{id: true},
 	}
 	checkAllSet(t, reflect.ValueOf(o), "Observed")
-	again, err := throughJSON(status.View{Desired: plan.Desired{Node: "node1"}, Observed: o}.Status(nil)).Observed()
+	again, err := encodeAndDecode(status.View{Desired: plan.Desired{Node: "node1"}, Observed: o}.Status(nil)).Observed()
 	if err != nil || !reflect.DeepEqual(o, again) {
 		t.Errorf("error %v; observed was\n%+v\nand from the status is\n%+v", err, o, again)
 	}

@@ -1,4 +1,4 @@
-package reconcile
+package status_test
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -34,7 +35,7 @@ func newAviary(nodes, copies int) aviary {
 		name := fmt.Sprintf("node%d", n+1)
 		a.config.Nodes[name] = schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{"disk1": {Path: "/disk1", AllowScheduling: true}}}
 		a.seen[name] = plan.Observed{
-			Now: goldenNow, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
+			Now: plantest.Now, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
 			Disks: map[schema.DiskRef]plan.Disk{{Node: name, Disk: "disk1"}: {
 				Path: "/disk1", UUID: name, Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[disk.ID]plan.Copy{},
 			}},
@@ -51,7 +52,7 @@ func (a aviary) key(node string) plan.CopyRef {
 func (a aviary) has(node string) {
 	a.seen[node].Disks[a.key(node).Disk].Copies[a.parrot.ID] = plan.Copy{Copy: disk.Copy{
 		ID: a.parrot.ID, State: disk.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true,
-		SHA512: digestOf(disk.SHA512, "a"), ManifestDigest: digestOf(disk.SHA256, "a"),
+		SHA512: plantest.Digest(disk.SHA512, "a"), ManifestDigest: plantest.Digest(disk.SHA256, "a"),
 	}}
 }
 
@@ -64,7 +65,7 @@ func (a aviary) saved(t *testing.T, nodes ...string) *status.SavedCluster {
 	t.Helper()
 	s := &status.SavedCluster{}
 	for _, node := range nodes {
-		if err := s.Add(throughJSON(status.View{Desired: a.desired(node), Observed: a.seen[node]}.Status(nil))); err != nil {
+		if err := s.Add(encodeAndDecode(status.View{Desired: a.desired(node), Observed: a.seen[node]}.Status(nil))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -88,7 +89,7 @@ func (a aviary) plan(s *status.SavedCluster) string {
 // ranks are the nodes in the order in which they get a copy.
 func (a aviary) ranks() []string {
 	var nodes []string
-	for _, ref := range ranked(a.config, a.parrot) {
+	for _, ref := range plantest.RankedDisks(a.config, a.parrot) {
 		nodes = append(nodes, ref.Node)
 	}
 	return nodes
@@ -114,11 +115,11 @@ func TestPlanFromSnapshot(t *testing.T) {
 			return ranks
 		}, "sync " + third + "/disk1: no copy on this disk"},
 		{"a failure of this declaration", func(a aviary) []string {
-			a.seen[first].Failures[a.key(first)] = plan.Failure{Op: plan.Download, Attempts: 1, Since: goldenNow, Final: true, Message: "not found"}
+			a.seen[first].Failures[a.key(first)] = plan.Failure{Op: plan.Download, Attempts: 1, Since: plantest.Now, Final: true, Message: "not found"}
 			return ranks
 		}, "blocked " + first + "/disk1: not found\nblocked " + second + "/disk1: not found"},
 		{"of another declaration", func(a aviary) []string {
-			a.seen[first].Failures[a.key(first)] = plan.Failure{Op: plan.Download, Attempts: 1, Since: goldenNow, Final: true, Message: "not found"}
+			a.seen[first].Failures[a.key(first)] = plan.Failure{Op: plan.Download, Attempts: 1, Since: plantest.Now, Final: true, Message: "not found"}
 			other := a.parrot
 			other.Source = schema.Source{Download: &schema.Download{URL: "https://example.com/typo.raw"}}
 			a.config.Images["parrot"] = other
@@ -126,7 +127,7 @@ func TestPlanFromSnapshot(t *testing.T) {
 		}, "download " + first + "/disk1: no copy on this disk\nwait " + second + "/disk1: the first copy is made on " + first + "/disk1"},
 		{"what others tell of a node", func(a aviary) []string {
 			a.has(first)
-			a.seen[second].Peers[first] = plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: goldenNow}
+			a.seen[second].Peers[first] = plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: plantest.Now}
 			told := a.seen[first].Disks[a.key(first).Disk].Copies[a.parrot.ID]
 			told.HasCfg = false
 			copies := map[disk.ID]plan.Copy{a.parrot.ID: told}
@@ -168,10 +169,10 @@ func TestSnapshotPrefersTheNewestAnswer(t *testing.T) {
 		free           int64
 	}{
 		{"one asked in vain for longer", plan.Peer{Queried: true, Problem: "no", UnreachableFor: 1}, plan.Peer{Queried: true, Problem: "no", UnreachableFor: 2}, false, true, 2},
-		{"one heard it once", plan.Peer{}, plan.Peer{Queried: true, Problem: "no", LastResponse: goldenNow}, false, true, 2},
-		{"the later silence", plan.Peer{Queried: true, Problem: "no", LastResponse: goldenNow.Add(-1)}, plan.Peer{Queried: true, Problem: "no", LastResponse: goldenNow.Add(-2)}, false, true, 1},
-		{"it answers one", plan.Peer{Queried: true, LastResponse: goldenNow.Add(-2)}, plan.Peer{Queried: true, Problem: "no", LastResponse: goldenNow}, true, true, 1},
-		{"it answers the other", plan.Peer{Queried: true, Problem: "no", LastResponse: goldenNow}, plan.Peer{Queried: true, LastResponse: goldenNow.Add(-2)}, true, true, 2},
+		{"one heard it once", plan.Peer{}, plan.Peer{Queried: true, Problem: "no", LastResponse: plantest.Now}, false, true, 2},
+		{"the later silence", plan.Peer{Queried: true, Problem: "no", LastResponse: plantest.Now.Add(-1)}, plan.Peer{Queried: true, Problem: "no", LastResponse: plantest.Now.Add(-2)}, false, true, 1},
+		{"it answers one", plan.Peer{Queried: true, LastResponse: plantest.Now.Add(-2)}, plan.Peer{Queried: true, Problem: "no", LastResponse: plantest.Now}, true, true, 1},
+		{"it answers the other", plan.Peer{Queried: true, Problem: "no", LastResponse: plantest.Now}, plan.Peer{Queried: true, LastResponse: plantest.Now.Add(-2)}, true, true, 2},
 	} {
 		told("node1", tt.first, 1)
 		told("node2", tt.second, 2)

@@ -1,4 +1,4 @@
-package reconcile
+package plan_test
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -44,7 +45,7 @@ func TestCleanupTable(t *testing.T) {
 		t.Run(fmt.Sprintf("%s min %d used %s", c.states, c.min, c.used), func(t *testing.T) {
 			d, o := tableCase(strings.Fields(c.states), c.used, c.min)
 			plan := d.Plan(o)
-			checkPlan(t, d, o, plan)
+			plantest.CheckPlan(t, d, o, plan)
 			if got := effects(d, plan); got != c.want {
 				t.Errorf("got %s, want %s: %+v", got, c.want, plan.Actions)
 			}
@@ -53,8 +54,8 @@ func TestCleanupTable(t *testing.T) {
 }
 
 func tableCase(states []string, used string, copies int) (plan.Desired, plan.Observed) {
-	c := grid(1, 1)
-	image := named("parrot")
+	c := plantest.NewConfig(1, 1)
+	image := plantest.NewImage("parrot")
 	image.Copies = copies
 	c.Images["parrot"] = image
 	c.Settings.CleanupWaitInterval, c.Settings.ConcurrentReplenishPerNodeLimit = time.Hour, 5
@@ -64,16 +65,16 @@ func tableCase(states []string, used string, copies int) (plan.Desired, plan.Obs
 		one.Disks[fmt.Sprintf("disk%d", i+1)] = schema.Disk{AllowScheduling: true}
 	}
 	c.Nodes = map[string]schema.Node{"node1": one}
-	o := plan.Observed{Now: goldenNow, Disks: map[schema.DiskRef]plan.Disk{}}
-	for i, ref := range ranked(c, image) {
+	o := plan.Observed{Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}}
+	for i, ref := range plantest.RankedDisks(c, image) {
 		o.Disks[ref] = plan.Disk{Space: disk.Space{Free: 1 << 40}, Copies: map[disk.ID]plan.Copy{}}
 		state := map[string]disk.State{"R": disk.Ready, "F": disk.Failed, "P": disk.Pending, "IP": disk.Pending}[states[i]]
 		if state == "" {
 			continue
 		}
-		one := plan.Copy{Copy: disk.Copy{ID: image.ID, State: state, Owned: true, HasCfg: true, SurplusSince: goldenNow.Add(-99 * time.Hour)}}
+		one := plan.Copy{Copy: disk.Copy{ID: image.ID, State: state, Owned: true, HasCfg: true, SurplusSince: plantest.Now.Add(-99 * time.Hour)}}
 		if state == disk.Ready {
-			one.SHA512, one.ManifestDigest = image.Checksum, digestOf(disk.SHA256, "chunks")
+			one.SHA512, one.ManifestDigest = image.Checksum, plantest.Digest(disk.SHA256, "chunks")
 		}
 		if used[i] == 'u' {
 			one.UsedBy = "used by replica vol-1"
@@ -85,7 +86,7 @@ func tableCase(states []string, used string, copies int) (plan.Desired, plan.Obs
 
 // effects is what the plan does on each disk, in the order of rank.
 func effects(d plan.Desired, plan plan.Plan) string {
-	refs := ranked(d.Config, d.Config.Images["parrot"])
+	refs := plantest.RankedDisks(d.Config, d.Config.Images["parrot"])
 	out := []byte(strings.Repeat(".", len(refs)))
 	for i, ref := range refs {
 		for _, a := range plan.Actions {

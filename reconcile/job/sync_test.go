@@ -1,4 +1,4 @@
-package reconcile
+package job_test
 
 import (
 	"bytes"
@@ -19,8 +19,11 @@ import (
 // another ready copy.
 func TestSourceThatCannotBeLookedAt(t *testing.T) {
 	v := faultfs.Mount(t).NewVolume()
-	if _, err := disk.Init(v.Path()); err != nil {
-		t.Fatal(err)
+	target := t.TempDir()
+	for _, path := range []string{v.Path(), target} {
+		if _, err := disk.Init(path); err != nil {
+			t.Fatal(err)
+		}
 	}
 	id := disk.ID{Name: "parrot", UUID: "6846a0b2"}
 	made := open(t, v.Path())
@@ -38,7 +41,7 @@ func TestSourceThatCannotBeLookedAt(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, encryption := range []schema.Encryption{"", schema.EncryptionIgnore} {
-		to, source := open(t, newDisk(t)), open(t, v.Path())
+		to, source := open(t, target), open(t, v.Path())
 		j := job.Job{Action: plan.Action{Op: plan.Sync, Image: id.Name, UUID: id.UUID, LocalSource: plan.CopyRef{ID: id}}, Disk: to, Source: source, Client: &fetch.Client{}, Progress: &fetch.Progress{}}
 		if encryption != "" {
 			j.Action.Op = plan.Clone

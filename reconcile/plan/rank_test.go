@@ -1,4 +1,4 @@
-package reconcile
+package plan_test
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -42,14 +42,14 @@ func TestMixIsSplitMix64(t *testing.T) {
 // TestRankedVectors freezes the walk: every node's best disk before any node's
 // second.
 func TestRankedVectors(t *testing.T) {
-	c := grid(3, 2)
+	c := plantest.NewConfig(3, 2)
 	for image, want := range map[string][]string{
 		"parrot": {"node3/disk2", "node1/disk1", "node2/disk1", "node3/disk1", "node2/disk2", "node1/disk2"},
 		"macaw":  {"node3/disk2", "node1/disk1", "node2/disk2", "node2/disk1", "node1/disk2", "node3/disk1"},
 		"debian": {"node2/disk2", "node3/disk2", "node1/disk1", "node3/disk1", "node2/disk1", "node1/disk2"},
 	} {
 		var got []string
-		for _, ref := range ranked(c, named(image)) {
+		for _, ref := range plantest.RankedDisks(c, plantest.NewImage(image)) {
 			got = append(got, ref.String())
 		}
 		if !slices.Equal(got, want) {
@@ -58,31 +58,10 @@ func TestRankedVectors(t *testing.T) {
 	}
 }
 
-// grid has so many nodes with so many disks each.
-func grid(nodes, disks int) schema.Config {
-	c := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}}
-	for n := range nodes {
-		node := schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{}}
-		for d := range disks {
-			name := fmt.Sprintf("disk%d", d+1)
-			node.Disks[name] = schema.Disk{Path: "/" + name, AllowScheduling: true}
-		}
-		c.Nodes[fmt.Sprintf("node%d", n+1)] = node
-	}
-	return c
-}
-
-func named(name string) schema.Image {
-	return schema.Image{
-		ID: disk.ID{Name: name, UUID: "0000000a"}, Copies: 1, Checksum: digestOf(disk.SHA512, "a"),
-		Source: schema.Source{Download: &schema.Download{URL: "https://example.com/" + name}},
-	}
-}
-
 func TestRankedBestOfEveryNodeFirst(t *testing.T) {
-	c := grid(5, 4)
+	c := plantest.NewConfig(5, 4)
 	for i := range 200 {
-		refs := ranked(c, named(fmt.Sprint("image", i)))
+		refs := plantest.RankedDisks(c, plantest.NewImage(fmt.Sprint("image", i)))
 		if len(refs) != 20 {
 			t.Fatalf("%d disks are ranked", len(refs))
 		}
@@ -101,12 +80,12 @@ func TestRankedBestOfEveryNodeFirst(t *testing.T) {
 // TestRankedMovesLittle takes each disk away, and each node, by eviction and for
 // good: only copies that were on it may move, and the same when it comes back.
 func TestRankedMovesLittle(t *testing.T) {
-	with := grid(4, 3)
+	with := plantest.NewConfig(4, 3)
 	for _, without := range smaller(with) {
 		for i := range 50 {
-			image := named(fmt.Sprint("image", i))
+			image := plantest.NewImage(fmt.Sprint("image", i))
 			for copies := 1; copies <= 5; copies++ {
-				before, after := ranked(with, image)[:copies], ranked(without, image)
+				before, after := plantest.RankedDisks(with, image)[:copies], plantest.RankedDisks(without, image)
 				after = after[:min(copies, len(after))]
 				for _, ref := range before {
 					if stays(without, ref) && !slices.Contains(after, ref) {
@@ -158,20 +137,14 @@ func smaller(c schema.Config) []schema.Config {
 
 func TestRankedBalance(t *testing.T) {
 	const images = 6000
-	c := grid(3, 2)
+	c := plantest.NewConfig(3, 2)
 	first := map[schema.DiskRef]int{}
 	for i := range images {
-		first[ranked(c, named(fmt.Sprint("image", i)))[0]]++
+		first[plantest.RankedDisks(c, plantest.NewImage(fmt.Sprint("image", i)))[0]]++
 	}
 	for ref, n := range first {
 		if n < images/6*8/10 || n > images/6*12/10 {
 			t.Errorf("%s is the first for %d of %d images on 6 disks", ref, n, images)
 		}
 	}
-}
-
-// ranked ranks the disks of a configuration for one image.
-func ranked(c schema.Config, image schema.Image) []schema.DiskRef {
-	image.AllDisks, image.Disks = true, nil
-	return plan.NewRankCache(c.Nodes, 0).DesiredDisks(image)
 }

@@ -1,17 +1,18 @@
-package reconcile
+package plan_test
 
 import (
 	"testing"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 func TestScrub(t *testing.T) {
-	now := startOfTest
-	d := desire(t, `
+	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	d := plantest.Load(t, `
 settings: {scrubInterval: 24h}
 images:
   aa: {source: {download: {url: "https://example.com/a"}}}

@@ -1,9 +1,10 @@
-package reconcile
+package plan_test
 
 import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -22,7 +23,7 @@ images:
 `
 	var downloads []schema.DiskRef
 	for _, picked := range []string{"a", "/mnt/b"} {
-		d := desire(t, config, picked)
+		d := plantest.Load(t, config, picked)
 		o := plan.Observed{Now: plan.EarliestTime.AddDate(0, 1, 0), Disks: map[schema.DiskRef]plan.Disk{}}
 		for name := range d.OnlyDisks {
 			o.Disks[schema.DiskRef{Node: "node1", Disk: name}] = plan.Disk{Space: disk.Space{Free: 50 << 30}}

@@ -1,4 +1,4 @@
-package reconcile
+package plantest
 
 import (
 	"fmt"
@@ -12,9 +12,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// checkPlan fails the test when the plan does what a manager never does. The
+// CheckPlan fails the test when the plan does what a manager never does. The
 // rules are written down here a second time, without the planner's code.
-func checkPlan(t testing.TB, d plan.Desired, o plan.Observed, p plan.Plan) {
+func CheckPlan(t testing.TB, d plan.Desired, o plan.Observed, p plan.Plan) {
 	t.Helper()
 	for _, v := range violations(d, o, p) {
 		t.Errorf("never: %s", v)
@@ -114,7 +114,7 @@ func (j *invariants) suspended() {
 		}
 		key := a.CopyRef()
 		drops := a.Op == plan.Cleanup || a.Op == plan.Evict
-		j.never(holdsNow(j.d.Config, a.Image, j.o.Now) && (drops || !j.o.Running[key]), "%s of %s, which is suspended", a.Op, key)
+		j.never(IsSuspended(j.d.Config, a.Image, j.o.Now) && (drops || !j.o.Running[key]), "%s of %s, which is suspended", a.Op, key)
 		other := j.awaiting(key)
 		j.never(drops && other != "", "%s of %s, which %s is to be made of", a.Op, key, other)
 		stays := other != "" && (a.Op == plan.Adopt || a.Op == plan.Verify || a.Op == plan.Repair) // as it stays, it is looked after
@@ -127,15 +127,15 @@ func (j *invariants) awaiting(key plan.CopyRef) string {
 	c := j.o.Disks[key.Disk].Copies[key.ID]
 	for name, image := range j.d.Config.Images {
 		source := c.State == disk.Ready && !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
-		if source && image.ID != key.ID && holdsNow(j.d.Config, name, j.o.Now) && len(j.readyOf(image)) == 0 {
+		if source && image.ID != key.ID && IsSuspended(j.d.Config, name, j.o.Now) && len(j.readyOf(image)) == 0 {
 			return name
 		}
 	}
 	return ""
 }
 
-// holdsNow reports whether an image, declared or not, is suspended.
-func holdsNow(config schema.Config, name string, now time.Time) bool {
+// IsSuspended reports whether an image, declared or not, is suspended.
+func IsSuspended(config schema.Config, name string, now time.Time) bool {
 	for _, s := range []*schema.Suspension{config.Settings.Suspend, config.Images[name].Suspend} {
 		if s != nil && (s.Until.IsZero() || s.Until.After(now)) {
 			return true
@@ -151,7 +151,7 @@ func (j *invariants) target(a plan.Action) {
 	j.never(!declared || image.ID != key.ID, "%s of what is not declared: %s", a.Op, key)
 	node := j.d.Config.Nodes[key.Disk.Node]
 	one := node.Disks[key.Disk.Disk]
-	matches := slices.Contains(matching(j.d.Config, image), key.Disk)
+	matches := slices.Contains(MatchingDisks(j.d.Config, image), key.Disk)
 	named := slices.Contains(image.Disks, key.Disk)
 	j.never(!matches && !named || node.EvictionRequested || one.EvictionRequested, "%s to where it does not belong: %s", a.Op, key)
 	j.never(!node.AllowScheduling || !one.AllowScheduling, "%s to where nothing is scheduled: %s", a.Op, key)
@@ -272,4 +272,168 @@ func (j *invariants) vanished(key plan.CopyRef) {
 			j.never(!known || seen.Problem != "" || !j.counted(node), "cleanup of %s while nobody knows whether %s/%s uses it", key, node, name)
 		}
 	}
+}
+
+// image checks all that happens to one declared image.
+func (j *invariants) image(image schema.Image) {
+	ready := j.readyOf(image)
+	conflict := false
+	for _, key := range ready {
+		differs := j.o.Disks[key.Disk].Copies[key.ID].SHA512 != j.o.Disks[ready[0].Disk].Copies[ready[0].ID].SHA512
+		conflict = conflict || image.Checksum.IsZero() && differs
+	}
+	var made, first, about int
+	var goes []plan.CopyRef
+	for _, a := range j.p.Actions {
+		if a.Image != image.ID.Name {
+			continue
+		}
+		about++
+		switch a.Op {
+		case plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone:
+			made++
+			first++
+		case plan.Sync:
+			made++
+		case plan.Cleanup, plan.Evict:
+			if !j.part(a.CopyRef()) { // no image has less by it
+				goes = append(goes, a.CopyRef())
+			}
+		}
+	}
+	j.never(first > 1 || len(ready) == 0 && made > 1, "%d disks prepare %s at once", made, image.ID)
+	j.never(first > 0 && len(ready) > 0, "a first copy of %s, which is ready", image.ID)
+	j.never(conflict && made+len(goes) > 0, "work on %s, the copies of which differ", image.ID)
+	j.never(made > 0 && len(ready) > 0 && j.d.Config.Settings.ConcurrentReplenishPerNodeLimit == 0, "a second copy of %s although the limit is 0", image.ID)
+	j.keepsEnough(image, ready, goes)
+	elsewhere := slices.ContainsFunc(MatchingDisks(j.d.Config, image), func(ref schema.DiskRef) bool { return ref.Node != j.d.Node })
+	j.never(j.d.Allowed != schema.ObserveOnly && about == 0 && !elsewhere && len(ready) == 0, "no word about %s, which is nowhere ready", image.ID)
+}
+
+// keepsEnough checks what is left when everything goes at once that may go.
+func (j *invariants) keepsEnough(image schema.Image, ready, goes []plan.CopyRef) {
+	if len(goes) == 0 {
+		return
+	}
+	places := MatchingDisks(j.d.Config, image)
+	least := image.Copies
+	if image.AllDisks {
+		least = len(places)
+	}
+	j.never(len(places) == 0, "a deletion of %s, which no disk matches", image.ID)
+	stand, left := 0, 0
+	for _, key := range ready {
+		if slices.Contains(goes, key) || key.Disk.Node == j.d.Node && j.o.Running[key] || !j.counted(key.Disk.Node) || j.o.Disks[key.Disk].Copies[key.ID].Leaving {
+			continue // Running: it may be on its way out
+		}
+		left++
+		node := j.d.Config.Nodes[key.Disk.Node]
+		_, declared := node.Disks[key.Disk.Disk]
+		named := declared && slices.Contains(image.Disks, key.Disk) && !node.EvictionRequested && !node.Disks[key.Disk.Disk].EvictionRequested
+		if named || slices.Contains(places, key.Disk) {
+			stand++
+		}
+	}
+	j.never(stand < max(1, min(least, len(places))), "%d copies of %s are left where they should be", stand, image.ID)
+	j.never(slices.ContainsFunc(goes, func(key plan.CopyRef) bool { return slices.Contains(ready, key) }) && left < least, "%d copies of %s are left of %d, %d are wanted", left, image.ID, len(ready), least)
+}
+
+// readyOf are the copies that may be counted on.
+func (j *invariants) readyOf(image schema.Image) []plan.CopyRef {
+	var keys []plan.CopyRef
+	for ref, seen := range j.o.Disks {
+		c, there := seen.Copies[image.ID]
+		right := image.Checksum.IsZero() || c.SHA512 == image.Checksum || c.SHA256 == image.Checksum
+		if there && seen.Problem == "" && c.State == disk.Ready && right && (!c.Leaving || ref.Node == j.d.Node) && j.speaks(ref.Node) {
+			keys = append(keys, plan.CopyRef{Disk: ref, ID: image.ID})
+		}
+	}
+	return keys
+}
+
+// MatchingDisks are the disks that may hold an image, in no order.
+func MatchingDisks(c schema.Config, image schema.Image) []schema.DiskRef {
+	var refs []schema.DiskRef
+	for nodeName, node := range c.Nodes {
+		for name, d := range node.Disks {
+			ok := !node.EvictionRequested && !d.EvictionRequested
+			for _, want := range image.NodeSelector {
+				ok = ok && slices.Contains(node.Tags, want)
+			}
+			for _, want := range image.DiskSelector {
+				ok = ok && slices.Contains(d.Tags, want)
+			}
+			if ok {
+				refs = append(refs, schema.DiskRef{Node: nodeName, Disk: name})
+			}
+		}
+	}
+	return refs
+}
+
+// first checks what makes the first copy of an image, from its source or from another
+// image.
+func (j *invariants) first(a plan.Action) {
+	key := a.CopyRef()
+	image := j.d.Config.Images[a.Image]
+	if image.ID != key.ID || a.Op == plan.Sync && (!image.Checksum.IsZero() || j.source(a).ID == image.ID) {
+		return
+	}
+	if image.Checksum.IsZero() {
+		j.heard(a)
+	}
+	j.never(a.Op == plan.Export && j.o.CannotPrepare[key.ID] != "" && !j.o.Running[key], "export of %s: %s", key, j.o.CannotPrepare[key.ID])
+	begun := j.o.Disks[key.Disk].Copies[key.ID].PartSourceID == disk.PartFromUpload
+	j.never(a.Op == plan.Upload && (j.d.Uploads == nil || !j.d.Uploads[key] && !begun && !j.o.Running[key]), "upload of %s, which nobody begins", key)
+	if image.Source.Clone != nil {
+		j.cloned(a)
+	}
+	if a.Op == plan.Sync || a.Op == plan.Clone && image.Source.Clone.Encryption == schema.Encrypt {
+		last := j.bore(image.ID)
+		j.never(len(last) > 0 && !last[a.SourceDigest], "%s of %s, which was something else just now", a.Op, key)
+	}
+}
+
+// heard checks that nobody is waited for that may have what an image without a checksum
+// is.
+func (j *invariants) heard(a plan.Action) {
+	for node := range j.d.Config.Nodes {
+		p, asking := j.o.Peers[node]
+		if node != j.d.Node && asking && !j.speaks(node) {
+			j.never(!p.Queried || p.UnreachableFor < j.d.Config.Settings.RecoveryWaitInterval, "%s of %s, and nothing was heard of %s", a.Op, a.CopyRef(), node)
+		}
+	}
+}
+
+// cloned checks what an image is cloned from.
+func (j *invariants) cloned(a plan.Action) {
+	source, declared := j.d.Config.Images[j.d.Config.Images[a.Image].Source.Clone.BackingImage]
+	if !declared {
+		return
+	}
+	suspect := plan.Suspects(j.o.Failures)
+	j.never(a.From != (plan.CopyRef{}) && suspect[j.source(a)], "%s of %s from what is suspected", a.Op, a.CopyRef())
+	if !source.Checksum.IsZero() || !j.d.Config.Images[a.Image].Checksum.IsZero() {
+		return
+	}
+	sums := map[disk.Digest]bool{}
+	for _, key := range j.readyOf(source) {
+		if c := j.o.Disks[key.Disk].Copies[key.ID]; !c.Leaving && !suspect[key] {
+			sums[c.SHA512] = true
+		}
+	}
+	j.never(len(sums) > 1, "%s of %s, and the copies of its source differ", a.Op, a.CopyRef())
+}
+
+// bore are the digests that failed copies had within the recovery interval.
+func (j *invariants) bore(id disk.ID) map[disk.Digest]bool {
+	sums := map[disk.Digest]bool{}
+	for _, seen := range j.o.Disks {
+		c, there := seen.Copies[id]
+		age := j.o.Now.Sub(c.DamagedAt)
+		if there && seen.Problem == "" && c.State == disk.Failed && !c.SHA512.IsZero() && !c.DamagedAt.IsZero() && age >= 0 && age < j.d.Config.Settings.RecoveryWaitInterval {
+			sums[c.SHA512] = true
+		}
+	}
+	return sums
 }

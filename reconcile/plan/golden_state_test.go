@@ -1,4 +1,4 @@
-package reconcile
+package plan_test
 
 import (
 	"cmp"
@@ -10,13 +10,11 @@ import (
 
 	"github.com/dustin/go-humanize"
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
-
-// goldenNow is when the states of testdata/plan were seen.
-var goldenNow = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 
 // goldenState is the state of a case: what was observed, by whom.
 type goldenState struct {
@@ -34,7 +32,7 @@ type goldenState struct {
 
 func parseState(t *testing.T, text string, r schema.Result) goldenState {
 	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", asked: map[plan.CopyRef]bool{}, cleanup: map[plan.CopyRef]bool{}, uploads: map[plan.CopyRef]bool{}, o: plan.Observed{
-		Now: goldenNow, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
+		Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
 		CannotPrepare: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
 	}}
 	for line := range strings.Lines(text) {
@@ -134,8 +132,8 @@ func (s *goldenState) copy(words []string) {
 		c.Size, c.RealSize, c.Format = 1<<30, 1<<30, disk.Raw
 	}
 	if c.State == disk.Ready {
-		c.SHA512 = digestOf(disk.SHA512, "a")
-		c.ManifestDigest = digestOf(disk.SHA256, "chunks")
+		c.SHA512 = plantest.Digest(disk.SHA512, "a")
+		c.ManifestDigest = plantest.Digest(disk.SHA256, "chunks")
 	}
 	for _, w := range words[3:] {
 		s.copyOption(&c, w)
@@ -146,9 +144,9 @@ func (s *goldenState) copy(words []string) {
 func (s *goldenState) copyOption(c *plan.Copy, word string) {
 	switch name, value := option(word); name {
 	case "of":
-		c.SHA512 = digestOf(disk.SHA512, value)
+		c.SHA512 = plantest.Digest(disk.SHA512, value)
 	case "sha256":
-		c.SHA256 = digestOf(disk.SHA256, value)
+		c.SHA256 = plantest.Digest(disk.SHA256, value)
 	case "real":
 		c.RealSize = s.bytes(value)
 	case "message":
@@ -166,7 +164,7 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 	case "no-manifest":
 		c.ManifestDigest = disk.Digest{}
 	case "manifest":
-		c.ManifestDigest = digestOf(disk.SHA256, "chunks")
+		c.ManifestDigest = plantest.Digest(disk.SHA256, "chunks")
 	case "foreign":
 		c.Owned = false
 	case "no-cfg":
@@ -284,10 +282,4 @@ func (s *goldenState) time(text string) time.Time {
 func option(word string) (name, value string) {
 	name, value, _ = strings.Cut(word, "=")
 	return name, strings.Trim(value, `"`)
-}
-
-func digestOf(a disk.Algorithm, letter string) disk.Digest {
-	h := a.New()
-	h.Write([]byte(letter))
-	return a.Digest(h)
 }

@@ -1,4 +1,4 @@
-package reconcile
+package plan_test
 
 import (
 	"bytes"
@@ -18,18 +18,19 @@ import (
 
 	"github.com/rogpeppe/go-internal/diff"
 	"github.com/rogpeppe/go-internal/txtar"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-var update = flag.Bool("update", false, "write what is planned into testdata/plan")
+var update = flag.Bool("update", false, "write what is planned into testdata")
 
-// TestPlan holds the plans and the marks for what testdata/plan declares and
+// TestPlan holds the plans and the marks for what testdata declares and
 // shows. README.md there says how a case is written.
 func TestPlan(t *testing.T) {
-	files, err := filepath.Glob("testdata/plan/*.txtar")
+	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatal("no cases: ", err)
 	}
@@ -51,7 +52,7 @@ func runGolden(t *testing.T, file string) {
 	}
 	d, o := goldenCase(t, a)
 	plan := d.Plan(o)
-	checkPlan(t, d, o, plan)
+	plantest.CheckPlan(t, d, o, plan)
 	setSection(a, "plan", goldenPlan(plan, o.Now))
 	setSection(a, "marks", goldenMarks(d.UsageUpdates(o), o.Now))
 	got := txtar.Format(a)
@@ -66,7 +67,7 @@ func runGolden(t *testing.T, file string) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Errorf("go test -update ./reconcile would change this:\n%s", diff.Diff("want", want, "got", got))
+		t.Errorf("go test ./reconcile/plan -update would change this:\n%s", diff.Diff("want", want, "got", got))
 	}
 }
 
@@ -164,11 +165,8 @@ func relative(t, now time.Time) string {
 	return t.Sub(now).String()
 }
 
-// A golden names digests by the letters that they are of: SHA512(a), SHA256(a).
-var letters = strings.Split("abcdef", "")
-
 func digestTexts() (folded, plain []string) {
-	for _, letter := range letters {
+	for _, letter := range plantest.Letters {
 		folded = append(folded, "SHA512("+letter+")", "SHA256("+letter+")")
 		plain = append(plain, fmt.Sprintf("%x", sha512.Sum512([]byte(letter))), fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(letter))))
 	}

@@ -1,4 +1,4 @@
-package reconcile
+package status_test
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -23,15 +24,15 @@ func TestPeerStatus(t *testing.T) {
 		skew    status.Skew
 		silence string
 	}{
-		{"the same", "d1", plan.Peer{Queried: true, ConfigDigest: "d1", LastResponse: goldenNow}, status.SkewSame, ""},
-		{"another", "d1", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: goldenNow}, status.SkewOther, ""},
-		{"broken there", "d1", plan.Peer{Queried: true, LastResponse: goldenNow}, status.SkewInvalid, ""},
-		{"broken here", "", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: goldenNow}, status.SkewUnknown, ""},
+		{"the same", "d1", plan.Peer{Queried: true, ConfigDigest: "d1", LastResponse: plantest.Now}, status.SkewSame, ""},
+		{"another", "d1", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: plantest.Now}, status.SkewOther, ""},
+		{"broken there", "d1", plan.Peer{Queried: true, LastResponse: plantest.Now}, status.SkewInvalid, ""},
+		{"broken here", "", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: plantest.Now}, status.SkewUnknown, ""},
 		{"not asked", "d1", plan.Peer{Problem: "not asked yet"}, status.SkewUnknown, "node node2 has not answered yet"},
 		{"never heard", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: time.Minute}, status.SkewUnknown, "node node2 has not answered for 1m0s: no route"},
-		{"silent", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12400 * time.Millisecond, ConfigDigest: "d2", LastResponse: goldenNow}, status.SkewOther, "node node2 has not answered for 12s: no route"},
+		{"silent", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12400 * time.Millisecond, ConfigDigest: "d2", LastResponse: plantest.Now}, status.SkewOther, "node node2 has not answered for 12s: no route"},
 	} {
-		v := status.View{Desired: plan.Desired{Node: "node1", Digest: tt.own}, Observed: plan.Observed{Now: goldenNow, Peers: map[string]plan.Peer{"node2": tt.p}}}
+		v := status.View{Desired: plan.Desired{Node: "node1", Digest: tt.own}, Observed: plan.Observed{Now: plantest.Now, Peers: map[string]plan.Peer{"node2": tt.p}}}
 		got := v.Peers()[0]
 		if got.Skew != tt.skew || v.Unreachable("node2") != tt.silence || got.Answers != (tt.silence == "") {
 			t.Errorf("%s: skew %q, answers %v, silence %q", tt.name, got.Skew, got.Answers, v.Unreachable("node2"))
@@ -69,8 +70,8 @@ func TestCopiesOfOthers(t *testing.T) {
 	full := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}, Rejects: "not enough space"}
 	away := ready
 	away.Leaving = true
-	failed := plan.Failure{Attempts: 1, RetryAt: goldenNow.Add(time.Minute), Message: "it failed"}
-	final := plan.Failure{Attempts: 1, RetryAt: goldenNow.Add(time.Minute), Message: "it failed", Final: true}
+	failed := plan.Failure{Attempts: 1, RetryAt: plantest.Now.Add(time.Minute), Message: "it failed"}
+	final := plan.Failure{Attempts: 1, RetryAt: plantest.Now.Add(time.Minute), Message: "it failed", Final: true}
 	for _, tt := range []struct {
 		name    string
 		c       *plan.Copy
@@ -93,7 +94,7 @@ func TestCopiesOfOthers(t *testing.T) {
 		{"silent and none", nil, nil, false, true, "unknown 0 node node2 has not answered for 12s: no route"},
 	} {
 		o := plan.Observed{
-			Now: goldenNow, Peers: map[string]plan.Peer{"node2": {Queried: true}}, Running: map[plan.CopyRef]bool{}, Failures: map[plan.CopyRef]plan.Failure{},
+			Now: plantest.Now, Peers: map[string]plan.Peer{"node2": {Queried: true}}, Running: map[plan.CopyRef]bool{}, Failures: map[plan.CopyRef]plan.Failure{},
 			Disks: map[schema.DiskRef]plan.Disk{key.Disk: {Copies: map[disk.ID]plan.Copy{}}},
 		}
 		if tt.silent {
@@ -136,7 +137,7 @@ func TestPassedOver(t *testing.T) {
 		one.AllowScheduling = false
 		a.config.Nodes[node] = one
 	}
-	all := plan.Observed{Now: goldenNow, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}}
+	all := plan.Observed{Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}}
 	for node, seen := range a.seen {
 		all.Disks[a.key(node).Disk] = seen.Disks[a.key(node).Disk]
 		all.Peers[node] = plan.Peer{Queried: true}
@@ -168,30 +169,4 @@ func TestPassedOver(t *testing.T) {
 	if s := v.Status(nil).Images[0]; s.PassedOver != nil || s.Ready != 4 {
 		t.Errorf("%d of %d ready, and passed over are %s", s.Ready, s.Wanted, text(s))
 	}
-}
-
-// BenchmarkStatusFleet is what telling of a large cluster takes, a third of whose
-// copies are yet to be made, the first time and later, beside planning.
-func BenchmarkStatusFleet(b *testing.B) {
-	d, o := fleet(1_000)
-	v := status.View{Desired: d, Observed: o, Plan: d.Plan(o)}
-	b.Run("status", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			v.Status(nil)
-		}
-	})
-	v.Placements = &status.PlacementCache{}
-	b.Run("status again", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			v.Status(nil)
-		}
-	})
-	b.Run("plan", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			d.Plan(o)
-		}
-	})
 }

@@ -1,8 +1,7 @@
-package reconcile
+package plan_test
 
 import (
-	"encoding/json"
-	"flag"
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -10,22 +9,20 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
-
-var seeds = flag.Int("seeds", race.Fewer(6000, 30), "how many random situations to plan for")
 
 // TestPlanNever plans for random configurations and states, sensible or not, and
 // holds every plan against what a manager never does.
 func TestPlanNever(t *testing.T) {
 	t.Parallel()
 	seen := map[plan.Op]int{}
-	for seed := range uint64(*seeds) {
-		d, o := dice{rand.New(rand.NewPCG(seed, 1))}.situation()
+	for seed := range uint64(plantest.Seeds()) {
+		d, o := plantest.Situation(rand.New(rand.NewPCG(seed, 1)))
 		plan := d.Plan(o)
-		checkPlan(t, d, o, plan)
+		plantest.CheckPlan(t, d, o, plan)
 		if seed%10 == 0 {
 			checkPure(t, d, o, plan)
 		}
@@ -34,11 +31,11 @@ func TestPlanNever(t *testing.T) {
 			seen[a.Op]++
 		}
 		if t.Failed() {
-			t.Fatalf("seed %d\n%s", seed, situationText(d, o, plan))
+			t.Fatalf("seed %d\n%s", seed, plantest.Describe(d, o, plan))
 		}
 	}
 	for _, kind := range []plan.Op{plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync, plan.Adopt, plan.Verify, plan.Repair, plan.Backup, plan.Cleanup, plan.Evict, plan.Wait, plan.Blocked} {
-		least := *seeds / 150
+		least := plantest.Seeds() / 150
 		if kind.IsFirstCopy() && kind != plan.Download {
 			least /= 10
 		}
@@ -52,7 +49,7 @@ func TestPlanNever(t *testing.T) {
 // another history, and sees that planning leaves its arguments alone.
 func checkPure(t *testing.T, d plan.Desired, o plan.Observed, plan plan.Plan) {
 	t.Helper()
-	before := situationText(d, o, plan)
+	before := plantest.Describe(d, o, plan)
 	again := d
 	again.Config.Images = rebuilt(d.Config.Images)
 	again.Config.Nodes = rebuilt(d.Config.Nodes)
@@ -70,7 +67,7 @@ func checkPure(t *testing.T, d plan.Desired, o plan.Observed, plan plan.Plan) {
 	if a, b := d.UsageUpdates(o), again.UsageUpdates(seen); !reflect.DeepEqual(a, b) {
 		t.Errorf("two lists of marks from equal values:\n%+v\n%+v", a, b)
 	}
-	if after := situationText(d, o, plan); after != before {
+	if after := plantest.Describe(d, o, plan); after != before {
 		t.Errorf("planning changed its arguments:\n%s\n%s", before, after)
 	}
 }
@@ -80,23 +77,12 @@ func rebuilt[K comparable, V any](m map[K]V) map[K]V {
 	if m == nil {
 		return nil
 	}
-	keys := slices.SortedFunc(maps.Keys(m), func(a, b K) int { return -cmpText(a, b) })
+	keys := slices.SortedFunc(maps.Keys(m), func(a, b K) int { return cmp.Compare(fmt.Sprint(b), fmt.Sprint(a)) })
 	out := make(map[K]V)
 	for _, k := range keys {
 		out[k] = m[k]
 	}
 	return out
-}
-
-func cmpText(a, b any) int {
-	x, y := fmt.Sprint(a), fmt.Sprint(b)
-	switch {
-	case x < y:
-		return -1
-	case x > y:
-		return 1
-	}
-	return 0
 }
 
 // checkMarks holds the marks against what they are for: nothing looks older after
@@ -127,7 +113,7 @@ func checkMarks(t *testing.T, d plan.Desired, o plan.Observed) {
 	if left := d.UsageUpdates(noted); len(left) > 0 {
 		t.Errorf("marks are left when all are written: %+v of %+v", left, marks)
 	}
-	checkPlan(t, d, noted, d.Plan(noted))
+	plantest.CheckPlan(t, d, noted, d.Plan(noted))
 }
 
 // withMarks is what a look sees when the marks are written.
@@ -142,26 +128,4 @@ func withMarks(o plan.Observed, marks []plan.Usage) plan.Observed {
 		o.Disks[m.Copy.Disk] = one
 	}
 	return o
-}
-
-func situationText(d plan.Desired, o plan.Observed, planned plan.Plan) string {
-	copies := map[string]any{}
-	for ref, one := range o.Disks {
-		for id, c := range one.Copies {
-			copies[plan.CopyRef{Disk: ref, ID: id}.String()] = c
-		}
-		copies[ref.String()] = fmt.Sprint(one.Problem, one.Space)
-	}
-	tries := map[string]plan.Failure{}
-	for key, try := range o.Failures {
-		tries[key.String()] = try
-	}
-	b, err := json.MarshalIndent(map[string]any{
-		"config": d.Config, "held": d.Invalid, "may": d.Allowed.String(), "now": o.Now,
-		"running": fmt.Sprint(o.Running), "copies": copies, "tries": tries, "plan": planned,
-	}, "", " ")
-	if err != nil {
-		panic(err)
-	}
-	return string(b)
 }

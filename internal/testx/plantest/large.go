@@ -1,0 +1,72 @@
+package plantest
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// LargeNodes are states of so many images on two disks, each hard in its own way.
+var LargeNodes = map[string]func(images int) (plan.Desired, plan.Observed){
+	"ready": func(n int) (plan.Desired, plan.Observed) { return crowd(n, disk.Ready, true) },
+	// Every image looks for the same bytes under other names.
+	"missing": func(n int) (plan.Desired, plan.Observed) { return crowd(n, disk.Pending, true) },
+	// Nothing is declared any more.
+	"vanished": func(n int) (plan.Desired, plan.Observed) { return crowd(n, disk.Ready, false) },
+}
+
+func crowd(images int, state disk.State, declared bool) (plan.Desired, plan.Observed) {
+	c := NewConfig(1, 2)
+	c.Settings.CleanupWaitInterval = time.Hour
+	c.Settings.PruneLimit = schema.PrunePercent(50)
+	o := plan.Observed{Now: Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}}
+	refs := []schema.DiskRef{{Node: "node1", Disk: "disk1"}, {Node: "node1", Disk: "disk2"}}
+	for _, ref := range refs {
+		o.Disks[ref] = plan.Disk{Space: disk.Space{Free: 1 << 50}, Copies: map[disk.ID]plan.Copy{}}
+	}
+	for i := range images {
+		name := fmt.Sprintf("image%d", i)
+		image := NewImage(name)
+		image.Checksum = Digest(disk.SHA512, name)
+		if declared {
+			c.Images[name] = image
+		}
+		for _, ref := range refs {
+			o.Disks[ref].Copies[image.ID] = plan.Copy{Copy: disk.Copy{
+				ID: image.ID, State: state, Owned: true, HasCfg: true, Size: 1 << 30, RealSize: 1 << 30, SHA512: image.Checksum,
+			}}
+		}
+	}
+	return plan.Desired{Node: "node1", Config: c, Allowed: schema.Everything}, o
+}
+
+// LargeCluster is a cluster of 250 nodes with 4 disks each, and images of three copies of
+// which two are ready where they should be: node1 has work where it is the third.
+func LargeCluster(images int) (plan.Desired, plan.Observed) {
+	c := NewConfig(250, 4)
+	o := plan.Observed{Now: Now, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[plan.CopyRef]plan.Failure{}}
+	for node := range c.Nodes {
+		if node != "node1" {
+			o.Peers[node] = plan.Peer{Queried: true, ConfigDigest: "d1"}
+		}
+		for name := range c.Nodes[node].Disks {
+			o.Disks[schema.DiskRef{Node: node, Disk: name}] = plan.Disk{Space: disk.Space{Free: 1 << 50}, Copies: map[disk.ID]plan.Copy{}}
+		}
+	}
+	for i := range images {
+		image := NewImage(fmt.Sprintf("image%d", i))
+		image.Checksum, image.Copies = Digest(disk.SHA512, image.ID.Name), 3
+		c.Images[image.ID.Name] = image
+		places := RankedDisks(c, image)
+		for rank := range 2 {
+			o.Disks[places[rank]].Copies[image.ID] = plan.Copy{Copy: disk.Copy{
+				ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, Size: 1 << 30, RealSize: 1 << 30,
+				SHA512: image.Checksum, ManifestDigest: image.Checksum,
+			}}
+		}
+	}
+	return plan.Desired{Node: "node1", Config: c, Allowed: schema.Everything, Digest: "d1"}, o
+}

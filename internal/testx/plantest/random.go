@@ -1,0 +1,304 @@
+package plantest
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+)
+
+// Situation returns a random desired and observed state, sensible or not.
+func Situation(r *rand.Rand) (plan.Desired, plan.Observed) { return generator{r}.situation() }
+
+// RandomConfig returns a random configuration of up to 4 nodes with up to 4 disks each.
+func RandomConfig(r *rand.Rand) schema.Config { return generator{r}.config() }
+
+// RandomTags returns no tags, "a", or "a" and "b".
+func RandomTags(r *rand.Rand) []string {
+	return pick(generator{r}, nil, []string{"a"}, []string{"a", "b"})
+}
+
+// generator makes random values of the types of the planner.
+type generator struct{ *rand.Rand }
+
+// oneIn returns true once in n calls on average.
+func (r generator) oneIn(n int) bool { return r.IntN(n) == 0 }
+
+func pick[T any](r generator, of ...T) T { return of[r.IntN(len(of))] }
+
+func (r generator) situation() (plan.Desired, plan.Observed) {
+	d := plan.Desired{Node: "node1", Config: r.config(), Invalid: map[string]schema.Held{}, Allowed: schema.Everything, Verify: map[plan.CopyRef]bool{}}
+	if r.oneIn(8) {
+		d.Allowed = pick(r, schema.ObserveOnly, schema.NoDeletions, schema.NoDeletions)
+	}
+	for _, name := range []string{"macaw", "gone1"} {
+		if d.Allowed == schema.NoDeletions && r.oneIn(2) {
+			_, declared := d.Config.Images[name]
+			d.Invalid[name] = schema.Held{Name: name, Stale: declared}
+		}
+	}
+	now := Now.Add(time.Duration(r.IntN(1000)) * time.Second)
+	o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
+	if r.oneIn(4) {
+		removals := &configdir.RemovalConfirmer{}
+		d.Removed = removals.Confirmed
+		for range r.IntN(4) {
+			at := now.Add(-time.Duration(r.IntN(9)) * time.Second)
+			removals.Observe(at, at, map[string]bool{"parrot": true, "gone1": r.oneIn(2)})
+		}
+	}
+	o.CannotPrepare, o.BackedUp = map[disk.ID]string{}, map[disk.ID]bool{}
+	for _, name := range ImageNames {
+		if r.oneIn(3) {
+			o.CannotPrepare[disk.ID{Name: name, UUID: "0000000a"}] = "no replica on this node"
+		}
+		if r.oneIn(2) {
+			o.BackedUp[disk.ID{Name: name, UUID: "0000000a"}] = true
+		}
+	}
+	if !r.oneIn(6) {
+		d.Uploads = map[plan.CopyRef]bool{}
+	}
+	d.Digest = pick(r, "d1", "d1", "d1", "")
+	o.Peers = map[string]plan.Peer{}
+	for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
+		if node != d.Node && !r.oneIn(6) {
+			o.Peers[node] = r.peer()
+		}
+		for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes[node].Disks)) {
+			if !r.oneIn(30) {
+				r.disk(schema.DiskRef{Node: node, Disk: name}, o, d.Verify, d.Uploads)
+			}
+		}
+	}
+	r.suspend(&d.Config, now)
+	return d, o
+}
+
+// suspend suspends some images, or all of them, for ever, for a while, or until a moment ago.
+func (r generator) suspend(config *schema.Config, now time.Time) {
+	one := func() *schema.Suspension {
+		return &schema.Suspension{Reason: "a reason", By: pick(r, "", "ann"), Until: pick(r, time.Time{}, now.Add(time.Hour), now, now.Add(time.Nanosecond))}
+	}
+	if r.oneIn(10) {
+		config.Settings.Suspend = one()
+	}
+	for _, name := range slices.Sorted(maps.Keys(config.Images)) {
+		if image := config.Images[name]; r.oneIn(6) {
+			image.Suspend = one()
+			config.Images[name] = image
+		}
+	}
+}
+
+func (r generator) peer() plan.Peer {
+	p := plan.Peer{Queried: !r.oneIn(10), ConfigDigest: pick(r, "d1", "d1", "d1", "d1", "d2", "")}
+	if !p.Queried || r.oneIn(4) {
+		p.Problem, p.UnreachableFor = "no answer", pick(r, 0, time.Second, 4*time.Minute, time.Hour)
+	}
+	return p
+}
+
+var ImageNames = []string{"parrot", "macaw", "cockatoo", "lory", "kea"}
+
+func (r generator) config() schema.Config {
+	c := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
+		CleanupWaitInterval:  pick(r, 0, time.Minute, time.Hour),
+		RecoveryWaitInterval: pick(r, 0, 5*time.Minute), MinNumberOfCopies: 1,
+		ConcurrentReplenishPerNodeLimit: pick(r, 0, 5, 5, 5),
+		ScrubInterval:                   pick(r, 0, 0, 24*time.Hour),
+		PruneLimit:                      pick(r, schema.PrunePercent(50), schema.PruneCount(0), schema.PruneCount(2), schema.PrunePercent(100)),
+	}}
+	for id := range 3 {
+		if r.oneIn(3) {
+			c.Settings.PruneConfirmed = append(c.Settings.PruneConfirmed, disk.ID{Name: fmt.Sprintf("gone%d", id), UUID: "00000001"})
+		}
+	}
+	for n := range 1 + r.IntN(4) {
+		node := schema.Node{AllowScheduling: !r.oneIn(10), EvictionRequested: r.oneIn(15), Tags: RandomTags(r.Rand), Disks: map[string]schema.Disk{}}
+		for i := range 1 + r.IntN(4) {
+			node.Disks[fmt.Sprintf("disk%d", i+1)] = schema.Disk{
+				Path: fmt.Sprintf("/disk%d", i+1), AllowScheduling: !r.oneIn(8), EvictionRequested: r.oneIn(4),
+				Tags: RandomTags(r.Rand), StorageReserved: pick(r, int64(0), 0, 20<<30),
+			}
+		}
+		c.Nodes[fmt.Sprintf("node%d", n+1)] = node
+	}
+	for _, name := range ImageNames[:r.IntN(6)] {
+		c.Images[name] = r.image(name)
+	}
+	return c
+}
+
+func (r generator) image(name string) schema.Image {
+	m := schema.Image{
+		ID: disk.ID{Name: name, UUID: "0000000a"}, Copies: 1 + r.IntN(3), AllDisks: r.oneIn(8),
+		Checksum: pick(r, disk.Digest{}, Digest(disk.SHA512, "a"), Digest(disk.SHA512, "a"), Digest(disk.SHA256, "a")),
+	}
+	m.Source = pick(r, schema.Source{Download: &schema.Download{URL: "https://example.com/x"}},
+		schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}, schema.Source{Upload: &schema.Upload{}},
+		schema.Source{ExportFromVolume: &schema.ExportFromVolume{VolumeName: "x"}}, schema.Source{Restore: &schema.Restore{BackupURL: "s3://x"}},
+		r.clone(name), r.clone(name))
+	if r.oneIn(4) {
+		m.Backup = &schema.Backup{Target: "s3://x"}
+	}
+	if r.oneIn(3) {
+		m.NodeSelector = RandomTags(r.Rand)
+	}
+	if r.oneIn(3) {
+		m.DiskSelector = pick(r, []string{"a"}, []string{"a", "b"}, []string{"c"})
+	}
+	if m.AllDisks {
+		m.Copies = 1
+	}
+	for i := range 3 {
+		if r.oneIn(6) {
+			m.Disks = append(m.Disks, schema.DiskRef{Node: "node1", Disk: fmt.Sprintf("disk%d", i+1)})
+		}
+	}
+	return m
+}
+
+// clone is of an image that comes before: there are no circles.
+func (r generator) clone(name string) schema.Source {
+	of := ImageNames[r.IntN(slices.Index(ImageNames, name)+1)]
+	if of == name {
+		of = "gone0" // which is not declared
+	}
+	return schema.Source{Clone: &schema.Clone{BackingImage: of, Encryption: pick(r, schema.EncryptionIgnore, schema.EncryptionIgnore, schema.Encrypt, schema.Decrypt)}}
+}
+
+func (r generator) disk(ref schema.DiskRef, o plan.Observed, asked, uploads map[plan.CopyRef]bool) {
+	one := plan.Disk{ClockStepped: r.oneIn(20), Space: disk.Space{Free: pick(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]plan.Copy{}}
+	unreadable := r.oneIn(15)
+	if r.oneIn(12) {
+		one.Problem = "not there"
+	}
+	names := slices.Concat(ImageNames[:r.IntN(6)], []string{"gone0", "gone1", "gone2"}[:r.IntN(4)])
+	for _, name := range names {
+		for _, uuid := range []string{"0000000a", "00000001"} {
+			id := disk.ID{Name: name, UUID: uuid}
+			key := plan.CopyRef{Disk: ref, ID: id}
+			if r.oneIn(2) {
+				one.Copies[id] = r.copy(id, o.Now, unreadable)
+			}
+			if r.oneIn(5) {
+				o.Failures[key] = r.try(o.Now)
+			}
+			if r.oneIn(10) {
+				o.Running[key] = true
+			}
+			if r.oneIn(20) {
+				asked[key] = true
+			}
+			if uploads != nil && ref.Node == "node1" && r.oneIn(2) {
+				uploads[key] = true
+			}
+		}
+	}
+	o.Disks[ref] = one
+}
+
+func (r generator) copy(id disk.ID, now time.Time, unreadable bool) plan.Copy {
+	c := plan.Copy{Copy: disk.Copy{ID: id, State: pick(r, disk.Ready, disk.Ready, disk.Ready, disk.Ready, disk.Failed, disk.Unknown, disk.Pending), Owned: true, HasCfg: !r.oneIn(8)}}
+	if c.State == disk.Pending || r.oneIn(10) {
+		c.PartBytes, c.PartTotal = pick(r, int64(0), 1<<20), pick(r, int64(0), 1<<30)
+		c.PartSourceID = pick(r, "", disk.PartFromUpload, disk.PartFromPeers)
+	}
+	if c.State != disk.Pending {
+		c.Size, c.RealSize = 1<<30, pick(r, int64(1<<30), 1<<20)
+	}
+	if c.State == disk.Unknown || c.State == disk.Pending {
+		c.Owned = !r.oneIn(3)
+	}
+	if c.State == disk.Unknown || c.State == disk.Failed {
+		c.Message = "who knows"
+	}
+	if c.State == disk.Ready || c.State == disk.Failed && r.oneIn(2) {
+		letter := pick(r, "a", "a", "a", "a", "a", "b")
+		c.SHA512 = Digest(disk.SHA512, letter)
+		if !r.oneIn(10) {
+			c.ManifestDigest = Digest(disk.SHA256, letter)
+		}
+		if !r.oneIn(4) {
+			c.SHA256 = Digest(disk.SHA256, letter)
+		}
+	}
+	if r.oneIn(6) || unreadable {
+		c.UsedBy = "used by replica vol-1"
+	}
+	if c.Owned {
+		c.Leaving = r.oneIn(20)
+		c.InUseRecorded = r.oneIn(6)
+		c.SurplusSince, c.LastUsed, c.ClockNode = r.when(now), r.when(now), pick(r, "", "node1", "node1", "node9")
+	}
+	return c
+}
+
+func (r generator) when(now time.Time) time.Time {
+	switch r.IntN(12) {
+	case 0, 1, 2, 3:
+		return time.Time{}
+	case 4:
+		return now.Add(time.Hour)
+	case 5:
+		return time.Unix(0, 0).UTC()
+	}
+	return now.Add(-pick(r, 0, time.Second, time.Minute-1, time.Minute, time.Hour-1, time.Hour, 100*time.Hour, 200*time.Hour))
+}
+
+func (r generator) try(now time.Time) plan.Failure {
+	t := plan.Failure{
+		Op: pick(r, "", plan.Download, plan.Export, plan.Restore, plan.Clone, plan.Upload, plan.Sync, plan.Verify, plan.Adopt, plan.Cleanup), Attempts: 1 + r.IntN(3), Message: "it failed",
+		Since: now.Add(-pick(r, 0, time.Minute, time.Hour)), RetryAt: now.Add(pick(r, -time.Second, 0, time.Second, time.Minute)),
+	}
+	if r.oneIn(4) {
+		t.Suspects = []plan.CopyRef{{Disk: schema.DiskRef{Node: "node1", Disk: pick(r, "disk1", "disk2", "disk3")}, ID: disk.ID{Name: "parrot", UUID: "0000000a"}}}
+	}
+	switch r.IntN(4) {
+	case 0:
+		t.Final = true
+	case 1:
+		t.Disk = true
+	case 2:
+		t.NeedsSpace = pick(r, int64(1), 10<<30, 100<<30)
+	}
+	return t
+}
+
+// Seeds returns how many random situations a test of one plan shall plan for (-seeds).
+// A test that does more for each takes a part of it.
+func Seeds() int { return *seeds }
+
+var seeds = flag.Int("seeds", race.Fewer(6000, 30), "how many random situations to plan for")
+
+func Describe(d plan.Desired, o plan.Observed, planned plan.Plan) string {
+	copies := map[string]any{}
+	for ref, one := range o.Disks {
+		for id, c := range one.Copies {
+			copies[plan.CopyRef{Disk: ref, ID: id}.String()] = c
+		}
+		copies[ref.String()] = fmt.Sprint(one.Problem, one.Space)
+	}
+	tries := map[string]plan.Failure{}
+	for key, try := range o.Failures {
+		tries[key.String()] = try
+	}
+	b, err := json.MarshalIndent(map[string]any{
+		"config": d.Config, "held": d.Invalid, "may": d.Allowed.String(), "now": o.Now,
+		"running": fmt.Sprint(o.Running), "copies": copies, "tries": tries, "plan": planned,
+	}, "", " ")
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}

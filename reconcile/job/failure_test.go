@@ -1,0 +1,97 @@
+package job_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// TestNextOfFirstCopies: what is the fault of a node's own source says nothing of that
+// of another node.
+func TestNextOfFirstCopies(t *testing.T) {
+	from := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "0000000a"}}
+	a, b := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
+	clone := plan.Action{Op: plan.Clone, LocalSource: from, SourceDigest: a}
+	for _, tt := range []struct {
+		name                 string
+		a                    plan.Action
+		err                  error
+		suspect, final, link bool
+	}{
+		{"the source of a clone has other bytes than its own", clone, &disk.ChecksumError{Want: a, Got: b}, true, false, true},
+		{"the source of a clone has other bytes than are declared", clone, &disk.ChecksumError{Want: b, Got: a}, false, true, false},
+		{"a download has other bytes than are declared", plan.Action{Op: plan.Download}, &disk.ChecksumError{Want: a, Got: b}, false, true, false},
+		{"a replica cannot be read", plan.Action{Op: plan.Export}, &fetch.Error{Class: fetch.Refused, Err: errors.New("it has no head")}, false, false, true},
+		{"a server says no", plan.Action{Op: plan.Download}, &fetch.Error{Class: fetch.Refused, Err: errors.New("403")}, false, false, false},
+		{"a volume is no disk", plan.Action{Op: plan.Export}, &fetch.Error{Class: fetch.BadSource, Err: errors.New("it is a folder")}, false, true, false},
+	} {
+		got := job.NextFailure(plan.Failure{}, tt.a, tt.err, plantest.Now, 0.5)
+		if (len(got.Suspects) > 0) != tt.suspect || got.Final != tt.final || got.Link != tt.link || !got.Final && !got.RetryAt.After(plantest.Now) {
+			t.Errorf("%s: %+v", tt.name, got)
+		}
+	}
+}
+
+// TestNextOfAFullDisk: a disk that is full says nothing of the source, whoever ran into it,
+// and a full store of backups nothing of the disk.
+func TestNextOfAFullDisk(t *testing.T) {
+	lack := &disk.NoSpaceError{Need: 1 << 30, Free: 1}
+	for _, tt := range []struct {
+		err   error
+		disk  bool
+		space int64
+	}{
+		{lack, true, 1 << 30},
+		{fetch.ClassifyDiskError(lack), true, 1 << 30},
+		{fetch.ClassifyDiskError(fmt.Errorf("write: %w", disk.ErrNoSpace)), true, 0},
+		{&fetch.Error{Class: fetch.NoSpace, Err: errors.New("507")}, false, 0},
+	} {
+		got := job.NextFailure(plan.Failure{}, plan.Action{Op: plan.Download}, tt.err, plantest.Now, 0.5)
+		if got.Disk != tt.disk || got.NeedsSpace != tt.space || got.Final || got.Link {
+			t.Errorf("%v: %+v", tt.err, got)
+		}
+	}
+}
+
+// A server that is busy may ask to come back later, but not at once for ever, and not in a
+// year.
+func TestServersAskWithinReason(t *testing.T) {
+	a := plan.Action{Op: plan.Download}
+	for asked, want := range map[time.Duration]time.Duration{
+		time.Second:          5 * time.Minute,
+		10 * time.Minute:     10 * time.Minute,
+		365 * 24 * time.Hour: time.Hour,
+	} {
+		var last plan.Failure
+		for range 9 {
+			last = job.NextFailure(last, a, &fetch.Error{Class: fetch.Network, RetryAfter: asked, Err: errors.New("503")}, plantest.Now, 0)
+		}
+		if got := last.RetryAt.Sub(plantest.Now); got != want {
+			t.Errorf("asked to wait %v: after 9 attempts it waits %v, want %v", asked, got, want)
+		}
+	}
+}
+
+// A copy in use was to be repaired while only its origin could be reached, which has other
+// bytes by now. Then a node comes back that has the right ones.
+func TestRepairIsTriedAgain(t *testing.T) {
+	c, image, refs := plantest.TwoNodes(2)
+	o := plantest.EmptyDisks(c)
+	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, image.Checksum)
+	failed := plantest.FailedCopy(image, image.Checksum)
+	failed.UsedBy = "a volume uses it"
+	o.Disks[refs[1]].Copies[image.ID] = failed
+	a := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
+	o.Failures[a.CopyRef()] = job.NextFailure(plan.Failure{}, a, &fetch.Error{Class: fetch.BadSource, Err: job.ErrOtherChunk}, plantest.Now, 0.5)
+	o.Now = o.Now.Add(time.Hour)
+	d, o := plantest.AsNode(refs[1].Node, c, o)
+	plantest.CheckActs(t, d.Plan(o))
+}

@@ -1,0 +1,109 @@
+package plan_test
+
+import (
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// planEach is Plan without sharing any of the work.
+func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
+	actions, told := []plan.Action{}, map[string]bool{}
+	shown := maps.Clone(c.Disks)
+	for ref, seen := range shown {
+		seen.Copies = maps.Clone(seen.Copies)
+		shown[ref] = seen
+	}
+	for _, d := range nodes {
+		if _, silent := c.Unreachable[d.Node]; !silent {
+			for key, r := range d.Rejections(c.ObserveFrom(d, c.Disks)) {
+				shown[key.Disk].AddRejection(key.ID, r)
+			}
+		}
+	}
+	for _, d := range nodes {
+		for _, a := range d.Plan(c.ObserveFrom(d, shown)).Actions {
+			about := string(a.Op) + " " + a.CopyRef().ID.String()
+			if a.Disk != "" || !told[about] {
+				actions = append(actions, a)
+			}
+			told[about] = told[about] || a.Disk == ""
+		}
+	}
+	p := nodes[0].NewPlan(actions)
+	p.Suspended = nodes[0].Suspensions(c.Now)
+	return p
+}
+
+// randomCluster returns what the nodes of d observe of their own disks, each in a random
+// situation of its own. Every other node except the one of d is unreachable.
+func randomCluster(r *rand.Rand, d plan.Desired, o plan.Observed) *plan.Cluster {
+	c := &plan.Cluster{
+		Now: o.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{},
+		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[disk.ID]string{}, BackedUp: map[plan.CopyRef]bool{},
+	}
+	for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
+		if node != d.Node && r.IntN(2) == 0 {
+			c.Unreachable[node] = plan.Peer{Queried: true, Problem: "no answer", UnreachableFor: time.Minute}
+		}
+		for name := range d.Config.Nodes[node].Disks {
+			ref := schema.DiskRef{Node: node, Disk: name}
+			seen, known := o.Disks[ref]
+			if !known {
+				continue
+			}
+			c.Disks[ref] = seen
+			for id := range seen.Copies {
+				if o.BackedUp[id] {
+					c.BackedUp[plan.CopyRef{Disk: ref, ID: id}] = true
+				}
+			}
+		}
+		for key, f := range o.Failures {
+			if key.Disk.Node == node {
+				c.Failures[key] = f
+			}
+		}
+		for key := range o.Running {
+			if key.Disk.Node == node {
+				c.Running[key] = true
+			}
+		}
+		c.CannotPrepare[node] = o.CannotPrepare
+		_, o = plantest.Situation(r)
+	}
+	return c
+}
+
+// TestClusterPlanEqualsNodePlans plans for random clusters and compares each plan, which
+// looks at an image only where it matters, with the plans of nodes that look at every image.
+func TestClusterPlanEqualsNodePlans(t *testing.T) {
+	t.Parallel()
+	ops := map[plan.Op]int{}
+	for seed := range uint64(plantest.Seeds() / 30) {
+		r := rand.New(rand.NewPCG(seed, 9))
+		d, o := plantest.Situation(r)
+		c := randomCluster(r, d, o)
+		var nodes []plan.Desired
+		for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
+			d.Node, d.Verify, d.Cleanup, d.Uploads, d.Removed = node, nil, nil, nil, nil
+			nodes = append(nodes, d)
+		}
+		want := planEach(c, nodes)
+		if got := c.Plan(nodes); !reflect.DeepEqual(got, want) {
+			t.Fatalf("seed %d:\n%s\nwant\n%s", seed, goldenPlan(got, o.Now), goldenPlan(want, o.Now))
+		}
+		for _, a := range want.Actions {
+			ops[a.Op]++
+		}
+	}
+	t.Log(ops)
+}
