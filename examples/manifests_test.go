@@ -20,17 +20,17 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// manifests are what an API server would be given.
+// manifests are the objects of one kustomization.
 type manifests struct {
 	set       appsv1.DaemonSet
 	service   corev1.Service
 	policy    networkingv1.NetworkPolicy
 	account   corev1.ServiceAccount
 	namespace corev1.Namespace
-	config    *corev1.ConfigMap // nil: it comes from elsewhere
+	config    *corev1.ConfigMap // nil if the kustomization has none
 }
 
-// render builds a kustomization. A field that Kubernetes does not know is an error.
+// render builds a kustomization. A field that is unknown to Kubernetes fails the test.
 func render(t *testing.T, dir string) *manifests {
 	t.Helper()
 	cmd := exec.Command("kubectl", "kustomize", dir)
@@ -80,26 +80,26 @@ func (m *manifests) decode(t *testing.T, document []byte) {
 		m.config = &corev1.ConfigMap{}
 		into = m.config
 	default:
-		t.Fatalf("nothing is known of %v", kind)
+		t.Fatalf("unexpected %v", kind)
 	}
 	if mistakes, err := json.UnmarshalStrict(data, into); err != nil || len(mistakes) > 0 {
 		t.Errorf("%v: %v %v", kind, mistakes, err)
 	}
 }
 
-// check looks for what an API server takes and that does not work then.
+// check finds errors that an API server accepts and that fail at run time.
 func (m *manifests) check(t *testing.T) {
 	t.Helper()
 	pod := m.set.Spec.Template
 	for name, selector := range map[string]map[string]string{"DaemonSet": m.set.Spec.Selector.MatchLabels, "Service": m.service.Spec.Selector} {
 		for key, value := range selector {
 			if pod.Labels[key] != value {
-				t.Errorf("the %s selects %s=%s, which the pods are not", name, key, value)
+				t.Errorf("the %s selects %s=%s, a label that the pods lack", name, key, value)
 			}
 		}
 	}
 	if m.set.Namespace != m.namespace.Name || m.account.Name != pod.Spec.ServiceAccountName || m.service.Spec.ClusterIP != "None" {
-		t.Errorf("namespace %q, account %q, address of the service %q", m.set.Namespace, pod.Spec.ServiceAccountName, m.service.Spec.ClusterIP)
+		t.Errorf("namespace %q, account %q, clusterIP of the service %q", m.set.Namespace, pod.Spec.ServiceAccountName, m.service.Spec.ClusterIP)
 	}
 	if token := pod.Spec.AutomountServiceAccountToken; token == nil || *token || *m.account.AutomountServiceAccountToken {
 		t.Error("the pods get a token for the API server")
@@ -110,7 +110,7 @@ func (m *manifests) check(t *testing.T) {
 		for _, v := range c.VolumeMounts {
 			mounted = append(mounted, v.Name)
 			if v.SubPath != "" || v.SubPathExpr != "" {
-				t.Errorf("%s is mounted by a sub path, which is never updated", v.Name)
+				t.Errorf("%s is mounted with a subPath, which a kubelet never updates", v.Name)
 			}
 		}
 	}
@@ -119,12 +119,12 @@ func (m *manifests) check(t *testing.T) {
 			t.Errorf("the volume %s is not mounted", v.Name)
 		}
 		if v.ConfigMap != nil && (m.config == nil || v.ConfigMap.Name != m.config.Name) {
-			t.Errorf("the volume %s is of a ConfigMap that is not there", v.Name)
+			t.Errorf("the volume %s refers to a ConfigMap that does not exist", v.Name)
 		}
 		mounted = slices.DeleteFunc(mounted, func(name string) bool { return name == v.Name })
 	}
 	if len(mounted) > 0 {
-		t.Errorf("mounted, and no volumes: %q", mounted)
+		t.Errorf("mounts without a volume: %q", mounted)
 	}
 }
 
@@ -133,23 +133,23 @@ func checkHardened(t *testing.T, c corev1.Container) {
 	s := c.SecurityContext
 	if s.Privileged != nil || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem ||
 		len(s.Capabilities.Add) > 0 || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
-		t.Errorf("%s may do more than it has to: %+v", c.Name, s)
+		t.Errorf("%s has unnecessary rights: %+v", c.Name, s)
 	}
 	if c.Resources.Requests.Memory().IsZero() || c.Resources.Requests.Cpu().IsZero() || c.Resources.Limits.Memory().IsZero() {
-		t.Errorf("%s takes what it gets: %+v", c.Name, c.Resources)
+		t.Errorf("%s lacks requests or a limit: %+v", c.Name, c.Resources)
 	}
 	if name, tag, _ := strings.Cut(path.Base(c.Image), ":"); tag == "" || tag == "latest" {
 		t.Errorf("the image of %s has no version: %s", name, c.Image)
 	}
 }
 
-// checkAddresses holds what the nodes are reached at against what lets them through.
+// checkAddresses compares the addresses of the nodes with the ports and networks of the policy.
 func (m *manifests) checkAddresses(t *testing.T, nodes []node) {
 	t.Helper()
 	port := m.manager(t).Ports[0]
 	in, out := m.policy.Spec.Ingress[0], m.policy.Spec.Egress[0]
 	if in.Ports[0].Port.String() != port.Name || out.Ports[0].Port.String() != strconv.Itoa(int(port.HostPort)) {
-		t.Errorf("the policy lets %v in and %v out, the port is %+v", in.Ports[0].Port, out.Ports[0].Port, port)
+		t.Errorf("the policy allows port %v in and %v out; the port is %+v", in.Ports[0].Port, out.Ports[0].Port, port)
 	}
 	for _, n := range nodes {
 		u, err := url.Parse(n.Address)
@@ -157,7 +157,7 @@ func (m *manifests) checkAddresses(t *testing.T, nodes []node) {
 			t.Fatal(err)
 		}
 		if u.Port() != strconv.Itoa(int(port.HostPort)) {
-			t.Errorf("%s is not at the hostPort %d", n.Address, port.HostPort)
+			t.Errorf("%s does not use the hostPort %d", n.Address, port.HostPort)
 		}
 		for _, peer := range []networkingv1.NetworkPolicyPeer{in.From[0], out.To[0]} {
 			if !netip.MustParsePrefix(peer.IPBlock.CIDR).Contains(netip.MustParseAddr(u.Hostname())) {
@@ -167,7 +167,7 @@ func (m *manifests) checkAddresses(t *testing.T, nodes []node) {
 	}
 }
 
-// manager is the container with our program.
+// manager returns the container with our program.
 func (m *manifests) manager(t *testing.T) corev1.Container {
 	t.Helper()
 	for _, c := range m.set.Spec.Template.Spec.Containers {
@@ -175,6 +175,6 @@ func (m *manifests) manager(t *testing.T) corev1.Container {
 			return c
 		}
 	}
-	t.Fatal("there is no manager")
+	t.Fatal("there is no container named manager")
 	return corev1.Container{}
 }

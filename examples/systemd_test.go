@@ -10,10 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/container"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// unit is a unit file: the values of each key in their order. Each key is in one section.
+// unit has the values of each key of a unit file, in their order. No key is in two sections.
 type unit map[string][]string
 
 func readUnit(t *testing.T, file string) unit {
@@ -39,8 +40,9 @@ func (u unit) last(key string) string {
 	return u[key][len(u[key])-1]
 }
 
-// TestSystemdKnowsTheUnit: with the program in a place where there is one.
-func TestSystemdKnowsTheUnit(t *testing.T) {
+// TestSystemdAcceptsTheUnit lets systemd verify the unit, with the path of the built program in
+// it.
+func TestSystemdAcceptsTheUnit(t *testing.T) {
 	need.Programs(t, "systemd-analyze")
 	for _, dropIn := range []string{"", "longhorn.conf"} {
 		dir := t.TempDir()
@@ -49,14 +51,14 @@ func TestSystemdKnowsTheUnit(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			write(t, filepath.Join(dir, to, from), strings.ReplaceAll(string(data), "/usr/local/bin/backing-image-manager", theImage(t).program))
+			write(t, filepath.Join(dir, to, from), strings.ReplaceAll(string(data), "/usr/local/bin/backing-image-manager", builtImage(t).program))
 		}
 		put("backing-image-manager.service", "")
 		if dropIn != "" {
 			put(dropIn, "backing-image-manager.service.d")
 		}
 		if out := run(t, dir, "systemd-analyze", "verify", "--man=no", "./backing-image-manager.service"); strings.Contains(out, "backing-image") {
-			t.Errorf("systemd says:\n%s", out)
+			t.Errorf("systemd-analyze verify:\n%s", out)
 		}
 		out := run(t, dir, "systemd-analyze", "security", "--offline=yes", "--threshold=20", "./backing-image-manager.service")
 		t.Log(out[strings.LastIndex(out, "Overall"):])
@@ -81,38 +83,38 @@ func TestSystemd(t *testing.T) {
 }
 
 func boot(t *testing.T, u unit, config map[string]string) {
-	f := newFleet(t, declared(t, config))
-	crypto := f.memberCertificates(t)
+	f := newFleet(t, declaredNodes(t, config))
+	crypto := f.nodeCertificates(t)
 	write(t, filepath.Join(crypto, "token"), "peer fedcba9876543210\nadmin 0123456789abcdef\n")
 	user := map[string]int64{"backing-image-manager": 991, "root": 0}[u.last("User")]
 	var disks []string
-	var started []*container
-	for _, n := range f.members {
+	var started []*container.Container
+	for _, n := range f.nodes {
 		disk := f.newDisk(t, user, user)
 		s := f.service(t, u, n, user, config, crypto)
-		s.binds = append(s.binds, bind{from: disk, at: u.last("ReadWritePaths")})
-		s.start(t)
+		s.Mounts = append(s.Mounts, container.Mount{Source: disk, Target: u.last("ReadWritePaths")})
+		s.Start(t)
 		disks, started = append(disks, disk), append(started, s)
 	}
-	for _, n := range f.members {
-		f.answers(t, n.Address+"/readyz", 200)
+	for _, n := range f.nodes {
+		f.waitStatus(t, n.Address+"/readyz", 200)
 	}
 	copies := 3
 	if strings.Contains(config["images.yaml"], "minNumberOfCopies: 2") {
 		copies = 2
 	}
-	f.ready(t, disks, copies, uint32(user))
-	f.presents = []string{"--tls-ca", filepath.Join(crypto, "ca.crt"), "--token-file", filepath.Join(crypto, "token")}
-	f.ask(t, f.members[0], "status")
+	f.checkReady(t, disks, copies, uint32(user))
+	f.credentialFlags = []string{"--tls-ca", filepath.Join(crypto, "ca.crt"), "--token-file", filepath.Join(crypto, "token")}
+	f.command(t, f.nodes[0], "status")
 	for _, s := range started {
-		s.stop(t)
+		s.Stop(t)
 	}
 }
 
 var loaded = regexp.MustCompile(`^(\S+):/etc/backing-image-manager/(\S+)$`)
 
-// service is what systemd starts, as far as the unit has a say in what it can see.
-func (f *fleet) service(t *testing.T, u unit, n node, user int64, config map[string]string, crypto string) *container {
+// service returns the process that systemd starts, with the files that the unit lets it see.
+func (f *fleet) service(t *testing.T, u unit, n node, user int64, config map[string]string, crypto string) *container.Container {
 	t.Helper()
 	stop, err := time.ParseDuration(u.last("TimeoutStopSec"))
 	if err != nil {
@@ -133,20 +135,20 @@ func (f *fleet) service(t *testing.T, u unit, n node, user int64, config map[str
 	}
 	run(t, "", "chown", "-R", fmt.Sprint(user), credentials)
 	run(t, "", "chmod", "-R", "u=rX,go=", credentials)
-	declares := t.TempDir()
+	configDir := t.TempDir()
 	for name, text := range config {
-		write(t, filepath.Join(declares, name), text)
+		write(t, filepath.Join(configDir, name), text)
 	}
-	if err := os.Chmod(declares, 0o755); err != nil {
+	if err := os.Chmod(configDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	args := strings.Fields(strings.ReplaceAll(u.last("ExecStart"), "%d", folder))
-	return &container{
-		args: args, hostname: n.Name, network: f.nodes[n.Name], rootfs: f.rootfs(t), readOnly: u.last("ProtectSystem") == "strict",
-		stayAsIs: u.last("NoNewPrivileges") == "yes", uid: user, gid: user, memory: most << 20, terminating: stop,
-		binds: []bind{
-			f.hosts(t), {from: f.program, at: args[0], options: []string{"ro"}},
-			{from: declares, at: "/etc/backing-image-manager/config", options: []string{"ro"}}, {from: credentials, at: folder, options: []string{"ro"}},
+	return &container.Container{
+		Args: args, Hostname: n.Name, Network: f.networks[n.Name], RootFS: f.rootFS(t), ReadOnly: u.last("ProtectSystem") == "strict",
+		NoNewPrivileges: u.last("NoNewPrivileges") == "yes", UID: user, GID: user, Memory: most << 20, StopTimeout: stop,
+		Mounts: []container.Mount{
+			f.etcHosts(t), {Source: f.program, Target: args[0], Options: []string{"ro"}},
+			{Source: configDir, Target: "/etc/backing-image-manager/config", Options: []string{"ro"}}, {Source: credentials, Target: folder, Options: []string{"ro"}},
 		},
 	}
 }

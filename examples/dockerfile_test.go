@@ -1,5 +1,10 @@
-// Package examples holds its files to what they promise: manifests and units are read as
-// strictly as their readers do it, and the program runs as they say.
+// Package examples tests the files in this folder and the Dockerfile: it parses manifests and
+// units as strictly as Kubernetes and systemd do, and runs the program as they describe, in
+// containers and network namespaces.
+//
+// dockerfile_test.go builds the program, manifests_test.go renders and checks manifests,
+// fleet_test.go makes the network and the disks of a cluster, and kubernetes_test.go and
+// systemd_test.go run one.
 package examples
 
 import (
@@ -14,7 +19,7 @@ import (
 	"testing"
 )
 
-// tmp is where what is made once for all tests lies.
+// tmp has the program that all tests use.
 var tmp string
 
 func TestMain(m *testing.M) {
@@ -28,11 +33,11 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// image is what the Dockerfile makes: there is nobody here who builds it, so its build
-// command runs here as it stands.
+// image is the container image of the Dockerfile. Tests have no tool that builds it, so they run
+// its build command, unchanged.
 type image struct {
-	program    string // the file that is copied into it
-	copies     map[string]string
+	program    string            // the file that the build command makes
+	copies     map[string]string // from the build stage into the image
 	entrypoint string
 	user       string
 }
@@ -45,8 +50,8 @@ var (
 	imageEntry = regexp.MustCompile(`(?m)^ENTRYPOINT \["(\S+)"\]$`)
 )
 
-// built is the image, with the output of the build if there is none.
-var built = sync.OnceValues(func() (image, error) {
+// buildOnce builds the image; its error has the output of the build.
+var buildOnce = sync.OnceValues(func() (image, error) {
 	file, err := os.ReadFile("../Dockerfile")
 	if err != nil {
 		return image{}, err
@@ -73,9 +78,9 @@ var built = sync.OnceValues(func() (image, error) {
 	return i, nil
 })
 
-func theImage(t *testing.T) image {
+func builtImage(t *testing.T) image {
 	t.Helper()
-	i, err := built()
+	i, err := buildOnce()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,9 +88,9 @@ func theImage(t *testing.T) image {
 }
 
 func TestDockerfile(t *testing.T) {
-	i := theImage(t)
+	i := builtImage(t)
 	if i.copies["/src/bin/backing-image-manager"] != i.entrypoint || i.copies["/etc/ssl/certs/ca-certificates.crt"] == "" {
-		t.Errorf("the image has %v, and runs %s", i.copies, i.entrypoint)
+		t.Errorf("the image contains %v and runs %s", i.copies, i.entrypoint)
 	}
 	if i.user != "65532:65532" {
 		t.Errorf("the user is %s", i.user)
@@ -97,7 +102,7 @@ func TestDockerfile(t *testing.T) {
 	defer f.Close()
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {
-			t.Error("the program needs a loader, and the image has none")
+			t.Error("the program needs a dynamic loader, which the image lacks")
 		}
 	}
 	out, err := exec.Command(i.program, "version").Output()
@@ -106,8 +111,8 @@ func TestDockerfile(t *testing.T) {
 	}
 }
 
-// TestDockerfileHasOurGo: the Go of the image is the one that the module asks for.
-func TestDockerfileHasOurGo(t *testing.T) {
+// TestDockerfileUsesTheGoOfTheModule compares the Go versions of Dockerfile and go.mod.
+func TestDockerfileUsesTheGoOfTheModule(t *testing.T) {
 	docker, err := os.ReadFile("../Dockerfile")
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,129 @@
+// Package container runs processes in tests with runc, which runs the containers of Kubernetes
+// too.
+package container
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/netns"
+)
+
+// Container is a process without any capability, in namespaces of its own.
+type Container struct {
+	Args            []string
+	Env             []string
+	UID, GID        int64
+	Groups          []int64
+	Memory          int64 // limit of the control group, in bytes
+	Network         netns.Namespace
+	Mounts          []Mount
+	RootFS          string
+	ReadOnly        bool // the root file system; Mounts have options of their own
+	Hostname        string
+	NoNewPrivileges bool
+	StopTimeout     time.Duration // from SIGTERM to a failure of Stop
+
+	cmd    *exec.Cmd
+	output bytes.Buffer
+	exited chan struct{}
+}
+
+// Mount is a folder or a file that the container sees.
+type Mount struct {
+	Source, Target string
+	Options        []string
+}
+
+var started atomic.Int64 // containers of this process
+
+// Start starts the container, which runs until Stop or the end of the test. It skips the test
+// where runc cannot run containers.
+func (c *Container) Start(t testing.TB) {
+	t.Helper()
+	need.Containers(t)
+	dir := t.TempDir()
+	id := fmt.Sprintf("bim-%d-%d", os.Getpid(), started.Add(1))
+	config, err := json.Marshal(c.config(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Join(dir, "state")
+	c.cmd = exec.Command("runc", "--root", state, "run", "--bundle", dir, id)
+	c.cmd.Stdout, c.cmd.Stderr = &c.output, &c.output
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c.exited = make(chan struct{})
+	go func() {
+		_ = c.cmd.Wait() // Stop reads the exit code
+		close(c.exited)
+	}()
+	t.Cleanup(func() {
+		_ = exec.Command("runc", "--root", state, "delete", "--force", id).Run() // fails after Stop
+		<-c.exited
+		if t.Failed() {
+			t.Logf("output of %q:\n%s", c.Args, &c.output)
+		}
+	})
+}
+
+// Stop stops the container as a kubelet and systemd do, and fails the test unless its process
+// exits with 0 in time.
+func (c *Container) Stop(t testing.TB) {
+	t.Helper()
+	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-c.exited:
+	case <-time.After(c.StopTimeout):
+		t.Errorf("%q still runs after %v", c.Args, c.StopTimeout)
+		return
+	}
+	if code := c.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("%q exited with %d", c.Args, code)
+	}
+}
+
+// config returns the config.json of the OCI runtime specification.
+func (c *Container) config(id string) map[string]any {
+	none := []string{}
+	mounts := []map[string]any{
+		{"destination": "/proc", "type": "proc", "source": "proc"},
+		{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755", "size=65536k"}},
+	}
+	for _, m := range c.Mounts {
+		mounts = append(mounts, map[string]any{"destination": m.Target, "type": "bind", "source": m.Source, "options": append([]string{"rbind"}, m.Options...)})
+	}
+	return map[string]any{
+		"ociVersion": "1.0.2",
+		"process": map[string]any{
+			"user": map[string]any{"uid": c.UID, "gid": c.GID, "additionalGids": c.Groups}, "cwd": "/",
+			"args": c.Args, "env": append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, c.Env...),
+			"capabilities":    map[string]any{"bounding": none, "effective": none, "permitted": none, "inheritable": none, "ambient": none},
+			"noNewPrivileges": c.NoNewPrivileges,
+		},
+		"hostname": c.Hostname,
+		"root":     map[string]any{"path": c.RootFS, "readonly": c.ReadOnly},
+		"mounts":   mounts,
+		"linux": map[string]any{
+			"cgroupsPath": "/" + id,
+			"namespaces":  []map[string]any{{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}, {"type": "network", "path": filepath.Join("/run/netns", string(c.Network))}},
+			"resources":   map[string]any{"memory": map[string]any{"limit": c.Memory}},
+			"maskedPaths": []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sched_debug", "/proc/scsi"}, "readonlyPaths": []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
+		},
+	}
+}
