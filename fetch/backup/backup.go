@@ -17,20 +17,25 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Creator says where images are backed up to, and how.
+// Creator creates backups in a Store.
 type Creator struct {
 	Store       Store
 	Compression Compression
-	Workers     int               // blocks that are stored at once; 0: DefaultWorkers
-	Labels      map[string]string // kept with the backup
+	Workers     int               // concurrent requests; 0: DefaultWorkers
+	Labels      map[string]string // stored with the backup
 }
 
-// Create stores the ready copy id of d under its name. Blocks that the Store has
-// are not stored again, but for those that are found bad. A backup of the same bytes
-// that is there is left as it is; one that was not completed is completed; one of
-// other bytes is refused. What is read is held against the copy's manifest: disk.ErrNoManifest and disk.ErrDamaged say that
-// the copy has to be verified first. Cancelled or killed, it leaves blocks and a cfg that says
-// that it is not complete, and the next Backup of the image goes on from there.
+// Create backs up the ready copy id of d under the name of the image. It does not store
+// blocks again that are in the Store, except bad ones. If the Store has a backup of the
+// name:
+//
+//	the same bytes, complete     nothing is done
+//	the same bytes, incomplete   it is completed
+//	other bytes                  fetch.BadSource
+//
+// Create verifies each chunk by the manifest of the copy. disk.ErrNoManifest and
+// disk.ErrDamaged mean that the copy must be verified first. After a cancellation or
+// a kill, the blocks and an incomplete cfg remain, and the next Create continues.
 func (w Creator) Create(ctx context.Context, d *disk.Disk, id disk.ID, progress *fetch.Progress) error {
 	im, err := openSourceImage(d, id)
 	if err != nil {
@@ -56,11 +61,11 @@ func (w Creator) Create(ctx context.Context, d *disk.Disk, id disk.ID, progress 
 		if err := im.Unchanged(); err != nil {
 			return err
 		}
-		// Others may hold the same lock, and have begun at the same moment.
+		// Another process may hold the same shared lock, and have started at the same moment.
 		if now, err := w.existing(ctx, im.Copy); err != nil || now.Complete() {
 			return err
 		}
-		// Without the lock, somebody may have removed blocks that are not in any cfg yet.
+		// If the lock was lost, a deletion may have removed blocks that no cfg names yet.
 		if err := l.confirm(ctx); err != nil {
 			return err
 		}
@@ -69,8 +74,7 @@ func (w Creator) Create(ctx context.Context, d *disk.Disk, id disk.ID, progress 
 	})
 }
 
-// existing returns the backup that is to be made: as it is in the Store, complete or
-// not, or a new one.
+// existing returns the backup in the Store, complete or not, or a new one.
 func (w Creator) existing(ctx context.Context, c disk.Copy) (*Backup, error) {
 	want := &Backup{
 		Name: c.ID.Name, Size: c.Size, Checksum: c.SHA512.String(), Labels: w.Labels, Compression: w.Compression,
@@ -79,7 +83,7 @@ func (w Creator) existing(ctx context.Context, c disk.Copy) (*Backup, error) {
 	have, err := Load(ctx, w.Store, want.Name)
 	switch {
 	case isClass(err, fetch.BadSource):
-		return nil, errorf(fetch.BadSource, "%w: nothing is written over it, so delete it first", err)
+		return nil, errorf(fetch.BadSource, "%w: it is not replaced, so delete it first", err)
 	case err != nil:
 		return nil, err
 	case have == nil:
@@ -105,8 +109,7 @@ func (w Creator) writeCfg(ctx context.Context, b *Backup) error {
 	return nil
 }
 
-// storeBlocks brings all blocks of the image into the Store: one goroutine reads ahead
-// of the workers.
+// storeBlocks stores all blocks of the image: one goroutine reads ahead of the workers.
 func (w Creator) storeBlocks(ctx context.Context, im *sourceImage, progress *fetch.Progress) ([]Block, error) {
 	blocks, err := im.blocks()
 	if err != nil {
@@ -140,7 +143,7 @@ func (w Creator) storeBlocks(ctx context.Context, im *sourceImage, progress *fet
 	return blocks, group.Wait()
 }
 
-// sourceImage is a ready copy that is backed up.
+// sourceImage is the ready copy that Create reads.
 type sourceImage struct {
 	disk.Copy
 	*disk.Reader
@@ -164,7 +167,7 @@ func openSourceImage(d *disk.Disk, id disk.ID) (*sourceImage, error) {
 	return im, nil
 }
 
-// close gives up what was only read.
+// close closes files that were only read.
 func (im *sourceImage) close() {
 	_ = im.manifest.Close()
 	_ = im.Reader.Close()
@@ -174,14 +177,14 @@ func (im *sourceImage) length(offset int64) int {
 	return int(min(blockSize, im.manifest.Size()-offset))
 }
 
-// chunks are the numbers of the first chunk of a block, and of the one behind its last.
+// chunks returns the numbers of the first chunk of a block, and of the first one after it.
 func (im *sourceImage) chunks(offset int64) (first, end int64) {
 	first = offset / disk.ChunkSize
 	return first, min(first+blockSize/disk.ChunkSize, im.manifest.Chunks())
 }
 
-// blocks lists the blocks of the image, without sums: of a qcow2 image all, of a raw
-// one those that have anything but zeros.
+// blocks lists the blocks of the image, without ids: all blocks of a qcow2 image, and the
+// blocks of a raw image that are not all zeros.
 func (im *sourceImage) blocks() ([]Block, error) {
 	var blocks []Block
 	for offset := int64(0); offset < im.manifest.Size(); offset += blockSize {
@@ -199,7 +202,7 @@ func (im *sourceImage) blocks() ([]Block, error) {
 	return blocks, nil
 }
 
-// readBlock is a block on its way into the Store.
+// readBlock is a block that was read and is not stored yet.
 type readBlock struct {
 	*Block
 	buffer []byte // of a pool
@@ -227,8 +230,8 @@ func (im *sourceImage) readBlocks(ctx context.Context, blocks []Block, buffers *
 	return nil
 }
 
-// verify holds what was read of a block against the manifest, so that what the disk
-// has spoiled does not get a place in the Store.
+// verify compares a block with the manifest, so that bytes damaged by the disk do not enter
+// the Store.
 func (im *sourceImage) verify(l readBlock) error {
 	data := l.data
 	for n, end := im.chunks(l.Offset); n < end; n++ {
@@ -245,7 +248,7 @@ func (im *sourceImage) verify(l readBlock) error {
 	return nil
 }
 
-// blockWriter stores one block after the other.
+// blockWriter stores blocks one after the other.
 type blockWriter struct {
 	store    Store
 	image    *sourceImage
@@ -255,7 +258,7 @@ type blockWriter struct {
 	progress *fetch.Progress
 }
 
-// write stores a block unless it is there, and sets its sum.
+// write sets the id of a block and stores it, unless the Store has it.
 func (k *blockWriter) write(ctx context.Context, l readBlock) error {
 	if err := k.image.verify(l); err != nil {
 		return err
@@ -268,7 +271,7 @@ func (k *blockWriter) write(ctx context.Context, l readBlock) error {
 	return nil
 }
 
-// put stores a block unless it is there and good.
+// put stores a block, unless the Store has it in good condition.
 func (k *blockWriter) put(ctx context.Context, l readBlock) error {
 	packer, err := k.packers.acquire(ctx)
 	if err != nil {
@@ -289,18 +292,18 @@ func (k *blockWriter) put(ctx context.Context, l readBlock) error {
 	return nil
 }
 
-// A block that is there already, of another backup or of this one before it was killed,
-// becomes part of a backup that calls itself complete. Whoever restores that verifies
-// each block, Longhorn too, and finds a bad one when there may be nothing else left to
-// restore from. So it is looked at while the right bytes are at hand, and written anew
-// if it is bad, which mends all backups that share it.
+// A block that another backup, or an interrupted one, has stored becomes part of a
+// complete backup. A restore, Longhorn's too, verifies each block and would find damage
+// only when the image may exist nowhere else. So Create checks such a block while the
+// right bytes are available, and replaces a bad one, which repairs all backups that
+// share it.
 //
-//	a folder    is read back: a disk or a share may have cut or spoilt it, and reading
-//	            costs no more than writing it would have
-//	a bucket    has written it whole or not at all, with a checksum of its own: it is
-//	            read back only if it has not the size that it would have from us
+//	a folder    is read back: the disk or the share may have truncated or damaged the
+//	            file, and reading costs no more than writing
+//	a bucket    stored the object atomically and with a checksum of its own: it is read
+//	            back only if its size differs from the size of a new one
 
-// blockReader reads blocks back. Its memory is used again and again.
+// blockReader reads blocks back. It reuses its memory.
 type blockReader struct {
 	decoder *decoder
 	file    []byte
@@ -311,7 +314,8 @@ func newBlockReader() *blockReader {
 	return &blockReader{newDecoder(), make([]byte, maxBlockFile+1), make([]byte, blockSize)}
 }
 
-// isStored reports whether the Store has the block, as good as a file of size bytes.
+// isStored reports whether the Store has the block in good condition. size is the size of
+// its file from this process.
 func (k *blockWriter) isStored(ctx context.Context, l readBlock, size int) (bool, error) {
 	has, err := storedSize(ctx, k.store, l.ID)
 	if err != nil || has <= 0 || has > maxBlockFile {
@@ -335,7 +339,7 @@ func (k *blockWriter) isStored(ctx context.Context, l readBlock, size int) (bool
 	return r.decoder.decode(r.block[:len(l.data)], file, l.ID) == nil, nil
 }
 
-// isFolder reports whether the files of a Store are on a file system.
+// isFolder reports whether the Store is a folder.
 func isFolder(s Store) bool {
 	if p, ok := s.(retryStore); ok {
 		s = p.Store
@@ -344,7 +348,7 @@ func isFolder(s Store) bool {
 	return ok
 }
 
-// storedSize returns how many bytes the Store has of a block; 0: it has none.
+// storedSize returns the size of the block file in the Store, in bytes; 0: there is none.
 func storedSize(ctx context.Context, s Store, sum blockID) (int64, error) {
 	entries, err := s.List(ctx, sum.folder())
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
-// testBytes are different for each seed; every other MiB is zeros.
+// testBytes returns different bytes for each seed; every other MiB is zeros.
 func testBytes(seed uint64, size int) []byte {
 	data := make([]byte, size)
 	r := rand.NewChaCha8([32]byte{byte(seed)})
@@ -36,13 +36,13 @@ func mustBackUp(t testing.TB, dir string, d *disk.Disk, name string) {
 	}
 }
 
-// Sizes that are odd, images with holes everywhere, and nothing but holes.
+// Odd sizes, images with holes everywhere, and images of zeros only.
 func TestCreateAndRestoreSizes(t *testing.T) {
 	holes := make([]byte, 16<<20)
 	copy(holes[9<<20:], "something")
 	for name, data := range map[string][]byte{
 		"sector":         testBytes(1, 512),
-		"seven-and-512":  testBytes(2, 7<<20+512), // Longhorn's own manager panics
+		"seven-and-512":  testBytes(2, 7<<20+512), // crashes Longhorn's own manager
 		"one-block":      testBytes(3, 2<<20),
 		"block-and-512":  testBytes(4, 2<<20+512),
 		"nothing":        make([]byte, 5<<20),
@@ -80,13 +80,13 @@ func TestCreateAndRestoreSizes(t *testing.T) {
 	}
 }
 
-// A second image costs the blocks that it does not share with the first one, and the
-// first one loses nothing when the other goes.
+// A second image costs only the blocks that it does not share with the first one, and its
+// deletion leaves the first one complete.
 func TestBackupsShareBlocks(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
 	a := testBytes(1, 8<<20)
-	b := append(testBytes(2, 2<<20), a...) // all blocks of a, elsewhere
+	b := append(testBytes(2, 2<<20), a...) // all blocks of a, at other offsets
 	makeImage(t, d, "a1", a)
 	makeImage(t, d, "b1", b)
 	synctest.Test(t, func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestBackupsShareBlocks(t *testing.T) {
 			t.Error(err)
 		}
 		if left := files(t, dir); len(left) > 0 {
-			t.Errorf("left are %v", left)
+			t.Errorf("files left: %v", left)
 		}
 	})
 }
@@ -130,8 +130,7 @@ func blockFiles(t testing.TB, dir string) (n int) {
 	return n
 }
 
-// A backup that is there is left as it is if it is of the same bytes, and never
-// replaced.
+// An existing backup of the same bytes stays as it is. One of other bytes is never replaced.
 func TestCreateWithExistingBackup(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -149,14 +148,14 @@ func TestCreateWithExistingBackup(t *testing.T) {
 		after := files(t, dir)
 		for name, was := range before {
 			if after[name] != was || len(after) != len(before) {
-				t.Errorf("%s is not what it was", name)
+				t.Errorf("%s has changed", name)
 			}
 		}
 	})
 }
 
-// barrierStore is a Store in which somebody else begins a backup of the same name, who has
-// not seen that of its user, while the first block is stored.
+// barrierStore is a Store in which another process starts a backup of the same name while
+// the first block is stored. Neither process has seen the cfg of the other.
 type barrierStore struct {
 	Store
 	begin func(Store)
@@ -170,7 +169,7 @@ func (b *barrierStore) Put(ctx context.Context, key string, data []byte) error {
 	return b.Store.Put(ctx, key, data)
 }
 
-// Two managers with images of one name and other bytes: one of them is told.
+// Two managers back up images with one name and different bytes: one of them fails.
 func TestConcurrentBackupsOfDifferentBytes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -195,7 +194,7 @@ func TestConcurrentBackupsOfDifferentBytes(t *testing.T) {
 	})
 }
 
-// What the disk has spoiled gets no place in the Store.
+// Bytes that the disk has damaged do not enter the Store.
 func TestDamagedImageIsNotBackedUp(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -207,7 +206,7 @@ func TestDamagedImageIsNotBackedUp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := d.Open(id("a1")) // before the file's times tell
+		r, err := d.Open(id("a1")) // open it before the modification time changes
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -235,15 +234,15 @@ func TestDamagedImageIsNotBackedUp(t *testing.T) {
 	})
 }
 
-// TestCreateRewritesBadBlocks finds blocks of its image in the store that were cut or spoilt there. A
-// backup that counted on them could never be restored.
+// TestCreateRewritesBadBlocks damages blocks of the image in the store. A backup that reused
+// them could never be restored.
 func TestCreateRewritesBadBlocks(t *testing.T) {
 	t.Parallel()
 	data := append(testBytes(1, 2<<20), testBytes(2, 2<<20+512)...)
 	cut := func(b []byte) []byte { return b[:len(b)/2] }
 	spoil := map[string]func([]byte) []byte{
 		"cut":          cut,
-		"a byte wrong": func(b []byte) []byte { b[len(b)/2] ^= 1; return b },
+		"a wrong byte": func(b []byte) []byte { b[len(b)/2] ^= 1; return b },
 		"other bytes":  func(b []byte) []byte { return testBytes(9, len(b)) },
 		"too long":     func(b []byte) []byte { return append(b, make([]byte, maxBlockFile)...) },
 	}
@@ -259,7 +258,7 @@ func TestCreateRewritesBadBlocks(t *testing.T) {
 			})
 		}
 	}
-	// What a bucket has of the right size it vouches for itself.
+	// An object of the right size in a bucket is intact: the bucket verified it.
 	t.Run("bucket, cut", func(t *testing.T) {
 		t.Parallel()
 		wantRepaired(t, bucketStore(t, s3test.Start(t, "images"), "s3://images/"), LZ4, data, cut)
@@ -288,7 +287,7 @@ func wantRepaired(t *testing.T, s Store, c Compression, data []byte, spoil func(
 	backUpTo(t, s, c, d, "a2")
 	for _, name := range []string{"a1", "a2"} {
 		if got, err := restore(t.Context(), s, newDisk(t), name); err != nil || got.SHA512 != want.SHA512 {
-			t.Errorf("%s is restored as %v, %v", name, got.SHA512, err)
+			t.Errorf("%s restores as %v, %v", name, got.SHA512, err)
 		}
 	}
 }
@@ -300,7 +299,7 @@ func backUpTo(t *testing.T, s Store, c Compression, d *disk.Disk, name string) {
 	}
 }
 
-// countingStore notes what is written to a Store.
+// countingStore records the writes to a Store.
 type countingStore struct {
 	Store
 	mu   sync.Mutex
@@ -314,9 +313,9 @@ func (p *countingStore) Put(ctx context.Context, key string, data []byte) error 
 	return p.Store.Put(ctx, key, data)
 }
 
-// TestBackupConfirmsItsLock: a backup that was paused may have outlived its lock, and
-// blocks that it has stored be gone. The last thing before it calls itself complete is to
-// see that it has not.
+// TestExpiredLockLeavesBackupIncomplete: the lock of a suspended process may expire, and a
+// deletion may then remove the blocks that it has stored. So Create renews the lock before
+// it completes the backup.
 func TestExpiredLockLeavesBackupIncomplete(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
@@ -326,7 +325,7 @@ func TestExpiredLockLeavesBackupIncomplete(t *testing.T) {
 		backUpTo(t, s, LZ4, d, "a1")
 		last := s.keys[len(s.keys)-2:]
 		if !strings.HasSuffix(last[0], lockSuffix) || last[1] != cfgKey("a1") {
-			t.Errorf("the last that is written is %q", last)
+			t.Errorf("the last write is %q", last)
 		}
 		_, l, err := acquire(t.Context(), s, exclusive, 0)
 		if err != nil {
@@ -334,33 +333,33 @@ func TestExpiredLockLeavesBackupIncomplete(t *testing.T) {
 		}
 		defer l.release(t.Context())
 		l.mu.Lock()
-		l.writtenAt = l.writtenAt.Add(-lockMaxAge) // as if the process had been stopped
+		l.writtenAt = l.writtenAt.Add(-lockMaxAge) // as if the process had been suspended
 		l.mu.Unlock()
 		b, err := LoadComplete(t.Context(), s, "a1")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := l.confirm(t.Context()); !isClass(err, fetch.Network) {
-			t.Errorf("a lock that has expired: %v", err)
+			t.Errorf("with an expired lock: %v", err)
 		}
 		if err := removeBlocks(t.Context(), s, l, []blockID{b.Blocks[0].ID}); !isClass(err, fetch.Network) || blockFiles(t, dir) != len(b.Blocks) {
-			t.Errorf("%d blocks of %d are left: %v", blockFiles(t, dir), len(b.Blocks), err)
+			t.Errorf("%d blocks of %d remain: %v", blockFiles(t, dir), len(b.Blocks), err)
 		}
 	})
 }
 
-// Killed at any request, a backup is no backup, and the next one completes it.
+// After a kill at any request, the backup is incomplete, and the next Create completes it.
 func TestCreateContinuesAfterKill(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t)
 	makeImage(t, d, "a1", testBytes(1, 3<<20))
-	for n := range 7 { // as many writes as there are
+	for n := range 7 { // the number of writes of a backup
 		dir := t.TempDir()
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cut := &stoppingStore{Store: openTarget(t, dir), left: n, cut: cancel}
 			err := Creator{Store: cut, Compression: LZ4}.Create(ctx, d, id("a1"), new(fetch.Progress))
-			if cut.left >= 0 { // it was through before
+			if cut.left >= 0 { // it was complete before the kill
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -370,16 +369,16 @@ func TestCreateContinuesAfterKill(t *testing.T) {
 				t.Fatalf("after %d writes: %v", n, err)
 			}
 			if _, err := LoadComplete(t.Context(), openTarget(t, dir), "a1"); err == nil {
-				t.Fatalf("after %d writes it is complete", n)
+				t.Fatalf("after %d writes the backup is complete", n)
 			}
 			if locks := lockFiles(t, dir); n > 0 && len(locks) != 1 {
-				t.Errorf("after %d writes there are the locks %v", n, locks)
+				t.Errorf("after %d writes the locks are %v", n, locks)
 			}
 			mustBackUp(t, dir, d, "a1")
 			if _, err := restore(t.Context(), openTarget(t, dir), newDisk(t), "a1"); err != nil {
 				t.Error(err)
 			}
-			for _, lock := range lockFiles(t, dir) { // it expires
+			for _, lock := range lockFiles(t, dir) { // let it expire
 				if err := os.Chtimes(lock, time.Now(), time.Now().AddDate(-1, 0, 0)); err != nil {
 					t.Fatal(err)
 				}
@@ -388,7 +387,7 @@ func TestCreateContinuesAfterKill(t *testing.T) {
 				t.Error(err)
 			}
 			if left := files(t, dir); len(left) > 0 {
-				t.Errorf("after %d writes there are left %v", n, left)
+				t.Errorf("after %d writes the files left are %v", n, left)
 			}
 		})
 	}
@@ -403,7 +402,7 @@ func lockFiles(t testing.TB, dir string) []string {
 	return locks
 }
 
-// stoppingStore ends the work after so many writes, as a kill does: nothing is cleaned up.
+// stoppingStore ends all work after left writes, as a kill does: no clean-up follows.
 type stoppingStore struct {
 	Store
 	cut context.CancelFunc

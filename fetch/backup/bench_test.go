@@ -14,9 +14,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-var benchSize = flag.Int64("backup.size", 1<<30, "bytes of the image of the benchmarks")
+var benchSize = flag.Int64("backup.size", 1<<30, "size of the image of the benchmarks in bytes")
 
-// halfRandom has as much noise as text in each 4 KiB, so that lz4 makes half of it.
+// halfRandom is half random bytes and half text in each 4 KiB, so that lz4 halves it.
 type halfRandom struct{ noise *rand.ChaCha8 }
 
 func (h halfRandom) Read(p []byte) (int, error) {
@@ -30,8 +30,8 @@ func (h halfRandom) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// BenchmarkRestore restores an image from a folder, and says how much longer that takes
-// than to read, unpack and hash the same blocks one after the other.
+// BenchmarkRestore restores an image from a folder, and compares the time with reading,
+// unpacking and hashing the same blocks one after the other.
 func BenchmarkRestore(b *testing.B) {
 	for _, c := range []Compression{LZ4, Gzip, None} {
 		b.Run(string(c), func(b *testing.B) {

@@ -19,14 +19,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// bucket is a Store in a bucket of an S3 server. An object is put by one request, so
-// that there are no uploads of parts that somebody would have to abort.
+// bucket is a Store in a bucket of an S3 server. It puts an object with a single request, so
+// an interruption leaves no multipart upload to abort.
 type bucket struct{ *fetch.Bucket }
 
-// maxEntries bounds what one folder lists.
+// maxEntries is the largest number of entries in one folder.
 const maxEntries = 1 << 20
 
-// Close lets go of connections.
+// Close closes idle connections.
 func (b *bucket) Close() error {
 	b.Bucket.Close()
 	return nil
@@ -37,7 +37,7 @@ func (b *bucket) objectName(key string) string {
 	return strings.TrimPrefix(path.Join("/", b.Path, path.Join("/", key)), "/")
 }
 
-// Open asks for an object.
+// Open requests an object.
 func (b *bucket) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	var o minio.GetObjectOptions
 	o.Set("Accept-Encoding", "identity")
@@ -56,22 +56,22 @@ func (b *bucket) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 // checkHeader refuses a body that is not the object itself.
 func checkHeader(h http.Header) error {
 	if e := h.Get("Content-Encoding"); e != "" && e != "identity" {
-		return errorf(fetch.BadSource, "the server encodes the body (Content-Encoding: %q) although identity was asked for", e)
+		return errorf(fetch.BadSource, "the server encodes the body (Content-Encoding: %q) although identity was requested", e)
 	}
 	if strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), "text/html") {
-		return errorf(fetch.Refused, "the server answers with a web page")
+		return errorf(fetch.Refused, "the server sent a web page instead of the object")
 	}
 	return nil
 }
 
-// Put puts an object. The sum is in the signature: a server that takes other bytes
-// for these is none of S3.
+// Put puts an object. The signature of the request covers the checksum: an S3 server rejects
+// other bytes.
 func (b *bucket) Put(ctx context.Context, key string, data []byte) error {
 	sum := sha256.Sum256(data)
 	o := minio.PutObjectOptions{ContentType: "application/octet-stream", DisableContentSha256: true}
 	info, err := minio.Core{Client: b.Client}.PutObject(ctx, b.Name, b.objectName(key), bytes.NewReader(data), int64(len(data)), "", hex.EncodeToString(sum[:]), o)
 	if err == nil && info.ETag == "" {
-		err = errorf(fetch.Refused, "the server does not answer as S3 does")
+		err = errorf(fetch.Refused, "the server does not respond as an S3 server does")
 	}
 	if err != nil {
 		return b.wrapError(ctx, "write", key, err)
@@ -79,7 +79,7 @@ func (b *bucket) Put(ctx context.Context, key string, data []byte) error {
 	return nil
 }
 
-// Delete removes an object. There are no folders in a bucket.
+// Delete removes an object. A bucket has no folders to remove.
 func (b *bucket) Delete(ctx context.Context, key string) error {
 	err := b.RemoveObject(ctx, b.Name, b.objectName(key), minio.RemoveObjectOptions{})
 	if err != nil && minio.ToErrorResponse(err).Code != minio.NoSuchKey {
@@ -88,7 +88,8 @@ func (b *bucket) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// List asks for what has the folder's path, page by page, up to the next slash.
+// List requests the object names that begin with the path of the folder, page by page, up to
+// the next slash.
 func (b *bucket) List(ctx context.Context, dir string) ([]Entry, error) {
 	prefix := b.objectName(dir) + "/"
 	var entries []Entry
@@ -103,8 +104,8 @@ func (b *bucket) List(ctx context.Context, dir string) ([]Entry, error) {
 		name, isDir := strings.CutSuffix(name, "/")
 		switch {
 		case !below || strings.Contains(name, "/"):
-			return nil, b.wrapError(ctx, "list", dir, errorf(fetch.Refused, "the server lists what was not asked for"))
-		case name == "": // some clients make an object for a folder
+			return nil, b.wrapError(ctx, "list", dir, errorf(fetch.Refused, "the server lists objects outside of the requested folder"))
+		case name == "": // some clients create an object for a folder
 		case isDir:
 			entries = append(entries, Entry{Name: name, Dir: true})
 		default:
@@ -112,13 +113,13 @@ func (b *bucket) List(ctx context.Context, dir string) ([]Entry, error) {
 		}
 	}
 	if ctx.Err() != nil {
-		return nil, context.Cause(ctx) // the list would end without a word
+		return nil, context.Cause(ctx) // the iterator ends without an error
 	}
 	slices.SortFunc(entries, func(a, b Entry) int { return cmp.Compare(a.Name, b.Name) })
 	return entries, nil
 }
 
-// wrapError gives an error its class and says where it happened.
+// wrapError classifies an error and adds the operation and the address of the object.
 func (b *bucket) wrapError(ctx context.Context, verb, key string, err error) error {
 	answer := minio.ToErrorResponse(err)
 	if verb == "read" && answer.StatusCode == http.StatusNotFound && answer.Code == minio.NoSuchKey {

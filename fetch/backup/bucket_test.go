@@ -17,10 +17,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
-// secret is the secret key, which no error may tell.
+// secret is the secret key, which no error may contain.
 const secret = "s3cr3t"
 
-// bucketAt is a Store in a bucket of a server that is none.
+// bucketAt returns a Store in a bucket of a faulty server.
 func bucketAt(t *testing.T, url string) Store {
 	t.Helper()
 	c := &fetch.Client{SecretsDir: t.TempDir(), AllowLoopback: true}
@@ -52,7 +52,7 @@ func read(ctx context.Context, s Store, key string) error {
 	return errors.Join(err, r.Close())
 }
 
-// TestBucketReadErrors has a server that answers a GET as it should not.
+// TestBucketReadErrors injects faults into responses to GET.
 func TestBucketReadErrors(t *testing.T) {
 	t.Parallel()
 	type fault = fetchtest.Fault
@@ -62,7 +62,7 @@ func TestBucketReadErrors(t *testing.T) {
 	content := randomBytes(1, 100<<10)
 	for i, tt := range []struct {
 		fault fault
-		class fetch.Class // 0: none
+		class fetch.Class // 0: no error
 		words string
 	}{
 		{fault{Kind: fetchtest.Chunked}, 0, ""},
@@ -71,7 +71,7 @@ func TestBucketReadErrors(t *testing.T) {
 		{fault{Kind: fetchtest.Long, At: 5}, fetch.Dropped, "5 bytes before the end"},
 		{fault{Kind: fetchtest.NoLength}, fetch.Refused, "length"},
 		{fault{Kind: fetchtest.Gzip}, fetch.BadSource, "gzip"},
-		{fault{Kind: fetchtest.Page}, fetch.Refused, "not answer as S3"},
+		{fault{Kind: fetchtest.Page}, fetch.Refused, "not respond as an S3"},
 		{fault{Kind: fetchtest.HTML}, fetch.Refused, "web page"},
 		{fault{Kind: fetchtest.Unavailable}, fetch.Network, "503"},
 		{fault{Kind: fetchtest.Busy}, fetch.Network, "429"},
@@ -86,7 +86,7 @@ func TestBucketReadErrors(t *testing.T) {
 			continue
 		}
 		if e, ok := errors.AsType[*fetch.Error](err); !ok || e.Class != tt.class || !strings.Contains(err.Error(), tt.words) {
-			t.Errorf("%v: got %v, want one of class %v that says %q", tt.fault, err, tt.class, tt.words)
+			t.Errorf("%v: got %v, want one of class %v with %q", tt.fault, err, tt.class, tt.words)
 		}
 	}
 	if got := other.Requests(); len(got) > 0 {
@@ -113,7 +113,7 @@ func respond(body string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) }
 }
 
-// TestBucketErrors has a server that answers every request as it should not.
+// TestBucketErrors injects faults into all responses.
 func TestBucketErrors(t *testing.T) {
 	t.Parallel()
 	const put, list, remove, get = "put", "list", "remove", "get"
@@ -132,13 +132,13 @@ func TestBucketErrors(t *testing.T) {
 		{respondS3Error(503, "SlowDown"), fetch.Network, "503 SlowDown", "put list remove get"},
 		{respondS3Error(500, "InternalError"), fetch.Network, "500 InternalError", "put list remove get"},
 		{respondS3Error(507, "XMinioStorageFull"), fetch.NoSpace, "507 XMinioStorageFull", "put"},
-		{respondS3Error(200, "InternalError"), fetch.Refused, "not answer as S3", "list"},
-		{respond("<!doctype html><title>Log in</title>"), fetch.Refused, "not answer as S3", "put list"},
-		{respond(listHead + "<Name>images</Name>"), fetch.Refused, "not answer as S3", "list"},
-		{respond(listHead + "<IsTruncated>true</IsTruncated></ListBucketResult>"), fetch.Refused, "not answer as S3", "list"},
-		{respond(listHead + "<Contents><Key>other/place</Key></Contents></ListBucketResult>"), fetch.Refused, "not asked for", "list"},
-		{respond(listHead + "<Contents><Key>deep/folder/below/it</Key></Contents></ListBucketResult>"), fetch.Refused, "not asked for", "list"},
-		{respond(listHead + "<Contents><Key>deep/folder/a</Key><Size>1e9</Size></Contents></ListBucketResult>"), fetch.Refused, "not answer as S3", "list"},
+		{respondS3Error(200, "InternalError"), fetch.Refused, "not respond as an S3", "list"},
+		{respond("<!doctype html><title>Log in</title>"), fetch.Refused, "not respond as an S3", "put list"},
+		{respond(listHead + "<Name>images</Name>"), fetch.Refused, "not respond as an S3", "list"},
+		{respond(listHead + "<IsTruncated>true</IsTruncated></ListBucketResult>"), fetch.Refused, "not respond as an S3", "list"},
+		{respond(listHead + "<Contents><Key>other/place</Key></Contents></ListBucketResult>"), fetch.Refused, "outside of the requested folder", "list"},
+		{respond(listHead + "<Contents><Key>deep/folder/below/it</Key></Contents></ListBucketResult>"), fetch.Refused, "outside of the requested folder", "list"},
+		{respond(listHead + "<Contents><Key>deep/folder/a</Key><Size>1e9</Size></Contents></ListBucketResult>"), fetch.Refused, "not respond as an S3", "list"},
 		{respond(listHead + strings.Repeat(" ", 5<<20) + "</ListBucketResult>"), fetch.Refused, "too long", "list"},
 		{abort, fetch.Dropped, "connection broke", "put list remove get"},
 	} {
@@ -158,15 +158,15 @@ func TestBucketErrors(t *testing.T) {
 			}
 			wantError(t, err, tt.class, tt.words, "s3://images@eu-central-1/deep/folder")
 			if strings.Contains(fmt.Sprint(err), secret) || strings.Contains(fmt.Sprint(err), "AWS4") {
-				t.Errorf("the error tells a secret: %v", err)
+				t.Errorf("the error contains a secret: %v", err)
 			}
 		}
 		server.Close()
 	}
 }
 
-// TestBucketPermissionErrors has the server refuse who is not who he says, and what is not
-// there.
+// TestBucketPermissionErrors uses a real server that rejects wrong credentials and missing
+// buckets.
 func TestBucketPermissionErrors(t *testing.T) {
 	t.Parallel()
 	server := s3test.Start(t, "images")

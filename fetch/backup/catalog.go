@@ -14,19 +14,19 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// errorf makes an error of a class.
+// errorf returns a *fetch.Error of a class.
 func errorf(class fetch.Class, format string, args ...any) error {
 	return &fetch.Error{Class: class, Err: fmt.Errorf(format, args...)}
 }
 
-// isClass reports whether err is of one of the classes.
+// isClass reports whether err has one of the classes.
 func isClass(err error, classes ...fetch.Class) bool {
 	known, ok := errors.AsType[*fetch.Error](err)
 	return ok && slices.Contains(classes, known.Class)
 }
 
-// List returns the names of all backups in a Store, sorted: complete ones, others,
-// and what cannot be one.
+// List returns the names of all backups in a Store, sorted. They include incomplete and
+// invalid backups.
 func List(ctx context.Context, s Store) ([]string, error) {
 	entries, err := s.List(ctx, imagesFolder)
 	if err != nil {
@@ -41,9 +41,8 @@ func List(ctx context.Context, s Store) ([]string, error) {
 	return names, nil
 }
 
-// LoadComplete reads what the Store has under name. A backup that is not there, or not
-// complete, is worth another look later: fetch.Refused. One that cannot be right is
-// fetch.Source.
+// LoadComplete returns the backup name. A missing or incomplete backup is fetch.Refused: it
+// may be complete later. An invalid one is fetch.BadSource.
 func LoadComplete(ctx context.Context, s Store, name string) (*Backup, error) {
 	b, err := Load(ctx, s, name)
 	switch {
@@ -52,13 +51,12 @@ func LoadComplete(ctx context.Context, s Store, name string) (*Backup, error) {
 	case b == nil:
 		return nil, errorf(fetch.Refused, "there is no backup %s in %s", name, s)
 	case !b.Complete():
-		return nil, errorf(fetch.Refused, "backup %s in %s is not completed: its writer is still at it, or has died (a backup of the same image takes it up)", name, s)
+		return nil, errorf(fetch.Refused, "backup %s in %s is not completed: its writer still runs, or has died (another backup of the same image completes it)", name, s)
 	}
 	return b, nil
 }
 
-// Load reads what the Store has under name, be it complete or not. It returns nil
-// where there is nothing.
+// Load returns the backup name, complete or not, and nil if there is none.
 func Load(ctx context.Context, s Store, name string) (*Backup, error) {
 	if err := checkName(name); err != nil {
 		return nil, &fetch.Error{Class: fetch.BadSource, Err: err}
@@ -80,19 +78,19 @@ func Load(ctx context.Context, s Store, name string) (*Backup, error) {
 		err = fmt.Errorf("it is of another backup, %.80q", b.Name)
 	}
 	if err != nil {
-		return nil, errorf(fetch.BadSource, "%s of backup %s in %s is no good: %w", cfgName, name, s, err)
+		return nil, errorf(fetch.BadSource, "%s of backup %s in %s is invalid: %w", cfgName, name, s, err)
 	}
 	return b, nil
 }
 
-// objectReader is what crosses the way to a Store.
+// objectReader reads objects of a Store, limits the rate and counts the bytes.
 type objectReader struct {
-	limit   *rate.Limiter // nil: none
+	limit   *rate.Limiter // nil: no limit
 	counter *atomic.Int64
 }
 
-// read puts an object into buf, which has room for one byte more than any object
-// of its kind may have, and returns its bytes.
+// read reads an object into buf and returns its bytes. buf must be one byte longer than the
+// largest valid object.
 func (t objectReader) read(ctx context.Context, s Store, key string, buf []byte) ([]byte, error) {
 	r, err := s.Open(ctx, key)
 	if err != nil {

@@ -16,37 +16,37 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// Backup is one image in a Store: what its backing-image.cfg says. The cfg is
-// written without Blocks before the first block, and with them behind the last one.
+// Backup is the backup of one image in a Store: the content of its backing-image.cfg. The
+// cfg is written without Blocks before the first block is stored, and with Blocks after the
+// last one.
 type Backup struct {
 	Name        string
-	Size        int64  // bytes of the image
-	Checksum    string // SHA-512 of the image in hex, where its writer knew it
+	Size        int64  // of the image, in bytes
+	Checksum    string // SHA-512 of the image in hex, or empty if its writer did not compute it
 	Labels      map[string]string
-	Compression Compression // of the blocks, as a rule: each one tells for itself
+	Compression Compression // the default of the blocks: each block file shows its own
 	Created     time.Time
-	Completed   time.Time // zero: not all blocks may be there
+	Completed   time.Time // zero: blocks may be missing
 
-	// Secret and SecretNamespace name what an encrypted image was encrypted with.
+	// Secret and SecretNamespace name the secret of an encrypted image.
 	Secret, SecretNamespace string
 
-	// Blocks are in the order of their offsets. What is between them is zeros.
+	// Blocks are sorted by offset. The bytes between them are zeros.
 	Blocks []Block
 
-	fingerprint string // of the file it was read from
+	fingerprint string // of the cfg file; see Restore.CanResume
 }
 
-// Block is where one block belongs in the image.
+// Block is the place of one block in the image.
 type Block struct {
-	Offset int64 // a multiple of BlockSize
+	Offset int64 // a multiple of blockSize
 	ID     blockID
 }
 
-// Complete reports whether all blocks are there.
+// Complete reports whether the backup has all blocks.
 func (b *Backup) Complete() bool { return !b.Completed.IsZero() }
 
-// Digest returns the checksum of the image, or the zero Digest where none was
-// recorded that can be read.
+// Digest returns the checksum of the image, or the zero Digest if the cfg has no valid one.
 func (b *Backup) Digest() disk.Digest {
 	d, err := disk.ParseDigest(b.Checksum)
 	if err != nil || d.Algorithm() != disk.SHA512 {
@@ -55,11 +55,11 @@ func (b *Backup) Digest() disk.Digest {
 	return d
 }
 
-// length returns how many bytes of the image the block at offset has.
+// length returns the length of the block at offset, in bytes.
 func (b *Backup) length(offset int64) int { return int(min(blockSize, b.Size-offset)) }
 
-// cfgFile is the file, key for key as Longhorn writes it: compact JSON without a
-// newline at the end, in this order.
+// cfgFile is the cfg with the keys and the order of Longhorn: compact JSON without a newline
+// at the end.
 type cfgFile struct {
 	Name              string
 	Size              int64 `json:",string"`
@@ -82,7 +82,7 @@ type cfgBlock struct {
 	BlockChecksum string
 }
 
-// marshal returns the file as Longhorn writes it.
+// marshal returns the cfg as Longhorn writes it.
 func (b *Backup) marshal() ([]byte, error) {
 	file := cfgFile{
 		Name: b.Name, Size: b.Size, BlockCount: int64(len(b.Blocks)), Checksum: b.Checksum, Labels: b.Labels,
@@ -117,14 +117,14 @@ func parseTime(s string) (time.Time, error) {
 	return t.UTC(), nil
 }
 
-// validate says why the backup cannot be of any image, and sorts its blocks. It
-// says nothing about a backup that is not complete but that its size can be.
+// validate returns an error if the backup cannot be of an image, and sorts its blocks. Of an
+// incomplete backup it checks only the name and the size.
 func (b *Backup) validate() error {
 	if err := checkName(b.Name); err != nil {
 		return err
 	}
 	if b.Size <= 0 || b.Size%512 != 0 {
-		return fmt.Errorf("the size of the image is %d: it has to be a multiple of 512, and more than 0", b.Size)
+		return fmt.Errorf("the size of the image is %d: it must be a positive multiple of 512", b.Size)
 	}
 	slices.SortFunc(b.Blocks, func(x, y Block) int { return cmp.Compare(x.Offset, y.Offset) })
 	for i, block := range b.Blocks {
@@ -148,16 +148,16 @@ func parseSize(s string) (int64, error) {
 	return n, nil
 }
 
-// maxCfg bounds the file: it has about 100 bytes for each block, so that this is
-// enough for more than 1 TiB of data.
+// maxCfg is the largest cfg. A cfg has about 100 bytes per block, so this suffices for more
+// than 1 TiB of data.
 const maxCfg = 64 << 20
 
-// maxNonBlocks bounds what is not Blocks, before and behind them, and each of them.
+// maxNonBlocks is the most bytes of a cfg before, between and after its blocks.
 const maxNonBlocks = 1 << 20
 
-// parseCfg reads a backing-image.cfg. It is an error when it is cut, is not JSON, or
-// cannot be of any image. Keys that are not known are ignored. Blocks are taken one
-// by one, so that memory is that of their sums.
+// parseCfg parses a backing-image.cfg. It returns an error if the file is truncated, not
+// JSON, or cannot be of an image. Unknown keys are ignored. It decodes the blocks one by
+// one, so its memory is that of their ids.
 func parseCfg(r io.Reader) (*Backup, error) { return parseUpTo(r, maxCfg) }
 
 func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
@@ -170,9 +170,9 @@ func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
 	case limited.N <= 0:
 		return nil, fmt.Errorf("it has more than %d bytes", limit)
 	case beside.N <= 0:
-		return nil, fmt.Errorf("it has more than %d bytes beside its blocks", maxNonBlocks)
+		return nil, fmt.Errorf("it has more than %d bytes besides its blocks", maxNonBlocks)
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-		return nil, errors.New("it is cut short")
+		return nil, errors.New("it is truncated")
 	case err != nil:
 		return nil, err
 	}
@@ -180,9 +180,9 @@ func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
 	return b, nil
 }
 
-// parse is Parse. With every block more is let through beside.
+// parse parses the cfg. Each block extends the limit of the other bytes.
 func parse(d *json.Decoder, beside *io.LimitedReader) (*Backup, error) {
-	b := &Backup{Compression: Gzip} // of the time before the key was there
+	b := &Backup{Compression: Gzip} // the value of old files without the key
 	if err := expectDelim(d, '{'); err != nil {
 		return nil, err
 	}
@@ -192,9 +192,9 @@ func parse(d *json.Decoder, beside *io.LimitedReader) (*Backup, error) {
 		if err != nil {
 			return nil, err
 		}
-		key := token.(string) // or Token would have failed
+		key := token.(string) // a key: Token fails for anything else
 		if seen[key] {
-			return nil, fmt.Errorf("key %.40q is there twice", key)
+			return nil, fmt.Errorf("key %.40q occurs twice", key)
 		}
 		seen[key] = true
 		if err := b.parseKey(d, key, beside); err != nil {
@@ -205,7 +205,7 @@ func parse(d *json.Decoder, beside *io.LimitedReader) (*Backup, error) {
 		return nil, err
 	}
 	if _, err := d.Token(); err == nil {
-		return nil, errors.New("something follows its end")
+		return nil, errors.New("there is text after its end")
 	} else if !errors.Is(err, io.EOF) {
 		return nil, err
 	}
@@ -218,7 +218,7 @@ func expectDelim(d *json.Decoder, want json.Delim) error {
 		return err
 	}
 	if token != want {
-		return fmt.Errorf("it is no cfg: %q is missing", string(want))
+		return fmt.Errorf("it is not a cfg: %q is missing", string(want))
 	}
 	return nil
 }
@@ -259,14 +259,14 @@ func (b *Backup) parseKey(d *json.Decoder, key string, beside *io.LimitedReader)
 	return err
 }
 
-// parseBlocks reads the list, which may be null.
+// parseBlocks parses the list of blocks, which may be null.
 func (b *Backup) parseBlocks(d *json.Decoder, beside *io.LimitedReader) error {
 	token, err := d.Token()
 	if err != nil || token == nil {
 		return err
 	}
 	if token != json.Delim('[') {
-		return errors.New("they are no list")
+		return errors.New("it is not a list")
 	}
 	for d.More() {
 		beside.N = maxNonBlocks

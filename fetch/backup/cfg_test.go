@@ -43,8 +43,8 @@ func TestParseLonghornCfg(t *testing.T) {
 }
 
 func TestParseInvalidCfg(t *testing.T) {
-	for _, c := range []struct{ name, old, new, want string }{ // want "": it is good
-		{"keys that are not known", `"Secret":`, `"New":{"a":[1,2]},"Secret":`, ""},
+	for _, c := range []struct{ name, old, new, want string }{ // want "": it is valid
+		{"unknown keys", `"Secret":`, `"New":{"a":[1,2]},"Secret":`, ""},
 		{"the method is missing", `"CompressionMethod":"lz4",`, ``, ""},
 		{"no blocks", `"Blocks":[{"Offset":0,"BlockChecksum":"` + sumA + `"},{"Offset":6291456,"BlockChecksum":"` + sumB + `"}]`, `"Blocks":null`, ""},
 		{"blocks in another order", `"Offset":0,`, `"Offset":4194304,`, ""},
@@ -54,10 +54,10 @@ func TestParseInvalidCfg(t *testing.T) {
 		{"size huge", `"7344128"`, `"9223372036854775808"`, "is not a size"},
 		{"size a number", `"7344128"`, `7344128`, "Size: "},
 		{"size missing", `"Size":"7344128",`, ``, "the size of the image is 0"},
-		{"size twice", `"Checksum":`, `"Size":"512","Checksum":`, `key "Size" is there twice`},
+		{"size twice", `"Checksum":`, `"Size":"512","Checksum":`, `key "Size" occurs twice`},
 		{"size twice in another case", `"Checksum":`, `"size":"512","Checksum":`, ""},
-		{"name", `"parrot"`, `"../parrot"`, "is not the name of a backup"},
-		{"offset behind the end", `6291456`, `8388608`, "outside of the image"},
+		{"name", `"parrot"`, `"../parrot"`, "is not a valid name of a backup"},
+		{"offset after the end", `6291456`, `8388608`, "outside of the image"},
 		{"offset negative", `6291456`, `-2097152`, "outside of the image"},
 		{"offset odd", `6291456`, `6291457`, "not a multiple"},
 		{"offset twice", `6291456`, `0`, "two blocks are at 0"},
@@ -66,10 +66,10 @@ func TestParseInvalidCfg(t *testing.T) {
 		{"checksum long", sumA, sumA + "00", "64 lower-case hex digits"},
 		{"method", `"lz4"`, `"zstd"`, `"zstd" is not one of`},
 		{"time", `"2026-11-20T08:31:37Z"`, `"yesterday"`, "is not a time"},
-		{"a list", good, `[]`, "it is no cfg"},
-		{"nothing", good, ``, "it is cut short"},
-		{"more", good, good + "{}", "something follows its end"},
-		{"no list", `"Blocks":[`, `"Blocks":{"a":[`, "they are no list"},
+		{"a list", good, `[]`, "it is not a cfg"},
+		{"nothing", good, ``, "it is truncated"},
+		{"more", good, good + "{}", "there is text after its end"},
+		{"no list", `"Blocks":[`, `"Blocks":{"a":[`, "it is not a list"},
 		{"HTML", good, "<html>", "invalid character"},
 	} {
 		text := strings.Replace(good, c.old, c.new, 1)
@@ -80,7 +80,7 @@ func TestParseInvalidCfg(t *testing.T) {
 	}
 	for cut := range len(good) {
 		if _, err := parseCfg(strings.NewReader(good[:cut])); err == nil {
-			t.Fatalf("cut after %d bytes: it is taken", cut)
+			t.Fatalf("truncated to %d bytes: no error", cut)
 		}
 	}
 }
@@ -94,7 +94,8 @@ func TestParseCfgSizeLimit(t *testing.T) {
 	}
 }
 
-// A cfg may come from anybody who can write to the Store: only blocks may be many.
+// Anybody who can write to the Store can write a cfg: only the number of blocks may be
+// large.
 func TestParseCfgNonBlockLimit(t *testing.T) {
 	race.Skip(t)
 	size := fmt.Sprintf(`"Size":"%d",`, 100_000*int64(blockSize))
@@ -111,21 +112,21 @@ func TestParseCfgNonBlockLimit(t *testing.T) {
 		t.Error(err)
 	}
 	for what, text := range map[string]string{
-		"labels":      `{"Name":"a1",` + size + `"Labels":{` + labels.String()[1:] + `}}`,
-		"after":       `{"Name":"a1",` + size + `"Blocks":[{"Offset":0,"BlockChecksum":"` + blockID{}.String() + `"}],"Labels":{` + labels.String()[1:] + `}}`,
-		"ignored":     `{"Name":"a1",` + size + `"Other":"` + strings.Repeat("x", maxNonBlocks) + `"}`,
-		"keys":        `{"Name":"a1",` + size + strings.ReplaceAll(labels.String()[1:], `""`, `1`) + `}`,
-		"in a block":  `{"Name":"a1",` + size + `"Blocks":[{"Offset":0,"Other":"` + strings.Repeat("x", 2*maxNonBlocks) + `"}]}`,
-		"never ended": `{"Name":"` + strings.Repeat("x", 2*maxNonBlocks),
+		"labels":     `{"Name":"a1",` + size + `"Labels":{` + labels.String()[1:] + `}}`,
+		"after":      `{"Name":"a1",` + size + `"Blocks":[{"Offset":0,"BlockChecksum":"` + blockID{}.String() + `"}],"Labels":{` + labels.String()[1:] + `}}`,
+		"ignored":    `{"Name":"a1",` + size + `"Other":"` + strings.Repeat("x", maxNonBlocks) + `"}`,
+		"keys":       `{"Name":"a1",` + size + strings.ReplaceAll(labels.String()[1:], `""`, `1`) + `}`,
+		"in a block": `{"Name":"a1",` + size + `"Blocks":[{"Offset":0,"Other":"` + strings.Repeat("x", 2*maxNonBlocks) + `"}]}`,
+		"never ends": `{"Name":"` + strings.Repeat("x", 2*maxNonBlocks),
 	} {
-		if err := parse(text); err == nil || !strings.Contains(err.Error(), "beside its blocks") {
+		if err := parse(text); err == nil || !strings.Contains(err.Error(), "besides its blocks") {
 			t.Errorf("%s: got %.200v", what, err)
 		}
 	}
 }
 
 func TestURL(t *testing.T) {
-	for _, c := range []struct{ address, target, name string }{ // target "": it is wrong
+	for _, c := range []struct{ address, target, name string }{ // target "": it is invalid
 		{"s3://bucket@us-east-1/path/?backingImage=parrot", "s3://bucket@us-east-1/path/", "parrot"},
 		{"nfs://host:/opt/store?nfsOptions=vers%3D4&backingImage=parrot-1.2", "nfs://host:/opt/store?nfsOptions=vers%3D4", "parrot-1.2"},
 		{"/mnt/backups?backingImage=Parrot", "/mnt/backups", "Parrot"},
@@ -150,13 +151,13 @@ func TestURL(t *testing.T) {
 	}
 }
 
-// A cfg that is taken is one that can be written and read again, and has no block
-// that could lie outside of the image or of its folder.
+// A cfg without an error can be written and read again, and has no block outside of the
+// image or of its folder.
 func FuzzParseCfg(f *testing.F) {
 	f.Add([]byte(good))
 	cfgs, err := filepath.Glob("testdata/cfg/*")
 	if err != nil || len(cfgs) == 0 {
-		f.Fatal("no cfgs to begin with", err)
+		f.Fatal("no cfgs to start with", err)
 	}
 	for _, name := range cfgs {
 		data, err := os.ReadFile(name)
@@ -173,7 +174,7 @@ func FuzzParseCfg(f *testing.F) {
 		end := int64(0)
 		for _, block := range b.Blocks {
 			if block.Offset < end || b.length(block.Offset) <= 0 || block.Offset+int64(b.length(block.Offset)) > b.Size {
-				t.Errorf("block at %d of %d bytes, behind %d", block.Offset, b.Size, end)
+				t.Errorf("block at %d of %d bytes, after %d", block.Offset, b.Size, end)
 			}
 			end = block.Offset + int64(b.length(block.Offset))
 			if !fs.ValidPath(block.ID.key()) {

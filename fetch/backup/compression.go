@@ -10,17 +10,17 @@ import (
 	"github.com/pierrec/lz4/v4"
 )
 
-// Compression is how the blocks of a backup are stored.
+// Compression is the format of block files.
 type Compression string
 
-// The compressions that Longhorn has. LZ4 is its default.
+// The compressions of Longhorn. LZ4 is its default.
 const (
 	None Compression = "none"
 	LZ4  Compression = "lz4"
 	Gzip Compression = "gzip"
 )
 
-// parseCompression reads a declared compression. No text is LZ4.
+// parseCompression parses a declared compression. The empty string is LZ4.
 func parseCompression(s string) (Compression, error) {
 	switch c := Compression(s); c {
 	case "":
@@ -31,8 +31,8 @@ func parseCompression(s string) (Compression, error) {
 	return "", fmt.Errorf("compression %.40q is not one of lz4, gzip and none", s)
 }
 
-// parseCfgCompression reads the compression that a cfg names. No text is that of the time
-// before there was a choice.
+// parseCfgCompression parses the compression in a cfg. The empty string is Gzip: the only
+// one before Longhorn had a choice.
 func parseCfgCompression(s string) (Compression, error) {
 	if s == "" {
 		return Gzip, nil
@@ -40,11 +40,10 @@ func parseCfgCompression(s string) (Compression, error) {
 	return parseCompression(s)
 }
 
-// maxBlockFile bounds the file of a block: what does not become smaller becomes
-// larger by a few bytes.
+// maxBlockFile is the largest block file. Data that does not compress grows by a few bytes.
 const maxBlockFile = blockSize + 64<<10
 
-// decoder gets blocks out of their files. Its memory is used again and again.
+// decoder unpacks block files. It reuses its memory.
 type decoder struct {
 	lz4  *lz4.Reader
 	gzip gzip.Reader
@@ -56,12 +55,11 @@ func newDecoder() *decoder {
 	return d
 }
 
-var errWrongBytes = errors.New("it does not hold these bytes")
+var errWrongBytes = errors.New("it does not contain the bytes of the block")
 
-// decode fills dst with the block sum out of its file. How the file is packed is
-// what its magic number says, but that the bytes of a block may have one
-// themselves: the sum decides. A block that another backup has brought may be
-// packed in another way than the cfg says.
+// decode unpacks the block with this id into dst. The magic number of the file shows its
+// format. Since the bytes of an unpacked block may begin with a magic number too, the id
+// decides. The format may differ from the cfg if another backup stored the block.
 func (d *decoder) decode(dst, stored []byte, sum blockID) error {
 	err := errWrongBytes
 	if unpack := d.decompressor(stored); unpack != nil {
@@ -79,7 +77,7 @@ func (d *decoder) decode(dst, stored []byte, sum blockID) error {
 	return err
 }
 
-// decompressor returns nil for what has no magic number.
+// decompressor returns nil if the file has no magic number.
 func (d *decoder) decompressor(stored []byte) func(io.Reader) (io.Reader, error) {
 	switch {
 	case bytes.HasPrefix(stored, []byte{0x04, 0x22, 0x4d, 0x18}):
@@ -95,7 +93,7 @@ func (d *decoder) decompressor(stored []byte) func(io.Reader) (io.Reader, error)
 	return nil
 }
 
-// readExactly reads exactly len(dst) bytes, and sees that no more would come.
+// readExactly reads exactly len(dst) bytes, and fails if there are more.
 func (d *decoder) readExactly(dst []byte, unpack func(io.Reader) (io.Reader, error), stored []byte) error {
 	d.in.Reset(stored)
 	r, err := unpack(&d.in)
@@ -115,7 +113,7 @@ func (d *decoder) readExactly(dst []byte, unpack func(io.Reader) (io.Reader, err
 	return nil
 }
 
-// encoder packs blocks. Its memory is used again and again.
+// encoder packs blocks. It reuses its memory.
 type encoder struct {
 	packer interface {
 		io.WriteCloser
@@ -137,7 +135,7 @@ func newEncoder(c Compression) *encoder {
 	return &encoder{}
 }
 
-// encode returns the file of a block, which may be in room.
+// encode returns the block file. The result may use the memory of room.
 func (e *encoder) encode(block []byte, room *bytes.Buffer) ([]byte, error) {
 	if e.packer == nil {
 		return block, nil

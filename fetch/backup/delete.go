@@ -13,18 +13,18 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// DeleteResult is what Delete has done.
+// DeleteResult is the result of Delete.
 type DeleteResult struct {
-	Found         bool // whether there was a backup of the name
+	Found         bool // whether a backup of the name existed
 	RemovedBlocks int
-	BlocksKept    error // why blocks without a backup were kept; nil: none were
+	BlocksKept    error // why unused blocks were kept; nil: none were
 }
 
-// Delete removes the backup of that name, and then the blocks that no other backup
-// of the Store refers to. No block is removed when that cannot be told of them
-// all: when another backup is not complete or cannot be read, or one comes
-// meanwhile. Blocks of a backup that was not complete, and those that an interrupted
-// Delete has left, are looked for in the whole Store: delete the name again.
+// Delete removes a backup, and then the blocks that no other backup of the Store uses. It
+// removes no block if another backup is incomplete or unreadable, or is created meanwhile:
+// such a backup may use any block. For an incomplete backup, or one that an interrupted
+// Delete has removed, it searches the whole Store for unused blocks. To finish an
+// interrupted Delete, delete the name again.
 func Delete(ctx context.Context, s Store, name string) (done DeleteResult, err error) {
 	if err := checkName(name); err != nil {
 		return DeleteResult{}, &fetch.Error{Class: fetch.BadConfig, Err: err}
@@ -49,8 +49,8 @@ func Delete(ctx context.Context, s Store, name string) (done DeleteResult, err e
 	return done, err
 }
 
-// unusedBlocks returns the blocks of b, or of the whole Store if b does not tell, that no
-// backup refers to; or why that cannot be said.
+// unusedBlocks returns the blocks of b that no backup uses. If b is not complete, it returns
+// those of the whole Store. kept is the reason if the unused blocks cannot be determined.
 func unusedBlocks(ctx context.Context, s Store, b *Backup) (sums []blockID, kept, err error) {
 	names, err := List(ctx, s)
 	if err != nil {
@@ -88,7 +88,7 @@ func unusedBlocks(ctx context.Context, s Store, b *Backup) (sums []blockID, kept
 	case err != nil:
 		return nil, nil, err
 	case !slices.Equal(now, names):
-		return nil, errors.New("another backup was made or deleted meanwhile"), nil
+		return nil, errors.New("another backup was created or deleted meanwhile"), nil
 	}
 	for sum := range left {
 		sums = append(sums, sum)
@@ -96,13 +96,13 @@ func unusedBlocks(ctx context.Context, s Store, b *Backup) (sums []blockID, kept
 	return sums, nil, nil
 }
 
-// parallelRequests is how many requests are under way at once where there are many.
+// parallelRequests is the number of concurrent requests.
 const parallelRequests = 4
 
-// subfolderPattern is what the folders of blocks are called.
+// subfolderPattern matches the folders of blocks.
 var subfolderPattern = regexp.MustCompile(`^[0-9a-f]{2}$`)
 
-// allBlocks lists every block file of the Store.
+// allBlocks returns the ids of all block files of the Store.
 func allBlocks(ctx context.Context, s Store) ([]blockID, error) {
 	first, err := s.List(ctx, blocksFolder)
 	if err != nil {
@@ -143,8 +143,7 @@ func allBlocks(ctx context.Context, s Store) ([]blockID, error) {
 	return slices.Concat(found...), nil
 }
 
-// removeBlocks ends where the lock may not be held any more: a backup may count on the
-// blocks by then.
+// removeBlocks stops when the lock is lost: another backup may then use the blocks.
 func removeBlocks(ctx context.Context, s Store, l *lock, sums []blockID) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallelRequests)

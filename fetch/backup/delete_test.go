@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 )
 
-// No block goes while another backup may need it.
+// No block is removed while another backup may use it.
 func TestDeleteKeepsBlocksOfUnreadableBackups(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t)
@@ -27,7 +27,7 @@ func TestDeleteKeepsBlocksOfUnreadableBackups(t *testing.T) {
 			}
 			return string(data)
 		},
-		"it is cut short":  func(cfg string) string { return cfg[:len(cfg)/2] },
+		"it is truncated":  func(cfg string) string { return cfg[:len(cfg)/2] },
 		"it is of another": func(cfg string) string { return strings.Replace(cfg, "b1", "b2", 1) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -45,9 +45,10 @@ func TestDeleteKeepsBlocksOfUnreadableBackups(t *testing.T) {
 					t.Errorf("got %+v (%v)", done, err)
 				}
 				if n := blockFiles(t, dir); n != 4 {
-					t.Errorf("%d blocks are left of 4", n)
+					t.Errorf("%d blocks remain of 4", n)
 				}
-				// Once the other is gone, what was left is found by the name again.
+				// After the deletion of the other backup, another Delete of the name removes the
+				// blocks that were kept.
 				if _, err := Delete(t.Context(), s, "b1"); err != nil {
 					t.Fatal(err)
 				}
@@ -55,15 +56,15 @@ func TestDeleteKeepsBlocksOfUnreadableBackups(t *testing.T) {
 					t.Errorf("got %+v (%v)", done, err)
 				}
 				if left := files(t, dir); len(left) > 0 {
-					t.Errorf("left are %v", left)
+					t.Errorf("files left: %v", left)
 				}
 			})
 		})
 	}
 }
 
-// Nor while there is something among the backups that cannot be one, and what is not a
-// block is nothing to a deletion.
+// Nor is a block removed while an entry among the backups is invalid. Delete ignores files
+// that are not blocks.
 func TestDeleteIgnoresForeignFiles(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
@@ -85,7 +86,7 @@ func TestDeleteIgnoresForeignFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		done, err := Delete(t.Context(), s, "a1")
-		if err != nil || done.RemovedBlocks != 0 || done.BlocksKept == nil || !strings.Contains(done.BlocksKept.Error(), "is not the name of a backup") {
+		if err != nil || done.RemovedBlocks != 0 || done.BlocksKept == nil || !strings.Contains(done.BlocksKept.Error(), "is not a valid name of a backup") {
 			t.Errorf("got %+v (%v)", done, err)
 		}
 		if err := os.Remove(strange); err != nil {
@@ -95,7 +96,7 @@ func TestDeleteIgnoresForeignFiles(t *testing.T) {
 			t.Errorf("got %+v (%v)", done, err)
 		}
 		if left := files(t, dir); len(left) != len(foreign) {
-			t.Errorf("left are %v", left)
+			t.Errorf("files left: %v", left)
 		}
 	})
 }

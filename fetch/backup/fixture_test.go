@@ -18,8 +18,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// TestMain has more tests run at once than there are processors: they wait more than they
-// work. The flag -parallel has precedence.
+// TestMain runs more tests in parallel than there are processors: they wait more than they
+// compute. The flag -parallel takes precedence.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
@@ -27,14 +27,14 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// fixture is a backup that Longhorn's own code wrote, and what must come of it.
+// fixture is a backup written by Longhorn's own code, with the expected result of a restore.
 type fixture struct {
 	Tar    string
 	Image  string
 	Size   int64
 	SHA512 string
 	Expect string // ok or error
-	Right  bool   `json:"right_bytes_accepted"` // the bytes are as good as the error
+	Right  bool   `json:"right_bytes_accepted"` // a restore of the right bytes is acceptable too
 	Reason string
 }
 
@@ -51,7 +51,7 @@ func fixtures(t testing.TB) map[string]fixture {
 	return all
 }
 
-// unpack returns the folder with the target in it.
+// unpack unpacks the target into a folder and returns it.
 func (f fixture) unpack(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -88,7 +88,7 @@ func newDisk(t testing.TB) *disk.Disk {
 
 func id(name string) disk.ID { return disk.ID{Name: name, UUID: "6846a0b2"} }
 
-// restore makes the image of a backup on d.
+// restore creates the image of a backup on d.
 func restore(ctx context.Context, s Store, d *disk.Disk, name string) (disk.Copy, error) {
 	b, err := LoadComplete(ctx, s, name)
 	if err != nil {
@@ -105,7 +105,7 @@ func restore(ctx context.Context, s Store, d *disk.Disk, name string) (disk.Copy
 	return part.Commit(b.Digest())
 }
 
-// makeImage makes a ready image of these bytes.
+// makeImage creates a ready image.
 func makeImage(t testing.TB, d *disk.Disk, name string, data []byte) disk.Copy {
 	t.Helper()
 	part, err := d.OpenPart(context.Background(), id(name), disk.PartOptions{})

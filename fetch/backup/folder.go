@@ -19,23 +19,23 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// folder is a Store in a folder of this machine, often a mounted share. The folder is
-// held open: what is mounted or moved there later is another Store.
+// folder is a Store in a local folder, often a mounted share. The open root refers to the
+// same folder even if another one is mounted or moved to its path later.
 type folder struct {
 	root *os.Root
 	name string
 }
 
 const (
-	// maxEmptyParents is how many folders Delete takes along, as Longhorn does.
+	// maxEmptyParents is how many empty parent folders Delete removes, as in Longhorn.
 	maxEmptyParents = 10
-	// maxPutAttempts is how often Put makes its folder that a Delete takes along.
+	// maxPutAttempts is how often Put creates a folder that a concurrent Delete removes.
 	maxPutAttempts = 10
 )
 
 func (f *folder) String() string { return f.name }
 
-// Close lets go of the folder.
+// Close closes the folder.
 func (f *folder) Close() error { return f.root.Close() }
 
 // Open opens the file of an object.
@@ -43,7 +43,7 @@ func (f *folder) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	file, err := f.root.OpenFile(key, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe may be there
+	file, err := f.root.OpenFile(key, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK: the key may name a pipe
 	if err != nil {
 		return nil, f.wrapError("read", key, err)
 	}
@@ -58,8 +58,7 @@ func (f *folder) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	return &objectFile{file, f, key}, nil
 }
 
-// objectFile is the file of an object. What was read of it leaves the page cache
-// again, where others need the room.
+// objectFile is the file of an object. It drops the pages it has read from the page cache.
 type objectFile struct {
 	*os.File
 	folder *folder
@@ -75,11 +74,11 @@ func (o *objectFile) Read(p []byte) (int, error) {
 }
 
 func (o *objectFile) Close() error {
-	_ = unix.Fadvise(int(o.Fd()), 0, 0, unix.FADV_DONTNEED) // otherwise it stays a while
+	_ = unix.Fadvise(int(o.Fd()), 0, 0, unix.FADV_DONTNEED) // fails only if the pages stay cached
 	return o.File.Close()
 }
 
-// Put writes a file beside the place and puts it there when it is durable.
+// Put writes a temporary file beside the destination, syncs it, and renames it.
 func (f *folder) Put(ctx context.Context, key string, data []byte) error {
 	err := fs.ErrNotExist
 	for range maxPutAttempts {
@@ -109,23 +108,23 @@ func (f *folder) put(key string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	_ = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) // where there are no locks, nobody sweeps
+	_ = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) // without support for locks, removeStale removes nothing
 	_, err = file.Write(data)
 	if err == nil {
 		err = file.Sync()
 	}
 	if err == nil {
-		_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED) // otherwise it stays a while
+		_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED) // fails only if the pages stay cached
 		err = f.root.Rename(temp, key)
 	}
 	if err = errors.Join(err, file.Close()); err != nil {
-		_ = f.root.Remove(temp) // otherwise the next one to write here does
+		_ = f.root.Remove(temp) // otherwise the next Put in the folder removes it
 		return err
 	}
 	return f.sync(dir)
 }
 
-// mkdirAll makes a folder and those above it, durably.
+// mkdirAll creates a folder and its parents, durably.
 func (f *folder) mkdirAll(dir string) error {
 	if info, err := f.root.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil && !info.IsDir() {
@@ -153,11 +152,12 @@ func (f *folder) sync(dir string) error {
 
 var (
 	temporaryPattern = regexp.MustCompile(`\.tmp\.[0-9]+$`)
-	// ownTemporaryPattern has a zero that Longhorn's has not: these are locked while they are written.
+	// ownTemporaryPattern differs from Longhorn's temporary files by a zero. Put locks these
+	// files while it writes them.
 	ownTemporaryPattern = regexp.MustCompile(`\.tmp\.0[0-9]+$`)
 )
 
-// removeStale removes what a writer of ours left in a folder when it died.
+// removeStale removes the temporary files of killed processes of this program.
 func (f *folder) removeStale(dir string) error {
 	entries, err := f.readDir(dir)
 	if err != nil {
@@ -168,19 +168,19 @@ func (f *folder) removeStale(dir string) error {
 			continue
 		}
 		name := path.Join(dir, e.Name())
-		file, err := f.root.OpenFile(name, os.O_RDWR|syscall.O_NONBLOCK, 0) // NFS locks for those who may write
+		file, err := f.root.OpenFile(name, os.O_RDWR|syscall.O_NONBLOCK, 0) // NFS grants the lock only on a file that is open for writing
 		if err != nil {
-			continue // it is gone, or another's
+			continue // removed meanwhile, or of another owner
 		}
 		if unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			_ = f.root.Remove(name) // the next one will
+			_ = f.root.Remove(name) // the next Put in the folder tries again
 		}
 		file.Close()
 	}
 	return nil
 }
 
-// Delete removes a file, and the folders that are empty without it.
+// Delete removes a file, and the parent folders that are empty afterwards.
 func (f *folder) Delete(ctx context.Context, key string) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -196,7 +196,7 @@ func (f *folder) Delete(ctx context.Context, key string) error {
 	for range maxEmptyParents {
 		info, err := f.root.Lstat(dir)
 		if err != nil || dir == "." || !info.IsDir() || f.root.Remove(dir) != nil {
-			break // it is not empty, or a link
+			break // not empty, or a symbolic link
 		}
 		dir = path.Dir(dir)
 	}
@@ -237,7 +237,7 @@ func (f *folder) List(ctx context.Context, dir string) ([]Entry, error) {
 	return entries, nil
 }
 
-// readDir returns the names in a folder, sorted.
+// readDir returns the entries of a folder, sorted by name.
 func (f *folder) readDir(dir string) ([]fs.DirEntry, error) {
 	d, err := f.root.Open(dir)
 	if err != nil {
@@ -251,9 +251,9 @@ func (f *folder) readDir(dir string) ([]fs.DirEntry, error) {
 	return entries, nil
 }
 
-// wrapError gives an error its class and says where it happened.
+// wrapError classifies an error and adds the operation and the address of the object.
 func (f *folder) wrapError(verb, key string, err error) error {
-	// The path is named here, and whole.
+	// The message contains the whole path, so drop the relative one.
 	if at, ok := errors.AsType[*fs.PathError](err); ok {
 		err = at.Err
 	} else if at, ok := errors.AsType[*os.LinkError](err); ok {

@@ -18,7 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// wantError fails the test unless err is of the class and says all of words.
+// wantError fails the test unless err has the class and contains all words.
 func wantError(t testing.TB, err error, class fetch.Class, words ...string) {
 	t.Helper()
 	e, ok := err.(*fetch.Error)
@@ -28,7 +28,7 @@ func wantError(t testing.TB, err error, class fetch.Class, words ...string) {
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
-			t.Errorf("error does not say %q: %v", w, err)
+			t.Errorf("the error does not contain %q: %v", w, err)
 		}
 	}
 }
@@ -50,8 +50,8 @@ func filesBelow(t testing.TB, dir string) []string {
 	return files
 }
 
-// TestFolderRemovesStaleTemporaryFiles has temporary files of a writer of ours that died, of one that
-// lives, and of Longhorn.
+// TestFolderRemovesStaleTemporaryFiles creates temporary files of a killed process of this
+// program, of a running one, and of Longhorn.
 func TestFolderRemovesStaleTemporaryFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -72,16 +72,16 @@ func TestFolderRemovesStaleTemporaryFiles(t *testing.T) {
 	}
 	mustPut(t, s, "blocks/ab/two.blk", nil)
 	if got, want := mustList(t, s, "blocks/ab"), []string{"one.blk 0", "two.blk 0"}; !slices.Equal(got, want) {
-		t.Errorf("listed are %q, want %q", got, want)
+		t.Errorf("the list is %q, want %q", got, want)
 	}
 	want := []string{"blocks/ab/lives.blk.tmp.018", "blocks/ab/longhorn.blk.tmp.1719", "blocks/ab/one.blk", "blocks/ab/two.blk"}
 	if got := filesBelow(t, dir); !slices.Equal(got, want) {
-		t.Errorf("left are %q, want %q", got, want)
+		t.Errorf("files left: %q, want %q", got, want)
 	}
 }
 
-// TestFolderRefusesPathsOutside has links and keys that lead out of the target, and things that
-// are no files.
+// TestFolderRefusesPathsOutside uses links and keys that lead out of the target, and keys of
+// other things than files.
 func TestFolderRefusesPathsOutside(t *testing.T) {
 	t.Parallel()
 	dir, outside := t.TempDir(), t.TempDir()
@@ -101,7 +101,7 @@ func TestFolderRefusesPathsOutside(t *testing.T) {
 	for _, key := range []string{"absolute/secret", "up/secret", up + "/secret", "file", secret} {
 		_, err := s.Open(t.Context(), key)
 		wantError(t, err, fetch.BadConfig, "escapes", dir)
-		if key != "file" { // the link itself may go
+		if key != "file" { // deleting the link itself is fine
 			wantError(t, s.Put(t.Context(), key, nil), fetch.BadConfig, "escapes")
 			wantError(t, s.Delete(t.Context(), key), fetch.BadConfig, "escapes")
 		}
@@ -123,11 +123,12 @@ func TestFolderRefusesPathsOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, "in")); err != nil {
-		t.Errorf("a link to a folder that is empty was removed: %v", err)
+		t.Errorf("a link to an empty folder was removed: %v", err)
 	}
 }
 
-// TestFolderDeletesEmptyParents takes along ten empty folders, as Longhorn does, and no more.
+// TestFolderDeletesEmptyParents: Delete removes ten empty parent folders, as Longhorn does,
+// and no more.
 func TestFolderDeletesEmptyParents(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -137,11 +138,11 @@ func TestFolderDeletesEmptyParents(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := mustList(t, s, "1"); !slices.Equal(got, []string{"2/"}) || len(mustList(t, s, "1/2")) > 0 {
-		t.Errorf("left are %q and %q", got, mustList(t, s, "1/2"))
+		t.Errorf("files left: %q and %q", got, mustList(t, s, "1/2"))
 	}
 }
 
-// TestFolderIOErrors has a file system that fails.
+// TestFolderIOErrors injects errors of the file system.
 func TestFolderIOErrors(t *testing.T) {
 	t.Parallel()
 	f := faultfs.Mount(t)
@@ -172,7 +173,7 @@ func TestFolderIOErrors(t *testing.T) {
 		v.Plan(nil)
 		mustHave(t, s, "a/b", []byte("before"))
 		if got := filesBelow(t, v.Path()); !slices.Equal(got, []string{"a/b"}) {
-			t.Errorf("%s fails with %v: left are %q", tt.kind, tt.errno, got)
+			t.Errorf("%s fails with %v, files left: %q", tt.kind, tt.errno, got)
 		}
 	}
 	v := f.NewVolume()
@@ -193,9 +194,9 @@ func TestFolderIOErrors(t *testing.T) {
 	wantError(t, err, fetch.Network, "input/output", "a/b")
 }
 
-// TestFolderPowerCut cuts the power at every change of a sequence. What was told to be
-// done is done, what was under way is as before or as after, and the next to write
-// there leaves nothing over.
+// TestFolderPowerCut cuts the power at every write of a sequence. A finished operation stays
+// finished, an unfinished one leaves the state before or after it, and the next Put removes
+// all temporary files.
 func TestFolderPowerCut(t *testing.T) {
 	race.Skip(t)
 	t.Parallel()
@@ -260,7 +261,7 @@ func TestFolderPowerCut(t *testing.T) {
 			mustPut(t, found, a, next)
 			mustPut(t, found, b, next)
 			if got := filesBelow(t, after.Path()); !slices.Equal(got, []string{a, b}) {
-				t.Errorf("cut at change %d, seed %d: left are %q", at, seed, got)
+				t.Errorf("cut at change %d, seed %d, files left: %q", at, seed, got)
 			}
 		}
 	}

@@ -11,11 +11,10 @@ import (
 	"strings"
 )
 
-// blockSize is the unit that images are backed up in. Only the last block of an
-// image may be shorter.
+// blockSize is the unit of a backup. Only the last block of an image may be shorter.
 const blockSize = 2 << 20
 
-// The folders of a target, as Longhorn has them.
+// The folders of a target, as in Longhorn.
 const (
 	imagesFolder = "backupstore/backing-images/backing-images"
 	blocksFolder = "backupstore/backing-images/blocks"
@@ -25,18 +24,18 @@ const (
 
 func cfgKey(name string) string { return path.Join(imagesFolder, name, cfgName) }
 
-// blockID names a block by its bytes: the first half of their SHA-512. The zero Sum
+// blockID identifies a block by its bytes: the first half of their SHA-512. The zero blockID
 // stands for none.
 type blockID [sha512.Size / 2]byte
 
-// blockIDOf returns the name of a block with these bytes.
+// blockIDOf returns the id of a block with these bytes.
 func blockIDOf(data []byte) (s blockID) {
 	whole := sha512.Sum512(data)
 	copy(s[:], whole[:])
 	return s
 }
 
-// String returns the 64 hex digits that a cfg and the name of a file have.
+// String returns 64 hex digits, as in a cfg and in the name of a block file.
 func (s blockID) String() string { return hex.EncodeToString(s[:]) }
 
 func parseSum(digits string) (s blockID, err error) {
@@ -49,7 +48,7 @@ func parseSum(digits string) (s blockID, err error) {
 	return s, nil
 }
 
-// folder is where the file of the block is.
+// folder returns the folder of the block file.
 func (s blockID) folder() string {
 	digits := s.String()
 	return path.Join(blocksFolder, digits[:2], digits[2:4])
@@ -57,7 +56,7 @@ func (s blockID) folder() string {
 
 func (s blockID) key() string { return path.Join(s.folder(), s.String()+blockSuffix) }
 
-// parseBlockFile returns the block of a file name, and false for any other file.
+// parseBlockFile returns the block of a file name, and false for other files.
 func parseBlockFile(file string) (blockID, bool) {
 	digits, ok := strings.CutSuffix(file, blockSuffix)
 	if !ok {
@@ -71,22 +70,22 @@ const maxName = 64
 
 var namePattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]+$`)
 
-// checkName says why name cannot be that of a backup. It is then never more or
-// less than one element of a key.
+// checkName returns an error if name is not a valid name of a backup. A valid name is
+// exactly one element of a key.
 func checkName(name string) error {
 	switch {
 	case len(name) > maxName:
 		return fmt.Errorf("the name of a backup has at most %d characters", maxName)
 	case !namePattern.MatchString(name):
-		return fmt.Errorf("%.80q is not the name of a backup: it has 2 to %d letters, digits, \"_\", \".\" and \"-\", and begins with a letter or digit", name, maxName)
+		return fmt.Errorf("%.80q is not a valid name of a backup: use 2 to %d letters, digits, \"_\", \".\" and \"-\", the first a letter or digit", name, maxName)
 	}
 	return nil
 }
 
 const nameParameter = "backingImage"
 
-// ParseURL divides the address of a backup, "<target>?backingImage=<name>", into its
-// target, other parameters of the query included, and its name.
+// ParseURL splits the address of a backup, "<target>?backingImage=<name>", into its target,
+// which keeps other parameters of the query, and its name.
 func ParseURL(address string) (target, name string, err error) {
 	base, query, _ := strings.Cut(address, "?")
 	var names, others []string
@@ -99,12 +98,12 @@ func ParseURL(address string) (target, name string, err error) {
 	}
 	switch {
 	case base == "":
-		return "", "", errors.New("the address of a backup has a target: <target>?backingImage=<name>")
+		return "", "", errors.New("the address of a backup has no target: write <target>?backingImage=<name>")
 	case len(names) != 1:
-		return "", "", errors.New("the address of a backup ends with ?backingImage=<name>, once")
+		return "", "", errors.New("the address of a backup does not end with ?backingImage=<name>")
 	}
 	if name, err = url.QueryUnescape(names[0]); err != nil {
-		return "", "", fmt.Errorf("%.80q is not the name of a backup", names[0])
+		return "", "", fmt.Errorf("%.80q is not a valid name of a backup", names[0])
 	}
 	if err := checkName(name); err != nil {
 		return "", "", err
@@ -115,7 +114,7 @@ func ParseURL(address string) (target, name string, err error) {
 	return base, name, nil
 }
 
-// URL is the address of a backup: what ParseURL reads.
+// URL returns the address of a backup, which ParseURL parses.
 func URL(target, name string) string {
 	separator := "?"
 	if strings.Contains(target, "?") {

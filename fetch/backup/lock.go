@@ -18,25 +18,25 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// The lock files of a target keep who deletes blocks from those who use them, in
-// Longhorn's protocol: write a lock, let the others' writes settle, look at all of
-// them; who comes first goes on, and writes the lock anew as long as it works.
+// Lock files in a target separate deletions from the users of blocks, by Longhorn's
+// protocol: write a lock file, wait until concurrent writes are visible, and read all lock
+// files. The earliest lock wins, and its holder writes it again periodically.
 const (
-	locksFolder = "backupstore/volumes/22/fc/BACKINGIMAGE/locks" // by the checksum of that name
+	locksFolder = "backupstore/volumes/22/fc/BACKINGIMAGE/locks" // derived from the checksum of the name BACKINGIMAGE
 	lockSuffix  = ".lck"
 
 	lockSettleTime    = 2 * time.Second
 	lockRenewInterval = 60 * time.Second
 	lockTTL           = 150 * time.Second
-	// lockMaxAge is when its holder gives up one that it could not renew, well before others
-	// take it for expired.
+	// lockMaxAge is the age at which the holder gives up a lock that it could not renew, well
+	// before other processes regard it as expired.
 	lockMaxAge = lockTTL - lockRenewInterval
-	// lockRemoveAge is when a lock that expired is removed: nobody has cared for it
-	// for long, and nobody does, whatever the clock.
+	// lockRemoveAge is the age at which any process removes an expired lock. It exceeds every
+	// plausible difference between clocks.
 	lockRemoveAge = time.Hour
 )
 
-// lockType tells those who may be there together: locks of one type.
+// lockType decides which locks conflict: those of different types.
 type lockType int
 
 const (
@@ -44,7 +44,7 @@ const (
 	exclusive lockType = 2 // deletion
 )
 
-// lockFile is the file, key for key as Longhorn writes it.
+// lockFile is the content of a lock file, with the keys of Longhorn.
 type lockFile struct {
 	Name     string
 	Type     lockType
@@ -53,21 +53,20 @@ type lockFile struct {
 
 func (f lockFile) key() string { return path.Join(locksFolder, f.Name+lockSuffix) }
 
-// lock is one that is held.
+// lock is an acquired lock.
 type lock struct {
 	store Store
 	file  lockFile
 
-	mu        sync.Mutex // of who writes it
+	mu        sync.Mutex // serializes writes
 	writtenAt time.Time
 
 	stop    context.CancelFunc
 	renewer sync.WaitGroup
 }
 
-// acquire takes a lock of the Store at once or fails: fetch.Network says that
-// somebody has one who must not be there at the same time. The context returned ends
-// when the lock may not be held any more.
+// acquire creates a lock in the Store without waiting for others: fetch.Network means that a
+// conflicting lock exists. The returned context ends when the lock is lost.
 func acquire(ctx context.Context, s Store, t lockType, settle time.Duration) (context.Context, *lock, error) {
 	var id [8]byte
 	rand.Read(id[:])
@@ -93,14 +92,14 @@ func acquire(ctx context.Context, s Store, t lockType, settle time.Duration) (co
 	return held, l, nil
 }
 
-// release gives the lock back. One that cannot be removed expires.
+// release removes the lock. If that fails, the lock expires.
 func (l *lock) release(ctx context.Context) {
 	l.stop()
 	l.renewer.Wait()
 	_ = l.remove(ctx)
 }
 
-// withLock does work while it holds a lock of the Store.
+// withLock calls work with a lock of the Store.
 func withLock(ctx context.Context, s Store, t lockType, work func(context.Context, *lock) error) error {
 	held, l, err := acquire(ctx, s, t, lockSettleTime)
 	if err != nil {
@@ -110,9 +109,8 @@ func withLock(ctx context.Context, s Store, t lockType, work func(context.Contex
 	return withLostCause(ctx, held, work(held, l))
 }
 
-// confirm makes sure that the lock is held, and will be for a while. The process may have
-// been stopped, or the machine, for so long that others took it for dead, before renew
-// could see that.
+// confirm renews the lock before a step that relies on it. The process or the machine may
+// have been suspended for longer than lockTTL before renew noticed it.
 func (l *lock) confirm(ctx context.Context) error {
 	if err := l.checkAge(); err != nil {
 		return err
@@ -120,7 +118,7 @@ func (l *lock) confirm(ctx context.Context) error {
 	return l.write(ctx)
 }
 
-// checkAge says why the lock may not be held any more.
+// checkAge returns an error if the lock must be regarded as lost.
 func (l *lock) checkAge() error {
 	if age := l.age(); age >= lockMaxAge {
 		return errorf(fetch.Network, "lost the lock of %s: it was not renewed for %s", l.store, age.Round(time.Second))
@@ -128,15 +126,15 @@ func (l *lock) checkAge() error {
 	return nil
 }
 
-// age is how long ago the lock was written, by the wall clock: the other one may stand
-// still while the machine does.
+// age returns the time since the lock file was written, by the wall clock: the monotonic
+// clock stops while the machine is suspended.
 func (l *lock) age() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return time.Now().Round(0).Sub(l.writtenAt.Round(0))
 }
 
-// withLostCause is err, or why held ended if not by the end of ctx.
+// withLostCause returns the cause of held in place of err if held ended before ctx.
 func withLostCause(ctx, held context.Context, err error) error {
 	if err != nil && ctx.Err() == nil && held.Err() != nil {
 		return context.Cause(held)
@@ -144,7 +142,7 @@ func withLostCause(ctx, held context.Context, err error) error {
 	return err
 }
 
-// cleanupTimeout bounds what is done for others after the work was ended.
+// cleanupTimeout limits the removal of a lock after ctx has ended.
 const cleanupTimeout = 30 * time.Second
 
 func (l *lock) remove(ctx context.Context) error {
@@ -170,7 +168,7 @@ func (l *lock) write(ctx context.Context) error {
 	return nil
 }
 
-// renew writes the lock anew from time to time, and says when it was lost.
+// renew writes the lock file periodically, and cancels lost when that fails for too long.
 func (l *lock) renew(ctx context.Context, lost context.CancelCauseFunc) {
 	for every := lockRenewInterval; ; {
 		if sleep(ctx, every) != nil {
@@ -204,13 +202,14 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// storedLock is one in the Store, ours included.
+// storedLock is a lock file in the Store, of this process or of another one.
 type storedLock struct {
 	lockFile
 	modified time.Time
 }
 
-// checkConflicts looks whether a lock of the other type was there before.
+// checkConflicts returns an error if a lock of the other type came before this one. It also
+// removes locks that expired long ago.
 func (l *lock) checkConflicts(ctx context.Context) error {
 	locks, err := readLocks(ctx, l.store)
 	if err != nil {
@@ -223,7 +222,7 @@ func (l *lock) checkConflicts(ctx context.Context) error {
 		}
 	}
 	if own.modified.IsZero() {
-		return errorf(fetch.Network, "the lock was removed by somebody else")
+		return errorf(fetch.Network, "another process removed the lock")
 	}
 	now := own.modified.Add(l.age())
 	for _, o := range locks {
@@ -234,7 +233,7 @@ func (l *lock) checkConflicts(ctx context.Context) error {
 				return err
 			}
 		case o.Type != own.Type && age <= lockTTL && o.before(own):
-			return errorf(fetch.Network, "somebody %s (lock %s; if that one has died, its lock ends in %v)",
+			return errorf(fetch.Network, "another process %s (lock %s; if it no longer runs, its lock expires in %v)",
 				o.Type, o.Name, (lockTTL - age).Round(time.Second))
 		}
 	}
@@ -243,12 +242,12 @@ func (l *lock) checkConflicts(ctx context.Context) error {
 
 func (t lockType) String() string {
 	if t == exclusive {
-		return "deletes a backup there"
+		return "deletes a backup"
 	}
-	return "backs up or restores there"
+	return "creates or restores a backup"
 }
 
-// before puts locks into the order in which they may be held.
+// before is the order in which conflicting locks win.
 func (f storedLock) before(other storedLock) bool {
 	switch {
 	case f.Acquired != other.Acquired:
@@ -261,11 +260,11 @@ func (f storedLock) before(other storedLock) bool {
 
 var lockPattern = regexp.MustCompile(`^lock-[0-9a-f]{1,32}$`)
 
-// maxLock bounds the file of a lock.
+// maxLock is the largest lock file.
 const maxLock = 4 << 10
 
-// readLocks reads all locks. What cannot be read is not one, as for Longhorn; one that
-// has gone meanwhile does not count.
+// readLocks reads all lock files. It ignores files that are not valid locks, as Longhorn
+// does, and locks that are removed meanwhile.
 func readLocks(ctx context.Context, s Store) ([]storedLock, error) {
 	entries, err := s.List(ctx, locksFolder)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// writeLock makes the lock file of somebody else, renewed so long ago.
+// writeLock writes the lock file of another process, renewed at this age.
 func writeLock(t testing.TB, dir string, f lockFile, age time.Duration) string {
 	t.Helper()
 	data, err := json.Marshal(f)
@@ -49,10 +49,10 @@ func TestLockConflicts(t *testing.T) {
 		{"deletion nearly at the end of a lock", lockFile{"lock-1", shared, true}, 140 * time.Second, exclusive, true, false},
 		{"deletion after a lock", lockFile{"lock-1", shared, true}, 155 * time.Second, exclusive, false, false},
 		{"deletion long after a lock", lockFile{"lock-1", shared, true}, 2 * time.Hour, exclusive, false, true},
-		{"deletion behind one that waits", lockFile{"lock-1", shared, false}, 10 * time.Second, exclusive, true, false},
-		{"deletion before one that waits", lockFile{"lock-1", shared, false}, -10 * time.Second, exclusive, false, false},
-		{"deletion before one that has it", lockFile{"lock-1", shared, true}, -10 * time.Second, exclusive, true, false},
-		{"somebody's of no type", lockFile{"lock-1", 0, true}, 0, shared, true, false},
+		{"deletion after a waiting lock", lockFile{"lock-1", shared, false}, 10 * time.Second, exclusive, true, false},
+		{"deletion before a waiting lock", lockFile{"lock-1", shared, false}, -10 * time.Second, exclusive, false, false},
+		{"deletion before an acquired lock", lockFile{"lock-1", shared, true}, -10 * time.Second, exclusive, true, false},
+		{"lock without a type", lockFile{"lock-1", 0, true}, 0, shared, true, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -75,13 +75,13 @@ func TestLockConflicts(t *testing.T) {
 				t.Errorf("the other lock: %v", err)
 			}
 			if left := files(t, dir); len(left) > 1 {
-				t.Errorf("left are %v", left)
+				t.Errorf("files left: %v", left)
 			}
 		})
 	}
 }
 
-// Garbage beside the locks is not one.
+// Other files in the folder of locks are ignored.
 func TestInvalidLockFilesAreIgnored(t *testing.T) {
 	dir := t.TempDir()
 	writeLock(t, dir, lockFile{"lock-zz", exclusive, true}, 0)
@@ -98,8 +98,7 @@ func TestInvalidLockFilesAreIgnored(t *testing.T) {
 	})
 }
 
-// A lock is renewed as long as the work takes, and given up with the work when it
-// cannot be renewed any more.
+// A lock is renewed until the work ends. If it cannot be renewed, the work is cancelled.
 func TestLockIsRenewed(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -118,13 +117,13 @@ func TestLockIsRenewed(t *testing.T) {
 			if err := os.RemoveAll(locks); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(locks, nil, 0o644); err != nil { // nothing can be written below it
+			if err := os.WriteFile(locks, nil, 0o644); err != nil { // no file can be created below a file
 				t.Fatal(err)
 			}
 			begun := time.Now()
 			<-ctx.Done()
 			if took := time.Since(begun); took > lockTTL {
-				t.Errorf("it was believed for %v to be there", took)
+				t.Errorf("the lock was considered valid for %v", took)
 			}
 			if err := os.Remove(locks); err != nil {
 				t.Fatal(err)

@@ -15,8 +15,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// Everything that Longhorn wrote is restored as it is, and everything that was
-// damaged since is refused: nothing is left that looks finished.
+// Backups written by Longhorn restore to the same bytes. Damaged ones are refused, and no
+// ready copy remains.
 func TestRestoreLonghornBackup(t *testing.T) {
 	for name, f := range fixtures(t) {
 		if race.Enabled && f.Expect == "error" {
@@ -46,8 +46,8 @@ func TestRestoreLonghornBackup(t *testing.T) {
 	}
 }
 
-// What is written of an image is what Longhorn wrote of it: the same keys and blocks,
-// but for the times. Blocks hold the same, packed or not.
+// A new backup has the files that Longhorn wrote for the image: the same keys and blocks,
+// except times. The blocks contain the same bytes, packed or not.
 func TestCreateWritesLonghornFiles(t *testing.T) {
 	for _, name := range []string{"backup-lz4", "backup-gzip", "backup-none", "backup-short-last", "backup-shared/willow-a"} {
 		f := fixtures(t)[name]
@@ -103,7 +103,7 @@ func sameFiles(t *testing.T, b *Backup, ours, theirs map[string]string) {
 		sum, ok := parseBlockFile(filepath.Base(name))
 		want := theirs[name]
 		if !ok || want == "" {
-			t.Errorf("%s is nothing that Longhorn wrote", name)
+			t.Errorf("Longhorn did not write %s", name)
 			continue
 		}
 		if got == want {
@@ -113,16 +113,16 @@ func sameFiles(t *testing.T, b *Backup, ours, theirs map[string]string) {
 		i := slices.IndexFunc(b.Blocks, func(b Block) bool { return b.ID == sum })
 		plain := make([]byte, b.length(b.Blocks[i].Offset))
 		if err := d.decode(plain, []byte(got), sum); err != nil || b.Compression == None {
-			t.Errorf("%s: %d bytes are not those of Longhorn, %d (%v)", name, len(got), len(want), err)
+			t.Errorf("%s: %d bytes differ from the %d of Longhorn (%v)", name, len(got), len(want), err)
 		}
 	}
 	if n != len(b.Blocks) {
 		t.Errorf("%d block files, want %d", n, len(b.Blocks))
 	}
-	t.Logf("%d of %d files are equal to the byte", equal, n)
+	t.Logf("%d of %d files are identical", equal, n)
 }
 
-// A backup that was cut off is completed; Longhorn's lock of it does not hinder.
+// An interrupted backup of Longhorn is completed, in spite of its lock.
 func TestCompleteLonghornBackup(t *testing.T) {
 	t.Parallel()
 	all := fixtures(t)
@@ -139,7 +139,7 @@ func TestCompleteLonghornBackup(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Close()
-	makeImage(t, d, "zelkova", data) // the image that the incomplete backup is of
+	makeImage(t, d, "zelkova", data) // the image of the incomplete backup
 	dir := all["backup-incomplete"].unpack(t)
 	before := files(t, dir)
 	synctest.Test(t, func(t *testing.T) {
@@ -149,7 +149,7 @@ func TestCompleteLonghornBackup(t *testing.T) {
 	})
 	for name, was := range before {
 		if strings.HasSuffix(name, blockSuffix) && files(t, dir)[name] != was {
-			t.Errorf("%s was there and was written again", name)
+			t.Errorf("%s existed and was written again", name)
 		}
 	}
 	s := openTarget(t, dir)
@@ -162,7 +162,7 @@ func TestCompleteLonghornBackup(t *testing.T) {
 	}
 	locks, err := s.List(t.Context(), locksFolder)
 	if err != nil || len(locks) > 1 {
-		t.Errorf("locks are left: %v (%v)", locks, err)
+		t.Errorf("locks left: %v (%v)", locks, err)
 	}
 	if _, err := restore(t.Context(), s, newDisk(t), "zelkova"); err != nil {
 		t.Error(err)

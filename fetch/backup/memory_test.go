@@ -13,9 +13,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// TestRestoresShareMemoryBudget makes ten restores at once, with as many workers as there can be,
-// of which some are cancelled and some find a block missing. Together they have no more
-// in memory than there is budget, and give all of it back.
+// TestRestoresShareMemoryBudget runs ten restores at once with the maximum of workers. Some
+// are cancelled, and some miss a block. Together they use no more than the budget, and
+// release all of it.
 func TestRestoresShareMemoryBudget(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()

@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	// DefaultWorkers is Longhorn's default for blocks that are moved at once.
+	// DefaultWorkers is Longhorn's default for concurrent blocks.
 	DefaultWorkers = 2
-	// maxWorkers bounds the memory: each worker holds the file of a block.
+	// maxWorkers bounds the memory: each worker has a block file in memory.
 	maxWorkers = 8
-	// decoders is how many blocks are unpacked at once. What they give is hashed as a
-	// whole by one goroutine, which is slower than two of them.
+	// decoders is the number of concurrent decompressions. One goroutine hashes their output, and
+	// is slower than two decoders.
 	decoders = 2
-	// encoders is the same for what is packed.
+	// encoders is the number of concurrent compressions.
 	encoders = 2
-	// prefetchBlocks is how many blocks may wait for their turn, besides those that are worked on.
+	// prefetchBlocks is how many blocks may wait to be written, besides one per worker.
 	prefetchBlocks = 2
-	// maxBlockAttempts is how often the file of a block is asked for that was cut or wrong.
+	// maxBlockAttempts is how often a truncated or wrong block file is requested.
 	maxBlockAttempts = 3
 )
 
@@ -37,27 +37,26 @@ func clampWorkers(n int) int {
 	return min(n, maxWorkers)
 }
 
-// Restore says which backup a part is made of, and how.
+// Restore restores a partial file from a backup.
 type Restore struct {
 	Store          Store
-	Backup         *Backup       // complete
-	Workers        int           // blocks that are fetched at once; 0: DefaultWorkers
-	BandwidthLimit int64         // most bytes per second from the Store; 0: no limit
-	Memory         *MemoryBudget // shared with other restores; nil: one of its own
+	Backup         *Backup       // must be complete
+	Workers        int           // concurrent requests; 0: DefaultWorkers
+	BandwidthLimit int64         // bytes per second from the Store; 0: no limit
+	Memory         *MemoryBudget // shared with other restores; nil: a budget for this restore
 }
 
-// Fill reads the image into part, from where the part ends if what it holds is of
-// the same backup, and returns when part holds the whole. Each block is held against
-// its sum; the digest of the whole is the part's to compare. Blocks are fetched
-// ahead by Workers and written in order. Where the Store can be written to, a lock
-// keeps others from deleting the backup meanwhile.
+// Fill fills part with the image, and continues where part ends if its bytes are of the same
+// backup. It returns when part has all bytes; the caller commits it. Fill verifies each
+// block; part compares the digest of the image. Workers fetch blocks ahead, and Fill writes
+// them in order. In a writable Store, a lock prevents the deletion of the backup meanwhile.
 func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
-	held, lock, err := acquire(ctx, r.Store, shared, 0) // nothing has to settle: what is read is verified
+	held, lock, err := acquire(ctx, r.Store, shared, 0) // no settle time: every block is verified anyway
 	switch {
 	case err == nil:
 		defer lock.release(ctx)
 	case isClass(err, fetch.Refused, fetch.NoSpace):
-		held = ctx // the Store does not let us write
+		held = ctx // the Store is read-only
 	default:
 		return err
 	}
@@ -69,7 +68,7 @@ func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 	return fetch.ClassifyDiskError(withLostCause(ctx, held, r.writeBlocks(held, part, progress)))
 }
 
-// CanResume reports whether a part of this origin is the beginning of the backup.
+// CanResume reports whether a partial file from this source is the beginning of the backup.
 func (r Restore) CanResume(o disk.PartSource) bool { return o == r.partSource() }
 
 func (r Restore) partSource() disk.PartSource {
@@ -80,11 +79,11 @@ func (r Restore) partSource() disk.PartSource {
 	for _, b := range r.Backup.Blocks {
 		origin.Data += int64(r.Backup.length(b.Offset))
 	}
-	origin.Data = max(origin.Data, 512) // 0 would say that it is not known
+	origin.Data = max(origin.Data, 512) // 0 would mean unknown
 	return origin
 }
 
-// begin keeps what the part holds if that is of this backup.
+// begin discards the bytes in part unless they are of this backup.
 func (r Restore) begin(part *disk.Part) error {
 	origin := r.partSource()
 	if part.Source() == origin && (part.Offset()%disk.ChunkSize == 0 || part.Offset() == r.Backup.Size) {
@@ -93,7 +92,7 @@ func (r Restore) begin(part *disk.Part) error {
 	return part.Begin(origin)
 }
 
-// pendingBlock is one block on its way.
+// pendingBlock is a block that is fetched or waits to be written.
 type pendingBlock struct {
 	block  Block
 	buffer []byte        // of the MemoryBudget
@@ -102,7 +101,7 @@ type pendingBlock struct {
 	ready  chan struct{} // closed when data or err is there
 }
 
-// writeBlocks writes the blocks in order, as they come from the workers.
+// writeBlocks writes the blocks in order while workers fetch them.
 func (r Restore) writeBlocks(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
 	if r.Memory == nil {
 		r.Memory = NewMemoryBudget()
@@ -111,10 +110,10 @@ func (r Restore) writeBlocks(ctx context.Context, part *disk.Part, progress *fet
 	ctx, cancel := context.WithCancel(ctx)
 	ahead := make(chan struct{}, clampWorkers(r.Workers)+prefetchBlocks)
 	pieces := r.prefetch(ctx, &running, part.Offset(), ahead, progress)
-	var last *pendingBlock // in hand
+	var last *pendingBlock // received, and not written yet
 	defer func() {
 		cancel()
-		running.Wait() // nobody writes to the buffers any more
+		running.Wait() // after that, nothing writes to the buffers
 		if last != nil {
 			r.Memory.blocks.release(last.buffer)
 		}
@@ -144,7 +143,7 @@ func (r Restore) writeBlocks(ctx context.Context, part *disk.Part, progress *fet
 	return appendZeros(part, r.Backup.Size, progress)
 }
 
-// appendBlock appends a block, of which the part may hold the beginning already.
+// appendBlock appends a block. part may already have its beginning.
 func appendBlock(part *disk.Part, p *pendingBlock, progress *fetch.Progress) error {
 	if err := appendZeros(part, p.block.Offset, progress); err != nil {
 		return err
@@ -154,7 +153,7 @@ func appendBlock(part *disk.Part, p *pendingBlock, progress *fetch.Progress) err
 	return err
 }
 
-// appendZeros makes what is up to end a hole.
+// appendZeros appends zeros up to end, as a hole.
 func appendZeros(part *disk.Part, end int64, progress *fetch.Progress) error {
 	for part.Offset() < end {
 		n := min(disk.ChunkSize, end-part.Offset())
@@ -166,8 +165,8 @@ func appendZeros(part *disk.Part, end int64, progress *fetch.Progress) error {
 	return nil
 }
 
-// prefetch starts the workers. The pieces come in the order of the image, and may
-// not be ready yet; ahead has one for each that was not written.
+// prefetch starts the workers. The returned channel has the blocks in order; they may not be
+// ready yet. ahead has one element per block that is not written.
 func (r Restore) prefetch(ctx context.Context, running *sync.WaitGroup, from int64, ahead chan<- struct{}, progress *fetch.Progress) <-chan *pendingBlock {
 	inOrder, todo := make(chan *pendingBlock, cap(ahead)), make(chan *pendingBlock)
 	way := objectReader{fetch.NewLimiter(r.BandwidthLimit), &progress.UpstreamBytes}
@@ -201,7 +200,7 @@ func (r Restore) prefetch(ctx context.Context, running *sync.WaitGroup, from int
 				return
 			}
 			p := &pendingBlock{block: block, buffer: buffer, data: buffer[:length], ready: make(chan struct{})}
-			inOrder <- p // has room for as many as are not written
+			inOrder <- p // has capacity for all blocks that are not written
 			select {
 			case todo <- p:
 			case <-ctx.Done():
@@ -212,8 +211,8 @@ func (r Restore) prefetch(ctx context.Context, running *sync.WaitGroup, from int
 	return inOrder
 }
 
-// fetchBlock gets one block, and asks again at once where it was cut or is not what
-// its name says: something on the way may have done that.
+// fetchBlock fetches one block, and repeats the request if the file is truncated or wrong:
+// the network may have damaged it.
 func (r Restore) fetchBlock(ctx context.Context, p *pendingBlock, way objectReader, stored []byte) error {
 	var err error
 	for range maxBlockAttempts {

@@ -15,8 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// limitedStore is a Store that counts the blocks it was asked for, and ends the work when it
-// is asked for one too many.
+// limitedStore counts the requested blocks, and cancels the work at the limit.
 type limitedStore struct {
 	Store
 	end context.CancelFunc
@@ -39,8 +38,8 @@ func (a *limitedStore) Open(ctx context.Context, key string) (io.ReadCloser, err
 	return a.Store.Open(ctx, key)
 }
 
-// Cut off anywhere, a restore goes on with the block that it came to, and asks again for
-// no more than those that were under way.
+// An interrupted restore continues with the block after the last one written, and requests
+// only the blocks again that were in progress.
 func TestRestoreResumes(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
@@ -65,12 +64,12 @@ func TestRestoreResumes(t *testing.T) {
 			t.Errorf("after %d blocks: %v (%v)", n, got.SHA512, err)
 		}
 		if most := 7 - int(held/blockSize); s.blocks > most {
-			t.Errorf("after %d blocks %d bytes were held, and %d blocks asked for (at most %d)", n, held, s.blocks, most)
+			t.Errorf("after %d blocks the part had %d bytes, and %d blocks were requested (at most %d)", n, held, s.blocks, most)
 		}
 	}
 }
 
-// What a part holds of another backup is not joined with this one.
+// The bytes of another backup in a part are discarded.
 func TestRestoreOfChangedBackupStartsAgain(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
@@ -79,7 +78,7 @@ func TestRestoreOfChangedBackupStartsAgain(t *testing.T) {
 	part := newDisk(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	if _, err := restore(ctx, &limitedStore{Store: openTarget(t, dir), left: 3, end: cancel}, part, "a1"); err == nil {
-		t.Fatal("it was not cut off")
+		t.Fatal("the restore was not interrupted")
 	}
 	again, other := newDisk(t), t.TempDir()
 	want := makeImage(t, again, "a1", testBytes(2, 8<<20))
@@ -89,7 +88,7 @@ func TestRestoreOfChangedBackupStartsAgain(t *testing.T) {
 	}
 }
 
-// droppingStore is a Store whose connections break once for each object, in the middle.
+// droppingStore breaks the connection once for each object, in the middle.
 type droppingStore struct {
 	Store
 	mu   sync.Mutex
@@ -127,7 +126,7 @@ func TestRestoreRetriesDroppedBlocks(t *testing.T) {
 	}
 }
 
-// How a block is packed is told by its file; the sum decides where that is in doubt.
+// The block file shows its format. If that is ambiguous, the id of the block decides.
 func TestDecode(t *testing.T) {
 	race.Skip(t)
 	plain := testBytes(1, 1<<20)
@@ -146,19 +145,19 @@ func TestDecode(t *testing.T) {
 		name   string
 		plain  []byte
 		stored []byte
-		want   string // of the error; "": it is good
+		want   string // of the error; "": no error
 	}{
 		{"lz4", plain, pack(LZ4, plain), ""},
 		{"gzip", plain, pack(Gzip, plain), ""},
-		{"as it is", plain, plain, ""},
-		{"bytes with a magic number, as they are", packed, packed, ""},
+		{"unpacked", plain, plain, ""},
+		{"bytes with a magic number, unpacked", packed, packed, ""},
 		{"bytes with a magic number, packed", packed, pack(LZ4, packed), ""},
-		{"nothing", plain, nil, "does not hold these bytes"},
+		{"nothing", plain, nil, "does not contain the bytes"},
 		{"short", plain, pack(LZ4, plain[:1000]), "unexpected EOF"},
 		{"long", plain[:1000], pack(LZ4, plain), "more than 1000 bytes"},
-		{"long as it is", plain[:1000], plain, "does not hold these bytes"},
+		{"unpacked, too short", plain[:1000], plain, "does not contain the bytes"},
 		{"much", plain, bomb, "more than 1048576 bytes"},
-		{"others", plain, pack(Gzip, testBytes(2, 1<<20)), "does not hold these bytes"},
+		{"others", plain, pack(Gzip, testBytes(2, 1<<20)), "does not contain the bytes"},
 		{"cut", plain, pack(Gzip, plain)[:1000], "unexpected EOF"},
 	} {
 		got := make([]byte, len(c.plain))
@@ -172,7 +171,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// FuzzDecode: whatever a file has in it, only the bytes of the sum come out.
+// FuzzDecode: from any file, decode returns only bytes with the id of the block.
 func FuzzDecode(f *testing.F) {
 	plain := testBytes(1, 4096)
 	var room bytes.Buffer
@@ -187,7 +186,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stored []byte) {
 		got := make([]byte, len(plain))
 		if err := d.decode(got, stored, sum); err == nil && !bytes.Equal(got, plain) {
-			t.Error("other bytes are taken")
+			t.Error("decode returned other bytes")
 		}
 	})
 }

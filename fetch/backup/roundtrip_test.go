@@ -25,12 +25,12 @@ import (
 )
 
 var (
-	trips = flag.Int("backup.trips", race.Fewer(8, 2), "random round trips over a folder, and a sixth as many over a bucket")
-	first = flag.Uint64("backup.first", 0, "the seed of the first of them")
+	trips = flag.Int("backup.trips", race.Fewer(8, 2), "number of random round trips over a folder; a sixth as many run over a bucket")
+	first = flag.Uint64("backup.first", 0, "first seed")
 )
 
-// randomImage makes one of an odd size: noise, holes with something in them, blocks
-// that repeat, or a qcow2 file.
+// randomImage returns an image of an odd size: random bytes, holes with data in them,
+// repeated blocks, or a qcow2 file.
 func randomImage(t testing.TB, random *rand.Rand) []byte {
 	t.Helper()
 	data := make([]byte, 512*(1+random.IntN(6<<11)))
@@ -81,13 +81,13 @@ func qcow2File(t testing.TB, data []byte, random *rand.Rand) []byte {
 	return append(file, make([]byte, -len(file)&511)...)
 }
 
-// faultyStore is a Store of which one request fails: before it is made or, for all that
-// its caller knows, after. From there on nobody is listening.
+// faultyStore fails one request, before or after it takes effect. If cancel is set, the
+// caller is then cancelled.
 type faultyStore struct {
 	Store
 	left   atomic.Int64
 	after  bool
-	cancel context.CancelFunc // nil: the error is all there is
+	cancel context.CancelFunc // nil: only the error
 }
 
 func (c *faultyStore) do(request func() error) error {
@@ -100,7 +100,7 @@ func (c *faultyStore) do(request func() error) error {
 		err = request()
 	}
 	if cut && err == nil {
-		err = errorf(fetch.Refused, "it is cut here")
+		err = errorf(fetch.Refused, "injected fault")
 	}
 	return err
 }
@@ -126,16 +126,15 @@ func (c *faultyStore) List(ctx context.Context, folder string) (entries []Entry,
 	return entries, err
 }
 
-// roundTrip is one round trip of two images that share blocks.
+// roundTrip backs up and restores two images that share blocks.
 type roundTrip struct {
 	t      testing.TB
 	store  Store
 	random *rand.Rand
-	cuts   int // requests at most, of all that are cut
+	cuts   int // the largest number of requests before a fault
 }
 
-// insist does what may be cut at a random request, again and again, and at last
-// without cuts.
+// insist repeats do with a fault at a random request, and the last time without a fault.
 func (p *roundTrip) insist(what string, do func(context.Context, Store) error) {
 	p.t.Helper()
 	for cuts := p.random.IntN(p.cuts + 1); ; cuts-- {
@@ -187,7 +186,7 @@ func (p *roundTrip) run() {
 		}
 		got, err := io.ReadAll(r)
 		if err = errors.Join(err, r.Close()); err != nil || !bytes.Equal(got, want) {
-			p.t.Fatalf("%s came back as %d bytes, which are not the %d that were backed up (error %v)", name, len(got), len(want), err)
+			p.t.Fatalf("%s was restored as %d bytes, which differ from the %d that were backed up (error %v)", name, len(got), len(want), err)
 		}
 	}
 }
@@ -196,8 +195,8 @@ func newRoundTrip(t testing.TB, s Store, seed uint64) *roundTrip {
 	return &roundTrip{t: t, store: s, random: rand.New(rand.NewPCG(seed, 4)), cuts: 3}
 }
 
-// TestRandomRoundTrips backs images up to a folder and restores them, with requests that
-// fail. When all are deleted, nothing is left.
+// TestRandomRoundTrips backs images up to a folder and restores them, with failing requests.
+// After the deletion of all backups, the folder is empty.
 func TestRandomRoundTrips(t *testing.T) {
 	for seed := *first; seed < *first+uint64(*trips); seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -213,14 +212,14 @@ func TestRandomRoundTrips(t *testing.T) {
 					}
 				}
 				if left := filesBelow(t, dir); len(left) > 0 {
-					t.Errorf("left are %q", left)
+					t.Errorf("files left: %q", left)
 				}
 			})
 		})
 	}
 }
 
-// ageLocks makes the locks that were left a day old.
+// ageLocks makes all locks a day old.
 func ageLocks(t testing.TB, dir string) {
 	t.Helper()
 	for _, name := range filesBelow(t, dir) {
@@ -232,7 +231,7 @@ func ageLocks(t testing.TB, dir string) {
 	}
 }
 
-// TestRandomRoundTripsS3 is the same over a bucket, where locks take their real time.
+// TestRandomRoundTripsS3 runs the same over a bucket, where locks use real time.
 func TestRandomRoundTripsS3(t *testing.T) {
 	t.Parallel()
 	server := s3test.Start(t, "images")
@@ -244,6 +243,6 @@ func TestRandomRoundTripsS3(t *testing.T) {
 	}
 	running.Wait()
 	if n := server.Uploads(t, "images"); n > 0 {
-		t.Errorf("%d uploads were begun and not ended", n)
+		t.Errorf("%d multipart uploads were started and not finished", n)
 	}
 }

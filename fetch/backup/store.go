@@ -8,46 +8,45 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Store is a backup target: objects by slash-separated keys below the target's
-// root. The keys are clean, relative and of the characters A-Z, a-z, 0-9, "_", "."
-// and "-". Any number of goroutines may use one Store at once.
+// Store is a backup target: objects with slash-separated keys below the root of the
+// target. Keys are clean and relative and consist of A-Z, a-z, 0-9, "_", "." and "-".
+// Any number of goroutines may use a Store at once.
 //
-// An object that is not there is fs.ErrNotExist. Every other error is a
-// *fetch.Error with its class, or that of ctx.
+// The error for a missing object is fs.ErrNotExist. Every other error is a *fetch.Error,
+// or the error of ctx.
 type Store interface {
-	// Open returns the bytes of an object. They end with an error, not with io.EOF,
-	// when they are cut; watching for stalls is the Store's concern.
+	// Open returns the bytes of an object. A truncated body ends with an error, not with io.EOF.
+	// The Store detects stalls.
 	Open(ctx context.Context, key string) (io.ReadCloser, error)
-	// Put makes an object, or replaces it: whole and durable, or not at all. It
-	// does not keep data.
+	// Put creates or replaces an object: complete and durable, or not at all. It does not retain
+	// data.
 	Put(ctx context.Context, key string, data []byte) error
-	// Delete removes an object. None there is no error. It takes along the folders
-	// that are empty then.
+	// Delete removes an object, and the folders that are empty afterwards. A missing object is no
+	// error.
 	Delete(ctx context.Context, key string) error
-	// List returns what is directly in a folder, sorted by name. A folder that is
-	// not there is empty.
+	// List returns the direct content of a folder, sorted by name. A missing folder is empty.
 	List(ctx context.Context, folder string) ([]Entry, error)
-	// Close lets go of the target.
+	// Close releases the target.
 	Close() error
-	// String names the target in messages, without any secret.
+	// String returns the address of the target without secrets.
 	String() string
 }
 
 // Entry is one name in a folder of a Store.
 type Entry struct {
 	Name     string    // the last element of the key
-	Dir      bool      // a folder; the rest is not told then
-	Size     int64     // bytes
-	Modified time.Time // by the store's clock, not ours
+	Dir      bool      // a folder; Size and Modified are then zero
+	Size     int64     // in bytes
+	Modified time.Time // by the clock of the store
 }
 
-// retryDelays are how long a request waits that failed for what a moment may mend: at
-// once, for a connection that was closed, and longer for a server that is busy. A
-// backup is thousands of requests, and one of them is no reason to begin anew.
+// retryDelays are the delays before further attempts after a temporary error: none, for a
+// connection that was closed, and more for a server that is busy. A backup consists of
+// thousands of requests, and one failure must not fail all of it.
 var retryDelays = [...]time.Duration{0, time.Second, 5 * time.Second}
 
-// retryStore is a Store that asks again after fetch.Dropped and fetch.Network. Bytes
-// that break off are not asked for again here.
+// retryStore is a Store that repeats requests after fetch.Dropped and fetch.Network. It does
+// not repeat a request whose body breaks off.
 type retryStore struct{ Store }
 
 func (p retryStore) retry(ctx context.Context, request func() error) error {

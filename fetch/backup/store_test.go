@@ -20,7 +20,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
-// eachStore runs a test on a Store of each kind, empty and new.
+// eachStore runs a test on a new, empty Store of each kind.
 func eachStore(t *testing.T, test func(t *testing.T, s Store)) {
 	t.Run("folder", func(t *testing.T) { test(t, folderStore(t, t.TempDir())) })
 	t.Run("bucket", func(t *testing.T) {
@@ -85,11 +85,11 @@ func mustHave(t testing.TB, s Store, key string, want []byte) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Fatalf("%s has %d bytes, which are not the %d that were put", key, len(got), len(want))
+		t.Fatalf("%s has %d bytes, which differ from the %d that were put", key, len(got), len(want))
 	}
 }
 
-// mustList returns what a folder has, as "name size" and "name/".
+// mustList returns the content of a folder, as "name size" and "name/".
 func mustList(t testing.TB, s Store, folder string) []string {
 	t.Helper()
 	entries, err := s.List(t.Context(), folder)
@@ -104,13 +104,13 @@ func mustList(t testing.TB, s Store, folder string) []string {
 		}
 		l = append(l, fmt.Sprint(e.Name, " ", e.Size))
 		if age := time.Since(e.Modified); age < -time.Minute || age > time.Minute {
-			t.Errorf("%s was modified %v ago, and has just been put", e.Name, age)
+			t.Errorf("%s was modified %v ago, and was put just now", e.Name, age)
 		}
 	}
 	return l
 }
 
-// TestStore holds every Store to what Store says.
+// TestStore checks the contract of Store.
 func TestStore(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s Store) {
@@ -123,10 +123,10 @@ func TestStore(t *testing.T) {
 		}
 		want(folder)
 		if _, err := s.Open(t.Context(), folder+"/away.blk"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "away.blk") {
-			t.Errorf("got %v for an object that is not there", err)
+			t.Errorf("got %v for a missing object", err)
 		}
 		if err := s.Delete(t.Context(), folder+"/away.blk"); err != nil {
-			t.Errorf("delete what is not there: %v", err)
+			t.Errorf("delete a missing object: %v", err)
 		}
 		large, small := randomBytes(1, 2<<20), []byte("{}")
 		for key, data := range map[string][]byte{"/one.blk": large, "/two.blk": {}, "/00/three.blk": small, "/Z_.-.cfg": small} {
@@ -135,7 +135,7 @@ func TestStore(t *testing.T) {
 		}
 		want(folder, "00/", "Z_.-.cfg 2", "one.blk 2097152", "two.blk 0")
 		want("backupstore", "blocks/")
-		want("backupstore/blocks/a") // no folder, but the beginning of the name of one
+		want("backupstore/blocks/a") // not a folder, but the beginning of the name of one
 		mustPut(t, s, folder+"/one.blk", small)
 		mustHave(t, s, folder+"/one.blk", small)
 		for _, name := range []string{"/one.blk", "/two.blk", "/Z_.-.cfg", "/Z_.-.cfg"} {
@@ -152,11 +152,11 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// TestStoreConcurrency has several goroutines put, read and delete what shares folders.
+// TestStoreConcurrency puts, reads and deletes objects in shared folders concurrently.
 func TestStoreConcurrency(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s Store) {
-		if _, ok := s.(*bucket); ok { // the server stumbles over its own folders that come and go
+		if _, ok := s.(*bucket); ok { // the server itself fails when its folders are created and deleted concurrently
 			mustPut(t, s, "blocks/0/stays", nil)
 			mustPut(t, s, "blocks/1/stays", nil)
 		}
@@ -183,18 +183,18 @@ func TestStoreConcurrency(t *testing.T) {
 		running.Wait()
 		for _, folder := range []string{"blocks/0", "blocks/1"} {
 			if got := mustList(t, s, folder); len(got) > 0 && !slices.Equal(got, []string{"stays 0"}) {
-				t.Errorf("%q are left", got)
+				t.Errorf("entries left: %q", got)
 			}
 		}
 	})
 }
 
-// TestStoreCancellation has a Store answer a caller who does not want to know any more.
+// TestStoreCancellation calls a Store with a context that has ended.
 func TestStoreCancellation(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s Store) {
 		mustPut(t, s, "a/b", nil)
-		why := errors.New("nobody wants to know")
+		why := errors.New("the caller has ended")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(why)
 		_, err := s.Open(ctx, "a/b")
@@ -208,13 +208,13 @@ func TestStoreCancellation(t *testing.T) {
 	})
 }
 
-// TestStoreListsManyPages lists more than a server tells at a time.
+// TestStoreListsManyPages lists more entries than a server sends in a page.
 func TestStoreListsManyPages(t *testing.T) {
 	t.Parallel()
 	server := s3test.Start(t, "images")
 	s := bucketStore(t, server, "s3://images/")
 	const n = 1100
-	for i := range n { // by the server it would take long
+	for i := range n { // faster than through the server
 		path := filepath.Join(server.Dir, "images/blocks", fmt.Sprintf("%04d.blk", i))
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o644)); err != nil {
 			t.Fatal(err)

@@ -18,15 +18,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Open returns the Store at a target, an address as Longhorn has them:
+// Open returns the Store at a target, an address in Longhorn's form:
 //
 //	s3://bucket@region/path/, s3://bucket/path, s3::https://host/bucket/path
 //	nfs://host:/path               a share that is mounted on this machine
 //	vfs:///path, file:///path, /path
 //
-// A folder has to be there, and below the folders whose files c may read. The server
-// of a bucket is asked nothing yet. Requests that fail for what a moment may mend are
-// made again a few times. Errors are *fetch.Error. Close the Store.
+// A folder must exist, and c must be allowed to read it. Open sends no request to the
+// server of a bucket. The Store repeats requests after temporary errors. Errors are
+// *fetch.Error. The caller closes the Store.
 func Open(c *fetch.Client, target, credentials string) (Store, error) {
 	s, err := openStore(c, target, credentials)
 	if err != nil {
@@ -51,12 +51,12 @@ func openStore(c *fetch.Client, target, credentials string) (Store, error) {
 	}
 	u, err := url.Parse(target)
 	switch {
-	case err != nil: // the cause would print it whole
+	case err != nil: // err quotes the whole address
 		return nil, errorf(fetch.BadConfig, "the backup target is not an address")
 	case scheme != "nfs" && scheme != "vfs" && scheme != "file":
 		return nil, errorf(fetch.BadConfig, "backup targets of %s:// are not supported: use s3, nfs, vfs, file or an absolute path", scheme)
 	case u.User != nil:
-		return nil, errorf(fetch.BadConfig, "the backup target holds a user or password, of which %s:// has none", scheme)
+		return nil, errorf(fetch.BadConfig, "the backup target contains a user or password, which %s:// addresses do not support", scheme)
 	case !filepath.IsAbs(u.Path):
 		return nil, errorf(fetch.BadConfig, "the backup target %s://%s has no path", scheme, u.Host)
 	case scheme == "nfs":
@@ -68,23 +68,23 @@ func openStore(c *fetch.Client, target, credentials string) (Store, error) {
 	return openFolder(c, path, path)
 }
 
-// openShare finds where a share is mounted. Nothing is mounted here: that needs root,
-// and is the operator's.
+// openShare opens the folder where a share is mounted. It does not mount the share: that
+// needs root, and is the operator's task.
 func openShare(c *fetch.Client, u *url.URL) (Store, error) {
 	share := &share{strings.ToLower(u.Hostname()), filepath.Clean(u.Path)}
 	if share.host == "" {
-		return nil, errorf(fetch.BadConfig, "the backup target nfs://%s names no host", u.Path)
+		return nil, errorf(fetch.BadConfig, "the backup target nfs://%s has no host", u.Path)
 	}
 	table, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return nil, errorf(fetch.Network, "read the mounts of this machine: %w", err)
 	}
 	defer table.Close()
-	path, err := share.mountPoint(table)
+	path, mounted, err := share.mountPoint(table)
 	if err != nil {
 		return nil, errorf(fetch.Network, "read the mounts of this machine: %w", err)
 	}
-	if path == "" {
+	if !mounted {
 		return nil, errorf(fetch.Refused, "%v is not mounted on this machine: mount it (mount -t nfs %s:%s /mnt/backups) below a folder that is given with --allow-file-root",
 			share, share.host, share.path)
 	}
@@ -98,7 +98,7 @@ func openShare(c *fetch.Client, u *url.URL) (Store, error) {
 func openFolder(c *fetch.Client, name, path string) (Store, error) {
 	root, err := c.OpenFolder(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errorf(classOf(err), "open the backup target: %w: mount it there, or make the folder", err)
+		return nil, errorf(classOf(err), "open the backup target: %w: mount it there, or create the folder", err)
 	}
 	if err != nil {
 		return nil, errorf(classOf(err), "open the backup target: %w", err)
@@ -121,7 +121,7 @@ func classOf(err error) fetch.Class {
 	return fetch.Network
 }
 
-// share is a folder that a file server exports, or one below it.
+// share is an exported folder of a file server, or a folder below one.
 type share struct{ host, path string }
 
 func (s *share) String() string {
@@ -132,10 +132,9 @@ func (s *share) String() string {
 	return "nfs://" + host + ":" + s.path
 }
 
-// mountPoint returns the path of the share on this machine by a table of mounts, as
-// /proc/self/mountinfo has them; empty: it is not mounted.
-func (s *share) mountPoint(table io.Reader) (string, error) {
-	found := ""
+// mountPoint finds the path of the share on this machine in a table in the format of
+// /proc/self/mountinfo.
+func (s *share) mountPoint(table io.Reader) (path string, mounted bool, err error) {
 	lines := bufio.NewScanner(table)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -144,20 +143,21 @@ func (s *share) mountPoint(table io.Reader) (string, error) {
 			continue
 		}
 		if at, ok := m.path(*s); ok && m.visible() {
-			found = at // any will do: they are the same folder
+			path, mounted = at, true // several mounts of a share show the same folder
 		}
 	}
-	return found, lines.Err()
+	return path, mounted, lines.Err()
 }
 
-// mount is one of a share.
+// mount is one mount of a share.
 type mount struct {
 	device string // "major:minor"
 	at     string
 	share  share
 }
 
-// parseMount reads a line, which is of a share if it says so:
+// parseMount parses a line of the table, and returns false if it is not the mount of a
+// share:
 //
 //	36 35 0:45 / /mnt/backups rw,noatime shared:1 - nfs4 server:/export rw,vers=4.2
 func parseMount(line string) (mount, bool) {
@@ -174,7 +174,7 @@ func parseMount(line string) (mount, bool) {
 	return mount{device: m[2], at: unescape(m[4]), share: share{host, path.Join("/", exported, unescape(m[3]))}}, true
 }
 
-// path returns where s is, if the mount has it.
+// path returns the local path of s, and false if the mount does not contain s.
 func (m mount) path(s share) (string, bool) {
 	rest, ok := strings.CutPrefix(s.path+"/", strings.TrimSuffix(m.share.path, "/")+"/")
 	if !ok || m.share.host != s.host {
@@ -183,15 +183,14 @@ func (m mount) path(s share) (string, bool) {
 	return path.Join(m.at, rest), true
 }
 
-// visible reports whether the mount is what is at its path, and not one that was
-// mounted over it.
+// visible reports whether no other mount covers this one.
 func (m mount) visible() bool {
 	var stat unix.Stat_t
 	err := unix.Stat(m.at, &stat)
 	return err == nil && m.device == fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))
 }
 
-// unescape reads the octal numbers that the table has for blanks and the like.
+// unescape decodes the octal numbers that replace blanks and other characters in the table.
 func unescape(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

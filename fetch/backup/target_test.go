@@ -50,7 +50,7 @@ func TestOpenTargets(t *testing.T) {
 		{"s3::http://host/bucket?a=" + secret, fetch.BadConfig, "query"},
 		{"s3::http://127.0.0.1/bucket", fetch.BadConfig, "loopback"},
 		{"nfs://host", fetch.BadConfig, "no path"},
-		{"nfs://:/path", fetch.BadConfig, "names no host"},
+		{"nfs://:/path", fetch.BadConfig, "has no host"},
 		{"nfs://host.example:/exported/backups", fetch.Refused, "nfs://host.example:/exported/backups is not mounted on this machine: mount it (mount -t nfs host.example:/exported/backups"},
 		{"file://host" + dir, fetch.BadConfig, "file:///path"},
 		{"vfs://" + dir + "?a=b", fetch.BadConfig, "vfs:///path"},
@@ -60,13 +60,13 @@ func TestOpenTargets(t *testing.T) {
 		_, err := openStore(c, tt.target, "")
 		wantError(t, err, tt.class, tt.words)
 		if strings.Contains(fmt.Sprint(err), secret) {
-			t.Errorf("the error tells a secret: %v", err)
+			t.Errorf("the error contains a secret: %v", err)
 		}
 	}
 }
 
-// TestShareMountPoint finds shares in a table of mounts as Linux writes it. The device of a line
-// that counts is that of the folder, which stands in for the share.
+// TestShareMountPoint finds shares in a table of mounts as Linux writes it. DEV is the
+// device of the test's folder, which stands for the share.
 func TestShareMountPoint(t *testing.T) {
 	dir := t.TempDir()
 	blank := filepath.Join(dir, "back ups")
@@ -101,9 +101,9 @@ func TestShareMountPoint(t *testing.T) {
 		{"10.0.0.1", "/windows"}:                       "",
 		{"10.0.0.1", "/away"}:                          "",
 	} {
-		got, err := target.mountPoint(strings.NewReader(table))
-		if err != nil || got != want {
-			t.Errorf("%v is at %q, want %q (error %v)", &target, got, want, err)
+		got, mounted, err := target.mountPoint(strings.NewReader(table))
+		if err != nil || mounted != (want != "") || got != want {
+			t.Errorf("%v is mounted at %q, want %q (error %v)", &target, got, want, err)
 		}
 	}
 	if got := (&share{"fd00::1", "/a"}).String(); got != "nfs://[fd00::1]:/a" {
@@ -111,8 +111,8 @@ func TestShareMountPoint(t *testing.T) {
 	}
 }
 
-// FuzzParseMount reads lines of a table of mounts, whose paths and shares anybody may have
-// named. What is found is a path, and of the share that was asked for.
+// FuzzParseMount parses lines with any path and share. The result must be an absolute path
+// of the share in question.
 func FuzzParseMount(f *testing.F) {
 	f.Add("30 22 0:45 / /mnt/back\\040ups rw,relatime shared:12 - nfs4 server:/exported rw,vers=4.2", "server", "/exported/a")
 	f.Add("31 22 0:46 /sub /mnt rw - nfs [fd00::1]:/ ro", "fd00::1", "/sub")
@@ -127,7 +127,7 @@ func FuzzParseMount(f *testing.F) {
 		}
 		s := share{host, filepath.Clean("/" + path)}
 		if at, ok := m.path(s); ok && (host != m.share.host || at != m.at && !strings.HasPrefix(at, strings.TrimSuffix(m.at, "/")+"/")) {
-			t.Errorf("%v is at %q by %q", &s, at, line)
+			t.Errorf("%v is mounted at %q by %q", &s, at, line)
 		}
 	})
 }
