@@ -13,9 +13,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// TestFleetAddsUp plans for random clusters and holds what is told of a fleet against the
+// TestForecastMatchesPlan plans for random clusters and holds what is told of a fleet against the
 // plan that it is told of.
-func TestFleetAddsUp(t *testing.T) {
+func TestForecastMatchesPlan(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(plantest.Seeds() / 30) {
 		d, o := plantest.Situation(rand.New(rand.NewPCG(seed, 5)))

@@ -16,7 +16,7 @@ import (
 
 // TestNextOfFirstCopies: what is the fault of a node's own source says nothing of that
 // of another node.
-func TestNextOfFirstCopies(t *testing.T) {
+func TestNextFailureOfFirstCopies(t *testing.T) {
 	from := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "0000000a"}}
 	a, b := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
 	clone := plan.Action{Op: plan.Clone, LocalSource: from, SourceDigest: a}
@@ -42,7 +42,7 @@ func TestNextOfFirstCopies(t *testing.T) {
 
 // TestNextOfAFullDisk: a disk that is full says nothing of the source, whoever ran into it,
 // and a full store of backups nothing of the disk.
-func TestNextOfAFullDisk(t *testing.T) {
+func TestNextFailureOfAFullDisk(t *testing.T) {
 	lack := &disk.NoSpaceError{Need: 1 << 30, Free: 1}
 	for _, tt := range []struct {
 		err   error
@@ -63,7 +63,7 @@ func TestNextOfAFullDisk(t *testing.T) {
 
 // A server that is busy may ask to come back later, but not at once for ever, and not in a
 // year.
-func TestServersAskWithinReason(t *testing.T) {
+func TestRetryAfterIsBounded(t *testing.T) {
 	a := plan.Action{Op: plan.Download}
 	for asked, want := range map[time.Duration]time.Duration{
 		time.Second:          5 * time.Minute,
@@ -82,7 +82,7 @@ func TestServersAskWithinReason(t *testing.T) {
 
 // A copy in use was to be repaired while only its origin could be reached, which has other
 // bytes by now. Then a node comes back that has the right ones.
-func TestRepairIsTriedAgain(t *testing.T) {
+func TestRepairIsRetriedAfterAnotherChunk(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(2)
 	o := plantest.EmptyDisks(c)
 	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, image.Checksum)
@@ -93,5 +93,5 @@ func TestRepairIsTriedAgain(t *testing.T) {
 	o.Failures[a.CopyRef()] = job.NextFailure(plan.Failure{}, a, &fetch.Error{Class: fetch.BadSource, Err: job.ErrOtherChunk}, plantest.Now, 0.5)
 	o.Now = o.Now.Add(time.Hour)
 	d, o := plantest.AsNode(refs[1].Node, c, o)
-	plantest.CheckActs(t, d.Plan(o))
+	plantest.ExpectAction(t, d.Plan(o))
 }

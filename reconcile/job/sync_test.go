@@ -17,7 +17,7 @@ import (
 // The first look at the source of a copy fails, for want of file descriptors, and the next
 // one does not: what it has to be is not known then, and bytes that had rotted would become
 // another ready copy.
-func TestSourceThatCannotBeLookedAt(t *testing.T) {
+func TestSyncNeedsTheDigestOfItsSource(t *testing.T) {
 	v := faultfs.Mount(t).NewVolume()
 	target := t.TempDir()
 	for _, path := range []string{v.Path(), target} {

@@ -10,7 +10,7 @@ import (
 )
 
 // What a first copy is overtaken by, where it is declared what it has to be and where not.
-func TestOvertaken(t *testing.T) {
+func TestSupersededBy(t *testing.T) {
 	image, established := plantest.NewImage("parrot"), plantest.NewImage("parrot")
 	image.Checksum = disk.Digest{}
 	for _, test := range []struct {

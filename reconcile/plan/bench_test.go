@@ -32,7 +32,7 @@ func BenchmarkPlanFleet(b *testing.B) {
 }
 
 func BenchmarkPlan(b *testing.B) {
-	for name, crowd := range plantest.LargeNodes {
+	for name, crowd := range plantest.LargeNodeStates {
 		for _, images := range []int{1_000, 10_000} {
 			b.Run(fmt.Sprintf("%s/%d", name, images), func(b *testing.B) {
 				d, o := crowd(images)
@@ -46,8 +46,8 @@ func BenchmarkPlan(b *testing.B) {
 	}
 }
 
-func BenchmarkMarks(b *testing.B) {
-	d, o := plantest.LargeNodes["ready"](10_000)
+func BenchmarkUsageUpdates(b *testing.B) {
+	d, o := plantest.LargeNodeStates["ready"](10_000)
 	b.ReportAllocs()
 	for b.Loop() {
 		d.UsageUpdates(o)
@@ -57,7 +57,7 @@ func BenchmarkMarks(b *testing.B) {
 // TestPlanAllocations bounds what an image costs, however many there are.
 func TestPlanAllocations(t *testing.T) {
 	const most = 60 // a copy, an action and a reason are some; a look at all others would be thousands
-	for name, crowd := range plantest.LargeNodes {
+	for name, crowd := range plantest.LargeNodeStates {
 		for _, images := range []int{250, race.Fewer(4_000, 20)} {
 			d, o := crowd(images)
 			for what, do := range map[string]func(){"Plan": func() { d.Plan(o) }, "UsageUpdates": func() { d.UsageUpdates(o) }} {

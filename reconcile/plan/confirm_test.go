@@ -11,9 +11,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// threeOfOne is a cluster of three nodes, each with a copy of the one image parrot, two of
+// surplusCopy is a cluster of three nodes, each with a copy of the one image parrot, two of
 // them too many, as the node sees it whose copy is to go.
-func threeOfOne(t *testing.T) (d plan.Desired, o plan.Observed, drop plan.Action, others []schema.DiskRef) {
+func surplusCopy(t *testing.T) (d plan.Desired, o plan.Observed, drop plan.Action, others []schema.DiskRef) {
 	t.Helper()
 	c := plantest.NewConfig(3, 1)
 	image := plantest.NewImage("parrot")
@@ -39,7 +39,7 @@ func threeOfOne(t *testing.T) (d plan.Desired, o plan.Observed, drop plan.Action
 	return d, o, drop, refs[:2]
 }
 
-func answersOf(o plan.Observed, refs []schema.DiskRef) map[string]plan.Response {
+func responsesOf(o plan.Observed, refs []schema.DiskRef) map[string]plan.Response {
 	answers := map[string]plan.Response{}
 	for _, ref := range refs {
 		answers[ref.Node] = plan.Response{ConfigDigest: "d", Disks: map[schema.DiskRef]plan.Disk{ref: o.Disks[ref]}}
@@ -48,13 +48,13 @@ func answersOf(o plan.Observed, refs []schema.DiskRef) map[string]plan.Response 
 }
 
 // A clone is noticed between the withdrawal and the decision; the overlay forgets it.
-func TestHeardForgetsClones(t *testing.T) {
-	d, o, drop, others := threeOfOne(t)
+func TestConfirmRejectsDuplicateDisks(t *testing.T) {
+	d, o, drop, others := surplusCopy(t)
 	asked := d.NodesToQuery(o, drop)
 	twin := o.Disks[others[1]]
 	twin.UUID = o.Disks[others[0]].UUID
 	o.Disks[others[1]] = twin
-	answers := answersOf(o, others)
+	answers := responsesOf(o, others)
 	o.RejectDuplicateDisks()
 	if o.Disks[others[0]].Problem == "" {
 		t.Fatal("no clones")
@@ -66,9 +66,9 @@ func TestHeardForgetsClones(t *testing.T) {
 
 // A copy that is to be evicted is surplus, and its disk to be kept, by the time that all
 // have answered: it does not go as evicted.
-func TestRemovalIsForItsReason(t *testing.T) {
-	d, o, drop, others := threeOfOne(t)
-	heard := o.WithResponses("parrot", d.NodesToQuery(o, drop), answersOf(o, others))
+func TestConfirmNeedsTheSameReason(t *testing.T) {
+	d, o, drop, others := surplusCopy(t)
+	heard := o.WithResponses("parrot", d.NodesToQuery(o, drop), responsesOf(o, others))
 	evict := drop
 	evict.Op = plan.Evict
 	for _, test := range []struct {
@@ -86,8 +86,8 @@ func TestRemovalIsForItsReason(t *testing.T) {
 
 // Between the withdrawal of a copy and the decision a node that was not asked turns out to
 // have other bytes: nothing is deleted as long as copies differ.
-func TestConflictIsNoticedAfterAsking(t *testing.T) {
-	d, o, drop, others := threeOfOne(t)
+func TestConfirmNoticesALaterConflict(t *testing.T) {
+	d, o, drop, others := surplusCopy(t)
 	image := d.Config.Images["parrot"]
 	image.Checksum = disk.Digest{}
 	d.Config.Images["parrot"] = image
@@ -95,7 +95,7 @@ func TestConflictIsNoticedAfterAsking(t *testing.T) {
 	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
 	o.Disks[late] = plan.Disk{UUID: "late", Copies: map[disk.ID]plan.Copy{}}
 	o.Peers["late"] = plan.Peer{Queried: true, ConfigDigest: "d"}
-	asked, answers := d.NodesToQuery(o, drop), answersOf(o, others)
+	asked, answers := d.NodesToQuery(o, drop), responsesOf(o, others)
 	if err := d.ConfirmDeletion(o.WithResponses("parrot", asked, answers), drop); err != nil {
 		t.Fatalf("without a conflict: %v", err)
 	}
@@ -104,17 +104,17 @@ func TestConflictIsNoticedAfterAsking(t *testing.T) {
 		t.Error("the copy goes, although copies differ")
 	}
 	o.Disks[late].Copies[image.ID] = o.Disks[others[0]].Copies[image.ID]
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", asked, answersOf(o, others[:0])), drop); err == nil {
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", asked, responsesOf(o, others[:0])), drop); err == nil {
 		t.Error("the copy goes, counted on one that was not asked about")
 	}
 }
 
 // A node is declared between the withdrawal of a copy whose image is gone and the decision:
 // it was not asked whether it uses the image.
-func TestUseIsAskedOfAllNodes(t *testing.T) {
-	d, o, drop, others := threeOfOne(t)
+func TestConfirmNeedsResponsesOfNewNodes(t *testing.T) {
+	d, o, drop, others := surplusCopy(t)
 	delete(d.Config.Images, "parrot")
-	answers := answersOf(o, others)
+	answers := responsesOf(o, others)
 	if err := d.ConfirmDeletion(o.WithResponses("parrot", d.NodesToQuery(o, drop), answers), drop); err != nil {
 		t.Fatalf("all were asked: %v", err)
 	}

@@ -11,7 +11,7 @@ import (
 
 // Two processes that each look after one disk of a node have to agree on where a
 // copy belongs: picking disks must not change the ranking.
-func TestPickedDisksKeepTheRanking(t *testing.T) {
+func TestOnlyDisksKeepTheRanking(t *testing.T) {
 	const config = `
 nodes:
   node1:

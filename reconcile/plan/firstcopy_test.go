@@ -2,7 +2,6 @@ package plan_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
@@ -12,7 +11,7 @@ import (
 
 // A file of the image lies on a node that answers and that has yet to verify it (touched, or Longhorn's). Another node
 // fetches anew meanwhile, other bytes perhaps: adoption comes before preparation.
-func TestPreparedBesideAFileToBeVerified(t *testing.T) {
+func TestNoFirstCopyBesideAnUnverifiedFile(t *testing.T) {
 	for _, running := range []bool{false, true} {
 		for _, ranked := range []bool{true, false} {
 			c, image, refs := plantest.TwoNodes(2)
@@ -41,7 +40,7 @@ func TestPreparedBesideAFileToBeVerified(t *testing.T) {
 }
 
 // Another process of this node looks after its other disk, and may have the image there.
-func TestAnewBesideAnotherProcessOfTheNode(t *testing.T) {
+func TestNoFirstCopyBesideAnotherManagerOfTheNode(t *testing.T) {
 	for _, name := range []string{"a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8"} {
 		c := plantest.NewConfig(2, 2)
 		image := plantest.NewImage(name)
@@ -60,38 +59,9 @@ func TestAnewBesideAnotherProcessOfTheNode(t *testing.T) {
 	}
 }
 
-// The digest of an image without a checksum is that of a node which is silent for a
-// day and sorts first, and not that of the copy that is there.
-func TestSyncWantsTheBytesOfASilentNode(t *testing.T) {
-	c := plantest.NewConfig(3, 1)
-	image := plantest.NewImage("parrot")
-	image.Checksum, image.Copies = disk.Digest{}, 3
-	c.Images["parrot"] = image
-	c.Settings.RecoveryWaitInterval = 5 * time.Minute
-	c.Settings.ConcurrentReplenishPerNodeLimit = 5
-	o := plantest.EmptyDisks(c)
-	put := func(node, letter string) disk.Digest {
-		sum := plantest.Digest(disk.SHA512, letter)
-		o.Disks[schema.DiskRef{Node: node, Disk: "disk1"}].Copies[image.ID] = plan.Copy{Copy: disk.Copy{
-			ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: sum, ManifestDigest: plantest.Digest(disk.SHA256, letter), Size: 1 << 20,
-		}}
-		return sum
-	}
-	put("node1", "b")
-	right := put("node2", "c")
-	o.Peers["node1"] = plan.Peer{Queried: true, Problem: "dead", UnreachableFor: 24 * time.Hour}
-	d, o := plantest.AsNode("node3", c, o)
-	for _, a := range d.Plan(o).Actions {
-		t.Logf("%s: %s from %s", a.Op, a.Reason, a.From)
-		if a.Op == plan.Sync && d.DigestOf(o, a) != right {
-			t.Errorf("it wants %s, there is %s", d.DigestOf(o, a).Short(), right.Short())
-		}
-	}
-}
-
 // A disk is not mounted yet when its manager starts (or drops out for a moment). Its copy bore
 // the digest a second ago; without a declared checksum another one is established at once.
-func TestDigestAnewWhileTheDiskIsAway(t *testing.T) {
+func TestNoFirstCopyWhileADiskIsMissing(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	image.Checksum = disk.Digest{}
 	c.Images["parrot"] = image

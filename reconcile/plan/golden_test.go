@@ -27,9 +27,9 @@ import (
 
 var update = flag.Bool("update", false, "write what is planned into testdata")
 
-// TestPlan holds the plans and the marks for what testdata declares and
+// TestGoldenPlans holds the plans and the marks for what testdata declares and
 // shows. README.md there says how a case is written.
-func TestPlan(t *testing.T) {
+func TestGoldenPlans(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatal("no cases: ", err)
@@ -54,7 +54,7 @@ func runGolden(t *testing.T, file string) {
 	plan := d.Plan(o)
 	plantest.CheckPlan(t, d, o, plan)
 	setSection(a, "plan", goldenPlan(plan, o.Now))
-	setSection(a, "marks", goldenMarks(d.UsageUpdates(o), o.Now))
+	setSection(a, "marks", goldenUsage(d.UsageUpdates(o), o.Now))
 	got := txtar.Format(a)
 	if *update {
 		if err := os.WriteFile(file, got, 0o644); err != nil {
@@ -145,7 +145,7 @@ func goldenBytes(n int64) string {
 	return strings.ReplaceAll(plan.FormatBytes(n), " ", "")
 }
 
-func goldenMarks(marks []plan.Usage, now time.Time) string {
+func goldenUsage(marks []plan.Usage, now time.Time) string {
 	var b strings.Builder
 	for _, m := range marks {
 		fmt.Fprintf(&b, "%s in-use=%t used=%s unwanted=%s\n", m.Copy, m.InUse, relative(m.LastUsed, now), relative(m.SurplusSince, now))

@@ -12,18 +12,18 @@ import (
 
 // Both have failed for long, the better ranked one for good: the other one is never
 // tried again, although its next attempt was due an hour ago.
-func TestOnlyTheBetterOfTwoInTroubleIsTried(t *testing.T) {
+func TestFailingDiskWithDueRetryActs(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)
 	o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Link: true, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(4 * time.Minute)}
 	o.Failures[plan.CopyRef{Disk: refs[1], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 5, Message: "refused", Link: true, Since: plantest.Now.Add(-2 * time.Hour), RetryAt: plantest.Now.Add(-time.Hour)}
 	d, o := plantest.AsNode(refs[1].Node, c, o)
-	plantest.CheckActs(t, d.Plan(o))
+	plantest.ExpectAction(t, d.Plan(o))
 }
 
 // Whoever had no way to the source for long gets its copy from the one who had, as it
 // would have without that: only the first copy moves on.
-func TestNoWayToTheSourceMovesOnlyTheFirstCopy(t *testing.T) {
+func TestFailoverMovesOnlyTheFirstCopy(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)
 	o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Link: true, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(time.Minute)}
@@ -40,7 +40,7 @@ func TestNoWayToTheSourceMovesOnlyTheFirstCopy(t *testing.T) {
 
 // A disk that was too small for all that the source promised, holes and all, takes the data
 // once another one has it.
-func TestADiskTooSmallForTheSourceTakesTheData(t *testing.T) {
+func TestSyncNeedsLessSpaceThanTheSource(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(2)
 	o := plantest.EmptyDisks(c)
 	small := o.Disks[refs[0]]
@@ -65,7 +65,7 @@ func TestADiskTooSmallForTheSourceTakesTheData(t *testing.T) {
 
 // A node that answers and has the same configuration does not tell of its best ranked
 // disk (its daemon was started with --disk for the other one).
-func TestDiskThatNobodyLooksAfter(t *testing.T) {
+func TestDiskWithoutAManagerIsPassedOver(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	_ = image
 	o1, o2 := plantest.EmptyDisks(c), plantest.EmptyDisks(c)
@@ -74,5 +74,5 @@ func TestDiskThatNobodyLooksAfter(t *testing.T) {
 	d1.OnlyDisks = map[string]bool{"other": true}
 	delete(o1.Disks, refs[0])
 	delete(o2.Disks, refs[0])
-	plantest.CheckActs(t, d1.Plan(o1), d2.Plan(o2))
+	plantest.ExpectAction(t, d1.Plan(o1), d2.Plan(o2))
 }

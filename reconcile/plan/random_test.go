@@ -14,9 +14,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// TestPlanNever plans for random configurations and states, sensible or not, and
+// TestPlanInvariants plans for random configurations and states, sensible or not, and
 // holds every plan against what a manager never does.
-func TestPlanNever(t *testing.T) {
+func TestPlanInvariants(t *testing.T) {
 	t.Parallel()
 	seen := map[plan.Op]int{}
 	for seed := range uint64(plantest.Seeds()) {
@@ -26,7 +26,7 @@ func TestPlanNever(t *testing.T) {
 		if seed%10 == 0 {
 			checkPure(t, d, o, plan)
 		}
-		checkMarks(t, d, o)
+		checkUsageUpdates(t, d, o)
 		for _, a := range plan.Actions {
 			seen[a.Op]++
 		}
@@ -51,16 +51,16 @@ func checkPure(t *testing.T, d plan.Desired, o plan.Observed, plan plan.Plan) {
 	t.Helper()
 	before := plantest.Describe(d, o, plan)
 	again := d
-	again.Config.Images = rebuilt(d.Config.Images)
-	again.Config.Nodes = rebuilt(d.Config.Nodes)
-	again.Invalid = rebuilt(d.Invalid)
+	again.Config.Images = reinserted(d.Config.Images)
+	again.Config.Nodes = reinserted(d.Config.Nodes)
+	again.Invalid = reinserted(d.Invalid)
 	seen := o
-	seen.Disks = rebuilt(o.Disks)
+	seen.Disks = reinserted(o.Disks)
 	for ref, one := range seen.Disks {
-		one.Copies = rebuilt(one.Copies)
+		one.Copies = reinserted(one.Copies)
 		seen.Disks[ref] = one
 	}
-	seen.Failures = rebuilt(o.Failures)
+	seen.Failures = reinserted(o.Failures)
 	if other := again.Plan(seen); !reflect.DeepEqual(plan, other) {
 		t.Errorf("two plans from equal values:\n%+v\n%+v", plan, other)
 	}
@@ -72,8 +72,8 @@ func checkPure(t *testing.T, d plan.Desired, o plan.Observed, plan plan.Plan) {
 	}
 }
 
-// rebuilt is the map filled in the opposite order of its keys.
-func rebuilt[K comparable, V any](m map[K]V) map[K]V {
+// reinserted is the map filled in the opposite order of its keys.
+func reinserted[K comparable, V any](m map[K]V) map[K]V {
 	if m == nil {
 		return nil
 	}
@@ -85,9 +85,9 @@ func rebuilt[K comparable, V any](m map[K]V) map[K]V {
 	return out
 }
 
-// checkMarks holds the marks against what they are for: nothing looks older after
+// checkUsageUpdates holds the marks against what they are for: nothing looks older after
 // them than it is, and once they are written there are none left to write.
-func checkMarks(t *testing.T, d plan.Desired, o plan.Observed) {
+func checkUsageUpdates(t *testing.T, d plan.Desired, o plan.Observed) {
 	t.Helper()
 	marks := d.UsageUpdates(o)
 	for _, m := range marks {
@@ -105,7 +105,7 @@ func checkMarks(t *testing.T, d plan.Desired, o plan.Observed) {
 			t.Errorf("the clock of %s begins while the configuration is broken", m.Copy)
 		}
 	}
-	noted := withMarks(o, marks)
+	noted := withUsage(o, marks)
 	for ref, seen := range noted.Disks {
 		seen.ClockStepped = false
 		noted.Disks[ref] = seen
@@ -116,8 +116,8 @@ func checkMarks(t *testing.T, d plan.Desired, o plan.Observed) {
 	plantest.CheckPlan(t, d, noted, d.Plan(noted))
 }
 
-// withMarks is what a look sees when the marks are written.
-func withMarks(o plan.Observed, marks []plan.Usage) plan.Observed {
+// withUsage is what a look sees when the marks are written.
+func withUsage(o plan.Observed, marks []plan.Usage) plan.Observed {
 	o.Disks = maps.Clone(o.Disks)
 	for _, m := range marks {
 		one := o.Disks[m.Copy.Disk]

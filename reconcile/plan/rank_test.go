@@ -58,7 +58,7 @@ func TestRankedVectors(t *testing.T) {
 	}
 }
 
-func TestRankedBestOfEveryNodeFirst(t *testing.T) {
+func TestRankBestDiskOfEachNodeFirst(t *testing.T) {
 	c := plantest.NewConfig(5, 4)
 	for i := range 200 {
 		refs := plantest.RankedDisks(c, plantest.NewImage(fmt.Sprint("image", i)))
@@ -77,9 +77,9 @@ func TestRankedBestOfEveryNodeFirst(t *testing.T) {
 	}
 }
 
-// TestRankedMovesLittle takes each disk away, and each node, by eviction and for
+// TestRankMovesFewCopies takes each disk away, and each node, by eviction and for
 // good: only copies that were on it may move, and the same when it comes back.
-func TestRankedMovesLittle(t *testing.T) {
+func TestRankMovesFewCopies(t *testing.T) {
 	with := plantest.NewConfig(4, 3)
 	for _, without := range smaller(with) {
 		for i := range 50 {

@@ -11,7 +11,7 @@ import (
 
 // A part of an upload has got to a disk that takes none: its client cannot go on there, and
 // nobody else waits for that.
-func TestUploadBesideAPartThatNobodyGoesOnWith(t *testing.T) {
+func TestUploadIgnoresAPartialFileOnARejectedDisk(t *testing.T) {
 	c, image := plantest.NewConfig(1, 2), plantest.NewImage("parrot")
 	ranked, wants := schema.DiskRef{Node: "node1", Disk: "disk1"}, schema.DiskRef{Node: "node1", Disk: "disk2"}
 	disks := c.Nodes["node1"].Disks

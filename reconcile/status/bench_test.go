@@ -9,7 +9,7 @@ import (
 )
 
 func BenchmarkStatus(b *testing.B) {
-	d, o := plantest.LargeNodes["ready"](10_000)
+	d, o := plantest.LargeNodeStates["ready"](10_000)
 	v := status.View{Desired: d, Observed: o, Plan: d.Plan(o)}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -20,7 +20,7 @@ func BenchmarkStatus(b *testing.B) {
 // TestStatusAllocations bounds what an image costs, however many there are.
 func TestStatusAllocations(t *testing.T) {
 	const most = 60
-	for name, crowd := range plantest.LargeNodes {
+	for name, crowd := range plantest.LargeNodeStates {
 		for _, images := range []int{250, race.Fewer(4_000, 20)} {
 			d, o := crowd(images)
 			v := status.View{Desired: d, Observed: o, Plan: d.Plan(o)}

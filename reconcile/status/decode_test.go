@@ -105,7 +105,7 @@ func checkAllSet(t *testing.T, v reflect.Value, name string) {
 	}
 }
 
-func TestNoWholeStatus(t *testing.T) {
+func TestIncompleteStatusIsRejected(t *testing.T) {
 	const head = `"node": "node1", "time": "2026-12-01T12:00:00Z"`
 	const disk1 = `"disks": [{"node": "node1", "disk": "disk1", "seen": true}]`
 	copies := func(one string) string {

@@ -15,15 +15,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// aviary is a cluster of nodes with a disk each and one image.
-type aviary struct {
+// testCluster is a cluster of nodes with a disk each and one image.
+type testCluster struct {
 	config schema.Config
 	parrot schema.Image
 	seen   map[string]plan.Observed
 }
 
-func newAviary(nodes, copies int) aviary {
-	a := aviary{seen: map[string]plan.Observed{}, parrot: schema.Image{
+func newTestCluster(nodes, copies int) testCluster {
+	a := testCluster{seen: map[string]plan.Observed{}, parrot: schema.Image{
 		ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Copies: copies,
 		Source: schema.Source{Download: &schema.Download{URL: "https://example.com/parrot.raw"}},
 	}}
@@ -44,24 +44,24 @@ func newAviary(nodes, copies int) aviary {
 	return a
 }
 
-func (a aviary) key(node string) plan.CopyRef {
+func (a testCluster) key(node string) plan.CopyRef {
 	return plan.CopyRef{Disk: schema.DiskRef{Node: node, Disk: "disk1"}, ID: a.parrot.ID}
 }
 
 // has gives a node a ready copy.
-func (a aviary) has(node string) {
+func (a testCluster) has(node string) {
 	a.seen[node].Disks[a.key(node).Disk].Copies[a.parrot.ID] = plan.Copy{Copy: disk.Copy{
 		ID: a.parrot.ID, State: disk.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true,
 		SHA512: plantest.Digest(disk.SHA512, "a"), ManifestDigest: plantest.Digest(disk.SHA256, "a"),
 	}}
 }
 
-func (a aviary) desired(node string) plan.Desired {
+func (a testCluster) desired(node string) plan.Desired {
 	return plan.Desired{Node: node, Config: a.config, Digest: "d1", Allowed: schema.Everything}
 }
 
 // saved are the statuses of these nodes.
-func (a aviary) saved(t *testing.T, nodes ...string) *status.SavedCluster {
+func (a testCluster) saved(t *testing.T, nodes ...string) *status.SavedCluster {
 	t.Helper()
 	s := &status.SavedCluster{}
 	for _, node := range nodes {
@@ -73,7 +73,7 @@ func (a aviary) saved(t *testing.T, nodes ...string) *status.SavedCluster {
 }
 
 // plan is the plan for all nodes, a line for each action.
-func (a aviary) plan(s *status.SavedCluster) string {
+func (a testCluster) plan(s *status.SavedCluster) string {
 	var nodes []plan.Desired
 	for _, name := range slices.Sorted(maps.Keys(a.config.Nodes)) {
 		nodes = append(nodes, a.desired(name))
@@ -87,7 +87,7 @@ func (a aviary) plan(s *status.SavedCluster) string {
 }
 
 // ranks are the nodes in the order in which they get a copy.
-func (a aviary) ranks() []string {
+func (a testCluster) ranks() []string {
 	var nodes []string
 	for _, ref := range plantest.RankedDisks(a.config, a.parrot) {
 		nodes = append(nodes, ref.Node)
@@ -95,37 +95,37 @@ func (a aviary) ranks() []string {
 	return nodes
 }
 
-func TestPlanFromSnapshot(t *testing.T) {
-	ranks := newAviary(3, 2).ranks()
+func TestPlanFromSavedCluster(t *testing.T) {
+	ranks := newTestCluster(3, 2).ranks()
 	first, second, third := ranks[0], ranks[1], ranks[2]
 	for _, tt := range []struct {
 		name  string
-		world func(a aviary) []string // returns whose status is saved
+		world func(a testCluster) []string // returns whose status is saved
 		want  string
 	}{
-		{"each of its own", func(a aviary) []string {
+		{"each of its own", func(a testCluster) []string {
 			a.has(first)
 			return ranks
 		}, "sync " + second + "/disk1: no copy on this disk"},
-		{"a disk that has no room tells all", func(a aviary) []string {
+		{"a disk that has no room tells all", func(a testCluster) []string {
 			a.has(first)
 			one := a.seen[second].Disks[a.key(second).Disk]
 			one.Space.Free = 1 << 20
 			a.seen[second].Disks[a.key(second).Disk] = one
 			return ranks
 		}, "sync " + third + "/disk1: no copy on this disk"},
-		{"a failure of this declaration", func(a aviary) []string {
+		{"a failure of this declaration", func(a testCluster) []string {
 			a.seen[first].Failures[a.key(first)] = plan.Failure{Op: plan.Download, Attempts: 1, Since: plantest.Now, Final: true, Message: "not found"}
 			return ranks
 		}, "blocked " + first + "/disk1: not found\nblocked " + second + "/disk1: not found"},
-		{"of another declaration", func(a aviary) []string {
+		{"of another declaration", func(a testCluster) []string {
 			a.seen[first].Failures[a.key(first)] = plan.Failure{Op: plan.Download, Attempts: 1, Since: plantest.Now, Final: true, Message: "not found"}
 			other := a.parrot
 			other.Source = schema.Source{Download: &schema.Download{URL: "https://example.com/typo.raw"}}
 			a.config.Images["parrot"] = other
 			return ranks
 		}, "download " + first + "/disk1: no copy on this disk\nwait " + second + "/disk1: the first copy is made on " + first + "/disk1"},
-		{"what others tell of a node", func(a aviary) []string {
+		{"what others tell of a node", func(a testCluster) []string {
 			a.has(first)
 			a.seen[second].Peers[first] = plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: plantest.Now}
 			told := a.seen[first].Disks[a.key(first).Disk].Copies[a.parrot.ID]
@@ -134,10 +134,10 @@ func TestPlanFromSnapshot(t *testing.T) {
 			a.seen[second].Disks[a.key(first).Disk] = plan.Disk{Path: "/disk1", UUID: first, Space: disk.Space{Total: 100, Free: 50}, Copies: copies}
 			return ranks[1:]
 		}, "sync " + second + "/disk1: no copy on this disk"},
-		{"nothing of a node", func(a aviary) []string {
+		{"nothing of a node", func(a testCluster) []string {
 			return ranks[1:]
 		}, "wait " + second + "/disk1: the first copy is for " + first + "/disk1 to make, which does not answer: it is in none of the saved states"},
-		{"one plan for what concerns no disk", func(a aviary) []string {
+		{"one plan for what concerns no disk", func(a testCluster) []string {
 			for name, node := range a.config.Nodes {
 				node.AllowScheduling = name == first
 				a.config.Nodes[name] = node
@@ -146,7 +146,7 @@ func TestPlanFromSnapshot(t *testing.T) {
 			return ranks
 		}, "wait node1/: no disk can take 1 of 2 copies"},
 	} {
-		a := newAviary(3, 2)
+		a := newTestCluster(3, 2)
 		nodes := tt.world(a)
 		saved := a.saved(t, nodes...)
 		a.config.Images["parrot"] = a.parrot
@@ -156,8 +156,8 @@ func TestPlanFromSnapshot(t *testing.T) {
 	}
 }
 
-func TestSnapshotPrefersTheNewestAnswer(t *testing.T) {
-	a := newAviary(3, 1)
+func TestSavedClusterPrefersTheNewestResponse(t *testing.T) {
+	a := newTestCluster(3, 1)
 	told := func(by string, p plan.Peer, free int64) {
 		a.seen[by].Peers["node3"] = p
 		a.seen[by].Disks[a.key("node3").Disk] = plan.Disk{Path: "/disk1", Space: disk.Space{Free: free}}

@@ -62,7 +62,7 @@ func TestSkewIsOneBoundedLine(t *testing.T) {
 
 var threeSkews = []status.Skew{status.SkewSame, status.SkewOther, status.SkewInvalid}
 
-func TestCopiesOfOthers(t *testing.T) {
+func TestCopyStatusOfPeers(t *testing.T) {
 	id := disk.ID{Name: "parrot", UUID: "0000000a"}
 	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node2", Disk: "disk1"}, ID: id}
 	part := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending, PartBytes: 256, PartTotal: 1024}}
@@ -118,8 +118,8 @@ func TestCopiesOfOthers(t *testing.T) {
 	}
 }
 
-func TestTransferHereIsFollowed(t *testing.T) {
-	a := newAviary(1, 1)
+func TestStatusShowsTransferProgress(t *testing.T) {
+	a := newTestCluster(1, 1)
 	v := status.View{Desired: a.desired("node1"), Observed: a.seen["node1"]}
 	p := &fetch.Progress{}
 	p.Done.Store(50)
@@ -131,7 +131,7 @@ func TestTransferHereIsFollowed(t *testing.T) {
 }
 
 func TestPassedOver(t *testing.T) {
-	a := newAviary(6, 5)
+	a := newTestCluster(6, 5)
 	for _, node := range []string{"node2", "node3"} {
 		one := a.config.Nodes[node]
 		one.AllowScheduling = false

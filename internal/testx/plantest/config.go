@@ -109,7 +109,7 @@ func FailedCopy(image schema.Image, sum disk.Digest) plan.Copy {
 	return c
 }
 
-func CheckActs(t *testing.T, plans ...plan.Plan) {
+func ExpectAction(t *testing.T, plans ...plan.Plan) {
 	t.Helper()
 	acts := false
 	for _, p := range plans {

@@ -9,8 +9,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// LargeNodes are states of so many images on two disks, each hard in its own way.
-var LargeNodes = map[string]func(images int) (plan.Desired, plan.Observed){
+// LargeNodeStates are states of so many images on two disks, each hard in its own way.
+var LargeNodeStates = map[string]func(images int) (plan.Desired, plan.Observed){
 	"ready": func(n int) (plan.Desired, plan.Observed) { return crowd(n, disk.Ready, true) },
 	// Every image looks for the same bytes under other names.
 	"missing": func(n int) (plan.Desired, plan.Observed) { return crowd(n, disk.Pending, true) },

@@ -14,8 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// goesOn reports whether an action of an image that is under way goes on in the next round.
-func goesOn(d plan.Desired, o plan.Observed, a plan.Action, image schema.Image) (on bool, now plan.Plan) {
+// keepsRunning reports whether an action of an image that is under way goes on in the next round.
+func keepsRunning(d plan.Desired, o plan.Observed, a plan.Action, image schema.Image) (on bool, now plan.Plan) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 	r.running[a.CopyRef()] = &activeJob{job: job.Job{Action: a, Image: image}, stop: func() {}}
 	o.Running[a.CopyRef()] = true
@@ -26,7 +26,7 @@ func goesOn(d plan.Desired, o plan.Observed, a plan.Action, image schema.Image) 
 
 // A first copy without checksum is under way, from its source or from another image that
 // has the bytes, when a node comes back that has others: they must not come beside them.
-func TestFirstCopyIsOvertaken(t *testing.T) {
+func TestFirstCopyStopsWhenOtherBytesAreReady(t *testing.T) {
 	theirs, ours := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
 	for _, test := range []struct {
 		kind          plan.Op
@@ -52,7 +52,7 @@ func TestFirstCopyIsOvertaken(t *testing.T) {
 		d, o := plantest.AsNode(refs[1].Node, c, o)
 		a := plan.NewAction(test.kind, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", plan.UnknownBytes)
 		a.SourceDigest = test.sum
-		if on, now := goesOn(d, o, a, image); on == test.stopped {
+		if on, now := keepsRunning(d, o, a, image); on == test.stopped {
 			t.Errorf("%s of %v, declared %v, failed %v: it goes on is %v\n%+v", a.Op, a.SourceDigest, test.declared, test.failed, on, now.Actions)
 		}
 	}
@@ -60,32 +60,32 @@ func TestFirstCopyIsOvertaken(t *testing.T) {
 
 // A first copy of whatever bytes is under way when a node comes back whose copy failed a
 // minute ago: until the recovery interval is over, no other bytes may take its place.
-func TestFirstCopyIsOvertakenByARecall(t *testing.T) {
+func TestFirstCopyStopsWhenADigestIsPinned(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	image.Checksum = disk.Digest{}
 	c.Images["parrot"] = image
 	o := plantest.EmptyDisks(c)
 	d, o := plantest.AsNode(refs[0].Node, c, o)
 	a := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", plan.UnknownBytes)
-	if on, now := goesOn(d, o, a, image); !on {
+	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Errorf("stopped for nothing: %+v", now.Actions)
 	}
 	o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, plantest.Digest(disk.SHA512, "a"))
-	if on, now := goesOn(d, o, a, image); on {
+	if on, now := keepsRunning(d, o, a, image); on {
 		t.Errorf("whatever comes is committed, although the plan is %+v", now.Actions)
 	}
 	a.Pinned = plan.PinnedDigest{Digest: plantest.Digest(disk.SHA512, "a"), Until: plantest.Now.Add(4 * time.Minute)}
-	if on, now := goesOn(d, o, a, image); !on {
+	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Errorf("stopped, although it has to have those bytes: %+v", now.Actions)
 	}
 	delete(o.Disks[refs[1]].Copies, image.ID)
-	if on, now := goesOn(d, o, a, image); !on {
+	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Errorf("stopped, although the bytes that it has to have are as good as others: %+v", now.Actions)
 	}
 }
 
 // A backup goes on to the place that is declared.
-func TestBackupToAnotherPlaceIsStopped(t *testing.T) {
+func TestBackupStopsWhenItsTargetChanges(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	image.Backup = &schema.Backup{Target: "s3://wrong/"}
 	c.Images["parrot"] = image
@@ -93,25 +93,25 @@ func TestBackupToAnotherPlaceIsStopped(t *testing.T) {
 	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, image.Checksum)
 	d, o := plantest.AsNode(refs[0].Node, c, o)
 	a := plan.NewAction(plan.Backup, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
-	if on, now := goesOn(d, o, a, image); !on {
+	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Fatalf("stopped for nothing: %+v", now.Actions)
 	}
 	was := image
 	image.Backup = &schema.Backup{Target: "s3://right/"}
 	c.Images["parrot"] = image
-	if on, now := goesOn(d, o, a, was); on {
+	if on, now := keepsRunning(d, o, a, was); on {
 		t.Errorf("it goes on to the old place; planned is %+v", now.Actions)
 	}
 	download := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
 	delete(o.Disks[refs[0]].Copies, image.ID)
-	if on, now := goesOn(d, o, download, was); !on {
+	if on, now := keepsRunning(d, o, download, was); !on {
 		t.Errorf("a download is stopped for the place of the backup: %+v", now.Actions)
 	}
 }
 
 // A scrub has read half of a copy when somebody asks to have it read: that is not waited
 // for as slowly, and what was read before is not known to be right now.
-func TestScrubIsOvertakenByWhatIsAskedFor(t *testing.T) {
+func TestScrubStopsWhenAVerificationIsRequested(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	c.Settings.ScrubInterval = time.Hour
 	c.Images["parrot"] = image
@@ -120,21 +120,21 @@ func TestScrubIsOvertakenByWhatIsAskedFor(t *testing.T) {
 	d, o := plantest.AsNode(refs[0].Node, c, o)
 	a := plan.NewAction(plan.Verify, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
 	a.Scrub = true
-	if on, now := goesOn(d, o, a, image); !on {
+	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Fatalf("stopped for nothing: %+v", now.Actions)
 	}
 	d.Verify = map[plan.CopyRef]bool{a.CopyRef(): true}
-	if on, now := goesOn(d, o, a, image); on {
+	if on, now := keepsRunning(d, o, a, image); on {
 		t.Errorf("it goes on slowly; planned is %+v", now.Actions)
 	}
 	a.Scrub = false
-	if on, now := goesOn(d, o, a, image); !on {
+	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Errorf("what was asked for is stopped: %+v", now.Actions)
 	}
 }
 
 // What is asked about a copy while something else is done to it is still to be done then.
-func TestAskedDuringOtherWork(t *testing.T) {
+func TestRequestsOutliveOtherJobs(t *testing.T) {
 	image := plantest.NewImage("parrot")
 	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
 	for _, test := range []struct {
@@ -160,5 +160,78 @@ func TestAskedDuringOtherWork(t *testing.T) {
 		if l.verifyRequested[key] != test.verifies || l.uploads[key] != test.awaits {
 			t.Errorf("%s ended with %+v: to be verified %v, to be uploaded %v", test.kind, test.end, l.verifyRequested[key], l.uploads[key])
 		}
+	}
+}
+
+// The bytes that a failed copy had are in another image on its node, but by now the image
+// has others: it is not to have both.
+func TestRepairStopsWhenReadyCopiesHaveOtherBytes(t *testing.T) {
+	theirs, ours := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
+	c, image, refs := plantest.TwoNodes(2)
+	image.Checksum = disk.Digest{}
+	twin := plantest.NewImage("twin")
+	twin.Checksum, twin.Disks = ours, []schema.DiskRef{refs[1]}
+	c.Images["parrot"], c.Images["twin"] = image, twin
+	o := plantest.EmptyDisks(c)
+	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, theirs)
+	o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, ours)
+	o.Disks[refs[1]].Copies[twin.ID] = plantest.ReadyCopy(twin, ours)
+	d, o := plantest.AsNode(refs[1].Node, c, o)
+	for _, a := range d.Plan(o).Actions {
+		if a.Image == "parrot" && (a.Op != plan.Sync || d.DigestOf(o, a) != theirs) {
+			t.Errorf("%s (%s) from %s", a.Op, a.Reason, a.From)
+		}
+	}
+	repair := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
+	repair.SourceDigest = ours
+	if on, now := keepsRunning(d, o, repair, image); on {
+		t.Errorf("the repair goes on beside %+v", now.Actions)
+	}
+}
+
+// One failed question to the only source stops no transfer of which the data may still flow,
+// whether its disk would make the first copy or another one.
+func TestSyncContinuesWhenItsSourceMissesOneQuery(t *testing.T) {
+	sum := plantest.Digest(disk.SHA512, "a")
+	for _, checksum := range []disk.Digest{sum, {}} {
+		for which := 1; which <= 2; which++ {
+			c, image := plantest.NewConfig(3, 1), plantest.NewImage("parrot")
+			image.Copies, image.Checksum = 3, checksum
+			c.Images["parrot"] = image
+			c.Settings.RecoveryWaitInterval, c.Settings.ConcurrentReplenishPerNodeLimit = 5*time.Minute, 5
+			refs := plantest.RankedDisks(c, image)
+			o := plantest.EmptyDisks(c)
+			o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, sum)
+			for _, ref := range refs[1:] {
+				o.Disks[ref].Copies[image.ID] = plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 19, PartTotal: 1 << 20}}
+				o.Running[plan.CopyRef{Disk: ref, ID: image.ID}] = true
+			}
+			o.Peers[refs[0].Node] = plan.Peer{Queried: true, Problem: "it does not answer in time", UnreachableFor: 11 * time.Second}
+			d, o := plantest.AsNode(refs[which].Node, c, o)
+			a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[which], ID: image.ID}, "", plan.UnknownBytes)
+			a.SourceDigest = sum
+			o.Syncing = map[plan.CopyRef]bool{a.CopyRef(): true}
+			if on, now := keepsRunning(d, o, a, image); !on {
+				t.Errorf("declared %v: that to the disk of rank %d is stopped: %+v", checksum, which, now.Actions)
+			}
+			a.Op, o.Syncing = plan.Download, nil
+			if on, now := keepsRunning(d, o, a, image); on && which == 2 {
+				t.Errorf("declared %v: a download goes on beside one to a better disk: %+v", checksum, now.Actions)
+			}
+		}
+	}
+}
+
+// An ask that is stopped is "done".
+func TestStoppedQueryIsNoCleanup(t *testing.T) {
+	_, image, refs := plantest.TwoNodes(1)
+	key, other := plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.CopyRef{Disk: refs[1], ID: image.ID}
+	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+	r.running[key] = &activeJob{job: job.Job{Action: plan.Action{Op: plan.Cleanup}, Image: image}, stop: func() {}}
+	r.failures[other] = failureRecord{Failure: plan.Failure{Op: plan.Sync, Suspects: []plan.CopyRef{key}}, image: image}
+	r.transfers.add(key, job.Transfer{Action: plan.Action{Op: plan.Cleanup}, Progress: &fetch.Progress{}})
+	r.Finish(result{key: key, responses: map[string]plan.Response{}, stopped: true})
+	if n := r.Counts().Done[plan.Cleanup]; n != 0 || len(r.failures[other].Suspects) == 0 {
+		t.Errorf("%d clean-ups are counted; suspects left: %v", n, r.failures[other].Suspects)
 	}
 }

@@ -13,21 +13,20 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// ended is a Reconciler in which an action has just ended so.
-func ended(a plan.Action, err error) *Reconciler {
+// finished is a Reconciler in which an action has just ended so.
+func finished(a plan.Action, err error) *Reconciler {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	end(r, a, err)
+	finishJob(r, a, err)
 	return r
 }
 
-func end(r *Reconciler, a plan.Action, err error) {
+func finishJob(r *Reconciler, a plan.Action, err error) {
 	r.running[a.CopyRef()] = &activeJob{job: job.Job{Action: a, Image: plantest.NewImage(a.Image)}, stop: func() {}}
 	r.transfers.add(a.CopyRef(), job.Transfer{Action: a, Progress: &fetch.Progress{}})
 	r.Finish(result{key: a.CopyRef(), err: err})
@@ -35,15 +34,15 @@ func end(r *Reconciler, a plan.Action, err error) {
 
 // The clock on the wall was a year ahead when something failed. What is set back then is not
 // put off for a year.
-func TestBackOffIsOfTheSteadyClock(t *testing.T) {
+func TestBackoffUsesTheMonotonicClock(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	a := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
 	right := time.Now().AddDate(-1, 0, 0).UTC()
 	recalled := a
 	recalled.Pinned = plan.PinnedDigest{Digest: plantest.Digest(disk.SHA512, "a"), Until: time.Now().Add(5 * time.Minute).UTC()}
 	for what, r := range map[string]*Reconciler{
-		"a failure": ended(a, context.DeadlineExceeded),
-		"a recall":  ended(recalled, &disk.ChecksumError{}),
+		"a failure": finished(a, context.DeadlineExceeded),
+		"a recall":  finished(recalled, &disk.ChecksumError{}),
 	} {
 		kept := r.failures[a.CopyRef()].Failure
 		if kept.RetryAt == kept.RetryAt.Round(0) || kept.Since == kept.Since.Round(0) {
@@ -61,7 +60,7 @@ func TestBackOffIsOfTheSteadyClock(t *testing.T) {
 
 // A copy that gave other bytes than its own is suspected until it is verified, also when its
 // reader got the bytes elsewhere before that, or is declared otherwise.
-func TestSuspicionOutlivesItsReader(t *testing.T) {
+func TestCopyStaysSuspectedUntilVerified(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	without := plan.Desired{Config: plantest.NewConfig(2, 1)}
 	suspect, sum := plan.CopyRef{Disk: refs[0], ID: image.ID}, plantest.Digest(disk.SHA512, "a")
@@ -77,22 +76,22 @@ func TestSuspicionOutlivesItsReader(t *testing.T) {
 	}
 	there := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{refs[0]: {Copies: map[disk.ID]plan.Copy{image.ID: plantest.ReadyCopy(image, sum)}}}}
 	for what, then := range map[string]func(r *Reconciler){
-		"its reader succeeded": func(r *Reconciler) { end(r, plan.NewAction(plan.Download, read.CopyRef(), "", 0), nil) },
+		"its reader succeeded": func(r *Reconciler) { finishJob(r, plan.NewAction(plan.Download, read.CopyRef(), "", 0), nil) },
 		"another declaration":  func(r *Reconciler) { r.dropStaleFailures(without, there) },
 	} {
-		r := ended(read, wrong)
+		r := finished(read, wrong)
 		if then(r); !suspected(r) {
 			t.Errorf("%s: the copy is trusted and was not read", what)
 		}
 		if r.failures[read.CopyRef()].Delays(plan.Download, time.Now()) {
 			t.Errorf("%s: what is over puts something off", what)
 		}
-		end(r, plan.NewAction(plan.Verify, suspect, "", 0), nil)
+		finishJob(r, plan.NewAction(plan.Verify, suspect, "", 0), nil)
 		if suspected(r) || len(r.failures) > 0 {
 			t.Errorf("%s, and the copy was read: remembered is %+v", what, r.failures)
 		}
 	}
-	r := ended(read, wrong)
+	r := finished(read, wrong)
 	delete(there.Disks[refs[0]].Copies, image.ID)
 	if r.dropStaleFailures(without, there); len(r.failures) > 0 {
 		t.Errorf("the copy is not there any more: remembered is %+v", r.failures)
@@ -101,7 +100,7 @@ func TestSuspicionOutlivesItsReader(t *testing.T) {
 
 // A disk that could not be used was taken out of the configuration. It is declared anew, or at
 // another path, before it is mounted: it is away from then on.
-func TestDiskIsAwaySinceItIsDeclared(t *testing.T) {
+func TestProblemTimeRestartsWhenADiskIsDeclaredAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _, refs := plantest.TwoNodes(1)
 		d := plan.Desired{Node: refs[0].Node, Config: c}
@@ -136,25 +135,6 @@ func TestDiskIsAwaySinceItIsDeclared(t *testing.T) {
 	})
 }
 
-// This node's clock is set a year back after another one told of a copy that failed a minute
-// ago, and has nothing new to tell.
-func TestWhatWasToldFollowsTheClock(t *testing.T) {
-	c, image, refs := plantest.TwoNodes(1)
-	d, _ := plantest.AsNode(refs[0].Node, c, plantest.EmptyDisks(c))
-	failed := plantest.FailedCopy(image, plantest.Digest(disk.SHA512, "a"))
-	answers := map[string]peer.Observation{refs[1].Node: {Polled: true, Received: plantest.Now, State: peer.State{
-		Node: refs[1].Node, Clock: plantest.Now, Disks: []peer.Disk{{Name: refs[1].Disk, UUID: "u", Copies: []peer.Copy{copyToPeer(failed)}}},
-	}}}
-	s := &peers{states: map[string]peerState{}}
-	for _, now := range []time.Time{plantest.Now, plantest.Now.AddDate(-1, 0, 0)} {
-		o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
-		s.mergeResponses(d, &o, answers, plantest.Now)
-		if ago := now.Sub(o.Disks[refs[1]].Copies[image.ID].DamagedAt); ago != time.Minute {
-			t.Errorf("at %v it failed %v ago", now, ago)
-		}
-	}
-}
-
 // unreadable is a file on a disk with a bad sector.
 type unreadable struct{}
 
@@ -176,5 +156,68 @@ func TestSourceThatCannotBeRead(t *testing.T) {
 	}
 	if got := job.NextFailure(plan.Failure{}, a, fmt.Errorf("write: %w", syscall.EIO), plantest.Now, 0.5); !got.Disk || got.Suspects != nil {
 		t.Errorf("the disk cannot be written to: %+v", got)
+	}
+}
+
+// TestForgetsWhatFailedWithALostFile: what failed with a file says nothing when that is gone,
+// nor before it is known to be.
+func TestFailureIsDroppedWhenItsFileIsGone(t *testing.T) {
+	c, image := plantest.NewConfig(1, 1), plantest.NewImage("parrot")
+	c.Images["parrot"] = image
+	d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
+	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
+	o.Disks[key.Disk].Copies[key.ID] = plantest.ReadyCopy(image, image.Checksum)
+	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	defer r.Close()
+	fail := func(kind plan.Op) {
+		r.failures[key] = failureRecord{Failure: job.NextFailure(plan.Failure{}, plan.Action{Op: kind}, fs.ErrNotExist, plantest.Now, 0.5), image: image}
+	}
+	remembers := func(what string, want bool) {
+		t.Helper()
+		r.dropStaleFailures(d, o)
+		if _, got := r.failures[key]; got != want {
+			t.Errorf("%s: it remembers: %v, want %v", what, got, want)
+		}
+	}
+	fail(plan.Adopt)
+	remembers("the file is there", true)
+	seen := o.Disks[key.Disk]
+	seen.Problem = "not mounted"
+	copies := seen.Copies
+	seen.Copies = nil
+	o.Disks[key.Disk] = seen
+	remembers("the disk is away", true)
+	seen.Problem = ""
+	o.Disks[key.Disk] = seen
+	remembers("there is no folder", false)
+	seen.Copies = copies
+	copies[key.ID] = plan.Copy{Copy: disk.Copy{ID: key.ID, State: disk.Pending}}
+	o.Disks[key.Disk] = seen
+	fail(plan.Repair)
+	remembers("there is no file", false)
+	fail(plan.Download)
+	remembers("a download needs none", true)
+}
+
+// TestForgetsWhatFailedOnARemovedDisk: nobody can do anything about it, and a status told of it
+// as of a copy.
+func TestFailureIsDroppedWhenItsDiskIsNotDeclared(t *testing.T) {
+	c, image := plantest.NewConfig(1, 1), plantest.NewImage("parrot")
+	c.Images["parrot"] = image
+	d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
+	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
+	away := key
+	away.Disk.Disk = "removed"
+	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	defer r.Close()
+	for _, on := range []plan.CopyRef{key, away} {
+		r.failures[on] = failureRecord{Failure: job.NextFailure(plan.Failure{}, plan.Action{Op: plan.Cleanup}, disk.ErrNoSpace, plantest.Now, 0.5), image: image}
+	}
+	r.dropStaleFailures(d, o)
+	if _, got := r.failures[key]; !got {
+		t.Error("it remembers nothing of a disk that is declared")
+	}
+	if _, got := r.failures[away]; got {
+		t.Error("it remembers what failed on a disk that is not declared any more")
 	}
 }

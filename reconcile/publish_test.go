@@ -8,13 +8,15 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // One odd number in one small file of one folder, of whomever, makes the whole node unreadable for all others.
-func TestOneOddFileSilencesTheNode(t *testing.T) {
+func TestPublishFolderWithInvalidNumbers(t *testing.T) {
 	for name, text := range map[string]string{
 		"backing.cfg":    `{"name":"x","uuid":"00000001","size":512,"virtualSize":9223372036854775807,"realSize":1,"modificationTime":"x","currentChecksum":"","expectedChecksum":""}`,
 		"backing.record": `{"owner":"backing-image-manager","created":"2026-11-20T00:00:00Z","virtualSize":-1}`,
@@ -42,4 +44,19 @@ func TestOneOddFileSilencesTheNode(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A time in a record on a disk, in another zone, ends the daemon.
+func TestPublishTimeOutOfRange(t *testing.T) {
+	r, err := disk.ParseRecord([]byte(`{"owner":"backing-image-manager","created":"2026-11-20T00:00:00Z","verified":"9999-12-31T23:59:59-23:59"}`))
+	if err != nil {
+		t.Skip(err)
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			t.Error(p)
+		}
+	}()
+	b := peer.NewStateCache()
+	b.Publish(peer.State{Node: "a", Disks: []peer.Disk{{Name: "d", Copies: []peer.Copy{copyToPeer(plan.Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, VerifiedAt: r.VerifiedAt}})}}}})
 }

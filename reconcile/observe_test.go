@@ -14,10 +14,32 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
+// TestObserveRejectsADiskAtTwoPaths has a disk that can be reached by two ways. It would
+// be counted twice; and it is nobody else who holds it.
+func TestObserveRejectsADiskAtTwoPaths(t *testing.T) {
+	dir, link := newDisk(t), filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	defer r.Close()
+	d := plantest.Load(t, `images: {}`, dir, link)
+	for range 2 { // it stays so
+		for ref, seen := range r.Observe(d).Disks {
+			if !strings.Contains(seen.Problem, "same diskUUID") {
+				t.Errorf("%s has the problem %q", ref, seen.Problem)
+			}
+		}
+		if err := r.LockedElsewhere(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // A process has a copy open that is to be evicted. While work reads the copy, which has it
 // open too, nobody can tell whether the process still does: it counts as if. Else the work
 // would be stopped for an eviction, which would be put off as soon as it has ended.
-func TestUseStandsWhileWorkReads(t *testing.T) {
+func TestCopyStaysInUseWhileAJobReadsIt(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "parrot.raw")
 	must(t, os.WriteFile(image, randomImage(1<<20), 0o600))
 	config := strings.NewReplacer("IMAGE", image, "DISK1", newDisk(t), "DISK2", newDisk(t)).Replace(`
