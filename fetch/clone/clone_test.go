@@ -213,7 +213,7 @@ func TestRefused(t *testing.T) {
 		{small, Decrypt, "vault", fetch.BadSource, "is smaller than the header"},
 		{cut, Decrypt, "vault", fetch.BadSource, "cut off"},
 		{empty, Decrypt, "vault", fetch.BadSource, "0 bytes behind its header"},
-		{old, Decrypt, "vault", fetch.BadSource, "only LUKS2"},
+		{old, Decrypt, "vault", fetch.BadSource, "only version 2 is supported"},
 		{encrypted, Decrypt, "other", fetch.BadConfig, "the passphrase in secret \"other\" is wrong"},
 		{encrypted, Decrypt, "missing", fetch.BadConfig, "no such folder"},
 		{encrypted, Decrypt, "../vault", fetch.BadConfig, "name of one folder"},
