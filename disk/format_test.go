@@ -176,8 +176,8 @@ func checkHeads(t *testing.T, b []byte, declared Format) {
 func TestRefusedImages(t *testing.T) {
 	for name, reason := range map[string]string{
 		"overlay.qcow2":   "the qcow2 image has a backing file",
-		"datafile.qcow2":  "the qcow2 image keeps its data in another file",
-		"encrypted.qcow2": "the qcow2 image is encrypted inside",
+		"datafile.qcow2":  "the qcow2 image has its data in another file",
+		"encrypted.qcow2": "the qcow2 image uses qcow2 encryption",
 		"dirty.qcow2":     "the qcow2 image was not closed by its last writer",
 		"v1.qcow":         "qcow version 1 is neither 2 nor 3",
 	} {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A disk of 4 GiB with 1 GiB of data, as benchmarks have it.
+// The disk of the benchmarks has 4 GiB, with 1 GiB of data.
 const (
 	benchDisk  = 4 << 30
 	benchData  = 1 << 30
@@ -38,7 +38,7 @@ func (f rawFile) NextData(off int64) (start, end int64, err error) {
 	return start, end, err
 }
 
-// benchRaw writes such a disk, of random bytes with a range, the smaller the easier to pack.
+// benchRaw writes such a disk, of random bytes below letters. A smaller range is easier to compress.
 func benchRaw(b *testing.B, letters byte) rawFile {
 	b.Helper()
 	f, err := os.Create(filepath.Join(b.TempDir(), "raw"))
@@ -63,8 +63,8 @@ func benchRaw(b *testing.B, letters byte) rawFile {
 	return rawFile{f, benchDisk}
 }
 
-// BenchmarkRead reads all data of an image in the page cache; compare it with qemu-img,
-// which reads to nowhere too.
+// BenchmarkRead reads all data of an image in the page cache. Compare it with qemu-img, which discards
+// the data, too.
 func BenchmarkRead(b *testing.B) {
 	for _, k := range []struct {
 		name    string
@@ -110,7 +110,7 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkEncode writes an image to a file; compare it with qemu-img.
+// BenchmarkEncode writes an image to a file. Compare it with qemu-img.
 func BenchmarkEncode(b *testing.B) {
 	for _, k := range []struct {
 		name    string
@@ -140,7 +140,7 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
-// size returns the size of a file, and removes it.
+// size returns the size of a file and removes it.
 func size(b *testing.B, path string) int64 {
 	info, err := os.Stat(path)
 	if err == nil {

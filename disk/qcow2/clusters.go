@@ -1,32 +1,32 @@
 package qcow2
 
-// maxMarks bounds the memory of marks: a bit for each cluster of the file, so that this
-// is enough for 2 TiB of usual clusters.
-const maxMarks = 32 << 20
+// maxTrackedClusters bounds the memory of usedClusters: a bit for each cluster of the file, so that this
+// is enough for 2 TiB with clusters of 64 KiB.
+const maxTrackedClusters = 32 << 20
 
-// marks knows which clusters of a file are taken.
-type marks struct {
+// usedClusters is the set of clusters of a file that a table or entry uses.
+type usedClusters struct {
 	header *header
 	total  int64 // clusters of the file
-	taken  int64
-	bits   []uint64 // nil: there are too many, and they are only counted
+	marked int64
+	bits   []uint64 // nil: there are too many clusters, and they are only counted
 }
 
-func newMarks(h *header, size int64) *marks {
-	k := &marks{header: h, total: (size + int64(h.clusterSize()) - 1) >> h.ClusterBits}
-	if k.total <= maxMarks {
+func newUsedClusters(h *header, size int64) *usedClusters {
+	k := &usedClusters{header: h, total: (size + int64(h.clusterSize()) - 1) >> h.ClusterBits}
+	if k.total <= maxTrackedClusters {
 		k.bits = make([]uint64, (k.total+63)/64)
 	}
 	return k
 }
 
-// take marks length bytes from offset on. What lies behind the end of the file is
-// left to others.
-func (k *marks) take(offset, length int64) error {
+// mark marks length bytes from offset on as used, and refuses clusters that are used already. It
+// ignores bytes after the end of the file: lookup checks these.
+func (k *usedClusters) mark(offset, length int64) error {
 	first := offset >> k.header.ClusterBits
 	last := min(k.total, (offset+length+int64(k.header.clusterSize())-1)>>k.header.ClusterBits)
 	for c := first; c < last; c++ {
-		if k.taken++; k.taken > k.total {
+		if k.marked++; k.marked > k.total {
 			return k.refuse()
 		}
 		if k.bits == nil {
@@ -40,27 +40,27 @@ func (k *marks) take(offset, length int64) error {
 	return nil
 }
 
-func (k *marks) refuse() error {
+func (k *usedClusters) refuse() error {
 	return refuse(hintDamaged, "a cluster of the qcow2 image is used twice")
 }
 
-// checkL2 reads every L2 table once, and refuses images where one table or cluster stands
-// for several. It reads no more than the file is long, because each table is taken, and
-// tells nothing of where compressed clusters lie, which share what they are in.
+// checkL2 reads every L2 table once, and refuses images that use a table or cluster twice. It reads
+// at most the size of the file, because it marks each table. Compressed clusters are not marked:
+// several of them share a cluster of the file.
 func (m *Image) checkL2() error {
 	h := m.header
-	k := newMarks(h, m.file.size)
+	k := newUsedClusters(h, m.file.size)
 	for _, t := range []struct{ offset, length int64 }{
 		{0, 1},
 		{int64(h.L1Offset), int64(h.L1Entries) * 8},
 		{int64(h.RefcountOffset), int64(h.RefcountClusters) << h.ClusterBits},
 	} {
-		if err := k.take(t.offset, t.length); err != nil {
+		if err := k.mark(t.offset, t.length); err != nil {
 			return err
 		}
 	}
 	for i := range int64(h.needL1()) {
-		entry, err := m.pages.l1(int64(h.L1Offset) + i*8)
+		entry, err := m.tables.l1(int64(h.L1Offset) + i*8)
 		if err != nil {
 			return err
 		}
@@ -68,7 +68,7 @@ func (m *Image) checkL2() error {
 		if table == 0 {
 			continue
 		}
-		if err := k.take(table, int64(h.clusterSize())); err != nil {
+		if err := k.mark(table, int64(h.clusterSize())); err != nil {
 			return err
 		}
 		if err := m.checkTableL2(table, i, k); err != nil {
@@ -78,13 +78,13 @@ func (m *Image) checkL2() error {
 	return nil
 }
 
-// checkTableL2 checks the entries of a table that stand for something on the disk.
-func (m *Image) checkTableL2(table, index int64, k *marks) error {
+// checkTableL2 checks the entries of a table that are for clusters of the disk.
+func (m *Image) checkTableL2(table, index int64, k *usedClusters) error {
 	h := m.header
 	entries := int64(h.clusterSize()) >> h.entryBits()
 	clusters := (m.Size()+int64(h.clusterSize())-1)>>h.ClusterBits - index*entries
 	for i := range min(entries, clusters) {
-		entry, err := m.pages.entry(table + i<<h.entryBits())
+		entry, err := m.tables.entry(table + i<<h.entryBits())
 		if err != nil {
 			return err
 		}
@@ -98,9 +98,9 @@ func (m *Image) checkTableL2(table, index int64, k *marks) error {
 	return nil
 }
 
-func (m *Image) checkL2Entry(entry uint64, off int64, k *marks) error {
+func (m *Image) checkL2Entry(entry uint64, off int64, k *usedClusters) error {
 	if entry&l2Compressed != 0 {
-		_, _, err := m.packedRange(entry)
+		_, _, err := m.compressedRange(entry)
 		return err
 	}
 	end := min(off+int64(m.header.clusterSize()), m.Size())
@@ -112,7 +112,7 @@ func (m *Image) checkL2Entry(entry uint64, off int64, k *marks) error {
 		off += e.length
 	}
 	if host := entry & l2OffsetMask; host != 0 {
-		return k.take(int64(host), 1)
+		return k.mark(int64(host), 1)
 	}
 	return nil
 }

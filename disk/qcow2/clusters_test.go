@@ -11,7 +11,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// putL2 sets a word of the first L2 table: entry i, or half of an extended one.
+// putL2 sets word i of the first L2 table: an entry, or half of an extended entry.
 func putL2(i int, v uint64) edit {
 	return func(b []byte) {
 		l1 := binary.BigEndian.Uint64(b[binary.BigEndian.Uint64(b[atL1Offset:]):])
@@ -25,9 +25,9 @@ const (
 	outside = "a cluster of the qcow2 image lies outside the file"
 )
 
-// hostileClusters lists, for every rule about what tables say of clusters, an image that
-// breaks it. v3.qcow2 has its tables in the clusters 1 to 4 and data in the cluster 5,
-// which is the second one of the disk; extended-l2.qcow2 likewise, at 64 KiB of the disk.
+// hostileClusters has, for every rule about table entries, an image that breaks it. v3.qcow2 has its
+// tables in clusters 1 to 4, and data in cluster 5, which is the second cluster of the disk.
+// extended-l2.qcow2 is similar, with data at 64 KiB of the disk.
 var hostileClusters = []struct {
 	name   string
 	base   string
@@ -38,8 +38,8 @@ var hostileClusters = []struct {
 	{"low reserved bits", "v3", "an L2 entry of the qcow2 image has reserved bits set", []edit{putL2(1, copied|5<<16|2)}},
 	{"zeros of version 2", "v2", "an L2 entry of the qcow2 image has reserved bits set", []edit{putL2(1, copied|5<<16|1)}},
 	{"zeros of extended entries", "extended-l2", "an L2 entry of the qcow2 image has reserved bits set", []edit{putL2(8, copied|5<<14|1)}},
-	{"within a cluster", "v3", "an L2 entry of the qcow2 image names no whole cluster", []edit{putL2(1, copied|5<<16|512)}},
-	{"zeros within a cluster", "v3", "an L2 entry of the qcow2 image names no whole cluster", []edit{putL2(1, copied|5<<16|512|1)}},
+	{"within a cluster", "v3", "an L2 entry of the qcow2 image has an offset within a cluster", []edit{putL2(1, copied|5<<16|512)}},
+	{"zeros within a cluster", "v3", "an L2 entry of the qcow2 image has an offset within a cluster", []edit{putL2(1, copied|5<<16|512|1)}},
 	{"behind the end", "v3", outside, []edit{putL2(1, copied|6<<16)}},
 	{"far", "v3", outside, []edit{putL2(1, 1<<56-1<<16)}},
 	{"last entry", "v3", outside, []edit{putL2(1023, copied|6<<16)}},
@@ -67,10 +67,10 @@ var hostileClusters = []struct {
 	{"compressed, cut off", "zlib", damaged, []edit{putL2(1, l2Compressed|6<<16-1)}},
 
 	{"both zeros and data", "extended-l2", "a subcluster of the qcow2 image is both zeros and data", []edit{putL2(9, 1<<32|1)}},
-	{"data nowhere", "extended-l2", "an L2 entry of the qcow2 image has data nowhere", []edit{putL2(8, copied)}},
+	{"data without an offset", "extended-l2", "an L2 entry of the qcow2 image has data without an offset", []edit{putL2(8, copied)}},
 }
 
-func TestHostileClusters(t *testing.T) {
+func TestOpenRefusesHostileClusters(t *testing.T) {
 	for _, c := range hostileClusters {
 		t.Run(c.name, func(t *testing.T) {
 			b := padded(edited(image(t, "good/"+c.base+".qcow2"), c.edits...))
@@ -88,16 +88,16 @@ func TestHostileClusters(t *testing.T) {
 	}
 }
 
-// padded fills the last cluster of a file with clusters of 64 KiB.
+// padded extends a file to a multiple of 64 KiB.
 func padded(b []byte) []byte { return append(b, make([]byte, -len(b)&0xffff)...) }
 
-// What is odd but has one meaning only is read, as QEMU reads it.
-func TestOddClusters(t *testing.T) {
+// Unusual but unambiguous images are read, with the same result as by QEMU.
+func TestOpenAcceptsUnusualClusters(t *testing.T) {
 	data := bytes.Repeat([]byte{0x5a}, 12<<10)
 	for _, c := range []struct {
 		name  string
 		base  string
-		size  int // of the file; 0: as it is
+		size  int // of the file; 0: unchanged
 		want  []byte
 		edits []edit
 	}{
@@ -133,8 +133,8 @@ func TestOddClusters(t *testing.T) {
 	}
 }
 
-// What an image says of its sizes does not make its reader take more memory.
-func TestBoundedMemory(t *testing.T) {
+// Sizes in an image do not increase the memory of its reader.
+func TestOpenUsesBoundedMemory(t *testing.T) {
 	frame := []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa0 | 7} // a window of gigabytes
 	w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
 	if err != nil {
@@ -157,7 +157,7 @@ func TestBoundedMemory(t *testing.T) {
 			t.Errorf("%s: %d bytes allocated, and %v", name, got, err)
 		}
 	}
-	// A disk of 64 TiB that is all L1 table.
+	// A disk of 64 TiB without data: only an L1 table.
 	head := edited(image(t, "good/v3.qcow2")[:64<<10], put32(atL1Entries, 4<<20), put64(atSize, 64<<40))
 	s := &sparse{head: head, size: 1 << 40}
 	var before, after runtime.MemStats
@@ -170,7 +170,7 @@ func TestBoundedMemory(t *testing.T) {
 		t.Errorf("NextData: %v", err)
 	}
 	runtime.ReadMemStats(&after)
-	if got := after.TotalAlloc - before.TotalAlloc; got > maxMarks/8+1<<20 {
+	if got := after.TotalAlloc - before.TotalAlloc; got > maxTrackedClusters/8+1<<20 {
 		t.Errorf("64 TiB: %d bytes allocated", got)
 	}
 }

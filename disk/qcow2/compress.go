@@ -12,50 +12,50 @@ import (
 )
 
 const (
-	// QEMU packs with a window of 4 KiB, so that a reader need not have more.
-	packWindow = 4 << 10
+	// QEMU compresses with a window of 4 KiB, and a reader may not support more.
+	compressWindow = 4 << 10
 
-	// Unpacking costs whoever reads a cluster, so a sixteenth has to be gained.
-	packLimit = encodeCluster / 16 * 15
+	// Decompression costs time at every read, so it must save at least a sixteenth.
+	maxCompressed = encodeCluster / 16 * 15
 
-	packBatch   = 64 // clusters that are read, then packed side by side
-	packWorkers = 16 // a MiB of memory each
+	batchClusters      = 64 // clusters that are read and then compressed in parallel
+	maxCompressWorkers = 16 // a MiB of memory each
 )
 
-// packer packs clusters of a source with as many processors as there are.
-type packer struct {
+// compressor compresses clusters of a source on all processors.
+type compressor struct {
 	src     Source
 	in      []byte
-	batch   []job
+	batch   []compressJob
 	workers []*flate.Writer
 }
 
-// job is one cluster on its way.
-type job struct {
+// compressJob is one cluster.
+type compressJob struct {
 	cursor cursor
-	data   []byte // of in
-	out    output
+	data   []byte // in compressor.in
+	out    limitedBuffer
 	zero   bool
 	err    error
 }
 
-// output takes as many bytes as are worth it.
-type output []byte
+// limitedBuffer accepts at most maxCompressed bytes.
+type limitedBuffer []byte
 
-var errLarge = errors.New("cluster does not become smaller")
+var errNotSmaller = errors.New("cluster does not become smaller")
 
-func (o *output) Write(p []byte) (int, error) {
-	if len(*o)+len(p) > packLimit {
-		return 0, errLarge
+func (o *limitedBuffer) Write(p []byte) (int, error) {
+	if len(*o)+len(p) > maxCompressed {
+		return 0, errNotSmaller
 	}
 	*o = append(*o, p...)
 	return len(p), nil
 }
 
-func newPacker(src Source) *packer {
-	k := &packer{src: src, in: make([]byte, packBatch*encodeCluster), batch: make([]job, 0, packBatch)}
-	for range min(runtime.GOMAXPROCS(0), packWorkers) {
-		w, err := flate.NewWriterWindow(io.Discard, packWindow)
+func newCompressor(src Source) *compressor {
+	k := &compressor{src: src, in: make([]byte, batchClusters*encodeCluster), batch: make([]compressJob, 0, batchClusters)}
+	for range min(runtime.GOMAXPROCS(0), maxCompressWorkers) {
+		w, err := flate.NewWriterWindow(io.Discard, compressWindow)
 		if err != nil {
 			panic("qcow2: " + err.Error())
 		}
@@ -65,7 +65,7 @@ func newPacker(src Source) *packer {
 }
 
 // add adds a cluster to the batch, and reports whether the batch is full.
-func (k *packer) add(c cursor) bool {
+func (k *compressor) add(c cursor) bool {
 	n := len(k.batch)
 	k.batch = k.batch[:n+1]
 	b := &k.batch[n]
@@ -73,12 +73,12 @@ func (k *packer) add(c cursor) bool {
 	return n+1 == cap(k.batch)
 }
 
-// run reads and packs the batch.
-func (k *packer) run() error {
+// run reads and compresses the batch.
+func (k *compressor) run() error {
 	if err := k.read(); err != nil {
 		return err
 	}
-	queue := make(chan *job, packBatch)
+	queue := make(chan *compressJob, batchClusters)
 	for i := range k.batch {
 		queue <- &k.batch[i]
 	}
@@ -87,7 +87,7 @@ func (k *packer) run() error {
 	for _, w := range k.workers {
 		group.Go(func() {
 			for b := range queue {
-				b.pack(w)
+				b.compress(w)
 			}
 		})
 	}
@@ -100,8 +100,8 @@ func (k *packer) run() error {
 	return nil
 }
 
-// read reads clusters that lie side by side in one go.
-func (k *packer) read() error {
+// read reads the clusters of the batch, adjacent ones by one call.
+func (k *compressor) read() error {
 	for i := 0; i < len(k.batch); {
 		first, n := k.batch[i].cursor.offset(), 1
 		for i+n < len(k.batch) && k.batch[i+n].cursor.offset() == first+int64(n)<<encodeBits {
@@ -117,7 +117,7 @@ func (k *packer) read() error {
 
 var zeros [encodeCluster]byte
 
-func (b *job) pack(w *flate.Writer) {
+func (b *compressJob) compress(w *flate.Writer) {
 	b.out, b.err = b.out[:0], nil
 	if b.zero = bytes.Equal(b.data, zeros[:]); b.zero {
 		return
@@ -128,29 +128,30 @@ func (b *job) pack(w *flate.Writer) {
 		err = w.Close()
 	}
 	switch {
-	case errors.Is(err, errLarge):
+	case errors.Is(err, errNotSmaller):
 		b.out = b.out[:0]
 	case err != nil:
-		b.err = fmt.Errorf("pack cluster: %w", err)
+		b.err = fmt.Errorf("compress cluster: %w", err)
 	}
 }
 
-// measure packs all clusters for their sizes alone, and drops those that are zeros.
-func (k *packer) measure(tables []*table) error {
+// measure compresses all clusters to know their sizes, and drops clusters of zeros.
+func (k *compressor) measure(tables []*l2Plan) error {
 	for n, t := range tables {
 		t.sizes = make([]uint16, tableEntries)
 		for i := t.next(0); i < tableEntries; i = t.next(i + 1) {
 			if full := k.add(cursor{t: t, table: n, i: i}); full {
-				if err := k.note(); err != nil {
+				if err := k.recordSizes(); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	return k.note()
+	return k.recordSizes()
 }
 
-func (k *packer) note() error {
+// recordSizes runs the batch and records the sizes of its clusters.
+func (k *compressor) recordSizes() error {
 	if err := k.run(); err != nil {
 		return err
 	}
@@ -164,14 +165,14 @@ func (k *packer) note() error {
 	return nil
 }
 
-// errChanged says that the second pass over the data gave something else than the first.
+// errChanged: the second pass over the data had another result than the first.
 var errChanged = errors.New("the disk changed while it was read")
 
-// pack packs clusters from c on, as many as a batch holds, and appends them to b.
-func (k *packer) pack(b []byte, l *layout, c cursor) ([]byte, error) {
+// appendCompressed compresses a batch of clusters from c on, and appends them to b.
+func (k *compressor) appendCompressed(b []byte, l *layout, c cursor) ([]byte, error) {
 	defer func() { k.batch = k.batch[:0] }()
 	for ok := true; ok && !k.add(c); {
-		c, ok = l.nextPacked(c)
+		c, ok = l.nextCompressed(c)
 	}
 	if err := k.run(); err != nil {
 		return nil, err
@@ -185,16 +186,16 @@ func (k *packer) pack(b []byte, l *layout, c cursor) ([]byte, error) {
 	return b, nil
 }
 
-// nextPacked makes the block of packed clusters that pos is in, or the rest of the last
-// cluster of the file.
-func (e *Encoder) nextPacked() (err error) {
+// nextCompressed produces the block of compressed clusters with the byte pos, or the zeros at the
+// end of the file.
+func (e *Encoder) nextCompressed() (err error) {
 	l := &e.layout
-	c, ok := l.firstPacked(e.pos - l.packed)
+	c, ok := l.firstCompressed(e.pos - l.compressed)
 	if !ok {
 		e.block, e.blockOffset = append(e.block[:0], zeros[:l.size-e.pos]...), e.pos
 		return nil
 	}
-	e.block, err = e.packer.pack(e.block[:0], l, c)
-	e.blockOffset = l.packed + c.packed
+	e.block, err = e.compressor.appendCompressed(e.block[:0], l, c)
+	e.blockOffset = l.compressed + c.compressed
 	return err
 }

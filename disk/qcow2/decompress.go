@@ -12,19 +12,17 @@ import (
 )
 
 const (
-	// maxWindow bounds what a zstd frame may ask of memory, to twice of what a cluster
-	// can need.
+	// maxWindow bounds the memory of a zstd frame: twice the largest cluster.
 	maxWindow = 4 << 20
 
-	unpackWorkers = 4
-	unpackBytes   = 1 << 20 // of the disk, unpacked side by side
-	unpackMost    = 64      // clusters, likewise
+	decompressWorkers = 4
+	maxBatchBytes     = 1 << 20 // decompressed in parallel
+	maxBatchClusters  = 64      // decompressed in parallel
 )
 
-// packedRange returns where the compressed cluster of an L2 entry lies. The number of
-// sectors that it touches is all that is said of its size, and the last one may be cut
-// off by the end of the file.
-func (m *Image) packedRange(entry uint64) (offset, length int64, err error) {
+// compressedRange returns the range of a compressed cluster in the file. The entry has the number of
+// sectors that it touches, not its size in bytes. The file may end within the last sector.
+func (m *Image) compressedRange(entry uint64) (offset, length int64, err error) {
 	bits := 62 - (m.header.ClusterBits - 8)
 	offset = int64(entry & (1<<bits - 1))
 	sectors := int64(entry & (1<<62 - 1) >> bits)
@@ -35,41 +33,41 @@ func (m *Image) packedRange(entry uint64) (offset, length int64, err error) {
 	return offset, min(length, m.file.size-offset), nil
 }
 
-// unpacking is what the compressed clusters of an image are unpacked with.
-type unpacking struct {
-	workers []*unpacker
-	jobs    []unpackJob
+// decompression is the state for decompressing clusters of an image.
+type decompression struct {
+	workers []*decompressor
+	jobs    []decompressJob
 
-	kept    uint64 // the entry of the cluster that was last read in part; 0: none
-	cluster []byte
+	kept    uint64 // the L2 entry of cluster; 0: none
+	cluster []byte // the last cluster that was read in part
 }
 
-type unpackJob struct {
+type decompressJob struct {
 	in  []byte
 	out []byte // one cluster
 	err error
 }
 
-func newUnpacking(h *header) unpacking {
-	var u unpacking
-	for range min(runtime.GOMAXPROCS(0), unpackWorkers) {
-		u.workers = append(u.workers, &unpacker{zstd: h.Compression != 0})
+func newDecompression(h *header) decompression {
+	var u decompression
+	for range min(runtime.GOMAXPROCS(0), decompressWorkers) {
+		u.workers = append(u.workers, &decompressor{zstd: h.Compression != 0})
 	}
-	n := min(unpackMost, unpackBytes>>h.ClusterBits)
-	u.jobs = make([]unpackJob, 0, max(n, len(u.workers)))
+	n := min(maxBatchClusters, maxBatchBytes>>h.ClusterBits)
+	u.jobs = make([]decompressJob, 0, max(n, len(u.workers)))
 	return u
 }
 
-// readPacked reads at off, where e is, and from the compressed clusters that follow as
-// long as p has room for whole ones.
-func (m *Image) readPacked(p []byte, off int64, e extent) (n int, err error) {
-	u := &m.unpacking
+// readCompressed reads the extent e at off, and the compressed clusters after it that fit into p as a
+// whole.
+func (m *Image) readCompressed(p []byte, off int64, e extent) (n int, err error) {
+	u := &m.decompression
 	size := int(m.header.clusterSize())
 	if e.length < int64(size) {
-		return int(e.length), m.readPart(p[:e.length], e)
+		return int(e.length), m.readPartOfCompressed(p[:e.length], e)
 	}
 	u.jobs = u.jobs[:0]
-	for e.kind == packed && e.length == int64(size) && len(p)-n >= size && len(u.jobs) < cap(u.jobs) {
+	for e.kind == compressed && e.length == int64(size) && len(p)-n >= size && len(u.jobs) < cap(u.jobs) {
 		if err := m.addJob(p[n:n+size], e.entry); err != nil {
 			return 0, err
 		}
@@ -82,9 +80,9 @@ func (m *Image) readPacked(p []byte, off int64, e extent) (n int, err error) {
 	return n, u.run()
 }
 
-// readPart reads a part of a compressed cluster, and keeps the cluster.
-func (m *Image) readPart(p []byte, e extent) error {
-	u := &m.unpacking
+// readPartOfCompressed reads a part of a compressed cluster, and keeps the cluster.
+func (m *Image) readPartOfCompressed(p []byte, e extent) error {
+	u := &m.decompression
 	if u.kept != e.entry {
 		if u.cluster == nil {
 			u.cluster = make([]byte, m.header.clusterSize())
@@ -102,13 +100,13 @@ func (m *Image) readPart(p []byte, e extent) error {
 	return nil
 }
 
-// addJob reads the compressed cluster of an entry, which out is for.
+// addJob reads the compressed cluster of an entry, and adds a job to decompress it to out.
 func (m *Image) addJob(out []byte, entry uint64) error {
-	offset, length, err := m.packedRange(entry)
+	offset, length, err := m.compressedRange(entry)
 	if err != nil {
 		return err
 	}
-	u := &m.unpacking
+	u := &m.decompression
 	u.jobs = u.jobs[:len(u.jobs)+1]
 	j := &u.jobs[len(u.jobs)-1]
 	j.out, j.err = out, nil
@@ -119,14 +117,14 @@ func (m *Image) addJob(out []byte, entry uint64) error {
 	return m.file.read(j.in, offset)
 }
 
-// run does the jobs, several at a time.
-func (u *unpacking) run() error {
-	queue := make(chan *unpackJob, len(u.jobs))
+// run runs the jobs in parallel.
+func (u *decompression) run() error {
+	queue := make(chan *decompressJob, len(u.jobs))
 	for i := range u.jobs {
 		queue <- &u.jobs[i]
 	}
 	close(queue)
-	work := func(w *unpacker) {
+	work := func(w *decompressor) {
 		for j := range queue {
 			j.err = w.fill(j.out, j.in)
 		}
@@ -145,16 +143,16 @@ func (u *unpacking) run() error {
 	return nil
 }
 
-// unpacker unpacks one cluster after the other.
-type unpacker struct {
+// decompressor decompresses one cluster after the other.
+type decompressor struct {
 	zstd    bool
 	in      bytes.Reader
 	inflate io.Reader
 	decoder *zstd.Decoder
 }
 
-// fill unpacks b until p is full. What follows in b belongs to another cluster.
-func (u *unpacker) fill(p, b []byte) error {
+// fill decompresses b until p is full. The remaining bytes of b belong to other clusters.
+func (u *decompressor) fill(p, b []byte) error {
 	u.in.Reset(b)
 	r, err := u.reader()
 	if err != nil {
@@ -164,7 +162,7 @@ func (u *unpacker) fill(p, b []byte) error {
 	return err
 }
 
-func (u *unpacker) reader() (r io.Reader, err error) {
+func (u *decompressor) reader() (r io.Reader, err error) {
 	switch {
 	case u.zstd && u.decoder == nil:
 		u.decoder, err = zstd.NewReader(&u.in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
@@ -178,7 +176,7 @@ func (u *unpacker) reader() (r io.Reader, err error) {
 	}
 	resetter, ok := u.inflate.(flate.Resetter)
 	if !ok {
-		return nil, errors.New("flate reader cannot be used again")
+		return nil, errors.New("the flate reader cannot be reset")
 	}
 	return u.inflate, resetter.Reset(&u.in, nil)
 }

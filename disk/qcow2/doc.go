@@ -1,30 +1,31 @@
-// Package qcow2 reads and writes qcow2 images, by the published specification of the
-// format, as QEMU does.
+// Package qcow2 reads and writes qcow2 images, by the published specification of the format and
+// as QEMU does.
 //
-//	Inspect   header, extensions and L1 table of a foreign file: how large is the disk?
-//	Open      the same, and every L2 table once; then an Image, read at any offset
-//	Encode    the other way: a Source becomes a qcow2 file, front to back
+//	Inspect   check header, extensions and L1 table of an untrusted file; returns the virtual size
+//	Open      Inspect, and check every L2 table once; returns an Image that is read at any offset
+//	Encode    the other direction: a Source becomes a qcow2 file, read from front to back
 //
-// # Reading
+// # Reading (header.go, image.go, clusters.go, decompress.go)
 //
-// A file of a stranger is hostile until the opposite is shown. Images that need another
-// file (a backing file, a data file) are refused, and so are encrypted ones, unclean ones
-// and such with features that nobody here knows. Offsets are held against the size of the
-// file, tables and clusters may be referenced once only, and what a compressed cluster
-// says of its size is not believed. Memory is the same for all images: 16 pages of
-// tables, the clusters that are being unpacked, and the marks of Open.
+// Every file is untrusted. Refused are images that need another file (a backing file, a data
+// file), encrypted images, images that were not closed, and images with unknown features. Offsets
+// are checked against the size of the file. No table or cluster may be used twice. The size that
+// an L2 entry has for a compressed cluster is not trusted.
 //
-// Zeros are what no entry of a table stands for, what an entry calls zeros, and what
-// lies behind the end of the file in its last cluster.
+// Memory does not depend on the image: 16 pages of tables, the clusters that are being
+// decompressed, and the map of used clusters during Open.
 //
-// # Writing
+// Zeros are: clusters without an L2 table or entry, clusters with the zero flag, and bytes behind
+// the end of the file in its last cluster.
 //
-// The file is of version 3 with clusters of 64 KiB, and is written in one go:
+// # Writing (encode.go, layout.go, compress.go)
 //
-//	header | table of reference counts | blocks of reference counts | L1 | L2 … | clusters | packed clusters
+// The file has version 3 and clusters of 64 KiB, and is written sequentially:
 //
-// So everything has to be known before the first byte. NextData of the source says which
-// clusters there are, a bit each. With compression, a first pass over the data packs it and
-// keeps only the sizes, two bytes for each cluster; the second pass packs it again. What
-// does not become smaller goes among the plain clusters.
+//	header | refcount table | refcount blocks | L1 table | L2 tables … | standard clusters | compressed clusters
+//
+// So the position of everything must be known before the first byte. NextData of the source
+// returns which clusters have data: one bit each. With compression, a first pass over the data
+// compresses it and keeps only the sizes, two bytes for each cluster; the second pass compresses
+// it again. Clusters that do not become smaller are standard clusters.
 package qcow2

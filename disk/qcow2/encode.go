@@ -6,54 +6,53 @@ import (
 	"io"
 )
 
-// What Encode writes is of one kind.
+// Parameters of the files that Encode writes.
 const (
 	encodeBits      = 16
 	encodeCluster   = 1 << encodeBits
 	tableEntries    = encodeCluster / 8
-	tableBytes      = tableEntries << encodeBits // of the disk, for each L2 table
+	tableBytes      = tableEntries << encodeBits // of the disk, in each L2 table
 	refcountEntries = encodeCluster / 2
 )
 
-// Options say how Encode writes an image.
+// Options are options of Encode.
 type Options struct {
-	Compress bool // with zlib, cluster by cluster, where that makes it smaller
+	Compress bool // compress each cluster with zlib if that makes it smaller
 }
 
-// Encoder is a qcow2 file in the making: an io.Reader of it from front to back. Seek
-// takes it up anywhere.
+// Encoder produces a qcow2 file: an io.Reader from front to back, with Seek. It is for one
+// goroutine.
 type Encoder struct {
 	src    Source
 	layout layout
 	pos    int64
 
-	block       []byte // the piece of metadata, or of packed clusters, that pos is in
+	block       []byte // the piece of metadata or compressed clusters with the byte pos
 	blockOffset int64
 	cursor      cursor
-	packer      *packer
+	compressor  *compressor
 }
 
-// Encode lays out the qcow2 file of what src holds, whose size is a whole number of
-// sectors. The file is the same for the same source, and for the same release of this
-// program, as Size then tells.
+// Encode computes the layout of a qcow2 file with the content of src, whose size must be a multiple
+// of 512. The same release of this program produces the same file for the same content; the size
+// of the file is a check of that.
 //
-// src is asked for all its ranges here, and with compression for all its bytes, so that
-// this takes long; src can end it with an error. It is not closed, and must stay what it
-// is as long as the Encoder is read. Memory: a bit for each cluster with data, and with
-// compression two bytes.
+// Encode reads all ranges of src and, with compression, all its bytes, so it can take long. An
+// error of src ends it. It does not close src. The content must not change while the Encoder is
+// used. Memory: one bit for each cluster with data; with compression, two more bytes.
 func Encode(src Source, o Options) (*Encoder, error) {
 	size := src.Size()
 	if size <= 0 || size%sector != 0 || size > maxVirtualSize {
-		return nil, fmt.Errorf("encode qcow2 image: a disk cannot have %d bytes", size)
+		return nil, fmt.Errorf("encode qcow2 image: no disk has %d bytes", size)
 	}
-	tables, err := survey(src)
+	tables, err := planTables(src)
 	if err != nil {
 		return nil, fmt.Errorf("encode qcow2 image: %w", err)
 	}
 	e := &Encoder{src: src, blockOffset: -1}
 	if o.Compress {
-		e.packer = newPacker(src)
-		if err := e.packer.measure(tables); err != nil {
+		e.compressor = newCompressor(src)
+		if err := e.compressor.measure(tables); err != nil {
 			return nil, fmt.Errorf("encode qcow2 image: %w", err)
 		}
 	}
@@ -64,7 +63,7 @@ func Encode(src Source, o Options) (*Encoder, error) {
 // Size returns the bytes of the file.
 func (e *Encoder) Size() int64 { return e.layout.size }
 
-// Seek sets where the next Read begins, to 0 <= offset <= Size.
+// Seek implements io.Seeker for offsets from 0 to Size.
 func (e *Encoder) Seek(offset int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
@@ -73,14 +72,13 @@ func (e *Encoder) Seek(offset int64, whence int) (int64, error) {
 		offset += e.Size()
 	}
 	if offset < 0 || offset > e.Size() {
-		return 0, errors.New("seek in qcow2 image: outside of it")
+		return 0, errors.New("seek in qcow2 image: offset outside the file")
 	}
 	e.pos = offset
 	return offset, nil
 }
 
-// Read reads on. Large reads are passed on to the source as they are, as far as its
-// clusters with data lie side by side.
+// Read implements io.Reader. It reads adjacent clusters of the source by one call.
 func (e *Encoder) Read(p []byte) (int, error) {
 	n := 0
 	for n < len(p) && e.pos < e.Size() {
@@ -98,8 +96,8 @@ func (e *Encoder) Read(p []byte) (int, error) {
 }
 
 func (e *Encoder) readSome(p []byte) (int, error) {
-	if l := &e.layout; e.pos >= l.plain && e.pos < l.packed {
-		return e.readPlain(p)
+	if l := &e.layout; e.pos >= l.standard && e.pos < l.compressed {
+		return e.readStandard(p)
 	}
 	if e.blockOffset < 0 || e.pos < e.blockOffset || e.pos >= e.blockOffset+int64(len(e.block)) {
 		if err := e.nextBlock(); err != nil {
@@ -110,11 +108,11 @@ func (e *Encoder) readSome(p []byte) (int, error) {
 	return copy(p, e.block[e.pos-e.blockOffset:]), nil
 }
 
-// nextBlock makes the block that pos is in.
+// nextBlock produces the block with the byte pos.
 func (e *Encoder) nextBlock() error {
 	l := &e.layout
-	if e.pos >= l.packed {
-		return e.nextPacked()
+	if e.pos >= l.compressed {
+		return e.nextCompressed()
 	}
 	if cap(e.block) < encodeCluster {
 		e.block = make([]byte, encodeCluster)
@@ -126,14 +124,14 @@ func (e *Encoder) nextBlock() error {
 	return nil
 }
 
-// readPlain reads the clusters at pos, as many as lie side by side in the source too.
-func (e *Encoder) readPlain(p []byte) (int, error) {
-	skip := (e.pos - e.layout.plain) & (encodeCluster - 1)
-	c := e.layout.seekPlain(e.cursor, (e.pos-e.layout.plain)>>encodeBits)
+// readStandard reads the standard clusters at pos that are adjacent in the source too.
+func (e *Encoder) readStandard(p []byte) (int, error) {
+	skip := (e.pos - e.layout.standard) & (encodeCluster - 1)
+	c := e.layout.seekStandard(e.cursor, (e.pos-e.layout.standard)>>encodeBits)
 	off := c.offset() + skip
 	length := encodeCluster - skip
 	for length < int64(len(p)) {
-		next, ok := e.layout.nextPlain(c)
+		next, ok := e.layout.nextStandard(c)
 		if !ok || next.offset() != c.offset()+encodeCluster {
 			break
 		}
@@ -143,12 +141,12 @@ func (e *Encoder) readPlain(p []byte) (int, error) {
 	e.cursor = c
 	p = p[:min(length, int64(len(p)))]
 	if err := readDisk(e.src, p, off); err != nil {
-		return 0, err // what is in p is not of the disk
+		return 0, err // p may have bytes that are not of the disk
 	}
 	return len(p), nil
 }
 
-// readDisk fills p from off, with zeros behind the end of the disk.
+// readDisk fills p from off, with zeros after the end of the disk.
 func readDisk(src Source, p []byte, off int64) error {
 	n := max(0, min(int64(len(p)), src.Size()-off))
 	clear(p[n:])
@@ -162,19 +160,18 @@ func readDisk(src Source, p []byte, off int64) error {
 	return fmt.Errorf("read disk at %d: %w", off, err)
 }
 
-// Source is a disk of which large parts may be zeros that nobody ever wrote.
-//
-// It is not for concurrent use.
+// Source is a sparse disk: large parts may be zeros that were never written. It is for one
+// goroutine.
 type Source interface {
-	// ReadAt reads what a guest sees, zeros where there is no data. It fills p, or
-	// returns io.EOF where the disk ends.
+	// ReadAt reads the bytes that a guest sees: zeros where there is no data. It fills p, or
+	// returns io.EOF at the end of the disk.
 	io.ReaderAt
 
 	// Size returns the bytes of the disk that a guest sees.
 	Size() int64
 
-	// NextData returns the next range, from off on, that may hold something else
-	// than zeros: off <= start < end <= Size. There are only zeros between off and
-	// start. The next range may begin right at end. io.EOF: there is none.
+	// NextData returns the next range from off on that may have other bytes than zeros:
+	// off <= start < end <= Size. Between off and start are only zeros. The next range may
+	// begin at end. io.EOF: there is none.
 	NextData(off int64) (start, end int64, err error)
 }

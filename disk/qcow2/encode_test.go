@@ -17,7 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// encode writes the image of src to a file.
+// encode encodes src to a file.
 func encode(t testing.TB, src Source, o Options) (path string) {
 	t.Helper()
 	e, err := Encode(src, o)
@@ -64,7 +64,7 @@ func TestEncode(t *testing.T) {
 	}
 }
 
-// checkSeek holds that a file is the same in pieces of any size, and from any offset on.
+// checkSeek checks that reads in pieces of any size and from any offset return the same bytes.
 func checkSeek(t *testing.T, src Source, o Options, path string, r *rand.Rand) {
 	t.Helper()
 	want, err := os.ReadFile(path)
@@ -96,7 +96,7 @@ func checkSeek(t *testing.T, src Source, o Options, path string, r *rand.Rand) {
 	}
 }
 
-// QEMU packs with a window of 4 KiB, so that nothing may refer to what lies further back.
+// QEMU decompresses with a window of 4 KiB, so no reference may go further back.
 func TestEncodeWindow(t *testing.T) {
 	far := make([]byte, 10<<10)
 	rand.NewChaCha8([32]byte{6}).Read(far)
@@ -113,10 +113,10 @@ func TestEncodeWindow(t *testing.T) {
 	}
 }
 
-// Packed clusters are taken up anywhere.
-func TestEncodeSeekPacked(t *testing.T) {
-	src := &patches{size: 3 * packBatch << 16}
-	for i := range int64(3 * packBatch) {
+// Reading compressed clusters can start at any offset.
+func TestEncodeSeekCompressed(t *testing.T) {
+	src := &patches{size: 3 * batchClusters << 16}
+	for i := range int64(3 * batchClusters) {
 		src.pieces = append(src.pieces, patch{i << 16, bytes.Repeat([]byte{byte(i), byte(i * i), 7}, int(100*i+1))})
 	}
 	e, err := Encode(src, Options{Compress: true})
@@ -127,7 +127,7 @@ func TestEncodeSeekPacked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for off := e.layout.packed; off < e.Size(); off += 1 + (off - e.layout.packed) {
+	for off := e.layout.compressed; off < e.Size(); off += 1 + (off - e.layout.compressed) {
 		if _, err := e.Seek(off, io.SeekStart); err != nil {
 			t.Fatal(err)
 		}
@@ -151,16 +151,16 @@ func TestEncodeEmpty(t *testing.T) {
 				t.Errorf("not zeros, or %v", err)
 			}
 			if o.Compress && len(ranges(t, m)) != 0 {
-				t.Error("written zeros are data after all")
+				t.Error("written zeros became data")
 			}
 		}
 	}
 }
 
-// failing is a Source that breaks its word.
+// failing is a Source that violates its contract.
 type failing struct {
 	*patches
-	reads  int // until all bytes are others
+	reads  int // number of reads after which all bytes differ
 	err    error
 	ranges func(off int64) (start, end int64)
 }
@@ -227,8 +227,8 @@ func TestEncodeFails(t *testing.T) {
 	}
 }
 
-// metadata writes what lies before the clusters to a sparse file as large as the image, so
-// that qemu-img can check much more than there is room for.
+// metadata writes the metadata to a sparse file with the size of the image, so that qemu-img can check
+// images that are larger than the disk.
 func metadata(t *testing.T, e *Encoder) (path string) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "metadata"))
@@ -236,7 +236,7 @@ func metadata(t *testing.T, e *Encoder) (path string) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, err := io.CopyN(f, e, e.layout.plain); err != nil {
+	if _, err := io.CopyN(f, e, e.layout.standard); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.Truncate(e.Size()); err != nil {
@@ -245,14 +245,16 @@ func metadata(t *testing.T, e *Encoder) (path string) {
 	return f.Name()
 }
 
-// vast is a disk that is all data, without having it.
+// vast is a disk that has data everywhere, but returns none.
 type vast struct{ size int64 }
 
-func (s vast) Size() int64                                      { return s.size }
-func (s vast) ReadAt([]byte, int64) (int, error)                { return 0, errors.New("there is no data") }
+func (s vast) Size() int64 { return s.size }
+
+func (s vast) ReadAt([]byte, int64) (int, error) { return 0, errors.New("there is no data") }
+
 func (s vast) NextData(off int64) (start, end int64, err error) { return off, s.size, nil }
 
-// Several blocks of reference counts, of plain clusters and of packed ones.
+// TestEncodeManyClusters has several refcount blocks for standard and for compressed clusters.
 func TestEncodeManyClusters(t *testing.T) {
 	src := vast{5<<30 + 512}
 	e, err := Encode(src, Options{})
@@ -261,7 +263,7 @@ func TestEncodeManyClusters(t *testing.T) {
 	}
 	run(t, "qemu-img", "check", "-q", "-f", "qcow2", metadata(t, e))
 
-	tables, err := survey(src)
+	tables, err := planTables(src)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -270,18 +272,18 @@ func TestEncodeManyClusters(t *testing.T) {
 		table.sizes = make([]uint16, tableEntries)
 		for i := range table.sizes {
 			if r.IntN(9) > 0 {
-				table.sizes[i] = uint16(100 + r.IntN(packLimit-100))
+				table.sizes[i] = uint16(100 + r.IntN(maxCompressed-100))
 			}
 		}
 	}
 	e = &Encoder{src: src, layout: newLayout(src.size, tables), blockOffset: -1}
-	if blocks := (e.layout.l1 - e.layout.blocks) >> encodeBits; blocks < 2 {
+	if blocks := (e.layout.l1 - e.layout.refcountBlocks) >> encodeBits; blocks < 2 {
 		t.Errorf("%d blocks are too few for this test", blocks)
 	}
 	run(t, "qemu-img", "check", "-q", "-f", "qcow2", metadata(t, e))
 }
 
-// A vast disk with little data costs a small file and little memory.
+// A large disk with little data needs a small file and little memory.
 func TestEncodeLargeDisks(t *testing.T) {
 	for _, size := range []int64{16 << 40, maxVirtualSize} {
 		src := &patches{size: size, pieces: []patch{

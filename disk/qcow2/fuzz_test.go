@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// FuzzInspect holds for any header: no panic, bounded reading, and errors that are final
-// only by what the bytes say.
+// FuzzInspect checks for any header: no panic, bounded reading, and only a *FormatError if all bytes
+// can be read.
 func FuzzInspect(f *testing.F) {
 	const maxHead = 4 << 10
 	for _, c := range hostile {
@@ -34,14 +34,15 @@ func FuzzInspect(f *testing.F) {
 	})
 }
 
+// checkFinal checks that err is nil or a *FormatError.
 func checkFinal(t *testing.T, err error) {
 	t.Helper()
 	if _, ok := errors.AsType[*FormatError](err); err != nil && !ok {
-		t.Errorf("%v, though every byte could be read", err)
+		t.Errorf("%v, although every byte could be read", err)
 	}
 }
 
-// small makes an image of few bytes that has clusters of all sorts.
+// small makes a small image with clusters of all kinds.
 func small(f *testing.F, options string, compress ...string) []byte {
 	plain, path := filepath.Join(f.TempDir(), "plain"), filepath.Join(f.TempDir(), "image")
 	run(f, "qemu-img", "create", "-q", "-f", "qcow2", plain, "64k")
@@ -56,8 +57,8 @@ func small(f *testing.F, options string, compress ...string) []byte {
 	return b
 }
 
-// FuzzImage holds for any file: no panic, errors that are final only by what the bytes
-// say, zeros outside of all ranges, and the same bytes however they are read.
+// FuzzImage checks for any file: no panic, only a *FormatError if all bytes can be read, zeros outside
+// all ranges, and the same bytes for reads of different sizes.
 func FuzzImage(f *testing.F) {
 	for _, b := range [][]byte{
 		small(f, "cluster_size=512"),
@@ -95,7 +96,7 @@ func FuzzImage(f *testing.F) {
 	})
 }
 
-// checkRanges holds that want, which is at off on the disk, is zeros outside the ranges.
+// checkRanges checks that want, the bytes at off of the disk, is zero outside the ranges.
 func checkRanges(t *testing.T, m *Image, off int64, want []byte) {
 	end := off + int64(len(want))
 	for at := off; at < end; {
@@ -109,7 +110,7 @@ func checkRanges(t *testing.T, m *Image, off int64, want []byte) {
 		}
 		for _, c := range want[at-off : min(from, end)-off] {
 			if c != 0 {
-				t.Fatalf("data between %d and %d, where NextData knows of none", at, from)
+				t.Fatalf("data between %d and %d, where NextData returns no range", at, from)
 			}
 		}
 		at = to

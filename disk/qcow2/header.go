@@ -8,9 +8,8 @@ import (
 	"math"
 )
 
-// The bounds that QEMU keeps as well, where no other reason is given. What is
-// refused beyond QEMU's rules is what makes an image depend on anything but
-// its own bytes.
+// Limits. Those without a reason are QEMU's. In addition to QEMU's rules, this package refuses images
+// that depend on anything but their own bytes.
 const (
 	sector            = 512
 	minClusterBits    = 9
@@ -25,17 +24,17 @@ const (
 	v3HeaderLength    = 104
 	compressionOffset = 104
 
-	// Five kinds of extensions are defined, each at most once. The bound
-	// keeps a cluster full of empty ones from being read piece by piece.
+	// The specification has five extensions, each at most once. The limit prevents a cluster
+	// full of empty extensions from being read piece by piece.
 	maxExtensions = 64
 
-	// The L1 bound alone would let a few kilobytes declare 2 EiB. 64 TiB is
-	// four times the largest file of ext4, which a volume on such an image has
-	// to fit in, and small enough that sums of sizes never overflow.
+	// With the limit of the L1 table alone, a few KiB could declare 2 EiB. 64 TiB is four
+	// times the largest file of ext4, in which a volume with such an image must fit. It is
+	// small enough that sums of sizes never overflow.
 	maxVirtualSize = 64 << 40
 )
 
-// Incompatible features, by their bits.
+// Bits of incompatible features.
 const (
 	featureDirty = 1 << iota
 	featureCorrupt
@@ -46,10 +45,10 @@ const (
 	knownFeatures = 1<<iota - 1
 )
 
-// autoclearRawData says that an external data file is a raw disk.
+// autoclearRawData: the external data file is a raw disk.
 const autoclearRawData = 1 << 1
 
-// Header extensions that make an image more than its own plain bytes.
+// Types of header extensions. Images with the last three depend on more than their own bytes.
 const (
 	extensionEnd           = 0
 	extensionBackingFormat = 0xe2792aca
@@ -59,15 +58,15 @@ const (
 
 const (
 	hintFlatten = "make a self-contained copy where you trust it: qemu-img convert -O qcow2"
-	hintRepair  = "shut down what writes to it, and repair it: qemu-img check -r all"
-	hintDamaged = "get an intact copy: qemu-img check says more"
+	hintRepair  = "stop the program that writes to it, and repair it: qemu-img check -r all"
+	hintDamaged = "get an intact copy: qemu-img check shows details"
 )
 
-// Magic begins every qcow2 file, and the older qcow files too.
+// Magic is at the start of every qcow2 file, and of the older qcow files.
 const Magic = "QFI\xfb"
 
-// header is a header of version 3 byte for byte, up to the compression type, the
-// last field that there is. All numbers are big endian.
+// header is a header of version 3, byte for byte, up to the compression type, its last field. All
+// numbers are big endian.
 type header struct {
 	Magic            [4]byte
 	Version          uint32
@@ -90,14 +89,13 @@ type header struct {
 	Compression      uint8
 }
 
-// file is a qcow2 file, or what there is of it yet.
+// file is a qcow2 file, or its first bytes.
 type file struct {
 	r    io.ReaderAt
 	size int64
 }
 
-// read fills b from offset. Where the file ends before, the error is
-// io.ErrUnexpectedEOF.
+// read fills b from offset. If the file ends before that, the error is io.ErrUnexpectedEOF.
 func (f file) read(b []byte, offset int64) error {
 	n, err := f.r.ReadAt(b, offset)
 	if n == len(b) {
@@ -109,13 +107,12 @@ func (f file) read(b []byte, offset int64) error {
 	return fmt.Errorf("read image at %d: %w", offset, err)
 }
 
-// Inspect says how large a disk the qcow2 file of size bytes holds, or refuses the
-// file with a *FormatError; any other error is one of reading r.
+// Inspect returns the virtual size of the qcow2 file of size bytes. A *FormatError means that it is
+// not accepted; any other error is a read error of r.
 //
-// The header, its extensions and the whole L1 table are checked, and no more than 33
-// MiB are read. The L2 tables are not: there are as many as there is data, and a
-// wrong entry in one costs its reader wrong sectors of this image, nothing of another
-// file. Open reads them too.
+// Inspect checks the header, its extensions and the whole L1 table, and reads at most 33 MiB. It
+// does not check the L2 tables: their number grows with the data, and a wrong entry can only give
+// a reader wrong sectors of this file, nothing of another file. Open checks them too.
 func Inspect(r io.ReaderAt, size int64) (virtualSize int64, err error) {
 	h, err := file{r, size}.inspect()
 	if err != nil {
@@ -159,7 +156,7 @@ func (f file) readHeader() (*header, error) {
 	}
 	switch h.Version {
 	case 2:
-		// Bytes 72 and on are extensions already.
+		// In version 2, extensions begin at byte 72.
 		h.Incompatible, h.Compatible, h.Autoclear = 0, 0, 0
 		h.RefcountOrder, h.Length, h.Compression = 4, v2HeaderLength, 0
 	case 3:
@@ -174,21 +171,21 @@ func (f file) readHeader() (*header, error) {
 
 func (h *header) clusterSize() uint64 { return 1 << h.ClusterBits }
 
-// checkReferences refuses images that are not complete in themselves. Names of
-// other files are never read, so that none can get into a message either.
+// checkReferences refuses images that are not complete without other files. It never reads the names
+// of other files, so no message can have one.
 func (h *header) checkReferences() error {
 	switch {
 	case h.BackingOffset != 0 || h.BackingLength != 0:
 		return refuse(hintFlatten, "the qcow2 image has a backing file")
 	case h.Incompatible&featureDataFile != 0 || h.Autoclear&autoclearRawData != 0:
-		return refuse(hintFlatten, "the qcow2 image keeps its data in another file")
+		return refuse(hintFlatten, "the qcow2 image has its data in another file")
 	case h.Encryption != 0:
-		return refuse("decrypt it: qemu-img convert -O qcow2; a raw LUKS disk is accepted", "the qcow2 image is encrypted inside")
+		return refuse("decrypt it: qemu-img convert -O qcow2; a raw LUKS disk is accepted", "the qcow2 image uses qcow2 encryption")
 	}
 	return nil
 }
 
-// checkFeatures refuses what the header marks as unfit or as not understood.
+// checkFeatures refuses images with unknown features, and images that need a repair.
 func (h *header) checkFeatures() error {
 	zstd := h.Incompatible&featureCompression != 0
 	switch {
@@ -197,10 +194,9 @@ func (h *header) checkFeatures() error {
 	case h.Incompatible&featureCorrupt != 0:
 		return refuse(hintRepair, "the qcow2 image is marked as corrupt")
 	case h.Incompatible&featureDirty != 0:
-		// Stale reference counts alone would not hurt a reader. But the mark
-		// means that a copy was taken from under a writer, whose last data may
-		// be missing too; and whoever opens the image for writing repairs it
-		// first, so that its bytes are no longer those of its checksum.
+		// Stale reference counts would not harm a reader. But the mark means that the file was
+		// copied while a program wrote to it, so its last data may be missing. And QEMU repairs
+		// such an image when it opens it for writing, which changes its checksum.
 		return refuse(hintRepair, "the qcow2 image was not closed by its last writer")
 	case zstd != (h.Compression != 0) || h.Compression > 1:
 		return refuse("convert it with qemu-img convert -O qcow2", "the qcow2 image has an unknown compression type (%d)", h.Compression)
@@ -208,7 +204,7 @@ func (h *header) checkFeatures() error {
 	return nil
 }
 
-// checkGeometry checks the numbers that all others are reckoned from.
+// checkGeometry checks the numbers on which all other checks depend.
 func (h *header) checkGeometry() error {
 	minBits := uint32(minClusterBits)
 	if h.Incompatible&featureExtendedL2 != 0 {
@@ -218,20 +214,20 @@ func (h *header) checkGeometry() error {
 	case h.ClusterBits < minBits || h.ClusterBits > maxClusterBits:
 		return refuse(hintDamaged, "the qcow2 image has clusters of 2^%d bytes: 2^%d to 2^%d are possible", h.ClusterBits, minBits, maxClusterBits)
 	case h.Version == 3 && h.Length < v3HeaderLength, h.Length%8 != 0, uint64(h.Length) > h.clusterSize():
-		return refuse(hintDamaged, "the qcow2 header cannot be %d bytes long", h.Length)
+		return refuse(hintDamaged, "the qcow2 header has an invalid length of %d bytes", h.Length)
 	case h.RefcountOrder > maxRefcountOrder:
 		return refuse(hintDamaged, "the qcow2 image has reference counts of 2^%d bits", h.RefcountOrder)
 	case h.Size == 0 || h.Size%sector != 0:
 		return refuse(hintDamaged, "the virtual size %d of the qcow2 image is not a whole number of sectors", h.Size)
 	case h.Size > maxVirtualSize:
-		return refuse("make a smaller disk", "the virtual size %d of the qcow2 image is larger than %d (64 TiB)", h.Size, int64(maxVirtualSize))
+		return refuse("create a smaller disk", "the virtual size %d of the qcow2 image is larger than %d (64 TiB)", h.Size, int64(maxVirtualSize))
 	}
 	return nil
 }
 
-// checkExtensions walks the header extensions, which end with the first
-// cluster at the latest. Unknown ones are harmless by their definition; what
-// bitmaps hold is checked by those who use them.
+// checkExtensions reads the header extensions, which end with the first cluster at the latest. By the
+// specification, a reader may ignore unknown extensions. The content of bitmaps is not checked:
+// reading the disk does not use them.
 func (f file) checkExtensions(h *header) error {
 	var b [8]byte
 	offset, end := int64(h.Length), min(int64(h.clusterSize()), f.size)
@@ -253,47 +249,47 @@ func (f file) checkExtensions(h *header) error {
 		case extensionBackingFormat:
 			return refuse(hintFlatten, "the qcow2 image has a backing file")
 		case extensionDataFile:
-			return refuse(hintFlatten, "the qcow2 image keeps its data in another file")
+			return refuse(hintFlatten, "the qcow2 image has its data in another file")
 		case extensionEncryption:
-			return refuse(hintFlatten, "the qcow2 image is encrypted inside")
+			return refuse(hintFlatten, "the qcow2 image uses qcow2 encryption")
 		}
 	}
 	return refuse(hintDamaged, "the qcow2 image has more than %d header extensions", maxExtensions)
 }
 
-// checkTables checks where the tables lie in a file of size bytes.
+// checkTables checks the offsets and sizes of the tables in a file of size bytes.
 func (h *header) checkTables(size int64) error {
 	if h.Snapshots > maxSnapshots {
 		return refuse(hintDamaged, "the qcow2 image has %d snapshots: %d are possible", h.Snapshots, maxSnapshots)
 	}
 	if h.RefcountClusters == 0 {
-		return refuse(hintDamaged, "the qcow2 image has no table of reference counts")
+		return refuse(hintDamaged, "the qcow2 image has no refcount table")
 	}
 	if need := h.needL1(); uint64(h.L1Entries) < need {
-		return refuse(hintDamaged, "the L1 table of the qcow2 image has %d entries where its virtual size needs %d", h.L1Entries, need)
+		return refuse(hintDamaged, "the L1 table of the qcow2 image has %d entries: its virtual size needs %d", h.L1Entries, need)
 	}
 	err := h.checkTable("L1 table", h.L1Offset, uint64(h.L1Entries)*8, maxL1Bytes, size)
 	if err == nil {
-		err = h.checkTable("table of reference counts", h.RefcountOffset, uint64(h.RefcountClusters)<<h.ClusterBits, maxRefcountBytes, size)
+		err = h.checkTable("refcount table", h.RefcountOffset, uint64(h.RefcountClusters)<<h.ClusterBits, maxRefcountBytes, size)
 	}
 	if err == nil && h.Snapshots > 0 {
-		err = h.checkTable("table of snapshots", h.SnapshotsOffset, uint64(h.Snapshots)*minSnapshotBytes, maxSnapshots*minSnapshotBytes, size)
+		err = h.checkTable("snapshot table", h.SnapshotsOffset, uint64(h.Snapshots)*minSnapshotBytes, maxSnapshots*minSnapshotBytes, size)
 	}
 	if err == nil && (h.SnapshotsOffset%h.clusterSize() != 0 || h.SnapshotsOffset > math.MaxInt64) {
-		// Without snapshots the offset may be anywhere, past the end too.
-		err = refuse(hintDamaged, "the table of snapshots of the qcow2 image does not begin at a cluster of its own")
+		// Without snapshots the offset may have any value, even after the end of the file.
+		err = refuse(hintDamaged, "the snapshot table of the qcow2 image does not begin at a cluster border")
 	}
 	return err
 }
 
-// needL1 returns the number of L1 entries that cover the virtual size. Each
-// stands for one L2 table, which is one cluster of entries.
+// needL1 returns the number of L1 entries for the virtual size. Each entry is for one L2 table, which
+// is one cluster of entries.
 func (h *header) needL1() uint64 {
 	covered := uint64(1) << (h.ClusterBits + h.ClusterBits - h.entryBits())
 	return (h.Size + covered - 1) / covered
 }
 
-// entryBits returns the binary logarithm of the size of an L2 entry. Extended ones have a
+// entryBits returns the binary logarithm of the size of an L2 entry. Extended L2 entries also have a
 // bitmap of subclusters.
 func (h *header) entryBits() uint32 {
 	if h.Incompatible&featureExtendedL2 != 0 {
@@ -307,20 +303,20 @@ func (h *header) checkTable(name string, offset, length, limit uint64, size int6
 	case length > limit:
 		return refuse(hintDamaged, "the %s of the qcow2 image has %d bytes: %d are possible", name, length, limit)
 	case offset == 0 || offset%h.clusterSize() != 0:
-		return refuse(hintDamaged, "the %s of the qcow2 image does not begin at a cluster of its own", name)
+		return refuse(hintDamaged, "the %s of the qcow2 image does not begin at a cluster border", name)
 	case offset > uint64(size) || length > uint64(size)-offset:
 		return refuse(hintDamaged, "the %s of the qcow2 image lies outside the file", name)
 	}
 	return nil
 }
 
-// L1 entries: the offset of an L2 table between reserved bits, and one flag.
+// L1 entries: the offset of an L2 table, one flag and reserved bits.
 const (
 	l1OffsetMask   = 1<<56 - 1<<9
 	l1ReservedMask = 1<<63 - 1 - l1OffsetMask
 )
 
-// checkL1 reads the L1 table, of up to 32 MiB, through one small buffer.
+// checkL1 checks the L1 table, of up to 32 MiB, with one small buffer.
 func (f file) checkL1(h *header) error {
 	rest, offset := int64(h.L1Entries)*8, int64(h.L1Offset)
 	buffer := make([]byte, min(rest, 64<<10))
@@ -351,9 +347,9 @@ func (h *header) checkL1Entry(entry uint64, size int64) error {
 	return h.checkTable("L2 table", l2, h.clusterSize(), h.clusterSize(), size)
 }
 
-// FormatError says why a file cannot be an image. It is final until the
-// declaration or the file changes. Reason and Hint are each one sentence and
-// quote no bytes of the file, so both are safe to print.
+// FormatError is the reason why a file is not accepted as an image. It is final until the declaration
+// or the file changes. Reason and Hint are one sentence each. They quote no bytes of the file, so
+// both are safe to print.
 type FormatError struct {
 	Reason string
 	Hint   string // what to do about it

@@ -59,7 +59,7 @@ func putExtensions(at int, words ...uint32) edit {
 	}
 }
 
-// image returns the bytes of an image that is packed in the testdata of package disk.
+// image returns the bytes of an image in the testdata of package disk, where it is packed with gzip.
 func image(t testing.TB, name string) []byte {
 	t.Helper()
 	f, err := os.Open("../testdata/" + name + ".gz")
@@ -94,8 +94,8 @@ func edited(good []byte, edits ...edit) []byte {
 	return b
 }
 
-// hostile lists, for every rule, an image that breaks this rule alone. v3.qcow2
-// has clusters of 64 KiB, 6 of them in the file; extended-l2.qcow2 of 16 KiB.
+// hostile has, for every rule, an image that breaks only this rule. v3.qcow2 has 6 clusters of 64 KiB,
+// extended-l2.qcow2 has clusters of 16 KiB.
 var hostile = []struct {
 	name   string
 	base   string
@@ -113,12 +113,12 @@ var hostile = []struct {
 	{"backing format behind others", "v3", "the qcow2 image has a backing file", []edit{putExtensions(atExtensions, 0x12345678, 5, 0, 0, extensionBackingFormat, 3)}},
 	{"backing format of version 2", "v2", "the qcow2 image has a backing file", []edit{putExtensions(72, extensionBackingFormat, 3)}},
 	{"backing format at the end of the cluster", "v3", "the qcow2 image has a backing file", []edit{putExtensions(atExtensions, 0x12345678, 64<<10-112-16), putExtensions(64<<10-8, extensionBackingFormat, 0)}},
-	{"data file bit", "v3", "the qcow2 image keeps its data in another file", []edit{put64(atIncompatible, featureDataFile)}},
-	{"data file name", "v3", "the qcow2 image keeps its data in another file", []edit{putExtensions(atExtensions, extensionDataFile, 8)}},
-	{"raw data file", "v3", "the qcow2 image keeps its data in another file", []edit{put64(atAutoclear, autoclearRawData)}},
-	{"AES", "v3", "the qcow2 image is encrypted inside", []edit{put32(atEncryption, 1)}},
-	{"LUKS", "v3", "the qcow2 image is encrypted inside", []edit{put32(atEncryption, 2)}},
-	{"LUKS header", "v3", "the qcow2 image is encrypted inside", []edit{putExtensions(atExtensions, extensionEncryption, 16)}},
+	{"data file bit", "v3", "the qcow2 image has its data in another file", []edit{put64(atIncompatible, featureDataFile)}},
+	{"data file name", "v3", "the qcow2 image has its data in another file", []edit{putExtensions(atExtensions, extensionDataFile, 8)}},
+	{"raw data file", "v3", "the qcow2 image has its data in another file", []edit{put64(atAutoclear, autoclearRawData)}},
+	{"AES", "v3", "the qcow2 image uses qcow2 encryption", []edit{put32(atEncryption, 1)}},
+	{"LUKS", "v3", "the qcow2 image uses qcow2 encryption", []edit{put32(atEncryption, 2)}},
+	{"LUKS header", "v3", "the qcow2 image uses qcow2 encryption", []edit{putExtensions(atExtensions, extensionEncryption, 16)}},
 
 	{"unknown feature", "v3", "the qcow2 image needs unknown features (bits 0x20)", []edit{put64(atIncompatible, 1<<5)}},
 	{"last feature", "v3", "the qcow2 image needs unknown features (bits 0x8000000000000000)", []edit{put64(atIncompatible, 1<<63)}},
@@ -134,11 +134,11 @@ var hostile = []struct {
 	{"clusters of 2^63 bytes", "v3", "the qcow2 image has clusters of 2^63 bytes: 2^9 to 2^21 are possible", []edit{put32(atClusterBits, 63)}},
 	{"clusters of 2^64 bytes", "v2", "the qcow2 image has clusters of 2^64 bytes: 2^9 to 2^21 are possible", []edit{put32(atClusterBits, 64)}},
 	{"subclusters below a sector", "extended-l2", "the qcow2 image has clusters of 2^13 bytes: 2^14 to 2^21 are possible", []edit{put32(atClusterBits, 13)}},
-	{"short header", "v3", "the qcow2 header cannot be 96 bytes long", []edit{put32(atLength, 96)}},
-	{"no header", "v3", "the qcow2 header cannot be 0 bytes long", []edit{put32(atLength, 0)}},
-	{"odd header", "v3", "the qcow2 header cannot be 113 bytes long", []edit{put32(atLength, 113)}},
-	{"header longer than a cluster", "v3", "the qcow2 header cannot be 65544 bytes long", []edit{put32(atLength, 65544)}},
-	{"endless header", "v3", "the qcow2 header cannot be 4294967288 bytes long", []edit{put32(atLength, 0xfffffff8)}},
+	{"short header", "v3", "the qcow2 header has an invalid length of 96 bytes", []edit{put32(atLength, 96)}},
+	{"no header", "v3", "the qcow2 header has an invalid length of 0 bytes", []edit{put32(atLength, 0)}},
+	{"odd header", "v3", "the qcow2 header has an invalid length of 113 bytes", []edit{put32(atLength, 113)}},
+	{"header longer than a cluster", "v3", "the qcow2 header has an invalid length of 65544 bytes", []edit{put32(atLength, 65544)}},
+	{"endless header", "v3", "the qcow2 header has an invalid length of 4294967288 bytes", []edit{put32(atLength, 0xfffffff8)}},
 	{"wide reference counts", "v3", "the qcow2 image has reference counts of 2^7 bits", []edit{put32(atRefcountOrder, 7)}},
 
 	{"no virtual size", "v3", "the virtual size 0 of the qcow2 image is not a whole number of sectors", []edit{put64(atSize, 0)}},
@@ -146,28 +146,28 @@ var hostile = []struct {
 	{"huge virtual size", "v3", "the virtual size 70368744178176 of the qcow2 image is larger than 70368744177664 (64 TiB)", []edit{put64(atSize, 64<<40+512)}},
 	{"negative virtual size", "v3", "the virtual size 18446744073709551104 of the qcow2 image is larger than 70368744177664 (64 TiB)", []edit{put64(atSize, 1<<64-512)}},
 
-	{"L1 table too small", "v3", "the L1 table of the qcow2 image has 1 entries where its virtual size needs 2", []edit{put64(atSize, 512<<20+512)}},
-	{"no L1 table", "v3", "the L1 table of the qcow2 image has 0 entries where its virtual size needs 1", []edit{put32(atL1Entries, 0)}},
-	{"L1 table too small for extended entries", "extended-l2", "the L1 table of the qcow2 image has 64 entries where its virtual size needs 65", []edit{put64(atSize, 1<<30+512)}},
+	{"L1 table too small", "v3", "the L1 table of the qcow2 image has 1 entries: its virtual size needs 2", []edit{put64(atSize, 512<<20+512)}},
+	{"no L1 table", "v3", "the L1 table of the qcow2 image has 0 entries: its virtual size needs 1", []edit{put32(atL1Entries, 0)}},
+	{"L1 table too small for extended entries", "extended-l2", "the L1 table of the qcow2 image has 64 entries: its virtual size needs 65", []edit{put64(atSize, 1<<30+512)}},
 	{"huge L1 table", "v3", "the L1 table of the qcow2 image has 33554440 bytes: 33554432 are possible", []edit{put32(atL1Entries, 4<<20+1)}},
 	{"endless L1 table", "v3", "the L1 table of the qcow2 image has 34359738360 bytes: 33554432 are possible", []edit{put32(atL1Entries, 1<<32-1)}},
-	{"L1 table at the header", "v3", "the L1 table of the qcow2 image does not begin at a cluster of its own", []edit{put64(atL1Offset, 0)}},
-	{"L1 table within a cluster", "v3", "the L1 table of the qcow2 image does not begin at a cluster of its own", []edit{put64(atL1Offset, 0x30200)}},
+	{"L1 table at the header", "v3", "the L1 table of the qcow2 image does not begin at a cluster border", []edit{put64(atL1Offset, 0)}},
+	{"L1 table within a cluster", "v3", "the L1 table of the qcow2 image does not begin at a cluster border", []edit{put64(atL1Offset, 0x30200)}},
 	{"L1 table behind the end", "v3", "the L1 table of the qcow2 image lies outside the file", []edit{put64(atL1Offset, 6<<16)}},
 	{"L1 table across the end", "v3", "the L1 table of the qcow2 image lies outside the file", []edit{put64(atL1Offset, 5<<16), put32(atL1Entries, 8193)}},
 	{"L1 table at a negative offset", "v3", "the L1 table of the qcow2 image lies outside the file", []edit{put64(atL1Offset, 1<<64-1<<16)}},
 
-	{"no reference counts", "v3", "the qcow2 image has no table of reference counts", []edit{put32(atRefcountClusters, 0)}},
-	{"huge reference counts", "v3", "the table of reference counts of the qcow2 image has 8454144 bytes: 8388608 are possible", []edit{put32(atRefcountClusters, 129)}},
-	{"endless reference counts", "v3", "the table of reference counts of the qcow2 image has 281474976645120 bytes: 8388608 are possible", []edit{put32(atRefcountClusters, 1<<32-1)}},
-	{"reference counts within a cluster", "v3", "the table of reference counts of the qcow2 image does not begin at a cluster of its own", []edit{put64(atRefcountOffset, 0x10001)}},
-	{"reference counts behind the end", "v3", "the table of reference counts of the qcow2 image lies outside the file", []edit{put64(atRefcountOffset, 1<<40)}},
+	{"no reference counts", "v3", "the qcow2 image has no refcount table", []edit{put32(atRefcountClusters, 0)}},
+	{"huge reference counts", "v3", "the refcount table of the qcow2 image has 8454144 bytes: 8388608 are possible", []edit{put32(atRefcountClusters, 129)}},
+	{"endless reference counts", "v3", "the refcount table of the qcow2 image has 281474976645120 bytes: 8388608 are possible", []edit{put32(atRefcountClusters, 1<<32-1)}},
+	{"reference counts within a cluster", "v3", "the refcount table of the qcow2 image does not begin at a cluster border", []edit{put64(atRefcountOffset, 0x10001)}},
+	{"reference counts behind the end", "v3", "the refcount table of the qcow2 image lies outside the file", []edit{put64(atRefcountOffset, 1<<40)}},
 	{"many snapshots", "v3", "the qcow2 image has 65537 snapshots: 65536 are possible", []edit{put32(atSnapshots, 65537)}},
-	{"snapshots within a cluster", "snapshot", "the table of snapshots of the qcow2 image does not begin at a cluster of its own", []edit{put64(atSnapshotsOffset, 8)}},
-	{"no snapshots within a cluster", "v3", "the table of snapshots of the qcow2 image does not begin at a cluster of its own", []edit{put64(atSnapshotsOffset, 8)}},
-	{"no snapshots at a negative offset", "v3", "the table of snapshots of the qcow2 image does not begin at a cluster of its own", []edit{put64(atSnapshotsOffset, 1<<63)}},
-	{"snapshots behind the end", "snapshot", "the table of snapshots of the qcow2 image lies outside the file", []edit{put64(atSnapshotsOffset, 1<<63)}},
-	{"more snapshots than bytes", "snapshot", "the table of snapshots of the qcow2 image lies outside the file", []edit{put32(atSnapshots, 60000)}},
+	{"snapshots within a cluster", "snapshot", "the snapshot table of the qcow2 image does not begin at a cluster border", []edit{put64(atSnapshotsOffset, 8)}},
+	{"no snapshots within a cluster", "v3", "the snapshot table of the qcow2 image does not begin at a cluster border", []edit{put64(atSnapshotsOffset, 8)}},
+	{"no snapshots at a negative offset", "v3", "the snapshot table of the qcow2 image does not begin at a cluster border", []edit{put64(atSnapshotsOffset, 1<<63)}},
+	{"snapshots behind the end", "snapshot", "the snapshot table of the qcow2 image lies outside the file", []edit{put64(atSnapshotsOffset, 1<<63)}},
+	{"more snapshots than bytes", "snapshot", "the snapshot table of the qcow2 image lies outside the file", []edit{put32(atSnapshots, 60000)}},
 
 	{"long extension", "v3", "a header extension of the qcow2 image does not fit into its first cluster", []edit{putExtensions(atExtensions, 0x12345678, 1<<32-1)}},
 	{"last extension too long", "v3", "a header extension of the qcow2 image does not fit into its first cluster", []edit{putExtensions(atExtensions, extensionEnd, 64<<10-112-8+1)}},
@@ -176,12 +176,12 @@ var hostile = []struct {
 
 	{"reserved bits", "v3", "an L1 entry of the qcow2 image has reserved bits set", []edit{putL1(0, 1<<63|1<<56|4<<16)}},
 	{"low reserved bits", "v3", "an L1 entry of the qcow2 image has reserved bits set", []edit{putL1(0, 4<<16|1)}},
-	{"L2 table within a cluster", "v3", "the L2 table of the qcow2 image does not begin at a cluster of its own", []edit{putL1(0, 1<<63|4<<16|512)}},
+	{"L2 table within a cluster", "v3", "the L2 table of the qcow2 image does not begin at a cluster border", []edit{putL1(0, 1<<63|4<<16|512)}},
 	{"L2 table behind the end", "v3", "the L2 table of the qcow2 image lies outside the file", []edit{putL1(0, 1<<63|6<<16)}},
 	{"far L2 table", "large", "the L2 table of the qcow2 image lies outside the file", []edit{putL1(4095, 1<<56-1<<16)}},
 }
 
-func TestHostileHeaders(t *testing.T) {
+func TestInspectRefusesHostileHeaders(t *testing.T) {
 	for _, c := range hostile {
 		t.Run(c.name, func(t *testing.T) {
 			b := edited(image(t, "good/"+c.base+".qcow2"), c.edits...)
@@ -196,9 +196,8 @@ func TestHostileHeaders(t *testing.T) {
 	}
 }
 
-// What is odd but harmless stays accepted, so that no rule above is wider than
-// its words.
-func TestOddHeaders(t *testing.T) {
+// Unusual but harmless images are accepted: no rule above refuses more than it says.
+func TestInspectAcceptsUnusualHeaders(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		base  string
@@ -225,7 +224,7 @@ func TestOddHeaders(t *testing.T) {
 	}
 }
 
-// sparse is a file of a few bytes and then zeros, which counts what is read.
+// sparse is a file of a few bytes and then zeros. It counts the bytes that are read.
 type sparse struct {
 	head []byte
 	size int64
@@ -248,9 +247,9 @@ func (s *sparse) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// The greediest header that is accepted costs a read of its L1 table, and no
-// more memory than a small one.
-func TestBoundedCost(t *testing.T) {
+// The most expensive header that is accepted costs one read of its L1 table, and no more memory than
+// a small one.
+func TestInspectHasBoundedCost(t *testing.T) {
 	head := edited(image(t, "good/v3.qcow2")[:64<<10],
 		put32(atL1Entries, 4<<20), put64(atSize, 64<<40), put32(atRefcountClusters, 128),
 		put32(atSnapshots, maxSnapshots), put64(atSnapshotsOffset, 1<<30),

@@ -6,25 +6,26 @@ import (
 	"io"
 )
 
-// Image is the disk in a qcow2 file. It is a Source.
+// Image is the disk in a qcow2 file. It implements Source, and is for one goroutine.
 type Image struct {
-	file      file
-	header    *header
-	pages     pages
-	unpacking unpacking
+	file          file
+	header        *header
+	tables        tableCache
+	decompression decompression
 }
 
-// Open reads the tables of the qcow2 file of size bytes, or refuses the file with a
-// *FormatError. r is read at any offset and length, and must stay what it is.
+// Open checks all tables of the qcow2 file of size bytes. A *FormatError means that it is not
+// accepted; any other error is a read error of r. The Image reads r at any offset and length. The
+// content of r must not change.
 //
-// A wrong compressed cluster is found when it is read: that too is a *FormatError.
+// A damaged compressed cluster is found by ReadAt: this is a *FormatError too.
 func Open(r io.ReaderAt, size int64) (*Image, error) {
 	f := file{r, size}
 	h, err := f.inspect()
 	if err != nil {
 		return nil, err
 	}
-	m := &Image{file: f, header: h, pages: pages{file: f}, unpacking: newUnpacking(h)}
+	m := &Image{file: f, header: h, tables: tableCache{file: f}, decompression: newDecompression(h)}
 	if err := m.checkL2(); err != nil {
 		return nil, err
 	}
@@ -34,7 +35,7 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 // Size returns the bytes of the disk that a guest sees.
 func (m *Image) Size() int64 { return int64(m.header.Size) }
 
-// ReadAt reads the disk. It is not for concurrent use.
+// ReadAt implements io.ReaderAt for one goroutine.
 func (m *Image) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, errors.New("read qcow2 image: negative offset")
@@ -54,13 +55,13 @@ func (m *Image) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// run returns the extent at off, up to limit bytes of it, with all that follows it in
-// the file as on the disk.
+// run returns the extent at off, extended by extents of the same kind that follow it both on the
+// disk and in the file, up to limit bytes.
 func (m *Image) run(off, limit int64) (extent, error) {
 	e, err := m.lookup(off)
-	for err == nil && e.length < limit && e.kind != packed {
+	for err == nil && e.length < limit && e.kind != compressed {
 		var next extent
-		if next, err = m.lookup(off + e.length); next.kind != e.kind || e.kind == plain && next.host != e.host+e.length {
+		if next, err = m.lookup(off + e.length); next.kind != e.kind || e.kind == standard && next.host != e.host+e.length {
 			break
 		}
 		e.length += next.length
@@ -69,17 +70,17 @@ func (m *Image) run(off, limit int64) (extent, error) {
 	return e, err
 }
 
-// readSome reads what is alike at off.
+// readSome reads the extent at off.
 func (m *Image) readSome(p []byte, off int64) (int, error) {
 	e, err := m.run(off, int64(len(p)))
 	if err != nil {
 		return 0, err
 	}
-	if e.kind == packed {
-		return m.readPacked(p, off, e)
+	if e.kind == compressed {
+		return m.readCompressed(p, off, e)
 	}
 	p = p[:e.length]
-	if e.kind == zero {
+	if e.kind == unallocated {
 		clear(p)
 		return len(p), nil
 	}
@@ -88,11 +89,11 @@ func (m *Image) readSome(p []byte, off int64) (int, error) {
 	return len(p), m.file.read(p[:n], e.host)
 }
 
-// nextLimit is how many extents, most of them clusters, NextData looks at beyond the
-// first with data, so that its cost does not depend on how much follows.
+// nextLimit bounds the extents (mostly clusters) that NextData adds to the first one with data, so
+// that its cost does not depend on the amount of data.
 const nextLimit = 4096
 
-// NextData returns the next range from off on that the tables do not call zeros.
+// NextData implements Source, by the tables. It reads no data.
 func (m *Image) NextData(off int64) (start, end int64, err error) {
 	off = max(0, off)
 	for off < m.Size() {
@@ -100,7 +101,7 @@ func (m *Image) NextData(off int64) (start, end int64, err error) {
 		if err != nil {
 			return 0, 0, err
 		}
-		if e.kind != zero {
+		if e.kind != unallocated {
 			end, err := m.endOfData(off + e.length)
 			return off, end, err
 		}
@@ -118,7 +119,7 @@ func (m *Image) endOfData(off int64) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		if e.kind == zero {
+		if e.kind == unallocated {
 			break
 		}
 		off += e.length
@@ -126,27 +127,27 @@ func (m *Image) endOfData(off int64) (int64, error) {
 	return off, nil
 }
 
-// kind is what an extent of the disk is in the file.
+// kind is the kind of an extent.
 type kind uint8
 
 const (
-	zero   kind = iota // nothing
-	plain              // the same bytes
-	packed             // one compressed cluster, or a part of it
+	unallocated kind = iota // zeros: nothing in the file
+	standard                // its bytes are in the file
+	compressed              // one compressed cluster, or a part of it
 )
 
-// extent is a piece of the disk, within one cluster unless it is zero.
+// extent is a piece of the disk, within one cluster unless it is unallocated.
 type extent struct {
 	kind   kind
 	length int64
 
-	host  int64 // plain: offset in the file
+	host  int64 // standard: offset in the file
 	entry uint64
-	skip  int64 // packed: where the extent begins in its cluster
+	skip  int64 // compressed: offset of the extent in its cluster
 }
 
-// L2 entries: the offset of a cluster between reserved bits, and flags. Those of
-// compressed clusters are divided otherwise.
+// L2 entries: the offset of a cluster, flags and reserved bits. Entries of compressed clusters have
+// another format: see compressedRange.
 const (
 	l2OffsetMask   = l1OffsetMask
 	l2Compressed   = 1 << 62
@@ -156,9 +157,9 @@ const (
 	subclusters = 32
 )
 
-// lookup returns the extent of the disk that begins at off, which lies on the disk, up
-// to the end of its cluster or of what is alike in it. Where a whole L2 table is missing
-// the extent is what it would stand for.
+// lookup returns the extent that begins at off, which must be on the disk. It ends with its cluster,
+// or before the first subcluster of another kind. If the L2 table is missing, the extent is all
+// that the table would be for.
 func (m *Image) lookup(off int64) (extent, error) {
 	e, err := m.find(off)
 	if err != nil {
@@ -171,7 +172,7 @@ func (m *Image) lookup(off int64) (extent, error) {
 func (m *Image) find(off int64) (extent, error) {
 	h := m.header
 	tableBits := h.ClusterBits + h.ClusterBits - h.entryBits()
-	l1, err := m.pages.l1(int64(h.L1Offset) + off>>tableBits*8)
+	l1, err := m.tables.l1(int64(h.L1Offset) + off>>tableBits*8)
 	if err != nil {
 		return extent{}, err
 	}
@@ -180,39 +181,38 @@ func (m *Image) find(off int64) (extent, error) {
 	}
 	table := int64(l1 & l1OffsetMask)
 	if table == 0 {
-		return extent{kind: zero, length: 1<<tableBits - off&(1<<tableBits-1)}, nil
+		return extent{kind: unallocated, length: 1<<tableBits - off&(1<<tableBits-1)}, nil
 	}
 	index := off & (1<<tableBits - 1) >> h.ClusterBits
-	entry, err := m.pages.entry(table + index<<h.entryBits())
+	entry, err := m.tables.entry(table + index<<h.entryBits())
 	if err != nil {
 		return extent{}, err
 	}
 	skip := off & (1<<h.ClusterBits - 1)
 	rest := 1<<h.ClusterBits - skip
 	if entry&l2Compressed != 0 {
-		return extent{kind: packed, length: rest, entry: entry, skip: skip}, nil
+		return extent{kind: compressed, length: rest, entry: entry, skip: skip}, nil
 	}
-	host, err := h.plainOffset(entry)
+	host, err := h.standardOffset(entry)
 	if err != nil {
 		return extent{}, err
 	}
-	e := extent{kind: plain, length: rest, host: host + skip}
+	e := extent{kind: standard, length: rest, host: host + skip}
 	if h.entryBits() == 4 {
 		if e, err = m.subcluster(e, table+index<<4+8, host, skip); err != nil {
 			return extent{}, err
 		}
 	} else if host == 0 || entry&l2Zero != 0 {
-		return extent{kind: zero, length: rest}, nil
+		return extent{kind: unallocated, length: rest}, nil
 	}
-	if e.kind == plain && host >= m.file.size {
+	if e.kind == standard && host >= m.file.size {
 		return extent{}, refuse(hintDamaged, "a cluster of the qcow2 image lies outside the file")
 	}
 	return e, nil
 }
 
-// plainOffset returns the offset of the cluster that an L2 entry of an uncompressed
-// cluster names, 0 for none.
-func (h *header) plainOffset(entry uint64) (int64, error) {
+// standardOffset returns the offset of the standard cluster of an L2 entry, 0 for none.
+func (h *header) standardOffset(entry uint64) (int64, error) {
 	reserved := uint64(l2ReservedMask)
 	if h.Version == 2 || h.entryBits() == 4 {
 		reserved |= l2Zero
@@ -222,35 +222,35 @@ func (h *header) plainOffset(entry uint64) (int64, error) {
 	case entry&reserved != 0:
 		return 0, refuse(hintDamaged, "an L2 entry of the qcow2 image has reserved bits set")
 	case host%h.clusterSize() != 0:
-		return 0, refuse(hintDamaged, "an L2 entry of the qcow2 image names no whole cluster")
+		return 0, refuse(hintDamaged, "an L2 entry of the qcow2 image has an offset within a cluster")
 	}
 	return int64(host), nil
 }
 
-// subcluster narrows e, the rest of a cluster from skip on, to the subclusters that are
-// alike, by the bitmap at offset: a bit for those that are there, and 32 further on one
-// for those that are zeros.
+// subcluster cuts e, the rest of a cluster from skip on, before the first subcluster of another
+// kind, by the bitmap at offset: its low 32 bits are the subclusters with data, its high 32 bits
+// those of zeros.
 func (m *Image) subcluster(e extent, offset, host, skip int64) (extent, error) {
-	bitmap, err := m.pages.entry(offset)
+	bitmap, err := m.tables.entry(offset)
 	if err != nil {
 		return extent{}, err
 	}
-	there, zeros := uint32(bitmap), uint32(bitmap>>32)
+	data, zeros := uint32(bitmap), uint32(bitmap>>32)
 	switch {
-	case there&zeros != 0:
+	case data&zeros != 0:
 		return extent{}, refuse(hintDamaged, "a subcluster of the qcow2 image is both zeros and data")
-	case there != 0 && host == 0:
-		return extent{}, refuse(hintDamaged, "an L2 entry of the qcow2 image has data nowhere")
+	case data != 0 && host == 0:
+		return extent{}, refuse(hintDamaged, "an L2 entry of the qcow2 image has data without an offset")
 	}
 	bits := m.header.ClusterBits - 5
 	first := skip >> bits
 	last := first + 1
-	for last < subclusters && there>>last&1 == there>>first&1 {
+	for last < subclusters && data>>last&1 == data>>first&1 {
 		last++
 	}
 	e.length = last<<bits - skip
-	if there>>first&1 == 0 {
-		e.kind = zero
+	if data>>first&1 == 0 {
+		e.kind = unallocated
 	}
 	return e, nil
 }
@@ -260,25 +260,25 @@ const (
 	pageCount = 16
 )
 
-// pages keeps the pieces of tables that were read last.
-type pages struct {
+// tableCache keeps the pieces of tables that were used last.
+type tableCache struct {
 	file file
-	last *page
-	all  [pageCount]page
+	last *cachedPage
+	all  [pageCount]cachedPage
 	now  uint64
 
 	l1Offset int64 // 0: none
 	l1Entry  uint64
 }
 
-type page struct {
+type cachedPage struct {
 	offset int64
-	used   uint64 // when, by count; 0: never
+	used   uint64 // value of now at its last use; 0: not valid
 	b      []byte
 }
 
-// l1 returns the entry at offset of the L1 table. It is asked for again and again.
-func (c *pages) l1(offset int64) (uint64, error) {
+// l1 returns the entry at offset of the L1 table. It keeps one, because callers repeat themselves.
+func (c *tableCache) l1(offset int64) (uint64, error) {
 	if c.l1Offset == offset {
 		return c.l1Entry, nil
 	}
@@ -290,7 +290,7 @@ func (c *pages) l1(offset int64) (uint64, error) {
 }
 
 // entry returns the 8 bytes at offset, which is a multiple of 8.
-func (c *pages) entry(offset int64) (uint64, error) {
+func (c *tableCache) entry(offset int64) (uint64, error) {
 	p := c.last
 	if start := offset &^ (pageSize - 1); p == nil || p.offset != start {
 		var err error
@@ -306,8 +306,8 @@ func (c *pages) entry(offset int64) (uint64, error) {
 	return binary.BigEndian.Uint64(p.b[at:]), nil
 }
 
-// page returns the page that begins at start. The last one of a file is shorter.
-func (c *pages) page(start int64) (*page, error) {
+// page returns the page that begins at start. The last page of a file is shorter.
+func (c *tableCache) page(start int64) (*cachedPage, error) {
 	c.now++
 	oldest := &c.all[0]
 	for i := range c.all {

@@ -9,7 +9,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// kinds are the images that a cloud or QEMU itself may have made.
+// kinds are options of images that vendors or QEMU itself create.
 var kinds = []struct {
 	name    string
 	options string
@@ -26,7 +26,7 @@ var kinds = []struct {
 	{"lazy", "lazy_refcounts=on,refcount_bits=64", 20 << 20},
 }
 
-// scribble lets qemu-io write, zero and discard at random.
+// scribble makes random writes, zero writes and discards with qemu-io.
 func scribble(t *testing.T, image string, size int64, r *rand.Rand) {
 	t.Helper()
 	args := []string{"-f", "qcow2"}
@@ -48,7 +48,7 @@ func scribble(t *testing.T, image string, size int64, r *rand.Rand) {
 	run(t, "qemu-io", append(args, image)...)
 }
 
-func TestReadsAsQEMU(t *testing.T) {
+func TestImageReadsAsQEMU(t *testing.T) {
 	for seed, k := range kinds {
 		if race.Enabled && seed%3 != 0 {
 			continue
@@ -68,7 +68,7 @@ func TestReadsAsQEMU(t *testing.T) {
 	}
 }
 
-func TestReadsCompressed(t *testing.T) {
+func TestImageReadsCompressed(t *testing.T) {
 	for seed, options := range []string{
 		"compression_type=zlib", "compression_type=zstd", "cluster_size=512", "cluster_size=4k,compression_type=zstd",
 		"cluster_size=2M,compression_type=zlib", "cluster_size=2M,compression_type=zstd", "extended_l2=on",
@@ -89,7 +89,7 @@ func TestReadsCompressed(t *testing.T) {
 			run(t, "qemu-img", "convert", "-f", "qcow2", "-c", "-O", "qcow2", "-o", options, plain, path)
 			want := disk(t, plain)
 			checkSource(t, openFile(t, path), want)
-			// Plain clusters now stand among the compressed ones.
+			// Now there are standard clusters among the compressed ones.
 			scribble(t, path, size, r)
 			checkSource(t, openFile(t, path), disk(t, path))
 		})
