@@ -72,21 +72,21 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 	if !c.everyNode || nodes[0].Allowed == schema.ObserveOnly {
 		return errors.Join(c.write(nodes[0], p, false), c.writeErrors(result), c.exit(p, result))
 	}
-	f := report.NewClusterPlan(forecast.New(cluster, nodes[0], p), p)
-	f.Mistakes = result.Errors
+	cp := report.NewClusterPlan(forecast.New(cluster, nodes[0], p), p)
+	cp.Errors = result.Errors
 	if c.diffDir != "" && configError(result) == nil {
 		old, err := c.loadOld(ctx)
 		if err != nil {
 			return err
 		}
-		base, risk, err := c.planOld(saved, old)
+		oldPlan, oldRisk, err := c.planOld(saved, old)
 		if err != nil {
 			return err
 		}
-		comesTo := func(part plan.Plan) forecast.Fleet { return forecast.New(cluster, nodes[0], part) }
-		f.Split(report.NewDifference(old.Config, result.Config), base, risk, comesTo)
+		forecastOf := func(part plan.Plan) forecast.Fleet { return forecast.New(cluster, nodes[0], part) }
+		cp.Compare(report.NewDifference(old.Config, result.Config), oldPlan, oldRisk, forecastOf)
 	}
-	return errors.Join(f.Write(c.out, c.format, hasColour(c.out), len(nodes) > 1), c.exit(p, result))
+	return errors.Join(cp.Write(c.out, c.style(len(nodes) > 1)), c.exit(p, result))
 }
 
 // savedNodes returns the desired states of the nodes to plan for: of all declared nodes, or of
@@ -228,8 +228,7 @@ func (c *reconcileCmd) compare(ctx context.Context, result schema.Result) error 
 		return err
 	}
 	d := report.NewDifference(old.Config, result.Config)
-	f := report.ClusterPlan{Diff: &d}
-	if err := f.WriteDifference(c.out, c.format); err != nil {
+	if err := report.WriteDifference(c.out, d, c.format); err != nil {
 		return err
 	}
 	if c.detailedExit && !d.Empty() {
@@ -251,7 +250,7 @@ func (c *reconcileCmd) planOld(saved *status.SavedCluster, old schema.Result) (p
 
 // writeErrors adds the errors of a configuration without a plan to a Markdown comment.
 func (c *reconcileCmd) writeErrors(result schema.Result) error {
-	if c.format != "markdown" {
+	if c.format != report.Markdown {
 		return nil
 	}
 	return report.WriteErrors(c.out, result.Errors)

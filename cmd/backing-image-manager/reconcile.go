@@ -39,7 +39,7 @@ type reconcileCmd struct {
 	planFile     string // with the plan to execute
 	everyNode    bool   // --node is not given: --state plans for all nodes
 	detailedExit bool
-	format       string
+	format       report.Format
 	out, err     io.Writer
 }
 
@@ -76,7 +76,7 @@ a dry run; 1 otherwise; 2 with --dry-run --detailed-exitcode if the plan is not 
 	cmd.Flags().BoolVar(&c.detailedExit, "detailed-exitcode", false, "with --dry-run, exit with 2 if the plan is not empty")
 	format := outputFlag(cmd, "text", "json", "yaml", "markdown")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c.format, c.out, c.err = format.word, cmd.OutOrStdout(), cmd.ErrOrStderr()
+		c.format, c.out, c.err = report.Format(format.word), cmd.OutOrStdout(), cmd.ErrOrStderr()
 		c.everyNode = c.node == ""
 		if err := errors.Join(c.resolve(), c.checkDiff(), c.checkState(), c.checkFiles()); err != nil {
 			return err
@@ -191,14 +191,19 @@ func (c *reconcileCmd) write(d plan.Desired, p plan.Plan, worked bool) error {
 	case c.dryRun && d.Only != nil && len(p.Actions) == 0:
 		summary = "No changes: the saved plan has no actions for this node."
 	}
-	if summary == "" || c.format != "text" && c.format != "markdown" {
-		return report.WritePlan(c.out, p, c.format, hasColour(c.out), len(c.states) > 0 && c.everyNode && len(d.Config.Nodes) > 1)
+	if summary == "" || c.format != report.Text && c.format != report.Markdown {
+		return report.WritePlan(c.out, p, c.style(len(c.states) > 0 && c.everyNode && len(d.Config.Nodes) > 1))
 	}
-	if c.format == "markdown" {
+	if c.format == report.Markdown {
 		summary = "**" + summary + "**"
 	}
 	_, err := fmt.Fprintln(c.out, summary)
 	return err
+}
+
+// style returns the style of the plan for one node or for a cluster.
+func (c *reconcileCmd) style(cluster bool) report.Style {
+	return report.Style{Format: c.format, Colour: hasColour(c.out), Cluster: cluster}
 }
 
 func (c *reconcileCmd) warnAboutDisks(o plan.Observed) {

@@ -22,16 +22,16 @@ func newValidate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate PATH... [flags]",
 		Short: "Check config directories or single files",
-		Long: `Checks what a directory declares as a whole, and prints every mistake with its
-place. Each directory is a configuration of its own; so are the single files of one
-folder together, as if the folder had no others.
+		Long: `Checks a config directory as a whole, and prints every error with its position. Each
+directory is one configuration. Single files of the same folder are one configuration,
+too, as if the folder had no other files.
 
-Exit status: 1 when there is a mistake, with --strict also for a warning.`,
+Exit status: 1 if there is an error, or with --strict a warning.`,
 		Example: `  backing-image-manager validate config
   backing-image-manager validate config/parrot.yaml config/nodes.yaml --strict
   backing-image-manager validate config -o json`,
 	}
-	cmd.Flags().BoolVar(&strict, "strict", false, "let warnings count as mistakes")
+	cmd.Flags().BoolVar(&strict, "strict", false, "treat warnings as errors")
 	format := outputFlag(cmd, "text", "json")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -42,16 +42,16 @@ Exit status: 1 when there is a mistake, with --strict also for a warning.`,
 			return err
 		}
 		if format.word == "json" {
-			err = report.WriteJSON(cmd.OutOrStdout(), report.NewValidationView(all))
+			err = report.WriteValidationsJSON(cmd.OutOrStdout(), all)
 		} else {
 			err = report.WriteValidations(cmd.OutOrStdout(), all)
 		}
-		return errors.Join(err, verdict(all, strict))
+		return errors.Join(err, invalidError(all, strict))
 	}
 	return cmd
 }
 
-// validate loads directories each by itself, and files by the folder they are in.
+// validate loads each directory, and the files of each folder together.
 func validate(ctx context.Context, errOut io.Writer, paths []string) ([]report.Validation, error) {
 	var all []report.Validation
 	files := map[string][]configdir.File{}
@@ -70,7 +70,7 @@ func validate(ctx context.Context, errOut io.Writer, paths []string) ([]report.V
 			continue
 		}
 		if !slices.Contains([]string{".yaml", ".yml", ".json", ".cue"}, filepath.Ext(path)) {
-			return nil, fmt.Errorf("%s is not configuration: it has to be *.yaml, *.yml, *.json or *.cue", path)
+			return nil, fmt.Errorf("%s is not a configuration file: its name must be *.yaml, *.yml, *.json or *.cue", path)
 		}
 		folder := filepath.Dir(path)
 		if files[folder] == nil {
@@ -89,7 +89,8 @@ func validate(ctx context.Context, errOut io.Writer, paths []string) ([]report.V
 	return all, ctx.Err()
 }
 
-func verdict(all []report.Validation, strict bool) error {
+// invalidError returns the error that ends the command, if there is one.
+func invalidError(all []report.Validation, strict bool) error {
 	errs, warnings := 0, 0
 	for _, v := range all {
 		errs += len(v.Errors)
@@ -97,17 +98,17 @@ func verdict(all []report.Validation, strict bool) error {
 	}
 	switch {
 	case errs > 0:
-		return fmt.Errorf("the configuration is not valid: %s", report.Count(errs, "error"))
+		return fmt.Errorf("the configuration is invalid: %s", report.Count(errs, "error"))
 	case strict && warnings > 0:
-		return fmt.Errorf("the configuration has %s, and --strict lets no warning pass", report.Count(warnings, "warning"))
+		return fmt.Errorf("the configuration has %s, which --strict treats as errors", report.Count(warnings, "warning"))
 	}
 	return nil
 }
 
-// changedSettings counts the settings that are not as they are by default.
+// changedSettings counts the settings that differ from their defaults.
 func changedSettings(ctx context.Context, s schema.Settings) int {
-	nothing := configdir.Snapshot{Files: []configdir.File{{Path: "nothing.yaml", Data: []byte("images: {}")}}}
-	defaults := reflect.ValueOf(schema.NewLoader().Load(ctx, nothing).Config.Settings)
+	empty := configdir.Snapshot{Files: []configdir.File{{Path: "empty.yaml", Data: []byte("images: {}")}}}
+	defaults := reflect.ValueOf(schema.NewLoader().Load(ctx, empty).Config.Settings)
 	n, now := 0, reflect.ValueOf(s)
 	for i := range now.NumField() {
 		if !reflect.DeepEqual(now.Field(i).Interface(), defaults.Field(i).Interface()) {

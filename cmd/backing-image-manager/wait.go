@@ -123,7 +123,7 @@ func checkReady(s status.Status, names []string) error {
 		names = declaredNames(s)
 		switch {
 		case s.Config.Fault != "": // the status shows the last valid declarations
-			lines = append(lines, fmt.Errorf("the configuration cannot be used: %s", report.OneLine(s.Config.Fault)))
+			lines = append(lines, fmt.Errorf("the configuration is unusable: %s", report.OneLine(s.Config.Fault)))
 		case s.Config.Digest == "":
 			lines = append(lines, fmt.Errorf("the configuration has errors: %s", firstError(s.Config.Errors)))
 		}

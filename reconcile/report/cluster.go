@@ -11,88 +11,81 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// ClusterPlan is the plan of all nodes and what it comes to. In JSON it is the plan with
-// more fields; it is a stable interface.
+// ClusterPlan is the plan of all nodes with its forecast. Its JSON is that of the plan with
+// more fields, and a stable interface.
 type ClusterPlan struct {
 	plan.Plan
-	Fleet *forecast.Fleet `json:"fleet,omitempty"`
-	Diff  *Difference     `json:"diff,omitempty"`
-	// Mistakes are those of the configuration. While it has any there is no Diff.
-	Mistakes []document.Problem `json:"mistakes,omitempty"`
+	Forecast *forecast.Fleet `json:"fleet,omitempty"`
+	Diff     *Difference     `json:"diff,omitempty"`
+	// Errors are those of the configuration. If there are any, Diff is nil.
+	Errors []document.Problem `json:"mistakes,omitempty"`
 
-	due plan.Plan // what is not done anyway: all of it, if there is nothing to compare with
-	// anyway is how many actions the configuration that was compared with has too.
-	anyway int
+	// caused are the actions that the old configuration does not have: all of them if there
+	// is no old configuration. unrelated is the number of the other ones.
+	caused    plan.Plan
+	unrelated int
 }
 
-// Difference is what two configurations differ in, and by which fields.
-type Difference struct {
-	forecast.Difference
-	Fields []fieldDifference `json:"fields"` // of what both declare, sorted
-	// Anyway is how many of the actions are planned under the old configuration too, where a
-	// state is given.
-	Anyway int `json:"anyway"`
+// NewClusterPlan returns a plan with its forecast.
+func NewClusterPlan(f forecast.Fleet, p plan.Plan) ClusterPlan {
+	return ClusterPlan{Plan: p, Forecast: &f, caused: p}
 }
 
-func NewClusterPlan(fleet forecast.Fleet, p plan.Plan) ClusterPlan {
-	return ClusterPlan{Plan: p, Fleet: &fleet, due: p}
+// Compare separates the actions that a change of the configuration causes from those that
+// the old configuration has, too. oldPlan and oldRisk are those of the old configuration.
+// forecastOf returns the forecast for a part of the plan.
+func (c *ClusterPlan) Compare(d Difference, oldPlan plan.Plan, oldRisk forecast.Risk, forecastOf func(plan.Plan) forecast.Fleet) {
+	c.caused = c.Plan.Without(oldPlan)
+	c.caused.Suspended = c.Plan.Suspended
+	c.unrelated = len(c.Plan.Actions) - len(c.caused.Actions)
+	d.Unrelated = c.unrelated
+	c.Diff = &d
+	// The numbers of the risk are those of the caused actions. The lists are those of the
+	// whole plan without those of the old one: two plans together can fill a disk.
+	risk := forecastOf(c.caused).Risk
+	risk.LosesAll, risk.BelowReserve, risk.BelowCopies = c.Forecast.Risk.LosesAll, c.Forecast.Risk.BelowReserve, c.Forecast.Risk.BelowCopies
+	c.Forecast.Risk = risk.Without(oldRisk)
 }
 
-// Split tells apart what is done because of a difference and what was planned before,
-// with its risk, too. comesTo says what a part of the plan comes to.
-func (f *ClusterPlan) Split(d Difference, before plan.Plan, had forecast.Risk, comesTo func(plan.Plan) forecast.Fleet) {
-	f.due = f.Plan.Without(before)
-	f.due.Suspended = f.Plan.Suspended
-	f.anyway = len(f.Plan.Actions) - len(f.due.Actions)
-	d.Anyway = f.anyway
-	f.Diff = &d
-	// Of each list what is new, and of the numbers those of what is new.
-	risk := comesTo(f.due).Risk
-	risk.LosesAll, risk.BelowReserve, risk.BelowCopies = f.Fleet.Risk.LosesAll, f.Fleet.Risk.BelowReserve, f.Fleet.Risk.BelowCopies
-	f.Fleet.Risk = risk.Without(had)
-}
-
-// Write prints the plan in one of the formats text, json, yaml and markdown.
-func (f ClusterPlan) Write(w io.Writer, format string, colour, cluster bool) error {
-	switch format {
-	case "json":
-		return WriteJSON(w, f)
-	case "yaml":
-		return writeYAML(w, f)
-	case "markdown":
-		_, err := io.WriteString(w, f.markdown(cluster))
+// Write writes the plan.
+func (c ClusterPlan) Write(w io.Writer, style Style) error {
+	switch style.Format {
+	case JSON:
+		return WriteJSON(w, c)
+	case YAML:
+		return writeYAML(w, c)
+	case Markdown:
+		_, err := io.WriteString(w, c.markdown(style.Cluster))
 		return err
 	}
-	_, err := io.WriteString(w, f.text(colour, cluster))
+	_, err := io.WriteString(w, c.text(style))
 	return err
 }
 
-// WriteDifference prints the difference alone.
-func (f ClusterPlan) WriteDifference(w io.Writer, format string) error {
-	alone := struct {
-		Diff *Difference `json:"diff"`
-	}{f.Diff}
-	switch format {
-	case "json":
-		return WriteJSON(w, alone)
-	case "yaml":
-		return writeYAML(w, alone)
-	case "markdown":
-		_, err := io.WriteString(w, f.Diff.markdown())
-		return err
+// text returns the actions, the forecast, and at the end, where a reader of a terminal looks
+// first, the risk and the summary.
+func (c ClusterPlan) text(style Style) string {
+	var b strings.Builder
+	withSummary := planText(c.Plan, style)
+	end := strings.LastIndex(strings.TrimSuffix(withSummary, "\n"), "\n") + 1
+	b.WriteString(withSummary[:end])
+	header, rows := c.imageRows()
+	writeTable(&b, "Images by node ("+signs+"):", header, rows)
+	writeTable(&b, "Disks:", diskHeader, c.diskRows())
+	writeTable(&b, "Deferred deletions:", reasonHeader, reasonRows(c.Forecast.Deferred))
+	writeTable(&b, "Blocked:", reasonHeader, reasonRows(c.Forecast.Blocked))
+	if c.Diff != nil {
+		b.WriteString(c.Diff.text() + "\n")
 	}
-	_, err := io.WriteString(w, f.Diff.text())
-	return err
+	fmt.Fprintf(&b, "%s\n%s\n", trafficText(c.Forecast.Traffic), "For "+c.stateText())
+	fmt.Fprintf(&b, "Risk: %s\n%s", riskText(c.Forecast.Risk), c.summary()+"\n")
+	return b.String()
 }
 
-// maxNames is the number of names in a line of text.
-const maxNames = 3
-
-// riskText says in one line what somebody who approves a plan should know, the worst
-// first.
+// riskText returns one line with the effects that a reviewer should know, the worst first.
 func riskText(r forecast.Risk) string {
 	var parts []string
-	say := func(n int, format string, args ...any) {
+	add := func(n int, format string, args ...any) {
 		if n > 0 {
 			parts = append(parts, fmt.Sprintf(format, args...))
 		}
@@ -101,15 +94,15 @@ func riskText(r forecast.Risk) string {
 	for _, s := range r.BelowCopies {
 		short = append(short, fmt.Sprintf("%s (%d of %d)", s.Image, s.After, s.Wanted))
 	}
-	amount := func(a forecast.CopyStats) string { return fmt.Sprintf("%s (%s)", countCopies(a.Copies), Size(a.Bytes)) }
-	say(len(r.LosesAll), "loses all copies: %s", JoinMax(r.LosesAll, maxNames))
-	say(r.Removes.Copies, "deletes %s", amount(r.Removes))
-	say(r.Evicts.Copies, "evicts %s", amount(r.Evicts))
-	say(r.Later.Copies, "deletes %s later", amount(r.Later))
-	say(len(r.BelowReserve), "below the reserve: %s", JoinMax(r.BelowReserve, maxNames))
-	say(len(short), "fewer copies than declared: %s", JoinMax(short, maxNames))
-	say(r.Blocked, "%d blocked", r.Blocked)
-	say(r.Held, "%d held", r.Held)
+	amount := func(s forecast.CopyStats) string { return fmt.Sprintf("%s (%s)", countCopies(s.Copies), Size(s.Bytes)) }
+	add(len(r.LosesAll), "loses all copies: %s", JoinMax(r.LosesAll, maxNames))
+	add(r.Removes.Copies, "deletes %s", amount(r.Removes))
+	add(r.Evicts.Copies, "evicts %s", amount(r.Evicts))
+	add(r.Later.Copies, "deletes %s later", amount(r.Later))
+	add(len(r.BelowReserve), "below the reserve: %s", JoinMax(r.BelowReserve, maxNames))
+	add(len(short), "fewer copies than declared: %s", JoinMax(short, maxNames))
+	add(r.Blocked, "%d blocked", r.Blocked)
+	add(r.Held, "%d deferred", r.Held)
 	if len(parts) == 0 {
 		return "Deletes nothing."
 	}
@@ -117,104 +110,105 @@ func riskText(r forecast.Risk) string {
 	return strings.Join(parts, "; ") + "."
 }
 
-// trafficText is one line about what is moved.
+// trafficText returns one line about the bytes to transfer.
 func trafficText(t forecast.Traffic) string {
 	var parts []string
-	for _, one := range []struct {
-		where string
-		flow  forecast.TransferStats
-	}{{"from origins", t.Origins}, {"between nodes", t.Peers}, {"from disk to disk", t.Local}, {"to backups", t.Backups}} {
-		f := one.flow
-		if f.Transfers == 0 {
+	for _, route := range []struct {
+		name  string
+		stats forecast.TransferStats
+	}{{"from sources", t.Origins}, {"between nodes", t.Peers}, {"between disks of a node", t.Local}, {"to backups", t.Backups}} {
+		s := route.stats
+		if s.Transfers == 0 {
 			continue
 		}
-		text := Size(f.Bytes)
+		text := Size(s.Bytes)
 		switch {
-		case f.Unknown == f.Transfers:
-			text = fmt.Sprintf("an unknown amount in %s", Count(f.Transfers, "transfer"))
-		case f.Unknown > 0:
-			text = fmt.Sprintf("%s and an unknown amount in %s of %d", text, Count(f.Unknown, "transfer"), f.Transfers)
+		case s.Unknown == s.Transfers:
+			text = fmt.Sprintf("an unknown amount in %s", Count(s.Transfers, "transfer"))
+		case s.Unknown > 0:
+			text = fmt.Sprintf("%s and an unknown amount in %s of %d", text, Count(s.Unknown, "transfer"), s.Transfers)
 		default:
-			text += " in " + Count(f.Transfers, "transfer")
+			text += " in " + Count(s.Transfers, "transfer")
 		}
-		parts = append(parts, one.where+" "+text)
+		parts = append(parts, route.name+" "+text)
 	}
 	if len(parts) == 0 {
 		return "Nothing is transferred."
 	}
-	return "Transfers, later ones included: " + strings.Join(parts, "; ") + "."
+	return "Transfers, including later ones: " + strings.Join(parts, "; ") + "."
 }
 
-// summary is that of what is due; of nothing it does not say that the disks are as declared.
-func (f ClusterPlan) summary() string {
-	if f.Diff != nil && len(f.due.Actions) == 0 {
-		return "Plan: nothing that would not be done without the change."
+// summary returns the summary of the caused actions. PlanSummary would say of no action that
+// the disks match the configuration.
+func (c ClusterPlan) summary() string {
+	if c.Diff != nil && len(c.caused.Actions) == 0 {
+		return "Plan: the change causes no actions."
 	}
-	return PlanSummary(f.due)
+	return PlanSummary(c.caused)
 }
 
-// stateText tells of what the plan was made.
-func (f ClusterPlan) stateText() string {
-	s := f.Fleet.State
+// stateText describes the saved states.
+func (c ClusterPlan) stateText() string {
+	s := c.Forecast.State
 	text := fmt.Sprintf("%s, as of %s", Count(s.Nodes, "node"), s.Time.UTC().Format("2006-01-02 15:04 UTC"))
 	if len(s.Silent) > 0 {
-		text += "; not heard of: " + JoinMax(s.Silent, maxNames)
+		text += "; unreachable: " + JoinMax(s.Silent, maxNames)
 	}
-	if f.anyway > 0 {
-		text += fmt.Sprintf("; %s would be there without the change", Count(f.anyway, "other action"))
+	if c.unrelated > 0 {
+		text += fmt.Sprintf("; %s not caused by the change", Count(c.unrelated, "other action"))
 	}
 	return text + "."
 }
 
-// signs are what a cell of images by nodes says of a copy.
-const signs = "= stays, + comes, - goes, ~ is worked on; in parentheses: later"
+// signs explains the cells of the images by node.
+const signs = "= unchanged, + created, - deleted, ~ in progress; in parentheses: later"
 
 func copySign(c forecast.CopyForecast) string {
-	s := "~"
+	sign := "~"
 	switch {
 	case c.Action == "":
-		s = "="
-	case c.Action == plan.Cleanup || c.Action == plan.Evict:
-		s = "-"
-	case slices.Contains([]plan.Op{plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync}, c.Action):
-		s = "+"
+		sign = "="
+	case c.Action.Deletes():
+		sign = "-"
+	case c.Action.CreatesCopy():
+		sign = "+"
 	}
 	if c.Later {
-		s = "(" + s + ")"
+		sign = "(" + sign + ")"
 	}
-	return s
+	return sign
 }
 
-// matrixMost is how many nodes are shown side by side.
-const matrixMost = 12
+// maxColumns is the number of nodes that have a column each.
+const maxColumns = 12
 
-// imageRows has a row for each image of which anything changes: by nodes, or, where
-// these are many, with what comes and goes.
-func (f ClusterPlan) imageRows() (header []string, rows [][]string) {
-	nodes, changing := f.changing()
+// imageRows returns a row for each image with changes. There is a column for each node, or in
+// a large cluster one for the created and one for the deleted copies.
+func (c ClusterPlan) imageRows() (header []string, rows [][]string) {
+	nodes, images := c.changedImages()
 	header = []string{"image", "copies"}
-	if len(nodes) <= matrixMost {
+	if len(nodes) <= maxColumns {
 		header = append(header, nodes...)
 	} else {
-		header = append(header, "comes to", "goes from")
+		header = append(header, "created on", "deleted on")
 	}
-	for _, image := range changing {
-		row := []string{imageName(image, changing), copiesText(image)}
-		if len(nodes) <= matrixMost {
+	for _, image := range images {
+		row := []string{imageName(image, images), copiesText(image)}
+		if len(nodes) <= maxColumns {
 			for _, node := range nodes {
 				row = append(row, signsOn(image, node))
 			}
 		} else {
-			row = append(row, placesText(image, "+"), placesText(image, "-"))
+			row = append(row, disksWithSign(image, "+"), disksWithSign(image, "-"))
 		}
 		rows = append(rows, row)
 	}
 	return header, rows
 }
 
-// changing are the images of which anything changes, and the nodes on which they are.
-func (f ClusterPlan) changing() (nodes []string, images []forecast.ImageForecast) {
-	for _, image := range f.Fleet.Images {
+// changedImages returns the images with changes, and the nodes of their copies.
+func (c ClusterPlan) changedImages() (nodes []string, images []forecast.ImageForecast) {
+	for _, image := range c.Forecast.Images {
 		if !slices.ContainsFunc(image.Copies, func(c forecast.CopyForecast) bool { return c.Action != "" }) {
 			continue
 		}
@@ -227,7 +221,7 @@ func (f ClusterPlan) changing() (nodes []string, images []forecast.ImageForecast
 	return slices.Compact(nodes), images
 }
 
-// imageName shows the uuid where a name is there twice.
+// imageName returns the name of an image, with the uuid if another row has the same name.
 func imageName(image forecast.ImageForecast, all []forecast.ImageForecast) string {
 	for _, other := range all {
 		if other.Image == image.Image && other.UUID != image.UUID {
@@ -258,16 +252,16 @@ func signsOn(image forecast.ImageForecast, node string) string {
 	return strings.Join(words, ", ")
 }
 
-func placesText(image forecast.ImageForecast, want string) string {
+// disksWithSign lists the disks of the copies with a sign.
+func disksWithSign(image forecast.ImageForecast, sign string) string {
 	var now, later []string
 	for _, c := range image.Copies {
-		switch strings.Trim(copySign(c), "()") {
-		case want:
-			if c.Later {
-				later = append(later, c.Node+"/"+c.Disk)
-			} else {
-				now = append(now, c.Node+"/"+c.Disk)
-			}
+		switch {
+		case strings.Trim(copySign(c), "()") != sign:
+		case c.Later:
+			later = append(later, c.Node+"/"+c.Disk)
+		default:
+			now = append(now, c.Node+"/"+c.Disk)
 		}
 	}
 	text := JoinMax(now, maxNames)
@@ -277,35 +271,34 @@ func placesText(image forecast.ImageForecast, want string) string {
 	return text
 }
 
-var diskHeader = []string{"disk", "free", "comes", "goes", "free then", "reserved", ""}
+var diskHeader = []string{"disk", "free", "added", "removed", "free after", "reserved", ""}
 
-// diskRows has a row for each disk on which anything changes, those that get too full
-// first.
-func (f ClusterPlan) diskRows() (rows [][]string) {
+// diskRows returns a row for each disk with changes or problems. Disks that become too full
+// come first.
+func (c ClusterPlan) diskRows() (rows [][]string) {
 	var others [][]string
-	for _, d := range f.Fleet.Disks {
+	for _, d := range c.Forecast.Disks {
 		name, note := d.Node+"/"+d.Disk, ""
 		switch {
 		case d.Problem != "":
 			note = OneLine(d.Problem)
 		case !d.Known && d.Unknown+int(d.Comes) > 0:
-			note = "no state tells of it"
+			note = "not in a saved state"
+		case d.Below && d.Lowest < 0:
+			note = "full: " + Size(-d.Lowest) + " missing"
 		case d.Below:
 			note = "below the reserve: down to " + Size(d.Lowest)
-			if d.Lowest < 0 {
-				note = "full: " + Size(-d.Lowest) + " too much"
-			}
 		case d.Comes == 0 && d.Unknown == 0 && d.Goes == 0:
 			continue
 		}
-		comes := Size(d.Comes)
+		added := Size(d.Comes)
 		switch {
 		case d.Unknown > 0 && d.Comes == 0:
-			comes = "unknown"
+			added = "unknown"
 		case d.Unknown > 0:
-			comes = "at least " + comes
+			added = "at least " + added
 		}
-		row := []string{name, Size(d.Before), comes, Size(d.Goes), Size(max(0, d.After)), Size(d.Reserved), note}
+		row := []string{name, Size(d.Before), added, Size(d.Goes), Size(max(0, d.After)), Size(d.Reserved), note}
 		if d.Below {
 			rows = append(rows, row)
 		} else {
@@ -315,31 +308,19 @@ func (f ClusterPlan) diskRows() (rows [][]string) {
 	return append(rows, others...)
 }
 
-// matterRows has a row for each reason.
-func matterRows(matters []forecast.ReasonGroup) (rows [][]string) {
-	for _, m := range matters {
-		rows = append(rows, []string{fmt.Sprint(len(m.Copies)), JoinMax(m.Copies, maxNames), OneLine(m.Reason)})
+var reasonHeader = []string{"", "copies", "reason"}
+
+// reasonRows returns a row for each reason.
+func reasonRows(groups []forecast.ReasonGroup) (rows [][]string) {
+	for _, g := range groups {
+		rows = append(rows, []string{fmt.Sprint(len(g.Copies)), JoinMax(g.Copies, maxNames), OneLine(g.Reason)})
 	}
 	return rows
 }
 
-// text is the plan of the fleet for people: the actions, then what they come to, and the
-// risk at the end, where the eye is.
-func (f ClusterPlan) text(colour, cluster bool) string {
-	var b strings.Builder
-	whole := planText(f.Plan, colour, cluster)
-	cut := strings.LastIndex(strings.TrimSuffix(whole, "\n"), "\n") + 1
-	b.WriteString(whole[:cut])
-	imageHeader, imageRows := f.imageRows()
-	writeTable(&b, "Images by nodes ("+signs+"):", imageHeader, imageRows)
-	writeTable(&b, "Disks:", diskHeader, f.diskRows())
-	matterHeader := []string{"", "copies", "why"}
-	writeTable(&b, "Held:", matterHeader, matterRows(f.Fleet.Deferred))
-	writeTable(&b, "Blocked:", matterHeader, matterRows(f.Fleet.Blocked))
-	if f.Diff != nil {
-		b.WriteString(f.Diff.text() + "\n")
+func countReasons(groups []forecast.ReasonGroup) (n int) {
+	for _, g := range groups {
+		n += len(g.Copies)
 	}
-	fmt.Fprintf(&b, "%s\n%s\n", trafficText(f.Fleet.Traffic), "For "+f.stateText())
-	fmt.Fprintf(&b, "Risk: %s\n%s", riskText(f.Fleet.Risk), f.summary()+"\n")
-	return b.String()
+	return n
 }

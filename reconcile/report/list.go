@@ -2,7 +2,6 @@ package report
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,16 +11,16 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// ListEntry is one image as backing-image list shows it: the shape that users of the
-// original know, with disk and generations added. It is a stable interface.
+// ListEntry is one generation of an image. Its JSON is that of Longhorn's backing image manager
+// with the fields disk and generations added. It is a stable interface.
 type ListEntry struct {
 	Name             string      `json:"name"`
 	UUID             string      `json:"uuid"`
-	Size             int64       `json:"size"` // bytes; 0: not known
+	Size             int64       `json:"size"` // bytes; 0: unknown
 	ExpectedChecksum disk.Digest `json:"expectedChecksum"`
 	Status           ListStatus  `json:"status"`
-	Disk             string      `json:"disk"` // of the copy that answers; "": there is none
-	// Generations are the other ones of the same name.
+	Disk             string      `json:"disk"` // of the copy that the entry shows; "": there is no copy
+	// Generations are the other generations of the image.
 	Generations []ListEntry `json:"generations,omitempty"`
 }
 
@@ -34,10 +33,9 @@ type ListStatus struct {
 	Progress             int        `json:"progress"` // 0..100; 100 is ready
 }
 
-// List gives each name the generation that answers to it: the declared one,
-// or else the one that was not given up. Of its copies the best answers. on names
-// the disks whose copies count; none: all do, and images without a copy are listed
-// too.
+// List returns an entry for each name. It shows the declared generation, or else one that is
+// not surplus, and the best copy of that. on are the names of the disks whose copies count.
+// Without on, all copies count, and images without a copy have an entry, too.
 func List(images []status.ImageStatus, on []string) map[string]ListEntry {
 	byName := map[string][]status.ImageStatus{}
 	for _, image := range images {
@@ -49,17 +47,17 @@ func List(images []status.ImageStatus, on []string) map[string]ListEntry {
 	list := make(map[string]ListEntry, len(byName))
 	for name, generations := range byName {
 		slices.SortFunc(generations, CompareGenerations)
-		first := newListEntry(generations[0])
+		entry := newListEntry(generations[0])
 		for _, other := range generations[1:] {
-			first.Generations = append(first.Generations, newListEntry(other))
+			entry.Generations = append(entry.Generations, newListEntry(other))
 		}
-		list[name] = first
+		list[name] = entry
 	}
 	return list
 }
 
-// VisibleImages are the images of a status without the copies that other nodes have yet to
-// make: what is declared is listed for the asked node.
+// VisibleImages returns the images of a status without the copies that do not exist yet on
+// other nodes. It changes the status.
 func VisibleImages(s status.Status) []status.ImageStatus {
 	for i, image := range s.Images {
 		s.Images[i].Copies = slices.DeleteFunc(image.Copies, func(c status.CopyStatus) bool {
@@ -69,6 +67,8 @@ func VisibleImages(s status.Status) []status.ImageStatus {
 	return s.Images
 }
 
+// CopiesOn returns the copies on the named disks, or all of them without names, the best one
+// first.
 func CopiesOn(copies []status.CopyStatus, on []string) []status.CopyStatus {
 	kept := []status.CopyStatus{}
 	for _, c := range copies {
@@ -80,7 +80,7 @@ func CopiesOn(copies []status.CopyStatus, on []string) []status.CopyStatus {
 	return kept
 }
 
-// DiskName names the disk of a copy: NODE/DISK, or its path when no node is asked.
+// DiskName returns the name of the disk of a copy: NODE/DISK, or its path without a daemon.
 func DiskName(c status.CopyStatus) string {
 	if c.Node == "" {
 		return c.Disk
@@ -88,7 +88,7 @@ func DiskName(c status.CopyStatus) string {
 	return c.Node + "/" + c.Disk
 }
 
-// stateOrder has the best state first.
+// stateOrder are the states, the best one first.
 var stateOrder = []disk.State{disk.Ready, disk.InProgress, disk.Starting, disk.Pending, disk.Unknown, disk.Failed}
 
 func compareCopies(a, b status.CopyStatus) int {
@@ -98,7 +98,8 @@ func compareCopies(a, b status.CopyStatus) int {
 		cmp.Compare(DiskName(a), DiskName(b)))
 }
 
-// CompareGenerations expects copies in the order of compareCopies.
+// CompareGenerations orders the generations of an image, the one to show first. The copies of
+// each have to be in the order of CopiesOn.
 func CompareGenerations(a, b status.ImageStatus) int {
 	rank := func(image status.ImageStatus) int {
 		switch {
@@ -142,7 +143,7 @@ func newListEntry(image status.ImageStatus) ListEntry {
 	return l
 }
 
-// ListTable shows a list for people, a line for each generation.
+// ListTable returns a list as a table with a line for each generation.
 func ListTable(list map[string]ListEntry) string {
 	rows := [][]string{{"NAME", "UUID", "STATE", "PROGRESS", "SIZE", "DISK", "MESSAGE"}}
 	for _, name := range slices.Sorted(maps.Keys(list)) {
@@ -167,11 +168,11 @@ func listRow(l ListEntry) []string {
 
 // FindEntry finds an image by its name, or a generation by <name>-<uuid>.
 func FindEntry(list map[string]ListEntry, name string) (ListEntry, error) {
-	if one, ok := list[name]; ok {
-		return one, nil
+	if entry, ok := list[name]; ok {
+		return entry, nil
 	}
-	for _, one := range list {
-		for _, g := range append([]ListEntry{one}, one.Generations...) {
+	for _, entry := range list {
+		for _, g := range append([]ListEntry{entry}, entry.Generations...) {
 			if g.Name+"-"+g.UUID == name {
 				g.Generations = nil
 				return g, nil
@@ -179,7 +180,7 @@ func FindEntry(list map[string]ListEntry, name string) (ListEntry, error) {
 		}
 	}
 	if len(list) == 0 {
-		return ListEntry{}, errors.New("no image " + name + ": there is none at all")
+		return ListEntry{}, fmt.Errorf("no image %s: there are no images", name)
 	}
-	return ListEntry{}, fmt.Errorf("no image %s: there are %s", name, strings.Join(slices.Sorted(maps.Keys(list)), ", "))
+	return ListEntry{}, fmt.Errorf("no image %s: the images are %s", name, strings.Join(slices.Sorted(maps.Keys(list)), ", "))
 }

@@ -37,7 +37,7 @@ func exampleStatus(t *testing.T) status.Status {
 	return s
 }
 
-func TestListHasTheShapeOfTheOriginal(t *testing.T) {
+func TestListHasTheJSONOfLonghorn(t *testing.T) {
 	list := List(exampleStatus(t).Images, nil)
 	for name, want := range map[string]string{
 		"parrot": `{"name":"parrot","uuid":"6846a0b2","size":2048,"expectedChecksum":"sha256:` + strings.Repeat("2", 64) + `",` +
@@ -65,7 +65,7 @@ func TestListHasTheShapeOfTheOriginal(t *testing.T) {
 	}
 }
 
-func TestListOnOneDisk(t *testing.T) {
+func TestListOfOneDisk(t *testing.T) {
 	list := List(exampleStatus(t).Images, []string{"node1/disk1"})
 	if got := ListTable(list); got != `NAME    UUID      STATE        PROGRESS  SIZE     DISK         MESSAGE
 forest  00000003  in-progress  40%       100 B    node1/disk1
@@ -78,7 +78,7 @@ parrot  00000001  ready        100%      1.0 KiB  node1/disk1
 
 // Without a declaration the generation answers that nobody gave up, whatever its
 // state; of those the one in the best state.
-func TestGenerationThatAnswers(t *testing.T) {
+func TestListShowsTheBestGeneration(t *testing.T) {
 	generation := func(uuid, state string, unwanted time.Time) status.ImageStatus {
 		var c status.CopyStatus
 		if err := json.Unmarshal([]byte(`{"disk":"/d","state":"`+state+`"}`), &c); err != nil {
@@ -102,11 +102,11 @@ func TestGenerationThatAnswers(t *testing.T) {
 	}
 }
 
-func TestPickListed(t *testing.T) {
+func TestFindEntryByNameOrGeneration(t *testing.T) {
 	list := List(exampleStatus(t).Images, nil)
 	for name, want := range map[string]string{
 		"parrot": "6846a0b2", "parrot-6846a0b2": "6846a0b2", "parrot-00000001": "00000001",
-		"nest": "no image nest: there are broken, desert, forest, gone, parrot",
+		"nest": "no image nest: the images are broken, desert, forest, gone, parrot",
 	} {
 		got, err := FindEntry(list, name)
 		if err != nil && err.Error() != want || err == nil && got.UUID != want {
@@ -115,7 +115,7 @@ func TestPickListed(t *testing.T) {
 	}
 }
 
-func TestListHasPendingCopiesOfOneNodeOnly(t *testing.T) {
+func TestListOmitsPendingCopiesOfOtherNodes(t *testing.T) {
 	var s status.Status
 	if err := json.Unmarshal([]byte(`{"node": "node1", "images": [{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 		{"node":"node1","disk":"disk1","state":"pending"},

@@ -8,39 +8,38 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"sigs.k8s.io/yaml"
 )
 
-// WritePlan writes p in one of the formats text, json, yaml and markdown. In text and
-// markdown disks are shown with their nodes if the plan is that of a cluster, or is
-// about several nodes anyway.
-func WritePlan(w io.Writer, p plan.Plan, format string, colour, cluster bool) error {
-	switch format {
-	case "json":
+// Style is the format of a plan, and the options of the formats Text and Markdown.
+type Style struct {
+	Format  Format
+	Colour  bool // Text has colours
+	Cluster bool // each disk has its node; without it, only in a plan for several nodes
+}
+
+// WritePlan writes a plan.
+func WritePlan(w io.Writer, p plan.Plan, style Style) error {
+	switch style.Format {
+	case JSON:
 		return WriteJSON(w, p)
-	case "yaml":
-		b, err := yaml.Marshal(p)
-		if err != nil {
-			return fmt.Errorf("write plan: %w", err)
-		}
-		_, err = w.Write(b)
-		return err
-	case "markdown":
-		_, err := io.WriteString(w, planMarkdown(p, cluster))
+	case YAML:
+		return writeYAML(w, p)
+	case Markdown:
+		_, err := io.WriteString(w, planMarkdown(p, style.Cluster))
 		return err
 	}
-	_, err := io.WriteString(w, planText(p, colour, cluster))
+	_, err := io.WriteString(w, planText(p, style))
 	return err
 }
 
-// planText is the plan for people: a line an action, and one that sums up.
-func planText(p plan.Plan, colour, cluster bool) string {
+// planText returns one line for each action, and a summary.
+func planText(p plan.Plan, style Style) string {
 	var b strings.Builder
-	rows := planRows(p, cluster)
+	rows := planRows(p, style.Cluster)
 	for i, line := range Align(rows) {
-		if colour {
-			kind := rows[i][0]
-			line = paint(plan.Op(kind)) + kind + "\x1b[0m" + line[len(kind):]
+		if style.Colour {
+			word := rows[i][0]
+			line = colourOf(plan.Op(word)) + word + "\x1b[0m" + line[len(word):]
 		}
 		fmt.Fprintf(&b, "  %s\n", line)
 	}
@@ -51,8 +50,9 @@ func planText(p plan.Plan, colour, cluster bool) string {
 	return b.String()
 }
 
-func paint(k plan.Op) string {
-	switch k {
+// colourOf returns the escape sequence for an action, or for a suspension.
+func colourOf(op plan.Op) string {
+	switch op {
 	case plan.Cleanup, plan.Evict:
 		return "\x1b[31m"
 	case plan.Blocked, "suspended":
@@ -63,7 +63,7 @@ func paint(k plan.Op) string {
 	return "\x1b[32m"
 }
 
-// planMarkdown is the plan as a table for a pull request.
+// planMarkdown returns the plan as a table.
 func planMarkdown(p plan.Plan, cluster bool) string {
 	var b strings.Builder
 	rows := planRows(p, cluster)
@@ -83,30 +83,31 @@ func planMarkdown(p plan.Plan, cluster bool) string {
 	return b.String()
 }
 
-// markdownCell keeps what stands in a reason from becoming markup.
+// markdownCell escapes the text of a cell.
 var markdownCell = strings.NewReplacer("|", `\|`, "<", "&lt;", "`", "\\`", "*", `\*`, "_", `\_`, "[", `\[`)
 
-// mostSuspended is how many suspensions a plan tells of for people.
-const mostSuspended = 20
+// maxSuspended is the number of suspensions in a plan. The others are counted.
+const maxSuspended = 20
 
-// planRows has a row of cells for each suspension and each action: action, image, disk,
-// size, reason.
+// planRows returns a row for each suspension and each action: action, image, disk, size and
+// reason.
 func planRows(p plan.Plan, cluster bool) [][]string {
-	name, place := imageNames(p), diskNames(p, cluster)
+	image, disk := imageNames(p), diskNames(p, cluster)
 	var rows [][]string
-	for _, s := range p.Suspended[:min(len(p.Suspended), mostSuspended)] {
+	for _, s := range p.Suspended[:min(len(p.Suspended), maxSuspended)] {
 		rows = append(rows, []string{"suspended", cmp.Or(s.Image, "everything"), "-", "-", suspensionText(s)})
 	}
-	if more := len(p.Suspended) - mostSuspended; more > 0 {
-		rows = append(rows, []string{"suspended", Count(more, "other image"), "-", "-", "as the configuration says"})
+	if more := len(p.Suspended) - maxSuspended; more > 0 {
+		rows = append(rows, []string{"suspended", Count(more, "other image"), "-", "-", "see the configuration"})
 	}
 	for _, a := range p.Actions {
-		rows = append(rows, []string{string(a.Op), name(a), place(a), sizeText(a), reasonText(a)})
+		rows = append(rows, []string{string(a.Op), image(a), disk(a), sizeText(a), reasonText(a)})
 	}
 	return rows
 }
 
-// imageNames shows the uuid where one name stands for several generations.
+// imageNames returns the function that names the image of an action. The name has the uuid
+// if the plan has several generations of the image.
 func imageNames(p plan.Plan) func(plan.Action) string {
 	uuid, several := map[string]string{}, map[string]bool{}
 	for _, a := range p.Actions {
@@ -123,7 +124,8 @@ func imageNames(p plan.Plan) func(plan.Action) string {
 	}
 }
 
-// diskNames shows the node in the plan of a cluster, and where one is about several.
+// diskNames returns the function that names the disk of an action. The name has the node in
+// the plan of a cluster or of several nodes.
 func diskNames(p plan.Plan, cluster bool) func(plan.Action) string {
 	several := cluster
 	for _, a := range p.Actions {
@@ -140,7 +142,7 @@ func diskNames(p plan.Plan, cluster bool) func(plan.Action) string {
 	}
 }
 
-// suspensionText says who suspended something, why and until when.
+// suspensionText returns who suspended something, until when and why.
 func suspensionText(s plan.Suspension) string {
 	var parts []string
 	if s.By != "" {
@@ -175,7 +177,7 @@ func reasonText(a plan.Action) string {
 	return reason
 }
 
-// PlanSummary says in one line what the plan comes to.
+// PlanSummary returns one line that counts the actions and the bytes.
 func PlanSummary(p plan.Plan) string {
 	n := p.Summary.Counts
 	if p.Empty() && n[plan.Wait] > 0 {

@@ -142,9 +142,9 @@ Plan: 1 to fetch, 0 to sync, 0 to clean up; an unknown amount to transfer.
 	},
 }
 
-func TestPlanForPeople(t *testing.T) {
+func TestPlanAsTextAndMarkdown(t *testing.T) {
 	for _, c := range plans {
-		if got := planText(c.plan, false, false); got != c.text {
+		if got := planText(c.plan, Style{Colour: false, Cluster: false}); got != c.text {
 			t.Errorf("%s: text is\n%s\nwant\n%s", c.name, got, c.text)
 		}
 		if got := planMarkdown(c.plan, false); got != c.markdown {
@@ -155,7 +155,7 @@ func TestPlanForPeople(t *testing.T) {
 
 func TestColourChangesNothingElse(t *testing.T) {
 	for _, c := range plans {
-		got := planText(c.plan, true, false)
+		got := planText(c.plan, Style{Colour: true, Cluster: false})
 		for _, code := range []string{"\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"} {
 			got = strings.ReplaceAll(got, code, "")
 		}
@@ -167,7 +167,7 @@ func TestColourChangesNothingElse(t *testing.T) {
 
 func TestPlanOfAClusterShowsTheNode(t *testing.T) {
 	p := planOf(action(plan.Cleanup, "parrot", "6846a0b2", "node2/disk1", 1<<20, "surplus copy"))
-	if got := planText(p, false, true); !strings.HasPrefix(got, "  cleanup  parrot  node2/disk1  1.0 MiB  surplus copy\n") {
+	if got := planText(p, Style{Colour: false, Cluster: true}); !strings.HasPrefix(got, "  cleanup  parrot  node2/disk1  1.0 MiB  surplus copy\n") {
 		t.Errorf("the plan is\n%s", got)
 	}
 	if got := planMarkdown(p, true); !strings.Contains(got, "| cleanup | parrot | node2/disk1 |") {
@@ -175,7 +175,7 @@ func TestPlanOfAClusterShowsTheNode(t *testing.T) {
 	}
 }
 
-func TestOneLineSteersNoTerminal(t *testing.T) {
+func TestOneLineReplacesControlCharacters(t *testing.T) {
 	if got, want := OneLine("replica \x1b]0;x\a\u202e:\n  in use\n"), "replica \ufffd]0;x\ufffd\ufffd:;   in use"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

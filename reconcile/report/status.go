@@ -6,96 +6,93 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// How much of a large cluster the table has; the rest is counted.
+// The sizes of the tables in a large cluster. The rest is counted.
 const (
-	mostPeers  = 10
-	mostDisks  = 20
-	mostNames  = 2   // of disks that share a line
-	mostCopies = 12  // lines of copies for an image
-	mostPassed = 5   // for which disks were passed over for an image
-	mostText   = 400 // letters of a message: two checksums and some words
+	maxPeers      = 10
+	maxDisks      = 20
+	maxDiskNames  = 2  // of copies that share a line
+	maxCopyLines  = 12 // for one image
+	maxPassedOver = 5  // reasons for one image
 )
 
-// WriteStatus writes a status for people.
+// WriteStatus writes a summary of a status as tables.
 func WriteStatus(w io.Writer, s status.Status) error {
-	fmt.Fprintf(w, "Node %s, as of %s\n", s.Node, s.Time.Format(time.RFC3339))
-	writeConfigStatus(w, s.Config)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, part := range []func(io.Writer, status.Status){writePeers, writeDisks, writeImages} {
-		part(t, s)
-		if err := t.Flush(); err != nil {
-			return err
-		}
-	}
-	return nil
+	var b strings.Builder
+	fmt.Fprintf(&b, "Node %s, as of %s\n", s.Node, s.Time.Format(time.RFC3339))
+	writeConfig(&b, s.Config)
+	writePeers(&b, s)
+	writeDisks(&b, s)
+	writeImages(&b, s)
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
-func writeConfigStatus(w io.Writer, c status.ConfigStatus) {
-	of := ""
+func writeConfig(b *strings.Builder, c status.ConfigStatus) {
+	revision := ""
 	if c.Revision != "" {
-		of = fmt.Sprintf(", revision %.12s", c.Revision)
+		revision = fmt.Sprintf(", revision %.12s", c.Revision)
 	}
 	switch {
 	case c.Fault != "":
-		fmt.Fprintf(w, "Configuration: cannot be used (%s): %s\n", c.Allowed, c.Fault)
+		fmt.Fprintf(b, "Configuration: unusable (%s): %s\n", c.Allowed, c.Fault)
 	case c.Digest == "":
-		fmt.Fprintf(w, "Configuration: %s (%s)%s\n", Count(len(c.Errors), "error"), c.Allowed, of)
+		fmt.Fprintf(b, "Configuration: %s (%s)%s\n", Count(len(c.Errors), "error"), c.Allowed, revision)
 	default:
-		fmt.Fprintf(w, "Configuration: valid, digest %.12s%s\n", c.Digest, of)
+		fmt.Fprintf(b, "Configuration: valid, digest %.12s%s\n", c.Digest, revision)
 	}
 	if c.Suspended != nil && !c.Suspended.Over {
-		fmt.Fprintf(w, "  everything is suspended %s\n", suspensionText(*c.Suspended))
+		fmt.Fprintf(b, "  everything is suspended %s\n", suspensionText(*c.Suspended))
 	}
 	if c.Skew != "" {
-		fmt.Fprintf(w, "  warning: %s\n", c.Skew)
+		fmt.Fprintf(b, "  warning: %s\n", c.Skew)
 	}
 	for _, p := range c.Errors {
-		fmt.Fprintf(w, "  error: %s\n", p)
+		fmt.Fprintf(b, "  error: %s\n", p)
 	}
 	for _, p := range c.Warnings {
-		fmt.Fprintf(w, "  warning: %s\n", p)
+		fmt.Fprintf(b, "  warning: %s\n", p)
 	}
 }
 
-// writePeers lists the other nodes; of many only those that something is wrong with.
-func writePeers(w io.Writer, s status.Status) {
+// writeRows writes the lines of a table after an empty line.
+func writeRows(b *strings.Builder, rows [][]string) {
+	b.WriteByte('\n')
+	for _, line := range Align(rows) {
+		fmt.Fprintln(b, line)
+	}
+}
+
+// writePeers lists the peers. Of many peers, it lists only those with a problem.
+func writePeers(b *strings.Builder, s status.Status) {
 	if len(s.Peers) == 0 {
 		return
 	}
-	fmt.Fprintln(w, "\nPEER\tLAST ANSWER\tCONFIGURATION\tPROBLEM")
-	listed, well := 0, 0
+	rows := [][]string{{"PEER", "LAST RESPONSE", "CONFIGURATION", "PROBLEM"}}
+	good, bad := 0, 0
 	for _, p := range s.Peers {
-		fine := p.Answers && p.Skew == status.SkewSame
-		if len(s.Peers) > mostPeers && (fine || listed == mostPeers) {
-			if fine {
-				well++
-			}
-			continue
+		isGood := p.Answers && p.Skew == status.SkewSame
+		switch {
+		case len(s.Peers) <= maxPeers, !isGood && len(rows) <= maxPeers:
+			rows = append(rows, []string{p.Node, ago(s.Time, p.LastAnswer), string(p.Skew), peerProblem(s.Time, p)})
+		case isGood:
+			good++
+		default:
+			bad++
 		}
-		listed++
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", p.Node, ago(s.Time, p.LastAnswer), p.Skew, problemOf(s.Time, p))
 	}
-	if well > 0 {
-		fmt.Fprintf(w, "and %d more that answer and have the same configuration\n", well)
+	writeRows(b, rows)
+	if good > 0 {
+		fmt.Fprintf(b, "and %d more that respond and have the same configuration\n", good)
 	}
-	if more := len(s.Peers) - listed - well; more > 0 {
-		fmt.Fprintf(w, "and %d more that do not\n", more)
+	if bad > 0 {
+		fmt.Fprintf(b, "and %d more with problems\n", bad)
 	}
-}
-
-// known is a size of a disk, if anything is known of it.
-func known(d status.DiskStatus, bytes int64) string {
-	if !d.Seen || d.Total == 0 {
-		return "?"
-	}
-	return Size(bytes)
 }
 
 func ago(now, then time.Time) string {
@@ -105,31 +102,40 @@ func ago(now, then time.Time) string {
 	return now.Sub(then).Round(time.Second).String() + " ago"
 }
 
-func problemOf(now time.Time, p status.PeerStatus) string {
+func peerProblem(now time.Time, p status.PeerStatus) string {
 	if p.Answers || !p.LastAnswer.IsZero() || p.SilentSince.IsZero() || !p.Asked {
 		return clip(p.Problem)
 	}
-	return clip(fmt.Sprintf("no answer for %v: %s", now.Sub(p.SilentSince).Round(time.Second), p.Problem))
+	return clip(fmt.Sprintf("no response for %v: %s", now.Sub(p.SilentSince).Round(time.Second), p.Problem))
 }
 
-// writeDisks lists the disks; of many those of the asked node, and those that
-// something is wrong with.
-func writeDisks(w io.Writer, s status.Status) {
-	fmt.Fprintln(w, "\nDISK\tPATH\tFREE\tRESERVED\tTOTAL\tPROBLEM")
-	listed := 0
-	var rest status.DiskStatus
+// writeDisks lists the disks. Of many disks, it lists only those of the daemon's node and those
+// with a problem.
+func writeDisks(b *strings.Builder, s status.Status) {
+	rows := [][]string{{"DISK", "PATH", "FREE", "RESERVED", "TOTAL", "PROBLEM"}}
+	others := 0
+	var free, total int64 // of the others
 	for _, d := range s.Disks {
-		notable := d.Node == s.Node || (d.Problem != "" || d.Unclear != "") && listed < mostDisks
-		if len(s.Disks) > mostDisks && !notable {
-			rest.Free, rest.Total = rest.Free+d.Free, rest.Total+d.Total
+		listed := d.Node == s.Node || (d.Problem != "" || d.Unclear != "") && len(rows) <= maxDisks
+		if len(s.Disks) > maxDisks && !listed {
+			others++
+			free, total = free+d.Free, total+d.Total
 			continue
 		}
-		listed++
-		fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%s\t%s\n", d.Node, d.Disk, d.Path, known(d, d.Free), Size(d.Reserved), known(d, d.Total), diskProblem(d))
+		rows = append(rows, []string{d.Node + "/" + d.Disk, d.Path, spaceText(d, d.Free), Size(d.Reserved), spaceText(d, d.Total), diskProblem(d)})
 	}
-	if more := len(s.Disks) - listed; more > 0 {
-		fmt.Fprintf(w, "and %d more with %s free of %s\n", more, Size(rest.Free), Size(rest.Total))
+	writeRows(b, rows)
+	if others > 0 {
+		fmt.Fprintf(b, "and %d more with %s free of %s\n", others, Size(free), Size(total))
 	}
+}
+
+// spaceText formats a size of a disk, which is unknown before the disk was read.
+func spaceText(d status.DiskStatus, bytes int64) string {
+	if !d.Seen || d.Total == 0 {
+		return "?"
+	}
+	return Size(bytes)
 }
 
 func diskProblem(d status.DiskStatus) string {
@@ -141,72 +147,68 @@ func diskProblem(d status.DiskStatus) string {
 	}
 	switch {
 	case d.Silent != "" && d.Seen:
-		parts = append(parts, silentNode)
+		parts = append(parts, unreachableNode)
 	case !d.Seen:
-		parts = append(parts, "nothing is known of it yet")
+		parts = append(parts, "not read yet")
 	}
 	return strings.Join(parts, "; ")
 }
 
-// silentNode stands for what is said of each silent node in another place.
-const silentNode = "its node does not answer"
+// unreachableNode is the message for the disks and copies of an unreachable node. The table of
+// peers has the cause.
+const unreachableNode = "its node is unreachable"
 
-// copyLine is a line of the table: a copy, or several that are alike.
-type copyLine struct {
-	state    disk.State
-	progress int // -1: of several copies, each with its own
-	size     int64
-	remark   string
-}
-
-func writeImages(w io.Writer, s status.Status) {
-	silent := map[string]bool{}
+func writeImages(b *strings.Builder, s status.Status) {
+	unreachable := map[string]bool{}
 	for _, d := range s.Disks {
-		silent[d.Node] = d.Silent != ""
+		unreachable[d.Node] = d.Silent != ""
 	}
-	fmt.Fprintln(w, "\nIMAGE\tUUID\tREADY\tDISK\tSTATE\tPROGRESS\tSIZE\tMESSAGE")
+	rows := [][]string{{"IMAGE", "UUID", "READY", "DISK", "STATE", "PROGRESS", "SIZE", "MESSAGE"}}
 	for _, image := range s.Images {
-		writeImageStatus(w, image, silent)
+		rows = append(rows, imageStatusRows(image, unreachable)...)
 	}
+	writeRows(b, rows)
 }
 
-func writeImageStatus(w io.Writer, image status.ImageStatus, silent map[string]bool) {
+// imageStatusRows returns the rows of one image: its message, its suspension, its copies, and
+// the disks that cannot have one.
+func imageStatusRows(image status.ImageStatus, unreachable map[string]bool) (rows [][]string) {
 	ready := fmt.Sprintf("%d/%d", image.Ready, image.Wanted)
 	if !image.Declared {
 		ready = "not declared"
 	}
-	line := func(disk, state, progress, size, message string) {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", image.Name, image.UUID, ready, disk, state, progress, size, message)
+	add := func(disk, state, progress, size, message string) {
+		rows = append(rows, []string{image.Name, image.UUID, ready, disk, state, progress, size, message})
 	}
 	if len(image.Copies) == 0 || image.Message != "" {
-		line("", "", "", "", clip(image.Message))
+		add("", "", "", "", clip(image.Message))
 	}
 	if s := image.Suspended; s != nil && !s.Over {
-		line("", "", "", "", "suspended "+clip(suspensionText(*s)))
+		add("", "", "", "", "suspended "+clip(suspensionText(*s)))
 	}
-	lines, disks := copyLines(image.Copies, silent)
+	lines, disks := groupCopies(image.Copies, unreachable)
 	for i, l := range lines {
-		if i == mostCopies-1 && len(lines) > mostCopies {
-			line("", "", "", "", restOf(lines[i:], disks))
+		if i == maxCopyLines-1 && len(lines) > maxCopyLines {
+			add("", "", "", "", countStates(lines[i:], disks))
 			break
 		}
-		line(someOf(disks[l], len(disks[l])), string(l.state), percentText(l.progress), Size(l.size), l.remark)
+		add(someDisks(disks[l], len(disks[l])), string(l.state), percentText(l.progress), Size(l.size), l.message)
 	}
-	for _, p := range image.PassedOver[:min(len(image.PassedOver), mostPassed)] {
-		if alreadySaid(image.Message, p) {
-			continue
-		}
-		line(someOf(p.Disks, p.Count), "", "", "", "passed over: "+clip(p.Why))
+	for _, p := range image.PassedOver[:min(len(image.PassedOver), maxPassedOver)] {
+		add(someDisks(p.Disks, p.Count), "", "", "", "not eligible: "+clip(p.Why))
 	}
-	if more := len(image.PassedOver) - mostPassed; more > 0 {
-		line("", "", "", "", "passed over: for "+Count(more, "other reason"))
+	if more := len(image.PassedOver) - maxPassedOver; more > 0 {
+		add("", "", "", "", "not eligible for "+Count(more, "other reason"))
 	}
+	return rows
 }
 
-// alreadySaid reports whether a message names the disks that were passed over, and says why.
-func alreadySaid(message string, p status.PassedOver) bool {
-	missing := func(disk string) bool { return !strings.Contains(message, disk) }
-	return p.Count == len(p.Disks) && strings.Contains(message, p.Why) && !slices.ContainsFunc(p.Disks, missing)
+// copyLine is a line of the table. Equal copies share one.
+type copyLine struct {
+	state    disk.State
+	progress int // -1: not shown
+	size     int64
+	message  string
 }
 
 func percentText(n int) string {
@@ -216,25 +218,25 @@ func percentText(n int) string {
 	return fmt.Sprintf("%d %%", n)
 }
 
-// copyLines groups copies that are alike, the best state first. Of many copies it does
-// not tell how far each is.
-func copyLines(copies []status.CopyStatus, silent map[string]bool) (lines []copyLine, disks map[copyLine][]string) {
+// groupCopies returns the different lines, the best state first, and the disks of each. The
+// copies of an image with many of them show no progress, so that they share a line.
+func groupCopies(copies []status.CopyStatus, unreachable map[string]bool) (lines []copyLine, disks map[copyLine][]string) {
 	disks = map[copyLine][]string{}
 	for _, c := range copies {
 		if c.Absent() && c.Refuses != "" {
-			continue // it is among those that were passed over
+			continue // it has a line as a disk that is not eligible
 		}
 		l := copyLine{c.State, c.Progress, max(c.Size, c.Total), clip(CopyMessage(c))}
-		if len(copies) > mostCopies && c.State == disk.InProgress {
+		if len(copies) > maxCopyLines && c.State == disk.InProgress {
 			l.progress = -1
 		}
-		if silent[c.Node] {
-			l.remark = silentNode
+		if unreachable[c.Node] {
+			l.message = unreachableNode
 			if c.Found != nil {
-				l.remark += fmt.Sprintf("; it was %s then", c.Found.State)
+				l.message += fmt.Sprintf("; it was %s", c.Found.State)
 			}
 		}
-		if _, there := disks[l]; !there {
+		if _, known := disks[l]; !known {
 			lines = append(lines, l)
 		}
 		disks[l] = append(disks[l], DiskName(c))
@@ -245,8 +247,8 @@ func copyLines(copies []status.CopyStatus, silent map[string]bool) (lines []copy
 	return lines, disks
 }
 
-// restOf counts the copies that have no line of their own.
-func restOf(lines []copyLine, disks map[copyLine][]string) string {
+// countStates counts the copies without a line of their own.
+func countStates(lines []copyLine, disks map[copyLine][]string) string {
 	byState := map[disk.State]int{}
 	for _, l := range lines {
 		byState[l.state] += len(disks[l])
@@ -260,17 +262,17 @@ func restOf(lines []copyLine, disks map[copyLine][]string) string {
 	return "and more copies: " + strings.Join(parts, ", ")
 }
 
-// someOf names the first of n disks.
-func someOf(names []string, n int) string {
-	shown := names[:min(len(names), mostNames)]
-	text := strings.Join(shown, ", ")
-	if more := n - len(shown); more > 0 {
+// someDisks lists the first of n disks. names may be shorter than n.
+func someDisks(names []string, n int) string {
+	listed := names[:min(len(names), maxDiskNames)]
+	text := strings.Join(listed, ", ")
+	if more := n - len(listed); more > 0 {
 		text = strings.TrimSpace(fmt.Sprintf("%s +%d", text, more))
 	}
 	return text
 }
 
-// CopyMessage says what is to be said of a copy, and until when it waits.
+// CopyMessage returns the message of a copy, its use, and the end of its wait.
 func CopyMessage(c status.CopyStatus) string {
 	parts := []string{}
 	if c.Message != "" {

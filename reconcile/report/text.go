@@ -4,22 +4,32 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"path/filepath"
-	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/dustin/go-humanize"
-	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
+	"sigs.k8s.io/yaml"
+
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
-	"sigs.k8s.io/yaml"
 )
 
-// OneLine is for messages that were joined of several. None steers a terminal: a part of it
-// may be the name of a folder, or what a server or a saved status says.
+// Format is an output format.
+type Format string
+
+// The formats of plans. Other documents have some of them.
+const (
+	Text     Format = "text"
+	JSON     Format = "json"
+	YAML     Format = "yaml"
+	Markdown Format = "markdown"
+)
+
+// OneLine joins the lines of a message with semicolons, and replaces control characters. A
+// message may contain the name of a folder, or the text of a server or a saved status, which
+// must not control a terminal.
 func OneLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -29,8 +39,56 @@ func OneLine(s string) string {
 	}, strings.ReplaceAll(strings.TrimSpace(s), "\n", "; "))
 }
 
-// Align pads all cells but the last of a row, so that columns stand below each
-// other.
+// maxText is the length of a message in a table, in characters. It has room for two digests
+// and some words.
+const maxText = 400
+
+// clip shortens a message for a table.
+func clip(text string) string {
+	letters := []rune(OneLine(text))
+	if len(letters) <= maxText {
+		return string(letters)
+	}
+	return string(letters[:maxText]) + "…"
+}
+
+// Size formats a number of bytes. A negative number is unknown and becomes a question mark.
+func Size(bytes int64) string {
+	if bytes < 0 {
+		return "?"
+	}
+	return humanize.IBytes(uint64(bytes))
+}
+
+// Count formats a number of things, such as "1 image" or "2 images".
+func Count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+func countCopies(n int) string {
+	if n == 1 {
+		return "1 copy"
+	}
+	return fmt.Sprintf("%d copies", n)
+}
+
+// maxNames is the number of names in a line of text.
+const maxNames = 3
+
+// JoinMax joins names with commas. Of many names it lists the first ones, and counts the
+// others: "a, b, c and 7 more". It never counts a single name.
+func JoinMax(names []string, most int) string {
+	if more := len(names) - most; more > 1 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
+	}
+	return strings.Join(names, ", ")
+}
+
+// Align pads the cells of rows to columns, and returns the lines. Rows may have different
+// lengths. The last cell of a row is not padded.
 func Align(rows [][]string) []string {
 	var widths []int
 	for _, row := range rows {
@@ -54,47 +112,7 @@ func Align(rows [][]string) []string {
 	return lines
 }
 
-// clip shortens a text to what a line of a table may have.
-func clip(text string) string {
-	letters := []rune(OneLine(text))
-	if len(letters) <= mostText {
-		return string(letters)
-	}
-	return string(letters[:mostText]) + "…"
-}
-
-// Size writes bytes for people; unknown ones are a question mark.
-func Size(bytes int64) string {
-	if bytes < 0 {
-		return "?"
-	}
-	return humanize.IBytes(uint64(bytes))
-}
-
-func Count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}
-
-func countCopies(n int) string {
-	if n == 1 {
-		return "1 copy"
-	}
-	return fmt.Sprintf("%d copies", n)
-}
-
-// JoinMax joins names with commas. Of many names it lists the first ones, and counts the
-// others: "a, b, c and 7 more". It never counts a single name.
-func JoinMax(names []string, most int) string {
-	if more := len(names) - most; more > 1 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
-	}
-	return strings.Join(names, ", ")
-}
-
-// writeTable writes rows below a title; nothing where there are none.
+// writeTable writes a table with a title, unless it has no rows.
 func writeTable(b *strings.Builder, title string, header []string, rows [][]string) {
 	if len(rows) == 0 {
 		return
@@ -110,85 +128,7 @@ func writeTable(b *strings.Builder, title string, header []string, rows [][]stri
 	fmt.Fprintln(b)
 }
 
-// fieldDifference is one value that is declared otherwise, as a text; "" where there is
-// none.
-type fieldDifference struct {
-	Field string `json:"field"` // images.parrot.minNumberOfCopies
-	Old   string `json:"old"`
-	New   string `json:"new"`
-}
-
-func NewDifference(old, now schema.Config) Difference {
-	d := Difference{Difference: forecast.Compare(old, now), Fields: []fieldDifference{}}
-	changed := map[string]bool{}
-	for _, one := range d.Images {
-		changed["images."+one.Image+"."] = one.Change == forecast.Changed
-	}
-	for _, one := range d.Nodes {
-		changed["nodes."+one.Node+"."] = one.Change == forecast.Changed
-	}
-	before, after := fieldsOf(old, changed), fieldsOf(now, changed)
-	fields := slices.AppendSeq(slices.Collect(maps.Keys(before)), maps.Keys(after))
-	slices.Sort(fields)
-	for _, field := range slices.Compact(fields) {
-		if before[field] != after[field] {
-			d.Fields = append(d.Fields, fieldDifference{field, before[field], after[field]})
-		}
-	}
-	return d
-}
-
-// fieldsOf has the values of settings, and of those images and nodes that changed, by
-// the path of the field, as validate -o json shows them.
-func fieldsOf(c schema.Config, changed map[string]bool) map[string]string {
-	fields := map[string]string{}
-	add := func(path string, view any) {
-		b, err := json.Marshal(view)
-		var tree any
-		if err == nil {
-			err = json.Unmarshal(b, &tree)
-		}
-		if err != nil {
-			panic("show a configuration: " + err.Error()) // it was made of text
-		}
-		flatten(fields, path, tree)
-	}
-	add("settings", viewSettings(c.Settings))
-	for name, one := range c.Images {
-		if changed["images."+name+"."] {
-			add("images."+name, viewImage(one))
-		}
-	}
-	for name, one := range c.Nodes {
-		if changed["nodes."+name+"."] {
-			add("nodes."+name, viewNode(one))
-		}
-	}
-	return fields
-}
-
-func flatten(fields map[string]string, path string, value any) {
-	switch v := value.(type) {
-	case map[string]any:
-		for name, one := range v {
-			flatten(fields, path+"."+name, one)
-		}
-		if len(v) == 0 {
-			fields[path] = "{}"
-		}
-	case []any:
-		words := make([]string, len(v))
-		for i, one := range v {
-			words[i] = fmt.Sprint(one)
-		}
-		fields[path] = strings.Join(words, ", ")
-	case float64:
-		fields[path] = fmt.Sprintf("%.0f", v) // there are only whole ones
-	default:
-		fields[path] = fmt.Sprint(v)
-	}
-}
-
+// WriteJSON writes v as indented JSON.
 func WriteJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -198,17 +138,15 @@ func WriteJSON(w io.Writer, v any) error {
 
 func writeYAML(w io.Writer, v any) error {
 	b, err := yaml.Marshal(v)
-	if err == nil {
-		_, err = w.Write(b)
-	}
 	if err != nil {
-		return fmt.Errorf("write plan: %w", err)
+		return fmt.Errorf("write YAML: %w", err)
 	}
-	return nil
+	_, err = w.Write(b)
+	return err
 }
 
-// WriteProblems writes one line for each mistake and each doubt, with its place
-// in a file below dir.
+// WriteProblems writes one line for each error and warning of a configuration, with its
+// position in a file below dir.
 func WriteProblems(w io.Writer, dir string, r schema.Result) {
 	for _, p := range r.Errors {
 		fmt.Fprintln(w, ProblemLine(dir, p, ""))
@@ -218,14 +156,14 @@ func WriteProblems(w io.Writer, dir string, r schema.Result) {
 	}
 }
 
-// ProblemLine is a problem as editors and compilers write it: the place first,
-// so that it can be clicked.
+// ProblemLine formats a problem like a compiler does, with the position first, so that
+// editors can jump to it. mark precedes the message.
 func ProblemLine(dir string, p document.Problem, mark string) string {
-	place := p.Position
-	place.File = filepath.Join(dir, place.File)
+	position := p.Position
+	position.File = filepath.Join(dir, position.File)
 	p.Position = document.Position{}
 	if p.Also != (document.Position{}) {
 		p.Also.File = filepath.Join(dir, p.Also.File)
 	}
-	return fmt.Sprintf("%s: %s%s", place, mark, p)
+	return fmt.Sprintf("%s: %s%s", position, mark, p)
 }

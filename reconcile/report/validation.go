@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// validatedView is the answer of validate -o json. It is a stable interface.
+// validatedView is the document of validate -o json. It is a stable interface.
 type validatedView struct {
 	Valid          bool                `json:"valid"` // no errors; there may be warnings
 	Configurations []configurationView `json:"configurations"`
@@ -22,25 +22,25 @@ type validatedView struct {
 
 type configurationView struct {
 	Path     string        `json:"path"`
-	Digest   string        `json:"digest"` // "" while anything is broken
+	Digest   string        `json:"digest"` // "" if there are errors
 	Revision string        `json:"revision,omitempty"`
 	Errors   []problemView `json:"errors"`
 	Warnings []problemView `json:"warnings"`
-	// Manifests are the documents of Kubernetes that were read, Skipped those that
-	// were not.
+	// Manifests are the Kubernetes documents that were converted, and Skipped the others.
 	Manifests []manifestView `json:"manifests"`
 	Skipped   []skippedView  `json:"skipped"`
-	// Config is what was understood, with every default.
+	// Config is the configuration with all defaults.
 	Config configView `json:"config"`
-	// Origins are where that is declared: by section (settings, nodes, images) and name.
+	// Origins are the positions of the declarations, by section (settings, nodes, images) and
+	// name.
 	Origins map[string]map[string]originView `json:"origins"`
 }
 
 type originView struct {
 	placeView
-	// Kind is of the manifest, "" for the native form.
+	// Kind is the kind of the manifest, "" for the native form.
 	Kind string `json:"kind,omitempty"`
-	// Values are by their native paths. What is not among them is a default.
+	// Values are the positions of fields by their native paths. Other fields have defaults.
 	Values map[string]valueOriginView `json:"values"`
 }
 
@@ -60,7 +60,7 @@ type problemView struct {
 	placeView
 	Path    string    `json:"path,omitempty"`
 	Message string    `json:"message"`
-	Also    placeView `json:"also,omitzero"` // the other place of the mistake
+	Also    placeView `json:"also,omitzero"` // the second position of a conflict
 	Hint    string    `json:"hint,omitempty"`
 }
 
@@ -74,10 +74,15 @@ type manifestView struct {
 type skippedView struct {
 	manifestView
 	Why   string `json:"why"`
-	Image string `json:"mayDeclare,omitempty"` // with what is not there
+	Image string `json:"mayDeclare,omitempty"` // the image that the document may declare
 }
 
-func NewValidationView(all []Validation) validatedView {
+// WriteValidationsJSON writes the results as one JSON document.
+func WriteValidationsJSON(w io.Writer, all []Validation) error {
+	return WriteJSON(w, newValidatedView(all))
+}
+
+func newValidatedView(all []Validation) validatedView {
 	v := validatedView{Valid: true, Configurations: []configurationView{}}
 	for _, one := range all {
 		v.Valid = v.Valid && len(one.Errors) == 0
@@ -336,14 +341,14 @@ func viewSource(s schema.Source) (v sourceView) {
 	return v
 }
 
-// Validation is a configuration and what is wrong with it.
+// Validation is the result of validate for one configuration.
 type Validation struct {
-	Path string // of the folder that its files are in
+	Path string // of the folder with its files
 	schema.Result
-	ChangedSettings int // that are not as they are by default
+	ChangedSettings int // number of settings without their default
 }
 
-// summary says in one line what was understood.
+// summary returns one line with the numbers of declarations and problems.
 func (v Validation) summary() string {
 	text := fmt.Sprintf("%s: %s, %s, %s", v.Path, Count(len(v.Config.Images), "image"),
 		Count(len(v.Config.Nodes), "node"), Count(v.ChangedSettings, "setting"))
@@ -365,6 +370,8 @@ func (v Validation) summary() string {
 	return text
 }
 
+// WriteValidations writes the problems of configurations, the skipped documents, and a summary
+// for each.
 func WriteValidations(w io.Writer, all []Validation) error {
 	for _, v := range all {
 		WriteProblems(w, v.Path, v.Result)

@@ -53,7 +53,7 @@ func loadText(t *testing.T, name, text string) schema.Result {
 
 // What the view shows means the same when it is loaded, but for the query of an
 // address and that every uuid is declared then.
-func TestViewIsAConfiguration(t *testing.T) {
+func TestConfigViewCanBeLoadedAgain(t *testing.T) {
 	want := loadText(t, "all.yaml", strings.ReplaceAll(everything, "SUM", strings.Repeat("a", 64))).Config
 	text, err := json.Marshal(viewConfig(want))
 	if err != nil {
@@ -75,7 +75,7 @@ func TestViewIsAConfiguration(t *testing.T) {
 	}
 }
 
-func TestViewShowsNoSecrets(t *testing.T) {
+func TestConfigViewHasNoSecrets(t *testing.T) {
 	c := loadText(t, "c.yaml", `images: {parrot: {source: {download: {
 		url: "https://x.example/p?token=hunter2", mirrors: ["s3::https://y.example/b/p?key=hunter2"], checksumURL: "https://x.example/S?hunter2"}}}}`).Config
 	text, err := json.Marshal(viewConfig(c))

@@ -315,13 +315,13 @@ func printPlan(st *session, in input) error {
 		format, args = args[len(args)-1], args[:len(args)-1]
 	}
 	if !slices.Contains([]string{"text", "json", "yaml", "markdown"}, format) {
-		return fmt.Errorf("-o has to be one of text, json, yaml, markdown")
+		return fmt.Errorf("-o must be one of text, json, yaml, markdown")
 	}
 	if len(args) > 1 {
 		return fmt.Errorf("plan takes one node, or none")
 	}
 	if len(args) == 0 {
-		return report.WritePlan(st.out, st.world.plan(), format, false, true)
+		return report.WritePlan(st.out, st.world.plan(), report.Style{Format: report.Format(format), Cluster: true})
 	}
 	if err := st.world.checkNode(args[0]); err != nil {
 		return err
@@ -330,7 +330,7 @@ func printPlan(st *session, in input) error {
 	if err != nil {
 		return err
 	}
-	return report.WritePlan(st.out, p, format, false, false)
+	return report.WritePlan(st.out, p, report.Style{Format: report.Format(format)})
 }
 
 func checkPlaced(st *session, in input) (checkResult, error) {
