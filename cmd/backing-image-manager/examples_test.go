@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -58,28 +57,6 @@ func TestWorkflowRuns(t *testing.T) {
 	for _, c := range commands {
 		if out, errOut, err := try(t, strings.Fields(string(c[1]))...); err != nil || errOut != "" {
 			t.Errorf("%s: %v\n%s%s", c[1], err, out, errOut)
-		}
-	}
-}
-
-var yamlBlock = regexp.MustCompile("(?s)\n```yaml\n(.*?)\n```")
-
-func TestReadmesConfigurationsAreValid(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := yamlBlock.FindAllSubmatch(readme, -1)
-	if len(blocks) < 2 {
-		t.Fatalf("%d blocks of YAML in the README", len(blocks))
-	}
-	for _, b := range blocks {
-		file := filepath.Join(t.TempDir(), "images.yaml")
-		if err := os.WriteFile(file, bytes.ReplaceAll(b[1], []byte("sha512:…"), []byte("sha512:"+strings.Repeat("0a", 64))), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if out, errOut, err := try(t, "validate", file); err != nil {
-			t.Errorf("%v\n%s%s in\n%s", err, out, errOut, b[1])
 		}
 	}
 }
