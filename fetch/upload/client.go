@@ -32,20 +32,20 @@ type Client struct {
 	Transport     http.RoundTripper
 }
 
-// answer is what a daemon answered.
-type answer struct {
+// response is what a daemon answered.
+type response struct {
 	status int
 	header http.Header
 	body   []byte
 }
 
-// ask makes one request. The error is one of the way to the daemon.
-func (c *Client) ask(ctx context.Context, method, path string, header map[string]string, body []byte) (answer, error) {
+// do makes one request. The error is one of the way to the daemon.
+func (c *Client) do(ctx context.Context, method, path string, header map[string]string, body []byte) (response, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(c.Base, "/")+path, bytes.NewReader(body))
 	if err != nil {
-		return answer{}, errors.New("the address of the daemon is none")
+		return response{}, errors.New("the address of the daemon is none")
 	}
 	if c.Authorization != "" {
 		r.Header.Set("Authorization", c.Authorization)
@@ -59,15 +59,15 @@ func (c *Client) ask(ctx context.Context, method, path string, header map[string
 		if u, ok := errors.AsType[*url.Error](err); ok {
 			err = u.Err // it would print the address
 		}
-		return answer{}, err
+		return response{}, err
 	}
 	defer a.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(a.Body, maxAnswer))
-	return answer{a.StatusCode, a.Header, text}, err
+	return response{a.StatusCode, a.Header, text}, err
 }
 
-// refusal returns the error of an error response, and nil for any other.
-func (a answer) refusal() *httperror.Error {
+// err returns the error of an error response, and nil for any other.
+func (a response) err() *httperror.Error {
 	if a.status < http.StatusMultipleChoices {
 		return nil
 	}
@@ -84,7 +84,7 @@ func isTemporary(e *httperror.Error) bool {
 }
 
 // offset reads how far the daemon is.
-func (a answer) offset() (int64, error) {
+func (a response) offset() (int64, error) {
 	n, err := strconv.ParseInt(a.header.Get("Upload-Offset"), 10, 64)
 	if err != nil || n < 0 {
 		return 0, errors.New("the answer does not say how far the upload is: is that a daemon?")
@@ -92,13 +92,13 @@ func (a answer) offset() (int64, error) {
 	return n, nil
 }
 
-// uploads returns what is under way there.
-func (c *Client) uploads(ctx context.Context) ([]info, error) {
-	a, err := c.ask(ctx, http.MethodGet, Path, nil, nil)
+// list returns what is under way there.
+func (c *Client) list(ctx context.Context) ([]info, error) {
+	a, err := c.do(ctx, http.MethodGet, Path, nil, nil)
 	if err != nil {
 		return nil, err
 	}
-	if no := a.refusal(); no != nil {
+	if no := a.err(); no != nil {
 		return nil, no
 	}
 	var all []info
@@ -111,11 +111,11 @@ func (c *Client) create(ctx context.Context, m metadata, length int64) (string, 
 	if length < 0 {
 		header = map[string]string{"Upload-Metadata": m.header(), "Upload-Defer-Length": "1"}
 	}
-	a, err := c.ask(ctx, http.MethodPost, Path, header, nil)
+	a, err := c.do(ctx, http.MethodPost, Path, header, nil)
 	if err != nil {
 		return "", err
 	}
-	if no := a.refusal(); no != nil {
+	if no := a.err(); no != nil {
 		return "", no
 	}
 	at, err := url.Parse(a.header.Get("Location"))
@@ -125,10 +125,10 @@ func (c *Client) create(ctx context.Context, m metadata, length int64) (string, 
 	return at.Path, nil
 }
 
-// how asks how far an upload is, and whether the daemon knows where it ends, or why it
+// status asks how far an upload is, and whether the daemon knows where it ends, or why it
 // has ended.
-func (c *Client) how(ctx context.Context, path string) (at int64, measured bool, err error) {
-	a, err := c.ask(ctx, http.MethodHead, path, nil, nil)
+func (c *Client) status(ctx context.Context, path string) (at int64, measured bool, err error) {
+	a, err := c.do(ctx, http.MethodHead, path, nil, nil)
 	if err != nil {
 		return 0, false, err
 	}
@@ -136,26 +136,26 @@ func (c *Client) how(ctx context.Context, path string) (at int64, measured bool,
 		at, err = a.offset()
 		return at, a.header.Get("Upload-Length") != "", err
 	}
-	if no := a.refusal(); isTemporary(no) && no.Status != http.StatusLocked { // that may last
+	if no := a.err(); isTemporary(no) && no.Status != http.StatusLocked { // that may last
 		return 0, false, no
 	}
-	told, err := c.ask(ctx, http.MethodGet, path, nil, nil) // a HEAD has no room for a sentence
+	told, err := c.do(ctx, http.MethodGet, path, nil, nil) // a HEAD has no room for a sentence
 	if err != nil {
 		return 0, false, err
 	}
 	var i info
-	switch no := told.refusal(); {
+	switch no := told.err(); {
 	case no != nil:
 		return 0, false, no
 	case json.Unmarshal(told.body, &i) != nil || i.Error == "":
-		return 0, false, a.refusal()
+		return 0, false, a.err()
 	}
 	return 0, false, &httperror.Error{Status: a.status, Message: i.Error}
 }
 
-// send brings one piece, and returns how far the upload is then. total is said along
+// patch brings one piece, and returns how far the upload is then. total is said along
 // with it when it is known.
-func (c *Client) send(ctx context.Context, path string, p piece, total int64) (int64, error) {
+func (c *Client) patch(ctx context.Context, path string, p piece, total int64) (int64, error) {
 	header := map[string]string{"Content-Type": bodyType, "Upload-Offset": strconv.FormatInt(p.at, 10)}
 	if p.zeros > 0 {
 		header["Upload-Zeros"] = strconv.FormatInt(p.zeros, 10)
@@ -167,11 +167,11 @@ func (c *Client) send(ctx context.Context, path string, p piece, total int64) (i
 	if total >= 0 {
 		header["Upload-Length"] = strconv.FormatInt(total, 10)
 	}
-	a, err := c.ask(ctx, http.MethodPatch, path, header, p.data)
+	a, err := c.do(ctx, http.MethodPatch, path, header, p.data)
 	if err != nil {
 		return 0, err
 	}
-	if no := a.refusal(); no != nil {
+	if no := a.err(); no != nil {
 		return 0, no
 	}
 	return a.offset()
@@ -179,23 +179,23 @@ func (c *Client) send(ctx context.Context, path string, p piece, total int64) (i
 
 // terminate ends an upload that is there.
 func (c *Client) terminate(ctx context.Context, path string) error {
-	a, err := c.ask(ctx, http.MethodDelete, path, nil, nil)
+	a, err := c.do(ctx, http.MethodDelete, path, nil, nil)
 	if err != nil {
 		return err
 	}
-	if no := a.refusal(); no != nil && no.Status != http.StatusNotFound && no.Status != http.StatusGone {
+	if no := a.err(); no != nil && no.Status != http.StatusNotFound && no.Status != http.StatusGone {
 		return no
 	}
 	return nil
 }
 
 const (
-	firstPause = 100 * time.Millisecond
-	longPause  = 5 * time.Second
-	// patience is how long nothing may go forward before it is given up.
-	patience = 10 * time.Minute
-	// mostMismatches is how often in a row a piece may arrive as another one.
-	mostMismatches = 5
+	minDelay = 100 * time.Millisecond
+	maxDelay = 5 * time.Second
+	// maxStall is how long nothing may go forward before it is given up.
+	maxStall = 10 * time.Minute
+	// maxMismatches is how often in a row a piece may arrive as another one.
+	maxMismatches = 5
 )
 
 // ErrLost says that the upload is not known any more, although all of it was sent: the
@@ -216,22 +216,22 @@ type Request struct {
 // goes on with an upload of the same file that is there, and after every interruption.
 // When ctx ends, what was sent stays for the next time, if there can be one.
 func (c *Client) Send(ctx context.Context, o Request, progress *fetch.Progress) error {
-	s := sending{Client: c, Request: o, progress: progress, at: unknown, total: o.Content.length(), moved: time.Now()}
+	s := sender{Client: c, Request: o, progress: progress, at: unknownOffset, total: o.Content.length(), lastProgress: time.Now()}
 	progress.Total.Store(s.total)
-	pause := firstPause
+	pause := minDelay
 	for {
-		before := s.furthest
+		before := s.maxOffset
 		done, err := s.step(ctx)
 		if done && err == nil {
 			return nil
 		}
-		if s.furthest > before {
-			pause, s.moved = firstPause, time.Now()
+		if s.maxOffset > before {
+			pause, s.lastProgress = minDelay, time.Now()
 		}
 		if err == nil {
 			continue
 		}
-		if done || ctx.Err() != nil || time.Since(s.moved) > patience {
+		if done || ctx.Err() != nil || time.Since(s.lastProgress) > maxStall {
 			return s.giveUp(ctx, err)
 		}
 		s.Warn(err)
@@ -240,32 +240,32 @@ func (c *Client) Send(ctx context.Context, o Request, progress *fetch.Progress) 
 		case <-ctx.Done():
 			return s.giveUp(ctx, ctx.Err())
 		}
-		pause = min(2*pause, longPause)
+		pause = min(2*pause, maxDelay)
 	}
 }
 
-// unknown is the offset of an upload that has to be asked for it.
-const unknown = -1
+// unknownOffset is the offset of an upload that has to be asked for it.
+const unknownOffset = -1
 
-// sending is an upload as its client sees it.
-type sending struct {
+// sender is an upload as its client sees it.
+type sender struct {
 	*Client
 	Request
 	progress *fetch.Progress
 
-	path     string // of the upload; "": it is not begun
-	at       int64  // how far the daemon is
-	total    int64  // bytes of the image; -1: not known yet
-	met      bool   // it has answered
-	furthest int64  // how far it has been
-	whole    bool   // the last byte has been sent
-	moved    time.Time
-	spoilt   int // mismatches in a row
-	ahead    chan ahead
+	path         string // of the upload; "": it is not begun
+	at           int64  // how far the daemon is
+	total        int64  // bytes of the image; -1: not known yet
+	responded    bool   // it has answered
+	maxOffset    int64  // how far it has been
+	lastSent     bool   // the last byte has been sent
+	lastProgress time.Time
+	mismatches   int // mismatches in a row
+	ahead        chan readResult
 }
 
-// ahead is a piece that was read while the one before it was sent.
-type ahead struct {
+// readResult is a piece that was read while the one before it was sent.
+type readResult struct {
 	wanted int64 // where it begins
 	piece
 	err error
@@ -273,38 +273,38 @@ type ahead struct {
 
 // step makes one request. done says that nothing more can be done: it is uploaded, or
 // will not be. Another error is one that may be over in a moment.
-func (s *sending) step(ctx context.Context) (done bool, err error) {
+func (s *sender) step(ctx context.Context) (done bool, err error) {
 	switch {
 	case s.path == "":
-		if err = s.begin(ctx); err == nil {
-			s.moved = time.Now()
+		if err = s.start(ctx); err == nil {
+			s.lastProgress = time.Now()
 		}
-	case s.at == unknown:
+	case s.at == unknownOffset:
 		var measured bool
-		s.at, measured, err = s.how(ctx, s.path)
+		s.at, measured, err = s.status(ctx, s.path)
 		if err != nil {
-			s.at = unknown
-		} else if s.whole && s.at == s.total && measured { // else it waits for more
+			s.at = unknownOffset
+		} else if s.lastSent && s.at == s.total && measured { // else it waits for more
 			return true, nil
 		}
-		s.furthest = max(s.furthest, s.at)
+		s.maxOffset = max(s.maxOffset, s.at)
 	default:
-		return s.advance(ctx)
+		return s.sendNext(ctx)
 	}
-	return s.judge(err)
+	return s.classify(err)
 }
 
-// begin finds the upload to go on with, or creates one.
-func (s *sending) begin(ctx context.Context) error {
+// start finds the upload to go on with, or creates one.
+func (s *sender) start(ctx context.Context) error {
 	m := s.metadata()
-	if err := s.find(ctx, m); err != nil || s.path != "" {
+	if err := s.findExisting(ctx, m); err != nil || s.path != "" {
 		return err
 	}
 	s.Restart = false
 	path, err := s.create(ctx, m, s.Content.length())
 	if no, refused := errors.AsType[*httperror.Error](err); refused && no.Status == http.StatusConflict {
 		// A daemon that has just begun may have found what is left of it meanwhile.
-		if found := s.find(ctx, m); found != nil || s.path != "" {
+		if found := s.findExisting(ctx, m); found != nil || s.path != "" {
 			return found
 		}
 	}
@@ -315,10 +315,10 @@ func (s *sending) begin(ctx context.Context) error {
 	return nil
 }
 
-// find looks whether the daemon has the upload, and refuses to disturb another one of
+// findExisting looks whether the daemon has the upload, and refuses to disturb another one of
 // the image.
-func (s *sending) find(ctx context.Context, m metadata) error {
-	all, err := s.uploads(ctx)
+func (s *sender) findExisting(ctx context.Context, m metadata) error {
+	all, err := s.list(ctx)
 	if err != nil {
 		return err
 	}
@@ -347,9 +347,9 @@ func ofLength(n int64) string {
 	return fmt.Sprintf(" of %d", n)
 }
 
-// advance sends the next piece.
-func (s *sending) advance(ctx context.Context) (done bool, err error) {
-	p, err := s.next(ctx, s.at)
+// sendNext sends the next piece.
+func (s *sender) sendNext(ctx context.Context) (done bool, err error) {
+	p, err := s.nextPiece(ctx, s.at)
 	if err == io.EOF { // of a pipe whose end nobody knew
 		p, s.total = piece{at: s.at}, s.at
 		err = checkLength(s.total)
@@ -361,23 +361,23 @@ func (s *sending) advance(ctx context.Context) (done bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	if s.whole = s.whole || last; !last {
+	if s.lastSent = s.lastSent || last; !last {
 		s.readAhead(p.end())
 	}
-	at, err := s.send(ctx, s.path, p, s.total)
+	at, err := s.patch(ctx, s.path, p, s.total)
 	if err != nil {
-		s.at = unknown
-		return s.judge(err)
+		s.at = unknownOffset
+		return s.classify(err)
 	}
 	s.progress.UpstreamBytes.Add(int64(len(p.data)))
 	s.progress.Done.Store(at)
-	s.at, s.furthest, s.spoilt = at, max(s.furthest, at), 0
+	s.at, s.maxOffset, s.mismatches = at, max(s.maxOffset, at), 0
 	return last && at == p.end(), nil
 }
 
-// next returns the piece at an offset, which may have been read already. A pipe may bring
+// nextPiece returns the piece at an offset, which may have been read already. A pipe may bring
 // nothing for ever.
-func (s *sending) next(ctx context.Context, at int64) (piece, error) {
+func (s *sender) nextPiece(ctx context.Context, at int64) (piece, error) {
 	for {
 		if s.ahead == nil {
 			s.readAhead(at)
@@ -394,25 +394,25 @@ func (s *sending) next(ctx context.Context, at int64) (piece, error) {
 	}
 }
 
-func (s *sending) readAhead(at int64) {
-	s.ahead = make(chan ahead, 1)
-	go func(to chan<- ahead) {
+func (s *sender) readAhead(at int64) {
+	s.ahead = make(chan readResult, 1)
+	go func(to chan<- readResult) {
 		p, err := s.Content.piece(at)
-		to <- ahead{at, p, err}
+		to <- readResult{at, p, err}
 	}(s.ahead)
 }
 
-// judge says whether an error is the end.
-func (s *sending) judge(err error) (done bool, _ error) {
+// classify says whether an error is the end.
+func (s *sender) classify(err error) (done bool, _ error) {
 	no, refused := errors.AsType[*httperror.Error](err)
-	s.met = s.met || refused || err == nil
+	s.responded = s.responded || refused || err == nil
 	switch {
 	case !refused: // nil, or one of the network
-		return !s.met, err
+		return !s.responded, err
 	case no.Status == statusMismatch:
-		s.spoilt++
-		return s.spoilt > mostMismatches, err
-	case no.Status == http.StatusNotFound && s.path != "" && s.whole:
+		s.mismatches++
+		return s.mismatches > maxMismatches, err
+	case no.Status == http.StatusNotFound && s.path != "" && s.lastSent:
 		return true, ErrLost
 	case no.Status == http.StatusConflict && s.path != "":
 		return false, err // the daemon knows how far it is
@@ -421,13 +421,13 @@ func (s *sending) judge(err error) (done bool, _ error) {
 }
 
 // giveUp ends an upload that nobody can go on with.
-func (s *sending) giveUp(ctx context.Context, err error) error {
+func (s *sender) giveUp(ctx context.Context, err error) error {
 	_, refused := errors.AsType[*httperror.Error](err)
 	_, again := s.Content.(*File)
 	if s.path == "" || refused || again && s.Content.check() == nil {
 		return err
 	}
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), longPause)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDelay)
 	defer cancel()
 	if gone := s.terminate(end, s.path); gone != nil {
 		return fmt.Errorf("%w; what was sent is dropped in %v", err, sessionTTL)

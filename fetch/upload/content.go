@@ -19,11 +19,11 @@ import (
 
 const (
 	pieceSize = maxChecked // so that each is checked on its own
-	leastHole = 1 << 20    // shorter ones are sent as zeros
-	mostZeros = 1 << 30    // of one request: the other side hashes them
-	// kept is how much of a pipe is kept until the daemon must have it on its disk, but
+	minHole   = 1 << 20    // shorter ones are sent as zeros
+	maxZeros  = 1 << 30    // of one request: the other side hashes them
+	// keptBytes is how much of a pipe is kept until the daemon must have it on its disk, but
 	// for a power cut.
-	kept = 4 * pieceSize
+	keptBytes = 4 * pieceSize
 )
 
 // piece is a part of a file that one request brings: bytes, or zeros.
@@ -92,8 +92,8 @@ func (c *File) piece(at int64) (piece, error) {
 	if err != nil {
 		return piece{}, err
 	}
-	if hole := data - at; hole >= leastHole || hole > 0 && data == c.size {
-		return piece{at: at, zeros: min(hole, mostZeros)}, nil
+	if hole := data - at; hole >= minHole || hole > 0 && data == c.size {
+		return piece{at: at, zeros: min(hole, maxZeros)}, nil
 	}
 	buf := make([]byte, min(pieceSize-at%pieceSize, c.size-at))
 	if _, err := c.f.ReadAt(buf, at); err != nil {
@@ -126,8 +126,8 @@ func (c *File) nextData(at int64) (int64, error) {
 	return min(data, c.size), nil
 }
 
-// data is how many bytes there are at most in chunks of a disk that are not all zero.
-func (c *File) data() int64 {
+// dataBytes is how many bytes there are at most in chunks of a disk that are not all zero.
+func (c *File) dataBytes() int64 {
 	var n, end int64 // what is counted, and up to where
 	for at := int64(0); at < c.size && c.holes; {
 		data, err := c.nextData(at)
@@ -182,7 +182,7 @@ func (*Pipe) check() error { return nil }
 func (c *Pipe) piece(at int64) (piece, error) {
 	for _, p := range c.pieces {
 		if at >= p.at && at < p.end() {
-			return p.from(at), nil
+			return p.after(at), nil
 		}
 	}
 	switch {
@@ -213,13 +213,13 @@ func (c *Pipe) piece(at int64) (piece, error) {
 
 func (c *Pipe) keep(p piece) {
 	c.pieces = append(c.pieces, p)
-	for c.pieces[0].end() <= c.next-kept {
+	for c.pieces[0].end() <= c.next-keptBytes {
 		c.pieces = c.pieces[1:]
 	}
 }
 
-// from is the rest of a piece.
-func (p piece) from(at int64) piece {
+// after is the rest of a piece.
+func (p piece) after(at int64) piece {
 	skip := at - p.at
 	if p.zeros > 0 {
 		return piece{at: at, zeros: p.zeros - skip}

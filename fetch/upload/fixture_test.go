@@ -22,8 +22,8 @@ import (
 
 var parrot = disk.ID{Name: "parrot", UUID: "6846a0b2"}
 
-// rig is a server with a disk behind it, and jobs as a manager has them.
-type rig struct {
+// fixture is a server with a disk behind it, and jobs as a manager has them.
+type fixture struct {
 	t    *testing.T
 	path string
 	disk *disk.Disk
@@ -36,8 +36,8 @@ type rig struct {
 	jobs    sync.WaitGroup
 }
 
-func newRig(t *testing.T) *rig {
-	r := &rig{t: t, path: t.TempDir()}
+func newFixture(t *testing.T) *fixture {
+	r := &fixture{t: t, path: t.TempDir()}
 	if _, err := disk.Init(r.path); err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func newRig(t *testing.T) *rig {
 	server := httptest.NewServer(mux)
 	r.url = server.URL
 	t.Cleanup(func() {
-		r.end()
+		r.stopJob()
 		server.Close()
 		if err := r.disk.Close(); err != nil {
 			t.Error(err)
@@ -62,30 +62,30 @@ func newRig(t *testing.T) *rig {
 }
 
 // Begin implements Host.
-func (r *rig) Begin(_ context.Context, image string, digest disk.Digest) error {
+func (r *fixture) Begin(_ context.Context, image string, digest disk.Digest) error {
 	if image != parrot.Name {
 		return httperror.New(http.StatusNotFound, "no image %s is declared", image)
 	}
-	r.begin(digest)
+	r.startJob(digest)
 	return nil
 }
 
 // Interrupted implements Host.
-func (r *rig) Interrupted(id string) bool { return r.disk.PartSource(parrot).ETag == id }
+func (r *fixture) Interrupted(id string) bool { return r.disk.PartSource(parrot).ETag == id }
 
-// begin starts a job for what was announced or left.
-func (r *rig) begin(want disk.Digest) {
+// startJob starts a job for what was announced or left.
+func (r *fixture) startJob(want disk.Digest) {
 	ctx, stop := context.WithCancel(context.Background())
 	r.stop = stop
 	r.jobs.Go(func() {
-		err := r.job(ctx, want)
+		err := r.runJob(ctx, want)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.outcome = err
 	})
 }
 
-func (r *rig) job(ctx context.Context, want disk.Digest) error {
+func (r *fixture) runJob(ctx context.Context, want disk.Digest) error {
 	one, err := r.sessions.Begin(ctx, parrot, r.disk.PartSource(parrot))
 	if err != nil {
 		return err
@@ -106,8 +106,8 @@ func (r *rig) job(ctx context.Context, want disk.Digest) error {
 	return err
 }
 
-// end ends the job as the end of a daemon does, and returns how it ended.
-func (r *rig) end() error {
+// stopJob ends the job as the end of a daemon does, and returns how it ended.
+func (r *fixture) stopJob() error {
 	if r.stop != nil {
 		r.stop()
 	}
@@ -118,17 +118,17 @@ func (r *rig) end() error {
 }
 
 // restart ends the job and begins another one, which knows nothing of it.
-func (r *rig) restart() {
+func (r *fixture) restart() {
 	r.t.Helper()
-	r.end()
+	r.stopJob()
 	r.sessions.mu.Lock()
-	r.sessions.live, r.sessions.past = map[string]*Session{}, nil
+	r.sessions.running, r.sessions.ended = map[string]*Session{}, nil
 	r.sessions.mu.Unlock()
-	r.begin(disk.Digest{})
+	r.startJob(disk.Digest{})
 }
 
-// opened waits until requests for the upload are answered.
-func (r *rig) opened(id string) {
+// waitOpen waits until requests for the upload are answered.
+func (r *fixture) waitOpen(id string) {
 	r.t.Helper()
 	for {
 		if now, _ := r.sessions.find(id); now != nil {
@@ -138,8 +138,8 @@ func (r *rig) opened(id string) {
 	}
 }
 
-// has fails the test unless the image has these bytes.
-func (r *rig) has(want []byte) {
+// wantImage fails the test unless the image has these bytes.
+func (r *fixture) wantImage(want []byte) {
 	r.t.Helper()
 	r.jobs.Wait()
 	if c := r.disk.Stat(parrot); c.State != disk.Ready {
@@ -151,8 +151,8 @@ func (r *rig) has(want []byte) {
 	}
 }
 
-// empty fails the test if anything is left of an upload.
-func (r *rig) empty() {
+// wantEmptyDisk fails the test if anything is left of an upload.
+func (r *fixture) wantEmptyDisk() {
 	r.t.Helper()
 	r.jobs.Wait()
 	left, _ := filepath.Glob(filepath.Join(r.path, "backing-images", parrot.String(), "backing*"))
@@ -166,8 +166,8 @@ func (r *rig) empty() {
 	}
 }
 
-// ask makes a request as any client of tus does. Headers are "Name: value".
-func (r *rig) ask(method, path string, body io.Reader, headers ...string) answer {
+// request makes a request as any client of tus does. Headers are "Name: value".
+func (r *fixture) request(method, path string, body io.Reader, headers ...string) response {
 	r.t.Helper()
 	q, err := http.NewRequest(method, r.url+path, body)
 	if err != nil {
@@ -186,19 +186,19 @@ func (r *rig) ask(method, path string, body io.Reader, headers ...string) answer
 	}
 	defer a.Body.Close()
 	text, _ := io.ReadAll(a.Body)
-	return answer{a.StatusCode, a.Header, text}
+	return response{a.StatusCode, a.Header, text}
 }
 
 // patch sends a body for an offset.
-func (r *rig) patch(at string, offset string, body []byte, headers ...string) answer {
+func (r *fixture) patch(at string, offset string, body []byte, headers ...string) response {
 	r.t.Helper()
-	return r.ask("PATCH", at, bytes.NewReader(body), append([]string{"Content-Type: " + bodyType, "Upload-Offset: " + offset}, headers...)...)
+	return r.request("PATCH", at, bytes.NewReader(body), append([]string{"Content-Type: " + bodyType, "Upload-Offset: " + offset}, headers...)...)
 }
 
 // create begins an upload of so many bytes.
-func (r *rig) create(length string, headers ...string) (at string) {
+func (r *fixture) create(length string, headers ...string) (at string) {
 	r.t.Helper()
-	a := r.ask("POST", Path, nil, append([]string{"Upload-Length: " + length, named}, headers...)...)
+	a := r.request("POST", Path, nil, append([]string{"Upload-Length: " + length, named}, headers...)...)
 	if a.status != http.StatusCreated {
 		r.t.Fatalf("create: %d %s", a.status, a.body)
 	}
@@ -207,7 +207,7 @@ func (r *rig) create(length string, headers ...string) (at string) {
 
 var named = "Upload-Metadata: name " + base64.StdEncoding.EncodeToString([]byte("parrot"))
 
-func (a answer) is(t *testing.T, status int, words string) {
+func (a response) want(t *testing.T, status int, words string) {
 	t.Helper()
 	if a.status != status || !strings.Contains(string(a.body), words) {
 		t.Errorf("the answer is %d %s, want %d with %q", a.status, a.body, status, words)
@@ -217,8 +217,8 @@ func (a answer) is(t *testing.T, status int, words string) {
 	}
 }
 
-// image makes bytes with holes in them.
-func image(seed uint64, size int) []byte {
+// testImage makes bytes with holes in them.
+func testImage(seed uint64, size int) []byte {
 	noise := rand.NewChaCha8([32]byte{byte(seed)})
 	r := rand.New(noise)
 	b := make([]byte, size)
@@ -232,8 +232,8 @@ func image(seed uint64, size int) []byte {
 	return b
 }
 
-// file writes bytes to a file, with holes where they are zero.
-func file(t *testing.T, data []byte) *os.File {
+// testFile writes bytes to a file, with holes where they are zero.
+func testFile(t *testing.T, data []byte) *os.File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
 	if err != nil {

@@ -108,27 +108,27 @@ const checksumAlgorithms = "sha1,sha256,sha512"
 
 var algorithms = map[string]func() hash.Hash{"sha1": sha1.New, "sha256": sha256.New, "sha512": sha512.New}
 
-// bodySum is what the body of one request has to have.
-type bodySum struct {
+// bodyChecksum is what the body of one request has to have.
+type bodyChecksum struct {
 	algorithm string
 	sum       []byte
 }
 
 // parseChecksum reads an Upload-Checksum header.
-func parseChecksum(text string) (bodySum, error) {
+func parseChecksum(text string) (bodyChecksum, error) {
 	algorithm, encoded, _ := strings.Cut(text, " ")
 	sum, err := base64.StdEncoding.DecodeString(encoded)
 	h, known := algorithms[algorithm]
 	switch {
 	case !known:
-		return bodySum{}, errors.New("Upload-Checksum is of an algorithm that is not known here: there are " + checksumAlgorithms)
+		return bodyChecksum{}, errors.New("Upload-Checksum is of an algorithm that is not known here: there are " + checksumAlgorithms)
 	case err != nil || len(sum) != h().Size():
-		return bodySum{}, errors.New("Upload-Checksum is not a checksum in base64")
+		return bodyChecksum{}, errors.New("Upload-Checksum is not a checksum in base64")
 	}
-	return bodySum{algorithm, sum}, nil
+	return bodyChecksum{algorithm, sum}, nil
 }
 
-func (s bodySum) matches(body []byte) bool {
+func (s bodyChecksum) matches(body []byte) bool {
 	h := algorithms[s.algorithm]()
 	h.Write(body)
 	return bytes.Equal(h.Sum(nil), s.sum)

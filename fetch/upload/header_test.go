@@ -7,7 +7,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-func FuzzMetadata(f *testing.F) {
+func FuzzParseMetadata(f *testing.F) {
 	for _, text := range []string{
 		"", " ", "name cGFycm90", "name cGFycm90,filename d29ybGRfZG9taW5hdGlvbl9wbGFuLnBkZg==,is_confidential",
 		"name cGFycm90, sha256 " + strings.Repeat("YWJj", 10), "name", ",", "name cGFycm90,,", "name  cGFycm90", "\x00 YQ==",
@@ -29,7 +29,7 @@ func FuzzMetadata(f *testing.F) {
 	})
 }
 
-func FuzzChecksum(f *testing.F) {
+func FuzzParseChecksum(f *testing.F) {
 	f.Add("sha1 Kq5sNclPz7QV2+lfQIuc6R7oRu0=", []byte("abc"))
 	f.Add("sha256 ", []byte{})
 	f.Fuzz(func(t *testing.T, text string, body []byte) {
@@ -39,7 +39,7 @@ func FuzzChecksum(f *testing.F) {
 	})
 }
 
-func FuzzCount(f *testing.F) {
+func FuzzParseCount(f *testing.F) {
 	for _, text := range []string{"", "0", "-0", "+1", "512", "9223372036854775808", "1e3", " 1"} {
 		f.Add(text)
 	}

@@ -23,44 +23,44 @@ import (
 )
 
 // A request that goes on with an upload cuts one that hangs.
-func TestTakenOver(t *testing.T) {
-	r := newRig(t)
-	want := image(3, 2<<20)
+func TestNewerRequestSupersedesOlder(t *testing.T) {
+	r := newFixture(t)
+	want := testImage(3, 2<<20)
 	at := r.create(fmt.Sprint(len(want)))
 	body, hanging := io.Pipe()
-	first := make(chan answer)
+	first := make(chan response)
 	go func() {
-		first <- r.ask("PATCH", at, body, "Content-Type: "+bodyType, "Upload-Offset: 0")
+		first <- r.request("PATCH", at, body, "Content-Type: "+bodyType, "Upload-Offset: 0")
 	}()
 	if _, err := hanging.Write(want[:1500]); err != nil {
 		t.Fatal(err)
 	}
-	for !r.serves(at) {
+	for !r.isServed(at) {
 		runtime.Gosched()
 	}
-	a := r.ask("HEAD", at, nil)
-	a.is(t, 200, "")
+	a := r.request("HEAD", at, nil)
+	a.want(t, 200, "")
 	offset, err := a.offset()
 	if err != nil || offset > 1500 {
 		t.Fatalf("it is at %d: %v", offset, err)
 	}
-	r.patch(at, fmt.Sprint(offset), want[offset:]).is(t, 204, "")
+	r.patch(at, fmt.Sprint(offset), want[offset:]).want(t, 204, "")
 	if a := <-first; a.status != 409 {
 		t.Errorf("the request that was cut got %d %s", a.status, a.body)
 	}
 	hanging.Close()
-	r.has(want)
+	r.wantImage(want)
 }
 
-func TestStalled(t *testing.T) {
-	r := newRig(t)
+func TestStalledBodyIsAborted(t *testing.T) {
+	r := newFixture(t)
 	r.window = 50 * time.Millisecond
 	at := r.create("1048576")
 	body, silent := io.Pipe()
 	defer silent.Close()
-	a := r.ask("PATCH", at, io.MultiReader(strings.NewReader("begun"), body), "Content-Type: "+bodyType, "Upload-Offset: 0")
-	a.is(t, 408, "stalled")
-	if a := r.ask("HEAD", at, nil); a.header.Get("Upload-Offset") != "5" {
+	a := r.request("PATCH", at, io.MultiReader(strings.NewReader("begun"), body), "Content-Type: "+bodyType, "Upload-Offset: 0")
+	a.want(t, 408, "stalled")
+	if a := r.request("HEAD", at, nil); a.header.Get("Upload-Offset") != "5" {
 		t.Errorf("what came is not kept: %v", a.header)
 	}
 	// Nor is a body waited for without end that is not wanted.
@@ -78,35 +78,35 @@ func TestStalled(t *testing.T) {
 	}
 }
 
-func TestRestart(t *testing.T) {
-	r := newRig(t)
-	want := image(4, 5<<20)
+func TestUploadContinuesAfterRestart(t *testing.T) {
+	r := newFixture(t)
+	want := testImage(4, 5<<20)
 	sum := sha512.Sum512(want)
 	at := r.create(fmt.Sprint(len(want)), named+",filename eA==,checksum "+base64.StdEncoding.EncodeToString([]byte(hex.EncodeToString(sum[:]))))
-	r.patch(at, "0", want[:3<<20+100]).is(t, 204, "")
-	r.end()
-	r.ask("HEAD", at, nil).is(t, 423, "")
-	r.patch(at, "3145828", want[3<<20+100:]).is(t, 423, "goes on in a moment")
+	r.patch(at, "0", want[:3<<20+100]).want(t, 204, "")
+	r.stopJob()
+	r.request("HEAD", at, nil).want(t, 423, "")
+	r.patch(at, "3145828", want[3<<20+100:]).want(t, 423, "goes on in a moment")
 	client := Client{Base: r.url, Transport: http.DefaultTransport}
-	if _, _, err := client.how(t.Context(), at); err == nil || !strings.Contains(err.Error(), "what status says of the image") {
+	if _, _, err := client.status(t.Context(), at); err == nil || !strings.Contains(err.Error(), "what status says of the image") {
 		t.Errorf("a client hears of an upload that is interrupted: %v", err)
 	}
 	r.restart()
-	r.opened(strings.TrimPrefix(at, Path+"/"))
-	a := r.ask("HEAD", at, nil)
-	a.is(t, 200, "")
+	r.waitOpen(strings.TrimPrefix(at, Path+"/"))
+	a := r.request("HEAD", at, nil)
+	a.want(t, 200, "")
 	if a.header.Get("Upload-Offset") != fmt.Sprint(3<<20) || !strings.Contains(a.header.Get("Upload-Metadata"), "filename eA==") {
 		t.Errorf("after a restart HEAD answers %v", a.header)
 	}
-	r.patch(at, fmt.Sprint(3<<20), want[3<<20:]).is(t, 204, "")
-	r.has(want)
+	r.patch(at, fmt.Sprint(3<<20), want[3<<20:]).want(t, 204, "")
+	r.wantImage(want)
 }
 
-func TestExpired(t *testing.T) {
-	r := newRig(t)
+func TestExpiredUploadIsDiscarded(t *testing.T) {
+	r := newFixture(t)
 	at := r.create("2097152")
-	r.patch(at, "0", bytes.Repeat([]byte{1}, 1<<20)).is(t, 204, "")
-	r.end()
+	r.patch(at, "0", bytes.Repeat([]byte{1}, 1<<20)).want(t, 204, "")
+	r.stopJob()
 	part := filepath.Join(r.path, "backing-images", parrot.String(), "backing.part")
 	old := time.Now().Add(-sessionTTL - time.Minute)
 	if err := os.Chtimes(part, old, old); err != nil {
@@ -114,15 +114,15 @@ func TestExpired(t *testing.T) {
 	}
 	r.restart()
 	r.jobs.Wait()
-	if err := r.end(); !IsDiscarded(err) {
+	if err := r.stopJob(); !IsDiscarded(err) {
 		t.Errorf("the job ended with %v", err)
 	}
-	r.empty()
-	r.ask("HEAD", at, nil).is(t, 410, "")
+	r.wantEmptyDisk()
+	r.request("HEAD", at, nil).want(t, 410, "")
 }
 
 // An upload that is forgotten ends by itself, in a time of its own.
-func TestExpires(t *testing.T) {
+func TestUploadExpiresHeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := t.TempDir()
 		if _, err := disk.Init(path); err != nil {
@@ -139,7 +139,7 @@ func TestExpires(t *testing.T) {
 		}
 		defer part.Close()
 		sessions := NewSessions()
-		one, err := sessions.announce(metadata{Name: parrot.Name}, 1<<20)
+		one, err := sessions.create(metadata{Name: parrot.Name}, 1<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -151,7 +151,7 @@ func TestExpires(t *testing.T) {
 			d.ctx, d.done = t.Context(), make(chan error, 1)
 			return one.deliver(&d)
 		}
-		if err := ask(delivery{look: true}); err != nil { // which does not keep it
+		if err := ask(delivery{op: opStatus}); err != nil { // which does not keep it
 			t.Fatal(err)
 		}
 		if err := ask(delivery{zeros: 512, total: -1}); err != nil {
@@ -164,23 +164,23 @@ func TestExpires(t *testing.T) {
 }
 
 // A client says once how long the image is: that has to outlive the daemon.
-func TestRestartAfterLength(t *testing.T) {
-	r := newRig(t)
-	want := image(15, 3<<20)
-	a := r.ask("POST", Path, nil, "Upload-Defer-Length: 1", named)
-	a.is(t, 201, "")
+func TestDeferredLengthSurvivesRestart(t *testing.T) {
+	r := newFixture(t)
+	want := testImage(15, 3<<20)
+	a := r.request("POST", Path, nil, "Upload-Defer-Length: 1", named)
+	a.want(t, 201, "")
 	at := a.header.Get("Location")
-	r.patch(at, "0", want[:1<<20]).is(t, 204, "")
-	r.patch(at, fmt.Sprint(1<<20), want[1<<20:2<<20], fmt.Sprintf("Upload-Length: %d", len(want))).is(t, 204, "")
+	r.patch(at, "0", want[:1<<20]).want(t, 204, "")
+	r.patch(at, fmt.Sprint(1<<20), want[1<<20:2<<20], fmt.Sprintf("Upload-Length: %d", len(want))).want(t, 204, "")
 	r.restart()
-	r.opened(strings.TrimPrefix(at, Path+"/"))
-	a = r.ask("HEAD", at, nil)
+	r.waitOpen(strings.TrimPrefix(at, Path+"/"))
+	a = r.request("HEAD", at, nil)
 	if a.header.Get("Upload-Length") != fmt.Sprint(len(want)) || a.header.Get("Upload-Offset") != fmt.Sprint(2<<20) {
 		t.Errorf("after a restart HEAD answers %v", a.header)
 	}
-	r.patch(at, fmt.Sprint(2<<20), want[2<<20:]).is(t, 204, "")
+	r.patch(at, fmt.Sprint(2<<20), want[2<<20:]).want(t, 204, "")
 	if all := r.sessions.list(); len(all) > 0 {
 		t.Fatalf("all bytes are there, and the upload waits: %+v", all)
 	}
-	r.has(want)
+	r.wantImage(want)
 }

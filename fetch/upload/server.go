@@ -57,7 +57,7 @@ type Server struct {
 
 // NewServer returns a Server of the uploads that the jobs of host fill parts with.
 func NewServer(sessions *Sessions, host Host) *Server {
-	return &Server{sessions: sessions, host: host, checking: make(chan struct{}, most), window: stallWindow}
+	return &Server{sessions: sessions, host: host, checking: make(chan struct{}, maxUploads), window: stallWindow}
 }
 
 // ServeHTTP answers requests to Path and below, where the wildcard "id" of the
@@ -135,11 +135,11 @@ func (s *Server) show(w http.ResponseWriter, id string) error {
 	case past != nil:
 		return answerJSON(w, http.StatusOK, past)
 	}
-	return s.unknown(id)
+	return s.notFound(id)
 }
 
-// unknown says that there is no such upload, if that is so.
-func (s *Server) unknown(id string) error {
+// notFound says that there is no such upload, if that is so.
+func (s *Server) notFound(id string) error {
 	if s.host.Interrupted(id) {
 		return locked("the upload is interrupted: it goes on in a moment, or when what status says of the image is over")
 	}
@@ -149,20 +149,20 @@ func (s *Server) unknown(id string) error {
 func (s *Server) head(w http.ResponseWriter, r *http.Request, id string) error {
 	now, past := s.sessions.find(id)
 	if now == nil && past == nil {
-		return s.unknown(id)
+		return s.notFound(id)
 	}
 	if past == nil {
-		if err := s.ask(r, now, &delivery{look: true}); err != nil {
+		if err := s.deliverEmpty(r, now, &delivery{op: opStatus}); err != nil {
 			return err
 		}
 		info := now.info()
 		past = &info
 	}
 	if past.err != nil {
-		return verdict(past.err)
+		return responseError(past.err)
 	}
 	h := w.Header()
-	tell(h, *past)
+	setOffsetHeaders(h, *past)
 	if past.Length >= 0 {
 		h.Set("Upload-Length", strconv.FormatInt(past.Length, 10))
 	} else {
@@ -175,8 +175,8 @@ func (s *Server) head(w http.ResponseWriter, r *http.Request, id string) error {
 	return nil
 }
 
-// tell says how far an upload is, and until when it is kept.
-func tell(h http.Header, i info) {
+// setOffsetHeaders says how far an upload is, and until when it is kept.
+func setOffsetHeaders(h http.Header, i info) {
 	h.Set("Upload-Offset", strconv.FormatInt(i.Offset, 10))
 	if i.State == stateOpen && !i.Expires.IsZero() {
 		h.Set("Upload-Expires", i.Expires.UTC().Format(http.TimeFormat))
@@ -189,11 +189,11 @@ func (s *Server) terminate(w http.ResponseWriter, r *http.Request, id string) er
 	case past != nil && past.err == nil:
 		return httperror.New(http.StatusConflict, "the upload has ended: the image is ready")
 	case past != nil:
-		return verdict(past.err)
+		return responseError(past.err)
 	case now == nil:
-		return s.unknown(id)
+		return s.notFound(id)
 	}
-	if err := s.ask(r, now, &delivery{end: true}); !errors.Is(now.ending(), errTerminated) {
+	if err := s.deliverEmpty(r, now, &delivery{op: opTerminate}); !errors.Is(now.endError(), errTerminated) {
 		if err == nil {
 			err = httperror.New(http.StatusConflict, "the upload has ended: the image is ready")
 		}
@@ -203,8 +203,8 @@ func (s *Server) terminate(w http.ResponseWriter, r *http.Request, id string) er
 	return nil
 }
 
-// ask delivers what has no body.
-func (*Server) ask(r *http.Request, one *Session, d *delivery) error {
+// deliverEmpty delivers what has no body.
+func (*Server) deliverEmpty(r *http.Request, one *Session, d *delivery) error {
 	d.done = make(chan error, 1)
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
@@ -234,7 +234,7 @@ func writeError(w http.ResponseWriter, err error) {
 
 // create begins an upload, and takes its first bytes if they come along.
 func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
-	size, err := announced(r.Header)
+	size, err := parseUploadLength(r.Header)
 	if err != nil {
 		return err
 	}
@@ -246,10 +246,10 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 		return httperror.New(http.StatusBadRequest, "say which image it is: Upload-Metadata: name NAME, NAME in base64")
 	case r.ContentLength != 0 && !hasBodyType(r):
 		return httperror.New(http.StatusUnsupportedMediaType, "a body has to be of the type %s", bodyType)
-	case encoded(r):
+	case hasEncoding(r):
 		return errEncoded
 	}
-	now, err := s.open(r.Context(), m, size)
+	now, err := s.openSession(r.Context(), m, size)
 	if err != nil {
 		return err
 	}
@@ -259,13 +259,13 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
-	tell(w.Header(), now.info())
+	setOffsetHeaders(w.Header(), now.info())
 	w.WriteHeader(http.StatusCreated)
 	return nil
 }
 
-// announced is the length that the headers of a new upload give; -1: it comes later.
-func announced(h http.Header) (int64, error) {
+// parseUploadLength is the length that the headers of a new upload give; -1: it comes later.
+func parseUploadLength(h http.Header) (int64, error) {
 	length, deferred := h.Get("Upload-Length"), h.Get("Upload-Defer-Length")
 	switch {
 	case (length == "") == (deferred == ""):
@@ -289,9 +289,9 @@ func parseLength(text string) (int64, error) {
 	return n, nil
 }
 
-// open has a job open the part of a new upload, and waits for that.
-func (s *Server) open(ctx context.Context, m metadata, size int64) (*Session, error) {
-	now, err := s.sessions.announce(m, size)
+// openSession has a job open the part of a new upload, and waits for that.
+func (s *Server) openSession(ctx context.Context, m metadata, size int64) (*Session, error) {
+	now, err := s.sessions.create(m, size)
 	if err != nil {
 		return nil, err
 	}
@@ -307,7 +307,7 @@ func (s *Server) open(ctx context.Context, m metadata, size int64) (*Session, er
 	case <-now.ended:
 		return nil, now.outcome()
 	case <-ctx.Done():
-		return nil, later("the disk has not begun with it: try again in a moment")
+		return nil, unavailable("the disk has not begun with it: try again in a moment")
 	}
 }
 
@@ -316,9 +316,9 @@ func hasBodyType(r *http.Request) bool {
 	return err == nil && kind == bodyType
 }
 
-// encoded reports whether the body is not what is to be kept, but packed for the way:
+// hasEncoding reports whether the body is not what is to be kept, but packed for the way:
 // kept as it came it would be another image.
-func encoded(r *http.Request) bool {
+func hasEncoding(r *http.Request) bool {
 	how := r.Header.Get("Content-Encoding")
 	return how != "" && how != "identity"
 }
@@ -330,7 +330,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 	if !hasBodyType(r) {
 		return httperror.New(http.StatusUnsupportedMediaType, "the Content-Type has to be %s", bodyType)
 	}
-	if encoded(r) {
+	if hasEncoding(r) {
 		return errEncoded
 	}
 	d := &delivery{length: r.ContentLength, total: -1}
@@ -354,21 +354,21 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 	now, past := s.sessions.find(id)
 	switch {
 	case past != nil && past.err != nil:
-		return verdict(past.err)
+		return responseError(past.err)
 	case past != nil && d.from == past.Offset && r.ContentLength == 0 && d.zeros == 0: // nobody heard the answer
-		tell(w.Header(), *past)
+		setOffsetHeaders(w.Header(), *past)
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	case past != nil:
 		return httperror.New(http.StatusConflict, "the upload has ended: the image is ready")
 	case now == nil:
-		return s.unknown(id)
+		return s.notFound(id)
 	}
 	if err := s.receive(w, r, now, d); err != nil {
 		w.Header().Set("Upload-Offset", strconv.FormatInt(now.info().Offset, 10))
 		return err
 	}
-	tell(w.Header(), now.info())
+	setOffsetHeaders(w.Header(), now.info())
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
@@ -394,11 +394,11 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 		case s.checking <- struct{}{}:
 			defer func() { <-s.checking }()
 		default:
-			return later("too many bodies with a checksum come at the same time")
+			return unavailable("too many bodies with a checksum come at the same time")
 		}
-		room := rooms.Get().(*[roomSize]byte)
-		defer rooms.Put(room) // the job is through with it when it has answered
-		if err := check(d, text, room[:0]); err != nil {
+		room := bodyBuffers.Get().(*[bodyBufferSize]byte)
+		defer bodyBuffers.Put(room) // the job is through with it when it has answered
+		if err := verifyBody(d, text, room[:0]); err != nil {
 			return err
 		}
 	}
@@ -413,16 +413,16 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 	return err
 }
 
-// roomSize is what a body takes until its checksum is known, and what Buffer wants to
+// bodyBufferSize is what a body takes until its checksum is known, and what Buffer wants to
 // see its end.
-const roomSize = maxChecked + 1 + bytes.MinRead
+const bodyBufferSize = maxChecked + 1 + bytes.MinRead
 
-// rooms are used again and again: garbage of this size would double the memory.
-var rooms = sync.Pool{New: func() any { return new([roomSize]byte) }}
+// bodyBuffers are used again and again: garbage of this size would double the memory.
+var bodyBuffers = sync.Pool{New: func() any { return new([bodyBufferSize]byte) }}
 
-// check reads a whole body into room and replaces it by what it was, if it has its
+// verifyBody reads a whole body into room and replaces it by what it was, if it has its
 // checksum.
-func check(d *delivery, text string, room []byte) error {
+func verifyBody(d *delivery, text string, room []byte) error {
 	sum, err := parseChecksum(text)
 	if err != nil {
 		return httperror.New(http.StatusBadRequest, "%v", err)

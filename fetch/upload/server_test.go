@@ -19,14 +19,14 @@ import (
 )
 
 func TestProtocol(t *testing.T) {
-	r := newRig(t)
-	a := r.ask("OPTIONS", Path, nil, "Tus-Resumable: ")
-	a.is(t, 204, "")
+	r := newFixture(t)
+	a := r.request("OPTIONS", Path, nil, "Tus-Resumable: ")
+	a.want(t, 204, "")
 	if a.header.Get("Tus-Version") != "1.0.0" || !strings.Contains(a.header.Get("Tus-Extension"), "checksum") || !strings.HasPrefix(a.header.Get("Tus-Checksum-Algorithm"), "sha1") {
 		t.Errorf("OPTIONS answers %v", a.header)
 	}
-	a = r.ask("POST", Path, nil, "Tus-Resumable: 0.2.2", "Upload-Length: 1024", named)
-	a.is(t, 412, "Tus-Resumable: 1.0.0")
+	a = r.request("POST", Path, nil, "Tus-Resumable: 0.2.2", "Upload-Length: 1024", named)
+	a.want(t, 412, "Tus-Resumable: 1.0.0")
 	if a.header.Get("Tus-Version") != "1.0.0" {
 		t.Error("the answer does not say which versions there are")
 	}
@@ -50,119 +50,119 @@ func TestProtocol(t *testing.T) {
 		{404, "no image macaw", []string{"Upload-Length: 512", "Upload-Metadata: name bWFjYXc="}},
 	}
 	for _, c := range refused {
-		r.ask("POST", Path, nil, c.headers...).is(t, c.status, c.words)
+		r.request("POST", Path, nil, c.headers...).want(t, c.status, c.words)
 	}
-	r.ask("PUT", Path, nil).is(t, 405, "POST")
-	r.ask("HEAD", Path+"/nothing", nil).is(t, 404, "")
-	r.patch(Path+"/nothing", "0", []byte("x")).is(t, 404, "no such upload")
-	r.ask("DELETE", Path+"/nothing", nil).is(t, 404, "")
+	r.request("PUT", Path, nil).want(t, 405, "POST")
+	r.request("HEAD", Path+"/nothing", nil).want(t, 404, "")
+	r.patch(Path+"/nothing", "0", []byte("x")).want(t, 404, "no such upload")
+	r.request("DELETE", Path+"/nothing", nil).want(t, 404, "")
 	if len(r.sessions.list()) != 0 {
 		t.Errorf("there are %v", r.sessions.list())
 	}
 }
 
-func TestUploadInSteps(t *testing.T) {
-	r := newRig(t)
-	want := image(1, 3<<20+1024)
+func TestUploadInSeveralRequests(t *testing.T) {
+	r := newFixture(t)
+	want := testImage(1, 3<<20+1024)
 	at := r.create(fmt.Sprint(len(want)))
-	r.ask("POST", Path, nil, "Upload-Length: 1024", named).is(t, 409, at)
+	r.request("POST", Path, nil, "Upload-Length: 1024", named).want(t, 409, at)
 
-	r.patch(at, "0", nil, "Content-Type: text/plain").is(t, 415, bodyType)
-	r.patch(at, "0", want[:1024], "Content-Encoding: gzip").is(t, 415, "as it is")
-	r.patch(at, "512", want[512:1024]).is(t, 409, "the upload is at 0 bytes")
-	r.patch(at, "", want[:10]).is(t, 400, "Upload-Offset")
-	r.patch(at, "0", append(want, 0)).is(t, 413, "more than")
-	r.patch(at, "0", want[:10], "Upload-Length: 512").is(t, 400, "was 3146752 before")
-	r.patch(at, "0", want[:10], "Upload-Checksum: md5 YWJj").is(t, 400, "sha1,sha256,sha512")
+	r.patch(at, "0", nil, "Content-Type: text/plain").want(t, 415, bodyType)
+	r.patch(at, "0", want[:1024], "Content-Encoding: gzip").want(t, 415, "as it is")
+	r.patch(at, "512", want[512:1024]).want(t, 409, "the upload is at 0 bytes")
+	r.patch(at, "", want[:10]).want(t, 400, "Upload-Offset")
+	r.patch(at, "0", append(want, 0)).want(t, 413, "more than")
+	r.patch(at, "0", want[:10], "Upload-Length: 512").want(t, 400, "was 3146752 before")
+	r.patch(at, "0", want[:10], "Upload-Checksum: md5 YWJj").want(t, 400, "sha1,sha256,sha512")
 	wrong := sha1.Sum([]byte("other"))
-	r.patch(at, "0", want[:10], "Upload-Checksum: sha1 "+base64.StdEncoding.EncodeToString(wrong[:])).is(t, 460, "nothing of it was kept")
-	r.patch(at, "0", make([]byte, 100), "Upload-Zeros: 100").is(t, 400, "send none")
+	r.patch(at, "0", want[:10], "Upload-Checksum: sha1 "+base64.StdEncoding.EncodeToString(wrong[:])).want(t, 460, "nothing of it was kept")
+	r.patch(at, "0", make([]byte, 100), "Upload-Zeros: 100").want(t, 400, "send none")
 
 	right := sha1.Sum(want[:1000])
 	a := r.patch(at, "0", want[:1000], "Upload-Checksum: sha1 "+base64.StdEncoding.EncodeToString(right[:]))
-	a.is(t, 204, "")
+	a.want(t, 204, "")
 	if expires, err := http.ParseTime(a.header.Get("Upload-Expires")); a.header.Get("Upload-Offset") != "1000" || err != nil || time.Until(expires) < 23*time.Hour {
 		t.Errorf("the answer to PATCH has %v", a.header)
 	}
-	a = r.ask("HEAD", at, nil)
-	a.is(t, 200, "")
+	a = r.request("HEAD", at, nil)
+	a.want(t, 200, "")
 	if a.header.Get("Upload-Offset") != "1000" || a.header.Get("Upload-Length") != fmt.Sprint(len(want)) || "Upload-Metadata: "+a.header.Get("Upload-Metadata") != named {
 		t.Errorf("the answer to HEAD has %v", a.header)
 	}
 	// Some clients can send nothing but POST; some do not know the length of a body.
-	a = r.ask("POST", at, bytes.NewReader(want[1000:2000]), "X-HTTP-Method-Override: PATCH", "Content-Type: "+bodyType, "Upload-Offset: 1000")
-	a.is(t, 204, "")
-	r.ask("PATCH", at, io.MultiReader(bytes.NewReader(want[2000:])), "Content-Type: "+bodyType, "Upload-Offset: 2000").is(t, 204, "")
-	r.has(want)
+	a = r.request("POST", at, bytes.NewReader(want[1000:2000]), "X-HTTP-Method-Override: PATCH", "Content-Type: "+bodyType, "Upload-Offset: 1000")
+	a.want(t, 204, "")
+	r.request("PATCH", at, io.MultiReader(bytes.NewReader(want[2000:])), "Content-Type: "+bodyType, "Upload-Offset: 2000").want(t, 204, "")
+	r.wantImage(want)
 
 	// Who did not hear the answer asks again.
-	a = r.ask("HEAD", at, nil)
-	a.is(t, 200, "")
+	a = r.request("HEAD", at, nil)
+	a.want(t, 200, "")
 	if a.header.Get("Upload-Offset") != fmt.Sprint(len(want)) {
 		t.Errorf("afterwards HEAD answers %v", a.header)
 	}
-	r.patch(at, fmt.Sprint(len(want)), nil).is(t, 204, "")
-	r.patch(at, "0", want).is(t, 409, "the image is ready")
-	r.ask("DELETE", at, nil).is(t, 409, "the image is ready")
+	r.patch(at, fmt.Sprint(len(want)), nil).want(t, 204, "")
+	r.patch(at, "0", want).want(t, 409, "the image is ready")
+	r.request("DELETE", at, nil).want(t, 409, "the image is ready")
 	var i info
-	if json.Unmarshal(r.ask("GET", at, nil).body, &i) != nil || i.State != stateDone {
+	if json.Unmarshal(r.request("GET", at, nil).body, &i) != nil || i.State != stateDone {
 		t.Errorf("GET answers %+v", i)
 	}
 }
 
-func TestCreationWithUploadAndLaterLength(t *testing.T) {
-	r := newRig(t)
-	want := image(2, 2<<20)
-	r.ask("POST", Path, bytes.NewReader(want[:777]), "Upload-Defer-Length: 1", named, "Content-Type: "+bodyType, "Content-Encoding: br").is(t, 415, "as it is")
-	a := r.ask("POST", Path, bytes.NewReader(want[:777]), "Upload-Defer-Length: 1", named, "Content-Type: "+bodyType)
-	a.is(t, 201, "")
+func TestCreationWithUploadAndDeferredLength(t *testing.T) {
+	r := newFixture(t)
+	want := testImage(2, 2<<20)
+	r.request("POST", Path, bytes.NewReader(want[:777]), "Upload-Defer-Length: 1", named, "Content-Type: "+bodyType, "Content-Encoding: br").want(t, 415, "as it is")
+	a := r.request("POST", Path, bytes.NewReader(want[:777]), "Upload-Defer-Length: 1", named, "Content-Type: "+bodyType)
+	a.want(t, 201, "")
 	at := a.header.Get("Location")
 	if a.header.Get("Upload-Offset") != "777" {
 		t.Errorf("the answer has %v", a.header)
 	}
-	if a = r.ask("HEAD", at, nil); a.header.Get("Upload-Defer-Length") != "1" || a.header.Get("Upload-Length") != "" {
+	if a = r.request("HEAD", at, nil); a.header.Get("Upload-Defer-Length") != "1" || a.header.Get("Upload-Length") != "" {
 		t.Errorf("HEAD answers %v", a.header)
 	}
-	r.patch(at, "777", want[777:]).is(t, 204, "")
-	r.patch(at, fmt.Sprint(len(want)), nil, "Upload-Length: 512").is(t, 400, "are here already")
+	r.patch(at, "777", want[777:]).want(t, 204, "")
+	r.patch(at, fmt.Sprint(len(want)), nil, "Upload-Length: 512").want(t, 400, "are here already")
 	// What is refused does not end the image where it is.
-	r.patch(at, "777", nil, fmt.Sprintf("Upload-Length: %d", len(want))).is(t, 409, "the upload is at")
-	r.ask("HEAD", at, nil).is(t, 200, "")
-	want = append(want, image(3, 1<<20)...)
-	r.patch(at, fmt.Sprint(2<<20), want[2<<20:]).is(t, 204, "")
-	r.patch(at, fmt.Sprint(len(want)), nil, fmt.Sprintf("Upload-Length: %d", len(want))).is(t, 204, "")
-	r.has(want)
+	r.patch(at, "777", nil, fmt.Sprintf("Upload-Length: %d", len(want))).want(t, 409, "the upload is at")
+	r.request("HEAD", at, nil).want(t, 200, "")
+	want = append(want, testImage(3, 1<<20)...)
+	r.patch(at, fmt.Sprint(2<<20), want[2<<20:]).want(t, 204, "")
+	r.patch(at, fmt.Sprint(len(want)), nil, fmt.Sprintf("Upload-Length: %d", len(want))).want(t, 204, "")
+	r.wantImage(want)
 }
 
-func TestZeros(t *testing.T) {
-	r := newRig(t)
+func TestUploadZeros(t *testing.T) {
+	r := newFixture(t)
 	want := make([]byte, 5<<20)
 	copy(want[100:], "something")
 	at := r.create(fmt.Sprint(len(want)))
-	r.patch(at, "0", nil, "Upload-Zeros: 6000000").is(t, 413, "more than")
-	r.patch(at, "0", want[:200]).is(t, 204, "")
-	r.patch(at, "200", nil, fmt.Sprintf("Upload-Zeros: %d", len(want)-200)).is(t, 204, "")
-	r.has(want)
+	r.patch(at, "0", nil, "Upload-Zeros: 6000000").want(t, 413, "more than")
+	r.patch(at, "0", want[:200]).want(t, 204, "")
+	r.patch(at, "200", nil, fmt.Sprintf("Upload-Zeros: %d", len(want)-200)).want(t, 204, "")
+	r.wantImage(want)
 	if c := r.disk.Stat(parrot); c.RealSize > 1<<20 {
 		t.Errorf("%d bytes are allocated", c.RealSize)
 	}
 }
 
-func TestTerminated(t *testing.T) {
-	r := newRig(t)
+func TestTerminate(t *testing.T) {
+	r := newFixture(t)
 	at := r.create("1048576")
-	r.patch(at, "0", make([]byte, 1000)).is(t, 204, "")
-	r.ask("DELETE", at, nil).is(t, 204, "")
-	r.empty()
-	r.ask("HEAD", at, nil).is(t, 410, "")
-	r.patch(at, "1000", nil).is(t, 410, "terminated")
-	if err := r.end(); !IsDiscarded(err) {
+	r.patch(at, "0", make([]byte, 1000)).want(t, 204, "")
+	r.request("DELETE", at, nil).want(t, 204, "")
+	r.wantEmptyDisk()
+	r.request("HEAD", at, nil).want(t, 410, "")
+	r.patch(at, "1000", nil).want(t, 410, "terminated")
+	if err := r.stopJob(); !IsDiscarded(err) {
 		t.Errorf("the job ended with %v", err)
 	}
 	r.create("1048576") // there is room for another one
 }
 
-func TestWrongAsAWhole(t *testing.T) {
+func TestInvalidImageEndsUpload(t *testing.T) {
 	web := append([]byte("<!DOCTYPE html><html>"), make([]byte, 1003)...)
 	qcow := append([]byte("QFI\xfb\x00\x00\x00\x09"), make([]byte, 1016)...)
 	sum := sha512.Sum512([]byte("other"))
@@ -176,16 +176,16 @@ func TestWrongAsAWhole(t *testing.T) {
 		"more bytes came than announced": {named, io.MultiReader(bytes.NewReader(make([]byte, 1025)))}, // of a length that nobody knew
 	} {
 		t.Run(words, func(t *testing.T) {
-			r := newRig(t)
+			r := newFixture(t)
 			at := r.create("1024", c.metadata)
-			a := r.ask("PATCH", at, c.body, "Content-Type: "+bodyType, "Upload-Offset: 0")
+			a := r.request("PATCH", at, c.body, "Content-Type: "+bodyType, "Upload-Offset: 0")
 			if a.status != 422 {
 				t.Errorf("the answer is %d %s", a.status, a.body)
 			}
 			t.Logf("%s", a.body)
-			r.empty()
-			r.ask("HEAD", at, nil).is(t, 422, "")
-			if i := r.ask("GET", at, nil); !strings.Contains(string(i.body), `"failed"`) {
+			r.wantEmptyDisk()
+			r.request("HEAD", at, nil).want(t, 422, "")
+			if i := r.request("GET", at, nil); !strings.Contains(string(i.body), `"failed"`) {
 				t.Errorf("GET answers %s", i.body)
 			}
 		})
@@ -193,30 +193,30 @@ func TestWrongAsAWhole(t *testing.T) {
 }
 
 func TestFullDisk(t *testing.T) {
-	r := newRig(t)
+	r := newFixture(t)
 	space, err := r.disk.Space()
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := r.ask("POST", Path, nil, fmt.Sprintf("Upload-Length: %d", (space.Free/512+1<<30)*512), named)
-	a.is(t, 413, "not enough space")
-	r.empty()
+	a := r.request("POST", Path, nil, fmt.Sprintf("Upload-Length: %d", (space.Free/512+1<<30)*512), named)
+	a.want(t, 413, "not enough space")
+	r.wantEmptyDisk()
 }
 
-// serves reports whether a request of the upload is being served.
-func (r *rig) serves(at string) bool {
+// isServed reports whether a request of the upload is being served.
+func (r *fixture) isServed(at string) bool {
 	s, _ := r.sessions.find(path.Base(at))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.now != nil
+	return s.current != nil
 }
 
 // What is left of an upload is gone on with, whatever is announced meanwhile; and an
 // upload whose sender leaves before a job has it leaves nothing behind.
-func TestAnnounced(t *testing.T) {
+func TestInterruptedUploadTakesPrecedence(t *testing.T) {
 	s := NewSessions()
 	m := metadata{Name: parrot.Name}
-	one, err := s.announce(m, 512)
+	one, err := s.create(m, 512)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,11 +225,11 @@ func TestAnnounced(t *testing.T) {
 		t.Errorf("what is left is %+v, %v; what was announced ended with %v", left, err, one.outcome())
 	}
 	s.drop(one)
-	if _, err := s.announce(m, 512); err == nil {
+	if _, err := s.create(m, 512); err == nil {
 		t.Error("another one is announced beside what is left")
 	}
 	s.End(left, nil, false)
-	one, err = s.announce(m, 512)
+	one, err = s.create(m, 512)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +237,7 @@ func TestAnnounced(t *testing.T) {
 	if _, err := s.Begin(t.Context(), parrot, disk.PartSource{ID: "a hash"}); !IsDiscarded(err) {
 		t.Errorf("a job for nobody: %v", err)
 	}
-	if one, err = s.announce(m, 512); err != nil {
+	if one, err = s.create(m, 512); err != nil {
 		t.Fatal(err)
 	}
 	if now, err := s.Begin(t.Context(), parrot, disk.PartSource{}); now != one || err != nil {
@@ -251,14 +251,14 @@ func TestAnnounced(t *testing.T) {
 
 // What comes at the same time as it can: each of many requests is answered, and
 // only as many uploads are taken as there may be.
-func TestManyAtOnce(t *testing.T) {
+func TestConcurrentUploadLimit(t *testing.T) {
 	s := NewSessions()
-	for n := range most {
-		if _, err := s.announce(metadata{Name: fmt.Sprint("image", n)}, 512); err != nil {
+	for n := range maxUploads {
+		if _, err := s.create(metadata{Name: fmt.Sprint("image", n)}, 512); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.announce(metadata{Name: "one-more"}, 512); err == nil || !strings.Contains(err.Error(), "4 uploads are under way (image0, image1, image2, image3)") {
+	if _, err := s.create(metadata{Name: "one-more"}, 512); err == nil || !strings.Contains(err.Error(), "4 uploads are under way (image0, image1, image2, image3)") {
 		t.Errorf("one more: %v", err)
 	}
 }

@@ -22,7 +22,7 @@ type Session struct {
 	ID string
 	metadata
 
-	begun    bool          // a job has it; guarded by Sessions
+	started  bool          // a job has it; guarded by Sessions
 	pace     *rate.Limiter // of the bytes that come; the job's
 	incoming chan *delivery
 	opened   chan struct{} // closed when the part is open
@@ -33,7 +33,7 @@ type Session struct {
 	offset  int64
 	expires time.Time
 	waiting int       // requests that were not received yet
-	now     *delivery // being taken
+	current *delivery // being taken
 	err     error
 }
 
@@ -63,8 +63,18 @@ const (
 	stateFailed  state = "failed"
 )
 
+// operation is what a request does with an upload.
+type operation uint8
+
+const (
+	opAppend    operation = iota // append bytes or zeros
+	opStatus                     // read how many bytes the upload has
+	opTerminate                  // discard the upload
+)
+
 // delivery is what one request brings: bytes, zeros, or a wish.
 type delivery struct {
+	op     operation
 	ctx    context.Context // of the request; ends the reading of the body
 	cancel context.CancelCauseFunc
 
@@ -73,8 +83,6 @@ type delivery struct {
 	total  int64     // of the image; -1: not said
 	body   io.Reader // nil: it brings none
 	zeros  int64
-	look   bool // only asks how far the upload is
-	end    bool // asks to terminate it
 
 	done chan error
 }
@@ -96,7 +104,7 @@ func (s *Session) info() info {
 	}
 	switch {
 	case s.err != nil:
-		i.State, i.Error = stateFailed, explain(s.err)
+		i.State, i.Error = stateFailed, oneLine(s.err)
 	case isClosed(s.ended):
 		i.State = stateDone
 	case isClosed(s.opened):
@@ -138,7 +146,7 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 	expiry := time.NewTimer(0)
 	defer expiry.Stop()
 	for {
-		size, offset := s.grown(part, last)
+		size, offset := s.updateOffset(part, last)
 		progress.Total.Store(size)
 		if offset == size {
 			return nil
@@ -146,8 +154,8 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 		expiry.Reset(time.Until(last.Add(sessionTTL)))
 		select {
 		case d := <-s.incoming:
-			s.received()
-			if err := s.take(ctx, part, progress, d); err != nil {
+			s.dequeued()
+			if err := s.handle(ctx, part, progress, d); err != nil {
 				return fetch.ClassifyDiskError(err)
 			}
 			if part.Offset() > offset {
@@ -179,8 +187,8 @@ func (s *Session) open(part *disk.Part) (last time.Time, err error) {
 	return now, part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
 }
 
-// grown takes note of how far the part is.
-func (s *Session) grown(part *disk.Part, last time.Time) (size, offset int64) {
+// updateOffset takes note of how far the part is.
+func (s *Session) updateOffset(part *disk.Part, last time.Time) (size, offset int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.offset, s.expires = part.Offset(), last.Add(sessionTTL)
@@ -195,8 +203,8 @@ func (s *Session) deliver(d *delivery) error {
 	}
 	s.mu.Lock()
 	s.waiting++
-	if s.now != nil {
-		s.now.cancel(errTaken)
+	if s.current != nil {
+		s.current.cancel(errSuperseded)
 	}
 	s.mu.Unlock()
 	select {
@@ -204,7 +212,7 @@ func (s *Session) deliver(d *delivery) error {
 	case <-s.ended:
 		return s.outcome()
 	case <-d.ctx.Done():
-		s.received()
+		s.dequeued()
 		return context.Cause(d.ctx)
 	}
 	select {
@@ -219,11 +227,11 @@ func (s *Session) deliver(d *delivery) error {
 func (s *Session) outcome() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return verdict(s.err)
+	return responseError(s.err)
 }
 
-// verdict gives the end of an upload its status.
-func verdict(err error) error {
+// responseError gives the end of an upload its status.
+func responseError(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -237,51 +245,51 @@ func verdict(err error) error {
 	case errors.Is(err, disk.ErrNoSpace), errors.Is(err, disk.ErrTooLarge):
 		status = http.StatusRequestEntityTooLarge
 	}
-	return httperror.New(status, "%s", explain(fmt.Errorf("the upload has ended: %w", err)))
+	return httperror.New(status, "%s", oneLine(fmt.Errorf("the upload has ended: %w", err)))
 }
 
-// ending is the error that an upload ended with, if it has.
-func (s *Session) ending() error {
+// endError is the error that an upload ended with, if it has.
+func (s *Session) endError() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// take does what a request wants, and answers it. An error is one that ends the
+// handle does what a request wants, and answers it. An error is one that ends the
 // upload; the request is then answered by the end.
-func (s *Session) take(ctx context.Context, part *disk.Part, progress *fetch.Progress, d *delivery) error {
+func (s *Session) handle(ctx context.Context, part *disk.Part, progress *fetch.Progress, d *delivery) error {
 	switch {
-	case d.end:
+	case d.op == opTerminate:
 		return &fetch.Error{Class: fetch.BadSource, Err: errTerminated}
-	case d.look:
+	case d.op == opStatus:
 		d.done <- nil
 		return nil
 	}
-	if err := s.fits(d, part.Offset()); err != nil {
+	if err := s.checkRange(d, part.Offset()); err != nil {
 		d.done <- err
 		return nil
 	}
-	if err := s.measure(part); err != nil {
+	if err := s.recordSize(part); err != nil {
 		return err
 	}
-	s.taking(d)
-	defer s.taking(nil)
+	s.setCurrent(d)
+	defer s.setCurrent(nil)
 	defer context.AfterFunc(ctx, func() { d.cancel(context.Cause(ctx)) })()
 	broken, err := s.append(part, progress, d)
 	if err != nil {
 		return err
 	}
-	if s.whole(part) && broken == nil {
+	if s.isComplete(part) && broken == nil {
 		return nil // the commit decides what to answer
 	}
-	s.grown(part, time.Now())
+	s.updateOffset(part, time.Now())
 	d.done <- broken
 	return nil
 }
 
-// fits says why what a request brings cannot come next. Only of one that can the
+// checkRange says why what a request brings cannot come next. Only of one that can the
 // length is believed: it may say that the image is whole.
-func (s *Session) fits(d *delivery, offset int64) error {
+func (s *Session) checkRange(d *delivery, offset int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size := s.size
@@ -304,9 +312,9 @@ func (s *Session) fits(d *delivery, offset int64) error {
 	return nil
 }
 
-// measure records the length of the image once it is known: senders say it once, and the
+// recordSize records the length of the image once it is known: senders say it once, and the
 // daemon may start again before the last byte.
-func (s *Session) measure(part *disk.Part) error {
+func (s *Session) recordSize(part *disk.Part) error {
 	s.mu.Lock()
 	size := s.size
 	s.mu.Unlock()
@@ -316,24 +324,24 @@ func (s *Session) measure(part *disk.Part) error {
 	return part.SetSize(size)
 }
 
-// received takes note that one request less is waiting.
-func (s *Session) received() {
+// dequeued takes note that one request less is waiting.
+func (s *Session) dequeued() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiting--
 }
 
-// taking notes the request that is being served, so that the next one can cut it, if
+// setCurrent notes the request that is being served, so that the next one can cut it, if
 // it is not there already.
-func (s *Session) taking(d *delivery) {
+func (s *Session) setCurrent(d *delivery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.now = d; d != nil && s.waiting > 0 {
-		d.cancel(errTaken)
+	if s.current = d; d != nil && s.waiting > 0 {
+		d.cancel(errSuperseded)
 	}
 }
 
-func (s *Session) whole(part *disk.Part) bool {
+func (s *Session) isComplete(part *disk.Part) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return part.Offset() == s.size
@@ -366,7 +374,7 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 	if err != nil {
 		return nil, err
 	}
-	if s.whole(part) {
+	if s.isComplete(part) {
 		var one [1]byte
 		if n, _ := io.ReadFull(d.body, one[:]); n > 0 {
 			return nil, &fetch.Error{Class: fetch.BadSource, Err: errors.New("more bytes came than were announced")}
@@ -403,5 +411,5 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// errTaken cuts a request whose upload another one goes on with.
-var errTaken = httperror.New(http.StatusConflict, "another request goes on with the upload")
+// errSuperseded cuts a request whose upload another one goes on with.
+var errSuperseded = httperror.New(http.StatusConflict, "another request goes on with the upload")

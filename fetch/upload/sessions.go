@@ -21,10 +21,10 @@ import (
 const (
 	// sessionTTL is how long an upload is kept after its last byte.
 	sessionTTL = 24 * time.Hour
-	// most is how many uploads a node takes at a time: each has a part open.
-	most = 4
-	// remembered is of how many uploads it is known how they ended.
-	remembered = 64
+	// maxUploads is how many uploads a node takes at a time: each has a part open.
+	maxUploads = 4
+	// maxEnded is of how many uploads it is known how they ended.
+	maxEnded = 64
 )
 
 // Ways in which an upload ends without an image and without a failure.
@@ -36,8 +36,8 @@ var (
 // IsDiscarded reports whether err only says that an upload is over.
 func IsDiscarded(err error) bool { return errors.Is(err, errTerminated) || errors.Is(err, errExpired) }
 
-// later asks to come back in a moment for a new upload.
-func later(format string, args ...any) *httperror.Error {
+// unavailable asks to come back in a moment for a new upload.
+func unavailable(format string, args ...any) *httperror.Error {
 	return httperror.New(http.StatusServiceUnavailable, format, args...)
 }
 
@@ -50,27 +50,27 @@ func locked(format string, args ...any) *httperror.Error {
 // Sessions are the uploads of one node: those that requests are served by jobs, at
 // most one for each image. Its methods may be called by any goroutine.
 type Sessions struct {
-	mu   sync.Mutex
-	live map[string]*Session // by the image's name
-	past []info              // how the latest ended that are over
+	mu      sync.Mutex
+	running map[string]*Session // by the image's name
+	ended   []info              // how the latest ended that are over
 }
 
 // NewSessions returns Sessions of which there are none yet.
-func NewSessions() *Sessions { return &Sessions{live: map[string]*Session{}} }
+func NewSessions() *Sessions { return &Sessions{running: map[string]*Session{}} }
 
-// announce makes a new upload, for which a job is yet to open a part.
-func (s *Sessions) announce(m metadata, size int64) (*Session, error) {
+// create makes a new upload, for which a job is yet to open a part.
+func (s *Sessions) create(m metadata, size int64) (*Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := s.live[m.Name]; now != nil {
+	if now := s.running[m.Name]; now != nil {
 		return nil, httperror.New(http.StatusConflict, "an upload of %s is under way already: go on with it, or end it by DELETE %s%s", m.Name, Path+"/", now.ID)
 	}
-	if len(s.live) >= most {
-		names := slices.Sorted(maps.Keys(s.live))
-		return nil, later("%d uploads are under way (%s), and more are not taken at a time: GET %s tells how far each is, and DELETE ends one", most, strings.Join(names, ", "), Path)
+	if len(s.running) >= maxUploads {
+		names := slices.Sorted(maps.Keys(s.running))
+		return nil, unavailable("%d uploads are under way (%s), and more are not taken at a time: GET %s tells how far each is, and DELETE ends one", maxUploads, strings.Join(names, ", "), Path)
 	}
 	now := newSession(rand.Text(), m, size)
-	s.live[m.Name] = now
+	s.running[m.Name] = now
 	return now, nil
 }
 
@@ -96,24 +96,24 @@ func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.PartSource)
 func (s *Sessions) begin(id disk.ID, found disk.PartSource) (now *Session, mine bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, left := s.live[id.Name], found.ID == disk.PartFromUpload
+	now, left := s.running[id.Name], found.ID == disk.PartFromUpload
 	switch {
-	case now != nil && now.begun:
+	case now != nil && now.started:
 		return now, false, nil
 	case now == nil && !left:
 		return nil, false, &fetch.Error{Class: fetch.BadSource, Err: errTerminated} // who announced it is gone
 	case now == nil || left && now.ID != found.ETag:
 		if now != nil { // it was announced when nobody had seen what is left of another one
-			now.end(later("an upload of %s was interrupted, and goes on in a moment", id.Name))
+			now.end(unavailable("an upload of %s was interrupted, and goes on in a moment", id.Name))
 		}
 		m, err := parseMetadata(found.Metadata)
 		if err != nil || m.Name != id.Name {
 			m = metadata{Name: id.Name}
 		}
 		now = newSession(found.ETag, m, found.Size)
-		s.live[id.Name] = now
+		s.running[id.Name] = now
 	}
-	now.begun = true
+	now.started = true
 	return now, true, nil
 }
 
@@ -122,24 +122,24 @@ func (s *Sessions) begin(id disk.ID, found disk.PartSource) (now *Session, mine 
 func (s *Sessions) End(one *Session, err error, kept bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.live[one.Name] == one {
-		delete(s.live, one.Name)
+	if s.running[one.Name] == one {
+		delete(s.running, one.Name)
 	}
 	if kept && err != nil {
 		one.end(locked("the upload is interrupted, and goes on in a moment: %v", err))
 		return
 	}
 	one.end(err)
-	s.past = append(s.past, one.info())
-	s.past = s.past[max(0, len(s.past)-remembered):]
+	s.ended = append(s.ended, one.info())
+	s.ended = s.ended[max(0, len(s.ended)-maxEnded):]
 }
 
 // drop forgets an upload that nobody waits for any more, if no job has begun with it.
 func (s *Sessions) drop(one *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.live[one.Name] == one && !one.begun {
-		delete(s.live, one.Name)
+	if s.running[one.Name] == one && !one.started {
+		delete(s.running, one.Name)
 	}
 }
 
@@ -147,14 +147,14 @@ func (s *Sessions) drop(one *Session) {
 func (s *Sessions) find(id string) (now *Session, past *info) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, one := range s.live {
+	for _, one := range s.running {
 		if one.ID == id {
 			return one, nil
 		}
 	}
-	for i, one := range s.past {
+	for i, one := range s.ended {
 		if one.ID == id {
-			return nil, &s.past[i]
+			return nil, &s.ended[i]
 		}
 	}
 	return nil, nil
@@ -165,15 +165,15 @@ func (s *Sessions) list() []info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := []info{}
-	for _, one := range s.live {
+	for _, one := range s.running {
 		all = append(all, one.info())
 	}
 	slices.SortFunc(all, func(a, b info) int { return cmp.Compare(a.Image, b.Image) })
 	return all
 }
 
-// explain is err for people, in one line.
-func explain(err error) string {
+// oneLine is err for people, in one line.
+func oneLine(err error) string {
 	if e, ok := errors.AsType[*disk.FormatError](err); ok && e.Hint != "" {
 		return fmt.Sprintf("%v (%s)", err, e.Hint)
 	}

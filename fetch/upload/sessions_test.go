@@ -13,7 +13,7 @@ import (
 // Its client may be gone by then, and the upload has to be found by the next one.
 func TestJobOutlivesItsClient(t *testing.T) {
 	s := NewSessions()
-	one, err := s.announce(metadata{Name: parrot.Name}, 512)
+	one, err := s.create(metadata{Name: parrot.Name}, 512)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,16 +25,16 @@ func TestJobOutlivesItsClient(t *testing.T) {
 		t.Error("the job has an upload that nobody can go on with or end")
 	}
 	s.End(one, errTerminated, false)
-	if len(s.live) > 0 {
+	if len(s.running) > 0 {
 		t.Error("the upload has ended, and is under way all the same")
 	}
 }
 
 // A client may come when nobody has seen yet what the daemon before this one left of its
 // upload. It has to come again, and is not to be told that it cannot be.
-func TestAnnouncedTooEarly(t *testing.T) {
+func TestCreateBeforeInterruptedUploadIsFound(t *testing.T) {
 	s := NewSessions()
-	one, err := s.announce(metadata{Name: parrot.Name}, 512)
+	one, err := s.create(metadata{Name: parrot.Name}, 512)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,9 +49,9 @@ func TestAnnouncedTooEarly(t *testing.T) {
 
 // A job that was stopped may be at its last writes when one of another generation of
 // the image begins.
-func TestJobsShareNoUpload(t *testing.T) {
+func TestJobsDoNotShareUpload(t *testing.T) {
 	s := NewSessions()
-	one, err := s.announce(metadata{Name: parrot.Name}, 512)
+	one, err := s.create(metadata{Name: parrot.Name}, 512)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,7 +59,7 @@ func (o Request) fingerprint() string { return o.Content.fingerprint() + o.Diges
 func (o Request) metadata() metadata {
 	m := metadata{Name: o.Image, Digest: o.Digest, Fingerprint: o.fingerprint()}
 	if f, ok := o.Content.(*File); ok {
-		m.Data = f.data()
+		m.Data = f.dataBytes()
 	}
 	return m
 }
