@@ -10,8 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// sector is the unit that Longhorn keeps a volume in: a layer has all of one or
-// nothing of it.
+// sector is Longhorn's unit: a layer has a whole sector or nothing of it.
 const sector = 4096
 
 // extent is a piece of a layer, in whole sectors.
@@ -20,14 +19,14 @@ type extent struct {
 	zero       bool // preallocated, never written
 }
 
-// What linux/fiemap.h says.
+// Constants of linux/fiemap.h.
 const (
 	fiemapRequest   = 0xc020660b // FS_IOC_FIEMAP
 	fiemapSync      = 1 << 0
 	extentLast      = 1 << 0
 	extentUnwritten = 1 << 11
 
-	// batch is how many extents are asked for at once.
+	// batch is the number of extents of one call.
 	batch = 256
 )
 
@@ -44,20 +43,20 @@ type fiemapExtent struct {
 	_                         [3]uint32
 }
 
-// mapping is room for one answer of FIEMAP. It is used again and again.
-type mapping struct {
+// fiemap is the buffer for calls of FIEMAP.
+type fiemap struct {
 	header  fiemapHeader
 	extents [batch]fiemapExtent
 }
 
-// errNoExtents says that a file system does not tell which parts of a file were
-// preallocated: what hides older data cannot be known there.
-var errNoExtents = errors.New("the file system does not tell where the data of a file is (FIEMAP)")
+// errNoExtents: without FIEMAP it is not known which parts of a file were preallocated, and so hide
+// older data.
+var errNoExtents = errors.New("the file system does not support FIEMAP")
 
-// read puts the next extents of f at or behind from into list, and returns up to where
-// these are all there are.
-func (m *mapping) read(f *disk.File, from int64, list []extent) ([]extent, int64, error) {
-	m.header = fiemapHeader{start: uint64(from), length: largest, flags: fiemapSync, count: batch}
+// read appends the next extents of f from the offset from on to list. It also returns the offset up
+// to which the list is complete.
+func (m *fiemap) read(f *disk.File, from int64, list []extent) ([]extent, int64, error) {
+	m.header = fiemapHeader{start: uint64(from), length: maxOffset, flags: fiemapSync, count: batch}
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(f.Fd()), fiemapRequest, uintptr(unsafe.Pointer(m)))
 		switch errno {
@@ -72,12 +71,13 @@ func (m *mapping) read(f *disk.File, from int64, list []extent) ([]extent, int64
 	}
 }
 
-func (m *mapping) collect(from, size int64, list []extent) ([]extent, int64, error) {
+// collect converts the result of a call to extents of whole sectors within size.
+func (m *fiemap) collect(from, size int64, list []extent) ([]extent, int64, error) {
 	mapped := min(int(m.header.mapped), batch)
 	end, complete := from, mapped < batch
 	for i := range mapped {
 		e := &m.extents[i]
-		if e.logical > largest || e.length > largest || e.length == 0 {
+		if e.logical > maxOffset || e.length > maxOffset || e.length == 0 {
 			return nil, 0, fmt.Errorf("FIEMAP: an extent of %d bytes at %d", e.length, e.logical)
 		}
 		start, stop := int64(e.logical), int64(e.logical+e.length)
@@ -91,12 +91,13 @@ func (m *mapping) collect(from, size int64, list []extent) ([]extent, int64, err
 		}
 	}
 	if complete || end >= size {
-		return list, largest, nil
+		return list, maxOffset, nil
 	}
-	// What is behind may belong to the sector that the last one ends in.
+	// The next extent may begin in the sector in which the last one ends, so that sector is not
+	// complete.
 	end = end / sector * sector
 	if end <= from {
-		return nil, 0, fmt.Errorf("FIEMAP: %d extents at %d, and not one whole sector", mapped, from)
+		return nil, 0, fmt.Errorf("FIEMAP: %d extents at %d have no whole sector", mapped, from)
 	}
 	for i := len(list) - 1; i >= 0 && list[i].end > end; i-- {
 		if list[i].end = end; list[i].start >= end {
@@ -106,8 +107,8 @@ func (m *mapping) collect(from, size int64, list []extent) ([]extent, int64, err
 	return list, end, nil
 }
 
-// add appends e. Where the file system has smaller blocks than a sector, a sector may
-// be in two extents: data in any of them makes it data.
+// add appends e. If the file system has blocks smaller than a sector, two extents may share a sector:
+// it is data if one of them is.
 func add(list []extent, e extent) []extent {
 	if len(list) == 0 {
 		return append(list, e)

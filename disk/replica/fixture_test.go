@@ -19,7 +19,7 @@ import (
 
 const fixtures = "../testdata/longhorn/replicas/"
 
-// expectation is what Longhorn's own engine read of a snapshot.
+// expectation is what Longhorn's own engine read from a snapshot.
 type expectation struct {
 	Tar, Path, Snapshot, Expect, SHA512, Reason string
 	Size                                        int64
@@ -36,7 +36,7 @@ func readJSON(t testing.TB, name string, to any) {
 	}
 }
 
-// unpack makes the disk of a case.
+// unpack unpacks and opens the disk of a case.
 func unpack(t testing.TB, archive string) *disk.Disk {
 	t.Helper()
 	dir := t.TempDir()
@@ -57,7 +57,7 @@ func openDisk(t testing.TB, dir string) *disk.Disk {
 	return d
 }
 
-// sumOf reads all of a disk, in pieces of an odd length.
+// sumOf hashes a disk, read in pieces of an odd length.
 func sumOf(t testing.TB, s *Source) string {
 	t.Helper()
 	h := sha512.New()
@@ -67,7 +67,7 @@ func sumOf(t testing.TB, s *Source) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// sumOfData reads what NextData tells of, and takes the rest for zeros.
+// sumOfData hashes a disk, read by the ranges of NextData with zeros between them.
 func sumOfData(t testing.TB, s *Source) string {
 	t.Helper()
 	h := sha512.New()
@@ -100,8 +100,8 @@ func sumOfData(t testing.TB, s *Source) string {
 	}
 }
 
-// TestLonghornsReplicas reads every snapshot that Longhorn's own engine was asked for.
-func TestLonghornsReplicas(t *testing.T) {
+// TestReplicasOfLonghorn reads every snapshot that Longhorn's own engine has read.
+func TestReplicasOfLonghorn(t *testing.T) {
 	var cases map[string]expectation
 	readJSON(t, "expected.json", &cases)
 	disks := map[string]*disk.Disk{}
@@ -109,12 +109,12 @@ func TestLonghornsReplicas(t *testing.T) {
 		if disks[want.Tar] == nil {
 			disks[want.Tar] = unpack(t, want.Tar)
 		}
-		at := Location{Disk: disks[want.Tar], Folder: path.Base(want.Path), Snapshot: want.Snapshot, Removed: true}
+		at := Location{Disk: disks[want.Tar], Folder: path.Base(want.Path), Snapshot: want.Snapshot, AllowRemoved: true}
 		t.Run(name, func(t *testing.T) {
 			checked := Check(at)
 			s, err := Open(at)
 			if (err == nil) != (want.Expect == "ok") || (checked == nil) != (err == nil) {
-				t.Fatalf("error is %v (%v by a look), want %s: %s", err, checked, want.Expect, want.Reason)
+				t.Fatalf("error is %v (by Check %v), want %s: %s", err, checked, want.Expect, want.Reason)
 			}
 			if err != nil {
 				return
@@ -127,7 +127,7 @@ func TestLonghornsReplicas(t *testing.T) {
 				t.Errorf("read as a whole: %.16s, want %.16s", got, want.SHA512)
 			}
 			if got := sumOfData(t, s); got != want.SHA512 {
-				t.Errorf("read where data is: %.16s, want %.16s", got, want.SHA512)
+				t.Errorf("read by ranges: %.16s, want %.16s", got, want.SHA512)
 			}
 			if err := s.Unchanged(); err != nil {
 				t.Error(err)
@@ -139,9 +139,9 @@ func TestLonghornsReplicas(t *testing.T) {
 	}
 }
 
-// TestUnpackedAsPacked holds the unpacking to what the layers were: otherwise they say
-// nothing.
-func TestUnpackedAsPacked(t *testing.T) {
+// TestFixturesHaveTheirExtents checks that unpacking keeps the holes of the layers. Otherwise the other
+// tests prove nothing.
+func TestFixturesHaveTheirExtents(t *testing.T) {
 	var archives map[string]map[string]struct {
 		Data [][2]int64
 		Size int64
@@ -159,7 +159,7 @@ func TestUnpackedAsPacked(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got [][2]int64
-			list, _, err := new(mapping).read(file, 0, nil)
+			list, _, err := new(fiemap).read(file, 0, nil)
 			if err != nil {
 				t.Fatalf("%v: set TMPDIR to a folder on ext4 or XFS", err)
 			}

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzParseLayerMeta holds for any bytes: no panic, and no Parent that leads anywhere
-// but to a snapshot in the same folder.
+// FuzzParseLayerMeta checks for any bytes: no panic, and Parent is the name of a snapshot in the same
+// folder.
 func FuzzParseLayerMeta(f *testing.F) {
 	f.Add([]byte(`{"Name":"volume-head-002.img","Parent":"volume-snap-abc.img","Removed":false,"UserCreated":false,"Created":"2024-01-01T00:00:00Z","Labels":null}`))
 	f.Add([]byte(`{"Parent":""}`))
@@ -16,13 +16,13 @@ func FuzzParseLayerMeta(f *testing.F) {
 		if err != nil || m.Parent == "" {
 			return
 		}
-		if strings.ContainsAny(m.Parent, "/\x00\n") || !strings.HasPrefix(m.Parent, snapshotHead) || !strings.HasSuffix(m.Parent, imageEnding) || len(m.Parent) > 255 {
+		if strings.ContainsAny(m.Parent, "/\x00\n") || !strings.HasPrefix(m.Parent, snapshotPrefix) || !strings.HasSuffix(m.Parent, imageSuffix) || len(m.Parent) > 255 {
 			t.Errorf("parent is %q", m.Parent)
 		}
 	})
 }
 
-// FuzzSnapshotFile holds for any name: it is refused, or one element of a path.
+// FuzzSnapshotFile checks for any name: it is refused, or the file name is one element of a path.
 func FuzzSnapshotFile(f *testing.F) {
 	f.Add("s01")
 	f.Add("../s01")

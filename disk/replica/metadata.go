@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	volumeFile   = "volume.meta"
-	counterFile  = "revision.counter"
-	metaEnding   = ".meta"
-	snapshotHead = "volume-snap-"
-	imageEnding  = ".img"
+	volumeFile     = "volume.meta"
+	counterFile    = "revision.counter"
+	metaSuffix     = ".meta"
+	snapshotPrefix = "volume-snap-"
+	imageSuffix    = ".img"
 
-	// longestChain is what Longhorn itself refuses to go beyond.
-	longestChain = 250
-	// largest is beyond what any file system can have a layer of.
-	largest = 64 << 40
+	// maxLayers is Longhorn's own limit.
+	maxLayers = 250
+	// maxOffset is larger than any file of a supported file system.
+	maxOffset = 64 << 40
 )
 
 var (
@@ -41,16 +41,16 @@ func Volume(folder string) (volume string, ok bool) {
 	return "", false
 }
 
-// layerMeta is what the .meta beside a layer says that matters to reading it.
+// layerMeta are the keys of a layer's .meta that matter for reading it.
 type layerMeta struct {
-	Parent  string // file name of the next older layer; "": there is none
-	Removed bool   // to be merged into another one; until then it counts like any
+	Parent  string // file name of the next older layer; "": none
+	Removed bool   // it will be merged into another layer; until then it counts like any other
 }
 
-// parseLayerMeta reads the .meta of a layer. It is an error when it is cut, is not
-// JSON, or when its Parent is not the plain name of a snapshot's file.
+// parseLayerMeta parses the .meta of a layer. It returns an error if the file is cut, is not JSON, or has
+// a Parent that is not the file name of a snapshot.
 func parseLayerMeta(data []byte) (layerMeta, error) {
-	// That of an empty object would be a layer without a Parent: no older data.
+	// A pointer, because a missing Parent must not mean a layer without older data.
 	var keys struct {
 		Parent  *string
 		Removed bool
@@ -59,7 +59,7 @@ func parseLayerMeta(data []byte) (layerMeta, error) {
 		return layerMeta{}, err
 	}
 	if keys.Parent == nil {
-		return layerMeta{}, errors.New("it does not say what its Parent is")
+		return layerMeta{}, errors.New("it has no Parent")
 	}
 	m := layerMeta{Parent: *keys.Parent, Removed: keys.Removed}
 	if m.Parent != "" && !snapshotPattern.MatchString(m.Parent) {
@@ -68,22 +68,22 @@ func parseLayerMeta(data []byte) (layerMeta, error) {
 	return m, nil
 }
 
-// snapshotFile is the file of a snapshot.
+// snapshotFile returns the file name of a snapshot.
 func snapshotFile(name string) (string, error) {
-	file := snapshotHead + name + imageEnding
+	file := snapshotPrefix + name + imageSuffix
 	if !snapshotPattern.MatchString(file) {
-		return "", fmt.Errorf("%q cannot be the name of a snapshot", name)
+		return "", fmt.Errorf("%q is not a valid name of a snapshot", name)
 	}
 	return file, nil
 }
 
-// Info is what a look at a replica tells without a look at its layers.
+// Info is the metadata of a replica.
 type Info struct {
 	disk.VolumeMeta
-	// Revision grows with each write to the volume; 0: it is not counted.
+	// Revision grows with each write to the volume; 0: writes are not counted.
 	Revision int64
-	// Written is when the head was last written to, in nanoseconds since 1970.
-	Written int64
+	// HeadModTime is the mtime of the head, in nanoseconds since 1970; 0: not known.
+	HeadModTime int64
 }
 
 // CheckHealth returns why the replica must not be read; nil: it may be.
@@ -116,7 +116,7 @@ func look(r *disk.ReplicaFolder) (Info, error) {
 	if i.VolumeMeta, err = disk.ParseVolumeMeta(data); err != nil {
 		return Info{}, err
 	}
-	if i.Size > largest || i.Size%512 != 0 {
+	if i.Size > maxOffset || i.Size%512 != 0 {
 		return Info{}, fmt.Errorf("read %s: size %d", volumeFile, i.Size)
 	}
 	if i.Revision, err = revision(r); err != nil {
@@ -124,17 +124,17 @@ func look(r *disk.ReplicaFolder) (Info, error) {
 	}
 	if headPattern.MatchString(i.Head) {
 		if head, err := r.Stat(i.Head); err == nil {
-			i.Written = head.ModTime
+			i.HeadModTime = head.ModTime
 		}
 	}
 	return i, nil
 }
 
-// revision reads the counter: decimal digits, filled up with zero bytes.
+// revision reads the counter: decimal digits, padded with zero bytes.
 func revision(r *disk.ReplicaFolder) (int64, error) {
 	data, err := r.Read(counterFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil // they are not counted
+		return 0, nil // writes are not counted
 	}
 	if err != nil {
 		return 0, err
@@ -142,30 +142,30 @@ func revision(r *disk.ReplicaFolder) (int64, error) {
 	digits, _, _ := bytes.Cut(data, []byte{0})
 	n, err := strconv.ParseInt(strings.TrimSpace(string(digits)), 10, 64)
 	if err != nil || n < 0 {
-		return 0, nil // Longhorn begins to count anew
+		return 0, nil // Longhorn then starts to count from 0
 	}
 	return n, nil
 }
 
-// chain returns the files of the layers, newest first, from the file first on.
+// chain returns the files of the layers from first on, newest first.
 func chain(r *disk.ReplicaFolder, first string) (files []string, newest layerMeta, err error) {
 	seen := map[string]bool{}
 	for file := first; file != ""; {
 		if seen[file] {
-			return nil, newest, fmt.Errorf("the layers go round in a circle: %s is below itself", file)
+			return nil, newest, fmt.Errorf("the layers are a cycle: %s is its own ancestor", file)
 		}
-		if len(files) == longestChain {
-			return nil, newest, fmt.Errorf("more than %d layers lie upon each other", longestChain)
+		if len(files) == maxLayers {
+			return nil, newest, fmt.Errorf("it has more than %d layers", maxLayers)
 		}
 		seen[file] = true
 		files = append(files, file)
-		data, err := r.Read(file + metaEnding)
+		data, err := r.Read(file + metaSuffix)
 		if err != nil {
-			return nil, newest, missing(err, file+metaEnding)
+			return nil, newest, wrapMissing(err, file+metaSuffix)
 		}
 		m, err := parseLayerMeta(data)
 		if err != nil {
-			return nil, newest, fmt.Errorf("read %s%s: %w", file, metaEnding, err)
+			return nil, newest, fmt.Errorf("read %s%s: %w", file, metaSuffix, err)
 		}
 		if file == first {
 			newest = m
@@ -175,8 +175,8 @@ func chain(r *disk.ReplicaFolder, first string) (files []string, newest layerMet
 	return files, newest, nil
 }
 
-// snapshots lists those below the head that can be named, the newest first, for a
-// message.
+// snapshots returns the names of the snapshots before the head, newest first, for a message. Removed
+// snapshots cannot be used and are not named.
 func snapshots(r *disk.ReplicaFolder, head string) string {
 	files, _, err := chain(r, head)
 	if err != nil || !headPattern.MatchString(head) {
@@ -184,7 +184,7 @@ func snapshots(r *disk.ReplicaFolder, head string) string {
 	}
 	var names []string
 	for _, file := range files[1:] {
-		data, err := r.Read(file + metaEnding)
+		data, err := r.Read(file + metaSuffix)
 		m, bad := parseLayerMeta(data)
 		if err != nil || bad != nil || m.Removed {
 			continue
@@ -193,16 +193,16 @@ func snapshots(r *disk.ReplicaFolder, head string) string {
 			names = append(names, "…")
 			break
 		}
-		names = append(names, strings.TrimSuffix(strings.TrimPrefix(file, snapshotHead), imageEnding))
+		names = append(names, strings.TrimSuffix(strings.TrimPrefix(file, snapshotPrefix), imageSuffix))
 	}
 	if len(names) == 0 {
-		return " (there is none)"
+		return " (it has none)"
 	}
-	return " (there are " + strings.Join(names, ", ") + ")"
+	return " (it has " + strings.Join(names, ", ") + ")"
 }
 
-// missing says in plain words that a file is not there.
-func missing(err error, file string) error {
+// wrapMissing names the file if err is fs.ErrNotExist.
+func wrapMissing(err error, file string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s is missing: %w", file, fs.ErrNotExist)
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// model is a volume that a test writes, and what it has to read as: each layer is the
-// sectors that were written to it, in memory, and nothing else.
+// model is a volume that a test writes, and its expected content: for each layer, the sectors that were
+// written to it.
 type model struct {
 	t      testing.TB
 	r      *rand.Rand
@@ -27,19 +27,19 @@ type model struct {
 	heads  int
 	head   string
 	parent string
-	layers []map[int64][]byte // of the volume as it is, oldest first
-	taken  map[string]taken   // snapshots
+	layers []map[int64][]byte // of the volume now, oldest first
+	taken  map[string]taken   // snapshots by name
 }
 
-// taken is the volume as it was.
+// taken is the volume at a snapshot.
 type taken struct {
 	layers []map[int64][]byte
-	size   int64 // of the newest layer; the volume may have grown since
+	size   int64 // of the newest layer; the volume may have been expanded since
 }
 
 const testVolume, testReplica = "vol", "vol-0a1b2c3d"
 
-// newModel makes a disk with a volume of size bytes.
+// newModel creates a disk with a volume of size bytes.
 func newModel(t testing.TB, seed uint64, size int64) (m *model, disk string) {
 	disk = t.TempDir()
 	m = &model{t: t, r: rand.New(rand.NewPCG(seed, 7)), size: size, taken: map[string]taken{}}
@@ -65,7 +65,7 @@ func (m *model) json(file string, v any) {
 }
 
 func (m *model) meta(file, parent string) {
-	m.json(file+metaEnding, map[string]any{"Name": "volume-head-007.img", "Parent": parent, "Removed": m.r.IntN(5) == 0, "Labels": nil})
+	m.json(file+metaSuffix, map[string]any{"Name": "volume-head-007.img", "Parent": parent, "Removed": m.r.IntN(5) == 0, "Labels": nil})
 }
 
 // volume writes volume.meta.
@@ -75,7 +75,7 @@ func (m *model) volume(more map[string]any) {
 	m.json(volumeFile, v)
 }
 
-// begin makes a new head upon what is there.
+// begin creates a new head after the present layers.
 func (m *model) begin() *os.File {
 	m.head = fmt.Sprintf("volume-head-%03d.img", m.heads)
 	m.heads++
@@ -88,31 +88,31 @@ func (m *model) begin() *os.File {
 	return f
 }
 
-// snapshot makes the head a snapshot, as Longhorn does: by a link, and then another head.
+// snapshot makes the head a snapshot. begin must follow.
 func (m *model) snapshot(name string) {
-	file := snapshotHead + name + imageEnding
+	file := snapshotPrefix + name + imageSuffix
 	m.must(os.Rename(m.path(m.head), m.path(file)))
-	m.must(os.Remove(m.path(m.head + metaEnding)))
+	m.must(os.Remove(m.path(m.head + metaSuffix)))
 	m.meta(file, m.parent)
 	m.parent, m.taken[name] = file, taken{m.layers, m.size}
 }
 
-// linked leaves the head and a snapshot of it as one that dies in the middle does.
+// linked makes a snapshot as an engine that dies before it creates the new head.
 func (m *model) linked(name string) {
-	file := snapshotHead + name + imageEnding
+	file := snapshotPrefix + name + imageSuffix
 	m.must(os.Link(m.path(m.head), m.path(file)))
-	m.must(os.Link(m.path(m.head+metaEnding), m.path(file+metaEnding)))
+	m.must(os.Link(m.path(m.head+metaSuffix), m.path(file+metaSuffix)))
 	m.taken[name] = taken{m.layers, m.size}
 }
 
-// sectors is a random run of whole sectors of the head.
+// sectors returns a random run of sectors.
 func (m *model) sectors(most int64) (first, n int64) {
 	all := m.size / sector
 	n = 1 + m.r.Int64N(most)
 	return m.r.Int64N(max(1, all-n)), min(n, all)
 }
 
-// change does something to the head.
+// change changes the head in a random way.
 func (m *model) change(f *os.File) {
 	head := m.layers[len(m.layers)-1]
 	first, n := m.sectors(24)
@@ -120,8 +120,8 @@ func (m *model) change(f *os.File) {
 	default:
 		m.write(f, first, n, m.noise)
 	case 0:
-		m.write(f, first, n, func([]byte) {}) // zeros, as data
-	case 1: // the engine reads the sector, and writes all of it
+		m.write(f, first, n, func([]byte) {}) // zeros as data
+	case 1: // a small write: the engine reads the sector and writes all of it
 		data := make([]byte, sector)
 		copy(data, flatten(m.layers, m.base, m.size)[first*sector:])
 		m.noise(data[512*m.r.IntN(8):][:512])
@@ -138,7 +138,7 @@ func (m *model) change(f *os.File) {
 		for i := first; i < first+n; i++ {
 			delete(head, i)
 		}
-	case 7: // more extents than are asked for at once
+	case 7: // more extents than fit in one FIEMAP call
 		if m.r.IntN(4) == 0 {
 			for i := first; i < min(first+1400, m.size/sector); i += 2 {
 				m.write(f, i, 1, m.noise)
@@ -167,8 +167,8 @@ func (m *model) put(f *os.File, i int64, data []byte) {
 	m.layers[len(m.layers)-1][i] = data
 }
 
-// lay puts the volume on an image of size bytes in that format.
-func (m *model) lay(format string, size int64) {
+// useBackingImage gives the volume a backing image of size bytes in that format.
+func (m *model) useBackingImage(format string, size int64) {
 	m.base = make([]byte, size)
 	for range 1 + m.r.IntN(20) {
 		at := m.r.Int64N(size)

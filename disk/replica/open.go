@@ -15,34 +15,33 @@ import (
 
 // Errors that a caller decides on.
 var (
-	// ErrOpen: a process has the volume open, or died with it, so that its head is not
-	// at rest. A snapshot of it is.
-	ErrOpen = errors.New("the volume is attached, or was not detached cleanly")
-	// ErrRemoved: the snapshot was removed. It is still there for those upon it.
+	// ErrAttached: a process has the volume open, or died while it had. Its head may change or
+	// be inconsistent; snapshots are consistent.
+	ErrAttached = errors.New("the volume is attached, or was not detached cleanly")
+	// ErrRemoved: the snapshot was removed. Its layer still exists because newer layers need it.
 	ErrRemoved = errors.New("the snapshot was removed")
 )
 
-// Location says what of a replica is to be read.
+// Location is a snapshot or the head of a replica.
 type Location struct {
 	Disk     *disk.Disk
 	Folder   string // of the replica
 	Snapshot string // "": the head
-	// Others are the disks of this node that the image below the volume is looked for
-	// on, in this order, when the replica's own does not have it.
-	Others []*disk.Disk
-	// Removed allows a snapshot that was removed.
-	Removed bool
+	// OtherDisks are searched for the backing image, in this order, if Disk does not have it.
+	OtherDisks []*disk.Disk
+	// AllowRemoved allows a snapshot that was removed.
+	AllowRemoved bool
 }
 
-// Open opens the volume as a replica has it. It reads small files only. Errors are
-// sentences about the replica, to be put behind its name.
+// Open opens the volume of a replica. It reads small files only. The text of an error is about the
+// replica and continues its name: "is being rebuilt …".
 func Open(at Location) (*Source, error) {
 	r, err := at.Disk.OpenReplica(at.Folder)
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
-	p, err := at.parts(r)
+	p, err := at.resolve(r)
 	if err != nil {
 		return nil, err
 	}
@@ -50,25 +49,25 @@ func Open(at Location) (*Source, error) {
 	if err := s.open(r, p); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	s.fingerprint = s.sum(p)
+	s.fingerprint = s.computeFingerprint(p)
 	whole := (s.size + sector - 1) / sector * sector
-	s.reading, s.scan = newWalk(s.layers, whole), newWalk(s.layers, whole)
-	// A file system that does not tell of extents is better found out now.
-	if _, err := s.scan.at(0); err != nil {
+	s.reading, s.scan = newResolver(s.layers, whole), newResolver(s.layers, whole)
+	// Fail now if the file system does not support FIEMAP.
+	if _, err := s.scan.segmentAt(0); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-// Check says why Open would fail, as far as metadata tell: it opens no more than the
-// newest layer, and the image below the volume.
+// Check returns the error that Open would return, as far as it can be known from metadata, the newest
+// layer and the backing image. It is cheaper: it opens no other layers.
 func Check(at Location) error {
 	r, err := at.Disk.OpenReplica(at.Folder)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	p, err := at.parts(r)
+	p, err := at.resolve(r)
 	if err != nil {
 		return err
 	}
@@ -79,19 +78,19 @@ func Check(at Location) error {
 	if err != nil {
 		return err
 	}
-	_, _, err = new(mapping).read(f, 0, nil)
+	_, _, err = new(fiemap).read(f, 0, nil)
 	return errors.Join(err, f.Close())
 }
 
-// parts is what a disk is made of, by name.
-type parts struct {
-	info   Info
-	files  []string // newest first
-	below  disk.ID  // zero: no image
-	holder *disk.Disk
+// sourceFiles are the names of the files of a disk.
+type sourceFiles struct {
+	info        Info
+	files       []string // newest first
+	backing     disk.ID  // zero: no backing image
+	backingDisk *disk.Disk
 }
 
-func (at Location) parts(r *disk.ReplicaFolder) (p parts, err error) {
+func (at Location) resolve(r *disk.ReplicaFolder) (p sourceFiles, err error) {
 	if p.info, err = look(r); err != nil {
 		return p, err
 	}
@@ -110,57 +109,58 @@ func (at Location) parts(r *disk.ReplicaFolder) (p parts, err error) {
 		return p, fmt.Errorf("read %s: head %q", volumeFile, first)
 	}
 	if at.Snapshot == "" && p.info.Dirty {
-		return p, ErrOpen
+		return p, ErrAttached
 	}
 	var newest layerMeta
 	if p.files, newest, err = chain(r, first); err != nil {
 		return p, err
 	}
-	if at.Snapshot != "" && newest.Removed && !at.Removed {
+	if at.Snapshot != "" && newest.Removed && !at.AllowRemoved {
 		return p, ErrRemoved
 	}
-	p.below, p.holder, err = at.findBelow(p.info.VolumeMeta)
+	p.backing, p.backingDisk, err = at.findBackingImage(p.info.VolumeMeta)
 	return p, err
 }
 
-// findBelow returns the image below the volume, and the disk that has it. The path of
-// it is another machine's, or a container's, so that only the name in it counts.
-func (at Location) findBelow(m disk.VolumeMeta) (disk.ID, *disk.Disk, error) {
+// findBackingImage returns the backing image of the volume and the disk that has it. The path in m is
+// that of another machine or container, so only the image name in it counts.
+func (at Location) findBackingImage(m disk.VolumeMeta) (disk.ID, *disk.Disk, error) {
 	folder, ok, err := m.BackingImage()
 	if err != nil || !ok {
 		return disk.ID{}, nil, err
 	}
 	id, err := disk.ParseID(folder)
 	if end := path.Base(path.Clean(m.BackingFilePath)); err == nil && end != "backing" && end != folder {
-		err = errors.New("that is no backing image")
+		err = errors.New("that is no file of an image")
 	}
 	if err != nil {
-		return disk.ID{}, nil, fmt.Errorf("lies on %q: %w", m.BackingFilePath, err)
+		return disk.ID{}, nil, fmt.Errorf("has the backing file %q: %w", m.BackingFilePath, err)
 	}
-	state := "is not there"
-	for _, d := range append([]*disk.Disk{at.Disk}, at.Others...) {
+	state := "does not exist"
+	for _, d := range append([]*disk.Disk{at.Disk}, at.OtherDisks...) {
 		switch c := d.Stat(id); {
 		case c.State == disk.Ready, c.State == disk.Unknown:
 			return id, d, nil
 		case c.State == disk.Failed:
-			state = "cannot be used: " + c.Message
+			state = "is failed (" + c.Message + ")"
 		}
 	}
-	return disk.ID{}, nil, fmt.Errorf("lies on the backing image %s, which %s on the disks of this node", id, state)
+	return disk.ID{}, nil, fmt.Errorf("has the backing image %s, which %s on the disks of this node", id, state)
 }
 
-func (s *Source) open(r *disk.ReplicaFolder, p parts) error {
+// open opens the layers and the backing image.
+func (s *Source) open(r *disk.ReplicaFolder, p sourceFiles) error {
 	for _, file := range p.files {
 		f, err := r.Open(file)
 		if err != nil {
-			return missing(err, file)
+			return wrapMissing(err, file)
 		}
 		s.layers = append(s.layers, layer{name: file, file: f})
 	}
-	if p.holder == nil {
+	if p.backingDisk == nil {
 		return nil
 	}
-	f, c, err := p.holder.OpenBackingFile(p.below)
+	f, c, err := p.backingDisk.OpenBackingFile(p.backing)
 	if err != nil {
 		return err
 	}
@@ -168,37 +168,37 @@ func (s *Source) open(r *disk.ReplicaFolder, p parts) error {
 	if format == "" {
 		info, err := disk.Inspect(f, f.Size(), "")
 		if err != nil {
-			return errors.Join(fmt.Errorf("backing image %s: %w", p.below, err), f.Close())
+			return errors.Join(fmt.Errorf("backing image %s: %w", p.backing, err), f.Close())
 		}
 		format = info.Format
 	}
 	if format == disk.Raw {
-		s.layers = append(s.layers, layer{name: p.below.String(), file: f})
+		s.layers = append(s.layers, layer{name: p.backing.String(), file: f})
 		return nil
 	}
-	s.base = f
-	if s.below, err = qcow2.Open(f.ReadAhead(), f.Size()); err != nil {
-		return fmt.Errorf("backing image %s: %w", p.below, err)
+	s.backingFile = f
+	if s.backing, err = qcow2.Open(f.ReadAhead(), f.Size()); err != nil {
+		return fmt.Errorf("backing image %s: %w", p.backing, err)
 	}
 	return nil
 }
 
-// sum makes the fingerprint from the files that are open.
-func (s *Source) sum(p parts) string {
+// computeFingerprint returns the fingerprint of the open files.
+func (s *Source) computeFingerprint(p sourceFiles) string {
 	var evidence []disk.Evidence
 	for _, l := range s.layers {
 		evidence = append(evidence, l.file.Evidence())
 	}
-	if s.base != nil {
-		evidence = append(evidence, s.base.Evidence())
+	if s.backingFile != nil {
+		evidence = append(evidence, s.backingFile.Evidence())
 	}
-	return p.sum(evidence)
+	return p.fingerprint(evidence)
 }
 
-// sum is what changes with any byte of the disk. What else volume.meta says changes
-// whenever the volume is attached, and counts for nothing.
-func (p parts) sum(evidence []disk.Evidence) string {
-	below := struct{ Name, UUID string }(p.below) // its JSON is a part of fingerprints on disks
+// fingerprint returns a hash that changes with any byte of the disk. The other keys of volume.meta change
+// whenever the volume is attached, so they are not included.
+func (p sourceFiles) fingerprint(evidence []disk.Evidence) string {
+	below := struct{ Name, UUID string }(p.backing) // its JSON is a part of fingerprints on disks
 	text, err := json.Marshal([]any{p.info.Size, p.files, below, evidence})
 	if err != nil {
 		panic("replica: " + err.Error()) // numbers and names
@@ -207,35 +207,35 @@ func (p parts) sum(evidence []disk.Evidence) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// fingerprint looks at everything by its name once more.
+// fingerprint reads all metadata again and returns the present fingerprint.
 func (at Location) fingerprint() (string, error) {
 	r, err := at.Disk.OpenReplica(at.Folder)
 	if err != nil {
 		return "", err
 	}
 	defer r.Close()
-	at.Removed = true // while it is read
-	p, err := at.parts(r)
+	at.AllowRemoved = true // a snapshot may be removed while it is read
+	p, err := at.resolve(r)
 	if err != nil {
 		return "", err
 	}
 	evidence, err := p.evidence(r)
-	return p.sum(evidence), err
+	return p.fingerprint(evidence), err
 }
 
-// evidence is what the files are at the moment.
-func (p parts) evidence(r *disk.ReplicaFolder) (all []disk.Evidence, err error) {
+// evidence returns the present evidence of the files.
+func (p sourceFiles) evidence(r *disk.ReplicaFolder) (all []disk.Evidence, err error) {
 	for _, file := range p.files {
 		e, err := r.Stat(file)
 		if err != nil {
-			return nil, missing(err, file)
+			return nil, wrapMissing(err, file)
 		}
 		all = append(all, e)
 	}
-	if p.holder == nil {
+	if p.backingDisk == nil {
 		return all, nil
 	}
-	f, _, err := p.holder.OpenBackingFile(p.below)
+	f, _, err := p.backingDisk.OpenBackingFile(p.backing)
 	if err != nil {
 		return nil, err
 	}

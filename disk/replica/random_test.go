@@ -13,12 +13,12 @@ import (
 )
 
 var (
-	chains    = flag.Int("chains", race.Fewer(20, 5), "how many random chains TestRandomChains reads")
-	firstSeed = flag.Uint64("chains.first", 1, "the seed of the first of them")
+	chains    = flag.Int("chains", race.Fewer(20, 5), "number of random chains of TestRandomChains")
+	firstSeed = flag.Uint64("chains.first", 1, "seed of the first random chain")
 )
 
-// TestRandomChains compares volumes with what was written to them: chains of 2 to 60
-// layers, grown, reverted, preallocated, punched, on images of any kind and size.
+// TestRandomChains compares volumes with the bytes that were written to them: chains of 2 to 60 layers,
+// expanded, reverted, preallocated, punched, on backing images of any format and size.
 func TestRandomChains(t *testing.T) {
 	for seed := *firstSeed; seed < *firstSeed+uint64(*chains); seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -32,8 +32,8 @@ func randomChain(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	m, dir := newModel(t, seed, sector*(1+r.Int64N(1500)))
 	if kind := r.IntN(3); kind > 0 {
-		// It may be larger than the volume was at first, or end anywhere in it.
-		m.lay([]string{"", "raw", "qcow2"}[kind], 512*(1+r.Int64N(m.size/512+100)))
+		// It may be larger than the volume was at first, or smaller.
+		m.useBackingImage([]string{"", "raw", "qcow2"}[kind], 512*(1+r.Int64N(m.size/512+100)))
 	}
 	layers := 2 + r.IntN(1+r.IntN(59))
 	for n := range layers {
@@ -49,9 +49,9 @@ func randomChain(t *testing.T, seed uint64) {
 		switch r.IntN(20) {
 		case 0:
 			m.size += 512 * (1 + r.Int64N(4000))
-		case 1: // back to an older one
+		case 1: // revert to an older snapshot
 			name := slices.Sorted(maps.Keys(m.taken))[r.IntN(len(m.taken))]
-			m.parent, m.layers = snapshotHead+name+imageEnding, m.taken[name].layers
+			m.parent, m.layers = snapshotPrefix+name+imageSuffix, m.taken[name].layers
 		}
 	}
 	if r.IntN(3) == 0 {
@@ -65,7 +65,7 @@ func randomChain(t *testing.T, seed uint64) {
 		if name != "" {
 			layers = m.taken[name].layers
 		}
-		s, err := Open(Location{Disk: d, Folder: testReplica, Snapshot: name, Removed: true})
+		s, err := Open(Location{Disk: d, Folder: testReplica, Snapshot: name, AllowRemoved: true})
 		if err != nil {
 			t.Fatalf("seed %d: %q: %v", seed, name, err)
 		}
@@ -79,7 +79,7 @@ func randomChain(t *testing.T, seed uint64) {
 	}
 }
 
-// compare reads s in several ways.
+// compare reads s as a whole, in pieces and by ranges.
 func compare(t *testing.T, r *rand.Rand, s *Source, want []byte) {
 	t.Helper()
 	if s.Size() != int64(len(want)) {
@@ -107,7 +107,7 @@ func compare(t *testing.T, r *rand.Rand, s *Source, want []byte) {
 		copy(got[start:end], want[start:end])
 		at = end
 	}
-	differs(t, got, want, 0) // there were only zeros elsewhere
+	differs(t, got, want, 0) // all other bytes were zeros
 	if err := s.Unchanged(); err != nil {
 		t.Error(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// small makes a replica with snapshots a, b and c and a head, of noise.
+// small makes a replica with the snapshots a, b and c and a head, each with random data.
 func small(t testing.TB) (*model, *disk.Disk) {
 	m, dir := newModel(t, 3, 1<<20)
 	for _, name := range []string{"a", "b", "c", ""} {
@@ -28,11 +28,11 @@ func small(t testing.TB) (*model, *disk.Disk) {
 
 // layer writes the .meta of a layer.
 func (m *model) layer(file, parent string, removed bool) {
-	m.json(file+metaEnding, map[string]any{"Name": "x", "Parent": parent, "Removed": removed})
+	m.json(file+metaSuffix, map[string]any{"Name": "x", "Parent": parent, "Removed": removed})
 }
 
-// TestRefused has what Open and Check refuse, each with its reason, and never with bytes.
-func TestRefused(t *testing.T) {
+// TestOpenAndCheckRefuse has replicas that must not be read, each with the reason in the error.
+func TestOpenAndCheckRefuse(t *testing.T) {
 	const a, b, c = "volume-snap-a.img", "volume-snap-b.img", "volume-snap-c.img"
 	for _, test := range []struct {
 		name     string
@@ -42,25 +42,25 @@ func TestRefused(t *testing.T) {
 	}{
 		{"the head of an attached volume", "", func(m *model) { m.volume(map[string]any{"Dirty": true}) }, "attached"},
 		{"a replica that is being rebuilt", "c", func(m *model) { m.volume(map[string]any{"Rebuilding": true}) }, "being rebuilt"},
-		{"a replica that was given up", "c", func(m *model) { m.volume(map[string]any{"Error": "no\nspace"}) }, `"no\nspace"`},
+		{"a replica that failed", "c", func(m *model) { m.volume(map[string]any{"Error": "no\nspace"}) }, `"no\nspace"`},
 		{"an unknown snapshot", "d", func(*model) {}, `no snapshot "d"`},
-		{"a snapshot that is a path", "../vol-0a1b2c3d/volume-snap-a", func(*model) {}, "cannot be the name"},
+		{"a snapshot that is a path", "../vol-0a1b2c3d/volume-snap-a", func(*model) {}, "not a valid name"},
 		{"a snapshot that was removed", "c", func(m *model) { m.layer(c, b, true) }, "was removed"},
-		{"a circle", "c", func(m *model) { m.layer(a, c, false) }, "circle"},
-		{"its own parent", "c", func(m *model) { m.layer(b, b, false) }, "circle"},
+		{"a cycle", "c", func(m *model) { m.layer(a, c, false) }, "cycle"},
+		{"its own parent", "c", func(m *model) { m.layer(b, b, false) }, "cycle"},
 		{"a parent with a path", "c", func(m *model) { m.layer(b, "../vol-0a1b2c3d/"+a, false) }, "not the name of a snapshot"},
 		{"an absolute parent", "c", func(m *model) { m.layer(b, m.path(a), false) }, "not the name of a snapshot"},
 		{"a parent that is a head", "c", func(m *model) { m.layer(b, m.head, false) }, "not the name of a snapshot"},
-		{"a missing .meta", "c", func(m *model) { m.must(os.Remove(m.path(b + metaEnding))) }, b + ".meta is missing"},
+		{"a missing .meta", "c", func(m *model) { m.must(os.Remove(m.path(b + metaSuffix))) }, b + ".meta is missing"},
 		{"a missing layer", "c", func(m *model) { m.must(os.Remove(m.path(b))) }, b + " is missing"},
 		{"a missing parent", "c", func(m *model) { m.layer(a, "volume-snap-gone.img", false) }, "volume-snap-gone.img.meta is missing"},
-		{"a torn .meta", "c", func(m *model) { m.must(os.Truncate(m.path(b+metaEnding), 9)) }, "unexpected end"},
-		{"an empty .meta", "c", func(m *model) { m.must(os.WriteFile(m.path(b+metaEnding), []byte("{}"), 0o600)) }, "does not say what its Parent is"},
+		{"a torn .meta", "c", func(m *model) { m.must(os.Truncate(m.path(b+metaSuffix), 9)) }, "unexpected end"},
+		{"an empty .meta", "c", func(m *model) { m.must(os.WriteFile(m.path(b+metaSuffix), []byte("{}"), 0o600)) }, "it has no Parent"},
 		{"an empty volume.meta", "c", func(m *model) { m.must(os.Truncate(m.path(volumeFile), 0)) }, "read volume.meta"},
 		{"no volume.meta", "c", func(m *model) { m.must(os.Remove(m.path(volumeFile))) }, "volume.meta"},
 		{"a negative size", "c", func(m *model) { m.volume(map[string]any{"Size": -512}) }, "size -512"},
-		{"half a sector", "c", func(m *model) { m.volume(map[string]any{"Size": 1000}) }, "size 1000"},
-		{"a size beyond everything", "c", func(m *model) { m.volume(map[string]any{"Size": int64(1) << 62}) }, "size 4611686018427387904"},
+		{"a size that is no multiple of 512", "c", func(m *model) { m.volume(map[string]any{"Size": 1000}) }, "size 1000"},
+		{"a size larger than any file", "c", func(m *model) { m.volume(map[string]any{"Size": int64(1) << 62}) }, "size 4611686018427387904"},
 		{"a head elsewhere", "", func(m *model) { m.volume(map[string]any{"Head": "../x"}) }, `head "../x"`},
 		{"a head that is a snapshot", "", func(m *model) { m.volume(map[string]any{"Head": a}) }, "head"},
 		{"a layer that is a link", "c", func(m *model) {
@@ -72,22 +72,22 @@ func TestRefused(t *testing.T) {
 			m.must(os.Mkdir(m.path(b), 0o700))
 		}, "not a regular file"},
 		{"a .meta that is a link", "c", func(m *model) {
-			m.must(os.Rename(m.path(b+metaEnding), m.path("x")))
-			m.must(os.Symlink("x", m.path(b+metaEnding)))
+			m.must(os.Rename(m.path(b+metaSuffix), m.path("x")))
+			m.must(os.Symlink("x", m.path(b+metaSuffix)))
 		}, "not a regular file"},
 		{"a folder that is a link", "c", func(m *model) {
 			m.must(os.Rename(m.dir, m.dir+"x"))
 			m.must(os.Symlink(testReplica+"x", m.dir))
 		}, "not a folder"},
-		{"a file of the machine below it", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/etc/passwd"}) }, "does not name an image"},
-		{"a file beside an image below it", "c", func(m *model) {
+		{"a file of the machine as backing file", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/etc/passwd"}) }, "does not name an image"},
+		{"another file of an image folder as backing file", "c", func(m *model) {
 			m.volume(map[string]any{"BackingFilePath": "/x/backing-images/parrot-6846a0b2/backing.cfg"})
-		}, "that is no backing image"},
-		{"a path with dots below it", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/x/backing-images/../../etc/passwd"}) }, "does not name an image"},
-		{"a missing image below it", "c", func(m *model) {
+		}, "that is no file of an image"},
+		{"a backing file with dots in its path", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/x/backing-images/../../etc/passwd"}) }, "does not name an image"},
+		{"a missing backing image", "c", func(m *model) {
 			m.volume(map[string]any{"BackingFilePath": "/x/backing-images/parrot-6846a0b2/backing"})
-		}, "parrot-6846a0b2, which is not there"},
-		{"an image below it that is a link", "c", func(m *model) {
+		}, "parrot-6846a0b2, which does not exist"},
+		{"a backing image that is a link", "c", func(m *model) {
 			folder := filepath.Join(m.dir, "../../backing-images/parrot-6846a0b2")
 			m.must(os.MkdirAll(folder, 0o700))
 			m.must(os.Symlink("/etc/passwd", filepath.Join(folder, "backing")))
@@ -101,24 +101,24 @@ func TestRefused(t *testing.T) {
 			s, err := Open(at)
 			if err == nil {
 				s.Close()
-				t.Fatal("it was opened")
+				t.Fatal("Open succeeded")
 			}
 			if !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error is %q, want %q", err, test.want)
 			}
 			if checked := Check(at); checked == nil || !strings.Contains(checked.Error(), test.want) {
-				t.Errorf("a look says %v, want %q", checked, test.want)
+				t.Errorf("Check returned %v, want %q", checked, test.want)
 			}
 		})
 	}
 }
 
-// TestSoundAllTheSame has replicas that look worse than they are.
-func TestSoundAllTheSame(t *testing.T) {
+// TestOpenAcceptsConsistentSnapshots has replicas with problems that do not affect the snapshot.
+func TestOpenAcceptsConsistentSnapshots(t *testing.T) {
 	for name, odd := range map[string]func(*model){
 		"a snapshot of an attached volume": func(m *model) { m.volume(map[string]any{"Dirty": true}) },
-		"upon one that was removed":        func(m *model) { m.layer("volume-snap-b.img", "volume-snap-a.img", true) },
-		"with the head gone":               func(m *model) { m.must(os.Remove(m.path(m.head))) },
+		"after one that was removed":       func(m *model) { m.layer("volume-snap-b.img", "volume-snap-a.img", true) },
+		"without a head":                   func(m *model) { m.must(os.Remove(m.path(m.head))) },
 		"with other files":                 func(m *model) { m.json("volume-snap-c.img.checksum", 1); m.json("volume-snap-d.img.snap_tmp", 1) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -138,10 +138,10 @@ func TestSoundAllTheSame(t *testing.T) {
 	}
 }
 
-// TestLongestChain has as many layers as Longhorn allows, and one more.
+// TestLongestChain has as many layers as Longhorn allows, and then one more.
 func TestLongestChain(t *testing.T) {
 	m, dir := newModel(t, 4, 1<<20)
-	for n := range longestChain + 1 {
+	for n := range maxLayers + 1 {
 		f := m.begin()
 		m.write(f, int64(n%256), 1, m.noise)
 		m.must(f.Close())
@@ -150,8 +150,8 @@ func TestLongestChain(t *testing.T) {
 	m.head = "volume-head-999.img"
 	m.volume(nil)
 	d := openDisk(t, dir)
-	last := fmt.Sprint("n", longestChain-1)
-	s, err := Open(Location{Disk: d, Folder: testReplica, Snapshot: last, Removed: true})
+	last := fmt.Sprint("n", maxLayers-1)
+	s, err := Open(Location{Disk: d, Folder: testReplica, Snapshot: last, AllowRemoved: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,24 +161,24 @@ func TestLongestChain(t *testing.T) {
 		t.Fatal(err)
 	}
 	differs(t, got, flatten(m.taken[last].layers, nil, m.size), 0)
-	if _, err := Open(Location{Disk: d, Folder: testReplica, Snapshot: fmt.Sprint("n", longestChain), Removed: true}); err == nil || !strings.Contains(err.Error(), "more than 250 layers") {
-		t.Errorf("with one more: %v", err)
+	if _, err := Open(Location{Disk: d, Folder: testReplica, Snapshot: fmt.Sprint("n", maxLayers), AllowRemoved: true}); err == nil || !strings.Contains(err.Error(), "more than 250 layers") {
+		t.Errorf("with one layer more: %v", err)
 	}
 }
 
-// TestImageOfAnotherDisk lays the volume on an image that another disk of the node has.
-func TestImageOfAnotherDisk(t *testing.T) {
+// TestBackingImageOnAnotherDisk has the backing image on another disk of the node.
+func TestBackingImageOnAnotherDisk(t *testing.T) {
 	m, d := small(t)
-	m.lay("raw", 4096*40)
+	m.useBackingImage("raw", 4096*40)
 	m.volume(nil)
 	other, elsewhere := newModel(t, 5, 1<<20)
 	other.begin().Close()
 	m.must(os.Rename(filepath.Join(d.Path(), "backing-images"), filepath.Join(elsewhere, "backing-images")))
-	at := Location{Disk: d, Folder: testReplica, Snapshot: "c", Removed: true}
-	if _, err := Open(at); err == nil || !strings.Contains(err.Error(), "is not there on the disks of this node") {
+	at := Location{Disk: d, Folder: testReplica, Snapshot: "c", AllowRemoved: true}
+	if _, err := Open(at); err == nil || !strings.Contains(err.Error(), "does not exist on the disks of this node") {
 		t.Errorf("without the other disk: %v", err)
 	}
-	at.Others = []*disk.Disk{openDisk(t, elsewhere)}
+	at.OtherDisks = []*disk.Disk{openDisk(t, elsewhere)}
 	s, err := Open(at)
 	if err != nil {
 		t.Fatal(err)
@@ -191,9 +191,9 @@ func TestImageOfAnotherDisk(t *testing.T) {
 	differs(t, got, flatten(m.taken["c"].layers, m.base, m.size), 0)
 }
 
-// TestChanged does to a volume that is open what Longhorn does to layers when it merges
-// them, and other things; and what it does when volumes are attached.
-func TestChanged(t *testing.T) {
+// TestUnchangedAndFingerprint changes an open volume as Longhorn does when it merges layers or attaches
+// the volume, and in other ways.
+func TestUnchangedAndFingerprint(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		changed bool
@@ -205,11 +205,11 @@ func TestChanged(t *testing.T) {
 			_, err = f.Write([]byte{1})
 			m.must(errors.Join(err, f.Close()))
 		}},
-		{"a layer in the place of another", true, func(m *model) {
+		{"a layer replaced by another one", true, func(m *model) {
 			m.must(os.Rename(m.path("volume-snap-a.img"), m.path("volume-snap-b.img")))
 			m.layer("volume-snap-b.img", "", false)
 		}},
-		{"an equal layer in its place", true, func(m *model) {
+		{"a layer replaced by an equal one", true, func(m *model) {
 			data, err := os.ReadFile(m.path("volume-snap-b.img"))
 			m.must(err)
 			m.must(os.WriteFile(m.path("x"), data, 0o600))
@@ -217,11 +217,11 @@ func TestChanged(t *testing.T) {
 		}},
 		{"a layer taken out", true, func(m *model) { m.layer("volume-snap-c.img", "volume-snap-a.img", false) }},
 		{"a larger volume", true, func(m *model) { m.volume(map[string]any{"Size": m.size + 512}) }},
-		{"a replica that is rebuilt", true, func(m *model) { m.volume(map[string]any{"Rebuilding": true}) }},
-		{"an image below that was written to", true, func(m *model) {
+		{"a replica under rebuild", true, func(m *model) { m.volume(map[string]any{"Rebuilding": true}) }},
+		{"a modified backing image", true, func(m *model) {
 			m.must(os.Truncate(filepath.Join(m.dir, "../../backing-images/parrot-6846a0b2/backing"), 512))
 		}},
-		{"a folder that is gone", true, func(m *model) { m.must(os.RemoveAll(m.dir)) }},
+		{"a removed folder", true, func(m *model) { m.must(os.RemoveAll(m.dir)) }},
 		{"a volume that is attached", false, func(m *model) { m.volume(map[string]any{"Dirty": true}) }},
 		{"another snapshot, and a write", false, func(m *model) {
 			m.snapshot("later")
@@ -229,13 +229,13 @@ func TestChanged(t *testing.T) {
 			m.write(f, 3, 1, m.noise)
 			m.must(f.Close())
 		}},
-		{"the snapshot's removal, still to come", false, func(m *model) { m.layer("volume-snap-c.img", "volume-snap-b.img", true) }},
+		{"a snapshot marked as removed", false, func(m *model) { m.layer("volume-snap-c.img", "volume-snap-b.img", true) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m, d := small(t)
-			m.lay("raw", 5120)
+			m.useBackingImage("raw", 5120)
 			m.volume(nil)
-			at := Location{Disk: d, Folder: testReplica, Snapshot: "c", Removed: true}
+			at := Location{Disk: d, Folder: testReplica, Snapshot: "c", AllowRemoved: true}
 			s, err := Open(at)
 			if err != nil {
 				t.Fatal(err)
@@ -247,18 +247,18 @@ func TestChanged(t *testing.T) {
 			}
 			again, err := Open(at)
 			if err != nil {
-				return // it cannot be taken for the same
+				return // no fingerprint to compare
 			}
 			defer again.Close()
 			if same := again.Fingerprint() == s.Fingerprint(); same == test.changed {
-				t.Errorf("the same to go on with: %v", same)
+				t.Errorf("same fingerprint: %v", same)
 			}
 		})
 	}
 }
 
-// TestHeadAttachedMeanwhile reads a head while the volume is attached.
-func TestHeadAttachedMeanwhile(t *testing.T) {
+// TestUnchangedDetectsAttachedHead attaches the volume while its head is read.
+func TestUnchangedDetectsAttachedHead(t *testing.T) {
 	m, d := small(t)
 	s, err := Open(Location{Disk: d, Folder: testReplica})
 	if err != nil {
@@ -266,7 +266,7 @@ func TestHeadAttachedMeanwhile(t *testing.T) {
 	}
 	defer s.Close()
 	m.volume(map[string]any{"Dirty": true})
-	if err := s.Unchanged(); !errors.Is(err, disk.ErrModified) || !errors.Is(err, ErrOpen) {
+	if err := s.Unchanged(); !errors.Is(err, disk.ErrModified) || !errors.Is(err, ErrAttached) {
 		t.Errorf("error is %v", err)
 	}
 }

@@ -10,28 +10,28 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 )
 
-// window is how much of the volume is prepared at once, and as much ahead of it: it is
-// known which layer gives what, and what of that is not cached is on its way.
-const window = 2 << 20
+// windowSize is the size of the pieces of the volume that are resolved and prefetched as a whole: the
+// piece that is being read and the one after it.
+const windowSize = 2 << 20
 
-// Source is a volume as it was at a snapshot, or as it is, as one flat disk. It is for
-// one goroutine.
+// Source is a volume as one flat disk: as it was at a snapshot, or its head. It implements
+// qcow2.Source. It is for one goroutine.
 type Source struct {
-	size   int64 // of the volume
-	layers []layer
-	below  qcow2.Source // a qcow2 image below the layers; nil: zeros
-	base   *disk.File
+	size        int64 // of the volume
+	layers      []layer
+	backing     qcow2.Source // the qcow2 backing image; nil: none
+	backingFile *disk.File
 
-	reading *walk // a window ahead of the reading
-	scan    *walk // of NextData, which is somewhere else
-	windows [2]prepared
+	reading *resolver // for ReadAt
+	scan    *resolver // for NextData, which is at another offset
+	windows [2]window
 
-	recheck     func() (string, error)
+	recheck     func() (string, error) // computes the fingerprint again
 	fingerprint string
 }
 
-// prepared is a piece of the volume that is about to be read.
-type prepared struct {
+// window is a resolved piece of the volume.
+type window struct {
 	start, end int64 // empty: none
 	segments   []segment
 }
@@ -39,20 +39,20 @@ type prepared struct {
 // Size returns the bytes of the volume.
 func (s *Source) Size() int64 { return s.size }
 
-// Fingerprint changes when anything does that the bytes of the disk come from. It is
-// safe to be shown.
+// Fingerprint identifies the content of the disk: it differs after any change of the files that it is
+// read from. It has no secrets.
 func (s *Source) Fingerprint() string { return s.fingerprint }
 
-// Unchanged reports disk.ErrChanging if what the disk is read from was written to or
-// exchanged since Open: what was read may then be a mix of two contents.
+// Unchanged returns disk.ErrModified if a file of the disk was modified or replaced since Open: the
+// bytes that were read may be a mix of two contents.
 func (s *Source) Unchanged() error {
 	for _, l := range s.layers {
 		if err := l.file.Unchanged(); err != nil {
 			return err
 		}
 	}
-	if s.base != nil {
-		if err := s.base.Unchanged(); err != nil {
+	if s.backingFile != nil {
+		if err := s.backingFile.Unchanged(); err != nil {
 			return err
 		}
 	}
@@ -61,7 +61,7 @@ func (s *Source) Unchanged() error {
 		return fmt.Errorf("%w: %w", disk.ErrModified, err)
 	}
 	if now != s.fingerprint {
-		return fmt.Errorf("%w: other files make up the volume now", disk.ErrModified)
+		return fmt.Errorf("%w: the volume now has other files", disk.ErrModified)
 	}
 	return nil
 }
@@ -72,17 +72,17 @@ func (s *Source) Close() error {
 	for _, l := range s.layers {
 		errs = append(errs, l.file.Close())
 	}
-	if s.base != nil {
-		errs = append(errs, s.base.Close())
+	if s.backingFile != nil {
+		errs = append(errs, s.backingFile.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// NextData returns the next piece at or behind offset that may have something else
-// than zeros, and io.EOF when there is none.
+// NextData returns the next range from offset on that may have other bytes than zeros. io.EOF: there is
+// none.
 func (s *Source) NextData(offset int64) (start, end int64, err error) {
 	for at := offset / sector * sector; at < s.size; {
-		g, err := s.scan.at(at)
+		g, err := s.scan.segmentAt(at)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -91,7 +91,7 @@ func (s *Source) NextData(offset int64) (start, end int64, err error) {
 		case g.zero:
 			end = start
 		case g.layer == len(s.layers):
-			if start, end, err = s.dataBelow(start, end); err != nil {
+			if start, end, err = s.backingData(start, end); err != nil {
 				return 0, 0, err
 			}
 		}
@@ -103,13 +103,13 @@ func (s *Source) NextData(offset int64) (start, end int64, err error) {
 	return 0, 0, io.EOF
 }
 
-// dataBelow returns the first data in [start, end) of what is below the layers, or
-// nothing, empty.
-func (s *Source) dataBelow(start, end int64) (int64, int64, error) {
-	if s.below == nil || start >= s.below.Size() {
+// backingData returns the first range with data in [start, end) of the backing image; an empty range
+// at end if there is none.
+func (s *Source) backingData(start, end int64) (int64, int64, error) {
+	if s.backing == nil || start >= s.backing.Size() {
 		return end, end, nil
 	}
-	from, to, err := s.below.NextData(start)
+	from, to, err := s.backing.NextData(start)
 	if errors.Is(err, io.EOF) {
 		return end, end, nil
 	}
@@ -117,12 +117,12 @@ func (s *Source) dataBelow(start, end int64) (int64, int64, error) {
 		return 0, 0, err
 	}
 	if from < start || to <= from {
-		return 0, 0, fmt.Errorf("image below the volume: data from %d to %d, asked for at %d", from, to, start)
+		return 0, 0, fmt.Errorf("backing image: the range %d to %d was returned as the next one from %d on", from, to, start)
 	}
 	return min(from, end), min(to, end), nil
 }
 
-// ReadAt reads the disk: what the newest layer has that has anything there.
+// ReadAt implements io.ReaderAt for one goroutine.
 func (s *Source) ReadAt(b []byte, offset int64) (read int, err error) {
 	if offset < 0 {
 		return 0, fmt.Errorf("read at %d", offset)
@@ -132,11 +132,11 @@ func (s *Source) ReadAt(b []byte, offset int64) (read int, err error) {
 		if at >= s.size {
 			return read, io.EOF
 		}
-		w, err := s.prepare(at)
+		w, err := s.windowAt(at)
 		if err != nil {
 			return read, err
 		}
-		n, err := s.readFrom(w, b[read:], at)
+		n, err := s.readWindow(w, b[read:], at)
 		read += n
 		if err != nil {
 			return read, err
@@ -145,8 +145,8 @@ func (s *Source) ReadAt(b []byte, offset int64) (read int, err error) {
 	return read, nil
 }
 
-// readFrom reads what of b lies in w, which has at in it.
-func (s *Source) readFrom(w *prepared, b []byte, at int64) (read int, err error) {
+// readWindow reads the bytes from at on that are in w, up to len(b).
+func (s *Source) readWindow(w *window, b []byte, at int64) (read int, err error) {
 	b = b[:min(int64(len(b)), w.end-at)]
 	i, _ := slices.BinarySearchFunc(w.segments, at, func(g segment, at int64) int {
 		if g.end <= at {
@@ -165,10 +165,10 @@ func (s *Source) readFrom(w *prepared, b []byte, at int64) (read int, err error)
 		case g.zero:
 			clear(piece)
 		case g.layer == len(s.layers):
-			err = readOver(s.below, s.below.Size(), piece, at)
+			err = readPadded(s.backing, s.backing.Size(), piece, at)
 		default:
 			l := s.layers[g.layer]
-			err = readOver(l.file, l.file.Size(), piece, at)
+			err = readPadded(l.file, l.file.Size(), piece, at)
 		}
 		if err != nil {
 			return read, err
@@ -178,54 +178,54 @@ func (s *Source) readFrom(w *prepared, b []byte, at int64) (read int, err error)
 	return read, nil
 }
 
-// readOver reads all of b, with zeros behind the end of r.
-func readOver(r io.ReaderAt, size int64, b []byte, at int64) error {
-	there := max(0, min(int64(len(b)), size-at))
-	clear(b[there:])
-	if there == 0 {
+// readPadded reads all of b, with zeros after the end of r.
+func readPadded(r io.ReaderAt, size int64, b []byte, at int64) error {
+	have := max(0, min(int64(len(b)), size-at))
+	clear(b[have:])
+	if have == 0 {
 		return nil
 	}
-	n, err := r.ReadAt(b[:there], at)
-	if int64(n) == there {
+	n, err := r.ReadAt(b[:have], at)
+	if int64(n) == have {
 		return nil
 	}
 	if err == nil || errors.Is(err, io.EOF) {
-		return fmt.Errorf("%w: it became shorter", disk.ErrModified)
+		return fmt.Errorf("%w: the file became shorter", disk.ErrModified)
 	}
 	return err
 }
 
-// prepare returns the window that at is in, and sees to the next one.
-func (s *Source) prepare(at int64) (*prepared, error) {
+// windowAt returns the window with the byte at, and prefetches the next one.
+func (s *Source) windowAt(at int64) (*window, error) {
 	if w := &s.windows[0]; at >= w.start && at < w.end {
 		return w, nil
 	}
 	s.windows[0], s.windows[1] = s.windows[1], s.windows[0]
-	now, ahead := &s.windows[0], &s.windows[1]
-	if at < now.start || at >= now.end {
-		if err := s.plan(now, at/window*window); err != nil {
+	current, next := &s.windows[0], &s.windows[1]
+	if at < current.start || at >= current.end {
+		if err := s.fillWindow(current, at/windowSize*windowSize); err != nil {
 			return nil, err
 		}
 	}
 	for _, l := range s.layers {
-		l.file.Release(now.start)
+		l.file.Release(current.start)
 	}
-	if err := s.plan(ahead, now.end); err != nil {
+	if err := s.fillWindow(next, current.end); err != nil {
 		return nil, err
 	}
-	return now, nil
+	return current, nil
 }
 
-// plan fills w with the segments of the window at start, and has what they need come.
-func (s *Source) plan(w *prepared, start int64) error {
+// fillWindow resolves the segments of the window at start, and prefetches their data.
+func (s *Source) fillWindow(w *window, start int64) error {
 	w.start, w.end, w.segments = start, start, w.segments[:0]
-	end := min(start+window, s.size)
+	end := min(start+windowSize, s.size)
 	for at := start; at < end; {
-		g, err := s.reading.at(at)
+		g, err := s.reading.segmentAt(at)
 		if err == nil {
 			g.end = min(g.end, end)
 			if g.layer == len(s.layers) {
-				g, err = s.splitBelow(g)
+				g, err = s.splitBacking(g)
 			}
 		}
 		if err != nil {
@@ -235,14 +235,13 @@ func (s *Source) plan(w *prepared, start int64) error {
 		at = g.end
 	}
 	w.end = end
-	s.bring(w.segments)
+	s.prefetch(w.segments)
 	return nil
 }
 
-// splitBelow cuts a segment of what is below the layers to its first part, of data or
-// of zeros.
-func (s *Source) splitBelow(g segment) (segment, error) {
-	start, end, err := s.dataBelow(g.start, g.end)
+// splitBacking cuts a segment of the backing image after its first part of data or of zeros.
+func (s *Source) splitBacking(g segment) (segment, error) {
+	start, end, err := s.backingData(g.start, g.end)
 	if err != nil {
 		return g, err
 	}
@@ -254,8 +253,8 @@ func (s *Source) splitBelow(g segment) (segment, error) {
 	return g, nil
 }
 
-// bring has the pieces of all layers come into the page cache, each layer's in order.
-func (s *Source) bring(segments []segment) {
+// prefetch prefetches the segments, by layer and in order.
+func (s *Source) prefetch(segments []segment) {
 	order := make([]int, 0, len(segments))
 	for i, g := range segments {
 		if !g.zero && g.layer < len(s.layers) {

@@ -229,7 +229,7 @@ func TestFind(t *testing.T) {
 		}, "v-00000001 on a"},
 		{"no such snapshot", "s2", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: a, folder: "v-00000001"}}
-		}, `volume v: replica v-00000001 on a: has no snapshot "s2" (there are s1)`},
+		}, `volume v: replica v-00000001 on a: has no snapshot "s2" (it has s1)`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			disks := map[string]*disk.Disk{"a": openDisk(t, t.TempDir()), "b": openDisk(t, t.TempDir())}

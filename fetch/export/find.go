@@ -38,7 +38,7 @@ func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, err
 	all, reasons := candidates(disks, r.Volume)
 	older := rank(all, r.Snapshot == "")
 	for n, one := range all {
-		at := replica.Location{Disk: disks[one.disk], Folder: one.folder, Snapshot: r.Snapshot, Others: others(disks, one.disk)}
+		at := replica.Location{Disk: disks[one.disk], Folder: one.folder, Snapshot: r.Snapshot, OtherDisks: others(disks, one.disk)}
 		err := replica.Check(at)
 		if err == nil {
 			s := &Source{request: r, name: fmt.Sprintf("volume %s, %s", r.Volume, one)}
@@ -46,7 +46,7 @@ func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, err
 			return s, nil
 		}
 		reasons = append(reasons, fmt.Sprintf("%s: %v", one, explain(err)))
-		if n+1 < len(all) && (older(one, all[n+1]) || r.Snapshot == "" && errors.Is(err, replica.ErrOpen)) {
+		if n+1 < len(all) && (older(one, all[n+1]) || r.Snapshot == "" && errors.Is(err, replica.ErrAttached)) {
 			reasons = append(reasons, fmt.Sprintf("%s is not known to be as new", all[n+1]))
 			break
 		}
@@ -60,7 +60,7 @@ func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, err
 // explain adds what to do about it.
 func explain(err error) error {
 	switch {
-	case errors.Is(err, replica.ErrOpen):
+	case errors.Is(err, replica.ErrAttached):
 		return fmt.Errorf("%w: take a snapshot and name it as snapshotName, or detach the volume", err)
 	case errors.Is(err, replica.ErrRemoved):
 		return fmt.Errorf("%w: name another one", err)
@@ -112,7 +112,7 @@ func rank(all []candidate, head bool) (older func(than, c candidate) bool) {
 	}
 	written := func(c candidate) int64 { return c.info.Revision }
 	if slices.ContainsFunc(all, func(c candidate) bool { return c.info.Revision == 0 }) {
-		written = func(c candidate) int64 { return c.info.Written }
+		written = func(c candidate) int64 { return c.info.HeadModTime }
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(written(b), written(a)) })
 	return func(than, c candidate) bool { return written(c) < written(than) }
