@@ -1,0 +1,173 @@
+package docs
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func parseGo(t *testing.T, name string) *ast.File {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, name), nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+var (
+	goFile     = regexp.MustCompile(`^[\w./-]+\.go$`)
+	identifier = regexp.MustCompile(`^[A-Za-z]\w*(\.[A-Za-z]\w*)?$`)
+)
+
+// TestNamedCodeExists: in the documents for developers, a path in backquotes exists, and the
+// identifiers in backquotes that follow a Go file on its line are declared in it.
+func TestNamedCodeExists(t *testing.T) {
+	files, symbols := 0, 0
+	for _, name := range []string{"docs/architecture.md"} {
+		for line := range strings.Lines(readDocument(t, name).prose) {
+			var declared map[string]bool
+			file := ""
+			for _, m := range codeSpan.FindAllStringSubmatch(line, -1) {
+				span := strings.TrimSuffix(m[1], "()")
+				switch {
+				case goFile.MatchString(span):
+					file, declared = span, declarations(t, span)
+					files++
+				case declared != nil && identifier.MatchString(span):
+					symbols++
+					if !declared[span] {
+						t.Errorf("%s: %s does not declare %s", name, file, span)
+					}
+				case strings.Contains(span, "/") && !strings.ContainsAny(span, " :$*<>|…") && isTopFolder(span):
+					if _, err := os.Stat(filepath.Join(root, span)); err != nil {
+						t.Errorf("%s: %v", name, err)
+					}
+				}
+			}
+		}
+	}
+	if files < 20 || symbols < 20 {
+		t.Errorf("checked only %d files and %d symbols", files, symbols)
+	}
+}
+
+func isTopFolder(span string) bool {
+	first, _, _ := strings.Cut(span, "/")
+	info, err := os.Stat(filepath.Join(root, first))
+	return err == nil && info.IsDir()
+}
+
+// declarations are the names that a file declares at its top level; methods with and without
+// their type.
+func declarations(t *testing.T, name string) map[string]bool {
+	t.Helper()
+	all := map[string]bool{}
+	for _, decl := range parseGo(t, name).Decls {
+		switch decl := decl.(type) {
+		case *ast.FuncDecl:
+			all[decl.Name.Name] = true
+			if decl.Recv != nil {
+				kind := decl.Recv.List[0].Type
+				if pointer, isPointer := kind.(*ast.StarExpr); isPointer {
+					kind = pointer.X
+				}
+				if named, isNamed := kind.(*ast.Ident); isNamed {
+					all[named.Name+"."+decl.Name.Name] = true
+				}
+			}
+		case *ast.GenDecl:
+			for _, spec := range decl.Specs {
+				switch spec := spec.(type) {
+				case *ast.TypeSpec:
+					all[spec.Name.Name] = true
+					if fields, isStruct := spec.Type.(*ast.StructType); isStruct {
+						for _, field := range fields.Fields.List {
+							for _, f := range field.Names {
+								all[spec.Name.Name+"."+f.Name] = true
+							}
+						}
+					}
+				case *ast.ValueSpec:
+					for _, n := range spec.Names {
+						all[n.Name] = true
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// TestTroubleshootingQuotesMessages: each message in the table of the operator's guide is in
+// the code.
+func TestTroubleshootingQuotesMessages(t *testing.T) {
+	_, table, _ := strings.Cut(readFile(t, "docs/operations.md"), "\n| message contains |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	rows := regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(table, -1)
+	if len(rows) < 5 {
+		t.Fatalf("found only the messages %q", rows)
+	}
+	var source strings.Builder
+	for _, dir := range []string{"disk", "fetch", "reconcile"} {
+		err := filepath.WalkDir(filepath.Join(root, dir), func(file string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+				return err
+			}
+			data, err := os.ReadFile(file)
+			source.Write(data)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, m := range rows {
+		if !strings.Contains(source.String(), m[1]) {
+			t.Errorf("docs/operations.md quotes the message %q, which the code does not have", m[1])
+		}
+	}
+}
+
+// TestEveryPackageIsInTheArchitecture: the table has every folder with product code, and no
+// other one.
+func TestEveryPackageIsInTheArchitecture(t *testing.T) {
+	_, table, _ := strings.Cut(readFile(t, "docs/architecture.md"), "\n| package | purpose |\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var documented, packages []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(table, -1) {
+		documented = append(documented, m[1])
+	}
+	for _, top := range []string{"cmd", "schema", "disk", "fetch", "reconcile"} {
+		err := filepath.WalkDir(filepath.Join(root, top), func(file string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+				return err
+			}
+			dir, err := filepath.Rel(root, filepath.Dir(file))
+			packages = append(packages, filepath.ToSlash(dir))
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	slices.Sort(packages)
+	packages = slices.Compact(packages)
+	for _, name := range packages {
+		if !slices.Contains(documented, name) {
+			t.Errorf("docs/architecture.md does not have the package %s", name)
+		}
+	}
+	for _, name := range documented {
+		if !slices.Contains(packages, name) {
+			t.Errorf("docs/architecture.md has %s, which is no package", name)
+		}
+	}
+}
