@@ -12,18 +12,22 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// Now is when the states of testdata/plan were seen.
+// Now is the time at which golden states and the states of this package are observed.
 var Now = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 
-// A golden names digests by the letters that they are of: SHA512(a), SHA256(a).
+// Letters are the names of image contents. Golden files write SHA512(a) and SHA256(a) for
+// the digests of "a".
 var Letters = strings.Split("abcdef", "")
 
-func Digest(a disk.Algorithm, letter string) disk.Digest {
+// Digest returns the digest of the image content with that name.
+func Digest(a disk.Algorithm, content string) disk.Digest {
 	h := a.New()
-	h.Write([]byte(letter))
+	h.Write([]byte(content))
 	return a.Digest(h)
 }
 
+// Load returns the desired state of node1 for the text of a configuration file. paths are
+// the disks that the node owns, as in [plan.NewDesired]; none means all declared disks.
 func Load(t *testing.T, config string, paths ...string) plan.Desired {
 	t.Helper()
 	r := schema.NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "config.yaml", Data: []byte(config)}}})
@@ -37,7 +41,8 @@ func Load(t *testing.T, config string, paths ...string) plan.Desired {
 	return d
 }
 
-// NewConfig has so many nodes with so many disks each.
+// NewConfig returns a configuration of node1, node2, … with disk1, disk2, … each, without
+// images and with zero settings.
 func NewConfig(nodes, disks int) schema.Config {
 	c := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}}
 	for n := range nodes {
@@ -51,6 +56,8 @@ func NewConfig(nodes, disks int) schema.Config {
 	return c
 }
 
+// NewImage returns an image with one copy and the checksum of content "a", which is
+// downloaded.
 func NewImage(name string) schema.Image {
 	return schema.Image{
 		ID: disk.ID{Name: name, UUID: "0000000a"}, Copies: 1, Checksum: Digest(disk.SHA512, "a"),
@@ -58,13 +65,14 @@ func NewImage(name string) schema.Image {
 	}
 }
 
-// RankedDisks ranks the disks of a configuration for one image.
+// RankedDisks returns the disks that match an image, best rank first.
 func RankedDisks(c schema.Config, image schema.Image) []schema.DiskRef {
 	image.AllDisks, image.Disks = true, nil
 	return plan.NewRankCache(c.Nodes, 0).DesiredDisks(image)
 }
 
-// TwoNodes are two nodes that see each other, with one disk each and nothing on them.
+// TwoNodes returns a configuration of two nodes with one disk each, its only image, parrot,
+// and the disks in order of rank for it.
 func TwoNodes(copies int) (schema.Config, schema.Image, []schema.DiskRef) {
 	c := NewConfig(2, 1)
 	image := NewImage("parrot")
@@ -76,18 +84,22 @@ func TwoNodes(copies int) (schema.Config, schema.Image, []schema.DiskRef) {
 	return c, image, RankedDisks(c, image)
 }
 
+// EmptyDisks returns the state of c with large and empty disks. All nodes of c are peers that
+// respond and have the configuration of AsNode.
 func EmptyDisks(c schema.Config) plan.Observed {
 	o := plan.Observed{Now: Now, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
 	for name, node := range c.Nodes {
-		for on := range node.Disks {
-			ref := schema.DiskRef{Node: name, Disk: on}
-			o.Disks[ref] = plan.Disk{UUID: name + on, Space: disk.Space{Free: 1 << 40}, Copies: map[disk.ID]plan.Copy{}}
+		for diskName := range node.Disks {
+			ref := schema.DiskRef{Node: name, Disk: diskName}
+			o.Disks[ref] = plan.Disk{UUID: name + diskName, Space: disk.Space{Free: 1 << 40}, Copies: map[disk.ID]plan.Copy{}}
 		}
 		o.Peers[name] = plan.Peer{Queried: true, ConfigDigest: "d"}
 	}
 	return o
 }
 
+// AsNode returns the desired state of a node with configuration c, and o without the peer
+// that the node is itself. All maps of o except Peers are shared.
 func AsNode(node string, c schema.Config, o plan.Observed) (plan.Desired, plan.Observed) {
 	peers := map[string]plan.Peer{}
 	for name, p := range o.Peers {
@@ -99,26 +111,30 @@ func AsNode(node string, c schema.Config, o plan.Observed) (plan.Desired, plan.O
 	return plan.Desired{Node: node, Config: c, Digest: "d", Allowed: schema.Everything}, o
 }
 
+// ReadyCopy returns an owned copy of the image that is ready, has the SHA-512 digest sum, and
+// can be synced to peers.
 func ReadyCopy(image schema.Image, sum disk.Digest) plan.Copy {
 	return plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: sum, ManifestDigest: Digest(disk.SHA256, "m"), Size: 1 << 20}}
 }
 
+// FailedCopy returns a copy like ReadyCopy that was found damaged a minute before Now.
 func FailedCopy(image schema.Image, sum disk.Digest) plan.Copy {
 	c := ReadyCopy(image, sum)
 	c.State, c.Message, c.DamagedAt = disk.Failed, "it is damaged", Now.Add(-time.Minute)
 	return c
 }
 
+// ExpectAction fails the test if all actions of the plans are only waiting or blocked.
 func ExpectAction(t *testing.T, plans ...plan.Plan) {
 	t.Helper()
-	acts := false
+	found := false
 	for _, p := range plans {
 		for _, a := range p.Actions {
 			t.Logf("%s/%s: %s: %s (until %v)", a.Node, a.Disk, a.Op, a.Reason, a.Until)
-			acts = acts || !a.Idle()
+			found = found || !a.Idle()
 		}
 	}
-	if !acts {
-		t.Error("nobody does anything")
+	if !found {
+		t.Error("no plan has an action to execute")
 	}
 }

@@ -12,129 +12,132 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// CheckPlan fails the test when the plan does what a manager never does. The
-// rules are written down here a second time, without the planner's code.
+// CheckPlan fails the test if the plan breaks a rule for d and o. The rules are stated here a
+// second time, without the planner's code.
 func CheckPlan(t testing.TB, d plan.Desired, o plan.Observed, p plan.Plan) {
 	t.Helper()
 	for _, v := range violations(d, o, p) {
-		t.Errorf("never: %s", v)
+		t.Errorf("rule broken: %s", v)
 	}
 }
 
 func violations(d plan.Desired, o plan.Observed, p plan.Plan) []string {
-	j := &invariants{d: d, o: o, p: p}
-	j.actions()
-	j.deletions()
-	j.suspended()
+	k := &checker{d: d, o: o, p: p}
+	k.checkActions()
+	k.checkDeletions()
+	k.checkSuspensions()
 	for _, image := range d.Config.Images {
-		j.image(image)
+		k.checkImage(image)
 	}
-	return j.found
+	return k.violations
 }
 
-// invariants looks at one plan.
-type invariants struct {
-	d     plan.Desired
-	o     plan.Observed
-	p     plan.Plan
-	found []string
+// checker compares one plan with the rules.
+type checker struct {
+	d          plan.Desired
+	o          plan.Observed
+	p          plan.Plan
+	violations []string
 }
 
-func (j *invariants) never(broken bool, format string, args ...any) {
+// forbid notes a violation if broken is true.
+func (k *checker) forbid(broken bool, format string, args ...any) {
 	if broken {
-		j.found = append(j.found, fmt.Sprintf(format, args...))
+		k.violations = append(k.violations, fmt.Sprintf(format, args...))
 	}
 }
 
-// actions checks each action on its own.
-func (j *invariants) actions() {
+// checkActions checks each action alone.
+func (k *checker) checkActions() {
 	busy := map[plan.CopyRef]plan.Op{}
-	j.never(j.d.Allowed == schema.ObserveOnly && len(j.p.Actions) > 0, "an action while nothing may be done")
-	for _, a := range j.p.Actions {
-		j.never(a.Reason == "", "no reason for %+v", a)
-		j.never(!a.Until.IsZero() && !a.Until.After(j.o.Now), "a wait for what is over: %+v", a)
+	k.forbid(k.d.Allowed == schema.ObserveOnly && len(k.p.Actions) > 0, "an action in observe-only mode")
+	for _, a := range k.p.Actions {
+		k.forbid(a.Reason == "", "no reason for %+v", a)
+		k.forbid(!a.Until.IsZero() && !a.Until.After(k.o.Now), "a wait for a time that has passed: %+v", a)
 		if a.Op == plan.Wait || a.Op == plan.Blocked {
 			continue
 		}
 		key := a.CopyRef()
-		j.never(busy[key] != "", "%s and %s of %s at once", busy[key], a.Op, key)
+		k.forbid(busy[key] != "", "%s and %s of %s at the same time", busy[key], a.Op, key)
 		busy[key] = a.Op
-		seen, known := j.o.Disks[key.Disk]
-		j.never(!known || seen.Problem != "" || key.Disk.Node != j.d.Node, "%s on a disk that is not to be touched: %s", a.Op, key)
+		seen, known := k.o.Disks[key.Disk]
+		k.forbid(!known || seen.Problem != "" || key.Disk.Node != k.d.Node, "%s on a disk that this node cannot use: %s", a.Op, key)
 		c, there := seen.Copies[key.ID]
 		file := there && c.State != disk.Pending
-		t := j.o.Failures[key]
-		concerns := t.Op == "" || t.Op == a.Op
-		concerns = concerns && a.Op != plan.Upload // the next file is another one
-		j.never(concerns && t.Final && a.Op != plan.Cleanup && a.Op != plan.Evict, "%s of %s again, which is final", a.Op, key)
-		j.never(concerns && t.NeedsSpace == 0 && t.RetryAt.After(j.o.Now), "%s of %s before its time", a.Op, key)
+		f := k.o.Failures[key]
+		applies := f.Op == "" || f.Op == a.Op
+		applies = applies && a.Op != plan.Upload // a client may upload another file next
+		k.forbid(applies && f.Final && a.Op != plan.Cleanup && a.Op != plan.Evict, "%s of %s after a final failure", a.Op, key)
+		k.forbid(applies && f.NeedsSpace == 0 && f.RetryAt.After(k.o.Now), "%s of %s before its retry time", a.Op, key)
 		switch a.Op {
 		case plan.Adopt, plan.Verify:
-			j.never(!file || j.d.Config.Images[a.Image].ID != key.ID, "%s of what is not there or not declared: %s", a.Op, key)
+			k.forbid(!file || k.d.Config.Images[a.Image].ID != key.ID, "%s of a file that is missing or not declared: %s", a.Op, key)
 		case plan.Repair:
-			j.never(c.State != disk.Failed || c.ManifestDigest.IsZero() || !c.Owned || j.d.Config.Images[a.Image].ID != key.ID, "repair of %s, which is %s", key, c.State)
+			k.forbid(c.State != disk.Failed || c.ManifestDigest.IsZero() || !c.Owned || k.d.Config.Images[a.Image].ID != key.ID, "repair of %s, which is %s", key, c.State)
 		case plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync:
-			j.never(file && (c.State != disk.Failed || c.UsedBy != "" || !c.Owned), "%s over %s copy %s (used: %q)", a.Op, c.State, key, c.UsedBy)
-			j.target(a)
-			j.first(a)
+			k.forbid(file && (c.State != disk.Failed || c.UsedBy != "" || !c.Owned), "%s over %s copy %s (used: %q)", a.Op, c.State, key, c.UsedBy)
+			k.checkTarget(a)
+			k.checkFirstCopy(a)
 		case plan.Backup:
-			_, due := j.d.Config.Images[a.Image]
-			j.never(!due || c.State != disk.Ready || c.Leaving || j.o.BackedUp[key.ID], "backup of %s copy %s", c.State, key)
+			_, declared := k.d.Config.Images[a.Image]
+			k.forbid(!declared || c.State != disk.Ready || c.Leaving || k.o.BackedUp[key.ID], "backup of %s copy %s", c.State, key)
 		case plan.Cleanup, plan.Evict:
-			j.never(!there || !c.Owned, "%s of what is not ours: %s", a.Op, key)
-			j.never(c.UsedBy != "", "%s of %s, which is in use", a.Op, key)
-			j.never(j.d.Allowed != schema.Everything, "%s while the configuration is broken", a.Op)
+			k.forbid(!there || !c.Owned, "%s of a copy that is not owned: %s", a.Op, key)
+			k.forbid(c.UsedBy != "", "%s of %s, which is in use", a.Op, key)
+			k.forbid(k.d.Allowed != schema.Everything, "%s while the configuration is invalid", a.Op)
 		default:
-			j.never(true, "action %s is not known", a.Op)
+			k.forbid(true, "unknown action %s", a.Op)
 		}
 	}
 }
 
-// suspended checks what is done about images that are suspended, and that a suspension
-// takes actions away and never makes one.
-func (j *invariants) suspended() {
-	if j.d.Config.Settings.Suspend == nil && !slices.ContainsFunc(slices.Collect(maps.Values(j.d.Config.Images)), func(m schema.Image) bool { return m.Suspend != nil }) {
+// checkSuspensions checks the actions for suspended images, and that a suspension removes
+// actions and adds none.
+func (k *checker) checkSuspensions() {
+	if k.d.Config.Settings.Suspend == nil && !slices.ContainsFunc(slices.Collect(maps.Values(k.d.Config.Images)), func(m schema.Image) bool { return m.Suspend != nil }) {
 		return
 	}
-	free := j.d
-	free.Config.Settings.Suspend, free.Config.Images = nil, maps.Clone(j.d.Config.Images)
+	free := k.d
+	free.Config.Settings.Suspend, free.Config.Images = nil, maps.Clone(k.d.Config.Images)
 	for name, image := range free.Config.Images {
 		image.Suspend = nil
 		free.Config.Images[name] = image
 	}
 	without := map[plan.CopyRef]plan.Op{}
-	for _, a := range free.Plan(j.o).Actions {
+	for _, a := range free.Plan(k.o).Actions {
 		if !a.Idle() {
 			without[a.CopyRef()] = a.Op
 		}
 	}
-	for _, a := range j.p.Actions {
+	for _, a := range k.p.Actions {
 		if a.Idle() {
 			continue
 		}
 		key := a.CopyRef()
-		drops := a.Op == plan.Cleanup || a.Op == plan.Evict
-		j.never(IsSuspended(j.d.Config, a.Image, j.o.Now) && (drops || !j.o.Running[key]), "%s of %s, which is suspended", a.Op, key)
-		other := j.awaiting(key)
-		j.never(drops && other != "", "%s of %s, which %s is to be made of", a.Op, key, other)
-		stays := other != "" && (a.Op == plan.Adopt || a.Op == plan.Verify || a.Op == plan.Repair) // as it stays, it is looked after
-		j.never(!a.Scrub && !stays && without[key] != a.Op, "%s of %s, and without a suspension it would be %q", a.Op, key, without[key])
+		deletes := a.Op == plan.Cleanup || a.Op == plan.Evict
+		k.forbid(IsSuspended(k.d.Config, a.Image, k.o.Now) && (deletes || !k.o.Running[key]), "%s of %s, which is suspended", a.Op, key)
+		user := k.suspendedUser(key)
+		k.forbid(deletes && user != "", "%s of %s, which is the source of %s", a.Op, key, user)
+		// A copy that is kept for a suspended image is maintained.
+		stays := user != "" && (a.Op == plan.Adopt || a.Op == plan.Verify || a.Op == plan.Repair)
+		k.forbid(!a.Scrub && !stays && without[key] != a.Op, "%s of %s, without a suspension %q", a.Op, key, without[key])
 	}
 }
 
-// awaiting names an image that is suspended, has no ready copy, and can be made of this one.
-func (j *invariants) awaiting(key plan.CopyRef) string {
-	c := j.o.Disks[key.Disk].Copies[key.ID]
-	for name, image := range j.d.Config.Images {
+// suspendedUser returns a suspended image without a ready copy that can be synced from this
+// copy, or "".
+func (k *checker) suspendedUser(key plan.CopyRef) string {
+	c := k.o.Disks[key.Disk].Copies[key.ID]
+	for name, image := range k.d.Config.Images {
 		source := c.State == disk.Ready && !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
-		if source && image.ID != key.ID && IsSuspended(j.d.Config, name, j.o.Now) && len(j.readyOf(image)) == 0 {
+		if source && image.ID != key.ID && IsSuspended(k.d.Config, name, k.o.Now) && len(k.readyCopies(image)) == 0 {
 			return name
 		}
 	}
 	return ""
 }
 
-// IsSuspended reports whether an image, declared or not, is suspended.
+// IsSuspended reports whether an image, declared or not, is suspended at a time.
 func IsSuspended(config schema.Config, name string, now time.Time) bool {
 	for _, s := range []*schema.Suspension{config.Settings.Suspend, config.Images[name].Suspend} {
 		if s != nil && (s.Until.IsZero() || s.Until.After(now)) {
@@ -144,214 +147,220 @@ func IsSuspended(config schema.Config, name string, now time.Time) bool {
 	return false
 }
 
-// target checks that a copy is made where one may be made, and of the right bytes.
-func (j *invariants) target(a plan.Action) {
+// checkTarget checks that a new copy is on an allowed disk, and is read from a copy with the
+// right bytes.
+func (k *checker) checkTarget(a plan.Action) {
 	key := a.CopyRef()
-	image, declared := j.d.Config.Images[a.Image]
-	j.never(!declared || image.ID != key.ID, "%s of what is not declared: %s", a.Op, key)
-	node := j.d.Config.Nodes[key.Disk.Node]
+	image, declared := k.d.Config.Images[a.Image]
+	k.forbid(!declared || image.ID != key.ID, "%s of an image that is not declared: %s", a.Op, key)
+	node := k.d.Config.Nodes[key.Disk.Node]
 	one := node.Disks[key.Disk.Disk]
-	matches := slices.Contains(MatchingDisks(j.d.Config, image), key.Disk)
+	matches := slices.Contains(MatchingDisks(k.d.Config, image), key.Disk)
 	named := slices.Contains(image.Disks, key.Disk)
-	j.never(!matches && !named || node.EvictionRequested || one.EvictionRequested, "%s to where it does not belong: %s", a.Op, key)
-	j.never(!node.AllowScheduling || !one.AllowScheduling, "%s to where nothing is scheduled: %s", a.Op, key)
-	j.never(!j.o.Running[key] && j.o.Disks[key.Disk].Space.Free <= one.StorageReserved, "%s to a full disk: %s", a.Op, key)
-	if a.Op != plan.Sync && (a.Op != plan.Clone || a.From == (plan.CopyRef{}) && j.o.Running[key]) {
+	k.forbid(!matches && !named || node.EvictionRequested || one.EvictionRequested, "%s on a disk that is not desired: %s", a.Op, key)
+	k.forbid(!node.AllowScheduling || !one.AllowScheduling, "%s on a disk or node where scheduling is disabled: %s", a.Op, key)
+	k.forbid(!k.o.Running[key] && k.o.Disks[key.Disk].Space.Free <= one.StorageReserved, "%s on a full disk: %s", a.Op, key)
+	if a.Op != plan.Sync && (a.Op != plan.Clone || a.From == (plan.CopyRef{}) && k.o.Running[key]) {
 		return
 	}
-	from := j.source(a)
-	c := j.o.Disks[from.Disk].Copies[from.ID]
-	ok := c.State == disk.Ready && !c.Leaving && j.o.Disks[from.Disk].Problem == "" && j.speaks(from.Disk.Node)
-	ok = ok && (from.Disk.Node == j.d.Node && a.LocalSource == from || a.LocalSource == plan.CopyRef{} && !c.ManifestDigest.IsZero())
-	ok = ok || j.o.Running[key] && c.State == disk.Ready && from.ID == image.ID // it goes on though nothing is heard for a moment
+	from := k.sourceOf(a)
+	c := k.o.Disks[from.Disk].Copies[from.ID]
+	ok := c.State == disk.Ready && !c.Leaving && k.o.Disks[from.Disk].Problem == "" && k.responds(from.Disk.Node)
+	ok = ok && (from.Disk.Node == k.d.Node && a.LocalSource == from || a.LocalSource == plan.CopyRef{} && !c.ManifestDigest.IsZero())
+	// A running sync continues while its source does not respond for a moment.
+	ok = ok || k.o.Running[key] && c.State == disk.Ready && from.ID == image.ID
 	same := from.ID == image.ID && image.Checksum.IsZero() || !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
 	if clone := image.Source.Clone; clone != nil {
-		source, declared := j.d.Config.Images[clone.BackingImage]
-		plain := declared && image.Checksum.IsZero() && clone.Encryption == schema.EncryptionIgnore && len(j.readyOf(image)) == 0
-		for _, key := range j.readyOf(source) {
-			same = same || plain && c.SHA512 == j.o.Disks[key.Disk].Copies[key.ID].SHA512
+		source, declared := k.d.Config.Images[clone.BackingImage]
+		plain := declared && image.Checksum.IsZero() && clone.Encryption == schema.EncryptionIgnore && len(k.readyCopies(image)) == 0
+		for _, key := range k.readyCopies(source) {
+			same = same || plain && c.SHA512 == k.o.Disks[key.Disk].Copies[key.ID].SHA512
 		}
 		if a.Op == plan.Clone {
-			same = declared && from.ID == source.ID && from.Disk.Node == j.d.Node
+			same = declared && from.ID == source.ID && from.Disk.Node == k.d.Node
 		}
 	}
-	j.never(!ok || !same || a.From != from || from == key, "%s of %s from %s", a.Op, key, from)
-	for _, b := range j.p.Actions {
-		j.never((b.Op == plan.Cleanup || b.Op == plan.Evict) && b.CopyRef() == from, "%s of %s, which is read", b.Op, from)
+	k.forbid(!ok || !same || a.From != from || from == key, "%s of %s from %s", a.Op, key, from)
+	for _, b := range k.p.Actions {
+		k.forbid((b.Op == plan.Cleanup || b.Op == plan.Evict) && b.CopyRef() == from, "%s of %s, which is the source of a sync", b.Op, from)
 	}
 }
 
-// source is the copy that a sync names.
-func (j *invariants) source(a plan.Action) plan.CopyRef {
-	if _, there := j.o.Disks[a.From.Disk].Copies[a.From.ID]; there {
+// sourceOf returns the copy that a sync reads, or the zero value if it does not exist.
+func (k *checker) sourceOf(a plan.Action) plan.CopyRef {
+	if _, there := k.o.Disks[a.From.Disk].Copies[a.From.ID]; there {
 		return a.From
 	}
 	return plan.CopyRef{}
 }
 
-// speaks reports whether what is known of a node is what it says now.
-func (j *invariants) speaks(node string) bool {
-	p, asked := j.o.Peers[node]
-	return node == j.d.Node || asked && p.Queried && p.Problem == ""
+// responds reports whether the state of a node is current.
+func (k *checker) responds(node string) bool {
+	p, known := k.o.Peers[node]
+	return node == k.d.Node || known && p.Queried && p.Problem == ""
 }
 
-// counted reports whether a deletion may count on what is known of a node.
-func (j *invariants) counted(node string) bool {
-	return node == j.d.Node || j.speaks(node) && j.d.Digest != "" && j.o.Peers[node].ConfigDigest == j.d.Digest
+// counts reports whether a deletion may count copies of a node.
+func (k *checker) counts(node string) bool {
+	return node == k.d.Node || k.responds(node) && k.d.Digest != "" && k.o.Peers[node].ConfigDigest == k.d.Digest
 }
 
-// deletions checks when a copy may go.
-func (j *invariants) deletions() {
-	for _, a := range j.p.Actions {
+// checkDeletions checks that each deleted copy may be deleted.
+func (k *checker) checkDeletions() {
+	for _, a := range k.p.Actions {
 		if a.Op != plan.Cleanup && a.Op != plan.Evict {
 			continue
 		}
 		key := a.CopyRef()
-		_, declared := j.d.Config.Images[a.Image]
+		_, declared := k.d.Config.Images[a.Image]
 		if a.Op == plan.Evict {
-			node := j.d.Config.Nodes[a.Node]
-			j.never(!declared || !node.EvictionRequested && !node.Disks[a.Disk].EvictionRequested, "evict of %s, which nobody asked for", key)
-		} else if !j.part(key) {
-			j.interval(key)
+			node := k.d.Config.Nodes[a.Node]
+			k.forbid(!declared || !node.EvictionRequested && !node.Disks[a.Disk].EvictionRequested, "evict of %s without a requested eviction", key)
+		} else if !k.isOldPart(key) {
+			k.checkInterval(key)
 		}
 		if !declared {
-			j.vanished(key)
+			k.checkOrphan(key)
 		}
 	}
 }
 
-// part reports whether there is only a part, of a generation that nobody makes any more.
-func (j *invariants) part(key plan.CopyRef) bool {
-	image, declared := j.d.Config.Images[key.ID.Name]
-	return declared && image.ID != key.ID && j.o.Disks[key.Disk].Copies[key.ID].State == disk.Pending
+// isOldPart reports whether a copy is only a partial file of a generation that is not declared.
+func (k *checker) isOldPart(key plan.CopyRef) bool {
+	image, declared := k.d.Config.Images[key.ID.Name]
+	return declared && image.ID != key.ID && k.o.Disks[key.Disk].Copies[key.ID].State == disk.Pending
 }
 
-// born is before the program was built.
-var born = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+// earliestTime is before the program existed: no record can have an earlier time.
+var earliestTime = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
 
-func (j *invariants) interval(key plan.CopyRef) {
-	wait := j.d.Config.Settings.CleanupWaitInterval
-	if wait == 0 || j.d.Cleanup[key] {
+// checkInterval checks that a copy has been unused for the clean-up interval.
+func (k *checker) checkInterval(key plan.CopyRef) {
+	wait := k.d.Config.Settings.CleanupWaitInterval
+	if wait == 0 || k.d.Cleanup[key] {
 		return
 	}
-	c := j.o.Disks[key.Disk].Copies[key.ID]
-	j.never(j.o.Disks[key.Disk].ClockStepped, "cleanup of %s although the clock stepped", key)
-	j.never(c.InUseRecorded, "cleanup of %s, the use of which ended just now", key)
-	j.never(c.ClockNode != "" && c.ClockNode != j.d.Node, "cleanup of %s by the clock of %s", key, c.ClockNode)
-	j.never(c.SurplusSince.IsZero(), "cleanup of %s, of which nobody noted since when it is unwanted", key)
+	c := k.o.Disks[key.Disk].Copies[key.ID]
+	k.forbid(k.o.Disks[key.Disk].ClockStepped, "cleanup of %s although the clock stepped", key)
+	k.forbid(c.InUseRecorded, "cleanup of %s although the end of its last use is not recorded", key)
+	k.forbid(c.ClockNode != "" && c.ClockNode != k.d.Node, "cleanup of %s by a time of the clock of %s", key, c.ClockNode)
+	k.forbid(c.SurplusSince.IsZero(), "cleanup of %s without a record since when it is surplus", key)
 	for _, since := range []time.Time{c.SurplusSince, c.LastUsed} {
 		if since.IsZero() {
 			continue
 		}
-		j.never(since.Before(born) || since.After(j.o.Now), "cleanup of %s by a time that cannot be: %s", key, since)
-		j.never(j.o.Now.Sub(since) < wait, "cleanup of %s, %s after %s", key, j.o.Now.Sub(since), since)
+		k.forbid(since.Before(earliestTime) || since.After(k.o.Now), "cleanup of %s by an impossible time: %s", key, since)
+		k.forbid(k.o.Now.Sub(since) < wait, "cleanup of %s, %s after %s", key, k.o.Now.Sub(since), since)
 	}
 }
 
-func (j *invariants) vanished(key plan.CopyRef) {
-	gone, confirmed := map[string]bool{}, true
-	for ref, seen := range j.o.Disks {
+// checkOrphan checks the deletion of a copy of an image that is not declared: its removal is
+// confirmed, it is within the prune limit, and all nodes are known not to use it.
+func (k *checker) checkOrphan(key plan.CopyRef) {
+	orphans, confirmed := map[string]bool{}, true
+	for ref, seen := range k.o.Disks {
 		for id, c := range seen.Copies {
-			_, declared := j.d.Config.Images[id.Name]
-			held, broken := j.d.Invalid[id.Name]
-			if seen.Problem == "" && c.Owned && !declared && !(broken && !held.Stale) {
-				gone[id.Name] = true
-				confirmed = confirmed && slices.Contains(j.d.Config.Settings.PruneConfirmed, id)
+			_, declared := k.d.Config.Images[id.Name]
+			held, invalid := k.d.Invalid[id.Name]
+			if seen.Problem == "" && c.Owned && !declared && !(invalid && !held.Stale) {
+				orphans[id.Name] = true
+				confirmed = confirmed && slices.Contains(k.d.Config.Settings.PruneConfirmed, id)
 			}
-			j.never(id.Name == key.ID.Name && seen.Problem == "" && c.UsedBy != "", "cleanup of %s, which is used on %s", key, ref)
+			k.forbid(id.Name == key.ID.Name && seen.Problem == "" && c.UsedBy != "", "cleanup of %s, which is in use on %s", key, ref)
 		}
 	}
-	held, broken := j.d.Invalid[key.ID.Name]
-	j.never(broken && !held.Stale, "cleanup of %s, the declaration of which is broken", key)
-	j.never(j.d.Removed != nil && !j.d.Removed(key.ID.Name), "cleanup of %s at the first look without it", key)
-	over := len(gone) > 1 && j.d.Config.Settings.PruneLimit.Holds(len(j.d.Config.Images), len(gone))
-	j.never(over && !confirmed, "cleanup of %s over the prune limit", key)
-	for node, n := range j.d.Config.Nodes {
+	held, invalid := k.d.Invalid[key.ID.Name]
+	k.forbid(invalid && !held.Stale, "cleanup of %s, which has an invalid declaration", key)
+	k.forbid(k.d.Removed != nil && !k.d.Removed(key.ID.Name), "cleanup of %s before its removal is confirmed", key)
+	over := len(orphans) > 1 && k.d.Config.Settings.PruneLimit.Holds(len(k.d.Config.Images), len(orphans))
+	k.forbid(over && !confirmed, "cleanup of %s over the prune limit", key)
+	for node, n := range k.d.Config.Nodes {
 		for name := range n.Disks {
-			seen, known := j.o.Disks[schema.DiskRef{Node: node, Disk: name}]
-			j.never(!known || seen.Problem != "" || !j.counted(node), "cleanup of %s while nobody knows whether %s/%s uses it", key, node, name)
+			seen, known := k.o.Disks[schema.DiskRef{Node: node, Disk: name}]
+			k.forbid(!known || seen.Problem != "" || !k.counts(node), "cleanup of %s while its use on %s/%s is unknown", key, node, name)
 		}
 	}
 }
 
-// image checks all that happens to one declared image.
-func (j *invariants) image(image schema.Image) {
-	ready := j.readyOf(image)
+// checkImage checks all actions for one declared image together.
+func (k *checker) checkImage(image schema.Image) {
+	ready := k.readyCopies(image)
 	conflict := false
 	for _, key := range ready {
-		differs := j.o.Disks[key.Disk].Copies[key.ID].SHA512 != j.o.Disks[ready[0].Disk].Copies[ready[0].ID].SHA512
+		differs := k.o.Disks[key.Disk].Copies[key.ID].SHA512 != k.o.Disks[ready[0].Disk].Copies[ready[0].ID].SHA512
 		conflict = conflict || image.Checksum.IsZero() && differs
 	}
-	var made, first, about int
-	var goes []plan.CopyRef
-	for _, a := range j.p.Actions {
+	var created, first, all int
+	var deleted []plan.CopyRef
+	for _, a := range k.p.Actions {
 		if a.Image != image.ID.Name {
 			continue
 		}
-		about++
+		all++
 		switch a.Op {
 		case plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone:
-			made++
+			created++
 			first++
 		case plan.Sync:
-			made++
+			created++
 		case plan.Cleanup, plan.Evict:
-			if !j.part(a.CopyRef()) { // no image has less by it
-				goes = append(goes, a.CopyRef())
+			if !k.isOldPart(a.CopyRef()) { // an old partial file counts for no image
+				deleted = append(deleted, a.CopyRef())
 			}
 		}
 	}
-	j.never(first > 1 || len(ready) == 0 && made > 1, "%d disks prepare %s at once", made, image.ID)
-	j.never(first > 0 && len(ready) > 0, "a first copy of %s, which is ready", image.ID)
-	j.never(conflict && made+len(goes) > 0, "work on %s, the copies of which differ", image.ID)
-	j.never(made > 0 && len(ready) > 0 && j.d.Config.Settings.ConcurrentReplenishPerNodeLimit == 0, "a second copy of %s although the limit is 0", image.ID)
-	j.keepsEnough(image, ready, goes)
-	elsewhere := slices.ContainsFunc(MatchingDisks(j.d.Config, image), func(ref schema.DiskRef) bool { return ref.Node != j.d.Node })
-	j.never(j.d.Allowed != schema.ObserveOnly && about == 0 && !elsewhere && len(ready) == 0, "no word about %s, which is nowhere ready", image.ID)
+	k.forbid(first > 1 || len(ready) == 0 && created > 1, "%d disks create the first copy of %s at the same time", created, image.ID)
+	k.forbid(first > 0 && len(ready) > 0, "a first copy of %s, which has ready copies", image.ID)
+	k.forbid(conflict && created+len(deleted) > 0, "copies of %s are created or deleted although its ready copies differ", image.ID)
+	k.forbid(created > 0 && len(ready) > 0 && k.d.Config.Settings.ConcurrentReplenishPerNodeLimit == 0, "a second copy of %s although the limit is 0", image.ID)
+	k.checkEnoughCopies(image, ready, deleted)
+	elsewhere := slices.ContainsFunc(MatchingDisks(k.d.Config, image), func(ref schema.DiskRef) bool { return ref.Node != k.d.Node })
+	k.forbid(k.d.Allowed != schema.ObserveOnly && all == 0 && !elsewhere && len(ready) == 0, "no action for %s, which has no ready copy", image.ID)
 }
 
-// keepsEnough checks what is left when everything goes at once that may go.
-func (j *invariants) keepsEnough(image schema.Image, ready, goes []plan.CopyRef) {
-	if len(goes) == 0 {
+// checkEnoughCopies checks what is left after all deletions of the plan.
+func (k *checker) checkEnoughCopies(image schema.Image, ready, deleted []plan.CopyRef) {
+	if len(deleted) == 0 {
 		return
 	}
-	places := MatchingDisks(j.d.Config, image)
-	least := image.Copies
+	matching := MatchingDisks(k.d.Config, image)
+	required := image.Copies
 	if image.AllDisks {
-		least = len(places)
+		required = len(matching)
 	}
-	j.never(len(places) == 0, "a deletion of %s, which no disk matches", image.ID)
-	stand, left := 0, 0
+	k.forbid(len(matching) == 0, "a deletion of %s, which no disk matches", image.ID)
+	onDesired, left := 0, 0
 	for _, key := range ready {
-		if slices.Contains(goes, key) || key.Disk.Node == j.d.Node && j.o.Running[key] || !j.counted(key.Disk.Node) || j.o.Disks[key.Disk].Copies[key.ID].Leaving {
-			continue // Running: it may be on its way out
+		if slices.Contains(deleted, key) || key.Disk.Node == k.d.Node && k.o.Running[key] || !k.counts(key.Disk.Node) || k.o.Disks[key.Disk].Copies[key.ID].Leaving {
+			continue // a job on an own ready copy may be its deletion
 		}
 		left++
-		node := j.d.Config.Nodes[key.Disk.Node]
+		node := k.d.Config.Nodes[key.Disk.Node]
 		_, declared := node.Disks[key.Disk.Disk]
 		named := declared && slices.Contains(image.Disks, key.Disk) && !node.EvictionRequested && !node.Disks[key.Disk.Disk].EvictionRequested
-		if named || slices.Contains(places, key.Disk) {
-			stand++
+		if named || slices.Contains(matching, key.Disk) {
+			onDesired++
 		}
 	}
-	j.never(stand < max(1, min(least, len(places))), "%d copies of %s are left where they should be", stand, image.ID)
-	j.never(slices.ContainsFunc(goes, func(key plan.CopyRef) bool { return slices.Contains(ready, key) }) && left < least, "%d copies of %s are left of %d, %d are wanted", left, image.ID, len(ready), least)
+	k.forbid(onDesired < max(1, min(required, len(matching))), "%d copies of %s are left on desired disks", onDesired, image.ID)
+	k.forbid(slices.ContainsFunc(deleted, func(key plan.CopyRef) bool { return slices.Contains(ready, key) }) && left < required, "%d copies of %s are left of %d, %d are desired", left, image.ID, len(ready), required)
 }
 
-// readyOf are the copies that may be counted on.
-func (j *invariants) readyOf(image schema.Image) []plan.CopyRef {
+// readyCopies returns the copies of an image that may be counted.
+func (k *checker) readyCopies(image schema.Image) []plan.CopyRef {
 	var keys []plan.CopyRef
-	for ref, seen := range j.o.Disks {
+	for ref, seen := range k.o.Disks {
 		c, there := seen.Copies[image.ID]
 		right := image.Checksum.IsZero() || c.SHA512 == image.Checksum || c.SHA256 == image.Checksum
-		if there && seen.Problem == "" && c.State == disk.Ready && right && (!c.Leaving || ref.Node == j.d.Node) && j.speaks(ref.Node) {
+		if there && seen.Problem == "" && c.State == disk.Ready && right && (!c.Leaving || ref.Node == k.d.Node) && k.responds(ref.Node) {
 			keys = append(keys, plan.CopyRef{Disk: ref, ID: image.ID})
 		}
 	}
 	return keys
 }
 
-// MatchingDisks are the disks that may hold an image, in no order.
+// MatchingDisks returns the disks that match the selectors of an image and are not evicted, in
+// no order.
 func MatchingDisks(c schema.Config, image schema.Image) []schema.DiskRef {
 	var refs []schema.DiskRef
 	for nodeName, node := range c.Nodes {
@@ -371,67 +380,67 @@ func MatchingDisks(c schema.Config, image schema.Image) []schema.DiskRef {
 	return refs
 }
 
-// first checks what makes the first copy of an image, from its source or from another
-// image.
-func (j *invariants) first(a plan.Action) {
+// checkFirstCopy checks an action that creates the first copy of an image, from its source or
+// from another image.
+func (k *checker) checkFirstCopy(a plan.Action) {
 	key := a.CopyRef()
-	image := j.d.Config.Images[a.Image]
-	if image.ID != key.ID || a.Op == plan.Sync && (!image.Checksum.IsZero() || j.source(a).ID == image.ID) {
+	image := k.d.Config.Images[a.Image]
+	if image.ID != key.ID || a.Op == plan.Sync && (!image.Checksum.IsZero() || k.sourceOf(a).ID == image.ID) {
 		return
 	}
 	if image.Checksum.IsZero() {
-		j.heard(a)
+		k.checkPeersQueried(a)
 	}
-	j.never(a.Op == plan.Export && j.o.CannotPrepare[key.ID] != "" && !j.o.Running[key], "export of %s: %s", key, j.o.CannotPrepare[key.ID])
-	begun := j.o.Disks[key.Disk].Copies[key.ID].PartSourceID == disk.PartFromUpload
-	j.never(a.Op == plan.Upload && (j.d.Uploads == nil || !j.d.Uploads[key] && !begun && !j.o.Running[key]), "upload of %s, which nobody begins", key)
+	k.forbid(a.Op == plan.Export && k.o.CannotPrepare[key.ID] != "" && !k.o.Running[key], "export of %s: %s", key, k.o.CannotPrepare[key.ID])
+	started := k.o.Disks[key.Disk].Copies[key.ID].PartSourceID == disk.PartFromUpload
+	k.forbid(a.Op == plan.Upload && (k.d.Uploads == nil || !k.d.Uploads[key] && !started && !k.o.Running[key]), "upload of %s that no client starts", key)
 	if image.Source.Clone != nil {
-		j.cloned(a)
+		k.checkClone(a)
 	}
 	if a.Op == plan.Sync || a.Op == plan.Clone && image.Source.Clone.Encryption == schema.Encrypt {
-		last := j.bore(image.ID)
-		j.never(len(last) > 0 && !last[a.SourceDigest], "%s of %s, which was something else just now", a.Op, key)
+		recent := k.recentDigests(image.ID)
+		k.forbid(len(recent) > 0 && !recent[a.SourceDigest], "%s of %s, which had another digest until recently", a.Op, key)
 	}
 }
 
-// heard checks that nobody is waited for that may have what an image without a checksum
-// is.
-func (j *invariants) heard(a plan.Action) {
-	for node := range j.d.Config.Nodes {
-		p, asking := j.o.Peers[node]
-		if node != j.d.Node && asking && !j.speaks(node) {
-			j.never(!p.Queried || p.UnreachableFor < j.d.Config.Settings.RecoveryWaitInterval, "%s of %s, and nothing was heard of %s", a.Op, a.CopyRef(), node)
+// checkPeersQueried checks that no peer could still report the established digest of an image
+// without a checksum: each peer responds, or has not responded for the recovery interval.
+func (k *checker) checkPeersQueried(a plan.Action) {
+	for node := range k.d.Config.Nodes {
+		p, known := k.o.Peers[node]
+		if node != k.d.Node && known && !k.responds(node) {
+			k.forbid(!p.Queried || p.UnreachableFor < k.d.Config.Settings.RecoveryWaitInterval, "%s of %s before node %s has responded", a.Op, a.CopyRef(), node)
 		}
 	}
 }
 
-// cloned checks what an image is cloned from.
-func (j *invariants) cloned(a plan.Action) {
-	source, declared := j.d.Config.Images[j.d.Config.Images[a.Image].Source.Clone.BackingImage]
+// checkClone checks the source of a clone.
+func (k *checker) checkClone(a plan.Action) {
+	source, declared := k.d.Config.Images[k.d.Config.Images[a.Image].Source.Clone.BackingImage]
 	if !declared {
 		return
 	}
-	suspect := plan.Suspects(j.o.Failures)
-	j.never(a.From != (plan.CopyRef{}) && suspect[j.source(a)], "%s of %s from what is suspected", a.Op, a.CopyRef())
-	if !source.Checksum.IsZero() || !j.d.Config.Images[a.Image].Checksum.IsZero() {
+	suspect := plan.Suspects(k.o.Failures)
+	k.forbid(a.From != (plan.CopyRef{}) && suspect[k.sourceOf(a)], "%s of %s from a suspected copy", a.Op, a.CopyRef())
+	if !source.Checksum.IsZero() || !k.d.Config.Images[a.Image].Checksum.IsZero() {
 		return
 	}
-	sums := map[disk.Digest]bool{}
-	for _, key := range j.readyOf(source) {
-		if c := j.o.Disks[key.Disk].Copies[key.ID]; !c.Leaving && !suspect[key] {
-			sums[c.SHA512] = true
+	digests := map[disk.Digest]bool{}
+	for _, key := range k.readyCopies(source) {
+		if c := k.o.Disks[key.Disk].Copies[key.ID]; !c.Leaving && !suspect[key] {
+			digests[c.SHA512] = true
 		}
 	}
-	j.never(len(sums) > 1, "%s of %s, and the copies of its source differ", a.Op, a.CopyRef())
+	k.forbid(len(digests) > 1, "%s of %s although the ready copies of its source differ", a.Op, a.CopyRef())
 }
 
-// bore are the digests that failed copies had within the recovery interval.
-func (j *invariants) bore(id disk.ID) map[disk.Digest]bool {
+// recentDigests returns the digests of copies that failed within the recovery interval.
+func (k *checker) recentDigests(id disk.ID) map[disk.Digest]bool {
 	sums := map[disk.Digest]bool{}
-	for _, seen := range j.o.Disks {
+	for _, seen := range k.o.Disks {
 		c, there := seen.Copies[id]
-		age := j.o.Now.Sub(c.DamagedAt)
-		if there && seen.Problem == "" && c.State == disk.Failed && !c.SHA512.IsZero() && !c.DamagedAt.IsZero() && age >= 0 && age < j.d.Config.Settings.RecoveryWaitInterval {
+		age := k.o.Now.Sub(c.DamagedAt)
+		if there && seen.Problem == "" && c.State == disk.Failed && !c.SHA512.IsZero() && !c.DamagedAt.IsZero() && age >= 0 && age < k.d.Config.Settings.RecoveryWaitInterval {
 			sums[c.SHA512] = true
 		}
 	}

@@ -9,16 +9,18 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// LargeNodeStates are states of so many images on two disks, each hard in its own way.
+// LargeNodeStates are states of one node with two disks and a number of images. Each of them
+// takes another expensive path through the planner.
 var LargeNodeStates = map[string]func(images int) (plan.Desired, plan.Observed){
-	"ready": func(n int) (plan.Desired, plan.Observed) { return crowd(n, disk.Ready, true) },
-	// Every image looks for the same bytes under other names.
-	"missing": func(n int) (plan.Desired, plan.Observed) { return crowd(n, disk.Pending, true) },
-	// Nothing is declared any more.
-	"vanished": func(n int) (plan.Desired, plan.Observed) { return crowd(n, disk.Ready, false) },
+	"ready": func(n int) (plan.Desired, plan.Observed) { return largeNode(n, disk.Ready, true) },
+	// No image has a copy: the planner searches for each digest among the other images.
+	"missing": func(n int) (plan.Desired, plan.Observed) { return largeNode(n, disk.Pending, true) },
+	// No image is declared any more.
+	"orphans": func(n int) (plan.Desired, plan.Observed) { return largeNode(n, disk.Ready, false) },
 }
 
-func crowd(images int, state disk.State, declared bool) (plan.Desired, plan.Observed) {
+// largeNode returns the state of a node with a copy of each image on both disks.
+func largeNode(images int, state disk.State, declared bool) (plan.Desired, plan.Observed) {
 	c := NewConfig(1, 2)
 	c.Settings.CleanupWaitInterval = time.Hour
 	c.Settings.PruneLimit = schema.PrunePercent(50)
@@ -43,8 +45,9 @@ func crowd(images int, state disk.State, declared bool) (plan.Desired, plan.Obse
 	return plan.Desired{Node: "node1", Config: c, Allowed: schema.Everything}, o
 }
 
-// LargeCluster is a cluster of 250 nodes with 4 disks each, and images of three copies of
-// which two are ready where they should be: node1 has work where it is the third.
+// LargeCluster returns the state of a cluster of 250 nodes with 4 disks each, as node1
+// observes it. Each image has two of three copies, on its best disks: node1 has to add the
+// third copy where it ranks third.
 func LargeCluster(images int) (plan.Desired, plan.Observed) {
 	c := NewConfig(250, 4)
 	o := plan.Observed{Now: Now, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[plan.CopyRef]plan.Failure{}}

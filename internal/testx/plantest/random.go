@@ -16,10 +16,22 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// Situation returns a random desired and observed state, sensible or not.
+var seeds = flag.Int("seeds", race.Fewer(6000, 30), "number of random situations in a planner test")
+
+// Seeds returns the number of random situations that a test plans for (flag -seeds). A test
+// that does more than one plan for each situation divides it.
+func Seeds() int { return *seeds }
+
+// ImageNames are the images of random configurations.
+var ImageNames = []string{"parrot", "macaw", "cockatoo", "lory", "kea"}
+
+// Situation returns a random desired and observed state of node1, sensible or not: up to 16
+// disks with copies of declared images and of gone0, gone1 and gone2, which are not declared.
+// The same r gives the same situation.
 func Situation(r *rand.Rand) (plan.Desired, plan.Observed) { return generator{r}.situation() }
 
-// RandomConfig returns a random configuration of up to 4 nodes with up to 4 disks each.
+// RandomConfig returns a random configuration of up to 4 nodes with up to 4 disks each, and up
+// to 5 of ImageNames.
 func RandomConfig(r *rand.Rand) schema.Config { return generator{r}.config() }
 
 // RandomTags returns no tags, "a", or "a" and "b".
@@ -27,10 +39,10 @@ func RandomTags(r *rand.Rand) []string {
 	return pick(generator{r}, nil, []string{"a"}, []string{"a", "b"})
 }
 
-// generator makes random values of the types of the planner.
+// generator makes random values of the planner's types.
 type generator struct{ *rand.Rand }
 
-// oneIn returns true once in n calls on average.
+// oneIn returns true with a probability of 1/n.
 func (r generator) oneIn(n int) bool { return r.IntN(n) == 0 }
 
 func pick[T any](r generator, of ...T) T { return of[r.IntN(len(of))] }
@@ -84,17 +96,18 @@ func (r generator) situation() (plan.Desired, plan.Observed) {
 	return d, o
 }
 
-// suspend suspends some images, or all of them, for ever, for a while, or until a moment ago.
+// suspend suspends some images, or all of them: without an end, until a later time, or with an
+// end that has passed.
 func (r generator) suspend(config *schema.Config, now time.Time) {
-	one := func() *schema.Suspension {
+	suspension := func() *schema.Suspension {
 		return &schema.Suspension{Reason: "a reason", By: pick(r, "", "ann"), Until: pick(r, time.Time{}, now.Add(time.Hour), now, now.Add(time.Nanosecond))}
 	}
 	if r.oneIn(10) {
-		config.Settings.Suspend = one()
+		config.Settings.Suspend = suspension()
 	}
 	for _, name := range slices.Sorted(maps.Keys(config.Images)) {
 		if image := config.Images[name]; r.oneIn(6) {
-			image.Suspend = one()
+			image.Suspend = suspension()
 			config.Images[name] = image
 		}
 	}
@@ -107,8 +120,6 @@ func (r generator) peer() plan.Peer {
 	}
 	return p
 }
-
-var ImageNames = []string{"parrot", "macaw", "cockatoo", "lory", "kea"}
 
 func (r generator) config() schema.Config {
 	c := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
@@ -168,20 +179,22 @@ func (r generator) image(name string) schema.Image {
 	return m
 }
 
-// clone is of an image that comes before: there are no circles.
+// clone returns a clone of an image that precedes name in ImageNames, so that there are no
+// cycles, or of gone0, which is not declared.
 func (r generator) clone(name string) schema.Source {
 	of := ImageNames[r.IntN(slices.Index(ImageNames, name)+1)]
 	if of == name {
-		of = "gone0" // which is not declared
+		of = "gone0"
 	}
 	return schema.Source{Clone: &schema.Clone{BackingImage: of, Encryption: pick(r, schema.EncryptionIgnore, schema.EncryptionIgnore, schema.Encrypt, schema.Decrypt)}}
 }
 
-func (r generator) disk(ref schema.DiskRef, o plan.Observed, asked, uploads map[plan.CopyRef]bool) {
-	one := plan.Disk{ClockStepped: r.oneIn(20), Space: disk.Space{Free: pick(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]plan.Copy{}}
-	unreadable := r.oneIn(15)
+// disk adds a disk to o, and requests of verifications and uploads on it to verify and uploads.
+func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map[plan.CopyRef]bool) {
+	seen := plan.Disk{ClockStepped: r.oneIn(20), Space: disk.Space{Free: pick(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]plan.Copy{}}
+	allUsed := r.oneIn(15) // as where the metadata of a replica cannot be read
 	if r.oneIn(12) {
-		one.Problem = "not there"
+		seen.Problem = "not there"
 	}
 	names := slices.Concat(ImageNames[:r.IntN(6)], []string{"gone0", "gone1", "gone2"}[:r.IntN(4)])
 	for _, name := range names {
@@ -189,26 +202,26 @@ func (r generator) disk(ref schema.DiskRef, o plan.Observed, asked, uploads map[
 			id := disk.ID{Name: name, UUID: uuid}
 			key := plan.CopyRef{Disk: ref, ID: id}
 			if r.oneIn(2) {
-				one.Copies[id] = r.copy(id, o.Now, unreadable)
+				seen.Copies[id] = r.copy(id, o.Now, allUsed)
 			}
 			if r.oneIn(5) {
-				o.Failures[key] = r.try(o.Now)
+				o.Failures[key] = r.failure(o.Now)
 			}
 			if r.oneIn(10) {
 				o.Running[key] = true
 			}
 			if r.oneIn(20) {
-				asked[key] = true
+				verify[key] = true
 			}
 			if uploads != nil && ref.Node == "node1" && r.oneIn(2) {
 				uploads[key] = true
 			}
 		}
 	}
-	o.Disks[ref] = one
+	o.Disks[ref] = seen
 }
 
-func (r generator) copy(id disk.ID, now time.Time, unreadable bool) plan.Copy {
+func (r generator) copy(id disk.ID, now time.Time, used bool) plan.Copy {
 	c := plan.Copy{Copy: disk.Copy{ID: id, State: pick(r, disk.Ready, disk.Ready, disk.Ready, disk.Ready, disk.Failed, disk.Unknown, disk.Pending), Owned: true, HasCfg: !r.oneIn(8)}}
 	if c.State == disk.Pending || r.oneIn(10) {
 		c.PartBytes, c.PartTotal = pick(r, int64(0), 1<<20), pick(r, int64(0), 1<<30)
@@ -221,19 +234,19 @@ func (r generator) copy(id disk.ID, now time.Time, unreadable bool) plan.Copy {
 		c.Owned = !r.oneIn(3)
 	}
 	if c.State == disk.Unknown || c.State == disk.Failed {
-		c.Message = "who knows"
+		c.Message = "cannot be verified"
 	}
 	if c.State == disk.Ready || c.State == disk.Failed && r.oneIn(2) {
-		letter := pick(r, "a", "a", "a", "a", "a", "b")
-		c.SHA512 = Digest(disk.SHA512, letter)
+		content := pick(r, "a", "a", "a", "a", "a", "b")
+		c.SHA512 = Digest(disk.SHA512, content)
 		if !r.oneIn(10) {
-			c.ManifestDigest = Digest(disk.SHA256, letter)
+			c.ManifestDigest = Digest(disk.SHA256, content)
 		}
 		if !r.oneIn(4) {
-			c.SHA256 = Digest(disk.SHA256, letter)
+			c.SHA256 = Digest(disk.SHA256, content)
 		}
 	}
-	if r.oneIn(6) || unreadable {
+	if r.oneIn(6) || used {
 		c.UsedBy = "used by replica vol-1"
 	}
 	if c.Owned {
@@ -244,6 +257,8 @@ func (r generator) copy(id disk.ID, now time.Time, unreadable bool) plan.Copy {
 	return c
 }
 
+// when returns no time, a time in the future, one before this program existed, or a time at or
+// near the end of an interval.
 func (r generator) when(now time.Time) time.Time {
 	switch r.IntN(12) {
 	case 0, 1, 2, 3:
@@ -256,46 +271,41 @@ func (r generator) when(now time.Time) time.Time {
 	return now.Add(-pick(r, 0, time.Second, time.Minute-1, time.Minute, time.Hour-1, time.Hour, 100*time.Hour, 200*time.Hour))
 }
 
-func (r generator) try(now time.Time) plan.Failure {
-	t := plan.Failure{
+func (r generator) failure(now time.Time) plan.Failure {
+	f := plan.Failure{
 		Op: pick(r, "", plan.Download, plan.Export, plan.Restore, plan.Clone, plan.Upload, plan.Sync, plan.Verify, plan.Adopt, plan.Cleanup), Attempts: 1 + r.IntN(3), Message: "it failed",
 		Since: now.Add(-pick(r, 0, time.Minute, time.Hour)), RetryAt: now.Add(pick(r, -time.Second, 0, time.Second, time.Minute)),
 	}
 	if r.oneIn(4) {
-		t.Suspects = []plan.CopyRef{{Disk: schema.DiskRef{Node: "node1", Disk: pick(r, "disk1", "disk2", "disk3")}, ID: disk.ID{Name: "parrot", UUID: "0000000a"}}}
+		f.Suspects = []plan.CopyRef{{Disk: schema.DiskRef{Node: "node1", Disk: pick(r, "disk1", "disk2", "disk3")}, ID: disk.ID{Name: "parrot", UUID: "0000000a"}}}
 	}
 	switch r.IntN(4) {
 	case 0:
-		t.Final = true
+		f.Final = true
 	case 1:
-		t.Disk = true
+		f.Disk = true
 	case 2:
-		t.NeedsSpace = pick(r, int64(1), 10<<30, 100<<30)
+		f.NeedsSpace = pick(r, int64(1), 10<<30, 100<<30)
 	}
-	return t
+	return f
 }
 
-// Seeds returns how many random situations a test of one plan shall plan for (-seeds).
-// A test that does more for each takes a part of it.
-func Seeds() int { return *seeds }
-
-var seeds = flag.Int("seeds", race.Fewer(6000, 30), "how many random situations to plan for")
-
+// Describe returns a situation and its plan as JSON, for the message of a failed test.
 func Describe(d plan.Desired, o plan.Observed, planned plan.Plan) string {
 	copies := map[string]any{}
-	for ref, one := range o.Disks {
-		for id, c := range one.Copies {
+	for ref, seen := range o.Disks {
+		for id, c := range seen.Copies {
 			copies[plan.CopyRef{Disk: ref, ID: id}.String()] = c
 		}
-		copies[ref.String()] = fmt.Sprint(one.Problem, one.Space)
+		copies[ref.String()] = fmt.Sprint(seen.Problem, seen.Space)
 	}
-	tries := map[string]plan.Failure{}
-	for key, try := range o.Failures {
-		tries[key.String()] = try
+	failures := map[string]plan.Failure{}
+	for key, f := range o.Failures {
+		failures[key.String()] = f
 	}
 	b, err := json.MarshalIndent(map[string]any{
-		"config": d.Config, "held": d.Invalid, "may": d.Allowed.String(), "now": o.Now,
-		"running": fmt.Sprint(o.Running), "copies": copies, "tries": tries, "plan": planned,
+		"config": d.Config, "invalid": d.Invalid, "allowed": d.Allowed.String(), "now": o.Now,
+		"running": fmt.Sprint(o.Running), "copies": copies, "failures": failures, "plan": planned,
 	}, "", " ")
 	if err != nil {
 		panic(err)
