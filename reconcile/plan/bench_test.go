@@ -9,7 +9,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// BenchmarkPlanFleet is what one node of 250 needs to plan for itself.
+// BenchmarkPlanFleet plans for one node of 250, first without and then with cached ranks.
 func BenchmarkPlanFleet(b *testing.B) {
 	for _, images := range []int{1_000, 10_000} {
 		b.Run(fmt.Sprintf("%d-images-1000-disks", images), func(b *testing.B) {
@@ -32,10 +32,10 @@ func BenchmarkPlanFleet(b *testing.B) {
 }
 
 func BenchmarkPlan(b *testing.B) {
-	for name, crowd := range plantest.LargeNodeStates {
+	for name, state := range plantest.LargeNodeStates {
 		for _, images := range []int{1_000, 10_000} {
 			b.Run(fmt.Sprintf("%s/%d", name, images), func(b *testing.B) {
-				d, o := crowd(images)
+				d, o := state(images)
 				b.ReportAllocs()
 				for b.Loop() {
 					d.Plan(o)
@@ -54,15 +54,16 @@ func BenchmarkUsageUpdates(b *testing.B) {
 	}
 }
 
-// TestPlanAllocations bounds what an image costs, however many there are.
+// TestPlanAllocations limits the allocations for each image, so that the cost of a plan grows in
+// proportion to the number of images.
 func TestPlanAllocations(t *testing.T) {
-	const most = 60 // a copy, an action and a reason are some; a look at all others would be thousands
-	for name, crowd := range plantest.LargeNodeStates {
+	const most = 60 // for copies, actions and reasons; comparing each image with all others takes thousands
+	for name, state := range plantest.LargeNodeStates {
 		for _, images := range []int{250, race.Fewer(4_000, 20)} {
-			d, o := crowd(images)
+			d, o := state(images)
 			for what, do := range map[string]func(){"Plan": func() { d.Plan(o) }, "UsageUpdates": func() { d.UsageUpdates(o) }} {
 				if each := testing.AllocsPerRun(1, do) / float64(images); each > most {
-					t.Errorf("%s of %d images (%s) makes %.1f allocations an image, at most %d are expected", what, images, name, each, most)
+					t.Errorf("%s of %d images (%s) makes %.1f allocations for each image, want at most %d", what, images, name, each, most)
 				}
 			}
 		}

@@ -14,28 +14,29 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// planEach is Plan without sharing any of the work.
+// planEach returns what Cluster.Plan has to return. Each node looks at every image.
 func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
-	actions, told := []plan.Action{}, map[string]bool{}
-	shown := maps.Clone(c.Disks)
-	for ref, seen := range shown {
+	actions, reported := []plan.Action{}, map[string]bool{}
+	published := maps.Clone(c.Disks)
+	for ref, seen := range published {
 		seen.Copies = maps.Clone(seen.Copies)
-		shown[ref] = seen
+		published[ref] = seen
 	}
 	for _, d := range nodes {
-		if _, silent := c.Unreachable[d.Node]; !silent {
+		if _, unreachable := c.Unreachable[d.Node]; !unreachable {
 			for key, r := range d.Rejections(c.ObserveFrom(d, c.Disks)) {
-				shown[key.Disk].AddRejection(key.ID, r)
+				published[key.Disk].AddRejection(key.ID, r)
 			}
 		}
 	}
 	for _, d := range nodes {
-		for _, a := range d.Plan(c.ObserveFrom(d, shown)).Actions {
-			about := string(a.Op) + " " + a.CopyRef().ID.String()
-			if a.Disk != "" || !told[about] {
+		for _, a := range d.Plan(c.ObserveFrom(d, published)).Actions {
+			// All nodes report an action that concerns no disk: it is listed once.
+			key := string(a.Op) + " " + a.CopyRef().ID.String()
+			if a.Disk != "" || !reported[key] {
 				actions = append(actions, a)
 			}
-			told[about] = told[about] || a.Disk == ""
+			reported[key] = reported[key] || a.Disk == ""
 		}
 	}
 	p := nodes[0].NewPlan(actions)
@@ -43,8 +44,8 @@ func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
 	return p
 }
 
-// randomCluster returns what the nodes of d observe of their own disks, each in a random
-// situation of its own. Every other node except the one of d is unreachable.
+// randomCluster returns a cluster of the nodes that d declares, each in a random situation of
+// its own; that of d.Node is o. Half of the other nodes are unreachable.
 func randomCluster(r *rand.Rand, d plan.Desired, o plan.Observed) *plan.Cluster {
 	c := &plan.Cluster{
 		Now: o.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{},
@@ -83,8 +84,8 @@ func randomCluster(r *rand.Rand, d plan.Desired, o plan.Observed) *plan.Cluster 
 	return c
 }
 
-// TestClusterPlanEqualsNodePlans plans for random clusters and compares each plan, which
-// looks at an image only where it matters, with the plans of nodes that look at every image.
+// Cluster.Plan considers an image only on nodes that it can concern. For random clusters its
+// plan must be that of nodes that consider every image.
 func TestClusterPlanEqualsNodePlans(t *testing.T) {
 	t.Parallel()
 	ops := map[plan.Op]int{}

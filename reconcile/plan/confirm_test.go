@@ -11,83 +11,85 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// surplusCopy is a cluster of three nodes, each with a copy of the one image parrot, two of
-// them too many, as the node sees it whose copy is to go.
-func surplusCopy(t *testing.T) (d plan.Desired, o plan.Observed, drop plan.Action, others []schema.DiskRef) {
+// surplusCopy returns a cluster of three nodes with a copy each of parrot, two of them surplus,
+// as the lowest ranked node observes it, the cleanup that it plans, and the other disks.
+func surplusCopy(t *testing.T) (d plan.Desired, o plan.Observed, cleanup plan.Action, others []schema.DiskRef) {
 	t.Helper()
 	c := plantest.NewConfig(3, 1)
 	image := plantest.NewImage("parrot")
-	image.Disks = nil
 	c.Images["parrot"] = image
 	c.Settings.ConcurrentReplenishPerNodeLimit = 5
 	refs := plantest.RankedDisks(c, image)
 	o = plantest.EmptyDisks(c)
 	for _, ref := range refs {
-		one := plantest.ReadyCopy(image, image.Checksum)
-		one.SurplusSince = plantest.Now.Add(-99 * time.Hour)
-		o.Disks[ref].Copies[image.ID] = one
+		ready := plantest.ReadyCopy(image, image.Checksum)
+		ready.SurplusSince = plantest.Now.Add(-99 * time.Hour)
+		o.Disks[ref].Copies[image.ID] = ready
 	}
 	d, o = plantest.AsNode(refs[2].Node, c, o)
 	for _, a := range d.Plan(o).Actions {
 		if a.Op.Deletes() {
-			drop = a
+			cleanup = a
 		}
 	}
-	if drop.Op != plan.Cleanup {
-		t.Fatal("nothing is to be cleaned up")
+	if cleanup.Op != plan.Cleanup {
+		t.Fatal("no cleanup is planned")
 	}
-	return d, o, drop, refs[:2]
+	return d, o, cleanup, refs[:2]
 }
 
+// responsesOf returns the responses of the nodes of these disks, with what o has of them.
 func responsesOf(o plan.Observed, refs []schema.DiskRef) map[string]plan.Response {
-	answers := map[string]plan.Response{}
+	responses := map[string]plan.Response{}
 	for _, ref := range refs {
-		answers[ref.Node] = plan.Response{ConfigDigest: "d", Disks: map[schema.DiskRef]plan.Disk{ref: o.Disks[ref]}}
+		responses[ref.Node] = plan.Response{ConfigDigest: "d", Disks: map[schema.DiskRef]plan.Disk{ref: o.Disks[ref]}}
 	}
-	return answers
+	return responses
 }
 
-// A clone is noticed between the withdrawal and the decision; the overlay forgets it.
+// Two disks turn out to have the same UUID between the withdrawal and the confirmation.
+// Copies on them do not count, even if the responses have no such problem.
 func TestConfirmRejectsDuplicateDisks(t *testing.T) {
-	d, o, drop, others := surplusCopy(t)
-	asked := d.NodesToQuery(o, drop)
-	twin := o.Disks[others[1]]
-	twin.UUID = o.Disks[others[0]].UUID
-	o.Disks[others[1]] = twin
-	answers := responsesOf(o, others)
+	d, o, cleanup, others := surplusCopy(t)
+	queried := d.NodesToQuery(o, cleanup)
+	duplicate := o.Disks[others[1]]
+	duplicate.UUID = o.Disks[others[0]].UUID
+	o.Disks[others[1]] = duplicate
+	responses := responsesOf(o, others)
 	o.RejectDuplicateDisks()
 	if o.Disks[others[0]].Problem == "" {
-		t.Fatal("no clones")
+		t.Fatal("the duplicate disks are not rejected")
 	}
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", asked, answers), drop); err == nil {
-		t.Error("the copy goes, counted on two disks that are refused as clones")
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err == nil {
+		t.Error("the deletion is confirmed by copies on duplicate disks")
 	}
 }
 
-// A copy that is to be evicted is surplus, and its disk to be kept, by the time that all
-// have answered: it does not go as evicted.
+// A copy was withdrawn for an eviction. The eviction is cancelled while the node queries its
+// peers: the copy is surplus all the while, but the eviction must not be confirmed.
 func TestConfirmNeedsTheSameReason(t *testing.T) {
-	d, o, drop, others := surplusCopy(t)
-	heard := o.WithResponses("parrot", d.NodesToQuery(o, drop), responsesOf(o, others))
-	evict := drop
+	d, o, cleanup, others := surplusCopy(t)
+	o = o.WithResponses("parrot", d.NodesToQuery(o, cleanup), responsesOf(o, others))
+	evict := cleanup
 	evict.Op = plan.Evict
 	for _, test := range []struct {
-		begun plan.Action
-		goes  bool
-	}{{drop, true}, {evict, false}} {
-		if err := d.ConfirmDeletion(heard, test.begun); (err == nil) != test.goes {
-			t.Errorf("%s: %v", test.begun.Op, err)
+		withdrawn plan.Action
+		confirmed bool
+	}{{cleanup, true}, {evict, false}} {
+		if err := d.ConfirmDeletion(o, test.withdrawn); (err == nil) != test.confirmed {
+			t.Errorf("%s: %v", test.withdrawn.Op, err)
 		}
-		if test.begun.SupersededBy(d.Config.Images["parrot"], drop) == test.goes {
-			t.Errorf("%s goes on: %v", test.begun.Op, !test.goes)
+		if test.withdrawn.SupersededBy(d.Config.Images["parrot"], cleanup) == test.confirmed {
+			t.Errorf("a cleanup supersedes a running %s: %v", test.withdrawn.Op, test.confirmed)
 		}
 	}
 }
 
-// Between the withdrawal of a copy and the decision a node that was not asked turns out to
-// have other bytes: nothing is deleted as long as copies differ.
+// A node that was not queried gets a ready copy with another digest between the withdrawal and
+// the confirmation: nothing is deleted while ready copies differ. Without a conflict, only
+// copies of queried nodes count.
 func TestConfirmNoticesALaterConflict(t *testing.T) {
-	d, o, drop, others := surplusCopy(t)
+	d, o, cleanup, others := surplusCopy(t)
 	image := d.Config.Images["parrot"]
 	image.Checksum = disk.Digest{}
 	d.Config.Images["parrot"] = image
@@ -95,35 +97,35 @@ func TestConfirmNoticesALaterConflict(t *testing.T) {
 	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
 	o.Disks[late] = plan.Disk{UUID: "late", Copies: map[disk.ID]plan.Copy{}}
 	o.Peers["late"] = plan.Peer{Queried: true, ConfigDigest: "d"}
-	asked, answers := d.NodesToQuery(o, drop), responsesOf(o, others)
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", asked, answers), drop); err != nil {
+	queried, responses := d.NodesToQuery(o, cleanup), responsesOf(o, others)
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err != nil {
 		t.Fatalf("without a conflict: %v", err)
 	}
 	o.Disks[late].Copies[image.ID] = plantest.ReadyCopy(image, plantest.Digest(disk.SHA512, "z"))
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", asked, answers), drop); err == nil {
-		t.Error("the copy goes, although copies differ")
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err == nil {
+		t.Error("the deletion is confirmed although ready copies differ")
 	}
 	o.Disks[late].Copies[image.ID] = o.Disks[others[0]].Copies[image.ID]
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", asked, responsesOf(o, others[:0])), drop); err == nil {
-		t.Error("the copy goes, counted on one that was not asked about")
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responsesOf(o, others[:0])), cleanup); err == nil {
+		t.Error("the deletion is confirmed by the copy of a node that was not queried")
 	}
 }
 
-// A node is declared between the withdrawal of a copy whose image is gone and the decision:
-// it was not asked whether it uses the image.
+// A node is declared between the withdrawal of an orphan and the confirmation. It was not
+// queried whether it uses the image.
 func TestConfirmNeedsResponsesOfNewNodes(t *testing.T) {
-	d, o, drop, others := surplusCopy(t)
+	d, o, cleanup, others := surplusCopy(t)
 	delete(d.Config.Images, "parrot")
-	answers := responsesOf(o, others)
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", d.NodesToQuery(o, drop), answers), drop); err != nil {
-		t.Fatalf("all were asked: %v", err)
+	responses := responsesOf(o, others)
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", d.NodesToQuery(o, cleanup), responses), cleanup); err != nil {
+		t.Fatalf("with responses of all nodes: %v", err)
 	}
-	asked := d.NodesToQuery(o, drop)
+	queried := d.NodesToQuery(o, cleanup)
 	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
 	o.Disks[schema.DiskRef{Node: "late", Disk: "disk1"}] = plan.Disk{UUID: "late", Copies: map[disk.ID]plan.Copy{}}
 	o.Peers["late"] = plan.Peer{Queried: true, ConfigDigest: "d"}
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", asked, answers), drop); err == nil {
-		t.Error("the copy goes, and one node was not asked")
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err == nil {
+		t.Error("the deletion is confirmed although a node was not queried")
 	} else if want := "node late was not asked"; !strings.Contains(err.Error(), want) {
 		t.Errorf("%v; want %q", err, want)
 	}

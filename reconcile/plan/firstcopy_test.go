@@ -2,6 +2,7 @@ package plan_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
@@ -9,58 +10,67 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// A file of the image lies on a node that answers and that has yet to verify it (touched, or Longhorn's). Another node
-// fetches anew meanwhile, other bytes perhaps: adoption comes before preparation.
-func TestNoFirstCopyBesideAnUnverifiedFile(t *testing.T) {
-	for _, running := range []bool{false, true} {
-		for _, ranked := range []bool{true, false} {
-			c, image, refs := plantest.TwoNodes(2)
-			image.Checksum = disk.Digest{}
-			if !ranked {
-				n := c.Nodes[refs[1].Node]
-				n.EvictionRequested = true
-				c.Nodes[refs[1].Node] = n
-			}
-			c.Images["parrot"] = image
-			o := plantest.EmptyDisks(c)
-			one := plantest.ReadyCopy(image, plantest.Digest(disk.SHA512, "b"))
-			one.State, one.Message = disk.Unknown, "changed since it was verified: ctime"
-			o.Disks[refs[1]].Copies[image.ID] = one
-			if running {
-				o.Running[plan.CopyRef{Disk: refs[1], ID: image.ID}] = true
-			}
-			d, o := plantest.AsNode(refs[0].Node, c, o)
-			for _, a := range d.Plan(o).Actions {
-				if a.Op == plan.Download {
-					t.Errorf("ranked %v, under way %v: %s %s: %s", ranked, running, a.Op, a.CopyRef(), a.Reason)
-				}
-			}
+func expectNoDownload(t *testing.T, p plan.Plan) {
+	t.Helper()
+	for _, a := range p.Actions {
+		if a.Op == plan.Download {
+			t.Errorf("download of %s: %s", a.CopyRef(), a.Reason)
 		}
 	}
 }
 
-// Another process of this node looks after its other disk, and may have the image there.
+// A peer responds and has a file of the image that it has yet to verify (changed, or from
+// Longhorn). Adoption comes before a first copy: a download could bring other bytes.
+func TestNoFirstCopyBesideAnUnverifiedFile(t *testing.T) {
+	for _, test := range []struct {
+		name            string
+		running, ranked bool
+	}{
+		{"on a ranked disk", false, true},
+		{"on a ranked disk that verifies it", true, true},
+		{"on an evicted disk", false, false},
+		{"on an evicted disk that verifies it", true, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c, image, refs := plantest.TwoNodes(2)
+			image.Checksum = disk.Digest{}
+			c.Images["parrot"] = image
+			if !test.ranked {
+				node := c.Nodes[refs[1].Node]
+				node.EvictionRequested = true
+				c.Nodes[refs[1].Node] = node
+			}
+			o := plantest.EmptyDisks(c)
+			unverified := plantest.ReadyCopy(image, plantest.Digest(disk.SHA512, "b"))
+			unverified.State, unverified.Message = disk.Unknown, "changed since it was verified: ctime"
+			o.Disks[refs[1]].Copies[image.ID] = unverified
+			if test.running {
+				o.Running[plan.CopyRef{Disk: refs[1], ID: image.ID}] = true
+			}
+			d, o := plantest.AsNode(refs[0].Node, c, o)
+			expectNoDownload(t, d.Plan(o))
+		})
+	}
+}
+
+// Another manager of the same node owns its other disk, and may have the image there.
 func TestNoFirstCopyBesideAnotherManagerOfTheNode(t *testing.T) {
-	for _, name := range []string{"a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8"} {
+	for _, name := range []string{"a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8"} { // ranked differently
 		c := plantest.NewConfig(2, 2)
 		image := plantest.NewImage(name)
 		image.Checksum = disk.Digest{}
 		c.Images[name] = image
-		c.Settings.RecoveryWaitInterval = 300e9
-		o := plantest.EmptyDisks(c)
-		d, o := plantest.AsNode("node1", c, o)
+		c.Settings.RecoveryWaitInterval = 5 * time.Minute
+		d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
 		d.OnlyDisks = map[string]bool{"disk2": true}
 		delete(o.Disks, schema.DiskRef{Node: "node1", Disk: "disk1"})
-		for _, a := range d.Plan(o).Actions {
-			if a.Op == plan.Download {
-				t.Errorf("%s: %s: %s", name, a.CopyRef(), a.Reason)
-			}
-		}
+		expectNoDownload(t, d.Plan(o))
 	}
 }
 
-// A disk is not mounted yet when its manager starts (or drops out for a moment). Its copy bore
-// the digest a second ago; without a declared checksum another one is established at once.
+// A disk is not mounted yet when its manager starts, or drops out for a moment. Its copy may
+// have established the digest of an image without a checksum: no other node may download the
+// image at once.
 func TestNoFirstCopyWhileADiskIsMissing(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	image.Checksum = disk.Digest{}
@@ -68,9 +78,52 @@ func TestNoFirstCopyWhileADiskIsMissing(t *testing.T) {
 	o := plantest.EmptyDisks(c)
 	o.Disks[refs[0]] = plan.Disk{Problem: "no disk here"}
 	d, o := plantest.AsNode(refs[1].Node, c, o)
-	for _, a := range d.Plan(o).Actions {
-		if a.Op == plan.Download {
-			t.Errorf("fetched anew at once: %s: %s", a.CopyRef(), a.Reason)
+	expectNoDownload(t, d.Plan(o))
+}
+
+// The image names a disk without a rank, which has part of an upload. Uploads go to ranked
+// disks, so its client cannot continue there, and a new upload must be possible. A part on
+// the ranked disk is not replaced.
+func TestUploadIgnoresAPartialFileOnAnUnrankedDisk(t *testing.T) {
+	c, image := plantest.NewConfig(1, 2), plantest.NewImage("parrot")
+	ranked, named := schema.DiskRef{Node: "node1", Disk: "disk1"}, schema.DiskRef{Node: "node1", Disk: "disk2"}
+	disks := c.Nodes["node1"].Disks
+	ssd := disks[ranked.Disk]
+	ssd.Tags = []string{"ssd"}
+	disks[ranked.Disk] = ssd
+	image.Source, image.DiskSelector, image.Disks = schema.Source{Upload: &schema.Upload{}}, []string{"ssd"}, []schema.DiskRef{named}
+	c.Images["parrot"] = image
+	d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
+	part := plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 20, PartTotal: 1 << 30, PartSourceID: disk.PartFromUpload}}
+	o.Disks[named].Copies[image.ID] = part
+	if to, err := d.UploadTo(o, image, disk.Digest{}); err != nil || to.Disk != ranked {
+		t.Errorf("the upload is sent to %s, error %v", to, err)
+	}
+	delete(o.Disks[named].Copies, image.ID)
+	o.Disks[ranked].Copies[image.ID] = part
+	if _, err := d.UploadTo(o, image, disk.Digest{}); err == nil {
+		t.Error("a second upload replaces one that can continue")
+	}
+}
+
+// Which next action of the plan stops a running first copy.
+func TestSupersededBy(t *testing.T) {
+	declared, established := plantest.NewImage("parrot"), plantest.NewImage("parrot")
+	established.Checksum = disk.Digest{}
+	for _, test := range []struct {
+		image         schema.Image
+		running, next plan.Op
+		want          bool
+	}{
+		{established, plan.Download, plan.Sync, true},
+		{established, plan.Download, plan.Repair, true},
+		{established, plan.Download, plan.Restore, false},
+		{declared, plan.Download, plan.Sync, false},
+		{declared, plan.Upload, plan.Sync, true},
+		{declared, plan.Upload, plan.Upload, false},
+	} {
+		if got := (plan.Action{Op: test.running}).SupersededBy(test.image, plan.Action{Op: test.next}); got != test.want {
+			t.Errorf("%s by %s, checksum %v: got %v", test.running, test.next, test.image.Checksum, got)
 		}
 	}
 }

@@ -16,14 +16,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// goldenState is the state of a case: what was observed, by whom.
+// goldenState is the state of a case: the node that plans, what it observes, and the requests
+// to it.
 type goldenState struct {
 	t       *testing.T
 	config  schema.Config
 	node    string
-	fault   bool
+	fault   bool // the directory cannot be read
 	removed func(string) bool
-	asked   map[plan.CopyRef]bool
+	verify  map[plan.CopyRef]bool
 	cleanup map[plan.CopyRef]bool
 	uploads map[plan.CopyRef]bool
 	digest  string
@@ -31,7 +32,7 @@ type goldenState struct {
 }
 
 func parseState(t *testing.T, text string, r schema.Result) goldenState {
-	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", asked: map[plan.CopyRef]bool{}, cleanup: map[plan.CopyRef]bool{}, uploads: map[plan.CopyRef]bool{}, o: plan.Observed{
+	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", verify: map[plan.CopyRef]bool{}, cleanup: map[plan.CopyRef]bool{}, uploads: map[plan.CopyRef]bool{}, o: plan.Observed{
 		Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
 		CannotPrepare: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
 	}}
@@ -45,8 +46,9 @@ func parseState(t *testing.T, text string, r schema.Result) goldenState {
 	return s
 }
 
-func (s *goldenState) line(what string, words []string) {
-	switch what {
+// line reads one line: its first word, and the others.
+func (s *goldenState) line(keyword string, words []string) {
+	switch keyword {
 	case "node":
 		s.node = words[0]
 	case "clock-stepped":
@@ -65,7 +67,7 @@ func (s *goldenState) line(what string, words []string) {
 	case "try":
 		s.try(words)
 	case "verify":
-		s.asked[s.key(words)] = true
+		s.verify[s.key(words)] = true
 	case "cleanup":
 		s.cleanup[s.key(words)] = true
 	case "peer":
@@ -83,7 +85,7 @@ func (s *goldenState) line(what string, words []string) {
 	case "backed-up":
 		s.o.BackedUp[s.config.Images[words[0]].ID] = true
 	default:
-		s.t.Fatalf("state: %q is not known", what)
+		s.t.Fatalf("state: unknown keyword %q", keyword)
 	}
 }
 
@@ -95,7 +97,7 @@ func (s *goldenState) ref(text string) schema.DiskRef {
 	return schema.DiskRef{Node: node, Disk: name}
 }
 
-// key reads "<disk> <image>": the declared generation, or <name>@<uuid>.
+// key reads "<disk> <image>". The image is a name, for the declared generation, or <name>@<uuid>.
 func (s *goldenState) key(words []string) plan.CopyRef {
 	ref := s.ref(words[0])
 	if name, uuid, ok := strings.Cut(words[1], "@"); ok {
@@ -103,7 +105,7 @@ func (s *goldenState) key(words []string) plan.CopyRef {
 	}
 	image, declared := s.config.Images[words[1]]
 	if !declared {
-		s.t.Fatalf("state: image %q is not declared: say which uuid", words[1])
+		s.t.Fatalf("state: image %q is not declared: add @uuid", words[1])
 	}
 	return plan.CopyRef{Disk: ref, ID: image.ID}
 }
@@ -119,7 +121,7 @@ func (s *goldenState) disk(words []string) {
 		case "unclear":
 			d.UsageUnknown = value
 		default:
-			s.t.Fatalf("disk: %q is not known", w)
+			s.t.Fatalf("disk: unknown option %q", w)
 		}
 	}
 	s.o.Disks[s.ref(words[0])] = d
@@ -181,7 +183,7 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 	case "unwanted":
 		c.SurplusSince = s.time(value)
 	default:
-		s.t.Fatalf("copy: %q is not known", word)
+		s.t.Fatalf("copy: unknown option %q", word)
 	}
 }
 
@@ -213,14 +215,14 @@ func (s *goldenState) try(words []string) {
 		case "unrepairable":
 			t.Unrepairable = true
 		default:
-			s.t.Fatalf("try: %q is not known", w)
+			s.t.Fatalf("try: unknown option %q", w)
 		}
 	}
 	s.o.Failures[s.key(words)] = t
 }
 
-// peer reads what is known of another node, which answers and has the same
-// configuration if nothing else is said.
+// peer reads a peer, which responds and has the same configuration unless an option says
+// otherwise.
 func (s *goldenState) peer(words []string) {
 	p := plan.Peer{Queried: true, ConfigDigest: s.digest}
 	for _, w := range words[1:] {
@@ -238,13 +240,13 @@ func (s *goldenState) peer(words []string) {
 		case "unasked":
 			p = plan.Peer{Problem: "not asked yet"}
 		default:
-			s.t.Fatalf("peer: %q is not known", w)
+			s.t.Fatalf("peer: unknown option %q", w)
 		}
 	}
 	s.o.Peers[words[0]] = p
 }
 
-// paths name the disks where the configuration declares no nodes.
+// paths returns paths for the observed disks if the configuration declares no nodes.
 func (s *goldenState) paths(c schema.Config) []string {
 	if len(c.Nodes) > 0 {
 		return nil
@@ -264,7 +266,7 @@ func (s *goldenState) bytes(text string) int64 {
 	return int64(n)
 }
 
-// time reads "-2h", "+5m", "now", or a date.
+// time reads "-2h" or "+5m", relative to the time of the observation, "now", or a date.
 func (s *goldenState) time(text string) time.Time {
 	if text == "now" {
 		return s.o.Now

@@ -25,10 +25,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-var update = flag.Bool("update", false, "write what is planned into testdata")
+var update = flag.Bool("update", false, "write the plans into testdata")
 
-// TestGoldenPlans holds the plans and the marks for what testdata declares and
-// shows. README.md there says how a case is written.
+// TestGoldenPlans compares plans and usage updates with the cases of testdata. README.md there
+// describes their format.
 func TestGoldenPlans(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -71,7 +71,8 @@ func runGolden(t *testing.T, file string) {
 	}
 }
 
-// goldenCase loads config.yaml, then.yaml on top of it, and the state.
+// goldenCase returns the desired and observed state of a case. It loads config.yaml, then
+// then.yaml with the same loader, as a daemon does after a change, and the state.
 func goldenCase(t *testing.T, a *txtar.Archive) (plan.Desired, plan.Observed) {
 	t.Helper()
 	loader := schema.NewLoader()
@@ -93,7 +94,7 @@ func goldenCase(t *testing.T, a *txtar.Archive) (plan.Desired, plan.Observed) {
 	if s.fault && d.Allowed == schema.Everything {
 		d.Allowed = schema.NoDeletions
 	}
-	d.Removed, d.Verify, d.Cleanup, d.Uploads = s.removed, s.asked, s.cleanup, s.uploads
+	d.Removed, d.Verify, d.Cleanup, d.Uploads = s.removed, s.verify, s.cleanup, s.uploads
 	return d, s.o
 }
 
@@ -114,7 +115,8 @@ func setSection(a *txtar.Archive, name, text string) {
 	a.Files[i].Data = foldDigests([]byte(text))
 }
 
-// goldenPlan is a line an action, times relative to now, and the summary.
+// goldenPlan formats a plan: two lines for each action, with times relative to now, and the
+// summary.
 func goldenPlan(p plan.Plan, now time.Time) string {
 	var b strings.Builder
 	for _, a := range p.Actions {
@@ -145,10 +147,10 @@ func goldenBytes(n int64) string {
 	return strings.ReplaceAll(plan.FormatBytes(n), " ", "")
 }
 
-func goldenUsage(marks []plan.Usage, now time.Time) string {
+func goldenUsage(updates []plan.Usage, now time.Time) string {
 	var b strings.Builder
-	for _, m := range marks {
-		fmt.Fprintf(&b, "%s in-use=%t used=%s unwanted=%s\n", m.Copy, m.InUse, relative(m.LastUsed, now), relative(m.SurplusSince, now))
+	for _, u := range updates {
+		fmt.Fprintf(&b, "%s in-use=%t used=%s unwanted=%s\n", u.Copy, u.InUse, relative(u.LastUsed, now), relative(u.SurplusSince, now))
 	}
 	return b.String()
 }
@@ -165,6 +167,8 @@ func relative(t, now time.Time) string {
 	return t.Sub(now).String()
 }
 
+// digestTexts returns the digests of the contents in plantest.Letters, as golden files write
+// them and as a configuration does.
 func digestTexts() (folded, plain []string) {
 	for _, letter := range plantest.Letters {
 		folded = append(folded, "SHA512("+letter+")", "SHA256("+letter+")")
@@ -189,6 +193,6 @@ func foldDigests(data []byte) []byte {
 	return data
 }
 
-// goldenWords are what stands on a line of a state: words, and key=value, where a
-// value may be in quotes.
+// goldenWords matches the parts of a line of a state: words, and key=value, where the value may
+// be quoted.
 var goldenWords = regexp.MustCompile(`"[^"]*"|[^\s="]+(="[^"]*"|=\S*)?`)

@@ -10,8 +10,38 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Both have failed for long, the better ranked one for good: the other one is never
-// tried again, although its next attempt was due an hour ago.
+// Two managers that own one disk each of the same node must agree on the ranking: OnlyDisks
+// must not change it.
+func TestOnlyDisksKeepTheRanking(t *testing.T) {
+	const config = `
+nodes:
+  node1:
+    disks:
+      a: {path: /mnt/a}
+      b: {path: /mnt/b}
+images:
+  parrot: {source: {download: {url: "https://example.com/parrot.raw"}}}
+`
+	var downloads []schema.DiskRef
+	for _, only := range []string{"a", "/mnt/b"} {
+		d := plantest.Load(t, config, only)
+		o := plan.Observed{Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}}
+		for name := range d.OnlyDisks {
+			o.Disks[schema.DiskRef{Node: "node1", Disk: name}] = plan.Disk{Space: disk.Space{Free: 50 << 30}}
+		}
+		for _, a := range d.Plan(o).Actions {
+			if a.Op == plan.Download {
+				downloads = append(downloads, a.CopyRef().Disk)
+			}
+		}
+	}
+	if len(downloads) != 1 {
+		t.Errorf("downloads are planned on %v, want one", downloads)
+	}
+}
+
+// Both nodes failed to download. The better ranked one has to wait, the retry of the other
+// one is due: it must download, although it ranks lower.
 func TestFailingDiskWithDueRetryActs(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)
@@ -21,56 +51,57 @@ func TestFailingDiskWithDueRetryActs(t *testing.T) {
 	plantest.ExpectAction(t, d.Plan(o))
 }
 
-// Whoever had no way to the source for long gets its copy from the one who had, as it
-// would have without that: only the first copy moves on.
+// The best ranked node cannot reach the source: another node creates the first copy. As soon
+// as that is ready, the best ranked node is the desired one again, as it can sync.
 func TestFailoverMovesOnlyTheFirstCopy(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)
 	o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Link: true, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(time.Minute)}
-	wants := func(want schema.DiskRef) {
+	expectTarget := func(want schema.DiskRef) {
 		t.Helper()
-		if got := (plan.Desired{Config: c}).NewIndex(o).NewImagePlanner(image).Placement.Targets; len(got) != 1 || got[0] != want {
-			t.Errorf("it is wanted on %v, not on %v", got, want)
+		if got := (plan.Desired{Config: c}).Placements(o)[image.ID].Targets; len(got) != 1 || got[0] != want {
+			t.Errorf("the desired disks are %v, want %v", got, want)
 		}
 	}
-	wants(refs[1])
-	o.Disks[refs[1]].Copies[image.ID] = plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: image.Checksum}}
-	wants(refs[0])
+	expectTarget(refs[1])
+	o.Disks[refs[1]].Copies[image.ID] = plantest.ReadyCopy(image, image.Checksum)
+	expectTarget(refs[0])
 }
 
-// A disk that was too small for all that the source promised, holes and all, takes the data
-// once another one has it.
+// A disk is too small for the announced size of a download, holes included. It takes a sync
+// of the same image, which transfers only the data.
 func TestSyncNeedsLessSpaceThanTheSource(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(2)
 	o := plantest.EmptyDisks(c)
 	small := o.Disks[refs[0]]
 	small.Space.Free = 5 << 30
 	o.Disks[refs[0]] = small
-	refused := func(try plan.Op) string {
-		o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: try, Attempts: 1, Disk: true, NeedsSpace: 10 << 30, Since: plantest.Now, RetryAt: plantest.Now}
-		return (plan.Desired{Node: refs[0].Node, Config: c, Digest: "d", Allowed: schema.Everything}).NewIndex(o).NewImagePlanner(image).Placement.Rejected[refs[0]].Reason
+	rejection := func(failed plan.Op) string {
+		o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: failed, Attempts: 1, Disk: true, NeedsSpace: 10 << 30, Since: plantest.Now, RetryAt: plantest.Now}
+		d := plan.Desired{Node: refs[0].Node, Config: c, Digest: "d", Allowed: schema.Everything}
+		return d.Placements(o)[image.ID].PassedOver[refs[0]]
 	}
-	const why = "not enough space: 5.0 GiB are free and 0 B reserved, 10 GiB are needed"
-	if got := refused(plan.Download); got != why {
-		t.Errorf("before the first copy it is refused for %q", got)
+	const noSpace = "not enough space: 5.0 GiB are free and 0 B reserved, 10 GiB are needed"
+	if got := rejection(plan.Download); got != noSpace {
+		t.Errorf("before the first copy it is rejected with %q", got)
 	}
-	o.Disks[refs[1]].Copies[image.ID] = plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: image.Checksum, RealSize: 1 << 30}}
-	if got := refused(plan.Download); got != "" {
-		t.Errorf("beside a copy with 1 GiB of data it is refused for %q", got)
+	first := plantest.ReadyCopy(image, image.Checksum)
+	first.RealSize = 1 << 30
+	o.Disks[refs[1]].Copies[image.ID] = first
+	if got := rejection(plan.Download); got != "" {
+		t.Errorf("with a copy of 1 GiB on a peer it is rejected with %q", got)
 	}
-	if got := refused(plan.Sync); got != why {
-		t.Errorf("what the data itself found no room for is refused for %q", got)
+	if got := rejection(plan.Sync); got != noSpace {
+		t.Errorf("after a sync that ran out of space it is rejected with %q", got)
 	}
 }
 
-// A node that answers and has the same configuration does not tell of its best ranked
-// disk (its daemon was started with --disk for the other one).
+// A node responds and has the same configuration, but its daemon was started with --disk for
+// another disk than the best ranked one. Some other disk has to get the copy.
 func TestDiskWithoutAManagerIsPassedOver(t *testing.T) {
-	c, image, refs := plantest.TwoNodes(1)
-	_ = image
-	o1, o2 := plantest.EmptyDisks(c), plantest.EmptyDisks(c)
-	d1, o1 := plantest.AsNode(refs[0].Node, c, o1)
-	d2, o2 := plantest.AsNode(refs[1].Node, c, o2)
+	c, _, refs := plantest.TwoNodes(1)
+	d1, o1 := plantest.AsNode(refs[0].Node, c, plantest.EmptyDisks(c))
+	d2, o2 := plantest.AsNode(refs[1].Node, c, plantest.EmptyDisks(c))
 	d1.OnlyDisks = map[string]bool{"other": true}
 	delete(o1.Disks, refs[0])
 	delete(o2.Disks, refs[0])

@@ -14,8 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// TestPlanInvariants plans for random configurations and states, sensible or not, and
-// holds every plan against what a manager never does.
+// TestPlanInvariants plans for random configurations and states, sensible or not, and checks
+// each plan against the rules in plantest.
 func TestPlanInvariants(t *testing.T) {
 	t.Parallel()
 	seen := map[plan.Op]int{}
@@ -34,19 +34,19 @@ func TestPlanInvariants(t *testing.T) {
 			t.Fatalf("seed %d\n%s", seed, plantest.Describe(d, o, plan))
 		}
 	}
-	for _, kind := range []plan.Op{plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync, plan.Adopt, plan.Verify, plan.Repair, plan.Backup, plan.Cleanup, plan.Evict, plan.Wait, plan.Blocked} {
+	for _, op := range []plan.Op{plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync, plan.Adopt, plan.Verify, plan.Repair, plan.Backup, plan.Cleanup, plan.Evict, plan.Wait, plan.Blocked} {
 		least := plantest.Seeds() / 150
-		if kind.IsFirstCopy() && kind != plan.Download {
+		if op.IsFirstCopy() && op != plan.Download {
 			least /= 10
 		}
-		if seen[kind] < least {
-			t.Errorf("%d times %s in all plans: the situations do not show enough", seen[kind], kind)
+		if seen[op] < least {
+			t.Errorf("all plans have %d actions of %s, want at least %d: the situations are not varied enough", seen[op], op, least)
 		}
 	}
 }
 
-// checkPure plans again from the same values in maps of another order and with
-// another history, and sees that planning leaves its arguments alone.
+// checkPure plans again from equal maps with another history, and checks that the plan is the
+// same and that planning does not change its arguments.
 func checkPure(t *testing.T, d plan.Desired, o plan.Observed, plan plan.Plan) {
 	t.Helper()
 	before := plantest.Describe(d, o, plan)
@@ -56,23 +56,23 @@ func checkPure(t *testing.T, d plan.Desired, o plan.Observed, plan plan.Plan) {
 	again.Invalid = reinserted(d.Invalid)
 	seen := o
 	seen.Disks = reinserted(o.Disks)
-	for ref, one := range seen.Disks {
-		one.Copies = reinserted(one.Copies)
-		seen.Disks[ref] = one
+	for ref, own := range seen.Disks {
+		own.Copies = reinserted(own.Copies)
+		seen.Disks[ref] = own
 	}
 	seen.Failures = reinserted(o.Failures)
 	if other := again.Plan(seen); !reflect.DeepEqual(plan, other) {
-		t.Errorf("two plans from equal values:\n%+v\n%+v", plan, other)
+		t.Errorf("equal arguments give different plans:\n%+v\n%+v", plan, other)
 	}
 	if a, b := d.UsageUpdates(o), again.UsageUpdates(seen); !reflect.DeepEqual(a, b) {
-		t.Errorf("two lists of marks from equal values:\n%+v\n%+v", a, b)
+		t.Errorf("equal arguments give different usage updates:\n%+v\n%+v", a, b)
 	}
 	if after := plantest.Describe(d, o, plan); after != before {
 		t.Errorf("planning changed its arguments:\n%s\n%s", before, after)
 	}
 }
 
-// reinserted is the map filled in the opposite order of its keys.
+// reinserted returns an equal map that was filled in the reverse order of its keys.
 func reinserted[K comparable, V any](m map[K]V) map[K]V {
 	if m == nil {
 		return nil
@@ -85,47 +85,47 @@ func reinserted[K comparable, V any](m map[K]V) map[K]V {
 	return out
 }
 
-// checkUsageUpdates holds the marks against what they are for: nothing looks older after
-// them than it is, and once they are written there are none left to write.
+// checkUsageUpdates checks that the usage updates record no time that is earlier than the truth,
+// and that none are left when all are written.
 func checkUsageUpdates(t *testing.T, d plan.Desired, o plan.Observed) {
 	t.Helper()
-	marks := d.UsageUpdates(o)
-	for _, m := range marks {
-		c := o.Disks[m.Copy.Disk].Copies[m.Copy.ID]
+	updates := d.UsageUpdates(o)
+	for _, u := range updates {
+		c := o.Disks[u.Copy.Disk].Copies[u.Copy.ID]
 		switch {
-		case !c.Owned || o.Disks[m.Copy.Disk].Problem != "":
-			t.Errorf("mark on what is not to be touched: %+v", m)
-		case m.InUse != (c.UsedBy != ""):
-			t.Errorf("%+v, and %q uses it", m, c.UsedBy)
-		case !m.LastUsed.Equal(c.LastUsed) && !m.LastUsed.Equal(o.Now):
-			t.Errorf("last use of %s was %s and is marked %s", m.Copy, c.LastUsed, m.LastUsed)
-		case !m.SurplusSince.IsZero() && !m.SurplusSince.Equal(c.SurplusSince) && !m.SurplusSince.Equal(o.Now):
-			t.Errorf("%s is unwanted since %s and is marked %s", m.Copy, c.SurplusSince, m.SurplusSince)
-		case d.Allowed != schema.Everything && !m.SurplusSince.IsZero() && !m.SurplusSince.Equal(c.SurplusSince):
-			t.Errorf("the clock of %s begins while the configuration is broken", m.Copy)
+		case !c.Owned || o.Disks[u.Copy.Disk].Problem != "":
+			t.Errorf("an update of a copy that this node must not change: %+v", u)
+		case u.InUse != (c.UsedBy != ""):
+			t.Errorf("%+v, and its user is %q", u, c.UsedBy)
+		case !u.LastUsed.Equal(c.LastUsed) && !u.LastUsed.Equal(o.Now):
+			t.Errorf("the last use of %s was %s, the update has %s", u.Copy, c.LastUsed, u.LastUsed)
+		case !u.SurplusSince.IsZero() && !u.SurplusSince.Equal(c.SurplusSince) && !u.SurplusSince.Equal(o.Now):
+			t.Errorf("%s is surplus since %s, the update has %s", u.Copy, c.SurplusSince, u.SurplusSince)
+		case d.Allowed != schema.Everything && !u.SurplusSince.IsZero() && !u.SurplusSince.Equal(c.SurplusSince):
+			t.Errorf("the clean-up interval of %s begins while the configuration is invalid", u.Copy)
 		}
 	}
-	noted := withUsage(o, marks)
-	for ref, seen := range noted.Disks {
+	after := withUsage(o, updates)
+	for ref, seen := range after.Disks {
 		seen.ClockStepped = false
-		noted.Disks[ref] = seen
+		after.Disks[ref] = seen
 	}
-	if left := d.UsageUpdates(noted); len(left) > 0 {
-		t.Errorf("marks are left when all are written: %+v of %+v", left, marks)
+	if left := d.UsageUpdates(after); len(left) > 0 {
+		t.Errorf("after all updates were written, %+v are left of %+v", left, updates)
 	}
-	plantest.CheckPlan(t, d, noted, d.Plan(noted))
+	plantest.CheckPlan(t, d, after, d.Plan(after))
 }
 
-// withUsage is what a look sees when the marks are written.
-func withUsage(o plan.Observed, marks []plan.Usage) plan.Observed {
+// withUsage returns what is observed after the updates were written.
+func withUsage(o plan.Observed, updates []plan.Usage) plan.Observed {
 	o.Disks = maps.Clone(o.Disks)
-	for _, m := range marks {
-		one := o.Disks[m.Copy.Disk]
-		one.Copies = maps.Clone(one.Copies)
-		c := one.Copies[m.Copy.ID]
-		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = m.InUse, m.LastUsed, m.SurplusSince, m.By
-		one.Copies[m.Copy.ID] = c
-		o.Disks[m.Copy.Disk] = one
+	for _, u := range updates {
+		seen := o.Disks[u.Copy.Disk]
+		seen.Copies = maps.Clone(seen.Copies)
+		c := seen.Copies[u.Copy.ID]
+		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.By
+		seen.Copies[u.Copy.ID] = c
+		o.Disks[u.Copy.Disk] = seen
 	}
 	return o
 }

@@ -7,41 +7,12 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// TestScore freezes the ranking: with another one every image would move. The vectors were
-// computed by another program. The number of some names is the start of
-//
-//	printf '\0\0\0\0\0\0\0\5node1\0\0\0\0\0\0\0\5disk1' | sha256sum
-func TestScore(t *testing.T) {
-	for _, v := range []struct {
-		image, node, disk string
-		want              uint64
-	}{
-		{"parrot", "node1", "disk1", 0x9a500ba6ebf78d1f},
-		{"parrot", "node1", "disk2", 0xe1a76b03f4130729},
-		{"parrot", "node2", "disk1", 0xb2097d59a58bed5b},
-		{"parrotnode1", "", "disk1", 0xbd98510a0437fe2f},
-		{"debian-13.qcow2", "rack-7.example", "nvme0", 0x5bb6635a4a064f31},
-	} {
-		if got := plan.Mix64(plan.NameHash(v.image) ^ plan.NameHash(v.node, v.disk)); got != v.want {
-			t.Errorf("score of %s on %s/%s is %#x, want %#x", v.image, v.node, v.disk, got, v.want)
-		}
-	}
-}
-
-// TestMixIsSplitMix64 takes what every SplitMix64 gives first for the seed 0.
-func TestMixIsSplitMix64(t *testing.T) {
-	if got := plan.Mix64(0x9e3779b97f4a7c15); got != 0xe220a8397b1dcdaf {
-		t.Errorf("mix gives %#x", got)
-	}
-}
-
-// TestRankedVectors freezes the walk: every node's best disk before any node's
-// second.
-func TestRankedVectors(t *testing.T) {
+// TestRankVectors fixes the order of ranked disks: the best disk of every node comes before the
+// second disk of any node.
+func TestRankVectors(t *testing.T) {
 	c := plantest.NewConfig(3, 2)
 	for image, want := range map[string][]string{
 		"parrot": {"node3/disk2", "node1/disk1", "node2/disk1", "node3/disk1", "node2/disk2", "node1/disk2"},
@@ -53,7 +24,7 @@ func TestRankedVectors(t *testing.T) {
 			got = append(got, ref.String())
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("%s is ranked %q, want %q", image, got, want)
+			t.Errorf("the ranked disks of %s are %q, want %q", image, got, want)
 		}
 	}
 }
@@ -71,25 +42,25 @@ func TestRankBestDiskOfEachNodeFirst(t *testing.T) {
 				nodes[ref.Node] = true
 			}
 			if len(nodes) != 5 {
-				t.Errorf("a node comes again before another came at all: %v", refs)
+				t.Errorf("a node has a second disk before another has its first: %v", refs)
 			}
 		}
 	}
 }
 
-// TestRankMovesFewCopies takes each disk away, and each node, by eviction and for
-// good: only copies that were on it may move, and the same when it comes back.
+// TestRankMovesFewCopies removes or evicts each disk and each node. Only copies that were on it
+// may move. The same holds in reverse, when a disk or node is added.
 func TestRankMovesFewCopies(t *testing.T) {
-	with := plantest.NewConfig(4, 3)
-	for _, without := range smaller(with) {
+	all := plantest.NewConfig(4, 3)
+	for _, fewer := range withoutOne(all) {
 		for i := range 50 {
 			image := plantest.NewImage(fmt.Sprint("image", i))
 			for copies := 1; copies <= 5; copies++ {
-				before, after := plantest.RankedDisks(with, image)[:copies], plantest.RankedDisks(without, image)
+				before, after := plantest.RankedDisks(all, image)[:copies], plantest.RankedDisks(fewer, image)
 				after = after[:min(copies, len(after))]
 				for _, ref := range before {
-					if stays(without, ref) && !slices.Contains(after, ref) {
-						t.Fatalf("%s moves from %s, which is there: before %v, then %v", image.ID.Name, ref, before, after)
+					if isAvailable(fewer, ref) && !slices.Contains(after, ref) {
+						t.Fatalf("%s moves from %s, which is still available: before %v, after %v", image.ID.Name, ref, before, after)
 					}
 				}
 			}
@@ -97,45 +68,41 @@ func TestRankMovesFewCopies(t *testing.T) {
 	}
 }
 
-func stays(c schema.Config, ref schema.DiskRef) bool {
-	d, there := c.Nodes[ref.Node].Disks[ref.Disk]
-	return there && !d.EvictionRequested && !c.Nodes[ref.Node].EvictionRequested
+func isAvailable(c schema.Config, ref schema.DiskRef) bool {
+	d, declared := c.Nodes[ref.Node].Disks[ref.Disk]
+	return declared && !d.EvictionRequested && !c.Nodes[ref.Node].EvictionRequested
 }
 
-// smaller are configurations that lack one disk or one node of c.
-func smaller(c schema.Config) []schema.Config {
+// withoutOne returns configurations that lack one disk or one node of c, or evict it.
+func withoutOne(c schema.Config) []schema.Config {
 	var all []schema.Config
 	for name, node := range c.Nodes {
-		fewer := c
-		fewer.Nodes = maps.Clone(c.Nodes)
-		delete(fewer.Nodes, name)
-		evicted := c
-		evicted.Nodes = maps.Clone(c.Nodes)
-		drained := node
-		drained.EvictionRequested = true
-		evicted.Nodes[name] = drained
-		all = append(all, fewer, evicted)
+		removed := c
+		removed.Nodes = maps.Clone(c.Nodes)
+		delete(removed.Nodes, name)
+		all = append(all, removed, withNode(c, name, func(n *schema.Node) { n.EvictionRequested = true }))
 		for diskName, d := range node.Disks {
-			fewer := c
-			fewer.Nodes = maps.Clone(c.Nodes)
-			one := node
-			one.Disks = maps.Clone(node.Disks)
-			delete(one.Disks, diskName)
-			fewer.Nodes[name] = one
-			evicted := c
-			evicted.Nodes = maps.Clone(c.Nodes)
-			two := node
-			two.Disks = maps.Clone(node.Disks)
 			d.EvictionRequested = true
-			two.Disks[diskName] = d
-			evicted.Nodes[name] = two
-			all = append(all, fewer, evicted)
+			all = append(all,
+				withNode(c, name, func(n *schema.Node) { delete(n.Disks, diskName) }),
+				withNode(c, name, func(n *schema.Node) { n.Disks[diskName] = d }))
 		}
 	}
 	return all
 }
 
-func TestRankedBalance(t *testing.T) {
+// withNode returns c with a changed copy of one node.
+func withNode(c schema.Config, name string, change func(*schema.Node)) schema.Config {
+	node := c.Nodes[name]
+	node.Disks = maps.Clone(node.Disks)
+	change(&node)
+	c.Nodes = maps.Clone(c.Nodes)
+	c.Nodes[name] = node
+	return c
+}
+
+// TestRankBalance checks that each disk is the first for about as many images as any other.
+func TestRankBalance(t *testing.T) {
 	const images = 6000
 	c := plantest.NewConfig(3, 2)
 	first := map[schema.DiskRef]int{}
@@ -144,7 +111,7 @@ func TestRankedBalance(t *testing.T) {
 	}
 	for ref, n := range first {
 		if n < images/6*8/10 || n > images/6*12/10 {
-			t.Errorf("%s is the first for %d of %d images on 6 disks", ref, n, images)
+			t.Errorf("%s is the best disk of %d of %d images, want about a sixth", ref, n, images)
 		}
 	}
 }

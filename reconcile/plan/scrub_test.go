@@ -10,6 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
+// TestScrub checks which copy is verified: the one with the oldest verification, one at a time.
 func TestScrub(t *testing.T) {
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	d := plantest.Load(t, `
@@ -30,22 +31,22 @@ images:
 		{name: "all fresh", verified: map[string]time.Duration{"aa": time.Hour, "bb": 23 * time.Hour, "cc": 0}},
 		{name: "the oldest", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
 			want: "bb scrub: last verified 2026-11-18T11:00:00Z"},
-		{name: "of equal ones the first", verified: map[string]time.Duration{"bb": 25 * time.Hour, "cc": 25 * time.Hour, "aa": 0},
+		{name: "the first of equally old ones", verified: map[string]time.Duration{"bb": 25 * time.Hour, "cc": 25 * time.Hour, "aa": 0},
 			want: "bb scrub: last verified 2026-11-19T11:00:00Z"},
-		{name: "in the future", verified: map[string]time.Duration{"aa": -time.Minute, "bb": 0, "cc": 0},
+		{name: "a time in the future", verified: map[string]time.Duration{"aa": -time.Minute, "bb": 0, "cc": 0},
 			want: "aa scrub: last verified 2026-11-20T12:01:00Z"},
-		{name: "what is under way goes on", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
+		{name: "a running scrub continues", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
 			change: func(_ *plan.Desired, o *plan.Observed) { o.Running[key("aa")] = true },
 			want:   "aa scrub: last verified 2026-11-19T11:00:00Z"},
-		{name: "what cannot be read waits", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
+		{name: "a copy that failed waits", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
 			change: func(_ *plan.Desired, o *plan.Observed) {
 				o.Failures[key("bb")] = plan.Failure{Attempts: 1, RetryAt: now.Add(time.Minute)}
 			},
 			want: "aa scrub: last verified 2026-11-19T11:00:00Z"},
-		{name: "what was asked for is read once", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 0, "cc": 0},
+		{name: "a requested verification is no scrub", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 0, "cc": 0},
 			change: func(d *plan.Desired, _ *plan.Observed) { d.Verify = map[plan.CopyRef]bool{key("aa"): true} },
 			want:   "aa asked for"},
-		{name: "never", verified: map[string]time.Duration{"aa": 1000 * time.Hour, "bb": 0, "cc": 0},
+		{name: "disabled", verified: map[string]time.Duration{"aa": 1000 * time.Hour, "bb": 0, "cc": 0},
 			change: func(d *plan.Desired, _ *plan.Observed) { d.Config.Settings.ScrubInterval = 0 }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -66,7 +67,7 @@ images:
 			got := ""
 			for _, a := range d.Plan(o).Actions {
 				if got += a.Image + " " + a.Reason; a.Op != plan.Verify {
-					t.Errorf("%s is planned", a.Op)
+					t.Errorf("got a plan to %s, want only verify", a.Op)
 				}
 			}
 			if got != tt.want {
