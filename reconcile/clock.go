@@ -2,45 +2,58 @@ package reconcile
 
 import "time"
 
-// clock tells the wall time and notices when it was set: then it has moved by
-// another amount than the monotonic clock.
+// clock reads the clocks of the node and counts how often the wall clock was set: then it has
+// advanced by another amount than the steady clock.
 type clock struct {
-	last  time.Time
-	base  time.Time // the first look since it was set last
-	steps int       // how often it was set
-	// recorded is the count of steps up to which the times on a disk are right, by its uuid.
+	read  func() Instant
+	last  Instant
+	base  Instant // the first reading after the wall clock was last set
+	steps int     // how often the wall clock was set
+	// recorded is, by the uuid of a disk, the number of steps up to which the times on the
+	// disk are right.
 	recorded map[string]int
 }
 
-// maxSkew is how far the two clocks may part, or a thousandth of the time if that is
-// more, which a clock that is slewed does not.
+// maxSkew is by how much the two clocks may differ without a step: a minute, or a thousandth of
+// the time if that is more. A clock that is slewed stays within it.
 const maxSkew = time.Minute
 
-func (c *clock) now() time.Time {
-	now := time.Now()
-	if c.last.IsZero() {
+// now returns the wall time and the steady time.
+func (c *clock) now() Instant { return c.read() }
+
+// observe returns what now does, and counts the step if the wall clock was set.
+func (c *clock) observe() Instant {
+	now := c.read()
+	if c.last == (Instant{}) {
 		c.base = now
-	} else if clockSkew(now, c.last) > maxSkew || clockSkew(now, c.base) > max(maxSkew, now.Sub(c.base)/1000) {
+	} else if skew(now, c.last) > maxSkew || skew(now, c.base) > max(maxSkew, now.Steady.Sub(c.base.Steady)/1000) {
 		c.steps++
 		c.base = now
 	}
 	c.last = now
-	return now.UTC()
+	return now
 }
 
-// clockSkew is how far the wall clock has moved otherwise than the monotonic one.
-func clockSkew(now, then time.Time) time.Duration {
-	return (now.Round(0).Sub(then.Round(0)) - now.Sub(then)).Abs()
+// skew returns by how much the wall clock advanced differently from the steady clock.
+func skew(now, then Instant) time.Duration {
+	return (now.Wall.Sub(then.Wall) - now.Steady.Sub(then.Steady)).Abs()
 }
 
-// outdated reports whether the clock was set since the times on a disk were right, for
-// all that this process knows.
+// outdated reports whether the wall clock was set after the times on a disk were right, as far
+// as this process knows.
 func (c *clock) outdated(uuid string) bool { return c.recorded[uuid] < c.steps }
 
-// record takes note that they are.
+// record notes that the times on a disk are right.
 func (c *clock) record(uuid string) {
 	if c.recorded == nil {
 		c.recorded = map[string]int{}
 	}
 	c.recorded[uuid] = c.steps
+}
+
+// elapsed returns how long ago since was, by the clock that advanced more: the steady clock
+// stops while the machine is suspended, and the wall clock can be set back.
+func (c *clock) elapsed(since Instant) time.Duration {
+	now := c.read()
+	return max(now.Steady.Sub(since.Steady), now.Wall.Sub(since.Wall))
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
-	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -165,7 +164,7 @@ func (m *member) publish() {
 	defer m.keepLeaving()
 	r := &Reconciler{running: map[plan.CopyRef]*activeJob{}}
 	for key, w := range m.jobs {
-		r.running[key] = &activeJob{job: job.Job{Action: w.action}}
+		r.running[key] = &activeJob{task: Task{Action: w.action}}
 	}
 	s := &said{state: r.state(m.d, m.o)}
 	if m.said != nil && sameNews(m.said.state, s.state) {
@@ -232,5 +231,5 @@ func (m *member) overlayPeers(d plan.Desired, o *plan.Observed) {
 		}
 		answers[name] = a
 	}
-	m.others.mergeResponses(d, o, answers, worldStart.Add(m.c.now))
+	m.others.mergeObservations(d, o, answers, worldStart.Add(m.c.now))
 }

@@ -85,7 +85,7 @@ func (m *member) start() {
 	m.removals, m.tries, m.unmarked, m.byHand = &configdir.RemovalConfirmer{}, map[plan.CopyRef]failureRecord{}, map[plan.CopyRef]pendingUsage{}, map[plan.CopyRef]bool{}
 	m.jobs, m.leaving, m.ended, m.heard = map[plan.CopyRef]*work{}, map[plan.CopyRef]bool{}, nil, map[string]*hearsay{}
 	m.missed = map[schema.DiskRef]time.Duration{}
-	m.others = peers{states: map[string]peerState{}}
+	m.others = newPeers(nil)
 	m.busy, m.due, m.plan, m.rounds, m.said, m.polls = false, false, plan.Plan{}, 0, nil, nil
 	m.clock = m.wall
 	m.c.tell(m.name, "starts")

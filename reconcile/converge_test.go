@@ -145,8 +145,10 @@ func TestVerifyRewritesUnreadableSectors(t *testing.T) {
 		})
 		d.Verify = map[plan.CopyRef]bool{key: true}
 		r.Round(t.Context(), d)
-		e := <-r.Ended()
-		r.Finish(e)
+		<-r.Reports()
+		ends, _ := r.reports.take()
+		e := ends[0]
+		r.endJob(e)
 		v.Plan(nil)
 		d.Verify = nil
 		if c := r.Observe(d).Disks[key.Disk].Copies[key.ID]; (e.err != nil) != alone || written == alone || c.State != disk.Ready {

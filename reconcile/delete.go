@@ -5,65 +5,132 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
+// deletion is the deletion of one copy by its holder. Every deletion, for any reason, goes
+// through these steps (D1 to D4):
+//
+//	withdraw   The copy is marked as leaving. From here on direct queries show it as
+//	           leaving. The round then publishes its state and begins the queries.
+//	query      The holder queries the node of each copy that it counts on; for an image
+//	           that is not declared any more, all other nodes. It queries them directly,
+//	           and every query starts after the withdrawal.
+//	confirm    When the responses are there, the next round observes the disks again, and
+//	           plans once more on this observation and the responses alone: a published
+//	           state from before does not count (plan.Observed.WithResponses,
+//	           plan.Desired.ConfirmDeletion).
+//	delete     Disk.Remove renames the folder aside, checks again for users, and deletes it.
+//
+// If the plan does not confirm the deletion, the holder cancels it: the copy stays, and the
+// deletion may be tried again after a random delay. The copy is shown as leaving until the
+// round after the end of the deletion published its state. So any peer that sees the copy as
+// not leaving also sees whether it still exists.
+//
+// Of two holders that withdraw at the same time, at least one sees the other copy as leaving,
+// because each withdraws before it queries. It cancels. The random delay keeps the two from
+// withdrawing together again.
+type deletion struct {
+	phase deletionPhase
+	// queried are the nodes to query, and responses what they responded.
+	queried   []string
+	responses map[string]plan.Response
+}
+
+type deletionPhase int
+
 const (
-	maxResponseAge    = time.Minute     // of what was answered, where the loop was held up
-	minDeleteRetry    = time.Second     // before a copy that could not go is withdrawn again
-	deleteRetrySpread = 9 * time.Second // and up to so much more, so that two holders part
+	withdrawn  deletionPhase = iota // the peers are being queried
+	confirming                      // the responses are there; the next round decides
+	deleting                        // confirmed: the copy is being deleted
 )
 
-// finishDeletions lets go of the withdrawn copies about which everybody was asked, or takes
-// the withdrawal back. It returns the removals, which are yet to be begun. o has to
-// have been seen after the answers, and is changed to what holds then.
-func (r *Reconciler) finishDeletions(d plan.Desired, o plan.Observed) (removals []func()) {
-	for _, key := range r.confirmedDeletions() {
-		run := r.running[key]
-		answers, a := run.responses, run.job.Action
-		run.responses = nil
-		if run.stopped {
-			r.Finish(result{key: key, err: context.Canceled, stopped: true})
-			delete(o.Running, key)
-			continue
-		}
-		if age := elapsed(run.started); age > maxResponseAge { // the loop was held up
-			r.cancelDeletion(key, fmt.Errorf("the answers are %v old", age.Round(time.Second)))
-			o.Failures[key] = r.failures[key].OnWallClock(time.Now(), o.Now)
-			delete(o.Running, key)
-			continue
-		}
-		if err := d.ConfirmDeletion(o.WithResponses(key.ID.Name, run.job.Query.Nodes, answers), a); err != nil {
-			r.cancelDeletion(key, err)
-			o.Failures[key] = r.failures[key].OnWallClock(time.Now(), o.Now)
-			delete(o.Running, key)
-			continue
-		}
-		run.deleting = true
-		removals = append(removals, func() {
-			go func() { r.ended <- result{key: key, err: run.job.Disk.Remove(key.ID)} }()
+const (
+	maxResponseAge    = time.Minute     // a decision on older responses is cancelled: the loop was delayed
+	minDeleteRetry    = time.Second     // the least delay after a cancelled deletion
+	deleteRetrySpread = 9 * time.Second // the random part of this delay
+)
+
+// queryResponses are the responses to the queries of a deletion.
+type queryResponses struct {
+	key       plan.CopyRef
+	responses map[string]plan.Response
+	stopped   bool
+}
+
+// withdraw begins the deletion of a copy (D1). It returns what queries the peers (D2), which is
+// called when the withdrawal is published.
+func (r *Reconciler) withdraw(ctx context.Context, d plan.Desired, o plan.Observed, run *activeJob) (query func()) {
+	key := run.task.Action.CopyRef()
+	run.deletion = &deletion{queried: d.NodesToQuery(o, run.task.Action)}
+	r.leaving.add(key)
+	nodes := make([]peer.Address, 0, len(run.deletion.queried))
+	for _, name := range run.deletion.queried {
+		nodes = append(nodes, peer.Address{Node: name, URL: d.Config.Nodes[name].Address})
+	}
+	return func() {
+		r.system.Jobs.Query(ctx, key.ID.Name, nodes, func(states map[string]peer.State) {
+			r.reports.addResponses(queryResponses{key, responsesFromPeers(d.Config.Nodes, states), ctx.Err() != nil})
 		})
 	}
-	return removals
 }
 
-// elapsed is how long ago since was, by the clock that says more: one stands still while
-// the machine is suspended, and the other may be set back.
-func elapsed(since time.Time) time.Duration {
-	now := time.Now()
-	return max(now.Sub(since), now.Round(0).Sub(since.Round(0)))
+// handleResponses lets the next round decide on a deletion. The responses to a deletion that was
+// stopped end it.
+func (r *Reconciler) handleResponses(q queryResponses) (ended endedJob, ok bool) {
+	if q.stopped {
+		return r.endJob(jobEnd{q.key, context.Canceled, true}), true
+	}
+	deletion := r.running[q.key].deletion
+	deletion.phase, deletion.responses = confirming, q.responses
+	return endedJob{}, false
 }
 
-// confirmedDeletions are the withdrawn copies that can be decided on.
-func (r *Reconciler) confirmedDeletions() []plan.CopyRef {
+// decideDeletions decides on the deletions whose responses are there (D2, D3), and returns what
+// begins the confirmed ones (D4). o must have been observed after the responses. It is changed
+// as the decisions are.
+func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []func()) {
+	for _, key := range r.deletionsToConfirm() {
+		run := r.running[key]
+		if run.stopped {
+			r.endJob(jobEnd{key, context.Canceled, true})
+			delete(o.Running, key)
+			continue
+		}
+		if err := r.confirm(d, o, run); err != nil {
+			r.cancelDeletion(key, err)
+			o.Failures[key] = r.failures[key].OnWallClock(r.clock.now().Steady, o.Now)
+			delete(o.Running, key)
+			continue
+		}
+		run.deletion.phase = deleting
+		begin = append(begin, func() {
+			r.system.Jobs.Start(context.Background(), run.task, func(err error) { r.reports.addEnd(jobEnd{key: key, err: err}) })
+		})
+	}
+	return begin
+}
+
+// confirm returns nil if a copy may be deleted, by the observation o and the responses, and
+// otherwise why it stays.
+func (r *Reconciler) confirm(d plan.Desired, o plan.Observed, run *activeJob) error {
+	if age := r.clock.elapsed(run.started); age > maxResponseAge {
+		return fmt.Errorf("the answers are %v old", age.Round(time.Second))
+	}
+	a := run.task.Action
+	return d.ConfirmDeletion(o.WithResponses(a.CopyRef().ID.Name, run.deletion.queried, run.deletion.responses), a)
+}
+
+// deletionsToConfirm returns the deletions that can be decided on, sorted.
+func (r *Reconciler) deletionsToConfirm() []plan.CopyRef {
 	var keys []plan.CopyRef
 	for key, run := range r.running {
-		if run.responses != nil {
+		if run.deletion != nil && run.deletion.phase == confirming {
 			keys = append(keys, key)
 		}
 	}
@@ -73,30 +140,36 @@ func (r *Reconciler) confirmedDeletions() []plan.CopyRef {
 	return keys
 }
 
-// cancelDeletion ends a job whose copy has to stay after all. Nothing has failed: it is
-// tried again soon, and not at the same moment as another holder does.
-func (r *Reconciler) cancelDeletion(key plan.CopyRef, why error) {
+// cancelDeletion ends a deletion that is not confirmed (D3). Nothing has failed: it is tried
+// again soon, and not at the same moment as another holder does.
+func (r *Reconciler) cancelDeletion(key plan.CopyRef, reason error) {
 	run := r.running[key]
 	delete(r.running, key)
-	r.transfers.end(key, result{key: key, stopped: true, err: why})
 	run.stop()
-	now := time.Now()
-	until := now.Add(minDeleteRetry + rand.N(deleteRetrySpread))
+	r.transfers.end(jobEnd{key, reason, true})
+	now := r.clock.now().Steady
+	until := now.Add(minDeleteRetry + time.Duration(r.system.Random()*float64(deleteRetrySpread)))
 	last := r.failures[key].Failure
-	next := plan.Failure{Op: run.job.Action.Op, Since: now, RetryAt: until, Message: why.Error()}
+	next := plan.Failure{Op: run.task.Action.Op, Since: now, RetryAt: until, Message: reason.Error()}
 	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable
-	r.failures[key] = failureRecord{next, run.job.Image, r.disks.uuid(key.Disk)}
-	r.log.Info("kept for now", "copy", key.String(), "reason", why.Error(), "again", until.Format(time.RFC3339))
+	r.failures[key] = failureRecord{next, run.task.Image, r.disks.uuid(key.Disk)}
+	r.log.Info("kept for now", "copy", key.String(), "reason", reason.Error(), "again", until.Format(time.RFC3339))
 }
 
-// abortDeletions takes back the withdrawals that would be decided on next.
+// abortDeletions cancels the deletions that the next round would decide on.
 func (r *Reconciler) abortDeletions() {
-	for _, key := range r.confirmedDeletions() {
-		r.Finish(result{key: key, err: context.Canceled, stopped: true})
+	for _, key := range r.deletionsToConfirm() {
+		r.endJob(jobEnd{key, context.Canceled, true})
 	}
 }
 
-// leavingCopies are the copies of this node that were withdrawn. Any goroutine may look.
+// isDeleting reports whether a deletion of the copy runs, in any phase.
+func (r *Reconciler) isDeleting(key plan.CopyRef) bool {
+	run := r.running[key]
+	return run != nil && run.task.Action.Op.Deletes()
+}
+
+// leavingCopies are the withdrawn copies of this node. Its methods may be called concurrently.
 type leavingCopies struct {
 	mu   sync.Mutex
 	keys map[plan.CopyRef]bool
@@ -111,14 +184,14 @@ func (l *leavingCopies) add(key plan.CopyRef) {
 	l.keys[key] = true
 }
 
-// keep takes back all withdrawals but those that are said to go on.
-func (l *leavingCopies) keep(goesOn func(plan.CopyRef) bool) {
+// keep ends all withdrawals except those for which deleting is true.
+func (l *leavingCopies) keep(deleting func(plan.CopyRef) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	maps.DeleteFunc(l.keys, func(key plan.CopyRef, _ bool) bool { return !goesOn(key) })
+	maps.DeleteFunc(l.keys, func(key plan.CopyRef, _ bool) bool { return !deleting(key) })
 }
 
-// all returns what is withdrawn at this moment.
+// all returns the copies that are withdrawn now.
 func (l *leavingCopies) all() map[plan.CopyRef]bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

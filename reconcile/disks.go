@@ -12,23 +12,24 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// disks are the declared disks of this node, as far as they can be opened. They
-// are for one goroutine; the *disk.Disk handed out are for any.
+// disks are the declared disks of this node, as far as they can be opened. They are for one
+// goroutine; each Disk may be used by any.
 type disks struct {
-	readOnly bool // open without a lock, for a dry run
-	open     map[schema.DiskRef]*openDisk
+	openAt func(path string) (d Disk, uuid string, err error)
+	open   map[schema.DiskRef]*openDisk
 }
 
+// openDisk is a declared disk, or why it cannot be used.
 type openDisk struct {
-	*disk.Disk
-	unlock  func() error
-	uuid    string // "" when it could not be told
-	problem string
-	locked  error // a disk.ErrLocked
+	Disk           // nil if it could not be opened
+	path    string // as declared
+	uuid    string // "" if it is not known
+	problem string // why the disk cannot be used; "" if it can
+	locked  error  // a disk.ErrLocked
 }
 
-// refresh opens what is declared and not open yet, and looks whether the others
-// are still what they were. busy says that a disk must not be closed now.
+// refresh opens the declared disks that are not open, and closes disks that are not declared,
+// or are not at their path any more. busy reports that a disk must not be closed now.
 func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schema.DiskRef) bool) {
 	if s.open == nil {
 		s.open = map[schema.DiskRef]*openDisk{}
@@ -38,7 +39,7 @@ func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schem
 			o.problem = "" // found out anew
 		}
 		want, ok := declared[ref]
-		gone := !ok || o.Disk == nil || want.Path != o.Path() || o.Check() != nil
+		gone := !ok || o.Disk == nil || want.Path != o.path || o.Check() != nil
 		if gone && !busy(ref) {
 			_ = o.close() // nothing was written through what is closed here
 			delete(s.open, ref)
@@ -54,7 +55,7 @@ func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schem
 	s.rejectDuplicates()
 }
 
-// uuid is that of a disk, "" if it could not be told.
+// uuid returns the uuid of a disk, "" if it is not known.
 func (s *disks) uuid(ref schema.DiskRef) string {
 	if one := s.open[ref]; one != nil {
 		return one.uuid
@@ -63,34 +64,26 @@ func (s *disks) uuid(ref schema.DiskRef) string {
 }
 
 func (s *disks) openDisk(path string) *openDisk {
-	d, err := disk.Open(path)
-	if err != nil {
-		problem := err.Error()
-		switch {
-		case errors.Is(err, fs.ErrNotExist): // not even a folder
-			problem += fmt.Sprintf(": mount it there; if it is new, make the folder and run: backing-image-manager disk init %s", path)
-		case errors.Is(err, disk.ErrNotInitialised) && !errors.Is(err, fs.ErrPermission):
-			problem += fmt.Sprintf(": if it is mounted and new, run: backing-image-manager disk init %s", path)
-		}
-		return &openDisk{problem: problem}
-	}
-	if s.readOnly {
-		return &openDisk{Disk: d, uuid: d.UUID()}
-	}
-	unlock, err := d.Lock()
-	if err != nil {
-		d.Close()
-		o := &openDisk{problem: err.Error(), uuid: d.UUID()}
-		if errors.Is(err, disk.ErrLocked) {
-			o.locked = err
-		}
+	d, uuid, err := s.openAt(path)
+	o := &openDisk{Disk: d, path: path, uuid: uuid}
+	if err == nil {
 		return o
 	}
-	return &openDisk{Disk: d, unlock: unlock, uuid: d.UUID()}
+	o.problem = err.Error()
+	switch {
+	case errors.Is(err, disk.ErrLocked):
+		o.locked = err
+	case uuid != "":
+	case errors.Is(err, fs.ErrNotExist): // not even a folder
+		o.problem += fmt.Sprintf(": mount it there; if it is new, make the folder and run: backing-image-manager disk init %s", path)
+	case errors.Is(err, disk.ErrNotInitialised) && !errors.Is(err, fs.ErrPermission):
+		o.problem += fmt.Sprintf(": if it is mounted and new, run: backing-image-manager disk init %s", path)
+	}
+	return o
 }
 
-// lockedElsewhere is an error that is disk.ErrLocked when another process writes to
-// one of the disks.
+// lockedElsewhere returns an error that is disk.ErrLocked if another process writes to one of
+// the disks.
 func (s *disks) lockedElsewhere() error {
 	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
 		if err := s.open[ref].locked; err != nil {
@@ -100,8 +93,8 @@ func (s *disks) lockedElsewhere() error {
 	return nil
 }
 
-// rejectDuplicates finds disks with the same identity: one of them is a copy of the
-// other, or they are one disk at two paths, and nobody can tell which is meant.
+// rejectDuplicates gives disks with the same uuid a problem: one of them is a copy of the other,
+// or they are one disk at two paths. Nothing shows which one the configuration means.
 func (s *disks) rejectDuplicates() {
 	first := map[string]schema.DiskRef{}
 	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
@@ -123,36 +116,32 @@ func (s *disks) rejectDuplicates() {
 	}
 }
 
-// observe observes one disk. reads says which images this process reads by itself.
+// observe lists a disk. reads reports which images this process reads.
 func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 	if o.Disk == nil {
 		return plan.Disk{Problem: o.problem}
 	}
-	seen := plan.Disk{Path: o.Path(), UUID: o.UUID(), Problem: o.problem}
+	seen := plan.Disk{Path: o.path, UUID: o.uuid, Problem: o.problem}
 	if seen.Problem != "" {
 		return seen
 	}
-	listing, err := o.List()
-	if err == nil {
-		seen.Space, err = o.Space()
-	}
+	found, err := o.List("")
 	if err != nil {
 		seen.Problem = err.Error()
 		return seen
 	}
-	users := o.Users()
-	seen.Unmanaged = listing.Unmanaged
-	if err := users.Err(); err != nil {
+	seen.Space, seen.Unmanaged = found.Space, found.Unmanaged
+	if err := found.Users.Err(); err != nil {
 		seen.UsageUnknown = err.Error()
 	}
-	seen.Copies = make(map[disk.ID]plan.Copy, len(listing.Copies))
-	for _, c := range listing.Copies {
-		using, inUse := users.InUse(c.ID)
+	seen.Copies = make(map[disk.ID]plan.Copy, len(found.Copies))
+	for _, c := range found.Copies {
+		using, inUse := found.Users.InUse(c.ID)
 		switch {
-		case inUse || c.SurplusSince.IsZero(): // it matters for what may go, and costs too much for all
+		case inUse || c.SurplusSince.IsZero(): // it matters only for surplus copies, and is too slow for all
 		case !reads(c.ID):
-			using, _ = o.FileOpen(c.ID)
-		case c.InUseRecorded:
+			using, _ = found.Users.FileOpen(c.ID)
+		case c.InUseRecorded: // FileOpen would find this process
 			using = "it was in use when the work that reads it began"
 		}
 		seen.Copies[c.ID] = plan.Copy{Copy: c, UsedBy: using}
@@ -164,11 +153,7 @@ func (o *openDisk) close() error {
 	if o.Disk == nil {
 		return nil
 	}
-	var err error
-	if o.unlock != nil {
-		err = o.unlock()
-	}
-	return errors.Join(err, o.Disk.Close())
+	return o.Disk.Close()
 }
 
 func (s *disks) close() error {
@@ -180,9 +165,9 @@ func (s *disks) close() error {
 	return err
 }
 
-// usable are the open disks by name.
-func (s *disks) usable() map[string]*disk.Disk {
-	usable := map[string]*disk.Disk{}
+// usable returns the disks that can be read, by name.
+func (s *disks) usable() map[string]Disk {
+	usable := map[string]Disk{}
 	for ref, o := range s.open {
 		if o.Disk != nil && o.problem == "" {
 			usable[ref.Disk] = o.Disk

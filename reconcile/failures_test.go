@@ -27,9 +27,9 @@ func finished(a plan.Action, err error) *Reconciler {
 }
 
 func finishJob(r *Reconciler, a plan.Action, err error) {
-	r.running[a.CopyRef()] = &activeJob{job: job.Job{Action: a, Image: plantest.NewImage(a.Image)}, stop: func() {}}
+	r.running[a.CopyRef()] = &activeJob{task: Task{Action: a, Image: plantest.NewImage(a.Image)}, stop: func() {}}
 	r.transfers.add(a.CopyRef(), job.Transfer{Action: a, Progress: &fetch.Progress{}})
-	r.Finish(result{key: a.CopyRef(), err: err})
+	r.endJob(jobEnd{key: a.CopyRef(), err: err})
 }
 
 // The clock on the wall was a year ahead when something failed. What is set back then is not
@@ -110,7 +110,7 @@ func TestProblemTimeRestartsWhenADiskIsDeclaredAgain(t *testing.T) {
 			if declared, ok := d.Disk(refs[0]); ok {
 				o.Disks[refs[0]] = plan.Disk{Path: declared.Path, Problem: "not mounted"}
 			}
-			r.trackProblems(d, o)
+			r.trackProblems(d, o, time.Now())
 			return o.Disks[refs[0]].ProblemFor
 		}
 		disks := d.Config.Nodes[refs[0].Node].Disks

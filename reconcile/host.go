@@ -12,8 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// servedDisks is what others may look at by themselves, as the last look left it. It is not
-// changed any more.
+// servedDisks is what peers can read at any time, as of the last observation. It is not changed.
 type servedDisks struct {
 	node, config string
 	suspect      map[plan.CopyRef]bool
@@ -21,15 +20,18 @@ type servedDisks struct {
 	images       map[string]schema.Image
 }
 
-// servedDisk is a disk that was opened. It may be closed any time: whoever looks at it
-// then gets errors, and never that nothing is there.
+// servedDisk is a disk that was opened. It may be closed at any time: a reader then gets errors,
+// and never an empty list.
 type servedDisk struct {
-	*disk.Disk
+	Disk
 	uuid    string
 	problem string
 }
 
 var errNotRead = errors.New("the disks were not read yet: retry later")
+
+// PeerNode returns what peers can request of this node, besides its published state.
+func (l *Loop) PeerNode() peer.Node { return peerNode{l.reconciler, l} }
 
 // peerNode is this node as its peers see it: it implements peer.Node.
 type peerNode struct {
@@ -38,23 +40,27 @@ type peerNode struct {
 }
 
 // Disk returns a disk of this node that can be read.
-func (n peerNode) Disk(name string) (*disk.Disk, bool) { return n.r.readable(name) }
+func (n peerNode) Disk(name string) (*disk.Disk, bool) {
+	d, ok := n.r.readable(name)
+	return folderOf(d), ok
+}
 
 // ReportDamage queues the verification of the copies of an image. It does nothing for a
 // generation that is not declared: no peer syncs from that.
 func (n peerNode) ReportDamage(ctx context.Context, name string) { _, _ = n.loop.Verify(ctx, name) }
 
-func (r *Reconciler) setServed(d plan.Desired, o plan.Observed) {
+// serve lets peers read the disks that were observed.
+func (r *Reconciler) serve(d plan.Desired, o plan.Observed) {
 	now := &servedDisks{node: d.Node, config: d.PublishedDigest(), suspect: plan.Suspects(o.Failures), disks: map[string]servedDisk{}, images: d.Config.Images}
 	for ref, one := range r.disks.open {
 		now.disks[ref.Disk] = servedDisk{one.Disk, o.Disks[ref].UUID, o.Disks[ref].Problem}
 	}
-	r.view.Store(now)
+	r.served.Store(now)
 }
 
 // readable returns a disk of this node that can be read.
-func (r *Reconciler) readable(name string) (*disk.Disk, bool) {
-	now := r.view.Load()
+func (r *Reconciler) readable(name string) (Disk, bool) {
+	now := r.served.Load()
 	if now == nil {
 		return nil, false
 	}
@@ -65,13 +71,13 @@ func (r *Reconciler) readable(name string) (*disk.Disk, bool) {
 // Leaving reports whether a copy on a disk of this node is withdrawn. Before the first
 // observation it is true: nothing may be sent then.
 func (n peerNode) Leaving(name string, id disk.ID) bool {
-	now := n.r.view.Load()
+	now := n.r.served.Load()
 	return now == nil || n.r.leaving.all()[plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: name}, ID: id}]
 }
 
 // DeclaredUUID returns the uuid of the declared generation of an image.
 func (n peerNode) DeclaredUUID(name string) (string, bool) {
-	now := n.r.view.Load()
+	now := n.r.served.Load()
 	if now == nil {
 		return "", false
 	}
@@ -84,7 +90,7 @@ func (n peerNode) DeclaredUUID(name string) (string, bool) {
 // from before it: what changes meanwhile makes the response count for less, never for more.
 func (n peerNode) Copies(_ context.Context, name string) (peer.State, error) {
 	before := n.r.leaving.all()
-	now := n.r.view.Load()
+	now := n.r.served.Load()
 	if now == nil {
 		return peer.State{}, errNotRead
 	}
@@ -105,29 +111,30 @@ func (n peerNode) Copies(_ context.Context, name string) (peer.State, error) {
 	return s, nil
 }
 
-// list looks at the copies of a name on one disk. If anything is wrong with the disk,
-// before or after, nothing is known of its copies.
+// list returns the copies of one image name on the disk. If anything is wrong with the disk,
+// before or after the listing, nothing is known about its copies.
 func (d servedDisk) list(on, name string) peer.Disk {
 	seen := peer.Disk{Name: on, UUID: d.uuid, Problem: d.problem, Copies: []peer.Copy{}}
 	if seen.Problem != "" {
 		return seen
 	}
-	copies, err := d.ListGenerations(name)
-	users := d.Users()
-	for _, c := range copies {
-		using, inUse := users.InUse(c.ID)
+	found, err := d.List(name)
+	for _, c := range found.Copies {
+		using, inUse := found.Users.InUse(c.ID)
 		if !inUse {
-			using, _ = d.FileOpen(c.ID)
+			using, _ = found.Users.FileOpen(c.ID)
 		}
 		seen.Copies = append(seen.Copies, copyToPeer(plan.Copy{Copy: c, UsedBy: using}))
 	}
-	space, spaceErr := d.Space() // fails when the disk was closed meanwhile
-	if err := errors.Join(err, spaceErr, d.Check()); err != nil {
+	if err == nil {
+		err = d.Check() // fails if the disk was closed meanwhile
+	}
+	if err != nil {
 		return peer.Disk{Name: on, UUID: d.uuid, Problem: err.Error(), Copies: []peer.Copy{}}
 	}
-	if err := users.Err(); err != nil {
+	if err := found.Users.Err(); err != nil {
 		seen.UsageUnknown = err.Error()
 	}
-	seen.Total, seen.Free = space.Total, space.Free
+	seen.Total, seen.Free = found.Space.Total, found.Space.Free
 	return seen
 }

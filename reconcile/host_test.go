@@ -43,7 +43,7 @@ func TestDiskIsClosedUnderASend(t *testing.T) {
 	t.Parallel()
 	content := fetchtest.Random(3, 24<<20)
 	r, _, without := shelf(t, content)
-	server := httptest.NewServer(peer.NewServer(r.published, peerNode{r: r}).Handler())
+	server := httptest.NewServer(peer.NewServer(r.local.peers.published, peerNode{r: r}).Handler())
 	defer server.Close()
 	resp, err := http.Get(server.URL + "/v1/images/parrot/00000001/data?disk=disk1")
 	must(t, err)

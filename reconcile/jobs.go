@@ -4,9 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"slices"
-	"time"
+	"sync"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -17,52 +16,187 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// localCopies lists what can be repaired from without asking anybody.
-func (r *Reconciler) localCopies(d plan.Desired, o plan.Observed, a plan.Action) []job.LocalCopy {
-	if a.Op != plan.Repair && a.Op != plan.Verify {
+// activeJob is a running action.
+type activeJob struct {
+	task     Task
+	started  Instant
+	stop     context.CancelFunc
+	stopped  bool
+	deletion *deletion // nil unless the action deletes the copy
+}
+
+// cancel requests the end of the job.
+func (r *activeJob) cancel() {
+	r.stopped = true
+	r.stop()
+}
+
+// touchesFiles reports whether the job reads or writes the files of its copy. A deletion does so
+// only when it is confirmed.
+func (r *activeJob) touchesFiles() bool { return r.deletion == nil || r.deletion.phase == deleting }
+
+// jobEnd is how a job ended. A job that was stopped has not failed, whatever err is.
+type jobEnd struct {
+	key     plan.CopyRef
+	err     error
+	stopped bool
+}
+
+// reports collects what jobs report from their own goroutines until the loop handles it.
+type reports struct {
+	ready     chan struct{} // has a value after a report came
+	mu        sync.Mutex
+	ends      []jobEnd
+	responses []queryResponses
+}
+
+func newReports() *reports { return &reports{ready: make(chan struct{}, 1)} }
+
+func (r *reports) addEnd(e jobEnd) {
+	r.mu.Lock()
+	r.ends = append(r.ends, e)
+	r.mu.Unlock()
+	r.notify()
+}
+
+func (r *reports) addResponses(q queryResponses) {
+	r.mu.Lock()
+	r.responses = append(r.responses, q)
+	r.mu.Unlock()
+	r.notify()
+}
+
+func (r *reports) notify() {
+	select {
+	case r.ready <- struct{}{}:
+	default: // there is a value
+	}
+}
+
+// take returns the reports since the last call.
+func (r *reports) take() (ends []jobEnd, responses []queryResponses) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ends, responses = r.ends, r.responses
+	r.ends, r.responses = nil, nil
+	return ends, responses
+}
+
+// freeSlots returns how many jobs may be started: deletions (true) and others (false). Deletions
+// do not wait for long transfers, because they make space.
+func (r *Reconciler) freeSlots(d plan.Desired) map[bool]int {
+	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
+	free := map[bool]int{true: limit, false: limit}
+	for _, run := range r.running {
+		if a := run.task.Action; !a.Scrub && a.Op != plan.Upload { // scrubs and uploads take no slot
+			free[a.Op.Deletes()]--
+		}
+	}
+	return free
+}
+
+// stopObsolete stops jobs that are not in the plan any more, and those of an image whose
+// declaration changed. A transfer continues even if there is a nearer source by now.
+func (r *Reconciler) stopObsolete(d plan.Desired, p plan.Plan) {
+	wanted := map[plan.CopyRef]plan.Action{}
+	for _, a := range p.Actions {
+		if !a.Idle() {
+			wanted[a.CopyRef()] = a
+		}
+	}
+	for key, run := range r.running {
+		now, ok := wanted[key]
+		if a := run.task.Action; !ok || a.SupersededBy(run.task.Image, now) || !a.Op.SameDeclaration(run.task.Image, d.Config.Images[key.ID.Name]) {
+			run.cancel()
+		}
+	}
+}
+
+// startJob records the job of an action and returns what begins it. It withdraws the copy of a
+// deletion.
+func (r *Reconciler) startJob(ctx context.Context, d plan.Desired, o plan.Observed, a plan.Action) (begin func()) {
+	key := a.CopyRef()
+	run := &activeJob{task: r.newTask(d, o, a), started: r.clock.now()}
+	ctx, run.stop = context.WithCancel(ctx)
+	r.running[key] = run
+	r.transfers.add(key, job.Transfer{Action: a, Progress: run.task.Progress, Started: run.started.Wall})
+	level := slog.LevelInfo
+	if o.Disks[key.Disk].Copies[key.ID].State == disk.Failed && !a.Op.Deletes() {
+		level = slog.LevelWarn // a disk that loses bytes must not go unnoticed
+	}
+	r.log.Log(ctx, level, "started", "action", string(a.Op), "copy", key.String(), "reason", a.Reason)
+	if a.Op.Deletes() {
+		return r.withdraw(ctx, d, o, run)
+	}
+	return func() {
+		r.system.Jobs.Start(ctx, run.task, func(err error) { r.reports.addEnd(jobEnd{key, err, ctx.Err() != nil}) })
+	}
+}
+
+// newTask returns an action with everything that its execution needs.
+func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Task {
+	declared, _ := d.Disk(a.CopyRef().Disk)
+	t := Task{
+		Action: a, Image: d.Config.Images[a.Image], Reserve: declared.StorageReserved,
+		AllowLoopback: d.Config.Settings.AllowLoopbackSources, Progress: &fetch.Progress{},
+		Disk: r.disks.open[a.CopyRef().Disk].Disk, LocalCopies: r.localCopies(d, o, a),
+	}
+	t.Progress.Total.Store(a.Bytes)
+	t.Digest, t.Size, t.PeerCopies = r.peers.copiesFor(d, o, a)
+	if (a.Op == plan.Sync || a.Op == plan.Clone) && a.LocalSource != (plan.CopyRef{}) {
+		t.Source = r.disks.open[a.LocalSource.Disk].Disk
+	}
+	if a.Op == plan.Export {
+		t.Disks = r.disks.usable()
+	}
+	return t
+}
+
+// localCopies returns the copies on this node that a repair can read.
+func (r *Reconciler) localCopies(d plan.Desired, o plan.Observed, a plan.Action) []LocalCopy {
+	if a.Op != plan.Repair && a.Op != plan.Verify { // a verification may turn into a repair
 		return nil
 	}
-	var near []job.LocalCopy
+	var copies []LocalCopy
 	want := d.DigestOf(o, a)
 	for _, ref := range slices.SortedFunc(maps.Keys(r.disks.open), plan.CompareDisks) {
 		for id, c := range o.Disks[ref].Copies {
 			if c.HasDigest(want) && !c.Leaving && (plan.CopyRef{Disk: ref, ID: id}) != a.CopyRef() {
-				near = append(near, job.LocalCopy{Disk: r.disks.open[ref].Disk, ID: id})
+				copies = append(copies, LocalCopy{Disk: r.disks.open[ref].Disk, ID: id})
 			}
 		}
 	}
-	return near
+	return copies
 }
 
-// peerCopies says where an action gets its bytes from, if not from this node.
-func (s *peers) peerCopies(d plan.Desired, o plan.Observed, a plan.Action) job.PeerCopies {
-	f := job.PeerCopies{Client: s.client, Sources: func() []peer.Source { return nil }}
+// copiesFor returns which bytes of peers an action may use, and a function that returns the
+// peer copies with these bytes at the time of the call. An action that reads a copy of this
+// node, or none, uses no peers.
+func (s *peers) copiesFor(d plan.Desired, o plan.Observed, a plan.Action) (want disk.Digest, size int64, copies func() []peer.Source) {
 	if a.LocalSource != (plan.CopyRef{}) || !a.Op.ReadsCopies() && a.Op != plan.Verify {
-		return f
+		return disk.Digest{}, 0, func() []peer.Source { return nil }
 	}
-	f.Digest = d.DigestOf(o, a)
+	want = d.DigestOf(o, a)
 	for _, seen := range o.Disks {
 		for _, c := range seen.Copies {
-			if c.HasDigest(f.Digest) {
-				f.Size = c.Size
+			if c.HasDigest(want) {
+				size = c.Size
 			}
 		}
 	}
-	if watch, nodes := s.watch, d.Config.Nodes; watch != nil {
-		f.Sources = func() []peer.Source { return sources(watch.Observations(), nodes, f.Digest) }
-	}
-	return f
+	nodes := d.Config.Nodes
+	return want, size, func() []peer.Source { return sources(s.system.Observations(), nodes, want) }
 }
 
-// sources are the copies of the bytes want that the nodes which answer have to give.
-func sources(answers map[string]peer.Observation, nodes map[string]schema.Node, want disk.Digest) []peer.Source {
+// sources returns the copies with the digest want that the responding nodes offer.
+func sources(observations map[string]peer.Observation, nodes map[string]schema.Node, want disk.Digest) []peer.Source {
 	var all []peer.Source
-	for _, name := range slices.Sorted(maps.Keys(answers)) {
-		a := answers[name]
+	for _, name := range slices.Sorted(maps.Keys(observations)) {
+		a := observations[name]
 		if !a.Polled || a.Problem != "" {
 			continue
 		}
-		at := peer.Address{Node: name, URL: a.URL} // that a transfer began with may be out of date
+		at := peer.Address{Node: name, URL: a.URL} // the address at the start of the job may be out of date
 		for _, one := range a.State.Disks {
 			if _, declared := nodes[name].Disks[one.Name]; !declared || one.Problem != "" {
 				continue
@@ -77,206 +211,48 @@ func sources(answers map[string]peer.Observation, nodes map[string]schema.Node, 
 	return all
 }
 
-// activeJob is a job under way.
-type activeJob struct {
-	job      job.Job
-	started  time.Time
-	stop     context.CancelFunc
-	stopped  bool
-	deleting bool // it is decided that the copy goes
-	// responses is what was answered about a copy that was withdrawn; nil before.
-	responses map[string]plan.Response
-}
-
-// confirming reports whether the job is about a withdrawn copy and does nothing to it yet.
-func (r *activeJob) confirming() bool { return r.job.Action.Op.Deletes() && !r.deleting }
-
-// cancel tells the job to stop.
-func (r *activeJob) cancel() {
-	r.stopped = true
-	r.stop()
-}
-
-// result is how a job ended. One that was told to stop has not failed, whatever
-// it says.
-type result struct {
+// endedJob is a job that is not running any more.
+type endedJob struct {
 	key     plan.CopyRef
-	err     error
+	op      plan.Op
 	stopped bool
-	// heard: the job has not ended, but asked, and waits for a decision.
-	responses map[string]plan.Response
 }
 
-// freeSlots is how many jobs may be started: deletions (true), and others. Deletions do
-// not wait for long transfers, as they make room.
-func (r *Reconciler) freeSlots(d plan.Desired) map[bool]int {
-	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
-	free := map[bool]int{true: limit, false: limit}
-	for _, run := range r.running {
-		if a := run.job.Action; !a.Scrub && a.Op != plan.Upload { // neither a scrub nor an upload keeps others waiting
-			free[a.Op.Deletes()]--
+// handleReports handles what jobs reported since the last call, and returns the jobs that ended.
+// A Round has to follow: there may be a free slot, or a deletion to decide on.
+func (r *Reconciler) handleReports() (ended []endedJob) {
+	ends, responses := r.reports.take()
+	for _, q := range responses {
+		if one, ok := r.handleResponses(q); ok {
+			ended = append(ended, one)
 		}
 	}
-	return free
+	for _, e := range ends {
+		ended = append(ended, r.endJob(e))
+	}
+	return ended
 }
 
-// stopObsolete ends jobs that the plan does not have any more, and those of an
-// image whose declaration changed. A transfer goes on even if by now there is a
-// nearer source.
-func (r *Reconciler) stopObsolete(d plan.Desired, p plan.Plan) {
-	wanted := map[plan.CopyRef]plan.Action{}
-	for _, a := range p.Actions {
-		if !a.Idle() {
-			wanted[a.CopyRef()] = a
-		}
-	}
-	for key, run := range r.running {
-		now, ok := wanted[key]
-		if a := run.job.Action; !ok || a.SupersededBy(run.job.Image, now) || !a.Op.SameDeclaration(run.job.Image, d.Config.Images[key.ID.Name]) {
-			run.cancel()
-		}
-	}
-}
-
-// startJob takes note of the job of an action and returns what begins it. A copy that
-// is to go is withdrawn from here on.
-func (r *Reconciler) startJob(ctx context.Context, d plan.Desired, o plan.Observed, a plan.Action) (begin func()) {
-	key := a.CopyRef()
-	j := r.newJob(d, o, a)
-	j.Progress.Total.Store(a.Bytes)
-	if a.Op.Deletes() {
-		r.leaving.add(key)
-	}
-	jobCtx, stop := context.WithCancel(ctx)
-	r.running[key] = &activeJob{job: j, started: time.Now(), stop: stop}
-	r.transfers.add(key, job.Transfer{Action: a, Progress: j.Progress, Started: time.Now()})
-	level := slog.LevelInfo
-	if o.Disks[key.Disk].Copies[key.ID].State == disk.Failed && !a.Op.Deletes() {
-		level = slog.LevelWarn // a disk that loses bytes should not go unnoticed
-	}
-	r.log.Log(ctx, level, "started", "action", string(a.Op), "copy", key.String(), "reason", a.Reason)
-	work := func() result { return result{key: key, err: j.Run(jobCtx)} }
-	if a.Op.Deletes() {
-		work = func() result {
-			return result{key: key, responses: responsesFromPeers(d.Config.Nodes, j.QueryPeers(jobCtx))}
-		}
-	}
-	return func() {
-		go func() {
-			e := work()
-			e.stopped = jobCtx.Err() != nil
-			r.ended <- e
-		}()
-	}
-}
-
-// newJob is the action with everything that it needs.
-func (r *Reconciler) newJob(d plan.Desired, o plan.Observed, a plan.Action) job.Job {
-	declared, _ := d.Disk(a.CopyRef().Disk)
-	client := r.client
-	client.AllowLoopback = d.Config.Settings.AllowLoopbackSources
-	j := job.Job{
-		Action: a, Image: d.Config.Images[a.Image], Reserve: declared.StorageReserved,
-		Client: &client, Disk: r.disks.open[a.CopyRef().Disk].Disk, Progress: &fetch.Progress{},
-		LocalCopies: r.localCopies(d, o, a), Peers: r.peers.peerCopies(d, o, a), Uploads: r.uploads, Restores: r.restores,
-	}
-	if (a.Op == plan.Sync || a.Op == plan.Clone) && a.LocalSource != (plan.CopyRef{}) {
-		j.Source = r.disks.open[a.LocalSource.Disk].Disk
-	}
-	if a.Op == plan.Export {
-		j.Disks = r.disks.usable()
-	}
-	j.Peers.Warn = func(err error) { r.log.Warn("bytes are wrong", "copy", a.CopyRef().String(), "error", err) }
-	if a.Op.Deletes() {
-		j.Query = r.peers.query(d, d.NodesToQuery(o, a))
-	}
-	return j
-}
-
-// Ended gives the end of a job; pass it to Finish.
-func (r *Reconciler) Ended() <-chan result { return r.ended }
-
-// Finish takes note of how a job ended, or of what it was answered; a Round has to
-// come next.
-func (r *Reconciler) Finish(e result) {
+// endJob records how a job ended.
+func (r *Reconciler) endJob(e jobEnd) endedJob {
 	run := r.running[e.key]
-	if e.responses != nil && !e.stopped {
-		run.responses = e.responses
-		return
-	}
 	delete(r.running, e.key)
-	r.transfers.end(e.key, e)
 	run.stop()
-	a := run.job.Action
+	a := run.task.Action
+	r.transfers.end(e)
 	log := r.log.With("action", string(a.Op), "copy", e.key.String())
 	switch {
-	case e.err == nil && e.responses == nil: // also if it was told to stop just before
+	case e.err == nil: // also if it was stopped just before its end
 		r.clearCopy(e.key)
-		log.Info("done", "seconds", time.Since(run.started).Seconds())
+		log.Info("done", "seconds", r.clock.now().Steady.Sub(run.started.Steady).Seconds())
 	case e.stopped:
 		log.Info("stopped; what is there is kept")
 	case upload.IsDiscarded(e.err):
 		r.clearFailure(e.key)
 		log.Info("ended", "reason", e.err)
 	default:
-		next := job.NextFailure(r.failures[e.key].Failure, a, e.err, time.Now(), rand.Float64())
-		r.failures[e.key] = failureRecord{next, run.job.Image, r.disks.uuid(e.key.Disk)}
+		next := r.recordFailure(run, e)
 		log.Warn("failed", "error", e.err, "again", retryText(next))
 	}
-}
-
-// clearCopy drops what failed before, and what was suspected of the copy.
-func (r *Reconciler) clearCopy(key plan.CopyRef) {
-	r.clearFailure(key)
-	r.clearSuspicions(func(suspect plan.CopyRef) bool { return suspect == key })
-}
-
-// clearFailure drops what failed with a copy, but not what other copies are suspected of since.
-func (r *Reconciler) clearFailure(key plan.CopyRef) {
-	t, failed := r.failures[key]
-	if failed {
-		r.failures[key] = failureRecord{plan.Failure{Suspects: t.Suspects}, t.image, t.on}
-	}
-	if len(t.Suspects) == 0 {
-		delete(r.failures, key)
-	}
-}
-
-// clearSuspicions drops what was suspected of some copies.
-func (r *Reconciler) clearSuspicions(cleared func(plan.CopyRef) bool) {
-	for key, t := range r.failures {
-		if !slices.ContainsFunc(t.Suspects, cleared) {
-			continue
-		}
-		t.Suspects = slices.DeleteFunc(slices.Clone(t.Suspects), cleared)
-		r.failures[key] = t
-		if t.Attempts == 0 && t.Op == "" {
-			r.clearFailure(key) // there was nothing else to remember
-		}
-	}
-}
-
-func retryText(t plan.Failure) string {
-	switch {
-	case t.AppliesTo(plan.Upload):
-		return "when somebody uploads it again"
-	case t.Final:
-		return "not before the declaration changes"
-	case t.NeedsSpace > 0:
-		return "when " + plan.FormatBytes(t.NeedsSpace) + " are free"
-	}
-	return t.RetryAt.UTC().Format(time.RFC3339)
-}
-
-// dropStaleFailures drops what failed under another declaration, on another disk or on one that is not
-// declared any more, and what failed with a file that is not there any more.
-func (r *Reconciler) dropStaleFailures(d plan.Desired, o plan.Observed) {
-	for key, t := range r.failures {
-		now := d.Config.Images[key.ID.Name]
-		_, declared := d.Disk(key.Disk)
-		if !declared || !t.Op.SameDeclaration(t.image, now) || t.Op.NeedsFile() && o.LostFile(key) || o.IsOtherDisk(key.Disk, t.on) {
-			r.clearFailure(key)
-		}
-	}
-	r.clearSuspicions(o.LostFile)
+	return endedJob{e.key, a.Op, e.stopped}
 }

@@ -17,7 +17,7 @@ import (
 // keepsRunning reports whether an action of an image that is under way goes on in the next round.
 func keepsRunning(d plan.Desired, o plan.Observed, a plan.Action, image schema.Image) (on bool, now plan.Plan) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	r.running[a.CopyRef()] = &activeJob{job: job.Job{Action: a, Image: image}, stop: func() {}}
+	r.running[a.CopyRef()] = &activeJob{task: Task{Action: a, Image: image}, stop: func() {}}
 	o.Running[a.CopyRef()] = true
 	now = d.Plan(o)
 	r.stopObsolete(d, now)
@@ -139,24 +139,23 @@ func TestRequestsOutliveOtherJobs(t *testing.T) {
 	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
 	for _, test := range []struct {
 		kind             plan.Op
-		end              result
+		end              jobEnd
 		verifies, awaits bool
 	}{
 		{kind: plan.Backup, verifies: true, awaits: true},
-		{kind: plan.Cleanup, end: result{err: &disk.InUseError{ID: image.ID, Reason: "it is open"}}, verifies: true, awaits: true},
-		{kind: plan.Cleanup, end: result{responses: map[string]plan.Response{}}, verifies: true, awaits: true},
-		{kind: plan.Verify, end: result{stopped: true}, verifies: true, awaits: true},
+		{kind: plan.Cleanup, end: jobEnd{err: &disk.InUseError{ID: image.ID, Reason: "it is open"}}, verifies: true, awaits: true},
+		{kind: plan.Verify, end: jobEnd{stopped: true}, verifies: true, awaits: true},
 		{kind: plan.Verify, awaits: true},
-		{kind: plan.Download, end: result{err: context.Canceled, stopped: true}, verifies: true, awaits: true},
+		{kind: plan.Download, end: jobEnd{err: context.Canceled, stopped: true}, verifies: true, awaits: true},
 		{kind: plan.Upload, verifies: true},
-		{kind: plan.Upload, end: result{err: context.Canceled, stopped: true}, verifies: true},
+		{kind: plan.Upload, end: jobEnd{err: context.Canceled, stopped: true}, verifies: true},
 	} {
 		l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), true), LoopOptions{})
-		l.reconciler.running[key] = &activeJob{job: job.Job{Action: plan.Action{Op: test.kind}, Image: image}, stop: func() {}}
+		l.reconciler.running[key] = &activeJob{task: Task{Action: plan.Action{Op: test.kind}, Image: image}, stop: func() {}}
 		l.reconciler.transfers.add(key, job.Transfer{Action: plan.Action{Op: test.kind}, Progress: &fetch.Progress{}})
 		l.verifyRequested[key], l.uploads[key] = true, true
 		test.end.key = key
-		l.finish(test.end)
+		l.jobEnded(l.reconciler.endJob(test.end))
 		if l.verifyRequested[key] != test.verifies || l.uploads[key] != test.awaits {
 			t.Errorf("%s ended with %+v: to be verified %v, to be uploaded %v", test.kind, test.end, l.verifyRequested[key], l.uploads[key])
 		}
@@ -227,10 +226,10 @@ func TestStoppedQueryIsNoCleanup(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	key, other := plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.CopyRef{Disk: refs[1], ID: image.ID}
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	r.running[key] = &activeJob{job: job.Job{Action: plan.Action{Op: plan.Cleanup}, Image: image}, stop: func() {}}
+	r.running[key] = &activeJob{task: Task{Action: plan.Action{Op: plan.Cleanup}, Image: image}, stop: func() {}, deletion: &deletion{}}
 	r.failures[other] = failureRecord{Failure: plan.Failure{Op: plan.Sync, Suspects: []plan.CopyRef{key}}, image: image}
 	r.transfers.add(key, job.Transfer{Action: plan.Action{Op: plan.Cleanup}, Progress: &fetch.Progress{}})
-	r.Finish(result{key: key, responses: map[string]plan.Response{}, stopped: true})
+	r.handleResponses(queryResponses{key: key, stopped: true})
 	if n := r.Counts().Done[plan.Cleanup]; n != 0 || len(r.failures[other].Suspects) == 0 {
 		t.Errorf("%d clean-ups are counted; suspects left: %v", n, r.failures[other].Suspects)
 	}

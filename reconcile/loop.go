@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,55 +19,59 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// LoopOptions say what a Loop keeps as it is declared where.
+// LoopOptions say what a Loop reconciles.
 type LoopOptions struct {
 	Dir      string        // the config directory
-	Interval time.Duration // a look at disks and directory at least this often
-	Node     string        // of the configuration
-	Disks    []string      // see Desire
-	Peers    *peer.Client  // asks the other nodes that are declared; nil: nobody is asked
+	Interval time.Duration // the longest time between two rounds and two reads of Dir
+	Node     string        // the name of this node
+	Disks    []string      // see plan.NewDesired
+	Peers    *peer.Client  // queries the other declared nodes; nil: there are no peers
 	Log      *slog.Logger
 }
 
-// Loop is a daemon's: it keeps the disks of one node as a config directory says,
-// for as long as it runs. But for Run, its methods may be called by any goroutine.
+// Loop is the reconcile loop of a daemon: it keeps the disks of one node in the state that a
+// config directory declares.
+//
+// A Loop changes in two kinds of steps: Apply for a read of the config directory, and Step for
+// everything that needs a round. Run waits for events and calls them; a simulation calls them
+// itself. They are for one goroutine. All other methods may be called concurrently.
 type Loop struct {
 	LoopOptions
 	reconciler *Reconciler
 
 	loader          *schema.Loader
-	settler         configdir.Debouncer
+	debouncer       configdir.Debouncer
 	removals        configdir.RemovalConfirmer
 	desired         plan.Desired
-	loaded          bool   // desired is of some configuration
-	fault           string // what is wrong with the directory itself
-	notDeclared     string // why this node has no part in a configuration that is right
+	loaded          bool   // desired is of a configuration
+	fault           string // what is wrong with the directory itself; "" if nothing
+	notDeclared     string // why this node has no part in a valid configuration; "" if it has
 	result          schema.Result
 	rounds          int
-	verifyRequested map[plan.CopyRef]bool      // copies that are to be verified
+	verifyRequested map[plan.CopyRef]bool
 	unhealthy       map[string]bool            // nodes and disks that had a problem at the last round
-	cleanups        map[plan.CopyRef]time.Time // copies that are to go if they may, and until when that holds
-	uploads         map[plan.CopyRef]bool      // copies that a client is about to upload; until their jobs end
-	requests        chan request
+	cleanups        map[plan.CopyRef]time.Time // requested clean-ups, and the steady time when they expire
+	uploads         map[plan.CopyRef]bool      // uploads that a client requested, until their jobs end
+	requests        *requests
 	view            atomic.Pointer[status.View]
 }
 
-// NewLoop returns a Loop that works through r, which is its own from now on.
+// NewLoop returns a Loop for r, which the Loop owns from now on.
 func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 	if o.Peers != nil {
 		r.SetPeers(o.Peers)
 	}
 	return &Loop{
 		LoopOptions: o, reconciler: r, loader: schema.NewLoader(), desired: plan.Desired{Node: o.Node},
-		verifyRequested: map[plan.CopyRef]bool{}, cleanups: map[plan.CopyRef]time.Time{}, uploads: map[plan.CopyRef]bool{}, unhealthy: map[string]bool{}, requests: make(chan request),
+		verifyRequested: map[plan.CopyRef]bool{}, cleanups: map[plan.CopyRef]time.Time{}, uploads: map[plan.CopyRef]bool{},
+		unhealthy: map[string]bool{}, requests: newRequests(),
 	}
 }
 
-// View returns the last round, or nil when there was none.
+// View returns the last round, nil before the first one.
 func (l *Loop) View() *status.View { return l.view.Load() }
 
-// Status returns the last round together with what is under way now; false when
-// there was no round.
+// Status returns the last round and the jobs that run now; false before the first round.
 func (l *Loop) Status() (status.Status, bool) {
 	v := l.View()
 	if v == nil {
@@ -77,96 +82,139 @@ func (l *Loop) Status() (status.Status, bool) {
 
 // PeerServer returns a server that sends this node's state and copies to its peers.
 func (l *Loop) PeerServer() *peer.Server {
-	return peer.NewServer(l.reconciler.published, peerNode{l.reconciler, l})
+	return peer.NewServer(l.reconciler.local.peers.published, l.PeerNode())
 }
 
-// Transfers returns the actions under way.
+// Transfers returns the running actions.
 func (l *Loop) Transfers() map[plan.CopyRef]job.Transfer { return l.reconciler.Transfers() }
 
 // Counts returns totals since the start.
 func (l *Loop) Counts() Counts { return l.reconciler.Counts() }
 
-// Run works until ctx is done, and returns nil then. It stops what is under way,
-// keeping what was transferred, and lets go of the disks.
+// Run reconciles until ctx ends, and returns nil then. It stops all jobs, keeps what was
+// transferred, and releases the disks.
 //
-// It fails when it cannot begin: this node is not declared, or another process
-// writes to one of its disks. Later neither ends it.
+// It returns an error if it cannot start: this node is not declared, or another process writes
+// to one of its disks. After the start neither ends it.
 func (l *Loop) Run(ctx context.Context) error {
-	poked := make(chan struct{}, 1)
+	events := make(chan struct{}, 1)
 	var watch sync.WaitGroup
 	defer watch.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watch.Go(func() { configdir.Watch(ctx, l.Dir, l.Interval, poked, l.reportWatch) })
-	return errors.Join(l.run(ctx, poked), l.reconciler.Close())
+	watch.Go(func() { configdir.Watch(ctx, l.Dir, l.Interval, events, l.reportWatch) })
+	return errors.Join(l.run(ctx, events), l.reconciler.Close())
 }
 
-func (l *Loop) run(ctx context.Context, poked <-chan struct{}) error {
+func (l *Loop) run(ctx context.Context, events <-chan struct{}) error {
 	on := newTriggers(l.Interval)
 	defer on.stop()
 	for ctx.Err() == nil {
-		due, asked, err := l.await(ctx, poked, on)
+		due, err := l.await(ctx, events, on)
 		if err != nil {
 			return err
 		}
-		if !due {
-			continue
+		if due {
+			on.wake.Reset(l.Step(ctx))
+			on.last = time.Now()
 		}
-		on.wake.Reset(l.round(ctx))
-		on.last = time.Now()
-		asked.answer(l.View())
 	}
 	return nil
 }
 
-// await waits for something to happen, and says whether it is worth a round.
-func (l *Loop) await(ctx context.Context, poked <-chan struct{}, on *triggers) (due bool, asked request, err error) {
+// await waits for an event, and reports whether it needs a round.
+func (l *Loop) await(ctx context.Context, events <-chan struct{}, on *triggers) (due bool, err error) {
 	select {
 	case <-ctx.Done():
-		return false, asked, nil
-	case <-poked: // something may have changed in the directory
-		on.look.Reset(l.settler.DelayAfterEvent(time.Now()))
-		return false, asked, nil
-	case <-on.look.C: // it is time to look at the directory
-		taken, again, err := l.reload(ctx)
+		return false, nil
+	case <-events: // something may have changed in the config directory
+		on.read.Reset(l.debouncer.DelayAfterEvent(time.Now()))
+		return false, nil
+	case <-on.read.C: // it is time to read the config directory
+		changed, again, err := l.reload(ctx)
 		if again > 0 {
-			on.look.Reset(again)
+			on.read.Reset(again)
 		}
-		return taken, asked, err
+		return changed, err
 	case <-on.tick.C: // events may have been missed, and disks have none
-		on.look.Reset(0)
-	case e := <-l.reconciler.Ended(): // which may make room for others
-		l.finish(e)
-	case asked = <-l.requests: // somebody wants something done about copies
-		asked.note()
-	case <-on.changed: // another node has news; it may have more in a moment
-		on.collect()
-		return false, asked, nil
-	case <-on.news.C:
+		on.read.Reset(0)
+	case <-l.reconciler.Reports(): // a job ended, or the queries of a deletion
+	case <-l.requests.ready:
+	case <-on.changed: // another node has a new state; more may follow in a moment
+		on.debouncePeers()
+		return false, nil
+	case <-on.peers.C:
 		on.changed = l.reconciler.Changed()
 	case <-on.wake.C: // a wait is over
 	}
-	return true, asked, nil
+	return true, nil
 }
 
-// finish takes note of how a job ended. What was asked about its copy meanwhile is done
-// only if the job was about that.
-func (l *Loop) finish(e result) {
-	kind := l.reconciler.running[e.key].job.Action.Op
-	l.reconciler.Finish(e)
+// roundGap is the least time between rounds that other nodes cause: a hundred of them may be
+// busy at the same time.
+const roundGap = 100 * time.Millisecond
+
+// triggers are the timers of a Loop, and the changes of its peers.
+type triggers struct {
+	tick    *time.Ticker // a round without any event
+	read    *time.Timer  // the next read of the config directory
+	wake    *time.Timer  // the end of a wait
+	peers   *time.Timer  // the end of debouncing the changes of peers
+	changed <-chan struct{}
+	last    time.Time // end of the last round
+}
+
+func newTriggers(interval time.Duration) *triggers {
+	peers := time.NewTimer(0) // sets changed
+	return &triggers{tick: time.NewTicker(interval), read: time.NewTimer(0), wake: time.NewTimer(interval), peers: peers}
+}
+
+func (t *triggers) stop() {
+	t.tick.Stop()
+	t.read.Stop()
+	t.wake.Stop()
+	t.peers.Stop()
+}
+
+// debouncePeers ignores changes of peers until the next round may start.
+func (t *triggers) debouncePeers() {
+	t.changed = nil
+	t.peers.Reset(time.Until(t.last.Add(roundGap)))
+}
+
+// Step handles what jobs reported and what was requested since the last Step, and does one round.
+// It returns how long the Loop may wait for events before the next Step.
+func (l *Loop) Step(ctx context.Context) time.Duration {
+	for _, job := range l.reconciler.handleReports() {
+		l.jobEnded(job)
+	}
+	requests := l.requests.take()
+	for _, r := range requests {
+		r.note()
+	}
+	next := l.round(ctx)
+	for _, r := range requests {
+		if r.planned != nil {
+			r.planned(l.View())
+		}
+	}
+	return next
+}
+
+// jobEnded drops the requests that a job fulfilled. Requests for other actions on its copy stay.
+func (l *Loop) jobEnded(job endedJob) {
 	switch {
-	case e.responses != nil && !e.stopped: // it has not ended
-	case kind == plan.Upload:
-		delete(l.uploads, e.key)
-	case kind == plan.Verify && !e.stopped:
-		delete(l.verifyRequested, e.key)
+	case job.op == plan.Upload:
+		delete(l.uploads, job.key)
+	case job.op == plan.Verify && !job.stopped:
+		delete(l.verifyRequested, job.key)
 	}
 }
 
 // round does one round and returns how long until a wait of the plan ends.
 func (l *Loop) round(ctx context.Context) time.Duration {
 	if !l.loaded && l.fault == "" {
-		return l.Interval // nothing is known of the directory yet
+		return l.Interval // the config directory was not read yet
 	}
 	l.rounds++
 	v := &status.View{Desired: l.desired, Fault: cmp.Or(l.fault, l.notDeclared), Config: l.result, Loaded: l.loaded, Rounds: l.rounds, Placements: &status.PlacementCache{}}
@@ -174,7 +222,7 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 		v.Desired.Allowed = min(v.Desired.Allowed, schema.NoDeletions)
 	}
 	v.Desired.Verify, v.Desired.Cleanup, v.Desired.Uploads = maps.Clone(l.verifyRequested), l.pendingCleanups(), maps.Clone(l.uploads)
-	v.Observed, v.Plan = l.reconciler.Round(ctx, v.Desired)
+	v.Observed, v.Plan = l.reconciler.round(ctx, v.Desired)
 	maps.DeleteFunc(l.verifyRequested, func(key plan.CopyRef, _ bool) bool {
 		_, ready := v.Observed.Disks[key.Disk].Ready(key.ID)
 		return !ready && !v.Observed.Running[key]
@@ -193,6 +241,32 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 		}
 	}
 	return next
+}
+
+// logHealthChanges logs which other nodes and which disks of this node began to have a problem
+// since the last round, and which have none any more.
+func (l *Loop) logHealthChanges(d plan.Desired, o plan.Observed) {
+	for _, name := range slices.Sorted(maps.Keys(o.Peers)) {
+		if p := o.Peers[name]; p.Queried {
+			l.logHealth("node", name, p.Problem)
+		}
+	}
+	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
+		if d.Owns(ref) {
+			l.logHealth("disk", ref.String(), o.Disks[ref].Problem)
+		}
+	}
+}
+
+func (l *Loop) logHealth(kind, name, problem string) {
+	had, known := l.unhealthy[kind+" "+name]
+	l.unhealthy[kind+" "+name] = problem != ""
+	switch {
+	case problem != "" && !had:
+		l.Log.Warn(kind+" cannot be used", kind, name, "error", problem)
+	case problem == "" && known && had:
+		l.Log.Info(kind+" can be used again", kind, name)
+	}
 }
 
 func (l *Loop) reportWatch(err error) {

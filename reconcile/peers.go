@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"context"
 	"maps"
 	"math"
 	"slices"
@@ -12,19 +13,93 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// mergeInto adds to o what the other nodes told last. Of those that are silent it is what
-// they told before.
-func (s *peers) mergeInto(d plan.Desired, o *plan.Observed) {
-	if s.watch != nil {
-		s.mergeResponses(d, o, s.watch.Observations(), time.Now())
+// firstResponseTimeout is how long a single run waits for the first responses.
+const firstResponseTimeout = 3 * time.Second
+
+// peers are the other nodes, each as it publishes its own state.
+type peers struct {
+	system    Peers
+	addresses map[string]string    // of the followed nodes; nil before the first Follow
+	states    map[string]peerState // by node
+}
+
+func newPeers(system Peers) peers { return peers{system: system, states: map[string]peerState{}} }
+
+// peerState is the state of a node as this node uses it.
+type peerState struct {
+	received    time.Time     // steady time
+	clockOffset time.Duration // what has to be added to that node's clock for this node's clock
+	node        schema.Node
+	disks       map[schema.DiskRef]plan.Disk
+}
+
+// SetPeers makes r query the other nodes through client. It must be called at most once, before
+// the first observation.
+func (r *Reconciler) SetPeers(client *peer.Client) { r.local.peers.connect(client) }
+
+// Follow polls the other nodes that d declares, and no others, until ctx ends. It does not wait
+// for responses: see Changed.
+func (r *Reconciler) Follow(ctx context.Context, d plan.Desired) {
+	s := &r.peers
+	addresses := addressesOf(d)
+	if s.addresses != nil && maps.Equal(addresses, s.addresses) {
+		return
+	}
+	s.addresses = addresses
+	s.system.Follow(ctx, addresses)
+	maps.DeleteFunc(s.states, func(name string, _ peerState) bool { _, ok := addresses[name]; return !ok })
+}
+
+// Changed returns a channel that receives a value after another node published a new state, or
+// stopped responding. Several changes may be one value.
+func (r *Reconciler) Changed() <-chan struct{} {
+	if r.local == nil {
+		return nil
+	}
+	return r.local.peers.changed()
+}
+
+// WaitForPeers follows the nodes that d declares, and waits until each has responded or failed,
+// but not longer than firstResponseTimeout.
+func (r *Reconciler) WaitForPeers(ctx context.Context, d plan.Desired) {
+	r.Follow(ctx, d)
+	over := time.NewTimer(firstResponseTimeout)
+	defer over.Stop()
+	for r.local.peers.waiting() {
+		select {
+		case <-r.Changed():
+		case <-over.C:
+			return
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
-// mergeResponses is hear of these answers, at the time now of the clock that they go by.
-func (s *peers) mergeResponses(d plan.Desired, o *plan.Observed, answers map[string]peer.Observation, now time.Time) {
+// addressesOf returns the URLs of the declared nodes other than this one.
+func addressesOf(d plan.Desired) map[string]string {
+	at := map[string]string{}
+	for name, node := range d.Config.Nodes {
+		if name != d.Node {
+			at[name] = node.Address
+		}
+	}
+	return at
+}
+
+// mergeInto adds the last observations of the other nodes to o. For a node that does not respond
+// it adds the state before that. now is the steady time of o.
+func (s *peers) mergeInto(d plan.Desired, o *plan.Observed, now time.Time) {
+	if observations := s.system.Observations(); observations != nil {
+		s.mergeObservations(d, o, observations, now)
+	}
+}
+
+// mergeObservations is mergeInto for given observations.
+func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations map[string]peer.Observation, now time.Time) {
 	o.Peers = map[string]plan.Peer{}
-	for name := range s.addressesOf(d) {
-		a := answers[name]
+	for name := range addressesOf(d) {
+		a := observations[name]
 		p := plan.Peer{Queried: a.Polled, Problem: a.Problem, ConfigDigest: a.State.Config}
 		if p.Problem == "" && !p.Queried {
 			p.Problem = "not asked yet"
@@ -47,37 +122,38 @@ func (s *peers) mergeResponses(d plan.Desired, o *plan.Observed, answers map[str
 	o.RejectDuplicateDisks()
 }
 
-// disksOf returns the disks of a node as it told last, which was at the time at by this
-// node's clock. They are made once of each answer, and when this clock was set.
+// disksOf returns the disks of a node from its last state, which was received at the wall time
+// at. They are converted once for each state, and again when one of the clocks was set.
 func (s *peers) disksOf(d plan.Desired, name string, a peer.Observation, at time.Time) map[schema.DiskRef]plan.Disk {
 	node := d.Config.Nodes[name]
 	last, ok := s.states[name]
-	ahead := at.Sub(a.State.Clock)
-	if !ok || (ahead-last.clockOffset).Abs() > maxSkew || !last.at.Equal(a.Received) || !slices.Equal(slices.Sorted(maps.Keys(last.node.Disks)), slices.Sorted(maps.Keys(node.Disks))) {
-		last = peerState{at: a.Received, clockOffset: ahead, node: node, disks: disksFromPeer(d.Config.Nodes, name, a.State)}
+	offset := at.Sub(a.State.Clock)
+	sameDisks := slices.Equal(slices.Sorted(maps.Keys(last.node.Disks)), slices.Sorted(maps.Keys(node.Disks)))
+	if !ok || (offset-last.clockOffset).Abs() > maxSkew || !last.received.Equal(a.Received) || !sameDisks {
+		last = peerState{received: a.Received, clockOffset: offset, node: node, disks: disksFromPeer(d.Config.Nodes, name, a.State)}
 		if !a.State.Clock.IsZero() {
-			last.translate(ahead)
+			last.translate(offset)
 		}
 		s.states[name] = last
 	}
 	return last.disks
 }
 
-// translate puts times that are waited for on this node's clock.
-func (t peerState) translate(ahead time.Duration) {
+// translate converts times that a plan waits for to this node's clock.
+func (t peerState) translate(offset time.Duration) {
 	for _, seen := range t.disks {
 		for id, c := range seen.Copies {
 			if !c.DamagedAt.IsZero() {
-				c.DamagedAt = c.DamagedAt.Add(ahead)
+				c.DamagedAt = c.DamagedAt.Add(offset)
 				seen.Copies[id] = c
 			}
 		}
 	}
 }
 
-// mergeJobs adds what a node does and what failed there. at is when it said so.
+// mergeJobs adds the jobs and failures of a node. at is when it published them.
 func mergeJobs(o plan.Observed, d plan.Desired, a peer.Observation, at time.Time) {
-	alike := a.State.Config == d.Digest && d.Digest != ""
+	sameConfig := a.State.Config == d.Digest && d.Digest != ""
 	for _, one := range a.State.Disks {
 		ref := schema.DiskRef{Node: a.State.Node, Disk: one.Name}
 		if _, declared := d.Disk(ref); !declared {
@@ -88,7 +164,8 @@ func mergeJobs(o plan.Observed, d plan.Desired, a peer.Observation, at time.Time
 			if c.Action != "" {
 				o.Running[key] = true
 			}
-			if c.Failure != nil && (alike || c.Failure.Disk || c.Failure.Link) { // these say nothing of a declaration
+			// Failures of a disk or a link do not depend on the declaration.
+			if c.Failure != nil && (sameConfig || c.Failure.Disk || c.Failure.Link) {
 				o.Failures[key] = failureFromPeer(*c.Failure, at)
 			}
 		}
@@ -103,7 +180,7 @@ func failureFromPeer(t peer.Failure, at time.Time) plan.Failure {
 	}
 }
 
-// disksFromPeer returns those disks of a node that are declared, as it tells of them.
+// disksFromPeer returns the declared disks of a node from its state.
 func disksFromPeer(nodes map[string]schema.Node, node string, s peer.State) map[schema.DiskRef]plan.Disk {
 	disks := map[schema.DiskRef]plan.Disk{}
 	for _, one := range s.Disks {
@@ -124,13 +201,13 @@ func disksFromPeer(nodes map[string]schema.Node, node string, s peer.State) map[
 	return disks
 }
 
-// responsesFromPeers are the answers of nodes as a plan takes them.
+// responsesFromPeers converts the states that nodes returned for a query.
 func responsesFromPeers(nodes map[string]schema.Node, states map[string]peer.State) map[string]plan.Response {
-	answers := map[string]plan.Response{}
+	responses := map[string]plan.Response{}
 	for name, s := range states {
-		answers[name] = plan.Response{ConfigDigest: s.Config, Disks: disksFromPeer(nodes, name, s)}
+		responses[name] = plan.Response{ConfigDigest: s.Config, Disks: disksFromPeer(nodes, name, s)}
 	}
-	return answers
+	return responses
 }
 
 func copyFromPeer(c peer.Copy) plan.Copy {

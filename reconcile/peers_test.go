@@ -8,7 +8,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -20,8 +19,8 @@ func TestFailedQueryIsNoResponse(t *testing.T) {
 	asked, brokenOff := now.Add(-time.Minute), now.Add(-time.Second)
 	for problem, want := range map[string]time.Duration{"": time.Second, "it does not answer in time": time.Minute} {
 		o := plan.Observed{Now: now.Add(time.Hour), Disks: map[schema.DiskRef]plan.Disk{}}
-		of := peers{states: map[string]peerState{}}
-		of.mergeResponses(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: problem, LastSuccess: asked, LastSeen: brokenOff}}, now)
+		of := newPeers(nil)
+		of.mergeObservations(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: problem, LastSuccess: asked, LastSeen: brokenOff}}, now)
 		if ago := o.Now.Sub(o.Peers["node2"].LastResponse); ago != want {
 			t.Errorf("with the problem %q it answered %v ago, want %v", problem, ago, want)
 		}
@@ -37,10 +36,10 @@ func TestPeerTimesFollowAClockStep(t *testing.T) {
 	answers := map[string]peer.Observation{refs[1].Node: {Polled: true, Received: plantest.Now, State: peer.State{
 		Node: refs[1].Node, Clock: plantest.Now, Disks: []peer.Disk{{Name: refs[1].Disk, UUID: "u", Copies: []peer.Copy{copyToPeer(failed)}}},
 	}}}
-	s := &peers{states: map[string]peerState{}}
+	s := newPeers(nil)
 	for _, now := range []time.Time{plantest.Now, plantest.Now.AddDate(-1, 0, 0)} {
 		o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
-		s.mergeResponses(d, &o, answers, plantest.Now)
+		s.mergeObservations(d, &o, answers, plantest.Now)
 		if ago := now.Sub(o.Disks[refs[1]].Copies[image.ID].DamagedAt); ago != time.Minute {
 			t.Errorf("at %v it failed %v ago", now, ago)
 		}
@@ -144,7 +143,7 @@ func TestPinnedDigestFromPeerState(t *testing.T) {
 	t.Log("clock:", state.Clock)
 	d1, o1 := plantest.AsNode(refs[1].Node, c, plantest.EmptyDisks(c))
 	o1.Now = now
-	others := &peers{states: map[string]peerState{}}
+	others := newPeers(nil)
 	for ref, seen := range others.disksOf(d1, refs[0].Node, peer.Observation{State: state, Polled: true, Received: now}, now) {
 		o1.Disks[ref] = seen
 	}
@@ -163,23 +162,25 @@ func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 		ID: disk.ID{Name: "parrot", UUID: "0000000a"}, State: disk.Ready, Size: 512, SHA512: want, ManifestDigest: disk.SHA256.Digest(chunks),
 	}}}}}})
 	client := peer.NewClient(nil, nil)
-	s := peers{client: client, watch: peer.NewPoller(client)}
-	defer s.close()
-	var far job.PeerCopies
+	local := &localPeers{}
+	local.connect(client)
+	defer local.Close()
+	s := newPeers(local)
+	var sources func() []peer.Source
 	for i := range 2 {
 		server := httptest.NewServer(peer.NewServer(board, nil).Handler())
 		defer server.Close()
 		d := plan.Desired{Node: "node1", Config: schema.Config{Nodes: map[string]schema.Node{
 			"node2": {Address: server.URL, Disks: map[string]schema.Disk{"disk1": {}}},
 		}}}
-		s.watch.SetPeers(t.Context(), s.addressesOf(d))
-		for s.waiting() {
-			<-s.watch.Changed()
+		local.Follow(t.Context(), addressesOf(d))
+		for local.waiting() {
+			<-local.changed()
 		}
 		if i == 0 {
-			far = s.peerCopies(d, plan.Observed{}, plan.Action{Op: plan.Sync, Image: "parrot", SourceDigest: want})
+			_, _, sources = s.copiesFor(d, plan.Observed{}, plan.Action{Op: plan.Sync, Image: "parrot", SourceDigest: want})
 		}
-		if now := far.Sources(); len(now) != 1 || now[0].URL != server.URL {
+		if now := sources(); len(now) != 1 || now[0].URL != server.URL {
 			t.Errorf("node2 is at %s: the sources are %v", server.URL, now)
 		}
 	}

@@ -13,29 +13,23 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// publish tells the other nodes what this one has and does. A withdrawal ends only
-// with this: a look that began after the copy was gone is then what they see.
+// publish makes the state of this node available to its peers. A withdrawal ends only here: then
+// peers see an observation that began after the end of the deletion.
 func (r *Reconciler) publish(d plan.Desired, o plan.Observed) {
-	r.published.Publish(r.state(d, o))
+	r.system.Peers.Publish(r.state(d, o))
 	r.leaving.keep(r.isDeleting)
-}
-
-// isDeleting reports whether a job that deletes the copy is under way.
-func (r *Reconciler) isDeleting(key plan.CopyRef) bool {
-	run := r.running[key]
-	return run != nil && run.job.Action.Op.Deletes()
 }
 
 func (r *Reconciler) state(d plan.Desired, o plan.Observed) peer.State {
 	s := peer.State{Node: d.Node, Config: d.PublishedDigest(), Clock: o.Now, Disks: []peer.Disk{}}
-	told := r.encodeCopies(d, o)
+	encoded := r.encodeCopies(d, o)
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
 		if !d.Owns(ref) {
 			continue
 		}
 		one := diskToPeer(ref, o.Disks[ref])
 		if one.Problem == "" {
-			one.Copies = append(one.Copies, slices.SortedFunc(maps.Values(told[ref]), comparePeerCopies)...)
+			one.Copies = append(one.Copies, slices.SortedFunc(maps.Values(encoded[ref]), comparePeerCopies)...)
 		}
 		s.Disks = append(s.Disks, one)
 	}
@@ -46,20 +40,20 @@ func comparePeerCopies(a, b peer.Copy) int {
 	return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.UUID, b.UUID))
 }
 
-// encodeCopies makes what is told of the copies on each disk of this node, and of what is
-// under way, failed or is refused there without a copy.
+// encodeCopies returns the copies on each disk of this node for its peers. An image without a copy
+// on a disk is included if a job for it runs or failed there, or the disk rejects it.
 func (r *Reconciler) encodeCopies(d plan.Desired, o plan.Observed) map[schema.DiskRef]map[disk.ID]peer.Copy {
-	told := map[schema.DiskRef]map[disk.ID]peer.Copy{}
+	encoded := map[schema.DiskRef]map[disk.ID]peer.Copy{}
 	for ref, seen := range o.Disks {
 		if d.Owns(ref) {
-			told[ref] = make(map[disk.ID]peer.Copy, len(seen.Copies))
+			encoded[ref] = make(map[disk.ID]peer.Copy, len(seen.Copies))
 			for id, c := range seen.Copies {
-				told[ref][id] = copyToPeer(c)
+				encoded[ref][id] = copyToPeer(c)
 			}
 		}
 	}
 	note := func(key plan.CopyRef, change func(*peer.Copy)) {
-		copies, ok := told[key.Disk]
+		copies, ok := encoded[key.Disk]
 		if !ok {
 			return
 		}
@@ -71,7 +65,7 @@ func (r *Reconciler) encodeCopies(d plan.Desired, o plan.Observed) map[schema.Di
 		copies[key.ID] = c
 	}
 	for key, run := range r.running {
-		note(key, func(c *peer.Copy) { c.Action, c.Leaving = string(run.job.Action.Op), r.isDeleting(key) })
+		note(key, func(c *peer.Copy) { c.Action, c.Leaving = string(run.task.Action.Op), r.isDeleting(key) })
 	}
 	for key, t := range o.Failures {
 		if t.Attempts > 0 {
@@ -88,7 +82,7 @@ func (r *Reconciler) encodeCopies(d plan.Desired, o plan.Observed) map[schema.Di
 	for key, r := range d.Rejections(o) {
 		note(key, func(c *peer.Copy) { c.Rejection, c.RejectionTemporary = r.Reason, r.Temporary })
 	}
-	return told
+	return encoded
 }
 
 func diskToPeer(ref schema.DiskRef, seen plan.Disk) peer.Disk {
@@ -100,7 +94,7 @@ func diskToPeer(ref schema.DiskRef, seen plan.Disk) peer.Disk {
 
 func copyToPeer(c plan.Copy) peer.Copy {
 	wire := peer.Copy{Copy: c.Copy, UsedBy: c.UsedBy, FromPeers: c.FromPeers()}
-	// These are for this node alone and have no JSON.
+	// These fields are for this node alone and have no JSON.
 	wire.CfgExpected, wire.HasCfg, wire.BackupID = disk.Digest{}, false, ""
 	wire.ClockNode, wire.InUseRecorded, wire.PartSourceID = "", false, ""
 	return wire

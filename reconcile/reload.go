@@ -9,39 +9,70 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// reload looks at the config directory and takes what may be taken. taken says
-// that something is other than before; again is when to look again, if not 0.
-func (l *Loop) reload(ctx context.Context) (taken bool, again time.Duration, err error) {
-	began := time.Now()
-	snapshot, err := configdir.Read(l.Dir)
-	ended := time.Now()
-	v := l.settler.Observe(began, ended, snapshot, err)
-	switch {
-	case v.Fault != nil:
-		return l.setFault(v.Fault.Error()), v.RetryAfter, nil
-	case v.RetryAfter > 0:
-		return false, v.RetryAfter, nil
-	}
-	taken = l.setFault("")
-	if v.Apply {
-		taken = true
-		if err := l.apply(ctx, snapshot); err != nil {
-			return false, 0, err
-		}
-	} else if l.loaded && snapshot.Revision != l.result.Revision {
-		taken = true
-		l.desired.Revision, l.result.Revision = snapshot.Revision, snapshot.Revision
-		l.Log.Info("configuration is the same at another revision", "revision", snapshot.Revision, "digest", l.result.Digest)
-	}
-	if l.desired.Allowed == schema.Everything {
-		l.removals.Observe(began, ended, l.declared())
-	}
-	return taken, 0, nil
+// Reading is the outcome of one read of the config directory. Exactly one of the fields Fault,
+// Result and Revision may be set; if none is, the directory has not changed.
+type Reading struct {
+	// Began and Ended are the steady times of the read.
+	Began, Ended time.Time
+	// Fault says why the directory cannot be used.
+	Fault string
+	// Result is a new configuration.
+	Result *schema.Result
+	// Revision is that of a directory whose content did not change otherwise.
+	Revision string
 }
 
-// setFault notes what is wrong with the directory as a whole, "" when nothing is,
-// and reports whether that is news.
-func (l *Loop) setFault(fault string) (news bool) {
+// reload reads the config directory and applies what was found when it is stable. changed
+// reports that a round is due; again is when to read the directory again, if not 0.
+func (l *Loop) reload(ctx context.Context) (changed bool, again time.Duration, err error) {
+	reading := Reading{Began: time.Now()}
+	snapshot, err := configdir.Read(l.Dir)
+	reading.Ended = time.Now()
+	v := l.debouncer.Observe(reading.Began, reading.Ended, snapshot, err)
+	switch {
+	case v.Fault != nil:
+		reading.Fault = v.Fault.Error()
+	case v.RetryAfter > 0:
+		return false, v.RetryAfter, nil
+	case v.Apply:
+		result := l.loader.Load(ctx, snapshot)
+		if ctx.Err() != nil {
+			return false, 0, nil
+		}
+		reading.Result = &result
+	case l.loaded && snapshot.Revision != l.result.Revision:
+		reading.Revision = snapshot.Revision
+	}
+	changed, err = l.Apply(ctx, reading)
+	return changed, v.RetryAfter, err
+}
+
+// Apply applies what a read of the config directory found. changed reports that a Step is due.
+// The error says that the Loop cannot start with its first configuration.
+func (l *Loop) Apply(ctx context.Context, r Reading) (changed bool, err error) {
+	changed = l.setFault(r.Fault)
+	switch {
+	case r.Fault != "":
+		return changed, nil
+	case r.Result != nil:
+		changed = true
+		if err := l.configure(ctx, *r.Result); err != nil {
+			return false, err
+		}
+	case r.Revision != "":
+		changed = true
+		l.desired.Revision, l.result.Revision = r.Revision, r.Revision
+		l.Log.Info("configuration is the same at another revision", "revision", r.Revision, "digest", l.result.Digest)
+	}
+	if l.desired.Allowed == schema.Everything {
+		l.removals.Observe(r.Began, r.Ended, l.declared())
+	}
+	return changed, nil
+}
+
+// setFault records what is wrong with the directory as a whole, "" if nothing is, and reports
+// whether that changed.
+func (l *Loop) setFault(fault string) (changed bool) {
 	if fault == l.fault {
 		return false
 	}
@@ -67,13 +98,9 @@ func (l *Loop) declared() map[string]bool {
 	return names
 }
 
-// apply makes a new configuration the desired one. At start it fails when this node
-// is not in it; later that means to watch over what is there and do nothing.
-func (l *Loop) apply(ctx context.Context, snapshot configdir.Snapshot) error {
-	result := l.loader.Load(ctx, snapshot)
-	if ctx.Err() != nil {
-		return nil
-	}
+// configure makes a configuration the desired state. At the start it fails if this node is not
+// declared; later the node then only observes.
+func (l *Loop) configure(ctx context.Context, result schema.Result) error {
 	l.logProblems(result)
 	desired, err := plan.NewDesired(result, l.Node, l.Disks)
 	l.notDeclared = ""
@@ -105,13 +132,13 @@ func (l *Loop) logProblems(r schema.Result) {
 	for _, p := range r.Errors {
 		l.Log.Error("configuration", "problem", p.String())
 	}
-	for _, p := range r.WarningsAt(time.Now()) {
+	for _, p := range r.WarningsAt(l.reconciler.clock.now().Wall) {
 		l.Log.Warn("configuration", "problem", p.String())
 	}
 }
 
-// lockDisks takes the disks at start, and fails when another manager has one of them.
-// One that is taken later is a disk with a problem.
+// lockDisks locks the disks at the start, and fails if another manager has one of them. Later
+// such a disk is a disk with a problem.
 func (l *Loop) lockDisks(d plan.Desired) error {
 	if l.loaded {
 		return nil

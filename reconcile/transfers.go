@@ -9,7 +9,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// transfers are the actions under way, for those who show them.
+// transfers are the running actions, for status and metrics.
 type transfers struct {
 	mu     sync.Mutex
 	now    map[plan.CopyRef]job.Transfer
@@ -18,11 +18,11 @@ type transfers struct {
 
 // Counts are totals since the start.
 type Counts struct {
-	// Fetched is how many bytes came from origins, FromPeers how many from other nodes.
+	// Fetched is how many bytes came from upstreams, FromPeers how many from other nodes.
 	Fetched, FromPeers int64
 	// Done are the actions that have succeeded.
 	Done map[plan.Op]int64
-	// Failed are the actions that have failed, by the class of their trouble.
+	// Failed are the actions that have failed, by the class of their error.
 	Failed map[string]int64
 }
 
@@ -35,28 +35,27 @@ func (t *transfers) add(key plan.CopyRef, one job.Transfer) {
 	t.now[key] = one
 }
 
-// end counts how a job ended; one that was told to stop neither failed nor
-// succeeded.
-func (t *transfers) end(key plan.CopyRef, e result) {
+// end counts how a job ended. A job that was stopped neither failed nor succeeded.
+func (t *transfers) end(e jobEnd) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	one := t.now[key]
-	delete(t.now, key)
+	one := t.now[e.key]
+	delete(t.now, e.key)
 	if t.counts.Done == nil {
 		t.counts = Counts{Done: map[plan.Op]int64{}, Failed: map[string]int64{}}
 	}
 	t.counts.Fetched += one.Progress.UpstreamBytes.Load()
 	t.counts.FromPeers += one.Progress.PeerBytes.Load()
 	switch {
-	case e.err == nil && e.responses == nil:
+	case e.err == nil:
 		t.counts.Done[one.Action.Op]++
 	case !e.stopped && !upload.IsDiscarded(e.err):
 		t.counts.Failed[job.FailureClass(e.err)]++
 	}
 }
 
-// Counts returns the totals so far, what is under way included. It may be called
-// by any goroutine.
+// Counts returns the totals so far, with those of running actions. It may be called
+// concurrently.
 func (r *Reconciler) Counts() Counts {
 	t := &r.transfers
 	t.mu.Lock()
@@ -69,7 +68,7 @@ func (r *Reconciler) Counts() Counts {
 	return c
 }
 
-// Transfers returns the actions under way. It may be called by any goroutine.
+// Transfers returns the running actions. It may be called concurrently.
 func (r *Reconciler) Transfers() map[plan.CopyRef]job.Transfer {
 	r.transfers.mu.Lock()
 	defer r.transfers.mu.Unlock()

@@ -136,9 +136,9 @@ func TestFailuresOfAnotherDisk(t *testing.T) {
 			key.Disk = ref
 		}
 		a := plan.NewAction(plan.Sync, key, "", 0)
-		u.running[key] = &activeJob{job: job.Job{Action: a, Image: u.declared.Config.Images["parrot"]}, stop: func() {}}
+		u.running[key] = &activeJob{task: Task{Action: a, Image: u.declared.Config.Images["parrot"]}, stop: func() {}}
 		u.transfers.add(key, job.Transfer{Action: a, Progress: &fetch.Progress{}})
-		u.Finish(result{key: key, err: syscall.EIO})
+		u.endJob(jobEnd{key: key, err: syscall.EIO})
 		if o := u.Observe(u.declared); !o.Failures[key].Disk {
 			t.Fatalf("nothing is remembered: %+v", o.Failures)
 		}

@@ -49,7 +49,7 @@ func TestInterruptedUpload(t *testing.T) {
 	l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), false), LoopOptions{})
 	defer l.reconciler.Close()
 	l.reconciler.Observe(d)
-	part, err := l.reconciler.disks.open[schema.DiskRef{Node: "node1", Disk: "disk1"}].OpenPart(t.Context(), image.ID, disk.PartOptions{})
+	part, err := l.reconciler.disks.open[schema.DiskRef{Node: "node1", Disk: "disk1"}].Disk.(localDisk).OpenPart(t.Context(), image.ID, disk.PartOptions{})
 	must(t, err)
 	must(t, part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: "one", Size: 1 << 20}))
 	must(t, part.Close())

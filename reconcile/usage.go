@@ -6,10 +6,16 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// recordUsage writes the marks that are due, and reports whether it wrote any. What cannot be
-// written, on a full disk for one, or may not be yet, holds for this process all the
-// same. A copy with a job is left to that job, which writes the same record, and is
-// marked when it has ended.
+// pendingUsage is a change of the recorded usage that could not be written yet.
+type pendingUsage struct {
+	plan.Usage
+	on string // the uuid of the disk
+}
+
+// recordUsage writes the changes of usage that are due, and reports whether it wrote any. What
+// cannot be written, for example because the disk is full, or must not be written yet, counts
+// for this process as if it were written. The record of a copy with a job is written when the
+// job has ended, because the job writes the same record.
 func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool) {
 	for _, m := range d.UsageUpdates(o) {
 		seen := o.Disks[m.Copy.Disk]
@@ -21,14 +27,14 @@ func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool)
 	}
 	behind := map[schema.DiskRef]bool{}
 	for key, m := range r.pendingUsage {
-		seen, looked := o.Disks[key.Disk]
+		seen, observed := o.Disks[key.Disk]
 		if _, there := seen.Copies[key.ID]; !there || seen.UUID != m.on {
-			if looked && seen.Problem == "" {
+			if observed && seen.Problem == "" {
 				delete(r.pendingUsage, key)
 			}
 			continue
 		}
-		if run := r.running[key]; run != nil && !run.confirming() || !r.writeUsage(m.Usage) {
+		if run := r.running[key]; run != nil && run.touchesFiles() || !r.writeUsage(m.Usage) {
 			behind[key.Disk] = true
 			continue
 		}

@@ -29,7 +29,6 @@ type Job struct {
 	Disks       map[string]*disk.Disk // of this node by name, for an export
 	LocalCopies []LocalCopy           // of the same bytes, for a repair
 	Peers       PeerCopies
-	Query       Query // of a deletion
 	Uploads     *upload.Sessions
 	Restores    *backup.MemoryBudget
 	Progress    *fetch.Progress

@@ -1,0 +1,214 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/backup"
+	"github.com/seed-26586806/backing-image-manager/fetch/export"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/fetch/upload"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// localNode implements System for the machine on which the process runs.
+type localNode struct {
+	peers localPeers
+	jobs  localJobs
+}
+
+// newLocalNode returns a node without peers. With readOnly its disks are opened without a lock.
+func newLocalNode(client fetch.Client, log *slog.Logger, readOnly bool) (*localNode, System) {
+	n := &localNode{peers: localPeers{published: peer.NewStateCache()}}
+	n.jobs = localJobs{client: client, log: log, peers: &n.peers, uploads: upload.NewSessions(), restores: backup.NewMemoryBudget()}
+	return n, System{
+		Now: systemTime, Random: rand.Float64, Peers: &n.peers, Jobs: &n.jobs,
+		OpenDisk: func(path string) (Disk, string, error) { return openLocalDisk(path, readOnly) },
+	}
+}
+
+// systemTime reads both clocks of the operating system at the same moment.
+func systemTime() Instant {
+	now := time.Now()
+	return Instant{Wall: now.Round(0).UTC(), Steady: now}
+}
+
+// localDisk implements Disk for a folder.
+type localDisk struct {
+	*disk.Disk
+	unlock func() error
+}
+
+func openLocalDisk(path string, readOnly bool) (Disk, string, error) {
+	d, err := disk.Open(path)
+	if err != nil {
+		return nil, "", err
+	}
+	if readOnly {
+		return localDisk{d, func() error { return nil }}, d.UUID(), nil
+	}
+	unlock, err := d.Lock()
+	if err != nil {
+		return nil, d.UUID(), errors.Join(err, d.Close())
+	}
+	return localDisk{d, unlock}, d.UUID(), nil
+}
+
+// List implements Disk.
+func (d localDisk) List(name string) (c Contents, err error) {
+	if name == "" {
+		c.Listing, err = d.Disk.List()
+	} else {
+		c.Copies, err = d.ListGenerations(name)
+	}
+	if err != nil {
+		return Contents{}, err
+	}
+	if c.Space, err = d.Space(); err != nil {
+		return Contents{}, err
+	}
+	c.Users = localUsers{d.Users(), d.Disk}
+	return c, nil
+}
+
+// Close implements Disk.
+func (d localDisk) Close() error { return errors.Join(d.unlock(), d.Disk.Close()) }
+
+// localUsers implements Users.
+type localUsers struct {
+	disk.Users
+	disk *disk.Disk
+}
+
+// FileOpen implements Users.
+func (u localUsers) FileOpen(id disk.ID) (reason string, open bool) { return u.disk.FileOpen(id) }
+
+// folderOf returns the disk.Disk behind a Disk of a localNode, nil for nil.
+func folderOf(d Disk) *disk.Disk {
+	if d == nil {
+		return nil
+	}
+	return d.(localDisk).Disk
+}
+
+// localPeers implements Peers over the network. Until connect is called there are no peers.
+type localPeers struct {
+	client    *peer.Client // nil: nobody is queried
+	poller    *peer.Poller // nil as client is
+	published *peer.StateCache
+}
+
+func (p *localPeers) connect(client *peer.Client) {
+	p.client, p.poller = client, peer.NewPoller(client)
+}
+
+// Follow implements Peers.
+func (p *localPeers) Follow(ctx context.Context, addresses map[string]string) {
+	if p.poller != nil {
+		p.poller.SetPeers(ctx, addresses)
+	}
+}
+
+// Observations implements Peers.
+func (p *localPeers) Observations() map[string]peer.Observation {
+	if p.poller == nil {
+		return nil
+	}
+	return p.poller.Observations()
+}
+
+// changed returns a channel that receives a value after an observation changed; nil without
+// peers.
+func (p *localPeers) changed() <-chan struct{} {
+	if p.poller == nil {
+		return nil
+	}
+	return p.poller.Changed()
+}
+
+// waiting reports whether a followed peer has not responded or failed yet.
+func (p *localPeers) waiting() bool {
+	for _, a := range p.Observations() {
+		if !a.Polled {
+			return true
+		}
+	}
+	return false
+}
+
+// Publish implements Peers.
+func (p *localPeers) Publish(s peer.State) { p.published.Publish(s) }
+
+// Close implements Peers.
+func (p *localPeers) Close() {
+	if p.poller != nil {
+		p.poller.Close()
+		p.client.Close()
+	}
+}
+
+// localJobs implements Jobs: each job is a goroutine.
+type localJobs struct {
+	client   fetch.Client
+	log      *slog.Logger
+	peers    *localPeers
+	uploads  *upload.Sessions
+	restores *backup.MemoryBudget
+}
+
+// Start implements Jobs.
+func (l *localJobs) Start(ctx context.Context, t Task, done func(error)) {
+	if t.Action.Op.Deletes() {
+		go func() { done(folderOf(t.Disk).Remove(t.Action.CopyRef().ID)) }()
+		return
+	}
+	j := l.job(t)
+	go func() { done(j.Run(ctx)) }()
+}
+
+func (l *localJobs) job(t Task) job.Job {
+	client := l.client
+	client.AllowLoopback = t.AllowLoopback
+	j := job.Job{
+		Action: t.Action, Image: t.Image, Reserve: t.Reserve, Client: &client, Progress: t.Progress,
+		Disk: folderOf(t.Disk), Source: folderOf(t.Source), Disks: foldersOf(t.Disks), Uploads: l.uploads, Restores: l.restores,
+		Peers: job.PeerCopies{Client: l.peers.client, Sources: t.PeerCopies, Digest: t.Digest, Size: t.Size},
+	}
+	j.Peers.Warn = func(err error) {
+		l.log.Warn("bytes are wrong", "copy", t.Action.CopyRef().String(), "error", err)
+	}
+	for _, c := range t.LocalCopies {
+		j.LocalCopies = append(j.LocalCopies, job.LocalCopy{Disk: folderOf(c.Disk), ID: c.ID})
+	}
+	return j
+}
+
+// Query implements Jobs.
+func (l *localJobs) Query(ctx context.Context, image string, nodes []peer.Address, done func(map[string]peer.State)) {
+	go func() {
+		if l.peers.client == nil {
+			nodes = nil
+		}
+		done(job.QueryPeers(ctx, l.peers.client, nodes, image))
+	}()
+}
+
+// CanExport implements Jobs.
+func (l *localJobs) CanExport(e schema.ExportFromVolume, disks map[string]Disk) error {
+	_, err := export.Find(&l.client, foldersOf(disks), job.ExportRequest(e))
+	return err
+}
+
+func foldersOf(disks map[string]Disk) map[string]*disk.Disk {
+	folders := make(map[string]*disk.Disk, len(disks))
+	for name, d := range disks {
+		folders[name] = folderOf(d)
+	}
+	return folders
+}

@@ -1,0 +1,114 @@
+package reconcile
+
+import (
+	"context"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// System is everything outside the process that a Reconciler reads or changes: clocks, disks,
+// peers and running jobs. A daemon uses the implementations in local.go; the simulation has
+// implementations in memory, so that it runs the same Reconciler and the same Loop.
+type System struct {
+	Now    func() Instant
+	Random func() float64 // from [0, 1); spreads the retries of several nodes
+	// OpenDisk opens and locks the disk at a path. The uuid is set if it could be read, also
+	// with an error, such as disk.ErrLocked.
+	OpenDisk func(path string) (d Disk, uuid string, err error)
+	Peers    Peers
+	Jobs     Jobs
+}
+
+// Instant is one moment by both clocks of a node.
+type Instant struct {
+	Wall   time.Time // UTC, without a monotonic reading; it can be set at any time
+	Steady time.Time // advances evenly; comparable only with other steady times of this process
+}
+
+// Disk is an open disk. Its methods may be called concurrently. After Close they fail.
+type Disk interface {
+	// Check returns an error if the disk is not at its path any more.
+	Check() error
+	// List returns the copies of one image name on the disk, and all copies if name is "". It
+	// reads no image data.
+	List(name string) (Contents, error)
+	// Update changes the record of a copy durably.
+	Update(id disk.ID, change func(*disk.Record)) error
+	Close() error
+}
+
+// Contents are the copies on a disk and their users at one moment.
+type Contents struct {
+	disk.Listing
+	Space disk.Space
+	Users Users
+}
+
+// Users are the users of the copies on a disk.
+type Users interface {
+	// Err returns why the users cannot be determined. All copies then count as in use.
+	Err() error
+	// InUse reports whether a replica uses the copy, and which one.
+	InUse(id disk.ID) (reason string, inUse bool)
+	// FileOpen reports whether a process has the file of the copy open. It also finds this
+	// process, and is slower than InUse.
+	FileOpen(id disk.ID) (reason string, open bool)
+}
+
+// Peers are the managers of the other nodes.
+type Peers interface {
+	// Follow polls exactly these nodes from now on. addresses maps their names to URLs.
+	Follow(ctx context.Context, addresses map[string]string)
+	// Observations returns the last observation of each followed node. The caller must not
+	// change the states in it. All times are steady times of this process.
+	Observations() map[string]peer.Observation
+	// Publish makes the state of this node available to the other nodes.
+	Publish(s peer.State)
+	Close()
+}
+
+// Jobs executes actions, each independently of the others. Start and Query return at once. They
+// report the outcome once by calling done, from any goroutine. When ctx ends, the outcome
+// follows soon: what was transferred until then is kept.
+type Jobs interface {
+	// Start executes an action. A deletion (plan.Op.Deletes) removes the copy unless it is
+	// in use; it does not end with ctx.
+	Start(ctx context.Context, t Task, done func(error))
+	// Query requests the current copies of an image directly from each of the nodes. A node
+	// that does not respond within job.QueryTimeout is missing in the responses.
+	Query(ctx context.Context, image string, nodes []peer.Address, done func(map[string]peer.State))
+	// CanExport returns an error if no usable replica of the volume is on these disks.
+	CanExport(e schema.ExportFromVolume, disks map[string]Disk) error
+}
+
+// Task is an action with everything that its execution needs. It does not change while the job
+// runs.
+type Task struct {
+	Action        plan.Action
+	Image         schema.Image // zero if the image is not declared
+	Reserve       int64        // bytes that must stay free on the disk
+	AllowLoopback bool         // see schema.Settings.AllowLoopbackSources
+	Progress      *fetch.Progress
+
+	Disk        Disk            // of the copy
+	Source      Disk            // of Action.LocalSource; nil without one
+	Disks       map[string]Disk // the usable disks of this node by name, for an export
+	LocalCopies []LocalCopy     // copies on this node with the same bytes, for a repair
+	// Digest is the digest of the bytes that peers may send; zero: none may.
+	Digest disk.Digest
+	// Size is the size of these bytes, if it is known.
+	Size int64
+	// PeerCopies returns the copies with Digest that peers offer now.
+	PeerCopies func() []peer.Source
+}
+
+// LocalCopy is a copy on a disk of this node.
+type LocalCopy struct {
+	Disk Disk
+	ID   disk.ID
+}
