@@ -41,7 +41,7 @@ func (r *fixture) downloadHalf(req Request) {
 	if err := p.Close(); err != nil {
 		r.t.Fatal(err)
 	}
-	r.server.Forget()
+	r.server.ClearRequests()
 }
 
 var (
@@ -77,7 +77,7 @@ func TestCompletePartSendsNoRequest(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	r.server.Forget()
+	r.server.ClearRequests()
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}

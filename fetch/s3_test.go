@@ -233,7 +233,7 @@ func TestLonghornSecretWorksUnchanged(t *testing.T) {
 	server.Serve("/images/image.raw", fetchtest.Bytes(image))
 	for name, change := range map[string]map[string]string{"as-it-is": {}, "host": {"AWS_ENDPOINTS": host}} {
 		r.writeCredentials(name, secret(change))
-		server.Forget()
+		server.ClearRequests()
 		if err := r.into(r.openPart(disk.PartOptions{}), Request{URL: "s3://images/image.raw", Credentials: name}); err != nil {
 			t.Fatal(err)
 		}

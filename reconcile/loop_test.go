@@ -267,7 +267,7 @@ func TestLoopAtRest(t *testing.T) {
 	l := startLoop(t, conf, newDisk(t))
 	l.until("ready", isReady("parrot"))
 	l.until("done", func(v *status.View) bool { return v.Plan.Empty() && len(v.Observed.Running) == 0 })
-	origin.Forget()
+	origin.ClearRequests()
 	before := bytesRead(t)
 	const rounds = 10
 	l.rounds(rounds)

@@ -9,8 +9,8 @@ import (
 
 const pageSize = 4096
 
-// content is the bytes of a file. A page that is nil is a hole. Pages are never
-// changed once they are in a content, so that contents can share them.
+// content is the bytes of a file. A page that is nil is a hole. Pages in a content never change,
+// so that contents can share them.
 type content struct {
 	size  int64
 	pages [][]byte
@@ -27,7 +27,7 @@ func (c *content) grow(size int64) {
 	}
 }
 
-// write takes data, which must not be changed any more.
+// write keeps data, which must not change afterwards.
 func (c *content) write(offset int64, data []byte) {
 	c.grow(offset + int64(len(data)))
 	for len(data) > 0 {
@@ -75,7 +75,7 @@ func (c content) read(buf []byte, offset int64) int {
 	return n
 }
 
-// seek is lseek with SEEK_DATA or SEEK_HOLE.
+// seek implements lseek with SEEK_DATA and SEEK_HOLE.
 func (c content) seek(offset int64, whence uint32) (int64, syscall.Errno) {
 	if offset >= c.size {
 		return 0, syscall.ENXIO

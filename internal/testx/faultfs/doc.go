@@ -1,20 +1,15 @@
-// Package faultfs is a file system for tests that forgets what was not synced,
-// fails on request and stops dead on request. It is mounted with FUSE, so that
-// the code under test does its real system calls.
+// Package faultfs is a file system for tests that loses data that was not synced, and fails or
+// stops on request. It is mounted with FUSE, so that the code under test makes its real system
+// calls.
 //
-// A Volume is one disk on it. It holds what is durable and what is only in
-// memory, as POSIX tells the two apart:
+// A Volume is one disk on it. It distinguishes durable data from data in memory, as POSIX does:
 //
-//   - written data, sizes and times of a file become durable when the file is
-//     synced, and not with its name;
-//   - names (create, rename, unlink, mkdir) become durable when the folder that
-//     they are in is synced, and not with the file;
+//   - data, size and times of a file become durable when the file is synced, without its name;
+//   - names (create, rename, unlink, mkdir) become durable when their folder is synced, without
+//     the file;
 //   - a rename happens as a whole or not at all.
 //
-// Of what is not durable, a power cut (Survive) leaves whatever the seed says:
-// nothing, all, the first so many changes, or any of them, down to single pages;
-// a size may be there without its data, which then reads as zeros. A sync that
-// is made to fail loses changes in the same way, for good.
-//
-// It is part of no program.
+// A power cut (Survive) keeps a part of the changes that are not durable, which depends on the
+// seed: none, all, the first n, or any of them, down to single pages. A size may survive without
+// its data, which then reads as zeros. A sync that fails loses changes in the same way, for good.
 package faultfs

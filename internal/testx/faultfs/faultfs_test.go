@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// have returns the content of each file of a volume, by its path below it.
+// have returns the content of each file of a volume, by its path in the volume.
 func have(t *testing.T, v *Volume) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -66,7 +66,7 @@ func TestOnlyWhatIsSyncedIsDurable(t *testing.T) {
 	}
 }
 
-// TestCutsDiffer makes sure that seeds reach what a disk does to careless writers.
+// TestCutsDiffer checks that the seeds cover the losses of writers that do not sync.
 func TestCutsDiffer(t *testing.T) {
 	v := Mount(t).NewVolume()
 	file := filepath.Join(v.Path(), "file")

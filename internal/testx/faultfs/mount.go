@@ -25,7 +25,7 @@ type FS struct {
 	mu      sync.Mutex
 	volumes map[string]*Volume
 	nodes   map[uint64]*node
-	last    uint64 // number given to a node, a volume
+	last    uint64 // number of a node or a volume
 	clock   time.Time
 }
 
@@ -42,7 +42,7 @@ func Mount(t testing.TB) *FS {
 		DisableXAttrs:      true,
 		DisableSplice:      true,
 
-		ExplicitDataCacheControl: true, // of a Volume with Cached
+		ExplicitDataCacheControl: true, // for a Volume with Cached
 		MaxWrite:                 1 << 20,
 		FsName:                   "faultfs",
 		Name:                     "faultfs",
@@ -57,22 +57,21 @@ func Mount(t testing.TB) *FS {
 	stop := watch(t, dir)
 	t.Cleanup(func() {
 		err := server.Unmount()
-		// A process that another test starts has copies of all descriptors for a moment.
+		// While another test starts a process, that process has copies of all descriptors for a moment.
 		for began := time.Now(); err != nil && time.Since(began) < 10*time.Second; {
 			err = server.Unmount()
 		}
 		if err != nil {
 			t.Errorf("unmount %s: %v", dir, err)
-			_ = syscall.Unmount(dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // it was said already
+			_ = syscall.Unmount(dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // the error is reported above
 		}
 		stop()
 	})
 	return f
 }
 
-// watch starts a process that unmounts dir when this one dies early. A thread
-// that then waits for an answer of its own process can be ended in no other way,
-// not even by kill -9.
+// watch starts a process that unmounts dir when this process dies early. Otherwise a thread that
+// waits for a response of its own process could not be ended, not even by kill -9.
 func watch(t testing.TB, dir string) (stop func()) {
 	t.Helper()
 	script := `while grep -qs "^State:.[^ZX]" /proc/$0/status && ! grep -qs "^SigPnd:.*1..$" /proc/$0/status; do sleep 1; done; exec umount -f -l "$1"`
@@ -81,12 +80,12 @@ func watch(t testing.TB, dir string) (stop func()) {
 		t.Fatal(err)
 	}
 	return func() {
-		_ = watcher.Process.Kill() // it is there until it is waited for
-		_ = watcher.Wait()         // it was killed
+		_ = watcher.Process.Kill() // it exists until Wait
+		_ = watcher.Wait()         // Kill ended it
 	}
 }
 
-// NewVolume makes an empty volume.
+// NewVolume returns an empty volume.
 func (f *FS) NewVolume() *Volume {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -116,7 +115,7 @@ func (f *FS) newNode(v *Volume, mode uint32) *node {
 	return n
 }
 
-// tick returns a time that is later than any before.
+// tick returns a time that is later than all before.
 func (f *FS) tick() time.Time {
 	now := time.Now()
 	if !now.After(f.clock) {

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// node is a file or a folder. What it is now is in the plain fields; durable is
-// what it was at its last sync, and log what has happened since.
+// node is a file or a folder. Its plain fields have its current state, durable its state at its
+// last sync, and log the changes since.
 type node struct {
 	v      *Volume
-	id     uint64 // that the kernel knows it by
-	ino    uint64 // that programs see; a power cut leaves it as it is
+	id     uint64 // for the kernel
+	ino    uint64 // for programs; survives a power cut
 	mode   uint32
 	parent *node
 	name   string
@@ -36,7 +36,7 @@ func (s state) clone() state {
 	return s
 }
 
-// change is one thing that was done to a node. Exactly one kind of it is set.
+// change is one change of a node. Exactly one kind of change is set.
 type change struct {
 	data   []byte // written at offset
 	offset int64
@@ -44,15 +44,15 @@ type change struct {
 	truncate bool
 	size     int64
 
-	link   string // a name that now leads to child
-	unlink string // a name that is gone; with link it was a rename
+	link   string // a new name for child
+	unlink string // a removed name; together with link a rename
 	child  *node
-	back   *node // in an exchange, what unlink leads to now
+	back   *node // in an exchange, the new node of the name in unlink
 }
 
 func (n *node) isFolder() bool { return n.mode&syscall.S_IFMT == syscall.S_IFDIR }
 
-// path returns where the node is below its volume.
+// path returns the path of the node in its volume.
 func (n *node) path() string {
 	if n.parent == nil {
 		return "."
@@ -91,14 +91,13 @@ func (s *state) apply(c change) {
 	}
 }
 
-// sync makes what is now durable.
+// sync makes the current state durable.
 func (n *node) sync() {
 	n.durable, n.log = n.now.clone(), nil
 }
 
-// lose is a sync that failed: some changes are durable and the others gone, and
-// nothing remembers that they were to be written. A folder loses nothing, since
-// a file system that cannot write its journal stops.
+// lose is a sync that fails: some changes are durable, the others are lost, and no later sync
+// writes them. A folder loses nothing, because a file system that cannot write its journal stops.
 func (n *node) lose(random *rand.Rand) {
 	if n.isFolder() {
 		return
@@ -106,13 +105,13 @@ func (n *node) lose(random *rand.Rand) {
 	was := n.now
 	n.now = n.survivor(random, random.IntN(modes))
 	n.now.mtime, n.now.ctime = was.mtime, was.ctime
-	if n.v.cached { // the inode is written all the same
+	if n.v.cached { // the inode is written nevertheless
 		n.now.content.truncate(was.content.size)
 	}
 	n.sync()
 }
 
-// The ways in which changes that are not durable survive.
+// How many of the changes that are not durable survive.
 const (
 	none = iota
 	all
@@ -122,7 +121,7 @@ const (
 	modes
 )
 
-// survivor returns what a power cut leaves of the node.
+// survivor returns the node after a power cut.
 func (n *node) survivor(random *rand.Rand, mode int) state {
 	switch mode {
 	case none:
@@ -157,7 +156,7 @@ func (n *node) survivor(random *rand.Rand, mode int) state {
 	return s
 }
 
-// pieces are the parts of a change that survive one without the other.
+// pieces are the parts of a change that can survive separately.
 func (c change) pieces() []change {
 	if c.data == nil {
 		return []change{c}

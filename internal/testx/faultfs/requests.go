@@ -9,14 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// requests serves what the kernel asks. The methods are those of
-// fuse.RawFileSystem.
+// requests implements the requests of the kernel. The methods are those of fuse.RawFileSystem.
 type requests struct {
 	fuse.RawFileSystem
 	fs *FS
 }
 
-// find returns a node and its path, and nil for one of a volume that was closed.
+// find returns a node and its path, and nil for a node of a closed volume.
 func (r *requests) find(id uint64) (*node, string) {
 	r.fs.mu.Lock()
 	defer r.fs.mu.Unlock()
@@ -27,7 +26,7 @@ func (r *requests) find(id uint64) (*node, string) {
 	return n, n.path()
 }
 
-// begin finds a node for an operation that is about to happen on it.
+// begin finds a node for an operation on it.
 func (r *requests) begin(id uint64, kind string, changes bool) (*node, fuse.Status) {
 	n, path := r.find(id)
 	if n == nil {
@@ -57,7 +56,7 @@ func (n *node) attr(a *fuse.Attr) {
 
 func (n *node) entry(out *fuse.EntryOut) {
 	out.NodeId, out.Generation = n.id, 1
-	out.SetEntryTimeout(time.Hour) // names change through the kernel alone
+	out.SetEntryTimeout(time.Hour) // names change only through the kernel
 	n.attr(&out.Attr)
 }
 
@@ -146,7 +145,7 @@ func (r *requests) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	return fuse.OK
 }
 
-// misaligned is what a real disk refuses of direct I/O.
+// misaligned reports whether a real disk would reject direct I/O with these arguments.
 func misaligned(flags uint32, offset uint64, size int) bool {
 	return flags&syscall.O_DIRECT != 0 && (offset%512 != 0 || size%512 != 0)
 }
@@ -217,28 +216,28 @@ func (r *requests) StatFs(_ <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsO
 			return status
 		}
 	}
-	// The unit of the counts is Frsize. Bsize is a hint of another size, as
-	// network file systems give it.
+	// The unit of the counts is Frsize. Bsize is a hint with another value, as on network file
+	// systems.
 	out.Bsize, out.Frsize, out.NameLen = 1<<20, pageSize, 255
 	out.Blocks, out.Bfree, out.Bavail = Total/pageSize, Free/pageSize, Free/pageSize
 	return fuse.OK
 }
 
-// Total and Free are the space that every volume says it has, in bytes.
+// Total and Free are the space that every volume reports, in bytes.
 const (
 	Total = 64 << 30
 	Free  = 16 << 30
 )
 
-// Flush is not there: the kernel would wait for it when a process that is itself the
-// server ends with files open.
+// There is no Flush: the kernel would wait for it when a process that is itself the server ends
+// with open files.
 func (r *requests) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.ENOSYS }
 
 func (r *requests) Release(<-chan struct{}, *fuse.ReleaseIn)           {}
 func (r *requests) ReleaseDir(*fuse.ReleaseIn)                         {}
 func (r *requests) Access(<-chan struct{}, *fuse.AccessIn) fuse.Status { return fuse.ENOSYS }
 
-// What changes and lists the names in a folder.
+// Operations that change and list the names in a folder.
 
 func (r *requests) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	n, status := r.beginChild(in.NodeId, name, "create", true)
@@ -359,7 +358,7 @@ func (r *requests) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, _ *fuse.OpenOut) 
 
 func (r *requests) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	if in.NodeId == fuse.FUSE_ROOT_ID {
-		return fuse.OK // volumes are found by name
+		return fuse.OK // volumes are looked up by name
 	}
 	n, status := r.begin(in.NodeId, "list", false)
 	if status != fuse.OK {

@@ -15,21 +15,21 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Op is one request that a volume is about to serve.
+// Op is one request that a volume is about to execute.
 type Op struct {
 	Kind string // "write", "sync", "truncate", "create", "mkdir", "rename", "exchange", "noreplace", "unlink", "rmdir", "chmod"; "open", "read", "list", "stat", "statfs"
-	Path string // below the volume; of a rename the old name
-	N    int    // the how many-th of this kind and path, from 1
-	Nth  int    // the how many-th that changes or syncs something, from 1; 0: it only looks
+	Path string // in the volume; the old name of a rename
+	N    int    // number among the operations of its kind and path, from 1
+	Nth  int    // number among the operations that change or sync something, from 1; 0 if it only reads
 }
 
 func (o Op) String() string { return fmt.Sprintf("%s %s %d", o.Kind, o.Path, o.N) }
 
-// ErrStop makes the volume stop dead: this and every later operation fails with
-// EIO and has no effect, as if the process had been killed before it.
+// ErrStop stops the volume: this and every later operation fails with EIO and has no effect, as if
+// the process had been killed before it.
 var ErrStop = errors.New("stop")
 
-// Volume is one disk. Its methods may be called at any time.
+// Volume is one disk. It is safe for concurrent use.
 type Volume struct {
 	fs      *FS
 	name    string
@@ -39,17 +39,17 @@ type Volume struct {
 	changes int
 	trace   []Op
 	stopped bool
-	random  *rand.Rand // for syncs that fail
+	random  *rand.Rand // for failing syncs
 	cached  bool
 	coarse  bool
 }
 
-// Path returns where the volume is mounted.
+// Path returns the mount point of the volume.
 func (v *Volume) Path() string { return filepath.Join(v.fs.dir, v.name) }
 
-// Plan calls f before every operation. What it returns decides: nil lets the
-// operation happen, a syscall.Errno fails it, and ErrStop stops the volume. f may
-// use the volume's methods, but no system calls on it.
+// Plan calls f before every operation. On nil the operation happens, on a syscall.Errno it fails,
+// and on ErrStop the volume stops. f may call methods of the volume, but make no system calls on
+// it.
 func (v *Volume) Plan(f func(Op) error) {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -63,8 +63,8 @@ func (v *Volume) Trace() []Op {
 	return append([]Op(nil), v.trace...)
 }
 
-// Restart ends a stop, as the next process finds the volume after kill -9: with
-// all that is in memory. Plan, counts and trace begin anew.
+// Restart ends a stop, as the next process finds the volume after kill -9: with all data in
+// memory. Plan, counts and trace begin again.
 func (v *Volume) Restart() {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -72,8 +72,8 @@ func (v *Volume) Restart() {
 	v.counts = map[string]int{}
 }
 
-// Survive returns what a power cut leaves, as a volume of its own at another
-// path. It can be called again and again, and the volume itself stays as it is.
+// Survive returns the state after a power cut, as a volume of its own at another path. The volume
+// itself does not change, and Survive can be called repeatedly.
 func (v *Volume) Survive(seed uint64) *Volume {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -87,7 +87,7 @@ func (v *Volume) Survive(seed uint64) *Volume {
 	return after
 }
 
-// SurviveNothing is Survive, and all that is not durable is gone.
+// SurviveNothing is Survive without any change that is not durable.
 func (v *Volume) SurviveNothing() *Volume {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -96,7 +96,7 @@ func (v *Volume) SurviveNothing() *Volume {
 	return after
 }
 
-// Close forgets the volume. Nothing may use it any more.
+// Close removes the volume. Nothing may use it afterwards.
 func (v *Volume) Close() {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -108,7 +108,7 @@ func (v *Volume) Close() {
 	}
 }
 
-// survive copies what is left of n and of all below it to another volume.
+// survive copies the remains of n and of everything below it to another volume.
 func (n *node) survive(to *Volume, parent *node, random *rand.Rand, mode int) *node {
 	how := mode
 	if how < 0 {
@@ -126,8 +126,7 @@ func (n *node) survive(to *Volume, parent *node, random *rand.Rand, mode int) *n
 	return left
 }
 
-// begin asks the plan about an operation on the node path. The caller does not
-// hold the lock.
+// begin calls the plan for an operation on the node at path. The caller does not hold the lock.
 func (v *Volume) begin(kind, path string, changes bool) syscall.Errno {
 	v.fs.mu.Lock()
 	op := Op{Kind: kind, Path: path}
@@ -159,7 +158,7 @@ func (v *Volume) begin(kind, path string, changes bool) syscall.Errno {
 	return 0
 }
 
-// SyncAll makes everything durable, as sync(2) does, and is no operation.
+// SyncAll makes everything durable, as sync(2) does. It does not count as an operation.
 func (v *Volume) SyncAll() {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -173,8 +172,8 @@ func (n *node) walk(visit func(*node)) {
 	}
 }
 
-// Put makes a file with all folders above it, as another process would. It is
-// durable at once, and no operation.
+// Put makes a file with all folders above it, as another process would. It is durable at once, and
+// does not count as an operation.
 func (v *Volume) Put(path string, data []byte) {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -199,8 +198,8 @@ func (v *Volume) Put(path string, data []byte) {
 	n.sync()
 }
 
-// Flip changes a bit of the byte at offset of a file, as another process would
-// that writes to it. It is durable at once, and no operation.
+// Flip changes a bit of the byte at offset of a file, as a write of another process would. It is
+// durable at once, and does not count as an operation.
 func (v *Volume) Flip(path string, offset int64) error {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -220,36 +219,36 @@ func (v *Volume) Flip(path string, offset int64) error {
 	return nil
 }
 
-// Cached lets the files that are opened from now on be read and written through the page
-// cache alone, as on file systems that cannot do O_DIRECT. What a failed sync lost is
-// then still there for who reads it, as long as nobody drops the cache.
+// Cached makes the files that are opened from now on use the page cache, as on file systems
+// without O_DIRECT. Changes that a failed sync lost then stay readable until somebody drops the
+// cache.
 func (v *Volume) Cached() {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
 	v.cached = true
 }
 
-// opened returns how the kernel has to treat a file that is opened.
+// opened returns how the kernel has to treat an opened file.
 func (v *Volume) opened(flags uint32) (uint32, fuse.Status) {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
 	switch {
 	case !v.cached:
-		return fuse.FOPEN_DIRECT_IO, fuse.OK // the only page cache is ours
+		return fuse.FOPEN_DIRECT_IO, fuse.OK // this package has its own page cache
 	case flags&syscall.O_DIRECT != 0:
 		return 0, fuse.EINVAL
 	}
 	return fuse.FOPEN_KEEP_CACHE, fuse.OK
 }
 
-// Coarse has times of whole seconds, as old file systems have.
+// Coarse makes times whole seconds, as on old file systems.
 func (v *Volume) Coarse() {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
 	v.coarse = true
 }
 
-// times are what programs see.
+// times are the times that programs see.
 func (n *node) times() (mtime, ctime time.Time) {
 	if n.v.coarse {
 		return n.now.mtime.Truncate(time.Second), n.now.ctime.Truncate(time.Second)

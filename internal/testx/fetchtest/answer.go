@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// answer is the answer to one request for a file.
+// answer is the response to one request for a file.
 type answer struct {
 	server *Server
 	record *Request
@@ -64,7 +64,7 @@ func (a *answer) redirect(to string) {
 	a.status(http.StatusFound)
 }
 
-// loopOf goes back and forth between an address and the same with another query.
+// loopOf returns the URL that redirects back to the one of r: both differ only in the query.
 func loopOf(r *http.Request) string {
 	if r.URL.Query().Has("again") {
 		return r.URL.Path + "?fault=loop"
@@ -83,7 +83,7 @@ func (a *answer) authorized() bool {
 	return true
 }
 
-// content sends the file, or the part of it that is asked for.
+// content sends the file, or the requested range of it.
 func (a *answer) content() {
 	size, etag := a.file.content.Size(), a.file.etag
 	if a.has(Empty) {
@@ -122,8 +122,7 @@ func (a *answer) validators(etag string) {
 	}
 }
 
-// span returns the first byte that is asked for and to be had, and where the bytes
-// end.
+// span returns the first byte to send, and the end of the bytes to send.
 func (a *answer) span(etag string, size int64) (start, end int64) {
 	span, ok := strings.CutPrefix(a.r.Header.Get("Range"), "bytes=")
 	first, last, ok2 := strings.Cut(span, "-")
@@ -140,8 +139,7 @@ func (a *answer) span(etag string, size int64) (start, end int64) {
 	return start, size
 }
 
-// send sends the bytes from start to end of a file of so many bytes, and lies, waits
-// or breaks off where it has to.
+// send sends the bytes from start to end of a file of size bytes, with the faults that are due.
 func (a *answer) send(body io.Reader, start, end, size int64) {
 	h := a.w.Header()
 	status := http.StatusOK
@@ -176,7 +174,7 @@ func (a *answer) send(body io.Reader, start, end, size int64) {
 	a.body(body)
 }
 
-// body writes the body, up to where a fault ends it.
+// body writes the body, up to the offset at which a fault ends it.
 func (a *answer) body(body io.Reader) {
 	for _, k := range []Kind{Cut, Reset, Stall, Drip} {
 		f, ok := a.faults[k]
@@ -220,7 +218,7 @@ func (a *answer) drip(body io.Reader) {
 	}
 }
 
-// reset closes the connection so that the client gets RST.
+// reset closes the connection so that the client receives RST.
 func (a *answer) reset() {
 	conn, _, err := a.w.(http.Hijacker).Hijack()
 	if err != nil {
@@ -232,8 +230,8 @@ func (a *answer) reset() {
 	conn.Close()
 }
 
-// raw writes what net/http would not let a handler write: a body without a length,
-// or one that is longer than its length.
+// raw writes responses that net/http does not let a handler write: a body without a length, or one
+// that is longer than its Content-Length.
 func (a *answer) raw(status int, length int64, body io.Reader) {
 	conn, rw, err := a.w.(http.Hijacker).Hijack()
 	if err != nil {
@@ -259,7 +257,7 @@ func (a *answer) raw(status int, length int64, body io.Reader) {
 	rw.Flush()
 }
 
-// flipped reads a content in which one byte is another.
+// flipped reads a content with one changed byte.
 type flipped struct {
 	io.Reader
 	at, wrong int64

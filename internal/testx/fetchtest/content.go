@@ -8,10 +8,10 @@ import (
 	"math/rand/v2"
 )
 
-// Bytes serves b.
+// Bytes returns a content with the bytes b.
 func Bytes(b []byte) Content { return bytes.NewReader(b) }
 
-// Random returns n bytes that are the same for the same seed.
+// Random returns n random bytes. Equal seeds give equal bytes.
 func Random(seed uint64, n int) []byte {
 	b := make([]byte, n)
 	var key [32]byte
@@ -20,8 +20,8 @@ func Random(seed uint64, n int) []byte {
 	return b
 }
 
-// Repeated is a content of size bytes that repeats period, so that a large one
-// costs no memory. Zero blocks in it are holes on a disk.
+// Repeated is a content of size bytes that repeats period, so that a large content needs no
+// memory. Its blocks of zeros are holes on a disk.
 func Repeated(period []byte, size int64) Content { return repeated{period, size} }
 
 type repeated struct {

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// Kind is a way to misbehave; the package comment lists what each one does.
+// Kind is a kind of fault. The package comment describes each.
 type Kind string
 
 // The kinds of faults.
@@ -41,7 +41,7 @@ const (
 	Bearer      Kind = "bearer"
 )
 
-// Fault is one kind with its particulars.
+// Fault is a fault with its parameters.
 type Fault struct {
 	Kind  Kind
 	At    int64  // a byte of the body, or how many
@@ -51,7 +51,7 @@ type Fault struct {
 	After string // Retry-After
 }
 
-// parseFaults reads the faults of an address.
+// parseFaults parses the faults that a URL requests.
 func parseFaults(q url.Values) []Fault {
 	var faults []Fault
 	for i, kind := range q["fault"] {
@@ -72,8 +72,8 @@ func particular(q url.Values, key string, i int) string {
 	return q.Get(key)
 }
 
-// due counts each fault under where it was asked for, and keeps those that happen
-// on this request.
+// due counts each fault for the path or URL that requested it, and returns those that happen on
+// this request.
 func (a *answer) due(where string, faults []Fault) {
 	for i, f := range faults {
 		key := fmt.Sprintf("%s %d %s", where, i, f.Kind)

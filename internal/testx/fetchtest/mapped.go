@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mapped returns the path of a file with these bytes, and its memory: until the test ends
-// the file is mapped, as a program has it that writes to it. Its first and its last page
-// are dirty, so that what is written to them does not move the file's time by itself.
+// Mapped returns the path of a file with these bytes, and its memory. Until the test ends, the
+// file is mapped as by a program that writes to it. Its first and its last page are dirty already,
+// so that a write to them does not change the modification time of the file.
 func Mapped(t testing.TB, content []byte) (path string, memory []byte) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "mapped")

@@ -13,13 +13,13 @@ import (
 	"time"
 )
 
-// Content is what a path serves.
+// Content is the content of a path.
 type Content interface {
 	io.ReaderAt
 	Size() int64
 }
 
-// Request is one that the server got.
+// Request is a request that the server received.
 type Request struct {
 	Method, Path, Query string
 	Host                string
@@ -29,7 +29,7 @@ type Request struct {
 	Sent                int64 // bytes of content that were written
 }
 
-// Server is the handler. Any number of requests may run at once.
+// Server is an HTTP handler. It is safe for concurrent use.
 type Server struct {
 	URL string // set by Start, without a slash at the end
 
@@ -60,7 +60,7 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// StartTLS is Start with https. The authority of the certificate is ca, in PEM.
+// StartTLS is Start with https. ca is the certificate authority of the server, in PEM.
 func StartTLS(t testing.TB) (s *Server, ca []byte) {
 	s = New()
 	listening := httptest.NewUnstartedServer(s)
@@ -71,8 +71,7 @@ func StartTLS(t testing.TB) (s *Server, ca []byte) {
 	return s, certificatePEM(listening.Certificate())
 }
 
-// Serve serves content at path from now on, with the faults given, and returns the
-// address of it.
+// Serve serves content at path from now on, with the faults, and returns its URL.
 func (s *Server) Serve(path string, content Content, faults ...Fault) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,8 +81,8 @@ func (s *Server) Serve(path string, content Content, faults ...Fault) string {
 	return s.URL + path
 }
 
-// etagOf names the content by its bytes, or by the ends of a large one: a server
-// that has to be fast does not read all of it.
+// etagOf returns the digest of the content, or of the ends of a large one, so that the server need
+// not read all of it.
 func etagOf(path string, c Content) string {
 	const small = 64 << 20
 	h := sha256.New()
@@ -97,7 +96,7 @@ func etagOf(path string, c Content) string {
 	return `"` + hex.EncodeToString(h.Sum(nil)[:12]) + `"`
 }
 
-// Requests returns those that the server got so far, in their order.
+// Requests returns the requests so far, in their order.
 func (s *Server) Requests() []Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,14 +107,14 @@ func (s *Server) Requests() []Request {
 	return l
 }
 
-// Forget drops the requests that were recorded.
-func (s *Server) Forget() {
+// ClearRequests removes the recorded requests.
+func (s *Server) ClearRequests() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.requests = nil
 }
 
-// ServeHTTP answers a request as the content and the faults of its path have it.
+// ServeHTTP sends the content of the path, with its faults.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	record := &Request{
 		Method: r.Method, Path: r.URL.Path, Query: r.URL.RawQuery, Host: r.Host,
@@ -139,7 +138,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// note changes a record, which Requests may read at the same time.
+// note changes a record. Requests may read it at the same time.
 func (s *Server) note(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,5 +5,5 @@ package race
 // Enabled reports whether the race detector is on.
 const Enabled = false
 
-// Fewer is how many of n to try: all of them.
+// Fewer returns how many of n cases a test tries: all.
 func Fewer(n, _ int) int { return n }

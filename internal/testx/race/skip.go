@@ -2,11 +2,10 @@ package race
 
 import "testing"
 
-// Skip skips, with the race detector, a test of what one goroutine does with many
-// bytes or in many cases.
+// Skip skips, with the race detector, a test in which one goroutine processes many bytes or cases.
 func Skip(t testing.TB) {
 	t.Helper()
 	if Enabled {
-		t.Skip("one goroutine: played without the race detector")
+		t.Skip("one goroutine: runs only without the race detector")
 	}
 }

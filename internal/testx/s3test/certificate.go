@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// certificate makes one for loopback that is its own authority, and its key, in PEM.
+// certificate returns a self-signed certificate for loopback addresses and its key, in PEM.
 func certificate() (crt, key []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

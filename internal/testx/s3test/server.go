@@ -1,5 +1,5 @@
-// Package s3test runs an S3 server that is not ours, for the tests of everything that
-// speaks S3: versitygw, as a program, built from its module.
+// Package s3test runs versitygw, an S3 server by another project, for tests of S3 clients. The go
+// command builds it from its module.
 package s3test
 
 import (
@@ -20,13 +20,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// What the server knows its only user by.
+// The key of the only user of the server.
 const (
 	AccessKey = "s3testaccess"
 	SecretKey = "s3test-secret-key"
 )
 
-// Server is one that listens on a loopback address.
+// Server is an S3 server on a loopback address.
 type Server struct {
 	Address string // HOST:PORT
 	URL     string // without a slash at the end
@@ -38,13 +38,13 @@ type Server struct {
 	ended  chan struct{}
 }
 
-// Start runs a server with the buckets given until the test ends.
+// Start runs a server with the buckets until the test ends.
 func Start(t testing.TB, buckets ...string) *Server {
 	t.Helper()
 	return start(t, Run, buckets)
 }
 
-// StartTLS is Start with https, and a certificate that nobody knows.
+// StartTLS is Start with https and a self-signed certificate.
 func StartTLS(t testing.TB, buckets ...string) *Server {
 	t.Helper()
 	return start(t, RunTLS, buckets)
@@ -66,13 +66,12 @@ func start(t testing.TB, run func(string, ...string) (*Server, error), buckets [
 	return s
 }
 
-// Run runs a server with the buckets given, and with what it keeps in dir, until it is
-// closed.
+// Run runs a server with the buckets, whose data is in dir, until Close.
 func Run(dir string, buckets ...string) (*Server, error) {
 	return (&Server{}).run(dir, "http", nil, buckets)
 }
 
-// RunTLS is Run with https, and a certificate that nobody knows.
+// RunTLS is Run with https and a self-signed certificate.
 func RunTLS(dir string, buckets ...string) (*Server, error) {
 	crt, key, err := certificate()
 	if err != nil {
@@ -124,7 +123,7 @@ func (s *Server) run(dir, scheme string, flags, buckets []string) (*Server, erro
 	}()
 	if err := listening(s.Address, s.ended); err != nil {
 		s.Close()
-		return nil, fmt.Errorf("%w; it says:\n%s", err, s.output.Bytes())
+		return nil, fmt.Errorf("%w; its output:\n%s", err, s.output.Bytes())
 	}
 	return s, nil
 }
@@ -135,9 +134,8 @@ func (s *Server) Close() {
 	<-s.ended
 }
 
-// executable is the program, open and without a name, so that nobody has to remove it.
-// To build it takes a minute where nothing of it has been built before: one process at
-// a time does.
+// executable is the program as an open file without a name, so that nobody has to delete it. A
+// first build takes a minute; a lock lets one process at a time build.
 var executable = sync.OnceValues(func() (*os.File, error) {
 	lock, err := os.OpenFile(filepath.Join(os.TempDir(), fmt.Sprintf("backing-image-manager-s3test-%d.lock", os.Getuid())), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -169,7 +167,7 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// listening waits until somebody listens at the address.
+// listening waits until the address accepts connections.
 func listening(address string, ended <-chan struct{}) error {
 	again := time.NewTicker(10 * time.Millisecond)
 	defer again.Stop()
@@ -189,8 +187,7 @@ func listening(address string, ended <-chan struct{}) error {
 	}
 }
 
-// Uploads returns how many uploads of several parts were begun in a bucket and not
-// ended.
+// Uploads returns the number of unfinished multipart uploads in a bucket.
 func (s *Server) Uploads(t testing.TB, bucket string) int {
 	t.Helper()
 	core, err := minio.NewCore(s.Address, &minio.Options{Creds: credentials.NewStaticV4(AccessKey, SecretKey, "")})
@@ -204,7 +201,7 @@ func (s *Server) Uploads(t testing.TB, bucket string) int {
 	return len(got.Uploads)
 }
 
-// Credentials writes a folder of credentials for the server.
+// Credentials writes a folder with credentials for the server.
 func (s *Server) Credentials(dir string) error {
 	files := map[string]string{"access-key-id": AccessKey, "secret-access-key": SecretKey, "endpoint": s.URL}
 	if s.ca != nil {

@@ -133,7 +133,7 @@ func sentBytes(s script, args []string) error {
 }
 
 func clearRequests(s script, args []string) error {
-	s.upstream(args[0]).Forget()
+	s.upstream(args[0]).ClearRequests()
 	return nil
 }
 
