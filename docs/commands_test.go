@@ -255,7 +255,7 @@ var (
 // exist, and selects at least one test or benchmark of them.
 func TestGoTestCommandsSelectSomething(t *testing.T) {
 	checked := 0
-	for _, file := range []string{"docs/performance.md", "testdata/script/README.md"} {
+	for _, file := range []string{"docs/performance.md", "docs/development.md", "testdata/script/README.md"} {
 		for _, m := range goTest.FindAllStringSubmatch(readFile(t, file), -1) {
 			checked++
 			if err := checkGoTest(strings.Fields(strings.Trim(m[1], "`:.,"))); err != nil {
