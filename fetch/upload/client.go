@@ -21,31 +21,31 @@ import (
 )
 
 const (
-	requestTime = 10 * time.Minute // for a piece, over a slow line too
+	requestTime = 10 * time.Minute // for one piece, over a slow connection too
 	maxAnswer   = 1 << 20
 )
 
-// Client asks one daemon.
+// Client uploads images to one daemon.
 type Client struct {
-	Base          string // its address
-	Authorization string // the header that it asks for; "": none
+	Base          string // the address of the daemon
+	Authorization string // the Authorization header; empty: none
 	Transport     http.RoundTripper
 }
 
-// response is what a daemon answered.
+// response is a response of the daemon.
 type response struct {
 	status int
 	header http.Header
 	body   []byte
 }
 
-// do makes one request. The error is one of the way to the daemon.
+// do sends one request. An error means that there is no complete response.
 func (c *Client) do(ctx context.Context, method, path string, header map[string]string, body []byte) (response, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(c.Base, "/")+path, bytes.NewReader(body))
 	if err != nil {
-		return response{}, errors.New("the address of the daemon is none")
+		return response{}, errors.New("the address of the daemon is invalid")
 	}
 	if c.Authorization != "" {
 		r.Header.Set("Authorization", c.Authorization)
@@ -57,7 +57,7 @@ func (c *Client) do(ctx context.Context, method, path string, header map[string]
 	a, err := c.Transport.RoundTrip(r)
 	if err != nil {
 		if u, ok := errors.AsType[*url.Error](err); ok {
-			err = u.Err // it would print the address
+			err = u.Err // a *url.Error quotes the whole address
 		}
 		return response{}, err
 	}
@@ -83,16 +83,16 @@ func isTemporary(e *httperror.Error) bool {
 	return e.Status >= http.StatusInternalServerError
 }
 
-// offset reads how far the daemon is.
+// offset returns the number of bytes that the daemon has.
 func (a response) offset() (int64, error) {
 	n, err := strconv.ParseInt(a.header.Get("Upload-Offset"), 10, 64)
 	if err != nil || n < 0 {
-		return 0, errors.New("the answer does not say how far the upload is: is that a daemon?")
+		return 0, errors.New("the response has no Upload-Offset: is this the address of a daemon?")
 	}
 	return n, nil
 }
 
-// list returns what is under way there.
+// list returns the uploads in progress.
 func (c *Client) list(ctx context.Context) ([]info, error) {
 	a, err := c.do(ctx, http.MethodGet, Path, nil, nil)
 	if err != nil {
@@ -105,7 +105,7 @@ func (c *Client) list(ctx context.Context) ([]info, error) {
 	return all, json.Unmarshal(a.body, &all)
 }
 
-// create begins an upload and returns its path.
+// create starts an upload and returns its path.
 func (c *Client) create(ctx context.Context, m metadata, length int64) (string, error) {
 	header := map[string]string{"Upload-Metadata": m.header(), "Upload-Length": strconv.FormatInt(length, 10)}
 	if length < 0 {
@@ -120,13 +120,13 @@ func (c *Client) create(ctx context.Context, m metadata, length int64) (string, 
 	}
 	at, err := url.Parse(a.header.Get("Location"))
 	if err != nil || !strings.HasPrefix(at.Path, Path+"/") {
-		return "", errors.New("the answer does not say where the upload is: is that a daemon?")
+		return "", errors.New("the response has no Location of an upload: is this the address of a daemon?")
 	}
 	return at.Path, nil
 }
 
-// status asks how far an upload is, and whether the daemon knows where it ends, or why it
-// has ended.
+// status returns the number of bytes that the daemon has and whether it knows the length of
+// the image, or why the upload has ended.
 func (c *Client) status(ctx context.Context, path string) (at int64, measured bool, err error) {
 	a, err := c.do(ctx, http.MethodHead, path, nil, nil)
 	if err != nil {
@@ -136,10 +136,10 @@ func (c *Client) status(ctx context.Context, path string) (at int64, measured bo
 		at, err = a.offset()
 		return at, a.header.Get("Upload-Length") != "", err
 	}
-	if no := a.err(); isTemporary(no) && no.Status != http.StatusLocked { // that may last
+	if no := a.err(); isTemporary(no) && no.Status != http.StatusLocked { // an upload may stay locked for long, and GET returns the reason
 		return 0, false, no
 	}
-	told, err := c.do(ctx, http.MethodGet, path, nil, nil) // a HEAD has no room for a sentence
+	told, err := c.do(ctx, http.MethodGet, path, nil, nil) // the response of HEAD has no body with the reason
 	if err != nil {
 		return 0, false, err
 	}
@@ -153,8 +153,8 @@ func (c *Client) status(ctx context.Context, path string) (at int64, measured bo
 	return 0, false, &httperror.Error{Status: a.status, Message: i.Error}
 }
 
-// patch brings one piece, and returns how far the upload is then. total is said along
-// with it when it is known.
+// patch sends one piece, and the length of the image if total is not negative. It returns
+// the number of bytes that the daemon has then.
 func (c *Client) patch(ctx context.Context, path string, p piece, total int64) (int64, error) {
 	header := map[string]string{"Content-Type": bodyType, "Upload-Offset": strconv.FormatInt(p.at, 10)}
 	if p.zeros > 0 {
@@ -177,7 +177,7 @@ func (c *Client) patch(ctx context.Context, path string, p piece, total int64) (
 	return a.offset()
 }
 
-// terminate ends an upload that is there.
+// terminate discards an upload.
 func (c *Client) terminate(ctx context.Context, path string) error {
 	a, err := c.do(ctx, http.MethodDelete, path, nil, nil)
 	if err != nil {
@@ -192,29 +192,30 @@ func (c *Client) terminate(ctx context.Context, path string) error {
 const (
 	minDelay = 100 * time.Millisecond
 	maxDelay = 5 * time.Second
-	// maxStall is how long nothing may go forward before it is given up.
+	// maxStall is the time without progress after which Send gives up.
 	maxStall = 10 * time.Minute
-	// maxMismatches is how often in a row a piece may arrive as another one.
+	// maxMismatches is how many pieces in a row may arrive damaged.
 	maxMismatches = 5
 )
 
-// ErrLost says that the upload is not known any more, although all of it was sent: the
-// daemon may have committed it and started again before it could say so.
+// ErrLost means that the daemon does not know the upload although it received all bytes: it
+// may have committed the image and restarted before it could respond.
 var ErrLost = errors.New("the daemon does not know the upload any more")
 
-// Request is what is to be uploaded, as what.
+// Request is an image to upload.
 type Request struct {
 	Image   string
-	Digest  disk.Digest // that the daemon is to insist on; zero: what is declared
+	Digest  disk.Digest // which the daemon must verify; zero: the declared one
 	Content Content
-	Restart bool // an upload of the image that is there is ended first
-	// Warn is told of what is tried again.
+	Restart bool // discard an existing upload of the image first
+	// Warn receives temporary errors.
 	Warn func(error)
 }
 
-// Send uploads until the daemon says that the image is ready, or why it will not be. It
-// goes on with an upload of the same file that is there, and after every interruption.
-// When ctx ends, what was sent stays for the next time, if there can be one.
+// Send uploads the content until the daemon reports that the image is ready, or why it
+// cannot be. It continues an existing upload of the same file, and continues after every
+// interruption. When ctx ends, the upload stays for the next Send, if the content can be
+// read again.
 func (c *Client) Send(ctx context.Context, o Request, progress *fetch.Progress) error {
 	s := sender{Client: c, Request: o, progress: progress, at: unknownOffset, total: o.Content.length(), lastProgress: time.Now()}
 	progress.Total.Store(s.total)
@@ -244,35 +245,35 @@ func (c *Client) Send(ctx context.Context, o Request, progress *fetch.Progress) 
 	}
 }
 
-// unknownOffset is the offset of an upload that has to be asked for it.
+// unknownOffset means that the daemon must be queried for the offset.
 const unknownOffset = -1
 
-// sender is an upload as its client sees it.
+// sender is the state of one Send.
 type sender struct {
 	*Client
 	Request
 	progress *fetch.Progress
 
-	path         string // of the upload; "": it is not begun
-	at           int64  // how far the daemon is
-	total        int64  // bytes of the image; -1: not known yet
-	responded    bool   // it has answered
-	maxOffset    int64  // how far it has been
-	lastSent     bool   // the last byte has been sent
+	path         string // of the upload; empty: not started
+	at           int64  // the number of bytes that the daemon has
+	total        int64  // bytes of the image; -1: unknown
+	responded    bool   // the daemon has responded
+	maxOffset    int64  // the largest offset of the daemon so far
+	lastSent     bool   // the last byte was sent
 	lastProgress time.Time
-	mismatches   int // mismatches in a row
+	mismatches   int // damaged pieces in a row
 	ahead        chan readResult
 }
 
-// readResult is a piece that was read while the one before it was sent.
+// readResult is a piece that was read while the previous one was sent.
 type readResult struct {
-	wanted int64 // where it begins
+	wanted int64 // the offset of the piece
 	piece
 	err error
 }
 
-// step makes one request. done says that nothing more can be done: it is uploaded, or
-// will not be. Another error is one that may be over in a moment.
+// step sends one request. done means that the upload has ended: err is nil if the image is
+// ready. Otherwise, err is temporary.
 func (s *sender) step(ctx context.Context) (done bool, err error) {
 	switch {
 	case s.path == "":
@@ -284,7 +285,7 @@ func (s *sender) step(ctx context.Context) (done bool, err error) {
 		s.at, measured, err = s.status(ctx, s.path)
 		if err != nil {
 			s.at = unknownOffset
-		} else if s.lastSent && s.at == s.total && measured { // else it waits for more
+		} else if s.lastSent && s.at == s.total && measured { // otherwise the daemon waits for more bytes
 			return true, nil
 		}
 		s.maxOffset = max(s.maxOffset, s.at)
@@ -294,7 +295,7 @@ func (s *sender) step(ctx context.Context) (done bool, err error) {
 	return s.classify(err)
 }
 
-// start finds the upload to go on with, or creates one.
+// start finds the upload to continue, or creates one.
 func (s *sender) start(ctx context.Context) error {
 	m := s.metadata()
 	if err := s.findExisting(ctx, m); err != nil || s.path != "" {
@@ -303,7 +304,7 @@ func (s *sender) start(ctx context.Context) error {
 	s.Restart = false
 	path, err := s.create(ctx, m, s.Content.length())
 	if no, refused := errors.AsType[*httperror.Error](err); refused && no.Status == http.StatusConflict {
-		// A daemon that has just begun may have found what is left of it meanwhile.
+		// A daemon that has just started may have found the interrupted upload meanwhile.
 		if found := s.findExisting(ctx, m); found != nil || s.path != "" {
 			return found
 		}
@@ -315,8 +316,8 @@ func (s *sender) start(ctx context.Context) error {
 	return nil
 }
 
-// findExisting looks whether the daemon has the upload, and refuses to disturb another one of
-// the image.
+// findExisting finds the upload of this content in the daemon. It fails if the image has
+// another upload.
 func (s *sender) findExisting(ctx context.Context, m metadata) error {
 	all, err := s.list(ctx)
 	if err != nil {
@@ -334,7 +335,7 @@ func (s *sender) findExisting(ctx context.Context, m metadata) error {
 			s.path = path
 			return nil
 		default:
-			return httperror.New(http.StatusConflict, "an upload of %s is under way, of another file or by somebody else: %d bytes are there%s; --restart ends it and begins anew", s.Image, i.Offset, ofLength(i.Length))
+			return httperror.New(http.StatusConflict, "an upload of %s is in progress, of another file or by another client: %d bytes are there%s; --restart ends it and starts again", s.Image, i.Offset, ofLength(i.Length))
 		}
 	}
 	return nil
@@ -350,7 +351,7 @@ func ofLength(n int64) string {
 // sendNext sends the next piece.
 func (s *sender) sendNext(ctx context.Context) (done bool, err error) {
 	p, err := s.nextPiece(ctx, s.at)
-	if err == io.EOF { // of a pipe whose end nobody knew
+	if err == io.EOF { // the end of a pipe of unknown length
 		p, s.total = piece{at: s.at}, s.at
 		err = checkLength(s.total)
 	}
@@ -375,8 +376,8 @@ func (s *sender) sendNext(ctx context.Context) (done bool, err error) {
 	return last && at == p.end(), nil
 }
 
-// nextPiece returns the piece at an offset, which may have been read already. A pipe may bring
-// nothing for ever.
+// nextPiece returns the piece at an offset, which may have been read already. A pipe may
+// block for ever.
 func (s *sender) nextPiece(ctx context.Context, at int64) (piece, error) {
 	for {
 		if s.ahead == nil {
@@ -402,12 +403,12 @@ func (s *sender) readAhead(at int64) {
 	}(s.ahead)
 }
 
-// classify says whether an error is the end.
+// classify reports whether an error is final.
 func (s *sender) classify(err error) (done bool, _ error) {
 	no, refused := errors.AsType[*httperror.Error](err)
 	s.responded = s.responded || refused || err == nil
 	switch {
-	case !refused: // nil, or one of the network
+	case !refused: // nil, or an error of the network
 		return !s.responded, err
 	case no.Status == statusMismatch:
 		s.mismatches++
@@ -415,12 +416,12 @@ func (s *sender) classify(err error) (done bool, _ error) {
 	case no.Status == http.StatusNotFound && s.path != "" && s.lastSent:
 		return true, ErrLost
 	case no.Status == http.StatusConflict && s.path != "":
-		return false, err // the daemon knows how far it is
+		return false, err // the daemon has another offset: query it
 	}
 	return !isTemporary(no), err
 }
 
-// giveUp ends an upload that nobody can go on with.
+// giveUp discards an upload that cannot be continued.
 func (s *sender) giveUp(ctx context.Context, err error) error {
 	_, refused := errors.AsType[*httperror.Error](err)
 	_, again := s.Content.(*File)
@@ -430,7 +431,7 @@ func (s *sender) giveUp(ctx context.Context, err error) error {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDelay)
 	defer cancel()
 	if gone := s.terminate(end, s.path); gone != nil {
-		return fmt.Errorf("%w; what was sent is dropped in %v", err, sessionTTL)
+		return fmt.Errorf("%w; the daemon discards the bytes it has in %v", err, sessionTTL)
 	}
 	return err
 }

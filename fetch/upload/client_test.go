@@ -58,7 +58,7 @@ func TestSend(t *testing.T) {
 	}
 }
 
-// A client that ends goes on later, with the same file only.
+// An interrupted client continues later, with the same file only.
 func TestSendContinuesInterruptedUpload(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(8, 30<<20)
@@ -67,10 +67,10 @@ func TestSendContinuesInterruptedUpload(t *testing.T) {
 	stopping := &cancelingTransport{stop: stop, at: 3}
 	c := &Client{Base: r.url, Transport: stopping}
 	if err := c.Send(ctx, newRequest(newFile(t, f)), &fetch.Progress{}); !errors.Is(err, context.Canceled) {
-		t.Fatalf("stopped: %v", err)
+		t.Fatalf("canceled: %v", err)
 	}
 	if all := r.sessions.list(); len(all) != 1 {
-		t.Fatalf("there are %+v", all)
+		t.Fatalf("the uploads are %+v", all)
 	}
 	other := newFile(t, testFile(t, testImage(9, 30<<20)))
 	if err := r.client().Send(t.Context(), newRequest(other), &fetch.Progress{}); err == nil || !strings.Contains(err.Error(), "--restart ends it") {
@@ -86,7 +86,7 @@ func TestSendContinuesInterruptedUpload(t *testing.T) {
 	}
 }
 
-// A client may look for its upload a moment before the daemon has found it again.
+// A client may list the uploads a moment before the daemon has found its upload again.
 func TestSendFindsUploadAfterConflict(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(13, 20<<20)
@@ -94,7 +94,7 @@ func TestSendFindsUploadAfterConflict(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	c := &Client{Base: r.url, Transport: &cancelingTransport{stop: stop, at: 3}}
 	if err := c.Send(ctx, newRequest(newFile(t, f)), &fetch.Progress{}); !errors.Is(err, context.Canceled) {
-		t.Fatalf("stopped: %v", err)
+		t.Fatalf("canceled: %v", err)
 	}
 	c.Transport = &hidingTransport{}
 	if err := c.Send(t.Context(), newRequest(newFile(t, f)), &fetch.Progress{}); err != nil {
@@ -103,7 +103,7 @@ func TestSendFindsUploadAfterConflict(t *testing.T) {
 	r.wantImage(want)
 }
 
-// hidingTransport sees no upload at the first look.
+// hidingTransport hides the uploads from the first list.
 type hidingTransport struct{ listed bool }
 
 func (b *hidingTransport) RoundTrip(q *http.Request) (*http.Response, error) {
@@ -143,12 +143,12 @@ func TestSendRestart(t *testing.T) {
 func TestSendErrors(t *testing.T) {
 	short := bytes.NewReader(make([]byte, 1024))
 	for words, o := range map[string]Request{
-		"multiple of 512":              newRequest(newFile(t, testFile(t, testImage(1, 1000)))),
-		"an image of 0 bytes":          newRequest(NewPipe(strings.NewReader(""), -1)),
-		"an image of 1001 bytes":       newRequest(NewPipe(strings.NewReader(strings.Repeat("x", 1001)), -1)),
-		"1024 bytes came of 2048":      newRequest(NewPipe(short, 2048)),
-		"no image macaw":               {Image: "macaw", Content: newFile(t, testFile(t, testImage(1, 1024)))},
-		"checksum mismatch: want 1111": {Image: "parrot", Digest: digestOfOnes(t), Content: newFile(t, testFile(t, testImage(1, 1024)))},
+		"multiple of 512":                 newRequest(newFile(t, testFile(t, testImage(1, 1000)))),
+		"an image cannot have 0 bytes":    newRequest(NewPipe(strings.NewReader(""), -1)),
+		"an image cannot have 1001 bytes": newRequest(NewPipe(strings.NewReader(strings.Repeat("x", 1001)), -1)),
+		"got 1024 bytes of 2048":          newRequest(NewPipe(short, 2048)),
+		"no image macaw":                  {Image: "macaw", Content: newFile(t, testFile(t, testImage(1, 1024)))},
+		"checksum mismatch: want 1111":    {Image: "parrot", Digest: digestOfOnes(t), Content: newFile(t, testFile(t, testImage(1, 1024)))},
 	} {
 		t.Run(words, func(t *testing.T) {
 			r := newFixture(t)
@@ -171,7 +171,7 @@ func digestOfOnes(t *testing.T) disk.Digest {
 	return d
 }
 
-// What is written to while it is sent is not an image of anything.
+// A file that changes while it is sent is not a valid image.
 func TestSendOfChangedFileFails(t *testing.T) {
 	r := newFixture(t)
 	f := testFile(t, testImage(11, 12<<20))
@@ -180,14 +180,14 @@ func TestSendOfChangedFileFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := r.client().Send(t.Context(), newRequest(c), &fetch.Progress{})
-	if err == nil || !strings.Contains(err.Error(), "written to while it was sent") {
+	if err == nil || !strings.Contains(err.Error(), "modified while it was sent") {
 		t.Errorf("the error is %v", err)
 	}
 	r.wantEmptyDisk()
 }
 
-// By itself, what is written through memory to a page that is dirty already does not move
-// the file's time.
+// A write through a memory mapping to a dirty page alone does not change the modification
+// time.
 func TestSendOfFileChangedThroughMappingFails(t *testing.T) {
 	r := newFixture(t)
 	path, memory := fetchtest.Mapped(t, testImage(11, 12<<20))
@@ -199,7 +199,7 @@ func TestSendOfFileChangedThroughMappingFails(t *testing.T) {
 	c := newFile(t, f)
 	memory[0], memory[len(memory)-1] = 'b', 'b'
 	err = r.client().Send(t.Context(), newRequest(c), &fetch.Progress{})
-	if err == nil || !strings.Contains(err.Error(), "written to while it was sent") {
+	if err == nil || !strings.Contains(err.Error(), "modified while it was sent") {
 		t.Errorf("the error is %v", err)
 	}
 	r.wantEmptyDisk()
@@ -223,10 +223,10 @@ func TestFillLocal(t *testing.T) {
 		return err
 	}
 	if err := store(ctx, &fetch.Progress{}, failingContent{newFile(t, f), stop}); !errors.Is(err, context.Canceled) {
-		t.Fatalf("stopped: %v", err)
+		t.Fatalf("canceled: %v", err)
 	}
 	if r.disk.PartSource(parrot).ID != disk.PartFromUpload {
-		t.Fatal("nothing is left to go on with")
+		t.Fatal("no partial file is left to continue")
 	}
 	p := &fetch.Progress{}
 	if err := store(t.Context(), p, newFile(t, f)); err != nil {
@@ -235,7 +235,7 @@ func TestFillLocal(t *testing.T) {
 	r.wantImage(want)
 }
 
-// failingContent ends the work when its first piece is read.
+// failingContent cancels the work when its first piece is read.
 type failingContent struct {
 	Content
 	stop context.CancelFunc
@@ -246,8 +246,8 @@ func (s failingContent) piece(at int64) (piece, error) {
 	return s.Content.piece(at)
 }
 
-// Several clients of one file disturb each other. What ends the request of one must not
-// reach into the next one on its connection.
+// Several clients of one file abort each other's requests. Aborting a request must not
+// affect the next one on its connection.
 func TestConcurrentSendsOfOneUpload(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(16, 40<<20)
@@ -271,7 +271,7 @@ func TestConcurrentSendsOfOneUpload(t *testing.T) {
 	r.wantImage(want)
 }
 
-// faultyTransport drops requests, or their answers, by chance, and lets the daemon start again.
+// faultyTransport loses requests or their responses at random, and restarts the daemon.
 type faultyTransport struct {
 	r    *fixture
 	dice *rand.Rand
@@ -284,13 +284,13 @@ func (f *faultyTransport) RoundTrip(q *http.Request) (*http.Response, error) {
 	switch {
 	case dice == 0:
 		return nil, errFault
-	case dice == 1 && q.Method == http.MethodPatch && q.ContentLength > 0: // half of it arrives
+	case dice == 1 && q.Method == http.MethodPatch && q.ContentLength > 0: // the daemon receives half of it
 		half := q.Clone(q.Context())
 		half.Header.Del("Upload-Checksum")
 		half.Body = io.NopCloser(io.MultiReader(io.LimitReader(q.Body, q.ContentLength/2), brokenBody{}))
 		_, err := http.DefaultTransport.RoundTrip(half)
 		return nil, err
-	case dice == 2 && q.Method == http.MethodPatch && q.ContentLength > 0: // it is spoilt
+	case dice == 2 && q.Method == http.MethodPatch && q.ContentLength > 0: // the daemon receives damaged bytes
 		body, err := io.ReadAll(q.Body)
 		if err != nil {
 			return nil, err
@@ -301,7 +301,7 @@ func (f *faultyTransport) RoundTrip(q *http.Request) (*http.Response, error) {
 	}
 	a, err := http.DefaultTransport.RoundTrip(q)
 	switch {
-	case err == nil && dice == 3: // the answer does not
+	case err == nil && dice == 3: // the client does not receive the response
 		a.Body.Close()
 		return nil, errFault
 	case err == nil && dice == 4 && len(f.r.sessions.list()) > 0:
@@ -328,7 +328,7 @@ func TestSendThroughNetworkFaults(t *testing.T) {
 			o := newRequest(content)
 			o.Warn = func(err error) { t.Logf("%v", err) }
 			err := c.Send(t.Context(), o, &fetch.Progress{})
-			for errors.Is(err, errFault) { // before the first answer nothing is tried again
+			for errors.Is(err, errFault) { // before the first response, Send does not try again
 				err = c.Send(t.Context(), o, &fetch.Progress{})
 			}
 			if err != nil && !errors.Is(err, ErrLost) {
@@ -339,8 +339,8 @@ func TestSendThroughNetworkFaults(t *testing.T) {
 	}
 }
 
-// The end of a pipe is told by a request of its own. When that is lost, the daemon has all
-// bytes and does not know it: they are no image yet.
+// A separate request tells the daemon the end of a pipe. If it is lost, the daemon has all
+// bytes and does not know it: there is no image yet.
 func TestSendWithLostLastResponse(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(14, 2<<20)
@@ -349,12 +349,12 @@ func TestSendWithLostLastResponse(t *testing.T) {
 		t.Fatal(err)
 	}
 	if all := r.sessions.list(); len(all) > 0 {
-		t.Fatalf("the client says that the image is ready, and the daemon waits: %+v", all)
+		t.Fatalf("the client reports that the image is ready, but the daemon waits: %+v", all)
 	}
 	r.wantImage(want)
 }
 
-// lossyTransport loses the first request that says how long the image is.
+// lossyTransport loses the first request with the length of the image.
 type lossyTransport struct{ lost bool }
 
 func (e *lossyTransport) RoundTrip(q *http.Request) (*http.Response, error) {
@@ -365,7 +365,7 @@ func (e *lossyTransport) RoundTrip(q *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(q)
 }
 
-// failingTransport answers everything but what brings bytes.
+// failingTransport responds to all requests except those with bytes.
 type failingTransport struct{}
 
 func (failingTransport) RoundTrip(q *http.Request) (*http.Response, error) {
@@ -382,7 +382,7 @@ func (failingTransport) RoundTrip(q *http.Request) (*http.Response, error) {
 	return a, nil
 }
 
-// That a daemon says how far an upload is does not bring it any further.
+// A response with the offset is not progress.
 func TestSendGivesUpWithoutProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithTimeout(t.Context(), 2*maxStall)
@@ -398,7 +398,7 @@ func TestSendGivesUpWithoutProgress(t *testing.T) {
 	})
 }
 
-// Who stops an upload is not to wait for a pipe that brings nothing.
+// Send must end although the pipe blocks.
 func TestCancelSendOfBlockedPipe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithTimeout(t.Context(), time.Minute)

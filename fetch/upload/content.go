@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	pieceSize = maxChecked // so that each is checked on its own
-	minHole   = 1 << 20    // shorter ones are sent as zeros
-	maxZeros  = 1 << 30    // of one request: the other side hashes them
-	// keptBytes is how much of a pipe is kept until the daemon must have it on its disk, but
-	// for a power cut.
+	pieceSize = maxChecked // so that the checksum of each piece can be verified
+	minHole   = 1 << 20    // shorter holes are sent as zeros
+	maxZeros  = 1 << 30    // per request: the daemon hashes them
+	// keptBytes is how much of a pipe is kept. The daemon loses more than that only in a power
+	// cut.
 	keptBytes = 4 * pieceSize
 )
 
-// piece is a part of a file that one request brings: bytes, or zeros.
+// piece is the part of a file that one request transfers: bytes, or zeros.
 type piece struct {
 	at    int64
 	data  []byte
@@ -35,15 +35,15 @@ type piece struct {
 
 func (p piece) end() int64 { return p.at + int64(len(p.data)) + p.zeros }
 
-// Content is what is uploaded: a File, or a Pipe.
+// Content is the content of an upload: a File or a Pipe.
 type Content interface {
-	// length is how many bytes there are; -1: not known before the end.
+	// length returns the number of bytes; -1: unknown before the end.
 	length() int64
-	// fingerprint is the same for the same file, and for nothing else.
+	// fingerprint identifies the file.
 	fingerprint() string
-	// piece returns the next bytes from an offset on, io.EOF at the end.
+	// piece returns the next bytes at an offset, or io.EOF at the end.
 	piece(at int64) (piece, error)
-	// check says, at the end, why what was sent may be a mix.
+	// check returns an error if the content changed while it was sent.
 	check() error
 }
 
@@ -52,10 +52,10 @@ type File struct {
 	f     *os.File
 	size  int64
 	stat  os.FileInfo
-	holes bool // they can be found
+	holes bool // the file system reports holes
 }
 
-// NewFile returns the content of f, as it is now.
+// NewFile returns the content of f, which must not change until it is sent.
 func NewFile(f *os.File) (*File, error) {
 	stat, err := f.Stat()
 	if err != nil {
@@ -66,14 +66,14 @@ func NewFile(f *os.File) (*File, error) {
 			return nil, err
 		}
 	}
-	size, err := f.Seek(0, io.SeekEnd) // that of a block device too
+	size, err := f.Seek(0, io.SeekEnd) // works for block devices too
 	if err != nil {
 		return nil, err
 	}
 	return &File{f: f, size: size, stat: stat, holes: stat.Mode().IsRegular()}, nil
 }
 
-// Size returns how many bytes the file had.
+// Size returns the size of the file in bytes.
 func (c *File) Size() int64 { return c.size }
 
 func (c *File) length() int64 { return c.size }
@@ -102,7 +102,7 @@ func (c *File) piece(at int64) (piece, error) {
 	return newPiece(at, buf), nil
 }
 
-// newPiece sends no zeros where there is nothing else.
+// newPiece returns a piece of zeros if buf contains nothing else.
 func newPiece(at int64, buf []byte) piece {
 	if len(buf) > 0 && buf[0] == 0 && bytes.Equal(buf[1:], buf[:len(buf)-1]) {
 		return piece{at: at, zeros: int64(len(buf))}
@@ -110,7 +110,7 @@ func newPiece(at int64, buf []byte) piece {
 	return piece{at: at, data: buf}
 }
 
-// nextData is where bytes come again that may not be zero.
+// nextData returns the next offset with data.
 func (c *File) nextData(at int64) (int64, error) {
 	if !c.holes {
 		return at, nil
@@ -119,16 +119,16 @@ func (c *File) nextData(at int64) (int64, error) {
 	switch {
 	case errors.Is(err, unix.ENXIO):
 		return c.size, nil
-	case err != nil: // a file system that knows no holes
+	case err != nil: // the file system does not report holes
 		c.holes = false
 		return at, nil
 	}
 	return min(data, c.size), nil
 }
 
-// dataBytes is how many bytes there are at most in chunks of a disk that are not all zero.
+// dataBytes returns an upper bound for the bytes in chunks that are not all zeros.
 func (c *File) dataBytes() int64 {
-	var n, end int64 // what is counted, and up to where
+	var n, end int64 // bytes counted so far, and the end of the last chunk counted
 	for at := int64(0); at < c.size && c.holes; {
 		data, err := c.nextData(at)
 		if err != nil || !c.holes || data >= c.size {
@@ -154,23 +154,23 @@ func (c *File) check() error {
 		return err
 	}
 	if now.Size() != c.stat.Size() || !now.ModTime().Equal(c.stat.ModTime()) {
-		return fmt.Errorf("%s was written to while it was sent", c.f.Name())
+		return fmt.Errorf("%s was modified while it was sent", c.f.Name())
 	}
 	return nil
 }
 
-// Pipe is what can be read once only. Its latest bytes are kept, for the case that the
-// daemon loses some.
+// Pipe is content that can be read only once. It keeps the latest bytes, in case the daemon
+// loses some.
 type Pipe struct {
 	r      io.Reader
 	size   int64
 	name   string
-	pieces []piece // the latest, in order
-	next   int64   // how much was read
+	pieces []piece // the latest ones, in order
+	next   int64   // bytes read so far
 	ended  bool
 }
 
-// NewPipe returns the content that r brings, of size bytes; -1: that is not known.
+// NewPipe returns the content of r, of size bytes; -1: unknown.
 func NewPipe(r io.Reader, size int64) *Pipe { return &Pipe{r: r, size: size, name: rand.Text()} }
 
 func (c *Pipe) length() int64 { return c.size }
@@ -187,7 +187,7 @@ func (c *Pipe) piece(at int64) (piece, error) {
 	}
 	switch {
 	case at != c.next:
-		return piece{}, fmt.Errorf("the daemon has lost bytes of what was piped to it: %d of %d are there; send it again from the beginning", at, c.next)
+		return piece{}, fmt.Errorf("the daemon has lost bytes of a pipe, which cannot be read again: it has %d of %d; start again from the beginning", at, c.next)
 	case c.ended:
 		return piece{}, io.EOF
 	}
@@ -197,10 +197,10 @@ func (c *Pipe) piece(at int64) (piece, error) {
 	case err == io.EOF || err == io.ErrUnexpectedEOF:
 		c.ended = true
 	case err != nil:
-		return piece{}, fmt.Errorf("read what is uploaded: %w", err)
+		return piece{}, fmt.Errorf("read the file to upload: %w", err)
 	}
 	if c.ended && c.size >= 0 && c.next+int64(n) != c.size || c.size >= 0 && c.next+int64(n) > c.size {
-		return piece{}, fmt.Errorf("standard input has not the size that was given: %d bytes came of %d", c.next+int64(n), c.size)
+		return piece{}, fmt.Errorf("standard input does not have the given size: got %d bytes of %d", c.next+int64(n), c.size)
 	}
 	if n == 0 {
 		return piece{}, io.EOF
@@ -218,7 +218,7 @@ func (c *Pipe) keep(p piece) {
 	}
 }
 
-// after is the rest of a piece.
+// after returns the rest of the piece from an offset on.
 func (p piece) after(at int64) piece {
 	skip := at - p.at
 	if p.zeros > 0 {

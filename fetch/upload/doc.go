@@ -1,33 +1,40 @@
-// Package upload takes images from people: the server's side of tus 1.0, an open
-// protocol for uploads that survive interruptions, and a client for it.
+// Package upload receives images from people: the server of tus 1.0, an open protocol for
+// resumable uploads, and a client for it.
 //
-//	POST /v1/uploads        a Session is announced, a job opens a part for it   201, Location
-//	PATCH /v1/uploads/ID    a delivery: its body goes into the part             204, Upload-Offset
-//	HEAD /v1/uploads/ID     how far it is, after an interruption                200, Upload-Offset
-//	  (the last PATCH is answered when the image is committed, or says why it is not)
-//	DELETE /v1/uploads/ID   the part is discarded                               204
-//	OPTIONS                 what is understood: core, creation, creation-with-upload,
+//	POST /v1/uploads        creates a Session; a job opens its partial file    201, Location
+//	PATCH /v1/uploads/ID    appends its body to the partial file               204, Upload-Offset
+//	HEAD /v1/uploads/ID     the number of bytes, after an interruption         200, Upload-Offset
+//	  (the response to the last PATCH is sent when the image is committed, or cannot be)
+//	DELETE /v1/uploads/ID   discards the partial file                          204
+//	OPTIONS                 what is supported: core, creation, creation-with-upload,
 //	                        creation-defer-length, termination, checksum, expiration
 //
-// What follows from it:
+// # Promises
 //
-//  1. A disk.Part is for one goroutine: that of the job, in Session.Fill. Requests hand
-//     it what they bring, one at a time, and wait.
-//  2. The part is the only state. Its source holds the upload's id and metadata, so
-//     that an upload goes on after a restart, from the last byte that is durable.
-//  3. Who asks how far an upload is means to go on with it: a PATCH under way is
-//     cut then. It may be one whose sender has long been gone.
-//  4. A body with Upload-Checksum is verified before any of it is appended, and so has
-//     to fit in memory: MaxChecked. Others go through as they come.
-//  5. A request whose body stalls is given up; what came stays. Only the image waits.
-//  6. What cannot become the image ends the upload: wrong checksum, wrong format, no
-//     space, more bytes than announced. Nothing is left of it then, nor of one that
-//     was terminated or has had no byte for Life.
+//  1. Only the goroutine of the job, in Session.Fill, uses the disk.Part. Requests pass
+//     it their deliveries, one at a time, and wait.
+//  2. The partial file is the only state. Its source contains the id and the metadata of
+//     the upload, so that an upload continues after a restart, after the last durable
+//     byte.
+//  3. A client that queries the offset is about to continue. Another PATCH in progress,
+//     whose client may be gone for long, is then aborted.
+//  4. A body with Upload-Checksum is verified before it is appended, so it must fit into
+//     memory: at most 4 MiB. Other bodies are appended while they are received.
+//  5. A request whose body stalls is aborted; the bytes stay. Only this image waits.
+//  6. A wrong checksum, a wrong format, no space, or more bytes than announced end the
+//     upload and discard its bytes. So do its termination, and 24 hours without a byte.
 //
-// # Beyond tus
+// # Extensions of tus
 //
-// Holes need not be sent: a PATCH without a body and with the header Upload-Zeros: N
-// appends N zeros. GET /v1/uploads lists what is under way, and GET of one says what
-// became of it, for a while after it ended too. Upload-Metadata names the image by
-// the key name, and may say by sha512, sha256 or checksum what the whole has to be.
+// A client need not send zeros: a PATCH without a body and with the header
+// Upload-Zeros: N appends N zeros. GET /v1/uploads lists the uploads in progress. GET of
+// one upload returns its state, for a while after its end too. Upload-Metadata must
+// contain the image under the key name, and may contain its digest under sha512, sha256
+// or checksum.
+//
+// # Reading order
+//
+// server.go (requests), session.go (one upload, and the job's side of it), sessions.go
+// (the uploads of a node), header.go (parsing); then client.go and content.go, and
+// local.go for an upload without a daemon.
 package upload

@@ -22,7 +22,7 @@ import (
 
 var parrot = disk.ID{Name: "parrot", UUID: "6846a0b2"}
 
-// fixture is a server with a disk behind it, and jobs as a manager has them.
+// fixture is a server with a disk, and with jobs like those of a manager.
 type fixture struct {
 	t    *testing.T
 	path string
@@ -73,7 +73,7 @@ func (r *fixture) Begin(_ context.Context, image string, digest disk.Digest) err
 // Interrupted implements Host.
 func (r *fixture) Interrupted(id string) bool { return r.disk.PartSource(parrot).ETag == id }
 
-// startJob starts a job for what was announced or left.
+// startJob starts a job for a created or interrupted upload.
 func (r *fixture) startJob(want disk.Digest) {
 	ctx, stop := context.WithCancel(context.Background())
 	r.stop = stop
@@ -106,7 +106,7 @@ func (r *fixture) runJob(ctx context.Context, want disk.Digest) error {
 	return err
 }
 
-// stopJob ends the job as the end of a daemon does, and returns how it ended.
+// stopJob stops the job as a daemon does when it ends, and returns how the job ended.
 func (r *fixture) stopJob() error {
 	if r.stop != nil {
 		r.stop()
@@ -117,7 +117,7 @@ func (r *fixture) stopJob() error {
 	return r.outcome
 }
 
-// restart ends the job and begins another one, which knows nothing of it.
+// restart stops the job and starts another one, as after a restart of the daemon.
 func (r *fixture) restart() {
 	r.t.Helper()
 	r.stopJob()
@@ -127,7 +127,7 @@ func (r *fixture) restart() {
 	r.startJob(disk.Digest{})
 }
 
-// waitOpen waits until requests for the upload are answered.
+// waitOpen waits until the server accepts requests for the upload.
 func (r *fixture) waitOpen(id string) {
 	r.t.Helper()
 	for {
@@ -147,18 +147,18 @@ func (r *fixture) wantImage(want []byte) {
 	}
 	got, err := os.ReadFile(filepath.Join(r.path, "backing-images", parrot.String(), "backing"))
 	if err != nil || !bytes.Equal(got, want) {
-		r.t.Fatalf("the image has %d bytes, and they are not what was sent (%d): %v", len(got), len(want), err)
+		r.t.Fatalf("the image has %d bytes, which differ from the %d that were sent: %v", len(got), len(want), err)
 	}
 }
 
-// wantEmptyDisk fails the test if anything is left of an upload.
+// wantEmptyDisk fails the test if any file of an upload remains.
 func (r *fixture) wantEmptyDisk() {
 	r.t.Helper()
 	r.jobs.Wait()
 	left, _ := filepath.Glob(filepath.Join(r.path, "backing-images", parrot.String(), "backing*"))
 	for _, name := range left {
 		if filepath.Base(name) != "backing.record" {
-			r.t.Errorf("%s is left", name)
+			r.t.Errorf("%s remains", name)
 		}
 	}
 	if c := r.disk.Stat(parrot); c.State == disk.Ready || r.disk.PartSource(parrot) != (disk.PartSource{}) {
@@ -166,7 +166,7 @@ func (r *fixture) wantEmptyDisk() {
 	}
 }
 
-// request makes a request as any client of tus does. Headers are "Name: value".
+// request sends a request as any tus client does. Headers are "Name: value".
 func (r *fixture) request(method, path string, body io.Reader, headers ...string) response {
 	r.t.Helper()
 	q, err := http.NewRequest(method, r.url+path, body)
@@ -189,13 +189,13 @@ func (r *fixture) request(method, path string, body io.Reader, headers ...string
 	return response{a.StatusCode, a.Header, text}
 }
 
-// patch sends a body for an offset.
+// patch sends a body at an offset.
 func (r *fixture) patch(at string, offset string, body []byte, headers ...string) response {
 	r.t.Helper()
 	return r.request("PATCH", at, bytes.NewReader(body), append([]string{"Content-Type: " + bodyType, "Upload-Offset: " + offset}, headers...)...)
 }
 
-// create begins an upload of so many bytes.
+// create starts an upload of length bytes.
 func (r *fixture) create(length string, headers ...string) (at string) {
 	r.t.Helper()
 	a := r.request("POST", Path, nil, append([]string{"Upload-Length: " + length, named}, headers...)...)
@@ -210,14 +210,14 @@ var named = "Upload-Metadata: name " + base64.StdEncoding.EncodeToString([]byte(
 func (a response) want(t *testing.T, status int, words string) {
 	t.Helper()
 	if a.status != status || !strings.Contains(string(a.body), words) {
-		t.Errorf("the answer is %d %s, want %d with %q", a.status, a.body, status, words)
+		t.Errorf("the response is %d %s, want %d with %q", a.status, a.body, status, words)
 	}
 	if a.header.Get("Tus-Resumable") != version {
-		t.Error("the answer has no Tus-Resumable")
+		t.Error("the response has no Tus-Resumable")
 	}
 }
 
-// testImage makes bytes with holes in them.
+// testImage returns bytes with holes.
 func testImage(seed uint64, size int) []byte {
 	noise := rand.NewChaCha8([32]byte{byte(seed)})
 	r := rand.New(noise)
@@ -232,7 +232,7 @@ func testImage(seed uint64, size int) []byte {
 	return b
 }
 
-// testFile writes bytes to a file, with holes where they are zero.
+// testFile writes bytes to a file, with holes for zeros.
 func testFile(t *testing.T, data []byte) *os.File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
@@ -251,7 +251,7 @@ func testFile(t *testing.T, data []byte) *os.File {
 	if err := f.Truncate(int64(len(data))); err != nil {
 		t.Fatal(err)
 	}
-	old := time.Now().Add(-time.Hour) // so that a later write is seen
+	old := time.Now().Add(-time.Hour) // so that a later write changes the modification time
 	if err := os.Chtimes(f.Name(), old, old); err != nil {
 		t.Fatal(err)
 	}

@@ -15,23 +15,23 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// maxMetadata bounds what is kept of what a sender says about an upload.
+// maxMetadata is the longest Upload-Metadata header.
 const maxMetadata = 4 << 10
 
-// metadata is what a sender says about an upload when it begins.
+// metadata describes an upload when it is created.
 type metadata struct {
 	Name        string      // of the image
-	Digest      disk.Digest // that the whole has to have; zero: none was given
-	Fingerprint string      // by which the sender knows its file again
-	Data        int64       // bytes of chunks that are not all zero, at most; 0: not said
-	text        string      // the header as it came
+	Digest      disk.Digest // which the image must have; zero: not given
+	Fingerprint string      // by which the client recognizes its file
+	Data        int64       // upper bound for the bytes in chunks that are not all zeros; 0: not given
+	text        string      // the header as received
 }
 
-// parseMetadata reads an Upload-Metadata header: keys, each with a value in base64
-// or none, between commas. Keys that mean nothing here are kept in the text.
+// parseMetadata parses an Upload-Metadata header: keys, each with a value in base64 or none,
+// separated by commas. text keeps unknown keys.
 func parseMetadata(text string) (metadata, error) {
 	if len(text) > maxMetadata {
-		return metadata{}, fmt.Errorf("Upload-Metadata has %d bytes, at most %d are kept", len(text), maxMetadata)
+		return metadata{}, fmt.Errorf("Upload-Metadata has %d bytes: at most %d are allowed", len(text), maxMetadata)
 	}
 	m := metadata{text: text}
 	seen := map[string]bool{}
@@ -47,7 +47,7 @@ func parseMetadata(text string) (metadata, error) {
 		case err != nil:
 			return metadata{}, fmt.Errorf("Upload-Metadata: the value of %s is not base64", key)
 		case seen[key]:
-			return metadata{}, fmt.Errorf("Upload-Metadata: %s is there twice", key)
+			return metadata{}, fmt.Errorf("Upload-Metadata: %s occurs twice", key)
 		}
 		seen[key] = true
 		if err := m.set(key, string(value)); err != nil {
@@ -79,14 +79,14 @@ func (m *metadata) set(key, value string) error {
 			return fmt.Errorf("Upload-Metadata: %s: %w", key, err)
 		}
 		if !m.Digest.IsZero() && m.Digest != digest {
-			return errors.New("Upload-Metadata gives two checksums: give one")
+			return errors.New("Upload-Metadata contains two checksums: send one")
 		}
 		m.Digest = digest
 	}
 	return nil
 }
 
-// header returns the text of an Upload-Metadata header.
+// header returns the value of an Upload-Metadata header.
 func (m metadata) header() string {
 	var pairs []string
 	add := func(key, value string) {
@@ -103,25 +103,25 @@ func (m metadata) header() string {
 	return strings.Join(pairs, ",")
 }
 
-// checksumAlgorithms are what a body may be checked with. tus asks for sha1.
+// checksumAlgorithms are the algorithms for bodies. tus requires sha1.
 const checksumAlgorithms = "sha1,sha256,sha512"
 
 var algorithms = map[string]func() hash.Hash{"sha1": sha1.New, "sha256": sha256.New, "sha512": sha512.New}
 
-// bodyChecksum is what the body of one request has to have.
+// bodyChecksum is the expected checksum of one body.
 type bodyChecksum struct {
 	algorithm string
 	sum       []byte
 }
 
-// parseChecksum reads an Upload-Checksum header.
+// parseChecksum parses an Upload-Checksum header.
 func parseChecksum(text string) (bodyChecksum, error) {
 	algorithm, encoded, _ := strings.Cut(text, " ")
 	sum, err := base64.StdEncoding.DecodeString(encoded)
 	h, known := algorithms[algorithm]
 	switch {
 	case !known:
-		return bodyChecksum{}, errors.New("Upload-Checksum is of an algorithm that is not known here: there are " + checksumAlgorithms)
+		return bodyChecksum{}, errors.New("Upload-Checksum has an unknown algorithm: use one of " + checksumAlgorithms)
 	case err != nil || len(sum) != h().Size():
 		return bodyChecksum{}, errors.New("Upload-Checksum is not a checksum in base64")
 	}
@@ -134,19 +134,19 @@ func (s bodyChecksum) matches(body []byte) bool {
 	return bytes.Equal(h.Sum(nil), s.sum)
 }
 
-// parseCount reads a header that is a number of bytes.
+// parseCount parses a header with a number of bytes.
 func parseCount(name, text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 0 || text[0] < '0' {
-		return 0, fmt.Errorf("%s has to be a number of bytes", name)
+		return 0, fmt.Errorf("%s must be a number of bytes", name)
 	}
 	return n, nil
 }
 
-// checkLength says why an image cannot have so many bytes.
+// checkLength returns an error if an image cannot have n bytes.
 func checkLength(n int64) error {
 	if n == 0 || n%512 != 0 {
-		return fmt.Errorf("an image of %d bytes cannot be: its size has to be a multiple of 512, and more than 0", n)
+		return fmt.Errorf("an image cannot have %d bytes: its size must be a positive multiple of 512", n)
 	}
 	return nil
 }

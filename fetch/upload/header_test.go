@@ -20,7 +20,7 @@ func FuzzParseMetadata(f *testing.F) {
 			return
 		}
 		if m.Name != "" && disk.CheckName(m.Name) != nil {
-			t.Errorf("%q is taken for a name", m.Name)
+			t.Errorf("%q is accepted as a name", m.Name)
 		}
 		again, err := parseMetadata(m.header())
 		if again.text = m.text; err != nil || again != m {

@@ -22,7 +22,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// A request that goes on with an upload cuts one that hangs.
+// A request that continues an upload aborts a blocked one.
 func TestNewerRequestSupersedesOlder(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(3, 2<<20)
@@ -42,11 +42,11 @@ func TestNewerRequestSupersedesOlder(t *testing.T) {
 	a.want(t, 200, "")
 	offset, err := a.offset()
 	if err != nil || offset > 1500 {
-		t.Fatalf("it is at %d: %v", offset, err)
+		t.Fatalf("the offset is %d: %v", offset, err)
 	}
 	r.patch(at, fmt.Sprint(offset), want[offset:]).want(t, 204, "")
 	if a := <-first; a.status != 409 {
-		t.Errorf("the request that was cut got %d %s", a.status, a.body)
+		t.Errorf("the aborted request got %d %s", a.status, a.body)
 	}
 	hanging.Close()
 	r.wantImage(want)
@@ -61,9 +61,9 @@ func TestStalledBodyIsAborted(t *testing.T) {
 	a := r.request("PATCH", at, io.MultiReader(strings.NewReader("begun"), body), "Content-Type: "+bodyType, "Upload-Offset: 0")
 	a.want(t, 408, "stalled")
 	if a := r.request("HEAD", at, nil); a.header.Get("Upload-Offset") != "5" {
-		t.Errorf("what came is not kept: %v", a.header)
+		t.Errorf("the received bytes were not kept: %v", a.header)
 	}
-	// Nor is a body waited for without end that is not wanted.
+	// The server does not wait for ever for a body that it does not read.
 	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func TestStalledBodyIsAborted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if line, err := bufio.NewReader(conn).ReadString('\n'); !strings.Contains(line, "404") {
-		t.Errorf("the answer is %q: %v", line, err)
+		t.Errorf("the response is %q: %v", line, err)
 	}
 }
 
@@ -86,17 +86,17 @@ func TestUploadContinuesAfterRestart(t *testing.T) {
 	r.patch(at, "0", want[:3<<20+100]).want(t, 204, "")
 	r.stopJob()
 	r.request("HEAD", at, nil).want(t, 423, "")
-	r.patch(at, "3145828", want[3<<20+100:]).want(t, 423, "goes on in a moment")
+	r.patch(at, "3145828", want[3<<20+100:]).want(t, 423, "continues in a moment")
 	client := Client{Base: r.url, Transport: http.DefaultTransport}
-	if _, _, err := client.status(t.Context(), at); err == nil || !strings.Contains(err.Error(), "what status says of the image") {
-		t.Errorf("a client hears of an upload that is interrupted: %v", err)
+	if _, _, err := client.status(t.Context(), at); err == nil || !strings.Contains(err.Error(), "when the problem that status reports") {
+		t.Errorf("the client of an interrupted upload got %v", err)
 	}
 	r.restart()
 	r.waitOpen(strings.TrimPrefix(at, Path+"/"))
 	a := r.request("HEAD", at, nil)
 	a.want(t, 200, "")
 	if a.header.Get("Upload-Offset") != fmt.Sprint(3<<20) || !strings.Contains(a.header.Get("Upload-Metadata"), "filename eA==") {
-		t.Errorf("after a restart HEAD answers %v", a.header)
+		t.Errorf("after a restart the response to HEAD is %v", a.header)
 	}
 	r.patch(at, fmt.Sprint(3<<20), want[3<<20:]).want(t, 204, "")
 	r.wantImage(want)
@@ -121,8 +121,8 @@ func TestExpiredUploadIsDiscarded(t *testing.T) {
 	r.request("HEAD", at, nil).want(t, 410, "")
 }
 
-// An upload that is forgotten ends by itself, in a time of its own.
-func TestUploadExpiresHeader(t *testing.T) {
+// A forgotten upload expires. The test runs in synthetic time.
+func TestForgottenUploadExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := t.TempDir()
 		if _, err := disk.Init(path); err != nil {
@@ -151,7 +151,7 @@ func TestUploadExpiresHeader(t *testing.T) {
 			d.ctx, d.done = t.Context(), make(chan error, 1)
 			return one.deliver(&d)
 		}
-		if err := ask(delivery{op: opStatus}); err != nil { // which does not keep it
+		if err := ask(delivery{op: opStatus}); err != nil { // a query does not extend the life of an upload
 			t.Fatal(err)
 		}
 		if err := ask(delivery{zeros: 512, total: -1}); err != nil {
@@ -163,7 +163,7 @@ func TestUploadExpiresHeader(t *testing.T) {
 	})
 }
 
-// A client says once how long the image is: that has to outlive the daemon.
+// A client sends the length of the image once: the daemon must remember it across restarts.
 func TestDeferredLengthSurvivesRestart(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(15, 3<<20)
@@ -176,11 +176,11 @@ func TestDeferredLengthSurvivesRestart(t *testing.T) {
 	r.waitOpen(strings.TrimPrefix(at, Path+"/"))
 	a = r.request("HEAD", at, nil)
 	if a.header.Get("Upload-Length") != fmt.Sprint(len(want)) || a.header.Get("Upload-Offset") != fmt.Sprint(2<<20) {
-		t.Errorf("after a restart HEAD answers %v", a.header)
+		t.Errorf("after a restart the response to HEAD is %v", a.header)
 	}
 	r.patch(at, fmt.Sprint(2<<20), want[2<<20:]).want(t, 204, "")
 	if all := r.sessions.list(); len(all) > 0 {
-		t.Fatalf("all bytes are there, and the upload waits: %+v", all)
+		t.Fatalf("all bytes were received, but the upload waits: %+v", all)
 	}
 	r.wantImage(want)
 }

@@ -11,22 +11,22 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// FillLocal puts the content into a part on a disk of this machine. A part that began with
-// the same file is gone on with, whoever began it.
-func FillLocal(ctx context.Context, part *disk.Part, o Request, progress *fetch.Progress) error {
-	if !o.CanResume(part.Source()) {
-		m := o.metadata()
+// FillLocal writes the content into part, on a local disk. It continues a partial file that
+// began with the same content.
+func FillLocal(ctx context.Context, part *disk.Part, r Request, progress *fetch.Progress) error {
+	if !r.CanResume(part.Source()) {
+		m := r.metadata()
 		m.text = m.header()
-		if err := part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: rand.Text(), Metadata: m.text, Size: o.Content.length(), Data: m.Data}); err != nil {
+		if err := part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: rand.Text(), Metadata: m.text, Size: r.Content.length(), Data: m.Data}); err != nil {
 			return fetch.ClassifyDiskError(err)
 		}
 	}
 	progress.Done.Store(part.Offset())
 	for ctx.Err() == nil {
-		p, err := o.Content.piece(part.Offset())
+		p, err := r.Content.piece(part.Offset())
 		switch {
 		case errors.Is(err, io.EOF):
-			if err := errors.Join(o.Content.check(), checkLength(part.Offset())); err != nil {
+			if err := errors.Join(r.Content.check(), checkLength(part.Offset())); err != nil {
 				return &fetch.Error{Class: fetch.BadSource, Err: err}
 			}
 			return nil
@@ -45,20 +45,21 @@ func FillLocal(ctx context.Context, part *disk.Part, o Request, progress *fetch.
 	return context.Cause(ctx)
 }
 
-// CanResume reports whether a part of this origin is of the same content, whoever began it.
-func (o Request) CanResume(had disk.PartSource) bool {
+// CanResume reports whether a partial file from this source has the same content, uploaded
+// to a daemon or locally.
+func (r Request) CanResume(had disk.PartSource) bool {
 	m, err := parseMetadata(had.Metadata)
-	same := err == nil && m.Fingerprint == o.fingerprint()
-	return same && had.ID == disk.PartFromUpload && had.Size == o.Content.length() && !o.Restart
+	same := err == nil && m.Fingerprint == r.fingerprint()
+	return same && had.ID == disk.PartFromUpload && had.Size == r.Content.length() && !r.Restart
 }
 
-// fingerprint is that of the content: another digest makes it another upload.
-func (o Request) fingerprint() string { return o.Content.fingerprint() + o.Digest.String() }
+// fingerprint identifies the upload: the same content with another digest is another upload.
+func (r Request) fingerprint() string { return r.Content.fingerprint() + r.Digest.String() }
 
-// metadata is what is said of an upload when it begins.
-func (o Request) metadata() metadata {
-	m := metadata{Name: o.Image, Digest: o.Digest, Fingerprint: o.fingerprint()}
-	if f, ok := o.Content.(*File); ok {
+// metadata returns the description of the upload.
+func (r Request) metadata() metadata {
+	m := metadata{Name: r.Image, Digest: r.Digest, Fingerprint: r.fingerprint()}
+	if f, ok := r.Content.(*File); ok {
 		m.Data = f.dataBytes()
 	}
 	return m

@@ -18,21 +18,21 @@ import (
 )
 
 const (
-	// Path is where uploads are created; each has its own below it.
+	// Path is the path to create uploads. The path of an upload is below it.
 	Path = "/v1/uploads"
-	// maxChecked is the longest body that may come with an Upload-Checksum.
+	// maxChecked is the longest body with an Upload-Checksum.
 	maxChecked = 4 << 20
 
 	version    = "1.0.0"
 	extensions = "creation,creation-with-upload,creation-defer-length,termination,checksum,expiration"
 	bodyType   = "application/offset+octet-stream"
 
-	stallWindow = 30 * time.Second // less than 1 KiB/s for so long is a stall
-	openTime    = time.Minute      // for a job to open a part
+	stallWindow = 30 * time.Second // less than 1 KiB/s for this time is a stall
+	openTime    = time.Minute      // for a job to open the partial file
 	answerTime  = time.Minute
 )
 
-// statusMismatch is tus's for a body that has not the checksum it came with.
+// statusMismatch is the status of tus for a body with a wrong checksum.
 const statusMismatch = 460
 
 // Host is the manager of the node that receives uploads. Any goroutine may call its
@@ -47,33 +47,33 @@ type Host interface {
 	Interrupted(id string) bool
 }
 
-// Server answers requests for uploads. Who may send them is for its caller to know.
+// Server is the HTTP server for uploads. Its caller authorizes the requests.
 type Server struct {
 	sessions *Sessions
 	host     Host
-	checking chan struct{} // one for each body that is in memory
+	checking chan struct{} // one element per body in memory
 	window   time.Duration
 }
 
-// NewServer returns a Server of the uploads that the jobs of host fill parts with.
+// NewServer returns a Server for the uploads in sessions. host starts their jobs.
 func NewServer(sessions *Sessions, host Host) *Server {
 	return &Server{sessions: sessions, host: host, checking: make(chan struct{}, maxUploads), window: stallWindow}
 }
 
-// ServeHTTP answers requests to Path and below, where the wildcard "id" of the
-// pattern is the upload's.
+// ServeHTTP serves Path and the paths below it. The pattern of the caller must contain the
+// id of the upload as the wildcard "id".
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	method := r.Method
 	if over := r.Header.Get("X-HTTP-Method-Override"); over != "" && method == http.MethodPost {
-		method = over // of clients that cannot send other methods
+		method = over // for clients that cannot send other methods
 	}
 	h := w.Header()
 	h.Set("Tus-Resumable", version)
 	deadlines := http.NewResponseController(w)
-	// A body may take hours. That it comes at all is watched.
+	// A body may take hours. StallReader detects a stall.
 	_ = deadlines.SetReadDeadline(time.Time{})
 	_ = deadlines.SetWriteDeadline(time.Time{})
-	// What is left of a body is not waited for without end.
+	// Limit the time for the rest of a body that nobody reads.
 	defer func() { _ = deadlines.SetReadDeadline(time.Now().Add(s.window)) }()
 	err := s.answer(w, r, method)
 	if err == nil {
@@ -126,7 +126,7 @@ func (*Server) options(w http.ResponseWriter) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// show tells of one upload, for a while after it has ended too.
+// show returns the state of one upload, for a while after its end too.
 func (s *Server) show(w http.ResponseWriter, id string) error {
 	now, past := s.sessions.find(id)
 	switch {
@@ -138,12 +138,12 @@ func (s *Server) show(w http.ResponseWriter, id string) error {
 	return s.notFound(id)
 }
 
-// notFound says that there is no such upload, if that is so.
+// notFound returns the error for an upload without a session.
 func (s *Server) notFound(id string) error {
 	if s.host.Interrupted(id) {
-		return locked("the upload is interrupted: it goes on in a moment, or when what status says of the image is over")
+		return locked("the upload is interrupted: it continues in a moment, or when the problem that status reports of the image is solved")
 	}
-	return httperror.New(http.StatusNotFound, "there is no such upload: it was never there, or has ended")
+	return httperror.New(http.StatusNotFound, "there is no such upload: it never existed, or has ended")
 }
 
 func (s *Server) head(w http.ResponseWriter, r *http.Request, id string) error {
@@ -175,7 +175,7 @@ func (s *Server) head(w http.ResponseWriter, r *http.Request, id string) error {
 	return nil
 }
 
-// setOffsetHeaders says how far an upload is, and until when it is kept.
+// setOffsetHeaders sets the headers for the offset and the expiry of an upload.
 func setOffsetHeaders(h http.Header, i info) {
 	h.Set("Upload-Offset", strconv.FormatInt(i.Offset, 10))
 	if i.State == stateOpen && !i.Expires.IsZero() {
@@ -203,7 +203,7 @@ func (s *Server) terminate(w http.ResponseWriter, r *http.Request, id string) er
 	return nil
 }
 
-// deliverEmpty delivers what has no body.
+// deliverEmpty delivers a request without a body.
 func (*Server) deliverEmpty(r *http.Request, one *Session, d *delivery) error {
 	d.done = make(chan error, 1)
 	ctx, cancel := context.WithCancelCause(r.Context())
@@ -215,12 +215,12 @@ func (*Server) deliverEmpty(r *http.Request, one *Session, d *delivery) error {
 func answerJSON(w http.ResponseWriter, status int, v any) error {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // it fails when the caller is gone
+	_ = json.NewEncoder(w).Encode(v) // fails only when the client is gone
 	return nil
 }
 
-// writeError sends the response for err. An error that is not an *httperror.Error means
-// that the daemon stops, or that the sender is gone.
+// writeError sends the response for err. An error other than *httperror.Error means that the
+// daemon stops, or that the client is gone.
 func writeError(w http.ResponseWriter, err error) {
 	e, ok := errors.AsType[*httperror.Error](err)
 	if !ok {
@@ -232,7 +232,7 @@ func writeError(w http.ResponseWriter, err error) {
 	e.Write(w)
 }
 
-// create begins an upload, and takes its first bytes if they come along.
+// create starts an upload, and appends the body if there is one.
 func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 	size, err := parseUploadLength(r.Header)
 	if err != nil {
@@ -243,9 +243,9 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 	case err != nil:
 		return httperror.New(http.StatusBadRequest, "%v", err)
 	case m.Name == "":
-		return httperror.New(http.StatusBadRequest, "say which image it is: Upload-Metadata: name NAME, NAME in base64")
+		return httperror.New(http.StatusBadRequest, "the name of the image is missing: send Upload-Metadata: name NAME, with NAME in base64")
 	case r.ContentLength != 0 && !hasBodyType(r):
-		return httperror.New(http.StatusUnsupportedMediaType, "a body has to be of the type %s", bodyType)
+		return httperror.New(http.StatusUnsupportedMediaType, "the Content-Type of a body must be %s", bodyType)
 	case hasEncoding(r):
 		return errEncoded
 	}
@@ -264,7 +264,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// parseUploadLength is the length that the headers of a new upload give; -1: it comes later.
+// parseUploadLength returns the length in the headers of a new upload; -1: it is deferred.
 func parseUploadLength(h http.Header) (int64, error) {
 	length, deferred := h.Get("Upload-Length"), h.Get("Upload-Defer-Length")
 	switch {
@@ -273,7 +273,7 @@ func parseUploadLength(h http.Header) (int64, error) {
 	case deferred == "1":
 		return -1, nil
 	case deferred != "":
-		return 0, httperror.New(http.StatusBadRequest, "Upload-Defer-Length can only be 1")
+		return 0, httperror.New(http.StatusBadRequest, "Upload-Defer-Length must be 1")
 	}
 	return parseLength(length)
 }
@@ -289,7 +289,7 @@ func parseLength(text string) (int64, error) {
 	return n, nil
 }
 
-// openSession has a job open the part of a new upload, and waits for that.
+// openSession creates a session, and waits until its job has opened the partial file.
 func (s *Server) openSession(ctx context.Context, m metadata, size int64) (*Session, error) {
 	now, err := s.sessions.create(m, size)
 	if err != nil {
@@ -307,7 +307,7 @@ func (s *Server) openSession(ctx context.Context, m metadata, size int64) (*Sess
 	case <-now.ended:
 		return nil, now.outcome()
 	case <-ctx.Done():
-		return nil, unavailable("the disk has not begun with it: try again in a moment")
+		return nil, unavailable("the job for the upload has not started yet: try again in a moment")
 	}
 }
 
@@ -316,19 +316,19 @@ func hasBodyType(r *http.Request) bool {
 	return err == nil && kind == bodyType
 }
 
-// hasEncoding reports whether the body is not what is to be kept, but packed for the way:
-// kept as it came it would be another image.
+// hasEncoding reports whether the body has a Content-Encoding: its bytes are then not those
+// of the image.
 func hasEncoding(r *http.Request) bool {
 	how := r.Header.Get("Content-Encoding")
 	return how != "" && how != "identity"
 }
 
-var errEncoded = httperror.New(http.StatusUnsupportedMediaType, "send the body as it is, without a Content-Encoding")
+var errEncoded = httperror.New(http.StatusUnsupportedMediaType, "send the body without a Content-Encoding")
 
-// patch appends a body, or zeros that need none.
+// patch appends a body, or zeros.
 func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error {
 	if !hasBodyType(r) {
-		return httperror.New(http.StatusUnsupportedMediaType, "the Content-Type has to be %s", bodyType)
+		return httperror.New(http.StatusUnsupportedMediaType, "the Content-Type must be %s", bodyType)
 	}
 	if hasEncoding(r) {
 		return errEncoded
@@ -348,14 +348,14 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 			return httperror.New(http.StatusBadRequest, "%v", err)
 		}
 		if r.ContentLength != 0 {
-			return httperror.New(http.StatusBadRequest, "Upload-Zeros stands for a body: send none")
+			return httperror.New(http.StatusBadRequest, "Upload-Zeros replaces a body: send none")
 		}
 	}
 	now, past := s.sessions.find(id)
 	switch {
 	case past != nil && past.err != nil:
 		return responseError(past.err)
-	case past != nil && d.from == past.Offset && r.ContentLength == 0 && d.zeros == 0: // nobody heard the answer
+	case past != nil && d.from == past.Offset && r.ContentLength == 0 && d.zeros == 0: // the client repeats a request whose response it did not receive
 		setOffsetHeaders(w.Header(), *past)
 		w.WriteHeader(http.StatusNoContent)
 		return nil
@@ -373,15 +373,15 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 	return nil
 }
 
-// receive delivers a request with its body. It is cut when it stalls, when another
-// request goes on with the upload, or when the job ends.
+// receive delivers a request with a body. It aborts the body when it stalls, when another
+// request continues the upload, or when the job ends.
 func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d *delivery) error {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	deadlines := http.NewResponseController(w)
 	spare := context.AfterFunc(ctx, func() { _ = deadlines.SetReadDeadline(time.Unix(1, 0)) })
 	defer func() {
-		if !spare() { // it may come late, and is not for the next request
+		if !spare() { // the deadline in the past may be set late, and must not affect the next request
 			w.Header().Set("Connection", "close")
 		}
 	}()
@@ -394,17 +394,17 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 		case s.checking <- struct{}{}:
 			defer func() { <-s.checking }()
 		default:
-			return unavailable("too many bodies with a checksum come at the same time")
+			return unavailable("too many bodies with a checksum at the same time")
 		}
 		room := bodyBuffers.Get().(*[bodyBufferSize]byte)
-		defer bodyBuffers.Put(room) // the job is through with it when it has answered
+		defer bodyBuffers.Put(room) // after deliver, the job does not use the buffer any more
 		if err := verifyBody(d, text, room[:0]); err != nil {
 			return err
 		}
 	}
 	err := now.deliver(d)
 	if _, known := errors.AsType[*httperror.Error](err); err != nil && !known && !errors.Is(err, context.Canceled) {
-		err = httperror.New(http.StatusRequestTimeout, "%v", err) // it stalled
+		err = httperror.New(http.StatusRequestTimeout, "%v", err) // a stall
 	}
 	if err != nil || r.ContentLength < 0 {
 		w.Header().Set("Connection", "close") // there may be more of the body
@@ -413,21 +413,21 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 	return err
 }
 
-// bodyBufferSize is what a body takes until its checksum is known, and what Buffer wants to
-// see its end.
+// bodyBufferSize is the memory for a body until its checksum is verified, plus what
+// bytes.Buffer needs to detect its end.
 const bodyBufferSize = maxChecked + 1 + bytes.MinRead
 
-// bodyBuffers are used again and again: garbage of this size would double the memory.
+// bodyBuffers reuses buffers: garbage of this size would double the memory.
 var bodyBuffers = sync.Pool{New: func() any { return new([bodyBufferSize]byte) }}
 
-// verifyBody reads a whole body into room and replaces it by what it was, if it has its
-// checksum.
+// verifyBody reads the whole body into room, verifies its checksum, and replaces d.body by
+// the verified bytes.
 func verifyBody(d *delivery, text string, room []byte) error {
 	sum, err := parseChecksum(text)
 	if err != nil {
 		return httperror.New(http.StatusBadRequest, "%v", err)
 	}
-	tooLong := httperror.New(http.StatusRequestEntityTooLarge, "a body with Upload-Checksum may have %d bytes at most: it is checked before any of it is kept", maxChecked)
+	tooLong := httperror.New(http.StatusRequestEntityTooLarge, "a body with Upload-Checksum must not exceed %d bytes: it is verified in memory", maxChecked)
 	if d.length > maxChecked {
 		return tooLong
 	}
@@ -437,11 +437,11 @@ func verifyBody(d *delivery, text string, room []byte) error {
 	case context.Cause(d.ctx) != nil:
 		return context.Cause(d.ctx)
 	case err != nil:
-		return httperror.New(http.StatusBadRequest, "the body broke off")
+		return httperror.New(http.StatusBadRequest, "the body is incomplete: the connection broke")
 	case body.Len() > maxChecked:
 		return tooLong
 	case !sum.matches(body.Bytes()):
-		return httperror.New(statusMismatch, "the body has not the checksum that it came with: nothing of it was kept")
+		return httperror.New(statusMismatch, "the body does not have the checksum of its header: none of it was appended")
 	}
 	d.body, d.length = body, int64(body.Len())
 	return nil

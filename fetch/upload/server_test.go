@@ -23,12 +23,12 @@ func TestProtocol(t *testing.T) {
 	a := r.request("OPTIONS", Path, nil, "Tus-Resumable: ")
 	a.want(t, 204, "")
 	if a.header.Get("Tus-Version") != "1.0.0" || !strings.Contains(a.header.Get("Tus-Extension"), "checksum") || !strings.HasPrefix(a.header.Get("Tus-Checksum-Algorithm"), "sha1") {
-		t.Errorf("OPTIONS answers %v", a.header)
+		t.Errorf("the response to OPTIONS is %v", a.header)
 	}
 	a = r.request("POST", Path, nil, "Tus-Resumable: 0.2.2", "Upload-Length: 1024", named)
 	a.want(t, 412, "Tus-Resumable: 1.0.0")
 	if a.header.Get("Tus-Version") != "1.0.0" {
-		t.Error("the answer does not say which versions there are")
+		t.Error("the response does not contain the supported versions")
 	}
 	refused := []struct {
 		status  int
@@ -36,12 +36,12 @@ func TestProtocol(t *testing.T) {
 		headers []string
 	}{
 		{400, "multiple of 512", []string{"Upload-Length: 1000", named}},
-		{400, "more than 0", []string{"Upload-Length: 0", named}},
+		{400, "positive multiple", []string{"Upload-Length: 0", named}},
 		{400, "number of bytes", []string{"Upload-Length: -512", named}},
 		{400, "number of bytes", []string{"Upload-Length: 99999999999999999999", named}},
 		{400, "Upload-Defer-Length: 1", []string{named}},
-		{400, "can only be 1", []string{"Upload-Defer-Length: 2", named}},
-		{400, "which image", []string{"Upload-Length: 512"}},
+		{400, "must be 1", []string{"Upload-Defer-Length: 2", named}},
+		{400, "name of the image is missing", []string{"Upload-Length: 512"}},
 		{400, "not base64", []string{"Upload-Length: 512", "Upload-Metadata: name parrot!"}},
 		{400, "twice", []string{"Upload-Length: 512", named + ",name cGFycm90"}},
 		{400, "name", []string{"Upload-Length: 512", "Upload-Metadata: name " + base64.StdEncoding.EncodeToString([]byte("../x"))}},
@@ -57,7 +57,7 @@ func TestProtocol(t *testing.T) {
 	r.patch(Path+"/nothing", "0", []byte("x")).want(t, 404, "no such upload")
 	r.request("DELETE", Path+"/nothing", nil).want(t, 404, "")
 	if len(r.sessions.list()) != 0 {
-		t.Errorf("there are %v", r.sessions.list())
+		t.Errorf("the uploads are %v", r.sessions.list())
 	}
 }
 
@@ -68,65 +68,65 @@ func TestUploadInSeveralRequests(t *testing.T) {
 	r.request("POST", Path, nil, "Upload-Length: 1024", named).want(t, 409, at)
 
 	r.patch(at, "0", nil, "Content-Type: text/plain").want(t, 415, bodyType)
-	r.patch(at, "0", want[:1024], "Content-Encoding: gzip").want(t, 415, "as it is")
-	r.patch(at, "512", want[512:1024]).want(t, 409, "the upload is at 0 bytes")
+	r.patch(at, "0", want[:1024], "Content-Encoding: gzip").want(t, 415, "without a Content-Encoding")
+	r.patch(at, "512", want[512:1024]).want(t, 409, "the upload has 0 bytes")
 	r.patch(at, "", want[:10]).want(t, 400, "Upload-Offset")
-	r.patch(at, "0", append(want, 0)).want(t, 413, "more than")
+	r.patch(at, "0", append(want, 0)).want(t, 413, "exceed")
 	r.patch(at, "0", want[:10], "Upload-Length: 512").want(t, 400, "was 3146752 before")
 	r.patch(at, "0", want[:10], "Upload-Checksum: md5 YWJj").want(t, 400, "sha1,sha256,sha512")
 	wrong := sha1.Sum([]byte("other"))
-	r.patch(at, "0", want[:10], "Upload-Checksum: sha1 "+base64.StdEncoding.EncodeToString(wrong[:])).want(t, 460, "nothing of it was kept")
+	r.patch(at, "0", want[:10], "Upload-Checksum: sha1 "+base64.StdEncoding.EncodeToString(wrong[:])).want(t, 460, "none of it was appended")
 	r.patch(at, "0", make([]byte, 100), "Upload-Zeros: 100").want(t, 400, "send none")
 
 	right := sha1.Sum(want[:1000])
 	a := r.patch(at, "0", want[:1000], "Upload-Checksum: sha1 "+base64.StdEncoding.EncodeToString(right[:]))
 	a.want(t, 204, "")
 	if expires, err := http.ParseTime(a.header.Get("Upload-Expires")); a.header.Get("Upload-Offset") != "1000" || err != nil || time.Until(expires) < 23*time.Hour {
-		t.Errorf("the answer to PATCH has %v", a.header)
+		t.Errorf("the response to PATCH has %v", a.header)
 	}
 	a = r.request("HEAD", at, nil)
 	a.want(t, 200, "")
 	if a.header.Get("Upload-Offset") != "1000" || a.header.Get("Upload-Length") != fmt.Sprint(len(want)) || "Upload-Metadata: "+a.header.Get("Upload-Metadata") != named {
-		t.Errorf("the answer to HEAD has %v", a.header)
+		t.Errorf("the response to HEAD has %v", a.header)
 	}
-	// Some clients can send nothing but POST; some do not know the length of a body.
+	// Some clients can send only POST; some do not know the length of a body.
 	a = r.request("POST", at, bytes.NewReader(want[1000:2000]), "X-HTTP-Method-Override: PATCH", "Content-Type: "+bodyType, "Upload-Offset: 1000")
 	a.want(t, 204, "")
 	r.request("PATCH", at, io.MultiReader(bytes.NewReader(want[2000:])), "Content-Type: "+bodyType, "Upload-Offset: 2000").want(t, 204, "")
 	r.wantImage(want)
 
-	// Who did not hear the answer asks again.
+	// A client repeats a request whose response it did not receive.
 	a = r.request("HEAD", at, nil)
 	a.want(t, 200, "")
 	if a.header.Get("Upload-Offset") != fmt.Sprint(len(want)) {
-		t.Errorf("afterwards HEAD answers %v", a.header)
+		t.Errorf("after the end, the response to HEAD is %v", a.header)
 	}
 	r.patch(at, fmt.Sprint(len(want)), nil).want(t, 204, "")
 	r.patch(at, "0", want).want(t, 409, "the image is ready")
 	r.request("DELETE", at, nil).want(t, 409, "the image is ready")
 	var i info
 	if json.Unmarshal(r.request("GET", at, nil).body, &i) != nil || i.State != stateDone {
-		t.Errorf("GET answers %+v", i)
+		t.Errorf("the response to GET is %+v", i)
 	}
 }
 
 func TestCreationWithUploadAndDeferredLength(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(2, 2<<20)
-	r.request("POST", Path, bytes.NewReader(want[:777]), "Upload-Defer-Length: 1", named, "Content-Type: "+bodyType, "Content-Encoding: br").want(t, 415, "as it is")
+	r.request("POST", Path, bytes.NewReader(want[:777]), "Upload-Defer-Length: 1", named, "Content-Type: "+bodyType, "Content-Encoding: br").want(t, 415, "without a Content-Encoding")
 	a := r.request("POST", Path, bytes.NewReader(want[:777]), "Upload-Defer-Length: 1", named, "Content-Type: "+bodyType)
 	a.want(t, 201, "")
 	at := a.header.Get("Location")
 	if a.header.Get("Upload-Offset") != "777" {
-		t.Errorf("the answer has %v", a.header)
+		t.Errorf("the response has %v", a.header)
 	}
 	if a = r.request("HEAD", at, nil); a.header.Get("Upload-Defer-Length") != "1" || a.header.Get("Upload-Length") != "" {
-		t.Errorf("HEAD answers %v", a.header)
+		t.Errorf("the response to HEAD is %v", a.header)
 	}
 	r.patch(at, "777", want[777:]).want(t, 204, "")
-	r.patch(at, fmt.Sprint(len(want)), nil, "Upload-Length: 512").want(t, 400, "are here already")
-	// What is refused does not end the image where it is.
-	r.patch(at, "777", nil, fmt.Sprintf("Upload-Length: %d", len(want))).want(t, 409, "the upload is at")
+	r.patch(at, fmt.Sprint(len(want)), nil, "Upload-Length: 512").want(t, 400, "were already received")
+	// A refused request does not affect the length of the image.
+	r.patch(at, "777", nil, fmt.Sprintf("Upload-Length: %d", len(want))).want(t, 409, "the upload has")
 	r.request("HEAD", at, nil).want(t, 200, "")
 	want = append(want, testImage(3, 1<<20)...)
 	r.patch(at, fmt.Sprint(2<<20), want[2<<20:]).want(t, 204, "")
@@ -139,7 +139,7 @@ func TestUploadZeros(t *testing.T) {
 	want := make([]byte, 5<<20)
 	copy(want[100:], "something")
 	at := r.create(fmt.Sprint(len(want)))
-	r.patch(at, "0", nil, "Upload-Zeros: 6000000").want(t, 413, "more than")
+	r.patch(at, "0", nil, "Upload-Zeros: 6000000").want(t, 413, "exceed")
 	r.patch(at, "0", want[:200]).want(t, 204, "")
 	r.patch(at, "200", nil, fmt.Sprintf("Upload-Zeros: %d", len(want)-200)).want(t, 204, "")
 	r.wantImage(want)
@@ -159,7 +159,7 @@ func TestTerminate(t *testing.T) {
 	if err := r.stopJob(); !IsDiscarded(err) {
 		t.Errorf("the job ended with %v", err)
 	}
-	r.create("1048576") // there is room for another one
+	r.create("1048576") // the space for another upload is free
 }
 
 func TestInvalidImageEndsUpload(t *testing.T) {
@@ -170,23 +170,20 @@ func TestInvalidImageEndsUpload(t *testing.T) {
 		metadata string
 		body     io.Reader
 	}{
-		"checksum mismatch":              {named + ",sha512 " + base64.StdEncoding.EncodeToString([]byte(hex.EncodeToString(sum[:]))), bytes.NewReader(make([]byte, 1024))},
-		"web page":                       {named, bytes.NewReader(web)},
-		"version 9":                      {named, bytes.NewReader(qcow)},
-		"more bytes came than announced": {named, io.MultiReader(bytes.NewReader(make([]byte, 1025)))}, // of a length that nobody knew
+		"checksum mismatch": {named + ",sha512 " + base64.StdEncoding.EncodeToString([]byte(hex.EncodeToString(sum[:]))), bytes.NewReader(make([]byte, 1024))},
+		"web page":          {named, bytes.NewReader(web)},
+		"version 9":         {named, bytes.NewReader(qcow)},
+		"more bytes were received than announced": {named, io.MultiReader(bytes.NewReader(make([]byte, 1025)))}, // of unknown length
 	} {
 		t.Run(words, func(t *testing.T) {
 			r := newFixture(t)
 			at := r.create("1024", c.metadata)
 			a := r.request("PATCH", at, c.body, "Content-Type: "+bodyType, "Upload-Offset: 0")
-			if a.status != 422 {
-				t.Errorf("the answer is %d %s", a.status, a.body)
-			}
-			t.Logf("%s", a.body)
+			a.want(t, 422, words)
 			r.wantEmptyDisk()
 			r.request("HEAD", at, nil).want(t, 422, "")
 			if i := r.request("GET", at, nil); !strings.Contains(string(i.body), `"failed"`) {
-				t.Errorf("GET answers %s", i.body)
+				t.Errorf("the response to GET is %s", i.body)
 			}
 		})
 	}
@@ -203,7 +200,7 @@ func TestFullDisk(t *testing.T) {
 	r.wantEmptyDisk()
 }
 
-// isServed reports whether a request of the upload is being served.
+// isServed reports whether the job handles a request of the upload.
 func (r *fixture) isServed(at string) bool {
 	s, _ := r.sessions.find(path.Base(at))
 	s.mu.Lock()
@@ -211,8 +208,8 @@ func (r *fixture) isServed(at string) bool {
 	return s.current != nil
 }
 
-// What is left of an upload is gone on with, whatever is announced meanwhile; and an
-// upload whose sender leaves before a job has it leaves nothing behind.
+// An interrupted upload takes precedence over a created one. An upload without a job
+// disappears when its client leaves.
 func TestInterruptedUploadTakesPrecedence(t *testing.T) {
 	s := NewSessions()
 	m := metadata{Name: parrot.Name}
@@ -222,11 +219,11 @@ func TestInterruptedUploadTakesPrecedence(t *testing.T) {
 	}
 	left, err := s.Begin(t.Context(), parrot, disk.PartSource{ID: disk.PartFromUpload, ETag: "left", Size: 1024})
 	if err != nil || left.ID != "left" || left.Name != parrot.Name || one.outcome() == nil {
-		t.Errorf("what is left is %+v, %v; what was announced ended with %v", left, err, one.outcome())
+		t.Errorf("the interrupted upload is %+v, %v; the created one ended with %v", left, err, one.outcome())
 	}
 	s.drop(one)
 	if _, err := s.create(m, 512); err == nil {
-		t.Error("another one is announced beside what is left")
+		t.Error("an upload is created besides the interrupted one")
 	}
 	s.End(left, nil, false)
 	one, err = s.create(m, 512)
@@ -235,7 +232,7 @@ func TestInterruptedUploadTakesPrecedence(t *testing.T) {
 	}
 	s.drop(one)
 	if _, err := s.Begin(t.Context(), parrot, disk.PartSource{ID: "a hash"}); !IsDiscarded(err) {
-		t.Errorf("a job for nobody: %v", err)
+		t.Errorf("a job without an upload: %v", err)
 	}
 	if one, err = s.create(m, 512); err != nil {
 		t.Fatal(err)
@@ -245,12 +242,11 @@ func TestInterruptedUploadTakesPrecedence(t *testing.T) {
 	}
 	s.drop(one)
 	if now, _ := s.find(one.ID); now != one {
-		t.Error("an upload that a job has cannot be found")
+		t.Error("the upload of a job is not found")
 	}
 }
 
-// What comes at the same time as it can: each of many requests is answered, and
-// only as many uploads are taken as there may be.
+// A node has at most maxUploads uploads at a time.
 func TestConcurrentUploadLimit(t *testing.T) {
 	s := NewSessions()
 	for n := range maxUploads {
@@ -258,7 +254,7 @@ func TestConcurrentUploadLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.create(metadata{Name: "one-more"}, 512); err == nil || !strings.Contains(err.Error(), "4 uploads are under way (image0, image1, image2, image3)") {
+	if _, err := s.create(metadata{Name: "one-more"}, 512); err == nil || !strings.Contains(err.Error(), "4 uploads are in progress (image0, image1, image2, image3)") {
 		t.Errorf("one more: %v", err)
 	}
 }

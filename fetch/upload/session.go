@@ -16,46 +16,46 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-// Session is one upload: the requests that bring its bytes on one side, and the job
-// that has its part on the other. It ends when the job does.
+// Session is one upload. On one side, requests deliver its bytes; on the other side, a job
+// writes them to the partial file. A session ends with its job.
 type Session struct {
 	ID string
 	metadata
 
-	started  bool          // a job has it; guarded by Sessions
-	pace     *rate.Limiter // of the bytes that come; the job's
+	started  bool          // a job has the session; guarded by Sessions
+	pace     *rate.Limiter // limits the received bytes; set by the job
 	incoming chan *delivery
-	opened   chan struct{} // closed when the part is open
+	opened   chan struct{} // closed when the partial file is open
 	ended    chan struct{} // closed after err is set
 
 	mu      sync.Mutex
-	size    int64 // -1: not said yet
+	size    int64 // -1: unknown
 	offset  int64
 	expires time.Time
-	waiting int       // requests that were not received yet
-	current *delivery // being taken
+	waiting int       // requests that the job has not received yet
+	current *delivery // the request that the job handles
 	err     error
 }
 
-// info is what is told of an upload.
+// info is the public state of an upload.
 type info struct {
 	ID          string    `json:"id"`
 	Image       string    `json:"image"`
 	Offset      int64     `json:"offset"`
-	Length      int64     `json:"length"` // -1: not said yet
+	Length      int64     `json:"length"` // -1: unknown
 	Fingerprint string    `json:"fingerprint,omitempty"`
 	Expires     time.Time `json:"expires,omitzero"`
 	State       state     `json:"state"`
-	Error       string    `json:"error,omitempty"` // why it failed
+	Error       string    `json:"error,omitempty"` // why the upload failed
 
 	metadata string
 	err      error
 }
 
-// state is how far an upload is.
+// state is the phase of an upload.
 type state string
 
-// The states of an upload. One that is opening cannot be asked about yet.
+// The states of an upload. The offset is unknown while the upload is opening.
 const (
 	stateOpening state = "opening"
 	stateOpen    state = "open"
@@ -72,16 +72,16 @@ const (
 	opTerminate                  // discard the upload
 )
 
-// delivery is what one request brings: bytes, zeros, or a wish.
+// delivery is what one request delivers to the job.
 type delivery struct {
 	op     operation
-	ctx    context.Context // of the request; ends the reading of the body
+	ctx    context.Context // of the request; its end aborts the body
 	cancel context.CancelCauseFunc
 
-	from   int64     // where it belongs
-	length int64     // of the body; -1: not known
-	total  int64     // of the image; -1: not said
-	body   io.Reader // nil: it brings none
+	from   int64     // the offset of the bytes
+	length int64     // of the body; -1: unknown
+	total  int64     // of the image; -1: not given
+	body   io.Reader // nil: no body
 	zeros  int64
 
 	done chan error
@@ -94,7 +94,7 @@ func newSession(id string, m metadata, size int64) *Session {
 	}
 }
 
-// info returns what is known now.
+// info returns the current state.
 func (s *Session) info() info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +124,7 @@ func isClosed(c chan struct{}) bool {
 
 func (s *Session) isOpen() bool { return isClosed(s.opened) }
 
-// end is the last thing that happens to a session.
+// end ends the session.
 func (s *Session) end(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,9 +132,9 @@ func (s *Session) end(err error) {
 	close(s.ended)
 }
 
-// Fill puts into the part what requests bring, until the image is whole, or ctx
-// ends, or the upload: see Ended. The part then holds all bytes or can be gone on with.
-// It takes no more than perSecond bytes, unless that is 0.
+// Fill fills part with the bytes of requests until the image is complete. It fails when ctx
+// ends, and when the upload is discarded: see IsDiscarded. In both cases part can be
+// continued. It receives at most perSecond bytes per second; 0: no limit.
 func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, progress *fetch.Progress) error {
 	s.pace = fetch.NewLimiter(perSecond)
 	last, err := s.open(part)
@@ -169,25 +169,25 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 	}
 }
 
-// CanResume reports whether a part of this origin is of the upload.
+// CanResume reports whether a partial file from this source is of this upload.
 func (s *Session) CanResume(o disk.PartSource) bool {
 	return o.ID == disk.PartFromUpload && o.ETag == s.ID
 }
 
-// open makes the part that of this upload, and returns when its last byte came.
+// open prepares part for this upload, and returns when its last byte was received.
 func (s *Session) open(part *disk.Part) (last time.Time, err error) {
 	now := time.Now()
 	if s.CanResume(part.Source()) {
 		touched, err := part.ModTime()
 		if touched.After(now) {
-			touched = now // by a clock that was set since
+			touched = now // the clock was set back since
 		}
 		return touched, err
 	}
 	return now, part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
 }
 
-// updateOffset takes note of how far the part is.
+// updateOffset publishes the offset of part and the expiry.
 func (s *Session) updateOffset(part *disk.Part, last time.Time) (size, offset int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,11 +195,11 @@ func (s *Session) updateOffset(part *disk.Part, last time.Time) (size, offset in
 	return s.size, s.offset
 }
 
-// deliver hands what a request brings to the job, and waits until it has it. The last
-// bytes of an image are answered when that is ready: nil, or why it is not.
+// deliver passes a request to the job, and waits until the job has handled it. For the last
+// bytes of an image, it waits until the image is ready or has failed.
 func (s *Session) deliver(d *delivery) error {
 	if !s.isOpen() {
-		return locked("what came of the upload is read back: come again in a moment")
+		return locked("the upload is being read back from the disk: try again in a moment")
 	}
 	s.mu.Lock()
 	s.waiting++
@@ -223,14 +223,14 @@ func (s *Session) deliver(d *delivery) error {
 	}
 }
 
-// outcome is how an upload ended.
+// outcome returns how the upload ended: nil if the image is ready.
 func (s *Session) outcome() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return responseError(s.err)
 }
 
-// responseError gives the end of an upload its status.
+// responseError returns the error response for the end of an upload.
 func responseError(err error) error {
 	if err == nil {
 		return nil
@@ -248,15 +248,15 @@ func responseError(err error) error {
 	return httperror.New(status, "%s", oneLine(fmt.Errorf("the upload has ended: %w", err)))
 }
 
-// endError is the error that an upload ended with, if it has.
+// endError returns the error with which the upload ended, or nil.
 func (s *Session) endError() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// handle does what a request wants, and answers it. An error is one that ends the
-// upload; the request is then answered by the end.
+// handle handles a request in the goroutine of the job. An error ends the upload, and is
+// then the response to the request.
 func (s *Session) handle(ctx context.Context, part *disk.Part, progress *fetch.Progress, d *delivery) error {
 	switch {
 	case d.op == opTerminate:
@@ -280,15 +280,15 @@ func (s *Session) handle(ctx context.Context, part *disk.Part, progress *fetch.P
 		return err
 	}
 	if s.isComplete(part) && broken == nil {
-		return nil // the commit decides what to answer
+		return nil // the result of the commit is the response
 	}
 	s.updateOffset(part, time.Now())
 	d.done <- broken
 	return nil
 }
 
-// checkRange says why what a request brings cannot come next. Only of one that can the
-// length is believed: it may say that the image is whole.
+// checkRange returns an error if the delivery does not continue the upload. Only if it does,
+// its total is trusted: it may complete the image.
 func (s *Session) checkRange(d *delivery, offset int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,22 +298,22 @@ func (s *Session) checkRange(d *delivery, offset int64) error {
 			return httperror.New(http.StatusBadRequest, "Upload-Length is %d, and was %d before", d.total, size)
 		}
 		if d.total < offset {
-			return httperror.New(http.StatusBadRequest, "Upload-Length is %d, and %d bytes are here already", d.total, offset)
+			return httperror.New(http.StatusBadRequest, "Upload-Length is %d, but %d bytes were already received", d.total, offset)
 		}
 		size = d.total
 	}
 	switch more := max(d.length, d.zeros); {
 	case d.from != offset:
-		return httperror.New(http.StatusConflict, "the upload is at %d bytes, and these are for %d", offset, d.from)
+		return httperror.New(http.StatusConflict, "the upload has %d bytes, and the request begins at %d", offset, d.from)
 	case size >= 0 && more > size-offset:
-		return httperror.New(http.StatusRequestEntityTooLarge, "%d bytes are more than the %d that are missing", more, size-offset)
+		return httperror.New(http.StatusRequestEntityTooLarge, "%d bytes exceed the %d that are missing", more, size-offset)
 	}
 	s.size = size
 	return nil
 }
 
-// recordSize records the length of the image once it is known: senders say it once, and the
-// daemon may start again before the last byte.
+// recordSize stores the length of the image in the partial file when it becomes known:
+// clients send it once, and the daemon may restart before the last byte.
 func (s *Session) recordSize(part *disk.Part) error {
 	s.mu.Lock()
 	size := s.size
@@ -324,15 +324,15 @@ func (s *Session) recordSize(part *disk.Part) error {
 	return part.SetSize(size)
 }
 
-// dequeued takes note that one request less is waiting.
+// dequeued decrements the number of waiting requests.
 func (s *Session) dequeued() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiting--
 }
 
-// setCurrent notes the request that is being served, so that the next one can cut it, if
-// it is not there already.
+// setCurrent sets the request that the job handles. The next request aborts it, at once if
+// it is already waiting.
 func (s *Session) setCurrent(d *delivery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -347,8 +347,8 @@ func (s *Session) isComplete(part *disk.Part) bool {
 	return part.Offset() == s.size
 }
 
-// append puts what a request brings into the part. broken is what was wrong with the
-// request: what came of it stays. err is what ends the upload.
+// append appends the bytes of a request to part. broken is an error of the request; its
+// bytes so far stay. err ends the upload.
 func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery) (broken, err error) {
 	if d.zeros > 0 {
 		return appendZeros(d.ctx, part, progress, d.zeros)
@@ -369,7 +369,7 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 		if cause := context.Cause(d.ctx); cause != nil {
 			return cause, nil
 		}
-		return httperror.New(http.StatusBadRequest, "the body broke off"), nil
+		return httperror.New(http.StatusBadRequest, "the body is incomplete: the connection broke"), nil
 	}
 	if err != nil {
 		return nil, err
@@ -377,13 +377,13 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 	if s.isComplete(part) {
 		var one [1]byte
 		if n, _ := io.ReadFull(d.body, one[:]); n > 0 {
-			return nil, &fetch.Error{Class: fetch.BadSource, Err: errors.New("more bytes came than were announced")}
+			return nil, &fetch.Error{Class: fetch.BadSource, Err: errors.New("more bytes were received than announced")}
 		}
 	}
 	return nil, nil
 }
 
-// appendZeros makes a hole, but for what of it shares a chunk with other bytes.
+// appendZeros appends zeros: a hole for whole chunks, and bytes for the rest.
 func appendZeros(ctx context.Context, part *disk.Part, progress *fetch.Progress, n int64) (broken, err error) {
 	for n > 0 {
 		if ctx.Err() != nil {
@@ -411,5 +411,5 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// errSuperseded cuts a request whose upload another one goes on with.
-var errSuperseded = httperror.New(http.StatusConflict, "another request goes on with the upload")
+// errSuperseded aborts a request when another one continues the upload.
+var errSuperseded = httperror.New(http.StatusConflict, "another request continues the upload")

@@ -21,63 +21,64 @@ import (
 const (
 	// sessionTTL is how long an upload is kept after its last byte.
 	sessionTTL = 24 * time.Hour
-	// maxUploads is how many uploads a node takes at a time: each has a part open.
+	// maxUploads is the number of concurrent uploads of a node: each has a partial file open.
 	maxUploads = 4
-	// maxEnded is of how many uploads it is known how they ended.
+	// maxEnded is how many ended uploads are remembered.
 	maxEnded = 64
 )
 
-// Ways in which an upload ends without an image and without a failure.
+// An upload that is discarded has neither an image nor a failure.
 var (
-	errTerminated = errors.New("the upload was terminated by its sender")
-	errExpired    = fmt.Errorf("the upload expired: nothing came for %v", sessionTTL)
+	errTerminated = errors.New("the client terminated the upload")
+	errExpired    = fmt.Errorf("the upload expired: no bytes for %v", sessionTTL)
 )
 
-// IsDiscarded reports whether err only says that an upload is over.
+// IsDiscarded reports whether err means that a client terminated the upload, or that it
+// expired.
 func IsDiscarded(err error) bool { return errors.Is(err, errTerminated) || errors.Is(err, errExpired) }
 
-// unavailable asks to come back in a moment for a new upload.
+// unavailable returns the error for a new upload that may succeed in a moment.
 func unavailable(format string, args ...any) *httperror.Error {
 	return httperror.New(http.StatusServiceUnavailable, format, args...)
 }
 
-// locked asks to come back in a moment for an upload that is there. At any other status
-// clients take it for gone, and begin anew.
+// locked returns the error for an existing upload that is available again in a moment. After
+// any other status, clients regard the upload as lost and start again.
 func locked(format string, args ...any) *httperror.Error {
 	return httperror.New(http.StatusLocked, format, args...)
 }
 
-// Sessions are the uploads of one node: those that requests are served by jobs, at
-// most one for each image. Its methods may be called by any goroutine.
+// Sessions are the uploads of one node, at most one per image. Any goroutine may call the
+// methods.
 type Sessions struct {
 	mu      sync.Mutex
-	running map[string]*Session // by the image's name
-	ended   []info              // how the latest ended that are over
+	running map[string]*Session // by the name of the image
+	ended   []info              // the latest ended uploads
 }
 
-// NewSessions returns Sessions of which there are none yet.
+// NewSessions returns an empty Sessions.
 func NewSessions() *Sessions { return &Sessions{running: map[string]*Session{}} }
 
-// create makes a new upload, for which a job is yet to open a part.
+// create adds a new upload. Its job has not started yet.
 func (s *Sessions) create(m metadata, size int64) (*Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if now := s.running[m.Name]; now != nil {
-		return nil, httperror.New(http.StatusConflict, "an upload of %s is under way already: go on with it, or end it by DELETE %s%s", m.Name, Path+"/", now.ID)
+		return nil, httperror.New(http.StatusConflict, "an upload of %s is already in progress: continue it, or end it by DELETE %s%s", m.Name, Path+"/", now.ID)
 	}
 	if len(s.running) >= maxUploads {
 		names := slices.Sorted(maps.Keys(s.running))
-		return nil, unavailable("%d uploads are under way (%s), and more are not taken at a time: GET %s tells how far each is, and DELETE ends one", maxUploads, strings.Join(names, ", "), Path)
+		return nil, unavailable("%d uploads are in progress (%s), the maximum at a time: GET %s lists them, and DELETE ends one", maxUploads, strings.Join(names, ", "), Path)
 	}
 	now := newSession(rand.Text(), m, size)
 	s.running[m.Name] = now
 	return now, nil
 }
 
-// Begin returns the upload of an image of which a part with this origin was found, or
-// else the one that was announced. The caller has to Fill a part with it, and to End it.
-// It waits for the end of one that another job still has, of another generation for
-// example.
+// Begin returns the session for a job: that of the upload whose partial file, with source
+// found, is on the disk, or otherwise the created one. If another job still has the session,
+// for example of another generation, Begin waits for its end. The caller must call
+// Session.Fill and then End.
 func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.PartSource) (*Session, error) {
 	for {
 		now, mine, err := s.begin(id, found)
@@ -92,7 +93,7 @@ func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.PartSource)
 	}
 }
 
-// begin returns the upload of an image, and whether the caller is the first who wants it.
+// begin returns the session of an image, and whether the caller is its first job.
 func (s *Sessions) begin(id disk.ID, found disk.PartSource) (now *Session, mine bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,10 +102,10 @@ func (s *Sessions) begin(id disk.ID, found disk.PartSource) (now *Session, mine 
 	case now != nil && now.started:
 		return now, false, nil
 	case now == nil && !left:
-		return nil, false, &fetch.Error{Class: fetch.BadSource, Err: errTerminated} // who announced it is gone
+		return nil, false, &fetch.Error{Class: fetch.BadSource, Err: errTerminated} // its client is gone
 	case now == nil || left && now.ID != found.ETag:
-		if now != nil { // it was announced when nobody had seen what is left of another one
-			now.end(unavailable("an upload of %s was interrupted, and goes on in a moment", id.Name))
+		if now != nil { // it was created before the interrupted upload was found
+			now.end(unavailable("an upload of %s was interrupted, and continues in a moment", id.Name))
 		}
 		m, err := parseMetadata(found.Metadata)
 		if err != nil || m.Name != id.Name {
@@ -117,8 +118,8 @@ func (s *Sessions) begin(id disk.ID, found disk.PartSource) (now *Session, mine 
 	return now, true, nil
 }
 
-// End says how the job of an upload ended: nil, the image is ready. kept says
-// that the part is still there, and that the upload goes on once a job has it again.
+// End ends a session after its job: err is nil if the image is ready. kept means that the
+// partial file remains, and that the upload continues with the next job.
 func (s *Sessions) End(one *Session, err error, kept bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +127,7 @@ func (s *Sessions) End(one *Session, err error, kept bool) {
 		delete(s.running, one.Name)
 	}
 	if kept && err != nil {
-		one.end(locked("the upload is interrupted, and goes on in a moment: %v", err))
+		one.end(locked("the upload is interrupted, and continues in a moment: %v", err))
 		return
 	}
 	one.end(err)
@@ -134,7 +135,7 @@ func (s *Sessions) End(one *Session, err error, kept bool) {
 	s.ended = s.ended[max(0, len(s.ended)-maxEnded):]
 }
 
-// drop forgets an upload that nobody waits for any more, if no job has begun with it.
+// drop removes a session without a job after its client has left.
 func (s *Sessions) drop(one *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,7 +144,7 @@ func (s *Sessions) drop(one *Session) {
 	}
 }
 
-// find returns an upload that is under way, or how it ended.
+// find returns the session of an upload in progress, or how it ended.
 func (s *Sessions) find(id string) (now *Session, past *info) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +161,7 @@ func (s *Sessions) find(id string) (now *Session, past *info) {
 	return nil, nil
 }
 
-// list returns what is under way, sorted by image.
+// list returns the uploads in progress, sorted by image.
 func (s *Sessions) list() []info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,7 +173,7 @@ func (s *Sessions) list() []info {
 	return all
 }
 
-// oneLine is err for people, in one line.
+// oneLine returns the text of err, with its hint, in one line.
 func oneLine(err error) string {
 	if e, ok := errors.AsType[*disk.FormatError](err); ok && e.Hint != "" {
 		return fmt.Sprintf("%v (%s)", err, e.Hint)

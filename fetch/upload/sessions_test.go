@@ -9,8 +9,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-// A job may read for minutes what is left of something else before it opens the part.
-// Its client may be gone by then, and the upload has to be found by the next one.
+// A job may read other bytes for minutes before it opens the partial file. Its client may be
+// gone by then, and the next client must find the upload.
 func TestJobOutlivesItsClient(t *testing.T) {
 	s := NewSessions()
 	one, err := s.create(metadata{Name: parrot.Name}, 512)
@@ -22,16 +22,16 @@ func TestJobOutlivesItsClient(t *testing.T) {
 	}
 	s.drop(one)
 	if now, _ := s.find(one.ID); now != one {
-		t.Error("the job has an upload that nobody can go on with or end")
+		t.Error("nobody can continue or end the upload of the job")
 	}
 	s.End(one, errTerminated, false)
 	if len(s.running) > 0 {
-		t.Error("the upload has ended, and is under way all the same")
+		t.Error("the upload has ended, but is listed")
 	}
 }
 
-// A client may come when nobody has seen yet what the daemon before this one left of its
-// upload. It has to come again, and is not to be told that it cannot be.
+// A client may create an upload before the daemon has found an interrupted one. The error
+// must be temporary.
 func TestCreateBeforeInterruptedUploadIsFound(t *testing.T) {
 	s := NewSessions()
 	one, err := s.create(metadata{Name: parrot.Name}, 512)
@@ -43,12 +43,12 @@ func TestCreateBeforeInterruptedUploadIsFound(t *testing.T) {
 		t.Fatalf("the job has %+v, %v", had, err)
 	}
 	if no, ok := errors.AsType[*httperror.Error](one.outcome()); !ok || !isTemporary(no) {
-		t.Errorf("the client is told %v, want that it may come again", one.outcome())
+		t.Errorf("the client got %v, want a temporary error", one.outcome())
 	}
 }
 
-// A job that was stopped may be at its last writes when one of another generation of
-// the image begins.
+// A stopped job may still write its last bytes when a job for another generation of the
+// image starts.
 func TestJobsDoNotShareUpload(t *testing.T) {
 	s := NewSessions()
 	one, err := s.create(metadata{Name: parrot.Name}, 512)
@@ -69,7 +69,7 @@ func TestJobsDoNotShareUpload(t *testing.T) {
 	go func() {
 		another, err := s.Begin(context.Background(), older, left)
 		if err == nil && another.ID != left.ETag {
-			err = errors.New("the part is given to upload " + another.ID)
+			err = errors.New("the partial file is of upload " + another.ID)
 		}
 		ended <- err
 	}()
