@@ -89,7 +89,9 @@ func goTest(ctx context.Context, results *results, env, args []string) (passed b
 	cmd := exec.CommandContext(ctx, "go", line...)
 	cmd.Env = env
 	cmd.Stderr = os.Stderr
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // go ends the tests
+	// The go command does not pass a signal on to the tests, so the whole group gets it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return false, err
