@@ -8,13 +8,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rogpeppe/go-internal/txtar"
 	"github.com/spf13/cobra"
-	"golang.org/x/tools/txtar"
 )
 
-// builtins are the commands of testscript that a scenario may have, and which of their
-// arguments are files. The others run programs, or lead out of the scenario's folder; as
-// testscript has them whatever it is told, scenarios are looked through before.
+// builtins are the commands of testscript that a scenario may use, with the function that
+// returns the arguments that are files. testscript always knows all of its commands, also
+// those that run programs or leave the folder of the scenario. checkScenario therefore rejects
+// them before the scenario runs.
 var builtins = map[string]func(args []word) []word{
 	"cmp":     allArgs,
 	"cmpenv":  allArgs,
@@ -32,20 +33,15 @@ var builtins = map[string]func(args []word) []word{
 	"unquote": allArgs,
 }
 
-// unwanted are the others.
-var unwanted = []string{"cd", "chmod", "exec", "kill", "stdin", "symlink", "ttyin", "ttyout", "unix2dos", "wait"}
-
-func builtinCommandNames() []string { return slices.Sorted(maps.Keys(builtins)) }
-
 func allArgs(args []word) []word { return args }
 
 func noArgs([]word) []word { return nil }
 
 func lastArg(args []word) []word { return args[max(0, len(args)-1):] }
 
-// checkScenario says what is wrong with a scenario before it is played.
-func checkScenario(file string, a *txtar.Archive) []string {
-	var mistakes []string
+// checkScenario returns all errors in a scenario that show before it runs.
+func checkScenario(file string, a *txtar.Archive) error {
+	var errs []error
 	line, commands := 0, 0
 	for text := range strings.Lines(string(a.Comment)) {
 		line++
@@ -57,24 +53,24 @@ func checkScenario(file string, a *txtar.Archive) []string {
 			commands++
 		}
 		if err != nil {
-			mistakes = append(mistakes, fmt.Sprintf("%s:%d: %v", file, line, err))
+			errs = append(errs, fmt.Errorf("%s:%d: %w", file, line, err))
 		}
 	}
 	if commands == 0 {
-		mistakes = append(mistakes, file+`: no commands: they come first, before the files, each of which begins with a line "-- NAME --"`)
+		errs = append(errs, fmt.Errorf(`%s: no commands: write them before the files, each of which begins with a line "-- NAME --"`, file))
 	}
 	seen := map[string]bool{}
 	for _, f := range a.Files {
 		name := filepath.Clean(f.Name)
 		if !filepath.IsLocal(name) || strings.Contains(name, "$") {
-			mistakes = append(mistakes, fmt.Sprintf("%s: file %q is not in the scenario's folder: give it a relative path without variables", file, f.Name))
+			errs = append(errs, fmt.Errorf("%s: file %q is not in the scenario's folder: use a relative path without variables", file, f.Name))
 		}
 		if seen[name] {
-			mistakes = append(mistakes, fmt.Sprintf("%s: file %q is there twice", file, f.Name))
+			errs = append(errs, fmt.Errorf("%s: file %q occurs twice", file, f.Name))
 		}
 		seen[name] = true
 	}
-	return mistakes
+	return errors.Join(errs...)
 }
 
 func checkCommand(words []word) error {
@@ -82,57 +78,59 @@ func checkCommand(words []word) error {
 		words = words[1:]
 	}
 	if len(words) == 0 {
-		return errors.New("a ! stands alone, without a command")
+		return errors.New("the command after ! is missing")
 	}
 	name, args := words[0], words[1:]
-	files, isBorrowed := builtins[name.text]
+	files, isBuiltin := builtins[name.text]
 	switch {
-	case name.expands:
-		return fmt.Errorf("a command is no variable: %s", name.text)
-	case strings.HasPrefix(name.text, "["):
-		return fmt.Errorf("conditions such as %s are not for scenarios: they are the same everywhere", name.text)
+	case name.expands: // the check could not know which command it is
+		return fmt.Errorf("a command must not contain a variable: %s", name.text)
 	case strings.HasPrefix(name.text, "--"):
-		return fmt.Errorf(`%s is no command; a file begins with a line "-- NAME --"`, name.text)
-	case findCommand(name.text) != nil:
-		return nil
-	case slices.Contains(unwanted, name.text):
-		return fmt.Errorf("%s is not for scenarios: they run nothing, and touch nothing but their own folder", name.text)
-	case !isBorrowed:
+		return fmt.Errorf(`%s is not a command; a file begins with a line "-- NAME --"`, name.text)
+	case isBuiltin:
+		return checkFiles(name.text, files(args))
+	case findCommand(name.text) == nil:
 		return unknownCommand(name.text)
 	}
-	for _, arg := range files(args) {
-		if arg.expands || !filepath.IsLocal(arg.text) {
-			return fmt.Errorf("%s %s: files are named relative to the scenario's folder, without variables and \"..\"", name.text, arg.text)
+	return nil
+}
+
+// checkFiles checks that the files of a command are in the folder of the scenario.
+func checkFiles(command string, files []word) error {
+	for _, f := range files {
+		if f.expands || !filepath.IsLocal(f.text) {
+			return fmt.Errorf("%s %s: a file must be in the scenario's folder: use a relative path without variables and \"..\"", command, f.text)
 		}
 	}
 	return nil
 }
 
 func unknownCommand(name string) error {
-	near := &cobra.Command{SuggestionsMinimumDistance: 2} // cobra knows which words are near
-	for _, known := range slices.Concat(commandNames(), builtinCommandNames()) {
-		near.AddCommand(&cobra.Command{Use: known, Run: func(*cobra.Command, []string) {}})
-	}
 	if rest, ok := strings.CutPrefix(name, "!"); ok {
 		return fmt.Errorf("unknown command %q: write \"! %s\"", name, rest)
 	}
-	if similar := near.SuggestionsFor(name); len(similar) > 0 {
+	// cobra finds similar names of commands.
+	known := &cobra.Command{SuggestionsMinimumDistance: 2}
+	for _, command := range slices.Concat(commandNames(), slices.Collect(maps.Keys(builtins))) {
+		known.AddCommand(&cobra.Command{Use: command, Run: func(*cobra.Command, []string) {}})
+	}
+	if similar := known.SuggestionsFor(name); len(similar) > 0 {
 		return fmt.Errorf("unknown command %q: did you mean %s?", name, strings.Join(similar, " or "))
 	}
-	return fmt.Errorf("unknown command %q", name)
+	return fmt.Errorf("unknown command %q: a scenario cannot run programs", name)
 }
 
-// word is one word of a command.
+// word is one word of a line.
 type word struct {
 	text    string
-	expands bool // it has variables
+	expands bool // it contains a variable
 }
 
-// split splits a line as testscript does: at blanks, but for what is in single quotes,
-// in which a doubled one is one; # begins a comment.
+// split splits a line into words like testscript: at blanks, except in single quotes. Two
+// quotes in quotes are one quote. # begins a comment.
 func split(line string) ([]word, error) {
 	var words []word
-	var now *word
+	var current *word
 	quoted := false
 	for i := 0; i < len(line); i++ {
 		c := line[i]
@@ -141,19 +139,19 @@ func split(line string) ([]word, error) {
 		case !quoted && c == '#':
 			return words, nil
 		case !quoted && blank:
-			now = nil
+			current = nil
 			continue
 		}
-		if now == nil {
+		if current == nil {
 			words = append(words, word{})
-			now = &words[len(words)-1]
+			current = &words[len(words)-1]
 		}
 		switch {
 		case c != '\'':
-			now.text += line[i : i+1]
-			now.expands = now.expands || !quoted && c == '$'
+			current.text += line[i : i+1]
+			current.expands = current.expands || !quoted && c == '$'
 		case quoted && i+1 < len(line) && line[i+1] == '\'':
-			now.text += "'"
+			current.text += "'"
 			i++
 		default:
 			quoted = !quoted

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -15,65 +16,65 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// mutatingCommands are the commands that change the world.
+// mutatingCommands are the commands that change the cluster.
 var mutatingCommands = []command{
 	{
 		synopsis: "config DIR",
-		help:     "Gives all nodes the configuration of a folder of the scenario. With ! before it,\none that has mistakes, as running managers take it.",
+		help:     "Changes the configuration of all nodes to that of a folder of the scenario. With ! the\nconfiguration must have errors, and is applied as running managers apply it.",
 		minArgs:  1, maxArgs: 1, negated: true,
 		do: func(st *session, in input) error { return st.configure(in.args[0], in.neg) },
 	},
 	{
 		synopsis: "state FILE...",
-		help:     "Makes the world what saved status -o json tell; the clock is theirs.",
+		help:     "Sets the cluster and the clock to saved status -o json.",
 		minArgs:  1, maxArgs: -1,
 		do: loadStates,
 	},
 	{
 		synopsis: "drain NODE|NODE/DISK [off]",
-		help:     "Declares evictionRequested for it, whatever the files say; with off no more.",
+		help:     "Sets evictionRequested, whatever the files declare. off removes it again.",
 		minArgs:  1, maxArgs: 1, words: []string{"off"},
 		do: setDrained,
 	},
 	{
 		synopsis: "node NODE down|up",
-		help:     "A node that is down does nothing and answers nobody.",
+		help:     "Stops or starts a node. A node that is down does not work or respond.",
 		minArgs:  1, maxArgs: 1, words: []string{"down", "up"},
 		do: setNode,
 	},
 	{
 		synopsis: "disk NODE/DISK [gone|back] [free=SIZE]",
-		help:     "A disk that is gone keeps what is on it, as one that is not mounted.",
+		help:     "Detaches or attaches a disk, like an unmount or a mount: it keeps its copies. free sets\nthe free space.",
 		minArgs:  1, maxArgs: 1, words: []string{"gone", "back"}, options: []string{"free"},
 		do: setDisk,
 	},
 	{
 		synopsis: "copy IMAGE NODE/DISK [ready|failed|unknown|none] [size=SIZE] [used=DURATION] [unwanted=DURATION]",
-		help:     "Puts a copy there, last used and not wanted any more since so long ago; none takes\nit away. IMAGE is a name, or NAME-UUID for another generation or an image that is\nnot declared. An unknown one is Longhorn's: to be adopted.",
+		help:     "Puts a copy on a disk, ready by default; none removes it. used and unwanted are the times\nsince its last use and since it is surplus. IMAGE is a name, or NAME-UUID for another\ngeneration or an undeclared image. An unknown copy is Longhorn's, and can be adopted.",
 		minArgs:  2, maxArgs: 2, words: []string{"ready", "failed", "unknown", "none"}, options: []string{"size", "used", "unwanted"},
 		do: setCopy,
 	},
 	{
 		synopsis: "use IMAGE NODE/DISK",
-		help:     "A replica uses the copy there.",
+		help:     "Lets a replica use the copy.",
 		minArgs:  2, maxArgs: 2,
 		do: func(st *session, in input) error { return setUsed(st, in, true) },
 	},
 	{
 		synopsis: "unuse IMAGE NODE/DISK",
-		help:     "None does any more.",
+		help:     "Ends the use of the copy.",
 		minArgs:  2, maxArgs: 2,
 		do: func(st *session, in input) error { return setUsed(st, in, false) },
 	},
 	{
 		synopsis: "serve IMAGE [size=SIZE] [from=NODE,...] [fails|fails=" + strings.Join(failureNames(), "|") + "]",
-		help:     "What the image's source delivers from now on: so many bytes, to these nodes only (of a\nvolume: those with a replica), or nothing. fails alone is fails=network.",
+		help:     "Sets the source of an image: its size, the nodes that can reach it (for a volume: those\nwith a replica), or its failure. fails alone is fails=network.",
 		minArgs:  1, maxArgs: 1, words: []string{"fails"}, options: []string{"size", "from", "fails"},
 		do: setSource,
 	},
 	{
 		synopsis: "advance DURATION",
-		help:     "Lets time pass in which the managers do nothing but look.",
+		help:     "Moves the clock. The managers observe, but execute nothing.",
 		minArgs:  1, maxArgs: 1,
 		do: func(st *session, in input) error {
 			d, err := schema.ParseInterval(in.args[0])
@@ -85,21 +86,21 @@ var mutatingCommands = []command{
 	},
 	{
 		synopsis: "clock DATE|TIME",
-		help:     "Sets the clock, forwards: 2027-01-31 or 2027-01-31T18:00:00Z. It begins at " + start.Format(time.DateOnly) + ".",
+		help:     "Moves the clock forward to 2027-01-31 or 2027-01-31T18:00:00Z. It starts at " + start.Format(time.DateOnly) + ".",
 		minArgs:  1, maxArgs: 1,
 		do: setClock,
 	},
 	{
 		synopsis: "converge [for=DURATION]",
-		help:     "Lets all managers work until only waits are left, and prints what they did. With for\nthe clock goes on from deadline to deadline, until so much time has passed.",
+		help:     "Lets all managers work until only waits are left, and prints their actions. With for, the\nclock moves from deadline to deadline until the duration has passed.",
 		options:  []string{"for"},
 		do:       converge,
 	},
 	{
 		synopsis: "forget",
-		help:     "Forgets what was done so far, for never.",
+		help:     "Clears the history for never.",
 		do: func(st *session, _ input) error {
-			st.forgotten = len(st.world.executed())
+			st.forgotten = len(st.world.history)
 			return nil
 		},
 	},
@@ -122,15 +123,15 @@ func loadStates(st *session, in input) error {
 
 func setDrained(st *session, in input) error {
 	what := in.args[0]
-	_, err := st.world.parseDisk(what)
+	_, err := parseDisk(st.world.base.Config, what)
 	if !strings.Contains(what, "/") {
-		err = st.world.checkNode(what)
+		err = checkNode(st.world.base.Config, what)
 	}
 	switch {
 	case err != nil:
 		return err
 	case in.has("off") && !st.drained[what]:
-		return fmt.Errorf("%s was not drained by this scenario", what)
+		return fmt.Errorf("%s is not drained", what)
 	case in.has("off"):
 		delete(st.drained, what)
 	default:
@@ -140,18 +141,18 @@ func setDrained(st *session, in input) error {
 }
 
 func setNode(st *session, in input) error {
-	if err := st.world.checkNode(in.args[0]); err != nil {
+	if err := checkNode(st.world.base.Config, in.args[0]); err != nil {
 		return err
 	}
 	if len(in.words) != 1 {
-		return fmt.Errorf("say either down or up")
+		return errors.New("write either down or up")
 	}
 	st.world.setUp(in.args[0], in.has("up"))
 	return nil
 }
 
 func setDisk(st *session, in input) error {
-	ref, err := st.world.parseDisk(in.args[0])
+	ref, err := parseDisk(st.world.base.Config, in.args[0])
 	if err != nil {
 		return err
 	}
@@ -161,7 +162,7 @@ func setDisk(st *session, in input) error {
 	}
 	free, given := in.option("free")
 	if word == "" && !given {
-		return fmt.Errorf("say what about the disk: gone, back or free=SIZE")
+		return errors.New("write gone, back or free=SIZE")
 	}
 	if given {
 		bytes, err := schema.ParseQuantity(free)
@@ -185,7 +186,7 @@ func setCopy(st *session, in input) error {
 	if err != nil {
 		return err
 	}
-	size := st.world.sourceSize(key.ID)
+	size := st.world.sourceOf(key.ID.Name).size
 	if text, given := in.option("size"); given {
 		if size, err = schema.ParseQuantity(text); err != nil {
 			return err
@@ -201,7 +202,7 @@ func setCopy(st *session, in input) error {
 			if err != nil {
 				return err
 			}
-			*at, c.ClockNode = st.world.Now().Add(-ago), key.Disk.Node
+			*at, c.ClockNode = st.world.now.Add(-ago), key.Disk.Node
 		}
 	}
 	st.world.putCopy(key, c)
@@ -221,19 +222,19 @@ func setSource(st *session, in input) error {
 	if err != nil {
 		return err
 	}
-	if st.world.config().Images[id.Name].Source.Upload != nil {
-		return fmt.Errorf("%s has no source: it is uploaded; say where to with: copy %s NODE/DISK", id.Name, id.Name)
+	if st.world.base.Config.Images[id.Name].Source.Upload != nil {
+		return fmt.Errorf("%s has no source, because it is uploaded; put a copy on a disk with: copy %s NODE/DISK", id.Name, id.Name)
 	}
-	s := source{Size: 1 << 30}
+	s := source{size: initialSize}
 	if text, given := in.option("size"); given {
-		if s.Size, err = schema.ParseQuantity(text); err != nil {
+		if s.size, err = schema.ParseQuantity(text); err != nil {
 			return err
 		}
 	}
 	if text, given := in.option("from"); given {
-		s.From = strings.Split(text, ",")
-		for _, node := range s.From {
-			if err := st.world.checkNode(node); err != nil {
+		s.nodes = strings.Split(text, ",")
+		for _, node := range s.nodes {
+			if err := checkNode(st.world.base.Config, node); err != nil {
 				return err
 			}
 		}
@@ -243,7 +244,7 @@ func setSource(st *session, in input) error {
 		how, fails = "network", true
 	}
 	if fails {
-		if s.Err, err = st.world.newFailure(id.Name, how); err != nil {
+		if s.err, err = st.world.newFailure(id.Name, how); err != nil {
 			return err
 		}
 	}
@@ -259,48 +260,48 @@ func setClock(st *session, in input) error {
 	if err != nil {
 		return fmt.Errorf("%q is neither a date such as 2027-01-31 nor a time such as 2027-01-31T18:00:00Z", in.args[0])
 	}
-	if at.Before(st.world.Now()) {
-		return fmt.Errorf("the clock goes forwards only: it is %s", st.world.Now().Format(time.RFC3339))
+	if at.Before(st.world.now) {
+		return fmt.Errorf("the clock moves forward only: it is %s", st.world.now.Format(time.RFC3339))
 	}
-	st.world.advance(at.Sub(st.world.Now()))
+	st.world.advance(at.Sub(st.world.now))
 	return nil
 }
 
-// assertCommands are the commands that tell, or ask, how it is.
+// assertCommands are the commands that print or check.
 var assertCommands = []command{
 	{
 		synopsis: "plan [NODE] [-o text|json|yaml|markdown]",
-		help:     "Prints what all nodes, or the one, would do now, for stdout and cmp stdout FILE.",
+		help:     "Prints the plan of all nodes, or of one, for stdout and cmp stdout FILE.",
 		maxArgs:  2, words: []string{"-o"},
 		do: printPlan,
 	},
 	{
 		synopsis: "placed IMAGE NODE/DISK...",
-		help:     "Exactly these disks have a ready copy. What is down or gone has none.",
+		help:     "Exactly these disks have a reachable ready copy. A disk that is gone, or whose node is\ndown, is not reachable.",
 		minArgs:  2, maxArgs: -1,
 		check: checkPlaced,
 	},
 	{
 		synopsis: "copies IMAGE N|=N [on=TAG]...",
-		help:     "At least (=: exactly) so many ready copies are on disks that have, themselves or by\ntheir node, each of these tags; the name of a node is one too.",
+		help:     "At least (with =: exactly) N ready copies are on disks with all of these tags. A disk has\nthe tags and the name of its node, too.",
 		minArgs:  2, maxArgs: 2, options: []string{"on"},
 		check: checkCopies,
 	},
 	{
 		synopsis: "blocked IMAGE [REGEXP]",
-		help:     "Something about the image waits for a person, for a reason that matches.",
+		help:     "An action of the image is blocked, for a reason that matches.",
 		minArgs:  1, maxArgs: 2,
 		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, plan.Blocked) },
 	},
 	{
 		synopsis: "waits IMAGE [REGEXP]",
-		help:     "Something about it waits, and goes on by itself.",
+		help:     "An action of the image waits, for a reason that matches.",
 		minArgs:  1, maxArgs: 2,
 		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, plan.Wait) },
 	},
 	{
 		synopsis: "never ACTION [IMAGE]",
-		help:     "Nothing like it was done, or tried, since the scenario began or the last forget. The\nactions are those of a plan: download, sync, evict, cleanup, …",
+		help:     "No such action was executed, with or without success, since the start or the last forget.\nThe actions are those of a plan: download, sync, evict, cleanup, …",
 		minArgs:  1, maxArgs: 2,
 		check: checkNever,
 	},
@@ -318,12 +319,12 @@ func printPlan(st *session, in input) error {
 		return fmt.Errorf("-o must be one of text, json, yaml, markdown")
 	}
 	if len(args) > 1 {
-		return fmt.Errorf("plan takes one node, or none")
+		return fmt.Errorf("plan takes at most one node")
 	}
 	if len(args) == 0 {
 		return report.WritePlan(st.out, st.world.plan(), report.Style{Format: report.Format(format), Cluster: true})
 	}
-	if err := st.world.checkNode(args[0]); err != nil {
+	if err := checkNode(st.world.base.Config, args[0]); err != nil {
 		return err
 	}
 	p, err := st.world.planOf(args[0])
@@ -340,7 +341,7 @@ func checkPlaced(st *session, in input) (checkResult, error) {
 	}
 	var want []string
 	for _, text := range in.args[1:] {
-		ref, err := st.world.parseDisk(text)
+		ref, err := parseDisk(st.world.base.Config, text)
 		if err != nil {
 			return checkResult{}, err
 		}
@@ -378,14 +379,14 @@ func checkCopies(st *session, in input) (checkResult, error) {
 	number, exactly := strings.CutPrefix(in.args[1], "=")
 	want, err := strconv.Atoi(number)
 	if err != nil || want < 0 {
-		return checkResult{}, fmt.Errorf("%q is no number of copies: N, or =N", in.args[1])
+		return checkResult{}, fmt.Errorf("%q is not a number of copies: write N or =N", in.args[1])
 	}
 	tags := in.options["on"]
-	if err := checkTags(st.world.config(), tags); err != nil {
+	if err := checkTags(st.world.base.Config, tags); err != nil {
 		return checkResult{}, err
 	}
 	on := slices.DeleteFunc(st.world.readyDisks(id), func(ref schema.DiskRef) bool {
-		return slices.ContainsFunc(tags, func(tag string) bool { return !st.world.hasTag(ref, tag) })
+		return slices.ContainsFunc(tags, func(tag string) bool { return !hasTag(st.world.base.Config, ref, tag) })
 	})
 	where := ""
 	if len(tags) > 0 {
@@ -404,7 +405,7 @@ func checkCopies(st *session, in input) (checkResult, error) {
 	return v, nil
 }
 
-// checkTags refuses words that no disk could match, which are mistyped.
+// checkTags returns an error for a word that is no name and no tag: it is a typo.
 func checkTags(c schema.Config, tags []string) error {
 	known := map[string]bool{}
 	for name, node := range c.Nodes {
@@ -421,14 +422,14 @@ func checkTags(c schema.Config, tags []string) error {
 	}
 	for _, tag := range tags {
 		if !known[tag] {
-			return fmt.Errorf("on=%s: no node and no disk is called so or has that tag", tag)
+			return fmt.Errorf("on=%s: no node or disk has this name or tag", tag)
 		}
 	}
 	return nil
 }
 
-// checkPlanned asks for an action that does nothing, by its reason.
-func checkPlanned(st *session, in input, kind plan.Op) (checkResult, error) {
+// checkPlanned checks for an action with an op and a matching reason.
+func checkPlanned(st *session, in input, op plan.Op) (checkResult, error) {
 	reason := regexp.MustCompile("")
 	if len(in.args) > 1 {
 		var err error
@@ -448,7 +449,7 @@ func checkPlanned(st *session, in input, kind plan.Op) (checkResult, error) {
 		if a.Disk == "" {
 			line = fmt.Sprintf("%s: %s", a.Op, a.Reason)
 		}
-		if a.Op == kind && reason.MatchString(a.Reason) {
+		if a.Op == op && reason.MatchString(a.Reason) {
 			match = append(match, line)
 		} else {
 			other = append(other, line)
@@ -457,40 +458,39 @@ func checkPlanned(st *session, in input, kind plan.Op) (checkResult, error) {
 	if len(match) > 0 {
 		return checkResult{ok: true, got: strings.Join(match, "\n    ")}, nil
 	}
-	text := fmt.Sprintf("nothing about %s is planned", in.args[0])
+	text := fmt.Sprintf("the plan has no actions for %s", in.args[0])
 	if len(other) > 0 {
-		text = fmt.Sprintf("about %s only this is planned:\n    %s", in.args[0], strings.Join(other, "\n    "))
+		text = fmt.Sprintf("the plan for %s has only:\n    %s", in.args[0], strings.Join(other, "\n    "))
 	}
 	return checkResult{got: text}, nil
 }
 
-// isAbout reports whether an action is about an image by its name, or about the
-// generation in a folder.
+// isAbout reports whether an action is for an image, by its name or by <name>-<uuid>.
 func isAbout(a plan.Action, image string) bool {
 	return a.Image == image || a.CopyRef().ID.String() == image
 }
 
 func checkNever(st *session, in input) (checkResult, error) {
-	kind := plan.Op(in.args[0])
-	if !slices.Contains(plan.Ops, kind) {
-		return checkResult{}, fmt.Errorf("there is no action %q: there are %s", in.args[0], actionNames())
+	op := plan.Op(in.args[0])
+	if !slices.Contains(plan.Ops, op) {
+		return checkResult{}, fmt.Errorf("unknown action %q: the actions are %s", in.args[0], actionNames())
 	}
-	if len(in.args) > 1 && !slices.ContainsFunc(st.world.executed(), func(d executed) bool { return isAbout(d.Action, in.args[1]) }) {
+	if len(in.args) > 1 && !slices.ContainsFunc(st.world.history, func(d executed) bool { return isAbout(d.Action, in.args[1]) }) {
 		if _, err := st.world.findImage(in.args[1]); err != nil {
 			return checkResult{}, err
 		}
 	}
-	var did []string
+	var found []string
 	for _, d := range st.history() {
 		about := len(in.args) < 2 || isAbout(d.Action, in.args[1])
-		if d.Op == kind && about {
-			did = append(did, fmt.Sprintf("+%v %s %s %s: %s", st.world.sinceStart(d.At), d.Op, d.Image, d.CopyRef().Disk, d.Reason))
+		if d.Op == op && about {
+			found = append(found, fmt.Sprintf("+%v %s %s %s: %s", d.at.Sub(st.world.startedAt), d.Op, d.Image, d.CopyRef().Disk, d.Reason))
 		}
 	}
-	if len(did) == 0 {
-		return checkResult{ok: true, got: strings.Join(in.args, " ") + " was not done"}, nil
+	if len(found) == 0 {
+		return checkResult{ok: true, got: strings.Join(in.args, " ") + " was not executed"}, nil
 	}
-	return checkResult{got: strings.Join(in.args, " ") + " was done:\n    " + strings.Join(did, "\n    ")}, nil
+	return checkResult{got: strings.Join(in.args, " ") + " was executed:\n    " + strings.Join(found, "\n    ")}, nil
 }
 
 func actionNames() string {
@@ -499,4 +499,45 @@ func actionNames() string {
 		names = append(names, string(k))
 	}
 	return strings.Join(names, ", ")
+}
+
+func converge(st *session, in input) error {
+	limit := time.Duration(0)
+	if text, given := in.option("for"); given {
+		var err error
+		if limit, err = schema.ParseInterval(text); err != nil {
+			return err
+		}
+	}
+	history, err := st.world.converge(st.ctx, limit)
+	failures := 0
+	for _, line := range report.Align(historyRows(st.world, history)) {
+		fmt.Fprintln(st.out, line)
+	}
+	for _, e := range history {
+		if e.err != nil {
+			failures++
+		}
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(st.out, "%s, %d failed. %s\n", report.Count(len(history), "action"), failures, report.PlanSummary(st.world.plan()))
+	return nil
+}
+
+// historyRows returns a row for each action: time, action, image, disk and result.
+func historyRows(w *world, history []executed) [][]string {
+	var rows [][]string
+	for _, e := range history {
+		text := report.OneLine(e.Reason)
+		if e.From != (plan.CopyRef{}) {
+			text += "; from " + e.From.String()
+		}
+		if e.err != nil {
+			text = "failed: " + report.OneLine(e.err.Error())
+		}
+		rows = append(rows, []string{fmt.Sprintf("+%v", e.at.Sub(w.startedAt)), string(e.Op), e.Image, e.CopyRef().Disk.String(), text})
+	}
+	return rows
 }

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -19,22 +18,22 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// session is where one scenario is played.
+// session is one run of a scenario.
 type session struct {
 	runner    *Runner
-	ctx       context.Context // of the run: testscript has none for its commands
+	ctx       context.Context // testscript passes no context to its commands
 	dir       string
 	world     *world               // nil before there is a configuration
-	applied   []configdir.Snapshot // the configurations so far
-	declared  schema.Result        // by the last of them
-	drained   map[string]bool      // what of it is to be evicted besides: NODE, NODE/DISK
-	forgotten int                  // how many of the actions so far are not remembered
+	applied   []configdir.Snapshot // all configurations until now
+	declared  schema.Result        // of the last one
+	drained   map[string]bool      // NODE and NODE/DISK with an eviction request of the scenario
+	forgotten int                  // length of the history at the last forget
 	out, err  io.Writer
 }
 
 type sessionKey struct{}
 
-// begin makes the world of the scenario's configuration.
+// begin creates the cluster of the configuration.
 func (st *session) begin() error {
 	snapshot, err := configdir.Read(filepath.Join(st.dir, configFolder))
 	if err != nil {
@@ -53,26 +52,26 @@ func (st *session) begin() error {
 	return nil
 }
 
-// configError tells all mistakes of a configuration.
+// configError returns all errors of a configuration.
 func configError(dir string, r schema.Result) error {
-	lines := []string{fmt.Sprintf("the configuration has %s", report.Count(len(r.Errors), "mistake"))}
+	lines := []string{fmt.Sprintf("the configuration has %s", report.Count(len(r.Errors), "error"))}
 	for _, p := range r.Errors {
 		lines = append(lines, "    "+report.ProblemLine(dir, p, ""))
 	}
 	return errors.New(strings.Join(lines, "\n"))
 }
 
-// path is where a file of the scenario is. Files elsewhere are none of its business.
+// path returns the path of a file of the scenario.
 func (st *session) path(name string) (string, error) {
 	if !filepath.IsLocal(name) {
-		return "", fmt.Errorf("%s is not in the scenario's folder: files are named relative to it", name)
+		return "", fmt.Errorf("%s is not in the scenario's folder: use a relative path", name)
 	}
 	return filepath.Join(st.dir, name), nil
 }
 
-// configure gives the nodes the configuration of a folder. One with mistakes is an
-// error, unless they are expected: then it is taken as running managers take it.
-func (st *session) configure(dir string, broken bool) error {
+// configure changes the configuration to that of a folder. With invalid it must have errors,
+// and the managers apply it like running managers do, with the memory of earlier ones.
+func (st *session) configure(dir string, invalid bool) error {
 	path, err := st.path(dir)
 	if err != nil {
 		return err
@@ -83,11 +82,11 @@ func (st *session) configure(dir string, broken bool) error {
 	}
 	r := st.runner.load(st.ctx, snapshot)
 	switch {
-	case len(r.Errors) == 0 && broken:
-		return fmt.Errorf("the configuration of %s has no mistake", dir)
-	case len(r.Errors) > 0 && !broken:
+	case len(r.Errors) == 0 && invalid:
+		return fmt.Errorf("the configuration of %s has no errors", dir)
+	case len(r.Errors) > 0 && !invalid:
 		return configError(dir, r)
-	case broken:
+	case invalid:
 		l := schema.NewLoader()
 		for _, before := range st.applied {
 			l.Load(st.ctx, before)
@@ -98,7 +97,7 @@ func (st *session) configure(dir string, broken bool) error {
 	return st.apply(snapshot, r)
 }
 
-// apply gives the nodes a configuration.
+// apply changes the configuration of all nodes.
 func (st *session) apply(snapshot configdir.Snapshot, r schema.Result) error {
 	st.applied, st.declared = append(st.applied, snapshot), r
 	if st.world != nil {
@@ -109,22 +108,22 @@ func (st *session) apply(snapshot configdir.Snapshot, r schema.Result) error {
 	return err
 }
 
-// withDrained is what is declared, with evictionRequested for what is drained.
+// withDrained returns the configuration with the eviction requests of the scenario.
 func (st *session) withDrained() schema.Result {
 	r := st.declared
 	r.Config.Nodes = maps.Clone(r.Config.Nodes)
 	for _, name := range slices.Sorted(maps.Keys(st.drained)) {
-		node, diskName, one := strings.Cut(name, "/")
+		node, diskName, isDisk := strings.Cut(name, "/")
 		n, ok := r.Config.Nodes[node]
 		if !ok {
-			continue // it has left the configuration since
+			continue // it is no longer declared
 		}
-		if d, ok := n.Disks[diskName]; ok && one {
+		if d, ok := n.Disks[diskName]; ok && isDisk {
 			d.EvictionRequested = true
 			n.Disks = maps.Clone(n.Disks)
 			n.Disks[diskName] = d
 		}
-		n.EvictionRequested = n.EvictionRequested || !one
+		n.EvictionRequested = n.EvictionRequested || !isDisk
 		r.Config.Nodes[node] = n
 		if r.Digest != "" {
 			r.Digest += "+" + name
@@ -133,42 +132,41 @@ func (st *session) withDrained() schema.Result {
 	return r
 }
 
-// parseCopy reads the arguments IMAGE NODE/DISK.
+// parseCopy parses the arguments IMAGE NODE/DISK.
 func (st *session) parseCopy(args []string) (plan.CopyRef, error) {
 	id, err := st.world.findImage(args[0])
 	if err != nil {
 		return plan.CopyRef{}, err
 	}
-	ref, err := st.world.parseDisk(args[1])
+	ref, err := parseDisk(st.world.base.Config, args[1])
 	return plan.CopyRef{Disk: ref, ID: id}, err
 }
 
-// history are the actions since the last forget.
-func (st *session) history() []executed { return st.world.executed()[st.forgotten:] }
+// history returns the actions since the last forget.
+func (st *session) history() []executed { return st.world.history[st.forgotten:] }
 
-// lazyWriter is a standard output. Only asking testscript for it makes a command one that
-// prints, and what another one printed before is forgotten then.
+// lazyWriter gets the standard output of testscript at the first write. Getting it clears the
+// output of the previous command, which a command that prints nothing must not do.
 type lazyWriter func() io.Writer
 
-// Write prints.
+// Write writes to the standard output.
 func (w lazyWriter) Write(p []byte) (int, error) { return w().Write(p) }
 
-// checkResult is whether what a command asks for is so.
+// checkResult is the result of a condition.
 type checkResult struct {
-	ok  bool
-	got string // what is, in words that fit either way
-	// image is the image to explain if it is not so.
-	image disk.ID
+	ok    bool
+	got   string  // the facts, for a message whether ok or not
+	image disk.ID // to explain if the command fails; its name is empty if there is none
 }
 
-// scriptCommands are the commands of scenarios as testscript calls them.
+// scriptCommands returns the commands in the form of testscript.
 func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 	commands := map[string]func(*testscript.TestScript, bool, []string){}
-	for _, one := range allCommands() {
-		commands[one.name()] = func(ts *testscript.TestScript, neg bool, args []string) {
+	for _, c := range allCommands() {
+		commands[c.name()] = func(ts *testscript.TestScript, neg bool, args []string) {
 			st := ts.Value(sessionKey{}).(*session)
 			st.out, st.err = lazyWriter(ts.Stdout), lazyWriter(ts.Stderr)
-			ts.Check(one.run(st, neg, args))
+			ts.Check(c.run(st, neg, args))
 		}
 	}
 	return commands
@@ -176,38 +174,40 @@ func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 
 func (c command) run(st *session, neg bool, args []string) error {
 	if st.world == nil && c.name() != "config" {
-		return errors.New("there is no configuration: add files below config/, give --config-dir, or begin with: config DIR")
+		return errors.New("there is no configuration: add files below config/, use --config-dir, or begin with: config DIR")
 	}
 	in, err := c.parse(args)
 	switch {
 	case err != nil:
 		return err
 	case c.do != nil && neg && !c.negated:
-		return fmt.Errorf("! %s means nothing", c.name())
+		return fmt.Errorf("%s cannot be negated with !", c.name())
 	case c.do != nil:
 		in.neg = neg
 		return c.do(st, in)
 	}
-	v, err := c.check(st, in)
-	if err != nil || v.ok != neg {
+	result, err := c.check(st, in)
+	if err != nil || result.ok != neg {
 		return err
 	}
-	if v.image.Name != "" {
-		v.got += "\n    " + strings.Join(st.world.explain(v.image), "\n    ")
+	if result.image.Name != "" {
+		result.got += "\n    " + strings.Join(explain(st.world, result.image), "\n    ")
 	}
-	return errors.New(v.got)
+	return errors.New(result.got)
 }
 
-// command is one that only scenarios have.
+// command is a command of scenarios. Its arguments are positional arguments, then options and
+// words in any order.
 type command struct {
 	synopsis string
 	help     string
-	minArgs  int      // arguments that are neither options nor words
-	maxArgs  int      // of these; -1: any number
-	options  []string // NAME= with a value
-	words    []string // that may be there, in any order
-	negated  bool     // act may be negated
-	// One of these does it.
+	minArgs  int      // positional arguments
+	maxArgs  int      // -1: any number
+	options  []string // NAME of NAME=VALUE
+	words    []string
+	negated  bool // do accepts !
+
+	// Either do or check is set.
 	do    func(*session, input) error
 	check func(*session, input) (checkResult, error)
 }
@@ -217,7 +217,7 @@ func (c command) name() string {
 	return name
 }
 
-// input is what a command was given.
+// input are the arguments of a command.
 type input struct {
 	neg     bool
 	args    []string
@@ -225,7 +225,7 @@ type input struct {
 	options map[string][]string
 }
 
-// option is the last value of an option.
+// option returns the last value of an option.
 func (in input) option(name string) (value string, given bool) {
 	all := in.options[name]
 	if len(all) == 0 {
@@ -236,7 +236,7 @@ func (in input) option(name string) (value string, given bool) {
 
 func (in input) has(word string) bool { return slices.Contains(in.words, word) }
 
-// one is the only one of some words that was given, or the first of them if none was.
+// one returns the given one of some words, or the first of them if none is given.
 func (in input) one(of ...string) (string, error) {
 	given := slices.DeleteFunc(slices.Clone(in.words), func(w string) bool { return !slices.Contains(of, w) })
 	switch len(given) {
@@ -245,7 +245,7 @@ func (in input) one(of ...string) (string, error) {
 	case 1:
 		return given[0], nil
 	}
-	return "", fmt.Errorf("%s exclude each other", strings.Join(given, " and "))
+	return "", fmt.Errorf("%s are mutually exclusive", strings.Join(given, " and "))
 }
 
 func (c command) parse(args []string) (input, error) {
@@ -262,18 +262,18 @@ func (c command) parse(args []string) (input, error) {
 		case c.maxArgs < 0 || len(in.args) < c.maxArgs:
 			in.args = append(in.args, arg)
 		default:
-			return in, fmt.Errorf("%s: %q is not understood; it is: %s", c.name(), arg, c.synopsis)
+			return in, fmt.Errorf("%s: unexpected argument %q; usage: %s", c.name(), arg, c.synopsis)
 		}
 	}
 	if len(in.args) < c.minArgs {
-		return in, fmt.Errorf("%s: something is missing; it is: %s", c.name(), c.synopsis)
+		return in, fmt.Errorf("%s: an argument is missing; usage: %s", c.name(), c.synopsis)
 	}
 	return in, nil
 }
 
 func allCommands() []command { return slices.Concat(mutatingCommands, assertCommands) }
 
-// findCommand is the command of that name, nil if scenarios have none.
+// findCommand returns the command with a name, or nil.
 func findCommand(name string) *command {
 	for _, c := range allCommands() {
 		if c.name() == name {
@@ -291,7 +291,7 @@ func commandNames() []string {
 	return names
 }
 
-// synopses are the commands as the help shows them.
+// synopses returns the commands for the help.
 func synopses(commands []command) string {
 	var b strings.Builder
 	for _, c := range commands {
@@ -304,49 +304,11 @@ func synopses(commands []command) string {
 	return b.String()
 }
 
-func converge(st *session, in input) error {
-	limit := time.Duration(0)
-	if text, given := in.option("for"); given {
-		var err error
-		if limit, err = schema.ParseInterval(text); err != nil {
-			return err
-		}
-	}
-	done, err := st.world.converge(st.ctx, limit)
-	failures := 0
-	for _, line := range report.Align(historyRows(st.world, done)) {
-		fmt.Fprintln(st.out, line)
-	}
-	for _, d := range done {
-		if d.Err != nil {
-			failures++
-		}
-	}
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(st.out, "%s, %d failed. %s\n", report.Count(len(done), "action"), failures, report.PlanSummary(st.world.plan()))
-	return nil
-}
-
-// historyRows are when, what, of which image, where to, and how it came out.
-func historyRows(w *world, done []executed) [][]string {
-	var rows [][]string
-	for _, d := range done {
-		text := report.OneLine(d.Reason)
-		if d.From != (plan.CopyRef{}) {
-			text += "; from " + d.From.String()
-		}
-		if d.Err != nil {
-			text = "failed: " + report.OneLine(d.Err.Error())
-		}
-		rows = append(rows, []string{fmt.Sprintf("+%v", w.sinceStart(d.At)), string(d.Op), d.Image, d.CopyRef().Disk.String(), text})
-	}
-	return slices.Clip(rows)
-}
-
+// MutatingSynopses returns the help of the commands that change the cluster.
 func MutatingSynopses() string { return synopses(mutatingCommands) }
 
+// AssertSynopses returns the help of the commands that print or check.
 func AssertSynopses() string { return synopses(assertCommands) }
 
-func BuiltinNames() string { return strings.Join(builtinCommandNames(), " ") }
+// BuiltinNames returns the names of the commands of testscript that scenarios may use.
+func BuiltinNames() string { return strings.Join(slices.Sorted(maps.Keys(builtins)), " ") }

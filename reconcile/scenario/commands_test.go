@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// TestReadmeHasCommandsOfScenarios: the list in the README is that of the program.
-func TestReadmeHasCommandsOfScenarios(t *testing.T) {
+func TestReadmeListsTheCommandsOfScenarios(t *testing.T) {
 	readme, err := os.ReadFile("../../README.md")
 	if err != nil {
 		t.Fatal(err)

@@ -13,30 +13,31 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// execute carries out an action, and reports whether it came to that: what was planned with
-// it may have made it needless.
+// execute executes an action. It reports false if an earlier action of the round has made it
+// impossible.
 func (w *world) execute(a plan.Action) bool {
+	ref := a.CopyRef()
 	var err error
 	switch {
-	case order(a) > 0:
-		if !w.mayDelete(a) {
+	case a.Op.Deletes():
+		if !w.confirmsDeletion(a) {
 			return false
 		}
-		w.remove(a)
+		w.deleteCopy(a)
 		return true
 	case a.Op == plan.Backup:
-		w.at(a.CopyRef().Disk).backedUp[a.CopyRef().ID] = true
-	case a.Op == plan.Adopt, a.Op == plan.Verify, a.Op == plan.Repair:
-		w.setReady(a.CopyRef())
+		w.at(ref.Disk).backedUp[ref.ID] = true
+	case a.Op.NeedsFile():
+		w.setReady(ref)
 	case a.Op == plan.Sync, a.Op == plan.Clone:
-		source, there := w.sourceCopy(a.From)
-		if !there {
+		from, ok := w.sourceCopy(a.From)
+		if !ok {
 			return false
 		}
-		err = w.fill(a, source)
+		err = w.fill(a, from)
 	default:
-		if err = w.fetch(a); err == nil {
-			err = w.fill(a, w.newCopy(a.CopyRef().ID, disk.Ready, w.sourceSize(a.CopyRef().ID)))
+		if err = w.checkSource(a); err == nil {
+			err = w.fill(a, w.newCopy(ref.ID, disk.Ready, w.sourceOf(a.Image).size))
 		}
 	}
 	w.invalidate()
@@ -44,135 +45,135 @@ func (w *world) execute(a plan.Action) bool {
 	return true
 }
 
-// record takes down how an action ended.
+// record adds an action to the history, and its failure to the disk.
 func (w *world) record(a plan.Action, err error) {
 	w.history = append(w.history, executed{a, w.now, err})
-	tries := w.at(a.CopyRef().Disk).tries
+	failures, id := w.at(a.CopyRef().Disk).failures, a.CopyRef().ID
 	if err != nil {
-		tries[a.CopyRef().ID] = job.NextFailure(tries[a.CopyRef().ID], a, err, w.now, 0)
+		failures[id] = job.NextFailure(failures[id], a, err, w.now, 0)
 		return
 	}
-	delete(tries, a.CopyRef().ID)
+	delete(failures, id)
 }
 
-// mayDelete asks the nodes whose copies the deletion counts on, once the copy is withdrawn.
-func (w *world) mayDelete(a plan.Action) bool {
-	key, d := a.CopyRef(), w.desired(a.Node)
+// confirmsDeletion reports whether the other nodes confirm a deletion after the copy was
+// withdrawn.
+func (w *world) confirmsDeletion(a plan.Action) bool {
+	ref, d := a.CopyRef(), w.desired(a.Node)
 	o := w.cluster().Observe([]plan.Desired{d})[0]
-	seen := o.Disks[key.Disk]
+	seen := o.Disks[ref.Disk]
 	seen.Copies = maps.Clone(seen.Copies)
-	c := seen.Copies[key.ID]
+	c := seen.Copies[ref.ID]
 	c.Leaving = true
-	seen.Copies[key.ID] = c
-	o.Disks[key.Disk] = seen
-	o.Running[key] = true
+	seen.Copies[ref.ID] = c
+	o.Disks[ref.Disk] = seen
+	o.Running[ref] = true
 	return d.ConfirmDeletion(o, a) == nil
 }
 
-// remove deletes a copy. The other nodes hear of it at once, as it may have been theirs
-// to count on.
-func (w *world) remove(a plan.Action) {
-	key := a.CopyRef()
-	d, c := w.at(key.Disk), w.cluster()
-	d.Space.Free = min(d.Space.Total, d.Space.Free+d.Copies[key.ID].RealSize)
-	delete(d.Copies, key.ID)
-	delete(d.backedUp, key.ID)
+// deleteCopy deletes a copy. It updates the cached cluster at once: another node may have
+// counted on the copy in the same round.
+func (w *world) deleteCopy(a plan.Action) {
+	ref := a.CopyRef()
+	d, c := w.at(ref.Disk), w.cluster()
+	d.Space.Free = min(d.Space.Total, d.Space.Free+d.Copies[ref.ID].RealSize)
+	delete(d.Copies, ref.ID)
+	delete(d.backedUp, ref.ID)
 	w.record(a, nil)
-	delete(c.Failures, key)
-	delete(c.BackedUp, key)
-	c.Disks[key.Disk] = d.observe(w.now)
-	c.Publish(w.desired(key.Disk.Node))
+	delete(c.Failures, ref)
+	delete(c.BackedUp, ref)
+	c.Disks[ref.Disk] = d.observe(w.now)
+	c.Publish(w.desired(ref.Disk.Node))
 	w.cachedPlan, w.observed = nil, false
 }
 
-// setReady is what reading a copy, or repairing it, comes to.
-func (w *world) setReady(key plan.CopyRef) {
-	d := w.at(key.Disk)
-	c := d.Copies[key.ID]
+// setReady is the effect of an adoption, a verification or a repair.
+func (w *world) setReady(ref plan.CopyRef) {
+	d := w.at(ref.Disk)
+	c := d.Copies[ref.ID]
 	c.State, c.Message, c.Owned, c.HasCfg, c.VerifiedAt = disk.Ready, "", true, true, w.now
-	sum, short, chunks := w.digests(key.ID)
+	sha512, sha256, manifest := digestsOf(w.base.Config, ref.ID)
 	if c.SHA512.IsZero() {
-		c.SHA512 = sum
+		c.SHA512 = sha512
 	}
 	if c.SHA256.IsZero() {
-		c.SHA256 = short
+		c.SHA256 = sha256
 	}
 	if c.ManifestDigest.IsZero() {
-		c.ManifestDigest = chunks
+		c.ManifestDigest = manifest
 	}
-	d.Copies[key.ID] = c
+	d.Copies[ref.ID] = c
 }
 
-// sourceCopy returns the copy that from names, if it is ready and can be reached.
+// sourceCopy returns the copy that an action reads, if it is ready and reachable.
 func (w *world) sourceCopy(from plan.CopyRef) (plan.Copy, bool) {
-	at, placed := w.places()[from.Disk]
-	if !placed {
+	at, declared := w.locations()[from.Disk]
+	if !declared {
 		return plan.Copy{}, false
 	}
-	c, there := w.disks[at].Copies[from.ID]
-	return c, there && c.State == disk.Ready && w.reachable(from.Disk)
+	c, exists := w.disks[at].Copies[from.ID]
+	return c, exists && c.State == disk.Ready && w.reachable(from.Disk)
 }
 
-// reachable reports whether the disk is there and its node is up.
+// reachable reports whether a disk is attached and its node is up.
 func (w *world) reachable(ref schema.DiskRef) bool {
 	_, down := w.down[ref.Node]
 	return !down && w.at(ref).detachedAt.IsZero()
 }
 
-// fetch asks the source for the first copy.
-func (w *world) fetch(a plan.Action) error {
-	s := w.source(a.Image)
-	if s.From != nil && !slices.Contains(s.From, a.Node) {
+// checkSource returns the failure of the source of a first copy, or nil.
+func (w *world) checkSource(a plan.Action) error {
+	s := w.sourceOf(a.Image)
+	if s.nodes != nil && !slices.Contains(s.nodes, a.Node) {
 		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("node %s cannot reach the source", a.Node)}
 	}
-	return s.Err
+	return s.err
 }
 
 // fill writes a copy with the bytes of another one.
-func (w *world) fill(a plan.Action, source plan.Copy) error {
-	key := a.CopyRef()
-	image := w.base.Config.Images[a.Image]
-	d := w.at(key.Disk)
-	before := d.Copies[key.ID]
+func (w *world) fill(a plan.Action, from plan.Copy) error {
+	ref := a.CopyRef()
+	d := w.at(ref.Disk)
+	before := d.Copies[ref.ID]
 	free := d.Space.Free + before.RealSize
-	reserved := w.base.Config.Nodes[key.Disk.Node].Disks[key.Disk.Disk].StorageReserved
-	if room := free - reserved; room < source.RealSize {
-		return &disk.NoSpaceError{Need: source.RealSize, Free: max(0, room)}
+	reserved := w.base.Config.Nodes[ref.Disk.Node].Disks[ref.Disk.Disk].StorageReserved
+	if available := free - reserved; available < from.RealSize {
+		return &disk.NoSpaceError{Need: from.RealSize, Free: max(0, available)}
 	}
-	c := w.newCopy(key.ID, disk.Ready, source.RealSize)
-	if of := image.Source.Clone; a.Op == plan.Sync || of != nil && of.Encryption == schema.EncryptionIgnore {
-		c.SHA512, c.SHA256, c.ManifestDigest = source.SHA512, source.SHA256, source.ManifestDigest
+	c := w.newCopy(ref.ID, disk.Ready, from.RealSize)
+	clone := w.base.Config.Images[a.Image].Source.Clone
+	if a.Op == plan.Sync || clone != nil && clone.Encryption == schema.EncryptionIgnore {
+		c.SHA512, c.SHA256, c.ManifestDigest = from.SHA512, from.SHA256, from.ManifestDigest
 	}
 	c.LastUsed, c.SurplusSince, c.DamagedAt = before.LastUsed, before.SurplusSince, before.DamagedAt
-	d.Space.Free = free - source.RealSize
-	d.Copies[key.ID] = c
+	d.Space.Free = free - from.RealSize
+	d.Copies[ref.ID] = c
 	return nil
 }
 
-// The ways in which a source can fail.
+// failures are the ways in which a source can fail.
 var failures = map[string]error{
 	"network":  &fetch.Error{Class: fetch.Network, Err: errors.New("no connection")},
 	"refused":  &fetch.Error{Class: fetch.Refused, Err: errors.New("403 Forbidden")},
 	"checksum": &disk.ChecksumError{},
-	"format":   &fetch.Error{Class: fetch.BadSource, Err: errors.New("it is no image")},
+	"format":   &fetch.Error{Class: fetch.BadSource, Err: errors.New("not a disk image")},
 }
 
-// failureNames are the words for the ways in which a source can fail, sorted.
 func failureNames() []string { return slices.Sorted(maps.Keys(failures)) }
 
-// newFailure is what a source fails with, in one of the words of Failures. An image without
-// a declared checksum cannot have a wrong one.
-func (w *world) newFailure(image, word string) (error, error) {
-	err, ok := failures[word]
+// newFailure returns the failure with a name for the source of an image. err says that there
+// is no such failure, or that the image has no declared checksum to fail.
+func (w *world) newFailure(image, name string) (failure, err error) {
+	failure, ok := failures[name]
 	if !ok {
-		return nil, fmt.Errorf("a source does not fail by %q: it is one of %s", word, joinNames(failureNames()))
+		return nil, fmt.Errorf("fails=%s is unknown: it must be one of %s", name, joinNames(failureNames()))
 	}
-	if word != "checksum" {
-		return err, nil
+	if name != "checksum" {
+		return failure, nil
 	}
 	want := w.base.Config.Images[image].Checksum
 	if want.IsZero() {
-		return nil, fmt.Errorf("%s declares no checksum that could be wrong", image)
+		return nil, fmt.Errorf("%s declares no checksum", image)
 	}
 	h := want.Algorithm().New()
 	h.Write([]byte("other bytes"))

@@ -10,28 +10,27 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// readyDisks are the disks with a ready copy that can be reached: there, on a node that is
-// up. They are sorted.
+// readyDisks returns the reachable disks with a ready copy, sorted.
 func (w *world) readyDisks(id disk.ID) []schema.DiskRef {
 	var refs []schema.DiskRef
-	for ref, at := range w.places() {
+	for ref, at := range w.locations() {
 		if w.disks[at].Copies[id].State == disk.Ready && w.reachable(ref) {
 			refs = append(refs, ref)
 		}
 	}
-	slices.SortFunc(refs, func(a, b schema.DiskRef) int { return strings.Compare(a.String(), b.String()) })
+	slices.SortFunc(refs, plan.CompareDisks)
 	return refs
 }
 
-// hasTag reports whether the disk or its node has the tag, or is called so.
-func (w *world) hasTag(ref schema.DiskRef, tag string) bool {
-	node := w.base.Config.Nodes[ref.Node]
+// hasTag reports whether a disk or its node has a tag or a name.
+func hasTag(c schema.Config, ref schema.DiskRef, tag string) bool {
+	node := c.Nodes[ref.Node]
 	return tag == ref.Node || tag == ref.String() || slices.Contains(node.Tags, tag) || slices.Contains(node.Disks[ref.Disk].Tags, tag)
 }
 
-// explain says of every declared disk, a line each, how it ranks for an image, what is
-// there of it, and why there is not more.
-func (w *world) explain(id disk.ID) []string {
+// explain returns a line for each declared disk: its rank for an image, its copy, and the
+// planned action or the reason why there is none.
+func explain(w *world, id disk.ID) []string {
 	planned := map[schema.DiskRef]plan.Action{}
 	for _, a := range w.plan().Actions {
 		if a.CopyRef().ID == id {
@@ -39,42 +38,42 @@ func (w *world) explain(id disk.ID) []string {
 		}
 	}
 	var lines []string
-	for _, p := range w.rankedPlaces(id) {
+	for _, r := range rankDisks(w, id) {
 		rank := "no rank"
-		if p.Rank > 0 {
-			rank = fmt.Sprintf("rank %d", p.Rank)
+		if r.Rank > 0 {
+			rank = fmt.Sprintf("rank %d", r.Rank)
 		}
-		words := []string{w.describeCopy(p.Disk, id)}
-		if a := planned[p.Disk]; a.Op != "" {
-			words = append(words, fmt.Sprintf("%s: %s", a.Op, a.Reason))
-		} else if p.Reason != "" {
-			words = append(words, p.Reason)
+		parts := []string{describeCopy(w, r.Disk, id)}
+		if a := planned[r.Disk]; a.Op != "" {
+			parts = append(parts, fmt.Sprintf("%s: %s", a.Op, a.Reason))
+		} else if r.Reason != "" {
+			parts = append(parts, r.Reason)
 		}
-		lines = append(lines, fmt.Sprintf("%s: %s, %s", p.Disk, rank, strings.Join(words, "; ")))
+		lines = append(lines, fmt.Sprintf("%s: %s, %s", r.Disk, rank, strings.Join(parts, "; ")))
 	}
 	return lines
 }
 
-// rankedPlaces are the places of an image as the first node that is up sees them. One that is
-// not declared has none, and none of its disks a rank.
-func (w *world) rankedPlaces(id disk.ID) []plan.DiskRank {
+// rankDisks returns the disks in the order of their ranks for an image, as the first node that
+// is up computes them. For an image that is not declared, no disk has a rank.
+func rankDisks(w *world, id disk.ID) []plan.DiskRank {
 	if nodes := w.upNodes(); len(nodes) > 0 && w.base.Config.Images[id.Name].ID == id {
 		return nodes[0].RankDisks(w.cluster().Observe(nodes[:1])[0], id.Name)
 	}
-	var places []plan.DiskRank
-	for ref := range w.places() {
-		places = append(places, plan.DiskRank{Disk: ref})
+	var ranks []plan.DiskRank
+	for ref := range w.locations() {
+		ranks = append(ranks, plan.DiskRank{Disk: ref})
 	}
-	slices.SortFunc(places, func(a, b plan.DiskRank) int { return strings.Compare(a.Disk.String(), b.Disk.String()) })
-	return places
+	slices.SortFunc(ranks, func(a, b plan.DiskRank) int { return plan.CompareDisks(a.Disk, b.Disk) })
+	return ranks
 }
 
-// describeCopy is what is on a disk of an image.
-func (w *world) describeCopy(ref schema.DiskRef, id disk.ID) string {
+// describeCopy returns the state of a copy on a disk.
+func describeCopy(w *world, ref schema.DiskRef, id disk.ID) string {
 	d := w.at(ref)
-	c, there := d.Copies[id]
+	c, exists := d.Copies[id]
 	text := "no copy"
-	if there {
+	if exists {
 		text = string(c.State)
 	}
 	if c.UsedBy != "" {
@@ -84,7 +83,7 @@ func (w *world) describeCopy(ref schema.DiskRef, id disk.ID) string {
 		return text + " (the node is down)"
 	}
 	if !d.detachedAt.IsZero() {
-		return text + " (the disk is not there)"
+		return text + " (the disk is not attached)"
 	}
 	return text
 }

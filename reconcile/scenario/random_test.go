@@ -12,7 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// dice make configurations and what happens to a world.
+// dice generates random configurations and events.
 type dice struct{ *rand.Rand }
 
 func (r dice) one(in int) bool { return r.IntN(in) == 0 }
@@ -69,15 +69,15 @@ func (r dice) image(name string) schema.Image {
 	return m
 }
 
-// happen lets something happen.
-func (r dice) happen(w *world) (what string) {
-	nodes := w.nodes()
+// happen applies a random event.
+func (r dice) apply(w *world) (event string) {
+	nodes := nodeNames(w.base.Config)
 	node := nodes[r.IntN(len(nodes))]
 	refs := make([]schema.DiskRef, 0, 6)
-	for ref := range w.places() {
+	for ref := range w.locations() {
 		refs = append(refs, ref)
 	}
-	slices.SortFunc(refs, func(a, b schema.DiskRef) int { return compare(a, b) })
+	slices.SortFunc(refs, plan.CompareDisks)
 	key := plan.CopyRef{Disk: refs[r.IntN(len(refs))], ID: disk.ID{Name: images[r.IntN(len(images))], UUID: pick(r, "0000000a", "0000000b")}}
 	_, there := w.at(key.Disk).Copies[key.ID]
 	switch r.IntN(9) {
@@ -88,7 +88,7 @@ func (r dice) happen(w *world) (what string) {
 	case 1:
 		there := !r.one(3)
 		w.setAttached(key.Disk, there)
-		return fmt.Sprintf("%s there=%t", key.Disk, there)
+		return fmt.Sprintf("%s attached=%t", key.Disk, there)
 	case 2:
 		w.setFree(key.Disk, pick(r, int64(0), 1<<30, 6<<30, 100<<30))
 		return fmt.Sprintf("%s free=%d", key.Disk, w.at(key.Disk).Space.Free)
@@ -105,15 +105,15 @@ func (r dice) happen(w *world) (what string) {
 			return fmt.Sprintf("%s used=%t", key, used)
 		}
 	case 5:
-		s := source{Size: 1 << 30}
+		s := source{size: initialSize}
 		switch r.IntN(5) {
 		case 0:
-			s.Err = &fetch.Error{Class: pick(r, fetch.Network, fetch.Refused, fetch.BadSource), Err: fmt.Errorf("it fails")}
+			s.err = &fetch.Error{Class: pick(r, fetch.Network, fetch.Refused, fetch.BadSource), Err: fmt.Errorf("it fails")}
 		case 1:
-			s.From = []string{node}
+			s.nodes = []string{node}
 		}
 		w.setSource(key.ID.Name, s)
-		return fmt.Sprintf("%s is served by %+v", key.ID.Name, s)
+		return fmt.Sprintf("source of %s: nodes %v, error %v", key.ID.Name, s.nodes, s.err)
 	case 6, 7:
 		c := r.config()
 		if r.one(6) {
@@ -122,9 +122,9 @@ func (r dice) happen(w *world) (what string) {
 		if err := w.configure(c); err != nil {
 			panic(err)
 		}
-		return "another configuration " + c.Digest
+		return "new configuration " + c.Digest
 	}
 	d := pick(r, time.Second, time.Minute, time.Hour, 25*time.Hour)
 	w.advance(d)
-	return fmt.Sprintf("%v pass", d)
+	return fmt.Sprintf("%v later", d)
 }

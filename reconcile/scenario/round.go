@@ -10,40 +10,37 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// executed is an action that was carried out.
+// executed is an action in the history.
 type executed struct {
 	plan.Action
-	At  time.Time
-	Err error // why it failed; nil: it did not
+	at  time.Time
+	err error // nil: it succeeded
 }
 
-// executed is what has happened so far, in order.
-func (w *world) executed() []executed { return w.history }
-
-// observe lets every node that is up write its marks.
+// observe lets every node that is up record the usage of its copies.
 func (w *world) observe() {
 	if w.observed {
 		return
 	}
 	nodes, changed := w.upNodes(), false
 	for i, o := range w.cluster().Observe(nodes) {
-		for _, m := range nodes[i].UsageUpdates(o) {
-			d := w.at(m.Copy.Disk)
-			c := d.Copies[m.Copy.ID]
-			c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = m.InUse, m.LastUsed, m.SurplusSince, m.By
-			d.Copies[m.Copy.ID] = c
+		for _, u := range nodes[i].UsageUpdates(o) {
+			d := w.at(u.Copy.Disk)
+			c := d.Copies[u.Copy.ID]
+			c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.By
+			d.Copies[u.Copy.ID] = c
 			changed = true
 		}
 	}
 	if changed {
 		w.invalidate()
 	}
-	w.observed = true // which has nothing more to mark
+	w.observed = true // a second pass would change nothing
 }
 
 func (w *world) upNodes() []plan.Desired {
 	var nodes []plan.Desired
-	for _, name := range w.nodes() {
+	for _, name := range nodeNames(w.base.Config) {
 		if _, down := w.down[name]; !down {
 			nodes = append(nodes, w.desired(name))
 		}
@@ -51,7 +48,7 @@ func (w *world) upNodes() []plan.Desired {
 	return nodes
 }
 
-// plan is what all nodes that are up would do now.
+// plan returns the plan of all nodes that are up.
 func (w *world) plan() plan.Plan {
 	w.observe()
 	if w.cachedPlan == nil {
@@ -61,31 +58,29 @@ func (w *world) plan() plan.Plan {
 	return *w.cachedPlan
 }
 
-// planOf is what one node would do now. The error says that it is down.
+// planOf returns the plan of one node. The error says that it is down.
 func (w *world) planOf(node string) (plan.Plan, error) {
 	if since, down := w.down[node]; down {
-		return plan.Plan{}, fmt.Errorf("node %s is down since %v ago: it plans nothing", node, w.now.Sub(since))
+		return plan.Plan{}, fmt.Errorf("node %s has been down for %v and has no plan", node, w.now.Sub(since))
 	}
 	w.observe()
 	return w.cluster().Plan([]plan.Desired{w.desired(node)}), nil
 }
 
-// How many rounds are believed to lead to rest: of one moment, and of all; and how many
-// actions, which are all remembered.
+// The limits of converge. A cluster that exceeds one does not converge.
 const (
-	mostAtOnce  = 1000
-	mostRounds  = 100_000
-	mostActions = 1_000_000
+	maxRoundsAtOnce = 1000 // without an advance of the clock
+	maxRounds       = 100_000
+	maxHistory      = 1_000_000 // actions
 )
 
-// converge lets the managers work until nothing is left but what waits for longer than
-// limit from now, and returns what they did. The clock goes from one deadline to the
-// next and stands limit later at the end. The error says that they do not come to rest, or
-// that ctx has ended.
+// converge lets the managers work, and returns the actions that they executed. It moves the
+// clock from deadline to deadline, until limit has passed. At the end only waits beyond the
+// limit are left. The error says that the cluster does not converge, or that ctx is done.
 func (w *world) converge(ctx context.Context, limit time.Duration) ([]executed, error) {
 	end, from, atOnce := w.now.Add(limit), len(w.history), 0
-	for range mostRounds {
-		if atOnce > mostAtOnce || len(w.history) > mostActions {
+	for range maxRounds {
+		if atOnce > maxRoundsAtOnce || len(w.history) > maxHistory {
 			break
 		}
 		if ctx.Err() != nil {
@@ -98,62 +93,61 @@ func (w *world) converge(ctx context.Context, limit time.Duration) ([]executed, 
 		if !w.now.Before(end) {
 			return w.history[from:], nil
 		}
-		w.now, atOnce = w.deadline(end), 0
+		w.now, atOnce = w.nextDeadline(end), 0
 		w.invalidate()
 	}
 	last := w.history[len(w.history)-1]
-	return w.history[from:], fmt.Errorf("the managers do not come to rest: at +%v they still %s %s", w.sinceStart(w.now), last.Op, last.CopyRef())
+	return w.history[from:], fmt.Errorf("the cluster does not converge: at +%v the last action is still %s %s", w.now.Sub(w.startedAt), last.Op, last.CopyRef())
 }
 
-// round plans once and carries it out, and reports whether that was anything.
+// round plans once and executes the plan. It reports whether it executed anything.
 func (w *world) round() bool {
-	acted := false
+	worked := false
 	for _, a := range w.due() {
-		acted = w.execute(a) || acted
+		worked = w.execute(a) || worked
 	}
-	return acted
+	return worked
 }
 
-// due are the actions of a round in their order: deletions come last.
+// due returns the actions of a round, deletions last.
 func (w *world) due() []plan.Action {
 	actions := slices.DeleteFunc(slices.Clone(w.plan().Actions), plan.Action.Idle)
+	order := func(a plan.Action) int {
+		if a.Op.Deletes() {
+			return 1
+		}
+		return 0
+	}
 	slices.SortStableFunc(actions, func(a, b plan.Action) int { return order(a) - order(b) })
 	return actions
 }
 
-func order(a plan.Action) int {
-	if a.Op == plan.Cleanup || a.Op == plan.Evict {
-		return 1
-	}
-	return 0
-}
-
-// deadline is when the next of the waits may end, and end if none does before.
-func (w *world) deadline(end time.Time) time.Time {
+// nextDeadline returns the earliest time before end at which a wait may end, or end.
+func (w *world) nextDeadline(end time.Time) time.Time {
 	next := end
-	at := func(t time.Time) {
+	consider := func(t time.Time) {
 		if t.After(w.now) && t.Before(next) {
 			next = t
 		}
 	}
 	for _, a := range w.plan().Actions {
-		at(a.Until)
+		consider(a.Until)
 	}
 	s := w.base.Config.Settings
 	for _, since := range w.down {
-		at(since.Add(s.RecoveryWaitInterval))
+		consider(since.Add(s.RecoveryWaitInterval))
 	}
 	for _, d := range w.disks {
 		if !d.detachedAt.IsZero() {
-			at(d.detachedAt.Add(s.RecoveryWaitInterval))
+			consider(d.detachedAt.Add(s.RecoveryWaitInterval))
 		}
-		for _, t := range d.tries {
-			at(t.RetryAt)
-			at(t.Since.Add(s.RecoveryWaitInterval))
+		for _, f := range d.failures {
+			consider(f.RetryAt)
+			consider(f.Since.Add(s.RecoveryWaitInterval))
 		}
 		for _, c := range d.Copies {
 			if s.ScrubInterval > 0 && c.State == disk.Ready {
-				at(c.VerifiedAt.Add(s.ScrubInterval))
+				consider(c.VerifiedAt.Add(s.ScrubInterval))
 			}
 		}
 	}

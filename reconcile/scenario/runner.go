@@ -15,6 +15,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/rogpeppe/go-internal/txtar"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -24,32 +25,34 @@ import (
 
 // Runner runs scenarios against one configuration.
 type Runner struct {
-	update  bool // write the output that cmp compares into the scenarios
-	verbose bool // log all parts of a scenario, not only the last one
+	update, verbose bool
 
 	config *configdir.Snapshot           // added to the files of each scenario; nil: nothing
 	saved  *status.SavedCluster          // the state at the start; nil: empty disks
 	loaded map[disk.Digest]schema.Result // valid configurations by their files
 }
 
+// NewRunner returns a Runner. With update, it writes the output that cmp compares into the
+// scenarios. With verbose, it logs all parts of a scenario, and not only the last one.
 func NewRunner(update, verbose bool) *Runner {
 	return &Runner{update: update, verbose: verbose, loaded: map[disk.Digest]schema.Result{}}
 }
 
-// UseConfig adds the files of a configuration to each scenario, unless it has errors.
-func (s *Runner) UseConfig(ctx context.Context, snapshot configdir.Snapshot) schema.Result {
-	r := s.load(ctx, snapshot)
-	if len(r.Errors) == 0 {
-		s.config = &snapshot
+// UseConfig adds the files of a configuration to each scenario, unless it has errors. The
+// result has them.
+func (r *Runner) UseConfig(ctx context.Context, snapshot configdir.Snapshot) schema.Result {
+	result := r.load(ctx, snapshot)
+	if len(result.Errors) == 0 {
+		r.config = &snapshot
 	}
-	return r
+	return result
 }
 
 // UseStates starts each scenario from saved states.
-func (s *Runner) UseStates(saved *status.SavedCluster) { s.saved = saved }
+func (r *Runner) UseStates(saved *status.SavedCluster) { r.saved = saved }
 
-// Find returns the scenario files in paths whose names match the regular
-// expression only, each once, sorted.
+// Find returns the scenario files in paths, which are files or folders, whose paths match the
+// regular expression only. Each file occurs once, and they are sorted.
 func Find(paths []string, only string) ([]string, error) {
 	pattern, err := regexp.Compile(only)
 	if err != nil {
@@ -76,6 +79,7 @@ func Find(paths []string, only string) ([]string, error) {
 	return files, nil
 }
 
+// findBelow returns the scenario at a path, or those below it.
 func findBelow(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -102,45 +106,47 @@ func findBelow(path string) ([]string, error) {
 	return files, err
 }
 
-// load loads a configuration as a manager that starts with it does.
-func (s *Runner) load(ctx context.Context, snapshot configdir.Snapshot) schema.Result {
+// load decodes a configuration without the memory of earlier ones, as a manager does at start.
+func (r *Runner) load(ctx context.Context, snapshot configdir.Snapshot) schema.Result {
 	digest := snapshot.Digest()
-	r, ok := s.loaded[digest]
+	result, ok := r.loaded[digest]
 	if !ok {
-		r = schema.NewLoader().Load(ctx, snapshot)
-		if len(r.Errors) == 0 {
-			s.loaded[digest] = r
+		result = schema.NewLoader().Load(ctx, snapshot)
+		if len(result.Errors) == 0 {
+			r.loaded[digest] = result
 		}
 	}
-	return r
+	return result
 }
 
 // Run runs one scenario.
-func (s *Runner) Run(ctx context.Context, file string) Result {
-	began := time.Now()
-	t := &scriptT{verbose: s.verbose}
+func (r *Runner) Run(ctx context.Context, file string) Result {
+	begin := time.Now()
+	t := &scriptT{verbose: r.verbose}
 	data, err := os.ReadFile(file)
-	if err != nil {
-		t.failBefore(file, err.Error())
-	} else if mistakes := checkScenario(file, txtar.Parse(data)); len(mistakes) > 0 {
-		t.failBefore(mistakes...)
-	} else {
-		t.Run(file, func(testscript.T) { testscript.RunT(t, s.params(ctx, file)) })
+	if err == nil {
+		err = checkScenario(file, txtar.Parse(data))
 	}
-	return t.result(file, time.Since(began))
+	if err != nil {
+		t.failed = true
+		fmt.Fprintf(&t.log, "FAIL: %v\n", err)
+	} else {
+		t.Run(file, func(testscript.T) { testscript.RunT(t, r.params(ctx, file)) })
+	}
+	return t.result(file, time.Since(begin))
 }
 
-func (s *Runner) params(ctx context.Context, file string) testscript.Params {
+func (r *Runner) params(ctx context.Context, file string) testscript.Params {
 	return testscript.Params{
 		Files:              []string{file},
 		Cmds:               scriptCommands(),
-		UpdateScripts:      s.update,
+		UpdateScripts:      r.update,
 		RequireUniqueNames: true,
 		Setup: func(env *testscript.Env) error {
-			if err := s.unpackConfig(env.WorkDir); err != nil {
+			if err := r.unpackConfig(env.WorkDir); err != nil {
 				return err
 			}
-			st := &session{runner: s, ctx: ctx, dir: env.WorkDir, drained: map[string]bool{}}
+			st := &session{runner: r, ctx: ctx, dir: env.WorkDir, drained: map[string]bool{}}
 			env.Values[sessionKey{}] = st
 			if _, err := os.Stat(filepath.Join(env.WorkDir, configFolder)); errors.Is(err, fs.ErrNotExist) {
 				return nil
@@ -150,16 +156,16 @@ func (s *Runner) params(ctx context.Context, file string) testscript.Params {
 	}
 }
 
-// configFolder is the configuration that a scenario begins with.
+// configFolder is the folder with the configuration at the start of a scenario.
 const configFolder = "config"
 
-// unpackConfig copies the files of --config-dir to those of the scenario, which come
-// first.
-func (s *Runner) unpackConfig(dir string) error {
-	if s.config == nil {
+// unpackConfig adds the files of UseConfig to those of the scenario. A file of the scenario
+// replaces one of the same name.
+func (r *Runner) unpackConfig(dir string) error {
+	if r.config == nil {
 		return nil
 	}
-	for _, f := range s.config.Files {
+	for _, f := range r.config.Files {
 		to := filepath.Join(dir, configFolder, filepath.FromSlash(f.Path))
 		if err := os.MkdirAll(filepath.Dir(to), 0o777); err != nil {
 			return err
@@ -179,19 +185,19 @@ func (s *Runner) unpackConfig(dir string) error {
 	return nil
 }
 
-// player is what testscript plays on: a scenario's outcome and its log.
+// scriptT implements testscript.T. testscript ends a scenario with FailNow or Skip, which must
+// not return: scriptT panics there, and Run recovers.
 type scriptT struct {
-	verbose bool
-	failed  bool
-	skipped bool
-	why     string // it was skipped
-	log     strings.Builder
+	verbose    bool
+	failed     bool
+	skipped    bool
+	skipReason string
+	log        strings.Builder
 }
 
-// errScenarioEnded is what ends a scenario early.
 var errScenarioEnded = errors.New("the scenario has ended")
 
-// Run plays f to its end.
+// Run runs f until it ends.
 func (t *scriptT) Run(_ string, f func(testscript.T)) {
 	defer func() {
 		if e := recover(); e != nil && e != error(errScenarioEnded) {
@@ -201,71 +207,65 @@ func (t *scriptT) Run(_ string, f func(testscript.T)) {
 	f(t)
 }
 
-// Skip ends the scenario as one that was not to be played.
-func (t *scriptT) Skip(why ...any) {
-	t.skipped, t.why = true, fmt.Sprint(why...)
+// Skip ends the scenario as skipped.
+func (t *scriptT) Skip(reason ...any) {
+	t.skipped, t.skipReason = true, fmt.Sprint(reason...)
 	panic(errScenarioEnded)
 }
 
-// Fatal ends the scenario as one that failed.
-func (t *scriptT) Fatal(why ...any) {
-	t.Log(why...)
+// Fatal ends the scenario as failed.
+func (t *scriptT) Fatal(message ...any) {
+	t.Log(message...)
 	t.FailNow()
 }
 
-// FailNow ends the scenario as one that failed.
+// FailNow ends the scenario as failed.
 func (t *scriptT) FailNow() {
 	t.failed = true
 	panic(errScenarioEnded)
 }
 
-// Log takes down what happened.
-func (t *scriptT) Log(what ...any) {
-	fmt.Fprintln(&t.log, strings.TrimSuffix(fmt.Sprint(what...), "\n"))
+// Log appends to the log.
+func (t *scriptT) Log(message ...any) {
+	fmt.Fprintln(&t.log, strings.TrimSuffix(fmt.Sprint(message...), "\n"))
 }
 
-// Parallel does nothing: scenarios are played one after the other.
+// Parallel does nothing: scenarios run one after the other.
 func (t *scriptT) Parallel() {}
 
-// Verbose reports whether all that happened is taken down.
+// Verbose reports whether all parts of the scenario are logged.
 func (t *scriptT) Verbose() bool { return t.verbose }
-
-// failBefore says what keeps a scenario from being played.
-func (t *scriptT) failBefore(mistakes ...string) {
-	t.failed = true
-	t.log.WriteString("FAIL: " + strings.Join(mistakes, "\n") + "\n")
-}
 
 var (
 	phaseTime = regexp.MustCompile(`(?m)^(#.*) \(\d+\.\d{3}s\)$`)
 	failLine  = regexp.MustCompile(`(?ms)^FAIL: (.*)\z`)
 )
 
-// played is what is to be told of the scenario. Of the log only what the scenario did is
-// left: testscript tells the environment first, and how long everything took.
+// result returns the result of the scenario. It removes the environment and the durations,
+// which testscript logs, too.
 func (t *scriptT) result(file string, took time.Duration) Result {
 	log := phaseTime.ReplaceAllString(t.log.String(), "$1")
 	if strings.HasPrefix(log, "WORK=") {
 		_, log, _ = strings.Cut(log, "\n\n")
 	}
 	log = strings.TrimSuffix(strings.TrimSuffix(log, "\n"), "PASS")
-	p := Result{File: file, Outcome: passed, Seconds: took.Seconds()}
+	r := Result{File: file, Outcome: passed, Seconds: took.Seconds()}
 	if m := failLine.FindStringSubmatchIndex(log); m != nil {
-		p.Message = strings.TrimSpace(log[m[2]:m[3]])
-		p.Message = strings.TrimPrefix(p.Message, file+":0: ") // of what came before the first line
+		r.Message = strings.TrimSpace(log[m[2]:m[3]])
+		r.Message = strings.TrimPrefix(r.Message, file+":0: ") // a failure before the first line
 		log = log[:m[0]]
 	}
-	p.Log = strings.Trim(log, "\n")
+	r.Log = strings.Trim(log, "\n")
 	switch {
 	case t.failed:
-		p.Outcome = failed
+		r.Outcome = failed
 	case t.skipped:
-		p.Outcome, p.Message = skipped, t.why
+		r.Outcome, r.Message = skipped, t.skipReason
 	}
-	return p
+	return r
 }
 
-// outcome is how a scenario ended.
+// outcome is the end of a scenario.
 type outcome string
 
 const (
@@ -274,16 +274,16 @@ const (
 	skipped outcome = "skip"
 )
 
-// played is a scenario that was played.
+// Result is the result of one scenario. Its JSON is a stable interface.
 type Result struct {
 	File    string  `json:"file"`
 	Outcome outcome `json:"outcome"`
 	Seconds float64 `json:"seconds"`
-	Message string  `json:"message,omitempty"` // why it failed, with FILE:LINE, or was skipped
-	Log     string  `json:"log,omitempty"`     // of the last part, or of all of it
+	Message string  `json:"message,omitempty"` // of a failure, with FILE:LINE, or of a skip
+	Log     string  `json:"log,omitempty"`     // of the last part, or of all parts
 }
 
-// Results are the results of all scenarios.
+// Results are the results of all scenarios. Their JSON is a stable interface.
 type Results struct {
 	Scenarios []Result `json:"scenarios"`
 	Passed    int      `json:"passed"`
@@ -291,11 +291,13 @@ type Results struct {
 	Skipped   int      `json:"skipped"`
 }
 
+// NewResults returns Results without a scenario.
 func NewResults() *Results { return &Results{Scenarios: []Result{}} }
 
-func (r *Results) Add(p Result) {
-	r.Scenarios = append(r.Scenarios, p)
-	switch p.Outcome {
+// Add adds the result of a scenario.
+func (r *Results) Add(one Result) {
+	r.Scenarios = append(r.Scenarios, one)
+	switch one.Outcome {
 	case passed:
 		r.Passed++
 	case failed:
@@ -305,6 +307,7 @@ func (r *Results) Add(p Result) {
 	}
 }
 
+// Summary returns one line that counts the results.
 func (r *Results) Summary() string {
 	all := report.Count(len(r.Scenarios), "scenario")
 	text := all + " passed."
@@ -319,20 +322,20 @@ func (r *Results) Summary() string {
 	return text
 }
 
-// Write tells people of a scenario: in a line, and where it failed, or is to be told
-// whole, with what it did.
-func (p Result) Write(w io.Writer, whole bool) error {
+// Write writes a line for the scenario. For a failed scenario, or with verbose, the log
+// follows.
+func (r Result) Write(w io.Writer, verbose bool) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%-5s %s (%.3fs)", p.Outcome, p.File, p.Seconds)
-	if p.Outcome == skipped && p.Message != "" {
-		fmt.Fprintf(&b, ": %s", p.Message)
+	fmt.Fprintf(&b, "%-5s %s (%.3fs)", r.Outcome, r.File, r.Seconds)
+	if r.Outcome == skipped && r.Message != "" {
+		fmt.Fprintf(&b, ": %s", r.Message)
 	}
 	b.WriteByte('\n')
-	if p.Log != "" && (whole || p.Outcome == failed) {
-		indent(&b, p.Log)
+	if r.Log != "" && (verbose || r.Outcome == failed) {
+		indent(&b, r.Log)
 	}
-	if p.Outcome == failed {
-		indent(&b, p.Message)
+	if r.Outcome == failed {
+		indent(&b, r.Message)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -14,70 +14,69 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// checkNode returns an error that names the declared nodes, unless name is one.
-func (w *world) checkNode(name string) error {
-	if _, ok := w.base.Config.Nodes[name]; !ok {
-		return fmt.Errorf("no node %s is declared: there are %s", name, joinNames(w.nodes()))
+// checkNode returns an error that lists the declared nodes, unless name is one of them.
+func checkNode(c schema.Config, name string) error {
+	if _, ok := c.Nodes[name]; !ok {
+		return fmt.Errorf("node %s is not declared: the nodes are %s", name, joinNames(nodeNames(c)))
 	}
 	return nil
 }
 
-// parseDisk reads NODE/DISK. The error names the declared ones.
-func (w *world) parseDisk(text string) (schema.DiskRef, error) {
+// parseDisk parses NODE/DISK. The error lists the declared names.
+func parseDisk(c schema.Config, text string) (schema.DiskRef, error) {
 	node, name, ok := strings.Cut(text, "/")
 	if !ok {
-		return schema.DiskRef{}, fmt.Errorf("%s names no disk: write NODE/DISK", text)
+		return schema.DiskRef{}, fmt.Errorf("%s is not a disk: write NODE/DISK", text)
 	}
-	if err := w.checkNode(node); err != nil {
+	if err := checkNode(c, node); err != nil {
 		return schema.DiskRef{}, err
 	}
-	disks := w.base.Config.Nodes[node].Disks
+	disks := c.Nodes[node].Disks
 	if _, ok := disks[name]; !ok {
 		return schema.DiskRef{}, fmt.Errorf("node %s has no disk %s: it has %s", node, name, joinNames(slices.Sorted(maps.Keys(disks))))
 	}
 	return schema.DiskRef{Node: node, Disk: name}, nil
 }
 
-// findImage finds an image by its name, or a generation by its folder <name>-<uuid>. An
-// image that has left the configuration goes by its name, unless there are copies of
-// several generations.
+// findImage finds an image by its name, or a generation by <name>-<uuid>. The name of a
+// removed image is enough if only one generation has copies.
 func (w *world) findImage(text string) (disk.ID, error) {
 	if image, ok := w.base.Config.Images[text]; ok {
 		return image.ID, nil
 	}
-	if _, held := w.base.Invalid[text]; held {
+	if _, invalid := w.base.Invalid[text]; invalid {
 		return disk.ID{Name: text}, nil
 	}
-	ids := map[string]disk.ID{} // of copies, by folder
+	generations := map[string]disk.ID{} // of copies
 	for _, d := range w.disks {
 		for id := range d.Copies {
 			if id.Name == text {
-				ids[id.String()] = id
+				generations[id.String()] = id
 			}
 		}
 	}
-	for _, id := range ids {
-		if len(ids) == 1 {
+	for _, id := range generations {
+		if len(generations) == 1 {
 			return id, nil
 		}
-		return disk.ID{}, fmt.Errorf("%s has several generations: name one of %s", text, joinNames(slices.Sorted(maps.Keys(ids))))
+		return disk.ID{}, fmt.Errorf("%s has several generations: name one of %s", text, joinNames(slices.Sorted(maps.Keys(generations))))
 	}
-	for _, d := range slices.Backward(w.history) {
-		if d.Image == text {
-			return d.CopyRef().ID, nil
+	for _, e := range slices.Backward(w.history) {
+		if e.Image == text {
+			return e.CopyRef().ID, nil
 		}
 	}
 	if id, err := disk.ParseID(text); err == nil {
 		return id, nil
 	}
-	return disk.ID{}, fmt.Errorf("no image %s is declared, and there is no copy of one: declared are %s", text, joinNames(slices.Sorted(maps.Keys(w.base.Config.Images))))
+	return disk.ID{}, fmt.Errorf("image %s is not declared and has no copies: the declared images are %s", text, joinNames(slices.Sorted(maps.Keys(w.base.Config.Images))))
 }
 
 // joinNames lists names for an error.
 func joinNames(names []string) string { return cmp.Or(report.JoinMax(names, 10), "none") }
 
-// setUp lets a node do its work again, or takes it down: it does nothing and answers
-// nobody, and its disks stay as they are.
+// setUp starts or stops a node. A node that is down does not work or respond. Its disks stay
+// as they are.
 func (w *world) setUp(node string, up bool) {
 	w.observe()
 	w.invalidate()
@@ -90,50 +89,50 @@ func (w *world) setUp(node string, up bool) {
 	}
 }
 
-// setAttached lets a disk be there again, with what is on it, or takes it away.
-func (w *world) setAttached(ref schema.DiskRef, there bool) {
+// setAttached attaches or detaches a disk. The disk keeps its copies.
+func (w *world) setAttached(ref schema.DiskRef, attached bool) {
 	w.observe()
 	w.invalidate()
 	d := w.at(ref)
 	switch {
-	case there:
+	case attached:
 		d.detachedAt, d.Problem = time.Time{}, ""
 	case d.detachedAt.IsZero():
 		d.detachedAt = w.now
 	}
 }
 
-// setFree sets how many bytes are free on a disk.
+// setFree sets the free bytes of a disk.
 func (w *world) setFree(ref schema.DiskRef, bytes int64) {
 	w.invalidate()
 	d := w.at(ref)
 	d.Space.Free, d.Space.Total = bytes, max(bytes, d.Space.Total)
 }
 
-// setSource says what the source of an image does from now on.
+// setSource sets the behaviour of the source of an image.
 func (w *world) setSource(image string, s source) {
 	w.invalidate()
 	w.sources[image] = s
 }
 
-// putCopy puts a copy on a disk as if it had always been there, or takes it off where its
-// state is "". Room is made for it.
-func (w *world) putCopy(key plan.CopyRef, c plan.Copy) {
+// putCopy puts a copy on a disk, or removes it if its state is empty. It does not change the
+// free space.
+func (w *world) putCopy(ref plan.CopyRef, c plan.Copy) {
 	w.invalidate()
-	d := w.at(key.Disk)
-	delete(d.tries, key.ID)
+	d := w.at(ref.Disk)
+	delete(d.failures, ref.ID)
 	if c.State == "" {
-		delete(d.Copies, key.ID)
-		delete(d.backedUp, key.ID)
+		delete(d.Copies, ref.ID)
+		delete(d.backedUp, ref.ID)
 		return
 	}
-	d.Copies[key.ID] = c
+	d.Copies[ref.ID] = c
 }
 
-// newCopy is a copy of an image as its source would have it, in a state.
+// newCopy returns a copy of an image in a state.
 func (w *world) newCopy(id disk.ID, state disk.State, size int64) plan.Copy {
 	c := plan.Copy{Copy: disk.Copy{ID: id, State: state, Size: size, RealSize: size, VirtualSize: size, Format: disk.Raw, HasCfg: true, Owned: true}}
-	c.SHA512, c.SHA256, c.ManifestDigest = w.digests(id)
+	c.SHA512, c.SHA256, c.ManifestDigest = digestsOf(w.base.Config, id)
 	switch state {
 	case disk.Ready:
 		c.VerifiedAt = w.now
@@ -145,42 +144,40 @@ func (w *world) newCopy(id disk.ID, state disk.State, size int64) plan.Copy {
 	return c
 }
 
-// digests are those of the bytes of an image: the declared ones where there are any.
-func (w *world) digests(id disk.ID) (sum, short, chunks disk.Digest) {
+// digestsOf returns the digests of an image: the declared one, and others that depend on the
+// generation. sha256 is zero unless it is declared.
+func digestsOf(c schema.Config, id disk.ID) (sha512, sha256, manifest disk.Digest) {
 	h, m := disk.SHA512.New(), disk.SHA256.New()
 	h.Write([]byte(id.String()))
 	m.Write([]byte(id.String()))
-	sum, chunks = disk.SHA512.Digest(h), disk.SHA256.Digest(m)
-	if image, ok := w.base.Config.Images[id.Name]; ok && image.ID == id && !image.Checksum.IsZero() {
+	sha512, manifest = disk.SHA512.Digest(h), disk.SHA256.Digest(m)
+	if image, ok := c.Images[id.Name]; ok && image.ID == id && !image.Checksum.IsZero() {
 		if image.Checksum.Algorithm() == disk.SHA512 {
-			return image.Checksum, short, chunks
+			return image.Checksum, sha256, manifest
 		}
-		return sum, image.Checksum, chunks
+		return sha512, image.Checksum, manifest
 	}
-	return sum, short, chunks
+	return sha512, sha256, manifest
 }
 
-// sourceSize is how many bytes an image has by its source.
-func (w *world) sourceSize(id disk.ID) int64 { return w.source(id.Name).Size }
-
-// setUsed says that a replica on the disk uses the copy there, or that none does any more.
-func (w *world) setUsed(key plan.CopyRef, used bool) error {
+// setUsed says whether a replica on the disk uses a copy.
+func (w *world) setUsed(ref plan.CopyRef, used bool) error {
 	w.observe()
-	d := w.at(key.Disk)
-	c, there := d.Copies[key.ID]
-	if !there {
-		return fmt.Errorf("there is no copy of %s on %s", key.ID.Name, key.Disk)
+	d := w.at(ref.Disk)
+	c, exists := d.Copies[ref.ID]
+	if !exists {
+		return fmt.Errorf("there is no copy of %s on %s", ref.ID.Name, ref.Disk)
 	}
 	w.invalidate()
 	c.UsedBy = ""
 	if used {
 		c.UsedBy = "used by a replica"
 	}
-	d.Copies[key.ID] = c
+	d.Copies[ref.ID] = c
 	return nil
 }
 
-// advance lets time pass in which the managers do nothing but look.
+// advance moves the clock. The managers observe the usage of copies, but execute nothing.
 func (w *world) advance(d time.Duration) {
 	w.observe()
 	w.now = w.now.Add(d)

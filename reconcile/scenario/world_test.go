@@ -16,47 +16,45 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-var seeds = flag.Int("seeds", 40, "how many random worlds to play")
+var seeds = flag.Int("seeds", 40, "number of random clusters")
 
-func compare(a, b schema.DiskRef) int { return strings.Compare(a.String(), b.String()) }
-
-// TestNever plays random worlds and holds every deletion against the world itself.
-func TestNever(t *testing.T) {
+// TestDeletionsFollowTheRules runs random clusters, and checks every deletion against the state
+// of the cluster, without the planner.
+func TestDeletionsFollowTheRules(t *testing.T) {
 	t.Parallel()
-	done := map[plan.Op]int{}
+	executed := map[plan.Op]int{}
 	for seed := range uint64(*seeds) {
-		story := play(t, seed)
+		run := runRandom(t, seed)
 		if t.Failed() {
-			t.Fatalf("seed %d\n%s", seed, story.text)
+			t.Fatalf("seed %d\n%s", seed, run.log)
 		}
-		for _, d := range story.world.executed() {
-			done[d.Op]++
+		for _, e := range run.world.history {
+			executed[e.Op]++
 		}
 	}
-	for _, kind := range []plan.Op{plan.Download, plan.Export, plan.Clone, plan.Sync, plan.Adopt, plan.Verify, plan.Repair, plan.Cleanup, plan.Evict} {
-		if done[kind] == 0 {
-			t.Errorf("there was never a %s: the worlds do not show enough", kind)
+	for _, op := range []plan.Op{plan.Download, plan.Export, plan.Clone, plan.Sync, plan.Adopt, plan.Verify, plan.Repair, plan.Cleanup, plan.Evict} {
+		if executed[op] == 0 {
+			t.Errorf("no cluster executed %s: the random events do not cover enough", op)
 		}
 	}
 }
 
-// TestSameAgain plays a world twice.
-func TestSameAgain(t *testing.T) {
+func TestSameSeedGivesTheSameHistory(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
-		if a, b := play(t, seed).text, play(t, seed).text; a != b {
-			t.Errorf("seed %d: first\n%s\nthen\n%s", seed, a, b)
+		if a, b := runRandom(t, seed).log, runRandom(t, seed).log; a != b {
+			t.Errorf("seed %d: the first run is\n%s\nthe second is\n%s", seed, a, b)
 		}
 	}
 }
 
-type story struct {
+type randomRun struct {
 	world *world
-	text  string
+	log   string
 }
 
-// play is Converge between whatever happens, with a look at each action.
-func play(t *testing.T, seed uint64) story {
+// runRandom applies random events, and converges after each of them. It checks each action.
+func runRandom(t *testing.T, seed uint64) randomRun {
 	t.Helper()
 	r := dice{rand.New(rand.NewPCG(seed, 7))}
 	w, err := newWorld(r.config())
@@ -65,72 +63,72 @@ func play(t *testing.T, seed uint64) story {
 	}
 	var b strings.Builder
 	for range 25 {
-		fmt.Fprintf(&b, "+%v %s\n", w.sinceStart(w.now), r.happen(w))
+		fmt.Fprintf(&b, "+%v %s\n", w.now.Sub(w.startedAt), r.apply(w))
 		for rounds := 0; ; rounds++ {
-			if rounds > mostAtOnce {
-				t.Error("the managers do not come to rest")
-				return story{w, b.String()}
+			if rounds > maxRoundsAtOnce {
+				t.Error("the cluster does not converge")
+				return randomRun{w, b.String()}
 			}
-			acted := false
+			worked := false
 			for _, a := range w.due() {
-				broken, count := forbids(w, a), len(w.history)
-				acted = w.execute(a) || acted
-				for _, d := range w.history[count:] {
-					fmt.Fprintf(&b, "    %s %s: %s (%v)\n", d.Op, d.CopyRef(), d.Reason, d.Err)
-					for _, why := range broken {
-						t.Errorf("never: %s of %s: %s", d.Op, d.CopyRef(), why)
+				violations, count := deletionViolations(w, a), len(w.history)
+				worked = w.execute(a) || worked
+				for _, e := range w.history[count:] {
+					fmt.Fprintf(&b, "    %s %s: %s (%v)\n", e.Op, e.CopyRef(), e.Reason, e.err)
+					for _, v := range violations {
+						t.Errorf("%s of %s: %s", e.Op, e.CopyRef(), v)
 					}
 				}
 			}
-			if !acted {
+			if !worked {
 				break
 			}
 		}
-		settled(t, w)
+		checkSpace(t, w)
 	}
 	fmt.Fprintf(&b, "%+v\n", w.plan())
-	return story{w, b.String()}
+	return randomRun{w, b.String()}
 }
 
-// forbids says what forbids to delete a copy now, by the rules and without the planner.
-func forbids(w *world, a plan.Action) []string {
-	if a.Op != plan.Cleanup && a.Op != plan.Evict {
+// deletionViolations returns the rules that the deletion of a copy violates now.
+func deletionViolations(w *world, a plan.Action) []string {
+	if !a.Op.Deletes() {
 		return nil
 	}
-	var why []string
-	never := func(broken bool, text string) {
-		if broken {
-			why = append(why, text)
+	var violations []string
+	never := func(violated bool, text string) {
+		if violated {
+			violations = append(violations, text)
 		}
 	}
 	key, c := a.CopyRef(), w.at(a.CopyRef().Disk).Copies[a.CopyRef().ID]
 	never(c.UsedBy != "", "it is in use")
-	never(w.base.Allowed != schema.Everything, "the configuration is broken")
-	never(!w.reachable(key.Disk), "the disk cannot be reached")
+	never(w.base.Allowed != schema.Everything, "the configuration has errors")
+	never(!w.reachable(key.Disk), "the disk is unreachable")
 	image, declared := w.base.Config.Images[key.ID.Name]
 	wait := w.base.Config.Settings.CleanupWaitInterval
 	if a.Op == plan.Cleanup && wait > 0 {
-		never(c.SurplusSince.IsZero() || w.now.Sub(c.SurplusSince) < wait, "it was wanted just now")
-		never(!c.LastUsed.IsZero() && w.now.Sub(c.LastUsed) < wait, "it was used just now")
+		never(c.SurplusSince.IsZero() || w.now.Sub(c.SurplusSince) < wait, "it was desired recently")
+		never(!c.LastUsed.IsZero() && w.now.Sub(c.LastUsed) < wait, "it was used recently")
 	}
 	if !declared {
-		for ref, at := range w.places() {
-			never(!w.reachable(ref), fmt.Sprintf("whether %s uses it is not known", ref))
-			never(w.disks[at].Copies[key.ID].UsedBy != "", "it is used elsewhere")
+		for ref, at := range w.locations() {
+			never(!w.reachable(ref), fmt.Sprintf("its use on %s is unknown", ref))
+			never(w.disks[at].Copies[key.ID].UsedBy != "", "it is used on another disk")
 		}
-		return why
+		return violations
 	}
 	left := slices.DeleteFunc(w.readyDisks(image.ID), func(ref schema.DiskRef) bool { return ref == key.Disk && key.ID == image.ID })
-	never(len(left) == 0, "it is the last")
+	never(len(left) == 0, "it is the last copy")
 	ready := key.ID == image.ID && c.State == disk.Ready
-	never(ready && !image.AllDisks && len(left) < image.Copies, fmt.Sprintf("%d are left of %d", len(left), image.Copies))
-	return why
+	never(ready && !image.AllDisks && len(left) < image.Copies, fmt.Sprintf("%d of %d copies remain", len(left), image.Copies))
+	return violations
 }
 
-// settled checks what is left when nothing more can be done.
-func settled(t *testing.T, w *world) {
+// checkSpace checks the space on all disks.
+func checkSpace(t *testing.T, w *world) {
 	t.Helper()
-	for ref, at := range w.places() {
+	for ref, at := range w.locations() {
 		d := w.disks[at]
 		if d.Space.Free < 0 || d.Space.Free > d.Space.Total {
 			t.Errorf("%s has %d of %d bytes free", ref, d.Space.Free, d.Space.Total)
@@ -138,10 +136,9 @@ func settled(t *testing.T, w *world) {
 	}
 }
 
-// TestConverge goes from deadline to deadline: a node that stays away is replaced after
-// the recovery interval, and what is surplus when it is back goes after the clean-up
-// interval.
-func TestConverge(t *testing.T) {
+// A node that stays down is replaced after the recovery interval. When it is up again, the
+// surplus copy is deleted after the clean-up interval.
+func TestConvergeMovesTheClockFromDeadlineToDeadline(t *testing.T) {
 	t.Parallel()
 	c := dice{rand.New(rand.NewPCG(1, 1))}.config()
 	c.Config.Settings = schema.Settings{CleanupWaitInterval: time.Hour, RecoveryWaitInterval: 5 * time.Minute, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50)}
@@ -158,12 +155,12 @@ func TestConverge(t *testing.T) {
 	converge := func(limit time.Duration, want ...string) {
 		t.Helper()
 		var got []string
-		done, err := w.converge(t.Context(), limit)
-		for _, d := range done {
-			got = append(got, fmt.Sprintf("+%v %s %s", w.sinceStart(d.At), d.Op, d.Node))
+		history, err := w.converge(t.Context(), limit)
+		for _, e := range history {
+			got = append(got, fmt.Sprintf("+%v %s %s", e.at.Sub(w.startedAt), e.Op, e.Node))
 		}
 		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("it did %q, error %v; want %q", got, err, want)
+			t.Errorf("executed %q, error %v; want %q", got, err, want)
 		}
 	}
 	ranked := w.desired("node1").RankDisks(w.cluster().Observe(w.upNodes())[0], "parrot")
@@ -175,12 +172,12 @@ func TestConverge(t *testing.T) {
 	w.setUp(first, true)
 	converge(0)
 	converge(2*time.Hour, "+2h4m0s cleanup "+third)
-	if got := w.sinceStart(w.Now()); got != 3*time.Hour+4*time.Minute {
-		t.Errorf("the clock stands at +%v", got)
+	if got := w.now.Sub(w.startedAt); got != 3*time.Hour+4*time.Minute {
+		t.Errorf("the clock is at +%v", got)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	if _, err := w.converge(ctx, 100*365*24*time.Hour); !errors.Is(err, context.Canceled) {
-		t.Errorf("nobody wants it to go on, and it says %v", err)
+		t.Errorf("after a cancel the error is %v", err)
 	}
 }
