@@ -17,6 +17,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 func TestIgnore(t *testing.T) {
@@ -32,6 +33,7 @@ func TestIgnore(t *testing.T) {
 }
 
 func TestEncryptAndDecrypt(t *testing.T) {
+	need.Programs(t, "cryptsetup")
 	for name, files := range map[string]map[string]string{
 		"longhorn's": {fileIterations: "4", fileMemory: "64"},
 		"wide":       {fileIterations: "4", fileMemory: "64", fileHash: "sha512\n", fileSize: "512\n", filePBKDF: "argon2id"},
@@ -76,6 +78,7 @@ func TestEncryptAndDecrypt(t *testing.T) {
 // TestCryptsetupOpens has cryptsetup look at what was encrypted, and an independent
 // reading decrypt it with the key that cryptsetup tells.
 func TestCryptsetupOpens(t *testing.T) {
+	need.Programs(t, "cryptsetup")
 	r := newRig(t)
 	plain := noise(3<<20 + 1536)
 	r.put(t, sourceID, plain)
@@ -152,6 +155,7 @@ func TestDecryptOfCryptsetup(t *testing.T) {
 }
 
 func TestEncryptQCOW2(t *testing.T) {
+	need.Programs(t, "cryptsetup")
 	r := newRig(t)
 	plain := noise(5 << 20)
 	if c := r.put(t, sourceID, toQCOW2(t, plain)); c.Format != disk.QCOW2 {
@@ -174,6 +178,7 @@ func TestEncryptQCOW2(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
+	need.Programs(t, "cryptsetup")
 	r := newRig(t)
 	plain := noise(17 << 20)
 	r.put(t, sourceID, plain)
@@ -250,6 +255,7 @@ func TestNoCryptsetup(t *testing.T) {
 // TestRotIsNotSealed: a clone that is encrypted or decrypted has a checksum of its own,
 // so that nobody would ever notice what the disk had spoiled before.
 func TestRotIsNotSealed(t *testing.T) {
+	need.Programs(t, "cryptsetup")
 	r := newRig(t)
 	r.put(t, sourceID, noise(3<<20))
 	encrypted := disk.ID{Name: "encrypted", UUID: "00000001"}

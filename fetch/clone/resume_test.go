@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -59,6 +60,7 @@ func (r *rig) request(t *testing.T, from disk.ID, e Encryption) Request {
 }
 
 func TestResume(t *testing.T) {
+	need.Programs(t, "cryptsetup")
 	const MiB = 1 << 20
 	again := disk.ID{Name: "again", UUID: "00c0ffee"}
 	tests := []struct {
@@ -121,6 +123,7 @@ func TestResume(t *testing.T) {
 
 // TestCancelled ends at once, also while cryptsetup works.
 func TestCancelled(t *testing.T) {
+	need.Programs(t, "cryptsetup")
 	r := newRig(t)
 	r.put(t, sourceID, noise(5<<20))
 	r.secret(t, "vault", map[string]string{filePBKDF: "pbkdf2", fileIterations: "100000000"})
@@ -144,6 +147,7 @@ func TestCancelled(t *testing.T) {
 
 // TestSourceChanges must not become a clone of anything.
 func TestSourceChanges(t *testing.T) {
+	need.Programs(t, "cryptsetup")
 	for _, how := range []Encryption{Ignore, Encrypt} {
 		r := newRig(t)
 		r.put(t, sourceID, noise(3<<20))
