@@ -8,6 +8,21 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
+// TestStatusAllocations limits the allocations for each image, so that the cost of a status
+// grows in proportion to the number of images.
+func TestStatusAllocations(t *testing.T) {
+	const most = 60
+	for name, state := range plantest.LargeNodeStates {
+		for _, images := range []int{250, race.Fewer(4_000, 20)} {
+			d, o := state(images)
+			v := status.View{Desired: d, Observed: o, Plan: d.Plan(o)}
+			if each := testing.AllocsPerRun(1, func() { v.Status(nil) }) / float64(images); each > most {
+				t.Errorf("the status of %d images (%s) makes %.1f allocations for each image, want at most %d", images, name, each, most)
+			}
+		}
+	}
+}
+
 func BenchmarkStatus(b *testing.B) {
 	d, o := plantest.LargeNodeStates["ready"](10_000)
 	v := status.View{Desired: d, Observed: o, Plan: d.Plan(o)}
@@ -17,22 +32,8 @@ func BenchmarkStatus(b *testing.B) {
 	}
 }
 
-// TestStatusAllocations bounds what an image costs, however many there are.
-func TestStatusAllocations(t *testing.T) {
-	const most = 60
-	for name, crowd := range plantest.LargeNodeStates {
-		for _, images := range []int{250, race.Fewer(4_000, 20)} {
-			d, o := crowd(images)
-			v := status.View{Desired: d, Observed: o, Plan: d.Plan(o)}
-			if each := testing.AllocsPerRun(1, func() { v.Status(nil) }) / float64(images); each > most {
-				t.Errorf("the status of %d images (%s) makes %.1f allocations an image, at most %d are expected", images, name, each, most)
-			}
-		}
-	}
-}
-
-// BenchmarkStatusFleet is what telling of a large cluster takes, a third of whose
-// copies are yet to be made, the first time and later, beside planning.
+// BenchmarkStatusFleet makes the status of a large cluster that lacks a third of its copies,
+// first without and then with cached placements. Its plan is there for comparison.
 func BenchmarkStatusFleet(b *testing.B) {
 	d, o := plantest.LargeCluster(1_000)
 	v := status.View{Desired: d, Observed: o, Plan: d.Plan(o)}

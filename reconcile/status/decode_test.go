@@ -1,8 +1,7 @@
-package status_test
+package status
 
 import (
 	"encoding/json"
-	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -10,56 +9,37 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// TestStatusIsComplete plans for random situations, and again from what the status of
-// each says.
-func TestStatusIsComplete(t *testing.T) {
-	t.Parallel()
-	for seed := range uint64(plantest.Seeds() / 3) {
-		d, o := plantest.Situation(rand.New(rand.NewPCG(seed, 2)))
-		plan := d.Plan(o)
-		again, err := encodeAndDecode(status.View{Desired: d, Observed: o, Plan: plan}.Status(nil)).Observed()
-		if err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
-		}
-		if other := d.Plan(again); !reflect.DeepEqual(plan, other) {
-			t.Fatalf("seed %d: the plan is\n%+v\nand from the status\n%+v\n%s", seed, plan, other, plantest.Describe(d, o, plan))
-		}
-		if marks, other := d.UsageUpdates(o), d.UsageUpdates(again); !reflect.DeepEqual(marks, other) {
-			t.Fatalf("seed %d: the marks are\n%+v\nand from the status\n%+v", seed, marks, other)
-		}
-	}
-}
-
-func encodeAndDecode(s status.Status) (again status.Status) {
+// encodeAndDecode returns s after it was written as JSON and read again.
+func encodeAndDecode(s Status) (decoded Status) {
 	b, err := json.Marshal(s)
 	if err == nil {
-		err = json.Unmarshal(b, &again)
+		err = json.Unmarshal(b, &decoded)
 	}
 	if err != nil {
 		panic(err)
 	}
-	return again
+	return decoded
 }
 
+// TestStatusKeepsEveryField sets every field of an observed state, so that none is lost in a
+// saved status.
 func TestStatusKeepsEveryField(t *testing.T) {
 	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
 	id := disk.ID{Name: "parrot", UUID: "0000000a"}
 	key := plan.CopyRef{Disk: ref, ID: id}
-	at := func(minutes int) time.Time { return plantest.Now.Add(time.Duration(minutes) * time.Minute) }
+	at := func(minutes int) time.Time { return testNow.Add(time.Duration(minutes) * time.Minute) }
 	o := plan.Observed{
-		Now: plantest.Now,
+		Now: testNow,
 		Disks: map[schema.DiskRef]plan.Disk{ref: {
 			Path: "/disk1", UUID: "u1", Space: disk.Space{Total: 2, Free: 1}, UsageUnknown: "unreadable", ClockStepped: true, ProblemFor: time.Minute, Unmanaged: []string{"x"},
 			Copies: map[disk.ID]plan.Copy{id: {
 				Copy: disk.Copy{
 					ID: id, State: disk.Failed, Message: "damaged", Size: 1, VirtualSize: 2, RealSize: 3, Format: disk.Raw,
-					SHA512: plantest.Digest(disk.SHA512, "a"), SHA256: plantest.Digest(disk.SHA256, "a"), ManifestDigest: plantest.Digest(disk.SHA256, "b"),
+					SHA512: testDigest(disk.SHA512, "a"), SHA256: testDigest(disk.SHA256, "a"), ManifestDigest: testDigest(disk.SHA256, "b"),
 					VerifiedAt: at(-1), DamagedAt: at(-2), HasCfg: true, Owned: true, PartBytes: 4, PartTotal: 5, PartSourceID: "f",
 					InUseRecorded: true, ClockNode: "node1", LastUsed: at(-3), SurplusSince: at(-4),
 				},
@@ -74,15 +54,15 @@ func TestStatusKeepsEveryField(t *testing.T) {
 		Running: map[plan.CopyRef]bool{key: true}, Syncing: map[plan.CopyRef]bool{key: true}, BeingRead: map[plan.CopyRef]bool{key: true}, CannotPrepare: map[disk.ID]string{id: "no replica"}, BackedUp: map[disk.ID]bool{id: true},
 	}
 	checkAllSet(t, reflect.ValueOf(o), "Observed")
-	again, err := encodeAndDecode(status.View{Desired: plan.Desired{Node: "node1"}, Observed: o}.Status(nil)).Observed()
-	if err != nil || !reflect.DeepEqual(o, again) {
-		t.Errorf("error %v; observed was\n%+v\nand from the status is\n%+v", err, o, again)
+	got, err := encodeAndDecode(View{Desired: plan.Desired{Node: "node1"}, Observed: o}.Status(nil)).Observed()
+	if err != nil || !reflect.DeepEqual(got, o) {
+		t.Errorf("error %v; observed was\n%+v\nfrom the status\n%+v", err, o, got)
 	}
 }
 
-// checkAllSet sees that a value has no field that is zero, so that a new one is not
-// forgotten here. What is known of a file only while it is looked at, or of a node only
-// while a removal is decided on, or is derived from others, is named.
+// checkAllSet fails the test if a field of v is zero, so that this test cannot miss a new field.
+// Exceptions are fields that are derived from others, and fields that are set only while a file
+// is inspected or a deletion is confirmed.
 func checkAllSet(t *testing.T, v reflect.Value, name string) {
 	t.Helper()
 	switch v.Kind() {
@@ -95,12 +75,11 @@ func checkAllSet(t *testing.T, v reflect.Value, name string) {
 			return
 		}
 		for i := range v.NumField() {
-			field := v.Type().Field(i).Name
-			whole := name + "." + field
-			if v.Field(i).IsZero() && !slices.ContainsFunc([]string{"Disks.Problem", "Copy.CfgExpected", "Copy.BackupID", "Peers.unconfirmed"}, func(s string) bool { return strings.HasSuffix(whole, s) }) {
-				t.Errorf("%s is not set in this test", whole)
+			field := name + "." + v.Type().Field(i).Name
+			if v.Field(i).IsZero() && !slices.ContainsFunc([]string{"Disks.Problem", "Copy.CfgExpected", "Copy.BackupID", "Peers.unconfirmed"}, func(s string) bool { return strings.HasSuffix(field, s) }) {
+				t.Errorf("%s is not set in this test", field)
 			}
-			checkAllSet(t, v.Field(i), whole)
+			checkAllSet(t, v.Field(i), field)
 		}
 	}
 }
@@ -108,18 +87,18 @@ func checkAllSet(t *testing.T, v reflect.Value, name string) {
 func TestIncompleteStatusIsRejected(t *testing.T) {
 	const head = `"node": "node1", "time": "2026-12-01T12:00:00Z"`
 	const disk1 = `"disks": [{"node": "node1", "disk": "disk1", "seen": true}]`
-	copies := func(one string) string {
+	withCopy := func(one string) string {
 		return `{` + head + `, ` + disk1 + `, "images": [{"name": "parrot", "uuid": "0000000a", "copies": [` + one + `]}]}`
 	}
 	for _, tt := range []struct{ name, text, want string }{
 		{"a plan", `{"actions": []}`, "it has not the fields of a status"},
 		{"no disks", `{` + head + `, "images": []}`, "it has not the fields of a status"},
 		{"a disk twice", `{` + head + `, "images": [], "disks": [{"node": "n", "disk": "d", "seen": true}, {"node": "n", "disk": "d"}]}`, "disk n/d is there twice"},
-		{"no disk", copies(`{"node": "node1", "disk": "disk2", "found": {"state": "ready"}}`), "copy node1/disk2/parrot-0000000a: nothing is said of its disk"},
-		{"no state", copies(`{"node": "node1", "disk": "disk1", "found": {"state": "redy"}}`), `there is no state "redy"`},
-		{"suspect", copies(`{"node": "node1", "disk": "disk1", "try": {"suspects": ["x"]}}`), `"x" is not NODE/DISK/FOLDER`},
+		{"no disk", withCopy(`{"node": "node1", "disk": "disk2", "found": {"state": "ready"}}`), "copy node1/disk2/parrot-0000000a: nothing is said of its disk"},
+		{"no state", withCopy(`{"node": "node1", "disk": "disk1", "found": {"state": "redy"}}`), `there is no state "redy"`},
+		{"suspect", withCopy(`{"node": "node1", "disk": "disk1", "try": {"suspects": ["x"]}}`), `"x" is not NODE/DISK/FOLDER`},
 	} {
-		var s status.Status
+		var s Status
 		if err := json.Unmarshal([]byte(tt.text), &s); err != nil {
 			t.Fatal(tt.name, err)
 		}
