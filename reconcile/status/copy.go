@@ -66,8 +66,8 @@ func (c CopyStatus) Absent() bool {
 	return !c.Running && (c.Found == nil || c.Found.State == disk.Pending && c.Found.PartBytes == 0)
 }
 
-// Copy tells of a copy, or of the place for one.
-func (t *builder) Copy(key plan.CopyRef) CopyStatus {
+// copyStatus tells of a copy, or of the place for one.
+func (t *builder) copyStatus(key plan.CopyRef) CopyStatus {
 	c, there := t.Observed.Disks[key.Disk].Copies[key.ID]
 	s := CopyStatus{
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
@@ -101,7 +101,7 @@ func (t *builder) Copy(key plan.CopyRef) CopyStatus {
 // explain says why a copy is as it is: on this node from the plan, on others from what
 // these said.
 func (t *builder) explain(s *CopyStatus, key plan.CopyRef, try plan.Failure) {
-	if silence := t.Unreachable(key.Disk.Node); silence != "" {
+	if silence := t.unreachable(key.Disk.Node); silence != "" {
 		if s.Found != nil {
 			silence += "; it was " + string(s.State) + " then"
 		}

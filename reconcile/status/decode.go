@@ -14,10 +14,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Observed returns what the status was made from, as far as planning goes: with the
+// observed returns what the status was made from, as far as planning goes: with the
 // same configuration, the plan from it is the same. The error says why s is not a whole
 // status.
-func (s Status) Observed() (plan.Observed, error) {
+func (s Status) observed() (plan.Observed, error) {
 	if s.Node == "" || s.Time.IsZero() || s.Disks == nil || s.Images == nil {
 		return plan.Observed{}, errors.New("it has not the fields of a status: node, time, disks, images")
 	}
@@ -166,21 +166,21 @@ type SavedCluster struct {
 
 type savedStatus struct {
 	Status
-	Seen     plan.Observed
+	state    plan.Observed
 	declares map[disk.ID]string // what was declared, as Declaration has it
 }
 
-// Add adds the status of one node. A second one of the same node is an error, as is
+// add adds the status of one node. A second one of the same node is an error, as is
 // what is not a whole status.
-func (s *SavedCluster) Add(status Status) error {
-	seen, err := status.Observed()
+func (s *SavedCluster) add(status Status) error {
+	seen, err := status.observed()
 	if err != nil {
 		return err
 	}
 	if _, twice := s.statuses[status.Node]; twice {
 		return fmt.Errorf("there is another one of node %s", status.Node)
 	}
-	one := savedStatus{Status: status, Seen: seen, declares: map[disk.ID]string{}}
+	one := savedStatus{Status: status, state: seen, declares: map[disk.ID]string{}}
 	for _, image := range status.Images {
 		one.declares[disk.ID{Name: image.Name, UUID: image.UUID}] = image.Declaration
 	}
@@ -214,21 +214,21 @@ func (s *SavedCluster) Paths(node string) []string {
 
 // Knows reports whether one of the statuses is of the node, or of one that asked it.
 func (s *SavedCluster) Knows(node string) bool {
-	_, _, known := s.Latest(node)
+	_, _, known := s.latest(node)
 	return known
 }
 
-// Latest returns the status that knows a node best: its own, else the newest to which it
+// latest returns the status that knows a node best: its own, else the newest to which it
 // answered, else the one to which it answered last, else the one that asked in vain for
 // the longest. answers says that what this has stands.
-func (s *SavedCluster) Latest(node string) (best savedStatus, answers, known bool) {
+func (s *SavedCluster) latest(node string) (best savedStatus, answers, known bool) {
 	if own, ok := s.statuses[node]; ok {
 		return own, true, true
 	}
 	var least plan.Peer
 	for _, name := range s.Nodes() {
 		one := s.statuses[name]
-		p, asking := one.Seen.Peers[node]
+		p, asking := one.state.Peers[node]
 		if p.Responds() {
 			p.LastResponse = one.Time
 		}
@@ -257,18 +257,18 @@ func (s *SavedCluster) Cluster(d plan.Desired) *plan.Cluster {
 		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[disk.ID]string{}, BackedUp: map[plan.CopyRef]bool{},
 	}
 	for node := range d.Config.Nodes {
-		one, answers, known := s.Latest(node)
+		one, answers, known := s.latest(node)
 		if known {
 			one.addTo(c, d, node)
 		}
 		if !answers {
 			c.Unreachable[node] = one.unreachable(node)
 		}
-		c.CannotPrepare[node] = s.statuses[node].Seen.CannotPrepare
+		c.CannotPrepare[node] = s.statuses[node].state.CannotPrepare
 	}
 	for ref, seen := range c.Disks {
 		for id := range seen.Copies {
-			if s.statuses[ref.Node].Seen.BackedUp[id] {
+			if s.statuses[ref.Node].state.BackedUp[id] {
 				c.BackedUp[plan.CopyRef{Disk: ref, ID: id}] = true
 			}
 		}
@@ -289,7 +289,7 @@ func (s *SavedCluster) now() time.Time {
 
 // unreachable is a node that did not answer s, or of which s does not tell.
 func (s savedStatus) unreachable(node string) plan.Peer {
-	p := s.Seen.Peers[node]
+	p := s.state.Peers[node]
 	if p.Problem == "" {
 		p.Problem = "it is in none of the saved states"
 	}
@@ -301,7 +301,7 @@ func (s savedStatus) unreachable(node string) plan.Peer {
 func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
 	now := map[schema.DiskRef]schema.DiskRef{} // the names of disks, by those that they had
 	for name, declared := range d.Config.Nodes[node].Disks {
-		for ref, seen := range s.Seen.Disks {
+		for ref, seen := range s.state.Disks {
 			if ref.Node == node && seen.Path == declared.Path {
 				now[ref] = schema.DiskRef{Node: node, Disk: name}
 			}
@@ -310,17 +310,17 @@ func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
 	for ref, to := range now {
 		c.Disks[to] = s.disk(ref)
 	}
-	for key := range s.Seen.Running {
+	for key := range s.state.Running {
 		if to, ok := now[key.Disk]; ok {
 			c.Running[plan.CopyRef{Disk: to, ID: key.ID}] = true
 		}
 	}
-	for key := range s.Seen.BeingRead {
+	for key := range s.state.BeingRead {
 		if to, ok := now[key.Disk]; ok {
 			c.BeingRead[plan.CopyRef{Disk: to, ID: key.ID}] = true
 		}
 	}
-	for key, t := range s.Seen.Failures {
+	for key, t := range s.state.Failures {
 		if to, ok := now[key.Disk]; ok && s.stillApplies(d, key.ID) {
 			t.Suspects = renamed(t.Suspects, now)
 			c.Failures[plan.CopyRef{Disk: to, ID: key.ID}] = t
@@ -330,7 +330,7 @@ func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
 
 // disk is a disk as its node knows it. What others are not told is as it mostly is.
 func (s savedStatus) disk(ref schema.DiskRef) plan.Disk {
-	seen := s.Seen.Disks[ref]
+	seen := s.state.Disks[ref]
 	seen.Copies = maps.Clone(seen.Copies)
 	for id, c := range seen.Copies {
 		c.Rejects, c.RejectsForNow = "", false // by another configuration

@@ -54,7 +54,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 		Running: map[plan.CopyRef]bool{key: true}, Syncing: map[plan.CopyRef]bool{key: true}, BeingRead: map[plan.CopyRef]bool{key: true}, CannotPrepare: map[disk.ID]string{id: "no replica"}, BackedUp: map[disk.ID]bool{id: true},
 	}
 	checkAllSet(t, reflect.ValueOf(o), "Observed")
-	got, err := encodeAndDecode(View{Desired: plan.Desired{Node: "node1"}, Observed: o}.Status(nil)).Observed()
+	got, err := encodeAndDecode(View{Desired: plan.Desired{Node: "node1"}, Observed: o}.Status(nil)).observed()
 	if err != nil || !reflect.DeepEqual(got, o) {
 		t.Errorf("error %v; observed was\n%+v\nfrom the status\n%+v", err, o, got)
 	}
@@ -102,7 +102,7 @@ func TestIncompleteStatusIsRejected(t *testing.T) {
 		if err := json.Unmarshal([]byte(tt.text), &s); err != nil {
 			t.Fatal(tt.name, err)
 		}
-		if _, err := s.Observed(); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if _, err := s.observed(); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: the error is %v, want %q", tt.name, err, tt.want)
 		}
 	}

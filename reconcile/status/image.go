@@ -69,7 +69,7 @@ func (t *builder) image(id disk.ID) ImageStatus {
 	s.Unable, s.BackedUp = t.Observed.CannotPrepare[id], t.Observed.BackedUp[id]
 	s.Message = t.plan[plan.CopyRef{Disk: schema.DiskRef{Node: t.Desired.Node}, ID: id}].Reason
 	for _, ref := range slices.SortedFunc(maps.Keys(places), plan.CompareDisks) {
-		s.Copies = append(s.Copies, t.Copy(plan.CopyRef{Disk: ref, ID: id}))
+		s.Copies = append(s.Copies, t.copyStatus(plan.CopyRef{Disk: ref, ID: id}))
 	}
 	return s
 }
@@ -101,10 +101,10 @@ func declaration(image schema.Image) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// PassedBy groups the disks that were passed over by reason, those reasons first that
+// passedBy groups the disks that were passed over by reason, those reasons first that
 // most disks have. Where enough disks can take a copy only those are told of that should,
 // but cannot. It names as many of them as names says, and takes them off.
-func PassedBy(disks map[schema.DiskRef]string, names *int) []PassedOver {
+func passedBy(disks map[schema.DiskRef]string, names *int) []PassedOver {
 	by := map[string][]string{}
 	for ref, why := range disks {
 		by[why] = append(by[why], ref.String())

@@ -52,9 +52,9 @@ func skewOf(d plan.Desired, p plan.Peer) Skew {
 	return SkewSame
 }
 
-// SkewText is one line about the nodes whose configuration differs, "" if there are
+// skewText is one line about the nodes whose configuration differs, "" if there are
 // none.
-func SkewText(peers []PeerStatus) string {
+func skewText(peers []PeerStatus) string {
 	var differ []string
 	for _, p := range peers {
 		switch p.Skew {

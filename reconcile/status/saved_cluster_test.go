@@ -64,7 +64,7 @@ func (c testCluster) saved(t *testing.T, nodes ...string) *SavedCluster {
 	t.Helper()
 	s := &SavedCluster{}
 	for _, node := range nodes {
-		if err := s.Add(encodeAndDecode(View{Desired: c.desired(node), Observed: c.observed[node]}.Status(nil))); err != nil {
+		if err := s.add(encodeAndDecode(View{Desired: c.desired(node), Observed: c.observed[node]}.Status(nil))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -175,8 +175,8 @@ func TestSavedClusterPrefersTheNewestResponse(t *testing.T) {
 	} {
 		observe("node1", tt.first, 1)
 		observe("node2", tt.second, 2)
-		best, responds, known := c.saved(t, "node1", "node2").Latest("node3")
-		if free := best.Seen.Disks[c.key("node3").Disk].Space.Free; responds != tt.responds || known != tt.known || free != tt.free {
+		best, responds, known := c.saved(t, "node1", "node2").latest("node3")
+		if free := best.state.Disks[c.key("node3").Disk].Space.Free; responds != tt.responds || known != tt.known || free != tt.free {
 			t.Errorf("%s: responds %v, known %v, free %d", tt.name, responds, known, free)
 		}
 	}

@@ -49,7 +49,7 @@ func (s *SavedCluster) AddFile(file string) error {
 		return err
 	}
 	if err == nil {
-		err = s.Add(one)
+		err = s.add(one)
 	}
 	if err != nil {
 		return fmt.Errorf("not a status as status -o json prints it: %w", err)

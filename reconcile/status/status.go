@@ -93,24 +93,24 @@ type View struct {
 func (v View) Status(under map[plan.CopyRef]job.Transfer) Status {
 	s := Status{
 		Node: v.Desired.Node, Time: v.Observed.Now, Plan: v.Plan,
-		Peers: v.Peers(), Disks: []DiskStatus{}, Images: []ImageStatus{},
+		Peers: v.peers(), Disks: []DiskStatus{}, Images: []ImageStatus{},
 	}
 	s.Config = ConfigStatus{
-		Digest: v.Config.Digest, Revision: v.Config.Revision, Allowed: v.Desired.Allowed.String(), Fault: v.Fault, Skew: SkewText(s.Peers),
+		Digest: v.Config.Digest, Revision: v.Config.Revision, Allowed: v.Desired.Allowed.String(), Fault: v.Fault, Skew: skewText(s.Peers),
 		Errors: texts(v.Config.Errors), Warnings: texts(v.Config.WarningsAt(v.Observed.Now)),
 		Suspended: plan.NewSuspension(v.Desired.Config.Settings.Suspend, v.Observed.Now),
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(v.disks()), plan.CompareDisks) {
 		s.Disks = append(s.Disks, v.diskStatus(ref))
 	}
-	t := v.NewBuilder(under)
+	t := v.newBuilder(under)
 	for _, id := range slices.SortedFunc(maps.Keys(t.disksByImage), plan.CompareIDs) {
 		s.Images = append(s.Images, t.image(id))
 	}
 	return s
 }
 
-func (v View) NewBuilder(under map[plan.CopyRef]job.Transfer) *builder {
+func (v View) newBuilder(under map[plan.CopyRef]job.Transfer) *builder {
 	t := &builder{
 		View: v, placements: v.placements(), under: under,
 		plan: map[plan.CopyRef]plan.Action{}, disksByImage: map[disk.ID]map[schema.DiskRef]bool{},
@@ -160,7 +160,7 @@ func (v View) diskStatus(ref schema.DiskRef) DiskStatus {
 	return DiskStatus{
 		ProblemSince: since,
 		Node:         ref.Node, Disk: ref.Disk, Path: cmp.Or(seen.Path, declared.Path), UUID: seen.UUID,
-		Seen: known, Problem: seen.Problem, Unclear: seen.UsageUnknown, Silent: v.Unreachable(ref.Node), ClockStepped: seen.ClockStepped,
+		Seen: known, Problem: seen.Problem, Unclear: seen.UsageUnknown, Silent: v.unreachable(ref.Node), ClockStepped: seen.ClockStepped,
 		Total: seen.Space.Total, Free: seen.Space.Free, Reserved: declared.StorageReserved,
 		Foreign: append([]string{}, seen.Unmanaged...),
 	}
@@ -184,13 +184,13 @@ func (v View) computePlacements() map[disk.ID]imagePlacement {
 		p := placements[image.ID]
 		all[image.ID] = imagePlacement{
 			declaration: declaration(image), want: p.Targets, ready: len(p.Ready), wanted: p.Desired(),
-			passed: PassedBy(p.PassedOver, &names),
+			passed: passedBy(p.PassedOver, &names),
 		}
 	}
 	return all
 }
 
-func (v View) Peers() []PeerStatus {
+func (v View) peers() []PeerStatus {
 	peers := []PeerStatus{}
 	for _, name := range slices.Sorted(maps.Keys(v.Observed.Peers)) {
 		p := v.Observed.Peers[name]
@@ -206,9 +206,9 @@ func (v View) Peers() []PeerStatus {
 	return peers
 }
 
-// Unreachable says of a node that does not answer for how long and why, "" if what is
+// unreachable says of a node that does not answer for how long and why, "" if what is
 // known of its disks stands.
-func (v View) Unreachable(node string) string {
+func (v View) unreachable(node string) string {
 	if node == v.Desired.Node {
 		return ""
 	}

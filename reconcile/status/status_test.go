@@ -40,20 +40,20 @@ func TestPeerStatus(t *testing.T) {
 		{"no response any more", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12400 * time.Millisecond, ConfigDigest: "d2", LastResponse: testNow}, SkewOther, "node node2 has not answered for 12s: no route"},
 	} {
 		v := View{Desired: plan.Desired{Node: "node1", Digest: tt.own}, Observed: plan.Observed{Now: testNow, Peers: map[string]plan.Peer{"node2": tt.p}}}
-		got := v.Peers()[0]
-		if got.Skew != tt.skew || v.Unreachable("node2") != tt.unreachable || got.Answers != (tt.unreachable == "") {
-			t.Errorf("%s: skew %q, answers %v, unreachable %q", tt.name, got.Skew, got.Answers, v.Unreachable("node2"))
+		got := v.peers()[0]
+		if got.Skew != tt.skew || v.unreachable("node2") != tt.unreachable || got.Answers != (tt.unreachable == "") {
+			t.Errorf("%s: skew %q, answers %v, unreachable %q", tt.name, got.Skew, got.Answers, v.unreachable("node2"))
 		}
 	}
 	v := View{Desired: plan.Desired{Node: "node1"}}
-	if own, other := v.Unreachable("node1"), v.Unreachable("node2"); own != "" || other != "node node2 was not asked" {
+	if own, other := v.unreachable("node1"), v.unreachable("node2"); own != "" || other != "node node2 was not asked" {
 		t.Errorf("without any query, the node is unreachable: %q, and another one: %q", own, other)
 	}
 }
 
 func TestSkewIsOneBoundedLine(t *testing.T) {
 	var peers []PeerStatus
-	if got := SkewText([]PeerStatus{{Node: "node2", Skew: SkewSame}, {Node: "node3", Skew: SkewUnknown}}); got != "" {
+	if got := skewText([]PeerStatus{{Node: "node2", Skew: SkewSame}, {Node: "node3", Skew: SkewUnknown}}); got != "" {
 		t.Errorf("the text without skew is %q", got)
 	}
 	for n := range 9 {
@@ -62,7 +62,7 @@ func TestSkewIsOneBoundedLine(t *testing.T) {
 	const want = "the configuration differs on 6 of 9 other nodes: node node1 has another one (digest 0123456789ab); " +
 		"that of node node2 is not wholly valid; node node4 has another one (digest 0123456789ab); " +
 		"that of node node5 is not wholly valid; node node7 has another one (digest 0123456789ab); and 1 more"
-	if got := SkewText(peers); got != want {
+	if got := skewText(peers); got != want {
 		t.Errorf("the skew is\n%s\nwant\n%s", got, want)
 	}
 }
@@ -114,7 +114,7 @@ func TestCopyStatusOfPeers(t *testing.T) {
 			o.Failures[key] = *tt.failure
 		}
 		o.Running[key] = tt.running
-		c := View{Desired: plan.Desired{Node: "node1"}, Observed: o}.NewBuilder(nil).Copy(key)
+		c := View{Desired: plan.Desired{Node: "node1"}, Observed: o}.newBuilder(nil).copyStatus(key)
 		got := fmt.Sprintf("%s %d %s", c.State, c.Progress, c.Message)
 		if !c.Until.IsZero() {
 			got += " until"
@@ -162,7 +162,7 @@ func TestPassedOver(t *testing.T) {
 		t.Errorf("%d of %d; passed over are %s", s.Ready, s.Wanted, got)
 	}
 	names := 1
-	if got := text(ImageStatus{PassedOver: PassedBy(v.Desired.Placements(all)[c.image.ID].PassedOver, &names)}); got != "2 node2/disk1: scheduling on the node is disabled" || names != 0 {
+	if got := text(ImageStatus{PassedOver: passedBy(v.Desired.Placements(all)[c.image.ID].PassedOver, &names)}); got != "2 node2/disk1: scheduling on the node is disabled" || names != 0 {
 		t.Errorf("with one name left, passed over are %s", got)
 	}
 	for ref := range all.Disks { // with enough copies, no reasons are given
