@@ -2,11 +2,8 @@ package reconcile
 
 import (
 	"context"
-	"fmt"
 	"io/fs"
 	"log/slog"
-	"slices"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -133,30 +130,6 @@ func TestProblemTimeRestartsWhenADiskIsDeclaredAgain(t *testing.T) {
 			t.Errorf("declared elsewhere, it is away for %v", got)
 		}
 	})
-}
-
-// unreadable is a file on a disk with a bad sector.
-type unreadable struct{}
-
-func (unreadable) Read([]byte) (int, error) {
-	return 0, &fs.PathError{Op: "read", Path: "backing", Err: syscall.EIO}
-}
-
-// A copy on another disk of the node cannot be read: that is nothing that the disk which
-// was to get one can help, and the bytes may be on another node.
-func TestSourceThatCannotBeRead(t *testing.T) {
-	_, image, refs := plantest.TwoNodes(2)
-	a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
-	a.LocalSource = plan.CopyRef{Disk: refs[0], ID: image.ID}
-	source := &job.CtxReader{Ctx: t.Context(), R: unreadable{}, Progress: &fetch.Progress{}}
-	_, err := source.Read(nil)
-	got := job.NextFailure(plan.Failure{}, a, fmt.Errorf("read image: %w", err), plantest.Now, 0.5)
-	if got.Disk || got.Final || !slices.Equal(got.Suspects, []plan.CopyRef{a.LocalSource}) {
-		t.Errorf("%v: %+v", err, got)
-	}
-	if got := job.NextFailure(plan.Failure{}, a, fmt.Errorf("write: %w", syscall.EIO), plantest.Now, 0.5); !got.Disk || got.Suspects != nil {
-		t.Errorf("the disk cannot be written to: %+v", got)
-	}
 }
 
 // TestForgetsWhatFailedWithALostFile: what failed with a file says nothing when that is gone,

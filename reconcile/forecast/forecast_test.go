@@ -1,7 +1,6 @@
 package forecast_test
 
 import (
-	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -13,8 +12,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// TestForecastMatchesPlan plans for random clusters and holds what is told of a fleet against the
-// plan that it is told of.
+// TestForecastMatchesPlan compares the sums of a forecast with the actions of the plan, for
+// random situations.
 func TestForecastMatchesPlan(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(plantest.Seeds() / 30) {
@@ -23,36 +22,36 @@ func TestForecastMatchesPlan(t *testing.T) {
 		d.Node, d.OnlyDisks = "", nil
 		f := forecast.Build(d, o, p)
 		if again := forecast.Build(d, o, p); !reflect.DeepEqual(f, again) {
-			t.Fatalf("seed %d: two forecasts from equal values differ", seed)
+			t.Fatalf("seed %d: equal arguments give different forecasts", seed)
 		}
-		comes, drops, gone := 0, 0, int64(0)
+		created, deleted, freed := 0, 0, int64(0)
 		for _, a := range p.Actions {
-			switch kind := a.Eventually(); {
-			case kind.CreatesCopy():
-				comes++
-			case kind.Deletes():
-				drops++
-				gone += max(0, o.Disks[a.CopyRef().Disk].Copies[a.CopyRef().ID].RealSize)
+			switch op := a.Eventually(); {
+			case op.CreatesCopy():
+				created++
+			case op.Deletes():
+				deleted++
+				freed += max(0, o.Disks[a.CopyRef().Disk].Copies[a.CopyRef().ID].RealSize)
 			}
 		}
-		traffic, r := f.Traffic, f.Risk
-		if n := traffic.Origins.Transfers + traffic.Peers.Transfers + traffic.Local.Transfers; n != comes {
-			t.Errorf("seed %d: %d transfers of %d", seed, n, comes)
+		traffic, risk := f.Traffic, f.Risk
+		if n := traffic.Origins.Transfers + traffic.Peers.Transfers + traffic.Local.Transfers; n != created {
+			t.Errorf("seed %d: %d transfers, %d copies are created", seed, n, created)
 		}
-		if r.Removes.Copies+r.Later.Copies+r.Evicts.Copies > drops || r.Removes.Bytes+r.Later.Bytes+r.Evicts.Bytes > gone {
-			t.Errorf("seed %d: %+v of %d deletions of %d bytes", seed, r, drops, gone)
+		if risk.Removes.Copies+risk.Later.Copies+risk.Evicts.Copies > deleted || risk.Removes.Bytes+risk.Later.Bytes+risk.Evicts.Bytes > freed {
+			t.Errorf("seed %d: %+v, the plan deletes %d copies of %d bytes", seed, risk, deleted, freed)
 		}
-		if r.Blocked != p.Summary.Counts[plan.Blocked] {
-			t.Errorf("seed %d: %d blocked of %d", seed, r.Blocked, p.Summary.Counts[plan.Blocked])
+		if risk.Blocked != p.Summary.Counts[plan.Blocked] {
+			t.Errorf("seed %d: %d blocked actions, the plan has %d", seed, risk.Blocked, p.Summary.Counts[plan.Blocked])
 		}
-		for _, one := range f.Disks {
-			if one.After != one.Before-one.Comes+one.Goes || one.Lowest > one.Before || one.Comes < 0 || one.Goes < 0 {
-				t.Errorf("seed %d: %+v", seed, one)
+		for _, space := range f.Disks {
+			if space.After != space.Before-space.Comes+space.Goes || space.Lowest > space.Before || space.Comes < 0 || space.Goes < 0 {
+				t.Errorf("seed %d: %+v", seed, space)
 			}
 		}
-		for _, one := range f.Images {
-			if one.After < 0 || one.Declared && one.After < min(one.Ready, one.Desired) && d.Allowed != schema.Everything {
-				t.Errorf("seed %d: %+v", seed, one)
+		for _, image := range f.Images {
+			if image.After < 0 || image.Declared && image.After < min(image.Ready, image.Desired) && d.Allowed != schema.Everything {
+				t.Errorf("seed %d: %+v", seed, image)
 			}
 		}
 		if t.Failed() {
@@ -61,8 +60,8 @@ func TestForecastMatchesPlan(t *testing.T) {
 	}
 }
 
-// TestCompare holds what is said of two random configurations against the placement that
-// follows from each.
+// TestCompare compares pairs of random configurations in both directions: what one direction
+// adds, the other removes, and images and nodes agree on it.
 func TestCompare(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(plantest.Seeds() / 30) {
@@ -71,30 +70,30 @@ func TestCompare(t *testing.T) {
 		if d := forecast.Compare(before, before); !d.Empty() {
 			t.Fatalf("seed %d: a configuration differs from itself: %+v", seed, d)
 		}
-		d, back := forecast.Compare(before, after), forecast.Compare(after, before)
-		if len(d.Images) != len(back.Images) || len(d.Nodes) != len(back.Nodes) || d.Settings != back.Settings {
-			t.Fatalf("seed %d: there %+v, back %+v", seed, d, back)
+		forward, back := forecast.Compare(before, after), forecast.Compare(after, before)
+		if len(forward.Images) != len(back.Images) || len(forward.Nodes) != len(back.Nodes) || forward.Settings != back.Settings {
+			t.Fatalf("seed %d: forward %+v, back %+v", seed, forward, back)
 		}
-		comes := map[string]int{}
-		for i, one := range d.Images {
-			if other := back.Images[i]; !reflect.DeepEqual(one.Added, other.Removed) && len(one.Added) == 1 || one.Image != other.Image {
-				t.Errorf("seed %d: there %+v, back %+v", seed, one, other)
+		unmatched := map[string]int{} // copies that images add minus those that nodes add, by image
+		for i, image := range forward.Images {
+			if other := back.Images[i]; !reflect.DeepEqual(image.Added, other.Removed) && len(image.Added) == 1 || image.Image != other.Image {
+				t.Errorf("seed %d: forward %+v, back %+v", seed, image, other)
 			}
-			for _, place := range one.Added {
-				if slices.Contains(one.Before, place) || !slices.Contains(one.After, place) {
-					t.Errorf("seed %d: %+v", seed, one)
+			for _, ref := range image.Added {
+				if slices.Contains(image.Before, ref) || !slices.Contains(image.After, ref) {
+					t.Errorf("seed %d: %+v", seed, image)
 				}
-				comes[one.Image]++
+				unmatched[image.Image]++
 			}
 		}
-		for _, node := range d.Nodes {
+		for _, node := range forward.Nodes {
 			for _, name := range node.Comes {
-				comes[name]--
+				unmatched[name]--
 			}
 		}
-		for name := range maps.Keys(comes) {
-			if comes[name] != 0 {
-				t.Errorf("seed %d: image %s comes elsewhere than nodes say", seed, name)
+		for name, n := range unmatched {
+			if n != 0 {
+				t.Errorf("seed %d: image %s is added to %d more disks than its nodes say", seed, name, n)
 			}
 		}
 	}

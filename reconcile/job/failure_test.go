@@ -14,8 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// TestNextOfFirstCopies: what is the fault of a node's own source says nothing of that
-// of another node.
+// A fault of a source that only this node has must not stop another node from trying its own.
 func TestNextFailureOfFirstCopies(t *testing.T) {
 	from := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "0000000a"}}
 	a, b := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
@@ -26,12 +25,12 @@ func TestNextFailureOfFirstCopies(t *testing.T) {
 		err                  error
 		suspect, final, link bool
 	}{
-		{"the source of a clone has other bytes than its own", clone, &disk.ChecksumError{Want: a, Got: b}, true, false, true},
-		{"the source of a clone has other bytes than are declared", clone, &disk.ChecksumError{Want: b, Got: a}, false, true, false},
-		{"a download has other bytes than are declared", plan.Action{Op: plan.Download}, &disk.ChecksumError{Want: a, Got: b}, false, true, false},
+		{"the source of a clone does not have its own digest", clone, &disk.ChecksumError{Want: a, Got: b}, true, false, true},
+		{"the source of a clone does not have the declared digest", clone, &disk.ChecksumError{Want: b, Got: a}, false, true, false},
+		{"a download does not have the declared digest", plan.Action{Op: plan.Download}, &disk.ChecksumError{Want: a, Got: b}, false, true, false},
 		{"a replica cannot be read", plan.Action{Op: plan.Export}, &fetch.Error{Class: fetch.Refused, Err: errors.New("it has no head")}, false, false, true},
-		{"a server says no", plan.Action{Op: plan.Download}, &fetch.Error{Class: fetch.Refused, Err: errors.New("403")}, false, false, false},
-		{"a volume is no disk", plan.Action{Op: plan.Export}, &fetch.Error{Class: fetch.BadSource, Err: errors.New("it is a folder")}, false, true, false},
+		{"a server refuses", plan.Action{Op: plan.Download}, &fetch.Error{Class: fetch.Refused, Err: errors.New("403")}, false, false, false},
+		{"a volume is a folder", plan.Action{Op: plan.Export}, &fetch.Error{Class: fetch.BadSource, Err: errors.New("it is a folder")}, false, true, false},
 	} {
 		got := job.NextFailure(plan.Failure{}, tt.a, tt.err, plantest.Now, 0.5)
 		if (len(got.Suspects) > 0) != tt.suspect || got.Final != tt.final || got.Link != tt.link || !got.Final && !got.RetryAt.After(plantest.Now) {
@@ -40,17 +39,17 @@ func TestNextFailureOfFirstCopies(t *testing.T) {
 	}
 }
 
-// TestNextOfAFullDisk: a disk that is full says nothing of the source, whoever ran into it,
-// and a full store of backups nothing of the disk.
+// A full disk is no fault of the source, whatever code reports it. A full backup store is no
+// fault of the disk.
 func TestNextFailureOfAFullDisk(t *testing.T) {
-	lack := &disk.NoSpaceError{Need: 1 << 30, Free: 1}
+	noSpace := &disk.NoSpaceError{Need: 1 << 30, Free: 1}
 	for _, tt := range []struct {
 		err   error
 		disk  bool
 		space int64
 	}{
-		{lack, true, 1 << 30},
-		{fetch.ClassifyDiskError(lack), true, 1 << 30},
+		{noSpace, true, 1 << 30},
+		{fetch.ClassifyDiskError(noSpace), true, 1 << 30},
 		{fetch.ClassifyDiskError(fmt.Errorf("write: %w", disk.ErrNoSpace)), true, 0},
 		{&fetch.Error{Class: fetch.NoSpace, Err: errors.New("507")}, false, 0},
 	} {
@@ -61,27 +60,27 @@ func TestNextFailureOfAFullDisk(t *testing.T) {
 	}
 }
 
-// A server that is busy may ask to come back later, but not at once for ever, and not in a
-// year.
+// A server chooses the delay with Retry-After, but neither below the backoff after several
+// attempts, nor above an hour.
 func TestRetryAfterIsBounded(t *testing.T) {
 	a := plan.Action{Op: plan.Download}
-	for asked, want := range map[time.Duration]time.Duration{
+	for retryAfter, want := range map[time.Duration]time.Duration{
 		time.Second:          5 * time.Minute,
 		10 * time.Minute:     10 * time.Minute,
 		365 * 24 * time.Hour: time.Hour,
 	} {
 		var last plan.Failure
 		for range 9 {
-			last = job.NextFailure(last, a, &fetch.Error{Class: fetch.Network, RetryAfter: asked, Err: errors.New("503")}, plantest.Now, 0)
+			last = job.NextFailure(last, a, &fetch.Error{Class: fetch.Network, RetryAfter: retryAfter, Err: errors.New("503")}, plantest.Now, 0)
 		}
 		if got := last.RetryAt.Sub(plantest.Now); got != want {
-			t.Errorf("asked to wait %v: after 9 attempts it waits %v, want %v", asked, got, want)
+			t.Errorf("Retry-After %v: the delay after 9 attempts is %v, want %v", retryAfter, got, want)
 		}
 	}
 }
 
-// A copy in use was to be repaired while only its origin could be reached, which has other
-// bytes by now. Then a node comes back that has the right ones.
+// The repair of a copy in use failed, as its upstream has other bytes by now. Then a node
+// responds that has the right ones: the repair must be planned again.
 func TestRepairIsRetriedAfterAnotherChunk(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(2)
 	o := plantest.EmptyDisks(c)

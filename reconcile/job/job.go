@@ -152,19 +152,19 @@ func (j Job) maxSize() int64 {
 	return 0
 }
 
-// CtxReader ends a long reading when ctx does, and counts it.
-type CtxReader struct {
-	Ctx      context.Context
-	R        io.Reader
-	Progress *fetch.Progress
+// ctxReader reads a local source until ctx ends, and counts the bytes.
+type ctxReader struct {
+	ctx      context.Context
+	r        io.Reader
+	progress *fetch.Progress
 }
 
-func (s *CtxReader) Read(b []byte) (int, error) {
-	if err := s.Ctx.Err(); err != nil {
+func (s *ctxReader) Read(b []byte) (int, error) {
+	if err := s.ctx.Err(); err != nil {
 		return 0, err
 	}
-	n, err := s.R.Read(b)
-	s.Progress.Done.Add(int64(n))
+	n, err := s.r.Read(b)
+	s.progress.Done.Add(int64(n))
 	if errors.Is(err, unix.EIO) { // whose fault it is, is not to be seen in the number alone
 		err = fmt.Errorf("the source %w: %w", disk.ErrDamaged, err)
 	}

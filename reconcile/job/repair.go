@@ -67,12 +67,12 @@ func (j Job) upstreamChunk(ctx context.Context, origin *fetch.RangeReader, size,
 		return 0, fetch.ClassifyDiskError(err)
 	}
 	if disk.HashChunk(data) != sum {
-		return 0, &fetch.Error{Class: fetch.BadSource, Err: ErrOtherChunk}
+		return 0, &fetch.Error{Class: fetch.BadSource, Err: errOtherChunk}
 	}
 	return len(data), nil
 }
 
-var ErrOtherChunk = errors.New("the chunk is another one there")
+var errOtherChunk = errors.New("the chunk is another one there")
 
 func (c LocalCopy) chunk(n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 	r, err := c.Disk.Open(c.ID)
@@ -82,14 +82,14 @@ func (c LocalCopy) chunk(n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 	defer r.Close()
 	from := n * disk.ChunkSize
 	if from >= r.Size() {
-		return 0, ErrOtherChunk
+		return 0, errOtherChunk
 	}
 	length, err := r.ReadAt(buf[:min(int64(len(buf)), r.Size()-from)], from)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return 0, err
 	}
 	if disk.HashChunk(buf[:length]) != sum {
-		return 0, ErrOtherChunk
+		return 0, errOtherChunk
 	}
 	return length, nil
 }

@@ -77,7 +77,7 @@ func (j Job) syncLocal(ctx context.Context, id disk.ID) error {
 			return err
 		}
 		j.Progress.Done.Store(part.Offset())
-		_, err := part.ReadFrom(&CtxReader{Ctx: ctx, R: r, Progress: j.Progress})
+		_, err := part.ReadFrom(&ctxReader{ctx: ctx, r: r, progress: j.Progress})
 		return errors.Join(err, r.Unchanged())
 	})
 }

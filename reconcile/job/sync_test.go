@@ -14,9 +14,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// The first look at the source of a copy fails, for want of file descriptors, and the next
-// one does not: what it has to be is not known then, and bytes that had rotted would become
-// another ready copy.
+// The first attempts to open the record and the cfg of a local source fail, as the process has
+// too many open files. Without the digest from there, the job must fail: damaged bytes of the
+// source would become another ready copy.
 func TestSyncNeedsTheDigestOfItsSource(t *testing.T) {
 	v := faultfs.Mount(t).NewVolume()
 	target := t.TempDir()
@@ -26,8 +26,8 @@ func TestSyncNeedsTheDigestOfItsSource(t *testing.T) {
 		}
 	}
 	id := disk.ID{Name: "parrot", UUID: "6846a0b2"}
-	made := open(t, v.Path())
-	part, err := made.OpenPart(t.Context(), id, disk.PartOptions{})
+	first := open(t, v.Path())
+	part, err := first.OpenPart(t.Context(), id, disk.PartOptions{})
 	if err == nil {
 		err = part.Begin(disk.PartSource{ID: "a file", Size: 512})
 	}
@@ -59,7 +59,7 @@ func TestSyncNeedsTheDigestOfItsSource(t *testing.T) {
 		err := j.Run(t.Context())
 		v.Plan(nil)
 		if c := to.Stat(id); err == nil || c.State == disk.Ready || len(failed) != 2 {
-			t.Errorf("%s: error is %v, the copy %s (%v)", j.Action.Op, err, c.State, failed)
+			t.Errorf("%s: error %v, the copy is %s, failed to open: %v", j.Action.Op, err, c.State, failed)
 		}
 	}
 }

@@ -1,0 +1,4 @@
+package job
+
+// ErrOtherChunk is for external tests.
+var ErrOtherChunk = errOtherChunk

@@ -1,0 +1,39 @@
+package job
+
+import (
+	"fmt"
+	"io/fs"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// unreadableFile is a file on a disk with a bad sector.
+type unreadableFile struct{}
+
+func (unreadableFile) Read([]byte) (int, error) {
+	return 0, &fs.PathError{Op: "read", Path: "backing", Err: syscall.EIO}
+}
+
+// A copy on another disk of the node cannot be read. The failure must suspect that copy, so
+// that the next attempt reads one on another node, and not the disk that the sync writes to.
+func TestUnreadableSourceIsNoFaultOfTheTarget(t *testing.T) {
+	id := disk.ID{Name: "parrot", UUID: "0000000a"}
+	a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: id}, "", 0)
+	a.LocalSource = plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk2"}, ID: id}
+	source := &ctxReader{ctx: t.Context(), r: unreadableFile{}, progress: &fetch.Progress{}}
+	_, err := source.Read(nil)
+	got := NextFailure(plan.Failure{}, a, fmt.Errorf("read image: %w", err), time.Now(), 0.5)
+	if got.Disk || got.Final || !slices.Equal(got.Suspects, []plan.CopyRef{a.LocalSource}) {
+		t.Errorf("%v: %+v", err, got)
+	}
+	if got := NextFailure(plan.Failure{}, a, fmt.Errorf("write: %w", syscall.EIO), time.Now(), 0.5); !got.Disk || got.Suspects != nil {
+		t.Errorf("an error of the target: %+v", got)
+	}
+}
