@@ -74,7 +74,7 @@ func (r *Reconciler) withdraw(ctx context.Context, d plan.Desired, o plan.Observ
 		nodes = append(nodes, peer.Address{Node: name, URL: d.Config.Nodes[name].Address})
 	}
 	return func() {
-		r.system.Jobs.Query(ctx, key.ID.Name, nodes, func(states map[string]peer.State) {
+		r.system.Jobs.Query(ctx, run.task.Action, nodes, func(states map[string]peer.State) {
 			r.reports.addResponses(queryResponses{key, responsesFromPeers(d.Config.Nodes, states), ctx.Err() != nil})
 		})
 	}

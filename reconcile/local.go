@@ -14,6 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -190,12 +191,12 @@ func (l *localJobs) job(t Task) job.Job {
 }
 
 // Query implements Jobs.
-func (l *localJobs) Query(ctx context.Context, image string, nodes []peer.Address, done func(map[string]peer.State)) {
+func (l *localJobs) Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State)) {
 	go func() {
 		if l.peers.client == nil {
 			nodes = nil
 		}
-		done(job.QueryPeers(ctx, l.peers.client, nodes, image))
+		done(job.QueryPeers(ctx, l.peers.client, nodes, a.Image))
 	}()
 }
 

@@ -79,9 +79,9 @@ type Jobs interface {
 	// Start executes an action. A deletion (plan.Op.Deletes) removes the copy unless it is
 	// in use; it does not end with ctx.
 	Start(ctx context.Context, t Task, done func(error))
-	// Query requests the current copies of an image directly from each of the nodes. A node
+	// Query requests the current copies of the image of a deletion directly from each of the nodes. A node
 	// that does not respond within job.QueryTimeout is missing in the responses.
-	Query(ctx context.Context, image string, nodes []peer.Address, done func(map[string]peer.State))
+	Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State))
 	// CanExport returns an error if no usable replica of the volume is on these disks.
 	CanExport(e schema.ExportFromVolume, disks map[string]Disk) error
 }

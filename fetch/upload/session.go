@@ -162,7 +162,7 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 				last = time.Now()
 			}
 		case <-expiry.C:
-			return &fetch.Error{Class: fetch.BadSource, Err: errExpired}
+			return &fetch.Error{Class: fetch.BadSource, Err: ErrExpired}
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -30,12 +30,13 @@ const (
 // An upload that is discarded has neither an image nor a failure.
 var (
 	errTerminated = errors.New("the client terminated the upload")
-	errExpired    = fmt.Errorf("the upload expired: no bytes for %v", sessionTTL)
+	// ErrExpired: an upload received no bytes for too long.
+	ErrExpired = fmt.Errorf("the upload expired: no bytes for %v", sessionTTL)
 )
 
 // IsDiscarded reports whether err means that a client terminated the upload, or that it
 // expired.
-func IsDiscarded(err error) bool { return errors.Is(err, errTerminated) || errors.Is(err, errExpired) }
+func IsDiscarded(err error) bool { return errors.Is(err, errTerminated) || errors.Is(err, ErrExpired) }
 
 // unavailable returns the error for a new upload that may succeed in a moment.
 func unavailable(format string, args ...any) *httperror.Error {

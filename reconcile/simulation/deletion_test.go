@@ -1,0 +1,218 @@
+package simulation
+
+import (
+	"context"
+	"errors"
+	"maps"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// This is what the network and package disk do between the steps of a deletion: queries, a
+// rename, a look for users, a rename back or an unlink. Each of these takes its time.
+
+// withdraw begins the queries of a deletion. The copy is withdrawn and published.
+func (m *node) withdraw(w *work) {
+	m.checkSuspension(w)
+	w.removal = m.c.beginRemoval(m, w)
+	m.c.provoke(w.removal)
+	m.c.tell(m.name, "withdraws %s: %s", w.key, w.action.Reason)
+	m.step(w, func() { m.askAll(w) })
+}
+
+// step goes on with a deletion after a moment, unless it was stopped.
+func (m *node) step(w *work, do func()) {
+	m.soon(func() {
+		if !w.over && !w.stopped {
+			do()
+		}
+	})
+}
+
+// questions are the queries of a deletion, and the responses.
+type questions struct {
+	asked   []peer.Address
+	answers map[string]peer.State
+	done    func(map[string]peer.State)
+	open    int
+	over    bool
+}
+
+func (m *node) askAll(w *work) {
+	w.asks.open = len(w.asks.asked)
+	m.c.tell(m.name, "asks %v about %s", w.asks.asked, w.key)
+	if w.asks.open == 0 {
+		m.heardAll(w)
+	}
+	for _, at := range w.asks.asked {
+		m.ask(w, at, m.c.nodeAt(at.URL))
+	}
+}
+
+// heardAll lets the next round decide.
+func (m *node) heardAll(w *work) {
+	m.step(w, func() {
+		w.asks.over = true
+		w.asks.done(w.asks.answers)
+		m.kick()
+	})
+}
+
+// ask queries one node directly.
+func (m *node) ask(w *work, at peer.Address, other *node) {
+	ended := false
+	end := func() {
+		if ended || w.over || w.stopped {
+			return
+		}
+		ended = true
+		if w.asks.open--; w.asks.open == 0 {
+			m.heardAll(w)
+		}
+	}
+	m.c.send(m, other, func() {
+		other.soon(func() {
+			other.answerFresh(w, func(state peer.State) {
+				m.c.tell(other.name, "answers %s about %s: %s", m.name, w.key.ID.Name, stateText(state))
+				m.c.send(other, m, func() {
+					if !ended {
+						if state.Node == at.Node { // peer.Client checks that
+							w.asks.answers[at.Node] = state
+						}
+						end()
+					}
+				})
+			})
+		})
+	})
+	m.later(job.QueryTimeout, end)
+}
+
+// answerFresh answers a direct query.
+func (m *node) answerFresh(w *work, give func(peer.State)) {
+	stood := map[standing]bool{}
+	f := &fiber{node: m, listed: func(ref schema.DiskRef) { w.removal.stand(m, ref, "", stood) }}
+	m.c.spawn(f, func() {
+		s, err := m.loop.PeerNode().Copies(m.ctx, w.key.ID.Name)
+		if err == nil {
+			w.removal.answeredBy(m, s.Config, stood)
+			give(s)
+		}
+	})
+}
+
+// stopWorks ends the jobs that the last round stopped, in a moment, and the deletions that it
+// cancelled, at once.
+func (m *node) stopWorks() {
+	runs := m.loop.Transfers()
+	for _, w := range m.sortedWorks() {
+		if _, ok := runs[w.key]; !ok && w.removal != nil && !w.sure {
+			m.c.tell(m.name, "keeps %s: %s", w.key, m.o.Failures[w.key].Message)
+			m.cancelled(w)
+			continue
+		}
+		if w.ctx.Err() == nil || w.stopped || w.sure || w.over {
+			continue
+		}
+		w.stopped = true
+		m.c.tell(m.name, "stops %s of %s", w.action.Op, w.key)
+		if w.asks == nil {
+			m.soon(func() { m.end(w, context.Canceled) })
+			continue
+		}
+		if plantest.IsSuspended(m.d.Config, w.key.ID.Name, m.o.Now) {
+			m.c.pairs[pairSuspend]++
+		}
+		m.c.endRemoval(w.removal)
+		if !w.asks.over {
+			w.asks.over = true
+			m.soon(func() {
+				m.forget(w)
+				w.asks.done(maps.Clone(w.asks.answers))
+				m.kick()
+			})
+		}
+	}
+}
+
+// cancelled ends a deletion that was not confirmed.
+func (m *node) cancelled(w *work) {
+	if plantest.IsSuspended(m.conf.config, w.key.ID.Name, m.o.Now) {
+		m.c.pairs[pairSuspend]++
+	}
+	m.c.endRemoval(w.removal)
+	m.forget(w)
+}
+
+// forget ends a job without a report to the loop.
+func (m *node) forget(w *work) {
+	w.over = true
+	if m.works[w.key] == w {
+		delete(m.works, w.key)
+	}
+}
+
+// remove is what disk.Disk.Remove does for a confirmed deletion.
+func (m *node) remove(w *work) {
+	w.removal.decided(m.o)
+	m.c.tell(m.name, "is sure that %s may go", w.key)
+	m.soon(func() { m.renameAside(w) })
+}
+
+// fails ends a deletion that could not be done.
+func (m *node) fails(w *work, err error) {
+	m.c.tell(m.name, "keeps %s: %v", w.key, err)
+	m.c.endRemoval(w.removal)
+	m.end(w, err)
+}
+
+// renameAside is the first half: from here on no new user finds the folder.
+func (m *node) renameAside(w *work) {
+	s := m.c.slot(w.key)
+	d := m.c.drives[w.key.Disk]
+	switch {
+	case s == nil || d.uuid != w.uuid:
+		m.fails(w, errors.New("it is not there any more"))
+		return
+	case d.readOnly:
+		m.fails(w, errIO)
+		return
+	}
+	if why := s.using(d); why != "" {
+		m.fails(w, &disk.InUseError{ID: w.key.ID, Reason: why})
+		return
+	}
+	s.aside = true
+	m.c.tell(m.name, "renames %s aside", w.key)
+	m.soon(func() { m.lookForUsers(w, s) })
+}
+
+func (m *node) lookForUsers(w *work, s *slot) {
+	d := m.c.drives[w.key.Disk]
+	if m.c.slot(w.key) != s || !s.aside {
+		m.fails(w, errors.New("it is not there any more"))
+		return
+	}
+	if why := s.using(d); why != "" {
+		s.aside = false
+		m.fails(w, &disk.InUseError{ID: w.key.ID, Reason: why})
+		return
+	}
+	m.soon(func() { m.unlink(w, s) })
+}
+
+func (m *node) unlink(w *work, s *slot) {
+	if m.c.slot(w.key) != s || !s.aside {
+		m.fails(w, errors.New("it is not there any more"))
+		return
+	}
+	w.removal.unlinks(s)
+	delete(m.c.drives[w.key.Disk].slots, w.key.ID)
+	m.c.tell(m.name, "has deleted %s", w.key)
+	m.c.endRemoval(w.removal)
+	m.end(w, nil)
+}

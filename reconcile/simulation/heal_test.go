@@ -1,0 +1,154 @@
+package simulation
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// heal ends all faults, and whatever keeps the cluster from being as it is declared.
+// mend says that the declaration is made to fit too; otherwise evictions and the like
+// stay.
+func (c *cluster) heal(mend bool) {
+	c.calm, c.calmSince = true, c.now
+	c.tell("", "all faults end")
+	for _, w := range c.links {
+		w.down, w.slow = false, 0
+	}
+	clear(c.lying)
+	c.offline = false
+	for _, ref := range c.places() {
+		d := c.drives[ref]
+		if !d.there {
+			d.comesBack(true)
+		}
+		d.unclear, d.readOnly, d.dying, d.filled = false, false, false, -100*gib
+		for _, id := range d.ids() {
+			s := d.slots[id]
+			if mend || c.one(2) {
+				s.users = 0
+			}
+			if s.sound() && s.letter != s.digest { // a scrub finds it
+				c.lose(plan.CopyRef{Disk: ref, ID: id}, s)
+				c.nodes[ref.Node].damaged(s)
+			}
+		}
+	}
+	config := c.edited(func(config *schema.Config) { c.mend(config, mend) })
+	_ = c.decide(&config)
+	for _, name := range c.names {
+		m := c.nodes[name]
+		m.start()
+		m.mendDir()
+	}
+	c.declare(config)
+	for _, name := range plantest.ImageNames {
+		if config.Images[name].Source.Upload != nil && c.one(2) {
+			c.promise(name)
+		}
+	}
+}
+
+// encrypts reports whether an image has other bytes each time it is made.
+func encrypts(image schema.Image) bool {
+	return image.Source.Clone != nil && image.Source.Clone.Encryption == schema.Encrypt
+}
+
+func (c *cluster) mend(config *schema.Config, mend bool) {
+	if mend {
+		config.Settings.ConcurrentReplenishPerNodeLimit = 5
+		for name, node := range c.heads[0].config.Nodes {
+			node.Tags = config.Nodes[name].Tags
+			config.Nodes[name] = node
+		}
+		if len(config.Images) == 0 {
+			c.addImage(config)
+		}
+		for _, ref := range c.places() {
+			for _, id := range c.drives[ref].ids() {
+				if _, declared := config.Images[id.Name]; !declared && !slices.Contains(config.Settings.PruneConfirmed, id) {
+					config.Settings.PruneConfirmed = append(config.Settings.PruneConfirmed, id)
+				}
+			}
+		}
+	}
+}
+
+// decide is what a person has to do where copies differ, or the origin has other bytes
+// than are declared.
+func (c *cluster) decide(config *schema.Config) (did bool) {
+	for _, name := range plantest.ImageNames {
+		image, declared := config.Images[name]
+		if !declared {
+			continue
+		}
+		differ := map[string]bool{}
+		for _, ref := range c.places() {
+			if s := c.drives[ref].slots[image.ID]; s != nil && s.letter != "" {
+				differ[s.letter] = true
+				if s.owned {
+					differ[s.digest] = true
+				}
+			}
+		}
+		switch {
+		case !image.Checksum.IsZero():
+			if of := image.Source.Clone; of == nil {
+				c.serves[origin(image)] = c.letterOf(image.Checksum)
+			} else if c.content(*config, image) != c.letterOf(image.Checksum) && !c.soundWith(*config, image.Checksum) {
+				image.Checksum = disk.Digest{} // which is not to be had
+				image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
+				config.Images[name] = image
+				did = true
+			}
+			if c.gaveUp(image.ID) {
+				image.BandwidthLimit++ // another declaration of the same bytes
+				config.Images[name] = image
+				did = true
+			}
+		case len(differ) > 1 && encrypts(image):
+			image.ID.UUID = fmt.Sprintf("%08x", c.Uint32())
+			config.Images[name] = image
+			did = true
+		case len(differ) > 1:
+			letter := c.serves[origin(image)]
+			if have := c.soundOf(*config, image); len(have) > 0 && image.Source.Download == nil {
+				letter = c.slot(have[0]).digest
+			}
+			if letter == "" { // of a clone, all copies of which are lost
+				for _, ref := range c.places() {
+					delete(c.drives[ref].slots, image.ID)
+				}
+				return true
+			}
+			image.Checksum = c.sum(letter)
+			image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
+			config.Images[name] = image
+			did = true
+		}
+		for _, ref := range c.places() {
+			s := c.drives[ref].slots[image.ID]
+			if s != nil && s.letter != "" && !image.Checksum.IsZero() && c.sum(s.letter) != image.Checksum && (c.sum(s.digest) != image.Checksum || s.users > 0) {
+				delete(c.drives[ref].slots, image.ID)
+				did = true
+			}
+		}
+	}
+	return did
+}
+
+// gaveUp reports whether a node will not try again until the declaration changes.
+func (c *cluster) gaveUp(id disk.ID) bool {
+	for _, m := range c.nodes {
+		for key, t := range m.o.Failures {
+			if m.up && key.ID == id && t.Final {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,139 @@
+package simulation
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/txtar"
+)
+
+var mutants = flag.String("cluster.mutants", "", "break the rules that match this, one after the other, and see the simulation catch each")
+
+// mutant is a rule broken on purpose: in the planning, or, where the rule is the
+// executor's, in what the simulation has in its place. The comment of its file begins with
+// the rule and says what is wrong; pairs of find and replace follow.
+type mutant struct {
+	name  string
+	rule  string
+	edits []edit
+}
+
+type edit struct{ file, find, replace string }
+
+func readMutants(t *testing.T) []mutant {
+	files, err := filepath.Glob("testdata/mutants/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no mutants: %v", err)
+	}
+	var all []mutant
+	for _, file := range files {
+		a, err := txtar.ParseFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := mutant{name: strings.TrimSuffix(filepath.Base(file), ".txtar"), rule: strings.TrimSpace(string(a.Comment))}
+		for i := 0; i+1 < len(a.Files); i += 2 {
+			of, ok := strings.CutPrefix(a.Files[i].Name, "find ")
+			if !ok || a.Files[i+1].Name != "replace" {
+				t.Fatalf("%s: sections are in pairs of find FILE and replace", file)
+			}
+			m.edits = append(m.edits, edit{of, string(a.Files[i].Data), string(a.Files[i+1].Data)})
+		}
+		all = append(all, m)
+	}
+	return all
+}
+
+// apply returns the files as the mutant has them. It is wrong if a text to find is not
+// there exactly once: then the code has moved on.
+func (m mutant) apply() (map[string][]byte, error) {
+	files := map[string][]byte{}
+	for _, e := range m.edits {
+		if files[e.file] == nil {
+			data, err := os.ReadFile(filepath.Join("..", e.file))
+			if err != nil {
+				return nil, err
+			}
+			files[e.file] = data
+		}
+		find := strings.TrimSuffix(e.find, "\n")
+		if n := bytes.Count(files[e.file], []byte(find)); n != 1 {
+			return nil, fmt.Errorf("%s has %d times, and not once:\n%s", e.file, n, find)
+		}
+		files[e.file] = bytes.Replace(files[e.file], []byte(find), []byte(strings.TrimSuffix(e.replace, "\n")), 1)
+	}
+	return files, nil
+}
+
+// TestMutantsFit sees that each mutant is one of the code as it is.
+func TestMutantsFit(t *testing.T) {
+	t.Parallel()
+	for _, m := range readMutants(t) {
+		if _, err := m.apply(); err != nil {
+			t.Errorf("%s: %v", m.name, err)
+		}
+	}
+}
+
+// TestMutants runs the simulation with each rule broken, and looks only at what comes of it
+// in the world. The tree is left alone.
+func TestMutants(t *testing.T) {
+	if *mutants == "" {
+		t.Skip("it takes minutes: -cluster.mutants=. (make mutants)")
+	}
+	only := regexp.MustCompile(*mutants)
+	for _, m := range readMutants(t) {
+		if only.MatchString(m.name) {
+			t.Run(m.name, m.run)
+		}
+	}
+}
+
+var caught = regexp.MustCompile(`(?s)(\d+) clusters in (\S+):.*seed (\d+) broke a rule:\n(.*?)\n`)
+
+func (m mutant) run(t *testing.T) {
+	files, err := m.apply()
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := struct{ Replace map[string]string }{map[string]string{}}
+	dir := t.TempDir()
+	for name, data := range files {
+		real, err := filepath.Abs(filepath.Join("..", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		overlay.Replace[real] = filepath.Join(dir, strings.ReplaceAll(name, "/", "_"))
+		if err := os.WriteFile(overlay.Replace[real], data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := json.Marshal(overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-overlay", filepath.Join(dir, "overlay.json"), "-count=1", "-timeout=60m",
+		"-run=^TestCluster$", "-v", "-cluster.world", "-cluster.seeds=1000", "-cluster.lines=1").CombinedOutput()
+	found := caught.FindSubmatch(out)
+	if err == nil || found == nil {
+		t.Errorf("%s\nwas not caught in 1,000 seeds:\n%s", m.rule, tail(out, 3000))
+		return
+	}
+	t.Logf("%s\ncaught in seed %s, %s (%s with its compilation): %s", m.rule, found[3], found[2],
+		time.Since(began).Round(time.Second), bytes.TrimSpace(found[4]))
+}
+
+func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }

@@ -1,0 +1,409 @@
+package simulation
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// node is one machine: its config directory, its wall clock and, while it is up, a process that
+// runs a reconcile.Loop.
+type node struct {
+	c      *cluster
+	name   string
+	up     bool
+	life   int           // counts starts
+	wall   time.Duration // how far the wall clock is off
+	dir    *declared     // what is in the directory
+	spoilt bool          // or rather what was there before somebody broke it
+
+	loop   *reconcile.Loop
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	// What the loop was told of the directory.
+	conf    *declared     // nil: nothing yet
+	took    time.Duration // when
+	broken  bool
+	next    *declared // what the next round applies
+	reread  bool      // the next round applies a read without a change
+	gap     bool      // conf was broken at the start
+	missing string    // the image that is broken in it; "": all is unknown
+	own     map[string]schema.Disk
+	left    map[string]time.Duration // when images left the configuration
+
+	busy, due bool // a round runs; another one has to follow
+	begun     []func()
+	d         plan.Desired // of the last round
+	o         plan.Observed
+	plan      plan.Plan
+	rounds    int
+	wakes     int // counts the waits that were given up for others
+
+	works   map[plan.CopyRef]*work
+	byHand  map[plan.CopyRef]bool
+	uploads map[plan.CopyRef]*uploader // that were begun, until their jobs end
+	failing map[plan.CopyRef]bool      // jobs that failed since the last round
+
+	heard map[string]*hearsay
+	said  *said // what it publishes
+	polls []*poll
+
+	noting       bool // a round observes
+	listed       []listing
+	observations int // of this round
+	steps        int // how often the wall clock was set in this life
+	clock        time.Duration
+	recorded     map[string]int // steps up to which the times on a disk are right, by uuid
+	unwritten    map[unwrittenKey]bool
+}
+
+// later does something after wait, unless the process ended meanwhile.
+func (m *node) later(wait time.Duration, do func()) {
+	life := m.life
+	m.c.after(wait, func() {
+		if m.up && m.life == life {
+			do()
+		}
+	})
+}
+
+func (m *node) soon(do func()) { m.later(m.c.moment(), do) }
+
+// start begins a process. It knows only what is on its disks and in its directory.
+func (m *node) start() {
+	if m.up {
+		return
+	}
+	m.life, m.up = m.life+1, true
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	log := slog.New(slog.DiscardHandler)
+	m.loop = reconcile.NewLoop(reconcile.NewWith(m.system(), log), reconcile.LoopOptions{Interval: time.Minute, Node: m.name, Log: log})
+	m.conf, m.next, m.broken, m.reread, m.gap, m.missing = nil, nil, false, false, false, ""
+	m.left = map[string]time.Duration{}
+	m.busy, m.due, m.begun = false, false, nil
+	m.d, m.o, m.plan, m.rounds = plan.Desired{}, plan.Observed{}, plan.Plan{}, 0
+	m.works, m.byHand, m.uploads, m.failing = map[plan.CopyRef]*work{}, map[plan.CopyRef]bool{}, map[plan.CopyRef]*uploader{}, map[plan.CopyRef]bool{}
+	m.heard, m.said, m.polls = map[string]*hearsay{}, nil, nil
+	m.noting, m.listed = false, nil
+	m.steps, m.clock, m.recorded, m.unwritten = 0, m.wall, map[string]int{}, map[unwrittenKey]bool{}
+	m.c.tell(m.name, "starts")
+	m.c.noteReturn(m)
+	if m.dir == nil {
+		m.dir = m.c.head()
+	}
+	m.next = m.dir
+	m.later(m.c.between(0, time.Minute), m.tick)
+	m.kick()
+}
+
+// crash ends the process at once. A folder that it was about to delete has its name again when it
+// starts the next time.
+func (m *node) crash() {
+	if !m.up {
+		return
+	}
+	m.c.tell(m.name, "crashes")
+	m.up = false
+	m.cancel()
+	for ref := range m.own {
+		if d := m.c.drives[schema.DiskRef{Node: m.name, Disk: ref}]; d != nil {
+			for _, s := range d.slots {
+				s.aside = false
+			}
+		}
+	}
+	m.c.removals = slices.DeleteFunc(m.c.removals, func(r *removal) bool { return r.node == m })
+	m.excuse()
+}
+
+// tick reads the directory, where events may have been missed.
+func (m *node) tick() {
+	m.reread = true
+	m.kick()
+	m.later(m.c.between(50*time.Second, 70*time.Second), m.tick)
+}
+
+// receive puts a configuration into the directory.
+func (m *node) receive(d *declared) {
+	if m.dir != nil && d.number < m.dir.number {
+		return
+	}
+	m.dir = d
+	if m.up && !m.spoilt {
+		m.next = d
+		m.kick()
+	}
+}
+
+// breakDir makes a mistake in the directory, and mendDir corrects it.
+func (m *node) breakDir() {
+	m.spoilt = true
+	m.c.tell(m.name, "the configuration breaks")
+	m.kick()
+}
+
+func (m *node) mendDir() {
+	if m.spoilt {
+		m.c.tell(m.name, "the configuration is mended")
+		m.spoilt, m.next = false, m.dir
+		m.kick()
+	}
+}
+
+// kick requests a round.
+func (m *node) kick() {
+	switch {
+	case !m.up:
+	case m.busy:
+		m.due = true
+	default:
+		m.busy = true
+		m.soon(func() { m.c.spawn(&fiber{node: m}, m.round) })
+	}
+}
+
+// round does what the select of Loop.Run does for an event.
+func (m *node) round() {
+	if !m.configure() {
+		return
+	}
+	m.noting, m.listed = true, nil
+	if m.wall != m.clock {
+		m.steps++
+	}
+	m.clock = m.wall
+	m.observations = 0
+	wait := m.loop.Step(m.ctx)
+	m.noting, m.busy = false, false
+	m.failing = map[plan.CopyRef]bool{}
+	v := m.loop.View()
+	m.d, m.o, m.plan, m.rounds = v.Desired, v.Observed, v.Plan, v.Rounds
+	m.noteUnwritten()
+	m.stopWorks()
+	begun := m.begun
+	m.begun = nil
+	for _, begin := range begun {
+		begin()
+	}
+	m.alone()
+	m.sleep(wait, v)
+	if m.due {
+		m.due = false
+		m.later(m.c.between(0, 2*time.Second), m.kick)
+	}
+}
+
+// sleep wakes the node when a wait of its plan is over.
+func (m *node) sleep(wait time.Duration, _ *status.View) {
+	m.wakes++
+	wakes := m.wakes
+	if wait < time.Minute { // otherwise the tick comes first
+		m.later(wait, func() {
+			if m.wakes == wakes {
+				m.kick()
+			}
+		})
+	}
+}
+
+// configure applies what is in the directory. It returns false if the process ended.
+func (m *node) configure() bool {
+	changed, reading := m.take(), reconcile.Reading{Began: m.steady(), Ended: m.steady()}
+	if changed {
+		reading.Result = m.result()
+	}
+	if !changed && !m.reread {
+		return true
+	}
+	m.reread = false
+	if _, err := m.loop.Apply(m.ctx, reading); err != nil {
+		m.c.tell(m.name, "cannot start: %v", err)
+		m.crash()
+		m.c.after(m.c.between(5*time.Second, 30*time.Second), m.start)
+		return false
+	}
+	return true
+}
+
+// take makes what is in the directory what the loop is told next, and reports whether it changed.
+func (m *node) take() (changed bool) {
+	next := m.next
+	m.next = nil
+	if m.spoilt != m.broken {
+		m.broken, changed = m.spoilt, true
+		m.c.tell(m.name, "sees that the configuration is %s", ifSo(m.broken, "broken"))
+	}
+	if next == nil || next == m.conf && !m.gap {
+		return changed
+	}
+	m.gap, m.missing = m.conf == nil && m.broken, ""
+	if m.gap && m.c.one(2) {
+		m.missing, _ = m.c.declaredName(&next.config)
+	}
+	if m.conf != nil {
+		for name := range m.conf.config.Images {
+			m.left[name] = m.c.now
+		}
+	}
+	m.conf, m.took = next, m.c.now
+	if node, ok := next.config.Nodes[m.name]; ok || m.own == nil {
+		m.own = node.Disks
+	}
+	m.c.tell(m.name, "takes configuration %d (%s)%s", next.number, next.digest, ifSo(m.broken, ", which is broken"))
+	return true
+}
+
+// allowed is how far the configuration may be acted on.
+func (m *node) allowed() schema.Allowed {
+	_, declared := m.conf.config.Nodes[m.name]
+	switch {
+	case !declared, m.broken && m.gap && m.missing == "":
+		return schema.ObserveOnly
+	case m.broken:
+		return schema.NoDeletions
+	}
+	return schema.Everything
+}
+
+// result is what package schema makes of the directory.
+func (m *node) result() *schema.Result {
+	r := &schema.Result{Config: m.conf.config, Digest: m.conf.digest, May: schema.Everything}
+	if !m.broken {
+		return r
+	}
+	r.Digest, r.May = "", schema.NoDeletions
+	if m.gap && m.missing == "" {
+		r.May = schema.ObserveOnly
+	}
+	if m.missing != "" {
+		r.Config.Images = maps.Clone(r.Config.Images)
+		delete(r.Config.Images, m.missing)
+		r.Held = []schema.Held{{Name: m.missing}}
+	}
+	return r
+}
+
+// digestNow is the digest that the node publishes.
+func (m *node) digestNow() string {
+	if m.conf == nil || m.broken {
+		return ""
+	}
+	if _, declared := m.conf.config.Nodes[m.name]; !declared {
+		return ""
+	}
+	return m.conf.digest
+}
+
+// leaving reports whether a copy of the node is withdrawn.
+func (m *node) leaving(key plan.CopyRef) bool {
+	return m.loop.PeerNode().Leaving(key.Disk.Disk, key.ID)
+}
+
+// suspects reports whether a copy of the node gave other bytes than it should have.
+func (m *node) suspects(key plan.CopyRef) bool {
+	return plan.Suspects(m.o.Failures)[key]
+}
+
+func (m *node) sortedWorks() []*work {
+	works := slices.Collect(maps.Values(m.works))
+	slices.SortFunc(works, func(a, b *work) int {
+		return cmp.Or(plan.CompareDisks(a.key.Disk, b.key.Disk), plan.CompareIDs(a.key.ID, b.key.ID))
+	})
+	return works
+}
+
+// listing is what a round saw on a disk.
+type listing struct {
+	ref   schema.DiskRef
+	drive *drive
+	reconcile.Contents
+}
+
+// noteListing notes for each copy that a round listed what is true by a clock that nobody sets:
+// when it was used, and since when it is surplus. Usage is recorded by the first listing of a
+// round only.
+func (m *node) noteListing() {
+	if !m.noting {
+		return
+	}
+	listed := m.listed
+	m.listed = nil
+	for _, w := range m.works {
+		if w.asks != nil && w.asks.over && !w.sure {
+			w.removal.witness(m, m.digestNow())
+		}
+	}
+	if m.observations++; m.observations > 1 {
+		return
+	}
+	for _, one := range listed {
+		for _, c := range one.Copies {
+			s, key := one.drive.slots[c.ID], plan.CopyRef{Disk: one.ref, ID: c.ID}
+			if _, used := one.Users.InUse(c.ID); used {
+				s.used = m.c.now
+			}
+			image, declared := m.conf.config.Images[c.ID.Name]
+			declared = declared && c.ID.Name != m.missing
+			failing := m.failing[key] || m.o.Failures[key].Disk
+			switch {
+			case m.allowed() == schema.ObserveOnly:
+			case declared && image.ID == c.ID && c.State == disk.Ready && !failing && m.c.mustWant(m.conf, image, one.ref):
+				s.wanted, s.unwanted = m.c.now, 0
+			case m.allowed() == schema.Everything && s.unwanted == 0:
+				s.unwanted = m.c.now
+			}
+		}
+	}
+}
+
+// unwrittenKey names a copy on a disk, wherever the disk is.
+type unwrittenKey struct {
+	uuid string
+	id   disk.ID
+}
+
+// noteUnwritten finds the copies whose usage a round knew and could not record, and the disks
+// on which the times are right.
+func (m *node) noteUnwritten() {
+	for name := range m.own {
+		ref := schema.DiskRef{Node: m.name, Disk: name}
+		seen, d := m.o.Disks[ref], m.c.drives[ref]
+		if seen.Problem != "" || d == nil || d.uuid != seen.UUID {
+			continue
+		}
+		behind := m.d.Allowed == schema.ObserveOnly
+		for id, c := range seen.Copies {
+			s := d.slots[id]
+			pending := s != nil && (s.mark.InUse != c.InUseRecorded || !s.mark.LastUsed.Equal(c.LastUsed) || !s.mark.SurplusSince.Equal(c.SurplusSince) || s.mark.By != c.ClockNode)
+			if behind = behind || pending; pending {
+				m.unwritten[unwrittenKey{d.uuid, id}] = true
+			} else {
+				delete(m.unwritten, unwrittenKey{d.uuid, id})
+			}
+		}
+		if !behind {
+			m.recorded[d.uuid] = m.steps
+		}
+	}
+}
+
+// excuse notes the copies about which a process that ended knew more than it could record. What
+// it would have recorded is lost, and the next process cannot know that.
+func (m *node) excuse() {
+	for _, d := range m.c.drives {
+		outdated := m.recorded[d.uuid] < m.steps || m.wall != m.clock
+		for id, s := range d.slots {
+			s.excused = s.excused || s.mark.By == m.name && outdated || m.unwritten[unwrittenKey{d.uuid, id}]
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package simulation
+
+import (
+	"container/heap"
+	"iter"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// event is something that happens at a moment of true time.
+type event struct {
+	at  time.Duration
+	tie uint64 // by the dice, so that events of one moment happen in any order
+	do  func()
+}
+
+// queue holds the events to come.
+type queue []event
+
+func (q queue) Len() int { return len(q) }
+
+func (q queue) Less(i, j int) bool {
+	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].tie < q[j].tie
+}
+
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+
+func (q *queue) Push(x any) { *q = append(*q, x.(event)) }
+
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	h := (*q)[last]
+	(*q)[last] = event{}
+	*q = (*q)[:last]
+	return h
+}
+
+// after lets do happen when wait has passed.
+func (c *cluster) after(wait time.Duration, do func()) {
+	heap.Push(&c.queue, event{c.now + wait, c.Uint64(), do})
+}
+
+// until lets all events before the time end happen, or until a rule was broken.
+func (c *cluster) until(end time.Duration) {
+	for len(c.queue) > 0 && c.queue[0].at <= end && len(c.found) == 0 {
+		h := heap.Pop(&c.queue).(event)
+		c.now = h.at
+		h.do()
+		for _, r := range c.removals {
+			r.sample()
+		}
+	}
+	if len(c.found) == 0 {
+		c.now = end
+	}
+}
+
+// moment is how long a step takes: usually a few milliseconds, and sometimes so long that much
+// happens meanwhile.
+func (c *cluster) moment() time.Duration {
+	switch n := c.IntN(40); {
+	case n == 0 && !c.calm:
+		return time.Duration(c.IntN(40)) * time.Second
+	case n < 7:
+		return time.Duration(c.IntN(3000)) * time.Millisecond
+	}
+	return time.Duration(1+c.IntN(50)) * time.Millisecond
+}
+
+func (c *cluster) between(least, most time.Duration) time.Duration {
+	return least + time.Duration(c.Int64N(int64(most-least)+1))
+}
+
+// fiber runs product code that takes simulated time: the code runs until it calls something of
+// the simulated system that pauses, and continues when that time has passed. Only one fiber
+// runs at a time, so that a seed replays exactly.
+type fiber struct {
+	node  *node
+	life  int // of the node; the fiber ends with it
+	next  func() (time.Duration, bool)
+	stop  func()
+	yield func(time.Duration) bool
+	// listed is called when the fiber lists the copies on a disk; nil in rounds.
+	listed func(schema.DiskRef)
+}
+
+// killed ends the code of a fiber whose node crashed.
+type killed struct{}
+
+// spawn runs do as a fiber of a node.
+func (c *cluster) spawn(f *fiber, do func()) {
+	f.life = f.node.life
+	f.next, f.stop = iter.Pull(func(yield func(time.Duration) bool) {
+		defer func() {
+			if r := recover(); r != nil && r != (killed{}) {
+				panic(r)
+			}
+		}()
+		f.yield = yield
+		do()
+	})
+	c.fibers[f] = true
+	c.resume(f)
+}
+
+func (c *cluster) resume(f *fiber) {
+	if !f.node.up || f.node.life != f.life {
+		c.kill(f)
+		return
+	}
+	before := c.running
+	c.running = f
+	wait, paused := f.next()
+	c.running = before
+	if !paused {
+		delete(c.fibers, f)
+		return
+	}
+	c.after(wait, func() { c.resume(f) })
+}
+
+func (c *cluster) kill(f *fiber) {
+	f.stop()
+	delete(c.fibers, f)
+}
+
+// pause lets time pass in the fiber that runs, if one does.
+func (c *cluster) pause(wait time.Duration) {
+	if f := c.running; f != nil && !f.yield(wait) {
+		panic(killed{})
+	}
+}
+
+// close ends all fibers.
+func (c *cluster) close() {
+	for f := range c.fibers {
+		c.kill(f)
+	}
+}

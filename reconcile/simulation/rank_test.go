@@ -1,0 +1,87 @@
+package simulation
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// rankKey names an image of a configuration by the number of that.
+type rankKey struct {
+	number int
+	image  string
+}
+
+// rank is the ranking of DESIGN, written down a second time: every node's best disk
+// before any node's second, by the mixed numbers of image and disk.
+func (c *cluster) rank(d *declared, image schema.Image) []schema.DiskRef {
+	key := rankKey{d.number, image.ID.String()}
+	if known := c.rankings[key]; known != nil {
+		return *known
+	}
+	round := map[schema.DiskRef]int{}
+	refs := plantest.MatchingDisks(d.config, image)
+	score := func(ref schema.DiskRef) uint64 { return c.score(image.ID.Name, ref) }
+	slices.SortFunc(refs, func(a, b schema.DiskRef) int { return cmp.Compare(score(a), score(b)) })
+	of := map[string]int{}
+	for _, ref := range refs {
+		round[ref] = of[ref.Node]
+		of[ref.Node]++
+	}
+	slices.SortStableFunc(refs, func(a, b schema.DiskRef) int { return cmp.Compare(round[a], round[b]) })
+	c.rankings[key] = &refs
+	return refs
+}
+
+func (c *cluster) score(image string, ref schema.DiskRef) uint64 {
+	return splitMix(c.number(image) ^ c.number(ref.Node, ref.Disk))
+}
+
+func (c *cluster) number(names ...string) uint64 {
+	var b []byte
+	for _, name := range names {
+		b = append(binary.BigEndian.AppendUint64(b, uint64(len(name))), name...)
+	}
+	known, ok := c.numbers[string(b)]
+	if !ok {
+		sum := sha256.Sum256(b)
+		known = binary.BigEndian.Uint64(sum[:])
+		c.numbers[string(b)] = known
+	}
+	return known
+}
+
+func splitMix(x uint64) uint64 {
+	for _, step := range [...]struct{ shift, factor uint64 }{{30, 0xbf58476d1ce4e5b9}, {27, 0x94d049bb133111eb}, {31, 1}} {
+		x ^= x >> step.shift
+		x *= step.factor
+	}
+	return x
+}
+
+// copies is how many are wanted, and enough how many have to stand.
+func copiesWanted(image schema.Image, ranked int) (copies, enough int) {
+	if copies = image.Copies; image.AllDisks {
+		copies = ranked
+	}
+	return copies, max(1, min(copies, ranked))
+}
+
+// mustWant reports whether a ready copy on the disk is wanted whatever other nodes
+// have: it is one of the first in rank, or named.
+func (c *cluster) mustWant(d *declared, image schema.Image, ref schema.DiskRef) bool {
+	ranked := c.rank(d, image)
+	copies, _ := copiesWanted(image, len(ranked))
+	i := slices.Index(ranked, ref)
+	return i >= 0 && i < copies || slices.Contains(image.Disks, ref) && !evicting(d.config, ref)
+}
+
+func evicting(config schema.Config, ref schema.DiskRef) bool {
+	node, declared := config.Nodes[ref.Node]
+	one, known := node.Disks[ref.Disk]
+	return !declared || !known || node.EvictionRequested || one.EvictionRequested
+}

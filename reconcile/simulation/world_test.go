@@ -1,0 +1,257 @@
+package simulation
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+const (
+	gib       = 1 << 30
+	driveSize = 8 * gib
+)
+
+var worldStart = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
+
+// cluster is many nodes with disks, a network between them and an origin, in memory.
+// One seed is one run: nothing in it follows from anything but its dice.
+type cluster struct {
+	dice
+	holds   dice // for suspensions
+	seed    uint64
+	now     time.Duration // true time, since worldStart
+	queue   queue
+	fibers  map[*fiber]bool
+	running *fiber   // nil: none
+	names   []string // of all nodes, sorted
+	nodes   map[string]*node
+	drives  map[schema.DiskRef]*drive // which disk is where
+	links   map[link]*wire
+	lying   map[string]bool // nodes that send other bytes than they should
+
+	serves   map[string]string          // letter of the bytes behind an origin
+	replicas map[string]map[string]bool // nodes that have a usable replica of a volume
+	offline  bool                       // the origins that are not in the cluster
+	reads    []read                     // of an origin
+	salts    int                        // counts what was encrypted
+	promised map[string]bool            // images that somebody uploads when all faults are over
+
+	heads    []*declared // what was declared, the newest last
+	digests  map[string]string
+	rankings map[rankKey]*[]schema.DiskRef
+	numbers  map[string]uint64
+	letters  map[string]disk.Digest
+	manifest map[string]disk.Digest
+
+	removals     []*removal // that have begun and not ended
+	losses       []loss
+	decisions    []decision
+	calm         bool // no more faults
+	calmSince    time.Duration
+	quick        bool // a configuration is everywhere in seconds
+	pairs        map[string]int
+	publications int
+	disks        int // that there were, ever
+	done         map[plan.Op]int
+	begun        int    // actions, of all nodes
+	story        *story // nil: nobody reads it
+	found        []string
+}
+
+// drive is one disk, wherever it is.
+type drive struct {
+	uuid     string
+	there    bool
+	unclear  bool  // a replica's metadata cannot be read
+	readOnly bool  // nothing can be written, and marks neither
+	dying    bool  // whatever is written fails, but for marks and deletions
+	filled   int64 // by others
+	slots    map[disk.ID]*slot
+}
+
+// slot is one image folder, and what is true of it whatever a manager knows.
+type slot struct {
+	letter   string // of the bytes in the file; "": no file
+	touched  bool   // the evidence does not fit any more
+	owned    bool
+	digest   string // letter that the record vouches for
+	failed   string
+	checked  time.Time
+	part     int64
+	users    int
+	mark     plan.Usage
+	made     time.Duration // when the manager made or adopted it
+	used     time.Duration // when the manager last saw it used
+	from     *uploader     // of the part
+	pulled   bool          // the part came from other nodes
+	failedAt time.Duration // when it became failed
+	soberly  bool          // by a clock that was never set
+	damaged  time.Time     // by the wall clock of the node, as the record has it
+	aside    bool          // renamed, on its way out
+	// wanted is the last moment at which its manager had to want it, and unwanted the
+	// first after that at which it did not have to, under a valid configuration.
+	wanted, unwanted time.Duration
+	usedFrom         time.Duration // when the use that goes on began
+	born             time.Duration // when the folder became ours
+	excused          bool          // what a manager knew of it was lost with it
+}
+
+// read is a download that began.
+type read struct {
+	at   time.Duration
+	id   disk.ID
+	node string
+	done bool
+}
+
+// loss is a ready copy that went by something else than our deletion.
+type loss struct {
+	at     time.Duration
+	key    plan.CopyRef
+	digest string
+}
+
+func newCluster(seed uint64, least, most int, told bool) *cluster {
+	c := &cluster{
+		seed: seed, dice: dice{rand.New(rand.NewPCG(seed, 3))}, holds: dice{rand.New(rand.NewPCG(seed, 4))}, nodes: map[string]*node{}, fibers: map[*fiber]bool{}, drives: map[schema.DiskRef]*drive{},
+		links: map[link]*wire{}, lying: map[string]bool{}, serves: map[string]string{}, replicas: map[string]map[string]bool{}, promised: map[string]bool{}, digests: map[string]string{},
+		rankings: map[rankKey]*[]schema.DiskRef{}, numbers: map[string]uint64{}, pairs: map[string]int{}, letters: map[string]disk.Digest{}, manifest: map[string]disk.Digest{}, done: map[plan.Op]int{},
+	}
+	if told {
+		c.story = &story{}
+	}
+	for i := range least + c.IntN(most-least+1) {
+		c.names = append(c.names, fmt.Sprintf("node%02d", i+1))
+	}
+	for _, name := range c.names {
+		c.nodes[name] = &node{c: c, name: name}
+	}
+	c.declare(c.first())
+	for _, name := range c.names {
+		for d := range c.head().config.Nodes[name].Disks {
+			c.drives[schema.DiskRef{Node: name, Disk: d}] = nil
+		}
+	}
+	for i, ref := range c.places() {
+		c.drives[ref] = &drive{uuid: newUUID(i), there: true, slots: map[disk.ID]*slot{}}
+	}
+	c.disks = len(c.drives)
+	for _, name := range c.names {
+		c.after(c.between(0, 2*time.Minute), func() { c.nodes[name].start() })
+	}
+	return c
+}
+
+func newUUID(n int) string { return fmt.Sprintf("disk-%04d", n) }
+
+// places are where disks are, sorted.
+func (c *cluster) places() []schema.DiskRef {
+	return slices.SortedFunc(maps.Keys(c.drives), plan.CompareDisks)
+}
+
+func (d *drive) ids() []disk.ID { return slices.SortedFunc(maps.Keys(d.slots), plan.CompareIDs) }
+
+func (d *drive) free() int64 {
+	free := driveSize - d.filled
+	for _, s := range d.slots {
+		free -= s.part
+		if s.letter != "" {
+			free -= gib
+		}
+	}
+	return max(0, free)
+}
+
+// sound reports whether the copy is ready in truth: nothing that a look can see
+// speaks against it.
+func (s *slot) sound() bool {
+	return s != nil && s.letter != "" && s.owned && !s.touched && s.failed == "" && !s.aside
+}
+
+// slot is the folder of a copy, nil when there is none.
+func (c *cluster) slot(key plan.CopyRef) *slot {
+	if d := c.drives[key.Disk]; d != nil && d.there {
+		return d.slots[key.ID]
+	}
+	return nil
+}
+
+// slotOn is the slot if that disk is there.
+func (c *cluster) slotOn(uuid string, key plan.CopyRef) *slot {
+	if d := c.drives[key.Disk]; d != nil && d.uuid == uuid {
+		return c.slot(key)
+	}
+	return nil
+}
+
+// slotOf is the slot on that disk, wherever it is.
+func (c *cluster) slotOf(uuid string, id disk.ID) *slot {
+	for _, d := range c.drives {
+		if d.uuid == uuid {
+			return d.slots[id]
+		}
+	}
+	return nil
+}
+
+func (c *cluster) seesCopy(id disk.ID, s *slot) disk.Copy {
+	v := disk.Copy{
+		ID: id, State: disk.Pending, Owned: s.owned, HasCfg: true, PartBytes: s.part, VerifiedAt: s.checked, DamagedAt: s.damaged,
+		InUseRecorded: s.mark.InUse, LastUsed: s.mark.LastUsed, SurplusSince: s.mark.SurplusSince, ClockNode: s.mark.By,
+	}
+	if s.part > 0 || s.from != nil {
+		v.PartTotal = gib
+	}
+	switch {
+	case s.from != nil:
+		v.PartSourceID = disk.PartFromUpload
+	case s.pulled && s.part > 0:
+		v.PartSourceID = disk.PartFromPeers
+	}
+	if s.letter == "" {
+		return v
+	}
+	v.Size, v.RealSize, v.State = gib, gib, disk.Ready
+	if s.owned && s.digest != "" && !s.touched {
+		v.SHA512, v.ManifestDigest = c.sum(s.digest), c.chunks(s.digest)
+	}
+	switch {
+	case !s.owned:
+		v.State, v.Message = disk.Unknown, "not verified yet"
+	case s.touched:
+		v.State, v.Message = disk.Unknown, "changed"
+	case s.failed != "":
+		v.State, v.Message = disk.Failed, s.failed
+	}
+	return v
+}
+
+func (s *slot) using(d *drive) string {
+	switch {
+	case s.users > 0:
+		return "used by a replica"
+	case d.unclear:
+		return "cannot determine what is in use"
+	}
+	return ""
+}
+
+func (c *cluster) sum(letter string) disk.Digest { return remembered(c.letters, letter, disk.SHA512) }
+
+func (c *cluster) chunks(letter string) disk.Digest {
+	return remembered(c.manifest, letter, disk.SHA256)
+}
+
+func remembered(known map[string]disk.Digest, letter string, a disk.Algorithm) disk.Digest {
+	if _, ok := known[letter]; !ok {
+		known[letter] = plantest.Digest(a, letter)
+	}
+	return known[letter]
+}
