@@ -5,19 +5,19 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/netns"
 )
 
 // namespaces are network namespaces for a receiver and some senders, with a link of
 // 100 Mbit/s from each sender to the receiver and to nothing else.
 type namespaces struct {
 	tb       testing.TB
-	receiver string // the namespace
-	senders  []string
+	receiver netns.Namespace
+	senders  []netns.Namespace
 	image    disk.Copy
 	sources  []Source
 }
@@ -25,48 +25,29 @@ type namespaces struct {
 // newNamespaces starts so many senders of an image of size bytes.
 func newNamespaces(tb testing.TB, senders int, size int64) *namespaces {
 	tb.Helper()
-	need.NetworkNamespaces(tb)
 	need.Programs(tb, "tc")
-	p := &namespaces{tb: tb, receiver: fmt.Sprintf("bim%d", os.Getpid())}
-	p.add(p.receiver)
+	p := &namespaces{tb: tb, receiver: netns.New(tb, fmt.Sprintf("bim%d", os.Getpid()))}
 	for i := range senders {
-		name := fmt.Sprintf("%s-%d", p.receiver, i)
-		p.add(name)
-		p.senders = append(p.senders, name)
+		sender := netns.New(tb, fmt.Sprintf("%s-%d", p.receiver, i))
+		p.senders = append(p.senders, sender)
 		p.link(i)
 		d := newDisk(tb)
 		p.image = fillDisk(tb, d, size, io.LimitReader(rand.NewChaCha8([32]byte{5}), size))
-		s := startSender(tb, fmt.Sprintf("node%d", i), d, fmt.Sprintf("10.77.%d.2:8000", i), execIn(name)...)
+		s := startSender(tb, fmt.Sprintf("node%d", i), d, fmt.Sprintf("10.77.%d.2:8000", i), sender.Exec()...)
 		p.sources = append(p.sources, s.source)
 	}
 	return p
 }
 
-// execIn returns the beginning of a command line that runs in a namespace.
-func execIn(namespace string) []string { return []string{"ip", "netns", "exec", namespace} }
-
-func (p *namespaces) add(name string) {
-	p.run("ip", "netns", "add", name)
-	p.tb.Cleanup(func() { p.run("ip", "netns", "del", name) })
-	p.run("ip", "-n", name, "link", "set", "lo", "up")
-}
-
 // link connects sender i to the receiver.
 func (p *namespaces) link(i int) {
 	sender, ours := p.senders[i], fmt.Sprintf("peer%d", i)
-	p.run("ip", "link", "add", "name", "up0", "netns", sender, "type", "veth", "peer", "name", ours, "netns", p.receiver)
-	p.run("ip", "-n", sender, "addr", "add", fmt.Sprintf("10.77.%d.2/24", i), "dev", "up0")
-	p.run("ip", "-n", p.receiver, "addr", "add", fmt.Sprintf("10.77.%d.1/24", i), "dev", ours)
-	p.run("ip", "-n", sender, "link", "set", "up0", "up")
-	p.run("ip", "-n", p.receiver, "link", "set", ours, "up")
-	p.run("tc", "-n", sender, "qdisc", "add", "dev", "up0", "root", "tbf", "rate", "100mbit", "burst", "32kb", "latency", "50ms")
-}
-
-func (p *namespaces) run(line ...string) {
-	p.tb.Helper()
-	if out, err := exec.Command(line[0], line[1:]...).CombinedOutput(); err != nil {
-		p.tb.Errorf("%v: %v: %s", line, err, out)
-	}
+	sender.Link(p.tb, "up0", p.receiver, ours)
+	sender.IP(p.tb, "addr", "add", fmt.Sprintf("10.77.%d.2/24", i), "dev", "up0")
+	p.receiver.IP(p.tb, "addr", "add", fmt.Sprintf("10.77.%d.1/24", i), "dev", ours)
+	sender.IP(p.tb, "link", "set", "up0", "up")
+	p.receiver.IP(p.tb, "link", "set", ours, "up")
+	netns.Run(p.tb, "tc", "-n", string(sender), "qdisc", "add", "dev", "up0", "root", "tbf", "rate", "100mbit", "burst", "32kb", "latency", "50ms")
 }
 
 func (p *namespaces) pullJob(senders int) pullJob {
@@ -80,8 +61,8 @@ func TestPullContinuesWhenAnInterfaceGoesDown(t *testing.T) {
 	o := p.pullJob(2)
 	o.NotifyAt = 16 * mib
 	done := pullInProcess(t, t.TempDir(), o, func() {
-		p.run("ip", "-n", p.senders[0], "link", "set", "up0", "down")
-	}, execIn(p.receiver)...)
+		p.senders[0].IP(t, "link", "set", "up0", "down")
+	}, p.receiver.Exec()...)
 	if done.LongestPause > 15 {
 		t.Errorf("nothing arrived for %.1f s", done.LongestPause)
 	}
@@ -101,8 +82,8 @@ func BenchmarkSenders(b *testing.B) {
 			p := newNamespaces(b, senders, 128*mib)
 			var one, all []pullResult
 			for b.Loop() {
-				one = append(one, pullInProcess(b, b.TempDir(), p.pullJob(1), nil, execIn(p.receiver)...))
-				all = append(all, pullInProcess(b, b.TempDir(), p.pullJob(senders), nil, execIn(p.receiver)...))
+				one = append(one, pullInProcess(b, b.TempDir(), p.pullJob(1), nil, p.receiver.Exec()...))
+				all = append(all, pullInProcess(b, b.TempDir(), p.pullJob(senders), nil, p.receiver.Exec()...))
 			}
 			seconds := func(o pullResult) float64 { return o.Seconds }
 			b.ReportMetric(0, "ns/op")
