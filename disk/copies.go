@@ -55,6 +55,8 @@ type Copy struct {
 	// been repaired or replaced since.
 	DamagedAt time.Time `json:"damaged,omitzero"`
 	BackupID  string    `json:"-"` // Record.BackupID
+	// Declaration is Record.Declaration.
+	Declaration Declaration `json:"declaredIn,omitzero"`
 
 	// LastUsed and SurplusSince are by the clock of the node ClockNode.
 	LastUsed     time.Time `json:"lastUsed,omitzero"`
@@ -186,7 +188,7 @@ func (f imageFolder) statIn(folder *os.Root) Copy {
 	c := Copy{
 		ID: f.id, State: Pending, Owned: owned,
 		DamagedAt: r.DamagedAt, InUseRecorded: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, ClockNode: r.ClockNode,
-		BackupID: r.BackupID,
+		BackupID: r.BackupID, Declaration: r.Declaration,
 	}
 	c.addPart(r, folder)
 	info, err := folder.Lstat(imageFile)

@@ -47,6 +47,20 @@ type Record struct {
 	// BackupID identifies the backup of the copy that was last found complete: a hash of
 	// the backup store and of the content.
 	BackupID string `json:"backedUp,omitempty"`
+	// Declaration identifies the document that declares the image, or declared it last.
+	Declaration Declaration `json:"declaredIn,omitzero"`
+}
+
+// Declaration identifies the document of the config directory that declares an image. It
+// is in the record of a copy, so that a manager knows after a restart which file declared
+// the image of an orphan.
+type Declaration struct {
+	File string `json:"file"` // relative to the directory, or a CUE package as ./folder:package
+	// Kind and Name are those of the manifest. Both are empty for the native form.
+	Kind string `json:"kind,omitempty"`
+	Name string `json:"name,omitempty"`
+	// ConfigMap is the name of the ConfigMap in whose data the document is, or empty.
+	ConfigMap string `json:"configMap,omitempty"`
 }
 
 // Evidence is the part of a file's inode that must be unchanged for a record to be valid.

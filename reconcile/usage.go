@@ -52,6 +52,7 @@ func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool)
 func (r *Reconciler) writeUsage(m plan.Usage) bool {
 	err := r.disks.open[m.Copy.Disk].Update(m.Copy.ID, func(record *disk.Record) {
 		record.InUse, record.LastUsed, record.SurplusSince, record.ClockNode = m.InUse, m.LastUsed, m.SurplusSince, m.By
+		record.Declaration = m.Declaration
 	})
 	if err != nil {
 		r.log.Warn("cannot note use of copy", "copy", m.Copy.String(), "error", err)

@@ -17,11 +17,11 @@ var sourceSchemes = []string{"http", "https", "s3", "file"}
 
 var forcedForm = regexp.MustCompile(`^([A-Za-z0-9]+)::(.*)$`)
 
-// url checks an address that bytes are fetched from. No message has the
-// address in it: it may hold a password or a token.
+// url checks an address from which bytes are fetched. No message contains the
+// address: it may contain a password or a token.
 func (d *decoder) url(text string, at document.Path) {
 	if text == "" {
-		d.fault(at, "download URL is not provided", "")
+		d.report(at, "download URL is not provided", "")
 		return
 	}
 	forced := forcedForm.FindStringSubmatch(text)
@@ -30,19 +30,19 @@ func (d *decoder) url(text string, at document.Path) {
 	}
 	u, err := url.ParseRequestURI(text)
 	if err != nil {
-		d.fault(at, "invalid download URL: invalid URI for request", "write it whole, like https://example.com/image.qcow2")
+		d.report(at, "invalid download URL: invalid URI for request", "write the whole address, like https://example.com/image.qcow2")
 		return
 	}
 	if forced != nil && (forced[1] != "s3" || u.Scheme != "http" && u.Scheme != "https") {
-		d.fault(at, fmt.Sprintf("invalid download URL scheme %q", forced[1]+"::"), "only s3::https://… may have a prefix")
+		d.report(at, fmt.Sprintf("invalid download URL scheme %q", forced[1]+"::"), "the only prefix is that of s3::https://…")
 		return
 	}
 	if !slices.Contains(sourceSchemes, u.Scheme) {
-		d.fault(at, fmt.Sprintf("invalid download URL scheme %q", u.Scheme), "use "+strings.Join(sourceSchemes, ", "))
+		d.report(at, fmt.Sprintf("invalid download URL scheme %q", u.Scheme), "use "+strings.Join(sourceSchemes, ", "))
 		return
 	}
 	if u.User != nil {
-		d.fault(at, "has a user in it", "put user and password into a folder below --secrets-dir and name it in credentials")
+		d.report(at, "contains a user", "put user and password into a folder below --secrets-dir, and set credentials to its name")
 		return
 	}
 	if u.Scheme == "file" {
@@ -55,9 +55,9 @@ func (d *decoder) url(text string, at document.Path) {
 func (d *decoder) file(u *url.URL, at document.Path) {
 	switch {
 	case u.Host != "" || !path.IsAbs(u.Path):
-		d.fault(at, "invalid download URL: a file needs an absolute path", "write file:///path/to/image")
+		d.report(at, "invalid download URL: a file needs an absolute path", "write file:///path/to/image")
 	case path.Clean(u.Path) != u.Path:
-		d.fault(at, "invalid download URL: the path is not a plain one", "write it without \"..\", \"//\" and a slash at the end")
+		d.report(at, "invalid download URL: the path is not clean", "write it without \"..\", \"//\" and a slash at the end")
 	}
 }
 
@@ -65,20 +65,21 @@ func (d *decoder) host(u *url.URL, at document.Path) {
 	host := strings.ToLower(strings.TrimSuffix(u.Hostname(), "."))
 	switch {
 	case host == "":
-		d.fault(at, "invalid download URL: it names no host", "")
+		d.report(at, "invalid download URL: it has no host", "")
 	case u.Scheme == "s3":
 		// The host of s3://bucket/key is a bucket.
-	case local(host):
-		d.verdict.loopback = append(d.verdict.loopback, document.Problem{Path: at,
-			Message: fmt.Sprintf("invalid download URL: %s is an address of the machine itself or of its link", host),
+	case isLocal(host):
+		d.result.loopback = append(d.result.loopback, document.Problem{Path: at,
+			Message: fmt.Sprintf("invalid download URL: %s is a loopback or link-local address", host),
 			Hint:    "settings.allowLoopbackSources allows it, for tests and demos"})
-	case oddNumber(host):
-		d.fault(at, fmt.Sprintf("invalid download URL: %s is neither a name nor an IP address", host), "write the four numbers in decimal")
+	case isUnusualIP(host):
+		d.report(at, fmt.Sprintf("invalid download URL: %s is neither a name nor an IP address", host), "write four decimal numbers")
 	}
 }
 
-// local reports whether a host stands for the machine itself or for its link.
-func local(host string) bool {
+// isLocal reports whether a host is the machine itself, or an address that is valid only on
+// its network link.
+func isLocal(host string) bool {
 	if host == "localhost" || strings.HasSuffix(host, ".localhost") {
 		return true
 	}
@@ -92,14 +93,14 @@ func local(host string) bool {
 
 var numeric = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*$`)
 
-// oddNumber reports whether some resolvers would read an IP address where Go
-// reads none: 127.1, 0x7f000001, 2130706433.
-func oddNumber(host string) bool {
+// isUnusualIP reports whether some resolvers read the host as an IP address and Go does
+// not: 127.1, 0x7f000001, 2130706433. Such a host would avoid the check of isLocal.
+func isUnusualIP(host string) bool {
 	_, err := netip.ParseAddr(host)
 	return err != nil && numeric.MatchString(host)
 }
 
-// packingOf tells the packing by the end of an address's path.
+// packingOf returns the packing by the extension of an address's path.
 func packingOf(text string) Unpack {
 	if m := forcedForm.FindStringSubmatch(text); m != nil {
 		text = m[2]
@@ -129,7 +130,7 @@ const backupForms = "write s3://bucket@region/path, nfs://host:/path, file:///pa
 func (d *decoder) backupURL(text string) {
 	at := document.Path{"source", "restore", "backupURL"}
 	if text == "" {
-		d.fault(at, "backup URL is not provided", "")
+		d.report(at, "backup URL is not provided", "")
 		return
 	}
 	target, query, _ := strings.Cut(text, "?")
@@ -138,11 +139,11 @@ func (d *decoder) backupURL(text string) {
 	switch {
 	case !d.backupTarget(target, at):
 	case err != nil || name == "":
-		d.fault(at, "invalid backup URL: it names no backing image", "it has to end in ?backingImage=<name>")
+		d.report(at, "invalid backup URL: it names no backing image", "end it with ?backingImage=<name>")
 	case disk.CheckName(name) != nil:
-		d.fault(at, fmt.Sprintf("invalid backup URL: %v", disk.CheckName(name)), "")
-	case len(values) > 1 && !strings.HasPrefix(target, "nfs:"): // whose options are Longhorn's
-		d.fault(at, "invalid backup URL: it has more in its query than backingImage", "")
+		d.report(at, fmt.Sprintf("invalid backup URL: %v", disk.CheckName(name)), "")
+	case len(values) > 1 && !strings.HasPrefix(target, "nfs:"): // nfs has options of Longhorn
+		d.report(at, "invalid backup URL: its query has more than backingImage", "")
 	}
 }
 
@@ -150,36 +151,36 @@ func (d *decoder) backupURL(text string) {
 func (d *decoder) backupTarget(text string, at document.Path) bool {
 	if path.IsAbs(text) {
 		if strings.Contains(text, "?") {
-			d.fault(at, "invalid backup URL: the path has a \"?\" in it", "write file:///path, with %3F for it")
+			d.report(at, "invalid backup URL: the path contains a \"?\"", "write file:///path with %3F")
 		}
 		return !strings.Contains(text, "?")
 	}
 	u, err := url.Parse(text)
 	switch {
 	case err != nil || u.Scheme == "":
-		d.fault(at, "invalid backup URL", backupForms)
+		d.report(at, "invalid backup URL", backupForms)
 	case u.Scheme == "cifs" || u.Scheme == "azblob":
-		d.fault(at, fmt.Sprintf("backup URLs of %s:// are not supported", u.Scheme), "copy the backup to a bucket, or mount the share and give the path")
+		d.report(at, fmt.Sprintf("backup URLs of %s:// are not supported", u.Scheme), "copy the backup to a bucket, or mount the share and write the path")
 	case !slices.Contains(backupSchemes, u.Scheme):
-		d.fault(at, fmt.Sprintf("invalid backup URL scheme %q", u.Scheme), backupForms)
-	case u.User != nil && (u.Scheme != "s3" || withPassword(u.User)): // s3://bucket@region is Longhorn's form
-		d.fault(at, "has a user in it", "put user and password into a folder below --secrets-dir and name it in credentials")
+		d.report(at, fmt.Sprintf("invalid backup URL scheme %q", u.Scheme), backupForms)
+	case u.User != nil && (u.Scheme != "s3" || hasPassword(u.User)): // s3://bucket@region is Longhorn's form
+		d.report(at, "contains a user", "put user and password into a folder below --secrets-dir, and set credentials to its name")
 	case u.Scheme == "s3":
 		return d.bucket(u, at)
 	case u.Scheme == "nfs" && u.Hostname() == "":
-		d.fault(at, "invalid backup URL: it names no host", "write nfs://host:/path")
+		d.report(at, "invalid backup URL: it has no host", "write nfs://host:/path")
 	case !path.IsAbs(u.Path):
-		d.fault(at, "invalid backup URL: it has no path", backupForms)
+		d.report(at, "invalid backup URL: it has no path", backupForms)
 	case u.Scheme != "nfs" && u.Host != "":
-		d.fault(at, fmt.Sprintf("invalid backup URL: the path of a folder follows %s:// at once, and %q is taken for a host", u.Scheme, u.Host), "write "+u.Scheme+":///path")
+		d.report(at, fmt.Sprintf("invalid backup URL: %s:// is followed by the host %q and not by a path", u.Scheme, u.Host), "write "+u.Scheme+":///path")
 	default:
 		return true
 	}
 	return false
 }
 
-// bucket checks s3://bucket@region/path; that of s3::https://host/bucket is for the
-// server to know.
+// bucket checks s3://bucket@region/path. Only the server can check the bucket of
+// s3::https://host/bucket.
 func (d *decoder) bucket(u *url.URL, at document.Path) bool {
 	if u.Opaque != "" {
 		return true
@@ -190,26 +191,26 @@ func (d *decoder) bucket(u *url.URL, at document.Path) bool {
 	}
 	switch {
 	case len(name) < 3 || len(name) > 63:
-		d.fault(at, fmt.Sprintf("invalid backup URL: %q cannot be a bucket, which has 3 to 63 characters", name), "")
+		d.report(at, fmt.Sprintf("invalid backup URL: %q is not the name of a bucket: it must have 3 to 63 characters", name), "")
 	case u.Path == "":
-		d.fault(at, "invalid backup URL: it has no path", "end it with a slash for the whole bucket")
+		d.report(at, "invalid backup URL: it has no path", "to use the whole bucket, end it with a slash")
 	default:
 		return true
 	}
 	return false
 }
 
-func withPassword(user *url.Userinfo) bool {
+func hasPassword(user *url.Userinfo) bool {
 	_, has := user.Password()
 	return has
 }
 
-// address checks where a node's manager answers. The schema has seen to its form.
+// address checks the address of a node's manager. The schema has checked its format.
 func (d *decoder) address(text string) {
 	if text == "" {
 		return
 	}
 	if u, err := url.Parse(text); err != nil || u.Hostname() == "" {
-		d.fault(document.Path{"address"}, "is not an address", "write it like http://10.0.0.1:8000")
+		d.report(document.Path{"address"}, "is not an address", "write an address like http://10.0.0.1:8000")
 	}
 }

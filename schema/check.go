@@ -11,37 +11,39 @@ import (
 	"cuelang.org/go/cue/errors"
 
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
 
-// verdict is what the schema says of one thing, wherever it stands.
-type verdict struct {
-	// translation is what a manifest says natively, nil where it is wrong itself.
-	translation *translation
-	faults      []document.Problem
-	// loopback are faults only where allowLoopbackSources is off.
+// checked is the result of validating one definition. It does not depend on the position of
+// the definition.
+type checked struct {
+	// conversion is the native form of a manifest. It is nil if the manifest is invalid.
+	conversion *manifest.Conversion
+	problems   []document.Problem
+	// loopback are problems only while allowLoopbackSources is off.
 	loopback []document.Problem
 
-	// One of them is set when there are no faults.
+	// One of them is set if there are no problems.
 	settings *Settings
 	node     *Node
 	image    *Image
 }
 
-// task is a thing to check: verdict is filled in.
+// task is a definition to validate. checked is filled in.
 type task struct {
 	key
-	form    *form // nil: value is native
+	kind    *manifest.Kind // nil for the native form
 	value   *document.Value
-	verdict *verdict
+	checked *checked
 }
 
 const (
-	// batchSize is how many things one CUE context checks before it is dropped.
+	// batchSize is how many definitions one CUE context checks before it is dropped.
 	batchSize = 200
 	workers   = 2
 )
 
-// checkAll checks the tasks, a few contexts at a time.
+// checkAll validates the tasks, a few contexts at a time.
 func (l *Loader) checkAll(ctx context.Context, tasks []task) error {
 	batches := make(chan []task)
 	var wait sync.WaitGroup
@@ -66,70 +68,72 @@ func (l *Loader) checkAll(ctx context.Context, tasks []task) error {
 func (l *Loader) checkBatch(batch []task) {
 	c := compile()
 	for _, t := range batch {
-		*t.verdict = c.check(l.shapes, t)
+		*t.checked = c.check(l.specs, t)
 	}
 }
 
-// check judges one thing: first its structure, then by CUE what is left of it,
-// then what only Go can tell.
-func (c compiled) check(all shapes, t task) (result verdict) {
+// check validates one definition: first its structure, then by CUE the rest of it,
+// and then what only Go can check.
+func (c compiled) check(all specs, t task) (result checked) {
 	defer func() {
-		// Whatever a file says, it must not end a manager.
+		// A panic of CUE must not end the manager, whatever the file contains.
 		if p := recover(); p != nil {
-			result = verdict{faults: []document.Problem{{AtName: true, Message: document.Printable(fmt.Sprintf("cannot be checked: %v", p))}}}
+			result = checked{problems: []document.Problem{{AtName: true, Message: document.Printable(fmt.Sprintf("cannot be checked: %v", p))}}}
 		}
 	}()
-	if t.form != nil {
+	if t.kind != nil {
 		return c.checkManifest(all, t)
 	}
-	result = c.whole(all.things[t.section], t)
-	if err := checkThingName(t.key); err != nil { // which is no reason to say nothing of the rest
+	result = c.checkNative(all.sections[t.section], t)
+	if err := checkName(t.key); err != nil { // report the other problems, too
 		name := document.Problem{AtName: true, Message: err.Error()}
-		return verdict{faults: append([]document.Problem{name}, result.faults...), loopback: result.loopback}
+		return checked{problems: append([]document.Problem{name}, result.problems...), loopback: result.loopback}
 	}
 	return result
 }
 
-// whole judges a thing as it is, without its name. What is left of it beside mistakes of
-// its structure is told about, too.
-func (c compiled) whole(sh *shape, t task) verdict {
-	v, s, complete := c.valid(c.things[t.section], sh, t.value)
-	if !complete {
-		return verdict{faults: s.faults}
+// checkNative validates a definition in the native form, without its name. If it has
+// mistakes of structure, the rest is validated, too.
+func (c compiled) checkNative(sp *spec, t task) checked {
+	v, s, valid := c.validate(c.sections[t.section], sp, t.value)
+	if !valid {
+		return checked{problems: s.problems}
 	}
 	result := decode(t, v)
-	if len(s.faults) == 0 {
+	if len(s.problems) == 0 {
 		return result
 	}
-	beside := slices.DeleteFunc(result.faults, func(f document.Problem) bool { return s.explains(f.Path, sh, t.value) })
-	return verdict{faults: append(s.faults, beside...), loopback: result.loopback}
+	others := slices.DeleteFunc(result.problems, func(p document.Problem) bool { return s.explains(p.Path, sp, t.value) })
+	return checked{problems: append(s.problems, others...), loopback: result.loopback}
 }
 
-// checkManifest judges a manifest by itself, and then what it says natively.
-func (c compiled) checkManifest(all shapes, t task) verdict {
-	if _, s, _ := c.valid(c.manifests[t.form.definition], all.manifests[t.form.definition], ownManifest(t.value)); len(s.faults) > 0 {
-		return verdict{faults: s.faults}
+// checkManifest validates a manifest by itself, and then its native form.
+func (c compiled) checkManifest(all specs, t task) checked {
+	if _, s, _ := c.validate(c.manifests[t.kind], all.manifests[t.kind], manifest.Own(t.value)); len(s.problems) > 0 {
+		return checked{problems: s.problems}
 	}
-	tr := newTranslation(t.value)
-	if t.form.translate == nil {
-		return verdict{translation: tr}
+	if !t.kind.Declares() {
+		return checked{}
 	}
-	t.form.translate(tr)
-	if len(tr.faults) > 0 {
-		return verdict{faults: tr.faults}
+	conversion := t.kind.Convert(t.value)
+	if len(conversion.Problems) > 0 {
+		return checked{problems: conversion.Problems}
 	}
-	result := c.check(all, task{key: t.key, value: tr.value})
-	result.translation = tr
-	tr.toldAll(result.faults)
-	tr.toldAll(result.loopback)
+	result := c.check(all, task{key: t.key, value: conversion.Value})
+	result.conversion = conversion
+	for _, problems := range [][]document.Problem{result.problems, result.loopback} {
+		for i := range problems {
+			problems[i] = conversion.ToManifest(problems[i])
+		}
+	}
 	return result
 }
 
-// valid returns v as the schema has it, with every default, what is wrong with it, and
-// whether what is left beside that is as it should be.
-func (c compiled) valid(definition cue.Value, sh *shape, v *document.Value) (cue.Value, *structure, bool) {
-	s := &structure{root: sh}
-	plain, ok := s.plain(v, sh, nil)
+// validate unifies v with a definition of the schema. It returns the value with
+// all defaults, the problems, and whether the value without the wrong parts is valid.
+func (c compiled) validate(definition cue.Value, sp *spec, v *document.Value) (cue.Value, *structure, bool) {
+	s := &structure{root: sp}
+	plain, ok := s.plain(v, sp, nil)
 	if !ok {
 		return cue.Value{}, s, false
 	}
@@ -138,23 +142,23 @@ func (c compiled) valid(definition cue.Value, sh *shape, v *document.Value) (cue
 		return unified, s, true
 	}
 	for _, at := range wrong {
-		if !s.explains(at, sh, v) {
-			s.fault(explain(sh, v, at))
+		if !s.explains(at, sp, v) {
+			s.report(explain(sp, v, at))
 		}
-		prune(plain, at)
+		removeField(plain, at)
 	}
 	unified, wrong = c.unify(definition, plain, v)
 	return unified, s, len(wrong) == 0
 }
 
-// unify returns what the schema makes of plain, and the paths where it is wrong.
+// unify returns the unified value, and the paths where it is wrong.
 func (c compiled) unify(definition cue.Value, plain any, v *document.Value) (cue.Value, []document.Path) {
 	unified := definition.Unify(c.context.Encode(plain))
-	return unified, mistakes(unified.Validate(cue.Concrete(true), cue.Final()), v)
+	return unified, errorPaths(unified.Validate(cue.Concrete(true), cue.Final()), v)
 }
 
-// prune removes the field at a path, or the nearest one around it.
-func prune(plain any, at document.Path) {
+// removeField removes the field at a path, or the nearest one around it.
+func removeField(plain any, at document.Path) {
 	for i, step := range at {
 		fields, is := plain.(map[string]any)
 		if !is {
@@ -168,48 +172,23 @@ func prune(plain any, at document.Path) {
 	}
 }
 
-// explains reports whether what CUE says of a path follows from a fault that
-// is known already: a source whose only field is misspelled is empty, too.
-func (s *structure) explains(at document.Path, root *shape, v *document.Value) bool {
-	found, _ := v.Find(at, document.Position{})
-	if found != nil && knownFields(found, root.at(at)) > 1 {
-		return false // it has too many, whatever is wrong with them
-	}
-	return slices.ContainsFunc(s.faults, func(f document.Problem) bool {
-		if found == nil {
-			return slices.Equal(f.Path.Parent(), at.Parent())
-		}
-		return f.Path.Within(at)
-	})
-}
-
-func knownFields(v *document.Value, sh *shape) int {
-	n := 0
-	for _, f := range v.Fields {
-		if sh.fields[f.Name] != nil {
-			n++
-		}
-	}
-	return n
-}
-
-// mistakes returns the paths that a CUE error is about, each once. The
-// messages of CUE speak of the schema, so we say it ourselves.
-func mistakes(err error, root *document.Value) []document.Path {
+// errorPaths returns the paths of the errors of CUE, each once. The messages of CUE
+// contain the schema, so explain writes others.
+func errorPaths(err error, root *document.Value) []document.Path {
 	var paths []document.Path
 	for _, e := range errors.Errors(err) {
 		paths = append(paths, userPath(e.Path(), root))
 	}
 	slices.SortFunc(paths, func(a, b document.Path) int { return slices.Compare(a, b) })
 	paths = slices.CompactFunc(paths, slices.Equal)
-	// A mapping is wrong because of what is in it: that alone is told.
+	// A mapping is wrong because of a value in it: report only that value.
 	return slices.DeleteFunc(slices.Clone(paths), func(p document.Path) bool {
 		return slices.ContainsFunc(paths, func(q document.Path) bool { return len(q) > len(p) && q.Within(p) })
 	})
 }
 
-// userPath drops the definition that CUE's path begins with, and marks the
-// elements of lists.
+// userPath removes the definition at the beginning of CUE's path, and puts the
+// indexes of lists in brackets.
 func userPath(p []string, v *document.Value) document.Path {
 	if len(p) > 0 && strings.HasPrefix(p[0], "#") {
 		p = p[1:]

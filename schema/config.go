@@ -1,8 +1,8 @@
 package schema
 
 import (
+	"encoding/json"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,96 +12,100 @@ import (
 )
 
 // Config is what the documents of a config directory declare together, with
-// every default filled in. It is a value: nothing changes it after loading, so
-// any number of goroutines may read it.
+// all defaults set. Nothing changes it after loading, so any number of goroutines may read
+// it. Lists are never nil.
+//
+// Its JSON is a configuration again: in a file, it means the same. It contains the addresses
+// with their secrets.
 type Config struct {
-	Settings Settings
-	// Nodes is empty when the configuration declares none: then the node that
-	// runs is alone.
-	Nodes  map[string]Node
-	Images map[string]Image
+	Settings Settings `json:"settings"`
+	// Nodes is empty when the configuration declares none. Then the node on which the
+	// manager runs is alone.
+	Nodes  map[string]Node  `json:"nodes"`
+	Images map[string]Image `json:"images"`
 }
 
-// Settings say how the managers behave.
+// Settings apply to all managers.
 type Settings struct {
-	CleanupWaitInterval  time.Duration
-	RecoveryWaitInterval time.Duration
+	CleanupWaitInterval  time.Duration `json:"-"` // MarshalJSON encodes the intervals
+	RecoveryWaitInterval time.Duration `json:"-"`
+	ScrubInterval        time.Duration `json:"-"` // 0: no periodic re-reading
 	// MinNumberOfCopies is the default of images; it is at least 1. Image.Copies
 	// has it applied already.
-	MinNumberOfCopies int
+	MinNumberOfCopies int `json:"minNumberOfCopies"`
 	// ConcurrentReplenishPerNodeLimit is 0 when only first copies are made.
-	ConcurrentReplenishPerNodeLimit int
-	PruneLimit                      PruneLimit
-	// PruneConfirmed are the images over PruneLimit that may go, sorted.
-	PruneConfirmed []disk.ID
-	// ScrubInterval is 0 when images are never read again by themselves.
-	ScrubInterval        time.Duration
-	AllowLoopbackSources bool
-	Suspend              *Suspension `json:",omitempty"` // of everything; nil: none
+	ConcurrentReplenishPerNodeLimit int        `json:"concurrentReplenishPerNodeLimit"`
+	PruneLimit                      PruneLimit `json:"pruneLimit"`
+	// PruneConfirmed are the orphans that may be deleted above PruneLimit, sorted.
+	PruneConfirmed       []disk.ID   `json:"-"` // MarshalJSON encodes them
+	AllowLoopbackSources bool        `json:"allowLoopbackSources"`
+	Suspend              *Suspension `json:"suspend,omitempty"` // of everything; nil: none
 }
 
-// Suspension lets what is under way go on, nothing else begin, and nothing be removed.
+// MarshalJSON encodes the settings like a configuration file: intervals as "1h0m0s", orphans
+// as <name>-<uuid>.
+func (s Settings) MarshalJSON() ([]byte, error) {
+	type plain Settings
+	confirmed := []string{}
+	for _, id := range s.PruneConfirmed {
+		confirmed = append(confirmed, id.String())
+	}
+	return json.Marshal(struct {
+		CleanupWaitInterval  string `json:"cleanupWaitInterval"`
+		RecoveryWaitInterval string `json:"recoveryWaitInterval"`
+		ScrubInterval        string `json:"scrubInterval"`
+		plain
+		PruneConfirmed []string `json:"pruneConfirmed"`
+	}{s.CleanupWaitInterval.String(), s.RecoveryWaitInterval.String(), s.ScrubInterval.String(), plain(s), confirmed})
+}
+
+// Suspension stops everything or one image: running jobs continue, no job starts, and
+// nothing is deleted.
 type Suspension struct {
-	Reason string
-	By     string    `json:",omitempty"` // "" is not known
-	Until  time.Time `json:",omitzero"`  // in UTC; zero: until it is lifted
+	Reason string    `json:"reason"`
+	By     string    `json:"by,omitempty"`   // "": unknown
+	Until  time.Time `json:"until,omitzero"` // in UTC; zero: until it is removed
 }
 
-// Holds reports whether the suspension is there, and not over.
+// Holds reports whether there is a suspension and it has not ended.
 func (s *Suspension) Holds(now time.Time) bool {
 	return s != nil && (s.Until.IsZero() || now.Before(s.Until))
 }
 
-// Node is a declared machine.
-type Node struct {
-	// Address is where its manager answers, without a trailing slash; "" when
-	// none is declared.
-	Address           string
-	Tags              []string // sorted, without duplicates
-	AllowScheduling   bool
-	EvictionRequested bool
-	Disks             map[string]Disk
-	Pos               document.Position `json:"-"`
+// parseTime reads a time, or a date, which is the beginning of that day in UTC.
+func parseTime(text string) (time.Time, error) {
+	for _, layout := range []string{time.RFC3339, time.DateOnly} {
+		// The zero time would mean that the suspension has no end.
+		if t, err := time.Parse(layout, text); err == nil && !t.IsZero() {
+			return t.UTC(), nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("is not a valid time: %q", text)
 }
 
-// Disk is a declared disk of a node.
-type Disk struct {
-	Path              string   // absolute and clean
-	Tags              []string // sorted, without duplicates
-	StorageReserved   int64    // bytes that have to stay free
-	AllowScheduling   bool
-	EvictionRequested bool
-}
-
-// DiskRef names a disk as the configuration does: not by its identity.
-type DiskRef struct{ Node, Disk string }
-
-// String returns "node/disk".
-func (r DiskRef) String() string { return r.Node + "/" + r.Disk }
-
-// PruneLimit says how many images may vanish from the configuration at once
-// and be cleaned up: a count, or a percentage of all. It is comparable.
+// PruneLimit limits how many images may be removed from the configuration at once
+// and have their copies deleted: a count, or a percentage of all images. It is comparable.
 type PruneLimit struct {
 	n       int
 	percent bool
 }
 
-// PruneCount is a limit of n images.
+// PruneCount returns a limit of n images.
 func PruneCount(n int) PruneLimit { return PruneLimit{n: n} }
 
-// PrunePercent is a limit of n hundredths of all images, declared and vanished.
+// PrunePercent returns a limit of n percent of all images, declared ones and orphans.
 func PrunePercent(n int) PruneLimit { return PruneLimit{n: n, percent: true} }
 
-// Holds reports whether a set of vanished images is too large to be cleaned
-// up unconfirmed, where declared images remain. A set of one never is.
-func (l PruneLimit) Holds(declared, vanished int) bool {
-	if vanished <= 1 {
+// Holds reports whether there are more orphans than may be deleted without confirmation.
+// declared is the number of declared images. A single orphan is never too many.
+func (l PruneLimit) Holds(declared, orphans int) bool {
+	if orphans <= 1 {
 		return false
 	}
 	if l.percent {
-		return 100*vanished > l.n*(declared+vanished)
+		return 100*orphans > l.n*(declared+orphans)
 	}
-	return vanished > l.n
+	return orphans > l.n
 }
 
 // String returns the limit as it is declared: "3" or "50%".
@@ -112,8 +116,13 @@ func (l PruneLimit) String() string {
 	return strconv.Itoa(l.n)
 }
 
-// MarshalText writes the form of String.
-func (l PruneLimit) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
+// MarshalJSON encodes a count as a number, and a percentage as a string.
+func (l PruneLimit) MarshalJSON() ([]byte, error) {
+	if l.percent {
+		return json.Marshal(l.String())
+	}
+	return json.Marshal(l.n)
+}
 
 func parsePruneLimit(s string) (PruneLimit, error) {
 	digits, percent := strings.CutSuffix(s, "%")
@@ -124,65 +133,29 @@ func parsePruneLimit(s string) (PruneLimit, error) {
 	return PruneLimit{n: n, percent: percent}, nil
 }
 
-func (d *decoder) suspension(raw *rawSuspend) *Suspension {
-	if raw == nil {
-		return nil
-	}
-	s := &Suspension{Reason: strings.TrimSpace(raw.Reason), By: strings.TrimSpace(raw.By)}
-	if raw.Until != "" {
-		var err error
-		s.Until, err = moment(raw.Until)
-		d.check(err, "suspend", "until")
-	}
-	return s
+// Node is a declared machine.
+type Node struct {
+	// Address is that of its manager, without a trailing slash; "" when
+	// none is declared.
+	Address           string            `json:"address,omitempty"`
+	Tags              []string          `json:"tags"` // sorted, without duplicates
+	AllowScheduling   bool              `json:"allowScheduling"`
+	EvictionRequested bool              `json:"evictionRequested"`
+	Disks             map[string]Disk   `json:"disks"`
+	Pos               document.Position `json:"-"`
 }
 
-// moment reads a time, or the beginning of a day.
-func moment(text string) (time.Time, error) {
-	for _, layout := range []string{time.RFC3339, time.DateOnly} {
-		if t, err := time.Parse(layout, text); err == nil && !t.IsZero() { // which is no end
-			return t.UTC(), nil
-		}
-	}
-	return time.Time{}, fmt.Errorf("is no time that there is: %q", text)
+// Disk is a declared disk of a node.
+type Disk struct {
+	Path              string   `json:"path"`            // absolute and clean
+	Tags              []string `json:"tags"`            // sorted, without duplicates
+	StorageReserved   int64    `json:"storageReserved"` // bytes that must stay free
+	AllowScheduling   bool     `json:"allowScheduling"`
+	EvictionRequested bool     `json:"evictionRequested"`
 }
 
-// ending is a suspension that ends by itself, and what is to be said when it has.
-type ending struct {
-	at   time.Time
-	over document.Problem
-}
+// DiskRef identifies a disk by the names in the configuration.
+type DiskRef struct{ Node, Disk string }
 
-// WarningsAt returns the warnings that there are at a time: with those of suspensions that
-// have ended by themselves and are still declared.
-func (r Result) WarningsAt(now time.Time) []document.Problem {
-	all := slices.Clone(r.Warnings)
-	for _, e := range r.ends {
-		if !now.Before(e.at) {
-			all = append(all, e.over)
-		}
-	}
-	slices.SortStableFunc(all, document.Problem.Compare)
-	return all
-}
-
-func (a *assembly) ends() []ending {
-	var ends []ending
-	for _, t := range slices.Concat(a.of(settingsSection), a.of(imagesSection)) {
-		if s := t.suspension(); s != nil && !s.Until.IsZero() && !a.stale(t) {
-			msg := fmt.Sprintf("is over since %s: nothing is suspended by it", s.Until.Format(time.RFC3339))
-			ends = append(ends, ending{s.Until, t.problem(document.Problem{Path: document.Path{"suspend", "until"}, Message: msg, Hint: "remove it, or set another time"})})
-		}
-	}
-	return ends
-}
-
-func (t *thing) suspension() *Suspension {
-	switch {
-	case t.verdict.image != nil:
-		return t.verdict.image.Suspend
-	case t.verdict.settings != nil:
-		return t.verdict.settings.Suspend
-	}
-	return nil
-}
+// String returns "node/disk".
+func (r DiskRef) String() string { return r.Node + "/" + r.Disk }

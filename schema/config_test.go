@@ -28,18 +28,19 @@ func TestDefaults(t *testing.T) {
 	c := mustLoad(t, "nodes: {n1: {disks: {d1: {path: /d1}}}}\nimages: {parrot: {source: {download: {url: \"https://example.com/x.gz\"}}}}\n")
 	wantSettings := Settings{
 		CleanupWaitInterval: time.Hour, RecoveryWaitInterval: 5 * time.Minute, MinNumberOfCopies: 1,
-		ConcurrentReplenishPerNodeLimit: 5, PruneLimit: PrunePercent(50),
+		ConcurrentReplenishPerNodeLimit: 5, PruneLimit: PrunePercent(50), PruneConfirmed: []disk.ID{},
 	}
 	if !reflect.DeepEqual(c.Settings, wantSettings) {
 		t.Errorf("settings are\n%+v, want\n%+v", c.Settings, wantSettings)
 	}
-	wantNode := Node{AllowScheduling: true, Disks: map[string]Disk{"d1": {Path: "/d1", AllowScheduling: true}}, Pos: document.Position{File: "config.yaml", Line: 1, Column: 9}}
+	wantNode := Node{Tags: []string{}, AllowScheduling: true, Disks: map[string]Disk{"d1": {Path: "/d1", Tags: []string{}, AllowScheduling: true}}, Pos: document.Position{File: "config.yaml", Line: 1, Column: 9}}
 	if !reflect.DeepEqual(c.Nodes["n1"], wantNode) {
 		t.Errorf("node is\n%+v, want\n%+v", c.Nodes["n1"], wantNode)
 	}
 	wantImage := Image{
 		ID: disk.ID{Name: "parrot", UUID: c.Images["parrot"].ID.UUID}, Copies: 1, Pos: document.Position{File: "config.yaml", Line: 2, Column: 10},
-		Source: Source{Download: &Download{URL: "https://example.com/x.gz", Unpack: UnpackGzip, MaxSize: 1 << 40}},
+		Source:       Source{Download: &Download{URL: "https://example.com/x.gz", Mirrors: []string{}, Unpack: UnpackGzip, MaxSize: 1 << 40}},
+		NodeSelector: []string{}, DiskSelector: []string{}, Disks: []DiskRef{}, Declaration: disk.Declaration{File: "config.yaml"},
 	}
 	if !reflect.DeepEqual(c.Images["parrot"], wantImage) {
 		t.Errorf("image is\n%+v, want\n%+v", c.Images["parrot"], wantImage)

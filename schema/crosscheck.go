@@ -8,151 +8,135 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// checkAddresses finds nodes that answer at one address: what one of them says
+// checkAddresses finds nodes with the same address: the state of one of them
 // would count twice.
-func (a *assembly) checkAddresses() {
-	first := map[string]*thing{}
-	for _, t := range a.of(nodesSection) {
-		address := t.verdict.node.Address
+func (m *merger) checkAddresses() {
+	first := map[string]*definition{}
+	for _, d := range m.all(nodesSection) {
+		address := d.checked.node.Address
 		if other := first[address]; address != "" && other != nil {
-			a.fault(t, document.Problem{Path: document.Path{"address"}, Message: fmt.Sprintf("is the address of node %q too", other.name), Hint: "every node has an address of its own"})
+			m.rejectNative(d, document.Problem{Path: document.Path{"address"},
+				Message: fmt.Sprintf("is also the address of node %q", other.name), Hint: "each node needs its own address"})
 			continue
 		}
-		first[address] = t
+		first[address] = d
 	}
 }
 
-// fault records a fault that only the whole configuration shows.
-func (a *assembly) fault(t *thing, f document.Problem) { a.mistake(t.key, t.found(f)) }
+// rejectNative records a problem of a definition that only the whole configuration shows.
+func (m *merger) rejectNative(d *definition, p document.Problem) { m.reject(d.key, d.placeNative(p)) }
 
 // checkImages checks the images that are valid by themselves against the
 // settings, the nodes and each other.
-func (a *assembly) checkImages() {
-	if !a.settings.AllowLoopbackSources {
-		a.checkLoopback()
+func (m *merger) checkImages() {
+	if !m.settings.AllowLoopbackSources {
+		m.checkLoopback()
 	}
-	nodes := names(a.of(nodesSection))
-	for _, t := range a.of(imagesSection) {
-		if a.stale(t) {
+	nodes := names(m.all(nodesSection))
+	for _, d := range m.all(imagesSection) {
+		if m.stale(d) {
 			continue
 		}
-		if len(nodes) > 0 && !a.placesUnknown {
-			a.checkDisks(t, nodes)
+		if len(nodes) > 0 && !m.placesUnknown {
+			m.checkDisks(d, nodes)
 		}
-		a.checkClone(t)
+		m.checkClone(d)
 	}
-	a.checkCycles()
+	m.checkCycles()
 }
 
-func (a *assembly) checkLoopback() {
-	for k, defined := range a.fresh {
-		for _, t := range defined {
-			for _, f := range t.verdict.loopback {
-				a.mistake(k, t.problem(f))
+func (m *merger) checkLoopback() {
+	for k, defined := range m.declared {
+		for _, d := range defined {
+			for _, p := range d.checked.loopback {
+				m.reject(k, d.place(p))
 			}
 		}
 	}
 }
 
-// stale reports whether t holds as last said and not as it is defined now.
-func (a *assembly) stale(t *thing) bool {
-	_, wrong := a.wrong[t.key]
-	return wrong
-}
-
-// dropLoopback ends what was last said of images that the settings no longer
+// dropLoopback removes the last valid definitions of images that the settings no longer
 // allow.
-func (a *assembly) dropLoopback() {
-	if a.settings.AllowLoopbackSources {
+func (m *merger) dropLoopback() {
+	if m.settings.AllowLoopbackSources {
 		return
 	}
-	for k, t := range a.holds {
-		if k.section == imagesSection && len(t.verdict.loopback) > 0 {
-			delete(a.holds, k)
+	for k, d := range m.current {
+		if k.section == imagesSection && len(d.checked.loopback) > 0 {
+			delete(m.current, k)
 		}
 	}
 }
 
 // checkDisks finds disks that the image names and no node has.
-func (a *assembly) checkDisks(t *thing, nodes []string) {
-	for _, ref := range t.verdict.image.Disks {
-		f := document.Problem{Path: document.Path{"disks", t.indexOf(ref.String())}}
-		n := a.holds[key{nodesSection, ref.Node}]
+func (m *merger) checkDisks(d *definition, nodes []string) {
+	disks, _ := d.native().Find(document.Path{"disks"}, d.pos)
+	for _, ref := range d.checked.image.Disks {
+		i := slices.IndexFunc(disks.Items, func(item *document.Value) bool { return item.Text == ref.String() })
+		p := document.Problem{Path: document.Path{"disks"}.WithIndex(i)}
+		n := m.current[key{nodesSection, ref.Node}]
 		if n == nil {
-			f.Message, f.Hint = fmt.Sprintf("node %q is not declared", ref.Node), document.DidYouMean(ref.Node, nodes)
-			a.fault(t, f)
-		} else if _, ok := n.verdict.node.Disks[ref.Disk]; !ok {
-			f.Message, f.Hint = fmt.Sprintf("node %q has no disk %q", ref.Node, ref.Disk), document.DidYouMean(ref.Disk, sortedKeys(n.verdict.node.Disks))
-			a.fault(t, f)
+			p.Message, p.Hint = fmt.Sprintf("node %q is not declared", ref.Node), document.DidYouMean(ref.Node, nodes)
+			m.rejectNative(d, p)
+		} else if _, ok := n.checked.node.Disks[ref.Disk]; !ok {
+			p.Message, p.Hint = fmt.Sprintf("node %q has no disk %q", ref.Node, ref.Disk), document.DidYouMean(ref.Disk, sortedKeys(n.checked.node.Disks))
+			m.rejectNative(d, p)
 		}
 	}
 }
 
-// indexOf returns where the image's disks have the text.
-func (t *thing) indexOf(text string) string {
-	v, _ := t.native().Find(document.Path{"disks"}, t.pos)
-	return fmt.Sprintf("[%d]", slices.IndexFunc(v.Items, func(i *document.Value) bool { return i.Text == text }))
-}
-
-func names(things []*thing) []string {
-	var all []string
-	for _, t := range things {
-		all = append(all, t.name)
-	}
-	return all
-}
-
-// checkClone finds a source that is nowhere, and work that is done already.
-func (a *assembly) checkClone(t *thing) {
-	c := t.verdict.image.Source.Clone
+// checkClone finds a source image that is not declared, and an encryption or decryption
+// that was done before.
+func (m *merger) checkClone(d *definition) {
+	c := d.checked.image.Source.Clone
 	if c == nil {
 		return
 	}
 	source := key{imagesSection, c.BackingImage}
 	at := document.Path{"source", "clone"}
-	if a.holds[source] == nil && a.fresh[source] == nil {
-		// It may be in what could not be read.
-		if !a.fileUnknown {
-			a.fault(t, document.Problem{Path: at.With("backingImage"), Message: fmt.Sprintf("image %q is not declared", c.BackingImage), Hint: document.DidYouMean(c.BackingImage, names(a.of(imagesSection)))})
+	if m.current[source] == nil && m.declared[source] == nil {
+		if !m.fileUnknown { // otherwise it may be in a file that cannot be read
+			m.rejectNative(d, document.Problem{Path: at.With("backingImage"),
+				Message: fmt.Sprintf("image %q is not declared", c.BackingImage), Hint: document.DidYouMean(c.BackingImage, names(m.all(imagesSection)))})
 		}
 		return
 	}
-	switch before := a.encryption(c.BackingImage); {
+	switch before := m.encryption(c.BackingImage); {
 	case before == Encrypt && c.Encryption == Encrypt:
-		a.fault(t, document.Problem{Path: at.With("encryption"), Message: fmt.Sprintf("cannot re-encrypt: %q is encrypted already", c.BackingImage)})
+		m.rejectNative(d, document.Problem{Path: at.With("encryption"), Message: fmt.Sprintf("cannot re-encrypt: %q is encrypted already", c.BackingImage)})
 	case before == Decrypt && c.Encryption == Decrypt:
-		a.fault(t, document.Problem{Path: at.With("encryption"), Message: fmt.Sprintf("cannot re-decrypt: %q is decrypted already", c.BackingImage)})
+		m.rejectNative(d, document.Problem{Path: at.With("encryption"), Message: fmt.Sprintf("cannot re-decrypt: %q is decrypted already", c.BackingImage)})
 	}
 }
 
-// encryption returns what was last done to the bytes of an image by the clones
-// that led to it. What is no clone may be encrypted or not: EncryptionIgnore.
-func (a *assembly) encryption(name string) Encryption {
-	if e, known := a.encryptions[name]; known {
+// encryption returns what the last of the clones that led to an image did to its bytes. It
+// is EncryptionIgnore for an image that is no clone, whether it is encrypted or not.
+func (m *merger) encryption(name string) Encryption {
+	if e, known := m.encryptions[name]; known {
 		return e
 	}
-	a.encryptions[name] = EncryptionIgnore // ends a cycle, which is told elsewhere
-	t := a.holds[key{imagesSection, name}]
-	if t == nil || t.verdict.image.Source.Clone == nil {
+	m.encryptions[name] = EncryptionIgnore // ends a cycle, which checkCycles reports
+	d := m.current[key{imagesSection, name}]
+	if d == nil || d.checked.image.Source.Clone == nil {
 		return EncryptionIgnore
 	}
-	e := t.verdict.image.Source.Clone.Encryption
+	e := d.checked.image.Source.Clone.Encryption
 	if e == EncryptionIgnore {
-		e = a.encryption(t.verdict.image.Source.Clone.BackingImage)
+		e = m.encryption(d.checked.image.Source.Clone.BackingImage)
 	}
-	a.encryptions[name] = e
+	m.encryptions[name] = e
 	return e
 }
 
-// checkCycles finds images that are cloned from themselves by way of others.
-func (a *assembly) checkCycles() {
+// checkCycles finds images that are clones of themselves, through other images.
+func (m *merger) checkCycles() {
 	done := map[string]bool{}
-	for _, t := range a.of(imagesSection) {
+	for _, d := range m.all(imagesSection) {
 		var chain []string
 		at := map[string]int{}
-		for name := t.name; name != "" && !done[name]; name = a.clonedFrom(name) {
+		for name, ok := d.name, true; ok && !done[name]; name, ok = m.clonedFrom(name) {
 			if i, again := at[name]; again {
-				a.cycle(chain[i:])
+				m.rejectCycle(chain[i:])
 				break
 			}
 			at[name] = len(chain)
@@ -164,22 +148,22 @@ func (a *assembly) checkCycles() {
 	}
 }
 
-// clonedFrom returns the source of an image that is a clone, or "".
-func (a *assembly) clonedFrom(name string) string {
-	t := a.holds[key{imagesSection, name}]
-	if t == nil || a.stale(t) || t.verdict.image.Source.Clone == nil {
-		return ""
+// clonedFrom returns the source of a clone, and false if the image is no clone.
+func (m *merger) clonedFrom(name string) (string, bool) {
+	d := m.current[key{imagesSection, name}]
+	if d == nil || m.stale(d) || d.checked.image.Source.Clone == nil {
+		return "", false
 	}
-	return t.verdict.image.Source.Clone.BackingImage
+	return d.checked.image.Source.Clone.BackingImage, true
 }
 
-func (a *assembly) cycle(members []string) {
+func (m *merger) rejectCycle(members []string) {
 	for i, name := range members {
 		around := slices.Concat(members[i:], members[:i+1])
 		if len(around) > 10 {
 			around = append(around[:9], "…", name)
 		}
-		a.fault(a.holds[key{imagesSection, name}], document.Problem{Path: document.Path{"source", "clone", "backingImage"},
-			Message: "is a clone of itself: " + strings.Join(around, " from "), Hint: "one of them needs another source"})
+		m.rejectNative(m.current[key{imagesSection, name}], document.Problem{Path: document.Path{"source", "clone", "backingImage"},
+			Message: "is a clone of itself: " + strings.Join(around, " from "), Hint: "give one of them another source"})
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// The raw types are what the schema has, with its defaults filled in: where it
-// takes a number or a text, there is an any.
+// The raw types are the values of the schema with all defaults. A field is any if the
+// schema accepts a number or a string.
 type (
 	rawSettings struct {
 		CleanupWaitInterval             any
@@ -79,45 +79,46 @@ type (
 	}
 )
 
-// decoder turns a valid thing into what the rest of the program takes, and
-// collects what is wrong with it that a schema cannot say.
+// decoder converts a valid value of the schema to the types of this package, and
+// collects the problems that a schema cannot find.
 type decoder struct {
-	verdict verdict
+	result checked
 }
 
-func (d *decoder) fault(at document.Path, msg, hint string) {
-	d.verdict.faults = append(d.verdict.faults, document.Problem{Path: at, Message: msg, Hint: hint})
+func (d *decoder) report(at document.Path, message, hint string) {
+	d.result.problems = append(d.result.problems, document.Problem{Path: at, Message: message, Hint: hint})
 }
 
-func (d *decoder) check(err error, at ...string) {
+// reportError adds a problem if err is not nil.
+func (d *decoder) reportError(err error, at ...string) {
 	if err != nil {
-		d.fault(at, err.Error(), "")
+		d.report(at, err.Error(), "")
 	}
 }
 
-func decode(t task, v cue.Value) verdict {
+func decode(t task, v cue.Value) checked {
 	var d decoder
 	switch t.section {
 	case settingsSection:
 		var raw rawSettings
 		mustDecode(v, &raw)
-		d.verdict.settings = d.settings(raw)
+		d.result.settings = d.settings(raw)
 	case nodesSection:
 		var raw rawNode
 		mustDecode(v, &raw)
-		d.verdict.node = d.node(raw)
+		d.result.node = d.node(raw)
 	case imagesSection:
 		var raw rawImage
 		mustDecode(v, &raw)
-		d.verdict.image = d.image(t.name, raw)
+		d.result.image = d.image(t.name, raw)
 	}
-	if len(d.verdict.faults) > 0 {
-		return verdict{faults: d.verdict.faults, loopback: d.verdict.loopback}
+	if len(d.result.problems) > 0 {
+		return checked{problems: d.result.problems, loopback: d.result.loopback}
 	}
-	return d.verdict
+	return d.result
 }
 
-// mustDecode fills raw from a value that the schema accepted.
+// mustDecode sets raw to a value that the schema accepted.
 func mustDecode(v cue.Value, raw any) {
 	if err := v.Decode(raw); err != nil {
 		panic(fmt.Sprintf("schema: schema.cue and its Go types differ: %v", err))
@@ -128,20 +129,21 @@ func (d *decoder) settings(raw rawSettings) *Settings {
 	s := &Settings{AllowLoopbackSources: raw.AllowLoopbackSources, Suspend: d.suspension(raw.Suspend)}
 	var err error
 	s.CleanupWaitInterval, err = interval(raw.CleanupWaitInterval, time.Minute)
-	d.check(err, "cleanupWaitInterval")
+	d.reportError(err, "cleanupWaitInterval")
 	s.RecoveryWaitInterval, err = interval(raw.RecoveryWaitInterval, time.Second)
-	d.check(err, "recoveryWaitInterval")
+	d.reportError(err, "recoveryWaitInterval")
 	s.ScrubInterval, err = interval(raw.ScrubInterval, time.Nanosecond)
-	d.check(err, "scrubInterval")
+	d.reportError(err, "scrubInterval")
 	s.MinNumberOfCopies, err = count(raw.MinNumberOfCopies)
-	d.check(err, "minNumberOfCopies")
+	d.reportError(err, "minNumberOfCopies")
 	s.ConcurrentReplenishPerNodeLimit, err = count(raw.ConcurrentReplenishPerNodeLimit)
-	d.check(err, "concurrentReplenishPerNodeLimit")
+	d.reportError(err, "concurrentReplenishPerNodeLimit")
 	s.PruneLimit, err = pruneLimit(raw.PruneLimit)
-	d.check(err, "pruneLimit")
+	d.reportError(err, "pruneLimit")
+	s.PruneConfirmed = []disk.ID{}
 	for i, text := range raw.PruneConfirmed {
 		id, err := disk.ParseID(text)
-		d.check(err, "pruneConfirmed", fmt.Sprintf("[%d]", i))
+		d.reportError(err, "pruneConfirmed", fmt.Sprintf("[%d]", i))
 		s.PruneConfirmed = append(s.PruneConfirmed, id)
 	}
 	slices.SortFunc(s.PruneConfirmed, func(a, b disk.ID) int { return strings.Compare(a.String(), b.String()) })
@@ -166,39 +168,34 @@ func (d *decoder) node(raw rawNode) *Node {
 	d.address(raw.Address)
 	for name, r := range raw.Disks {
 		reserved, err := quantity(r.StorageReserved)
-		d.check(err, "disks", name, "storageReserved")
+		d.reportError(err, "disks", name, "storageReserved")
 		n.Disks[name] = Disk{
 			Path: filepath.Clean(r.Path), Tags: sorted(r.Tags), StorageReserved: reserved,
 			AllowScheduling: r.AllowScheduling, EvictionRequested: r.EvictionRequested,
 		}
 	}
-	d.samePaths(n)
+	d.checkPaths(n)
 	return n
 }
 
-// samePaths finds disks of one node that are one folder.
-func (d *decoder) samePaths(n *Node) {
+// checkPaths finds disks of one node with the same folder.
+func (d *decoder) checkPaths(n *Node) {
 	first := map[string]string{}
 	for _, name := range sortedKeys(n.Disks) {
 		p := n.Disks[name].Path
 		if other, twice := first[p]; twice {
-			d.fault(document.Path{"disks", name, "path"}, fmt.Sprintf("is the path of %q too", other), "every disk has a path of its own")
+			d.report(document.Path{"disks", name, "path"}, fmt.Sprintf("is also the path of %q", other), "each disk needs its own path")
 			continue
 		}
 		first[p] = name
 	}
 }
 
-// sorted returns the texts sorted and each once, so that their order in a file
-// does not matter. No texts are nil.
-func sorted(texts []string) []string {
-	if len(texts) == 0 {
-		return nil
-	}
-	return slices.Compact(slices.Sorted(slices.Values(texts)))
+// sorted returns the strings sorted, without duplicates and never nil, so that their order
+// in a file does not matter.
+func sorted(list []string) []string {
+	return slices.Compact(append([]string{}, slices.Sorted(slices.Values(list))...))
 }
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 func (d *decoder) image(name string, raw rawImage) *Image {
 	m := &Image{
@@ -212,13 +209,14 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 	m.Suspend = d.suspension(raw.Suspend)
 	var err error
 	m.BandwidthLimit, err = quantity(raw.BandwidthLimit)
-	d.check(err, "bandwidthLimit")
+	d.reportError(err, "bandwidthLimit")
 	if raw.MinNumberOfCopies == "all" {
 		m.AllDisks, m.Copies = true, 1
 	} else {
 		m.Copies, err = count(raw.MinNumberOfCopies)
-		d.check(err, "minNumberOfCopies")
+		d.reportError(err, "minNumberOfCopies")
 	}
+	m.Disks = []DiskRef{}
 	for _, text := range sorted(raw.Disks) {
 		node, disk, _ := strings.Cut(text, "/")
 		m.Disks = append(m.Disks, DiskRef{Node: node, Disk: disk})
@@ -227,7 +225,7 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 		m.Checksum, m.ChecksumIgnored = disk.Digest{}, true
 	}
 	if c := m.Source.Clone; c != nil && c.BackingImage == name {
-		d.fault(document.Path{"source", "clone", "backingImage"}, "is the image itself", "name another image")
+		d.report(document.Path{"source", "clone", "backingImage"}, "is the image itself", "write the name of another image")
 	}
 	if !m.UUIDDeclared {
 		m.ID.UUID = UUID(name, m.Checksum, m.Source)
@@ -240,7 +238,7 @@ func (d *decoder) digest(text string, at ...string) disk.Digest {
 		return disk.Digest{}
 	}
 	digest, err := disk.ParseDigest(text)
-	d.check(err, at...)
+	d.reportError(err, at...)
 	return digest
 }
 
@@ -260,7 +258,7 @@ func (d *decoder) source(raw rawSource) (s Source) {
 	case raw.Restore != nil:
 		r := raw.Restore
 		limit, err := count(r.ConcurrentLimit)
-		d.check(err, "source", "restore", "concurrentLimit")
+		d.reportError(err, "source", "restore", "concurrentLimit")
 		s.Restore = &Restore{BackupURL: strings.TrimSpace(r.BackupURL), ConcurrentLimit: limit, Credentials: r.Credentials}
 		d.backupURL(s.Restore.BackupURL)
 	case raw.Clone != nil:
@@ -275,16 +273,16 @@ func (d *decoder) export(e ExportFromVolume) {
 	at := document.Path{"source", "exportFromVolume"}
 	switch {
 	case e.VolumeName == "" && e.Path == "":
-		d.fault(at.With("volumeName"), "is missing", "name a volume, or give the path of a file or block device")
+		d.report(at.With("volumeName"), "is missing", "set it, or set path to a file or block device")
 	case e.VolumeName != "" && e.Path != "":
-		d.fault(at.With("path"), "is given beside volumeName", "keep the one that is meant")
+		d.report(at.With("path"), "cannot be combined with volumeName", "keep one of them")
 	case e.Path != "" && e.SnapshotName != "":
-		d.fault(at.With("snapshotName"), "is not of a path", "only a volume of Longhorn has snapshots")
+		d.report(at.With("snapshotName"), "cannot be combined with path", "only a volume of Longhorn has snapshots")
 	case e.Path != "" && path.Clean(e.Path) != e.Path:
-		d.fault(at.With("path"), "is not a plain one", "write it without \"..\", \"//\" and a slash at the end")
+		d.report(at.With("path"), "is not clean", "write it without \"..\", \"//\" and a slash at the end")
 	}
 	if e.Compress && e.ExportType != disk.QCOW2 {
-		d.fault(at.With("compress"), "is for qcow2", "set exportType to qcow2, or remove it")
+		d.report(at.With("compress"), "needs exportType qcow2", "set that, or remove this")
 	}
 }
 
@@ -293,7 +291,7 @@ func (d *decoder) backup(raw *rawBackup) *Backup {
 		return nil
 	}
 	limit, err := count(raw.ConcurrentLimit)
-	d.check(err, "backup", "concurrentLimit")
+	d.reportError(err, "backup", "concurrentLimit")
 	b := &Backup{
 		Target: strings.TrimSpace(raw.Target), Credentials: raw.Credentials,
 		Compression: Compression(raw.Compression), ConcurrentLimit: limit,
@@ -305,17 +303,17 @@ func (d *decoder) backup(raw *rawBackup) *Backup {
 func (d *decoder) secret(c *Clone) {
 	at := document.Path{"source", "clone", "secret"}
 	if c.Encryption == EncryptionIgnore && c.Secret != "" {
-		d.fault(at, "is not used without encryption", "set encryption to encrypt or decrypt, or remove it")
+		d.report(at, "is not used without encryption", "set encryption to encrypt or decrypt, or remove it")
 	}
 	if c.Encryption != EncryptionIgnore && c.Secret == "" {
-		d.fault(at, fmt.Sprintf("is missing: to %s needs a key", c.Encryption), "name a folder below --secrets-dir")
+		d.report(at, fmt.Sprintf("is missing: %s needs a key", c.Encryption), "write the name of a folder below --secrets-dir")
 	}
 }
 
 func (d *decoder) download(raw *rawDownload) *Download {
 	at := document.Path{"source", "download"}
 	w := &Download{
-		URL: strings.TrimSpace(raw.URL), Credentials: raw.Credentials,
+		URL: strings.TrimSpace(raw.URL), Credentials: raw.Credentials, Mirrors: []string{},
 		ChecksumURL: strings.TrimSpace(raw.ChecksumURL),
 	}
 	d.url(w.URL, at.With("url"))
@@ -329,16 +327,16 @@ func (d *decoder) download(raw *rawDownload) *Download {
 	w.Unpack = d.unpack(raw.Unpack, w)
 	w.PackedChecksum = d.digest(raw.PackedChecksum, at.With("packedChecksum")...)
 	if w.Unpack == UnpackNone && !w.PackedChecksum.IsZero() {
-		d.fault(at.With("packedChecksum"), "is of a packed file, and this one is not packed", "use checksum, or say in unpack how it is packed")
+		d.report(at.With("packedChecksum"), "is the checksum of a packed file, and this file is not packed", "use checksum, or set unpack")
 	}
 	var err error
 	w.MaxSize, err = quantity(raw.MaxSize)
-	d.check(err, at.With("maxSize")...)
+	d.reportError(err, at.With("maxSize")...)
 	return w
 }
 
-// unpack resolves "auto" by how the address ends. Mirrors have the same bytes,
-// so they have to end alike.
+// unpack resolves "auto" by the extension in the address. Mirrors have the same bytes,
+// so they must have the same extension.
 func (d *decoder) unpack(declared string, w *Download) Unpack {
 	if declared != "auto" {
 		return Unpack(declared)
@@ -346,10 +344,25 @@ func (d *decoder) unpack(declared string, w *Download) Unpack {
 	packing := packingOf(w.URL)
 	for i, m := range w.Mirrors {
 		if p := packingOf(m); p != packing {
-			d.fault(document.Path{"source", "download", "mirrors", fmt.Sprintf("[%d]", i)},
-				fmt.Sprintf("ends as if it were packed otherwise than url (%s, not %s)", p, packing),
-				"mirrors hold the same bytes; say in unpack how they are packed")
+			d.report(document.Path{"source", "download", "mirrors", fmt.Sprintf("[%d]", i)},
+				fmt.Sprintf("has another packing than url by its extension (%s, not %s)", p, packing),
+				"a mirror has the same bytes: set unpack")
 		}
 	}
 	return packing
 }
+
+func (d *decoder) suspension(raw *rawSuspend) *Suspension {
+	if raw == nil {
+		return nil
+	}
+	s := &Suspension{Reason: strings.TrimSpace(raw.Reason), By: strings.TrimSpace(raw.By)}
+	if raw.Until != "" {
+		var err error
+		s.Until, err = parseTime(raw.Until)
+		d.reportError(err, "suspend", "until")
+	}
+	return s
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -1,37 +1,61 @@
 package schema
 
 import (
+	"encoding/json"
+	"fmt"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
 
 // Image is a declared backing image.
 type Image struct {
-	// ID is the folder on disk: the declared uuid, or the one that follows from
-	// what identifies the bytes (see UUID).
-	ID           disk.ID
-	UUIDDeclared bool
-	Source       Source
-	Checksum     disk.Digest // zero: none declared
-	Format       disk.Format // "": not declared
+	// ID is the folder on disk. Its uuid is the declared one, or the one that UUID derives
+	// from what identifies the bytes.
+	ID           disk.ID     `json:"-"` // MarshalJSON encodes the uuid
+	UUIDDeclared bool        `json:"-"`
+	Source       Source      `json:"source"`
+	Checksum     disk.Digest `json:"checksum,omitzero"` // zero: none is declared
+	Format       disk.Format `json:"format,omitempty"`  // "": none is declared
 	// Copies is at least 1 and has the settings' default applied. AllDisks means
-	// one on every disk that matches; Copies is 1 then.
-	Copies         int
-	AllDisks       bool
-	NodeSelector   []string // sorted, without duplicates
-	DiskSelector   []string // sorted, without duplicates
-	Disks          []DiskRef
-	BandwidthLimit int64       // bytes a second; 0: no limit
-	Backup         *Backup     `json:",omitempty"` // nil: none is kept
-	Suspend        *Suspension `json:",omitempty"` // nil: none
-	// ChecksumIgnored says that a checksum is declared of bytes that are different each
-	// time, as with Longhorn: Checksum is zero then.
+	// one copy on every disk that matches; Copies is 1 then.
+	Copies         int         `json:"-"` // MarshalJSON encodes both as minNumberOfCopies
+	AllDisks       bool        `json:"-"`
+	NodeSelector   []string    `json:"nodeSelector"`      // sorted, without duplicates
+	DiskSelector   []string    `json:"diskSelector"`      // sorted, without duplicates
+	Disks          []DiskRef   `json:"-"`                 // MarshalJSON encodes them
+	BandwidthLimit int64       `json:"bandwidthLimit"`    // bytes per second; 0: no limit
+	Backup         *Backup     `json:"backup,omitempty"`  // nil: none
+	Suspend        *Suspension `json:"suspend,omitempty"` // nil: none
+	// ChecksumIgnored is true if a checksum is declared for an image that is encrypted
+	// here. Each encryption has other bytes, so Checksum is zero then, as with Longhorn.
 	ChecksumIgnored bool `json:"-"`
-	// Pos is where the image is defined.
+	// Declaration identifies the document that declares the image.
+	Declaration disk.Declaration `json:"-"`
+	// Pos is the position of the definition.
 	Pos document.Position `json:"-"`
 }
 
-// Kind is a kind of source, spelled as its key in the configuration.
+// MarshalJSON encodes the image like a configuration file.
+func (m Image) MarshalJSON() ([]byte, error) {
+	type plain Image
+	v := struct {
+		UUID string `json:"uuid"`
+		plain
+		MinNumberOfCopies any      `json:"minNumberOfCopies"`
+		Disks             []string `json:"disks"`
+	}{UUID: m.ID.UUID, plain: plain(m), MinNumberOfCopies: m.Copies, Disks: []string{}}
+	if m.AllDisks {
+		v.MinNumberOfCopies = "all"
+	}
+	for _, ref := range m.Disks {
+		v.Disks = append(v.Disks, ref.String())
+	}
+	return json.Marshal(v)
+}
+
+// Kind is a kind of source, spelled like its field in the configuration.
 type Kind string
 
 // The kinds of source.
@@ -43,16 +67,16 @@ const (
 	KindClone            Kind = "clone"
 )
 
-// Source is where the bytes of an image come from. Exactly one field is set.
+// Source declares how to get the bytes of an image. Exactly one field is set.
 type Source struct {
-	Download         *Download         `json:",omitempty"`
-	Upload           *Upload           `json:",omitempty"`
-	ExportFromVolume *ExportFromVolume `json:",omitempty"`
-	Restore          *Restore          `json:",omitempty"`
-	Clone            *Clone            `json:",omitempty"`
+	Download         *Download         `json:"download,omitempty"`
+	Upload           *Upload           `json:"upload,omitempty"`
+	ExportFromVolume *ExportFromVolume `json:"exportFromVolume,omitempty"`
+	Restore          *Restore          `json:"restore,omitempty"`
+	Clone            *Clone            `json:"clone,omitempty"`
 }
 
-// Kind returns which field is set.
+// Kind returns which field is set. It panics if none is.
 func (s Source) Kind() Kind {
 	switch {
 	case s.Download != nil:
@@ -69,10 +93,30 @@ func (s Source) Kind() Kind {
 	panic("schema: source without a kind")
 }
 
+// longhornSource returns the source in the words of Longhorn, without the fields that only
+// the native form has.
+func (m Image) longhornSource() manifest.DataSource {
+	d := manifest.DataSource{Type: "upload", Checksum: m.Checksum}
+	switch s := m.Source; s.Kind() {
+	case KindDownload:
+		d.Type, d.Parameters = "download", map[string]string{"url": s.Download.URL}
+	case KindExportFromVolume:
+		d.Type = "export-from-volume"
+		d.Parameters = map[string]string{"volume-name": s.ExportFromVolume.VolumeName, "export-type": string(s.ExportFromVolume.ExportType)}
+	case KindRestore:
+		d.Type = "restore"
+		d.Parameters = map[string]string{"backup-url": s.Restore.BackupURL, "concurrent-limit": fmt.Sprint(s.Restore.ConcurrentLimit)}
+	case KindClone:
+		d.Type = "clone"
+		d.Parameters = map[string]string{"backing-image": s.Clone.BackingImage, "encryption": string(s.Clone.Encryption), "secret": s.Clone.Secret}
+	}
+	return d
+}
+
 // Unpack is how the bytes at an address are packed.
 type Unpack string
 
-// The packings that can be undone while the bytes stream.
+// The formats that can be unpacked while the bytes are received.
 const (
 	UnpackNone  Unpack = "none"
 	UnpackGzip  Unpack = "gz"
@@ -81,53 +125,53 @@ const (
 	UnpackBzip2 Unpack = "bz2"
 )
 
-// Download fetches from an address.
+// Download fetches the image from an address.
 type Download struct {
-	URL            string
-	Mirrors        []string // in the order in which they are tried
-	Credentials    string   // a folder below --secrets-dir, or ""
-	ChecksumURL    string   // of a SUMS file, or ""
-	PackedChecksum disk.Digest
-	Unpack         Unpack // "auto" is resolved
-	MaxSize        int64  // bytes; 0: the disk alone bounds it
+	URL            string      `json:"url"`
+	Mirrors        []string    `json:"mirrors"`               // in the order in which they are tried
+	Credentials    string      `json:"credentials,omitempty"` // a folder below --secrets-dir, or ""
+	ChecksumURL    string      `json:"checksumURL,omitempty"` // of a list of checksums, or ""
+	PackedChecksum disk.Digest `json:"packedChecksum,omitzero"`
+	Unpack         Unpack      `json:"unpack"`  // "auto" is resolved
+	MaxSize        int64       `json:"maxSize"` // bytes; 0: only the disk limits it
 }
 
-// Upload waits for a person to send the file.
+// Upload waits until a person uploads the file.
 type Upload struct{}
 
-// ExportFromVolume makes the image from a volume: from a replica of Longhorn's, or
+// ExportFromVolume makes the image from a volume: from a replica of Longhorn, or
 // from a file or block device. Exactly one of VolumeName and Path is set.
 type ExportFromVolume struct {
-	VolumeName   string
-	SnapshotName string // "": the volume as it is
-	Path         string
-	ExportType   disk.Format
-	Compress     bool // only with ExportType qcow2
+	VolumeName   string      `json:"volumeName,omitempty"`
+	SnapshotName string      `json:"snapshotName,omitempty"` // "": the current content
+	Path         string      `json:"path,omitempty"`
+	ExportType   disk.Format `json:"exportType"`
+	Compress     bool        `json:"compress,omitempty"` // only with ExportType qcow2
 }
 
 // Restore makes the image from a backup.
 type Restore struct {
-	BackupURL       string
-	ConcurrentLimit int // at least 1
-	Credentials     string
+	BackupURL       string `json:"backupURL"`
+	ConcurrentLimit int    `json:"concurrentLimit"` // at least 1
+	Credentials     string `json:"credentials,omitempty"`
 }
 
 // Compression is how the blocks of a backup are compressed.
 type Compression string
 
-// The compressions that Longhorn's backup stores have.
+// The compressions of Longhorn's backup stores.
 const (
 	CompressionLZ4  Compression = "lz4"
 	CompressionGzip Compression = "gzip"
 	CompressionNone Compression = "none"
 )
 
-// Backup is a backup store that a ready image is kept in, in Longhorn's format.
+// Backup is a backup store that keeps a backup of the image, in Longhorn's format.
 type Backup struct {
-	Target          string // the address of the store, without an image
-	Credentials     string // a folder below --secrets-dir, or ""
-	Compression     Compression
-	ConcurrentLimit int // at least 1
+	Target          string      `json:"target"`                // the address of the store
+	Credentials     string      `json:"credentials,omitempty"` // a folder below --secrets-dir, or ""
+	Compression     Compression `json:"compression"`
+	ConcurrentLimit int         `json:"concurrentLimit"` // at least 1
 }
 
 // Encryption is what a clone does with the bytes.
@@ -142,7 +186,7 @@ const (
 
 // Clone makes the image from another one of the same configuration.
 type Clone struct {
-	BackingImage string
-	Encryption   Encryption
-	Secret       string // a folder below --secrets-dir; set unless Encryption is ignore
+	BackingImage string     `json:"backingImage"`
+	Encryption   Encryption `json:"encryption"`
+	Secret       string     `json:"secret,omitempty"` // a folder below --secrets-dir; set unless Encryption is ignore
 }

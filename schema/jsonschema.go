@@ -13,9 +13,9 @@ import (
 )
 
 // JSONSchema returns the schema as JSON Schema, Draft 2020-12, so that editors
-// complete and check YAML and JSON. It accepts all that Load accepts; what only
-// the whole configuration shows, it cannot refuse. Manifests of Kubernetes pass
-// as they are: they have schemas of their own.
+// complete and check YAML and JSON. It accepts everything that Load accepts, and does not
+// find the mistakes that only the whole configuration shows. It accepts all manifests:
+// they have schemas of their own.
 func JSONSchema() ([]byte, error) {
 	context := cuecontext.New()
 	root := context.CompileBytes(schemaCUE, cue.Filename("schema.cue"))
@@ -34,10 +34,10 @@ func JSONSchema() ([]byte, error) {
 		}
 	}
 	doc.Title = "The configuration of backing-image-manager"
-	return json.MarshalIndent(doc.besideManifests(), "", "  ")
+	return json.MarshalIndent(doc.acceptManifests(), "", "  ")
 }
 
-// jsonDocument is what the generator writes, in the order that reads best.
+// jsonDocument is the output of the generator, in a readable order.
 type jsonDocument struct {
 	Schema      string                    `json:"$schema"`
 	Title       string                    `json:"title"`
@@ -49,7 +49,7 @@ type jsonDocument struct {
 
 type jsonDefinition map[string]any
 
-// jsonDocuments is a jsonDocument that leaves manifests to others.
+// jsonDocuments is a jsonDocument that also accepts manifests.
 type jsonDocuments struct {
 	Schema      string                    `json:"$schema"`
 	Title       string                    `json:"title"`
@@ -59,7 +59,7 @@ type jsonDocuments struct {
 	Definitions map[string]jsonDefinition `json:"$defs"`
 }
 
-func (d jsonDocument) besideManifests() jsonDocuments {
+func (d jsonDocument) acceptManifests() jsonDocuments {
 	d.Definitions["Config"] = jsonDefinition{"type": d.Type, "properties": d.Properties, "additionalProperties": d.Additional}
 	return jsonDocuments{
 		Schema: d.Schema, Title: d.Title, Type: d.Type, Definitions: d.Definitions,
@@ -83,7 +83,7 @@ func generate(context *cue.Context, root cue.Value) (jsonDocument, error) {
 }
 
 // restore adds what the generator loses: defaults, the bounds of numbers that
-// have one, and the number of fields of a struct.
+// have a default, and the number of fields of a struct.
 func (d jsonDefinition) restore(v cue.Value) {
 	if countsFields(v, 3) {
 		d["minProperties"], d["maxProperties"], d["additionalProperties"] = 1, 1, false
@@ -99,18 +99,19 @@ func (d jsonDefinition) restore(v cue.Value) {
 	for fields.Next() {
 		p, ok := properties[fields.Selector().Unquoted()].(map[string]any)
 		if ok {
-			maps.Copy(p, lost(fields.Value(), p))
+			maps.Copy(p, lostKeywords(fields.Value(), p))
 		}
 	}
 }
 
-// countsFields reports whether v is a struct of one field, whatever its name.
+// countsFields reports whether v is a struct with exactly one field.
 func countsFields(v cue.Value, depth int) bool {
 	op, args := v.Expr()
 	return op == cue.CallOp || op == cue.AndOp && depth > 0 && slices.ContainsFunc(args, func(a cue.Value) bool { return countsFields(a, depth-1) })
 }
 
-func lost(v cue.Value, property map[string]any) map[string]any {
+// lostKeywords returns the default and the minimum of a property.
+func lostKeywords(v cue.Value, property map[string]any) map[string]any {
 	found := map[string]any{}
 	if d, ok := v.Default(); ok && d.IsConcrete() && d.IncompleteKind() != cue.StructKind {
 		var plain any
@@ -118,14 +119,14 @@ func lost(v cue.Value, property map[string]any) map[string]any {
 			found["default"] = plain
 		}
 	}
-	if least, ok := bound(v, 3); ok && property["type"] == "integer" {
+	if least, ok := minimum(v, 3); ok && property["type"] == "integer" {
 		found["minimum"] = least
 	}
 	return found
 }
 
-// bound returns the n of a >=n within v.
-func bound(v cue.Value, depth int) (int64, bool) {
+// minimum returns the n of a >=n in v.
+func minimum(v cue.Value, depth int) (int64, bool) {
 	op, args := v.Expr()
 	if op == cue.GreaterThanEqualOp {
 		n, err := args[0].Int64()
@@ -135,7 +136,7 @@ func bound(v cue.Value, depth int) (int64, bool) {
 		return 0, false
 	}
 	for _, a := range args {
-		if n, ok := bound(a, depth-1); ok {
+		if n, ok := minimum(a, depth-1); ok {
 			return n, true
 		}
 	}

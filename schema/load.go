@@ -9,39 +9,43 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
 )
 
 // Loader turns snapshots of a config directory into configurations. It
-// remembers what was last said, and what was checked already, so that a reload
-// costs what changed. It is for one goroutine.
+// remembers the last valid definitions and the results of earlier validations, so that a
+// reload costs only what changed. It is not safe for concurrent use.
 type Loader struct {
-	shapes   shapes
-	contents map[contentKey]*content
-	verdicts map[verdictKey]*verdict
-	said     map[key]*thing  // the last valid definition of everything
-	known    map[string]bool // origins that were once free of problems
-	acted    bool            // some result allowed more than observing
-	last     Config          // of the last result that allowed more than observing
+	specs    specs
+	files    map[fileKey]*parsedFile
+	checked  map[checkKey]*checked
+	lastGood map[key]*definition // the last valid definition of everything
+	valid    map[string]bool     // files that had no problems at some load
+	active   bool                // some result allowed more than observing
+	last     Config              // of the last result that allowed more than observing
 }
 
-type contentKey struct {
-	origin string
-	sum    [sha256.Size]byte
-}
-
-type verdictKey struct {
-	key
-	form *form
+// fileKey identifies a content of a file.
+type fileKey struct {
+	file string
 	sum  [sha256.Size]byte
 }
 
-// NewLoader returns a Loader that knows nothing yet.
-func NewLoader() *Loader { return &Loader{shapes: readShapes()} }
+// checkKey identifies a validation: its result depends on nothing else.
+type checkKey struct {
+	key
+	kind *manifest.Kind
+	sum  [sha256.Size]byte
+}
 
-// Load reads a snapshot. It does not fail: what is wrong is in the result. When
-// ctx ends before it does, the result allows nothing and the Loader forgets
-// nothing.
+// NewLoader returns a Loader without any memory.
+func NewLoader() *Loader {
+	return &Loader{specs: readSpecs(), last: Config{Nodes: map[string]Node{}, Images: map[string]Image{}}}
+}
+
+// Load reads a snapshot. It returns no error: all problems are in the Result. If
+// ctx ends first, the Result allows nothing and the Loader forgets nothing.
 func (l *Loader) Load(ctx context.Context, s configdir.Snapshot) Result {
 	r := l.load(ctx, s)
 	r.Revision = s.Revision
@@ -49,190 +53,239 @@ func (l *Loader) Load(ctx context.Context, s configdir.Snapshot) Result {
 }
 
 func (l *Loader) load(ctx context.Context, s configdir.Snapshot) Result {
-	contents := l.emptied(l.read(ctx, s))
-	if err := l.judge(ctx, contents); err != nil {
+	files := l.markEmptied(l.parseFiles(ctx, s))
+	definitions, err := l.validateFiles(ctx, files)
+	if err != nil {
 		return Result{Config: l.last, Errors: []document.Problem{{Message: "loading was interrupted: " + err.Error()}}}
 	}
-	if nothing(contents) {
-		return l.nothingDeclared(contents)
+	if !slices.ContainsFunc(files, func(f *parsedFile) bool { return f.accepted || len(f.Problems) > 0 }) {
+		return l.nothingDeclared(files, definitions)
 	}
-	a := l.assemble(contents)
-	r := a.result()
+	m := l.merge(files, definitions)
+	r := m.result()
 	if r.May != ObserveOnly {
-		l.acted, l.last = true, r.Config
+		l.active, l.last = true, r.Config
 	}
-	l.said, l.known = a.holds, l.knownOf(contents)
+	l.lastGood, l.valid = m.current, l.validFiles(files)
 	return r
 }
 
-// read parses the files that are not as they were the last time.
-func (l *Loader) read(ctx context.Context, s configdir.Snapshot) []*content {
-	kept := make(map[contentKey]*content, len(s.Files))
-	contents := make([]*content, 0, len(s.Files))
+// parseFiles parses the files that changed since the last load.
+func (l *Loader) parseFiles(ctx context.Context, s configdir.Snapshot) []*parsedFile {
+	kept := make(map[fileKey]*parsedFile, len(s.Files))
+	files := make([]*parsedFile, 0, len(s.Files))
 	for _, f := range s.Files {
 		if path.Ext(f.Path) == ".cue" {
 			continue
 		}
-		k := contentKey{f.Path, sha256.Sum256(f.Data)}
-		c := l.contents[k]
-		if c == nil || f.Err != nil {
-			c = read(f)
+		k := fileKey{f.Path, sha256.Sum256(f.Data)}
+		p := l.files[k]
+		if p == nil || f.Err != nil {
+			p = parse(f)
 		}
 		if f.Err == nil {
-			kept[k] = c
+			kept[k] = p
 		}
-		contents = append(contents, c)
+		files = append(files, p)
 	}
-	contents = append(contents, l.readCUE(ctx, s.Files, kept)...)
-	l.contents = kept
-	return contents
+	files = append(files, l.evaluateFiles(ctx, s.Files, kept)...)
+	l.files = kept
+	return files
 }
 
-// readCUE evaluates the units of .cue files that changed since the last time.
-func (l *Loader) readCUE(ctx context.Context, files []configdir.File, kept map[contentKey]*content) []*content {
-	var contents []*content
+// evaluateFiles evaluates the units of .cue files that changed since the last load.
+func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile) []*parsedFile {
+	var files []*parsedFile
 	var changed []*sandbox.Unit
-	for _, u := range sandbox.Units(files) {
-		k := contentKey{u.Origin, u.Sum()}
-		if c := unreadable(u); c != nil {
-			contents = append(contents, c)
-		} else if c := l.contents[k]; c != nil {
-			contents, kept[k] = append(contents, c), c
+	for _, u := range sandbox.Units(all) {
+		k := fileKey{u.Origin, u.Sum()}
+		if p := unreadable(u); p != nil {
+			files = append(files, p)
+		} else if p := l.files[k]; p != nil {
+			files, kept[k] = append(files, p), p
 		} else {
 			changed = append(changed, u)
 		}
 	}
 	for i, r := range sandbox.Evaluate(ctx, changed) {
-		c := contentOf(changed[i], r)
-		contents = append(contents, c)
+		p := fromCUE(changed[i], r)
+		files = append(files, p)
 		if !r.Transient {
-			kept[contentKey{changed[i].Origin, changed[i].Sum()}] = c
+			kept[fileKey{changed[i].Origin, changed[i].Sum()}] = p
 		}
 	}
-	return contents
+	return files
 }
 
-// unreadable returns what is wrong with files that cannot be evaluated at all, nil if
-// nothing is.
-func unreadable(u *sandbox.Unit) *content {
-	c := &content{origin: u.Origin}
+// unreadable returns a parsedFile with problems if a file of the unit cannot be parsed at
+// all, and otherwise nil.
+func unreadable(u *sandbox.Unit) *parsedFile {
+	p := &parsedFile{File: manifest.File{Path: u.Origin}}
 	for _, f := range u.Files {
-		c.readable(f)
+		p.readable(f)
 	}
-	if len(c.problems) == 0 {
+	if len(p.Problems) == 0 {
 		return nil
 	}
-	return c
+	return p
 }
 
-// emptied tells of files that declared something and have nothing in them now: what writes
-// a file and fails leaves it so. What is remembered of the files stays as it is.
-func (l *Loader) emptied(contents []*content) []*content {
+// markEmptied adds a problem to files that declared something at the last load and contain
+// nothing now: a program that fails while it writes a file leaves it empty. The remembered
+// files do not change.
+func (l *Loader) markEmptied(files []*parsedFile) []*parsedFile {
 	declared := map[string]bool{}
-	for _, t := range l.said {
-		declared[t.origin] = true
+	for _, d := range l.lastGood {
+		declared[d.file] = true
 	}
-	for i, c := range contents {
-		if c.empty && declared[c.origin] {
-			e := *c
-			e.problem(document.Position{File: c.origin}, nil, "is empty, and was not", "remove it, or write \"images: {}\" if that is meant")
-			contents[i] = &e
+	for i, f := range files {
+		if f.empty && declared[f.Path] {
+			emptied := *f
+			emptied.AddProblem(document.Position{File: f.Path}, nil, "is empty, and was not", "remove it, or write \"images: {}\"")
+			files[i] = &emptied
 		}
 	}
-	return contents
+	return files
 }
 
-// judge gives every thing its verdict: an earlier one where it says the same. What
-// VolumeSnapshots declare is among the things then.
-func (l *Loader) judge(ctx context.Context, contents []*content) error {
-	verdicts := make(map[verdictKey]*verdict, len(l.verdicts))
-	var classes, things []*thing
-	for _, c := range contents {
-		for _, class := range c.classes {
-			if class.thing != nil {
-				classes = append(classes, class.thing)
+// definitions are the definitions of all files.
+type definitions struct {
+	all        []*definition
+	references []*definition // they define an image only if nothing else does
+	resolved   map[*manifest.File]*manifest.Resolved
+}
+
+// validateFiles validates all definitions. Definitions that did not change keep the result
+// of their last validation.
+func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile) (definitions, error) {
+	now := make(map[checkKey]*checked, len(l.checked))
+	d := definitions{}
+	err := l.validateClasses(ctx, files, now)
+	if err != nil {
+		return d, err
+	}
+	manifests := make([]*manifest.File, 0, len(files))
+	for _, f := range files {
+		manifests = append(manifests, &f.File)
+	}
+	d.resolved = manifest.Resolve(manifests, func(image string) bool {
+		last := l.lastGood[key{imagesSection, image}]
+		return last != nil && last.kind != nil && last.kind.IsVolumeSnapshot()
+	})
+	for _, f := range files {
+		own := slices.Clone(f.native)
+		for _, m := range slices.Concat(f.Definitions, d.resolved[&f.File].Definitions) {
+			own = append(own, fromManifest(f.Path, m))
+		}
+		slices.SortStableFunc(own, func(a, b *definition) int { return a.pos.Compare(b.pos) })
+		d.all = append(d.all, own...)
+		for _, m := range f.References {
+			d.references = append(d.references, fromManifest(f.Path, m))
+		}
+	}
+	if err := l.validate(ctx, slices.Concat(d.all, d.references), now); err != nil {
+		return d, err
+	}
+	l.checked = now
+	return d, nil
+}
+
+// validateClasses validates the VolumeSnapshotClasses, so that their problems become those
+// of the VolumeSnapshots.
+func (l *Loader) validateClasses(ctx context.Context, files []*parsedFile, now map[checkKey]*checked) error {
+	var classes []*manifest.Class
+	var all []*definition
+	for _, f := range files {
+		for _, class := range f.Classes() {
+			if class.Definition != nil {
+				classes, all = append(classes, class), append(all, fromManifest(f.Path, class.Definition))
 			}
 		}
 	}
-	err := l.judgeAll(ctx, classes, verdicts)
-	if err == nil {
-		l.resolve(contents)
-		for _, c := range contents {
-			things = append(append(things, c.things...), c.claims...)
-		}
-		err = l.judgeAll(ctx, things, verdicts)
-	}
+	err := l.validate(ctx, all, now)
 	if err != nil {
-		l.contents = nil // their things hold verdicts that nobody gave
 		return err
 	}
-	l.verdicts = verdicts
+	for i, class := range classes {
+		class.Problems = all[i].allProblems()
+	}
 	return nil
 }
 
-func (l *Loader) judgeAll(ctx context.Context, things []*thing, verdicts map[verdictKey]*verdict) error {
+func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkKey]*checked) error {
 	var tasks []task
-	for _, t := range things {
-		k := verdictKey{t.key, t.form, t.sum}
-		if t.verdict == nil {
-			t.verdict = cmp.Or(verdicts[k], l.verdicts[k])
+	for _, d := range all {
+		k := checkKey{d.key, d.kind, d.sum}
+		if d.checked == nil {
+			d.checked = cmp.Or(now[k], l.checked[k])
 		}
-		if t.verdict == nil {
-			t.verdict = &verdict{}
-			tasks = append(tasks, task{t.key, t.form, t.value, t.verdict})
+		if d.checked == nil {
+			d.checked = &checked{}
+			tasks = append(tasks, task{d.key, d.kind, d.value, d.checked})
 		}
-		verdicts[k] = t.verdict
+		now[k] = d.checked
 	}
-	return l.checkAll(ctx, tasks)
+	err := l.checkAll(ctx, tasks)
+	if err != nil {
+		l.files = nil // their definitions refer to results that do not exist
+	}
+	return err
 }
 
-// settings puts the settings together that are defined one by one.
-func (l *Loader) settings(defined []*thing) Settings {
+// settings combines the settings, which are defined one by one.
+func (l *Loader) settings(defined []*definition) Settings {
 	all := &document.Value{Kind: document.Map}
-	for _, t := range defined {
-		all.Fields = append(all.Fields, t.native().Fields...)
+	for _, d := range defined {
+		all.Fields = append(all.Fields, d.native().Fields...)
 	}
-	k := verdictKey{key: key{settingsSection, ""}, sum: all.Sum()}
-	v := l.verdicts[k]
-	if v == nil {
-		v = &verdict{}
-		l.checkBatch([]task{{key: k.key, value: all, verdict: v}})
-		l.verdicts[k] = v
+	k := checkKey{key: key{settingsSection, ""}, sum: all.Sum()}
+	c := l.checked[k]
+	if c == nil {
+		c = &checked{}
+		l.checkBatch([]task{{key: k.key, value: all, checked: c}})
+		l.checked[k] = c
 	}
-	return *v.settings
+	return *c.settings
 }
 
-func nothing(contents []*content) bool {
-	return !slices.ContainsFunc(contents, func(c *content) bool { return c.ours || len(c.problems) > 0 })
-}
-
-// nothingDeclared is the result of a directory that says nothing at all: a
-// mount that failed looks like this, so it is never taken for "no images".
-func (l *Loader) nothingDeclared(contents []*content) Result {
+// nothingDeclared is the result of a directory that declares nothing at all. A
+// failed mount looks like this, so it never means "no images".
+func (l *Loader) nothingDeclared(files []*parsedFile, d definitions) Result {
 	r := Result{Config: l.last, Errors: []document.Problem{{
 		Message: "no settings, nodes or images are declared",
 		Hint:    "to declare that there are none, write \"images: {}\"",
 	}}}
-	if len(contents) == 0 {
+	if len(files) == 0 {
 		r.Errors[0].Hint = "no file ends in .yaml, .yml, .json or .cue"
 	}
-	if l.acted {
+	if l.active {
 		r.May = NoDeletions
 	} else {
 		r.Config.Settings = l.settings(nil)
 	}
-	for _, c := range contents {
-		r.Skipped, r.Manifests = append(r.Skipped, c.skipped...), append(r.Manifests, c.manifests...)
-	}
+	r.Manifests, r.Skipped = documentsOf(files, d)
 	return r
 }
 
-func (l *Loader) knownOf(contents []*content) map[string]bool {
-	known := map[string]bool{}
-	for _, c := range contents {
-		if len(c.problems) == 0 || l.known[c.origin] {
-			known[c.origin] = true
+// documentsOf returns the manifests that were read, and those that were skipped, in the
+// order of the files.
+func documentsOf(files []*parsedFile, d definitions) (read []manifest.Document, skipped []manifest.Skipped) {
+	for _, f := range files {
+		more := d.resolved[&f.File]
+		read = append(append(read, f.Read...), more.Read...)
+		both := slices.Concat(f.Skipped, more.Skipped)
+		slices.SortStableFunc(both, func(a, b manifest.Skipped) int { return a.Position.Compare(b.Position) })
+		skipped = append(skipped, both...)
+	}
+	return read, skipped
+}
+
+func (l *Loader) validFiles(files []*parsedFile) map[string]bool {
+	valid := map[string]bool{}
+	for _, f := range files {
+		if len(f.Problems) == 0 || l.valid[f.Path] {
+			valid[f.Path] = true
 		}
 	}
-	return known
+	return valid
 }

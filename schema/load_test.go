@@ -7,11 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/txtar"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -19,10 +21,10 @@ import (
 var update = flag.Bool("update", false, "rewrite the goldens")
 
 // TestLoad loads the files of each archive in testdata/load as one directory
-// and compares what people are told with its "want". Archives with several
-// "want" are directories that change: a Loader sees one state after the other,
-// each begins after the want before, and a file stays until it is there again,
-// empty when it is removed.
+// and compares the result with its "want". An archive with several
+// "want" is a directory that changes: one Loader reads one state after the other.
+// Each state begins after the "want" before it, and keeps the files that the archive does
+// not repeat. An empty file removes the file.
 func TestLoad(t *testing.T) {
 	archives, err := filepath.Glob("testdata/load/*.txtar")
 	if err != nil || len(archives) == 0 {
@@ -42,6 +44,7 @@ func testArchive(t *testing.T, name string) {
 		t.Fatal(err)
 	}
 	loader, files := NewLoader(), map[string]configdir.File{}
+	declared := map[string]disk.Declaration{} // by image, at an earlier state
 	for i, f := range a.Files {
 		if f.Name != "want" {
 			files[f.Name] = configdir.File{Path: f.Name, Data: f.Data}
@@ -50,7 +53,8 @@ func testArchive(t *testing.T, name string) {
 			}
 			continue
 		}
-		got := describe(loader.Load(t.Context(), snapshot(files)))
+		r := loader.Load(t.Context(), snapshot(files))
+		got := describe(r) + describeRemoved(r, declared)
 		if strings.Contains(got, "hunter2") {
 			t.Errorf("a secret is told:\n%s", got)
 		}
@@ -75,7 +79,28 @@ func snapshot(files map[string]configdir.File) configdir.Snapshot {
 	return s
 }
 
-// describe is a result for people.
+// describeRemoved says for each image that was declared earlier and is not any more whether
+// its copies are kept: a document that is skipped must not delete what it declared.
+func describeRemoved(r Result, declared map[string]disk.Declaration) string {
+	var b strings.Builder
+	for _, name := range sortedKeys(declared) {
+		held := slices.ContainsFunc(r.Held, func(h Held) bool { return h.Name == name })
+		if _, ok := r.Config.Images[name]; ok || held {
+			continue
+		}
+		if reason, undecided := r.Undecided().MayDeclare(name, declared[name]); undecided {
+			fmt.Fprintf(&b, "kept: %s: %s\n", name, reason)
+		} else {
+			fmt.Fprintf(&b, "removed: %s\n", name)
+		}
+	}
+	for name, image := range r.Config.Images {
+		declared[name] = image.Declaration
+	}
+	return b.String()
+}
+
+// describe formats a result.
 func describe(r Result) string {
 	var b strings.Builder
 	line := func(what string, v any) { fmt.Fprintf(&b, "%s%v\n", what, v) }
@@ -89,7 +114,7 @@ func describe(r Result) string {
 		line("skipped: ", fmt.Sprint(s.Position, " ", s.APIVersion, " ", s.Kind, " ", s.Name))
 	}
 	for _, h := range r.Held {
-		line("held: ", fmt.Sprint(h.Name, map[bool]string{true: " as last said", false: " back"}[h.Stale]))
+		line("held: ", fmt.Sprint(h.Name, map[bool]string{true: " (last valid)", false: " (unusable)"}[h.Stale]))
 	}
 	line("images: ", strings.Join(sortedKeys(r.Config.Images), " "))
 	line("may: ", r.May)

@@ -23,8 +23,8 @@ const (
 // Outcomes that several blocks have.
 const (
 	flat      = "metadata.name: is missing (\"name\" belongs in \"metadata\": indent it)"
-	flatClaim = "9: kind: is given twice in one document (two manifests need a line with \"---\" between them)"
-	noClaim   = "skipped PersistentVolumeClaim: is not ours"
+	flatClaim = "9: kind: duplicate field (put a line with \"---\" between two manifests)"
+	noClaim   = "skipped PersistentVolumeClaim: is not a manifest that this program reads"
 	noClass   = "skipped VolumeSnapshot: is of the VolumeSnapshotClass \"longhorn-snapshot-vsc\", which is not declared here"
 	ofContent = "skipped VolumeSnapshot: has the image that its VolumeSnapshotContent names"
 	exported  = "image test-bi: export of vol-export-src as qcow2"
@@ -38,7 +38,7 @@ const (
 var documented = []struct{ document, block, says, want, flat string }{
 	{managerREADME, "01", "a pod, with [...] for the rest", "11: not valid YAML: could not find expected ':' (write \"name: value\")", "11: not valid YAML: could not find expected ':' (write \"name: value\")"},
 
-	{backingImages, "01", "two images, without --- between them", `16: apiVersion: is given twice in one document (two manifests need a line with "---" between them)`, ""},
+	{backingImages, "01", "two images, without --- between them", `16: apiVersion: duplicate field (put a line with "---" between two manifests)`, ""},
 	{backingImages, "01-first", "an image to download", "image bi-download: download of https://longhorn-backing-image.s3-us-west-1.amazonaws.com/parrot.raw, checksum 304f3ed3", ""},
 	{backingImages, "01-second", "an image to export", "image bi-export: export of vol-export-src as qcow2", ""},
 	{backingImages, "02", "a class, with a sentence for a checksum", "15: parameters.backingImageChecksum: checksum is not hexadecimal: a sha512 has 128 digits of 0-9 and a-f", ""},
@@ -51,7 +51,7 @@ var documented = []struct{ document, block, says, want, flat string }{
 	{csiSnapshots, "04", "the handle of an image that is there", exported, "4: " + flat},
 	{csiSnapshots, "05", "its snapshot", ofContent, "4: " + flat},
 	{csiSnapshots, "06", "a volume of it", noClaim, flatClaim},
-	{csiSnapshots, "07", "the handle of an image to download", "warning: 13: volumeSnapshotRef: does not stand in spec, where Kubernetes wants it (indent it like \"source\")\n" + parrot, "4: " + flat},
+	{csiSnapshots, "07", "the handle of an image to download", "warning: 13: volumeSnapshotRef: is not in spec, where Kubernetes expects it (indent it like \"source\")\n" + parrot, "4: " + flat},
 	{csiSnapshots, "08", "the handle of an image to export", "4: " + flat, "4: " + flat}, // the document itself has it so
 	{csiSnapshots, "09", "its snapshot", ofContent, "4: " + flat},
 	{csiSnapshots, "10", "a volume of it", noClaim, flatClaim},

@@ -5,175 +5,259 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
 
-// assembly puts together what the contents of one snapshot define.
-type assembly struct {
+// merger combines the definitions of all files to one configuration.
+type merger struct {
 	errors    []document.Problem
-	manifests []Document
-	skipped   []Skipped
-	running   bool // an earlier configuration is being acted on
+	manifests []manifest.Document
+	skipped   []manifest.Skipped
+	emptied   []string // files that contain nothing
+	active    bool     // an earlier configuration is in force
 
-	holds map[key]*thing           // what holds: valid now, or as last said
-	wrong map[key]document.Problem // what does not hold as it is now defined
-	fresh map[key][]*thing         // everything that is defined now
+	current    map[key]*definition      // the definitions in force: valid now, or the last valid ones
+	broken     map[key]document.Problem // what is not in force as it is defined now, with the first reason
+	declared   map[key][]*definition    // everything that is defined now
+	references map[key][]*definition    // by file and line
 
-	claims map[key][]*thing // by file and line
-
-	unread map[string]document.Problem // of the files that cannot be read now, the first one
+	unread map[string]document.Problem // the first problem of each file that has problems
 
 	encryptions   map[string]Encryption // see encryption
 	settings      Settings
-	placesUnknown bool // settings or nodes are wrong
-	fileUnknown   bool // a file has problems and was never seen without
+	placesUnknown bool // settings or nodes are broken, and were never valid
+	fileUnknown   bool // a file has problems, and was never without them
 }
 
-func (l *Loader) assemble(contents []*content) *assembly {
-	a := &assembly{
-		running: l.acted, holds: map[key]*thing{}, wrong: map[key]document.Problem{}, fresh: map[key][]*thing{},
-		encryptions: map[string]Encryption{}, claims: map[key][]*thing{}, unread: map[string]document.Problem{},
+// merge combines the definitions. Definitions that are broken now keep their last valid
+// content.
+func (l *Loader) merge(files []*parsedFile, d definitions) *merger {
+	m := &merger{
+		active: l.active, current: map[key]*definition{}, broken: map[key]document.Problem{}, declared: map[key][]*definition{},
+		references: map[key][]*definition{}, unread: map[string]document.Problem{}, encryptions: map[string]Encryption{},
 	}
-	for _, c := range contents {
-		a.errors = append(append(a.errors, c.problems...), c.alone...)
-		a.manifests = append(a.manifests, c.manifests...)
-		a.skipped = append(a.skipped, c.skipped...)
-		if len(c.problems) > 0 {
-			a.unread[c.origin] = c.problems[0]
+	m.manifests, m.skipped = documentsOf(files, d)
+	for _, f := range files {
+		m.errors = append(append(m.errors, f.Problems...), d.resolved[&f.File].Problems...)
+		if len(f.Problems) > 0 {
+			m.unread[f.Path] = f.Problems[0]
+			m.fileUnknown = m.fileUnknown || !l.valid[f.Path]
 		}
-		a.fileUnknown = a.fileUnknown || len(c.problems) > 0 && !l.known[c.origin]
-		for _, t := range c.things {
-			a.fresh[t.key] = append(a.fresh[t.key], t)
-		}
-		for _, t := range c.claims {
-			a.claims[t.key] = append(a.claims[t.key], t)
+		if f.empty {
+			m.emptied = append(m.emptied, f.Path)
 		}
 	}
-	for _, claims := range a.claims {
-		slices.SortStableFunc(claims, func(x, y *thing) int { return x.pos.Compare(y.pos) })
+	for _, def := range d.all {
+		m.declared[def.key] = append(m.declared[def.key], def)
 	}
-	for k, defined := range a.fresh {
-		a.place(k, defined)
+	for _, ref := range d.references {
+		m.references[ref.key] = append(m.references[ref.key], ref)
 	}
-	a.declareClaimed(l, false)
-	a.keepUnread(l.said, contents)
-	a.declareClaimed(l, true)
+	for _, refs := range m.references {
+		slices.SortStableFunc(refs, func(a, b *definition) int { return a.pos.Compare(b.pos) })
+	}
+	for k, defined := range m.declared {
+		m.apply(k, defined)
+	}
+	m.defineByReference(l, false)
+	m.keepUnread(l.lastGood, files)
+	m.defineByReference(l, true)
 	for _, s := range []section{settingsSection, nodesSection, imagesSection} {
-		a.checkSection(s, l)
+		m.checkSection(s, l)
 	}
-	a.checkClaims()
-	return a
+	m.checkReferences()
+	return m
 }
 
-// place takes a definition that is valid by itself.
-func (a *assembly) place(k key, defined []*thing) {
+// apply puts a definition in force that is valid by itself.
+func (m *merger) apply(k key, defined []*definition) {
 	first := defined[0]
-	for _, t := range defined[1:] {
-		p := t.whole("is defined twice", "keep one of them")
-		p.Also = first.pos
-		a.mistake(k, p)
+	for _, d := range defined[1:] {
+		m.reject(k, d.duplicate(first))
 	}
-	for _, t := range defined {
-		for _, p := range t.allProblems() {
-			a.mistake(k, p)
+	for _, d := range defined {
+		for _, p := range d.allProblems() {
+			m.reject(k, p)
 		}
-		if _, wrong := a.wrong[k]; !wrong && t.unread != nil {
-			a.wrong[k] = *t.unread
+		if _, broken := m.broken[k]; !broken && d.unread != nil {
+			m.broken[k] = *d.unread
 		}
 	}
-	if _, wrong := a.wrong[k]; !wrong {
-		a.holds[k] = first
+	if _, broken := m.broken[k]; !broken {
+		m.current[k] = first
 	}
 }
 
-func (t *thing) allProblems() []document.Problem {
-	if len(t.problems) > 0 {
-		return t.problems
+// reject records a problem that keeps k from being in force as it is defined now.
+func (m *merger) reject(k key, p document.Problem) {
+	m.errors = append(m.errors, p)
+	if first, ok := m.broken[k]; !ok || p.Compare(first) < 0 {
+		m.broken[k] = p
 	}
-	problems := make([]document.Problem, 0, len(t.verdict.faults))
-	for _, f := range t.verdict.faults {
-		problems = append(problems, t.problem(f))
-	}
-	return problems
+	delete(m.current, k)
 }
 
-// mistake records a problem that keeps k from holding as it is defined.
-func (a *assembly) mistake(k key, p document.Problem) {
-	a.errors = append(a.errors, p)
-	if first, is := a.wrong[k]; !is || p.Compare(first) < 0 {
-		a.wrong[k] = p
-	}
-	delete(a.holds, k)
-}
-
-// keepUnread lets what was last said hold where it may still be said, in a file
-// that cannot be read now. It may also have moved into a file that is new.
-func (a *assembly) keepUnread(said map[key]*thing, contents []*content) {
+// keepUnread keeps the last valid definitions that may still be in a file
+// that cannot be read now. They may also have been moved to a new file.
+func (m *merger) keepUnread(lastGood map[key]*definition, files []*parsedFile) {
 	var anywhere *document.Problem
-	if a.fileUnknown {
-		for _, c := range contents {
-			if len(c.problems) > 0 {
-				anywhere = &c.problems[0]
-				break
-			}
-		}
+	if m.fileUnknown {
+		i := slices.IndexFunc(files, func(f *parsedFile) bool { return len(f.Problems) > 0 })
+		anywhere = &files[i].Problems[0]
 	}
-	for k, t := range said {
-		if a.fresh[k] != nil {
+	for k, d := range lastGood {
+		if m.declared[k] != nil {
 			continue
 		}
-		why, is := a.unread[t.origin]
-		if !is && anywhere != nil {
-			why, is = *anywhere, true
+		reason, ok := m.unread[d.file]
+		if !ok && anywhere != nil {
+			reason, ok = *anywhere, true
 		}
-		if is {
-			a.holds[k], a.wrong[k] = t, why
+		if ok {
+			m.current[k], m.broken[k] = d, reason
 		}
 	}
 }
 
-// checkSection checks what depends on other definitions, and then lets what was
-// last said hold for all that turned out wrong.
-func (a *assembly) checkSection(s section, l *Loader) {
+// checkSection checks what depends on other definitions, and then falls back to the last
+// valid definition of everything that is broken.
+func (m *merger) checkSection(s section, l *Loader) {
 	switch s {
 	case nodesSection:
-		a.checkAddresses()
+		m.checkAddresses()
 	case imagesSection:
-		a.checkImages()
+		m.checkImages()
 	}
-	for k := range a.wrong {
-		if k.section != s || a.holds[k] != nil {
+	for k := range m.broken {
+		if k.section != s || m.current[k] != nil {
 			continue
 		}
-		if t := l.said[k]; t != nil {
-			a.holds[k] = t.saidIn(a.fresh[k][0].origin)
+		if d := l.lastGood[k]; d != nil {
+			m.current[k] = d.movedTo(m.declared[k][0])
 		} else if s != imagesSection {
-			a.placesUnknown = true
+			m.placesUnknown = true
 		}
 	}
 	switch s {
 	case settingsSection:
-		a.settings = l.settings(a.of(settingsSection))
+		m.settings = l.settings(m.all(settingsSection))
 	case imagesSection:
-		a.dropLoopback()
+		m.dropLoopback()
 	}
 }
 
-// saidIn is t as if another file had said it last: the one that has to be
-// readable for t to be gone.
-func (t *thing) saidIn(origin string) *thing {
-	u := *t
-	u.origin = origin
-	return &u
+// movedTo returns d as if it were in the file of its broken successor: the definition is
+// removed only when that file no longer contains it.
+func (d *definition) movedTo(successor *definition) *definition {
+	moved := *d
+	moved.file, moved.declaration = successor.file, successor.declaration
+	return &moved
 }
 
-// of returns what holds of a section, in the order of the names.
-func (a *assembly) of(s section) []*thing {
-	var things []*thing
-	for k, t := range a.holds {
+// all returns the definitions of a section that are in force, in the order of their names.
+func (m *merger) all(s section) []*definition {
+	var all []*definition
+	for k, d := range m.current {
 		if k.section == s {
-			things = append(things, t)
+			all = append(all, d)
 		}
 	}
-	slices.SortFunc(things, func(x, y *thing) int { return strings.Compare(x.name, y.name) })
-	return things
+	slices.SortFunc(all, func(a, b *definition) int { return strings.Compare(a.name, b.name) })
+	return all
+}
+
+// stale reports whether the last valid definition is in force and not the one that is
+// defined now.
+func (m *merger) stale(d *definition) bool {
+	_, broken := m.broken[d.key]
+	return broken
+}
+
+// defineByReference makes references define the images that nothing else defines. With
+// afterUnread false, it leaves out images that had a definition, and images with a
+// reference in a file that cannot be read now: keepUnread decides first whether their
+// last definition stays in force.
+func (m *merger) defineByReference(l *Loader, afterUnread bool) {
+	for k, refs := range m.references {
+		last := l.lastGood[k]
+		wait := false
+		if last != nil {
+			_, unread := m.unread[last.file]
+			wait = !last.isReference() || unread
+		}
+		if len(m.declared[k]) > 0 || m.current[k] != nil || wait != afterUnread {
+			continue
+		}
+		if d := definingReference(refs, last); d != nil {
+			m.declared[k] = []*definition{d}
+			m.apply(k, m.declared[k])
+		}
+	}
+}
+
+// definingReference returns the reference that defines the image, or nil. Of those that are
+// more than a name, it is the first by file and line with a checksum, so that the checksum
+// of any of them is in force. Without a checksum it is the first one. A broken reference
+// defines the image if it is the first, or in the file of the last valid definition.
+func definingReference(refs []*definition, last *definition) (first *definition) {
+	for _, d := range refs {
+		broken := len(d.allProblems()) > 0
+		switch {
+		case !broken && !d.checked.conversion.Reference.Defines():
+		case broken && (first == nil || last != nil && d.file == last.file),
+			!broken && d.checked.conversion.Reference.HasChecksum():
+			return d
+		case first == nil:
+			first = d
+		}
+	}
+	return first
+}
+
+// isReference reports whether the definition is a manifest that only refers to an image.
+func (d *definition) isReference() bool { return d.kind != nil && d.kind.Reference }
+
+// checkReferences compares the references with the definitions in force. Their problems
+// affect no image.
+func (m *merger) checkReferences() {
+	for k, refs := range m.references {
+		for _, d := range refs {
+			if slices.Contains(m.declared[k], d) {
+				continue
+			}
+			problems := d.allProblems()
+			if len(problems) == 0 {
+				problems = m.mismatches(d)
+			}
+			m.errors = append(m.errors, problems...)
+		}
+	}
+}
+
+func (m *merger) mismatches(d *definition) []document.Problem {
+	r, image := d.checked.conversion.Reference, m.current[d.key]
+	switch {
+	case image == nil && (m.declared[d.key] != nil || m.fileUnknown):
+		return nil // its definition is broken, or may be in a file that cannot be read
+	case image == nil:
+		return []document.Problem{d.place(r.Undeclared(d.name, d.kind.ImagePath, names(m.all(imagesSection))))}
+	case m.stale(image):
+		return nil
+	}
+	p, differs := r.Mismatch(d.name, image.checked.image.longhornSource())
+	if !differs {
+		return nil
+	}
+	p = d.place(p)
+	p.Also = image.pos
+	return []document.Problem{p}
+}
+
+// names returns the names of definitions.
+func names(all []*definition) []string {
+	var names []string
+	for _, d := range all {
+		names = append(names, d.name)
+	}
+	return names
 }

@@ -15,7 +15,7 @@ var (
 	wholeQuantity = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$`)
 )
 
-// ParseInterval reads a duration with its unit, as a configuration may have it.
+// ParseInterval parses a duration with units, in the format of the configuration.
 func ParseInterval(text string) (time.Duration, error) {
 	if !wholeInterval.MatchString(text) {
 		return 0, fmt.Errorf("%q is not a duration such as 90s, 24h or 7d", text)
@@ -27,7 +27,7 @@ func ParseInterval(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// ParseQuantity reads a number of bytes, as a configuration may have it.
+// ParseQuantity parses a number of bytes, in the format of the configuration.
 func ParseQuantity(text string) (int64, error) {
 	if !wholeQuantity.MatchString(text) {
 		return 0, fmt.Errorf("%q is not a size such as 100Gi or 1048576", text)
@@ -39,8 +39,7 @@ func ParseQuantity(text string) (int64, error) {
 	return n, nil
 }
 
-// The longest interval and the largest size that can be meant: beyond, adding
-// them up could overflow.
+// The longest interval and the largest size. Sums of larger ones could overflow.
 const (
 	maxInterval = 100 * 365 * 24 * time.Hour
 	largestSize = 1 << 60
@@ -57,8 +56,8 @@ var durationUnits = map[string]time.Duration{
 	"d": 24 * time.Hour, "h": time.Hour, "m": time.Minute, "s": time.Second, "ms": time.Millisecond,
 }
 
-// interval reads what the schema accepts as one: a number of units, or a
-// duration, which may count days.
+// interval converts an interval of the schema: a number of units, or a duration,
+// which may have days.
 func interval(v any, unit time.Duration) (time.Duration, error) {
 	sum := 0.0
 	if s, ok := v.(string); ok {
@@ -78,7 +77,7 @@ func interval(v any, unit time.Duration) (time.Duration, error) {
 	return time.Duration(math.Round(sum)), nil
 }
 
-// number is a number of the schema, which CUE gives in the smallest type.
+// number converts a number of the schema. CUE uses the smallest type for it.
 func number(v any) float64 {
 	switch v := v.(type) {
 	case int:
@@ -104,7 +103,7 @@ var quantityUnits = map[string]int64{
 	"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50,
 }
 
-// quantity reads bytes, rounded up to a whole one as Kubernetes does it.
+// quantity converts a number of bytes. Like Kubernetes, it rounds up.
 func quantity(v any) (int64, error) {
 	s, ok := v.(string)
 	if !ok {
@@ -134,7 +133,7 @@ func quantity(v any) (int64, error) {
 
 var errTooHigh = errors.New("is more than a million")
 
-// count reads a whole number that people count things with.
+// count converts a number of things.
 func count(v any) (int, error) {
 	n := number(v)
 	if n > 1e6 {

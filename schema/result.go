@@ -9,20 +9,23 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
 
-// Allowed says what a manager may do under a configuration.
+// Allowed is what a manager may do under a configuration.
 type Allowed uint8
 
 const (
-	// ObserveOnly: look, serve what is there, and do nothing else, because this
-	// is the start and the settings, the nodes or a whole file are not known.
+	// ObserveOnly allows no action: at the start, the settings, the nodes or a whole
+	// file are unknown.
 	ObserveOnly Allowed = iota
-	// NoDeletions: something is broken, so nothing may be deleted.
+	// NoDeletions allows everything but deletions: something is invalid.
 	NoDeletions
-	// Everything: the configuration is wholly valid.
+	// Everything: the configuration is valid.
 	Everything
 )
 
@@ -31,165 +34,251 @@ func (a Allowed) String() string {
 	return [...]string{"observe only", "no deletions", "everything"}[a]
 }
 
-// Held is an image whose declaration is broken or out of reach.
+// Held is an image whose declaration is broken, or in a file that cannot be read.
 type Held struct {
 	Name string
-	// Stale: the image goes on in Config as it was last declared. Otherwise it is
-	// not in Config, and nothing may be done about it.
+	// Stale is true if Config contains the last valid declaration of the image. Otherwise
+	// Config does not contain the image, and nothing may be done about it.
 	Stale bool
-	// Why is the first problem that holds it.
+	// Why is the first problem.
 	Why document.Problem
 }
 
-// Result is what a config directory says.
+// Result is the result of loading a config directory.
 type Result struct {
-	// Config is what holds now: the valid declarations, and for broken ones what
-	// was last said. When May is ObserveOnly, it is what could be understood.
+	// Config contains the valid declarations, and the last valid ones of those that are
+	// broken. When May is ObserveOnly, it is incomplete.
 	Config Config
-	// Errors and Warnings are sorted by place. More warnings come with time: see
+	// Errors and Warnings are sorted by position. Further warnings depend on the time: see
 	// WarningsAt.
 	Errors   []document.Problem
 	Warnings []document.Problem
 	// Manifests are those that were read, and Skipped those that were not, in the
 	// order of the files.
-	Manifests []Document
-	Skipped   []Skipped
+	Manifests []manifest.Document
+	Skipped   []manifest.Skipped
 	Held      []Held // sorted by name
-	// Digest identifies the configuration, whatever files it is in; "" while
-	// anything is broken.
+	// Emptied are the files that contain nothing, not even a comment.
+	Emptied []string
+	// Digest identifies the configuration, independent of its files. It is "" while
+	// anything is invalid.
 	Digest string
 	// Revision is that of the Snapshot.
 	Revision string
 	May      Allowed
 
-	things []*thing // that Config is made of
-	ends   []ending
+	definitions []*definition // those of Config
+	expiries    []expiry
 }
 
-// digest is that of the configuration, and of images that what was skipped may declare:
-// who does not know of those would not keep them.
-func (c Config) digest(skipped []Skipped) string {
-	// Maps are written in the order of their keys, so equal configurations are
+// Undecided are the documents of a config directory that may be meant to declare an image
+// that is not in the configuration: a document that is skipped must not delete what it
+// declared before.
+type Undecided struct {
+	Skipped []manifest.Skipped
+	Emptied []string
+}
+
+// Undecided returns the documents that may be meant to declare further images.
+func (r Result) Undecided() Undecided { return Undecided{r.Skipped, r.Emptied} }
+
+// MayDeclare returns why an image that is not in the configuration may still be meant to
+// be declared. last identifies the document that declared it last; its File is "" if that
+// is unknown. It returns false if the image was removed.
+func (u Undecided) MayDeclare(name string, last disk.Declaration) (reason string, undecided bool) {
+	for _, s := range u.Skipped {
+		if s.Image == name {
+			return fmt.Sprintf("a %s of its name is in %s, which %s: remove it, too, if the image is to be deleted", s.Kind, s.Position, s.Why), true
+		}
+	}
+	for _, s := range u.Skipped {
+		if last.File != "" && s.MayDeclare(last) {
+			what := strings.TrimSpace(document.Printable(s.Kind) + " " + s.Name)
+			return fmt.Sprintf("%s declared it and contains a document that is skipped: %s in %s, which %s: correct it, or move it to another file",
+				document.Printable(last.File), what, s.Position, s.Why), true
+		}
+	}
+	if last.File != "" && slices.Contains(u.Emptied, last.File) {
+		return fmt.Sprintf("%s declared it and is empty: remove it, or write \"images: {}\" to it", document.Printable(last.File)), true
+	}
+	return "", false
+}
+
+// digest covers the configuration, and the documents that may declare further images: a
+// node that does not see them would not keep those images.
+func (c Config) digest(skipped []manifest.Skipped) string {
+	// Maps are encoded in the order of their keys, so equal configurations are
 	// equal bytes.
 	b, err := json.Marshal(c)
 	if err != nil {
 		panic(fmt.Sprintf("schema: encode configuration: %v", err))
+	}
+	// The encoding does not show whether a uuid is declared, which decides whether a copy
+	// with another checksum may be replaced.
+	for _, name := range sortedKeys(c.Images) {
+		if c.Images[name].UUIDDeclared {
+			b = append(append(b, "\ndeclared "...), name...)
+		}
 	}
 	names := map[string]bool{}
 	for _, s := range skipped {
 		if s.Image != "" {
 			names[s.Image] = true
 		}
+		if s.Malformed {
+			names[hex.EncodeToString(s.Sum[:])] = true
+		}
 	}
 	for _, name := range sortedKeys(names) {
-		b = append(append(b, '\n'), name...)
+		b = append(append(b, "\nmay declare "...), name...)
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])
 }
 
-// result is what the assembly comes to.
-func (a *assembly) result() Result {
-	r := Result{Config: a.config(), Errors: a.errors, Manifests: a.manifests, Skipped: a.skipped, Held: a.held(), May: a.may()}
-	r.Warnings, r.ends = a.warnings(r.Config), a.ends()
-	r.things = slices.Collect(maps.Values(a.holds))
+func (m *merger) result() Result {
+	r := Result{Config: m.config(), Errors: m.errors, Manifests: m.manifests, Skipped: m.skipped, Emptied: m.emptied, Held: m.held(), May: m.may()}
+	r.Warnings, r.expiries = m.warnings(r.Config), m.expiries()
+	r.definitions = slices.Collect(maps.Values(m.current))
 	if len(r.Errors) == 0 {
 		r.Digest = r.Config.digest(r.Skipped)
 	}
 	slices.SortStableFunc(r.Errors, document.Problem.Compare)
 	slices.SortStableFunc(r.Warnings, document.Problem.Compare)
-	// What is to be said of a class comes from each of its VolumeSnapshots.
+	// Each VolumeSnapshot has the problems of its class.
 	r.Errors, r.Warnings = slices.CompactFunc(r.Errors, document.Problem.Equal), slices.CompactFunc(r.Warnings, document.Problem.Equal)
 	return r
 }
 
-func (a *assembly) may() Allowed {
+func (m *merger) may() Allowed {
 	switch {
-	case len(a.errors) == 0:
+	case len(m.errors) == 0:
 		return Everything
-	case !a.running && (a.placesUnknown || a.fileUnknown):
+	case !m.active && (m.placesUnknown || m.fileUnknown):
 		return ObserveOnly
 	}
 	return NoDeletions
 }
 
-func (a *assembly) config() Config {
-	c := Config{Settings: a.settings, Nodes: map[string]Node{}, Images: map[string]Image{}}
-	for k, t := range a.holds {
+func (m *merger) config() Config {
+	c := Config{Settings: m.settings, Nodes: map[string]Node{}, Images: map[string]Image{}}
+	for k, d := range m.current {
 		switch k.section {
 		case nodesSection:
-			n := *t.verdict.node
-			n.Pos = t.pos
+			n := *d.checked.node
+			n.Pos = d.pos
 			c.Nodes[k.name] = n
 		case imagesSection:
-			m := *t.verdict.image
-			m.Pos = t.pos
-			if m.Copies == 0 {
-				m.Copies = a.settings.MinNumberOfCopies
+			image := *d.checked.image
+			image.Pos, image.Declaration = d.pos, d.declaration
+			if image.Copies == 0 {
+				image.Copies = m.settings.MinNumberOfCopies
 			}
-			c.Images[k.name] = m
+			c.Images[k.name] = image
 		}
 	}
 	return c
 }
 
-func (a *assembly) held() []Held {
+func (m *merger) held() []Held {
 	var held []Held
-	for k, why := range a.wrong {
+	for k, reason := range m.broken {
 		if k.section == imagesSection {
-			held = append(held, Held{Name: k.name, Stale: a.holds[k] != nil, Why: why})
+			held = append(held, Held{Name: k.name, Stale: m.current[k] != nil, Why: reason})
 		}
 	}
-	slices.SortFunc(held, func(x, y Held) int { return strings.Compare(x.Name, y.Name) })
+	slices.SortFunc(held, func(a, b Held) int { return strings.Compare(a.Name, b.Name) })
 	return held
 }
 
-// Origin is where something of a configuration is declared.
+// expiry is the end of a suspension, and the warning that applies from then on.
+type expiry struct {
+	at      time.Time
+	warning document.Problem
+}
+
+// WarningsAt returns the warnings at a time: Warnings, and one for each suspension that has
+// ended and is still declared.
+func (r Result) WarningsAt(now time.Time) []document.Problem {
+	all := slices.Clone(r.Warnings)
+	for _, e := range r.expiries {
+		if !now.Before(e.at) {
+			all = append(all, e.warning)
+		}
+	}
+	slices.SortStableFunc(all, document.Problem.Compare)
+	return all
+}
+
+func (m *merger) expiries() []expiry {
+	var all []expiry
+	for _, d := range slices.Concat(m.all(settingsSection), m.all(imagesSection)) {
+		if s := d.suspension(); s != nil && !s.Until.IsZero() && !m.stale(d) {
+			p := document.Problem{Path: document.Path{"suspend", "until"}, Hint: "remove it, or set another time",
+				Message: fmt.Sprintf("has passed (%s): it suspends nothing", s.Until.Format(time.RFC3339))}
+			all = append(all, expiry{s.Until, d.place(p)})
+		}
+	}
+	return all
+}
+
+func (d *definition) suspension() *Suspension {
+	switch {
+	case d.checked.image != nil:
+		return d.checked.image.Suspend
+	case d.checked.settings != nil:
+		return d.checked.settings.Suspend
+	}
+	return nil
+}
+
+// Origin is the document that declares an image, a node or a setting.
 type Origin struct {
 	document.Position        // of its name
 	Section           string // settings, nodes or images
 	Name              string
-	Kind              string // of the manifest that declares it, "" for the native form
-	// Values are all that it declares, in the order of their paths; the rest of
+	Kind              string // of the manifest; "" for the native form
+	// Values are all values that it declares, in the order of their paths. The rest of
 	// the configuration is defaults.
 	Values []ValueOrigin
 }
 
-// ValueOrigin is where a value is declared.
+// ValueOrigin is the position of a declared value.
 type ValueOrigin struct {
 	document.Position
-	Path string // as the native form has it, such as "source.download.url"
-	From string // as the manifest has it, such as "spec.sourceParameters.url"; "" for the native form
+	Path string // in the native form, such as "source.download.url"
+	From string // in the manifest, such as "spec.sourceParameters.url"; "" for the native form
 }
 
-// Origins returns where all of r.Config was declared, sorted by section and name.
-// What holds as it was last said has the place that it had then.
+// Origins returns the documents that declare r.Config, sorted by section and name. A
+// definition that is in force because its successor is broken has its old position.
 func (r Result) Origins() []Origin {
-	origins := make([]Origin, 0, len(r.things))
-	for _, t := range r.things {
-		o := Origin{Position: t.pos, Section: t.section.String(), Name: t.name}
-		if t.form != nil {
-			o.Kind = t.form.kind
+	origins := make([]Origin, 0, len(r.definitions))
+	for _, d := range r.definitions {
+		o := Origin{Position: d.pos, Section: d.section.String(), Name: d.name}
+		if d.kind != nil {
+			o.Kind = d.kind.Name
 		}
-		t.native().Leaves(nil, func(path document.Path, v *document.Value) {
-			o.Values = append(o.Values, t.valueOrigin(path, v))
+		d.native().Leaves(nil, func(path document.Path, v *document.Value) {
+			o.Values = append(o.Values, d.valueOrigin(path, v))
 		})
-		slices.SortStableFunc(o.Values, func(x, y ValueOrigin) int { return strings.Compare(x.Path, y.Path) })
+		slices.SortStableFunc(o.Values, func(a, b ValueOrigin) int { return strings.Compare(a.Path, b.Path) })
 		origins = append(origins, o)
 	}
-	slices.SortFunc(origins, func(x, y Origin) int {
-		return cmp.Or(strings.Compare(x.Section, y.Section), strings.Compare(x.Name, y.Name))
+	slices.SortFunc(origins, func(a, b Origin) int {
+		return cmp.Or(strings.Compare(a.Section, b.Section), strings.Compare(a.Name, b.Name))
 	})
 	return origins
 }
 
-func (t *thing) valueOrigin(path document.Path, v *document.Value) ValueOrigin {
+func (d *definition) valueOrigin(path document.Path, v *document.Value) ValueOrigin {
 	o := ValueOrigin{Position: v.Pos, Path: path.String()}
-	if t.form != nil {
-		from := t.verdict.translation.origin(path)
+	if d.kind != nil {
+		from := d.checked.conversion.Source(path)
 		o.From = from.String()
-		// The translation is of any manifest that says the same: the place is not in it.
-		found, pos := t.value.Find(from, t.pos)
+		// The conversion may be that of an equal manifest elsewhere, so its positions do
+		// not count.
+		found, pos := d.value.Find(from, d.pos)
 		if found != nil {
 			pos = found.Pos
 		}

@@ -10,46 +10,49 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// structure checks what CUE would say badly or hide behind another mistake:
-// fields that are not known or given twice, values left out, texts without
-// quotes. What it finds is left out of the result, and CUE checks the rest.
+// structure finds mistakes that CUE would report badly, or hide behind another one:
+// unknown and duplicate fields, missing values, strings without
+// quotes. It leaves them out of its result, and CUE checks the rest.
 type structure struct {
-	root   *shape
-	faults []document.Problem
+	root     *spec
+	problems []document.Problem
 }
 
-// fault records f. A file of nonsense has enough of them.
-func (s *structure) fault(f document.Problem) {
-	if len(s.faults) < maxProblems {
-		s.faults = append(s.faults, f)
+// maxProblems limits the problems of one definition.
+const maxProblems = 100
+
+// report adds a problem.
+func (s *structure) report(p document.Problem) {
+	if len(s.problems) < maxProblems {
+		s.problems = append(s.problems, p)
 	}
 }
 
-// maxElements bounds a list, and a mapping from names: CUE cannot be stopped,
-// so it gets nothing that takes it long.
+// maxElements limits the elements of a list or mapping. The evaluation of CUE cannot be
+// interrupted, so it must not get a value that takes long.
 const maxElements = 1000
 
-// plain returns v as CUE takes it, and false where nothing is left of it.
-func (s *structure) plain(v *document.Value, sh *shape, at document.Path) (any, bool) {
+// plain returns v as a Go value for CUE. It returns false if nothing of v is left.
+func (s *structure) plain(v *document.Value, sp *spec, at document.Path) (any, bool) {
 	switch {
 	case v.Kind == document.Null:
-		s.fault(document.Problem{Path: at, AtName: true, Message: "has no value", Hint: emptyHint(sh, at)})
-	case sh.kind == document.Map && v.Kind != document.Map:
-		s.fault(document.Problem{Path: at, Message: "has to be a mapping, not " + v.Kind.String(), Hint: mappingHint(sh)})
-	case sh.kind == document.List && v.Kind != document.List:
-		s.fault(document.Problem{Path: at, Message: wrong(sh, v), Hint: listHint(sh, v)})
-	case sh.kind == document.Text && (v.Kind == document.Number || v.Kind == document.Bool):
-		s.fault(quoteIt(v, sh, at))
+		s.report(document.Problem{Path: at, AtName: true, Message: "has no value", Hint: nullHint(sp, at)})
+	case sp.kind == document.Map && v.Kind != document.Map:
+		s.report(document.Problem{Path: at, Message: "must be a mapping, not " + v.Kind.String(), Hint: mappingHint(sp)})
+	case sp.kind == document.List && v.Kind != document.List:
+		s.report(document.Problem{Path: at, Message: mustBe(sp, v), Hint: listHint(sp, v)})
+	case sp.kind == document.Text && (v.Kind == document.Number || v.Kind == document.Bool):
+		s.report(quoteIt(v, sp, at))
 	case v.Kind == document.Number && v.Number == nil:
-		s.fault(document.Problem{Path: at, Message: wrong(sh, v)})
-	case sh.scalar() && !v.IsScalar():
-		s.fault(document.Problem{Path: at, Message: wrong(sh, v)})
+		s.report(document.Problem{Path: at, Message: mustBe(sp, v)})
+	case sp.isScalar() && !v.IsScalar():
+		s.report(document.Problem{Path: at, Message: mustBe(sp, v)})
 	case max(len(v.Items), len(v.Fields)) > maxElements:
-		s.fault(document.Problem{Path: at, Message: fmt.Sprintf("has more than %d elements", maxElements)})
+		s.report(document.Problem{Path: at, Message: fmt.Sprintf("has more than %d elements", maxElements)})
 	case v.Kind == document.Map:
-		return s.mapping(v, sh, at), true
+		return s.mapping(v, sp, at), true
 	case v.Kind == document.List:
-		return s.list(v, sh, at), true
+		return s.list(v, sp, at), true
 	default:
 		return plainScalar(v), true
 	}
@@ -66,173 +69,161 @@ func plainScalar(v *document.Value) any {
 	return v.Text
 }
 
-func (s *structure) list(v *document.Value, sh *shape, at document.Path) []any {
+func (s *structure) list(v *document.Value, sp *spec, at document.Path) []any {
 	list := make([]any, 0, len(v.Items))
 	for i, item := range v.Items {
-		if p, ok := s.plain(item, sh.elements, at.WithIndex(i)); ok {
+		if p, ok := s.plain(item, sp.elements, at.WithIndex(i)); ok {
 			list = append(list, p)
 		}
 	}
 	return list
 }
 
-func (s *structure) mapping(v *document.Value, sh *shape, at document.Path) map[string]any {
+func (s *structure) mapping(v *document.Value, sp *spec, at document.Path) map[string]any {
 	m := make(map[string]any, len(v.Fields))
-	first := make(map[string]document.Position, len(v.Fields))
+	seen := make(map[string]bool, len(v.Fields))
 	for _, f := range v.Fields {
 		below := at.With(f.Name)
-		if _, twice := first[f.Name]; twice {
-			s.fault(document.Problem{Path: below, AtName: true, Message: "is given twice", Hint: "keep one of them"})
+		if seen[f.Name] {
+			s.report(document.Problem{Path: below, AtName: true, Message: "duplicate field", Hint: "keep one of them"})
 			continue
 		}
-		first[f.Name] = f.Pos
-		fieldShape, known := sh.fields[f.Name]
-		if !known && sh.elements != nil {
-			fieldShape, known = sh.elements, true
-			if err := checkPlaceName(f.Name); err != nil {
-				s.fault(document.Problem{Path: below, AtName: true, Message: err.Error()})
+		seen[f.Name] = true
+		fieldSpec, known := sp.fields[f.Name]
+		if !known && sp.elements != nil {
+			fieldSpec, known = sp.elements, true
+			if err := checkNodeName(f.Name); err != nil {
+				s.report(document.Problem{Path: below, AtName: true, Message: err.Error()})
 				continue
 			}
 		}
-		if !known && sh.open {
+		if !known && sp.open {
 			continue
 		}
 		if !known {
-			s.fault(document.Problem{Path: below, AtName: true, Message: "unknown field", Hint: s.unknownHint(f.Name, sh)})
+			s.report(document.Problem{Path: below, AtName: true, Message: "unknown field", Hint: s.unknownFieldHint(f.Name, sp)})
 			continue
 		}
-		if p, ok := s.plain(f.Value, fieldShape, below); ok {
+		if p, ok := s.plain(f.Value, fieldSpec, below); ok {
 			m[f.Name] = p
 		}
 	}
 	return m
 }
 
-func (s *structure) unknownHint(name string, sh *shape) string {
-	if near, ok := document.Nearest(name, sh.names); ok {
+func (s *structure) unknownFieldHint(name string, sp *spec) string {
+	if near, ok := document.Nearest(name, sp.names); ok {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
-	if at := s.root.whereIs(name); len(at) > 0 {
+	if at := s.root.find(name); len(at) > 0 {
 		return fmt.Sprintf("%q belongs in %s", name, at)
 	}
 	if name == "sourceType" || name == "sourceParameters" {
 		return "write \"source: {download: {url: …}}\""
 	}
-	if len(sh.names) == 0 {
-		return "no field may stand here"
+	if len(sp.names) == 0 {
+		return "no fields are allowed here"
 	}
-	return "known here: " + strings.Join(sh.names, ", ")
+	return "known fields: " + strings.Join(sp.names, ", ")
 }
 
-// whereIs returns the path to the mapping that knows a field of that name.
-func (sh *shape) whereIs(name string) document.Path {
-	for _, n := range sh.names {
-		below := sh.fields[n]
-		if slices.Contains(below.names, name) {
-			return document.Path{n}
-		}
-		if at := below.whereIs(name); len(at) > 0 {
-			return append(document.Path{n}, at...)
-		}
-	}
-	return nil
-}
-
-func emptyHint(sh *shape, at document.Path) string {
-	if sh.kind == document.Map && len(sh.names) == 0 && len(at) > 0 {
+func nullHint(sp *spec, at document.Path) string {
+	if sp.kind == document.Map && len(sp.names) == 0 && len(at) > 0 {
 		return fmt.Sprintf("write \"%s: {}\"", at[len(at)-1])
 	}
-	return "give it one, or remove the line"
+	return "set it, or remove the line"
 }
 
-func mappingHint(sh *shape) string {
-	if sh.elements != nil {
+func mappingHint(sp *spec) string {
+	if sp.elements != nil {
 		return "give each a name: \"name: {…}\""
 	}
-	if len(sh.names) == 0 {
+	if len(sp.names) == 0 {
 		return "write {}"
 	}
-	return "known there: " + strings.Join(sh.names, ", ")
+	return "known fields: " + strings.Join(sp.names, ", ")
 }
 
-func listHint(sh *shape, v *document.Value) string {
-	if v.Kind != document.Text || sh.private || !showable(v.Text) {
+func listHint(sp *spec, v *document.Value) string {
+	if v.Kind != document.Text || sp.private || !showable(v.Text) {
 		return ""
 	}
 	return fmt.Sprintf("write [%s]", v.Text)
 }
 
-// quoteIt is what to say of a text without quotes that YAML takes for
-// something else: 00000224 is 148 there.
-func quoteIt(v *document.Value, sh *shape, at document.Path) document.Problem {
-	f := document.Problem{Path: at, Message: fmt.Sprintf("has to be a text, and without quotes it is %s", v.Kind.String())}
-	if !sh.private {
-		f.Hint = fmt.Sprintf("quote it: %q", v.Text)
+// quoteIt is the problem of a string without quotes that YAML reads as another
+// kind: 00000224 is 148 in YAML.
+func quoteIt(v *document.Value, sp *spec, at document.Path) document.Problem {
+	p := document.Problem{Path: at, Message: fmt.Sprintf("must be a string; without quotes it is %s", v.Kind)}
+	if !sp.private {
+		p.Hint = fmt.Sprintf("quote it: %q", v.Text)
 	}
-	return f
+	return p
 }
 
-func (sh *shape) scalar() bool { return sh.kind != document.List && sh.kind != document.Map }
-
-// wrong says in words what v has to be instead.
-func wrong(sh *shape, v *document.Value) string {
-	if sh.private && v.Kind == document.Text {
-		return "has to be " + sh.want
+// mustBe returns the message that v must be another value.
+func mustBe(sp *spec, v *document.Value) string {
+	if sp.private && v.Kind == document.Text {
+		return "must be " + sp.want
 	}
-	return fmt.Sprintf("has to be %s, not %s", sh.want, display(sh, v))
+	return fmt.Sprintf("must be %s, not %s", sp.want, display(sp, v))
 }
 
-// display is v as a message may have it: what may hold a secret is not shown.
-func display(sh *shape, v *document.Value) string {
+// display returns v for a message. It does not show a value that may contain a secret.
+func display(sp *spec, v *document.Value) string {
 	switch {
-	case !v.IsScalar(), sh.private:
+	case !v.IsScalar(), sp.private:
 		return v.Kind.String()
 	case v.Kind != document.Text:
 		return v.Text
 	case !showable(v.Text):
-		return "that"
+		return "this value"
 	}
 	return fmt.Sprintf("%q", v.Text)
 }
 
 var plainText = regexp.MustCompile(`^[\w .,%/+-]{0,48}$`)
 
-// showable reports whether s is short and surely no address.
+// showable reports whether s is short and certainly no address.
 func showable(s string) bool { return plainText.MatchString(s) }
 
-// explain says what is wrong with the value at a path where CUE found a
-// mistake, in the words of whoever knows best.
-func explain(root *shape, v *document.Value, at document.Path) document.Problem {
-	sh := root.at(at)
+// explain returns the problem of the value at a path where CUE found a mistake.
+func explain(root *spec, v *document.Value, at document.Path) document.Problem {
+	sp := root.at(at)
 	found, _ := v.Find(at, document.Position{})
 	if found == nil {
-		return missing(sh, at)
+		return missingValue(sp, at)
 	}
-	f := document.Problem{Path: at}
+	p := document.Problem{Path: at}
+	var formatErr error
+	if found.Kind == document.Text && len(at) > 0 {
+		formatErr = checkFormat(at[len(at)-1], found.Text)
+	}
 	switch {
 	case found.Kind == document.Map:
-		f.Message, f.AtName = "has to have "+sh.want+countOf(found), true
-	case found.Kind == document.Text && len(at) > 0 && better(at[len(at)-1], found.Text) != nil:
-		f.Message = better(at[len(at)-1], found.Text).Error()
+		p.Message, p.AtName = "must have "+sp.want+fieldNames(found), true
+	case formatErr != nil:
+		p.Message = formatErr.Error()
 	default:
-		f.Message = wrong(sh, found)
-		if sh.kind != document.Text && found.Kind == document.Text && unquoted.MatchString(found.Text) {
-			f.Hint = "write it without quotes"
+		p.Message = mustBe(sp, found)
+		if sp.kind != document.Text && found.Kind == document.Text && unquoted.MatchString(found.Text) {
+			p.Hint = "write it without quotes"
 		}
 	}
-	return f
+	return p
 }
 
 var unquoted = regexp.MustCompile(`^(true|false|[0-9]+)$`)
 
-func missing(sh *shape, at document.Path) document.Problem {
-	if sh.missing != "" {
-		return document.Problem{Path: at, Message: sh.missing, Hint: "has to be " + sh.want}
+func missingValue(sp *spec, at document.Path) document.Problem {
+	p := document.Problem{Path: at, Message: "is missing", Hint: "must be " + sp.want}
+	if sp.missing != "" {
+		p.Message = sp.missing
 	}
-	return document.Problem{Path: at, Message: "is missing", Hint: "has to be " + sh.want}
+	return p
 }
 
-func countOf(v *document.Value) string {
+func fieldNames(v *document.Value) string {
 	names := make([]string, 0, len(v.Fields))
 	for _, f := range v.Fields {
 		names = append(names, f.Name)
@@ -243,8 +234,9 @@ func countOf(v *document.Value) string {
 	return "; it has " + strings.Join(names, " and ")
 }
 
-// better returns what the package that reads a field says of its value.
-func better(field, text string) error {
+// checkFormat returns the error of the package that reads a field: it is more exact than
+// the message of the schema.
+func checkFormat(field, text string) error {
 	switch field {
 	case "checksum", "packedChecksum":
 		_, err := disk.ParseDigest(text)
@@ -257,27 +249,37 @@ func better(field, text string) error {
 	return nil
 }
 
-// at returns the shape at a path, or the last one that the schema knows on it.
-func (sh *shape) at(p document.Path) *shape {
-	for _, step := range p {
-		next := sh.fields[step]
-		if next == nil {
-			next = sh.elements
-		}
-		if next == nil {
-			return sh
-		}
-		sh = next
-	}
-	return sh
-}
+var nodeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,252}$`)
 
-var placeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,252}$`)
-
-// checkPlaceName says why name cannot name a node or a disk.
-func checkPlaceName(name string) error {
-	if placeName.MatchString(name) {
+// checkNodeName returns why a node or a disk cannot have that name.
+func checkNodeName(name string) error {
+	if nodeName.MatchString(name) {
 		return nil
 	}
 	return fmt.Errorf("name %.60q: use letters, digits, \"_\", \".\" and \"-\", and begin with a letter or digit", name)
+}
+
+// explains reports whether a problem that CUE finds at a path follows from one
+// that structure has found: a source whose only field is misspelled is also empty.
+func (s *structure) explains(at document.Path, root *spec, v *document.Value) bool {
+	found, _ := v.Find(at, document.Position{})
+	if found != nil && knownFields(found, root.at(at)) > 1 {
+		return false // it has too many fields, whatever is wrong with them
+	}
+	return slices.ContainsFunc(s.problems, func(p document.Problem) bool {
+		if found == nil {
+			return slices.Equal(p.Path.Parent(), at.Parent())
+		}
+		return p.Path.Within(at)
+	})
+}
+
+func knownFields(v *document.Value, sp *spec) int {
+	n := 0
+	for _, f := range v.Fields {
+		if sp.fields[f.Name] != nil {
+			n++
+		}
+	}
+	return n
 }

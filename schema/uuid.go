@@ -8,9 +8,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// UUID derives the 8 hex digits that name a generation of an image whose
-// declaration gives none. It is a pure function of what identifies the bytes,
-// so every node computes the same one:
+// UUID derives the 8 hex digits of a generation of an image without a declared uuid.
+// It is a pure function of what identifies the bytes, so all nodes compute the same:
 //
 //	uuid = first 8 hex digits of SHA-256(field field field …)
 //	field = length in bytes, in decimal, ":" and the bytes themselves
@@ -20,19 +19,19 @@ import (
 //
 //	"checksum", and "sha512:" or "sha256:" with lower-case hex digits;
 //
-// otherwise the kind of source and what chooses the bytes there, where what is
-// not declared is a field of length 0:
+// otherwise the kind of source and its parameters that select the bytes. A parameter that
+// is not declared is a field of length 0:
 //
 //	"download", URL, packing (none, gz, xz, zst or bz2; auto is resolved),
 //	            packed checksum (written as above)
 //	"upload"
-//	"exportFromVolume", volume, snapshot, export type (raw or qcow2); then, for one
-//	            that has a path or is compressed: path, "compress" or nothing
+//	"exportFromVolume", volume, snapshot, export type (raw or qcow2); then, if it
+//	            has a path or is compressed: path, "compress" or nothing
 //	"restore", backup URL
 //	"clone", name of the source image, encryption (ignore, encrypt or decrypt)
 //
-// The formula is frozen: another one would declare a new generation of every
-// image on every disk. testdata/uuid.txt has vectors.
+// The formula is frozen: another formula would declare a new generation of every
+// image on every disk. testdata/uuid.txt has test vectors.
 func UUID(name string, checksum disk.Digest, source Source) string {
 	h := sha256.New()
 	for _, f := range append([]string{"backing-image-uuid-1", name}, identifying(checksum, source)...) {
@@ -64,7 +63,7 @@ func identifying(checksum disk.Digest, s Source) []string {
 	return fields
 }
 
-// prefixed names the algorithm of SHA-512 too, where Digest.String leaves it out.
+// prefixed returns a digest with its algorithm, which Digest.String omits for SHA-512.
 func prefixed(d disk.Digest) string {
 	if d.IsZero() {
 		return ""

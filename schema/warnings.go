@@ -8,104 +8,105 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// warnings finds what is valid and surely not meant: selectors that no disk
-// satisfies, more copies than disks, nodes that the others cannot ask, and checksums
-// that cannot be known.
-func (a *assembly) warnings(c Config) []document.Problem {
-	found := append(a.ignored(c), a.ofManifests()...)
+// warnings finds what is valid and certainly a mistake: selectors that no disk
+// matches, more copies than disks, nodes that have no address, and checksums
+// that are not used.
+func (m *merger) warnings(c Config) []document.Problem {
+	found := append(m.ignoredChecksums(c), m.manifestWarnings()...)
 	if len(c.Nodes) == 0 {
 		return found
 	}
-	found = append(found, a.mute(c)...)
-	matching := map[string]int{} // by selectors: they repeat from image to image
+	found = append(found, m.nodesWithoutAddress(c)...)
+	matching := map[string]int{} // by selectors: many images have the same
 	for _, name := range sortedKeys(c.Images) {
-		m, t := c.Images[name], a.holds[key{imagesSection, name}]
-		if a.stale(t) {
-			continue // its place is not where it was
+		image, d := c.Images[name], m.current[key{imagesSection, name}]
+		if m.stale(d) {
+			continue // its position may be wrong
 		}
-		selectors := strings.Join(m.NodeSelector, ",") + "/" + strings.Join(m.DiskSelector, ",")
+		selectors := strings.Join(image.NodeSelector, ",") + "/" + strings.Join(image.DiskSelector, ",")
 		n, counted := matching[selectors]
 		if !counted {
-			n = c.matching(m)
+			n = c.countMatching(image)
 			matching[selectors] = n
 		}
-		if f, is := c.doubt(m, n); is {
-			found = append(found, t.found(f))
+		if p, ok := c.placementWarning(image, n); ok {
+			found = append(found, d.placeNative(p))
 		}
 	}
 	return found
 }
 
-// ofManifests finds what a manifest says that is taken for something else.
-func (a *assembly) ofManifests() []document.Problem {
+// manifestWarnings returns the warnings of the conversions of manifests.
+func (m *merger) manifestWarnings() []document.Problem {
 	var found []document.Problem
-	add := func(t *thing) {
-		for _, f := range t.verdict.translation.warnings {
-			found = append(found, t.problem(f))
+	add := func(d *definition) {
+		for _, p := range d.checked.conversion.Warnings {
+			found = append(found, d.place(p))
 		}
 	}
-	for _, t := range a.holds {
-		if t.form != nil && !a.stale(t) {
-			add(t)
+	for _, d := range m.current {
+		if d.kind != nil && !m.stale(d) {
+			add(d)
 		}
 	}
-	for k, claims := range a.claims {
-		for _, t := range claims {
-			if len(t.allProblems()) == 0 && !slices.Contains(a.fresh[k], t) {
-				add(t)
+	for k, refs := range m.references {
+		for _, d := range refs {
+			if len(d.allProblems()) == 0 && !slices.Contains(m.declared[k], d) {
+				add(d)
 			}
 		}
 	}
 	return found
 }
 
-// ignored finds checksums of what is encrypted.
-func (a *assembly) ignored(c Config) []document.Problem {
+// ignoredChecksums finds checksums of images that are encrypted here.
+func (m *merger) ignoredChecksums(c Config) []document.Problem {
 	var found []document.Problem
 	for _, name := range sortedKeys(c.Images) {
-		t := a.holds[key{imagesSection, name}]
-		if c.Images[name].ChecksumIgnored && !a.stale(t) {
-			found = append(found, t.found(document.Problem{Path: document.Path{"checksum"}, Message: "is not used: each time that an image is encrypted it has other bytes",
-				Hint: "remove it"}))
+		d := m.current[key{imagesSection, name}]
+		if c.Images[name].ChecksumIgnored && !m.stale(d) {
+			found = append(found, d.placeNative(document.Problem{Path: document.Path{"checksum"},
+				Message: "is not used: each encryption of an image has other bytes", Hint: "remove it"}))
 		}
 	}
 	return found
 }
 
-// mute finds nodes of several that have no address.
-func (a *assembly) mute(c Config) []document.Problem {
+// nodesWithoutAddress finds nodes without an address, if there are several nodes.
+func (m *merger) nodesWithoutAddress(c Config) []document.Problem {
 	var found []document.Problem
 	for _, name := range sortedKeys(c.Nodes) {
-		t := a.holds[key{nodesSection, name}]
-		if len(c.Nodes) == 1 || c.Nodes[name].Address != "" || a.stale(t) {
+		d := m.current[key{nodesSection, name}]
+		if len(c.Nodes) == 1 || c.Nodes[name].Address != "" || m.stale(d) {
 			continue
 		}
-		found = append(found, t.found(document.Problem{AtName: true, Message: "has no address, so the other nodes cannot ask it",
+		found = append(found, d.placeNative(document.Problem{AtName: true, Message: "has no address, so the other nodes cannot query it",
 			Hint: "they copy nothing from it, and delete nothing that it may use"}))
 	}
 	return found
 }
 
-func (c Config) doubt(m Image, disks int) (document.Problem, bool) {
+// placementWarning returns a warning if fewer disks match than the image has copies.
+func (c Config) placementWarning(m Image, disks int) (document.Problem, bool) {
 	if disks == 0 {
-		return c.nowhere(m), true
+		return c.noDisk(m), true
 	}
 	if m.Copies > disks && !m.AllDisks {
 		return document.Problem{Path: document.Path{"minNumberOfCopies"}, AtName: true,
-			Message: fmt.Sprintf("asks for %d copies, and %d of the declared disks can hold one", m.Copies, disks)}, true
+			Message: fmt.Sprintf("is %d, but only %d of the declared disks can have a copy", m.Copies, disks)}, true
 	}
 	return document.Problem{}, false
 }
 
-// matching counts the disks that are ranked for an image.
-func (c Config) matching(m Image) int {
+// countMatching returns the number of ranked disks of an image.
+func (c Config) countMatching(m Image) int {
 	n := 0
 	for _, node := range c.Nodes {
-		if node.EvictionRequested || !has(node.Tags, m.NodeSelector) {
+		if node.EvictionRequested || !hasAll(node.Tags, m.NodeSelector) {
 			continue
 		}
 		for _, d := range node.Disks {
-			if !d.EvictionRequested && has(d.Tags, m.DiskSelector) {
+			if !d.EvictionRequested && hasAll(d.Tags, m.DiskSelector) {
 				n++
 			}
 		}
@@ -113,53 +114,53 @@ func (c Config) matching(m Image) int {
 	return n
 }
 
-func has(tags, wanted []string) bool {
-	return !slices.ContainsFunc(wanted, func(w string) bool { return !slices.Contains(tags, w) })
+func hasAll(tags, selector []string) bool {
+	return !slices.ContainsFunc(selector, func(tag string) bool { return !slices.Contains(tags, tag) })
 }
 
-// nowhere says why no declared disk is ranked for an image.
-func (c Config) nowhere(m Image) document.Problem {
-	ofNodes, ofDisks := c.tags()
-	if tag, is := notAmong(m.NodeSelector, ofNodes); is {
-		f := unknownTag("node", tag, ofNodes)
-		if _, is := c.Nodes[tag]; is {
-			f.Hint = "it is the name of a node: give that the tag"
-		} else if slices.Contains(ofDisks, tag) {
-			f.Hint = "disks have it: write it in diskSelector"
+// noDisk explains why an image has no ranked disk.
+func (c Config) noDisk(m Image) document.Problem {
+	nodeTags, diskTags := c.tags()
+	if tag, ok := unknownTag(m.NodeSelector, nodeTags); ok {
+		p := unknownTagProblem("node", tag, nodeTags)
+		if _, ok := c.Nodes[tag]; ok {
+			p.Hint = "it is the name of a node: add it to the tags of that node"
+		} else if slices.Contains(diskTags, tag) {
+			p.Hint = "it is a tag of disks: move it to diskSelector"
 		}
-		return f
+		return p
 	}
-	if tag, is := notAmong(m.DiskSelector, ofDisks); is {
-		f := unknownTag("disk", tag, ofDisks)
-		if slices.Contains(ofNodes, tag) {
-			f.Hint = "nodes have it: write it in nodeSelector"
+	if tag, ok := unknownTag(m.DiskSelector, diskTags); ok {
+		p := unknownTagProblem("disk", tag, diskTags)
+		if slices.Contains(nodeTags, tag) {
+			p.Hint = "it is a tag of nodes: move it to nodeSelector"
 		}
-		return f
+		return p
 	}
 	if len(m.NodeSelector)+len(m.DiskSelector) == 0 {
-		return document.Problem{AtName: true, Message: "no declared disk can hold a copy"}
+		return document.Problem{AtName: true, Message: "no declared disk can have a copy"}
 	}
-	f := document.Problem{Path: document.Path{"nodeSelector"}, AtName: true, Message: "no declared disk has all that the selectors ask for", Hint: "no copy is made"}
+	p := document.Problem{Path: document.Path{"nodeSelector"}, AtName: true, Message: "no declared disk matches all selectors", Hint: "no copy will be made"}
 	if len(m.NodeSelector) == 0 {
-		f.Path = document.Path{"diskSelector"}
+		p.Path = document.Path{"diskSelector"}
 	}
-	if c.suits(m) {
-		f.Message = "the declared disks that have what the selectors ask for are all evicted"
+	if c.matchesEvicted(m) {
+		p.Message = "all declared disks that match the selectors are being evicted"
 	}
-	return f
+	return p
 }
 
-func unknownTag(of, tag string, known []string) document.Problem {
-	f := document.Problem{Path: document.Path{of + "Selector"}, AtName: true,
+func unknownTagProblem(of, tag string, known []string) document.Problem {
+	p := document.Problem{Path: document.Path{of + "Selector"}, AtName: true,
 		Message: fmt.Sprintf("no declared %s has the tag %.60q, so no copy is made", of, tag)}
 	if near, ok := document.Nearest(tag, known); ok {
-		f.Hint = fmt.Sprintf("did you mean %.60q?", near)
+		p.Hint = fmt.Sprintf("did you mean %.60q?", near)
 	}
-	return f
+	return p
 }
 
-func notAmong(wanted, known []string) (string, bool) {
-	for _, tag := range wanted {
+func unknownTag(selector, known []string) (string, bool) {
+	for _, tag := range selector {
 		if !slices.Contains(known, tag) {
 			return tag, true
 		}
@@ -167,12 +168,12 @@ func notAmong(wanted, known []string) (string, bool) {
 	return "", false
 }
 
-// suits reports whether some disk has what the selectors of an image ask for, evicted or
-// not.
-func (c Config) suits(m Image) bool {
+// matchesEvicted reports whether a disk matches the selectors of an image if evictions do
+// not count.
+func (c Config) matchesEvicted(m Image) bool {
 	for _, node := range c.Nodes {
 		for _, d := range node.Disks {
-			if has(node.Tags, m.NodeSelector) && has(d.Tags, m.DiskSelector) {
+			if hasAll(node.Tags, m.NodeSelector) && hasAll(d.Tags, m.DiskSelector) {
 				return true
 			}
 		}
@@ -180,14 +181,14 @@ func (c Config) suits(m Image) bool {
 	return false
 }
 
-// tags returns what selectors may name.
-func (c Config) tags() (ofNodes, ofDisks []string) {
+// tags returns the tags of all nodes and of all disks.
+func (c Config) tags() (nodeTags, diskTags []string) {
 	for _, name := range sortedKeys(c.Nodes) {
 		node := c.Nodes[name]
-		ofNodes = append(ofNodes, node.Tags...)
+		nodeTags = append(nodeTags, node.Tags...)
 		for _, disk := range sortedKeys(node.Disks) {
-			ofDisks = append(ofDisks, node.Disks[disk].Tags...)
+			diskTags = append(diskTags, node.Disks[disk].Tags...)
 		}
 	}
-	return ofNodes, ofDisks
+	return nodeTags, diskTags
 }

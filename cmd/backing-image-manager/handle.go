@@ -20,6 +20,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
 
 func newHandle() *cobra.Command {
@@ -74,7 +75,7 @@ Exit status: 1 if a config directory with this handle would be invalid.`,
 	cmd.Flags().BoolVar(&secrets, "show-secrets", false, "print addresses with user info and query")
 	format := outputFlag(cmd, "text", "json")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		h, err := schema.ParseHandle(args[0])
+		h, err := manifest.ParseHandle(args[0])
 		if err != nil {
 			return err
 		}
@@ -109,7 +110,7 @@ printed nevertheless.`,
   backing-image-manager handle encode --backing-image a1 --type export-from-volume --volume-name vm1 --export-type qcow2`,
 		Args: exactArgs(),
 	}
-	var h schema.Handle
+	var h manifest.Handle
 	var url, volume string
 	cmd.Flags().StringVar(&h.BackingImage, "backing-image", "", "the `NAME` of the image")
 	kind := choiceFlag(cmd, "type", "", "source type", "download", "export-from-volume", "upload", "restore", "clone")
@@ -149,7 +150,7 @@ printed nevertheless.`,
 // imageOf returns the image that a handle declares, by its name, and the errors in the
 // declaration. It loads a configuration that has only a manifest with the handle. A handle
 // of some types declares no image, and only refers to one.
-func imageOf(ctx context.Context, errOut io.Writer, text string, h schema.Handle) (map[string]schema.Image, error) {
+func imageOf(ctx context.Context, errOut io.Writer, text string, h manifest.Handle) (map[string]schema.Image, error) {
 	if err := h.Check(); err != nil || !h.Declares() {
 		return nil, err
 	}
@@ -203,7 +204,7 @@ type imageOfHandle struct {
 	Checksum string                       `json:"checksum,omitempty"`
 }
 
-func viewHandle(h schema.Handle, images map[string]schema.Image, secrets bool) handleView {
+func viewHandle(h manifest.Handle, images map[string]schema.Image, secrets bool) handleView {
 	shown := redact.Text
 	if secrets {
 		shown = func(text string) string { return text }

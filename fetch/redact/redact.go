@@ -4,9 +4,11 @@ package redact
 
 import (
 	"cmp"
+	"encoding/json"
 	"net/url"
 	"regexp"
 	"strings"
+	"unicode"
 )
 
 // URL returns the scheme, host and path of an address, or "the address" for what is not a
@@ -21,6 +23,29 @@ func URL(address string) string {
 }
 
 var urlPattern = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>\\]+`)
+
+var stringLiteral = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
+
+// JSON redacts the addresses in the strings of encoded JSON. A string without spaces is one
+// address, whatever characters are in it; the addresses in others are found as in Text.
+func JSON(encoded []byte) []byte {
+	return stringLiteral.ReplaceAllFunc(encoded, func(literal []byte) []byte {
+		var s string
+		if json.Unmarshal(literal, &s) != nil || !strings.Contains(s, "://") {
+			return literal
+		}
+		if strings.ContainsFunc(s, unicode.IsSpace) {
+			s = Text(s)
+		} else {
+			s = cutSecrets(s)
+		}
+		b, err := json.Marshal(s)
+		if err != nil {
+			panic("redact: encode a string: " + err.Error())
+		}
+		return b
+	})
+}
 
 // Text redacts everything in a text that looks like a URL.
 func Text(text string) string { return urlPattern.ReplaceAllStringFunc(text, cutSecrets) }

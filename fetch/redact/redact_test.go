@@ -1,6 +1,9 @@
 package redact
 
-import "testing"
+import (
+	"encoding/json"
+	"testing"
+)
 
 func TestTextRemovesSecrets(t *testing.T) {
 	for _, tt := range []struct{ text, want string }{
@@ -18,6 +21,27 @@ func TestTextRemovesSecrets(t *testing.T) {
 	} {
 		if got := Text(tt.text); got != tt.want {
 			t.Errorf("%q becomes %q, want %q", tt.text, got, tt.want)
+		}
+	}
+}
+
+func TestJSONRemovesSecrets(t *testing.T) {
+	for _, tt := range []struct{ value, want any }{
+		{map[string]any{"url": "https://user:SECRET@example.com/a?token=<SECRET>&b=\"SECRET\"", "n": 1.5, "list": []string{"s3::https://x/b?SECRET", "plain"}},
+			map[string]any{"url": "https://example.com/a", "n": 1.5, "list": []string{"s3::https://x/b", "plain"}}},
+		{"see https://x.example/a?SECRET and more", "see https://x.example/a and more"},
+		{"a \\ backslash and a \" quote", "a \\ backslash and a \" quote"},
+	} {
+		encoded, err := json.Marshal(tt.value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := json.Marshal(tt.want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := JSON(encoded); string(got) != string(want) {
+			t.Errorf("%s becomes %s, want %s", encoded, got, want)
 		}
 	}
 }

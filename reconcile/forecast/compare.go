@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -112,6 +113,7 @@ func compareImage(name string, before, after map[string]schema.Image, was, is *p
 	a, old := before[name]
 	b, now := after[name]
 	a.Pos, b.Pos = document.Position{}, document.Position{}
+	a.Declaration, b.Declaration = disk.Declaration{}, disk.Declaration{}
 	d = ImageDifference{Image: name, Change: changed(old, now, reflect.DeepEqual(a, b)), UUID: b.ID.UUID, OldUUID: a.ID.UUID}
 	d.Generation = old && now && a.ID != b.ID
 	var had, has []schema.DiskRef

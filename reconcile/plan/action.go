@@ -247,7 +247,8 @@ func SameImage(a, b schema.Image) bool { return reflect.DeepEqual(WithoutPolicy(
 func WithoutPolicy(image schema.Image) schema.Image {
 	image.Copies, image.AllDisks, image.Disks = 0, false, nil
 	image.NodeSelector, image.DiskSelector = nil, nil
-	image.UUIDDeclared, image.Pos, image.Backup, image.Suspend = false, document.Position{}, nil, nil
+	image.UUIDDeclared, image.Pos, image.Declaration = false, document.Position{}, disk.Declaration{}
+	image.Backup, image.Suspend = nil, nil
 	return image
 }
 

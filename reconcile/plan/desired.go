@@ -30,8 +30,9 @@ type Desired struct {
 	Offline bool
 	// Invalid are images of which something is wrong, by name.
 	Invalid map[string]schema.Held
-	// MaybeDeclared says of images that are not declared what may be meant to declare them, by name.
-	MaybeDeclared map[string]schema.Skipped
+	// Undecided are the documents that may be meant to declare an image that is not in
+	// Config. The copies of such an image are kept.
+	Undecided schema.Undecided
 	// Removed reports whether it is confirmed that the configuration has no image of
 	// that name any more; nil: an image that is not in Config has been removed.
 	Removed func(name string) bool
@@ -83,17 +84,10 @@ func (d Desired) IsRemoved(name string) bool {
 // one; no paths pick all. The error says what cannot be; the result may then be
 // observed, but not acted on.
 func NewDesired(r schema.Result, node string, paths []string) (Desired, error) {
-	d := Desired{Node: node, Config: r.Config, Digest: r.Digest, Revision: r.Revision, Allowed: r.May, Invalid: map[string]schema.Held{}}
+	d := Desired{Node: node, Config: r.Config, Digest: r.Digest, Revision: r.Revision, Allowed: r.May,
+		Undecided: r.Undecided(), Invalid: map[string]schema.Held{}}
 	for _, h := range r.Held {
 		d.Invalid[h.Name] = h
-	}
-	for _, s := range r.Skipped {
-		if s.Image != "" {
-			if d.MaybeDeclared == nil {
-				d.MaybeDeclared = map[string]schema.Skipped{}
-			}
-			d.MaybeDeclared[s.Image] = s
-		}
 	}
 	d.Config.Nodes = maps.Clone(r.Config.Nodes)
 	if len(d.Config.Nodes) == 0 {

@@ -137,6 +137,7 @@ func (s *goldenState) copy(words []string) {
 		c.SHA512 = plantest.Digest(disk.SHA512, "a")
 		c.ManifestDigest = plantest.Digest(disk.SHA256, "chunks")
 	}
+	c.Declaration = s.config.Images[key.ID.Name].Declaration
 	for _, w := range words[3:] {
 		s.copyOption(&c, w)
 	}
@@ -182,6 +183,9 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 		c.DamagedAt = s.time(value)
 	case "unwanted":
 		c.SurplusSince = s.time(value)
+	case "declared": // by the manifest KIND/NAME in config.yaml; without a value: natively
+		kind, manifest, _ := strings.Cut(value, "/")
+		c.Declaration = disk.Declaration{File: "config.yaml", Kind: kind, Name: manifest}
 	default:
 		s.t.Fatalf("copy: unknown option %q", word)
 	}

@@ -110,13 +110,12 @@ func (s *index) unknownUsage() string {
 func (s *index) planOrphanCopy(key CopyRef, used, held, blind string) Action {
 	const reason = "not in the configuration any more"
 	until := s.desired.intervalEnd(s.observed, key)
-	unsure, meant := s.desired.MaybeDeclared[key.ID.Name]
+	undecided, isUndecided := s.desired.Undecided.MayDeclare(key.ID.Name, s.copyAt(key).Declaration)
 	switch {
 	case s.desired.Allowed != schema.Everything:
 		return s.keep(key, reason+", but nothing is deleted "+s.desired.whyNoDeletions()).asWaitFor(Cleanup, true)
-	case meant:
-		return NewAction(Blocked, key, fmt.Sprintf("%s, but a %s of its name is in %s, which %s: remove it, too, if the image is to go",
-			reason, unsure.Kind, unsure.Position, unsure.Why), 0).asWaitFor(Cleanup, true)
+	case isUndecided:
+		return NewAction(Blocked, key, reason+", but "+undecided, 0).asWaitFor(Cleanup, true)
 	case !s.desired.IsRemoved(key.ID.Name):
 		return s.keep(key, reason+"; another look has to confirm it").asWaitFor(Cleanup, false)
 	case used != "":

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -16,6 +17,8 @@ type Usage struct {
 	LastUsed     time.Time
 	SurplusSince time.Time
 	By           string // the node by whose clock these two are
+	// Declaration identifies the document that declares the image, or declared it last.
+	Declaration disk.Declaration
 }
 
 // UsageUpdates returns the copies of this node whose marks have to change, sorted. Like
@@ -48,7 +51,7 @@ func (d Desired) UsageUpdates(o Observed) []Usage {
 }
 
 func recordedUsage(key CopyRef, c Copy) Usage {
-	return Usage{Copy: key, InUse: c.InUseRecorded, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, By: c.ClockNode}
+	return Usage{Copy: key, InUse: c.InUseRecorded, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, By: c.ClockNode, Declaration: c.Declaration}
 }
 
 // newUsage is what should be recorded of a copy. The clean-up clock starts only under
@@ -60,8 +63,9 @@ func (d Desired) newUsage(o Observed, key CopyRef, c Copy, wanted bool) Usage {
 	if c.InUseRecorded && !m.InUse || d.otherClock(c) && !m.LastUsed.IsZero() || implausible(m.LastUsed, o.Now) && !m.LastUsed.IsZero() {
 		m.LastUsed = o.Now
 	}
-	_, declared := d.Config.Images[key.ID.Name]
-	held := d.invalidReason(key.ID.Name) != ""
+	image, declared := d.Config.Images[key.ID.Name]
+	_, undecided := d.Undecided.MayDeclare(key.ID.Name, c.Declaration)
+	held := d.invalidReason(key.ID.Name) != "" || undecided && !declared
 	if wanted || held || o.Disks[key.Disk].ClockStepped || d.otherClock(c) || implausible(m.SurplusSince, o.Now) {
 		m.SurplusSince = time.Time{}
 	}
@@ -71,6 +75,9 @@ func (d Desired) newUsage(o Observed, key CopyRef, c Copy, wanted bool) Usage {
 	}
 	if m != recordedUsage(key, c) {
 		m.By = d.Node
+	}
+	if image.Declaration.File != "" {
+		m.Declaration = image.Declaration
 	}
 	return m
 }
@@ -83,6 +90,7 @@ func (d Desired) otherClock(c Copy) bool { return c.ClockNode != "" && c.ClockNo
 func (d Disk) ApplyUsage(m Usage) {
 	if c, there := d.Copies[m.Copy.ID]; there {
 		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = m.InUse, m.LastUsed, m.SurplusSince, m.By
+		c.Declaration = m.Declaration
 		d.Copies[m.Copy.ID] = c
 	}
 }

@@ -66,15 +66,15 @@ func fieldsOf(c schema.Config, changed map[string]bool) map[string]string {
 		}
 		flatten(fields, path, tree)
 	}
-	add("settings", viewSettings(c.Settings))
+	add("settings", redacted{c.Settings})
 	for name, image := range c.Images {
 		if changed["images."+name+"."] {
-			add("images."+name, viewImage(image))
+			add("images."+name, redacted{image})
 		}
 	}
 	for name, node := range c.Nodes {
 		if changed["nodes."+name+"."] {
-			add("nodes."+name, viewNode(node))
+			add("nodes."+name, redacted{node})
 		}
 	}
 	return fields

@@ -55,13 +55,13 @@ func loadText(t *testing.T, name, text string) schema.Result {
 // address and that every uuid is declared then.
 func TestConfigViewCanBeLoadedAgain(t *testing.T) {
 	want := loadText(t, "all.yaml", strings.ReplaceAll(everything, "SUM", strings.Repeat("a", 64))).Config
-	text, err := json.Marshal(viewConfig(want))
+	text, err := json.Marshal(redacted{want})
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := loadText(t, "all.json", strings.Replace(string(text), `s3://region/`, `s3://bucket@region/?backingImage=x1`, 1)).Config
 	for name, image := range want.Images {
-		image.UUIDDeclared, image.Pos = true, got.Images[name].Pos
+		image.UUIDDeclared, image.Pos, image.Declaration = true, got.Images[name].Pos, got.Images[name].Declaration
 		want.Images[name] = image
 	}
 	for name, node := range want.Nodes {
@@ -77,8 +77,8 @@ func TestConfigViewCanBeLoadedAgain(t *testing.T) {
 
 func TestConfigViewHasNoSecrets(t *testing.T) {
 	c := loadText(t, "c.yaml", `images: {parrot: {source: {download: {
-		url: "https://x.example/p?token=hunter2", mirrors: ["s3::https://y.example/b/p?key=hunter2"], checksumURL: "https://x.example/S?hunter2"}}}}`).Config
-	text, err := json.Marshal(viewConfig(c))
+		url: "https://x.example/p?token=hunter2", mirrors: ["s3::https://y.example/b/p?key=hunter2", "https://y.example/p?key=<hunter2>&b=hunter2"], checksumURL: "https://x.example/S?hunter2"}}}}`).Config
+	text, err := json.Marshal(redacted{c})
 	if err != nil || strings.Contains(string(text), "hunter2") {
 		t.Errorf("error %v; the view shows %s", err, text)
 	}

@@ -145,7 +145,7 @@ func (w *world) fill(a plan.Action, from plan.Copy) error {
 	if a.Op == plan.Sync || clone != nil && clone.Encryption == schema.EncryptionIgnore {
 		c.SHA512, c.SHA256, c.ManifestDigest = from.SHA512, from.SHA256, from.ManifestDigest
 	}
-	c.LastUsed, c.SurplusSince, c.DamagedAt = before.LastUsed, before.SurplusSince, before.DamagedAt
+	c.LastUsed, c.SurplusSince, c.DamagedAt, c.Declaration = before.LastUsed, before.SurplusSince, before.DamagedAt, before.Declaration
 	d.Space.Free = free - from.RealSize
 	d.Copies[ref.ID] = c
 	return nil

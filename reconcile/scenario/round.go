@@ -28,6 +28,7 @@ func (w *world) observe() {
 			d := w.at(u.Copy.Disk)
 			c := d.Copies[u.Copy.ID]
 			c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.By
+			c.Declaration = u.Declaration
 			d.Copies[u.Copy.ID] = c
 			changed = true
 		}

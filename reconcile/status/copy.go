@@ -57,6 +57,8 @@ type Found struct {
 	InUseRecorded bool `json:"inUseRecorded,omitempty"`
 	// MarkedBy is the node by whose clock it was last used and is unwanted.
 	MarkedBy string `json:"markedBy,omitempty"`
+	// Declaration identifies the document that declares the image, or declared it last.
+	Declaration disk.Declaration `json:"declaredIn,omitzero"`
 }
 
 // Absent reports whether there is nothing of the copy yet, and nobody is at work on it:
@@ -76,7 +78,7 @@ func (t *builder) copyStatus(key plan.CopyRef) CopyStatus {
 		Leaving: c.Leaving, Refuses: c.Rejects, Later: c.RejectsForNow, Running: t.Observed.Running[key], Syncing: t.Observed.Syncing[key], Read: t.Observed.BeingRead[key],
 	}
 	if there {
-		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartSourceID, c.HasCfg, c.InUseRecorded, c.ClockNode}
+		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartSourceID, c.HasCfg, c.InUseRecorded, c.ClockNode, c.Declaration}
 	} else {
 		s.State = disk.Pending
 	}

@@ -152,7 +152,7 @@ func (c CopyStatus) toCopy(id disk.ID) plan.Copy {
 			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
 			SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.Chunks, VerifiedAt: c.Verified, DamagedAt: c.Damaged,
 			HasCfg: c.Found.HasCfg, Owned: c.Owned, PartBytes: c.Found.PartBytes, PartTotal: c.Found.PartTotal, PartSourceID: c.Found.PartFrom,
-			InUseRecorded: c.Found.InUseRecorded, ClockNode: c.Found.MarkedBy, LastUsed: c.LastUsed, SurplusSince: c.Unwanted,
+			InUseRecorded: c.Found.InUseRecorded, ClockNode: c.Found.MarkedBy, LastUsed: c.LastUsed, SurplusSince: c.Unwanted, Declaration: c.Found.Declaration,
 		},
 		UsedBy: c.InUse, Leaving: c.Leaving, Rejects: c.Refuses, RejectsForNow: c.Later,
 	}

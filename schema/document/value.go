@@ -45,7 +45,7 @@ const (
 
 // String returns the kind for a message, with its article.
 func (k Kind) String() string {
-	return [...]string{"nothing", "true or false", "a number", "a text", "a list", "a mapping"}[k]
+	return [...]string{"null", "a boolean", "a number", "a string", "a list", "a mapping"}[k]
 }
 
 // IsScalar reports whether the value is neither a list nor a mapping.

@@ -1,4 +1,4 @@
-package schema
+package manifest
 
 import (
 	"maps"
@@ -12,8 +12,8 @@ func (h Handle) equal(g Handle) bool {
 	return h.BackingImage == g.BackingImage && h.SourceType == g.SourceType && h.Checksum == g.Checksum && maps.Equal(h.Parameters, g.Parameters)
 }
 
-// TestHandleVectors: text and meaning, both ways. Those that Longhorn's own encoder
-// writes, or its documents show in its order, are equal to ours.
+// TestHandleVectors parses and encodes handles. Those of Longhorn's own encoder, and those
+// in its documents with the same order, are equal to ours.
 func TestHandleVectors(t *testing.T) {
 	for text, want := range map[string]Handle{
 		"bi://backing?backingImage=test-bi&backingImageDataSourceType=export-from-volume&export-type=qcow2&volume-name=vol-export-src": {
@@ -34,8 +34,8 @@ func TestHandleVectors(t *testing.T) {
 	}
 }
 
-// TestHandleOtherwise: what means the same as a handle that we would write.
-func TestHandleOtherwise(t *testing.T) {
+// TestHandleOtherSpellings parses other spellings of the same handle.
+func TestHandleOtherSpellings(t *testing.T) {
 	const want = "bi://backing?backingImage=b%20i&backingImageDataSourceType=download&url=https%3A%2F%2Fx.example%2Fa%3Fb%3Dc"
 	for _, text := range []string{
 		"bi://backing?backingImageDataSourceType=download&backingImage=b%20i&url=https%3A%2F%2Fx.example%2Fa%3Fb%3Dc",
@@ -54,41 +54,41 @@ func TestHandleOtherwise(t *testing.T) {
 	}
 }
 
-func TestHandleMistakes(t *testing.T) {
+func TestParseHandleReportsMistakes(t *testing.T) {
 	const form = " (write bi://backing?backingImage=NAME&backingImageDataSourceType=TYPE&…)"
 	const good = "bi://backing?backingImage=bi&backingImageDataSourceType=download&"
 	for _, c := range []struct{ text, want string }{
-		{"", "is no handle of a backing image" + form},
-		{"bi:backing", "is no handle of a backing image" + form},
-		{"bi", "is no handle of a backing image" + form},
-		{"://", "is no handle of a backing image" + form},
-		{"BI://backing?backingImage=bi", "is no handle of a backing image" + form},
-		{" bi://backing?backingImage=bi", "is no handle of a backing image" + form},
-		{"snap://v/s", "is of a snapshot or backup of a volume, not of a backing image" + form},
-		{"bak://v/b", "is of a snapshot or backup of a volume, not of a backing image" + form},
-		{"bs://v/b", "is of a snapshot or backup of a volume, not of a backing image" + form},
-		{"bi://", "says nothing" + form},
-		{"bi://backing", "says nothing" + form},
-		{"bi://backing?", "says nothing" + form},
-		{"bi://a b%?backingImage=bi", "has something odd before the ?" + form},
+		{"", "is not the handle of a backing image" + form},
+		{"bi:backing", "is not the handle of a backing image" + form},
+		{"bi", "is not the handle of a backing image" + form},
+		{"://", "is not the handle of a backing image" + form},
+		{"BI://backing?backingImage=bi", "is not the handle of a backing image" + form},
+		{" bi://backing?backingImage=bi", "is not the handle of a backing image" + form},
+		{"snap://v/s", "is the handle of a snapshot or backup of a volume, not of a backing image" + form},
+		{"bak://v/b", "is the handle of a snapshot or backup of a volume, not of a backing image" + form},
+		{"bs://v/b", "is the handle of a snapshot or backup of a volume, not of a backing image" + form},
+		{"bi://", "has no values" + form},
+		{"bi://backing", "has no values" + form},
+		{"bi://backing?", "has no values" + form},
+		{"bi://a b%?backingImage=bi", "is invalid before the ?" + form},
 		{"bi://backing?&", "backingImage is missing" + form + "\nbackingImageDataSourceType is missing" + form},
 		{"bi://backing?backingImage=bi", "backingImageDataSourceType is missing" + form},
 		{"bi://backing?backingImageDataSourceType=download", "backingImage is missing" + form},
 		{"bi://backing?backingImage&backingImageDataSourceType=", "backingImage is empty" + form + "\nbackingImageDataSourceType is empty" + form},
-		{good + "url=a&url=a", "url is given twice (keep one of them)"},
-		{good + "backingImage=other&url=a", "backingImage is given twice (keep one of them)"},
-		{good + "url=https://x#y", "has a # in it, and what follows is lost (write %23)"},
-		{good + "url=50%", "url has a % that begins no escape (write %25)"},
-		{good + "url=%zz&url=%zz", "url has a % that begins no escape (write %25)\nurl is given twice (keep one of them)"},
-		{good + "url=a;b", "url has a ; in it, with which Longhorn drops it (write %3B)"},
+		{good + "url=a&url=a", "url is a duplicate (keep one of them)"},
+		{good + "backingImage=other&url=a", "backingImage is a duplicate (keep one of them)"},
+		{good + "url=https://x#y", "contains a #, and Longhorn ignores the text after it (write %23)"},
+		{good + "url=50%", "url has a % without two hex digits (write %25)"},
+		{good + "url=%zz&url=%zz", "url has a % without two hex digits (write %25)\nurl is a duplicate (keep one of them)"},
+		{good + "url=a;b", "url contains a ;, and Longhorn ignores it then (write %3B)"},
 		{good + "url=%ff", "url is not UTF-8"},
-		{good + "=x", "has a key that cannot be read (a & in a value is written %26)"},
-		{good + "%=x", "has a key that cannot be read (a & in a value is written %26)"},
-		{good + "\x1b[2J%=x", "has a line break or another control character in it (write it on one line)"},
-		{good + "%1b[2J=%", `"\x1b[2J" has a % that begins no escape (write %25)`},
+		{good + "=x", "has an unreadable key (write a & in a value as %26)"},
+		{good + "%=x", "has an unreadable key (write a & in a value as %26)"},
+		{good + "\x1b[2J%=x", "contains a line break or another control character (write it on one line)"},
+		{good + "%1b[2J=%", `"\x1b[2J" has a % without two hex digits (write %25)`},
 		{good + "url=\xff", "is not UTF-8"},
-		{good + "url=a\nb", "has a line break or another control character in it (write it on one line)"},
-		{"bi://backing?backingImage=%ff&backingImageDataSourceType=%", "backingImage is not UTF-8\nbackingImageDataSourceType has a % that begins no escape (write %25)"},
+		{good + "url=a\nb", "contains a line break or another control character (write it on one line)"},
+		{"bi://backing?backingImage=%ff&backingImageDataSourceType=%", "backingImage is not UTF-8\nbackingImageDataSourceType has a % without two hex digits (write %25)"},
 		{good + "url=" + strings.Repeat("x", maxHandle), "is longer than 10000 bytes"},
 	} {
 		h, err := ParseHandle(c.text)
@@ -99,7 +99,7 @@ func TestHandleMistakes(t *testing.T) {
 	}
 }
 
-func TestHandleBound(t *testing.T) {
+func TestHandleLengthLimit(t *testing.T) {
 	h := Handle{BackingImage: "bi", SourceType: "download", Parameters: map[string]string{"url": ""}}
 	shortest, err := h.Encode()
 	if err != nil {
@@ -119,13 +119,13 @@ func TestHandleBound(t *testing.T) {
 	}
 }
 
-func TestHandleThatIsNone(t *testing.T) {
+func TestEncodeRejectsInvalidHandles(t *testing.T) {
 	for want, h := range map[string]Handle{
 		"encode handle: it needs backingImage and backingImageDataSourceType": {BackingImage: "x"},
 		"encode handle: url is not UTF-8":                                     {"x", "download", "", map[string]string{"url": "\xff"}},
 		"encode handle: backingImage is not UTF-8":                            {BackingImage: "\xff", SourceType: "upload"},
-		`encode handle: "" is no parameter of a source`:                       {"x", "download", "", map[string]string{"": "a"}},
-		`encode handle: "backingImage" is no parameter of a source`:           {"x", "download", "", map[string]string{"backingImage": "a"}},
+		`encode handle: "" is not a parameter of a source`:                    {"x", "download", "", map[string]string{"": "a"}},
+		`encode handle: "backingImage" is not a parameter of a source`:        {"x", "download", "", map[string]string{"backingImage": "a"}},
 	} {
 		if text, err := h.Encode(); err == nil || err.Error() != want {
 			t.Errorf("%+v\n is %q and %v\nwant %s", h, text, err, want)
@@ -133,8 +133,8 @@ func TestHandleThatIsNone(t *testing.T) {
 	}
 }
 
-// FuzzHandle: whatever is read can be written, and means the same again; whatever can
-// be written can be read.
+// FuzzHandle: a handle that can be parsed can be encoded, and the result parses to the same
+// handle. A handle that can be encoded can be parsed.
 func FuzzHandle(f *testing.F) {
 	f.Add("bi://backing?backingImageDataSourceType=export-from-volume&backingImage=test-bi&volume-name=vol-export-src&export-type=qcow2", "a&b", "c=d", "e f", "g+h", "i#j%")
 	f.Add("bi://?backingImage=%26&backingImageDataSourceType=+&=&;&%zz", "", "\xff", "ä", "\n", "backingImage")
@@ -143,7 +143,7 @@ func FuzzHandle(f *testing.F) {
 		if err != nil {
 			for line := range strings.Lines(err.Error()) {
 				if strings.ContainsAny(strings.TrimSuffix(line, "\n"), "\n\x00\x1b") || len(line) > 500 {
-					t.Errorf("a mistake that is not one line: %q", line)
+					t.Errorf("a problem is not one short line: %q", line)
 				}
 			}
 		} else {
@@ -156,8 +156,8 @@ func FuzzHandle(f *testing.F) {
 func handleRoundTrip(t *testing.T, h Handle, length int) {
 	text, err := h.Encode()
 	if err != nil {
-		if length > 0 && length < maxHandle/4 { // escaped, a byte becomes three
-			t.Errorf("%+v was read from %d bytes and cannot be written: %v", h, length, err)
+		if length > 0 && length < maxHandle/4 { // an escaped byte becomes three
+			t.Errorf("%+v was parsed from %d bytes and cannot be encoded: %v", h, length, err)
 		}
 		return
 	}

@@ -1,0 +1,364 @@
+package schema
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/manifest"
+	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
+)
+
+// section is one of the three fields of a document.
+type section uint8
+
+const (
+	settingsSection section = iota
+	nodesSection
+	imagesSection
+	sections
+)
+
+var sectionNames = [sections]string{"settings", "nodes", "images"}
+
+func (s section) String() string { return sectionNames[s] }
+
+// key identifies what is defined once: an image, a node or a setting.
+type key struct {
+	section section
+	name    string
+}
+
+// definition is the definition of an image, a node or a setting in a document.
+type definition struct {
+	key
+	file        string         // the parsedFile that contains it
+	kind        *manifest.Kind // nil in the native form
+	declaration disk.Declaration
+	pos         document.Position // of the name
+	// value is, in the native form, what the name stands for; for a setting, a mapping with
+	// that one field. For a manifest, it is the whole document.
+	value   *document.Value
+	sum     [sha256.Size]byte // of value
+	checked *checked          // nil until it is validated
+	// problems were found before the validation. They have positions, and replace those of
+	// the validation: the document was incomplete.
+	problems []document.Problem
+	// unread is set if a file that cannot be read may change the definition.
+	unread *document.Problem
+}
+
+// path returns the path of the definition's value in the native form.
+func (d *definition) path() document.Path {
+	if d.section == settingsSection {
+		return document.Path{d.section.String()}
+	}
+	return document.Path{d.section.String(), d.name}
+}
+
+// place adds the position to a problem whose path is relative to the definition's document.
+func (d *definition) place(p document.Problem) document.Problem {
+	if d.kind != nil {
+		return p.Placed(nil, d.value, d.pos)
+	}
+	return p.Placed(d.path(), d.value, d.pos)
+}
+
+// placeNative adds the position to a problem whose path is relative to the native form.
+func (d *definition) placeNative(p document.Problem) document.Problem {
+	if d.kind != nil {
+		p = d.checked.conversion.ToManifest(p)
+	}
+	return d.place(p)
+}
+
+// native returns the definition in the native form.
+func (d *definition) native() *document.Value {
+	if d.kind != nil {
+		return d.checked.conversion.Value
+	}
+	return d.value
+}
+
+// allProblems returns the problems of the definition, with positions.
+func (d *definition) allProblems() []document.Problem {
+	if len(d.problems) > 0 {
+		return d.problems
+	}
+	problems := make([]document.Problem, 0, len(d.checked.problems))
+	for _, p := range d.checked.problems {
+		problems = append(problems, d.place(p))
+	}
+	return problems
+}
+
+// duplicate returns the problem that first is another definition of the same name.
+func (d *definition) duplicate(first *definition) document.Problem {
+	at := document.Path{d.section.String(), d.name}
+	p := document.Problem{Position: d.pos, Path: at, Message: "is defined twice", Hint: "keep one of them", Also: first.pos}
+	if d.kind != nil {
+		p.Path, p.Message = document.Path{"metadata", "name"}, at.String()+" is defined twice"
+	}
+	return p
+}
+
+// parsedFile is what a file, or a CUE package of several files, declares. A Loader keeps it
+// as long as the content does not change.
+type parsedFile struct {
+	manifest.File
+	native   []*definition // definitions in the native form
+	accepted bool          // a document of it is one that this program reads
+	empty    bool          // it contains nothing, not even a comment
+
+	// While it is parsed:
+	data          []byte // of the file; nil if its lines are unknown
+	aliased       int    // values that aliases repeated
+	embedded      bool   // the document is in a ConfigMap
+	embeddedBytes int    // of the files in ConfigMaps
+}
+
+// parse splits a YAML or JSON file into definitions.
+func parse(f configdir.File) *parsedFile {
+	p := &parsedFile{File: manifest.File{Path: f.Path}}
+	if !p.readable(f) {
+		return p
+	}
+	p.empty = len(bytes.TrimSpace(f.Data)) == 0
+	p.data = bytes.TrimPrefix(f.Data, []byte("\ufeff"))
+	docs, problem := p.documents(path.Ext(f.Path), p.data)
+	for _, doc := range docs {
+		p.addDocument(doc)
+	}
+	if problem != nil {
+		p.AddProblem(problem.Position, nil, problem.Message, problem.Hint)
+	}
+	p.data = nil
+	return p
+}
+
+// documents parses the documents of YAML or JSON text. If there is a problem, it also
+// returns the documents of YAML before it.
+func (p *parsedFile) documents(ext string, data []byte) ([]*document.Value, *document.Problem) {
+	if ext != ".json" {
+		return document.ParseYAML(p.Path, data, &p.aliased)
+	}
+	doc, problem := document.ParseJSON(p.Path, data)
+	if problem != nil {
+		return nil, problem
+	}
+	return []*document.Value{doc}, nil
+}
+
+// readable adds a problem if the file cannot be parsed at all.
+func (p *parsedFile) readable(f configdir.File) bool {
+	pos := document.Position{File: f.Path}
+	switch {
+	case f.Err != nil:
+		p.AddProblem(pos, nil, f.Err.Error(), "")
+	case len(f.Data) > configdir.MaxFile:
+		p.AddProblem(pos, nil, configdir.SizeError(int64(len(f.Data))).Error(), "declare images here, do not store them")
+	case bytes.IndexByte(f.Data, 0) >= 0:
+		p.AddProblem(document.PositionOf(f.Path, f.Data, bytes.IndexByte(f.Data, 0)), nil, "contains a zero byte: not a text file", "")
+	case !utf8.Valid(f.Data):
+		p.AddProblem(document.PositionOf(f.Path, f.Data, invalidUTF8(f.Data)), nil, "is not UTF-8", "save it as UTF-8")
+	default:
+		return true
+	}
+	return false
+}
+
+// invalidUTF8 returns the offset of the first byte that is not UTF-8.
+func invalidUTF8(data []byte) int {
+	for i := 0; i < len(data); {
+		r, n := utf8.DecodeRune(data[i:])
+		if r == utf8.RuneError && n == 1 {
+			return i
+		}
+		i += n
+	}
+	return len(data)
+}
+
+// addDocument adds what a document declares.
+func (p *parsedFile) addDocument(doc *document.Value) {
+	if doc.Kind == document.Null {
+		return
+	}
+	if doc.Kind != document.Map {
+		p.AddProblem(doc.Pos, nil, "a document must be a mapping, not "+doc.Kind.String(), "begin with settings, nodes or images")
+		return
+	}
+	if manifest.Is(doc) {
+		p.addManifest(doc)
+		return
+	}
+	if missing, half := halfManifest(doc); half {
+		p.AddProblem(doc.Pos, document.Path{missing}, "is missing", "a manifest has both apiVersion and kind")
+		return
+	}
+	seen := make(map[string]bool, len(doc.Fields))
+	for _, f := range doc.Fields {
+		if seen[f.Name] {
+			p.AddProblem(f.Pos, document.Path{f.Name}, "duplicate field", "merge the two")
+			continue
+		}
+		seen[f.Name] = true
+		p.addTopField(f)
+	}
+}
+
+// halfManifest returns which of apiVersion and kind is missing in a document that
+// otherwise is a manifest.
+func halfManifest(doc *document.Value) (missing string, half bool) {
+	switch {
+	case doc.Field("metadata") == nil && doc.Field("spec") == nil && doc.Field("parameters") == nil:
+		return "", false
+	case doc.Field("apiVersion") != nil:
+		return "kind", true
+	case doc.Field("kind") != nil:
+		return "apiVersion", true
+	}
+	return "", false
+}
+
+func (p *parsedFile) addManifest(doc *document.Value) {
+	kind, isList, problem := manifest.Detect(doc)
+	switch {
+	case problem != nil:
+		p.AddProblem(problem.Position, problem.Path, problem.Message, problem.Hint)
+	case kind == nil:
+		p.SkipForeign(doc)
+	case kind == manifest.List || isList:
+		p.addList(kind, isList, doc)
+	case kind == manifest.ConfigMap:
+		p.addConfigMap(doc)
+	default:
+		read := len(p.Read)
+		p.Add(kind, doc)
+		p.accepted = p.accepted || len(p.Read) > read
+	}
+}
+
+func (p *parsedFile) addList(kind *manifest.Kind, isList bool, doc *document.Value) {
+	items, problem := manifest.Items(kind, isList, doc)
+	if problem != nil {
+		p.AddProblem(problem.Position, problem.Path, problem.Message, problem.Hint)
+		return
+	}
+	if len(items) == 0 {
+		p.SkipEmptyList(doc)
+	}
+	for _, item := range items {
+		if item.Kind == document.Null { // of a list that was truncated
+			p.AddProblem(item.Pos, document.Path{"items"}, "has an empty item", "remove it")
+			continue
+		}
+		p.addDocument(item)
+	}
+}
+
+func (p *parsedFile) addTopField(f document.Field) {
+	i := slices.Index(sectionNames[:], f.Name)
+	if i < 0 {
+		p.AddProblem(f.Pos, document.Path{f.Name}, "unknown field", topFieldHint(f.Name))
+		return
+	}
+	p.accepted = true
+	switch f.Value.Kind {
+	case document.Map:
+		p.addSection(section(i), f.Value)
+	case document.Null:
+		p.AddProblem(f.Pos, document.Path{f.Name}, "is empty", fmt.Sprintf("to declare that there are none, write \"%s: {}\"", f.Name))
+	default:
+		hint := ""
+		if f.Value.Kind == document.List && f.Name != sectionNames[settingsSection] {
+			hint = "write \"NAME: {…}\" in place of \"- name: NAME\""
+		}
+		p.AddProblem(f.Value.Pos, document.Path{f.Name}, "must be a mapping, not "+f.Value.Kind.String(), hint)
+	}
+}
+
+func topFieldHint(name string) string {
+	if near, ok := document.Nearest(name, sectionNames[:]); ok {
+		return fmt.Sprintf("did you mean %q?", near)
+	}
+	if name == "apiVersion" || name == "kind" {
+		return "a manifest has both apiVersion and kind"
+	}
+	return "known fields: " + strings.Join(sectionNames[:], ", ")
+}
+
+func (p *parsedFile) addSection(s section, v *document.Value) {
+	for _, f := range v.Fields {
+		d := &definition{key: key{s, f.Name}, file: p.Path, pos: f.Pos, value: f.Value,
+			declaration: disk.Declaration{File: p.Path, ConfigMap: p.ConfigMap}}
+		if s == settingsSection {
+			d.value = &document.Value{Kind: document.Map, Fields: []document.Field{f}, Pos: f.Pos}
+		}
+		d.sum = d.value.Sum()
+		p.native = append(p.native, d)
+	}
+}
+
+// fromManifest returns the definition of a manifest.
+func fromManifest(file string, m *manifest.Definition) *definition {
+	d := &definition{key: key{section(slices.Index(sectionNames[:], m.Section)), m.Name}, file: file, kind: m.Kind,
+		declaration: m.Declaration, pos: m.Pos, value: m.Doc, sum: m.Doc.Sum(), problems: m.Causes, unread: m.Unread}
+	if len(m.Problems) > 0 {
+		d.checked = &checked{problems: m.Problems}
+	}
+	return d
+}
+
+// fromCUE splits the result of evaluating .cue files into definitions.
+func fromCUE(u *sandbox.Unit, r sandbox.Result) *parsedFile {
+	p := &parsedFile{File: manifest.File{Path: u.Origin}}
+	if r.Document != nil {
+		p.addDocument(r.Document)
+	}
+	for _, problem := range r.Problems {
+		p.addCUEProblem(problem)
+	}
+	return p
+}
+
+// addCUEProblem adds an error of CUE to the definition that it is about, or else to the
+// file.
+func (p *parsedFile) addCUEProblem(problem document.Problem) {
+	var s int
+	if len(problem.Path) > 1 {
+		s = slices.Index(sectionNames[:], problem.Path[0])
+	}
+	if len(problem.Path) < 2 || s < 0 {
+		p.Problems = append(p.Problems, problem)
+		return
+	}
+	k := key{section(s), problem.Path[1]}
+	for _, d := range p.native {
+		if d.key == k {
+			d.problems = append(d.problems, problem)
+			return
+		}
+	}
+	p.accepted = true
+	p.native = append(p.native, &definition{key: k, file: p.Path, declaration: disk.Declaration{File: p.Path}, pos: problem.Position,
+		value: &document.Value{}, checked: &checked{}, problems: []document.Problem{problem}})
+}
+
+// checkName returns why a definition cannot have its name.
+func checkName(k key) error {
+	switch k.section {
+	case nodesSection:
+		return checkNodeName(k.name)
+	case imagesSection:
+		return disk.CheckName(k.name)
+	}
+	return nil
+}

@@ -1,0 +1,221 @@
+package manifest
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+)
+
+var backingImageKind = &Kind{
+	Group: "longhorn.io", Versions: longhornVersions, Name: "BackingImage", Definition: "#BackingImage",
+	read: func(f *File, m manifest) {
+		if m, ok := f.named(m); ok {
+			f.define(m, imagesSection, LonghornName(m.name))
+		}
+	},
+	convert: convertBackingImage,
+}
+
+// credentialsAnnotation is the annotation with the folder of credentials. Longhorn has no
+// field for it.
+const credentialsAnnotation = "backing-image-manager/credentials"
+
+func convertBackingImage(c *Conversion) {
+	c.imageName(namePath)
+	c.backingImageSource()
+	c.copy(path("minNumberOfCopies"), path("spec.minNumberOfCopies"))
+	c.copy(path("nodeSelector"), path("spec.nodeSelector"))
+	c.copy(path("diskSelector"), path("spec.diskSelector"))
+	c.copy(path("uuid"), path("status.uuid"))
+	c.backingImageChecksum()
+
+	if v := c.get(path("spec.secret")); v != nil && c.get(path("spec.secretNamespace")) == nil {
+		c.problem(path("spec.secretNamespace"), "is missing", "a secret is identified by its name and its namespace")
+	}
+	if c.text(path("spec.dataEngine")) == "v2" {
+		c.problem(path("spec.dataEngine"), "v2 backing image is not supported", "write v1, or remove it")
+	}
+	if c.get(path("metadata.deletionTimestamp")) != nil {
+		c.warn(path("metadata.deletionTimestamp"), "is being deleted in Longhorn, and is declared here", "to delete the image, remove the manifest")
+	}
+	c.warnOfEvictedFiles()
+}
+
+// backingImageSource also reads the form of v1beta1, which had only downloads.
+func (c *Conversion) backingImageSource() {
+	url, kind := path("spec.imageURL"), path("spec.sourceType")
+	if c.get(url) == nil {
+		c.source(kind, path("spec.sourceParameters"))
+		return
+	}
+	if c.get(kind) != nil {
+		c.source(kind, path("spec.sourceParameters"))
+		if c.text(url) != c.text(path("spec.sourceParameters.url")) {
+			c.problem(url, "differs from sourceParameters", "remove it: it is the form of an older Longhorn")
+		}
+		return
+	}
+	c.set(path("source.download"), url, &document.Value{Kind: document.Map, Pos: c.get(url).Pos})
+	c.copy(path("source.download.url"), url)
+	c.credentials("download")
+}
+
+// backingImageChecksum uses the established checksum of a dump if none is
+// declared. It does not if the image is encrypted: each encryption has other bytes.
+func (c *Conversion) backingImageChecksum() {
+	declared, established := path("spec.checksum"), path("status.checksum")
+	encrypts := c.text(path("spec.sourceParameters.encryption")) == encrypt
+	from := declared
+	if c.get(declared) == nil && c.get(established) != nil && !encrypts {
+		from = established
+	}
+	c.copy(path("checksum"), from)
+
+	// A new checksum beside the uuid of the old bytes would declare that the old folder
+	// has the new bytes.
+	want, err1 := disk.ParseDigest(c.text(declared))
+	had, err2 := disk.ParseDigest(c.text(established))
+	if err1 != nil || err2 != nil || want.Algorithm() != had.Algorithm() || want == had || encrypts || c.get(path("status.uuid")) == nil {
+		return
+	}
+	c.warn(declared, "differs from status.checksum, which the file of status.uuid has", "for a new generation, remove uuid and checksum from status")
+}
+
+// warnOfEvictedFiles warns that the placement of a dump is not used.
+func (c *Conversion) warnOfEvictedFiles() {
+	files := c.get(path("spec.diskFileSpecMap"))
+	if files == nil {
+		return
+	}
+	for _, f := range files.Fields {
+		if e := f.Value.Field("evictionRequested"); e != nil && e.Value.Text == "true" {
+			c.warn(path("spec.diskFileSpecMap").With(f.Name).With("evictionRequested"), "is not used: nodes and disks determine the placement",
+				"set evictionRequested of the node or disk")
+		}
+	}
+}
+
+// parameter is a parameter of a source: its name in Longhorn, and in the native form, ""
+// if that has none.
+type parameter struct{ longhorn, native string }
+
+// sourceType is a kind of source: its name in Longhorn, and in the native form.
+type sourceType struct {
+	name       string
+	native     string
+	parameters []parameter
+}
+
+// Names of the native form.
+const (
+	download  = "download"
+	restore   = "restore"
+	ignore    = "ignore"
+	encrypt   = "encrypt"
+	exportRaw = "raw"
+)
+
+var sourceTypes = []sourceType{
+	{"download", download, []parameter{{"url", "url"}}},
+	{"upload", "upload", nil},
+	{"export-from-volume", "exportFromVolume", []parameter{{"volume-name", "volumeName"}, {"export-type", "exportType"}}},
+	{"restore", restore, []parameter{{"backup-url", "backupURL"}, {"concurrent-limit", "concurrentLimit"}, {"backup-target-name", ""}}},
+	{"clone", "clone", []parameter{{"backing-image", "backingImage"}, {"encryption", "encryption"}, {"secret", "secret"}, {"secret-namespace", ""}}},
+}
+
+func (s sourceType) knownParameters() string {
+	var names []string
+	for _, p := range s.parameters {
+		names = append(names, p.longhorn)
+	}
+	if len(names) == 0 {
+		return "it has no parameters"
+	}
+	return "known parameters: " + strings.Join(names, ", ")
+}
+
+func (s sourceType) has(parameterName string) bool {
+	return slices.ContainsFunc(s.parameters, func(p parameter) bool { return p.longhorn == parameterName })
+}
+
+// findSourceType returns the source type with that name in Longhorn.
+func findSourceType(name string) (sourceType, bool) {
+	i := slices.IndexFunc(sourceTypes, func(s sourceType) bool { return s.name == name })
+	if i < 0 {
+		return sourceType{}, false
+	}
+	return sourceTypes[i], true
+}
+
+// source converts a source, whose type and parameters are at two paths of the manifest. The
+// CUE definition has checked the type.
+func (c *Conversion) source(typeAt, parameters document.Path) {
+	if c.get(typeAt) == nil {
+		c.problem(typeAt, "is missing", "must be download, upload, export-from-volume, restore or clone")
+		return
+	}
+	s, _ := findSourceType(c.text(typeAt))
+	native := document.Path{"source", s.native}
+	c.set(native, typeAt, &document.Value{Kind: document.Map, Pos: c.get(typeAt).Pos})
+	for _, p := range s.parameters {
+		from, to := parameters.With(p.longhorn), native.With(p.native)
+		switch p.native {
+		case "":
+		case "concurrentLimit":
+			c.copyNumber(to, from)
+		case "backingImage":
+			c.copyName(to, from)
+		case "secret":
+			c.copySecret(to, parameters)
+		default:
+			c.copy(to, from)
+		}
+	}
+	c.checkParameters(s, parameters)
+	c.credentials(s.native)
+}
+
+// checkParameters reports parameters of another type of source.
+func (c *Conversion) checkParameters(s sourceType, parameters document.Path) {
+	given := c.get(parameters)
+	if given == nil {
+		return
+	}
+	for _, f := range given.Fields {
+		if f.Value.Text != "" && !s.has(f.Name) {
+			c.Problems = append(c.Problems, document.Problem{Path: parameters.With(f.Name), AtName: true,
+				Message: "is not a parameter of " + s.name, Hint: s.knownParameters()})
+		}
+	}
+}
+
+// copySecret uses the name of a secret as the name of a folder. A clone without
+// encryption needs no secret: Longhorn repeats that of its source there.
+func (c *Conversion) copySecret(native, parameters document.Path) {
+	encryption := c.text(parameters.With("encryption"))
+	if encryption == "" || encryption == ignore {
+		return
+	}
+	from := parameters.With("secret")
+	if c.get(from) == nil && c.get(path("spec.secret")) != nil {
+		from = path("spec.secret")
+	}
+	c.copy(native, from)
+	if namespace := parameters.With("secret-namespace"); c.get(parameters.With("secret")) != nil && c.get(namespace) == nil {
+		c.problem(namespace, "is missing", "a secret is identified by its name and its namespace")
+	}
+}
+
+func (c *Conversion) credentials(kind string) {
+	from := document.Path{"metadata", "annotations", credentialsAnnotation}
+	if c.get(from) == nil {
+		return
+	}
+	if kind != download && kind != restore {
+		c.problem(from, "is not used by this kind of source", "remove it")
+		return
+	}
+	c.copy(document.Path{"source", kind, "credentials"}, from)
+}

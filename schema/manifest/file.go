@@ -1,0 +1,219 @@
+package manifest
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+)
+
+// The sections of the native form.
+const (
+	settingsSection = "settings"
+	nodesSection    = "nodes"
+	imagesSection   = "images"
+)
+
+// File collects what the manifests of one file declare.
+type File struct {
+	Path        string
+	Definitions []*Definition
+	References  []*Definition // that define an image only if nothing else does
+	Read        []Document    // manifests that were read
+	Skipped     []Skipped
+	// Problems are those of whole documents. While there is one, it is unknown what else
+	// the file would declare.
+	Problems []document.Problem
+	// ConfigMap is the name of the ConfigMap that contains the documents which are being
+	// read, or "".
+	ConfigMap string
+
+	classes   []*Class
+	snapshots []manifest
+	claims    []manifest // PersistentVolumeClaims that are bound to a volume
+}
+
+// Document is a manifest in a file.
+type Document struct {
+	document.Position
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Name       string `json:"name,omitempty"`
+}
+
+// Definition is a definition of an image, a node or a setting by a manifest, or a
+// reference to an image.
+type Definition struct {
+	Kind     *Kind
+	Section  string // of the native form: settings, nodes or images
+	Name     string // in that section
+	Pos      document.Position
+	NamePath document.Path   // where the manifest has the name
+	Doc      *document.Value // for a VolumeSnapshot with its class and its claim as first fields
+	// Declaration identifies the document in the record of a copy.
+	Declaration disk.Declaration
+	// Problems are relative to Doc.
+	Problems []document.Problem
+	// Causes are problems of other documents on which the definition depends.
+	Causes []document.Problem
+	// Unread is set if a file that cannot be read may change the definition.
+	Unread *document.Problem
+}
+
+// manifest is a document of a known kind.
+type manifest struct {
+	kind      *Kind
+	doc       *document.Value
+	name      string            // metadata.name
+	pos       document.Position // of it
+	configMap string            // around the document, or ""
+}
+
+var namePath = document.Path{"metadata", "name"}
+
+// path returns the path of fields whose names contain no dots.
+func path(text string) document.Path { return splitDots(text) }
+
+// Add reads a manifest of a kind that contains no other documents.
+func (f *File) Add(kind *Kind, doc *document.Value) {
+	doc.DropNulls()
+	kind.read(f, manifest{kind: kind, doc: doc, name: doc.TextAt(namePath...), pos: doc.Pos, configMap: f.ConfigMap})
+}
+
+// maxProblems limits the problems of one file.
+const maxProblems = 100
+
+// AddProblem adds a problem that hides what a document declares.
+func (f *File) AddProblem(pos document.Position, at document.Path, message, hint string) {
+	if len(f.Problems) < maxProblems {
+		f.Problems = append(f.Problems, document.Problem{Position: pos, Path: at, Message: message, Hint: hint})
+	}
+}
+
+// named returns m with the position of its name, and false after it added a problem because
+// m has no name.
+func (f *File) named(m manifest) (manifest, bool) {
+	name, pos := m.doc.Find(namePath, m.doc.Pos)
+	switch {
+	case name == nil && m.doc.Field("name") != nil:
+		f.AddProblem(m.doc.Field("name").Pos, namePath, "is missing", "\"name\" belongs in \"metadata\": indent it")
+	case name == nil:
+		f.AddProblem(pos, namePath, "is missing", "a manifest needs a name")
+	case name.Kind != document.Text:
+		f.AddProblem(name.Pos, namePath, "must be a string, not "+name.Kind.String(), fmt.Sprintf("quote it: %q", document.Printable(name.Text)))
+	default:
+		m.pos = name.Pos
+		return m, true
+	}
+	return m, false
+}
+
+// define adds the definition of a name in a section by m.
+func (f *File) define(m manifest, section, name string) {
+	f.Definitions = append(f.Definitions, f.definition(m, section, name, namePath))
+}
+
+// refer adds a reference to an image.
+func (f *File) refer(m manifest, image string) *Definition {
+	d := f.definition(m, imagesSection, image, m.kind.ImagePath)
+	f.References = append(f.References, d)
+	return d
+}
+
+func (f *File) definition(m manifest, section, name string, at document.Path) *Definition {
+	f.AddRead(m.doc)
+	d := &Definition{Kind: m.kind, Section: section, Name: name, Pos: m.pos, NamePath: at, Doc: m.doc,
+		Declaration: disk.Declaration{File: f.Path, Kind: m.kind.Name, Name: m.name, ConfigMap: m.configMap}}
+	if section == imagesSection {
+		if err := disk.CheckName(name); err != nil {
+			d.Problems = []document.Problem{{Path: at, Message: err.Error()}}
+		}
+	}
+	return d
+}
+
+// AddRead adds a document to those that were read.
+func (f *File) AddRead(doc *document.Value) { f.Read = append(f.Read, describe(doc)) }
+
+func describe(doc *document.Value) Document {
+	text := func(path ...string) string { return document.Printable(doc.TextAt(path...)) }
+	return Document{doc.Pos, text("apiVersion"), text("kind"), text(namePath...)}
+}
+
+// Skipped is a manifest that declares nothing here.
+type Skipped struct {
+	Document
+	Why string `json:"why"`
+	// Image is the image that the document would declare if another document, which is
+	// missing, were there. Existing copies of the image are kept.
+	Image string `json:"mayDeclare,omitempty"`
+	// Malformed is true if the document is not surely a manifest of another program: it may
+	// be meant to declare anything.
+	Malformed bool `json:"-"`
+	// Sum is a hash of the document.
+	Sum [sha256.Size]byte `json:"-"`
+
+	path    string // of the File
+	foreign bool   // its kind is one that this program never reads
+}
+
+// Skip adds a document of a known kind that declares nothing here, with the reason.
+func (f *File) Skip(doc *document.Value, why string) {
+	f.Skipped = append(f.Skipped, f.skipped(doc, why))
+}
+
+// SkipEmptyList adds a list without items. It declares nothing, and that is certain.
+func (f *File) SkipEmptyList(doc *document.Value) {
+	s := f.skipped(doc, "has no items")
+	s.Malformed = false
+	f.Skipped = append(f.Skipped, s)
+}
+
+// SkipForeign adds a document of a kind that this program never reads.
+func (f *File) SkipForeign(doc *document.Value) {
+	s := f.skipped(doc, notRead)
+	s.foreign, s.Malformed = true, hasSection(doc) || hasRepeatedFields(doc)
+	f.Skipped = append(f.Skipped, s)
+}
+
+func (f *File) skipped(doc *document.Value, why string) Skipped {
+	unnamed := doc.TextAt(namePath...) == "" && doc.TextAt("metadata", "generateName") == ""
+	return Skipped{Document: describe(doc), Why: why, path: f.Path, Sum: doc.Sum(), Malformed: unnamed || hasSection(doc) || hasRepeatedFields(doc)}
+}
+
+// hasSection reports whether a document has a section of the native form.
+func hasSection(doc *document.Value) bool {
+	return doc.Field(settingsSection) != nil || doc.Field(nodesSection) != nil || doc.Field(imagesSection) != nil
+}
+
+func hasRepeatedFields(v *document.Value) bool {
+	seen := make(map[string]bool, len(v.Fields))
+	for _, f := range v.Fields {
+		if seen[f.Name] || hasRepeatedFields(f.Value) {
+			return true
+		}
+		seen[f.Name] = true
+	}
+	return slices.ContainsFunc(v.Items, hasRepeatedFields)
+}
+
+// MayDeclare reports whether the document may be meant to declare an image that d
+// declared before: a document that is skipped must not delete what it declared.
+func (s Skipped) MayDeclare(d disk.Declaration) bool {
+	switch {
+	case s.path != d.File:
+		return false
+	case s.Malformed:
+		return true
+	case s.Name == "":
+		return false
+	case s.foreign:
+		// A typing error may have changed the kind.
+		return s.Name == document.Printable(d.Name) || s.Name == document.Printable(d.ConfigMap)
+	case s.Kind == ConfigMap.Name:
+		return s.Name == document.Printable(d.ConfigMap)
+	}
+	return s.Kind == d.Kind && s.Name == document.Printable(d.Name)
+}

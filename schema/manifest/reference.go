@@ -1,0 +1,119 @@
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+)
+
+// Reference is what a manifest says about an image that another document may define. It
+// defines the image if nothing else does, and must otherwise match the definition by
+// Longhorn's rule: the type of source is the same, so are the parameters if the manifest
+// has any, and the checksum if both have one.
+type Reference struct {
+	// Paths in the manifest.
+	typeAt, parametersAt, checksumAt document.Path
+
+	sourceType string            // "" if the manifest only names the image
+	parameters map[string]string // nil if there are none
+	checksum   disk.Digest
+	// incomplete is why the reference cannot define the image. nil if it can.
+	incomplete error
+}
+
+// DataSource is the source of an image in the words of Longhorn.
+type DataSource struct {
+	Type       string
+	Parameters map[string]string
+	Checksum   disk.Digest
+}
+
+// reference converts a reference whose type of source, parameters and checksum are
+// at three paths.
+func (c *Conversion) reference(typeAt, parametersAt, checksumAt document.Path) {
+	r := &Reference{typeAt: typeAt, parametersAt: parametersAt, checksumAt: checksumAt, sourceType: c.text(typeAt)}
+	c.Reference = r
+	c.copy(path("checksum"), checksumAt)
+	if digest, err := disk.ParseDigest(c.text(checksumAt)); err == nil {
+		r.checksum = digest
+	}
+	if given := c.get(parametersAt); given != nil && r.sourceType != "" {
+		r.parameters = map[string]string{}
+		for _, f := range given.Fields {
+			r.parameters[f.Name] = strings.TrimSpace(f.Value.Text)
+		}
+	}
+	r.incomplete = r.missing()
+	if r.sourceType != "" && r.incomplete == nil {
+		c.source(typeAt, parametersAt)
+		return
+	}
+	if s, ok := findSourceType(r.sourceType); ok {
+		c.checkParameters(s, parametersAt)
+	}
+	// The rest of the manifest is checked as that of any image, which needs a source.
+	c.set(path("source.upload"), typeAt, &document.Value{Kind: document.Map, Pos: c.doc.Pos})
+}
+
+// missing returns why the reference cannot define an image.
+func (r *Reference) missing() error {
+	switch {
+	case r.sourceType == "download" && r.parameters["url"] == "":
+		return errors.New("download URL is not provided")
+	case r.sourceType == "export-from-volume" && r.parameters["volume-name"] == "":
+		return errors.New("the volume to export is not provided")
+	case r.sourceType != "" && r.sourceType != "download" && r.sourceType != "export-from-volume":
+		return fmt.Errorf("%s is not supported via CSI", r.sourceType)
+	}
+	return nil
+}
+
+// Defines reports whether the reference defines its image if nothing else does.
+func (r *Reference) Defines() bool { return r.sourceType != "" && r.incomplete == nil }
+
+// HasChecksum reports whether the reference has a checksum.
+func (r *Reference) HasChecksum() bool { return !r.checksum.IsZero() }
+
+// Undeclared returns the problem of a reference whose image nothing defines.
+func (r *Reference) Undeclared(image string, imagePath document.Path, images []string) document.Problem {
+	p := document.Problem{Path: imagePath, Message: fmt.Sprintf("image %q is not declared", image), Hint: document.DidYouMean(image, images)}
+	if r.sourceType != "" {
+		p.Path = r.typeAt
+		p.Message += fmt.Sprintf(", and this cannot declare it: %v", r.incomplete)
+	}
+	return p
+}
+
+// defaultParameters are the values that Longhorn sets.
+var defaultParameters = map[string]string{"export-type": exportRaw, "concurrent-limit": "2", "encryption": ignore}
+
+// Mismatch returns the difference between the reference and the definition of its image.
+func (r *Reference) Mismatch(image string, definition DataSource) (problem document.Problem, differs bool) {
+	const hint = "Longhorn rejects a volume whose image differs from the existing one"
+	if r.sourceType != "" && r.sourceType != definition.Type {
+		return document.Problem{Path: r.typeAt, Message: fmt.Sprintf("data source is different: image %q comes from %s", image, definition.Type), Hint: hint}, true
+	}
+	if r.sourceType != "" && len(r.parameters) > 0 {
+		for _, name := range slices.Sorted(maps.Keys(definition.Parameters)) {
+			value := r.parameters[name]
+			if value == "" {
+				value = defaultParameters[name]
+			}
+			if name == "backing-image" {
+				value = LonghornName(value)
+			}
+			if value != definition.Parameters[name] {
+				return document.Problem{Path: r.parametersAt.With(name), Message: fmt.Sprintf("data source is different: image %q has another %s", image, name), Hint: hint}, true
+			}
+		}
+	}
+	if r.checksum.IsZero() || definition.Checksum.IsZero() || r.checksum.Algorithm() != definition.Checksum.Algorithm() || r.checksum == definition.Checksum {
+		return document.Problem{}, false
+	}
+	return document.Problem{Path: r.checksumAt, Message: fmt.Sprintf("checksum mismatch: image %q has another one", image), Hint: hint}, true
+}

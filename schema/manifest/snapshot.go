@@ -1,0 +1,322 @@
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+)
+
+const snapshotGroup = "snapshot.storage.k8s.io"
+
+var snapshotVersions = []string{"v1", "v1beta1"}
+
+// A VolumeSnapshot, its class and its claim together declare an image of a volume. Each may
+// be in another file, so File collects them and Resolve combines them.
+var (
+	snapshotClassKind = &Kind{
+		Group: snapshotGroup, Versions: snapshotVersions, Name: "VolumeSnapshotClass", Definition: "#VolumeSnapshotClass",
+		shared: true, read: readSnapshotClass,
+	}
+	snapshotKind = &Kind{
+		Group: snapshotGroup, Versions: snapshotVersions, Name: "VolumeSnapshot", Definition: "#VolumeSnapshot",
+		shared: true, read: readSnapshot, convert: convertSnapshot,
+	}
+	volumeClaimKind = &Kind{
+		Versions: []string{"v1"}, Name: "PersistentVolumeClaim", shared: true, read: readVolumeClaim,
+	}
+)
+
+// IsVolumeSnapshot reports whether k is the kind VolumeSnapshot.
+func (k *Kind) IsVolumeSnapshot() bool { return k == snapshotKind }
+
+// Class is a VolumeSnapshotClass of any driver.
+type Class struct {
+	Name string
+	// Definition is what the caller validates. It is nil for a class that makes no backing
+	// images.
+	Definition *Definition
+	// Problems are those of the validation, with positions. The caller sets them.
+	Problems []document.Problem
+
+	isDefault bool
+	unusable  string // why it makes no backing images, if Definition is nil
+}
+
+const defaultClassAnnotation = "snapshot.storage.kubernetes.io/is-default-class"
+
+func readSnapshotClass(f *File, m manifest) {
+	class := &Class{Name: m.name, isDefault: m.doc.TextAt("metadata", "annotations", defaultClassAnnotation) == "true"}
+	if by := m.doc.TextAt("driver"); by != "" && by != driver {
+		class.unusable = "is of another driver"
+	} else if named, ok := f.named(m); !ok {
+		return
+	} else if m = named; slices.Contains([]string{"", "snap", "bak"}, m.doc.TextAt("parameters", "type")) {
+		class.unusable = "is not of backing images (parameters.type is not bi)"
+	}
+	if class.unusable != "" {
+		f.Skip(m.doc, class.unusable)
+		f.classes = append(f.classes, class)
+		return
+	}
+	f.AddRead(m.doc)
+	class.Definition = &Definition{Kind: m.kind, Section: imagesSection, Name: m.name, Pos: m.pos, NamePath: namePath, Doc: m.doc}
+	if a, b := m.doc.TextAt("parameters", "export-type"), m.doc.TextAt("parameters", "exportType"); a != b && a != "" && b != "" {
+		class.Definition.Problems = []document.Problem{{Path: path("parameters.exportType"), Message: "differs from export-type", Hint: "keep one of them"}}
+	}
+	f.classes = append(f.classes, class)
+}
+
+func readSnapshot(f *File, m manifest) {
+	if m.name == "" && m.doc.TextAt("metadata", "generateName") != "" {
+		f.Skip(m.doc, "has no name yet (generateName)")
+	} else if m, ok := f.named(m); ok {
+		f.snapshots = append(f.snapshots, m)
+	}
+}
+
+func readVolumeClaim(f *File, m manifest) {
+	if m.doc.TextAt("spec", "volumeName") == "" {
+		f.Skip(m.doc, notRead)
+		return
+	}
+	f.claims = append(f.claims, m)
+}
+
+// notRead is why a document of another program is skipped.
+const notRead = "is not a manifest that this program reads"
+
+var (
+	errNoDefaultClass        = errors.New("has no volumeSnapshotClassName, and no VolumeSnapshotClass here is the default")
+	errSeveralDefaultClasses = errors.New("has no volumeSnapshotClassName, and several VolumeSnapshotClasses are the default")
+	errNoExportType          = errors.New("export-type is not provided")
+)
+
+// Classes returns the VolumeSnapshotClasses of a file, for validation before Resolve.
+func (f *File) Classes() []*Class { return f.classes }
+
+// Resolved is what the VolumeSnapshots of one file declare, in addition to its File.
+type Resolved struct {
+	Definitions []*Definition
+	Read        []Document
+	Skipped     []Skipped
+	Problems    []document.Problem // of classes: they keep nothing else from being used
+}
+
+// resolver finds the manifests to which VolumeSnapshots refer.
+type resolver struct {
+	classes        map[string][]*Class
+	defaultClasses []*Class
+	claims         map[string][]manifest    // by name, of all namespaces
+	used           map[*document.Value]bool // the claims that a VolumeSnapshot names
+	unread         *document.Problem        // of a file that may contain more of them
+	wasDeclared    func(image string) bool  // by a VolumeSnapshot, at the last load
+	resolved       map[*File]*Resolved      // the result
+}
+
+// Resolve combines the VolumeSnapshots of all files with their classes and claims. Problems
+// of the classes are set. wasDeclared reports whether a VolumeSnapshot declared an image at
+// the last load: while a file that may contain its class is unreadable, it still does.
+func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*Resolved {
+	r := resolver{
+		classes: map[string][]*Class{}, claims: map[string][]manifest{}, used: map[*document.Value]bool{},
+		wasDeclared: wasDeclared, resolved: map[*File]*Resolved{},
+	}
+	for _, f := range files {
+		r.resolved[f] = &Resolved{}
+		if len(f.Problems) > 0 && r.unread == nil {
+			r.unread = &f.Problems[0]
+		}
+		for _, class := range f.classes {
+			r.classes[class.Name] = append(r.classes[class.Name], class)
+			if class.isDefault {
+				r.defaultClasses = append(r.defaultClasses, class)
+			}
+		}
+		for _, claim := range f.claims {
+			r.claims[claim.name] = append(r.claims[claim.name], claim)
+		}
+	}
+	for _, f := range files {
+		for _, class := range f.classes {
+			r.resolved[f].Problems = append(r.resolved[f].Problems, r.problems(class)...)
+		}
+		for _, m := range f.snapshots {
+			r.resolve(f, m)
+		}
+	}
+	for _, f := range files {
+		for _, claim := range f.claims {
+			if r.used[claim.doc] {
+				r.resolved[f].Read = append(r.resolved[f].Read, describe(claim.doc))
+			} else {
+				r.skip(f, claim.doc, notRead, "")
+			}
+		}
+	}
+	return r.resolved
+}
+
+// problems returns the problems of a class.
+func (r *resolver) problems(class *Class) []document.Problem {
+	d := class.Definition
+	if d == nil {
+		return nil
+	}
+	first := r.classes[class.Name][0]
+	if first == class {
+		return class.Problems
+	}
+	p := document.Problem{Position: d.Pos, Path: namePath, Message: fmt.Sprintf("VolumeSnapshotClass %q is defined twice", document.Printable(class.Name)), Hint: "keep one of them"}
+	if first.Definition != nil {
+		p.Also = first.Definition.Pos
+	}
+	return []document.Problem{p}
+}
+
+func (r *resolver) skip(f *File, doc *document.Value, why, image string) {
+	s := f.skipped(doc, why)
+	s.Image = image
+	r.resolved[f].Skipped = append(r.resolved[f].Skipped, s)
+}
+
+// resolve adds the image that a VolumeSnapshot declares, or skips it.
+func (r *resolver) resolve(f *File, m manifest) {
+	image := LonghornName(m.name)
+	if m.doc.TextAt("spec", "source", "volumeSnapshotContentName") != "" && m.doc.TextAt(claimPath...) == "" {
+		r.skip(f, m.doc, "has the image that its VolumeSnapshotContent names", "")
+		return
+	}
+	classes, err := r.classesOf(m)
+	switch {
+	case err != nil && !(r.unread != nil && r.wasDeclared(image)):
+		// Without its class, the VolumeSnapshot may be one of an image. Keep the copies.
+		r.skip(f, m.doc, err.Error(), image)
+		return
+	case len(classes) > 0 && classes[0].Definition == nil:
+		r.skip(f, m.doc, fmt.Sprintf("is of the VolumeSnapshotClass %q, which %s", document.Printable(classes[0].Name), classes[0].unusable), "")
+		return
+	}
+	if len(classes) > 0 {
+		m = m.with(classField, classes[0].Definition.Doc)
+	}
+	claims, problem := r.claimsOf(m)
+	if len(claims) > 0 {
+		m = m.with(claimField, claims[0])
+	}
+	add := File{Path: f.Path}
+	name, pos := m.doc.Find(namePath, m.pos)
+	if m.pos = pos; name != nil {
+		m.pos = name.Pos
+	}
+	add.define(m, imagesSection, image)
+	d := add.Definitions[0]
+	if len(classes) == 0 || len(claims) == 0 {
+		d.Unread = r.unread
+	}
+	for _, class := range classes {
+		d.Causes = append(d.Causes, r.problems(class)...)
+	}
+	if problem != nil {
+		d.Causes = append(d.Causes, *problem)
+	}
+	r.resolved[f].Definitions = append(r.resolved[f].Definitions, d)
+	r.resolved[f].Read = append(r.resolved[f].Read, add.Read...)
+}
+
+var (
+	classNamePath = path("spec.volumeSnapshotClassName")
+	claimPath     = path("spec.source.persistentVolumeClaimName")
+)
+
+// classesOf returns the classes with the name that a VolumeSnapshot gives. The error is why
+// there is none.
+func (r *resolver) classesOf(m manifest) ([]*Class, error) {
+	name := m.doc.TextAt(classNamePath...)
+	switch {
+	case name != "" && len(r.classes[name]) == 0:
+		names := make([]string, 0, len(r.classes))
+		for n := range r.classes {
+			names = append(names, n)
+		}
+		slices.Sort(names)
+		hint := ""
+		if near, ok := document.Nearest(name, names); ok {
+			hint = fmt.Sprintf(" (did you mean %q?)", document.Printable(near))
+		}
+		return nil, fmt.Errorf("is of the VolumeSnapshotClass %q, which is not declared here%s", document.Printable(name), hint)
+	case name != "":
+		return r.classes[name], nil
+	case len(r.defaultClasses) == 1:
+		return r.defaultClasses, nil
+	case len(r.defaultClasses) == 0:
+		return nil, errNoDefaultClass
+	}
+	return nil, errSeveralDefaultClasses
+}
+
+// claimsOf returns the claims of a VolumeSnapshot that are bound to a volume, and a problem
+// if their volumes differ. A manifest without a namespace may be in any.
+func (r *resolver) claimsOf(m manifest) (claims []*document.Value, problem *document.Problem) {
+	namespace := m.doc.TextAt("metadata", "namespace")
+	for _, claim := range r.claims[m.doc.TextAt(claimPath...)] {
+		other := claim.doc.TextAt("metadata", "namespace")
+		if other != namespace && other != "" && namespace != "" {
+			continue
+		}
+		r.used[claim.doc] = true
+		if len(claims) > 0 && claims[0].TextAt("spec", "volumeName") != claim.doc.TextAt("spec", "volumeName") {
+			p := document.Problem{Path: claimPath, Message: "refers to PersistentVolumeClaims of different volumes", Hint: "keep one of them, or give namespaces"}.Placed(nil, m.doc, m.pos)
+			p.Also = claim.doc.Pos
+			problem = &p
+		}
+		claims = append(claims, claim.doc)
+	}
+	return claims, problem
+}
+
+// The fields that Resolve adds to a VolumeSnapshot. No manifest has them.
+const (
+	classField = "VolumeSnapshotClass"
+	claimField = "PersistentVolumeClaim"
+)
+
+// with returns the manifest with another one as its first field.
+func (m manifest) with(name string, doc *document.Value) manifest {
+	v := *m.doc
+	v.Fields = slices.Concat([]document.Field{{Name: name, Pos: doc.Pos, Value: doc}}, v.Fields)
+	m.doc = &v
+	return m
+}
+
+// Own returns the document of a definition without the documents that Resolve added.
+func Own(doc *document.Value) *document.Value {
+	own := *doc
+	for len(own.Fields) > 0 && (own.Fields[0].Name == classField || own.Fields[0].Name == claimField) {
+		own.Fields = own.Fields[1:]
+	}
+	return &own
+}
+
+// convertSnapshot converts a VolumeSnapshot to an export of its volume. If no manifest
+// binds its claim to a volume, the volume has the name of the claim.
+func convertSnapshot(c *Conversion) {
+	c.imageName(namePath)
+	volume := claimPath
+	if bound := path(claimField + ".spec.volumeName"); c.get(bound) != nil {
+		volume = bound
+	}
+	c.copy(path("source.exportFromVolume.volumeName"), volume)
+	parameters := path(classField + ".parameters")
+	exportType := parameters.With("export-type")
+	if c.get(exportType) == nil {
+		exportType = parameters.With("exportType")
+	}
+	c.copy(path("source.exportFromVolume.exportType"), exportType)
+	c.copyList(path("nodeSelector"), parameters.With("nodeSelector"))
+	c.copyList(path("diskSelector"), parameters.With("diskSelector"))
+	if deleted := path("metadata.deletionTimestamp"); c.get(deleted) != nil {
+		c.warn(deleted, "is being deleted in Kubernetes, and is declared here", "to delete the image, remove the manifest")
+	}
+}
