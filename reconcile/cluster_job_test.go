@@ -50,7 +50,7 @@ func (m *member) book(d plan.Desired, o plan.Observed, a plan.Action) *work {
 		m.withdraw(w, d, o)
 		return w
 	}
-	m.c.tell(m.name, "begins %s of %s: %s %s", a.Op, w.key, a.Reason, a.From)
+	m.c.tell(m.name, "begins %s of %s: %s %s", a.Op, w.key, a.Text, a.From)
 	if a.Op.ReadsCopies() {
 		w.letter = m.c.letterOf(sourceDigest(d, o, a))
 	}

@@ -61,7 +61,7 @@ func (m *member) note(d plan.Desired, o plan.Observed, at time.Duration) {
 			}
 			switch image, declared := d.Config.Images[id.Name]; {
 			case d.Allowed == schema.ObserveOnly:
-			case declared && image.ID == id && seen.State == disk.Ready && !o.Failures[plan.CopyRef{Disk: ref, ID: id}].Disk && m.c.mustWant(m.conf, image, ref):
+			case declared && image.ID == id && seen.State == disk.Ready && !(o.Failures[plan.CopyRef{Disk: ref, ID: id}].Fault == plan.FaultDisk) && m.c.mustWant(m.conf, image, ref):
 				s.wanted, s.unwanted = at, 0
 			case d.Allowed == schema.Everything && s.unwanted == 0:
 				s.unwanted = at

@@ -23,7 +23,7 @@ func (m *member) withdraw(w *work, d plan.Desired, o plan.Observed) {
 	w.asks = &questions{asked: d.NodesToQuery(o, w.action), answers: map[string]plan.Response{}}
 	m.leaving[w.key] = true
 	m.c.provoke(w.removal)
-	m.c.tell(m.name, "withdraws %s: %s", w.key, w.action.Reason)
+	m.c.tell(m.name, "withdraws %s: %s", w.key, w.action.Text)
 }
 
 // step goes on with a removal after a moment, unless it was stopped.

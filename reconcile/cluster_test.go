@@ -165,7 +165,7 @@ func (c *cluster) scene() string {
 		m := c.nodes[name]
 		fmt.Fprintf(&b, "%s up=%v rounds=%d digest=%s\n", name, m.up, m.rounds, m.digestNow())
 		for _, a := range m.plan.Actions {
-			fmt.Fprintf(&b, "    %s %s: %s (until %s)\n", a.Op, a.CopyRef(), a.Reason, a.Until)
+			fmt.Fprintf(&b, "    %s %s: %s (until %s)\n", a.Op, a.CopyRef(), a.Text, a.Until)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.head().config.Images)) {

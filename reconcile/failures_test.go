@@ -33,7 +33,7 @@ func finishJob(r *Reconciler, a plan.Action, err error) {
 // put off for a year.
 func TestBackoffUsesTheMonotonicClock(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
-	a := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
+	a := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
 	right := time.Now().AddDate(-1, 0, 0).UTC()
 	recalled := a
 	recalled.Pinned = plan.PinnedDigest{Digest: plantest.Digest(disk.SHA512, "a"), Until: time.Now().Add(5 * time.Minute).UTC()}
@@ -61,7 +61,7 @@ func TestCopyStaysSuspectedUntilVerified(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	without := plan.Desired{Config: plantest.NewConfig(2, 1)}
 	suspect, sum := plan.CopyRef{Disk: refs[0], ID: image.ID}, plantest.Digest(disk.SHA512, "a")
-	read := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
+	read := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
 	read.LocalSource, read.SourceDigest = suspect, sum
 	wrong := &disk.ChecksumError{Want: sum, Got: plantest.Digest(disk.SHA512, "b")}
 	suspected := func(r *Reconciler) bool {
@@ -73,8 +73,10 @@ func TestCopyStaysSuspectedUntilVerified(t *testing.T) {
 	}
 	there := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{refs[0]: {Copies: map[disk.ID]plan.Copy{image.ID: plantest.ReadyCopy(image, sum)}}}}
 	for what, then := range map[string]func(r *Reconciler){
-		"its reader succeeded": func(r *Reconciler) { finishJob(r, plan.NewAction(plan.Download, read.CopyRef(), "", 0), nil) },
-		"another declaration":  func(r *Reconciler) { r.dropStaleFailures(without, there) },
+		"its reader succeeded": func(r *Reconciler) {
+			finishJob(r, plan.NewAction(plan.Download, read.CopyRef(), plan.Reason{}, 0), nil)
+		},
+		"another declaration": func(r *Reconciler) { r.dropStaleFailures(without, there) },
 	} {
 		r := finished(read, wrong)
 		if then(r); !suspected(r) {
@@ -83,7 +85,7 @@ func TestCopyStaysSuspectedUntilVerified(t *testing.T) {
 		if r.failures[read.CopyRef()].Delays(plan.Download, time.Now()) {
 			t.Errorf("%s: what is over puts something off", what)
 		}
-		finishJob(r, plan.NewAction(plan.Verify, suspect, "", 0), nil)
+		finishJob(r, plan.NewAction(plan.Verify, suspect, plan.Reason{}, 0), nil)
 		if suspected(r) || len(r.failures) > 0 {
 			t.Errorf("%s, and the copy was read: remembered is %+v", what, r.failures)
 		}

@@ -104,7 +104,7 @@ func (n peerNode) Copies(_ context.Context, name string) (peer.State, error) {
 			key := plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: one.Name}, ID: one.Copies[i].ID}
 			one.Copies[i].Leaving = before[key] || after[key]
 			if now.suspect[key] {
-				one.Copies[i].State, one.Copies[i].Message = disk.Unknown, plan.SuspectMessage
+				one.Copies[i].State, one.Copies[i].Message = disk.Unknown, plan.Suspected.Text
 			}
 		}
 	}

@@ -124,7 +124,7 @@ func (r *Reconciler) startJob(ctx context.Context, d plan.Desired, o plan.Observ
 	if o.Disks[key.Disk].Copies[key.ID].State == disk.Failed && !a.Op.Deletes() {
 		level = slog.LevelWarn // a disk that loses bytes must not go unnoticed
 	}
-	r.log.Log(ctx, level, "started", "action", string(a.Op), "copy", key.String(), "reason", a.Reason)
+	r.log.Log(ctx, level, "started", "action", string(a.Op), "copy", key.String(), "reason", a.Text, "code", string(a.Code))
 	if a.Op.Deletes() {
 		return r.withdraw(ctx, d, o, run)
 	}

@@ -50,7 +50,7 @@ func TestFirstCopyStopsWhenOtherBytesAreReady(t *testing.T) {
 			o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, theirs)
 		}
 		d, o := plantest.AsNode(refs[1].Node, c, o)
-		a := plan.NewAction(test.kind, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", plan.UnknownBytes)
+		a := plan.NewAction(test.kind, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
 		a.SourceDigest = test.sum
 		if on, now := keepsRunning(d, o, a, image); on == test.stopped {
 			t.Errorf("%s of %v, declared %v, failed %v: it goes on is %v\n%+v", a.Op, a.SourceDigest, test.declared, test.failed, on, now.Actions)
@@ -66,7 +66,7 @@ func TestFirstCopyStopsWhenADigestIsPinned(t *testing.T) {
 	c.Images["parrot"] = image
 	o := plantest.EmptyDisks(c)
 	d, o := plantest.AsNode(refs[0].Node, c, o)
-	a := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", plan.UnknownBytes)
+	a := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
 	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Errorf("stopped for nothing: %+v", now.Actions)
 	}
@@ -92,7 +92,7 @@ func TestBackupStopsWhenItsTargetChanges(t *testing.T) {
 	o := plantest.EmptyDisks(c)
 	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, image.Checksum)
 	d, o := plantest.AsNode(refs[0].Node, c, o)
-	a := plan.NewAction(plan.Backup, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
+	a := plan.NewAction(plan.Backup, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
 	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Fatalf("stopped for nothing: %+v", now.Actions)
 	}
@@ -102,7 +102,7 @@ func TestBackupStopsWhenItsTargetChanges(t *testing.T) {
 	if on, now := keepsRunning(d, o, a, was); on {
 		t.Errorf("it goes on to the old place; planned is %+v", now.Actions)
 	}
-	download := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
+	download := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
 	delete(o.Disks[refs[0]].Copies, image.ID)
 	if on, now := keepsRunning(d, o, download, was); !on {
 		t.Errorf("a download is stopped for the place of the backup: %+v", now.Actions)
@@ -118,7 +118,7 @@ func TestScrubStopsWhenAVerificationIsRequested(t *testing.T) {
 	o := plantest.EmptyDisks(c)
 	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, image.Checksum)
 	d, o := plantest.AsNode(refs[0].Node, c, o)
-	a := plan.NewAction(plan.Verify, plan.CopyRef{Disk: refs[0], ID: image.ID}, "", 0)
+	a := plan.NewAction(plan.Verify, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
 	a.Scrub = true
 	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Fatalf("stopped for nothing: %+v", now.Actions)
@@ -181,7 +181,7 @@ func TestRepairStopsWhenReadyCopiesHaveOtherBytes(t *testing.T) {
 			t.Errorf("%s (%s) from %s", a.Op, a.Reason, a.From)
 		}
 	}
-	repair := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
+	repair := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
 	repair.SourceDigest = ours
 	if on, now := keepsRunning(d, o, repair, image); on {
 		t.Errorf("the repair goes on beside %+v", now.Actions)
@@ -207,7 +207,7 @@ func TestSyncContinuesWhenItsSourceMissesOneQuery(t *testing.T) {
 			}
 			o.Peers[refs[0].Node] = plan.Peer{Queried: true, Problem: "it does not answer in time", UnreachableFor: 11 * time.Second}
 			d, o := plantest.AsNode(refs[which].Node, c, o)
-			a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[which], ID: image.ID}, "", plan.UnknownBytes)
+			a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[which], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
 			a.SourceDigest = sum
 			o.Syncing = map[plan.CopyRef]bool{a.CopyRef(): true}
 			if on, now := keepsRunning(d, o, a, image); !on {

@@ -70,12 +70,12 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 		}
 	}
 	drops("a process has it open", false)
-	r.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Verify, key, "", 0)}, stop: func() {}}
+	r.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Verify, key, plan.Reason{}, 0)}, stop: func() {}}
 	drops("and it is verified", false)
 	delete(r.running, key)
 	drops("and it was verified", false)
 	must(t, f.Close())
-	r.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Evict, key, "", 0)}, stop: func() {}, deletion: &deletion{}}
+	r.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Evict, key, plan.Reason{}, 0)}, stop: func() {}, deletion: &deletion{}}
 	drops("it is closed, and withdrawn", true)
 	f, err = os.Open(f.Name())
 	must(t, err)

@@ -175,7 +175,7 @@ func mergeJobs(o plan.Observed, d plan.Desired, a peer.Observation, at time.Time
 func failureFromPeer(t peer.Failure, at time.Time) plan.Failure {
 	after := func(seconds float64) time.Time { return at.Add(time.Duration(seconds * float64(time.Second))) }
 	return plan.Failure{
-		Op: plan.Op(t.Action), Attempts: t.Attempts, Message: t.Message, Final: t.Final, Disk: t.Disk, Link: t.Link,
+		Op: plan.Op(t.Action), Attempts: t.Attempts, Message: t.Message, Final: t.Final, Fault: plan.FaultOf(t.Disk, t.Link),
 		Since: after(-math.Abs(t.Since)), RetryAt: after(t.RetryIn),
 	}
 }

@@ -75,12 +75,12 @@ func (r *Reconciler) encodeCopies(d plan.Desired, o plan.Observed) map[schema.Di
 	for key := range plan.Suspects(o.Failures) {
 		note(key, func(c *peer.Copy) {
 			if c.State == disk.Ready {
-				c.State, c.Message = disk.Unknown, plan.SuspectMessage
+				c.State, c.Message = disk.Unknown, plan.Suspected.Text
 			}
 		})
 	}
 	for key, r := range d.Rejections(o) {
-		note(key, func(c *peer.Copy) { c.Rejection, c.RejectionTemporary = r.Reason, r.Temporary })
+		note(key, func(c *peer.Copy) { c.Rejection, c.RejectionTemporary = r.Text, r.Severity == plan.Temporary })
 	}
 	return encoded
 }
@@ -102,7 +102,7 @@ func copyToPeer(c plan.Copy) peer.Copy {
 
 func failureToPeer(t plan.Failure, now time.Time) *peer.Failure {
 	return &peer.Failure{
-		Action: string(t.Op), Message: t.Message, Attempts: t.Attempts, Final: t.Final, Disk: t.Disk, Link: t.Link,
+		Action: string(t.Op), Message: t.Message, Attempts: t.Attempts, Final: t.Final, Disk: t.Fault == plan.FaultDisk, Link: t.Fault == plan.FaultNetwork,
 		Since: min(0, t.Since.Sub(now).Seconds()), RetryIn: t.RetryAt.Sub(now).Seconds(),
 	}
 }

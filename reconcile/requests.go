@@ -151,7 +151,7 @@ func (l *Loop) RequestCleanup(image, uuid string, on schema.DiskRef, done func(p
 		planned: func(v *status.View) {
 			a, ok := plannedFor(v, key)
 			if !ok {
-				a = plan.NewAction(plan.Wait, key, "the configuration wants a copy on this disk", 0)
+				a = plan.NewAction(plan.Wait, key, plan.Reason{Code: plan.CodeDesired, Text: "the image is desired on this disk"}, 0)
 			}
 			done(a, nil)
 		},
@@ -228,7 +228,7 @@ func (l *Loop) RequestUpload(image string, digest disk.Digest, done func(plan.Co
 	}
 	key, err := v.Desired.UploadTo(v.Observed, declared, digest)
 	if no, ok := errors.AsType[*plan.UploadError](err); ok && no.Temporary {
-		done(plan.CopyRef{}, httperror.New(http.StatusServiceUnavailable, "%s", no.Reason))
+		done(plan.CopyRef{}, httperror.New(http.StatusServiceUnavailable, "%s", no.Text))
 		return
 	} else if err != nil {
 		done(plan.CopyRef{}, httperror.New(http.StatusConflict, "%v", err))
@@ -243,7 +243,7 @@ func (l *Loop) RequestUpload(image string, digest disk.Digest, done func(plan.Co
 				return
 			}
 			if !ok {
-				a = plan.Action{Image: image, Reason: "the configuration cannot be acted on"}
+				a = plan.Action{Image: image, Reason: plan.Reason{Code: plan.CodeObserveOnly, Text: "the manager is in observe-only mode"}}
 			}
 			l.requests.add(request{
 				note:    func() { delete(l.uploads, key) },
@@ -258,9 +258,9 @@ func (l *Loop) RequestUpload(image string, digest disk.Digest, done func(plan.Co
 // for; otherwise a person has to act first.
 func uploadRejected(planned plan.Action) error {
 	if settles := planned.Op == plan.Verify || planned.Op == plan.Adopt; settles || !planned.Until.IsZero() {
-		return httperror.New(http.StatusServiceUnavailable, "%s cannot be uploaded yet: %s", planned.Image, planned.Reason)
+		return httperror.New(http.StatusServiceUnavailable, "%s cannot be uploaded yet: %s", planned.Image, planned.Text)
 	}
-	return httperror.New(http.StatusConflict, "%s cannot be uploaded: %s", planned.Image, planned.Reason)
+	return httperror.New(http.StatusConflict, "%s cannot be uploaded: %s", planned.Image, planned.Text)
 }
 
 // interrupted reports whether an upload continues here: a partial file of it is on a disk of

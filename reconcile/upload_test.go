@@ -31,7 +31,7 @@ func TestNotTaken(t *testing.T) {
 		{plan.Action{Op: plan.Sync}, http.StatusConflict},
 		{plan.Action{}, http.StatusConflict},
 	} {
-		test.planned.Image, test.planned.Reason = "parrot", "why"
+		test.planned.Image, test.planned.Reason = "parrot", plan.Reason{Text: "why"}
 		err := uploadRejected(test.planned)
 		if refused, ok := errors.AsType[*httperror.Error](err); !ok || refused.Status != test.status {
 			t.Errorf("%q, until %v: got %#v, want status %d", test.planned.Op, test.planned.Until, err, test.status)

@@ -352,9 +352,9 @@ func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
 	case action.Op == plan.Cleanup || action.Op == plan.Evict:
-		respond(w, http.StatusAccepted, cleanupBody{"deleting: " + action.Reason})
+		respond(w, http.StatusAccepted, cleanupBody{"deleting: " + action.Text})
 	default:
-		httperror.New(http.StatusConflict, "kept: %s", cmp.Or(action.Reason, "it is desired")).Write(w)
+		httperror.New(http.StatusConflict, "kept: %s", cmp.Or(action.Text, "it is desired")).Write(w)
 	}
 }
 

@@ -110,10 +110,10 @@ func (f *builder) addAction(a plan.Action) {
 	}
 	switch {
 	case a.Op == plan.Blocked:
-		f.blocked[a.Reason] = append(f.blocked[a.Reason], what)
+		f.blocked[a.Text] = append(f.blocked[a.Text], what)
 		f.fleet.Risk.Blocked++
 	case a.Blocked && a.Next.Deletes():
-		f.held[a.Reason] = append(f.held[a.Reason], what)
+		f.held[a.Text] = append(f.held[a.Text], what)
 		f.fleet.Risk.Held++
 	}
 	if kind == "" {

@@ -33,7 +33,7 @@ func TestNextFailureOfFirstCopies(t *testing.T) {
 		{"a volume is a folder", plan.Action{Op: plan.Export}, &fetch.Error{Class: fetch.BadSource, Err: errors.New("it is a folder")}, false, true, false},
 	} {
 		got := job.NextFailure(plan.Failure{}, tt.a, tt.err, plantest.Now, 0.5)
-		if (len(got.Suspects) > 0) != tt.suspect || got.Final != tt.final || got.Link != tt.link || !got.Final && !got.RetryAt.After(plantest.Now) {
+		if (len(got.Suspects) > 0) != tt.suspect || got.Final != tt.final || (got.Fault == plan.FaultNetwork) != tt.link || !got.Final && !got.RetryAt.After(plantest.Now) {
 			t.Errorf("%s: %+v", tt.name, got)
 		}
 	}
@@ -54,7 +54,7 @@ func TestNextFailureOfAFullDisk(t *testing.T) {
 		{&fetch.Error{Class: fetch.NoSpace, Err: errors.New("507")}, false, 0},
 	} {
 		got := job.NextFailure(plan.Failure{}, plan.Action{Op: plan.Download}, tt.err, plantest.Now, 0.5)
-		if got.Disk != tt.disk || got.NeedsSpace != tt.space || got.Final || got.Link {
+		if (got.Fault == plan.FaultDisk) != tt.disk || got.NeedsSpace != tt.space || got.Final || got.Fault == plan.FaultNetwork {
 			t.Errorf("%v: %+v", tt.err, got)
 		}
 	}
@@ -88,7 +88,7 @@ func TestRepairIsRetriedAfterAnotherChunk(t *testing.T) {
 	failed := plantest.FailedCopy(image, image.Checksum)
 	failed.UsedBy = "a volume uses it"
 	o.Disks[refs[1]].Copies[image.ID] = failed
-	a := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, "", 0)
+	a := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
 	o.Failures[a.CopyRef()] = job.NextFailure(plan.Failure{}, a, &fetch.Error{Class: fetch.BadSource, Err: job.ErrOtherChunk}, plantest.Now, 0.5)
 	o.Now = o.Now.Add(time.Hour)
 	d, o := plantest.AsNode(refs[1].Node, c, o)

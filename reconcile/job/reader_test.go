@@ -25,15 +25,15 @@ func (unreadableFile) Read([]byte) (int, error) {
 // that the next attempt reads one on another node, and not the disk that the sync writes to.
 func TestUnreadableSourceIsNoFaultOfTheTarget(t *testing.T) {
 	id := disk.ID{Name: "parrot", UUID: "0000000a"}
-	a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: id}, "", 0)
+	a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: id}, plan.Reason{}, 0)
 	a.LocalSource = plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk2"}, ID: id}
 	source := &ctxReader{ctx: t.Context(), r: unreadableFile{}, progress: &fetch.Progress{}}
 	_, err := source.Read(nil)
 	got := NextFailure(plan.Failure{}, a, fmt.Errorf("read image: %w", err), time.Now(), 0.5)
-	if got.Disk || got.Final || !slices.Equal(got.Suspects, []plan.CopyRef{a.LocalSource}) {
+	if got.Fault == plan.FaultDisk || got.Final || !slices.Equal(got.Suspects, []plan.CopyRef{a.LocalSource}) {
 		t.Errorf("%v: %+v", err, got)
 	}
-	if got := NextFailure(plan.Failure{}, a, fmt.Errorf("write: %w", syscall.EIO), time.Now(), 0.5); !got.Disk || got.Suspects != nil {
+	if got := NextFailure(plan.Failure{}, a, fmt.Errorf("write: %w", syscall.EIO), time.Now(), 0.5); got.Fault != plan.FaultDisk || got.Suspects != nil {
 		t.Errorf("an error of the target: %+v", got)
 	}
 }

@@ -1,10 +1,8 @@
 package plan
 
 import (
-	"cmp"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -13,11 +11,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// Op says what an action does. The words are part of the plan's interface.
+// Op is the operation of an action. Its values are part of the interface of plans.
 type Op string
 
-// The kinds of action. Wait and Blocked do nothing: Wait names what will end it
-// by itself, Blocked what a person has to change.
+// The operations. Wait and Blocked do nothing: a wait ends without help, a blocked action
+// needs a change by a person.
 const (
 	Download Op = "download"
 	Upload   Op = "upload"
@@ -35,50 +33,71 @@ const (
 	Blocked  Op = "blocked"
 )
 
-// Ops are those that do something.
+// Ops are the operations that do something.
 var Ops = []Op{Download, Upload, Export, Restore, Clone, Sync, Adopt, Verify, Repair, Backup, Cleanup, Evict}
 
-// IsFirstCopy reports whether the action makes the first copy of an image.
-func (k Op) IsFirstCopy() bool {
-	return k == Download || k == Upload || k == Export || k == Restore || k == Clone
+// IsFirstCopy reports whether the operation creates the first copy of an image.
+func (op Op) IsFirstCopy() bool {
+	return op == Download || op == Upload || op == Export || op == Restore || op == Clone
 }
 
-// CreatesCopy reports whether the action makes a copy that was not there.
-func (k Op) CreatesCopy() bool { return k.IsFirstCopy() || k == Sync }
+// CreatesCopy reports whether the operation creates a copy.
+func (op Op) CreatesCopy() bool { return op.IsFirstCopy() || op == Sync }
 
-// ReadsCopies reports whether the action brings bytes that other copies have: Action.sum.
-func (k Op) ReadsCopies() bool { return k == Sync || k == Repair }
+// ReadsCopies reports whether the operation takes its bytes from ready copies, which have
+// the digest Action.SourceDigest.
+func (op Op) ReadsCopies() bool { return op == Sync || op == Repair }
 
-// Deletes reports whether the action deletes a copy.
-func (k Op) Deletes() bool { return k == Cleanup || k == Evict }
+// Deletes reports whether the operation deletes a copy.
+func (op Op) Deletes() bool { return op == Cleanup || op == Evict }
 
-// NeedsFile reports whether the action is about a file that is there.
-func (k Op) NeedsFile() bool { return k == Adopt || k == Verify || k == Repair }
+// NeedsFile reports whether the operation works on an existing file.
+func (op Op) NeedsFile() bool { return op == Adopt || op == Verify || op == Repair }
 
-// UnknownBytes is the size of a transfer that nobody knows before it begins.
+// SameDeclaration reports whether an operation that runs for one declaration is right for
+// the other one, too.
+func (op Op) SameDeclaration(a, b schema.Image) bool {
+	return SameImage(a, b) && (op != Backup || reflect.DeepEqual(a.Backup, b.Backup))
+}
+
+// SameImage reports whether two declarations ask for the same bytes from the same places.
+// Placement does not matter to a running transfer.
+func SameImage(a, b schema.Image) bool { return reflect.DeepEqual(WithoutPolicy(a), WithoutPolicy(b)) }
+
+// WithoutPolicy returns the declaration without the fields that affect neither the bytes nor
+// how they are transferred.
+func WithoutPolicy(image schema.Image) schema.Image {
+	image.Copies, image.AllDisks, image.Disks = 0, false, nil
+	image.NodeSelector, image.DiskSelector = nil, nil
+	image.UUIDDeclared, image.Pos, image.Declaration = false, document.Position{}, disk.Declaration{}
+	image.Backup, image.Suspend = nil, nil
+	return image
+}
+
+// UnknownBytes is the size of a transfer that is not known before it starts.
 const UnknownBytes = -1
 
-// Action is one thing to do, or one that cannot be done yet, with its reason.
+// Action is an operation on one copy, or a wait or a blocked operation, with its reason.
 type Action struct {
 	Op    Op     `json:"action"`
 	Image string `json:"image"`
 	UUID  string `json:"uuid"`
 	Node  string `json:"node"`
-	// Disk is the name of the disk, or "" when no disk is the right one.
-	Disk   string `json:"disk"`
-	Reason string `json:"reason"`
-	// Bytes is what crosses the network or is copied or read, or what a deletion
-	// frees; UnknownBytes (-1) when it is not known.
+	// Disk is the name of the disk. It is empty when the action concerns no particular disk.
+	Disk string `json:"disk"`
+	Reason
+	// Bytes is the number of bytes that the operation transfers, copies or reads, or that a
+	// deletion frees. It is UnknownBytes (-1) when it is not known.
 	Bytes int64 `json:"bytes"`
-	// From is a copy that a sync, a repair or a clone reads: <node>/<disk>/<folder>. From
-	// other nodes all are read that have one.
+	// From is the copy that a sync, a repair or a clone reads, as <node>/<disk>/<folder>. An
+	// action that reads copies of other nodes reads all of them; From names one.
 	From CopyRef `json:"from,omitzero"`
-	// Until is when a wait ends by itself, if that is a matter of time.
+	// Until is when a wait ends. It is zero when the wait does not end at a known time.
 	Until time.Time `json:"until,omitzero"`
-	// Next is what a wait is for, where that is an action on the same copy.
+	// Next is the operation on the same copy that a wait or a blocked action precedes.
 	Next Op `json:"then,omitempty"`
-	// Held: it does not come about by itself, with time or with the rest of the plan; what
-	// keeps it may end all the same, as a use does.
+	// Blocked: neither time nor the rest of the plan leads to Next. Something else may,
+	// such as the end of a use.
 	Blocked bool `json:"held,omitempty"`
 
 	// LocalSource is the copy on a disk of this process that the action reads. It is zero
@@ -90,55 +109,40 @@ type Action struct {
 	Scrub bool `json:"-"`
 	// Pinned is the digest that a first copy must have for now although none is declared.
 	Pinned PinnedDigest `json:"-"`
+	// Cause is the code of the reason before a suspension replaced it.
+	Cause Code `json:"-"`
 }
 
-// PinnedDigest is a digest that only failed copies have borne, but not for so long that
-// another one may take its place.
+// PinnedDigest is the digest of damaged copies of an image without a declared checksum. Until
+// the recovery interval has passed, a new first copy must have it, because a node with a
+// good copy may come back.
 type PinnedDigest struct {
 	Digest disk.Digest
 	Until  time.Time
 }
 
-// CopyRef names one copy in the cluster: a folder on a disk.
-type CopyRef struct {
-	Disk schema.DiskRef
-	ID   disk.ID
+// NewAction returns an action on one copy.
+func NewAction(op Op, ref CopyRef, reason Reason, bytes int64) Action {
+	return Action{Op: op, Image: ref.ID.Name, UUID: ref.ID.UUID, Node: ref.Disk.Node, Disk: ref.Disk.Disk, Reason: reason, Bytes: bytes}
 }
 
-// String returns <node>/<disk>/<folder>.
-func (k CopyRef) String() string { return k.Disk.String() + "/" + k.ID.String() }
-
-// MarshalText writes the copy as String does, nothing for the zero value.
-func (k CopyRef) MarshalText() ([]byte, error) {
-	if k == (CopyRef{}) {
-		return nil, nil
-	}
-	return []byte(k.String()), nil
-}
-
-// UnmarshalText reads what MarshalText writes.
-func (k *CopyRef) UnmarshalText(text []byte) (err error) {
-	*k = CopyRef{}
-	if len(text) > 0 {
-		*k, err = ParseCopyRef(string(text))
-	}
-	return err
-}
-
-// CopyRef names the copy that the action is about.
+// CopyRef returns the copy that the action concerns.
 func (a Action) CopyRef() CopyRef {
 	return CopyRef{schema.DiskRef{Node: a.Node, Disk: a.Disk}, disk.ID{Name: a.Image, UUID: a.UUID}}
 }
 
-// asWaitFor is the action as a wait for one of that kind, if it is one.
-func (a Action) asWaitFor(kind Op, held bool) Action {
+// Idle reports whether the action does nothing: it is a wait or blocked.
+func (a Action) Idle() bool { return a.Op == Wait || a.Op == Blocked }
+
+// asWaitFor notes in an idle action which operation it precedes. blocked is as Action.Blocked.
+func (a Action) asWaitFor(op Op, blocked bool) Action {
 	if a.Idle() {
-		a.Next, a.Blocked = kind, held || a.Op == Blocked
+		a.Next, a.Blocked = op, blocked || a.Op == Blocked
 	}
 	return a
 }
 
-// Eventually is what the action does, at once or by itself later; "" if it does nothing.
+// Eventually returns the operation that follows without help, now or later, "" for none.
 func (a Action) Eventually() Op {
 	switch {
 	case !a.Idle():
@@ -149,81 +153,27 @@ func (a Action) Eventually() Op {
 	return a.Next
 }
 
-// Idle reports whether executing the action means doing nothing.
-func (a Action) Idle() bool { return a.Op == Wait || a.Op == Blocked }
-
-// Plan is everything that has to be done, sorted by image, disk and action. It is
-// a value: the same one is printed by a dry run and executed.
-type Plan struct {
-	Actions []Action `json:"actions"`
-	Summary Summary  `json:"summary"`
-	// Suspended is what the configuration suspends at the time of the plan: that of
-	// everything first, then by image.
-	Suspended []Suspension `json:"suspended,omitempty"`
-	// Digest and Revision are those of the configuration, "" while anything of it is
-	// broken, and where it is of no commit.
-	Digest   string `json:"digest,omitempty"`
-	Revision string `json:"revision,omitempty"`
-}
-
-// Summary counts the actions of a plan.
-type Summary struct {
-	Counts map[Op]int `json:"counts"`
-	// TransferBytes is what first copies, syncs and backups move, as far as it is known.
-	TransferBytes int64 `json:"transferBytes"`
-	// UnknownSizes is how many of those have a size that is not known.
-	UnknownSizes int `json:"unknownSizes"`
-	// FreedBytes is what clean-ups and evictions give back.
-	FreedBytes int64 `json:"freedBytes"`
-}
-
-func (d Desired) NewPlan(actions []Action) Plan {
-	slices.SortFunc(actions, func(a, b Action) int {
-		return cmp.Or(cmp.Compare(a.Image, b.Image), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk),
-			cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Op, b.Op), cmp.Compare(a.Reason, b.Reason))
-	})
-	p := Plan{Actions: actions, Summary: Summary{Counts: map[Op]int{}}, Digest: d.Digest, Revision: d.Revision}
-	for _, a := range actions {
-		s := &p.Summary
-		s.Counts[a.Op]++
-		switch {
-		case (a.Op.CreatesCopy() || a.Op == Backup) && a.Bytes == UnknownBytes:
-			s.UnknownSizes++
-		case a.Op.CreatesCopy(), a.Op == Backup:
-			s.TransferBytes += a.Bytes
-		case a.Op.Deletes():
-			s.FreedBytes += a.Bytes
-		}
-	}
-	return p
-}
-
-// Empty reports whether the plan changes nothing: it holds nothing but waits.
-func (p Plan) Empty() bool {
-	return !slices.ContainsFunc(p.Actions, func(a Action) bool { return a.Op != Wait })
-}
-
-// SupersededBy reports whether what is under way must not come about any more, as the plan
-// has something else for the copy by now. A removal goes on for its own reason only. Bytes
-// that nobody declared must not come beside others that are there, or that the image has to
-// have for now, and nobody has to send what is there.
+// SupersededBy reports whether a running action must stop because the plan has the action now
+// for the same copy. image is the declaration that the running action started with.
 func (a Action) SupersededBy(image schema.Image, now Action) bool {
 	switch {
 	case a.Op.Deletes() || now.Op.Deletes():
-		return a.Op != now.Op
+		return a.Op != now.Op // a deletion was confirmed for its own reason only
 	case a.Op.IsFirstCopy() && !now.Op.IsFirstCopy():
+		// A ready copy appeared. Without a checksum the bytes of a first copy may differ from
+		// it, and a client need not send what exists.
 		return image.Checksum.IsZero() || a.Op == Upload
 	case a.Scrub && now.Op == Verify && !now.Scrub:
-		return true // what was read before may have changed, and somebody waits
+		return true // the part that was read may have changed since, and somebody waits
 	case !image.Checksum.IsZero() || !a.Op.IsFirstCopy() && !a.Op.ReadsCopies():
 		return false
 	}
-	due := now.targetDigest()
-	return !due.IsZero() && a.targetDigest() != due
+	target := now.targetDigest()
+	return !target.IsZero() && a.targetDigest() != target
 }
 
-// targetDigest is the digest that the copy of an image without a checksum will have, zero if any
-// will do.
+// targetDigest returns the digest that the copy of an image without a checksum will have. It
+// is zero when any digest is accepted.
 func (a Action) targetDigest() disk.Digest {
 	if a.Op.ReadsCopies() {
 		return a.SourceDigest
@@ -231,33 +181,12 @@ func (a Action) targetDigest() disk.Digest {
 	return a.Pinned.Digest
 }
 
-// SameDeclaration reports whether two declarations are one to an action of that kind.
-func (k Op) SameDeclaration(a, b schema.Image) bool {
-	return SameImage(a, b) && (k != Backup || sameBackup(a, b))
-}
-
-// sameBackup reports whether two declarations keep a backup in one place.
-func sameBackup(a, b schema.Image) bool { return reflect.DeepEqual(a.Backup, b.Backup) }
-
-// SameImage reports whether two declarations ask for the same bytes from the same
-// places. Where else copies should be is nothing to a transfer under way.
-func SameImage(a, b schema.Image) bool { return reflect.DeepEqual(WithoutPolicy(a), WithoutPolicy(b)) }
-
-// WithoutPolicy is a declaration without what is nothing to the bytes and the way to them.
-func WithoutPolicy(image schema.Image) schema.Image {
-	image.Copies, image.AllDisks, image.Disks = 0, false, nil
-	image.NodeSelector, image.DiskSelector = nil, nil
-	image.UUIDDeclared, image.Pos, image.Declaration = false, document.Position{}, disk.Declaration{}
-	image.Backup, image.Suspend = nil, nil
-	return image
-}
-
-// DigestOf is the digest that the copy of an action has to have: without a checksum
-// that of what it is made of.
+// DigestOf returns the digest that the copy of an action must have. Without a declared
+// checksum it is the digest of the copy that the action reads.
 func (d Desired) DigestOf(o Observed, a Action) disk.Digest {
-	key, image := a.CopyRef(), d.Config.Images[a.Image]
+	ref, image := a.CopyRef(), d.Config.Images[a.Image]
 	if a.Op == Repair || a.Op == Verify {
-		return o.Disks[key.Disk].Copies[key.ID].SHA512
+		return o.Disks[ref.Disk].Copies[ref.ID].SHA512
 	}
 	if !image.Checksum.IsZero() {
 		return image.Checksum
@@ -265,7 +194,34 @@ func (d Desired) DigestOf(o Observed, a Action) disk.Digest {
 	return a.SourceDigest
 }
 
-// ParseCopyRef reads <node>/<disk>/<folder>.
+// CopyRef names one copy in the cluster: a folder on a disk. As text it is
+// <node>/<disk>/<folder>.
+type CopyRef struct {
+	Disk schema.DiskRef
+	ID   disk.ID
+}
+
+// String returns <node>/<disk>/<folder>.
+func (c CopyRef) String() string { return c.Disk.String() + "/" + c.ID.String() }
+
+// MarshalText returns String, or nothing for the zero value.
+func (c CopyRef) MarshalText() ([]byte, error) {
+	if c == (CopyRef{}) {
+		return nil, nil
+	}
+	return []byte(c.String()), nil
+}
+
+// UnmarshalText decodes what MarshalText returns.
+func (c *CopyRef) UnmarshalText(text []byte) (err error) {
+	*c = CopyRef{}
+	if len(text) > 0 {
+		*c, err = ParseCopyRef(string(text))
+	}
+	return err
+}
+
+// ParseCopyRef parses <node>/<disk>/<folder>.
 func ParseCopyRef(text string) (CopyRef, error) {
 	parts := strings.Split(text, "/")
 	if len(parts) != 3 {

@@ -9,41 +9,41 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// backup is what keeps the declared backup of an image whole. It is for the node that
-// has the ready copy of the best rank; that others believe so too costs nothing but a
-// look at the store.
-func (v imagePlanner) backup(settling map[schema.DiskRef]Action) (a Action, due bool) {
-	if v.image.Backup == nil || len(v.ready) == 0 || v.ix.observed.BackedUp[v.image.ID] {
+// backup returns the action that creates the declared backup of an image, if no complete one
+// was seen. The node with the best ranked ready copy creates it. Two nodes that disagree about
+// that cost only a look at the store, since a backup is written once.
+func (p imagePlanner) backup(inspections map[schema.DiskRef]Action) (a Action, needed bool) {
+	if p.image.Backup == nil || len(p.ready) == 0 || p.ix.observed.BackedUp[p.image.ID] {
 		return Action{}, false
 	}
-	key := v.ready[0]
-	c := v.ix.copyAt(key)
-	if _, first := settling[key.Disk]; first || !v.ix.desired.Owns(key.Disk) || c.Leaving {
+	ref := p.ready[0]
+	c := p.ix.copyAt(ref)
+	if _, inspected := inspections[ref.Disk]; inspected || !p.ix.desired.Owns(ref.Disk) || c.Leaving {
 		return Action{}, false
 	}
-	return v.attempt(Backup, key.Disk, "no whole backup of it has been seen at the target", c.RealSize), true
+	return p.attempt(Backup, ref.Disk, Reason{CodeBackupMissing, "no complete backup was found at the target"}, c.RealSize), true
 }
 
-// FindBackedUp are the images of which a copy on these disks says that its declared backup
-// was seen whole.
+// FindBackedUp returns the images whose declared backup is complete according to the record of
+// a ready copy on these disks.
 func (o Observed) FindBackedUp(d Desired) map[disk.ID]bool {
-	whole := map[disk.ID]bool{}
+	complete := map[disk.ID]bool{}
 	for _, image := range d.Config.Images {
 		if image.Backup == nil {
 			continue
 		}
 		for _, seen := range o.Disks {
 			if c, ready := seen.Ready(image.ID); ready && c.BackupID == BackupRecord(*image.Backup, image.ID, c.SHA512) {
-				whole[image.ID] = true
+				complete[image.ID] = true
 			}
 		}
 	}
-	return whole
+	return complete
 }
 
-// BackupRecord is what the record of a copy says of a whole backup of it. Targets may hold
-// names that are nobody's business.
-func BackupRecord(b schema.Backup, id disk.ID, sum disk.Digest) string {
-	h := sha256.Sum256([]byte(strings.Join([]string{b.Target, id.Name, sum.String()}, "\x00")))
+// BackupRecord returns what the record of a copy contains after a complete backup of it. It is
+// a hash, since the address of a target may be confidential.
+func BackupRecord(b schema.Backup, id disk.ID, digest disk.Digest) string {
+	h := sha256.Sum256([]byte(strings.Join([]string{b.Target, id.Name, digest.String()}, "\x00")))
 	return hex.EncodeToString(h[:16])
 }

@@ -9,27 +9,27 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Cluster is all nodes of one configuration at one moment, each as it knows itself,
-// which none of them sees.
+// Cluster is the state of all nodes of one configuration at one moment, as each node observes
+// itself. No single node has this state; saved status documents and simulations do.
 type Cluster struct {
 	Now time.Time
-	// Disks are the declared ones of which anything is known, as their own nodes see them.
+	// Disks are the known disks as their own nodes observe them.
 	Disks              map[schema.DiskRef]Disk
 	Failures           map[CopyRef]Failure
-	Running, BeingRead map[CopyRef]bool // copies at which a node works, and of others that it reads
-	// Unreachable are the nodes that answer nobody, as the others know them.
+	Running, BeingRead map[CopyRef]bool // as in Observed, of all nodes
+	// Unreachable are the nodes that do not respond, as the others observe them.
 	Unreachable map[string]Peer
-	// CannotPrepare are, by node, the images that it cannot make the first copy of, and why.
+	// CannotPrepare is as in Observed, by node.
 	CannotPrepare map[string]map[disk.ID]string
-	// BackedUp are the copies of which a whole backup was seen.
+	// BackedUp are the copies whose record has a complete backup.
 	BackedUp map[CopyRef]bool
 
-	published map[schema.DiskRef]Disk // as the nodes show them to the others; nil: nobody asked yet
+	published map[schema.DiskRef]Disk // as the nodes publish them; nil: not computed yet
 }
 
-// Observe returns what each of these nodes sees: its own disks, and of the others what
-// they show, or showed before they fell silent. All have to be of the same
-// configuration, at each call. The values share memory with c and with each other.
+// Observe returns what each of these nodes observes: its own disks, and what the other nodes
+// publish. All calls must have the same configuration. The values share memory with c and
+// with each other.
 func (c *Cluster) Observe(nodes []Desired) []Observed {
 	if c.published == nil && len(nodes) > 0 {
 		c.publishAll(nodes[0])
@@ -41,7 +41,7 @@ func (c *Cluster) Observe(nodes []Desired) []Observed {
 	return seen
 }
 
-// publishAll has every node show its disks.
+// publishAll computes what every node publishes.
 func (c *Cluster) publishAll(d Desired) {
 	c.published = make(map[schema.DiskRef]Disk, len(c.Disks))
 	h := newFleetIndex(d, c.Disks)
@@ -51,16 +51,15 @@ func (c *Cluster) publishAll(d Desired) {
 	}
 }
 
-// Publish has the node of d show its disks anew, which have changed since the others saw
-// them.
+// Publish computes again what the node of d publishes, after its disks have changed.
 func (c *Cluster) Publish(d Desired) {
 	if c.published != nil {
 		c.publish(d, newFleetIndex(d, c.Disks))
 	}
 }
 
-// publish has a node show its disks, with the copies that it takes not. One that is silent
-// does not say these.
+// publish computes the published disks of a node, with the copies that they reject. An
+// unreachable node publishes no rejections.
 func (c *Cluster) publish(d Desired, h *fleetIndex) {
 	for name := range d.Config.Nodes[d.Node].Disks {
 		ref := schema.DiskRef{Node: d.Node, Disk: name}
@@ -81,20 +80,20 @@ func (c *Cluster) publish(d Desired, h *fleetIndex) {
 	}
 }
 
-// AddRejection notes that the disk takes no copy, in place of one if it has none.
+// AddRejection notes in the observed disk that it takes no copy of the image.
 func (d Disk) AddRejection(id disk.ID, r Rejection) {
-	c, there := d.Copies[id]
-	if !there {
+	c, exists := d.Copies[id]
+	if !exists {
 		c = Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}
 	}
-	c.Rejects, c.RejectsForNow = r.Reason, r.Temporary
+	c.Rejects, c.RejectsForNow = r.Text, r.Severity == Temporary
 	d.Copies[id] = c
 }
 
-// ObserveFrom is what the node of d sees, whose own disks are not as they are shown.
-func (c *Cluster) ObserveFrom(d Desired, shown map[schema.DiskRef]Disk) Observed {
+// ObserveFrom returns what the node of d observes when the other nodes publish these disks.
+func (c *Cluster) ObserveFrom(d Desired, published map[schema.DiskRef]Disk) Observed {
 	o := Observed{
-		Now: c.Now, Disks: maps.Clone(shown), Failures: c.Failures, Peers: map[string]Peer{},
+		Now: c.Now, Disks: maps.Clone(published), Failures: c.Failures, Peers: map[string]Peer{},
 		Running: map[CopyRef]bool{}, BeingRead: map[CopyRef]bool{}, CannotPrepare: c.CannotPrepare[d.Node], BackedUp: map[disk.ID]bool{},
 	}
 	maps.Copy(o.Running, c.Running)
@@ -119,7 +118,7 @@ func (c *Cluster) ObserveFrom(d Desired, shown map[schema.DiskRef]Disk) Observed
 	return o
 }
 
-// peer is a node as the others know it. One that answers has their configuration.
+// peer returns a node as the others observe it. A node that responds has their configuration.
 func (c *Cluster) peer(node, config string) Peer {
 	if p, silent := c.Unreachable[node]; silent {
 		p.Queried = true
@@ -128,9 +127,8 @@ func (c *Cluster) peer(node, config string) Peer {
 	return Peer{Queried: true, ConfigDigest: config, LastResponse: c.Now}
 }
 
-// Plan is what these nodes would do now. All have to be of the same configuration, which
-// every node that answers counts as having. What concerns an image and no disk is in it
-// once.
+// Plan returns the plan of all these nodes. They must have the same configuration, and so
+// must every node that responds. An action that concerns no disk is in the plan once.
 func (c *Cluster) Plan(nodes []Desired) Plan {
 	if len(nodes) == 0 {
 		return Desired{}.NewPlan([]Action{})
@@ -161,8 +159,8 @@ func (c *Cluster) Plan(nodes []Desired) Plan {
 	return p
 }
 
-// isComplete reports whether the node answers and tells of all its disks: then it sees nothing
-// of them that it does not show.
+// isComplete reports whether the node responds and all its disks are known: then it observes
+// nothing that it does not publish.
 func (c *Cluster) isComplete(d Desired) bool {
 	_, silent := c.Unreachable[d.Node]
 	for name := range d.Config.Nodes[d.Node].Disks {
@@ -172,31 +170,31 @@ func (c *Cluster) isComplete(d Desired) bool {
 	return !silent
 }
 
-// dedupe leaves out what several nodes say of an image and of no disk.
+// dedupe removes the duplicates of actions that concern an image and no disk.
 func dedupe(actions []Action) []Action {
-	type matter struct {
-		id   disk.ID
-		kind Op
+	type operation struct {
+		id disk.ID
+		op Op
 	}
-	told := map[matter]bool{}
+	planned := map[operation]bool{}
 	return slices.DeleteFunc(actions, func(a Action) bool {
-		about := matter{a.CopyRef().ID, a.Op}
-		again := a.Disk == "" && told[about]
-		told[about] = told[about] || a.Disk == ""
-		return again
+		this := operation{a.CopyRef().ID, a.Op}
+		duplicate := a.Disk == "" && planned[this]
+		planned[this] = planned[this] || a.Disk == ""
+		return duplicate
 	})
 }
 
-// Forget drops what failed under a declaration that is not the same any more.
+// Forget drops the failures of images whose declaration changed.
 func (c *Cluster) Forget(before, now schema.Config) {
-	maps.DeleteFunc(c.Failures, func(key CopyRef, t Failure) bool {
-		was, is := before.Images[key.ID.Name], now.Images[key.ID.Name]
-		return !t.Op.SameDeclaration(was, is)
+	maps.DeleteFunc(c.Failures, func(ref CopyRef, f Failure) bool {
+		was, is := before.Images[ref.ID.Name], now.Images[ref.ID.Name]
+		return !f.Op.SameDeclaration(was, is)
 	})
 }
 
-// Problems says of the disks of these nodes what is wrong with them, and which are not
-// known, by disk.
+// Problems returns the problems of the disks of these nodes. A disk that is not known is a
+// problem, too.
 func (c *Cluster) Problems(nodes []Desired) map[schema.DiskRef]string {
 	problems := map[schema.DiskRef]string{}
 	for _, d := range nodes {
@@ -205,7 +203,7 @@ func (c *Cluster) Problems(nodes []Desired) map[schema.DiskRef]string {
 			seen, known := c.Disks[ref]
 			switch {
 			case !known:
-				problems[ref] = "none of the states tells of a disk at " + declared.Path
+				problems[ref] = "no state describes a disk at " + declared.Path
 			case seen.Problem != "":
 				problems[ref] = seen.Problem
 			}

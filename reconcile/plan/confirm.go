@@ -10,19 +10,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// A copy goes in four steps, of which the pure ones are here:
+// A copy is deleted in four steps (D1 to D4). The pure parts are in this file, the rest is in
+// package reconcile:
 //
-//	withdraw   the node tells whoever asks that the copy is leaving
-//	ask        it asks the nodes that Asks names, itself and directly
-//	decide     Heard overlays what was seen with what they answered, and Confirm
-//	           plans once more on nothing but answers begun after the withdrawal
-//	remove     disk.Remove, or the withdrawal is taken back
+//	withdraw   the holder publishes the copy as leaving; nobody counts it any more
+//	query      it queries the nodes that NodesToQuery returns, directly
+//	confirm    WithResponses replaces what was observed by the responses, and
+//	           ConfirmDeletion plans once more on that
+//	delete     the holder deletes the copy, or cancels the withdrawal
 //
-// Of two holders that withdraw at the same time, at least one sees the other leave:
-// each withdraws before it asks.
+// Each holder withdraws before it queries. Of two holders that withdraw at the same time, at
+// least one therefore sees the other copy leaving, and cancels.
 
-// NodesToQuery returns the nodes that have to be asked before the copy of a goes, sorted:
-// those whose copies it counts on; for an image that is not declared any more, all.
+// NodesToQuery returns the nodes that must confirm the deletion a, sorted: the nodes whose
+// copies it counts on, and for an orphan all other nodes.
 func (d Desired) NodesToQuery(o Observed, a Action) []string {
 	s := d.NewIndex(o)
 	image, declared := d.Config.Images[a.Image]
@@ -39,26 +40,26 @@ func (d Desired) NodesToQuery(o Observed, a Action) []string {
 	return slices.Sorted(maps.Keys(nodes))
 }
 
-// Response is what a node said about the images of one name when it was asked.
+// Response is the response of a node to a query about the images of one name.
 type Response struct {
-	ConfigDigest string // as Peer.Config
-	// Disks has the disks of that node, with the copies of that name only.
+	ConfigDigest string // as Peer.ConfigDigest
+	// Disks are the disks of that node with the copies of that name only.
 	Disks map[schema.DiskRef]Disk
 }
 
-// WithResponses returns o with what the nodes answered about the images of that name since
-// the copy was withdrawn. Nothing that they said before counts any more: a node that
-// was asked and did not answer is silent in it, and on a node that was not asked nothing
-// is counted on; what speaks against the removal there does so all the same.
-func (o Observed) WithResponses(name string, asked []string, answers map[string]Response) Observed {
+// WithResponses returns o with the responses about the images of that name, which were given
+// after the withdrawal. Earlier observations count no more: a node that was queried and did
+// not respond is unreachable, and a node that was not queried confirms nothing. What speaks
+// against the deletion on a node that was not queried still does.
+func (o Observed) WithResponses(name string, queried []string, responses map[string]Response) Observed {
 	o.Peers, o.Disks = maps.Clone(o.Peers), maps.Clone(o.Disks)
 	for node, peer := range o.Peers {
-		answer, heard := answers[node]
+		response, responded := responses[node]
 		switch {
-		case heard:
-			peer = Peer{Queried: true, ConfigDigest: answer.ConfigDigest}
-		case slices.Contains(asked, node):
-			peer = Peer{Queried: true, Problem: "it did not answer when it was asked", UnreachableFor: peer.UnreachableFor}
+		case responded:
+			peer = Peer{Queried: true, ConfigDigest: response.ConfigDigest}
+		case slices.Contains(queried, node):
+			peer = Peer{Queried: true, Problem: "it did not respond to a query", UnreachableFor: peer.UnreachableFor}
 		default:
 			peer.unconfirmed = true
 		}
@@ -68,22 +69,22 @@ func (o Observed) WithResponses(name string, asked []string, answers map[string]
 		if peer, other := o.Peers[ref.Node]; !other || peer.unconfirmed {
 			continue
 		}
-		answer, heard := answers[ref.Node]
-		now, there := answer.Disks[ref]
-		if heard && !there {
+		response, responded := responses[ref.Node]
+		now, published := response.Disks[ref]
+		if responded && !published {
 			delete(o.Disks, ref)
 			continue
 		}
-		o.Disks[ref] = seen.withResponse(name, now, heard)
+		o.Disks[ref] = seen.withResponse(name, now, responded)
 	}
 	o.RejectDuplicateDisks()
 	return o
 }
 
-// withResponse returns the disk with the copies of one name as now has them, or, where it was
-// not heard, as none that stays.
-func (d Disk) withResponse(name string, now Disk, heard bool) Disk {
-	if heard {
+// withResponse returns the disk with the copies of one name from the response now. Without a
+// response these copies count as leaving.
+func (d Disk) withResponse(name string, now Disk, responded bool) Disk {
+	if responded {
 		d.UUID, d.Problem, d.UsageUnknown = now.UUID, now.Problem, now.UsageUnknown
 	}
 	d.Copies = maps.Clone(d.Copies)
@@ -91,7 +92,7 @@ func (d Disk) withResponse(name string, now Disk, heard bool) Disk {
 		if id.Name != name {
 			continue
 		}
-		if heard {
+		if responded {
 			delete(d.Copies, id)
 			continue
 		}
@@ -107,18 +108,18 @@ func (d Disk) withResponse(name string, now Disk, heard bool) Disk {
 	return d
 }
 
-// ConfirmDeletion returns nil when the withdrawn copy of a may go, by what Heard returned, and
-// otherwise what speaks against it.
+// ConfirmDeletion returns nil if the withdrawn copy of a may be deleted according to o, which
+// WithResponses returned. Otherwise the error says why not.
 func (d Desired) ConfirmDeletion(o Observed, a Action) error {
 	if d.Allowed == schema.ObserveOnly {
-		return errors.New("too much of the configuration is not known")
+		return errors.New("not deleted: the manager is in observe-only mode")
 	}
-	s := d.NewIndex(o)
+	ix := d.NewIndex(o)
 	var actions []Action
 	if image, declared := d.Config.Images[a.Image]; declared {
-		actions = s.NewImagePlanner(image).plan()
+		actions = ix.NewImagePlanner(image).plan()
 	} else {
-		actions = s.planOrphans()
+		actions = ix.planOrphans()
 	}
 	for _, now := range actions {
 		switch {
@@ -126,10 +127,10 @@ func (d Desired) ConfirmDeletion(o Observed, a Action) error {
 		case now.Op == a.Op:
 			return nil
 		case now.Op.Deletes():
-			return fmt.Errorf("it stays: by now it is to go for another reason: %s", now.Reason)
+			return fmt.Errorf("not deleted: the reason changed to: %s", now.Text)
 		default:
-			return fmt.Errorf("it stays: %s", now.Reason)
+			return fmt.Errorf("not deleted: %s", now.Text)
 		}
 	}
-	return errors.New("it stays: it is not surplus any more")
+	return errors.New("not deleted: no longer surplus")
 }

@@ -126,7 +126,7 @@ func TestConfirmNeedsResponsesOfNewNodes(t *testing.T) {
 	o.Peers["late"] = plan.Peer{Queried: true, ConfigDigest: "d"}
 	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err == nil {
 		t.Error("the deletion is confirmed although a node was not queried")
-	} else if want := "node late was not asked"; !strings.Contains(err.Error(), want) {
+	} else if want := "node late was not queried"; !strings.Contains(err.Error(), want) {
 		t.Errorf("%v; want %q", err, want)
 	}
 }

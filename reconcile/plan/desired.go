@@ -10,79 +10,52 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Desired is what the configuration says, and how far it may be acted on.
+// Desired is the desired state as one node acts on it: the configuration, what the node may do,
+// and what operators requested. It is a value; a round does not change it.
 type Desired struct {
-	// Node is the node that plans for its own disks.
+	// Node is the name of the node that plans for its own disks.
 	Node string
-	// OnlyDisks are the node's disks that are its to look after, by name; nil: all of
-	// them. The others are as those of another node.
+	// OnlyDisks are the names of the node's disks that this process manages; nil: all of
+	// them. It treats the others like disks of another node.
 	OnlyDisks map[string]bool
-	// Config has this node among its nodes.
+	// Config is the configuration. Config.Nodes has Node.
 	Config schema.Config
-	// Digest is that of the configuration as it was declared, "" while anything of it
-	// is broken. Nodes that have the same one plan alike.
+	// Digest is the config digest, "" while any part of the configuration is invalid. Nodes
+	// with the same digest plan alike.
 	Digest string
-	// Revision is the commit that the configuration is of, "" if that is not known.
+	// Revision is the commit of the configuration, "" when it is not known.
 	Revision string
-	Allowed  schema.Allowed
-	// Offline says that May is less than the configuration allows because nobody
-	// else is asked.
+	// Allowed is how much of a plan may be executed.
+	Allowed schema.Allowed
+	// Offline: Allowed is less than the configuration allows because no peer is queried.
 	Offline bool
-	// Invalid are images of which something is wrong, by name.
+	// Invalid are the images with an invalid declaration, by name.
 	Invalid map[string]schema.Held
-	// Undecided are the documents that may be meant to declare an image that is not in
-	// Config. The copies of such an image are kept.
+	// Undecided are the documents that are skipped and may be meant to declare an image that
+	// is not in Config. The copies of such an image are kept.
 	Undecided schema.Undecided
-	// Removed reports whether it is confirmed that the configuration has no image of
-	// that name any more; nil: an image that is not in Config has been removed.
+	// Removed reports whether it is confirmed that the configuration has no image of that
+	// name any more (C13); nil: an image that is not in Config has been removed.
 	Removed func(name string) bool
-	// Verify are ready copies that somebody asked to have read again.
+	// Verify are ready copies whose verification an operator requested.
 	Verify map[CopyRef]bool
-	// Cleanup are surplus copies that somebody asked to have removed before their
-	// interval is over.
+	// Cleanup are surplus copies whose deletion an operator requested before the clean-up
+	// interval has passed.
 	Cleanup map[CopyRef]bool
-	// Uploads are copies on this node that a client has begun to upload; nil: nobody
-	// can, as in a run that does not stay.
+	// Uploads are copies on this node that a client has started to upload; nil: this process
+	// accepts no uploads.
 	Uploads map[CopyRef]bool
-
-	// Only is a plan of which nothing else is done; nil: whatever is planned is done.
+	// Only is a saved plan to which the execution is restricted; nil: no restriction.
 	Only *SavedPlan
-
-	RankCache *RankCache // of Config; nil: they are worked out anew each time
+	// RankCache has the rankings of Config; nil: they are computed for each plan.
+	RankCache *RankCache
 }
 
-// whyNoDeletions says when nothing is deleted, for messages.
-func (d Desired) whyNoDeletions() string {
-	if d.Offline {
-		return "without asking the other nodes (--offline)"
-	}
-	return "while the configuration has errors"
-}
-
-// Owns reports whether a disk is this process's to look after.
-func (d Desired) Owns(ref schema.DiskRef) bool {
-	return ref.Node == d.Node && (d.OnlyDisks == nil || d.OnlyDisks[ref.Disk])
-}
-
-// invalidReason says why an image that cannot be understood is left alone.
-func (d Desired) invalidReason(name string) string {
-	if h, held := d.Invalid[name]; held && !h.Stale {
-		return "its declaration is broken: " + h.Why.String()
-	}
-	return ""
-}
-
-// IsRemoved reports whether it is sure that name is not declared any more.
-func (d Desired) IsRemoved(name string) bool {
-	_, declared := d.Config.Images[name]
-	return !declared && d.invalidReason(name) == "" && (d.Removed == nil || d.Removed(name))
-}
-
-// NewDesired makes of a loaded configuration what is desired of one node. Where no
-// nodes are declared the node is alone, and paths are its disks, called disk1,
-// disk2 and so on. Where nodes are declared, paths pick among the disks of this
-// one; no paths pick all. The error says what cannot be; the result may then be
-// observed, but not acted on.
+// NewDesired returns the desired state of a node from a loaded configuration.
+//
+// Without declared nodes the node is alone, and paths are its disks, named disk1, disk2 and so
+// on. With declared nodes, paths select among the declared disks of the node, by path or
+// name; no paths select all. After an error the result may be observed with, but not acted on.
 func NewDesired(r schema.Result, node string, paths []string) (Desired, error) {
 	d := Desired{Node: node, Config: r.Config, Digest: r.Digest, Revision: r.Revision, Allowed: r.May,
 		Undecided: r.Undecided(), Invalid: map[string]schema.Held{}}
@@ -122,12 +95,12 @@ func disksAt(paths []string) map[string]schema.Disk {
 }
 
 func selectDisks(declared map[string]schema.Disk, paths []string) (map[string]bool, error) {
-	picked := map[string]bool{}
+	selected := map[string]bool{}
 	for _, path := range paths {
 		found := false
 		for name, d := range declared {
 			if d.Path == absolute(path) || name == path {
-				picked[name], found = true, true
+				selected[name], found = true, true
 			}
 		}
 		if !found {
@@ -135,17 +108,57 @@ func selectDisks(declared map[string]schema.Disk, paths []string) (map[string]bo
 				path, strings.Join(slices.Sorted(maps.Keys(declared)), ", "))
 		}
 	}
-	return picked, nil
+	return selected, nil
 }
 
 func absolute(path string) string {
 	if abs, err := filepath.Abs(path); err == nil {
 		return abs
 	}
-	return path // the working directory is gone: opening the disk will say so
+	return path // without a working directory, opening the disk fails with the reason
 }
 
-// PublishedDigest is the digest that others hear: none from a node that would not do its part.
+// Owns reports whether this process manages the disk.
+func (d Desired) Owns(ref schema.DiskRef) bool {
+	return ref.Node == d.Node && (d.OnlyDisks == nil || d.OnlyDisks[ref.Disk])
+}
+
+// Disk returns the declaration of a disk.
+func (d Desired) Disk(ref schema.DiskRef) (schema.Disk, bool) {
+	declared, ok := d.Config.Nodes[ref.Node].Disks[ref.Disk]
+	return declared, ok
+}
+
+func (d Desired) evicting(ref schema.DiskRef) bool {
+	node := d.Config.Nodes[ref.Node]
+	return node.EvictionRequested || node.Disks[ref.Disk].EvictionRequested
+}
+
+// invalidReason returns why nothing is done for an image: its declaration is invalid, and no
+// valid one came before.
+func (d Desired) invalidReason(name string) Reason {
+	if h, invalid := d.Invalid[name]; invalid && !h.Stale {
+		return because(CodeInvalidImage, "its declaration is invalid: %s", h.Why.String())
+	}
+	return Reason{}
+}
+
+// IsRemoved reports whether it is confirmed that the image is not declared any more.
+func (d Desired) IsRemoved(name string) bool {
+	_, declared := d.Config.Images[name]
+	return !declared && d.invalidReason(name).IsZero() && (d.Removed == nil || d.Removed(name))
+}
+
+// deletionsOff returns reason with the cause why nothing is deleted.
+func (d Desired) deletionsOff(reason Reason) Reason {
+	if d.Offline {
+		return reason.with(CodeDeletionsOff, ", but nothing is deleted without querying the other nodes (--offline)")
+	}
+	return reason.with(CodeDeletionsOff, ", but nothing is deleted while the configuration is invalid")
+}
+
+// PublishedDigest returns the config digest that other nodes see. In observe-only mode it is
+// empty, so that they do not count on this node.
 func (d Desired) PublishedDigest() string {
 	if d.Allowed == schema.ObserveOnly {
 		return ""
@@ -153,8 +166,8 @@ func (d Desired) PublishedDigest() string {
 	return d.Digest
 }
 
-// ObserveOnly is what is desired of a node that the configuration does not know, or
-// not rightly: to keep its disks as they were declared last, and look.
+// ObserveOnly returns the desired state of a node that the configuration does not declare, or
+// declares wrongly: it observes the disks of the last valid state, and does nothing else (X3).
 func (d Desired) ObserveOnly(last Desired) Desired {
 	d.Allowed, d.OnlyDisks, d.RankCache = schema.ObserveOnly, last.OnlyDisks, nil
 	d.Config.Nodes = maps.Clone(d.Config.Nodes)

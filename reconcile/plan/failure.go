@@ -2,55 +2,75 @@ package plan
 
 import "time"
 
-// Failure is what is remembered of a failure until the next attempt.
+// Fault says where the cause of a failure lies, and so who may succeed instead.
+type Fault uint8
+
+const (
+	// FaultSource: the upstream or its bytes. No other node needs to try.
+	FaultSource Fault = iota
+	// FaultNetwork: the source, or this node's connection to it. Another node may succeed.
+	FaultNetwork
+	// FaultDisk: the disk. Another disk may succeed.
+	FaultDisk
+)
+
+// FaultOf returns the fault for the two flags that JSON documents have in its place.
+func FaultOf(disk, network bool) Fault {
+	switch {
+	case disk:
+		return FaultDisk
+	case network:
+		return FaultNetwork
+	}
+	return FaultSource
+}
+
+// Failure describes the failed attempts of one copy since the last success. It is kept in
+// memory until the next success, and lost with the process.
 type Failure struct {
-	Op       Op // of the action that failed; "": of whatever is tried
+	Op       Op // the operation that failed; "": any
+	Fault    Fault
 	Attempts int
-	Since    time.Time // of the first failure in a row
-	RetryAt  time.Time // of the next attempt
+	Since    time.Time // the first failed attempt
+	RetryAt  time.Time // the next attempt
 	Message  string
-	// Final means that only another declaration helps.
+	// Final: only another declaration helps.
 	Final bool
-	// NeedsSpace is how many bytes the disk has to have free for the next attempt; it
-	// comes as soon as they are there.
+	// NeedsSpace is how many bytes must be free on the disk for the next attempt, which
+	// starts as soon as they are. 0: space is not the cause.
 	NeedsSpace int64
-	// Disk says that the trouble is the disk's and not the source's.
-	Disk bool
-	// Link says that it may be this node's way to the source, so that another node
-	// may have more luck.
-	Link bool
-	// Unrepairable: a repair of the copy failed, so it has to be replaced.
+	// Unrepairable: a repair of the copy failed, so that it must be replaced.
 	Unrepairable bool
-	// Suspects are ready copies that were read and gave other bytes than their own,
-	// as long as they have not been verified since.
+	// Suspects are ready copies that gave wrong bytes when they were read, and that have not
+	// been verified since.
 	Suspects []CopyRef
 }
 
-// AppliesTo reports whether the failure says something about actions of that kind.
-func (t Failure) AppliesTo(kind Op) bool { return t.Op == "" || t.Op == kind }
+// AppliesTo reports whether the failure concerns the operation.
+func (f Failure) AppliesTo(op Op) bool { return f.Op == "" || f.Op == op }
 
-// Delays reports whether the failure puts off an action of that kind. What failed
-// for want of space comes as soon as that is there, but only once: somebody else
-// may be taking it too.
-func (t Failure) Delays(kind Op, now time.Time) bool {
+// Delays reports whether the failure delays the operation at the time now. After a lack of
+// space, one attempt starts without delay as soon as there is space. Only one: another
+// job may take the same space.
+func (f Failure) Delays(op Op, now time.Time) bool {
 	switch {
-	case !t.AppliesTo(kind):
+	case !f.AppliesTo(op):
 		return false
-	case t.Final:
+	case f.Final:
 		return true
-	case t.NeedsSpace > 0 && t.Attempts < 2:
+	case f.NeedsSpace > 0 && f.Attempts < 2:
 		return false
 	}
-	return t.RetryAt.After(now)
+	return f.RetryAt.After(now)
 }
 
-// OnWallClock is what is remembered as a plan takes it, at a moment that is now by the steady clock
-// and wall by that on the wall, which may have been set meanwhile.
-func (t Failure) OnWallClock(now, wall time.Time) Failure {
-	for _, at := range []*time.Time{&t.Since, &t.RetryAt} {
+// OnWallClock translates the times of f from the steady clock to the wall clock. now and wall
+// are the same moment on both clocks.
+func (f Failure) OnWallClock(now, wall time.Time) Failure {
+	for _, at := range []*time.Time{&f.Since, &f.RetryAt} {
 		if !at.IsZero() {
 			*at = wall.Add(at.Sub(now))
 		}
 	}
-	return t
+	return f
 }

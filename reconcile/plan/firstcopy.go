@@ -1,17 +1,15 @@
 package plan
 
 import (
-	"fmt"
-	"slices"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// firstCopyOp is the kind of action that makes the first copy.
-func (v imagePlanner) firstCopyOp() Op {
-	switch v.image.Source.Kind() {
+// firstCopyOp returns the operation that creates the first copy from the declared source.
+func (p imagePlanner) firstCopyOp() Op {
+	switch p.image.Source.Kind() {
 	case schema.KindUpload:
 		return Upload
 	case schema.KindExportFromVolume:
@@ -24,275 +22,130 @@ func (v imagePlanner) firstCopyOp() Op {
 	return Download
 }
 
-// planFirstCopy is how the first copy comes to be.
-func (v imagePlanner) planFirstCopy(ref schema.DiskRef, reason string) Action {
-	kind := v.firstCopyOp()
-	if t := v.sourceFailure(); kind != Upload && t.Delays(kind, v.ix.observed.Now) {
-		return v.backOff(ref, t)
+// planFirstCopy returns how the first copy on ref is created, or what it waits for (F1 to F5).
+func (p imagePlanner) planFirstCopy(ref schema.DiskRef, reason Reason) Action {
+	op := p.firstCopyOp()
+	if f := p.sourceFailure(); op != Upload && f.Delays(op, p.ix.observed.Now) {
+		return p.backOff(ref, f)
 	}
-	if why, until := v.waitForPeers(); why != "" {
-		if from, ok := v.interruptedSource(ref); ok {
-			return v.withSource(NewAction(Sync, CopyRef{ref, v.image.ID}, reason, UnknownBytes), from)
+	if why, until := p.waitForPeers(); !why.IsZero() {
+		if from, ok := p.interruptedSource(ref); ok {
+			return p.withSource(NewAction(Sync, p.on(ref), reason, UnknownBytes), from)
 		}
-		a := v.wait(ref, why)
+		a := p.wait(ref, why)
 		a.Until = until
 		return a
 	}
-	switch {
-	case kind == Upload:
-		return v.planUpload(ref, reason)
-	case kind == Clone:
-		return v.planClone(ref, reason)
+	switch op {
+	case Upload:
+		return p.planUpload(ref, reason)
+	case Clone:
+		return p.planClone(ref, reason)
 	}
-	return v.newFirstCopy(kind, ref, reason)
+	return p.newFirstCopy(op, ref, reason)
 }
 
-// newFirstCopy makes the first copy of what is declared.
-func (v imagePlanner) newFirstCopy(kind Op, ref schema.DiskRef, reason string) Action {
+// newFirstCopy returns the action that creates the first copy from the source.
+func (p imagePlanner) newFirstCopy(op Op, ref schema.DiskRef, reason Reason) Action {
 	bytes := int64(UnknownBytes)
-	if c := v.ix.copyAt(CopyRef{ref, v.image.ID}); c.PartTotal > 0 {
+	if c := p.ix.copyAt(p.on(ref)); c.PartTotal > 0 {
 		bytes = max(0, c.PartTotal-c.PartBytes)
 	}
-	a := v.attempt(kind, ref, reason, bytes)
-	a.Pinned = v.PinnedDigest()
+	a := p.attempt(op, ref, reason, bytes)
+	a.Pinned = p.PinnedDigest()
 	return a
 }
 
-// planUpload takes what a client has begun to upload, or waits for one to come. What
-// failed before does not count: the next file may be another one.
-func (v imagePlanner) planUpload(ref schema.DiskRef, reason string) Action {
-	key := CopyRef{ref, v.image.ID}
-	c := v.ix.copyAt(key)
-	if begun := c.PartSourceID == disk.PartFromUpload; v.ix.desired.Uploads != nil && (begun || v.ix.desired.Uploads[key] || v.ix.observed.Running[key]) {
-		bytes := int64(UnknownBytes)
-		if begun && c.PartTotal > 0 {
-			bytes = max(0, c.PartTotal-c.PartBytes)
-		}
-		if c.PartBytes == 0 && c.State != disk.Failed {
-			reason = "a client sends it"
-		}
-		reason += fmt.Sprintf("; if its client has stopped, it goes on with: %s", v.uploadCommand())
-		a := NewAction(Upload, key, reason, bytes)
-		if !v.ix.desired.Uploads[key] {
-			a = v.attempt(Upload, ref, reason, bytes) // what is left of one is only tried again
-		}
-		a.Pinned = v.PinnedDigest()
-		return a
+// planUpload receives an upload that a client has started, or waits for one. An earlier
+// failure does not delay it: the next file may be another one.
+func (p imagePlanner) planUpload(ref schema.DiskRef, reason Reason) Action {
+	on := p.on(ref)
+	c := p.ix.copyAt(on)
+	started, requested := c.PartSourceID == disk.PartFromUpload, p.ix.desired.Uploads[on]
+	if p.ix.desired.Uploads == nil || !(started || requested || p.ix.observed.Running[on]) {
+		return p.waitForUpload(ref)
 	}
-	return v.waitForUpload(ref)
+	bytes := int64(UnknownBytes)
+	if started && c.PartTotal > 0 {
+		bytes = max(0, c.PartTotal-c.PartBytes)
+	}
+	if c.PartBytes == 0 && c.State != disk.Failed {
+		reason = Reason{CodeUploadActive, "a client uploads it"}
+	}
+	reason = reason.with(reason.Code, "; if the client has stopped, resume with: %s", p.uploadCommand())
+	a := NewAction(Upload, on, reason, bytes)
+	if !requested {
+		a = p.attempt(Upload, ref, reason, bytes) // the rest of an upload that no client sends
+	}
+	a.Pinned = p.PinnedDigest()
+	return a
 }
 
-func (v imagePlanner) uploadCommand() string {
-	return "backing-image-manager backing-image upload " + v.image.ID.Name + " FILE"
+func (p imagePlanner) uploadCommand() string {
+	return "backing-image-manager backing-image upload " + p.image.ID.Name + " FILE"
 }
 
-// waitForUpload waits for somebody to begin an upload, wherever that will be.
-func (v imagePlanner) waitForUpload(ref schema.DiskRef) Action {
-	key := CopyRef{ref, v.image.ID}
-	c := v.ix.copyAt(key)
-	command := v.uploadCommand()
-	if v.hadCopy() {
-		why := ""
+// waitForUpload waits until a client starts an upload, to whatever node.
+func (p imagePlanner) waitForUpload(ref schema.DiskRef) Action {
+	on := p.on(ref)
+	c := p.ix.copyAt(on)
+	command := p.uploadCommand()
+	if p.hadCopy() {
+		detail := ""
 		if c.State == disk.Failed {
-			why = " (" + c.Message + ")"
+			detail = " (" + c.Message + ")"
 		}
-		return v.blocked(ref, "no copy is ready any more"+why+", and what was uploaded cannot be fetched again: "+
-			"bring back a disk that has it, or upload the file again: "+command)
+		return p.blocked(ref, because(CodeUploadLost, "no copy is ready any more%s, and an upload cannot be fetched again: "+
+			"bring back a disk that has a copy, or upload the file again: %s", detail, command))
 	}
-	if t := v.ix.observed.Failures[key]; t.Attempts > 0 && t.AppliesTo(Upload) {
-		return v.wait(ref, "the upload failed: "+t.Message+"; waiting for another one: "+command)
+	if f := p.ix.observed.Failures[on]; f.Attempts > 0 && f.AppliesTo(Upload) {
+		return p.wait(ref, because(CodeUploadFailed, "the upload failed: %s; waiting for another one: %s", f.Message, command))
 	}
-	return v.wait(ref, "waiting for upload: "+command)
+	return p.wait(ref, because(CodeAwaitingUpload, "waiting for upload: %s", command))
 }
 
-// hadCopy reports whether the image had a copy once.
-func (v imagePlanner) hadCopy() bool {
-	return slices.ContainsFunc(v.ix.copiesNamed(v.image.ID.Name), func(key CopyRef) bool {
-		return key.ID == v.image.ID && v.ix.copyAt(key).State == disk.Failed
-	})
-}
-
-// cannotPrepare says why this node cannot make the first copy although nobody else has made
-// it, and none can be had.
-func (v imagePlanner) cannotPrepare() string {
-	if len(v.ready)+len(v.ownSources())+len(v.peerSources()) > 0 {
-		return ""
-	}
-	if v.image.Source.Clone != nil {
-		return v.cannotClone()
-	}
-	return v.ix.observed.CannotPrepare[v.image.ID]
-}
-
-// maxClockSkew is how far in the future a time may be that is still believed to be one of
-// about now.
+// maxClockSkew is how far in the future a recorded time may be that still counts as now.
 const maxClockSkew = 24 * time.Hour
 
-// PinnedDigest is the digest that the image had, until it may be established anew.
-func (v imagePlanner) PinnedDigest() (last PinnedDigest) {
-	if d := v.image.Source.Download; !v.image.Checksum.IsZero() || d != nil && d.ChecksumURL != "" {
-		return PinnedDigest{} // the digest is known from elsewhere
+// PinnedDigest returns the digest that a new first copy must have although none is declared:
+// that of a copy that failed less than the recovery interval ago (F7).
+func (p imagePlanner) PinnedDigest() (latest PinnedDigest) {
+	if d := p.image.Source.Download; p.digestDeclared() || d != nil && d.ChecksumURL != "" {
+		return PinnedDigest{} // the declaration says which digest is right
 	}
-	for _, key := range v.ix.copiesNamed(v.image.ID.Name) {
-		c := v.ix.copyAt(key)
+	now := p.ix.observed.Now
+	for _, ref := range p.ix.copiesNamed(p.image.ID.Name) {
+		c := p.ix.copyAt(ref)
 		since := c.DamagedAt
-		if key.ID != v.image.ID || c.State != disk.Failed || c.SHA512.IsZero() || since.Before(EarliestTime) || since.Sub(v.ix.observed.Now) > maxClockSkew {
+		if ref.ID != p.image.ID || c.State != disk.Failed || c.SHA512.IsZero() || since.Before(EarliestTime) || since.Sub(now) > maxClockSkew {
 			continue
 		}
-		if since.After(v.ix.observed.Now) {
-			since = v.ix.observed.Now // by a clock that was set since, or is ahead
+		if since.After(now) {
+			since = now // by a clock that was set back since, or by a fast one
 		}
-		end := since.Add(v.ix.desired.Config.Settings.RecoveryWaitInterval)
-		if end.After(v.ix.observed.Now) && end.After(last.Until) {
-			last = PinnedDigest{Digest: c.SHA512, Until: end}
+		end := since.Add(p.ix.desired.Config.Settings.RecoveryWaitInterval)
+		if end.After(now) && end.After(latest.Until) {
+			latest = PinnedDigest{Digest: c.SHA512, Until: end}
 		}
 	}
-	return last
+	return latest
 }
 
-// sourceFailure is the failure that puts the source off the longest: it is the image's,
-// and no other disk need meet it again, nor another node, but for what may be the
-// fault of the way there.
-func (v imagePlanner) sourceFailure() Failure {
+// sourceFailure returns the failure that delays the source the longest. A failure of the source
+// belongs to the image: no other disk or node retries it (F4). A network failure counts only
+// on the node where it happened.
+func (p imagePlanner) sourceFailure() Failure {
 	var worst Failure
-	for name, node := range v.ix.desired.Config.Nodes {
+	for name, node := range p.ix.desired.Config.Nodes {
 		for diskName := range node.Disks {
-			ref := schema.DiskRef{Node: name, Disk: diskName}
-			t := v.ix.observed.Failures[CopyRef{ref, v.image.ID}]
+			f := p.ix.observed.Failures[p.on(schema.DiskRef{Node: name, Disk: diskName})]
 			switch {
-			case t.Attempts == 0, t.Disk, t.NeedsSpace > 0, !t.AppliesTo(v.firstCopyOp()), worst.Final && !t.Final, t.Link && name != v.ix.desired.Node:
-			case t.Final && !worst.Final, t.RetryAt.After(worst.RetryAt), t.RetryAt.Equal(worst.RetryAt) && t.Message < worst.Message:
-				worst = t
+			case f.Attempts == 0, f.Fault == FaultDisk, f.NeedsSpace > 0, !f.AppliesTo(p.firstCopyOp()), worst.Final && !f.Final,
+				f.Fault == FaultNetwork && name != p.ix.desired.Node:
+			case f.Final && !worst.Final, f.RetryAt.After(worst.RetryAt), f.RetryAt.Equal(worst.RetryAt) && f.Message < worst.Message:
+				worst = f
 			}
 		}
 	}
 	return worst
-}
-
-// cloneSources are the ready copies of the image that another one is cloned from: those on
-// disks of this node, and those elsewhere.
-func (v imagePlanner) cloneSources() (here, there []CopyRef) {
-	source, declared := v.ix.desired.Config.Images[v.image.Source.Clone.BackingImage]
-	if !declared {
-		return nil, nil
-	}
-	good := func(key CopyRef) bool {
-		c := v.ix.copyAt(key)
-		return key.ID == source.ID && c.State == disk.Ready && !c.Leaving && !v.ix.suspects[key] && mismatchReason(source, c) == "" && v.ix.isCurrent(key.Disk)
-	}
-	for _, key := range v.ix.copiesNamed(source.ID.Name) {
-		switch {
-		case !good(key):
-		case v.ix.desired.Owns(key.Disk):
-			here = append(here, key)
-		default:
-			there = append(there, key)
-		}
-	}
-	return here, there
-}
-
-// isPlainClone reports whether the image is a clone with the bytes of its source.
-func (v imagePlanner) isPlainClone() bool {
-	c := v.image.Source.Clone
-	return c != nil && c.Encryption == schema.EncryptionIgnore
-}
-
-// clonesLocally reports whether the first copy is to be a copy of one on this node, byte by
-// byte.
-func (v imagePlanner) clonesLocally() bool {
-	if !v.isPlainClone() || len(v.ready) > 0 {
-		return false
-	}
-	sum := v.knownDigest()
-	here, _ := v.cloneSources()
-	return slices.ContainsFunc(here, func(key CopyRef) bool { c := v.ix.copyAt(key); return !sum.IsZero() && c.HasDigest(sum) })
-}
-
-// cannotClone says why this node leaves it to another one to clone.
-func (v imagePlanner) cannotClone() string {
-	if here, there := v.cloneSources(); len(here) == 0 && len(there) > 0 && v.sourceConflict() == "" {
-		return fmt.Sprintf("image %s, which it is cloned from, has no ready copy on this node", v.image.Source.Clone.BackingImage)
-	}
-	return ""
-}
-
-// sourceConflict says that nobody can tell what the source of a clone is.
-func (v imagePlanner) sourceConflict() string {
-	here, there := v.cloneSources()
-	all := slices.Concat(here, there)
-	for _, key := range all {
-		if v.ix.copyAt(key).SHA512 != v.ix.copyAt(all[0]).SHA512 {
-			return fmt.Sprintf("the copies of image %s, which it is cloned from, differ", v.image.Source.Clone.BackingImage)
-		}
-	}
-	return ""
-}
-
-// planClone makes the first copy of a ready copy of the source on this node, or, of what
-// only has to be copied, on others.
-func (v imagePlanner) planClone(ref schema.DiskRef, reason string) Action {
-	c := v.image.Source.Clone
-	here, there := v.cloneSources()
-	if len(here) == 0 && !(v.isPlainClone() && len(there) > 0) && !v.ix.observed.Running[CopyRef{ref, v.image.ID}] {
-		if _, declared := v.ix.desired.Config.Images[c.BackingImage]; !declared {
-			return v.blocked(ref, fmt.Sprintf("image %s, which it is cloned from, is not declared", c.BackingImage))
-		}
-		return v.wait(ref, fmt.Sprintf("image %s, which it is cloned from, is not ready yet", c.BackingImage))
-	}
-	if why := v.sourceConflict(); why != "" {
-		return v.wait(ref, why)
-	}
-	if a, first := v.waitForPinned(ref); first {
-		return a
-	}
-	if from := v.peerSources(); len(here) == 0 && len(from) > 0 {
-		return v.sync(ref, from, reason)
-	}
-	a := v.newFirstCopy(Clone, ref, reason)
-	if len(here) > 0 {
-		from := nearest(here, ref)
-		if a.Bytes == UnknownBytes && v.isPlainClone() {
-			a.Bytes = v.ix.copyAt(from).Size
-		}
-		a = v.withSource(a, from)
-	}
-	return a
-}
-
-// waitForPinned waits where the clone would have other bytes than the image had.
-func (v imagePlanner) waitForPinned(ref schema.DiskRef) (a Action, first bool) {
-	last := v.PinnedDigest()
-	if last.Digest.IsZero() || v.image.Source.Clone.Encryption == schema.Decrypt || v.isPlainClone() && v.knownDigest() == last.Digest {
-		return Action{}, false
-	}
-	a = v.wait(ref, "cloned anew it has other bytes, which may take the place of the lost ones only after the recovery interval")
-	a.Until = last.Until
-	return a, true
-}
-
-// nearest is the copy on the same disk, of which extents can be shared, or the first.
-func nearest(copies []CopyRef, ref schema.DiskRef) CopyRef {
-	for _, key := range copies {
-		if key.Disk == ref {
-			return key
-		}
-	}
-	return copies[0]
-}
-
-// knownDigest is the digest that the bytes are known to have: the declared one, or, before
-// there is a copy, that of an image that this one is a plain clone of.
-func (v imagePlanner) knownDigest() disk.Digest {
-	if !v.image.Checksum.IsZero() {
-		return v.image.Checksum
-	}
-	if !v.isPlainClone() || len(v.ready) > 0 || v.sourceConflict() != "" {
-		return disk.Digest{}
-	}
-	here, there := v.cloneSources()
-	for _, key := range slices.Concat(here, there) {
-		return v.ix.copyAt(key).SHA512
-	}
-	return disk.Digest{}
 }

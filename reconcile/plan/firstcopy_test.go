@@ -14,7 +14,7 @@ func expectNoDownload(t *testing.T, p plan.Plan) {
 	t.Helper()
 	for _, a := range p.Actions {
 		if a.Op == plan.Download {
-			t.Errorf("download of %s: %s", a.CopyRef(), a.Reason)
+			t.Errorf("download of %s: %s", a.CopyRef(), a.Text)
 		}
 	}
 }

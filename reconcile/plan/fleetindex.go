@@ -8,19 +8,19 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// fleetIndex divides the work of planning for all nodes of a cluster: each image has to be
-// looked at for the nodes that may have something to do with it, and these are few. A
-// plan that is made so is the same as one that looks at all images for every node.
+// fleetIndex divides the work of planning for all nodes of a cluster. Each image is planned
+// only for the few nodes that it may concern. The result is the same as when each node plans
+// all images.
 type fleetIndex struct {
-	copiesByName  map[string][]CopyRef           // all copies by name of the image, sorted
-	digestsByName map[string][]disk.Digest       // what they are
-	namesByDigest map[disk.Digest][]string       // and the names of what is the same
-	undeclared    []string                       // names that are not declared
-	maxSize       map[string]int64               // what a new copy takes, at most
-	imagesByNode  map[string]map[string]struct{} // by node, the images that may concern it
+	copiesByName  map[string][]CopyRef           // all copies by image name, sorted
+	digestsByName map[string][]disk.Digest       // the digests of these copies
+	namesByDigest map[disk.Digest][]string       // the images with copies of that digest
+	undeclared    []string                       // images with copies that are not declared
+	maxSize       map[string]int64               // bytes that a new copy takes, at most
+	imagesByNode  map[string]map[string]struct{} // the images that may concern a node
 }
 
-// newFleetIndex indexes what the nodes would show each other.
+// newFleetIndex indexes the published disks.
 func newFleetIndex(d Desired, disks map[schema.DiskRef]Disk) *fleetIndex {
 	h := &fleetIndex{copiesByName: map[string][]CopyRef{}, digestsByName: map[string][]disk.Digest{}, namesByDigest: map[disk.Digest][]string{}, maxSize: map[string]int64{}, imagesByNode: map[string]map[string]struct{}{}}
 	largest := map[disk.Digest]int64{}
@@ -50,7 +50,7 @@ func newFleetIndex(d Desired, disks map[schema.DiskRef]Disk) *fleetIndex {
 	return h
 }
 
-// addImage notes that an image may have something to do with a node.
+// addImage notes that an image may concern a node.
 func (h *fleetIndex) addImage(node, name string) {
 	if h.imagesByNode[node] == nil {
 		h.imagesByNode[node] = map[string]struct{}{}
@@ -58,7 +58,7 @@ func (h *fleetIndex) addImage(node, name string) {
 	h.imagesByNode[node][name] = struct{}{}
 }
 
-// addInProgress notes where something failed or is under way, whatever is wanted.
+// addInProgress adds the images with failures and running jobs.
 func (h *fleetIndex) addInProgress(c *Cluster) {
 	for key := range c.Failures {
 		h.addImage(key.Disk.Node, key.ID.Name)
@@ -68,43 +68,43 @@ func (h *fleetIndex) addInProgress(c *Cluster) {
 	}
 }
 
-// addTargets notes where a copy of each image is missing, is not as it should be, or should not
-// be, and which disks were passed over, as one sees it who has no disks: what the nodes show
-// of their disks is all that they go by themselves.
+// addTargets adds each image to the nodes where a copy of it is missing, not settled or
+// surplus, and whose disks were rejected. The nodes plan by what they publish, so that this
+// works from the point of view of an observer without disks.
 func (h *fleetIndex) addTargets(d Desired, o Observed) {
 	d.Node, d.OnlyDisks = "", nil
 	s := d.NewIndex(o)
 	for name, image := range d.Config.Images {
 		v := s.NewImagePlanner(image)
-		want := map[schema.DiskRef]bool{}
-		for _, ref := range v.Placement.Targets {
-			want[ref] = true
+		targets := map[schema.DiskRef]bool{}
+		for _, ref := range v.placement.targets {
+			targets[ref] = true
 			if image.Backup != nil || !v.isSettled(CopyRef{ref, image.ID}) {
 				h.addImage(ref.Node, name)
 			}
 		}
 		for _, key := range h.copiesByName[name] {
-			if !want[key.Disk] || !v.isSettled(key) {
+			if !targets[key.Disk] || !v.isSettled(key) {
 				h.addImage(key.Disk.Node, name)
 			}
 		}
 		for _, ref := range image.Disks {
 			h.addImage(ref.Node, name)
 		}
-		for ref := range v.Placement.Rejected {
+		for ref := range v.placement.rejected {
 			h.addImage(ref.Node, name)
 		}
 	}
 }
 
-// isSettled reports whether nothing has to be done about a copy on a disk that wants one.
+// isSettled reports whether nothing must be done about a copy on a desired disk.
 func (v imagePlanner) isSettled(key CopyRef) bool {
 	c := v.ix.copyAt(key)
-	return key.ID == v.image.ID && c.State == disk.Ready && c.HasCfg && !c.ManifestDigest.IsZero() && !v.ix.suspects[key] && v.mismatch[key] == ""
+	return key.ID == v.image.ID && c.State == disk.Ready && c.HasCfg && !c.ManifestDigest.IsZero() && !v.ix.suspects[key] && v.mismatch[key].IsZero()
 }
 
-// images are those that may concern a node; for the first one all, since it tells of what
-// concerns no disk.
+// images returns the images that may concern a node. all: return every image, as for the first
+// node, which also reports what concerns no disk.
 func (h *fleetIndex) images(d Desired, all bool) []schema.Image {
 	if all {
 		return slices.Collect(maps.Values(d.Config.Images))
@@ -118,7 +118,7 @@ func (h *fleetIndex) images(d Desired, all bool) []schema.Image {
 	return images
 }
 
-// newIndex is that of d and o, as far as these images go.
+// newIndex returns the index of d and o with the copies that matter for these images.
 func (h *fleetIndex) newIndex(d Desired, o Observed, images []schema.Image) *index {
 	s := d.emptyIndex(o)
 	for ref, seen := range o.Disks {
@@ -148,8 +148,8 @@ func (h *fleetIndex) newIndex(d Desired, o Observed, images []schema.Image) *ind
 	return s
 }
 
-// closure are the names of which the copies matter for these images: their own, those that
-// they are cloned from, those of the same bytes, and all that nobody declares any more.
+// closure returns the names of the images whose copies matter for these images: their own, the
+// images that they are cloned from, images with the same bytes, and all orphans.
 func (h *fleetIndex) closure(images []schema.Image) map[string]bool {
 	names := map[string]bool{}
 	same := func(sum disk.Digest) {
@@ -179,8 +179,7 @@ func (h *fleetIndex) closure(images []schema.Image) map[string]bool {
 	return names
 }
 
-// mayReject are the images that a disk of the node may take no copy of: all others are
-// sure to find room there.
+// mayReject returns the images that a disk of the node may reject. All others certainly fit.
 func (h *fleetIndex) mayReject(d Desired, o Observed) []schema.Image {
 	var images []schema.Image
 	for name, image := range d.Config.Images {

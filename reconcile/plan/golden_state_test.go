@@ -213,9 +213,9 @@ func (s *goldenState) try(words []string) {
 		case "final":
 			t.Final = true
 		case "disk":
-			t.Disk = true
+			t.Fault = plan.FaultDisk
 		case "link":
-			t.Link = true
+			t.Fault = plan.FaultNetwork
 		case "unrepairable":
 			t.Unrepairable = true
 		default:

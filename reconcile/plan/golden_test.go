@@ -130,7 +130,7 @@ func goldenPlan(p plan.Plan, now time.Time) string {
 		if !a.Until.IsZero() {
 			fmt.Fprintf(&b, " until=%s", relative(a.Until, now))
 		}
-		fmt.Fprintf(&b, "\n\t%s\n", a.Reason)
+		fmt.Fprintf(&b, "\n\t%s: %s\n", a.Code, a.Text)
 	}
 	summary, err := json.Marshal(p.Summary)
 	if err != nil {

@@ -10,37 +10,40 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// index is what is desired beside what was seen, indexed, so that planning costs
-// in proportion to the images and the copies, and not to their product.
+// index is the desired and the observed state of one round, indexed, so that planning costs
+// in proportion to the number of images and copies, not to their product.
 type index struct {
-	desired      Desired
-	observed     Observed
-	ownDisks     []schema.DiskRef          // disks of this node that can be used, sorted
-	ownByName    map[string][]CopyRef      // copies on own disks by name of the image, sorted
-	peerByName   map[string][]CopyRef      // copies on other disks, likewise; of silent nodes as these said last
-	ownByDigest  map[disk.Digest][]CopyRef // ready copies on own disks by what they are, sorted
-	peerByDigest map[disk.Digest][]CopyRef // those on other nodes that can be copied
-	// suspects are copies of which a copy came out wrong. They are verified, and
-	// neither read nor counted on before.
+	desired  Desired
+	observed Observed
+	ownDisks []schema.DiskRef // usable disks of this process, sorted
+	// ownByName are copies on ownDisks by image name; peerByName those on all other disks, of
+	// unreachable nodes as they last responded. Sorted.
+	ownByName, peerByName map[string][]CopyRef
+	// ownByDigest are ready copies on ownDisks by their digests; peerByDigest those on nodes
+	// that respond and from which chunks can be read. Sorted.
+	ownByDigest, peerByDigest map[disk.Digest][]CopyRef
+	// suspects are copies that gave wrong bytes. They are verified before they are read or
+	// counted on again.
 	suspects  map[CopyRef]bool
-	suspended []schema.Image // see heldImages
+	suspended []schema.Image // cache of suspendedImages
 	rankings  *RankCache
-	scratch   []rankedDisk // memory for rankings that are not kept
+	scratch   []rankedDisk // memory for rankings that are not cached
 }
 
+// emptyIndex returns an index without copies.
 func (d Desired) emptyIndex(o Observed) *index {
-	s := &index{
+	ix := &index{
 		desired: d, observed: o, ownByName: map[string][]CopyRef{}, peerByName: map[string][]CopyRef{},
 		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.RankCache,
 	}
-	if s.rankings == nil {
-		s.rankings = NewRankCache(d.Config.Nodes, 0)
+	if ix.rankings == nil {
+		ix.rankings = NewRankCache(d.Config.Nodes, 0)
 	}
-	return s
+	return ix
 }
 
 func (d Desired) NewIndex(o Observed) *index {
-	s := d.emptyIndex(o)
+	ix := d.emptyIndex(o)
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), CompareDisks) {
 		seen := o.Disks[ref]
 		if seen.Problem != "" {
@@ -48,150 +51,74 @@ func (d Desired) NewIndex(o Observed) *index {
 		}
 		own := d.Owns(ref)
 		if own {
-			s.ownDisks = append(s.ownDisks, ref)
+			ix.ownDisks = append(ix.ownDisks, ref)
 		}
 		for _, id := range slices.SortedFunc(maps.Keys(seen.Copies), CompareIDs) {
-			s.addCopy(CopyRef{ref, id}, seen.Copies[id], own)
+			ix.addCopy(CopyRef{ref, id}, seen.Copies[id], own)
 		}
 	}
-	return s
+	return ix
 }
 
-// Suspects are the copies that gave other bytes than their own.
-func Suspects(tries map[CopyRef]Failure) map[CopyRef]bool {
+// Suspects returns the copies that gave wrong bytes to a job.
+func Suspects(failures map[CopyRef]Failure) map[CopyRef]bool {
 	all := map[CopyRef]bool{}
-	for _, t := range tries {
-		for _, key := range t.Suspects {
-			all[key] = true
+	for _, f := range failures {
+		for _, ref := range f.Suspects {
+			all[ref] = true
 		}
 	}
 	return all
 }
 
-func (s *index) addCopy(key CopyRef, c Copy, own bool) {
-	names, sums := s.ownByName, s.ownByDigest
+func (ix *index) addCopy(ref CopyRef, c Copy, own bool) {
+	byName, byDigest := ix.ownByName, ix.ownByDigest
 	if !own {
-		names, sums = s.peerByName, s.peerByDigest
+		byName, byDigest = ix.peerByName, ix.peerByDigest
 	}
-	names[key.ID.Name] = append(names[key.ID.Name], key)
-	if c.State != disk.Ready || c.Leaving || s.suspects[key] || !own && !(s.isCurrent(key.Disk) && !c.ManifestDigest.IsZero()) {
+	byName[ref.ID.Name] = append(byName[ref.ID.Name], ref)
+	if c.State != disk.Ready || c.Leaving || ix.suspects[ref] || !own && !(ix.isCurrent(ref.Disk) && !c.ManifestDigest.IsZero()) {
 		return
 	}
-	for _, sum := range []disk.Digest{c.SHA512, c.SHA256} {
-		if !sum.IsZero() {
-			sums[sum] = append(sums[sum], key)
+	for _, digest := range []disk.Digest{c.SHA512, c.SHA256} {
+		if !digest.IsZero() {
+			byDigest[digest] = append(byDigest[digest], ref)
 		}
 	}
 }
 
-func (s *index) copyAt(key CopyRef) Copy { return s.observed.Disks[key.Disk].Copies[key.ID] }
+func (ix *index) copyAt(ref CopyRef) Copy { return ix.observed.Disks[ref.Disk].Copies[ref.ID] }
 
-// copiesNamed are the copies of the images of one name, on whatever disk.
-func (s *index) copiesNamed(name string) []CopyRef {
-	return slices.Concat(s.ownByName[name], s.peerByName[name])
+// copiesNamed returns the copies of all images of one name, on all disks.
+func (ix *index) copiesNamed(name string) []CopyRef {
+	return slices.Concat(ix.ownByName[name], ix.peerByName[name])
 }
 
-// isCurrent reports whether what is known of the disk stands: it is this node's, or
-// that of a node that answers.
-func (s *index) isCurrent(ref schema.DiskRef) bool {
-	_, known := s.observed.Disks[ref]
-	return known && (s.desired.Owns(ref) || s.observed.Peers[ref.Node].Responds())
+// isCurrent reports whether the observed state of the disk is current: it is a disk of this
+// process, or its node responds.
+func (ix *index) isCurrent(ref schema.DiskRef) bool {
+	_, known := ix.observed.Disks[ref]
+	return known && (ix.desired.Owns(ref) || ix.observed.Peers[ref.Node].Responds())
 }
 
+// sameConfig reports whether another node responds and has this node's configuration, which
+// is valid.
+func (ix *index) sameConfig(node string) bool {
+	peer := ix.observed.Peers[node]
+	return peer.Responds() && peer.ConfigDigest == ix.desired.Digest && ix.desired.Digest != ""
+}
+
+// otherNodes returns the names of the other declared nodes, sorted.
+func (ix *index) otherNodes() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(ix.desired.Config.Nodes)), func(name string) bool { return name == ix.desired.Node })
+}
+
+// CompareDisks orders disks by node and name.
 func CompareDisks(a, b schema.DiskRef) int {
 	return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Disk, b.Disk))
 }
 
+// CompareIDs orders images by name and uuid.
 func CompareIDs(a, b disk.ID) int {
 	return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.UUID, b.UUID))
-}
-
-// imagePlanner is one declared image as it is on all disks.
-type imagePlanner struct {
-	ix        *index
-	image     schema.Image
-	Placement placement
-	// ready are the copies of the wanted generation that have the declared
-	// digest, or all have the same one; in order of rank, others after them.
-	ready []CopyRef
-	// mismatch says why a copy that is ready is not one of them.
-	mismatch map[CopyRef]string
-}
-
-// NewImagePlanner views one image. A view is good until the next one is made of the same scene.
-func (s *index) NewImagePlanner(image schema.Image) imagePlanner {
-	v := s.findReady(image)
-	ranked, kept := s.rankings.rank(image, s.scratch)
-	if !kept {
-		s.scratch = ranked.disks
-	}
-	v.Placement = v.place(ranked)
-	ranked.order(v.ready)
-	return v
-}
-
-// findReady is a look at what is there of one image, and not at where it should be: its ready
-// copies are in no order.
-func (s *index) findReady(image schema.Image) imagePlanner {
-	v := imagePlanner{ix: s, image: image, mismatch: map[CopyRef]string{}}
-	for _, key := range s.copiesNamed(image.ID.Name) {
-		c := s.copyAt(key)
-		if key.ID != image.ID || c.State != disk.Ready || !s.isCurrent(key.Disk) {
-			continue
-		}
-		if why := mismatchReason(image, c); why != "" {
-			v.mismatch[key] = why
-			continue
-		}
-		if s.desired.Owns(key.Disk) || !c.Leaving {
-			v.ready = append(v.ready, key)
-		}
-	}
-	return v
-}
-
-// ReadyCopies returns the ready copies of a declared image that have the bytes which the
-// configuration asks for, on this node and on nodes that respond, in no order.
-func (d Desired) ReadyCopies(o Observed, image schema.Image) []CopyRef {
-	return d.NewIndex(o).findReady(image).ready
-}
-
-// mismatchReason says why a ready copy is not what is declared.
-func mismatchReason(image schema.Image, c Copy) string {
-	switch {
-	case image.Checksum.IsZero(), c.HasDigest(image.Checksum):
-		return ""
-	case image.Checksum.Algorithm() == disk.SHA256 && c.SHA256.IsZero():
-		return needsSHA256
-	}
-	return "the file there has checksum " + c.SHA512.String() + ", declared is " + image.Checksum.String() +
-		": declare that checksum or another uuid"
-}
-
-const needsSHA256 = "its SHA-256 is not known yet"
-
-// ownSources are the ready copies on this node of what the image has to be: its own,
-// or those of any other image if the checksum is declared.
-func (v imagePlanner) ownSources() []CopyRef {
-	return v.sources(v.ix.ownByDigest, func(key CopyRef) bool { return v.ix.desired.Owns(key.Disk) && !v.ix.suspects[key] })
-}
-
-// peerSources are those on other nodes that can be copied.
-func (v imagePlanner) peerSources() []CopyRef {
-	return v.sources(v.ix.peerByDigest, func(key CopyRef) bool {
-		return !v.ix.desired.Owns(key.Disk) && !v.ix.copyAt(key).ManifestDigest.IsZero()
-	})
-}
-
-func (v imagePlanner) sources(by map[disk.Digest][]CopyRef, usable func(CopyRef) bool) []CopyRef {
-	var keys []CopyRef
-	for _, key := range v.ready {
-		if usable(key) && !v.ix.copyAt(key).Leaving {
-			keys = append(keys, key)
-		}
-	}
-	if sum := v.knownDigest(); len(keys) == 0 && !sum.IsZero() {
-		return by[sum]
-	}
-	return keys
 }

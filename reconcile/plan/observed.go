@@ -11,122 +11,124 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Observed is what was seen at one moment.
+// Observed is the observed state at one moment: the disks of this node, and what the other
+// nodes published.
 type Observed struct {
-	Now time.Time
-	// Disks are those of this node, and those of the others as these said last.
+	Now time.Time // wall clock of this node
+	// Disks are the disks of this node, and those of the other nodes as they last responded.
 	Disks map[schema.DiskRef]Disk
 	// Peers are the other declared nodes, by name.
 	Peers map[string]Peer
-	// Failures are what failed before; nothing here means that nothing did. Those of
-	// other nodes are there if they failed under the same configuration.
+	// Failures are the failed copies. Those of other nodes are included if they have the same
+	// configuration, or if the fault is the disk's or the network's.
 	Failures map[CopyRef]Failure
-	// Running is the work under way, here and on other nodes. It counts on the space
-	// it was promised when it began.
+	// Running are the copies on which a job runs, on any node. A job reserved its space when
+	// it started.
 	Running map[CopyRef]bool
-	// Syncing is what of that are syncs to disks of this node.
+	// Syncing are the running syncs to disks of this node.
 	Syncing map[CopyRef]bool
-	// BeingRead are copies on this node that work under way reads.
+	// BeingRead are copies on this node that running jobs read.
 	BeingRead map[CopyRef]bool
-	// CannotPrepare are images of which this node cannot make the first copy, as what it would
-	// be made of is not here, and why.
+	// CannotPrepare are the images whose first copy this node cannot create, because it has
+	// no replica of the volume, with the reason.
 	CannotPrepare map[disk.ID]string
-	// BackedUp are images of which a copy here says that a whole backup was seen where it is
-	// declared.
+	// BackedUp are the images with a complete backup at the declared target, according to the
+	// record of a copy on this node.
 	BackedUp map[disk.ID]bool
 }
 
-// Peer is what is known of another node by asking it, and nobody else.
+// Peer is the observed state of another node, from its own responses.
 type Peer struct {
-	// Asked: at least one question has ended, well or not, since this process began.
+	// Queried: at least one query has ended, with or without success, since this process
+	// started.
 	Queried bool
-	// Problem says why it does not answer; "" when what it said last stands.
+	// Problem is why it does not respond; "": its last response is current.
 	Problem string
-	// UnreachableFor is for how long it has not answered, at least: since its last answer, or
-	// since this process began. 0 when Problem is "".
+	// UnreachableFor is how long it has not responded, at least: since its last response, or
+	// since this process started. It is 0 when Problem is empty.
 	UnreachableFor time.Duration
-	// ConfigDigest is the digest of its configuration, "" while anything of it is broken.
+	// ConfigDigest is its config digest, "" while its configuration is invalid.
 	ConfigDigest string
-	// LastResponse is when it last gave a sign of life, by this node's clock, and of a silent one
-	// when the last question was asked that it answered; zero: it never answered. It is
-	// shown, and tells which of several saved states of a silent node is newer.
+	// LastResponse is the time of its last response by this node's clock; for an unreachable
+	// node, the start of the last query that it answered. Zero: it never responded.
 	LastResponse time.Time
-	// unasked: it was not asked since the copy was withdrawn that is decided on, so that
-	// nothing there counts for that copy's removal.
+	// unconfirmed: it was not queried since the copy was withdrawn whose deletion is being
+	// confirmed, so that nothing on it counts for that deletion.
 	unconfirmed bool
 }
 
-// Responds reports whether what the peer said last stands.
+// Responds reports whether the last response of the peer is current.
 func (p Peer) Responds() bool { return p.Queried && p.Problem == "" }
 
-// Disk is one disk as it was seen.
+// Disk is the observed state of one disk.
 type Disk struct {
 	Path string
 	UUID string
-	// Problem says why the disk cannot be used. Nothing is known of its copies
-	// then, and nothing is done to them.
+	// Problem is why the disk cannot be used; "": it can. With a problem nothing is known of
+	// its copies, and nothing is done to them.
 	Problem    string
-	ProblemFor time.Duration // for how long it has had a problem, for all that is known
+	ProblemFor time.Duration // how long the disk has had a problem, at least
 	Space      disk.Space
 	Copies     map[disk.ID]Copy
-	Unmanaged  []string // what is not ours and is left alone
-	// ClockStepped says that the wall clock was set since the times beside the copies
-	// were written, so that intervals that go by it have to begin anew.
+	Unmanaged  []string // names of files that this program does not own and leaves alone
+	// ClockStepped: the wall clock was set since the times beside the copies were recorded,
+	// so that their clean-up intervals restart.
 	ClockStepped bool
-	// UsageUnknown says why it cannot be told what the replicas on the disk use. All its
-	// copies then count as used, until a person has looked.
+	// UsageUnknown is why it is not known which copies are in use (U2); "": it is known. All
+	// copies of the disk then count as in use, until a person repairs the metadata.
 	UsageUnknown string
 }
 
-// Copy is a copy on a disk, and what uses it.
+// Copy is the observed state of a copy.
 type Copy struct {
 	disk.Copy
-	// UsedBy says why the copy counts as used; "" when nothing uses it.
+	// UsedBy says what uses the copy; "": it is not in use.
 	UsedBy string
-	// Leaving: it was withdrawn, and may be gone the next moment. Nobody counts on it.
+	// Leaving: it is withdrawn and may be deleted at any moment. Nobody counts on it.
 	Leaving bool
-	// Rejects says why a disk of another node takes no copy, as that node sees it.
+	// Rejects is why a disk of another node takes no copy, as its node published it; "": none.
 	Rejects string
-	// Later: it takes one as soon as there is a first copy.
+	// RejectsForNow: the disk takes a copy once a first copy exists.
 	RejectsForNow bool
 }
 
-// FromPeers reports whether the part came from other nodes: no first copy was begun with it.
+// FromPeers reports whether the partial file came from other nodes. It is no first copy then.
 func (c Copy) FromPeers() bool { return strings.HasPrefix(c.PartSourceID, disk.PartFromPeers) }
 
-// Ready returns the copy of id on the disk, if it is ready.
+// Ready returns a copy on the disk, and whether it is ready.
 func (d Disk) Ready(id disk.ID) (Copy, bool) {
 	c, ok := d.Copies[id]
 	return c, ok && c.State == disk.Ready && d.Problem == ""
 }
 
-// MarkLeaving shows a copy as leaving if what is done to it deletes it.
-func (d Disk) MarkLeaving(key CopyRef, kind Op) {
-	if c, there := d.Copies[key.ID]; there && kind.Deletes() {
+// MarkLeaving changes the observed copy to leaving if the operation deletes it.
+func (d Disk) MarkLeaving(ref CopyRef, op Op) {
+	if c, exists := d.Copies[ref.ID]; exists && op.Deletes() {
 		c.Leaving = true
-		d.Copies[key.ID] = c
+		d.Copies[ref.ID] = c
 	}
 }
 
-// LostFile reports whether a disk that can be read has no file of the copy.
-func (o Observed) LostFile(key CopyRef) bool {
-	seen, known := o.Disks[key.Disk]
-	c, there := seen.Copies[key.ID]
-	return known && seen.Problem == "" && (!there || c.State == disk.Pending)
+// LostFile reports whether a readable disk has no file of the copy any more.
+func (o Observed) LostFile(ref CopyRef) bool {
+	seen, known := o.Disks[ref.Disk]
+	c, exists := seen.Copies[ref.ID]
+	return known && seen.Problem == "" && (!exists || c.State == disk.Pending)
 }
 
-// IsOtherDisk reports whether a disk that can be read is another one than was.
+// IsOtherDisk reports whether a readable disk has another uuid than was.
 func (o Observed) IsOtherDisk(ref schema.DiskRef, was string) bool {
 	seen, known := o.Disks[ref]
 	return known && seen.Problem == "" && was != "" && seen.UUID != was
 }
 
-func (o Observed) HasCopy(key CopyRef) bool {
-	_, there := o.Disks[key.Disk].Copies[key.ID]
-	return there
+// HasCopy reports whether a folder of the copy was observed.
+func (o Observed) HasCopy(ref CopyRef) bool {
+	_, exists := o.Disks[ref.Disk].Copies[ref.ID]
+	return exists
 }
 
-// AnyReady reports whether any disk, of whatever node, has a ready copy.
+// AnyReady reports whether any disk of any node has a ready copy.
 func (o Observed) AnyReady(id disk.ID) bool {
 	for _, seen := range o.Disks {
 		if _, ready := seen.Ready(id); ready {
@@ -136,7 +138,7 @@ func (o Observed) AnyReady(id disk.ID) bool {
 	return false
 }
 
-// hasDuplicateDisks reports whether any two disks have the same identity.
+// hasDuplicateDisks reports whether any two disks have the same uuid.
 func (o Observed) hasDuplicateDisks() bool {
 	seen := make(map[string]bool, len(o.Disks))
 	for _, d := range o.Disks {
@@ -148,8 +150,9 @@ func (o Observed) hasDuplicateDisks() bool {
 	return false
 }
 
-// RejectDuplicateDisks finds disks with the same identity on two nodes that both answer, this
-// one included: a cloned machine. Nobody can tell which of them is meant.
+// RejectDuplicateDisks gives a problem to disks with the same uuid on two nodes that respond,
+// this one included: one machine is a clone of the other, and nobody knows which disk is
+// meant (I10).
 func (o Observed) RejectDuplicateDisks() {
 	if !o.hasDuplicateDisks() {
 		return
@@ -160,21 +163,21 @@ func (o Observed) RejectDuplicateDisks() {
 		if p, other := o.Peers[ref.Node]; uuid == "" || other && !p.Responds() {
 			continue
 		}
-		twin, taken := first[uuid]
-		if !taken {
+		twin, duplicate := first[uuid]
+		if !duplicate {
 			first[uuid] = ref
 			continue
 		}
 		if twin.Node == ref.Node {
-			continue // that node refuses them by itself
+			continue // that node rejects its own duplicates
 		}
 		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one machine is a clone of the other; give one disk a new identity: remove its longhorn-disk.cfg and run disk init", twin, ref, uuid)
-		for _, clone := range []schema.DiskRef{twin, ref} {
-			seen := o.Disks[clone]
-			o.Disks[clone] = Disk{Path: seen.Path, UUID: seen.UUID, Problem: problem}
+		for _, duplicate := range []schema.DiskRef{twin, ref} {
+			seen := o.Disks[duplicate]
+			o.Disks[duplicate] = Disk{Path: seen.Path, UUID: seen.UUID, Problem: problem}
 		}
 	}
 }
 
-// SuspectMessage is said of a copy that is not counted on before it has been read.
-const SuspectMessage = "a copy that was made of it has other bytes"
+// Suspected is the reason to verify a copy before it is read or counted on again.
+var Suspected = Reason{CodeSuspect, "a copy that was made of it has other bytes"}

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 
@@ -9,125 +8,129 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// planOrphans says what becomes of our copies of images that are not declared
-// any more.
-func (s *index) planOrphans() []Action {
-	blind := s.unknownUsage()
-	held := s.pruneBlocked()
+// planOrphans returns what happens to the owned copies on this node of images that are not
+// declared any more (S6).
+func (ix *index) planOrphans() []Action {
+	unknown := ix.unknownUsage()
+	limit := ix.pruneBlocked()
 	var actions []Action
-	for name, keys := range s.ownByName {
-		if !s.isOrphan(name) {
+	for name, refs := range ix.ownByName {
+		if !ix.isOrphan(name) {
 			continue
 		}
-		used := s.usedBy(name)
-		for _, key := range keys {
-			if s.copyAt(key).Owned {
-				actions = append(actions, s.planOrphanCopy(key, used, held, blind))
+		use := ix.orphanInUse(name)
+		for _, ref := range refs {
+			if ix.copyAt(ref).Owned {
+				actions = append(actions, ix.planOrphanCopy(ref, use, limit, unknown))
 			}
 		}
 	}
-	return s.applySuspension(s.desired.SuspensionOf(schema.Image{}, s.observed.Now), actions) // an image's own went with its declaration
+	// The suspension of an image ended with its declaration. That of the settings remains.
+	return ix.applySuspension(ix.desired.SuspensionOf(schema.Image{}, ix.observed.Now), actions)
 }
 
-func (s *index) isOrphan(name string) bool {
-	_, declared := s.desired.Config.Images[name]
-	return !declared && s.desired.invalidReason(name) == ""
+func (ix *index) isOrphan(name string) bool {
+	_, declared := ix.desired.Config.Images[name]
+	return !declared && ix.desired.invalidReason(name).IsZero()
 }
 
-// pruneBlocked says why the images that left the configuration are too many to go, if
-// they are. All nodes count the same ones: those of which any has a copy.
-func (s *index) pruneBlocked() string {
-	vanished := map[string][]CopyRef{}
-	for _, names := range []map[string][]CopyRef{s.ownByName, s.peerByName} {
-		for name, keys := range names {
-			if !s.isOrphan(name) {
+// pruneBlocked returns a reason when more images were removed at once than pruneLimit allows.
+// All nodes count the same orphans: those of which any node has an owned copy.
+func (ix *index) pruneBlocked() Reason {
+	orphans := map[string][]CopyRef{}
+	for _, byName := range []map[string][]CopyRef{ix.ownByName, ix.peerByName} {
+		for name, refs := range byName {
+			if !ix.isOrphan(name) {
 				continue
 			}
-			for _, key := range keys {
-				if s.copyAt(key).Owned {
-					vanished[name] = append(vanished[name], key)
+			for _, ref := range refs {
+				if ix.copyAt(ref).Owned {
+					orphans[name] = append(orphans[name], ref)
 				}
 			}
 		}
 	}
-	limit := s.desired.Config.Settings.PruneLimit
-	if !limit.Holds(len(s.desired.Config.Images), len(vanished)) || s.pruneConfirmed(vanished) {
-		return ""
+	limit := ix.desired.Config.Settings.PruneLimit
+	if !limit.Holds(len(ix.desired.Config.Images), len(orphans)) || ix.pruneConfirmed(orphans) {
+		return Reason{}
 	}
-	return fmt.Sprintf("%d images left the configuration, more at once than pruneLimit %s allows", len(vanished), limit)
+	return because(CodePruneLimit, "%d images were removed from the configuration, more at once than pruneLimit %s allows", len(orphans), limit)
 }
 
-// pruneConfirmed reports whether all of these copies may go although they are many. If
-// those that are named went first, the others would not be many any more.
-func (s *index) pruneConfirmed(vanished map[string][]CopyRef) bool {
+// pruneConfirmed reports whether pruneConfirmed names all orphans. Confirming a part is not
+// enough: when that part is deleted, the rest would be below the limit.
+func (ix *index) pruneConfirmed(orphans map[string][]CopyRef) bool {
 	confirmed := map[disk.ID]bool{}
-	for _, id := range s.desired.Config.Settings.PruneConfirmed {
+	for _, id := range ix.desired.Config.Settings.PruneConfirmed {
 		confirmed[id] = true
 	}
-	for _, keys := range vanished {
-		if slices.ContainsFunc(keys, func(key CopyRef) bool { return !confirmed[key.ID] }) {
+	for _, refs := range orphans {
+		if slices.ContainsFunc(refs, func(ref CopyRef) bool { return !confirmed[ref.ID] }) {
 			return false
 		}
 	}
 	return true
 }
 
-// usedBy says what uses any copy of an image, here or elsewhere.
-func (s *index) usedBy(name string) string {
-	for _, key := range s.copiesNamed(name) {
-		if c := s.copyAt(key); c.UsedBy != "" {
-			return fmt.Sprintf("on %s %s", key.Disk, c.UsedBy)
+// orphanInUse returns which copy of an image is in use, on any node.
+func (ix *index) orphanInUse(name string) Reason {
+	for _, ref := range ix.copiesNamed(name) {
+		if c := ix.copyAt(ref); c.UsedBy != "" {
+			return because(CodeInUse, "on %s %s", ref.Disk, c.UsedBy)
 		}
 	}
-	return ""
+	return Reason{}
 }
 
-// unknownUsage says why it cannot be told whether an image is used on some declared disk, or
-// whether all nodes know that it left the configuration.
-func (s *index) unknownUsage() string {
-	for _, node := range slices.Sorted(maps.Keys(s.desired.Config.Nodes)) {
-		if node != s.desired.Node {
-			if why := s.whyIgnored(node); why != "" {
-				return why
+// unknownUsage returns a reason when the use of an image on some declared disk is not known, or
+// when a node may not know that the image was removed.
+func (ix *index) unknownUsage() Reason {
+	nodes := ix.desired.Config.Nodes
+	for _, node := range slices.Sorted(maps.Keys(nodes)) {
+		if node != ix.desired.Node {
+			if reason := ix.whyIgnored(node); !reason.IsZero() {
+				return reason
 			}
 		}
-		for _, name := range slices.Sorted(maps.Keys(s.desired.Config.Nodes[node].Disks)) {
+		for _, name := range slices.Sorted(maps.Keys(nodes[node].Disks)) {
 			ref := schema.DiskRef{Node: node, Disk: name}
-			seen, known := s.observed.Disks[ref]
+			seen, known := ix.observed.Disks[ref]
 			switch {
 			case !known:
-				return fmt.Sprintf("%s: not looked at", ref)
+				return because(CodeUsageUnknown, "%s: not observed", ref)
 			case seen.Problem != "":
-				return fmt.Sprintf("%s: %s", ref, seen.Problem)
+				return because(CodeUsageUnknown, "%s: %s", ref, seen.Problem)
 			}
 		}
 	}
-	return ""
+	return Reason{}
 }
 
-// planOrphanCopy says whether a copy may go whose image is not declared any more.
-// used, held and blind are what speaks against it, as far as anything does.
-func (s *index) planOrphanCopy(key CopyRef, used, held, blind string) Action {
-	const reason = "not in the configuration any more"
-	until := s.desired.intervalEnd(s.observed, key)
-	undecided, isUndecided := s.desired.Undecided.MayDeclare(key.ID.Name, s.copyAt(key).Declaration)
+// planOrphanCopy returns the deletion of an orphan's copy, or why it is kept. use, limit and
+// unknown are the results of orphanInUse, pruneBlocked and unknownUsage. This is where it is
+// decided whether a copy of a removed image may be deleted.
+func (ix *index) planOrphanCopy(ref CopyRef, use, limit, unknown Reason) Action {
+	d := ix.desired
+	orphan := Reason{CodeOrphan, "not in the configuration any more"}
+	end := d.intervalEnd(ix.observed, ref)
+	undecided, maybe := d.Undecided.MayDeclare(ref.ID.Name, ix.copyAt(ref).Declaration)
 	switch {
-	case s.desired.Allowed != schema.Everything:
-		return s.keep(key, reason+", but nothing is deleted "+s.desired.whyNoDeletions()).asWaitFor(Cleanup, true)
-	case isUndecided:
-		return NewAction(Blocked, key, reason+", but "+undecided, 0).asWaitFor(Cleanup, true)
-	case !s.desired.IsRemoved(key.ID.Name):
-		return s.keep(key, reason+"; another look has to confirm it").asWaitFor(Cleanup, false)
-	case used != "":
-		return s.keepInUse(key, reason+", but "+used).asWaitFor(Cleanup, true)
-	case held != "" && !slices.Contains(s.desired.Config.Settings.PruneConfirmed, key.ID):
-		return NewAction(Blocked, key, fmt.Sprintf("%s: if that is meant, add %q to pruneConfirmed", held, key.ID), 0).asWaitFor(Cleanup, true)
-	case held != "":
-		return s.keep(key, held+": it goes when pruneConfirmed names all of them").asWaitFor(Cleanup, true)
-	case !s.desired.Cleanup[key] && until.After(s.observed.Now):
-		return s.keepUntil(key, reason+"; goes after the clean-up interval", until).asWaitFor(Cleanup, false)
-	case blind != "":
-		return NewAction(Blocked, key, reason+", but whether it is used there cannot be told: "+blind, 0).asWaitFor(Cleanup, true)
+	case d.Allowed != schema.Everything:
+		return keep(ref, d.deletionsOff(orphan)).asWaitFor(Cleanup, true)
+	case maybe:
+		return NewAction(Blocked, ref, orphan.with(CodeMaybeDeclared, ", but %s", undecided), 0).asWaitFor(Cleanup, true)
+	case !d.IsRemoved(ref.ID.Name):
+		return keep(ref, orphan.with(CodeRemovalPending, "; a second read of the configuration must confirm it")).asWaitFor(Cleanup, false)
+	case !use.IsZero():
+		return ix.keepInUse(ref, orphan.with(CodeInUse, ", but %s", use.Text)).asWaitFor(Cleanup, true)
+	case !limit.IsZero() && !slices.Contains(d.Config.Settings.PruneConfirmed, ref.ID):
+		return NewAction(Blocked, ref, limit.with(CodePruneLimit, ": if that is intended, add %q to pruneConfirmed", ref.ID), 0).asWaitFor(Cleanup, true)
+	case !limit.IsZero():
+		return keep(ref, limit.with(CodePruneLimit, ": it is deleted when pruneConfirmed names all of them")).asWaitFor(Cleanup, true)
+	case !d.Cleanup[ref] && end.After(ix.observed.Now):
+		return keepUntil(ref, orphan.with(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(Cleanup, false)
+	case !unknown.IsZero():
+		return NewAction(Blocked, ref, orphan.with(CodeUsageUnknown, ", but it is not known whether it is in use: %s", unknown.Text), 0).asWaitFor(Cleanup, true)
 	}
-	return s.planDeletion(Cleanup, key, reason)
+	return ix.planDeletion(Cleanup, ref, orphan)
 }

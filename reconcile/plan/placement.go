@@ -2,327 +2,346 @@ package plan
 
 import (
 	"cmp"
-	"fmt"
 	"iter"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// placement is what the walk over the ranked disks of an image gives.
+// placement is the result of the walk over the ranked disks of an image (P1 to P5).
 type placement struct {
-	ranked *Ranking
-	// Targets are the disks that should have a copy and have it or can take it, best
-	// first. The first of them makes the first copy.
-	Targets []schema.DiskRef
-	copies  int // wanted on ranked disks
-	missing int // those of them that no disk takes
-	// Rejected are the disks that were passed over, ranked and named ones.
-	Rejected map[schema.DiskRef]Rejection
+	ranked *ranking
+	// targets are the desired disks that have a copy or can take one, best first. The first
+	// of them creates the first copy.
+	targets []schema.DiskRef
+	copies  int // desired on ranked disks
+	missing int // those of them for which there is no disk
+	// rejected are the disks that take no copy, as far as the walk went, and named ones.
+	rejected map[schema.DiskRef]Rejection
 }
 
-// place walks over the ranked disks: the first that have a copy or can take one
-// are wanted, and those that the image names.
-func (v imagePlanner) place(ranked *Ranking) placement {
-	p := placement{ranked: ranked, copies: v.image.Copies, Rejected: map[schema.DiskRef]Rejection{}}
-	if v.image.AllDisks {
-		p.copies = ranked.Len()
+// place walks over the ranked disks, best first. Targets are the first disks that have a copy
+// or can take one, and then the disks that the image names.
+func (p imagePlanner) place(ranked *ranking) placement {
+	pl := placement{ranked: ranked, copies: p.image.Copies, rejected: map[schema.DiskRef]Rejection{}}
+	if p.image.AllDisks {
+		pl.copies = ranked.len()
 	}
-	var troubled []schema.DiskRef
-	begun := v.inProgress(ranked)
-	for i := 0; i < len(begun)+ranked.Len() && len(p.Targets) < p.copies; i++ {
+	var failing []schema.DiskRef
+	started := p.inProgress(ranked)
+	for i := 0; i < len(started)+ranked.len() && len(pl.targets) < pl.copies; i++ {
 		var ref schema.DiskRef
-		if i < len(begun) {
-			ref = begun[i]
-		} else if ref = ranked.At(i - len(begun)); slices.Contains(begun, ref) {
+		if i < len(started) {
+			ref = started[i]
+		} else if ref = ranked.at(i - len(started)); slices.Contains(started, ref) {
 			continue
 		}
-		switch r := v.rejects(ref); {
-		case r.Reason != "":
-			p.Rejected[ref] = r
-		case v.isFailing(ref):
-			troubled = append(troubled, ref)
+		switch r := p.rejects(ref); {
+		case !r.IsZero():
+			pl.rejected[ref] = r
+		case p.isFailing(ref):
+			failing = append(failing, ref)
 		default:
-			p.Targets = append(p.Targets, ref)
+			pl.targets = append(pl.targets, ref)
 		}
 	}
-	// A disk in trouble is tried again only if no other can act for it, and then the
-	// one that is due first.
-	slices.SortStableFunc(troubled, v.byRetryTime)
-	p.Targets = append(p.Targets, troubled[:min(len(troubled), p.copies-len(p.Targets))]...)
-	p.missing = p.copies - len(p.Targets)
-	v.addNamedDisks(&p)
-	return p
+	// A failing disk is tried again only if no other disk is left, in the order of the next
+	// attempts.
+	slices.SortStableFunc(failing, p.byRetryTime)
+	pl.targets = append(pl.targets, failing[:min(len(failing), pl.copies-len(pl.targets))]...)
+	pl.missing = pl.copies - len(pl.targets)
+	p.addNamedDisks(&pl)
+	return pl
 }
 
 // addNamedDisks adds the disks that the image names.
-func (v imagePlanner) addNamedDisks(p *placement) {
-	for _, ref := range v.image.Disks {
-		if _, declared := v.ix.desired.Disk(ref); !declared || slices.Contains(p.Targets, ref) {
+func (p imagePlanner) addNamedDisks(pl *placement) {
+	for _, ref := range p.image.Disks {
+		if _, declared := p.ix.desired.Disk(ref); !declared || slices.Contains(pl.targets, ref) {
 			continue
 		}
-		if r := v.rejects(ref); r.Reason != "" {
-			p.Rejected[ref] = r
+		if r := p.rejects(ref); !r.IsZero() {
+			pl.rejected[ref] = r
 			continue
 		}
-		p.Targets = append(p.Targets, ref)
+		pl.targets = append(pl.targets, ref)
 	}
 }
 
-// inProgress are the ranked disks that have begun with the first copy, those first where
-// it is under way: nobody takes that over as long as they can go on, however well
-// another one ranks.
-func (v imagePlanner) inProgress(ranked *Ranking) []schema.DiskRef {
-	if len(v.ready) > 0 {
+// stage is how far a first copy has come on a disk.
+type stage int
+
+const (
+	notStarted  stage = iota
+	interrupted       // a partial file is there
+	uploading         // a client is about to upload the image
+	running           // a job is running
+)
+
+// inProgress returns the ranked disks on which the first copy has started, the furthest ones
+// first. They keep the task as long as they can go on, whatever their rank (F3).
+func (p imagePlanner) inProgress(ranked *ranking) []schema.DiskRef {
+	if len(p.ready) > 0 {
 		return nil
 	}
-	var keys []CopyRef
-	for _, key := range v.ix.copiesNamed(v.image.ID.Name) {
-		if key.ID == v.image.ID && v.stage(key) > 0 && ranked.has(key.Disk) && !v.isFailing(key.Disk) {
-			keys = append(keys, key)
+	var refs []CopyRef
+	for _, ref := range p.ix.copiesNamed(p.image.ID.Name) {
+		if ref.ID == p.image.ID && p.stage(ref) > notStarted && ranked.has(ref.Disk) && !p.isFailing(ref.Disk) {
+			refs = append(refs, ref)
 		}
 	}
-	for _, ref := range v.ix.ownDisks { // which may have made no folder yet
-		key := CopyRef{ref, v.image.ID}
-		if (v.ix.observed.Running[key] || v.ix.desired.Uploads[key]) && !slices.Contains(keys, key) && ranked.has(ref) && !v.isFailing(ref) {
-			keys = append(keys, key)
+	for _, on := range p.ix.ownDisks { // a job may not have created the folder yet
+		ref := p.on(on)
+		if (p.ix.observed.Running[ref] || p.ix.desired.Uploads[ref]) && !slices.Contains(refs, ref) && ranked.has(on) && !p.isFailing(on) {
+			refs = append(refs, ref)
 		}
 	}
-	ranked.order(keys)
-	slices.SortStableFunc(keys, func(a, b CopyRef) int { return cmp.Compare(v.stage(b), v.stage(a)) })
-	refs := make([]schema.DiskRef, len(keys))
-	for i, key := range keys {
-		refs[i] = key.Disk
+	ranked.order(refs)
+	slices.SortStableFunc(refs, func(a, b CopyRef) int { return cmp.Compare(p.stage(b), p.stage(a)) })
+	disks := make([]schema.DiskRef, len(refs))
+	for i, ref := range refs {
+		disks[i] = ref.Disk
 	}
-	return refs
+	return disks
 }
 
-// stage is 3 for a first copy that is under way, 2 for one that a client is about to
-// upload, 1 for one that was under way.
-func (v imagePlanner) stage(key CopyRef) int {
+func (p imagePlanner) stage(ref CopyRef) stage {
+	c := p.ix.copyAt(ref)
 	switch {
-	case v.ix.observed.Running[key]:
-		return 3
-	case v.ix.desired.Uploads[key]:
-		return 2
-	case v.ix.copyAt(key).PartSourceID == disk.PartFromUpload:
-		return 1
-	case v.image.Source.Upload == nil && v.ix.copyAt(key).PartBytes > 0 && !v.ix.copyAt(key).FromPeers():
-		return 1
+	case p.ix.observed.Running[ref]:
+		return running
+	case p.ix.desired.Uploads[ref]:
+		return uploading
+	case c.PartSourceID == disk.PartFromUpload:
+		return interrupted
+	case p.image.Source.Upload == nil && c.PartBytes > 0 && !c.FromPeers():
+		return interrupted
 	}
-	return 0
+	return notStarted
 }
 
-// requiredBytes is how many bytes a new copy takes, as far as that is known.
-func (v imagePlanner) requiredBytes() int64 {
-	var need int64
-	for _, keys := range [][]CopyRef{v.ready, v.ownSources(), v.peerSources()} {
-		for _, key := range keys {
-			need = max(need, v.ix.copyAt(key).RealSize)
-		}
-	}
-	return need
-}
-
-// RemainingBytes is how many of the needed bytes have not come yet.
-func RemainingBytes(c Copy, need int64) int64 {
-	if c.PartTotal <= 0 {
-		return need
-	}
-	return int64(float64(need) * (1 - min(1, float64(c.PartBytes)/float64(c.PartTotal))))
-}
-
-func (v imagePlanner) byRetryTime(a, b schema.DiskRef) int {
-	due := func(ref schema.DiskRef) time.Time {
-		if v.ix.observed.Running[CopyRef{ref, v.image.ID}] {
+func (p imagePlanner) byRetryTime(a, b schema.DiskRef) int {
+	retryAt := func(ref schema.DiskRef) time.Time {
+		if p.ix.observed.Running[p.on(ref)] {
 			return time.Time{}
 		}
-		return v.longFailure(ref).RetryAt
+		return p.longFailure(ref).RetryAt
 	}
-	return due(a).Compare(due(b))
+	return retryAt(a).Compare(retryAt(b))
 }
 
-// isFailing says that work on the copy has failed for so long, by the fault of the
-// disk or of its node's way to the source, that the task moves on.
-func (v imagePlanner) isFailing(ref schema.DiskRef) bool { return v.longFailure(ref).Attempts > 0 }
+// isFailing reports whether the disk, or the connection of its node to the source, has failed
+// for the recovery interval, so that the task moves on (F3).
+func (p imagePlanner) isFailing(ref schema.DiskRef) bool { return p.longFailure(ref).Attempts > 0 }
 
-// longFailure returns the failure for which a disk is troubled, if it is.
-func (v imagePlanner) longFailure(ref schema.DiskRef) Failure {
-	if v.ix.copyAt(CopyRef{ref, v.image.ID}).State == disk.Ready {
-		return Failure{} // whatever it was, it is over
+// longFailure returns the failure for which isFailing is true.
+func (p imagePlanner) longFailure(ref schema.DiskRef) Failure {
+	if p.ix.copyAt(p.on(ref)).State == disk.Ready {
+		return Failure{} // the failure is over
 	}
-	if v.image.Source.Upload != nil && len(v.ready) == 0 {
-		return Failure{} // what was sent to a disk nobody else can go on with
+	if p.image.Source.Upload != nil && len(p.ready) == 0 {
+		return Failure{} // no other disk can go on with a partial upload
 	}
-	long := func(t Failure) bool {
-		return t.Attempts > 0 && v.ix.observed.Now.Sub(t.Since) >= v.ix.desired.Config.Settings.RecoveryWaitInterval
+	long := func(f Failure) bool {
+		return f.Attempts > 0 && p.ix.observed.Now.Sub(f.Since) >= p.ix.desired.Config.Settings.RecoveryWaitInterval
 	}
-	if t := v.ix.observed.Failures[CopyRef{ref, v.image.ID}]; t.Disk && long(t) {
-		return t
+	if f := p.ix.observed.Failures[p.on(ref)]; f.Fault == FaultDisk && long(f) {
+		return f
 	}
-	if len(v.ready) > 0 {
-		return Failure{} // nobody goes to the source any more
+	if len(p.ready) > 0 {
+		return Failure{} // nobody needs the source any more
 	}
 	var worst Failure
-	for name := range v.ix.desired.Config.Nodes[ref.Node].Disks {
-		t := v.ix.observed.Failures[CopyRef{schema.DiskRef{Node: ref.Node, Disk: name}, v.image.ID}]
-		if t.Link && t.Op.IsFirstCopy() && long(t) && t.RetryAt.After(worst.RetryAt) {
-			worst = t
+	for name := range p.ix.desired.Config.Nodes[ref.Node].Disks {
+		f := p.ix.observed.Failures[p.on(schema.DiskRef{Node: ref.Node, Disk: name})]
+		if f.Fault == FaultNetwork && f.Op.IsFirstCopy() && long(f) && f.RetryAt.After(worst.RetryAt) {
+			worst = f
 		}
 	}
 	return worst
 }
 
-func (d Desired) Disk(ref schema.DiskRef) (schema.Disk, bool) {
-	declared, ok := d.Config.Nodes[ref.Node].Disks[ref.Disk]
-	return declared, ok
-}
+// Severity says what a rejection means for the plan.
+type Severity uint8
 
-func (d Desired) evicting(ref schema.DiskRef) bool {
-	node := d.Config.Nodes[ref.Node]
-	return node.EvictionRequested || node.Disks[ref.Disk].EvictionRequested
-}
+const (
+	// Defective: something is wrong with the disk or its node.
+	Defective Severity = iota
+	// Intended: the configuration asks for it.
+	Intended
+	// Temporary: the disk takes a copy once a first copy exists.
+	Temporary
+)
 
-// Rejection is why a disk gets no new copy.
+// Rejection is the reason why a disk takes no new copy. The zero value is no rejection.
 type Rejection struct {
-	Reason string
-	// Intended says that it was asked for, so that nothing is wrong.
-	Intended bool
-	// later: once there is a first copy, the disk takes one of it.
-	Temporary bool
+	Reason
+	Severity Severity
 }
 
-// isFault reports whether something is wrong with the disk.
-func (r Rejection) isFault() bool { return !r.Intended && !r.Temporary }
-
-// rejects says why a disk gets no new copy, so that the next in rank acts for it.
-// A ready copy that it has counts all the same, and a file that only has to be
-// verified takes no space.
-func (v imagePlanner) rejects(ref schema.DiskRef) Rejection {
-	key := CopyRef{ref, v.image.ID}
-	seen, known := v.ix.observed.Disks[ref]
-	c := seen.Copies[v.image.ID]
-	node, declared := v.ix.desired.Config.Nodes[ref.Node], v.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
+// rejects returns why a disk takes no new copy, so that the next ranked disk takes it (P3). A
+// disk with a ready copy is not rejected, and a file that must only be verified needs no space.
+func (p imagePlanner) rejects(ref schema.DiskRef) Rejection {
+	seen, known := p.ix.observed.Disks[ref]
+	c := seen.Copies[p.image.ID]
+	node, declared := p.ix.desired.Config.Nodes[ref.Node], p.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
+	owned := p.ix.desired.Owns(ref)
 	switch {
-	case v.ix.desired.evicting(ref):
-		return Rejection{Reason: "its eviction is requested", Intended: true}
-	case !v.ix.desired.Owns(ref) && !v.ix.isCurrent(ref):
-		return v.rejectsUnreachable(ref, c)
+	case p.ix.desired.evicting(ref):
+		return Rejection{Reason{CodeEviction, "its eviction is requested"}, Intended}
+	case !owned && !p.ix.isCurrent(ref):
+		return p.rejectsUnreachable(ref, c)
 	case !known:
-		return Rejection{Reason: "not looked at"}
+		return Rejection{Reason: Reason{CodeDiskUnavailable, "not observed"}}
 	case seen.Problem != "":
-		return Rejection{Reason: seen.Problem}
+		return Rejection{Reason: Reason{CodeDiskUnavailable, seen.Problem}}
 	case c.State == disk.Ready, c.State == disk.Unknown:
 		return Rejection{}
 	case !node.AllowScheduling:
-		return Rejection{Reason: "scheduling on the node is disabled", Intended: true}
+		return Rejection{Reason{CodeSchedulingOff, "scheduling on the node is disabled"}, Intended}
 	case !declared.AllowScheduling:
-		return Rejection{Reason: "scheduling on the disk is disabled", Intended: true}
-	case c.State == disk.Failed && c.UsedBy != "" && !v.repairable(key):
-		return Rejection{Reason: "the copy there failed and is in use"}
-	case v.ix.observed.Running[key]:
+		return Rejection{Reason{CodeSchedulingOff, "scheduling on the disk is disabled"}, Intended}
+	case c.State == disk.Failed && c.UsedBy != "" && !p.repairable(p.on(ref)):
+		return Rejection{Reason: Reason{CodeDamagedInUse, "the copy on it failed and is in use"}}
+	case p.ix.observed.Running[p.on(ref)]:
 		return Rejection{}
-	case c.Rejects != "" && !(c.RejectsForNow && len(v.ready) > 0): // it has not heard of the first copy yet
-		return Rejection{Reason: c.Rejects, Temporary: c.RejectsForNow}
-	case !v.ix.desired.Owns(ref):
+	case c.Rejects != "" && !(c.RejectsForNow && len(p.ready) > 0): // its node does not know of the first copy yet
+		if c.RejectsForNow {
+			return Rejection{Reason{CodePeerRejects, c.Rejects}, Temporary}
+		}
+		return Rejection{Reason: Reason{CodePeerRejects, c.Rejects}}
+	case !owned:
 		return Rejection{}
 	}
-	if why := v.cannotPrepare(); why != "" {
-		return Rejection{Reason: why, Temporary: true}
+	if reason := p.cannotPrepare(); !reason.IsZero() {
+		return Rejection{reason, Temporary}
 	}
-	return v.rejectsForSpace(ref, RemainingBytes(c, v.requiredBytes()))
+	return p.rejectsForSpace(ref, RemainingBytes(c, p.requiredBytes()))
 }
 
-// rejectsUnreachable says it of a disk whose node is silent: for a while, a reboot for one,
-// it keeps its place.
-func (v imagePlanner) rejectsUnreachable(ref schema.DiskRef, c Copy) Rejection {
-	peer, asked := v.ix.observed.Peers[ref.Node]
-	_, known := v.ix.observed.Disks[ref]
-	node, declared := v.ix.desired.Config.Nodes[ref.Node], v.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
+// rejectsUnreachable returns why a disk takes no copy whose observed state is not current. The
+// disk of an unreachable node keeps its rank for the recovery interval, for example during a
+// reboot (F8).
+func (p imagePlanner) rejectsUnreachable(ref schema.DiskRef, c Copy) Rejection {
+	peer, queried := p.ix.observed.Peers[ref.Node]
+	_, known := p.ix.observed.Disks[ref]
+	node, declared := p.ix.desired.Config.Nodes[ref.Node], p.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
 	switch {
-	case ref.Node == v.ix.desired.Node && len(v.ix.observed.Peers) > 0:
-		return Rejection{Reason: "this process does not look after it"} // and no other one is asked
-	case !known && v.ix.sameConfig(ref.Node):
-		return Rejection{Reason: fmt.Sprintf("node %s does not tell of it", ref.Node)}
-	case asked && !peer.Responds() && peer.UnreachableFor >= v.ix.desired.Config.Settings.RecoveryWaitInterval:
-		return Rejection{Reason: fmt.Sprintf("node %s does not answer: %s", ref.Node, peer.Problem)}
+	case ref.Node == p.ix.desired.Node && len(p.ix.observed.Peers) > 0: // no other process of this node is queried
+		return Rejection{Reason: Reason{CodeDiskNotManaged, "this process does not manage it"}}
+	case !known && p.ix.sameConfig(ref.Node):
+		return Rejection{Reason: because(CodeDiskUnpublished, "node %s does not publish it", ref.Node)}
+	case queried && !peer.Responds() && peer.UnreachableFor >= p.ix.desired.Config.Settings.RecoveryWaitInterval:
+		return Rejection{Reason: because(CodePeerUnreachable, "node %s does not respond: %s", ref.Node, peer.Problem)}
 	case !known: // it may have a copy
 		return Rejection{}
 	case c.State != disk.Ready && c.State != disk.Unknown && !(node.AllowScheduling && declared.AllowScheduling):
-		return Rejection{Reason: "scheduling there is disabled", Intended: true}
+		return Rejection{Reason{CodeSchedulingOff, "scheduling on it is disabled"}, Intended}
 	}
 	return Rejection{}
 }
 
-func (v imagePlanner) rejectsForSpace(ref schema.DiskRef, need int64) Rejection {
-	declared, _ := v.ix.desired.Disk(ref)
-	free := v.ix.observed.Disks[ref].Space.Free
-	t := v.ix.observed.Failures[CopyRef{ref, v.image.ID}]
-	smaller := t.Op == Upload || t.Op.IsFirstCopy() && len(v.ready) > 0 // the next file, or the data alone
+// rejectsForSpace returns a rejection if the disk has less than n bytes above its reserve.
+func (p imagePlanner) rejectsForSpace(ref schema.DiskRef, n int64) Rejection {
+	declared, _ := p.ix.desired.Disk(ref)
+	free := p.ix.observed.Disks[ref].Space.Free
+	f := p.ix.observed.Failures[p.on(ref)]
+	// What failed needed more than a sync will: the next upload may be smaller, and a sync
+	// needs the data only.
+	smaller := f.Op == Upload || f.Op.IsFirstCopy() && len(p.ready) > 0
 	if !smaller {
-		need = max(need, t.NeedsSpace)
+		n = max(n, f.NeedsSpace)
 	}
-	need = max(need, 1)
-	if need <= free-declared.StorageReserved {
+	n = max(n, 1)
+	if n <= free-declared.StorageReserved {
 		return Rejection{}
 	}
-	why := fmt.Sprintf("%s: %s are free and %s reserved", noSpace, FormatBytes(free), FormatBytes(declared.StorageReserved))
-	if need > 1 {
-		why += ", " + FormatBytes(need) + " are needed"
+	reason := because(CodeNoSpace, "%s: %s are free and %s reserved", noSpace, FormatBytes(free), FormatBytes(declared.StorageReserved))
+	if n > 1 {
+		reason = reason.with(CodeNoSpace, ", %s are needed", FormatBytes(n))
 	}
-	return Rejection{Reason: why}
+	return Rejection{Reason: reason}
 }
 
 const noSpace = "not enough space"
 
-// Rejections says which declared images the disks of this node take no copy of although
-// they could have one by the configuration, and why, in words that stay the same as
-// long as the reason does.
+// cannotPrepare returns why this node cannot create the first copy, although no copy exists
+// that could be synced.
+func (p imagePlanner) cannotPrepare() Reason {
+	if len(p.ready)+len(p.ownSources())+len(p.peerSources()) > 0 {
+		return Reason{}
+	}
+	if p.image.Source.Clone != nil {
+		return p.cannotClone()
+	}
+	if text := p.ix.observed.CannotPrepare[p.image.ID]; text != "" {
+		return Reason{CodeCannotPrepare, text}
+	}
+	return Reason{}
+}
+
+// isTarget reports whether the disk is a desired disk.
+func (p imagePlanner) isTarget(ref schema.DiskRef) bool {
+	return slices.Contains(p.placement.targets, ref)
+}
+
+// matches reports whether the disk is ranked for the image.
+func (p imagePlanner) matches(ref schema.DiskRef) bool {
+	declared, ok := p.ix.desired.Disk(ref)
+	return ok && !p.ix.desired.evicting(ref) && hasAll(p.ix.desired.Config.Nodes[ref.Node].Tags, p.image.NodeSelector) && hasAll(declared.Tags, p.image.DiskSelector)
+}
+
+// isEligible reports whether the disk is ranked or named, so that a deletion may count on a
+// ready copy there (S4).
+func (p imagePlanner) isEligible(ref schema.DiskRef) bool {
+	if p.matches(ref) {
+		return true
+	}
+	_, declared := p.ix.desired.Disk(ref)
+	return declared && !p.ix.desired.evicting(ref) && slices.Contains(p.image.Disks, ref)
+}
+
+// Rejections returns which declared images the disks of this node take no copy of although
+// they match. The text of a rejection changes only when its cause does, since it is published.
 func (d Desired) Rejections(o Observed) map[CopyRef]Rejection {
 	return d.NewIndex(o).rejections(maps.Values(d.Config.Images))
 }
 
-func (s *index) rejections(images iter.Seq[schema.Image]) map[CopyRef]Rejection {
+func (ix *index) rejections(images iter.Seq[schema.Image]) map[CopyRef]Rejection {
 	out := map[CopyRef]Rejection{}
 	for image := range images {
-		v := s.findReady(image)
-		for _, ref := range s.ownDisks {
-			if !v.isEligible(ref) {
+		p := ix.findReady(image)
+		for _, ref := range ix.ownDisks {
+			if !p.isEligible(ref) {
 				continue
 			}
-			if s.desired.Allowed == schema.ObserveOnly {
-				out[CopyRef{ref, image.ID}] = Rejection{Reason: "its manager does nothing but look"}
+			r := p.rejects(ref)
+			switch {
+			case ix.desired.Allowed == schema.ObserveOnly:
+				r = Rejection{Reason: Reason{CodeObserveOnly, "its manager is in observe-only mode"}}
+			case r.IsZero(), r.Severity == Intended:
 				continue
+			case r.Code == CodeNoSpace:
+				r.Text = noSpace // without the sizes, which change all the time
 			}
-			if r := v.rejects(ref); r.Reason != "" && !r.Intended {
-				r.Reason = stableReason(r.Reason)
-				out[CopyRef{ref, image.ID}] = r
-			}
+			out[p.on(ref)] = r
 		}
 	}
 	return out
 }
 
-func stableReason(why string) string {
-	if strings.HasPrefix(why, noSpace) {
-		return noSpace
-	}
-	return why
-}
-
-// Placement is where one image should have copies, and where it has ready ones.
+// Placement is where an image should have copies and where it has ready ones.
 type Placement struct {
 	Targets []schema.DiskRef // the desired disks, best first
-	Missing int              // desired copies that no disk can take
+	Missing int              // desired copies for which there is no disk
 	Ready   []CopyRef        // ready copies of the declared generation, those on ranked disks first
-	// PassedOver says why disks get no copy. It is nil when as many copies as desired are
-	// ready. It has all other disks when copies are missing, and otherwise those that
+	// PassedOver has the reason why each other disk is no target. It is nil when as many
+	// copies are ready as are desired. When no copy is missing, it has only the disks that
 	// would come before a target.
-	PassedOver map[schema.DiskRef]string
+	PassedOver map[schema.DiskRef]Reason
 }
 
 // Desired returns how many copies the image should have.
@@ -330,60 +349,64 @@ func (p Placement) Desired() int { return len(p.Targets) + max(0, p.Missing) }
 
 // Placements returns the placement of each declared image. It costs as much as planning.
 func (d Desired) Placements(o Observed) map[disk.ID]Placement {
-	s := d.NewIndex(o)
+	ix := d.NewIndex(o)
 	all := make(map[disk.ID]Placement, len(d.Config.Images))
 	for _, image := range d.Config.Images {
-		v := s.NewImagePlanner(image)
-		p := Placement{Targets: v.Placement.Targets, Missing: v.Placement.missing, Ready: v.ready}
-		if len(p.Ready) < p.Desired() || p.Desired() == 0 {
-			p.PassedOver = v.passedOverReasons()
+		p := ix.NewImagePlanner(image)
+		one := Placement{Targets: p.placement.targets, Missing: p.placement.missing, Ready: p.ready}
+		if len(one.Ready) < one.Desired() || one.Desired() == 0 {
+			one.PassedOver = p.rejectionReasons()
+			if p.placement.missing > 0 || len(p.placement.targets) == 0 {
+				one.PassedOver = p.passedOver()
+			}
 		}
-		all[image.ID] = p
+		all[image.ID] = one
 	}
 	return all
 }
 
-func (v imagePlanner) passedOverReasons() map[schema.DiskRef]string {
-	if v.Placement.missing > 0 || len(v.Placement.Targets) == 0 {
-		return v.passedOver()
-	}
-	out := make(map[schema.DiskRef]string, len(v.Placement.Rejected))
-	for ref, r := range v.Placement.Rejected {
+func (p imagePlanner) rejectionReasons() map[schema.DiskRef]Reason {
+	out := make(map[schema.DiskRef]Reason, len(p.placement.rejected))
+	for ref, r := range p.placement.rejected {
 		out[ref] = r.Reason
 	}
 	return out
 }
 
-// passedOver says of every declared disk that is not wanted for an image why it is
-// not: what is missing there, or that others come first.
-func (v imagePlanner) passedOver() map[schema.DiskRef]string {
-	out := map[schema.DiskRef]string{}
-	for name, node := range v.ix.desired.Config.Nodes {
+// passedOver returns for each declared disk that is no target the reason.
+func (p imagePlanner) passedOver() map[schema.DiskRef]Reason {
+	out := map[schema.DiskRef]Reason{}
+	for name, node := range p.ix.desired.Config.Nodes {
 		for diskName, d := range node.Disks {
 			ref := schema.DiskRef{Node: name, Disk: diskName}
-			switch r, refused := v.Placement.Rejected[ref]; {
-			case v.isTarget(ref):
-			case refused:
+			if p.isTarget(ref) {
+				continue
+			}
+			nodeTag, nodeMatches := missingTag(node.Tags, p.image.NodeSelector)
+			diskTag, diskMatches := missingTag(d.Tags, p.image.DiskSelector)
+			switch r, rejected := p.placement.rejected[ref]; {
+			case rejected:
 				out[ref] = r.Reason
 			case node.EvictionRequested || d.EvictionRequested:
-				out[ref] = "its eviction is requested"
-			case !hasAll(node.Tags, v.image.NodeSelector):
-				out[ref] = "node tag " + missingTag(node.Tags, v.image.NodeSelector) + " missing"
-			case !hasAll(d.Tags, v.image.DiskSelector):
-				out[ref] = "disk tag " + missingTag(d.Tags, v.image.DiskSelector) + " missing"
+				out[ref] = Reason{CodeEviction, "its eviction is requested"}
+			case !nodeMatches:
+				out[ref] = because(CodeTagMissing, "node tag %s missing", nodeTag)
+			case !diskMatches:
+				out[ref] = because(CodeTagMissing, "disk tag %s missing", diskTag)
 			default:
-				out[ref] = "other disks come first"
+				out[ref] = Reason{CodeRankedLower, "other disks come first"}
 			}
 		}
 	}
 	return out
 }
 
-func missingTag(tags, selectors []string) string {
+// missingTag returns the first selector that tags do not have; matches: they have all.
+func missingTag(tags, selectors []string) (tag string, matches bool) {
 	for _, s := range selectors {
-		if !hasAll(tags, []string{s}) {
-			return s
+		if !slices.Contains(tags, s) {
+			return s, false
 		}
 	}
-	return ""
+	return "", true
 }

@@ -45,8 +45,8 @@ images:
 func TestFailingDiskWithDueRetryActs(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)
-	o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Link: true, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(4 * time.Minute)}
-	o.Failures[plan.CopyRef{Disk: refs[1], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 5, Message: "refused", Link: true, Since: plantest.Now.Add(-2 * time.Hour), RetryAt: plantest.Now.Add(-time.Hour)}
+	o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Fault: plan.FaultNetwork, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(4 * time.Minute)}
+	o.Failures[plan.CopyRef{Disk: refs[1], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 5, Message: "refused", Fault: plan.FaultNetwork, Since: plantest.Now.Add(-2 * time.Hour), RetryAt: plantest.Now.Add(-time.Hour)}
 	d, o := plantest.AsNode(refs[1].Node, c, o)
 	plantest.ExpectAction(t, d.Plan(o))
 }
@@ -56,7 +56,7 @@ func TestFailingDiskWithDueRetryActs(t *testing.T) {
 func TestFailoverMovesOnlyTheFirstCopy(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)
-	o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Link: true, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(time.Minute)}
+	o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Fault: plan.FaultNetwork, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(time.Minute)}
 	expectTarget := func(want schema.DiskRef) {
 		t.Helper()
 		if got := (plan.Desired{Config: c}).Placements(o)[image.ID].Targets; len(got) != 1 || got[0] != want {
@@ -77,9 +77,9 @@ func TestSyncNeedsLessSpaceThanTheSource(t *testing.T) {
 	small.Space.Free = 5 << 30
 	o.Disks[refs[0]] = small
 	rejection := func(failed plan.Op) string {
-		o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: failed, Attempts: 1, Disk: true, NeedsSpace: 10 << 30, Since: plantest.Now, RetryAt: plantest.Now}
+		o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: failed, Attempts: 1, Fault: plan.FaultDisk, NeedsSpace: 10 << 30, Since: plantest.Now, RetryAt: plantest.Now}
 		d := plan.Desired{Node: refs[0].Node, Config: c, Digest: "d", Allowed: schema.Everything}
-		return d.Placements(o)[image.ID].PassedOver[refs[0]]
+		return d.Placements(o)[image.ID].PassedOver[refs[0]].Text
 	}
 	const noSpace = "not enough space: 5.0 GiB are free and 0 B reserved, 10 GiB are needed"
 	if got := rejection(plan.Download); got != noSpace {

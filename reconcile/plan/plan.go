@@ -1,19 +1,84 @@
 package plan
 
 import (
-	"fmt"
+	"cmp"
 	"iter"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/dustin/go-humanize"
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Plan says what has to happen on the disks of d.Node. It depends on d and o
-// alone and reads no clock. Two plans from equal values are equal.
+// Plan is the list of actions that lead from the observed to the desired state, sorted by
+// image, disk and operation. A dry run prints the same value that a daemon executes.
+type Plan struct {
+	Actions []Action `json:"actions"`
+	Summary Summary  `json:"summary"`
+	// Suspended lists the suspensions in effect: that of the settings first, then by image.
+	Suspended []Suspension `json:"suspended,omitempty"`
+	// Digest is the config digest, "" while any part of the configuration is invalid.
+	Digest string `json:"digest,omitempty"`
+	// Revision is the commit of the configuration, "" when it is not known.
+	Revision string `json:"revision,omitempty"`
+}
+
+// Summary counts the actions of a plan. Sizes are in bytes.
+type Summary struct {
+	Counts map[Op]int `json:"counts"`
+	// TransferBytes is the known size of all first copies, syncs and backups.
+	TransferBytes int64 `json:"transferBytes"`
+	// UnknownSizes is the number of transfers with an unknown size.
+	UnknownSizes int `json:"unknownSizes"`
+	// FreedBytes is what clean-ups and evictions free.
+	FreedBytes int64 `json:"freedBytes"`
+}
+
+// NewPlan returns a plan of these actions, which it sorts.
+func (d Desired) NewPlan(actions []Action) Plan {
+	slices.SortFunc(actions, func(a, b Action) int {
+		return cmp.Or(cmp.Compare(a.Image, b.Image), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk),
+			cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Op, b.Op), cmp.Compare(a.Reason.Text, b.Reason.Text))
+	})
+	p := Plan{Actions: actions, Summary: Summary{Counts: map[Op]int{}}, Digest: d.Digest, Revision: d.Revision}
+	for _, a := range actions {
+		s := &p.Summary
+		s.Counts[a.Op]++
+		switch {
+		case (a.Op.CreatesCopy() || a.Op == Backup) && a.Bytes == UnknownBytes:
+			s.UnknownSizes++
+		case a.Op.CreatesCopy(), a.Op == Backup:
+			s.TransferBytes += a.Bytes
+		case a.Op.Deletes():
+			s.FreedBytes += a.Bytes
+		}
+	}
+	return p
+}
+
+// Empty reports whether the plan changes nothing: it has only waits (R4).
+func (p Plan) Empty() bool {
+	return !slices.ContainsFunc(p.Actions, func(a Action) bool { return a.Op != Wait })
+}
+
+// Without returns the plan without the actions that base has, too: the same operation on the
+// same copy.
+func (p Plan) Without(base Plan) Plan {
+	type operation struct {
+		ref      CopyRef
+		op, next Op
+	}
+	planned := map[operation]bool{}
+	for _, a := range base.Actions {
+		planned[operation{a.CopyRef(), a.Op, a.Next}] = true
+	}
+	actions := slices.DeleteFunc(slices.Clone(p.Actions), func(a Action) bool { return planned[operation{a.CopyRef(), a.Op, a.Next}] })
+	return Desired{Digest: p.Digest, Revision: p.Revision}.NewPlan(actions)
+}
+
+// Plan returns the actions on the disks of d.Node. It is a pure function of d and o and reads
+// no clock (R2).
 func (d Desired) Plan(o Observed) Plan {
 	if d.Allowed == schema.ObserveOnly {
 		return d.NewPlan([]Action{})
@@ -23,23 +88,23 @@ func (d Desired) Plan(o Observed) Plan {
 	return p
 }
 
-// plan gives the actions for these images, and for what is not declared.
-func (s *index) plan(images iter.Seq[schema.Image]) []Action {
-	actions := []Action{}
+// plan returns the actions for these images and for the orphans.
+func (ix *index) plan(images iter.Seq[schema.Image]) []Action {
+	actions := []Action{} // never null in JSON
 	for image := range images {
-		actions = append(actions, s.NewImagePlanner(image).plan()...)
+		actions = append(actions, ix.NewImagePlanner(image).plan()...)
 	}
-	for name := range s.desired.Invalid {
-		if why := s.desired.invalidReason(name); why != "" {
-			actions = append(actions, NewAction(Blocked, CopyRef{schema.DiskRef{Node: s.desired.Node}, disk.ID{Name: name}}, why, 0))
+	for name := range ix.desired.Invalid {
+		if reason := ix.desired.invalidReason(name); !reason.IsZero() {
+			actions = append(actions, NewAction(Blocked, CopyRef{schema.DiskRef{Node: ix.desired.Node}, disk.ID{Name: name}}, reason, 0))
 		}
 	}
-	actions = append(actions, s.planOrphans()...)
-	actions = append(actions, s.scrub(actions)...)
+	actions = append(actions, ix.planOrphans()...)
+	actions = append(actions, ix.scrub(actions)...)
 	return keepSources(actions)
 }
 
-// keepSources keeps the copies that others are to be made from.
+// keepSources turns the deletion of a copy into a wait while another action reads the copy.
 func keepSources(actions []Action) []Action {
 	readBy := map[CopyRef]string{}
 	for _, a := range actions {
@@ -48,249 +113,163 @@ func keepSources(actions []Action) []Action {
 		}
 	}
 	for i, a := range actions {
-		reader := readBy[a.CopyRef()]
-		if reader != "" && (a.Op == Cleanup || a.Op == Evict) {
-			actions[i] = NewAction(Wait, a.CopyRef(), fmt.Sprintf("%s, but is copied to %s first", a.Reason, reader), 0).asWaitFor(a.Op, false)
+		if reader := readBy[a.CopyRef()]; reader != "" && a.Op.Deletes() {
+			actions[i] = NewAction(Wait, a.CopyRef(), a.Reason.with(CodeSourceOfCopy, ", but %s is created from it first", reader), 0).asWaitFor(a.Op, false)
 		}
 	}
 	return actions
 }
 
-// plan gives the actions for one image on this node's disks.
-func (v imagePlanner) plan() []Action {
-	return v.ix.applySuspension(v.ix.desired.SuspensionOf(v.image, v.ix.observed.Now), v.planUnsuspended())
+// plan returns the actions for the image on the disks of this node.
+func (p imagePlanner) plan() []Action {
+	return p.ix.applySuspension(p.ix.desired.SuspensionOf(p.image, p.ix.observed.Now), p.planUnsuspended())
 }
 
-// planUnsuspended is what would be planned without a suspension.
-func (v imagePlanner) planUnsuspended() []Action {
-	settling := v.inspectCopies()
-	if conflict := v.conflict(); conflict != "" {
-		return append(slices.Collect(maps.Values(settling)), v.blocked(schema.DiskRef{}, conflict))
+// planUnsuspended returns the plan as it would be without a suspension. Its order matters: an
+// existing file is inspected before anything is transferred to its disk.
+func (p imagePlanner) planUnsuspended() []Action {
+	inspections := p.inspectCopies()
+	if reason := p.conflict(); !reason.IsZero() {
+		return append(slices.Collect(maps.Values(inspections)), p.blocked(schema.DiskRef{}, reason))
 	}
-	actions := v.planSurplus(settling)
-	for _, ref := range v.Placement.Targets {
-		if _, first := settling[ref]; first || !v.ix.desired.Owns(ref) {
+	actions := p.planSurplus(inspections)
+	for _, ref := range p.placement.targets {
+		if _, inspected := inspections[ref]; inspected || !p.ix.desired.Owns(ref) {
 			continue
 		}
-		if a, needed := v.planTarget(ref, settling); needed {
-			actions = append(actions, a.asWaitFor(v.methodFor(ref), v.waitsForUpload()))
+		if a, needed := p.planTarget(ref, inspections); needed {
+			actions = append(actions, a.asWaitFor(p.methodFor(ref), p.waitsForUpload()))
 		}
 	}
-	if v.Placement.missing > 0 || v.Placement.ranked.Len() == 0 {
-		actions = append(actions, v.shortage())
+	if p.placement.missing > 0 || p.placement.ranked.len() == 0 {
+		actions = append(actions, p.shortage())
 	}
-	if a, due := v.backup(settling); due {
+	if a, needed := p.backup(inspections); needed {
 		actions = append(actions, a)
 	}
-	actions = append(actions, v.rejectedCleanups()...)
-	for _, ref := range v.image.Disks {
-		if a, refused := v.rejectedNamedDisk(ref); refused {
+	actions = append(actions, p.rejectedCleanups()...)
+	for _, ref := range p.image.Disks {
+		if a, rejected := p.rejectedNamedDisk(ref); rejected {
 			actions = append(actions, a)
 		}
 	}
-	return append(actions, slices.Collect(maps.Values(settling))...)
+	return append(actions, slices.Collect(maps.Values(inspections))...)
 }
 
-// rejectedCleanups tells that what is wanted is not cleaned up, even if somebody asks.
-func (v imagePlanner) rejectedCleanups() []Action {
-	var actions []Action
-	for _, ref := range v.Placement.Targets {
-		if key := (CopyRef{ref, v.image.ID}); v.ix.desired.Owns(ref) && v.ix.desired.Cleanup[key] && v.ix.copyAt(key).State == disk.Ready {
-			actions = append(actions, v.ix.keep(key, "its clean-up was asked for, but the image is wanted on this disk"))
+// inspectCopies returns an action for each disk of this node whose existing file must be
+// verified, repaired, adopted or decided about before anything else happens to it.
+func (p imagePlanner) inspectCopies() map[schema.DiskRef]Action {
+	actions := map[schema.DiskRef]Action{}
+	for _, copyRef := range p.ix.ownByName[p.image.ID.Name] {
+		if copyRef.ID != p.image.ID {
+			continue
+		}
+		ref, c := copyRef.Disk, p.ix.copyAt(copyRef)
+		mismatch := p.mismatch[copyRef]
+		switch {
+		case c.State == disk.Unknown && !c.Owned:
+			actions[ref] = p.attempt(Adopt, ref, because(CodeUnverifiedFile, "an unmanaged file exists: %s", c.Message), c.Size)
+		case c.State == disk.Unknown:
+			actions[ref] = p.attempt(Verify, ref, because(CodeUnverifiedFile, "%s", c.Message), c.Size)
+		case c.State == disk.Ready && p.ix.desired.Verify[copyRef]:
+			actions[ref] = p.attempt(Verify, ref, because(CodeVerifyRequested, "requested"), c.Size)
+		case c.State == disk.Ready && p.ix.suspects[copyRef]:
+			actions[ref] = p.attempt(Verify, ref, Suspected, c.Size)
+		case c.State == disk.Failed && p.repairable(copyRef):
+			actions[ref] = p.repair(copyRef)
+		case c.State == disk.Failed && c.UsedBy != "":
+			actions[ref] = p.blocked(ref, because(CodeDamagedInUse, "the copy failed (%s) and cannot be replaced: %s", c.Message, c.UsedBy))
+		case mismatch.Code == CodeDigestUnknown:
+			actions[ref] = p.attempt(Verify, ref, mismatch, c.Size)
+		case !mismatch.IsZero():
+			actions[ref] = p.blocked(ref, mismatch)
+		case c.State == disk.Ready && !c.HasCfg:
+			actions[ref] = p.attempt(Adopt, ref, because(CodeCfgMissing, "backing.cfg is missing or describes another file"), 0)
+		case c.State == disk.Ready && c.ManifestDigest.IsZero():
+			actions[ref] = p.attempt(Verify, ref, because(CodeManifestMissing, "the chunk manifest is missing"), c.Size)
 		}
 	}
 	return actions
 }
 
-// inspectCopies says, for each disk where it is so, what has to be found out or decided
-// about the file that lies there before anything else is done with it.
-func (v imagePlanner) inspectCopies() map[schema.DiskRef]Action {
-	settling := map[schema.DiskRef]Action{}
-	for _, key := range v.ix.ownByName[v.image.ID.Name] {
-		if key.ID != v.image.ID {
+// conflict returns a reason when two ready copies differ and no checksum decides (F6).
+func (p imagePlanner) conflict() Reason {
+	if !p.image.Checksum.IsZero() || len(p.ready) < 2 {
+		return Reason{}
+	}
+	first := p.ix.copyAt(p.ready[0])
+	for _, ref := range p.ready[1:] {
+		c := p.ix.copyAt(ref)
+		if c.SHA512 == first.SHA512 {
 			continue
 		}
-		ref, c := key.Disk, v.ix.copyAt(key)
-		switch {
-		case c.State == disk.Unknown && !c.Owned:
-			settling[ref] = v.attempt(Adopt, ref, "a file is there: "+c.Message, c.Size)
-		case c.State == disk.Unknown:
-			settling[ref] = v.attempt(Verify, ref, c.Message, c.Size)
-		case c.State == disk.Ready && v.ix.desired.Verify[key]:
-			settling[ref] = v.attempt(Verify, ref, "asked for", c.Size)
-		case c.State == disk.Ready && v.ix.suspects[key]:
-			settling[ref] = v.attempt(Verify, ref, SuspectMessage, c.Size)
-		case c.State == disk.Failed && v.repairable(key):
-			settling[ref] = v.repair(key)
-		case c.State == disk.Failed && c.UsedBy != "":
-			settling[ref] = v.blocked(ref, fmt.Sprintf("the copy failed (%s) and cannot be replaced: %s", c.Message, c.UsedBy))
-		case v.mismatch[key] == needsSHA256:
-			settling[ref] = v.attempt(Verify, ref, needsSHA256, c.Size)
-		case v.mismatch[key] != "":
-			settling[ref] = v.blocked(ref, v.mismatch[key])
-		case c.State == disk.Ready && !c.HasCfg:
-			settling[ref] = v.attempt(Adopt, ref, "backing.cfg is missing or is not about the file", 0)
-		case c.State == disk.Ready && c.ManifestDigest.IsZero():
-			settling[ref] = v.attempt(Verify, ref, "its chunk manifest is missing", c.Size)
+		if of := p.image.Source.Clone; of != nil && of.Encryption == schema.Encrypt { // such a clone has no checksum
+			return because(CodeConflict, "the copies on %s and %s differ, because each was encrypted on its own: to encrypt again, declare another uuid", p.ready[0].Disk, ref.Disk)
+		}
+		return because(CodeConflict, "copies differ: to keep that of %s, declare checksum: %q; to keep that of %s, declare checksum: %q",
+			p.ready[0].Disk, first.SHA512, ref.Disk, c.SHA512)
+	}
+	return Reason{}
+}
+
+// rejectedCleanups answers requests to clean up copies on desired disks.
+func (p imagePlanner) rejectedCleanups() []Action {
+	var actions []Action
+	for _, ref := range p.placement.targets {
+		if copyRef := p.on(ref); p.ix.desired.Owns(ref) && p.ix.desired.Cleanup[copyRef] && p.ix.copyAt(copyRef).State == disk.Ready {
+			actions = append(actions, keep(copyRef, because(CodeDesired, "the requested clean-up is rejected: the image is desired on this disk")))
 		}
 	}
-	return settling
+	return actions
 }
 
-// conflict says when two ready copies differ, so that nobody can tell which of
-// them is the image.
-func (v imagePlanner) conflict() string {
-	if !v.image.Checksum.IsZero() || len(v.ready) < 2 {
-		return ""
-	}
-	first := v.ix.copyAt(v.ready[0])
-	for _, key := range v.ready[1:] {
-		if c := v.ix.copyAt(key); c.SHA512 != first.SHA512 {
-			if of := v.image.Source.Clone; of != nil && of.Encryption == schema.Encrypt { // which takes no checksum
-				return fmt.Sprintf("copies differ, those of %s and %s, as each was encrypted by itself: to have it encrypted anew, declare another uuid", v.ready[0].Disk, key.Disk)
-			}
-			return fmt.Sprintf("copies differ: to keep that of %s, declare checksum: %q; to keep that of %s, declare checksum: %q",
-				v.ready[0].Disk, first.SHA512, key.Disk, c.SHA512)
-		}
-	}
-	return ""
-}
+// on returns the copy of the image on a disk.
+func (p imagePlanner) on(ref schema.DiskRef) CopyRef { return CopyRef{ref, p.image.ID} }
 
-// shortage tells that fewer disks can take a copy than are wanted. As long as
-// nothing is wrong with a disk it does not keep the plan from being empty: there
-// is nothing that would be done.
-func (v imagePlanner) shortage() Action {
-	reason := fmt.Sprintf("no disk can take %d of %d copies", v.Placement.missing, v.Placement.copies)
-	if v.Placement.ranked.Len() == 0 {
-		reason = v.noRankedDisk()
-	}
-	by, wrong := map[string][]string{}, len(v.Placement.Targets) == 0 || v.Placement.ranked.Len() == 0
-	for ref, r := range v.Placement.Rejected {
-		if v.matches(ref) {
-			by[r.Reason] = append(by[r.Reason], ref.String())
-			wrong = wrong || r.isFault()
-		}
-	}
-	var why []string
-	for reason, disks := range by {
-		slices.Sort(disks)
-		why = append(why, fmt.Sprintf("%s: %s", joinWords(disks), reason))
-	}
-	if len(why) > 0 {
-		slices.Sort(why)
-		reason += " (" + strings.Join(why, "; ") + ")"
-	}
-	a := v.blocked(schema.DiskRef{}, reason)
-	if !wrong {
-		a.Op = Wait
-	}
-	return a
-}
-
-// noRankedDisk says why no disk is ranked.
-func (v imagePlanner) noRankedDisk() string {
-	var evicted []string
-	for name, node := range v.ix.desired.Config.Nodes {
-		for d, declared := range node.Disks { // none of which has a rank, so what matches is evicted
-			if hasAll(node.Tags, v.image.NodeSelector) && hasAll(declared.Tags, v.image.DiskSelector) {
-				evicted = append(evicted, schema.DiskRef{Node: name, Disk: d}.String())
-			}
-		}
-	}
-	if len(evicted) == 0 {
-		return "no disk matches the selectors"
-	}
-	slices.Sort(evicted)
-	return fmt.Sprintf("every disk that matches is to be evicted (%s)", joinWords(evicted))
-}
-
-// joinWords names a few of sorted words.
-func joinWords(words []string) string {
-	const most = 5
-	if more := len(words) - most; more > 1 {
-		return fmt.Sprintf("%s and %d more", strings.Join(words[:most], ", "), more)
-	}
-	return strings.Join(words, ", ")
-}
-
-// rejectedNamedDisk tells of a disk of this node that the image names and that gets
-// no copy.
-func (v imagePlanner) rejectedNamedDisk(ref schema.DiskRef) (a Action, refused bool) {
-	r, refused := v.Placement.Rejected[ref]
-	told := v.Placement.missing > 0 && v.matches(ref) || v.ix.copyAt(CopyRef{ref, v.image.ID}).Owned && r.Intended
-	if !refused || told || !v.ix.desired.Owns(ref) {
-		return Action{}, false
-	}
-	a = v.blocked(ref, "the image names this disk, but "+r.Reason)
-	if r.Intended {
-		a.Op = Wait
-	}
-	return a, true
-}
-
-func NewAction(kind Op, key CopyRef, reason string, bytes int64) Action {
-	return Action{Op: kind, Image: key.ID.Name, UUID: key.ID.UUID, Node: key.Disk.Node, Disk: key.Disk.Disk, Reason: reason, Bytes: bytes}
-}
-
-func (v imagePlanner) blocked(ref schema.DiskRef, reason string) Action {
+func (p imagePlanner) blocked(ref schema.DiskRef, reason Reason) Action {
 	if ref.Node == "" {
-		ref.Node = v.ix.desired.Node
+		ref.Node = p.ix.desired.Node
 	}
-	return NewAction(Blocked, CopyRef{ref, v.image.ID}, reason, 0)
+	return NewAction(Blocked, p.on(ref), reason, 0)
 }
 
-func (v imagePlanner) wait(ref schema.DiskRef, reason string) Action {
-	return NewAction(Wait, CopyRef{ref, v.image.ID}, reason, 0)
+func (p imagePlanner) wait(ref schema.DiskRef, reason Reason) Action {
+	return NewAction(Wait, p.on(ref), reason, 0)
 }
 
-// attempt is the action, or what it has to wait for because it failed before.
-func (v imagePlanner) attempt(kind Op, ref schema.DiskRef, reason string, bytes int64) Action {
-	key := CopyRef{ref, v.image.ID}
-	t := v.ix.observed.Failures[key]
-	turn := (kind == Sync && t.Op == Repair || kind == Repair && t.Op == Sync) && t.RetryAt.After(v.ix.observed.Now)
-	if turn || t.Delays(kind, v.ix.observed.Now) {
-		return v.backOff(ref, t)
+// attempt returns the operation, or a wait while an earlier failure delays it. Sync and repair
+// of one copy take turns: the failure of one delays the other as well.
+func (p imagePlanner) attempt(op Op, ref schema.DiskRef, reason Reason, bytes int64) Action {
+	f := p.ix.observed.Failures[p.on(ref)]
+	otherTurn := (op == Sync && f.Op == Repair || op == Repair && f.Op == Sync) && f.RetryAt.After(p.ix.observed.Now)
+	if otherTurn || f.Delays(op, p.ix.observed.Now) {
+		return p.backOff(ref, f)
 	}
-	return NewAction(kind, key, reason, bytes)
+	return NewAction(op, p.on(ref), reason, bytes)
 }
 
-func (v imagePlanner) backOff(ref schema.DiskRef, t Failure) Action {
-	if t.Final {
-		return v.blocked(ref, t.Message)
+// backOff returns the wait for the next attempt after f, or a blocked action if f is final.
+func (p imagePlanner) backOff(ref schema.DiskRef, f Failure) Action {
+	if f.Final {
+		return p.blocked(ref, because(CodeRejected, "%s", f.Message))
 	}
-	a := v.wait(ref, t.Message)
-	a.Until = t.RetryAt
+	a := p.wait(ref, because(CodeRetry, "%s", f.Message))
+	a.Until = f.RetryAt
 	return a
 }
 
+// FormatBytes returns a size with a binary unit, such as "1.5 GiB".
 func FormatBytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
-// Without are the actions of p that base has not: it has no action of that kind on that
-// copy.
-func (p Plan) Without(base Plan) Plan {
-	type act struct {
-		key  CopyRef
-		kind Op
-		then Op
-	}
-	has := map[act]bool{}
-	for _, a := range base.Actions {
-		has[act{a.CopyRef(), a.Op, a.Next}] = true
-	}
-	actions := slices.DeleteFunc(slices.Clone(p.Actions), func(a Action) bool { return has[act{a.CopyRef(), a.Op, a.Next}] })
-	return Desired{Digest: p.Digest, Revision: p.Revision}.NewPlan(actions)
-}
-
-// Missing counts the copies that this node's disks should have and that are not
-// ready, whatever they wait for. A disk that is wanting is none of them, nor is
-// anything as long as too much of the configuration is not known.
+// Missing returns how many copies should be on this node's disks and are not ready. A missing
+// disk does not count. In observe-only mode it returns 0, since the desired state is not known.
 func (d Desired) Missing(o Observed) int {
 	if d.Allowed == schema.ObserveOnly {
 		return 0
 	}
-	missing, now := 0, d.NewIndex(o)
+	missing, ix := 0, d.NewIndex(o)
 	for _, image := range d.Config.Images {
-		for _, ref := range now.NewImagePlanner(image).Placement.Targets {
+		for _, ref := range ix.NewImagePlanner(image).placement.targets {
 			if _, ready := o.Disks[ref].Ready(image.ID); d.Owns(ref) && !ready {
 				missing++
 			}

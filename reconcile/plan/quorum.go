@@ -11,147 +11,135 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// otherNodes are the declared nodes but this one, sorted.
-func (s *index) otherNodes() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(s.desired.Config.Nodes)), func(name string) bool { return name == s.desired.Node })
+// giveUpAt returns when an unreachable peer has been unreachable for the recovery interval.
+func (ix *index) giveUpAt(p Peer) time.Time {
+	return ix.observed.Now.Add(ix.desired.Config.Settings.RecoveryWaitInterval - p.UnreachableFor)
 }
 
-// giveUpAt is when a silent node has been away for so long that it is not waited for
-// any more.
-func (s *index) giveUpAt(p Peer) time.Time {
-	return s.observed.Now.Add(s.desired.Config.Settings.RecoveryWaitInterval - p.UnreachableFor)
-}
-
-// waitForPeers says what a first copy has to wait for, and until when: copies that may turn
-// out to be ready, each node once, one that may be away with a ready copy, and without
-// a checksum whatever may have the copy that establishes it.
-func (v imagePlanner) waitForPeers() (why string, until time.Time) {
-	if why := v.unsettledCopy(); why != "" {
-		return why, time.Time{}
+// waitForPeers returns what the first copy must wait for, and until when: copies that may turn
+// out to be ready, an unreachable node that had a ready copy, and without a checksum every
+// node and disk that may have a copy (F5).
+func (p imagePlanner) waitForPeers() (reason Reason, until time.Time) {
+	if reason := p.unsettledCopy(); !reason.IsZero() {
+		return reason, time.Time{}
 	}
-	if why, until = v.waitForNode(); why != "" || v.digestDeclared() {
-		return why, until
+	if reason, until = p.waitForNode(); !reason.IsZero() || p.digestDeclared() {
+		return reason, until
 	}
-	return v.waitForDisk()
+	return p.waitForDisk()
 }
 
-// unsettledCopy names a copy on another node of which it will show in a moment whether it
-// is ready.
-func (v imagePlanner) unsettledCopy() string {
-	for _, key := range v.ix.peerByName[v.image.ID.Name] {
-		c := v.ix.copyAt(key)
+// unsettledCopy returns a reason when a copy on another node may be ready in a moment.
+func (p imagePlanner) unsettledCopy() Reason {
+	for _, ref := range p.ix.peerByName[p.image.ID.Name] {
+		c := p.ix.copyAt(ref)
 		switch {
-		case key.ID != v.image.ID || !v.ix.isCurrent(key.Disk):
+		case ref.ID != p.image.ID || !p.ix.isCurrent(ref.Disk):
 		case c.State == disk.Ready && c.Leaving:
-			return fmt.Sprintf("the copy on %s is about to go, or to stay", key.Disk)
-		case c.State == disk.Unknown && v.ix.observed.Failures[key].Attempts == 0:
-			return fmt.Sprintf("the file on %s is looked at first", key.Disk)
+			return because(CodePeerUnsettled, "the copy on %s has a pending deletion", ref.Disk)
+		case c.State == disk.Unknown && p.ix.observed.Failures[ref].Attempts == 0:
+			return because(CodeVerifyFirst, "the file on %s is verified first", ref.Disk)
 		}
 	}
-	return ""
+	return Reason{}
 }
 
-// waitForNode names the node that is waited for the longest.
-func (v imagePlanner) waitForNode() (why string, until time.Time) {
-	for _, name := range v.ix.otherNodes() {
-		peer, asking := v.ix.observed.Peers[name]
-		if !asking || peer.Responds() {
-			continue // asking: with --offline nobody is asked
+// waitForNode returns the node for which the first copy waits the longest.
+func (p imagePlanner) waitForNode() (reason Reason, until time.Time) {
+	for _, name := range p.ix.otherNodes() {
+		peer, queried := p.ix.observed.Peers[name]
+		if !queried || peer.Responds() {
+			continue // with --offline no node is queried
 		}
-		end := v.ix.giveUpAt(peer)
+		end := p.ix.giveUpAt(peer)
 		switch {
 		case !peer.Queried:
-			return fmt.Sprintf("node %s is asked first", name), time.Time{}
-		case !end.After(v.ix.observed.Now), until.After(end):
-		case v.hadReady(name):
-			why, until = fmt.Sprintf("node %s, which has a copy, does not answer: %s", name, peer.Problem), end
-		case !v.digestDeclared():
-			why, until = fmt.Sprintf("without a checksum nothing is fetched as long as node %s, which does not answer, may have a copy: %s", name, peer.Problem), end
+			return because(CodePeerUnqueried, "node %s has not responded yet", name), time.Time{}
+		case !end.After(p.ix.observed.Now), until.After(end):
+		case p.hadReady(name):
+			reason, until = because(CodePeerUnreachable, "node %s, which has a copy, does not respond: %s", name, peer.Problem), end
+		case !p.digestDeclared():
+			reason, until = because(CodePeerUnreachable, "without a checksum nothing is fetched while node %s, which does not respond, may have a copy: %s", name, peer.Problem), end
 		}
 	}
-	return why, until
+	return reason, until
 }
 
-// waitForDisk names a disk that cannot be looked at, of a node that answers.
-func (v imagePlanner) waitForDisk() (why string, until time.Time) {
-	const unsure = "without a checksum nothing is fetched as long as disk %s, %s, may have a copy: declare a checksum, or take the disk out of the configuration"
-	for _, name := range slices.Sorted(maps.Keys(v.ix.desired.Config.Nodes[v.ix.desired.Node].Disks)) {
-		if ref := (schema.DiskRef{Node: v.ix.desired.Node, Disk: name}); !v.ix.desired.Owns(ref) && len(v.ix.observed.Peers) > 0 {
-			return fmt.Sprintf(unsure, ref, "which this process does not look after"), time.Time{}
-		}
-	}
-	for _, ref := range slices.SortedFunc(maps.Keys(v.ix.observed.Disks), CompareDisks) {
-		_, declared := v.ix.desired.Disk(ref)
-		away := v.ix.observed.Disks[ref]
-		if end := v.ix.observed.Now.Add(v.ix.desired.Config.Settings.RecoveryWaitInterval - away.ProblemFor); declared && away.Problem != "" && end.After(v.ix.observed.Now) {
-			return fmt.Sprintf(unsure, ref, "which cannot be used ("+away.Problem+")"), end
-		}
-	}
-	return "", time.Time{}
+// hadReady reports whether an unreachable node had a ready copy when it last responded.
+func (p imagePlanner) hadReady(node string) bool {
+	return slices.ContainsFunc(p.ix.peerByName[p.image.ID.Name], func(ref CopyRef) bool {
+		return ref.Disk.Node == node && ref.ID == p.image.ID && p.ix.copyAt(ref).State == disk.Ready
+	})
 }
 
-// interruptedSource returns a copy that is copied to ref, and of which nothing is heard for
-// a moment. The bytes may flow all the same, and if not, the transfer ends by itself.
-func (v imagePlanner) interruptedSource(ref schema.DiskRef) (from CopyRef, ok bool) {
-	if !v.ix.observed.Running[CopyRef{ref, v.image.ID}] {
+// waitForDisk returns a disk that cannot be read, or that another process of this node manages.
+func (p imagePlanner) waitForDisk() (reason Reason, until time.Time) {
+	const format = "without a checksum nothing is fetched while disk %s, %s, may have a copy: declare a checksum, or remove the disk from the configuration"
+	d, o := p.ix.desired, p.ix.observed
+	for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes[d.Node].Disks)) {
+		if ref := (schema.DiskRef{Node: d.Node, Disk: name}); !d.Owns(ref) && len(o.Peers) > 0 {
+			return because(CodeDiskNotManaged, format, ref, "which this process does not manage"), time.Time{}
+		}
+	}
+	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), CompareDisks) {
+		_, declared := d.Disk(ref)
+		seen := o.Disks[ref]
+		if end := o.Now.Add(d.Config.Settings.RecoveryWaitInterval - seen.ProblemFor); declared && seen.Problem != "" && end.After(o.Now) {
+			return because(CodeDiskUnavailable, format, ref, "which cannot be used ("+seen.Problem+")"), end
+		}
+	}
+	return Reason{}, time.Time{}
+}
+
+// interruptedSource returns the copy that a running sync to ref reads while its node does not
+// respond for a moment. The bytes may still arrive; if not, the sync ends by its own timeouts.
+func (p imagePlanner) interruptedSource(ref schema.DiskRef) (from CopyRef, ok bool) {
+	if !p.ix.observed.Running[p.on(ref)] {
 		return CopyRef{}, false
 	}
-	for _, key := range v.ix.peerByName[v.image.ID.Name] {
-		c, peer := v.ix.copyAt(key), v.ix.observed.Peers[key.Disk.Node]
-		quiet := peer.Queried && !peer.Responds() && v.ix.giveUpAt(peer).After(v.ix.observed.Now)
-		if key.ID == v.image.ID && c.State == disk.Ready && (quiet || c.Leaving) {
-			return key, true
+	for _, other := range p.ix.peerByName[p.image.ID.Name] {
+		c, peer := p.ix.copyAt(other), p.ix.observed.Peers[other.Disk.Node]
+		silent := peer.Queried && !peer.Responds() && p.ix.giveUpAt(peer).After(p.ix.observed.Now)
+		if other.ID == p.image.ID && c.State == disk.Ready && (silent || c.Leaving) {
+			return other, true
 		}
 	}
 	return CopyRef{}, false
 }
 
-// digestDeclared reports whether it is declared what the bytes have to be.
-func (v imagePlanner) digestDeclared() bool { return !v.image.Checksum.IsZero() }
-
-// digestKnown reports whether it is clear what the bytes have to be: it is declared, or
-// somebody has them.
-func (v imagePlanner) digestKnown() bool { return v.digestDeclared() || len(v.ready) > 0 }
-
-// hadReady reports whether a silent node had a ready copy when it was last heard.
-func (v imagePlanner) hadReady(node string) bool {
-	return slices.ContainsFunc(v.ix.peerByName[v.image.ID.Name], func(key CopyRef) bool {
-		return key.Disk.Node == node && key.ID == v.image.ID && v.ix.copyAt(key).State == disk.Ready
-	})
-}
-
-// ignoredPeers says which nodes' copies a deletion cannot count on, and why.
-func (s *index) ignoredPeers() string {
-	var why []string
-	for _, name := range s.otherNodes() {
-		if reason := s.whyIgnored(name); reason != "" && !s.sameConfig(name) { // else it had no copy to ask about
-			why = append(why, reason)
+// ignoredPeers returns " (why; why)" with the nodes whose copies a deletion cannot count on.
+func (ix *index) ignoredPeers() string {
+	var reasons []string
+	for _, name := range ix.otherNodes() {
+		// A node with this configuration that was not queried had no copy to count on.
+		if reason := ix.whyIgnored(name); !reason.IsZero() && !ix.sameConfig(name) {
+			reasons = append(reasons, reason.Text)
 		}
 	}
 	const most = 3
-	if more := len(why) - most; more > 0 {
-		why = append(why[:most], fmt.Sprintf("and %d more nodes", more))
+	if more := len(reasons) - most; more > 0 {
+		reasons = append(reasons[:most], fmt.Sprintf("and %d more nodes", more))
 	}
-	if len(why) == 0 {
+	if len(reasons) == 0 {
 		return ""
 	}
-	return " (" + strings.Join(why, "; ") + ")"
+	return " (" + strings.Join(reasons, "; ") + ")"
 }
 
-// whyIgnored says why the copies of another node are not counted, or nothing.
-func (s *index) whyIgnored(name string) string {
-	peer, asking := s.observed.Peers[name]
+// whyIgnored returns why a deletion does not count on the copies of another node.
+func (ix *index) whyIgnored(name string) Reason {
+	peer, queried := ix.observed.Peers[name]
 	switch {
-	case !asking:
-		return fmt.Sprintf("node %s was not asked", name)
+	case !queried:
+		return because(CodePeerUnqueried, "node %s was not queried", name)
 	case !peer.Responds():
-		return fmt.Sprintf("node %s does not answer", name)
+		return because(CodePeerUnreachable, "node %s does not respond", name)
 	case peer.ConfigDigest == "":
-		return fmt.Sprintf("the configuration of node %s is not wholly valid", name)
-	case !s.sameConfig(name):
-		return fmt.Sprintf("node %s has another configuration", name)
+		return because(CodePeerConfig, "the configuration of node %s is not fully valid", name)
+	case !ix.sameConfig(name):
+		return because(CodePeerConfig, "node %s has another configuration", name)
 	case peer.unconfirmed:
-		return fmt.Sprintf("node %s was not asked", name)
+		return because(CodePeerUnqueried, "node %s was not queried", name)
 	}
-	return ""
+	return Reason{}
 }

@@ -10,32 +10,32 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Ranking is the disks that may hold an image, best first. It is a function of the
-// configuration alone, so every node has the same one; when a disk comes or goes the
-// order of the others stays, so little moves. Every node's best disk comes before any
-// node's second.
+// ranking is the list of disks that match an image, best first (P1). It is a function of the
+// configuration alone, so that every node has the same ranking. When a disk is added or
+// removed, the order of the others stays, so that few copies move. Each node's best disk
+// ranks before any node's second disk.
 //
-// The score of a disk for an image (rendezvous hashing) is [mix] of the exclusive or of
-// two numbers, those of their names; the smallest is best. The number of some names is
-// the first 8 bytes, big-endian, of the SHA-256 of all of them, each preceded by its
-// length as 8 bytes, big-endian. A disk has the names of its node and its own.
+// The score of a disk for an image (rendezvous hashing) is [mix64] of the exclusive or of two
+// hashes, that of the image name and that of node name and disk name. The smallest score is
+// best. The hash of some names is the first 8 bytes, big-endian, of the SHA-256 of all of
+// them, each preceded by its length as 8 bytes, big-endian.
 //
-// It sorts no further than it is asked: with many disks few of them matter.
-type Ranking struct {
+// A ranking sorts only as far as it is read, since most images use few of many disks.
+type ranking struct {
 	list   diskList
 	disks  []rankedDisk // the first sorted ones are the best in order
 	sorted int
-	shared bool // with others who rank the same: places must not be written to
+	shared bool // disks belongs to the cache and must not be written to
 }
 
-// rankedDisk is a disk that may hold an image.
+// rankedDisk is a disk that matches an image.
 type rankedDisk struct {
 	node, disk int32 // in the list of disks
 	round      int32 // how many disks of the same node are better
 	score      uint64
 }
 
-// diskList is the declared disks as a list, which costs less to walk over for every image.
+// diskList is the declared disks as a list, which is faster to walk than the maps.
 type diskList []nodeDisks
 
 type nodeDisks struct {
@@ -50,8 +50,8 @@ type taggedDisk struct {
 	hash uint64
 }
 
-// NewDiskList leaves out what is evicted: it has no rank for any image.
-func NewDiskList(nodes map[string]schema.Node) diskList {
+// newDiskList returns the disks without those with evictionRequested, which have no rank (P2).
+func newDiskList(nodes map[string]schema.Node) diskList {
 	var g diskList
 	for name, node := range nodes {
 		if node.EvictionRequested {
@@ -60,7 +60,7 @@ func NewDiskList(nodes map[string]schema.Node) diskList {
 		one := nodeDisks{name: name, tags: node.Tags}
 		for diskName, d := range node.Disks {
 			if !d.EvictionRequested {
-				one.disks = append(one.disks, taggedDisk{diskName, d.Tags, NameHash(name, diskName)})
+				one.disks = append(one.disks, taggedDisk{diskName, d.Tags, nameHash(name, diskName)})
 			}
 		}
 		g = append(g, one)
@@ -68,10 +68,10 @@ func NewDiskList(nodes map[string]schema.Node) diskList {
 	return g
 }
 
-// Rank ranks the disks for an image. It takes the memory of places.
-func (l diskList) Rank(image schema.Image, places []rankedDisk) *Ranking {
-	r := &Ranking{list: l, disks: places[:0]}
-	own := NameHash(image.ID.Name)
+// rank ranks the disks for an image. It reuses the memory of places.
+func (l diskList) rank(image schema.Image, places []rankedDisk) *ranking {
+	r := &ranking{list: l, disks: places[:0]}
+	own := nameHash(image.ID.Name)
 	for n, node := range l {
 		if !hasAll(node.tags, image.NodeSelector) {
 			continue
@@ -79,7 +79,7 @@ func (l diskList) Rank(image schema.Image, places []rankedDisk) *Ranking {
 		first := len(r.disks)
 		for i, d := range node.disks {
 			if hasAll(d.tags, image.DiskSelector) {
-				r.disks = append(r.disks, rankedDisk{node: int32(n), disk: int32(i), score: Mix64(own ^ d.hash)})
+				r.disks = append(r.disks, rankedDisk{node: int32(n), disk: int32(i), score: mix64(own ^ d.hash)})
 			}
 		}
 		of := r.disks[first:]
@@ -91,7 +91,7 @@ func (l diskList) Rank(image schema.Image, places []rankedDisk) *Ranking {
 	return r
 }
 
-func (r *Ranking) compare(p, q rankedDisk) int {
+func (r *ranking) compare(p, q rankedDisk) int {
 	switch {
 	case p.round != q.round:
 		return cmp.Compare(p.round, q.round)
@@ -101,18 +101,18 @@ func (r *Ranking) compare(p, q rankedDisk) int {
 	return CompareDisks(r.ref(p), r.ref(q))
 }
 
-func (r *Ranking) ref(p rankedDisk) schema.DiskRef {
+func (r *ranking) ref(p rankedDisk) schema.DiskRef {
 	node := r.list[p.node]
 	return schema.DiskRef{Node: node.name, Disk: node.disks[p.disk].name}
 }
 
-func (r *Ranking) Len() int { return len(r.disks) }
+func (r *ranking) len() int { return len(r.disks) }
 
-// sortedEagerly is how many ranks are looked for one by one before the rest is sorted.
+// sortedEagerly is how many ranks are searched one by one before the rest is sorted.
 const sortedEagerly = 8
 
-// At returns the disk with rank i, counted from 0.
-func (r *Ranking) At(i int) schema.DiskRef {
+// at returns the disk with rank i, counted from 0.
+func (r *ranking) at(i int) schema.DiskRef {
 	for r.sorted <= i {
 		if r.shared {
 			r.disks, r.shared = slices.Clone(r.disks), false
@@ -135,15 +135,15 @@ func (r *Ranking) At(i int) schema.DiskRef {
 	return r.ref(r.disks[i])
 }
 
-func (r *Ranking) has(ref schema.DiskRef) bool { return r.find(ref) >= 0 }
+func (r *ranking) has(ref schema.DiskRef) bool { return r.find(ref) >= 0 }
 
-func (r *Ranking) find(ref schema.DiskRef) int {
+func (r *ranking) find(ref schema.DiskRef) int {
 	return slices.IndexFunc(r.disks, func(p rankedDisk) bool { return r.ref(p) == ref })
 }
 
-// order sorts copies by the rank of their disks, best first, and those that have none
-// behind.
-func (r *Ranking) order(keys []CopyRef) {
+// order sorts copies by the rank of their disks, best first. Copies on disks without a rank
+// come last.
+func (r *ranking) order(keys []CopyRef) {
 	if len(keys) < 2 {
 		return
 	}
@@ -171,9 +171,9 @@ func (r *Ranking) order(keys []CopyRef) {
 	})
 }
 
-// NameHash is the number of some names. It is slow: once for each image and each disk, and
-// not for each pair.
-func NameHash(names ...string) uint64 {
+// nameHash returns the hash of some names. It is slow, so that it is computed once for each
+// image and each disk, not for each pair.
+func nameHash(names ...string) uint64 {
 	var b []byte
 	for _, name := range names {
 		b = binary.BigEndian.AppendUint64(b, uint64(len(name)))
@@ -183,16 +183,15 @@ func NameHash(names ...string) uint64 {
 	return binary.BigEndian.Uint64(sum[:])
 }
 
-// Mix64 makes each bit of the result depend on every bit of x, and no two x the same: the
-// last step of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+// mix64 is a bijection in which each bit of the result depends on every bit of x: the last step of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 // generators", 2014), with David Stafford's constants "Mix13".
-func Mix64(x uint64) uint64 {
+func mix64(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }
 
-// hasAll reports whether tags hold every selector. No selector matches anything.
+// hasAll reports whether tags contain every selector. No selectors match everything.
 func hasAll(tags, selectors []string) bool {
 	for _, s := range selectors {
 		if !slices.Contains(tags, s) {
@@ -202,28 +201,28 @@ func hasAll(tags, selectors []string) bool {
 	return true
 }
 
-// DiskRank is what placement says of one declared disk about an image.
+// DiskRank is the rank of one declared disk for an image.
 type DiskRank struct {
 	Disk schema.DiskRef
 	Rank int // 1 is the best; 0: none
-	// Reason no copy is wanted there; "" where one is.
-	Reason string
+	// Reason is why the disk is no desired disk. It is zero for a desired disk.
+	Reason Reason
 }
 
-// RankDisks tells of every declared disk how it ranks for a declared image, and why it is
-// passed over, if it is: those with a rank first.
+// RankDisks returns the ranks of all declared disks for a declared image, those with a rank
+// first.
 func (d Desired) RankDisks(o Observed, image string) []DiskRank {
 	v := d.NewIndex(o).NewImagePlanner(d.Config.Images[image])
 	passed := v.passedOver()
-	places := make([]DiskRank, 0, v.Placement.ranked.Len())
-	for i := range v.Placement.ranked.Len() {
-		ref := v.Placement.ranked.At(i)
+	places := make([]DiskRank, 0, v.placement.ranked.len())
+	for i := range v.placement.ranked.len() {
+		ref := v.placement.ranked.at(i)
 		places = append(places, DiskRank{ref, i + 1, passed[ref]})
 	}
 	var others []DiskRank
 	for node, declared := range d.Config.Nodes {
 		for name := range declared.Disks {
-			if ref := (schema.DiskRef{Node: node, Disk: name}); !v.Placement.ranked.has(ref) {
+			if ref := (schema.DiskRef{Node: node, Disk: name}); !v.placement.ranked.has(ref) {
 				others = append(others, DiskRank{ref, 0, passed[ref]})
 			}
 		}
@@ -232,58 +231,60 @@ func (d Desired) RankDisks(o Observed, image string) []DiskRank {
 	return append(places, others...)
 }
 
-// RankCache keep how the disks of one configuration are ranked, so that a round in which
-// nothing changed need not rank them again. Any goroutine may ask.
+// RankCache keeps the rankings of one configuration, so that a round in which nothing changed
+// need not rank again. It is safe for concurrent use.
 type RankCache struct {
 	mu      sync.Mutex
 	list    diskList
-	byImage map[string]Ranking // by name of the image
-	room    int                // for places
+	byImage map[string]ranking // by name of the image
+	room    int                // ranks that may still be cached
 }
 
-// MaxCachedRanks is for how many places there is room: 48 MiB.
+// MaxCachedRanks limits a cache to 48 MiB: 24 bytes for each rank.
 const MaxCachedRanks = 2 << 20
 
+// NewRankCache returns a cache for the disks of nodes with room for that many ranks; 0: it
+// caches nothing.
 func NewRankCache(nodes map[string]schema.Node, room int) *RankCache {
-	return &RankCache{list: NewDiskList(nodes), byImage: map[string]Ranking{}, room: room}
+	return &RankCache{list: newDiskList(nodes), byImage: map[string]ranking{}, room: room}
 }
 
-// rank ranks the disks for an image of the configuration. places is memory that may be
-// used where the ranking is not kept.
-func (k *RankCache) rank(image schema.Image, places []rankedDisk) (r *Ranking, kept bool) {
+// rank ranks the disks for an image of the configuration. It uses the memory scratch for a
+// ranking that is not cached.
+func (k *RankCache) rank(image schema.Image, scratch []rankedDisk) (r *ranking, cached bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if one, ok := k.byImage[image.ID.Name]; ok {
 		return &one, true
 	}
 	if k.room == 0 {
-		return k.list.Rank(image, places), false
+		return k.list.rank(image, scratch), false
 	}
-	r = k.list.Rank(image, nil)
+	r = k.list.rank(image, nil)
 	r.disks = slices.Clip(r.disks)
-	if most := r.Len() - 1; most >= 0 {
+	if most := r.len() - 1; most >= 0 {
 		if !image.AllDisks && image.Copies <= sortedEagerly {
-			most = min(sortedEagerly-1, most) // more are not looked at, mostly
+			most = min(sortedEagerly-1, most) // most plans read no more
 		}
-		r.At(most)
+		r.at(most)
 	}
 	r.shared = true
-	k.room = max(0, k.room-r.Len())
+	k.room = max(0, k.room-r.len())
 	k.byImage[image.ID.Name] = *r
 	one := *r
 	return &one, true
 }
 
-// DesiredDisks are the disks that should have a copy of the image if all can, best first.
+// DesiredDisks returns the desired disks of the image if every disk can take a copy, best first.
 func (k *RankCache) DesiredDisks(image schema.Image) []schema.DiskRef {
 	r, _ := k.rank(image, nil)
-	copies := min(image.Copies, r.Len())
+	copies := min(image.Copies, r.len())
 	if image.AllDisks {
-		copies = r.Len()
+		copies = r.len()
 	}
 	var refs []schema.DiskRef
 	for i := range copies {
-		refs = append(refs, r.At(i))
+		refs = append(refs, r.at(i))
 	}
 	for _, ref := range Subtract(image.Disks, refs) {
 		if k.list.has(ref) {
@@ -293,14 +294,14 @@ func (k *RankCache) DesiredDisks(image schema.Image) []schema.DiskRef {
 	return refs
 }
 
-// has reports whether a disk is declared, and not evicted.
+// has reports whether a disk is declared and not to be evicted.
 func (l diskList) has(ref schema.DiskRef) bool {
 	return slices.ContainsFunc(l, func(n nodeDisks) bool {
 		return n.name == ref.Node && slices.ContainsFunc(n.disks, func(d taggedDisk) bool { return d.name == ref.Disk })
 	})
 }
 
-// Subtract are those of refs that others has not.
+// Subtract returns the disks of refs that are not in others.
 func Subtract(refs, others []schema.DiskRef) []schema.DiskRef {
 	other := map[schema.DiskRef]bool{}
 	for _, ref := range others {

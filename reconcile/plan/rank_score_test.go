@@ -17,7 +17,7 @@ func TestScore(t *testing.T) {
 		{"parrotnode1", "", "disk1", 0xbd98510a0437fe2f},
 		{"debian-13.qcow2", "rack-7.example", "nvme0", 0x5bb6635a4a064f31},
 	} {
-		if got := Mix64(NameHash(v.image) ^ NameHash(v.node, v.disk)); got != v.want {
+		if got := mix64(nameHash(v.image) ^ nameHash(v.node, v.disk)); got != v.want {
 			t.Errorf("score of %s on %s/%s is %#x, want %#x", v.image, v.node, v.disk, got, v.want)
 		}
 	}
@@ -25,7 +25,7 @@ func TestScore(t *testing.T) {
 
 // TestMix64 compares with the first value that SplitMix64 gives for the seed 0.
 func TestMix64(t *testing.T) {
-	if got := Mix64(0x9e3779b97f4a7c15); got != 0xe220a8397b1dcdaf {
+	if got := mix64(0x9e3779b97f4a7c15); got != 0xe220a8397b1dcdaf {
 		t.Errorf("got %#x", got)
 	}
 }

@@ -10,34 +10,35 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// savedPlanVersion is that of the form of Saved.
+// savedPlanVersion is the version of the JSON of SavedPlan.
 const savedPlanVersion = 1
 
-// SavedPlan is a plan together with what it was made from. It is a stable interface.
+// SavedPlan is a plan with the state that it was made from, so that it is executed only while
+// that state holds. Its JSON is a stable interface.
 type SavedPlan struct {
 	Version int      `json:"savedPlan"`
-	Nodes   []string `json:"nodes"` // that it was made for, sorted
-	// Preconditions is what was seen of each copy that the plan does something about.
+	Nodes   []string `json:"nodes"` // the nodes that it was made for, sorted
+	// Preconditions has the observed state of each copy that the plan changes.
 	Preconditions []Precondition `json:"basis"`
-	Plan          Plan           `json:"plan"` // Digest is that of the configuration
+	Plan          Plan           `json:"plan"`
 }
 
-// Precondition is what an action was planned from.
+// Precondition is the observed state that one action was planned from.
 type Precondition struct {
 	Node     string      `json:"node"`
 	Disk     string      `json:"disk"`
 	DiskUUID string      `json:"diskUUID"`
 	Image    string      `json:"image"`
 	UUID     string      `json:"uuid"`
-	State    disk.State  `json:"state"` // "": nothing was there
+	State    disk.State  `json:"state"` // "": no file existed
 	SHA512   disk.Digest `json:"sha512"`
-	Size     int64       `json:"size"`
+	Size     int64       `json:"size"` // bytes
 	InUse    string      `json:"inUse,omitempty"`
-	// Source is what is read, of other nodes or of another copy, if that was known.
+	// Source is the digest of the copy that the action reads, if it is known.
 	Source disk.Digest `json:"source,omitzero"`
 }
 
-// NewSavedPlan is a plan for these nodes with what they saw.
+// NewSavedPlan returns the plan p for these nodes with what they observed.
 func NewSavedPlan(nodes []Desired, o Observed, p Plan) SavedPlan {
 	s := SavedPlan{Version: savedPlanVersion, Nodes: []string{}, Preconditions: []Precondition{}, Plan: p}
 	for _, d := range nodes {
@@ -52,102 +53,103 @@ func NewSavedPlan(nodes []Desired, o Observed, p Plan) SavedPlan {
 	return s
 }
 
-// Save is a plan for these nodes with what they saw.
+// Save returns the plan p for these nodes with the state of the cluster.
 func (c *Cluster) Save(nodes []Desired, p Plan) SavedPlan {
 	return NewSavedPlan(nodes, Observed{Disks: c.Disks}, p)
 }
 
 func (o Observed) precondition(a Action) Precondition {
-	key := a.CopyRef()
-	seen := o.Disks[key.Disk]
-	c := seen.Copies[key.ID]
-	b := Precondition{
+	ref := a.CopyRef()
+	seen := o.Disks[ref.Disk]
+	c := seen.Copies[ref.ID]
+	pre := Precondition{
 		Node: a.Node, Disk: a.Disk, DiskUUID: seen.UUID, Image: a.Image, UUID: a.UUID,
 		State: c.State, SHA512: c.SHA512, InUse: c.UsedBy, Source: a.SourceDigest,
 	}
 	if c.State == disk.Ready || c.State == disk.Failed {
-		b.Size = c.Size
+		pre.Size = c.Size
 	}
 	if c.State == disk.Pending {
-		b.State = "" // a part may have grown
+		pre.State = "" // a partial file may have grown since
 	}
-	return b
+	return pre
 }
 
-// changed says what is seen otherwise now, or nothing.
-func (b Precondition) changed(now Precondition) string {
-	where := b.Node + "/" + b.Disk
-	copy := where + "/" + disk.ID{Name: b.Image, UUID: b.UUID}.String()
-	state := func(s disk.State) string { return cmp.Or(string(s), "not there") }
+// check returns an error that says how now differs from the precondition.
+func (pre Precondition) check(now Precondition) error {
+	on := pre.Node + "/" + pre.Disk
+	ref := on + "/" + disk.ID{Name: pre.Image, UUID: pre.UUID}.String()
+	state := func(s disk.State) string { return cmp.Or(string(s), "missing") }
 	switch {
-	case b.DiskUUID != now.DiskUUID:
-		return fmt.Sprintf("disk %s has the diskUUID %s, and had %s", where, cmp.Or(now.DiskUUID, "none"), cmp.Or(b.DiskUUID, "none"))
-	case b.State != now.State:
-		return fmt.Sprintf("copy %s is %s, and was %s", copy, state(now.State), state(b.State))
-	case b.SHA512 != now.SHA512 || b.Size != now.Size:
-		return fmt.Sprintf("copy %s has other bytes", copy)
-	case b.InUse == "" && now.InUse != "":
-		return fmt.Sprintf("copy %s is used now: %s", copy, now.InUse)
-	case b.InUse != now.InUse:
-		return fmt.Sprintf("copy %s is not used as it was: %s", copy, cmp.Or(now.InUse, "nothing uses it any more"))
-	case b.Source != now.Source:
-		return fmt.Sprintf("copy %s would be made of other bytes", copy)
-	}
-	return ""
-}
-
-// Check says why s is no saved plan.
-func (s SavedPlan) Check() error {
-	switch {
-	case s.Version == 0:
-		return errors.New("it has not the field savedPlan")
-	case s.Version != savedPlanVersion:
-		return fmt.Errorf("it has version %d, and this program knows version %d: use the program that saved it", s.Version, savedPlanVersion)
-	case s.Plan.Digest == "" || s.Plan.Actions == nil || s.Nodes == nil:
-		return errors.New("it is not whole")
+	case pre.DiskUUID != now.DiskUUID:
+		return fmt.Errorf("disk %s has the diskUUID %s; it was %s", on, cmp.Or(now.DiskUUID, "none"), cmp.Or(pre.DiskUUID, "none"))
+	case pre.State != now.State:
+		return fmt.Errorf("copy %s is %s; it was %s", ref, state(now.State), state(pre.State))
+	case pre.SHA512 != now.SHA512 || pre.Size != now.Size:
+		return fmt.Errorf("copy %s has other bytes", ref)
+	case pre.InUse == "" && now.InUse != "":
+		return fmt.Errorf("copy %s is in use now: %s", ref, now.InUse)
+	case pre.InUse != now.InUse:
+		return fmt.Errorf("the use of copy %s has changed: %s", ref, cmp.Or(now.InUse, "it is not in use any more"))
+	case pre.Source != now.Source:
+		return fmt.Errorf("copy %s would be created from other bytes", ref)
 	}
 	return nil
 }
 
-// CheckAgainst returns an error for each thing that the plan was made from and that is otherwise
-// for d and o, whose plan is now. Other work than the saved one is none of that.
+// Check returns why s is not a valid saved plan.
+func (s SavedPlan) Check() error {
+	switch {
+	case s.Version == 0:
+		return errors.New("the field savedPlan is missing")
+	case s.Version != savedPlanVersion:
+		return fmt.Errorf("it has version %d, and this program supports version %d: use the program that saved it", s.Version, savedPlanVersion)
+	case s.Plan.Digest == "" || s.Plan.Actions == nil || s.Nodes == nil:
+		return errors.New("it is incomplete")
+	}
+	return nil
+}
+
+// CheckAgainst returns an error for each precondition that does not hold for d and o any more.
+// now is their plan; it may have other actions besides.
 func (s SavedPlan) CheckAgainst(d Desired, o Observed, now Plan) error {
 	switch {
 	case d.Digest == "":
-		return errors.New("the configuration has mistakes, and had none")
+		return errors.New("the configuration is invalid now")
 	case d.Digest != s.Plan.Digest:
-		return fmt.Errorf("the configuration has changed: its digest is %.12s%s, and was %.12s%s",
+		return fmt.Errorf("the configuration has changed: its digest is %.12s%s; it was %.12s%s",
 			d.Digest, revisionText(d.Revision), s.Plan.Digest, revisionText(s.Plan.Revision))
 	case !slices.Contains(s.Nodes, d.Node):
-		return fmt.Errorf("it is not for node %s, but for %s", d.Node, strings.Join(s.Nodes, ", "))
+		return fmt.Errorf("it is for %s, not for node %s", strings.Join(s.Nodes, ", "), d.Node)
 	}
 	planned := map[CopyRef]Action{}
 	for _, a := range now.Actions {
 		planned[a.CopyRef()] = a
 	}
-	basis := map[CopyRef]Precondition{}
-	for _, b := range s.Preconditions {
-		basis[Action{Node: b.Node, Disk: b.Disk, Image: b.Image, UUID: b.UUID}.CopyRef()] = b
+	preconditions := map[CopyRef]Precondition{}
+	for _, pre := range s.Preconditions {
+		preconditions[Action{Node: pre.Node, Disk: pre.Disk, Image: pre.Image, UUID: pre.UUID}.CopyRef()] = pre
 	}
 	var errs []error
 	for _, a := range s.Plan.Actions {
 		if a.Idle() || a.Node != d.Node {
 			continue
 		}
-		b, known := basis[a.CopyRef()]
-		next, still := planned[a.CopyRef()]
+		pre, known := preconditions[a.CopyRef()]
+		next, planned := planned[a.CopyRef()]
 		if next.Op != a.Op {
-			next.SourceDigest = b.Source // whatever is done instead
+			next.SourceDigest = pre.Source // what another operation would read does not matter
 		}
-		switch why := b.changed(o.precondition(Action{Node: a.Node, Disk: a.Disk, Image: a.Image, UUID: a.UUID, SourceDigest: next.SourceDigest})); {
+		current := o.precondition(Action{Node: a.Node, Disk: a.Disk, Image: a.Image, UUID: a.UUID, SourceDigest: next.SourceDigest})
+		switch err := pre.check(current); {
 		case !known:
-			errs = append(errs, fmt.Errorf("it does not tell what %s %s was planned from", a.Op, a.CopyRef()))
-		case why != "":
-			errs = append(errs, errors.New(why))
-		case !still:
-			errs = append(errs, fmt.Errorf("%s %s is not to be done any more", a.Op, a.CopyRef()))
+			errs = append(errs, fmt.Errorf("it has no precondition of %s %s", a.Op, a.CopyRef()))
+		case err != nil:
+			errs = append(errs, err)
+		case !planned:
+			errs = append(errs, fmt.Errorf("%s %s is not planned any more", a.Op, a.CopyRef()))
 		case next.Op != a.Op:
-			errs = append(errs, fmt.Errorf("%s %s has become %s: %s", a.Op, a.CopyRef(), next.Op, next.Reason))
+			errs = append(errs, fmt.Errorf("%s %s has become %s: %s", a.Op, a.CopyRef(), next.Op, next.Text))
 		}
 	}
 	return errors.Join(errs...)
@@ -160,20 +162,20 @@ func revisionText(revision string) string {
 	return fmt.Sprintf(" (revision %.12s)", revision)
 }
 
-// Allows reports whether an action is one of the plan, or one that it says will follow; but
-// for a clean-up, of which others may think otherwise by then.
+// Allows reports whether an action is in the plan, or follows from it. A clean-up that follows
+// is not allowed: whether a copy may be deleted must be decided when it is planned.
 func (s SavedPlan) Allows(a Action) bool {
 	return slices.ContainsFunc(s.Plan.Actions, func(planned Action) bool {
 		return planned.CopyRef() == a.CopyRef() && (planned.Op == a.Op || planned.Eventually() == a.Op && a.Op != Cleanup)
 	})
 }
 
-// Contains reports whether the plan does something about a copy, at once or later.
-func (s SavedPlan) Contains(key CopyRef) bool {
-	return slices.ContainsFunc(s.Plan.Actions, func(a Action) bool { return a.CopyRef() == key && a.Eventually() != "" })
+// Contains reports whether the plan changes a copy, now or later.
+func (s SavedPlan) Contains(ref CopyRef) bool {
+	return slices.ContainsFunc(s.Plan.Actions, func(a Action) bool { return a.CopyRef() == ref && a.Eventually() != "" })
 }
 
-// Restrict is what is done of now when nothing but s is, at once or later.
+// Restrict returns the actions of now that s allows, and the waits before such actions.
 func (s SavedPlan) Restrict(now Plan) Plan {
 	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool {
 		if a.Idle() {
@@ -186,7 +188,7 @@ func (s SavedPlan) Restrict(now Plan) Plan {
 	return p
 }
 
-// Remaining is what is left in now of s.
+// Remaining returns the actions of s that are still planned in now.
 func (s SavedPlan) Remaining(now Plan) Plan {
 	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool { return a.Idle() || !s.Allows(a) })
 	return Desired{Digest: now.Digest, Revision: now.Revision}.NewPlan(actions)

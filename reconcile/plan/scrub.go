@@ -8,66 +8,66 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// ScrubRate is how many bytes a second a scrub reads: little enough for others to
-// use the disk meanwhile, enough for 5 TB a day.
+// ScrubRate is how many bytes per second a scrub reads: 64 MiB, which leaves the disk to others
+// and still reads 5 TB a day.
 const ScrubRate = 64 << 20
 
-// scrub plans to read again the ready copy of this node that was verified the
-// longest ago, if that is longer ago than it may be, and only that one: the next
-// comes when it is done.
-func (s *index) scrub(planned []Action) []Action {
-	if s.desired.Config.Settings.ScrubInterval == 0 {
+// scrub returns the verification of the ready copy on this node whose last verification is the
+// longest ago, if it is older than scrubInterval. It returns one copy at a time.
+func (ix *index) scrub(planned []Action) []Action {
+	if ix.desired.Config.Settings.ScrubInterval == 0 {
 		return nil
 	}
-	taken := map[CopyRef]bool{}
+	busy := map[CopyRef]bool{}
 	for _, a := range planned {
-		taken[a.CopyRef()] = true
+		busy[a.CopyRef()] = true
 	}
-	due := slices.DeleteFunc(s.dueForScrub(), func(c due) bool { return taken[c.key] })
+	due := slices.DeleteFunc(ix.dueForScrub(), func(s scrubCandidate) bool { return busy[s.ref] })
 	if len(due) == 0 {
 		return nil
 	}
-	first := slices.MinFunc(due, due[0].compare)
-	reason := "scrub: not verified since it is known"
-	if !first.verified.IsZero() {
-		reason = "scrub: last verified " + first.verified.UTC().Format(time.RFC3339)
+	next := slices.MinFunc(due, compareScrubs)
+	reason := Reason{CodeScrub, "scrub: never verified since it was adopted"}
+	if !next.verified.IsZero() {
+		reason = because(CodeScrub, "scrub: last verified %s", next.verified.UTC().Format(time.RFC3339))
 	}
-	a := NewAction(Verify, first.key, reason, first.size)
+	a := NewAction(Verify, next.ref, reason, next.size)
 	a.Scrub = true
 	return []Action{a}
 }
 
-type due struct {
-	key      CopyRef
+type scrubCandidate struct {
+	ref      CopyRef
 	verified time.Time
 	size     int64
 	running  bool
 }
 
-// compare puts first what is under way, then what was verified the longest ago.
-func (due) compare(a, b due) int {
+// compareScrubs orders running verifications first, then by the last verification.
+func compareScrubs(a, b scrubCandidate) int {
 	switch {
 	case a.running && !b.running:
 		return -1
 	case b.running && !a.running:
 		return 1
 	}
-	return cmp.Or(a.verified.Compare(b.verified), cmp.Compare(a.key.String(), b.key.String()))
+	return cmp.Or(a.verified.Compare(b.verified), cmp.Compare(a.ref.String(), b.ref.String()))
 }
 
-func (s *index) dueForScrub() []due {
-	var all []due
-	for _, image := range s.desired.Config.Images {
-		suspended := s.desired.SuspensionOf(image, s.observed.Now) != nil
-		for _, ref := range s.ownDisks {
-			key := CopyRef{ref, image.ID}
-			c := s.copyAt(key)
-			age := s.observed.Now.Sub(c.VerifiedAt)
-			fresh := age >= 0 && age < s.desired.Config.Settings.ScrubInterval
-			if c.State != disk.Ready || fresh || suspended && !s.observed.Running[key] || s.observed.Failures[key].Delays(Verify, s.observed.Now) {
+func (ix *index) dueForScrub() []scrubCandidate {
+	var all []scrubCandidate
+	now := ix.observed.Now
+	for _, image := range ix.desired.Config.Images {
+		suspended := ix.desired.SuspensionOf(image, now) != nil
+		for _, on := range ix.ownDisks {
+			ref := CopyRef{on, image.ID}
+			c, running := ix.copyAt(ref), ix.observed.Running[ref]
+			age := now.Sub(c.VerifiedAt)
+			recent := age >= 0 && age < ix.desired.Config.Settings.ScrubInterval
+			if c.State != disk.Ready || recent || suspended && !running || ix.observed.Failures[ref].Delays(Verify, now) {
 				continue
 			}
-			all = append(all, due{key, c.VerifiedAt, c.Size, s.observed.Running[key]})
+			all = append(all, scrubCandidate{ref, c.VerifiedAt, c.Size, running})
 		}
 	}
 	return all

@@ -45,7 +45,7 @@ images:
 			want: "aa scrub: last verified 2026-11-19T11:00:00Z"},
 		{name: "a requested verification is no scrub", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 0, "cc": 0},
 			change: func(d *plan.Desired, _ *plan.Observed) { d.Verify = map[plan.CopyRef]bool{key("aa"): true} },
-			want:   "aa asked for"},
+			want:   "aa requested"},
 		{name: "disabled", verified: map[string]time.Duration{"aa": 1000 * time.Hour, "bb": 0, "cc": 0},
 			change: func(d *plan.Desired, _ *plan.Observed) { d.Config.Settings.ScrubInterval = 0 }},
 	} {
@@ -66,7 +66,7 @@ images:
 			}
 			got := ""
 			for _, a := range d.Plan(o).Actions {
-				if got += a.Image + " " + a.Reason; a.Op != plan.Verify {
+				if got += a.Image + " " + a.Text; a.Op != plan.Verify {
 					t.Errorf("got a plan to %s, want only verify", a.Op)
 				}
 			}

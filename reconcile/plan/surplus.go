@@ -9,227 +9,197 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// planSurplus says what becomes of the copies of an image that no disk should
-// have: those on disks that are not wanted, and those of other generations. A
-// file that has to be settled first is, unless it goes anyway.
-func (v imagePlanner) planSurplus(settling map[schema.DiskRef]Action) []Action {
-	surplus := v.surplus()
+// planSurplus returns what happens to the surplus copies of the image on this node: those on
+// disks that are not targets, and those of other generations. It removes the inspection of a
+// file that is deleted or kept for a known time anyway.
+func (p imagePlanner) planSurplus(inspections map[schema.DiskRef]Action) []Action {
+	surplus := p.surplus()
 	if len(surplus) == 0 {
 		return nil
 	}
 	var actions []Action
-	t := v.countReady()
-	for _, key := range surplus {
-		a := v.planSurplusCopy(key, t)
-		if _, first := settling[key.Disk]; first && key.ID == v.image.ID {
-			if v.mismatch[key] != "" || v.ix.suspects[key] || v.ix.desired.Verify[key] || a.Idle() && a.Until.IsZero() {
+	count := p.countReady()
+	for _, ref := range surplus {
+		a := p.planSurplusCopy(ref, count)
+		if _, inspected := inspections[ref.Disk]; inspected && ref.ID == p.image.ID {
+			if !p.mismatch[ref].IsZero() || p.ix.suspects[ref] || p.ix.desired.Verify[ref] || a.Idle() && a.Until.IsZero() {
 				continue
 			}
-			delete(settling, key.Disk)
+			delete(inspections, ref.Disk)
 		}
 		actions = append(actions, a)
 		if !a.Idle() {
-			t = t.without(v, key)
+			count = count.without(p, ref)
 		}
 	}
 	return actions
 }
 
-// surplus lists the copies of ours on this node's disks that nobody wants, the
-// worst ranked first.
-func (v imagePlanner) surplus() []CopyRef {
-	var keys []CopyRef
-	for _, key := range v.ix.ownByName[v.image.ID.Name] {
-		if v.ix.copyAt(key).Owned && !(key.ID == v.image.ID && v.isTarget(key.Disk)) {
-			keys = append(keys, key)
+// surplus returns the owned copies on this node's disks that are not desired, the worst ranked
+// ones first.
+func (p imagePlanner) surplus() []CopyRef {
+	var refs []CopyRef
+	for _, ref := range p.ix.ownByName[p.image.ID.Name] {
+		if p.ix.copyAt(ref).Owned && !(ref.ID == p.image.ID && p.isTarget(ref.Disk)) {
+			refs = append(refs, ref)
 		}
 	}
-	v.Placement.ranked.order(keys)
-	slices.Reverse(keys)
-	return keys
+	p.placement.ranked.order(refs)
+	slices.Reverse(refs)
+	return refs
 }
 
-// readyCount counts ready copies of the wanted generation that a deletion may count on:
-// none that is suspected or leaving, none here with work under way, and those of other
-// nodes only if these answer and have the same configuration.
+// readyCount counts the ready copies of the declared generation on which a deletion may count.
 type readyCount struct {
-	total  int // wherever they are
-	placed int // where they should be, or could: on ranked disks and those that the image names
+	total  int // on any disk
+	placed int // on ranked disks and disks that the image names
 }
 
-func (v imagePlanner) countReady() readyCount {
-	var t readyCount
-	for _, key := range v.ready {
-		if !v.countable(key) {
+func (p imagePlanner) countReady() readyCount {
+	var n readyCount
+	for _, ref := range p.ready {
+		if !p.countable(ref) {
 			continue
 		}
-		t.total++
-		if v.isEligible(key.Disk) {
-			t.placed++
+		n.total++
+		if p.isEligible(ref.Disk) {
+			n.placed++
 		}
 	}
-	return t
+	return n
 }
 
-// without is the tally when the copy key is not there.
-func (t readyCount) without(v imagePlanner, key CopyRef) readyCount {
-	if !v.counts(key) {
-		return t
+// without returns the count after the copy ref is deleted.
+func (n readyCount) without(p imagePlanner, ref CopyRef) readyCount {
+	if !p.counts(ref) {
+		return n
 	}
-	t.total--
-	if v.isEligible(key.Disk) {
-		t.placed--
+	n.total--
+	if p.isEligible(ref.Disk) {
+		n.placed--
 	}
-	return t
+	return n
 }
 
-func (v imagePlanner) counts(key CopyRef) bool {
-	return slices.Contains(v.ready, key) && v.countable(key)
+func (p imagePlanner) counts(ref CopyRef) bool {
+	return slices.Contains(p.ready, ref) && p.countable(ref)
 }
 
-// countable says of a copy that is ready whether it counts.
-func (v imagePlanner) countable(key CopyRef) bool {
-	if v.ix.copyAt(key).Leaving {
+// countable reports whether a deletion may count on a ready copy: it is not leaving, not a
+// suspect, no job works on it, and its node responds and has the same configuration.
+func (p imagePlanner) countable(ref CopyRef) bool {
+	if p.ix.copyAt(ref).Leaving {
 		return false
 	}
-	if v.ix.desired.Owns(key.Disk) {
-		return !v.ix.suspects[key] && !v.ix.observed.Running[key]
+	if p.ix.desired.Owns(ref.Disk) {
+		return !p.ix.suspects[ref] && !p.ix.observed.Running[ref]
 	}
-	return v.ix.sameConfig(key.Disk.Node) && !v.ix.observed.Peers[key.Disk.Node].unconfirmed
+	return p.ix.sameConfig(ref.Disk.Node) && !p.ix.observed.Peers[ref.Disk.Node].unconfirmed
 }
 
-// sameConfig reports whether another node answers and has this node's configuration,
-// which is wholly valid.
-func (s *index) sameConfig(node string) bool {
-	peer := s.observed.Peers[node]
-	return peer.Responds() && peer.ConfigDigest == s.desired.Digest && s.desired.Digest != ""
+// requiredCopies returns how many copies must be ready elsewhere before one is deleted (S4).
+func (p imagePlanner) requiredCopies() int {
+	return max(1, min(p.placement.copies, p.placement.ranked.len()))
 }
 
-// isTarget reports whether the disk should have a copy.
-func (v imagePlanner) isTarget(ref schema.DiskRef) bool {
-	return slices.Contains(v.Placement.Targets, ref)
-}
-
-// matches reports whether the disk is ranked for the image.
-func (v imagePlanner) matches(ref schema.DiskRef) bool {
-	declared, ok := v.ix.desired.Disk(ref)
-	return ok && !v.ix.desired.evicting(ref) && hasAll(v.ix.desired.Config.Nodes[ref.Node].Tags, v.image.NodeSelector) && hasAll(declared.Tags, v.image.DiskSelector)
-}
-
-// isEligible reports whether a deletion may count on a ready copy on the disk.
-func (v imagePlanner) isEligible(ref schema.DiskRef) bool {
-	if v.matches(ref) {
-		return true
-	}
-	_, declared := v.ix.desired.Disk(ref)
-	return declared && !v.ix.desired.evicting(ref) && slices.Contains(v.image.Disks, ref)
-}
-
-// requiredCopies is how many ready copies have to stand for another one to be surplus.
-func (v imagePlanner) requiredCopies() int {
-	return max(1, min(v.Placement.copies, v.Placement.ranked.Len()))
-}
-
-// planSurplusCopy says whether a surplus copy may go now, and if not, what for it is kept.
-// now is the tally with the copy.
-func (v imagePlanner) planSurplusCopy(key CopyRef, now readyCount) Action {
-	c, kind, reason := v.ix.copyAt(key), Cleanup, "surplus copy"
-	if c.State == disk.Pending {
-		reason = "unfinished copy"
-	}
+// planSurplusCopy returns the deletion of a surplus copy, or why it is kept. count includes
+// the copy. This is where it is decided whether a copy of a declared image may be deleted: add
+// a rule to the second switch.
+func (p imagePlanner) planSurplusCopy(ref CopyRef, count readyCount) Action {
+	d, c := p.ix.desired, p.ix.copyAt(ref)
+	op, reason := Cleanup, Reason{CodeSurplus, "surplus copy"}
+	oldPart := ref.ID != p.image.ID && c.State == disk.Pending // nobody resumes it
 	switch {
-	case key.ID != v.image.ID:
-		reason = "older generation"
-	case v.ix.desired.evicting(key.Disk):
-		kind, reason = Evict, "eviction of the disk is requested"
-	case !v.matches(key.Disk):
-		reason = "the disk does not match the selectors"
+	case oldPart:
+		reason = Reason{CodeOldGeneration, "partial file of an older generation"}
+	case ref.ID != p.image.ID:
+		reason = Reason{CodeOldGeneration, "older generation"}
+	case d.evicting(ref.Disk):
+		op, reason = Evict, Reason{CodeEviction, "eviction of the disk is requested"}
+	case !p.matches(ref.Disk):
+		reason = Reason{CodeSurplus, "the disk does not match the selectors"}
+	case c.State == disk.Pending:
+		reason = Reason{CodeIncomplete, "partial file on a disk that is not desired"}
 	}
-	then, ready := now.without(v, key), slices.Contains(v.ready, key)
-	part := key.ID != v.image.ID && c.State == disk.Pending // nobody goes on with it any more
-	if part {
-		reason = "part of an older generation"
-	}
+	rest, ready := count.without(p, ref), slices.Contains(p.ready, ref)
+	end := d.intervalEnd(p.ix.observed, ref)
 	switch {
-	case v.ix.desired.Allowed != schema.Everything:
-		return v.ix.keep(key, reason+", but nothing is deleted "+v.ix.desired.whyNoDeletions()).asWaitFor(kind, true)
+	case d.Allowed != schema.Everything:
+		return keep(ref, d.deletionsOff(reason)).asWaitFor(op, true)
 	case c.UsedBy != "":
-		return v.ix.keepInUse(key, reason+", but "+c.UsedBy).asWaitFor(kind, true)
-	case v.Placement.ranked.Len() == 0:
-		return NewAction(Blocked, key, v.noRankedDisk()+": every copy is kept", 0).asWaitFor(kind, true)
-	case part: // no image counts on it
-	case then.placed < v.requiredCopies(), ready && then.total < v.Placement.copies:
-		return v.keepNeeded(key, kind, reason).asWaitFor(kind, v.Placement.missing > 0)
-	case kind == Cleanup && !v.ix.desired.Cleanup[key] && v.ix.desired.intervalEnd(v.ix.observed, key).After(v.ix.observed.Now):
-		return v.ix.keepUntil(key, reason+"; goes after the clean-up interval", v.ix.desired.intervalEnd(v.ix.observed, key)).asWaitFor(kind, false)
+		return p.ix.keepInUse(ref, reason.with(CodeInUse, ", but %s", c.UsedBy)).asWaitFor(op, true)
+	case p.placement.ranked.len() == 0:
+		none := p.noRankedDisk()
+		return NewAction(Blocked, ref, none.with(none.Code, ": every copy is kept"), 0).asWaitFor(op, true)
+	case oldPart: // no image counts on it
+	case rest.placed < p.requiredCopies(), ready && rest.total < p.placement.copies:
+		return p.keepNeeded(ref, op, reason).asWaitFor(op, p.placement.missing > 0)
+	case op == Cleanup && !d.Cleanup[ref] && end.After(p.ix.observed.Now):
+		return keepUntil(ref, reason.with(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(op, false)
 	}
-	return v.ix.planDeletion(kind, key, reason)
+	return p.ix.planDeletion(op, ref, reason)
 }
 
-// keepNeeded keeps a copy that the image needs as long as there are no others. An
-// eviction that no disk can take the copy of does not come about by itself.
-func (v imagePlanner) keepNeeded(key CopyRef, kind Op, reason string) Action {
-	a := v.ix.keep(key, "")
+// keepNeeded keeps a copy until enough others are ready. It is blocked when no disk can take
+// the copy of an evicted disk.
+func (p imagePlanner) keepNeeded(ref CopyRef, op Op, reason Reason) Action {
+	required := fmt.Sprintf("%d copies are ready", p.requiredCopies())
+	if p.requiredCopies() == 1 {
+		required = "one copy is ready"
+	}
+	ignored := p.ix.ignoredPeers()
 	switch {
-	case key.ID != v.image.ID:
-		a.Reason = fmt.Sprintf("%s; kept until %s of the declared one", reason, readyText(v.requiredCopies()))
-	case v.Placement.missing > 0:
-		a.Reason = fmt.Sprintf("%s; kept, because no disk can take %d of %d copies", reason, v.Placement.missing, v.Placement.copies)
-		if kind == Evict {
+	case ref.ID != p.image.ID:
+		return keep(ref, reason.with(CodeTooFewReady, "; kept until %s of the declared generation%s", required, ignored))
+	case p.placement.missing > 0:
+		a := keep(ref, reason.with(CodeTooFewDisks, "; kept, because no disk can take %d of %d copies%s", p.placement.missing, p.placement.copies, ignored))
+		if op == Evict {
 			a.Op = Blocked
 		}
-	default:
-		a.Reason = fmt.Sprintf("%s; kept until %s on other disks", reason, readyText(v.requiredCopies()))
+		return a
 	}
-	a.Reason += v.ix.ignoredPeers()
-	return a
+	return keep(ref, reason.with(CodeTooFewReady, "; kept until %s on other disks%s", required, ignored))
 }
 
-func readyText(copies int) string {
-	if copies == 1 {
-		return "one copy is ready"
+// planDeletion returns the deletion of a copy, or what it must wait for: an earlier failure, or
+// a reader of the copy.
+func (ix *index) planDeletion(op Op, ref CopyRef, reason Reason) Action {
+	if f := ix.observed.Failures[ref]; f.AppliesTo(op) && f.RetryAt.After(ix.observed.Now) {
+		return keepUntil(ref, because(CodeRetry, "%s", f.Message), f.RetryAt).asWaitFor(op, false)
 	}
-	return fmt.Sprintf("%d copies are ready", copies)
+	if ix.observed.BeingRead[ref] { // even by a job that would read another copy if it started now
+		return keep(ref, reason.with(CodeBeingRead, ", but a running job reads it")).asWaitFor(op, false)
+	}
+	if image, needed := ix.neededBySuspended(ref); needed {
+		return keep(ref, reason.with(CodeSourceOfSuspended, ", but image %s, which is suspended, will be created from it", image))
+	}
+	c := ix.copyAt(ref)
+	return NewAction(op, ref, reason, c.RealSize+c.PartBytes)
 }
 
-// planDeletion is the deletion, or what it has to wait for because it failed before.
-func (s *index) planDeletion(kind Op, key CopyRef, reason string) Action {
-	if t := s.observed.Failures[key]; t.AppliesTo(kind) && t.RetryAt.After(s.observed.Now) {
-		return s.keepUntil(key, t.Message, t.RetryAt).asWaitFor(kind, false)
-	}
-	if s.observed.BeingRead[key] { // whatever its reader would read if it began now
-		return s.keep(key, reason+", but work under way reads it").asWaitFor(kind, false)
-	}
-	if image := s.neededBySuspended(key); image != "" {
-		return s.keep(key, fmt.Sprintf("%s, but image %s, which is suspended, is to be made of it", reason, image))
-	}
-	c := s.copyAt(key)
-	return NewAction(kind, key, reason, c.RealSize+c.PartBytes)
-}
+func keep(ref CopyRef, reason Reason) Action { return NewAction(Wait, ref, reason, 0) }
 
-func (s *index) keep(key CopyRef, reason string) Action { return NewAction(Wait, key, reason, 0) }
-
-// keepInUse keeps a copy for its users. They may leave by themselves, but what
-// cannot be told does not become clear by itself.
-func (s *index) keepInUse(key CopyRef, reason string) Action {
-	a := s.keep(key, reason)
-	if s.observed.Disks[key.Disk].UsageUnknown != "" {
-		a.Op = Blocked
-	}
-	return a
-}
-
-func (s *index) keepUntil(key CopyRef, reason string, until time.Time) Action {
-	a := s.keep(key, reason)
+func keepUntil(ref CopyRef, reason Reason, until time.Time) Action {
+	a := keep(ref, reason)
 	a.Until = until
 	return a
 }
 
-// intervalEnd is when the clean-up interval of a copy is over: it begins with the
-// later of its last use and its first being unwanted. Where one of these is not
-// recorded or cannot be right it begins now; Marks writes it down.
-func (d Desired) intervalEnd(o Observed, key CopyRef) time.Time {
-	c, stepped := o.Disks[key.Disk].Copies[key.ID], o.Disks[key.Disk].ClockStepped
+// keepInUse keeps a copy that is in use. A use may end without help. Unreadable replica metadata
+// needs a person, so that the copy is blocked (R1).
+func (ix *index) keepInUse(ref CopyRef, reason Reason) Action {
+	a := keep(ref, reason)
+	if ix.observed.Disks[ref.Disk].UsageUnknown != "" {
+		a.Op, a.Code = Blocked, CodeUsageUnknown
+	}
+	return a
+}
+
+// intervalEnd returns when the clean-up interval of a copy ends. It starts with the last use or
+// when the copy became surplus, whichever is later. It restarts now when a recorded time is
+// missing or implausible, or by another clock (S4); UsageUpdates records that.
+func (d Desired) intervalEnd(o Observed, ref CopyRef) time.Time {
+	c, stepped := o.Disks[ref.Disk].Copies[ref.ID], o.Disks[ref.Disk].ClockStepped
 	since := c.SurplusSince
 	switch {
 	case since.IsZero(), stepped, d.otherClock(c), implausible(since, o.Now),

@@ -6,17 +6,17 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// What is suspended stays as it is. The plan is made as ever, and then held: what is
-// under way goes on as far as it would anyway, but for deletions, which are taken back.
-// Copies count and are served, uses and what is unwanted are noted, and what only a
-// person can settle is told. So nothing that is decided about other images, or by other
-// nodes, rests on anything that a suspension changed.
+// Suspension of an image or of everything: running jobs continue, none starts, no copy is
+// deleted. The plan is made first and suspended afterwards. Copies count, are served, and
+// their use is recorded as ever, so that no decision about other images or by other nodes
+// depends on a suspension.
 
-// SuspensionOf is the one that holds an image now, nil for none. Of two the one that
-// lasts longer holds.
+// SuspensionOf returns the suspension of an image in effect at the time now, nil for none. Of
+// two it returns the one that ends later.
 func (d Desired) SuspensionOf(image schema.Image, now time.Time) *schema.Suspension {
 	all, own := d.Config.Settings.Suspend, image.Suspend
 	switch {
@@ -32,39 +32,38 @@ func (d Desired) SuspensionOf(image schema.Image, now time.Time) *schema.Suspens
 	return all
 }
 
-// applySuspension lets nothing begin of what is planned under a suspension.
-func (s *index) applySuspension(by *schema.Suspension, actions []Action) []Action {
+// applySuspension turns the actions that would start something into waits or blocked actions.
+func (ix *index) applySuspension(by *schema.Suspension, actions []Action) []Action {
 	if by == nil {
 		return actions
 	}
 	for i, a := range actions {
-		goesOn := !a.Idle() && !a.Op.Deletes() && s.observed.Running[a.CopyRef()]
-		if !goesOn && a.Op != Blocked {
+		continues := !a.Idle() && !a.Op.Deletes() && ix.observed.Running[a.CopyRef()]
+		if !continues && a.Op != Blocked {
 			actions[i] = a.suspendedBy(by)
 		}
 	}
 	return actions
 }
 
-// suspendedBy is what becomes of an action under a suspension. One that has no end keeps from
-// being done what only its lifting lets be done.
+// suspendedBy returns the wait that replaces an action. A suspension without an end blocks it.
 func (a Action) suspendedBy(by *schema.Suspension) Action {
-	h := NewAction(Wait, a.CopyRef(), suspendedText(by)+"; "+a.Reason, 0)
-	h.Next, h.Blocked = a.Next, a.Blocked || by.Until.IsZero()
+	s := NewAction(Wait, a.CopyRef(), because(CodeSuspended, "%s; %s", suspendedText(by), a.Text), 0)
+	s.Next, s.Blocked, s.Cause = a.Next, a.Blocked || by.Until.IsZero(), a.Code
 	if !a.Idle() {
-		h.Next = a.Op
-		h.Reason = fmt.Sprintf("%s; held back: %s (%s)", suspendedText(by), a.Op, a.Reason)
-		h.LocalSource = a.LocalSource // which has to stay until it is done
+		s.Next = a.Op
+		s.Text = fmt.Sprintf("%s; then: %s (%s)", suspendedText(by), a.Op, a.Text)
+		s.LocalSource = a.LocalSource // keepSources keeps it until the action is done
 	}
 	switch {
 	case by.Until.IsZero() && !a.Idle():
-		h.Op = Blocked
+		s.Op = Blocked
 	case by.Until.After(a.Until):
-		h.Until = by.Until
+		s.Until = by.Until
 	case !by.Until.IsZero():
-		h.Until = a.Until
+		s.Until = a.Until
 	}
-	return h
+	return s
 }
 
 func suspendedText(by *schema.Suspension) string {
@@ -74,53 +73,54 @@ func suspendedText(by *schema.Suspension) string {
 	return fmt.Sprintf("suspended by %s: %s", by.By, by.Reason)
 }
 
-// neededBySuspended names a suspended image that has no ready copy yet and can be made of this
-// one, "" for none. Without the suspension it would have been made before this one goes.
-func (s *index) neededBySuspended(key CopyRef) string {
-	c := s.copyAt(key)
+// neededBySuspended returns the name of a suspended image that has no ready copy and can be
+// copied from ref. Without the suspension it would have been copied before ref is deleted.
+func (ix *index) neededBySuspended(ref CopyRef) (image string, needed bool) {
+	c := ix.copyAt(ref)
 	if c.SHA512.IsZero() {
-		return ""
+		return "", false
 	}
-	for _, image := range s.suspendedImages() {
-		if image.ID != key.ID && c.HasDigest(image.Checksum) && !s.anyReady(image) {
-			return image.ID.Name
+	for _, image := range ix.suspendedImages() {
+		if image.ID != ref.ID && c.HasDigest(image.Checksum) && !ix.hasReady(image) {
+			return image.ID.Name, true
 		}
 	}
-	return ""
+	return "", false
 }
 
-// suspendedImages are the images with a declared checksum that are suspended.
-func (s *index) suspendedImages() []schema.Image {
-	if s.suspended == nil {
-		s.suspended = []schema.Image{}
-		for _, image := range s.desired.Config.Images {
-			if !image.Checksum.IsZero() && s.desired.SuspensionOf(image, s.observed.Now) != nil {
-				s.suspended = append(s.suspended, image)
+// suspendedImages returns the suspended images with a declared checksum, sorted.
+func (ix *index) suspendedImages() []schema.Image {
+	if ix.suspended == nil {
+		ix.suspended = []schema.Image{}
+		for _, image := range ix.desired.Config.Images {
+			if !image.Checksum.IsZero() && ix.desired.SuspensionOf(image, ix.observed.Now) != nil {
+				ix.suspended = append(ix.suspended, image)
 			}
 		}
-		slices.SortFunc(s.suspended, func(a, b schema.Image) int { return CompareIDs(a.ID, b.ID) })
+		slices.SortFunc(ix.suspended, func(a, b schema.Image) int { return CompareIDs(a.ID, b.ID) })
 	}
-	return s.suspended
+	return ix.suspended
 }
 
-func (s *index) anyReady(image schema.Image) bool {
-	return slices.ContainsFunc(s.copiesNamed(image.ID.Name), func(key CopyRef) bool {
-		_, ready := s.observed.Disks[key.Disk].Ready(key.ID)
-		return ready && key.ID == image.ID && s.isCurrent(key.Disk) && !s.copyAt(key).Leaving && mismatchReason(image, s.copyAt(key)) == ""
+// hasReady reports whether an image has a ready copy that does not leave.
+func (ix *index) hasReady(image schema.Image) bool {
+	return slices.ContainsFunc(ix.copiesNamed(image.ID.Name), func(ref CopyRef) bool {
+		c := ix.copyAt(ref)
+		return c.State == disk.Ready && ref.ID == image.ID && ix.isCurrent(ref.Disk) && !c.Leaving && mismatchReason(image, c).IsZero()
 	})
 }
 
-// Suspension is one as status and plan show it.
+// Suspension is a suspension as plan and status show it.
 type Suspension struct {
-	// Image is what is suspended, in a list; "" is everything.
+	// Image is the name of the suspended image in a list, "" for everything.
 	Image  string    `json:"image,omitempty"`
 	Reason string    `json:"reason"`
 	By     string    `json:"by,omitempty"`
-	Until  time.Time `json:"until,omitzero"` // zero: until somebody lifts it
-	Over   bool      `json:"over,omitempty"` // it has ended by itself, and is still declared
+	Until  time.Time `json:"until,omitzero"` // zero: until it is removed
+	Over   bool      `json:"over,omitempty"` // it has ended and is still declared
 }
 
-// NewSuspension returns nil for none.
+// NewSuspension converts a declared suspension. It returns nil for nil.
 func NewSuspension(s *schema.Suspension, now time.Time) *Suspension {
 	if s == nil {
 		return nil
@@ -128,7 +128,7 @@ func NewSuspension(s *schema.Suspension, now time.Time) *Suspension {
 	return &Suspension{Reason: s.Reason, By: s.By, Until: s.Until, Over: !s.Holds(now)}
 }
 
-// Suspensions are those that hold now, that of everything first.
+// Suspensions returns the suspensions in effect: that of the settings first, then by image.
 func (d Desired) Suspensions(now time.Time) []Suspension {
 	var all []Suspension
 	if by := d.Config.Settings.Suspend; by.Holds(now) {

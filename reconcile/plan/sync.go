@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 
@@ -9,148 +8,107 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// methodFor is the kind of action by which a wanted disk that waits gets its copy in the end.
-func (v imagePlanner) methodFor(ref schema.DiskRef) Op {
-	if len(v.ready) == 0 && v.Placement.Targets[0] == ref {
-		return v.firstCopyOp()
+// methodFor returns the operation that creates the copy on a target, now or after a wait.
+func (p imagePlanner) methodFor(ref schema.DiskRef) Op {
+	if len(p.ready) == 0 && p.placement.targets[0] == ref {
+		return p.firstCopyOp()
 	}
 	return Sync
 }
 
-// waitsForUpload reports whether a person has to send the image first.
-func (v imagePlanner) waitsForUpload() bool { return v.firstCopyOp() == Upload && len(v.ready) == 0 }
+// waitsForUpload reports whether a person must upload the image first.
+func (p imagePlanner) waitsForUpload() bool { return p.firstCopyOp() == Upload && len(p.ready) == 0 }
 
-// planTarget says how the wanted disk ref gets its copy. There is nothing to do when
-// it has one.
-func (v imagePlanner) planTarget(ref schema.DiskRef, settling map[schema.DiskRef]Action) (a Action, needed bool) {
-	c := v.ix.copyAt(CopyRef{ref, v.image.ID})
+// planTarget returns how the target ref gets its copy. needed is false if it has a ready copy.
+// Existing bytes come before the source (F2): a ready copy on this node, then copies on other
+// nodes. Only the first target uses the source, and only after no peer can have a ready copy.
+func (p imagePlanner) planTarget(ref schema.DiskRef, inspections map[schema.DiskRef]Action) (a Action, needed bool) {
+	c := p.ix.copyAt(p.on(ref))
 	if c.State == disk.Ready {
 		return Action{}, false
 	}
-	reason := "no copy on this disk"
+	reason := Reason{CodeNoCopy, "no copy on this disk"}
 	switch {
 	case c.State == disk.Failed:
-		reason = "the copy failed: " + c.Message
+		reason = because(CodeCopyFailed, "the copy failed: %s", c.Message)
 	case c.PartBytes > 0:
-		reason = fmt.Sprintf("resumes at %s", FormatBytes(c.PartBytes))
+		reason = because(CodeResume, "resumes at %s", FormatBytes(c.PartBytes))
 	}
-	first := v.Placement.Targets[0]
-	here, there := v.ownSources(), v.peerSources()
+	first := p.placement.targets[0]
+	own, peers := p.ownSources(), p.peerSources()
 	switch {
-	case len(v.ready) == 0 && first != ref:
-		if from, ok := v.interruptedSource(ref); ok && v.ix.observed.Syncing[CopyRef{ref, v.image.ID}] { // a download yields to a better disk
-			return v.withSource(NewAction(Sync, CopyRef{ref, v.image.ID}, reason, UnknownBytes), from), true
+	case len(p.ready) == 0 && first != ref:
+		// A running sync goes on while its source does not respond for a moment. A running
+		// download yields to a better disk.
+		if from, ok := p.interruptedSource(ref); ok && p.ix.observed.Syncing[p.on(ref)] {
+			return p.withSource(NewAction(Sync, p.on(ref), reason, UnknownBytes), from), true
 		}
-		return v.waitForFirstCopy(first, ref), true
-	case v.digestDeclared() && v.clonesLocally():
-		return v.planClone(ref, reason), true // whoever is silent
-	case len(here) > 0 && v.digestKnown():
-		return v.sync(ref, here, reason), true
-	case len(there) > 0 && v.digestKnown():
-		return v.sync(ref, there, reason), true
-	case len(v.ready) > 0:
-		return v.wait(ref, fmt.Sprintf("the file on %s is looked at first", v.ready[0].Disk)), true
+		return p.waitForFirstCopy(first, ref), true
+	case p.digestDeclared() && p.clonesLocally():
+		return p.planClone(ref, reason), true // a local clone depends on no other node
+	case len(own) > 0 && p.digestKnown():
+		return p.sync(ref, own, reason), true
+	case len(peers) > 0 && p.digestKnown():
+		return p.sync(ref, peers, reason), true
+	case len(p.ready) > 0:
+		return p.wait(ref, because(CodeVerifyFirst, "the file on %s is verified first", p.ready[0].Disk)), true
 	}
-	for _, other := range slices.SortedFunc(maps.Keys(settling), CompareDisks) {
-		if a := settling[other]; !a.Idle() && v.ix.observed.Failures[a.CopyRef()].Attempts == 0 {
-			return v.wait(ref, fmt.Sprintf("the file on %s is looked at first", other)), true
+	for _, other := range slices.SortedFunc(maps.Keys(inspections), CompareDisks) {
+		if a := inspections[other]; !a.Idle() && p.ix.observed.Failures[a.CopyRef()].Attempts == 0 {
+			return p.wait(ref, because(CodeVerifyFirst, "the file on %s is verified first", other)), true
 		}
 	}
-	return v.planFirstCopy(ref, reason), true
+	return p.planFirstCopy(ref, reason), true
 }
 
-// waitForFirstCopy waits for the first copy, which another disk makes.
-func (v imagePlanner) waitForFirstCopy(first, ref schema.DiskRef) Action {
-	if t := v.sourceFailure(); t.Delays(v.firstCopyOp(), v.ix.observed.Now) {
-		return v.backOff(ref, t)
+// waitForFirstCopy returns the wait of the target ref for the first copy, which the target
+// first creates.
+func (p imagePlanner) waitForFirstCopy(first, ref schema.DiskRef) Action {
+	if f := p.sourceFailure(); f.Delays(p.firstCopyOp(), p.ix.observed.Now) {
+		return p.backOff(ref, f)
 	}
-	if key := (CopyRef{first, v.image.ID}); v.firstCopyOp() == Upload && !v.ix.observed.Running[key] && !v.ix.desired.Uploads[key] {
-		return v.waitForUpload(ref)
+	if on := p.on(first); p.firstCopyOp() == Upload && !p.ix.observed.Running[on] && !p.ix.desired.Uploads[on] {
+		return p.waitForUpload(ref)
 	}
-	a := v.wait(ref, fmt.Sprintf("the first copy is made on %s", first))
-	peer, asking := v.ix.observed.Peers[first.Node]
+	peer, queried := p.ix.observed.Peers[first.Node]
 	switch {
-	case v.ix.desired.Owns(first), peer.Responds():
-	case !asking:
-		a.Reason += ", which was not asked"
-	default:
-		a.Reason = fmt.Sprintf("the first copy is for %s to make, which does not answer: %s", first, peer.Problem)
-		a.Until = v.ix.giveUpAt(peer)
+	case p.ix.desired.Owns(first), peer.Responds():
+		return p.wait(ref, because(CodeFirstCopy, "the first copy is created on %s", first))
+	case !queried:
+		return p.wait(ref, because(CodeFirstCopy, "the first copy is created on %s, which was not queried", first))
 	}
+	a := p.wait(ref, because(CodePeerUnreachable, "the first copy is created on %s, which does not respond: %s", first, peer.Problem))
+	a.Until = p.ix.giveUpAt(peer)
 	return a
 }
 
-// sync copies from the best of the copies, if they are on this node, and else from
-// all of them.
-func (v imagePlanner) sync(ref schema.DiskRef, from []CopyRef, reason string) Action {
-	if len(v.ready) > 0 && v.ix.desired.Config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
-		return v.blocked(ref, "concurrentReplenishPerNodeLimit is 0: only first copies are made")
+// sync copies the image to ref from the copies from, best first: from one copy on this node,
+// or from all copies on other nodes.
+func (p imagePlanner) sync(ref schema.DiskRef, from []CopyRef, reason Reason) Action {
+	if len(p.ready) > 0 && p.ix.desired.Config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
+		return p.blocked(ref, Reason{CodeReplenishOff, "concurrentReplenishPerNodeLimit is 0: only first copies are created"})
 	}
-	a := v.attempt(Sync, ref, reason, max(0, v.ix.copyAt(from[0]).Size-v.ix.copyAt(CopyRef{ref, v.image.ID}).PartBytes))
-	return v.withSource(a, from[0])
+	a := p.attempt(Sync, ref, reason, max(0, p.ix.copyAt(from[0]).Size-p.ix.copyAt(p.on(ref)).PartBytes))
+	return p.withSource(a, from[0])
 }
 
-// withSource notes which copy an action reads.
-func (v imagePlanner) withSource(a Action, from CopyRef) Action {
+// withSource notes in an action which copy it reads.
+func (p imagePlanner) withSource(a Action, from CopyRef) Action {
 	if a.Idle() {
 		return a
 	}
-	a.From, a.SourceDigest = from, v.ix.copyAt(from).SHA512
-	if v.ix.desired.Owns(from.Disk) {
+	a.From, a.SourceDigest = from, p.ix.copyAt(from).SHA512
+	if p.ix.desired.Owns(from.Disk) {
 		a.LocalSource = from
 	}
 	return a
 }
 
-// repairable reports whether the chunks of a failed copy that are damaged can be had
-// from somewhere: they have to be what the copy's own manifest says. One
-// that could not be repaired is replaced instead, if it can be.
-func (v imagePlanner) repairable(key CopyRef) bool {
-	c := v.ix.copyAt(key)
-	if c.ManifestDigest.IsZero() || c.SHA512.IsZero() {
-		return false
-	}
-	if declared := v.image.Checksum; !declared.IsZero() && declared != c.SHA512 && declared != c.SHA256 {
-		return false
-	}
-	if c.UsedBy == "" && v.otherBytesReady(c) {
-		return false
-	}
-	if v.ix.observed.Failures[key].Unrepairable && c.UsedBy == "" && v.rejectsForSpace(key.Disk, v.requiredBytes()).Reason == "" {
-		return false
-	}
-	return len(v.intact(key)) > 0 || v.hasRanges()
-}
-
-// otherBytesReady reports whether the image, whose bytes nobody declared, has others by now than
-// the copy had: repaired it would be in conflict with them.
-func (v imagePlanner) otherBytesReady(c Copy) bool {
-	return !v.digestDeclared() && len(v.ready) > 0 &&
-		!slices.ContainsFunc(v.ready, func(key CopyRef) bool { return v.ix.copyAt(key).SHA512 == c.SHA512 })
-}
-
-// intact are ready copies with the bytes that a failed one should have, those of this
-// node first.
-func (v imagePlanner) intact(key CopyRef) []CopyRef {
-	sum := v.ix.copyAt(key).SHA512
-	if here := v.ix.ownByDigest[sum]; len(here) > 0 {
-		return here
-	}
-	return v.ix.peerByDigest[sum]
-}
-
-// hasRanges reports whether any chunk can be had from the source, and will be what it
-// has to be.
-func (v imagePlanner) hasRanges() bool {
-	d := v.image.Source.Download
-	return d != nil && d.Unpack == schema.UnpackNone && !v.image.Checksum.IsZero()
-}
-
-// repair rewrites the damaged chunks of a failed copy in their place.
-func (v imagePlanner) repair(key CopyRef) Action {
-	a := v.attempt(Repair, key.Disk, v.ix.copyAt(key).Message, disk.ChunkSize)
-	if from := v.intact(key); len(from) > 0 {
-		return v.withSource(a, from[0])
+// repair rewrites the damaged chunks of a failed copy in place.
+func (p imagePlanner) repair(ref CopyRef) Action {
+	a := p.attempt(Repair, ref.Disk, because(CodeCopyFailed, "%s", p.ix.copyAt(ref).Message), disk.ChunkSize)
+	if from := p.intact(ref); len(from) > 0 {
+		return p.withSource(a, from[0])
 	}
 	return a
 }

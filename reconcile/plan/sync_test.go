@@ -56,7 +56,7 @@ func TestFailedRepairIsRetried(t *testing.T) {
 	full.Space.Free = 1 << 20
 	o.Disks[refs[1]] = full
 	o.Failures[plan.CopyRef{Disk: refs[1], ID: image.ID}] = plan.Failure{
-		Op: plan.Repair, Attempts: 1, Unrepairable: true, Link: true, Message: "no source for 30s",
+		Op: plan.Repair, Attempts: 1, Unrepairable: true, Fault: plan.FaultNetwork, Message: "no source for 30s",
 		Since: plantest.Now.Add(-time.Hour), RetryAt: plantest.Now.Add(-time.Minute),
 	}
 	d, o := plantest.AsNode(refs[1].Node, c, o)

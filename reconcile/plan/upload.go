@@ -10,116 +10,115 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// uploadTo is where this node takes an upload of the image, or why it does not.
-func (v imagePlanner) uploadTo(sum disk.Digest) (CopyRef, error) {
-	name, declared := v.image.ID.Name, v.image.Checksum
-	by := v.ix.desired.SuspensionOf(v.image, v.ix.observed.Now)
-	switch {
-	case by != nil && !by.Until.IsZero():
-		return CopyRef{}, noUpload("%s cannot be uploaded before %s: it is %s", name, by.Until.Format(time.RFC3339), suspendedText(by))
-	case by != nil:
-		return CopyRef{}, noUpload("%s cannot be uploaded: it is %s", name, suspendedText(by))
-	case v.image.Source.Upload == nil:
-		return CopyRef{}, noUpload("%s is not for upload: its source is %s", name, v.image.Source.Kind())
-	case len(v.ready) > 0:
-		return CopyRef{}, noUpload("%s is ready on %s: another file needs another checksum, uuid or name", name, v.ready[0].Disk)
-	case !sum.IsZero() && !declared.IsZero() && sum.Algorithm() != declared.Algorithm():
-		return CopyRef{}, noUpload("the declared checksum of %s is a %s: give one of that, or none", name, declared.Algorithm())
-	case !sum.IsZero() && !declared.IsZero() && sum != declared:
-		return CopyRef{}, noUpload("the declared checksum of %s is %s, and the file has %s", name, declared, sum)
+// UploadTo returns the copy that an upload of the image creates on this node. digest is that
+// of the file, zero if the client does not know it. Its error is an *UploadError.
+func (d Desired) UploadTo(o Observed, image schema.Image, digest disk.Digest) (CopyRef, error) {
+	p := d.NewIndex(o).NewImagePlanner(image)
+	if err := p.acceptsUpload(digest); err != nil {
+		return CopyRef{}, err
 	}
-	for _, key := range v.ix.copiesNamed(name) {
-		goesOn := v.ix.desired.Owns(key.Disk) && slices.Contains(v.uploadDisks(), key.Disk) && v.ix.copyAt(key).PartSourceID == disk.PartFromUpload && v.rejects(key.Disk).Reason == ""
-		if goesOn && key.ID == v.image.ID && !v.ix.observed.Running[key] {
-			return CopyRef{}, &UploadError{fmt.Sprintf("an upload of %s was interrupted, and goes on in a moment", name), true}
-		}
-	}
-	for key, running := range v.ix.observed.Running {
-		if running && key.ID == v.image.ID && !v.ix.desired.Owns(key.Disk) {
-			return CopyRef{}, noUpload("%s is under way on %s: go on with it at %s", name, key.Disk, v.address(key.Disk.Node))
-		}
-	}
-	why := []string{}
-	for _, ref := range v.uploadDisks() {
-		if !v.ix.desired.Owns(ref) {
+	var rejected []string
+	for _, ref := range p.uploadDisks() {
+		if !d.Owns(ref) {
 			continue
 		}
-		r := v.rejects(ref)
-		if r.Reason == "" {
-			return CopyRef{ref, v.image.ID}, nil
+		r := p.rejects(ref)
+		if r.IsZero() {
+			return p.on(ref), nil
 		}
-		why = append(why, fmt.Sprintf("%s: %s", ref, r.Reason))
+		rejected = append(rejected, fmt.Sprintf("%s: %s", ref, r.Text))
 	}
-	return CopyRef{}, noUpload("%s cannot be taken here (%s)%s", name, v.whyNotHere(why), v.elsewhere())
-}
-
-// uploadDisks are the disks that an upload can go to, best first: the ranked ones, or, when
-// there are none that can, the one that the image names.
-func (v imagePlanner) uploadDisks() []schema.DiskRef {
-	var refs []schema.DiskRef
-	for i := range v.Placement.ranked.Len() {
-		refs = append(refs, v.Placement.ranked.At(i))
+	if len(rejected) == 0 {
+		rejected = []string{fmt.Sprintf("no disk of node %s is desired for it", d.Node)}
 	}
-	if want := v.Placement.Targets; len(want) > 0 && !slices.Contains(refs, want[0]) {
-		refs = append(refs, want[0])
+	text := fmt.Sprintf("%s cannot be uploaded here (%s)", image.ID.Name, strings.Join(rejected, "; "))
+	if nodes := p.otherUploadNodes(); len(nodes) > 0 {
+		text += ": upload it to " + joinWords(nodes)
 	}
-	return refs
-}
-
-// whyNotHere says why no disk of this node takes an upload.
-func (v imagePlanner) whyNotHere(why []string) string {
-	if len(why) == 0 {
-		return "no disk of node " + v.ix.desired.Node + " is for it"
-	}
-	return strings.Join(why, "; ")
-}
-
-// elsewhere names the nodes that take an upload which this one does not.
-func (v imagePlanner) elsewhere() string {
-	var nodes []string
-	for _, ref := range v.uploadDisks() {
-		if v.ix.desired.Owns(ref) || !v.ix.isCurrent(ref) || v.rejects(ref).Reason != "" {
-			continue
-		}
-		node := v.address(ref.Node)
-		if !slices.Contains(nodes, node) {
-			nodes = append(nodes, node)
-		}
-	}
-	if len(nodes) == 0 {
-		return ""
-	}
-	return ": upload it at " + joinWords(nodes)
-}
-
-// address names a node and how it is asked.
-func (v imagePlanner) address(node string) string {
-	if at := v.ix.desired.Config.Nodes[node].Address; at != "" {
-		return node + " (--url " + at + ")"
-	}
-	return node
-}
-
-// DeclaresUpload reports whether what was begun of an upload can be gone on with.
-func DeclaresUpload(now schema.Image, id disk.ID) bool {
-	return now.ID == id && now.Source.Upload != nil
+	return CopyRef{}, rejectUpload("%s", text)
 }
 
 // UploadError says why a node does not accept an upload of an image.
 type UploadError struct {
-	Reason string
+	Text string
 	// Temporary: the node may accept the upload later without a change of the configuration.
 	Temporary bool
 }
 
-func (e *UploadError) Error() string { return e.Reason }
+func (e *UploadError) Error() string { return e.Text }
 
-func noUpload(format string, args ...any) error {
-	return &UploadError{Reason: fmt.Sprintf(format, args...)}
+func rejectUpload(format string, args ...any) error {
+	return &UploadError{Text: fmt.Sprintf(format, args...)}
 }
 
-// UploadTo returns the copy that an upload of the image creates on this node. sum is the
-// digest of the file, zero if the client does not know it. Its error is an *UploadError.
-func (d Desired) UploadTo(o Observed, image schema.Image, sum disk.Digest) (CopyRef, error) {
-	return d.NewIndex(o).NewImagePlanner(image).uploadTo(sum)
+// acceptsUpload returns why no node, or only another one, accepts an upload with the digest.
+func (p imagePlanner) acceptsUpload(digest disk.Digest) error {
+	name, declared, d, o := p.image.ID.Name, p.image.Checksum, p.ix.desired, p.ix.observed
+	by := d.SuspensionOf(p.image, o.Now)
+	switch {
+	case by != nil && !by.Until.IsZero():
+		return rejectUpload("%s cannot be uploaded before %s: it is %s", name, by.Until.Format(time.RFC3339), suspendedText(by))
+	case by != nil:
+		return rejectUpload("%s cannot be uploaded: it is %s", name, suspendedText(by))
+	case p.image.Source.Upload == nil:
+		return rejectUpload("%s cannot be uploaded: its source is %s", name, p.image.Source.Kind())
+	case len(p.ready) > 0:
+		return rejectUpload("%s is ready on %s: another file needs another checksum, uuid or name", name, p.ready[0].Disk)
+	case !digest.IsZero() && p.digestDeclared() && digest.Algorithm() != declared.Algorithm():
+		return rejectUpload("the declared checksum of %s is a %s: give a checksum of that kind, or none", name, declared.Algorithm())
+	case !digest.IsZero() && p.digestDeclared() && digest != declared:
+		return rejectUpload("the declared checksum of %s is %s, and the file has %s", name, declared, digest)
+	}
+	for _, ref := range p.ix.copiesNamed(name) {
+		resumes := d.Owns(ref.Disk) && slices.Contains(p.uploadDisks(), ref.Disk) && p.ix.copyAt(ref).PartSourceID == disk.PartFromUpload && p.rejects(ref.Disk).IsZero()
+		if resumes && ref.ID == p.image.ID && !o.Running[ref] {
+			return &UploadError{fmt.Sprintf("an upload of %s was interrupted and resumes in a moment", name), true}
+		}
+	}
+	for ref, running := range o.Running {
+		if running && ref.ID == p.image.ID && !d.Owns(ref.Disk) {
+			return rejectUpload("an upload of %s is running on %s: resume it at %s", name, ref.Disk, p.nodeAddress(ref.Disk.Node))
+		}
+	}
+	return nil
+}
+
+// uploadDisks returns the disks that accept an upload, best first: the ranked disks, and if none
+// of them can, the first disk that the image names.
+func (p imagePlanner) uploadDisks() []schema.DiskRef {
+	var refs []schema.DiskRef
+	for i := range p.placement.ranked.len() {
+		refs = append(refs, p.placement.ranked.at(i))
+	}
+	if targets := p.placement.targets; len(targets) > 0 && !slices.Contains(refs, targets[0]) {
+		refs = append(refs, targets[0])
+	}
+	return refs
+}
+
+// otherUploadNodes returns the other nodes that accept an upload.
+func (p imagePlanner) otherUploadNodes() []string {
+	var nodes []string
+	for _, ref := range p.uploadDisks() {
+		if p.ix.desired.Owns(ref) || !p.ix.isCurrent(ref) || !p.rejects(ref).IsZero() {
+			continue
+		}
+		if node := p.nodeAddress(ref.Node); !slices.Contains(nodes, node) {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
+// nodeAddress returns a node with the option that addresses it.
+func (p imagePlanner) nodeAddress(node string) string {
+	if address := p.ix.desired.Config.Nodes[node].Address; address != "" {
+		return node + " (--url " + address + ")"
+	}
+	return node
+}
+
+// DeclaresUpload reports whether a partial upload with the identity id is still declared.
+func DeclaresUpload(image schema.Image, id disk.ID) bool {
+	return image.ID == id && image.Source.Upload != nil
 }

@@ -167,7 +167,7 @@ func sizeText(a plan.Action) string {
 }
 
 func reasonText(a plan.Action) string {
-	reason := OneLine(a.Reason)
+	reason := OneLine(a.Text)
 	if a.From != (plan.CopyRef{}) {
 		reason += "; from " + a.From.String()
 	}

@@ -29,7 +29,7 @@ func planOf(actions ...plan.Action) plan.Plan {
 
 func action(kind plan.Op, image, uuid, on string, bytes int64, reason string) plan.Action {
 	node, disk, _ := strings.Cut(on, "/")
-	return plan.Action{Op: kind, Image: image, UUID: uuid, Node: node, Disk: disk, Bytes: bytes, Reason: reason}
+	return plan.Action{Op: kind, Image: image, UUID: uuid, Node: node, Disk: disk, Bytes: bytes, Reason: plan.Reason{Code: plan.CodeNoCopy, Text: reason}}
 }
 
 var plans = []struct {

@@ -445,11 +445,11 @@ func checkPlanned(st *session, in input, op plan.Op) (checkResult, error) {
 		if !isAbout(a, in.args[0]) {
 			continue
 		}
-		line := fmt.Sprintf("%s %s: %s", a.Op, a.CopyRef().Disk, a.Reason)
+		line := fmt.Sprintf("%s %s: %s", a.Op, a.CopyRef().Disk, a.Text)
 		if a.Disk == "" {
-			line = fmt.Sprintf("%s: %s", a.Op, a.Reason)
+			line = fmt.Sprintf("%s: %s", a.Op, a.Text)
 		}
-		if a.Op == op && reason.MatchString(a.Reason) {
+		if a.Op == op && reason.MatchString(a.Text) {
 			match = append(match, line)
 		} else {
 			other = append(other, line)
@@ -484,7 +484,7 @@ func checkNever(st *session, in input) (checkResult, error) {
 	for _, d := range st.history() {
 		about := len(in.args) < 2 || isAbout(d.Action, in.args[1])
 		if d.Op == op && about {
-			found = append(found, fmt.Sprintf("+%v %s %s %s: %s", d.at.Sub(st.world.startedAt), d.Op, d.Image, d.CopyRef().Disk, d.Reason))
+			found = append(found, fmt.Sprintf("+%v %s %s %s: %s", d.at.Sub(st.world.startedAt), d.Op, d.Image, d.CopyRef().Disk, d.Text))
 		}
 	}
 	if len(found) == 0 {
@@ -530,7 +530,7 @@ func converge(st *session, in input) error {
 func historyRows(w *world, history []executed) [][]string {
 	var rows [][]string
 	for _, e := range history {
-		text := report.OneLine(e.Reason)
+		text := report.OneLine(e.Text)
 		if e.From != (plan.CopyRef{}) {
 			text += "; from " + e.From.String()
 		}

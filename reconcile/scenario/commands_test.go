@@ -6,14 +6,14 @@ import (
 	"testing"
 )
 
-func TestReadmeListsTheCommandsOfScenarios(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
+func TestDocumentListsTheCommandsOfScenarios(t *testing.T) {
+	document, err := os.ReadFile("../../docs/scenarios.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range allCommands() {
-		if !strings.Contains(string(readme), "\n    "+c.synopsis) {
-			t.Errorf("README has no line for %s", c.synopsis)
+		if !strings.Contains(string(document), "\n| `"+strings.ReplaceAll(c.synopsis, "|", `\|`)+"`") {
+			t.Errorf("docs/scenarios.md has no line for %s", c.synopsis)
 		}
 	}
 }

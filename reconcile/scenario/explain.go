@@ -45,9 +45,9 @@ func explain(w *world, id disk.ID) []string {
 		}
 		parts := []string{describeCopy(w, r.Disk, id)}
 		if a := planned[r.Disk]; a.Op != "" {
-			parts = append(parts, fmt.Sprintf("%s: %s", a.Op, a.Reason))
-		} else if r.Reason != "" {
-			parts = append(parts, r.Reason)
+			parts = append(parts, fmt.Sprintf("%s: %s", a.Op, a.Text))
+		} else if !r.Reason.IsZero() {
+			parts = append(parts, r.Reason.Text)
 		}
 		lines = append(lines, fmt.Sprintf("%s: %s, %s", r.Disk, rank, strings.Join(parts, "; ")))
 	}

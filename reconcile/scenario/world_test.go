@@ -74,7 +74,7 @@ func runRandom(t *testing.T, seed uint64) randomRun {
 				violations, count := deletionViolations(w, a), len(w.history)
 				worked = w.execute(a) || worked
 				for _, e := range w.history[count:] {
-					fmt.Fprintf(&b, "    %s %s: %s (%v)\n", e.Op, e.CopyRef(), e.Reason, e.err)
+					fmt.Fprintf(&b, "    %s %s: %s (%v)\n", e.Op, e.CopyRef(), e.Text, e.err)
 					for _, v := range violations {
 						t.Errorf("%s of %s: %s", e.Op, e.CopyRef(), v)
 					}

@@ -20,7 +20,7 @@ func (m *node) withdraw(w *work) {
 	m.checkSuspension(w)
 	w.removal = m.c.beginRemoval(m, w)
 	m.c.provoke(w.removal)
-	m.c.tell(m.name, "withdraws %s: %s", w.key, w.action.Reason)
+	m.c.tell(m.name, "withdraws %s: %s", w.key, w.action.Text)
 	m.step(w, func() { m.askAll(w) })
 }
 

@@ -47,7 +47,7 @@ func (m *node) addWork(w *work) {
 // begin begins a job that deletes nothing.
 func (m *node) begin(w *work) {
 	m.checkSuspension(w)
-	m.c.tell(m.name, "begins %s of %s: %s %s", w.action.Op, w.key, w.action.Reason, w.action.From)
+	m.c.tell(m.name, "begins %s of %s: %s %s", w.action.Op, w.key, w.action.Text, w.action.From)
 	if w.establishes = establishes(w.image, w.action, m.o); w.action.Op.CreatesCopy() {
 		m.beginsFirst(w, m.d, m.o)
 	}

@@ -354,7 +354,7 @@ func (m *node) noteListing() {
 			}
 			image, declared := m.conf.config.Images[c.ID.Name]
 			declared = declared && c.ID.Name != m.missing
-			failing := m.failing[key] || m.o.Failures[key].Disk
+			failing := m.failing[key] || m.o.Failures[key].Fault == plan.FaultDisk
 			switch {
 			case m.allowed() == schema.ObserveOnly:
 			case declared && image.ID == c.ID && c.State == disk.Ready && !failing && m.c.mustWant(m.conf, image, one.ref):

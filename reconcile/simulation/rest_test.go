@@ -57,7 +57,7 @@ func (c *cluster) restless() string {
 		}
 		for _, a := range m.plan.Actions {
 			if !a.Idle() || !a.Until.IsZero() {
-				return name + ": " + string(a.Op) + " " + a.CopyRef().String() + ": " + a.Reason
+				return name + ": " + string(a.Op) + " " + a.CopyRef().String() + ": " + a.Text
 			}
 		}
 	}
@@ -77,7 +77,7 @@ func (c *cluster) lookAtRest(began time.Duration) {
 		for _, a := range c.nodes[name].plan.Actions {
 			_, declared := head.config.Images[a.Image]
 			if lacking := always || lacks[a.Image] || !declared && any; a.Op == plan.Blocked && !lacking {
-				c.broke("rest", "%s is blocked on what the world has: %s: %s", name, a.CopyRef(), a.Reason)
+				c.broke("rest", "%s is blocked on what the world has: %s: %s", name, a.CopyRef(), a.Text)
 			}
 		}
 	}

@@ -1,8 +1,8 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -10,17 +10,19 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// CopyStatus is one copy, on any node. Sizes are in bytes.
+// CopyStatus is the state of one copy on any node, together with what failed, what is running
+// and what is planned. Sizes are in bytes.
 type CopyStatus struct {
 	Node string `json:"node"`
 	Disk string `json:"disk"`
-	// State is what lies there together with what failed and what is under way. Of a
-	// node that does not answer it is unknown; Found has what that said last.
+	// State combines the observed state with failures and running jobs. On a node that does
+	// not respond it is unknown; Found has the last response.
 	State       disk.State     `json:"state"`
 	Progress    int            `json:"progress"` // 0..100; 100 is ready
 	Done        int64          `json:"done,omitempty"`
 	Total       int64          `json:"total,omitempty"` // -1: not known
 	Message     string         `json:"message,omitempty"`
+	Code        plan.Code      `json:"code,omitempty"` // of the planned action or of the reason for the state
 	Until       time.Time      `json:"until,omitzero"` // when a wait ends
 	Format      disk.Format    `json:"format,omitempty"`
 	Size        int64          `json:"size"`
@@ -30,45 +32,44 @@ type CopyStatus struct {
 	SHA256      disk.Digest    `json:"sha256"`
 	Chunks      disk.Digest    `json:"chunks,omitzero"` // SHA-256 of its chunk manifest
 	Owned       bool           `json:"owned"`
-	Verified    time.Time      `json:"verified,omitzero"` // when its bytes were last right
-	Damaged     time.Time      `json:"damaged,omitzero"`  // when they last were not; they may have been replaced since
-	InUse       string         `json:"inUse,omitempty"`   // by what
+	Verified    time.Time      `json:"verified,omitzero"` // when its bytes last matched
+	Damaged     time.Time      `json:"damaged,omitzero"`  // when they last did not; they may have been replaced since
+	InUse       string         `json:"inUse,omitempty"`   // what uses it
 	LastUsed    time.Time      `json:"lastUsed,omitzero"`
 	Unwanted    time.Time      `json:"unwantedSince,omitzero"`
-	Leaving     bool           `json:"leaving,omitempty"` // withdrawn: it may be gone the next moment
+	Leaving     bool           `json:"leaving,omitempty"` // withdrawn: it may be deleted at any moment
 	Refuses     string         `json:"refuses,omitempty"` // why the disk of another node takes no copy
-	Later       bool           `json:"later,omitempty"`   // it takes one as soon as there is a first copy
-	Running     bool           `json:"running,omitempty"` // work on it is under way, here or on its node
-	Syncing     bool           `json:"syncing,omitempty"` // and that is a sync to a disk of this node
-	Read        bool           `json:"read,omitempty"`    // work under way reads it
-	Found       *Found         `json:"found,omitempty"`   // null: nothing lies there
-	Failure     *FailureStatus `json:"try,omitempty"`     // what failed last, if anything did
+	Later       bool           `json:"later,omitempty"`   // it takes one once a first copy exists
+	Running     bool           `json:"running,omitempty"` // a job runs, here or on its node
+	Syncing     bool           `json:"syncing,omitempty"` // the job is a sync to a disk of this node
+	Read        bool           `json:"read,omitempty"`    // a running job reads it
+	Found       *Found         `json:"found,omitempty"`   // null: nothing was observed
+	Failure     *FailureStatus `json:"try,omitempty"`     // the last failure
 }
 
-// Found is a copy as it lies on its disk, whatever failed and is under way.
+// Found is the observed state of a copy on its disk, without failures and running jobs.
 type Found struct {
 	State     disk.State `json:"state"`
-	Message   string     `json:"message,omitempty"` // why it is failed or unknown
+	Message   string     `json:"message,omitempty"` // why the state is failed or unknown
 	PartBytes int64      `json:"partBytes,omitempty"`
 	PartTotal int64      `json:"partTotal,omitempty"` // 0: not known
-	PartFrom  string     `json:"partFrom,omitempty"`  // a hash of where the bytes of the part come from, "upload", or "chunks" and from other nodes
-	HasCfg    bool       `json:"hasCfg"`              // backing.cfg is readable and is about the file
-	// InUseRecorded: it was used when that was last written down beside it.
+	PartFrom  string     `json:"partFrom,omitempty"`  // disk.PartSource.ID of the partial file
+	HasCfg    bool       `json:"hasCfg"`              // backing.cfg is readable and describes the file
+	// InUseRecorded: the record says that it is in use.
 	InUseRecorded bool `json:"inUseRecorded,omitempty"`
-	// MarkedBy is the node by whose clock it was last used and is unwanted.
+	// MarkedBy is the node whose clock gave lastUsed and unwantedSince.
 	MarkedBy string `json:"markedBy,omitempty"`
 	// Declaration identifies the document that declares the image, or declared it last.
 	Declaration disk.Declaration `json:"declaredIn,omitzero"`
 }
 
-// Absent reports whether there is nothing of the copy yet, and nobody is at work on it:
-// it is wanted there, or there is something to say of why it is not. Of a disk on
-// another node that refuses it, State is pending all the same.
+// Absent reports whether nothing of the copy exists and no job runs. The entry then describes a
+// desired copy, or a rejection.
 func (c CopyStatus) Absent() bool {
 	return !c.Running && (c.Found == nil || c.Found.State == disk.Pending && c.Found.PartBytes == 0)
 }
 
-// copyStatus tells of a copy, or of the place for one.
+// copyStatus returns the status of a copy, which need not exist.
 func (t *builder) copyStatus(key plan.CopyRef) CopyStatus {
 	c, there := t.Observed.Disks[key.Disk].Copies[key.ID]
 	s := CopyStatus{
@@ -100,71 +101,88 @@ func (t *builder) copyStatus(key plan.CopyRef) CopyStatus {
 	return s
 }
 
-// explain says why a copy is as it is: on this node from the plan, on others from what
-// these said.
-func (t *builder) explain(s *CopyStatus, key plan.CopyRef, try plan.Failure) {
-	if silence := t.unreachable(key.Disk.Node); silence != "" {
+// explain sets why a copy has its state: on this node from the plan, on other nodes from what
+// they published.
+func (t *builder) explain(s *CopyStatus, ref plan.CopyRef, f plan.Failure) {
+	if reason := t.unreachable(ref.Disk.Node); !reason.IsZero() {
 		if s.Found != nil {
-			silence += "; it was " + string(s.State) + " then"
+			reason.Text += "; it was " + string(s.State) + " then"
 		}
-		s.State, s.Message, s.Progress = disk.Unknown, silence, 0
+		s.State, s.Message, s.Code, s.Progress = disk.Unknown, reason.Text, reason.Code, 0
 		return
 	}
-	if t.Desired.Owns(key.Disk) {
-		s.setPlan(t.plan[key])
+	a := t.plan[ref]
+	if t.Desired.Owns(ref.Disk) {
+		s.setPlan(a)
 	} else {
-		s.setPeerState(t.Observed.Now, try)
+		s.setPeerState(t.Observed.Now, f)
 	}
-	if try.Attempts > 0 && s.State != disk.Ready {
+	if f.Attempts > 0 && s.State != disk.Ready {
 		s.State = disk.Failed
-		if !strings.Contains(s.Message, try.Message) { // what is planned may say that, and what to do
-			s.Message = try.Message
+		if !describesFailure(a) {
+			s.Message = f.Message
 		}
 	}
 }
 
-// setPlan says what is planned about a copy of this node.
+// setPlan sets what is planned for a copy of this node.
 func (s *CopyStatus) setPlan(a plan.Action) {
+	s.Until, s.Code = a.Until, a.Code
 	switch {
-	case s.Message != "" && a.Idle() && strings.Contains(a.Reason, s.Message):
-		s.Message = a.Reason
-	case s.Message != "" || a.Op == "":
+	case a.Op == "", s.Message != "" && !(a.Idle() && (describesCopy(a) || describesFailure(a))):
 	case a.Idle():
-		s.Message = a.Reason
-	default: // follow says more, once it is under way
-		s.Message = fmt.Sprintf("%s: %s; waits for its turn", a.Op, a.Reason)
+		s.Message = a.Text
+	default: // setTransfer replaces this when the job has started
+		s.Message = fmt.Sprintf("%s: %s; waits for its turn", a.Op, a.Text)
 	}
-	s.Until = a.Until
 }
 
-// setPeerState says what another node does about a copy, as far as it tells.
-func (s *CopyStatus) setPeerState(now time.Time, try plan.Failure) {
-	waits := try.Attempts > 0 && !try.Final && try.RetryAt.After(now)
+// describesCopy reports whether the reason of an action contains the message of the copy.
+func describesCopy(a plan.Action) bool {
+	switch cmp.Or(a.Cause, a.Code) {
+	case plan.CodeCopyFailed, plan.CodeUnverifiedFile, plan.CodeDamagedInUse, plan.CodeUploadLost:
+		return true
+	}
+	return false
+}
+
+// describesFailure reports whether the reason of an action contains the message of the failure.
+func describesFailure(a plan.Action) bool {
+	switch cmp.Or(a.Cause, a.Code) {
+	case plan.CodeRetry, plan.CodeRejected, plan.CodeUploadFailed:
+		return true
+	}
+	return false
+}
+
+// setPeerState sets what another node does with a copy, as far as it published that.
+func (s *CopyStatus) setPeerState(now time.Time, f plan.Failure) {
+	waits := f.Attempts > 0 && !f.Final && f.RetryAt.After(now)
 	switch {
 	case s.Leaving:
-		s.Message = "withdrawn: it is about to go, or to stay"
+		s.Message = "withdrawn: its deletion is pending"
 	case s.Running && s.State == disk.Pending:
-		s.State, s.Message = disk.Starting, "under way on its node"
+		s.State, s.Message = disk.Starting, "running on its node"
 		if s.Done > 0 {
 			s.State = disk.InProgress
 		}
 	case s.Running:
-		s.Message = "its node works on it"
+		s.Message = "a job runs on its node"
 	case waits:
-		s.Until = try.RetryAt
+		s.Until = f.RetryAt
 	case s.Refuses != "" && s.State == disk.Pending:
-		s.Message = "takes no copy: " + s.Refuses
+		s.Message, s.Code = "takes no copy: "+s.Refuses, plan.CodePeerRejects
 	case s.Found == nil:
-		s.Message = "its node has not begun with it"
+		s.Message = "its node has not started it"
 	}
 }
 
-// setTransfer shows a transfer as far as it is now.
+// setTransfer sets the progress of a running job.
 func (s *CopyStatus) setTransfer(t job.Transfer) {
-	s.Message = fmt.Sprintf("%s: %s", t.Action.Op, t.Action.Reason)
+	s.Message, s.Code = fmt.Sprintf("%s: %s", t.Action.Op, t.Action.Text), t.Action.Code
 	s.Done, s.Total = t.Progress.Done.Load(), t.Progress.Total.Load()
 	if !t.Action.Op.CreatesCopy() {
-		return // it stays what it is meanwhile
+		return // the copy keeps its state meanwhile
 	}
 	s.State, s.Progress = disk.Starting, percent(s.Done, s.Total)
 	if s.Done > 0 {
@@ -172,7 +190,7 @@ func (s *CopyStatus) setTransfer(t job.Transfer) {
 	}
 }
 
-// percent never says 100: that is for what is ready.
+// percent returns at most 99, since 100 means ready.
 func percent(done, total int64) int {
 	if total <= 0 {
 		return 0
@@ -180,47 +198,46 @@ func percent(done, total int64) int {
 	return int(min(99, float64(done)/float64(total)*100))
 }
 
-// FailureStatus is what is remembered of a failure.
+// FailureStatus is a plan.Failure as JSON.
 type FailureStatus struct {
-	Action   plan.Op   `json:"action,omitempty"` // that failed; "": whatever is tried
-	Attempts int       `json:"attempts"`         // 0: it was only put off
-	Since    time.Time `json:"since,omitzero"`   // of the first failure in a row
-	Until    time.Time `json:"until,omitzero"`   // of the next attempt
+	Action   plan.Op   `json:"action,omitempty"` // the operation that failed; "": any
+	Attempts int       `json:"attempts"`         // failed attempts; 0: the operation is only delayed
+	Since    time.Time `json:"since,omitzero"`   // the first failed attempt
+	Until    time.Time `json:"until,omitzero"`   // the next attempt
 	Message  string    `json:"message"`
 	Final    bool      `json:"final,omitempty"` // only another declaration helps
 	Space    int64     `json:"space,omitempty"` // free bytes that the next attempt waits for
-	Disk     bool      `json:"disk,omitempty"`  // the trouble is the disk's
-	Link     bool      `json:"link,omitempty"`  // it may be the way from the node to the source
-	// Unrepairable: a repair failed, so the copy has to be replaced.
+	Disk     bool      `json:"disk,omitempty"`  // plan.FaultDisk
+	Link     bool      `json:"link,omitempty"`  // plan.FaultNetwork
+	// Unrepairable: a repair failed, so that the copy must be replaced.
 	Unrepairable bool `json:"unrepairable,omitempty"`
-	// Suspects are copies, as NODE/DISK/FOLDER, that were read and gave other bytes
-	// than their own.
+	// Suspects are copies, as NODE/DISK/FOLDER, that gave wrong bytes when they were read.
 	Suspects []string `json:"suspects,omitempty"`
 }
 
-func newFailureStatus(t plan.Failure) *FailureStatus {
+func newFailureStatus(f plan.Failure) *FailureStatus {
 	s := &FailureStatus{
-		Action: t.Op, Attempts: t.Attempts, Since: t.Since, Until: t.RetryAt, Message: t.Message,
-		Final: t.Final, Space: t.NeedsSpace, Disk: t.Disk, Link: t.Link, Unrepairable: t.Unrepairable,
+		Action: f.Op, Attempts: f.Attempts, Since: f.Since, Until: f.RetryAt, Message: f.Message, Final: f.Final,
+		Space: f.NeedsSpace, Disk: f.Fault == plan.FaultDisk, Link: f.Fault == plan.FaultNetwork, Unrepairable: f.Unrepairable,
 	}
-	for _, key := range t.Suspects {
-		s.Suspects = append(s.Suspects, key.String())
+	for _, ref := range f.Suspects {
+		s.Suspects = append(s.Suspects, ref.String())
 	}
 	return s
 }
 
-// toFailure is what tryStatus was made of.
+// toFailure is the inverse of newFailureStatus.
 func (s FailureStatus) toFailure() (plan.Failure, error) {
-	t := plan.Failure{
-		Op: s.Action, Attempts: s.Attempts, Since: s.Since, RetryAt: s.Until, Message: s.Message,
-		Final: s.Final, NeedsSpace: s.Space, Disk: s.Disk, Link: s.Link, Unrepairable: s.Unrepairable,
+	f := plan.Failure{
+		Op: s.Action, Fault: plan.FaultOf(s.Disk, s.Link), Attempts: s.Attempts, Since: s.Since, RetryAt: s.Until,
+		Message: s.Message, Final: s.Final, NeedsSpace: s.Space, Unrepairable: s.Unrepairable,
 	}
 	for _, text := range s.Suspects {
-		key, err := plan.ParseCopyRef(text)
+		ref, err := plan.ParseCopyRef(text)
 		if err != nil {
 			return plan.Failure{}, err
 		}
-		t.Suspects = append(t.Suspects, key)
+		f.Suspects = append(f.Suspects, ref)
 	}
-	return t, nil
+	return f, nil
 }

@@ -42,14 +42,15 @@ func TestStatusKeepsEveryField(t *testing.T) {
 					SHA512: testDigest(disk.SHA512, "a"), SHA256: testDigest(disk.SHA256, "a"), ManifestDigest: testDigest(disk.SHA256, "b"),
 					VerifiedAt: at(-1), DamagedAt: at(-2), HasCfg: true, Owned: true, PartBytes: 4, PartTotal: 5, PartSourceID: "f",
 					InUseRecorded: true, ClockNode: "node1", LastUsed: at(-3), SurplusSince: at(-4),
+					Declaration: disk.Declaration{File: "images.yaml", Kind: "StorageClass", Name: "fast", ConfigMap: "images"},
 				},
 				UsedBy: "volume", Leaving: true, Rejects: "full", RejectsForNow: true,
 			}},
 		}},
 		Peers: map[string]plan.Peer{"node2": {Queried: true, Problem: "no answer", UnreachableFor: time.Minute + 1, ConfigDigest: "d2", LastResponse: at(-5)}},
 		Failures: map[plan.CopyRef]plan.Failure{key: {
-			Op: plan.Repair, Attempts: 2, Since: at(-6), RetryAt: at(6), Message: "it failed", Final: true, NeedsSpace: 6, Disk: true,
-			Link: true, Unrepairable: true, Suspects: []plan.CopyRef{key},
+			Op: plan.Repair, Attempts: 2, Since: at(-6), RetryAt: at(6), Message: "it failed", Final: true, NeedsSpace: 6, Fault: plan.FaultDisk,
+			Unrepairable: true, Suspects: []plan.CopyRef{key},
 		}},
 		Running: map[plan.CopyRef]bool{key: true}, Syncing: map[plan.CopyRef]bool{key: true}, BeingRead: map[plan.CopyRef]bool{key: true}, CannotPrepare: map[disk.ID]string{id: "no replica"}, BackedUp: map[disk.ID]bool{id: true},
 	}

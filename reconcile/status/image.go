@@ -30,26 +30,27 @@ type ImageStatus struct {
 	Expected    disk.Digest `json:"expectedChecksum"`
 	Wanted      int         `json:"wanted"`            // copies declared; on all nodes together
 	Ready       int         `json:"ready"`             // copies that are ready, on all nodes that answer
-	Message     string      `json:"message,omitempty"` // about the image, whatever its copies are
-	// Suspended is what suspends the image, its own suspension or that of everything. One
-	// that is over suspends nothing.
+	Message     string      `json:"message,omitempty"` // about the image as a whole
+	Code        plan.Code   `json:"code,omitempty"`    // of Message
+	// Suspended is the suspension of the image, its own or that of the settings. It may be over.
 	Suspended *plan.Suspension `json:"suspended,omitempty"`
-	// Unable says why this node cannot make the first copy, where that is so.
+	// Unable is why this node cannot create the first copy; empty: it can.
 	Unable string `json:"unable,omitempty"`
-	// BackedUp: this node has seen a whole backup of its copy where one is declared.
+	// BackedUp: the record of a copy on this node has a complete backup at the declared target.
 	BackedUp bool         `json:"backedUp,omitempty"`
-	Copies   []CopyStatus `json:"copies"` // those that are there or wanted, on any node
-	// PassedOver says, of an image that has fewer copies than it should, which disks
-	// get none, and why.
+	Copies   []CopyStatus `json:"copies"` // existing and desired ones, on any node
+	// PassedOver has the disks that take no copy, by reason, when fewer copies are ready than
+	// are desired.
 	PassedOver []PassedOver `json:"passedOver,omitempty"`
 }
 
-// PassedOver is a reason for which disks get no copy of an image.
+// PassedOver is a reason why disks take no copy of an image.
 type PassedOver struct {
-	Why   string `json:"why"`
-	Count int    `json:"count"` // of disks
-	// Disks are their names, NODE/DISK, sorted. Where very many disks are passed over
-	// for very many images, some are only counted.
+	Why   string    `json:"why"`
+	Code  plan.Code `json:"code"`
+	Count int       `json:"count"` // of disks
+	// Disks are their names, NODE/DISK, sorted. With very many disks and images some are only
+	// counted.
 	Disks []string `json:"disks,omitempty"`
 }
 
@@ -67,14 +68,15 @@ func (t *builder) image(id disk.ID) ImageStatus {
 		}
 	}
 	s.Unable, s.BackedUp = t.Observed.CannotPrepare[id], t.Observed.BackedUp[id]
-	s.Message = t.plan[plan.CopyRef{Disk: schema.DiskRef{Node: t.Desired.Node}, ID: id}].Reason
+	about := t.plan[plan.CopyRef{Disk: schema.DiskRef{Node: t.Desired.Node}, ID: id}]
+	s.Message, s.Code = about.Text, about.Code
 	for _, ref := range slices.SortedFunc(maps.Keys(places), plan.CompareDisks) {
 		s.Copies = append(s.Copies, t.copyStatus(plan.CopyRef{Disk: ref, ID: id}))
 	}
 	return s
 }
 
-// imagePlacement is what a look at a declared image tells, whatever is under way.
+// imagePlacement is the placement of a declared image, without running jobs.
 type imagePlacement struct {
 	declaration   string
 	want          []schema.DiskRef
@@ -82,14 +84,14 @@ type imagePlacement struct {
 	passed        []PassedOver
 }
 
-// PlacementCache has the looks at all declared images of one view. They cost as much as
-// planning, and a view is asked about many times.
+// PlacementCache has the placements of one view. They cost as much as planning, and a view is
+// read many times.
 type PlacementCache struct {
 	once sync.Once
 	at   map[disk.ID]imagePlacement
 }
 
-// maxPassedOver is how many disks a status names at most as passed over.
+// maxPassedOver limits how many disks a status names in all PassedOver lists.
 const maxPassedOver = 100_000
 
 func declaration(image schema.Image) string {
@@ -101,17 +103,16 @@ func declaration(image schema.Image) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// passedBy groups the disks that were passed over by reason, those reasons first that
-// most disks have. Where enough disks can take a copy only those are told of that should,
-// but cannot. It names as many of them as names says, and takes them off.
-func passedBy(disks map[schema.DiskRef]string, names *int) []PassedOver {
-	by := map[string][]string{}
-	for ref, why := range disks {
-		by[why] = append(by[why], ref.String())
+// passedBy groups disks by reason, the most frequent reason first. It names at most *names
+// disks, and subtracts their number from *names.
+func passedBy(disks map[schema.DiskRef]plan.Reason, names *int) []PassedOver {
+	byReason := map[plan.Reason][]string{}
+	for ref, reason := range disks {
+		byReason[reason] = append(byReason[reason], ref.String())
 	}
 	var groups []PassedOver
-	for why, disks := range by {
-		groups = append(groups, PassedOver{Why: why, Count: len(disks), Disks: disks})
+	for reason, disks := range byReason {
+		groups = append(groups, PassedOver{Why: reason.Text, Code: reason.Code, Count: len(disks), Disks: disks})
 	}
 	slices.SortFunc(groups, func(a, b PassedOver) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), strings.Compare(a.Why, b.Why))

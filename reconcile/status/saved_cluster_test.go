@@ -79,7 +79,7 @@ func (c testCluster) plan(s *SavedCluster) string {
 	}
 	var lines []string
 	for _, action := range s.Cluster(nodes[0]).Plan(nodes).Actions {
-		reason, _, _ := strings.Cut(action.Reason, " (") // disks and their problems follow in brackets
+		reason, _, _ := strings.Cut(action.Text, " (") // disks and their problems follow in brackets
 		lines = append(lines, fmt.Sprintf("%s %s/%s: %s", action.Op, action.Node, action.Disk, reason))
 	}
 	return strings.Join(lines, "\n")
@@ -123,7 +123,7 @@ func TestPlanFromSavedCluster(t *testing.T) {
 			other.Source = schema.Source{Download: &schema.Download{URL: "https://example.com/typo.raw"}}
 			c.config.Images["parrot"] = other
 			return ranks
-		}, "download " + first + "/disk1: no copy on this disk\nwait " + second + "/disk1: the first copy is made on " + first + "/disk1"},
+		}, "download " + first + "/disk1: no copy on this disk\nwait " + second + "/disk1: the first copy is created on " + first + "/disk1"},
 		{"a node without a status that another node knows", func(c testCluster) []string {
 			c.addReady(first)
 			c.observed[second].Peers[first] = plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}
@@ -135,7 +135,7 @@ func TestPlanFromSavedCluster(t *testing.T) {
 		}, "sync " + second + "/disk1: no copy on this disk"},
 		{"a node that no status knows", func(c testCluster) []string {
 			return ranks[1:]
-		}, "wait " + second + "/disk1: the first copy is for " + first + "/disk1 to make, which does not answer: it is in none of the saved states"},
+		}, "wait " + second + "/disk1: the first copy is created on " + first + "/disk1, which does not respond: it is in none of the saved states"},
 		{"one action for a problem that concerns no disk", func(c testCluster) []string {
 			for name, node := range c.config.Nodes {
 				node.AllowScheduling = name == first

@@ -160,7 +160,7 @@ func (v View) diskStatus(ref schema.DiskRef) DiskStatus {
 	return DiskStatus{
 		ProblemSince: since,
 		Node:         ref.Node, Disk: ref.Disk, Path: cmp.Or(seen.Path, declared.Path), UUID: seen.UUID,
-		Seen: known, Problem: seen.Problem, Unclear: seen.UsageUnknown, Silent: v.unreachable(ref.Node), ClockStepped: seen.ClockStepped,
+		Seen: known, Problem: seen.Problem, Unclear: seen.UsageUnknown, Silent: v.unreachable(ref.Node).Text, ClockStepped: seen.ClockStepped,
 		Total: seen.Space.Total, Free: seen.Space.Free, Reserved: declared.StorageReserved,
 		Foreign: append([]string{}, seen.Unmanaged...),
 	}
@@ -206,20 +206,20 @@ func (v View) peers() []PeerStatus {
 	return peers
 }
 
-// unreachable says of a node that does not answer for how long and why, "" if what is
-// known of its disks stands.
-func (v View) unreachable(node string) string {
+// unreachable returns how long and why a node has not responded, zero if the observed state of
+// its disks is current.
+func (v View) unreachable(node string) plan.Reason {
 	if node == v.Desired.Node {
-		return ""
+		return plan.Reason{}
 	}
-	p, asking := v.Observed.Peers[node]
+	p, queried := v.Observed.Peers[node]
 	switch {
 	case p.Responds():
-		return ""
-	case !asking:
-		return fmt.Sprintf("node %s was not asked", node)
+		return plan.Reason{}
+	case !queried:
+		return plan.Reason{Code: plan.CodePeerUnqueried, Text: fmt.Sprintf("node %s was not queried", node)}
 	case !p.Queried:
-		return fmt.Sprintf("node %s has not answered yet", node)
+		return plan.Reason{Code: plan.CodePeerUnqueried, Text: fmt.Sprintf("node %s has not responded yet", node)}
 	}
-	return fmt.Sprintf("node %s has not answered for %v: %s", node, p.UnreachableFor.Round(time.Second), p.Problem)
+	return plan.Reason{Code: plan.CodePeerUnreachable, Text: fmt.Sprintf("node %s has not responded for %v: %s", node, p.UnreachableFor.Round(time.Second), p.Problem)}
 }

@@ -35,18 +35,18 @@ func TestPeerStatus(t *testing.T) {
 		{"another configuration", "d1", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}, SkewOther, ""},
 		{"an invalid configuration there", "d1", plan.Peer{Queried: true, LastResponse: testNow}, SkewInvalid, ""},
 		{"an invalid configuration here", "", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}, SkewUnknown, ""},
-		{"not queried yet", "d1", plan.Peer{Problem: "not asked yet"}, SkewUnknown, "node node2 has not answered yet"},
-		{"no response yet", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: time.Minute}, SkewUnknown, "node node2 has not answered for 1m0s: no route"},
-		{"no response any more", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12400 * time.Millisecond, ConfigDigest: "d2", LastResponse: testNow}, SkewOther, "node node2 has not answered for 12s: no route"},
+		{"not queried yet", "d1", plan.Peer{Problem: "not asked yet"}, SkewUnknown, "node node2 has not responded yet"},
+		{"no response yet", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: time.Minute}, SkewUnknown, "node node2 has not responded for 1m0s: no route"},
+		{"no response any more", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12400 * time.Millisecond, ConfigDigest: "d2", LastResponse: testNow}, SkewOther, "node node2 has not responded for 12s: no route"},
 	} {
 		v := View{Desired: plan.Desired{Node: "node1", Digest: tt.own}, Observed: plan.Observed{Now: testNow, Peers: map[string]plan.Peer{"node2": tt.p}}}
 		got := v.peers()[0]
-		if got.Skew != tt.skew || v.unreachable("node2") != tt.unreachable || got.Answers != (tt.unreachable == "") {
-			t.Errorf("%s: skew %q, answers %v, unreachable %q", tt.name, got.Skew, got.Answers, v.unreachable("node2"))
+		if got.Skew != tt.skew || v.unreachable("node2").Text != tt.unreachable || got.Answers != (tt.unreachable == "") {
+			t.Errorf("%s: skew %q, answers %v, unreachable %q", tt.name, got.Skew, got.Answers, v.unreachable("node2").Text)
 		}
 	}
 	v := View{Desired: plan.Desired{Node: "node1"}}
-	if own, other := v.unreachable("node1"), v.unreachable("node2"); own != "" || other != "node node2 was not asked" {
+	if own, other := v.unreachable("node1"), v.unreachable("node2").Text; !own.IsZero() || other != "node node2 was not queried" {
 		t.Errorf("without any query, the node is unreachable: %q, and another one: %q", own, other)
 	}
 }
@@ -87,18 +87,18 @@ func TestCopyStatusOfPeers(t *testing.T) {
 		unreachable bool   // its node
 		want        string // state, progress, message, whether it has a retry time
 	}{
-		{"no copy", nil, nil, false, false, "pending 0 its node has not begun with it"},
-		{"started", nil, nil, true, false, "starting 0 under way on its node"},
-		{"a partial file", &part, nil, true, false, "in-progress 25 under way on its node"},
+		{"no copy", nil, nil, false, false, "pending 0 its node has not started it"},
+		{"started", nil, nil, true, false, "starting 0 running on its node"},
+		{"a partial file", &part, nil, true, false, "in-progress 25 running on its node"},
 		{"a failure", &part, &failed, false, false, "failed 25 it failed until"},
 		{"a final failure", &part, &final, false, false, "failed 25 it failed"},
 		{"ready", &ready, nil, false, false, "ready 100 "},
-		{"being verified", &ready, nil, true, false, "ready 100 its node works on it"},
-		{"leaving", &away, nil, true, false, "ready 100 withdrawn: it is about to go, or to stay"},
+		{"being verified", &ready, nil, true, false, "ready 100 a job runs on its node"},
+		{"leaving", &away, nil, true, false, "ready 100 withdrawn: its deletion is pending"},
 		{"rejected", &full, nil, false, false, "pending 0 takes no copy: not enough space"},
-		{"unreachable", &ready, nil, false, true, "unknown 0 node node2 has not answered for 12s: no route; it was ready then"},
-		{"unreachable with a failure", &part, &failed, true, true, "unknown 0 node node2 has not answered for 12s: no route; it was pending then"},
-		{"unreachable without a copy", nil, nil, false, true, "unknown 0 node node2 has not answered for 12s: no route"},
+		{"unreachable", &ready, nil, false, true, "unknown 0 node node2 has not responded for 12s: no route; it was ready then"},
+		{"unreachable with a failure", &part, &failed, true, true, "unknown 0 node node2 has not responded for 12s: no route; it was pending then"},
+		{"unreachable without a copy", nil, nil, false, true, "unknown 0 node node2 has not responded for 12s: no route"},
 	} {
 		o := plan.Observed{
 			Now: testNow, Peers: map[string]plan.Peer{"node2": {Queried: true}}, Running: map[plan.CopyRef]bool{}, Failures: map[plan.CopyRef]plan.Failure{},
@@ -131,7 +131,7 @@ func TestStatusShowsTransferProgress(t *testing.T) {
 	p := &fetch.Progress{}
 	p.Done.Store(50)
 	p.Total.Store(200)
-	got := v.Status(map[plan.CopyRef]job.Transfer{c.key("node1"): {Action: plan.Action{Op: plan.Download, Reason: "no copy"}, Progress: p}}).Images[0].Copies[0]
+	got := v.Status(map[plan.CopyRef]job.Transfer{c.key("node1"): {Action: plan.Action{Op: plan.Download, Reason: plan.Reason{Code: plan.CodeNoCopy, Text: "no copy"}}, Progress: p}}).Images[0].Copies[0]
 	if got.State != disk.InProgress || got.Progress != 25 || got.Message != "download: no copy" || got.Found != nil {
 		t.Errorf("the copy is %+v", got)
 	}

@@ -52,7 +52,7 @@ func (k *checker) checkActions() {
 	busy := map[plan.CopyRef]plan.Op{}
 	k.forbid(k.d.Allowed == schema.ObserveOnly && len(k.p.Actions) > 0, "an action in observe-only mode")
 	for _, a := range k.p.Actions {
-		k.forbid(a.Reason == "", "no reason for %+v", a)
+		k.forbid(a.Text == "" || a.Code == "", "no reason for %+v", a)
 		k.forbid(!a.Until.IsZero() && !a.Until.After(k.o.Now), "a wait for a time that has passed: %+v", a)
 		if a.Op == plan.Wait || a.Op == plan.Blocked {
 			continue

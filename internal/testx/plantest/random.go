@@ -283,7 +283,7 @@ func (r generator) failure(now time.Time) plan.Failure {
 	case 0:
 		f.Final = true
 	case 1:
-		f.Disk = true
+		f.Fault = plan.FaultDisk
 	case 2:
 		f.NeedsSpace = pick(r, int64(1), 10<<30, 100<<30)
 	}
