@@ -160,13 +160,14 @@ func (r *results) printFailure(p *pkg, e event) {
 	fmt.Fprintf(r.out, "FAIL  %s  %.1fs\n", short(e.Package), e.Elapsed)
 }
 
-var logged = regexp.MustCompile(`^\s+\S+\.go:\d+: (.*)\n`)
+var logged = regexp.MustCompile(`^\s+(\S+\.go):\d+: (.*)\n`)
 
-// reason returns the last line that the test logged, which is what it gave to Skip.
+// reason returns the last line that the test logged, which is what it gave to Skip. A
+// scenario's log, which testscript prints after that, does not count.
 func (t *test) reason() string {
 	for _, line := range slices.Backward(t.output) {
-		if m := logged.FindStringSubmatch(line); m != nil {
-			return m[1]
+		if m := logged.FindStringSubmatch(line); m != nil && m[1] != "testscript.go" {
+			return m[2]
 		}
 	}
 	return "no reason given"
@@ -188,7 +189,7 @@ func (r *results) summary() {
 		fmt.Fprintln(r.out, "\nSkipped:")
 	}
 	for _, reason := range slices.Sorted(maps.Keys(r.skips)) {
-		fmt.Fprintf(r.out, "  %s\n    %s\n", reason, strings.Join(firstFew(r.skips[reason]), ", "))
+		fmt.Fprintf(r.out, "  %s\n    %s\n", reason, strings.Join(firstFew(slices.Sorted(slices.Values(r.skips[reason]))), ", "))
 	}
 	if len(r.failures) > 0 {
 		fmt.Fprintln(r.out, "\nFailed:")

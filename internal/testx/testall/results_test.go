@@ -17,6 +17,7 @@ func TestSummary(t *testing.T) {
 {"Action":"output","Package":"M/disk","Test":"TestLock","Output":"=== RUN   TestLock\n"}
 {"Action":"pass","Package":"M/disk","Test":"TestLock","Elapsed":0.1}
 {"Action":"output","Package":"M/disk","Test":"TestQemu","Output":"    qemu_test.go:12: needs qemu-img (Debian package qemu-utils): it is not installed\n"}
+{"Action":"output","Package":"M/disk","Test":"TestQemu","Output":"    testscript.go:609: WORK=$WORK\n"}
 {"Action":"output","Package":"M/disk","Test":"TestQemu","Output":"--- SKIP: TestQemu (0.00s)\n"}
 {"Action":"skip","Package":"M/disk","Test":"TestQemu","Elapsed":0}
 {"Action":"output","Package":"M/disk","Output":"ok  \tM/disk\t(cached)\n"}
