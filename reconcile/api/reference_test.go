@@ -1,0 +1,47 @@
+package api
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+var update = flag.Bool("update", false, "write docs/metrics.md")
+
+// TestMetricsReferenceIsCurrent compares docs/metrics.md with the metrics. With -update it
+// writes the file.
+func TestMetricsReferenceIsCurrent(t *testing.T) {
+	const file = "../../docs/metrics.md"
+	want := metricsReference()
+	if *update {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(file)
+	if err != nil || string(got) != want {
+		t.Errorf("%s differs from the metrics (error %v): go test ./reconcile/api -run TestMetricsReferenceIsCurrent -update", file, err)
+	}
+}
+
+func metricsReference() string {
+	var b strings.Builder
+	b.WriteString("# Metrics\n\nThis file is generated from the metrics: `go test ./reconcile/api -run TestMetricsReferenceIsCurrent -update` writes it.\n\n")
+	b.WriteString("A daemon serves its metrics at `/metrics` in the Prometheus text format. The caller needs the role peer ([security](security.md)). The metrics of Go (`go_*`) and of the process (`process_*`) are there, too. All values are those of the last reconcile round.\n\n")
+	b.WriteString("| metric | type | labels | meaning |\n|---|---|---|---|\n")
+	sorted := slices.SortedFunc(slices.Values(metrics), func(a, b metric) int { return strings.Compare(a.name, b.name) })
+	for _, m := range sorted {
+		kind := map[prometheus.ValueType]string{prometheus.GaugeValue: "gauge", prometheus.CounterValue: "counter"}[m.kind]
+		labels := make([]string, len(m.labels))
+		for i, l := range m.labels {
+			labels[i] = "`" + l + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, kind, strings.Join(labels, ", "), m.help)
+	}
+	return b.String()
+}
