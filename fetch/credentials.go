@@ -56,8 +56,9 @@ var longhornFiles = map[string]string{
 	"AWS_ENDPOINTS": "endpoint", "AWS_CERT": "ca.crt", "VIRTUAL_HOSTED_STYLE": "virtual-hosted-style",
 }
 
-// maxCredential is the largest file. A bundle of all public authorities has 200 KiB.
-const maxCredential = 1 << 20
+// maxSecretFile is the largest file of a secret, as in Kubernetes. A bundle of all public
+// authorities has 200 KiB.
+const maxSecretFile = 1 << 20
 
 // credentials reads the folder again for each transfer, so that a changed secret applies to
 // the next attempt. Its errors never quote the content of a file.
@@ -69,10 +70,20 @@ func (c *Client) credentials(name string) (*credentials, error) {
 	if c.SecretsDir == "" {
 		return nil, failf(BadConfig, "credentials %q are declared, but no secrets directory is given", name)
 	}
-	if name == "." || name == ".." || strings.ContainsAny(name, `/\`) {
-		return nil, failf(BadConfig, "credentials %q: use the name of one folder", name)
+	var unknown []string
+	files, err := ReadSecret(c.SecretsDir, name, func(file string) bool {
+		if _, longhorn := longhornFiles[file]; longhorn || slices.Contains(credentialFiles, file) {
+			return true
+		}
+		unknown = append(unknown, file)
+		return false
+	})
+	if err == nil && len(unknown) > 0 {
+		err = fmt.Errorf("file %q is not supported: use %s", unknown[0], strings.Join(credentialFiles, ", "))
 	}
-	err := creds.read(c.SecretsDir, name)
+	if err == nil {
+		err = creds.addFiles(files)
+	}
 	if err == nil {
 		err = creds.parse()
 	}
@@ -82,79 +93,82 @@ func (c *Client) credentials(name string) (*credentials, error) {
 	return creds, nil
 }
 
-// read reads all files of the folder. The files of a mounted secret are symbolic links to a
-// hidden folder beside them. os.Root follows those, and none that leads out of the secrets
-// directory.
-func (c *credentials) read(dir, name string) error {
+// ReadSecret reads the files of a secret: a folder below dir, for example a mounted
+// Kubernetes secret. It reads the files that want accepts, and skips hidden ones. Its
+// errors never quote the content of a file.
+func ReadSecret(dir, name string, want func(file string) bool) (map[string][]byte, error) {
+	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, `/\`) {
+		return nil, errors.New("use the name of one folder")
+	}
+	// The files of a mounted secret are symbolic links to a hidden folder beside them.
+	// os.Root follows those, and none that leads out of the secrets directory.
 	secrets, err := os.OpenRoot(dir)
 	if err != nil {
-		return fmt.Errorf("open secrets directory: %w", err)
+		return nil, fmt.Errorf("open secrets directory: %w", err)
 	}
 	defer secrets.Close()
 	folder, err := secrets.OpenRoot(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return errors.New("there is no such folder in the secrets directory")
+		return nil, errors.New("there is no such folder in the secrets directory")
 	}
 	if err != nil {
-		return fmt.Errorf("open folder: %w", err)
+		return nil, fmt.Errorf("open folder: %w", err)
 	}
 	defer folder.Close()
 	entries, err := fs.ReadDir(folder.FS(), ".")
 	if err != nil {
-		return fmt.Errorf("list folder: %w", err)
+		return nil, fmt.Errorf("list folder: %w", err)
 	}
+	files := map[string][]byte{}
 	for _, entry := range entries {
-		if strings.HasPrefix(entry.Name(), ".") {
+		file := entry.Name()
+		if strings.HasPrefix(file, ".") || !want(file) {
 			continue
 		}
-		if err := c.readFile(folder, entry.Name()); err != nil {
-			return err
+		if files[file], err = readSecretFile(folder, file); err != nil {
+			return nil, err
 		}
 	}
-	if len(c.files) == 0 {
-		return fmt.Errorf("the folder is empty: put %s into it", strings.Join(credentialFiles, ", "))
-	}
-	return nil
+	return files, nil
 }
 
-// readFile reads one file. Longhorn's secrets contain empty files for values that are not
-// set.
-func (c *credentials) readFile(folder *os.Root, file string) error {
-	name, longhorn := longhornFiles[file]
-	if !longhorn {
-		name = file
-	}
-	if !slices.Contains(credentialFiles, name) {
-		return fmt.Errorf("file %q is not supported: use %s", file, strings.Join(credentialFiles, ", "))
-	}
-	content, err := readCredentialFile(folder, file)
-	if err != nil || longhorn && content == "" {
-		return err
-	}
-	if _, twice := c.files[name]; twice {
-		return fmt.Errorf("file %q exists twice, also under its Longhorn name: keep one of them", name)
-	}
-	c.files[name] = content
-	return nil
-}
-
-func readCredentialFile(folder *os.Root, name string) (string, error) {
+func readSecretFile(folder *os.Root, name string) ([]byte, error) {
 	f, err := folder.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK: opening a pipe must not block
 	if err != nil {
-		return "", fmt.Errorf("open file: %w", err)
+		return nil, fmt.Errorf("open file: %w", err)
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return "", fmt.Errorf("%q is not a regular file", name)
+		return nil, fmt.Errorf("%q is not a regular file", name)
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxCredential+1))
+	b, err := io.ReadAll(io.LimitReader(f, maxSecretFile+1))
 	if err != nil {
-		return "", fmt.Errorf("read file: %w", err)
+		return nil, fmt.Errorf("read file: %w", err)
 	}
-	if len(b) > maxCredential {
-		return "", fmt.Errorf("file %q is larger than %d bytes", name, maxCredential)
+	if len(b) > maxSecretFile {
+		return nil, fmt.Errorf("file %q is larger than %d bytes", name, maxSecretFile)
 	}
-	return string(bytes.TrimSpace(b)), nil
+	return b, nil
+}
+
+// addFiles stores the files under the names of this package. Longhorn's secrets contain
+// empty files for values that are not set.
+func (c *credentials) addFiles(files map[string][]byte) error {
+	if len(files) == 0 {
+		return fmt.Errorf("the folder is empty: put %s into it", strings.Join(credentialFiles, ", "))
+	}
+	for _, file := range slices.Sorted(maps.Keys(files)) {
+		content := string(bytes.TrimSpace(files[file]))
+		name, longhorn := longhornFiles[file]
+		switch _, twice := c.files[cmp.Or(name, file)]; {
+		case longhorn && content == "":
+			continue
+		case twice:
+			return fmt.Errorf("file %q exists twice, also under its Longhorn name: keep one of them", cmp.Or(name, file))
+		}
+		c.files[cmp.Or(name, file)] = content
+	}
+	return nil
 }
 
 // parse checks that the files fit together, and prepares the headers and the TLS

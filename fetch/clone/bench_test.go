@@ -17,15 +17,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// BenchmarkClone makes clones of 512 MiB that are committed, next to what the disk can
-// write and what OpenSSL can encrypt on one processor, in the same run. Besides what
-// OpenSSL does, a clone is read, hashed with SHA-512 and SHA-256, and written.
+// BenchmarkClone creates clones of 512 MiB, and compares them with the write rate of the
+// disk and the encryption rate of OpenSSL on one processor, measured in the same run. A
+// clone also reads the source, computes SHA-512 and SHA-256, and writes the part.
 func BenchmarkClone(b *testing.B) {
 	const size = 512 << 20
-	r := newRig(b)
+	r := newFixture(b)
 	image := make([]byte, size)
 	rand.NewChaCha8([32]byte{}).Read(image)
-	r.put(b, sourceID, image)
+	r.addImage(b, sourceID, image)
 	encrypted := disk.ID{Name: "encrypted", UUID: "00c0ffee"}
 	if _, err := r.clone(b, context.Background(), sourceID, encrypted, Encrypt, "vault"); err != nil {
 		b.Fatal(err)
@@ -59,7 +59,7 @@ func BenchmarkClone(b *testing.B) {
 	}
 }
 
-// processorTime is what this process has used; cryptsetup is another one.
+// processorTime returns the processor time of this process, without cryptsetup.
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var used unix.Rusage
@@ -69,7 +69,7 @@ func processorTime(b *testing.B) time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// opensslRate is how many bytes OpenSSL encrypts in a second on one processor.
+// opensslRate returns the encryption rate of OpenSSL in bytes per second on one processor.
 func opensslRate(b *testing.B) float64 {
 	b.Helper()
 	out, err := need.Command(b, "openssl", "speed", "-seconds", "1", "-bytes", "1048576", "-evp", "aes-256-xts").Output()
@@ -87,7 +87,7 @@ func opensslRate(b *testing.B) float64 {
 	return thousands * 1000
 }
 
-// writeRate is how many bytes the disk takes in a second, past the page cache.
+// writeRate returns the write rate of the disk in bytes per second, without the page cache.
 func writeRate(b *testing.B, name string, data []byte) float64 {
 	b.Helper()
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_DIRECT, 0o600)

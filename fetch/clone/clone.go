@@ -14,32 +14,32 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Encryption is what becomes of the bytes.
+// Encryption is the transformation of the bytes.
 type Encryption string
 
-// The kinds of clones, in the words of the original.
+// The transformations, with the names of Longhorn.
 const (
 	Ignore  Encryption = "ignore"
 	Encrypt Encryption = "encrypt"
 	Decrypt Encryption = "decrypt"
 )
 
-// Request says what to clone, and how.
+// Request is a clone to create.
 type Request struct {
 	Source     *disk.Reader   // of Copy
-	Manifest   *disk.Manifest // of Copy; not used by Ignore, which the checksum tells all
-	Copy       disk.Copy      // a ready one
+	Manifest   *disk.Manifest // of Copy; unused by Ignore, which relies on the checksum of Copy
+	Copy       disk.Copy      // must be ready
 	Encryption Encryption
 	SecretsDir string
-	Secret     string // a folder below SecretsDir; not used by Ignore
+	Secret     string // the name of a folder below SecretsDir; unused by Ignore
 }
 
-// Fill reads the clone into part, from where part ends if what it holds is the beginning
-// of the same clone, and returns when part holds the whole; the caller commits it. Nothing
-// has become of the part when the secret, the passphrase or the source is not right.
+// Fill fills part with the clone, and continues where part ends if its bytes are the
+// beginning of the same clone. It returns when part has all bytes; the caller commits it.
+// Fill leaves part unchanged if the secret, the passphrase or the source is invalid.
 //
-// Errors are of type *fetch.Error but for a cancelled ctx, which is returned as its own
-// error, and a failure of a disk other than lack of space.
+// Errors are *fetch.Error, with two exceptions: the error of ctx, and failures of a disk
+// other than lack of space.
 func Fill(ctx context.Context, part *disk.Part, r Request, progress *fetch.Progress) error {
 	var err error
 	switch r.Encryption {
@@ -56,23 +56,25 @@ func Fill(ctx context.Context, part *disk.Part, r Request, progress *fetch.Progr
 		err = errors.Join(err, r.Source.Unchanged())
 	}
 	if header, ok := errors.AsType[*luks.HeaderError](err); ok {
-		err = fail(fetch.BadSource, "%s: %w", r.Copy.ID, header)
+		err = errorf(fetch.BadSource, "%s: %w", r.Copy.ID, header)
 	}
 	return fetch.ClassifyDiskError(err)
 }
 
-// origin is that of a part whose bytes follow from those of the source.
-func (r Request) origin(size int64) disk.PartSource {
+// partSource returns the source of a partial file with a clone of size bytes. For Encrypt,
+// other bytes may have the same source.
+func (r Request) partSource(size int64) disk.PartSource {
 	if r.Encryption == Ignore {
 		return disk.CopySource(r.Copy)
 	}
 	return disk.PartSource{ID: string(r.Encryption) + " " + r.Copy.SHA512.String(), Size: size}
 }
 
-// CanResume reports whether a part of this origin may be the beginning of the clone.
-func (r Request) CanResume(o disk.PartSource) bool { return o.ID == r.origin(0).ID }
+// CanResume reports whether a partial file from this source may be the beginning of the
+// clone.
+func (r Request) CanResume(o disk.PartSource) bool { return o.ID == r.partSource(0).ID }
 
-// begin empties the part unless it is of the same origin, and sets the progress.
+// begin discards the bytes in part unless they are from o, and initialises the progress.
 func begin(part *disk.Part, o disk.PartSource, progress *fetch.Progress) error {
 	if part.Source() != o {
 		if err := part.Begin(o); err != nil {
@@ -85,25 +87,26 @@ func begin(part *disk.Part, o disk.PartSource, progress *fetch.Progress) error {
 }
 
 func (r Request) copy(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
-	if err := begin(part, r.origin(r.Source.Size()), progress); err != nil {
+	if err := begin(part, r.partSource(r.Source.Size()), progress); err != nil {
 		return err
 	}
 	return part.Clone(ctx, r.Source, func(n int64) { progress.Done.Add(n) })
 }
 
-// encrypt goes on behind the header that a part has, if the passphrase opens that.
+// encrypt continues after the header in part if the passphrase opens it, and otherwise
+// starts with a new header.
 func (r Request) encrypt(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
 	s, err := readSecret(r.SecretsDir, r.Secret)
 	if err != nil {
 		return err
 	}
 	defer clear(s.passphrase)
-	source, size, err := r.plain()
+	source, size, err := r.plainDisk()
 	if err != nil {
 		return err
 	}
-	o := r.origin(HeaderSize + size)
-	payload, err := reopen(ctx, part, o, s)
+	o := r.partSource(HeaderSize + size)
+	payload, err := openPartHeader(ctx, part, o, s)
 	if payload == nil && err == nil {
 		payload, err = beginEncrypted(ctx, part, o, s)
 	}
@@ -112,12 +115,12 @@ func (r Request) encrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 	}
 	progress.Total.Store(o.Size)
 	progress.Done.Store(part.Offset())
-	return pour(ctx, part, source, part.Offset()-HeaderSize, size, payload.Encrypt, progress)
+	return transformInto(ctx, part, source, part.Offset()-HeaderSize, size, payload.Encrypt, progress)
 }
 
-// beginEncrypted makes a header and puts it into the part, which it empties.
+// beginEncrypted discards the bytes in part, creates a header and appends it.
 func beginEncrypted(ctx context.Context, part *disk.Part, o disk.PartSource, s *secret) (*luks.Payload, error) {
-	header, payload, err := makeHeader(ctx, s, o.Size)
+	header, payload, err := createHeader(ctx, s, o.Size)
 	if err != nil {
 		return nil, err
 	}
@@ -129,13 +132,14 @@ func beginEncrypted(ctx context.Context, part *disk.Part, o disk.PartSource, s *
 	return payload, err
 }
 
-// reopen opens the header that part begins with. There is none, and no error, where the
-// part is of something else, ends within it, or does not open with the passphrase.
-func reopen(ctx context.Context, part *disk.Part, o disk.PartSource, s *secret) (*luks.Payload, error) {
+// openPartHeader opens the header at the beginning of part. It returns nil without an error
+// if part is from another source, ends within the header, or does not open with the
+// passphrase.
+func openPartHeader(ctx context.Context, part *disk.Part, o disk.PartSource, s *secret) (*luks.Payload, error) {
 	if part.Source() != o || part.Offset() < HeaderSize {
 		return nil, nil
 	}
-	f, err := inMemory(o.Size)
+	f, err := memoryFile(o.Size)
 	if err != nil {
 		return nil, err
 	}
@@ -151,15 +155,15 @@ func reopen(ctx context.Context, part *disk.Part, o disk.PartSource, s *secret) 
 	return payload, err
 }
 
-// checked reads the source so that nothing that the disk has spoiled is sealed into the
-// clone, which has a checksum of its own.
-func (r Request) checked() *disk.VerifyingReader {
+// verifiedSource reads the source and verifies each chunk: the clone has a checksum of its
+// own, which would hide bytes that the disk has damaged.
+func (r Request) verifiedSource() *disk.VerifyingReader {
 	return disk.NewVerifyingReader(r.Copy.ID, r.Source, r.Manifest)
 }
 
-// plain returns what a guest sees of the source.
-func (r Request) plain() (io.ReaderAt, int64, error) {
-	var source io.ReaderAt = r.checked()
+// plainDisk returns the disk that a guest sees, and its size.
+func (r Request) plainDisk() (io.ReaderAt, int64, error) {
+	var source io.ReaderAt = r.verifiedSource()
 	size := r.Source.Size()
 	if r.Copy.Format == disk.QCOW2 {
 		image, err := qcow2.Open(source, size)
@@ -170,7 +174,7 @@ func (r Request) plain() (io.ReaderAt, int64, error) {
 	}
 	version, err := luksVersion(source, size)
 	if err == nil && version != 0 {
-		err = fail(fetch.BadSource, "cannot encrypt %s: it is encrypted already, with LUKS%d", r.Copy.ID, version)
+		err = errorf(fetch.BadSource, "cannot encrypt %s: it is already encrypted, with LUKS%d", r.Copy.ID, version)
 	}
 	return source, size, err
 }
@@ -181,35 +185,35 @@ func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 		return err
 	}
 	defer clear(s.passphrase)
-	source := r.checked()
+	source := r.verifiedSource()
 	version, err := luksVersion(source, r.Source.Size())
 	switch {
 	case err != nil:
 		return err
 	case version == 0 && r.Source.Size() < HeaderSize:
-		return fail(fetch.BadSource, "cannot decrypt %s: with %d bytes it is smaller than the header of an encrypted disk, which has %d", r.Copy.ID, r.Source.Size(), int64(HeaderSize))
+		return errorf(fetch.BadSource, "cannot decrypt %s: it has %d bytes, and the header of an encrypted disk alone has %d", r.Copy.ID, r.Source.Size(), int64(HeaderSize))
 	case version == 0:
-		return fail(fetch.BadSource, "cannot decrypt %s: it is not encrypted, or not with LUKS", r.Copy.ID)
+		return errorf(fetch.BadSource, "cannot decrypt %s: it is not encrypted, or not with LUKS", r.Copy.ID)
 	}
 	header, payload, err := readHeader(ctx, source, r.Source.Size(), s.passphrase)
 	if errors.Is(err, errPassphrase) {
-		return fail(fetch.BadConfig, "cannot decrypt %s: the passphrase in secret %q is wrong", r.Copy.ID, r.Secret)
+		return errorf(fetch.BadConfig, "cannot decrypt %s: the passphrase in secret %q is wrong", r.Copy.ID, r.Secret)
 	}
 	if err != nil {
 		return err
 	}
 	size := r.Source.Size() - header.Offset
 	if size <= 0 || size%int64(header.SectorSize) != 0 {
-		return fail(fetch.BadSource, "cannot decrypt %s: %d bytes behind its header are no disk with sectors of %d bytes", r.Copy.ID, size, header.SectorSize)
+		return errorf(fetch.BadSource, "cannot decrypt %s: the %d bytes after its header are not a disk with sectors of %d bytes", r.Copy.ID, size, header.SectorSize)
 	}
-	if err := begin(part, r.origin(size), progress); err != nil {
+	if err := begin(part, r.partSource(size), progress); err != nil {
 		return err
 	}
 	disk := io.NewSectionReader(source, header.Offset, size)
-	return pour(ctx, part, disk, part.Offset(), size, payload.Decrypt, progress)
+	return transformInto(ctx, part, disk, part.Offset(), size, payload.Decrypt, progress)
 }
 
-// luksVersion returns what a disk is encrypted with, 0 if it is not.
+// luksVersion returns the LUKS version of a disk, or 0 if the disk is not encrypted.
 func luksVersion(r io.ReaderAt, size int64) (int, error) {
 	head := make([]byte, min(512, size))
 	if err := readFull(r, head, 0); err != nil {
@@ -218,32 +222,32 @@ func luksVersion(r io.ReaderAt, size int64) (int, error) {
 	return luks.Version(head), nil
 }
 
-// mostWorkers bounds the memory of a transfer, and is more than any disk can follow.
-const mostWorkers = 8
+// maxWorkers bounds the memory of a clone. More workers would be faster than any disk.
+const maxWorkers = 8
 
-// piece is a chunk on its way from the source to the part.
-type piece struct {
-	buf  []byte // of disk.NewBuffer
+// chunk is a chunk between the source and part.
+type chunk struct {
+	buf  []byte // from disk.NewChunkBuffer
 	size int64
-	at   int64 // in what is read
+	at   int64 // offset in the source
 	sum  disk.ChunkHash
 	err  error
 	done chan struct{}
 }
 
-// stream is the pieces between the goroutine that reads, those that change, and the one
-// that puts. Its channels have room for all pieces that there are.
-type stream struct {
+// pipeline connects the goroutines that read, transform and write chunks. Its channels have
+// capacity for all chunks.
+type pipeline struct {
 	free        chan []byte
-	work, order chan *piece
+	work, order chan *chunk
 }
 
-// pour reads r, a disk, from an offset to size, changes each piece, and puts it at the
-// end of the part. One goroutine reads r, several change.
-func pour(ctx context.Context, part *disk.Part, r io.ReaderAt, offset, size int64, change func(b []byte, offset int64), progress *fetch.Progress) error {
-	workers := min(runtime.GOMAXPROCS(0), mostWorkers)
-	depth := workers + 2 // one is read, one is put
-	s := stream{free: make(chan []byte, depth), work: make(chan *piece, depth), order: make(chan *piece, depth)}
+// transformInto reads r, a disk, from offset to size, transforms each chunk, and appends it
+// to part. One goroutine reads r, and several transform chunks.
+func transformInto(ctx context.Context, part *disk.Part, r io.ReaderAt, offset, size int64, change func(b []byte, offset int64), progress *fetch.Progress) error {
+	workers := min(runtime.GOMAXPROCS(0), maxWorkers)
+	depth := workers + 2 // one chunk is being read, one written
+	s := pipeline{free: make(chan []byte, depth), work: make(chan *chunk, depth), order: make(chan *chunk, depth)}
 	for range depth {
 		s.free <- disk.NewChunkBuffer()
 	}
@@ -253,16 +257,17 @@ func pour(ctx context.Context, part *disk.Part, r io.ReaderAt, offset, size int6
 	defer cancel()
 	running.Go(func() { s.read(reading, r, offset, size) })
 	for range workers {
-		running.Go(func() { s.change(change) })
+		running.Go(func() { s.transform(change) })
 	}
-	if err := s.put(part, progress); err != nil {
+	if err := s.write(part, progress); err != nil {
 		return err
 	}
 	return ctx.Err()
 }
 
-// read ends with the disk, ctx or an error, which goes with the piece.
-func (s stream) read(ctx context.Context, r io.ReaderAt, offset, size int64) {
+// read reads chunks until the end of the disk, the end of ctx or an error. The error is in
+// its chunk.
+func (s pipeline) read(ctx context.Context, r io.ReaderAt, offset, size int64) {
 	defer close(s.order)
 	defer close(s.work)
 	for at := offset; at < size; at += disk.ChunkSize {
@@ -272,7 +277,7 @@ func (s stream) read(ctx context.Context, r io.ReaderAt, offset, size int64) {
 		case <-ctx.Done():
 			return
 		}
-		p := &piece{buf: buf, at: at, size: min(disk.ChunkSize, size-at), done: make(chan struct{})}
+		p := &chunk{buf: buf, at: at, size: min(disk.ChunkSize, size-at), done: make(chan struct{})}
 		p.err = readFull(r, p.buf[:p.size], at)
 		s.work <- p
 		s.order <- p
@@ -282,7 +287,7 @@ func (s stream) read(ctx context.Context, r io.ReaderAt, offset, size int64) {
 	}
 }
 
-func (s stream) change(change func(b []byte, offset int64)) {
+func (s pipeline) transform(change func(b []byte, offset int64)) {
 	for p := range s.work {
 		if b := p.buf[:p.size]; p.err == nil {
 			change(b, p.at)
@@ -292,7 +297,7 @@ func (s stream) change(change func(b []byte, offset int64)) {
 	}
 }
 
-func (s stream) put(part *disk.Part, progress *fetch.Progress) error {
+func (s pipeline) write(part *disk.Part, progress *fetch.Progress) error {
 	for p := range s.order {
 		<-p.done
 		if p.err != nil {

@@ -20,9 +20,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-func TestIgnore(t *testing.T) {
-	r := newRig(t)
-	source := r.put(t, sourceID, noise(5<<20+512))
+func TestIgnoreCopiesBytes(t *testing.T) {
+	r := newFixture(t)
+	source := r.addImage(t, sourceID, randomBytes(5<<20+512))
 	c, err := r.clone(t, context.Background(), sourceID, cloneID, Ignore, "")
 	if err != nil {
 		t.Fatal(err)
@@ -45,10 +45,10 @@ func TestEncryptAndDecrypt(t *testing.T) {
 				sizes = append(sizes, 512, 1<<20-512)
 			}
 			for _, size := range sizes {
-				r := newRig(t)
+				r := newFixture(t)
 				files[fileValue] = "with \x00 and \xff\n\n"
-				r.secret(t, "vault", files)
-				source := r.put(t, sourceID, noise(size))
+				r.writeSecret(t, "vault", files)
+				source := r.addImage(t, sourceID, randomBytes(size))
 				encrypted, err := r.clone(t, context.Background(), sourceID, cloneID, Encrypt, "vault")
 				if err != nil {
 					t.Fatal(err)
@@ -57,7 +57,7 @@ func TestEncryptAndDecrypt(t *testing.T) {
 					t.Errorf("the encrypted image is %+v", encrypted)
 				}
 				if encrypted.RealSize < int64(size)+16<<20 {
-					t.Errorf("%d of %d bytes are allocated: holes tell where the data is", encrypted.RealSize, encrypted.Size)
+					t.Errorf("%d of %d bytes are allocated: holes reveal where the data is", encrypted.RealSize, encrypted.Size)
 				}
 				again := disk.ID{Name: "again", UUID: "00c0ffee"}
 				decrypted, err := r.clone(t, context.Background(), cloneID, again, Decrypt, "vault")
@@ -75,13 +75,13 @@ func TestEncryptAndDecrypt(t *testing.T) {
 	}
 }
 
-// TestCryptsetupOpens has cryptsetup look at what was encrypted, and an independent
-// reading decrypt it with the key that cryptsetup tells.
-func TestCryptsetupOpens(t *testing.T) {
+// TestCryptsetupOpensEncryptedClone checks the header with cryptsetup, and decrypts the
+// payload independently with the key that cryptsetup prints.
+func TestCryptsetupOpensEncryptedClone(t *testing.T) {
 	need.Programs(t, "cryptsetup")
-	r := newRig(t)
-	plain := noise(3<<20 + 1536)
-	r.put(t, sourceID, plain)
+	r := newFixture(t)
+	plain := randomBytes(3<<20 + 1536)
+	r.addImage(t, sourceID, plain)
 	if _, err := r.clone(t, context.Background(), sourceID, cloneID, Encrypt, "vault"); err != nil {
 		t.Fatal(err)
 	}
@@ -126,14 +126,14 @@ func TestCryptsetupOpens(t *testing.T) {
 		cipher.Decrypt(b[n*512:(n+1)*512], b[n*512:(n+1)*512], uint64(n))
 	}
 	if !bytes.Equal(b, plain) {
-		t.Error("an independent reading of the payload has other bytes")
+		t.Error("an independent decryption of the payload returns other bytes")
 	}
 }
 
-// TestDecryptOfCryptsetup decrypts a disk that cryptsetup has encrypted all by itself.
-func TestDecryptOfCryptsetup(t *testing.T) {
-	r := newRig(t)
-	plain := noise(4 << 20)
+// TestDecryptDiskOfCryptsetup decrypts a disk that cryptsetup alone has encrypted.
+func TestDecryptDiskOfCryptsetup(t *testing.T) {
+	r := newFixture(t)
+	plain := randomBytes(4 << 20)
 	image := filepath.Join(t.TempDir(), "image")
 	if err := os.WriteFile(image, append(bytes.Clone(plain), make([]byte, 32<<20)...), 0o600); err != nil {
 		t.Fatal(err)
@@ -145,20 +145,20 @@ func TestDecryptOfCryptsetup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.put(t, sourceID, b[:16<<20+len(plain)])
+	r.addImage(t, sourceID, b[:16<<20+len(plain)])
 	if _, err := r.clone(t, context.Background(), sourceID, cloneID, Decrypt, "vault"); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(r.bytes(t, cloneID), plain) {
-		t.Error("decrypted otherwise than cryptsetup has encrypted")
+		t.Error("the decrypted bytes differ from those that cryptsetup encrypted")
 	}
 }
 
-func TestEncryptQCOW2(t *testing.T) {
+func TestEncryptQCOW2AsRaw(t *testing.T) {
 	need.Programs(t, "cryptsetup")
-	r := newRig(t)
-	plain := noise(5 << 20)
-	if c := r.put(t, sourceID, toQCOW2(t, plain)); c.Format != disk.QCOW2 {
+	r := newFixture(t)
+	plain := randomBytes(5 << 20)
+	if c := r.addImage(t, sourceID, toQCOW2(t, plain)); c.Format != disk.QCOW2 {
 		t.Fatalf("the source is %+v", c)
 	}
 	c, err := r.clone(t, context.Background(), sourceID, cloneID, Encrypt, "vault")
@@ -173,38 +173,38 @@ func TestEncryptQCOW2(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(r.bytes(t, again), plain) {
-		t.Error("decrypted, it is not what a guest sees of the qcow2 image")
+		t.Error("the decrypted disk differs from the disk in the qcow2 image")
 	}
 }
 
-func TestRefused(t *testing.T) {
+func TestInvalidRequests(t *testing.T) {
 	need.Programs(t, "cryptsetup")
-	r := newRig(t)
-	plain := noise(17 << 20)
-	r.put(t, sourceID, plain)
+	r := newFixture(t)
+	plain := randomBytes(17 << 20)
+	r.addImage(t, sourceID, plain)
 	encrypted := disk.ID{Name: "encrypted", UUID: "00000001"}
 	if _, err := r.clone(t, context.Background(), sourceID, encrypted, Encrypt, "vault"); err != nil {
 		t.Fatal(err)
 	}
 	small := disk.ID{Name: "small", UUID: "00000002"}
-	r.put(t, small, noise(1<<20))
+	r.addImage(t, small, randomBytes(1<<20))
 	cut := disk.ID{Name: "cut", UUID: "00000003"}
-	r.put(t, cut, r.bytes(t, encrypted)[:8<<20])
+	r.addImage(t, cut, r.bytes(t, encrypted)[:8<<20])
 	empty := disk.ID{Name: "empty", UUID: "00000004"}
-	r.put(t, empty, r.bytes(t, encrypted)[:16<<20])
+	r.addImage(t, empty, r.bytes(t, encrypted)[:16<<20])
 	old := disk.ID{Name: "old", UUID: "00000005"}
 	luks1 := bytes.Clone(plain)
 	copy(luks1, "LUKS\xba\xbe\x00\x01")
-	r.put(t, old, luks1)
-	r.secret(t, "other", map[string]string{fileValue: "correct horse"})
-	r.secret(t, "empty", map[string]string{fileValue: ""})
-	r.secret(t, "provider", map[string]string{fileValue: "x", fileProvider: "vault"})
-	r.secret(t, "cipher", map[string]string{fileValue: "x", fileCipher: "aes-cbc-essiv:sha256"})
-	r.secret(t, "size", map[string]string{fileValue: "x", fileSize: "128"})
-	r.secret(t, "hash", map[string]string{fileValue: "x", fileHash: "--type=luks1"})
-	r.secret(t, "pbkdf", map[string]string{fileValue: "x", filePBKDF: "none"})
-	r.secret(t, "iterations", map[string]string{fileValue: "x", fileIterations: "many"})
-	r.secret(t, "unknown", map[string]string{fileValue: "x", "CRYPTO_KEY_CYPHER": "x"})
+	r.addImage(t, old, luks1)
+	r.writeSecret(t, "other", map[string]string{fileValue: "correct horse"})
+	r.writeSecret(t, "empty", map[string]string{fileValue: ""})
+	r.writeSecret(t, "provider", map[string]string{fileValue: "x", fileProvider: "vault"})
+	r.writeSecret(t, "cipher", map[string]string{fileValue: "x", fileCipher: "aes-cbc-essiv:sha256"})
+	r.writeSecret(t, "size", map[string]string{fileValue: "x", fileSize: "128"})
+	r.writeSecret(t, "hash", map[string]string{fileValue: "x", fileHash: "--type=luks1"})
+	r.writeSecret(t, "pbkdf", map[string]string{fileValue: "x", filePBKDF: "none"})
+	r.writeSecret(t, "iterations", map[string]string{fileValue: "x", fileIterations: "many"})
+	r.writeSecret(t, "unknown", map[string]string{fileValue: "x", "CRYPTO_KEY_CYPHER": "x"})
 	tests := []struct {
 		from   disk.ID
 		how    Encryption
@@ -212,23 +212,23 @@ func TestRefused(t *testing.T) {
 		class  fetch.Class
 		want   string
 	}{
-		{encrypted, Encrypt, "vault", fetch.BadSource, "encrypted already, with LUKS2"},
-		{old, Encrypt, "vault", fetch.BadSource, "encrypted already, with LUKS1"},
+		{encrypted, Encrypt, "vault", fetch.BadSource, "already encrypted, with LUKS2"},
+		{old, Encrypt, "vault", fetch.BadSource, "already encrypted, with LUKS1"},
 		{sourceID, Decrypt, "vault", fetch.BadSource, "is not encrypted"},
-		{small, Decrypt, "vault", fetch.BadSource, "is smaller than the header"},
-		{cut, Decrypt, "vault", fetch.BadSource, "cut off"},
-		{empty, Decrypt, "vault", fetch.BadSource, "0 bytes behind its header"},
+		{small, Decrypt, "vault", fetch.BadSource, "the header of an encrypted disk alone has"},
+		{cut, Decrypt, "vault", fetch.BadSource, "of 8388608 bytes"},
+		{empty, Decrypt, "vault", fetch.BadSource, "the 0 bytes after its header"},
 		{old, Decrypt, "vault", fetch.BadSource, "only version 2 is supported"},
 		{encrypted, Decrypt, "other", fetch.BadConfig, "the passphrase in secret \"other\" is wrong"},
 		{encrypted, Decrypt, "missing", fetch.BadConfig, "no such folder"},
 		{encrypted, Decrypt, "../vault", fetch.BadConfig, "name of one folder"},
 		{encrypted, Decrypt, "empty", fetch.BadConfig, "missing or empty"},
-		{sourceID, Encrypt, "provider", fetch.BadConfig, "another provider"},
-		{sourceID, Encrypt, "cipher", fetch.BadConfig, "another cipher"},
+		{sourceID, Encrypt, "provider", fetch.BadConfig, "provider of keys that is not supported"},
+		{sourceID, Encrypt, "cipher", fetch.BadConfig, "cipher that is not supported"},
 		{sourceID, Encrypt, "size", fetch.BadConfig, "256 or 512"},
 		{sourceID, Encrypt, "hash", fetch.BadConfig, "a hash that is not supported"},
 		{sourceID, Encrypt, "pbkdf", fetch.BadConfig, "argon2i, argon2id or pbkdf2"},
-		{sourceID, Encrypt, "iterations", fetch.BadConfig, "does not hold a number"},
+		{sourceID, Encrypt, "iterations", fetch.BadConfig, "does not contain a number"},
 		{sourceID, Encrypt, "unknown", fetch.BadConfig, "CRYPTO_KEY_CYPHER"},
 	}
 	for _, test := range tests {
@@ -236,28 +236,28 @@ func TestRefused(t *testing.T) {
 			c, err := r.clone(t, context.Background(), test.from, cloneID, test.how, test.secret)
 			e, ok := errors.AsType[*fetch.Error](err)
 			if !ok || e.Class != test.class || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error is %v of class %v (and the copy %v), want class %s and %q", err, e, c, test.class, test.want)
+				t.Errorf("error is %v of class %v (the copy is %v), want class %s and %q", err, e, c, test.class, test.want)
 			}
 			if info, err := os.Stat(filepath.Join(filepath.Dir(r.path(cloneID)), "backing.part")); err == nil && info.Size() > 0 {
-				t.Errorf("%d bytes of a part are left", info.Size())
+				t.Errorf("%d bytes of a part remain", info.Size())
 			}
 		})
 	}
 }
 
-func TestNoCryptsetup(t *testing.T) {
+func TestMissingCryptsetup(t *testing.T) {
 	_, err := findProgram("/nowhere:" + t.TempDir() + ":")
 	if e, ok := errors.AsType[*fetch.Error](err); !ok || e.Class != fetch.BadConfig || !strings.Contains(err.Error(), "cryptsetup-bin") {
 		t.Errorf("error is %v", err)
 	}
 }
 
-// TestRotIsNotSealed: a clone that is encrypted or decrypted has a checksum of its own,
-// so that nobody would ever notice what the disk had spoiled before.
-func TestRotIsNotSealed(t *testing.T) {
+// TestDamagedSourceIsNotEncrypted: an encrypted or decrypted clone has a checksum of its
+// own, which would hide that the disk has damaged the source.
+func TestDamagedSourceIsNotEncrypted(t *testing.T) {
 	need.Programs(t, "cryptsetup")
-	r := newRig(t)
-	r.put(t, sourceID, noise(3<<20))
+	r := newFixture(t)
+	r.addImage(t, sourceID, randomBytes(3<<20))
 	encrypted := disk.ID{Name: "encrypted", UUID: "00000001"}
 	if _, err := r.clone(t, context.Background(), sourceID, encrypted, Encrypt, "vault"); err != nil {
 		t.Fatal(err)
@@ -290,14 +290,14 @@ func TestRotIsNotSealed(t *testing.T) {
 	}
 }
 
-// TestPipeAsSecret has nobody wait for what comes out of a pipe: no end of the process
-// would end that.
-func TestPipeAsSecret(t *testing.T) {
+// TestPipeInSecretDoesNotBlock: reading a pipe would block for ever, even if the process is
+// told to stop.
+func TestPipeInSecretDoesNotBlock(t *testing.T) {
 	dir := t.TempDir()
 	if err := errors.Join(os.Mkdir(filepath.Join(dir, "key"), 0o755), syscall.Mkfifo(filepath.Join(dir, "key", fileValue), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readSecret(dir, "key"); err == nil || !strings.Contains(err.Error(), "is not a file") {
+	if _, err := readSecret(dir, "key"); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
 		t.Errorf("got %v", err)
 	}
 }

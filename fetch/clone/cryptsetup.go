@@ -18,24 +18,24 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// patience is far more than a header takes that package luks has let pass.
-const patience = 5 * time.Minute
+// cryptsetupTimeout is far more than any header needs that package luks accepts.
+const cryptsetupTimeout = 5 * time.Minute
 
-// programFolders are where cryptsetup is, besides $PATH: a daemon that is not root's
-// has none of them there.
+// programFolders are the folders of cryptsetup besides $PATH, which contains none of them in
+// a daemon without root.
 const programFolders = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
-// file returns how cryptsetup names the n-th of its files.
-func file(n int) string { return fmt.Sprintf("/proc/self/fd/%d", 3+n) }
+// fdPath returns the path of the n-th extra file in the process of cryptsetup.
+func fdPath(n int) string { return fmt.Sprintf("/proc/self/fd/%d", 3+n) }
 
-// cryptsetup runs the program, gives it the passphrase, and returns what it prints, which
-// the caller wipes. It ends with ctx, and with this process, however that ends.
+// cryptsetup runs the program with the passphrase on standard input, and returns its output,
+// which the caller wipes. The program ends with ctx, and with this process in any case.
 func cryptsetup(ctx context.Context, passphrase []byte, files []*os.File, args ...string) ([]byte, error) {
 	path, err := findProgram(os.Getenv("PATH") + ":" + programFolders)
 	if err != nil {
 		return nil, err
 	}
-	limited, cancel := context.WithTimeout(ctx, patience)
+	limited, cancel := context.WithTimeout(ctx, cryptsetupTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(limited, path, args...)
 	cmd.Env = []string{"PATH=" + programFolders, "LC_ALL=C"}
@@ -44,7 +44,7 @@ func cryptsetup(ctx context.Context, passphrase []byte, files []*os.File, args .
 	cmd.ExtraFiles = files
 	cmd.WaitDelay = 5 * time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	// The kernel takes the end of the thread that has started it for ours.
+	// Pdeathsig applies to the thread that starts the program, so keep the thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	out, err := cmd.Output()
@@ -55,7 +55,7 @@ func cryptsetup(ctx context.Context, passphrase []byte, files []*os.File, args .
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	return nil, explain(err, limited.Err() != nil)
+	return nil, exitError(err, limited.Err() != nil)
 }
 
 func findProgram(folders string) (string, error) {
@@ -65,59 +65,59 @@ func findProgram(folders string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fail(fetch.BadConfig, "the program cryptsetup is not here: install it (Debian's package is cryptsetup-bin)")
+	return "", errorf(fetch.BadConfig, "the program cryptsetup is missing: install it (Debian package cryptsetup-bin)")
 }
 
-// errPassphrase says that no key slot can be opened with the passphrase.
+// errPassphrase means that the passphrase opens no key slot.
 var errPassphrase = errors.New("the passphrase is wrong")
 
-// The exit codes of cryptsetup that say more than that it failed.
+// The exit codes of cryptsetup with a specific meaning.
 const (
 	exitPassphrase = 2
 	exitMemory     = 3
 )
 
-// explain says what an end of cryptsetup means.
-func explain(err error, late bool) error {
+// exitError returns the error for a failed run of cryptsetup.
+func exitError(err error, late bool) error {
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	switch {
 	case late:
-		return fail(fetch.BadConfig, "cryptsetup took more than %s", patience)
+		return errorf(fetch.BadConfig, "cryptsetup took more than %s", cryptsetupTimeout)
 	case !ok:
 		return fmt.Errorf("run cryptsetup: %w", err)
 	case exit.ExitCode() == exitPassphrase:
-		return fail(fetch.BadConfig, "%w", errPassphrase)
+		return errorf(fetch.BadConfig, "%w", errPassphrase)
 	case exit.ExitCode() == exitMemory, !exit.Exited():
-		return fail(fetch.BadConfig, "cryptsetup was ended (%s): perhaps for lack of memory, of which a passphrase takes up to 1 GiB unless %s in the secret says how many KiB", exit.ProcessState, fileMemory)
+		return errorf(fetch.BadConfig, "cryptsetup was killed (%s), perhaps for lack of memory: a passphrase may need 1 GiB, unless %s in the secret sets a limit in KiB", exit.ProcessState, fileMemory)
 	}
-	return fail(fetch.BadConfig, "cryptsetup: %s", firstLine(exit.Stderr))
+	return errorf(fetch.BadConfig, "cryptsetup: %s", firstLine(exit.Stderr))
 }
 
-// firstLine is what cryptsetup says is wrong. It never says a key.
+// firstLine returns the error message of cryptsetup, which never contains a key.
 func firstLine(stderr []byte) string {
 	for line := range strings.Lines(string(stderr)) {
 		if line = strings.TrimSpace(line); line != "" {
 			return strings.ToValidUTF8(line[:min(len(line), 200)], "")
 		}
 	}
-	return "it failed and did not say why"
+	return "it failed without a message"
 }
 
-// inMemory makes a file of so many bytes that has no name and takes no room yet.
-func inMemory(size int64) (*os.File, error) {
+// memoryFile creates an anonymous file in memory. It uses memory only where it is written.
+func memoryFile(size int64) (*os.File, error) {
 	fd, err := unix.MemfdCreate("luks-header", unix.MFD_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("make a file in memory: %w", err)
+		return nil, fmt.Errorf("create a file in memory: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), "luks-header")
 	if err := f.Truncate(size); err != nil {
-		return nil, errors.Join(fmt.Errorf("make a file in memory: %w", err), f.Close())
+		return nil, errors.Join(fmt.Errorf("create a file in memory: %w", err), f.Close())
 	}
 	return f, nil
 }
 
-// pipeOf returns the reading end of a pipe with these few bytes in it.
-func pipeOf(b []byte) (*os.File, error) {
+// pipeWith returns the read end of a pipe that contains b, which must fit into its buffer.
+func pipeWith(b []byte) (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err

@@ -18,16 +18,16 @@ var (
 	cloneID  = disk.ID{Name: "polly", UUID: "00c0ffee"}
 )
 
-// rig is a disk, and a secret whose passphrase is tried fast.
-type rig struct {
+// fixture is a disk, and a secret with cheap parameters.
+type fixture struct {
 	dir     string
 	disk    *disk.Disk
 	secrets string
 }
 
-func newRig(t testing.TB) *rig {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
-	r := &rig{dir: t.TempDir(), secrets: t.TempDir()}
+	r := &fixture{dir: t.TempDir(), secrets: t.TempDir()}
 	if _, err := disk.Init(r.dir); err != nil {
 		t.Fatal(err)
 	}
@@ -37,13 +37,13 @@ func newRig(t testing.TB) *rig {
 	}
 	t.Cleanup(func() { d.Close() })
 	r.disk = d
-	r.secret(t, "vault", map[string]string{
+	r.writeSecret(t, "vault", map[string]string{
 		fileValue: "correct horse\n", filePBKDF: "argon2id", fileIterations: "4", fileMemory: "64",
 	})
 	return r
 }
 
-func (r *rig) secret(t testing.TB, name string, files map[string]string) {
+func (r *fixture) writeSecret(t testing.TB, name string, files map[string]string) {
 	t.Helper()
 	dir := filepath.Join(r.secrets, name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -56,8 +56,8 @@ func (r *rig) secret(t testing.TB, name string, files map[string]string) {
 	}
 }
 
-// noise returns size bytes of which every second MiB is zero.
-func noise(size int) []byte {
+// randomBytes returns size bytes; every second MiB is zeros.
+func randomBytes(size int) []byte {
 	b := make([]byte, size)
 	random := rand.NewChaCha8([32]byte{1})
 	for at := 0; at < size; at += 2 << 20 {
@@ -66,8 +66,8 @@ func noise(size int) []byte {
 	return b
 }
 
-// put makes a ready image.
-func (r *rig) put(t testing.TB, id disk.ID, b []byte) disk.Copy {
+// addImage creates a ready image.
+func (r *fixture) addImage(t testing.TB, id disk.ID, b []byte) disk.Copy {
 	t.Helper()
 	p, err := r.disk.OpenPart(context.Background(), id, disk.PartOptions{})
 	if err != nil {
@@ -86,8 +86,8 @@ func (r *rig) put(t testing.TB, id disk.ID, b []byte) disk.Copy {
 	return c
 }
 
-// clone makes an image of another one, and leaves an unfinished part as a job does.
-func (r *rig) clone(t testing.TB, ctx context.Context, from, to disk.ID, e Encryption, secret string) (disk.Copy, error) {
+// clone creates a clone of an image, and closes the part of a failed one, as a job does.
+func (r *fixture) clone(t testing.TB, ctx context.Context, from, to disk.ID, e Encryption, secret string) (disk.Copy, error) {
 	t.Helper()
 	source, err := r.disk.Open(from)
 	if err != nil {
@@ -107,12 +107,12 @@ func (r *rig) clone(t testing.TB, ctx context.Context, from, to disk.ID, e Encry
 		return disk.Copy{}, err
 	}
 	if done, total := progress.Done.Load(), progress.Total.Load(); done != total || total != p.Offset() {
-		t.Errorf("progress is %d of %d bytes, and there are %d", done, total, p.Offset())
+		t.Errorf("progress is %d of %d bytes, want %d", done, total, p.Offset())
 	}
 	return p.Commit(disk.Digest{})
 }
 
-func (r *rig) manifest(t testing.TB, id disk.ID) *disk.Manifest {
+func (r *fixture) manifest(t testing.TB, id disk.ID) *disk.Manifest {
 	t.Helper()
 	m, err := r.disk.Manifest(id)
 	if err != nil {
@@ -122,7 +122,7 @@ func (r *rig) manifest(t testing.TB, id disk.ID) *disk.Manifest {
 	return m
 }
 
-func (r *rig) bytes(t testing.TB, id disk.ID) []byte {
+func (r *fixture) bytes(t testing.TB, id disk.ID) []byte {
 	t.Helper()
 	b, err := os.ReadFile(r.path(id))
 	if err != nil {
@@ -131,11 +131,11 @@ func (r *rig) bytes(t testing.TB, id disk.ID) []byte {
 	return b
 }
 
-func (r *rig) path(id disk.ID) string {
+func (r *fixture) path(id disk.ID) string {
 	return filepath.Join(r.dir, "backing-images", id.String(), "backing")
 }
 
-// run runs a program that the tests need.
+// run runs a program that the tests require.
 func run(t testing.TB, stdin string, command ...string) string {
 	t.Helper()
 	cmd := need.Command(t, command[0], command[1:]...)

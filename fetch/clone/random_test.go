@@ -13,40 +13,40 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-var rounds = flag.Int("clone.rounds", race.Fewer(3, 3), "random disks that are encrypted and decrypted")
+var rounds = flag.Int("clone.rounds", race.Fewer(3, 3), "number of random disks to encrypt and decrypt")
 
-// TestRandom encrypts random disks, broken off anywhere, and decrypts them, broken off
-// anywhere: they have to be what they were.
-func TestRandom(t *testing.T) {
+// TestRandomDisksRoundTrip encrypts and decrypts random disks, with interruptions at random
+// offsets, and compares the bytes.
+func TestRandomDisksRoundTrip(t *testing.T) {
 	for seed := range *rounds {
 		random := rand.New(rand.NewPCG(uint64(seed), 4))
-		r := newRig(t)
+		r := newFixture(t)
 		secret := map[string]string{
 			fileValue: fmt.Sprint("passphrase ", seed), fileIterations: "1000", filePBKDF: "pbkdf2",
 			fileSize: []string{"256", "512"}[random.IntN(2)], fileHash: []string{"sha256", "sha512", "sha1"}[random.IntN(3)],
 		}
-		r.secret(t, "vault", secret)
+		r.writeSecret(t, "vault", secret)
 		plain := randomDisk(random)
 		source := plain
 		if random.IntN(2) == 0 {
 			source = toQCOW2(t, plain)
 		}
-		r.put(t, sourceID, source)
-		r.crash(t, r.request(t, sourceID, Encrypt), random.Int64N(int64(len(plain))+HeaderSize))
-		r.goOn(t, r.request(t, sourceID, Encrypt), -1)
+		r.addImage(t, sourceID, source)
+		r.interrupt(t, r.request(t, sourceID, Encrypt), random.Int64N(int64(len(plain))+HeaderSize))
+		r.resume(t, r.request(t, sourceID, Encrypt), -1)
 		encrypted := disk.ID{Name: "encrypted", UUID: "00c0ffee"}
 		if err := os.Rename(filepath.Dir(r.path(cloneID)), filepath.Dir(r.path(encrypted))); err != nil {
 			t.Fatal(err)
 		}
-		r.crash(t, r.request(t, encrypted, Decrypt), random.Int64N(int64(len(plain))))
-		r.goOn(t, r.request(t, encrypted, Decrypt), -1)
+		r.interrupt(t, r.request(t, encrypted, Decrypt), random.Int64N(int64(len(plain))))
+		r.resume(t, r.request(t, encrypted, Decrypt), -1)
 		if !bytes.Equal(r.bytes(t, cloneID), plain) {
-			t.Errorf("seed %d: %d bytes came back otherwise", seed, len(plain))
+			t.Errorf("seed %d: the %d bytes differ after the round trip", seed, len(plain))
 		}
 	}
 }
 
-// randomDisk has up to 6 MiB of noise and zeros.
+// randomDisk returns up to 6 MiB of random bytes and zeros.
 func randomDisk(random *rand.Rand) []byte {
 	b := make([]byte, 512*(1+random.IntN(6<<11)))
 	for range random.IntN(20) {

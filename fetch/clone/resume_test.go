@@ -14,8 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// crash leaves the part of a clone as a crash leaves it behind so many bytes.
-func (r *rig) crash(t *testing.T, q Request, after int64) {
+// interrupt leaves the part of a clone as after a crash with after bytes written.
+func (r *fixture) interrupt(t *testing.T, q Request, after int64) {
 	t.Helper()
 	p, err := r.disk.OpenPart(context.Background(), cloneID, disk.PartOptions{})
 	if err != nil {
@@ -30,8 +30,9 @@ func (r *rig) crash(t *testing.T, q Request, after int64) {
 	}
 }
 
-// goOn makes the clone of what is left, of which so many bytes count (-1: any number).
-func (r *rig) goOn(t *testing.T, q Request, kept int64) {
+// resume completes the clone from the part, and expects that kept bytes were kept (-1: any
+// number).
+func (r *fixture) resume(t *testing.T, q Request, kept int64) {
 	t.Helper()
 	p, err := r.disk.OpenPart(context.Background(), cloneID, disk.PartOptions{})
 	if err != nil {
@@ -49,7 +50,7 @@ func (r *rig) goOn(t *testing.T, q Request, kept int64) {
 	}
 }
 
-func (r *rig) request(t *testing.T, from disk.ID, e Encryption) Request {
+func (r *fixture) request(t *testing.T, from disk.ID, e Encryption) Request {
 	t.Helper()
 	source, err := r.disk.Open(from)
 	if err != nil {
@@ -72,7 +73,7 @@ func TestResume(t *testing.T) {
 		{"plain", Ignore, 3*MiB + 5, 3 * MiB, false},
 		{"decrypted", Decrypt, 3*MiB + 5, 3 * MiB, false},
 		{"encrypted", Encrypt, 18*MiB + 5, 18 * MiB, false},
-		{"encrypted, the header cut off", Encrypt, 7 * MiB, 7 * MiB, false},
+		{"encrypted, the header truncated", Encrypt, 7 * MiB, 7 * MiB, false},
 		{"encrypted, the header alone", Encrypt, 16 * MiB, 16 * MiB, false},
 		{"encrypted, and the passphrase changed", Encrypt, 18 * MiB, 18 * MiB, true},
 	}
@@ -81,9 +82,9 @@ func TestResume(t *testing.T) {
 			continue
 		}
 		t.Run(test.name, func(t *testing.T) {
-			r := newRig(t)
-			plain := noise(5*MiB + 512)
-			r.put(t, sourceID, plain)
+			r := newFixture(t)
+			plain := randomBytes(5*MiB + 512)
+			r.addImage(t, sourceID, plain)
 			from := sourceID
 			if test.how == Decrypt {
 				from = disk.ID{Name: "encrypted", UUID: "00c0ffee"}
@@ -91,7 +92,7 @@ func TestResume(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			r.crash(t, r.request(t, from, test.how), test.left)
+			r.interrupt(t, r.request(t, from, test.how), test.left)
 			var header []byte
 			if test.how == Encrypt {
 				b, err := os.ReadFile(filepath.Join(filepath.Dir(r.path(cloneID)), "backing.part"))
@@ -101,13 +102,13 @@ func TestResume(t *testing.T) {
 				header = b[:4096]
 			}
 			if test.newPassword {
-				r.secret(t, "vault", map[string]string{fileValue: "another"})
+				r.writeSecret(t, "vault", map[string]string{fileValue: "another"})
 			}
-			r.goOn(t, r.request(t, from, test.how), test.kept)
+			r.resume(t, r.request(t, from, test.how), test.kept)
 			got := r.bytes(t, cloneID)
 			if test.how == Encrypt {
 				if same := bytes.Equal(got[:4096], header); same != (test.left >= 16*MiB && !test.newPassword) {
-					t.Errorf("it is the same header: %v", same)
+					t.Errorf("the clone has the same header: %v", same)
 				}
 				if _, err := r.clone(t, context.Background(), cloneID, again, Decrypt, "vault"); err != nil {
 					t.Fatal(err)
@@ -115,18 +116,18 @@ func TestResume(t *testing.T) {
 				got = r.bytes(t, again)
 			}
 			if !bytes.Equal(got, plain) {
-				t.Error("it has other bytes")
+				t.Error("the clone has other bytes")
 			}
 		})
 	}
 }
 
-// TestCancelled ends at once, also while cryptsetup works.
-func TestCancelled(t *testing.T) {
+// TestCancelEndsCryptsetup cancels a clone while cryptsetup runs, and another one.
+func TestCancelEndsCryptsetup(t *testing.T) {
 	need.Programs(t, "cryptsetup")
-	r := newRig(t)
-	r.put(t, sourceID, noise(5<<20))
-	r.secret(t, "vault", map[string]string{filePBKDF: "pbkdf2", fileIterations: "100000000"})
+	r := newFixture(t)
+	r.addImage(t, sourceID, randomBytes(5<<20))
+	r.writeSecret(t, "vault", map[string]string{filePBKDF: "pbkdf2", fileIterations: "100000000"})
 	ctx, cancel := context.WithCancel(context.Background())
 	p, err := r.disk.OpenPart(ctx, cloneID, disk.PartOptions{})
 	if err != nil {
@@ -145,12 +146,12 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// TestSourceChanges must not become a clone of anything.
-func TestSourceChanges(t *testing.T) {
+// A source that changes while it is read must not become a clone.
+func TestSourceChangedWhileReadIsRefused(t *testing.T) {
 	need.Programs(t, "cryptsetup")
 	for _, how := range []Encryption{Ignore, Encrypt} {
-		r := newRig(t)
-		r.put(t, sourceID, noise(3<<20))
+		r := newFixture(t)
+		r.addImage(t, sourceID, randomBytes(3<<20))
 		q := r.request(t, sourceID, how)
 		f, err := os.OpenFile(r.path(sourceID), os.O_WRONLY, 0)
 		if err != nil {
@@ -166,7 +167,7 @@ func TestSourceChanges(t *testing.T) {
 		}
 		defer p.Close()
 		if err := Fill(context.Background(), p, q, &fetch.Progress{}); !errors.Is(err, disk.ErrModified) {
-			t.Errorf("%s: error is %v, want ErrChanging", how, err)
+			t.Errorf("%s: error is %v, want ErrModified", how, err)
 		}
 	}
 }

@@ -1,31 +1,26 @@
 package clone
 
 import (
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/seed-26586806/backing-image-manager/disk/luks"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// secret is what a folder below the secrets directory holds: a secret of Longhorn's as
-// Kubernetes mounts it, each key a file.
+// secret is a secret of Longhorn in a folder below the secrets directory, as Kubernetes
+// mounts it: one file per key.
 type secret struct {
-	passphrase []byte // CRYPTO_KEY_VALUE, byte for byte
+	passphrase []byte // CRYPTO_KEY_VALUE, unchanged
 
-	// For new headers only.
+	// The rest is for new headers only.
 	hash       string // CRYPTO_KEY_HASH
 	keyBits    int    // CRYPTO_KEY_SIZE
 	pbkdf      string // CRYPTO_PBKDF
 	iterations int64  // CRYPTO_PBKDF_FORCE_ITERATIONS; 0: cryptsetup measures
-	memory     int64  // CRYPTO_PBKDF_MEMORY in KiB; 0: cryptsetup looks at the machine
+	memory     int64  // CRYPTO_PBKDF_MEMORY in KiB; 0: cryptsetup chooses it by the memory of the machine
 }
 
 const (
@@ -43,89 +38,38 @@ const (
 
 var secretFiles = []string{fileValue, fileProvider, fileCipher, fileHash, fileSize, filePBKDF, fileIterations, fileMemory}
 
-// maxSecret bounds each file, as Kubernetes bounds a secret.
-const maxSecret = 1 << 20
-
-func fail(class fetch.Class, format string, args ...any) error {
+func errorf(class fetch.Class, format string, args ...any) error {
 	return &fetch.Error{Class: class, Err: fmt.Errorf(format, args...)}
 }
 
-// readSecret reads a folder anew, so that a secret that was mended counts from the next
-// try on. Its errors never quote what a file holds.
+// readSecret reads the secret again for each job, so that a corrected one applies to the
+// next attempt. Its errors never quote the content of a file.
 func readSecret(dir, name string) (*secret, error) {
 	if dir == "" {
-		return nil, fail(fetch.BadConfig, "secret %q is declared, but no secrets directory is given", name)
+		return nil, errorf(fetch.BadConfig, "secret %q is declared, but no secrets directory is given", name)
 	}
-	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, `/\`) {
-		return nil, fail(fetch.BadConfig, "secret %q: write the name of one folder", name)
+	var unknown []string
+	files, err := fetch.ReadSecret(dir, name, func(file string) bool {
+		if known := slices.Contains(secretFiles, file); known || !strings.HasPrefix(file, "CRYPTO_") {
+			return known // other files may be for other programs
+		}
+		unknown = append(unknown, file)
+		return false
+	})
+	if err == nil && len(unknown) > 0 {
+		err = fmt.Errorf("file %q is not supported: use %s", unknown[0], strings.Join(secretFiles, ", "))
 	}
-	files, err := readFiles(dir, name)
+	var s *secret
+	if err == nil {
+		s, err = parseSecret(files)
+	}
 	if err != nil {
-		return nil, fail(fetch.BadConfig, "secret %q: %w", name, err)
-	}
-	s, err := parseSecret(files)
-	if err != nil {
-		return nil, fail(fetch.BadConfig, "secret %q: %w", name, err)
+		return nil, errorf(fetch.BadConfig, "secret %q: %w", name, err)
 	}
 	return s, nil
 }
 
-// readFiles reads the files that matter. A mounted secret has them as symbolic links
-// to a hidden folder beside them.
-func readFiles(dir, name string) (map[string][]byte, error) {
-	secrets, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, fmt.Errorf("open secrets directory: %w", err)
-	}
-	defer secrets.Close()
-	folder, err := secrets.OpenRoot(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errors.New("there is no such folder in the secrets directory")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open folder: %w", err)
-	}
-	defer folder.Close()
-	entries, err := fs.ReadDir(folder.FS(), ".")
-	if err != nil {
-		return nil, fmt.Errorf("list folder: %w", err)
-	}
-	files := map[string][]byte{}
-	for _, entry := range entries {
-		file := entry.Name()
-		if strings.HasPrefix(file, "CRYPTO_") && !slices.Contains(secretFiles, file) {
-			return nil, fmt.Errorf("file %q is not known: use %s", file, strings.Join(secretFiles, ", "))
-		}
-		if !slices.Contains(secretFiles, file) {
-			continue // a secret may serve others too
-		}
-		if files[file], err = readFile(folder, file); err != nil {
-			return nil, err
-		}
-	}
-	return files, nil
-}
-
-func readFile(folder *os.Root, name string) ([]byte, error) {
-	f, err := folder.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe may be there
-	if err != nil {
-		return nil, fmt.Errorf("open file: %w", err)
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%q is not a file", name)
-	}
-	b, err := io.ReadAll(io.LimitReader(f, maxSecret+1))
-	if err != nil {
-		return nil, fmt.Errorf("read file: %w", err)
-	}
-	if len(b) > maxSecret {
-		return nil, fmt.Errorf("file %q is larger than %d bytes", name, maxSecret)
-	}
-	return b, nil
-}
-
-// parseSecret has Longhorn's defaults.
+// parseSecret parses the files, with Longhorn's defaults.
 func parseSecret(files map[string][]byte) (*secret, error) {
 	text := func(file, otherwise string) string {
 		if t := strings.TrimSpace(string(files[file])); t != "" {
@@ -136,15 +80,15 @@ func parseSecret(files map[string][]byte) (*secret, error) {
 	s := &secret{passphrase: files[fileValue], hash: text(fileHash, "sha256"), pbkdf: text(filePBKDF, "argon2i")}
 	switch {
 	case len(s.passphrase) == 0:
-		return nil, fmt.Errorf("file %q is missing or empty: it has to hold the passphrase", fileValue)
+		return nil, fmt.Errorf("file %q is missing or empty: it must contain the passphrase", fileValue)
 	case text(fileProvider, "secret") != "secret":
-		return nil, fmt.Errorf("file %q names another provider of keys than \"secret\", which alone is supported", fileProvider)
+		return nil, fmt.Errorf("file %q contains a provider of keys that is not supported: use \"secret\"", fileProvider)
 	case text(fileCipher, cipher) != cipher:
-		return nil, fmt.Errorf("file %q names another cipher than %s, which alone is supported", fileCipher, cipher)
+		return nil, fmt.Errorf("file %q contains a cipher that is not supported: use %s", fileCipher, cipher)
 	case !luks.SupportsHash(s.hash):
-		return nil, fmt.Errorf("file %q names a hash that is not supported: use sha256 or sha512", fileHash)
+		return nil, fmt.Errorf("file %q contains a hash that is not supported: use sha256 or sha512", fileHash)
 	case s.pbkdf != "argon2i" && s.pbkdf != "argon2id" && s.pbkdf != "pbkdf2":
-		return nil, fmt.Errorf("file %q has to say argon2i, argon2id or pbkdf2", filePBKDF)
+		return nil, fmt.Errorf("file %q must contain argon2i, argon2id or pbkdf2", filePBKDF)
 	}
 	switch text(fileSize, "256") {
 	case "256":
@@ -152,12 +96,12 @@ func parseSecret(files map[string][]byte) (*secret, error) {
 	case "512":
 		s.keyBits = 512
 	default:
-		return nil, fmt.Errorf("file %q has to say 256 or 512: a key for XTS is two keys in one", fileSize)
+		return nil, fmt.Errorf("file %q must contain 256 or 512: a key for XTS consists of two keys", fileSize)
 	}
 	for file, number := range map[string]*int64{fileIterations: &s.iterations, fileMemory: &s.memory} {
 		var err error
 		if *number, err = strconv.ParseInt(text(file, "0"), 10, 64); err != nil || *number < 0 {
-			return nil, fmt.Errorf("file %q does not hold a number", file)
+			return nil, fmt.Errorf("file %q does not contain a number", file)
 		}
 	}
 	return s, nil

@@ -19,15 +19,15 @@ import (
 )
 
 var (
-	benchSize = flag.Int64("bench.size", 4<<30, "bytes of the volume that is exported")
-	benchData = flag.Int64("bench.data", 1<<30, "bytes that were written to it")
-	benchRun  = flag.Int64("bench.run", 1<<20, "bytes of the longest piece of them, at least 64 KiB")
+	benchSize = flag.Int64("bench.size", 4<<30, "size of the exported volume in bytes")
+	benchData = flag.Int64("bench.data", 1<<30, "bytes of data in the volume")
+	benchRun  = flag.Int64("bench.run", 1<<20, "length of the longest run of data in bytes, at least 64 KiB")
 	drop      = flag.Bool("bench.cold", false, "drop the page cache before each run; needs root")
 )
 
 const benchLayers = 10
 
-// TestMain is also the process that an export is measured in.
+// TestMain is also the process whose export is measured.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("EXPORT_TEST_DISK"); path != "" {
 		if err := exportAlone(path, disk.Format(os.Getenv("EXPORT_TEST_FORMAT"))); err != nil {
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// exportAlone exports the volume on a disk, and says how much memory that took at most.
+// exportAlone exports the volume on a disk, and prints the peak of its memory.
 func exportAlone(path string, format disk.Format) error {
 	d, err := disk.Open(path)
 	if err != nil {
@@ -73,8 +73,8 @@ func exportAlone(path string, format disk.Format) error {
 	return nil
 }
 
-// benchVolume makes a volume of layers, and a chain of qcow2 files with the same bytes
-// in the same places. It returns the disk, and the newest of the files.
+// benchVolume creates a volume with layers, and a chain of qcow2 files with the same data at
+// the same offsets. It returns the disk, and the newest of the files.
 func benchVolume(b *testing.B) (d *disk.Disk, newest string) {
 	b.Helper()
 	check := func(err error) {
@@ -119,7 +119,7 @@ func benchVolume(b *testing.B) (d *disk.Disk, newest string) {
 	return d, newest
 }
 
-// encode makes a qcow2 file that has clusters where a layer has data, and no others.
+// encode creates a qcow2 file with clusters exactly where a layer has data.
 func encode(b *testing.B, layer, to string) {
 	b.Helper()
 	v, err := openPath(&fetch.Client{AllowAnyFile: true}, layer)
@@ -144,7 +144,7 @@ func encode(b *testing.B, layer, to string) {
 	}
 }
 
-// cost is what a process took.
+// cost is the time of a process.
 type cost struct{ time, processor time.Duration }
 
 func (c *cost) add(start time.Time, s *os.ProcessState) {
@@ -152,10 +152,10 @@ func (c *cost) add(start time.Time, s *os.ProcessState) {
 	c.processor += s.UserTime() + s.SystemTime()
 }
 
-// BenchmarkExport exports a volume of 10 layers, and does the same with qemu-img convert,
-// of an equal chain, and sha512sum: x-qemu is how many times as long it took, and
-// x-qemu-cpu how much processor time, which other work on the machine says less about.
-// What is compared does not sync what it writes.
+// BenchmarkExport exports a volume with 10 layers, and runs qemu-img convert on an equal
+// chain, and sha512sum. x-qemu is the ratio of the times, and x-qemu-cpu that of the
+// processor times, which depends less on other work on the machine. The other programs do
+// not sync their output.
 func BenchmarkExport(b *testing.B) {
 	d, newest := benchVolume(b)
 	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
@@ -166,7 +166,7 @@ func BenchmarkExport(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				convert(b, newest, format, &theirs)
-				cold(b)
+				dropPageCache(b)
 				b.StartTimer()
 				start := time.Now()
 				c := exec.Command(os.Args[0])
@@ -196,11 +196,11 @@ func BenchmarkExport(b *testing.B) {
 	}
 }
 
-// convert does with other programs what an export does.
+// convert does the same work as an export with other programs.
 func convert(b *testing.B, newest string, format disk.Format, spent *cost) {
 	b.Helper()
 	out := filepath.Join(b.TempDir(), "out")
-	cold(b)
+	dropPageCache(b)
 	for _, args := range [][]string{{"qemu-img", "convert", "-f", "qcow2", "-O", string(format), newest, out}, {"sha512sum", out}} {
 		start := time.Now()
 		c := exec.Command(args[0], args[1:]...)
@@ -214,7 +214,7 @@ func convert(b *testing.B, newest string, format disk.Format, spent *cost) {
 	}
 }
 
-func cold(b *testing.B) {
+func dropPageCache(b *testing.B) {
 	b.Helper()
 	if !*drop {
 		return

@@ -55,7 +55,7 @@ func run(t testing.TB, name string, args ...string) {
 	}
 }
 
-// export does what a job does, on the disk to.
+// export exports to a disk as a job does.
 func export(ctx context.Context, to *disk.Disk, id disk.ID, s *Source) (disk.Copy, error) {
 	part, err := to.OpenPart(ctx, id, disk.PartOptions{Format: s.request.Format})
 	if err != nil {
@@ -67,9 +67,10 @@ func export(ctx context.Context, to *disk.Disk, id disk.ID, s *Source) (disk.Cop
 	return part.Commit(disk.Digest{})
 }
 
-// TestLonghornsReplicas exports every snapshot that Longhorn's own engine was asked for,
-// some of them to qcow2 as well; what must not be exported leaves nothing.
-func TestLonghornsReplicas(t *testing.T) {
+// TestExportLonghornReplicas exports every snapshot of the fixtures, which Longhorn's own
+// engine has read, some of them to qcow2 too. A snapshot that must not be exported leaves
+// nothing.
+func TestExportLonghornReplicas(t *testing.T) {
 	var cases map[string]struct {
 		Tar, Path, Snapshot, Expect, SHA512, Reason string
 		Size                                        int64
@@ -88,9 +89,9 @@ func TestLonghornsReplicas(t *testing.T) {
 		if disks[want.Tar] == nil {
 			disks[want.Tar] = unpack(t, want.Tar)
 		}
-		refused := want.Expect != "ok" || name == "replica-removed/s02" // that is marked so
+		refused := want.Expect != "ok" || name == "replica-removed/s02" // which is marked as removed
 		if strings.HasPrefix(name, "replica-pair/7b60faae/") {
-			continue // the other replica has it
+			continue // only in the other replica
 		}
 		if race.Enabled && n%4 != 0 {
 			continue
@@ -106,7 +107,7 @@ func TestLonghornsReplicas(t *testing.T) {
 			if refused {
 				var known *fetch.Error
 				if !errors.As(err, &known) || known.Class != fetch.Refused || !strings.HasPrefix(err.Error(), "volume "+volume+": replica "+volume+"-") {
-					t.Errorf("error is %v, want that it is refused: %s", err, want.Reason)
+					t.Errorf("error is %v, want a refusal: %s", err, want.Reason)
 				}
 				return
 			}
@@ -118,7 +119,7 @@ func TestLonghornsReplicas(t *testing.T) {
 			if err != nil || c.SHA512.String() != want.SHA512 || c.Size != want.Size || c.Format != disk.Raw {
 				t.Fatalf("raw image is %+v, error %v; want %.16s", c, err, want.SHA512)
 			}
-			for _, compress := range []bool{false, true}[:n%6/5*2] { // of some
+			for _, compress := range []bool{false, true}[:n%6/5*2] { // for some of them
 				if s, err = find(disk.QCOW2, compress); err != nil {
 					t.Fatal(err)
 				}
@@ -135,13 +136,13 @@ func TestLonghornsReplicas(t *testing.T) {
 	}
 }
 
-// volume makes the folder of a replica with a snapshot s1, of data, and a head.
+// volume creates the folder of a replica with a snapshot s1, with data, and a head.
 type volume struct {
 	disk           *disk.Disk
 	folder         string
 	data           byte
 	size, revision int64
-	head           int64 // bytes of the head that were written; each one later
+	head           int64 // bytes written to the head; the time of each one is later
 	more           map[string]any
 }
 
@@ -181,49 +182,50 @@ func (v volume) write(t testing.TB) string {
 	return dir
 }
 
-// TestFind has volumes with several replicas, and what is said where none will do.
-func TestFind(t *testing.T) {
+// TestFindChoosesReplica tests volumes with several replicas, and the errors if none is
+// usable.
+func TestFindChoosesReplica(t *testing.T) {
 	dirty, rebuilding := map[string]any{"Dirty": true}, map[string]any{"Rebuilding": true, "Dirty": true}
 	for _, test := range []struct {
 		name     string
 		snapshot string
-		volumes  func(a, b *disk.Disk) []volume // the later ones are written later
+		volumes  func(a, b *disk.Disk) []volume // the modification times increase
 		want     string                         // the replica, or the error
 	}{
 		{"none", "", func(a, b *disk.Disk) []volume { return nil }, "volume v has no replica on this node"},
-		{"that of another volume", "", func(a, b *disk.Disk) []volume {
+		{"a replica of another volume", "", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: a, folder: "v-1-00000001"}, {disk: a, folder: "vv-00000001"}, {disk: a, folder: "v"}}
 		}, "volume v has no replica on this node"},
-		{"the first of equal ones", "s1", func(a, b *disk.Disk) []volume {
+		{"the first of equal replicas", "s1", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: b, folder: "v-00000001"}, {disk: a, folder: "v-00000003"}, {disk: a, folder: "v-00000002"}}
 		}, "v-00000002 on a"},
-		{"that of the larger volume", "s1", func(a, b *disk.Disk) []volume {
+		{"the replica of the larger volume", "s1", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: a, folder: "v-00000001"}, {disk: b, folder: "v-00000002", size: 2 << 20}}
 		}, "v-00000002 on b"},
-		{"the healthy one", "s1", func(a, b *disk.Disk) []volume {
+		{"the healthy replica", "s1", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: a, folder: "v-00000001", more: rebuilding}, {disk: b, folder: "v-00000002", more: dirty}}
 		}, "v-00000002 on b"},
-		{"the healthy head beside one that is being rebuilt", "", func(a, b *disk.Disk) []volume {
+		{"the head of the healthy replica, not of one that is being rebuilt", "", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: b, folder: "v-00000002"}, {disk: a, folder: "v-00000001", more: rebuilding}}
 		}, "v-00000002 on b"},
-		{"the one that was not given up", "", func(a, b *disk.Disk) []volume {
+		{"the replica that has not failed", "", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: b, folder: "v-00000002"}, {disk: a, folder: "v-00000001", more: map[string]any{"Error": "gone"}}}
 		}, "v-00000002 on b"},
-		{"no other than the one given up", "s1", func(a, b *disk.Disk) []volume {
+		{"only a failed replica", "s1", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: a, folder: "v-00000001", more: map[string]any{"Error": "gone"}}}
 		}, `volume v: replica v-00000001 on a: was marked as failed by Longhorn: "gone"`},
-		{"the head that was written last", "", func(a, b *disk.Disk) []volume {
+		{"the head written last", "", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: a, folder: "v-00000001"}, {disk: b, folder: "v-00000002"}}
 		}, "v-00000002 on b"},
-		{"the head that was written to more often", "", func(a, b *disk.Disk) []volume {
+		{"the head with the larger revision counter", "", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: b, folder: "v-00000002", revision: 9}, {disk: a, folder: "v-00000001", revision: 8}}
 		}, "v-00000002 on b"},
 		{"an attached volume", "", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: a, folder: "v-00000001", more: dirty}}
 		}, "volume v: replica v-00000001 on a: the volume is attached, or was not detached cleanly: take a snapshot and name it as snapshotName, or detach the volume"},
-		{"not the stale head of an attached volume", "", func(a, b *disk.Disk) []volume {
+		{"a stale head and an attached volume", "", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: b, folder: "v-00000002", revision: 9, more: dirty}, {disk: a, folder: "v-00000001", revision: 8}}
-		}, "replica v-00000001 on a is not known to be as new"},
+		}, "replica v-00000001 on a may have older data"},
 		{"the snapshot of an attached volume", "s1", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: a, folder: "v-00000001", more: dirty}}
 		}, "v-00000001 on a"},

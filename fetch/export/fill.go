@@ -15,32 +15,32 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// flat is a volume as one disk, open.
-type flat interface {
+// flatDisk is an open volume as one disk.
+type flatDisk interface {
 	qcow2.Source
 	io.Closer
-	// Fingerprint changes when the bytes do; "": nothing tells whether they did.
+	// Fingerprint changes when the bytes change. It is empty if changes cannot be detected.
 	Fingerprint() string
-	// Unchanged is an error that is disk.ErrChanging when the bytes were written to
-	// since the disk was opened.
+	// Unchanged returns an error that wraps disk.ErrModified if the bytes changed since the disk
+	// was opened.
 	Unchanged() error
 }
 
-// Fill puts the image into part, from where part ends if it holds the beginning of the
-// same one. The caller commits it. Errors are of type *fetch.Error, or that of ctx, or
-// the disk's that part is on.
+// Fill fills part with the image, and continues where part ends if its bytes are the
+// beginning of the same image. The caller commits part. Errors are *fetch.Error, the error
+// of ctx, or a failure of the disk of part.
 func (s *Source) Fill(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
 	volume, err := s.open()
 	if err != nil {
-		return s.failed(err)
+		return s.classify(err)
 	}
 	return errors.Join(s.fill(ctx, volume, part, progress), volume.Close())
 }
 
-func (s *Source) fill(ctx context.Context, volume flat, part *disk.Part, progress *fetch.Progress) error {
+func (s *Source) fill(ctx context.Context, volume flatDisk, part *disk.Part, progress *fetch.Progress) error {
 	progress.Total.Store(volume.Size())
-	origin := disk.PartSource{ID: s.request.hash(), ETag: volume.Fingerprint()}
-	image, err := s.encode(&judged{flat: volume, ctx: ctx, s: s}, &origin)
+	origin := disk.PartSource{ID: s.request.id(), ETag: volume.Fingerprint()}
+	image, err := s.encode(&classifyingVolume{flatDisk: volume, ctx: ctx, s: s}, &origin)
 	if err != nil {
 		return err
 	}
@@ -58,23 +58,24 @@ func (s *Source) fill(ctx context.Context, volume flat, part *disk.Part, progres
 		return fetch.ClassifyDiskError(err)
 	}
 	if err := volume.Unchanged(); err != nil {
-		return s.failed(err)
+		return s.classify(err)
 	}
 	if part.Offset() != origin.Size {
-		return s.failed(fmt.Errorf("%w: %d bytes came of %d", disk.ErrModified, part.Offset(), origin.Size))
+		return s.classify(fmt.Errorf("%w: got %d bytes of %d", disk.ErrModified, part.Offset(), origin.Size))
 	}
 	return nil
 }
 
-// CanResume reports whether a part of this origin may be the beginning of the image.
-func (s *Source) CanResume(o disk.PartSource) bool { return o.ID == s.request.hash() }
+// CanResume reports whether a partial file from this source may be the beginning of the
+// image.
+func (s *Source) CanResume(o disk.PartSource) bool { return o.ID == s.request.id() }
 
-// encode returns the file of the image, and puts into o how large it is.
+// encode returns the bytes of the image, and sets their size in o.
 func (s *Source) encode(volume qcow2.Source, o *disk.PartSource) (io.ReadSeeker, error) {
 	if s.request.Format != disk.QCOW2 {
 		o.Size = volume.Size()
 		var err error
-		o.Data, err = data(volume)
+		o.Data, err = dataSize(volume)
 		return io.NewSectionReader(volume, 0, o.Size), err
 	}
 	e, err := qcow2.Encode(volume, qcow2.Options{Compress: s.request.Compress})
@@ -85,11 +86,10 @@ func (s *Source) encode(volume qcow2.Source, o *disk.PartSource) (io.ReadSeeker,
 	return e, nil
 }
 
-// data is how much room the chunks take that have data in them: at least a byte, as 0
-// would stand for not known.
-func data(volume qcow2.Source) (int64, error) {
+// dataSize returns the bytes in chunks with data. It is at least 1, because 0 means unknown.
+func dataSize(volume qcow2.Source) (int64, error) {
 	const chunk = disk.ChunkSize
-	sum, counted := int64(1), int64(0) // chunks before counted are
+	sum, counted := int64(1), int64(0) // the number of chunks before the current one
 	for {
 		start, end, err := volume.NextData(counted * chunk)
 		if errors.Is(err, io.EOF) {
@@ -104,18 +104,18 @@ func data(volume qcow2.Source) (int64, error) {
 	}
 }
 
-// hash stands for the request where it is remembered.
-func (r Request) hash() string {
+// id identifies the request in a disk.PartSource.
+func (r Request) id() string {
 	text, err := json.Marshal(r)
 	if err != nil {
-		panic("export: " + err.Error()) // strings
+		panic("export: " + err.Error()) // a struct of strings always encodes
 	}
 	sum := sha256.Sum256(text)
 	return "export " + hex.EncodeToString(sum[:])
 }
 
-// failed gives its class to an error of the volume.
-func (s *Source) failed(err error) error {
+// classify classifies an error of the volume.
+func (s *Source) classify(err error) error {
 	var known *fetch.Error
 	var format *disk.FormatError
 	class := fetch.Refused
@@ -123,43 +123,43 @@ func (s *Source) failed(err error) error {
 	case errors.As(err, &known):
 		return err
 	case errors.Is(err, disk.ErrModified):
-		class = fetch.Network // it may rest soon
+		class = fetch.Network // it may be quiet later
 	case errors.As(err, &format):
 		class = fetch.BadSource
 	}
-	err = explain(err)
-	if !strings.HasPrefix(err.Error(), s.name+":") { // a path that was opened names itself
+	err = withHint(err)
+	if !strings.HasPrefix(err.Error(), s.name+":") { // an error of an opened path contains the path
 		err = fmt.Errorf("%s: %w", s.name, err)
 	}
 	return &fetch.Error{Class: class, Err: err}
 }
 
-// judged is a volume whose errors have a class, so that they are not taken for those of
-// the disk that is written to, and whose reading ends with ctx.
-type judged struct {
-	flat
+// classifyingVolume classifies the errors of a volume, to distinguish them from those of the
+// disk of part. Reads fail when ctx ends.
+type classifyingVolume struct {
+	flatDisk
 	ctx context.Context
 	s   *Source
 }
 
-func (j *judged) ReadAt(b []byte, offset int64) (int, error) {
+func (j *classifyingVolume) ReadAt(b []byte, offset int64) (int, error) {
 	if err := j.ctx.Err(); err != nil {
 		return 0, err
 	}
-	n, err := j.flat.ReadAt(b, offset)
+	n, err := j.flatDisk.ReadAt(b, offset)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = j.s.failed(err)
+		err = j.s.classify(err)
 	}
 	return n, err
 }
 
-func (j *judged) NextData(offset int64) (start, end int64, err error) {
+func (j *classifyingVolume) NextData(offset int64) (start, end int64, err error) {
 	if err := j.ctx.Err(); err != nil {
 		return 0, 0, err
 	}
-	start, end, err = j.flat.NextData(offset)
+	start, end, err = j.flatDisk.NextData(offset)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = j.s.failed(err)
+		err = j.s.classify(err)
 	}
 	return start, end, err
 }

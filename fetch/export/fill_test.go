@@ -17,17 +17,17 @@ import (
 
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// midway does something once, when the reading has come to an offset.
-type midway struct {
-	flat
+// hookedVolume calls a function once, when the reads reach an offset.
+type hookedVolume struct {
+	flatDisk
 	at int64
 	do func()
 
-	read int64 // bytes in all
+	read int64 // in bytes
 }
 
-func (m *midway) ReadAt(b []byte, offset int64) (int, error) {
-	n, err := m.flat.ReadAt(b, offset)
+func (m *hookedVolume) ReadAt(b []byte, offset int64) (int, error) {
+	n, err := m.flatDisk.ReadAt(b, offset)
 	m.read += int64(n)
 	if m.do != nil && offset >= m.at {
 		do := m.do
@@ -37,13 +37,13 @@ func (m *midway) ReadAt(b []byte, offset int64) (int, error) {
 	return n, err
 }
 
-// halfway has do called in the middle of s.
-func halfway(s *Source, do func()) *midway {
-	m := &midway{at: 4 << 20, do: do}
+// doHalfway calls do in the middle of reading s.
+func doHalfway(s *Source, do func()) *hookedVolume {
+	m := &hookedVolume{at: 4 << 20, do: do}
 	open := s.open
-	s.open = func() (flat, error) {
+	s.open = func() (flatDisk, error) {
 		var err error
-		m.flat, err = open()
+		m.flatDisk, err = open()
 		return m, err
 	}
 	return m
@@ -58,15 +58,16 @@ func find(t testing.TB, d *disk.Disk, r Request) *Source {
 	return s
 }
 
-// TestLayerChangesMeanwhile rewrites a layer that was read already, and one still to come.
-func TestLayerChangesMeanwhile(t *testing.T) {
+// TestLayerChangedWhileReadIsRefused rewrites a layer that was read already, and one that
+// was not.
+func TestLayerChangedWhileReadIsRefused(t *testing.T) {
 	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
 		for _, at := range []int64{0, 6 << 20} {
 			d := openDisk(t, t.TempDir())
 			dir := volume{disk: d, folder: "v-00000001", size: 16 << 20, data: 1}.write(t)
 			r := Request{Volume: "v", Snapshot: "s1", Format: format}
 			s := find(t, d, r)
-			halfway(s, func() {
+			doHalfway(s, func() {
 				f, err := os.OpenFile(filepath.Join(dir, "volume-snap-s1.img"), os.O_WRONLY, 0)
 				if err == nil {
 					_, err = f.WriteAt(bytes.Repeat([]byte{9}, 4096), at)
@@ -83,22 +84,22 @@ func TestLayerChangesMeanwhile(t *testing.T) {
 			if c := d.Stat(imageID); c.State == disk.Ready {
 				t.Errorf("copy is %+v", c)
 			}
-			// The next try takes nothing of it over.
+			// The next attempt reuses none of the bytes.
 			s = find(t, d, r)
-			again := halfway(s, nil)
+			again := doHalfway(s, nil)
 			if c, err := export(t.Context(), d, imageID, s); err != nil || c.State != disk.Ready {
-				t.Errorf("the next try: %+v, error %v", c, err)
+				t.Errorf("the next attempt: %+v, error %v", c, err)
 			}
 			if again.read < 8<<20 {
-				t.Errorf("%d bytes were read by the next try", again.read)
+				t.Errorf("the next attempt read %d bytes", again.read)
 			}
 		}
 	}
 }
 
-// TestResume stops an export in the middle. The next one goes on where that ended, if
-// the volume is what it was, and gives the same image.
-func TestResume(t *testing.T) {
+// TestResumeExport interrupts an export in the middle. The next one resumes if the volume is
+// the same, and creates the same image.
+func TestResumeExport(t *testing.T) {
 	for _, r := range []Request{
 		{Volume: "v", Snapshot: "s1", Format: disk.Raw},
 		{Volume: "v", Snapshot: "s1", Format: disk.QCOW2},
@@ -115,12 +116,12 @@ func TestResume(t *testing.T) {
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		s := find(t, d, r)
-		halfway(s, stop)
+		doHalfway(s, stop)
 		if _, err := export(ctx, d, imageID, s); !errors.Is(err, context.Canceled) {
 			t.Fatalf("error is %v", err)
 		}
 		s = find(t, d, r)
-		rest := halfway(s, nil)
+		rest := doHalfway(s, nil)
 		c, err := export(t.Context(), d, imageID, s)
 		if err != nil || c.SHA512 != whole.SHA512 {
 			t.Errorf("image is %+v, error %v; want %v", c, err, whole.SHA512)
@@ -131,9 +132,9 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestGuestWithHeader has a raw disk that a guest wrote the header of a qcow2 image to,
-// which names another file.
-func TestGuestWithHeader(t *testing.T) {
+// TestRawDiskWithQCOW2HeaderIsRefusedAsRaw exports a raw disk to which a guest has written
+// the header of a qcow2 image with another file as its backing file.
+func TestRawDiskWithQCOW2HeaderIsRefusedAsRaw(t *testing.T) {
 	d := openDisk(t, t.TempDir())
 	dir := volume{disk: d, folder: "v-00000001"}.write(t)
 	image := filepath.Join(t.TempDir(), "x.qcow2")
@@ -155,12 +156,12 @@ func TestGuestWithHeader(t *testing.T) {
 	}
 	c, err := export(t.Context(), d, imageID, find(t, d, Request{Volume: "v", Snapshot: "s1", Format: disk.QCOW2}))
 	if err != nil || c.Format != disk.QCOW2 || c.VirtualSize != 1<<20 {
-		t.Errorf("as qcow2 around it: %+v, %v", c, err)
+		t.Errorf("encoded as qcow2: %+v, %v", c, err)
 	}
 }
 
-// TestPaths has files in the place of a volume.
-func TestPaths(t *testing.T) {
+// TestExportFromPaths exports files in place of a volume.
+func TestExportFromPaths(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name string, size int64) string {
 		f, err := os.Create(filepath.Join(dir, name))
@@ -180,7 +181,7 @@ func TestPaths(t *testing.T) {
 	for _, test := range []struct {
 		path  string
 		roots []string
-		class fetch.Class // 0: it is found
+		class fetch.Class // 0: no error
 		want  string
 	}{
 		{good, []string{dir}, 0, ""},
@@ -204,8 +205,8 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// TestSparseFile reads the holes of a file as what they are.
-func TestSparseFile(t *testing.T) {
+// TestHolesAreNotRead reads a file with holes.
+func TestHolesAreNotRead(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "disk")
 	want := make([]byte, 3<<20)
 	f, err := os.Create(name)
@@ -235,10 +236,10 @@ func TestSparseFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got.Bytes(), want) {
-			t.Errorf("in pieces of %d it is another disk", piece)
+			t.Errorf("read in pieces of %d bytes, the disk differs", piece)
 		}
 	}
-	if n, err := data(v); n != 1+3<<20 || err != nil {
+	if n, err := dataSize(v); n != 1+3<<20 || err != nil {
 		t.Errorf("data is %d, error %v", n, err)
 	}
 	if err := v.Unchanged(); err != nil {
@@ -246,9 +247,9 @@ func TestSparseFile(t *testing.T) {
 	}
 }
 
-// TestSecondGeneration exports a volume that lies on an image that was exported, which
-// may be packed.
-func TestSecondGeneration(t *testing.T) {
+// TestExportOfSecondGeneration exports a volume on top of an exported image, which may be
+// compressed.
+func TestExportOfSecondGeneration(t *testing.T) {
 	for _, r := range []Request{{Format: disk.Raw}, {Format: disk.QCOW2}, {Format: disk.QCOW2, Compress: true}} {
 		d := openDisk(t, t.TempDir())
 		volume{disk: d, folder: "first-00000001", size: 2 << 20, data: 1}.write(t)
@@ -259,7 +260,7 @@ func TestSecondGeneration(t *testing.T) {
 		dir := volume{disk: d, folder: "second-00000002", size: 3 << 20, data: 7, more: map[string]any{
 			"BackingFilePath": "/host/var/lib/longhorn/backing-images/" + imageID.String() + "/backing",
 		}}.write(t)
-		// Of its own layer only the first 64 KiB stay.
+		// Only the first 64 KiB of the layer of the volume remain.
 		layer := filepath.Join(dir, "volume-snap-s1.img")
 		if err := errors.Join(os.Truncate(layer, 64<<10), os.Truncate(layer, 3<<20)); err != nil {
 			t.Fatal(err)
@@ -278,7 +279,7 @@ func TestSecondGeneration(t *testing.T) {
 		}
 		got, err := os.ReadFile(filepath.Join(d.Path(), "backing-images", id.String(), "backing"))
 		if err != nil || !bytes.Equal(got, want) {
-			t.Errorf("on %+v the image is another one: %+v, error %v", r, c, err)
+			t.Errorf("on %+v the image differs: %+v, error %v", r, c, err)
 		}
 	}
 }

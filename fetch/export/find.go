@@ -13,24 +13,24 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Request says what to export. Exactly one of Volume and Path is set.
+// Request is an image to export. Exactly one of Volume and Path is set.
 type Request struct {
 	Volume   string
-	Snapshot string // of Volume; "": as the volume is now
+	Snapshot string // of Volume; empty: the head of the volume
 	Path     string // of a file or block device
 	Format   disk.Format
-	Compress bool // the clusters of a qcow2
+	Compress bool // compress the clusters of a qcow2 image
 }
 
-// Source is where what a Request asks for can be read on this node.
+// Source is a volume that can be read on this node.
 type Source struct {
 	request Request
 	name    string // for messages
-	open    func() (flat, error)
+	open    func() (flatDisk, error)
 }
 
-// Find looks for the source of r on the disks of this node, by name, in a few small
-// files. Its errors are of type *fetch.Error, and sentences about the volume.
+// Find finds the source of r on the disks of this node. It reads only a few small files.
+// Errors are *fetch.Error.
 func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, error) {
 	if r.Path != "" {
 		return findPath(c, r)
@@ -38,16 +38,16 @@ func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, err
 	all, reasons := candidates(disks, r.Volume)
 	older := rank(all, r.Snapshot == "")
 	for n, one := range all {
-		at := replica.Location{Disk: disks[one.disk], Folder: one.folder, Snapshot: r.Snapshot, OtherDisks: others(disks, one.disk)}
+		at := replica.Location{Disk: disks[one.disk], Folder: one.folder, Snapshot: r.Snapshot, OtherDisks: otherDisks(disks, one.disk)}
 		err := replica.Check(at)
 		if err == nil {
 			s := &Source{request: r, name: fmt.Sprintf("volume %s, %s", r.Volume, one)}
-			s.open = func() (flat, error) { return replica.Open(at) }
+			s.open = func() (flatDisk, error) { return replica.Open(at) }
 			return s, nil
 		}
-		reasons = append(reasons, fmt.Sprintf("%s: %v", one, explain(err)))
+		reasons = append(reasons, fmt.Sprintf("%s: %v", one, withHint(err)))
 		if n+1 < len(all) && (older(one, all[n+1]) || r.Snapshot == "" && errors.Is(err, replica.ErrAttached)) {
-			reasons = append(reasons, fmt.Sprintf("%s is not known to be as new", all[n+1]))
+			reasons = append(reasons, fmt.Sprintf("%s may have older data", all[n+1]))
 			break
 		}
 	}
@@ -57,8 +57,8 @@ func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, err
 	return nil, &fetch.Error{Class: fetch.Refused, Err: fmt.Errorf("volume %s: %s", r.Volume, strings.Join(reasons, "; "))}
 }
 
-// explain adds what to do about it.
-func explain(err error) error {
+// withHint adds to err what to do about it.
+func withHint(err error) error {
 	switch {
 	case errors.Is(err, replica.ErrAttached):
 		return fmt.Errorf("%w: take a snapshot and name it as snapshotName, or detach the volume", err)
@@ -68,7 +68,7 @@ func explain(err error) error {
 	return err
 }
 
-// candidate is a replica that may be healthy.
+// candidate is a replica that may be usable.
 type candidate struct {
 	disk, folder string
 	info         replica.Info
@@ -76,7 +76,7 @@ type candidate struct {
 
 func (c candidate) String() string { return fmt.Sprintf("replica %s on %s", c.folder, c.disk) }
 
-// candidates are the replicas of the volume, the best first, and why others are none.
+// candidates returns the usable replicas of the volume, and why others are not.
 func candidates(disks map[string]*disk.Disk, volume string) (all []candidate, reasons []string) {
 	for _, name := range slices.Sorted(maps.Keys(disks)) {
 		folders, err := disks[name].Replicas()
@@ -103,8 +103,8 @@ func candidates(disks map[string]*disk.Disk, volume string) (all []candidate, re
 	return all, reasons
 }
 
-// rank puts the best first. With head, older reports whether a replica has older data
-// than another one, and is no choice although it could be read.
+// rank sorts the best replica first. For the head, older reports whether a replica has older
+// data than another one and must not be used.
 func rank(all []candidate, head bool) (older func(than, c candidate) bool) {
 	if !head {
 		slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(b.info.Size, a.info.Size) })
@@ -118,7 +118,7 @@ func rank(all []candidate, head bool) (older func(than, c candidate) bool) {
 	return func(than, c candidate) bool { return written(c) < written(than) }
 }
 
-func others(disks map[string]*disk.Disk, but string) (all []*disk.Disk) {
+func otherDisks(disks map[string]*disk.Disk, but string) (all []*disk.Disk) {
 	for _, name := range slices.Sorted(maps.Keys(disks)) {
 		if name != but {
 			all = append(all, disks[name])

@@ -12,9 +12,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// TestKill kills the process that exports with SIGKILL, again and again. What is there
-// then is a part or nothing, and in the end the image is that of an undisturbed export.
-func TestKill(t *testing.T) {
+// TestResumeExportAfterKill kills the exporting process with SIGKILL several times. Each
+// kill leaves a part or nothing, and the final image equals that of an export without
+// interruption.
+func TestResumeExportAfterKill(t *testing.T) {
 	d := openDisk(t, t.TempDir())
 	dir := volume{disk: d, folder: "bench-00000001", size: 24 << 20, data: 3}.write(t)
 	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
@@ -41,7 +42,7 @@ func TestKill(t *testing.T) {
 				if kills > 0 {
 					break
 				}
-				if err := d.Remove(imageID); err != nil { // it was too quick: once more
+				if err := d.Remove(imageID); err != nil { // it ended before the kill: try again
 					t.Fatal(err)
 				}
 				continue
@@ -66,14 +67,14 @@ func TestKill(t *testing.T) {
 	}
 	left, err := filepath.Glob(filepath.Join(d.Path(), "backing-images", "*"))
 	if err != nil || len(left) > 0 {
-		t.Errorf("left over: %v, error %v", left, err)
+		t.Errorf("files left: %v, error %v", left, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "volume.meta")); err != nil {
 		t.Error(err)
 	}
 }
 
-// killAt kills p when so many bytes of the part are there, unless it has ended.
+// killAt kills p when the part has at bytes, unless p has ended.
 func killAt(d *disk.Disk, p *os.Process, at int64, ended <-chan error) bool {
 	for {
 		select {

@@ -16,35 +16,35 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// findPath looks at a file or block device that is the volume.
+// findPath returns the source for a file or block device.
 func findPath(c *fetch.Client, r Request) (*Source, error) {
 	s := &Source{request: r, name: r.Path}
-	s.open = func() (flat, error) { return openPath(c, r.Path) }
-	if _, err := lookAt(c, r.Path); err != nil {
-		return nil, s.failed(err)
+	s.open = func() (flatDisk, error) { return openPath(c, r.Path) }
+	if _, err := checkPath(c, r.Path); err != nil {
+		return nil, s.classify(err)
 	}
 	return s, nil
 }
 
-func openPath(c *fetch.Client, path string) (flat, error) {
-	info, err := lookAt(c, path)
+func openPath(c *fetch.Client, path string) (flatDisk, error) {
+	info, err := checkPath(c, path)
 	if err != nil {
 		return nil, err
 	}
 	flags, device := 0, !info.Mode().IsRegular()
 	if device {
-		flags = unix.O_EXCL // of a device: nobody else may have claimed it
+		flags = unix.O_EXCL // fails if the kernel has mounted or claimed the device
 	}
 	opened, err := c.OpenFile(path, flags)
 	if errors.Is(err, unix.EBUSY) {
-		err = &fetch.Error{Class: fetch.Refused, Err: fmt.Errorf("%s is mounted or in use: unmount it, or make a snapshot of it and name that", path)}
+		err = &fetch.Error{Class: fetch.Refused, Err: fmt.Errorf("%s is mounted or in use: unmount it, or create a snapshot of it and export that", path)}
 	}
 	if err != nil {
 		return nil, err
 	}
 	now, err := opened.Stat()
 	if err == nil && !os.SameFile(info, now) {
-		err = fmt.Errorf("%w: another file is at the path", disk.ErrModified)
+		err = fmt.Errorf("%w: the path leads to another file now", disk.ErrModified)
 	}
 	if err != nil {
 		return nil, errors.Join(err, opened.Close())
@@ -53,23 +53,23 @@ func openPath(c *fetch.Client, path string) (flat, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := plain{File: f, ahead: f.ReadAhead()}
+	p := flatFile{File: f, ahead: f.ReadAhead()}
 	if !device {
 		if err := fetch.PrepareChangeDetection(opened); err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
 		return &p, nil
 	}
-	d := &blockDevice{plain: p, file: opened}
-	if d.writes, err = d.count(); err != nil {
+	d := &blockDevice{flatFile: p, file: opened}
+	if d.writeCount, err = d.readWriteCount(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return d, nil
 }
 
-// lookAt opens what is at the path for a moment, waits for nothing, and refuses what
-// cannot be a disk. That is not even opened: to some devices it means something.
-func lookAt(c *fetch.Client, path string) (os.FileInfo, error) {
+// checkPath checks that the path can be a disk. It does not open other files: opening some
+// devices has side effects.
+func checkPath(c *fetch.Client, path string) (os.FileInfo, error) {
 	info, err := c.Stat(path)
 	if err != nil {
 		return nil, err
@@ -84,28 +84,28 @@ func lookAt(c *fetch.Client, path string) (os.FileInfo, error) {
 	defer f.Close()
 	size, err := f.Seek(0, io.SeekEnd)
 	if err == nil && (size == 0 || size%512 != 0) {
-		err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s has %d bytes, and a disk is a number of whole sectors of 512", path, size)}
+		err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s has %d bytes: the size of a disk must be a positive multiple of 512", path, size)}
 	}
 	return info, err
 }
 
-// plain is a file whose bytes are those of the disk.
-type plain struct {
+// flatFile is a file with the bytes of a disk.
+type flatFile struct {
 	*disk.File
 	ahead      io.ReaderAt
-	asked      int64 // where data was looked for last
-	start, end int64 // of what was found
+	searched   int64 // the offset of the last search for data
+	start, end int64 // the data that was found
 }
 
-// Fingerprint tells the file by its times and inode.
-func (p *plain) Fingerprint() string {
+// Fingerprint identifies the file by its times and inode.
+func (p *flatFile) Fingerprint() string {
 	sum := sha256.Sum256(fmt.Append(nil, p.Evidence()))
 	return hex.EncodeToString(sum[:])
 }
 
-// NextData returns the next range that is no hole. Where the file system does not tell,
-// all is data.
-func (p *plain) NextData(offset int64) (start, end int64, err error) {
+// NextData returns the next range with data. On a file system without holes, all bytes are
+// data.
+func (p *flatFile) NextData(offset int64) (start, end int64, err error) {
 	if offset >= p.Size() {
 		return 0, 0, io.EOF
 	}
@@ -117,7 +117,7 @@ func (p *plain) NextData(offset int64) (start, end int64, err error) {
 		return offset, p.Size(), nil
 	}
 	if start >= p.Size() {
-		return 0, 0, io.EOF // it has grown, which Unchanged tells
+		return 0, 0, io.EOF // the file has grown: Unchanged reports it
 	}
 	if end, err = unix.Seek(p.Fd(), start, unix.SEEK_HOLE); err != nil {
 		end = p.Size()
@@ -125,15 +125,15 @@ func (p *plain) NextData(offset int64) (start, end int64, err error) {
 	return start, min(end, p.Size()), nil
 }
 
-// ReadAt reads the data, and makes up the zeros of holes.
-func (p *plain) ReadAt(b []byte, offset int64) (read int, err error) {
+// ReadAt reads data, and returns zeros for holes.
+func (p *flatFile) ReadAt(b []byte, offset int64) (read int, err error) {
 	for read < len(b) {
 		at := offset + int64(read)
 		if at >= p.Size() {
 			return read, io.EOF
 		}
-		if at >= p.end || at < p.asked {
-			p.asked = at
+		if at >= p.end || at < p.searched {
+			p.searched = at
 			if p.start, p.end, err = p.NextData(at); errors.Is(err, io.EOF) {
 				p.start, p.end = p.Size(), p.Size()
 			} else if err != nil {
@@ -158,17 +158,17 @@ func (p *plain) ReadAt(b []byte, offset int64) (read int, err error) {
 	return read, nil
 }
 
-// blockDevice is a block device, or a logical volume, that nobody else has claimed.
+// blockDevice is a block device, or a logical volume, opened exclusively.
 type blockDevice struct {
-	plain
-	file   *os.File
-	writes string // as the kernel counts them
+	flatFile
+	file       *os.File
+	writeCount string // by the kernel
 }
 
-// Fingerprint is empty: nothing tells what was written to a device before it was opened.
+// Fingerprint is empty: writes before the device was opened cannot be detected.
 func (d *blockDevice) Fingerprint() string { return "" }
 
-// NextData takes everything for data.
+// NextData regards all bytes as data.
 func (d *blockDevice) NextData(offset int64) (start, end int64, err error) {
 	if offset >= d.Size() {
 		return 0, 0, io.EOF
@@ -181,21 +181,21 @@ func (d *blockDevice) ReadAt(b []byte, offset int64) (int, error) {
 	return d.ahead.ReadAt(b, offset)
 }
 
-// Unchanged reports whether nothing was written to the device since it was opened.
+// Unchanged returns an error if the device was written to since it was opened.
 func (d *blockDevice) Unchanged() error {
-	now, err := d.count()
+	now, err := d.readWriteCount()
 	if err != nil {
 		return err
 	}
-	if now != d.writes {
+	if now != d.writeCount {
 		return fmt.Errorf("%w: the device was written to", disk.ErrModified)
 	}
 	return nil
 }
 
-// count returns how much was written to the device, and discarded of it, until now.
-func (d *blockDevice) count() (string, error) {
-	// What somebody wrote through the page cache is counted when it is written back.
+// readWriteCount returns the kernel's counts of writes to the device and of discards.
+func (d *blockDevice) readWriteCount() (string, error) {
+	// The kernel counts writes through the page cache when it writes them to the device.
 	if err := d.file.Sync(); err != nil {
 		return "", err
 	}
@@ -209,7 +209,7 @@ func (d *blockDevice) count() (string, error) {
 	}
 	fields := strings.Fields(string(text)) // see Documentation/block/stat.rst
 	if len(fields) < 11 {
-		return "", fmt.Errorf("what the kernel says of the device's writes is not understood: %q", text)
+		return "", fmt.Errorf("unknown format of the kernel's device statistics: %q", text)
 	}
 	counts := fields[4:7:7]
 	if len(fields) > 13 {

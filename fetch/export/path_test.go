@@ -14,24 +14,24 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// TestMapped writes, while a file is exported, to a page of it that was written to
-// before: by itself that does not move the file's time.
-func TestMapped(t *testing.T) {
+// TestFileChangedThroughMappingIsRefused writes to a dirty page of a file while it is
+// exported. Such a write alone does not change the modification time of the file.
+func TestFileChangedThroughMappingIsRefused(t *testing.T) {
 	f, memory := fetchtest.Mapped(t, make([]byte, 8<<20))
 	write := func(b byte) { memory[0], memory[len(memory)-1] = b, b }
 	d := openDisk(t, t.TempDir())
 	s := find(t, d, Request{Path: f, Format: disk.Raw})
-	halfway(s, func() { write('b') })
+	doHalfway(s, func() { write('b') })
 	if c, err := export(t.Context(), d, disk.ID{Name: "parrot", UUID: "00000001"}, s); !errors.Is(err, disk.ErrModified) {
-		t.Errorf("the copy is %s (%v), want disk.ErrChanging", c.State, err)
+		t.Errorf("the copy is %s (%v), want disk.ErrModified", c.State, err)
 	} else if strings.Count(err.Error(), f) != 1 {
-		t.Errorf("the error does not name the path once: %v", err)
+		t.Errorf("the error does not contain the path once: %v", err)
 	}
 }
 
-// TestNotOpened has somebody wait for a reader of a pipe, who must not be one that
-// only looks what is there: a watchdog begins to count when it is opened.
-func TestNotOpened(t *testing.T) {
+// TestFindDoesNotOpenPipes starts a writer that waits for a reader of a pipe. Find must not
+// be the reader: opening some devices has side effects, for example it starts a watchdog.
+func TestFindDoesNotOpenPipes(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
@@ -41,16 +41,16 @@ func TestNotOpened(t *testing.T) {
 		f, err := os.OpenFile(pipe, os.O_WRONLY, 0)
 		opened <- errors.Join(err, f.Close())
 	}()
-	for range 3000 { // until the writer waits, and beyond
+	for range 3000 { // until the writer waits, and longer
 		if _, err := Find(&fetch.Client{AllowAnyFile: true}, nil, Request{Path: pipe, Format: disk.Raw}); err == nil {
-			t.Fatal("a pipe is taken for a volume")
+			t.Fatal("Find accepts a pipe as a volume")
 		}
 	}
 	select {
 	case err := <-opened:
 		t.Errorf("the pipe was opened (%v)", err)
 	default:
-		r, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0) // lets the writer go
+		r, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0) // unblocks the writer
 		if err := errors.Join(err, <-opened, r.Close()); err != nil {
 			t.Error(err)
 		}
