@@ -48,7 +48,7 @@ func (w *workload) allOperations() error {
 		return err
 	}
 	delete(w.reported, id)
-	if err := w.v.Flip(id.file(imageFile), 5); err != nil {
+	if err := w.v.FlipBit(id.file(imageFile), 5); err != nil {
 		return err
 	}
 	if err := w.verify(id); err != nil {
@@ -62,7 +62,7 @@ func (w *workload) allOperations() error {
 		return err
 	}
 	delete(w.reported, id)
-	if err := w.v.Flip(id.file(imageFile), int64(len(v.bytes))-1); err != nil {
+	if err := w.v.FlipBit(id.file(imageFile), int64(len(v.bytes))-1); err != nil {
 		return err
 	}
 	if err := w.verify(id); err != nil {
@@ -142,9 +142,9 @@ func TestCrashAndErrorAtEveryOperation(t *testing.T) {
 			continue
 		}
 		switch {
-		case op.Nth > 0:
+		case op.ChangeNumber > 0:
 			t.Run("die/"+op.String(), func(t *testing.T) { dieAt(t, f, versions, op) })
-		case op.N > 1 && i%23 != 0: // a sample of the many operations that only read
+		case op.Count > 1 && i%23 != 0: // a sample of the many operations that only read
 			continue
 		}
 		t.Run("fail/"+op.String(), func(t *testing.T) { failAt(t, f, versions, op) })
@@ -154,7 +154,7 @@ func TestCrashAndErrorAtEveryOperation(t *testing.T) {
 // at returns a plan that returns err at op, once.
 func at(op faultfs.Op, err error) func(faultfs.Op) error {
 	return func(now faultfs.Op) error {
-		if now.Kind == op.Kind && now.Path == op.Path && now.N == op.N {
+		if now.Kind == op.Kind && now.Path == op.Path && now.Count == op.Count {
 			return err
 		}
 		return nil
@@ -172,7 +172,7 @@ func dieAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 
 	cut := *w // a second case: the power fails at the same moment
 	cut.reported = maps.Clone(w.reported)
-	after := w.v.Survive(uint64(op.Nth))
+	after := w.v.Survive(uint64(op.ChangeNumber))
 	cut.start(after)
 	cut.checkAfterCrash()
 	cut.end()
@@ -188,7 +188,7 @@ func dieAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 func failAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 	t.Parallel()
 	errno := syscall.EIO
-	if op.Nth%2 == 1 && op.Kind != "sync" {
+	if op.ChangeNumber%2 == 1 && op.Kind != "sync" {
 		errno = syscall.ENOSPC
 	}
 	if op.Kind == "exchange" {
@@ -212,7 +212,7 @@ func failAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 func (w *workload) checkReportedIsDurable() {
 	w.t.Helper()
 	w.end()
-	after := w.v.SurviveNothing()
+	after := w.v.SurviveSynced()
 	w.v.Close()
 	w.start(after)
 	w.note("power failure: all changes without sync are lost")

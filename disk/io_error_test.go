@@ -65,7 +65,7 @@ func TestResumeStopsAtUnreadableChunk(t *testing.T) {
 	}
 	v.Restart()
 	v.Plan(func(op faultfs.Op) error {
-		if op.Kind == "read" && strings.HasSuffix(op.Path, partFile) && op.N == 2 {
+		if op.Kind == "read" && strings.HasSuffix(op.Path, partFile) && op.Count == 2 {
 			return syscall.EIO
 		}
 		return nil
@@ -87,7 +87,7 @@ func TestResumeStopsAtUnreadableChunk(t *testing.T) {
 func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
-	if err := v.Flip(testID.file(imageFile), 5); err != nil {
+	if err := v.FlipBit(testID.file(imageFile), 5); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(imagePath(d, cfgFile)); err != nil { // else Verify could use its checksum
@@ -115,7 +115,7 @@ func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 func TestUnreadableCfgIsNotReplaced(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
-	if err := errors.Join(os.Remove(imagePath(d, recordFile)), v.Flip(testID.file(imageFile), 5)); err != nil {
+	if err := errors.Join(os.Remove(imagePath(d, recordFile)), v.FlipBit(testID.file(imageFile), 5)); err != nil {
 		t.Fatal(err)
 	}
 	v.Plan(fails("read", cfgFile, syscall.EIO))
@@ -291,7 +291,7 @@ func TestUnrecordedDamageIsNotReady(t *testing.T) {
 
 func flip(t *testing.T, v *faultfs.Volume) {
 	t.Helper()
-	if err := v.Flip(testID.file(imageFile), 5); err != nil {
+	if err := v.FlipBit(testID.file(imageFile), 5); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -301,7 +301,7 @@ func flip(t *testing.T, v *faultfs.Volume) {
 func TestFailedSyncDropsPageCache(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 2)
 	once := func(op faultfs.Op) error {
-		if op.Kind == "sync" && strings.HasSuffix(op.Path, "/"+imageFile) && op.N == 1 {
+		if op.Kind == "sync" && strings.HasSuffix(op.Path, "/"+imageFile) && op.Count == 1 {
 			return syscall.EIO
 		}
 		return nil
@@ -329,7 +329,7 @@ func TestFailedSyncDropsPageCache(t *testing.T) {
 		}, repair},
 	} {
 		d, v := faultyDisk(t)
-		v.Cached()
+		v.UsePageCache()
 		if err := c.prepare(d); err != nil {
 			t.Fatal(err)
 		}
@@ -339,7 +339,7 @@ func TestFailedSyncDropsPageCache(t *testing.T) {
 			t.Errorf("%s with a failing sync: error %v", name, err)
 		}
 		err := c.work(d)
-		after := v.SurviveNothing()
+		after := v.SurviveSynced()
 		left, readErr := os.ReadFile(filepath.Join(after.Path(), testID.file(imageFile)))
 		if c := d.Stat(testID); c.State != Ready || readErr != nil || c.SHA512 != digest512(left) {
 			t.Errorf("%s again: %s, error %v; digest equals the bytes on the disk: %v, error %v", name, c.State, err, c.SHA512 == digest512(left), readErr)

@@ -148,7 +148,7 @@ func TestPowerCut(t *testing.T) {
 				at := 1 + w.random.IntN(70)
 				w.v.Restart()
 				w.v.Plan(func(op faultfs.Op) error {
-					if op.Nth == at {
+					if op.ChangeNumber == at {
 						return faultfs.ErrStop
 					}
 					return nil
@@ -232,7 +232,7 @@ func TestPartMatchesItsSourceAfterPowerCut(t *testing.T) {
 		v.SyncAll()
 		v.Restart()
 		v.Plan(func(op faultfs.Op) error {
-			if op.Nth == at {
+			if op.ChangeNumber == at {
 				return faultfs.ErrStop
 			}
 			return nil
@@ -243,7 +243,7 @@ func TestPartMatchesItsSourceAfterPowerCut(t *testing.T) {
 		for seed := range uint64(outcomes) {
 			after := v.Survive(seed)
 			if seed == 0 {
-				after = v.SurviveNothing()
+				after = v.SurviveSynced()
 			}
 			w.start(after)
 			p := openPart(t, w.d, PartOptions{})

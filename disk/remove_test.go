@@ -273,7 +273,7 @@ func TestRemoveFindsReplicaAddedAtEveryOperation(t *testing.T) {
 	ops := v.Trace()
 	lastCheck := 0
 	for i, op := range ops {
-		if op.Kind == "list" && op.Path == replicaFolder && op.N%2 == 1 { // the even ones read the end of the list
+		if op.Kind == "list" && op.Path == replicaFolder && op.Count%2 == 1 { // the even ones read the end of the list
 			lastCheck = i
 		}
 	}

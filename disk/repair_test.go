@@ -283,7 +283,7 @@ func TestRepairedFileIsDurable(t *testing.T) {
 	image := sparseImage(3*ChunkSize - 512)
 	readyImage(t, d, image)
 	for _, at := range []int64{5, 2*ChunkSize + 5} {
-		if err := v.Flip(testID.file(imageFile), at); err != nil {
+		if err := v.FlipBit(testID.file(imageFile), at); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -292,7 +292,7 @@ func TestRepairedFileIsDurable(t *testing.T) {
 	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
 		t.Fatalf("%+v, error %v", c, err)
 	}
-	after := v.SurviveNothing()
+	after := v.SurviveSynced()
 	defer after.Close()
 	got, err := os.ReadFile(filepath.Join(after.Path(), testID.file(imageFile)))
 	if err != nil || !bytes.Equal(got, image) {
@@ -356,7 +356,7 @@ func TestRepairRewritesUnreadableChunks(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 4)
 	d, v := faultyDisk(t)
 	readyImage(t, d, image)
-	if err := v.Flip(testID.file(imageFile), 5); err != nil {
+	if err := v.FlipBit(testID.file(imageFile), 5); err != nil {
 		t.Fatal(err)
 	}
 	verifyFails(t, d)
@@ -435,7 +435,7 @@ func TestRepairMarksDamagedReadyImageFailed(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 4)
 	d, v := faultyDisk(t)
 	readyImage(t, d, image)
-	if err := v.Flip(testID.file(imageFile), ChunkSize+5); err != nil {
+	if err := v.FlipBit(testID.file(imageFile), ChunkSize+5); err != nil {
 		t.Fatal(err)
 	}
 	evidence, err := d.image(testID).evidence(imageFile) // bit rot does not change it

@@ -336,7 +336,7 @@ func TestWriteWithinOneTickIsDetected(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v := newVolumeDisk(t, f)
-			v.Coarse()
+			v.UseWholeSeconds()
 			d, err := Open(v.Path())
 			if err != nil {
 				t.Fatal(err)

@@ -101,7 +101,7 @@ func (w *workload) fatalf(format string, args ...any) {
 
 // changesOf returns the operations on v that change or sync something.
 func changesOf(v *faultfs.Volume) []faultfs.Op {
-	return slices.DeleteFunc(v.Trace(), func(op faultfs.Op) bool { return op.Nth == 0 })
+	return slices.DeleteFunc(v.Trace(), func(op faultfs.Op) bool { return op.ChangeNumber == 0 })
 }
 
 // start starts a process.
@@ -170,7 +170,7 @@ func (w *workload) use(id ID, c Copy) error {
 	case 2, 3:
 		w.note("damage %s", id)
 		delete(w.reported, id)
-		if err := w.v.Flip(id.file(imageFile), w.random.Int64N(c.Size)); err != nil {
+		if err := w.v.FlipBit(id.file(imageFile), w.random.Int64N(c.Size)); err != nil {
 			return err
 		}
 		return w.verify(id)

@@ -310,14 +310,14 @@ func TestDiskFullDuringEachSource(t *testing.T) {
 			defer prepared.Close()
 			p := w.begin(t, one, prepared, after)
 			part := filepath.Join("backing-images", p.d.Config.Images["parrot"].ID.String(), "backing.part")
-			p.fullFrom(faultfs.Op{Kind: "write", Path: part, N: 3})
+			p.fullFrom(faultfs.Op{Kind: "write", Path: part, Count: 3})
 		})
 	}
 }
 
 // mutations are the operations that change something or make it durable.
 func mutations(trace []faultfs.Op) []faultfs.Op {
-	return slices.DeleteFunc(trace, func(op faultfs.Op) bool { return op.Nth == 0 })
+	return slices.DeleteFunc(trace, func(op faultfs.Op) bool { return op.ChangeNumber == 0 })
 }
 
 func needsSpace(op faultfs.Op) bool {
@@ -406,7 +406,7 @@ func (p *attempt) run() string {
 func (p *attempt) killedBefore(op faultfs.Op) {
 	var died atomic.Bool
 	p.v.Plan(func(now faultfs.Op) error {
-		if now.Kind == op.Kind && now.Path == op.Path && now.N == op.N {
+		if now.Kind == op.Kind && now.Path == op.Path && now.Count == op.Count {
 			if died.CompareAndSwap(false, true) {
 				close(p.killed)
 			}
@@ -429,7 +429,7 @@ func (p *attempt) killedBefore(op faultfs.Op) {
 func (p *attempt) fullFrom(op faultfs.Op) {
 	var full, failed atomic.Bool
 	p.v.Plan(func(now faultfs.Op) error {
-		if now.Kind == op.Kind && now.Path == op.Path && now.N == op.N {
+		if now.Kind == op.Kind && now.Path == op.Path && now.Count == op.Count {
 			full.Store(true)
 		}
 		if full.Load() && needsSpace(now) {

@@ -233,7 +233,7 @@ func TestFolderPowerCut(t *testing.T) {
 		v := f.NewVolume()
 		s := folderStore(t, v.Path())
 		v.Plan(func(op faultfs.Op) error {
-			if op.Nth == at {
+			if op.ChangeNumber == at {
 				return faultfs.ErrStop
 			}
 			return nil

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// have returns the content of each file of a volume, by its path in the volume.
-func have(t *testing.T, v *Volume) map[string]string {
+// contents returns the content of each file of a volume, by its path in the volume.
+func contents(t *testing.T, v *Volume) map[string]string {
 	t.Helper()
 	files := map[string]string{}
 	err := filepath.WalkDir(v.Path(), func(name string, e os.DirEntry, err error) error {
@@ -46,22 +46,22 @@ func TestOnlyWhatIsSyncedIsDurable(t *testing.T) {
 	v := Mount(t).NewVolume()
 	file := filepath.Join(v.Path(), "file")
 	check(t, os.WriteFile(file, []byte("one"), 0o644))
-	if left := have(t, v.SurviveNothing()); len(left) != 0 {
+	if left := contents(t, v.SurviveSynced()); len(left) != 0 {
 		t.Errorf("before any sync: %q", left)
 	}
 	syncPath(t, file)
-	if left := have(t, v.SurviveNothing()); len(left) != 0 {
+	if left := contents(t, v.SurviveSynced()); len(left) != 0 {
 		t.Errorf("the file was synced, its name was not: %q", left)
 	}
 	syncPath(t, v.Path())
-	if left := have(t, v.SurviveNothing()); left["file"] != "one" {
+	if left := contents(t, v.SurviveSynced()); left["file"] != "one" {
 		t.Errorf("after both syncs: %q", left)
 	}
 	check(t, os.WriteFile(file, []byte("second"), 0o644), os.Rename(file, file+"2"))
-	if left := have(t, v.SurviveNothing()); left["file"] != "one" || len(left) != 1 {
+	if left := contents(t, v.SurviveSynced()); left["file"] != "one" || len(left) != 1 {
 		t.Errorf("after a change that was not synced: %q", left)
 	}
-	if now := have(t, v); now["file2"] != "second" || len(now) != 1 {
+	if now := contents(t, v); now["file2"] != "second" || len(now) != 1 {
 		t.Errorf("before the cut: %q", now)
 	}
 }
@@ -77,8 +77,8 @@ func TestCutsDiffer(t *testing.T) {
 	seen := map[string]bool{}
 	for seed := range uint64(200) {
 		after := v.Survive(seed)
-		left := have(t, after)
-		if again := have(t, v.Survive(seed)); again["file"] != left["file"] {
+		left := contents(t, after)
+		if again := contents(t, v.Survive(seed)); again["file"] != left["file"] {
 			t.Fatalf("seed %d gives now this and now that", seed)
 		}
 		switch data := left["file"]; {
@@ -125,7 +125,7 @@ func TestPlanFailsAndStops(t *testing.T) {
 		t.Errorf("after the stop: %v", err)
 	}
 	v.Restart()
-	if now := have(t, v); now["file"] != "x" || len(now) != 1 {
+	if now := contents(t, v); now["file"] != "x" || len(now) != 1 {
 		t.Errorf("after the restart: %q", now)
 	}
 }
@@ -149,7 +149,7 @@ func TestFailedSyncLosesWhatItWasToSave(t *testing.T) {
 			t.Fatalf("the first sync: %v", err)
 		}
 		check(t, file.Sync(), file.Close())
-		if data := have(t, v)["file"]; data != string(bytes.Repeat([]byte("x"), 4*pageSize)) {
+		if data := contents(t, v)["file"]; data != string(bytes.Repeat([]byte("x"), 4*pageSize)) {
 			lost++
 		}
 	}

@@ -54,7 +54,7 @@ func Mount(t testing.TB) *FS {
 	if err := server.WaitMount(); err != nil {
 		t.Fatalf("mount: %v", err)
 	}
-	stop := watch(t, dir)
+	stop := startUnmounter(t, dir)
 	t.Cleanup(func() {
 		err := server.Unmount()
 		// While another test starts a process, that process has copies of all descriptors for a moment.
@@ -70,9 +70,9 @@ func Mount(t testing.TB) *FS {
 	return f
 }
 
-// watch starts a process that unmounts dir when this process dies early. Otherwise a thread that
+// startUnmounter starts a process that unmounts dir when this process dies early. Otherwise a thread that
 // waits for a response of its own process could not be ended, not even by kill -9.
-func watch(t testing.TB, dir string) (stop func()) {
+func startUnmounter(t testing.TB, dir string) (stop func()) {
 	t.Helper()
 	script := `while grep -qs "^State:.[^ZX]" /proc/$0/status && ! grep -qs "^SigPnd:.*1..$" /proc/$0/status; do sleep 1; done; exec umount -f -l "$1"`
 	watcher := exec.Command("sh", "-c", script, strconv.Itoa(os.Getpid()), dir)

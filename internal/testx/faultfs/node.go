@@ -44,10 +44,10 @@ type change struct {
 	truncate bool
 	size     int64
 
-	link   string // a new name for child
-	unlink string // a removed name; together with link a rename
-	child  *node
-	back   *node // in an exchange, the new node of the name in unlink
+	link      string // a new name for child
+	unlink    string // a removed name; together with link a rename
+	child     *node
+	exchanged *node // in an exchange, the new node of the name in unlink
 }
 
 func (n *node) isFolder() bool { return n.mode&syscall.S_IFMT == syscall.S_IFDIR }
@@ -82,8 +82,8 @@ func (s *state) apply(c change) {
 		s.content.truncate(c.size)
 	default:
 		delete(s.entries, c.unlink)
-		if c.back != nil {
-			s.entries[c.unlink] = c.back
+		if c.exchanged != nil {
+			s.entries[c.unlink] = c.exchanged
 		}
 		if c.link != "" {
 			s.entries[c.link] = c.child
@@ -96,16 +96,16 @@ func (n *node) sync() {
 	n.durable, n.log = n.now.clone(), nil
 }
 
-// lose is a sync that fails: some changes are durable, the others are lost, and no later sync
+// failSync is a sync that fails: some changes are durable, the others are lost, and no later sync
 // writes them. A folder loses nothing, because a file system that cannot write its journal stops.
-func (n *node) lose(random *rand.Rand) {
+func (n *node) failSync(random *rand.Rand) {
 	if n.isFolder() {
 		return
 	}
 	was := n.now
 	n.now = n.survivor(random, random.IntN(modes))
 	n.now.mtime, n.now.ctime = was.mtime, was.ctime
-	if n.v.cached { // the inode is written nevertheless
+	if n.v.pageCache { // the inode is written nevertheless
 		n.now.content.truncate(was.content.size)
 	}
 	n.sync()

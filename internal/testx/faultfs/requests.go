@@ -130,7 +130,7 @@ func (r *requests) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.Attr
 func (r *requests) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	n, status := r.begin(in.NodeId, "open", false)
 	if status == fuse.OK {
-		out.OpenFlags, status = n.v.opened(in.Flags)
+		out.OpenFlags, status = n.v.openFlags(in.Flags)
 	}
 	if status != fuse.OK || in.Flags&syscall.O_TRUNC == 0 {
 		return status
@@ -201,7 +201,7 @@ func (r *requests) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	case status == fuse.OK:
 		n.sync()
 	case !n.v.stopped:
-		n.lose(n.v.random)
+		n.failSync(n.v.random)
 	}
 	return status
 }
@@ -233,8 +233,10 @@ const (
 // with open files.
 func (r *requests) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.ENOSYS }
 
-func (r *requests) Release(<-chan struct{}, *fuse.ReleaseIn)           {}
-func (r *requests) ReleaseDir(*fuse.ReleaseIn)                         {}
+func (r *requests) Release(<-chan struct{}, *fuse.ReleaseIn) {}
+
+func (r *requests) ReleaseDir(*fuse.ReleaseIn) {}
+
 func (r *requests) Access(<-chan struct{}, *fuse.AccessIn) fuse.Status { return fuse.ENOSYS }
 
 // Operations that change and list the names in a folder.
@@ -242,7 +244,7 @@ func (r *requests) Access(<-chan struct{}, *fuse.AccessIn) fuse.Status { return 
 func (r *requests) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	n, status := r.beginChild(in.NodeId, name, "create", true)
 	if status == fuse.OK {
-		out.OpenFlags, status = n.v.opened(in.Flags)
+		out.OpenFlags, status = n.v.openFlags(in.Flags)
 	}
 	if status != fuse.OK {
 		return status
@@ -334,7 +336,7 @@ func (r *requests) Rename(_ <-chan struct{}, in *fuse.RenameIn, from, to string)
 	case there != nil && in.Flags == unix.RENAME_NOREPLACE:
 		return fuse.Status(syscall.EEXIST)
 	case kind == "exchange":
-		n.do(change{unlink: from, link: to, child: child, back: there})
+		n.do(change{unlink: from, link: to, child: child, exchanged: there})
 		child.name, there.name = to, from
 		there.touch(false)
 		child.touch(false)

@@ -17,13 +17,13 @@ import (
 
 // Op is one request that a volume is about to execute.
 type Op struct {
-	Kind string // "write", "sync", "truncate", "create", "mkdir", "rename", "exchange", "noreplace", "unlink", "rmdir", "chmod"; "open", "read", "list", "stat", "statfs"
-	Path string // in the volume; the old name of a rename
-	N    int    // number among the operations of its kind and path, from 1
-	Nth  int    // number among the operations that change or sync something, from 1; 0 if it only reads
+	Kind         string // "write", "sync", "truncate", "create", "mkdir", "rename", "exchange", "noreplace", "unlink", "rmdir", "chmod"; "open", "read", "list", "stat", "statfs"
+	Path         string // in the volume; the old name of a rename
+	Count        int    // number among the operations of its kind and path, from 1
+	ChangeNumber int    // number among the operations that change or sync something, from 1; 0 if it only reads
 }
 
-func (o Op) String() string { return fmt.Sprintf("%s %s %d", o.Kind, o.Path, o.N) }
+func (o Op) String() string { return fmt.Sprintf("%s %s %d", o.Kind, o.Path, o.Count) }
 
 // ErrStop stops the volume: this and every later operation fails with EIO and has no effect, as if
 // the process had been killed before it.
@@ -31,17 +31,17 @@ var ErrStop = errors.New("stop")
 
 // Volume is one disk. It is safe for concurrent use.
 type Volume struct {
-	fs      *FS
-	name    string
-	root    *node
-	plan    func(Op) error
-	counts  map[string]int
-	changes int
-	trace   []Op
-	stopped bool
-	random  *rand.Rand // for failing syncs
-	cached  bool
-	coarse  bool
+	fs           *FS
+	name         string
+	root         *node
+	plan         func(Op) error
+	counts       map[string]int
+	changes      int
+	trace        []Op
+	stopped      bool
+	random       *rand.Rand // for failing syncs
+	pageCache    bool
+	wholeSeconds bool
 }
 
 // Path returns the mount point of the volume.
@@ -83,16 +83,16 @@ func (v *Volume) Survive(seed uint64) *Volume {
 	if n := random.IntN(2 * modes); n < modes {
 		mode = n
 	}
-	after.root = v.root.survive(after, nil, random, mode)
+	after.root = v.root.survivorIn(after, nil, random, mode)
 	return after
 }
 
-// SurviveNothing is Survive without any change that is not durable.
-func (v *Volume) SurviveNothing() *Volume {
+// SurviveSynced is Survive without any change that is not durable.
+func (v *Volume) SurviveSynced() *Volume {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
 	after := v.fs.newVolume(0)
-	after.root = v.root.survive(after, nil, nil, none)
+	after.root = v.root.survivorIn(after, nil, nil, none)
 	return after
 }
 
@@ -108,8 +108,8 @@ func (v *Volume) Close() {
 	}
 }
 
-// survive copies the remains of n and of everything below it to another volume.
-func (n *node) survive(to *Volume, parent *node, random *rand.Rand, mode int) *node {
+// survivorIn copies the remains of n and of everything below it to another volume.
+func (n *node) survivorIn(to *Volume, parent *node, random *rand.Rand, mode int) *node {
 	how := mode
 	if how < 0 {
 		how = random.IntN(modes)
@@ -118,7 +118,7 @@ func (n *node) survive(to *Volume, parent *node, random *rand.Rand, mode int) *n
 	left.ino, left.parent, left.name = n.ino, parent, n.name
 	left.now = n.survivor(random, how)
 	for _, name := range sorted(left.now.entries) {
-		child := left.now.entries[name].survive(to, left, random, mode)
+		child := left.now.entries[name].survivorIn(to, left, random, mode)
 		child.name = name
 		left.now.entries[name] = child
 	}
@@ -131,10 +131,10 @@ func (v *Volume) begin(kind, path string, changes bool) syscall.Errno {
 	v.fs.mu.Lock()
 	op := Op{Kind: kind, Path: path}
 	v.counts[kind+" "+path]++
-	op.N = v.counts[kind+" "+path]
+	op.Count = v.counts[kind+" "+path]
 	if changes && !v.stopped {
 		v.changes++
-		op.Nth = v.changes
+		op.ChangeNumber = v.changes
 	}
 	v.trace = append(v.trace, op)
 	plan, stopped := v.plan, v.stopped
@@ -198,9 +198,9 @@ func (v *Volume) Put(path string, data []byte) {
 	n.sync()
 }
 
-// Flip changes a bit of the byte at offset of a file, as a write of another process would. It is
+// FlipBit changes a bit of the byte at offset of a file, as a write of another process would. It is
 // durable at once, and does not count as an operation.
-func (v *Volume) Flip(path string, offset int64) error {
+func (v *Volume) FlipBit(path string, offset int64) error {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
 	n := v.root
@@ -219,21 +219,21 @@ func (v *Volume) Flip(path string, offset int64) error {
 	return nil
 }
 
-// Cached makes the files that are opened from now on use the page cache, as on file systems
+// UsePageCache makes the files that are opened from now on use the page cache, as on file systems
 // without O_DIRECT. Changes that a failed sync lost then stay readable until somebody drops the
 // cache.
-func (v *Volume) Cached() {
+func (v *Volume) UsePageCache() {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
-	v.cached = true
+	v.pageCache = true
 }
 
-// opened returns how the kernel has to treat an opened file.
-func (v *Volume) opened(flags uint32) (uint32, fuse.Status) {
+// openFlags returns how the kernel has to treat an opened file.
+func (v *Volume) openFlags(flags uint32) (uint32, fuse.Status) {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
 	switch {
-	case !v.cached:
+	case !v.pageCache:
 		return fuse.FOPEN_DIRECT_IO, fuse.OK // this package has its own page cache
 	case flags&syscall.O_DIRECT != 0:
 		return 0, fuse.EINVAL
@@ -241,16 +241,16 @@ func (v *Volume) opened(flags uint32) (uint32, fuse.Status) {
 	return fuse.FOPEN_KEEP_CACHE, fuse.OK
 }
 
-// Coarse makes times whole seconds, as on old file systems.
-func (v *Volume) Coarse() {
+// UseWholeSeconds makes times whole seconds, as on old file systems.
+func (v *Volume) UseWholeSeconds() {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
-	v.coarse = true
+	v.wholeSeconds = true
 }
 
 // times are the times that programs see.
 func (n *node) times() (mtime, ctime time.Time) {
-	if n.v.coarse {
+	if n.v.wholeSeconds {
 		return n.now.mtime.Truncate(time.Second), n.now.ctime.Truncate(time.Second)
 	}
 	return n.now.mtime, n.now.ctime
