@@ -102,8 +102,8 @@ func readIdentity(root *os.Root) (identity, error) {
 	return id, nil
 }
 
-// Open opens the disk at path for reading; Lock also allows to write. ErrNotInitialised:
-// there is no disk at path, or its identity cannot be read.
+// Open opens the disk at path. Lock it before any change. ErrNotInitialised: there is no disk at
+// path, or its identity cannot be read.
 func Open(path string) (*Disk, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -36,19 +36,19 @@ type PartSource struct {
 	Data int64 `json:"data,omitempty"`
 }
 
-// The IDs of two sources have a meaning to the planner: nobody else can go on with an
-// upload, and bytes from peers are no first copy.
+// IDs that the planner interprets: only the client can resume an upload, and a copy from peers is no
+// first copy.
 const (
-	PartFromUpload = "upload" // the whole ID of an upload by a client
-	PartFromPeers  = "chunks" // what the ID begins with when the bytes came from other nodes
+	PartFromUpload = "upload" // the ID of an upload by a client
+	PartFromPeers  = "chunks" // the prefix of the ID for chunks from peers
 )
 
 // need returns the bytes of disk space that the image needs.
-func (o PartSource) need() int64 {
-	if o.Data > 0 {
-		return min(o.Data, o.Size)
+func (s PartSource) need() int64 {
+	if s.Data > 0 {
+		return min(s.Data, s.Size)
 	}
-	return o.Size
+	return s.Size
 }
 
 // PartOptions are limits and expectations for a partial file.
@@ -197,10 +197,10 @@ func (p *Part) ModTime() (time.Time, error) {
 func (p *Part) Written() int64 { return p.written.Load() }
 
 // Begin drops all bytes and records durably the source of the bytes that follow. It returns
-// ErrNoSpace or ErrTooLarge if an image of the size in o is not possible.
-func (p *Part) Begin(o PartSource) error {
+// ErrNoSpace or ErrTooLarge if an image of its size is not possible.
+func (p *Part) Begin(source PartSource) error {
 	p.pipeline.abort()
-	if err := p.checkSize(o); err != nil {
+	if err := p.checkSize(source); err != nil {
 		p.start()
 		return fmt.Errorf("begin %s: %w", p.folder.id, err)
 	}
@@ -208,28 +208,28 @@ func (p *Part) Begin(o PartSource) error {
 	p.source = nil
 	err := errors.Join(p.chunks.reset(), p.file.Truncate(0))
 	if err == nil {
-		err = p.recordSource(o)
+		err = p.recordSource(source)
 	}
 	p.start()
 	if err != nil {
 		return fmt.Errorf("begin %s: %w", p.folder.id, err)
 	}
-	p.source = &o
+	p.source = &source
 	return nil
 }
 
-func (p *Part) recordSource(o PartSource) error {
-	return p.folder.disk.Update(p.folder.id, func(r *Record) { r.Source = &o })
+func (p *Part) recordSource(source PartSource) error {
+	return p.folder.disk.Update(p.folder.id, func(r *Record) { r.Source = &source })
 }
 
 // SetSize records durably the size of an image whose size was not known at Begin.
 func (p *Part) SetSize(size int64) error {
-	o := p.Source()
-	o.Size = size
-	if err := p.recordSource(o); err != nil {
+	source := p.Source()
+	source.Size = size
+	if err := p.recordSource(source); err != nil {
 		return fmt.Errorf("set size of the partial file of %s: %w", p.folder.id, err)
 	}
-	p.source = &o
+	p.source = &source
 	return nil
 }
 
@@ -261,36 +261,36 @@ func (p *Part) Matches(m *Manifest) (bool, error) {
 }
 
 // Continue records durably that the whole chunks of the partial file are the beginning of the
-// image from o, as Matches has found, and drops a chunk that is not full. It returns the
+// image from source, as Matches has found, and drops a chunk that is not full. It returns the
 // errors of Begin if there is no space for the remaining bytes.
-func (p *Part) Continue(o PartSource) error {
+func (p *Part) Continue(source PartSource) error {
 	if c := p.current; c != nil {
 		p.offset -= int64(len(c.data))
 		c.data = c.buf[:0]
 	}
-	err := p.checkSize(o)
+	err := p.checkSize(source)
 	if errors.Is(err, ErrNoSpace) { // some of it is on the disk already
-		err = p.checkSpace(min(o.Size-p.offset, o.need()-p.Written()))
+		err = p.checkSpace(min(source.Size-p.offset, source.need()-p.Written()))
 	}
 	if err == nil {
-		err = p.recordSource(o)
+		err = p.recordSource(source)
 	}
 	if err != nil {
 		return fmt.Errorf("continue partial file of %s: %w", p.folder.id, err)
 	}
-	p.source = &o
+	p.source = &source
 	return nil
 }
 
-// checkSize checks the size in o, unless it is not known.
-func (p *Part) checkSize(o PartSource) error {
-	if o.Size < 0 {
+// checkSize checks the size of the image, unless it is not known.
+func (p *Part) checkSize(source PartSource) error {
+	if source.Size < 0 {
 		return nil
 	}
-	if p.options.MaxSize > 0 && o.Size > p.options.MaxSize {
-		return fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, o.Size, p.options.MaxSize)
+	if p.options.MaxSize > 0 && source.Size > p.options.MaxSize {
+		return fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, source.Size, p.options.MaxSize)
 	}
-	return p.checkSpace(o.need())
+	return p.checkSpace(source.need())
 }
 
 // checkSpace returns a *NoSpaceError if so many more bytes do not fit without the reserve.

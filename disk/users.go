@@ -205,7 +205,7 @@ func openElsewhere(f *os.File) (reason string, open bool) {
 // a read lease. Where leases do not work, it returns false.
 func openForWriting(f *os.File) bool { return errors.Is(probeLease(f, unix.F_RDLCK), unix.EAGAIN) }
 
-// probeLease takes a lease on f and releases it.
+// probeLease requests a lease on f and releases it.
 func probeLease(f *os.File, kind int) error {
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind); err != nil {
 		return err

@@ -147,9 +147,9 @@ func (f imageFolder) compare(r Record, want Expected, got content) (failure, err
 	}
 	switch {
 	case cfg.Size != got.file.Size:
-		return fmt.Errorf("damaged: it has %d bytes, %s says %d", got.file.Size, cfgFile, cfg.Size), nil
+		return fmt.Errorf("damaged: it has %d bytes, %s has %d", got.file.Size, cfgFile, cfg.Size), nil
 	case !cfg.Digest().IsZero() && cfg.Digest() != got.sum512:
-		return damage(cfgFile+" says", cfg.Digest(), got.sum512), nil
+		return damage(cfgFile+" has", cfg.Digest(), got.sum512), nil
 	}
 	// A checksum that was declared to Longhorn is valid while none is declared here.
 	if expected, err := ParseDigest(cfg.ExpectedChecksum); err == nil && expected.Algorithm() == SHA512 && want.Digest.IsZero() {
