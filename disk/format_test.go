@@ -2,7 +2,6 @@ package disk
 
 import (
 	"bytes"
-	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +12,7 @@ import (
 	"testing/iotest"
 
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/imagetest"
 )
 
 func TestParseFormat(t *testing.T) {
@@ -92,20 +92,7 @@ func TestRawDiskLikeShortMagicIsAccepted(t *testing.T) {
 // image returns the bytes of an image in testdata, where it is packed with gzip.
 func image(t testing.TB, name string) []byte {
 	t.Helper()
-	f, err := os.Open(filepath.Join("testdata", name+".gz"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return imagetest.Gunzip(t, filepath.Join("testdata", name+".gz"))
 }
 
 // sizes returns the virtual sizes of the good images, by qemu-img.
@@ -316,10 +303,10 @@ func FuzzInspect(f *testing.F) {
 		if err != nil || len(head) > maxHead {
 			return
 		}
-		s := &sparse{head: head, size: int64(len(head)) + int64(zeros)*sector}
-		info, err := Inspect(s, s.size, format)
-		if s.read > 33<<20 {
-			t.Errorf("%d bytes were read", s.read)
+		s := &imagetest.Sparse{Head: head, Size: int64(len(head)) + int64(zeros)*sector}
+		info, err := Inspect(s, s.Size, format)
+		if s.Bytes > 33<<20 {
+			t.Errorf("%d bytes were read", s.Bytes)
 		}
 		if err != nil {
 			if e := (*FormatError)(nil); !errors.As(err, &e) {
@@ -327,7 +314,7 @@ func FuzzInspect(f *testing.F) {
 			}
 			return
 		}
-		checkAccepted(t, info, head, s.size, format)
+		checkAccepted(t, info, head, s.Size, format)
 	})
 }
 
@@ -349,27 +336,4 @@ func checkAccepted(t *testing.T, info Info, head []byte, size int64, declared Fo
 			t.Errorf("Inspect = %+v, but inspectHead of %d bytes: %v", info, n, err)
 		}
 	}
-}
-
-// sparse is a file of a few bytes and then zeros. It counts the bytes that are read.
-type sparse struct {
-	head []byte
-	size int64
-	read int64
-}
-
-func (s *sparse) ReadAt(p []byte, off int64) (int, error) {
-	if off >= s.size {
-		return 0, io.EOF
-	}
-	n := int(min(int64(len(p)), s.size-off))
-	clear(p[:n])
-	if off < int64(len(s.head)) {
-		copy(p[:n], s.head[off:])
-	}
-	s.read += int64(n)
-	if n < len(p) {
-		return n, io.EOF
-	}
-	return n, nil
 }

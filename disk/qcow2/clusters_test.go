@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/imagetest"
 )
 
 // putL2 sets word i of the first L2 table: an entry, or half of an extended entry.
@@ -159,10 +161,10 @@ func TestOpenUsesBoundedMemory(t *testing.T) {
 	}
 	// A disk of 64 TiB without data: only an L1 table.
 	head := edited(image(t, "good/v3.qcow2")[:64<<10], put32(atL1Entries, 4<<20), put64(atSize, 64<<40))
-	s := &sparse{head: head, size: 1 << 40}
+	s := &imagetest.Sparse{Head: head, Size: 1 << 40}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	m, err := Open(s, s.size)
+	m, err := Open(s, s.Size)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/imagetest"
 )
 
 // FuzzInspect checks for any header: no panic, bounded reading, and only a *FormatError if all bytes
@@ -22,10 +24,10 @@ func FuzzInspect(f *testing.F) {
 		if len(head) > maxHead {
 			return
 		}
-		s := &sparse{head: head, size: int64(len(head)) + int64(zeros)*sector}
-		size, err := Inspect(s, s.size)
-		if s.read > 33<<20 {
-			t.Errorf("%d bytes were read", s.read)
+		s := &imagetest.Sparse{Head: head, Size: int64(len(head)) + int64(zeros)*sector}
+		size, err := Inspect(s, s.Size)
+		if s.Bytes > 33<<20 {
+			t.Errorf("%d bytes were read", s.Bytes)
 		}
 		checkFinal(t, err)
 		if err == nil && (size <= 0 || size%sector != 0 || size > maxVirtualSize) {

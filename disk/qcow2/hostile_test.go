@@ -2,14 +2,13 @@ package qcow2
 
 import (
 	"bytes"
-	"compress/gzip"
 	"encoding/binary"
 	"errors"
-	"io"
-	"os"
 	"runtime"
 	"slices"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/imagetest"
 )
 
 // Offsets of header fields, by the published specification of the format.
@@ -62,20 +61,7 @@ func putExtensions(at int, words ...uint32) edit {
 // image returns the bytes of an image in the testdata of package disk, where it is packed with gzip.
 func image(t testing.TB, name string) []byte {
 	t.Helper()
-	f, err := os.Open("../testdata/" + name + ".gz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return imagetest.Gunzip(t, "../testdata/"+name+".gz")
 }
 
 func wantRefused(t *testing.T, err error, reason string) {
@@ -224,29 +210,6 @@ func TestInspectAcceptsUnusualHeaders(t *testing.T) {
 	}
 }
 
-// sparse is a file of a few bytes and then zeros. It counts the bytes that are read.
-type sparse struct {
-	head []byte
-	size int64
-	read int64
-}
-
-func (s *sparse) ReadAt(p []byte, off int64) (int, error) {
-	if off >= s.size {
-		return 0, io.EOF
-	}
-	n := int(min(int64(len(p)), s.size-off))
-	clear(p[:n])
-	if off < int64(len(s.head)) {
-		copy(p[:n], s.head[off:])
-	}
-	s.read += int64(n)
-	if n < len(p) {
-		return n, io.EOF
-	}
-	return n, nil
-}
-
 // The most expensive header that is accepted costs one read of its L1 table, and no more memory than
 // a small one.
 func TestInspectHasBoundedCost(t *testing.T) {
@@ -255,12 +218,12 @@ func TestInspectHasBoundedCost(t *testing.T) {
 		put32(atSnapshots, maxSnapshots), put64(atSnapshotsOffset, 1<<30),
 		putExtensions(atExtensions, slices.Repeat([]uint32{0x12345678, 0}, maxExtensions-1)...),
 		put64(atExtensions+8*(maxExtensions-1), 0))
-	s := &sparse{head: head, size: 1 << 40}
-	if size, err := Inspect(s, s.size); size != 64<<40 || err != nil {
+	s := &imagetest.Sparse{Head: head, Size: 1 << 40}
+	if size, err := Inspect(s, s.Size); size != 64<<40 || err != nil {
 		t.Fatalf("Inspect = %d, %v; want %d", size, err, 64<<40)
 	}
-	if s.read > 33<<20 {
-		t.Errorf("%d bytes were read; want at most 33 MiB", s.read)
+	if s.Bytes > 33<<20 {
+		t.Errorf("%d bytes were read; want at most 33 MiB", s.Bytes)
 	}
 	for name, head := range map[string][]byte{
 		"greedy":         head,
@@ -271,7 +234,7 @@ func TestInspectHasBoundedCost(t *testing.T) {
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		Inspect(&sparse{head: head, size: 1 << 40}, 1<<40)
+		Inspect(&imagetest.Sparse{Head: head, Size: 1 << 40}, 1<<40)
 		runtime.ReadMemStats(&after)
 		if got := after.TotalAlloc - before.TotalAlloc; got > 128<<10 {
 			t.Errorf("%s: %d bytes allocated; want at most 128 KiB", name, got)
