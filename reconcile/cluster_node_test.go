@@ -191,7 +191,7 @@ func (m *member) take() {
 // desired is what Desire and Loop make of the configuration.
 func (m *member) desired() plan.Desired {
 	d := plan.Desired{Node: m.name, Config: m.conf.config, Digest: m.conf.digest, Allowed: schema.Everything,
-		Invalid: map[string]schema.Held{}, Removed: m.removals.Confirmed, Cleanup: m.byHand, Uploads: m.asksFor()}
+		Invalid: map[string]schema.InvalidImage{}, Removed: m.removals.Confirmed, Cleanup: m.byHand, Uploads: m.asksFor()}
 	if m.broken {
 		d.Allowed, d.Digest = schema.NoDeletions, ""
 		if m.gap && m.missing == "" {
@@ -200,7 +200,7 @@ func (m *member) desired() plan.Desired {
 		if m.missing != "" {
 			d.Config.Images = maps.Clone(d.Config.Images)
 			delete(d.Config.Images, m.missing)
-			d.Invalid[m.missing] = schema.Held{Name: m.missing}
+			d.Invalid[m.missing] = schema.InvalidImage{Name: m.missing}
 		}
 	}
 	if _, declared := d.Config.Nodes[m.name]; !declared {

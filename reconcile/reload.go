@@ -106,11 +106,11 @@ func (l *Loop) configure(ctx context.Context, result schema.Result) error {
 	l.notDeclared = ""
 	switch {
 	case err == nil:
-	case !l.loaded && result.May == schema.Everything:
+	case !l.loaded && result.Allowed == schema.Everything:
 		return err
 	default:
 		l.Log.Error("nothing is done until the configuration is right", "error", err)
-		if desired = desired.ObserveOnly(l.desired); result.May == schema.Everything {
+		if desired = desired.ObserveOnly(l.desired); result.Allowed == schema.Everything {
 			l.notDeclared = err.Error()
 		}
 	}

@@ -100,7 +100,7 @@ func (s *simulation) pass(d time.Duration) { s.mono += d }
 
 // round is what Loop and Reconciler do between two waits.
 func (s *simulation) round() {
-	d := plan.Desired{Node: "node1", Config: s.config, Allowed: schema.Everything, Invalid: map[string]schema.Held{}, Removed: s.removals.Confirmed}
+	d := plan.Desired{Node: "node1", Config: s.config, Allowed: schema.Everything, Invalid: map[string]schema.InvalidImage{}, Removed: s.removals.Confirmed}
 	if s.broken {
 		d.Allowed, *s.removals = schema.NoDeletions, configdir.RemovalConfirmer{}
 	} else {

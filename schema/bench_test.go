@@ -44,7 +44,7 @@ func fileEach(images []string) configdir.Snapshot {
 }
 
 func mustBeValid(tb testing.TB, r Result) {
-	if r.May != Everything {
+	if r.Allowed != Everything {
 		tb.Fatalf("not valid: %v", r.Errors)
 	}
 }

@@ -67,8 +67,8 @@ type Suspension struct {
 	Until  time.Time `json:"until,omitzero"` // in UTC; zero: until it is removed
 }
 
-// Holds reports whether there is a suspension and it has not ended.
-func (s *Suspension) Holds(now time.Time) bool {
+// Active reports whether there is a suspension and it has not ended.
+func (s *Suspension) Active(now time.Time) bool {
 	return s != nil && (s.Until.IsZero() || now.Before(s.Until))
 }
 
@@ -96,9 +96,9 @@ func PruneCount(n int) PruneLimit { return PruneLimit{n: n} }
 // PrunePercent returns a limit of n percent of all images, declared ones and orphans.
 func PrunePercent(n int) PruneLimit { return PruneLimit{n: n, percent: true} }
 
-// Holds reports whether there are more orphans than may be deleted without confirmation.
+// Exceeded reports whether there are more orphans than may be deleted without confirmation.
 // declared is the number of declared images. A single orphan is never too many.
-func (l PruneLimit) Holds(declared, orphans int) bool {
+func (l PruneLimit) Exceeded(declared, orphans int) bool {
 	if orphans <= 1 {
 		return false
 	}

@@ -59,7 +59,7 @@ func TestEverything(t *testing.T) {
 		t.Errorf("settings are %+v", s)
 	}
 	first := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
-	if by := s.Suspend; by == nil || *by != (Suspension{Reason: "freeze", Until: first.Add(5 * time.Hour)}) || !by.Holds(first) || by.Holds(first.Add(5*time.Hour)) {
+	if by := s.Suspend; by == nil || *by != (Suspension{Reason: "freeze", Until: first.Add(5 * time.Hour)}) || !by.Active(first) || by.Active(first.Add(5*time.Hour)) {
 		t.Errorf("everything is suspended by %+v", s.Suspend)
 	}
 	if by := c.Images["uploaded"].Suspend; by == nil || *by != (Suspension{Reason: "not tested", By: "ann", Until: first}) {
@@ -78,7 +78,7 @@ func TestEverything(t *testing.T) {
 	if c.Images["uploaded"].Copies != 2 || c.Images["exported"].Copies != 1 {
 		t.Errorf("copies: uploaded %d, want 2 as the settings say; exported %d, want 1", c.Images["uploaded"].Copies, c.Images["exported"].Copies)
 	}
-	for name, kind := range map[string]Kind{"downloaded": KindDownload, "uploaded": KindUpload, "exported": KindExportFromVolume, "restored": KindRestore, "secured": KindClone} {
+	for name, kind := range map[string]SourceKind{"downloaded": KindDownload, "uploaded": KindUpload, "exported": KindExportFromVolume, "restored": KindRestore, "secured": KindClone} {
 		if got := c.Images[name].Source.Kind(); got != kind {
 			t.Errorf("%s is of kind %s, want %s", name, got, kind)
 		}
@@ -136,7 +136,7 @@ func TestPruneLimit(t *testing.T) {
 		{PrunePercent(0), 100, 2, true},
 		{PrunePercent(100), 0, 100, false},
 	} {
-		if got := c.limit.Holds(c.declared, c.vanished); got != c.holds {
+		if got := c.limit.Exceeded(c.declared, c.vanished); got != c.holds {
 			t.Errorf("%s holds %d vanished beside %d: %t, want %t", c.limit, c.vanished, c.declared, got, c.holds)
 		}
 	}
@@ -155,7 +155,7 @@ func TestNames(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := load(t, "images: {"+string(quoted)+": {source: {upload: {}}}}")
-		if _, ok := r.Config.Images[name]; ok != good || (r.May == Everything) != good {
+		if _, ok := r.Config.Images[name]; ok != good || (r.Allowed == Everything) != good {
 			t.Errorf("name %q: accepted is %t, want %t\n%s", name, ok, good, describe(r))
 		}
 		if good {
@@ -178,7 +178,7 @@ func TestUnreadableFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			fine := configdir.File{Path: "b.yaml", Data: []byte("images: {parrot: {source: {upload: {}}}}")}
 			r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{f, fine}})
-			if len(r.Errors) != 1 || r.Errors[0].File != f.Path || r.May != ObserveOnly || r.Digest != "" {
+			if len(r.Errors) != 1 || r.Errors[0].File != f.Path || r.Allowed != ObserveOnly || r.Digest != "" {
 				t.Errorf("got\n%s", describe(r))
 			}
 			if len(r.Config.Images) != 1 {
@@ -191,7 +191,7 @@ func TestUnreadableFiles(t *testing.T) {
 func TestByteOrderMark(t *testing.T) {
 	for _, path := range []string{"a.yaml", "a.json"} {
 		r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: path, Data: []byte("\ufeff{\"images\": {}}")}}})
-		if r.May != Everything {
+		if r.Allowed != Everything {
 			t.Errorf("%s: %s", path, describe(r))
 		}
 	}

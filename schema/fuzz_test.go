@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/txtar"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -50,7 +49,7 @@ func FuzzLoad(f *testing.F) {
 		l := NewLoader()
 		r := l.Load(t.Context(), s)
 		checkResult(t, r)
-		if again, fresh := describe(l.Load(t.Context(), s)), describe(r); r.May == Everything && again != fresh {
+		if again, fresh := describe(l.Load(t.Context(), s)), describe(r); r.Allowed == Everything && again != fresh {
 			t.Errorf("loaded again:\n%s\nat first:\n%s", again, fresh)
 		}
 		if other := NewLoader().Load(t.Context(), s); describe(other) != describe(r) || other.Digest != r.Digest {
@@ -62,8 +61,8 @@ func FuzzLoad(f *testing.F) {
 // checkResult checks what holds of every result.
 func checkResult(t *testing.T, r Result) {
 	valid := len(r.Errors) == 0
-	if valid != (r.May == Everything) || valid != (r.Digest != "") {
-		t.Errorf("%d errors, may %s, digest %q", len(r.Errors), r.May, r.Digest)
+	if valid != (r.Allowed == Everything) || valid != (r.Digest != "") {
+		t.Errorf("%d errors, may %s, digest %q", len(r.Errors), r.Allowed, r.Digest)
 	}
 	for _, p := range append(r.Errors, r.Warnings...) {
 		if strings.ContainsAny(p.String(), "\n\x00") || p.Message == "" {

@@ -55,16 +55,16 @@ func (m Image) MarshalJSON() ([]byte, error) {
 	return json.Marshal(v)
 }
 
-// Kind is a kind of source, spelled like its field in the configuration.
-type Kind string
+// SourceKind is a kind of source, spelled like its field in the configuration.
+type SourceKind string
 
 // The kinds of source.
 const (
-	KindDownload         Kind = "download"
-	KindUpload           Kind = "upload"
-	KindExportFromVolume Kind = "exportFromVolume"
-	KindRestore          Kind = "restore"
-	KindClone            Kind = "clone"
+	KindDownload         SourceKind = "download"
+	KindUpload           SourceKind = "upload"
+	KindExportFromVolume SourceKind = "exportFromVolume"
+	KindRestore          SourceKind = "restore"
+	KindClone            SourceKind = "clone"
 )
 
 // Source declares how to get the bytes of an image. Exactly one field is set.
@@ -77,7 +77,7 @@ type Source struct {
 }
 
 // Kind returns which field is set. It panics if none is.
-func (s Source) Kind() Kind {
+func (s Source) Kind() SourceKind {
 	switch {
 	case s.Download != nil:
 		return KindDownload

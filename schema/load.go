@@ -63,7 +63,7 @@ func (l *Loader) load(ctx context.Context, s configdir.Snapshot) Result {
 	}
 	m := l.merge(files, definitions)
 	r := m.result()
-	if r.May != ObserveOnly {
+	if r.Allowed != ObserveOnly {
 		l.active, l.last = true, r.Config
 	}
 	l.lastGood, l.valid = m.current, l.validFiles(files)
@@ -259,7 +259,7 @@ func (l *Loader) nothingDeclared(files []*parsedFile, d definitions) Result {
 		r.Errors[0].Hint = "no file ends in .yaml, .yml, .json or .cue"
 	}
 	if l.active {
-		r.May = NoDeletions
+		r.Allowed = NoDeletions
 	} else {
 		r.Config.Settings = l.settings(nil)
 	}

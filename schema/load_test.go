@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/txtar"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -84,7 +83,7 @@ func snapshot(files map[string]configdir.File) configdir.Snapshot {
 func describeRemoved(r Result, declared map[string]disk.Declaration) string {
 	var b strings.Builder
 	for _, name := range sortedKeys(declared) {
-		held := slices.ContainsFunc(r.Held, func(h Held) bool { return h.Name == name })
+		held := slices.ContainsFunc(r.Invalid, func(h InvalidImage) bool { return h.Name == name })
 		if _, ok := r.Config.Images[name]; ok || held {
 			continue
 		}
@@ -113,11 +112,11 @@ func describe(r Result) string {
 	for _, s := range r.Skipped {
 		line("skipped: ", fmt.Sprint(s.Position, " ", s.APIVersion, " ", s.Kind, " ", s.Name))
 	}
-	for _, h := range r.Held {
+	for _, h := range r.Invalid {
 		line("held: ", fmt.Sprint(h.Name, map[bool]string{true: " (last valid)", false: " (unusable)"}[h.Stale]))
 	}
 	line("images: ", strings.Join(sortedKeys(r.Config.Images), " "))
-	line("may: ", r.May)
+	line("may: ", r.Allowed)
 	if (r.Digest == "") != (len(r.Errors) > 0) {
 		line("digest: ", r.Digest)
 	}
@@ -132,7 +131,7 @@ func load(t *testing.T, yaml string) Result {
 func mustLoad(t *testing.T, yaml string) Config {
 	t.Helper()
 	r := load(t, yaml)
-	if r.May != Everything {
+	if r.Allowed != Everything {
 		t.Fatalf("not valid:\n%s", describe(r))
 	}
 	return r.Config
@@ -171,7 +170,7 @@ func TestInterruptedLoadAllowsNothingAndForgetsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	r := l.Load(ctx, oneFile(images))
-	if r.May != ObserveOnly || len(r.Errors) != 1 || r.Digest != "" {
+	if r.Allowed != ObserveOnly || len(r.Errors) != 1 || r.Digest != "" {
 		t.Errorf("interrupted: %s", describe(r))
 	}
 	r = l.Load(t.Context(), oneFile(images))

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/txtar"
-
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -29,7 +28,7 @@ func TestManifestsAreTheNativeForm(t *testing.T) {
 			var digests []string
 			for _, f := range a.Files {
 				r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: f.Name, Data: f.Data}}})
-				if r.May != Everything {
+				if r.Allowed != Everything {
 					t.Fatalf("not valid:\n%s", describe(r))
 				}
 				digests = append(digests, r.Digest+string(mustJSON(t, r.Config)))

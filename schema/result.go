@@ -34,14 +34,14 @@ func (a Allowed) String() string {
 	return [...]string{"observe only", "no deletions", "everything"}[a]
 }
 
-// Held is an image whose declaration is broken, or in a file that cannot be read.
-type Held struct {
+// InvalidImage is an image whose declaration is broken, or in a file that cannot be read.
+type InvalidImage struct {
 	Name string
 	// Stale is true if Config contains the last valid declaration of the image. Otherwise
 	// Config does not contain the image, and nothing may be done about it.
 	Stale bool
-	// Why is the first problem.
-	Why document.Problem
+	// Reason is the first problem.
+	Reason document.Problem
 }
 
 // Result is the result of loading a config directory.
@@ -57,7 +57,7 @@ type Result struct {
 	// order of the files.
 	Manifests []manifest.Document
 	Skipped   []manifest.Skipped
-	Held      []Held // sorted by name
+	Invalid   []InvalidImage // sorted by name
 	// Emptied are the files that contain nothing, not even a comment.
 	Emptied []string
 	// Digest identifies the configuration, independent of its files. It is "" while
@@ -65,7 +65,7 @@ type Result struct {
 	Digest string
 	// Revision is that of the Snapshot.
 	Revision string
-	May      Allowed
+	Allowed  Allowed
 
 	definitions []*definition // those of Config
 	expiries    []expiry
@@ -137,7 +137,7 @@ func (c Config) digest(skipped []manifest.Skipped) string {
 }
 
 func (m *merger) result() Result {
-	r := Result{Config: m.config(), Errors: m.errors, Manifests: m.manifests, Skipped: m.skipped, Emptied: m.emptied, Held: m.held(), May: m.may()}
+	r := Result{Config: m.config(), Errors: m.errors, Manifests: m.manifests, Skipped: m.skipped, Emptied: m.emptied, Invalid: m.invalid(), Allowed: m.allowed()}
 	r.Warnings, r.expiries = m.warnings(r.Config), m.expiries()
 	r.definitions = slices.Collect(maps.Values(m.current))
 	if len(r.Errors) == 0 {
@@ -150,7 +150,7 @@ func (m *merger) result() Result {
 	return r
 }
 
-func (m *merger) may() Allowed {
+func (m *merger) allowed() Allowed {
 	switch {
 	case len(m.errors) == 0:
 		return Everything
@@ -180,14 +180,14 @@ func (m *merger) config() Config {
 	return c
 }
 
-func (m *merger) held() []Held {
-	var held []Held
+func (m *merger) invalid() []InvalidImage {
+	var held []InvalidImage
 	for k, reason := range m.broken {
 		if k.section == imagesSection {
-			held = append(held, Held{Name: k.name, Stale: m.current[k] != nil, Why: reason})
+			held = append(held, InvalidImage{Name: k.name, Stale: m.current[k] != nil, Reason: reason})
 		}
 	}
-	slices.SortFunc(held, func(a, b Held) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(held, func(a, b InvalidImage) int { return strings.Compare(a.Name, b.Name) })
 	return held
 }
 

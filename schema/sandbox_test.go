@@ -29,7 +29,7 @@ func TestBombCostsItsFileAlone(t *testing.T) {
 			l := NewLoader()
 			load := func(files ...configdir.File) Result { return l.Load(t.Context(), configdir.Snapshot{Files: files}) }
 			before := load(configdir.File{Path: "a.cue", Data: []byte(good)}, configdir.File{Path: "c.cue", Data: []byte(strings.ReplaceAll(good, "good", "too"))})
-			if before.May != Everything || len(before.Config.Images) != 2 {
+			if before.Allowed != Everything || len(before.Config.Images) != 2 {
 				t.Fatalf("not valid:\n%s", describe(before))
 			}
 			// Another good file comes along, to show that what stands behind the bomb is read.
@@ -38,7 +38,7 @@ func TestBombCostsItsFileAlone(t *testing.T) {
 			if len(got.Errors) != 1 || got.Errors[0].File != "b.cue" || !strings.Contains(got.Errors[0].Message, "takes more than") {
 				t.Errorf("errors: %v, want one of b.cue that tells the limit", got.Errors)
 			}
-			if _, ok := got.Config.Images["later"]; !ok || got.May != NoDeletions {
+			if _, ok := got.Config.Images["later"]; !ok || got.Allowed != NoDeletions {
 				t.Errorf("the file after the bomb was not read:\n%s", describe(got))
 			}
 		})

@@ -119,12 +119,12 @@ func TestSlipsDeleteNothing(t *testing.T) {
 			for name, l := range map[string]*Loader{"running": running, "restarted": NewLoader()} {
 				r := l.Load(t.Context(), files(after))
 				_, declared := r.Config.Images["parrot"]
-				held := slices.ContainsFunc(r.Held, func(h Held) bool { return h.Name == "parrot" })
+				held := slices.ContainsFunc(r.Invalid, func(h InvalidImage) bool { return h.Name == "parrot" })
 				reason, undecided := r.Undecided().MayDeclare("parrot", declaration)
-				if r.May == Everything && !declared && !held && !undecided {
+				if r.Allowed == Everything && !declared && !held && !undecided {
 					t.Errorf("%s: parrot would be deleted:\n%s\n%s", name, after, describe(r))
 				}
-				t.Logf("%s: may %v, declared %v, held %v, %s", name, r.May, declared, held, reason)
+				t.Logf("%s: may %v, declared %v, held %v, %s", name, r.Allowed, declared, held, reason)
 			}
 		})
 	}

@@ -13,8 +13,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
@@ -23,6 +21,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/spf13/cobra"
 )
 
 // reconcileCmd is one run of the command reconcile. The flags for saved states, saved plans
@@ -128,7 +127,7 @@ func configError(r schema.Result) error {
 	switch {
 	case len(r.Errors) == 0:
 		return nil
-	case r.May == schema.ObserveOnly:
+	case r.Allowed == schema.ObserveOnly:
 		return fmt.Errorf("the configuration cannot be applied: it has %s", n)
 	}
 	return fmt.Errorf("the configuration has %s: nothing is deleted, and invalid images are not changed", n)

@@ -291,7 +291,7 @@ func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err erro
 	case !declared:
 		report.WriteProblems(u.err, u.configDir, result)
 		return fmt.Errorf("no image %s is declared in %s", u.name, u.configDir)
-	case image.Suspend.Holds(time.Now()), result.Config.Settings.Suspend.Holds(time.Now()):
+	case image.Suspend.Active(time.Now()), result.Config.Settings.Suspend.Active(time.Now()):
 		return fmt.Errorf("%s is suspended in %s: no upload starts", u.name, u.configDir)
 	case image.Source.Upload == nil:
 		return fmt.Errorf("%s cannot be uploaded: its source is %s", u.name, image.Source.Kind())

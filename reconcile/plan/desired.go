@@ -30,7 +30,7 @@ type Desired struct {
 	// Offline: Allowed is less than the configuration allows because no peer is queried.
 	Offline bool
 	// Invalid are the images with an invalid declaration, by name.
-	Invalid map[string]schema.Held
+	Invalid map[string]schema.InvalidImage
 	// Undecided are the documents that are skipped and may be meant to declare an image that
 	// is not in Config. The copies of such an image are kept.
 	Undecided schema.Undecided
@@ -57,9 +57,9 @@ type Desired struct {
 // on. With declared nodes, paths select among the declared disks of the node, by path or
 // name; no paths select all. After an error the result may be observed with, but not acted on.
 func NewDesired(r schema.Result, node string, paths []string) (Desired, error) {
-	d := Desired{Node: node, Config: r.Config, Digest: r.Digest, Revision: r.Revision, Allowed: r.May,
-		Undecided: r.Undecided(), Invalid: map[string]schema.Held{}}
-	for _, h := range r.Held {
+	d := Desired{Node: node, Config: r.Config, Digest: r.Digest, Revision: r.Revision, Allowed: r.Allowed,
+		Undecided: r.Undecided(), Invalid: map[string]schema.InvalidImage{}}
+	for _, h := range r.Invalid {
 		d.Invalid[h.Name] = h
 	}
 	d.Config.Nodes = maps.Clone(r.Config.Nodes)
@@ -138,7 +138,7 @@ func (d Desired) evicting(ref schema.DiskRef) bool {
 // valid one came before.
 func (d Desired) invalidReason(name string) Reason {
 	if h, invalid := d.Invalid[name]; invalid && !h.Stale {
-		return because(CodeInvalidImage, "its declaration is invalid: %s", h.Why.String())
+		return because(CodeInvalidImage, "its declaration is invalid: %s", h.Reason.String())
 	}
 	return Reason{}
 }

@@ -51,7 +51,7 @@ func (ix *index) pruneBlocked() Reason {
 		}
 	}
 	limit := ix.desired.Config.Settings.PruneLimit
-	if !limit.Holds(len(ix.desired.Config.Images), len(orphans)) || ix.pruneConfirmed(orphans) {
+	if !limit.Exceeded(len(ix.desired.Config.Images), len(orphans)) || ix.pruneConfirmed(orphans) {
 		return Reason{}
 	}
 	return because(CodePruneLimit, "%d images were removed from the configuration, more at once than pruneLimit %s allows", len(orphans), limit)

@@ -20,11 +20,11 @@ import (
 func (d Desired) SuspensionOf(image schema.Image, now time.Time) *schema.Suspension {
 	all, own := d.Config.Settings.Suspend, image.Suspend
 	switch {
-	case !own.Holds(now) && !all.Holds(now):
+	case !own.Active(now) && !all.Active(now):
 		return nil
-	case !own.Holds(now):
+	case !own.Active(now):
 		return all
-	case !all.Holds(now):
+	case !all.Active(now):
 		return own
 	case own.Until.IsZero() || !all.Until.IsZero() && own.Until.After(all.Until):
 		return own
@@ -125,17 +125,17 @@ func NewSuspension(s *schema.Suspension, now time.Time) *Suspension {
 	if s == nil {
 		return nil
 	}
-	return &Suspension{Reason: s.Reason, By: s.By, Until: s.Until, Over: !s.Holds(now)}
+	return &Suspension{Reason: s.Reason, By: s.By, Until: s.Until, Over: !s.Active(now)}
 }
 
 // Suspensions returns the suspensions in effect: that of the settings first, then by image.
 func (d Desired) Suspensions(now time.Time) []Suspension {
 	var all []Suspension
-	if by := d.Config.Settings.Suspend; by.Holds(now) {
+	if by := d.Config.Settings.Suspend; by.Active(now) {
 		all = append(all, *NewSuspension(by, now))
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Config.Images)) {
-		if by := d.Config.Images[name].Suspend; by.Holds(now) {
+		if by := d.Config.Images[name].Suspend; by.Active(now) {
 			one := *NewSuspension(by, now)
 			one.Image = name
 			all = append(all, one)

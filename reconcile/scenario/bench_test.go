@@ -24,7 +24,7 @@ func BenchmarkFleet(b *testing.B) {
 		c.Images[name] = schema.Image{ID: disk.ID{Name: name, UUID: "0000000a"}, Copies: 3, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}}
 	}
 	for b.Loop() {
-		w, err := newWorld(schema.Result{Config: c, Digest: "d1", May: schema.Everything})
+		w, err := newWorld(schema.Result{Config: c, Digest: "d1", Allowed: schema.Everything})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -44,7 +44,7 @@ func (r dice) config() schema.Result {
 			c.Images[name] = r.image(name)
 		}
 	}
-	return schema.Result{Config: c, Digest: fmt.Sprintf("d%d", r.Uint32()), May: schema.Everything}
+	return schema.Result{Config: c, Digest: fmt.Sprintf("d%d", r.Uint32()), Allowed: schema.Everything}
 }
 
 func (r dice) image(name string) schema.Image {
@@ -117,7 +117,7 @@ func (r dice) apply(w *world) (event string) {
 	case 6, 7:
 		c := r.config()
 		if r.one(6) {
-			c.May, c.Digest = schema.NoDeletions, ""
+			c.Allowed, c.Digest = schema.NoDeletions, ""
 		}
 		if err := w.configure(c); err != nil {
 			panic(err)

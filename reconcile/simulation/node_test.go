@@ -277,18 +277,18 @@ func (m *node) allowed() schema.Allowed {
 
 // result is what package schema makes of the directory.
 func (m *node) result() *schema.Result {
-	r := &schema.Result{Config: m.conf.config, Digest: m.conf.digest, May: schema.Everything}
+	r := &schema.Result{Config: m.conf.config, Digest: m.conf.digest, Allowed: schema.Everything}
 	if !m.broken {
 		return r
 	}
-	r.Digest, r.May = "", schema.NoDeletions
+	r.Digest, r.Allowed = "", schema.NoDeletions
 	if m.gap && m.missing == "" {
-		r.May = schema.ObserveOnly
+		r.Allowed = schema.ObserveOnly
 	}
 	if m.missing != "" {
 		r.Config.Images = maps.Clone(r.Config.Images)
 		delete(r.Config.Images, m.missing)
-		r.Held = []schema.Held{{Name: m.missing}}
+		r.Invalid = []schema.InvalidImage{{Name: m.missing}}
 	}
 	return r
 }

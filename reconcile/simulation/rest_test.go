@@ -169,7 +169,7 @@ func (c *cluster) overPruneLimit() bool {
 			}
 		}
 	}
-	return config.Settings.PruneLimit.Holds(len(config.Images), len(gone)) && !confirmed
+	return config.Settings.PruneLimit.Exceeded(len(config.Images), len(gone)) && !confirmed
 }
 
 // leftovers looks for copies that should be gone.

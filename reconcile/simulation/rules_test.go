@@ -142,7 +142,7 @@ func (r *removal) vanished() {
 			}
 		}
 	}
-	if config.Settings.PruneLimit.Holds(len(config.Images), len(gone)) && !confirmed {
+	if config.Settings.PruneLimit.Exceeded(len(config.Images), len(gone)) && !confirmed {
 		c.broke("S6", "%s goes; %d images of %d left, the limit is %s", r.key, len(gone), len(gone)+len(config.Images), config.Settings.PruneLimit)
 	}
 	if since := c.now - r.node.left[r.key.ID.Name]; since < configdir.RemovalDelay {

@@ -48,14 +48,14 @@ func (r generator) oneIn(n int) bool { return r.IntN(n) == 0 }
 func pick[T any](r generator, of ...T) T { return of[r.IntN(len(of))] }
 
 func (r generator) situation() (plan.Desired, plan.Observed) {
-	d := plan.Desired{Node: "node1", Config: r.config(), Invalid: map[string]schema.Held{}, Allowed: schema.Everything, Verify: map[plan.CopyRef]bool{}}
+	d := plan.Desired{Node: "node1", Config: r.config(), Invalid: map[string]schema.InvalidImage{}, Allowed: schema.Everything, Verify: map[plan.CopyRef]bool{}}
 	if r.oneIn(8) {
 		d.Allowed = pick(r, schema.ObserveOnly, schema.NoDeletions, schema.NoDeletions)
 	}
 	for _, name := range []string{"macaw", "gone1"} {
 		if d.Allowed == schema.NoDeletions && r.oneIn(2) {
 			_, declared := d.Config.Images[name]
-			d.Invalid[name] = schema.Held{Name: name, Stale: declared}
+			d.Invalid[name] = schema.InvalidImage{Name: name, Stale: declared}
 		}
 	}
 	now := Now.Add(time.Duration(r.IntN(1000)) * time.Second)
