@@ -25,15 +25,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// startOfTest is a modification time for what test servers serve.
+// startOfTest is the modification time of files on test servers.
 var startOfTest = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// An image without a declared checksum is damaged while its source has other bytes
-// by now. Those do not take its place before the recovery interval is over, and if
-// the source has the old ones again, they come back at once.
+// An image without a checksum is damaged. If its source has the same bytes, it is downloaded
+// again at once. If the source has other bytes by now, they are accepted only after the recovery
+// interval.
 func TestDamagedCopyKeepsItsDigest(t *testing.T) {
-	images := [][]byte{randomImage(2 << 20), make([]byte, 1<<20)}
-	served := images[0]
+	served := randomImage(2 << 20)
 	origin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.ServeContent(w, r, "", startOfTest, bytes.NewReader(served))
 	}))
@@ -53,7 +52,7 @@ images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
 		for _, seen := range o.Disks {
 			return seen.Copies[d.Config.Images["parrot"].ID].Copy, planned
 		}
-		t.Fatal("no disk was seen")
+		t.Fatal("no disk was observed")
 		return disk.Copy{}, planned
 	}
 	damage := func(c disk.Copy) {
@@ -65,10 +64,10 @@ images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
 	first, _ := converge("1h")
 	damage(first)
 	if c, _ := converge("1h"); c.State != disk.Ready || c.SHA512 != first.SHA512 {
-		t.Errorf("with the old bytes at the source the copy is %s with %s, want ready with %s", c.State, c.SHA512.Short(), first.SHA512.Short())
+		t.Errorf("with the same bytes at the source the copy is %s with %s, want ready with %s", c.State, c.SHA512.Short(), first.SHA512.Short())
 	}
 	damage(first)
-	served = images[1]
+	served = make([]byte, 1<<20)
 	c, planned := converge("1h")
 	if c.State != disk.Failed || len(planned.Actions) != 1 || planned.Actions[0].Op != plan.Wait || planned.Actions[0].Until.IsZero() {
 		t.Errorf("with other bytes at the source the copy is %s, the plan %+v", c.State, planned.Actions)
@@ -78,8 +77,8 @@ images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
 	}
 }
 
-// TestTruncatedDownloadIsNeverReady has an origin that does not say how much there is, and
-// always breaks off. Nothing but that the transfer failed tells that more was to come.
+// A server sends no Content-Length and drops every connection. Only the error of the transfer
+// shows that bytes are missing.
 func TestTruncatedDownloadIsNeverReady(t *testing.T) {
 	origin := fetchtest.Start(t)
 	for _, at := range []int64{disk.ChunkSize / 2, 2 * disk.ChunkSize, 3*disk.ChunkSize - 512} {
@@ -93,15 +92,15 @@ func TestTruncatedDownloadIsNeverReady(t *testing.T) {
 			must(t, err)
 			for _, seen := range o.Disks {
 				if c := seen.Copies[d.Config.Images["parrot"].ID]; c.State == disk.Ready || len(o.Failures) != 1 {
-					t.Errorf("the copy is %+v after %+v, left to do: %+v", c, o.Failures, plan.Actions)
+					t.Errorf("the copy is %+v, failures %+v, left to do: %+v", c, o.Failures, plan.Actions)
 				}
 			}
 		})
 	}
 }
 
-// A sector of a ready copy cannot be read until it is written anew. The verification that
-// meets it has the bytes of another copy, if there is one.
+// A sector of a ready copy cannot be read until it is written again. The verification rewrites
+// it with the bytes of another copy on the node, and fails if there is none.
 func TestVerifyRewritesUnreadableSectors(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "parrot.raw")
 	if err := os.WriteFile(file, randomImage(4*disk.ChunkSize), 0o644); err != nil {
@@ -124,8 +123,8 @@ func TestVerifyRewritesUnreadableSectors(t *testing.T) {
 			t.Fatal(err)
 		}
 		key := plan.CopyRef{ID: d.Config.Images["parrot"].ID}
-		for name, on := range d.Config.Nodes[d.Node].Disks {
-			if on.Path == v.Path() {
+		for name, declared := range d.Config.Nodes[d.Node].Disks {
+			if declared.Path == v.Path() {
 				key.Disk = schema.DiskRef{Node: d.Node, Disk: name}
 			}
 		}
@@ -155,12 +154,12 @@ func TestVerifyRewritesUnreadableSectors(t *testing.T) {
 			t.Errorf("alone %v: error %v, written %v, the copy is %s", alone, e.err, written, c.State)
 		}
 		if alone && !disk.IsMediaError(e.err) {
-			t.Errorf("the error does not say that it cannot be read: %v", e.err)
+			t.Errorf("the error is no media error: %v", e.err)
 		}
 	}
 }
 
-// once converges a node that has no daemon, as its config directory says.
+// once converges a node without a daemon to its config directory.
 func (m *manager) once() (plan.Observed, plan.Plan) {
 	m.t.Helper()
 	snapshot, err := configdir.Read(m.conf)
@@ -176,8 +175,8 @@ func (m *manager) once() (plan.Observed, plan.Plan) {
 	return o, plan
 }
 
-// TestOneRunAmongDaemons: a single run takes copies from daemons, and asks them before
-// it deletes one.
+// A single run without a daemon syncs from the daemons of other nodes, and queries them before it
+// deletes a copy.
 func TestConvergeAmongDaemons(t *testing.T) {
 	t.Parallel()
 	c := newLAN(t, 2)
@@ -187,21 +186,21 @@ func TestConvergeAmongDaemons(t *testing.T) {
 	best.until("ready", func(v *status.View) bool { return best.holds(v) && len(v.Observed.Running) == 0 })
 	must(t, other.end())
 	here := schema.DiskRef{Node: other.name, Disk: "a"}
-	turn := func(copies int) (plan.Observed, plan.Plan) {
+	declareAndRun := func(copies int) (plan.Observed, plan.Plan) {
 		c.declare(clusterSettings+"\n"+c.image(copies, url), c.nodes...)
 		best.until("taken", func(v *status.View) bool { return v.Desired.Config.Images["parrot"].Copies == copies })
 		return other.once()
 	}
-	o, planned := turn(2)
+	o, planned := declareAndRun(2)
 	if !planned.Empty() || !isReadyOn(&status.View{Observed: o}, here) || len(c.origin.Requests()) != 1 {
-		t.Errorf("with two copies %+v is left, the disks are %+v; the origin was asked %d times", planned.Actions, o.Disks, len(c.origin.Requests()))
+		t.Errorf("with two copies %+v is left, the disks are %+v, the server had %d requests", planned.Actions, o.Disks, len(c.origin.Requests()))
 	}
 	best.pass(func(_ string, r *http.Request) bool { return !looks(r) })
-	if o, planned := turn(1); !isReadyOn(&status.View{Observed: o}, here) || len(planned.Actions) != 1 || planned.Actions[0].Op != plan.Wait {
-		t.Errorf("with nobody who vouches for the other copy, %+v is left, the disks are %+v", planned.Actions, o.Disks)
+	if o, planned := declareAndRun(1); !isReadyOn(&status.View{Observed: o}, here) || len(planned.Actions) != 1 || planned.Actions[0].Op != plan.Wait {
+		t.Errorf("without a response about the other copy, %+v is left, the disks are %+v", planned.Actions, o.Disks)
 	}
 	best.pass(nil)
-	if o, planned := turn(1); isReadyOn(&status.View{Observed: o}, here) || !planned.Empty() {
+	if o, planned := declareAndRun(1); isReadyOn(&status.View{Observed: o}, here) || !planned.Empty() {
 		t.Errorf("with one copy %+v is left, the disks are %+v", planned.Actions, o.Disks)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// TestObserveRejectsADiskAtTwoPaths has a disk that can be reached by two ways. It would
-// be counted twice; and it is nobody else who holds it.
+// A disk is declared twice, by its path and by a link. Both must be rejected, or its copies would
+// count twice. Its lock is not reported as that of another process.
 func TestObserveRejectsADiskAtTwoPaths(t *testing.T) {
 	dir, link := newDisk(t), filepath.Join(t.TempDir(), "link")
 	if err := os.Symlink(dir, link); err != nil {
@@ -23,7 +23,7 @@ func TestObserveRejectsADiskAtTwoPaths(t *testing.T) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	d := plantest.Load(t, `images: {}`, dir, link)
-	for range 2 { // it stays so
+	for range 2 { // the second time the disk is open already
 		for ref, seen := range r.Observe(d).Disks {
 			if !strings.Contains(seen.Problem, "same diskUUID") {
 				t.Errorf("%s has the problem %q", ref, seen.Problem)
@@ -35,9 +35,9 @@ func TestObserveRejectsADiskAtTwoPaths(t *testing.T) {
 	}
 }
 
-// A process has a copy open that is to be evicted. While work reads the copy, which has it
-// open too, nobody can tell whether the process still does: it counts as if. Else the work
-// would be stopped for an eviction, which would be put off as soon as it has ended.
+// A process has a copy open whose disk is evicted. While a job reads the copy, and has it open
+// too, it cannot be seen whether the process still does: the copy stays in use. Otherwise the job
+// would be stopped for an eviction, which would be postponed as soon as the job ended.
 func TestCopyStaysInUseWhileAJobReadsIt(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "parrot.raw")
 	must(t, os.WriteFile(image, randomImage(1<<20), 0o600))
@@ -58,7 +58,7 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 		_, _, err := r.Converge(t.Context(), evicted)
 		must(t, err)
 	}
-	drops := func(what string, want bool) {
+	expectDeletion := func(when string, want bool) {
 		t.Helper()
 		o := r.Observe(evicted)
 		got := false
@@ -66,25 +66,25 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 			got = got || a.Op.Deletes() && a.CopyRef() == key
 		}
 		if got != want {
-			t.Errorf("%s: the copy is to go: %v; it is used: %q", what, got, o.Disks[key.Disk].Copies[key.ID].UsedBy)
+			t.Errorf("%s: a deletion is planned: %v; in use: %q", when, got, o.Disks[key.Disk].Copies[key.ID].UsedBy)
 		}
 	}
-	drops("a process has it open", false)
+	expectDeletion("a process has the copy open", false)
 	r.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Verify, key, plan.Reason{}, 0)}, stop: func() {}}
-	drops("and it is verified", false)
+	expectDeletion("a job verifies it, too", false)
 	delete(r.running, key)
-	drops("and it was verified", false)
+	expectDeletion("the job has ended", false)
 	must(t, f.Close())
 	r.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Evict, key, plan.Reason{}, 0)}, stop: func() {}, deletion: &deletion{}}
-	drops("it is closed, and withdrawn", true)
+	expectDeletion("the process has closed it, and it is withdrawn", true)
 	f, err = os.Open(f.Name())
 	must(t, err)
-	drops("it is withdrawn, and opened again", false)
+	expectDeletion("it is withdrawn, and open again", false)
 	must(t, f.Close())
 	delete(r.running, key)
 	_, _, err = r.Converge(t.Context(), evicted)
 	must(t, err)
 	if o := r.Observe(evicted); o.HasCopy(key) {
-		t.Errorf("nothing has it open, and it is there: %+v", evicted.Plan(o).Actions)
+		t.Errorf("the copy is not open, and was not evicted: %+v", evicted.Plan(o).Actions)
 	}
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// TestNotTaken has clients come back to what settles by itself, and to nothing else: after
-// a kill, the file of an upload that was whole is verified first.
-func TestNotTaken(t *testing.T) {
+// A rejected upload is temporary (503) if the planned action ends without a change of the
+// configuration, and no other. After a kill, the file of a complete upload is verified first.
+func TestUploadRejectedStatus(t *testing.T) {
 	for _, test := range []struct {
 		planned plan.Action
 		status  int
@@ -39,8 +39,8 @@ func TestNotTaken(t *testing.T) {
 	}
 }
 
-// TestInterruptedUpload goes on unless the image has got ready elsewhere: a client that was
-// told to come back in a moment would do so in vain.
+// An interrupted upload can continue unless the image is ready elsewhere. Otherwise its client
+// would retry without end.
 func TestInterruptedUpload(t *testing.T) {
 	d := plantest.Load(t, `images: {parrot: {source: {upload: {}}}}`, newDisk(t))
 	image := d.Config.Images["parrot"]
