@@ -9,9 +9,77 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
+
+// TestAlertsNameMetrics: the alerts in the operator's guide are for metrics that exist.
+func TestAlertsNameMetrics(t *testing.T) {
+	metrics := readFile(t, "docs/metrics.md") // a test of reconcile/api compares it with the code
+	_, alerts, _ := strings.Cut(readFile(t, "docs/operations.md"), "\n| metric | alert if |\n")
+	alerts, _, _ = strings.Cut(alerts, "\n\n")
+	rows := regexp.MustCompile("`(\\w+)").FindAllStringSubmatch(alerts, -1)
+	if len(rows) < 5 {
+		t.Fatalf("docs/operations.md has alerts for only %q", rows)
+	}
+	for _, m := range rows {
+		if !strings.Contains(metrics, "`backing_image_manager_"+m[1]+"`") {
+			t.Errorf("docs/operations.md has an alert for %s, which is no metric", m[1])
+		}
+	}
+}
+
+// TestEveryReasonIsDocumented compares docs/reasons.md with the constants of type Code in
+// package plan, in both directions.
+func TestEveryReasonIsDocumented(t *testing.T) {
+	codes := reasonCodes(t)
+	var documented []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(readFile(t, "docs/reasons.md"), -1) {
+		documented = append(documented, m[1])
+	}
+	for _, code := range codes {
+		if !slices.Contains(documented, code) {
+			t.Errorf("docs/reasons.md does not have the code %s", code)
+		}
+	}
+	for _, code := range documented {
+		if !slices.Contains(codes, code) {
+			t.Errorf("docs/reasons.md has the code %s, which package plan does not have", code)
+		}
+	}
+}
+
+func reasonCodes(t *testing.T) []string {
+	t.Helper()
+	var codes []string
+	for _, decl := range parseGo(t, "reconcile/plan/reason.go").Decls {
+		group, isGroup := decl.(*ast.GenDecl)
+		if !isGroup || group.Tok != token.CONST {
+			continue
+		}
+		for _, spec := range group.Specs {
+			value, isValue := spec.(*ast.ValueSpec)
+			if !isValue || len(value.Values) != 1 {
+				continue
+			}
+			kind, _ := value.Type.(*ast.Ident)
+			text, isText := value.Values[0].(*ast.BasicLit)
+			if kind == nil || kind.Name != "Code" || !isText {
+				continue
+			}
+			code, err := strconv.Unquote(text.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			codes = append(codes, code)
+		}
+	}
+	if len(codes) < 10 {
+		t.Fatalf("found only the codes %q", codes)
+	}
+	return codes
+}
 
 func parseGo(t *testing.T, name string) *ast.File {
 	t.Helper()
@@ -31,13 +99,14 @@ var (
 // identifiers in backquotes that follow a Go file on its line are declared in it.
 func TestNamedCodeExists(t *testing.T) {
 	files, symbols := 0, 0
-	for _, name := range []string{"docs/architecture.md"} {
+	for _, name := range []string{"docs/architecture.md", "docs/development.md"} {
 		for line := range strings.Lines(readDocument(t, name).prose) {
 			var declared map[string]bool
 			file := ""
 			for _, m := range codeSpan.FindAllStringSubmatch(line, -1) {
 				span := strings.TrimSuffix(m[1], "()")
 				switch {
+				case strings.Contains(span, "NAME"): // stands for any name
 				case goFile.MatchString(span):
 					file, declared = span, declarations(t, span)
 					files++
