@@ -35,12 +35,45 @@ func (f imageFolder) checkUnused(file string) error {
 	return nil
 }
 
+// Removal are the steps of RemoveUnused for one image.
+type Removal interface {
+	// CheckUnused returns an *InUseError if the image is in use. aside: it is set aside.
+	CheckUnused(aside bool) error
+	// SetAside hides the image from new users.
+	SetAside() error
+	// PutBack undoes SetAside.
+	PutBack() error
+	// Delete deletes the image that was set aside.
+	Delete() error
+	// Sync makes the deletion durable.
+	Sync() error
+}
+
+// RemoveUnused removes an image unless it is in use. It checks this twice, and sets the image
+// aside between the checks: then no new user can find it, and a user that came after the first
+// check is found by the second one. The image is put back after an error.
+func RemoveUnused(r Removal) error {
+	if err := r.CheckUnused(false); err != nil {
+		return err
+	}
+	if err := r.SetAside(); err != nil {
+		return err
+	}
+	if err := r.CheckUnused(true); err != nil {
+		return errors.Join(err, r.PutBack())
+	}
+	if err := r.Delete(); err != nil {
+		// What cannot be deleted keeps the name under which its users and the next attempt
+		// find it.
+		return errors.Join(err, r.PutBack())
+	}
+	return r.Sync()
+}
+
 // Remove deletes our files in the folder of id, and then the folder. It does not delete other
 // files: a folder with other files in it, or without a record, stays, with an error.
 //
-// *InUseError: the image is in use. Remove checks this twice. It renames the folder between
-// the checks, so that no new user can find the image, and renames it back if the second check
-// finds a user.
+// *InUseError: the image is in use: see RemoveUnused.
 func (d *Disk) Remove(id ID) error {
 	f := d.image(id)
 	_, owned, err := f.readRecord()
@@ -50,31 +83,51 @@ func (d *Disk) Remove(id ID) error {
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", id, err)
 	}
-	if err := f.checkUnused(f.file(imageFile)); err != nil {
-		return err
-	}
-	aside := path.Join(imagesFolder, removingPrefix+id.String())
-	if err := d.root.Rename(f.path(), aside); err != nil {
-		return fmt.Errorf("remove %s: %w", id, err)
-	}
-	if err := syncFolder(d.root, imagesFolder); err != nil {
-		return errors.Join(fmt.Errorf("remove %s: %w", id, err), d.root.Rename(aside, f.path()))
-	}
-	if err := f.checkUnused(path.Join(aside, imageFile)); err != nil {
-		return errors.Join(err, renameDurably(d.root, aside, f.path()))
-	}
-	if err := removeOwnFiles(d.root, aside); err != nil {
-		// What cannot be deleted keeps the name under which its users and the next attempt
-		// find it.
-		return errors.Join(fmt.Errorf("remove %s: %w", id, err), renameDurably(d.root, aside, f.path()))
-	}
-	if err := ignoreMissing(d.root.Remove(aside)); err != nil {
-		// Unmanaged files are in it: they stay, under the old name.
-		return errors.Join(fmt.Errorf("remove %s: other files are in its folder: %w", id, err),
-			renameDurably(d.root, aside, f.path()))
-	}
-	return syncFolder(d.root, imagesFolder)
+	return RemoveUnused(folderRemoval{f, path.Join(imagesFolder, removingPrefix+id.String())})
 }
+
+// folderRemoval implements Removal. It sets a folder aside by renaming it.
+type folderRemoval struct {
+	imageFolder
+	aside string // the path of the folder while it is set aside
+}
+
+// CheckUnused implements Removal.
+func (r folderRemoval) CheckUnused(aside bool) error {
+	if aside {
+		return r.checkUnused(path.Join(r.aside, imageFile))
+	}
+	return r.checkUnused(r.file(imageFile))
+}
+
+// SetAside implements Removal.
+func (r folderRemoval) SetAside() error {
+	if err := r.disk.root.Rename(r.path(), r.aside); err != nil {
+		return fmt.Errorf("remove %s: %w", r.id, err)
+	}
+	if err := r.Sync(); err != nil {
+		return errors.Join(fmt.Errorf("remove %s: %w", r.id, err), r.disk.root.Rename(r.aside, r.path()))
+	}
+	return nil
+}
+
+// PutBack implements Removal.
+func (r folderRemoval) PutBack() error { return renameDurably(r.disk.root, r.aside, r.path()) }
+
+// Delete implements Removal.
+func (r folderRemoval) Delete() error {
+	if err := removeOwnFiles(r.disk.root, r.aside); err != nil {
+		return fmt.Errorf("remove %s: %w", r.id, err)
+	}
+	if err := ignoreMissing(r.disk.root.Remove(r.aside)); err != nil {
+		// Unmanaged files are in it: they stay, under the old name.
+		return fmt.Errorf("remove %s: other files are in its folder: %w", r.id, err)
+	}
+	return nil
+}
+
+// Sync implements Removal.
+func (r folderRemoval) Sync() error { return syncFolder(r.disk.root, imagesFolder) }
 
 // ownFiles are the files of an image folder that this program may delete. The record is the
 // last: while it exists, the folder is known to be owned.

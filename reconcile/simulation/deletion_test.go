@@ -156,63 +156,66 @@ func (m *node) forget(w *work) {
 	}
 }
 
-// remove is what disk.Disk.Remove does for a confirmed deletion.
+// remove is what disk.Disk.Remove does for a confirmed deletion, on a simulated drive.
 func (m *node) remove(w *work) {
 	w.removal.decided(m.o)
 	m.c.tell(m.name, "is sure that %s may go", w.key)
-	m.soon(func() { m.renameAside(w) })
+	m.soon(func() {
+		m.c.spawn(&fiber{node: m}, func() {
+			err := disk.RemoveUnused(&folderRemoval{m: m, w: w, s: m.c.slot(w.key)})
+			m.c.endRemoval(w.removal)
+			m.end(w, err)
+		})
+	})
 }
 
-// fails ends a deletion that could not be done.
-func (m *node) fails(w *work, err error) {
-	m.c.tell(m.name, "keeps %s: %v", w.key, err)
-	m.c.endRemoval(w.removal)
-	m.end(w, err)
+// folderRemoval implements disk.Removal. Each step takes a moment.
+type folderRemoval struct {
+	m *node
+	w *work
+	s *slot
 }
 
-// renameAside is the first half: from here on no new user finds the folder.
-func (m *node) renameAside(w *work) {
-	s := m.c.slot(w.key)
-	d := m.c.drives[w.key.Disk]
+// CheckUnused implements disk.Removal.
+func (r *folderRemoval) CheckUnused(aside bool) error {
+	d := r.m.c.drives[r.w.key.Disk]
 	switch {
-	case s == nil || d.uuid != w.uuid:
-		m.fails(w, errors.New("it is not there any more"))
-		return
+	case r.s == nil || r.m.c.slotOn(r.w.uuid, r.w.key) != r.s || r.s.aside != aside:
+		return errors.New("it is not there any more")
 	case d.readOnly:
-		m.fails(w, errIO)
-		return
+		return errIO
 	}
-	if why := s.using(d); why != "" {
-		m.fails(w, &disk.InUseError{ID: w.key.ID, Reason: why})
-		return
+	if why := r.s.using(d); why != "" {
+		return &disk.InUseError{ID: r.w.key.ID, Reason: why}
 	}
-	s.aside = true
-	m.c.tell(m.name, "renames %s aside", w.key)
-	m.soon(func() { m.lookForUsers(w, s) })
+	return nil
 }
 
-func (m *node) lookForUsers(w *work, s *slot) {
-	d := m.c.drives[w.key.Disk]
-	if m.c.slot(w.key) != s || !s.aside {
-		m.fails(w, errors.New("it is not there any more"))
-		return
-	}
-	if why := s.using(d); why != "" {
-		s.aside = false
-		m.fails(w, &disk.InUseError{ID: w.key.ID, Reason: why})
-		return
-	}
-	m.soon(func() { m.unlink(w, s) })
+// SetAside implements disk.Removal.
+func (r *folderRemoval) SetAside() error {
+	r.s.aside = true
+	r.m.c.tell(r.m.name, "renames %s aside", r.w.key)
+	r.m.c.pause(r.m.c.moment())
+	return nil
 }
 
-func (m *node) unlink(w *work, s *slot) {
-	if m.c.slot(w.key) != s || !s.aside {
-		m.fails(w, errors.New("it is not there any more"))
-		return
-	}
-	w.removal.unlinks(s)
-	delete(m.c.drives[w.key.Disk].slots, w.key.ID)
-	m.c.tell(m.name, "has deleted %s", w.key)
-	m.c.endRemoval(w.removal)
-	m.end(w, nil)
+// PutBack implements disk.Removal.
+func (r *folderRemoval) PutBack() error {
+	r.s.aside = false
+	return nil
 }
+
+// Delete implements disk.Removal.
+func (r *folderRemoval) Delete() error {
+	r.m.c.pause(r.m.c.moment())
+	if r.m.c.slotOn(r.w.uuid, r.w.key) != r.s || !r.s.aside {
+		return errors.New("it is not there any more")
+	}
+	r.w.removal.unlinks(r.s)
+	delete(r.m.c.drives[r.w.key.Disk].slots, r.w.key.ID)
+	r.m.c.tell(r.m.name, "has deleted %s", r.w.key)
+	return nil
+}
+
+// Sync implements disk.Removal.
+func (r *folderRemoval) Sync() error { return nil }

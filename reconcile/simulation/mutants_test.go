@@ -112,7 +112,7 @@ func (m mutant) run(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		overlay.Replace[real] = filepath.Join(dir, strings.ReplaceAll(name, "/", "_"))
+		overlay.Replace[real] = filepath.Join(dir, strings.NewReplacer("/", "_", "..", "_").Replace(name))
 		if err := os.WriteFile(overlay.Replace[real], data, 0o600); err != nil {
 			t.Fatal(err)
 		}
