@@ -246,6 +246,27 @@ func TestFlagsInTextExist(t *testing.T) {
 	}
 }
 
+// TestEveryScenarioCommandIsDocumented: docs/scenarios.md has the commands of "test --help"
+// with the same arguments.
+func TestEveryScenarioCommandIsDocumented(t *testing.T) {
+	out, err := exec.Command(filepath.Join(binDir, program), "test", "--help").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, help, _ := strings.Cut(string(out), "\nCommands that change the cluster:\n")
+	help, _, _ = strings.Cut(help, "\nThese commands of testscript")
+	found := regexp.MustCompile(`(?m)^  (\w.*)$`).FindAllStringSubmatch(help, -1)
+	if len(found) < 15 {
+		t.Fatalf("test --help has only the commands %q", found)
+	}
+	text := readFile(t, "docs/scenarios.md")
+	for _, m := range found {
+		if !strings.Contains(text, "| `"+strings.ReplaceAll(m[1], "|", `\|`)+"` |") {
+			t.Errorf("docs/scenarios.md does not have the command %s", m[1])
+		}
+	}
+}
+
 var (
 	goTest  = regexp.MustCompile(`go test (.*)`)
 	goNames = regexp.MustCompile(`(?m)^func (Test|Benchmark)(\w+)\(`)
