@@ -9,7 +9,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// manyImages declares n images as people do, each with a checksum of its own.
+// manyImages returns the declarations of n images with typical fields and different checksums.
 func manyImages(n int) []string {
 	images := make([]string, n)
 	for i := range images {
@@ -77,8 +77,8 @@ func oneChanged(b *testing.B, s configdir.Snapshot) {
 	}
 }
 
-// BenchmarkHeld reports the memory that a Loader of many images keeps.
-func BenchmarkHeld(b *testing.B) {
+// BenchmarkLoaderMemory reports the memory that a Loader of many images keeps.
+func BenchmarkLoaderMemory(b *testing.B) {
 	s := fileEach(manyImages(10_000))
 	for b.Loop() {
 		before := heap()

@@ -47,7 +47,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestEverything(t *testing.T) {
+func TestEveryFieldIsDecoded(t *testing.T) {
 	b, err := os.ReadFile("testdata/everything.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -60,10 +60,10 @@ func TestEverything(t *testing.T) {
 	}
 	first := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
 	if by := s.Suspend; by == nil || *by != (Suspension{Reason: "freeze", Until: first.Add(5 * time.Hour)}) || !by.Active(first) || by.Active(first.Add(5*time.Hour)) {
-		t.Errorf("everything is suspended by %+v", s.Suspend)
+		t.Errorf("settings.suspend is %+v", s.Suspend)
 	}
 	if by := c.Images["uploaded"].Suspend; by == nil || *by != (Suspension{Reason: "not tested", By: "ann", Until: first}) {
-		t.Errorf("uploaded is suspended by %+v", by)
+		t.Errorf("suspend of uploaded is %+v", by)
 	}
 	n := c.Nodes["node1"]
 	if n.Address != "http://10.0.0.1:8000" || n.Disks["disk1"].StorageReserved != 10<<30 || n.Disks["disk1"].Path != "/var/lib/longhorn" ||
@@ -76,7 +76,7 @@ func TestEverything(t *testing.T) {
 		t.Errorf("downloaded is %+v, %+v", m, m.Source.Download)
 	}
 	if c.Images["uploaded"].Copies != 2 || c.Images["exported"].Copies != 1 {
-		t.Errorf("copies: uploaded %d, want 2 as the settings say; exported %d, want 1", c.Images["uploaded"].Copies, c.Images["exported"].Copies)
+		t.Errorf("copies: uploaded %d, want 2 from the settings; exported %d, want 1", c.Images["uploaded"].Copies, c.Images["exported"].Copies)
 	}
 	for name, kind := range map[string]SourceKind{"downloaded": KindDownload, "uploaded": KindUpload, "exported": KindExportFromVolume, "restored": KindRestore, "secured": KindClone} {
 		if got := c.Images[name].Source.Kind(); got != kind {
@@ -85,7 +85,7 @@ func TestEverything(t *testing.T) {
 	}
 }
 
-func TestDigestIsOfContentAlone(t *testing.T) {
+func TestDigestDoesNotDependOnFiles(t *testing.T) {
 	race.Skip(t)
 	of := func(files ...configdir.File) string {
 		r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: files})
@@ -112,18 +112,18 @@ func TestDigestIsOfContentAlone(t *testing.T) {
 		"a node tag": "nodes: {n1: {tags: [x]}}",
 	} {
 		if d := of(configdir.File{Path: "a.yaml", Data: []byte(text)}); d == one {
-			t.Errorf("%s does not count for the digest", name)
+			t.Errorf("%s does not change the digest", name)
 		} else {
-			one = d // each differs from the one before
+			one = d // each must differ from the one before
 		}
 	}
 }
 
-func TestPruneLimit(t *testing.T) {
+func TestPruneLimitExceeded(t *testing.T) {
 	for _, c := range []struct {
-		limit              PruneLimit
-		declared, vanished int
-		holds              bool
+		limit             PruneLimit
+		declared, orphans int
+		exceeded          bool
 	}{
 		{PruneCount(0), 0, 1, false},
 		{PruneCount(0), 10, 2, true},
@@ -136,14 +136,14 @@ func TestPruneLimit(t *testing.T) {
 		{PrunePercent(0), 100, 2, true},
 		{PrunePercent(100), 0, 100, false},
 	} {
-		if got := c.limit.Exceeded(c.declared, c.vanished); got != c.holds {
-			t.Errorf("%s holds %d vanished beside %d: %t, want %t", c.limit, c.vanished, c.declared, got, c.holds)
+		if got := c.limit.Exceeded(c.declared, c.orphans); got != c.exceeded {
+			t.Errorf("limit %s with %d orphans and %d images: exceeded is %t, want %t", c.limit, c.orphans, c.declared, got, c.exceeded)
 		}
 	}
 }
 
-// Names that try things: none of them may leave the folder that it names.
-func TestNames(t *testing.T) {
+// TestInvalidNamesAreRejected: no name may lead out of the folder of its image.
+func TestInvalidNamesAreRejected(t *testing.T) {
 	race.Skip(t)
 	for name, good := range map[string]bool{
 		"a": false, "ab": true, strings.Repeat("a", 40): true, strings.Repeat("a", 41): false, "Ab": false, "aB": false,
@@ -160,13 +160,13 @@ func TestNames(t *testing.T) {
 		}
 		if good {
 			if id, err := disk.ParseID(r.Config.Images[name].ID.String()); err != nil || id.Name != name {
-				t.Errorf("the folder of %q reads as %v, %v", name, id, err)
+				t.Errorf("the folder of %q parses as %v, %v", name, id, err)
 			}
 		}
 	}
 }
 
-func TestUnreadableFiles(t *testing.T) {
+func TestUnreadableFileAffectsOnlyItself(t *testing.T) {
 	for name, f := range map[string]configdir.File{
 		"error":  {Path: "a.yaml", Err: errors.New("permission denied")},
 		"zero":   {Path: "a.yaml", Data: []byte("images: {}\n\x00")},
@@ -188,7 +188,7 @@ func TestUnreadableFiles(t *testing.T) {
 	}
 }
 
-func TestByteOrderMark(t *testing.T) {
+func TestByteOrderMarkIsIgnored(t *testing.T) {
 	for _, path := range []string{"a.yaml", "a.json"} {
 		r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: path, Data: []byte("\ufeff{\"images\": {}}")}}})
 		if r.Allowed != Everything {

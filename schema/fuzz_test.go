@@ -12,7 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// FuzzLoad loads any bytes as YAML and as JSON. .cue files are read by a child.
+// FuzzLoad loads any bytes as YAML and as JSON. A child process parses .cue files.
 func FuzzLoad(f *testing.F) {
 	archives, err := filepath.Glob("testdata/load/*.txtar")
 	if err != nil {
@@ -50,7 +50,7 @@ func FuzzLoad(f *testing.F) {
 		r := l.Load(t.Context(), s)
 		checkResult(t, r)
 		if again, fresh := describe(l.Load(t.Context(), s)), describe(r); r.Allowed == Everything && again != fresh {
-			t.Errorf("loaded again:\n%s\nat first:\n%s", again, fresh)
+			t.Errorf("loaded again:\n%s\nfirst time:\n%s", again, fresh)
 		}
 		if other := NewLoader().Load(t.Context(), s); describe(other) != describe(r) || other.Digest != r.Digest {
 			t.Errorf("another loader:\n%s\nthis one:\n%s", describe(other), describe(r))
@@ -58,15 +58,15 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// checkResult checks what holds of every result.
+// checkResult checks the invariants of every result.
 func checkResult(t *testing.T, r Result) {
 	valid := len(r.Errors) == 0
 	if valid != (r.Allowed == Everything) || valid != (r.Digest != "") {
-		t.Errorf("%d errors, may %s, digest %q", len(r.Errors), r.Allowed, r.Digest)
+		t.Errorf("%d errors, allowed %s, digest %q", len(r.Errors), r.Allowed, r.Digest)
 	}
 	for _, p := range append(r.Errors, r.Warnings...) {
 		if strings.ContainsAny(p.String(), "\n\x00") || p.Message == "" {
-			t.Errorf("a problem that is not one line: %q", p.String())
+			t.Errorf("a problem is not one line: %q", p.String())
 		}
 	}
 	origins := r.Origins()
@@ -84,7 +84,7 @@ func checkResult(t *testing.T, r Result) {
 		if id, err := disk.ParseID(m.ID.String()); err != nil || id != m.ID || id.Name != name {
 			t.Errorf("image %q has the folder %q", name, m.ID)
 		}
-		m.Source.Kind() // panics where there is none
+		m.Source.Kind() // panics if there is none
 		if m.Copies < 1 {
 			t.Errorf("image %q has %d copies", name, m.Copies)
 		}

@@ -9,9 +9,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// Files that are small to write and could be large to read. Each has to end in
-// a few lines soon; one that does not, ends this test by its timeout.
-func TestHostileFiles(t *testing.T) {
+// TestHostileFilesCostLittle loads small files that could take much time or memory. Each must
+// result in a few short problems; otherwise the test times out.
+func TestHostileFilesCostLittle(t *testing.T) {
 	race.Skip(t)
 	const size, links = 1 << 20, 3000
 	aliases := "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
@@ -49,7 +49,7 @@ func TestHostileFiles(t *testing.T) {
 			}
 			for _, p := range r.Errors {
 				if len(p.String()) > 1000 {
-					t.Errorf("a problem of %d letters: %.200s", len(p.String()), p)
+					t.Errorf("a problem has %d bytes: %.200s", len(p.String()), p)
 				}
 			}
 		})

@@ -45,7 +45,7 @@ func instance(t *testing.T, text string) any {
 	return v
 }
 
-func TestJSONSchemaAccepts(t *testing.T) {
+func TestJSONSchemaAcceptsAllFields(t *testing.T) {
 	b, err := os.ReadFile("testdata/everything.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -55,33 +55,33 @@ func TestJSONSchemaAccepts(t *testing.T) {
 	}
 }
 
-func TestJSONSchemaLeavesManifests(t *testing.T) {
+func TestJSONSchemaAcceptsManifests(t *testing.T) {
 	manifest := "{apiVersion: longhorn.io/v1beta2, kind: BackingImage, metadata: {name: parrot}, spec: {sourceType: upload}}"
 	if err := compiledJSONSchema(t).Validate(instance(t, manifest)); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestJSONSchemaRefuses(t *testing.T) {
+func TestJSONSchemaRejectsMistakes(t *testing.T) {
 	race.Skip(t)
 	s := compiledJSONSchema(t)
 	for name, text := range map[string]string{
-		"typo at the top":       "imags: {}",
-		"typo in settings":      "settings: {minNumberOfCopie: 1}",
-		"typo in a source":      "images: {xx: {source: {downlod: {}}}}",
-		"typo in a download":    "images: {xx: {source: {download: {url: x, urll: y}}}}",
-		"two sources":           "images: {xx: {source: {download: {url: x}, upload: {}}}}",
-		"no source":             "images: {xx: {source: {}}}",
-		"nothing about source":  "images: {xx: {}}",
-		"upload with a field":   "images: {xx: {source: {upload: {a: 1}}}}",
-		"name of an image":      "images: {Xx: {source: {upload: {}}}}",
-		"lowest default copies": "settings: {minNumberOfCopies: 0}",
-		"lowest replenish":      "settings: {concurrentReplenishPerNodeLimit: -1}",
-		"lowest limit":          "images: {xx: {source: {restore: {backupURL: x, concurrentLimit: 0}}}}",
-		"lowest copies":         "images: {xx: {source: {upload: {}}, minNumberOfCopies: -1}}",
-		"no whole number":       "images: {xx: {source: {upload: {}}, minNumberOfCopies: 1.5}}",
-		"uuid as a number":      "images: {xx: {source: {upload: {}}, uuid: 12345678}}",
-		"disk without a path":   "nodes: {n: {disks: {d: {}}}}",
+		"typo at the top":          "imags: {}",
+		"typo in settings":         "settings: {minNumberOfCopie: 1}",
+		"typo in a source":         "images: {xx: {source: {downlod: {}}}}",
+		"typo in a download":       "images: {xx: {source: {download: {url: x, urll: y}}}}",
+		"two sources":              "images: {xx: {source: {download: {url: x}, upload: {}}}}",
+		"no source":                "images: {xx: {source: {}}}",
+		"source is missing":        "images: {xx: {}}",
+		"upload with a field":      "images: {xx: {source: {upload: {a: 1}}}}",
+		"name of an image":         "images: {Xx: {source: {upload: {}}}}",
+		"too few default copies":   "settings: {minNumberOfCopies: 0}",
+		"negative replenish limit": "settings: {concurrentReplenishPerNodeLimit: -1}",
+		"limit of zero":            "images: {xx: {source: {restore: {backupURL: x, concurrentLimit: 0}}}}",
+		"negative copies":          "images: {xx: {source: {upload: {}}, minNumberOfCopies: -1}}",
+		"not a whole number":       "images: {xx: {source: {upload: {}}, minNumberOfCopies: 1.5}}",
+		"uuid as a number":         "images: {xx: {source: {upload: {}}, uuid: 12345678}}",
+		"disk without a path":      "nodes: {n: {disks: {d: {}}}}",
 	} {
 		t.Run(name, func(t *testing.T) {
 			if s.Validate(instance(t, text)) == nil {
@@ -94,7 +94,7 @@ func TestJSONSchemaRefuses(t *testing.T) {
 	}
 }
 
-func TestJSONSchemaShowsDefaultsAndDescriptions(t *testing.T) {
+func TestJSONSchemaHasDefaultsAndDescriptions(t *testing.T) {
 	b, err := JSONSchema()
 	if err != nil {
 		t.Fatal(err)

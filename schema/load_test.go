@@ -113,10 +113,10 @@ func describe(r Result) string {
 		line("skipped: ", fmt.Sprint(s.Position, " ", s.APIVersion, " ", s.Kind, " ", s.Name))
 	}
 	for _, h := range r.Invalid {
-		line("held: ", fmt.Sprint(h.Name, map[bool]string{true: " (last valid)", false: " (unusable)"}[h.Stale]))
+		line("invalid: ", fmt.Sprint(h.Name, map[bool]string{true: " (last valid)", false: " (unusable)"}[h.Stale]))
 	}
 	line("images: ", strings.Join(sortedKeys(r.Config.Images), " "))
-	line("may: ", r.Allowed)
+	line("allowed: ", r.Allowed)
 	if (r.Digest == "") != (len(r.Errors) > 0) {
 		line("digest: ", r.Digest)
 	}
@@ -132,16 +132,16 @@ func mustLoad(t *testing.T, yaml string) Config {
 	t.Helper()
 	r := load(t, yaml)
 	if r.Allowed != Everything {
-		t.Fatalf("not valid:\n%s", describe(r))
+		t.Fatalf("invalid:\n%s", describe(r))
 	}
 	return r.Config
 }
 
-// A Loader that kept what it judged for one state of a file would grow by
-// kilobytes with each.
+// TestReloadsKeepNoMemory: a Loader that kept the results for each old state of a file would
+// grow by kilobytes with each reload.
 func TestReloadsKeepNoMemory(t *testing.T) {
 	if race.Enabled {
-		t.Skip("the detector keeps memory itself: CI runs this without it too")
+		t.Skip("the race detector keeps memory: CI runs this also without it")
 	}
 	l := NewLoader()
 	const reloads = 1000

@@ -11,9 +11,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// TestManifestsAreTheNativeForm loads the two files of each archive in
-// testdata/manifest and wants one configuration of both.
-func TestManifestsAreTheNativeForm(t *testing.T) {
+// TestManifestsEqualTheNativeForm loads the two files of each archive in testdata/manifest: a
+// manifest and its native form must result in the same configuration.
+func TestManifestsEqualTheNativeForm(t *testing.T) {
 	race.Skip(t)
 	entries, err := os.ReadDir("testdata/manifest")
 	if err != nil {
@@ -34,7 +34,7 @@ func TestManifestsAreTheNativeForm(t *testing.T) {
 				digests = append(digests, r.Digest+string(mustJSON(t, r.Config)))
 			}
 			if digests[0] != digests[1] {
-				t.Errorf("%s is\n%s\n%s is\n%s", a.Files[0].Name, digests[0], a.Files[1].Name, digests[1])
+				t.Errorf("%s results in\n%s\n%s results in\n%s", a.Files[0].Name, digests[0], a.Files[1].Name, digests[1])
 			}
 		})
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-func TestOrigins(t *testing.T) {
+func TestOriginsOfNativeFormAndManifest(t *testing.T) {
 	r := load(t, `settings: {minNumberOfCopies: 2}
 images: {parrot: {source: {download: {url: "https://example.com/x", mirrors: []}}, diskSelector: [ssd, fast]}}
 ---
@@ -42,13 +42,13 @@ config.yaml:1:12 settings minNumberOfCopies
 	}
 }
 
-func TestOriginsMoveWithTheFile(t *testing.T) {
+func TestOriginsFollowMovedLines(t *testing.T) {
 	const text = "{apiVersion: longhorn.io/v1beta2, kind: BackingImage, metadata: {name: robin}, spec: {sourceType: upload}}\n"
 	l := NewLoader()
 	for line, before := range []string{"", "\n", "\n\n"} {
 		r := l.Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(before + text)}}})
 		if got := r.Origins()[0].Values[0].Line; got != line+1 {
-			t.Errorf("after %q, the value is in line %d, want %d", before, got, line+1)
+			t.Errorf("after %q, the value is at line %d, want %d", before, got, line+1)
 		}
 	}
 }

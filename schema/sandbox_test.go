@@ -9,7 +9,7 @@ import (
 
 const good = "images: good: source: upload: {}\n"
 
-// bombs are files of CUE that no machine evaluates to the end.
+// bombs are CUE files whose evaluation never ends.
 var bombs = map[string]string{
 	"time": `
 let n = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -22,7 +22,7 @@ images: x: source: download: url: strings.Repeat(a, 1000000)
 `,
 }
 
-func TestBombCostsItsFileAlone(t *testing.T) {
+func TestExpensiveFileAffectsOnlyItself(t *testing.T) {
 	for name, bomb := range bombs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -32,14 +32,14 @@ func TestBombCostsItsFileAlone(t *testing.T) {
 			if before.Allowed != Everything || len(before.Config.Images) != 2 {
 				t.Fatalf("not valid:\n%s", describe(before))
 			}
-			// Another good file comes along, to show that what stands behind the bomb is read.
+			// The third file changes too, so that it must be evaluated after the bomb.
 			got := load(configdir.File{Path: "a.cue", Data: []byte(good)}, configdir.File{Path: "b.cue", Data: []byte(bomb)},
 				configdir.File{Path: "c.cue", Data: []byte(strings.ReplaceAll(good, "good", "later"))})
 			if len(got.Errors) != 1 || got.Errors[0].File != "b.cue" || !strings.Contains(got.Errors[0].Message, "takes more than") {
-				t.Errorf("errors: %v, want one of b.cue that tells the limit", got.Errors)
+				t.Errorf("errors: %v, want one of b.cue with the limit", got.Errors)
 			}
 			if _, ok := got.Config.Images["later"]; !ok || got.Allowed != NoDeletions {
-				t.Errorf("the file after the bomb was not read:\n%s", describe(got))
+				t.Errorf("the file after the bomb was not evaluated:\n%s", describe(got))
 			}
 		})
 	}

@@ -167,3 +167,26 @@ func TestRemovalsAreNoSlips(t *testing.T) {
 		})
 	}
 }
+
+// TestDigestCoversUndecidedDocuments: nodes must not agree on a deletion if only one of them
+// sees a document that may declare the image.
+func TestDigestCoversUndecidedDocuments(t *testing.T) {
+	const without = "images: {}\n"
+	const with = without + `---
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: golden}
+spec: {volumeSnapshotClassName: lost, source: {persistentVolumeClaimName: vm}}
+`
+	const malformed = without + "---\n{apiVersion: v1, kind: Config, images: {parrot: {source: {upload: {}}}}}\n"
+	const foreign = without + "---\n{apiVersion: v1, kind: Pod, metadata: {name: web}}\n"
+	none := load(t, without)
+	for _, text := range []string{with, malformed} {
+		if r := load(t, text); r.Digest == "" || r.Digest == none.Digest {
+			t.Errorf("digest %q does not cover the document:\n%s", r.Digest, text)
+		}
+	}
+	if r := load(t, foreign); r.Digest != none.Digest {
+		t.Errorf("a manifest of another program changes the digest")
+	}
+}

@@ -21,7 +21,7 @@ func TestUUIDVectors(t *testing.T) {
 			continue
 		}
 		name, image, _ := strings.Cut(rest, " ")
-		// The other image is there to be cloned.
+		// A clone needs the other image.
 		c := mustLoad(t, fmt.Sprintf("images:\n  %s: %s\n  %s: {source: {upload: {}}}\n", name, image, other(name)))
 		m := c.Images[name]
 		if m.ID.UUID != uuid || m.ID.Name != name {
@@ -40,8 +40,8 @@ func other(name string) string {
 	return "robin"
 }
 
-func TestUUIDIsUnambiguous(t *testing.T) {
-	// What ends one field must not be what begins the next.
+func TestUUIDSeparatesFields(t *testing.T) {
+	// The end of one field must not be read as the beginning of the next.
 	pairs := []struct{ volume, snapshot string }{{"ab", "c"}, {"a", "bc"}, {"abc", ""}, {"", "abc"}}
 	seen := map[string]bool{}
 	for _, p := range pairs {

@@ -120,7 +120,7 @@ func (d *Debouncer) record(now time.Time, s Snapshot, err error) {
 	if d.unstableSince.IsZero() {
 		d.unstableSince = now
 	} else if err == nil {
-		d.changingPath = firstChange(d.previous, s)
+		d.changingPath, _ = firstChange(d.previous, s)
 	}
 	d.previous = s
 }
@@ -172,18 +172,18 @@ func (d *Debouncer) minGap(now time.Time) time.Duration {
 }
 
 // firstChange returns the first path that only one of two snapshots has, or
-// that has different contents in them. It returns "" if they are equal.
-func firstChange(a, b Snapshot) string {
+// that has different contents in them. It returns false if they are equal.
+func firstChange(a, b Snapshot) (path string, ok bool) {
 	both := min(len(a.Files), len(b.Files))
 	for i := range both {
 		f, g := a.Files[i], b.Files[i]
 		same := bytes.Equal(f.Data, g.Data) && fmt.Sprint(f.Err) == fmt.Sprint(g.Err)
 		if f.Path != g.Path || !same {
-			return min(f.Path, g.Path)
+			return min(f.Path, g.Path), true
 		}
 	}
 	for _, f := range slices.Concat(a.Files[both:], b.Files[both:]) {
-		return f.Path
+		return f.Path, true
 	}
-	return ""
+	return "", false
 }

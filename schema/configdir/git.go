@@ -2,6 +2,7 @@ package configdir
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"io"
 	"io/fs"
@@ -12,46 +13,46 @@ import (
 	"syscall"
 )
 
-// gitLocked reports whether git is writing to the checkout. Git creates index.lock
+// locked reports whether git is writing to the checkout. Git creates index.lock
 // before it writes the first file, and renames it after the last.
-func (t *tree) gitLocked() bool {
-	if t.git == "" {
+func (c *checkout) locked() bool {
+	if c == nil {
 		return false
 	}
-	_, err := os.Lstat(filepath.Join(t.git, "index.lock"))
+	_, err := os.Lstat(filepath.Join(c.git, "index.lock"))
 	return err == nil
 }
 
 // gitDir returns the git directory of the checkout that the folder at the
 // absolute path real belongs to: a .git in it or above it, or the target of a .git
-// file (of a worktree or submodule). It returns "" when there is none.
-func gitDir(real string) string {
+// file (of a worktree or submodule). It returns false when there is none.
+func gitDir(real string) (string, bool) {
 	for dir := real; ; dir = filepath.Dir(dir) {
 		dot := filepath.Join(dir, ".git")
 		if fi, err := os.Stat(dot); err == nil && fi.IsDir() {
-			return dot
+			return dot, true
 		} else if err == nil && fi.Mode().IsRegular() && fi.Size() < 2*maxPath {
 			return gitFileTarget(dir, dot)
 		}
 		if dir == filepath.Dir(dir) {
-			return ""
+			return "", false
 		}
 	}
 }
 
-func gitFileTarget(dir, dot string) string {
+func gitFileTarget(dir, dot string) (string, bool) {
 	b, err := os.ReadFile(dot)
 	target, ok := strings.CutPrefix(strings.TrimSpace(string(b)), "gitdir: ")
 	if err != nil || !ok {
-		return "" // not a file of git; without the lock, the Debouncer decides alone
+		return "", false // not a file of git; without the lock, the Debouncer decides alone
 	}
 	if !filepath.IsAbs(target) {
 		target = filepath.Join(dir, target)
 	}
-	return target
+	return target, true
 }
 
-// checkout is a git directory, seen from one checkout.
+// checkout is a git directory, seen from one checkout. nil is a folder without a checkout.
 type checkout struct {
 	git    string // contains HEAD and the index
 	common string // contains the branches; differs from git only for a worktree
@@ -65,11 +66,16 @@ const (
 
 var commitPattern = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
 
-// openCheckout never fails: an unreadable checkout has no revision, and no decision
-// depends on the revision.
-func openCheckout(git string) checkout {
-	c := checkout{git: git, common: git}
-	if target := firstLine(filepath.Join(git, "commondir")); target != "" {
+// openCheckout returns the checkout that the folder at the absolute path real belongs to,
+// nil if there is none. It never fails: an unreadable checkout has no revision, and no
+// decision depends on the revision.
+func openCheckout(real string) *checkout {
+	git, ok := gitDir(real)
+	if !ok {
+		return nil
+	}
+	c := &checkout{git: git, common: git}
+	if target, err := firstLine(filepath.Join(git, "commondir")); err == nil {
 		if c.common = target; !filepath.IsAbs(target) {
 			c.common = filepath.Join(git, target)
 		}
@@ -78,23 +84,29 @@ func openCheckout(git string) checkout {
 }
 
 // head returns the content of HEAD: a commit, or the name of a ref.
-func (c checkout) head() string { return firstLine(filepath.Join(c.git, "HEAD")) }
+func (c *checkout) head() (string, error) { return firstLine(filepath.Join(c.git, "HEAD")) }
 
-// revision returns the commit that is checked out. It is "" if there is none yet or it
+// revision returns the commit that is checked out. It returns "" if there is none yet or it
 // cannot be read. Uncommitted changes do not count.
-func (c checkout) revision() string {
+func (c *checkout) revision() string {
+	if c == nil {
+		return ""
+	}
 	const maxRefs = 5 // that name another ref; git has the same limit
-	at := c.head()
+	at, err := c.head()
 	for range maxRefs {
+		if err != nil {
+			return ""
+		}
 		if commitPattern.MatchString(at) {
 			return at
 		}
-		ref := symbolicRef(at)
-		if ref == "" {
+		ref, ok := symbolicRef(at)
+		if !ok {
 			return ""
 		}
-		if at = firstLine(c.refFile(ref)); at == "" {
-			at = c.packedRef(ref)
+		if at, err = firstLine(c.refFile(ref)); err != nil {
+			at, err = c.packedRef(ref)
 		}
 	}
 	return ""
@@ -102,7 +114,7 @@ func (c checkout) revision() string {
 
 // refFile returns the file of a ref that is not packed. Some refs belong to the worktree
 // and not to the repository.
-func (c checkout) refFile(ref string) string {
+func (c *checkout) refFile(ref string) string {
 	for _, own := range []string{"refs/bisect/", "refs/worktree/", "refs/rewritten/"} {
 		if strings.HasPrefix(ref, own) {
 			return filepath.Join(c.git, ref)
@@ -111,51 +123,54 @@ func (c checkout) refFile(ref string) string {
 	return filepath.Join(c.common, ref)
 }
 
-// packedRef returns the commit of a ref that git has packed into one file with others, or
-// "". Git removes the file of a ref only after it has packed the ref, so a caller that
+// packedRef returns the commit of a ref that git has packed into one file with others. Git removes the file of a ref only after it has packed the ref, so a caller that
 // reads the file first finds the ref in one of the two.
-func (c checkout) packedRef(ref string) (commit string) {
-	_ = readRegular(filepath.Join(c.common, "packed-refs"), maxPacked, func(r io.Reader) error {
+func (c *checkout) packedRef(ref string) (commit string, err error) {
+	err = readRegular(filepath.Join(c.common, "packed-refs"), maxPacked, func(r io.Reader) error {
 		lines := bufio.NewScanner(r)
 		for lines.Scan() {
 			if sum, name, ok := strings.Cut(lines.Text(), " "); ok && name == ref {
 				commit = sum
-				break
+				return nil
 			}
 		}
-		return lines.Err()
+		return cmp.Or(lines.Err(), fs.ErrNotExist)
 	})
-	return commit
+	return commit, err
 }
 
 // watchFiles returns the files that git replaces when it ends an operation: its lock, and
 // those that name the commit that is checked out.
-func (c checkout) watchFiles() []string {
+func (c *checkout) watchFiles() []string {
+	if c == nil {
+		return nil
+	}
 	files := []string{filepath.Join(c.git, "index.lock"), filepath.Join(c.git, "HEAD")}
-	if ref := symbolicRef(c.head()); ref != "" {
-		files = append(files, c.refFile(ref))
+	if head, err := c.head(); err == nil {
+		if ref, ok := symbolicRef(head); ok {
+			files = append(files, c.refFile(ref))
+		}
 	}
 	return files
 }
 
-// symbolicRef returns the ref that the content of a symbolic ref names, or "".
-func symbolicRef(text string) string {
-	ref, ok := strings.CutPrefix(text, "ref: ")
-	if !ok || !strings.HasPrefix(ref, "refs/") || !filepath.IsLocal(ref) {
-		return ""
-	}
-	return ref
+// symbolicRef returns the ref that the content of a symbolic ref names.
+func symbolicRef(text string) (ref string, ok bool) {
+	ref, ok = strings.CutPrefix(text, "ref: ")
+	return ref, ok && strings.HasPrefix(ref, "refs/") && filepath.IsLocal(ref)
 }
 
-// firstLine returns the first line of a small file, or "" if the file cannot be read.
-func firstLine(path string) (line string) {
-	_ = readRegular(path, maxRef, func(r io.Reader) error {
+// firstLine returns the first line of a small file. An empty line is an error.
+func firstLine(path string) (line string, err error) {
+	err = readRegular(path, maxRef, func(r io.Reader) error {
 		b, err := io.ReadAll(r)
 		line, _, _ = strings.Cut(string(b), "\n")
-		line = strings.TrimSpace(line)
+		if line = strings.TrimSpace(line); line == "" {
+			err = cmp.Or(err, io.ErrUnexpectedEOF)
+		}
 		return err
 	})
-	return line
+	return line, err
 }
 
 var errNotRefFile = errors.New("not a regular file of that size")

@@ -91,7 +91,7 @@ func readOnce(dir string) (s Snapshot, err error) {
 		return s, err
 	}
 	defer t.root.Close() // only read from: no error matters
-	s.Busy = t.gitLocked()
+	s.Busy = t.git.locked()
 	if err := t.walk(); err != nil {
 		return s, fmt.Errorf("read %s: %w", dir, err)
 	}
@@ -102,10 +102,8 @@ func readOnce(dir string) (s Snapshot, err error) {
 		return s, fmt.Errorf("read %s: %w", dir, ErrChanging)
 	}
 	// Git may have started after the first check, so check at both ends of the read.
-	s.Busy = s.Busy || t.gitLocked()
-	if t.git != "" {
-		s.Revision = openCheckout(t.git).revision()
-	}
+	s.Busy = s.Busy || t.git.locked()
+	s.Revision = t.git.revision()
 	s.Generation = t.generation()
 	s.Whole = s.Generation != ""
 	return s, nil

@@ -42,7 +42,7 @@ type tree struct {
 	linked bool   // dir is a symlink itself
 	root   *os.Root
 	id     fs.FileInfo // of root
-	git    string      // the git directory, see gitDir
+	git    *checkout   // nil if the folder belongs to none
 
 	entries map[string]entry // by location
 	folders map[string]bool  // locations of folders with configuration files
@@ -120,7 +120,7 @@ func (t *tree) open() (err error) {
 	if t.real, err = filepath.Abs(t.real); err != nil {
 		return err
 	}
-	t.git = gitDir(t.real)
+	t.git = openCheckout(t.real)
 	return nil
 }
 

@@ -239,10 +239,7 @@ func readFolders(dir string) (folders, git []string, err error) {
 	if err := t.walk(); err != nil {
 		return nil, nil, fmt.Errorf("read %s: %w", dir, err)
 	}
-	if t.git != "" {
-		git = openCheckout(t.git).watchFiles()
-	}
-	return t.absoluteFolders(), git, nil
+	return t.absoluteFolders(), t.git.watchFiles(), nil
 }
 
 // eventPump receives the events of the kernel without delay, whatever the watcher does

@@ -13,7 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// The documents of Longhorn that have YAML in them.
+// The documents of Longhorn that contain YAML.
 const (
 	managerREADME = "backing-image-manager" // Longhorn Backing Image Manager
 	backingImages = "backing-image"         // Backing Image
@@ -31,11 +31,11 @@ const (
 	parrot    = "image test-bi: download of https://longhorn-backing-image.s3-us-west-1.amazonaws.com/parrot.qcow2, checksum bd79ab9e"
 )
 
-// documented are the blocks of YAML in the documents, and what becomes of each as the
-// only file of a directory. The page that one document was on had lost its
-// indentation: flat is what becomes of what is on the page, and want what becomes of it
-// as the document itself is indented.
-var documented = []struct{ document, block, says, want, flat string }{
+// documented are the blocks of YAML in the documents, and the result of each as the
+// only file of a directory. The page of one document has lost its
+// indentation: flat is the result of the text on the page, and want that of the text with
+// the indentation of the document.
+var documented = []struct{ document, block, content, want, flat string }{
 	{managerREADME, "01", "a pod, with [...] for the rest", "11: not valid YAML: could not find expected ':' (write \"name: value\")", "11: not valid YAML: could not find expected ':' (write \"name: value\")"},
 
 	{backingImages, "01", "two images, without --- between them", `16: apiVersion: duplicate field (put a line with "---" between two manifests)`, ""},
@@ -52,7 +52,7 @@ var documented = []struct{ document, block, says, want, flat string }{
 	{csiSnapshots, "05", "its snapshot", ofContent, "4: " + flat},
 	{csiSnapshots, "06", "a volume of it", noClaim, flatClaim},
 	{csiSnapshots, "07", "the handle of an image to download", "warning: 13: volumeSnapshotRef: is not in spec, where Kubernetes expects it (indent it like \"source\")\n" + parrot, "4: " + flat},
-	{csiSnapshots, "08", "the handle of an image to export", "4: " + flat, "4: " + flat}, // the document itself has it so
+	{csiSnapshots, "08", "the handle of an image to export", "4: " + flat, "4: " + flat}, // the document itself has no indentation here
 	{csiSnapshots, "09", "its snapshot", ofContent, "4: " + flat},
 	{csiSnapshots, "10", "a volume of it", noClaim, flatClaim},
 	{csiSnapshots, "11", "as 02", noClass, "4: " + flat},
@@ -72,8 +72,8 @@ var documented = []struct{ document, block, says, want, flat string }{
 	{csiSnapshots, "24", "a volume of it", noClaim, flatClaim},
 }
 
-// TestDocumented loads the blocks of YAML in Longhorn's documents, unchanged.
-func TestDocumented(t *testing.T) {
+// TestExamplesOfLonghornsDocuments loads the blocks of YAML in Longhorn's documents, unchanged.
+func TestExamplesOfLonghornsDocuments(t *testing.T) {
 	race.Skip(t)
 	onPages := map[string]map[string]string{}
 	for _, d := range []string{managerREADME, backingImages, csiSnapshots} {
@@ -90,18 +90,18 @@ func TestDocumented(t *testing.T) {
 			for part := range strings.SplitSeq(d.block, "+") {
 				text = append(text, indented[part])
 				if page := onPages[d.document][part]; unindented(indented[part]) != unindented(page) || page == "" {
-					t.Errorf("block %s is not what is on the page but for indentation", part)
+					t.Errorf("block %s differs from the page in more than the indentation", part)
 				}
 			}
 			if got := outcome(t, strings.Join(text, "---\n")); got != d.want {
-				t.Errorf("%s:\n got %s\nwant %s", d.says, got, d.want)
+				t.Errorf("%s:\n got %s\nwant %s", d.content, got, d.want)
 			}
 			if len(text) > 1 {
-				return // what is made of several is on no page
+				return // a combination is on no page
 			}
 			seen[d.document+d.block] = true
 			if got := outcome(t, onPages[d.document][d.block]); d.flat != "" && got != d.flat {
-				t.Errorf("%s, as it is on the page:\n got %s\nwant %s", d.says, got, d.flat)
+				t.Errorf("%s, with the indentation of the page:\n got %s\nwant %s", d.content, got, d.flat)
 			}
 		})
 	}
@@ -135,23 +135,23 @@ func unindented(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// outcome is what becomes of a file that is the whole configuration, a line each.
+// outcome returns the result of a file that is the whole configuration, one line for each fact.
 func outcome(t *testing.T, text string) string {
 	r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(text)}}})
 	var lines []string
-	tell := func(what string, p document.Problem) {
+	add := func(what string, p document.Problem) {
 		if p.Line == 0 {
-			return // nothing of ours: it is skipped, and told so
+			return // nothing is declared: the document is skipped, which has a line
 		}
 		line := p.Line
 		p.Position = document.Position{}
 		lines = append(lines, fmt.Sprintf("%s%d: %s", what, line, p))
 	}
 	for _, p := range r.Errors {
-		tell("", p)
+		add("", p)
 	}
 	for _, p := range r.Warnings {
-		tell("warning: ", p)
+		add("warning: ", p)
 	}
 	for _, s := range r.Skipped {
 		lines = append(lines, fmt.Sprintf("skipped %s: %s", s.Kind, s.Why))
