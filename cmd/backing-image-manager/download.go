@@ -12,6 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
@@ -20,8 +23,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 )
 
 func newImageDownload() *cobra.Command {
@@ -53,7 +54,7 @@ The daemon also serves the image to other HTTP clients at
 	compress := choiceFlag(cmd, "compress", "", "compression of FILE", "none", "gzip", "zstd")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if compress.word != "none" {
-			to.Packing = outfile.Packing(compress.word)
+			to.Compression = outfile.Compression(compress.word)
 		}
 		to.Path, to.out = args[1], cmd.OutOrStdout()
 		if err := to.prepare(); err != nil {
@@ -119,7 +120,7 @@ func (d *destination) prepare() error {
 		}
 		return nil
 	}
-	if ending := d.Packing.Extension(); !strings.HasSuffix(d.Path, ending) {
+	if ending := d.Compression.Extension(); !strings.HasSuffix(d.Path, ending) {
 		d.Path += ending
 	}
 	return suggestForce(d.Check())
@@ -138,7 +139,7 @@ func (d *destination) write(ctx context.Context, source imageSource, bars *progr
 	image, p := source.info(), &fetch.Progress{}
 	p.Total.Store(image.size)
 	defer bars.watch(singleTransfer(plan.Download, image.ID, image.disk, p))()
-	w := outfile.Stream(d.out, d.Packing, image.size)
+	w := outfile.NewStreamWriter(d.out, d.Compression, image.size)
 	if d.Path != "-" {
 		var err error
 		if w, err = outfile.Create(d.Target, image.size); err != nil {
@@ -174,7 +175,7 @@ func (d *destination) fill(ctx context.Context, source imageSource, w *outfile.W
 		return err
 	}
 	return source.chunks(ctx, m, w.Next(), func(chunk []byte) error {
-		err := w.Put(chunk)
+		err := w.AppendChunk(chunk)
 		p.Done.Store(w.Offset())
 		return err
 	})

@@ -1,23 +1,28 @@
-// Package outfile writes an image out to a file, or to a stream, for people: sparse,
-// or packed by gzip or zstd.
+// Package outfile writes an image to a file or to a stream, for people: sparse, or
+// compressed with gzip or zstd.
 //
-// # How bytes become a file
+// # How a file is written
 //
-//	Create    FILE.image-part, locked; what is there of an earlier run is not believed
-//	Resume    read it: as far as its chunks are those of the manifest it stays
-//	Put       chunk after chunk, in order; zeros become holes
-//	Commit    checksum of the whole -> sync -> rename to FILE -> sync of the folder
+//	Create        opens and locks FILE.image-part, which an earlier run may have left
+//	Resume        reads it, and keeps it as far as its chunks match the manifest
+//	AppendChunk   appends chunk after chunk; zeros become holes
+//	Commit        compares the checksum, syncs, renames to FILE, syncs the folder
 //
-// Nothing but the part is left by a run that ends in the middle, however it ends, and
-// nothing is remembered beside it: the manifest tells what of it is right. So it does
-// not matter how old a part is, or of which generation of the image.
+// A run that ends early, for any reason, leaves only the partial file. There is no other
+// state: the manifest shows which chunks are right. So the age of a partial file, and the
+// generation of its image, do not matter.
 //
-// # Packed files
+// # Compressed files
 //
-// In a file each chunk of the image is packed by itself, as a member of a gzip file (RFC
-// 1952) or a frame of a zstd file (RFC 8878). A reader unpacks them one after the other
-// as if they were one. A member says how long it is, in an extra field BI of its header;
-// ahead of a frame a skippable frame with four bytes says it. That is what Resume finds
-// its way by. What is packed into a stream is one member or frame: who unpacks it has to
-// notice when it ends too early.
+// Each chunk of the image is compressed separately: as a member of a gzip file (RFC 1952)
+// or a frame of a zstd file (RFC 8878). Decompressors concatenate the members or frames.
+// The length of a member is in an extra field BI of its header; the length of a frame is
+// in a skippable frame of four bytes before it. Resume finds the chunks by these lengths.
+// A compressed stream is a single member or frame, so that decompressors detect a
+// truncated stream.
+//
+// # Reading order
+//
+// writer.go (Writer), partial.go (Target, the partial file), sink.go (how chunks are
+// written), compression.go.
 package outfile

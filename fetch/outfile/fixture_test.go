@@ -54,7 +54,7 @@ func makeImage(t testing.TB, content []byte) image {
 	return image{content, m, c.SHA512}
 }
 
-// mixed is noise, zeros, what can be packed, and a short chunk at the end.
+// mixed returns random bytes, zeros, compressible bytes, and a short chunk at the end.
 func mixed() []byte {
 	b := make([]byte, 3*chunkSize+512)
 	noise := rand.NewChaCha8([32]byte{1})
@@ -64,8 +64,8 @@ func mixed() []byte {
 	return b
 }
 
-// put writes the chunks from the next one to before end.
-func (i image) put(t testing.TB, w *Writer, end int64) {
+// append appends the chunks from the next one up to end.
+func (i image) append(t testing.TB, w *Writer, end int64) {
 	t.Helper()
 	for w.Next() < end {
 		n := w.Next()
@@ -75,14 +75,14 @@ func (i image) put(t testing.TB, w *Writer, end int64) {
 		} else if zero {
 			chunk = nil
 		}
-		if err := w.Put(chunk); err != nil {
+		if err := w.AppendChunk(chunk); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// begin opens a part and takes it up.
-func (i image) begin(t testing.TB, to Target) (w *Writer, kept int64) {
+// resume creates the writer of a target and resumes it.
+func (i image) resume(t testing.TB, to Target) (w *Writer, kept int64) {
 	t.Helper()
 	w, err := Create(to, int64(len(i.content)))
 	if err != nil {
@@ -93,17 +93,17 @@ func (i image) begin(t testing.TB, to Target) (w *Writer, kept int64) {
 		t.Fatal(err)
 	}
 	if kept != w.Offset() {
-		t.Errorf("%d bytes are told of, %d stay", kept, w.Offset())
+		t.Errorf("progress reports %d bytes, but %d were kept", kept, w.Offset())
 	}
 	return w, kept
 }
 
-// unpack reads a file by the usual tool.
-func unpack(t testing.TB, path string, p Packing) []byte {
+// decompressWithTool decompresses a file with the usual program.
+func decompressWithTool(t testing.TB, path string, p Compression) []byte {
 	t.Helper()
-	tool := map[Packing]string{Plain: "cat", Gzip: "gzip", Zstd: "zstd"}[p]
+	tool := map[Compression]string{None: "cat", Gzip: "gzip", Zstd: "zstd"}[p]
 	args := []string{"-dc", path}
-	if p == Plain {
+	if p == None {
 		args = args[1:]
 	}
 	if p == Zstd {
@@ -116,7 +116,7 @@ func unpack(t testing.TB, path string, p Packing) []byte {
 	return out
 }
 
-var packings = []Packing{Plain, Gzip, Zstd}
+var compressions = []Compression{None, Gzip, Zstd}
 
 func list(t *testing.T, to Target) (names []string) {
 	t.Helper()

@@ -14,23 +14,23 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// TestResume ends a run behind each chunk and spoils what it left in some way. The next
-// one keeps what is right before that, and always ends with the image.
-func TestResume(t *testing.T) {
+// TestResumeKeepsOnlyRightChunks stops a run after each chunk, and damages its partial file.
+// The next run keeps the chunks before the damage, and always completes the image.
+func TestResumeKeepsOnlyRightChunks(t *testing.T) {
 	i := makeImage(t, mixed())
 	spoils := []struct {
 		name  string
 		spoil func(f *os.File, size int64) error
-		lost  int64 // chunks, at most
+		lost  int64 // in chunks, at most
 	}{
 		{"nothing", func(*os.File, int64) error { return nil }, 0},
 		{"a byte is missing", func(f *os.File, size int64) error { return f.Truncate(max(0, size-1)) }, 1},
-		{"something follows", func(f *os.File, size int64) error { _, err := f.WriteAt(make([]byte, 3), size); return err }, 0},
-		{"noise follows", func(f *os.File, size int64) error {
+		{"extra bytes", func(f *os.File, size int64) error { _, err := f.WriteAt(make([]byte, 3), size); return err }, 0},
+		{"extra random bytes", func(f *os.File, size int64) error {
 			_, err := f.WriteAt(i.content[:chunkSize+chunkSize/2], size)
 			return err
 		}, 0},
-		{"a byte is wrong", func(f *os.File, size int64) error {
+		{"a wrong byte", func(f *os.File, size int64) error {
 			b := make([]byte, 1)
 			at := max(0, size-30)
 			_, err := f.ReadAt(b, at)
@@ -39,16 +39,16 @@ func TestResume(t *testing.T) {
 			return errors.Join(err, werr)
 		}, 1},
 	}
-	for _, packing := range packings {
+	for _, compression := range compressions {
 		for n, s := range spoils {
 			if race.Enabled && n%3 != 1 {
 				continue
 			}
-			t.Run(string(packing)+"/"+s.name, func(t *testing.T) {
+			t.Run(string(compression)+"/"+s.name, func(t *testing.T) {
 				for end := int64(1); end <= i.m.Chunks(); end++ {
-					to := Target{Path: filepath.Join(t.TempDir(), "out"), Packing: packing}
-					w, _ := i.begin(t, to)
-					i.put(t, w, end)
+					to := Target{Path: filepath.Join(t.TempDir(), "out"), Compression: compression}
+					w, _ := i.resume(t, to)
+					i.append(t, w, end)
 					if err := w.Close(); err != nil {
 						t.Fatal(err)
 					}
@@ -60,16 +60,16 @@ func TestResume(t *testing.T) {
 					if err := errors.Join(err, s.spoil(f, info.Size()), f.Close()); err != nil {
 						t.Fatal(err)
 					}
-					w, kept := i.begin(t, to)
+					w, kept := i.resume(t, to)
 					if least := min(int64(len(i.content)), (end-s.lost)*chunkSize); kept < least {
-						t.Errorf("%d bytes stay of %d chunks", kept, end)
+						t.Errorf("%d bytes were kept of %d chunks", kept, end)
 					}
-					i.put(t, w, i.m.Chunks())
+					i.append(t, w, i.m.Chunks())
 					if err := w.Commit(i.sha512); err != nil {
 						t.Fatal(err)
 					}
-					if got := unpack(t, to.Path, packing); !bytes.Equal(got, i.content) {
-						t.Fatalf("after %d chunks the file is another one", end)
+					if got := decompressWithTool(t, to.Path, compression); !bytes.Equal(got, i.content) {
+						t.Fatalf("after %d chunks the file differs", end)
 					}
 				}
 			})
@@ -77,13 +77,14 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestStream unpacks what goes into a stream, and cuts it wherever a chunk ends.
-func TestStream(t *testing.T) {
+// TestTruncatedStreamIsDetected decompresses a stream, and streams truncated after each
+// chunk.
+func TestTruncatedStreamIsDetected(t *testing.T) {
 	i := makeImage(t, mixed())
-	for _, packing := range packings {
+	for _, compression := range compressions {
 		var out bytes.Buffer
-		w := Stream(&out, packing, int64(len(i.content)))
-		i.put(t, w, i.m.Chunks())
+		w := NewStreamWriter(&out, compression, int64(len(i.content)))
+		i.append(t, w, i.m.Chunks())
 		cut := bytes.Clone(out.Bytes())
 		if err := w.Commit(i.sha512); err != nil {
 			t.Fatal(err)
@@ -92,46 +93,46 @@ func TestStream(t *testing.T) {
 		if err := os.WriteFile(path, out.Bytes(), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := unpack(t, path, packing); !bytes.Equal(got, i.content) {
-			t.Errorf("%s: other bytes come out", packing)
+		if got := decompressWithTool(t, path, compression); !bytes.Equal(got, i.content) {
+			t.Errorf("%s: the bytes differ", compression)
 		}
-		if packing == Plain {
+		if compression == None {
 			continue
 		}
 		if err := os.WriteFile(path, cut, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := exec.Command(string(packing), "-t", "-q", path).Run(); err == nil {
-			t.Errorf("%s: nobody notices that the end is missing", packing)
+		if err := exec.Command(string(compression), "-t", "-q", path).Run(); err == nil {
+			t.Errorf("%s: the truncation is not detected", compression)
 		}
 	}
 }
 
-// TestCommitRefuses has something wrong, after which there is no file.
-func TestCommitRefuses(t *testing.T) {
+// TestCommitErrors: after an error of Commit there is no file.
+func TestCommitErrors(t *testing.T) {
 	i := makeImage(t, mixed())
 	to := Target{Path: filepath.Join(t.TempDir(), "out")}
 	wrong := disk.SHA512.Digest(disk.SHA512.New())
-	w, _ := i.begin(t, to)
-	i.put(t, w, 2)
+	w, _ := i.resume(t, to)
+	i.append(t, w, 2)
 	if err := w.Commit(i.sha512); err == nil {
 		t.Error("half of the image is committed")
 	}
-	i.put(t, w, i.m.Chunks())
-	if err := w.Put(nil); err == nil {
-		t.Error("there is a chunk behind the last one")
+	i.append(t, w, i.m.Chunks())
+	if err := w.AppendChunk(nil); err == nil {
+		t.Error("a chunk after the last one is accepted")
 	}
 	var checksum *disk.ChecksumError
 	if err := w.Commit(wrong); !errors.As(err, &checksum) {
 		t.Errorf("error %v", err)
 	}
 	if names := list(t, to); len(names) > 0 {
-		t.Errorf("%v are left", names)
+		t.Errorf("files left: %v", names)
 	}
 
-	w, _ = i.begin(t, to)
-	i.put(t, w, i.m.Chunks())
-	if err := os.WriteFile(to.Path, nil, 0o600); err != nil { // it comes meanwhile
+	w, _ = i.resume(t, to)
+	i.append(t, w, i.m.Chunks())
+	if err := os.WriteFile(to.Path, nil, 0o600); err != nil { // another process creates it meanwhile
 		t.Fatal(err)
 	}
 	var exists *ExistsError
@@ -140,20 +141,20 @@ func TestCommitRefuses(t *testing.T) {
 	}
 	w.Close()
 	to.Replace = true
-	w, kept := i.begin(t, to)
+	w, kept := i.resume(t, to)
 	if kept != int64(len(i.content)) {
-		t.Errorf("%d bytes are left to replace it with", kept)
+		t.Errorf("%d bytes of a partial file to replace it are left", kept)
 	}
 	if err := w.Commit(i.sha512); err != nil {
 		t.Error(err)
 	}
 	if names := list(t, to); len(names) != 1 {
-		t.Errorf("%v are left", names)
+		t.Errorf("files left: %v", names)
 	}
 }
 
-// TestSparse looks for the holes, and for what was in their place before.
-func TestSparse(t *testing.T) {
+// TestZerosBecomeHoles checks the holes, and that they replace older bytes.
+func TestZerosBecomeHoles(t *testing.T) {
 	content := make([]byte, 16*chunkSize)
 	copy(content[10*chunkSize:], "parrot")
 	i := makeImage(t, content)
@@ -161,47 +162,48 @@ func TestSparse(t *testing.T) {
 	if err := os.WriteFile(to.PartialPath(), bytes.Repeat([]byte{1}, 8*chunkSize), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	w, kept := i.begin(t, to)
+	w, kept := i.resume(t, to)
 	if kept != 0 {
-		t.Errorf("%d bytes of something else stay", kept)
+		t.Errorf("%d other bytes remain", kept)
 	}
-	i.put(t, w, i.m.Chunks())
+	i.append(t, w, i.m.Chunks())
 	if err := w.Commit(i.sha512); err != nil {
 		t.Fatal(err)
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(to.Path, &st); err != nil || st.Size != int64(len(content)) || st.Blocks*512 > 2*chunkSize {
-		t.Errorf("it has %d bytes and takes %d, error %v", st.Size, st.Blocks*512, err)
+		t.Errorf("the file has %d bytes and uses %d, error %v", st.Size, st.Blocks*512, err)
 	}
 }
 
-// TestOneWriter has two for the same file, one after the other finished too.
-func TestOneWriter(t *testing.T) {
+// TestSecondWriterIsRefused opens two writers for one file, and another one after the first
+// has finished.
+func TestSecondWriterIsRefused(t *testing.T) {
 	i := makeImage(t, mixed())
 	to := Target{Path: filepath.Join(t.TempDir(), "out")}
-	w, _ := i.begin(t, to)
+	w, _ := i.resume(t, to)
 	if _, err := Create(to, 512); err == nil {
-		t.Error("two write the same file")
+		t.Error("two writers of the same file")
 	}
-	i.put(t, w, i.m.Chunks())
+	i.append(t, w, i.m.Chunks())
 	if err := w.Commit(i.sha512); err != nil {
 		t.Fatal(err)
 	}
 	other := Target{Path: to.Path, Replace: true}
-	again, kept := i.begin(t, other) // while the first one has its file open
+	again, kept := i.resume(t, other) // while the first writer is still open
 	if kept != 0 {
-		t.Errorf("%d bytes are there already", kept)
+		t.Errorf("%d bytes exist already", kept)
 	}
 	if err := errors.Join(again.Close(), w.Close()); err != nil {
 		t.Error(err)
 	}
 	if names := list(t, to); len(names) != 1 {
-		t.Errorf("%v are left", names)
+		t.Errorf("files left: %v", names)
 	}
 }
 
-// TestOddPlaces has something at the names that no image goes to.
-func TestOddPlaces(t *testing.T) {
+// TestInvalidTargets: the target is not a regular file.
+func TestInvalidTargets(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
 	err := errors.Join(
@@ -217,17 +219,17 @@ func TestOddPlaces(t *testing.T) {
 		}
 	}
 	if _, err := Create(Target{Path: path("link")}, 512); err == nil {
-		t.Error("a link is replaced unasked")
+		t.Error("a link is replaced without Replace")
 	}
 	if _, err := os.Lstat(path("elsewhere")); err == nil {
 		t.Error("a link was followed")
 	}
 }
 
-func FuzzUnpack(f *testing.F) {
-	for _, p := range []Packing{Gzip, Zstd} {
+func FuzzDecompress(f *testing.F) {
+	for _, p := range []Compression{Gzip, Zstd} {
 		var out bytes.Buffer
-		pack := newPacker(&out, p)
+		pack := newChunkCompressor(&out, p)
 		if err := errors.Join(pack.Put([]byte("parrot")), pack.PutZeros(chunkSize)); err != nil {
 			f.Fatal(err)
 		}
@@ -238,7 +240,7 @@ func FuzzUnpack(f *testing.F) {
 		if isZstd {
 			p = Zstd
 		}
-		u := newUnpacker(bytes.NewReader(data), p)
+		u := newChunkDecompressor(bytes.NewReader(data), p)
 		into := make([]byte, chunkSize)
 		for at := int64(0); ; {
 			chunk, took, err := u.next(into)
@@ -246,7 +248,7 @@ func FuzzUnpack(f *testing.F) {
 				return
 			}
 			if at += took; len(chunk) > len(into) || took <= 0 || at > int64(len(data)) {
-				t.Fatalf("%d bytes of %d, %d packed", len(chunk), len(into), took)
+				t.Fatalf("%d bytes of %d, %d compressed", len(chunk), len(into), took)
 			}
 		}
 	})

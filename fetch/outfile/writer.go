@@ -13,37 +13,38 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// Writer takes the chunks of one image. It is for one goroutine.
+// Writer writes the chunks of one image. One goroutine may use it at a time.
 type Writer struct {
 	size int64
-	next int64 // the chunk that is to come
+	next int64 // the number of the next chunk
 	hash hash.Hash
 	sink sink
-	part *part // nil: it goes to a stream
+	part *partialFile // nil: a stream
 }
 
-// sink is where chunks go, in order.
+// sink receives the chunks in order.
 type sink interface {
 	Put(chunk []byte) error
 	PutZeros(length int64) error
 }
 
-// Stream writes an image of so many bytes to w. What it has written stays written:
-// Commit tells whether it was right. Packed it has no end before.
-func Stream(w io.Writer, packing Packing, size int64) *Writer {
-	return &Writer{size: size, hash: disk.SHA512.New(), sink: stream{streamTo(w, packing)}}
+// NewStreamWriter returns a Writer of an image of size bytes to w. Since a stream cannot be
+// taken back, Commit only reports whether the bytes were right. It also writes the end of a
+// compressed stream.
+func NewStreamWriter(w io.Writer, compression Compression, size int64) *Writer {
+	return &Writer{size: size, hash: disk.SHA512.New(), sink: streamSink{newStream(w, compression)}}
 }
 
-// Next returns the number of the chunk that is to come.
+// Next returns the number of the next chunk.
 func (w *Writer) Next() int64 { return w.next }
 
-// Offset returns how many bytes of the image are here.
+// Offset returns the number of bytes written.
 func (w *Writer) Offset() int64 { return min(w.size, w.next*disk.ChunkSize) }
 
 func (w *Writer) length() int64 { return min(disk.ChunkSize, w.size-w.Offset()) }
 
-// Put writes the next chunk, nil for one of zeros.
-func (w *Writer) Put(chunk []byte) error {
+// AppendChunk writes the next chunk; nil is a chunk of zeros.
+func (w *Writer) AppendChunk(chunk []byte) error {
 	length := w.length()
 	var err error
 	switch {
@@ -56,19 +57,19 @@ func (w *Writer) Put(chunk []byte) error {
 		err = w.sink.Put(chunk)
 	}
 	if err != nil {
-		return fmt.Errorf("write image: %w", noSpace(err))
+		return fmt.Errorf("write image: %w", wrapNoSpace(err))
 	}
-	w.took(chunk)
+	w.advance(chunk)
 	return nil
 }
 
-func (w *Writer) took(chunk []byte) {
+func (w *Writer) advance(chunk []byte) {
 	w.hash.Write(chunk)
 	w.next++
 }
 
-// Commit checks that what came is the image want, and lets the file appear. Otherwise
-// the error is a *disk.ChecksumError, and of the part nothing is left.
+// Commit verifies that the image has the digest want, and creates the file. After a
+// *disk.ChecksumError, the partial file is removed.
 func (w *Writer) Commit(want disk.Digest) error {
 	if w.Offset() != w.size {
 		return fmt.Errorf("write image: it ends at %d of %d: %w", w.Offset(), w.size, io.ErrUnexpectedEOF)
@@ -78,14 +79,14 @@ func (w *Writer) Commit(want disk.Digest) error {
 	case w.part == nil && got != want:
 		return &disk.ChecksumError{Want: want, Got: got}
 	case w.part == nil:
-		return w.sink.(stream).Close()
+		return w.sink.(streamSink).Close()
 	case got != want:
 		return w.part.discard(&disk.ChecksumError{Want: want, Got: got})
 	}
-	return w.part.appear()
+	return w.part.publish()
 }
 
-// Close lets go of the part, which stays if there is anything in it.
+// Close closes the partial file, and keeps it if it is not empty.
 func (w *Writer) Close() error {
 	if w.part == nil {
 		return nil
@@ -93,17 +94,17 @@ func (w *Writer) Close() error {
 	return w.part.close()
 }
 
-// Resume takes up what an earlier run left, as far as its chunks are those of m, which
-// is of the same size, and drops the rest. m may be nil: then nothing can be told right,
-// and all is dropped. It comes before the first Put. progress is called with the bytes
-// of each chunk that stays.
+// Resume keeps the chunks in the partial file that match m, up to the first one that does
+// not, and discards the rest. m must be of an image of the same size; without m, all chunks
+// are discarded. The caller must call Resume before the first AppendChunk. Resume calls
+// progress with the length of each chunk that is kept.
 func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int64)) error {
 	if w.part == nil {
 		return nil
 	}
-	var end int64 // in the part, of what stays
+	var end int64 // of the kept chunks in the partial file
 	if m != nil {
-		from, err := w.part.held()
+		from, err := w.part.reader()
 		if err != nil {
 			return err
 		}
@@ -118,38 +119,38 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 			}
 			chunk, took, err := from.next(buf[:w.length()])
 			if err != nil || int64(len(chunk)) != w.length() || disk.HashChunk(chunk) != want {
-				break // what cannot be read is asked for again
+				break // an unreadable chunk is written again
 			}
 			end += took
-			w.took(chunk)
+			w.advance(chunk)
 			progress(int64(len(chunk)))
 		}
-		_ = unix.Fadvise(int(w.part.f.Fd()), 0, 0, unix.FADV_DONTNEED) // only a favour to others
+		_ = unix.Fadvise(int(w.part.f.Fd()), 0, 0, unix.FADV_DONTNEED) // fails only if the pages stay cached
 	}
-	w.sink = w.part.sinkAt(end)
+	w.sink = w.part.sinkFrom(end)
 	return w.part.f.Truncate(end)
 }
 
-// holding reads what a part holds, chunk by chunk.
-type holding interface {
-	// next returns the next chunk, which should have as many bytes as into, and how
-	// many it has in the part.
+// chunkReader reads the chunks of a partial file.
+type chunkReader interface {
+	// next returns the next chunk, which should have the length of into, and its length in the
+	// partial file.
 	next(into []byte) (chunk []byte, took int64, err error)
 }
 
-func (p *part) held() (holding, error) {
+func (p *partialFile) reader() (chunkReader, error) {
 	if _, err := p.f.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
-	if p.Packing == Plain {
-		return unpacked{p.f}, nil
+	if p.Compression == None {
+		return plainReader{p.f}, nil
 	}
-	return newUnpacker(p.f, p.Packing), nil
+	return newChunkDecompressor(p.f, p.Compression), nil
 }
 
-type unpacked struct{ f *os.File }
+type plainReader struct{ f *os.File }
 
-func (u unpacked) next(into []byte) ([]byte, int64, error) {
+func (u plainReader) next(into []byte) ([]byte, int64, error) {
 	n, err := io.ReadFull(u.f, into)
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF

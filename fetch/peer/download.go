@@ -23,7 +23,7 @@ const maxCompressions = 2
 // download sends an image to a client that is not a peer, see the package comment.
 func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	name, uuid := r.PathValue("name"), r.URL.Query().Get("uuid")
-	packing, err := outfile.ParsePacking(r.URL.Query().Get("compress"))
+	packing, err := outfile.ParseCompression(r.URL.Query().Get("compress"))
 	if uuid != "" {
 		err = errors.Join(err, disk.CheckUUID(uuid))
 	}
@@ -50,7 +50,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name+fileExtension(c.Format)+packing.Extension()))
 	p, done := newPacedWriter(ctx, w, s.pieceTimeout, image.Unchanged)
 	defer done()
-	if packing == outfile.Plain {
+	if packing == outfile.None {
 		err = sendFile(w, r, p, image, c)
 	} else {
 		err = s.sendCompressed(w, r, p, image, packing, c.SHA512)
@@ -88,13 +88,14 @@ type pacedResponse struct {
 	body *pacedWriter
 }
 
-func (r pacedResponse) Write(b []byte) (int, error)           { return r.body.Write(b) }
+func (r pacedResponse) Write(b []byte) (int, error) { return r.body.Write(b) }
+
 func (r pacedResponse) ReadFrom(src io.Reader) (int64, error) { return r.body.ReadFrom(src) }
 
 // sendCompressed sends the whole image compressed. It sends no length, because that is not
 // known before the end, and supports no ranges, because another version of the compressor
 // may produce other bytes.
-func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifyingReader, packing outfile.Packing, digest disk.Digest) error {
+func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifyingReader, packing outfile.Compression, digest disk.Digest) error {
 	w.Header().Set("Content-Type", "application/"+string(packing))
 	if r.Method == http.MethodHead {
 		return nil
@@ -108,11 +109,11 @@ func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *paced
 		return nil
 	}
 	out := bufio.NewWriterSize(p, pieceSize)
-	to := outfile.Stream(out, packing, image.Size())
+	to := outfile.NewStreamWriter(out, packing, image.Size())
 	for n := range image.manifest.Chunks() {
 		chunk, err := image.chunkData(n)
 		if err == nil {
-			err = to.Put(chunk)
+			err = to.AppendChunk(chunk)
 		}
 		if err != nil {
 			return err

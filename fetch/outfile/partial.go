@@ -1,0 +1,188 @@
+package outfile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// partialSuffix is the suffix of a partial file. Files with this suffix belong to this
+// program: it may truncate them.
+const partialSuffix = ".image-part"
+
+// Target is a file to write.
+type Target struct {
+	Path        string
+	Compression Compression
+	Replace     bool // an existing file
+}
+
+// PartialPath returns the path of the partial file.
+func (t Target) PartialPath() string { return t.Path + partialSuffix }
+
+// ExistsError means that the target exists already.
+type ExistsError struct{ Path string }
+
+func (e *ExistsError) Error() string { return e.Path + " exists already" }
+
+// Check returns an error if the file cannot be created: an *ExistsError, or an error for a
+// device or a folder at the path.
+func (t Target) Check() error {
+	info, err := os.Stat(t.Path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if _, err := os.Lstat(t.Path); err == nil && !t.Replace { // a dangling symbolic link
+			return &ExistsError{t.Path}
+		}
+		return nil
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s is not a regular file", t.Path)
+	case !t.Replace:
+		return &ExistsError{t.Path}
+	}
+	return nil
+}
+
+// partialFile is FILE.image-part, open and locked.
+type partialFile struct {
+	Target
+	f *os.File
+}
+
+// Create opens the partial file of an image of size bytes. The caller must call Resume next.
+// If another process writes the same file, Create fails.
+func Create(t Target, size int64) (*Writer, error) {
+	if err := t.Check(); err != nil {
+		return nil, err
+	}
+	f, err := openLocked(t.PartialPath())
+	if err != nil {
+		return nil, err
+	}
+	return &Writer{size: size, hash: disk.SHA512.New(), part: &partialFile{t, f}}, nil
+}
+
+// openLocked opens or creates a partial file and locks it.
+func openLocked(path string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o666)
+		if err != nil {
+			return nil, wrapNoSpace(err)
+		}
+		if err := lock(f); err != nil {
+			f.Close()
+			return nil, err
+		}
+		// The previous owner of the lock may have renamed the file to its target.
+		mine, err := f.Stat()
+		if err == nil && !mine.Mode().IsRegular() {
+			err = fmt.Errorf("%s is not a regular file", path)
+		}
+		if err != nil {
+			f.Close()
+			return nil, err
+		}
+		if there, err := os.Lstat(path); err == nil && os.SameFile(there, mine) {
+			return f, nil
+		}
+		f.Close()
+	}
+}
+
+func lock(f *os.File) error {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return fmt.Errorf("%s: another process is writing it", f.Name())
+	case errors.Is(err, unix.ENOTSUP), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ENOLCK):
+		return nil // a file system without locks
+	case err != nil:
+		return fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return nil
+}
+
+// sinkFrom returns the sink for the chunks after at bytes of the partial file.
+func (p *partialFile) sinkFrom(at int64) sink {
+	to := &sparseFile{p.f, at}
+	if p.Compression == None {
+		return &flushingSink{to, p.f, flushEvery}
+	}
+	return &flushingSink{newChunkCompressor(sparseWriter{to}, p.Compression), p.f, flushEvery}
+}
+
+// sparseWriter writes compressed bytes to a sparseFile.
+type sparseWriter struct{ *sparseFile }
+
+func (w sparseWriter) Write(b []byte) (int, error) { return len(b), w.Put(b) }
+
+// publish renames the partial file to the target.
+func (p *partialFile) publish() error {
+	err := p.f.Sync()
+	if err == nil {
+		_ = unix.Fadvise(int(p.f.Fd()), 0, 0, unix.FADV_DONTNEED) // fails only if the pages stay cached
+		err = p.rename()
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", p.Path, wrapNoSpace(err))
+	}
+	folder, err := os.Open(filepath.Dir(p.Path))
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	if err := folder.Sync(); err != nil && !errors.Is(err, unix.EINVAL) { // not supported by every file system
+		return fmt.Errorf("sync the folder of %s: %w", p.Path, err)
+	}
+	return nil
+}
+
+// rename does not replace a file that was created meanwhile.
+func (p *partialFile) rename() error {
+	if !p.Replace {
+		err := unix.Renameat2(unix.AT_FDCWD, p.PartialPath(), unix.AT_FDCWD, p.Path, unix.RENAME_NOREPLACE)
+		switch {
+		case errors.Is(err, unix.EEXIST):
+			return &ExistsError{p.Path}
+		case !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS): // RENAME_NOREPLACE is not supported
+			return err
+		}
+	}
+	if err := p.Check(); err != nil {
+		return err
+	}
+	return os.Rename(p.PartialPath(), p.Path)
+}
+
+// discard removes the partial file because of err.
+func (p *partialFile) discard(err error) error {
+	return errors.Join(err, os.Remove(p.PartialPath()))
+}
+
+// close closes the partial file, and removes it if it is empty.
+func (p *partialFile) close() error {
+	info, err := p.f.Stat()
+	if err == nil && info.Size() == 0 {
+		there, lerr := os.Lstat(p.PartialPath())
+		if lerr == nil && os.SameFile(there, info) {
+			err = os.Remove(p.PartialPath())
+		}
+	}
+	return errors.Join(err, p.f.Close())
+}
+
+// wrapNoSpace wraps disk.ErrNoSpace around the errors of a full disk.
+func wrapNoSpace(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("%w: %w", disk.ErrNoSpace, err)
+	}
+	return err
+}
