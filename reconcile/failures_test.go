@@ -82,7 +82,7 @@ func TestCopyStaysSuspectedUntilVerified(t *testing.T) {
 		if then(r); !suspected(r) {
 			t.Errorf("%s: the copy is trusted and was not read", what)
 		}
-		if r.failures[read.CopyRef()].Delays(plan.Download, time.Now()) {
+		if f := r.failures[read.CopyRef()]; f.AppliesTo(plan.Download) && (f.Final || f.RetryAt.After(time.Now())) {
 			t.Errorf("%s: what is over puts something off", what)
 		}
 		finishJob(r, plan.NewAction(plan.Verify, suspect, plan.Reason{}, 0), nil)

@@ -28,7 +28,7 @@ type unmarkable struct {
 
 func newUnmarkable(t *testing.T) *unmarkable {
 	t.Helper()
-	time.Sleep(time.Until(plan.EarliestTime.AddDate(0, 1, 0)))
+	time.Sleep(time.Until(plantest.Now)) // the clock of synctest begins before the program existed
 	dir, image := newDisk(t), filepath.Join(t.TempDir(), "parrot.raw")
 	if err := os.WriteFile(image, randomImage(1<<20), 0o644); err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ func BenchmarkPlanFleet(b *testing.B) {
 		})
 		b.Run(fmt.Sprintf("%d-images-1000-disks-again", images), func(b *testing.B) {
 			d, o := plantest.LargeCluster(images)
-			d.RankCache = plan.NewRankCache(d.Config.Nodes, plan.MaxCachedRanks)
+			plan.CacheRanks(&d)
 			d.Plan(o)
 			b.ReportAllocs()
 			for b.Loop() {

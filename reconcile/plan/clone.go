@@ -99,7 +99,7 @@ func (p imagePlanner) planClone(ref schema.DiskRef, reason Reason) Action {
 
 // waitForPinned waits while the clone would have other bytes than the image had.
 func (p imagePlanner) waitForPinned(ref schema.DiskRef) (a Action, pinned bool) {
-	last := p.PinnedDigest()
+	last := p.pinnedDigest()
 	if last.Digest.IsZero() || p.image.Source.Clone.Encryption == schema.Decrypt || p.isPlainClone() && p.knownDigest() == last.Digest {
 		return Action{}, false
 	}

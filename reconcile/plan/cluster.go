@@ -75,13 +75,13 @@ func (c *Cluster) publish(d Desired, h *fleetIndex) {
 	images := h.mayReject(d, o)
 	for key, r := range h.newIndex(d, o, images).rejections(slices.Values(images)) {
 		if c.published[key.Disk].Copies != nil {
-			c.published[key.Disk].AddRejection(key.ID, r)
+			c.published[key.Disk].addRejection(key.ID, r)
 		}
 	}
 }
 
-// AddRejection notes in the observed disk that it takes no copy of the image.
-func (d Disk) AddRejection(id disk.ID, r Rejection) {
+// addRejection notes in the observed disk that it takes no copy of the image.
+func (d Disk) addRejection(id disk.ID, r Rejection) {
 	c, exists := d.Copies[id]
 	if !exists {
 		c = Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}
@@ -131,14 +131,14 @@ func (c *Cluster) peer(node, config string) Peer {
 // must every node that responds. An action that concerns no disk is in the plan once.
 func (c *Cluster) Plan(nodes []Desired) Plan {
 	if len(nodes) == 0 {
-		return Desired{}.NewPlan([]Action{})
+		return Desired{}.newPlan([]Action{})
 	}
 	first := nodes[0]
 	if first.Allowed == schema.ObserveOnly {
-		return first.NewPlan([]Action{})
+		return first.newPlan([]Action{})
 	}
-	if first.RankCache == nil {
-		first.RankCache = NewRankCache(first.Config.Nodes, MaxCachedRanks)
+	if first.rankCache == nil {
+		first.rankCache = NewRankCache(first.Config.Nodes, maxCachedRanks)
 	}
 	if c.published == nil {
 		c.publishAll(first)
@@ -150,12 +150,12 @@ func (c *Cluster) Plan(nodes []Desired) Plan {
 	h.addTargets(everyone, c.ObserveFrom(everyone, c.published))
 	actions := []Action{} // never null in JSON
 	for _, d := range nodes {
-		d.RankCache = first.RankCache
+		d.rankCache = first.rankCache
 		images := h.images(d, d.Node == first.Node || !c.isComplete(d))
 		actions = append(actions, h.newIndex(d, c.ObserveFrom(d, c.published), images).plan(slices.Values(images))...)
 	}
-	p := first.NewPlan(dedupe(actions))
-	p.Suspended = first.Suspensions(c.Now)
+	p := first.newPlan(dedupe(actions))
+	p.Suspended = first.suspensions(c.Now)
 	return p
 }
 

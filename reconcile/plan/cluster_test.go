@@ -25,7 +25,7 @@ func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
 	for _, d := range nodes {
 		if _, unreachable := c.Unreachable[d.Node]; !unreachable {
 			for key, r := range d.Rejections(c.ObserveFrom(d, c.Disks)) {
-				published[key.Disk].AddRejection(key.ID, r)
+				plan.AddRejection(published[key.Disk], key.ID, r)
 			}
 		}
 	}
@@ -39,8 +39,8 @@ func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
 			reported[key] = reported[key] || a.Disk == ""
 		}
 	}
-	p := nodes[0].NewPlan(actions)
-	p.Suspended = nodes[0].Suspensions(c.Now)
+	p := plan.NewPlan(nodes[0], actions)
+	p.Suspended = plan.Suspensions(nodes[0], c.Now)
 	return p
 }
 

@@ -25,13 +25,13 @@ import (
 // NodesToQuery returns the nodes that must confirm the deletion a, sorted: the nodes whose
 // copies it counts on, and for an orphan all other nodes.
 func (d Desired) NodesToQuery(o Observed, a Action) []string {
-	s := d.NewIndex(o)
+	s := d.newIndex(o)
 	image, declared := d.Config.Images[a.Image]
 	if !declared {
 		return s.otherNodes()
 	}
 	nodes := map[string]bool{}
-	v := s.NewImagePlanner(image)
+	v := s.newImagePlanner(image)
 	for _, key := range v.ready {
 		if !d.Owns(key.Disk) && v.counts(key) {
 			nodes[key.Disk.Node] = true
@@ -114,10 +114,10 @@ func (d Desired) ConfirmDeletion(o Observed, a Action) error {
 	if d.Allowed == schema.ObserveOnly {
 		return errors.New("not deleted: the manager is in observe-only mode")
 	}
-	ix := d.NewIndex(o)
+	ix := d.newIndex(o)
 	var actions []Action
 	if image, declared := d.Config.Images[a.Image]; declared {
-		actions = ix.NewImagePlanner(image).plan()
+		actions = ix.newImagePlanner(image).plan()
 	} else {
 		actions = ix.planOrphans()
 	}

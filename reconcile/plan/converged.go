@@ -20,7 +20,7 @@ func CheckConverged(d Desired, o Observed, p Plan) error {
 	} else if n > 0 {
 		reasons = append(reasons, fmt.Sprintf("%d blocked", n))
 	}
-	if n := d.Missing(o); len(reasons) == 0 && n > 0 {
+	if n := d.missing(o); len(reasons) == 0 && n > 0 {
 		reasons = append(reasons, fmt.Sprintf("%d not ready", n))
 	}
 	if len(reasons) == 0 && !p.Empty() {
@@ -37,11 +37,11 @@ func CheckConverged(d Desired, o Observed, p Plan) error {
 func CheckExecuted(s SavedPlan, d Desired, o Observed, p Plan) error {
 	failed := 0
 	for _, ref := range ownFailures(d, o) {
-		if s.Contains(ref) {
+		if s.contains(ref) {
 			failed++
 		}
 	}
-	remaining := len(s.Remaining(p).Actions)
+	remaining := len(s.remaining(p).Actions)
 	switch {
 	case failed > 0:
 		return fmt.Errorf("the saved plan was not executed: %d failed", failed)

@@ -49,10 +49,10 @@ type Failure struct {
 // AppliesTo reports whether the failure concerns the operation.
 func (f Failure) AppliesTo(op Op) bool { return f.Op == "" || f.Op == op }
 
-// Delays reports whether the failure delays the operation at the time now. After a lack of
+// delays reports whether the failure delays the operation at the time now. After a lack of
 // space, one attempt starts without delay as soon as there is space. Only one: another
 // job may take the same space.
-func (f Failure) Delays(op Op, now time.Time) bool {
+func (f Failure) delays(op Op, now time.Time) bool {
 	switch {
 	case !f.AppliesTo(op):
 		return false

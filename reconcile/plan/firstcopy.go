@@ -25,7 +25,7 @@ func (p imagePlanner) firstCopyOp() Op {
 // planFirstCopy returns how the first copy on ref is created, or what it waits for (F1 to F5).
 func (p imagePlanner) planFirstCopy(ref schema.DiskRef, reason Reason) Action {
 	op := p.firstCopyOp()
-	if f := p.sourceFailure(); op != Upload && f.Delays(op, p.ix.observed.Now) {
+	if f := p.sourceFailure(); op != Upload && f.delays(op, p.ix.observed.Now) {
 		return p.backOff(ref, f)
 	}
 	if why, until := p.waitForPeers(); !why.IsZero() {
@@ -52,7 +52,7 @@ func (p imagePlanner) newFirstCopy(op Op, ref schema.DiskRef, reason Reason) Act
 		bytes = max(0, c.PartTotal-c.PartBytes)
 	}
 	a := p.attempt(op, ref, reason, bytes)
-	a.Pinned = p.PinnedDigest()
+	a.Pinned = p.pinnedDigest()
 	return a
 }
 
@@ -77,7 +77,7 @@ func (p imagePlanner) planUpload(ref schema.DiskRef, reason Reason) Action {
 	if !requested {
 		a = p.attempt(Upload, ref, reason, bytes) // the rest of an upload that no client sends
 	}
-	a.Pinned = p.PinnedDigest()
+	a.Pinned = p.pinnedDigest()
 	return a
 }
 
@@ -107,9 +107,9 @@ func (p imagePlanner) waitForUpload(ref schema.DiskRef) Action {
 // maxClockSkew is how far in the future a recorded time may be that still counts as now.
 const maxClockSkew = 24 * time.Hour
 
-// PinnedDigest returns the digest that a new first copy must have although none is declared:
+// pinnedDigest returns the digest that a new first copy must have although none is declared:
 // that of a copy that failed less than the recovery interval ago (F7).
-func (p imagePlanner) PinnedDigest() (latest PinnedDigest) {
+func (p imagePlanner) pinnedDigest() (latest PinnedDigest) {
 	if d := p.image.Source.Download; p.digestDeclared() || d != nil && d.ChecksumURL != "" {
 		return PinnedDigest{} // the declaration says which digest is right
 	}
@@ -117,7 +117,7 @@ func (p imagePlanner) PinnedDigest() (latest PinnedDigest) {
 	for _, ref := range p.ix.copiesNamed(p.image.ID.Name) {
 		c := p.ix.copyAt(ref)
 		since := c.DamagedAt
-		if ref.ID != p.image.ID || c.State != disk.Failed || c.SHA512.IsZero() || since.Before(EarliestTime) || since.Sub(now) > maxClockSkew {
+		if ref.ID != p.image.ID || c.State != disk.Failed || c.SHA512.IsZero() || since.Before(earliestTime) || since.Sub(now) > maxClockSkew {
 			continue
 		}
 		if since.After(now) {

@@ -73,9 +73,9 @@ func (h *fleetIndex) addInProgress(c *Cluster) {
 // works from the point of view of an observer without disks.
 func (h *fleetIndex) addTargets(d Desired, o Observed) {
 	d.Node, d.OnlyDisks = "", nil
-	s := d.NewIndex(o)
+	s := d.newIndex(o)
 	for name, image := range d.Config.Images {
-		v := s.NewImagePlanner(image)
+		v := s.newImagePlanner(image)
 		targets := map[schema.DiskRef]bool{}
 		for _, ref := range v.placement.targets {
 			targets[ref] = true

@@ -20,8 +20,8 @@ type imagePlanner struct {
 	mismatch map[CopyRef]Reason
 }
 
-// NewImagePlanner returns the planner of an image. It is valid until the next call.
-func (ix *index) NewImagePlanner(image schema.Image) imagePlanner {
+// newImagePlanner returns the planner of an image. It is valid until the next call.
+func (ix *index) newImagePlanner(image schema.Image) imagePlanner {
 	p := ix.findReady(image)
 	ranked, cached := ix.rankings.rank(image, ix.scratch)
 	if !cached {
@@ -54,7 +54,7 @@ func (ix *index) findReady(image schema.Image) imagePlanner {
 // ReadyCopies returns the ready copies of a declared image that have the declared digest, on
 // this node and on nodes that respond, in no order.
 func (d Desired) ReadyCopies(o Observed, image schema.Image) []CopyRef {
-	return d.NewIndex(o).findReady(image).ready
+	return d.newIndex(o).findReady(image).ready
 }
 
 // mismatchReason returns why a ready copy is not known to have the declared digest, zero if

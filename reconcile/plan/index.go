@@ -34,7 +34,7 @@ type index struct {
 func (d Desired) emptyIndex(o Observed) *index {
 	ix := &index{
 		desired: d, observed: o, ownByName: map[string][]CopyRef{}, peerByName: map[string][]CopyRef{},
-		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.RankCache,
+		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache,
 	}
 	if ix.rankings == nil {
 		ix.rankings = NewRankCache(d.Config.Nodes, 0)
@@ -42,7 +42,7 @@ func (d Desired) emptyIndex(o Observed) *index {
 	return ix
 }
 
-func (d Desired) NewIndex(o Observed) *index {
+func (d Desired) newIndex(o Observed) *index {
 	ix := d.emptyIndex(o)
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), CompareDisks) {
 		seen := o.Disks[ref]

@@ -307,7 +307,7 @@ func (p imagePlanner) isEligible(ref schema.DiskRef) bool {
 // Rejections returns which declared images the disks of this node take no copy of although
 // they match. The text of a rejection changes only when its cause does, since it is published.
 func (d Desired) Rejections(o Observed) map[CopyRef]Rejection {
-	return d.NewIndex(o).rejections(maps.Values(d.Config.Images))
+	return d.newIndex(o).rejections(maps.Values(d.Config.Images))
 }
 
 func (ix *index) rejections(images iter.Seq[schema.Image]) map[CopyRef]Rejection {
@@ -349,10 +349,10 @@ func (p Placement) Desired() int { return len(p.Targets) + max(0, p.Missing) }
 
 // Placements returns the placement of each declared image. It costs as much as planning.
 func (d Desired) Placements(o Observed) map[disk.ID]Placement {
-	ix := d.NewIndex(o)
+	ix := d.newIndex(o)
 	all := make(map[disk.ID]Placement, len(d.Config.Images))
 	for _, image := range d.Config.Images {
-		p := ix.NewImagePlanner(image)
+		p := ix.newImagePlanner(image)
 		one := Placement{Targets: p.placement.targets, Missing: p.placement.missing, Ready: p.ready}
 		if len(one.Ready) < one.Desired() || one.Desired() == 0 {
 			one.PassedOver = p.rejectionReasons()

@@ -35,8 +35,8 @@ type Summary struct {
 	FreedBytes int64 `json:"freedBytes"`
 }
 
-// NewPlan returns a plan of these actions, which it sorts.
-func (d Desired) NewPlan(actions []Action) Plan {
+// newPlan returns a plan of these actions, which it sorts.
+func (d Desired) newPlan(actions []Action) Plan {
 	slices.SortFunc(actions, func(a, b Action) int {
 		return cmp.Or(cmp.Compare(a.Image, b.Image), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk),
 			cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Op, b.Op), cmp.Compare(a.Reason.Text, b.Reason.Text))
@@ -74,17 +74,17 @@ func (p Plan) Without(base Plan) Plan {
 		planned[operation{a.CopyRef(), a.Op, a.Next}] = true
 	}
 	actions := slices.DeleteFunc(slices.Clone(p.Actions), func(a Action) bool { return planned[operation{a.CopyRef(), a.Op, a.Next}] })
-	return Desired{Digest: p.Digest, Revision: p.Revision}.NewPlan(actions)
+	return Desired{Digest: p.Digest, Revision: p.Revision}.newPlan(actions)
 }
 
 // Plan returns the actions on the disks of d.Node. It is a pure function of d and o and reads
 // no clock (R2).
 func (d Desired) Plan(o Observed) Plan {
 	if d.Allowed == schema.ObserveOnly {
-		return d.NewPlan([]Action{})
+		return d.newPlan([]Action{})
 	}
-	p := d.NewPlan(d.NewIndex(o).plan(maps.Values(d.Config.Images)))
-	p.Suspended = d.Suspensions(o.Now)
+	p := d.newPlan(d.newIndex(o).plan(maps.Values(d.Config.Images)))
+	p.Suspended = d.suspensions(o.Now)
 	return p
 }
 
@@ -92,7 +92,7 @@ func (d Desired) Plan(o Observed) Plan {
 func (ix *index) plan(images iter.Seq[schema.Image]) []Action {
 	actions := []Action{} // never null in JSON
 	for image := range images {
-		actions = append(actions, ix.NewImagePlanner(image).plan()...)
+		actions = append(actions, ix.newImagePlanner(image).plan()...)
 	}
 	for name := range ix.desired.Invalid {
 		if reason := ix.desired.invalidReason(name); !reason.IsZero() {
@@ -242,7 +242,7 @@ func (p imagePlanner) wait(ref schema.DiskRef, reason Reason) Action {
 func (p imagePlanner) attempt(op Op, ref schema.DiskRef, reason Reason, bytes int64) Action {
 	f := p.ix.observed.Failures[p.on(ref)]
 	otherTurn := (op == Sync && f.Op == Repair || op == Repair && f.Op == Sync) && f.RetryAt.After(p.ix.observed.Now)
-	if otherTurn || f.Delays(op, p.ix.observed.Now) {
+	if otherTurn || f.delays(op, p.ix.observed.Now) {
 		return p.backOff(ref, f)
 	}
 	return NewAction(op, p.on(ref), reason, bytes)
@@ -261,15 +261,15 @@ func (p imagePlanner) backOff(ref schema.DiskRef, f Failure) Action {
 // FormatBytes returns a size with a binary unit, such as "1.5 GiB".
 func FormatBytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
-// Missing returns how many copies should be on this node's disks and are not ready. A missing
+// missing returns how many copies should be on this node's disks and are not ready. A missing
 // disk does not count. In observe-only mode it returns 0, since the desired state is not known.
-func (d Desired) Missing(o Observed) int {
+func (d Desired) missing(o Observed) int {
 	if d.Allowed == schema.ObserveOnly {
 		return 0
 	}
-	missing, ix := 0, d.NewIndex(o)
+	missing, ix := 0, d.newIndex(o)
 	for _, image := range d.Config.Images {
-		for _, ref := range ix.NewImagePlanner(image).placement.targets {
+		for _, ref := range ix.newImagePlanner(image).placement.targets {
 			if _, ready := o.Disks[ref].Ready(image.ID); d.Owns(ref) && !ready {
 				missing++
 			}

@@ -212,7 +212,7 @@ type DiskRank struct {
 // RankDisks returns the ranks of all declared disks for a declared image, those with a rank
 // first.
 func (d Desired) RankDisks(o Observed, image string) []DiskRank {
-	v := d.NewIndex(o).NewImagePlanner(d.Config.Images[image])
+	v := d.newIndex(o).newImagePlanner(d.Config.Images[image])
 	passed := v.passedOver()
 	places := make([]DiskRank, 0, v.placement.ranked.len())
 	for i := range v.placement.ranked.len() {
@@ -240,8 +240,8 @@ type RankCache struct {
 	room    int                // ranks that may still be cached
 }
 
-// MaxCachedRanks limits a cache to 48 MiB: 24 bytes for each rank.
-const MaxCachedRanks = 2 << 20
+// maxCachedRanks limits a cache to 48 MiB: 24 bytes for each rank.
+const maxCachedRanks = 2 << 20
 
 // NewRankCache returns a cache for the disks of nodes with room for that many ranks; 0: it
 // caches nothing.

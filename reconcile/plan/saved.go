@@ -170,8 +170,8 @@ func (s SavedPlan) Allows(a Action) bool {
 	})
 }
 
-// Contains reports whether the plan changes a copy, now or later.
-func (s SavedPlan) Contains(ref CopyRef) bool {
+// contains reports whether the plan changes a copy, now or later.
+func (s SavedPlan) contains(ref CopyRef) bool {
 	return slices.ContainsFunc(s.Plan.Actions, func(a Action) bool { return a.CopyRef() == ref && a.Eventually() != "" })
 }
 
@@ -179,17 +179,17 @@ func (s SavedPlan) Contains(ref CopyRef) bool {
 func (s SavedPlan) Restrict(now Plan) Plan {
 	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool {
 		if a.Idle() {
-			return a.Eventually() == "" || a.Eventually() == Cleanup || !s.Contains(a.CopyRef())
+			return a.Eventually() == "" || a.Eventually() == Cleanup || !s.contains(a.CopyRef())
 		}
 		return !s.Allows(a)
 	})
-	p := Desired{Digest: now.Digest, Revision: now.Revision}.NewPlan(actions)
+	p := Desired{Digest: now.Digest, Revision: now.Revision}.newPlan(actions)
 	p.Suspended = now.Suspended
 	return p
 }
 
-// Remaining returns the actions of s that are still planned in now.
-func (s SavedPlan) Remaining(now Plan) Plan {
+// remaining returns the actions of s that are still planned in now.
+func (s SavedPlan) remaining(now Plan) Plan {
 	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool { return a.Idle() || !s.Allows(a) })
-	return Desired{Digest: now.Digest, Revision: now.Revision}.NewPlan(actions)
+	return Desired{Digest: now.Digest, Revision: now.Revision}.newPlan(actions)
 }

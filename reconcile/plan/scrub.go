@@ -64,7 +64,7 @@ func (ix *index) dueForScrub() []scrubCandidate {
 			c, running := ix.copyAt(ref), ix.observed.Running[ref]
 			age := now.Sub(c.VerifiedAt)
 			recent := age >= 0 && age < ix.desired.Config.Settings.ScrubInterval
-			if c.State != disk.Ready || recent || suspended && !running || ix.observed.Failures[ref].Delays(Verify, now) {
+			if c.State != disk.Ready || recent || suspended && !running || ix.observed.Failures[ref].delays(Verify, now) {
 				continue
 			}
 			all = append(all, scrubCandidate{ref, c.VerifiedAt, c.Size, running})

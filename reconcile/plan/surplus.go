@@ -212,9 +212,9 @@ func (d Desired) intervalEnd(o Observed, ref CopyRef) time.Time {
 	return since.Add(d.Config.Settings.CleanupWaitInterval)
 }
 
-// EarliestTime is before any time that this program can have recorded.
-var EarliestTime = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+// earliestTime is before any time that this program can have recorded.
+var earliestTime = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
 
 func implausible(recorded, now time.Time) bool {
-	return recorded.After(now) || recorded.Before(EarliestTime)
+	return recorded.After(now) || recorded.Before(earliestTime)
 }

@@ -128,8 +128,8 @@ func NewSuspension(s *schema.Suspension, now time.Time) *Suspension {
 	return &Suspension{Reason: s.Reason, By: s.By, Until: s.Until, Over: !s.Active(now)}
 }
 
-// Suspensions returns the suspensions in effect: that of the settings first, then by image.
-func (d Desired) Suspensions(now time.Time) []Suspension {
+// suspensions returns the suspensions in effect: that of the settings first, then by image.
+func (d Desired) suspensions(now time.Time) []Suspension {
 	var all []Suspension
 	if by := d.Config.Settings.Suspend; by.Active(now) {
 		all = append(all, *NewSuspension(by, now))

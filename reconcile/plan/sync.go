@@ -64,7 +64,7 @@ func (p imagePlanner) planTarget(ref schema.DiskRef, inspections map[schema.Disk
 // waitForFirstCopy returns the wait of the target ref for the first copy, which the target
 // first creates.
 func (p imagePlanner) waitForFirstCopy(first, ref schema.DiskRef) Action {
-	if f := p.sourceFailure(); f.Delays(p.firstCopyOp(), p.ix.observed.Now) {
+	if f := p.sourceFailure(); f.delays(p.firstCopyOp(), p.ix.observed.Now) {
 		return p.backOff(ref, f)
 	}
 	if on := p.on(first); p.firstCopyOp() == Upload && !p.ix.observed.Running[on] && !p.ix.desired.Uploads[on] {

@@ -13,7 +13,7 @@ import (
 // UploadTo returns the copy that an upload of the image creates on this node. digest is that
 // of the file, zero if the client does not know it. Its error is an *UploadError.
 func (d Desired) UploadTo(o Observed, image schema.Image, digest disk.Digest) (CopyRef, error) {
-	p := d.NewIndex(o).NewImagePlanner(image)
+	p := d.newIndex(o).newImagePlanner(image)
 	if err := p.acceptsUpload(digest); err != nil {
 		return CopyRef{}, err
 	}

@@ -24,13 +24,13 @@ type Usage struct {
 // UsageUpdates returns the copies of this node whose recorded usage must change, sorted. It is
 // a pure function like Plan. Use is recorded in observe-only mode, too.
 func (d Desired) UsageUpdates(o Observed) []Usage {
-	ix := d.NewIndex(o)
+	ix := d.newIndex(o)
 	targets := map[CopyRef]bool{}
 	for _, image := range d.Config.Images {
 		if len(ix.ownByName[image.ID.Name]) == 0 {
 			continue // no copy here
 		}
-		for _, ref := range ix.NewImagePlanner(image).placement.targets {
+		for _, ref := range ix.newImagePlanner(image).placement.targets {
 			targets[CopyRef{ref, image.ID}] = true
 		}
 	}

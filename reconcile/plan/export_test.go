@@ -1,0 +1,11 @@
+package plan
+
+// For the external tests, which need package plantest.
+var (
+	AddRejection = Disk.addRejection
+	NewPlan      = Desired.newPlan
+	Suspensions  = Desired.suspensions
+)
+
+// CacheRanks lets plans for d keep the ranks of disks, as [NewDesired] does.
+func CacheRanks(d *Desired) { d.rankCache = NewRankCache(d.Config.Nodes, maxCachedRanks) }
