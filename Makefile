@@ -39,11 +39,11 @@ fuzz: ## Run each fuzz target for FUZZTIME (60s).
 	done
 
 simulate: ## Simulate SEEDS (10000) clusters of 5 to 12 nodes, from seed FIRST (0) on.
-	GOGC=400 $(GO) test -timeout 10h -count 1 -run '^TestCluster$$' -v ./reconcile -cluster.seeds $(SEEDS) -cluster.first $(or $(FIRST),0)
+	GOGC=400 $(GO) test -timeout 10h -count 1 -run '^TestCluster$$' -v ./reconcile/simulation -cluster.seeds $(SEEDS) -cluster.first $(or $(FIRST),0)
 
-mutants: ## Break each rule of the planner on purpose: the simulation has to notice.
+mutants: ## Break each rule of planner and loop on purpose: the simulation has to notice.
 ## ONLY=PATTERN selects mutants.
-	$(GO) test -timeout 10h -count 1 -run '^TestMutants$$' -v ./reconcile -cluster.mutants '$(or $(ONLY),.)'
+	$(GO) test -timeout 10h -count 1 -run '^TestMutants$$' -v ./reconcile/simulation -cluster.mutants '$(or $(ONLY),.)'
 
 vulncheck: ## Search the dependencies in the Go vulnerability database (needs internet access).
 	$(GO) run golang.org/x/vuln/cmd/govulncheck@latest ./...

@@ -1,48 +1,34 @@
-// Package reconcile decides what has to happen on the disks of a node, and does
-// it.
+// Package reconcile runs the reconcile loop of a node: it observes the disks and the peers, plans,
+// publishes the state of the node, and executes the plan.
 //
 //	each round:
-//	    desired  := what the config directory declares        (schema.Config)
-//	    observed := what lies on the disks of this node, and
-//	                what every other node said last           (Look)
-//	    for each mark in desired.Marks(observed): write it beside the copy
-//	    plan     := desired.Plan(observed)                    (pure)
-//	    tell the other nodes what is there and under way      (publish)
-//	    start the actions of plan that are not under way; stop those that are
-//	    under way and not in plan any more
+//	    desired  := the configuration                          (plan.Desired)
+//	    observed := the disks of this node, and the last state
+//	                that each peer published                   (Reconciler.Observe)
+//	    write the usage of copies that changed                 (recordUsage)
+//	    plan     := desired.Plan(observed)                     (pure: package plan)
+//	    publish the state of this node                         (publish)
+//	    start the actions of the plan that do not run, and stop jobs that are not in it
 //
-// Nothing is carried from round to round but what could not be derived: what
-// failed and when to try it again, which is lost with the process on purpose.
-//
-// # What a plan follows from
-//
-// The disks that match an image's selectors are ranked by rendezvous hashing, the
-// same on every node. One walk over that list says which disks should have a copy:
-// those whose copy is used keep it; the first minNumberOfCopies that can take one
-// want it, and the disks that the image names. What is left over is surplus.
-//
-// A wanted disk without a ready copy gets one in the cheapest way there is: by
-// verifying a file that lies there (adopt, verify), by rewriting the damaged chunks of
-// one that failed (repair), by copying one that another disk of this node or others
-// have ready (sync), and only on the first disk in rank from the source (download).
-// Nothing is fetched for the others meanwhile: they wait. Who has begun goes on,
-// however well another disk ranks, until it fails.
+// Nothing is carried from round to round except what cannot be derived: what failed and when to
+// retry it (failures.go), which deliberately ends with the process, and usage that could not be
+// written yet (usage.go). Which actions follow from which observation is documented in package
+// plan; how a job executes an action, in package job.
 //
 // # Without a coordinator
 //
-// Every node plans for its own disks by the same rules, from the same configuration
-// and from what each other node says of itself. Ranks need no agreement. A node that
-// is silent keeps its place for recoveryWaitInterval, then the next in rank acts for
-// it. Where two nodes see different things, the worst is a copy too many, because a
-// deletion does not go by what was seen but by what is asked: see withdraw.go.
+// Every node plans for its own disks by the same rules, from the same configuration and from what
+// each other node publishes about itself. If two nodes see different things, the worst result is
+// one copy too many: a deletion is not based on published states but on direct queries. See
+// deletion in delete.go.
 //
-// # What is never done
+// # Reading order
 //
-// A copy goes only if nothing uses it, enough other disks have the image ready by
-// answers given after it was withdrawn and under the same configuration,
-// the clean-up interval has passed since it was last used and since it was first
-// unwanted, and the configuration is wholly valid. An image that left the
-// configuration goes by the same rules, and not when so many left at once that it
-// looks like an accident (pruneLimit). What cannot be told counts against
-// deleting.
+//	system.go      the interfaces to everything outside: clocks, disks, peers, jobs
+//	local.go       their implementations for a machine; package simulation has others
+//	loop.go        the loop of a daemon: events, rounds. reload.go: the config directory.
+//	               requests.go: what people and clients request
+//	reconciler.go  one round. observe.go, disks.go, peers.go: its observation
+//	jobs.go        starting, stopping and ending jobs; delete.go: deletions
+//	publish.go, host.go   what peers see: the published state, and direct queries
 package reconcile

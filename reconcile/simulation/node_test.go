@@ -6,9 +6,11 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"testing"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -188,6 +190,9 @@ func (m *node) round() {
 	m.failing = map[plan.CopyRef]bool{}
 	v := m.loop.View()
 	m.d, m.o, m.plan, m.rounds = v.Desired, v.Observed, v.Plan, v.Rounds
+	if m.rounds%checkEvery == 0 {
+		plantest.CheckPlan(planErrors{c: m.c, node: m.name}, m.d, m.o, m.plan)
+	}
 	m.noteUnwritten()
 	m.stopWorks()
 	begun := m.begun
@@ -406,4 +411,21 @@ func (m *node) excuse() {
 			s.excused = s.excused || s.mark.By == m.name && outdated || m.unwritten[unwrittenKey{d.uuid, id}]
 		}
 	}
+}
+
+// checkEvery is which of the plans of a node are held against the rules for plans: to check all
+// would take most of the time.
+const checkEvery = 16
+
+// planErrors makes what plantest.CheckPlan finds a broken rule of the cluster.
+type planErrors struct {
+	testing.TB
+	c    *cluster
+	node string
+}
+
+func (planErrors) Helper() {}
+
+func (e planErrors) Errorf(format string, args ...any) {
+	e.c.broke("plan", "node "+e.node+": "+format, args...)
 }
