@@ -60,7 +60,8 @@ type node struct {
 	said  *said // what it publishes
 	polls []*poll
 
-	noting       bool // a round observes
+	inForce      string // the digest of the configuration of the last observation
+	noting       bool   // a round observes
 	listed       []listing
 	observations int // of this round
 	steps        int // how often the wall clock was set in this life
@@ -96,7 +97,7 @@ func (m *node) start() {
 	m.d, m.o, m.plan, m.rounds = plan.Desired{}, plan.Observed{}, plan.Plan{}, 0
 	m.works, m.byHand, m.uploads, m.failing = map[plan.CopyRef]*work{}, map[plan.CopyRef]bool{}, map[plan.CopyRef]*uploader{}, map[plan.CopyRef]bool{}
 	m.heard, m.said, m.polls = map[string]*hearsay{}, nil, nil
-	m.noting, m.listed = false, nil
+	m.inForce, m.noting, m.listed = "", false, nil
 	m.steps, m.clock, m.recorded, m.unwritten = 0, m.wall, map[string]int{}, map[unwrittenKey]bool{}
 	m.c.tell(m.name, "starts")
 	m.c.noteReturn(m)
@@ -298,8 +299,8 @@ func (m *node) result() *schema.Result {
 	return r
 }
 
-// digestNow is the digest that the node publishes.
-func (m *node) digestNow() string {
+// appliedDigest is the digest of what the loop was told of the directory.
+func (m *node) appliedDigest() string {
 	if m.conf == nil || m.broken {
 		return ""
 	}
@@ -345,7 +346,7 @@ func (m *node) noteListing() {
 	m.listed = nil
 	for _, w := range m.works {
 		if w.asks != nil && w.asks.over && !w.sure {
-			w.removal.witness(m, m.digestNow())
+			w.removal.witness(m, m.appliedDigest())
 		}
 	}
 	if m.observations++; m.observations > 1 {

@@ -83,11 +83,11 @@ func (r *removal) sample() {
 		return
 	}
 	for _, name := range r.c.names {
-		if config := r.c.nodes[name].digestNow(); config == "" {
+		if config := r.c.nodes[name].inForce; config == "" {
 			r.reached[name] = r.reached[name] || name == r.node.name || r.c.reachable(r.node.name, name)
 		} else if name == r.node.name || r.c.reachable(r.node.name, name) {
 			r.reached[name] = true
-			r.standAll(r.c.nodes[name], r.c.nodes[name].digestNow(), r.stood)
+			r.standAll(r.c.nodes[name], r.c.nodes[name].inForce, r.stood)
 		}
 	}
 }

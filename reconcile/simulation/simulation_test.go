@@ -164,7 +164,7 @@ func (c *cluster) scene() string {
 	}
 	for _, name := range c.names {
 		m := c.nodes[name]
-		fmt.Fprintf(&b, "%s up=%v rounds=%d digest=%s\n", name, m.up, m.rounds, m.digestNow())
+		fmt.Fprintf(&b, "%s up=%v rounds=%d digest=%s\n", name, m.up, m.rounds, m.inForce)
 		for _, a := range m.plan.Actions {
 			fmt.Fprintf(&b, "    %s %s: %s (until %s)\n", a.Op, a.CopyRef(), a.Text, a.Until)
 		}

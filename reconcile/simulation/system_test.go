@@ -152,6 +152,7 @@ func (p nodePeers) Observations() map[string]peer.Observation {
 	if m.noting {
 		m.c.pause(m.c.moment())
 	}
+	m.inForce = m.appliedDigest()
 	observations := map[string]peer.Observation{}
 	for name, h := range m.heard {
 		a := peer.Observation{Polled: h.asked, Problem: h.problem, LastSeen: worldStart.Add(h.last), URL: urlOf(name)}
