@@ -14,7 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// keepsRunning reports whether an action of an image that is under way goes on in the next round.
+// keepsRunning reports whether the next round lets a running action of an image continue, and
+// returns the plan of that round.
 func keepsRunning(d plan.Desired, o plan.Observed, a plan.Action, image schema.Image) (on bool, now plan.Plan) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 	r.running[a.CopyRef()] = &activeJob{task: Task{Action: a, Image: image}, stop: func() {}}
@@ -24,14 +25,15 @@ func keepsRunning(d plan.Desired, o plan.Observed, a plan.Action, image schema.I
 	return !r.running[a.CopyRef()].stopped, now
 }
 
-// A first copy without checksum is under way, from its source or from another image that
-// has the bytes, when a node comes back that has others: they must not come beside them.
+// While a first copy without a checksum is created, from its source or from another image with
+// the same bytes, a node responds that has a ready copy with other bytes. The job must stop, as
+// ready copies of one image must not differ.
 func TestFirstCopyStopsWhenOtherBytesAreReady(t *testing.T) {
 	theirs, ours := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
 	for _, test := range []struct {
 		kind          plan.Op
 		sum, declared disk.Digest
-		failed        bool // there is a copy that can be repaired now
+		failed        bool // a failed copy can be repaired now
 		stopped       bool
 	}{
 		{kind: plan.Download, stopped: true},
@@ -53,13 +55,13 @@ func TestFirstCopyStopsWhenOtherBytesAreReady(t *testing.T) {
 		a := plan.NewAction(test.kind, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
 		a.SourceDigest = test.sum
 		if on, now := keepsRunning(d, o, a, image); on == test.stopped {
-			t.Errorf("%s of %v, declared %v, failed %v: it goes on is %v\n%+v", a.Op, a.SourceDigest, test.declared, test.failed, on, now.Actions)
+			t.Errorf("%s of %v, declared %v, failed %v: it continues: %v\n%+v", a.Op, a.SourceDigest, test.declared, test.failed, on, now.Actions)
 		}
 	}
 }
 
-// A first copy of whatever bytes is under way when a node comes back whose copy failed a
-// minute ago: until the recovery interval is over, no other bytes may take its place.
+// While a first copy without a checksum is created, a node responds whose copy failed a minute
+// ago. Until the recovery interval has passed, only the digest of that copy is accepted.
 func TestFirstCopyStopsWhenADigestIsPinned(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	image.Checksum = disk.Digest{}
@@ -68,23 +70,23 @@ func TestFirstCopyStopsWhenADigestIsPinned(t *testing.T) {
 	d, o := plantest.AsNode(refs[0].Node, c, o)
 	a := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
 	if on, now := keepsRunning(d, o, a, image); !on {
-		t.Errorf("stopped for nothing: %+v", now.Actions)
+		t.Errorf("stopped without a reason: %+v", now.Actions)
 	}
 	o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, plantest.Digest(disk.SHA512, "a"))
 	if on, now := keepsRunning(d, o, a, image); on {
-		t.Errorf("whatever comes is committed, although the plan is %+v", now.Actions)
+		t.Errorf("a download that accepts any bytes continues, the plan is %+v", now.Actions)
 	}
 	a.Pinned = plan.PinnedDigest{Digest: plantest.Digest(disk.SHA512, "a"), Until: plantest.Now.Add(4 * time.Minute)}
 	if on, now := keepsRunning(d, o, a, image); !on {
-		t.Errorf("stopped, although it has to have those bytes: %+v", now.Actions)
+		t.Errorf("stopped although it has the pinned digest: %+v", now.Actions)
 	}
 	delete(o.Disks[refs[1]].Copies, image.ID)
 	if on, now := keepsRunning(d, o, a, image); !on {
-		t.Errorf("stopped, although the bytes that it has to have are as good as others: %+v", now.Actions)
+		t.Errorf("stopped although any digest is accepted now: %+v", now.Actions)
 	}
 }
 
-// A backup goes on to the place that is declared.
+// A running backup must not continue to a target that is not declared any more.
 func TestBackupStopsWhenItsTargetChanges(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	image.Backup = &schema.Backup{Target: "s3://wrong/"}
@@ -94,23 +96,23 @@ func TestBackupStopsWhenItsTargetChanges(t *testing.T) {
 	d, o := plantest.AsNode(refs[0].Node, c, o)
 	a := plan.NewAction(plan.Backup, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
 	if on, now := keepsRunning(d, o, a, image); !on {
-		t.Fatalf("stopped for nothing: %+v", now.Actions)
+		t.Fatalf("stopped without a reason: %+v", now.Actions)
 	}
 	was := image
 	image.Backup = &schema.Backup{Target: "s3://right/"}
 	c.Images["parrot"] = image
 	if on, now := keepsRunning(d, o, a, was); on {
-		t.Errorf("it goes on to the old place; planned is %+v", now.Actions)
+		t.Errorf("the backup continues to the old target, the plan is %+v", now.Actions)
 	}
 	download := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
 	delete(o.Disks[refs[0]].Copies, image.ID)
 	if on, now := keepsRunning(d, o, download, was); !on {
-		t.Errorf("a download is stopped for the place of the backup: %+v", now.Actions)
+		t.Errorf("a change of the backup target stops a download: %+v", now.Actions)
 	}
 }
 
-// A scrub has read half of a copy when somebody asks to have it read: that is not waited
-// for as slowly, and what was read before is not known to be right now.
+// A verification is requested while a scrub is running. The scrub is slow, and has read a part
+// before the request: a verification at full rate must replace it.
 func TestScrubStopsWhenAVerificationIsRequested(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	c.Settings.ScrubInterval = time.Hour
@@ -121,34 +123,34 @@ func TestScrubStopsWhenAVerificationIsRequested(t *testing.T) {
 	a := plan.NewAction(plan.Verify, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
 	a.Scrub = true
 	if on, now := keepsRunning(d, o, a, image); !on {
-		t.Fatalf("stopped for nothing: %+v", now.Actions)
+		t.Fatalf("stopped without a reason: %+v", now.Actions)
 	}
 	d.Verify = map[plan.CopyRef]bool{a.CopyRef(): true}
 	if on, now := keepsRunning(d, o, a, image); on {
-		t.Errorf("it goes on slowly; planned is %+v", now.Actions)
+		t.Errorf("the scrub continues, the plan is %+v", now.Actions)
 	}
 	a.Scrub = false
 	if on, now := keepsRunning(d, o, a, image); !on {
-		t.Errorf("what was asked for is stopped: %+v", now.Actions)
+		t.Errorf("the requested verification is stopped: %+v", now.Actions)
 	}
 }
 
-// What is asked about a copy while something else is done to it is still to be done then.
+// A request about a copy that is made while another job is running on it stays until it is done.
 func TestRequestsOutliveOtherJobs(t *testing.T) {
 	image := plantest.NewImage("parrot")
 	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
 	for _, test := range []struct {
-		kind             plan.Op
-		end              jobEnd
-		verifies, awaits bool
+		kind           plan.Op
+		end            jobEnd
+		verify, upload bool // requests that stay
 	}{
-		{kind: plan.Backup, verifies: true, awaits: true},
-		{kind: plan.Cleanup, end: jobEnd{err: &disk.InUseError{ID: image.ID, Reason: "it is open"}}, verifies: true, awaits: true},
-		{kind: plan.Verify, end: jobEnd{stopped: true}, verifies: true, awaits: true},
-		{kind: plan.Verify, awaits: true},
-		{kind: plan.Download, end: jobEnd{err: context.Canceled, stopped: true}, verifies: true, awaits: true},
-		{kind: plan.Upload, verifies: true},
-		{kind: plan.Upload, end: jobEnd{err: context.Canceled, stopped: true}, verifies: true},
+		{kind: plan.Backup, verify: true, upload: true},
+		{kind: plan.Cleanup, end: jobEnd{err: &disk.InUseError{ID: image.ID, Reason: "it is open"}}, verify: true, upload: true},
+		{kind: plan.Verify, end: jobEnd{stopped: true}, verify: true, upload: true},
+		{kind: plan.Verify, upload: true},
+		{kind: plan.Download, end: jobEnd{err: context.Canceled, stopped: true}, verify: true, upload: true},
+		{kind: plan.Upload, verify: true},
+		{kind: plan.Upload, end: jobEnd{err: context.Canceled, stopped: true}, verify: true},
 	} {
 		l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), true), LoopOptions{})
 		l.reconciler.running[key] = &activeJob{task: Task{Action: plan.Action{Op: test.kind}, Image: image}, stop: func() {}}
@@ -156,25 +158,25 @@ func TestRequestsOutliveOtherJobs(t *testing.T) {
 		l.verifyRequested[key], l.uploads[key] = true, true
 		test.end.key = key
 		l.jobEnded(l.reconciler.endJob(test.end))
-		if l.verifyRequested[key] != test.verifies || l.uploads[key] != test.awaits {
-			t.Errorf("%s ended with %+v: to be verified %v, to be uploaded %v", test.kind, test.end, l.verifyRequested[key], l.uploads[key])
+		if l.verifyRequested[key] != test.verify || l.uploads[key] != test.upload {
+			t.Errorf("%s ended with %+v: verification requested: %v, upload: %v", test.kind, test.end, l.verifyRequested[key], l.uploads[key])
 		}
 	}
 }
 
-// The bytes that a failed copy had are in another image on its node, but by now the image
-// has others: it is not to have both.
+// A failed copy can be repaired from another image on its node, but by now another node has a
+// ready copy with other bytes: the failed copy must be replaced by a sync of those.
 func TestRepairStopsWhenReadyCopiesHaveOtherBytes(t *testing.T) {
 	theirs, ours := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
 	c, image, refs := plantest.TwoNodes(2)
 	image.Checksum = disk.Digest{}
-	twin := plantest.NewImage("twin")
-	twin.Checksum, twin.Disks = ours, []schema.DiskRef{refs[1]}
-	c.Images["parrot"], c.Images["twin"] = image, twin
+	other := plantest.NewImage("other")
+	other.Checksum, other.Disks = ours, []schema.DiskRef{refs[1]}
+	c.Images["parrot"], c.Images["other"] = image, other
 	o := plantest.EmptyDisks(c)
 	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, theirs)
 	o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, ours)
-	o.Disks[refs[1]].Copies[twin.ID] = plantest.ReadyCopy(twin, ours)
+	o.Disks[refs[1]].Copies[other.ID] = plantest.ReadyCopy(other, ours)
 	d, o := plantest.AsNode(refs[1].Node, c, o)
 	for _, a := range d.Plan(o).Actions {
 		if a.Image == "parrot" && (a.Op != plan.Sync || d.DigestOf(o, a) != theirs) {
@@ -184,12 +186,12 @@ func TestRepairStopsWhenReadyCopiesHaveOtherBytes(t *testing.T) {
 	repair := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
 	repair.SourceDigest = ours
 	if on, now := keepsRunning(d, o, repair, image); on {
-		t.Errorf("the repair goes on beside %+v", now.Actions)
+		t.Errorf("the repair continues, the plan is %+v", now.Actions)
 	}
 }
 
-// One failed question to the only source stops no transfer of which the data may still flow,
-// whether its disk would make the first copy or another one.
+// The only source of two running syncs did not respond to one query. Their data may still flow:
+// neither the sync on the best remaining disk nor the other one must be stopped.
 func TestSyncContinuesWhenItsSourceMissesOneQuery(t *testing.T) {
 	sum := plantest.Digest(disk.SHA512, "a")
 	for _, checksum := range []disk.Digest{sum, {}} {
@@ -211,17 +213,18 @@ func TestSyncContinuesWhenItsSourceMissesOneQuery(t *testing.T) {
 			a.SourceDigest = sum
 			o.Syncing = map[plan.CopyRef]bool{a.CopyRef(): true}
 			if on, now := keepsRunning(d, o, a, image); !on {
-				t.Errorf("declared %v: that to the disk of rank %d is stopped: %+v", checksum, which, now.Actions)
+				t.Errorf("declared %v: the sync on the disk of rank %d is stopped: %+v", checksum, which, now.Actions)
 			}
 			a.Op, o.Syncing = plan.Download, nil
 			if on, now := keepsRunning(d, o, a, image); on && which == 2 {
-				t.Errorf("declared %v: a download goes on beside one to a better disk: %+v", checksum, now.Actions)
+				t.Errorf("declared %v: a download continues beside one on a better disk: %+v", checksum, now.Actions)
 			}
 		}
 	}
 }
 
-// An ask that is stopped is "done".
+// A query of peers before a deletion is stopped. It must not count as a clean-up, nor clear the
+// suspicion against the copy.
 func TestStoppedQueryIsNoCleanup(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	key, other := plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.CopyRef{Disk: refs[1], ID: image.ID}
@@ -231,6 +234,6 @@ func TestStoppedQueryIsNoCleanup(t *testing.T) {
 	r.transfers.add(key, job.Transfer{Action: plan.Action{Op: plan.Cleanup}, Progress: &fetch.Progress{}})
 	r.handleResponses(queryResponses{key: key, stopped: true})
 	if n := r.Counts().Done[plan.Cleanup]; n != 0 || len(r.failures[other].Suspects) == 0 {
-		t.Errorf("%d clean-ups are counted; suspects left: %v", n, r.failures[other].Suspects)
+		t.Errorf("%d clean-ups are counted, suspects left: %v", n, r.failures[other].Suspects)
 	}
 }
