@@ -76,7 +76,7 @@ func TestAppendChunkDoesNotHashAgain(t *testing.T) {
 	if err := p.pipeline.drain(0); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.chunks.at(0); got != (ChunkHash{7}) {
+	if got := p.writer.journal.at(0); got != (ChunkHash{7}) {
 		t.Errorf("the journal has %x", got)
 	}
 }

@@ -25,16 +25,24 @@ func (p *Part) Clone(ctx context.Context, r *Reader, done func(int64)) error {
 	if p.ended() {
 		return errEnded
 	}
-	shared, err := p.share(r)
+	c := cloner{to: p, from: r, done: done}
+	shared, err := c.share()
 	switch {
 	case err != nil:
 		return err
 	case shared:
-		err = p.hashShared(ctx, r.Size(), done)
+		err = c.hashShared(ctx)
 	default:
-		err = p.copy(ctx, r, done)
+		err = c.copy(ctx)
 	}
 	return errors.Join(err, r.Unchanged())
+}
+
+// cloner is one Clone.
+type cloner struct {
+	to   *Part
+	from *Reader
+	done func(int64)
 }
 
 // cannotShare are the errors of FICLONERANGE from file systems that do not support it, or
@@ -45,15 +53,16 @@ var cannotShare = []error{
 
 // share extends the file, which ends at Offset, by the extents of the image. It returns false
 // if the file system does not support that.
-func (p *Part) share(r *Reader) (bool, error) {
+func (c cloner) share() (bool, error) {
+	p, r := c.to, c.from
 	if p.offset%ChunkSize != 0 || p.offset >= r.Size() {
 		return false, nil
 	}
 	// Bytes behind the last whole chunk are from an interrupted attempt.
-	if err := errors.Join(p.pipeline.drain(p.ownedChunks()), p.file.Truncate(p.offset)); err != nil {
+	if err := errors.Join(p.pipeline.drain(p.ownedChunks()), p.writer.file.Truncate(p.offset)); err != nil {
 		return false, err
 	}
-	err := unix.IoctlFileCloneRange(int(p.file.Fd()), &unix.FileCloneRange{
+	err := unix.IoctlFileCloneRange(int(p.writer.file.Fd()), &unix.FileCloneRange{
 		Src_fd: int64(r.chunks.f.Fd()), Src_offset: uint64(p.offset), Dest_offset: uint64(p.offset),
 	})
 	switch {
@@ -62,23 +71,24 @@ func (p *Part) share(r *Reader) (bool, error) {
 	case slices.ContainsFunc(cannotShare, func(e error) bool { return errors.Is(err, e) }):
 		return false, nil
 	}
-	return false, fmt.Errorf("share extents of %s: %w", r.chunks.f.Name(), p.wrapNoSpace(noSpace(err)))
+	return false, fmt.Errorf("share extents of %s: %w", r.chunks.f.Name(), p.writer.wrapNoSpace(noSpace(err)))
 }
 
 // hashShared reads the shared extents behind Offset from the partial file itself, and appends
 // them without another write.
-func (p *Part) hashShared(ctx context.Context, size int64, done func(int64)) error {
-	s := &chunkReader{f: p.file, direct: p.direct, size: size, holes: extents{f: p.file}}
+func (c cloner) hashShared(ctx context.Context) error {
+	p, size := c.to, c.from.Size()
+	s := &chunkReader{f: p.writer.file, direct: p.writer.direct, size: size, holes: extents{f: p.writer.file}}
 	for p.offset < size {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		if p.current == nil {
-			c, err := p.pipeline.get()
+			next, err := p.pipeline.get()
 			if err != nil {
 				return err
 			}
-			p.current = c
+			p.current = next
 		}
 		if err := s.read(p.current, p.offset); err != nil {
 			return err
@@ -89,13 +99,14 @@ func (p *Part) hashShared(ctx context.Context, size int64, done func(int64)) err
 		if err := p.flush(); err != nil {
 			return err
 		}
-		done(n)
+		c.done(n)
 	}
 	return nil
 }
 
 // copy appends the bytes of r behind Offset, chunk by chunk.
-func (p *Part) copy(ctx context.Context, r *Reader, done func(int64)) error {
+func (c cloner) copy(ctx context.Context) error {
+	p, r := c.to, c.from
 	holes := extents{f: r.chunks.f}
 	for p.offset < r.Size() {
 		if err := ctx.Err(); err != nil {
@@ -111,7 +122,7 @@ func (p *Part) copy(ctx context.Context, r *Reader, done func(int64)) error {
 		if err != nil {
 			return err
 		}
-		done(n)
+		c.done(n)
 	}
 	return nil
 }

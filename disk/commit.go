@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,32 +29,28 @@ func (e *ChecksumError) Error() string {
 //
 // Commit replaces a failed image, but never one that is in use (*InUseError), and never a file
 // that appeared since the partial file was begun: that file must be verified first.
-func (p *Part) Commit(want Digest) (Copy, error) {
-	c, err := p.commit(want)
+func (p *Part) Commit(want Digest) (_ Copy, err error) {
+	d, id := p.folder.disk, p.folder.id
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("commit %s: %w", id, err)
+		}
+	}()
+	swap := &replacement{folder: p.folder}
+	result, err := p.finish(want, swap)
 	if err != nil {
-		return Copy{}, fmt.Errorf("commit %s: %w", p.folder.id, err)
-	}
-	if c.State != Ready {
-		return c, fmt.Errorf("commit: %s", c)
-	}
-	return c, nil
-}
-
-func (p *Part) commit(want Digest) (Copy, error) {
-	if err := p.finish(want); err != nil {
 		return Copy{}, err
 	}
-	d, id := p.folder.disk, p.folder.id
 	var before, r Record // the record may have changed since OpenPart
-	err := d.Update(id, func(now *Record) {
+	err = d.Update(id, func(now *Record) {
 		before = *now
-		p.result(now)
+		result(now)
 		r = *now
 	})
 	if err != nil {
 		return Copy{}, err
 	}
-	if err := p.swapIn(); err != nil {
+	if err := swap.run(); err != nil {
 		_, inUse := errors.AsType[*InUseError](err)
 		if inUse || errors.Is(err, fs.ErrExist) {
 			// The old file stays. It can be repaired or verified only by its own record.
@@ -64,36 +61,41 @@ func (p *Part) commit(want Digest) (Copy, error) {
 	if err := renameDurably(d.root, p.folder.file(partChunksFile), p.folder.file(chunksFile)); err != nil {
 		return Copy{}, err
 	}
-	evidence, err := p.evidenceAfterRename()
+	evidence, err := swap.evidenceAfterRename()
 	if err == nil {
 		err = p.folder.markReady(r, want, evidence)
 	}
 	if err != nil {
 		return Copy{}, err
 	}
-	return d.Stat(id), nil
+	c := d.Stat(id)
+	if c.State != Ready {
+		return c, fmt.Errorf("it is %s: %s", c.State, c.Message)
+	}
+	return c, nil
 }
 
-// finish checks the bytes, makes them durable, closes the file and sets result.
-func (p *Part) finish(want Digest) error {
-	err := p.flush()
+// finish checks the bytes, makes them durable, closes the file and prepares swap. result writes
+// the result of the checks to the record.
+func (p *Part) finish(want Digest, swap *replacement) (result func(*Record), err error) {
+	err = p.flush()
 	if err == nil {
 		err = p.pipeline.close()
 		p.pipeline = nil
 	}
 	if err == nil {
-		err = p.file.Truncate(p.offset)
+		err = p.writer.file.Truncate(p.offset)
 	}
 	if err == nil {
-		err = p.check(want)
+		result, err = p.check(want)
 	}
 	if err == nil {
-		err = errors.Join(p.sync(), p.chunks.f.Sync(), p.checkReplaceable(), p.takeEvidence())
+		err = errors.Join(p.writer.sync(), p.writer.journal.f.Sync(), swap.checkReplaceable(), swap.takeEvidence(p.writer.file))
 	}
 	if isFinal(err) || errors.Is(err, ErrNoSpace) {
-		return errors.Join(err, p.Discard())
+		return nil, errors.Join(err, p.Discard())
 	}
-	return errors.Join(err, p.Close(), p.closeFiles())
+	return result, errors.Join(err, p.Close(), p.writer.close())
 }
 
 // isFinal reports whether the bytes themselves are the cause of err.
@@ -103,26 +105,25 @@ func isFinal(err error) bool {
 	return checksum || format
 }
 
-// check compares size, digest and format, and sets result to what the record must say.
-func (p *Part) check(want Digest) error {
+// check compares size, digest and format. result writes what it finds to the record.
+func (p *Part) check(want Digest) (result func(*Record), err error) {
 	if size := p.Source().Size; size >= 0 && size != p.offset {
-		return fmt.Errorf("%d of %d bytes were received: %w", p.offset, size, io.ErrUnexpectedEOF)
+		return nil, fmt.Errorf("%d of %d bytes were received: %w", p.offset, size, io.ErrUnexpectedEOF)
 	}
 	sum512, sum256 := p.hashes.digests()
 	if err := matches(want, sum512, sum256); err != nil {
-		return err
+		return nil, err
 	}
 	info, err := p.folder.inspect(partFile, p.options.Format)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	verified := time.Now().UTC()
-	p.result = func(r *Record) {
+	return func(r *Record) {
 		r.SHA512, r.SHA256, r.Format, r.VirtualSize = sum512, sum256, info.Format, info.VirtualSize
-		r.ManifestDigest, r.Size = SHA256.Digest(p.manifest), p.offset
+		r.ManifestDigest, r.Size = SHA256.Digest(p.writer.manifest), p.offset
 		r.Evidence, r.Failed, r.VerifiedAt = nil, "", verified
-	}
-	return nil
+	}, nil
 }
 
 // matches returns a *ChecksumError if want is not zero and differs from the digest of its
@@ -141,78 +142,68 @@ func matches(want, sum512, sum256 Digest) error {
 	return &ChecksumError{Want: want, Got: got}
 }
 
-// takeEvidence keeps the evidence of the complete file, and waits until a later write changes
-// its times.
-func (p *Part) takeEvidence() error {
-	info, err := p.file.Stat()
-	if err != nil {
-		return err
-	}
-	p.complete = evidenceOf(info)
-	return waitForTick(p.file)
-}
-
-// evidenceAfterRename returns the evidence of the image, if it is still the file that finish
-// has written. From the rename on others find the file, and may write to it or replace it. The
-// rename itself changes the ctime.
-func (p *Part) evidenceAfterRename() (Evidence, error) {
-	info, err := p.folder.disk.root.Lstat(p.folder.file(imageFile))
-	if err != nil {
-		return Evidence{}, err
-	}
-	now := evidenceOf(info)
-	p.complete.ChangeTime = now.ChangeTime
-	if now != p.complete {
-		return Evidence{}, fmt.Errorf("%w: %s", ErrModified, p.complete.difference(now))
-	}
-	return now, nil
+// replacement gives the complete partial file of a folder the name of the image.
+type replacement struct {
+	folder   imageFolder
+	old      Evidence // of the failed image that it replaces; zero: none
+	complete Evidence // of the complete partial file
 }
 
 // checkReplaceable makes sure that there is no image, or a failed one that nobody uses, and
-// keeps its evidence in replaces. A file in any other state must be verified first.
-func (p *Part) checkReplaceable() error {
+// keeps its evidence. A file in any other state must be verified first.
+func (s *replacement) checkReplaceable() error {
 	var err error
-	if p.replaces, err = p.folder.evidence(imageFile); err != nil {
+	if s.old, err = s.folder.evidence(imageFile); err != nil {
 		return err
 	}
-	switch c := p.folder.disk.Stat(p.folder.id); c.State {
+	switch c := s.folder.disk.Stat(s.folder.id); c.State {
 	case Pending:
 		return nil
 	case Failed:
-		return p.folder.checkUnused(p.folder.file(imageFile))
+		return s.folder.checkUnused(s.folder.file(imageFile))
 	case Ready:
-		return fmt.Errorf("%s is ready already", p.folder.id)
+		return fmt.Errorf("%s is ready already", s.folder.id)
 	default:
 		return fmt.Errorf("the folder has a file that must be verified before it is replaced: %s", c.Message)
 	}
 }
 
-// checkReplaced makes sure that the file name is the one that checkReplaceable has seen, or
-// does not exist. fs.ErrExist: it is another file, or has other bytes.
-func (p *Part) checkReplaced(name string) error {
-	now, err := p.folder.evidence(name)
+// takeEvidence keeps the evidence of the complete file, and waits until a later write changes
+// its times.
+func (s *replacement) takeEvidence(f *os.File) error {
+	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	now.ChangeTime = p.replaces.ChangeTime // a rename changes it
-	if now != (Evidence{ChangeTime: now.ChangeTime}) && now != p.replaces {
+	s.complete = evidenceOf(info)
+	return waitForTick(f)
+}
+
+// checkOld makes sure that the file name is the one that checkReplaceable has seen, or does not
+// exist. fs.ErrExist: it is another file, or has other bytes.
+func (s *replacement) checkOld(name string) error {
+	now, err := s.folder.evidence(name)
+	if err != nil {
+		return err
+	}
+	now.ChangeTime = s.old.ChangeTime // a rename changes it
+	if now != (Evidence{ChangeTime: now.ChangeTime}) && now != s.old {
 		return fmt.Errorf("a file appeared that must be verified before it is replaced: %w", fs.ErrExist)
 	}
 	return nil
 }
 
-// swapIn gives the partial file the name of the image. If there is a failed image, the two
-// exchange names in one step: no new user can find the old file then, and it is checked once
-// more. They are exchanged back if it has a user (*InUseError), or is not the file that failed
-// (fs.ErrExist).
-func (p *Part) swapIn() error {
-	f, root := p.folder, p.folder.disk.root
+// run renames the partial file to the image. If there is a failed image, the two exchange names
+// in one step: no new user can find the old file then, and it is checked once more. They are
+// exchanged back if it has a user (*InUseError), or is not the file that failed (fs.ErrExist).
+func (s *replacement) run() error {
+	f, root := s.folder, s.folder.disk.root
 	err := error(unix.ENOENT)
-	if p.replaces != (Evidence{}) {
+	if s.old != (Evidence{}) {
 		err = f.renamePart(unix.RENAME_EXCHANGE)
 	}
 	if err == nil {
-		err := p.checkReplaced(partFile)
+		err := s.checkOld(partFile)
 		if err == nil {
 			err = f.checkUnused(f.file(partFile))
 		}
@@ -228,9 +219,42 @@ func (p *Part) swapIn() error {
 	case err == nil:
 		return syncFolder(root, f.path())
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ENOTSUP):
-		return p.replace()
+		return s.runWithoutFlags()
 	}
 	return fmt.Errorf("rename %s to %s: %w", partFile, imageFile, err)
+}
+
+// runWithoutFlags is run for file systems without the flags of renameat2. It cannot undo the
+// rename, so it checks for users as late as possible.
+func (s *replacement) runWithoutFlags() error {
+	f, root := s.folder, s.folder.disk.root
+	_, err := root.Lstat(f.file(imageFile))
+	if err == nil {
+		err = f.checkUnused(f.file(imageFile))
+	}
+	if err == nil {
+		err = s.checkOld(imageFile)
+	}
+	if ignoreMissing(err) != nil {
+		return err
+	}
+	return renameDurably(root, f.file(partFile), f.file(imageFile))
+}
+
+// evidenceAfterRename returns the evidence of the image, if it is still the complete partial file.
+// From the rename on others find the file, and may write to it or replace it. The rename itself
+// changes the ctime.
+func (s *replacement) evidenceAfterRename() (Evidence, error) {
+	info, err := s.folder.disk.root.Lstat(s.folder.file(imageFile))
+	if err != nil {
+		return Evidence{}, err
+	}
+	now := evidenceOf(info)
+	s.complete.ChangeTime = now.ChangeTime
+	if now != s.complete {
+		return Evidence{}, fmt.Errorf("%w: %s", ErrModified, s.complete.difference(now))
+	}
+	return now, nil
 }
 
 // renamePart renames the partial file to the image in one step, with flags of renameat2.
@@ -242,23 +266,6 @@ func (f imageFolder) renamePart(flags uint) error {
 	defer folder.Close()
 	fd := int(folder.Fd())
 	return unix.Renameat2(fd, partFile, fd, imageFile, flags)
-}
-
-// replace is swapIn for file systems without the flags of renameat2. It cannot undo the
-// rename, so it checks for users as late as possible.
-func (p *Part) replace() error {
-	f, root := p.folder, p.folder.disk.root
-	_, err := root.Lstat(f.file(imageFile))
-	if err == nil {
-		err = f.checkUnused(f.file(imageFile))
-	}
-	if err == nil {
-		err = p.checkReplaced(imageFile)
-	}
-	if ignoreMissing(err) != nil {
-		return err
-	}
-	return renameDurably(root, f.file(partFile), f.file(imageFile))
 }
 
 // markReady makes the record r, whose digests are those of the file when it had this

@@ -33,21 +33,22 @@ func TestCommitKeepsFailedImageOpenedBeforeSwap(t *testing.T) {
 	old := failedImage(t, d)
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, sparseImage(3*ChunkSize))
-	if err := p.finish(Digest{}); err != nil {
+	swap := &replacement{folder: p.folder}
+	if _, err := p.finish(Digest{}, swap); err != nil {
 		t.Fatal(err)
 	}
 	user, err := os.Open(imagePath(d, imageFile))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.swapIn(); !isA[*InUseError](err) {
+	if err := swap.run(); !isA[*InUseError](err) {
 		t.Errorf("with a user the error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, old) {
 		t.Errorf("the image in use was replaced (error %v)", err)
 	}
 	user.Close()
-	if err := p.swapIn(); err != nil {
+	if err := swap.run(); err != nil {
 		t.Errorf("without a user the error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, sparseImage(3*ChunkSize)) {
@@ -84,7 +85,8 @@ func TestCommitKeepsOpenedImageWithoutRenameExchange(t *testing.T) {
 	old := failedImage(t, d)
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, sparseImage(3*ChunkSize))
-	if err := p.finish(Digest{}); err != nil {
+	swap := &replacement{folder: p.folder}
+	if _, err := p.finish(Digest{}, swap); err != nil {
 		t.Fatal(err)
 	}
 	user, err := os.Open(imagePath(d, imageFile))
@@ -98,7 +100,7 @@ func TestCommitKeepsOpenedImageWithoutRenameExchange(t *testing.T) {
 		}
 		return nil
 	})
-	if err := p.swapIn(); !isA[*InUseError](err) {
+	if err := swap.run(); !isA[*InUseError](err) {
 		t.Errorf("with a user the error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, old) {
@@ -112,7 +114,8 @@ func TestCommitKeepsFileThatAppearsAtSwap(t *testing.T) {
 	old := failedImage(t, d)
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, sparseImage(3*ChunkSize))
-	if err := p.finish(Digest{}); err != nil {
+	swap := &replacement{folder: p.folder}
+	if _, err := p.finish(Digest{}, swap); err != nil {
 		t.Fatal(err)
 	}
 	v.Plan(func(op faultfs.Op) error {
@@ -121,7 +124,7 @@ func TestCommitKeepsFileThatAppearsAtSwap(t *testing.T) {
 		}
 		return nil
 	})
-	if err := p.swapIn(); !errors.Is(err, fs.ErrExist) {
+	if err := swap.run(); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("error is %v", err)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, old) {

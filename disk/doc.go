@@ -23,12 +23,13 @@
 //	disk.go folder.go             a disk; the folder of one image
 //	record.go cfg.go              the two small files that describe a copy
 //	copies.go                     Copy: the observed state of one copy; Stat, List
-//	part.go clone.go commit.go    partial file: append, resume, make it the image
+//	part.go partwriter.go         partial file: append and resume
+//	clone.go commit.go            fill it from another copy; make it the image
 //	verify.go repair.go remove.go what can happen to an image afterwards
 //	reader.go manifest.go         read an image and its chunk manifest
 //	users.go                      which images are in use
 //	replicas.go file.go           read Longhorn's replicas and other files that change
-//	pipeline.go durable.go directio.go pagecache.go metacache.go   mechanisms below
+//	pipeline.go fileio.go pagecache.go metacache.go   mechanisms of the files above
 //
 // A Disk has two halves. Most methods are about images: Stat, List, OpenPart, Open, Verify,
 // Repair, Remove. Replicas, OpenReplica and OpenBackingFile are about Longhorn's volumes;

@@ -236,21 +236,21 @@ func (m *Manifest) check() error {
 // this size. The manifest is in a file without a name, so nothing of it is left after its
 // Close or a crash. The partial file is not changed.
 func (p *Part) ReceiveManifest(r io.Reader, size int64, want Digest) (*Manifest, error) {
-	m, err := p.receiveManifest(r, size, want)
+	m, err := p.writer.receiveManifest(r, size, want)
 	if err != nil {
 		return nil, fmt.Errorf("receive manifest of %s: %w", p.folder.id, err)
 	}
 	return m, nil
 }
 
-func (p *Part) receiveManifest(r io.Reader, size int64, want Digest) (*Manifest, error) {
-	if most := p.options.MaxSize; most > 0 && size > most {
-		return nil, fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, size, most)
+func (w *partWriter) receiveManifest(r io.Reader, size int64, want Digest) (*Manifest, error) {
+	if w.maxSize > 0 && size > w.maxSize {
+		return nil, fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, size, w.maxSize)
 	}
-	if err := p.checkSpace(chunksOf(size) * sha256.Size); err != nil {
+	if err := w.checkSpace(chunksOf(size) * sha256.Size); err != nil {
 		return nil, err
 	}
-	f, err := openUnlinked(p.folder.disk.root, p.folder.file(partManifestFile))
+	f, err := openUnlinked(w.folder.disk.root, w.folder.file(partManifestFile))
 	if err != nil {
 		return nil, err
 	}

@@ -56,7 +56,7 @@ func TestCommitAndVerifyBypassPageCache(t *testing.T) {
 	const size, most = 64 << 20, 4 << 20
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{})
-	if !p.direct {
+	if !p.writer.direct {
 		t.Skip("the file system of the temporary folder has no direct I/O")
 	}
 	if err := p.Begin(PartSource{ID: "x", Size: size}); err != nil {

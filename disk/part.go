@@ -4,14 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
-	"os"
-	"sync/atomic"
 	"time"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
 // ErrTooLarge: the image has more bytes than are allowed.
@@ -68,21 +63,11 @@ type Part struct {
 	folder   imageFolder
 	options  PartOptions
 	source   *PartSource // nil: none, the content counts for nothing
-	result   func(*Record)
-	complete Evidence // of the file when finish had written all of it
-	replaces Evidence // of the failed image that the commit replaces; zero: none
-	file     *os.File
-	direct   bool
-	chunks   chunkFile // the journal
-
+	writer   partWriter
 	hashes   *hashes
 	pipeline *pipeline // nil once closed
 	current  *chunk    // being filled
 	offset   int64     // bytes appended so far, those in current included
-	manifest hash.Hash // over the hashes of all chunks
-
-	written  atomic.Int64 // bytes of chunks that are not all zero
-	unsynced int64        // written since the last sync; only for the goroutine of writeChunk
 }
 
 // OpenPart creates the folder of id and an empty partial file in it, or resumes the partial
@@ -98,7 +83,8 @@ func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error
 		return nil, err
 	}
 	p := &Part{folder: folder, options: o, source: record.Source}
-	if err := p.open(); err != nil {
+	p.writer = partWriter{folder: folder, reserve: o.Reserve, maxSize: o.MaxSize, source: p.Source}
+	if err := p.writer.open(); err != nil {
 		return nil, fmt.Errorf("open partial file of %s: %w", id, err)
 	}
 	p.start()
@@ -108,41 +94,27 @@ func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error
 	if p.source != nil {
 		if err := p.resume(ctx); err != nil {
 			p.pipeline.abort()
-			return nil, errors.Join(fmt.Errorf("resume partial file of %s: %w", id, err), p.closeFiles())
+			return nil, errors.Join(fmt.Errorf("resume partial file of %s: %w", id, err), p.writer.close())
 		}
 	}
 	return p, nil
 }
 
-func (p *Part) open() (err error) {
-	root := p.folder.disk.root
-	p.file, p.direct, err = openDirect(root, p.folder.file(partFile), os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		return err
-	}
-	p.chunks, err = openChunks(root, p.folder.file(partChunksFile))
-	if err != nil {
-		p.file.Close()
-	}
-	return err
-}
-
 // start begins to hash and write with the first chunk.
 func (p *Part) start() {
 	hashes, consumers := newHashes(p.options.SHA256)
-	p.hashes, p.manifest = hashes, SHA256.New()
-	p.pipeline = newPipeline(append(consumers, p.writeHash, p.writeChunk)...)
-	p.current, p.offset, p.unsynced = nil, 0, 0
-	p.written.Store(0)
+	p.writer.start()
+	p.hashes, p.current, p.offset = hashes, nil, 0
+	p.pipeline = newPipeline(append(consumers, p.writer.writeHash, p.writer.writeChunk)...)
 }
 
 // resume keeps the chunks that match their hashes and drops the others.
 func (p *Part) resume(ctx context.Context) error {
-	info, err := p.file.Stat()
+	info, err := p.writer.file.Stat()
 	if err != nil {
 		return err
 	}
-	s := &chunkReader{f: p.file, direct: p.direct, size: info.Size(), holes: extents{f: p.file}}
+	s := &chunkReader{f: p.writer.file, direct: p.writer.direct, size: info.Size(), holes: extents{f: p.writer.file}}
 	for p.offset+ChunkSize <= s.size {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -157,7 +129,7 @@ func (p *Part) resume(ctx context.Context) error {
 		if err == nil {
 			c.saved, c.hash = true, HashChunk(c.data)
 		}
-		if err != nil || c.hash != p.chunks.at(c.n) {
+		if err != nil || c.hash != p.writer.journal.at(c.n) {
 			p.pipeline.free <- c
 			break
 		}
@@ -167,9 +139,9 @@ func (p *Part) resume(ctx context.Context) error {
 	// Truncate would change the mtime even if it cuts nothing, and the mtime is the time of
 	// the last byte (ModTime).
 	if p.offset != s.size {
-		err = p.file.Truncate(p.offset)
+		err = p.writer.file.Truncate(p.offset)
 	}
-	return errors.Join(err, p.chunks.truncate(p.offset/ChunkSize))
+	return errors.Join(err, p.writer.journal.truncate(p.offset/ChunkSize))
 }
 
 // Source returns the source of the partial file's bytes; zero before the first Begin.
@@ -186,7 +158,7 @@ func (p *Part) Offset() int64 { return p.offset }
 
 // ModTime returns when bytes were last written to the file.
 func (p *Part) ModTime() (time.Time, error) {
-	info, err := p.file.Stat()
+	info, err := p.writer.file.Stat()
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -194,21 +166,21 @@ func (p *Part) ModTime() (time.Time, error) {
 }
 
 // Written returns the bytes of chunks that are not all zero: the space that the file uses.
-func (p *Part) Written() int64 { return p.written.Load() }
+func (p *Part) Written() int64 { return p.writer.written.Load() }
 
 // Begin drops all bytes and records durably the source of the bytes that follow. It returns
 // ErrNoSpace or ErrTooLarge if an image of its size is not possible.
 func (p *Part) Begin(source PartSource) error {
 	p.pipeline.abort()
-	if err := p.checkSize(source); err != nil {
+	if err := p.writer.checkSize(source); err != nil {
 		p.start()
 		return fmt.Errorf("begin %s: %w", p.folder.id, err)
 	}
 	// Remove the hashes first: no old hash may make new bytes count as verified.
 	p.source = nil
-	err := errors.Join(p.chunks.reset(), p.file.Truncate(0))
+	err := errors.Join(p.writer.journal.reset(), p.writer.file.Truncate(0))
 	if err == nil {
-		err = p.recordSource(source)
+		err = p.folder.recordSource(source)
 	}
 	p.start()
 	if err != nil {
@@ -218,15 +190,11 @@ func (p *Part) Begin(source PartSource) error {
 	return nil
 }
 
-func (p *Part) recordSource(source PartSource) error {
-	return p.folder.disk.Update(p.folder.id, func(r *Record) { r.Source = &source })
-}
-
 // SetSize records durably the size of an image whose size was not known at Begin.
 func (p *Part) SetSize(size int64) error {
 	source := p.Source()
 	source.Size = size
-	if err := p.recordSource(source); err != nil {
+	if err := p.folder.recordSource(source); err != nil {
 		return fmt.Errorf("set size of the partial file of %s: %w", p.folder.id, err)
 	}
 	p.source = &source
@@ -257,7 +225,7 @@ func (p *Part) Matches(m *Manifest) (bool, error) {
 	if err := p.pipeline.drain(p.ownedChunks()); err != nil {
 		return false, err
 	}
-	return sameHashes(p.chunks.hashes(whole), m.hashes(whole))
+	return sameHashes(p.writer.journal.hashes(whole), m.hashes(whole))
 }
 
 // Continue records durably that the whole chunks of the partial file are the beginning of the
@@ -268,40 +236,17 @@ func (p *Part) Continue(source PartSource) error {
 		p.offset -= int64(len(c.data))
 		c.data = c.buf[:0]
 	}
-	err := p.checkSize(source)
+	err := p.writer.checkSize(source)
 	if errors.Is(err, ErrNoSpace) { // some of it is on the disk already
-		err = p.checkSpace(min(source.Size-p.offset, source.need()-p.Written()))
+		err = p.writer.checkSpace(min(source.Size-p.offset, source.need()-p.Written()))
 	}
 	if err == nil {
-		err = p.recordSource(source)
+		err = p.folder.recordSource(source)
 	}
 	if err != nil {
 		return fmt.Errorf("continue partial file of %s: %w", p.folder.id, err)
 	}
 	p.source = &source
-	return nil
-}
-
-// checkSize checks the size of the image, unless it is not known.
-func (p *Part) checkSize(source PartSource) error {
-	if source.Size < 0 {
-		return nil
-	}
-	if p.options.MaxSize > 0 && source.Size > p.options.MaxSize {
-		return fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, source.Size, p.options.MaxSize)
-	}
-	return p.checkSpace(source.need())
-}
-
-// checkSpace returns a *NoSpaceError if so many more bytes do not fit without the reserve.
-func (p *Part) checkSpace(more int64) error {
-	space, err := p.folder.disk.Space()
-	if err != nil {
-		return err
-	}
-	if free := space.Free - p.options.Reserve; free < more {
-		return &NoSpaceError{Need: more, Free: max(0, free)}
-	}
 	return nil
 }
 
@@ -435,77 +380,6 @@ func (p *Part) flush() error {
 	return nil
 }
 
-// syncEvery bounds the bytes that a power failure costs.
-const syncEvery = 256 << 20
-
-// writeHash writes the hash of a chunk to the journal, and computes it unless it is known. It
-// runs in a goroutine of the pipeline, before or after writeChunk: a hash without its bytes
-// does no harm, because a resume compares it with the bytes on the disk.
-func (p *Part) writeHash(c *chunk) error {
-	if !c.zero {
-		p.written.Add(int64(len(c.data)))
-	}
-	hash := c.hash
-	if hash == (ChunkHash{}) {
-		hash = hashBytes(c.data, c.zero)
-	}
-	p.manifest.Write(hash[:])
-	if c.saved {
-		return nil
-	}
-	return p.chunks.set(c.n, hash)
-}
-
-// writeChunk writes a chunk. For zeros it makes the file longer instead: a hole. It runs in a
-// goroutine of the pipeline.
-func (p *Part) writeChunk(c *chunk) error {
-	switch {
-	case c.saved, c.inPlace:
-		return nil
-	case c.zero:
-		return p.file.Truncate(c.n*ChunkSize + int64(len(c.data)))
-	}
-	// Direct I/O writes whole blocks; finish cuts the file to its size.
-	padded := (len(c.data) + directAlign - 1) &^ (directAlign - 1)
-	clear(c.buf[len(c.data):padded])
-	if _, err := p.file.WriteAt(c.buf[:padded], c.n*ChunkSize); err != nil {
-		return fmt.Errorf("write %s: %w", partFile, p.wrapNoSpace(noSpace(err)))
-	}
-	if err := p.checkSpace(0); err != nil {
-		return p.wrapNoSpace(err)
-	}
-	p.unsynced += int64(padded)
-	if p.unsynced < syncEvery && (p.direct || p.unsynced < maxCached) {
-		return nil
-	}
-	p.unsynced = 0
-	return errors.Join(p.sync(), p.chunks.f.Sync())
-}
-
-// wrapNoSpace replaces an ErrNoSpace in the middle of an image by a *NoSpaceError with the
-// space that the whole image needs: the partial file will be removed. If its size is not
-// known, that is at least the bytes so far and one chunk.
-func (p *Part) wrapNoSpace(err error) error {
-	if !errors.Is(err, ErrNoSpace) {
-		return err
-	}
-	e := &NoSpaceError{Need: max(p.written.Load()+ChunkSize, p.Source().need())}
-	if space, err := p.folder.disk.Space(); err == nil {
-		e.Free = max(0, space.Free-p.options.Reserve)
-	}
-	return e
-}
-
-func (p *Part) sync() error {
-	if !p.direct {
-		return dropCache(p.file)
-	}
-	if err := unix.Fdatasync(int(p.file.Fd())); err != nil {
-		return fmt.Errorf("sync %s: %w", partFile, noSpace(err))
-	}
-	return nil
-}
-
 // WriteHead reads the first n bytes back from the file and writes them to w. They must be whole
 // chunks that an earlier process wrote and OpenPart has verified.
 func (p *Part) WriteHead(w io.Writer, n int64) error {
@@ -514,7 +388,7 @@ func (p *Part) WriteHead(w io.Writer, n int64) error {
 	}
 	buf := NewChunkBuffer()
 	for at := int64(0); at < n; at += ChunkSize {
-		b, err := readDirect(p.file, buf, at, n)
+		b, err := readDirect(p.writer.file, buf, at, n)
 		if err == nil {
 			_, err = w.Write(b)
 		}
@@ -533,11 +407,7 @@ func (p *Part) Close() error {
 	}
 	err := p.pipeline.close() // writes the full chunks that were appended
 	p.pipeline = nil
-	return errors.Join(err, p.closeFiles())
-}
-
-func (p *Part) closeFiles() error {
-	return errors.Join(p.file.Close(), p.chunks.f.Close())
+	return errors.Join(err, p.writer.close())
 }
 
 // Discard closes and removes the partial file.
@@ -546,7 +416,7 @@ func (p *Part) Discard() error {
 		p.pipeline.abort()
 		p.pipeline = nil
 	}
-	err := p.closeFiles()
+	err := p.writer.close()
 	for _, name := range partFiles {
 		err = errors.Join(err, ignoreMissing(p.folder.disk.root.Remove(p.folder.file(name))))
 	}

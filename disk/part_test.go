@@ -299,7 +299,7 @@ func TestNoSpaceErrorWithKnownSize(t *testing.T) {
 	if err := p.Begin(PartSource{ID: "test", Size: size}); err != nil {
 		t.Fatal(err)
 	}
-	p.options.Reserve = 1 << 60
+	p.writer.reserve = 1 << 60
 	_, err := p.ReadFrom(bytes.NewReader(sparseImage(size)))
 	if err == nil {
 		_, err = p.Commit(Digest{})

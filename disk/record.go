@@ -162,3 +162,8 @@ func (d *Disk) Update(id ID, change func(*Record)) error {
 	change(&r)
 	return f.writeRecord(r)
 }
+
+// recordSource changes the source of the partial file in the record, durably.
+func (f imageFolder) recordSource(source PartSource) error {
+	return f.disk.Update(f.id, func(r *Record) { r.Source = &source })
+}

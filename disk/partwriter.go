@@ -1,0 +1,144 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"hash"
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// partWriter writes the chunks of a partial file and its journal. writeHash and writeChunk run in
+// two goroutines of the pipeline; the other methods are for the goroutine of the Part.
+type partWriter struct {
+	folder  imageFolder
+	reserve int64             // bytes that must stay free on the disk
+	maxSize int64             // of the image; 0: no limit
+	source  func() PartSource // for the space that the image needs
+	file    *os.File
+	direct  bool
+	journal chunkFile
+
+	manifest hash.Hash    // over the hashes of all chunks
+	written  atomic.Int64 // bytes of chunks that are not all zero
+	unsynced int64        // written since the last sync
+}
+
+func (w *partWriter) open() (err error) {
+	root := w.folder.disk.root
+	w.file, w.direct, err = openDirect(root, w.folder.file(partFile), os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		return err
+	}
+	w.journal, err = openChunks(root, w.folder.file(partChunksFile))
+	if err != nil {
+		w.file.Close()
+	}
+	return err
+}
+
+// start begins with the first chunk.
+func (w *partWriter) start() {
+	w.manifest, w.unsynced = SHA256.New(), 0
+	w.written.Store(0)
+}
+
+// checkSize checks the size of the image, unless it is not known.
+func (w *partWriter) checkSize(source PartSource) error {
+	if source.Size < 0 {
+		return nil
+	}
+	if w.maxSize > 0 && source.Size > w.maxSize {
+		return fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, source.Size, w.maxSize)
+	}
+	return w.checkSpace(source.need())
+}
+
+// checkSpace returns a *NoSpaceError if so many more bytes do not fit without the reserve.
+func (w *partWriter) checkSpace(more int64) error {
+	space, err := w.folder.disk.Space()
+	if err != nil {
+		return err
+	}
+	if free := space.Free - w.reserve; free < more {
+		return &NoSpaceError{Need: more, Free: max(0, free)}
+	}
+	return nil
+}
+
+// syncEvery bounds the bytes that a power failure costs.
+const syncEvery = 256 << 20
+
+// writeHash writes the hash of a chunk to the journal, and computes it unless it is known. It
+// runs in a goroutine of the pipeline, before or after writeChunk: a hash without its bytes
+// does no harm, because a resume compares it with the bytes on the disk.
+func (w *partWriter) writeHash(c *chunk) error {
+	if !c.zero {
+		w.written.Add(int64(len(c.data)))
+	}
+	hash := c.hash
+	if hash == (ChunkHash{}) {
+		hash = hashBytes(c.data, c.zero)
+	}
+	w.manifest.Write(hash[:])
+	if c.saved {
+		return nil
+	}
+	return w.journal.set(c.n, hash)
+}
+
+// writeChunk writes a chunk. For zeros it makes the file longer instead: a hole. It runs in a
+// goroutine of the pipeline.
+func (w *partWriter) writeChunk(c *chunk) error {
+	switch {
+	case c.saved, c.inPlace:
+		return nil
+	case c.zero:
+		return w.file.Truncate(c.n*ChunkSize + int64(len(c.data)))
+	}
+	// Direct I/O writes whole blocks; finish cuts the file to its size.
+	padded := (len(c.data) + directAlign - 1) &^ (directAlign - 1)
+	clear(c.buf[len(c.data):padded])
+	if _, err := w.file.WriteAt(c.buf[:padded], c.n*ChunkSize); err != nil {
+		return fmt.Errorf("write %s: %w", partFile, w.wrapNoSpace(noSpace(err)))
+	}
+	if err := w.checkSpace(0); err != nil {
+		return w.wrapNoSpace(err)
+	}
+	w.unsynced += int64(padded)
+	if w.unsynced < syncEvery && (w.direct || w.unsynced < maxCached) {
+		return nil
+	}
+	w.unsynced = 0
+	return errors.Join(w.sync(), w.journal.f.Sync())
+}
+
+// wrapNoSpace replaces an ErrNoSpace in the middle of an image by a *NoSpaceError with the
+// space that the whole image needs: the partial file will be removed. If its size is not
+// known, that is at least the bytes so far and one chunk.
+func (w *partWriter) wrapNoSpace(err error) error {
+	if !errors.Is(err, ErrNoSpace) {
+		return err
+	}
+	e := &NoSpaceError{Need: max(w.written.Load()+ChunkSize, w.source().need())}
+	if space, err := w.folder.disk.Space(); err == nil {
+		e.Free = max(0, space.Free-w.reserve)
+	}
+	return e
+}
+
+func (w *partWriter) sync() error {
+	if !w.direct {
+		return dropCache(w.file)
+	}
+	if err := unix.Fdatasync(int(w.file.Fd())); err != nil {
+		return fmt.Errorf("sync %s: %w", partFile, noSpace(err))
+	}
+	return nil
+}
+
+func (w *partWriter) close() error {
+	return errors.Join(w.file.Close(), w.journal.f.Close())
+}
