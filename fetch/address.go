@@ -128,7 +128,7 @@ type schemeGetter struct {
 // symbolic links of go-getter never apply: parseAddress refuses or hides the syntax that
 // requests them.
 func (t *transfer) dispatch(ctx context.Context, a address, read func(context.Context, source) error) error {
-	taken := false
+	selected := false
 	from := func(open func(address) (source, error)) func(context.Context) error {
 		return func(ctx context.Context) error {
 			src, err := open(a)
@@ -140,15 +140,15 @@ func (t *transfer) dispatch(ctx context.Context, a address, read func(context.Co
 	}
 	client := getter.Client{
 		Getters: []getter.Getter{
-			schemeGetter{"s3", "s3", &taken, from(t.newS3Source)},
-			schemeGetter{"http https", "", &taken, from(t.newHTTPSource)},
-			schemeGetter{"file", "", &taken, from(t.newFileSource)},
+			schemeGetter{"s3", "s3", &selected, from(t.newS3Source)},
+			schemeGetter{"http https", "", &selected, from(t.newHTTPSource)},
+			schemeGetter{"file", "", &selected, from(t.newFileSource)},
 		},
 		Decompressors:   map[string]getter.Decompressor{},
 		DisableSymlinks: true,
 	}
 	_, err := client.Get(ctx, &getter.Request{Src: a.getterURL(), GetMode: getter.ModeFile})
-	if err != nil && !taken {
+	if err != nil && !selected {
 		return failf(BadConfig, "address %s is not supported", a)
 	}
 	return err

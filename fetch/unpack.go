@@ -156,13 +156,13 @@ type boundedReader struct {
 	*unpacker
 	from   io.Reader
 	packed *atomic.Int64
-	came   int64
+	read   int64
 }
 
 func (r *boundedReader) Read(p []byte) (int, error) {
 	n, err := r.from.Read(p)
-	r.came += int64(n)
-	if limit := r.request.MaxSize; limit > 0 && r.came > limit {
+	r.read += int64(n)
+	if limit := r.request.MaxSize; limit > 0 && r.read > limit {
 		return n, failf(BadSource, "unpack %s: %w: at most %d bytes are allowed", r.packing, disk.ErrTooLarge, limit)
 	}
 	if w, in := r.part.Written(), r.packed.Load(); w > freeRatio && w/maxRatio > in {

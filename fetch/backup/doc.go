@@ -1,5 +1,5 @@
-// Package backup reads and writes Longhorn's backup store for backing images, so
-// that either program can restore what the other one has backed up.
+// Package backup reads and writes Longhorn's backup store for backing images. Longhorn can
+// restore the backups of this program, and this program those of Longhorn.
 //
 // # Layout
 //
@@ -7,41 +7,46 @@
 //	                                    blocks/<ab>/<cd>/<abcd…>.blk
 //	                     volumes/22/fc/BACKINGIMAGE/locks/lock-<hex>.lck
 //
-// An image is cut into blocks of 2 MiB. A block is named by its bytes (the first
-// half of their SHA-512), so that all images of a target share those they have in
-// common, and stored as it is, as an lz4 frame or as gzip. The cfg lists the blocks
-// and their offsets; what it does not list is zeros. A target is a Store: a folder,
-// a mounted share or a bucket.
+// An image is split into blocks of 2 MiB. The name of a block is the first half of the
+// SHA-512 of its bytes, so images of a target share equal blocks. A block file contains
+// the bytes themselves, an lz4 frame, or gzip. The cfg lists the blocks and their offsets;
+// the rest of the image is zeros. A target is a Store: a folder, a mounted share or a
+// bucket.
 //
-// # How an image is restored
+// # Restore
 //
-//	Load         cfg, held against all that can be wrong with it
-//	Fill         lock (shared), then for each block, several at once:
-//	               read -> unpack, no further than the block is long -> SHA-512 is the name
-//	             and in order: holes and blocks into the part
-//	the caller   commits the part with the checksum of the cfg
+//	LoadComplete   reads the cfg and validates it
+//	Restore.Fill   acquires a shared lock; fetches several blocks at a time, unpacks each
+//	               one within its length and compares its SHA-512 with its name; appends
+//	               blocks and holes in order
+//	the caller     commits the partial file with the checksum in the cfg
 //
-// # How an image is backed up
+// # Backup
 //
-//	lock         shared with other backups and restores, not with deletions
-//	cfg          without blocks and without a time of completion
-//	each block   read -> SHA-256 is that of the copy's manifest -> SHA-512 is the name
-//	             -> there already and good, or packed and stored
-//	cfg          with all blocks, complete
+//	lock           shared with other backups and restores, exclusive to deletions
+//	cfg            without blocks and without a time of completion
+//	each block     compare its chunks with the manifest of the copy, compute its name,
+//	               and store it unless the Store has it in good condition
+//	cfg            with all blocks and the time of completion
 //
-// # How a backup is deleted
+// # Deletion
 //
-//	lock         alone
-//	cfg          removed
-//	each block   removed that no cfg of the target names, if all of them can tell
+//	lock           exclusive
+//	cfg            removed
+//	each block     removed if no cfg of the target uses it and all of them are readable
 //
-// What follows from it:
+// # Promises
 //
-//  1. A cfg that is complete has all its blocks, whatever was killed when.
-//  2. What a killed backup or deletion leaves is a lock that expires after 150 s
-//     and blocks that nobody names. The next backup of the image uses them, the next
-//     Delete of its name removes them.
-//  3. Nothing that comes from a target is trusted: it is held against its sum, or has
-//     limits.
-//  4. Memory is flat but for the list of blocks: 100 bytes for 2 MiB of data.
+//  1. A complete cfg has all its blocks, whichever process was killed at any moment.
+//  2. A killed backup or deletion leaves a lock, which expires after 150 s, and unused
+//     blocks. The next backup of the image uses them, or the next deletion of its name
+//     removes them.
+//  3. Everything read from a target is untrusted: it is verified, or subject to limits.
+//  4. Memory is bounded, except for the list of blocks: 100 bytes per 2 MiB of data.
+//
+// # Reading order
+//
+// layout.go (keys and names), cfg.go (Backup), catalog.go (list and load), store.go with
+// folder.go, bucket.go and target.go (targets), lock.go, backup.go (Creator), restore.go
+// with memory.go, delete.go.
 package backup

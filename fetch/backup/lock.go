@@ -85,11 +85,11 @@ func acquire(ctx context.Context, s Store, t lockType, settle time.Duration) (co
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("lock %s: %w", s, err), l.remove(ctx))
 	}
-	held, lost := context.WithCancelCause(ctx)
+	lockCtx, lost := context.WithCancelCause(ctx)
 	renewing, stop := context.WithCancel(ctx)
 	l.stop = stop
 	l.renewer.Go(func() { l.renew(renewing, lost) })
-	return held, l, nil
+	return lockCtx, l, nil
 }
 
 // release removes the lock. If that fails, the lock expires.
@@ -101,12 +101,12 @@ func (l *lock) release(ctx context.Context) {
 
 // withLock calls work with a lock of the Store.
 func withLock(ctx context.Context, s Store, t lockType, work func(context.Context, *lock) error) error {
-	held, l, err := acquire(ctx, s, t, lockSettleTime)
+	lockCtx, l, err := acquire(ctx, s, t, lockSettleTime)
 	if err != nil {
 		return err
 	}
 	defer l.release(ctx)
-	return withLostCause(ctx, held, work(held, l))
+	return withLostCause(ctx, lockCtx, work(lockCtx, l))
 }
 
 // confirm renews the lock before a step that relies on it. The process or the machine may
@@ -135,9 +135,9 @@ func (l *lock) age() time.Duration {
 }
 
 // withLostCause returns the cause of held in place of err if held ended before ctx.
-func withLostCause(ctx, held context.Context, err error) error {
-	if err != nil && ctx.Err() == nil && held.Err() != nil {
-		return context.Cause(held)
+func withLostCause(ctx, lockCtx context.Context, err error) error {
+	if err != nil && ctx.Err() == nil && lockCtx.Err() != nil {
+		return context.Cause(lockCtx)
 	}
 	return err
 }

@@ -51,12 +51,12 @@ type Restore struct {
 // block; part compares the digest of the image. Workers fetch blocks ahead, and Fill writes
 // them in order. In a writable Store, a lock prevents the deletion of the backup meanwhile.
 func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
-	held, lock, err := acquire(ctx, r.Store, shared, 0) // no settle time: every block is verified anyway
+	lockCtx, lock, err := acquire(ctx, r.Store, shared, 0) // no settle time: every block is verified anyway
 	switch {
 	case err == nil:
 		defer lock.release(ctx)
 	case isClass(err, fetch.Refused, fetch.NoSpace):
-		held = ctx // the Store is read-only
+		lockCtx = ctx // the Store is read-only
 	default:
 		return err
 	}
@@ -65,7 +65,7 @@ func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 	}
 	progress.Total.Store(r.Backup.Size)
 	progress.Done.Store(part.Offset())
-	return fetch.ClassifyDiskError(withLostCause(ctx, held, r.writeBlocks(held, part, progress)))
+	return fetch.ClassifyDiskError(withLostCause(ctx, lockCtx, r.writeBlocks(lockCtx, part, progress)))
 }
 
 // CanResume reports whether a partial file from this source is the beginning of the backup.

@@ -45,7 +45,8 @@ func createHeader(ctx context.Context, s *secret, size int64) (_ *os.File, _ *lu
 	clear(out)
 	h, err := luks.Read(f, size)
 	if refused, ok := errors.AsType[*luks.HeaderError](err); ok {
-		// The secret, or the defaults of a large machine, ask for more than package luks accepts.
+		// The parameters of the secret, or the defaults of a large machine, exceed the limits of
+		// package luks.
 		return nil, nil, errorf(fetch.BadConfig, "cryptsetup created a header that this program would not open: %w", refused)
 	}
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"net/http"
 )
 
-// Error is why a server does not do what a request asks for.
+// Error is the reason for which a server refuses a request.
 type Error struct {
 	Status  int    // an HTTP status code, 400 to 599
 	Message string // one line for people

@@ -117,11 +117,11 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 			if err != nil {
 				return err
 			}
-			chunk, took, err := from.next(buf[:w.length()])
+			chunk, length, err := from.next(buf[:w.length()])
 			if err != nil || int64(len(chunk)) != w.length() || disk.HashChunk(chunk) != want {
 				break // an unreadable chunk is written again
 			}
-			end += took
+			end += length
 			w.advance(chunk)
 			progress(int64(len(chunk)))
 		}
@@ -135,7 +135,7 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 type chunkReader interface {
 	// next returns the next chunk, which should have the length of into, and its length in the
 	// partial file.
-	next(into []byte) (chunk []byte, took int64, err error)
+	next(into []byte) (chunk []byte, length int64, err error)
 }
 
 func (p *partialFile) reader() (chunkReader, error) {

@@ -98,8 +98,8 @@ func (c *Client) list(ctx context.Context) ([]info, error) {
 	if err != nil {
 		return nil, err
 	}
-	if no := a.err(); no != nil {
-		return nil, no
+	if refusal := a.err(); refusal != nil {
+		return nil, refusal
 	}
 	var all []info
 	return all, json.Unmarshal(a.body, &all)
@@ -115,8 +115,8 @@ func (c *Client) create(ctx context.Context, m metadata, length int64) (string, 
 	if err != nil {
 		return "", err
 	}
-	if no := a.err(); no != nil {
-		return "", no
+	if refusal := a.err(); refusal != nil {
+		return "", refusal
 	}
 	at, err := url.Parse(a.header.Get("Location"))
 	if err != nil || !strings.HasPrefix(at.Path, Path+"/") {
@@ -136,18 +136,18 @@ func (c *Client) status(ctx context.Context, path string) (at int64, measured bo
 		at, err = a.offset()
 		return at, a.header.Get("Upload-Length") != "", err
 	}
-	if no := a.err(); isTemporary(no) && no.Status != http.StatusLocked { // an upload may stay locked for long, and GET returns the reason
-		return 0, false, no
+	if refusal := a.err(); isTemporary(refusal) && refusal.Status != http.StatusLocked { // an upload may stay locked for long, and GET returns the reason
+		return 0, false, refusal
 	}
-	told, err := c.do(ctx, http.MethodGet, path, nil, nil) // the response of HEAD has no body with the reason
+	details, err := c.do(ctx, http.MethodGet, path, nil, nil) // the response of HEAD has no body with the reason
 	if err != nil {
 		return 0, false, err
 	}
 	var i info
-	switch no := told.err(); {
-	case no != nil:
-		return 0, false, no
-	case json.Unmarshal(told.body, &i) != nil || i.Error == "":
+	switch refusal := details.err(); {
+	case refusal != nil:
+		return 0, false, refusal
+	case json.Unmarshal(details.body, &i) != nil || i.Error == "":
 		return 0, false, a.err()
 	}
 	return 0, false, &httperror.Error{Status: a.status, Message: i.Error}
@@ -171,8 +171,8 @@ func (c *Client) patch(ctx context.Context, path string, p piece, total int64) (
 	if err != nil {
 		return 0, err
 	}
-	if no := a.err(); no != nil {
-		return 0, no
+	if refusal := a.err(); refusal != nil {
+		return 0, refusal
 	}
 	return a.offset()
 }
@@ -183,8 +183,8 @@ func (c *Client) terminate(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	if no := a.err(); no != nil && no.Status != http.StatusNotFound && no.Status != http.StatusGone {
-		return no
+	if refusal := a.err(); refusal != nil && refusal.Status != http.StatusNotFound && refusal.Status != http.StatusGone {
+		return refusal
 	}
 	return nil
 }
@@ -405,20 +405,20 @@ func (s *sender) readAhead(at int64) {
 
 // classify reports whether an error is final.
 func (s *sender) classify(err error) (done bool, _ error) {
-	no, refused := errors.AsType[*httperror.Error](err)
+	refusal, refused := errors.AsType[*httperror.Error](err)
 	s.responded = s.responded || refused || err == nil
 	switch {
 	case !refused: // nil, or an error of the network
 		return !s.responded, err
-	case no.Status == statusMismatch:
+	case refusal.Status == statusMismatch:
 		s.mismatches++
 		return s.mismatches > maxMismatches, err
-	case no.Status == http.StatusNotFound && s.path != "" && s.lastSent:
+	case refusal.Status == http.StatusNotFound && s.path != "" && s.lastSent:
 		return true, ErrLost
-	case no.Status == http.StatusConflict && s.path != "":
+	case refusal.Status == http.StatusConflict && s.path != "":
 		return false, err // the daemon has another offset: query it
 	}
-	return !isTemporary(no), err
+	return !isTemporary(refusal), err
 }
 
 // giveUp discards an upload that cannot be continued.
@@ -430,7 +430,7 @@ func (s *sender) giveUp(ctx context.Context, err error) error {
 	}
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDelay)
 	defer cancel()
-	if gone := s.terminate(end, s.path); gone != nil {
+	if terminateErr := s.terminate(end, s.path); terminateErr != nil {
 		return fmt.Errorf("%w; the daemon discards the bytes it has in %v", err, sessionTTL)
 	}
 	return err
