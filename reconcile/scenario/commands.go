@@ -181,7 +181,7 @@ func (c command) run(st *session, neg bool, args []string) error {
 	case err != nil:
 		return err
 	case c.do != nil && neg && !c.negated:
-		return fmt.Errorf("%s cannot be negated with !", c.name())
+		return fmt.Errorf("%s cannot be negated: remove the ! before it", c.name())
 	case c.do != nil:
 		in.neg = neg
 		return c.do(st, in)

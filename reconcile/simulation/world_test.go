@@ -191,16 +191,6 @@ func (c *cluster) slotOn(uuid string, key plan.CopyRef) *slot {
 	return nil
 }
 
-// slotOf is the slot on that disk, wherever it is.
-func (c *cluster) slotOf(uuid string, id disk.ID) *slot {
-	for _, d := range c.drives {
-		if d.uuid == uuid {
-			return d.slots[id]
-		}
-	}
-	return nil
-}
-
 func (c *cluster) seesCopy(id disk.ID, s *slot) disk.Copy {
 	v := disk.Copy{
 		ID: id, State: disk.Pending, Owned: s.owned, HasCfg: true, PartBytes: s.part, VerifiedAt: s.checked, DamagedAt: s.damaged,
