@@ -56,7 +56,7 @@ type Copy struct {
 	DamagedAt time.Time `json:"damaged,omitzero"`
 	BackupID  string    `json:"-"` // Record.BackupID
 	// Declaration is Record.Declaration.
-	Declaration Declaration `json:"declaredIn,omitzero"`
+	Declaration Declaration `json:"-"`
 
 	// LastUsed and SurplusSince are by the clock of the node ClockNode.
 	LastUsed     time.Time `json:"lastUsed,omitzero"`

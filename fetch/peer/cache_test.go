@@ -75,6 +75,8 @@ func change(t *testing.T, f reflect.Value) {
 	switch v := f.Addr().Interface().(type) {
 	case *disk.Digest:
 		*v = digestOf(disk.SHA256, "another")
+	case *disk.Declaration:
+		v.File += "x"
 	case *time.Time:
 		*v = time.Unix(1_800_000_000, 0).UTC()
 	case **Failure:
