@@ -78,6 +78,7 @@ func (u *unpacker) Begin(o disk.PartSource) error {
 // run unpacks the pipe into the part until the pipe ends.
 func (u *unpacker) run(out io.Reader) error {
 	var packed atomic.Int64 // in bytes; decompressors read ahead in other goroutines
+	// The pipe ends with the download that writes it, so that no context is needed here.
 	r, err := u.packing.reader(CountReader(context.Background(), out, &packed))
 	if err != nil {
 		return u.corruptError(err)

@@ -110,6 +110,7 @@ func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []f
 		}
 		run.deletion.phase = deleting
 		begin = append(begin, func() {
+			// A confirmed deletion takes milliseconds and is not interrupted half-way.
 			r.system.Jobs.Start(context.Background(), run.task, func(err error) { r.reports.addEnd(jobEnd{key: key, err: err}) })
 		})
 	}
