@@ -28,6 +28,7 @@ type field struct {
 	required bool
 	value    string // what the field must be, in words
 	initial  string // its default; "": none
+	example  string
 	kind     string // the section that it contains; "": none
 }
 
@@ -35,6 +36,7 @@ var (
 	definition = regexp.MustCompile(`^#(\w+): .*\{$`)
 	fieldLine  = regexp.MustCompile(`^\t(\w+)([?!]?): (.*)$`)
 	wanted     = regexp.MustCompile(`@want\(("(?:[^"\\]|\\.)*")`)
+	example    = regexp.MustCompile(`@example\(("(?:[^"\\]|\\.)*")`)
 	initial    = regexp.MustCompile(`^\*("[^"]*"|\w+)`)
 	reference  = regexp.MustCompile(`#(\w+)$`)
 )
@@ -70,14 +72,8 @@ func sections(t *testing.T) []section {
 func parseField(t *testing.T, m []string, doc string) field {
 	t.Helper()
 	f := field{name: m[1], doc: doc, required: m[2] == "!"}
-	expr, _, _ := strings.Cut(m[3], " @want")
-	if found := wanted.FindStringSubmatch(m[3]); found != nil {
-		text, err := strconv.Unquote(found[1])
-		if err != nil {
-			t.Fatal(err)
-		}
-		f.value = text
-	}
+	expr, _, _ := strings.Cut(m[3], " @")
+	f.value, f.example = attribute(t, wanted, m[3]), attribute(t, example, m[3])
 	if found := initial.FindStringSubmatch(expr); found != nil {
 		f.initial = found[1]
 	}
@@ -85,6 +81,20 @@ func parseField(t *testing.T, m []string, doc string) field {
 		f.kind = found[1]
 	}
 	return f
+}
+
+// attribute returns the text of an attribute in a line, or "".
+func attribute(t *testing.T, pattern *regexp.Regexp, line string) string {
+	t.Helper()
+	found := pattern.FindStringSubmatch(line)
+	if found == nil {
+		return ""
+	}
+	text, err := strconv.Unquote(found[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
 }
 
 // configurationReference returns the text of docs/configuration.md.
@@ -114,7 +124,7 @@ Kubernetes that are accepted, too. ` + "`backing-image-manager schema`" + ` prin
 		if s.doc != "" {
 			b.WriteString(s.doc + "\n\n")
 		}
-		b.WriteString("| field | value | default | meaning |\n|---|---|---|---|\n")
+		b.WriteString("| field | value | default | meaning | example |\n|---|---|---|---|---|\n")
 		for _, f := range s.fields {
 			name, value, preset := "`"+f.name+"`", f.value, ""
 			switch {
@@ -129,7 +139,7 @@ Kubernetes that are accepted, too. ` + "`backing-image-manager schema`" + ` prin
 			if f.initial != "" {
 				preset = "`" + f.initial + "`"
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, cell(value), preset, cell(f.doc))
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | `%s` |\n", name, cell(value), preset, cell(f.doc), f.example)
 		}
 	}
 	return b.String()

@@ -99,7 +99,7 @@ func TestJSONSchemaHasDefaultsAndDescriptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"default": "50%"`, `"default": 300`, `"default": "1Ti"`, `"default": "auto"`, "The folder below --secrets-dir"} {
+	for _, want := range []string{`"default": "50%"`, `"default": 300`, `"default": "1Ti"`, `"default": "auto"`, "Folder below --secrets-dir"} {
 		if !strings.Contains(string(b), want) {
 			t.Errorf("the JSON Schema has no %s", want)
 		}
