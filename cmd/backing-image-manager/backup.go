@@ -232,7 +232,7 @@ func noBackup(ctx context.Context, store backup.Store, name string) error {
 	case len(names) == 0:
 		return fmt.Errorf("%s has no backup %s: it has no backups at all", store, name)
 	}
-	return fmt.Errorf("%s has no backup %s; it has %s", store, name, report.JoinMax(names, 5))
+	return fmt.Errorf("%s has no backup %s; it has %s", store, name, plan.JoinMax(names, ", ", 5))
 }
 
 func deleteBackup(ctx context.Context, store backup.Store, name string, out printer) error {

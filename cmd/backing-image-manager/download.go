@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +18,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -226,87 +224,28 @@ func openRemote(ctx context.Context, daemon daemonFlags, name string, on []strin
 	if err != nil {
 		return nil, err
 	}
-	status, err := client.Status(ctx)
+	s, err := client.Status(ctx)
 	if err != nil {
 		return nil, err
 	}
-	image, copies, err := findReady(status, name, on)
+	image, copies, err := s.FindReady(name, on)
 	if err != nil {
 		return nil, err
 	}
 	token, config := client.Credentials()
 	first := copies[0]
 	r := &remoteImage{
-		imageInfo: imageInfo{disk.ID{Name: image.Name, UUID: image.UUID}, report.DiskName(first), first.Size, first.SHA512},
+		imageInfo: imageInfo{disk.ID{Name: image.Name, UUID: image.UUID}, first.DiskName(), first.Size, first.SHA512},
 		client:    peer.NewCLIClient(token, config), damaged: map[string]bool{},
 	}
 	for _, c := range copies {
 		if c.SHA512 == first.SHA512 {
 			r.copies = append(r.copies, peer.Source{
-				Address: peer.Address{Node: status.Node, URL: client.URL()}, Disk: c.Disk, ID: r.ID, ManifestDigest: c.Chunks,
+				Address: peer.Address{Node: s.Node, URL: client.URL()}, Disk: c.Disk, ID: r.ID, ManifestDigest: c.Chunks,
 			})
 		}
 	}
 	return r, nil
-}
-
-// findReady returns the image with a name, and its ready copies on the daemon's node. There
-// is at least one, or an error says why there is none.
-func findReady(s status.Status, name string, on []string) (status.ImageStatus, []status.CopyStatus, error) {
-	var found []status.ImageStatus
-	for _, image := range s.Images {
-		id := disk.ID{Name: image.Name, UUID: image.UUID}
-		image.Copies = report.CopiesOn(image.Copies, on)
-		if (image.Name == name || id.String() == name) && (len(on) == 0 || len(image.Copies) > 0) {
-			found = append(found, image)
-		}
-	}
-	if len(found) == 0 {
-		where := ""
-		if len(on) > 0 {
-			where = " on " + strings.Join(on, ", ")
-		}
-		return status.ImageStatus{}, nil, fmt.Errorf("no image %s: node %s has none of that name%s", name, s.Node, where)
-	}
-	image := slices.MinFunc(found, report.CompareGenerations)
-	ready := slices.DeleteFunc(slices.Clone(image.Copies), func(c status.CopyStatus) bool {
-		return c.Node != s.Node || c.State != disk.Ready || c.Leaving || c.Chunks.IsZero()
-	})
-	if len(ready) == 0 {
-		return image, nil, noReadyCopy(s, image)
-	}
-	return image, ready, nil
-}
-
-// noReadyCopy says why the daemon's node has no copy to download, and which nodes have one.
-func noReadyCopy(s status.Status, image status.ImageStatus) error {
-	id := disk.ID{Name: image.Name, UUID: image.UUID}
-	var own, others []string
-	for _, c := range image.Copies {
-		switch {
-		case c.Node == s.Node && c.State == disk.Ready && c.Leaving:
-			own = append(own, "the copy on "+c.Disk+" has a pending deletion")
-		case c.Node == s.Node && c.State == disk.Ready:
-			own = append(own, "the copy on "+c.Disk+" has no chunk manifest yet")
-		case c.Node == s.Node:
-			own = append(own, strings.TrimSuffix(fmt.Sprintf("%s on %s: %s", c.State, c.Disk, report.OneLine(c.Message)), ": "))
-		case c.State == disk.Ready && !c.Leaving:
-			others = append(others, report.DiskName(c)+" has a ready copy: call its daemon"+urlOf(s, c.Node))
-		}
-	}
-	why := cmp.Or(strings.Join(own, "; "), report.OneLine(image.Message), "it has no copy")
-	return errors.New(strings.Join(append([]string{fmt.Sprintf("%s is not ready on node %s: %s", id, s.Node, why)}, others...), "; "))
-}
-
-// urlOf returns the flag --url for the daemon of a node, or nothing if its address is
-// unknown.
-func urlOf(s status.Status, node string) string {
-	for _, p := range s.Peers {
-		if p.Node == node && p.Address != "" {
-			return " with --url " + redact.URL(p.Address)
-		}
-	}
-	return ""
 }
 
 func (r *remoteImage) info() imageInfo { return r.imageInfo }
@@ -387,10 +326,10 @@ func openLocal(paths []string, name string, on []string) (*localImage, error) {
 
 // bestCopy returns the copy that a list would show for a name.
 func bestCopy(copies []localCopy) localCopy {
-	status := func(c localCopy) status.ImageStatus {
+	image := func(c localCopy) status.ImageStatus {
 		return status.ImageStatus{UUID: c.ID.UUID, Copies: []status.CopyStatus{copyStatus(c.Path(), c.Copy, disk.Users{})}}
 	}
-	return slices.MinFunc(copies, func(a, b localCopy) int { return report.CompareGenerations(status(a), status(b)) })
+	return slices.MinFunc(copies, func(a, b localCopy) int { return status.CompareGenerations(image(a), image(b)) })
 }
 
 // checkReady returns an error that says what to do if the copy is not ready.

@@ -185,15 +185,15 @@ func reportVerified(out io.Writer, before, now status.Status, name string) error
 			switch {
 			case !wasReady, c.Node != now.Node: // its own daemon verifies it
 			case c.State == disk.Ready && c.Damaged.After(was.Damaged):
-				failures = append(failures, fmt.Errorf("%s on %s was damaged and has been replaced", id, report.DiskName(c)))
+				failures = append(failures, fmt.Errorf("%s on %s was damaged and has been replaced", id, c.DiskName()))
 			case c.State == disk.Ready && !c.Verified.After(was.Verified):
-				failures = append(failures, fmt.Errorf("%s on %s could not be verified: %s", id, report.DiskName(c), report.OneLine(c.Message)))
+				failures = append(failures, fmt.Errorf("%s on %s could not be verified: %s", id, c.DiskName(), report.OneLine(c.Message)))
 			case c.State == disk.Ready:
-				fmt.Fprintf(out, "%s on %s: the bytes match: sha512 %s\n", id, report.DiskName(c), c.SHA512)
+				fmt.Fprintf(out, "%s on %s: the bytes match: sha512 %s\n", id, c.DiskName(), c.SHA512)
 			case c.Running && c.Damaged.After(was.Damaged):
-				failures = append(failures, fmt.Errorf("%s on %s is damaged and is being repaired: the command status shows the progress", id, report.DiskName(c)))
+				failures = append(failures, fmt.Errorf("%s on %s is damaged and is being repaired: the command status shows the progress", id, c.DiskName()))
 			default:
-				failures = append(failures, fmt.Errorf("%s on %s is %s: %s", id, report.DiskName(c), c.State, report.OneLine(c.Message)))
+				failures = append(failures, fmt.Errorf("%s on %s is %s: %s", id, c.DiskName(), c.State, report.OneLine(c.Message)))
 			}
 		}
 	}
@@ -207,7 +207,7 @@ func readyBefore(before status.Status, id disk.ID, c status.CopyStatus) (was sta
 			continue
 		}
 		for _, b := range image.Copies {
-			if report.DiskName(b) == report.DiskName(c) && b.State == disk.Ready {
+			if b.DiskName() == c.DiskName() && b.State == disk.Ready {
 				return b, true
 			}
 		}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -9,11 +8,8 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
-	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/spf13/cobra"
 )
 
@@ -73,7 +69,7 @@ func waitReady(ctx context.Context, client *api.Client, names []string, timeout 
 	for {
 		s, err := client.Status(limited)
 		if err == nil {
-			err = checkReady(s, names)
+			err = s.CheckReady(names)
 		}
 		switch {
 		case err == nil || limited.Err() == nil && isPermanent(err):
@@ -102,100 +98,7 @@ func isPermanent(err error) bool {
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return true
 	}
-	_, missing := errors.AsType[*missingError](err)
+	_, missing := errors.AsType[*status.NotReadyError](err)
 	_, unreachable := errors.AsType[*api.UnreachableError](err)
 	return !missing && !unreachable
-}
-
-// missingError lists what is not ready, with one line for each image.
-type missingError struct{ lines []error }
-
-func (e *missingError) Error() string { return errors.Join(e.lines...).Error() }
-
-// checkReady checks the named images, or all declared ones. The error is a *missingError, or
-// another one if waiting cannot help.
-func checkReady(s status.Status, names []string) error {
-	if s.Config.Allowed == schema.ObserveOnly.String() {
-		return missing("the configuration is unknown: %s", cmp.Or(s.Config.Fault, firstError(s.Config.Errors)))
-	}
-	var lines []error
-	if len(names) == 0 {
-		names = declaredNames(s)
-		switch {
-		case s.Config.Fault != "": // the status shows the last valid declarations
-			lines = append(lines, fmt.Errorf("the configuration is unusable: %s", report.OneLine(s.Config.Fault)))
-		case s.Config.Digest == "":
-			lines = append(lines, fmt.Errorf("the configuration has errors: %s", firstError(s.Config.Errors)))
-		}
-	}
-	for _, name := range names {
-		image, declared := declaredImage(s, name)
-		switch {
-		case !declared:
-			return fmt.Errorf("%s is not declared", name)
-		case image.Wanted == 0 || image.Ready < image.Wanted:
-			lines = append(lines, fmt.Errorf("%s: %d of %d copies ready%s", name, image.Ready, image.Wanted, whyMissing(image)))
-		}
-	}
-	if len(lines) > 0 {
-		return &missingError{lines}
-	}
-	return nil
-}
-
-func missing(format string, args ...any) error {
-	return &missingError{[]error{fmt.Errorf(format, args...)}}
-}
-
-func firstError(texts []string) string {
-	if len(texts) == 0 {
-		return "it was not read yet"
-	}
-	return report.OneLine(texts[0])
-}
-
-func declaredNames(s status.Status) []string {
-	var names []string
-	for _, image := range s.Images {
-		if image.Declared {
-			names = append(names, image.Name)
-		}
-	}
-	return names
-}
-
-// declaredImage finds a declared image by its name. An image whose declaration is invalid
-// counts as declared: its message has the error.
-func declaredImage(s status.Status, name string) (status.ImageStatus, bool) {
-	for _, image := range s.Images {
-		if image.Name == name && (image.Declared || len(s.Config.Errors) > 0 && image.Message != "") {
-			return image, true
-		}
-	}
-	return status.ImageStatus{}, false
-}
-
-// maxReasons is the number of copies that an error describes. An image on all disks may
-// have hundreds.
-const maxReasons = 3
-
-// whyMissing is the end of an error about an image that is not ready: the message of the
-// image, or those of its copies that are not ready.
-func whyMissing(image status.ImageStatus) string {
-	if image.Message != "" {
-		return ": " + report.OneLine(image.Message)
-	}
-	why, n := "", 0
-	for _, c := range image.Copies {
-		if c.State == disk.Ready {
-			continue
-		}
-		if n++; n <= maxReasons {
-			why += fmt.Sprintf("; %s is %s: %s", report.DiskName(c), c.State, cmp.Or(report.OneLine(report.CopyMessage(c)), "unknown reason"))
-		}
-	}
-	if n > maxReasons {
-		why += fmt.Sprintf("; and %d more", n-maxReasons)
-	}
-	return why
 }

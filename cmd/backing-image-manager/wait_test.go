@@ -35,7 +35,7 @@ func TestErrorListsTheImagesThatAreNotReady(t *testing.T) {
 		{"other generations do not count", `{` + known + `,"images":[{"name":"parrot","uuid":"1","ready":1},{"name":"parrot","uuid":"2","declared":true,"wanted":1,"message":"held"}]}`,
 			[]string{"parrot"}, "parrot: 0 of 1 copies ready: held", false},
 		{"a few reasons of many", `{` + known + `,"images":[` + parrot + `]}`, nil,
-			"parrot: 1 of 5 copies ready; n1/d2 is failed: 404; n2/d1 is unknown: unknown reason; n3/d1 is pending: two; lines; and 1 more", false},
+			"parrot: 1 of 5 copies ready; n1/d2 is failed: 404; n2/d1 is unknown: unknown reason; n3/d1 is pending: two; lines; n4/d1 is pending: unknown reason", false},
 		{"nowhere to be", `{` + known + `,"images":[{"name":"parrot","declared":true}]}`, nil, "parrot: 0 of 0 copies ready", false},
 		{"given up", `{` + known + `,"images":[{"name":"parrot","ready":1,"message":"goes later"}]}`, []string{"parrot"}, "parrot is not declared", true},
 		{"never heard of", `{` + known + `}`, []string{"nest"}, "nest is not declared", true},
@@ -49,7 +49,7 @@ func TestErrorListsTheImagesThatAreNotReady(t *testing.T) {
 		if err := json.Unmarshal([]byte(tt.status), &s); err != nil {
 			t.Fatal(err)
 		}
-		err := checkReady(s, tt.names)
+		err := s.CheckReady(tt.names)
 		if err == nil != (tt.want == "") || err != nil && err.Error() != tt.want {
 			t.Errorf("%s:\n got %v\nwant %s", tt.name, err, tt.want)
 		}

@@ -19,7 +19,6 @@ import (
 	"log/slog"
 	"net/http"
 	"path"
-	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +26,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -216,7 +214,7 @@ type unreadyBody struct {
 }
 
 func (s server) ready(w http.ResponseWriter, r *http.Request) {
-	if reasons := unready(s.loop.View(), time.Now(), s.maxRoundAge); len(reasons) > 0 {
+	if reasons := s.loop.View().Unready(time.Now(), s.maxRoundAge); len(reasons) > 0 {
 		if _, err := s.auth.Authorize(r); err != nil {
 			reasons = nil
 		}
@@ -224,49 +222,6 @@ func (s server) ready(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	respond(w, http.StatusOK, map[string]bool{"ready": true})
-}
-
-// unready returns the reasons why a manager cannot work. An error that only affects some
-// images is none, nor is one unusable disk of several.
-func unready(v *status.View, now time.Time, maxRoundAge time.Duration) []string {
-	if v == nil {
-		return []string{"the config directory was not read yet"}
-	}
-	var reasons []string
-	switch {
-	case !v.Loaded && v.Fault != "":
-		reasons = append(reasons, v.Fault)
-	case !v.Loaded:
-		reasons = append(reasons, "the config directory was not read yet")
-	case v.Desired.Allowed == schema.ObserveOnly:
-		reasons = append(reasons, fmt.Sprintf("the configuration cannot be applied: it has errors (%d), or does not declare this node", len(v.Config.Errors)))
-	}
-	if age := now.Sub(v.Observed.Now); age > maxRoundAge {
-		reasons = append(reasons, fmt.Sprintf("the disks were last read %v ago", age.Round(time.Second)))
-	}
-	if v.Loaded {
-		reasons = append(reasons, noUsableDisk(v)...)
-	}
-	return reasons
-}
-
-// noUsableDisk returns the problems of the disks of this node if none is usable.
-func noUsableDisk(v *status.View) []string {
-	var problems []string
-	for ref, d := range v.Observed.Disks {
-		if ref.Node != v.Desired.Node {
-			continue
-		}
-		if d.Problem == "" {
-			return nil
-		}
-		problems = append(problems, fmt.Sprintf("disk %s: %s", ref, d.Problem))
-	}
-	if len(problems) == 0 {
-		return []string{"no disks are declared for this node"}
-	}
-	slices.Sort(problems)
-	return problems
 }
 
 const notReadYet = "the disks were not read yet: retry later"
@@ -286,8 +241,9 @@ func (s server) verify(w http.ResponseWriter, r *http.Request) {
 	case errors.Is(err, reconcile.ErrNotDeclared):
 		httperror.New(http.StatusNotFound, "%v", err).Write(w)
 	case errors.Is(err, reconcile.ErrNotReady):
-		if holder, ok := s.findHolder(r.PathValue("name")); ok {
-			err = fmt.Errorf("%w: %s", err, holder)
+		status, _ := s.loop.Status()
+		if node, url, ok := status.FindHolder(r.PathValue("name")); ok {
+			err = fmt.Errorf("%w: call the daemon of node %s with --url %s", err, node, url)
 		}
 		httperror.New(http.StatusConflict, "%v", err).Write(w)
 	case err != nil:
@@ -295,24 +251,6 @@ func (s server) verify(w http.ResponseWriter, r *http.Request) {
 	default:
 		respond(w, http.StatusAccepted, map[string]int{"copies": copies})
 	}
-}
-
-// findHolder names another node with a ready copy of a declared image, and how to call its
-// daemon.
-func (s server) findHolder(image string) (advice string, ok bool) {
-	status, _ := s.loop.Status()
-	v := s.loop.View()
-	for _, i := range status.Images {
-		if i.Name != image || !i.Declared {
-			continue
-		}
-		for _, c := range i.Copies {
-			if address := v.Desired.Config.Nodes[c.Node].Address; c.State == disk.Ready && address != "" {
-				return fmt.Sprintf("call the daemon of node %s with --url %s", c.Node, redact.URL(address)), true
-			}
-		}
-	}
-	return "", false
 }
 
 // cleanupBody is the body of a response for a copy that is deleted or does not exist.
@@ -337,8 +275,12 @@ func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
 		httperror.New(http.StatusServiceUnavailable, notReadYet).Write(w)
 		return
 	}
-	if err := checkOwnDisk(v, on); err != nil {
-		err.Write(w)
+	if err := v.CheckOwnDisk(on); err != nil {
+		code := http.StatusConflict
+		if _, unknown := errors.AsType[*status.UnknownDiskError](err); unknown {
+			code = http.StatusNotFound
+		}
+		httperror.New(code, "%v", err).Write(w)
 		return
 	}
 	action, err := s.loop.Cleanup(r.Context(), name, uuid, on)
@@ -372,42 +314,4 @@ func checkUUID(uuid string) error {
 		return nil
 	}
 	return disk.CheckUUID(uuid)
-}
-
-// checkOwnDisk returns why this daemon cannot delete a copy on a disk, or nil.
-func checkOwnDisk(v *status.View, on schema.DiskRef) *httperror.Error {
-	if v.Desired.Node != on.Node {
-		return otherNode(v.Desired.Config, v.Desired.Node, on)
-	}
-	d, known := v.Observed.Disks[on]
-	switch {
-	case !known:
-		return httperror.New(http.StatusNotFound, "disk %s: node %s has no disk of that name: it has %s", on, on.Node, ownDisks(v))
-	case d.Problem != "":
-		return httperror.New(http.StatusConflict, "disk %s: %s", on, d.Problem)
-	}
-	return nil
-}
-
-func ownDisks(v *status.View) string {
-	var names []string
-	for ref := range v.Observed.Disks {
-		if ref.Node == v.Desired.Node {
-			names = append(names, ref.Disk)
-		}
-	}
-	slices.Sort(names)
-	return cmp.Or(strings.Join(names, ", "), "none")
-}
-
-// otherNode says which daemon to call for a disk of another node.
-func otherNode(c schema.Config, node string, on schema.DiskRef) *httperror.Error {
-	other, declared := c.Nodes[on.Node]
-	switch {
-	case !declared:
-		return httperror.New(http.StatusConflict, "disk %s: this is node %s, and node %s is not declared", on, node, on.Node)
-	case other.Address == "":
-		return httperror.New(http.StatusConflict, "disk %s: this is node %s: call the daemon of node %s, whose address is not declared", on, node, on.Node)
-	}
-	return httperror.New(http.StatusConflict, "disk %s: this is node %s: call the daemon of node %s with --url %s", on, node, on.Node, redact.URL(other.Address))
 }

@@ -16,9 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // runningLoop is a loop and its server.
@@ -134,44 +132,6 @@ images:
 	}
 	if problems, err := promlint.NewWithMetricFamilies(families).Lint(); err != nil || len(problems) > 0 {
 		t.Errorf("the metrics break the naming rules: %v (error %v)", problems, err)
-	}
-}
-
-func TestReadyReportsWhatStopsTheManager(t *testing.T) {
-	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
-	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
-	good := func() *status.View {
-		return &status.View{
-			Loaded: true, Desired: plan.Desired{Node: "node1", Allowed: schema.Everything},
-			Observed: plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{ref: {}}},
-		}
-	}
-	for _, tt := range []struct {
-		name   string
-		change func(*status.View)
-		want   string
-	}{
-		{"good", func(*status.View) {}, ""},
-		{"mistakes", func(v *status.View) { v.Desired.Allowed = schema.NoDeletions }, ""},
-		{"directory gone", func(v *status.View) { v.Fault = "gone" }, ""},
-		{"one disk of two", func(v *status.View) {
-			v.Observed.Disks[schema.DiskRef{Node: "node1", Disk: "disk2"}] = plan.Disk{Problem: "away"}
-		}, ""},
-		{"no configuration", func(v *status.View) { v.Loaded, v.Fault = false, "no directory" }, "no directory"},
-		{"not in it", func(v *status.View) { v.Desired.Allowed = schema.ObserveOnly }, "cannot be applied"},
-		{"stuck", func(v *status.View) { v.Observed.Now = now.Add(-time.Hour) }, "1h0m0s ago"},
-		{"no disk", func(v *status.View) { v.Observed.Disks = nil }, "no disks are declared"},
-		{"its disk is away", func(v *status.View) { v.Observed.Disks[ref] = plan.Disk{Problem: "away"} }, "disk node1/disk1: away"},
-	} {
-		v := good()
-		tt.change(v)
-		got := strings.Join(unready(v, now, time.Minute), "; ")
-		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
-			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
-		}
-	}
-	if len(unready(nil, now, time.Minute)) == 0 {
-		t.Error("ready before the first round")
 	}
 }
 

@@ -1,10 +1,8 @@
 package plan
 
 import (
-	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -116,14 +114,10 @@ func (ix *index) ignoredPeers() string {
 			reasons = append(reasons, reason.Text)
 		}
 	}
-	const most = 3
-	if more := len(reasons) - most; more > 0 {
-		reasons = append(reasons[:most], fmt.Sprintf("and %d more nodes", more))
-	}
 	if len(reasons) == 0 {
 		return ""
 	}
-	return " (" + strings.Join(reasons, "; ") + ")"
+	return " (" + JoinMax(reasons, "; ", 3) + ")"
 }
 
 // whyIgnored returns why a deletion does not count on the copies of another node.

@@ -1,6 +1,9 @@
 package plan
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Code is the stable name of a reason. Plans, the status document and the metrics have it, so
 // that programs need not read the text. Codes are added; none changes its meaning.
@@ -96,4 +99,13 @@ func because(code Code, format string, args ...any) Reason {
 // with returns the reason with text behind its own. Its code becomes code.
 func (r Reason) with(code Code, format string, args ...any) Reason {
 	return Reason{Code: code, Text: r.Text + fmt.Sprintf(format, args...)}
+}
+
+// JoinMax joins parts of a sentence. Of many parts it lists the first ones, and counts the
+// others: "a, b, c and 7 more". It never counts a single part.
+func JoinMax(parts []string, separator string, most int) string {
+	if more := len(parts) - most; more > 1 {
+		return fmt.Sprintf("%s and %d more", strings.Join(parts[:most], separator), more)
+	}
+	return strings.Join(parts, separator)
 }

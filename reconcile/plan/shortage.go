@@ -27,7 +27,7 @@ func (p imagePlanner) shortage() Action {
 	var details []string
 	for text, disks := range disksByReason {
 		slices.Sort(disks)
-		details = append(details, fmt.Sprintf("%s: %s", joinWords(disks), text))
+		details = append(details, fmt.Sprintf("%s: %s", JoinMax(disks, ", ", 5), text))
 	}
 	if len(details) > 0 {
 		slices.Sort(details)
@@ -54,7 +54,7 @@ func (p imagePlanner) noRankedDisk() Reason {
 		return Reason{CodeNoMatchingDisk, "no disk matches the selectors"}
 	}
 	slices.Sort(evicted)
-	return because(CodeAllEvicted, "eviction is requested for every disk that matches (%s)", joinWords(evicted))
+	return because(CodeAllEvicted, "eviction is requested for every disk that matches (%s)", JoinMax(evicted, ", ", 5))
 }
 
 // rejectedNamedDisk reports that a disk of this node takes no copy although the image names it.
@@ -70,13 +70,4 @@ func (p imagePlanner) rejectedNamedDisk(ref schema.DiskRef) (a Action, rejected 
 		a.Op = Wait
 	}
 	return a, true
-}
-
-// joinWords joins sorted words. It names some of them and counts the rest.
-func joinWords(words []string) string {
-	const most = 5
-	if more := len(words) - most; more > 1 {
-		return fmt.Sprintf("%s and %d more", strings.Join(words[:most], ", "), more)
-	}
-	return strings.Join(words, ", ")
 }

@@ -33,7 +33,7 @@ func (d Desired) UploadTo(o Observed, image schema.Image, digest disk.Digest) (C
 	}
 	text := fmt.Sprintf("%s cannot be uploaded here (%s)", image.ID.Name, strings.Join(rejected, "; "))
 	if nodes := p.otherUploadNodes(); len(nodes) > 0 {
-		text += ": upload it to " + joinWords(nodes)
+		text += ": upload it to " + JoinMax(nodes, ", ", 5)
 	}
 	return CopyRef{}, rejectUpload("%s", text)
 }

@@ -95,12 +95,12 @@ func riskText(r forecast.Risk) string {
 		short = append(short, fmt.Sprintf("%s (%d of %d)", s.Image, s.After, s.Wanted))
 	}
 	amount := func(s forecast.CopyStats) string { return fmt.Sprintf("%s (%s)", countCopies(s.Copies), Size(s.Bytes)) }
-	add(len(r.LosesAll), "loses all copies: %s", JoinMax(r.LosesAll, maxNames))
+	add(len(r.LosesAll), "loses all copies: %s", joinNames(r.LosesAll))
 	add(r.Removes.Copies, "deletes %s", amount(r.Removes))
 	add(r.Evicts.Copies, "evicts %s", amount(r.Evicts))
 	add(r.Later.Copies, "deletes %s later", amount(r.Later))
-	add(len(r.BelowReserve), "below the reserve: %s", JoinMax(r.BelowReserve, maxNames))
-	add(len(short), "fewer copies than declared: %s", JoinMax(short, maxNames))
+	add(len(r.BelowReserve), "below the reserve: %s", joinNames(r.BelowReserve))
+	add(len(short), "fewer copies than declared: %s", joinNames(short))
 	add(r.Blocked, "%d blocked", r.Blocked)
 	add(r.Held, "%d deferred", r.Held)
 	if len(parts) == 0 {
@@ -152,7 +152,7 @@ func (c ClusterPlan) stateText() string {
 	s := c.Forecast.State
 	text := fmt.Sprintf("%s, as of %s", Count(s.Nodes, "node"), s.Time.UTC().Format("2006-01-02 15:04 UTC"))
 	if len(s.Silent) > 0 {
-		text += "; unreachable: " + JoinMax(s.Silent, maxNames)
+		text += "; unreachable: " + joinNames(s.Silent)
 	}
 	if c.unrelated > 0 {
 		text += fmt.Sprintf("; %s not caused by the change", Count(c.unrelated, "other action"))
@@ -264,9 +264,9 @@ func disksWithSign(image forecast.ImageForecast, sign string) string {
 			now = append(now, c.Node+"/"+c.Disk)
 		}
 	}
-	text := JoinMax(now, maxNames)
+	text := joinNames(now)
 	if len(later) > 0 {
-		text = strings.TrimPrefix(text+"; later "+JoinMax(later, maxNames), "; ")
+		text = strings.TrimPrefix(text+"; later "+joinNames(later), "; ")
 	}
 	return text
 }
@@ -313,7 +313,7 @@ var reasonHeader = []string{"", "copies", "reason"}
 // reasonRows returns a row for each reason.
 func reasonRows(groups []forecast.ReasonGroup) (rows [][]string) {
 	for _, g := range groups {
-		rows = append(rows, []string{fmt.Sprint(len(g.Copies)), JoinMax(g.Copies, maxNames), OneLine(g.Reason)})
+		rows = append(rows, []string{fmt.Sprint(len(g.Copies)), joinNames(g.Copies), OneLine(g.Reason)})
 	}
 	return rows
 }

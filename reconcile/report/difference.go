@@ -187,14 +187,14 @@ func (d Difference) imageRows() (rows [][]string) {
 		case image.Change == forecast.Changed && len(image.Added)+len(image.Removed) == 0:
 			change = "changed, same disks"
 		}
-		rows = append(rows, []string{image.Image, change, JoinMax(image.Before, maxNames), JoinMax(image.After, maxNames)})
+		rows = append(rows, []string{image.Image, change, joinNames(image.Before), joinNames(image.After)})
 	}
 	return rows
 }
 
 func (d Difference) nodeRows() (rows [][]string) {
 	for _, node := range d.Nodes {
-		rows = append(rows, []string{node.Node, string(node.Change), JoinMax(node.Comes, maxNames), JoinMax(node.Goes, maxNames)})
+		rows = append(rows, []string{node.Node, string(node.Change), joinNames(node.Comes), joinNames(node.Goes)})
 	}
 	return rows
 }

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -39,14 +38,14 @@ type ListStatus struct {
 func List(images []status.ImageStatus, on []string) map[string]ListEntry {
 	byName := map[string][]status.ImageStatus{}
 	for _, image := range images {
-		image.Copies = CopiesOn(image.Copies, on)
+		image.Copies = status.CopiesOn(image.Copies, on)
 		if len(on) == 0 || len(image.Copies) > 0 {
 			byName[image.Name] = append(byName[image.Name], image)
 		}
 	}
 	list := make(map[string]ListEntry, len(byName))
 	for name, generations := range byName {
-		slices.SortFunc(generations, CompareGenerations)
+		slices.SortFunc(generations, status.CompareGenerations)
 		entry := newListEntry(generations[0])
 		for _, other := range generations[1:] {
 			entry.Generations = append(entry.Generations, newListEntry(other))
@@ -67,61 +66,6 @@ func VisibleImages(s status.Status) []status.ImageStatus {
 	return s.Images
 }
 
-// CopiesOn returns the copies on the named disks, or all of them without names, the best one
-// first.
-func CopiesOn(copies []status.CopyStatus, on []string) []status.CopyStatus {
-	kept := []status.CopyStatus{}
-	for _, c := range copies {
-		if len(on) == 0 || slices.Contains(on, DiskName(c)) {
-			kept = append(kept, c)
-		}
-	}
-	slices.SortStableFunc(kept, compareCopies)
-	return kept
-}
-
-// DiskName returns the name of the disk of a copy: NODE/DISK, or its path without a daemon.
-func DiskName(c status.CopyStatus) string {
-	if c.Node == "" {
-		return c.Disk
-	}
-	return c.Node + "/" + c.Disk
-}
-
-// stateOrder are the states, the best one first.
-var stateOrder = []disk.State{disk.Ready, disk.InProgress, disk.Starting, disk.Pending, disk.Unknown, disk.Failed}
-
-func compareCopies(a, b status.CopyStatus) int {
-	return cmp.Or(
-		cmp.Compare(slices.Index(stateOrder, a.State), slices.Index(stateOrder, b.State)),
-		cmp.Compare(b.Progress, a.Progress),
-		cmp.Compare(DiskName(a), DiskName(b)))
-}
-
-// CompareGenerations orders the generations of an image, the one to show first. The copies of
-// each have to be in the order of CopiesOn.
-func CompareGenerations(a, b status.ImageStatus) int {
-	rank := func(image status.ImageStatus) int {
-		switch {
-		case image.Declared:
-			return 0
-		case len(image.Copies) > 0 && image.Copies[0].Unwanted.IsZero():
-			return 1
-		}
-		return 2
-	}
-	if n := cmp.Compare(rank(a), rank(b)); n != 0 {
-		return n
-	}
-	if len(a.Copies) > 0 && len(b.Copies) > 0 {
-		stateA, stateB := slices.Index(stateOrder, a.Copies[0].State), slices.Index(stateOrder, b.Copies[0].State)
-		if n := cmp.Compare(stateA, stateB); n != 0 {
-			return n
-		}
-	}
-	return cmp.Compare(a.UUID, b.UUID)
-}
-
 func newListEntry(image status.ImageStatus) ListEntry {
 	l := ListEntry{
 		Name: image.Name, UUID: image.UUID, ExpectedChecksum: image.Expected,
@@ -132,7 +76,7 @@ func newListEntry(image status.ImageStatus) ListEntry {
 		return l
 	}
 	c := image.Copies[0]
-	l.Disk, l.Size = DiskName(c), c.Size
+	l.Disk, l.Size = c.DiskName(), c.Size
 	if c.Size == 0 {
 		l.Size = max(c.Total, 0)
 	}

@@ -128,7 +128,7 @@ func TestListOmitsPendingCopiesOfOtherNodes(t *testing.T) {
 	}
 	var got []string
 	for _, c := range VisibleImages(s)[0].Copies {
-		got = append(got, DiskName(c))
+		got = append(got, c.DiskName())
 	}
 	if want := "node1/disk1 node3/disk1 node3/disk2 node3/disk3"; strings.Join(got, " ") != want {
 		t.Errorf("copies on %v are listed, want %s", got, want)

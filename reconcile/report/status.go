@@ -1,7 +1,6 @@
 package report
 
 import (
-	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -226,7 +225,7 @@ func groupCopies(copies []status.CopyStatus, unreachable map[string]bool) (lines
 		if c.Absent() && c.Refuses != "" {
 			continue // it has a line as a disk that is not eligible
 		}
-		l := copyLine{c.State, c.Progress, max(c.Size, c.Total), clip(CopyMessage(c))}
+		l := copyLine{c.State, c.Progress, max(c.Size, c.Total), clip(c.Summary())}
 		if len(copies) > maxCopyLines && c.State == disk.InProgress {
 			l.progress = -1
 		}
@@ -239,10 +238,10 @@ func groupCopies(copies []status.CopyStatus, unreachable map[string]bool) (lines
 		if _, known := disks[l]; !known {
 			lines = append(lines, l)
 		}
-		disks[l] = append(disks[l], DiskName(c))
+		disks[l] = append(disks[l], c.DiskName())
 	}
 	slices.SortStableFunc(lines, func(a, b copyLine) int {
-		return cmp.Compare(slices.Index(stateOrder, a.state), slices.Index(stateOrder, b.state))
+		return status.CompareStates(a.state, b.state)
 	})
 	return lines, disks
 }
@@ -254,7 +253,7 @@ func countStates(lines []copyLine, disks map[copyLine][]string) string {
 		byState[l.state] += len(disks[l])
 	}
 	var parts []string
-	for _, state := range stateOrder {
+	for _, state := range status.StateOrder {
 		if n := byState[state]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", n, state))
 		}
@@ -270,19 +269,4 @@ func someDisks(names []string, n int) string {
 		text = strings.TrimSpace(fmt.Sprintf("%s +%d", text, more))
 	}
 	return text
-}
-
-// CopyMessage returns the message of a copy, its use, and the end of its wait.
-func CopyMessage(c status.CopyStatus) string {
-	parts := []string{}
-	if c.Message != "" {
-		parts = append(parts, c.Message)
-	}
-	if !strings.Contains(c.Message, c.InUse) { // the message may be that it is in use
-		parts = append(parts, c.InUse)
-	}
-	if !c.Until.IsZero() {
-		parts = append(parts, "until "+c.Until.Format(time.RFC3339))
-	}
-	return strings.Join(parts, "; ")
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"sigs.k8s.io/yaml"
 
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
@@ -78,14 +79,7 @@ func countCopies(n int) string {
 // maxNames is the number of names in a line of text.
 const maxNames = 3
 
-// JoinMax joins names with commas. Of many names it lists the first ones, and counts the
-// others: "a, b, c and 7 more". It never counts a single name.
-func JoinMax(names []string, most int) string {
-	if more := len(names) - most; more > 1 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
-	}
-	return strings.Join(names, ", ")
-}
+func joinNames(names []string) string { return plan.JoinMax(names, ", ", maxNames) }
 
 // Align pads the cells of rows to columns, and returns the lines. Rows may have different
 // lengths. The last cell of a row is not padded.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -73,7 +72,7 @@ func (w *world) findImage(text string) (disk.ID, error) {
 }
 
 // joinNames lists names for an error.
-func joinNames(names []string) string { return cmp.Or(report.JoinMax(names, 10), "none") }
+func joinNames(names []string) string { return cmp.Or(plan.JoinMax(names, ", ", 10), "none") }
 
 // setUp starts or stops a node. A node that is down does not work or respond. Its disks stay
 // as they are.

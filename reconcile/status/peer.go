@@ -2,7 +2,6 @@ package status
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -68,9 +67,5 @@ func skewText(peers []PeerStatus) string {
 		return ""
 	}
 	text := fmt.Sprintf("the configuration differs on %d of %d other nodes: ", len(differ), len(peers))
-	const most = 5
-	if more := len(differ) - most; more > 0 {
-		differ = append(differ[:most], fmt.Sprintf("and %d more", more))
-	}
-	return text + strings.Join(differ, "; ")
+	return text + plan.JoinMax(differ, "; ", 5)
 }

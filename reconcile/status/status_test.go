@@ -56,12 +56,12 @@ func TestSkewIsOneBoundedLine(t *testing.T) {
 	if got := skewText([]PeerStatus{{Node: "node2", Skew: SkewSame}, {Node: "node3", Skew: SkewUnknown}}); got != "" {
 		t.Errorf("the text without skew is %q", got)
 	}
-	for n := range 9 {
+	for n := range 12 {
 		peers = append(peers, PeerStatus{Node: fmt.Sprintf("node%d", n), Skew: threeSkews[n%3], Config: "0123456789abcdef"})
 	}
-	const want = "the configuration differs on 6 of 9 other nodes: node node1 has another one (digest 0123456789ab); " +
+	const want = "the configuration differs on 8 of 12 other nodes: node node1 has another one (digest 0123456789ab); " +
 		"that of node node2 is not wholly valid; node node4 has another one (digest 0123456789ab); " +
-		"that of node node5 is not wholly valid; node node7 has another one (digest 0123456789ab); and 1 more"
+		"that of node node5 is not wholly valid; node node7 has another one (digest 0123456789ab) and 3 more"
 	if got := skewText(peers); got != want {
 		t.Errorf("the skew is\n%s\nwant\n%s", got, want)
 	}

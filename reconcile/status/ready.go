@@ -1,0 +1,184 @@
+package status
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Unready returns the reasons why a manager cannot work. An error that only affects some images
+// is none, nor is one unusable disk of several. The view is nil before the first round. A last
+// round older than maxAge is a reason.
+func (v *View) Unready(now time.Time, maxAge time.Duration) []string {
+	if v == nil {
+		return []string{"the config directory was not read yet"}
+	}
+	var reasons []string
+	switch {
+	case !v.Loaded && v.Fault != "":
+		reasons = append(reasons, v.Fault)
+	case !v.Loaded:
+		reasons = append(reasons, "the config directory was not read yet")
+	case v.Desired.Allowed == schema.ObserveOnly:
+		reasons = append(reasons, fmt.Sprintf("the configuration cannot be applied: it has errors (%d), or does not declare this node", len(v.Config.Errors)))
+	}
+	if age := now.Sub(v.Observed.Now); age > maxAge {
+		reasons = append(reasons, fmt.Sprintf("the disks were last read %v ago", age.Round(time.Second)))
+	}
+	if v.Loaded {
+		reasons = append(reasons, v.noUsableDisk()...)
+	}
+	return reasons
+}
+
+// noUsableDisk returns the problems of the disks of this node if none is usable.
+func (v *View) noUsableDisk() []string {
+	var problems []string
+	for ref, d := range v.Observed.Disks {
+		if ref.Node != v.Desired.Node {
+			continue
+		}
+		if d.Problem == "" {
+			return nil
+		}
+		problems = append(problems, fmt.Sprintf("disk %s: %s", ref, d.Problem))
+	}
+	if len(problems) == 0 {
+		return []string{"no disks are declared for this node"}
+	}
+	slices.Sort(problems)
+	return problems
+}
+
+// UnknownDiskError says that a node does not have a disk.
+type UnknownDiskError struct {
+	Disk  schema.DiskRef
+	Names []string // of the disks of the node
+}
+
+func (e *UnknownDiskError) Error() string {
+	return fmt.Sprintf("disk %s: node %s has no disk of that name: it has %s", e.Disk, e.Disk.Node, cmp.Or(strings.Join(e.Names, ", "), "none"))
+}
+
+// CheckOwnDisk returns why this manager cannot decide about the copies on a disk, or nil: it is
+// not a disk of this node (an *UnknownDiskError, or an error that names the daemon to call), or
+// it has a problem.
+func (v *View) CheckOwnDisk(ref schema.DiskRef) error {
+	node := v.Desired.Node
+	if node != ref.Node {
+		other, declared := v.Desired.Config.Nodes[ref.Node]
+		switch {
+		case !declared:
+			return fmt.Errorf("disk %s: this is node %s, and node %s is not declared", ref, node, ref.Node)
+		case other.Address == "":
+			return fmt.Errorf("disk %s: this is node %s: call the daemon of node %s, whose address is not declared", ref, node, ref.Node)
+		}
+		return fmt.Errorf("disk %s: this is node %s: call the daemon of node %s with --url %s", ref, node, ref.Node, redact.URL(other.Address))
+	}
+	d, known := v.Observed.Disks[ref]
+	switch {
+	case !known:
+		return &UnknownDiskError{ref, v.ownDiskNames()}
+	case d.Problem != "":
+		return fmt.Errorf("disk %s: %s", ref, d.Problem)
+	}
+	return nil
+}
+
+func (v *View) ownDiskNames() []string {
+	var names []string
+	for ref := range v.Observed.Disks {
+		if ref.Node == v.Desired.Node {
+			names = append(names, ref.Disk)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// NotReadyError lists what is not ready, with one line for each image.
+type NotReadyError struct{ Lines []error }
+
+func (e *NotReadyError) Error() string { return errors.Join(e.Lines...).Error() }
+
+// CheckReady checks that the named images, or all declared ones, have all desired copies ready.
+// Without names the configuration must be valid, too. The error is a *NotReadyError, or another
+// one if waiting cannot help, because a named image is not declared.
+func (s Status) CheckReady(names []string) error {
+	if s.Config.Allowed == schema.ObserveOnly.String() {
+		return &NotReadyError{[]error{fmt.Errorf("the configuration is unknown: %s", cmp.Or(s.Config.Fault, s.Config.firstError()))}}
+	}
+	var lines []error
+	if len(names) == 0 {
+		for _, image := range s.Images {
+			if image.Declared {
+				names = append(names, image.Name)
+			}
+		}
+		switch {
+		case s.Config.Fault != "": // the status shows the last valid declarations
+			lines = append(lines, fmt.Errorf("the configuration is unusable: %s", oneLine(s.Config.Fault)))
+		case s.Config.Digest == "":
+			lines = append(lines, fmt.Errorf("the configuration has errors: %s", s.Config.firstError()))
+		}
+	}
+	for _, name := range names {
+		image, declared := s.declaredImage(name)
+		switch {
+		case !declared:
+			return fmt.Errorf("%s is not declared", name)
+		case image.Wanted == 0 || image.Ready < image.Wanted:
+			lines = append(lines, image.notReadyError())
+		}
+	}
+	if len(lines) > 0 {
+		return &NotReadyError{lines}
+	}
+	return nil
+}
+
+func (c ConfigStatus) firstError() string {
+	if len(c.Errors) == 0 {
+		return "it was not read yet"
+	}
+	return oneLine(c.Errors[0])
+}
+
+// declaredImage returns a declared image. An image whose declaration is invalid counts as
+// declared: its message has the error.
+func (s Status) declaredImage(name string) (image ImageStatus, ok bool) {
+	for _, image := range s.Images {
+		if image.Name == name && (image.Declared || len(s.Config.Errors) > 0 && image.Message != "") {
+			return image, true
+		}
+	}
+	return ImageStatus{}, false
+}
+
+// maxReasons is the number of copies that an error describes. An image on all disks may have
+// hundreds.
+const maxReasons = 3
+
+// notReadyError returns the number of ready copies with the message of the image, or else with
+// those of the copies that are not ready.
+func (image ImageStatus) notReadyError() error {
+	count := fmt.Sprintf("%s: %d of %d copies ready", image.Name, image.Ready, image.Wanted)
+	if image.Message != "" {
+		return fmt.Errorf("%s: %s", count, oneLine(image.Message))
+	}
+	parts := []string{count}
+	for _, c := range image.Copies {
+		if c.State != disk.Ready {
+			parts = append(parts, fmt.Sprintf("%s is %s: %s", c.DiskName(), c.State, cmp.Or(oneLine(c.Summary()), "unknown reason")))
+		}
+	}
+	return errors.New(plan.JoinMax(parts, "; ", 1+maxReasons))
+}

@@ -1,0 +1,164 @@
+package status
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+)
+
+// DiskName returns the name of the disk of the copy: NODE/DISK, or its path without a daemon.
+func (c CopyStatus) DiskName() string {
+	if c.Node == "" {
+		return c.Disk
+	}
+	return c.Node + "/" + c.Disk
+}
+
+// Summary returns the message of the copy, its use, and the end of its wait.
+func (c CopyStatus) Summary() string {
+	var parts []string
+	if c.Message != "" {
+		parts = append(parts, c.Message)
+	}
+	if c.InUse != "" && (c.Message == "" || c.Code != plan.CodeInUse) { // the message may be that it is in use
+		parts = append(parts, c.InUse)
+	}
+	if !c.Until.IsZero() {
+		parts = append(parts, "until "+c.Until.Format(time.RFC3339))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// StateOrder are the states, the best one first.
+var StateOrder = []disk.State{disk.Ready, disk.InProgress, disk.Starting, disk.Pending, disk.Unknown, disk.Failed}
+
+// CompareStates orders states, the best one first.
+func CompareStates(a, b disk.State) int {
+	return cmp.Compare(slices.Index(StateOrder, a), slices.Index(StateOrder, b))
+}
+
+// CopiesOn returns the copies on the named disks, or all of them without names, the best one
+// first.
+func CopiesOn(copies []CopyStatus, on []string) []CopyStatus {
+	kept := []CopyStatus{}
+	for _, c := range copies {
+		if len(on) == 0 || slices.Contains(on, c.DiskName()) {
+			kept = append(kept, c)
+		}
+	}
+	slices.SortStableFunc(kept, func(a, b CopyStatus) int {
+		return cmp.Or(CompareStates(a.State, b.State), cmp.Compare(b.Progress, a.Progress), cmp.Compare(a.DiskName(), b.DiskName()))
+	})
+	return kept
+}
+
+// CompareGenerations orders the generations of an image, the one to show first: the declared
+// one, then those that are not surplus, then those with the best copy. The copies of each have
+// to be in the order of CopiesOn.
+func CompareGenerations(a, b ImageStatus) int {
+	rank := func(image ImageStatus) int {
+		switch {
+		case image.Declared:
+			return 0
+		case len(image.Copies) > 0 && image.Copies[0].Unwanted.IsZero():
+			return 1
+		}
+		return 2
+	}
+	if n := cmp.Compare(rank(a), rank(b)); n != 0 {
+		return n
+	}
+	if len(a.Copies) > 0 && len(b.Copies) > 0 {
+		if n := CompareStates(a.Copies[0].State, b.Copies[0].State); n != 0 {
+			return n
+		}
+	}
+	return cmp.Compare(a.UUID, b.UUID)
+}
+
+// FindReady returns the image with a name or <name>-<uuid>, and its ready copies on the node of
+// the status, the best one first. on are the names of the disks whose copies count, or empty for
+// all. There is at least one copy, or an error says why there is none and which nodes have one.
+func (s Status) FindReady(name string, on []string) (ImageStatus, []CopyStatus, error) {
+	var found []ImageStatus
+	for _, image := range s.Images {
+		id := disk.ID{Name: image.Name, UUID: image.UUID}
+		image.Copies = CopiesOn(image.Copies, on)
+		if (image.Name == name || id.String() == name) && (len(on) == 0 || len(image.Copies) > 0) {
+			found = append(found, image)
+		}
+	}
+	if len(found) == 0 {
+		where := ""
+		if len(on) > 0 {
+			where = " on " + strings.Join(on, ", ")
+		}
+		return ImageStatus{}, nil, fmt.Errorf("no image %s: node %s has none of that name%s", name, s.Node, where)
+	}
+	image := slices.MinFunc(found, CompareGenerations)
+	ready := slices.DeleteFunc(slices.Clone(image.Copies), func(c CopyStatus) bool {
+		return c.Node != s.Node || c.State != disk.Ready || c.Leaving || c.Chunks.IsZero()
+	})
+	if len(ready) == 0 {
+		return image, nil, s.noReadyCopy(image)
+	}
+	return image, ready, nil
+}
+
+// noReadyCopy returns the reasons why the node has no copy to read, and the nodes that have one.
+func (s Status) noReadyCopy(image ImageStatus) error {
+	var own, others []string
+	for _, c := range image.Copies {
+		switch {
+		case c.Node == s.Node && c.State == disk.Ready && c.Leaving:
+			own = append(own, "the copy on "+c.Disk+" has a pending deletion")
+		case c.Node == s.Node && c.State == disk.Ready:
+			own = append(own, "the copy on "+c.Disk+" has no chunk manifest yet")
+		case c.Node == s.Node:
+			own = append(own, strings.TrimSuffix(fmt.Sprintf("%s on %s: %s", c.State, c.Disk, oneLine(c.Message)), ": "))
+		case c.State == disk.Ready && !c.Leaving:
+			advice := c.DiskName() + " has a ready copy: call its daemon"
+			if url, ok := s.URLOf(c.Node); ok {
+				advice += " with --url " + url
+			}
+			others = append(others, advice)
+		}
+	}
+	id := disk.ID{Name: image.Name, UUID: image.UUID}
+	reason := cmp.Or(strings.Join(own, "; "), oneLine(image.Message), "it has no copy")
+	return errors.New(strings.Join(append([]string{fmt.Sprintf("%s is not ready on node %s: %s", id, s.Node, reason)}, others...), "; "))
+}
+
+// URLOf returns the address of the daemon of another node without secrets, if it is declared.
+func (s Status) URLOf(node string) (url string, ok bool) {
+	for _, p := range s.Peers {
+		if p.Node == node && p.Address != "" {
+			return redact.URL(p.Address), true
+		}
+	}
+	return "", false
+}
+
+// FindHolder returns another node with a ready copy of a declared image and a declared address.
+func (s Status) FindHolder(image string) (node, url string, ok bool) {
+	for _, i := range s.Images {
+		if i.Name != image || !i.Declared {
+			continue
+		}
+		for _, c := range i.Copies {
+			if url, ok := s.URLOf(c.Node); ok && c.State == disk.Ready {
+				return c.Node, url, true
+			}
+		}
+	}
+	return "", "", false
+}
+
+func oneLine(s string) string { return strings.ReplaceAll(strings.TrimSpace(s), "\n", "; ") }
