@@ -8,15 +8,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// cloneSome declares a clone of something that is declared.
-func (c *cluster) cloneSome() {
-	c.declare(c.edited(func(config *schema.Config) {
-		name := pick1(c.dice, plantest.ImageNames[1:]...)
+// declareClone declares a clone of something that is declared.
+func (c *cluster) declareClone() {
+	c.declare(c.editedConfig(func(config *schema.Config) {
+		name := pick(c.rng, plantest.ImageNames[1:]...)
 		if _, declared := config.Images[name]; declared {
 			return
 		}
-		if source, ok := c.clone(*config, name); ok {
-			config.Images[name] = c.imageFrom(*config, name, source)
+		if source, ok := c.randomClone(*config, name); ok {
+			config.Images[name] = c.imageWithSource(*config, name, source)
 		}
 	}))
 }
@@ -24,62 +24,62 @@ func (c *cluster) cloneSome() {
 // clones are the names of declared clones.
 func (c *cluster) clones() []string {
 	return slices.DeleteFunc(slices.Clone(plantest.ImageNames), func(name string) bool {
-		return c.head().config.Images[name].Source.Clone == nil
+		return c.latest().config.Images[name].Source.Clone == nil
 	})
 }
 
-// troubleClones spoils all copies of a clone, so that it has to be made again, and lets
+// damageClones spoils all copies of a clone, so that it has to be made again, and lets
 // its source be in trouble too.
-func (c *cluster) troubleClones() {
+func (c *cluster) damageClones() {
 	clones := c.clones()
 	if len(clones) == 0 {
 		return
 	}
-	name := pick1(c.dice, clones...)
-	source := c.head().config.Images[c.head().config.Images[name].Source.Clone.BackingImage]
+	name := pick(c.rng, clones...)
+	source := c.latest().config.Images[c.latest().config.Images[name].Source.Clone.BackingImage]
 	switch c.IntN(4) {
 	case 0:
-		c.dispute(source)
+		c.addDifferentFile(source)
 	case 1:
-		for _, key := range c.soundOf(c.head().config, source) {
+		for _, key := range c.readyCopies(c.latest().config, source) {
 			c.slot(key).letter = "rotten"
-			c.tell("", "%s rots", key)
+			c.logf("", "%s rots", key)
 		}
 	}
-	c.after(c.between(0, 2*time.Minute), func() { c.unlessCalm(func() { c.spoil(name) }) })
+	c.after(c.between(0, 2*time.Minute), func() { c.unlessHealed(func() { c.damageCopies(name) }) })
 }
 
-// dispute leaves a file of an image without a checksum that is not what it was before.
-func (c *cluster) dispute(image schema.Image) {
-	ref := pick1(c.dice, c.places()...)
+// addDifferentFile leaves a file of an image without a checksum that is not what it was before.
+func (c *cluster) addDifferentFile(image schema.Image) {
+	ref := pick(c.rng, c.places()...)
 	if d := c.drives[ref]; image.Checksum.IsZero() && d.there && d.slots[image.ID] == nil && d.free() > gib {
 		s := d.slot(image.ID)
-		s.letter, s.born = pick1(c.dice, plantest.Letters...), c.now
-		c.tell("", "somebody leaves another file as %s on %s", image.ID, ref)
+		s.letter, s.born = pick(c.rng, plantest.Letters...), c.now
+		c.logf("", "somebody leaves another file as %s on %s", image.ID, ref)
 	}
 }
 
-// spoil lets all copies of an image be found damaged.
-func (c *cluster) spoil(name string) {
-	image := c.head().config.Images[name]
-	for _, key := range c.soundOf(c.head().config, image) {
+// damageCopies lets all copies of an image be found damaged.
+func (c *cluster) damageCopies(name string) {
+	image := c.latest().config.Images[name]
+	for _, key := range c.readyCopies(c.latest().config, image) {
 		s, m := c.slot(key), c.nodes[key.Disk.Node]
-		if c.removing(key) != nil || !m.up {
+		if c.deletionOf(key) != nil || !m.up {
 			continue
 		}
-		c.lose(key, s)
+		c.recordLoss(key, s)
 		s.letter = "rotten"
 		m.damaged(s)
-		c.tell("", "%s is found damaged", key)
+		c.logf("", "%s is found damaged", key)
 		m.kick()
 	}
 }
 
-// spoilClonesOf spoils the clones of an image.
-func (c *cluster) spoilClonesOf(name string) {
+// damageClonesOf spoils the clones of an image.
+func (c *cluster) damageClonesOf(name string) {
 	for _, clone := range c.clones() {
-		if c.head().config.Images[clone].Source.Clone.BackingImage == name {
-			c.spoil(clone)
+		if c.latest().config.Images[clone].Source.Clone.BackingImage == name {
+			c.damageCopies(clone)
 		}
 	}
 }

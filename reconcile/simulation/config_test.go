@@ -14,54 +14,54 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// declared is one content of the config directory.
-type declared struct {
+// declaration is one content of the config directory.
+type declaration struct {
 	config schema.Config
 	digest string
 	number int  // in the order of declaration
 	revert bool // to what had been declared before
 }
 
-func (c *cluster) head() *declared { return c.heads[len(c.heads)-1] }
+func (c *cluster) latest() *declaration { return c.declarations[len(c.declarations)-1] }
 
 // declare makes config the newest. It is on its way to every node, and is there when
 // it is there; what was on its way before may be overtaken.
 func (c *cluster) declare(config schema.Config) {
-	c.suspend(&config)
-	d := &declared{config: config, digest: c.digest(config), number: len(c.heads)}
-	for _, before := range c.heads {
+	c.suspendRandomly(&config)
+	d := &declaration{config: config, digest: c.configDigest(config), number: len(c.declarations)}
+	for _, before := range c.declarations {
 		d.revert = d.revert || before.digest == d.digest
 	}
-	c.heads = append(c.heads, d)
-	c.tell("", "configuration %d is declared, digest %s%s", d.number, d.digest, ifSo(d.revert, ", as it was before"))
-	slow, most := !c.quick && c.one(3), 5*time.Second
-	if c.one(3) {
+	c.declarations = append(c.declarations, d)
+	c.logf("", "configuration %d is declared, digest %s%s", d.number, d.digest, textIf(d.revert, ", as it was before"))
+	slow, most := !c.quick && c.oneIn(3), 5*time.Second
+	if c.oneIn(3) {
 		most = 300 * time.Millisecond
 	}
 	for _, name := range c.names {
 		wait := c.between(0, most)
-		if slow && c.one(2) {
+		if slow && c.oneIn(2) {
 			wait = c.between(0, 8*time.Minute)
 		}
 		c.after(wait, func() { c.nodes[name].receive(d) })
 	}
 }
 
-// suspend suspends something in what is about to be declared, or lifts what was. Its dice
+// suspendRandomly suspends something in what is about to be declared, or lifts what was. Its dice
 // are its own, so that all else is as it would be without.
-func (c *cluster) suspend(config *schema.Config) {
+func (c *cluster) suspendRandomly(config *schema.Config) {
 	config.Images = maps.Clone(config.Images)
 	held := map[string]bool{}
-	if !c.calm && c.holds.one(3) {
+	if !c.healed && c.suspensions.oneIn(3) {
 		for _, name := range slices.Sorted(maps.Keys(config.Images)) {
-			held[name] = c.holds.one(2)
+			held[name] = c.suspensions.oneIn(2)
 		}
-		held[""] = c.holds.one(4)
+		held[""] = c.suspensions.oneIn(4)
 	}
 	one := func() *schema.Suspension {
 		s := &schema.Suspension{Reason: "a reason"}
-		if c.holds.one(2) {
-			s.Until = worldStart.Add(c.now + time.Duration(c.holds.IntN(600))*time.Second)
+		if c.suspensions.oneIn(2) {
+			s.Until = worldStart.Add(c.now + time.Duration(c.suspensions.IntN(600))*time.Second)
 		}
 		return s
 	}
@@ -70,7 +70,7 @@ func (c *cluster) suspend(config *schema.Config) {
 		switch {
 		case held[name]:
 			image.Suspend = one()
-		case c.calm || c.holds.one(2):
+		case c.healed || c.suspensions.oneIn(2):
 			image.Suspend = nil
 		}
 		config.Images[name] = image
@@ -78,19 +78,19 @@ func (c *cluster) suspend(config *schema.Config) {
 	switch {
 	case held[""]:
 		config.Settings.Suspend = one()
-	case c.calm || c.holds.one(2):
+	case c.healed || c.suspensions.oneIn(2):
 		config.Settings.Suspend = nil
 	}
 }
 
-func ifSo(so bool, text string) string {
+func textIf(so bool, text string) string {
 	if so {
 		return text
 	}
 	return ""
 }
 
-func (c *cluster) digest(config schema.Config) string {
+func (c *cluster) configDigest(config schema.Config) string {
 	b, err := json.Marshal(config)
 	if err != nil {
 		panic(err)
@@ -103,10 +103,10 @@ func (c *cluster) digest(config schema.Config) string {
 	return c.digests[text]
 }
 
-// first is the configuration of the beginning.
-func (c *cluster) first() schema.Config {
+// firstConfig is the configuration of the beginning.
+func (c *cluster) firstConfig() schema.Config {
 	config := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
-		CleanupWaitInterval: pick1(c.dice, 0, 3*time.Minute, 10*time.Minute), RecoveryWaitInterval: 3 * time.Minute,
+		CleanupWaitInterval: pick(c.rng, 0, 3*time.Minute, 10*time.Minute), RecoveryWaitInterval: 3 * time.Minute,
 		MinNumberOfCopies: 1, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50),
 	}}
 	for _, name := range c.names {
@@ -118,44 +118,44 @@ func (c *cluster) first() schema.Config {
 		config.Nodes[name] = node
 	}
 	for _, name := range plantest.ImageNames[:1+c.IntN(3)] {
-		config.Images[name] = c.image(config, name)
+		config.Images[name] = c.randomImage(config, name)
 	}
 	return config
 }
 
-// image is a declaration, of the generation that was declared before or a new one.
-func (c *cluster) image(config schema.Config, name string) schema.Image {
+// randomImage is a declaration, of the generation that was declared before or a new one.
+func (c *cluster) randomImage(config schema.Config, name string) schema.Image {
 	last, known := config.Images[name]
-	if !known || c.one(4) {
-		return c.imageFrom(config, name, c.source(config, name))
+	if !known || c.oneIn(4) {
+		return c.imageWithSource(config, name, c.randomSource(config, name))
 	}
-	return c.imageFrom(config, name, last.Source)
+	return c.imageWithSource(config, name, last.Source)
 }
 
-func (c *cluster) imageFrom(config schema.Config, name string, source schema.Source) schema.Image {
-	m := schema.Image{ID: disk.ID{Name: name}, Copies: pick1(c.dice, 1, 1, 2, 2, 3), Source: source}
-	if letter := c.content(config, m); letter != "" && c.one(2) {
+func (c *cluster) imageWithSource(config schema.Config, name string, source schema.Source) schema.Image {
+	m := schema.Image{ID: disk.ID{Name: name}, Copies: pick(c.rng, 1, 1, 2, 2, 3), Source: source}
+	if letter := c.expectedBytes(config, m); letter != "" && c.oneIn(2) {
 		m.Checksum = c.sum(letter)
 	}
 	m.ID.UUID = schema.UUID(name, m.Checksum, m.Source)
-	if m.AllDisks = c.one(12); m.AllDisks {
+	if m.AllDisks = c.oneIn(12); m.AllDisks {
 		m.Copies = 1
 	}
-	if c.one(5) {
+	if c.oneIn(5) {
 		m.NodeSelector = []string{"a"}
 	}
-	if c.one(6) {
-		m.DiskSelector = pick1(c.dice, []string{"a"}, []string{"a", "b"})
+	if c.oneIn(6) {
+		m.DiskSelector = pick(c.rng, []string{"a"}, []string{"a", "b"})
 	}
-	if c.one(8) && len(c.drives) > 0 {
-		m.Disks = []schema.DiskRef{pick1(c.dice, c.places()...)}
+	if c.oneIn(8) && len(c.drives) > 0 {
+		m.Disks = []schema.DiskRef{pick(c.rng, c.places()...)}
 	}
 	return m
 }
 
-// edited is what is declared now with something changed. The maps are its own.
-func (c *cluster) edited(edit func(*schema.Config)) schema.Config {
-	config := c.head().config
+// editedConfig is what is declared now with something changed. The maps are its own.
+func (c *cluster) editedConfig(edit func(*schema.Config)) schema.Config {
+	config := c.latest().config
 	config.Images, config.Nodes = maps.Clone(config.Images), maps.Clone(config.Nodes)
 	for name, node := range config.Nodes {
 		node.Disks = maps.Clone(node.Disks)
@@ -172,22 +172,22 @@ func (c *cluster) editConfig() {
 		c.editImages, c.editImages, c.editImages, c.removeImages, c.addImage,
 		c.editDisks, c.editDisks, c.editNodes, c.editNodes, c.editSetting,
 	}
-	if len(c.heads) > 1 && c.one(4) {
-		c.declare(c.heads[max(0, len(c.heads)-2-c.IntN(2))].config)
+	if len(c.declarations) > 1 && c.oneIn(4) {
+		c.declare(c.declarations[max(0, len(c.declarations)-2-c.IntN(2))].config)
 		return
 	}
-	c.declare(c.edited(pick1(c.dice, edits...)))
-	if c.one(4) { // somebody thinks better of it
-		before := c.heads[len(c.heads)-2].config
-		c.after(c.between(0, 5*time.Minute), func() { c.unlessCalm(func() { c.declare(before) }) })
+	c.declare(c.editedConfig(pick(c.rng, edits...)))
+	if c.oneIn(4) { // somebody thinks better of it
+		before := c.declarations[len(c.declarations)-2].config
+		c.after(c.between(0, 5*time.Minute), func() { c.unlessHealed(func() { c.declare(before) }) })
 	}
 }
 
 func (c *cluster) editImages(config *schema.Config) {
 	for range 1 + c.IntN(2) {
-		if name, ok := c.declaredName(config); ok {
-			m := c.image(*config, name)
-			if old := config.Images[name]; c.one(2) {
+		if name, ok := c.randomImageName(config); ok {
+			m := c.randomImage(*config, name)
+			if old := config.Images[name]; c.oneIn(2) {
 				m.ID, m.Source, m.Checksum = old.ID, old.Source, old.Checksum // only where copies should be
 			}
 			config.Images[name] = m
@@ -195,37 +195,37 @@ func (c *cluster) editImages(config *schema.Config) {
 	}
 }
 
-func (c *cluster) declaredName(config *schema.Config) (string, bool) {
+func (c *cluster) randomImageName(config *schema.Config) (string, bool) {
 	names := slices.Sorted(maps.Keys(config.Images))
 	if len(names) == 0 {
 		return "", false
 	}
-	return pick1(c.dice, names...), true
+	return pick(c.rng, names...), true
 }
 
 func (c *cluster) removeImages(config *schema.Config) {
-	if c.one(3) {
+	if c.oneIn(3) {
 		config.Images = map[string]schema.Image{}
 		return
 	}
-	if name, ok := c.declaredName(config); ok {
+	if name, ok := c.randomImageName(config); ok {
 		delete(config.Images, name)
 	}
 }
 
 func (c *cluster) addImage(config *schema.Config) {
-	name := pick1(c.dice, plantest.ImageNames...)
-	for _, before := range c.heads {
-		if m, was := before.config.Images[name]; was && c.one(2) {
+	name := pick(c.rng, plantest.ImageNames...)
+	for _, before := range c.declarations {
+		if m, was := before.config.Images[name]; was && c.oneIn(2) {
 			config.Images[name] = m
 			return
 		}
 	}
-	config.Images[name] = c.image(*config, name)
+	config.Images[name] = c.randomImage(*config, name)
 }
 
 func (c *cluster) editDisks(config *schema.Config) {
-	ref := pick1(c.dice, c.places()...)
+	ref := pick(c.rng, c.places()...)
 	one, ok := config.Nodes[ref.Node].Disks[ref.Disk]
 	if !ok {
 		return
@@ -238,7 +238,7 @@ func (c *cluster) editDisks(config *schema.Config) {
 	case 3:
 		one.Tags = plantest.RandomTags(c.Rand)
 	case 4:
-		one.StorageReserved = pick1(c.dice, int64(0), 2*gib)
+		one.StorageReserved = pick(c.rng, int64(0), 2*gib)
 	}
 	config.Nodes[ref.Node].Disks[ref.Disk] = one
 }
@@ -246,11 +246,11 @@ func (c *cluster) editDisks(config *schema.Config) {
 // editNodes changes a node, takes it out of the configuration, or a disk of it, or
 // puts back what is missing.
 func (c *cluster) editNodes(config *schema.Config) {
-	name := pick1(c.dice, c.names...)
+	name := pick(c.rng, c.names...)
 	node, ok := config.Nodes[name]
 	switch choice := c.IntN(7); {
 	case !ok:
-		config.Nodes[name] = c.heads[0].config.Nodes[name]
+		config.Nodes[name] = c.declarations[0].config.Nodes[name]
 		return
 	case choice <= 1:
 		node.EvictionRequested = !node.EvictionRequested
@@ -264,7 +264,7 @@ func (c *cluster) editNodes(config *schema.Config) {
 	case choice == 5 && len(node.Disks) > 1:
 		delete(node.Disks, slices.Sorted(maps.Keys(node.Disks))[0])
 	default:
-		maps.Copy(node.Disks, c.heads[0].config.Nodes[name].Disks)
+		maps.Copy(node.Disks, c.declarations[0].config.Nodes[name].Disks)
 	}
 	config.Nodes[name] = node
 }
@@ -273,10 +273,10 @@ func (c *cluster) editSetting(config *schema.Config) {
 	s := &config.Settings
 	switch c.IntN(3) {
 	case 0:
-		s.CleanupWaitInterval = pick1(c.dice, 0, 3*time.Minute, 10*time.Minute)
+		s.CleanupWaitInterval = pick(c.rng, 0, 3*time.Minute, 10*time.Minute)
 	case 1:
-		s.PruneLimit = pick1(c.dice, schema.PrunePercent(50), schema.PruneCount(1), schema.PrunePercent(100))
+		s.PruneLimit = pick(c.rng, schema.PrunePercent(50), schema.PruneCount(1), schema.PrunePercent(100))
 	case 2:
-		s.ConcurrentReplenishPerNodeLimit = pick1(c.dice, 0, 5, 5)
+		s.ConcurrentReplenishPerNodeLimit = pick(c.rng, 0, 5, 5)
 	}
 }

@@ -18,9 +18,9 @@ import (
 // withdraw begins the queries of a deletion. The copy is withdrawn and published.
 func (m *node) withdraw(w *work) {
 	m.checkSuspension(w)
-	w.removal = m.c.beginRemoval(m, w)
-	m.c.provoke(w.removal)
-	m.c.tell(m.name, "withdraws %s: %s", w.key, w.action.Text)
+	w.deletion = m.c.beginDeletion(m, w)
+	m.c.injectDuringDeletion(w.deletion)
+	m.c.logf(m.name, "withdraws %s: %s", w.key, w.action.Text)
 	m.step(w, func() { m.askAll(w) })
 }
 
@@ -44,7 +44,7 @@ type questions struct {
 
 func (m *node) askAll(w *work) {
 	w.asks.open = len(w.asks.asked)
-	m.c.tell(m.name, "asks %v about %s", w.asks.asked, w.key)
+	m.c.logf(m.name, "asks %v about %s", w.asks.asked, w.key)
 	if w.asks.open == 0 {
 		m.heardAll(w)
 	}
@@ -77,7 +77,7 @@ func (m *node) ask(w *work, at peer.Address, other *node) {
 	m.c.send(m, other, func() {
 		other.soon(func() {
 			other.answerFresh(w, func(state peer.State) {
-				m.c.tell(other.name, "answers %s about %s: %s", m.name, w.key.ID.Name, stateText(state))
+				m.c.logf(other.name, "answers %s about %s: %s", m.name, w.key.ID.Name, formatState(state))
 				m.c.send(other, m, func() {
 					if !ended {
 						if state.Node == at.Node { // peer.Client checks that
@@ -94,12 +94,12 @@ func (m *node) ask(w *work, at peer.Address, other *node) {
 
 // answerFresh answers a direct query.
 func (m *node) answerFresh(w *work, give func(peer.State)) {
-	stood := map[standing]bool{}
-	f := &fiber{node: m, listed: func(ref schema.DiskRef) { w.removal.stand(m, ref, "", stood) }}
+	stood := map[readyCopy]bool{}
+	f := &fiber{node: m, listed: func(ref schema.DiskRef) { w.deletion.addReady(m, ref, "", stood) }}
 	m.c.spawn(f, func() {
 		s, err := m.loop.PeerNode().Copies(m.ctx, w.key.ID.Name)
 		if err == nil {
-			w.removal.answeredBy(m, s.Config, stood)
+			w.deletion.recordResponse(m, s.Config, stood)
 			give(s)
 		}
 	})
@@ -110,8 +110,8 @@ func (m *node) answerFresh(w *work, give func(peer.State)) {
 func (m *node) stopWorks() {
 	runs := m.loop.Transfers()
 	for _, w := range m.sortedWorks() {
-		if _, ok := runs[w.key]; !ok && w.removal != nil && !w.sure {
-			m.c.tell(m.name, "keeps %s: %s", w.key, m.o.Failures[w.key].Message)
+		if _, ok := runs[w.key]; !ok && w.deletion != nil && !w.sure {
+			m.c.logf(m.name, "keeps %s: %s", w.key, m.o.Failures[w.key].Message)
 			m.cancelled(w)
 			continue
 		}
@@ -119,7 +119,7 @@ func (m *node) stopWorks() {
 			continue
 		}
 		w.stopped = true
-		m.c.tell(m.name, "stops %s of %s", w.action.Op, w.key)
+		m.c.logf(m.name, "stops %s of %s", w.action.Op, w.key)
 		if w.asks == nil {
 			m.soon(func() { m.end(w, context.Canceled) })
 			continue
@@ -127,7 +127,7 @@ func (m *node) stopWorks() {
 		if plantest.IsSuspended(m.d.Config, w.key.ID.Name, m.o.Now) {
 			m.c.pairs[pairSuspend]++
 		}
-		m.c.endRemoval(w.removal)
+		m.c.endDeletion(w.deletion)
 		if !w.asks.over {
 			w.asks.over = true
 			m.soon(func() {
@@ -144,7 +144,7 @@ func (m *node) cancelled(w *work) {
 	if plantest.IsSuspended(m.conf.config, w.key.ID.Name, m.o.Now) {
 		m.c.pairs[pairSuspend]++
 	}
-	m.c.endRemoval(w.removal)
+	m.c.endDeletion(w.deletion)
 	m.forget(w)
 }
 
@@ -158,12 +158,12 @@ func (m *node) forget(w *work) {
 
 // remove is what disk.Disk.Remove does for a confirmed deletion, on a simulated drive.
 func (m *node) remove(w *work) {
-	w.removal.decided(m.o)
-	m.c.tell(m.name, "is sure that %s may go", w.key)
+	w.deletion.checkDecision(m.o)
+	m.c.logf(m.name, "is sure that %s may go", w.key)
 	m.soon(func() {
 		m.c.spawn(&fiber{node: m}, func() {
 			err := disk.RemoveUnused(&folderRemoval{m: m, w: w, s: m.c.slot(w.key)})
-			m.c.endRemoval(w.removal)
+			m.c.endDeletion(w.deletion)
 			m.end(w, err)
 		})
 	})
@@ -194,7 +194,7 @@ func (r *folderRemoval) CheckUnused(aside bool) error {
 // SetAside implements disk.Removal.
 func (r *folderRemoval) SetAside() error {
 	r.s.aside = true
-	r.m.c.tell(r.m.name, "renames %s aside", r.w.key)
+	r.m.c.logf(r.m.name, "renames %s aside", r.w.key)
 	r.m.c.pause(r.m.c.moment())
 	return nil
 }
@@ -211,9 +211,9 @@ func (r *folderRemoval) Delete() error {
 	if r.m.c.slotOn(r.w.uuid, r.w.key) != r.s || !r.s.aside {
 		return errors.New("it is not there any more")
 	}
-	r.w.removal.unlinks(r.s)
+	r.w.deletion.checkUnlink(r.s)
 	delete(r.m.c.drives[r.w.key.Disk].slots, r.w.key.ID)
-	r.m.c.tell(r.m.name, "has deleted %s", r.w.key)
+	r.m.c.logf(r.m.name, "has deleted %s", r.w.key)
 	return nil
 }
 

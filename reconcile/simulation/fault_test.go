@@ -8,89 +8,89 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// trouble lets things go wrong, and change, again and again.
-func (c *cluster) trouble() {
-	c.unlessCalm(func() {
+// injectFaults lets things go wrong, and change, again and again.
+func (c *cluster) injectFaults() {
+	c.unlessHealed(func() {
 		faults := []func(){
 			c.editConfig, c.editConfig, c.editConfig, c.editConfig,
-			c.attachSome, c.attachSome, c.attachSome,
-			func() { c.fall(c.nodes[pick1(c.dice, c.names...)]) }, func() { c.fall(c.nodes[pick1(c.dice, c.names...)]) },
-			func() { c.cut(pick1(c.dice, c.names...), pick1(c.dice, c.names...)) }, c.isolate, c.slowDown, c.lie,
-			c.loseDisk, c.loseDisk, c.moveDisk, c.fillDisk, c.unclear, c.failDisk,
-			c.rot, c.damage, c.touch, c.leave,
-			c.breakSome, c.breakSome, c.setClock,
-			c.originDown, c.originChanges, c.cleanByHand,
-			c.replicasMove, c.uploadSome, c.uploadSome, c.uploadSome,
-			c.cloneSome, c.troubleClones, c.troubleClones,
+			c.attachRandomVolume, c.attachRandomVolume, c.attachRandomVolume,
+			func() { c.crashAndRestart(c.nodes[pick(c.rng, c.names...)]) }, func() { c.crashAndRestart(c.nodes[pick(c.rng, c.names...)]) },
+			func() { c.cutLink(pick(c.rng, c.names...), pick(c.rng, c.names...)) }, c.partition, c.slowLink, c.sendWrongBytes,
+			c.loseDisk, c.loseDisk, c.swapDisks, c.fillDisk, c.hideUsage, c.failDisk,
+			c.corruptSilently, c.corruptVisibly, c.touchFile, c.addUnmanagedFile,
+			c.breakConfigs, c.breakConfigs, c.setClock,
+			c.upstreamDown, c.upstreamChanges, c.requestRandomCleanup,
+			c.moveReplicas, c.uploadRandomly, c.uploadRandomly, c.uploadRandomly,
+			c.declareClone, c.damageClones, c.damageClones,
 		}
-		pick1(c.dice, faults...)()
+		pick(c.rng, faults...)()
 		wait := c.between(0, 40*time.Second)
-		if c.one(6) {
+		if c.oneIn(6) {
 			wait = c.between(0, 6*time.Minute)
 		}
-		c.after(wait, c.trouble)
+		c.after(wait, c.injectFaults)
 	})
 }
 
-func (c *cluster) unlessCalm(do func()) {
-	if !c.calm {
+func (c *cluster) unlessHealed(do func()) {
+	if !c.healed {
 		do()
 	}
 }
 
-// some gives a copy for which which is true, if it finds one soon.
-func (c *cluster) some(which func(plan.CopyRef, *slot) bool) (plan.CopyRef, bool) {
+// randomCopy gives a copy for which which is true, if it finds one soon.
+func (c *cluster) randomCopy(which func(plan.CopyRef, *slot) bool) (plan.CopyRef, bool) {
 	places := c.places()
 	for range 8 {
-		ref := pick1(c.dice, places...)
+		ref := pick(c.rng, places...)
 		d := c.drives[ref]
 		ids := d.ids()
 		if !d.there || len(ids) == 0 {
 			continue
 		}
-		if key := (plan.CopyRef{Disk: ref, ID: pick1(c.dice, ids...)}); which(key, d.slots[key.ID]) {
+		if key := (plan.CopyRef{Disk: ref, ID: pick(c.rng, ids...)}); which(key, d.slots[key.ID]) {
 			return key, true
 		}
 	}
 	return plan.CopyRef{}, false
 }
 
-func ready(_ plan.CopyRef, s *slot) bool { return s.letter != "" && !s.aside }
+func hasFile(_ plan.CopyRef, s *slot) bool { return s.letter != "" && !s.aside }
 
-// fall lets a node crash and come back.
-func (c *cluster) fall(m *node) {
-	if c.calm {
+// crashAndRestart lets a node crash and come back.
+func (c *cluster) crashAndRestart(m *node) {
+	if c.healed {
 		return
 	}
 	m.crash()
 	wait := c.between(0, 20*time.Second)
-	if c.one(2) {
+	if c.oneIn(2) {
 		wait = c.between(0, 8*time.Minute)
 	}
 	c.after(wait, m.start)
 }
 
-// cut takes down the way between two nodes, in one direction or both.
-func (c *cluster) cut(a, b string) {
-	if c.calm || a == b {
+// cutLink takes down the way between two nodes, in one direction or both.
+func (c *cluster) cutLink(a, b string) {
+	if c.healed || a == b {
 		return
 	}
 	one, two := c.wire(a, b), c.wire(b, a)
 	one.down = true
-	two.down = two.down || c.one(2)
-	c.tell("", "the way from %s to %s is cut (back: %v)", a, b, two.down)
+	two.down = two.down || c.oneIn(2)
+	c.logf("", "the way from %s to %s is cut (back: %v)", a, b, two.down)
 	c.after(c.between(0, 6*time.Minute), func() {
 		one.down, two.down = false, false
-		c.noteReturn(c.nodes[a])
-		c.noteReturn(c.nodes[b])
+		c.countReturn(c.nodes[a])
+		c.countReturn(c.nodes[b])
 	})
 }
 
-// isolate cuts a node off from all others, or the cluster in two.
-func (c *cluster) isolate() {
-	side := map[string]bool{pick1(c.dice, c.names...): true}
+// partition cuts a node off from all others, or the cluster in two.
+func (c *cluster) partition() {
+	side := map[string]bool{pick(c.rng, c.names...): true}
 	for _, name := range c.names {
-		side[name] = side[name] || c.one(4)
+		side[name] = side[name] || c.oneIn(4)
 	}
 	wait := c.between(0, 8*time.Minute)
 	var cut []*wire
@@ -101,7 +101,7 @@ func (c *cluster) isolate() {
 			}
 		}
 	}
-	c.tell("", "%v are cut off from the others", side)
+	c.logf("", "%v are cut off from the others", side)
 	for _, w := range cut {
 		w.down = true
 	}
@@ -111,36 +111,36 @@ func (c *cluster) isolate() {
 		}
 		for _, name := range c.names {
 			if side[name] {
-				c.noteReturn(c.nodes[name])
+				c.countReturn(c.nodes[name])
 			}
 		}
 	})
 }
 
-func (c *cluster) slowDown() {
-	w := c.wire(pick1(c.dice, c.names...), pick1(c.dice, c.names...))
+func (c *cluster) slowLink() {
+	w := c.wire(pick(c.rng, c.names...), pick(c.rng, c.names...))
 	w.slow = c.between(0, 20*time.Second)
 	c.after(c.between(0, 10*time.Minute), func() { w.slow = 0 })
 }
 
-// lie lets a node send wrong bytes.
-func (c *cluster) lie() {
-	name := pick1(c.dice, c.names...)
+// sendWrongBytes lets a node send wrong bytes.
+func (c *cluster) sendWrongBytes() {
+	name := pick(c.rng, c.names...)
 	c.lying[name] = true
 	c.after(c.between(0, 10*time.Minute), func() { c.lying[name] = false })
 }
 
 // loseDisk takes a disk away. It comes back as it was, or another one comes, empty.
 func (c *cluster) loseDisk() {
-	ref := pick1(c.dice, c.places()...)
+	ref := pick(c.rng, c.places()...)
 	d := c.drives[ref]
 	if !d.there {
 		return
 	}
-	c.loseAll(ref, d)
+	c.recordLosses(ref, d)
 	d.there = false
-	c.tell("", "%s is lost", ref)
-	empty := c.one(3)
+	c.logf("", "%s is lost", ref)
+	empty := c.oneIn(3)
 	c.after(c.between(10*time.Second, 8*time.Minute), func() {
 		if d.there {
 			return // the faults are over
@@ -150,62 +150,62 @@ func (c *cluster) loseDisk() {
 			c.drives[ref] = &drive{uuid: newUUID(c.disks), slots: map[disk.ID]*slot{}}
 			d = c.drives[ref]
 		}
-		d.comesBack(c.drives[ref] == d)
-		c.tell("", "%s is back%s", ref, ifSo(empty, ", empty"))
+		d.reattach(c.drives[ref] == d)
+		c.logf("", "%s is back%s", ref, textIf(empty, ", empty"))
 	})
 }
 
-// comesBack is a disk that is there again: whoever opens it puts back what was renamed.
-func (d *drive) comesBack(there bool) {
+// reattach is a disk that is there again: whoever opens it puts back what was renamed.
+func (d *drive) reattach(there bool) {
 	d.there = there
 	for _, s := range d.slots {
 		s.aside = false
 	}
 }
 
-// moveDisk swaps two disks of two nodes, which takes a person at least a minute.
-func (c *cluster) moveDisk() {
-	a, b := pick1(c.dice, c.places()...), pick1(c.dice, c.places()...)
+// swapDisks swaps two disks of two nodes, which takes a person at least a minute.
+func (c *cluster) swapDisks() {
+	a, b := pick(c.rng, c.places()...), pick(c.rng, c.places()...)
 	one, two := c.drives[a], c.drives[b]
 	if a == b || !one.there || !two.there {
 		return
 	}
-	c.loseAll(a, one)
-	c.loseAll(b, two)
+	c.recordLosses(a, one)
+	c.recordLosses(b, two)
 	one.there, two.there = false, false
-	c.tell("", "%s and %s are on their way to each other's place", a, b)
+	c.logf("", "%s and %s are on their way to each other's place", a, b)
 	c.after(c.between(time.Minute, 5*time.Minute), func() {
 		if c.drives[a] == one && c.drives[b] == two && !one.there && !two.there {
 			c.drives[a], c.drives[b] = two, one
-			one.comesBack(true)
-			two.comesBack(true)
-			c.tell("", "%s and %s are swapped", a, b)
+			one.reattach(true)
+			two.reattach(true)
+			c.logf("", "%s and %s are swapped", a, b)
 		}
 	})
 }
 
 func (c *cluster) fillDisk() {
-	d := c.drives[pick1(c.dice, c.places()...)]
-	d.filled = pick1(c.dice, int64(6*gib), driveSize)
+	d := c.drives[pick(c.rng, c.places()...)]
+	d.filled = pick(c.rng, int64(6*gib), driveSize)
 	c.after(c.between(0, 10*time.Minute), func() { d.filled = 0 })
 }
 
-func (c *cluster) unclear() {
-	d := c.drives[pick1(c.dice, c.places()...)]
+func (c *cluster) hideUsage() {
+	d := c.drives[pick(c.rng, c.places()...)]
 	d.unclear = true
 	c.after(c.between(0, 5*time.Minute), func() { d.unclear = false })
 }
 
-// rot is what nobody sees before it reads the file, damage what a look sees, and touch
+// corruptSilently is what nobody sees before it reads the file, damage what a look sees, and touch
 // what only looks like it.
-func (c *cluster) rot() {
-	if key, ok := c.some(ready); ok {
+func (c *cluster) corruptSilently() {
+	if key, ok := c.randomCopy(hasFile); ok {
 		c.slot(key).letter = "rotten"
-		c.tell("", "%s rots", key)
-		if m := c.nodes[key.Disk.Node]; c.one(2) && m.up { // a scrub finds it
+		c.logf("", "%s rots", key)
+		if m := c.nodes[key.Disk.Node]; c.oneIn(2) && m.up { // a scrub finds it
 			m.later(c.between(0, 5*time.Minute), func() {
 				if s := c.slot(key); s.sound() && s.letter != s.digest {
-					c.lose(key, s)
+					c.recordLoss(key, s)
 					_ = m.verify(s)
 					m.kick()
 				}
@@ -214,29 +214,29 @@ func (c *cluster) rot() {
 	}
 }
 
-func (c *cluster) damage() {
-	if key, ok := c.some(ready); ok {
-		c.lose(key, c.slot(key))
+func (c *cluster) corruptVisibly() {
+	if key, ok := c.randomCopy(hasFile); ok {
+		c.recordLoss(key, c.slot(key))
 		c.slot(key).touched, c.slot(key).letter = true, "damaged"
-		c.tell("", "%s is damaged", key)
+		c.logf("", "%s is damaged", key)
 	}
 }
 
-func (c *cluster) touch() {
-	if key, ok := c.some(ready); ok {
-		c.lose(key, c.slot(key))
+func (c *cluster) touchFile() {
+	if key, ok := c.randomCopy(hasFile); ok {
+		c.recordLoss(key, c.slot(key))
 		c.slot(key).touched = true
 	}
 }
 
-// leave is what Longhorn left: a file of a declared generation that is not ours.
-func (c *cluster) leave() {
-	config := c.head().config
-	name, ok := c.declaredName(&config)
-	ref := pick1(c.dice, c.places()...)
+// addUnmanagedFile is what Longhorn left: a file of a declared generation that is not ours.
+func (c *cluster) addUnmanagedFile() {
+	config := c.latest().config
+	name, ok := c.randomImageName(&config)
+	ref := pick(c.rng, c.places()...)
 	if d := c.drives[ref]; ok && d.there && d.slots[config.Images[name].ID] == nil && d.free() > gib {
 		image := config.Images[name]
-		letter := c.content(config, image)
+		letter := c.expectedBytes(config, image)
 		if !image.Checksum.IsZero() {
 			letter = c.letterOf(image.Checksum)
 		}
@@ -245,16 +245,16 @@ func (c *cluster) leave() {
 		}
 		s := d.slot(image.ID)
 		s.letter, s.born = letter, c.now
-		c.tell("", "somebody leaves a file as %s on %s", image.ID, ref)
+		c.logf("", "somebody leaves a file as %s on %s", image.ID, ref)
 	}
 }
 
-// breakSome breaks the configuration of a node, or of many.
-func (c *cluster) breakSome() {
-	all := c.one(3)
+// breakConfigs breaks the configuration of a node, or of many.
+func (c *cluster) breakConfigs() {
+	all := c.oneIn(3)
 	for _, name := range c.names {
-		if m := c.nodes[name]; all && !c.one(4) || !all && c.one(len(c.names)) {
-			c.after(c.between(0, 10*time.Second), func() { c.unlessCalm(m.breakDir) })
+		if m := c.nodes[name]; all && !c.oneIn(4) || !all && c.oneIn(len(c.names)) {
+			c.after(c.between(0, 10*time.Second), func() { c.unlessHealed(m.breakDir) })
 			c.after(c.between(10*time.Second, 8*time.Minute), m.mendDir)
 		}
 	}
@@ -262,34 +262,34 @@ func (c *cluster) breakSome() {
 
 // setClock sets the wall clock of a node while its manager runs.
 func (c *cluster) setClock() {
-	if m := c.nodes[pick1(c.dice, c.names...)]; m.up {
-		m.wall += pick1(c.dice, -48*time.Hour, -10*time.Minute, 10*time.Minute, time.Hour, 24*time.Hour, 1000*time.Hour)
-		c.tell(m.name, "the clock is set, and is off by %s", m.wall)
+	if m := c.nodes[pick(c.rng, c.names...)]; m.up {
+		m.wall += pick(c.rng, -48*time.Hour, -10*time.Minute, 10*time.Minute, time.Hour, 24*time.Hour, 1000*time.Hour)
+		c.logf(m.name, "the clock is set, and is off by %s", m.wall)
 	}
 }
 
-func (c *cluster) originDown() {
+func (c *cluster) upstreamDown() {
 	c.offline = true
 	c.after(c.between(0, 6*time.Minute), func() { c.offline = false })
 }
 
-func (c *cluster) originChanges() {
-	config := c.head().config
-	if name, ok := c.declaredName(&config); ok && config.Images[name].Source.Clone == nil {
-		c.serves[origin(config.Images[name])] = pick1(c.dice, plantest.Letters...)
+func (c *cluster) upstreamChanges() {
+	config := c.latest().config
+	if name, ok := c.randomImageName(&config); ok && config.Images[name].Source.Clone == nil {
+		c.serves[upstream(config.Images[name])] = pick(c.rng, plantest.Letters...)
 	}
 }
 
-// cleanByHand asks a node to remove a surplus copy now.
-func (c *cluster) cleanByHand() {
-	key, ok := c.some(ready)
+// requestRandomCleanup asks a node to remove a surplus copy now.
+func (c *cluster) requestRandomCleanup() {
+	key, ok := c.randomCopy(hasFile)
 	if m := c.nodes[key.Disk.Node]; ok && m.up {
-		m.cleanUp(key)
+		m.requestCleanup(key)
 	}
 }
 
-// cleanUp asks the node to delete a copy before its interval is over.
-func (m *node) cleanUp(key plan.CopyRef) {
+// requestCleanup asks the node to delete a copy before its interval is over.
+func (m *node) requestCleanup(key plan.CopyRef) {
 	m.loop.RequestCleanup(key.ID.Name, key.ID.UUID, key.Disk, func(_ plan.Action, err error) {
 		if err == nil {
 			m.byHand[key] = true
@@ -300,11 +300,41 @@ func (m *node) cleanUp(key plan.CopyRef) {
 
 // failDisk lets a disk write nothing for a while, or no data.
 func (c *cluster) failDisk() {
-	d := c.drives[pick1(c.dice, c.places()...)]
-	if c.one(2) {
+	d := c.drives[pick(c.rng, c.places()...)]
+	if c.oneIn(2) {
 		d.readOnly = true
 	} else {
 		d.dying = true
 	}
 	c.after(c.between(0, 8*time.Minute), func() { d.readOnly, d.dying = false, false })
+}
+
+// attachRandomVolume lets a volume begin to use a copy, and end some time.
+func (c *cluster) attachRandomVolume() {
+	if key, ok := c.randomCopy(hasFile); ok {
+		c.attach(key)
+	}
+}
+
+func (c *cluster) attach(key plan.CopyRef) {
+	s := c.slot(key)
+	if c.healed || s == nil {
+		return
+	}
+	if r := c.deletionOf(key); r != nil {
+		c.pairs[pairAttach]++
+		c.logf("", "a volume wants to use %s, which is %s", key, r.phase)
+	}
+	if s.aside || s.letter == "" {
+		return // it finds no file
+	}
+	if s.users++; s.users == 1 {
+		s.usedFrom = c.now
+	}
+	c.logf("", "a volume uses %s", key)
+	wait := c.between(0, 15*time.Minute)
+	if c.oneIn(2) {
+		wait = c.between(0, 5*time.Second)
+	}
+	c.after(wait, func() { c.unlessHealed(func() { s.users = max(0, s.users-1) }) })
 }

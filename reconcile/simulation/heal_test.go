@@ -14,8 +14,8 @@ import (
 // mend says that the declaration is made to fit too; otherwise evictions and the like
 // stay.
 func (c *cluster) heal(mend bool) {
-	c.calm, c.calmSince = true, c.now
-	c.tell("", "all faults end")
+	c.healed, c.healedAt = true, c.now
+	c.logf("", "all faults end")
 	for _, w := range c.links {
 		w.down, w.slow = false, 0
 	}
@@ -24,22 +24,22 @@ func (c *cluster) heal(mend bool) {
 	for _, ref := range c.places() {
 		d := c.drives[ref]
 		if !d.there {
-			d.comesBack(true)
+			d.reattach(true)
 		}
 		d.unclear, d.readOnly, d.dying, d.filled = false, false, false, -100*gib
 		for _, id := range d.ids() {
 			s := d.slots[id]
-			if mend || c.one(2) {
+			if mend || c.oneIn(2) {
 				s.users = 0
 			}
 			if s.sound() && s.letter != s.digest { // a scrub finds it
-				c.lose(plan.CopyRef{Disk: ref, ID: id}, s)
+				c.recordLoss(plan.CopyRef{Disk: ref, ID: id}, s)
 				c.nodes[ref.Node].damaged(s)
 			}
 		}
 	}
-	config := c.edited(func(config *schema.Config) { c.mend(config, mend) })
-	_ = c.decide(&config)
+	config := c.editedConfig(func(config *schema.Config) { c.fitConfig(config, mend) })
+	_ = c.resolveConflicts(&config)
 	for _, name := range c.names {
 		m := c.nodes[name]
 		m.start()
@@ -47,7 +47,7 @@ func (c *cluster) heal(mend bool) {
 	}
 	c.declare(config)
 	for _, name := range plantest.ImageNames {
-		if config.Images[name].Source.Upload != nil && c.one(2) {
+		if config.Images[name].Source.Upload != nil && c.oneIn(2) {
 			c.promise(name)
 		}
 	}
@@ -58,10 +58,10 @@ func encrypts(image schema.Image) bool {
 	return image.Source.Clone != nil && image.Source.Clone.Encryption == schema.Encrypt
 }
 
-func (c *cluster) mend(config *schema.Config, mend bool) {
+func (c *cluster) fitConfig(config *schema.Config, mend bool) {
 	if mend {
 		config.Settings.ConcurrentReplenishPerNodeLimit = 5
-		for name, node := range c.heads[0].config.Nodes {
+		for name, node := range c.declarations[0].config.Nodes {
 			node.Tags = config.Nodes[name].Tags
 			config.Nodes[name] = node
 		}
@@ -78,9 +78,9 @@ func (c *cluster) mend(config *schema.Config, mend bool) {
 	}
 }
 
-// decide is what a person has to do where copies differ, or the origin has other bytes
+// resolveConflicts is what a person has to do where copies differ, or the origin has other bytes
 // than are declared.
-func (c *cluster) decide(config *schema.Config) (did bool) {
+func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 	for _, name := range plantest.ImageNames {
 		image, declared := config.Images[name]
 		if !declared {
@@ -98,14 +98,14 @@ func (c *cluster) decide(config *schema.Config) (did bool) {
 		switch {
 		case !image.Checksum.IsZero():
 			if of := image.Source.Clone; of == nil {
-				c.serves[origin(image)] = c.letterOf(image.Checksum)
-			} else if c.content(*config, image) != c.letterOf(image.Checksum) && !c.soundWith(*config, image.Checksum) {
+				c.serves[upstream(image)] = c.letterOf(image.Checksum)
+			} else if c.expectedBytes(*config, image) != c.letterOf(image.Checksum) && !c.isReadyWith(*config, image.Checksum) {
 				image.Checksum = disk.Digest{} // which is not to be had
 				image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
 				config.Images[name] = image
 				did = true
 			}
-			if c.gaveUp(image.ID) {
+			if c.hasFinalFailure(image.ID) {
 				image.BandwidthLimit++ // another declaration of the same bytes
 				config.Images[name] = image
 				did = true
@@ -115,8 +115,8 @@ func (c *cluster) decide(config *schema.Config) (did bool) {
 			config.Images[name] = image
 			did = true
 		case len(differ) > 1:
-			letter := c.serves[origin(image)]
-			if have := c.soundOf(*config, image); len(have) > 0 && image.Source.Download == nil {
+			letter := c.serves[upstream(image)]
+			if have := c.readyCopies(*config, image); len(have) > 0 && image.Source.Download == nil {
 				letter = c.slot(have[0]).digest
 			}
 			if letter == "" { // of a clone, all copies of which are lost
@@ -141,8 +141,8 @@ func (c *cluster) decide(config *schema.Config) (did bool) {
 	return did
 }
 
-// gaveUp reports whether a node will not try again until the declaration changes.
-func (c *cluster) gaveUp(id disk.ID) bool {
+// hasFinalFailure reports whether a node will not try again until the declaration changes.
+func (c *cluster) hasFinalFailure(id disk.ID) bool {
 	for _, m := range c.nodes {
 		for key, t := range m.o.Failures {
 			if m.up && key.ID == id && t.Final {

@@ -15,30 +15,30 @@ import (
 
 // work is a running job, as the machine of the node does it.
 type work struct {
-	began   time.Duration
-	ctx     context.Context
-	action  plan.Action
-	key     plan.CopyRef
-	image   schema.Image
-	uuid    string // of the disk
-	reserve int64
-	letter  string // of the bytes that a sync is to have
-	done    func(error)
-	removal *removal
-	asks    *questions
-	sure    bool // of the removal
-	stopped bool
-	over    bool
+	began    time.Duration
+	ctx      context.Context
+	action   plan.Action
+	key      plan.CopyRef
+	image    schema.Image
+	uuid     string // of the disk
+	reserve  int64
+	letter   string // of the bytes that a sync is to have
+	done     func(error)
+	deletion *deletion
+	asks     *questions
+	sure     bool // of the removal
+	stopped  bool
+	over     bool
 
-	client      *uploader
-	establishes bool            // bytes that are not declared
-	bore        map[string]bool // what the image was within the recovery interval; false: by a clock that is wrong
+	client        *uploader
+	establishes   bool            // bytes that are not declared
+	recentDigests map[string]bool // what the image was within the recovery interval; false: by a clock that is wrong
 }
 
 // addWork adds a job to those of the node. A job for the same copy has ended in the same round.
 func (m *node) addWork(w *work) {
 	if last := m.works[w.key]; last != nil {
-		m.c.endRemoval(last.removal)
+		m.c.endDeletion(last.deletion)
 		last.over = true
 	}
 	m.works[w.key] = w
@@ -47,9 +47,9 @@ func (m *node) addWork(w *work) {
 // begin begins a job that deletes nothing.
 func (m *node) begin(w *work) {
 	m.checkSuspension(w)
-	m.c.tell(m.name, "begins %s of %s: %s %s", w.action.Op, w.key, w.action.Text, w.action.From)
+	m.c.logf(m.name, "begins %s of %s: %s %s", w.action.Op, w.key, w.action.Text, w.action.From)
 	if w.establishes = establishes(w.image, w.action, m.o); w.action.Op.CreatesCopy() {
-		m.beginsFirst(w, m.d, m.o)
+		m.checkFirstCopyStart(w, m.d, m.o)
 	}
 	switch w.action.Op {
 	case plan.Adopt, plan.Verify:
@@ -64,7 +64,7 @@ func (m *node) begin(w *work) {
 // checkSuspension holds the beginning of a job against suspensions.
 func (m *node) checkSuspension(w *work) {
 	if m.c.begun++; plantest.IsSuspended(m.d.Config, w.key.ID.Name, m.o.Now) {
-		m.c.broke("suspend", "%s of %s begins, and it is suspended", w.action.Op, w.key)
+		m.c.violation("suspend", "%s of %s begins, and it is suspended", w.action.Op, w.key)
 	}
 }
 
@@ -81,10 +81,10 @@ func (m *node) end(w *work, err error) {
 	case err == nil:
 		m.c.done[w.action.Op]++
 		delete(m.byHand, w.key)
-		m.c.tell(m.name, "%s of %s is done", w.action.Op, w.key)
+		m.c.logf(m.name, "%s of %s is done", w.action.Op, w.key)
 	default:
 		m.failing[w.key] = true
-		m.c.tell(m.name, "%s of %s ends: %v", w.action.Op, w.key, err)
+		m.c.logf(m.name, "%s of %s ends: %v", w.action.Op, w.key, err)
 	}
 	w.done(err)
 	m.kick()
@@ -125,7 +125,7 @@ func (m *node) goOn(w *work, steps int) {
 func (m *node) progress(d *drive, w *work) error {
 	switch w.action.Op {
 	case plan.Download, plan.Restore, plan.Export, plan.Clone:
-		if err := m.reach(w); err != nil {
+		if err := m.checkSource(w); err != nil {
 			return err
 		}
 	case plan.Sync:
@@ -171,7 +171,7 @@ func (d *drive) slot(id disk.ID) *slot {
 func (m *node) do(d *drive, w *work) error {
 	switch w.action.Op {
 	case plan.Download, plan.Restore, plan.Export, plan.Clone:
-		return m.prepare(d, w)
+		return m.finishFirstCopy(d, w)
 	case plan.Sync:
 		letter, err := m.source(w)
 		if err != nil {
@@ -180,7 +180,7 @@ func (m *node) do(d *drive, w *work) error {
 		return m.fill(d, w, letter, m.c.sum(w.letter))
 	case plan.Adopt, plan.Verify:
 		if s := d.slots[w.key.ID]; s != nil && s.letter != s.digest {
-			m.c.lose(w.key, s)
+			m.c.recordLoss(w.key, s)
 		}
 		return m.verify(d.slots[w.key.ID])
 	case plan.Repair:
@@ -243,7 +243,7 @@ func (m *node) fill(d *drive, w *work, letter string, want disk.Digest) error {
 	}
 	s.letter, s.digest, s.failed, s.touched, s.checked = letter, letter, "", false, m.wallNow()
 	s.made = m.c.now
-	m.endsFirst(w, letter)
+	m.checkFirstCopyEnd(w, letter)
 	if w.action.Op.IsFirstCopy() {
 		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name, done: true})
 	}

@@ -28,7 +28,7 @@ func (c *cluster) wire(from, to string) *wire {
 // that it was sent to, and with the one that sent it.
 func (c *cluster) send(from, to *node, deliver func()) {
 	w := c.wire(from.name, to.name)
-	if w.down || !c.calm && c.one(300) {
+	if w.down || !c.healed && c.oneIn(300) {
 		return
 	}
 	wait := c.moment()
@@ -95,7 +95,7 @@ func (m *node) follow(h *hearsay, other *node) {
 		}
 		h.asking++
 		if news {
-			m.c.tell(m.name, "hears from %s: %s", other.name, s)
+			m.c.logf(m.name, "hears from %s: %s", other.name, s)
 			m.later(m.c.between(0, 2*time.Second), m.kick)
 		}
 		m.later(m.c.between(100*time.Millisecond, time.Second), func() { m.follow(h, other) })
@@ -117,7 +117,7 @@ func (m *node) follow(h *hearsay, other *node) {
 		}
 		h.asking++
 		if h.problem == "" {
-			m.c.tell(m.name, "hears nothing from %s", other.name)
+			m.c.logf(m.name, "hears nothing from %s", other.name)
 			m.kick()
 		}
 		h.asked, h.problem = true, "no answer"

@@ -25,7 +25,7 @@ type node struct {
 	up     bool
 	life   int           // counts starts
 	wall   time.Duration // how far the wall clock is off
-	dir    *declared     // what is in the directory
+	dir    *declaration  // what is in the directory
 	spoilt bool          // or rather what was there before somebody broke it
 
 	loop   *reconcile.Loop
@@ -33,13 +33,13 @@ type node struct {
 	cancel context.CancelFunc
 
 	// What the loop was told of the directory.
-	conf    *declared     // nil: nothing yet
+	conf    *declaration  // nil: nothing yet
 	took    time.Duration // when
 	broken  bool
-	next    *declared // what the next round applies
-	reread  bool      // the next round applies a read without a change
-	gap     bool      // conf was broken at the start
-	missing string    // the image that is broken in it; "": all is unknown
+	next    *declaration // what the next round applies
+	reread  bool         // the next round applies a read without a change
+	gap     bool         // conf was broken at the start
+	missing string       // the image that is broken in it; "": all is unknown
 	own     map[string]schema.Disk
 	left    map[string]time.Duration // when images left the configuration
 
@@ -99,10 +99,10 @@ func (m *node) start() {
 	m.heard, m.said, m.polls = map[string]*hearsay{}, nil, nil
 	m.inForce, m.noting, m.listed = "", false, nil
 	m.steps, m.clock, m.recorded, m.unwritten = 0, m.wall, map[string]int{}, map[unwrittenKey]bool{}
-	m.c.tell(m.name, "starts")
-	m.c.noteReturn(m)
+	m.c.logf(m.name, "starts")
+	m.c.countReturn(m)
 	if m.dir == nil {
-		m.dir = m.c.head()
+		m.dir = m.c.latest()
 	}
 	m.next = m.dir
 	m.later(m.c.between(0, time.Minute), m.tick)
@@ -115,7 +115,7 @@ func (m *node) crash() {
 	if !m.up {
 		return
 	}
-	m.c.tell(m.name, "crashes")
+	m.c.logf(m.name, "crashes")
 	m.up = false
 	m.cancel()
 	for ref := range m.own {
@@ -125,7 +125,7 @@ func (m *node) crash() {
 			}
 		}
 	}
-	m.c.removals = slices.DeleteFunc(m.c.removals, func(r *removal) bool { return r.node == m })
+	m.c.deletions = slices.DeleteFunc(m.c.deletions, func(r *deletion) bool { return r.node == m })
 	m.excuse()
 }
 
@@ -137,7 +137,7 @@ func (m *node) tick() {
 }
 
 // receive puts a configuration into the directory.
-func (m *node) receive(d *declared) {
+func (m *node) receive(d *declaration) {
 	if m.dir != nil && d.number < m.dir.number {
 		return
 	}
@@ -151,13 +151,13 @@ func (m *node) receive(d *declared) {
 // breakDir makes a mistake in the directory, and mendDir corrects it.
 func (m *node) breakDir() {
 	m.spoilt = true
-	m.c.tell(m.name, "the configuration breaks")
+	m.c.logf(m.name, "the configuration breaks")
 	m.kick()
 }
 
 func (m *node) mendDir() {
 	if m.spoilt {
-		m.c.tell(m.name, "the configuration is mended")
+		m.c.logf(m.name, "the configuration is mended")
 		m.spoilt, m.next = false, m.dir
 		m.kick()
 	}
@@ -201,7 +201,7 @@ func (m *node) round() {
 	for _, begin := range begun {
 		begin()
 	}
-	m.alone()
+	m.checkSingleFirstCopy()
 	m.sleep(wait, v)
 	if m.due {
 		m.due = false
@@ -233,7 +233,7 @@ func (m *node) configure() bool {
 	}
 	m.reread = false
 	if _, err := m.loop.Apply(m.ctx, reading); err != nil {
-		m.c.tell(m.name, "cannot start: %v", err)
+		m.c.logf(m.name, "cannot start: %v", err)
 		m.crash()
 		m.c.after(m.c.between(5*time.Second, 30*time.Second), m.start)
 		return false
@@ -247,14 +247,14 @@ func (m *node) take() (changed bool) {
 	m.next = nil
 	if m.spoilt != m.broken {
 		m.broken, changed = m.spoilt, true
-		m.c.tell(m.name, "sees that the configuration is %s", ifSo(m.broken, "broken"))
+		m.c.logf(m.name, "sees that the configuration is %s", textIf(m.broken, "broken"))
 	}
 	if next == nil || next == m.conf && !m.gap {
 		return changed
 	}
 	m.gap, m.missing = m.conf == nil && m.broken, ""
-	if m.gap && m.c.one(2) {
-		m.missing, _ = m.c.declaredName(&next.config)
+	if m.gap && m.c.oneIn(2) {
+		m.missing, _ = m.c.randomImageName(&next.config)
 	}
 	if m.conf != nil {
 		for name := range m.conf.config.Images {
@@ -265,7 +265,7 @@ func (m *node) take() (changed bool) {
 	if node, ok := next.config.Nodes[m.name]; ok || m.own == nil {
 		m.own = node.Disks
 	}
-	m.c.tell(m.name, "takes configuration %d (%s)%s", next.number, next.digest, ifSo(m.broken, ", which is broken"))
+	m.c.logf(m.name, "takes configuration %d (%s)%s", next.number, next.digest, textIf(m.broken, ", which is broken"))
 	return true
 }
 
@@ -346,7 +346,7 @@ func (m *node) noteListing() {
 	m.listed = nil
 	for _, w := range m.works {
 		if w.asks != nil && w.asks.over && !w.sure {
-			w.removal.witness(m, m.appliedDigest())
+			w.deletion.recordListing(m, m.appliedDigest())
 		}
 	}
 	if m.observations++; m.observations > 1 {
@@ -363,7 +363,7 @@ func (m *node) noteListing() {
 			failing := m.failing[key] || m.o.Failures[key].Fault == plan.FaultDisk
 			switch {
 			case m.allowed() == schema.ObserveOnly:
-			case declared && image.ID == c.ID && c.State == disk.Ready && !failing && m.c.mustWant(m.conf, image, one.ref):
+			case declared && image.ID == c.ID && c.State == disk.Ready && !failing && m.c.isAlwaysDesired(m.conf, image, one.ref):
 				s.wanted, s.unwanted = m.c.now, 0
 			case m.allowed() == schema.Everything && s.unwanted == 0:
 				s.unwanted = m.c.now
@@ -428,5 +428,5 @@ type planErrors struct {
 func (planErrors) Helper() {}
 
 func (e planErrors) Errorf(format string, args ...any) {
-	e.c.broke("plan", "node "+e.node+": "+format, args...)
+	e.c.violation("plan", "node "+e.node+": "+format, args...)
 }

@@ -19,9 +19,9 @@ const (
 
 var allPairs = []string{pairWithdrawals, pairAttach, pairReturn, pairRevert, pairSuspend}
 
-// noteReturn counts a node that comes back while another one makes the first copy of
+// countReturn counts a node that comes back while another one makes the first copy of
 // what it had begun or has.
-func (c *cluster) noteReturn(m *node) {
+func (c *cluster) countReturn(m *node) {
 	for _, name := range c.names {
 		other := c.nodes[name]
 		if other == m || !other.up {
@@ -40,62 +40,62 @@ func (c *cluster) noteReturn(m *node) {
 	}
 }
 
-// noteSkew counts a removal that is decided while what was declared before comes back
+// countSkew counts a removal that is decided while what was declared before comes back
 // to some nodes and not yet to all.
-func (c *cluster) noteSkew(*removal) {
-	if !c.head().revert {
+func (c *cluster) countSkew(*deletion) {
+	if !c.latest().revert {
 		return
 	}
 	for _, m := range c.nodes {
-		if m.up && m.conf != nil && m.conf.digest != c.head().digest {
+		if m.up && m.conf != nil && m.conf.digest != c.latest().digest {
 			c.pairs[pairRevert]++
 			return
 		}
 	}
 }
 
-// provoke lets happen, at the worst moment, what would not happen then by itself.
-func (c *cluster) provoke(r *removal) {
-	if c.calm {
+// injectDuringDeletion lets happen, at the worst moment, what would not happen then by itself.
+func (c *cluster) injectDuringDeletion(r *deletion) {
+	if c.healed {
 		return
 	}
-	if c.holds.one(10) {
-		c.after(time.Duration(c.holds.IntN(2000))*time.Millisecond, func() { c.unlessCalm(func() { c.suspendNow(r.key.ID.Name) }) })
+	if c.suspensions.oneIn(10) {
+		c.after(time.Duration(c.suspensions.IntN(2000))*time.Millisecond, func() { c.unlessHealed(func() { c.suspendEverywhere(r.key.ID.Name) }) })
 	}
 	soon := func() time.Duration { return c.between(0, 2*time.Second) }
 	switch c.IntN(13) {
 	case 0, 1, 2:
 		for _, name := range c.names {
-			if c.one(2) {
+			if c.oneIn(2) {
 				c.after(soon(), c.nodes[name].kick)
 			}
 		}
 	case 3:
 		c.after(soon(), func() { c.attach(r.key) })
 	case 4:
-		if len(c.heads) > 1 {
-			before := c.heads[len(c.heads)-2].config
+		if len(c.declarations) > 1 {
+			before := c.declarations[len(c.declarations)-2].config
 			c.after(soon(), func() { c.declare(before) })
 		}
 	case 5:
-		other := c.nodes[pick1(c.dice, c.names...)]
-		c.after(soon(), func() { c.fall(other) })
+		other := c.nodes[pick(c.rng, c.names...)]
+		c.after(soon(), func() { c.crashAndRestart(other) })
 	case 6:
-		c.after(soon(), func() { c.cut(r.node.name, pick1(c.dice, c.names...)) })
+		c.after(soon(), func() { c.cutLink(r.node.name, pick(c.rng, c.names...)) })
 	case 7:
-		if key, ok := c.some(func(key plan.CopyRef, s *slot) bool { return key.ID.Name == r.key.ID.Name && s.sound() }); ok {
+		if key, ok := c.randomCopy(func(key plan.CopyRef, s *slot) bool { return key.ID.Name == r.key.ID.Name && s.sound() }); ok {
 			c.after(soon(), func() { c.attach(key) })
 		}
 	case 10:
-		c.after(soon(), func() { c.spoilClonesOf(r.key.ID.Name) })
+		c.after(soon(), func() { c.damageClonesOf(r.key.ID.Name) })
 	case 8, 9:
-		c.leaveTwo(r.key)
+		c.damageAllButTwo(r.key)
 	}
 }
 
-// suspendNow puts the suspension of an image into the directory of every node.
-func (c *cluster) suspendNow(name string) {
-	config := c.head().config
+// suspendEverywhere puts the suspension of an image into the directory of every node.
+func (c *cluster) suspendEverywhere(name string) {
+	config := c.latest().config
 	if image, declared := config.Images[name]; declared {
 		config.Images = maps.Clone(config.Images)
 		image.Suspend = &schema.Suspension{Reason: "at once"}
@@ -103,17 +103,17 @@ func (c *cluster) suspendNow(name string) {
 	} else {
 		config.Settings.Suspend = &schema.Suspension{Reason: "at once"}
 	}
-	d := &declared{config: config, digest: c.digest(config), number: len(c.heads)}
-	c.heads = append(c.heads, d)
-	c.tell("", "%s is suspended, configuration %d, digest %s", name, d.number, d.digest)
+	d := &declaration{config: config, digest: c.configDigest(config), number: len(c.declarations)}
+	c.declarations = append(c.declarations, d)
+	c.logf("", "%s is suspended, configuration %d, digest %s", name, d.number, d.digest)
 	for _, node := range c.names {
 		c.nodes[node].receive(d)
 	}
 }
 
-// leaveTwo spoils all copies of an image but one that is withdrawn and another one, which
+// damageAllButTwo spoils all copies of an image but one that is withdrawn and another one, which
 // may be about to go too.
-func (c *cluster) leaveTwo(withdrawn plan.CopyRef) {
+func (c *cluster) damageAllButTwo(withdrawn plan.CopyRef) {
 	var others []plan.CopyRef
 	for _, ref := range c.places() {
 		for _, id := range c.drives[ref].ids() {
@@ -128,10 +128,10 @@ func (c *cluster) leaveTwo(withdrawn plan.CopyRef) {
 	spared := c.IntN(len(others))
 	for i, key := range others {
 		if i != spared {
-			c.lose(key, c.slot(key))
+			c.recordLoss(key, c.slot(key))
 			c.slot(key).touched = true
 		}
 		c.after(c.between(0, time.Second), c.nodes[key.Disk.Node].kick)
 	}
-	c.tell("", "all copies of %s but %s and %s are spoilt", withdrawn.ID.Name, withdrawn, others[spared])
+	c.logf("", "all copies of %s but %s and %s are spoilt", withdrawn.ID.Name, withdrawn, others[spared])
 }

@@ -43,15 +43,15 @@ func (c *cluster) after(wait time.Duration, do func()) {
 
 // until lets all events before the time end happen, or until a rule was broken.
 func (c *cluster) until(end time.Duration) {
-	for len(c.queue) > 0 && c.queue[0].at <= end && len(c.found) == 0 {
+	for len(c.queue) > 0 && c.queue[0].at <= end && len(c.violations) == 0 {
 		h := heap.Pop(&c.queue).(event)
 		c.now = h.at
 		h.do()
-		for _, r := range c.removals {
+		for _, r := range c.deletions {
 			r.sample()
 		}
 	}
-	if len(c.found) == 0 {
+	if len(c.violations) == 0 {
 		c.now = end
 	}
 }
@@ -60,7 +60,7 @@ func (c *cluster) until(end time.Duration) {
 // happens meanwhile.
 func (c *cluster) moment() time.Duration {
 	switch n := c.IntN(40); {
-	case n == 0 && !c.calm:
+	case n == 0 && !c.healed:
 		return time.Duration(c.IntN(40)) * time.Second
 	case n < 7:
 		return time.Duration(c.IntN(3000)) * time.Millisecond

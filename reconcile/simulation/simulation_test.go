@@ -3,9 +3,8 @@ package simulation
 import (
 	"flag"
 	"fmt"
-	"maps"
+	"math/rand/v2"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,7 +29,7 @@ var (
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	if *clusterSeed >= 0 {
-		tellCluster(t, uint64(*clusterSeed))
+		reportSeed(t, uint64(*clusterSeed))
 		return
 	}
 	seeds := *clusterSeeds
@@ -44,7 +43,7 @@ func TestCluster(t *testing.T) {
 	sum := simulateClusters(t, seeds, *clusterFirst)
 	t.Logf("%d clusters in %s: %s", sum.runs, time.Since(began).Round(time.Millisecond), sum)
 	if sum.failed != nil {
-		tellCluster(t, *sum.failed)
+		reportSeed(t, *sum.failed)
 	}
 	if *clusterSeeds == 0 {
 		return
@@ -56,29 +55,29 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// sum is what many runs came to.
-type sum struct {
-	runs   int
-	failed *uint64 // the first seed that broke a rule
-	pairs  map[string]int
-	done   map[plan.Op]int
+// totals is what many runs came to.
+type totals struct {
+	runs      int
+	failed    *uint64 // the first seed that broke a rule
+	pairs     map[string]int
+	completed map[plan.Op]int
 }
 
-func (s sum) String() string {
+func (s totals) String() string {
 	var b strings.Builder
 	for _, pair := range allPairs {
 		fmt.Fprintf(&b, "\n  %6d times %s", s.pairs[pair], pair)
 	}
 	for _, kind := range plan.Ops {
-		fmt.Fprintf(&b, "\n  %6d times %s", s.done[kind], kind)
+		fmt.Fprintf(&b, "\n  %6d times %s", s.completed[kind], kind)
 	}
 	return b.String()
 }
 
 // simulateClusters runs seeds until one breaks a rule. The first that does is the same
 // in every run.
-func simulateClusters(t *testing.T, seeds int, first uint64) sum {
-	total := sum{pairs: map[string]int{}, done: map[plan.Op]int{}}
+func simulateClusters(t *testing.T, seeds int, first uint64) totals {
+	total := totals{pairs: map[string]int{}, completed: map[plan.Op]int{}}
 	var (
 		next atomic.Uint64
 		stop atomic.Bool
@@ -98,7 +97,7 @@ func simulateClusters(t *testing.T, seeds int, first uint64) sum {
 					t.Logf("%d clusters", total.runs)
 				}
 				mu.Unlock()
-				if len(c.found) > 0 {
+				if len(c.violations) > 0 {
 					stop.Store(true)
 				}
 			}
@@ -108,15 +107,15 @@ func simulateClusters(t *testing.T, seeds int, first uint64) sum {
 	return total
 }
 
-func (s *sum) add(c *cluster) {
+func (s *totals) add(c *cluster) {
 	s.runs++
 	for pair, n := range c.pairs {
 		s.pairs[pair] += n
 	}
 	for kind, n := range c.done {
-		s.done[kind] += n
+		s.completed[kind] += n
 	}
-	if len(c.found) > 0 && (s.failed == nil || *s.failed > c.seed) {
+	if len(c.violations) > 0 && (s.failed == nil || *s.failed > c.seed) {
 		s.failed = &c.seed
 	}
 }
@@ -129,49 +128,30 @@ func runCluster(seed uint64, told bool) *cluster {
 	}
 	c := newCluster(seed, least, most, told)
 	defer c.close()
-	c.after(c.between(0, 5*time.Minute), c.trouble)
+	c.after(c.between(0, 5*time.Minute), c.injectFaults)
 	c.until(c.between(15*time.Minute, 40*time.Minute))
-	if len(c.found) == 0 {
-		c.heal(!c.one(3))
-		c.comeToRest()
+	if len(c.violations) == 0 {
+		c.heal(!c.oneIn(3))
+		c.converge()
 	}
-	if len(c.found) == 0 {
-		c.farewell()
+	if len(c.violations) == 0 {
+		c.removeImageAtEnd()
 	}
 	return c
 }
 
-func tellCluster(t *testing.T, seed uint64) {
+func reportSeed(t *testing.T, seed uint64) {
 	c := runCluster(seed, true)
-	if len(c.found) > 0 {
+	if len(c.violations) > 0 {
 		t.Errorf("seed %d broke a rule:\n%s\nto see more: go test ./reconcile/simulation -run 'TestCluster$' -v -cluster.seeds=%d -cluster.seed=%d -cluster.lines=100000",
-			seed, strings.Join(c.found, "\n"), min(*clusterSeeds, 1), seed)
+			seed, strings.Join(c.violations, "\n"), min(*clusterSeeds, 1), seed)
 	}
-	t.Logf("seed %d: what happened\n%s\n%s", seed, c.story, c.scene())
+	t.Logf("seed %d: what happened\n%s\n%s", seed, c.trace, c.describe())
 }
 
-// scene is what is where, for people.
-func (c *cluster) scene() string {
-	var b strings.Builder
-	for _, ref := range c.places() {
-		d := c.drives[ref]
-		fmt.Fprintf(&b, "%s %s there=%v", ref, d.uuid, d.there)
-		for _, id := range d.ids() {
-			s := d.slots[id]
-			fmt.Fprintf(&b, "; %s bytes %q of %q part %d users %d failed %q touched %v ours %v", id, s.letter, s.digest, s.part, s.users, s.failed, s.touched, s.owned)
-		}
-		b.WriteString("\n")
-	}
-	for _, name := range c.names {
-		m := c.nodes[name]
-		fmt.Fprintf(&b, "%s up=%v rounds=%d digest=%s\n", name, m.up, m.rounds, m.inForce)
-		for _, a := range m.plan.Actions {
-			fmt.Fprintf(&b, "    %s %s: %s (until %s)\n", a.Op, a.CopyRef(), a.Text, a.Until)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.head().config.Images)) {
-		image := c.head().config.Images[name]
-		fmt.Fprintf(&b, "%s copies %d all %v checksum %.8s named %v ranked %v\n", image.ID, image.Copies, image.AllDisks, image.Checksum, image.Disks, c.rank(c.head(), image))
-	}
-	return b.String()
-}
+// rng make the random decisions of a simulation.
+type rng struct{ *rand.Rand }
+
+func (r rng) oneIn(in int) bool { return r.IntN(in) == 0 }
+
+func pick[T any](r rng, of ...T) T { return of[r.IntN(len(of))] }

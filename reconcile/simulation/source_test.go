@@ -14,9 +14,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// origin is where the bytes of a first copy are, in cluster.serves: an address, a backup,
+// upstream is where the bytes of a first copy are, in cluster.serves: an address, a backup,
 // a volume, or the file that somebody may upload. "" for a clone.
-func origin(image schema.Image) string {
+func upstream(image schema.Image) string {
 	switch s := image.Source; {
 	case s.Download != nil:
 		return s.Download.URL
@@ -30,42 +30,42 @@ func origin(image schema.Image) string {
 	return ""
 }
 
-// source is where an image comes from.
-func (c *cluster) source(config schema.Config, name string) schema.Source {
+// randomSource is where an image comes from.
+func (c *cluster) randomSource(config schema.Config, name string) schema.Source {
 	variant := name
-	if c.one(8) {
+	if c.oneIn(8) {
 		variant = fmt.Sprintf("%s?%d", name, c.IntN(3))
 	}
 	switch n := c.IntN(12); {
 	case n < 2:
-		c.scatter("vol-" + variant)
+		c.placeReplicas("vol-" + variant)
 		return schema.Source{ExportFromVolume: &schema.ExportFromVolume{VolumeName: "vol-" + variant}}
 	case n < 4:
 		return schema.Source{Restore: &schema.Restore{BackupURL: "s3://store/?backingImage=" + variant}}
 	case n < 6:
 		return schema.Source{Upload: &schema.Upload{}}
 	case n < 9:
-		if s, ok := c.clone(config, name); ok {
+		if s, ok := c.randomClone(config, name); ok {
 			return s
 		}
 	}
 	return schema.Source{Download: &schema.Download{URL: "https://example.com/" + variant, Unpack: schema.UnpackNone}}
 }
 
-// scatter puts replicas of a volume on some nodes.
-func (c *cluster) scatter(volume string) {
+// placeReplicas puts replicas of a volume on some nodes.
+func (c *cluster) placeReplicas(volume string) {
 	if c.replicas[volume] != nil {
 		return
 	}
 	on := map[string]bool{}
 	for _, name := range c.names {
-		on[name] = c.one(2)
+		on[name] = c.oneIn(2)
 	}
 	c.replicas[volume] = on
 }
 
-// clone is of an image that stands before name in diceNames: there are no circles.
-func (c *cluster) clone(config schema.Config, name string) (schema.Source, bool) {
+// randomClone is of an image that stands before name in diceNames: there are no circles.
+func (c *cluster) randomClone(config schema.Config, name string) (schema.Source, bool) {
 	var of []string
 	for _, before := range plantest.ImageNames[:slices.Index(plantest.ImageNames, name)] {
 		if _, declared := config.Images[before]; declared {
@@ -75,8 +75,8 @@ func (c *cluster) clone(config schema.Config, name string) (schema.Source, bool)
 	if len(of) == 0 {
 		return schema.Source{}, false
 	}
-	s := schema.Source{Clone: &schema.Clone{BackingImage: pick1(c.dice, of...)}}
-	s.Clone.Encryption = pick1(c.dice, schema.EncryptionIgnore, schema.EncryptionIgnore, schema.Encrypt, schema.Decrypt)
+	s := schema.Source{Clone: &schema.Clone{BackingImage: pick(c.rng, of...)}}
+	s.Clone.Encryption = pick(c.rng, schema.EncryptionIgnore, schema.EncryptionIgnore, schema.Encrypt, schema.Decrypt)
 	if s.Clone.Encryption == lastEncryption(config, s.Clone.BackingImage) {
 		s.Clone.Encryption = schema.EncryptionIgnore
 	}
@@ -111,9 +111,9 @@ func dropBadClones(config *schema.Config) {
 	}
 }
 
-// cloned are the bytes of a clone. To encrypt is left to chance: every time it gives
+// cloneBytes are the bytes of a clone. To encrypt is left to chance: every time it gives
 // other bytes.
-func cloned(letter string, how schema.Encryption) string {
+func cloneBytes(letter string, how schema.Encryption) string {
 	switch {
 	case how == schema.EncryptionIgnore || letter == "":
 		return letter
@@ -126,19 +126,19 @@ func cloned(letter string, how schema.Encryption) string {
 	return "decrypted of " + letter
 }
 
-// content is what the first copy of an image would have now, "" if nobody can say.
-func (c *cluster) content(config schema.Config, image schema.Image) string {
+// expectedBytes is what the first copy of an image would have now, "" if nobody can say.
+func (c *cluster) expectedBytes(config schema.Config, image schema.Image) string {
 	of := image.Source.Clone
 	if of == nil {
-		at := origin(image)
+		at := upstream(image)
 		if c.serves[at] == "" {
-			c.serves[at] = pick1(c.dice, plantest.Letters...)
+			c.serves[at] = pick(c.rng, plantest.Letters...)
 		}
 		return c.serves[at]
 	}
 	source := config.Images[of.BackingImage]
 	letter := ""
-	for _, key := range c.soundOf(config, source) {
+	for _, key := range c.readyCopies(config, source) {
 		letter = c.slot(key).digest
 		break
 	}
@@ -147,14 +147,14 @@ func (c *cluster) content(config schema.Config, image schema.Image) string {
 	case !source.Checksum.IsZero():
 		letter = c.letterOf(source.Checksum)
 	default:
-		letter = c.content(config, source)
+		letter = c.expectedBytes(config, source)
 	}
-	return cloned(letter, of.Encryption)
+	return cloneBytes(letter, of.Encryption)
 }
 
-// soundOf are the ready copies of an image on declared disks, which have what is
+// readyCopies are the ready copies of an image on declared disks, which have what is
 // declared.
-func (c *cluster) soundOf(config schema.Config, image schema.Image) []plan.CopyRef {
+func (c *cluster) readyCopies(config schema.Config, image schema.Image) []plan.CopyRef {
 	var keys []plan.CopyRef
 	for _, ref := range c.places() {
 		_, declared := config.Nodes[ref.Node].Disks[ref.Disk]
@@ -165,8 +165,8 @@ func (c *cluster) soundOf(config schema.Config, image schema.Image) []plan.CopyR
 	return keys
 }
 
-// soundWith reports whether any image is ready with these bytes.
-func (c *cluster) soundWith(config schema.Config, sum disk.Digest) bool {
+// isReadyWith reports whether any image is ready with these bytes.
+func (c *cluster) isReadyWith(config schema.Config, sum disk.Digest) bool {
 	for _, ref := range c.places() {
 		if _, declared := config.Nodes[ref.Node].Disks[ref.Disk]; !declared {
 			continue
@@ -183,7 +183,7 @@ func (c *cluster) soundWith(config schema.Config, sum disk.Digest) bool {
 // obtainable reports whether the world has what a copy of the image can be made of, where
 // it can be made.
 func (c *cluster) obtainable(config schema.Config, image schema.Image, on []schema.DiskRef) bool {
-	if len(c.soundOf(config, image)) > 0 || !image.Checksum.IsZero() && c.soundWith(config, image.Checksum) {
+	if len(c.readyCopies(config, image)) > 0 || !image.Checksum.IsZero() && c.isReadyWith(config, image.Checksum) {
 		return true
 	}
 	switch s := image.Source; {
@@ -199,7 +199,7 @@ func (c *cluster) obtainable(config schema.Config, image schema.Image, on []sche
 
 func (c *cluster) cloneable(config schema.Config, image schema.Image, on []schema.DiskRef) bool {
 	of := image.Source.Clone
-	sources, letter, can := c.soundOf(config, config.Images[of.BackingImage]), "", false
+	sources, letter, can := c.readyCopies(config, config.Images[of.BackingImage]), "", false
 	for _, key := range sources {
 		digest := c.slot(key).digest
 		if letter != "" && letter != digest {
@@ -209,27 +209,27 @@ func (c *cluster) cloneable(config schema.Config, image schema.Image, on []schem
 		here := slices.ContainsFunc(on, func(ref schema.DiskRef) bool { return ref.Node == key.Disk.Node })
 		can = can || here || of.Encryption == schema.EncryptionIgnore
 	}
-	return can && (image.Checksum.IsZero() || cloned(letter, of.Encryption) == c.letterOf(image.Checksum))
+	return can && (image.Checksum.IsZero() || cloneBytes(letter, of.Encryption) == c.letterOf(image.Checksum))
 }
 
-// replicasMove lets the replicas of a volume be on other nodes.
-func (c *cluster) replicasMove() {
+// moveReplicas lets the replicas of a volume be on other nodes.
+func (c *cluster) moveReplicas() {
 	volumes := slices.Sorted(maps.Keys(c.replicas))
 	if len(volumes) == 0 {
 		return
 	}
-	volume := pick1(c.dice, volumes...)
-	none := c.one(4)
+	volume := pick(c.rng, volumes...)
+	none := c.oneIn(4)
 	for _, name := range c.names {
-		if c.one(2) {
-			c.replicas[volume][name] = !none && c.one(2)
+		if c.oneIn(2) {
+			c.replicas[volume][name] = !none && c.oneIn(2)
 		}
 	}
-	c.tell("", "the replicas of %s are on %v now", volume, c.replicas[volume])
+	c.logf("", "the replicas of %s are on %v now", volume, c.replicas[volume])
 }
 
-// reach finds out whether what a first copy is made of is still there.
-func (m *node) reach(w *work) error {
+// checkSource finds out whether what a first copy is made of is still there.
+func (m *node) checkSource(w *work) error {
 	switch w.action.Op {
 	case plan.Download, plan.Restore:
 		if m.c.offline {
@@ -247,22 +247,22 @@ func (m *node) reach(w *work) error {
 	return nil
 }
 
-// prepare is the end of a first copy.
-func (m *node) prepare(d *drive, w *work) error {
-	if err := m.reach(w); err != nil {
+// finishFirstCopy is the end of a first copy.
+func (m *node) finishFirstCopy(d *drive, w *work) error {
+	if err := m.checkSource(w); err != nil {
 		return err
 	}
 	want := w.image.Checksum
 	if want.IsZero() {
 		want = w.action.Pinned.Digest
 	}
-	letter := m.c.serves[origin(w.image)]
+	letter := m.c.serves[upstream(w.image)]
 	if w.action.Op == plan.Clone {
 		s, how := m.c.slot(w.action.LocalSource), w.image.Source.Clone.Encryption
 		if s.letter != s.digest {
 			return &disk.ChecksumError{Want: w.action.SourceDigest, Got: m.c.sum(s.letter)}
 		}
-		if letter = cloned(s.letter, how); how == schema.Encrypt {
+		if letter = cloneBytes(s.letter, how); how == schema.Encrypt {
 			m.c.salts++
 			letter = fmt.Sprintf("encrypted %d of %s", m.c.salts, s.letter)
 		}

@@ -92,7 +92,7 @@ func (h handle) Update(id disk.ID, change func(*disk.Record)) error {
 	change(&r)
 	s.excused = s.excused && s.mark.SurplusSince.Equal(r.SurplusSince)
 	s.mark = plan.Usage{InUse: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, By: r.ClockNode}
-	h.m.c.tell(h.m.name, "marks %s on %s: in use %v, last used %s, unwanted since %s", id, h.ref, r.InUse, r.LastUsed, r.SurplusSince)
+	h.m.c.logf(h.m.name, "marks %s on %s: in use %v, last used %s, unwanted since %s", id, h.ref, r.InUse, r.LastUsed, r.SurplusSince)
 	return nil
 }
 

@@ -24,41 +24,41 @@ type uploader struct {
 // uploadExpires is when a node gives up a client of which nothing more comes.
 const uploadExpires = 20 * time.Minute
 
-// uploadSome lets a client begin to upload an image that is for it, most times the right
+// uploadRandomly lets a client begin to upload an image that is for it, most times the right
 // file.
-func (c *cluster) uploadSome() {
+func (c *cluster) uploadRandomly() {
 	var names []string
 	for _, name := range plantest.ImageNames {
-		if c.head().config.Images[name].Source.Upload != nil {
+		if c.latest().config.Images[name].Source.Upload != nil {
 			names = append(names, name)
 		}
 	}
 	if len(names) == 0 {
 		return
 	}
-	name := pick1(c.dice, names...)
-	letter := c.content(c.head().config, c.head().config.Images[name])
-	if c.one(4) {
-		letter = pick1(c.dice, plantest.Letters...)
+	name := pick(c.rng, names...)
+	letter := c.expectedBytes(c.latest().config, c.latest().config.Images[name])
+	if c.oneIn(4) {
+		letter = pick(c.rng, plantest.Letters...)
 	}
-	c.upload(name, c.taker(c.head().config.Images[name]), letter)
-	if c.one(3) { // and so does somebody else
-		c.upload(name, c.taker(c.head().config.Images[name]), pick1(c.dice, plantest.Letters...))
+	c.upload(name, c.taker(c.latest().config.Images[name]), letter)
+	if c.oneIn(3) { // and so does somebody else
+		c.upload(name, c.taker(c.latest().config.Images[name]), pick(c.rng, plantest.Letters...))
 	}
 }
 
 // taker is a node to upload an image to, most times one that has a disk for it; when all
 // faults are over, that one, since others say where to go.
 func (c *cluster) taker(image schema.Image) *node {
-	ranked := c.rank(c.head(), image)
-	on := c.schedulable(image, ranked)
+	ranked := c.rankedDisks(c.latest(), image)
+	on := c.disksForNewCopy(image, ranked)
 	if best := slices.DeleteFunc(slices.Clone(on), func(ref schema.DiskRef) bool { return !slices.Contains(ranked, ref) }); len(best) > 0 {
 		on = best
 	}
-	if len(on) > 0 && (!c.one(5) || c.calm) {
-		return c.nodes[pick1(c.dice, on...).Node]
+	if len(on) > 0 && (!c.oneIn(5) || c.healed) {
+		return c.nodes[pick(c.rng, on...).Node]
 	}
-	return c.nodes[pick1(c.dice, c.names...)]
+	return c.nodes[pick(c.rng, c.names...)]
 }
 
 // upload is a client that asks a node to receive a file.
@@ -68,12 +68,12 @@ func (c *cluster) upload(name string, m *node, letter string) {
 	}
 	m.loop.RequestUpload(name, disk.Digest{}, func(key plan.CopyRef, err error) {
 		if w := m.works[key]; err != nil || m.uploads[key] != nil || w != nil && w.began < c.now {
-			c.tell(m.name, "takes no upload of %s: %v", name, err)
+			c.logf(m.name, "takes no upload of %s: %v", name, err)
 			return
 		}
 		u := &uploader{key: key, letter: letter, last: c.now}
 		m.uploads[key] = u
-		c.tell(m.name, "takes an upload of %s with %s", key, letter)
+		c.logf(m.name, "takes an upload of %s with %s", key, letter)
 		c.after(c.between(0, 10*time.Second), func() { m.send(u) })
 	})
 	m.kick()
@@ -112,7 +112,7 @@ func (m *node) expire(w *work) {
 			if s != nil && s.from == w.client {
 				s.part, s.from = 0, nil
 			}
-			m.c.tell(m.name, "gives up the upload of %s", w.key)
+			m.c.logf(m.name, "gives up the upload of %s", w.key)
 			m.end(w, upload.ErrExpired)
 		}
 	})
@@ -129,11 +129,11 @@ func (m *node) send(u *uploader) {
 	case m.piece(w, u):
 		u.over = true
 		return
-	case !m.c.calm && m.c.one(12):
+	case !m.c.healed && m.c.oneIn(12):
 		u.over = true
-		m.c.tell("", "who uploads %s breaks off", u.key)
+		m.c.logf("", "who uploads %s breaks off", u.key)
 		return
-	case !m.c.calm && m.c.one(8):
+	case !m.c.healed && m.c.oneIn(8):
 		wait = m.c.between(0, 8*time.Minute)
 	}
 	m.c.after(wait, func() { m.send(u) })
@@ -172,10 +172,10 @@ func (m *node) piece(w *work, u *uploader) (last bool) {
 func (c *cluster) promise(name string) {
 	c.promised[name] = true
 	c.after(c.between(time.Minute, 3*time.Minute), func() {
-		config := c.head().config
+		config := c.latest().config
 		image := config.Images[name]
-		if image.Source.Upload != nil && len(c.soundOf(config, image)) == 0 {
-			letter := c.content(config, image)
+		if image.Source.Upload != nil && len(c.readyCopies(config, image)) == 0 {
+			letter := c.expectedBytes(config, image)
 			if !image.Checksum.IsZero() {
 				letter = c.letterOf(image.Checksum)
 			}

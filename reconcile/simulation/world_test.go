@@ -23,18 +23,18 @@ var worldStart = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 // cluster is many nodes with disks, a network between them and an origin, in memory.
 // One seed is one run: nothing in it follows from anything but its dice.
 type cluster struct {
-	dice
-	holds   dice // for suspensions
-	seed    uint64
-	now     time.Duration // true time, since worldStart
-	queue   queue
-	fibers  map[*fiber]bool
-	running *fiber   // nil: none
-	names   []string // of all nodes, sorted
-	nodes   map[string]*node
-	drives  map[schema.DiskRef]*drive // which disk is where
-	links   map[link]*wire
-	lying   map[string]bool // nodes that send other bytes than they should
+	rng
+	suspensions rng // for suspensions
+	seed        uint64
+	now         time.Duration // true time, since worldStart
+	queue       queue
+	fibers      map[*fiber]bool
+	running     *fiber   // nil: none
+	names       []string // of all nodes, sorted
+	nodes       map[string]*node
+	drives      map[schema.DiskRef]*drive // which disk is where
+	links       map[link]*wire
+	lying       map[string]bool // nodes that send other bytes than they should
 
 	serves   map[string]string          // letter of the bytes behind an origin
 	replicas map[string]map[string]bool // nodes that have a usable replica of a volume
@@ -43,26 +43,26 @@ type cluster struct {
 	salts    int                        // counts what was encrypted
 	promised map[string]bool            // images that somebody uploads when all faults are over
 
-	heads    []*declared // what was declared, the newest last
-	digests  map[string]string
-	rankings map[rankKey]*[]schema.DiskRef
-	numbers  map[string]uint64
-	letters  map[string]disk.Digest
-	manifest map[string]disk.Digest
+	declarations []*declaration // what was declared, the newest last
+	digests      map[string]string
+	rankings     map[rankKey]*[]schema.DiskRef
+	hashes       map[string]uint64
+	letters      map[string]disk.Digest
+	manifest     map[string]disk.Digest
 
-	removals     []*removal // that have begun and not ended
+	deletions    []*deletion // that have begun and not ended
 	losses       []loss
 	decisions    []decision
-	calm         bool // no more faults
-	calmSince    time.Duration
+	healed       bool // no more faults
+	healedAt     time.Duration
 	quick        bool // a configuration is everywhere in seconds
 	pairs        map[string]int
 	publications int
 	disks        int // that there were, ever
 	done         map[plan.Op]int
 	begun        int    // actions, of all nodes
-	story        *story // nil: nobody reads it
-	found        []string
+	trace        *trace // nil: nobody reads it
+	violations   []string
 }
 
 // drive is one disk, wherever it is.
@@ -120,12 +120,12 @@ type loss struct {
 
 func newCluster(seed uint64, least, most int, told bool) *cluster {
 	c := &cluster{
-		seed: seed, dice: dice{rand.New(rand.NewPCG(seed, 3))}, holds: dice{rand.New(rand.NewPCG(seed, 4))}, nodes: map[string]*node{}, fibers: map[*fiber]bool{}, drives: map[schema.DiskRef]*drive{},
+		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, nodes: map[string]*node{}, fibers: map[*fiber]bool{}, drives: map[schema.DiskRef]*drive{},
 		links: map[link]*wire{}, lying: map[string]bool{}, serves: map[string]string{}, replicas: map[string]map[string]bool{}, promised: map[string]bool{}, digests: map[string]string{},
-		rankings: map[rankKey]*[]schema.DiskRef{}, numbers: map[string]uint64{}, pairs: map[string]int{}, letters: map[string]disk.Digest{}, manifest: map[string]disk.Digest{}, done: map[plan.Op]int{},
+		rankings: map[rankKey]*[]schema.DiskRef{}, hashes: map[string]uint64{}, pairs: map[string]int{}, letters: map[string]disk.Digest{}, manifest: map[string]disk.Digest{}, done: map[plan.Op]int{},
 	}
 	if told {
-		c.story = &story{}
+		c.trace = &trace{}
 	}
 	for i := range least + c.IntN(most-least+1) {
 		c.names = append(c.names, fmt.Sprintf("node%02d", i+1))
@@ -133,9 +133,9 @@ func newCluster(seed uint64, least, most int, told bool) *cluster {
 	for _, name := range c.names {
 		c.nodes[name] = &node{c: c, name: name}
 	}
-	c.declare(c.first())
+	c.declare(c.firstConfig())
 	for _, name := range c.names {
-		for d := range c.head().config.Nodes[name].Disks {
+		for d := range c.latest().config.Nodes[name].Disks {
 			c.drives[schema.DiskRef{Node: name, Disk: d}] = nil
 		}
 	}

@@ -13,35 +13,35 @@ import (
 
 // establishes reports whether an action gives an image bytes that nobody has declared.
 func establishes(image schema.Image, a plan.Action, o plan.Observed) bool {
-	return image.Checksum.IsZero() && (a.Op.IsFirstCopy() || a.Op == plan.Sync && !madeOf(o, a))
+	return image.Checksum.IsZero() && (a.Op.IsFirstCopy() || a.Op == plan.Sync && !readsSameImage(o, a))
 }
 
-// madeOf reports whether a sync reads a copy of the same image.
-func madeOf(o plan.Observed, a plan.Action) bool {
+// readsSameImage reports whether a sync reads a copy of the same image.
+func readsSameImage(o plan.Observed, a plan.Action) bool {
 	_, there := o.Disks[a.From.Disk].Copies[a.CopyRef().ID]
 	return there && a.From.ID == a.CopyRef().ID
 }
 
-// beginsFirst holds the beginning of a first copy against what is known by then.
-func (m *node) beginsFirst(w *work, d plan.Desired, o plan.Observed) {
+// checkFirstCopyStart holds the beginning of a first copy against what is known by then.
+func (m *node) checkFirstCopyStart(w *work, d plan.Desired, o plan.Observed) {
 	c, a := m.c, w.action
 	if w.image.Source.Clone != nil && (a.Op == plan.Clone || w.establishes) {
-		m.beginsClone(w, o)
+		m.checkCloneStart(w, o)
 	}
 	if why := o.CannotPrepare[w.key.ID]; a.Op == plan.Export && why != "" {
-		c.broke("first", "%s is exported: %s", w.key, why)
+		c.violation("first", "%s is exported: %s", w.key, why)
 	}
 	if !w.establishes {
 		return
 	}
-	c.bringBack(w, m)
+	c.reviveHolders(w, m)
 	recovery := d.Config.Settings.RecoveryWaitInterval
 	for name, p := range o.Peers {
 		if !p.Queried || p.Problem != "" && p.UnreachableFor < recovery {
-			c.broke("first", "%s of %s begins, and %s may have a copy: it is silent for %s", a.Op, w.key, name, p.UnreachableFor)
+			c.violation("first", "%s of %s begins, and %s may have a copy: it is silent for %s", a.Op, w.key, name, p.UnreachableFor)
 		}
 	}
-	w.bore = map[string]bool{}
+	w.recentDigests = map[string]bool{}
 	for ref, seen := range o.Disks {
 		failed, there := seen.Copies[w.key.ID]
 		s := c.slot(plan.CopyRef{Disk: ref, ID: w.key.ID})
@@ -51,18 +51,18 @@ func (m *node) beginsFirst(w *work, d plan.Desired, o plan.Observed) {
 		}
 		sober := m.wall == 0 && c.nodes[ref.Node].wall == 0 && s.soberly // else nobody can tell when it failed
 		if !sober || c.now-s.failedAt < recovery-10*time.Second {
-			w.bore[s.digest] = w.bore[s.digest] || sober
+			w.recentDigests[s.digest] = w.recentDigests[s.digest] || sober
 		}
 	}
 }
 
-// bringBack lets the nodes that have a copy be heard again just when another first copy
+// reviveHolders lets the nodes that have a copy be heard again just when another first copy
 // is begun.
-func (c *cluster) bringBack(w *work, m *node) {
-	if c.calm || !c.one(2) {
+func (c *cluster) reviveHolders(w *work, m *node) {
+	if c.healed || !c.oneIn(2) {
 		return
 	}
-	for _, key := range c.soundOf(m.conf.config, w.image) {
+	for _, key := range c.readyCopies(m.conf.config, w.image) {
 		other := c.nodes[key.Disk.Node]
 		if other == m {
 			continue
@@ -70,29 +70,29 @@ func (c *cluster) bringBack(w *work, m *node) {
 		c.after(c.between(0, 30*time.Second), func() {
 			c.wire(m.name, other.name).down, c.wire(other.name, m.name).down = false, false
 			other.start()
-			c.noteReturn(other)
+			c.countReturn(other)
 		})
 	}
 }
 
-// cleanSource lets somebody ask to clean up the source of a clone just when it is read.
-func (c *cluster) cleanSource(w *work, m *node) {
-	if c.calm || w.action.LocalSource == (plan.CopyRef{}) || !c.one(2) {
+// requestSourceCleanup lets somebody ask to clean up the source of a clone just when it is read.
+func (c *cluster) requestSourceCleanup(w *work, m *node) {
+	if c.healed || w.action.LocalSource == (plan.CopyRef{}) || !c.oneIn(2) {
 		return
 	}
 	c.after(c.between(0, 20*time.Second), func() {
 		if m.up {
-			m.cleanUp(w.action.LocalSource)
+			m.requestCleanup(w.action.LocalSource)
 		}
 	})
 }
 
-// beginsClone holds the source of a clone against what its node knows.
-func (m *node) beginsClone(w *work, o plan.Observed) {
-	m.c.cleanSource(w, m)
+// checkCloneStart holds the source of a clone against what its node knows.
+func (m *node) checkCloneStart(w *work, o plan.Observed) {
+	m.c.requestSourceCleanup(w, m)
 	source, declared := m.conf.config.Images[w.image.Source.Clone.BackingImage]
 	if from := w.action.LocalSource; w.action.Op == plan.Clone && (m.leaving(from) || m.suspects(from)) {
-		m.c.broke("clone", "%s is cloned from %s, which is leaving or suspected", w.key, from)
+		m.c.violation("clone", "%s is cloned from %s, which is leaving or suspected", w.key, from)
 	}
 	if !declared || !source.Checksum.IsZero() {
 		return
@@ -105,46 +105,46 @@ func (m *node) beginsClone(w *work, o plan.Observed) {
 		}
 	}
 	if len(sums) > 1 {
-		m.c.broke("clone", "%s is cloned, and the copies of its source differ", w.key)
+		m.c.violation("clone", "%s is cloned, and the copies of its source differ", w.key)
 	}
 }
 
 // ends holds the bytes that a first copy got against those that the image had.
-func (m *node) endsFirst(w *work, letter string) {
+func (m *node) checkFirstCopyEnd(w *work, letter string) {
 	c := m.c
 	if !w.establishes {
 		return
 	}
-	surely := slices.Contains(slices.Collect(maps.Values(w.bore)), true)
-	if _, did := w.bore[letter]; surely && !did {
-		c.broke("digest", "%s becomes %q, and was %v within the recovery interval", w.key, letter, w.bore)
+	surely := slices.Contains(slices.Collect(maps.Values(w.recentDigests)), true)
+	if _, did := w.recentDigests[letter]; surely && !did {
+		c.violation("digest", "%s becomes %q, and was %v within the recovery interval", w.key, letter, w.recentDigests)
 	}
 	for ref, seen := range m.o.Disks {
 		v, ready := seen.Ready(w.key.ID)
 		if ready && !v.Leaving && v.SHA512 != c.sum(letter) && (ref.Node == m.name || m.o.Peers[ref.Node].Responds()) {
-			c.broke("digest", "%s becomes %q beside what is ready on %s", w.key, letter, ref)
+			c.violation("digest", "%s becomes %q beside what is ready on %s", w.key, letter, ref)
 		}
 	}
-	if c.now-c.calmSince < 6*time.Minute || !c.calm {
+	if c.now-c.healedAt < 6*time.Minute || !c.healed {
 		return
 	}
-	for _, key := range c.soundOf(m.conf.config, w.image) {
+	for _, key := range c.readyCopies(m.conf.config, w.image) {
 		if other := c.slot(key).digest; other != letter {
-			c.broke("digest", "%s becomes %q, and there was no fault, and %s is %q", w.key, letter, key, other)
+			c.violation("digest", "%s becomes %q, and there was no fault, and %s is %q", w.key, letter, key, other)
 		}
 	}
 }
 
-// alone holds the first copies that a node makes against those of others of which it has
+// checkSingleFirstCopy holds the first copies that a node makes against those of others of which it has
 // heard: whose disk is better goes on. Once a copy is ready, they are not the first ones, and
 // with a checksum may all go on.
-func (m *node) alone() {
+func (m *node) checkSingleFirstCopy() {
 	for _, w := range m.sortedWorks() {
 		image := m.conf.config.Images[w.key.ID.Name]
 		if w.over || w.stopped || !w.action.Op.IsFirstCopy() || image.ID != w.key.ID || !image.Checksum.IsZero() && m.knowsReady(image.ID) {
 			continue
 		}
-		ranked := m.c.rank(m.conf, image)
+		ranked := m.c.rankedDisks(m.conf, image)
 		own := slices.Index(ranked, w.key.Disk)
 		for name, h := range m.heard {
 			if !h.asked || h.problem != "" || h.said == nil || m.broken || h.said.state.Config != m.conf.digest || m.o.Peers[name].Problem != "" {
@@ -152,8 +152,8 @@ func (m *node) alone() {
 			}
 			for _, one := range h.said.state.Disks {
 				other := schema.DiskRef{Node: name, Disk: one.Name}
-				if at := slices.Index(ranked, other); at >= 0 && (own < 0 || at < own) && m.makes(one, other, w.key) {
-					m.c.broke("first", "%s is made by %s, although %s makes it", w.key, w.action.Op, other)
+				if at := slices.Index(ranked, other); at >= 0 && (own < 0 || at < own) && m.createsFirstCopy(one, other, w.key) {
+					m.c.violation("first", "%s is made by %s, although %s makes it", w.key, w.action.Op, other)
 				}
 			}
 		}
@@ -170,9 +170,9 @@ func (m *node) knowsReady(id disk.ID) bool {
 	return false
 }
 
-// makes reports whether a node makes the first copy, for all that was heard and used of
+// createsFirstCopy reports whether a node makes the first copy, for all that was heard and used of
 // that, and can go on.
-func (m *node) makes(one peer.Disk, ref schema.DiskRef, key plan.CopyRef) bool {
+func (m *node) createsFirstCopy(one peer.Disk, ref schema.DiskRef, key plan.CopyRef) bool {
 	node := m.conf.config.Nodes[ref.Node]
 	i := slices.IndexFunc(one.Copies, func(v peer.Copy) bool { return v.ID == key.ID })
 	other := plan.CopyRef{Disk: ref, ID: key.ID}
@@ -185,16 +185,16 @@ func (m *node) makes(one peer.Disk, ref schema.DiskRef, key plan.CopyRef) bool {
 		}
 	}
 	v := one.Copies[i]
-	return plan.Op(v.Action).IsFirstCopy() && v.State == disk.Pending && v.Failure == nil && !evicting(m.conf.config, ref)
+	return plan.Op(v.Action).IsFirstCopy() && v.State == disk.Pending && v.Failure == nil && !isEvicted(m.conf.config, ref)
 }
 
-// agree holds the removal of a copy against what the others have: as long as they differ,
+// checkConflict holds the removal of a copy against what the others have: as long as they differ,
 // nothing goes. And nothing goes that is read.
-func (r *removal) agree(o plan.Observed) {
+func (r *deletion) checkConflict(o plan.Observed) {
 	m := r.node
 	for _, w := range m.sortedWorks() {
 		if w.action.LocalSource == r.key && !w.over && !w.stopped {
-			r.c.broke("clone", "%s goes, and %s reads it", r.key, w.key)
+			r.c.violation("clone", "%s goes, and %s reads it", r.key, w.key)
 		}
 	}
 	image, declared := r.conf.config.Images[r.key.ID.Name]
@@ -207,13 +207,13 @@ func (r *removal) agree(o plan.Observed) {
 			sums[v.SHA512] = true
 		}
 	}
-	for one := range r.answered {
+	for one := range r.readyAtResponse {
 		_, known := r.conf.config.Nodes[one.key.Disk.Node].Disks[one.key.Disk.Disk]
 		if known && one.key.ID == image.ID {
 			sums[r.c.sum(one.letter)] = true
 		}
 	}
 	if len(sums) > 1 {
-		r.c.broke("conflict", "%s goes, and the copies of %s differ", r.key, image.ID)
+		r.c.violation("conflict", "%s goes, and the copies of %s differ", r.key, image.ID)
 	}
 }

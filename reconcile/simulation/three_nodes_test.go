@@ -10,19 +10,19 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// stage is a cluster of three nodes with a disk each, where nothing happens by chance but
+// threeNodes is a cluster of three nodes with a disk each, where nothing happens by chance but
 // delays. One image has three copies, of which two are surplus from now on: those of
 // the nodes that are second and third in rank, which are returned. The wall clock of
 // the third is off.
-func stage(t *testing.T, off time.Duration) (c *cluster, second, third *node) {
+func threeNodes(t *testing.T, off time.Duration) (c *cluster, second, third *node) {
 	c = newCluster(1, 3, 3, true)
 	t.Cleanup(func() {
-		if len(c.found) > 0 {
-			t.Errorf("%s\n%s\n%s", strings.Join(c.found, "\n"), c.story, c.scene())
+		if len(c.violations) > 0 {
+			t.Errorf("%s\n%s\n%s", strings.Join(c.violations, "\n"), c.trace, c.describe())
 		}
 	})
-	c.calm, c.quick = true, true
-	c.queue, c.heads, c.drives = nil, nil, map[schema.DiskRef]*drive{}
+	c.healed, c.quick = true, true
+	c.queue, c.declarations, c.drives = nil, nil, map[schema.DiskRef]*drive{}
 	config := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
 		CleanupWaitInterval: 10 * time.Minute, RecoveryWaitInterval: 3 * time.Minute, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50),
 	}}
@@ -36,7 +36,7 @@ func stage(t *testing.T, off time.Duration) (c *cluster, second, third *node) {
 	m.ID = disk.ID{Name: "parrot", UUID: schema.UUID("parrot", m.Checksum, m.Source)}
 	config.Images["parrot"] = m
 	c.declare(config)
-	ranked := c.rank(c.head(), m)
+	ranked := c.rankedDisks(c.latest(), m)
 	c.nodes[ranked[2].Node].wall = off
 	for _, name := range c.names {
 		c.nodes[name].start()
@@ -44,125 +44,125 @@ func stage(t *testing.T, off time.Duration) (c *cluster, second, third *node) {
 	c.until(10 * time.Minute)
 	for _, ref := range ranked {
 		if !c.slot(plan.CopyRef{Disk: ref, ID: m.ID}).sound() {
-			t.Fatalf("%s has no copy:\n%s", ref, c.story)
+			t.Fatalf("%s has no copy:\n%s", ref, c.trace)
 		}
 	}
-	c.want(1)
+	c.setCopies(1)
 	c.until(c.now + time.Minute)
 	return c, c.nodes[ranked[1].Node], c.nodes[ranked[2].Node]
 }
 
-// want declares another number of copies.
-func (c *cluster) want(copies int) {
-	c.declare(c.edited(func(config *schema.Config) {
+// setCopies declares another number of copies.
+func (c *cluster) setCopies(copies int) {
+	c.declare(c.editedConfig(func(config *schema.Config) {
 		m := config.Images["parrot"]
 		m.Copies = copies
 		config.Images["parrot"] = m
 	}))
 }
 
-func (m *node) place() schema.DiskRef { return schema.DiskRef{Node: m.name, Disk: "disk1"} }
+func (m *node) onlyDisk() schema.DiskRef { return schema.DiskRef{Node: m.name, Disk: "disk1"} }
 
-func (m *node) parrot() plan.CopyRef {
-	return plan.CopyRef{Disk: m.place(), ID: m.c.head().config.Images["parrot"].ID}
+func (m *node) parrotCopy() plan.CopyRef {
+	return plan.CopyRef{Disk: m.onlyDisk(), ID: m.c.latest().config.Images["parrot"].ID}
 }
 
-// goes runs the cluster until the copy is gone, which has to happen in some time.
-func (c *cluster) goes(t *testing.T, key plan.CopyRef, within time.Duration) {
+// waitDeleted runs the cluster until the copy is gone, which has to happen in some time.
+func (c *cluster) waitDeleted(t *testing.T, key plan.CopyRef, within time.Duration) {
 	t.Helper()
-	for end := c.now + within; c.slot(key) != nil && len(c.found) == 0; c.until(c.now + time.Minute) {
+	for end := c.now + within; c.slot(key) != nil && len(c.violations) == 0; c.until(c.now + time.Minute) {
 		if c.now > end {
-			t.Fatalf("%s does not go:\n%s", key, c.story)
+			t.Fatalf("%s does not go:\n%s", key, c.trace)
 		}
 	}
 }
 
 // TestClusterMovedDisk: the times beside a copy are by the clock of the node that had the
 // disk before.
-func TestClusterMovedDisk(t *testing.T) {
+func TestClusterDeletesSurplusAfterDiskSwap(t *testing.T) {
 	t.Parallel()
-	c, second, third := stage(t, time.Hour)
-	a, b := c.drives[second.place()], c.drives[third.place()]
+	c, second, third := threeNodes(t, time.Hour)
+	a, b := c.drives[second.onlyDisk()], c.drives[third.onlyDisk()]
 	a.there, b.there = false, false
 	c.until(c.now + 2*time.Minute)
-	c.drives[second.place()], c.drives[third.place()] = b, a
+	c.drives[second.onlyDisk()], c.drives[third.onlyDisk()] = b, a
 	a.there, b.there = true, true
-	c.goes(t, third.parrot(), 20*time.Minute)
+	c.waitDeleted(t, third.parrotCopy(), 20*time.Minute)
 }
 
 // TestClusterClockOfAnAbsentDisk: the clock is set while a disk is away.
-func TestClusterClockOfAnAbsentDisk(t *testing.T) {
+func TestClusterDeletesSurplusAfterClockStepWhileDiskAbsent(t *testing.T) {
 	t.Parallel()
-	c, second, _ := stage(t, 0)
-	c.drives[second.place()].there = false
+	c, second, _ := threeNodes(t, 0)
+	c.drives[second.onlyDisk()].there = false
 	c.until(c.now + 2*time.Minute)
 	second.wall += 1000 * time.Hour
 	c.until(c.now + 2*time.Minute)
-	c.drives[second.place()].there = true
-	c.goes(t, second.parrot(), 20*time.Minute)
+	c.drives[second.onlyDisk()].there = true
+	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
 }
 
 // TestClusterUseSeenByABystander: a copy is used, and that ends, while its node is not
 // declared.
-func TestClusterUseSeenByABystander(t *testing.T) {
+func TestClusterDeletesSurplusAfterUseWhileNodeUndeclared(t *testing.T) {
 	t.Parallel()
-	c, second, _ := stage(t, 0)
-	before := c.head().config
-	c.declare(c.edited(func(config *schema.Config) { delete(config.Nodes, second.name) }))
+	c, second, _ := threeNodes(t, 0)
+	before := c.latest().config
+	c.declare(c.editedConfig(func(config *schema.Config) { delete(config.Nodes, second.name) }))
 	c.until(c.now + time.Minute)
-	s := c.slot(second.parrot())
+	s := c.slot(second.parrotCopy())
 	s.users, s.usedFrom = 1, c.now
 	c.until(c.now + 12*time.Minute)
 	s.users = 0
 	c.declare(before)
-	c.goes(t, second.parrot(), 20*time.Minute)
+	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
 }
 
 // TestClusterUseOfAWithdrawnCopy: a use is first seen when the copy is withdrawn, and the
 // manager dies before the use ends.
-func TestClusterUseOfAWithdrawnCopy(t *testing.T) {
+func TestClusterDeletesSurplusAfterCrashDuringUse(t *testing.T) {
 	t.Parallel()
-	c, second, third := stage(t, 0)
+	c, second, third := threeNodes(t, 0)
 	for name := range c.nodes { // nobody answers, so that it stays withdrawn for a while
 		if name != second.name && name != third.name {
 			c.wire(second.name, name).slow = 4 * time.Second
 		}
 	}
-	for end := c.now + 20*time.Minute; c.removing(second.parrot()) == nil; c.until(c.now + 50*time.Millisecond) {
+	for end := c.now + 20*time.Minute; c.deletionOf(second.parrotCopy()) == nil; c.until(c.now + 50*time.Millisecond) {
 		if c.now > end {
-			t.Fatalf("it is not withdrawn:\n%s", c.story)
+			t.Fatalf("it is not withdrawn:\n%s", c.trace)
 		}
 	}
-	s := c.slot(second.parrot())
+	s := c.slot(second.parrotCopy())
 	s.users, s.usedFrom = 1, c.now
 	second.kick()
-	for !s.mark.InUse && c.removing(second.parrot()) != nil {
+	for !s.mark.InUse && c.deletionOf(second.parrotCopy()) != nil {
 		c.until(c.now + 10*time.Millisecond)
 	}
 	second.crash()
 	s.users = 0
 	c.until(c.now + time.Minute)
 	second.start()
-	c.goes(t, second.parrot(), 20*time.Minute)
+	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
 }
 
 // TestClusterHopelessCopy: what cannot be repaired nor replaced is not tried all the time.
-func TestClusterHopelessCopy(t *testing.T) {
+func TestClusterRetriesHopelessCopyRarely(t *testing.T) {
 	t.Parallel()
-	c, second, third := stage(t, 0)
-	c.want(3)
+	c, second, third := threeNodes(t, 0)
+	c.setCopies(3)
 	c.offline = true
 	for _, m := range c.nodes {
-		c.slot(m.parrot()).letter = "rotten"
+		c.slot(m.parrotCopy()).letter = "rotten"
 	}
 	for _, m := range []*node{second, third} {
-		s := c.slot(m.parrot())
+		s := c.slot(m.parrotCopy())
 		s.failed, s.damaged = "damaged", m.wallNow()
 	}
 	c.until(c.now + 5*time.Minute)
 	before := c.begun
 	c.until(c.now + time.Hour)
 	if n := c.begun - before; n > 60 {
-		t.Errorf("%d actions were begun in an hour:\n%s", n, c.story)
+		t.Errorf("%d actions were begun in an hour:\n%s", n, c.trace)
 	}
 }

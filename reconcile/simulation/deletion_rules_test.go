@@ -10,85 +10,85 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// decided holds the decision against the world.
-func (r *removal) decided(o plan.Observed) {
+// checkDecision holds the decision against the world.
+func (r *deletion) checkDecision(o plan.Observed) {
 	m, c := r.node, r.c
 	r.conf, r.phase = m.conf, "decided"
-	c.noteSkew(r)
+	c.countSkew(r)
 	if m.conf != nil {
 		c.decisions = append(c.decisions, decision{c.now, r.key.ID.Name, m.conf})
 	}
 	if _, declared := r.conf.config.Nodes[m.name]; !declared || m.broken {
-		c.broke("S6", "%s goes while the configuration is broken", r.key)
+		c.violation("S6", "%s goes while the configuration is broken", r.key)
 	}
 	if plantest.IsSuspended(r.conf.config, r.key.ID.Name, o.Now) {
-		c.broke("suspend", "%s goes, and it is suspended", r.key)
+		c.violation("suspend", "%s goes, and it is suspended", r.key)
 	}
-	r.agree(o)
+	r.checkConflict(o)
 	s := c.slot(r.key)
 	if s == nil {
 		return
 	}
 	image, declared := r.conf.config.Images[r.key.ID.Name]
 	evicted := r.work.action.Op == plan.Evict
-	if evicted && !(declared && evicting(r.conf.config, r.key.Disk)) {
-		c.broke("S5", "%s is evicted, which nobody asked for", r.key)
+	if evicted && !(declared && isEvicted(r.conf.config, r.key.Disk)) {
+		c.violation("S5", "%s is evicted, which nobody asked for", r.key)
 	}
 	if declared && r.key.ID != image.ID && s.letter == "" {
 		return // a part of an older generation: no image has less by it
 	}
 	if !evicted && !m.byHand[r.key] {
-		r.interval(s)
+		r.checkInterval(s)
 	}
 	if declared {
-		r.enough(image, s)
+		r.checkEnough(image, s)
 	} else {
-		r.vanished()
+		r.checkOrphan()
 	}
 }
 
-// interval holds a clean-up against the clock that nobody sets.
-func (r *removal) interval(s *slot) {
+// checkInterval holds a clean-up against the clock that nobody sets.
+func (r *deletion) checkInterval(s *slot) {
 	wait := r.conf.config.Settings.CleanupWaitInterval
 	if wait == 0 || s.excused {
 		return
 	}
 	now := r.c.now
 	if s.unwanted == 0 || now-s.unwanted < wait {
-		r.c.broke("S4", "%s goes %s after it was first unwanted; the interval is %s", r.key, now-s.unwanted, wait)
+		r.c.violation("S4", "%s goes %s after it was first unwanted; the interval is %s", r.key, now-s.unwanted, wait)
 	}
 	if s.used != 0 && now-s.used < wait {
-		r.c.broke("S4", "%s goes %s after it was used; the interval is %s", r.key, now-s.used, wait)
+		r.c.violation("S4", "%s goes %s after it was used; the interval is %s", r.key, now-s.used, wait)
 	}
 }
 
-// enough holds the removal of a copy of a declared image against the copies that stood
+// checkEnough holds the removal of a copy of a declared image against the copies that stood
 // at any moment since the withdrawal, and against those that stood when their nodes
 // answered.
-func (r *removal) enough(image schema.Image, s *slot) {
-	ranked := r.c.rank(r.conf, image)
-	_, enough := copiesWanted(image, len(ranked))
+func (r *deletion) checkEnough(image schema.Image, s *slot) {
+	ranked := r.c.rankedDisks(r.conf, image)
+	_, enough := copyCounts(image, len(ranked))
 	if len(ranked) == 0 {
-		r.c.broke("S4", "%s goes, and no disk is ranked", r.key)
+		r.c.violation("S4", "%s goes, and no disk is ranked", r.key)
 		return
 	}
 	rule := ruleOf(r.work.action.Op)
-	r.standAll(r.node, r.conf.digest, r.stood)
-	if n := r.most(image, s, ranked, r.stood); n < enough {
-		r.c.broke(rule, "%s goes, and %d copies stand where they should be; enough are %d", r.key, n, enough)
+	r.addReadyOn(r.node, r.conf.digest, r.readyDuring)
+	if n := r.mostWithSameBytes(image, s, ranked, r.readyDuring); n < enough {
+		r.c.violation(rule, "%s goes, and %d copies stand where they should be; enough are %d", r.key, n, enough)
 	}
-	if n := r.most(image, s, ranked, r.answered); n < enough && !*clusterWorld {
-		r.c.broke(rule, "%s goes, and %d copies stood where they should be when it was answered; enough are %d", r.key, n, enough)
+	if n := r.mostWithSameBytes(image, s, ranked, r.readyAtResponse); n < enough && !*clusterWorld {
+		r.c.violation(rule, "%s goes, and %d copies stood where they should be when it was answered; enough are %d", r.key, n, enough)
 	}
 }
 
-// most is how many of the copies that stand count, if they have the same bytes.
-func (r *removal) most(image schema.Image, s *slot, ranked []schema.DiskRef, stand map[standing]bool) int {
+// mostWithSameBytes is how many of the copies that stand count, if they have the same bytes.
+func (r *deletion) mostWithSameBytes(image schema.Image, s *slot, ranked []schema.DiskRef, stand map[readyCopy]bool) int {
 	of := map[string]int{}
 	for one := range stand {
 		ref := one.key.Disk
-		named := slices.Contains(image.Disks, ref) && !evicting(r.conf.config, ref)
-		right := one.key.ID == image.ID && one.key != r.key && one.config == r.conf.digest && r.bytes(image, s, one.letter)
+		named := slices.Contains(image.Disks, ref) && !isEvicted(r.conf.config, ref)
+		right := one.key.ID == image.ID && one.key != r.key && one.config == r.conf.digest && r.hasRightBytes(image, s, one.letter)
 		if right && (named || slices.Contains(ranked, ref)) {
 			of[one.letter]++
 		}
@@ -107,7 +107,7 @@ func ruleOf(kind plan.Op) string {
 	return "S4"
 }
 
-func (r *removal) bytes(image schema.Image, s *slot, letter string) bool {
+func (r *deletion) hasRightBytes(image schema.Image, s *slot, letter string) bool {
 	switch {
 	case !image.Checksum.IsZero():
 		return r.c.sum(letter) == image.Checksum
@@ -117,14 +117,14 @@ func (r *removal) bytes(image schema.Image, s *slot, letter string) bool {
 	return true
 }
 
-// vanished holds the removal of a copy of an image that is not declared any more.
-func (r *removal) vanished() {
+// checkOrphan holds the removal of a copy of an image that is not declared any more.
+func (r *deletion) checkOrphan() {
 	c, config := r.c, r.conf.config
 	gone := map[string]bool{}
 	confirmed := true
 	for _, name := range slices.Sorted(maps.Keys(config.Nodes)) {
-		if name != r.node.name && !(r.reached[name] && (r.heard[name] || *clusterWorld)) {
-			c.broke("S3", "%s goes, and %s did not say whether it is used there", r.key, name)
+		if name != r.node.name && !(r.reachable[name] && (r.responded[name] || *clusterWorld)) {
+			c.violation("S3", "%s goes, and %s did not say whether it is used there", r.key, name)
 		}
 		for d := range config.Nodes[name].Disks {
 			one := c.drives[schema.DiskRef{Node: name, Disk: d}]
@@ -133,7 +133,7 @@ func (r *removal) vanished() {
 			}
 			for id, s := range one.slots {
 				if id.Name == r.key.ID.Name && s.users > 0 && s.usedFrom < r.began {
-					c.broke("S6", "%s goes, which is used on %s/%s", r.key, name, d)
+					c.violation("S6", "%s goes, which is used on %s/%s", r.key, name, d)
 				}
 				if _, declared := config.Images[id.Name]; !declared && s.owned && s.born < r.began {
 					gone[id.Name] = true
@@ -143,19 +143,19 @@ func (r *removal) vanished() {
 		}
 	}
 	if config.Settings.PruneLimit.Exceeded(len(config.Images), len(gone)) && !confirmed {
-		c.broke("S6", "%s goes; %d images of %d left, the limit is %s", r.key, len(gone), len(gone)+len(config.Images), config.Settings.PruneLimit)
+		c.violation("S6", "%s goes; %d images of %d left, the limit is %s", r.key, len(gone), len(gone)+len(config.Images), config.Settings.PruneLimit)
 	}
 	if since := c.now - r.node.left[r.key.ID.Name]; since < configdir.RemovalDelay {
-		c.broke("S6", "%s goes %s after it left the configuration", r.key, since)
+		c.violation("S6", "%s goes %s after it left the configuration", r.key, since)
 	}
 }
 
-// unlinks holds the deletion itself against the world. What others than we took away
+// checkUnlink holds the deletion itself against the world. What others than we took away
 // since the withdrawal counts as if it were there.
-func (r *removal) unlinks(s *slot) {
+func (r *deletion) checkUnlink(s *slot) {
 	c := r.c
 	if s.users > 0 {
-		c.broke("S1", "%s is deleted, and it is in use", r.key)
+		c.violation("S1", "%s is deleted, and it is in use", r.key)
 	}
 	image, declared := r.conf.config.Images[r.key.ID.Name]
 	if !declared {
@@ -163,7 +163,7 @@ func (r *removal) unlinks(s *slot) {
 	}
 	left := map[string]map[plan.CopyRef]bool{}
 	count := func(key plan.CopyRef, letter string) {
-		if key.ID != image.ID || key == r.key || !r.bytes(image, s, letter) {
+		if key.ID != image.ID || key == r.key || !r.hasRightBytes(image, s, letter) {
 			return
 		}
 		if left[letter] == nil {
@@ -194,8 +194,8 @@ func (r *removal) unlinks(s *slot) {
 	switch {
 	case r.key.ID != image.ID && s.letter == "": // a part, of which nobody has anything
 	case most == 0 && copies > 0:
-		c.broke("S2", "%s is deleted, and %s is ready nowhere else", r.key, image.ID)
+		c.violation("S2", "%s is deleted, and %s is ready nowhere else", r.key, image.ID)
 	case ready && !image.AllDisks && most < copies:
-		c.broke("S2", "%s is deleted, and %d copies are left of %d", r.key, most, copies)
+		c.violation("S2", "%s is deleted, and %d copies are left of %d", r.key, most, copies)
 	}
 }

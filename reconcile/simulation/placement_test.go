@@ -16,9 +16,9 @@ type rankKey struct {
 	image  string
 }
 
-// rank is the ranking of DESIGN, written down a second time: every node's best disk
+// rankedDisks is the ranking of DESIGN, written down a second time: every node's best disk
 // before any node's second, by the mixed numbers of image and disk.
-func (c *cluster) rank(d *declared, image schema.Image) []schema.DiskRef {
+func (c *cluster) rankedDisks(d *declaration, image schema.Image) []schema.DiskRef {
 	key := rankKey{d.number, image.ID.String()}
 	if known := c.rankings[key]; known != nil {
 		return *known
@@ -38,19 +38,19 @@ func (c *cluster) rank(d *declared, image schema.Image) []schema.DiskRef {
 }
 
 func (c *cluster) score(image string, ref schema.DiskRef) uint64 {
-	return splitMix(c.number(image) ^ c.number(ref.Node, ref.Disk))
+	return splitMix(c.hash(image) ^ c.hash(ref.Node, ref.Disk))
 }
 
-func (c *cluster) number(names ...string) uint64 {
+func (c *cluster) hash(names ...string) uint64 {
 	var b []byte
 	for _, name := range names {
 		b = append(binary.BigEndian.AppendUint64(b, uint64(len(name))), name...)
 	}
-	known, ok := c.numbers[string(b)]
+	known, ok := c.hashes[string(b)]
 	if !ok {
 		sum := sha256.Sum256(b)
 		known = binary.BigEndian.Uint64(sum[:])
-		c.numbers[string(b)] = known
+		c.hashes[string(b)] = known
 	}
 	return known
 }
@@ -64,23 +64,23 @@ func splitMix(x uint64) uint64 {
 }
 
 // copies is how many are wanted, and enough how many have to stand.
-func copiesWanted(image schema.Image, ranked int) (copies, enough int) {
+func copyCounts(image schema.Image, ranked int) (copies, enough int) {
 	if copies = image.Copies; image.AllDisks {
 		copies = ranked
 	}
 	return copies, max(1, min(copies, ranked))
 }
 
-// mustWant reports whether a ready copy on the disk is wanted whatever other nodes
+// isAlwaysDesired reports whether a ready copy on the disk is wanted whatever other nodes
 // have: it is one of the first in rank, or named.
-func (c *cluster) mustWant(d *declared, image schema.Image, ref schema.DiskRef) bool {
-	ranked := c.rank(d, image)
-	copies, _ := copiesWanted(image, len(ranked))
+func (c *cluster) isAlwaysDesired(d *declaration, image schema.Image, ref schema.DiskRef) bool {
+	ranked := c.rankedDisks(d, image)
+	copies, _ := copyCounts(image, len(ranked))
 	i := slices.Index(ranked, ref)
-	return i >= 0 && i < copies || slices.Contains(image.Disks, ref) && !evicting(d.config, ref)
+	return i >= 0 && i < copies || slices.Contains(image.Disks, ref) && !isEvicted(d.config, ref)
 }
 
-func evicting(config schema.Config, ref schema.DiskRef) bool {
+func isEvicted(config schema.Config, ref schema.DiskRef) bool {
 	node, declared := config.Nodes[ref.Node]
 	one, known := node.Disks[ref.Disk]
 	return !declared || !known || node.EvictionRequested || one.EvictionRequested

@@ -1,0 +1,83 @@
+package simulation
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+)
+
+// trace is what happened last, for people.
+type trace struct {
+	lines []string
+	next  int
+}
+
+// logf adds a line to the story, if anybody reads it: a run that broke no rule is not
+// told.
+func (c *cluster) logf(node, format string, args ...any) {
+	if c.trace == nil {
+		return
+	}
+	at := worldStart.Add(c.now).Sub(worldStart).Truncate(time.Millisecond)
+	line := fmt.Sprintf("%12s %-7s %s", at, node, fmt.Sprintf(format, args...))
+	if len(c.trace.lines) < *clusterLines {
+		c.trace.lines = append(c.trace.lines, line)
+		return
+	}
+	c.trace.lines[c.trace.next%*clusterLines] = line
+	c.trace.next++
+}
+
+func (s *trace) String() string {
+	at := s.next % max(1, len(s.lines))
+	return strings.Join(append(append([]string{}, s.lines[at:]...), s.lines[:at]...), "\n")
+}
+
+// String tells what a node told.
+func (s *said) String() string {
+	if s == nil {
+		return "nothing new"
+	}
+	return formatState(s.state)
+}
+
+func formatState(s peer.State) string {
+	text := "configuration " + s.Config
+	for _, one := range s.Disks {
+		text += ", " + one.Name + one.Problem
+		for _, v := range one.Copies {
+			text += fmt.Sprintf(" %s %s%s%s%s", v.ID, v.State, textIf(v.Leaving, " leaving"), textIf(v.UsedBy != "", " used"), textIf(v.Action != "", " "+v.Action))
+		}
+	}
+	return text
+}
+
+// describe is what is where, for people.
+func (c *cluster) describe() string {
+	var b strings.Builder
+	for _, ref := range c.places() {
+		d := c.drives[ref]
+		fmt.Fprintf(&b, "%s %s there=%v", ref, d.uuid, d.there)
+		for _, id := range d.ids() {
+			s := d.slots[id]
+			fmt.Fprintf(&b, "; %s bytes %q of %q part %d users %d failed %q touched %v ours %v", id, s.letter, s.digest, s.part, s.users, s.failed, s.touched, s.owned)
+		}
+		b.WriteString("\n")
+	}
+	for _, name := range c.names {
+		m := c.nodes[name]
+		fmt.Fprintf(&b, "%s up=%v rounds=%d digest=%s\n", name, m.up, m.rounds, m.inForce)
+		for _, a := range m.plan.Actions {
+			fmt.Fprintf(&b, "    %s %s: %s (until %s)\n", a.Op, a.CopyRef(), a.Text, a.Until)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.latest().config.Images)) {
+		image := c.latest().config.Images[name]
+		fmt.Fprintf(&b, "%s copies %d all %v checksum %.8s named %v ranked %v\n", image.ID, image.Copies, image.AllDisks, image.Checksum, image.Disks, c.rankedDisks(c.latest(), image))
+	}
+	return b.String()
+}
