@@ -9,7 +9,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -86,7 +85,7 @@ func (m *member) ask(w *work, q *questions, other *member) {
 			})
 		})
 	})
-	m.later(job.QueryTimeout, end)
+	m.later(QueryTimeout, end)
 }
 
 // answerFresh looks at the copies of a name, now, as peerNode.Copies does: what it
@@ -136,7 +135,7 @@ func (m *member) decideAll(d plan.Desired, o plan.Observed) {
 			continue
 		}
 		w.answered = false
-		if m.c.now-w.began > 2*job.QueryTimeout {
+		if m.c.now-w.began > 2*QueryTimeout {
 			m.takeBack(w, o, errors.New("the answers are old"))
 			continue
 		}

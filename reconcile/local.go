@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -196,7 +197,7 @@ func (l *localJobs) Query(ctx context.Context, a plan.Action, nodes []peer.Addre
 		if l.peers.client == nil {
 			nodes = nil
 		}
-		done(job.QueryPeers(ctx, l.peers.client, nodes, a.Image))
+		done(queryPeers(ctx, l.peers.client, nodes, a.Image))
 	}()
 }
 
@@ -212,4 +213,28 @@ func foldersOf(disks map[string]Disk) map[string]*disk.Disk {
 		folders[name] = folderOf(d)
 	}
 	return folders
+}
+
+// queryPeers requests the current copies of an image from all nodes at the same time. The
+// responses are by node name; a node that fails or does not respond within QueryTimeout is
+// missing.
+func queryPeers(ctx context.Context, client *peer.Client, nodes []peer.Address, image string) map[string]peer.State {
+	ctx, cancel := context.WithTimeout(ctx, QueryTimeout)
+	defer cancel()
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	responses := map[string]peer.State{}
+	for _, at := range nodes {
+		all.Go(func() {
+			state, err := client.Copies(ctx, at, image)
+			if err != nil {
+				return // the same as no response, whatever the reason
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			responses[at.Node] = state
+		})
+	}
+	all.Wait()
+	return responses
 }

@@ -146,7 +146,7 @@ func (s *sequence) save(name, text string) {
 }
 
 func (s *sequence) someFile() string {
-	return pick1(s.dice, slices.Sorted(maps.Keys(s.now))...)
+	return pick(s.Rand, slices.Sorted(maps.Keys(s.now))...)
 }
 
 func saveFile(s *sequence) {

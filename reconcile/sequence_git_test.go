@@ -71,7 +71,7 @@ func startGitSync(s *sequence) {
 
 func publishGitSync(s *sequence) { s.publishCommit(s.commit()) }
 
-func rollBackGitSync(s *sequence) { s.publishCommit(pick1(s.dice, s.repos.commits...)) }
+func rollBackGitSync(s *sequence) { s.publishCommit(pick(s.Rand, s.repos.commits...)) }
 
 // publishCommit goes the way of git-sync: fetch, a worktree with a relative gitdir, its
 // files, the link, and the old worktree goes.
@@ -116,7 +116,7 @@ func (s *sequence) checkedOut() {
 }
 
 func switchBranch(s *sequence) {
-	s.git(s.conf, "checkout", "-q", pick1(s.dice, s.repos.branches...))
+	s.git(s.conf, "checkout", "-q", pick(s.Rand, s.repos.branches...))
 	s.checkedOut()
 }
 
@@ -130,7 +130,7 @@ func pull(s *sequence) {
 func reset(s *sequence) {
 	s.git(s.conf, "checkout", "-q", "--detach")
 	s.git(s.conf, "fetch", "-q")
-	s.git(s.conf, "reset", "-q", "--hard", pick1(s.dice, s.repos.commits...))
+	s.git(s.conf, "reset", "-q", "--hard", pick(s.Rand, s.repos.commits...))
 	s.checkedOut()
 }
 
@@ -164,7 +164,7 @@ func (s *sequence) gate() string { return filepath.Join(s.root, "gate") }
 func slowCheckout(s *sequence) {
 	must(s.t, syscall.Mkfifo(s.gate(), 0o600))
 	s.l.rounds(4) // so that what came before is taken by now
-	branch := pick1(s.dice, s.repos.branches...)
+	branch := pick(s.Rand, s.repos.branches...)
 	before := len(s.log.all())
 	done := make(chan error, 1)
 	go func() {

@@ -68,7 +68,7 @@ type content map[string]string
 
 // sequence is one directory with a loop over it.
 type sequence struct {
-	dice
+	*rand.Rand
 	t      *testing.T
 	form   form
 	root   string // a folder of its own
@@ -89,6 +89,11 @@ type sequence struct {
 	changes int
 }
 
+// one is true with a probability of 1/in.
+func (s *sequence) one(in int) bool { return s.IntN(in) == 0 }
+
+func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
+
 // beginning is that of a change to a content.
 type beginning struct {
 	to content
@@ -105,14 +110,14 @@ type moment struct {
 
 func runSequence(t *testing.T, f form, seed uint64, all *sequenceSum) {
 	s := &sequence{
-		dice: dice{rand.New(rand.NewPCG(seed, 5))}, t: t, form: f, all: all, root: t.TempDir(), loader: schema.NewLoader(),
+		Rand: rand.New(rand.NewPCG(seed, 5)), t: t, form: f, all: all, root: t.TempDir(), loader: schema.NewLoader(),
 		known: map[string]content{}, images: map[string][]string{}, log: &takenLog{},
 	}
 	s.change(f.start)
 	s.run()
 	s.l.until("taken at the start", func(v *status.View) bool { return v.Config.Digest == s.digest(s.now) })
 	for range 3 + s.IntN(6) {
-		s.change(pick1(s.dice, f.ops...))
+		s.change(pick(s.Rand, f.ops...))
 		if s.one(2) {
 			s.l.rounds(s.IntN(5))
 		}
@@ -254,4 +259,102 @@ func (s *sequence) lastLed(last took) (at time.Time) {
 		}
 	}
 	return at
+}
+
+// took is a configuration that was taken.
+type took struct {
+	at     time.Time
+	digest string
+	errors int64
+}
+
+// takenLog notes what a loop says that it has taken: no view is missed that way.
+type takenLog struct {
+	mu    sync.Mutex
+	taken []took
+}
+
+func (l *takenLog) Enabled(context.Context, slog.Level) bool { return true }
+
+func (l *takenLog) WithAttrs([]slog.Attr) slog.Handler { return l }
+
+func (l *takenLog) WithGroup(string) slog.Handler { return l }
+
+func (l *takenLog) Handle(_ context.Context, r slog.Record) error {
+	if r.Message != "configuration taken" {
+		return nil
+	}
+	t := took{at: r.Time}
+	r.Attrs(func(a slog.Attr) bool {
+		switch a.Key {
+		case "digest":
+			t.digest = a.Value.String()
+		case "errors":
+			t.errors = a.Value.Int64()
+		}
+		return true
+	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.taken = append(l.taken, t)
+	return nil
+}
+
+func (l *takenLog) all() []took {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.taken)
+}
+
+// sequenceSum is what the sequences came to.
+type sequenceSum struct {
+	sync.Mutex
+	changes, taken int
+	after          []time.Duration
+	late           map[string]time.Duration // by form
+	stalls         []stall
+}
+
+// stall is for how long this process got no processor, when that was over.
+type stall struct {
+	over time.Time
+	long time.Duration
+}
+
+// beat notes stalls: on a busy machine they are nobody's fault.
+func (s *sequenceSum) beat(stop <-chan struct{}) {
+	const every = 10 * time.Millisecond
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for last := time.Now(); ; {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		if late := now.Sub(last) - every; late > every {
+			s.Lock()
+			s.stalls = append(s.stalls, stall{now, late})
+			s.Unlock()
+		}
+		last = now
+	}
+}
+
+// stalled is how much of the time since then was lost to stalls.
+func (s *sequenceSum) stalled(since time.Time) (sum time.Duration) {
+	s.Lock()
+	defer s.Unlock()
+	for _, one := range s.stalls {
+		if one.over.After(since) {
+			sum += one.long
+		}
+	}
+	return sum
+}
+
+func (s *sequenceSum) middle() time.Duration {
+	slices.Sort(s.after)
+	return s.after[len(s.after)/2]
 }

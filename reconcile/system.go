@@ -72,6 +72,9 @@ type Peers interface {
 	Close()
 }
 
+// QueryTimeout is how long Jobs.Query waits for the response of a node.
+const QueryTimeout = 5 * time.Second
+
 // Jobs executes actions, each independently of the others. Start and Query return at once. They
 // report the outcome once by calling done, from any goroutine. When ctx ends, the outcome
 // follows soon: what was transferred until then is kept.
@@ -80,7 +83,7 @@ type Jobs interface {
 	// in use; it does not end with ctx.
 	Start(ctx context.Context, t Task, done func(error))
 	// Query requests the current copies of the image of a deletion directly from each of the nodes. A node
-	// that does not respond within job.QueryTimeout is missing in the responses.
+	// that does not respond within QueryTimeout is missing in the responses.
 	Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State))
 	// CanExport returns an error if no usable replica of the volume is on these disks.
 	CanExport(e schema.ExportFromVolume, disks map[string]Disk) error

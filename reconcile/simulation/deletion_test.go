@@ -8,7 +8,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -89,7 +89,7 @@ func (m *node) ask(w *work, at peer.Address, other *node) {
 			})
 		})
 	})
-	m.later(job.QueryTimeout, end)
+	m.later(reconcile.QueryTimeout, end)
 }
 
 // answerFresh answers a direct query.
