@@ -23,7 +23,6 @@ type merger struct {
 
 	unread map[string]document.Problem // the first problem of each file that has problems
 
-	encryptions   map[string]Encryption // see encryption
 	settings      Settings
 	placesUnknown bool // settings or nodes are broken, and were never valid
 	fileUnknown   bool // a file has problems, and was never without them
@@ -34,7 +33,7 @@ type merger struct {
 func (l *Loader) merge(files []*parsedFile, d definitions) *merger {
 	m := &merger{
 		active: l.active, current: map[key]*definition{}, broken: map[key]document.Problem{}, declared: map[key][]*definition{},
-		references: map[key][]*definition{}, unread: map[string]document.Problem{}, encryptions: map[string]Encryption{},
+		references: map[key][]*definition{}, unread: map[string]document.Problem{},
 	}
 	m.manifests, m.skipped = documentsOf(files, d)
 	for _, f := range files {

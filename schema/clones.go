@@ -1,0 +1,98 @@
+package schema
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+)
+
+// cloneCheck checks the images that are clones of other images.
+type cloneCheck struct {
+	merger      *merger
+	encryptions map[string]Encryption // by image: see encryption
+}
+
+// check finds a source image that is not declared, and an encryption or decryption
+// that was done before.
+func (c *cloneCheck) check(d *definition) {
+	clone := d.checked.image.Source.Clone
+	if clone == nil {
+		return
+	}
+	source := key{imagesSection, clone.BackingImage}
+	at := document.Path{"source", "clone"}
+	if c.merger.current[source] == nil && c.merger.declared[source] == nil {
+		if !c.merger.fileUnknown { // otherwise it may be in a file that cannot be read
+			c.merger.rejectNative(d, document.Problem{Path: at.With("backingImage"),
+				Message: fmt.Sprintf("image %q is not declared", clone.BackingImage), Hint: document.DidYouMean(clone.BackingImage, names(c.merger.all(imagesSection)))})
+		}
+		return
+	}
+	switch before := c.encryption(clone.BackingImage); {
+	case before == Encrypt && clone.Encryption == Encrypt:
+		c.merger.rejectNative(d, document.Problem{Path: at.With("encryption"), Message: fmt.Sprintf("cannot re-encrypt: %q is encrypted already", clone.BackingImage)})
+	case before == Decrypt && clone.Encryption == Decrypt:
+		c.merger.rejectNative(d, document.Problem{Path: at.With("encryption"), Message: fmt.Sprintf("cannot re-decrypt: %q is decrypted already", clone.BackingImage)})
+	}
+}
+
+// encryption returns what the last of the clones that led to an image did to its bytes. It
+// is EncryptionIgnore for an image that is no clone, whether it is encrypted or not.
+func (c *cloneCheck) encryption(name string) Encryption {
+	if e, known := c.encryptions[name]; known {
+		return e
+	}
+	c.encryptions[name] = EncryptionIgnore // ends a cycle, which checkCycles reports
+	d := c.merger.current[key{imagesSection, name}]
+	if d == nil || d.checked.image.Source.Clone == nil {
+		return EncryptionIgnore
+	}
+	e := d.checked.image.Source.Clone.Encryption
+	if e == EncryptionIgnore {
+		e = c.encryption(d.checked.image.Source.Clone.BackingImage)
+	}
+	c.encryptions[name] = e
+	return e
+}
+
+// checkCycles finds images that are clones of themselves, through other images.
+func (c *cloneCheck) checkCycles() {
+	done := map[string]bool{}
+	for _, d := range c.merger.all(imagesSection) {
+		var chain []string
+		at := map[string]int{}
+		for name, ok := d.name, true; ok && !done[name]; name, ok = c.clonedFrom(name) {
+			if i, again := at[name]; again {
+				c.rejectCycle(chain[i:])
+				break
+			}
+			at[name] = len(chain)
+			chain = append(chain, name)
+		}
+		for _, name := range chain {
+			done[name] = true
+		}
+	}
+}
+
+// clonedFrom returns the source of a clone, and false if the image is no clone.
+func (c *cloneCheck) clonedFrom(name string) (string, bool) {
+	d := c.merger.current[key{imagesSection, name}]
+	if d == nil || c.merger.stale(d) || d.checked.image.Source.Clone == nil {
+		return "", false
+	}
+	return d.checked.image.Source.Clone.BackingImage, true
+}
+
+func (c *cloneCheck) rejectCycle(members []string) {
+	for i, name := range members {
+		around := slices.Concat(members[i:], members[:i+1])
+		if len(around) > 10 {
+			around = append(around[:9], "…", name)
+		}
+		c.merger.rejectNative(c.merger.current[key{imagesSection, name}], document.Problem{Path: document.Path{"source", "clone", "backingImage"},
+			Message: "is a clone of itself: " + strings.Join(around, " from "), Hint: "give one of them another source"})
+	}
+}
