@@ -2,6 +2,7 @@ package schema
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -159,3 +160,12 @@ type DiskRef struct{ Node, Disk string }
 
 // String returns "node/disk".
 func (r DiskRef) String() string { return r.Node + "/" + r.Disk }
+
+// ParseDiskRef parses NODE/DISK, the form that String returns. The names need not be declared.
+func ParseDiskRef(text string) (DiskRef, error) {
+	node, disk, ok := strings.Cut(text, "/")
+	if !ok || node == "" || disk == "" || strings.Contains(disk, "/") {
+		return DiskRef{}, errors.New("write NODE/DISK")
+	}
+	return DiskRef{Node: node, Disk: disk}, nil
+}

@@ -218,8 +218,9 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 	}
 	m.Disks = []DiskRef{}
 	for _, text := range sorted(raw.Disks) {
-		node, disk, _ := strings.Cut(text, "/")
-		m.Disks = append(m.Disks, DiskRef{Node: node, Disk: disk})
+		ref, err := ParseDiskRef(text)
+		d.reportError(err, "disks")
+		m.Disks = append(m.Disks, ref)
 	}
 	if c := m.Source.Clone; c != nil && c.Encryption == Encrypt && !m.Checksum.IsZero() {
 		m.Checksum, m.ChecksumIgnored = disk.Digest{}, true

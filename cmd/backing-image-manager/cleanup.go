@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/spf13/cobra"
 )
 
@@ -36,7 +36,7 @@ the reason.`,
 		if on == "" {
 			return errors.New("--on is missing: name the disk of the copy with --on NODE/DISK")
 		}
-		if _, err := api.ParseDiskRef(on); err != nil {
+		if _, err := schema.ParseDiskRef(on); err != nil {
 			return fmt.Errorf("--on is %q: %w", on, err)
 		}
 		client, err := daemon.client()

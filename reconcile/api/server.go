@@ -261,7 +261,7 @@ type cleanupBody struct {
 // cleanup requests the deletion of a copy, and responds with the decision about it.
 func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
 	name, uuid := r.PathValue("name"), r.URL.Query().Get("uuid")
-	on, err := ParseDiskRef(r.URL.Query().Get("disk"))
+	on, err := schema.ParseDiskRef(r.URL.Query().Get("disk"))
 	if err != nil {
 		httperror.New(http.StatusBadRequest, "disk: %v", err).Write(w)
 		return
@@ -298,15 +298,6 @@ func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
 	default:
 		httperror.New(http.StatusConflict, "kept: %s", cmp.Or(action.Text, "it is desired")).Write(w)
 	}
-}
-
-// ParseDiskRef parses NODE/DISK.
-func ParseDiskRef(text string) (schema.DiskRef, error) {
-	node, name, ok := strings.Cut(text, "/")
-	if !ok || node == "" || name == "" || strings.Contains(name, "/") {
-		return schema.DiskRef{}, errors.New("write NODE/DISK")
-	}
-	return schema.DiskRef{Node: node, Disk: name}, nil
 }
 
 func checkUUID(uuid string) error {

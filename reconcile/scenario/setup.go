@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -23,18 +22,18 @@ func checkNode(c schema.Config, name string) error {
 
 // parseDisk parses NODE/DISK. The error lists the declared names.
 func parseDisk(c schema.Config, text string) (schema.DiskRef, error) {
-	node, name, ok := strings.Cut(text, "/")
-	if !ok {
-		return schema.DiskRef{}, fmt.Errorf("%s is not a disk: write NODE/DISK", text)
+	ref, err := schema.ParseDiskRef(text)
+	if err != nil {
+		return schema.DiskRef{}, fmt.Errorf("%s is not a disk: %w", text, err)
 	}
-	if err := checkNode(c, node); err != nil {
+	if err := checkNode(c, ref.Node); err != nil {
 		return schema.DiskRef{}, err
 	}
-	disks := c.Nodes[node].Disks
-	if _, ok := disks[name]; !ok {
-		return schema.DiskRef{}, fmt.Errorf("node %s has no disk %s: it has %s", node, name, joinNames(slices.Sorted(maps.Keys(disks))))
+	disks := c.Nodes[ref.Node].Disks
+	if _, ok := disks[ref.Disk]; !ok {
+		return schema.DiskRef{}, fmt.Errorf("node %s has no disk %s: it has %s", ref.Node, ref.Disk, joinNames(slices.Sorted(maps.Keys(disks))))
 	}
-	return schema.DiskRef{Node: node, Disk: name}, nil
+	return ref, nil
 }
 
 // findImage finds an image by its name, or a generation by <name>-<uuid>. The name of a

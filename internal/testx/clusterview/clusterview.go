@@ -55,7 +55,10 @@ func declare(v status.View, image schema.Image) schema.Image {
 }
 
 func put(v status.View, image schema.Image, on string, change func(*plan.Copy)) {
-	node, name, _ := strings.Cut(on, "/")
+	ref, err := schema.ParseDiskRef(on)
+	if err != nil {
+		panic(err)
+	}
 	sum, err := disk.ParseDigest(strings.Repeat("a", 128))
 	if err != nil {
 		panic(err)
@@ -66,7 +69,7 @@ func put(v status.View, image schema.Image, on string, change func(*plan.Copy)) 
 	if change != nil {
 		change(&c)
 	}
-	v.Observed.Disks[schema.DiskRef{Node: node, Disk: name}].Copies[image.ID] = c
+	v.Observed.Disks[ref].Copies[image.ID] = c
 }
 
 // ThreeNodes has an unreachable node and a node with another configuration, and images in
