@@ -42,7 +42,7 @@ func (c *cluster) damageClones() {
 		c.addDifferentFile(source)
 	case 1:
 		for _, key := range c.readyCopies(c.latest().config, source) {
-			c.slot(key).letter = "rotten"
+			c.copyAt(key).File = "rotten"
 			c.logf("", "%s rots", key)
 		}
 	}
@@ -52,9 +52,9 @@ func (c *cluster) damageClones() {
 // addDifferentFile leaves a file of an image without a checksum that is not what it was before.
 func (c *cluster) addDifferentFile(image schema.Image) {
 	ref := pick(c.rng, c.places()...)
-	if d := c.drives[ref]; image.Checksum.IsZero() && d.there && d.slots[image.ID] == nil && d.free() > gib {
-		s := d.slot(image.ID)
-		s.letter, s.born = pick(c.rng, plantest.Letters...), c.now
+	if d := c.disks[ref]; image.Checksum.IsZero() && d.Attached && d.Copies[image.ID] == nil && d.free() > gib {
+		s := d.Folder(image.ID)
+		s.File, s.born = pick(c.rng, plantest.Letters...), c.now
 		c.logf("", "somebody leaves another file as %s on %s", image.ID, ref)
 	}
 }
@@ -63,12 +63,12 @@ func (c *cluster) addDifferentFile(image schema.Image) {
 func (c *cluster) damageCopies(name string) {
 	image := c.latest().config.Images[name]
 	for _, key := range c.readyCopies(c.latest().config, image) {
-		s, m := c.slot(key), c.nodes[key.Disk.Node]
+		s, m := c.copyAt(key), c.nodes[key.Disk.Node]
 		if c.deletionOf(key) != nil || !m.up {
 			continue
 		}
 		c.recordLoss(key, s)
-		s.letter = "rotten"
+		s.File = "rotten"
 		m.damaged(s)
 		c.logf("", "%s is found damaged", key)
 		m.kick()

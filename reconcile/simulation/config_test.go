@@ -135,7 +135,7 @@ func (c *cluster) randomImage(config schema.Config, name string) schema.Image {
 func (c *cluster) imageWithSource(config schema.Config, name string, source schema.Source) schema.Image {
 	m := schema.Image{ID: disk.ID{Name: name}, Copies: pick(c.rng, 1, 1, 2, 2, 3), Source: source}
 	if letter := c.expectedBytes(config, m); letter != "" && c.oneIn(2) {
-		m.Checksum = c.sum(letter)
+		m.Checksum = c.digest(letter)
 	}
 	m.ID.UUID = schema.UUID(name, m.Checksum, m.Source)
 	if m.AllDisks = c.oneIn(12); m.AllDisks {
@@ -147,7 +147,7 @@ func (c *cluster) imageWithSource(config schema.Config, name string, source sche
 	if c.oneIn(6) {
 		m.DiskSelector = pick(c.rng, []string{"a"}, []string{"a", "b"})
 	}
-	if c.oneIn(8) && len(c.drives) > 0 {
+	if c.oneIn(8) && len(c.disks) > 0 {
 		m.Disks = []schema.DiskRef{pick(c.rng, c.places()...)}
 	}
 	return m

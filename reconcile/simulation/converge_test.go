@@ -94,8 +94,8 @@ func (c *cluster) checkImage(image schema.Image) (lacks bool) {
 	can, have := 0, 0
 	for _, ref := range ranked {
 		node := head.config.Nodes[ref.Node]
-		s := c.slot(plan.CopyRef{Disk: ref, ID: image.ID})
-		sound := s.sound() && (image.Checksum.IsZero() || c.sum(s.digest) == image.Checksum)
+		s := c.copyAt(plan.CopyRef{Disk: ref, ID: image.ID})
+		sound := s.Ready() && (image.Checksum.IsZero() || c.digest(s.Recorded) == image.Checksum)
 		if sound {
 			have++
 		}
@@ -154,16 +154,16 @@ func (c *cluster) checkReported(image schema.Image, can int) {
 
 // isReadyAnywhere reports whether there is a good copy on any disk that is in its place.
 func (c *cluster) isReadyAnywhere(id disk.ID) bool {
-	return slices.ContainsFunc(c.places(), func(ref schema.DiskRef) bool { return c.slot(plan.CopyRef{Disk: ref, ID: id}).sound() })
+	return slices.ContainsFunc(c.places(), func(ref schema.DiskRef) bool { return c.copyAt(plan.CopyRef{Disk: ref, ID: id}).Ready() })
 }
 
 // overPruneLimit reports whether so many images left that they are held.
 func (c *cluster) overPruneLimit() bool {
 	config := c.latest().config
 	gone, confirmed := map[string]bool{}, true
-	for _, d := range c.drives {
-		for id, s := range d.slots {
-			if _, declared := config.Images[id.Name]; !declared && s.owned {
+	for _, d := range c.disks {
+		for id, s := range d.Copies {
+			if _, declared := config.Images[id.Name]; !declared && s.Owned {
 				gone[id.Name] = true
 				confirmed = confirmed && slices.Contains(config.Settings.PruneConfirmed, id)
 			}
@@ -180,16 +180,16 @@ func (c *cluster) checkLeftovers() {
 		if _, declared := config.Nodes[ref.Node].Disks[ref.Disk]; !declared {
 			continue
 		}
-		for _, id := range c.drives[ref].ids() {
-			s := c.drives[ref].slots[id]
+		for _, id := range c.disks[ref].ids() {
+			s := c.disks[ref].Copies[id]
 			image, declared := config.Images[id.Name]
 			ranked := c.rankedDisks(c.latest(), image)
 			enough := declared && c.countReady(image, ranked) >= max(1, min(image.Copies, len(ranked)))
 			filled := enough || config.Settings.ConcurrentReplenishPerNodeLimit > 0
 			switch {
-			case s.from != nil && s.letter == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.disksForNewCopy(image, ranked), ref):
+			case s.from != nil && s.File == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.disksForNewCopy(image, ranked), ref):
 				c.violation("rest", "a part of an upload is left on %s", plan.CopyRef{Disk: ref, ID: id})
-			case !s.owned || s.users > 0:
+			case !s.Owned || s.Users > 0:
 			case !declared && !held && !c.isUsedAnywhere(id.Name) && c.allDisksPresent():
 				c.violation("rest", "%s is left on %s", id, ref)
 			case image.ID != id && enough && len(ranked) > 0 && !image.AllDisks:
@@ -200,9 +200,9 @@ func (c *cluster) checkLeftovers() {
 }
 
 func (c *cluster) isUsedAnywhere(name string) bool {
-	for _, d := range c.drives {
-		for id, s := range d.slots {
-			if id.Name == name && s.users > 0 {
+	for _, d := range c.disks {
+		for id, s := range d.Copies {
+			if id.Name == name && s.Users > 0 {
 				return true
 			}
 		}
@@ -214,7 +214,7 @@ func (c *cluster) isUsedAnywhere(name string) bool {
 func (c *cluster) allDisksPresent() bool {
 	for name, node := range c.latest().config.Nodes {
 		for d := range node.Disks {
-			if one := c.drives[schema.DiskRef{Node: name, Disk: d}]; one == nil || !one.there {
+			if one := c.disks[schema.DiskRef{Node: name, Disk: d}]; one == nil || !one.Attached {
 				return false
 			}
 		}
@@ -225,7 +225,7 @@ func (c *cluster) allDisksPresent() bool {
 func (c *cluster) countReady(image schema.Image, refs []schema.DiskRef) int {
 	n := 0
 	for _, ref := range refs {
-		if s := c.slot(plan.CopyRef{Disk: ref, ID: image.ID}); s.sound() {
+		if s := c.copyAt(plan.CopyRef{Disk: ref, ID: image.ID}); s.Ready() {
 			n++
 		}
 	}
@@ -277,17 +277,17 @@ func (c *cluster) removeImageAtEnd() {
 // not ours, and what is on a disk that is not declared.
 func (c *cluster) checkRemovedImage(name string) {
 	for _, ref := range c.places() {
-		for _, id := range c.drives[ref].ids() {
-			s := c.drives[ref].slots[id]
-			if id.Name == name && s.users > 0 {
+		for _, id := range c.disks[ref].ids() {
+			s := c.disks[ref].Copies[id]
+			if id.Name == name && s.Users > 0 {
 				return
 			}
 		}
 	}
 	for _, ref := range c.places() {
-		for _, id := range c.drives[ref].ids() {
+		for _, id := range c.disks[ref].ids() {
 			_, declared := c.latest().config.Nodes[ref.Node].Disks[ref.Disk]
-			if s := c.drives[ref].slots[id]; declared && id.Name == name && s.owned {
+			if s := c.disks[ref].Copies[id]; declared && id.Name == name && s.Owned {
 				c.violation("rest", "%s is there 10 minutes after it left the configuration", plan.CopyRef{Disk: ref, ID: id})
 			}
 		}

@@ -120,27 +120,27 @@ func (r *deletion) addReadyOn(on *node, config string, into map[readyCopy]bool) 
 }
 
 func (r *deletion) addReady(on *node, ref schema.DiskRef, config string, into map[readyCopy]bool) {
-	d := r.c.drives[ref]
-	if _, own := on.own[ref.Disk]; !own || d == nil || !d.there {
+	d := r.c.disks[ref]
+	if _, own := on.own[ref.Disk]; !own || d == nil || !d.Attached {
 		return
 	}
-	for id, s := range d.slots {
+	for id, s := range d.Copies {
 		key := plan.CopyRef{Disk: ref, ID: id}
-		if id.Name == r.key.ID.Name && s.sound() && r.c.deletionOf(key) == nil {
-			into[readyCopy{key, config, s.digest}] = true
+		if id.Name == r.key.ID.Name && s.Ready() && r.c.deletionOf(key) == nil {
+			into[readyCopy{key, config, s.Recorded}] = true
 		}
 	}
 }
 
 // recordLoss takes note of what is lost by something else than our deletions.
-func (c *cluster) recordLoss(key plan.CopyRef, s *slot) {
-	if s.sound() {
-		c.losses = append(c.losses, loss{c.now, key, s.digest})
+func (c *cluster) recordLoss(key plan.CopyRef, s *Copy) {
+	if s.Ready() {
+		c.losses = append(c.losses, loss{c.now, key, s.Recorded})
 	}
 }
 
-func (c *cluster) recordLosses(ref schema.DiskRef, d *drive) {
+func (c *cluster) recordLosses(ref schema.DiskRef, d *Disk) {
 	for _, id := range d.ids() {
-		c.recordLoss(plan.CopyRef{Disk: ref, ID: id}, d.slots[id])
+		c.recordLoss(plan.CopyRef{Disk: ref, ID: id}, d.Copies[id])
 	}
 }

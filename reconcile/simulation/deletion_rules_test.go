@@ -25,7 +25,7 @@ func (r *deletion) checkDecision(o plan.Observed) {
 		c.violation("suspend", "%s goes, and it is suspended", r.key)
 	}
 	r.checkConflict(o)
-	s := c.slot(r.key)
+	s := c.copyAt(r.key)
 	if s == nil {
 		return
 	}
@@ -34,7 +34,7 @@ func (r *deletion) checkDecision(o plan.Observed) {
 	if evicted && !(declared && isEvicted(r.conf.config, r.key.Disk)) {
 		c.violation("S5", "%s is evicted, which nobody asked for", r.key)
 	}
-	if declared && r.key.ID != image.ID && s.letter == "" {
+	if declared && r.key.ID != image.ID && s.File == "" {
 		return // a part of an older generation: no image has less by it
 	}
 	if !evicted && !m.byHand[r.key] {
@@ -48,7 +48,7 @@ func (r *deletion) checkDecision(o plan.Observed) {
 }
 
 // checkInterval holds a clean-up against the clock that nobody sets.
-func (r *deletion) checkInterval(s *slot) {
+func (r *deletion) checkInterval(s *Copy) {
 	wait := r.conf.config.Settings.CleanupWaitInterval
 	if wait == 0 || s.excused {
 		return
@@ -65,7 +65,7 @@ func (r *deletion) checkInterval(s *slot) {
 // checkEnough holds the removal of a copy of a declared image against the copies that stood
 // at any moment since the withdrawal, and against those that stood when their nodes
 // answered.
-func (r *deletion) checkEnough(image schema.Image, s *slot) {
+func (r *deletion) checkEnough(image schema.Image, s *Copy) {
 	ranked := r.c.rankedDisks(r.conf, image)
 	_, enough := copyCounts(image, len(ranked))
 	if len(ranked) == 0 {
@@ -83,7 +83,7 @@ func (r *deletion) checkEnough(image schema.Image, s *slot) {
 }
 
 // mostWithSameBytes is how many of the copies that stand count, if they have the same bytes.
-func (r *deletion) mostWithSameBytes(image schema.Image, s *slot, ranked []schema.DiskRef, stand map[readyCopy]bool) int {
+func (r *deletion) mostWithSameBytes(image schema.Image, s *Copy, ranked []schema.DiskRef, stand map[readyCopy]bool) int {
 	of := map[string]int{}
 	for one := range stand {
 		ref := one.key.Disk
@@ -107,12 +107,12 @@ func ruleOf(kind plan.Op) string {
 	return "S4"
 }
 
-func (r *deletion) hasRightBytes(image schema.Image, s *slot, letter string) bool {
+func (r *deletion) hasRightBytes(image schema.Image, s *Copy, letter string) bool {
 	switch {
 	case !image.Checksum.IsZero():
-		return r.c.sum(letter) == image.Checksum
-	case r.key.ID == image.ID && s.letter != "" && s.failed == "" && !s.touched:
-		return letter == s.digest
+		return r.c.digest(letter) == image.Checksum
+	case r.key.ID == image.ID && s.File != "" && s.Failure == "" && !s.Changed:
+		return letter == s.Recorded
 	}
 	return true
 }
@@ -127,15 +127,15 @@ func (r *deletion) checkOrphan() {
 			c.violation("S3", "%s goes, and %s did not say whether it is used there", r.key, name)
 		}
 		for d := range config.Nodes[name].Disks {
-			one := c.drives[schema.DiskRef{Node: name, Disk: d}]
-			if one == nil || !one.there {
+			one := c.disks[schema.DiskRef{Node: name, Disk: d}]
+			if one == nil || !one.Attached {
 				continue
 			}
-			for id, s := range one.slots {
-				if id.Name == r.key.ID.Name && s.users > 0 && s.usedFrom < r.began {
+			for id, s := range one.Copies {
+				if id.Name == r.key.ID.Name && s.Users > 0 && s.usedFrom < r.began {
 					c.violation("S6", "%s goes, which is used on %s/%s", r.key, name, d)
 				}
-				if _, declared := config.Images[id.Name]; !declared && s.owned && s.born < r.began {
+				if _, declared := config.Images[id.Name]; !declared && s.Owned && s.born < r.began {
 					gone[id.Name] = true
 					confirmed = confirmed && slices.Contains(config.Settings.PruneConfirmed, id)
 				}
@@ -152,9 +152,9 @@ func (r *deletion) checkOrphan() {
 
 // checkUnlink holds the deletion itself against the world. What others than we took away
 // since the withdrawal counts as if it were there.
-func (r *deletion) checkUnlink(s *slot) {
+func (r *deletion) checkUnlink(s *Copy) {
 	c := r.c
-	if s.users > 0 {
+	if s.Users > 0 {
 		c.violation("S1", "%s is deleted, and it is in use", r.key)
 	}
 	image, declared := r.conf.config.Images[r.key.ID.Name]
@@ -171,9 +171,9 @@ func (r *deletion) checkUnlink(s *slot) {
 		}
 		left[letter][key] = true
 	}
-	for ref, d := range c.drives {
-		if one := d.slots[image.ID]; d.there && one.sound() {
-			count(plan.CopyRef{Disk: ref, ID: image.ID}, one.digest)
+	for ref, d := range c.disks {
+		if one := d.Copies[image.ID]; d.Attached && one.Ready() {
+			count(plan.CopyRef{Disk: ref, ID: image.ID}, one.Recorded)
 		}
 	}
 	for _, l := range c.losses {
@@ -190,9 +190,9 @@ func (r *deletion) checkUnlink(s *slot) {
 			copies = min(copies, other.conf.config.Images[image.ID.Name].Copies)
 		}
 	}
-	ready := r.key.ID == image.ID && s.letter != "" && s.owned && !s.touched && s.failed == ""
+	ready := r.key.ID == image.ID && s.File != "" && s.Owned && !s.Changed && s.Failure == ""
 	switch {
-	case r.key.ID != image.ID && s.letter == "": // a part, of which nobody has anything
+	case r.key.ID != image.ID && s.File == "": // a part, of which nobody has anything
 	case most == 0 && copies > 0:
 		c.violation("S2", "%s is deleted, and %s is ready nowhere else", r.key, image.ID)
 	case ready && !image.AllDisks && most < copies:

@@ -162,7 +162,7 @@ func (m *node) remove(w *work) {
 	m.c.logf(m.name, "is sure that %s may go", w.key)
 	m.soon(func() {
 		m.c.spawn(&fiber{node: m}, func() {
-			err := disk.RemoveUnused(&folderRemoval{m: m, w: w, s: m.c.slot(w.key)})
+			err := disk.RemoveUnused(&folderRemoval{m: m, w: w, s: m.c.copyAt(w.key)})
 			m.c.endDeletion(w.deletion)
 			m.end(w, err)
 		})
@@ -173,16 +173,16 @@ func (m *node) remove(w *work) {
 type folderRemoval struct {
 	m *node
 	w *work
-	s *slot
+	s *Copy
 }
 
 // CheckUnused implements disk.Removal.
 func (r *folderRemoval) CheckUnused(aside bool) error {
-	d := r.m.c.drives[r.w.key.Disk]
+	d := r.m.c.disks[r.w.key.Disk]
 	switch {
-	case r.s == nil || r.m.c.slotOn(r.w.uuid, r.w.key) != r.s || r.s.aside != aside:
+	case r.s == nil || r.m.c.copyOn(r.w.uuid, r.w.key) != r.s || r.s.Aside != aside:
 		return errors.New("it is not there any more")
-	case d.readOnly:
+	case d.ReadOnly:
 		return errIO
 	}
 	if why := r.s.using(d); why != "" {
@@ -193,7 +193,7 @@ func (r *folderRemoval) CheckUnused(aside bool) error {
 
 // SetAside implements disk.Removal.
 func (r *folderRemoval) SetAside() error {
-	r.s.aside = true
+	r.s.Aside = true
 	r.m.c.logf(r.m.name, "renames %s aside", r.w.key)
 	r.m.c.pause(r.m.c.moment())
 	return nil
@@ -201,18 +201,18 @@ func (r *folderRemoval) SetAside() error {
 
 // PutBack implements disk.Removal.
 func (r *folderRemoval) PutBack() error {
-	r.s.aside = false
+	r.s.Aside = false
 	return nil
 }
 
 // Delete implements disk.Removal.
 func (r *folderRemoval) Delete() error {
 	r.m.c.pause(r.m.c.moment())
-	if r.m.c.slotOn(r.w.uuid, r.w.key) != r.s || !r.s.aside {
+	if r.m.c.copyOn(r.w.uuid, r.w.key) != r.s || !r.s.Aside {
 		return errors.New("it is not there any more")
 	}
 	r.w.deletion.checkUnlink(r.s)
-	delete(r.m.c.drives[r.w.key.Disk].slots, r.w.key.ID)
+	delete(r.m.c.disks[r.w.key.Disk].Copies, r.w.key.ID)
 	r.m.c.logf(r.m.name, "has deleted %s", r.w.key)
 	return nil
 }

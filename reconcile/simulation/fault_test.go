@@ -39,23 +39,23 @@ func (c *cluster) unlessHealed(do func()) {
 }
 
 // randomCopy gives a copy for which which is true, if it finds one soon.
-func (c *cluster) randomCopy(which func(plan.CopyRef, *slot) bool) (plan.CopyRef, bool) {
+func (c *cluster) randomCopy(which func(plan.CopyRef, *Copy) bool) (plan.CopyRef, bool) {
 	places := c.places()
 	for range 8 {
 		ref := pick(c.rng, places...)
-		d := c.drives[ref]
+		d := c.disks[ref]
 		ids := d.ids()
-		if !d.there || len(ids) == 0 {
+		if !d.Attached || len(ids) == 0 {
 			continue
 		}
-		if key := (plan.CopyRef{Disk: ref, ID: pick(c.rng, ids...)}); which(key, d.slots[key.ID]) {
+		if key := (plan.CopyRef{Disk: ref, ID: pick(c.rng, ids...)}); which(key, d.Copies[key.ID]) {
 			return key, true
 		}
 	}
 	return plan.CopyRef{}, false
 }
 
-func hasFile(_ plan.CopyRef, s *slot) bool { return s.letter != "" && !s.aside }
+func hasFile(_ plan.CopyRef, s *Copy) bool { return s.File != "" && !s.Aside }
 
 // crashAndRestart lets a node crash and come back.
 func (c *cluster) crashAndRestart(m *node) {
@@ -133,50 +133,50 @@ func (c *cluster) sendWrongBytes() {
 // loseDisk takes a disk away. It comes back as it was, or another one comes, empty.
 func (c *cluster) loseDisk() {
 	ref := pick(c.rng, c.places()...)
-	d := c.drives[ref]
-	if !d.there {
+	d := c.disks[ref]
+	if !d.Attached {
 		return
 	}
 	c.recordLosses(ref, d)
-	d.there = false
+	d.Attached = false
 	c.logf("", "%s is lost", ref)
 	empty := c.oneIn(3)
 	c.after(c.between(10*time.Second, 8*time.Minute), func() {
-		if d.there {
+		if d.Attached {
 			return // the faults are over
 		}
 		if empty {
-			c.disks++
-			c.drives[ref] = &drive{uuid: newUUID(c.disks), slots: map[disk.ID]*slot{}}
-			d = c.drives[ref]
+			c.diskCount++
+			c.disks[ref] = &Disk{UUID: newUUID(c.diskCount), Copies: map[disk.ID]*Copy{}}
+			d = c.disks[ref]
 		}
-		d.reattach(c.drives[ref] == d)
+		d.reattach(c.disks[ref] == d)
 		c.logf("", "%s is back%s", ref, textIf(empty, ", empty"))
 	})
 }
 
 // reattach is a disk that is there again: whoever opens it puts back what was renamed.
-func (d *drive) reattach(there bool) {
-	d.there = there
-	for _, s := range d.slots {
-		s.aside = false
+func (d *Disk) reattach(there bool) {
+	d.Attached = there
+	for _, s := range d.Copies {
+		s.Aside = false
 	}
 }
 
 // swapDisks swaps two disks of two nodes, which takes a person at least a minute.
 func (c *cluster) swapDisks() {
 	a, b := pick(c.rng, c.places()...), pick(c.rng, c.places()...)
-	one, two := c.drives[a], c.drives[b]
-	if a == b || !one.there || !two.there {
+	one, two := c.disks[a], c.disks[b]
+	if a == b || !one.Attached || !two.Attached {
 		return
 	}
 	c.recordLosses(a, one)
 	c.recordLosses(b, two)
-	one.there, two.there = false, false
+	one.Attached, two.Attached = false, false
 	c.logf("", "%s and %s are on their way to each other's place", a, b)
 	c.after(c.between(time.Minute, 5*time.Minute), func() {
-		if c.drives[a] == one && c.drives[b] == two && !one.there && !two.there {
-			c.drives[a], c.drives[b] = two, one
+		if c.disks[a] == one && c.disks[b] == two && !one.Attached && !two.Attached {
+			c.disks[a], c.disks[b] = two, one
 			one.reattach(true)
 			two.reattach(true)
 			c.logf("", "%s and %s are swapped", a, b)
@@ -185,26 +185,26 @@ func (c *cluster) swapDisks() {
 }
 
 func (c *cluster) fillDisk() {
-	d := c.drives[pick(c.rng, c.places()...)]
-	d.filled = pick(c.rng, int64(6*gib), driveSize)
-	c.after(c.between(0, 10*time.Minute), func() { d.filled = 0 })
+	d := c.disks[pick(c.rng, c.places()...)]
+	d.OtherFiles = pick(c.rng, int64(6*gib), driveSize)
+	c.after(c.between(0, 10*time.Minute), func() { d.OtherFiles = 0 })
 }
 
 func (c *cluster) hideUsage() {
-	d := c.drives[pick(c.rng, c.places()...)]
-	d.unclear = true
-	c.after(c.between(0, 5*time.Minute), func() { d.unclear = false })
+	d := c.disks[pick(c.rng, c.places()...)]
+	d.UsersUnknown = true
+	c.after(c.between(0, 5*time.Minute), func() { d.UsersUnknown = false })
 }
 
 // corruptSilently is what nobody sees before it reads the file, damage what a look sees, and touch
 // what only looks like it.
 func (c *cluster) corruptSilently() {
 	if key, ok := c.randomCopy(hasFile); ok {
-		c.slot(key).letter = "rotten"
+		c.copyAt(key).File = "rotten"
 		c.logf("", "%s rots", key)
 		if m := c.nodes[key.Disk.Node]; c.oneIn(2) && m.up { // a scrub finds it
 			m.later(c.between(0, 5*time.Minute), func() {
-				if s := c.slot(key); s.sound() && s.letter != s.digest {
+				if s := c.copyAt(key); s.Ready() && s.File != s.Recorded {
 					c.recordLoss(key, s)
 					_ = m.verify(s)
 					m.kick()
@@ -216,16 +216,16 @@ func (c *cluster) corruptSilently() {
 
 func (c *cluster) corruptVisibly() {
 	if key, ok := c.randomCopy(hasFile); ok {
-		c.recordLoss(key, c.slot(key))
-		c.slot(key).touched, c.slot(key).letter = true, "damaged"
+		c.recordLoss(key, c.copyAt(key))
+		c.copyAt(key).Changed, c.copyAt(key).File = true, "damaged"
 		c.logf("", "%s is damaged", key)
 	}
 }
 
 func (c *cluster) touchFile() {
 	if key, ok := c.randomCopy(hasFile); ok {
-		c.recordLoss(key, c.slot(key))
-		c.slot(key).touched = true
+		c.recordLoss(key, c.copyAt(key))
+		c.copyAt(key).Changed = true
 	}
 }
 
@@ -234,17 +234,17 @@ func (c *cluster) addUnmanagedFile() {
 	config := c.latest().config
 	name, ok := c.randomImageName(&config)
 	ref := pick(c.rng, c.places()...)
-	if d := c.drives[ref]; ok && d.there && d.slots[config.Images[name].ID] == nil && d.free() > gib {
+	if d := c.disks[ref]; ok && d.Attached && d.Copies[config.Images[name].ID] == nil && d.free() > gib {
 		image := config.Images[name]
 		letter := c.expectedBytes(config, image)
 		if !image.Checksum.IsZero() {
-			letter = c.letterOf(image.Checksum)
+			letter = c.contentOf(image.Checksum)
 		}
 		if letter == "" {
 			return
 		}
-		s := d.slot(image.ID)
-		s.letter, s.born = letter, c.now
+		s := d.Folder(image.ID)
+		s.File, s.born = letter, c.now
 		c.logf("", "somebody leaves a file as %s on %s", image.ID, ref)
 	}
 }
@@ -300,13 +300,13 @@ func (m *node) requestCleanup(key plan.CopyRef) {
 
 // failDisk lets a disk write nothing for a while, or no data.
 func (c *cluster) failDisk() {
-	d := c.drives[pick(c.rng, c.places()...)]
+	d := c.disks[pick(c.rng, c.places()...)]
 	if c.oneIn(2) {
-		d.readOnly = true
+		d.ReadOnly = true
 	} else {
-		d.dying = true
+		d.FailsWrites = true
 	}
-	c.after(c.between(0, 8*time.Minute), func() { d.readOnly, d.dying = false, false })
+	c.after(c.between(0, 8*time.Minute), func() { d.ReadOnly, d.FailsWrites = false, false })
 }
 
 // attachRandomVolume lets a volume begin to use a copy, and end some time.
@@ -317,7 +317,7 @@ func (c *cluster) attachRandomVolume() {
 }
 
 func (c *cluster) attach(key plan.CopyRef) {
-	s := c.slot(key)
+	s := c.copyAt(key)
 	if c.healed || s == nil {
 		return
 	}
@@ -325,10 +325,10 @@ func (c *cluster) attach(key plan.CopyRef) {
 		c.pairs[pairAttach]++
 		c.logf("", "a volume wants to use %s, which is %s", key, r.phase)
 	}
-	if s.aside || s.letter == "" {
+	if s.Aside || s.File == "" {
 		return // it finds no file
 	}
-	if s.users++; s.users == 1 {
+	if s.Users++; s.Users == 1 {
 		s.usedFrom = c.now
 	}
 	c.logf("", "a volume uses %s", key)
@@ -336,5 +336,5 @@ func (c *cluster) attach(key plan.CopyRef) {
 	if c.oneIn(2) {
 		wait = c.between(0, 5*time.Second)
 	}
-	c.after(wait, func() { c.unlessHealed(func() { s.users = max(0, s.users-1) }) })
+	c.after(wait, func() { c.unlessHealed(func() { s.Users = max(0, s.Users-1) }) })
 }

@@ -44,14 +44,14 @@ func (m *node) checkFirstCopyStart(w *work, d plan.Desired, o plan.Observed) {
 	w.recentDigests = map[string]bool{}
 	for ref, seen := range o.Disks {
 		failed, there := seen.Copies[w.key.ID]
-		s := c.slot(plan.CopyRef{Disk: ref, ID: w.key.ID})
+		s := c.copyAt(plan.CopyRef{Disk: ref, ID: w.key.ID})
 		heard := ref.Node == m.name || o.Peers[ref.Node].Responds()
-		if !there || !heard || failed.State != disk.Failed || failed.SHA512.IsZero() || s == nil || s.failed == "" {
+		if !there || !heard || failed.State != disk.Failed || failed.SHA512.IsZero() || s == nil || s.Failure == "" {
 			continue
 		}
 		sober := m.wall == 0 && c.nodes[ref.Node].wall == 0 && s.soberly // else nobody can tell when it failed
 		if !sober || c.now-s.failedAt < recovery-10*time.Second {
-			w.recentDigests[s.digest] = w.recentDigests[s.digest] || sober
+			w.recentDigests[s.Recorded] = w.recentDigests[s.Recorded] || sober
 		}
 	}
 }
@@ -121,7 +121,7 @@ func (m *node) checkFirstCopyEnd(w *work, letter string) {
 	}
 	for ref, seen := range m.o.Disks {
 		v, ready := seen.Ready(w.key.ID)
-		if ready && !v.Leaving && v.SHA512 != c.sum(letter) && (ref.Node == m.name || m.o.Peers[ref.Node].Responds()) {
+		if ready && !v.Leaving && v.SHA512 != c.digest(letter) && (ref.Node == m.name || m.o.Peers[ref.Node].Responds()) {
 			c.violation("digest", "%s becomes %q beside what is ready on %s", w.key, letter, ref)
 		}
 	}
@@ -129,7 +129,7 @@ func (m *node) checkFirstCopyEnd(w *work, letter string) {
 		return
 	}
 	for _, key := range c.readyCopies(m.conf.config, w.image) {
-		if other := c.slot(key).digest; other != letter {
+		if other := c.copyAt(key).Recorded; other != letter {
 			c.violation("digest", "%s becomes %q, and there was no fault, and %s is %q", w.key, letter, key, other)
 		}
 	}
@@ -210,7 +210,7 @@ func (r *deletion) checkConflict(o plan.Observed) {
 	for one := range r.readyAtResponse {
 		_, known := r.conf.config.Nodes[one.key.Disk.Node].Disks[one.key.Disk.Disk]
 		if known && one.key.ID == image.ID {
-			sums[r.c.sum(one.letter)] = true
+			sums[r.c.digest(one.letter)] = true
 		}
 	}
 	if len(sums) > 1 {

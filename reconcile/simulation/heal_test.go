@@ -22,17 +22,17 @@ func (c *cluster) heal(mend bool) {
 	clear(c.lying)
 	c.offline = false
 	for _, ref := range c.places() {
-		d := c.drives[ref]
-		if !d.there {
+		d := c.disks[ref]
+		if !d.Attached {
 			d.reattach(true)
 		}
-		d.unclear, d.readOnly, d.dying, d.filled = false, false, false, -100*gib
+		d.UsersUnknown, d.ReadOnly, d.FailsWrites, d.OtherFiles = false, false, false, -100*gib
 		for _, id := range d.ids() {
-			s := d.slots[id]
+			s := d.Copies[id]
 			if mend || c.oneIn(2) {
-				s.users = 0
+				s.Users = 0
 			}
-			if s.sound() && s.letter != s.digest { // a scrub finds it
+			if s.Ready() && s.File != s.Recorded { // a scrub finds it
 				c.recordLoss(plan.CopyRef{Disk: ref, ID: id}, s)
 				c.nodes[ref.Node].damaged(s)
 			}
@@ -69,7 +69,7 @@ func (c *cluster) fitConfig(config *schema.Config, mend bool) {
 			c.addImage(config)
 		}
 		for _, ref := range c.places() {
-			for _, id := range c.drives[ref].ids() {
+			for _, id := range c.disks[ref].ids() {
 				if _, declared := config.Images[id.Name]; !declared && !slices.Contains(config.Settings.PruneConfirmed, id) {
 					config.Settings.PruneConfirmed = append(config.Settings.PruneConfirmed, id)
 				}
@@ -88,18 +88,18 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 		}
 		differ := map[string]bool{}
 		for _, ref := range c.places() {
-			if s := c.drives[ref].slots[image.ID]; s != nil && s.letter != "" {
-				differ[s.letter] = true
-				if s.owned {
-					differ[s.digest] = true
+			if s := c.disks[ref].Copies[image.ID]; s != nil && s.File != "" {
+				differ[s.File] = true
+				if s.Owned {
+					differ[s.Recorded] = true
 				}
 			}
 		}
 		switch {
 		case !image.Checksum.IsZero():
 			if of := image.Source.Clone; of == nil {
-				c.serves[upstream(image)] = c.letterOf(image.Checksum)
-			} else if c.expectedBytes(*config, image) != c.letterOf(image.Checksum) && !c.isReadyWith(*config, image.Checksum) {
+				c.serves[upstream(image)] = c.contentOf(image.Checksum)
+			} else if c.expectedBytes(*config, image) != c.contentOf(image.Checksum) && !c.isReadyWith(*config, image.Checksum) {
 				image.Checksum = disk.Digest{} // which is not to be had
 				image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
 				config.Images[name] = image
@@ -117,23 +117,23 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 		case len(differ) > 1:
 			letter := c.serves[upstream(image)]
 			if have := c.readyCopies(*config, image); len(have) > 0 && image.Source.Download == nil {
-				letter = c.slot(have[0]).digest
+				letter = c.copyAt(have[0]).Recorded
 			}
 			if letter == "" { // of a clone, all copies of which are lost
 				for _, ref := range c.places() {
-					delete(c.drives[ref].slots, image.ID)
+					delete(c.disks[ref].Copies, image.ID)
 				}
 				return true
 			}
-			image.Checksum = c.sum(letter)
+			image.Checksum = c.digest(letter)
 			image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
 			config.Images[name] = image
 			did = true
 		}
 		for _, ref := range c.places() {
-			s := c.drives[ref].slots[image.ID]
-			if s != nil && s.letter != "" && !image.Checksum.IsZero() && c.sum(s.letter) != image.Checksum && (c.sum(s.digest) != image.Checksum || s.users > 0) {
-				delete(c.drives[ref].slots, image.ID)
+			s := c.disks[ref].Copies[image.ID]
+			if s != nil && s.File != "" && !image.Checksum.IsZero() && c.digest(s.File) != image.Checksum && (c.digest(s.Recorded) != image.Checksum || s.Users > 0) {
+				delete(c.disks[ref].Copies, image.ID)
 				did = true
 			}
 		}

@@ -90,7 +90,7 @@ func (m *node) end(w *work, err error) {
 	m.kick()
 }
 
-func (c *cluster) letterOf(sum disk.Digest) string {
+func (c *cluster) contentOf(sum disk.Digest) string {
 	for letter, known := range c.letters {
 		if known == sum {
 			return letter
@@ -105,8 +105,8 @@ func (m *node) goOn(w *work, steps int) {
 		if w.over || w.stopped {
 			return
 		}
-		d := m.c.drives[w.key.Disk]
-		if d == nil || !d.there || d.uuid != w.uuid || d.readOnly || d.dying {
+		d := m.c.disks[w.key.Disk]
+		if d == nil || !d.Attached || d.UUID != w.uuid || d.ReadOnly || d.FailsWrites {
 			m.end(w, errIO)
 			return
 		}
@@ -122,7 +122,7 @@ func (m *node) goOn(w *work, steps int) {
 }
 
 // progress is what a transfer leaves when it is cut off.
-func (m *node) progress(d *drive, w *work) error {
+func (m *node) progress(d *Disk, w *work) error {
 	switch w.action.Op {
 	case plan.Download, plan.Restore, plan.Export, plan.Clone:
 		if err := m.checkSource(w); err != nil {
@@ -135,40 +135,40 @@ func (m *node) progress(d *drive, w *work) error {
 	default:
 		return nil
 	}
-	s := d.slot(w.key.ID)
-	s.own(m.c.now)
+	s := d.Folder(w.key.ID)
+	s.Own(m.c.now)
 	if s.from != nil {
-		s.from, s.part = nil, 0
+		s.from, s.Partial = nil, 0
 	}
 	// One that looks for the bytes which the image had does not take the place of another.
-	if w.action.Op.IsFirstCopy() && s.part == 0 && w.action.Pinned.Digest.IsZero() {
+	if w.action.Op.IsFirstCopy() && s.Partial == 0 && w.action.Pinned.Digest.IsZero() {
 		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name})
 	}
-	if pulls := w.action.Op == plan.Sync && w.action.LocalSource == (plan.CopyRef{}); pulls || s.part == 0 { // a download goes on with a part of whatever kind
+	if pulls := w.action.Op == plan.Sync && w.action.LocalSource == (plan.CopyRef{}); pulls || s.Partial == 0 { // a download goes on with a part of whatever kind
 		s.pulled = pulls
 	}
-	if s.part < gib/2 && d.free() > gib/2 {
-		s.part += gib / 4
+	if s.Partial < gib/2 && d.free() > gib/2 {
+		s.Partial += gib / 4
 	}
 	return nil
 }
 
-// own makes the folder ours. What somebody left there is not vouched for by that.
-func (s *slot) own(now time.Duration) {
-	if !s.owned {
-		s.owned, s.born, s.touched = true, now, s.letter != ""
+// Own makes the folder ours. What somebody left there is not vouched for by that.
+func (s *Copy) Own(now time.Duration) {
+	if !s.Owned {
+		s.Owned, s.born, s.Changed = true, now, s.File != ""
 	}
 }
 
-func (d *drive) slot(id disk.ID) *slot {
-	if d.slots[id] == nil {
-		d.slots[id] = &slot{}
+func (d *Disk) Folder(id disk.ID) *Copy {
+	if d.Copies[id] == nil {
+		d.Copies[id] = &Copy{}
 	}
-	return d.slots[id]
+	return d.Copies[id]
 }
 
 // do is the effect of an action that has run to its end, or its failure.
-func (m *node) do(d *drive, w *work) error {
+func (m *node) do(d *Disk, w *work) error {
 	switch w.action.Op {
 	case plan.Download, plan.Restore, plan.Export, plan.Clone:
 		return m.finishFirstCopy(d, w)
@@ -177,14 +177,14 @@ func (m *node) do(d *drive, w *work) error {
 		if err != nil {
 			return err
 		}
-		return m.fill(d, w, letter, m.c.sum(w.letter))
+		return m.fill(d, w, letter, m.c.digest(w.letter))
 	case plan.Adopt, plan.Verify:
-		if s := d.slots[w.key.ID]; s != nil && s.letter != s.digest {
+		if s := d.Copies[w.key.ID]; s != nil && s.File != s.Recorded {
 			m.c.recordLoss(w.key, s)
 		}
-		return m.verify(d.slots[w.key.ID])
+		return m.verify(d.Copies[w.key.ID])
 	case plan.Repair:
-		return m.repair(d.slots[w.key.ID], w)
+		return m.repair(d.Copies[w.key.ID], w)
 	}
 	panic("no effect of " + string(w.action.Op))
 }
@@ -194,26 +194,26 @@ func (m *node) do(d *drive, w *work) error {
 // source.
 func (m *node) source(w *work) (letter string, err error) {
 	if w.action.LocalSource != (plan.CopyRef{}) {
-		s := m.c.slot(w.action.LocalSource)
-		if !s.sound() || s.digest != w.letter {
+		s := m.c.copyAt(w.action.LocalSource)
+		if !s.Ready() || s.Recorded != w.letter {
 			return "", fmt.Errorf("open %s: it is not ready", w.action.From)
 		}
-		return s.letter, nil
+		return s.File, nil
 	}
 	wrong := ""
 	for _, ref := range m.c.places() {
 		if ref.Node == m.name || !m.c.reachable(m.name, ref.Node) {
 			continue
 		}
-		for _, id := range m.c.drives[ref].ids() {
-			s := m.c.slot(plan.CopyRef{Disk: ref, ID: id})
-			if !s.sound() || s.digest != w.letter || m.c.nodes[ref.Node].leaving(plan.CopyRef{Disk: ref, ID: id}) {
+		for _, id := range m.c.disks[ref].ids() {
+			s := m.c.copyAt(plan.CopyRef{Disk: ref, ID: id})
+			if !s.Ready() || s.Recorded != w.letter || m.c.nodes[ref.Node].leaving(plan.CopyRef{Disk: ref, ID: id}) {
 				continue
 			}
-			if s.letter == w.letter && !m.c.lying[ref.Node] {
-				return s.letter, nil
+			if s.File == w.letter && !m.c.lying[ref.Node] {
+				return s.File, nil
 			}
-			wrong = s.letter
+			wrong = s.File
 		}
 	}
 	if d := w.image.Source.Download; d != nil && !w.image.Checksum.IsZero() && !m.c.offline && m.c.serves[d.URL] == w.letter {
@@ -223,25 +223,25 @@ func (m *node) source(w *work) (letter string, err error) {
 }
 
 // fill is what a part and its commit do.
-func (m *node) fill(d *drive, w *work, letter string, want disk.Digest) error {
-	s := d.slot(w.key.ID)
-	s.own(m.c.now)
-	if s.letter != "" && (s.failed == "" || s.touched) {
+func (m *node) fill(d *Disk, w *work, letter string, want disk.Digest) error {
+	s := d.Folder(w.key.ID)
+	s.Own(m.c.now)
+	if s.File != "" && (s.Failure == "" || s.Changed) {
 		return fmt.Errorf("%s is ready already", w.key.ID)
 	}
 	s.from = nil
-	if lack := gib - s.part; d.free()-w.reserve < lack {
-		s.part = 0
+	if lack := gib - s.Partial; d.free()-w.reserve < lack {
+		s.Partial = 0
 		return &disk.NoSpaceError{Need: gib, Free: d.free()}
 	}
-	s.part = 0
-	if got := m.c.sum(letter); !want.IsZero() && want != got {
+	s.Partial = 0
+	if got := m.c.digest(letter); !want.IsZero() && want != got {
 		return &disk.ChecksumError{Want: want, Got: got}
 	}
-	if why := s.using(d); s.letter != "" && why != "" {
+	if why := s.using(d); s.File != "" && why != "" {
 		return &disk.InUseError{ID: w.key.ID, Reason: why}
 	}
-	s.letter, s.digest, s.failed, s.touched, s.checked = letter, letter, "", false, m.wallNow()
+	s.File, s.Recorded, s.Failure, s.Changed, s.VerifiedAt = letter, letter, "", false, m.wallNow()
 	s.made = m.c.now
 	m.checkFirstCopyEnd(w, letter)
 	if w.action.Op.IsFirstCopy() {
@@ -251,38 +251,38 @@ func (m *node) fill(d *drive, w *work, letter string, want disk.Digest) error {
 }
 
 // verify reads a file and finds out what it is.
-func (m *node) verify(s *slot) error {
-	if s == nil || s.letter == "" {
+func (m *node) verify(s *Copy) error {
+	if s == nil || s.File == "" {
 		return errors.New("no such file")
 	}
-	if s.own(m.c.now); s.digest == "" {
-		s.digest, s.made = s.letter, m.c.now
+	if s.Own(m.c.now); s.Recorded == "" {
+		s.Recorded, s.made = s.File, m.c.now
 	}
-	s.touched, s.failed = false, ""
-	if s.digest != s.letter {
+	s.Changed, s.Failure = false, ""
+	if s.Recorded != s.File {
 		m.damaged(s)
 		return nil
 	}
-	s.checked = m.wallNow()
+	s.VerifiedAt = m.wallNow()
 	return nil
 }
 
 // damaged marks a copy as failed.
-func (m *node) damaged(s *slot) {
-	s.failed, s.damaged, s.failedAt, s.soberly = "damaged", m.wallNow(), m.c.now, m.wall == 0
+func (m *node) damaged(s *Copy) {
+	s.Failure, s.DamagedAt, s.failedAt, s.soberly = "damaged", m.wallNow(), m.c.now, m.wall == 0
 }
 
 // repair rewrites the damaged chunks, in use or not.
-func (m *node) repair(s *slot, w *work) error {
+func (m *node) repair(s *Copy, w *work) error {
 	letter, err := m.source(w)
 	switch {
 	case err != nil:
 		return err
-	case s == nil || s.letter == "" || s.failed == "":
+	case s == nil || s.File == "" || s.Failure == "":
 		return errors.New("there is nothing to repair")
-	case s.digest != letter:
+	case s.Recorded != letter:
 		return errors.New("the bytes are not what they have to be")
 	}
-	s.letter, s.failed, s.checked = letter, "", m.wallNow()
+	s.File, s.Failure, s.VerifiedAt = letter, "", m.wallNow()
 	return nil
 }

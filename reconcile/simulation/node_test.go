@@ -119,9 +119,9 @@ func (m *node) crash() {
 	m.up = false
 	m.cancel()
 	for ref := range m.own {
-		if d := m.c.drives[schema.DiskRef{Node: m.name, Disk: ref}]; d != nil {
-			for _, s := range d.slots {
-				s.aside = false
+		if d := m.c.disks[schema.DiskRef{Node: m.name, Disk: ref}]; d != nil {
+			for _, s := range d.Copies {
+				s.Aside = false
 			}
 		}
 	}
@@ -331,7 +331,7 @@ func (m *node) sortedWorks() []*work {
 // listing is what a round saw on a disk.
 type listing struct {
 	ref   schema.DiskRef
-	drive *drive
+	drive *Disk
 	reconcile.Contents
 }
 
@@ -354,7 +354,7 @@ func (m *node) noteListing() {
 	}
 	for _, one := range listed {
 		for _, c := range one.Copies {
-			s, key := one.drive.slots[c.ID], plan.CopyRef{Disk: one.ref, ID: c.ID}
+			s, key := one.drive.Copies[c.ID], plan.CopyRef{Disk: one.ref, ID: c.ID}
 			if _, used := one.Users.InUse(c.ID); used {
 				s.used = m.c.now
 			}
@@ -383,22 +383,22 @@ type unwrittenKey struct {
 func (m *node) noteUnwritten() {
 	for name := range m.own {
 		ref := schema.DiskRef{Node: m.name, Disk: name}
-		seen, d := m.o.Disks[ref], m.c.drives[ref]
-		if seen.Problem != "" || d == nil || d.uuid != seen.UUID {
+		seen, d := m.o.Disks[ref], m.c.disks[ref]
+		if seen.Problem != "" || d == nil || d.UUID != seen.UUID {
 			continue
 		}
 		behind := m.d.Allowed == schema.ObserveOnly
 		for id, c := range seen.Copies {
-			s := d.slots[id]
-			pending := s != nil && (s.mark.InUse != c.InUseRecorded || !s.mark.LastUsed.Equal(c.LastUsed) || !s.mark.SurplusSince.Equal(c.SurplusSince) || s.mark.By != c.ClockNode)
+			s := d.Copies[id]
+			pending := s != nil && (s.Usage.InUse != c.InUseRecorded || !s.Usage.LastUsed.Equal(c.LastUsed) || !s.Usage.SurplusSince.Equal(c.SurplusSince) || s.Usage.By != c.ClockNode)
 			if behind = behind || pending; pending {
-				m.unwritten[unwrittenKey{d.uuid, id}] = true
+				m.unwritten[unwrittenKey{d.UUID, id}] = true
 			} else {
-				delete(m.unwritten, unwrittenKey{d.uuid, id})
+				delete(m.unwritten, unwrittenKey{d.UUID, id})
 			}
 		}
 		if !behind {
-			m.recorded[d.uuid] = m.steps
+			m.recorded[d.UUID] = m.steps
 		}
 	}
 }
@@ -406,10 +406,10 @@ func (m *node) noteUnwritten() {
 // excuse notes the copies about which a process that ended knew more than it could record. What
 // it would have recorded is lost, and the next process cannot know that.
 func (m *node) excuse() {
-	for _, d := range m.c.drives {
-		outdated := m.recorded[d.uuid] < m.steps || m.wall != m.clock
-		for id, s := range d.slots {
-			s.excused = s.excused || s.mark.By == m.name && outdated || m.unwritten[unwrittenKey{d.uuid, id}]
+	for _, d := range m.c.disks {
+		outdated := m.recorded[d.UUID] < m.steps || m.wall != m.clock
+		for id, s := range d.Copies {
+			s.excused = s.excused || s.Usage.By == m.name && outdated || m.unwritten[unwrittenKey{d.UUID, id}]
 		}
 	}
 }

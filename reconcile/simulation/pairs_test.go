@@ -32,7 +32,7 @@ func (c *cluster) countReturn(m *node) {
 				continue
 			}
 			for _, ref := range c.places() {
-				if s := c.slot(plan.CopyRef{Disk: ref, ID: key.ID}); ref.Node == m.name && s != nil && (s.part > 0 || s.letter != "") {
+				if s := c.copyAt(plan.CopyRef{Disk: ref, ID: key.ID}); ref.Node == m.name && s != nil && (s.Partial > 0 || s.File != "") {
 					c.pairs[pairReturn]++
 				}
 			}
@@ -83,7 +83,7 @@ func (c *cluster) injectDuringDeletion(r *deletion) {
 	case 6:
 		c.after(soon(), func() { c.cutLink(r.node.name, pick(c.rng, c.names...)) })
 	case 7:
-		if key, ok := c.randomCopy(func(key plan.CopyRef, s *slot) bool { return key.ID.Name == r.key.ID.Name && s.sound() }); ok {
+		if key, ok := c.randomCopy(func(key plan.CopyRef, s *Copy) bool { return key.ID.Name == r.key.ID.Name && s.Ready() }); ok {
 			c.after(soon(), func() { c.attach(key) })
 		}
 	case 10:
@@ -116,8 +116,8 @@ func (c *cluster) suspendEverywhere(name string) {
 func (c *cluster) damageAllButTwo(withdrawn plan.CopyRef) {
 	var others []plan.CopyRef
 	for _, ref := range c.places() {
-		for _, id := range c.drives[ref].ids() {
-			if key := (plan.CopyRef{Disk: ref, ID: id}); id.Name == withdrawn.ID.Name && key != withdrawn && c.slot(key).sound() {
+		for _, id := range c.disks[ref].ids() {
+			if key := (plan.CopyRef{Disk: ref, ID: id}); id.Name == withdrawn.ID.Name && key != withdrawn && c.copyAt(key).Ready() {
 				others = append(others, key)
 			}
 		}
@@ -128,8 +128,8 @@ func (c *cluster) damageAllButTwo(withdrawn plan.CopyRef) {
 	spared := c.IntN(len(others))
 	for i, key := range others {
 		if i != spared {
-			c.recordLoss(key, c.slot(key))
-			c.slot(key).touched = true
+			c.recordLoss(key, c.copyAt(key))
+			c.copyAt(key).Changed = true
 		}
 		c.after(c.between(0, time.Second), c.nodes[key.Disk.Node].kick)
 	}

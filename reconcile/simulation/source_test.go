@@ -139,13 +139,13 @@ func (c *cluster) expectedBytes(config schema.Config, image schema.Image) string
 	source := config.Images[of.BackingImage]
 	letter := ""
 	for _, key := range c.readyCopies(config, source) {
-		letter = c.slot(key).digest
+		letter = c.copyAt(key).Recorded
 		break
 	}
 	switch {
 	case letter != "":
 	case !source.Checksum.IsZero():
-		letter = c.letterOf(source.Checksum)
+		letter = c.contentOf(source.Checksum)
 	default:
 		letter = c.expectedBytes(config, source)
 	}
@@ -158,7 +158,7 @@ func (c *cluster) readyCopies(config schema.Config, image schema.Image) []plan.C
 	var keys []plan.CopyRef
 	for _, ref := range c.places() {
 		_, declared := config.Nodes[ref.Node].Disks[ref.Disk]
-		if s := c.slot(plan.CopyRef{Disk: ref, ID: image.ID}); declared && s.sound() && (image.Checksum.IsZero() || c.sum(s.digest) == image.Checksum) {
+		if s := c.copyAt(plan.CopyRef{Disk: ref, ID: image.ID}); declared && s.Ready() && (image.Checksum.IsZero() || c.digest(s.Recorded) == image.Checksum) {
 			keys = append(keys, plan.CopyRef{Disk: ref, ID: image.ID})
 		}
 	}
@@ -171,8 +171,8 @@ func (c *cluster) isReadyWith(config schema.Config, sum disk.Digest) bool {
 		if _, declared := config.Nodes[ref.Node].Disks[ref.Disk]; !declared {
 			continue
 		}
-		for _, id := range c.drives[ref].ids() {
-			if s := c.slot(plan.CopyRef{Disk: ref, ID: id}); s.sound() && c.sum(s.digest) == sum {
+		for _, id := range c.disks[ref].ids() {
+			if s := c.copyAt(plan.CopyRef{Disk: ref, ID: id}); s.Ready() && c.digest(s.Recorded) == sum {
 				return true
 			}
 		}
@@ -201,7 +201,7 @@ func (c *cluster) cloneable(config schema.Config, image schema.Image, on []schem
 	of := image.Source.Clone
 	sources, letter, can := c.readyCopies(config, config.Images[of.BackingImage]), "", false
 	for _, key := range sources {
-		digest := c.slot(key).digest
+		digest := c.copyAt(key).Recorded
 		if letter != "" && letter != digest {
 			return false // nobody knows which
 		}
@@ -209,7 +209,7 @@ func (c *cluster) cloneable(config schema.Config, image schema.Image, on []schem
 		here := slices.ContainsFunc(on, func(ref schema.DiskRef) bool { return ref.Node == key.Disk.Node })
 		can = can || here || of.Encryption == schema.EncryptionIgnore
 	}
-	return can && (image.Checksum.IsZero() || cloneBytes(letter, of.Encryption) == c.letterOf(image.Checksum))
+	return can && (image.Checksum.IsZero() || cloneBytes(letter, of.Encryption) == c.contentOf(image.Checksum))
 }
 
 // moveReplicas lets the replicas of a volume be on other nodes.
@@ -240,7 +240,7 @@ func (m *node) checkSource(w *work) error {
 			return &fetch.Error{Class: fetch.Refused, Err: errors.New("no replica on this node")}
 		}
 	case plan.Clone:
-		if s := m.c.slot(w.action.LocalSource); !s.sound() || m.c.sum(s.digest) != w.action.SourceDigest {
+		if s := m.c.copyAt(w.action.LocalSource); !s.Ready() || m.c.digest(s.Recorded) != w.action.SourceDigest {
 			return fmt.Errorf("open %s: it is not ready", w.action.From)
 		}
 	}
@@ -248,7 +248,7 @@ func (m *node) checkSource(w *work) error {
 }
 
 // finishFirstCopy is the end of a first copy.
-func (m *node) finishFirstCopy(d *drive, w *work) error {
+func (m *node) finishFirstCopy(d *Disk, w *work) error {
 	if err := m.checkSource(w); err != nil {
 		return err
 	}
@@ -258,13 +258,13 @@ func (m *node) finishFirstCopy(d *drive, w *work) error {
 	}
 	letter := m.c.serves[upstream(w.image)]
 	if w.action.Op == plan.Clone {
-		s, how := m.c.slot(w.action.LocalSource), w.image.Source.Clone.Encryption
-		if s.letter != s.digest {
-			return &disk.ChecksumError{Want: w.action.SourceDigest, Got: m.c.sum(s.letter)}
+		s, how := m.c.copyAt(w.action.LocalSource), w.image.Source.Clone.Encryption
+		if s.File != s.Recorded {
+			return &disk.ChecksumError{Want: w.action.SourceDigest, Got: m.c.digest(s.File)}
 		}
-		if letter = cloneBytes(s.letter, how); how == schema.Encrypt {
+		if letter = cloneBytes(s.File, how); how == schema.Encrypt {
 			m.c.salts++
-			letter = fmt.Sprintf("encrypted %d of %s", m.c.salts, s.letter)
+			letter = fmt.Sprintf("encrypted %d of %s", m.c.salts, s.File)
 		}
 	}
 	return m.fill(d, w, letter, want)

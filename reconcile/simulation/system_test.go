@@ -32,23 +32,23 @@ func (m *node) steady() time.Time { return worldStart.Add(m.c.now) }
 type handle struct {
 	m   *node
 	ref schema.DiskRef
-	d   *drive
+	d   *Disk
 }
 
 var errIO = errors.New("input/output error")
 
 func (m *node) openDisk(path string) (reconcile.Disk, string, error) {
 	ref := schema.DiskRef{Node: m.name, Disk: strings.TrimPrefix(path, "/")}
-	d := m.c.drives[ref]
-	if d == nil || !d.there {
+	d := m.c.disks[ref]
+	if d == nil || !d.Attached {
 		return nil, "", errors.New("not there")
 	}
-	return handle{m, ref, d}, d.uuid, nil
+	return handle{m, ref, d}, d.UUID, nil
 }
 
 // Check implements reconcile.Disk.
 func (h handle) Check() error {
-	if h.m.c.drives[h.ref] != h.d || !h.d.there {
+	if h.m.c.disks[h.ref] != h.d || !h.d.Attached {
 		return errors.New("not there")
 	}
 	return nil
@@ -66,14 +66,14 @@ func (h handle) List(name string) (c reconcile.Contents, err error) {
 	if f := h.m.c.running; f != nil && f.listed != nil {
 		f.listed(h.ref)
 	}
-	by := users{used: map[disk.ID]bool{}, unclear: h.d.unclear}
+	by := users{used: map[disk.ID]bool{}, unclear: h.d.UsersUnknown}
 	for _, id := range h.d.ids() {
-		s := h.d.slots[id]
-		if s.aside || name != "" && id.Name != name {
+		s := h.d.Copies[id]
+		if s.Aside || name != "" && id.Name != name {
 			continue
 		}
 		c.Copies = append(c.Copies, h.m.c.seesCopy(id, s))
-		by.used[id] = s.users > 0
+		by.used[id] = s.Users > 0
 	}
 	c.Space, c.Users = disk.Space{Total: driveSize, Free: h.d.free()}, by
 	if name == "" && h.m.noting {
@@ -84,14 +84,14 @@ func (h handle) List(name string) (c reconcile.Contents, err error) {
 
 // Update implements reconcile.Disk.
 func (h handle) Update(id disk.ID, change func(*disk.Record)) error {
-	s := h.d.slots[id]
-	if h.Check() != nil || h.d.readOnly || s == nil || s.aside {
+	s := h.d.Copies[id]
+	if h.Check() != nil || h.d.ReadOnly || s == nil || s.Aside {
 		return errIO
 	}
-	r := disk.Record{InUse: s.mark.InUse, LastUsed: s.mark.LastUsed, SurplusSince: s.mark.SurplusSince, ClockNode: s.mark.By}
+	r := disk.Record{InUse: s.Usage.InUse, LastUsed: s.Usage.LastUsed, SurplusSince: s.Usage.SurplusSince, ClockNode: s.Usage.By}
 	change(&r)
-	s.excused = s.excused && s.mark.SurplusSince.Equal(r.SurplusSince)
-	s.mark = plan.Usage{InUse: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, By: r.ClockNode}
+	s.excused = s.excused && s.Usage.SurplusSince.Equal(r.SurplusSince)
+	s.Usage = plan.Usage{InUse: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, By: r.ClockNode}
 	h.m.c.logf(h.m.name, "marks %s on %s: in use %v, last used %s, unwanted since %s", id, h.ref, r.InUse, r.LastUsed, r.SurplusSince)
 	return nil
 }
@@ -187,12 +187,12 @@ func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error))
 	}
 	w := &work{began: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, done: done}
 	if h, ok := t.Disk.(handle); ok {
-		w.uuid = h.d.uuid
+		w.uuid = h.d.UUID
 	}
 	if t.Action.Op.ReadsCopies() {
-		w.letter = m.c.letterOf(t.Digest)
-		if s := m.c.slot(t.Action.LocalSource); s != nil {
-			w.letter = s.digest
+		w.letter = m.c.contentOf(t.Digest)
+		if s := m.c.copyAt(t.Action.LocalSource); s != nil {
+			w.letter = s.Recorded
 		}
 	}
 	m.addWork(w)
@@ -203,8 +203,8 @@ func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error))
 func (j nodeJobs) Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State)) {
 	m := j.node
 	w := &work{began: m.c.now, ctx: ctx, action: a, key: a.CopyRef(), asks: &questions{asked: nodes, answers: map[string]peer.State{}, done: done}}
-	if d := m.c.drives[w.key.Disk]; d != nil {
-		w.uuid = d.uuid
+	if d := m.c.disks[w.key.Disk]; d != nil {
+		w.uuid = d.UUID
 	}
 	m.addWork(w)
 	m.begun = append(m.begun, func() { m.withdraw(w) })

@@ -22,13 +22,13 @@ func threeNodes(t *testing.T, off time.Duration) (c *cluster, second, third *nod
 		}
 	})
 	c.healed, c.quick = true, true
-	c.queue, c.declarations, c.drives = nil, nil, map[schema.DiskRef]*drive{}
+	c.queue, c.declarations, c.disks = nil, nil, map[schema.DiskRef]*Disk{}
 	config := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
 		CleanupWaitInterval: 10 * time.Minute, RecoveryWaitInterval: 3 * time.Minute, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50),
 	}}
 	for i, name := range c.names {
 		config.Nodes[name] = schema.Node{AllowScheduling: true, Address: urlOf(name), Disks: map[string]schema.Disk{"disk1": {Path: "/disk1", AllowScheduling: true}}}
-		c.drives[schema.DiskRef{Node: name, Disk: "disk1"}] = &drive{uuid: newUUID(i), there: true, slots: map[disk.ID]*slot{}}
+		c.disks[schema.DiskRef{Node: name, Disk: "disk1"}] = &Disk{UUID: newUUID(i), Attached: true, Copies: map[disk.ID]*Copy{}}
 	}
 	url := "https://example.com/parrot"
 	c.serves[url] = "a"
@@ -43,7 +43,7 @@ func threeNodes(t *testing.T, off time.Duration) (c *cluster, second, third *nod
 	}
 	c.until(10 * time.Minute)
 	for _, ref := range ranked {
-		if !c.slot(plan.CopyRef{Disk: ref, ID: m.ID}).sound() {
+		if !c.copyAt(plan.CopyRef{Disk: ref, ID: m.ID}).Ready() {
 			t.Fatalf("%s has no copy:\n%s", ref, c.trace)
 		}
 	}
@@ -70,7 +70,7 @@ func (m *node) parrotCopy() plan.CopyRef {
 // waitDeleted runs the cluster until the copy is gone, which has to happen in some time.
 func (c *cluster) waitDeleted(t *testing.T, key plan.CopyRef, within time.Duration) {
 	t.Helper()
-	for end := c.now + within; c.slot(key) != nil && len(c.violations) == 0; c.until(c.now + time.Minute) {
+	for end := c.now + within; c.copyAt(key) != nil && len(c.violations) == 0; c.until(c.now + time.Minute) {
 		if c.now > end {
 			t.Fatalf("%s does not go:\n%s", key, c.trace)
 		}
@@ -82,11 +82,11 @@ func (c *cluster) waitDeleted(t *testing.T, key plan.CopyRef, within time.Durati
 func TestClusterDeletesSurplusAfterDiskSwap(t *testing.T) {
 	t.Parallel()
 	c, second, third := threeNodes(t, time.Hour)
-	a, b := c.drives[second.onlyDisk()], c.drives[third.onlyDisk()]
-	a.there, b.there = false, false
+	a, b := c.disks[second.onlyDisk()], c.disks[third.onlyDisk()]
+	a.Attached, b.Attached = false, false
 	c.until(c.now + 2*time.Minute)
-	c.drives[second.onlyDisk()], c.drives[third.onlyDisk()] = b, a
-	a.there, b.there = true, true
+	c.disks[second.onlyDisk()], c.disks[third.onlyDisk()] = b, a
+	a.Attached, b.Attached = true, true
 	c.waitDeleted(t, third.parrotCopy(), 20*time.Minute)
 }
 
@@ -94,11 +94,11 @@ func TestClusterDeletesSurplusAfterDiskSwap(t *testing.T) {
 func TestClusterDeletesSurplusAfterClockStepWhileDiskAbsent(t *testing.T) {
 	t.Parallel()
 	c, second, _ := threeNodes(t, 0)
-	c.drives[second.onlyDisk()].there = false
+	c.disks[second.onlyDisk()].Attached = false
 	c.until(c.now + 2*time.Minute)
 	second.wall += 1000 * time.Hour
 	c.until(c.now + 2*time.Minute)
-	c.drives[second.onlyDisk()].there = true
+	c.disks[second.onlyDisk()].Attached = true
 	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
 }
 
@@ -110,10 +110,10 @@ func TestClusterDeletesSurplusAfterUseWhileNodeUndeclared(t *testing.T) {
 	before := c.latest().config
 	c.declare(c.editedConfig(func(config *schema.Config) { delete(config.Nodes, second.name) }))
 	c.until(c.now + time.Minute)
-	s := c.slot(second.parrotCopy())
-	s.users, s.usedFrom = 1, c.now
+	s := c.copyAt(second.parrotCopy())
+	s.Users, s.usedFrom = 1, c.now
 	c.until(c.now + 12*time.Minute)
-	s.users = 0
+	s.Users = 0
 	c.declare(before)
 	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
 }
@@ -133,14 +133,14 @@ func TestClusterDeletesSurplusAfterCrashDuringUse(t *testing.T) {
 			t.Fatalf("it is not withdrawn:\n%s", c.trace)
 		}
 	}
-	s := c.slot(second.parrotCopy())
-	s.users, s.usedFrom = 1, c.now
+	s := c.copyAt(second.parrotCopy())
+	s.Users, s.usedFrom = 1, c.now
 	second.kick()
-	for !s.mark.InUse && c.deletionOf(second.parrotCopy()) != nil {
+	for !s.Usage.InUse && c.deletionOf(second.parrotCopy()) != nil {
 		c.until(c.now + 10*time.Millisecond)
 	}
 	second.crash()
-	s.users = 0
+	s.Users = 0
 	c.until(c.now + time.Minute)
 	second.start()
 	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
@@ -153,11 +153,11 @@ func TestClusterRetriesHopelessCopyRarely(t *testing.T) {
 	c.setCopies(3)
 	c.offline = true
 	for _, m := range c.nodes {
-		c.slot(m.parrotCopy()).letter = "rotten"
+		c.copyAt(m.parrotCopy()).File = "rotten"
 	}
 	for _, m := range []*node{second, third} {
-		s := c.slot(m.parrotCopy())
-		s.failed, s.damaged = "damaged", m.wallNow()
+		s := c.copyAt(m.parrotCopy())
+		s.Failure, s.DamagedAt = "damaged", m.wallNow()
 	}
 	c.until(c.now + 5*time.Minute)
 	before := c.begun

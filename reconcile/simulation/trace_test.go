@@ -60,11 +60,11 @@ func formatState(s peer.State) string {
 func (c *cluster) describe() string {
 	var b strings.Builder
 	for _, ref := range c.places() {
-		d := c.drives[ref]
-		fmt.Fprintf(&b, "%s %s there=%v", ref, d.uuid, d.there)
+		d := c.disks[ref]
+		fmt.Fprintf(&b, "%s %s there=%v", ref, d.UUID, d.Attached)
 		for _, id := range d.ids() {
-			s := d.slots[id]
-			fmt.Fprintf(&b, "; %s bytes %q of %q part %d users %d failed %q touched %v ours %v", id, s.letter, s.digest, s.part, s.users, s.failed, s.touched, s.owned)
+			s := d.Copies[id]
+			fmt.Fprintf(&b, "; %s bytes %q of %q part %d users %d failed %q touched %v ours %v", id, s.File, s.Recorded, s.Partial, s.Users, s.Failure, s.Changed, s.Owned)
 		}
 		b.WriteString("\n")
 	}

@@ -81,13 +81,13 @@ func (c *cluster) upload(name string, m *node, letter string) {
 
 // serve is the job of an upload. It waits for what the client brings.
 func (m *node) serve(w *work) {
-	d := m.c.drives[w.key.Disk]
-	if d == nil || !d.there {
+	d := m.c.disks[w.key.Disk]
+	if d == nil || !d.Attached {
 		m.end(w, errors.New("input/output error"))
 		return
 	}
-	s := d.slot(w.key.ID)
-	s.own(m.c.now)
+	s := d.Folder(w.key.ID)
+	s.Own(m.c.now)
 	if w.client = m.uploads[w.key]; w.client == nil {
 		w.client = s.from
 	}
@@ -96,7 +96,7 @@ func (m *node) serve(w *work) {
 		return
 	}
 	if s.from != w.client {
-		s.from, s.part = w.client, 0
+		s.from, s.Partial = w.client, 0
 	}
 	m.expire(w)
 }
@@ -104,13 +104,13 @@ func (m *node) serve(w *work) {
 // expire ends the job when nothing has come for long.
 func (m *node) expire(w *work) {
 	m.later(m.c.between(0, time.Minute)+max(0, w.client.last+uploadExpires-m.c.now), func() {
-		switch s := m.c.slot(w.key); {
+		switch s := m.c.copyAt(w.key); {
 		case w.over || w.stopped:
 		case m.c.now-w.client.last < uploadExpires:
 			m.expire(w)
 		default:
 			if s != nil && s.from == w.client {
-				s.part, s.from = 0, nil
+				s.Partial, s.from = 0, nil
 			}
 			m.c.logf(m.name, "gives up the upload of %s", w.key)
 			m.end(w, upload.ErrExpired)
@@ -141,22 +141,22 @@ func (m *node) send(u *uploader) {
 
 // piece takes a piece. It reports whether it was the last one.
 func (m *node) piece(w *work, u *uploader) (last bool) {
-	d := m.c.drives[w.key.Disk]
-	if d == nil || !d.there || d.uuid != w.uuid {
+	d := m.c.disks[w.key.Disk]
+	if d == nil || !d.Attached || d.UUID != w.uuid {
 		m.end(w, errors.New("input/output error"))
 		return false
 	}
-	s := d.slot(w.key.ID)
+	s := d.Folder(w.key.ID)
 	if s.from != u {
 		return false
 	}
 	if d.free()-w.reserve < gib/4 {
-		s.part, s.from = 0, nil
+		s.Partial, s.from = 0, nil
 		m.end(w, &disk.NoSpaceError{Need: gib, Free: d.free()})
 		return false
 	}
 	u.last = m.c.now
-	if s.part += gib / 4; s.part < gib {
+	if s.Partial += gib / 4; s.Partial < gib {
 		return false
 	}
 	want := w.image.Checksum
@@ -177,7 +177,7 @@ func (c *cluster) promise(name string) {
 		if image.Source.Upload != nil && len(c.readyCopies(config, image)) == 0 {
 			letter := c.expectedBytes(config, image)
 			if !image.Checksum.IsZero() {
-				letter = c.letterOf(image.Checksum)
+				letter = c.contentOf(image.Checksum)
 			}
 			c.upload(name, c.taker(image), letter)
 		}

@@ -32,7 +32,7 @@ type cluster struct {
 	running     *fiber   // nil: none
 	names       []string // of all nodes, sorted
 	nodes       map[string]*node
-	drives      map[schema.DiskRef]*drive // which disk is where
+	disks       map[schema.DiskRef]*Disk // which disk is where
 	links       map[link]*wire
 	lying       map[string]bool // nodes that send other bytes than they should
 
@@ -58,43 +58,43 @@ type cluster struct {
 	quick        bool // a configuration is everywhere in seconds
 	pairs        map[string]int
 	publications int
-	disks        int // that there were, ever
+	diskCount    int // that there were, ever
 	done         map[plan.Op]int
 	begun        int    // actions, of all nodes
 	trace        *trace // nil: nobody reads it
 	violations   []string
 }
 
-// drive is one disk, wherever it is.
-type drive struct {
-	uuid     string
-	there    bool
-	unclear  bool  // a replica's metadata cannot be read
-	readOnly bool  // nothing can be written, and marks neither
-	dying    bool  // whatever is written fails, but for marks and deletions
-	filled   int64 // by others
-	slots    map[disk.ID]*slot
+// Disk is one disk, wherever it is.
+type Disk struct {
+	UUID         string
+	Attached     bool
+	UsersUnknown bool  // a replica's metadata cannot be read
+	ReadOnly     bool  // nothing can be written, and marks neither
+	FailsWrites  bool  // whatever is written fails, but for marks and deletions
+	OtherFiles   int64 // by others
+	Copies       map[disk.ID]*Copy
 }
 
-// slot is one image folder, and what is true of it whatever a manager knows.
-type slot struct {
-	letter   string // of the bytes in the file; "": no file
-	touched  bool   // the evidence does not fit any more
-	owned    bool
-	digest   string // letter that the record vouches for
-	failed   string
-	checked  time.Time
-	part     int64
-	users    int
-	mark     plan.Usage
-	made     time.Duration // when the manager made or adopted it
-	used     time.Duration // when the manager last saw it used
-	from     *uploader     // of the part
-	pulled   bool          // the part came from other nodes
-	failedAt time.Duration // when it became failed
-	soberly  bool          // by a clock that was never set
-	damaged  time.Time     // by the wall clock of the node, as the record has it
-	aside    bool          // renamed, on its way out
+// Copy is one image folder, and what is true of it whatever a manager knows.
+type Copy struct {
+	File       string // of the bytes in the file; "": no file
+	Changed    bool   // the evidence does not fit any more
+	Owned      bool
+	Recorded   string // letter that the record vouches for
+	Failure    string
+	VerifiedAt time.Time
+	Partial    int64
+	Users      int
+	Usage      plan.Usage
+	made       time.Duration // when the manager made or adopted it
+	used       time.Duration // when the manager last saw it used
+	from       *uploader     // of the part
+	pulled     bool          // the part came from other nodes
+	failedAt   time.Duration // when it became failed
+	soberly    bool          // by a clock that was never set
+	DamagedAt  time.Time     // by the wall clock of the node, as the record has it
+	Aside      bool          // renamed, on its way out
 	// wanted is the last moment at which its manager had to want it, and unwanted the
 	// first after that at which it did not have to, under a valid configuration.
 	wanted, unwanted time.Duration
@@ -120,7 +120,7 @@ type loss struct {
 
 func newCluster(seed uint64, least, most int, told bool) *cluster {
 	c := &cluster{
-		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, nodes: map[string]*node{}, fibers: map[*fiber]bool{}, drives: map[schema.DiskRef]*drive{},
+		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, nodes: map[string]*node{}, fibers: map[*fiber]bool{}, disks: map[schema.DiskRef]*Disk{},
 		links: map[link]*wire{}, lying: map[string]bool{}, serves: map[string]string{}, replicas: map[string]map[string]bool{}, promised: map[string]bool{}, digests: map[string]string{},
 		rankings: map[rankKey]*[]schema.DiskRef{}, hashes: map[string]uint64{}, pairs: map[string]int{}, letters: map[string]disk.Digest{}, manifest: map[string]disk.Digest{}, done: map[plan.Op]int{},
 	}
@@ -136,13 +136,13 @@ func newCluster(seed uint64, least, most int, told bool) *cluster {
 	c.declare(c.firstConfig())
 	for _, name := range c.names {
 		for d := range c.latest().config.Nodes[name].Disks {
-			c.drives[schema.DiskRef{Node: name, Disk: d}] = nil
+			c.disks[schema.DiskRef{Node: name, Disk: d}] = nil
 		}
 	}
 	for i, ref := range c.places() {
-		c.drives[ref] = &drive{uuid: newUUID(i), there: true, slots: map[disk.ID]*slot{}}
+		c.disks[ref] = &Disk{UUID: newUUID(i), Attached: true, Copies: map[disk.ID]*Copy{}}
 	}
-	c.disks = len(c.drives)
+	c.diskCount = len(c.disks)
 	for _, name := range c.names {
 		c.after(c.between(0, 2*time.Minute), func() { c.nodes[name].start() })
 	}
@@ -153,89 +153,91 @@ func newUUID(n int) string { return fmt.Sprintf("disk-%04d", n) }
 
 // places are where disks are, sorted.
 func (c *cluster) places() []schema.DiskRef {
-	return slices.SortedFunc(maps.Keys(c.drives), plan.CompareDisks)
+	return slices.SortedFunc(maps.Keys(c.disks), plan.CompareDisks)
 }
 
-func (d *drive) ids() []disk.ID { return slices.SortedFunc(maps.Keys(d.slots), plan.CompareIDs) }
+func (d *Disk) ids() []disk.ID { return slices.SortedFunc(maps.Keys(d.Copies), plan.CompareIDs) }
 
-func (d *drive) free() int64 {
-	free := driveSize - d.filled
-	for _, s := range d.slots {
-		free -= s.part
-		if s.letter != "" {
+func (d *Disk) free() int64 {
+	free := driveSize - d.OtherFiles
+	for _, s := range d.Copies {
+		free -= s.Partial
+		if s.File != "" {
 			free -= gib
 		}
 	}
 	return max(0, free)
 }
 
-// sound reports whether the copy is ready in truth: nothing that a look can see
+// Ready reports whether the copy is ready in truth: nothing that a look can see
 // speaks against it.
-func (s *slot) sound() bool {
-	return s != nil && s.letter != "" && s.owned && !s.touched && s.failed == "" && !s.aside
+func (s *Copy) Ready() bool {
+	return s != nil && s.File != "" && s.Owned && !s.Changed && s.Failure == "" && !s.Aside
 }
 
-// slot is the folder of a copy, nil when there is none.
-func (c *cluster) slot(key plan.CopyRef) *slot {
-	if d := c.drives[key.Disk]; d != nil && d.there {
-		return d.slots[key.ID]
+// copyAt is the folder of a copy, nil when there is none.
+func (c *cluster) copyAt(key plan.CopyRef) *Copy {
+	if d := c.disks[key.Disk]; d != nil && d.Attached {
+		return d.Copies[key.ID]
 	}
 	return nil
 }
 
-// slotOn is the slot if that disk is there.
-func (c *cluster) slotOn(uuid string, key plan.CopyRef) *slot {
-	if d := c.drives[key.Disk]; d != nil && d.uuid == uuid {
-		return c.slot(key)
+// copyOn is the slot if that disk is there.
+func (c *cluster) copyOn(uuid string, key plan.CopyRef) *Copy {
+	if d := c.disks[key.Disk]; d != nil && d.UUID == uuid {
+		return c.copyAt(key)
 	}
 	return nil
 }
 
-func (c *cluster) seesCopy(id disk.ID, s *slot) disk.Copy {
+func (c *cluster) seesCopy(id disk.ID, s *Copy) disk.Copy {
 	v := disk.Copy{
-		ID: id, State: disk.Pending, Owned: s.owned, HasCfg: true, PartBytes: s.part, VerifiedAt: s.checked, DamagedAt: s.damaged,
-		InUseRecorded: s.mark.InUse, LastUsed: s.mark.LastUsed, SurplusSince: s.mark.SurplusSince, ClockNode: s.mark.By,
+		ID: id, State: disk.Pending, Owned: s.Owned, HasCfg: true, PartBytes: s.Partial, VerifiedAt: s.VerifiedAt, DamagedAt: s.DamagedAt,
+		InUseRecorded: s.Usage.InUse, LastUsed: s.Usage.LastUsed, SurplusSince: s.Usage.SurplusSince, ClockNode: s.Usage.By,
 	}
-	if s.part > 0 || s.from != nil {
+	if s.Partial > 0 || s.from != nil {
 		v.PartTotal = gib
 	}
 	switch {
 	case s.from != nil:
 		v.PartSourceID = disk.PartFromUpload
-	case s.pulled && s.part > 0:
+	case s.pulled && s.Partial > 0:
 		v.PartSourceID = disk.PartFromPeers
 	}
-	if s.letter == "" {
+	if s.File == "" {
 		return v
 	}
 	v.Size, v.RealSize, v.State = gib, gib, disk.Ready
-	if s.owned && s.digest != "" && !s.touched {
-		v.SHA512, v.ManifestDigest = c.sum(s.digest), c.chunks(s.digest)
+	if s.Owned && s.Recorded != "" && !s.Changed {
+		v.SHA512, v.ManifestDigest = c.digest(s.Recorded), c.manifestDigest(s.Recorded)
 	}
 	switch {
-	case !s.owned:
+	case !s.Owned:
 		v.State, v.Message = disk.Unknown, "not verified yet"
-	case s.touched:
+	case s.Changed:
 		v.State, v.Message = disk.Unknown, "changed"
-	case s.failed != "":
-		v.State, v.Message = disk.Failed, s.failed
+	case s.Failure != "":
+		v.State, v.Message = disk.Failed, s.Failure
 	}
 	return v
 }
 
-func (s *slot) using(d *drive) string {
+func (s *Copy) using(d *Disk) string {
 	switch {
-	case s.users > 0:
+	case s.Users > 0:
 		return "used by a replica"
-	case d.unclear:
+	case d.UsersUnknown:
 		return "cannot determine what is in use"
 	}
 	return ""
 }
 
-func (c *cluster) sum(letter string) disk.Digest { return remembered(c.letters, letter, disk.SHA512) }
+func (c *cluster) digest(letter string) disk.Digest {
+	return remembered(c.letters, letter, disk.SHA512)
+}
 
-func (c *cluster) chunks(letter string) disk.Digest {
+func (c *cluster) manifestDigest(letter string) disk.Digest {
 	return remembered(c.manifest, letter, disk.SHA256)
 }
 
