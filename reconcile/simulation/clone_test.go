@@ -52,9 +52,9 @@ func (c *cluster) damageClones() {
 // addDifferentFile leaves a file of an image without a checksum that is not what it was before.
 func (c *cluster) addDifferentFile(image schema.Image) {
 	ref := pick(c.rng, c.places()...)
-	if d := c.disks[ref]; image.Checksum.IsZero() && d.Attached && d.Copies[image.ID] == nil && d.free() > gib {
+	if d := c.disks[ref]; image.Checksum.IsZero() && d.Attached && d.Copies[image.ID] == nil && d.Free() > gib {
 		s := d.Folder(image.ID)
-		s.File, s.born = pick(c.rng, plantest.Letters...), c.now
+		s.File, c.history(s).ownedAt = pick(c.rng, plantest.Letters...), c.now
 		c.logf("", "somebody leaves another file as %s on %s", image.ID, ref)
 	}
 }
@@ -69,7 +69,7 @@ func (c *cluster) damageCopies(name string) {
 		}
 		c.recordLoss(key, s)
 		s.File = "rotten"
-		m.damaged(s)
+		m.markDamaged(s)
 		c.logf("", "%s is found damaged", key)
 		m.kick()
 	}

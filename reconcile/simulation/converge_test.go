@@ -180,14 +180,14 @@ func (c *cluster) checkLeftovers() {
 		if _, declared := config.Nodes[ref.Node].Disks[ref.Disk]; !declared {
 			continue
 		}
-		for _, id := range c.disks[ref].ids() {
+		for _, id := range c.disks[ref].IDs() {
 			s := c.disks[ref].Copies[id]
 			image, declared := config.Images[id.Name]
 			ranked := c.rankedDisks(c.latest(), image)
 			enough := declared && c.countReady(image, ranked) >= max(1, min(image.Copies, len(ranked)))
 			filled := enough || config.Settings.ConcurrentReplenishPerNodeLimit > 0
 			switch {
-			case s.from != nil && s.File == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.disksForNewCopy(image, ranked), ref):
+			case s.PartialSource == disk.PartFromUpload && s.File == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.disksForNewCopy(image, ranked), ref):
 				c.violation("rest", "a part of an upload is left on %s", plan.CopyRef{Disk: ref, ID: id})
 			case !s.Owned || s.Users > 0:
 			case !declared && !held && !c.isUsedAnywhere(id.Name) && c.allDisksPresent():
@@ -277,7 +277,7 @@ func (c *cluster) removeImageAtEnd() {
 // not ours, and what is on a disk that is not declared.
 func (c *cluster) checkRemovedImage(name string) {
 	for _, ref := range c.places() {
-		for _, id := range c.disks[ref].ids() {
+		for _, id := range c.disks[ref].IDs() {
 			s := c.disks[ref].Copies[id]
 			if id.Name == name && s.Users > 0 {
 				return
@@ -285,7 +285,7 @@ func (c *cluster) checkRemovedImage(name string) {
 		}
 	}
 	for _, ref := range c.places() {
-		for _, id := range c.disks[ref].ids() {
+		for _, id := range c.disks[ref].IDs() {
 			_, declared := c.latest().config.Nodes[ref.Node].Disks[ref.Disk]
 			if s := c.disks[ref].Copies[id]; declared && id.Name == name && s.Owned {
 				c.violation("rest", "%s is there 10 minutes after it left the configuration", plan.CopyRef{Disk: ref, ID: id})

@@ -140,7 +140,7 @@ func (c *cluster) recordLoss(key plan.CopyRef, s *Copy) {
 }
 
 func (c *cluster) recordLosses(ref schema.DiskRef, d *Disk) {
-	for _, id := range d.ids() {
+	for _, id := range d.IDs() {
 		c.recordLoss(plan.CopyRef{Disk: ref, ID: id}, d.Copies[id])
 	}
 }

@@ -50,15 +50,15 @@ func (r *deletion) checkDecision(o plan.Observed) {
 // checkInterval holds a clean-up against the clock that nobody sets.
 func (r *deletion) checkInterval(s *Copy) {
 	wait := r.conf.config.Settings.CleanupWaitInterval
-	if wait == 0 || s.excused {
+	if wait == 0 || r.c.history(s).excused {
 		return
 	}
 	now := r.c.now
-	if s.unwanted == 0 || now-s.unwanted < wait {
-		r.c.violation("S4", "%s goes %s after it was first unwanted; the interval is %s", r.key, now-s.unwanted, wait)
+	if r.c.history(s).surplusAt == 0 || now-r.c.history(s).surplusAt < wait {
+		r.c.violation("S4", "%s goes %s after it was first unwanted; the interval is %s", r.key, now-r.c.history(s).surplusAt, wait)
 	}
-	if s.used != 0 && now-s.used < wait {
-		r.c.violation("S4", "%s goes %s after it was used; the interval is %s", r.key, now-s.used, wait)
+	if r.c.history(s).usedAt != 0 && now-r.c.history(s).usedAt < wait {
+		r.c.violation("S4", "%s goes %s after it was used; the interval is %s", r.key, now-r.c.history(s).usedAt, wait)
 	}
 }
 
@@ -132,10 +132,10 @@ func (r *deletion) checkOrphan() {
 				continue
 			}
 			for id, s := range one.Copies {
-				if id.Name == r.key.ID.Name && s.Users > 0 && s.usedFrom < r.began {
+				if id.Name == r.key.ID.Name && s.Users > 0 && c.history(s).usedFrom < r.began {
 					c.violation("S6", "%s goes, which is used on %s/%s", r.key, name, d)
 				}
-				if _, declared := config.Images[id.Name]; !declared && s.Owned && s.born < r.began {
+				if _, declared := config.Images[id.Name]; !declared && s.Owned && c.history(s).ownedAt < r.began {
 					gone[id.Name] = true
 					confirmed = confirmed && slices.Contains(config.Settings.PruneConfirmed, id)
 				}

@@ -2,7 +2,6 @@ package simulation
 
 import (
 	"context"
-	"errors"
 	"maps"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -162,60 +161,58 @@ func (m *node) remove(w *work) {
 	m.c.logf(m.name, "is sure that %s may go", w.key)
 	m.soon(func() {
 		m.c.spawn(&fiber{node: m}, func() {
-			err := disk.RemoveUnused(&folderRemoval{m: m, w: w, s: m.c.copyAt(w.key)})
+			err := m.removeFolder(w)
 			m.c.endDeletion(w.deletion)
 			m.end(w, err)
 		})
 	})
 }
 
-// folderRemoval implements disk.Removal. Each step takes a moment.
-type folderRemoval struct {
+// removeFolder deletes the folder of a copy.
+func (m *node) removeFolder(w *work) error {
+	s := m.c.copyAt(w.key)
+	if s == nil {
+		return errNoFile
+	}
+	return disk.RemoveUnused(watchedRemoval{m.c.disks[w.key.Disk].Removal(w.key.ID), m, w, s})
+}
+
+// watchedRemoval is the deletion of a copy in which each step takes a moment. It checks the rules.
+type watchedRemoval struct {
+	disk.Removal
 	m *node
 	w *work
 	s *Copy
 }
 
 // CheckUnused implements disk.Removal.
-func (r *folderRemoval) CheckUnused(aside bool) error {
-	d := r.m.c.disks[r.w.key.Disk]
-	switch {
-	case r.s == nil || r.m.c.copyOn(r.w.uuid, r.w.key) != r.s || r.s.Aside != aside:
-		return errors.New("it is not there any more")
-	case d.ReadOnly:
-		return errIO
+func (r watchedRemoval) CheckUnused(aside bool) error {
+	if !r.present() {
+		return errNoFile
 	}
-	if why := r.s.using(d); why != "" {
-		return &disk.InUseError{ID: r.w.key.ID, Reason: why}
-	}
-	return nil
+	return r.Removal.CheckUnused(aside)
+}
+
+// present reports whether the disk with the copy is still at its path.
+func (r watchedRemoval) present() bool {
+	return r.m.c.copyOn(r.w.uuid, r.w.key) == r.s
 }
 
 // SetAside implements disk.Removal.
-func (r *folderRemoval) SetAside() error {
-	r.s.Aside = true
-	r.m.c.logf(r.m.name, "renames %s aside", r.w.key)
+func (r watchedRemoval) SetAside() error {
+	err := r.Removal.SetAside()
+	r.m.c.logf(r.m.name, "renames the folder of %s", r.w.key)
 	r.m.c.pause(r.m.c.moment())
-	return nil
-}
-
-// PutBack implements disk.Removal.
-func (r *folderRemoval) PutBack() error {
-	r.s.Aside = false
-	return nil
+	return err
 }
 
 // Delete implements disk.Removal.
-func (r *folderRemoval) Delete() error {
+func (r watchedRemoval) Delete() error {
 	r.m.c.pause(r.m.c.moment())
-	if r.m.c.copyOn(r.w.uuid, r.w.key) != r.s || !r.s.Aside {
-		return errors.New("it is not there any more")
+	if !r.present() || !r.s.Aside {
+		return errNoFile
 	}
 	r.w.deletion.checkUnlink(r.s)
-	delete(r.m.c.disks[r.w.key.Disk].Copies, r.w.key.ID)
-	r.m.c.logf(r.m.name, "has deleted %s", r.w.key)
-	return nil
+	r.m.c.logf(r.m.name, "deletes %s", r.w.key)
+	return r.Removal.Delete()
 }
-
-// Sync implements disk.Removal.
-func (r *folderRemoval) Sync() error { return nil }

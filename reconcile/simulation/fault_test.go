@@ -3,7 +3,6 @@ package simulation
 import (
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -44,7 +43,7 @@ func (c *cluster) randomCopy(which func(plan.CopyRef, *Copy) bool) (plan.CopyRef
 	for range 8 {
 		ref := pick(c.rng, places...)
 		d := c.disks[ref]
-		ids := d.ids()
+		ids := d.IDs()
 		if !d.Attached || len(ids) == 0 {
 			continue
 		}
@@ -147,7 +146,7 @@ func (c *cluster) loseDisk() {
 		}
 		if empty {
 			c.diskCount++
-			c.disks[ref] = &Disk{UUID: newUUID(c.diskCount), Copies: map[disk.ID]*Copy{}}
+			c.disks[ref] = NewDisk(newUUID(c.diskCount), c.library, diskSize)
 			d = c.disks[ref]
 		}
 		d.reattach(c.disks[ref] == d)
@@ -186,7 +185,7 @@ func (c *cluster) swapDisks() {
 
 func (c *cluster) fillDisk() {
 	d := c.disks[pick(c.rng, c.places()...)]
-	d.OtherFiles = pick(c.rng, int64(6*gib), driveSize)
+	d.OtherFiles = pick(c.rng, int64(6*gib), diskSize)
 	c.after(c.between(0, 10*time.Minute), func() { d.OtherFiles = 0 })
 }
 
@@ -206,7 +205,7 @@ func (c *cluster) corruptSilently() {
 			m.later(c.between(0, 5*time.Minute), func() {
 				if s := c.copyAt(key); s.Ready() && s.File != s.Recorded {
 					c.recordLoss(key, s)
-					_ = m.verify(s)
+					_ = m.verify(c.disks[key.Disk], key.ID)
 					m.kick()
 				}
 			})
@@ -234,7 +233,7 @@ func (c *cluster) addUnmanagedFile() {
 	config := c.latest().config
 	name, ok := c.randomImageName(&config)
 	ref := pick(c.rng, c.places()...)
-	if d := c.disks[ref]; ok && d.Attached && d.Copies[config.Images[name].ID] == nil && d.free() > gib {
+	if d := c.disks[ref]; ok && d.Attached && d.Copies[config.Images[name].ID] == nil && d.Free() > gib {
 		image := config.Images[name]
 		letter := c.expectedBytes(config, image)
 		if !image.Checksum.IsZero() {
@@ -244,7 +243,7 @@ func (c *cluster) addUnmanagedFile() {
 			return
 		}
 		s := d.Folder(image.ID)
-		s.File, s.born = letter, c.now
+		s.File, c.history(s).ownedAt = letter, c.now
 		c.logf("", "somebody leaves a file as %s on %s", image.ID, ref)
 	}
 }
@@ -329,7 +328,7 @@ func (c *cluster) attach(key plan.CopyRef) {
 		return // it finds no file
 	}
 	if s.Users++; s.Users == 1 {
-		s.usedFrom = c.now
+		c.history(s).usedFrom = c.now
 	}
 	c.logf("", "a volume uses %s", key)
 	wait := c.between(0, 15*time.Minute)

@@ -49,8 +49,8 @@ func (m *node) checkFirstCopyStart(w *work, d plan.Desired, o plan.Observed) {
 		if !there || !heard || failed.State != disk.Failed || failed.SHA512.IsZero() || s == nil || s.Failure == "" {
 			continue
 		}
-		sober := m.wall == 0 && c.nodes[ref.Node].wall == 0 && s.soberly // else nobody can tell when it failed
-		if !sober || c.now-s.failedAt < recovery-10*time.Second {
+		sober := m.wall == 0 && c.nodes[ref.Node].wall == 0 && c.history(s).failedAtTrueTime // else nobody can tell when it failed
+		if !sober || c.now-c.history(s).failedAt < recovery-10*time.Second {
 			w.recentDigests[s.Recorded] = w.recentDigests[s.Recorded] || sober
 		}
 	}

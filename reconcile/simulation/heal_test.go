@@ -27,14 +27,14 @@ func (c *cluster) heal(mend bool) {
 			d.reattach(true)
 		}
 		d.UsersUnknown, d.ReadOnly, d.FailsWrites, d.OtherFiles = false, false, false, -100*gib
-		for _, id := range d.ids() {
+		for _, id := range d.IDs() {
 			s := d.Copies[id]
 			if mend || c.oneIn(2) {
 				s.Users = 0
 			}
 			if s.Ready() && s.File != s.Recorded { // a scrub finds it
 				c.recordLoss(plan.CopyRef{Disk: ref, ID: id}, s)
-				c.nodes[ref.Node].damaged(s)
+				c.nodes[ref.Node].markDamaged(s)
 			}
 		}
 	}
@@ -69,7 +69,7 @@ func (c *cluster) fitConfig(config *schema.Config, mend bool) {
 			c.addImage(config)
 		}
 		for _, ref := range c.places() {
-			for _, id := range c.disks[ref].ids() {
+			for _, id := range c.disks[ref].IDs() {
 				if _, declared := config.Images[id.Name]; !declared && !slices.Contains(config.Settings.PruneConfirmed, id) {
 					config.Settings.PruneConfirmed = append(config.Settings.PruneConfirmed, id)
 				}

@@ -2,7 +2,6 @@ package simulation
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -90,15 +89,6 @@ func (m *node) end(w *work, err error) {
 	m.kick()
 }
 
-func (c *cluster) contentOf(sum disk.Digest) string {
-	for letter, known := range c.letters {
-		if known == sum {
-			return letter
-		}
-	}
-	return "nothing that is known"
-}
-
 // goOn lets a job go on for a while, and end.
 func (m *node) goOn(w *work, steps int) {
 	m.later(m.c.between(time.Second, 50*time.Second), func() {
@@ -135,36 +125,24 @@ func (m *node) progress(d *Disk, w *work) error {
 	default:
 		return nil
 	}
-	s := d.Folder(w.key.ID)
-	s.Own(m.c.now)
-	if s.from != nil {
-		s.from, s.Partial = nil, 0
+	s := m.c.folder(d, w.key.ID)
+	m.c.own(s)
+	if m.c.history(s).client != nil {
+		m.c.setClient(s, nil)
 	}
 	// One that looks for the bytes which the image had does not take the place of another.
 	if w.action.Op.IsFirstCopy() && s.Partial == 0 && w.action.Pinned.Digest.IsZero() {
 		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name})
 	}
-	if pulls := w.action.Op == plan.Sync && w.action.LocalSource == (plan.CopyRef{}); pulls || s.Partial == 0 { // a download goes on with a part of whatever kind
-		s.pulled = pulls
+	if pulls := w.action.Op == plan.Sync && w.action.LocalSource == (plan.CopyRef{}); pulls {
+		s.PartialSource = disk.PartFromPeers
+	} else if s.Partial == 0 { // otherwise a download resumes a partial file of any source
+		s.PartialSource = ""
 	}
-	if s.Partial < gib/2 && d.free() > gib/2 {
+	if s.Partial < gib/2 && d.Free() > gib/2 {
 		s.Partial += gib / 4
 	}
 	return nil
-}
-
-// Own makes the folder ours. What somebody left there is not vouched for by that.
-func (s *Copy) Own(now time.Duration) {
-	if !s.Owned {
-		s.Owned, s.born, s.Changed = true, now, s.File != ""
-	}
-}
-
-func (d *Disk) Folder(id disk.ID) *Copy {
-	if d.Copies[id] == nil {
-		d.Copies[id] = &Copy{}
-	}
-	return d.Copies[id]
 }
 
 // do is the effect of an action that has run to its end, or its failure.
@@ -182,9 +160,9 @@ func (m *node) do(d *Disk, w *work) error {
 		if s := d.Copies[w.key.ID]; s != nil && s.File != s.Recorded {
 			m.c.recordLoss(w.key, s)
 		}
-		return m.verify(d.Copies[w.key.ID])
+		return m.verify(d, w.key.ID)
 	case plan.Repair:
-		return m.repair(d.Copies[w.key.ID], w)
+		return m.repair(d, w)
 	}
 	panic("no effect of " + string(w.action.Op))
 }
@@ -205,7 +183,7 @@ func (m *node) source(w *work) (letter string, err error) {
 		if ref.Node == m.name || !m.c.reachable(m.name, ref.Node) {
 			continue
 		}
-		for _, id := range m.c.disks[ref].ids() {
+		for _, id := range m.c.disks[ref].IDs() {
 			s := m.c.copyAt(plan.CopyRef{Disk: ref, ID: id})
 			if !s.Ready() || s.Recorded != w.letter || m.c.nodes[ref.Node].leaving(plan.CopyRef{Disk: ref, ID: id}) {
 				continue
@@ -222,67 +200,56 @@ func (m *node) source(w *work) (letter string, err error) {
 	return "", &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no peer has it (%s)", wrong)}
 }
 
-// fill is what a part and its commit do.
-func (m *node) fill(d *Disk, w *work, letter string, want disk.Digest) error {
-	s := d.Folder(w.key.ID)
-	s.Own(m.c.now)
-	if s.File != "" && (s.Failure == "" || s.Changed) {
-		return fmt.Errorf("%s is ready already", w.key.ID)
+// fill ends a job that creates a copy with a content. The file must have the digest want, unless
+// it is zero.
+func (m *node) fill(d *Disk, w *work, content string, want disk.Digest) error {
+	s := m.c.folder(d, w.key.ID)
+	m.c.own(s)
+	err := d.Fill(w.key.ID, content, want, w.reserve, m.wallNow())
+	if s.PartialSource == "" {
+		m.c.history(s).client = nil
 	}
-	s.from = nil
-	if lack := gib - s.Partial; d.free()-w.reserve < lack {
-		s.Partial = 0
-		return &disk.NoSpaceError{Need: gib, Free: d.free()}
+	if err != nil {
+		return err
 	}
-	s.Partial = 0
-	if got := m.c.digest(letter); !want.IsZero() && want != got {
-		return &disk.ChecksumError{Want: want, Got: got}
-	}
-	if why := s.using(d); s.File != "" && why != "" {
-		return &disk.InUseError{ID: w.key.ID, Reason: why}
-	}
-	s.File, s.Recorded, s.Failure, s.Changed, s.VerifiedAt = letter, letter, "", false, m.wallNow()
-	s.made = m.c.now
-	m.checkFirstCopyEnd(w, letter)
+	m.checkFirstCopyEnd(w, content)
 	if w.action.Op.IsFirstCopy() {
 		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name, done: true})
 	}
 	return nil
 }
 
-// verify reads a file and finds out what it is.
-func (m *node) verify(s *Copy) error {
-	if s == nil || s.File == "" {
-		return errors.New("no such file")
+// verify ends a job that reads a whole file.
+func (m *node) verify(d *Disk, id disk.ID) error {
+	if s := d.Copies[id]; s != nil && s.File != "" {
+		m.c.own(s)
 	}
-	if s.Own(m.c.now); s.Recorded == "" {
-		s.Recorded, s.made = s.File, m.c.now
-	}
-	s.Changed, s.Failure = false, ""
-	if s.Recorded != s.File {
-		m.damaged(s)
-		return nil
-	}
-	s.VerifiedAt = m.wallNow()
-	return nil
-}
-
-// damaged marks a copy as failed.
-func (m *node) damaged(s *Copy) {
-	s.Failure, s.DamagedAt, s.failedAt, s.soberly = "damaged", m.wallNow(), m.c.now, m.wall == 0
-}
-
-// repair rewrites the damaged chunks, in use or not.
-func (m *node) repair(s *Copy, w *work) error {
-	letter, err := m.source(w)
-	switch {
-	case err != nil:
+	if err := d.Verify(id, m.wallNow()); err != nil {
 		return err
-	case s == nil || s.File == "" || s.Failure == "":
-		return errors.New("there is nothing to repair")
-	case s.Recorded != letter:
-		return errors.New("the bytes are not what they have to be")
 	}
-	s.File, s.Failure, s.VerifiedAt = letter, "", m.wallNow()
+	if s := d.Copies[id]; s.Failure != "" {
+		m.noteDamage(s)
+	}
 	return nil
+}
+
+// markDamaged marks a copy as failed.
+func (m *node) markDamaged(s *Copy) {
+	s.MarkDamaged(m.wallNow())
+	m.noteDamage(s)
+}
+
+// noteDamage notes when a copy became failed.
+func (m *node) noteDamage(s *Copy) {
+	h := m.c.history(s)
+	h.failedAt, h.failedAtTrueTime = m.c.now, m.wall == 0
+}
+
+// repair ends a job that rewrites damaged chunks. The copy may be in use.
+func (m *node) repair(d *Disk, w *work) error {
+	content, err := m.source(w)
+	if err != nil {
+		return err
+	}
+	return d.Repair(w.key.ID, content, m.wallNow())
 }

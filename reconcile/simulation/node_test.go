@@ -356,7 +356,7 @@ func (m *node) noteListing() {
 		for _, c := range one.Copies {
 			s, key := one.drive.Copies[c.ID], plan.CopyRef{Disk: one.ref, ID: c.ID}
 			if _, used := one.Users.InUse(c.ID); used {
-				s.used = m.c.now
+				m.c.history(s).usedAt = m.c.now
 			}
 			image, declared := m.conf.config.Images[c.ID.Name]
 			declared = declared && c.ID.Name != m.missing
@@ -364,9 +364,9 @@ func (m *node) noteListing() {
 			switch {
 			case m.allowed() == schema.ObserveOnly:
 			case declared && image.ID == c.ID && c.State == disk.Ready && !failing && m.c.isAlwaysDesired(m.conf, image, one.ref):
-				s.wanted, s.unwanted = m.c.now, 0
-			case m.allowed() == schema.Everything && s.unwanted == 0:
-				s.unwanted = m.c.now
+				m.c.history(s).surplusAt = 0
+			case m.allowed() == schema.Everything && m.c.history(s).surplusAt == 0:
+				m.c.history(s).surplusAt = m.c.now
 			}
 		}
 	}
@@ -409,7 +409,8 @@ func (m *node) excuse() {
 	for _, d := range m.c.disks {
 		outdated := m.recorded[d.UUID] < m.steps || m.wall != m.clock
 		for id, s := range d.Copies {
-			s.excused = s.excused || s.Usage.By == m.name && outdated || m.unwritten[unwrittenKey{d.UUID, id}]
+			h := m.c.history(s)
+			h.excused = h.excused || s.Usage.By == m.name && outdated || m.unwritten[unwrittenKey{d.UUID, id}]
 		}
 	}
 }

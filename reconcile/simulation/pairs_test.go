@@ -116,7 +116,7 @@ func (c *cluster) suspendEverywhere(name string) {
 func (c *cluster) damageAllButTwo(withdrawn plan.CopyRef) {
 	var others []plan.CopyRef
 	for _, ref := range c.places() {
-		for _, id := range c.disks[ref].ids() {
+		for _, id := range c.disks[ref].IDs() {
 			if key := (plan.CopyRef{Disk: ref, ID: id}); id.Name == withdrawn.ID.Name && key != withdrawn && c.copyAt(key).Ready() {
 				others = append(others, key)
 			}

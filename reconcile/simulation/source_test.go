@@ -171,7 +171,7 @@ func (c *cluster) isReadyWith(config schema.Config, sum disk.Digest) bool {
 		if _, declared := config.Nodes[ref.Node].Disks[ref.Disk]; !declared {
 			continue
 		}
-		for _, id := range c.disks[ref].ids() {
+		for _, id := range c.disks[ref].IDs() {
 			if s := c.copyAt(plan.CopyRef{Disk: ref, ID: id}); s.Ready() && c.digest(s.Recorded) == sum {
 				return true
 			}

@@ -28,106 +28,59 @@ func (m *node) wallNow() time.Time { return worldStart.Add(m.c.now + m.wall) }
 
 func (m *node) steady() time.Time { return worldStart.Add(m.c.now) }
 
-// handle is an open disk: it implements reconcile.Disk.
-type handle struct {
-	m   *node
-	ref schema.DiskRef
-	d   *Disk
-}
-
-var errIO = errors.New("input/output error")
-
+// openDisk opens the disk that is at a path of the node.
 func (m *node) openDisk(path string) (reconcile.Disk, string, error) {
 	ref := schema.DiskRef{Node: m.name, Disk: strings.TrimPrefix(path, "/")}
-	d := m.c.disks[ref]
-	if d == nil || !d.Attached {
-		return nil, "", errors.New("not there")
+	d, uuid, err := Open(func() *Disk { return m.c.disks[ref] })
+	if err != nil {
+		return nil, uuid, err
 	}
-	return handle{m, ref, d}, d.UUID, nil
+	return watchedDisk{d, m, ref}, uuid, nil
 }
 
-// Check implements reconcile.Disk.
-func (h handle) Check() error {
-	if h.m.c.disks[h.ref] != h.d || !h.d.Attached {
-		return errors.New("not there")
-	}
-	return nil
+// watchedDisk is an open disk on which a listing for a peer takes time. It notes what managers
+// list and record.
+type watchedDisk struct {
+	reconcile.Disk
+	node *node
+	ref  schema.DiskRef
 }
 
-// List implements reconcile.Disk. For a peer it takes a moment; a round takes a moment between
-// its observation and its plan instead.
-func (h handle) List(name string) (c reconcile.Contents, err error) {
+// List implements reconcile.Disk. For a peer it takes a moment. In a round there is a moment
+// between the observation and the plan instead.
+func (d watchedDisk) List(name string) (reconcile.Contents, error) {
+	m := d.node
 	if name != "" {
-		h.m.c.pause(h.m.c.moment())
+		m.c.pause(m.c.moment())
 	}
-	if h.Check() != nil {
-		return c, errIO
+	listed, err := d.Disk.List(name)
+	if err != nil {
+		return listed, err
 	}
-	if f := h.m.c.running; f != nil && f.listed != nil {
-		f.listed(h.ref)
+	if f := m.c.running; f != nil && f.listed != nil {
+		f.listed(d.ref)
 	}
-	by := users{used: map[disk.ID]bool{}, unclear: h.d.UsersUnknown}
-	for _, id := range h.d.ids() {
-		s := h.d.Copies[id]
-		if s.Aside || name != "" && id.Name != name {
-			continue
-		}
-		c.Copies = append(c.Copies, h.m.c.seesCopy(id, s))
-		by.used[id] = s.Users > 0
+	if name == "" && m.noting {
+		m.listed = append(m.listed, listing{d.ref, Opened(d.Disk), listed})
 	}
-	c.Space, c.Users = disk.Space{Total: driveSize, Free: h.d.free()}, by
-	if name == "" && h.m.noting {
-		h.m.listed = append(h.m.listed, listing{h.ref, h.d, c})
-	}
-	return c, nil
+	return listed, nil
 }
 
 // Update implements reconcile.Disk.
-func (h handle) Update(id disk.ID, change func(*disk.Record)) error {
-	s := h.d.Copies[id]
-	if h.Check() != nil || h.d.ReadOnly || s == nil || s.Aside {
+func (d watchedDisk) Update(id disk.ID, change func(*disk.Record)) error {
+	m, s := d.node, Opened(d.Disk).Copies[id]
+	if s == nil {
 		return errIO
 	}
-	r := disk.Record{InUse: s.Usage.InUse, LastUsed: s.Usage.LastUsed, SurplusSince: s.Usage.SurplusSince, ClockNode: s.Usage.By}
-	change(&r)
-	s.excused = s.excused && s.Usage.SurplusSince.Equal(r.SurplusSince)
-	s.Usage = plan.Usage{InUse: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, By: r.ClockNode}
-	h.m.c.logf(h.m.name, "marks %s on %s: in use %v, last used %s, unwanted since %s", id, h.ref, r.InUse, r.LastUsed, r.SurplusSince)
+	surplusSince := s.Usage.SurplusSince
+	if err := d.Disk.Update(id, change); err != nil {
+		return err
+	}
+	h := m.c.history(s)
+	h.excused = h.excused && surplusSince.Equal(s.Usage.SurplusSince)
+	m.c.logf(m.name, "records for %s on %s: in use %v, last used %s, surplus since %s", id, d.ref, s.Usage.InUse, s.Usage.LastUsed, s.Usage.SurplusSince)
 	return nil
 }
-
-// Close implements reconcile.Disk.
-func (handle) Close() error { return nil }
-
-// users implements reconcile.Users.
-type users struct {
-	used    map[disk.ID]bool
-	unclear bool
-}
-
-var errUnclear = errors.New("the metadata of a replica cannot be read")
-
-// Err implements reconcile.Users.
-func (u users) Err() error {
-	if u.unclear {
-		return errUnclear
-	}
-	return nil
-}
-
-// InUse implements reconcile.Users.
-func (u users) InUse(id disk.ID) (reason string, inUse bool) {
-	switch {
-	case u.used[id]:
-		return "used by a replica", true
-	case u.unclear:
-		return "cannot determine what is in use", true
-	}
-	return "", false
-}
-
-// FileOpen implements reconcile.Users.
-func (users) FileOpen(disk.ID) (reason string, open bool) { return "", false }
 
 // nodePeers implements reconcile.Peers.
 type nodePeers struct{ *node }
@@ -186,8 +139,8 @@ func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error))
 		return
 	}
 	w := &work{began: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, done: done}
-	if h, ok := t.Disk.(handle); ok {
-		w.uuid = h.d.UUID
+	if d, ok := t.Disk.(watchedDisk); ok {
+		w.uuid = Opened(d.Disk).UUID
 	}
 	if t.Action.Op.ReadsCopies() {
 		w.letter = m.c.contentOf(t.Digest)

@@ -28,7 +28,7 @@ func threeNodes(t *testing.T, off time.Duration) (c *cluster, second, third *nod
 	}}
 	for i, name := range c.names {
 		config.Nodes[name] = schema.Node{AllowScheduling: true, Address: urlOf(name), Disks: map[string]schema.Disk{"disk1": {Path: "/disk1", AllowScheduling: true}}}
-		c.disks[schema.DiskRef{Node: name, Disk: "disk1"}] = &Disk{UUID: newUUID(i), Attached: true, Copies: map[disk.ID]*Copy{}}
+		c.disks[schema.DiskRef{Node: name, Disk: "disk1"}] = NewDisk(newUUID(i), c.library, diskSize)
 	}
 	url := "https://example.com/parrot"
 	c.serves[url] = "a"
@@ -111,7 +111,7 @@ func TestClusterDeletesSurplusAfterUseWhileNodeUndeclared(t *testing.T) {
 	c.declare(c.editedConfig(func(config *schema.Config) { delete(config.Nodes, second.name) }))
 	c.until(c.now + time.Minute)
 	s := c.copyAt(second.parrotCopy())
-	s.Users, s.usedFrom = 1, c.now
+	s.Users, c.history(s).usedFrom = 1, c.now
 	c.until(c.now + 12*time.Minute)
 	s.Users = 0
 	c.declare(before)
@@ -134,7 +134,7 @@ func TestClusterDeletesSurplusAfterCrashDuringUse(t *testing.T) {
 		}
 	}
 	s := c.copyAt(second.parrotCopy())
-	s.Users, s.usedFrom = 1, c.now
+	s.Users, c.history(s).usedFrom = 1, c.now
 	second.kick()
 	for !s.Usage.InUse && c.deletionOf(second.parrotCopy()) != nil {
 		c.until(c.now + 10*time.Millisecond)

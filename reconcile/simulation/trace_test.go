@@ -62,7 +62,7 @@ func (c *cluster) describe() string {
 	for _, ref := range c.places() {
 		d := c.disks[ref]
 		fmt.Fprintf(&b, "%s %s there=%v", ref, d.UUID, d.Attached)
-		for _, id := range d.ids() {
+		for _, id := range d.IDs() {
 			s := d.Copies[id]
 			fmt.Fprintf(&b, "; %s bytes %q of %q part %d users %d failed %q touched %v ours %v", id, s.File, s.Recorded, s.Partial, s.Users, s.Failure, s.Changed, s.Owned)
 		}

@@ -87,16 +87,16 @@ func (m *node) serve(w *work) {
 		return
 	}
 	s := d.Folder(w.key.ID)
-	s.Own(m.c.now)
+	m.c.own(s)
 	if w.client = m.uploads[w.key]; w.client == nil {
-		w.client = s.from
+		w.client = m.c.history(s).client
 	}
 	if w.client == nil {
 		m.end(w, upload.ErrExpired)
 		return
 	}
-	if s.from != w.client {
-		s.from, s.Partial = w.client, 0
+	if m.c.history(s).client != w.client {
+		m.c.setClient(s, w.client)
 	}
 	m.expire(w)
 }
@@ -109,8 +109,8 @@ func (m *node) expire(w *work) {
 		case m.c.now-w.client.last < uploadExpires:
 			m.expire(w)
 		default:
-			if s != nil && s.from == w.client {
-				s.Partial, s.from = 0, nil
+			if s != nil && m.c.history(s).client == w.client {
+				m.c.setClient(s, nil)
 			}
 			m.c.logf(m.name, "gives up the upload of %s", w.key)
 			m.end(w, upload.ErrExpired)
@@ -147,12 +147,12 @@ func (m *node) piece(w *work, u *uploader) (last bool) {
 		return false
 	}
 	s := d.Folder(w.key.ID)
-	if s.from != u {
+	if m.c.history(s).client != u {
 		return false
 	}
-	if d.free()-w.reserve < gib/4 {
-		s.Partial, s.from = 0, nil
-		m.end(w, &disk.NoSpaceError{Need: gib, Free: d.free()})
+	if d.Free()-w.reserve < gib/4 {
+		m.c.setClient(s, nil)
+		m.end(w, &disk.NoSpaceError{Need: gib, Free: d.Free()})
 		return false
 	}
 	u.last = m.c.now

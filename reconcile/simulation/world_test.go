@@ -8,14 +8,13 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 const (
-	gib       = 1 << 30
-	driveSize = 8 * gib
+	gib      = 1 << 30
+	diskSize = 8 * gib
 )
 
 var worldStart = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
@@ -47,8 +46,8 @@ type cluster struct {
 	digests      map[string]string
 	rankings     map[rankKey]*[]schema.DiskRef
 	hashes       map[string]uint64
-	letters      map[string]disk.Digest
-	manifest     map[string]disk.Digest
+	library      *Library
+	histories    map[*Copy]*copyHistory
 
 	deletions    []*deletion // that have begun and not ended
 	losses       []loss
@@ -63,44 +62,6 @@ type cluster struct {
 	begun        int    // actions, of all nodes
 	trace        *trace // nil: nobody reads it
 	violations   []string
-}
-
-// Disk is one disk, wherever it is.
-type Disk struct {
-	UUID         string
-	Attached     bool
-	UsersUnknown bool  // a replica's metadata cannot be read
-	ReadOnly     bool  // nothing can be written, and marks neither
-	FailsWrites  bool  // whatever is written fails, but for marks and deletions
-	OtherFiles   int64 // by others
-	Copies       map[disk.ID]*Copy
-}
-
-// Copy is one image folder, and what is true of it whatever a manager knows.
-type Copy struct {
-	File       string // of the bytes in the file; "": no file
-	Changed    bool   // the evidence does not fit any more
-	Owned      bool
-	Recorded   string // letter that the record vouches for
-	Failure    string
-	VerifiedAt time.Time
-	Partial    int64
-	Users      int
-	Usage      plan.Usage
-	made       time.Duration // when the manager made or adopted it
-	used       time.Duration // when the manager last saw it used
-	from       *uploader     // of the part
-	pulled     bool          // the part came from other nodes
-	failedAt   time.Duration // when it became failed
-	soberly    bool          // by a clock that was never set
-	DamagedAt  time.Time     // by the wall clock of the node, as the record has it
-	Aside      bool          // renamed, on its way out
-	// wanted is the last moment at which its manager had to want it, and unwanted the
-	// first after that at which it did not have to, under a valid configuration.
-	wanted, unwanted time.Duration
-	usedFrom         time.Duration // when the use that goes on began
-	born             time.Duration // when the folder became ours
-	excused          bool          // what a manager knew of it was lost with it
 }
 
 // read is a download that began.
@@ -122,7 +83,7 @@ func newCluster(seed uint64, least, most int, told bool) *cluster {
 	c := &cluster{
 		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, nodes: map[string]*node{}, fibers: map[*fiber]bool{}, disks: map[schema.DiskRef]*Disk{},
 		links: map[link]*wire{}, lying: map[string]bool{}, serves: map[string]string{}, replicas: map[string]map[string]bool{}, promised: map[string]bool{}, digests: map[string]string{},
-		rankings: map[rankKey]*[]schema.DiskRef{}, hashes: map[string]uint64{}, pairs: map[string]int{}, letters: map[string]disk.Digest{}, manifest: map[string]disk.Digest{}, done: map[plan.Op]int{},
+		rankings: map[rankKey]*[]schema.DiskRef{}, hashes: map[string]uint64{}, pairs: map[string]int{}, library: NewLibrary(), histories: map[*Copy]*copyHistory{}, done: map[plan.Op]int{},
 	}
 	if told {
 		c.trace = &trace{}
@@ -140,7 +101,7 @@ func newCluster(seed uint64, least, most int, told bool) *cluster {
 		}
 	}
 	for i, ref := range c.places() {
-		c.disks[ref] = &Disk{UUID: newUUID(i), Attached: true, Copies: map[disk.ID]*Copy{}}
+		c.disks[ref] = NewDisk(newUUID(i), c.library, diskSize)
 	}
 	c.diskCount = len(c.disks)
 	for _, name := range c.names {
@@ -154,25 +115,6 @@ func newUUID(n int) string { return fmt.Sprintf("disk-%04d", n) }
 // places are where disks are, sorted.
 func (c *cluster) places() []schema.DiskRef {
 	return slices.SortedFunc(maps.Keys(c.disks), plan.CompareDisks)
-}
-
-func (d *Disk) ids() []disk.ID { return slices.SortedFunc(maps.Keys(d.Copies), plan.CompareIDs) }
-
-func (d *Disk) free() int64 {
-	free := driveSize - d.OtherFiles
-	for _, s := range d.Copies {
-		free -= s.Partial
-		if s.File != "" {
-			free -= gib
-		}
-	}
-	return max(0, free)
-}
-
-// Ready reports whether the copy is ready in truth: nothing that a look can see
-// speaks against it.
-func (s *Copy) Ready() bool {
-	return s != nil && s.File != "" && s.Owned && !s.Changed && s.Failure == "" && !s.Aside
 }
 
 // copyAt is the folder of a copy, nil when there is none.
@@ -191,59 +133,62 @@ func (c *cluster) copyOn(uuid string, key plan.CopyRef) *Copy {
 	return nil
 }
 
-func (c *cluster) seesCopy(id disk.ID, s *Copy) disk.Copy {
-	v := disk.Copy{
-		ID: id, State: disk.Pending, Owned: s.Owned, HasCfg: true, PartBytes: s.Partial, VerifiedAt: s.VerifiedAt, DamagedAt: s.DamagedAt,
-		InUseRecorded: s.Usage.InUse, LastUsed: s.Usage.LastUsed, SurplusSince: s.Usage.SurplusSince, ClockNode: s.Usage.By,
+// digest returns the digest of a content.
+func (c *cluster) digest(content string) disk.Digest { return c.library.Properties(content).SHA512 }
+
+// contentOf returns the content with a digest.
+func (c *cluster) contentOf(digest disk.Digest) string {
+	content, known := c.library.WithSHA512(digest)
+	if !known {
+		return "nothing that is known"
 	}
-	if s.Partial > 0 || s.from != nil {
-		v.PartTotal = gib
-	}
-	switch {
-	case s.from != nil:
-		v.PartSourceID = disk.PartFromUpload
-	case s.pulled && s.Partial > 0:
-		v.PartSourceID = disk.PartFromPeers
-	}
-	if s.File == "" {
-		return v
-	}
-	v.Size, v.RealSize, v.State = gib, gib, disk.Ready
-	if s.Owned && s.Recorded != "" && !s.Changed {
-		v.SHA512, v.ManifestDigest = c.digest(s.Recorded), c.manifestDigest(s.Recorded)
-	}
-	switch {
-	case !s.Owned:
-		v.State, v.Message = disk.Unknown, "not verified yet"
-	case s.Changed:
-		v.State, v.Message = disk.Unknown, "changed"
-	case s.Failure != "":
-		v.State, v.Message = disk.Failed, s.Failure
-	}
-	return v
+	return content
 }
 
-func (s *Copy) using(d *Disk) string {
-	switch {
-	case s.Users > 0:
-		return "used by a replica"
-	case d.UsersUnknown:
-		return "cannot determine what is in use"
+// copyHistory is what happened to a copy, by the true time. No manager knows it.
+type copyHistory struct {
+	ownedAt  time.Duration // when the folder became an owned one
+	failedAt time.Duration // when the copy became failed
+	// failedAtTrueTime: at failedAt the wall clock of the node was right.
+	failedAtTrueTime bool
+	usedAt           time.Duration // when a round last observed that the copy is in use
+	usedFrom         time.Duration // when the present use began
+	// surplusAt is the first moment at which no round had to desire the copy any more, under a
+	// valid configuration; zero while the copy is desired.
+	surplusAt time.Duration
+	// excused: the end of a process lost what it knew about the usage of the copy.
+	excused bool
+	// client uploads the partial file; nil if it is from another source.
+	client *uploader
+}
+
+// history returns the history of a copy.
+func (c *cluster) history(s *Copy) *copyHistory {
+	if c.histories[s] == nil {
+		c.histories[s] = &copyHistory{}
 	}
-	return ""
+	return c.histories[s]
 }
 
-func (c *cluster) digest(letter string) disk.Digest {
-	return remembered(c.letters, letter, disk.SHA512)
-}
-
-func (c *cluster) manifestDigest(letter string) disk.Digest {
-	return remembered(c.manifest, letter, disk.SHA256)
-}
-
-func remembered(known map[string]disk.Digest, letter string, a disk.Algorithm) disk.Digest {
-	if _, ok := known[letter]; !ok {
-		known[letter] = plantest.Digest(a, letter)
+// own makes a folder an owned one.
+func (c *cluster) own(s *Copy) {
+	if !s.Owned {
+		s.Own()
+		c.history(s).ownedAt = c.now
 	}
-	return known[letter]
+}
+
+// folder returns the folder of a copy. It creates the folder if there is none.
+func (c *cluster) folder(d *Disk, id disk.ID) *Copy {
+	s := d.Folder(id)
+	s.PartialTotal = gib
+	return s
+}
+
+// setClient empties the partial file of a copy. From now on a client uploads it; nil: none does.
+func (c *cluster) setClient(s *Copy, client *uploader) {
+	c.history(s).client, s.Partial, s.PartialSource = client, 0, ""
+	if client != nil {
+		s.PartialSource = disk.PartFromUpload
+	}
 }

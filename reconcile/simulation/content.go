@@ -1,0 +1,74 @@
+package simulation
+
+import (
+	"fmt"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// Properties are what is known of the bytes of a file.
+type Properties struct {
+	Format disk.Format
+	// Size is the size of the file, RealSize the space that it takes on a disk, and
+	// VirtualSize the size that a guest sees.
+	Size, RealSize, VirtualSize int64
+	// SHA512 is the digest of the file. SHA256 may be zero: then nothing computes it.
+	SHA512, SHA256 disk.Digest
+	// ManifestDigest is the digest of the chunk manifest.
+	ManifestDigest disk.Digest
+}
+
+// defaultSize is the size of a content that was named without properties.
+const defaultSize = 1 << 30
+
+// Library has the properties of contents. A content is a name for the bytes of a file: equal
+// names are equal bytes. The empty name means that there is no file.
+type Library struct {
+	properties map[string]Properties
+	names      map[Properties]string
+}
+
+// NewLibrary returns an empty Library.
+func NewLibrary() *Library {
+	return &Library{properties: map[string]Properties{}, names: map[Properties]string{}}
+}
+
+// Add returns the content with these properties. Equal properties are the same content.
+func (l *Library) Add(p Properties) (content string) {
+	name, known := l.names[p]
+	if !known {
+		name = fmt.Sprintf("content %d", len(l.names)+1)
+		l.names[p], l.properties[name] = name, p
+	}
+	return name
+}
+
+// Properties returns the properties of a content. A content that was not added has 1 GiB, and the
+// digests of its name.
+func (l *Library) Properties(content string) Properties {
+	p, known := l.properties[content]
+	if !known {
+		p = Properties{
+			Format: disk.Raw, Size: defaultSize, RealSize: defaultSize, VirtualSize: defaultSize,
+			SHA512: digestOf(disk.SHA512, content), ManifestDigest: digestOf(disk.SHA256, content),
+		}
+		l.properties[content] = p
+	}
+	return p
+}
+
+// WithSHA512 returns the content with a digest, and whether its properties were requested before.
+func (l *Library) WithSHA512(d disk.Digest) (content string, known bool) {
+	for name, p := range l.properties {
+		if p.SHA512 == d {
+			return name, true
+		}
+	}
+	return "", false
+}
+
+func digestOf(a disk.Algorithm, content string) disk.Digest {
+	h := a.New()
+	h.Write([]byte(content))
+	return a.Digest(h)
+}

@@ -1,0 +1,230 @@
+package simulation
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+)
+
+// Disk is a disk in memory, wherever it is attached. It is for one goroutine.
+type Disk struct {
+	UUID    string
+	Library *Library // of the files on the disk
+	Copies  map[disk.ID]*Copy
+	Total   int64
+	// OtherFiles are the bytes that are neither free nor in a copy.
+	OtherFiles int64
+	// Attached: the disk is at its path and can be opened.
+	Attached bool
+	// UsersUnknown: the metadata of a replica cannot be read, so that no copy counts as unused.
+	UsersUnknown bool
+	// ReadOnly: all writes fail.
+	ReadOnly bool
+	// FailsWrites: writes of image data fail. Changes of records and deletions succeed.
+	FailsWrites bool
+}
+
+// Copy is the folder of a copy: the file, the partial file and the record. Its fields are what is
+// true on the disk. A manager sees only what Disk.Copy returns of them.
+type Copy struct {
+	File    string // the content of the file; "": there is no file
+	Partial int64  // bytes in the partial file
+	// PartialTotal are the bytes that the partial file will have when it is complete.
+	PartialTotal int64
+	// PartialSource is disk.PartFromPeers, disk.PartFromUpload, or empty for another source.
+	PartialSource string
+
+	// The record:
+
+	Owned    bool
+	Recorded string // the content whose digests are recorded; "": none is
+	Failure  string // why the file must not be used; "": it may be used
+	// Changed: the evidence in the record does not match the file.
+	Changed               bool
+	VerifiedAt, DamagedAt time.Time
+	BackupID              string
+	Usage                 plan.Usage // without Copy
+	// NoCfg: the file has no valid backing.cfg.
+	NoCfg bool
+
+	// Users is the number of replicas that use the copy.
+	Users int
+	// Aside: a deletion has renamed the folder.
+	Aside bool
+}
+
+var (
+	// errIO is the error of a disk that fails.
+	errIO = errors.New("input/output error")
+	// errUsers is the error of a disk with UsersUnknown.
+	errUsers = errors.New("the metadata of a replica cannot be read")
+	// errNoFile is the error of a job on a file that does not exist.
+	errNoFile = errors.New("the file does not exist")
+)
+
+// NewDisk returns an empty disk that is attached.
+func NewDisk(uuid string, library *Library, total int64) *Disk {
+	return &Disk{UUID: uuid, Library: library, Total: total, Attached: true, Copies: map[disk.ID]*Copy{}}
+}
+
+// IDs returns the folders on the disk, sorted.
+func (d *Disk) IDs() []disk.ID { return slices.SortedFunc(maps.Keys(d.Copies), plan.CompareIDs) }
+
+// Folder returns the folder of a copy. It creates the folder if there is none.
+func (d *Disk) Folder(id disk.ID) *Copy {
+	if d.Copies[id] == nil {
+		d.Copies[id] = &Copy{}
+	}
+	return d.Copies[id]
+}
+
+// Free returns the free bytes.
+func (d *Disk) Free() int64 {
+	free := d.Total - d.OtherFiles
+	for _, c := range d.Copies {
+		free -= c.Partial
+		if c.File != "" {
+			free -= d.Library.Properties(c.File).RealSize
+		}
+	}
+	return max(0, min(free, d.Total))
+}
+
+// Copy returns a copy as a listing of the disk shows it.
+func (d *Disk) Copy(id disk.ID) disk.Copy {
+	c := d.Copies[id]
+	v := disk.Copy{
+		ID: id, State: disk.Pending, Owned: c.Owned, HasCfg: !c.NoCfg, PartBytes: c.Partial, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt, BackupID: c.BackupID,
+		InUseRecorded: c.Usage.InUse, LastUsed: c.Usage.LastUsed, SurplusSince: c.Usage.SurplusSince, ClockNode: c.Usage.By, Declaration: c.Usage.Declaration,
+	}
+	if c.Partial > 0 || c.PartialSource == disk.PartFromUpload {
+		v.PartTotal, v.PartSourceID = c.PartialTotal, c.PartialSource
+	}
+	if c.File == "" {
+		return v
+	}
+	file := d.Library.Properties(c.File)
+	v.Format, v.Size, v.RealSize, v.VirtualSize = file.Format, file.Size, file.RealSize, file.VirtualSize
+	v.State = disk.Ready
+	if c.Owned && c.Recorded != "" && !c.Changed {
+		recorded := d.Library.Properties(c.Recorded)
+		v.SHA512, v.SHA256, v.ManifestDigest = recorded.SHA512, recorded.SHA256, recorded.ManifestDigest
+	}
+	switch {
+	case !c.Owned:
+		v.State, v.Message = disk.Unknown, "not verified yet"
+	case c.Changed:
+		v.State, v.Message = disk.Unknown, "changed"
+	case c.Failure != "":
+		v.State, v.Message = disk.Failed, c.Failure
+	}
+	return v
+}
+
+// Ready reports whether a listing shows the copy as ready. It is false for nil.
+func (c *Copy) Ready() bool {
+	return c != nil && c.File != "" && c.Owned && !c.Changed && c.Failure == "" && !c.Aside
+}
+
+// usedBy returns what uses a copy on the disk, "" if nothing does.
+func (d *Disk) usedBy(c *Copy) string { return d.users().usedBy(c.Users) }
+
+// Open opens the disk that current returns, as reconcile.System.OpenDisk does. current returns the
+// disk that is at a path now, nil if there is none.
+func Open(current func() *Disk) (d reconcile.Disk, uuid string, err error) {
+	now := current()
+	if now == nil || !now.Attached {
+		return nil, "", disk.ErrNotInitialised
+	}
+	return openDisk{now, current}, now.UUID, nil
+}
+
+// Opened returns the Disk that Open opened.
+func Opened(d reconcile.Disk) *Disk { return d.(openDisk).disk }
+
+// openDisk implements reconcile.Disk.
+type openDisk struct {
+	disk    *Disk
+	current func() *Disk
+}
+
+// Check implements reconcile.Disk.
+func (o openDisk) Check() error {
+	if o.current() != o.disk || !o.disk.Attached {
+		return disk.ErrNotInitialised
+	}
+	return nil
+}
+
+// List implements reconcile.Disk.
+func (o openDisk) List(name string) (c reconcile.Contents, err error) {
+	if o.Check() != nil {
+		return c, errIO
+	}
+	u := o.disk.users()
+	for _, id := range o.disk.IDs() {
+		one := o.disk.Copies[id]
+		if one.Aside || name != "" && id.Name != name {
+			continue
+		}
+		c.Copies = append(c.Copies, o.disk.Copy(id))
+		u.replicas[id] = one.Users
+	}
+	c.Space, c.Users = disk.Space{Total: o.disk.Total, Free: o.disk.Free()}, u
+	return c, nil
+}
+
+// Update implements reconcile.Disk. It changes the usage in the record.
+func (o openDisk) Update(id disk.ID, change func(*disk.Record)) error {
+	c := o.disk.Copies[id]
+	if o.Check() != nil || o.disk.ReadOnly || c == nil || c.Aside {
+		return errIO
+	}
+	r := disk.Record{InUse: c.Usage.InUse, LastUsed: c.Usage.LastUsed, SurplusSince: c.Usage.SurplusSince, ClockNode: c.Usage.By, Declaration: c.Usage.Declaration}
+	change(&r)
+	c.Usage = plan.Usage{InUse: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, By: r.ClockNode, Declaration: r.Declaration}
+	return nil
+}
+
+// Close implements reconcile.Disk.
+func (openDisk) Close() error { return nil }
+
+func (d *Disk) users() users { return users{map[disk.ID]int{}, d.UsersUnknown} }
+
+// users implements reconcile.Users.
+type users struct {
+	replicas map[disk.ID]int // how many use a copy
+	unknown  bool
+}
+
+// Err implements reconcile.Users.
+func (u users) Err() error {
+	if u.unknown {
+		return errUsers
+	}
+	return nil
+}
+
+// InUse implements reconcile.Users.
+func (u users) InUse(id disk.ID) (reason string, inUse bool) {
+	reason = u.usedBy(u.replicas[id])
+	return reason, reason != ""
+}
+
+func (u users) usedBy(replicas int) string {
+	switch {
+	case replicas > 0:
+		return "used by a replica"
+	case u.unknown:
+		return "cannot determine what is in use"
+	}
+	return ""
+}
+
+// FileOpen implements reconcile.Users. No process has a file open.
+func (users) FileOpen(disk.ID) (reason string, open bool) { return "", false }

@@ -1,0 +1,134 @@
+package simulation
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// Own makes the folder an owned one. A file that was in it before is not verified by that.
+func (c *Copy) Own() {
+	if !c.Owned {
+		c.Owned, c.Changed = true, c.File != ""
+	}
+}
+
+// Fill is the end of a job that creates a copy: it replaces the partial file by a file with the
+// content. The file must have the digest want, unless want is zero, and must leave reserve bytes
+// free.
+func (d *Disk) Fill(id disk.ID, content string, want disk.Digest, reserve int64, now time.Time) error {
+	c := d.Folder(id)
+	c.Own()
+	if c.File != "" && (c.Failure == "" || c.Changed) {
+		return fmt.Errorf("%s is ready already", id)
+	}
+	file, resumed := d.Library.Properties(content), c.Partial
+	available := d.Free() - reserve
+	c.Partial, c.PartialSource = 0, ""
+	if available < file.RealSize-resumed {
+		return &disk.NoSpaceError{Need: file.RealSize, Free: max(0, available)}
+	}
+	if got := file.digest(want.Algorithm()); !want.IsZero() && want != got {
+		return &disk.ChecksumError{Want: want, Got: got}
+	}
+	if user := d.usedBy(c); c.File != "" && user != "" {
+		return &disk.InUseError{ID: id, Reason: user}
+	}
+	c.File, c.Recorded, c.Failure, c.Changed, c.NoCfg, c.VerifiedAt = content, content, "", false, false, now
+	return nil
+}
+
+func (p Properties) digest(a disk.Algorithm) disk.Digest {
+	if a == disk.SHA256 {
+		return p.SHA256
+	}
+	return p.SHA512
+}
+
+// Verify is the end of a job that reads the whole file: an adoption or a verification. A file with
+// another content than the recorded one is marked as failed, which is no error. A file without
+// recorded digests gets them.
+func (d *Disk) Verify(id disk.ID, now time.Time) error {
+	c := d.Copies[id]
+	if c == nil || c.File == "" {
+		return errNoFile
+	}
+	c.Own()
+	if c.Recorded == "" {
+		c.Recorded = c.File
+	}
+	c.Changed, c.Failure, c.NoCfg = false, "", false
+	if c.Recorded != c.File {
+		c.MarkDamaged(now)
+		return nil
+	}
+	c.VerifiedAt = now
+	return nil
+}
+
+// MarkDamaged records that the file is damaged.
+func (c *Copy) MarkDamaged(now time.Time) { c.Failure, c.DamagedAt = "damaged", now }
+
+// Repair is the end of a job that rewrites the damaged chunks of a file from another copy with the
+// content.
+func (d *Disk) Repair(id disk.ID, content string, now time.Time) error {
+	c := d.Copies[id]
+	switch {
+	case c == nil || c.File == "" || c.Failure == "":
+		return errors.New("there is nothing to repair")
+	case c.Recorded != content:
+		return errors.New("the source has other bytes than the recorded ones")
+	}
+	c.File, c.Failure, c.VerifiedAt = content, "", now
+	return nil
+}
+
+// Removal returns the steps that delete a copy, for disk.RemoveUnused.
+func (d *Disk) Removal(id disk.ID) disk.Removal { return removal{d, id, d.Copies[id]} }
+
+// removal implements disk.Removal.
+type removal struct {
+	disk *Disk
+	id   disk.ID
+	copy *Copy
+}
+
+// CheckUnused implements disk.Removal.
+func (r removal) CheckUnused(aside bool) error {
+	switch {
+	case r.copy == nil || r.disk.Copies[r.id] != r.copy || !r.disk.Attached || r.copy.Aside != aside:
+		return errNoFile
+	case r.disk.ReadOnly:
+		return errIO
+	}
+	if user := r.disk.usedBy(r.copy); user != "" {
+		return &disk.InUseError{ID: r.id, Reason: user}
+	}
+	return nil
+}
+
+// SetAside implements disk.Removal.
+func (r removal) SetAside() error {
+	r.copy.Aside = true
+	return nil
+}
+
+// PutBack implements disk.Removal.
+func (r removal) PutBack() error {
+	r.copy.Aside = false
+	return nil
+}
+
+// Delete implements disk.Removal.
+func (r removal) Delete() error {
+	if r.disk.Copies[r.id] != r.copy || !r.disk.Attached || !r.copy.Aside {
+		return errNoFile
+	}
+	delete(r.disk.Copies, r.id)
+	return nil
+}
+
+// Sync implements disk.Removal.
+func (removal) Sync() error { return nil }
