@@ -2,15 +2,15 @@ package reconcile
 
 import "time"
 
-// clock reads the clocks of the node and counts how often the wall clock was set: then it has
+// clock reads the clocks of the node and counts how often the wall clock was set. It was set if it
 // advanced by another amount than the steady clock.
 type clock struct {
 	read  func() Instant
-	last  Instant
-	base  Instant // the first reading after the wall clock was last set
+	last  Instant // the last observation
+	base  Instant // the first observation after the wall clock was last set
 	steps int     // how often the wall clock was set
-	// recorded is, by the uuid of a disk, the number of steps up to which the times on the
-	// disk are right.
+	// recorded has, by disk uuid, the value of steps when the times in the records of the disk
+	// were last consistent with the wall clock.
 	recorded map[string]int
 }
 
@@ -18,15 +18,17 @@ type clock struct {
 // the time if that is more. A clock that is slewed stays within it.
 const maxSkew = time.Minute
 
-// now returns the wall time and the steady time.
+// now returns the time of both clocks.
 func (c *clock) now() Instant { return c.read() }
 
-// observe returns what now does, and counts the step if the wall clock was set.
+// observe returns the time of both clocks, and counts a step if the wall clock was set since the
+// last call.
 func (c *clock) observe() Instant {
 	now := c.read()
 	if c.last == (Instant{}) {
 		c.base = now
 	} else if skew(now, c.last) > maxSkew || skew(now, c.base) > max(maxSkew, now.Steady.Sub(c.base.Steady)/1000) {
+		// The comparison with base finds many small steps in the same direction.
 		c.steps++
 		c.base = now
 	}
@@ -39,11 +41,11 @@ func skew(now, then Instant) time.Duration {
 	return (now.Wall.Sub(then.Wall) - now.Steady.Sub(then.Steady)).Abs()
 }
 
-// outdated reports whether the wall clock was set after the times on a disk were right, as far
-// as this process knows.
+// outdated reports whether the wall clock was set after the times on a disk were last recorded
+// with record, as far as this process knows.
 func (c *clock) outdated(uuid string) bool { return c.recorded[uuid] < c.steps }
 
-// record notes that the times on a disk are right.
+// record notes that the times on a disk are consistent with the wall clock.
 func (c *clock) record(uuid string) {
 	if c.recorded == nil {
 		c.recorded = map[string]int{}

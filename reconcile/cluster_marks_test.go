@@ -13,7 +13,7 @@ func (m *member) write(d plan.Desired, o plan.Observed) (changed bool) {
 	for _, mark := range d.UsageUpdates(o) {
 		m.c.tell(m.name, "marks %s: in use %v, last used %s, unwanted since %s", mark.Copy, mark.InUse, mark.LastUsed, mark.SurplusSince)
 		seen := o.Disks[mark.Copy.Disk]
-		m.unmarked[mark.Copy] = pendingUsage{mark, seen.UUID}
+		m.unmarked[mark.Copy] = usageOnDisk{mark, seen.UUID}
 		seen.ApplyUsage(mark)
 	}
 	if d.Allowed == schema.ObserveOnly {
@@ -23,9 +23,9 @@ func (m *member) write(d plan.Desired, o plan.Observed) (changed bool) {
 	for key, mark := range m.unmarked {
 		seen, looked := o.Disks[key.Disk]
 		_, there := seen.Copies[key.ID]
-		s, w := m.c.slotOn(mark.on, key), m.jobs[key]
+		s, w := m.c.slotOn(mark.diskUUID, key), m.jobs[key]
 		switch {
-		case !there || seen.UUID != mark.on:
+		case !there || seen.UUID != mark.diskUUID:
 			if looked && seen.Problem == "" {
 				delete(m.unmarked, key)
 			}
@@ -83,7 +83,7 @@ func (m *member) excuse() {
 		}
 	}
 	for key, mark := range m.unmarked {
-		if s := m.c.slotOf(mark.on, key.ID); s != nil && !m.asking(m.jobs[key]) {
+		if s := m.c.slotOf(mark.diskUUID, key.ID); s != nil && !m.asking(m.jobs[key]) {
 			s.excused = true
 		}
 	}

@@ -162,11 +162,11 @@ func (m *member) polled(p *poll) {
 // publish tells what the last round saw, and what has been withdrawn since.
 func (m *member) publish() {
 	defer m.keepLeaving()
-	r := &Reconciler{running: map[plan.CopyRef]*activeJob{}}
+	r := &Reconciler{jobs: newJobs()}
 	for key, w := range m.jobs {
-		r.running[key] = &activeJob{task: Task{Action: w.action}}
+		r.jobs.running[key] = &activeJob{task: Task{Action: w.action}}
 	}
-	s := &said{state: r.state(m.d, m.o)}
+	s := &said{state: publishedState(m.d, m.o, &r.jobs)}
 	if m.said != nil && sameNews(m.said.state, s.state) {
 		s.number = m.said.number
 		m.said = s

@@ -31,7 +31,7 @@ type member struct {
 	clock    time.Duration // how far it was off at the last look
 	removals *configdir.RemovalConfirmer
 	tries    map[plan.CopyRef]failureRecord // their times are of the steady clock
-	unmarked map[plan.CopyRef]pendingUsage
+	unmarked map[plan.CopyRef]usageOnDisk
 	byHand   map[plan.CopyRef]bool
 	asked    []*uploader                // that the next round has to answer
 	uploads  map[plan.CopyRef]*uploader // that were begun, until their jobs end
@@ -82,7 +82,7 @@ func (m *member) start() {
 	m.life, m.up = m.life+1, true
 	m.asked, m.uploads = nil, map[plan.CopyRef]*uploader{}
 	m.conf, m.next, m.broken, m.gap, m.missing, m.clocks = nil, nil, false, false, "", clock{}
-	m.removals, m.tries, m.unmarked, m.byHand = &configdir.RemovalConfirmer{}, map[plan.CopyRef]failureRecord{}, map[plan.CopyRef]pendingUsage{}, map[plan.CopyRef]bool{}
+	m.removals, m.tries, m.unmarked, m.byHand = &configdir.RemovalConfirmer{}, map[plan.CopyRef]failureRecord{}, map[plan.CopyRef]usageOnDisk{}, map[plan.CopyRef]bool{}
 	m.jobs, m.leaving, m.ended, m.heard = map[plan.CopyRef]*work{}, map[plan.CopyRef]bool{}, nil, map[string]*hearsay{}
 	m.missed = map[schema.DiskRef]time.Duration{}
 	m.others = newPeers(nil)
@@ -261,7 +261,7 @@ func (m *member) lookAtDisks(disks map[schema.DiskRef]plan.Disk) {
 		disks[ref] = seen
 	}
 	for key, mark := range m.unmarked {
-		if seen := disks[key.Disk]; seen.UUID == mark.on {
+		if seen := disks[key.Disk]; seen.UUID == mark.diskUUID {
 			seen.ApplyUsage(mark.Usage)
 		}
 	}

@@ -152,7 +152,7 @@ func (m *member) finish(w *work, err error) {
 	case err == nil:
 		m.c.done[a.Op]++
 		m.c.tell(m.name, "%s of %s is done", a.Op, w.key)
-		(&Reconciler{failures: m.tries}).clearCopy(w.key)
+		failures(m.tries).clearCopy(w.key)
 		delete(m.byHand, w.key)
 	default:
 		m.c.tell(m.name, "%s of %s failed: %v", a.Op, w.key, err)

@@ -143,9 +143,9 @@ func TestVerifyRewritesUnreadableSectors(t *testing.T) {
 			return nil
 		})
 		d.Verify = map[plan.CopyRef]bool{key: true}
-		r.Round(t.Context(), d)
-		<-r.Reports()
-		ends, _ := r.reports.take()
+		r.round(t.Context(), d)
+		<-r.jobs.reports.ready
+		ends, _ := r.jobs.reports.take()
 		e := ends[0]
 		r.endJob(e)
 		v.Plan(nil)

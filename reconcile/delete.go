@@ -1,12 +1,8 @@
 package reconcile
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"maps"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
@@ -68,14 +64,14 @@ type queryResponses struct {
 func (r *Reconciler) withdraw(ctx context.Context, d plan.Desired, o plan.Observed, run *activeJob) (query func()) {
 	key := run.task.Action.CopyRef()
 	run.deletion = &deletion{queried: d.NodesToQuery(o, run.task.Action)}
-	r.leaving.add(key)
+	r.served.leaving.add(key)
 	nodes := make([]peer.Address, 0, len(run.deletion.queried))
 	for _, name := range run.deletion.queried {
 		nodes = append(nodes, peer.Address{Node: name, URL: d.Config.Nodes[name].Address})
 	}
 	return func() {
 		r.system.Jobs.Query(ctx, run.task.Action, nodes, func(states map[string]peer.State) {
-			r.reports.addResponses(queryResponses{key, responsesFromPeers(d.Config.Nodes, states), ctx.Err() != nil})
+			r.jobs.reports.addResponses(queryResponses{key, responsesFromPeers(d.Config.Nodes, states), ctx.Err() != nil})
 		})
 	}
 }
@@ -86,7 +82,7 @@ func (r *Reconciler) handleResponses(q queryResponses) (ended endedJob, ok bool)
 	if q.stopped {
 		return r.endJob(jobEnd{q.key, context.Canceled, true}), true
 	}
-	deletion := r.running[q.key].deletion
+	deletion := r.jobs.running[q.key].deletion
 	deletion.phase, deletion.responses = confirming, q.responses
 	return endedJob{}, false
 }
@@ -95,8 +91,8 @@ func (r *Reconciler) handleResponses(q queryResponses) (ended endedJob, ok bool)
 // begins the confirmed ones (D4). o must have been observed after the responses. It is changed
 // as the decisions are.
 func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []func()) {
-	for _, key := range r.deletionsToConfirm() {
-		run := r.running[key]
+	for _, key := range r.jobs.deletionsToConfirm() {
+		run := r.jobs.running[key]
 		if run.stopped {
 			r.endJob(jobEnd{key, context.Canceled, true})
 			delete(o.Running, key)
@@ -111,7 +107,7 @@ func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []f
 		run.deletion.phase = deleting
 		begin = append(begin, func() {
 			// A confirmed deletion takes milliseconds and is not interrupted half-way.
-			r.system.Jobs.Start(context.Background(), run.task, func(err error) { r.reports.addEnd(jobEnd{key: key, err: err}) })
+			r.system.Jobs.Start(context.Background(), run.task, func(err error) { r.jobs.reports.addEnd(jobEnd{key: key, err: err}) })
 		})
 	}
 	return begin
@@ -121,80 +117,28 @@ func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []f
 // otherwise why it stays.
 func (r *Reconciler) confirm(d plan.Desired, o plan.Observed, run *activeJob) error {
 	if age := r.clock.elapsed(run.started); age > maxResponseAge {
-		return fmt.Errorf("the answers are %v old", age.Round(time.Second))
+		return fmt.Errorf("the responses are %v old", age.Round(time.Second))
 	}
 	a := run.task.Action
 	return d.ConfirmDeletion(o.WithResponses(a.CopyRef().ID.Name, run.deletion.queried, run.deletion.responses), a)
 }
 
-// deletionsToConfirm returns the deletions that can be decided on, sorted.
-func (r *Reconciler) deletionsToConfirm() []plan.CopyRef {
-	var keys []plan.CopyRef
-	for key, run := range r.running {
-		if run.deletion != nil && run.deletion.phase == confirming {
-			keys = append(keys, key)
-		}
-	}
-	slices.SortFunc(keys, func(a, b plan.CopyRef) int {
-		return cmp.Or(plan.CompareIDs(a.ID, b.ID), plan.CompareDisks(a.Disk, b.Disk))
-	})
-	return keys
-}
-
 // cancelDeletion ends a deletion that is not confirmed (D3). Nothing has failed: it is tried
 // again soon, and not at the same moment as another holder does.
 func (r *Reconciler) cancelDeletion(key plan.CopyRef, reason error) {
-	run := r.running[key]
-	delete(r.running, key)
-	run.stop()
-	r.transfers.end(jobEnd{key, reason, true})
+	run := r.jobs.remove(jobEnd{key, reason, true})
 	now := r.clock.now().Steady
 	until := now.Add(minDeleteRetry + time.Duration(r.system.Random()*float64(deleteRetrySpread)))
 	last := r.failures[key].Failure
 	next := plan.Failure{Op: run.task.Action.Op, Since: now, RetryAt: until, Message: reason.Error()}
 	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable
 	r.failures[key] = failureRecord{next, run.task.Image, r.disks.uuid(key.Disk)}
-	r.log.Info("kept for now", "copy", key.String(), "reason", reason.Error(), "again", until.Format(time.RFC3339))
+	r.log.Info("deletion cancelled", "copy", key.String(), "reason", reason.Error(), "retry", until.Format(time.RFC3339))
 }
 
 // abortDeletions cancels the deletions that the next round would decide on.
 func (r *Reconciler) abortDeletions() {
-	for _, key := range r.deletionsToConfirm() {
+	for _, key := range r.jobs.deletionsToConfirm() {
 		r.endJob(jobEnd{key, context.Canceled, true})
 	}
-}
-
-// isDeleting reports whether a deletion of the copy runs, in any phase.
-func (r *Reconciler) isDeleting(key plan.CopyRef) bool {
-	run := r.running[key]
-	return run != nil && run.task.Action.Op.Deletes()
-}
-
-// leavingCopies are the withdrawn copies of this node. Its methods may be called concurrently.
-type leavingCopies struct {
-	mu   sync.Mutex
-	keys map[plan.CopyRef]bool
-}
-
-func (l *leavingCopies) add(key plan.CopyRef) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.keys == nil {
-		l.keys = map[plan.CopyRef]bool{}
-	}
-	l.keys[key] = true
-}
-
-// keep ends all withdrawals except those for which deleting is true.
-func (l *leavingCopies) keep(deleting func(plan.CopyRef) bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	maps.DeleteFunc(l.keys, func(key plan.CopyRef, _ bool) bool { return !deleting(key) })
-}
-
-// all returns the copies that are withdrawn now.
-func (l *leavingCopies) all() map[plan.CopyRef]bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return maps.Clone(l.keys)
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -17,11 +18,17 @@ import (
 type disks struct {
 	openAt func(path string) (d Disk, uuid string, err error)
 	open   map[schema.DiskRef]*openDisk
+
+	problems map[schema.DiskRef]diskProblem
+}
+
+func newDisks(openAt func(path string) (d Disk, uuid string, err error)) disks {
+	return disks{openAt: openAt, open: map[schema.DiskRef]*openDisk{}, problems: map[schema.DiskRef]diskProblem{}}
 }
 
 // openDisk is a declared disk, or why it cannot be used.
 type openDisk struct {
-	Disk           // nil if it could not be opened
+	handle  Disk   // nil if it could not be opened
 	path    string // as declared
 	uuid    string // "" if it is not known
 	problem string // why the disk cannot be used; "" if it can
@@ -31,19 +38,16 @@ type openDisk struct {
 // refresh opens the declared disks that are not open, and closes disks that are not declared,
 // or are not at their path any more. busy reports that a disk must not be closed now.
 func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schema.DiskRef) bool) {
-	if s.open == nil {
-		s.open = map[schema.DiskRef]*openDisk{}
-	}
 	for ref, o := range s.open {
-		if o.Disk != nil {
+		if o.handle != nil {
 			o.problem = "" // found out anew
 		}
 		want, ok := declared[ref]
-		gone := !ok || o.Disk == nil || want.Path != o.path || o.Check() != nil
+		gone := !ok || o.handle == nil || want.Path != o.path || o.handle.Check() != nil
 		if gone && !busy(ref) {
 			_ = o.close() // nothing was written through what is closed here
 			delete(s.open, ref)
-		} else if gone && o.Disk != nil {
+		} else if gone && o.handle != nil {
 			o.problem = "the disk is not at its path any more"
 		}
 	}
@@ -65,7 +69,7 @@ func (s *disks) uuid(ref schema.DiskRef) string {
 
 func (s *disks) openDisk(path string) *openDisk {
 	d, uuid, err := s.openAt(path)
-	o := &openDisk{Disk: d, path: path, uuid: uuid}
+	o := &openDisk{handle: d, path: path, uuid: uuid}
 	if err == nil {
 		return o
 	}
@@ -110,7 +114,7 @@ func (s *disks) rejectDuplicates() {
 		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one is a copy of the other; give one a new identity: remove its longhorn-disk.cfg and run disk init", twin, ref, o.uuid)
 		other := s.open[twin]
 		o.problem, other.problem = problem, problem
-		if o.Disk != nil || other.Disk != nil {
+		if o.handle != nil || other.handle != nil {
 			o.locked, other.locked = nil, nil // one disk at two paths: it is this process that holds it
 		}
 	}
@@ -118,14 +122,14 @@ func (s *disks) rejectDuplicates() {
 
 // observe lists a disk. reads reports which images this process reads.
 func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
-	if o.Disk == nil {
+	if o.handle == nil {
 		return plan.Disk{Problem: o.problem}
 	}
 	seen := plan.Disk{Path: o.path, UUID: o.uuid, Problem: o.problem}
 	if seen.Problem != "" {
 		return seen
 	}
-	found, err := o.List("")
+	found, err := o.handle.List("")
 	if err != nil {
 		seen.Problem = err.Error()
 		return seen
@@ -150,10 +154,10 @@ func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 }
 
 func (o *openDisk) close() error {
-	if o.Disk == nil {
+	if o.handle == nil {
 		return nil
 	}
-	return o.Disk.Close()
+	return o.handle.Close()
 }
 
 func (s *disks) close() error {
@@ -161,17 +165,62 @@ func (s *disks) close() error {
 	for _, o := range s.open {
 		err = errors.Join(err, o.close())
 	}
-	s.open = nil
+	s.open = map[schema.DiskRef]*openDisk{}
 	return err
+}
+
+// diskProblem is since when a disk has had a problem, by the steady clock.
+type diskProblem struct {
+	path  string // as declared
+	since time.Time
+}
+
+// trackProblems records since when disks have had a problem, and adds that to o. A disk that is
+// declared again, or at another path, is another disk.
+func (s *disks) trackProblems(d plan.Desired, o plan.Observed, now time.Time) {
+	maps.DeleteFunc(s.problems, func(ref schema.DiskRef, p diskProblem) bool {
+		declared, ok := d.Disk(ref)
+		return !ok || declared.Path != p.path || o.Disks[ref].Problem == ""
+	})
+	for ref, seen := range o.Disks {
+		if seen.Problem == "" {
+			continue
+		}
+		p, known := s.problems[ref]
+		if !known {
+			declared, _ := d.Disk(ref)
+			p = diskProblem{declared.Path, now}
+			s.problems[ref] = p
+		}
+		seen.ProblemFor = now.Sub(p.since)
+		o.Disks[ref] = seen
+	}
 }
 
 // usable returns the disks that can be read, by name.
 func (s *disks) usable() map[string]Disk {
 	usable := map[string]Disk{}
 	for ref, o := range s.open {
-		if o.Disk != nil && o.problem == "" {
-			usable[ref.Disk] = o.Disk
+		if o.handle != nil && o.problem == "" {
+			usable[ref.Disk] = o.handle
 		}
 	}
 	return usable
+}
+
+// localCopies returns the copies on this node that a repair can read.
+func (s *disks) localCopies(d plan.Desired, o plan.Observed, a plan.Action) []LocalCopy {
+	if a.Op != plan.Repair && a.Op != plan.Verify { // a verification may turn into a repair
+		return nil
+	}
+	var copies []LocalCopy
+	want := d.DigestOf(o, a)
+	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
+		for id, c := range o.Disks[ref].Copies {
+			if c.HasDigest(want) && !c.Leaving && (plan.CopyRef{Disk: ref, ID: id}) != a.CopyRef() {
+				copies = append(copies, LocalCopy{Disk: s.open[ref].handle, ID: id})
+			}
+		}
+	}
+	return copies
 }

@@ -10,10 +10,10 @@
 //	    publish the state of this node                         (publish)
 //	    start the actions of the plan that do not run, and stop jobs that are not in it
 //
-// Nothing is carried from round to round except what cannot be derived: what failed and when to
-// retry it (failures.go), which deliberately ends with the process, and usage that could not be
-// written yet (usage.go). Which actions follow from which observation is documented in package
-// plan; how a job executes an action, in package job.
+// A round keeps nothing of the round before except what cannot be derived again: running jobs,
+// failures with the time of the next attempt, and usage that could not be written yet. All of it is
+// lost with the process, on purpose. Package plan documents which actions follow from which
+// observation, and package job how a job executes an action.
 //
 // # Without a coordinator
 //
@@ -24,11 +24,13 @@
 //
 // # Reading order
 //
-//	system.go      the interfaces to everything outside: clocks, disks, peers, jobs
-//	local.go       their implementations for a machine; package simulation has others
-//	loop.go        the loop of a daemon: events, rounds. reload.go: the config directory.
-//	               requests.go: what people and clients request
-//	reconciler.go  one round. observe.go, disks.go, peers.go: its observation
-//	jobs.go        starting, stopping and ending jobs; delete.go: deletions
-//	publish.go, host.go   what peers see: the published state, and direct queries
+//	system.go         the interfaces to everything outside: clocks, disks, peers, jobs
+//	local.go          their implementations for a machine; package simulation has others
+//	loop.go           the loop of a daemon: events and rounds. configuration.go: the config
+//	                  directory. requests.go, upload.go: the requests of clients
+//	reconciler.go     one round. observe.go, disks.go, peers.go: its observation.
+//	                  failures.go, usage.go, clock.go: what lasts from round to round
+//	jobs.go           starting, stopping and ending jobs. task.go, transfers.go: what a job needs
+//	                  and its progress. delete.go: deletions
+//	publish.go        the state that peers poll. peernode.go: their direct queries
 package reconcile

@@ -9,15 +9,19 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
+// failures are the last failures of jobs on this node, and the copies that are suspected because
+// of them. They are in memory only: after a restart everything is tried again.
+type failures map[plan.CopyRef]failureRecord
+
 // failureRecord is a failure under one declaration. It does not apply to another declaration or
-// another disk. Its times are steady times.
+// another disk. Its times are steady times, because the wall clock may be set while it waits.
 type failureRecord struct {
 	plan.Failure
-	image schema.Image
-	on    string // the uuid of the disk; "" if it was not known
+	image    schema.Image
+	diskUUID string // "" if it was not known
 }
 
-// recordFailure remembers the failure of a job until the next attempt.
+// recordFailure records the failure of a job until the next attempt, and returns it.
 func (r *Reconciler) recordFailure(run *activeJob, e jobEnd) plan.Failure {
 	now, a := r.clock.now(), run.task.Action
 	if until := a.Pinned.Until; !until.IsZero() {
@@ -28,58 +32,71 @@ func (r *Reconciler) recordFailure(run *activeJob, e jobEnd) plan.Failure {
 	return next
 }
 
-// clearCopy forgets the failure of a copy, and that the copy is suspected.
-func (r *Reconciler) clearCopy(key plan.CopyRef) {
-	r.clearFailure(key)
-	r.clearSuspicions(func(suspect plan.CopyRef) bool { return suspect == key })
+// onWallClock returns the failures with their times converted to the wall clock.
+func (f failures) onWallClock(now Instant) map[plan.CopyRef]plan.Failure {
+	converted := make(map[plan.CopyRef]plan.Failure, len(f))
+	for key, record := range f {
+		converted[key] = record.OnWallClock(now.Steady, now.Wall)
+	}
+	return converted
 }
 
-// clearFailure forgets the failure of a copy, but not the copies that were suspected by it.
-func (r *Reconciler) clearFailure(key plan.CopyRef) {
-	t, failed := r.failures[key]
+// clearCopy drops the failure of a copy, and all suspicions against it.
+func (f failures) clearCopy(key plan.CopyRef) {
+	f.clearFailure(key)
+	f.clearSuspicions(func(suspect plan.CopyRef) bool { return suspect == key })
+}
+
+// clearFailure drops the failure of a copy. It keeps the copies that are suspected because of the
+// failure: a later success, with bytes from elsewhere, does not show that a suspect is sound.
+func (f failures) clearFailure(key plan.CopyRef) {
+	record, failed := f[key]
 	if failed {
-		r.failures[key] = failureRecord{plan.Failure{Suspects: t.Suspects}, t.image, t.on}
+		f[key] = failureRecord{plan.Failure{Suspects: record.Suspects}, record.image, record.diskUUID}
 	}
-	if len(t.Suspects) == 0 {
-		delete(r.failures, key)
+	if len(record.Suspects) == 0 {
+		delete(f, key)
 	}
 }
 
-// clearSuspicions forgets that some copies are suspected.
-func (r *Reconciler) clearSuspicions(cleared func(plan.CopyRef) bool) {
-	for key, t := range r.failures {
-		if !slices.ContainsFunc(t.Suspects, cleared) {
+// clearSuspicions drops the suspicions against the copies for which cleared is true.
+func (f failures) clearSuspicions(cleared func(plan.CopyRef) bool) {
+	for key, record := range f {
+		if !slices.ContainsFunc(record.Suspects, cleared) {
 			continue
 		}
-		t.Suspects = slices.DeleteFunc(slices.Clone(t.Suspects), cleared)
-		r.failures[key] = t
-		if t.Attempts == 0 && t.Op == "" {
-			r.clearFailure(key) // there was nothing else to remember
+		// Observations share the slice, so it must not be changed.
+		record.Suspects = slices.DeleteFunc(slices.Clone(record.Suspects), cleared)
+		f[key] = record
+		if record.Attempts == 0 && record.Op == "" {
+			f.clearFailure(key) // the suspicion was all that was left of this record
 		}
 	}
 }
 
-func retryText(t plan.Failure) string {
-	switch {
-	case t.AppliesTo(plan.Upload):
-		return "when somebody uploads it again"
-	case t.Final:
-		return "not before the declaration changes"
-	case t.NeedsSpace > 0:
-		return "when " + plan.FormatBytes(t.NeedsSpace) + " are free"
-	}
-	return t.RetryAt.UTC().Format(time.RFC3339)
-}
-
-// dropStaleFailures forgets failures under another declaration, on another disk or a disk that
-// is not declared any more, and failures with a file that does not exist any more.
-func (r *Reconciler) dropStaleFailures(d plan.Desired, o plan.Observed) {
-	for key, t := range r.failures {
-		now := d.Config.Images[key.ID.Name]
+// dropStale drops the failures under another declaration, on another disk or on a disk that is
+// not declared any more, and the failures of jobs whose file does not exist any more. It drops the
+// suspicions against copies that do not exist any more.
+func (f failures) dropStale(d plan.Desired, o plan.Observed) {
+	for key, record := range f {
+		declaration := d.Config.Images[key.ID.Name]
 		_, declared := d.Disk(key.Disk)
-		if !declared || !t.Op.SameDeclaration(t.image, now) || t.Op.NeedsFile() && o.LostFile(key) || o.IsOtherDisk(key.Disk, t.on) {
-			r.clearFailure(key)
+		if !declared || !record.Op.SameDeclaration(record.image, declaration) || record.Op.NeedsFile() && o.LostFile(key) || o.IsOtherDisk(key.Disk, record.diskUUID) {
+			f.clearFailure(key)
 		}
 	}
-	r.clearSuspicions(o.LostFile)
+	f.clearSuspicions(o.LostFile)
+}
+
+// retryText returns when a failed action is tried again, for the log.
+func retryText(f plan.Failure) string {
+	switch {
+	case f.AppliesTo(plan.Upload):
+		return "with the next upload by a client"
+	case f.Final:
+		return "not before the declaration changes"
+	case f.NeedsSpace > 0:
+		return "when " + plan.FormatBytes(f.NeedsSpace) + " are free"
+	}
+	return f.RetryAt.UTC().Format(time.RFC3339)
 }

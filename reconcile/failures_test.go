@@ -24,8 +24,8 @@ func finished(a plan.Action, err error) *Reconciler {
 }
 
 func finishJob(r *Reconciler, a plan.Action, err error) {
-	r.running[a.CopyRef()] = &activeJob{task: Task{Action: a, Image: plantest.NewImage(a.Image)}, stop: func() {}}
-	r.transfers.add(a.CopyRef(), job.Transfer{Action: a, Progress: &fetch.Progress{}})
+	r.jobs.running[a.CopyRef()] = &activeJob{task: Task{Action: a, Image: plantest.NewImage(a.Image)}, stop: func() {}}
+	r.jobs.transfers.add(a.CopyRef(), job.Transfer{Action: a, Progress: &fetch.Progress{}})
 	r.endJob(jobEnd{key: a.CopyRef(), err: err})
 }
 
@@ -76,7 +76,7 @@ func TestCopyStaysSuspectedUntilVerified(t *testing.T) {
 		"the sync succeeded": func(r *Reconciler) {
 			finishJob(r, plan.NewAction(plan.Download, read.CopyRef(), plan.Reason{}, 0), nil)
 		},
-		"another declaration": func(r *Reconciler) { r.dropStaleFailures(without, there) },
+		"another declaration": func(r *Reconciler) { r.failures.dropStale(without, there) },
 	} {
 		r := finished(read, wrong)
 		if then(r); !suspected(r) {
@@ -92,7 +92,7 @@ func TestCopyStaysSuspectedUntilVerified(t *testing.T) {
 	}
 	r := finished(read, wrong)
 	delete(there.Disks[refs[0]].Copies, image.ID)
-	if r.dropStaleFailures(without, there); len(r.failures) > 0 {
+	if r.failures.dropStale(without, there); len(r.failures) > 0 {
 		t.Errorf("the copy does not exist any more: the failures are %+v", r.failures)
 	}
 }
@@ -109,7 +109,7 @@ func TestProblemTimeRestartsWhenADiskIsDeclaredAgain(t *testing.T) {
 			if declared, ok := d.Disk(refs[0]); ok {
 				o.Disks[refs[0]] = plan.Disk{Path: declared.Path, Problem: "not mounted"}
 			}
-			r.trackProblems(d, o, time.Now())
+			r.disks.trackProblems(d, o, time.Now())
 			return o.Disks[refs[0]].ProblemFor
 		}
 		disks := d.Config.Nodes[refs[0].Node].Disks
@@ -149,7 +149,7 @@ func TestFailureIsDroppedWhenItsFileIsGone(t *testing.T) {
 	}
 	expectKept := func(when string, want bool) {
 		t.Helper()
-		r.dropStaleFailures(d, o)
+		r.failures.dropStale(d, o)
 		if _, got := r.failures[key]; got != want {
 			t.Errorf("%s: the failure is kept: %v, want %v", when, got, want)
 		}
@@ -188,7 +188,7 @@ func TestFailureIsDroppedWhenItsDiskIsNotDeclared(t *testing.T) {
 	for _, on := range []plan.CopyRef{key, removed} {
 		r.failures[on] = failureRecord{Failure: job.NextFailure(plan.Failure{}, plan.Action{Op: plan.Cleanup}, disk.ErrNoSpace, plantest.Now, 0.5), image: image}
 	}
-	r.dropStaleFailures(d, o)
+	r.failures.dropStale(d, o)
 	if _, got := r.failures[key]; !got {
 		t.Error("the failure on a declared disk is dropped")
 	}

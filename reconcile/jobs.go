@@ -1,20 +1,26 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
+
+// jobs are the running jobs of this node. Its methods are for one goroutine; reports and
+// transfers may be used by any.
+type jobs struct {
+	running   map[plan.CopyRef]*activeJob
+	reports   *reports
+	transfers transfers
+}
 
 // activeJob is a running action.
 type activeJob struct {
@@ -31,9 +37,124 @@ func (r *activeJob) cancel() {
 	r.stop()
 }
 
-// touchesFiles reports whether the job reads or writes the files of its copy. A deletion does so
+// usesFiles reports whether the job reads or writes the files of its copy. A deletion does so
 // only when it is confirmed.
-func (r *activeJob) touchesFiles() bool { return r.deletion == nil || r.deletion.phase == deleting }
+func (r *activeJob) usesFiles() bool { return r.deletion == nil || r.deletion.phase == deleting }
+
+func newJobs() jobs { return jobs{running: map[plan.CopyRef]*activeJob{}, reports: newReports()} }
+
+// idle reports whether no job runs.
+func (j *jobs) idle() bool { return len(j.running) == 0 }
+
+// useFiles reports whether a job reads or writes the files of its copy, which is key.
+func (j *jobs) useFiles(key plan.CopyRef) bool {
+	run := j.running[key]
+	return run != nil && run.usesFiles()
+}
+
+// read reports whether a job reads, writes or deletes the copy, as its own or as a source.
+func (j *jobs) read(key plan.CopyRef) bool {
+	if j.useFiles(key) {
+		return true
+	}
+	for _, run := range j.running {
+		if run.task.Action.LocalSource == key {
+			return true
+		}
+	}
+	return false
+}
+
+// useDisk reports whether a job uses the disk.
+func (j *jobs) useDisk(ref schema.DiskRef) bool {
+	for key, run := range j.running {
+		if key.Disk == ref || run.task.Action.LocalSource.Disk == ref {
+			return true
+		}
+	}
+	return false
+}
+
+// isDeleting reports whether a deletion of the copy runs, in any phase.
+func (j *jobs) isDeleting(key plan.CopyRef) bool {
+	run := j.running[key]
+	return run != nil && run.task.Action.Op.Deletes()
+}
+
+// deletionsToConfirm returns the deletions whose queries have ended, sorted.
+func (j *jobs) deletionsToConfirm() []plan.CopyRef {
+	var keys []plan.CopyRef
+	for key, run := range j.running {
+		if run.deletion != nil && run.deletion.phase == confirming {
+			keys = append(keys, key)
+		}
+	}
+	slices.SortFunc(keys, func(a, b plan.CopyRef) int {
+		return cmp.Or(plan.CompareIDs(a.ID, b.ID), plan.CompareDisks(a.Disk, b.Disk))
+	})
+	return keys
+}
+
+// addTo adds the running jobs to an observation of the disks.
+func (j *jobs) addTo(o plan.Observed) {
+	for key, run := range j.running {
+		a := run.task.Action
+		o.Running[key] = true
+		if a.Op == plan.Sync {
+			o.Syncing[key] = true
+		}
+		if a.LocalSource != (plan.CopyRef{}) {
+			o.BeingRead[a.LocalSource] = true
+		}
+		o.Disks[key.Disk].MarkLeaving(key, a.Op)
+	}
+}
+
+// freeSlots returns how many jobs may be started: deletions (true) and others (false). Deletions
+// do not wait for long transfers, because they make space.
+func (j *jobs) freeSlots(d plan.Desired) map[bool]int {
+	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
+	free := map[bool]int{true: limit, false: limit}
+	for _, run := range j.running {
+		if a := run.task.Action; !a.Scrub && a.Op != plan.Upload { // scrubs and uploads take no slot
+			free[a.Op.Deletes()]--
+		}
+	}
+	return free
+}
+
+// stopObsolete stops jobs that are not in the plan any more, and those of an image whose
+// declaration changed. A transfer continues even if there is a nearer source by now.
+func (j *jobs) stopObsolete(d plan.Desired, p plan.Plan) {
+	planned := map[plan.CopyRef]plan.Action{}
+	for _, a := range p.Actions {
+		if !a.Idle() {
+			planned[a.CopyRef()] = a
+		}
+	}
+	for key, run := range j.running {
+		next, ok := planned[key]
+		if a := run.task.Action; !ok || a.SupersededBy(run.task.Image, next) || !a.Op.SameDeclaration(run.task.Image, d.Config.Images[key.ID.Name]) {
+			run.cancel()
+		}
+	}
+}
+
+// stopAll stops all jobs.
+func (j *jobs) stopAll() {
+	for _, run := range j.running {
+		run.cancel()
+	}
+}
+
+// remove removes a job that ended, and returns it.
+func (j *jobs) remove(e jobEnd) *activeJob {
+	run := j.running[e.key]
+	delete(j.running, e.key)
+	run.stop() // releases its context
+	j.transfers.end(e)
+	return run
+}
 
 // jobEnd is how a job ended. A job that was stopped has not failed, whatever err is.
 type jobEnd struct {
@@ -44,7 +165,7 @@ type jobEnd struct {
 
 // reports collects what jobs report from their own goroutines until the loop handles it.
 type reports struct {
-	ready     chan struct{} // has a value after a report came
+	ready     chan struct{} // has a value after a report was added
 	mu        sync.Mutex
 	ends      []jobEnd
 	responses []queryResponses
@@ -56,21 +177,14 @@ func (r *reports) addEnd(e jobEnd) {
 	r.mu.Lock()
 	r.ends = append(r.ends, e)
 	r.mu.Unlock()
-	r.notify()
+	notify(r.ready)
 }
 
 func (r *reports) addResponses(q queryResponses) {
 	r.mu.Lock()
 	r.responses = append(r.responses, q)
 	r.mu.Unlock()
-	r.notify()
-}
-
-func (r *reports) notify() {
-	select {
-	case r.ready <- struct{}{}:
-	default: // there is a value
-	}
+	notify(r.ready)
 }
 
 // take returns the reports since the last call.
@@ -82,33 +196,12 @@ func (r *reports) take() (ends []jobEnd, responses []queryResponses) {
 	return ends, responses
 }
 
-// freeSlots returns how many jobs may be started: deletions (true) and others (false). Deletions
-// do not wait for long transfers, because they make space.
-func (r *Reconciler) freeSlots(d plan.Desired) map[bool]int {
-	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
-	free := map[bool]int{true: limit, false: limit}
-	for _, run := range r.running {
-		if a := run.task.Action; !a.Scrub && a.Op != plan.Upload { // scrubs and uploads take no slot
-			free[a.Op.Deletes()]--
-		}
-	}
-	return free
-}
-
-// stopObsolete stops jobs that are not in the plan any more, and those of an image whose
-// declaration changed. A transfer continues even if there is a nearer source by now.
-func (r *Reconciler) stopObsolete(d plan.Desired, p plan.Plan) {
-	wanted := map[plan.CopyRef]plan.Action{}
-	for _, a := range p.Actions {
-		if !a.Idle() {
-			wanted[a.CopyRef()] = a
-		}
-	}
-	for key, run := range r.running {
-		now, ok := wanted[key]
-		if a := run.task.Action; !ok || a.SupersededBy(run.task.Image, now) || !a.Op.SameDeclaration(run.task.Image, d.Config.Images[key.ID.Name]) {
-			run.cancel()
-		}
+// notify puts a value into a channel with a buffer of one, unless it has one already: one value
+// may stand for several events.
+func notify(ready chan<- struct{}) {
+	select {
+	case ready <- struct{}{}:
+	default:
 	}
 }
 
@@ -118,8 +211,8 @@ func (r *Reconciler) startJob(ctx context.Context, d plan.Desired, o plan.Observ
 	key := a.CopyRef()
 	run := &activeJob{task: r.newTask(d, o, a), started: r.clock.now()}
 	ctx, run.stop = context.WithCancel(ctx)
-	r.running[key] = run
-	r.transfers.add(key, job.Transfer{Action: a, Progress: run.task.Progress, Started: run.started.Wall})
+	r.jobs.running[key] = run
+	r.jobs.transfers.add(key, job.Transfer{Action: a, Progress: run.task.Progress, Started: run.started.Wall})
 	level := slog.LevelInfo
 	if o.Disks[key.Disk].Copies[key.ID].State == disk.Failed && !a.Op.Deletes() {
 		level = slog.LevelWarn // a disk that loses bytes must not go unnoticed
@@ -129,86 +222,8 @@ func (r *Reconciler) startJob(ctx context.Context, d plan.Desired, o plan.Observ
 		return r.withdraw(ctx, d, o, run)
 	}
 	return func() {
-		r.system.Jobs.Start(ctx, run.task, func(err error) { r.reports.addEnd(jobEnd{key, err, ctx.Err() != nil}) })
+		r.system.Jobs.Start(ctx, run.task, func(err error) { r.jobs.reports.addEnd(jobEnd{key, err, ctx.Err() != nil}) })
 	}
-}
-
-// newTask returns an action with everything that its execution needs.
-func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Task {
-	declared, _ := d.Disk(a.CopyRef().Disk)
-	t := Task{
-		Action: a, Image: d.Config.Images[a.Image], Reserve: declared.StorageReserved,
-		AllowLoopback: d.Config.Settings.AllowLoopbackSources, Progress: &fetch.Progress{},
-		Disk: r.disks.open[a.CopyRef().Disk].Disk, LocalCopies: r.localCopies(d, o, a),
-	}
-	t.Progress.Total.Store(a.Bytes)
-	t.Digest, t.Size, t.PeerCopies = r.peers.copiesFor(d, o, a)
-	if (a.Op == plan.Sync || a.Op == plan.Clone) && a.LocalSource != (plan.CopyRef{}) {
-		t.Source = r.disks.open[a.LocalSource.Disk].Disk
-	}
-	if a.Op == plan.Export {
-		t.Disks = r.disks.usable()
-	}
-	return t
-}
-
-// localCopies returns the copies on this node that a repair can read.
-func (r *Reconciler) localCopies(d plan.Desired, o plan.Observed, a plan.Action) []LocalCopy {
-	if a.Op != plan.Repair && a.Op != plan.Verify { // a verification may turn into a repair
-		return nil
-	}
-	var copies []LocalCopy
-	want := d.DigestOf(o, a)
-	for _, ref := range slices.SortedFunc(maps.Keys(r.disks.open), plan.CompareDisks) {
-		for id, c := range o.Disks[ref].Copies {
-			if c.HasDigest(want) && !c.Leaving && (plan.CopyRef{Disk: ref, ID: id}) != a.CopyRef() {
-				copies = append(copies, LocalCopy{Disk: r.disks.open[ref].Disk, ID: id})
-			}
-		}
-	}
-	return copies
-}
-
-// copiesFor returns which bytes of peers an action may use, and a function that returns the
-// peer copies with these bytes at the time of the call. An action that reads a copy of this
-// node, or none, uses no peers.
-func (s *peers) copiesFor(d plan.Desired, o plan.Observed, a plan.Action) (want disk.Digest, size int64, copies func() []peer.Source) {
-	if a.LocalSource != (plan.CopyRef{}) || !a.Op.ReadsCopies() && a.Op != plan.Verify {
-		return disk.Digest{}, 0, func() []peer.Source { return nil }
-	}
-	want = d.DigestOf(o, a)
-	for _, seen := range o.Disks {
-		for _, c := range seen.Copies {
-			if c.HasDigest(want) {
-				size = c.Size
-			}
-		}
-	}
-	nodes := d.Config.Nodes
-	return want, size, func() []peer.Source { return sources(s.system.Observations(), nodes, want) }
-}
-
-// sources returns the copies with the digest want that the responding nodes offer.
-func sources(observations map[string]peer.Observation, nodes map[string]schema.Node, want disk.Digest) []peer.Source {
-	var all []peer.Source
-	for _, name := range slices.Sorted(maps.Keys(observations)) {
-		a := observations[name]
-		if !a.Polled || a.Problem != "" {
-			continue
-		}
-		at := peer.Address{Node: name, URL: a.URL} // the address at the start of the job may be out of date
-		for _, one := range a.State.Disks {
-			if _, declared := nodes[name].Disks[one.Name]; !declared || one.Problem != "" {
-				continue
-			}
-			for _, c := range one.Copies {
-				if c := copyFromPeer(c); c.HasDigest(want) && !c.Leaving && !c.ManifestDigest.IsZero() {
-					all = append(all, peer.Source{Address: at, Disk: one.Name, ID: c.ID, ManifestDigest: c.ManifestDigest})
-				}
-			}
-		}
-	}
-	return all
 }
 
 // endedJob is a job that is not running any more.
@@ -219,9 +234,9 @@ type endedJob struct {
 }
 
 // handleReports handles what jobs reported since the last call, and returns the jobs that ended.
-// A Round has to follow: there may be a free slot, or a deletion to decide on.
+// A round has to follow: there may be a free slot, or a deletion to decide on.
 func (r *Reconciler) handleReports() (ended []endedJob) {
-	ends, responses := r.reports.take()
+	ends, responses := r.jobs.reports.take()
 	for _, q := range responses {
 		if one, ok := r.handleResponses(q); ok {
 			ended = append(ended, one)
@@ -235,24 +250,21 @@ func (r *Reconciler) handleReports() (ended []endedJob) {
 
 // endJob records how a job ended.
 func (r *Reconciler) endJob(e jobEnd) endedJob {
-	run := r.running[e.key]
-	delete(r.running, e.key)
-	run.stop()
+	run := r.jobs.remove(e)
 	a := run.task.Action
-	r.transfers.end(e)
 	log := r.log.With("action", string(a.Op), "copy", e.key.String())
 	switch {
 	case e.err == nil: // also if it was stopped just before its end
-		r.clearCopy(e.key)
+		r.failures.clearCopy(e.key)
 		log.Info("done", "seconds", r.clock.now().Steady.Sub(run.started.Steady).Seconds())
 	case e.stopped:
-		log.Info("stopped; what is there is kept")
+		log.Info("stopped")
 	case upload.IsDiscarded(e.err):
-		r.clearFailure(e.key)
-		log.Info("ended", "reason", e.err)
+		r.failures.clearFailure(e.key)
+		log.Info("upload discarded", "reason", e.err)
 	default:
 		next := r.recordFailure(run, e)
-		log.Warn("failed", "error", e.err, "again", retryText(next))
+		log.Warn("failed", "error", e.err, "retry", retryText(next))
 	}
 	return endedJob{e.key, a.Op, e.stopped}
 }

@@ -18,11 +18,11 @@ import (
 // returns the plan of that round.
 func keepsRunning(d plan.Desired, o plan.Observed, a plan.Action, image schema.Image) (on bool, now plan.Plan) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	r.running[a.CopyRef()] = &activeJob{task: Task{Action: a, Image: image}, stop: func() {}}
+	r.jobs.running[a.CopyRef()] = &activeJob{task: Task{Action: a, Image: image}, stop: func() {}}
 	o.Running[a.CopyRef()] = true
 	now = d.Plan(o)
-	r.stopObsolete(d, now)
-	return !r.running[a.CopyRef()].stopped, now
+	r.jobs.stopObsolete(d, now)
+	return !r.jobs.running[a.CopyRef()].stopped, now
 }
 
 // While a first copy without a checksum is created, from its source or from another image with
@@ -153,13 +153,13 @@ func TestRequestsOutliveOtherJobs(t *testing.T) {
 		{kind: plan.Upload, end: jobEnd{err: context.Canceled, stopped: true}, verify: true},
 	} {
 		l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), true), LoopOptions{})
-		l.reconciler.running[key] = &activeJob{task: Task{Action: plan.Action{Op: test.kind}, Image: image}, stop: func() {}}
-		l.reconciler.transfers.add(key, job.Transfer{Action: plan.Action{Op: test.kind}, Progress: &fetch.Progress{}})
-		l.verifyRequested[key], l.uploads[key] = true, true
+		l.reconciler.jobs.running[key] = &activeJob{task: Task{Action: plan.Action{Op: test.kind}, Image: image}, stop: func() {}}
+		l.reconciler.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: test.kind}, Progress: &fetch.Progress{}})
+		l.requested.verify[key], l.requested.uploads[key] = true, true
 		test.end.key = key
-		l.jobEnded(l.reconciler.endJob(test.end))
-		if l.verifyRequested[key] != test.verify || l.uploads[key] != test.upload {
-			t.Errorf("%s ended with %+v: verification requested: %v, upload: %v", test.kind, test.end, l.verifyRequested[key], l.uploads[key])
+		l.requested.jobEnded(l.reconciler.endJob(test.end))
+		if l.requested.verify[key] != test.verify || l.requested.uploads[key] != test.upload {
+			t.Errorf("%s ended with %+v: verification requested: %v, upload: %v", test.kind, test.end, l.requested.verify[key], l.requested.uploads[key])
 		}
 	}
 }
@@ -229,11 +229,11 @@ func TestStoppedQueryIsNoCleanup(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	key, other := plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.CopyRef{Disk: refs[1], ID: image.ID}
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	r.running[key] = &activeJob{task: Task{Action: plan.Action{Op: plan.Cleanup}, Image: image}, stop: func() {}, deletion: &deletion{}}
+	r.jobs.running[key] = &activeJob{task: Task{Action: plan.Action{Op: plan.Cleanup}, Image: image}, stop: func() {}, deletion: &deletion{}}
 	r.failures[other] = failureRecord{Failure: plan.Failure{Op: plan.Sync, Suspects: []plan.CopyRef{key}}, image: image}
-	r.transfers.add(key, job.Transfer{Action: plan.Action{Op: plan.Cleanup}, Progress: &fetch.Progress{}})
+	r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: plan.Cleanup}, Progress: &fetch.Progress{}})
 	r.handleResponses(queryResponses{key: key, stopped: true})
-	if n := r.Counts().Done[plan.Cleanup]; n != 0 || len(r.failures[other].Suspects) == 0 {
+	if n := r.jobs.transfers.counts().Done[plan.Cleanup]; n != 0 || len(r.failures[other].Suspects) == 0 {
 		t.Errorf("%d clean-ups are counted, suspects left: %v", n, r.failures[other].Suspects)
 	}
 }

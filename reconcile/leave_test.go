@@ -40,7 +40,7 @@ func waitFor(r *http.Request, c chan struct{}) {
 // answered is what the node says about its copy to whoever asks it now.
 func (m *manager) answered() peer.Copy {
 	m.t.Helper()
-	s, err := peerNode{r: m.reconciler}.Copies(m.t.Context(), "parrot")
+	s, err := peerNode{served: &m.reconciler.served}.Copies(m.t.Context(), "parrot")
 	must(m.t, err)
 	for _, one := range s.Disks {
 		for _, c := range one.Copies {

@@ -1,7 +1,6 @@
 package reconcile
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -36,24 +35,18 @@ type LoopOptions struct {
 // everything that needs a round. Run waits for events and calls them; a simulation calls them
 // itself. They are for one goroutine. All other methods may be called concurrently.
 type Loop struct {
-	LoopOptions
+	options    LoopOptions
 	reconciler *Reconciler
 
-	loader          *schema.Loader
-	debouncer       configdir.Debouncer
-	removals        configdir.RemovalConfirmer
-	desired         plan.Desired
-	loaded          bool   // desired is of a configuration
-	fault           string // what is wrong with the directory itself; "" if nothing
-	notDeclared     string // why this node has no part in a valid configuration; "" if it has
-	result          schema.Result
-	rounds          int
-	verifyRequested map[plan.CopyRef]bool
-	unhealthy       map[string]bool            // nodes and disks that had a problem at the last round
-	cleanups        map[plan.CopyRef]time.Time // requested clean-ups, and the steady time when they expire
-	uploads         map[plan.CopyRef]bool      // uploads that a client requested, until their jobs end
-	requests        *requests
-	view            atomic.Pointer[status.View]
+	// For the goroutine of Run, Apply and Step.
+	config    configuration
+	requested requested
+	health    healthLog
+	rounds    int // since the start
+
+	// For any goroutine.
+	queue *requestQueue
+	view  atomic.Pointer[status.View]
 }
 
 // NewLoop returns a Loop for r, which the Loop owns from now on.
@@ -62,9 +55,9 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 		r.SetPeers(o.Peers)
 	}
 	return &Loop{
-		LoopOptions: o, reconciler: r, loader: schema.NewLoader(), desired: plan.Desired{Node: o.Node},
-		verifyRequested: map[plan.CopyRef]bool{}, cleanups: map[plan.CopyRef]time.Time{}, uploads: map[plan.CopyRef]bool{},
-		unhealthy: map[string]bool{}, requests: newRequests(),
+		options: o, reconciler: r, requested: newRequested(), queue: newRequestQueue(),
+		config: configuration{dir: o.Dir, log: o.Log, loader: schema.NewLoader(), desired: plan.Desired{Node: o.Node}},
+		health: healthLog{log: o.Log, unhealthy: map[string]bool{}},
 	}
 }
 
@@ -77,7 +70,7 @@ func (l *Loop) Status() (status.Status, bool) {
 	if v == nil {
 		return status.Status{}, false
 	}
-	return v.Status(l.reconciler.Transfers()), true
+	return v.Status(l.Transfers()), true
 }
 
 // PeerServer returns a server that sends this node's state and copies to its peers.
@@ -89,7 +82,7 @@ func (l *Loop) PeerServer() *peer.Server {
 func (l *Loop) Transfers() map[plan.CopyRef]job.Transfer { return l.reconciler.Transfers() }
 
 // Counts returns totals since the start.
-func (l *Loop) Counts() Counts { return l.reconciler.Counts() }
+func (l *Loop) Counts() Counts { return l.reconciler.jobs.transfers.counts() }
 
 // Run reconciles until ctx ends, and returns nil then. It stops all jobs, keeps what was
 // transferred, and releases the disks.
@@ -102,12 +95,12 @@ func (l *Loop) Run(ctx context.Context) error {
 	defer watch.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watch.Go(func() { configdir.Watch(ctx, l.Dir, l.Interval, events, l.reportWatch) })
+	watch.Go(func() { configdir.Watch(ctx, l.options.Dir, l.options.Interval, events, l.logWatch) })
 	return errors.Join(l.run(ctx, events), l.reconciler.Close())
 }
 
 func (l *Loop) run(ctx context.Context, events <-chan struct{}) error {
-	on := newTriggers(l.Interval)
+	on := newTriggers(l.options.Interval)
 	defer on.stop()
 	for ctx.Err() == nil {
 		due, err := l.await(ctx, events, on)
@@ -128,7 +121,7 @@ func (l *Loop) await(ctx context.Context, events <-chan struct{}, on *triggers) 
 	case <-ctx.Done():
 		return false, nil
 	case <-events: // something may have changed in the config directory
-		on.read.Reset(l.debouncer.DelayAfterEvent(time.Now()))
+		on.read.Reset(l.config.debouncer.DelayAfterEvent(time.Now()))
 		return false, nil
 	case <-on.read.C: // it is time to read the config directory
 		changed, again, err := l.reload(ctx)
@@ -138,13 +131,13 @@ func (l *Loop) await(ctx context.Context, events <-chan struct{}, on *triggers) 
 		return changed, err
 	case <-on.tick.C: // events may have been missed, and disks have none
 		on.read.Reset(0)
-	case <-l.reconciler.Reports(): // a job ended, or the queries of a deletion
-	case <-l.requests.ready:
+	case <-l.reconciler.jobs.reports.ready: // a job ended, or the queries of a deletion
+	case <-l.queue.ready:
 	case <-on.changed: // another node has a new state; more may follow in a moment
 		on.debouncePeers()
 		return false, nil
 	case <-on.peers.C:
-		on.changed = l.reconciler.Changed()
+		on.changed = l.reconciler.peersChanged()
 	case <-on.wake.C: // a wait is over
 	}
 	return true, nil
@@ -186,11 +179,11 @@ func (t *triggers) debouncePeers() {
 // It returns how long the Loop may wait for events before the next Step.
 func (l *Loop) Step(ctx context.Context) time.Duration {
 	for _, job := range l.reconciler.handleReports() {
-		l.jobEnded(job)
+		l.requested.jobEnded(job)
 	}
-	requests := l.requests.take()
+	requests := l.queue.take()
 	for _, r := range requests {
-		r.note()
+		r.note(&l.requested)
 	}
 	next := l.round(ctx)
 	for _, r := range requests {
@@ -201,40 +194,21 @@ func (l *Loop) Step(ctx context.Context) time.Duration {
 	return next
 }
 
-// jobEnded drops the requests that a job fulfilled. Requests for other actions on its copy stay.
-func (l *Loop) jobEnded(job endedJob) {
-	switch {
-	case job.op == plan.Upload:
-		delete(l.uploads, job.key)
-	case job.op == plan.Verify && !job.stopped:
-		delete(l.verifyRequested, job.key)
-	}
-}
-
 // round does one round and returns how long until a wait of the plan ends.
 func (l *Loop) round(ctx context.Context) time.Duration {
-	if !l.loaded && l.fault == "" {
-		return l.Interval // the config directory was not read yet
+	if !l.config.loaded && l.config.fault == "" {
+		return l.options.Interval // the config directory was not read yet
 	}
 	l.rounds++
-	v := &status.View{Desired: l.desired, Fault: cmp.Or(l.fault, l.notDeclared), Config: l.result, Loaded: l.loaded, Rounds: l.rounds, Placements: &status.PlacementCache{}}
-	if l.fault != "" {
-		v.Desired.Allowed = min(v.Desired.Allowed, schema.NoDeletions)
-	}
-	v.Desired.Verify, v.Desired.Cleanup, v.Desired.Uploads = maps.Clone(l.verifyRequested), l.pendingCleanups(), maps.Clone(l.uploads)
+	v := l.config.view()
+	v.Rounds = l.rounds
+	l.requested.addTo(&v.Desired, l.reconciler.clock.now().Steady)
 	v.Observed, v.Plan = l.reconciler.round(ctx, v.Desired)
-	maps.DeleteFunc(l.verifyRequested, func(key plan.CopyRef, _ bool) bool {
-		_, ready := v.Observed.Disks[key.Disk].Ready(key.ID)
-		return !ready && !v.Observed.Running[key]
-	})
-	l.dropFinishedCleanups(v.Observed)
-	l.dropRejectedCleanups(v.Plan, v.Observed)
-	l.logHealthChanges(v.Desired, v.Observed)
-	if v.Desired.Removed != nil {
-		v.Desired.Removed = l.removals.Clone().Confirmed // it changes; the view must not
-	}
+	l.requested.dropObsolete(v.Observed, v.Plan)
+	l.health.update(v.Desired, v.Observed)
+	l.config.freeze(v)
 	l.view.Store(v)
-	next := l.Interval
+	next := l.options.Interval
 	for _, a := range v.Plan.Actions {
 		if wait := a.Until.Sub(v.Observed.Now); !a.Until.IsZero() && wait > 0 {
 			next = min(next, wait)
@@ -243,36 +217,42 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	return next
 }
 
-// logHealthChanges logs which other nodes and which disks of this node began to have a problem
-// since the last round, and which have none any more.
-func (l *Loop) logHealthChanges(d plan.Desired, o plan.Observed) {
+// healthLog logs when other nodes and the disks of this node begin and cease to have a problem.
+type healthLog struct {
+	log       *slog.Logger
+	unhealthy map[string]bool // by kind and name: whether it had a problem at the last round
+}
+
+// update logs what changed since the last round.
+func (h *healthLog) update(d plan.Desired, o plan.Observed) {
 	for _, name := range slices.Sorted(maps.Keys(o.Peers)) {
 		if p := o.Peers[name]; p.Queried {
-			l.logHealth("node", name, p.Problem)
+			h.set("node", name, p.Problem)
 		}
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
 		if d.Owns(ref) {
-			l.logHealth("disk", ref.String(), o.Disks[ref].Problem)
+			h.set("disk", ref.String(), o.Disks[ref].Problem)
 		}
 	}
 }
 
-func (l *Loop) logHealth(kind, name, problem string) {
-	had, known := l.unhealthy[kind+" "+name]
-	l.unhealthy[kind+" "+name] = problem != ""
+func (h *healthLog) set(kind, name, problem string) {
+	had, known := h.unhealthy[kind+" "+name]
+	h.unhealthy[kind+" "+name] = problem != ""
 	switch {
 	case problem != "" && !had:
-		l.Log.Warn(kind+" cannot be used", kind, name, "error", problem)
+		h.log.Warn(kind+" unavailable", kind, name, "error", problem)
 	case problem == "" && known && had:
-		l.Log.Info(kind+" can be used again", kind, name)
+		h.log.Info(kind+" available again", kind, name)
 	}
 }
 
-func (l *Loop) reportWatch(err error) {
+// logWatch logs whether the config directory can be watched.
+func (l *Loop) logWatch(err error) {
 	if err != nil {
-		l.Log.Warn("no events from the config directory; it is looked at periodically", "error", err)
+		l.options.Log.Warn("cannot watch the config directory: reading it periodically", "error", err)
 		return
 	}
-	l.Log.Info("events from the config directory again")
+	l.options.Log.Info("watching the config directory again")
 }

@@ -1,19 +1,10 @@
 package reconcile
 
 import (
-	"maps"
-	"time"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
-
-// diskProblem is since when a disk has had a problem, by the steady clock.
-type diskProblem struct {
-	path  string // as declared
-	since time.Time
-}
 
 // Observe observes the disks of d.Node, and adds the last observations of the other nodes. It
 // reads small files and no image data, and waits for no other node.
@@ -24,65 +15,28 @@ func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 			declared[ref] = one
 		}
 	}
-	r.disks.refresh(declared, r.busy)
+	r.disks.refresh(declared, r.jobs.useDisk)
 	now := r.clock.observe()
 	o := plan.Observed{
-		Now: now.Wall, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{},
+		Now: now.Wall, Disks: map[schema.DiskRef]plan.Disk{},
 		Running: map[plan.CopyRef]bool{}, Syncing: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{},
 	}
 	for ref, one := range r.disks.open {
-		seen := one.observe(func(id disk.ID) bool { return r.reads(plan.CopyRef{Disk: ref, ID: id}) })
+		seen := one.observe(func(id disk.ID) bool { return r.jobs.read(plan.CopyRef{Disk: ref, ID: id}) })
 		seen.ClockStepped = r.clock.outdated(seen.UUID)
 		o.Disks[ref] = seen
 	}
-	for key, m := range r.pendingUsage {
-		if seen := o.Disks[key.Disk]; seen.UUID == m.on {
-			seen.ApplyUsage(m.Usage)
-		}
-	}
-	r.dropStaleFailures(d, o)
-	for key, t := range r.failures {
-		o.Failures[key] = t.OnWallClock(now.Steady, o.Now)
-	}
-	for key, run := range r.running {
-		a := run.task.Action
-		o.Running[key] = true
-		if a.Op == plan.Sync {
-			o.Syncing[key] = true
-		}
-		if a.LocalSource != (plan.CopyRef{}) {
-			o.BeingRead[a.LocalSource] = true
-		}
-		o.Disks[key.Disk].MarkLeaving(key, a.Op)
-	}
+	r.pendingUsage.applyTo(o)
+	r.failures.dropStale(d, o)
+	o.Failures = r.failures.onWallClock(now)
+	r.jobs.addTo(o)
 	o.BackedUp = o.FindBackedUp(d)
 	r.peers.mergeInto(d, &o, now.Steady)
 	o.CannotPrepare = r.cannotPrepare(d, o)
-	r.trackProblems(d, o, now.Steady)
-	r.serve(d, o)
+	// Only now all problems are known: two nodes may have a disk with the same uuid.
+	r.disks.trackProblems(d, o, now.Steady)
+	r.served.update(d, o, r.disks.open)
 	return o
-}
-
-// trackProblems records since when disks have had a problem. A disk that is declared anew, or at
-// another path, is another disk.
-func (r *Reconciler) trackProblems(d plan.Desired, o plan.Observed, now time.Time) {
-	maps.DeleteFunc(r.problems, func(ref schema.DiskRef, m diskProblem) bool {
-		declared, ok := d.Disk(ref)
-		return !ok || declared.Path != m.path || o.Disks[ref].Problem == ""
-	})
-	for ref, seen := range o.Disks {
-		if seen.Problem == "" {
-			continue
-		}
-		m, known := r.problems[ref]
-		if !known {
-			declared, _ := d.Disk(ref)
-			m = diskProblem{declared.Path, now}
-			r.problems[ref] = m
-		}
-		seen.ProblemFor = now.Sub(m.since)
-		o.Disks[ref] = seen
-	}
 }
 
 // cannotPrepare returns the images whose first copy this node cannot create because it has no
@@ -100,24 +54,4 @@ func (r *Reconciler) cannotPrepare(d plan.Desired, o plan.Observed) map[disk.ID]
 		}
 	}
 	return reasons
-}
-
-// reads reports whether a job reads or deletes the copy.
-func (r *Reconciler) reads(key plan.CopyRef) bool {
-	for own, run := range r.running {
-		if own == key && run.touchesFiles() || run.task.Action.LocalSource == key {
-			return true
-		}
-	}
-	return false
-}
-
-// busy reports whether a job uses the disk.
-func (r *Reconciler) busy(ref schema.DiskRef) bool {
-	for key, run := range r.running {
-		if key.Disk == ref || run.task.Action.LocalSource.Disk == ref {
-			return true
-		}
-	}
-	return false
 }

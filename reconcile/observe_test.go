@@ -70,18 +70,18 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 		}
 	}
 	expectDeletion("a process has the copy open", false)
-	r.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Verify, key, plan.Reason{}, 0)}, stop: func() {}}
+	r.jobs.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Verify, key, plan.Reason{}, 0)}, stop: func() {}}
 	expectDeletion("a job verifies it, too", false)
-	delete(r.running, key)
+	delete(r.jobs.running, key)
 	expectDeletion("the job has ended", false)
 	must(t, f.Close())
-	r.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Evict, key, plan.Reason{}, 0)}, stop: func() {}, deletion: &deletion{}}
+	r.jobs.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Evict, key, plan.Reason{}, 0)}, stop: func() {}, deletion: &deletion{}}
 	expectDeletion("the process has closed it, and it is withdrawn", true)
 	f, err = os.Open(f.Name())
 	must(t, err)
 	expectDeletion("it is withdrawn, and open again", false)
 	must(t, f.Close())
-	delete(r.running, key)
+	delete(r.jobs.running, key)
 	_, _, err = r.Converge(t.Context(), evicted)
 	must(t, err)
 	if o := r.Observe(evicted); o.HasCopy(key) {

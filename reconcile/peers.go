@@ -13,13 +13,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// firstResponseTimeout is how long a single run waits for the first responses.
-const firstResponseTimeout = 3 * time.Second
-
 // peers are the other nodes, each as it publishes its own state.
 type peers struct {
 	system    Peers
-	addresses map[string]string    // of the followed nodes; nil before the first Follow
+	addresses map[string]string    // of the followed nodes; nil before the first follow
 	states    map[string]peerState // by node
 }
 
@@ -33,14 +30,9 @@ type peerState struct {
 	disks       map[schema.DiskRef]plan.Disk
 }
 
-// SetPeers makes r query the other nodes through client. It must be called at most once, before
-// the first observation.
-func (r *Reconciler) SetPeers(client *peer.Client) { r.local.peers.connect(client) }
-
-// Follow polls the other nodes that d declares, and no others, until ctx ends. It does not wait
-// for responses: see Changed.
-func (r *Reconciler) Follow(ctx context.Context, d plan.Desired) {
-	s := &r.peers
+// follow polls the other nodes that d declares, and no others, until ctx ends. It does not wait
+// for responses.
+func (s *peers) follow(ctx context.Context, d plan.Desired) {
 	addresses := addressesOf(d)
 	if s.addresses != nil && maps.Equal(addresses, s.addresses) {
 		return
@@ -48,32 +40,6 @@ func (r *Reconciler) Follow(ctx context.Context, d plan.Desired) {
 	s.addresses = addresses
 	s.system.Follow(ctx, addresses)
 	maps.DeleteFunc(s.states, func(name string, _ peerState) bool { _, ok := addresses[name]; return !ok })
-}
-
-// Changed returns a channel that receives a value after another node published a new state, or
-// stopped responding. Several changes may be one value.
-func (r *Reconciler) Changed() <-chan struct{} {
-	if r.local == nil {
-		return nil
-	}
-	return r.local.peers.changed()
-}
-
-// WaitForPeers follows the nodes that d declares, and waits until each has responded or failed,
-// but not longer than firstResponseTimeout.
-func (r *Reconciler) WaitForPeers(ctx context.Context, d plan.Desired) {
-	r.Follow(ctx, d)
-	over := time.NewTimer(firstResponseTimeout)
-	defer over.Stop()
-	for r.local.peers.waiting() {
-		select {
-		case <-r.Changed():
-		case <-over.C:
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // addressesOf returns the URLs of the declared nodes other than this one.
@@ -216,4 +182,47 @@ func copyFromPeer(c peer.Copy) plan.Copy {
 	}
 	c.InUseRecorded = c.UsedBy != ""
 	return plan.Copy{Copy: c.Copy, UsedBy: c.UsedBy, Leaving: c.Leaving, Rejects: c.Rejection, RejectsForNow: c.RejectionTemporary}
+}
+
+// copiesFor returns the digest and the size of the bytes that an action may read from peers, and a
+// function that returns the peer copies with these bytes at the time of the call. An action that
+// reads a copy of this node, or none, uses no peers.
+func (s *peers) copiesFor(d plan.Desired, o plan.Observed, a plan.Action) (want disk.Digest, size int64, copies func() []peer.Source) {
+	if a.LocalSource != (plan.CopyRef{}) || !a.Op.ReadsCopies() && a.Op != plan.Verify {
+		return disk.Digest{}, 0, func() []peer.Source { return nil }
+	}
+	want = d.DigestOf(o, a)
+	for _, seen := range o.Disks {
+		for _, c := range seen.Copies {
+			if c.HasDigest(want) {
+				size = c.Size
+			}
+		}
+	}
+	nodes := d.Config.Nodes
+	return want, size, func() []peer.Source { return sources(s.system.Observations(), nodes, want) }
+}
+
+// sources returns the copies with the digest want that the responding nodes offer.
+func sources(observations map[string]peer.Observation, nodes map[string]schema.Node, want disk.Digest) []peer.Source {
+	var all []peer.Source
+	for _, name := range slices.Sorted(maps.Keys(observations)) {
+		a := observations[name]
+		if !a.Polled || a.Problem != "" {
+			continue
+		}
+		// The address may change while a job runs: nodes has the one at its start.
+		at := peer.Address{Node: name, URL: a.URL}
+		for _, one := range a.State.Disks {
+			if _, declared := nodes[name].Disks[one.Name]; !declared || one.Problem != "" {
+				continue
+			}
+			for _, c := range one.Copies {
+				if c := copyFromPeer(c); c.HasDigest(want) && !c.Leaving && !c.ManifestDigest.IsZero() {
+					all = append(all, peer.Source{Address: at, Disk: one.Name, ID: c.ID, ManifestDigest: c.ManifestDigest})
+				}
+			}
+		}
+	}
+	return all
 }

@@ -102,7 +102,7 @@ func TestPeersDoNotCountASuspectedCopy(t *testing.T) {
 	}
 	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
 	o0.Failures = map[plan.CopyRef]plan.Failure{{Disk: schema.DiskRef{Node: refs[0].Node, Disk: "disk9"}, ID: image.ID}: {Op: plan.Sync, Suspects: []plan.CopyRef{{Disk: refs[0], ID: image.ID}}}}
-	published := (&Reconciler{}).state(d0, o0)
+	published := publishedState(d0, o0, &jobs{})
 	o1 := o
 	o1.Disks[refs[0]] = disksFromPeer(c.Nodes, published.Node, published)[refs[0]]
 	d1, o1 := plantest.AsNode(refs[1].Node, c, o1)
@@ -138,7 +138,7 @@ func TestPinnedDigestFromPeerState(t *testing.T) {
 	o.Disks[refs[0]].Copies[image.ID] = failed
 	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
 	cache := peer.NewStateCache()
-	cache.Publish((&Reconciler{}).state(d0, o0))
+	cache.Publish(publishedState(d0, o0, &jobs{}))
 	server := httptest.NewServer(peer.NewServer(cache, nil).Handler())
 	defer server.Close()
 	state, _, err := peer.NewClient(nil, nil).State(t.Context(), peer.Address{Node: refs[0].Node, URL: server.URL}, "", 0)

@@ -13,16 +13,17 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// publish makes the state of this node available to its peers. A withdrawal ends only here: then
+// publish makes the state of this node available to its peers. A withdrawal ends only here, when
 // peers see an observation that began after the end of the deletion.
 func (r *Reconciler) publish(d plan.Desired, o plan.Observed) {
-	r.system.Peers.Publish(r.state(d, o))
-	r.leaving.keep(r.isDeleting)
+	r.system.Peers.Publish(publishedState(d, o, &r.jobs))
+	r.served.leaving.keep(r.jobs.isDeleting)
 }
 
-func (r *Reconciler) state(d plan.Desired, o plan.Observed) peer.State {
+// publishedState returns the state of this node for its peers.
+func publishedState(d plan.Desired, o plan.Observed, running *jobs) peer.State {
 	s := peer.State{Node: d.Node, Config: d.PublishedDigest(), Clock: o.Now, Disks: []peer.Disk{}}
-	encoded := r.encodeCopies(d, o)
+	encoded := encodeCopies(d, o, running)
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
 		if !d.Owns(ref) {
 			continue
@@ -42,7 +43,7 @@ func comparePeerCopies(a, b peer.Copy) int {
 
 // encodeCopies returns the copies on each disk of this node for its peers. An image without a copy
 // on a disk is included if a job for it runs or failed there, or the disk rejects it.
-func (r *Reconciler) encodeCopies(d plan.Desired, o plan.Observed) map[schema.DiskRef]map[disk.ID]peer.Copy {
+func encodeCopies(d plan.Desired, o plan.Observed, running *jobs) map[schema.DiskRef]map[disk.ID]peer.Copy {
 	encoded := map[schema.DiskRef]map[disk.ID]peer.Copy{}
 	for ref, seen := range o.Disks {
 		if d.Owns(ref) {
@@ -52,35 +53,37 @@ func (r *Reconciler) encodeCopies(d plan.Desired, o plan.Observed) map[schema.Di
 			}
 		}
 	}
-	note := func(key plan.CopyRef, change func(*peer.Copy)) {
+	update := func(key plan.CopyRef, change func(*peer.Copy)) {
 		copies, ok := encoded[key.Disk]
 		if !ok {
 			return
 		}
-		c, there := copies[key.ID]
-		if !there {
+		c, exists := copies[key.ID]
+		if !exists {
 			c = peer.Copy{Copy: disk.Copy{ID: key.ID, State: disk.Pending}}
 		}
 		change(&c)
 		copies[key.ID] = c
 	}
-	for key, run := range r.running {
-		note(key, func(c *peer.Copy) { c.Action, c.Leaving = string(run.task.Action.Op), r.isDeleting(key) })
+	for key, run := range running.running {
+		update(key, func(c *peer.Copy) { c.Action, c.Leaving = string(run.task.Action.Op), running.isDeleting(key) })
 	}
-	for key, t := range o.Failures {
-		if t.Attempts > 0 {
-			note(key, func(c *peer.Copy) { c.Failure = failureToPeer(t, o.Now) })
+	for key, f := range o.Failures {
+		if f.Attempts > 0 { // otherwise only a deletion was cancelled, or a copy is suspected
+			update(key, func(c *peer.Copy) { c.Failure = failureToPeer(f, o.Now) })
 		}
 	}
 	for key := range plan.Suspects(o.Failures) {
-		note(key, func(c *peer.Copy) {
-			if c.State == disk.Ready {
+		update(key, func(c *peer.Copy) {
+			if c.State == disk.Ready { // no peer may count on the copy or read it
 				c.State, c.Message = disk.Unknown, plan.Suspected.Text
 			}
 		})
 	}
-	for key, r := range d.Rejections(o) {
-		note(key, func(c *peer.Copy) { c.Rejection, c.RejectionTemporary = r.Text, r.Severity == plan.Temporary })
+	for key, reason := range d.Rejections(o) {
+		update(key, func(c *peer.Copy) {
+			c.Rejection, c.RejectionTemporary = reason.Text, reason.Severity == plan.Temporary
+		})
 	}
 	return encoded
 }
@@ -100,9 +103,10 @@ func copyToPeer(c plan.Copy) peer.Copy {
 	return wire
 }
 
-func failureToPeer(t plan.Failure, now time.Time) *peer.Failure {
+// failureToPeer returns a failure with times relative to now: the clocks of the nodes may differ.
+func failureToPeer(f plan.Failure, now time.Time) *peer.Failure {
 	return &peer.Failure{
-		Action: string(t.Op), Message: t.Message, Attempts: t.Attempts, Final: t.Final, Disk: t.Fault == plan.FaultDisk, Link: t.Fault == plan.FaultNetwork,
-		Since: min(0, t.Since.Sub(now).Seconds()), RetryIn: t.RetryAt.Sub(now).Seconds(),
+		Action: string(f.Op), Message: f.Message, Attempts: f.Attempts, Final: f.Final, Disk: f.Fault == plan.FaultDisk, Link: f.Fault == plan.FaultNetwork,
+		Since: min(0, f.Since.Sub(now).Seconds()), RetryIn: f.RetryAt.Sub(now).Seconds(),
 	}
 }

@@ -36,7 +36,7 @@ func TestPublishFolderWithInvalidNumbers(t *testing.T) {
 			d := plantest.Load(t, "images: {}\nsettings: {scrubInterval: 0}\n", path)
 			o := r.Observe(d)
 			r.publish(d, o)
-			s := httptest.NewServer(peer.NewServer(r.local.peers.published, peerNode{r: r}).Handler())
+			s := httptest.NewServer(peer.NewServer(r.local.peers.published, peerNode{served: &r.served}).Handler())
 			defer s.Close()
 			_, _, err := peer.NewClient(nil, nil).State(t.Context(), peer.Address{Node: d.Node, URL: s.URL}, "", 0)
 			if err != nil {

@@ -3,33 +3,29 @@ package reconcile
 import (
 	"context"
 	"log/slog"
-	"sync/atomic"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Reconciler keeps the disks of one node in the desired state. Its methods are for one
-// goroutine, except Transfers and Counts.
+// Reconciler keeps the disks of one node in the desired state, one round at a time. A Loop calls
+// it for a daemon; Converge is for a single run. Its methods are for one goroutine,
+// except Transfers.
 type Reconciler struct {
 	system System
 	local  *localNode // nil if system is not that of this machine
 	log    *slog.Logger
 	clock  clock
-	disks  disks
-	peers  peers
 
-	// What other nodes can read at any time.
-	leaving leavingCopies
-	served  atomic.Pointer[servedDisks]
-
-	running      map[plan.CopyRef]*activeJob
-	reports      *reports
-	transfers    transfers
-	failures     map[plan.CopyRef]failureRecord
-	pendingUsage map[plan.CopyRef]pendingUsage
-	problems     map[schema.DiskRef]diskProblem
+	disks        disks        // the declared disks, as far as they can be opened
+	peers        peers        // the other nodes, as they publish their state
+	jobs         jobs         // what runs now
+	failures     failures     // what failed, and when it is tried again
+	pendingUsage pendingUsage // usage that is not in the records yet
+	served       served       // what other nodes can read at any time
 }
 
 // New returns a Reconciler for this machine whose downloads go through client. With readOnly it
@@ -44,9 +40,9 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 // NewWith returns a Reconciler that acts on system.
 func NewWith(system System, log *slog.Logger) *Reconciler {
 	return &Reconciler{
-		system: system, log: log, clock: clock{read: system.Now}, disks: disks{openAt: system.OpenDisk}, peers: newPeers(system.Peers),
-		running: map[plan.CopyRef]*activeJob{}, reports: newReports(), failures: map[plan.CopyRef]failureRecord{},
-		pendingUsage: map[plan.CopyRef]pendingUsage{}, problems: map[schema.DiskRef]diskProblem{},
+		system: system, log: log, clock: clock{read: system.Now},
+		disks: newDisks(system.OpenDisk), peers: newPeers(system.Peers), jobs: newJobs(),
+		failures: failures{}, pendingUsage: pendingUsage{},
 	}
 }
 
@@ -54,16 +50,46 @@ func NewWith(system System, log *slog.Logger) *Reconciler {
 // disks at the last observation.
 func (r *Reconciler) LockedElsewhere() error { return r.disks.lockedElsewhere() }
 
-// Round does one round: it observes, records usage, plans, publishes the state, and starts and
-// stops jobs until the plan is executed as far as the limits allow. The state is published
-// before any job begins. Round does not wait for jobs: a value from Reports says that another
-// round is due.
-func (r *Reconciler) Round(ctx context.Context, d plan.Desired) (plan.Observed, plan.Plan) {
-	r.handleReports()
-	return r.round(ctx, d)
+// Transfers returns the running actions. It may be called concurrently.
+func (r *Reconciler) Transfers() map[plan.CopyRef]job.Transfer { return r.jobs.transfers.all() }
+
+// SetPeers makes r query the other nodes through client. It must be called at most once, before
+// the first observation.
+func (r *Reconciler) SetPeers(client *peer.Client) { r.local.peers.connect(client) }
+
+// firstResponseTimeout is how long a single run waits for the first responses.
+const firstResponseTimeout = 3 * time.Second
+
+// WaitForPeers follows the nodes that d declares, and waits until each has responded or failed,
+// but not longer than firstResponseTimeout.
+func (r *Reconciler) WaitForPeers(ctx context.Context, d plan.Desired) {
+	r.peers.follow(ctx, d)
+	over := time.NewTimer(firstResponseTimeout)
+	defer over.Stop()
+	for r.local.peers.waiting() {
+		select {
+		case <-r.peersChanged():
+		case <-over.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
-// round is Round after the reports were handled.
+// peersChanged returns a channel that receives a value after another node published a new state,
+// or stopped responding. Several changes may be one value. It is nil if there are no peers, or if
+// system is not that of this machine.
+func (r *Reconciler) peersChanged() <-chan struct{} {
+	if r.local == nil {
+		return nil
+	}
+	return r.local.peers.changed()
+}
+
+// round does one round: it observes, records usage, plans, publishes the state, and starts and
+// stops jobs until the plan is executed as far as the limits allow. It does not wait for jobs: a
+// value from reports.ready says that another round is due, after handleReports.
 func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, plan.Plan) {
 	o := r.Observe(d)
 	if r.recordUsage(d, o) {
@@ -71,17 +97,19 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 	}
 	begin := r.decideDeletions(d, o)
 	p := d.Plan(o)
-	r.stopObsolete(d, p)
-	free := r.freeSlots(d)
+	r.jobs.stopObsolete(d, p)
+	free := r.jobs.freeSlots(d)
 	for _, a := range p.Actions {
-		deletes, limited := a.Op.Deletes(), a.Op != plan.Upload
-		if !a.Idle() && (d.Only == nil || d.Only.Allows(a)) && r.running[a.CopyRef()] == nil && (free[deletes] > 0 || !limited) {
+		deletes, limited := a.Op.Deletes(), a.Op != plan.Upload // a client waits for an upload
+		if !a.Idle() && (d.Only == nil || d.Only.Allows(a)) && r.jobs.running[a.CopyRef()] == nil && (free[deletes] > 0 || !limited) {
 			if limited {
 				free[deletes]--
 			}
 			begin = append(begin, r.startJob(ctx, d, o, a))
 		}
 	}
+	// Peers must see a withdrawal before the queries of the deletion begin, so no job begins
+	// before the state is published.
 	r.publish(d, o)
 	for _, job := range begin {
 		job()
@@ -89,41 +117,35 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 	return o, p
 }
 
-// Reports returns a channel that receives a value after a job ended or the peers responded to
-// the query of a deletion.
-func (r *Reconciler) Reports() <-chan struct{} { return r.reports.ready }
-
-// Idle reports whether no job runs.
-func (r *Reconciler) Idle() bool { return len(r.running) == 0 }
-
-// Close stops all jobs, waits until they have ended, and releases the disks and the peers.
-// Partial files are kept.
-func (r *Reconciler) Close() error {
-	for _, run := range r.running {
-		run.cancel()
-	}
-	for r.abortDeletions(); !r.Idle(); r.abortDeletions() {
-		<-r.reports.ready
-		r.handleReports()
-	}
-	r.system.Peers.Close()
-	r.served.Store(nil)
-	return r.disks.close()
-}
-
 // Converge does rounds until nothing can be done without waiting for time to pass or for another
-// node, and returns the last observation and plan.
+// node, and returns the last observation and plan. The error is the cause of the end of ctx; jobs
+// may run then, until Close.
 func (r *Reconciler) Converge(ctx context.Context, d plan.Desired) (plan.Observed, plan.Plan, error) {
 	for {
-		o, plan := r.Round(ctx, d)
-		if r.Idle() {
+		r.handleReports()
+		o, plan := r.round(ctx, d)
+		if r.jobs.idle() {
 			return o, plan, nil
 		}
 		select {
-		case <-r.reports.ready:
-		case <-r.Changed(): // which may stop a job
+		case <-r.jobs.reports.ready:
+		case <-r.peersChanged(): // which may stop a job
 		case <-ctx.Done():
 			return o, plan, context.Cause(ctx)
 		}
 	}
+}
+
+// Close stops all jobs, waits until they have ended, and releases the disks and the peers.
+// Partial files are kept.
+func (r *Reconciler) Close() error {
+	r.jobs.stopAll()
+	// No round decides on deletions any more, so they are aborted when their queries have ended.
+	for r.abortDeletions(); !r.jobs.idle(); r.abortDeletions() {
+		<-r.jobs.reports.ready
+		r.handleReports()
+	}
+	r.system.Peers.Close()
+	r.served.close()
+	return r.disks.close()
 }

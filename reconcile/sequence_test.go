@@ -281,7 +281,7 @@ func (l *takenLog) WithAttrs([]slog.Attr) slog.Handler { return l }
 func (l *takenLog) WithGroup(string) slog.Handler { return l }
 
 func (l *takenLog) Handle(_ context.Context, r slog.Record) error {
-	if r.Message != "configuration taken" {
+	if r.Message != "configuration applied" {
 		return nil
 	}
 	t := took{at: r.Time}

@@ -224,7 +224,7 @@ func (s *simulation) work() {
 			s.tries[key] = failureRecord{Failure: job.NextFailure(s.tries[key].Failure, running.action, err, s.now(), rand.Float64()), image: running.image}
 			continue
 		}
-		(&Reconciler{failures: s.tries}).clearCopy(key)
+		failures(s.tries).clearCopy(key)
 		s.done[running.action.Op]++
 	}
 }

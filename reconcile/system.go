@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -87,31 +86,4 @@ type Jobs interface {
 	Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State))
 	// CanExport returns an error if no usable replica of the volume is on these disks.
 	CanExport(e schema.ExportFromVolume, disks map[string]Disk) error
-}
-
-// Task is an action with everything that its execution needs. It does not change while the job
-// runs.
-type Task struct {
-	Action        plan.Action
-	Image         schema.Image // zero if the image is not declared
-	Reserve       int64        // bytes that must stay free on the disk
-	AllowLoopback bool         // see schema.Settings.AllowLoopbackSources
-	Progress      *fetch.Progress
-
-	Disk        Disk            // of the copy
-	Source      Disk            // of Action.LocalSource; nil without one
-	Disks       map[string]Disk // the usable disks of this node by name, for an export
-	LocalCopies []LocalCopy     // copies on this node with the same bytes, for a repair
-	// Digest is the digest of the bytes that peers may send; zero: none may.
-	Digest disk.Digest
-	// Size is the size of these bytes, if it is known.
-	Size int64
-	// PeerCopies returns the copies with Digest that peers offer now.
-	PeerCopies func() []peer.Source
-}
-
-// LocalCopy is a copy on a disk of this node.
-type LocalCopy struct {
-	Disk Disk
-	ID   disk.ID
 }

@@ -9,68 +9,73 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// transfers are the running actions, for status and metrics.
+// transfers are the running actions with their progress, for status and metrics. Its methods may
+// be called concurrently.
 type transfers struct {
-	mu     sync.Mutex
-	now    map[plan.CopyRef]job.Transfer
-	counts Counts // of those that have ended
+	mu      sync.Mutex
+	running map[plan.CopyRef]job.Transfer
+	ended   Counts
 }
 
-// Counts are totals since the start.
+// Counts are totals since the start of the process.
 type Counts struct {
 	// Fetched is how many bytes came from upstreams, FromPeers how many from other nodes.
 	Fetched, FromPeers int64
-	// Done are the actions that have succeeded.
+	// Done has the number of actions that succeeded, by operation.
 	Done map[plan.Op]int64
-	// Failed are the actions that have failed, by the class of their error.
+	// Failed has the number of actions that failed, by the class of their error: see
+	// job.FailureClass.
 	Failed map[string]int64
 }
 
 func (t *transfers) add(key plan.CopyRef, one job.Transfer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.now == nil {
-		t.now = map[plan.CopyRef]job.Transfer{}
+	if t.running == nil {
+		t.running = map[plan.CopyRef]job.Transfer{}
 	}
-	t.now[key] = one
+	t.running[key] = one
 }
 
-// end counts how a job ended. A job that was stopped neither failed nor succeeded.
+// end removes a running action and counts how it ended. An action that was stopped neither failed
+// nor succeeded.
 func (t *transfers) end(e jobEnd) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	one := t.now[e.key]
-	delete(t.now, e.key)
-	if t.counts.Done == nil {
-		t.counts = Counts{Done: map[plan.Op]int64{}, Failed: map[string]int64{}}
+	one := t.running[e.key]
+	delete(t.running, e.key)
+	if t.ended.Done == nil {
+		t.ended = Counts{Done: map[plan.Op]int64{}, Failed: map[string]int64{}}
 	}
-	t.counts.Fetched += one.Progress.UpstreamBytes.Load()
-	t.counts.FromPeers += one.Progress.PeerBytes.Load()
+	t.ended.addBytes(one)
 	switch {
 	case e.err == nil:
-		t.counts.Done[one.Action.Op]++
+		t.ended.Done[one.Action.Op]++
 	case !e.stopped && !upload.IsDiscarded(e.err):
-		t.counts.Failed[job.FailureClass(e.err)]++
+		t.ended.Failed[job.FailureClass(e.err)]++
 	}
 }
 
-// Counts returns the totals so far, with those of running actions. It may be called
-// concurrently.
-func (r *Reconciler) Counts() Counts {
-	t := &r.transfers
+// counts returns the totals, which include the bytes of running actions.
+func (t *transfers) counts() Counts {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c := Counts{Fetched: t.counts.Fetched, FromPeers: t.counts.FromPeers, Done: maps.Clone(t.counts.Done), Failed: maps.Clone(t.counts.Failed)}
-	for _, one := range t.now {
-		c.Fetched += one.Progress.UpstreamBytes.Load()
-		c.FromPeers += one.Progress.PeerBytes.Load()
+	c := t.ended
+	c.Done, c.Failed = maps.Clone(c.Done), maps.Clone(c.Failed)
+	for _, one := range t.running {
+		c.addBytes(one)
 	}
 	return c
 }
 
-// Transfers returns the running actions. It may be called concurrently.
-func (r *Reconciler) Transfers() map[plan.CopyRef]job.Transfer {
-	r.transfers.mu.Lock()
-	defer r.transfers.mu.Unlock()
-	return maps.Clone(r.transfers.now)
+func (c *Counts) addBytes(t job.Transfer) {
+	c.Fetched += t.Progress.UpstreamBytes.Load()
+	c.FromPeers += t.Progress.PeerBytes.Load()
+}
+
+// all returns the running actions.
+func (t *transfers) all() map[plan.CopyRef]job.Transfer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return maps.Clone(t.running)
 }

@@ -136,8 +136,8 @@ func TestFailuresOfAnotherDisk(t *testing.T) {
 			key.Disk = ref
 		}
 		a := plan.NewAction(plan.Sync, key, plan.Reason{}, 0)
-		u.running[key] = &activeJob{task: Task{Action: a, Image: u.declared.Config.Images["parrot"]}, stop: func() {}}
-		u.transfers.add(key, job.Transfer{Action: a, Progress: &fetch.Progress{}})
+		u.jobs.running[key] = &activeJob{task: Task{Action: a, Image: u.declared.Config.Images["parrot"]}, stop: func() {}}
+		u.jobs.transfers.add(key, job.Transfer{Action: a, Progress: &fetch.Progress{}})
 		u.endJob(jobEnd{key: key, err: syscall.EIO})
 		if o := u.Observe(u.declared); o.Failures[key].Fault != plan.FaultDisk {
 			t.Fatalf("nothing is remembered: %+v", o.Failures)

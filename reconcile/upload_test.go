@@ -49,7 +49,7 @@ func TestInterruptedUpload(t *testing.T) {
 	l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), false), LoopOptions{})
 	defer l.reconciler.Close()
 	l.reconciler.Observe(d)
-	part, err := l.reconciler.disks.open[schema.DiskRef{Node: "node1", Disk: "disk1"}].Disk.(localDisk).OpenPart(t.Context(), image.ID, disk.PartOptions{})
+	part, err := l.reconciler.disks.open[schema.DiskRef{Node: "node1", Disk: "disk1"}].handle.(localDisk).OpenPart(t.Context(), image.ID, disk.PartOptions{})
 	must(t, err)
 	must(t, part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: "one", Size: 1 << 20}))
 	must(t, part.Close())
@@ -66,7 +66,7 @@ func TestInterruptedUpload(t *testing.T) {
 	} {
 		o.Peers = map[string]plan.Peer{"node2": test.peer}
 		l.view.Store(&status.View{Desired: d, Observed: o, Loaded: true})
-		if got := l.interrupted(test.id); got != test.want {
+		if got := (uploadHost{l}).Interrupted(test.id); got != test.want {
 			t.Errorf("upload %s, node2 %+v: got %v", test.id, test.peer, got)
 		}
 	}

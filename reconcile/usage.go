@@ -6,56 +6,71 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// pendingUsage is a change of the recorded usage that could not be written yet.
-type pendingUsage struct {
+// pendingUsage is the usage of copies that could not be written to their records yet. For this
+// process it counts as if it were written.
+type pendingUsage map[plan.CopyRef]usageOnDisk
+
+// usageOnDisk is the usage of a copy on one disk. It does not apply to another disk at the same
+// path.
+type usageOnDisk struct {
 	plan.Usage
-	on string // the uuid of the disk
+	diskUUID string
 }
 
-// recordUsage writes the changes of usage that are due, and reports whether it wrote any. What
-// cannot be written, for example because the disk is full, or must not be written yet, counts
-// for this process as if it were written. The record of a copy with a job is written when the
-// job has ended, because the job writes the same record.
+// applyTo changes the observed copies as if the usage were written.
+func (p pendingUsage) applyTo(o plan.Observed) {
+	for key, usage := range p {
+		if seen := o.Disks[key.Disk]; seen.UUID == usage.diskUUID {
+			seen.ApplyUsage(usage.Usage)
+		}
+	}
+}
+
+// recordUsage writes the changes of usage that are due, and reports whether it wrote any. Usage
+// that cannot be written, for example because the disk is full, or must not be written yet, stays
+// pending. The record of a copy with a job is written when the job has ended, because the job
+// writes the same record.
 func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool) {
-	for _, m := range d.UsageUpdates(o) {
-		seen := o.Disks[m.Copy.Disk]
-		r.pendingUsage[m.Copy] = pendingUsage{m, seen.UUID}
-		seen.ApplyUsage(m)
+	for _, usage := range d.UsageUpdates(o) {
+		seen := o.Disks[usage.Copy.Disk]
+		r.pendingUsage[usage.Copy] = usageOnDisk{usage, seen.UUID}
+		seen.ApplyUsage(usage)
 	}
 	if d.Allowed == schema.ObserveOnly {
 		return false
 	}
-	behind := map[schema.DiskRef]bool{}
-	for key, m := range r.pendingUsage {
+	incomplete := map[schema.DiskRef]bool{}
+	for key, usage := range r.pendingUsage {
 		seen, observed := o.Disks[key.Disk]
-		if _, there := seen.Copies[key.ID]; !there || seen.UUID != m.on {
-			if observed && seen.Problem == "" {
+		if _, exists := seen.Copies[key.ID]; !exists || seen.UUID != usage.diskUUID {
+			if observed && seen.Problem == "" { // otherwise the disk may come back with the copy
 				delete(r.pendingUsage, key)
 			}
 			continue
 		}
-		if run := r.running[key]; run != nil && run.touchesFiles() || !r.writeUsage(m.Usage) {
-			behind[key.Disk] = true
+		if r.jobs.useFiles(key) || !r.writeUsage(usage.Usage) {
+			incomplete[key.Disk] = true
 			continue
 		}
 		delete(r.pendingUsage, key)
 		changed = true
 	}
 	for ref, seen := range o.Disks {
-		if d.Owns(ref) && seen.Problem == "" && !behind[ref] {
+		if d.Owns(ref) && seen.Problem == "" && !incomplete[ref] {
 			r.clock.record(seen.UUID)
 		}
 	}
 	return changed
 }
 
-func (r *Reconciler) writeUsage(m plan.Usage) bool {
-	err := r.disks.open[m.Copy.Disk].Update(m.Copy.ID, func(record *disk.Record) {
-		record.InUse, record.LastUsed, record.SurplusSince, record.ClockNode = m.InUse, m.LastUsed, m.SurplusSince, m.By
-		record.Declaration = m.Declaration
+// writeUsage writes the usage of a copy to its record, and reports whether that succeeded.
+func (r *Reconciler) writeUsage(u plan.Usage) bool {
+	err := r.disks.open[u.Copy.Disk].handle.Update(u.Copy.ID, func(record *disk.Record) {
+		record.InUse, record.LastUsed, record.SurplusSince, record.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.By
+		record.Declaration = u.Declaration
 	})
 	if err != nil {
-		r.log.Warn("cannot note use of copy", "copy", m.Copy.String(), "error", err)
+		r.log.Warn("cannot record the use of a copy", "copy", u.Copy.String(), "error", err)
 	}
 	return err == nil
 }

@@ -43,7 +43,7 @@ func TestDiskIsClosedUnderASend(t *testing.T) {
 	t.Parallel()
 	content := fetchtest.Random(3, 24<<20)
 	r, _, without := shelf(t, content)
-	server := httptest.NewServer(peer.NewServer(r.local.peers.published, peerNode{r: r}).Handler())
+	server := httptest.NewServer(peer.NewServer(r.local.peers.published, peerNode{served: &r.served}).Handler())
 	defer server.Close()
 	resp, err := http.Get(server.URL + "/v1/images/parrot/00000001/data?disk=disk1")
 	must(t, err)
@@ -56,7 +56,7 @@ func TestDiskIsClosedUnderASend(t *testing.T) {
 	if err != nil || !bytes.Equal(append(got, rest...), content) {
 		t.Errorf("%d bytes came, %v", len(got)+len(rest), err)
 	}
-	s, err := peerNode{r: r}.Copies(t.Context(), "parrot")
+	s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot")
 	if err != nil || len(s.Disks) != 1 || len(s.Disks[0].Copies) != 0 {
 		t.Errorf("told is %+v, %v", s, err)
 	}
@@ -78,7 +78,7 @@ func TestLookWhileDisksComeAndGo(t *testing.T) {
 				return
 			default:
 			}
-			s, err := peerNode{r: r}.Copies(t.Context(), "parrot")
+			s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot")
 			if err != nil {
 				t.Error(err)
 			}
@@ -108,7 +108,7 @@ func TestDiskWithAProblemTellsNoCopies(t *testing.T) {
 	path := with.Config.Nodes[with.Node].Disks["disk1"].Path
 	must(t, os.Rename(path, path+"-away")) // since the last look
 	defer func() { must(t, os.Rename(path+"-away", path)) }()
-	s, err := peerNode{r: r}.Copies(t.Context(), "parrot")
+	s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot")
 	if err != nil || len(s.Disks) != 1 || s.Disks[0].Problem == "" || len(s.Disks[0].Copies) > 0 {
 		t.Errorf("told is %+v, %v", s, err)
 	}
@@ -132,7 +132,7 @@ func TestClonesAreRefused(t *testing.T) {
 			}
 			return refused == 2
 		})
-		s, err := peerNode{r: m.reconciler}.Copies(t.Context(), "parrot")
+		s, err := peerNode{served: &m.reconciler.served}.Copies(t.Context(), "parrot")
 		if err != nil || s.Disks[0].Problem == "" {
 			t.Errorf("%s tells %+v, %v; it sees %+v", m.name, s, err, v.Observed.Disks)
 		}

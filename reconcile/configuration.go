@@ -1,0 +1,205 @@
+package reconcile
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+)
+
+// configuration is the configuration that a Loop applies: the last valid content of the config
+// directory, what is wrong with the directory now, and which removals are confirmed.
+type configuration struct {
+	dir       string
+	log       *slog.Logger
+	loader    *schema.Loader
+	debouncer configdir.Debouncer
+	removals  configdir.RemovalConfirmer
+
+	loaded      bool          // a configuration was applied
+	result      schema.Result // the last one that was applied
+	desired     plan.Desired  // of result; before that, only the name of the node
+	fault       string        // why the directory cannot be used; "": it can
+	notDeclared string        // why result has no part for this node; "": it has one
+}
+
+// Reading is the outcome of one read of the config directory. At most one of the fields Fault,
+// Result and Revision may be set; if none is, the directory has not changed.
+type Reading struct {
+	// Began and Ended are the steady times of the read.
+	Began, Ended time.Time
+	// Fault is why the directory cannot be used.
+	Fault string
+	// Result is a new configuration.
+	Result *schema.Result
+	// Revision is the new revision of a directory whose configuration did not change.
+	Revision string
+}
+
+// read reads the directory. ok is false if there is nothing to apply: the content may be
+// incomplete, or ctx ended. again is when to read the directory again, 0: with the next event.
+func (c *configuration) read(ctx context.Context) (r Reading, again time.Duration, ok bool) {
+	r.Began = time.Now()
+	snapshot, err := configdir.Read(c.dir)
+	r.Ended = time.Now()
+	v := c.debouncer.Observe(r.Began, r.Ended, snapshot, err)
+	switch {
+	case v.Fault != nil:
+		r.Fault = v.Fault.Error()
+	case v.RetryAfter > 0:
+		return Reading{}, v.RetryAfter, false
+	case v.Apply:
+		result := c.loader.Load(ctx, snapshot)
+		if ctx.Err() != nil {
+			return Reading{}, 0, false // the result may be that of an interrupted evaluation
+		}
+		r.Result = &result
+	case c.loaded && snapshot.Revision != c.result.Revision:
+		r.Revision = snapshot.Revision
+	}
+	return r, v.RetryAfter, true
+}
+
+// setFault records why the directory cannot be used, "" if it can, and reports whether that
+// changed.
+func (c *configuration) setFault(fault string) (changed bool) {
+	if fault == c.fault {
+		return false
+	}
+	c.fault = fault
+	if fault == "" {
+		c.log.Info("config directory can be used again", "dir", c.dir)
+		return true
+	}
+	c.removals = configdir.RemovalConfirmer{} // both reads that confirm a removal must follow the fault
+	effect := "observe-only until it can be used"
+	if c.loaded {
+		effect = "the last valid configuration stays in effect, without deletions"
+	}
+	c.log.Error("config directory cannot be used", "dir", c.dir, "error", fault, "effect", effect)
+	return true
+}
+
+// setRevision records that the same configuration is at another revision now.
+func (c *configuration) setRevision(revision string) {
+	c.desired.Revision, c.result.Revision = revision, revision
+	c.log.Info("configuration unchanged at a new revision", "revision", revision, "digest", c.result.Digest)
+}
+
+// set makes a configuration the one to apply.
+func (c *configuration) set(desired plan.Desired, result schema.Result, notDeclared string) {
+	desired.Removed = c.removals.Confirmed
+	if desired.Allowed != schema.Everything {
+		c.removals = configdir.RemovalConfirmer{} // only valid configurations may confirm a removal
+	}
+	c.desired, c.loaded, c.result, c.notDeclared = desired, true, result, notDeclared
+	c.log.Info("configuration applied", "images", len(desired.Config.Images), "allowed", desired.Allowed.String(),
+		"errors", len(result.Errors), "digest", result.Digest, "revision", result.Revision)
+}
+
+// confirmRemovals counts a read for the removals of images, if the configuration is valid.
+func (c *configuration) confirmRemovals(r Reading) {
+	if c.desired.Allowed != schema.Everything {
+		return
+	}
+	declared := make(map[string]bool, len(c.desired.Config.Images))
+	for name := range c.desired.Config.Images {
+		declared[name] = true
+	}
+	c.removals.Observe(r.Began, r.Ended, declared)
+}
+
+// logProblems logs the errors of a configuration, and its warnings at the wall time now.
+func (c *configuration) logProblems(result schema.Result, now time.Time) {
+	for _, p := range result.Errors {
+		c.log.Error("configuration error", "problem", p.String())
+	}
+	for _, p := range result.WarningsAt(now) {
+		c.log.Warn("configuration warning", "problem", p.String())
+	}
+}
+
+// view returns the view of a round that begins now.
+func (c *configuration) view() *status.View {
+	v := &status.View{
+		Desired: c.desired, Fault: cmp.Or(c.fault, c.notDeclared), Config: c.result, Loaded: c.loaded,
+		Placements: &status.PlacementCache{},
+	}
+	if c.fault != "" {
+		v.Desired.Allowed = min(v.Desired.Allowed, schema.NoDeletions)
+	}
+	return v
+}
+
+// freeze makes the confirmed removals of a view independent of later reads.
+func (c *configuration) freeze(v *status.View) {
+	if v.Desired.Removed != nil {
+		v.Desired.Removed = c.removals.Clone().Confirmed
+	}
+}
+
+// reload reads the config directory and applies what was read. changed reports that a round is
+// due; again is when to read the directory again, if not 0.
+func (l *Loop) reload(ctx context.Context) (changed bool, again time.Duration, err error) {
+	reading, again, ok := l.config.read(ctx)
+	if !ok {
+		return false, again, nil
+	}
+	changed, err = l.Apply(ctx, reading)
+	return changed, again, err
+}
+
+// Apply applies what a read of the config directory found. changed reports that a Step is due.
+// The error says that the Loop cannot start with its first configuration: this node is not
+// declared, or another process writes to one of its disks.
+func (l *Loop) Apply(ctx context.Context, r Reading) (changed bool, err error) {
+	changed = l.config.setFault(r.Fault)
+	switch {
+	case r.Fault != "":
+		return changed, nil
+	case r.Result != nil:
+		changed = true
+		if err := l.configure(ctx, *r.Result); err != nil {
+			return false, err
+		}
+	case r.Revision != "":
+		changed = true
+		l.config.setRevision(r.Revision)
+	}
+	l.config.confirmRemovals(r)
+	return changed, nil
+}
+
+// configure applies a configuration. At the start it fails if this node is not declared, or if
+// another manager has locked one of its disks. Later the node only observes in the first case,
+// and the disk has a problem in the second one.
+func (l *Loop) configure(ctx context.Context, result schema.Result) error {
+	atStart := !l.config.loaded
+	l.config.logProblems(result, l.reconciler.clock.now().Wall)
+	notDeclared := ""
+	desired, err := plan.NewDesired(result, l.options.Node, l.options.Disks)
+	switch {
+	case err == nil:
+	case atStart && result.Allowed == schema.Everything:
+		return err
+	default:
+		l.options.Log.Error("observe-only until the configuration is corrected", "error", err)
+		if desired = desired.ObserveOnly(l.config.desired); result.Allowed == schema.Everything {
+			notDeclared = err.Error()
+		}
+	}
+	if atStart {
+		l.reconciler.Observe(desired) // locks the disks
+		if err := l.reconciler.LockedElsewhere(); err != nil {
+			return err
+		}
+	}
+	l.config.set(desired, result, notDeclared)
+	l.reconciler.peers.follow(ctx, desired)
+	return nil
+}

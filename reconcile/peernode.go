@@ -1,0 +1,182 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// served is what peers can read at any time: the disks as of the last observation, and the
+// withdrawn copies. Its methods may be called concurrently.
+type served struct {
+	disks   atomic.Pointer[servedDisks] // nil before the first observation and after close
+	leaving leavingCopies
+}
+
+// servedDisks are the disks of this node as of one observation. A value does not change.
+type servedDisks struct {
+	node, config string // config is the digest that is published
+	suspects     map[plan.CopyRef]bool
+	byName       map[string]servedDisk
+	images       map[string]schema.Image
+}
+
+// servedDisk is a disk that was opened. It may be closed at any time: a reader then gets errors,
+// and never an empty list.
+type servedDisk struct {
+	handle  Disk // nil if it could not be opened
+	uuid    string
+	problem string
+}
+
+var errNotRead = errors.New("the disks were not read yet: retry later")
+
+// update replaces the disks that peers can read.
+func (s *served) update(d plan.Desired, o plan.Observed, open map[schema.DiskRef]*openDisk) {
+	now := &servedDisks{node: d.Node, config: d.PublishedDigest(), suspects: plan.Suspects(o.Failures), byName: map[string]servedDisk{}, images: d.Config.Images}
+	for ref, one := range open {
+		now.byName[ref.Disk] = servedDisk{one.handle, o.Disks[ref].UUID, o.Disks[ref].Problem}
+	}
+	s.disks.Store(now)
+}
+
+// close ends the service.
+func (s *served) close() { s.disks.Store(nil) }
+
+// disk returns a disk that can be read.
+func (s *served) disk(name string) (Disk, bool) {
+	now := s.disks.Load()
+	if now == nil {
+		return nil, false
+	}
+	one, ok := now.byName[name]
+	return one.handle, ok && one.problem == ""
+}
+
+// leavingCopies are the withdrawn copies of this node. Its methods may be called concurrently.
+type leavingCopies struct {
+	mu   sync.Mutex
+	keys map[plan.CopyRef]bool
+}
+
+func (l *leavingCopies) add(key plan.CopyRef) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.keys == nil {
+		l.keys = map[plan.CopyRef]bool{}
+	}
+	l.keys[key] = true
+}
+
+// keep ends all withdrawals except those for which deleting is true.
+func (l *leavingCopies) keep(deleting func(plan.CopyRef) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.keys, func(key plan.CopyRef, _ bool) bool { return !deleting(key) })
+}
+
+// all returns the copies that are withdrawn now.
+func (l *leavingCopies) all() map[plan.CopyRef]bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.keys)
+}
+
+// peerNode is this node as its peers see it, besides its published state. It implements
+// peer.Node.
+type peerNode struct {
+	served *served
+	loop   *Loop // queues verifications; nil only in tests
+}
+
+// PeerNode returns what peers can request of this node, besides its published state.
+func (l *Loop) PeerNode() peer.Node { return peerNode{&l.reconciler.served, l} }
+
+// Disk implements peer.Node.
+func (n peerNode) Disk(name string) (*disk.Disk, bool) {
+	d, ok := n.served.disk(name)
+	return folderOf(d), ok
+}
+
+// ReportDamage queues the verification of the copies of an image. It does nothing for a
+// generation that is not declared: no peer syncs from that.
+func (n peerNode) ReportDamage(ctx context.Context, name string) { _, _ = n.loop.Verify(ctx, name) }
+
+// Leaving implements peer.Node. Before the first observation it is true: nothing may be sent then.
+func (n peerNode) Leaving(name string, id disk.ID) bool {
+	now := n.served.disks.Load()
+	return now == nil || n.served.leaving.all()[plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: name}, ID: id}]
+}
+
+// DeclaredUUID implements peer.Node.
+func (n peerNode) DeclaredUUID(name string) (string, bool) {
+	now := n.served.disks.Load()
+	if now == nil {
+		return "", false
+	}
+	image, ok := now.images[name]
+	return image.ID.UUID, ok
+}
+
+// Copies implements peer.Node. A copy that is withdrawn before or after the observation is
+// leaving, and the config digest is the one from before it: a change during the observation makes
+// the response count for less, never for more.
+func (n peerNode) Copies(_ context.Context, name string) (peer.State, error) {
+	before := n.served.leaving.all()
+	now := n.served.disks.Load()
+	if now == nil {
+		return peer.State{}, errNotRead
+	}
+	s := peer.State{Node: now.node, Config: now.config}
+	for _, on := range slices.Sorted(maps.Keys(now.byName)) {
+		s.Disks = append(s.Disks, now.byName[on].list(on, name))
+	}
+	after := n.served.leaving.all()
+	for _, one := range s.Disks {
+		for i := range one.Copies {
+			key := plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: one.Name}, ID: one.Copies[i].ID}
+			one.Copies[i].Leaving = before[key] || after[key]
+			if now.suspects[key] {
+				one.Copies[i].State, one.Copies[i].Message = disk.Unknown, plan.Suspected.Text
+			}
+		}
+	}
+	return s, nil
+}
+
+// list returns the copies of one image name on the disk. If the disk has a problem before or after
+// the listing, nothing is known about its copies.
+func (d servedDisk) list(on, name string) peer.Disk {
+	seen := peer.Disk{Name: on, UUID: d.uuid, Problem: d.problem, Copies: []peer.Copy{}}
+	if seen.Problem != "" {
+		return seen
+	}
+	found, err := d.handle.List(name)
+	for _, c := range found.Copies {
+		using, inUse := found.Users.InUse(c.ID)
+		if !inUse {
+			using, _ = found.Users.FileOpen(c.ID)
+		}
+		seen.Copies = append(seen.Copies, copyToPeer(plan.Copy{Copy: c, UsedBy: using}))
+	}
+	if err == nil {
+		// It fails if the disk was closed or unmounted meanwhile: the list may be too short then.
+		err = d.handle.Check()
+	}
+	if err != nil {
+		return peer.Disk{Name: on, UUID: d.uuid, Problem: err.Error(), Copies: []peer.Copy{}}
+	}
+	if err := found.Users.Err(); err != nil {
+		seen.UsageUnknown = err.Error()
+	}
+	seen.Total, seen.Free = found.Space.Total, found.Space.Free
+	return seen
+}

@@ -1,0 +1,104 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
+	"github.com/seed-26586806/backing-image-manager/fetch/upload"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+)
+
+// Uploads returns the server for clients that upload images.
+func (l *Loop) Uploads() *upload.Server {
+	return upload.NewServer(l.reconciler.local.jobs.uploads, uploadHost{l})
+}
+
+// uploadHost starts the jobs that an upload.Server needs. It implements upload.Host.
+type uploadHost struct{ loop *Loop }
+
+// Begin implements upload.Host.
+func (h uploadHost) Begin(ctx context.Context, image string, digest disk.Digest) error {
+	_, err := await(ctx, func(done func(struct{}, error)) {
+		h.loop.RequestUpload(image, digest, func(_ plan.CopyRef, err error) { done(struct{}{}, err) })
+	})
+	return err
+}
+
+// Interrupted implements upload.Host. An upload is interrupted if a partial file of it is on a
+// disk of this node, and the image is not ready on any disk. It is true before the first round,
+// when that is not known.
+func (h uploadHost) Interrupted(id string) bool {
+	v := h.loop.View()
+	if v == nil || !v.Loaded {
+		return true
+	}
+	for ref, seen := range v.Observed.Disks {
+		for image, c := range seen.Copies {
+			if !v.Desired.Owns(ref) || c.PartSourceID != disk.PartFromUpload || c.State == disk.Ready {
+				continue
+			}
+			if d, open := h.loop.reconciler.served.disk(ref.Disk); open && folderOf(d).PartSource(image).ETag == id {
+				declared := v.Desired.Config.Images[image.Name]
+				return plan.DeclaresUpload(declared, image) && len(v.Desired.ReadyCopies(v.Observed, declared)) == 0
+			}
+		}
+	}
+	return false
+}
+
+// RequestUpload requests a job that receives the upload of a declared image, on the best disk of
+// this node. digest is that of the file, zero if the client does not know it. done is called
+// with the copy when the job is planned, or with an *httperror.Error, at once or by the next Step.
+func (l *Loop) RequestUpload(image string, digest disk.Digest, done func(plan.CopyRef, error)) {
+	v := l.View()
+	if v == nil || !v.Loaded {
+		done(plan.CopyRef{}, httperror.New(http.StatusServiceUnavailable, "the config directory is not read yet"))
+		return
+	}
+	declared, ok := v.Desired.Config.Images[image]
+	if !ok {
+		done(plan.CopyRef{}, httperror.New(http.StatusNotFound, "no image %s is declared", image))
+		return
+	}
+	key, err := v.Desired.UploadTo(v.Observed, declared, digest)
+	if no, ok := errors.AsType[*plan.UploadError](err); ok && no.Temporary {
+		done(plan.CopyRef{}, httperror.New(http.StatusServiceUnavailable, "%s", no.Text))
+		return
+	} else if err != nil {
+		done(plan.CopyRef{}, httperror.New(http.StatusConflict, "%v", err))
+		return
+	}
+	l.queue.add(request{
+		note: func(r *requested) { r.uploads[key] = true },
+		planned: func(v *status.View) {
+			a, ok := plannedFor(v, key)
+			if a.Op == plan.Upload {
+				done(key, nil)
+				return
+			}
+			if !ok {
+				a = plan.Action{Image: image, Reason: plan.Reason{Code: plan.CodeObserveOnly, Text: "the manager is in observe-only mode"}}
+			}
+			// The state changed since the last round. The client receives the rejection only when
+			// its request is withdrawn, so that no job starts after that.
+			l.queue.add(request{
+				note:    func(r *requested) { delete(r.uploads, key) },
+				planned: func(*status.View) { done(plan.CopyRef{}, uploadRejected(a)) },
+			})
+		},
+	})
+}
+
+// uploadRejected returns the error for an upload where another action is planned for the copy. It
+// is temporary if the existing file may turn out to be the image, or if the action waits until a
+// known time; otherwise a person has to act first.
+func uploadRejected(planned plan.Action) error {
+	if checks := planned.Op == plan.Verify || planned.Op == plan.Adopt; checks || !planned.Until.IsZero() {
+		return httperror.New(http.StatusServiceUnavailable, "%s cannot be uploaded yet: %s", planned.Image, planned.Text)
+	}
+	return httperror.New(http.StatusConflict, "%s cannot be uploaded: %s", planned.Image, planned.Text)
+}
