@@ -126,21 +126,30 @@ func (n peerNode) DeclaredUUID(name string) (string, bool) {
 	return image.ID.UUID, ok
 }
 
-// Copies implements peer.Node. A copy that is withdrawn before or after the observation is
-// leaving, and the config digest is the one from before it: a change during the observation makes
-// the response count for less, never for more.
+// Copies implements peer.Node.
 func (n peerNode) Copies(_ context.Context, name string) (peer.State, error) {
-	before := n.served.leaving.all()
-	now := n.served.disks.Load()
+	return n.served.copies(name)
+}
+
+// Copies returns the copies of one image name on the disks of this node, as PeerNode does for a
+// direct query. It may be called concurrently.
+func (r *Reconciler) Copies(name string) (peer.State, error) { return r.served.copies(name) }
+
+// copies observes the copies of one image name. A copy that is withdrawn before or after the
+// observation is leaving, and the config digest is the one from before it: a change during the
+// observation makes the response count for less, never for more.
+func (s *served) copies(name string) (peer.State, error) {
+	before := s.leaving.all()
+	now := s.disks.Load()
 	if now == nil {
 		return peer.State{}, errNotRead
 	}
-	s := peer.State{Node: now.node, Config: now.config}
+	state := peer.State{Node: now.node, Config: now.config}
 	for _, on := range slices.Sorted(maps.Keys(now.byName)) {
-		s.Disks = append(s.Disks, now.byName[on].list(on, name))
+		state.Disks = append(state.Disks, now.byName[on].list(on, name))
 	}
-	after := n.served.leaving.all()
-	for _, one := range s.Disks {
+	after := s.leaving.all()
+	for _, one := range state.Disks {
 		for i := range one.Copies {
 			key := plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: one.Name}, ID: one.Copies[i].ID}
 			one.Copies[i].Leaving = before[key] || after[key]
@@ -149,7 +158,7 @@ func (n peerNode) Copies(_ context.Context, name string) (peer.State, error) {
 			}
 		}
 	}
-	return s, nil
+	return state, nil
 }
 
 // list returns the copies of one image name on the disk. If the disk has a problem before or after

@@ -24,7 +24,7 @@ func newPeers(system Peers) peers { return peers{system: system, states: map[str
 
 // peerState is the state of a node as this node uses it.
 type peerState struct {
-	received    time.Time     // steady time
+	state       peer.State
 	clockOffset time.Duration // what has to be added to that node's clock for this node's clock
 	node        schema.Node
 	disks       map[schema.DiskRef]plan.Disk
@@ -95,14 +95,19 @@ func (s *peers) disksOf(d plan.Desired, name string, a peer.Observation, at time
 	last, ok := s.states[name]
 	offset := at.Sub(a.State.Clock)
 	sameDisks := slices.Equal(slices.Sorted(maps.Keys(last.node.Disks)), slices.Sorted(maps.Keys(node.Disks)))
-	if !ok || (offset-last.clockOffset).Abs() > maxSkew || !last.received.Equal(a.Received) || !sameDisks {
-		last = peerState{received: a.Received, clockOffset: offset, node: node, disks: disksFromPeer(d.Config.Nodes, name, a.State)}
+	if !ok || (offset-last.clockOffset).Abs() > maxSkew || !isSameState(last.state, a.State) || !sameDisks {
+		last = peerState{state: a.State, clockOffset: offset, node: node, disks: disksFromPeer(d.Config.Nodes, name, a.State)}
 		if !a.State.Clock.IsZero() {
 			last.translate(offset)
 		}
 		s.states[name] = last
 	}
 	return last.disks
+}
+
+// isSameState reports whether two observations have one state, which was received once.
+func isSameState(a, b peer.State) bool {
+	return len(a.Disks) == len(b.Disks) && (len(a.Disks) == 0 || &a.Disks[0] == &b.Disks[0])
 }
 
 // translate converts times that a plan waits for to this node's clock.

@@ -9,6 +9,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // Reconciler keeps the disks of one node in the desired state, one round at a time. A Loop calls
@@ -115,6 +116,23 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 		job()
 	}
 	return o, p
+}
+
+// Restore sets what a Reconciler remembers about earlier rounds, by the wall clock: the failures
+// of jobs on the disks of d.Node, and for how long disks have had a problem. It must be called
+// before the first round. A scenario that starts from a saved status uses it; a process does not,
+// so that everything is tried again after its restart.
+func (r *Reconciler) Restore(d plan.Desired, failed map[plan.CopyRef]plan.Failure, problems map[schema.DiskRef]time.Duration) {
+	now := r.clock.now()
+	for key, f := range failed {
+		if d.Owns(key.Disk) {
+			r.failures[key] = failureRecord{Failure: f.OnWallClock(now.Wall, now.Steady), image: d.Config.Images[key.ID.Name]}
+		}
+	}
+	for ref, since := range problems {
+		declared, _ := d.Disk(ref)
+		r.disks.problems[ref] = diskProblem{declared.Path, now.Steady.Add(-since)}
+	}
 }
 
 // Converge does rounds until nothing can be done without waiting for time to pass or for another

@@ -170,6 +170,20 @@ func (c *Cluster) isComplete(d Desired) bool {
 	return !silent
 }
 
+// Merge returns the plans of several nodes as one. The nodes must have the same configuration. An
+// action that concerns no disk is in the plan once.
+func Merge(plans []Plan) Plan {
+	actions := []Action{} // never null in JSON
+	for _, p := range plans {
+		actions = append(actions, p.Actions...)
+	}
+	merged := Desired{}.newPlan(dedupe(actions))
+	if len(plans) > 0 {
+		merged.Digest, merged.Revision, merged.Suspended = plans[0].Digest, plans[0].Revision, plans[0].Suspended
+	}
+	return merged
+}
+
 // dedupe removes the duplicates of actions that concern an image and no disk.
 func dedupe(actions []Action) []Action {
 	type operation struct {
