@@ -17,33 +17,32 @@ import (
 //	query      The holder queries the node of each copy that it counts on; for an image
 //	           that is not declared any more, all other nodes. It queries them directly,
 //	           and every query starts after the withdrawal.
-//	confirm    When the responses are there, the next round observes the disks again, and
-//	           plans once more on this observation and the responses alone: a published
-//	           state from before does not count (plan.Observed.WithResponses,
+//	confirm    When the queries have ended, the next round observes the disks again, and
+//	           plans once more from this observation and the responses alone: a state that was
+//	           published before does not count (plan.Observed.WithResponses,
 //	           plan.Desired.ConfirmDeletion).
 //	delete     Disk.Remove renames the folder aside, checks again for users, and deletes it.
 //
 // If the plan does not confirm the deletion, the holder cancels it: the copy stays, and the
-// deletion may be tried again after a random delay. The copy is shown as leaving until the
-// round after the end of the deletion published its state. So any peer that sees the copy as
-// not leaving also sees whether it still exists.
+// deletion may be tried again after a random delay. Responses show the copy as leaving until the
+// round after the end of the deletion has published its state. So a peer that sees the copy as
+// not leaving also sees whether the copy still exists.
 //
 // Of two holders that withdraw at the same time, at least one sees the other copy as leaving,
 // because each withdraws before it queries. It cancels. The random delay keeps the two from
 // withdrawing together again.
 type deletion struct {
-	phase deletionPhase
-	// queried are the nodes to query, and responses what they responded.
-	queried   []string
-	responses map[string]plan.Response
+	phase     deletionPhase
+	queried   []string                 // the nodes to query
+	responses map[string]plan.Response // by node; a node that did not respond is missing
 }
 
 type deletionPhase int
 
 const (
-	withdrawn  deletionPhase = iota // the peers are being queried
-	confirming                      // the responses are there; the next round decides
-	deleting                        // confirmed: the copy is being deleted
+	withdrawn  deletionPhase = iota // the queries of the peers run
+	confirming                      // the queries have ended; the next round decides
+	deleting                        // confirmed: the job that deletes the copy runs
 )
 
 const (
@@ -55,12 +54,13 @@ const (
 // queryResponses are the responses to the queries of a deletion.
 type queryResponses struct {
 	key       plan.CopyRef
-	responses map[string]plan.Response
-	stopped   bool
+	responses map[string]plan.Response // by node
+	stopped   bool                     // the deletion was stopped before the queries ended
 }
 
-// withdraw begins the deletion of a copy (D1). It returns what queries the peers (D2), which is
-// called when the withdrawal is published.
+// withdraw begins the deletion of a copy (D1). It returns the function that queries the peers (D2).
+// The caller calls it after it has published the withdrawal: a response from before could count on
+// this copy.
 func (r *Reconciler) withdraw(ctx context.Context, d plan.Desired, o plan.Observed, run *activeJob) (query func()) {
 	key := run.task.Action.CopyRef()
 	run.deletion = &deletion{queried: d.NodesToQuery(o, run.task.Action)}
@@ -87,9 +87,10 @@ func (r *Reconciler) handleResponses(q queryResponses) (ended endedJob, ok bool)
 	return endedJob{}, false
 }
 
-// decideDeletions decides on the deletions whose responses are there (D2, D3), and returns what
-// begins the confirmed ones (D4). o must have been observed after the responses. It is changed
-// as the decisions are.
+// decideDeletions decides on the deletions whose queries have ended (D2, D3), and returns the
+// functions that begin the confirmed ones (D4). o must have been observed after the responses. It
+// removes cancelled deletions from o, so that the plan of this round treats their copies as they
+// are.
 func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []func()) {
 	for _, key := range r.jobs.deletionsToConfirm() {
 		run := r.jobs.running[key]
@@ -106,15 +107,15 @@ func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []f
 		}
 		run.deletion.phase = deleting
 		begin = append(begin, func() {
-			// A confirmed deletion takes milliseconds and is not interrupted half-way.
+			// A confirmed deletion takes milliseconds. ctx must not interrupt it half-way.
 			r.system.Jobs.Start(context.Background(), run.task, func(err error) { r.jobs.reports.addEnd(jobEnd{key: key, err: err}) })
 		})
 	}
 	return begin
 }
 
-// confirm returns nil if a copy may be deleted, by the observation o and the responses, and
-// otherwise why it stays.
+// confirm returns nil if the observation o and the responses allow the deletion of a copy, and
+// otherwise the reason against it.
 func (r *Reconciler) confirm(d plan.Desired, o plan.Observed, run *activeJob) error {
 	if age := r.clock.elapsed(run.started); age > maxResponseAge {
 		return fmt.Errorf("the responses are %v old", age.Round(time.Second))
@@ -123,20 +124,21 @@ func (r *Reconciler) confirm(d plan.Desired, o plan.Observed, run *activeJob) er
 	return d.ConfirmDeletion(o.WithResponses(a.CopyRef().ID.Name, run.deletion.queried, run.deletion.responses), a)
 }
 
-// cancelDeletion ends a deletion that is not confirmed (D3). Nothing has failed: it is tried
-// again soon, and not at the same moment as another holder does.
+// cancelDeletion ends a deletion that is not confirmed (D3). This is no failure: Attempts stays 0,
+// and the deletion is tried again soon. The random delay separates it from the next attempt of
+// another holder.
 func (r *Reconciler) cancelDeletion(key plan.CopyRef, reason error) {
 	run := r.jobs.remove(jobEnd{key, reason, true})
 	now := r.clock.now().Steady
 	until := now.Add(minDeleteRetry + time.Duration(r.system.Random()*float64(deleteRetrySpread)))
 	last := r.failures[key].Failure
 	next := plan.Failure{Op: run.task.Action.Op, Since: now, RetryAt: until, Message: reason.Error()}
-	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable
+	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable // a deletion proves neither wrong
 	r.failures[key] = failureRecord{next, run.task.Image, r.disks.uuid(key.Disk)}
 	r.log.Info("deletion cancelled", "copy", key.String(), "reason", reason.Error(), "retry", until.Format(time.RFC3339))
 }
 
-// abortDeletions cancels the deletions that the next round would decide on.
+// abortDeletions ends the deletions that the next round would decide on. Their copies stay.
 func (r *Reconciler) abortDeletions() {
 	for _, key := range r.jobs.deletionsToConfirm() {
 		r.endJob(jobEnd{key, context.Canceled, true})

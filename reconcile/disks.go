@@ -13,8 +13,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// disks are the declared disks of this node, as far as they can be opened. They are for one
-// goroutine; each Disk may be used by any.
+// disks are the declared disks of this node, as far as they can be opened. Its methods are for one
+// goroutine; any goroutine may use a Disk.
 type disks struct {
 	openAt func(path string) (d Disk, uuid string, err error)
 	open   map[schema.DiskRef]*openDisk
@@ -26,26 +26,27 @@ func newDisks(openAt func(path string) (d Disk, uuid string, err error)) disks {
 	return disks{openAt: openAt, open: map[schema.DiskRef]*openDisk{}, problems: map[schema.DiskRef]diskProblem{}}
 }
 
-// openDisk is a declared disk, or why it cannot be used.
+// openDisk is a declared disk that is open, or the reason why it cannot be used.
 type openDisk struct {
 	handle  Disk   // nil if it could not be opened
 	path    string // as declared
 	uuid    string // "" if it is not known
 	problem string // why the disk cannot be used; "" if it can
-	locked  error  // a disk.ErrLocked
+	locked  error  // a disk.ErrLocked if another process writes to it; nil otherwise
 }
 
-// refresh opens the declared disks that are not open, and closes disks that are not declared,
-// or are not at their path any more. busy reports that a disk must not be closed now.
+// refresh opens the declared disks that are not open, and closes disks that are not declared
+// any more, or are not at their path any more. busy reports whether a job uses a disk, which then
+// stays open.
 func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schema.DiskRef) bool) {
 	for ref, o := range s.open {
 		if o.handle != nil {
-			o.problem = "" // found out anew
+			o.problem = "" // determined again below
 		}
 		want, ok := declared[ref]
 		gone := !ok || o.handle == nil || want.Path != o.path || o.handle.Check() != nil
 		if gone && !busy(ref) {
-			_ = o.close() // nothing was written through what is closed here
+			_ = o.close() // no job uses it, so no write can be lost
 			delete(s.open, ref)
 		} else if gone && o.handle != nil {
 			o.problem = "the disk is not at its path any more"
@@ -59,7 +60,7 @@ func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schem
 	s.rejectDuplicates()
 }
 
-// uuid returns the uuid of a disk, "" if it is not known.
+// uuid returns the uuid of a disk; "" if it is not known.
 func (s *disks) uuid(ref schema.DiskRef) string {
 	if one := s.open[ref]; one != nil {
 		return one.uuid
@@ -77,8 +78,8 @@ func (s *disks) openDisk(path string) *openDisk {
 	switch {
 	case errors.Is(err, disk.ErrLocked):
 		o.locked = err
-	case uuid != "":
-	case errors.Is(err, fs.ErrNotExist): // not even a folder
+	case uuid != "": // it is initialised: disk init would not help
+	case errors.Is(err, fs.ErrNotExist): // there is no folder at the path
 		o.problem += fmt.Sprintf(": mount it there; if it is new, make the folder and run: backing-image-manager disk init %s", path)
 	case errors.Is(err, disk.ErrNotInitialised) && !errors.Is(err, fs.ErrPermission):
 		o.problem += fmt.Sprintf(": if it is mounted and new, run: backing-image-manager disk init %s", path)
@@ -86,8 +87,8 @@ func (s *disks) openDisk(path string) *openDisk {
 	return o
 }
 
-// lockedElsewhere returns an error that is disk.ErrLocked if another process writes to one of
-// the disks.
+// lockedElsewhere returns an error that is disk.ErrLocked if another process has locked one of
+// the disks, and nil otherwise.
 func (s *disks) lockedElsewhere() error {
 	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
 		if err := s.open[ref].locked; err != nil {
@@ -97,8 +98,8 @@ func (s *disks) lockedElsewhere() error {
 	return nil
 }
 
-// rejectDuplicates gives disks with the same uuid a problem: one of them is a copy of the other,
-// or they are one disk at two paths. Nothing shows which one the configuration means.
+// rejectDuplicates gives disks with the same uuid a problem (I10): one of them is a copy of the
+// other, or they are one disk at two paths. It cannot be known which one the configuration means.
 func (s *disks) rejectDuplicates() {
 	first := map[string]schema.DiskRef{}
 	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
@@ -115,12 +116,12 @@ func (s *disks) rejectDuplicates() {
 		other := s.open[twin]
 		o.problem, other.problem = problem, problem
 		if o.handle != nil || other.handle != nil {
-			o.locked, other.locked = nil, nil // one disk at two paths: it is this process that holds it
+			o.locked, other.locked = nil, nil // one disk at two paths: this process has the lock
 		}
 	}
 }
 
-// observe lists a disk. reads reports which images this process reads.
+// observe lists the copies on a disk. reads reports which of them a job of this process uses.
 func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 	if o.handle == nil {
 		return plan.Disk{Problem: o.problem}
@@ -142,11 +143,11 @@ func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 	for _, c := range found.Copies {
 		using, inUse := found.Users.InUse(c.ID)
 		switch {
-		case inUse || c.SurplusSince.IsZero(): // it matters only for surplus copies, and is too slow for all
+		case inUse || c.SurplusSince.IsZero(): // FileOpen is slow, and matters only for surplus copies
 		case !reads(c.ID):
 			using, _ = found.Users.FileOpen(c.ID)
-		case c.InUseRecorded: // FileOpen would find this process
-			using = "it was in use when the work that reads it began"
+		case c.InUseRecorded: // FileOpen would find this process, and hide any other
+			using = "it was in use when the job that reads it began"
 		}
 		seen.Copies[c.ID] = plan.Copy{Copy: c, UsedBy: using}
 	}
@@ -197,7 +198,7 @@ func (s *disks) trackProblems(d plan.Desired, o plan.Observed, now time.Time) {
 	}
 }
 
-// usable returns the disks that can be read, by name.
+// usable returns the disks without a problem, by name.
 func (s *disks) usable() map[string]Disk {
 	usable := map[string]Disk{}
 	for ref, o := range s.open {

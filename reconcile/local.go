@@ -19,13 +19,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// localNode implements System for the machine on which the process runs.
+// localNode implements System for the machine on which this process runs.
 type localNode struct {
 	peers localPeers
 	jobs  localJobs
 }
 
-// newLocalNode returns a node without peers. With readOnly its disks are opened without a lock.
+// newLocalNode returns a node without peers. With readOnly it opens disks without a lock.
 func newLocalNode(client fetch.Client, log *slog.Logger, readOnly bool) (*localNode, System) {
 	n := &localNode{peers: localPeers{published: peer.NewStateCache()}}
 	n.jobs = localJobs{client: client, log: log, peers: &n.peers, uploads: upload.NewSessions(), restores: backup.NewMemoryBudget()}
@@ -35,7 +35,8 @@ func newLocalNode(client fetch.Client, log *slog.Logger, readOnly bool) (*localN
 	}
 }
 
-// systemTime reads both clocks of the operating system at the same moment.
+// systemTime reads both clocks of the operating system at the same moment. Round removes the
+// monotonic reading from the wall time.
 func systemTime() Instant {
 	now := time.Now()
 	return Instant{Wall: now.Round(0).UTC(), Steady: now}
@@ -101,8 +102,8 @@ func folderOf(d Disk) *disk.Disk {
 
 // localPeers implements Peers over the network. Until connect is called there are no peers.
 type localPeers struct {
-	client    *peer.Client // nil: nobody is queried
-	poller    *peer.Poller // nil as client is
+	client    *peer.Client // nil before connect
+	poller    *peer.Poller // nil before connect
 	published *peer.StateCache
 }
 
@@ -183,7 +184,7 @@ func (l *localJobs) job(t Task) job.Job {
 		Peers: job.PeerCopies{Client: l.peers.client, Sources: t.PeerCopies, Digest: t.Digest, Size: t.Size},
 	}
 	j.Peers.Warn = func(err error) {
-		l.log.Warn("bytes are wrong", "copy", t.Action.CopyRef().String(), "error", err)
+		l.log.Warn("a source sent wrong bytes", "copy", t.Action.CopyRef().String(), "error", err)
 	}
 	for _, c := range t.LocalCopies {
 		j.LocalCopies = append(j.LocalCopies, job.LocalCopy{Disk: folderOf(c.Disk), ID: c.ID})
@@ -228,7 +229,7 @@ func queryPeers(ctx context.Context, client *peer.Client, nodes []peer.Address, 
 		all.Go(func() {
 			state, err := client.Copies(ctx, at, image)
 			if err != nil {
-				return // the same as no response, whatever the reason
+				return // a failed query counts as no response
 			}
 			mu.Lock()
 			defer mu.Unlock()

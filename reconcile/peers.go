@@ -22,11 +22,11 @@ type peers struct {
 
 func newPeers(system Peers) peers { return peers{system: system, states: map[string]peerState{}} }
 
-// peerState is the state of a node as this node uses it.
+// peerState is the last published state of a node, converted for the planner.
 type peerState struct {
 	state       peer.State
-	clockOffset time.Duration // what has to be added to that node's clock for this node's clock
-	node        schema.Node
+	clockOffset time.Duration // this node's wall clock minus that node's
+	node        schema.Node   // as it was declared then
 	disks       map[schema.DiskRef]plan.Disk
 }
 
@@ -54,14 +54,14 @@ func addressesOf(d plan.Desired) map[string]string {
 }
 
 // mergeInto adds the last observations of the other nodes to o. For a node that does not respond
-// it adds the state before that. now is the steady time of o.
+// it adds its last state. now is the steady time of o.
 func (s *peers) mergeInto(d plan.Desired, o *plan.Observed, now time.Time) {
 	if observations := s.system.Observations(); observations != nil {
 		s.mergeObservations(d, o, observations, now)
 	}
 }
 
-// mergeObservations is mergeInto for given observations.
+// mergeObservations is mergeInto for the given observations, which are not nil.
 func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations map[string]peer.Observation, now time.Time) {
 	o.Peers = map[string]plan.Peer{}
 	for name := range addressesOf(d) {
@@ -89,7 +89,8 @@ func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations
 }
 
 // disksOf returns the disks of a node from its last state, which was received at the wall time
-// at. They are converted once for each state, and again when one of the clocks was set.
+// at. It converts each state once, because most rounds find no new one, and again when one of the
+// clocks was set or other disks are declared.
 func (s *peers) disksOf(d plan.Desired, name string, a peer.Observation, at time.Time) map[schema.DiskRef]plan.Disk {
 	node := d.Config.Nodes[name]
 	last, ok := s.states[name]
@@ -110,7 +111,7 @@ func isSameState(a, b peer.State) bool {
 	return len(a.Disks) == len(b.Disks) && (len(a.Disks) == 0 || &a.Disks[0] == &b.Disks[0])
 }
 
-// translate converts times that a plan waits for to this node's clock.
+// translate converts the times from which a plan computes a wait to this node's clock.
 func (t peerState) translate(offset time.Duration) {
 	for _, seen := range t.disks {
 		for id, c := range seen.Copies {
@@ -122,7 +123,7 @@ func (t peerState) translate(offset time.Duration) {
 	}
 }
 
-// mergeJobs adds the jobs and failures of a node. at is when it published them.
+// mergeJobs adds the jobs and failures of a node to o. at is the wall time when they were received.
 func mergeJobs(o plan.Observed, d plan.Desired, a peer.Observation, at time.Time) {
 	sameConfig := a.State.Config == d.Digest && d.Digest != ""
 	for _, one := range a.State.Disks {
@@ -143,6 +144,7 @@ func mergeJobs(o plan.Observed, d plan.Desired, a peer.Observation, at time.Time
 	}
 }
 
+// failureFromPeer returns a failure with wall times of this node. at is when it was received.
 func failureFromPeer(t peer.Failure, at time.Time) plan.Failure {
 	after := func(seconds float64) time.Time { return at.Add(time.Duration(seconds * float64(time.Second))) }
 	return plan.Failure{
@@ -172,7 +174,7 @@ func disksFromPeer(nodes map[string]schema.Node, node string, s peer.State) map[
 	return disks
 }
 
-// responsesFromPeers converts the states that nodes returned for a query.
+// responsesFromPeers converts the states that nodes returned for a query, by node name.
 func responsesFromPeers(nodes map[string]schema.Node, states map[string]peer.State) map[string]plan.Response {
 	responses := map[string]plan.Response{}
 	for name, s := range states {
@@ -181,6 +183,7 @@ func responsesFromPeers(nodes map[string]schema.Node, states map[string]peer.Sta
 	return responses
 }
 
+// copyFromPeer is the inverse of copyToPeer, as far as peers receive the fields.
 func copyFromPeer(c peer.Copy) plan.Copy {
 	if c.FromPeers {
 		c.PartSourceID = disk.PartFromPeers

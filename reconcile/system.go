@@ -11,13 +11,13 @@ import (
 )
 
 // System is everything outside the process that a Reconciler reads or changes: clocks, disks,
-// peers and running jobs. A daemon uses the implementations in local.go; the simulation has
-// implementations in memory, so that it runs the same Reconciler and the same Loop.
+// peers and running jobs. A daemon uses the implementations in local.go. The simulation has
+// implementations in memory, so that it tests the same Reconciler and the same Loop.
 type System struct {
 	Now    func() Instant
 	Random func() float64 // from [0, 1); spreads the retries of several nodes
-	// OpenDisk opens and locks the disk at a path. The uuid is set if it could be read, also
-	// with an error, such as disk.ErrLocked.
+	// OpenDisk opens and locks the disk at a path. It returns the uuid, if it could be read, also
+	// together with an error such as disk.ErrLocked.
 	OpenDisk func(path string) (d Disk, uuid string, err error)
 	Peers    Peers
 	Jobs     Jobs
@@ -31,13 +31,14 @@ type Instant struct {
 
 // Disk is an open disk. Its methods may be called concurrently. After Close they fail.
 type Disk interface {
-	// Check returns an error if the disk is not at its path any more.
+	// Check returns an error if the disk is not at its path any more, or is closed.
 	Check() error
 	// List returns the copies of one image name on the disk, and all copies if name is "". It
 	// reads no image data.
 	List(name string) (Contents, error)
 	// Update changes the record of a copy durably.
 	Update(id disk.ID, change func(*disk.Record)) error
+	// Close unlocks the disk.
 	Close() error
 }
 
@@ -50,12 +51,13 @@ type Contents struct {
 
 // Users are the users of the copies on a disk.
 type Users interface {
-	// Err returns why the users cannot be determined. All copies then count as in use.
+	// Err returns why the users cannot be determined, nil if they can. All copies then count as
+	// in use.
 	Err() error
 	// InUse reports whether a replica uses the copy, and which one.
 	InUse(id disk.ID) (reason string, inUse bool)
-	// FileOpen reports whether a process has the file of the copy open. It also finds this
-	// process, and is slower than InUse.
+	// FileOpen reports whether a process has the file of the copy open, and which one. It also
+	// finds this process, and is slower than InUse.
 	FileOpen(id disk.ID) (reason string, open bool)
 }
 
@@ -68,6 +70,7 @@ type Peers interface {
 	Observations() map[string]peer.Observation
 	// Publish makes the state of this node available to the other nodes.
 	Publish(s peer.State)
+	// Close ends the polls.
 	Close()
 }
 
@@ -75,14 +78,15 @@ type Peers interface {
 const QueryTimeout = 5 * time.Second
 
 // Jobs executes actions, each independently of the others. Start and Query return at once. They
-// report the outcome once by calling done, from any goroutine. When ctx ends, the outcome
-// follows soon: what was transferred until then is kept.
+// report the outcome by calling done exactly once, from any goroutine. When ctx ends, they call it
+// soon. The bytes that a job transferred until then are kept.
 type Jobs interface {
 	// Start executes an action. A deletion (plan.Op.Deletes) removes the copy unless it is
 	// in use; it does not end with ctx.
 	Start(ctx context.Context, t Task, done func(error))
-	// Query requests the current copies of the image of a deletion directly from each of the nodes. A node
-	// that does not respond within QueryTimeout is missing in the responses.
+	// Query requests the current copies of the image of a deletion directly from each of the
+	// nodes. A node that does not respond within QueryTimeout is missing in the responses, which
+	// are by node name.
 	Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State))
 	// CanExport returns an error if no usable replica of the volume is on these disks.
 	CanExport(e schema.ExportFromVolume, disks map[string]Disk) error

@@ -28,7 +28,9 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 		attempts = 0
 	}
 	fault, final, wait := classify(err, attempts, rnd)
-	unrepairable := last.Unrepairable && a.Op != plan.Sync // repair and sync take turns
+	// A failed copy is repaired, or replaced by a sync if it is unrepairable. When the sync fails,
+	// the repair is tried again.
+	unrepairable := last.Unrepairable && a.Op != plan.Sync
 	if a.Op == plan.Repair && (fault != plan.FaultNetwork || last.Attempts >= maxRepairs) {
 		unrepairable = true
 	}
@@ -40,7 +42,7 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 	if isChecksum && (a.Op == plan.Sync || a.Op == plan.Clone && wrong.Want == a.SourceDigest) || unreadable {
 		final = false // another copy, or the source, may have the right bytes
 		if a.LocalSource != (plan.CopyRef{}) {
-			suspects = append(suspects, a.LocalSource)
+			suspects = append(suspects, a.LocalSource) // no other job reads it until it is verified
 		}
 		if a.Op == plan.Clone || unreadable {
 			fault = plan.FaultNetwork // another node may have a better copy
@@ -53,12 +55,14 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 		fault = plan.FaultNetwork // another node may have a better replica
 	}
 	if fault == plan.FaultDisk && final {
-		fault = plan.FaultSource
+		fault = plan.FaultSource // only another declaration helps, and not another disk
 	}
 	next := plan.Failure{
 		Op: a.Op, Fault: fault, Attempts: last.Attempts + 1, Since: last.Since, Message: errorText(err),
 		Final: final, Unrepairable: unrepairable, Suspects: suspects,
 	}
+	// Other nodes take over when a fault of the disk or the network has lasted for the recovery
+	// interval, so that the time begins again with another kind of fault.
 	if next.Since.IsZero() || fault != plan.FaultSource && fault != last.Fault {
 		next.Since = now
 	}
@@ -71,7 +75,7 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 		return next
 	}
 	if lack, ok := errors.AsType[*disk.NoSpaceError](err); ok {
-		next.NeedsSpace = max(lack.Need, last.NeedsSpace)
+		next.NeedsSpace = max(lack.Need, last.NeedsSpace) // the first attempt knows less about the size
 	}
 	if wait == 0 {
 		wait, _ = fetch.Backoff(fetch.Network, last.Attempts, rnd)
@@ -117,6 +121,7 @@ func classify(err error, attempts int, rnd float64) (fault plan.Fault, final boo
 	return plan.FaultDisk, false, 0
 }
 
+// isA reports whether an error in the tree of err has the type E.
 func isA[E error](err error) bool { _, ok := errors.AsType[E](err); return ok }
 
 // FailureClass returns the class of a failure for metrics: a class of package fetch, "disk" or

@@ -1,10 +1,17 @@
+// Package job executes one action of a plan: it downloads, exports, restores, clones, receives an
+// upload, syncs, verifies, repairs or backs up a copy. Deletions are not jobs: see reconcile.
+//
+// A job writes a new copy to a partial file and commits it when its digest is right (Job.fill), so
+// that no job leaves a wrong copy. It does not retry: it returns an error, and NextFailure decides
+// when the planner may try again.
+//
+// Reading order: job.go has Job and the way of every new copy; download.go, sources.go and sync.go
+// have the sources; repair.go verifies and repairs; failure.go classifies errors.
 package job
 
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -13,29 +20,34 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
-	"golang.org/x/sys/unix"
-	"golang.org/x/time/rate"
 )
 
-// Job is one action of a plan, ready to be done: with everything it needs, so that
-// it depends on nothing that changes while it runs.
+// Job is one action of a plan with everything that its execution needs. Nothing in it changes
+// while the job runs, except the sources of Peers and the counters of Progress.
 type Job struct {
 	Action      plan.Action
-	Image       schema.Image // zero for what is not declared any more
+	Image       schema.Image // zero if the image is not declared any more
 	Reserve     int64        // bytes that must stay free on the disk
 	Client      *fetch.Client
-	Disk        *disk.Disk
-	Source      *disk.Disk            // of a sync on this node
-	Disks       map[string]*disk.Disk // of this node by name, for an export
-	LocalCopies []LocalCopy           // of the same bytes, for a repair
+	Disk        *disk.Disk            // of the copy
+	Source      *disk.Disk            // of Action.LocalSource; nil without one
+	Disks       map[string]*disk.Disk // the disks of this node by name, for an export
+	LocalCopies []LocalCopy           // copies with the same bytes, for a repair
 	Peers       PeerCopies
 	Uploads     *upload.Sessions
 	Restores    *backup.MemoryBudget
 	Progress    *fetch.Progress
 }
 
-// Run does the work. It returns the error of ctx when it was told to stop; what
-// was transferred is then kept for the next time.
+// Transfer is a running job, as status and metrics show it.
+type Transfer struct {
+	Action   plan.Action
+	Progress *fetch.Progress
+	Started  time.Time // wall time
+}
+
+// Run executes the action, and returns nil if it succeeded. When ctx ends it returns an error
+// soon, and keeps the bytes that were transferred for the next job.
 func (j Job) Run(ctx context.Context) error {
 	id := j.Action.CopyRef().ID
 	switch j.Action.Op {
@@ -61,81 +73,28 @@ func (j Job) Run(ctx context.Context) error {
 	case plan.Adopt, plan.Verify:
 		return j.verify(ctx, id)
 	}
-	panic("reconcile: nothing to do for action " + string(j.Action.Op))
+	panic("job: no job executes the action " + string(j.Action.Op))
 }
 
-func (j Job) download(ctx context.Context, id disk.ID) error {
-	r := j.request()
-	if r.Digest.IsZero() && r.ChecksumURL != "" {
-		if err := j.lookUpChecksum(ctx, &r); err != nil {
-			return err
-		}
-	}
-	if r.Digest.IsZero() {
-		r.Digest = j.Action.Pinned.Digest
-	}
-	return j.downloadVerified(ctx, id, r)
-}
-
-// request is for the image's source, as it is declared.
-func (j Job) request() fetch.Request {
-	d := j.Image.Source.Download
-	return fetch.Request{
-		URL: d.URL, Mirrors: d.Mirrors, Credentials: d.Credentials, ChecksumURL: d.ChecksumURL,
-		Digest: j.Image.Checksum, PackedDigest: d.PackedChecksum, Unpack: string(d.Unpack),
-		MaxSize: d.MaxSize, BandwidthLimit: j.Image.BandwidthLimit,
-	}
-}
-
-// downloadVerified asks again where the bytes were wrong and others can be had: for
-// the whole, if they came in pieces, of which one may have been of another version,
-// and then of the addresses that were not asked yet. The error of the last try
-// decides when to come back.
-func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) error {
-	var wrong error
-	for {
-		err := j.downloadOnce(ctx, id, r)
-		if err == nil {
-			return nil
-		}
-		asked := int(j.Progress.AddressIndex.Load())
-		bad := isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err)
-		if bad && len(r.Mirrors) > 0 {
-			err = fmt.Errorf("address %d of %d: %w", asked+1, len(r.Mirrors)+1, err)
-		}
-		switch {
-		case bad && j.Progress.Joined.Load() && !r.Restart:
-		case bad && asked < len(r.Mirrors):
-			wrong, r.SkipAddresses = errors.Join(err, wrong), asked+1
-		default:
-			return errors.Join(err, wrong)
-		}
-		r.Restart = true
-	}
-}
-
-func (j Job) downloadOnce(ctx context.Context, id disk.ID, r fetch.Request) error {
-	return j.fill(ctx, id, r.Digest, r.CanResume, func(part *disk.Part) error {
-		return j.Client.Download(ctx, r, part, j.Progress)
-	})
-}
-
-// fill makes the part of id with what transfer puts into it, and commits it. A part
-// that finds no space, or bytes that cannot be right, is not kept, nor one with nothing
-// in it. What takes does not know is not even read back.
-func (j Job) fill(ctx context.Context, id disk.ID, want disk.Digest, takes func(disk.PartSource) bool, transfer func(*disk.Part) error) error {
+// fill creates the copy id: it opens the partial file, lets transfer write to it, and commits it
+// if the digest is want. A zero want accepts any bytes. The partial file of an earlier job is
+// resumed if canResume accepts its source, and deleted without reading it otherwise.
+func (j Job) fill(ctx context.Context, id disk.ID, want disk.Digest, canResume func(disk.PartSource) bool, transfer func(*disk.Part) error) error {
 	part, err := j.Disk.OpenPart(ctx, id, disk.PartOptions{
 		Reserve: j.Reserve,
 		MaxSize: j.maxSize(),
 		SHA256:  want.Algorithm() == disk.SHA256 || j.Image.Checksum.Algorithm() == disk.SHA256,
 		Format:  j.format(),
-		Accept:  takes,
+		Accept:  canResume,
 	})
 	if err != nil {
 		return err
 	}
 	if err := transfer(part); err != nil {
 		_, final, _ := classify(err, 0, 0)
+		// Bytes that cannot be right are of no use, and on a full disk the partial file would take
+		// the space of other copies. A file without bytes is discarded too, unless the job was
+		// stopped: it will resume.
 		if final || errors.Is(err, disk.ErrNoSpace) || part.Offset() == 0 && ctx.Err() == nil {
 			return errors.Join(err, part.Discard())
 		}
@@ -145,6 +104,7 @@ func (j Job) fill(ctx context.Context, id disk.ID, want disk.Digest, takes func(
 	return err
 }
 
+// maxSize returns the largest size of the image in bytes, 0: no limit is declared.
 func (j Job) maxSize() int64 {
 	if d := j.Image.Source.Download; d != nil {
 		return d.MaxSize
@@ -152,62 +112,12 @@ func (j Job) maxSize() int64 {
 	return 0
 }
 
-// ctxReader reads a local source until ctx ends, and counts the bytes.
-type ctxReader struct {
-	ctx      context.Context
-	r        io.Reader
-	progress *fetch.Progress
-}
-
-func (s *ctxReader) Read(b []byte) (int, error) {
-	if err := s.ctx.Err(); err != nil {
-		return 0, err
+// format returns the format that the bytes of the image must have, "": any. That of an export is
+// always known: a guest may write the header of another format to its raw disk, which must not
+// become an image of that format.
+func (j Job) format() disk.Format {
+	if e := j.Image.Source.ExportFromVolume; e != nil {
+		return e.ExportType
 	}
-	n, err := s.r.Read(b)
-	s.progress.Done.Add(int64(n))
-	if errors.Is(err, unix.EIO) { // whose fault it is, is not to be seen in the number alone
-		err = fmt.Errorf("the source %w: %w", disk.ErrDamaged, err)
-	}
-	return n, err
-}
-
-func (j Job) verify(ctx context.Context, id disk.ID) error {
-	if j.Disk.Stat(id).State == disk.Ready && j.Action.Op == plan.Adopt {
-		return j.Disk.WriteCfg(id, j.Image.Checksum)
-	}
-	j.Progress.Total.Store(j.Action.Bytes)
-	pace := rate.NewLimiter(rate.Inf, 0)
-	if j.Action.Scrub {
-		pace = rate.NewLimiter(plan.ScrubRate, plan.ScrubRate)
-	}
-	_, err := j.Disk.Verify(ctx, id, disk.Expected{Digest: j.Image.Checksum, Format: disk.Format(j.Image.Format)},
-		func(n int64) {
-			j.Progress.Done.Add(n)
-			_ = pace.WaitN(ctx, int(n)) // fails when ctx ends, which Verify sees for itself
-		})
-	if disk.IsMediaError(err) && j.Disk.Stat(id).State == disk.Ready {
-		return j.rewriteUnreadable(ctx, id, err)
-	}
-	return err
-}
-
-// lookUpChecksum asks the address of a SUMS file what the image has to be, as it
-// is stored or as it is packed.
-func (j Job) lookUpChecksum(ctx context.Context, r *fetch.Request) error {
-	stored, packed, err := j.Client.LookUpChecksum(ctx, *r)
-	if err != nil {
-		return fmt.Errorf("look up checksum: %w", err)
-	}
-	r.Digest = stored
-	if r.PackedDigest.IsZero() {
-		r.PackedDigest = packed
-	}
-	return nil
-}
-
-// Transfer is an action under way.
-type Transfer struct {
-	Action   plan.Action
-	Progress *fetch.Progress
-	Started  time.Time
+	return disk.Format(j.Image.Format)
 }

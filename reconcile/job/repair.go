@@ -6,57 +6,86 @@ import (
 	"fmt"
 	"io"
 
+	"golang.org/x/time/rate"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// LocalCopy is a copy of the same bytes on another disk of this node.
+// LocalCopy is a copy of the same bytes on a disk of this node.
 type LocalCopy struct {
 	Disk *disk.Disk
 	ID   disk.ID
 }
 
-// repair puts right those chunks of a copy that are wrong or cannot be read: from other disks of
-// this node, then from other nodes and the origin.
+// verify reads the whole copy and compares its digest. Disk.Verify records the outcome: a mismatch
+// is no error of the job. A ready copy with sectors that cannot be read is repaired at once.
+func (j Job) verify(ctx context.Context, id disk.ID) error {
+	if j.Disk.Stat(id).State == disk.Ready && j.Action.Op == plan.Adopt {
+		return j.Disk.WriteCfg(id, j.Image.Checksum) // the record is valid, only backing.cfg is not: no read is needed
+	}
+	j.Progress.Total.Store(j.Action.Bytes)
+	pace := rate.NewLimiter(rate.Inf, 0)
+	if j.Action.Scrub {
+		pace = rate.NewLimiter(plan.ScrubRate, plan.ScrubRate)
+	}
+	_, err := j.Disk.Verify(ctx, id, disk.Expected{Digest: j.Image.Checksum, Format: disk.Format(j.Image.Format)},
+		func(n int64) {
+			j.Progress.Done.Add(n)
+			_ = pace.WaitN(ctx, int(n)) // fails only when ctx ends, and then Verify fails too
+		})
+	if disk.IsMediaError(err) && j.Disk.Stat(id).State == disk.Ready {
+		return j.rewriteUnreadable(ctx, id, err)
+	}
+	return err
+}
+
+// rewriteUnreadable rewrites those chunks of a ready copy that its disk could not read: the disk
+// may remap the sectors then. If that fails, the copy stays as it was, and the error has both
+// reasons.
+func (j Job) rewriteUnreadable(ctx context.Context, id disk.ID, readErr error) error {
+	j.Progress.Done.Store(0)
+	err := j.repair(ctx, id)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	return fmt.Errorf("%w; the repair failed: %v", readErr, err)
+}
+
+// repair rewrites the chunks of a copy that are wrong or cannot be read. It takes each from the
+// first source that has it: other disks of this node, then other nodes and the upstream.
 func (j Job) repair(ctx context.Context, id disk.ID) error {
-	far, done := j.newPull()
+	pull, done := j.newPull()
 	defer done()
 	j.Progress.Total.Store(j.Action.Bytes)
 	size := j.Disk.Stat(id).Size
-	fromFar := far.ChunkFetcher(size)
+	remote := pull.ChunkFetcher(size)
 	_, err := j.Disk.Repair(ctx, id, j.Peers.Digest, func(ctx context.Context, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 		for _, c := range j.LocalCopies {
 			if length, err := c.chunk(n, sum, buf); err == nil {
 				return length, nil
 			}
 		}
-		if len(j.Peers.Sources()) == 0 { // nobody who may be busy and is worth waiting for
-			return j.upstreamChunk(ctx, far.Upstream, size, n, sum, buf)
+		if len(j.Peers.Sources()) == 0 {
+			// The fetcher of the pull waits for busy peers. There are none, so that an upstream that
+			// fails must end the repair at once.
+			return j.upstreamChunk(ctx, pull.Upstream, size, n, sum, buf)
 		}
-		return fromFar(ctx, n, sum, buf)
+		return remote(ctx, n, sum, buf)
 	}, func(n int64) { j.Progress.Done.Add(n) })
 	return err
 }
 
-// rewriteUnreadable has those chunks of a ready copy written anew that its disk could not read, which
-// the disk may do in another place. Where that cannot be done the copy is what it was.
-func (j Job) rewriteUnreadable(ctx context.Context, id disk.ID, unread error) error {
-	j.Progress.Done.Store(0)
-	err := j.repair(ctx, id)
-	if err == nil || ctx.Err() != nil {
-		return err
-	}
-	return fmt.Errorf("%w; nor could it be repaired: %v", unread, err)
-}
-
-// upstreamChunk asks the origin alone, and once.
-func (j Job) upstreamChunk(ctx context.Context, origin *fetch.RangeReader, size, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
-	if origin == nil {
+// upstreamChunk reads chunk n of an image of size bytes from the upstream into buf, without a
+// retry. It returns the length of the chunk.
+func (j Job) upstreamChunk(ctx context.Context, upstream *fetch.RangeReader, size, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
+	if upstream == nil {
 		return 0, errNoSource
 	}
 	from := n * disk.ChunkSize
 	data := buf[:min(disk.ChunkSize, size-from)]
-	body, err := origin.Open(ctx, from, from+int64(len(data)))
+	body, err := upstream.Open(ctx, from, from+int64(len(data)))
 	if err != nil {
 		return 0, fetch.ClassifyDiskError(err)
 	}
@@ -72,8 +101,11 @@ func (j Job) upstreamChunk(ctx context.Context, origin *fetch.RangeReader, size,
 	return len(data), nil
 }
 
-var errOtherChunk = errors.New("the chunk is another one there")
+// errOtherChunk: the upstream or a local copy has other bytes by now.
+var errOtherChunk = errors.New("the source has other bytes in this chunk")
 
+// chunk reads chunk n of the copy into buf, and returns its length. It fails unless the chunk has
+// the hash sum.
 func (c LocalCopy) chunk(n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 	r, err := c.Disk.Open(c.ID)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// export makes the image of a volume that this node has, as it is then.
+// export creates the copy from a replica of a volume on this node, as the replica is at the start.
 func (j Job) export(ctx context.Context, id disk.ID) error {
 	source, err := export.Find(j.Client, j.Disks, ExportRequest(*j.Image.Source.ExportFromVolume))
 	if err != nil {
@@ -30,6 +30,7 @@ func (j Job) export(ctx context.Context, id disk.ID) error {
 	})
 }
 
+// ExportRequest returns a declared export as a request of package export.
 func ExportRequest(e schema.ExportFromVolume) export.Request {
 	return export.Request{
 		Volume: e.VolumeName, Snapshot: e.SnapshotName, Path: e.Path,
@@ -37,17 +38,8 @@ func ExportRequest(e schema.ExportFromVolume) export.Request {
 	}
 }
 
-// format is what the bytes of the image have to be. A raw disk that a guest wrote the
-// header of another format to must not become an image of that format.
-func (j Job) format() disk.Format {
-	if e := j.Image.Source.ExportFromVolume; e != nil {
-		return e.ExportType
-	}
-	return disk.Format(j.Image.Format)
-}
-
-// clone makes the image from a ready copy of its source on this node. As long as the
-// copy is read it cannot be removed.
+// clone creates the copy from a ready copy of its source image on this node. The open reader
+// keeps that copy from being deleted meanwhile.
 func (j Job) clone(ctx context.Context, id disk.ID) error {
 	from, r, err := j.openSource()
 	if err != nil {
@@ -58,7 +50,7 @@ func (j Job) clone(ctx context.Context, id disk.ID) error {
 	var manifest *disk.Manifest
 	if c.Encryption != schema.EncryptionIgnore {
 		if manifest, err = j.Source.Manifest(j.Action.LocalSource.ID); err != nil {
-			return err // the copy is verified, and has one then
+			return err // every ready copy has a manifest, so this one cannot be read
 		}
 		defer manifest.Close()
 	}
@@ -73,26 +65,15 @@ func (j Job) clone(ctx context.Context, id disk.ID) error {
 	case want.IsZero():
 		want = j.Action.Pinned.Digest
 	case c.Encryption == schema.EncryptionIgnore && want.Algorithm() == disk.SHA512 && want != from.SHA512:
-		return &disk.ChecksumError{Want: want, Got: from.SHA512} // no need to read it
+		return &disk.ChecksumError{Want: want, Got: from.SHA512} // the digests show it without a transfer
 	}
 	return j.fill(ctx, id, want, request.CanResume, func(part *disk.Part) error {
 		return clone.Fill(ctx, part, request, j.Progress)
 	})
 }
 
-// openSource opens the copy that the action reads, and tells what it is. A look that fails
-// for a moment knows no checksum, and without one any bytes would do.
-func (j Job) openSource() (disk.Copy, *disk.Reader, error) {
-	from := j.Source.Stat(j.Action.LocalSource.ID)
-	if from.State != disk.Ready {
-		return from, nil, fmt.Errorf("open %s: it is %s: %s", from.ID, from.State, from.Message)
-	}
-	r, err := j.Source.Open(from.ID)
-	return from, r, err
-}
-
-// restore makes the first copy of a backup. The bytes have to be those that are
-// declared, or those that the backup says it is of.
+// restore creates the copy from a backup. The bytes must have the declared checksum, or else the
+// one that the backup names.
 func (j Job) restore(ctx context.Context, id disk.ID) error {
 	declared := j.Image.Source.Restore
 	target, name, err := backup.ParseURL(declared.BackupURL)
@@ -116,8 +97,8 @@ func (j Job) restore(ctx context.Context, id disk.ID) error {
 	return j.fill(ctx, id, want, r.CanResume, func(part *disk.Part) error { return r.Fill(ctx, part, j.Progress) })
 }
 
-// expectedDigest is what the bytes of a backup have to be. What is declared of them can be
-// told to be something else before any of them is read.
+// expectedDigest returns the digest that the bytes of a backup must have; zero: any. It fails
+// before any transfer if the backup names another digest than the declared one.
 func (j Job) expectedDigest(b *backup.Backup) (disk.Digest, error) {
 	want, has := j.Image.Checksum, b.Digest()
 	switch {
@@ -134,7 +115,8 @@ func (j Job) expectedDigest(b *backup.Backup) (disk.Digest, error) {
 	return want, nil
 }
 
-// upload puts into a part what a client sends, for as long as that takes.
+// upload creates the copy from the bytes that a client sends. It runs until the client has sent
+// everything, discards the upload, or sends nothing for too long.
 func (j Job) upload(ctx context.Context, id disk.ID) error {
 	session, err := j.Uploads.Begin(ctx, id, j.Disk.PartSource(id))
 	if err != nil {
@@ -142,19 +124,20 @@ func (j Job) upload(ctx context.Context, id disk.ID) error {
 	}
 	want := cmp.Or(j.Image.Checksum, j.Action.Pinned.Digest, session.Digest)
 	if given := session.Digest; !given.IsZero() && given.Algorithm() == want.Algorithm() && given != want {
-		err = &disk.ChecksumError{Want: want, Got: given} // nobody has to send it to know that
+		err = &disk.ChecksumError{Want: want, Got: given} // the client announced other bytes: none need to be sent
 	} else {
 		err = j.fill(ctx, id, want, session.CanResume, func(part *disk.Part) error {
 			return session.Fill(ctx, part, j.Image.BandwidthLimit, j.Progress)
 		})
 	}
+	// The client may resume only if the partial file of its session still exists.
 	j.Uploads.End(session, err, j.Disk.PartSource(id).ETag == session.ID)
 	return err
 }
 
-// backup brings the copy to where its backup is declared to be kept, or finds it
-// there. A copy that turns out to be damaged, or to have nothing that it can be held
-// against, is verified: then it has, or is repaired before it comes here again.
+// backup creates the declared backup of the copy, or finds that it exists. A copy that turns out to
+// be damaged, or without a chunk manifest, is verified first: that creates the manifest, or marks
+// the copy as failed so that it is repaired before the next attempt.
 func (j Job) backup(ctx context.Context, id disk.ID) error {
 	declared := j.Image.Backup
 	store, err := backup.Open(j.Client, declared.Target, declared.Credentials)
@@ -166,7 +149,7 @@ func (j Job) backup(ctx context.Context, id disk.ID) error {
 	err = w.Create(ctx, j.Disk, id, j.Progress)
 	switch {
 	case err == nil:
-		return j.backedUp(id)
+		return j.recordBackup(id)
 	case !errors.Is(err, disk.ErrNoManifest) && !errors.Is(err, disk.ErrDamaged):
 		return err
 	}
@@ -181,11 +164,11 @@ func (j Job) backup(ctx context.Context, id disk.ID) error {
 	if err := w.Create(ctx, j.Disk, id, j.Progress); err != nil {
 		return err
 	}
-	return j.backedUp(id)
+	return j.recordBackup(id)
 }
 
-// backedUp notes that the backup is whole.
-func (j Job) backedUp(id disk.ID) error {
-	mark := plan.BackupRecord(*j.Image.Backup, id, j.Disk.Stat(id).SHA512)
-	return j.Disk.Update(id, func(r *disk.Record) { r.BackupID = mark })
+// recordBackup records that the declared backup of the copy is complete.
+func (j Job) recordBackup(id disk.ID) error {
+	backup := plan.BackupRecord(*j.Image.Backup, id, j.Disk.Stat(id).SHA512)
+	return j.Disk.Update(id, func(r *disk.Record) { r.BackupID = backup })
 }

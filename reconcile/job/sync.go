@@ -3,7 +3,10 @@ package job
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -11,35 +14,39 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// PeerCopies is where the bytes of a sync or of a repair are on other nodes. A verification may
-// turn out to need one.
+// PeerCopies are the copies on other nodes that a sync or a repair can read. A verification has
+// them too, because it may turn into a repair.
 type PeerCopies struct {
-	Client  *peer.Client // nil: nobody is asked, and there are no sources
-	Sources func() []peer.Source
-	Digest  disk.Digest // what the image has to be
-	Size    int64
-	Warn    func(error)
+	Client  *peer.Client         // nil: this node queries no peers
+	Sources func() []peer.Source // the copies that peers offer at the time of the call
+	Digest  disk.Digest          // of the bytes to read; zero: none may be read
+	Size    int64                // of these bytes; 0: not known
+	Warn    func(error)          // receives an error for each source with wrong bytes
 }
 
-var errNoSource = &fetch.Error{Class: fetch.Network, Err: errors.New("nobody has a copy to take it from")}
+var errNoSource = &fetch.Error{Class: fetch.Network, Err: errors.New("no responding node has a ready copy with these bytes")}
 
-// syncFromPeers makes the copy of those on other nodes, and of the origin where what comes
-// from there can be told to be right.
+// syncFromPeers creates the copy from the ready copies of other nodes. It also reads from the
+// upstream, see newPull.
 func (j Job) syncFromPeers(ctx context.Context, id disk.ID) error {
 	if j.Peers.Client == nil || j.Peers.Digest.IsZero() {
 		return errNoSource
 	}
-	from, done := j.newPull()
+	pull, done := j.newPull()
 	defer done()
 	j.Progress.Total.Store(j.Peers.Size)
-	each := func(disk.PartSource) bool { return true } // whose chunks are the right ones is of use
-	return j.fill(ctx, id, j.Peers.Digest, each, func(part *disk.Part) error {
-		return from.Into(ctx, part, j.Peers.Size)
+	// The pull verifies each chunk of the partial file against the chunk manifest of a peer, so the
+	// chunks of any earlier source can be used.
+	anySource := func(disk.PartSource) bool { return true }
+	return j.fill(ctx, id, j.Peers.Digest, anySource, func(part *disk.Part) error {
+		return pull.Into(ctx, part, j.Peers.Size)
 	})
 }
 
-// newPull takes bytes from other nodes and, if it is declared what they are, from the
-// origin. An origin that cannot be used as it is declared is not needed either.
+// newPull returns a reader of chunks from other nodes. It also reads from the upstream, if the
+// image has a declared checksum and a source that is stored unpacked: only then ranges of the
+// upstream are ranges of the image. An upstream that cannot be used is left out, because the
+// peers suffice. The caller calls done at the end.
 func (j Job) newPull() (p *peer.Pull, done func()) {
 	p = &peer.Pull{
 		Client: j.Peers.Client, Sources: j.Peers.Sources, Limit: j.Image.BandwidthLimit, Progress: j.Progress, Warn: j.Peers.Warn,
@@ -48,16 +55,17 @@ func (j Job) newPull() (p *peer.Pull, done func()) {
 	if d == nil || d.Unpack != schema.UnpackNone || j.Image.Checksum.IsZero() {
 		return p, func() {}
 	}
-	origin, err := j.Client.NewRangeReader(j.request())
+	upstream, err := j.Client.NewRangeReader(j.request())
 	if err != nil {
 		return p, func() {}
 	}
-	p.Upstream = origin
-	return p, origin.Close
+	p.Upstream = upstream
+	return p, upstream.Close
 }
 
-// syncLocal copies a ready image from another disk or folder of this node. It is read
-// as any source is: hashed on the way and compared at the end.
+// syncLocal creates the copy from a ready copy on another disk, or of another image, of this node.
+// The bytes are hashed while they are copied and verified at the end, as those of any source: the
+// source may be damaged without any sign yet.
 func (j Job) syncLocal(ctx context.Context, id disk.ID) error {
 	from, r, err := j.openSource()
 	if err != nil {
@@ -65,11 +73,11 @@ func (j Job) syncLocal(ctx context.Context, id disk.ID) error {
 	}
 	defer r.Close()
 	j.Progress.Total.Store(from.Size)
-	origin := disk.CopySource(from)
-	takes := func(o disk.PartSource) bool { return o == origin }
-	return j.fill(ctx, id, from.SHA512, takes, func(part *disk.Part) error {
-		if part.Source() != origin {
-			if err := part.Begin(origin); err != nil {
+	source := disk.CopySource(from)
+	canResume := func(o disk.PartSource) bool { return o == source }
+	return j.fill(ctx, id, from.SHA512, canResume, func(part *disk.Part) error {
+		if part.Source() != source {
+			if err := part.Begin(source); err != nil {
 				return err
 			}
 		}
@@ -80,4 +88,36 @@ func (j Job) syncLocal(ctx context.Context, id disk.ID) error {
 		_, err := part.ReadFrom(&ctxReader{ctx: ctx, r: r, progress: j.Progress})
 		return errors.Join(err, r.Unchanged())
 	})
+}
+
+// openSource opens the ready copy on this node that the action reads. It fails unless the copy is
+// ready: any other state has no digest, and without one any bytes would be accepted.
+func (j Job) openSource() (disk.Copy, *disk.Reader, error) {
+	from := j.Source.Stat(j.Action.LocalSource.ID)
+	if from.State != disk.Ready {
+		return from, nil, fmt.Errorf("open %s: it is %s: %s", from.ID, from.State, from.Message)
+	}
+	r, err := j.Source.Open(from.ID)
+	return from, r, err
+}
+
+// ctxReader reads a local source until ctx ends, and counts the bytes.
+type ctxReader struct {
+	ctx      context.Context
+	r        io.Reader
+	progress *fetch.Progress
+}
+
+func (s *ctxReader) Read(b []byte) (int, error) {
+	if err := s.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := s.r.Read(b)
+	s.progress.Done.Add(int64(n))
+	if errors.Is(err, unix.EIO) {
+		// The error code does not show which of the two disks failed. ErrDamaged marks the source
+		// as the cause, so that the next attempt reads another copy.
+		err = fmt.Errorf("the source %w: %w", disk.ErrDamaged, err)
+	}
+	return n, err
 }

@@ -1,0 +1,78 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// download creates the copy from the declared addresses. Without a declared checksum the bytes
+// must have the digest from the checksum URL, or else the pinned one, if there is any.
+func (j Job) download(ctx context.Context, id disk.ID) error {
+	r := j.request()
+	if r.Digest.IsZero() && r.ChecksumURL != "" {
+		if err := j.lookUpChecksum(ctx, &r); err != nil {
+			return err
+		}
+	}
+	if r.Digest.IsZero() {
+		r.Digest = j.Action.Pinned.Digest
+	}
+	return j.downloadVerified(ctx, id, r)
+}
+
+// request returns the request for the declared source of the image, which is a download.
+func (j Job) request() fetch.Request {
+	d := j.Image.Source.Download
+	return fetch.Request{
+		URL: d.URL, Mirrors: d.Mirrors, Credentials: d.Credentials, ChecksumURL: d.ChecksumURL,
+		Digest: j.Image.Checksum, PackedDigest: d.PackedChecksum, Unpack: string(d.Unpack),
+		MaxSize: d.MaxSize, BandwidthLimit: j.Image.BandwidthLimit,
+	}
+}
+
+// lookUpChecksum sets the digests of r from the checksum list at its ChecksumURL: that of the
+// stored image or that of the packed file, whichever the list has.
+func (j Job) lookUpChecksum(ctx context.Context, r *fetch.Request) error {
+	stored, packed, err := j.Client.LookUpChecksum(ctx, *r)
+	if err != nil {
+		return fmt.Errorf("look up checksum: %w", err)
+	}
+	r.Digest = stored
+	if r.PackedDigest.IsZero() { // a declared one has precedence
+		r.PackedDigest = packed
+	}
+	return nil
+}
+
+// downloadVerified downloads until the bytes are right or no other bytes can be had. If a download
+// that was joined from several pieces has wrong bytes, it repeats it in one piece, because one of
+// the pieces may be of another version of the file. Then it skips to the next mirror. It returns
+// the errors of all addresses, the last one first: that one decides when to retry.
+func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) error {
+	var earlier error
+	for {
+		err := j.fill(ctx, id, r.Digest, r.CanResume, func(part *disk.Part) error {
+			return j.Client.Download(ctx, r, part, j.Progress)
+		})
+		if err == nil {
+			return nil
+		}
+		address := int(j.Progress.AddressIndex.Load())
+		wrong := isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err)
+		if wrong && len(r.Mirrors) > 0 {
+			err = fmt.Errorf("address %d of %d: %w", address+1, len(r.Mirrors)+1, err)
+		}
+		switch {
+		case wrong && j.Progress.Joined.Load() && !r.Restart:
+		case wrong && address < len(r.Mirrors):
+			earlier, r.SkipAddresses = errors.Join(err, earlier), address+1
+		default:
+			return errors.Join(err, earlier)
+		}
+		r.Restart = true
+	}
+}
