@@ -99,7 +99,7 @@ var (
 // identifiers in backquotes that follow a Go file on its line are declared in it.
 func TestNamedCodeExists(t *testing.T) {
 	files, symbols := 0, 0
-	for _, name := range []string{"docs/architecture.md", "docs/development.md"} {
+	for _, name := range []string{"docs/architecture.md", "docs/development.md", "docs/rules.md"} {
 		for line := range strings.Lines(readDocument(t, name).prose) {
 			var declared map[string]bool
 			file := ""
@@ -173,6 +173,51 @@ func declarations(t *testing.T, name string) map[string]bool {
 		}
 	}
 	return all
+}
+
+// TestEveryRuleIsDefined: docs/rules.md defines each rule that a comment of the code, or a
+// mutant of the simulation, cites by its id.
+func TestEveryRuleIsDefined(t *testing.T) {
+	defined := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| ([A-Z][0-9]+) \\|").FindAllStringSubmatch(readFile(t, "docs/rules.md"), -1) {
+		defined[m[1]] = true
+	}
+	id := regexp.MustCompile(`\b[SPFDR][1-9]\b|\bC1?[0-9]\b`)
+	cited := 0
+	check := func(name, text string) {
+		for _, rule := range id.FindAllString(text, -1) {
+			cited++
+			if !defined[rule] {
+				t.Errorf("%s cites %s, which docs/rules.md does not define", name, rule)
+			}
+		}
+	}
+	err := filepath.WalkDir(filepath.Join(root, "reconcile"), func(file string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		switch filepath.Ext(file) {
+		case ".go":
+			code, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments|parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			for _, comment := range code.Comments {
+				check(file, comment.Text())
+			}
+		case ".txtar":
+			if strings.Contains(file, "mutants") {
+				check(file, readFile(t, strings.TrimPrefix(file, root+"/")))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(defined) < 30 || cited < 30 {
+		t.Errorf("found only %d rules and %d citations", len(defined), cited)
+	}
 }
 
 // TestTroubleshootingQuotesMessages: each message in the table of the operator's guide is in
