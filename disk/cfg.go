@@ -10,12 +10,12 @@ import (
 
 const cfgFile = "backing.cfg"
 
-// mtimeLayout is Longhorn's format of a modification time: Go's time.Time.String in UTC. It
-// omits trailing zeros of the fraction, and the point with them.
+// mtimeLayout is Longhorn's format of a modification time: Go's time.Time.String in UTC. It omits
+// trailing zeros of the fraction, and also the decimal point if the fraction is zero.
 const mtimeLayout = "2006-01-02 15:04:05.999999999 -0700 MST"
 
-// longhornCfg is backing.cfg, key for key as Longhorn's backing image manager writes and
-// reads it: compact JSON without a newline at the end. Unknown keys are ignored.
+// longhornCfg is backing.cfg. It has the keys and the form that Longhorn's backing image manager
+// writes and reads: compact JSON without a newline at the end. Unknown keys are ignored.
 type longhornCfg struct {
 	Name             string `json:"name"` // path of the file, not the name of the image
 	UUID             string `json:"uuid"`
@@ -27,21 +27,21 @@ type longhornCfg struct {
 	ModificationTime string `json:"modificationTime"`
 }
 
-// parseCfg parses a backing.cfg. It returns an error if the file is cut, is not JSON, or has
-// values that no image has.
+// parseCfg parses a backing.cfg. It returns an error if the file is truncated, is not JSON, or has
+// impossible sizes.
 func parseCfg(data []byte) (longhornCfg, error) {
 	var c longhornCfg
 	if err := json.Unmarshal(data, &c); err != nil {
 		return longhornCfg{}, fmt.Errorf("read %s: %w", cfgFile, err)
 	}
 	if c.Size <= 0 || c.VirtualSize < 0 || c.RealSize < 0 {
-		return longhornCfg{}, fmt.Errorf("read %s: no file has such sizes", cfgFile)
+		return longhornCfg{}, fmt.Errorf("read %s: a size is negative or impossible", cfgFile)
 	}
 	return c, nil
 }
 
-// Digest returns the checksum of the file when the cfg was written; the zero Digest if there
-// is none, or none that can be parsed.
+// Digest returns the checksum that the file had when the cfg was written. It is the zero Digest if
+// the cfg has no checksum, or one that cannot be parsed.
 func (c longhornCfg) Digest() Digest {
 	d, err := ParseDigest(c.CurrentChecksum)
 	if err != nil || d.Algorithm() != SHA512 {
@@ -61,7 +61,7 @@ func (f imageFolder) readCfg() (longhornCfg, error) {
 	return parseCfg(data)
 }
 
-// writeCfg describes the ready image to Longhorn.
+// writeCfg writes the backing.cfg of a ready image, for Longhorn.
 func (f imageFolder) writeCfg(r Record, expected Digest, info os.FileInfo) error {
 	c := longhornCfg{
 		Name:             filepath.Join(f.disk.path, f.file(imageFile)),
@@ -78,12 +78,13 @@ func (f imageFolder) writeCfg(r Record, expected Digest, info os.FileInfo) error
 	return f.saveCfg(c)
 }
 
-// invalidateCfg makes Longhorn read a failed file before it uses the file. Longhorn trusts a
-// file if its mtime is the one in backing.cfg, and bit rot does not change the mtime.
+// invalidateCfg changes the mtime in backing.cfg, so that Longhorn verifies the failed file before it
+// uses the file. Longhorn trusts a file whose mtime equals the one in backing.cfg, and bit rot does
+// not change the mtime of a file.
 func (f imageFolder) invalidateCfg() error {
 	c, err := f.readCfg()
 	if err != nil || c.ModificationTime == "" {
-		return nil // no valid backing.cfg: Longhorn reads the file anyway
+		return nil // without a valid backing.cfg, Longhorn verifies the file anyway
 	}
 	c.ModificationTime = ""
 	return f.saveCfg(c)
@@ -101,8 +102,8 @@ func (f imageFolder) saveCfg(c longhornCfg) error {
 	return nil
 }
 
-// WriteCfg writes a new backing.cfg from the record of a ready copy, without reading the
-// image. expected is the declared digest for Longhorn; zero: none.
+// WriteCfg writes a new backing.cfg from the record of a ready copy. It does not read the image.
+// expected is the digest to declare to Longhorn; zero: none.
 func (d *Disk) WriteCfg(id ID, expected Digest) error {
 	f := d.image(id)
 	r, _, err := f.readRecord()

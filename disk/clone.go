@@ -15,12 +15,11 @@ func CopySource(c Copy) PartSource {
 	return PartSource{ID: "copy of " + c.SHA512.String(), Size: c.Size, Data: max(c.RealSize, 1)}
 }
 
-// Clone appends the bytes of r from Offset on, and calls done with the length of each piece.
+// Clone appends the bytes of r that follow Offset, and calls done with the length of each piece.
 //
-// Where the file system supports it (reflinks), the partial file shares the extents of the
-// image: they use no more space and are not written. They are still read once, so that the
-// hashes are those of the bytes on the disk now, and not of the image as it was once.
-// Elsewhere all data is copied; holes stay holes.
+// Where the file system supports reflinks, the partial file shares the extents of the image: they use
+// no more space and are not written. They are still read once, so that the hashes are computed from
+// the bytes that are on the disk now. On other file systems all data is copied, except holes.
 func (p *Part) Clone(ctx context.Context, r *Reader, done func(int64)) error {
 	if p.ended() {
 		return errEnded
@@ -38,27 +37,27 @@ func (p *Part) Clone(ctx context.Context, r *Reader, done func(int64)) error {
 	return errors.Join(err, r.Unchanged())
 }
 
-// cloner is one Clone.
+// cloner is the state of one call of Clone.
 type cloner struct {
 	to   *Part
 	from *Reader
 	done func(int64)
 }
 
-// cannotShare are the errors of FICLONERANGE from file systems that do not support it, or
-// not between these two files.
+// cannotShare are the errors with which FICLONERANGE reports that the file system does not support
+// it, or does not support it for these two files.
 var cannotShare = []error{
 	unix.EOPNOTSUPP, unix.EXDEV, unix.EINVAL, unix.EPERM, unix.ENOTTY, unix.ENOSYS, unix.EBADF, unix.ETXTBSY, unix.EMLINK,
 }
 
-// share extends the file, which ends at Offset, by the extents of the image. It returns false
-// if the file system does not support that.
+// share appends the extents of the image from Offset on to the file. It returns false if the file
+// system does not support that.
 func (c cloner) share() (bool, error) {
 	p, r := c.to, c.from
 	if p.offset%ChunkSize != 0 || p.offset >= r.Size() {
 		return false, nil
 	}
-	// Bytes behind the last whole chunk are from an interrupted attempt.
+	// Bytes after the last whole chunk are from an interrupted attempt.
 	if err := errors.Join(p.pipeline.drain(p.ownedChunks()), p.writer.file.Truncate(p.offset)); err != nil {
 		return false, err
 	}
@@ -74,8 +73,8 @@ func (c cloner) share() (bool, error) {
 	return false, fmt.Errorf("share extents of %s: %w", r.chunks.f.Name(), p.writer.wrapNoSpace(noSpace(err)))
 }
 
-// hashShared reads the shared extents behind Offset from the partial file itself, and appends
-// them without another write.
+// hashShared reads the shared extents after Offset from the partial file, and appends them without a
+// second write.
 func (c cloner) hashShared(ctx context.Context) error {
 	p, size := c.to, c.from.Size()
 	s := &chunkReader{f: p.writer.file, direct: p.writer.direct, size: size, holes: extents{f: p.writer.file}}
@@ -104,7 +103,7 @@ func (c cloner) hashShared(ctx context.Context) error {
 	return nil
 }
 
-// copy appends the bytes of r behind Offset, chunk by chunk.
+// copy appends the bytes of r after Offset, chunk by chunk.
 func (c cloner) copy(ctx context.Context) error {
 	p, r := c.to, c.from
 	holes := extents{f: r.chunks.f}

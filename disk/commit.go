@@ -11,24 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ChecksumError: bytes do not have the declared or established digest. It is final: another
-// attempt with the same bytes gives the same result.
+// ChecksumError is the error for bytes that do not have the declared or established digest. It is
+// final: another attempt with the same bytes has the same result.
 type ChecksumError struct{ Want, Got Digest }
 
-// Error names both digests in full.
+// Error returns a message with both digests in full.
 func (e *ChecksumError) Error() string {
 	return fmt.Sprintf("checksum mismatch: want %s, got %s", e.Want, e.Got)
 }
 
-// Commit makes the partial file the image of its folder, if its bytes have the digest want
-// (zero: any) and an accepted format. The doc comment of the package has the steps.
+// Commit turns the partial file into the image of its folder, if its bytes have the digest want
+// (zero: any digest) and an accepted format. The package comment lists the steps.
 //
-// After a *ChecksumError or *FormatError the partial file is removed. It is removed as well
-// if the disk is full before the file is durable: it would use the space that it waits for.
-// After any other error a later OpenPart resumes it.
+// After a *ChecksumError or *FormatError the partial file is removed. It is also removed if the disk
+// is full before the file is durable: otherwise the partial file itself would occupy the space that
+// the next attempt needs. After any other error a later OpenPart resumes it.
 //
-// Commit replaces a failed image, but never one that is in use (*InUseError), and never a file
-// that appeared since the partial file was begun: that file must be verified first.
+// Commit replaces a failed image, but never one that is in use (*InUseError), and never a file that
+// was created after Begin: that file must be verified first.
 func (p *Part) Commit(want Digest) (_ Copy, err error) {
 	d, id := p.folder.disk, p.folder.id
 	defer func() {
@@ -53,7 +53,7 @@ func (p *Part) Commit(want Digest) (_ Copy, err error) {
 	if err := swap.run(); err != nil {
 		_, inUse := errors.AsType[*InUseError](err)
 		if inUse || errors.Is(err, fs.ErrExist) {
-			// The old file stays. It can be repaired or verified only by its own record.
+			// The old file is kept. Only with its own record can it be repaired or verified.
 			err = errors.Join(err, p.folder.writeRecord(before))
 		}
 		return Copy{}, err
@@ -70,13 +70,13 @@ func (p *Part) Commit(want Digest) (_ Copy, err error) {
 	}
 	c := d.Stat(id)
 	if c.State != Ready {
-		return c, fmt.Errorf("it is %s: %s", c.State, c.Message)
+		return c, fmt.Errorf("the committed image is %s: %s", c.State, c.Message)
 	}
 	return c, nil
 }
 
-// finish checks the bytes, makes them durable, closes the file and prepares swap. result writes
-// the result of the checks to the record.
+// finish checks the bytes, makes them durable, closes the file and prepares swap. The function result
+// writes the result of the checks to a record.
 func (p *Part) finish(want Digest, swap *replacement) (result func(*Record), err error) {
 	err = p.flush()
 	if err == nil {
@@ -98,14 +98,14 @@ func (p *Part) finish(want Digest, swap *replacement) (result func(*Record), err
 	return result, errors.Join(err, p.Close(), p.writer.close())
 }
 
-// isFinal reports whether the bytes themselves are the cause of err.
+// isFinal reports whether err is caused by the bytes themselves.
 func isFinal(err error) bool {
 	_, checksum := errors.AsType[*ChecksumError](err)
 	_, format := errors.AsType[*FormatError](err)
 	return checksum || format
 }
 
-// check compares size, digest and format. result writes what it finds to the record.
+// check compares size, digest and format. The function result writes its findings to a record.
 func (p *Part) check(want Digest) (result func(*Record), err error) {
 	if size := p.Source().Size; size >= 0 && size != p.offset {
 		return nil, fmt.Errorf("%d of %d bytes were received: %w", p.offset, size, io.ErrUnexpectedEOF)
@@ -126,8 +126,8 @@ func (p *Part) check(want Digest) (result func(*Record), err error) {
 	}, nil
 }
 
-// matches returns a *ChecksumError if want is not zero and differs from the digest of its
-// algorithm.
+// matches returns a *ChecksumError if want is not zero and differs from the computed digest of the
+// same algorithm.
 func matches(want, sum512, sum256 Digest) error {
 	got := sum512
 	if want.Algorithm() == SHA256 {
@@ -142,15 +142,15 @@ func matches(want, sum512, sum256 Digest) error {
 	return &ChecksumError{Want: want, Got: got}
 }
 
-// replacement gives the complete partial file of a folder the name of the image.
+// replacement renames the complete partial file of a folder to the image.
 type replacement struct {
 	folder   imageFolder
 	old      Evidence // of the failed image that it replaces; zero: none
 	complete Evidence // of the complete partial file
 }
 
-// checkReplaceable makes sure that there is no image, or a failed one that nobody uses, and
-// keeps its evidence. A file in any other state must be verified first.
+// checkReplaceable returns an error unless there is no image, or a failed image that is not in use.
+// It keeps the evidence of a failed image. A file in any other state must be verified first.
 func (s *replacement) checkReplaceable() error {
 	var err error
 	if s.old, err = s.folder.evidence(imageFile); err != nil {
@@ -162,14 +162,14 @@ func (s *replacement) checkReplaceable() error {
 	case Failed:
 		return s.folder.checkUnused(s.folder.file(imageFile))
 	case Ready:
-		return fmt.Errorf("%s is ready already", s.folder.id)
+		return fmt.Errorf("%s is already ready", s.folder.id)
 	default:
 		return fmt.Errorf("the folder has a file that must be verified before it is replaced: %s", c.Message)
 	}
 }
 
-// takeEvidence keeps the evidence of the complete file, and waits until a later write changes
-// its times.
+// takeEvidence records the evidence of the complete file, and waits until any later write would
+// change the times of the file.
 func (s *replacement) takeEvidence(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -179,23 +179,24 @@ func (s *replacement) takeEvidence(f *os.File) error {
 	return waitForTick(f)
 }
 
-// checkOld makes sure that the file name is the one that checkReplaceable has seen, or does not
-// exist. fs.ErrExist: it is another file, or has other bytes.
+// checkOld returns fs.ErrExist unless the file name is the unchanged file that checkReplaceable
+// checked, or does not exist.
 func (s *replacement) checkOld(name string) error {
 	now, err := s.folder.evidence(name)
 	if err != nil {
 		return err
 	}
-	now.ChangeTime = s.old.ChangeTime // a rename changes it
+	now.ChangeTime = s.old.ChangeTime // the rename changes it
 	if now != (Evidence{ChangeTime: now.ChangeTime}) && now != s.old {
 		return fmt.Errorf("a file appeared that must be verified before it is replaced: %w", fs.ErrExist)
 	}
 	return nil
 }
 
-// run renames the partial file to the image. If there is a failed image, the two exchange names
-// in one step: no new user can find the old file then, and it is checked once more. They are
-// exchanged back if it has a user (*InUseError), or is not the file that failed (fs.ErrExist).
+// run renames the partial file to the image. If there is a failed image, one system call exchanges
+// the names of the two files. From then on no new user can open the failed image, and run checks it
+// again. It exchanges the names back if the failed image has a user (*InUseError) or has changed
+// (fs.ErrExist).
 func (s *replacement) run() error {
 	f, root := s.folder, s.folder.disk.root
 	err := error(unix.ENOENT)
@@ -212,7 +213,7 @@ func (s *replacement) run() error {
 		}
 		return syncFolder(root, f.path())
 	}
-	if errors.Is(err, unix.ENOENT) { // no image, and a file that appears now must stay
+	if errors.Is(err, unix.ENOENT) { // no image exists; a file that is created now must not be overwritten
 		err = f.renamePart(unix.RENAME_NOREPLACE)
 	}
 	switch {
@@ -224,8 +225,8 @@ func (s *replacement) run() error {
 	return fmt.Errorf("rename %s to %s: %w", partFile, imageFile, err)
 }
 
-// runWithoutFlags is run for file systems without the flags of renameat2. It cannot undo the
-// rename, so it checks for users as late as possible.
+// runWithoutFlags does the same as run on file systems that do not support the flags of renameat2. It
+// cannot undo the rename, so it checks for users as late as possible.
 func (s *replacement) runWithoutFlags() error {
 	f, root := s.folder, s.folder.disk.root
 	_, err := root.Lstat(f.file(imageFile))
@@ -241,9 +242,9 @@ func (s *replacement) runWithoutFlags() error {
 	return renameDurably(root, f.file(partFile), f.file(imageFile))
 }
 
-// evidenceAfterRename returns the evidence of the image, if it is still the complete partial file.
-// From the rename on others find the file, and may write to it or replace it. The rename itself
-// changes the ctime.
+// evidenceAfterRename returns the evidence of the image, if the image is still the complete partial
+// file. After the rename, other processes can find the file, and may write to it or replace it. The
+// rename itself changes the ctime.
 func (s *replacement) evidenceAfterRename() (Evidence, error) {
 	info, err := s.folder.disk.root.Lstat(s.folder.file(imageFile))
 	if err != nil {
@@ -257,7 +258,7 @@ func (s *replacement) evidenceAfterRename() (Evidence, error) {
 	return now, nil
 }
 
-// renamePart renames the partial file to the image in one step, with flags of renameat2.
+// renamePart renames the partial file to the image in one system call, with flags of renameat2.
 func (f imageFolder) renamePart(flags uint) error {
 	folder, err := f.disk.root.Open(f.path())
 	if err != nil {
@@ -268,9 +269,9 @@ func (f imageFolder) renamePart(flags uint) error {
 	return unix.Renameat2(fd, partFile, fd, imageFile, flags)
 }
 
-// markReady makes the record r, whose digests are those of the file when it had this
-// evidence, valid for the image: it writes backing.cfg, removes the partial file, which is not
-// needed any more, and writes the record last.
+// markReady makes the record r valid for the image. The digests in r are those of the file that had
+// the given evidence. markReady writes backing.cfg, removes the files of the partial file, and writes
+// the record last.
 func (f imageFolder) markReady(r Record, expected Digest, evidence Evidence) error {
 	root := f.disk.root
 	info, err := root.Lstat(f.file(imageFile))

@@ -11,22 +11,22 @@ import (
 // State is the state of a copy, in Longhorn's terms.
 type State string
 
-// The states of a copy. This package never returns Starting and InProgress: the process that
-// writes a partial file knows them. For this package a copy with a partial file is Pending.
+// The states of a copy. This package never returns Starting or InProgress: only the process that
+// writes a partial file knows them. In this package a copy with a partial file is Pending.
 const (
 	Pending    State = "pending"
 	Starting   State = "starting"
 	InProgress State = "in-progress"
 	Ready      State = "ready"
 	Failed     State = "failed"
-	Unknown    State = "unknown" // there is a file without a valid record: it must be verified
+	Unknown    State = "unknown" // a file exists without a valid record: it must be verified
 )
 
-// Copy is the observed state of one copy: one image folder on one disk. It is the only
-// type that describes a copy; packages above embed it and add what they know.
+// Copy is the observed state of one copy: one image folder on one disk. Other packages embed it and
+// add fields.
 //
-// Its JSON is the part of a copy in a peer's state (GET /v1/state) that the disk knows.
-// Fields with the tag "-" are for the manager of the disk only.
+// Its JSON is part of the state that a manager publishes to its peers (GET /v1/state). Fields with
+// the tag "-" are not published.
 type Copy struct {
 	ID // JSON: name and uuid
 
@@ -42,8 +42,8 @@ type Copy struct {
 	SHA512 Digest `json:"sha512,omitzero"`
 	// SHA256 is zero unless a SHA-256 was declared when the copy was last verified.
 	SHA256 Digest `json:"sha256,omitzero"`
-	// ManifestDigest is the SHA-256 of the chunk manifest. Zero: the copy has no
-	// manifest, or one that does not match its record.
+	// ManifestDigest is the SHA-256 of the chunk manifest. It is zero if the copy has no manifest, or
+	// if the manifest does not match the record.
 	ManifestDigest Digest `json:"chunks,omitzero"`
 	// CfgExpected is the expectedChecksum of backing.cfg.
 	CfgExpected Digest `json:"-"`
@@ -51,28 +51,29 @@ type Copy struct {
 
 	Owned      bool      `json:"owned,omitempty"`   // this program created or adopted it
 	VerifiedAt time.Time `json:"verified,omitzero"` // when all its bytes last matched its digest
-	// DamagedAt is when a file of this copy was last found damaged. The file may have
-	// been repaired or replaced since.
+	// DamagedAt is the time when a file of this copy was last found damaged. The file may have been
+	// repaired or replaced since then.
 	DamagedAt time.Time `json:"damaged,omitzero"`
 	BackupID  string    `json:"-"` // Record.BackupID
 	// Declaration is Record.Declaration.
 	Declaration Declaration `json:"-"`
 
-	// LastUsed and SurplusSince are by the clock of the node ClockNode.
+	// LastUsed and SurplusSince are times of the clock of the node ClockNode.
 	LastUsed     time.Time `json:"lastUsed,omitzero"`
 	SurplusSince time.Time `json:"unwantedSince,omitzero"`
 	ClockNode    string    `json:"-"`
-	// InUseRecorded is the use in the record. Disk.Users observes the present one.
+	// InUseRecorded is true if the record says that the image is in use. Disk.Users observes the
+	// current use.
 	InUseRecorded bool `json:"-"`
 
-	// PartBytes is an upper bound: a resume keeps so many bytes of the partial file if
-	// all their hashes match.
+	// PartBytes is an upper bound of the bytes that a resume keeps. It keeps all of them if the hashes
+	// of all chunks match.
 	PartBytes    int64  `json:"partBytes,omitempty"`
 	PartTotal    int64  `json:"partTotal,omitempty"` // bytes of the complete file; 0: not known
 	PartSourceID string `json:"-"`                   // PartSource.ID of the partial file
 }
 
-// String returns the folder, the state and its reason, for messages.
+// String returns the folder, the state and the reason, for messages.
 func (c Copy) String() string {
 	if c.Message == "" {
 		return fmt.Sprintf("%s is %s", c.ID, c.State)
@@ -80,13 +81,13 @@ func (c Copy) String() string {
 	return fmt.Sprintf("%s is %s: %s", c.ID, c.State, c.Message)
 }
 
-// HasDigest reports whether the copy is ready and its bytes are known to have the digest.
+// HasDigest reports whether the copy is ready and its bytes have the digest.
 func (c Copy) HasDigest(d Digest) bool {
 	return c.State == Ready && !d.IsZero() && (c.SHA512 == d || c.SHA256 == d)
 }
 
-// Stat returns the state of one copy. It reads a few small files and no image data. If the
-// folder does not exist, the copy is Pending and not owned.
+// Stat returns the state of one copy. It reads small files only, no image data. If the folder does
+// not exist, the copy is Pending and not owned.
 func (d *Disk) Stat(id ID) Copy {
 	f := d.image(id)
 	if err := f.check(); err != nil {
@@ -98,8 +99,8 @@ func (d *Disk) Stat(id ID) Copy {
 // Listing is the content of the folder backing-images of one disk.
 type Listing struct {
 	Copies []Copy // sorted by folder
-	// Unmanaged are the paths of other things below backing-images, and of Longhorn's
-	// leftovers in tmp.
+	// Unmanaged are the paths of all other entries of backing-images, and of files that Longhorn left
+	// in its folder tmp.
 	Unmanaged []string
 }
 
@@ -149,7 +150,7 @@ func (d *Disk) ListGenerations(name string) ([]Copy, error) {
 	return copies, nil
 }
 
-// imageEntries lists the folder backing-images. A missing folder is an empty one.
+// imageEntries lists the folder backing-images. A missing folder has no entries.
 func imageEntries(root *os.Root) ([]fs.DirEntry, error) {
 	err := checkFolder(root, imagesFolder)
 	var entries []fs.DirEntry
@@ -159,8 +160,8 @@ func imageEntries(root *os.Root) ([]fs.DirEntry, error) {
 	return entries, ignoreMissing(err)
 }
 
-// PartSource returns the source of the partial file's bytes. It is zero if there is no
-// partial file, or nothing was begun in it.
+// PartSource returns the source of the partial file's bytes. It is zero if there is no partial file,
+// or if Begin was never called for it.
 func (d *Disk) PartSource(id ID) PartSource {
 	r, _, err := d.image(id).readRecord()
 	if _, missing := d.root.Lstat(id.file(partFile)); err != nil || missing != nil || r.Source == nil {
@@ -182,7 +183,7 @@ func (f imageFolder) stat() Copy {
 	return f.statIn(folder)
 }
 
-// statIn is stat in the open folder of the image.
+// statIn does the work of stat in the open folder of the image.
 func (f imageFolder) statIn(folder *os.Root) Copy {
 	r, owned, cfg, hasCfg := f.disk.metadata.read(f.id, folder)
 	c := Copy{
@@ -199,14 +200,14 @@ func (f imageFolder) statIn(folder *os.Root) Copy {
 		c.State, c.Message = Unknown, "cannot stat the file: "+err.Error()
 		return c
 	case !info.Mode().IsRegular():
-		c.State, c.Message = Unknown, "backing is not a regular file: it is not touched"
+		c.State, c.Message = Unknown, "backing is not a regular file: it is not changed"
 		return c
 	}
 	c.Size, c.RealSize = info.Size(), realSize(info)
 	c.Format, c.VirtualSize, c.SHA512, c.SHA256 = r.Format, r.VirtualSize, r.SHA512, r.SHA256
 	c.State, c.Message = stateOf(r, owned, info)
 	if c.State == Ready && f.disk.metadata.isDamaged(f.id, evidenceOf(info)) {
-		c.State, c.Message = Unknown, "it was damaged when it was last read, and this could not be recorded"
+		c.State, c.Message = Unknown, "the last read found it damaged, and the record could not be written"
 	}
 	c.VerifiedAt = r.VerifiedAt
 	if c.State == Ready || c.State == Failed {
@@ -222,8 +223,8 @@ func (f imageFolder) statIn(folder *os.Root) Copy {
 	return c
 }
 
-// stateOf returns the state of an image file by its record, and the reason if it is Failed
-// or Unknown.
+// stateOf returns the state of an image file according to its record, and the reason if the state is
+// Failed or Unknown.
 func stateOf(r Record, owned bool, info os.FileInfo) (State, string) {
 	switch {
 	case !owned:

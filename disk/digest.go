@@ -12,8 +12,8 @@ import (
 // Algorithm is a hash function for checksums of images.
 type Algorithm uint8
 
-// The algorithms of declared checksums. SHA512 is Longhorn's: every ready copy has one.
-// SHA256 is what vendors publish.
+// The algorithms of declared checksums. Longhorn uses SHA512, and every ready copy has one. Vendors
+// of images publish SHA256.
 const (
 	SHA512 Algorithm = iota + 1
 	SHA256
@@ -56,7 +56,7 @@ type Digest struct {
 }
 
 // ParseDigest parses a checksum: the 128 hex digits of a SHA-512 as Longhorn writes them, or
-// "sha512:" or "sha256:" and hex digits. Space around it is ignored. Digits must be in
+// "sha512:" or "sha256:" followed by hex digits. Surrounding space is ignored. The digits must be in
 // lower case.
 func ParseDigest(s string) (Digest, error) {
 	s = strings.TrimSpace(s)
@@ -67,7 +67,7 @@ func ParseDigest(s string) (Digest, error) {
 		case "sha256":
 			a = SHA256
 		default:
-			return Digest{}, fmt.Errorf("checksum algorithm %q is not known: use sha512 or sha256", name)
+			return Digest{}, fmt.Errorf("checksum algorithm %q is unknown: use sha512 or sha256", name)
 		}
 		digits = rest
 	}
@@ -88,7 +88,8 @@ func ParseDigest(s string) (Digest, error) {
 	return d, nil
 }
 
-// checksumLength returns the error for a checksum of n digits. bare: it has no prefix.
+// checksumLength returns the error for a checksum of n digits. bare is true if the checksum has no
+// prefix.
 func checksumLength(a Algorithm, n int, bare bool) error {
 	if bare && n == 2*sha256.Size {
 		return fmt.Errorf("checksum has %d digits where a SHA-512 has 128: for a SHA-256 write \"sha256:…\"", n)
@@ -129,7 +130,7 @@ func (d Digest) Short() string {
 // MarshalText returns the form of String.
 func (d Digest) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// UnmarshalText is ParseDigest; an empty text is the zero Digest.
+// UnmarshalText parses text like ParseDigest; an empty text is the zero Digest.
 func (d *Digest) UnmarshalText(b []byte) error {
 	if len(b) == 0 {
 		*d = Digest{}

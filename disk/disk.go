@@ -21,10 +21,10 @@ const (
 	replicaFolder = "replicas"
 )
 
-// Errors that a caller decides on.
+// Errors that callers distinguish.
 var (
-	// ErrNotInitialised: the path has no readable identity file, so nothing below it is
-	// touched. An unmounted disk looks the same.
+	// ErrNotInitialised: the path has no readable identity file, for example because the disk is not
+	// mounted. Nothing below the path is changed.
 	ErrNotInitialised = errors.New("no disk here")
 	// ErrLocked: another process writes to the disk.
 	ErrLocked = errors.New("disk is locked by another process")
@@ -32,17 +32,16 @@ var (
 	ErrNoSpace = errors.New("not enough space")
 )
 
-// errDiskChanged: since Open, another file system was mounted at the path, or the disk was
-// unmounted.
+// errDiskChanged: since Open, the disk was unmounted, or another file system was mounted at the path.
 var errDiskChanged = errors.New("this is not the disk that was opened")
 
-// Disk is one disk, opened by its identity. Methods may be called concurrently; the caller
-// must not run two methods that change the same image at a time.
+// Disk is one disk, opened by its identity. Its methods may be called concurrently, but the caller
+// must not run two methods that change the same image at the same time.
 type Disk struct {
 	path     string
 	uuid     string
 	root     *os.Root
-	identity os.FileInfo // of the identity file, to notice another disk at the path
+	identity os.FileInfo // of the identity file, to detect another disk at the path
 
 	metadata metaCache
 	retained retainedPages
@@ -60,8 +59,8 @@ type identity struct {
 
 var diskUUIDPattern = regexp.MustCompile(`^[0-9a-zA-Z-]{1,64}$`)
 
-// Init gives the folder path an identity and returns its uuid. If the folder has an identity
-// already, Init changes nothing and returns that one.
+// Init creates the identity of the disk at path and returns its uuid. If the disk already has an
+// identity, Init returns its uuid and changes nothing.
 func Init(path string) (string, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -102,7 +101,7 @@ func readIdentity(root *os.Root) (identity, error) {
 	return id, nil
 }
 
-// Open opens the disk at path. Lock it before any change. ErrNotInitialised: there is no disk at
+// Open opens the disk at path. Call Lock before any change. ErrNotInitialised: there is no disk at
 // path, or its identity cannot be read.
 func Open(path string) (*Disk, error) {
 	path, err := filepath.Abs(path)
@@ -136,11 +135,11 @@ func (d *Disk) Path() string { return d.path }
 // UUID returns the identity of the disk.
 func (d *Disk) UUID() string { return d.uuid }
 
-// Close releases the disk. Close its parts and readers first.
+// Close releases the disk. Close its partial files and readers first.
 func (d *Disk) Close() error { return d.root.Close() }
 
-// Check returns an error if the path does not lead to this disk any more: it was unmounted,
-// or another file system or disk is at the path.
+// Check returns an error if the disk at the path is not this disk any more: it was unmounted, or
+// another file system or disk was mounted at the path.
 func (d *Disk) Check() error {
 	now, err := os.Stat(filepath.Join(d.path, identityFile))
 	if err != nil {
@@ -152,9 +151,9 @@ func (d *Disk) Check() error {
 	return nil
 }
 
-// Lock makes this process the only writer of the disk until unlock or the end of the process.
-// It also restores folders whose removal a crash interrupted. It does not wait: ErrLocked
-// means that another process has the lock.
+// Lock makes this process the only writer of the disk until it calls unlock or ends. Lock also
+// restores folders if a crash interrupted their removal. It does not wait: if another process has the
+// lock, it returns ErrLocked.
 func (d *Disk) Lock() (unlock func() error, err error) {
 	f, err := d.root.Open(identityFile)
 	if err != nil {
@@ -177,10 +176,10 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 // Space is the size of the file system of a disk, in bytes.
 type Space struct {
 	Total int64
-	Free  int64 // without the blocks that the file system reserves for root
+	Free  int64 // free bytes without the blocks that the file system reserves for root
 }
 
-// Space returns the present size and free space of the file system.
+// Space returns the current size and free space of the file system.
 func (d *Disk) Space() (Space, error) {
 	dir, err := d.root.Open(".")
 	if err != nil {
@@ -191,7 +190,7 @@ func (d *Disk) Space() (Space, error) {
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
 		return Space{}, fmt.Errorf("space of disk %s: %w", d.path, err)
 	}
-	// Blocks are counted in Frsize. Bsize is the preferred size of a request, which is much
+	// Blocks are counted in units of Frsize. Bsize is the preferred size of a request, which is much
 	// larger on network file systems.
 	unit := st.Frsize
 	if unit == 0 {
@@ -208,13 +207,13 @@ func bytesOf(blocks uint64, unit int64) int64 {
 	return int64(blocks) * unit
 }
 
-// NoSpaceError is an ErrNoSpace with numbers.
+// NoSpaceError is an ErrNoSpace with the number of bytes.
 type NoSpaceError struct {
 	Need int64 // bytes required
 	Free int64 // bytes free beyond the reserve
 }
 
-// Error names both numbers.
+// Error returns a message with both numbers.
 func (e *NoSpaceError) Error() string {
 	return fmt.Sprintf("%v: %s are needed and %s are free beyond the reserve", ErrNoSpace, humanize.IBytes(uint64(e.Need)), humanize.IBytes(uint64(e.Free)))
 }

@@ -1,5 +1,5 @@
-// Package disk manages the images on one disk, in Longhorn's file layout: either program can
-// adopt the disk of the other without moving data.
+// Package disk manages the images on one disk, in Longhorn's file layout. This program can adopt a
+// disk of Longhorn, and Longhorn one of this program, without moving data.
 //
 // # Layout
 //
@@ -7,15 +7,15 @@
 //	<disk>/replicas/<volume>-<hex>/volume.meta        Longhorn: which image the replica of a volume uses
 //	<disk>/backing-images/<name>-<uuid>/backing       the image, complete and verified
 //	                                    backing.cfg   Longhorn's description of it
-//	                                    backing.record  our record about the copy
+//	                                    backing.record  the record of this program about the copy
 //	                                    backing.chunks  chunk manifest: a SHA-256 for each MiB
 //	                                    backing.part    partial file
-//	                                    backing.part.chunks  journal of the partial file, a manifest to be
-//	                                    backing.part.manifest  a peer's manifest; has this name only for a moment
+//	                                    backing.part.chunks  journal of the partial file; becomes the chunk manifest
+//	                                    backing.part.manifest  a peer's manifest; the name is removed immediately
 //	<disk>/backing-images/.removing-<name>-<uuid>     folder under removal, restored after a crash
 //
-// State is stored nowhere else. All files are opened through an os.Root, so no name and no
-// link leads off the disk.
+// State is stored nowhere else. All files are opened through an os.Root, so that no name and no link
+// can refer to a file outside the disk.
 //
 // # Reading order
 //
@@ -24,26 +24,26 @@
 //	record.go cfg.go              the two small files that describe a copy
 //	copies.go                     Copy: the observed state of one copy; Stat, List
 //	part.go partwriter.go         partial file: append and resume
-//	clone.go commit.go            fill it from another copy; make it the image
-//	verify.go repair.go remove.go what can happen to an image afterwards
+//	clone.go commit.go            fill it from another copy; turn it into the image
+//	verify.go repair.go remove.go operations on an existing image
 //	reader.go manifest.go         read an image and its chunk manifest
 //	users.go                      which images are in use
 //	replicas.go file.go           read Longhorn's replicas and other files that change
-//	pipeline.go fileio.go pagecache.go metacache.go   mechanisms of the files above
+//	pipeline.go fileio.go pagecache.go metacache.go   mechanisms that the files above use
 //
-// A Disk has two halves. Most methods are about images: Stat, List, OpenPart, Open, Verify,
-// Repair, Remove. Replicas, OpenReplica and OpenBackingFile are about Longhorn's volumes;
-// package disk/replica builds on them. Both are here, because Remove must know which replicas
-// use an image (Users).
+// A Disk has two groups of methods. Most methods are about images: Stat, List, OpenPart, Open,
+// Verify, Repair, Remove. Replicas, OpenReplica and OpenBackingFile are about Longhorn's volumes;
+// package disk/replica uses them. Both groups are in this package, because Remove must know which
+// replicas use an image (Users).
 //
 // # From bytes to an image
 //
-//	OpenPart     make the folder and write the record, durably. If a crash left a partial file:
+//	OpenPart     create the folder and write the record, durably. If a crash left a partial file:
 //	             read it back, and keep the chunks that match their hashes in the journal.
 //	Begin        empty the partial file, then record the source of its bytes
 //	ReadFrom     hash each byte once and write it once; zeros stay holes; the hash of every
 //	             chunk goes to the journal
-//	AppendChunk  the same for a chunk from a peer: its hash is in the manifest of the peer
+//	AppendChunk  like ReadFrom, for a chunk from a peer: its hash is in the manifest of the peer
 //	Commit       check digest and format -> sync the file and its journal
 //	             -> write the digest to the record -> rename the file to backing, sync the folder
 //	             -> rename the journal to backing.chunks -> write backing.cfg
@@ -55,14 +55,14 @@
 //
 // # When a copy is ready
 //
-// A record is valid for a file while the file's size, mtime, ctime and inode equal the
-// recorded evidence, which is taken after the final rename. The copy is then Ready, without
-// another read. Otherwise its state is Unknown until Verify has read all bytes. Verify
-// compares them with the established digest in the record or, for Longhorn's files, with
-// backing.cfg. The mtime in backing.cfg alone is not enough evidence.
+// A record is valid for a file while the size, mtime, ctime and inode of the file equal the recorded
+// evidence. The evidence is recorded after the final rename. A copy with a valid record is Ready and
+// is not read again. Otherwise its state is Unknown until Verify has read all bytes and compared them
+// with the established digest in the record or, for Longhorn's files, in backing.cfg. The mtime in
+// backing.cfg alone is not enough evidence.
 //
-// The record also has the digest of the chunk manifest (the SHA-256 over all its hashes).
-// Peers identify manifests by it, and a damaged manifest file is detected by it.
+// The record also has the digest of the chunk manifest (the SHA-256 over all its hashes). Peers
+// identify manifests by this digest, and a manifest file with another digest is damaged.
 //
 // # Repair
 //
@@ -71,10 +71,10 @@
 //
 //	matches the manifest       no change
 //	zeros in the manifest      punch a hole
-//	other bytes, read error    fetch the chunk, check it against the manifest, write it in place,
+//	does not match, read error fetch the chunk, check it against the manifest, write it in place,
 //	                           read it back
 //
-// The record becomes valid again only if the whole file then has the established digest and
-// nobody else wrote to it meanwhile. An interrupted repair leaves a failed copy and all that
-// the next attempt needs.
+// The record becomes valid again only if the whole file then has the established digest and no other
+// process wrote to it during the repair. After an interrupted repair the copy is failed, and its
+// files allow another attempt.
 package disk

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// File is a file or block device of another program, open for reading. It leaves the page
-// cache as it was. It is for one goroutine.
+// File is a file or block device of another program, open for reading. After Close, the page cache
+// contains the same pages of the file as before. A File is not safe for concurrent use.
 type File struct {
 	f          *os.File
 	before     Evidence // when it was opened
@@ -18,12 +18,13 @@ type File struct {
 	prefetched []Span // in the order of reading
 }
 
-// NewFile returns a File that owns f: it closes f after an error. f must not have been read.
+// NewFile returns a File that owns f. It closes f if it returns an error. f must not have been read
+// before.
 func NewFile(f *os.File) (*File, error) {
 	info, err := f.Stat()
 	var size int64
 	if err == nil {
-		size, err = f.Seek(0, io.SeekEnd) // the size of a device is in no stat
+		size, err = f.Seek(0, io.SeekEnd) // stat does not return the size of a device
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -46,12 +47,12 @@ func (f *File) Fd() int { return int(f.f.Fd()) }
 // call Prefetch first for more than a few bytes.
 func (f *File) ReadAt(b []byte, offset int64) (int, error) { return f.f.ReadAt(b, offset) }
 
-// ReadAhead returns a reader of the file that prefetches and releases by itself, for reading
-// most of the file from front to back.
+// ReadAhead returns a reader that calls Prefetch and Release itself. It is for reading most of the
+// file sequentially.
 func (f *File) ReadAhead() io.ReaderAt { return pagedFile{f.pages} }
 
-// Prefetch starts to read the pages of the spans that are not in the page cache, so that the
-// reads that follow do not wait for each other. The spans are sorted.
+// Prefetch starts to read the pages of the spans that are not in the page cache, so that later reads
+// do not wait for the disk one by one. The spans must be sorted.
 func (f *File) Prefetch(spans []Span) {
 	if len(spans) == 0 {
 		return
@@ -87,12 +88,12 @@ func (f *File) prefetch(s Span) {
 	f.prefetched = append(f.prefetched, s)
 }
 
-// Release drops from the page cache the pages before the offset to that Prefetch has added.
-func (f *File) Release(to int64) {
-	for len(f.prefetched) > 0 && f.prefetched[0].From < to {
+// Release drops the pages before offset that Prefetch added to the page cache.
+func (f *File) Release(offset int64) {
+	for len(f.prefetched) > 0 && f.prefetched[0].From < offset {
 		s := &f.prefetched[0]
-		end := min(s.To, to)
-		_ = unix.Fadvise(f.Fd(), s.From, end-s.From, unix.FADV_DONTNEED) // on failure they stay
+		end := min(s.To, offset)
+		_ = unix.Fadvise(f.Fd(), s.From, end-s.From, unix.FADV_DONTNEED) // if this fails, they stay cached
 		if s.From = end; s.From < s.To {
 			return
 		}
@@ -100,8 +101,8 @@ func (f *File) Release(to int64) {
 	}
 }
 
-// Unchanged returns ErrModified if the file was modified since it was opened: the bytes that
-// were read may be a mix of two contents. For a device it cannot know, and returns nil.
+// Unchanged returns ErrModified if the file was modified since it was opened: the bytes may be a mix
+// of the old and the new content. For a device it always returns nil.
 func (f *File) Unchanged() error {
 	info, err := f.f.Stat()
 	if err != nil {
@@ -113,7 +114,7 @@ func (f *File) Unchanged() error {
 	return nil
 }
 
-// Close ends the reading, and drops all pages that it has added to the page cache.
+// Close closes the file and drops all pages that it added to the page cache.
 func (f *File) Close() error {
 	f.Release(f.before.Size)
 	f.pages.release()

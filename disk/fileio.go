@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openRegular opens a regular file below root. It follows no link and never blocks on a pipe.
+// openRegular opens a regular file below root. It does not follow links and never blocks on a pipe.
 func openRegular(root *os.Root, name string, flag int) (*os.File, error) {
 	if info, err := root.Lstat(name); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file", name)
@@ -21,7 +21,7 @@ func openRegular(root *os.Root, name string, flag int) (*os.File, error) {
 	if err != nil {
 		return nil, noSpace(err)
 	}
-	// Another file may have taken the name since Lstat.
+	// The file may have been replaced after Lstat.
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("%s is not a regular file", name)
@@ -33,8 +33,8 @@ func openRegular(root *os.Root, name string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// openLeased opens a file, and waits up to 100 ms while a process has a lease on it. That may
-// be this process: it probes by a lease whether the file is open (Disk.FileOpen).
+// openLeased opens a file. It waits up to 100 ms while a process has a lease on the file. That may be
+// this process, because Disk.FileOpen uses a lease to check whether the file is open.
 func openLeased(root *os.Root, name string, flag int) (*os.File, error) {
 	for tries := 0; ; tries++ {
 		f, err := root.OpenFile(name, flag, 0o644)
@@ -45,9 +45,9 @@ func openLeased(root *os.Root, name string, flag int) (*os.File, error) {
 	}
 }
 
-// openDirect opens a file for direct I/O, so that a large image does not displace other data
-// from the page cache. Where the file system does not support that, direct is false: reads
-// and writes go through the page cache, and dropCache empties it.
+// openDirect opens a file for direct I/O, so that a large image does not displace other data from the
+// page cache. If the file system does not support direct I/O, direct is false: reads and writes use
+// the page cache, and dropCache empties it.
 func openDirect(root *os.Root, name string, flag int) (f *os.File, direct bool, err error) {
 	f, err = openRegular(root, name, flag|unix.O_DIRECT)
 	if errors.Is(err, unix.EINVAL) {
@@ -60,9 +60,9 @@ func openDirect(root *os.Root, name string, flag int) (f *os.File, direct bool, 
 // maxCached bounds the bytes of a file in the page cache if the file cannot use direct I/O.
 const maxCached = 32 << 20
 
-// dropCache writes the cached pages of f to the disk and drops them. It drops them after an
-// error, too: the kernel marks pages as clean that it could not write, and the next reader
-// would get bytes that are on no disk.
+// dropCache writes the cached pages of f to the disk and drops them. It also drops them after an
+// error: the kernel marks a page as clean even if it could not write the page, and the next reader
+// would get bytes that are not on the disk.
 func dropCache(f *os.File) error {
 	err := unix.Fdatasync(int(f.Fd()))
 	if err != nil {
@@ -78,7 +78,7 @@ type extents struct {
 	start, end int64 // the last data that was found
 }
 
-// isHole reports whether [from, to) is known to have no data.
+// isHole reports whether the range [from, to) contains no data.
 func (e *extents) isHole(from, to int64) bool {
 	if from >= e.end {
 		start, err := unix.Seek(int(e.f.Fd()), from, unix.SEEK_DATA)
@@ -98,8 +98,8 @@ func (e *extents) isHole(from, to int64) bool {
 	return to <= e.start
 }
 
-// readDirect reads [offset, min(offset+len(buf), size)) into buf, which is aligned. Direct I/O
-// needs aligned lengths, so it requests all of buf at the end of the file, too.
+// readDirect reads [offset, min(offset+len(buf), size)) into buf, which is aligned. Direct I/O needs
+// aligned lengths, so readDirect requests all of buf even at the end of the file.
 func readDirect(f *os.File, buf []byte, offset, size int64) ([]byte, error) {
 	length := int(min(int64(len(buf)), size-offset))
 	for n := 0; n < length; {
@@ -118,10 +118,10 @@ func readDirect(f *os.File, buf []byte, offset, size int64) ([]byte, error) {
 	return buf[:length], nil
 }
 
-// writeDurably replaces the file name below root with data: after a crash at any moment it
-// has either the old content or the complete new one. Each disk has one writer, so the
-// temporary name is fixed. A file with that name, from a crash or from somebody else, is
-// removed first and not written to: it may be a link or a hard link.
+// writeDurably replaces the file name below root with data: after a crash at any moment the file has
+// either the old or the complete new content. Each disk has one writer, so the temporary name is
+// fixed. An existing file with this name, from a crash or another program, is removed first. It is
+// not opened for writing, because it may be a symbolic or hard link.
 func writeDurably(root *os.Root, name string, data []byte) error {
 	tmp := name + ".tmp"
 	if info, err := root.Lstat(tmp); err == nil && !info.IsDir() {
@@ -147,7 +147,7 @@ func writeDurably(root *os.Root, name string, data []byte) error {
 	return nil
 }
 
-// renameDurably renames within one folder, durably.
+// renameDurably renames a file within one folder, durably.
 func renameDurably(root *os.Root, from, to string) error {
 	if err := root.Rename(from, to); err != nil {
 		return err
@@ -166,8 +166,8 @@ func syncFolder(root *os.Root, name string) error {
 	return nil
 }
 
-// mkdirDurably creates the folder name below root; its parent must exist. It syncs the parent
-// even if the folder exists: a killed process may have created it without a sync.
+// mkdirDurably creates the folder name below root; its parent must exist. It syncs the parent even if
+// the folder exists, because a killed process may have created the folder without a sync.
 func mkdirDurably(root *os.Root, name string) error {
 	if err := root.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return noSpace(err)
@@ -183,11 +183,11 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// maxSmallFile bounds every file that is read into memory as a whole. Real ones have a few KiB
-// at most.
+// maxSmallFile limits every file that is read completely into memory. Real ones have a few KiB at
+// most.
 const maxSmallFile = 1 << 20
 
-// readSmall reads a regular file of at most maxSmallFile bytes. It follows no link and never
+// readSmall reads a regular file of at most maxSmallFile bytes. It does not follow links and never
 // blocks on a pipe.
 func readSmall(root *os.Root, name string) ([]byte, error) {
 	f, err := openRegular(root, name, os.O_RDONLY)

@@ -15,12 +15,12 @@ const (
 	partFile       = "backing.part"
 	partChunksFile = "backing.part.chunks"
 
-	// partManifestFile has a name only between create and unlink (see openUnlinked). If a
-	// crash leaves one, it is of no use.
+	// partManifestFile exists only between create and unlink (see openUnlinked). A file that a crash
+	// leaves is not used.
 	partManifestFile = "backing.part.manifest"
 )
 
-// partFiles belong to the partial file and to nothing else.
+// partFiles are all files of a partial file.
 var partFiles = []string{partManifestFile, partChunksFile, partFile}
 
 // imageFolder is the folder of one image on one disk, whether it exists or not.
@@ -35,9 +35,9 @@ func (d *Disk) image(id ID) imageFolder { return imageFolder{d, id} }
 func (f imageFolder) path() string            { return f.id.folder() }
 func (f imageFolder) file(name string) string { return f.id.file(name) }
 
-// check returns why nothing may be read or written in the folder: the id is not valid, or
-// something that is no folder has its name, such as a link to the folder of another image.
-// A missing folder is no error.
+// check returns an error if no file of the folder may be accessed: the id is not valid, or the path
+// exists and is not a folder, for example a link to the folder of another image. A missing folder is
+// not an error.
 func (f imageFolder) check() error {
 	if err := errors.Join(CheckName(f.id.Name), CheckUUID(f.id.UUID)); err != nil {
 		return err
@@ -48,7 +48,7 @@ func (f imageFolder) check() error {
 	return checkFolder(f.disk.root, f.path())
 }
 
-// checkFolder returns an error if name exists and is no folder.
+// checkFolder returns an error if name exists and is not a folder.
 func checkFolder(root *os.Root, name string) error {
 	info, err := root.Lstat(name)
 	if err != nil {
@@ -60,8 +60,8 @@ func checkFolder(root *os.Root, name string) error {
 	return nil
 }
 
-// create makes the folder with a record in it, so that all files that are written there later
-// are known to be owned.
+// create creates the folder and its record, so that all files that are written later belong to an
+// owned copy.
 func (f imageFolder) create() (Record, error) {
 	err := f.check()
 	if err == nil {
@@ -81,8 +81,8 @@ func (f imageFolder) create() (Record, error) {
 	return r, f.writeRecord(r)
 }
 
-// evidence returns the present evidence of a file of the folder; the zero Evidence if there
-// is no such file.
+// evidence returns the current evidence of a file of the folder. It is the zero Evidence if the file
+// does not exist.
 func (f imageFolder) evidence(name string) (Evidence, error) {
 	info, err := f.disk.root.Lstat(f.file(name))
 	if err != nil {
@@ -91,8 +91,8 @@ func (f imageFolder) evidence(name string) (Evidence, error) {
 	return evidenceOf(info), nil
 }
 
-// inspect returns the format of a file of the folder. It reads through the page cache: Inspect
-// reads at any offset, and only a few pages.
+// inspect returns the format of a file of the folder. It uses the page cache, because Inspect reads a
+// few pages at arbitrary offsets.
 func (f imageFolder) inspect(name string, declared Format) (Info, error) {
 	file, err := openRegular(f.disk.root, f.file(name), os.O_RDONLY)
 	if err != nil {

@@ -47,7 +47,7 @@ const (
 	hintPage    = "check what the address serves: it may need credentials, or the image may have moved"
 )
 
-// knownType is a type of file that people often offer as an image by mistake.
+// knownType is a type of file that users often declare as an image by mistake.
 type knownType struct {
 	magic  string
 	offset int
@@ -55,9 +55,9 @@ type knownType struct {
 	hint   string
 }
 
-// knownTypes: boot code of a raw disk could begin with the bytes of a short magic by chance.
-// So a short magic includes the bytes after it that every real file has: gzip's method,
-// bzip2's first block.
+// knownTypes: the boot code of a raw disk may begin with a short magic by chance. A short magic
+// therefore includes the bytes that follow it in every real file, such as gzip's method or bzip2's
+// first block.
 var knownTypes = []knownType{
 	{"KDMV", 0, "a VMDK image", hintConvert},
 	{"COWD", 0, "a VMDK image", hintConvert},
@@ -77,14 +77,14 @@ var knownTypes = []knownType{
 	{"ustar", 257, "a tar archive (an OVA is one)", "extract the disk from it, or " + hintRaw},
 }
 
-// detect returns the format of a file by its first sector, or a *FormatError if the file is
-// not an image of the declared format.
+// detect returns the format of a file, determined from its first sector. It returns a *FormatError if
+// the file is not an image of the declared format.
 func detect(head []byte, declared Format) (Format, error) {
 	isQCOW2 := bytes.HasPrefix(head, []byte(qcow2.Magic))
 	switch {
 	case isQCOW2 && declared == Raw:
-		// A program that detects the format later opens such a disk as qcow2. A guest can
-		// write the header of its own raw disk, and the header can name files of the host.
+		// A program that detects the format later would open such a disk as qcow2. A guest can write a
+		// qcow2 header to its own raw disk, and the header can name files of the host.
 		return "", refuse("declare format: qcow2", "declared raw, but the file begins with a qcow2 header")
 	case isQCOW2:
 		return QCOW2, nil
@@ -120,20 +120,20 @@ func findKnownType(head []byte) *knownType {
 
 const sector = 512
 
-// Info is what Inspect finds in an image file.
+// Info is the result of Inspect.
 type Info struct {
 	Format      Format
 	VirtualSize int64 // bytes that a guest sees
 	LUKS        bool  // the file is a raw LUKS disk
 }
 
-// Inspect returns the format of an image of size bytes. A *FormatError means that it is not
-// accepted; any other error is a read error of r. Bytes that contradict the declared format
-// are refused: Inspect never overrules a declaration.
+// Inspect returns the format of an image of size bytes. A *FormatError means that the image is not
+// accepted; any other error is a read error of r. If the bytes contradict the declared format, the
+// image is not accepted.
 //
-// Nothing in the file is trusted. Inspect uses constant memory and reads at most 33 MiB. It
-// opens no file that the image names: images that need another file are refused. It reads at
-// any offset and length, so r must not be open for direct I/O.
+// Nothing in the file is trusted. Inspect uses constant memory and reads at most 33 MiB. It opens no
+// file that the image names: images that need another file are not accepted. It reads at arbitrary
+// offsets, so r must not be open for direct I/O.
 func Inspect(r io.ReaderAt, size int64, declared Format) (Info, error) {
 	if size == 0 {
 		return Info{}, checkSize(size)
@@ -141,9 +141,9 @@ func Inspect(r io.ReaderAt, size int64, declared Format) (Info, error) {
 	return inspection{r, size}.inspect(declared)
 }
 
-// inspectHead returns the *FormatError that Inspect would return because of the first bytes
-// of a file alone; nil says nothing about the other bytes. Less than a sector is never
-// refused. 64 KiB are enough for nearly all faults, 1 MiB for all of them.
+// inspectHead returns the *FormatError that the first bytes of a file alone already cause. nil means
+// that the other bytes must be checked. An input of less than one sector returns nil. 64 KiB are
+// enough for nearly all errors, 1 MiB for all of them.
 func inspectHead(head []byte, declared Format) error {
 	if len(head) < sector {
 		return nil
@@ -155,11 +155,11 @@ func inspectHead(head []byte, declared Format) error {
 	return err
 }
 
-// unknownSize passes every check of a size: all possible offsets lie inside, and it is a
+// unknownSize is a size that passes every check: it is greater than every possible offset, and a
 // whole number of sectors.
 const unknownSize = math.MaxInt64 &^ (sector - 1)
 
-// inspection is one file, or its first bytes.
+// inspection is the check of one file, or of its first bytes.
 type inspection struct {
 	r    io.ReaderAt
 	size int64
@@ -170,7 +170,8 @@ func (s inspection) inspect(declared Format) (Info, error) {
 	if err := s.read(head, 0); err != nil {
 		return Info{}, err
 	}
-	// Check this before the size: "packed with gzip" helps more than "not a multiple of 512".
+	// Check the format before the size: "packed with gzip" is more useful than "not a multiple of
+	// 512".
 	format, err := detect(head, declared)
 	if err != nil {
 		return Info{}, err
@@ -193,22 +194,22 @@ func (s inspection) inspect(declared Format) (Info, error) {
 	return Info{Format: Raw, VirtualSize: s.size, LUKS: luks.Version(head) != 0}, nil
 }
 
-// checkSize refuses sizes that no image has. Longhorn reads and writes whole sectors, and
-// never finishes an image that ends within one.
+// checkSize returns an error for sizes that an image cannot have. Longhorn reads and writes whole
+// sectors, and never finishes an image that ends within a sector.
 func checkSize(size int64) error {
 	switch {
 	case size == 0:
 		return refuse("check what the address serves, or what was uploaded", "the file is empty")
 	case size%sector != 0:
-		// qemu-img itself writes such files: empty images, and images with snapshots.
-		// Zeros at the end do not harm them.
+		// qemu-img itself writes such files: empty images, and images with snapshots. Appended zeros do
+		// not change their content.
 		return refuse("check that it is the image itself, not packed and not an error page; then pad it: truncate -s %512 FILE",
 			"size %d is not a multiple of %d bytes", size, sector)
 	}
 	return nil
 }
 
-// checkFooter refuses a fixed VHD: a raw disk with a footer in its last sector.
+// checkFooter returns an error for a fixed VHD, which is a raw disk with a footer in its last sector.
 func (s inspection) checkFooter() error {
 	footer := make([]byte, len(vhdMagic))
 	if err := s.read(footer, s.size-sector); err != nil {
@@ -220,7 +221,7 @@ func (s inspection) checkFooter() error {
 	return nil
 }
 
-// read fills b from offset. If the file ends before that, the error is io.ErrUnexpectedEOF.
+// read fills b from offset. If the file ends before b is full, the error is io.ErrUnexpectedEOF.
 func (s inspection) read(b []byte, offset int64) error {
 	n, err := s.r.ReadAt(b, offset)
 	if n == len(b) {

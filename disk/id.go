@@ -14,7 +14,7 @@ type ID struct {
 	UUID string `json:"uuid"`
 }
 
-// MaxName is the length of the longest image name, in bytes.
+// MaxName is the maximum length of an image name, in bytes.
 const MaxName = 40
 
 var (
@@ -22,8 +22,8 @@ var (
 	uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}$`)
 )
 
-// CheckName returns why name is not valid for an image. A valid name has 2 to 40 characters
-// of a-z, 0-9, "_", "." and "-" and begins with a letter or digit. So it is always one path
+// CheckName returns an error if name is not a valid image name. A valid name has 2 to 40 characters
+// of a-z, 0-9, "_", "." and "-" and begins with a letter or digit. It is therefore always one path
 // element and never a hidden file.
 func CheckName(name string) error {
 	if n := len(name); n < 2 || n > MaxName {
@@ -35,7 +35,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// CheckUUID returns why s is not the 8 lower-case hex digits of a generation.
+// CheckUUID returns an error if s is not the 8 lower-case hex digits of a generation.
 func CheckUUID(s string) error {
 	if !uuidPattern.MatchString(s) {
 		return fmt.Errorf("uuid %q: it must be 8 hex digits in lower case, in quotes", s)
@@ -46,8 +46,8 @@ func CheckUUID(s string) error {
 // String returns the name of the folder below backing-images, "<name>-<uuid>".
 func (id ID) String() string { return id.Name + "-" + id.UUID }
 
-// ParseID parses the name of a folder below backing-images. The name may contain "-" and the
-// uuid cannot, so the last "-" separates them.
+// ParseID parses the name of a folder below backing-images. The last "-" separates name and uuid: the
+// name may contain "-", the uuid cannot.
 func ParseID(folder string) (ID, error) {
 	i := strings.LastIndexByte(folder, '-')
 	if i < 0 {

@@ -12,11 +12,11 @@ import (
 	"sync"
 )
 
-// ChunkSize is the size of the pieces in which an image is checked, resumed and repaired.
+// ChunkSize is the size of a chunk, the unit in which an image is verified, resumed and repaired.
 const ChunkSize = 1 << 20
 
-// ChunkHash is the SHA-256 of one chunk. The last chunk of an image may be short; its hash is
-// that of the bytes in the file. The zero value means "not known".
+// ChunkHash is the SHA-256 of one chunk. The last chunk of an image may be short; its hash covers
+// only the bytes in the file. The zero value means "not known".
 type ChunkHash [sha256.Size]byte
 
 // HashChunk returns the hash of a chunk of at most ChunkSize bytes.
@@ -28,7 +28,7 @@ func allZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }
 
 var hashOfZeroChunk = sync.OnceValue(func() ChunkHash { return sha256.Sum256(zeros[:]) })
 
-// hashBytes returns the hash of a chunk. zero: all of it is zero.
+// hashBytes returns the hash of a chunk. zero is true if all bytes are zero.
 func hashBytes(b []byte, zero bool) ChunkHash {
 	if zero && len(b) == ChunkSize {
 		return hashOfZeroChunk()
@@ -36,11 +36,11 @@ func hashBytes(b []byte, zero bool) ChunkHash {
 	return sha256.Sum256(b)
 }
 
-// chunksOf returns the number of chunks of an image of so many bytes.
+// chunksOf returns the number of chunks of an image of size bytes.
 func chunksOf(size int64) int64 { return (size-1)/ChunkSize + 1 }
 
-// A chunk file is a header and the hash of each chunk in order. It is the journal of a partial
-// file (backing.part.chunks), and then the chunk manifest of the image (backing.chunks).
+// A chunk file is a header and the hash of each chunk in order. It is first the journal of a partial
+// file (backing.part.chunks), and later the chunk manifest of the image (backing.chunks).
 const chunkHeaderSize = 16
 
 var chunkMagic = [8]byte{'B', 'I', 'M', 'C', 'H', 'U', 'N', 'K'}
@@ -51,15 +51,15 @@ func chunkHeader() []byte {
 	return binary.BigEndian.AppendUint32(h, ChunkSize)
 }
 
-// chunkCount returns the number of hashes in a chunk file of so many bytes.
+// chunkCount returns the number of hashes in a chunk file of fileSize bytes.
 func chunkCount(fileSize int64) int64 {
 	return max(0, fileSize-chunkHeaderSize) / sha256.Size
 }
 
-// chunkFile is a chunk file that is being written. It is not for concurrent use.
+// chunkFile is a chunk file that is being written. It is not safe for concurrent use.
 type chunkFile struct{ f *os.File }
 
-// openChunks opens or creates a chunk file. It empties a file with another header: the chunks
+// openChunks opens or creates a chunk file. If the header is wrong, it empties the file: the chunks
 // are then fetched again, which is always safe.
 func openChunks(root *os.Root, name string) (chunkFile, error) {
 	f, err := openRegular(root, name, os.O_RDWR|os.O_CREATE)
@@ -83,7 +83,8 @@ func openChunks(root *os.Root, name string) (chunkFile, error) {
 	return c, nil
 }
 
-// reset removes all hashes, durably: no old hash may make the next bytes count as verified.
+// reset removes all hashes, durably. Otherwise the next bytes could count as verified because of an
+// old hash.
 func (c chunkFile) reset() error {
 	if err := c.f.Truncate(0); err != nil {
 		return err
@@ -101,7 +102,7 @@ func (c chunkFile) set(n int64, h ChunkHash) error {
 	return nil
 }
 
-// at returns the hash of chunk n; zero if it is not in the file.
+// at returns the hash of chunk n. It is zero if the file does not contain it.
 func (c chunkFile) at(n int64) ChunkHash {
 	var h ChunkHash
 	if _, err := c.f.ReadAt(h[:], chunkHeaderSize+n*sha256.Size); err != nil {
@@ -120,12 +121,12 @@ func (c chunkFile) truncate(n int64) error {
 	return c.f.Truncate(chunkHeaderSize + n*sha256.Size)
 }
 
-// ErrNoManifest: an image has no chunk manifest, or one without the digest in its record.
-// Verify makes a new one for an image that is not damaged.
+// ErrNoManifest: an image has no chunk manifest, or one whose digest differs from the record. Verify
+// creates a new manifest for an image that is not damaged.
 var ErrNoManifest = errors.New("no manifest")
 
-// Manifest is the chunk manifest of an image: the hashes of all chunks, in an open file, so
-// that memory does not grow with the image. It is for concurrent use.
+// Manifest is the chunk manifest of an image: the hashes of all chunks. It reads them from an open
+// file, so that its memory does not grow with the image. It is safe for concurrent use.
 type Manifest struct {
 	f      *os.File
 	base   int64 // offset of the first hash in f
@@ -133,7 +134,7 @@ type Manifest struct {
 	digest Digest
 }
 
-// Close closes the file. It must be the last call.
+// Close closes the file. No other method may be called after it.
 func (m *Manifest) Close() error { return m.f.Close() }
 
 // Size returns the bytes of the image.
@@ -182,8 +183,8 @@ func (m *Manifest) DataSize() (int64, error) {
 	return data, nil
 }
 
-// Hashes returns a new reader of all hashes in order, 32 bytes each. ReceiveManifest reads
-// this format.
+// Hashes returns a new reader of all hashes in order, 32 bytes each, which is the input format of
+// ReceiveManifest.
 func (m *Manifest) Hashes() *io.SectionReader { return m.hashes(m.size) }
 
 // hashes returns a reader of the hashes of the first size bytes of the image.
@@ -191,9 +192,9 @@ func (m *Manifest) hashes(size int64) *io.SectionReader {
 	return io.NewSectionReader(m.f, m.base, chunksOf(size)*sha256.Size)
 }
 
-// Manifest opens the chunk manifest of a ready or failed copy. It describes the bytes that the
-// image had when it became ready. ErrNoManifest: there is none, or it does not have the digest
-// in the record. In that case Stat returns no ManifestDigest from then on.
+// Manifest opens the chunk manifest of a ready or failed copy. It describes the bytes that the image
+// had when it became ready. ErrNoManifest: the manifest is missing, or its digest differs from the
+// record. From then on, Stat returns no ManifestDigest for this copy.
 func (d *Disk) Manifest(id ID) (*Manifest, error) {
 	c := d.Stat(id)
 	if c.ManifestDigest.IsZero() {
@@ -215,14 +216,14 @@ func (d *Disk) Manifest(id ID) (*Manifest, error) {
 	return m, nil
 }
 
-// check returns an error if the file is no chunk file with the digest of m.
+// check returns an error if the file is not a chunk file with the digest of m.
 func (m *Manifest) check() error {
 	header := make([]byte, chunkHeaderSize)
 	if _, err := m.f.ReadAt(header, 0); err != nil {
 		return err
 	}
 	if !bytes.Equal(header, chunkHeader()) {
-		return errors.New("the file is no chunk manifest")
+		return errors.New("the file is not a chunk manifest")
 	}
 	h := SHA256.New()
 	if _, err := io.Copy(h, m.Hashes()); err != nil {
@@ -231,10 +232,10 @@ func (m *Manifest) check() error {
 	return matches(m.digest, Digest{}, SHA256.Digest(h))
 }
 
-// ReceiveManifest reads the manifest of an image of size bytes from r, which must end with it.
-// *ChecksumError: it does not have the digest want. ErrTooLarge: the partial file may not have
-// this size. The manifest is in a file without a name, so nothing of it is left after its
-// Close or a crash. The partial file is not changed.
+// ReceiveManifest reads the manifest of an image of size bytes from r, up to the end of r. It returns
+// a *ChecksumError if the manifest does not have the digest want, and ErrTooLarge if size exceeds the
+// limit of the partial file. The manifest is in a file without a name, which does not exist any more
+// after Close or a crash. ReceiveManifest does not change the partial file.
 func (p *Part) ReceiveManifest(r io.Reader, size int64, want Digest) (*Manifest, error) {
 	m, err := p.writer.receiveManifest(r, size, want)
 	if err != nil {
@@ -259,7 +260,7 @@ func (w *partWriter) receiveManifest(r io.Reader, size int64, want Digest) (*Man
 
 // openUnlinked creates a file and removes its name.
 func openUnlinked(root *os.Root, name string) (*os.File, error) {
-	if err := ignoreMissing(root.Remove(name)); err != nil { // left by a crash
+	if err := ignoreMissing(root.Remove(name)); err != nil { // a crash may have left the file
 		return nil, err
 	}
 	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
@@ -273,8 +274,8 @@ func openUnlinked(root *os.Root, name string) (*os.File, error) {
 	return f, nil
 }
 
-// ReceiveManifest is Part.ReceiveManifest into the file f, without limits. The Manifest owns f;
-// after an error f is closed.
+// ReceiveManifest is like Part.ReceiveManifest, but writes to the file f and has no limits. The
+// Manifest owns f. After an error f is closed.
 func ReceiveManifest(f *os.File, r io.Reader, size int64, want Digest) (*Manifest, error) {
 	err := receiveInto(f, r, size, want)
 	if err != nil {
@@ -295,7 +296,7 @@ func receiveInto(f *os.File, r io.Reader, size int64, want Digest) error {
 	return matches(want, Digest{}, SHA256.Digest(h))
 }
 
-// copyExactly copies r, which must end after length bytes.
+// copyExactly copies length bytes from r. It returns an error if r has fewer or more bytes.
 func copyExactly(w io.Writer, r io.Reader, length int64) error {
 	n, err := io.CopyN(w, r, length)
 	if err == io.EOF {
@@ -314,7 +315,7 @@ func copyExactly(w io.Writer, r io.Reader, length int64) error {
 	}
 }
 
-// sameHashes reports whether two readers of the same length have the same bytes.
+// sameHashes reports whether two readers of the same length return the same bytes.
 func sameHashes(a, b *io.SectionReader) (bool, error) {
 	bufA, bufB := make([]byte, 32<<10), make([]byte, 32<<10)
 	for {
@@ -328,7 +329,7 @@ func sameHashes(a, b *io.SectionReader) (bool, error) {
 		if !bytes.Equal(bufA[:n], bufB[:n]) {
 			return false, nil
 		}
-		if err != nil { // the end of a
+		if err != nil { // a has ended
 			return true, nil
 		}
 	}

@@ -7,25 +7,26 @@ import (
 	"sync"
 )
 
-// metaCache keeps the content of the small files of each image folder, so that List of a
-// thousand unchanged images reads none of them. It is for concurrent use.
+// metaCache caches the content of the small files of each image folder, so that List of a thousand
+// unchanged images reads none of these files. It is safe for concurrent use.
 type metaCache struct {
 	mu      sync.Mutex
 	folders map[ID]cachedFolder
 }
 
-// cachedFolder is what is known about one image folder.
+// cachedFolder is the cached state of one image folder.
 type cachedFolder struct {
 	record cachedFile[Record]
 	cfg    cachedFile[longhornCfg]
 	findings
 }
 
-// findings are faults of an image that are in no file. They outlive the cached files.
+// findings are faults of an image that are recorded in no file. They are kept when the cached files
+// change.
 type findings struct {
 	badManifest manifestFile
-	// damaged is the evidence of a file that is damaged although its record says that it is
-	// ready: the record could not be written.
+	// damaged is the evidence of a file that is damaged although its record marks it as ready, because
+	// the record could not be written.
 	damaged Evidence
 }
 
@@ -35,14 +36,14 @@ type manifestFile struct {
 	recorded Digest // in the record
 }
 
-// cachedFile is the content of a small file while its inode is unchanged.
+// cachedFile is the content of a small file. It is valid while the inode is unchanged.
 type cachedFile[T any] struct {
 	evidence Evidence
 	value    T
 	ok       bool // the file was readable and valid
 }
 
-// update returns the present content of the file; it reads the file only if its inode changed.
+// update returns the current content of the file. It reads the file only if the inode changed.
 func (c cachedFile[T]) update(folder *os.Root, name string, parse func([]byte) (T, error)) cachedFile[T] {
 	info, err := folder.Lstat(name)
 	if err != nil {
@@ -60,8 +61,8 @@ func (c cachedFile[T]) update(folder *os.Root, name string, parse func([]byte) (
 	return cachedFile[T]{evidence: now, value: value, ok: err == nil}
 }
 
-// read returns the record and the cfg of an image folder. An unreadable record counts as
-// none: the copy is then not owned until it is adopted, and it is verified before it is used.
+// read returns the record and the cfg of an image folder. An unreadable record counts as missing: the
+// copy is then not owned until it is adopted, and it is verified before it is used.
 func (m *metaCache) read(id ID, folder *os.Root) (r Record, owned bool, cfg longhornCfg, hasCfg bool) {
 	m.mu.Lock()
 	old := m.folders[id]
@@ -71,19 +72,19 @@ func (m *metaCache) read(id ID, folder *os.Root) (r Record, owned bool, cfg long
 		cfg:    old.cfg.update(folder, cfgFile, parseCfg),
 	}
 	m.change(id, func(c *cachedFolder) {
-		c.record, c.cfg = now.record, now.cfg // not the findings: a job may have added some meanwhile
+		c.record, c.cfg = now.record, now.cfg // without the findings: a job may have added some since
 	})
 	return now.record.value, now.record.ok, now.cfg.value, now.cfg.ok
 }
 
-// invalidate makes the next read open the files of id again. The inode alone is not enough
-// after a write of our own: a freed inode that is used again within one tick of the clock
-// looks unchanged.
+// invalidate makes the next read open the files of id again. After a write of this program, the
+// comparison of inodes is not enough: a freed inode that is reused within one clock tick looks
+// unchanged.
 func (m *metaCache) invalidate(id ID) {
 	m.change(id, func(c *cachedFolder) { *c = cachedFolder{findings: c.findings} })
 }
 
-// change applies f to what is known about id.
+// change calls f with the cached state of id.
 func (m *metaCache) change(id ID, f func(*cachedFolder)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -99,34 +100,34 @@ func (m *metaCache) change(id ID, f func(*cachedFolder)) {
 	m.folders[id] = c
 }
 
-// keepOnly drops all other images.
+// keepOnly removes all images that are not in existing.
 func (m *metaCache) keepOnly(existing map[ID]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	maps.DeleteFunc(m.folders, func(id ID, _ cachedFolder) bool { return !existing[id] })
 }
 
-// rejectManifest makes manifestDigest return none, until the manifest file or its digest in
-// the record changes.
+// rejectManifest makes manifestDigest return the zero Digest until the manifest file, or its digest
+// in the record, changes.
 func (m *metaCache) rejectManifest(id ID, bad manifestFile) {
 	m.change(id, func(c *cachedFolder) { c.badManifest = bad })
 }
 
-// markDamaged makes isDamaged true for the file with this evidence. The zero Evidence undoes
-// that.
+// markDamaged makes isDamaged return true for the file with this evidence. The zero Evidence reverts
+// it.
 func (m *metaCache) markDamaged(id ID, file Evidence) {
 	m.change(id, func(c *cachedFolder) { c.damaged = file })
 }
 
-// isDamaged reports whether the file was found damaged and its record does not say so.
+// isDamaged reports whether the file is damaged although its record does not mark it as failed.
 func (m *metaCache) isDamaged(id ID, file Evidence) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.folders[id].damaged == file
 }
 
-// manifestDigest returns the recorded digest of the chunk manifest, if there is a manifest
-// file of the right length that was not rejected.
+// manifestDigest returns the recorded digest of the chunk manifest, if a manifest file of the right
+// length exists and was not rejected.
 func (m *metaCache) manifestDigest(id ID, r Record, image os.FileInfo, folder *os.Root) Digest {
 	info, err := folder.Lstat(chunksFile)
 	if err != nil || r.Size != image.Size() || info.Size() != chunkHeaderSize+chunksOf(r.Size)*sha256.Size {

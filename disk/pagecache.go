@@ -13,32 +13,32 @@ import (
 type Span struct{ From, To int64 }
 
 const (
-	// lent bytes that were read last stay in the page cache: sendfile lends its pages to the
-	// network until the receiver has acknowledged them, and the kernel does not drop them.
+	// lent is the number of bytes that stay in the page cache after they were read: sendfile uses the
+	// pages until the receiver has acknowledged them, and until then the kernel does not drop them.
 	lent = 8 << 20
-	// maxRetained bounds the bytes that a slow receiver keeps in the page cache and that
-	// are dropped by a later attempt.
+	// maxRetained limits the bytes that stay in the page cache because of a slow receiver, and that a
+	// later attempt drops.
 	maxRetained = 64 << 20
 )
 
-// cachedPages reads a file through the page cache and leaves the cache as it was: pages of
-// virtual machines stay, and pages that this reading adds are dropped. The kernel's read-ahead
-// would blur the difference, so it is off, and cachedPages reads ahead itself, by one chunk. It
-// is for concurrent use.
+// cachedPages reads a file through the page cache and restores its state: it drops the pages that it
+// added, and keeps the pages that were cached before, for example those of virtual machines. The
+// kernel's read-ahead would add pages that cachedPages does not know. It is therefore off, and
+// cachedPages itself reads ahead by one chunk. It is safe for concurrent use.
 type cachedPages struct {
 	f *os.File
 
 	mu       sync.Mutex
 	from, to int64  // limits of the read-ahead
 	next     int64  // the next chunk to prefetch
-	added    []Span // pages that were not cached before, in the order of reading
-	bytes    int64  // in added
+	added    []Span // pages that were not cached before, in the order of reads
+	bytes    int64  // total size of added
 	recent   int64  // bytes added since the last drop
 }
 
-// newCachedPages begins with the pages that an earlier reading could not drop.
+// newCachedPages returns a cachedPages that also drops the retained pages of an earlier reader.
 func newCachedPages(f *os.File, size int64, retained []Span) *cachedPages {
-	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM) // on failure it only drops more
+	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM) // if this fails, only more pages are dropped
 	p := &cachedPages{f: f, to: size}
 	for _, s := range retained {
 		p.add(s)
@@ -53,12 +53,12 @@ func (p *cachedPages) limit(from, to int64) {
 	p.from, p.to, p.next = from, to, from/ChunkSize
 }
 
-// visit prefetches chunk n and the chunk behind it, and drops older pages.
+// visit prefetches chunk n and the following chunk, and drops older pages.
 func (p *cachedPages) visit(n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n > p.next || n < p.next-2 {
-		p.next = n // not sequential
+		p.next = n // the access is not sequential
 	}
 	for ; p.next <= n+1; p.next++ {
 		p.prefetch(max(p.from, p.next*ChunkSize), min(p.to, (p.next+1)*ChunkSize))
@@ -68,7 +68,7 @@ func (p *cachedPages) visit(n int64) {
 	}
 }
 
-// prefetch starts to read the pages of [from, to) that are not cached, and remembers them.
+// prefetch starts to read the pages of [from, to) that are not cached, and adds them to added.
 func (p *cachedPages) prefetch(from, to int64) {
 	if from >= to {
 		return
@@ -79,8 +79,8 @@ func (p *cachedPages) prefetch(from, to int64) {
 	_ = unix.Fadvise(int(p.f.Fd()), from, to-from, unix.FADV_WILLNEED) // on failure they are read later
 }
 
-// spans returns the whole pages of [from, to) that are in the page cache, or those that are
-// not.
+// spans returns the whole pages of [from, to) that are in the page cache, or the pages that are not,
+// depending on inCache.
 func (p *cachedPages) spans(from, to int64, inCache bool) []Span {
 	size := int64(os.Getpagesize())
 	from = from / size * size
@@ -98,8 +98,8 @@ func (p *cachedPages) spans(from, to int64, inCache bool) []Span {
 	return found
 }
 
-// residency returns a byte for each page of [from, to): its lowest bit is set if the page is
-// cached. If the kernel does not report that, no page counts as cached.
+// residency returns one byte for each page of [from, to). The lowest bit of a byte is 1 if the page
+// is cached. If the kernel does not report this, no page counts as cached.
 func (p *cachedPages) residency(from, to int64) []byte {
 	size := int64(os.Getpagesize())
 	vector := make([]byte, (to-from+size-1)/size)
@@ -107,7 +107,7 @@ func (p *cachedPages) residency(from, to int64) []byte {
 	if err != nil {
 		return vector
 	}
-	defer func() { _ = unix.Munmap(mapped) }() // cannot fail for a mapping of our own
+	defer func() { _ = unix.Munmap(mapped) }() // cannot fail for a valid mapping
 	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mapped[0])), uintptr(to-from), uintptr(unsafe.Pointer(&vector[0])))
 	if errno != 0 {
 		clear(vector)
@@ -125,8 +125,8 @@ func (p *cachedPages) add(s Span) {
 	p.added = append(p.added, s)
 }
 
-// drop drops the added pages, except for the last keep bytes. Pages that the kernel does not
-// drop stay in added for the next attempt.
+// drop drops the added pages, except the last keep bytes. Pages that the kernel does not drop stay in
+// added for the next attempt.
 func (p *cachedPages) drop(keep int64) {
 	spans, old := p.added, p.bytes-keep
 	p.added, p.bytes = nil, 0
@@ -134,7 +134,7 @@ func (p *cachedPages) drop(keep int64) {
 		n := max(0, min(s.To-s.From, old))
 		old -= n
 		if n > 0 {
-			_ = unix.Fadvise(int(p.f.Fd()), s.From, n, unix.FADV_DONTNEED) // on failure they stay
+			_ = unix.Fadvise(int(p.f.Fd()), s.From, n, unix.FADV_DONTNEED) // if this fails, they stay cached
 			for _, kept := range p.spans(s.From, s.From+n, true) {
 				p.add(kept)
 			}
@@ -158,7 +158,7 @@ func (p *cachedPages) release() []Span {
 	return p.added
 }
 
-// pagedFile is an io.ReaderAt that reads by cachedPages.
+// pagedFile is an io.ReaderAt that reads through cachedPages.
 type pagedFile struct{ *cachedPages }
 
 // ReadAt implements io.ReaderAt.
@@ -173,8 +173,8 @@ func (p pagedFile) ReadAt(b []byte, offset int64) (read int, err error) {
 	return read, err
 }
 
-// retainedPages are pages of images that readers have added to the page cache and could not
-// drop yet. The next reader of the image tries again. It is for concurrent use.
+// retainedPages are pages of images that readers added to the page cache and could not drop. The next
+// reader of the image tries to drop them. It is safe for concurrent use.
 type retainedPages struct {
 	mu     sync.Mutex
 	images map[ID]retainedFile
@@ -197,7 +197,7 @@ func (r *retainedPages) take(id ID, inode uint64) []Span {
 	return had.spans
 }
 
-// add adds pages of an image, and drops those of another inode.
+// add adds pages of an image, and removes the pages of another inode.
 func (r *retainedPages) add(id ID, inode uint64, spans []Span) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -211,7 +211,7 @@ func (r *retainedPages) add(id ID, inode uint64, spans []Span) {
 	r.images[id] = retainedFile{inode: inode, spans: append(had.spans, spans...)}
 }
 
-// keepOnly drops all other images.
+// keepOnly removes all images that are not in existing.
 func (r *retainedPages) keepOnly(existing map[ID]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

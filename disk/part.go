@@ -9,30 +9,30 @@ import (
 	"unsafe"
 )
 
-// ErrTooLarge: the image has more bytes than are allowed.
+// ErrTooLarge: the image is larger than the limit.
 var ErrTooLarge = errors.New("image is larger than allowed")
 
-// errEnded: a short chunk ends an image, so nothing can follow it.
+// errEnded: only the last chunk of an image is short, so no chunk can follow it.
 var errEnded = errors.New("the image has ended with a short chunk")
 
-// PartSource identifies the source of a partial file's bytes, so that a resume never joins
-// two versions of a file. It is a part of the record.
+// PartSource identifies the source of a partial file's bytes, so that a resume never combines two
+// versions of a file. It is stored in the record.
 type PartSource struct {
-	// ID identifies the source: a hash of an address, which may contain secrets, or a word
-	// and a digest. Part only compares it.
+	// ID identifies the source: a hash of an address (an address may contain secrets), or a word and a
+	// digest. Part only compares it.
 	ID           string `json:"source"`
 	ETag         string `json:"etag,omitempty"`
 	LastModified string `json:"lastModified,omitempty"`
 	Size         int64  `json:"size"` // bytes of the image; -1: not known
-	// Metadata is what the client of an upload sent with it.
+	// Metadata is the metadata that the client of an upload sent.
 	Metadata string `json:"metadata,omitempty"`
-	// Data is an upper bound for the bytes in chunks that are not all zero: the space that
-	// the image needs. 0: not known, it may need all of Size.
+	// Data is an upper bound of the bytes in chunks that are not all zero. The image needs this much
+	// space. 0: not known; it may need all of Size.
 	Data int64 `json:"data,omitempty"`
 }
 
-// IDs that the planner interprets: only the client can resume an upload, and a copy from peers is no
-// first copy.
+// IDs that the planner interprets: only the client can resume an upload, and a copy from peers is not
+// a first copy.
 const (
 	PartFromUpload = "upload" // the ID of an upload by a client
 	PartFromPeers  = "chunks" // the prefix of the ID for chunks from peers
@@ -49,20 +49,20 @@ func (s PartSource) need() int64 {
 // PartOptions are limits and expectations for a partial file.
 type PartOptions struct {
 	Reserve int64  // bytes that must stay free on the disk
-	MaxSize int64  // most bytes that the image may have; 0: no limit
+	MaxSize int64  // maximum size of the image in bytes; 0: no limit
 	SHA256  bool   // compute the SHA-256 of the image as well
 	Format  Format // as declared; "": detect it
-	// Accept reports whether an existing partial file with this source can be resumed. If
-	// not, OpenPart does not read it back, which can take minutes. nil: always.
+	// Accept reports whether an existing partial file with this source can be resumed. If it returns
+	// false, OpenPart does not read the file back, which can take minutes. nil: always true.
 	Accept func(PartSource) bool
 }
 
-// Part is a partial file: backing.part and the hashes of its chunks beside it. Bytes are
-// only appended. It is for one goroutine; only Written may be called from others.
+// Part is a partial file: backing.part, and the journal with the hashes of its chunks. Bytes can only
+// be appended. A Part is not safe for concurrent use, except for Written.
 type Part struct {
 	folder   imageFolder
 	options  PartOptions
-	source   *PartSource // nil: none, the content counts for nothing
+	source   *PartSource // nil: no source, and the content is not used
 	writer   partWriter
 	hashes   *hashes
 	pipeline *pipeline // nil once closed
@@ -70,11 +70,11 @@ type Part struct {
 	offset   int64     // bytes appended so far, those in current included
 }
 
-// OpenPart creates the folder of id and an empty partial file in it, or resumes the partial
-// file that exists: it reads the chunks back and keeps those that match their recorded hash,
-// up to the first one that does not. ctx ends this reading.
+// OpenPart creates the folder of id and an empty partial file in it. If a partial file exists,
+// OpenPart resumes it: it reads the chunks back and keeps all chunks before the first one that does
+// not match its recorded hash. It stops reading when ctx ends.
 //
-// If o.Accept refuses the existing file, the Part has no Source and is empty; the old bytes
+// If o.Accept returns false for the existing file, the Part has no Source and is empty; the old bytes
 // stay on the disk until Begin.
 func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error) {
 	folder := d.image(id)
@@ -100,7 +100,7 @@ func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error
 	return p, nil
 }
 
-// start begins to hash and write with the first chunk.
+// start creates the pipeline, which begins with the first chunk.
 func (p *Part) start() {
 	hashes, consumers := newHashes(p.options.SHA256)
 	p.writer.start()
@@ -108,7 +108,7 @@ func (p *Part) start() {
 	p.pipeline = newPipeline(append(consumers, p.writer.writeHash, p.writer.writeChunk)...)
 }
 
-// resume keeps the chunks that match their hashes and drops the others.
+// resume keeps the chunks that match their hashes and removes the others.
 func (p *Part) resume(ctx context.Context) error {
 	info, err := p.writer.file.Stat()
 	if err != nil {
@@ -123,8 +123,7 @@ func (p *Part) resume(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// A chunk that cannot be read is fetched again, and the disk then writes it to
-		// another place.
+		// A chunk that cannot be read is fetched again. The disk then writes it to another place.
 		err = s.read(c, p.offset)
 		if err == nil {
 			c.saved, c.hash = true, HashChunk(c.data)
@@ -136,15 +135,15 @@ func (p *Part) resume(ctx context.Context) error {
 		p.offset += ChunkSize
 		p.pipeline.put(c)
 	}
-	// Truncate would change the mtime even if it cuts nothing, and the mtime is the time of
-	// the last byte (ModTime).
+	// Truncate would change the mtime even if it removes nothing, and the mtime is the time of the
+	// last write (ModTime).
 	if p.offset != s.size {
 		err = p.writer.file.Truncate(p.offset)
 	}
 	return errors.Join(err, p.writer.journal.truncate(p.offset/ChunkSize))
 }
 
-// Source returns the source of the partial file's bytes; zero before the first Begin.
+// Source returns the source of the partial file's bytes. It is zero before the first Begin.
 func (p *Part) Source() PartSource {
 	if p.source == nil {
 		return PartSource{}
@@ -152,11 +151,11 @@ func (p *Part) Source() PartSource {
 	return *p.source
 }
 
-// Offset returns the number of bytes appended so far: the offset of the next byte to append.
-// The bytes of a chunk that is not full are in memory only.
+// Offset returns the number of appended bytes: the offset of the next byte to append. The bytes of an
+// incomplete chunk are only in memory.
 func (p *Part) Offset() int64 { return p.offset }
 
-// ModTime returns when bytes were last written to the file.
+// ModTime returns the time of the last write to the file.
 func (p *Part) ModTime() (time.Time, error) {
 	info, err := p.writer.file.Stat()
 	if err != nil {
@@ -165,18 +164,20 @@ func (p *Part) ModTime() (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// Written returns the bytes of chunks that are not all zero: the space that the file uses.
+// Written returns the bytes of all chunks that are not all zero: the space that the file uses. It is
+// safe for concurrent use.
 func (p *Part) Written() int64 { return p.writer.written.Load() }
 
-// Begin drops all bytes and records durably the source of the bytes that follow. It returns
-// ErrNoSpace or ErrTooLarge if an image of its size is not possible.
+// Begin discards all bytes and records durably the source of the bytes that follow. It returns
+// ErrNoSpace or ErrTooLarge if there is not enough space for an image of this size, or if the size
+// exceeds the limit.
 func (p *Part) Begin(source PartSource) error {
 	p.pipeline.abort()
 	if err := p.writer.checkSize(source); err != nil {
 		p.start()
 		return fmt.Errorf("begin %s: %w", p.folder.id, err)
 	}
-	// Remove the hashes first: no old hash may make new bytes count as verified.
+	// Remove the hashes first: otherwise new bytes could count as verified because of an old hash.
 	p.source = nil
 	err := errors.Join(p.writer.journal.reset(), p.writer.file.Truncate(0))
 	if err == nil {
@@ -190,7 +191,7 @@ func (p *Part) Begin(source PartSource) error {
 	return nil
 }
 
-// SetSize records durably the size of an image whose size was not known at Begin.
+// SetSize records durably the size of an image if the size was not known at Begin.
 func (p *Part) SetSize(size int64) error {
 	source := p.Source()
 	source.Size = size
@@ -201,9 +202,8 @@ func (p *Part) SetSize(size int64) error {
 	return nil
 }
 
-// Matches reports whether all whole chunks of the partial file are chunks of m. Then the
-// chunk at Offset is the next one to append after Continue. Otherwise the partial file must
-// Begin again.
+// Matches reports whether all whole chunks of the partial file equal the first chunks of m. If so,
+// the caller calls Continue and appends the chunk at Offset. Otherwise it must call Begin.
 func (p *Part) Matches(m *Manifest) (bool, error) {
 	size := p.Source().Size
 	if p.offset > m.size || size >= 0 && size != m.size {
@@ -228,16 +228,16 @@ func (p *Part) Matches(m *Manifest) (bool, error) {
 	return sameHashes(p.writer.journal.hashes(whole), m.hashes(whole))
 }
 
-// Continue records durably that the whole chunks of the partial file are the beginning of the
-// image from source, as Matches has found, and drops a chunk that is not full. It returns the
-// errors of Begin if there is no space for the remaining bytes.
+// Continue records durably that the whole chunks of the partial file are the first chunks of the
+// image from source, and drops an incomplete chunk. Matches must have returned true before. Continue
+// returns the errors of Begin if there is not enough space for the remaining bytes.
 func (p *Part) Continue(source PartSource) error {
 	if c := p.current; c != nil {
 		p.offset -= int64(len(c.data))
 		c.data = c.buf[:0]
 	}
 	err := p.writer.checkSize(source)
-	if errors.Is(err, ErrNoSpace) { // some of it is on the disk already
+	if errors.Is(err, ErrNoSpace) { // some of the bytes are already on the disk
 		err = p.writer.checkSpace(min(source.Size-p.offset, source.need()-p.Written()))
 	}
 	if err == nil {
@@ -250,10 +250,10 @@ func (p *Part) Continue(source PartSource) error {
 	return nil
 }
 
-// ReadFrom appends the bytes of r until its end or an error, and returns how many. Appended
-// bytes stay: after a read error of r, the next ReadFrom continues at Offset. Errors of r are
-// wrapped. Other errors are ErrNoSpace, ErrTooLarge or a *FormatError about the first bytes;
-// after them the Part can only be closed or discarded.
+// ReadFrom appends the bytes of r until r ends or fails, and returns their number. The appended bytes
+// are kept: after a read error of r, the next ReadFrom continues at Offset. Errors of r are wrapped.
+// Other errors are ErrNoSpace, ErrTooLarge or a *FormatError about the first bytes. After these
+// errors the Part can only be closed or discarded.
 func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 	start := p.offset
 	if p.ended() {
@@ -287,15 +287,15 @@ func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 	}
 }
 
-// NewChunkBuffer returns a buffer of ChunkSize bytes with the alignment that AppendChunk needs.
+// NewChunkBuffer returns a buffer of ChunkSize bytes with the alignment that AppendChunk requires.
 func NewChunkBuffer() []byte { return alignedBuffer(ChunkSize) }
 
-// AppendChunk appends buf[:length] as the next chunk. The caller has checked its hash, which
-// is not computed again. Only the last chunk of an image may be shorter than ChunkSize, and
-// ReadFrom must not have left a chunk that is not full.
+// AppendChunk appends buf[:length] as the next chunk. The caller must have compared its hash;
+// AppendChunk does not compute it. Only the last chunk of an image may be shorter than ChunkSize, and
+// there must be no incomplete chunk of ReadFrom.
 //
-// AppendChunk keeps buf, which must be from NewChunkBuffer or AppendChunk, and returns another
-// buffer, after an error too. Its errors are those of ReadFrom.
+// AppendChunk keeps buf and returns another buffer, even with an error. buf must be from
+// NewChunkBuffer or AppendChunk. The errors are those of ReadFrom.
 func (p *Part) AppendChunk(buf []byte, length int64, hash ChunkHash) ([]byte, error) {
 	if len(buf) != ChunkSize || uintptr(unsafe.Pointer(&buf[0]))%directAlign != 0 {
 		return buf, errors.New("append chunk: the buffer is not one of NewChunkBuffer")
@@ -309,7 +309,7 @@ func (p *Part) AppendChunk(buf []byte, length int64, hash ChunkHash) ([]byte, er
 	return buf, p.flush()
 }
 
-// AppendZeros appends a chunk of zeros, with the conditions of AppendChunk.
+// AppendZeros appends a chunk of zeros, under the conditions of AppendChunk.
 func (p *Part) AppendZeros(length int64) error {
 	c, err := p.next(length)
 	if err != nil {
@@ -319,7 +319,7 @@ func (p *Part) AppendZeros(length int64) error {
 	return p.flush()
 }
 
-// next makes an empty chunk the current one, for a whole chunk of length bytes.
+// next makes an empty chunk the current one. The caller fills all length bytes of it.
 func (p *Part) next(length int64) (*chunk, error) {
 	size := p.Source().Size
 	end := p.offset + length
@@ -346,7 +346,7 @@ func (p *Part) next(length int64) (*chunk, error) {
 	return p.current, nil
 }
 
-// ended reports whether a short chunk was passed on: no chunk can follow it.
+// ended reports whether a short chunk was put into the pipeline: no chunk can follow it.
 func (p *Part) ended() bool { return p.current == nil && p.offset%ChunkSize != 0 }
 
 // ownedChunks returns the number of chunks that are neither in the pipeline nor free.
@@ -357,9 +357,9 @@ func (p *Part) ownedChunks() int {
 	return 0
 }
 
-// flush passes the current chunk on. The first chunk shows the format. The size is checked
-// after it: an error page of a web server has an odd size too, and "a web page" is the more
-// useful message.
+// flush puts the current chunk into the pipeline. It checks the format of the first chunk, and then
+// the size: an error page of a web server also has an odd size, and "a web page" is the more useful
+// message.
 func (p *Part) flush() error {
 	c := p.current
 	if c == nil || len(c.data) == 0 {
@@ -381,7 +381,7 @@ func (p *Part) flush() error {
 }
 
 // WriteHead reads the first n bytes back from the file and writes them to w. They must be whole
-// chunks that an earlier process wrote and OpenPart has verified.
+// chunks that an earlier process wrote and that OpenPart has verified.
 func (p *Part) WriteHead(w io.Writer, n int64) error {
 	if n%ChunkSize != 0 || n > p.offset {
 		return fmt.Errorf("read head of %s: it has %d bytes of whole chunks, not %d", p.folder.id, p.offset, n)
@@ -399,7 +399,7 @@ func (p *Part) WriteHead(w io.Writer, n int64) error {
 	return nil
 }
 
-// Close stops and keeps the partial file for a resume. After Commit and Discard it does
+// Close closes the partial file and keeps it for a later resume. After Commit or Discard it does
 // nothing.
 func (p *Part) Close() error {
 	if p.pipeline == nil {

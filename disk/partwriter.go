@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// partWriter writes the chunks of a partial file and its journal. writeHash and writeChunk run in
-// two goroutines of the pipeline; the other methods are for the goroutine of the Part.
+// partWriter writes the chunks of a partial file and its journal. Two goroutines of the pipeline call
+// writeHash and writeChunk. Only the goroutine of the Part calls the other methods.
 type partWriter struct {
 	folder  imageFolder
 	reserve int64             // bytes that must stay free on the disk
@@ -39,13 +39,13 @@ func (w *partWriter) open() (err error) {
 	return err
 }
 
-// start begins with the first chunk.
+// start resets the state for the first chunk.
 func (w *partWriter) start() {
 	w.manifest, w.unsynced = SHA256.New(), 0
 	w.written.Store(0)
 }
 
-// checkSize checks the size of the image, unless it is not known.
+// checkSize checks the size of the image against the limit. An unknown size passes.
 func (w *partWriter) checkSize(source PartSource) error {
 	if source.Size < 0 {
 		return nil
@@ -56,7 +56,7 @@ func (w *partWriter) checkSize(source PartSource) error {
 	return w.checkSpace(source.need())
 }
 
-// checkSpace returns a *NoSpaceError if so many more bytes do not fit without the reserve.
+// checkSpace returns a *NoSpaceError if more bytes would not leave the reserve free.
 func (w *partWriter) checkSpace(more int64) error {
 	space, err := w.folder.disk.Space()
 	if err != nil {
@@ -68,12 +68,12 @@ func (w *partWriter) checkSpace(more int64) error {
 	return nil
 }
 
-// syncEvery bounds the bytes that a power failure costs.
+// syncEvery limits the number of bytes that are lost after a power failure.
 const syncEvery = 256 << 20
 
-// writeHash writes the hash of a chunk to the journal, and computes it unless it is known. It
-// runs in a goroutine of the pipeline, before or after writeChunk: a hash without its bytes
-// does no harm, because a resume compares it with the bytes on the disk.
+// writeHash writes the hash of a chunk to the journal. It computes the hash if it is not known. A
+// goroutine of the pipeline calls it before or after writeChunk: a hash without its bytes causes no
+// harm, because a resume compares it with the bytes on the disk.
 func (w *partWriter) writeHash(c *chunk) error {
 	if !c.zero {
 		w.written.Add(int64(len(c.data)))
@@ -89,8 +89,8 @@ func (w *partWriter) writeHash(c *chunk) error {
 	return w.journal.set(c.n, hash)
 }
 
-// writeChunk writes a chunk. For zeros it makes the file longer instead: a hole. It runs in a
-// goroutine of the pipeline.
+// writeChunk writes a chunk. For a chunk of zeros it extends the file instead, which creates a hole.
+// A goroutine of the pipeline calls it.
 func (w *partWriter) writeChunk(c *chunk) error {
 	switch {
 	case c.saved, c.inPlace:
@@ -98,7 +98,7 @@ func (w *partWriter) writeChunk(c *chunk) error {
 	case c.zero:
 		return w.file.Truncate(c.n*ChunkSize + int64(len(c.data)))
 	}
-	// Direct I/O writes whole blocks; finish cuts the file to its size.
+	// Direct I/O writes whole blocks; finish truncates the file to its size.
 	padded := (len(c.data) + directAlign - 1) &^ (directAlign - 1)
 	clear(c.buf[len(c.data):padded])
 	if _, err := w.file.WriteAt(c.buf[:padded], c.n*ChunkSize); err != nil {
@@ -115,9 +115,9 @@ func (w *partWriter) writeChunk(c *chunk) error {
 	return errors.Join(w.sync(), w.journal.f.Sync())
 }
 
-// wrapNoSpace replaces an ErrNoSpace in the middle of an image by a *NoSpaceError with the
-// space that the whole image needs: the partial file will be removed. If its size is not
-// known, that is at least the bytes so far and one chunk.
+// wrapNoSpace replaces an ErrNoSpace in the middle of an image by a *NoSpaceError with the space that
+// the whole image needs, because the partial file is removed after this error. If the size of the
+// image is not known, the space is that of the bytes so far and one chunk.
 func (w *partWriter) wrapNoSpace(err error) error {
 	if !errors.Is(err, ErrNoSpace) {
 		return err

@@ -8,29 +8,28 @@ import (
 	"unsafe"
 )
 
-// pipelineDepth is the number of chunks that are in a pipeline at a time. It bounds the memory
-// of a transfer, and the bytes that kill -9 costs.
+// pipelineDepth is the number of chunks in a pipeline. It limits the memory of a transfer, and the
+// number of bytes that are lost after a kill.
 const pipelineDepth = 6
 
-// directAlign is the alignment of addresses, offsets and lengths for O_DIRECT that all
-// devices accept.
+// directAlign is the alignment of addresses, offsets and lengths for O_DIRECT. All devices accept it.
 const directAlign = 4096
 
-// chunk is a piece of an image on its way through a pipeline.
+// chunk is a piece of an image in a pipeline.
 type chunk struct {
 	n       int64     // index in the image
-	data    []byte    // at most ChunkSize bytes; only the last chunk has fewer
+	data    []byte    // at most ChunkSize bytes; only the last chunk is shorter
 	zero    bool      // all of data is zero
-	saved   bool      // both its bytes and its hash are on the disk already
-	inPlace bool      // its bytes are in the partial file already; its hash is not in the journal
-	hash    ChunkHash // zero: to be computed
+	saved   bool      // its bytes and its hash are already on the disk
+	inPlace bool      // its bytes are already in the partial file; its hash is not in the journal
+	hash    ChunkHash // zero: not computed yet
 
 	buf     []byte // aligned, ChunkSize bytes
 	pending atomic.Int32
 }
 
-// pipeline passes chunks, in order, to consumers that each run in their own goroutine, so that
-// receiving, hashing and writing overlap. It reuses the buffers.
+// pipeline passes chunks, in order, to consumers. Each consumer runs in its own goroutine, so that
+// receiving, hashing and writing overlap. The buffers are reused.
 type pipeline struct {
 	free   chan *chunk
 	queues []chan *chunk
@@ -41,8 +40,8 @@ type pipeline struct {
 	err  error         // set before stop is closed
 }
 
-// newPipeline starts a goroutine for each consumer. The first error of any consumer stops
-// them all. The caller must call close or abort.
+// newPipeline starts a goroutine for each consumer. The first error of a consumer stops all of them.
+// The caller must call close or abort.
 func newPipeline(consumers ...func(*chunk) error) *pipeline {
 	p := &pipeline{free: make(chan *chunk, pipelineDepth), stop: make(chan struct{})}
 	for range pipelineDepth {
@@ -63,7 +62,7 @@ func (p *pipeline) work(queue chan *chunk, consume func(*chunk) error) {
 				p.fail(err)
 			}
 		}
-		if c.pending.Add(-1) == 0 { // the last consumer of this chunk
+		if c.pending.Add(-1) == 0 { // this was the last consumer of this chunk
 			p.free <- c
 		}
 	}
@@ -89,7 +88,7 @@ func (p *pipeline) stopped() bool {
 func (p *pipeline) get() (*chunk, error) {
 	select {
 	case c := <-p.free:
-		if c.buf == nil { // allocated late: a small image needs few buffers
+		if c.buf == nil { // allocated late, because a small image needs few buffers
 			c.buf = alignedBuffer(ChunkSize)
 		}
 		c.data, c.zero, c.saved, c.inPlace, c.hash = c.buf[:0], false, false, false, ChunkHash{}
@@ -99,11 +98,11 @@ func (p *pipeline) get() (*chunk, error) {
 	}
 }
 
-// put passes c to all consumers. The caller must not use it any more.
+// put passes c to all consumers. The caller must not use c after that.
 func (p *pipeline) put(c *chunk) {
 	c.zero = allZero(c.data)
 	if c.zero {
-		c.data = zeros[:len(c.data)] // one buffer, which stays in the processor's cache
+		c.data = zeros[:len(c.data)] // all chunks of zeros share one buffer, which stays in the CPU cache
 	}
 	c.pending.Store(int32(len(p.queues)))
 	for _, queue := range p.queues {
@@ -111,8 +110,8 @@ func (p *pipeline) put(c *chunk) {
 	}
 }
 
-// drain waits until the consumers have finished all chunks. owned is the number of chunks
-// that the caller got and has not put.
+// drain waits until the consumers have processed all chunks. owned is the number of chunks that the
+// caller got and did not put.
 func (p *pipeline) drain(owned int) error {
 	var idle []*chunk
 	defer func() {
@@ -131,7 +130,7 @@ func (p *pipeline) drain(owned int) error {
 	return nil
 }
 
-// close waits until the consumers have finished all chunks and returns the first error.
+// close waits until the consumers have processed all chunks and returns the first error.
 func (p *pipeline) close() error {
 	for _, queue := range p.queues {
 		close(queue)
@@ -142,16 +141,16 @@ func (p *pipeline) close() error {
 
 var errAborted = errors.New("aborted")
 
-// abort closes the pipeline without finishing its chunks.
+// abort closes the pipeline; chunks in it may remain unprocessed.
 func (p *pipeline) abort() {
 	p.fail(errAborted)
-	_ = p.close() // errAborted, or an error that get has returned before
+	_ = p.close() // errAborted, or an error that get has already returned
 }
 
 // hashes computes the digests of a whole image from its chunks.
 type hashes struct{ sha512, sha256 hash.Hash }
 
-// newHashes also returns the consumers that feed the hashes.
+// newHashes returns hashes, and the consumers that write chunks to them.
 func newHashes(withSHA256 bool) (*hashes, []func(*chunk) error) {
 	h := &hashes{sha512: SHA512.New()}
 	consumers := []func(*chunk) error{func(c *chunk) error { h.sha512.Write(c.data); return nil }}
@@ -162,7 +161,7 @@ func newHashes(withSHA256 bool) (*hashes, []func(*chunk) error) {
 	return h, consumers
 }
 
-// digests returns the digests once the pipeline is closed; sum256 is zero if it was not
+// digests returns the digests. The pipeline must be closed before. sum256 is zero if it was not
 // computed.
 func (h *hashes) digests() (sum512, sum256 Digest) {
 	if h.sha256 != nil {

@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrModified: a file was modified while it was read, so the bytes that were read may be a mix
-// of two contents.
+// ErrModified: a file was modified while it was read, so the bytes may be a mix of the old and the
+// new content.
 var ErrModified = errors.New("file was modified while it was read")
 
-// ErrDamaged: an image does not have the bytes any more that it had when it became ready.
-// Disk.Verify finds out and records it.
+// ErrDamaged: the bytes of an image changed after it became ready. Disk.Verify confirms and records
+// it.
 var ErrDamaged = errors.New("is damaged")
 
-// Reader reads the bytes of a ready image, and leaves the page cache as it was. ReadAt may be
-// called concurrently.
+// Reader reads the bytes of a ready image. After Close, the page cache contains the same pages of the
+// image as before. ReadAt may be called concurrently.
 type Reader struct {
 	*io.SectionReader
 	chunks *chunkReader
@@ -27,8 +27,8 @@ type Reader struct {
 	retain func([]Span) // pages that Close could not drop
 }
 
-// Open opens the image of a ready copy for reading. Remove does not remove an image while it
-// is open.
+// Open opens the image of a ready copy for reading. Remove does not remove an image while a Reader of
+// it is open.
 func (d *Disk) Open(id ID) (*Reader, error) {
 	c := d.Stat(id)
 	if c.State != Ready {
@@ -58,8 +58,8 @@ func (r *Reader) Unchanged() error {
 	return err
 }
 
-// Close ends the reading. It drops the pages that the reading brought into the page cache.
-// Pages that the network still sends stay until the next Reader of the image closes.
+// Close closes the file. It drops the pages that were added to the page cache. Pages that the network
+// stack is still sending stay until the next Reader of the image is closed.
 func (r *Reader) Close() error {
 	if spans := r.pages.release(); len(spans) > 0 {
 		r.retain(spans)
@@ -67,9 +67,9 @@ func (r *Reader) Close() error {
 	return r.chunks.close()
 }
 
-// Send writes the bytes [from, to) to w, by sendfile where w supports that, in pieces that end
-// at chunk borders. It calls before, unless that is nil, ahead of each piece, and returns its
-// error. Only one Send of a Reader may run at a time.
+// Send writes the bytes [from, to) to w in pieces that end at chunk borders. It uses sendfile if w
+// supports it. Before each piece it calls before, unless before is nil, and returns its error. Only
+// one Send of a Reader may run at a time.
 func (r *Reader) Send(w io.Writer, from, to int64, before func() error) error {
 	if from < 0 || to > r.Size() || from > to {
 		return fmt.Errorf("send image: range %d to %d is not in %d bytes", from, to, r.Size())
@@ -96,30 +96,31 @@ func (r *Reader) Send(w io.Writer, from, to int64, before func() error) error {
 	return nil
 }
 
-// VerifyingReader reads a ready image at any offset and checks every chunk against the
-// manifest: it returns only bytes that the image had when it became ready. It is for one
-// goroutine.
+// VerifyingReader reads a ready image at arbitrary offsets and compares every chunk with the
+// manifest: it returns only bytes that the image had when it became ready. It is not safe for
+// concurrent use.
 type VerifyingReader struct {
 	id       ID
 	r        *Reader
 	manifest *Manifest
-	chunks   [4]verifiedChunk // the last ones, a ring
-	next     int              // in chunks
+	chunks   [4]verifiedChunk // ring buffer of the last chunks
+	next     int              // index in chunks
 }
 
 type verifiedChunk struct {
 	n    int64
-	data []byte // nil: none
+	data []byte // nil: empty
 	buf  []byte
 }
 
-// NewVerifyingReader reads the image id by r and checks it against m. The caller closes r and m,
-// after the last read.
+// NewVerifyingReader returns a reader of the image id, which reads from r and compares with m. The
+// caller closes r and m after the last read.
 func NewVerifyingReader(id ID, r *Reader, m *Manifest) *VerifyingReader {
 	return &VerifyingReader{id: id, r: r, manifest: m}
 }
 
-// ReadAt implements io.ReaderAt. ErrDamaged: a chunk does not match; the error names it.
+// ReadAt implements io.ReaderAt, except that it is not safe for concurrent use. ErrDamaged: a chunk
+// does not match; the error contains its position.
 func (v *VerifyingReader) ReadAt(p []byte, off int64) (n int, err error) {
 	for n < len(p) {
 		at := off + int64(n)
@@ -163,8 +164,8 @@ func (v *VerifyingReader) chunk(n int64) ([]byte, error) {
 	return data, nil
 }
 
-// chunkReader reads the file of an image in chunks, by direct I/O where possible, without
-// reading holes.
+// chunkReader reads the file of an image in chunks. It uses direct I/O where possible, and does not
+// read holes.
 type chunkReader struct {
 	f      *os.File
 	direct bool
@@ -187,7 +188,7 @@ func openChunkReader(root *os.Root, name string) (*chunkReader, error) {
 	return &chunkReader{f: f, direct: direct, size: info.Size(), holes: extents{f: f}, before: evidenceOf(info)}, nil
 }
 
-// read reads the chunk that begins at offset into c.
+// read reads the chunk at offset into c.
 func (r *chunkReader) read(c *chunk, offset int64) error {
 	c.n = offset / ChunkSize
 	length := min(ChunkSize, r.size-offset)
@@ -204,7 +205,7 @@ func (r *chunkReader) read(c *chunk, offset int64) error {
 	return err
 }
 
-// sendTo sends all chunks through p, and calls done with the bytes of each.
+// sendTo puts all chunks into p, and calls done with the length of each.
 func (r *chunkReader) sendTo(p *pipeline, done func(int64)) error {
 	for offset := int64(0); offset < r.size; offset += ChunkSize {
 		c, err := p.get()
@@ -233,9 +234,8 @@ func (r *chunkReader) unchanged() (os.FileInfo, error) {
 	return info, nil
 }
 
-// checkStable returns ErrModified if the file was modified since it was opened, or a process
-// has it open for writing: a file that is being copied to its place may be unchanged for a
-// while.
+// checkStable returns ErrModified if the file was modified since it was opened, or if a process has
+// it open for writing: a copy into the file may pause, and leave the file unchanged for a while.
 func (r *chunkReader) checkStable() error {
 	if openForWriting(r.f) {
 		return fmt.Errorf("%s: %w: a process has it open for writing", r.f.Name(), ErrModified)
@@ -244,9 +244,9 @@ func (r *chunkReader) checkStable() error {
 	return err
 }
 
-// sync makes the file durable, whoever wrote it. After an error it drops the page cache, as
-// dropCache does: otherwise the next sync would succeed, and the next reader would get bytes
-// that are on no disk.
+// sync makes the file durable, because another program may have written it without a sync. After an
+// error it drops the page cache, as dropCache does: otherwise the next sync would succeed, and the
+// next reader would get bytes that are not on the disk.
 func (r *chunkReader) sync() error {
 	err := r.f.Sync()
 	if err != nil {
@@ -257,8 +257,8 @@ func (r *chunkReader) sync() error {
 
 func (r *chunkReader) close() error { return r.f.Close() }
 
-// waitForTick waits until a later write to the file must change its times, so that the write is
-// noticed: the clock of a file system advances in ticks, on old ones by whole seconds.
+// waitForTick waits until any later write would change the times of the file, so that the write can
+// be detected. The clock of a file system advances in ticks, on old ones in whole seconds.
 func waitForTick(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {

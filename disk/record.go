@@ -13,57 +13,57 @@ import (
 
 const recordOwner = "backing-image-manager"
 
-// Record is the persistent state about one copy, in backing.record beside it. A copy with a
+// Record is the persistent state about one copy, in the file backing.record beside it. A copy with a
 // record is owned. All other state is derived from the files.
 type Record struct {
 	Owner   string    `json:"owner"`
 	Created time.Time `json:"created"`
-	// Source is the source of the bytes in backing.part; nil: none was begun.
+	// Source is the source of the bytes in backing.part; nil: Begin was not called.
 	Source      *PartSource `json:"origin,omitempty"`
 	Format      Format      `json:"format,omitempty"`
 	VirtualSize int64       `json:"virtualSize,omitempty"` // bytes that a guest sees
-	// SHA512 and SHA256 are the established digests: of the bytes that were verified when
-	// the copy became ready. SHA256 is zero unless a SHA-256 was declared then.
+	// SHA512 and SHA256 are the established digests of the bytes that were verified when the copy
+	// became ready. SHA256 is zero unless a SHA-256 was declared at that time.
 	SHA512 Digest `json:"sha512"`
 	SHA256 Digest `json:"sha256"`
-	// ManifestDigest is the SHA-256 of the hashes in backing.chunks, and Size the bytes of
-	// the image, both from when the digests were established.
+	// ManifestDigest is the SHA-256 of the hashes in backing.chunks, and Size is the size of the
+	// image. Both were recorded together with the digests.
 	ManifestDigest Digest `json:"chunks,omitzero"`
 	Size           int64  `json:"size,omitempty"`
-	// Evidence is nil until the file was verified.
+	// Evidence is nil until the file is verified.
 	Evidence   *Evidence `json:"evidence,omitempty"`
 	VerifiedAt time.Time `json:"verified,omitzero"` // when all bytes last matched their digest
-	Failed     string    `json:"failed,omitempty"`  // why the file must not be used; "": it may be
-	// DamagedAt is when a file of this copy last failed. It stays after a repair.
+	Failed     string    `json:"failed,omitempty"`  // why the file must not be used; "": it may be used
+	// DamagedAt is the time when a file of this copy last failed. A repair does not reset it.
 	DamagedAt time.Time `json:"damaged,omitzero"`
-	// InUse is the use when a manager last observed it. A manager that was not running when
-	// the use ended starts the unused time at its own start, not before.
+	// InUse is true if the image was in use when a manager last observed it. If the use ended while no
+	// manager ran, the next manager counts the unused time from its own start.
 	InUse        bool      `json:"inUse,omitempty"`
 	LastUsed     time.Time `json:"lastUsed,omitzero"`
 	SurplusSince time.Time `json:"unwantedSince,omitzero"`
-	// ClockNode is the node whose clock LastUsed and SurplusSince are by. A disk may move
-	// to another node.
+	// ClockNode is the node whose clock determined LastUsed and SurplusSince. A disk may be moved to
+	// another node.
 	ClockNode string `json:"markedBy,omitempty"`
-	// BackupID identifies the backup of the copy that was last found complete: a hash of
-	// the backup store and of the content.
+	// BackupID identifies the last backup of the copy that was found complete: a hash of the backup
+	// store and of the content.
 	BackupID string `json:"backedUp,omitempty"`
-	// Declaration identifies the document that declares the image, or declared it last.
+	// Declaration identifies the document that declares the image, or the last document that declared
+	// it.
 	Declaration Declaration `json:"declaredIn,omitzero"`
 }
 
-// Declaration identifies the document of the config directory that declares an image. It
-// is in the record of a copy, so that a manager knows after a restart which file declared
-// the image of an orphan.
+// Declaration identifies the document of the config directory that declares an image. It is stored in
+// the record of a copy, so that a restarted manager knows which file declared the image of an orphan.
 type Declaration struct {
-	File string `json:"file"` // relative to the directory, or a CUE package as ./folder:package
+	File string `json:"file"` // relative to the config directory, or a CUE package as ./folder:package
 	// Kind and Name are those of the manifest. Both are empty for the native form.
 	Kind string `json:"kind,omitempty"`
 	Name string `json:"name,omitempty"`
-	// ConfigMap is the name of the ConfigMap in whose data the document is, or empty.
+	// ConfigMap is the name of the ConfigMap that contains the document, or empty.
 	ConfigMap string `json:"configMap,omitempty"`
 }
 
-// Evidence is the part of a file's inode that must be unchanged for a record to be valid.
+// Evidence are the fields of a file's inode that must not change while a record is valid.
 type Evidence struct {
 	Size       int64  `json:"size"`
 	ModTime    int64  `json:"mtime"` // nanoseconds since 1970
@@ -76,7 +76,7 @@ func evidenceOf(info os.FileInfo) Evidence {
 	return Evidence{Size: info.Size(), ModTime: st.Mtim.Nano(), ChangeTime: st.Ctim.Nano(), Inode: st.Ino}
 }
 
-// difference names the fields that differ in now, for messages.
+// difference returns the fields that differ between e and now, for messages.
 func (e Evidence) difference(now Evidence) string {
 	var what []string
 	if e.Size != now.Size {
@@ -111,15 +111,15 @@ func ParseRecord(data []byte) (Record, error) {
 	}
 	for _, t := range []*time.Time{&r.Created, &r.VerifiedAt, &r.DamagedAt, &r.LastUsed, &r.SurplusSince} {
 		if year := t.UTC().Year(); year < 1 || year > 9000 {
-			*t = time.Time{} // not a real time, and in some zones JSON could not encode it
+			*t = time.Time{} // not a real time, and JSON cannot encode it in some time zones
 		}
 	}
 	return r, nil
 }
 
-// readRecord returns the record of the image. A torn record counts as none: the copy is then
-// not owned until it is adopted, and it is verified before it is used. A record that cannot
-// be read at the moment is an error, because it must not be overwritten.
+// readRecord returns the record of the image. A truncated or invalid record counts as missing: the
+// copy is then not owned until it is adopted, and it is verified before it is used. If the record
+// cannot be read at present, readRecord returns an error, because the record must not be overwritten.
 func (f imageFolder) readRecord() (r Record, owned bool, err error) {
 	if err := f.check(); err != nil {
 		return Record{}, false, err
@@ -149,7 +149,8 @@ func (f imageFolder) writeRecord(r Record) error {
 	return nil
 }
 
-// Update changes the record of id durably. fs.ErrNotExist: the copy has no record.
+// Update calls change with the record of id and writes the result durably. fs.ErrNotExist: the copy
+// has no record.
 func (d *Disk) Update(id ID, change func(*Record)) error {
 	f := d.image(id)
 	r, owned, err := f.readRecord()
@@ -163,7 +164,7 @@ func (d *Disk) Update(id ID, change func(*Record)) error {
 	return f.writeRecord(r)
 }
 
-// recordSource changes the source of the partial file in the record, durably.
+// recordSource replaces the source of the partial file in the record, durably.
 func (f imageFolder) recordSource(source PartSource) error {
 	return f.disk.Update(f.id, func(r *Record) { r.Source = &source })
 }

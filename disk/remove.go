@@ -9,22 +9,22 @@ import (
 	"strings"
 )
 
-// removingPrefix marks a folder under removal. ParseID refuses such a name, so it is never
-// listed as an image.
+// removingPrefix marks a folder under removal. ParseID rejects names with this prefix, so the folder
+// is never listed as an image.
 const removingPrefix = ".removing-"
 
-// InUseError: an image was not removed or replaced, because it is in use, or because that
-// could not be determined.
+// InUseError: an image was not removed or replaced, because it is in use, or because its use could
+// not be determined.
 type InUseError struct {
 	ID     ID
 	Reason string
 }
 
-// Error names the image and the reason.
+// Error returns a message with the image and the reason.
 func (e *InUseError) Error() string { return fmt.Sprintf("%s is in use: %s", e.ID, e.Reason) }
 
-// checkUnused returns an *InUseError if a replica names the image, or a process has file open:
-// the path of the image's file, which may have been renamed.
+// checkUnused returns an *InUseError if a replica names the image, or a process has file open. file
+// is the path of the image's file, which may have been renamed.
 func (f imageFolder) checkUnused(file string) error {
 	if reason, inUse := f.disk.Users().InUse(f.id); inUse {
 		return &InUseError{ID: f.id, Reason: reason}
@@ -35,9 +35,9 @@ func (f imageFolder) checkUnused(file string) error {
 	return nil
 }
 
-// Removal are the steps of RemoveUnused for one image.
+// Removal implements the steps of RemoveUnused for one image.
 type Removal interface {
-	// CheckUnused returns an *InUseError if the image is in use. aside: it is set aside.
+	// CheckUnused returns an *InUseError if the image is in use. aside is true after SetAside.
 	CheckUnused(aside bool) error
 	// SetAside hides the image from new users.
 	SetAside() error
@@ -49,9 +49,9 @@ type Removal interface {
 	Sync() error
 }
 
-// RemoveUnused removes an image unless it is in use. It checks this twice, and sets the image
-// aside between the checks: then no new user can find it, and a user that came after the first
-// check is found by the second one. The image is put back after an error.
+// RemoveUnused removes an image unless it is in use. It checks this twice, and hides the image with
+// SetAside between the two checks. After SetAside no new user can find the image, and the second
+// check finds every user that started after the first check. After an error it calls PutBack.
 func RemoveUnused(r Removal) error {
 	if err := r.CheckUnused(false); err != nil {
 		return err
@@ -63,17 +63,18 @@ func RemoveUnused(r Removal) error {
 		return errors.Join(err, r.PutBack())
 	}
 	if err := r.Delete(); err != nil {
-		// What cannot be deleted keeps the name under which its users and the next attempt
+		// An image that cannot be deleted gets its name back, so that its users and the next attempt
 		// find it.
 		return errors.Join(err, r.PutBack())
 	}
 	return r.Sync()
 }
 
-// Remove deletes our files in the folder of id, and then the folder. It does not delete other
-// files: a folder with other files in it, or without a record, stays, with an error.
+// Remove deletes the files of this program in the folder of id, and then the folder. It does not
+// delete other files: if there are any, or if the folder has no record, Remove keeps the folder and
+// returns an error.
 //
-// *InUseError: the image is in use: see RemoveUnused.
+// *InUseError: the image is in use (see RemoveUnused).
 func (d *Disk) Remove(id ID) error {
 	f := d.image(id)
 	_, owned, err := f.readRecord()
@@ -86,10 +87,10 @@ func (d *Disk) Remove(id ID) error {
 	return RemoveUnused(folderRemoval{f, path.Join(imagesFolder, removingPrefix+id.String())})
 }
 
-// folderRemoval implements Removal. It sets a folder aside by renaming it.
+// folderRemoval implements Removal. Its SetAside renames the folder.
 type folderRemoval struct {
 	imageFolder
-	aside string // the path of the folder while it is set aside
+	aside string // the path of the folder after SetAside
 }
 
 // CheckUnused implements Removal.
@@ -120,7 +121,7 @@ func (r folderRemoval) Delete() error {
 		return fmt.Errorf("remove %s: %w", r.id, err)
 	}
 	if err := ignoreMissing(r.disk.root.Remove(r.aside)); err != nil {
-		// Unmanaged files are in it: they stay, under the old name.
+		// The folder contains unmanaged files: they are kept, under the old name.
 		return fmt.Errorf("remove %s: other files are in its folder: %w", r.id, err)
 	}
 	return nil
@@ -129,8 +130,8 @@ func (r folderRemoval) Delete() error {
 // Sync implements Removal.
 func (r folderRemoval) Sync() error { return syncFolder(r.disk.root, imagesFolder) }
 
-// ownFiles are the files of an image folder that this program may delete. The record is the
-// last: while it exists, the folder is known to be owned.
+// ownFiles are the files of an image folder that this program may delete, in this order. The record
+// is the last one, because a folder without a record is not owned.
 var ownFiles = []string{
 	imageFile, partFile, partChunksFile, partManifestFile, chunksFile, newManifestFile, cfgFile, cfgFile + ".tmp", recordFile + ".tmp", recordFile,
 }
@@ -143,7 +144,7 @@ func removeOwnFiles(root *os.Root, folder string) error {
 		if name != imageFile {
 			continue
 		}
-		// A power failure must not bring the image back without its other files.
+		// After a power failure, the image must not exist without its other files.
 		if err := syncFolder(root, folder); err != nil {
 			return err
 		}
@@ -151,8 +152,8 @@ func removeOwnFiles(root *os.Root, folder string) error {
 	return nil
 }
 
-// restoreRemoved renames folders back whose removal a crash interrupted. The next plan
-// decides about what is left of such an image.
+// restoreRemoved restores the names of folders whose removal a crash interrupted. The next plan
+// contains the action for the remaining files.
 func restoreRemoved(root *os.Root) error {
 	entries, err := imageEntries(root)
 	if err != nil {

@@ -10,22 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FetchChunk reads chunk n, whose hash is given, into buf and returns its length. buf has
+// FetchChunk reads chunk n, which has the given hash, into buf and returns its length. buf has
 // ChunkSize bytes and the alignment of NewChunkBuffer.
 type FetchChunk func(ctx context.Context, n int64, hash ChunkHash, buf []byte) (int, error)
 
-// Repair reads the image of a failed copy once, or of a ready copy with a media error
-// (IsMediaError). Every chunk that does not match the manifest of the copy, or cannot be
-// read, is fetched, checked against the manifest and rewritten in place. The returned copy is
-// Ready if the whole file then has the established digest, and the digest want unless that is
-// zero. Repair calls progress with the bytes of each chunk.
+// Repair reads the image of a failed copy once, or of a ready copy with a media error (IsMediaError).
+// It fetches every chunk that does not match the manifest of the copy or cannot be read, compares it
+// with the manifest, and rewrites it in place. The returned copy is Ready if the whole file then has
+// the established digest, and also the digest want unless want is zero. Repair calls progress with
+// the length of each chunk.
 //
-// Readers may have the image open. Errors include: ErrNoManifest, the copy has no usable
-// manifest; ErrModified, another process writes to the file; *ChecksumError, all chunks match
-// but the whole file does not, so the manifest is wrong and is not used again.
+// Readers may have the image open. Errors include ErrNoManifest: the copy has no usable manifest;
+// ErrModified: another process writes to the file; *ChecksumError: all chunks match but the whole
+// file does not, so the manifest is wrong and is not used again.
 //
-// After any error a failed copy is not ready, nor is a ready copy that turned out to be
-// damaged. Chunks that were repaired stay repaired.
+// After any error the copy is not ready, unless it was ready and no damaged chunk was found. Repaired
+// chunks stay repaired.
 func (d *Disk) Repair(ctx context.Context, id ID, want Digest, fetch FetchChunk, progress func(int64)) (Copy, error) {
 	r, err := openRepair(d.image(id), want)
 	if err != nil {
@@ -48,22 +48,22 @@ func (d *Disk) Repair(ctx context.Context, id ID, want Digest, fetch FetchChunk,
 	return c, nil
 }
 
-// IsMediaError reports whether err is a failure of the disk itself. The disk may be able to
-// store other bytes where it cannot read these.
+// IsMediaError reports whether err is a failure of the disk itself. Where a disk cannot read, it may
+// still be able to write.
 func IsMediaError(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENODATA) || errors.Is(err, unix.EREMOTEIO) ||
 		errors.Is(err, unix.EILSEQ) || errors.Is(err, unix.EBADMSG)
 }
 
-// repair is one run over an image.
+// repair is one run of Repair over an image.
 type repair struct {
 	folder    imageFolder
 	want      Digest
 	fetch     FetchChunk
 	manifest  *Manifest
-	record    Record       // as it was at the start, with what the run finds out
+	record    Record       // the record at the start, with the findings of the run
 	wasFailed string       // record.Failed at the start
-	reader    *chunkReader // its evidence is updated after each write of our own
+	reader    *chunkReader // its evidence is updated after each write of the repair
 	start     Evidence
 	writer    imageWriter
 }
@@ -71,8 +71,11 @@ type repair struct {
 func openRepair(f imageFolder, want Digest) (*repair, error) {
 	d := f.disk
 	c := d.Stat(f.id)
-	if c.State != Failed && c.State != Ready || c.SHA512.IsZero() {
-		return nil, fmt.Errorf("it is %s and has no established digest", c.State)
+	if c.State != Failed && c.State != Ready {
+		return nil, fmt.Errorf("it is %s: only a failed or ready copy can be repaired", c.State)
+	}
+	if c.SHA512.IsZero() {
+		return nil, errors.New("it has no established digest")
 	}
 	if want.Algorithm() == SHA512 && want != c.SHA512 {
 		return nil, fmt.Errorf("it never was the declared image: %w", &ChecksumError{Want: want, Got: c.SHA512})
@@ -96,8 +99,8 @@ func openRepair(f imageFolder, want Digest) (*repair, error) {
 	return r, nil
 }
 
-// checkUnchanged makes sure that the file is the one in the record, and that no other process
-// can write to it.
+// checkUnchanged returns an error if the file is not the one in the record, or if another process can
+// write to it.
 func (r *repair) checkUnchanged() error {
 	if e := r.record.Evidence; e == nil || *e != r.reader.before {
 		return errors.New("the file changed since it was last verified")
@@ -152,8 +155,8 @@ func (r *repair) repairChunks(ctx context.Context, p *pipeline, progress func(in
 	return nil
 }
 
-// repairChunk reads chunk n into c. If it does not match the manifest, it writes the right
-// bytes to the file and leaves them in c.
+// repairChunk reads chunk n into c. If the chunk does not match the manifest, repairChunk writes the
+// right bytes to the file. c contains the right bytes afterwards.
 func (r *repair) repairChunk(ctx context.Context, c *chunk, n int64) error {
 	want, err := r.manifest.Hash(n)
 	if err != nil {
@@ -163,7 +166,7 @@ func (r *repair) repairChunk(ctx context.Context, c *chunk, n int64) error {
 	if err != nil && !IsMediaError(err) || err == nil && HashChunk(c.data) == want {
 		return err
 	}
-	if err == nil && r.record.Failed == "" { // a ready copy is damaged: it fails, unless the run succeeds
+	if err == nil && r.record.Failed == "" { // a ready copy is damaged: it becomes failed, unless the run succeeds
 		r.record.Failed = fmt.Sprintf("damaged: chunk %d does not match its hash", n)
 	}
 	length := r.manifest.ChunkLength(n)
@@ -176,14 +179,15 @@ func (r *repair) repairChunk(ctx context.Context, c *chunk, n int64) error {
 		return fmt.Errorf("fetch chunk %d: %w", n, err)
 	}
 	if int64(got) != length || HashChunk(c.buf[:length]) != want {
-		return fmt.Errorf("fetch chunk %d: %d bytes were received that are not its %d bytes", n, got, length)
+		return fmt.Errorf("fetch chunk %d: received %d bytes that do not match its hash (its length is %d)", n, got, length)
 	}
 	c.data = c.buf[:length]
 	return r.write(c, want)
 }
 
-// write writes c to its place and reads it back: the disk has failed here once. The evidence
-// must change by this write only. A write of another process in the meantime is ErrModified.
+// write writes c to its place and reads it back, because the disk has failed at this place before.
+// Only this write may change the evidence. If another process writes at the same time, the error is
+// ErrModified.
 func (r *repair) write(c *chunk, want ChunkHash) error {
 	if _, err := r.reader.unchanged(); err != nil {
 		return err
@@ -210,29 +214,30 @@ func (r *repair) write(c *chunk, want ChunkHash) error {
 	return nil
 }
 
-// recordSuccess marks the copy as ready, and keeps what was recorded meanwhile.
+// recordSuccess marks the copy as ready. It keeps changes of the record that were made during the
+// repair.
 func (r *repair) recordSuccess() error {
 	now, _, err := r.folder.readRecord()
 	if err != nil {
 		return err
 	}
 	if now.SHA512 != r.record.SHA512 || now.ManifestDigest != r.manifest.Digest() {
-		return errors.New("its record was replaced by that of another image")
+		return errors.New("the record of another image replaced its record")
 	}
 	now.SHA256, now.Failed, now.VerifiedAt = r.record.SHA256, "", time.Now().UTC()
 	return r.folder.markReady(now, r.want, r.reader.before)
 }
 
-// recordProgress updates the evidence in the record after a run that failed: the file has
-// changed by our own writes only, so the next repair need not verify it again. If there is
-// nothing new to record, it does not write the record.
+// recordProgress updates the evidence in the record after a failed run: only this repair changed the
+// file, so the next repair need not verify the file again. If there is nothing new to record,
+// recordProgress does not write the record.
 func (r *repair) recordProgress() error {
 	newFailure := r.record.Failed != r.wasFailed
 	if r.reader.before == r.start && r.record.ManifestDigest == r.manifest.Digest() && !newFailure {
 		return nil
 	}
 	if errors.Join(r.writer.close(), r.reader.sync(), waitForTick(r.reader.f), r.reader.checkStable()) != nil {
-		return nil // the content is not known, so the record must become invalid: Verify is next
+		return nil // the content is not known, so the record must become invalid; Verify must run next
 	}
 	if !newFailure {
 		return r.folder.disk.Update(r.folder.id, r.updateRecord)
@@ -249,16 +254,16 @@ func (r *repair) updateRecord(now *Record) {
 	now.Evidence, now.Failed, now.ManifestDigest = &r.reader.before, r.record.Failed, r.record.ManifestDigest
 }
 
-// imageWriter writes chunks of an existing image in place. It opens the file for the first
-// write: an image without damage is not opened for writing at all.
+// imageWriter writes chunks of an existing image in place. It opens the file at the first write, so
+// that an image without damage is never opened for writing.
 type imageWriter struct {
 	root             *os.Root
 	name             string
-	direct, buffered *os.File // for direct I/O where possible; through the page cache
+	direct, buffered *os.File // direct: direct I/O, nil where it is not possible; buffered: through the page cache
 	spare            []byte
 }
 
-// write writes c, or punches a hole for zeros. It never makes the file longer.
+// write writes c, or punches a hole for zeros. It never extends the file.
 func (w *imageWriter) write(c *chunk) error {
 	f, err := w.open(len(c.data)%directAlign == 0)
 	if err != nil {
@@ -271,14 +276,14 @@ func (w *imageWriter) write(c *chunk) error {
 		if err == nil {
 			return nil
 		}
-		clear(c.buf) // no holes on this file system: write zeros
+		clear(c.buf) // the file system does not support holes: write zeros
 	}
 	_, err = f.WriteAt(c.buf[:len(c.data)], offset)
 	return err
 }
 
-// open returns the file to write to. A chunk whose length is not aligned, the end of a file,
-// cannot be written by direct I/O.
+// open returns the file to write to. A chunk with an unaligned length, at the end of the file, cannot
+// be written with direct I/O.
 func (w *imageWriter) open(aligned bool) (*os.File, error) {
 	f, open := &w.buffered, openRegular
 	if aligned {
@@ -303,7 +308,7 @@ func (w *imageWriter) readBuffer() []byte {
 	return w.spare
 }
 
-// close closes the files. It may be called again.
+// close closes the files. It may be called several times.
 func (w *imageWriter) close() error {
 	var err error
 	for _, f := range []**os.File{&w.direct, &w.buffered} {

@@ -26,10 +26,11 @@ func (d *Disk) Replicas() ([]string, error) {
 	return names, nil
 }
 
-// ReplicaFolder is an open replica folder of Longhorn. No name leads out of it.
+// ReplicaFolder is an open replica folder of Longhorn. No name or link can refer to a file outside
+// it.
 type ReplicaFolder struct{ root *os.Root }
 
-// OpenReplica opens a replica folder by its name. It follows no link.
+// OpenReplica opens a replica folder by its name. It does not follow links.
 func (d *Disk) OpenReplica(name string) (*ReplicaFolder, error) {
 	if !fs.ValidPath(name) || path.Base(name) != name || name == "." {
 		return nil, fmt.Errorf("%q is not the name of a replica folder", name)
@@ -46,7 +47,7 @@ func (d *Disk) OpenReplica(name string) (*ReplicaFolder, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Lstat and OpenRoot are two steps: a link may have taken the name between them.
+	// Lstat and OpenRoot are two steps: a link may have replaced the folder between them.
 	if now, err := root.Stat("."); err != nil || !os.SameFile(now, info) {
 		root.Close()
 		return nil, errors.Join(fmt.Errorf("%s was replaced while it was opened", name), err)
@@ -57,7 +58,7 @@ func (d *Disk) OpenReplica(name string) (*ReplicaFolder, error) {
 // Read returns the content of a small file of the folder.
 func (r *ReplicaFolder) Read(name string) ([]byte, error) { return readSmall(r.root, name) }
 
-// Stat returns the present evidence of a file of the folder.
+// Stat returns the current evidence of a file of the folder.
 func (r *ReplicaFolder) Stat(name string) (Evidence, error) {
 	info, err := r.root.Lstat(name)
 	if err != nil {
@@ -75,9 +76,9 @@ func (r *ReplicaFolder) Open(name string) (*File, error) { return openFile(r.roo
 // Close closes the folder. Files opened from it stay open.
 func (r *ReplicaFolder) Close() error { return r.root.Close() }
 
-// OpenBackingFile opens the file of an image below a volume, if the copy is Ready or Unknown:
-// a volume may use an image that was not verified yet. It does not open a Failed copy, whose
-// file is known to be wrong.
+// OpenBackingFile opens the file of the image below a volume, if the copy is Ready or Unknown: a
+// volume may use an image before it is verified. It does not open a Failed copy, because its file is
+// known to be wrong.
 func (d *Disk) OpenBackingFile(id ID) (*File, Copy, error) {
 	c := d.Stat(id)
 	if c.State != Ready && c.State != Unknown {

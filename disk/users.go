@@ -13,36 +13,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VolumeMeta are the keys of a replica's volume.meta that matter for images: for the image
-// below the volume, and for an image that is made from the volume. Other keys are ignored.
+// VolumeMeta contains the keys of a replica's volume.meta that matter for the image below the volume,
+// and for an image that is exported from the volume. Other keys are ignored.
 type VolumeMeta struct {
 	Size            int64  // bytes of the volume
 	Head            string // the file that the volume writes to
 	BackingFilePath string // path of the image below the volume; "": none
-	Dirty           bool   // a process has the replica open, or died while it had
-	Rebuilding      bool   // its files are being fetched from another replica
-	Error           string // why Longhorn marked the replica as failed; "": it did not
+	Dirty           bool   // a process has the replica open, or exited without closing it
+	Rebuilding      bool   // Longhorn is fetching its files from another replica
+	Error           string // why Longhorn marked the replica as failed; "": it is not failed
 }
 
-// ParseVolumeMeta parses a volume.meta. An empty or cut file is an error: Longhorn then
-// creates a new one from the other files, without the backing file.
+// ParseVolumeMeta parses a volume.meta. An empty or truncated file is an error: Longhorn then creates
+// a new one from the other files, without the backing file.
 func ParseVolumeMeta(data []byte) (VolumeMeta, error) {
 	var m VolumeMeta
 	if err := json.Unmarshal(data, &m); err != nil {
 		return VolumeMeta{}, fmt.Errorf("read volume.meta: %w", err)
 	}
 	if m.Size <= 0 {
-		return VolumeMeta{}, fmt.Errorf("read volume.meta: size %d", m.Size)
+		return VolumeMeta{}, fmt.Errorf("read volume.meta: the size is %d", m.Size)
 	}
 	return m, nil
 }
 
-// BackingImage returns the folder name of the image below the volume. ok is false for a
-// volume without one.
+// BackingImage returns the folder name of the image below the volume. ok is false for a volume
+// without an image.
 //
-// The path is as some container saw it, so only its end counts; the disk itself may be
-// mounted below a folder of the same name. A path whose text does not name an image may
-// still lead to one by links: that is an error.
+// The path is from inside a container, so BackingImage uses only its last elements; the disk itself
+// may be mounted below a folder of the same name. If the path does not name an image, it may still
+// refer to an image by symlinks: that is an error.
 func (m VolumeMeta) BackingImage() (folder string, ok bool, err error) {
 	if m.BackingFilePath == "" {
 		return "", false, nil
@@ -53,7 +53,7 @@ func (m VolumeMeta) BackingImage() (folder string, ok bool, err error) {
 			return elements[i+1], true, nil
 		}
 	}
-	return "", false, fmt.Errorf("its backing file is %q, which does not name an image", m.BackingFilePath)
+	return "", false, fmt.Errorf("its backing file %q is not the file of an image", m.BackingFilePath)
 }
 
 // Users are the images of a disk that its replicas use.
@@ -65,11 +65,11 @@ type Users struct {
 // Replicas returns the names of the replica folders that use the image, sorted.
 func (u Users) Replicas(id ID) []string { return u.replicas[id.String()] }
 
-// Err returns why the list of users is incomplete: some replica cannot be read. Every
-// image of the disk then counts as in use. nil: the list is complete.
+// Err returns an error if a replica cannot be read. The list is then incomplete, and every image of
+// the disk counts as in use.
 func (u Users) Err() error { return u.err }
 
-// InUse reports whether the image counts as in use by a replica, and why.
+// InUse reports whether the image counts as in use by a replica, and the reason.
 func (u Users) InUse(id ID) (reason string, inUse bool) {
 	if by := u.Replicas(id); len(by) > 0 {
 		return "used by replica " + strings.Join(by, ", "), true
@@ -80,11 +80,11 @@ func (u Users) InUse(id ID) (reason string, inUse bool) {
 	return "", false
 }
 
-// Users reads the metadata of all replicas on the disk, whatever their state. It reads only
-// the files that changed since the last call.
+// Users reads the metadata of all replicas on the disk, in every state. It reads only files that
+// changed since the last call.
 func (d *Disk) Users() Users { return d.replicas.users(d.root) }
 
-// replicaCache keeps the image of each replica while its volume.meta is unchanged. It is for
+// replicaCache caches the image of each replica while its volume.meta is unchanged. It is safe for
 // concurrent use.
 type replicaCache struct {
 	mu       sync.Mutex
@@ -105,7 +105,7 @@ func (c *replicaCache) users(root *os.Root) Users {
 		if _, err := root.Lstat(replicaFolder); errors.Is(err, fs.ErrNotExist) {
 			return u
 		}
-		err = fmt.Errorf("%s is a link to nothing", replicaFolder)
+		err = fmt.Errorf("%s is a dangling symlink", replicaFolder)
 	}
 	if err != nil {
 		u.err = fmt.Errorf("list %s: %w", replicaFolder, err)
@@ -123,7 +123,7 @@ func (c *replicaCache) users(root *os.Root) Users {
 			continue
 		}
 		if u.replicas[replica.image] == nil && isLink(root, replica.image) {
-			u.err = fmt.Errorf("replica %s: its backing file is %s, which is a link and may lead to any image", e.Name(), replica.image)
+			u.err = fmt.Errorf("replica %s: the backing file %s is a symlink and may refer to any image", e.Name(), replica.image)
 		}
 		u.replicas[replica.image] = append(u.replicas[replica.image], e.Name())
 	}
@@ -131,7 +131,7 @@ func (c *replicaCache) users(root *os.Root) Users {
 	return u
 }
 
-// readReplica returns the image of a replica; last if volume.meta is unchanged.
+// readReplica returns the image of a replica. If volume.meta is unchanged, it returns last.
 func readReplica(root *os.Root, folder string, last cachedReplica) (cachedReplica, error) {
 	name := path.Join(replicaFolder, folder, "volume.meta")
 	info, err := root.Lstat(name)
@@ -153,8 +153,8 @@ func readReplica(root *os.Root, folder string, last cachedReplica) (cachedReplic
 	return cachedReplica{evidence: evidenceOf(info), image: image}, err
 }
 
-// isLink reports whether the folder of an image or its file is a link. Its bytes may then be
-// in the folder of another image.
+// isLink reports whether the folder of an image or its file is a symlink. A symlink may refer to the
+// folder of another image.
 func isLink(root *os.Root, image string) bool {
 	for _, name := range []string{path.Join(imagesFolder, image), path.Join(imagesFolder, image, imageFile)} {
 		if info, err := root.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
@@ -164,14 +164,14 @@ func isLink(root *os.Root, image string) bool {
 	return false
 }
 
-// FileOpen reports whether any process has the file of the image open, this process
-// included, and why it counts as open.
+// FileOpen reports whether any process, including this one, has the file of the image open, and the
+// reason.
 func (d *Disk) FileOpen(id ID) (reason string, open bool) {
 	return d.leases.fileOpen(d.root, id.file(imageFile))
 }
 
-// leaseProbe finds out by leases whether a file is open. It runs one probe at a time: each of
-// two probes of a file would find the descriptor of the other.
+// leaseProbe uses file leases to determine whether a file is open. It runs one probe at a time,
+// because two concurrent probes of a file would detect each other.
 type leaseProbe struct{ mu sync.Mutex }
 
 func (p *leaseProbe) fileOpen(root *os.Root, name string) (reason string, open bool) {
@@ -188,8 +188,8 @@ func (p *leaseProbe) fileOpen(root *os.Root, name string) (reason string, open b
 	return openElsewhere(f)
 }
 
-// openElsewhere reports whether any process has f open by another descriptor: the kernel
-// then refuses a write lease. Where leases do not work, the file counts as open.
+// openElsewhere reports whether any process has f open by another descriptor: the kernel then rejects
+// a write lease. Where leases are not supported, the file counts as open.
 func openElsewhere(f *os.File) (reason string, open bool) {
 	switch err := probeLease(f, unix.F_WRLCK); {
 	case err == nil:
@@ -201,8 +201,8 @@ func openElsewhere(f *os.File) (reason string, open bool) {
 	}
 }
 
-// openForWriting reports whether any process has f open for writing: the kernel then refuses
-// a read lease. Where leases do not work, it returns false.
+// openForWriting reports whether any process has f open for writing: the kernel then rejects a read
+// lease. Where leases are not supported, it returns false.
 func openForWriting(f *os.File) bool { return errors.Is(probeLease(f, unix.F_RDLCK), unix.EAGAIN) }
 
 // probeLease requests a lease on f and releases it.

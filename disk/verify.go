@@ -8,23 +8,22 @@ import (
 	"time"
 )
 
-// Expected is what a configuration declares about the bytes of an image.
+// Expected contains the declared properties of an image.
 type Expected struct {
-	Digest Digest // zero: nothing
-	Format Format // "": nothing
+	Digest Digest // zero: not declared
+	Format Format // "": not declared
 }
 
-// Verify reads the image of id once and records durably whether it may be used; so the copy
-// becomes owned. The returned copy is Ready or Failed.
+// Verify reads the image of id once and records the result durably, which makes the copy owned. The
+// returned copy is Ready or Failed.
 //
-// The bytes are compared with the first of these digests that exists: the established digest
-// in the record; the checksum in backing.cfg; if want has no digest, the expected checksum in
-// backing.cfg. A copy that matches is Ready with its own digest even if want has another one:
-// the caller compares that.
+// Verify compares the bytes with the first of these digests that exists: the established digest in
+// the record; the checksum in backing.cfg; if want has no digest, the expected checksum in
+// backing.cfg. A copy that matches is Ready, even if want has another digest: the caller must compare
+// want with the returned digest.
 //
-// The error is not nil if there is no result: the file cannot be read, it is being modified
-// (ErrModified), or ctx ended. Verify calls progress with the bytes of each chunk that it
-// reads.
+// Verify returns an error if there is no result: the file cannot be read, a process is modifying it
+// (ErrModified), or ctx ended. Verify calls progress with the length of each chunk that it reads.
 func (d *Disk) Verify(ctx context.Context, id ID, want Expected, progress func(int64)) (Copy, error) {
 	f := d.image(id)
 	err := f.check()
@@ -36,8 +35,8 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Expected, progress func(i
 		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
 	defer r.close()
-	// Whoever wrote the file may not have synced it, and the record of the result must not
-	// be more durable than the bytes.
+	// The program that wrote the file may not have synced it. The bytes must be durable before the
+	// result is recorded.
 	if err := errors.Join(r.checkStable(), r.sync(), waitForTick(r.f)); err != nil {
 		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
@@ -57,14 +56,15 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Expected, progress func(i
 	return d.Stat(id), err
 }
 
-// newManifestFile is the manifest that Verify computes, until it is known to be right.
+// newManifestFile is the manifest that Verify computes. It is renamed when the digest of the image is
+// confirmed.
 const newManifestFile = chunksFile + ".tmp"
 
-// content is the result of reading an image once.
+// content is the result of one pass over an image.
 type content struct {
 	sum512, sum256 Digest
 	manifest       Digest
-	file           Evidence // when it was opened
+	file           Evidence // when the image was opened
 }
 
 // hash computes the digests of the image, and writes its manifest to newManifestFile.
@@ -104,8 +104,8 @@ func (f imageFolder) removeNewManifest() error {
 	return ignoreMissing(f.disk.root.Remove(f.file(newManifestFile)))
 }
 
-// recordResult compares the bytes and the format with what is known and declared, and marks
-// the copy as ready or failed. r is its record until now.
+// recordResult compares the bytes and the format with the known and declared values, and marks the
+// copy as ready or failed. r is its previous record.
 func (f imageFolder) recordResult(r Record, want Expected, got content) error {
 	failure, err := f.compare(r, want, got)
 	if err != nil {
@@ -131,9 +131,9 @@ func (f imageFolder) recordResult(r Record, want Expected, got content) error {
 	return f.markReady(r, want.Digest, got.file)
 }
 
-// compare returns in failure why the bytes are wrong; nil: they are right. err: it could not
-// compare them. A backing.cfg that cannot be read at the moment is an error and does not count
-// as none: it may have the only known digest.
+// compare returns a failure if the bytes are wrong, and an error if it could not compare them. If
+// backing.cfg cannot be read at present, that is an error: the file may contain the only known
+// digest.
 func (f imageFolder) compare(r Record, want Expected, got content) (failure, err error) {
 	if !r.SHA512.IsZero() {
 		return damage("established", r.SHA512, got.sum512), nil
@@ -151,14 +151,14 @@ func (f imageFolder) compare(r Record, want Expected, got content) (failure, err
 	case !cfg.Digest().IsZero() && cfg.Digest() != got.sum512:
 		return damage(cfgFile+" has", cfg.Digest(), got.sum512), nil
 	}
-	// A checksum that was declared to Longhorn is valid while none is declared here.
+	// A checksum that was declared to Longhorn is used if no digest is declared here.
 	if expected, err := ParseDigest(cfg.ExpectedChecksum); err == nil && expected.Algorithm() == SHA512 && want.Digest.IsZero() {
 		return damage(cfgFile+" expects", expected, got.sum512), nil
 	}
 	return nil, nil
 }
 
-// damage returns an error if the digests differ. source is where want is from.
+// damage returns an error if the digests differ. source is the file or field that contains want.
 func damage(source string, want, got Digest) error {
 	if want == got {
 		return nil
@@ -166,9 +166,9 @@ func damage(source string, want, got Digest) error {
 	return fmt.Errorf("damaged: checksum mismatch: %s %s, got %s", source, want, got)
 }
 
-// markFailed records durably that the copy must not be used while its file has this evidence.
-// Its manifest stays: Repair needs it. If the disk is full or not writable, the copy is not
-// Ready for this process at least.
+// markFailed records durably that the copy must not be used while its file has this evidence. It
+// keeps the manifest, which Repair needs. If the record cannot be written, the copy is still not
+// Ready for this process.
 func (f imageFolder) markFailed(r Record, reason string, file Evidence) error {
 	f.disk.metadata.markDamaged(f.id, file)
 	r.Evidence, r.Failed, r.DamagedAt = &file, reason, time.Now().UTC()
