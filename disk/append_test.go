@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// appendAll appends the chunks of image from the part's offset on, chunks of zeros by AppendZeros.
+// appendAll appends the chunks of image from the offset of the partial file on. It appends chunks of
+// zeros with AppendZeros.
 func appendAll(p *Part, image []byte) error {
 	buf := NewChunkBuffer()
 	for p.Offset() < int64(len(image)) {
@@ -50,7 +51,7 @@ func TestAppendChunkMakesSameImageAsReadFrom(t *testing.T) {
 			}
 		}
 		if other := read.Stat(testID).ManifestDigest; c.ManifestDigest.IsZero() || c.ManifestDigest != other {
-			t.Errorf("size %d: the manifest is %s, by ReadFrom %s", size, c.ManifestDigest, other)
+			t.Errorf("size %d: the manifest is %s; ReadFrom makes %s", size, c.ManifestDigest, other)
 		}
 		if c.RealSize > int64(size)/2+ChunkSize {
 			t.Errorf("size %d: %d bytes are allocated: holes were filled", size, c.RealSize)
@@ -58,7 +59,7 @@ func TestAppendChunkMakesSameImageAsReadFrom(t *testing.T) {
 	}
 }
 
-// TestAppendChunkDoesNotHashAgain passes a wrong hash: the journal must have it.
+// TestAppendChunkDoesNotHashAgain passes a wrong hash: the journal must contain this hash.
 func TestAppendChunkDoesNotHashAgain(t *testing.T) {
 	p := openPart(t, newDisk(t), PartOptions{})
 	if err := p.Begin(PartSource{ID: "peer", Size: -1}); err != nil {
@@ -71,13 +72,13 @@ func TestAppendChunkDoesNotHashAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if &other[0] == &buf[0] {
-		t.Error("the buffer was copied")
+		t.Error("AppendChunk copied the buffer")
 	}
 	if err := p.pipeline.drain(0); err != nil {
 		t.Fatal(err)
 	}
 	if got := p.writer.journal.at(0); got != (ChunkHash{7}) {
-		t.Errorf("the journal has %x", got)
+		t.Errorf("the journal contains the hash %x", got)
 	}
 }
 
@@ -103,10 +104,10 @@ func TestAppendChunkAndReadFromCanBeMixed(t *testing.T) {
 	}
 	read(3*ChunkSize + 100)
 	if err := p.AppendZeros(ChunkSize); err == nil {
-		t.Fatal("a chunk was appended after a part of a chunk")
+		t.Fatal("a chunk was appended after an incomplete chunk")
 	}
 	if _, err := p.AppendChunk(NewChunkBuffer(), ChunkSize, ChunkHash{}); err == nil {
-		t.Fatal("a chunk was appended after a part of a chunk")
+		t.Fatal("a chunk was appended after an incomplete chunk")
 	}
 	read(4 * ChunkSize)
 	if err := appendAll(p, image); err != nil {
@@ -146,7 +147,7 @@ func TestAppendChunkRefusesInvalidChunks(t *testing.T) {
 			_, err := p.AppendChunk(alignedBuffer(ChunkSize + 1)[1:], 512, ChunkHash{})
 			return err
 		}, nil},
-		{"a refused format", -1, PartOptions{}, func(p *Part) error {
+		{"a format that is not accepted", -1, PartOptions{}, func(p *Part) error {
 			buf := NewChunkBuffer()
 			copy(buf, "\x1f\x8b\x08")
 			_, err := p.AppendChunk(buf, ChunkSize, HashChunk(buf))
@@ -214,12 +215,12 @@ func TestPartMatchesManifest(t *testing.T) {
 		{"nothing", int64(len(image)), nil, true, true},
 		{"some chunks", int64(len(image)), image[:3*ChunkSize], true, true},
 		{"all", int64(len(image)), image, true, true},
-		{"some and a half", -1, image[:3*ChunkSize+100], false, true},
+		{"an incomplete last chunk", -1, image[:3*ChunkSize+100], false, true},
 		{"another chunk", int64(len(image)), other[:4*ChunkSize], true, false},
-		{"only the chunks before the other one", int64(len(image)), other[:2*ChunkSize], true, true},
+		{"the chunks before a difference", int64(len(image)), other[:2*ChunkSize], true, true},
 		{"another size", int64(len(image)) + 512, image[:ChunkSize], true, false},
 		{"more", -1, append(bytes.Clone(image), make([]byte, 512)...), false, false},
-		{"an end where there is none", -1, image[:2*ChunkSize+512], true, false},
+		{"a short chunk that is not the end of the image", -1, image[:2*ChunkSize+512], true, false},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -256,7 +257,7 @@ func TestContinueChangesSource(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p.Offset() != 2*ChunkSize {
-		t.Errorf("it continues at %d, want the chunk that is not full", p.Offset())
+		t.Errorf("it continues at %d, want the start of the incomplete chunk", p.Offset())
 	}
 	if err := p.Close(); err != nil {
 		t.Fatal(err)

@@ -20,7 +20,7 @@ import (
 // benchSize is the size of the images of the benchmarks, in bytes.
 const benchSize = 1 << 30
 
-// repeat returns a reader of size bytes: block, again and again.
+// repeat returns a reader of size bytes, which repeats block.
 func repeat(block []byte, size int64) io.Reader {
 	return io.LimitReader(&repeater{block: block}, size)
 }
@@ -42,8 +42,7 @@ func randomBlock() []byte {
 	return b
 }
 
-// BenchmarkCommit makes a durable image from 1 GiB of memory. Compare it with BenchmarkSHA512,
-// the upper bound.
+// BenchmarkCommit creates a durable image from 1 GiB of memory. Its upper bound is BenchmarkSHA512.
 func BenchmarkCommit(b *testing.B) {
 	for _, test := range []struct {
 		name  string
@@ -106,7 +105,7 @@ func BenchmarkList(b *testing.B) {
 	}
 }
 
-// processorTime reports how many processors the benchmark kept busy.
+// processorTime runs a function and reports the number of CPUs that it kept busy.
 func processorTime(b *testing.B, run func()) {
 	b.Helper()
 	busy := func() int64 {
@@ -121,8 +120,8 @@ func processorTime(b *testing.B, run func()) {
 	b.ReportMetric(float64(busy()-before)/float64(b.Elapsed().Nanoseconds()), "processors")
 }
 
-// BenchmarkAppendChunk makes a durable image from 1 GiB of chunks whose hashes are known.
-// Compare it with BenchmarkSHA512.
+// BenchmarkAppendChunk creates a durable image from 1 GiB of chunks with known hashes. Compare it
+// with BenchmarkSHA512.
 func BenchmarkAppendChunk(b *testing.B) {
 	block := randomBlock()[:ChunkSize]
 	hash := HashChunk(block)
@@ -158,7 +157,7 @@ func BenchmarkAppendChunk(b *testing.B) {
 	}
 }
 
-// benchImage makes a ready image of 1 GiB of random bytes.
+// benchImage creates a ready image of 1 GiB of random bytes.
 func benchImage(b *testing.B) (*Disk, Copy) {
 	b.Helper()
 	d := newDisk(b)
@@ -204,7 +203,7 @@ func BenchmarkRepair(b *testing.B) {
 	}
 }
 
-// BenchmarkSend sends 1 GiB over loopback, from the disk or from the page cache.
+// BenchmarkSend sends 1 GiB through the loopback interface, from the disk or from the page cache.
 func BenchmarkSend(b *testing.B) {
 	d, c := benchImage(b)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// TestCfgFormatEqualsLonghorns compares a cfg with a file of Longhorn, byte for byte.
+// TestCfgFormatEqualsLonghorns compares a written cfg with a file of Longhorn, byte for byte.
 func TestCfgFormatEqualsLonghorns(t *testing.T) {
 	c := longhornCfg{
 		Name: "/data/backing-images/parrot-6846a0b2/backing", UUID: "6846a0b2",
@@ -33,7 +33,7 @@ func TestCfgFormatEqualsLonghorns(t *testing.T) {
 	}
 }
 
-// realCfgs returns backing.cfg files that Longhorn wrote, and one that was cut, by case.
+// realCfgs returns backing.cfg files that Longhorn wrote, and a truncated one, by case.
 func realCfgs(t testing.TB) map[string][]byte {
 	t.Helper()
 	archives, err := filepath.Glob("testdata/longhorn/*.tar.zst")
@@ -90,20 +90,20 @@ func TestMtimeFormatEqualsLonghorns(t *testing.T) {
 			t.Errorf("%d ns: got %q, want %q; Go prints %q", test.nanoseconds, got, test.want, at.UTC())
 		}
 		if back, err := time.Parse(mtimeLayout, got); err != nil || !back.Equal(at) {
-			t.Errorf("%q reads as %v, error %v", got, back, err)
+			t.Errorf("%q is parsed as %v, error %v", got, back, err)
 		}
 	}
 }
 
-// checkReusable returns why Longhorn would read or delete a file. It repeats the conditions under
-// which Longhorn uses a file without reading it.
+// checkReusable returns an error if Longhorn would verify or delete the file. It implements the
+// conditions under which Longhorn uses a file without reading it.
 func checkReusable(file string, declaredSize int64, expected string) error {
 	stat, err := os.Stat(file)
 	if err != nil {
 		return err
 	}
 	if declaredSize > 0 && stat.Size() != declaredSize {
-		return fmt.Errorf("the size is %d, declared is %d", stat.Size(), declaredSize)
+		return fmt.Errorf("the size is %d, the declared size %d", stat.Size(), declaredSize)
 	}
 	text, err := os.ReadFile(file + ".cfg")
 	if err != nil {
@@ -114,7 +114,7 @@ func checkReusable(file string, declaredSize int64, expected string) error {
 		return err
 	}
 	if mtime := stat.ModTime().UTC().String(); cfg.ModificationTime != mtime {
-		return fmt.Errorf("cfg has %q, the file has %q", cfg.ModificationTime, mtime)
+		return fmt.Errorf("the cfg has the mtime %q, the file %q", cfg.ModificationTime, mtime)
 	}
 	f, err := os.Open(file)
 	if err != nil {
@@ -126,7 +126,7 @@ func checkReusable(file string, declaredSize int64, expected string) error {
 		return err
 	}
 	if sum := hex.EncodeToString(h.Sum(nil)); sum != cfg.CurrentChecksum || expected != "" && sum != expected {
-		return fmt.Errorf("cfg has %s, expected is %s, the file has %s", cfg.CurrentChecksum, expected, sum)
+		return fmt.Errorf("the cfg has the checksum %s, declared is %s, the file has %s", cfg.CurrentChecksum, expected, sum)
 	}
 	return nil
 }
@@ -169,33 +169,33 @@ func TestLonghornAcceptsOurImages(t *testing.T) {
 	}
 }
 
-// TestInvalidCfgIsReplaced has an intact image with an invalid backing.cfg. Verify reads the
-// image, makes it ready and writes a valid backing.cfg.
+// TestInvalidCfgIsReplaced checks that Verify makes an intact image with an invalid backing.cfg
+// ready, and writes a valid backing.cfg.
 func TestInvalidCfgIsReplaced(t *testing.T) {
 	t.Parallel()
 	image := sparseImage(ChunkSize)
 	sum := digest512(image).String()
 	good := fmt.Sprintf(`{"name":"x","uuid":"6846a0b2","size":%d,"currentChecksum":%q,"modificationTime":"long ago"}`, len(image), sum)
 	for name, text := range map[string]string{
-		"no bytes":                  "",
-		"a torn one":                good[:len(good)/2],
-		"zeros":                     strings.Repeat("\x00", 300),
-		"binary":                    "\x7fELF\x02\x01\xff\xfe",
-		"another kind of JSON":      `[1,2]`,
-		"a number":                  `7`,
-		"null":                      `null`,
-		"an empty object":           `{}`,
-		"a size that is text":       `{"size":"1048576","currentChecksum":"` + sum + `"}`,
-		"a checksum of numbers":     `{"size":1048576,"currentChecksum":[1]}`,
-		"a checksum that is short":  `{"size":1048576,"currentChecksum":"abcd"}`,
-		"a size below zero":         `{"size":-1}`,
-		"a fraction":                `{"size":1048576.5}`,
-		"a number that is too long": `{"size":99999999999999999999999}`,
-		"bytes after it":            good + "x",
-		"two of them":               good + good,
-		"an old mtime":              good,
-		"unknown keys":              good[:len(good)-1] + `,"color":"green","nested":{"a":[1]}}`,
-		"larger than maxSmallFile":  `{"x":"` + strings.Repeat("x", maxSmallFile) + `"}`,
+		"no bytes":                    "",
+		"a truncated one":             good[:len(good)/2],
+		"zeros":                       strings.Repeat("\x00", 300),
+		"binary":                      "\x7fELF\x02\x01\xff\xfe",
+		"a JSON array":                `[1,2]`,
+		"a number":                    `7`,
+		"null":                        `null`,
+		"an empty object":             `{}`,
+		"a size that is a string":     `{"size":"1048576","currentChecksum":"` + sum + `"}`,
+		"a checksum that is an array": `{"size":1048576,"currentChecksum":[1]}`,
+		"a checksum that is short":    `{"size":1048576,"currentChecksum":"abcd"}`,
+		"a size below zero":           `{"size":-1}`,
+		"a fraction":                  `{"size":1048576.5}`,
+		"a number that is too long":   `{"size":99999999999999999999999}`,
+		"bytes after it":              good + "x",
+		"two of them":                 good + good,
+		"an old mtime":                good,
+		"unknown keys":                good[:len(good)-1] + `,"color":"green","nested":{"a":[1]}}`,
+		"larger than maxSmallFile":    `{"x":"` + strings.Repeat("x", maxSmallFile) + `"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDisk(t)
@@ -218,8 +218,8 @@ func TestInvalidCfgIsReplaced(t *testing.T) {
 	}
 }
 
-// FuzzParseCfg checks for any bytes: no panic, the digest is a SHA-512 or zero, and the cfg
-// that was parsed survives a round trip.
+// FuzzParseCfg checks for any bytes that parseCfg does not panic, that the digest is a SHA-512 or
+// zero, and that a parsed cfg survives a round trip.
 func FuzzParseCfg(f *testing.F) {
 	for _, data := range realCfgs(f) {
 		f.Add(data)
@@ -234,7 +234,7 @@ func FuzzParseCfg(f *testing.F) {
 			t.Errorf("digest %s", d)
 		}
 		if c.Size <= 0 || c.VirtualSize < 0 || c.RealSize < 0 {
-			t.Errorf("sizes of %+v", c)
+			t.Errorf("the cfg %+v has impossible sizes", c)
 		}
 		text, err := json.Marshal(c)
 		if err != nil {
@@ -246,8 +246,9 @@ func FuzzParseCfg(f *testing.F) {
 	})
 }
 
-// TestLonghornMustReadDamagedImage has an image that Verify found damaged. Longhorn trusts a
-// backing.cfg with the mtime of the file, so the mtime must go.
+// TestLonghornMustReadDamagedImage checks that Longhorn does not trust an image that Verify found
+// damaged. Longhorn trusts a backing.cfg with the mtime of the file, so Verify must change this
+// mtime.
 func TestLonghornMustReadDamagedImage(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(ChunkSize)

@@ -15,7 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// xfs mounts a file system that supports reflinks, until the test ends.
+// xfs mounts a file system that supports reflinks. It is unmounted when the test ends.
 func xfs(t *testing.T) string {
 	t.Helper()
 	need.Root(t, "mount a file system")
@@ -53,7 +53,7 @@ func diskAt(t *testing.T, dir string) *Disk {
 	return d
 }
 
-// cloneRig is a disk with a ready image and a reader of it.
+// cloneRig is a disk with a ready image and a reader of this image.
 type cloneRig struct {
 	disk   *Disk
 	image  []byte
@@ -79,7 +79,8 @@ func newCloneRig(t *testing.T, d *Disk, size int) *cloneRig {
 	return r
 }
 
-// part opens the partial file of the clone, and calls Begin unless it has the right source.
+// part opens the partial file of the clone. It calls Begin unless the file already has the right
+// source.
 func (r *cloneRig) part(t *testing.T, to *Disk) *Part {
 	t.Helper()
 	p, err := to.OpenPart(context.Background(), cloneID, PartOptions{})
@@ -95,7 +96,7 @@ func (r *cloneRig) part(t *testing.T, to *Disk) *Part {
 	return p
 }
 
-// commit makes the clone ready, and compares its bytes.
+// commit makes the clone ready, and compares its bytes with the image.
 func (r *cloneRig) commit(t *testing.T, p *Part) Copy {
 	t.Helper()
 	c, err := p.Commit(r.copy.SHA512)
@@ -103,7 +104,7 @@ func (r *cloneRig) commit(t *testing.T, p *Part) Copy {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(filepath.Join(p.folder.disk.path, cloneID.file(imageFile))); err != nil || !bytes.Equal(got, r.image) {
-		t.Fatalf("the clone has other bytes (error %v)", err)
+		t.Fatalf("the clone differs from the image (error %v)", err)
 	}
 	if c.ManifestDigest != r.copy.ManifestDigest || c.ManifestDigest.IsZero() {
 		t.Errorf("the manifest digest of the clone is %s, want %s", c.ManifestDigest, r.copy.ManifestDigest)
@@ -186,7 +187,7 @@ func TestCloneResumes(t *testing.T) {
 	}
 }
 
-// TestCloneToAnotherFileSystem copies the data, because extents cannot be shared.
+// TestCloneToAnotherFileSystem checks that Clone copies the data if extents cannot be shared.
 func TestCloneToAnotherFileSystem(t *testing.T) {
 	r := newCloneRig(t, newDisk(t), 6*ChunkSize)
 	p := r.part(t, diskAt(t, xfs(t)))
@@ -198,7 +199,7 @@ func TestCloneToAnotherFileSystem(t *testing.T) {
 	}
 }
 
-// TestCloneOfModifiedImageFails checks Clone and the Commit after it.
+// TestCloneOfModifiedImageFails checks that Clone fails, and that Commit then refuses the bytes.
 func TestCloneOfModifiedImageFails(t *testing.T) {
 	for name, dir := range map[string]func(*testing.T) string{"shared": xfs, "copied": func(t *testing.T) string { return t.TempDir() }} {
 		t.Run(name, func(t *testing.T) {
@@ -210,7 +211,7 @@ func TestCloneOfModifiedImageFails(t *testing.T) {
 				t.Fatalf("error is %v, want ErrModified", err)
 			}
 			if _, err := p.Commit(r.copy.SHA512); err == nil {
-				t.Error("other bytes were committed")
+				t.Error("the bytes of the modified image were committed")
 			}
 		})
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
-// failedImage makes a failed copy, and returns the bytes of its file.
+// failedImage creates a failed copy, and returns the bytes of its file.
 func failedImage(t *testing.T, d *Disk) []byte {
 	t.Helper()
 	readyImage(t, d, sparseImage(2*ChunkSize))
@@ -26,8 +26,8 @@ func failedImage(t *testing.T, d *Disk) []byte {
 	return old
 }
 
-// A process opens the failed image after the check and before the swap. The file gets its name
-// back.
+// TestCommitKeepsFailedImageOpenedBeforeSwap checks that the failed image gets its name back if a
+// process opens it after the first check and before the swap.
 func TestCommitKeepsFailedImageOpenedBeforeSwap(t *testing.T) {
 	d := newDisk(t)
 	old := failedImage(t, d)
@@ -56,8 +56,8 @@ func TestCommitKeepsFailedImageOpenedBeforeSwap(t *testing.T) {
 	}
 }
 
-// A file appeared while the partial file was written. It may be the last good copy: it must be
-// verified, and not replaced.
+// TestCommitKeepsUnverifiedFile checks that Commit does not replace a file that was created while the
+// partial file was written. The file may be the last good copy, so it must be verified first.
 func TestCommitKeepsUnverifiedFile(t *testing.T) {
 	theirs := sparseImage(2 * ChunkSize)
 	d := newDisk(t)
@@ -70,7 +70,7 @@ func TestCommitKeepsUnverifiedFile(t *testing.T) {
 		t.Errorf("the file was replaced: %+v", c)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, theirs) {
-		t.Errorf("the file has other bytes (error %v)", err)
+		t.Errorf("the file was changed (error %v)", err)
 	}
 	c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 	if err != nil || c.State != Ready || c.SHA512 != digest512(theirs) {
@@ -78,8 +78,9 @@ func TestCommitKeepsUnverifiedFile(t *testing.T) {
 	}
 }
 
-// On a file system without RENAME_EXCHANGE there is no second check for users: the only one is
-// right before the rename, after the records were written and synced.
+// TestCommitKeepsOpenedImageWithoutRenameExchange checks that Commit detects a user on a file system
+// without RENAME_EXCHANGE. There, Commit checks for users only once, immediately before the rename
+// and after the records were written and synced.
 func TestCommitKeepsOpenedImageWithoutRenameExchange(t *testing.T) {
 	d, v := faultyDisk(t)
 	old := failedImage(t, d)
@@ -108,7 +109,8 @@ func TestCommitKeepsOpenedImageWithoutRenameExchange(t *testing.T) {
 	}
 }
 
-// There was no image when Commit checked, and there is one when it renames.
+// TestCommitKeepsFileThatAppearsAtSwap checks that Commit does not replace an image that was created
+// after the check and before the rename.
 func TestCommitKeepsFileThatAppearsAtSwap(t *testing.T) {
 	d, v := faultyDisk(t)
 	old := failedImage(t, d)
@@ -132,8 +134,8 @@ func TestCommitKeepsFileThatAppearsAtSwap(t *testing.T) {
 	}
 }
 
-// A failed image gets a user at the last moment, so it is not replaced. It can still be repaired:
-// its record is not that of the new bytes.
+// TestCommitOfImageInUseKeepsItsRecord checks that a failed image can still be repaired if a user
+// prevented its replacement: its record is not replaced by the record of the new bytes.
 func TestCommitOfImageInUseKeepsItsRecord(t *testing.T) {
 	d, v := faultyDisk(t)
 	failedImage(t, d)
@@ -156,9 +158,10 @@ func TestCommitOfImageInUseKeepsItsRecord(t *testing.T) {
 	}
 }
 
-// A file appears after the last check: where there was none, or in place of the failed one. It
-// may be the last good copy: it stays, and is verified against the old record, not against the
-// digest of the partial file.
+// TestCommitKeepsFileThatAppearsAfterCheck checks that Commit does not replace a file that was
+// created after the last check, where no file existed or in place of the failed image. The file may
+// be the last good copy. It must be verified against the old record, not against the digest of the
+// partial file.
 func TestCommitKeepsFileThatAppearsAfterCheck(t *testing.T) {
 	theirs := sparseImage(4 * ChunkSize)
 	for _, failed := range []bool{false, true} {
@@ -186,7 +189,7 @@ func TestCommitKeepsFileThatAppearsAfterCheck(t *testing.T) {
 				t.Errorf("failed %v, flags %v: the file was replaced: %+v", failed, flags, c)
 			}
 			if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, theirs) {
-				t.Errorf("failed %v, flags %v: the file has other bytes (error %v)", failed, flags, err)
+				t.Errorf("failed %v, flags %v: the file was changed (error %v)", failed, flags, err)
 			}
 			c, err = d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 			if !failed && (err != nil || c.State != Ready || c.SHA512 != digest512(theirs)) {

@@ -15,8 +15,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// allOperations calls every method of a disk that changes an image, and returns the first error.
-// Its file operations have the same order each time, except for those of concurrent goroutines.
+// allOperations calls every method of a disk that changes an image, and returns the first error. The
+// order of its file operations is the same in every run, except between concurrent goroutines.
 func (w *workload) allOperations() error {
 	v, id := w.versions[0], w.ids[0]
 	half := int64(ChunkSize + 1)
@@ -78,7 +78,7 @@ func (w *workload) allOperations() error {
 	return w.fetch(id, w.versions[1], false)
 }
 
-// sync replaces a failed image by chunks of a peer, after receiving the peer's manifest.
+// sync receives the manifest of a peer, and replaces a failed image by the chunks of this peer.
 func (w *workload) sync(id ID, v version) error {
 	p, err := w.d.OpenPart(context.Background(), id, PartOptions{})
 	if err != nil {
@@ -102,7 +102,7 @@ func (w *workload) sync(id ID, v version) error {
 		return err
 	}
 	if same, err := p.Matches(m); err != nil || !same {
-		return fmt.Errorf("part matches the manifest: %v, error %w", same, err)
+		return fmt.Errorf("the partial file matches the manifest: %v, error %w", same, err)
 	}
 	c, err := p.Commit(v.digest)
 	if err != nil {
@@ -121,12 +121,12 @@ func newWorkload(t *testing.T, f *faultfs.FS, versions []version) *workload {
 	w := &workload{t: t, random: rand.New(rand.NewPCG(1, 1)), versions: versions, ids: workloadIDs[:1], reported: map[ID]Digest{}}
 	v := newVolumeDisk(t, f)
 	w.start(v)
-	v.Restart() // count operations from here
+	v.Restart() // count operations from this point
 	return w
 }
 
 // TestCrashAndErrorAtEveryOperation kills the process before each single file operation of
-// allOperations, and then makes that operation fail.
+// allOperations. It then also makes each operation fail.
 func TestCrashAndErrorAtEveryOperation(t *testing.T) {
 	f := faultfs.Mount(t)
 	versions := testVersions(ChunkSize+1024, 4096)
@@ -144,14 +144,14 @@ func TestCrashAndErrorAtEveryOperation(t *testing.T) {
 		switch {
 		case op.ChangeNumber > 0:
 			t.Run("die/"+op.String(), func(t *testing.T) { dieAt(t, f, versions, op) })
-		case op.Count > 1 && i%23 != 0: // a sample of the many operations that only read
+		case op.Count > 1 && i%23 != 0: // only a sample of the many operations that only read
 			continue
 		}
 		t.Run("fail/"+op.String(), func(t *testing.T) { failAt(t, f, versions, op) })
 	}
 }
 
-// at returns a plan that returns err at op, once.
+// at returns a plan that lets op fail once with err.
 func at(op faultfs.Op, err error) func(faultfs.Op) error {
 	return func(now faultfs.Op) error {
 		if now.Kind == op.Kind && now.Path == op.Path && now.Count == op.Count {
@@ -161,8 +161,8 @@ func at(op faultfs.Op, err error) func(faultfs.Op) error {
 	}
 }
 
-// dieAt kills the process before op. The next process finds all changes, because the kernel is
-// alive, and finishes. Then the power fails with the worst possible result.
+// dieAt kills the process before op. The next process sees all changes, because the kernel still
+// runs, and finishes the operations. Then a power failure with the worst possible result follows.
 func dieAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 	t.Parallel()
 	w := newWorkload(t, f, versions)
@@ -170,7 +170,7 @@ func dieAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 	w.note("died: %v", w.allOperations())
 	w.end()
 
-	cut := *w // a second case: the power fails at the same moment
+	cut := *w // the second case: a power failure at the same moment
 	cut.reported = maps.Clone(w.reported)
 	after := w.v.Survive(uint64(op.ChangeNumber))
 	cut.start(after)
@@ -184,7 +184,7 @@ func dieAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 	w.checkReportedIsDurable()
 }
 
-// failAt makes op fail once. The process continues and tries again.
+// failAt makes op fail once. The process continues and retries.
 func failAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 	t.Parallel()
 	errno := syscall.EIO
@@ -192,7 +192,7 @@ func failAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 		errno = syscall.ENOSPC
 	}
 	if op.Kind == "exchange" {
-		errno = syscall.EINVAL // as on file systems that do not support it
+		errno = syscall.EINVAL // as on file systems that do not support the operation
 	}
 	w := newWorkload(t, f, versions)
 	w.v.Plan(at(op, errno))
@@ -207,7 +207,7 @@ func failAt(t *testing.T, f *faultfs.FS, versions []version, op faultfs.Op) {
 	w.checkReportedIsDurable()
 }
 
-// checkReportedIsDurable makes the power fail with the worst possible result and checks that
+// checkReportedIsDurable simulates a power failure with the worst possible result. It checks that
 // every copy that was reported as ready is still ready.
 func (w *workload) checkReportedIsDurable() {
 	w.t.Helper()

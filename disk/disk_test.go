@@ -20,8 +20,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// TestMain runs more tests at a time than there are processors, because they wait for the disk
-// most of the time. The flag -parallel has precedence.
+// TestMain runs more tests in parallel than there are CPUs, because the tests mostly wait for the
+// disk. The flag -parallel has precedence.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// tree returns every name below dir with its content or target.
+// tree returns every name below dir, with the content of a file or the target of a link.
 func tree(t testing.TB, dir string) []string {
 	t.Helper()
 	var lines []string
@@ -70,11 +70,11 @@ func TestInitKeepsExistingIdentity(t *testing.T) {
 		t.Errorf("the second Init returned %s, error %v; the first returned %s", again, err, first)
 	}
 	if after := tree(t, dir); !slices.Equal(after, before) {
-		t.Errorf("the second Init left %q, want %q", after, before)
+		t.Errorf("the identity after the second Init is %q, want %q", after, before)
 	}
 }
 
-// TestOpenRefusesPathWithoutIdentity also checks that Open changes nothing below the path.
+// TestOpenRefusesPathWithoutIdentity also checks that Open changes no file below the path.
 func TestOpenRefusesPathWithoutIdentity(t *testing.T) {
 	tests := []struct {
 		name     string
@@ -83,7 +83,7 @@ func TestOpenRefusesPathWithoutIdentity(t *testing.T) {
 	}{
 		{"an empty mount point", "-", true},
 		{"an identity of zero bytes", "", false},
-		{"a torn identity", `{"diskName":"a","diskUU`, false},
+		{"a truncated identity", `{"diskName":"a","diskUU`, false},
 		{"an identity without a uuid", `{"diskName":"a"}`, false},
 		{"a uuid that is a path", `{"diskUUID":"../../etc"}`, false},
 		{"a uuid of a wrong type", `{"diskUUID":7}`, false},
@@ -102,7 +102,7 @@ func TestOpenRefusesPathWithoutIdentity(t *testing.T) {
 				t.Errorf("error is %v, want ErrNotInitialised", err)
 			}
 			if after := tree(t, dir); !slices.Equal(after, before) {
-				t.Errorf("left %q, want %q", after, before)
+				t.Errorf("the files are %q, want %q", after, before)
 			}
 			if _, err := Init(dir); (err == nil) != test.canInit {
 				t.Errorf("Init returned error %v", err)
@@ -166,18 +166,18 @@ func TestCheckDetectsAnotherDiskAtPath(t *testing.T) {
 	}
 }
 
-// TestLockHolder is not a test: it is the other process of TestLock.
+// TestLockHolder is not a test: it is the second process of TestLock.
 func TestLockHolder(t *testing.T) {
 	path := os.Getenv("DISK_TEST_LOCK")
 	if path == "" {
-		t.Skip("run by TestLock")
+		t.Skip("TestLock runs it")
 	}
 	d, err := Open(path)
 	if err == nil {
 		_, err = d.Lock()
 	}
 	fmt.Println("holder:", err)
-	_, _ = os.Stdin.Read(make([]byte, 1)) // until it is killed
+	_, _ = os.Stdin.Read(make([]byte, 1)) // blocks until the process is killed
 }
 
 func TestLock(t *testing.T) {
@@ -200,18 +200,18 @@ func TestLock(t *testing.T) {
 		t.Fatalf("the holder printed %q, error %v", line, err)
 	}
 	if _, err := d.Lock(); !errors.Is(err, ErrLocked) {
-		t.Errorf("while another process has the lock: error is %v, want ErrLocked", err)
+		t.Errorf("with a lock of another process: error is %v, want ErrLocked", err)
 	}
 	if err := holder.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = holder.Wait() // it was killed
+	_ = holder.Wait() // returns an error because the process was killed
 	unlock, err := d.Lock()
 	if err != nil {
 		t.Fatalf("after the holder was killed: %v", err)
 	}
 	if _, err := d.Lock(); !errors.Is(err, ErrLocked) {
-		t.Errorf("twice in one process: error is %v, want ErrLocked", err)
+		t.Errorf("second lock of one process: error is %v, want ErrLocked", err)
 	}
 	if err := unlock(); err != nil {
 		t.Fatal(err)
@@ -222,8 +222,8 @@ func TestLock(t *testing.T) {
 	defer unlock()
 }
 
-// TestLockRestoresOnlyImageFolders has folders whose removal was interrupted, and other things
-// with the same prefix.
+// TestLockRestoresOnlyImageFolders checks that Lock restores folders whose removal was interrupted,
+// and no other files with the same prefix.
 func TestLockRestoresOnlyImageFolders(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -261,8 +261,8 @@ func TestLockRestoresOnlyImageFolders(t *testing.T) {
 	}
 }
 
-// TestSpaceUsesFragmentSize has a file system whose preferred request size (Bsize) differs from
-// the unit of its block counts (Frsize).
+// TestSpaceUsesFragmentSize checks Space on a file system whose preferred request size (Bsize)
+// differs from the unit of its block counts (Frsize).
 func TestSpaceUsesFragmentSize(t *testing.T) {
 	v := newVolumeDisk(t, faultfs.Mount(t))
 	d, err := Open(v.Path())

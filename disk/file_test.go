@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// uncached opens a new file with data. Of its pages, only the given spans are in the page cache.
+// uncached opens a new file with data. Only the pages of the given spans are in the page cache.
 func uncached(t *testing.T, data []byte, read ...Span) *File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
@@ -49,8 +49,8 @@ func pagesInCache(f *File) (pages []int64) {
 	return pages
 }
 
-// TestPrefetchAndReleaseKeepOtherPages reads pieces of a file. Pages that were cached before stay,
-// the others are dropped.
+// TestPrefetchAndReleaseKeepOtherPages checks that pages that were cached before stay in the page
+// cache, and that the pages of Prefetch are dropped.
 func TestPrefetchAndReleaseKeepOtherPages(t *testing.T) {
 	page := int64(os.Getpagesize())
 	data := make([]byte, 64*page)
@@ -58,13 +58,13 @@ func TestPrefetchAndReleaseKeepOtherPages(t *testing.T) {
 	f := uncached(t, data, Span{4 * page, 6 * page}, Span{40 * page, 41 * page})
 	before := pagesInCache(f)
 	if len(before) != 3 {
-		t.Fatalf("pages %v are cached, want 3: the file system shares its page cache", before)
+		t.Fatalf("pages %v are cached, want 3 pages: the file system shares its page cache with another", before)
 	}
 	f.Prefetch([]Span{{3 * page, 8 * page}, {10 * page, 11*page + 1}, {39 * page, 42 * page}, {63 * page, 99 * page}})
 	for _, at := range []int64{3, 10, 39, 63} {
 		got := make([]byte, page)
 		if _, err := f.ReadAt(got, at*page); err != nil || !bytes.Equal(got, data[at*page:][:page]) {
-			t.Errorf("page %d has other bytes, error %v", at, err)
+			t.Errorf("page %d has wrong bytes, error %v", at, err)
 		}
 	}
 	if got := len(pagesInCache(f)); got != 5+2+3+1 {
@@ -79,7 +79,7 @@ func TestPrefetchAndReleaseKeepOtherPages(t *testing.T) {
 	if after := pagesInCache(f); len(after) != len(before) || after[0] != before[0] || after[2] != before[2] {
 		t.Errorf("pages %v are cached afterwards, want %v", after, before)
 	}
-	f.Prefetch([]Span{{99 * page, 100 * page}}) // behind the end: does nothing
+	f.Prefetch([]Span{{99 * page, 100 * page}}) // after the end of the file: no effect
 	f.Prefetch(nil)
 }
 
@@ -96,7 +96,8 @@ func TestFileDetectsModification(t *testing.T) {
 	}
 }
 
-// TestOpenReplicaStaysBelowReplicas opens folders below replicas, by their names only.
+// TestOpenReplicaStaysBelowReplicas checks that OpenReplica opens only folders directly below
+// replicas.
 func TestOpenReplicaStaysBelowReplicas(t *testing.T) {
 	d := newDisk(t)
 	if names, err := d.Replicas(); len(names) > 0 || err != nil {

@@ -63,7 +63,7 @@ func TestOtherFileTypesAreRefused(t *testing.T) {
 	}
 }
 
-// checkRefusedUnlessRaw checks that b is refused with the reason what, unless it is declared raw.
+// checkRefusedUnlessRaw checks that b is rejected with the reason what, unless it is declared raw.
 func checkRefusedUnlessRaw(t *testing.T, b []byte, what, hint string) {
 	t.Helper()
 	for _, declared := range []Format{"", QCOW2} {
@@ -79,7 +79,8 @@ func checkRefusedUnlessRaw(t *testing.T, b []byte, what, hint string) {
 	}
 }
 
-// A boot sector may begin with these bytes, so they are no sign of another file type.
+// TestRawDiskLikeShortMagicIsAccepted checks that a boot sector may begin with a short magic of
+// another file type.
 func TestRawDiskLikeShortMagicIsAccepted(t *testing.T) {
 	for _, s := range []string{"\x1f\x8b\x00", "BZh9\x00", "PK", "QFI", "QED\x01", "LUKS"} {
 		b := withStart(0, s)
@@ -89,13 +90,13 @@ func TestRawDiskLikeShortMagicIsAccepted(t *testing.T) {
 	}
 }
 
-// image returns the bytes of an image in testdata, where it is packed with gzip.
+// image returns the bytes of an image in testdata, where it is compressed with gzip.
 func image(t testing.TB, name string) []byte {
 	t.Helper()
 	return imagetest.Gunzip(t, filepath.Join("testdata", name+".gz"))
 }
 
-// sizes returns the virtual sizes of the good images, by qemu-img.
+// sizes returns the virtual sizes of the good images, as qemu-img prints them.
 func sizes(t testing.TB) map[string]int64 {
 	t.Helper()
 	b, err := os.ReadFile("testdata/sizes.txt")
@@ -150,7 +151,7 @@ func TestGoodImages(t *testing.T) {
 	}
 }
 
-// checkHeads checks that inspectHead refuses no beginning of a good image.
+// checkHeads checks that inspectHead accepts every prefix of a good image.
 func checkHeads(t *testing.T, b []byte, declared Format) {
 	t.Helper()
 	for _, n := range []int{0, 3, 72, 511, 512, 513, 4 << 10, 64 << 10, 200 << 10, 1 << 20, len(b)} {
@@ -192,8 +193,8 @@ func TestRefusedImages(t *testing.T) {
 	}
 }
 
-// checkRefused checks that b is refused for reason with any declaration; declared raw, it is
-// refused because it is qcow2.
+// checkRefused checks that b is rejected for the given reason if its format is not declared or
+// declared as qcow2. If it is declared raw, it is rejected because it is qcow2.
 func checkRefused(t *testing.T, b []byte, reason string) {
 	t.Helper()
 	for declared, reason := range map[Format]string{
@@ -254,7 +255,8 @@ func TestRawLUKSDiskIsDetected(t *testing.T) {
 	}
 }
 
-// A read error says nothing about the image, so it must not be the final *FormatError.
+// TestReadErrorIsNotFormatError checks that a read error is not returned as a *FormatError, which
+// would be final.
 func TestReadErrorIsNotFormatError(t *testing.T) {
 	good := image(t, "good/v3.qcow2")
 	broken := errors.New("bad sector")
@@ -270,10 +272,10 @@ func TestReadErrorIsNotFormatError(t *testing.T) {
 			t.Errorf("Inspect with bytes from %d on unreadable: %v; want %v", n, err, broken)
 		}
 	}
-	// A file that became shorter is a read error, too.
+	// A truncated file is a read error, too.
 	_, err := Inspect(bytes.NewReader(good[:64<<10]), int64(len(good)), "")
 	if !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("Inspect of a file that shrank: %v; want %v", err, io.ErrUnexpectedEOF)
+		t.Errorf("Inspect of a truncated file: %v; want %v", err, io.ErrUnexpectedEOF)
 	}
 }
 
@@ -281,9 +283,9 @@ type readerAtFunc func(p []byte, off int64) (int, error)
 
 func (f readerAtFunc) ReadAt(p []byte, off int64) (int, error) { return f(p, off) }
 
-// FuzzInspect checks for any bytes: no panic, bounded reading, only a *FormatError if all bytes
-// can be read, a declaration is never overruled, and inspectHead refuses no beginning of a file
-// that Inspect accepts.
+// FuzzInspect checks for any bytes that Inspect does not panic, reads a bounded number of bytes,
+// returns only a *FormatError if all bytes can be read, and never contradicts the declared format.
+// inspectHead must accept every prefix of a file that Inspect accepts.
 func FuzzInspect(f *testing.F) {
 	const maxHead = 4 << 10
 	files, err := filepath.Glob("testdata/*/*.gz")
@@ -306,7 +308,7 @@ func FuzzInspect(f *testing.F) {
 		s := &imagetest.Sparse{Head: head, Size: int64(len(head)) + int64(zeros)*sector}
 		info, err := Inspect(s, s.Size, format)
 		if s.Bytes > 33<<20 {
-			t.Errorf("%d bytes were read", s.Bytes)
+			t.Errorf("Inspect read %d bytes", s.Bytes)
 		}
 		if err != nil {
 			if e := (*FormatError)(nil); !errors.As(err, &e) {
@@ -329,7 +331,7 @@ func checkAccepted(t *testing.T, info Info, head []byte, size int64, declared Fo
 		t.Errorf("Inspect = %+v of %d bytes", info, size)
 	}
 	if info.VirtualSize <= 0 || info.VirtualSize%sector != 0 {
-		t.Errorf("Inspect = %+v: no disk has this size", info)
+		t.Errorf("Inspect = %+v: a disk cannot have this size", info)
 	}
 	for n := len(head); n > 0; n /= 2 {
 		if err := inspectHead(head[:n], declared); err != nil {

@@ -26,7 +26,7 @@ func faultyDisk(t *testing.T) (*Disk, *faultfs.Volume) {
 	return d, v
 }
 
-// fails returns a plan that fails every operation of a kind on a file of the image.
+// fails returns a plan that lets every operation of a kind on a file of the image fail.
 func fails(kind, file string, errno syscall.Errno) func(faultfs.Op) error {
 	return func(op faultfs.Op) error {
 		if op.Kind == kind && strings.HasSuffix(op.Path, "/"+file) {
@@ -36,7 +36,7 @@ func fails(kind, file string, errno syscall.Errno) func(faultfs.Op) error {
 	}
 }
 
-// A read error says nothing about the bytes of an image.
+// TestVerifyReadErrorKeepsCopyReady: a read error does not prove that the bytes are wrong.
 func TestVerifyReadErrorKeepsCopyReady(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(3*ChunkSize))
@@ -50,11 +50,12 @@ func TestVerifyReadErrorKeepsCopyReady(t *testing.T) {
 		t.Errorf("copy is %+v", c)
 	}
 	if after := tree(t, d.Path()); strings.Join(after, "\n") != strings.Join(before, "\n") {
-		t.Errorf("left %q, want %q", after, before)
+		t.Errorf("the files are %q, want %q", after, before)
 	}
 }
 
-// TestResumeStopsAtUnreadableChunk has a bad sector in a partial file: that chunk is fetched again.
+// TestResumeStopsAtUnreadableChunk checks that a chunk in a bad sector of a partial file is fetched
+// again.
 func TestResumeStopsAtUnreadableChunk(t *testing.T) {
 	d, v := faultyDisk(t)
 	image := bytes.Repeat(sparseImage(ChunkSize), 3)
@@ -82,15 +83,15 @@ func TestResumeStopsAtUnreadableChunk(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecordIsNotReplaced has a record that cannot be read for a moment. Its content
-// must not be lost.
+// TestUnreadableRecordIsNotReplaced checks that a temporary read error of the record does not lose
+// its content.
 func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	if err := v.FlipBit(testID.file(imageFile), 5); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(imagePath(d, cfgFile)); err != nil { // else Verify could use its checksum
+	if err := os.Remove(imagePath(d, cfgFile)); err != nil { // otherwise Verify could use its checksum
 		t.Fatal(err)
 	}
 	v.Plan(fails("read", recordFile, syscall.EIO))
@@ -110,8 +111,8 @@ func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 	}
 }
 
-// TestUnreadableCfgIsNotReplaced has a damaged image of Longhorn. Only its backing.cfg has the
-// checksum, and it cannot be read for a moment.
+// TestUnreadableCfgIsNotReplaced checks that a temporary read error of backing.cfg does not lose its
+// content. For a damaged image of Longhorn, only backing.cfg contains the checksum.
 func TestUnreadableCfgIsNotReplaced(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -128,7 +129,8 @@ func TestUnreadableCfgIsNotReplaced(t *testing.T) {
 	}
 }
 
-// A stat that fails because the process has too many open files says nothing about the bytes.
+// TestVerifyStatErrorIsNotDamage: a stat error because of too many open files does not prove that the
+// bytes are wrong.
 func TestVerifyStatErrorIsNotDamage(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -150,7 +152,8 @@ func TestVerifyStatErrorIsNotDamage(t *testing.T) {
 	}
 }
 
-// TestFailedBeginLeavesNoSource has a Begin that may or may not have written the new source.
+// TestFailedBeginLeavesNoSource checks that a partial file has no source after Begin failed to sync
+// the record. Begin may or may not have written the new source.
 func TestFailedBeginLeavesNoSource(t *testing.T) {
 	d, v := faultyDisk(t)
 	p := openPart(t, d, PartOptions{})
@@ -160,11 +163,12 @@ func TestFailedBeginLeavesNoSource(t *testing.T) {
 		t.Fatalf("error is %v, want EIO", err)
 	}
 	if p.Offset() != 0 || p.Source() != (PartSource{}) {
-		t.Errorf("part is at %d of %+v, want an empty one without a source", p.Offset(), p.Source())
+		t.Errorf("the partial file is at %d of %+v, want an empty one without a source", p.Offset(), p.Source())
 	}
 }
 
-// TestCommitKeepsRecordUpdatesMadeMeanwhile updates the record while the partial file is written.
+// TestCommitKeepsRecordUpdatesMadeMeanwhile checks that Commit keeps changes of the record that were
+// made while the partial file was written.
 func TestCommitKeepsRecordUpdatesMadeMeanwhile(t *testing.T) {
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{})
@@ -182,8 +186,8 @@ func TestCommitKeepsRecordUpdatesMadeMeanwhile(t *testing.T) {
 	}
 }
 
-// TestCommitWithoutSHA256IsNotChecksumError expects a SHA-256 that was not computed. The bytes must
-// be kept.
+// TestCommitWithoutSHA256IsNotChecksumError checks that Commit keeps the bytes if it must compare a
+// SHA-256 that was not computed.
 func TestCommitWithoutSHA256IsNotChecksumError(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(2 * ChunkSize)
@@ -201,7 +205,8 @@ func TestCommitWithoutSHA256IsNotChecksumError(t *testing.T) {
 	}
 }
 
-// While replicas cannot be listed, every image counts as in use.
+// TestUnlistableReplicasCountAsUse checks that every image counts as in use while the replicas cannot
+// be listed.
 func TestUnlistableReplicasCountAsUse(t *testing.T) {
 	d, v := faultyDisk(t)
 	replica(t, d, "vol-12345678", "")
@@ -215,7 +220,7 @@ func TestUnlistableReplicasCountAsUse(t *testing.T) {
 		return nil
 	})
 	if _, inUse := d.Users().InUse(testID); !inUse {
-		t.Error("after a read error nothing counts as in use")
+		t.Error("after a read error no image counts as in use")
 	}
 	v.Plan(nil)
 	at := filepath.Join(d.Path(), replicaFolder)
@@ -227,7 +232,8 @@ func TestUnlistableReplicasCountAsUse(t *testing.T) {
 	}
 }
 
-// A job finds an image damaged while another goroutine calls Stat.
+// TestStatKeepsDamageFoundMeanwhile checks that the copy is not ready if a job finds it damaged while
+// another goroutine calls Stat.
 func TestStatKeepsDamageFoundMeanwhile(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(2*ChunkSize))
@@ -248,8 +254,8 @@ func TestStatKeepsDamageFoundMeanwhile(t *testing.T) {
 	}
 }
 
-// TestUnrecordedDamageIsNotReady has a damaged image on a disk that cannot be written any more.
-// The copy must not be ready, although its record says so.
+// TestUnrecordedDamageIsNotReady checks that a damaged copy is not ready even if the damage cannot be
+// recorded, because the disk is not writable any more.
 func TestUnrecordedDamageIsNotReady(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EROFS} {
 		d, v := faultyDisk(t)
@@ -296,8 +302,9 @@ func flip(t *testing.T, v *faultfs.Volume) {
 	}
 }
 
-// TestFailedSyncDropsPageCache has a disk that cannot write an image back. The page cache still has
-// the right bytes, and the next sync would succeed without writing them.
+// TestFailedSyncDropsPageCache checks that Commit and Verify drop the page cache after a failed sync.
+// Otherwise the right bytes would still be in the page cache, and the next sync would succeed without
+// writing them.
 func TestFailedSyncDropsPageCache(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 2)
 	once := func(op faultfs.Op) error {

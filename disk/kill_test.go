@@ -17,11 +17,12 @@ import (
 )
 
 // TestPartFiller is not a test: it is the process that other tests start and kill. It prints the
-// offset of its partial file, appends its input, commits, and prints its peak memory.
+// offset of its partial file, appends its input to the file, commits it, and prints its own peak
+// memory.
 func TestPartFiller(t *testing.T) {
 	path := os.Getenv("DISK_TEST_PART")
 	if path == "" {
-		t.Skip("run by other tests")
+		t.Skip("other tests run it")
 	}
 	d, err := Open(path)
 	if err != nil {
@@ -92,10 +93,11 @@ func (f *filler) kill() {
 	if err := f.cmd.Process.Kill(); err != nil {
 		f.t.Fatal(err)
 	}
-	_ = f.cmd.Wait() // it was killed
+	_ = f.cmd.Wait() // returns an error because the process was killed
 }
 
-// finish ends the input and returns the digest and the peak memory that the filler prints.
+// finish closes the input of the filler, and returns the digest and the peak memory that the filler
+// prints.
 func (f *filler) finish() (digest string, memory int64) {
 	f.t.Helper()
 	if err := f.stdin.Close(); err != nil {
@@ -109,12 +111,12 @@ func (f *filler) finish() (digest string, memory int64) {
 	return digest, memory
 }
 
-// TestKillLosesAtMost8MiB kills the process that writes a partial file, again and again, at any
-// moment. Each time it loses at most 8 MiB of the bytes that it had read.
+// TestKillLosesAtMost8MiB kills the process that writes a partial file many times, at random moments.
+// Each kill must lose at most 8 MiB of the bytes that the process had read.
 func TestKillLosesAtMost8MiB(t *testing.T) {
 	t.Parallel()
 	const most = 8 << 20
-	const pipe = 64 << 10 // may not have been read yet
+	const pipe = 64 << 10 // bytes in the pipe that the process may not have read
 	image := make([]byte, 48<<20)
 	random := rand.New(rand.NewPCG(1, 2))
 	rand.NewChaCha8([32]byte{3}).Read(image[:20<<20]) // a hole follows
@@ -124,7 +126,7 @@ func TestKillLosesAtMost8MiB(t *testing.T) {
 	for {
 		f := startFiller(t, d)
 		if f.offset < taken-pipe-most {
-			t.Fatalf("kill %d: %d bytes had been read, %d were kept", kills, taken-pipe, f.offset)
+			t.Fatalf("kill %d: %d bytes were read before it, %d are kept", kills, taken-pipe, f.offset)
 		}
 		next := min(int64(len(image)), f.offset+1+random.Int64N(14<<20))
 		n, err := f.stdin.Write(image[f.offset:next])
@@ -133,7 +135,7 @@ func TestKillLosesAtMost8MiB(t *testing.T) {
 		}
 		if taken = f.offset + int64(n); taken == int64(len(image)) {
 			if digest, _ := f.finish(); digest != digest512(image).String() {
-				t.Errorf("made %s, want %s", digest, digest512(image))
+				t.Errorf("the filler made the digest %s, want %s", digest, digest512(image))
 			}
 			break
 		}
@@ -150,7 +152,7 @@ func TestKillLosesAtMost8MiB(t *testing.T) {
 
 func TestMemoryDoesNotGrowWithImage(t *testing.T) {
 	if race.Enabled {
-		t.Skip("the race detector uses memory itself: CI also runs this without it")
+		t.Skip("the race detector itself uses memory; CI also runs this test without it")
 	}
 	const large = 512 << 20
 	peak := map[int64]int64{}

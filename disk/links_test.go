@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// callAll calls every method that reads or writes files of id, and returns the names of those
+// callAll calls every method that reads or writes files of id, and returns the names of the methods
 // that succeeded.
 func callAll(d *Disk, id ID) (succeeded []string) {
 	for _, call := range []struct {
@@ -50,7 +50,7 @@ func callAll(d *Disk, id ID) (succeeded []string) {
 	return succeeded
 }
 
-// closed closes c unless err is set.
+// closed closes c if err is nil.
 func closed[C io.Closer](c C, err error) error {
 	if err != nil {
 		return err
@@ -58,7 +58,7 @@ func closed[C io.Closer](c C, err error) error {
 	return c.Close()
 }
 
-// TestInvalidIDsReachNoFiles has ids that ParseID never returns.
+// TestInvalidIDsReachNoFiles checks that ids that ParseID rejects give access to no file.
 func TestInvalidIDsReachNoFiles(t *testing.T) {
 	d := newDisk(t)
 	replica(t, d, "vol-12345678", "")
@@ -84,12 +84,12 @@ func TestInvalidIDsReachNoFiles(t *testing.T) {
 		}
 	}
 	if after := tree(t, filepath.Dir(d.Path())); !slices.Equal(after, before) {
-		t.Errorf("left %q, want %q", after, before)
+		t.Errorf("the files are %q, want %q", after, before)
 	}
 }
 
-// TestLinksAreNotFollowed has links with the names of our folders and files. Their targets, on the
-// disk or outside, are not read, changed or deleted.
+// TestLinksAreNotFollowed checks that links in place of the program's folders and files are not
+// followed: their targets, on the disk or outside, are not read, changed or deleted.
 func TestLinksAreNotFollowed(t *testing.T) {
 	outside := t.TempDir()
 	folder := imagesFolder + "/" + testID.String()
@@ -150,7 +150,8 @@ func TestLinksAreNotFollowed(t *testing.T) {
 	}
 }
 
-// TestTemporaryFileIsNotWrittenThroughLink has links with the names of our temporary files.
+// TestTemporaryFileIsNotWrittenThroughLink checks that links in place of the program's temporary
+// files are not followed.
 func TestTemporaryFileIsNotWrittenThroughLink(t *testing.T) {
 	d := newDisk(t)
 	replica(t, d, "vol-12345678", "")
@@ -179,8 +180,8 @@ func TestTemporaryFileIsNotWrittenThroughLink(t *testing.T) {
 	}
 }
 
-// TestRecordAndCfgMustBeRegularFiles has links and pipes with the names of these files. A link is
-// not followed, and a pipe does not block.
+// TestRecordAndCfgMustBeRegularFiles checks that a link in place of a record or backing.cfg is not
+// followed, and that a pipe in its place does not block.
 func TestRecordAndCfgMustBeRegularFiles(t *testing.T) {
 	for _, name := range []string{recordFile, cfgFile} {
 		d := newDisk(t)
@@ -202,7 +203,8 @@ func TestRecordAndCfgMustBeRegularFiles(t *testing.T) {
 	}
 }
 
-// TestDanglingReplicasLinkCountsAsUse has a link to a file system that is not mounted.
+// TestDanglingReplicasLinkCountsAsUse checks that all images count as in use if the replicas folder
+// is a dangling symlink, for example to a file system that is not mounted.
 func TestDanglingReplicasLinkCountsAsUse(t *testing.T) {
 	for _, target := range []string{"elsewhere/replicas", "/elsewhere/replicas"} {
 		d := newDisk(t)
@@ -210,22 +212,23 @@ func TestDanglingReplicasLinkCountsAsUse(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, inUse := d.Users().InUse(testID); !inUse {
-			t.Errorf("replicas -> %s: nothing counts as in use", target)
+			t.Errorf("replicas -> %s: no image counts as in use", target)
 		}
 	}
 }
 
-// TestUnreadableVolumeMetaCountsAsUse has replicas that may use any image.
+// TestUnreadableVolumeMetaCountsAsUse checks that every image counts as in use if the volume.meta of
+// a replica cannot be read.
 func TestUnreadableVolumeMetaCountsAsUse(t *testing.T) {
 	for name, plant := range map[string]func(at string) error{
-		"nothing":                  func(string) error { return nil },
-		"a pipe":                   func(at string) error { return unix.Mkfifo(at, 0o644) },
-		"a folder":                 func(at string) error { return os.Mkdir(at, 0o755) },
-		"a link to outside":        func(at string) error { return os.Symlink("/etc/passwd", at) },
-		"a link to another":        func(at string) error { return os.Symlink("../vol-12345678/volume.meta", at) },
-		"a dangling link":          func(at string) error { return os.Symlink("nowhere", at) },
-		"only a temporary file":    func(at string) error { return os.WriteFile(at+".tmp", []byte("{}"), 0o644) },
-		"larger than maxSmallFile": func(at string) error { return os.WriteFile(at, make([]byte, maxSmallFile+1), 0o644) },
+		"nothing":                   func(string) error { return nil },
+		"a pipe":                    func(at string) error { return unix.Mkfifo(at, 0o644) },
+		"a folder":                  func(at string) error { return os.Mkdir(at, 0o755) },
+		"a link to outside":         func(at string) error { return os.Symlink("/etc/passwd", at) },
+		"a link to another replica": func(at string) error { return os.Symlink("../vol-12345678/volume.meta", at) },
+		"a dangling link":           func(at string) error { return os.Symlink("nowhere", at) },
+		"only a temporary file":     func(at string) error { return os.WriteFile(at+".tmp", []byte("{}"), 0o644) },
+		"larger than maxSmallFile":  func(at string) error { return os.WriteFile(at, make([]byte, maxSmallFile+1), 0o644) },
 		"a replica that is a file": func(at string) error {
 			return errors.Join(os.Remove(filepath.Dir(at)), os.WriteFile(filepath.Dir(at), nil, 0o644))
 		},
@@ -239,7 +242,7 @@ func TestUnreadableVolumeMetaCountsAsUse(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := d.Remove(testID); !isA[*InUseError](err) {
-				t.Errorf("error is %v, want that it is in use", err)
+				t.Errorf("error is %v, want an InUseError", err)
 			}
 			if c := d.Stat(testID); c.State != Ready {
 				t.Errorf("copy is %+v", c)
@@ -248,8 +251,8 @@ func TestUnreadableVolumeMetaCountsAsUse(t *testing.T) {
 	}
 }
 
-// TestUseThroughLinkIsDetected has a stopped replica that names its image by a link: to the folder
-// of the image, or to its file.
+// TestUseThroughLinkIsDetected checks that an image is in use if a stopped replica names it by a
+// link, either to the folder of the image or to its file.
 func TestUseThroughLinkIsDetected(t *testing.T) {
 	for name, link := range map[string]func(alias string) error{
 		"folder": func(alias string) error { return os.Symlink(testID.String(), alias) },
@@ -265,7 +268,7 @@ func TestUseThroughLinkIsDetected(t *testing.T) {
 			}
 			replica(t, d, "vol-12345678", "/host"+d.Path()+"/backing-images/willow-00000224/backing")
 			if err := d.Remove(testID); !isA[*InUseError](err) {
-				t.Errorf("error is %v, want that it is in use", err)
+				t.Errorf("error is %v, want an InUseError", err)
 			}
 			if c := d.Stat(testID); c.State != Ready {
 				t.Errorf("copy is %+v", c)

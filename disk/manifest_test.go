@@ -49,13 +49,13 @@ func TestManifestMatchesImage(t *testing.T) {
 	}
 }
 
-// TestWrongManifestIsRejected: Stat detects a wrong length, Manifest everything else. Verify makes
-// a new manifest.
+// TestWrongManifestIsRejected checks that Stat detects a wrong length, that Manifest detects all
+// other faults, and that Verify then makes a new manifest.
 func TestWrongManifestIsRejected(t *testing.T) {
 	tests := []struct {
 		name   string
 		damage func(t *testing.T, d *Disk)
-		bySize bool // Stat detects it
+		bySize bool // Stat detects the fault
 	}{
 		{"a hash is wrong", func(t *testing.T, d *Disk) { poke(t, imagePath(d, chunksFile), chunkHeaderSize+40) }, false},
 		{"the header is wrong", func(t *testing.T, d *Disk) { poke(t, imagePath(d, chunksFile), 3) }, false},
@@ -75,13 +75,13 @@ func TestWrongManifestIsRejected(t *testing.T) {
 			was := d.Stat(testID).ManifestDigest
 			test.damage(t, d)
 			if c := d.Stat(testID); c.State != Ready || c.ManifestDigest.IsZero() != test.bySize {
-				t.Fatalf("before it is opened: %+v", c)
+				t.Fatalf("before Manifest: %+v", c)
 			}
 			if m, err := d.Manifest(testID); !errors.Is(err, ErrNoManifest) {
 				t.Fatalf("manifest %v, error %v", m, err)
 			}
 			if c := d.Stat(testID); c.State != Ready || !c.ManifestDigest.IsZero() {
-				t.Fatalf("after it was opened: %+v", c)
+				t.Fatalf("after Manifest: %+v", c)
 			}
 			if err := d.Update(testID, func(r *Record) { r.InUse = true }); err != nil {
 				t.Fatal(err)
@@ -126,7 +126,7 @@ func TestReceiveManifest(t *testing.T) {
 		from    io.Reader
 		size    int64
 		want    Digest
-		is      func(error) bool // nil: no error
+		is      func(error) bool // nil: no error expected
 	}{
 		{"three chunks", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, want, nil},
 		{"in pieces", PartOptions{}, iotest.OneByteReader(bytes.NewReader(hashes)), 2*ChunkSize + 512, want, nil},
@@ -139,7 +139,7 @@ func TestReceiveManifest(t *testing.T) {
 		{"an error at the end", PartOptions{}, io.MultiReader(bytes.NewReader(hashes), iotest.ErrReader(boom)), 3 * ChunkSize, want, is(boom)},
 		{"other hashes", PartOptions{}, bytes.NewReader(bytes.Repeat([]byte{1}, 96)), 3 * ChunkSize, want, isA[*ChecksumError]},
 		{"no digest", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, Digest{}, isA[error]},
-		{"a digest of another kind", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, digest512(hashes), isA[error]},
+		{"a digest of another algorithm", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, digest512(hashes), isA[error]},
 		{"no size", PartOptions{}, bytes.NewReader(nil), 0, digest256(nil), isA[error]},
 		{"a negative size", PartOptions{}, bytes.NewReader(nil), -5, want, isA[error]},
 		{"larger than allowed", PartOptions{MaxSize: ChunkSize}, bytes.NewReader(hashes), 3 * ChunkSize, want, is(ErrTooLarge)},
@@ -160,14 +160,14 @@ func TestReceiveManifest(t *testing.T) {
 				t.Errorf("error is %v", err)
 			}
 			if _, err := os.Stat(imagePath(d, partManifestFile)); !errors.Is(err, os.ErrNotExist) {
-				t.Error("its file still has a name")
+				t.Error("the file of the manifest still has a name")
 			}
 		})
 	}
 }
 
-// TestLeftoverManifestFileIsRemoved has the file of a manifest that a crash left. ReceiveManifest,
-// Discard and Remove remove it.
+// TestLeftoverManifestFileIsRemoved checks that ReceiveManifest, Discard and Remove remove a manifest
+// file that a crash left.
 func TestLeftoverManifestFileIsRemoved(t *testing.T) {
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{})
@@ -200,8 +200,8 @@ func TestLeftoverManifestFileIsRemoved(t *testing.T) {
 	}
 }
 
-// FuzzManifest opens an image with any bytes as chunk file. Only the file with the recorded digest
-// is accepted as manifest. As journal any bytes are accepted.
+// FuzzManifest uses any bytes as the chunk file of an image. As a manifest, only a file with the
+// recorded digest is accepted. As a journal, any bytes are accepted.
 func FuzzManifest(f *testing.F) {
 	d := newDisk(f)
 	image := sparseImage(2*ChunkSize + 512)
@@ -242,7 +242,7 @@ func FuzzManifest(f *testing.F) {
 			known = 0
 		}
 		if hash := c.at(known); hash != (ChunkHash{}) {
-			t.Errorf("chunk %d of %d has the hash %x", known, known, hash)
+			t.Errorf("chunk %d is after the %d known ones, but has the hash %x", known, known, hash)
 		}
 	})
 }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// residency returns for each page of a file whether it is in the page cache.
+// residency reports for each page of a file whether it is in the page cache.
 func residency(t *testing.T, name string) []bool {
 	t.Helper()
 	f, err := os.Open(name)
@@ -51,13 +51,14 @@ func resident(t *testing.T, name string) int64 {
 	return n
 }
 
-// TestCommitAndVerifyBypassPageCache: they must not displace the pages of other programs.
+// TestCommitAndVerifyBypassPageCache checks that Commit and Verify do not displace the pages of other
+// programs.
 func TestCommitAndVerifyBypassPageCache(t *testing.T) {
 	const size, most = 64 << 20, 4 << 20
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{})
 	if !p.writer.direct {
-		t.Skip("the file system of the temporary folder has no direct I/O")
+		t.Skip("the file system of the temporary folder does not support direct I/O")
 	}
 	if err := p.Begin(PartSource{ID: "x", Size: size}); err != nil {
 		t.Fatal(err)

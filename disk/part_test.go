@@ -120,7 +120,7 @@ func TestResumeKeepsMatchingChunks(t *testing.T) {
 			boom := errors.New("boom")
 			half := io.MultiReader(bytes.NewReader(image[:5*ChunkSize+100]), iotest.ErrReader(boom))
 			if _, err := p.ReadFrom(half); !errors.Is(err, boom) {
-				t.Fatalf("error is %v, want the reader's", err)
+				t.Fatalf("error is %v, want the error of the reader", err)
 			}
 			if err := p.Close(); err != nil {
 				t.Fatal(err)
@@ -140,7 +140,7 @@ func TestResumeKeepsMatchingChunks(t *testing.T) {
 	}
 }
 
-// poke flips a bit of a file.
+// poke flips one bit of a file.
 func poke(t *testing.T, name string, at int64) {
 	t.Helper()
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
@@ -233,7 +233,7 @@ func TestBeginChecksSize(t *testing.T) {
 		is      func(error) bool
 	}{
 		{"more than is free", PartOptions{}, space.Free &^ 511 * 2, func(err error) bool { return errors.Is(err, ErrNoSpace) }},
-		{"into the reserve", PartOptions{Reserve: space.Free + 1<<30}, 512, func(err error) bool { return errors.Is(err, ErrNoSpace) }},
+		{"less than the reserve remains", PartOptions{Reserve: space.Free + 1<<30}, 512, func(err error) bool { return errors.Is(err, ErrNoSpace) }},
 		{"larger than MaxSize", PartOptions{MaxSize: 512}, 1024, func(err error) bool { return errors.Is(err, ErrTooLarge) }},
 	}
 	for _, test := range tests {
@@ -257,7 +257,8 @@ func TestReadFromStopsAtMaxSize(t *testing.T) {
 	}
 }
 
-// An image may be larger than the disk if its data is not.
+// TestBeginAcceptsSparseImageLargerThanDisk checks that an image may be larger than the disk if its
+// data fits.
 func TestBeginAcceptsSparseImageLargerThanDisk(t *testing.T) {
 	d := newDisk(t)
 	space, err := d.Space()
@@ -274,8 +275,8 @@ func TestBeginAcceptsSparseImageLargerThanDisk(t *testing.T) {
 	}
 }
 
-// The error must name the space that is needed. Otherwise the image would be fetched again as soon
-// as its partial file is removed.
+// TestNoSpaceErrorWithUnknownSize checks that the error contains the needed space. Otherwise the
+// image would be fetched again as soon as its partial file is removed.
 func TestNoSpaceErrorWithUnknownSize(t *testing.T) {
 	p := openPart(t, newDisk(t), PartOptions{Reserve: 1 << 60})
 	if err := p.Begin(PartSource{ID: "test", Size: -1}); err != nil {
@@ -291,8 +292,9 @@ func TestNoSpaceErrorWithUnknownSize(t *testing.T) {
 	}
 }
 
-// Another program uses the space meanwhile. The whole image must fit before the next attempt, and
-// not only the bytes so far.
+// TestNoSpaceErrorWithKnownSize checks that the error contains the size of the whole image, if
+// another program occupied the space during the transfer. The whole image must fit before the next
+// attempt.
 func TestNoSpaceErrorWithKnownSize(t *testing.T) {
 	const size = 64 << 20
 	p := openPart(t, newDisk(t), PartOptions{})
@@ -309,7 +311,7 @@ func TestNoSpaceErrorWithKnownSize(t *testing.T) {
 	}
 }
 
-// TestResumeKeepsZerosAtTheEnd is interrupted in a long hole.
+// TestResumeKeepsZerosAtTheEnd checks that an interruption within a long hole loses no zeros.
 func TestResumeKeepsZerosAtTheEnd(t *testing.T) {
 	d := newDisk(t)
 	image := make([]byte, 40*ChunkSize)
@@ -337,8 +339,8 @@ func TestResumeKeepsZerosAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestReadyImageHasNoPart begins to replace a failed image, which becomes ready in another way
-// meanwhile. The partial file is of no use then and must be removed.
+// TestReadyImageHasNoPart checks that the partial file for the replacement of a failed image is
+// removed when the failed image becomes ready again.
 func TestReadyImageHasNoPart(t *testing.T) {
 	image := sparseImage(3 * ChunkSize)
 	ways := map[string]func(t *testing.T, d *Disk) (Copy, error){
@@ -347,7 +349,7 @@ func TestReadyImageHasNoPart(t *testing.T) {
 			return d.Repair(t.Context(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {})
 		},
 		"verified": func(t *testing.T, d *Disk) (Copy, error) {
-			poke(t, imagePath(d, imageFile), 7) // the bit is right again: it was a bad cable
+			poke(t, imagePath(d, imageFile), 7) // the bit is right again, as after the replacement of a bad cable
 			return d.Verify(t.Context(), testID, Expected{}, func(int64) {})
 		},
 	}

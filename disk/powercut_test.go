@@ -44,7 +44,7 @@ func (w *workload) checkReady(id ID, c Copy) {
 	}
 }
 
-// checkAfterCrash checks what a process finds at its start, and that it can continue.
+// checkAfterCrash checks the files that a process finds at its start, and that it can continue.
 func (w *workload) checkAfterCrash() {
 	w.t.Helper()
 	for name, text := range w.unmanaged {
@@ -54,7 +54,7 @@ func (w *workload) checkAfterCrash() {
 	}
 	for _, id := range w.ids {
 		c := w.d.Stat(id)
-		w.note("found %s: %s %s, partial file of %d", id, c.State, c.Message, c.PartBytes)
+		w.note("after the crash %s is %s %s, with a partial file of %d", id, c.State, c.Message, c.PartBytes)
 		if c.State == Ready {
 			w.checkReady(id, c)
 		}
@@ -63,7 +63,7 @@ func (w *workload) checkAfterCrash() {
 				w.fatalf("verify %s: %v", id, err)
 			}
 			if c = w.d.Stat(id); c.State != Ready || c.SHA512 != reported {
-				w.fatalf("%s was reported as ready with %s, and is %+v", id, reported.Short(), c)
+				w.fatalf("%s was reported as ready with %s, and is now %+v", id, reported.Short(), c)
 			}
 		}
 		if c.State == Unknown {
@@ -77,7 +77,7 @@ func (w *workload) checkAfterCrash() {
 		if c.State == Failed {
 			c = w.checkRepair(id, c)
 		}
-		if c.State != Ready && w.random.IntN(3) > 0 { // else after the next crash
+		if c.State != Ready && w.random.IntN(3) > 0 { // otherwise after the next crash
 			w.finish(id)
 			c = w.d.Stat(id)
 		}
@@ -92,9 +92,9 @@ func (w *workload) checkRepair(id ID, c Copy) Copy {
 	w.t.Helper()
 	i := slices.IndexFunc(w.versions, func(v version) bool { return v.digest == c.SHA512 })
 	if i < 0 || int64(len(w.versions[i].bytes)) != c.Size {
-		return c // a commit that replaces it was interrupted
+		return c // a commit that replaces the image was interrupted
 	}
-	if c.ManifestDigest.IsZero() { // it may have been unreadable for a moment: the next start reads it again
+	if c.ManifestDigest.IsZero() { // the manifest may have been unreadable temporarily; the next start reads it again
 		w.end()
 		w.start(w.v)
 		c = w.d.Stat(id)
@@ -110,7 +110,7 @@ func (w *workload) checkRepair(id ID, c Copy) Copy {
 	return w.d.Stat(id)
 }
 
-// finish fetches the remaining bytes of the version that a partial file has.
+// finish fetches the remaining bytes of the version in a partial file.
 func (w *workload) finish(id ID) {
 	w.t.Helper()
 	p, err := w.d.OpenPart(context.Background(), id, PartOptions{})
@@ -124,12 +124,12 @@ func (w *workload) finish(id ID) {
 		i = w.random.IntN(len(w.versions))
 	}
 	if err := w.fetch(id, w.versions[i], false); err != nil {
-		w.fatalf("fetch %s after the power cut: %v", id, err)
+		w.fatalf("fetch %s after the power failure: %v", id, err)
 	}
 }
 
-// TestPowerCut cuts the power at random operations of random workloads. -run 'TestPowerCut/<seed>$'
-// repeats a failure, as far as the order of goroutines does not matter.
+// TestPowerCut simulates a power failure at random operations of random workloads. -run
+// 'TestPowerCut/<seed>$' repeats a failure, unless it depends on the order of goroutines.
 func TestPowerCut(t *testing.T) {
 	f := faultfs.Mount(t)
 	versions := testVersions(2*ChunkSize+512, 2*ChunkSize, 3*ChunkSize-4096, ChunkSize+1024)
@@ -157,7 +157,7 @@ func TestPowerCut(t *testing.T) {
 				if err != nil && len(changesOf(w.v)) < at {
 					w.fatalf("after %d changes: %v", len(changesOf(w.v)), err)
 				}
-				w.note("cut at change %d of %d: %v", at, len(changesOf(w.v)), err)
+				w.note("power failure at change %d of %d: %v", at, len(changesOf(w.v)), err)
 				after := w.v.Survive(uint64(seed)*100 + cut)
 				w.end()
 				w.v.Close()
@@ -170,8 +170,8 @@ func TestPowerCut(t *testing.T) {
 	}
 }
 
-// TestVerifiedFileIsDurable adopts a file that another program wrote and did not sync. The record
-// must not be more durable than the file.
+// TestVerifiedFileIsDurable checks that Verify makes a file durable that another program wrote and
+// did not sync. Otherwise only the record would survive a power failure.
 func TestVerifiedFileIsDurable(t *testing.T) {
 	f := faultfs.Mount(t)
 	image := sparseImage(ChunkSize + 512)
@@ -200,8 +200,8 @@ func TestVerifiedFileIsDurable(t *testing.T) {
 	}
 }
 
-// TestPartMatchesItsSourceAfterPowerCut cuts the power in a Begin with another source. The bytes
-// that a resume keeps must be of the recorded source.
+// TestPartMatchesItsSourceAfterPowerCut simulates a power failure in a Begin with another source. The
+// bytes that a resume keeps must be from the recorded source.
 func TestPartMatchesItsSourceAfterPowerCut(t *testing.T) {
 	t.Parallel()
 	f := faultfs.Mount(t)
@@ -238,7 +238,7 @@ func TestPartMatchesItsSourceAfterPowerCut(t *testing.T) {
 			return nil
 		})
 		err := fillFrom(versions[1])
-		w.note("cut at change %d: %v", at, err)
+		w.note("power failure at change %d: %v", at, err)
 		w.end()
 		for seed := range uint64(outcomes) {
 			after := v.Survive(seed)
@@ -250,7 +250,7 @@ func TestPartMatchesItsSourceAfterPowerCut(t *testing.T) {
 			i := slices.IndexFunc(versions, func(v version) bool { return v.etag == p.Source().ETag })
 			got, err := os.ReadFile(imagePath(w.d, partFile))
 			if err != nil || int64(len(got)) != p.Offset() || !bytes.Equal(got, versions[i].bytes[:len(got)]) {
-				w.fatalf("seed %d: partial file of %s is at %d and has other bytes (error %v)", seed, p.Source().ETag, p.Offset(), err)
+				w.fatalf("seed %d: partial file of %s is at %d and has wrong bytes (error %v)", seed, p.Source().ETag, p.Offset(), err)
 			}
 			p.Close()
 			w.end()
@@ -258,7 +258,7 @@ func TestPartMatchesItsSourceAfterPowerCut(t *testing.T) {
 		}
 		v.Close()
 		if err == nil {
-			return // at is after the last change
+			return // the number exceeds the number of changes
 		}
 	}
 }

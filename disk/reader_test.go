@@ -35,7 +35,7 @@ func TestSend(t *testing.T) {
 	tests := []struct {
 		name     string
 		from, to int64
-		pieces   int // -1: an error
+		pieces   int // -1: an error is expected
 	}{
 		{"all", 0, size, 4},
 		{"nothing", 5, 5, 0},
@@ -59,16 +59,16 @@ func TestSend(t *testing.T) {
 				return
 			}
 			if err != nil || pieces != test.pieces || !bytes.Equal(got.Bytes(), image[test.from:test.to]) {
-				t.Errorf("%d bytes in %d pieces, error %v", got.Len(), pieces, err)
+				t.Errorf("Send wrote %d bytes in %d pieces, error %v", got.Len(), pieces, err)
 			}
 			if err := r.Send(&got, 0, 512, nil); err != nil || !bytes.Equal(got.Bytes()[test.to-test.from:], image[:512]) {
-				t.Errorf("again: error %v", err)
+				t.Errorf("second Send: error %v", err)
 			}
 		})
 	}
 	boom := errors.New("boom")
 	if err := openImageOf(t, d).Send(io.Discard, 0, size, func() error { return boom }); !errors.Is(err, boom) {
-		t.Errorf("error is %v, want the error of before", err)
+		t.Errorf("error is %v, want the error of the function before", err)
 	}
 }
 
@@ -111,9 +111,9 @@ func read(t *testing.T, d *Disk) []byte {
 	return got
 }
 
-// TestReadingKeepsPageCache reads an image while some of its pages are cached. These stay, and no
-// other pages do, except for the last ones that the network still sends: the next reader drops
-// them.
+// TestReadingKeepsPageCache reads an image while some of its pages are cached. These pages must stay
+// in the page cache, and all others must be dropped. Pages that the network stack is still sending
+// are dropped by the next reader.
 func TestReadingKeepsPageCache(t *testing.T) {
 	const size = 24 << 20
 	image := bytes.Repeat(randomBlock()[:ChunkSize], size/ChunkSize)
@@ -135,8 +135,8 @@ func TestReadingKeepsPageCache(t *testing.T) {
 					t.Fatal("the bytes differ")
 				}
 				dropped, added := difference(before, residency(t, imagePath(d, imageFile)))
-				t.Logf("%d of %d pages were dropped, %d were added", dropped, len(before), added)
-				few := len(before) / 64 // the kernel may drop some pages itself, or drop some late
+				t.Logf("of the cached pages, %d of %d were dropped; %d pages were added", dropped, len(before), added)
+				few := len(before) / 64 // the kernel itself may drop some pages, or drop some late
 				if dropped > few {
 					t.Error("too many pages were dropped")
 				}
@@ -147,7 +147,7 @@ func TestReadingKeepsPageCache(t *testing.T) {
 					}
 					dropped, added = difference(before, residency(t, imagePath(d, imageFile)))
 					if time.Since(began) > 10*time.Second {
-						t.Fatalf("%d of %d pages were dropped, %d were added", dropped, len(before), added)
+						t.Fatalf("of the cached pages, %d of %d were dropped; %d pages were added", dropped, len(before), added)
 					}
 				}
 			})
@@ -155,8 +155,8 @@ func TestReadingKeepsPageCache(t *testing.T) {
 	}
 }
 
-// receiveOnAllProcessors makes each processor receive something. Until then, the kernel keeps the
-// last received data of each processor, with its pages.
+// receiveOnAllProcessors makes each CPU receive data. Until it does, the kernel keeps the last
+// received data of this CPU, with its pages.
 func receiveOnAllProcessors(t *testing.T) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -175,7 +175,8 @@ func receiveOnAllProcessors(t *testing.T) {
 	all.Wait()
 }
 
-// TestSendBoundsPageCache checks the page cache while a large image is sent.
+// TestSendBoundsPageCache checks that Send of a large image keeps only a bounded number of pages in
+// the page cache.
 func TestSendBoundsPageCache(t *testing.T) {
 	const size = 48 << 20
 	d := newDisk(t)
@@ -191,7 +192,7 @@ func TestSendBoundsPageCache(t *testing.T) {
 	}
 }
 
-// setCached leaves exactly these pages of a file in the page cache.
+// setCached makes exactly these pages of a file cached.
 func setCached(t *testing.T, name string, pages func(n int64) bool) {
 	t.Helper()
 	f, err := os.Open(name)
@@ -230,7 +231,8 @@ func difference(before, after []bool) (dropped, added int) {
 	return dropped, added
 }
 
-// Pages that one reader could not drop are not forgotten when another reader closes.
+// TestCloseKeepsRetainedPages checks that Close of one reader keeps the list of pages that another
+// reader could not drop.
 func TestCloseKeepsRetainedPages(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, make([]byte, 4096))
@@ -277,9 +279,9 @@ func TestVerifyingReaderRefusesDamagedChunk(t *testing.T) {
 		t.Errorf("error is %v", err)
 	}
 	if n, err := c.ReadAt(b, 5*ChunkSize-256); n != 256 || !errors.Is(err, ErrDamaged) {
-		t.Errorf("%d bytes before the damage, error %v", n, err)
+		t.Errorf("read %d bytes before the damage, error %v", n, err)
 	}
 	if n, err := c.ReadAt(b, size-100); n != 100 || err != io.EOF {
-		t.Errorf("%d bytes at the end, error %v", n, err)
+		t.Errorf("read %d bytes at the end, error %v", n, err)
 	}
 }

@@ -53,12 +53,12 @@ func TestParseRecord(t *testing.T) {
 		{"an empty object", `{}`, false},
 		{"another owner", `{"owner":"somebody"}`, false},
 		{"a digest that is short", `{"owner":"backing-image-manager","sha512":"abcd"}`, false},
-		{"a digest of the other algorithm", `{"owner":"backing-image-manager","sha512":"` + sum256 + `"}`, false},
-		{"a digest of the other algorithm", `{"owner":"backing-image-manager","sha256":"` + sum512 + `"}`, false},
-		{"a digest of the other algorithm", `{"owner":"backing-image-manager","chunks":"` + sum512 + `"}`, false},
+		{"a SHA-256 in sha512", `{"owner":"backing-image-manager","sha512":"` + sum256 + `"}`, false},
+		{"a SHA-512 in sha256", `{"owner":"backing-image-manager","sha256":"` + sum512 + `"}`, false},
+		{"a SHA-512 in chunks", `{"owner":"backing-image-manager","chunks":"` + sum512 + `"}`, false},
 		{"a time that is not valid", `{"owner":"backing-image-manager","lastUsed":"yesterday"}`, false},
 		{"a wrong type", `{"owner":"backing-image-manager","evidence":7}`, false},
-		{"two of them", `{"owner":"backing-image-manager"}{"owner":"backing-image-manager"}`, false},
+		{"two records", `{"owner":"backing-image-manager"}{"owner":"backing-image-manager"}`, false},
 	} {
 		if _, err := ParseRecord([]byte(test.text)); (err == nil) != test.good {
 			t.Errorf("%s: error %v", test.name, err)
@@ -66,7 +66,8 @@ func TestParseRecord(t *testing.T) {
 	}
 }
 
-// TestRecordWithoutDigestIsNotReady has valid evidence and no digest.
+// TestRecordWithoutDigestIsNotReady checks that a copy is not ready if its record has valid evidence
+// but no digest.
 func TestRecordWithoutDigestIsNotReady(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -78,8 +79,8 @@ func TestRecordWithoutDigestIsNotReady(t *testing.T) {
 	}
 }
 
-// FuzzParseRecord checks for any bytes: no panic, the owner is this program, each digest has its
-// algorithm, and the record that was parsed survives a round trip.
+// FuzzParseRecord checks for any bytes that ParseRecord does not panic, that the owner is this
+// program, that each digest has its algorithm, and that a parsed record survives a round trip.
 func FuzzParseRecord(f *testing.F) {
 	d := newDisk(f)
 	readyImage(f, d, sparseImage(ChunkSize))
@@ -108,10 +109,10 @@ func FuzzParseRecord(f *testing.F) {
 		}
 		again, err := ParseRecord(text)
 		if err != nil {
-			t.Fatalf("%s cannot be read: %v", text, err)
+			t.Fatalf("%s cannot be parsed: %v", text, err)
 		}
 		if twice, err := json.Marshal(again); err != nil || string(twice) != string(text) {
-			t.Errorf("%s reads as %s, error %v", text, twice, err)
+			t.Errorf("%s is parsed and written as %s, error %v", text, twice, err)
 		}
 	})
 }

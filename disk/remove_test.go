@@ -18,7 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// readyImage makes a ready copy.
+// readyImage creates a ready copy.
 func readyImage(t testing.TB, d *Disk, image []byte) {
 	t.Helper()
 	p := openPart(t, d, PartOptions{})
@@ -28,8 +28,8 @@ func readyImage(t testing.TB, d *Disk, image []byte) {
 	}
 }
 
-// TestRemoveRestoresFolderAfterDeleteError has a file that cannot be deleted. Its users must find it
-// under its name.
+// TestRemoveRestoresFolderAfterDeleteError checks that the folder has its original name again if a
+// file cannot be deleted, so that users find the image.
 func TestRemoveRestoresFolderAfterDeleteError(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -38,7 +38,7 @@ func TestRemoveRestoresFolderAfterDeleteError(t *testing.T) {
 		t.Fatal("an immutable file was removed")
 	}
 	if c := d.Stat(testID); c.Size != ChunkSize || !c.Owned {
-		t.Errorf("the image is not under its name: %+v", c)
+		t.Errorf("the image does not have its name: %+v", c)
 	}
 }
 
@@ -59,7 +59,7 @@ func immutable(t testing.TB, name string) {
 		return unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags&^flag|on)
 	}
 	if err := set(flag); err != nil {
-		t.Skipf("files cannot be made immutable here: %v", err)
+		t.Skipf("this file system does not support immutable files: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := set(0); err != nil {
@@ -92,7 +92,7 @@ func TestRemoveKeepsImageInUse(t *testing.T) {
 			use(t, d)
 			err := d.Remove(testID)
 			if _, inUse := errors.AsType[*InUseError](err); !inUse {
-				t.Errorf("got error %v, want that it is in use", err)
+				t.Errorf("error is %v, want an InUseError", err)
 			}
 			if c := d.Stat(testID); c.State != Ready {
 				t.Errorf("the image is %+v", c)
@@ -101,8 +101,8 @@ func TestRemoveKeepsImageInUse(t *testing.T) {
 	}
 }
 
-// TestRemoveKeepsImageWithoutRecord has an image without a record, or with one that cannot be read at
-// the moment.
+// TestRemoveKeepsImageWithoutRecord checks that Remove keeps an image whose record is missing or
+// unreadable.
 func TestRemoveKeepsImageWithoutRecord(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -122,8 +122,8 @@ func TestRemoveKeepsImageWithoutRecord(t *testing.T) {
 	}
 }
 
-// TestRemoveFindsUserAfterRename adds a user while Remove runs: either it is too late, or the image
-// is restored.
+// TestRemoveFindsUserAfterRename adds a user while Remove runs. Remove either finds the user and
+// restores the image, or has already deleted it.
 func TestRemoveFindsUserAfterRename(t *testing.T) {
 	users := map[string]func(d *Disk, id ID, aside string) error{
 		"replica": func(d *Disk, id ID, _ string) error {
@@ -147,13 +147,13 @@ func TestRemoveFindsUserAfterRename(t *testing.T) {
 					return
 				}
 			}
-			t.Fatalf("no user was in time in %d tries", tries)
+			t.Fatalf("no user was found in %d attempts", tries)
 		})
 	}
 }
 
-// useDuringRemove removes an image and uses it as soon as its folder is renamed. It reports whether
-// the user kept the image.
+// useDuringRemove removes an image, and adds a user as soon as the folder is renamed. It reports
+// whether the user prevented the removal.
 func useDuringRemove(t *testing.T, d *Disk, id ID, use func(*Disk, ID, string) error) bool {
 	t.Helper()
 	aside := filepath.Join(d.Path(), imagesFolder, removingPrefix+id.String())
@@ -200,8 +200,8 @@ func writeReplica(d *Disk, volume string, id ID) error {
 	return os.Rename(tmp, filepath.Join(dir, "volume.meta"))
 }
 
-// TestLockRestoresInterruptedRemoval has a folder that Remove renamed before a crash. It is not listed
-// as an image until Lock restores it.
+// TestLockRestoresInterruptedRemoval checks that Lock restores a folder that Remove had renamed
+// before a crash. Until then the folder is not listed as an image.
 func TestLockRestoresInterruptedRemoval(t *testing.T) {
 	d, id := newDisk(t), testID
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -222,8 +222,8 @@ func TestLockRestoresInterruptedRemoval(t *testing.T) {
 	}
 }
 
-// TestRemoveRestoresFolderAfterSyncError has a disk that fails right after the rename. Users and the
-// next attempt must find the image under its name.
+// TestRemoveRestoresFolderAfterSyncError checks that the folder has its original name again if the
+// sync after the rename fails, so that users and the next attempt find the image.
 func TestRemoveRestoresFolderAfterSyncError(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -239,7 +239,7 @@ func TestRemoveRestoresFolderAfterSyncError(t *testing.T) {
 		t.Errorf("error is %v, want EIO", err)
 	}
 	if c := d.Stat(testID); c.Size != ChunkSize {
-		t.Errorf("the image is not under its name: %+v", c)
+		t.Errorf("the image does not have its name: %+v", c)
 	}
 	if err := d.Remove(testID); err != nil {
 		t.Errorf("the next attempt: %v", err)
@@ -249,7 +249,7 @@ func TestRemoveRestoresFolderAfterSyncError(t *testing.T) {
 var metaOfUser = []byte(`{"Size":1048576,"BackingFilePath":"/host/disk/backing-images/` + testID.String() + `/backing"}`)
 
 // TestRemoveFindsReplicaAddedAtEveryOperation adds a replica before each file operation of Remove. A
-// replica that exists at the last check keeps its image.
+// replica that is created before the last check prevents the removal.
 func TestRemoveFindsReplicaAddedAtEveryOperation(t *testing.T) {
 	t.Parallel()
 	f := faultfs.Mount(t)
@@ -273,7 +273,7 @@ func TestRemoveFindsReplicaAddedAtEveryOperation(t *testing.T) {
 	ops := v.Trace()
 	lastCheck := 0
 	for i, op := range ops {
-		if op.Kind == "list" && op.Path == replicaFolder && op.Count%2 == 1 { // the even ones read the end of the list
+		if op.Kind == "list" && op.Path == replicaFolder && op.Count%2 == 1 { // a list has two operations; the second one reads its end
 			lastCheck = i
 		}
 	}
@@ -302,7 +302,7 @@ func TestRemoveFindsReplicaAddedAtEveryOperation(t *testing.T) {
 				err := d.Remove(testID)
 				c := d.Stat(testID)
 				switch {
-				case i > lastCheck: // too late
+				case i > lastCheck: // after the last check
 				case !isA[*InUseError](err) || c.State == Pending:
 					t.Errorf("error is %v, and the copy is %+v", err, c)
 				default:
@@ -315,12 +315,12 @@ func TestRemoveFindsReplicaAddedAtEveryOperation(t *testing.T) {
 		}
 	})
 	if n := kept.Load(); n < int64(before-1) {
-		t.Errorf("kept %d times of %d", n, before)
+		t.Errorf("the image was kept %d times, want %d", n, before)
 	}
 }
 
-// TestRemoveRacesWithStartingReplica does what a replica does at its start: it writes its metadata and
-// then opens the image. If it could open the image, the image must stay.
+// TestRemoveRacesWithStartingReplica writes the metadata of a replica and then opens the image, as a
+// starting replica does. If the open succeeds, Remove must keep the image.
 func TestRemoveRacesWithStartingReplica(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t)
@@ -335,7 +335,7 @@ func TestRemoveRacesWithStartingReplica(t *testing.T) {
 		begin, opened := make(chan struct{}), make(chan *os.File)
 		go func() {
 			<-begin
-			for range i * 6 { // a little later each time
+			for range i * 6 { // a little later in each round
 				_, _ = os.Lstat(d.Path())
 			}
 			tmp := filepath.Join(d.Path(), "tmp-replica")
@@ -353,7 +353,7 @@ func TestRemoveRacesWithStartingReplica(t *testing.T) {
 		c := d.Stat(testID)
 		switch {
 		case f != nil && (c.State == Pending || !isA[*InUseError](err)):
-			t.Errorf("round %d: a user has the image open, error is %v, copy is %+v", i, err, c)
+			t.Errorf("round %d: a user has the image open, Remove returned %v, the copy is %+v", i, err, c)
 		case err != nil && !isA[*InUseError](err):
 			t.Errorf("round %d: %v", i, err)
 		}
@@ -372,10 +372,10 @@ func TestRemoveRacesWithStartingReplica(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d users opened the image, %d were too late", got, removed)
+	t.Logf("%d users prevented the removal, %d were too late", got, removed)
 }
 
-// TestRemoveKeepsUnmanagedFiles has files of other programs in the folder.
+// TestRemoveKeepsUnmanagedFiles checks that Remove keeps files of other programs in the folder.
 func TestRemoveKeepsUnmanagedFiles(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -386,7 +386,7 @@ func TestRemoveKeepsUnmanagedFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := d.Remove(testID); err == nil {
-		t.Error("no error about the files that stay")
+		t.Error("want an error about the remaining files")
 	}
 	got := strings.Join(tree(t, filepath.Join(d.Path(), imagesFolder)), "\n")
 	for _, name := range []string{"theirs/backing", "backing.tmp"} {

@@ -17,7 +17,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
-// fetchFrom returns a FetchChunk that reads from image, and adds the chunks to fetched.
+// fetchFrom returns a FetchChunk that reads from image. It appends the number of each chunk to
+// fetched.
 func fetchFrom(image []byte, fetched *[]int64) FetchChunk {
 	return func(ctx context.Context, n int64, sum ChunkHash, buf []byte) (int, error) {
 		*fetched = append(*fetched, n)
@@ -38,7 +39,7 @@ func scribble(t *testing.T, name string, data []byte, at int64) {
 	}
 }
 
-// verifyFails verifies the image of testID and checks that it fails.
+// verifyFails verifies the image of testID and checks that the copy becomes failed.
 func verifyFails(t *testing.T, d *Disk) {
 	t.Helper()
 	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
@@ -48,7 +49,7 @@ func verifyFails(t *testing.T, d *Disk) {
 
 func TestRepair(t *testing.T) {
 	t.Parallel()
-	const length = 4*ChunkSize + 1024 // zeros are chunks 1 and 3
+	const length = 4*ChunkSize + 1024 // chunks 1 and 3 are zeros
 	image := sparseImage(length)
 	tests := []struct {
 		name    string
@@ -60,8 +61,8 @@ func TestRepair(t *testing.T) {
 			poke(t, name, 0)
 			poke(t, name, length-1)
 		}, []int64{0, 4}},
-		{"bytes where there were zeros", func(t *testing.T, name string) { scribble(t, name, []byte("here"), 3*ChunkSize+5) }, nil},
-		{"a hole where there was data", func(t *testing.T, name string) {
+		{"bytes in a hole", func(t *testing.T, name string) { scribble(t, name, []byte("here"), 3*ChunkSize+5) }, nil},
+		{"a hole in data", func(t *testing.T, name string) {
 			f, err := os.OpenFile(name, os.O_RDWR, 0)
 			if err == nil {
 				err = errors.Join(unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 2*ChunkSize, ChunkSize), f.Close())
@@ -70,7 +71,7 @@ func TestRepair(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, []int64{2}},
-		{"all of it", func(t *testing.T, name string) { scribble(t, name, bytes.Repeat([]byte{7}, length), 0) }, []int64{0, 2, 4}},
+		{"the whole file", func(t *testing.T, name string) { scribble(t, name, bytes.Repeat([]byte{7}, length), 0) }, []int64{0, 2, 4}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -86,7 +87,7 @@ func TestRepair(t *testing.T) {
 				t.Fatalf("repaired: %+v, error %v", c, err)
 			}
 			if !slices.Equal(fetched, test.fetches) || read != length {
-				t.Errorf("fetched chunks %v and read %d bytes, want %v and %d", fetched, read, test.fetches, int64(length))
+				t.Errorf("Repair fetched chunks %v and read %d bytes, want %v and %d", fetched, read, test.fetches, int64(length))
 			}
 			if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, image) {
 				t.Errorf("the file differs (error %v)", err)
@@ -110,7 +111,7 @@ func TestRepairRefusesUnusableCopies(t *testing.T) {
 		want    Digest
 		is      func(error) bool
 	}{
-		{"a copy that changed and was not verified", func(t *testing.T, d *Disk) { poke(t, imagePath(d, imageFile), 5) }, Digest{}, isA[error]},
+		{"a ready copy that changed", func(t *testing.T, d *Disk) { poke(t, imagePath(d, imageFile), 5) }, Digest{}, isA[error]},
 		{"a copy that changed since it failed", func(t *testing.T, d *Disk) {
 			poke(t, imagePath(d, imageFile), 5)
 			verifyFails(t, d)
@@ -138,7 +139,7 @@ func TestRepairRefusesUnusableCopies(t *testing.T) {
 			poke(t, imagePath(d, imageFile), 5)
 			verifyFails(t, d)
 		}, digest512(nil), isA[*ChecksumError]},
-		{"another image by its SHA-256", func(t *testing.T, d *Disk) {
+		{"another declared SHA-256", func(t *testing.T, d *Disk) {
 			poke(t, imagePath(d, imageFile), 5)
 			verifyFails(t, d)
 		}, digest256(nil), isA[*ChecksumError]},
@@ -169,8 +170,8 @@ func TestRepairRefusesUnusableCopies(t *testing.T) {
 	}
 }
 
-// TestRepairResumesAfterError interrupts a repair in different ways. Chunks that were repaired before
-// are not fetched again, and the copy need not be verified again.
+// TestRepairResumesAfterError interrupts a repair in different ways. The next repair must not fetch
+// repaired chunks again, and needs no Verify before it.
 func TestRepairResumesAfterError(t *testing.T) {
 	t.Parallel()
 	image := sparseImage(7 * ChunkSize)
@@ -215,19 +216,19 @@ func TestRepairResumesAfterError(t *testing.T) {
 			}
 			if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !slices.Contains([]byte{image[4*ChunkSize], image[4*ChunkSize] ^ 1}, got[4*ChunkSize]) ||
 				!bytes.Equal(got[4*ChunkSize+1:5*ChunkSize], image[4*ChunkSize+1:5*ChunkSize]) {
-				t.Errorf("other bytes were written (error %v)", err)
+				t.Errorf("wrong bytes were written (error %v)", err)
 			}
 			fetched = nil
 			c, err := d.Repair(context.Background(), testID, Digest{}, good, func(int64) {})
 			if err != nil || c.State != Ready || slices.Contains(fetched, 2) {
-				t.Errorf("%+v, error %v; fetched %v", c, err, fetched)
+				t.Errorf("the second repair returned %+v, error %v, and fetched %v", c, err, fetched)
 			}
 		})
 	}
 }
 
-// TestRepairWithOpenReaders has a reader such as a virtual machine: it reads the repaired bytes. A
-// process that opens the file for writing is detected at the end.
+// TestRepairWithOpenReaders checks that a reader, such as a virtual machine, reads the repaired
+// bytes, and that a process that opens the file for writing is detected at the end.
 func TestRepairWithOpenReaders(t *testing.T) {
 	image := sparseImage(3*ChunkSize - 512)
 	d := newDisk(t)
@@ -249,7 +250,7 @@ func TestRepairWithOpenReaders(t *testing.T) {
 	}
 	defer unix.Munmap(mapped)
 	if bytes.Equal(mapped, image) {
-		t.Fatal("nothing is damaged")
+		t.Fatal("no chunk is damaged")
 	}
 	var fetched []int64
 	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
@@ -276,8 +277,8 @@ func TestRepairWithOpenReaders(t *testing.T) {
 	}
 }
 
-// TestRepairedFileIsDurable cuts the power right after a repair. The record must not be more durable
-// than the bytes.
+// TestRepairedFileIsDurable checks that a repaired file is durable when Repair returns. Otherwise
+// only the record would survive a power failure.
 func TestRepairedFileIsDurable(t *testing.T) {
 	d, v := faultyDisk(t)
 	image := sparseImage(3*ChunkSize - 512)
@@ -300,8 +301,8 @@ func TestRepairedFileIsDurable(t *testing.T) {
 	}
 }
 
-// TestRepairDetectsConcurrentWrite has a process that writes to a chunk that was read already, and
-// closes the file again.
+// TestRepairDetectsConcurrentWrite checks that Repair fails if another process writes to a chunk that
+// was already read, and closes the file.
 func TestRepairDetectsConcurrentWrite(t *testing.T) {
 	image := sparseImage(5 * ChunkSize)
 	d := newDisk(t)
@@ -320,8 +321,8 @@ func TestRepairDetectsConcurrentWrite(t *testing.T) {
 	}
 }
 
-// TestRepairWithWrongManifestFails repairs every chunk, but not the whole image. The repair must not be
-// tried again for ever.
+// TestRepairWithWrongManifestFails checks that a wrong manifest is rejected after all chunks were
+// repaired. Otherwise the repair would be retried forever.
 func TestRepairWithWrongManifestFails(t *testing.T) {
 	image := sparseImage(3 * ChunkSize)
 	d := newDisk(t)
@@ -350,8 +351,8 @@ func TestRepairWithWrongManifestFails(t *testing.T) {
 	}
 }
 
-// TestRepairRewritesUnreadableChunks has a disk that cannot be written, and then bad sectors that can be
-// read again once they were written.
+// TestRepairRewritesUnreadableChunks repairs first on a disk that is not writable, and then on a disk
+// with bad sectors that become readable when they are written.
 func TestRepairRewritesUnreadableChunks(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 4)
 	d, v := faultyDisk(t)
@@ -388,8 +389,8 @@ func TestRepairRewritesUnreadableChunks(t *testing.T) {
 	}
 }
 
-// TestRepairOfReadyImageWithMediaError has a bad sector in a ready image: it stays ready whether the
-// repair succeeds or not, and nothing else is written.
+// TestRepairOfReadyImageWithMediaError checks that a ready image with a bad sector stays ready,
+// whether the repair succeeds or not, and that no other chunk is written.
 func TestRepairOfReadyImageWithMediaError(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 4)
 	d, v := faultyDisk(t)
@@ -429,8 +430,8 @@ func TestRepairOfReadyImageWithMediaError(t *testing.T) {
 	}
 }
 
-// TestRepairMarksDamagedReadyImageFailed has a ready image with wrong bytes and a sector that cannot be
-// read. Verify returned the read error, and not that the image is damaged.
+// TestRepairMarksDamagedReadyImageFailed checks that a repair finds wrong bytes in a ready image.
+// Verify does not find them, because it returns the read error of a bad sector.
 func TestRepairMarksDamagedReadyImageFailed(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 4)
 	d, v := faultyDisk(t)
@@ -438,7 +439,7 @@ func TestRepairMarksDamagedReadyImageFailed(t *testing.T) {
 	if err := v.FlipBit(testID.file(imageFile), ChunkSize+5); err != nil {
 		t.Fatal(err)
 	}
-	evidence, err := d.image(testID).evidence(imageFile) // bit rot does not change it
+	evidence, err := d.image(testID).evidence(imageFile) // bit rot does not change the evidence
 	if err == nil {
 		err = d.Update(testID, func(r *Record) { r.Evidence = &evidence })
 	}

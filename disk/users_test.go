@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// replica writes the metadata of a replica with this backing file.
+// replica writes the metadata of a replica with the given backing file.
 func replica(t testing.TB, d *Disk, name, backing string) {
 	t.Helper()
 	meta, err := json.Marshal(map[string]any{"Size": 1 << 20, "Head": "volume-head-000.img", "BackingFilePath": backing})
@@ -25,7 +25,7 @@ func replica(t testing.TB, d *Disk, name, backing string) {
 	}
 }
 
-// TestUsedByReplica has the forms of a backing file's path in volume.meta. If a path does not name
+// TestUsedByReplica checks the forms of a backing file's path in volume.meta. If a path does not name
 // an image, every image counts as in use.
 func TestUsedByReplica(t *testing.T) {
 	const folder = "parrot-6846a0b2"
@@ -55,8 +55,8 @@ func TestUsedByReplica(t *testing.T) {
 	}
 }
 
-// TestOpenWaitsForLeaseProbe opens an image while another process has a lease on it, as FileOpen
-// does for a moment.
+// TestOpenWaitsForLeaseProbe checks that Open waits while another process has a lease on the image,
+// as FileOpen has briefly.
 func TestOpenWaitsForLeaseProbe(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -69,7 +69,7 @@ func TestOpenWaitsForLeaseProbe(t *testing.T) {
 	signal.Notify(broken, unix.SIGIO)
 	defer signal.Stop(broken)
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
-		t.Skipf("leases do not work here: %v", err)
+		t.Skipf("this file system does not support leases: %v", err)
 	}
 	released := make(chan error)
 	go func() {
@@ -83,7 +83,7 @@ func TestOpenWaitsForLeaseProbe(t *testing.T) {
 	}
 }
 
-// realMetas returns the volume.meta files that Longhorn wrote, by case.
+// realMetas returns volume.meta files that Longhorn wrote, by case.
 func realMetas(t testing.TB) map[string][]byte {
 	t.Helper()
 	files, err := filepath.Glob("testdata/volume-meta/*.json")
@@ -133,8 +133,8 @@ func TestVolumeMetasOfLonghorn(t *testing.T) {
 	}
 }
 
-// TestReplicaInAnyStateKeepsImage: an image is not removed while a replica in any state uses it, nor
-// while any replica of the disk cannot be read.
+// TestReplicaInAnyStateKeepsImage checks that an image is not removed while a replica in any state
+// uses it, or while any replica of the disk cannot be read.
 func TestReplicaInAnyStateKeepsImage(t *testing.T) {
 	t.Parallel()
 	meta := func(more string) string {
@@ -143,7 +143,7 @@ func TestReplicaInAnyStateKeepsImage(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name, text string
-		others     bool // other images count as in use, too
+		others     bool // other images count as in use as well
 	}{
 		{"plain", meta(""), false},
 		{"dirty", meta(`"Dirty":true,`), false},
@@ -154,12 +154,12 @@ func TestReplicaInAnyStateKeepsImage(t *testing.T) {
 		{"with a newline", meta("") + "\n", false},
 		{"empty", "", true},
 		{"torn", meta("")[:60], true},
-		{"cut before its last byte", meta("")[:len(meta(""))-1], true},
+		{"without its last byte", meta("")[:len(meta(""))-1], true},
 		{"zeros", strings.Repeat("\x00", 244), true},
 		{"null", "null", true},
 		{"without a size", `{"BackingFilePath":""}`, true},
 		{"with a path that is a number", `{"Size":1,"BackingFilePath":7}`, true},
-		{"with bytes after it", meta("") + "x", true},
+		{"with bytes after its end", meta("") + "x", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d := newDisk(t)
@@ -172,7 +172,7 @@ func TestReplicaInAnyStateKeepsImage(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := d.Remove(testID); !isA[*InUseError](err) {
-				t.Errorf("error is %v, want that it is in use", err)
+				t.Errorf("error is %v, want an InUseError", err)
 			}
 			if c := d.Stat(testID); c.State != Ready {
 				t.Errorf("copy is %+v", c)
@@ -190,8 +190,8 @@ func TestReplicaInAnyStateKeepsImage(t *testing.T) {
 	}
 }
 
-// FuzzParseVolumeMeta checks for any bytes: no panic, and a volume with a backing file has one image
-// or an error.
+// FuzzParseVolumeMeta checks for any bytes that ParseVolumeMeta does not panic, and that a volume
+// with a backing file has either one image or an error.
 func FuzzParseVolumeMeta(f *testing.F) {
 	for _, data := range realMetas(f) {
 		f.Add(data)

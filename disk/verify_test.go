@@ -16,7 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
-// unpack unpacks and opens a disk that Longhorn wrote.
+// unpack unpacks a disk that Longhorn wrote, and opens it.
 func unpack(t testing.TB, name string) *Disk {
 	t.Helper()
 	f, err := os.Open(name)
@@ -71,8 +71,8 @@ func extract(t testing.TB, name string, h *tar.Header, r io.Reader) {
 	}
 }
 
-// TestVerifyAdoptsImagesOfLonghorn has disks that Longhorn's own programs wrote; some were damaged
-// afterwards. Verify reads each image once.
+// TestVerifyAdoptsImagesOfLonghorn checks that Verify adopts the images of disks that Longhorn's own
+// programs wrote, and detects images that were damaged afterwards. It must read each image once.
 func TestVerifyAdoptsImagesOfLonghorn(t *testing.T) {
 	t.Parallel()
 	var cases map[string]struct {
@@ -146,10 +146,10 @@ func TestVerifyDetectsChanges(t *testing.T) {
 			t.Fatalf("with a changed mtime: %+v", c)
 		}
 		if c := verify(t, d); c.State != Ready || !c.HasCfg {
-			t.Errorf("after reading it: %+v", c)
+			t.Errorf("after Verify: %+v", c)
 		}
 	})
-	t.Run("other bytes with a restored mtime", func(t *testing.T) {
+	t.Run("wrong bytes with a restored mtime", func(t *testing.T) {
 		d := commit(t)
 		stat, _ := os.Stat(imagePath(d, imageFile))
 		poke(t, imagePath(d, imageFile), 2*ChunkSize)
@@ -157,30 +157,30 @@ func TestVerifyDetectsChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c := d.Stat(testID); c.State != Unknown {
-			t.Fatalf("before reading: %+v", c)
+			t.Fatalf("before Verify: %+v", c)
 		}
 		if c := verify(t, d); c.State != Failed || !strings.Contains(c.Message, "checksum mismatch") {
-			t.Errorf("after reading it: %+v", c)
+			t.Errorf("after Verify: %+v", c)
 		}
-		poke(t, imagePath(d, imageFile), 2*ChunkSize) // the bit flips back
+		poke(t, imagePath(d, imageFile), 2*ChunkSize) // restores the bit
 		if c := verify(t, d); c.State != Ready {
 			t.Errorf("with the right bytes again: %+v", c)
 		}
 	})
-	t.Run("a torn record, and adopts the image again", func(t *testing.T) {
+	t.Run("a truncated record, and adopts the image again", func(t *testing.T) {
 		d := commit(t)
 		truncate(t, imagePath(d, recordFile), 20)
 		if c := d.Stat(testID); c.State != Unknown || c.Owned {
-			t.Fatalf("with a torn record: %+v", c)
+			t.Fatalf("with a truncated record: %+v", c)
 		}
 		if c := verify(t, d); c.State != Ready || c.SHA512 != digest512(image) {
-			t.Errorf("after reading it: %+v", c)
+			t.Errorf("after Verify: %+v", c)
 		}
 	})
 }
 
-// TestVerifyChecksExpectedChecksumOfCfg has files that Longhorn itself would not use: they do not have
-// the checksum that was declared to it.
+// TestVerifyChecksExpectedChecksumOfCfg checks files that Longhorn itself would not use, because they
+// do not have the checksum that was declared to Longhorn.
 func TestVerifyChecksExpectedChecksumOfCfg(t *testing.T) {
 	image := sparseImage(ChunkSize)
 	sum, other := digest512(image).String(), digest512(image[:512]).String()
@@ -211,7 +211,7 @@ func TestVerifyChecksExpectedChecksumOfCfg(t *testing.T) {
 		if err != nil || got.State != c.want {
 			t.Errorf("expected %.4q, current %.4q: %s %s, error %v; want %s", c.expected, c.current, got.State, got.Message, err, c.want)
 		}
-		// A file that contradicts our declaration is kept for the operator to decide.
+		// A file that contradicts the declared digest is kept: the operator decides.
 		declared := Expected{Digest: digest512(image[:512])}
 		if got, err = d.Verify(context.Background(), testID, declared, func(int64) {}); c.current != other && (err != nil || got.State != Ready) {
 			t.Errorf("expected %.4q, current %.4q, with another digest declared: %s %s, error %v", c.expected, c.current, got.State, got.Message, err)
@@ -219,8 +219,8 @@ func TestVerifyChecksExpectedChecksumOfCfg(t *testing.T) {
 	}
 }
 
-// TestVerifyDetectsWriteBeforeRecord modifies the file after it was read, before the result is
-// recorded.
+// TestVerifyDetectsWriteBeforeRecord checks that Verify detects a write after the file was read and
+// before the result is recorded.
 func TestVerifyDetectsWriteBeforeRecord(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(2 * ChunkSize)
@@ -241,11 +241,11 @@ func TestVerifyDetectsWriteBeforeRecord(t *testing.T) {
 	}
 	_ = d.image(testID).recordResult(r, Expected{}, content)
 	if c := d.Stat(testID); c.State == Ready {
-		t.Error("a file is ready with bytes that were not read")
+		t.Error("the file is ready with bytes that were not verified")
 	}
 }
 
-// TestWriteCfgRefusesChangedFile has a file whose mtime changed.
+// TestWriteCfgRefusesChangedFile checks that WriteCfg fails for a file whose mtime changed.
 func TestWriteCfgRefusesChangedFile(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
@@ -254,12 +254,12 @@ func TestWriteCfgRefusesChangedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := d.WriteCfg(testID, Digest{}); err == nil {
-		t.Error("a file was described that changed since it was verified")
+		t.Error("WriteCfg described a file that changed since it was verified")
 	}
 }
 
-// TestCommitDetectsWriteAfterRename modifies the image right after the rename, before the record is
-// valid.
+// TestCommitDetectsWriteAfterRename checks that Commit detects a write after the rename and before
+// the record is valid.
 func TestCommitDetectsWriteAfterRename(t *testing.T) {
 	d, v := faultyDisk(t)
 	image := sparseImage(2 * ChunkSize)
@@ -276,15 +276,15 @@ func TestCommitDetectsWriteAfterRename(t *testing.T) {
 		t.Errorf("%+v, error %v", c, err)
 	}
 	if c := d.Stat(testID); c.State != Unknown {
-		t.Errorf("after it: %+v", c)
+		t.Errorf("after Commit: %+v", c)
 	}
 	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
 		t.Errorf("verified: %+v, error %v", c, err)
 	}
 }
 
-// TestVerifyRefusesFileOpenForWriting has a file that another program is still copying, even if it does
-// not write at the moment.
+// TestVerifyRefusesFileOpenForWriting checks that Verify does not accept a file that another program
+// has open for writing, even if that program pauses.
 func TestVerifyRefusesFileOpenForWriting(t *testing.T) {
 	d := newDisk(t)
 	if err := os.MkdirAll(imagePath(d, ""), 0o755); err != nil {
@@ -314,8 +314,8 @@ func TestVerifyRefusesFileOpenForWriting(t *testing.T) {
 	}
 }
 
-// TestWriteWithinOneTickIsDetected has a file system whose times are whole seconds, and a write to the
-// image as soon as it is ready.
+// TestWriteWithinOneTickIsDetected checks that a write immediately after Commit or Verify is detected
+// on a file system whose times are whole seconds.
 func TestWriteWithinOneTickIsDetected(t *testing.T) {
 	f := faultfs.Mount(t)
 	image := sparseImage(2 * ChunkSize)

@@ -16,7 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
-// version is one content that an upstream may serve.
+// version is one version of an image at its upstream.
 type version struct {
 	etag   string
 	bytes  []byte
@@ -38,7 +38,8 @@ func testVersions(sizes ...int) []version {
 	return versions
 }
 
-// workload runs one process after another on a volume, and remembers what was reported as ready.
+// workload runs one process after another on a volume, and remembers which copies were reported as
+// ready.
 type workload struct {
 	t         *testing.T
 	random    *rand.Rand
@@ -47,8 +48,8 @@ type workload struct {
 	end       func() // ends the process
 	versions  []version
 	ids       []ID
-	unmanaged map[string]string // files of other programs, with their content
-	reported  map[ID]Digest     // ready by Commit or Verify, and not changed since
+	unmanaged map[string]string // files of other programs: path and content
+	reported  map[ID]Digest     // digests of copies that Commit or Verify reported as ready and that did not change since
 	log       []string
 }
 
@@ -99,7 +100,7 @@ func (w *workload) fatalf(format string, args ...any) {
 	w.t.Fatalf(format, args...)
 }
 
-// changesOf returns the operations on v that change or sync something.
+// changesOf returns the operations on v that change or sync files.
 func changesOf(v *faultfs.Volume) []faultfs.Op {
 	return slices.DeleteFunc(v.Trace(), func(op faultfs.Op) bool { return op.ChangeNumber == 0 })
 }
@@ -123,7 +124,7 @@ func (w *workload) start(v *faultfs.Volume) {
 	w.t.Cleanup(w.end)
 }
 
-// randomSteps does random operations until one fails.
+// randomSteps runs random operations until one fails.
 func (w *workload) randomSteps(steps int) error {
 	for range steps {
 		id := w.ids[w.random.IntN(len(w.ids))]
@@ -147,13 +148,13 @@ func (w *workload) randomSteps(steps int) error {
 			return err
 		}
 		if w.random.IntN(3) == 0 {
-			w.v.SyncAll() // as the kernel does now and then
+			w.v.SyncAll() // as the kernel does from time to time
 		}
 	}
 	return nil
 }
 
-// use does a random operation on a ready image.
+// use runs a random operation on a ready image.
 func (w *workload) use(id ID, c Copy) error {
 	switch w.random.IntN(5) {
 	case 0:
@@ -164,7 +165,7 @@ func (w *workload) use(id ID, c Copy) error {
 		delete(w.reported, id)
 		err := w.d.Remove(id)
 		if id == w.ids[0] && errors.Is(err, os.ErrExist) {
-			return nil // an unmanaged file keeps the folder
+			return nil // the folder is kept because of an unmanaged file
 		}
 		return err
 	case 2, 3:
@@ -191,7 +192,7 @@ func (w *workload) verify(id ID) error {
 	return nil
 }
 
-// repair repairs an image from a peer that has it.
+// repair repairs an image with the chunks of a peer.
 func (w *workload) repair(id ID, c Copy) error {
 	i := slices.IndexFunc(w.versions, func(v version) bool { return v.digest == c.SHA512 })
 	var fetched []int64
@@ -204,7 +205,7 @@ func (w *workload) repair(id ID, c Copy) error {
 	return nil
 }
 
-// fetch resumes or begins a partial file, in pieces. stopEarly: it may stop before the end.
+// fetch resumes or begins a partial file, in pieces. With stopEarly, it may stop before the end.
 func (w *workload) fetch(id ID, v version, stopEarly bool) (err error) {
 	p, err := w.d.OpenPart(context.Background(), id, PartOptions{})
 	if err != nil {
