@@ -241,7 +241,7 @@ func openRemote(ctx context.Context, daemon daemonFlags, name string, on []strin
 	for _, c := range copies {
 		if c.SHA512 == first.SHA512 {
 			r.copies = append(r.copies, peer.Source{
-				Address: peer.Address{Node: s.Node, URL: client.URL()}, Disk: c.Disk, ID: r.ID, ManifestDigest: c.Chunks,
+				Address: peer.Address{Node: s.Node, URL: client.URL()}, Disk: c.Disk, ID: r.ID, ManifestDigest: c.ManifestDigest,
 			})
 		}
 	}

@@ -67,7 +67,7 @@ func copyStatus(path string, c disk.Copy, users disk.Users) status.CopyStatus {
 	s := status.CopyStatus{
 		Disk: path, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256,
-		Owned: c.Owned, Verified: c.VerifiedAt, InUse: inUse, LastUsed: c.LastUsed, Unwanted: c.SurplusSince,
+		Owned: c.Owned, VerifiedAt: c.VerifiedAt, InUse: inUse, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince,
 	}
 	switch {
 	case c.State == disk.Ready:

@@ -184,13 +184,13 @@ func reportVerified(out io.Writer, before, now status.Status, name string) error
 			was, wasReady := readyBefore(before, id, c)
 			switch {
 			case !wasReady, c.Node != now.Node: // its own daemon verifies it
-			case c.State == disk.Ready && c.Damaged.After(was.Damaged):
+			case c.State == disk.Ready && c.DamagedAt.After(was.DamagedAt):
 				failures = append(failures, fmt.Errorf("%s on %s was damaged and has been replaced", id, c.DiskName()))
-			case c.State == disk.Ready && !c.Verified.After(was.Verified):
+			case c.State == disk.Ready && !c.VerifiedAt.After(was.VerifiedAt):
 				failures = append(failures, fmt.Errorf("%s on %s could not be verified: %s", id, c.DiskName(), report.OneLine(c.Message)))
 			case c.State == disk.Ready:
 				fmt.Fprintf(out, "%s on %s: the bytes match: sha512 %s\n", id, c.DiskName(), c.SHA512)
-			case c.Running && c.Damaged.After(was.Damaged):
+			case c.Running && c.DamagedAt.After(was.DamagedAt):
 				failures = append(failures, fmt.Errorf("%s on %s is damaged and is being repaired: the command status shows the progress", id, c.DiskName()))
 			default:
 				failures = append(failures, fmt.Errorf("%s on %s is %s: %s", id, c.DiskName(), c.State, report.OneLine(c.Message)))

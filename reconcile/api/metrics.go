@@ -159,7 +159,7 @@ func (s sender) images(node string, images []status.ImageStatus) {
 	for _, image := range images {
 		if image.Declared {
 			nDeclared++
-			nReady += int(oneIf(image.Wanted > 0 && image.Ready >= image.Wanted))
+			nReady += int(oneIf(image.Desired > 0 && image.Ready >= image.Desired))
 		}
 		for _, c := range image.Copies {
 			if c.Node == node {
@@ -185,9 +185,9 @@ func (s sender) desired(images []status.ImageStatus) {
 		if !image.Declared {
 			continue
 		}
-		have := min(image.Ready, image.Wanted) // a surplus copy does not replace one of another image
-		nDesired, nReady = nDesired+image.Wanted, nReady+have
-		if missing := image.Wanted - have; missing > 0 && sent < maxMissing {
+		have := min(image.Ready, image.Desired) // a surplus copy does not replace one of another image
+		nDesired, nReady = nDesired+image.Desired, nReady+have
+		if missing := image.Desired - have; missing > 0 && sent < maxMissing {
 			sent++
 			s.value(missingCopies, float64(missing), image.Name)
 		}
@@ -217,9 +217,9 @@ func (s sender) suspended(status status.Status) {
 func (s sender) peers(now time.Time, peers []status.PeerStatus) {
 	skewed := 0
 	for _, p := range peers {
-		s.value(peerAnswers, oneIf(p.Answers), p.Node)
-		if !p.LastAnswer.IsZero() {
-			s.value(peerAge, max(0, now.Sub(p.LastAnswer).Seconds()), p.Node)
+		s.value(peerAnswers, oneIf(p.Responds), p.Node)
+		if !p.LastResponse.IsZero() {
+			s.value(peerAge, max(0, now.Sub(p.LastResponse).Seconds()), p.Node)
 		}
 		if p.Skew == status.SkewOther || p.Skew == status.SkewInvalid {
 			skewed++

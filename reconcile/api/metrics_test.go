@@ -82,7 +82,7 @@ func TestMetricsCountTheCopiesOfACluster(t *testing.T) {
 func TestMissingCopiesAreReportedForAtMost100Images(t *testing.T) {
 	var images []status.ImageStatus
 	for n := range 3 * maxMissing {
-		images = append(images, status.ImageStatus{Name: fmt.Sprintf("image%d", n), Declared: true, Wanted: 2, Ready: n % 3})
+		images = append(images, status.ImageStatus{Name: fmt.Sprintf("image%d", n), Declared: true, Desired: 2, Ready: n % 3})
 	}
 	got := values(t, func(s sender) { s.desired(images) })
 	if len(got) != maxMissing+2 || !slices.Contains(got, "ready_copies 300") || !slices.Contains(got, "wanted_copies 600") {

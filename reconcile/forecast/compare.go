@@ -49,10 +49,10 @@ type ImageDifference struct {
 
 // NodeDifference is a node that is declared otherwise, or should have other copies.
 type NodeDifference struct {
-	Node   string   `json:"node"`
-	Change Change   `json:"change,omitempty"`
-	Comes  []string `json:"comes"` // images, sorted
-	Goes   []string `json:"goes"`
+	Node    string   `json:"node"`
+	Change  Change   `json:"change,omitempty"`
+	Added   []string `json:"comes"` // images, sorted
+	Removed []string `json:"goes"`
 }
 
 // Empty reports whether there is no difference.
@@ -66,7 +66,7 @@ func Compare(before, after schema.Config) Difference {
 		a, was := before.Nodes[name]
 		b, is := after.Nodes[name]
 		a.Pos, b.Pos = document.Position{}, document.Position{}
-		nodes[name] = &NodeDifference{Node: name, Change: changed(was, is, reflect.DeepEqual(a, b)), Comes: []string{}, Goes: []string{}}
+		nodes[name] = &NodeDifference{Node: name, Change: changed(was, is, reflect.DeepEqual(a, b)), Added: []string{}, Removed: []string{}}
 	}
 	was, is := plan.NewRankCache(before.Nodes, 0), plan.NewRankCache(after.Nodes, 0)
 	for _, name := range sortedKeys(before.Images, after.Images) {
@@ -76,14 +76,14 @@ func Compare(before, after schema.Config) Difference {
 		}
 		d.Images = append(d.Images, one)
 		for _, ref := range one.added {
-			nodes[ref.Node].Comes = append(nodes[ref.Node].Comes, name)
+			nodes[ref.Node].Added = append(nodes[ref.Node].Added, name)
 		}
 		for _, ref := range one.removed {
-			nodes[ref.Node].Goes = append(nodes[ref.Node].Goes, name)
+			nodes[ref.Node].Removed = append(nodes[ref.Node].Removed, name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
-		if n := nodes[name]; n.Change != "" || len(n.Comes)+len(n.Goes) > 0 {
+		if n := nodes[name]; n.Change != "" || len(n.Added)+len(n.Removed) > 0 {
 			d.Nodes = append(d.Nodes, *n)
 		}
 	}

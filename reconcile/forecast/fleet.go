@@ -26,9 +26,9 @@ type Fleet struct {
 
 // FleetState tells how much is known of a fleet.
 type FleetState struct {
-	Time   time.Time `json:"time"` // of the newest status
-	Nodes  int       `json:"nodes"`
-	Silent []string  `json:"silent"` // declared nodes of which nothing is known, or that did not answer
+	Time        time.Time `json:"time"` // of the newest status
+	Nodes       int       `json:"nodes"`
+	Unreachable []string  `json:"silent"` // declared nodes of which nothing is known, or that did not answer
 }
 
 // CopyStats is a number of copies, and what they take on disks.
@@ -44,32 +44,32 @@ func (a *CopyStats) add(bytes int64) {
 
 // Risk is what somebody who approves a change should know.
 type Risk struct {
-	Removes CopyStats `json:"removes"` // copies that are deleted at once
-	Later   CopyStats `json:"removesLater"`
-	Evicts  CopyStats `json:"evicts"` // copies that are deleted when others are there instead
+	Removes      CopyStats `json:"removes"` // copies that are deleted at once
+	RemovesLater CopyStats `json:"removesLater"`
+	Evicts       CopyStats `json:"evicts"` // copies that are deleted when others are there instead
 	// LosesAll are images that have ready copies and will have none.
 	LosesAll []string `json:"losesAll"`
 	// BelowCopies are images that will have fewer copies than they should have.
 	BelowCopies []Shortfall `json:"belowCopies"`
 	// BelowReserve are disks, as NODE/DISK, that will have less free than is reserved.
 	BelowReserve []string `json:"belowReserve"`
-	Held         int      `json:"held"`
+	Deferred     int      `json:"held"`
 	Blocked      int      `json:"blocked"`
 }
 
 // Shortfall is an image that has fewer copies than it should have.
 type Shortfall struct {
-	Image  string `json:"image"`
-	Wanted int    `json:"wanted"`
-	After  int    `json:"after"`
+	Image   string `json:"image"`
+	Desired int    `json:"wanted"`
+	After   int    `json:"after"`
 }
 
 // Traffic is what crosses networks and disks.
 type Traffic struct {
-	Origins TransferStats `json:"origins"` // first copies: what others than the nodes have to send
-	Peers   TransferStats `json:"peers"`   // from node to node
-	Local   TransferStats `json:"local"`   // from disk to disk of one node
-	Backups TransferStats `json:"backups"`
+	Upstreams TransferStats `json:"origins"` // first copies: what others than the nodes have to send
+	Peers     TransferStats `json:"peers"`   // from node to node
+	Local     TransferStats `json:"local"`   // from disk to disk of one node
+	Backups   TransferStats `json:"backups"`
 }
 
 // TransferStats is a number of transfers.
@@ -110,19 +110,19 @@ type CopyForecast struct {
 
 // DiskForecast is the space on one disk, in bytes.
 type DiskForecast struct {
-	Node     string `json:"node"`
-	Disk     string `json:"disk"`
-	Known    bool   `json:"known"` // a status tells of it; else there are only zeros
-	Problem  string `json:"problem,omitempty"`
-	Total    int64  `json:"total"`
-	Reserved int64  `json:"reserved"`
-	Before   int64  `json:"before"`  // free
-	Comes    int64  `json:"comes"`   // of copies that are made
-	Unknown  int    `json:"unknown"` // copies that are made and of which the size is not known
-	Goes     int64  `json:"goes"`    // of copies that are deleted, at once or later
-	Lowest   int64  `json:"lowest"`  // free when all has come and nothing has gone yet
-	After    int64  `json:"after"`   // free
-	Below    bool   `json:"below"`   // Lowest is less than is reserved, by what comes
+	Node           string `json:"node"`
+	Disk           string `json:"disk"`
+	Known          bool   `json:"known"` // a status tells of it; else there are only zeros
+	Problem        string `json:"problem,omitempty"`
+	Total          int64  `json:"total"`
+	Reserved       int64  `json:"reserved"`
+	FreeBefore     int64  `json:"before"`  // free
+	Created        int64  `json:"comes"`   // of copies that are made
+	CreatedUnknown int    `json:"unknown"` // copies that are made and of which the size is not known
+	Deleted        int64  `json:"goes"`    // of copies that are deleted, at once or later
+	FreeLowest     int64  `json:"lowest"`  // free when all has come and nothing has gone yet
+	FreeAfter      int64  `json:"after"`   // free
+	BelowReserve   bool   `json:"below"`   // Lowest is less than is reserved, by what comes
 }
 
 // ReasonGroup is a reason for which copies are held or blocked.
@@ -135,9 +135,9 @@ type ReasonGroup struct {
 func New(c *plan.Cluster, d plan.Desired, p plan.Plan) Fleet {
 	d.Node, d.OnlyDisks = "", nil
 	f := Build(d, c.ObserveFrom(d, c.Disks), p)
-	f.State = FleetState{Time: c.Now, Nodes: len(d.Config.Nodes), Silent: slices.Sorted(maps.Keys(c.Unreachable))}
-	if f.State.Silent == nil {
-		f.State.Silent = []string{}
+	f.State = FleetState{Time: c.Now, Nodes: len(d.Config.Nodes), Unreachable: slices.Sorted(maps.Keys(c.Unreachable))}
+	if f.State.Unreachable == nil {
+		f.State.Unreachable = []string{}
 	}
 	return f
 }

@@ -13,21 +13,21 @@ import (
 // builder makes a Fleet of what is declared, seen and planned.
 type builder struct {
 	plan.Desired
-	o       plan.Observed
-	fleet   Fleet
-	images  map[disk.ID]*ImageForecast
-	disks   map[schema.DiskRef]*DiskForecast
-	copies  map[plan.CopyRef]*CopyForecast
-	sizes   map[disk.ID]plan.Copy // a ready copy of each
-	blocked map[string][]string
-	held    map[string][]string
+	o        plan.Observed
+	fleet    Fleet
+	images   map[disk.ID]*ImageForecast
+	disks    map[schema.DiskRef]*DiskForecast
+	copies   map[plan.CopyRef]*CopyForecast
+	sizes    map[disk.ID]plan.Copy // a ready copy of each
+	blocked  map[string][]string
+	deferred map[string][]string
 }
 
 // Build is a pure function of its arguments: d is as somebody sees it who has no disks.
 func Build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 	f := &builder{
 		Desired: d, o: o, images: map[disk.ID]*ImageForecast{}, disks: map[schema.DiskRef]*DiskForecast{}, copies: map[plan.CopyRef]*CopyForecast{},
-		sizes: map[disk.ID]plan.Copy{}, blocked: map[string][]string{}, held: map[string][]string{},
+		sizes: map[disk.ID]plan.Copy{}, blocked: map[string][]string{}, deferred: map[string][]string{},
 	}
 	f.addCurrent()
 	var last []plan.Action
@@ -45,7 +45,7 @@ func Build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 	f.fleet.Risk.LosesAll, f.fleet.Risk.BelowReserve, f.fleet.Risk.BelowCopies = []string{}, []string{}, []Shortfall{}
 	f.endImages()
 	f.endDisks()
-	f.fleet.Deferred, f.fleet.Blocked = groupReasons(f.held), groupReasons(f.blocked)
+	f.fleet.Deferred, f.fleet.Blocked = groupReasons(f.deferred), groupReasons(f.blocked)
 	return f.fleet
 }
 
@@ -76,7 +76,7 @@ func (f *builder) addCurrent() {
 			seen, known := f.o.Disks[ref]
 			f.disks[ref] = &DiskForecast{
 				Node: node, Disk: name, Known: known, Problem: seen.Problem, Total: seen.Space.Total, Reserved: one.StorageReserved,
-				Before: seen.Space.Free, Lowest: seen.Space.Free, After: seen.Space.Free,
+				FreeBefore: seen.Space.Free, FreeLowest: seen.Space.Free, FreeAfter: seen.Space.Free,
 			}
 		}
 	}
@@ -113,8 +113,8 @@ func (f *builder) addAction(a plan.Action) {
 		f.blocked[a.Text] = append(f.blocked[a.Text], what)
 		f.fleet.Risk.Blocked++
 	case a.Blocked && a.Next.Deletes():
-		f.held[a.Text] = append(f.held[a.Text], what)
-		f.fleet.Risk.Held++
+		f.deferred[a.Text] = append(f.deferred[a.Text], what)
+		f.fleet.Risk.Deferred++
 	}
 	if kind == "" {
 		return
@@ -154,7 +154,7 @@ func (f *builder) declares(key plan.CopyRef) bool { return f.Config.Images[key.I
 func (f *builder) transferStats(a plan.Action, kind plan.Op) *TransferStats {
 	switch {
 	case kind.IsFirstCopy() && kind != plan.Clone:
-		return &f.fleet.Traffic.Origins
+		return &f.fleet.Traffic.Upstreams
 	case kind == plan.Clone, a.From.Disk.Node == a.Node:
 		return &f.fleet.Traffic.Local
 	}
@@ -181,9 +181,9 @@ func (f *builder) addCreation(key plan.CopyRef, a plan.Action) {
 	}
 	c := f.o.Disks[key.Disk].Copies[key.ID]
 	if d := f.disks[key.Disk]; d != nil && known {
-		d.Comes += plan.RemainingBytes(c, source.RealSize)
+		d.Created += plan.RemainingBytes(c, source.RealSize)
 	} else if d != nil {
-		d.Unknown++
+		d.CreatedUnknown++
 	}
 	f.image(key.ID).After++
 }
@@ -192,7 +192,7 @@ func (f *builder) addCreation(key plan.CopyRef, a plan.Action) {
 func (f *builder) addDeletion(key plan.CopyRef, kind plan.Op, later bool) {
 	c := f.o.Disks[key.Disk].Copies[key.ID]
 	if d := f.disks[key.Disk]; d != nil {
-		d.Goes += c.RealSize
+		d.Deleted += c.RealSize
 	}
 	if c.State == disk.Ready {
 		f.image(key.ID).After--
@@ -201,7 +201,7 @@ func (f *builder) addDeletion(key plan.CopyRef, kind plan.Op, later bool) {
 	case kind == plan.Evict:
 		f.fleet.Risk.Evicts.add(c.RealSize)
 	case later:
-		f.fleet.Risk.Later.add(c.RealSize)
+		f.fleet.Risk.RemovesLater.add(c.RealSize)
 	default:
 		f.fleet.Risk.Removes.add(c.RealSize)
 	}
@@ -237,9 +237,9 @@ func (f *builder) endDisks() {
 	f.fleet.Disks = []DiskForecast{}
 	for _, ref := range slices.SortedFunc(maps.Keys(f.disks), plan.CompareDisks) {
 		one := f.disks[ref]
-		one.Lowest, one.After = one.Before-one.Comes, one.Before-one.Comes+one.Goes
-		one.Below = one.Known && one.Problem == "" && one.Comes > 0 && one.Lowest < one.Reserved
-		if one.Below {
+		one.FreeLowest, one.FreeAfter = one.FreeBefore-one.Created, one.FreeBefore-one.Created+one.Deleted
+		one.BelowReserve = one.Known && one.Problem == "" && one.Created > 0 && one.FreeLowest < one.Reserved
+		if one.BelowReserve {
 			f.fleet.Risk.BelowReserve = append(f.fleet.Risk.BelowReserve, ref.String())
 		}
 		f.fleet.Disks = append(f.fleet.Disks, *one)

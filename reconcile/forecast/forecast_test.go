@@ -35,17 +35,17 @@ func TestForecastMatchesPlan(t *testing.T) {
 			}
 		}
 		traffic, risk := f.Traffic, f.Risk
-		if n := traffic.Origins.Transfers + traffic.Peers.Transfers + traffic.Local.Transfers; n != created {
+		if n := traffic.Upstreams.Transfers + traffic.Peers.Transfers + traffic.Local.Transfers; n != created {
 			t.Errorf("seed %d: %d transfers, %d copies are created", seed, n, created)
 		}
-		if risk.Removes.Copies+risk.Later.Copies+risk.Evicts.Copies > deleted || risk.Removes.Bytes+risk.Later.Bytes+risk.Evicts.Bytes > freed {
+		if risk.Removes.Copies+risk.RemovesLater.Copies+risk.Evicts.Copies > deleted || risk.Removes.Bytes+risk.RemovesLater.Bytes+risk.Evicts.Bytes > freed {
 			t.Errorf("seed %d: %+v, the plan deletes %d copies of %d bytes", seed, risk, deleted, freed)
 		}
 		if risk.Blocked != p.Summary.Counts[plan.Blocked] {
 			t.Errorf("seed %d: %d blocked actions, the plan has %d", seed, risk.Blocked, p.Summary.Counts[plan.Blocked])
 		}
 		for _, space := range f.Disks {
-			if space.After != space.Before-space.Comes+space.Goes || space.Lowest > space.Before || space.Comes < 0 || space.Goes < 0 {
+			if space.FreeAfter != space.FreeBefore-space.Created+space.Deleted || space.FreeLowest > space.FreeBefore || space.Created < 0 || space.Deleted < 0 {
 				t.Errorf("seed %d: %+v", seed, space)
 			}
 		}
@@ -87,7 +87,7 @@ func TestCompare(t *testing.T) {
 			}
 		}
 		for _, node := range forward.Nodes {
-			for _, name := range node.Comes {
+			for _, name := range node.Added {
 				unmatched[name]--
 			}
 		}

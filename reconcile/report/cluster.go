@@ -92,17 +92,17 @@ func riskText(r forecast.Risk) string {
 	}
 	var short []string
 	for _, s := range r.BelowCopies {
-		short = append(short, fmt.Sprintf("%s (%d of %d)", s.Image, s.After, s.Wanted))
+		short = append(short, fmt.Sprintf("%s (%d of %d)", s.Image, s.After, s.Desired))
 	}
 	amount := func(s forecast.CopyStats) string { return fmt.Sprintf("%s (%s)", countCopies(s.Copies), Size(s.Bytes)) }
 	add(len(r.LosesAll), "loses all copies: %s", joinNames(r.LosesAll))
 	add(r.Removes.Copies, "deletes %s", amount(r.Removes))
 	add(r.Evicts.Copies, "evicts %s", amount(r.Evicts))
-	add(r.Later.Copies, "deletes %s later", amount(r.Later))
+	add(r.RemovesLater.Copies, "deletes %s later", amount(r.RemovesLater))
 	add(len(r.BelowReserve), "below the reserve: %s", joinNames(r.BelowReserve))
 	add(len(short), "fewer copies than declared: %s", joinNames(short))
 	add(r.Blocked, "%d blocked", r.Blocked)
-	add(r.Held, "%d deferred", r.Held)
+	add(r.Deferred, "%d deferred", r.Deferred)
 	if len(parts) == 0 {
 		return "Deletes nothing."
 	}
@@ -116,7 +116,7 @@ func trafficText(t forecast.Traffic) string {
 	for _, route := range []struct {
 		name  string
 		stats forecast.TransferStats
-	}{{"from sources", t.Origins}, {"between nodes", t.Peers}, {"between disks of a node", t.Local}, {"to backups", t.Backups}} {
+	}{{"from sources", t.Upstreams}, {"between nodes", t.Peers}, {"between disks of a node", t.Local}, {"to backups", t.Backups}} {
 		s := route.stats
 		if s.Transfers == 0 {
 			continue
@@ -151,8 +151,8 @@ func (c ClusterPlan) summary() string {
 func (c ClusterPlan) stateText() string {
 	s := c.Forecast.State
 	text := fmt.Sprintf("%s, as of %s", Count(s.Nodes, "node"), s.Time.UTC().Format("2006-01-02 15:04 UTC"))
-	if len(s.Silent) > 0 {
-		text += "; unreachable: " + joinNames(s.Silent)
+	if len(s.Unreachable) > 0 {
+		text += "; unreachable: " + joinNames(s.Unreachable)
 	}
 	if c.unrelated > 0 {
 		text += fmt.Sprintf("; %s not caused by the change", Count(c.unrelated, "other action"))
@@ -282,24 +282,24 @@ func (c ClusterPlan) diskRows() (rows [][]string) {
 		switch {
 		case d.Problem != "":
 			note = OneLine(d.Problem)
-		case !d.Known && d.Unknown+int(d.Comes) > 0:
+		case !d.Known && d.CreatedUnknown+int(d.Created) > 0:
 			note = "not in a saved state"
-		case d.Below && d.Lowest < 0:
-			note = "full: " + Size(-d.Lowest) + " missing"
-		case d.Below:
-			note = "below the reserve: down to " + Size(d.Lowest)
-		case d.Comes == 0 && d.Unknown == 0 && d.Goes == 0:
+		case d.BelowReserve && d.FreeLowest < 0:
+			note = "full: " + Size(-d.FreeLowest) + " missing"
+		case d.BelowReserve:
+			note = "below the reserve: down to " + Size(d.FreeLowest)
+		case d.Created == 0 && d.CreatedUnknown == 0 && d.Deleted == 0:
 			continue
 		}
-		added := Size(d.Comes)
+		added := Size(d.Created)
 		switch {
-		case d.Unknown > 0 && d.Comes == 0:
+		case d.CreatedUnknown > 0 && d.Created == 0:
 			added = "unknown"
-		case d.Unknown > 0:
+		case d.CreatedUnknown > 0:
 			added = "at least " + added
 		}
-		row := []string{name, Size(d.Before), added, Size(d.Goes), Size(max(0, d.After)), Size(d.Reserved), note}
-		if d.Below {
+		row := []string{name, Size(d.FreeBefore), added, Size(d.Deleted), Size(max(0, d.FreeAfter)), Size(d.Reserved), note}
+		if d.BelowReserve {
 			rows = append(rows, row)
 		} else {
 			others = append(others, row)

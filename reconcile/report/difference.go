@@ -194,7 +194,7 @@ func (d Difference) imageRows() (rows [][]string) {
 
 func (d Difference) nodeRows() (rows [][]string) {
 	for _, node := range d.Nodes {
-		rows = append(rows, []string{node.Node, string(node.Change), joinNames(node.Comes), joinNames(node.Goes)})
+		rows = append(rows, []string{node.Node, string(node.Change), joinNames(node.Added), joinNames(node.Removed)})
 	}
 	return rows
 }

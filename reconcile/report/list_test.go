@@ -84,7 +84,7 @@ func TestListShowsTheBestGeneration(t *testing.T) {
 		if err := json.Unmarshal([]byte(`{"disk":"/d","state":"`+state+`"}`), &c); err != nil {
 			t.Fatal(err)
 		}
-		c.Unwanted = unwanted
+		c.SurplusSince = unwanted
 		return status.ImageStatus{Name: "parrot", UUID: uuid, Copies: []status.CopyStatus{c}}
 	}
 	then := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)

@@ -75,10 +75,10 @@ func writePeers(b *strings.Builder, s status.Status) {
 	rows := [][]string{{"PEER", "LAST RESPONSE", "CONFIGURATION", "PROBLEM"}}
 	good, bad := 0, 0
 	for _, p := range s.Peers {
-		isGood := p.Answers && p.Skew == status.SkewSame
+		isGood := p.Responds && p.Skew == status.SkewSame
 		switch {
 		case len(s.Peers) <= maxPeers, !isGood && len(rows) <= maxPeers:
-			rows = append(rows, []string{p.Node, ago(s.Time, p.LastAnswer), string(p.Skew), peerProblem(s.Time, p)})
+			rows = append(rows, []string{p.Node, ago(s.Time, p.LastResponse), string(p.Skew), peerProblem(s.Time, p)})
 		case isGood:
 			good++
 		default:
@@ -102,10 +102,10 @@ func ago(now, then time.Time) string {
 }
 
 func peerProblem(now time.Time, p status.PeerStatus) string {
-	if p.Answers || !p.LastAnswer.IsZero() || p.SilentSince.IsZero() || !p.Asked {
+	if p.Responds || !p.LastResponse.IsZero() || p.UnreachableSince.IsZero() || !p.Queried {
 		return clip(p.Problem)
 	}
-	return clip(fmt.Sprintf("no response for %v: %s", now.Sub(p.SilentSince).Round(time.Second), p.Problem))
+	return clip(fmt.Sprintf("no response for %v: %s", now.Sub(p.UnreachableSince).Round(time.Second), p.Problem))
 }
 
 // writeDisks lists the disks. Of many disks, it lists only those of the daemon's node and those
@@ -115,7 +115,7 @@ func writeDisks(b *strings.Builder, s status.Status) {
 	others := 0
 	var free, total int64 // of the others
 	for _, d := range s.Disks {
-		listed := d.Node == s.Node || (d.Problem != "" || d.Unclear != "") && len(rows) <= maxDisks
+		listed := d.Node == s.Node || (d.Problem != "" || d.UsageUnknown != "") && len(rows) <= maxDisks
 		if len(s.Disks) > maxDisks && !listed {
 			others++
 			free, total = free+d.Free, total+d.Total
@@ -131,7 +131,7 @@ func writeDisks(b *strings.Builder, s status.Status) {
 
 // spaceText formats a size of a disk, which is unknown before the disk was read.
 func spaceText(d status.DiskStatus, bytes int64) string {
-	if !d.Seen || d.Total == 0 {
+	if !d.Observed || d.Total == 0 {
 		return "?"
 	}
 	return Size(bytes)
@@ -139,15 +139,15 @@ func spaceText(d status.DiskStatus, bytes int64) string {
 
 func diskProblem(d status.DiskStatus) string {
 	var parts []string
-	for _, part := range []string{d.Problem, d.Unclear} {
+	for _, part := range []string{d.Problem, d.UsageUnknown} {
 		if part != "" {
 			parts = append(parts, clip(part))
 		}
 	}
 	switch {
-	case d.Silent != "" && d.Seen:
+	case d.Unreachable != "" && d.Observed:
 		parts = append(parts, unreachableNode)
-	case !d.Seen:
+	case !d.Observed:
 		parts = append(parts, "not read yet")
 	}
 	return strings.Join(parts, "; ")
@@ -160,7 +160,7 @@ const unreachableNode = "its node is unreachable"
 func writeImages(b *strings.Builder, s status.Status) {
 	unreachable := map[string]bool{}
 	for _, d := range s.Disks {
-		unreachable[d.Node] = d.Silent != ""
+		unreachable[d.Node] = d.Unreachable != ""
 	}
 	rows := [][]string{{"IMAGE", "UUID", "READY", "DISK", "STATE", "PROGRESS", "SIZE", "MESSAGE"}}
 	for _, image := range s.Images {
@@ -172,7 +172,7 @@ func writeImages(b *strings.Builder, s status.Status) {
 // imageStatusRows returns the rows of one image: its message, its suspension, its copies, and
 // the disks that cannot have one.
 func imageStatusRows(image status.ImageStatus, unreachable map[string]bool) (rows [][]string) {
-	ready := fmt.Sprintf("%d/%d", image.Ready, image.Wanted)
+	ready := fmt.Sprintf("%d/%d", image.Ready, image.Desired)
 	if !image.Declared {
 		ready = "not declared"
 	}
@@ -194,7 +194,7 @@ func imageStatusRows(image status.ImageStatus, unreachable map[string]bool) (row
 		add(someDisks(disks[l], len(disks[l])), string(l.state), percentText(l.progress), Size(l.size), l.message)
 	}
 	for _, p := range image.PassedOver[:min(len(image.PassedOver), maxPassedOver)] {
-		add(someDisks(p.Disks, p.Count), "", "", "", "not eligible: "+clip(p.Why))
+		add(someDisks(p.Disks, p.Count), "", "", "", "not eligible: "+clip(p.Reason))
 	}
 	if more := len(image.PassedOver) - maxPassedOver; more > 0 {
 		add("", "", "", "", "not eligible for "+Count(more, "other reason"))
@@ -222,7 +222,7 @@ func percentText(n int) string {
 func groupCopies(copies []status.CopyStatus, unreachable map[string]bool) (lines []copyLine, disks map[copyLine][]string) {
 	disks = map[copyLine][]string{}
 	for _, c := range copies {
-		if c.Absent() && c.Refuses != "" {
+		if c.Absent() && c.Rejection != "" {
 			continue // it has a line as a disk that is not eligible
 		}
 		l := copyLine{c.State, c.Progress, max(c.Size, c.Total), clip(c.Summary())}

@@ -17,48 +17,48 @@ type CopyStatus struct {
 	Disk string `json:"disk"`
 	// State combines the observed state with failures and running jobs. On a node that does
 	// not respond it is unknown; Found has the last response.
-	State       disk.State     `json:"state"`
-	Progress    int            `json:"progress"` // 0..100; 100 is ready
-	Done        int64          `json:"done,omitempty"`
-	Total       int64          `json:"total,omitempty"` // -1: not known
-	Message     string         `json:"message,omitempty"`
-	Code        plan.Code      `json:"code,omitempty"` // of the planned action or of the reason for the state
-	Until       time.Time      `json:"until,omitzero"` // when a wait ends
-	Format      disk.Format    `json:"format,omitempty"`
-	Size        int64          `json:"size"`
-	VirtualSize int64          `json:"virtualSize"`
-	RealSize    int64          `json:"realSize"`
-	SHA512      disk.Digest    `json:"sha512"`
-	SHA256      disk.Digest    `json:"sha256"`
-	Chunks      disk.Digest    `json:"chunks,omitzero"` // SHA-256 of its chunk manifest
-	Owned       bool           `json:"owned"`
-	Verified    time.Time      `json:"verified,omitzero"` // when its bytes last matched
-	Damaged     time.Time      `json:"damaged,omitzero"`  // when they last did not; they may have been replaced since
-	InUse       string         `json:"inUse,omitempty"`   // what uses it
-	LastUsed    time.Time      `json:"lastUsed,omitzero"`
-	Unwanted    time.Time      `json:"unwantedSince,omitzero"`
-	Leaving     bool           `json:"leaving,omitempty"` // withdrawn: it may be deleted at any moment
-	Refuses     string         `json:"refuses,omitempty"` // why the disk of another node takes no copy
-	Later       bool           `json:"later,omitempty"`   // it takes one once a first copy exists
-	Running     bool           `json:"running,omitempty"` // a job runs, here or on its node
-	Syncing     bool           `json:"syncing,omitempty"` // the job is a sync to a disk of this node
-	Read        bool           `json:"read,omitempty"`    // a running job reads it
-	Found       *Found         `json:"found,omitempty"`   // null: nothing was observed
-	Failure     *FailureStatus `json:"try,omitempty"`     // the last failure
+	State              disk.State     `json:"state"`
+	Progress           int            `json:"progress"` // 0..100; 100 is ready
+	Done               int64          `json:"done,omitempty"`
+	Total              int64          `json:"total,omitempty"` // -1: not known
+	Message            string         `json:"message,omitempty"`
+	Code               plan.Code      `json:"code,omitempty"` // of the planned action or of the reason for the state
+	Until              time.Time      `json:"until,omitzero"` // when a wait ends
+	Format             disk.Format    `json:"format,omitempty"`
+	Size               int64          `json:"size"`
+	VirtualSize        int64          `json:"virtualSize"`
+	RealSize           int64          `json:"realSize"`
+	SHA512             disk.Digest    `json:"sha512"`
+	SHA256             disk.Digest    `json:"sha256"`
+	ManifestDigest     disk.Digest    `json:"chunks,omitzero"` // SHA-256 of its chunk manifest
+	Owned              bool           `json:"owned"`
+	VerifiedAt         time.Time      `json:"verified,omitzero"` // when its bytes last matched
+	DamagedAt          time.Time      `json:"damaged,omitzero"`  // when they last did not; they may have been replaced since
+	InUse              string         `json:"inUse,omitempty"`   // what uses it
+	LastUsed           time.Time      `json:"lastUsed,omitzero"`
+	SurplusSince       time.Time      `json:"unwantedSince,omitzero"`
+	Leaving            bool           `json:"leaving,omitempty"` // withdrawn: it may be deleted at any moment
+	Rejection          string         `json:"refuses,omitempty"` // why the disk of another node takes no copy
+	RejectionTemporary bool           `json:"later,omitempty"`   // it takes one once a first copy exists
+	Running            bool           `json:"running,omitempty"` // a job runs, here or on its node
+	Syncing            bool           `json:"syncing,omitempty"` // the job is a sync to a disk of this node
+	BeingRead          bool           `json:"read,omitempty"`    // a running job reads it
+	Found              *Found         `json:"found,omitempty"`   // null: nothing was observed
+	Failure            *FailureStatus `json:"try,omitempty"`     // the last failure
 }
 
 // Found is the observed state of a copy on its disk, without failures and running jobs.
 type Found struct {
-	State     disk.State `json:"state"`
-	Message   string     `json:"message,omitempty"` // why the state is failed or unknown
-	PartBytes int64      `json:"partBytes,omitempty"`
-	PartTotal int64      `json:"partTotal,omitempty"` // 0: not known
-	PartFrom  string     `json:"partFrom,omitempty"`  // disk.PartSource.ID of the partial file
-	HasCfg    bool       `json:"hasCfg"`              // backing.cfg is readable and describes the file
+	State        disk.State `json:"state"`
+	Message      string     `json:"message,omitempty"` // why the state is failed or unknown
+	PartBytes    int64      `json:"partBytes,omitempty"`
+	PartTotal    int64      `json:"partTotal,omitempty"` // 0: not known
+	PartSourceID string     `json:"partFrom,omitempty"`  // disk.PartSource.ID of the partial file
+	HasCfg       bool       `json:"hasCfg"`              // backing.cfg is readable and describes the file
 	// InUseRecorded: the record says that it is in use.
 	InUseRecorded bool `json:"inUseRecorded,omitempty"`
-	// MarkedBy is the node whose clock gave lastUsed and unwantedSince.
-	MarkedBy string `json:"markedBy,omitempty"`
+	// ClockNode is the node whose clock gave lastUsed and unwantedSince.
+	ClockNode string `json:"markedBy,omitempty"`
 	// Declaration identifies the document that declares the image, or declared it last.
 	Declaration disk.Declaration `json:"declaredIn,omitzero"`
 }
@@ -74,9 +74,9 @@ func (t *builder) copyStatus(key plan.CopyRef) CopyStatus {
 	c, there := t.Observed.Disks[key.Disk].Copies[key.ID]
 	s := CopyStatus{
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
-		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, Chunks: c.ManifestDigest,
-		Owned: c.Owned, Verified: c.VerifiedAt, Damaged: c.DamagedAt, InUse: c.UsedBy, LastUsed: c.LastUsed, Unwanted: c.SurplusSince,
-		Leaving: c.Leaving, Refuses: c.Rejects, Later: c.RejectsForNow, Running: t.Observed.Running[key], Syncing: t.Observed.Syncing[key], Read: t.Observed.BeingRead[key],
+		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest,
+		Owned: c.Owned, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt, InUse: c.UsedBy, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince,
+		Leaving: c.Leaving, Rejection: c.Rejects, RejectionTemporary: c.RejectsForNow, Running: t.Observed.Running[key], Syncing: t.Observed.Syncing[key], BeingRead: t.Observed.BeingRead[key],
 	}
 	if there {
 		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartSourceID, c.HasCfg, c.InUseRecorded, c.ClockNode, c.Declaration}
@@ -95,7 +95,7 @@ func (t *builder) copyStatus(key plan.CopyRef) CopyStatus {
 		s.Failure = newFailureStatus(try)
 	}
 	t.explain(&s, key, try)
-	if under, ok := t.under[key]; ok {
+	if under, ok := t.transfers[key]; ok {
 		s.setTransfer(under)
 	}
 	return s
@@ -170,8 +170,8 @@ func (s *CopyStatus) setPeerState(now time.Time, f plan.Failure) {
 		s.Message = "a job runs on its node"
 	case waits:
 		s.Until = f.RetryAt
-	case s.Refuses != "" && s.State == disk.Pending:
-		s.Message, s.Code = "takes no copy: "+s.Refuses, plan.CodePeerRejects
+	case s.Rejection != "" && s.State == disk.Pending:
+		s.Message, s.Code = "takes no copy: "+s.Rejection, plan.CodePeerRejects
 	case s.Found == nil:
 		s.Message = "its node has not started it"
 	}
@@ -200,15 +200,15 @@ func percent(done, total int64) int {
 
 // FailureStatus is a plan.Failure as JSON.
 type FailureStatus struct {
-	Action   plan.Op   `json:"action,omitempty"` // the operation that failed; "": any
-	Attempts int       `json:"attempts"`         // failed attempts; 0: the operation is only delayed
-	Since    time.Time `json:"since,omitzero"`   // the first failed attempt
-	Until    time.Time `json:"until,omitzero"`   // the next attempt
-	Message  string    `json:"message"`
-	Final    bool      `json:"final,omitempty"` // only another declaration helps
-	Space    int64     `json:"space,omitempty"` // free bytes that the next attempt waits for
-	Disk     bool      `json:"disk,omitempty"`  // plan.FaultDisk
-	Link     bool      `json:"link,omitempty"`  // plan.FaultNetwork
+	Op         plan.Op   `json:"action,omitempty"` // the operation that failed; "": any
+	Attempts   int       `json:"attempts"`         // failed attempts; 0: the operation is only delayed
+	Since      time.Time `json:"since,omitzero"`   // the first failed attempt
+	RetryAt    time.Time `json:"until,omitzero"`   // the next attempt
+	Message    string    `json:"message"`
+	Final      bool      `json:"final,omitempty"` // only another declaration helps
+	NeedsSpace int64     `json:"space,omitempty"` // free bytes that the next attempt waits for
+	Disk       bool      `json:"disk,omitempty"`  // plan.FaultDisk
+	Network    bool      `json:"link,omitempty"`  // plan.FaultNetwork
 	// Unrepairable: a repair failed, so that the copy must be replaced.
 	Unrepairable bool `json:"unrepairable,omitempty"`
 	// Suspects are copies, as NODE/DISK/FOLDER, that gave wrong bytes when they were read.
@@ -217,8 +217,8 @@ type FailureStatus struct {
 
 func newFailureStatus(f plan.Failure) *FailureStatus {
 	s := &FailureStatus{
-		Action: f.Op, Attempts: f.Attempts, Since: f.Since, Until: f.RetryAt, Message: f.Message, Final: f.Final,
-		Space: f.NeedsSpace, Disk: f.Fault == plan.FaultDisk, Link: f.Fault == plan.FaultNetwork, Unrepairable: f.Unrepairable,
+		Op: f.Op, Attempts: f.Attempts, Since: f.Since, RetryAt: f.RetryAt, Message: f.Message, Final: f.Final,
+		NeedsSpace: f.NeedsSpace, Disk: f.Fault == plan.FaultDisk, Network: f.Fault == plan.FaultNetwork, Unrepairable: f.Unrepairable,
 	}
 	for _, ref := range f.Suspects {
 		s.Suspects = append(s.Suspects, ref.String())
@@ -229,8 +229,8 @@ func newFailureStatus(f plan.Failure) *FailureStatus {
 // toFailure is the inverse of newFailureStatus.
 func (s FailureStatus) toFailure() (plan.Failure, error) {
 	f := plan.Failure{
-		Op: s.Action, Fault: plan.FaultOf(s.Disk, s.Link), Attempts: s.Attempts, Since: s.Since, RetryAt: s.Until,
-		Message: s.Message, Final: s.Final, NeedsSpace: s.Space, Unrepairable: s.Unrepairable,
+		Op: s.Op, Fault: plan.FaultOf(s.Disk, s.Network), Attempts: s.Attempts, Since: s.Since, RetryAt: s.RetryAt,
+		Message: s.Message, Final: s.Final, NeedsSpace: s.NeedsSpace, Unrepairable: s.Unrepairable,
 	}
 	for _, text := range s.Suspects {
 		ref, err := plan.ParseCopyRef(text)

@@ -34,14 +34,14 @@ func (s Status) observed() (plan.Observed, error) {
 		if _, twice := o.Disks[ref]; twice {
 			return plan.Observed{}, fmt.Errorf("disk %s is there twice", ref)
 		}
-		if one.Seen {
+		if one.Observed {
 			o.Disks[ref] = one.toDisk(s)
 		}
 	}
 	for _, image := range s.Images {
 		id := disk.ID{Name: image.Name, UUID: image.UUID}
-		if image.Unable != "" {
-			o.CannotPrepare[id] = image.Unable
+		if image.CannotPrepare != "" {
+			o.CannotPrepare[id] = image.CannotPrepare
 		}
 		if image.BackedUp {
 			o.BackedUp[id] = true
@@ -90,9 +90,9 @@ func (s Status) checkNames() error {
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 
 func (p PeerStatus) toPeer(s Status) plan.Peer {
-	peer := plan.Peer{Queried: p.Asked, Problem: p.Problem, ConfigDigest: p.Config, LastResponse: p.LastAnswer}
-	if p.Problem != "" && !p.SilentSince.IsZero() {
-		peer.UnreachableFor = max(0, s.Time.Sub(p.SilentSince))
+	peer := plan.Peer{Queried: p.Queried, Problem: p.Problem, ConfigDigest: p.Config, LastResponse: p.LastResponse}
+	if p.Problem != "" && !p.UnreachableSince.IsZero() {
+		peer.UnreachableFor = max(0, s.Time.Sub(p.UnreachableSince))
 	}
 	return peer
 }
@@ -104,7 +104,7 @@ func (d DiskStatus) toDisk(s Status) plan.Disk {
 	}
 	return plan.Disk{
 		ProblemFor: away,
-		Path:       d.Path, UUID: d.UUID, Problem: d.Problem, UsageUnknown: d.Unclear, ClockStepped: d.ClockStepped, Unmanaged: d.Foreign,
+		Path:       d.Path, UUID: d.UUID, Problem: d.Problem, UsageUnknown: d.UsageUnknown, ClockStepped: d.ClockStepped, Unmanaged: d.Unmanaged,
 		Space: disk.Space{Total: d.Total, Free: d.Free}, Copies: map[disk.ID]plan.Copy{},
 	}
 }
@@ -119,7 +119,7 @@ func addCopyStatus(o plan.Observed, key plan.CopyRef, c CopyStatus) error {
 	if c.Syncing {
 		o.Syncing[key] = true
 	}
-	if c.Read {
+	if c.BeingRead {
 		o.BeingRead[key] = true
 	}
 	if c.Failure != nil {
@@ -148,10 +148,10 @@ func (c CopyStatus) toCopy(id disk.ID) plan.Copy {
 		Copy: disk.Copy{
 			ID: id, State: c.Found.State, Message: c.Found.Message, Format: c.Format,
 			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
-			SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.Chunks, VerifiedAt: c.Verified, DamagedAt: c.Damaged,
-			HasCfg: c.Found.HasCfg, Owned: c.Owned, PartBytes: c.Found.PartBytes, PartTotal: c.Found.PartTotal, PartSourceID: c.Found.PartFrom,
-			InUseRecorded: c.Found.InUseRecorded, ClockNode: c.Found.MarkedBy, LastUsed: c.LastUsed, SurplusSince: c.Unwanted, Declaration: c.Found.Declaration,
+			SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt,
+			HasCfg: c.Found.HasCfg, Owned: c.Owned, PartBytes: c.Found.PartBytes, PartTotal: c.Found.PartTotal, PartSourceID: c.Found.PartSourceID,
+			InUseRecorded: c.Found.InUseRecorded, ClockNode: c.Found.ClockNode, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, Declaration: c.Found.Declaration,
 		},
-		UsedBy: c.InUse, Leaving: c.Leaving, Rejects: c.Refuses, RejectsForNow: c.Later,
+		UsedBy: c.InUse, Leaving: c.Leaving, Rejects: c.Rejection, RejectsForNow: c.RejectionTemporary,
 	}
 }

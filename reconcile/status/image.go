@@ -28,14 +28,14 @@ type ImageStatus struct {
 	// where copies should be: what failed under another one means nothing.
 	Declaration string      `json:"declaration,omitempty"`
 	Expected    disk.Digest `json:"expectedChecksum"`
-	Wanted      int         `json:"wanted"`            // copies declared; on all nodes together
+	Desired     int         `json:"wanted"`            // copies declared; on all nodes together
 	Ready       int         `json:"ready"`             // copies that are ready, on all nodes that answer
 	Message     string      `json:"message,omitempty"` // about the image as a whole
 	Code        plan.Code   `json:"code,omitempty"`    // of Message
 	// Suspended is the suspension of the image, its own or that of the settings. It may be over.
 	Suspended *plan.Suspension `json:"suspended,omitempty"`
-	// Unable is why this node cannot create the first copy; empty: it can.
-	Unable string `json:"unable,omitempty"`
+	// CannotPrepare is why this node cannot create the first copy; empty: it can.
+	CannotPrepare string `json:"unable,omitempty"`
 	// BackedUp: the record of a copy on this node has a complete backup at the declared target.
 	BackedUp bool         `json:"backedUp,omitempty"`
 	Copies   []CopyStatus `json:"copies"` // existing and desired ones, on any node
@@ -46,9 +46,9 @@ type ImageStatus struct {
 
 // PassedOver is a reason why disks take no copy of an image.
 type PassedOver struct {
-	Why   string    `json:"why"`
-	Code  plan.Code `json:"code"`
-	Count int       `json:"count"` // of disks
+	Reason string    `json:"why"`
+	Code   plan.Code `json:"code"`
+	Count  int       `json:"count"` // of disks
 	// Disks are their names, NODE/DISK, sorted. With very many disks and images some are only
 	// counted.
 	Disks []string `json:"disks,omitempty"`
@@ -60,14 +60,14 @@ func (t *builder) image(id disk.ID) ImageStatus {
 	if image, ok := t.Desired.Config.Images[id.Name]; ok && image.ID == id {
 		now := t.placements[id]
 		s.Declared, s.Source, s.Expected, s.Declaration = true, string(image.Source.Kind()), image.Checksum, now.declaration
-		s.Wanted, s.Ready, s.PassedOver = now.wanted, now.ready, now.passed
+		s.Desired, s.Ready, s.PassedOver = now.desired, now.ready, now.passedOver
 		by := cmp.Or(t.Desired.SuspensionOf(image, t.Observed.Now), image.Suspend)
 		s.Suspended = plan.NewSuspension(by, t.Observed.Now)
-		for _, ref := range now.want {
+		for _, ref := range now.targets {
 			places[ref] = true
 		}
 	}
-	s.Unable, s.BackedUp = t.Observed.CannotPrepare[id], t.Observed.BackedUp[id]
+	s.CannotPrepare, s.BackedUp = t.Observed.CannotPrepare[id], t.Observed.BackedUp[id]
 	about := t.plan[plan.CopyRef{Disk: schema.DiskRef{Node: t.Desired.Node}, ID: id}]
 	s.Message, s.Code = about.Text, about.Code
 	for _, ref := range slices.SortedFunc(maps.Keys(places), plan.CompareDisks) {
@@ -78,17 +78,17 @@ func (t *builder) image(id disk.ID) ImageStatus {
 
 // imagePlacement is the placement of a declared image, without running jobs.
 type imagePlacement struct {
-	declaration   string
-	want          []schema.DiskRef
-	wanted, ready int
-	passed        []PassedOver
+	declaration    string
+	targets        []schema.DiskRef
+	desired, ready int
+	passedOver     []PassedOver
 }
 
 // PlacementCache has the placements of one view. They cost as much as planning, and a view is
 // read many times.
 type PlacementCache struct {
-	once sync.Once
-	at   map[disk.ID]imagePlacement
+	once    sync.Once
+	byImage map[disk.ID]imagePlacement
 }
 
 // maxPassedOver limits how many disks a status names in all PassedOver lists.
@@ -103,19 +103,19 @@ func declaration(image schema.Image) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// passedBy groups disks by reason, the most frequent reason first. It names at most *names
+// groupPassedOver groups disks by reason, the most frequent reason first. It names at most *names
 // disks, and subtracts their number from *names.
-func passedBy(disks map[schema.DiskRef]plan.Reason, names *int) []PassedOver {
+func groupPassedOver(disks map[schema.DiskRef]plan.Reason, names *int) []PassedOver {
 	byReason := map[plan.Reason][]string{}
 	for ref, reason := range disks {
 		byReason[reason] = append(byReason[reason], ref.String())
 	}
 	var groups []PassedOver
 	for reason, disks := range byReason {
-		groups = append(groups, PassedOver{Why: reason.Text, Code: reason.Code, Count: len(disks), Disks: disks})
+		groups = append(groups, PassedOver{Reason: reason.Text, Code: reason.Code, Count: len(disks), Disks: disks})
 	}
 	slices.SortFunc(groups, func(a, b PassedOver) int {
-		return cmp.Or(cmp.Compare(b.Count, a.Count), strings.Compare(a.Why, b.Why))
+		return cmp.Or(cmp.Compare(b.Count, a.Count), strings.Compare(a.Reason, b.Reason))
 	})
 	for i, g := range groups {
 		slices.Sort(g.Disks)

@@ -24,14 +24,14 @@ type PeerStatus struct {
 	Node    string `json:"node"`
 	Address string `json:"address"` // "" when none is declared
 	// Asked: at least one question has ended, well or not.
-	Asked   bool `json:"asked"`
-	Answers bool `json:"answers"` // what it said last stands
-	// LastAnswer is when it last gave a sign of life, and of a silent one when the last
+	Queried  bool `json:"asked"`
+	Responds bool `json:"answers"` // what it said last stands
+	// LastResponse is when it last gave a sign of life, and of a silent one when the last
 	// question was asked that it answered.
-	LastAnswer time.Time `json:"lastAnswer,omitzero"`
+	LastResponse time.Time `json:"lastAnswer,omitzero"`
 	// Problem says why it does not answer, SilentSince since when.
-	Problem     string    `json:"problem,omitempty"`
-	SilentSince time.Time `json:"silentSince,omitzero"`
+	Problem          string    `json:"problem,omitempty"`
+	UnreachableSince time.Time `json:"silentSince,omitzero"`
 	// Config is the digest of its configuration, "" while anything of it is broken.
 	Config string `json:"config"`
 	Skew   Skew   `json:"skew"`

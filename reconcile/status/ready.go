@@ -135,7 +135,7 @@ func (s Status) CheckReady(names []string) error {
 		switch {
 		case !declared:
 			return fmt.Errorf("%s is not declared", name)
-		case image.Wanted == 0 || image.Ready < image.Wanted:
+		case image.Desired == 0 || image.Ready < image.Desired:
 			lines = append(lines, image.notReadyError())
 		}
 	}
@@ -170,7 +170,7 @@ const maxReasons = 3
 // notReadyError returns the number of ready copies with the message of the image, or else with
 // those of the copies that are not ready.
 func (image ImageStatus) notReadyError() error {
-	count := fmt.Sprintf("%s: %d of %d copies ready", image.Name, image.Ready, image.Wanted)
+	count := fmt.Sprintf("%s: %d of %d copies ready", image.Name, image.Ready, image.Desired)
 	if image.Message != "" {
 		return fmt.Errorf("%s: %s", count, oneLine(image.Message))
 	}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -27,8 +26,8 @@ type SavedCluster struct {
 
 type savedStatus struct {
 	Status
-	state    plan.Observed
-	declares map[disk.ID]string // what was declared, as Declaration has it
+	observed     plan.Observed
+	declarations map[disk.ID]string // what was declared, as Declaration has it
 }
 
 // AddFile adds the status in a file. A file that cannot be read is an *fs.PathError.
@@ -57,9 +56,9 @@ func (s *SavedCluster) add(status Status) error {
 	if _, twice := s.statuses[status.Node]; twice {
 		return fmt.Errorf("there is another one of node %s", status.Node)
 	}
-	one := savedStatus{Status: status, state: seen, declares: map[disk.ID]string{}}
+	one := savedStatus{Status: status, observed: seen, declarations: map[disk.ID]string{}}
 	for _, image := range status.Images {
-		one.declares[disk.ID{Name: image.Name, UUID: image.UUID}] = image.Declaration
+		one.declarations[disk.ID{Name: image.Name, UUID: image.UUID}] = image.Declaration
 	}
 	if s.statuses == nil {
 		s.statuses = map[string]savedStatus{}
@@ -105,7 +104,7 @@ func (s *SavedCluster) latest(node string) (best savedStatus, answers, known boo
 	var least plan.Peer
 	for _, name := range s.Nodes() {
 		one := s.statuses[name]
-		p, asking := one.state.Peers[node]
+		p, asking := one.observed.Peers[node]
 		if p.Responds() {
 			p.LastResponse = one.Time
 		}
@@ -141,11 +140,11 @@ func (s *SavedCluster) Cluster(d plan.Desired) *plan.Cluster {
 		if !answers {
 			c.Unreachable[node] = one.unreachable(node)
 		}
-		c.CannotPrepare[node] = s.statuses[node].state.CannotPrepare
+		c.CannotPrepare[node] = s.statuses[node].observed.CannotPrepare
 	}
 	for ref, seen := range c.Disks {
 		for id := range seen.Copies {
-			if s.statuses[ref.Node].state.BackedUp[id] {
+			if s.statuses[ref.Node].observed.BackedUp[id] {
 				c.BackedUp[plan.CopyRef{Disk: ref, ID: id}] = true
 			}
 		}
@@ -166,7 +165,7 @@ func (s *SavedCluster) now() time.Time {
 
 // unreachable is a node that did not answer s, or of which s does not tell.
 func (s savedStatus) unreachable(node string) plan.Peer {
-	p := s.state.Peers[node]
+	p := s.observed.Peers[node]
 	if p.Problem == "" {
 		p.Problem = "it is in none of the saved states"
 	}
@@ -178,7 +177,7 @@ func (s savedStatus) unreachable(node string) plan.Peer {
 func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
 	now := map[schema.DiskRef]schema.DiskRef{} // the names of disks, by those that they had
 	for name, declared := range d.Config.Nodes[node].Disks {
-		for ref, seen := range s.state.Disks {
+		for ref, seen := range s.observed.Disks {
 			if ref.Node == node && seen.Path == declared.Path {
 				now[ref] = schema.DiskRef{Node: node, Disk: name}
 			}
@@ -187,19 +186,19 @@ func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
 	for ref, to := range now {
 		c.Disks[to] = s.disk(ref)
 	}
-	for key := range s.state.Running {
+	for key := range s.observed.Running {
 		if to, ok := now[key.Disk]; ok {
 			c.Running[plan.CopyRef{Disk: to, ID: key.ID}] = true
 		}
 	}
-	for key := range s.state.BeingRead {
+	for key := range s.observed.BeingRead {
 		if to, ok := now[key.Disk]; ok {
 			c.BeingRead[plan.CopyRef{Disk: to, ID: key.ID}] = true
 		}
 	}
-	for key, t := range s.state.Failures {
+	for key, t := range s.observed.Failures {
 		if to, ok := now[key.Disk]; ok && s.stillApplies(d, key.ID) {
-			t.Suspects = renamed(t.Suspects, now)
+			t.Suspects = renameDisks(t.Suspects, now)
 			c.Failures[plan.CopyRef{Disk: to, ID: key.ID}] = t
 		}
 	}
@@ -207,7 +206,7 @@ func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
 
 // disk is a disk as its node knows it. What others are not told is as it mostly is.
 func (s savedStatus) disk(ref schema.DiskRef) plan.Disk {
-	seen := s.state.Disks[ref]
+	seen := s.observed.Disks[ref]
 	seen.Copies = maps.Clone(seen.Copies)
 	for id, c := range seen.Copies {
 		c.Rejects, c.RejectsForNow = "", false // by another configuration
@@ -221,12 +220,12 @@ func (s savedStatus) disk(ref schema.DiskRef) plan.Disk {
 // was.
 func (s savedStatus) stillApplies(d plan.Desired, id disk.ID) bool {
 	if image, declared := d.Config.Images[id.Name]; declared && image.ID == id {
-		return s.declares[id] == declaration(image)
+		return s.declarations[id] == declaration(image)
 	}
-	return s.declares[id] == ""
+	return s.declarations[id] == ""
 }
 
-func renamed(keys []plan.CopyRef, now map[schema.DiskRef]schema.DiskRef) []plan.CopyRef {
+func renameDisks(keys []plan.CopyRef, now map[schema.DiskRef]schema.DiskRef) []plan.CopyRef {
 	var out []plan.CopyRef
 	for _, key := range keys {
 		if to, ok := now[key.Disk]; ok {

@@ -176,7 +176,7 @@ func TestSavedClusterPrefersTheNewestResponse(t *testing.T) {
 		observe("node1", tt.first, 1)
 		observe("node2", tt.second, 2)
 		best, responds, known := c.saved(t, "node1", "node2").latest("node3")
-		if free := best.state.Disks[c.key("node3").Disk].Space.Free; responds != tt.responds || known != tt.known || free != tt.free {
+		if free := best.observed.Disks[c.key("node3").Disk].Space.Free; responds != tt.responds || known != tt.known || free != tt.free {
 			t.Errorf("%s: responds %v, known %v, free %d", tt.name, responds, known, free)
 		}
 	}

@@ -67,7 +67,7 @@ func CompareGenerations(a, b ImageStatus) int {
 		switch {
 		case image.Declared:
 			return 0
-		case len(image.Copies) > 0 && image.Copies[0].Unwanted.IsZero():
+		case len(image.Copies) > 0 && image.Copies[0].SurplusSince.IsZero():
 			return 1
 		}
 		return 2
@@ -104,7 +104,7 @@ func (s Status) FindReady(name string, on []string) (ImageStatus, []CopyStatus, 
 	}
 	image := slices.MinFunc(found, CompareGenerations)
 	ready := slices.DeleteFunc(slices.Clone(image.Copies), func(c CopyStatus) bool {
-		return c.Node != s.Node || c.State != disk.Ready || c.Leaving || c.Chunks.IsZero()
+		return c.Node != s.Node || c.State != disk.Ready || c.Leaving || c.ManifestDigest.IsZero()
 	})
 	if len(ready) == 0 {
 		return image, nil, s.noReadyCopy(image)

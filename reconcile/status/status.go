@@ -52,23 +52,23 @@ type DiskStatus struct {
 	UUID string `json:"uuid"`
 	// Seen: something is known of it. Of a disk that is only declared nothing is, and
 	// what is here of it are zeros.
-	Seen bool `json:"seen"`
+	Observed bool `json:"seen"`
 	// Problem says why it cannot be used.
 	Problem string `json:"problem,omitempty"`
 	// ProblemSince is since when, for all that is known.
 	ProblemSince time.Time `json:"problemSince,omitzero"`
-	// Unclear says why it cannot be told what is used on it; all its copies then
+	// UsageUnknown says why it cannot be told what is used on it; all its copies then
 	// count as used.
-	Unclear string `json:"unclear,omitempty"`
-	// Silent says that its node does not answer: what is here is what that said last.
-	Silent string `json:"silent,omitempty"`
+	UsageUnknown string `json:"unclear,omitempty"`
+	// Unreachable says that its node does not answer: what is here is what that said last.
+	Unreachable string `json:"silent,omitempty"`
 	// ClockStepped: the wall clock was set since the times beside its copies were
 	// written, so that intervals that go by it begin anew.
 	ClockStepped bool     `json:"clockStepped,omitempty"`
 	Total        int64    `json:"total"`
 	Free         int64    `json:"free"`
 	Reserved     int64    `json:"reserved"`
-	Foreign      []string `json:"foreign"` // not ours, left alone; only of this node's disks
+	Unmanaged    []string `json:"foreign"` // not ours, left alone; only of this node's disks
 }
 
 func texts(problems []document.Problem) []string {
@@ -84,7 +84,7 @@ type builder struct {
 	View
 	placements map[disk.ID]imagePlacement
 	plan       map[plan.CopyRef]plan.Action
-	under      map[plan.CopyRef]job.Transfer
+	transfers  map[plan.CopyRef]job.Transfer
 	// disksByImage has the generations to tell of: those that are declared, lie on a disk, or
 	// are in the plan, each with the disks that have something to do with it.
 	disksByImage map[disk.ID]map[schema.DiskRef]bool
@@ -139,7 +139,7 @@ func (v View) Status(under map[plan.CopyRef]job.Transfer) Status {
 
 func (v View) newBuilder(under map[plan.CopyRef]job.Transfer) *builder {
 	t := &builder{
-		View: v, placements: v.placements(), under: under,
+		View: v, placements: v.placements(), transfers: under,
 		plan: map[plan.CopyRef]plan.Action{}, disksByImage: map[disk.ID]map[schema.DiskRef]bool{},
 	}
 	for _, image := range v.Desired.Config.Images {
@@ -187,9 +187,9 @@ func (v View) diskStatus(ref schema.DiskRef) DiskStatus {
 	return DiskStatus{
 		ProblemSince: since,
 		Node:         ref.Node, Disk: ref.Disk, Path: cmp.Or(seen.Path, declared.Path), UUID: seen.UUID,
-		Seen: known, Problem: seen.Problem, Unclear: seen.UsageUnknown, Silent: v.unreachable(ref.Node).Text, ClockStepped: seen.ClockStepped,
+		Observed: known, Problem: seen.Problem, UsageUnknown: seen.UsageUnknown, Unreachable: v.unreachable(ref.Node).Text, ClockStepped: seen.ClockStepped,
 		Total: seen.Space.Total, Free: seen.Space.Free, Reserved: declared.StorageReserved,
-		Foreign: append([]string{}, seen.Unmanaged...),
+		Unmanaged: append([]string{}, seen.Unmanaged...),
 	}
 }
 
@@ -198,8 +198,8 @@ func (v View) placements() map[disk.ID]imagePlacement {
 	if l == nil {
 		l = &PlacementCache{}
 	}
-	l.once.Do(func() { l.at = v.computePlacements() })
-	return l.at
+	l.once.Do(func() { l.byImage = v.computePlacements() })
+	return l.byImage
 }
 
 func (v View) computePlacements() map[disk.ID]imagePlacement {
@@ -210,8 +210,8 @@ func (v View) computePlacements() map[disk.ID]imagePlacement {
 		image := v.Desired.Config.Images[name]
 		p := placements[image.ID]
 		all[image.ID] = imagePlacement{
-			declaration: declaration(image), want: p.Targets, ready: len(p.Ready), wanted: p.Desired(),
-			passed: passedBy(p.PassedOver, &names),
+			declaration: declaration(image), targets: p.Targets, ready: len(p.Ready), desired: p.Desired(),
+			passedOver: groupPassedOver(p.PassedOver, &names),
 		}
 	}
 	return all
@@ -222,11 +222,11 @@ func (v View) peers() []PeerStatus {
 	for _, name := range slices.Sorted(maps.Keys(v.Observed.Peers)) {
 		p := v.Observed.Peers[name]
 		s := PeerStatus{
-			Node: name, Address: v.Desired.Config.Nodes[name].Address, Asked: p.Queried, Answers: p.Responds(),
-			LastAnswer: p.LastResponse, Problem: p.Problem, Config: p.ConfigDigest, Skew: skewOf(v.Desired, p),
+			Node: name, Address: v.Desired.Config.Nodes[name].Address, Queried: p.Queried, Responds: p.Responds(),
+			LastResponse: p.LastResponse, Problem: p.Problem, Config: p.ConfigDigest, Skew: skewOf(v.Desired, p),
 		}
 		if p.Problem != "" {
-			s.SilentSince = v.Observed.Now.Add(-p.UnreachableFor)
+			s.UnreachableSince = v.Observed.Now.Add(-p.UnreachableFor)
 		}
 		peers = append(peers, s)
 	}

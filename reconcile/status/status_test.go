@@ -41,8 +41,8 @@ func TestPeerStatus(t *testing.T) {
 	} {
 		v := View{Desired: plan.Desired{Node: "node1", Digest: tt.own}, Observed: plan.Observed{Now: testNow, Peers: map[string]plan.Peer{"node2": tt.p}}}
 		got := v.peers()[0]
-		if got.Skew != tt.skew || v.unreachable("node2").Text != tt.unreachable || got.Answers != (tt.unreachable == "") {
-			t.Errorf("%s: skew %q, answers %v, unreachable %q", tt.name, got.Skew, got.Answers, v.unreachable("node2").Text)
+		if got.Skew != tt.skew || v.unreachable("node2").Text != tt.unreachable || got.Responds != (tt.unreachable == "") {
+			t.Errorf("%s: skew %q, answers %v, unreachable %q", tt.name, got.Skew, got.Responds, v.unreachable("node2").Text)
 		}
 	}
 	v := View{Desired: plan.Desired{Node: "node1"}}
@@ -152,17 +152,17 @@ func TestPassedOver(t *testing.T) {
 	text := func(s ImageStatus) string {
 		var parts []string
 		for _, p := range s.PassedOver {
-			parts = append(parts, fmt.Sprintf("%d %s: %s", p.Count, strings.Join(p.Disks, " "), p.Why))
+			parts = append(parts, fmt.Sprintf("%d %s: %s", p.Count, strings.Join(p.Disks, " "), p.Reason))
 		}
 		return strings.Join(parts, "; ")
 	}
 	v := View{Desired: c.desired("node1"), Observed: all}
 	s := v.Status(nil).Images[0]
-	if got := text(s); got != "2 node2/disk1 node3/disk1: scheduling on the node is disabled" || s.Wanted != 5 || s.Ready != 0 {
-		t.Errorf("%d of %d; passed over are %s", s.Ready, s.Wanted, got)
+	if got := text(s); got != "2 node2/disk1 node3/disk1: scheduling on the node is disabled" || s.Desired != 5 || s.Ready != 0 {
+		t.Errorf("%d of %d; passed over are %s", s.Ready, s.Desired, got)
 	}
 	names := 1
-	if got := text(ImageStatus{PassedOver: passedBy(v.Desired.Placements(all)[c.image.ID].PassedOver, &names)}); got != "2 node2/disk1: scheduling on the node is disabled" || names != 0 {
+	if got := text(ImageStatus{PassedOver: groupPassedOver(v.Desired.Placements(all)[c.image.ID].PassedOver, &names)}); got != "2 node2/disk1: scheduling on the node is disabled" || names != 0 {
 		t.Errorf("with one name left, passed over are %s", got)
 	}
 	for ref := range all.Disks { // with enough copies, no reasons are given
@@ -174,6 +174,6 @@ func TestPassedOver(t *testing.T) {
 	four.Copies = 4
 	c.config.Images["parrot"] = four
 	if s := v.Status(nil).Images[0]; s.PassedOver != nil || s.Ready != 4 {
-		t.Errorf("%d of %d ready, and passed over are %s", s.Ready, s.Wanted, text(s))
+		t.Errorf("%d of %d ready, and passed over are %s", s.Ready, s.Desired, text(s))
 	}
 }

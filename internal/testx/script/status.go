@@ -100,19 +100,19 @@ func statusLines(s status.Status) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "config %s %s %s\n", s.Config.Allowed, s.Config.Fault, s.Config.Skew)
 	for _, p := range s.Peers {
-		fmt.Fprintf(&b, "%s answers=%v %s\n", p.Node, p.Answers, p.Problem)
+		fmt.Fprintf(&b, "%s answers=%v %s\n", p.Node, p.Responds, p.Problem)
 	}
 	for _, d := range s.Disks {
 		fmt.Fprintf(&b, "%s/%s %s\n", d.Node, d.Disk, d.Problem)
 	}
 	for _, image := range s.Images {
-		fmt.Fprintf(&b, "%s-%s %d/%d %s\n", image.Name, image.UUID, image.Ready, image.Wanted, image.Message)
+		fmt.Fprintf(&b, "%s-%s %d/%d %s\n", image.Name, image.UUID, image.Ready, image.Desired, image.Message)
 		for _, c := range image.Copies {
 			fmt.Fprintf(&b, "%s-%s %s/%s %s %s\n", image.Name, image.UUID, c.Node, c.Disk, c.State, copyMessage(c))
 		}
 		for _, passed := range image.PassedOver {
 			for _, ref := range passed.Disks {
-				fmt.Fprintf(&b, "%s-%s %s passed over: %s\n", image.Name, image.UUID, ref, passed.Why)
+				fmt.Fprintf(&b, "%s-%s %s passed over: %s\n", image.Name, image.UUID, ref, passed.Reason)
 			}
 		}
 	}
