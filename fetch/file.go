@@ -198,10 +198,20 @@ func ClassifyFileError(err error) error {
 		return &Error{Class: NoSpace, Err: err}
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, syscall.ENOTDIR):
 		return &Error{Class: Refused, Err: err}
-	case strings.Contains(err.Error(), "escapes"): // os.Root exports no error for a link out of the root
+	case leavesRoot(err):
 		return &Error{Class: BadConfig, Err: err}
 	}
 	return &Error{Class: Network, Err: err}
+}
+
+// leavesRoot reports whether err is that of an os.Root for a link out of the root. Package os
+// does not export this error. It is the only one with a path that neither comes from the system nor is
+// about a closed file or a deadline.
+func leavesRoot(err error) bool {
+	_, isPath := errors.AsType[*fs.PathError](err)
+	_, isLink := errors.AsType[*os.LinkError](err)
+	_, isSystem := errors.AsType[syscall.Errno](err)
+	return (isPath || isLink) && !isSystem && !errors.Is(err, fs.ErrClosed) && !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // sparseBody reads a file, and returns zeros for its holes without reading them.

@@ -205,6 +205,13 @@ func notify(ready chan<- struct{}) {
 	}
 }
 
+// startKey marks the context of the log record about the start of a job.
+type startKey struct{}
+
+// IsJobStart reports whether a log record with this context is about the start of a job. A
+// handler for a terminal with progress bars omits it.
+func IsJobStart(ctx context.Context) bool { return ctx.Value(startKey{}) != nil }
+
 // startJob records the job of an action and returns what begins it. It withdraws the copy of a
 // deletion.
 func (r *Reconciler) startJob(ctx context.Context, d plan.Desired, o plan.Observed, a plan.Action) (begin func()) {
@@ -217,7 +224,7 @@ func (r *Reconciler) startJob(ctx context.Context, d plan.Desired, o plan.Observ
 	if o.Disks[key.Disk].Copies[key.ID].State == disk.Failed && !a.Op.Deletes() {
 		level = slog.LevelWarn // a disk that loses bytes must not go unnoticed
 	}
-	r.log.Log(ctx, level, "started", "action", string(a.Op), "copy", key.String(), "reason", a.Text, "code", string(a.Code))
+	r.log.Log(context.WithValue(ctx, startKey{}, true), level, "started", "action", string(a.Op), "copy", key.String(), "reason", a.Text, "code", string(a.Code))
 	if a.Op.Deletes() {
 		return r.withdraw(ctx, d, o, run)
 	}

@@ -196,14 +196,8 @@ func (l *Loop) RequestCleanup(image, uuid string, on schema.DiskRef, done func(p
 		return
 	}
 	l.queue.add(request{
-		note: func(r *requested) { r.cleanups[key] = l.reconciler.clock.now().Steady.Add(cleanupRequestTTL) },
-		planned: func(v *status.View) {
-			a, ok := plannedFor(v, key)
-			if !ok {
-				a = plan.NewAction(plan.Wait, key, plan.Reason{Code: plan.CodeDesired, Text: "the image is desired on this disk"}, 0)
-			}
-			done(a, nil)
-		},
+		note:    func(r *requested) { r.cleanups[key] = l.reconciler.clock.now().Steady.Add(cleanupRequestTTL) },
+		planned: func(v *status.View) { done(cleanupDecision(v.Plan.Actions, key), nil) },
 	})
 }
 
@@ -215,4 +209,22 @@ func plannedFor(v *status.View, key plan.CopyRef) (plan.Action, bool) {
 		}
 	}
 	return plan.Action{}, false
+}
+
+// cleanupDecision returns what a plan decides about the requested deletion of a copy: the
+// deletion, or else what keeps the copy. A rejection counts more than another action on the copy,
+// such as a verification, after which the request would be rejected anyway.
+func cleanupDecision(actions []plan.Action, key plan.CopyRef) plan.Action {
+	decision := plan.NewAction(plan.Wait, key, plan.Reason{Code: plan.CodeDesired, Text: "the image is desired on this disk"}, 0)
+	found := false
+	for _, a := range actions {
+		switch {
+		case a.CopyRef() != key:
+		case a.Op.Deletes(), a.Next.Deletes(), a.Code == plan.CodeDesired:
+			return a
+		case !found:
+			decision, found = a, true
+		}
+	}
+	return decision
 }

@@ -77,11 +77,9 @@ roles, or lines of "peer TOKEN" and "admin TOKEN". /healthz and the status code 
 	addTLSFlags(cmd, &d.tls, "PEM `FILE` with the certificate of this daemon, as server and as client of peers", "PEM `FILE` with the authority of the certificates of callers and peers")
 	flags.BoolVar(&d.insecure, "insecure", false, "without TLS and tokens, give every caller that can connect the role admin")
 	flags.StringVar(&d.log.file, "log-file", "", "also log to `FILE`, as JSON")
-	format := choiceFlag(cmd, "log-format", "", "log format on stderr; auto is text on a terminal, otherwise json", "auto", "text", "json")
+	format := choiceFlag(cmd, "log-format", "", "log format on stderr; auto is text on a terminal, otherwise json", string(autoLog), string(textLog), string(jsonLog))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if d.log.format = format.word; format.word == "auto" {
-			d.log.format = ""
-		}
+		d.log.format = logFormat(format.word)
 		return d.run(cmd.Context())
 	}
 	return cmd

@@ -335,7 +335,10 @@ func bestCopy(copies []localCopy) localCopy {
 // checkReady returns an error that says what to do if the copy is not ready.
 func (c localCopy) checkReady() error {
 	s := copyStatus(c.Path(), c.Copy, disk.Users{})
-	state := strings.TrimSuffix(fmt.Sprintf("%s: %s", s.State, report.OneLine(s.Message)), ": ")
+	state := string(s.State)
+	if s.Message != "" {
+		state += ": " + report.OneLine(s.Message)
+	}
 	switch s.State {
 	case disk.Ready:
 		return nil

@@ -48,7 +48,7 @@ func rejectUnknown(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), didYouMean(cmd.SuggestionsFor(args[0])))
+	return suggest(fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath()), cmd.SuggestionsFor(args[0]))
 }
 
 func requireCommand(cmd *cobra.Command, _ []string) error {
@@ -71,15 +71,15 @@ func explainFlag(cmd *cobra.Command, err error) error {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		flags.AddCommand(&cobra.Command{Use: "--" + f.Name, Run: func(*cobra.Command, []string) {}})
 	})
-	return fmt.Errorf("%w%s", err, didYouMean(flags.SuggestionsFor("--"+unknown.GetSpecifiedName())))
+	return suggest(err, flags.SuggestionsFor("--"+unknown.GetSpecifiedName()))
 }
 
-// didYouMean is the end of an error that suggests names. It is empty without names.
-func didYouMean(names []string) string {
+// suggest adds similar names, if there are any, to an error about an unknown name.
+func suggest(err error, names []string) error {
 	if len(names) == 0 {
-		return ""
+		return err
 	}
-	return fmt.Sprintf(": did you mean %s?", strings.Join(names, " or "))
+	return fmt.Errorf("%w: did you mean %s?", err, strings.Join(names, " or "))
 }
 
 // exactArgs requires one argument for each of the names.

@@ -13,33 +13,33 @@ import (
 	"golang.org/x/term"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 )
 
 // logOptions are the destinations and the format of the daemon's log.
 type logOptions struct {
-	format string // text or json; "": text on a terminal, otherwise json
+	format logFormat
 	file   string // JSON is appended to it; "": no file
 }
+
+// logFormat is the format of the log on stderr.
+type logFormat string
+
+const (
+	autoLog logFormat = "auto" // text on a terminal, otherwise JSON
+	textLog logFormat = "text"
+	jsonLog logFormat = "json"
+)
 
 // open returns a logger that writes to stderr and to the file. It removes the secrets in
 // addresses. done closes the file.
 func (o logOptions) open(stderr *os.File) (log *slog.Logger, done func() error, err error) {
 	handlers := []slog.Handler{}
-	format := o.format
-	if format == "" {
-		format = "json"
-		if term.IsTerminal(int(stderr.Fd())) {
-			format = "text"
-		}
-	}
-	switch format {
-	case "text":
+	if o.format == textLog || o.format == autoLog && term.IsTerminal(int(stderr.Fd())) {
 		handlers = append(handlers, slog.NewTextHandler(stderr, nil))
-	case "json":
+	} else {
 		handlers = append(handlers, slog.NewJSONHandler(stderr, nil))
-	default:
-		return nil, nil, fmt.Errorf("--log-format is %q: write text or json", format)
 	}
 	done = func() error { return nil }
 	if o.file != "" {
@@ -63,8 +63,8 @@ func (h terminalHandler) Enabled(_ context.Context, level slog.Level) bool {
 	return level >= slog.LevelInfo
 }
 
-func (h terminalHandler) Handle(_ context.Context, r slog.Record) error {
-	if r.Message == "started" {
+func (h terminalHandler) Handle(ctx context.Context, r slog.Record) error {
+	if reconcile.IsJobStart(ctx) {
 		return nil
 	}
 	var words []string

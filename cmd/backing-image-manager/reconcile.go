@@ -255,11 +255,7 @@ func (c *reconcileCmd) warnMissing(d plan.Desired, p plan.Plan) {
 		if !declared || a.Idle() || a.Node != d.Node {
 			continue
 		}
-		secret, target := requirements(a.Op, image)
-		for _, err := range []error{c.checkSecret(secret), checkStore(target)} {
-			if err == nil {
-				continue
-			}
+		for _, err := range c.checkRequirements(a.Op, image) {
 			if text := fmt.Sprintf("warning: image %s: %v\n", a.Image, err); !slices.Contains(written, text) {
 				written = append(written, text)
 				fmt.Fprint(c.err, text)
@@ -268,24 +264,31 @@ func (c *reconcileCmd) warnMissing(d plan.Desired, p plan.Plan) {
 	}
 }
 
-// requirements returns the folder of credentials and the backup target that an action uses.
-// Each is empty if it uses none.
-func requirements(op plan.Op, image schema.Image) (secret, target string) {
+// checkRequirements checks that the credentials and the backup store exist that an action uses.
+func (c *reconcileCmd) checkRequirements(op plan.Op, image schema.Image) (missing []error) {
+	add := func(err error) {
+		if err != nil {
+			missing = append(missing, err)
+		}
+	}
 	s := image.Source
 	switch {
 	case op == plan.Backup && image.Backup != nil:
-		return image.Backup.Credentials, image.Backup.Target
+		add(c.checkSecret(image.Backup.Credentials))
+		add(checkStore(image.Backup.Target))
 	case op == plan.Download && s.Download != nil:
-		return s.Download.Credentials, ""
+		add(c.checkSecret(s.Download.Credentials))
 	case op == plan.Restore && s.Restore != nil:
+		add(c.checkSecret(s.Restore.Credentials))
 		target, _, _ := backup.ParseURL(s.Restore.BackupURL) // the schema has checked it
-		return s.Restore.Credentials, target
+		add(checkStore(target))
 	case op == plan.Clone && s.Clone != nil && s.Clone.Encryption != schema.EncryptionIgnore:
-		return s.Clone.Secret, ""
+		add(c.checkSecret(s.Clone.Secret))
 	}
-	return "", ""
+	return missing
 }
 
+// checkSecret checks that a folder of credentials exists. Without a name, none is used.
 func (c *reconcileCmd) checkSecret(name string) error {
 	switch {
 	case name == "":

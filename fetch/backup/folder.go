@@ -253,6 +253,7 @@ func (f *folder) readDir(dir string) ([]fs.DirEntry, error) {
 
 // wrapError classifies an error and adds the operation and the address of the object.
 func (f *folder) wrapError(verb, key string, err error) error {
+	class := classOf(fetch.ClassifyFileError(err))
 	// The message contains the whole path, so drop the relative one.
 	if at, ok := errors.AsType[*fs.PathError](err); ok {
 		err = at.Err
@@ -262,5 +263,5 @@ func (f *folder) wrapError(verb, key string, err error) error {
 	if verb == "read" && errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read %s/%s: %w", f.name, key, err)
 	}
-	return errorf(classOf(fetch.ClassifyFileError(err)), "%s %s/%s: %w", verb, f.name, key, err)
+	return errorf(class, "%s %s/%s: %w", verb, f.name, key, err)
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
@@ -127,11 +126,7 @@ func (s *Source) classify(err error) error {
 	case errors.As(err, &format):
 		class = fetch.BadSource
 	}
-	err = withHint(err)
-	if !strings.HasPrefix(err.Error(), s.name+":") { // an error of an opened path contains the path
-		err = fmt.Errorf("%s: %w", s.name, err)
-	}
-	return &fetch.Error{Class: class, Err: err}
+	return &fetch.Error{Class: class, Err: fmt.Errorf("%s: %w", s.name, withHint(err))}
 }
 
 // classifyingVolume classifies the errors of a volume, to distinguish them from those of the

@@ -158,6 +158,16 @@ func (p *flatFile) ReadAt(b []byte, offset int64) (read int, err error) {
 	return read, nil
 }
 
+// Unchanged returns an error if the file was modified since it was opened. It is a *fetch.Error,
+// because it contains the path, which Source.classify would add.
+func (p *flatFile) Unchanged() error {
+	err := p.File.Unchanged()
+	if errors.Is(err, disk.ErrModified) {
+		return &fetch.Error{Class: fetch.Network, Err: err} // it may be quiet later
+	}
+	return err
+}
+
 // blockDevice is a block device, or a logical volume, opened exclusively.
 type blockDevice struct {
 	flatFile

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -80,11 +81,14 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc(downloadPath, s.download)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { errNotFound.Write(w) })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, pattern := mux.Handler(r)
+		methods := []string{http.MethodGet}
+		if _, pattern := mux.Handler(r); pattern == downloadPath {
+			methods = append(methods, http.MethodHead)
+		}
 		switch {
-		case r.Method != http.MethodGet && (r.Method != http.MethodHead || pattern != downloadPath):
-			w.Header().Set("Allow", http.MethodGet)
-			httperror.New(http.StatusMethodNotAllowed, "method not allowed: use GET").Write(w)
+		case !slices.Contains(methods, r.Method):
+			w.Header().Set("Allow", strings.Join(methods, ", "))
+			httperror.New(http.StatusMethodNotAllowed, "method not allowed: use %s", strings.Join(methods, " or ")).Write(w)
 		case path.Clean(r.URL.Path) != r.URL.Path: // the mux would redirect
 			errNotFound.Write(w)
 		default:

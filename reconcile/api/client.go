@@ -116,7 +116,7 @@ func (c *Client) do(ctx context.Context, method, path string, v any) error {
 func (c *Client) decode(response *http.Response, v any) error {
 	body := io.LimitReader(response.Body, maxResponse)
 	if response.StatusCode >= http.StatusMultipleChoices {
-		return c.Refused(readError(response.StatusCode, body))
+		return c.Refused(readError(response, body))
 	}
 	if v == nil {
 		return nil
@@ -134,12 +134,14 @@ func (c *Client) decode(response *http.Response, v any) error {
 }
 
 // readError returns the error in the body of a response.
-func readError(status int, body io.Reader) *httperror.Error {
-	text, err := io.ReadAll(io.LimitReader(body, maxHeader))
-	if err == nil && strings.Contains(string(text), "HTTP request to an HTTPS server") { // the text of net/http
-		return httperror.New(status, "the server uses TLS: write --url https://HOST:PORT")
+func readError(response *http.Response, body io.Reader) *httperror.Error {
+	// A Go server with TLS responds to a request without TLS in HTTP/1.0, before it reads the
+	// request. Every other response of a daemon is in HTTP/1.1.
+	if response.StatusCode == http.StatusBadRequest && !response.ProtoAtLeast(1, 1) {
+		return httperror.New(response.StatusCode, "the server uses TLS: write --url https://HOST:PORT")
 	}
-	return httperror.Read(status, text)
+	text, _ := io.ReadAll(io.LimitReader(body, maxHeader)) // without a whole text, the error is the status
+	return httperror.Read(response.StatusCode, text)
 }
 
 // RefusedError is a response of a daemon that did not execute a request.

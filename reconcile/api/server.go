@@ -10,8 +10,6 @@
 package api
 
 import (
-	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +17,8 @@ import (
 	"log/slog"
 	"net/http"
 	"path"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,7 +58,7 @@ func NewServer(loop *reconcile.Loop, a *auth.Authorizer, maxRoundAge time.Durati
 
 func newHTTPServer(handler http.Handler, a *auth.Authorizer, log *slog.Logger) *http.Server {
 	h := &http.Server{
-		Handler:           handler,
+		Handler:           logPanics(handler, log),
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -80,15 +80,28 @@ type errorLog struct {
 	limit rate.Sometimes
 }
 
-// Write logs one line. It logs every panic, because a panic is a fault of the daemon.
+// Write logs one line, or drops it.
 func (e *errorLog) Write(line []byte) (int, error) {
-	warn := func() { e.log.Warn(strings.TrimSpace(string(line))) }
-	if bytes.HasPrefix(line, []byte("http: panic")) {
-		warn()
-	} else {
-		e.limit.Do(warn)
-	}
+	e.limit.Do(func() { e.log.Warn(strings.TrimSpace(string(line))) })
 	return len(line), nil
+}
+
+// logPanics logs every panic of a handler with its stack, because a panic is a fault of the
+// daemon: errorLog would drop some of them. The connection of the request is closed.
+func logPanics(handler http.Handler, log *slog.Logger) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			cause := recover()
+			if cause == nil {
+				return
+			}
+			if cause != http.ErrAbortHandler { // a handler that closes the connection on purpose
+				log.Error("panic while a request was served", "caller", r.RemoteAddr, "path", r.URL.Path, "panic", cause, "stack", string(debug.Stack()))
+			}
+			panic(http.ErrAbortHandler)
+		}()
+		handler.ServeHTTP(w, r)
+	})
 }
 
 // healthPath and readyPath respond with a status to every caller, because probes have no
@@ -101,36 +114,42 @@ const (
 // route is one path of the API.
 type route struct {
 	path    string
-	method  string // "": the handler checks the method, and accepts a body
+	methods []string // nil: the handler checks the method, and accepts a body
 	role    auth.Role
 	handler http.HandlerFunc
 }
 
+// The methods of routes. Peers use GET only. Programs that download a file may ask for its size
+// by HEAD first.
+var (
+	get       = []string{http.MethodGet}
+	getOrHead = []string{http.MethodGet, http.MethodHead}
+	post      = []string{http.MethodPost}
+)
+
 // acceptsBody reports whether a request may have a body.
-func (r route) acceptsBody() bool { return r.method == "" }
+func (r route) acceptsBody() bool { return r.methods == nil }
 
 // routes returns all routes.
 func (s server) routes() []route {
 	metrics := promhttp.HandlerFor(newRegistry(s.loop), promhttp.HandlerOpts{})
 	all := []route{
-		{healthPath, http.MethodGet, auth.RoleNone, s.health},
-		{readyPath, http.MethodGet, auth.RoleNone, s.ready},
-		{"/metrics", http.MethodGet, auth.RolePeer, metrics.ServeHTTP},
-		{"/v1/status", http.MethodGet, auth.RolePeer, s.status},
-		{"/v1/images/{name}/verify", http.MethodPost, auth.RoleAdmin, s.verify},
-		{"/v1/images/{name}/cleanup", http.MethodPost, auth.RoleAdmin, s.cleanup},
+		{healthPath, getOrHead, auth.RoleNone, s.health},
+		{readyPath, getOrHead, auth.RoleNone, s.ready},
+		{"/metrics", getOrHead, auth.RolePeer, metrics.ServeHTTP},
+		{"/v1/status", getOrHead, auth.RolePeer, s.status},
+		{"/v1/images/{name}/verify", post, auth.RoleAdmin, s.verify},
+		{"/v1/images/{name}/cleanup", post, auth.RoleAdmin, s.cleanup},
 	}
 	uploads := s.loop.Uploads()
 	for _, path := range []string{upload.Path, upload.Path + "/{id}"} {
-		all = append(all, route{path, "", auth.RoleAdmin, uploads.ServeHTTP})
+		all = append(all, route{path, nil, auth.RoleAdmin, uploads.ServeHTTP})
 	}
 	peers := s.loop.PeerServer().Handler()
-	for _, path := range []string{
-		"/v1/state", "/v1/images/{name}/copies", "/v1/images/{name}/{uuid}/manifest", "/v1/images/{name}/{uuid}/data",
-		"/v1/images/{name}/download",
-	} {
-		all = append(all, route{path, http.MethodGet, auth.RolePeer, peers.ServeHTTP})
+	for _, path := range []string{"/v1/state", "/v1/images/{name}/copies", "/v1/images/{name}/{uuid}/manifest", "/v1/images/{name}/{uuid}/data"} {
+		all = append(all, route{path, get, auth.RolePeer, peers.ServeHTTP})
 	}
+	all = append(all, route{"/v1/images/{name}/download", getOrHead, auth.RolePeer, peers.ServeHTTP})
 	return all
 }
 
@@ -139,7 +158,7 @@ func (s server) routes() []route {
 func (s server) handler() http.Handler {
 	mux, routes := http.NewServeMux(), map[string]route{}
 	for _, r := range s.routes() {
-		mux.Handle(r.path, checkMethod(r.method, r.handler))
+		mux.Handle(r.path, checkMethod(r.methods, r.handler))
 		routes[r.path] = r
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
@@ -151,7 +170,7 @@ func (s server) handler() http.Handler {
 		_, pattern := mux.Handler(r)
 		to, known := routes[pattern]
 		if !known { // an unknown path needs a role too, so that strangers cannot probe
-			to = route{role: auth.RolePeer, method: http.MethodGet}
+			to = route{role: auth.RolePeer, methods: get}
 		}
 		if err := s.check(r, to); err != nil {
 			w.Header().Set("Connection", "close")
@@ -185,12 +204,12 @@ func (s server) check(r *http.Request, to route) *httperror.Error {
 	return nil
 }
 
-// checkMethod accepts one method, and HEAD if that is GET, or every method for "".
-func checkMethod(method string, h http.HandlerFunc) http.Handler {
+// checkMethod accepts the methods, or every method for nil.
+func checkMethod(methods []string, h http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if method != "" && r.Method != method && (method != http.MethodGet || r.Method != http.MethodHead) {
-			w.Header().Set("Allow", method)
-			httperror.New(http.StatusMethodNotAllowed, "method not allowed: use %s", method).Write(w)
+		if methods != nil && !slices.Contains(methods, r.Method) {
+			w.Header().Set("Allow", strings.Join(methods, ", "))
+			httperror.New(http.StatusMethodNotAllowed, "method not allowed: use %s", strings.Join(methods, " or ")).Write(w)
 			return
 		}
 		h(w, r)
@@ -293,11 +312,20 @@ func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
 		respond(w, http.StatusOK, cleanupBody{"there is no copy"})
 	case err != nil:
 		httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
-	case action.Op == plan.Cleanup || action.Op == plan.Evict:
+	case action.Op.Deletes():
 		respond(w, http.StatusAccepted, cleanupBody{"deleting: " + action.Text})
 	default:
-		httperror.New(http.StatusConflict, "kept: %s", cmp.Or(action.Text, "it is desired")).Write(w)
+		httperror.New(http.StatusConflict, "%s", keptText(action)).Write(w)
 	}
+}
+
+// keptText returns why a copy whose deletion was requested is kept. The action is what the plan
+// has for it instead of a deletion.
+func keptText(a plan.Action) string {
+	if a.Idle() {
+		return "kept: " + a.Text
+	}
+	return fmt.Sprintf("kept for now: the action %s comes first (%s): request the clean-up again when it has ended", a.Op, a.Text)
 }
 
 func checkUUID(uuid string) error {

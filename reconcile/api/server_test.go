@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"log/slog"
@@ -14,8 +15,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -89,7 +92,9 @@ images: {parrot: {source: {download: {url: "`+url+`?key=SECRET"}}}}`)
 		{"HEAD", "/healthz", ``, 200},
 		{"GET", "/", `{"error":"not found"}`, 404},
 		{"GET", "/v1/images", `{"error":"not found"}`, 404},
-		{"POST", "/v1/status", `{"error":"method not allowed: use GET"}`, 405},
+		{"POST", "/v1/status", `{"error":"method not allowed: use GET or HEAD"}`, 405},
+		{"POST", "/v1/state", `{"error":"method not allowed: use GET"}`, 405},
+		{"POST", "/v1/images/parrot/download", `{"error":"method not allowed: use GET or HEAD"}`, 405},
 		{"GET", "/v1/images/parrot/verify", `{"error":"method not allowed: use POST"}`, 405},
 		{"POST", "/v1/images/nobody/verify", `{"error":"verify nobody: not declared"}`, 404},
 		{"POST", "/v1/images/parrot/verify", `{"copies":1}`, 202},
@@ -164,5 +169,40 @@ func TestResponseOutlivesTheReadTimeout(t *testing.T) {
 	case <-ended:
 	case <-time.After(timeout):
 		t.Error("the caller disconnected, and the request continues")
+	}
+}
+
+func TestKeptCopyHasAReasonThatSaysWhatToDo(t *testing.T) {
+	reason := func(text string) plan.Reason { return plan.Reason{Text: text} }
+	for _, tt := range []struct {
+		action plan.Action
+		want   string
+	}{
+		{plan.Action{Op: plan.Wait, Reason: reason("surplus copy, but replica vol1 uses it")}, "kept: surplus copy, but replica vol1 uses it"},
+		{plan.Action{Op: plan.Blocked, Reason: reason("no disk matches")}, "kept: no disk matches"},
+		{plan.Action{Op: plan.Verify, Reason: reason("requested")}, "kept for now: the action verify comes first (requested): request the clean-up again when it has ended"},
+	} {
+		if got := keptText(tt.action); got != tt.want {
+			t.Errorf("got %q, want %q", got, tt.want)
+		}
+	}
+}
+
+func TestEveryPanicOfAHandlerIsLogged(t *testing.T) {
+	var log bytes.Buffer
+	h := newHTTPServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a fault") }), &auth.Authorizer{}, slog.New(slog.NewTextHandler(&log, nil)))
+	const requests = 50 // more than errorLog logs at once
+	for range requests {
+		func() {
+			defer func() {
+				if cause := recover(); cause != http.ErrAbortHandler {
+					t.Errorf("the handler panics with %v: the server would log it again", cause)
+				}
+			}()
+			h.Handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
+		}()
+	}
+	if n := strings.Count(log.String(), "a fault"); n != requests {
+		t.Errorf("%d of %d panics are logged:\n%s", n, requests, log.String())
 	}
 }

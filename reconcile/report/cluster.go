@@ -66,9 +66,7 @@ func (c ClusterPlan) Write(w io.Writer, style Style) error {
 // first, the risk and the summary.
 func (c ClusterPlan) text(style Style) string {
 	var b strings.Builder
-	withSummary := planText(c.Plan, style)
-	end := strings.LastIndex(strings.TrimSuffix(withSummary, "\n"), "\n") + 1
-	b.WriteString(withSummary[:end])
+	writeActions(&b, c.Plan, style)
 	header, rows := c.imageRows()
 	writeTable(&b, "Images by node ("+signs+"):", header, rows)
 	writeTable(&b, "Disks:", diskHeader, c.diskRows())
@@ -163,20 +161,34 @@ func (c ClusterPlan) stateText() string {
 // signs explains the cells of the images by node.
 const signs = "= unchanged, + created, - deleted, ~ in progress; in parentheses: later"
 
-func copySign(c forecast.CopyForecast) string {
-	sign := "~"
+// sign is what happens to a copy, as signs explains it.
+type sign string
+
+const (
+	unchanged  sign = "="
+	created    sign = "+"
+	deleted    sign = "-"
+	inProgress sign = "~"
+)
+
+func signOf(c forecast.CopyForecast) sign {
 	switch {
 	case c.Action == "":
-		sign = "="
+		return unchanged
 	case c.Action.Deletes():
-		sign = "-"
+		return deleted
 	case c.Action.CreatesCopy():
-		sign = "+"
+		return created
 	}
+	return inProgress
+}
+
+// copySign returns the sign of a copy, in parentheses if it applies later.
+func copySign(c forecast.CopyForecast) string {
 	if c.Later {
-		sign = "(" + sign + ")"
+		return "(" + string(signOf(c)) + ")"
 	}
-	return sign
+	return string(signOf(c))
 }
 
 // maxColumns is the number of nodes that have a column each.
@@ -199,7 +211,7 @@ func (c ClusterPlan) imageRows() (header []string, rows [][]string) {
 				row = append(row, signsOn(image, node))
 			}
 		} else {
-			row = append(row, disksWithSign(image, "+"), disksWithSign(image, "-"))
+			row = append(row, disksWithSign(image, created), disksWithSign(image, deleted))
 		}
 		rows = append(rows, row)
 	}
@@ -253,22 +265,25 @@ func signsOn(image forecast.ImageForecast, node string) string {
 }
 
 // disksWithSign lists the disks of the copies with a sign.
-func disksWithSign(image forecast.ImageForecast, sign string) string {
+func disksWithSign(image forecast.ImageForecast, want sign) string {
 	var now, later []string
 	for _, c := range image.Copies {
 		switch {
-		case strings.Trim(copySign(c), "()") != sign:
+		case signOf(c) != want:
 		case c.Later:
 			later = append(later, c.Node+"/"+c.Disk)
 		default:
 			now = append(now, c.Node+"/"+c.Disk)
 		}
 	}
-	text := joinNames(now)
-	if len(later) > 0 {
-		text = strings.TrimPrefix(text+"; later "+joinNames(later), "; ")
+	var parts []string
+	if len(now) > 0 {
+		parts = append(parts, joinNames(now))
 	}
-	return text
+	if len(later) > 0 {
+		parts = append(parts, "later "+joinNames(later))
+	}
+	return strings.Join(parts, "; ")
 }
 
 var diskHeader = []string{"disk", "free", "added", "removed", "free after", "reserved", ""}

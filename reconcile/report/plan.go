@@ -35,32 +35,52 @@ func WritePlan(w io.Writer, p plan.Plan, style Style) error {
 // planText returns one line for each action, and a summary.
 func planText(p plan.Plan, style Style) string {
 	var b strings.Builder
-	rows := planRows(p, style.Cluster)
-	for i, line := range Align(rows) {
-		if style.Colour {
-			word := rows[i][0]
-			line = colourOf(plan.Op(word)) + word + "\x1b[0m" + line[len(word):]
-		}
-		fmt.Fprintf(&b, "  %s\n", line)
-	}
-	if len(rows) > 0 {
-		b.WriteByte('\n')
-	}
+	writeActions(&b, p, style)
 	fmt.Fprintln(&b, PlanSummary(p))
 	return b.String()
 }
 
-// colourOf returns the escape sequence for an action, or for a suspension.
-func colourOf(op plan.Op) string {
+// writeActions writes one line for each suspension and each action, and an empty line.
+func writeActions(b *strings.Builder, p plan.Plan, style Style) {
+	rows := planRows(p, style.Cluster)
+	suspensions := len(rows) - len(p.Actions)
+	for i, line := range Align(rows) {
+		if style.Colour {
+			colour := yellow
+			if i >= suspensions {
+				colour = colourOf(p.Actions[i-suspensions].Op)
+			}
+			word := rows[i][0]
+			line = string(colour) + word + string(noColour) + line[len(word):]
+		}
+		fmt.Fprintf(b, "  %s\n", line)
+	}
+	if len(rows) > 0 {
+		b.WriteByte('\n')
+	}
+}
+
+// colour is the escape sequence of a terminal for a colour.
+type colour string
+
+const (
+	red      colour = "\x1b[31m"
+	green    colour = "\x1b[32m"
+	yellow   colour = "\x1b[33m"
+	faint    colour = "\x1b[2m"
+	noColour colour = "\x1b[0m"
+)
+
+func colourOf(op plan.Op) colour {
 	switch op {
 	case plan.Cleanup, plan.Evict:
-		return "\x1b[31m"
-	case plan.Blocked, "suspended":
-		return "\x1b[33m"
+		return red
+	case plan.Blocked:
+		return yellow
 	case plan.Wait:
-		return "\x1b[2m"
+		return faint
 	}
-	return "\x1b[32m"
+	return green
 }
 
 // planMarkdown returns the plan as a table.
@@ -151,7 +171,10 @@ func suspensionText(s plan.Suspension) string {
 	if !s.Until.IsZero() {
 		parts = append(parts, "until "+planTime(s.Until))
 	}
-	return OneLine(strings.TrimPrefix(strings.Join(parts, " ")+": "+s.Reason, ": "))
+	if len(parts) == 0 {
+		return OneLine(s.Reason)
+	}
+	return OneLine(strings.Join(parts, " ") + ": " + s.Reason)
 }
 
 func planTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }

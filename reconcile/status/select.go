@@ -122,7 +122,11 @@ func (s Status) noReadyCopy(image ImageStatus) error {
 		case c.Node == s.Node && c.State == disk.Ready:
 			own = append(own, "the copy on "+c.Disk+" has no chunk manifest yet")
 		case c.Node == s.Node:
-			own = append(own, strings.TrimSuffix(fmt.Sprintf("%s on %s: %s", c.State, c.Disk, oneLine(c.Message)), ": "))
+			state := fmt.Sprintf("%s on %s", c.State, c.Disk)
+			if c.Message != "" {
+				state += ": " + oneLine(c.Message)
+			}
+			own = append(own, state)
 		case c.State == disk.Ready && !c.Leaving:
 			advice := c.DiskName() + " has a ready copy: call its daemon"
 			if url, ok := s.URLOf(c.Node); ok {
