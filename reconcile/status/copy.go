@@ -20,10 +20,10 @@ type CopyStatus struct {
 	State              disk.State     `json:"state"`
 	Progress           int            `json:"progress"` // 0..100; 100 is ready
 	Done               int64          `json:"done,omitempty"`
-	Total              int64          `json:"total,omitempty"` // -1: not known
-	Message            string         `json:"message,omitempty"`
-	Code               plan.Code      `json:"code,omitempty"` // of the planned action or of the reason for the state
-	Until              time.Time      `json:"until,omitzero"` // when a wait ends
+	Total              int64          `json:"total,omitempty"`   // -1: not known
+	Message            string         `json:"message,omitempty"` // why it has the state, or what is planned
+	Code               plan.Code      `json:"code,omitempty"`    // of the planned action or of the reason for the state
+	Until              time.Time      `json:"until,omitzero"`    // when a wait ends
 	Format             disk.Format    `json:"format,omitempty"`
 	Size               int64          `json:"size"`
 	VirtualSize        int64          `json:"virtualSize"`
@@ -33,7 +33,7 @@ type CopyStatus struct {
 	ManifestDigest     disk.Digest    `json:"chunks,omitzero"` // SHA-256 of its chunk manifest
 	Owned              bool           `json:"owned"`
 	VerifiedAt         time.Time      `json:"verified,omitzero"` // when its bytes last matched
-	DamagedAt          time.Time      `json:"damaged,omitzero"`  // when they last did not; they may have been replaced since
+	DamagedAt          time.Time      `json:"damaged,omitzero"`  // when they last did not match; they may have been replaced since
 	InUse              string         `json:"inUse,omitempty"`   // what uses it
 	LastUsed           time.Time      `json:"lastUsed,omitzero"`
 	SurplusSince       time.Time      `json:"unwantedSince,omitzero"`
@@ -70,13 +70,13 @@ func (c CopyStatus) Absent() bool {
 }
 
 // copyStatus returns the status of a copy, which need not exist.
-func (t *builder) copyStatus(key plan.CopyRef) CopyStatus {
-	c, there := t.Observed.Disks[key.Disk].Copies[key.ID]
+func (b *builder) copyStatus(key plan.CopyRef) CopyStatus {
+	c, there := b.view.Observed.Disks[key.Disk].Copies[key.ID]
 	s := CopyStatus{
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest,
 		Owned: c.Owned, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt, InUse: c.UsedBy, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince,
-		Leaving: c.Leaving, Rejection: c.Rejects, RejectionTemporary: c.RejectsForNow, Running: t.Observed.Running[key], Syncing: t.Observed.Syncing[key], BeingRead: t.Observed.BeingRead[key],
+		Leaving: c.Leaving, Rejection: c.Rejects, RejectionTemporary: c.RejectsForNow, Running: b.view.Observed.Running[key], Syncing: b.view.Observed.Syncing[key], BeingRead: b.view.Observed.BeingRead[key],
 	}
 	if there {
 		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartSourceID, c.HasCfg, c.InUseRecorded, c.ClockNode, c.Declaration}
@@ -90,12 +90,12 @@ func (t *builder) copyStatus(key plan.CopyRef) CopyStatus {
 		s.Done, s.Total = c.PartBytes, c.PartTotal
 		s.Progress = percent(s.Done, s.Total)
 	}
-	try, tried := t.Observed.Failures[key]
+	try, tried := b.view.Observed.Failures[key]
 	if tried {
 		s.Failure = newFailureStatus(try)
 	}
-	t.explain(&s, key, try)
-	if under, ok := t.transfers[key]; ok {
+	b.explain(&s, key, try)
+	if under, ok := b.transfers[key]; ok {
 		s.setTransfer(under)
 	}
 	return s
@@ -103,19 +103,19 @@ func (t *builder) copyStatus(key plan.CopyRef) CopyStatus {
 
 // explain sets why a copy has its state: on this node from the plan, on other nodes from what
 // they published.
-func (t *builder) explain(s *CopyStatus, ref plan.CopyRef, f plan.Failure) {
-	if reason := t.unreachable(ref.Disk.Node); !reason.IsZero() {
+func (b *builder) explain(s *CopyStatus, ref plan.CopyRef, f plan.Failure) {
+	if reason := b.view.unreachable(ref.Disk.Node); !reason.IsZero() {
 		if s.Found != nil {
 			reason.Text += "; it was " + string(s.State) + " then"
 		}
 		s.State, s.Message, s.Code, s.Progress = disk.Unknown, reason.Text, reason.Code, 0
 		return
 	}
-	a := t.plan[ref]
-	if t.Desired.Owns(ref.Disk) {
+	a := b.planned[ref]
+	if b.view.Desired.Owns(ref.Disk) {
 		s.setPlan(a)
 	} else {
-		s.setPeerState(t.Observed.Now, f)
+		s.setPeerState(b.view.Observed.Now, f)
 	}
 	if f.Attempts > 0 && s.State != disk.Ready {
 		s.State = disk.Failed
@@ -125,7 +125,8 @@ func (t *builder) explain(s *CopyStatus, ref plan.CopyRef, f plan.Failure) {
 	}
 }
 
-// setPlan sets what is planned for a copy of this node.
+// setPlan sets the action a that is planned for a copy of this node. An existing message stays unless
+// that of the action contains it.
 func (s *CopyStatus) setPlan(a plan.Action) {
 	s.Until, s.Code = a.Until, a.Code
 	switch {
@@ -155,7 +156,7 @@ func describesFailure(a plan.Action) bool {
 	return false
 }
 
-// setPeerState sets what another node does with a copy, as far as it published that.
+// setPeerState sets what another node does with its copy, as far as the node published that.
 func (s *CopyStatus) setPeerState(now time.Time, f plan.Failure) {
 	waits := f.Attempts > 0 && !f.Final && f.RetryAt.After(now)
 	switch {
@@ -182,7 +183,7 @@ func (s *CopyStatus) setTransfer(t job.Transfer) {
 	s.Message, s.Code = fmt.Sprintf("%s: %s", t.Action.Op, t.Action.Text), t.Action.Code
 	s.Done, s.Total = t.Progress.Done.Load(), t.Progress.Total.Load()
 	if !t.Action.Op.CreatesCopy() {
-		return // the copy keeps its state meanwhile
+		return // the copy keeps its state during a verification, repair, backup or deletion
 	}
 	s.State, s.Progress = disk.Starting, percent(s.Done, s.Total)
 	if s.Done > 0 {
@@ -198,7 +199,7 @@ func percent(done, total int64) int {
 	return int(min(99, float64(done)/float64(total)*100))
 }
 
-// FailureStatus is a plan.Failure as JSON.
+// FailureStatus is a plan.Failure as JSON. Its times are of the wall clock.
 type FailureStatus struct {
 	Op         plan.Op   `json:"action,omitempty"` // the operation that failed; "": any
 	Attempts   int       `json:"attempts"`         // failed attempts; 0: the operation is only delayed
@@ -215,6 +216,7 @@ type FailureStatus struct {
 	Suspects []string `json:"suspects,omitempty"`
 }
 
+// newFailureStatus returns a failure with times of the wall clock as JSON.
 func newFailureStatus(f plan.Failure) *FailureStatus {
 	s := &FailureStatus{
 		Op: f.Op, Attempts: f.Attempts, Since: f.Since, RetryAt: f.RetryAt, Message: f.Message, Final: f.Final,

@@ -12,12 +12,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// observed returns what the status was made from, as far as planning goes: with the
-// same configuration, the plan from it is the same. The error says why s is not a whole
-// status.
+// observed returns the observation from which the status was made: with the same configuration it
+// gives the same plan. It fails if s is not a complete status.
 func (s Status) observed() (plan.Observed, error) {
 	if s.Node == "" || s.Time.IsZero() || s.Disks == nil || s.Images == nil {
-		return plan.Observed{}, errors.New("it has not the fields of a status: node, time, disks, images")
+		return plan.Observed{}, errors.New("it lacks one of the fields node, time, disks and images")
 	}
 	if err := s.checkNames(); err != nil {
 		return plan.Observed{}, err
@@ -32,7 +31,7 @@ func (s Status) observed() (plan.Observed, error) {
 	for _, one := range s.Disks {
 		ref := schema.DiskRef{Node: one.Node, Disk: one.Disk}
 		if _, twice := o.Disks[ref]; twice {
-			return plan.Observed{}, fmt.Errorf("disk %s is there twice", ref)
+			return plan.Observed{}, fmt.Errorf("disk %s occurs twice", ref)
 		}
 		if one.Observed {
 			o.Disks[ref] = one.toDisk(s)
@@ -56,8 +55,8 @@ func (s Status) observed() (plan.Observed, error) {
 	return o, nil
 }
 
-// checkNames finds what is no name. They are printed as they are, into plans for people and
-// for pull requests.
+// checkNames rejects names that no configuration can have. A saved file may come from anybody, and
+// plans print its names into terminals and pull requests (H5).
 func (s Status) checkNames() error {
 	places := []string{s.Node}
 	for _, p := range s.Peers {
@@ -68,11 +67,11 @@ func (s Status) checkNames() error {
 	}
 	for _, image := range s.Images {
 		err := disk.CheckName(image.Name)
-		if err == nil && image.UUID != "" { // of one whose declaration is broken
+		if err == nil && image.UUID != "" { // an image with an invalid declaration has none
 			err = disk.CheckUUID(image.UUID)
 		}
 		if err != nil {
-			return fmt.Errorf("an image has the %w", err)
+			return fmt.Errorf("an image has an invalid %w", err)
 		}
 		for _, c := range image.Copies {
 			places = append(places, c.Node, c.Disk)
@@ -80,7 +79,7 @@ func (s Status) checkNames() error {
 	}
 	for _, name := range places {
 		if !validName.MatchString(name) {
-			return fmt.Errorf("there is no node and no disk %.60q", name)
+			return fmt.Errorf("invalid name of a node or disk: %.60q", name)
 		}
 	}
 	return nil
@@ -89,6 +88,7 @@ func (s Status) checkNames() error {
 // validName is the form of names of nodes and disks in a configuration.
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 
+// toPeer is the inverse of View.peers for one node.
 func (p PeerStatus) toPeer(s Status) plan.Peer {
 	peer := plan.Peer{Queried: p.Queried, Problem: p.Problem, ConfigDigest: p.Config, LastResponse: p.LastResponse}
 	if p.Problem != "" && !p.UnreachableSince.IsZero() {
@@ -97,21 +97,23 @@ func (p PeerStatus) toPeer(s Status) plan.Peer {
 	return peer
 }
 
+// toDisk is the inverse of View.diskStatus, without the copies.
 func (d DiskStatus) toDisk(s Status) plan.Disk {
-	var away time.Duration
+	var problemFor time.Duration
 	if !d.ProblemSince.IsZero() {
-		away = s.Time.Sub(d.ProblemSince)
+		problemFor = s.Time.Sub(d.ProblemSince)
 	}
 	return plan.Disk{
-		ProblemFor: away,
+		ProblemFor: problemFor,
 		Path:       d.Path, UUID: d.UUID, Problem: d.Problem, UsageUnknown: d.UsageUnknown, ClockStepped: d.ClockStepped, Unmanaged: d.Unmanaged,
 		Space: disk.Space{Total: d.Total, Free: d.Free}, Copies: map[disk.ID]plan.Copy{},
 	}
 }
 
+// knownStates are the states that a disk can report. The others exist only with a running job.
 var knownStates = []disk.State{disk.Pending, disk.Ready, disk.Failed, disk.Unknown}
 
-// addCopyStatus adds to o what c says of the copy key.
+// addCopyStatus adds the status c of the copy key to o, which has its disk.
 func addCopyStatus(o plan.Observed, key plan.CopyRef, c CopyStatus) error {
 	if c.Running {
 		o.Running[key] = true
@@ -134,15 +136,15 @@ func addCopyStatus(o plan.Observed, key plan.CopyRef, c CopyStatus) error {
 	case c.Found == nil:
 		return nil
 	case !known:
-		return errors.New("nothing is said of its disk")
+		return errors.New("its disk is missing or was not observed")
 	case !slices.Contains(knownStates, c.Found.State):
-		return fmt.Errorf("there is no state %q", c.Found.State)
+		return fmt.Errorf("unknown state %q", c.Found.State)
 	}
 	seen.Copies[key.ID] = c.toCopy(key.ID)
 	return nil
 }
 
-// toCopy is the copy as it was seen.
+// toCopy returns the copy as it was observed on its disk. Found must not be nil.
 func (c CopyStatus) toCopy(id disk.ID) plan.Copy {
 	return plan.Copy{
 		Copy: disk.Copy{

@@ -92,11 +92,11 @@ func TestIncompleteStatusIsRejected(t *testing.T) {
 		return `{` + head + `, ` + disk1 + `, "images": [{"name": "parrot", "uuid": "0000000a", "copies": [` + one + `]}]}`
 	}
 	for _, tt := range []struct{ name, text, want string }{
-		{"a plan", `{"actions": []}`, "it has not the fields of a status"},
-		{"no disks", `{` + head + `, "images": []}`, "it has not the fields of a status"},
-		{"a disk twice", `{` + head + `, "images": [], "disks": [{"node": "n", "disk": "d", "seen": true}, {"node": "n", "disk": "d"}]}`, "disk n/d is there twice"},
-		{"no disk", withCopy(`{"node": "node1", "disk": "disk2", "found": {"state": "ready"}}`), "copy node1/disk2/parrot-0000000a: nothing is said of its disk"},
-		{"no state", withCopy(`{"node": "node1", "disk": "disk1", "found": {"state": "redy"}}`), `there is no state "redy"`},
+		{"a plan", `{"actions": []}`, "it lacks one of the fields"},
+		{"no disks", `{` + head + `, "images": []}`, "it lacks one of the fields"},
+		{"a disk twice", `{` + head + `, "images": [], "disks": [{"node": "n", "disk": "d", "seen": true}, {"node": "n", "disk": "d"}]}`, "disk n/d occurs twice"},
+		{"no disk", withCopy(`{"node": "node1", "disk": "disk2", "found": {"state": "ready"}}`), "copy node1/disk2/parrot-0000000a: its disk is missing or was not observed"},
+		{"no state", withCopy(`{"node": "node1", "disk": "disk1", "found": {"state": "redy"}}`), `unknown state "redy"`},
 		{"suspect", withCopy(`{"node": "node1", "disk": "disk1", "try": {"suspects": ["x"]}}`), `"x" is not NODE/DISK/FOLDER`},
 	} {
 		var s Status

@@ -15,63 +15,64 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// ImageStatus is one generation of an image: declared, or one of which copies are
-// left.
+// ImageStatus is one generation of an image: the declared one, or another one that has copies.
 type ImageStatus struct {
 	Name     string `json:"name"`
 	UUID     string `json:"uuid"`
 	Declared bool   `json:"declared"`
-	// Removed: it is confirmed that no image of that name is declared any more.
+	// Removed: it is confirmed that no image of this name is declared any more (C13).
 	Removed bool   `json:"removed,omitempty"`
 	Source  string `json:"source,omitempty"`
-	// Declaration changes with the declared bytes and the way to them, and not with
-	// where copies should be: what failed under another one means nothing.
+	// Declaration is a hash of the declared bytes and their source, but not of the placement. A
+	// failure under another value does not matter any more.
 	Declaration string      `json:"declaration,omitempty"`
 	Expected    disk.Digest `json:"expectedChecksum"`
-	Desired     int         `json:"wanted"`            // copies declared; on all nodes together
-	Ready       int         `json:"ready"`             // copies that are ready, on all nodes that answer
+	Desired     int         `json:"wanted"`            // desired copies on all nodes together
+	Ready       int         `json:"ready"`             // ready copies on all nodes that respond
 	Message     string      `json:"message,omitempty"` // about the image as a whole
 	Code        plan.Code   `json:"code,omitempty"`    // of Message
-	// Suspended is the suspension of the image, its own or that of the settings. It may be over.
+	// Suspended is the suspension that applies to the image, its own or that of the settings; nil
+	// without one. It may be over.
 	Suspended *plan.Suspension `json:"suspended,omitempty"`
-	// CannotPrepare is why this node cannot create the first copy; empty: it can.
+	// CannotPrepare is why this node cannot create the first copy; "": it can, or need not.
 	CannotPrepare string `json:"unable,omitempty"`
 	// BackedUp: the record of a copy on this node has a complete backup at the declared target.
 	BackedUp bool         `json:"backedUp,omitempty"`
 	Copies   []CopyStatus `json:"copies"` // existing and desired ones, on any node
-	// PassedOver has the disks that take no copy, by reason, when fewer copies are ready than
+	// PassedOver has the disks that take no copy, by reason, if fewer copies are ready than
 	// are desired.
 	PassedOver []PassedOver `json:"passedOver,omitempty"`
 }
 
-// PassedOver is a reason why disks take no copy of an image.
+// PassedOver is one reason why disks take no copy of an image.
 type PassedOver struct {
 	Reason string    `json:"why"`
 	Code   plan.Code `json:"code"`
 	Count  int       `json:"count"` // of disks
-	// Disks are their names, NODE/DISK, sorted. With very many disks and images some are only
+	// Disks are their names, NODE/DISK, sorted. Beyond maxPassedOver names, disks are only
 	// counted.
 	Disks []string `json:"disks,omitempty"`
 }
 
-func (t *builder) image(id disk.ID) ImageStatus {
-	s := ImageStatus{Name: id.Name, UUID: id.UUID, Copies: []CopyStatus{}, Removed: t.Desired.IsRemoved(id.Name)}
-	places := t.disksByImage[id]
-	if image, ok := t.Desired.Config.Images[id.Name]; ok && image.ID == id {
-		now := t.placements[id]
+// image returns the status of a generation that is in the document.
+func (b *builder) image(id disk.ID) ImageStatus {
+	s := ImageStatus{Name: id.Name, UUID: id.UUID, Copies: []CopyStatus{}, Removed: b.view.Desired.IsRemoved(id.Name)}
+	places := b.disksByImage[id]
+	if image, ok := b.view.Desired.Config.Images[id.Name]; ok && image.ID == id {
+		now := b.placements[id]
 		s.Declared, s.Source, s.Expected, s.Declaration = true, string(image.Source.Kind()), image.Checksum, now.declaration
 		s.Desired, s.Ready, s.PassedOver = now.desired, now.ready, now.passedOver
-		by := cmp.Or(t.Desired.SuspensionOf(image, t.Observed.Now), image.Suspend)
-		s.Suspended = plan.NewSuspension(by, t.Observed.Now)
+		by := cmp.Or(b.view.Desired.SuspensionOf(image, b.view.Observed.Now), image.Suspend)
+		s.Suspended = plan.NewSuspension(by, b.view.Observed.Now)
 		for _, ref := range now.targets {
 			places[ref] = true
 		}
 	}
-	s.CannotPrepare, s.BackedUp = t.Observed.CannotPrepare[id], t.Observed.BackedUp[id]
-	about := t.plan[plan.CopyRef{Disk: schema.DiskRef{Node: t.Desired.Node}, ID: id}]
+	s.CannotPrepare, s.BackedUp = b.view.Observed.CannotPrepare[id], b.view.Observed.BackedUp[id]
+	about := b.planned[plan.CopyRef{Disk: schema.DiskRef{Node: b.view.Desired.Node}, ID: id}]
 	s.Message, s.Code = about.Text, about.Code
 	for _, ref := range slices.SortedFunc(maps.Keys(places), plan.CompareDisks) {
-		s.Copies = append(s.Copies, t.copyStatus(plan.CopyRef{Disk: ref, ID: id}))
+		s.Copies = append(s.Copies, b.copyStatus(plan.CopyRef{Disk: ref, ID: id}))
 	}
 	return s
 }
@@ -84,20 +85,22 @@ type imagePlacement struct {
 	passedOver     []PassedOver
 }
 
-// PlacementCache has the placements of one view. They cost as much as planning, and a view is
-// read many times.
+// PlacementCache has the placements of one view. They cost as much as planning, and many calls
+// read one view. The zero value is empty. It may be used concurrently.
 type PlacementCache struct {
 	once    sync.Once
 	byImage map[disk.ID]imagePlacement
 }
 
-// maxPassedOver limits how many disks a status names in all PassedOver lists.
+// maxPassedOver is how many disks a status names at most in all PassedOver lists together: with a
+// thousand images on a thousand disks the document would not be readable otherwise.
 const maxPassedOver = 100_000
 
+// declaration returns ImageStatus.Declaration of an image.
 func declaration(image schema.Image) string {
 	b, err := json.Marshal(plan.WithoutPolicy(image))
 	if err != nil {
-		panic("encode a declaration: " + err.Error()) // it was decoded from text
+		panic("status: encode a declaration: " + err.Error()) // impossible: it was decoded from text
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:16])

@@ -7,36 +7,36 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// Skew says how the configuration of another node compares with this node's.
+// Skew is how the configuration of another node compares with that of this node.
 type Skew string
 
-// The kinds of skew. Where it is SkewOther or SkewInvalid, nothing is deleted that
-// counts on the copies of that node.
+// The kinds of skew. With SkewOther or SkewInvalid, no deletion counts on the copies of that node.
 const (
 	SkewSame    Skew = "same"
 	SkewOther   Skew = "other"
-	SkewInvalid Skew = "invalid" // that node's is not wholly valid
-	SkewUnknown Skew = "unknown" // it never answered, or this node's is not wholly valid
+	SkewInvalid Skew = "invalid" // that node has an invalid part
+	SkewUnknown Skew = "unknown" // that node never responded, or this node has an invalid part
 )
 
-// PeerStatus is another node, as it answered last.
+// PeerStatus is another node, as of its last response.
 type PeerStatus struct {
 	Node    string `json:"node"`
-	Address string `json:"address"` // "" when none is declared
-	// Asked: at least one question has ended, well or not.
+	Address string `json:"address"` // "": none is declared
+	// Queried: at least one query has ended, with a response or an error.
 	Queried  bool `json:"asked"`
-	Responds bool `json:"answers"` // what it said last stands
-	// LastResponse is when it last gave a sign of life, and of a silent one when the last
-	// question was asked that it answered.
+	Responds bool `json:"answers"` // the last query succeeded
+	// LastResponse is when the node last responded. For one that does not respond now it is when
+	// the last successful query began.
 	LastResponse time.Time `json:"lastAnswer,omitzero"`
-	// Problem says why it does not answer, SilentSince since when.
+	// Problem is why the node does not respond, and UnreachableSince since when; zero if it does.
 	Problem          string    `json:"problem,omitempty"`
 	UnreachableSince time.Time `json:"silentSince,omitzero"`
-	// Config is the digest of its configuration, "" while anything of it is broken.
+	// Config is the config digest of the node; "" while any part is invalid.
 	Config string `json:"config"`
 	Skew   Skew   `json:"skew"`
 }
 
+// skewOf returns the skew of the node p for a node with the configuration of d.
 func skewOf(d plan.Desired, p plan.Peer) Skew {
 	switch {
 	case p.ConfigDigest == "" && !p.Responds() && p.LastResponse.IsZero():
@@ -51,8 +51,7 @@ func skewOf(d plan.Desired, p plan.Peer) Skew {
 	return SkewSame
 }
 
-// skewText is one line about the nodes whose configuration differs, "" if there are
-// none.
+// skewText returns one line about the nodes whose configuration differs, "" if none does.
 func skewText(peers []PeerStatus) string {
 	var differ []string
 	for _, p := range peers {

@@ -18,19 +18,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// SavedCluster is a cluster as it was: saved statuses, one for a node. Of a node without
-// one it has what the others told of it. The zero value knows nothing.
+// SavedCluster is a cluster as of saved statuses, one for each node. For a node without its own
+// status it uses what the other nodes knew. The zero value has no status.
 type SavedCluster struct {
-	statuses map[string]savedStatus // by node
+	byNode map[string]savedStatus
 }
 
+// savedStatus is the saved status of one node.
 type savedStatus struct {
-	Status
-	observed     plan.Observed
-	declarations map[disk.ID]string // what was declared, as Declaration has it
+	status       Status
+	observed     plan.Observed      // of status
+	declarations map[disk.ID]string // ImageStatus.Declaration by generation
 }
 
-// AddFile adds the status in a file. A file that cannot be read is an *fs.PathError.
+// AddFile adds the status in a file. The error is an *fs.PathError if the file cannot be read.
 func (s *SavedCluster) AddFile(file string) error {
 	var one Status
 	err := ReadSavedFile(file, &one)
@@ -46,39 +47,48 @@ func (s *SavedCluster) AddFile(file string) error {
 	return nil
 }
 
-// add adds the status of one node. A second one of the same node is an error, as is
-// what is not a whole status.
+// add adds the status of one node. It fails if the status is incomplete, or if there is one of this
+// node already.
 func (s *SavedCluster) add(status Status) error {
-	seen, err := status.observed()
+	observed, err := status.observed()
 	if err != nil {
 		return err
 	}
-	if _, twice := s.statuses[status.Node]; twice {
-		return fmt.Errorf("there is another one of node %s", status.Node)
+	if _, exists := s.byNode[status.Node]; exists {
+		return fmt.Errorf("node %s has two statuses", status.Node)
 	}
-	one := savedStatus{Status: status, observed: seen, declarations: map[disk.ID]string{}}
+	one := savedStatus{status: status, observed: observed, declarations: map[disk.ID]string{}}
 	for _, image := range status.Images {
 		one.declarations[disk.ID{Name: image.Name, UUID: image.UUID}] = image.Declaration
 	}
-	if s.statuses == nil {
-		s.statuses = map[string]savedStatus{}
+	if s.byNode == nil {
+		s.byNode = map[string]savedStatus{}
 	}
-	s.statuses[status.Node] = one
+	s.byNode[status.Node] = one
 	return nil
 }
 
-// Nodes are those of which there is a status, sorted.
-func (s *SavedCluster) Nodes() []string { return slices.Sorted(maps.Keys(s.statuses)) }
+// Nodes returns the nodes that have their own status, sorted.
+func (s *SavedCluster) Nodes() []string { return slices.Sorted(maps.Keys(s.byNode)) }
 
-// Paths are where the disks of a node lay, in the order of their names.
+// Unused returns the nodes that have their own status but are not declared, sorted.
+func (s *SavedCluster) Unused(d plan.Desired) []string {
+	return slices.DeleteFunc(s.Nodes(), func(node string) bool {
+		_, declared := d.Config.Nodes[node]
+		return declared
+	})
+}
+
+// Paths returns the paths of the disks of a node that has its own status, in the order of their
+// names.
 func (s *SavedCluster) Paths(node string) []string {
 	var own []DiskStatus
-	for _, one := range s.statuses[node].Disks {
+	for _, one := range s.byNode[node].status.Disks {
 		if one.Node == node {
 			own = append(own, one)
 		}
 	}
-	slices.SortFunc(own, func(a, b DiskStatus) int { // disk10 is behind disk2
+	slices.SortFunc(own, func(a, b DiskStatus) int { // disk10 comes after disk2
 		return cmp.Or(cmp.Compare(len(a.Disk), len(b.Disk)), cmp.Compare(a.Disk, b.Disk))
 	})
 	paths := make([]string, len(own))
@@ -88,34 +98,35 @@ func (s *SavedCluster) Paths(node string) []string {
 	return paths
 }
 
-// Knows reports whether one of the statuses is of the node, or of one that asked it.
+// Knows reports whether the node has its own status, or is in that of a node that queried it.
 func (s *SavedCluster) Knows(node string) bool {
 	_, _, known := s.latest(node)
 	return known
 }
 
-// latest returns the status that knows a node best: its own, else the newest to which it
-// answered, else the one to which it answered last, else the one that asked in vain for
-// the longest. answers says that what this has stands.
-func (s *SavedCluster) latest(node string) (best savedStatus, answers, known bool) {
-	if own, ok := s.statuses[node]; ok {
+// latest returns the status that knows a node best: its own; otherwise the newest one of a node to
+// which it responds; otherwise the one with its last response; otherwise the one of the node that
+// has queried it for the longest time without a response. responds reports whether the status is
+// current for the node.
+func (s *SavedCluster) latest(node string) (best savedStatus, responds, known bool) {
+	if own, ok := s.byNode[node]; ok {
 		return own, true, true
 	}
-	var least plan.Peer
+	var bestPeer plan.Peer
 	for _, name := range s.Nodes() {
-		one := s.statuses[name]
-		p, asking := one.observed.Peers[node]
+		one := s.byNode[name]
+		p, ok := one.observed.Peers[node]
 		if p.Responds() {
-			p.LastResponse = one.Time
+			p.LastResponse = one.status.Time
 		}
-		if asking && (!known || comparePeers(p, least) > 0) {
-			best, least, answers, known = one, p, p.Responds(), true
+		if ok && (!known || comparePeers(p, bestPeer) > 0) {
+			best, bestPeer, responds, known = one, p, p.Responds(), true
 		}
 	}
-	return best, answers, known
+	return best, responds, known
 }
 
-// comparePeers is positive if more is known of p than of q.
+// comparePeers is positive if p is a better source about its node than q.
 func comparePeers(p, q plan.Peer) int {
 	switch {
 	case p.Responds() && !q.Responds():
@@ -126,25 +137,25 @@ func comparePeers(p, q plan.Peer) int {
 	return cmp.Or(p.LastResponse.Compare(q.LastResponse), cmp.Compare(p.UnreachableFor, q.UnreachableFor))
 }
 
-// Cluster is what is known of the nodes that d declares, at the time of the newest status.
+// Cluster returns what is known of the nodes that d declares, at the time of the newest status.
 func (s *SavedCluster) Cluster(d plan.Desired) *plan.Cluster {
 	c := &plan.Cluster{
 		Now: s.now(), Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{},
 		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[disk.ID]string{}, BackedUp: map[plan.CopyRef]bool{},
 	}
 	for node := range d.Config.Nodes {
-		one, answers, known := s.latest(node)
+		one, responds, known := s.latest(node)
 		if known {
 			one.addTo(c, d, node)
 		}
-		if !answers {
+		if !responds {
 			c.Unreachable[node] = one.unreachable(node)
 		}
-		c.CannotPrepare[node] = s.statuses[node].observed.CannotPrepare
+		c.CannotPrepare[node] = s.byNode[node].observed.CannotPrepare
 	}
 	for ref, seen := range c.Disks {
 		for id := range seen.Copies {
-			if s.statuses[ref.Node].observed.BackedUp[id] {
+			if s.byNode[ref.Node].observed.BackedUp[id] {
 				c.BackedUp[plan.CopyRef{Disk: ref, ID: id}] = true
 			}
 		}
@@ -152,72 +163,72 @@ func (s *SavedCluster) Cluster(d plan.Desired) *plan.Cluster {
 	return c
 }
 
-// now is the time of the newest status.
+// now returns the time of the newest status.
 func (s *SavedCluster) now() time.Time {
 	var now time.Time
-	for _, one := range s.statuses {
-		if one.Time.After(now) {
-			now = one.Time
+	for _, one := range s.byNode {
+		if one.status.Time.After(now) {
+			now = one.status.Time
 		}
 	}
 	return now
 }
 
-// unreachable is a node that did not answer s, or of which s does not tell.
+// unreachable returns a node that did not respond to the node of s, or is not in its status.
 func (s savedStatus) unreachable(node string) plan.Peer {
 	p := s.observed.Peers[node]
 	if p.Problem == "" {
-		p.Problem = "it is in none of the saved states"
+		p.Problem = "no saved status mentions it"
 	}
 	return p
 }
 
-// addTo adds what s has of the disks of a node to c. A disk is the one that lay at its
-// path, whatever it was called.
+// addTo adds the disks of a node to c, with their failures and jobs. A declared disk is the saved
+// disk with the same path, because another configuration may give it another name.
 func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
-	now := map[schema.DiskRef]schema.DiskRef{} // the names of disks, by those that they had
+	renamed := map[schema.DiskRef]schema.DiskRef{} // from the saved to the declared disk
 	for name, declared := range d.Config.Nodes[node].Disks {
 		for ref, seen := range s.observed.Disks {
 			if ref.Node == node && seen.Path == declared.Path {
-				now[ref] = schema.DiskRef{Node: node, Disk: name}
+				renamed[ref] = schema.DiskRef{Node: node, Disk: name}
 			}
 		}
 	}
-	for ref, to := range now {
+	for ref, to := range renamed {
 		c.Disks[to] = s.disk(ref)
 	}
 	for key := range s.observed.Running {
-		if to, ok := now[key.Disk]; ok {
+		if to, ok := renamed[key.Disk]; ok {
 			c.Running[plan.CopyRef{Disk: to, ID: key.ID}] = true
 		}
 	}
 	for key := range s.observed.BeingRead {
-		if to, ok := now[key.Disk]; ok {
+		if to, ok := renamed[key.Disk]; ok {
 			c.BeingRead[plan.CopyRef{Disk: to, ID: key.ID}] = true
 		}
 	}
-	for key, t := range s.observed.Failures {
-		if to, ok := now[key.Disk]; ok && s.stillApplies(d, key.ID) {
-			t.Suspects = renameDisks(t.Suspects, now)
-			c.Failures[plan.CopyRef{Disk: to, ID: key.ID}] = t
+	for key, f := range s.observed.Failures {
+		if to, ok := renamed[key.Disk]; ok && s.stillApplies(d, key.ID) {
+			f.Suspects = renameDisks(f.Suspects, renamed)
+			c.Failures[plan.CopyRef{Disk: to, ID: key.ID}] = f
 		}
 	}
 }
 
-// disk is a disk as its node knows it. What others are not told is as it mostly is.
+// disk returns a disk as its own node knows it. Fields that a node does not publish get their usual
+// value.
 func (s savedStatus) disk(ref schema.DiskRef) plan.Disk {
 	seen := s.observed.Disks[ref]
 	seen.Copies = maps.Clone(seen.Copies)
 	for id, c := range seen.Copies {
-		c.Rejects, c.RejectsForNow = "", false // by another configuration
-		c.HasCfg = c.HasCfg || ref.Node != s.Node
+		c.Rejects, c.RejectsForNow = "", false // the plan of its node decides that again
+		c.HasCfg = c.HasCfg || ref.Node != s.status.Node
 		seen.Copies[id] = c
 	}
 	return seen
 }
 
-// stillApplies reports whether what failed about an image still matters: it is declared as it
-// was.
+// stillApplies reports whether a failure of an image still matters: its declaration is the same.
 func (s savedStatus) stillApplies(d plan.Desired, id disk.ID) bool {
 	if image, declared := d.Config.Images[id.Name]; declared && image.ID == id {
 		return s.declarations[id] == declaration(image)
@@ -225,29 +236,23 @@ func (s savedStatus) stillApplies(d plan.Desired, id disk.ID) bool {
 	return s.declarations[id] == ""
 }
 
-func renameDisks(keys []plan.CopyRef, now map[schema.DiskRef]schema.DiskRef) []plan.CopyRef {
+// renameDisks returns the copies on disks in renamed, under the new names.
+func renameDisks(keys []plan.CopyRef, renamed map[schema.DiskRef]schema.DiskRef) []plan.CopyRef {
 	var out []plan.CopyRef
 	for _, key := range keys {
-		if to, ok := now[key.Disk]; ok {
+		if to, ok := renamed[key.Disk]; ok {
 			out = append(out, plan.CopyRef{Disk: to, ID: key.ID})
 		}
 	}
 	return out
 }
 
-// Unused are the nodes of which there is a status although they are not declared.
-func (s *SavedCluster) Unused(d plan.Desired) []string {
-	return slices.DeleteFunc(s.Nodes(), func(node string) bool {
-		_, declared := d.Config.Nodes[node]
-		return declared
-	})
-}
-
-// maxSavedFile is the size limit of a saved status or plan, which is read into memory.
+// maxSavedFile is the size limit of a saved status or plan in bytes, because the whole file is in memory.
 const maxSavedFile = 256 << 20
 
 // ReadSavedFile decodes a JSON file that this program saved, such as a status or a plan,
-// into v. A file that cannot be read is an *fs.PathError.
+// into v. The error is an *fs.PathError if the file cannot be read, and otherwise says why its content
+// is wrong.
 func ReadSavedFile(file string, v any) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -258,7 +263,7 @@ func ReadSavedFile(file string, v any) error {
 	if fi, err := f.Stat(); err != nil || fi.Size() > maxSavedFile {
 		return cmp.Or[error](err, tooLarge)
 	}
-	text, err := io.ReadAll(io.LimitReader(f, maxSavedFile+1)) // a device has the size 0
+	text, err := io.ReadAll(io.LimitReader(f, maxSavedFile+1)) // a pipe or a device has the size 0
 	switch {
 	case err != nil:
 		return err
@@ -266,7 +271,7 @@ func ReadSavedFile(file string, v any) error {
 		return tooLarge
 	}
 	err = json.Unmarshal(text, v)
-	if _, ok := errors.AsType[*json.SyntaxError](err); ok { // the user named a file of another kind
+	if _, ok := errors.AsType[*json.SyntaxError](err); ok { // the user named a file of another type
 		return fmt.Errorf("it is not JSON: %w", err)
 	}
 	return err

@@ -135,7 +135,7 @@ func TestPlanFromSavedCluster(t *testing.T) {
 		}, "sync " + second + "/disk1: no copy on this disk"},
 		{"a node that no status knows", func(c testCluster) []string {
 			return ranks[1:]
-		}, "wait " + second + "/disk1: the first copy is created on " + first + "/disk1, which does not respond: it is in none of the saved states"},
+		}, "wait " + second + "/disk1: the first copy is created on " + first + "/disk1, which does not respond: no saved status mentions it"},
 		{"one action for a problem that concerns no disk", func(c testCluster) []string {
 			for name, node := range c.config.Nodes {
 				node.AllowScheduling = name == first

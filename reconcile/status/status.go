@@ -1,3 +1,12 @@
+// Package status has the status document: the state of the cluster as one node sees it. A View is
+// one round of a loop, and View.Status makes the document of it. Its JSON is a stable interface of
+// commands, the HTTP API and saved files.
+//
+// The document has everything from which the node planned, so that saved documents can be
+// planned again without the cluster: see SavedCluster.
+//
+// Reading order: status.go, image.go, copy.go and peer.go make the document; ready.go and select.go
+// answer questions about it; decode.go and saved.go read saved documents.
 package status
 
 import (
@@ -14,31 +23,30 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// Status is the cluster as one node sees it: declared, observed, and what lies
-// between. It is a stable interface: fields are added, and none changes its meaning.
-// It has all that the node's plan follows from, so that another one can be made from
-// it later (Observed).
+// Status is the state of the cluster as one node sees it: what is declared, what is observed, and
+// what the node plans. Its JSON is a stable interface: fields may be added, and no field changes
+// its meaning.
 type Status struct {
 	Node   string        `json:"node"`
-	Time   time.Time     `json:"time"` // of the look
+	Time   time.Time     `json:"time"` // of the observation
 	Config ConfigStatus  `json:"config"`
-	Peers  []PeerStatus  `json:"peers"` // those of the other nodes that are asked, sorted
-	Disks  []DiskStatus  `json:"disks"` // declared ones, and those that were seen, sorted
-	Images []ImageStatus `json:"images"`
-	Plan   plan.Plan     `json:"plan"` // of this node
+	Peers  []PeerStatus  `json:"peers"`  // the other declared nodes, sorted by name
+	Disks  []DiskStatus  `json:"disks"`  // the declared and the observed disks, sorted by name
+	Images []ImageStatus `json:"images"` // sorted by name and uuid
+	Plan   plan.Plan     `json:"plan"`   // of this node
 }
 
-// ConfigStatus tells how the config directory was understood.
+// ConfigStatus is the configuration that the node applies, and what is wrong with it.
 type ConfigStatus struct {
-	Digest string `json:"digest"` // "" while anything is broken
-	// Revision is the commit of the git checkout that the directory is, "" for others.
-	// What was changed in the checkout since is not looked for: Digest tells.
+	Digest string `json:"digest"` // the config digest; "" while any part is invalid
+	// Revision is the commit if the directory is a git checkout, "" otherwise. It does not show
+	// uncommitted changes; Digest does.
 	Revision string `json:"revision,omitempty"`
-	Allowed  string `json:"allowed"`
-	Fault    string `json:"fault,omitempty"` // of the directory as a whole
-	// Skew says on which other nodes the configuration differs, if it does on any.
+	Allowed  string `json:"allowed"`         // what a schema.Allowed permits
+	Fault    string `json:"fault,omitempty"` // why the directory cannot be used, or does not include this node
+	// Skew says on which other nodes the configuration differs; "": on none.
 	Skew string `json:"skew,omitempty"`
-	// Suspended is the suspension of everything, if there is one.
+	// Suspended is the suspension in the settings, which applies to all images; nil without one.
 	Suspended *plan.Suspension `json:"suspended,omitempty"`
 	Errors    []string         `json:"errors"`
 	Warnings  []string         `json:"warnings"`
@@ -50,25 +58,27 @@ type DiskStatus struct {
 	Disk string `json:"disk"`
 	Path string `json:"path"`
 	UUID string `json:"uuid"`
-	// Seen: something is known of it. Of a disk that is only declared nothing is, and
-	// what is here of it are zeros.
+	// Observed is false for a disk that is only declared. The fields that would be observed are
+	// zero then.
 	Observed bool `json:"seen"`
-	// Problem says why it cannot be used.
+	// Problem is why the disk cannot be used; "" if it can.
 	Problem string `json:"problem,omitempty"`
-	// ProblemSince is since when, for all that is known.
+	// ProblemSince is when the node first observed the problem. For disks of other nodes it is
+	// when this node first saw it.
 	ProblemSince time.Time `json:"problemSince,omitzero"`
-	// UsageUnknown says why it cannot be told what is used on it; all its copies then
-	// count as used.
+	// UsageUnknown is why the users of the copies cannot be determined, "" if they can. All copies
+	// then count as in use.
 	UsageUnknown string `json:"unclear,omitempty"`
-	// Unreachable says that its node does not answer: what is here is what that said last.
+	// Unreachable is why the node of the disk does not respond, "" if it does. The other fields
+	// then have its last response.
 	Unreachable string `json:"silent,omitempty"`
-	// ClockStepped: the wall clock was set since the times beside its copies were
-	// written, so that intervals that go by it begin anew.
+	// ClockStepped: the wall clock was set after the times in the records of the disk were
+	// written, so that intervals since these times begin again.
 	ClockStepped bool     `json:"clockStepped,omitempty"`
 	Total        int64    `json:"total"`
 	Free         int64    `json:"free"`
-	Reserved     int64    `json:"reserved"`
-	Unmanaged    []string `json:"foreign"` // not ours, left alone; only of this node's disks
+	Reserved     int64    `json:"reserved"` // storageReserved
+	Unmanaged    []string `json:"foreign"`  // unmanaged files and folders; only of disks of this node
 }
 
 func texts(problems []document.Problem) []string {
@@ -79,45 +89,24 @@ func texts(problems []document.Problem) []string {
 	return out
 }
 
-// builder is a view with what is needed to tell of one image after the other.
-type builder struct {
-	View
-	placements map[disk.ID]imagePlacement
-	plan       map[plan.CopyRef]plan.Action
-	transfers  map[plan.CopyRef]job.Transfer
-	// disksByImage has the generations to tell of: those that are declared, lie on a disk, or
-	// are in the plan, each with the disks that have something to do with it.
-	disksByImage map[disk.ID]map[schema.DiskRef]bool
-}
-
-func (t *builder) add(key plan.CopyRef) {
-	if t.disksByImage[key.ID] == nil {
-		t.disksByImage[key.ID] = map[schema.DiskRef]bool{}
-	}
-	if key.Disk != (schema.DiskRef{}) {
-		t.disksByImage[key.ID][key.Disk] = true
-	}
-}
-
-// View is what a loop saw and planned in its last round. It is not changed any
-// more.
+// View is one round of a loop: its inputs, its observation and its plan. It does not change.
 type View struct {
 	Desired  plan.Desired
 	Observed plan.Observed
 	Plan     plan.Plan
-	// Fault says what is wrong with the config directory as a whole, or that this node
-	// is not in it; Config has the mistakes in its files.
+	// Fault is why the config directory cannot be used, or why the configuration does not include
+	// this node; "": neither. Config has the errors in its files.
 	Fault  string
 	Config schema.Result
-	// Loaded says that some configuration was taken; before, there is only a Fault.
+	// Loaded is true if any configuration was applied. Otherwise there is only a Fault.
 	Loaded bool
-	Rounds int // since the start
+	Rounds int // since the start of the process
 
-	Placements *PlacementCache // for Status; nil: it looks each time anew
+	Placements *PlacementCache // for Status; nil: each call computes the placements
 }
 
-// Status shows the view together with what is under way.
-func (v View) Status(under map[plan.CopyRef]job.Transfer) Status {
+// Status returns the document of the view together with the jobs that run now.
+func (v View) Status(transfers map[plan.CopyRef]job.Transfer) Status {
 	s := Status{
 		Node: v.Desired.Node, Time: v.Observed.Now, Plan: v.Plan,
 		Peers: v.peers(), Disks: []DiskStatus{}, Images: []ImageStatus{},
@@ -130,40 +119,61 @@ func (v View) Status(under map[plan.CopyRef]job.Transfer) Status {
 	for _, ref := range slices.SortedFunc(maps.Keys(v.disks()), plan.CompareDisks) {
 		s.Disks = append(s.Disks, v.diskStatus(ref))
 	}
-	t := v.newBuilder(under)
-	for _, id := range slices.SortedFunc(maps.Keys(t.disksByImage), plan.CompareIDs) {
-		s.Images = append(s.Images, t.image(id))
+	b := v.newBuilder(transfers)
+	for _, id := range slices.SortedFunc(maps.Keys(b.disksByImage), plan.CompareIDs) {
+		s.Images = append(s.Images, b.image(id))
 	}
 	return s
 }
 
-func (v View) newBuilder(under map[plan.CopyRef]job.Transfer) *builder {
-	t := &builder{
-		View: v, placements: v.placements(), transfers: under,
-		plan: map[plan.CopyRef]plan.Action{}, disksByImage: map[disk.ID]map[schema.DiskRef]bool{},
+// builder makes the ImageStatus of one generation after the other.
+type builder struct {
+	view       View
+	placements map[disk.ID]imagePlacement
+	planned    map[plan.CopyRef]plan.Action
+	transfers  map[plan.CopyRef]job.Transfer
+	// disksByImage has the generations in the document: those that are declared, have a copy, or
+	// are in the plan. Each has the disks with a copy, a failure or a job.
+	disksByImage map[disk.ID]map[schema.DiskRef]bool
+}
+
+func (v View) newBuilder(transfers map[plan.CopyRef]job.Transfer) *builder {
+	b := &builder{
+		view: v, placements: v.placements(), transfers: transfers,
+		planned: map[plan.CopyRef]plan.Action{}, disksByImage: map[disk.ID]map[schema.DiskRef]bool{},
 	}
 	for _, image := range v.Desired.Config.Images {
-		t.disksByImage[image.ID] = map[schema.DiskRef]bool{}
+		b.disksByImage[image.ID] = map[schema.DiskRef]bool{}
 	}
 	for _, a := range v.Plan.Actions {
-		t.plan[a.CopyRef()] = a
-		t.add(plan.CopyRef{ID: a.CopyRef().ID}) // broken declarations are only there
+		b.planned[a.CopyRef()] = a
+		b.add(plan.CopyRef{ID: a.CopyRef().ID}) // an image with an invalid declaration is only here
 	}
 	for ref, seen := range v.Observed.Disks {
 		for id := range seen.Copies {
-			t.add(plan.CopyRef{Disk: ref, ID: id})
+			b.add(plan.CopyRef{Disk: ref, ID: id})
 		}
 	}
 	for key := range v.Observed.Failures {
-		t.add(key)
+		b.add(key)
 	}
 	for key := range v.Observed.Running {
-		t.add(key)
+		b.add(key)
 	}
-	return t
+	return b
 }
 
-// disks are those that are declared or were seen.
+// add adds a generation to the document, and the disk to its disks unless it is zero.
+func (b *builder) add(key plan.CopyRef) {
+	if b.disksByImage[key.ID] == nil {
+		b.disksByImage[key.ID] = map[schema.DiskRef]bool{}
+	}
+	if key.Disk != (schema.DiskRef{}) {
+		b.disksByImage[key.ID][key.Disk] = true
+	}
+}
+
+// disks returns the disks that are declared or observed.
 func (v View) disks() map[schema.DiskRef]bool {
 	refs := map[schema.DiskRef]bool{}
 	for node, declared := range v.Desired.Config.Nodes {
@@ -177,6 +187,7 @@ func (v View) disks() map[schema.DiskRef]bool {
 	return refs
 }
 
+// diskStatus returns the status of a disk, which is declared, observed or both.
 func (v View) diskStatus(ref schema.DiskRef) DiskStatus {
 	seen, known := v.Observed.Disks[ref]
 	declared, _ := v.Desired.Disk(ref)
@@ -193,13 +204,14 @@ func (v View) diskStatus(ref schema.DiskRef) DiskStatus {
 	}
 }
 
+// placements returns the placements of the declared images. Concurrent calls compute them once.
 func (v View) placements() map[disk.ID]imagePlacement {
-	l := v.Placements
-	if l == nil {
-		l = &PlacementCache{}
+	cache := v.Placements
+	if cache == nil {
+		cache = &PlacementCache{}
 	}
-	l.once.Do(func() { l.byImage = v.computePlacements() })
-	return l.byImage
+	cache.once.Do(func() { cache.byImage = v.computePlacements() })
+	return cache.byImage
 }
 
 func (v View) computePlacements() map[disk.ID]imagePlacement {
@@ -217,6 +229,7 @@ func (v View) computePlacements() map[disk.ID]imagePlacement {
 	return all
 }
 
+// peers returns the status of the other nodes.
 func (v View) peers() []PeerStatus {
 	peers := []PeerStatus{}
 	for _, name := range slices.Sorted(maps.Keys(v.Observed.Peers)) {
