@@ -62,7 +62,6 @@ type PartOptions struct {
 type Part struct {
 	folder   imageFolder
 	options  PartOptions
-	source   *PartSource // nil: no source, and the content is not used
 	writer   partWriter
 	hashes   *hashes
 	pipeline *pipeline // nil once closed
@@ -82,16 +81,13 @@ func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error
 	if err != nil {
 		return nil, err
 	}
-	p := &Part{folder: folder, options: o, source: record.Source}
-	p.writer = partWriter{folder: folder, reserve: o.Reserve, maxSize: o.MaxSize, source: p.Source}
+	p := &Part{folder: folder, options: o, writer: partWriter{folder: folder, reserve: o.Reserve, maxSize: o.MaxSize}}
 	if err := p.writer.open(); err != nil {
 		return nil, fmt.Errorf("open partial file of %s: %w", id, err)
 	}
 	p.start()
-	if p.source != nil && o.Accept != nil && !o.Accept(*p.source) {
-		p.source = nil
-	}
-	if p.source != nil {
+	if record.Source != nil && (o.Accept == nil || o.Accept(*record.Source)) {
+		p.writer.source.Store(record.Source)
 		if err := p.resume(ctx); err != nil {
 			p.pipeline.abort()
 			return nil, errors.Join(fmt.Errorf("resume partial file of %s: %w", id, err), p.writer.close())
@@ -145,10 +141,10 @@ func (p *Part) resume(ctx context.Context) error {
 
 // Source returns the source of the partial file's bytes. It is zero before the first Begin.
 func (p *Part) Source() PartSource {
-	if p.source == nil {
-		return PartSource{}
+	if source := p.writer.source.Load(); source != nil {
+		return *source
 	}
-	return *p.source
+	return PartSource{}
 }
 
 // Offset returns the number of appended bytes: the offset of the next byte to append. The bytes of an
@@ -178,7 +174,7 @@ func (p *Part) Begin(source PartSource) error {
 		return fmt.Errorf("begin %s: %w", p.folder.id, err)
 	}
 	// Remove the hashes first: otherwise new bytes could count as verified because of an old hash.
-	p.source = nil
+	p.writer.source.Store(nil)
 	err := errors.Join(p.writer.journal.reset(), p.writer.file.Truncate(0))
 	if err == nil {
 		err = p.folder.recordSource(source)
@@ -187,7 +183,7 @@ func (p *Part) Begin(source PartSource) error {
 	if err != nil {
 		return fmt.Errorf("begin %s: %w", p.folder.id, err)
 	}
-	p.source = &source
+	p.writer.source.Store(&source)
 	return nil
 }
 
@@ -198,7 +194,7 @@ func (p *Part) SetSize(size int64) error {
 	if err := p.folder.recordSource(source); err != nil {
 		return fmt.Errorf("set size of the partial file of %s: %w", p.folder.id, err)
 	}
-	p.source = &source
+	p.writer.source.Store(&source)
 	return nil
 }
 
@@ -246,7 +242,7 @@ func (p *Part) Continue(source PartSource) error {
 	if err != nil {
 		return fmt.Errorf("continue partial file of %s: %w", p.folder.id, err)
 	}
-	p.source = &source
+	p.writer.source.Store(&source)
 	return nil
 }
 

@@ -292,6 +292,28 @@ func TestNoSpaceErrorWithUnknownSize(t *testing.T) {
 	}
 }
 
+// TestNoSpaceErrorDuringSetSize checks that the writer can read the source of the partial file
+// while SetSize changes it: a client may send the size of an upload when the disk is full.
+func TestNoSpaceErrorDuringSetSize(t *testing.T) {
+	const size = 2 * ChunkSize
+	p := openPart(t, newDisk(t), PartOptions{Reserve: 1 << 60})
+	if err := p.Begin(PartSource{ID: "test", Size: -1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ReadFrom(bytes.NewReader(sparseImage(ChunkSize))); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.SetSize(size); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Commit(Digest{}); !errors.Is(err, ErrNoSpace) {
+		t.Errorf("the error is %v", err)
+	}
+	if got := p.Source().Size; got != size {
+		t.Errorf("the size is %d", got)
+	}
+}
+
 // TestNoSpaceErrorWithKnownSize checks that the error contains the size of the whole image, if
 // another program occupied the space during the transfer. The whole image must fit before the next
 // attempt.

@@ -14,9 +14,11 @@ import (
 // writeHash and writeChunk. Only the goroutine of the Part calls the other methods.
 type partWriter struct {
 	folder  imageFolder
-	reserve int64             // bytes that must stay free on the disk
-	maxSize int64             // of the image; 0: no limit
-	source  func() PartSource // for the space that the image needs
+	reserve int64 // bytes that must stay free on the disk
+	maxSize int64 // of the image; 0: no limit
+	// source is nil if there is none: then the content counts for nothing. The Part may set
+	// the size while writeChunk reads it.
+	source  atomic.Pointer[PartSource]
 	file    *os.File
 	direct  bool
 	journal chunkFile
@@ -122,7 +124,10 @@ func (w *partWriter) wrapNoSpace(err error) error {
 	if !errors.Is(err, ErrNoSpace) {
 		return err
 	}
-	e := &NoSpaceError{Need: max(w.written.Load()+ChunkSize, w.source().need())}
+	e := &NoSpaceError{Need: w.written.Load() + ChunkSize}
+	if source := w.source.Load(); source != nil {
+		e.Need = max(e.Need, source.need())
+	}
 	if space, err := w.folder.disk.Space(); err == nil {
 		e.Free = max(0, space.Free-w.reserve)
 	}
