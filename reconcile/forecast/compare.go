@@ -11,7 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// Change is what became of something that is declared.
+// Change is how a declaration differs between two configurations; "": not at all.
 type Change string
 
 // The changes from one configuration to another.
@@ -21,44 +21,44 @@ const (
 	Changed Change = "changed"
 )
 
-// Difference is what one configuration says otherwise than another, whatever lies on
-// disks. It is a stable interface: fields are added, and none changes its meaning.
+// Difference is how two configurations differ, independently of the observed state. Its JSON is a
+// stable interface: fields may be added, and no field changes its meaning.
 type Difference struct {
 	Images   []ImageDifference `json:"images"` // sorted
-	Nodes    []NodeDifference  `json:"nodes"`  // sorted; those on which anything changes
+	Nodes    []NodeDifference  `json:"nodes"`  // sorted; nodes with any change
 	Settings bool              `json:"settings"`
 }
 
-// ImageDifference is an image that is declared otherwise, or elsewhere.
+// ImageDifference is an image whose declaration or desired disks differ.
 type ImageDifference struct {
 	Image  string `json:"image"`
-	Change Change `json:"change,omitempty"` // "": its disks alone are other ones, as nodes are
-	// Generation: it has other bytes, so that all copies are made anew.
+	Change Change `json:"change,omitempty"` // "": only its disks differ, because nodes do
+	// Generation: it has a new uuid, so that all copies are created again (I5).
 	Generation bool   `json:"generation,omitempty"`
-	UUID       string `json:"uuid,omitempty"`    // of what is declared now
-	OldUUID    string `json:"oldUUID,omitempty"` // of what was
-	// Before and After are the disks that should have a copy, as NODE/DISK, best first, if all
-	// disks can take one.
+	UUID       string `json:"uuid,omitempty"`    // as declared after
+	OldUUID    string `json:"oldUUID,omitempty"` // as declared before
+	// Before and After are the desired disks, as NODE/DISK, best first, if every disk can take a
+	// copy.
 	Before  []string `json:"before"`
 	After   []string `json:"after"`
-	Added   []string `json:"comes"` // disks that should have a copy now and should not before
-	Removed []string `json:"goes"`
+	Added   []string `json:"comes"` // in After and not in Before
+	Removed []string `json:"goes"`  // in Before and not in After
 
 	added, removed []schema.DiskRef
 }
 
-// NodeDifference is a node that is declared otherwise, or should have other copies.
+// NodeDifference is a node whose declaration or desired copies differ.
 type NodeDifference struct {
 	Node    string   `json:"node"`
 	Change  Change   `json:"change,omitempty"`
-	Added   []string `json:"comes"` // images, sorted
+	Added   []string `json:"comes"` // images that it has to have after and not before, sorted
 	Removed []string `json:"goes"`
 }
 
 // Empty reports whether there is no difference.
 func (d Difference) Empty() bool { return len(d.Images)+len(d.Nodes) == 0 && !d.Settings }
 
-// Compare says what after says otherwise than before.
+// Compare returns how after differs from before. Positions in files do not count.
 func Compare(before, after schema.Config) Difference {
 	d := Difference{Images: []ImageDifference{}, Nodes: []NodeDifference{}, Settings: !reflect.DeepEqual(before.Settings, after.Settings)}
 	nodes := map[string]*NodeDifference{}
@@ -90,13 +90,14 @@ func Compare(before, after schema.Config) Difference {
 	return d
 }
 
-// sortedKeys has the keys of both, sorted.
+// sortedKeys returns the keys of both maps, sorted.
 func sortedKeys[V any](a, b map[string]V) []string {
 	keys := slices.AppendSeq(slices.Collect(maps.Keys(a)), maps.Keys(b))
 	slices.Sort(keys)
 	return slices.Compact(keys)
 }
 
+// changed returns the change of a declaration that exists before (was) and after (is).
 func changed(was, is, equal bool) Change {
 	switch {
 	case !was:
@@ -109,6 +110,8 @@ func changed(was, is, equal bool) Change {
 	return ""
 }
 
+// compareImage returns how the image differs, and whether it does. was and is rank the disks before
+// and after.
 func compareImage(name string, before, after map[string]schema.Image, was, is *plan.RankCache) (d ImageDifference, differs bool) {
 	a, old := before[name]
 	b, now := after[name]
@@ -136,12 +139,4 @@ func refTexts(refs []schema.DiskRef) []string {
 		texts[i] = ref.String()
 	}
 	return texts
-}
-
-// Without is r without what base tells of in the same words.
-func (r Risk) Without(base Risk) Risk {
-	r.LosesAll = slices.DeleteFunc(slices.Clone(r.LosesAll), func(s string) bool { return slices.Contains(base.LosesAll, s) })
-	r.BelowReserve = slices.DeleteFunc(slices.Clone(r.BelowReserve), func(s string) bool { return slices.Contains(base.BelowReserve, s) })
-	r.BelowCopies = slices.DeleteFunc(slices.Clone(r.BelowCopies), func(s Shortfall) bool { return slices.Contains(base.BelowCopies, s) })
-	return r
 }

@@ -1,3 +1,12 @@
+// Package forecast summarises plans of a whole cluster for people who approve a change: which images
+// and copies they create and delete, what crosses the networks, how full disks become, and what is
+// at risk. It also compares two configurations.
+//
+// A forecast includes what follows from the plan without any further change, such as a clean-up after
+// its interval, or a sync after the first copy. It is a pure function of the cluster and the plan.
+//
+// Reading order: fleet.go has the forecast as data, forecast.go computes it, and compare.go compares
+// configurations.
 package forecast
 
 import (
@@ -9,29 +18,30 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// Fleet is what the plan of all nodes comes to, what follows from it by itself included:
-// what waits for a clean-up interval, or for the first copy. It is a stable interface:
-// fields are added, and none changes its meaning.
+// Fleet is the forecast for the plan of all nodes. Its JSON is a stable interface: fields may be
+// added, and no field changes its meaning.
 type Fleet struct {
 	State   FleetState      `json:"state"`
 	Risk    Risk            `json:"risk"`
 	Traffic Traffic         `json:"traffic"`
-	Images  []ImageForecast `json:"images"` // of which a copy is there or wanted, sorted
-	Disks   []DiskForecast  `json:"disks"`  // declared ones, sorted
-	// Deferred are deletions that do not come about by themselves, Blocked is what a person
-	// has to change, by reason.
+	Images  []ImageForecast `json:"images"` // declared or with copies, sorted by name and uuid
+	Disks   []DiskForecast  `json:"disks"`  // the declared ones, sorted by name
+	// Deferred has the deletions that do not happen without a further change, and Blocked all else
+	// that needs one; both by reason.
 	Deferred []ReasonGroup `json:"held"`
 	Blocked  []ReasonGroup `json:"blocked"`
 }
 
-// FleetState tells how much is known of a fleet.
+// FleetState is how current and complete the observed state is.
 type FleetState struct {
-	Time        time.Time `json:"time"` // of the newest status
-	Nodes       int       `json:"nodes"`
-	Unreachable []string  `json:"silent"` // declared nodes of which nothing is known, or that did not answer
+	Time  time.Time `json:"time"` // of the newest status
+	Nodes int       `json:"nodes"`
+	// Unreachable are the declared nodes without a status that did not respond to any other node,
+	// sorted.
+	Unreachable []string `json:"silent"`
 }
 
-// CopyStats is a number of copies, and what they take on disks.
+// CopyStats is a number of copies and their size on disk.
 type CopyStats struct {
 	Copies int   `json:"copies"`
 	Bytes  int64 `json:"bytes"`
@@ -39,44 +49,44 @@ type CopyStats struct {
 
 func (a *CopyStats) add(bytes int64) {
 	a.Copies++
-	a.Bytes += max(0, bytes)
+	a.Bytes += max(0, bytes) // below 0: not known
 }
 
-// Risk is what somebody who approves a change should know.
+// Risk is what a person who approves a change should know.
 type Risk struct {
-	Removes      CopyStats `json:"removes"` // copies that are deleted at once
-	RemovesLater CopyStats `json:"removesLater"`
-	Evicts       CopyStats `json:"evicts"` // copies that are deleted when others are there instead
+	Removes      CopyStats `json:"removes"`      // copies that are deleted at once
+	RemovesLater CopyStats `json:"removesLater"` // copies that are deleted after a wait
+	Evicts       CopyStats `json:"evicts"`       // copies that are deleted when others replace them
 	// LosesAll are images that have ready copies and will have none.
 	LosesAll []string `json:"losesAll"`
-	// BelowCopies are images that will have fewer copies than they should have.
+	// BelowCopies are images that will have fewer ready copies than desired.
 	BelowCopies []Shortfall `json:"belowCopies"`
-	// BelowReserve are disks, as NODE/DISK, that will have less free than is reserved.
+	// BelowReserve are disks, as NODE/DISK, that will have less free space than is reserved.
 	BelowReserve []string `json:"belowReserve"`
-	Deferred     int      `json:"held"`
-	Blocked      int      `json:"blocked"`
+	Deferred     int      `json:"held"`    // copies in Fleet.Deferred
+	Blocked      int      `json:"blocked"` // entries in Fleet.Blocked
 }
 
-// Shortfall is an image that has fewer copies than it should have.
+// Shortfall is an image with fewer ready copies than desired.
 type Shortfall struct {
 	Image   string `json:"image"`
 	Desired int    `json:"wanted"`
-	After   int    `json:"after"`
+	After   int    `json:"after"` // ready copies after the plan
 }
 
-// Traffic is what crosses networks and disks.
+// Traffic is how much is transferred, by where it comes from.
 type Traffic struct {
-	Upstreams TransferStats `json:"origins"` // first copies: what others than the nodes have to send
-	Peers     TransferStats `json:"peers"`   // from node to node
-	Local     TransferStats `json:"local"`   // from disk to disk of one node
+	Upstreams TransferStats `json:"origins"` // for first copies
+	Peers     TransferStats `json:"peers"`   // between nodes
+	Local     TransferStats `json:"local"`   // between disks of one node
 	Backups   TransferStats `json:"backups"`
 }
 
-// TransferStats is a number of transfers.
+// TransferStats is a number of transfers and their size.
 type TransferStats struct {
 	Transfers int   `json:"transfers"`
-	Bytes     int64 `json:"bytes"`   // as far as they are known
-	Unknown   int   `json:"unknown"` // transfers of which the size is not known
+	Bytes     int64 `json:"bytes"`   // of the transfers with a known size
+	Unknown   int   `json:"unknown"` // transfers with an unknown size
 }
 
 func (f *TransferStats) add(bytes int64) {
@@ -94,50 +104,58 @@ type ImageForecast struct {
 	UUID     string         `json:"uuid"`
 	Declared bool           `json:"declared"`
 	Desired  int            `json:"wanted"` // copies
-	Ready    int            `json:"ready"`
-	After    int            `json:"after"` // copies that are ready then
-	Copies   []CopyForecast `json:"copies"`
+	Ready    int            `json:"ready"`  // copies that are ready now
+	After    int            `json:"after"`  // copies that are ready after the plan
+	Copies   []CopyForecast `json:"copies"` // existing and planned ones, sorted by disk
 }
 
-// CopyForecast is a copy that is there or comes.
+// CopyForecast is an existing or planned copy.
 type CopyForecast struct {
 	Node   string     `json:"node"`
 	Disk   string     `json:"disk"`
-	State  disk.State `json:"state,omitempty"` // "": nothing is there
-	Action plan.Op    `json:"action,omitempty"`
-	Later  bool       `json:"later,omitempty"` // the action waits for something that comes by itself
+	State  disk.State `json:"state,omitempty"`  // "": it does not exist
+	Action plan.Op    `json:"action,omitempty"` // the planned operation, now or later
+	Later  bool       `json:"later,omitempty"`  // the operation waits for a time or another action
 }
 
 // DiskForecast is the space on one disk, in bytes.
 type DiskForecast struct {
 	Node           string `json:"node"`
 	Disk           string `json:"disk"`
-	Known          bool   `json:"known"` // a status tells of it; else there are only zeros
+	Known          bool   `json:"known"` // the disk was observed; otherwise the sizes are zero
 	Problem        string `json:"problem,omitempty"`
 	Total          int64  `json:"total"`
 	Reserved       int64  `json:"reserved"`
-	FreeBefore     int64  `json:"before"`  // free
-	Created        int64  `json:"comes"`   // of copies that are made
-	CreatedUnknown int    `json:"unknown"` // copies that are made and of which the size is not known
-	Deleted        int64  `json:"goes"`    // of copies that are deleted, at once or later
-	FreeLowest     int64  `json:"lowest"`  // free when all has come and nothing has gone yet
-	FreeAfter      int64  `json:"after"`   // free
-	BelowReserve   bool   `json:"below"`   // Lowest is less than is reserved, by what comes
+	FreeBefore     int64  `json:"before"`
+	Created        int64  `json:"comes"`   // by new copies with a known size
+	CreatedUnknown int    `json:"unknown"` // the number of new copies with an unknown size
+	Deleted        int64  `json:"goes"`    // by deletions, at once or later
+	FreeLowest     int64  `json:"lowest"`  // after all new copies and before any deletion
+	FreeAfter      int64  `json:"after"`
+	BelowReserve   bool   `json:"below"` // new copies leave less than Reserved free
 }
 
-// ReasonGroup is a reason for which copies are held or blocked.
+// ReasonGroup is a reason, and what is deferred or blocked for it.
 type ReasonGroup struct {
 	Reason string   `json:"why"`
-	Copies []string `json:"copies"` // or images, where no disk is concerned; sorted
+	Copies []string `json:"copies"` // as NODE/DISK/FOLDER, or images if no disk is concerned; sorted
 }
 
-// New says what a plan for nodes of d's configuration, or a part of it, comes to.
+// New returns the forecast for a plan of nodes of the cluster, with the configuration of d.
 func New(c *plan.Cluster, d plan.Desired, p plan.Plan) Fleet {
-	d.Node, d.OnlyDisks = "", nil
-	f := Build(d, c.ObserveFrom(d, c.Disks), p)
+	d.Node, d.OnlyDisks = "", nil // as a node without disks sees the cluster
+	f := build(d, c.ObserveFrom(d, c.Disks), p)
 	f.State = FleetState{Time: c.Now, Nodes: len(d.Config.Nodes), Unreachable: slices.Sorted(maps.Keys(c.Unreachable))}
 	if f.State.Unreachable == nil {
-		f.State.Unreachable = []string{}
+		f.State.Unreachable = []string{} // [] in JSON
 	}
 	return f
+}
+
+// Without returns r without the images and disks that base has with the same values.
+func (r Risk) Without(base Risk) Risk {
+	r.LosesAll = slices.DeleteFunc(slices.Clone(r.LosesAll), func(s string) bool { return slices.Contains(base.LosesAll, s) })
+	r.BelowReserve = slices.DeleteFunc(slices.Clone(r.BelowReserve), func(s string) bool { return slices.Contains(base.BelowReserve, s) })
+	r.BelowCopies = slices.DeleteFunc(slices.Clone(r.BelowCopies), func(s Shortfall) bool { return slices.Contains(base.BelowCopies, s) })
+	return r
 }

@@ -10,30 +10,31 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// builder makes a Fleet of what is declared, seen and planned.
+// builder computes a Fleet.
 type builder struct {
-	plan.Desired
-	o        plan.Observed
+	desired  plan.Desired
+	observed plan.Observed
 	fleet    Fleet
 	images   map[disk.ID]*ImageForecast
 	disks    map[schema.DiskRef]*DiskForecast
 	copies   map[plan.CopyRef]*CopyForecast
-	sizes    map[disk.ID]plan.Copy // a ready copy of each
-	blocked  map[string][]string
-	deferred map[string][]string
+	sizes    map[disk.ID]plan.Copy // the largest ready copy of each generation
+	blocked  map[string][]string   // by reason
+	deferred map[string][]string   // by reason
 }
 
-// Build is a pure function of its arguments: d is as somebody sees it who has no disks.
-func Build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
+// build returns the forecast for a plan, without the State. d and o are those of a node without
+// disks.
+func build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 	f := &builder{
-		Desired: d, o: o, images: map[disk.ID]*ImageForecast{}, disks: map[schema.DiskRef]*DiskForecast{}, copies: map[plan.CopyRef]*CopyForecast{},
+		desired: d, observed: o, images: map[disk.ID]*ImageForecast{}, disks: map[schema.DiskRef]*DiskForecast{}, copies: map[plan.CopyRef]*CopyForecast{},
 		sizes: map[disk.ID]plan.Copy{}, blocked: map[string][]string{}, deferred: map[string][]string{},
 	}
 	f.addCurrent()
 	var last []plan.Action
 	for _, a := range p.Actions {
 		if a.Eventually().Deletes() && a.Idle() && a.Until.IsZero() {
-			last = append(last, a) // it waits for what else comes
+			last = append(last, a) // it waits for other copies, which must be counted first
 			continue
 		}
 		f.addAction(a)
@@ -49,12 +50,12 @@ func Build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 	return f.fleet
 }
 
-// addCurrent notes what there is.
+// addCurrent adds the current state.
 func (f *builder) addCurrent() {
-	for id, p := range f.Placements(f.o) {
+	for id, p := range f.desired.Placements(f.observed) {
 		f.image(id).Desired = p.Desired()
 	}
-	for ref, seen := range f.o.Disks {
+	for ref, seen := range f.observed.Disks {
 		for id, c := range seen.Copies {
 			if c.State == disk.Pending && c.PartBytes == 0 || seen.Problem != "" {
 				continue
@@ -70,10 +71,10 @@ func (f *builder) addCurrent() {
 			}
 		}
 	}
-	for node, declared := range f.Config.Nodes {
+	for node, declared := range f.desired.Config.Nodes {
 		for name, one := range declared.Disks {
 			ref := schema.DiskRef{Node: node, Disk: name}
-			seen, known := f.o.Disks[ref]
+			seen, known := f.observed.Disks[ref]
 			f.disks[ref] = &DiskForecast{
 				Node: node, Disk: name, Known: known, Problem: seen.Problem, Total: seen.Space.Total, Reserved: one.StorageReserved,
 				FreeBefore: seen.Space.Free, FreeLowest: seen.Space.Free, FreeAfter: seen.Space.Free,
@@ -82,16 +83,18 @@ func (f *builder) addCurrent() {
 	}
 }
 
+// image returns the forecast of a generation, which it adds if there is none yet.
 func (f *builder) image(id disk.ID) *ImageForecast {
 	one := f.images[id]
 	if one == nil {
-		declared, ok := f.Config.Images[id.Name]
+		declared, ok := f.desired.Config.Images[id.Name]
 		one = &ImageForecast{Image: id.Name, UUID: id.UUID, Declared: ok && declared.ID == id, Copies: []CopyForecast{}}
 		f.images[id] = one
 	}
 	return one
 }
 
+// copy returns the forecast of a copy, which it adds if there is none yet.
 func (f *builder) copy(key plan.CopyRef) *CopyForecast {
 	one := f.copies[key]
 	if one == nil {
@@ -101,9 +104,9 @@ func (f *builder) copy(key plan.CopyRef) *CopyForecast {
 	return one
 }
 
-// addAction counts one action.
+// addAction adds the effect of one action.
 func (f *builder) addAction(a plan.Action) {
-	key, kind := a.CopyRef(), a.Eventually()
+	key, op := a.CopyRef(), a.Eventually()
 	what := key.String()
 	if a.Disk == "" {
 		what = a.Image
@@ -116,52 +119,55 @@ func (f *builder) addAction(a plan.Action) {
 		f.deferred[a.Text] = append(f.deferred[a.Text], what)
 		f.fleet.Risk.Deferred++
 	}
-	if kind == "" {
+	if op == "" {
 		return
 	}
 	one := f.copy(key)
-	one.Action, one.Later = kind, a.Idle()
+	one.Action, one.Later = op, a.Idle()
 	switch {
-	case kind.CreatesCopy():
-		f.transferStats(a, kind).add(f.transferBytes(a))
+	case op.CreatesCopy():
+		f.transferStats(a, op).add(f.transferBytes(a))
 		f.addCreation(key, a)
-	case kind.Deletes():
-		f.addDeletion(key, kind, a.Idle())
-	case kind == plan.Backup:
+	case op.Deletes():
+		f.addDeletion(key, op, a.Idle())
+	case op == plan.Backup:
 		f.fleet.Traffic.Backups.add(a.Bytes)
 	case one.State != disk.Ready && f.declares(key):
-		f.image(key.ID).After++ // adopt, verify and repair make ready what lies there
+		f.image(key.ID).After++ // adopt, verify and repair make the existing copy ready
 	}
 }
 
-// enoughAfter reports whether enough copies will be there without this one.
+// enoughAfter reports whether enough copies of the image will be ready without this one.
 func (f *builder) enoughAfter(key plan.CopyRef) bool {
-	image, declared := f.Config.Images[key.ID.Name]
+	image, declared := f.desired.Config.Images[key.ID.Name]
 	if !declared {
 		return true
 	}
 	one := f.image(image.ID)
 	after := one.After
-	if c := f.o.Disks[key.Disk].Copies[key.ID]; key.ID == image.ID && c.State == disk.Ready {
+	if c := f.observed.Disks[key.Disk].Copies[key.ID]; key.ID == image.ID && c.State == disk.Ready {
 		after--
 	}
 	return after >= one.Desired
 }
 
-func (f *builder) declares(key plan.CopyRef) bool { return f.Config.Images[key.ID.Name].ID == key.ID }
+// declares reports whether the copy is of the declared generation.
+func (f *builder) declares(key plan.CopyRef) bool {
+	return f.desired.Config.Images[key.ID.Name].ID == key.ID
+}
 
-// transferStats is where the bytes of a new copy come from.
-func (f *builder) transferStats(a plan.Action, kind plan.Op) *TransferStats {
+// transferStats returns the statistics for a new copy, by where its bytes come from.
+func (f *builder) transferStats(a plan.Action, op plan.Op) *TransferStats {
 	switch {
-	case kind.IsFirstCopy() && kind != plan.Clone:
+	case op.IsFirstCopy() && op != plan.Clone:
 		return &f.fleet.Traffic.Upstreams
-	case kind == plan.Clone, a.From.Disk.Node == a.Node:
+	case op == plan.Clone, a.From.Disk.Node == a.Node:
 		return &f.fleet.Traffic.Local
 	}
 	return &f.fleet.Traffic.Peers
 }
 
-// transferBytes is how much is moved.
+// transferBytes returns how many bytes an action transfers, plan.UnknownBytes if that is not known.
 func (f *builder) transferBytes(a plan.Action) int64 {
 	c, known := f.sizes[a.CopyRef().ID]
 	switch {
@@ -173,13 +179,13 @@ func (f *builder) transferBytes(a plan.Action) int64 {
 	return plan.UnknownBytes
 }
 
-// addCreation counts a new copy of which some bytes may be there.
+// addCreation adds a new copy. A partial file of it may exist.
 func (f *builder) addCreation(key plan.CopyRef, a plan.Action) {
 	source, known := f.sizes[key.ID]
-	if c, there := f.o.Disks[a.From.Disk].Copies[a.From.ID]; there {
+	if c, exists := f.observed.Disks[a.From.Disk].Copies[a.From.ID]; exists {
 		source, known = c, true
 	}
-	c := f.o.Disks[key.Disk].Copies[key.ID]
+	c := f.observed.Disks[key.Disk].Copies[key.ID]
 	if d := f.disks[key.Disk]; d != nil && known {
 		d.Created += plan.RemainingBytes(c, source.RealSize)
 	} else if d != nil {
@@ -188,9 +194,9 @@ func (f *builder) addCreation(key plan.CopyRef, a plan.Action) {
 	f.image(key.ID).After++
 }
 
-// addDeletion counts a deletion.
-func (f *builder) addDeletion(key plan.CopyRef, kind plan.Op, later bool) {
-	c := f.o.Disks[key.Disk].Copies[key.ID]
+// addDeletion adds a deletion.
+func (f *builder) addDeletion(key plan.CopyRef, op plan.Op, later bool) {
+	c := f.observed.Disks[key.Disk].Copies[key.ID]
 	if d := f.disks[key.Disk]; d != nil {
 		d.Deleted += c.RealSize
 	}
@@ -198,7 +204,7 @@ func (f *builder) addDeletion(key plan.CopyRef, kind plan.Op, later bool) {
 		f.image(key.ID).After--
 	}
 	switch {
-	case kind == plan.Evict:
+	case op == plan.Evict:
 		f.fleet.Risk.Evicts.add(c.RealSize)
 	case later:
 		f.fleet.Risk.RemovesLater.add(c.RealSize)
@@ -207,14 +213,15 @@ func (f *builder) addDeletion(key plan.CopyRef, kind plan.Op, later bool) {
 	}
 }
 
+// endImages completes the images, and the risks for them.
 func (f *builder) endImages() {
 	for key, c := range f.copies {
 		one := f.image(key.ID)
 		one.Copies = append(one.Copies, *c)
 	}
-	left := map[string]int{} // ready copies of any generation
+	readyAfter := map[string]int{} // ready copies of any generation, by name
 	for _, one := range f.images {
-		left[one.Image] += one.After
+		readyAfter[one.Image] += one.After
 	}
 	f.fleet.Images = []ImageForecast{}
 	for _, id := range slices.SortedFunc(maps.Keys(f.images), plan.CompareIDs) {
@@ -223,7 +230,7 @@ func (f *builder) endImages() {
 			return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk))
 		})
 		f.fleet.Images = append(f.fleet.Images, one)
-		if one.Ready > 0 && left[one.Image] == 0 {
+		if one.Ready > 0 && readyAfter[one.Image] == 0 {
 			f.fleet.Risk.LosesAll = append(f.fleet.Risk.LosesAll, one.Image)
 		}
 		if one.Declared && one.After < one.Desired {
@@ -233,6 +240,7 @@ func (f *builder) endImages() {
 	f.fleet.Risk.LosesAll = slices.Compact(f.fleet.Risk.LosesAll)
 }
 
+// endDisks completes the disks, and the risks for them.
 func (f *builder) endDisks() {
 	f.fleet.Disks = []DiskForecast{}
 	for _, ref := range slices.SortedFunc(maps.Keys(f.disks), plan.CompareDisks) {
@@ -246,7 +254,7 @@ func (f *builder) endDisks() {
 	}
 }
 
-// groupReasons are the reasons for most first.
+// groupReasons returns the groups, the largest first.
 func groupReasons(by map[string][]string) []ReasonGroup {
 	list := []ReasonGroup{}
 	for why, copies := range by {

@@ -1,4 +1,4 @@
-package forecast_test
+package forecast
 
 import (
 	"math/rand/v2"
@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -20,8 +19,8 @@ func TestForecastMatchesPlan(t *testing.T) {
 		d, o := plantest.Situation(rand.New(rand.NewPCG(seed, 5)))
 		p := d.Plan(o)
 		d.Node, d.OnlyDisks = "", nil
-		f := forecast.Build(d, o, p)
-		if again := forecast.Build(d, o, p); !reflect.DeepEqual(f, again) {
+		f := build(d, o, p)
+		if again := build(d, o, p); !reflect.DeepEqual(f, again) {
 			t.Fatalf("seed %d: equal arguments give different forecasts", seed)
 		}
 		created, deleted, freed := 0, 0, int64(0)
@@ -67,10 +66,10 @@ func TestCompare(t *testing.T) {
 	for seed := range uint64(plantest.Seeds() / 30) {
 		r := rand.New(rand.NewPCG(seed, 6))
 		before, after := plantest.RandomConfig(r), plantest.RandomConfig(r)
-		if d := forecast.Compare(before, before); !d.Empty() {
+		if d := Compare(before, before); !d.Empty() {
 			t.Fatalf("seed %d: a configuration differs from itself: %+v", seed, d)
 		}
-		forward, back := forecast.Compare(before, after), forecast.Compare(after, before)
+		forward, back := Compare(before, after), Compare(after, before)
 		if len(forward.Images) != len(back.Images) || len(forward.Nodes) != len(back.Nodes) || forward.Settings != back.Settings {
 			t.Fatalf("seed %d: forward %+v, back %+v", seed, forward, back)
 		}
