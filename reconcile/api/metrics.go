@@ -56,6 +56,7 @@ var (
 	peerAnswers   = gauge("peer_answers", "1 if the peer responds, 0 otherwise.", "peer")
 	peerAge       = gauge("peer_last_look_age_seconds", "Seconds since the last response of the peer. If the peer does not respond now, since the last query that it responded to. An idle peer is queried every 30 s.", "peer")
 	planned       = gauge("planned_actions", "Number of actions in the current plan, including those that wait or are blocked, by action.", "action")
+	idle          = gauge("waiting_actions", "Number of actions in the current plan that do nothing, by action (\"wait\" or \"blocked\") and by the code of the reason. Pairs without such an action have no value.", "action", "code")
 	running       = gauge("running_actions", "Number of running actions, by action.", "action")
 	succeeded     = counter("actions_total", "Number of actions that succeeded, by action.", "action")
 	failed        = counter("failures_total", "Number of actions that failed, by class of the error.", "class")
@@ -72,7 +73,7 @@ var (
 var metrics = []metric{
 	configValid, configErrors, configInfo, configSkew, declared, ready, suspended, suspendsOver,
 	copies, desiredCopies, readyCopies, missingCopies, peerAnswers, peerAge,
-	planned, running, succeeded, failed, fetched,
+	planned, idle, running, succeeded, failed, fetched,
 	diskUsable, diskSize, diskFree, diskReserved, rounds, lastRound,
 }
 
@@ -111,9 +112,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	send.desired(status.Images)
 	send.suspended(status)
 	send.peers(time.Now(), status.Peers)
-	for kind, n := range status.Plan.Summary.Counts {
-		send.value(planned, float64(n), string(kind))
-	}
+	send.plan(status.Plan)
 	active := map[plan.Op]int{}
 	for _, t := range c.loop.Transfers() {
 		active[t.Action.Op]++
@@ -212,6 +211,26 @@ func (s sender) suspended(status status.Status) {
 	}
 	s.value(suspended, float64(active))
 	s.value(suspendsOver, float64(over))
+}
+
+// plan counts the actions of the plan. The codes of package plan limit the number of time series.
+func (s sender) plan(p plan.Plan) {
+	for op, n := range p.Summary.Counts {
+		s.value(planned, float64(n), string(op))
+	}
+	type reason struct {
+		op   plan.Op
+		code plan.Code
+	}
+	waiting := map[reason]int{}
+	for _, a := range p.Actions {
+		if a.Idle() {
+			waiting[reason{a.Op, a.Code}]++
+		}
+	}
+	for r, n := range waiting {
+		s.value(idle, float64(n), string(r.op), string(r.code))
+	}
 }
 
 func (s sender) peers(now time.Time, peers []status.PeerStatus) {

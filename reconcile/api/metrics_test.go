@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -46,7 +47,18 @@ func values(t *testing.T, f sent) []string {
 	return lines
 }
 
-func TestMetricsCountTheCopiesOfACluster(t *testing.T) {
+func reason(code plan.Code) plan.Reason { return plan.Reason{Code: code} }
+
+// planOf returns a plan with these actions.
+func planOf(actions ...plan.Action) plan.Plan {
+	p := plan.Plan{Actions: actions, Summary: plan.Summary{Counts: map[plan.Op]int{}}}
+	for _, a := range actions {
+		p.Summary.Counts[a.Op]++
+	}
+	return p
+}
+
+func TestMetricsCountCopiesPeersActionsAndDisks(t *testing.T) {
 	v := clusterview.ThreeNodes()
 	v.Plan = v.Desired.Plan(v.Observed)
 	s := v.Status(nil)
@@ -65,6 +77,14 @@ func TestMetricsCountTheCopiesOfACluster(t *testing.T) {
 		{"peers", func(s1 sender) { s1.peers(clusterview.Now.Add(time.Second), s.Peers) }, []string{
 			"config_skew_peers 1", "peer_answers{node02} 1", "peer_answers{node03} 0",
 			"peer_last_look_age_seconds{node02} 4", "peer_last_look_age_seconds{node03} 13",
+		}},
+		{"actions of this node", func(s1 sender) {
+			s1.plan(planOf(plan.Action{Op: plan.Sync, Reason: reason(plan.CodeNoCopy)}, plan.Action{Op: plan.Wait, Reason: reason(plan.CodeInUse)},
+				plan.Action{Op: plan.Wait, Reason: reason(plan.CodeInUse)}, plan.Action{Op: plan.Blocked, Reason: reason(plan.CodeInUse)},
+				plan.Action{Op: plan.Blocked, Reason: reason(plan.CodeNoSpace)}))
+		}, []string{
+			"planned_actions{blocked} 2", "planned_actions{sync} 1", "planned_actions{wait} 2",
+			"waiting_actions{blocked}{in-use} 1", "waiting_actions{blocked}{no-space} 1", "waiting_actions{wait}{in-use} 2",
 		}},
 		{"disks of this node", func(s1 sender) { s1.disks(s.Node, s.Disks) }, []string{
 			"disk_free_bytes{disk1} 5.36870912e+10", "disk_free_bytes{disk2} 5.36870912e+10",
