@@ -246,8 +246,11 @@ type Origin struct {
 // ValueOrigin is the position of a declared value.
 type ValueOrigin struct {
 	document.Position
-	Path string // in the native form, such as "source.download.url"
-	From string // in the manifest, such as "spec.sourceParameters.url"; "" for the native form
+	// Path is the path in the native form, such as "source.download.url".
+	Path string `json:"-"`
+	// From is the path in the manifest, such as "spec.sourceParameters.url". It is empty for
+	// the native form.
+	From string `json:"from,omitempty"`
 }
 
 // Origins returns the documents that declare r.Config, sorted by section and name. A

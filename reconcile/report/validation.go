@@ -12,124 +12,89 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
 
-// validatedView is the document of validate -o json. It is a stable interface.
-type validatedView struct {
-	Valid          bool                `json:"valid"` // no errors; there may be warnings
-	Configurations []configurationView `json:"configurations"`
+// validationDocument is the document of validate -o json. It is a stable interface. Its parts are
+// the types of schema, with the paths of the files as the user gave them.
+type validationDocument struct {
+	Valid          bool                   `json:"valid"` // no errors; there may be warnings
+	Configurations []configurationSection `json:"configurations"`
 }
 
-type configurationView struct {
-	Path     string        `json:"path"`
-	Digest   string        `json:"digest"` // "" if there are errors
-	Revision string        `json:"revision,omitempty"`
-	Errors   []problemView `json:"errors"`
-	Warnings []problemView `json:"warnings"`
+type configurationSection struct {
+	Path     string             `json:"path"`
+	Digest   string             `json:"digest"` // "" if there are errors
+	Revision string             `json:"revision,omitempty"`
+	Errors   []document.Problem `json:"errors"`
+	Warnings []document.Problem `json:"warnings"`
 	// Manifests are the Kubernetes documents that were converted, and Skipped the others.
-	Manifests []manifestView `json:"manifests"`
-	Skipped   []skippedView  `json:"skipped"`
+	Manifests []manifest.Document `json:"manifests"`
+	Skipped   []manifest.Skipped  `json:"skipped"`
 	// Config is the configuration with all defaults.
 	Config redacted `json:"config"`
 	// Origins are the positions of the declarations, by section (settings, nodes, images) and
 	// name.
-	Origins map[string]map[string]originView `json:"origins"`
+	Origins map[string]map[string]originSection `json:"origins"`
 }
 
-type originView struct {
-	placeView
+type originSection struct {
+	document.Position
 	// Kind is the kind of the manifest, "" for the native form.
 	Kind string `json:"kind,omitempty"`
 	// Values are the positions of fields by their native paths. Other fields have defaults.
-	Values map[string]valueOriginView `json:"values"`
-}
-
-type valueOriginView struct {
-	placeView
-	// From is the path in the manifest.
-	From string `json:"from,omitempty"`
-}
-
-type placeView struct {
-	File   string `json:"file"`
-	Line   int    `json:"line,omitempty"`
-	Column int    `json:"column,omitempty"`
-}
-
-type problemView struct {
-	placeView
-	Path    string    `json:"path,omitempty"`
-	Message string    `json:"message"`
-	Also    placeView `json:"also,omitzero"` // the second position of a conflict
-	Hint    string    `json:"hint,omitempty"`
-}
-
-type manifestView struct {
-	placeView
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Name       string `json:"name"`
-}
-
-type skippedView struct {
-	manifestView
-	Why   string `json:"why"`
-	Image string `json:"mayDeclare,omitempty"` // the image that the document may declare
+	Values map[string]schema.ValueOrigin `json:"values"`
 }
 
 // WriteValidationsJSON writes the results as one JSON document.
 func WriteValidationsJSON(w io.Writer, all []Validation) error {
-	return WriteJSON(w, newValidatedView(all))
-}
-
-func newValidatedView(all []Validation) validatedView {
-	v := validatedView{Valid: true, Configurations: []configurationView{}}
-	for _, one := range all {
-		v.Valid = v.Valid && len(one.Errors) == 0
-		c := configurationView{
-			Path: one.Path, Digest: one.Digest, Revision: one.Revision, Config: redacted{one.Config},
-			Errors: viewProblems(one.Path, one.Errors), Warnings: viewProblems(one.Path, one.Warnings),
-			Manifests: []manifestView{}, Skipped: []skippedView{}, Origins: viewOrigins(one.Path, one.Origins()),
-		}
-		for _, m := range one.Manifests {
-			c.Manifests = append(c.Manifests, viewManifest(one.Path, m))
-		}
-		for _, s := range one.Skipped {
-			c.Skipped = append(c.Skipped, skippedView{viewManifest(one.Path, s.Document), s.Why, s.Image})
-		}
-		v.Configurations = append(v.Configurations, c)
+	d := validationDocument{Valid: true, Configurations: []configurationSection{}}
+	for _, v := range all {
+		d.Valid = d.Valid && len(v.Errors) == 0
+		d.Configurations = append(d.Configurations, v.section())
 	}
-	return v
+	return WriteJSON(w, d)
 }
 
-func viewPlace(dir string, p document.Position) placeView {
-	return placeView{filepath.Join(dir, p.File), p.Line, p.Column}
-}
-
-func viewManifest(dir string, d manifest.Document) manifestView {
-	return manifestView{viewPlace(dir, d.Position), d.APIVersion, d.Kind, d.Name}
-}
-
-func viewOrigins(dir string, origins []schema.Origin) map[string]map[string]originView {
-	views := map[string]map[string]originView{"settings": {}, "nodes": {}, "images": {}}
-	for _, o := range origins {
-		values := map[string]valueOriginView{}
-		for _, v := range o.Values {
-			values[v.Path] = valueOriginView{viewPlace(dir, v.Position), v.From}
-		}
-		views[o.Section][o.Name] = originView{viewPlace(dir, o.Position), o.Kind, values}
+func (v Validation) section() configurationSection {
+	c := configurationSection{
+		Path: v.Path, Digest: v.Digest, Revision: v.Revision, Config: redacted{v.Config},
+		Errors: []document.Problem{}, Warnings: []document.Problem{}, Manifests: []manifest.Document{}, Skipped: []manifest.Skipped{},
+		Origins: map[string]map[string]originSection{"settings": {}, "nodes": {}, "images": {}},
 	}
-	return views
+	for _, p := range v.Errors {
+		c.Errors = append(c.Errors, v.place(p))
+	}
+	for _, p := range v.Warnings {
+		c.Warnings = append(c.Warnings, v.place(p))
+	}
+	for _, m := range v.Manifests {
+		m.File = v.file(m.File)
+		c.Manifests = append(c.Manifests, m)
+	}
+	for _, s := range v.Skipped {
+		s.File = v.file(s.File)
+		c.Skipped = append(c.Skipped, s)
+	}
+	for _, o := range v.Origins() {
+		o.File = v.file(o.File)
+		values := map[string]schema.ValueOrigin{}
+		for _, value := range o.Values {
+			value.File = v.file(value.File)
+			values[value.Path] = value
+		}
+		c.Origins[o.Section][o.Name] = originSection{o.Position, o.Kind, values}
+	}
+	return c
 }
 
-func viewProblems(dir string, problems []document.Problem) []problemView {
-	views := []problemView{}
-	for _, p := range problems {
-		view := problemView{placeView: viewPlace(dir, p.Position), Path: p.Path.String(), Message: p.Message, Hint: p.Hint}
-		if p.Also != (document.Position{}) {
-			view.Also = viewPlace(dir, p.Also)
-		}
-		views = append(views, view)
+// file returns the path of a file of the configuration as the user can open it.
+func (v Validation) file(name string) string { return filepath.Join(v.Path, name) }
+
+// place returns a problem with the paths of its files.
+func (v Validation) place(p document.Problem) document.Problem {
+	p.File = v.file(p.File)
+	if p.Also != (document.Position{}) {
+		p.Also.File = v.file(p.Also.File)
 	}
-	return views
+	return p
 }
 
 // redacted encodes a configuration, or a part of it, without the secrets in its addresses.
@@ -177,7 +142,7 @@ func WriteValidations(w io.Writer, all []Validation) error {
 	}
 	for _, v := range all {
 		for _, s := range v.Skipped {
-			s.File = filepath.Join(v.Path, s.File)
+			s.File = v.file(s.File)
 			fmt.Fprintf(w, "%s: skipped: %s %s %q %s\n", s.Position, s.APIVersion, s.Kind, s.Name, s.Why)
 		}
 	}

@@ -40,7 +40,7 @@ type Document struct {
 	document.Position
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
-	Name       string `json:"name,omitempty"`
+	Name       string `json:"name"`
 }
 
 // Definition is a definition of an image, a node or a setting by a manifest, or a
