@@ -12,10 +12,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 )
 
-// form is a way in which a config directory is kept.
+// form is a way in which operators keep a config directory.
 type form struct {
 	name   string
-	marked bool // it says when a change is complete
+	marked bool // a reader can see when a change is complete
 	start  func(*sequence)
 	ops    []func(*sequence)
 }
@@ -28,7 +28,7 @@ var forms = []form{
 	{"plain", false, startPlain, []func(*sequence){copyFiles, saveFile, writeInPieces, removeFile, moveFolder}},
 }
 
-// write writes a content below a folder.
+// write writes the files of a content into a folder.
 func (s *sequence) write(c content, dir string) {
 	for _, name := range slices.Sorted(maps.Keys(c)) {
 		files.Put(s.t, c[name], dir, name)
@@ -41,7 +41,7 @@ func startConfigMap(s *sequence) {
 	publishConfigMap(s)
 }
 
-// publishConfigMap is kubelet's AtomicWriter, step by step.
+// publishConfigMap does the steps of kubelet's AtomicWriter.
 func publishConfigMap(s *sequence) {
 	before := s.now
 	s.now = s.fresh()
@@ -52,7 +52,7 @@ func publishConfigMap(s *sequence) {
 	s.write(s.now, folder)
 	must(s.t, os.Symlink(filepath.Base(folder), filepath.Join(s.conf, "..data_tmp")))
 	files.Rename(s.t, filepath.Join(s.conf, "..data_tmp"), filepath.Join(s.conf, "..data"))
-	now, was := tops(s.now), tops(before)
+	now, was := topNames(s.now), topNames(before)
 	for _, name := range now {
 		if !slices.Contains(was, name) {
 			must(s.t, os.Symlink(filepath.Join("..data", name), filepath.Join(s.conf, name)))
@@ -68,8 +68,8 @@ func publishConfigMap(s *sequence) {
 	}
 }
 
-// tops are the names that a volume shows its users.
-func tops(c content) []string {
+// topNames returns the names in the top folder of a content, which kubelet links.
+func topNames(c content) []string {
 	var names []string
 	for name := range c {
 		top, _, _ := strings.Cut(name, "/")
@@ -95,7 +95,7 @@ func swapWhole(s *sequence) {
 	}
 }
 
-// swapToNothing makes the link lead nowhere for a while.
+// swapToNothing makes the link dangle for some rounds.
 func swapToNothing(s *sequence) {
 	files.SwapLink(s.t, "nowhere", s.conf)
 	s.l.rounds(s.IntN(5))
@@ -108,16 +108,16 @@ func startPlain(s *sequence) {
 	copyFiles(s)
 }
 
-// step makes one change to plain files, after which c lies there.
+// step does one change to plain files, after which the content is c.
 func (s *sequence) step(c content, do func()) {
 	began := time.Now()
 	do()
-	done := time.Now()
+	ended := time.Now()
 	s.now = c
-	s.moments = append(s.moments, moment{s.digest(c), began, done})
+	s.states = append(s.states, dirState{s.digest(c), began, ended})
 }
 
-// with is what lies there with another text of a file; without one it goes.
+// with returns the current content with another text of a file, and without the file if text is "".
 func (s *sequence) with(name, text string) content {
 	c := maps.Clone(s.now)
 	if c[name] = text; text == "" {
@@ -126,7 +126,7 @@ func (s *sequence) with(name, text string) content {
 	return c
 }
 
-// copyFiles writes files one by one, now and then with time between them.
+// copyFiles writes files one by one, sometimes with a pause between them.
 func copyFiles(s *sequence) {
 	c := s.fresh()
 	for _, name := range slices.Sorted(maps.Keys(c)) {
@@ -137,7 +137,7 @@ func copyFiles(s *sequence) {
 	}
 }
 
-// save writes a file at once.
+// save writes a file with a rename, as most editors do.
 func (s *sequence) save(name, text string) {
 	at := filepath.Join(s.conf, name)
 	hidden := filepath.Join(filepath.Dir(at), ".saved")
@@ -155,7 +155,7 @@ func saveFile(s *sequence) {
 	s.step(s.with("saved.yaml", text), func() { s.save("saved.yaml", text) })
 }
 
-// writeInPieces writes into a file what is not valid before it is whole.
+// writeInPieces writes a file in place. It is invalid before the last write.
 func writeInPieces(s *sequence) {
 	s.count++
 	first, rest := "images: {", fmt.Sprintf("pieces-%d: {source: {upload: {}}}}\n", s.count)
@@ -183,7 +183,7 @@ func removeFile(s *sequence) {
 	}
 }
 
-// moveFolder brings a folder of files at once.
+// moveFolder moves a folder with a file into the directory.
 func moveFolder(s *sequence) {
 	s.count++
 	text := fmt.Sprintf("images: {moved-%d: {source: {upload: {}}}}\n", s.count)

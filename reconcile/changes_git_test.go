@@ -14,14 +14,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// repos are the repositories of a sequence and what they have.
+// repos are the commits of the upstream repository of a sequence.
 type repos struct {
-	commits  []string // of the upstream one
-	contents map[string]content
+	commits  []string
+	contents map[string]content // by commit
 	branches []string
 }
 
-// git runs real git, as nobody in particular.
+// git runs git, without the configuration of the user.
 func (s *sequence) git(dir string, args ...string) string {
 	s.t.Helper()
 	out, err := s.gitCommand(dir, args...).CombinedOutput()
@@ -73,8 +73,8 @@ func publishGitSync(s *sequence) { s.publishCommit(s.commit()) }
 
 func rollBackGitSync(s *sequence) { s.publishCommit(pick(s.Rand, s.repos.commits...)) }
 
-// publishCommit goes the way of git-sync: fetch, a worktree with a relative gitdir, its
-// files, the link, and the old worktree goes.
+// publishCommit does the steps of git-sync: it fetches, adds a worktree with a relative gitdir,
+// writes its files, swaps the link, and removes the old worktree.
 func (s *sequence) publishCommit(id string) {
 	sync, tree := filepath.Dir(s.conf), filepath.Join(".worktrees", id)
 	old, _ := os.Readlink(s.conf)
@@ -110,7 +110,7 @@ func startCheckout(s *sequence) {
 	s.checkedOut()
 }
 
-// checkedOut notes what git says that it has checked out.
+// checkedOut records the content of the commit that is checked out.
 func (s *sequence) checkedOut() {
 	s.now = s.repos.contents[s.git(s.conf, "rev-parse", "HEAD")]
 }
@@ -134,12 +134,11 @@ func reset(s *sequence) {
 	s.checkedOut()
 }
 
-// stash edits a file, as an editor does that renames, puts that away and takes it out
-// again.
+// stash edits a file with a rename, stashes the edit, restores it, and discards it.
 func stash(s *sequence) {
 	edited := maps.Clone(s.now)
 	edited["base.yaml"] = fmt.Sprintf("nodes: {node1: {tags: [t%d]}}\n", s.changes)
-	s.known[s.digest(edited)] = edited
+	s.complete[s.digest(edited)] = edited
 	files.Put(s.t, edited["base.yaml"], s.conf, ".base.yaml.tmp")
 	files.Rename(s.t, filepath.Join(s.conf, ".base.yaml.tmp"), filepath.Join(s.conf, "base.yaml"))
 	s.l.rounds(s.IntN(5))
@@ -150,7 +149,7 @@ func stash(s *sequence) {
 	s.git(s.conf, "checkout", "-q", "-f")
 }
 
-// pushInto lets somebody push to the checkout, which git then updates.
+// pushInto pushes to the checkout from elsewhere, and git updates its files.
 func pushInto(s *sequence) {
 	s.git(s.conf, "checkout", "-q", "main")
 	s.commit()
@@ -160,10 +159,11 @@ func pushInto(s *sequence) {
 
 func (s *sequence) gate() string { return filepath.Join(s.root, "gate") }
 
-// slowCheckout stops git after some files, looks that nothing is taken, and lets it go on.
+// slowCheckout makes git wait after some files of a checkout, checks that the loop applies nothing,
+// and lets git continue.
 func slowCheckout(s *sequence) {
 	must(s.t, syscall.Mkfifo(s.gate(), 0o600))
-	s.l.rounds(4) // so that what came before is taken by now
+	s.l.rounds(4) // the state before is applied then
 	branch := pick(s.Rand, s.repos.branches...)
 	before := len(s.log.all())
 	done := make(chan error, 1)
@@ -180,7 +180,7 @@ func slowCheckout(s *sequence) {
 		select {
 		case err := <-done:
 			must(s.t, err)
-			_ = os.Remove(s.gate()) // unless it was opened
+			_ = os.Remove(s.gate()) // it still exists if git did not open it
 			s.checkedOut()
 			return
 		case <-tick.C:
@@ -190,12 +190,12 @@ func slowCheckout(s *sequence) {
 		}
 		gate, err := os.OpenFile(s.gate(), os.O_WRONLY|syscall.O_NONBLOCK, 0)
 		if err != nil {
-			continue // git is not there yet
+			continue // git has not opened it yet
 		}
 		opened = true
-		s.l.rounds(6) // twice as long as what is still has to be
-		if taken := s.log.all(); len(taken) > before+1 || len(taken) > before && s.known[taken[before].digest] == nil {
-			s.t.Errorf("%d were taken while git was at work", len(taken)-before)
+		s.l.rounds(6) // twice configdir.StableFor
+		if applied := s.log.all(); len(applied) > before+1 || len(applied) > before && s.complete[applied[before].digest] == nil {
+			s.t.Errorf("%d configurations were applied during a checkout", len(applied)-before)
 		}
 		must(s.t, os.Remove(s.gate()))
 		must(s.t, gate.Close())
