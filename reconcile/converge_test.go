@@ -183,19 +183,19 @@ func TestConvergeAmongDaemons(t *testing.T) {
 	url := c.origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 3<<20)))
 	c.start(clusterSettings + "\n" + c.image(1, url))
 	best, other := c.ranked()[0], c.ranked()[1]
-	best.until("ready", func(v *status.View) bool { return best.holds(v) && len(v.Observed.Running) == 0 })
+	best.until("the first copy ready", func(v *status.View) bool { return best.holds(v) && len(v.Observed.Running) == 0 })
 	must(t, other.end())
 	here := schema.DiskRef{Node: other.name, Disk: "a"}
 	declareAndRun := func(copies int) (plan.Observed, plan.Plan) {
 		c.declare(clusterSettings+"\n"+c.image(copies, url), c.nodes...)
-		best.until("taken", func(v *status.View) bool { return v.Desired.Config.Images["parrot"].Copies == copies })
+		best.until("the configuration applied", func(v *status.View) bool { return v.Desired.Config.Images["parrot"].Copies == copies })
 		return other.once()
 	}
 	o, planned := declareAndRun(2)
 	if !planned.Empty() || !isReadyOn(&status.View{Observed: o}, here) || len(c.origin.Requests()) != 1 {
 		t.Errorf("with two copies %+v is left, the disks are %+v, the server had %d requests", planned.Actions, o.Disks, len(c.origin.Requests()))
 	}
-	best.pass(func(_ string, r *http.Request) bool { return !looks(r) })
+	best.pass(func(_ string, r *http.Request) bool { return !isQuery(r) })
 	if o, planned := declareAndRun(1); !isReadyOn(&status.View{Observed: o}, here) || len(planned.Actions) != 1 || planned.Actions[0].Op != plan.Wait {
 		t.Errorf("without a response about the other copy, %+v is left, the disks are %+v", planned.Actions, o.Disks)
 	}

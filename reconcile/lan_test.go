@@ -23,28 +23,28 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// lan is some nodes with a disk each, which ask each other over real connections.
+// lan is a cluster of nodes with one disk each, which query each other over real connections.
 type lan struct {
 	t      *testing.T
 	nodes  []*manager
 	origin *fetchtest.Server
-	// interval is how often they look even if nothing happens.
+	// interval is the longest time between two rounds.
 	interval time.Duration
 }
 
-// manager is a node. The questions of the others pass its gate.
+// manager is a node of a lan. The requests of other nodes pass its gate.
 type manager struct {
 	*looping
 	name, conf, disk string
 	server           *httptest.Server
 
 	mu   sync.Mutex
-	gate func(asker string, r *http.Request) bool // false: no answer
+	gate func(from string, r *http.Request) bool // false: the response is an error
 }
 
 const clusterSettings = `settings: {allowLoopbackSources: true, cleanupWaitInterval: "0s", recoveryWaitInterval: 300}`
 
-// newLAN makes n nodes, called n1 and so on, that do not run yet.
+// newLAN returns n nodes, called n1 and so on, that do not run yet.
 func newLAN(t *testing.T, n int) *lan {
 	c := &lan{t: t, origin: fetchtest.Start(t), interval: 100 * time.Millisecond}
 	for i := range n {
@@ -57,7 +57,7 @@ func newLAN(t *testing.T, n int) *lan {
 	return c
 }
 
-// start runs the nodes, each with this configuration besides the nodes themselves.
+// start runs the nodes with this configuration and the declarations of all nodes.
 func (c *lan) start(config string) {
 	c.declare(config, c.nodes...)
 	for _, m := range c.nodes {
@@ -74,14 +74,14 @@ func (c *lan) start(config string) {
 	}
 }
 
-// guarded lets through what the gate does. The askers' tokens are their names.
+// guarded returns h behind the gate. The token of a node is its name.
 func (m *manager) guarded(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.mu.Lock()
 		gate := m.gate
 		m.mu.Unlock()
-		asker := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if gate != nil && !gate(asker, r) {
+		from := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if gate != nil && !gate(from, r) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
@@ -89,21 +89,21 @@ func (m *manager) guarded(h http.Handler) http.Handler {
 	})
 }
 
-// pass sets the gate. Questions that wait for news have to come again.
-func (m *manager) pass(gate func(asker string, r *http.Request) bool) {
+// pass sets the gate. It closes the connections, so that long polls pass the new gate.
+func (m *manager) pass(gate func(from string, r *http.Request) bool) {
 	m.mu.Lock()
 	m.gate = gate
 	m.mu.Unlock()
 	m.server.CloseClientConnections()
 }
 
-// declare writes the configuration of some nodes.
-func (c *lan) declare(config string, of ...*manager) {
+// declare writes the configuration of some managers.
+func (c *lan) declare(config string, to ...*manager) {
 	text := "nodes:\n"
 	for _, m := range c.nodes {
 		text += fmt.Sprintf("  %s: {address: %q, disks: {a: {path: %q}}}\n", m.name, "http://"+m.server.Listener.Addr().String(), m.disk)
 	}
-	for _, m := range of {
+	for _, m := range to {
 		files.Put(c.t, text+config, m.conf, "config.yaml.new")
 		files.Rename(c.t, filepath.Join(m.conf, "config.yaml.new"), filepath.Join(m.conf, "config.yaml"))
 	}
@@ -113,7 +113,7 @@ func (c *lan) image(copies int, url string) string {
 	return fmt.Sprintf("images: {parrot: {minNumberOfCopies: %d, source: {download: {url: %q}}}}\n", copies, url)
 }
 
-// ranked returns the nodes as they rank for the image.
+// ranked returns the nodes in the order of their disks for the image.
 func (c *lan) ranked() []*manager {
 	v := c.nodes[0].until("a configuration", func(v *status.View) bool { return v.Loaded })
 	list := plantest.RankedDisks(v.Desired.Config, v.Desired.Config.Images["parrot"])
@@ -128,7 +128,7 @@ func (c *lan) ranked() []*manager {
 	return members
 }
 
-// holds reports whether a node has a ready copy, by its own look.
+// holds reports whether the node has a ready copy in the view v.
 func (m *manager) holds(v *status.View) bool {
 	return isReadyOn(v, schema.DiskRef{Node: m.name, Disk: "a"})
 }
@@ -142,7 +142,7 @@ func isReadyOn(v *status.View, ref schema.DiskRef) bool {
 	return false
 }
 
-// everywhere waits until all nodes have a ready copy, and see that all have.
+// everywhere waits until every node observes a ready copy on every node.
 func (c *lan) everywhere() {
 	for _, m := range c.nodes {
 		m.until("ready everywhere", func(v *status.View) bool {
@@ -156,17 +156,17 @@ func (c *lan) everywhere() {
 	}
 }
 
-// TestNodesSync: one node asks the origin, and the others that one.
-func TestNodesSync(t *testing.T) {
+// Only one node must download from the upstream. The others sync from it.
+func TestOneDownloadServesAllNodes(t *testing.T) {
 	t.Parallel()
 	c := newLAN(t, 3)
-	c.interval = time.Hour // nobody waits for that
+	c.interval = time.Hour // the test needs no periodic round
 	const size = 5<<20 + 512
 	url := c.origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, size)))
 	c.start(clusterSettings + "\n" + c.image(3, url))
 	c.everywhere()
 	if n := len(c.origin.Requests()); n != 1 {
-		t.Errorf("the origin was asked %d times", n)
+		t.Errorf("the upstream had %d requests", n)
 	}
 	var fetched, pulled int64
 	for _, m := range c.nodes {
@@ -174,6 +174,6 @@ func TestNodesSync(t *testing.T) {
 		fetched, pulled = fetched+counts.Fetched, pulled+counts.FromPeers
 	}
 	if fetched != size || pulled < 2*size {
-		t.Errorf("%d bytes came from the origin and %d from other nodes", fetched, pulled)
+		t.Errorf("%d bytes came from the upstream and %d from other nodes", fetched, pulled)
 	}
 }

@@ -15,9 +15,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// TestLoopPlansChange: what the last write of a change says is planned within half
-// a second.
-func TestLoopPlansChange(t *testing.T) {
+// A change of the config directory must be planned within half a second after its last write.
+func TestChangeIsPlannedSoon(t *testing.T) {
 	t.Parallel()
 	conf := t.TempDir()
 	files.Put(t, testSettings, conf, "settings.yaml")
@@ -29,7 +28,7 @@ func TestLoopPlansChange(t *testing.T) {
 		l.rounds(2)
 		files.Put(t, image(name, "http://127.0.0.1:9/x.raw"), conf, name+".yaml")
 		began := time.Now()
-		l.until("planned", func(v *status.View) bool {
+		l.until("the change planned", func(v *status.View) bool {
 			return v.Desired.Config.Images[name].ID.Name == name && len(v.Plan.Actions) > i
 		})
 		best = min(best, time.Since(began))
@@ -40,46 +39,47 @@ func TestLoopPlansChange(t *testing.T) {
 	}
 }
 
-// TestLoopBrokenFile: a broken file holds its own images and all deletions, and
-// nothing else.
-func TestLoopBrokenFile(t *testing.T) {
+// A broken file must not stop other images. Its own images keep their last valid declaration, and
+// nothing is deleted until it is valid again.
+func TestBrokenFileAffectsOnlyItsImages(t *testing.T) {
 	t.Parallel()
 	origin, conf := fetchtest.Start(t), t.TempDir()
-	for _, name := range []string{"kept", "goes", "fresh"} {
+	for _, name := range []string{"kept", "removed", "added"} {
 		origin.Serve("/"+name, fetchtest.Bytes(fetchtest.Random(1, 512)))
 	}
 	files.Put(t, testSettings, conf, "settings.yaml")
 	files.Put(t, image("kept", origin.URL+"/kept"), conf, "kept.yaml")
-	files.Put(t, image("goes", origin.URL+"/goes"), conf, "other.yaml")
+	files.Put(t, image("removed", origin.URL+"/removed"), conf, "other.yaml")
 	l := startLoop(t, conf, newDisk(t))
-	l.until("ready", isReady("kept", "goes"))
+	l.until("ready", isReady("kept", "removed"))
 	files.Put(t, "images: {kept: {source: {download: {url: [}}}", conf, "kept.yaml")
-	files.Put(t, image("fresh", origin.URL+"/fresh"), conf, "other.yaml")
-	v := l.until("ready beside a broken file", isReady("fresh"))
+	files.Put(t, image("added", origin.URL+"/added"), conf, "other.yaml")
+	v := l.until("the added image ready", isReady("added"))
 	if v.Desired.Allowed != schema.NoDeletions || len(v.Config.Errors) == 0 {
 		t.Errorf("allowed is %s with the errors %v", v.Desired.Allowed, v.Config.Errors)
 	}
-	if _, stands := v.Desired.Config.Images["kept"]; !stands {
-		t.Error("what the broken file said last does not stand")
+	if _, declared := v.Desired.Config.Images["kept"]; !declared {
+		t.Error("the last valid content of the broken file does not apply any more")
 	}
-	longer := time.Now().Add(configdir.RemovalDelay + time.Second)
-	v = l.until("long after", func(v *status.View) bool { return v.Observed.Now.After(longer) })
-	if !isReady("kept", "goes", "fresh")(v) {
-		t.Errorf("something was deleted beside a broken file: %+v", v.Observed.Disks)
+	later := time.Now().Add(configdir.RemovalDelay + time.Second)
+	v = l.until("a round after the removal delay", func(v *status.View) bool { return v.Observed.Now.After(later) })
+	if !isReady("kept", "removed", "added")(v) {
+		t.Errorf("a copy was deleted while a file was broken: %+v", v.Observed.Disks)
 	}
 	files.Put(t, image("kept", origin.URL+"/kept"), conf, "kept.yaml")
-	mended := time.Now()
-	v = l.until("deleted what left", func(v *status.View) bool { return !has(v, "goes", disk.Ready) })
-	if waited := v.Observed.Now.Sub(mended); waited < configdir.RemovalDelay {
+	corrected := time.Now()
+	v = l.until("the removed image deleted", func(v *status.View) bool { return !has(v, "removed", disk.Ready) })
+	if waited := v.Observed.Now.Sub(corrected); waited < configdir.RemovalDelay {
 		t.Errorf("it was deleted %v after the configuration was valid again", waited)
 	}
-	if !isReady("kept", "fresh")(v) {
-		t.Error("more was deleted than what left")
+	if !isReady("kept", "added")(v) {
+		t.Error("a declared image was deleted")
 	}
 }
 
-// TestLoopDirectoryRemoved: a directory that is away says nothing.
-func TestLoopDirectoryRemoved(t *testing.T) {
+// A config directory that is missing or empty must not count as one without images: the last valid
+// configuration stays in effect, and nothing is deleted.
+func TestMissingDirectoryDeletesNothing(t *testing.T) {
 	t.Parallel()
 	origin, conf := fetchtest.Start(t), filepath.Join(t.TempDir(), "conf")
 	origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 512)))
@@ -87,26 +87,25 @@ func TestLoopDirectoryRemoved(t *testing.T) {
 	files.Put(t, image("parrot", origin.URL+"/a"), conf, "a.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	l.until("ready", isReady("parrot"))
-	files.Rename(t, conf, conf+".away")
+	files.Rename(t, conf, conf+".moved")
 	l.until("a fault", func(v *status.View) bool { return v.Fault != "" })
-	longer := time.Now().Add(configdir.RemovalDelay + time.Second)
-	v := l.until("long after", func(v *status.View) bool { return v.Observed.Now.After(longer) })
+	later := time.Now().Add(configdir.RemovalDelay + time.Second)
+	v := l.until("a round after the removal delay", func(v *status.View) bool { return v.Observed.Now.After(later) })
 	if !isReady("parrot")(v) || v.Desired.Allowed != schema.NoDeletions || !v.Plan.Empty() {
 		t.Errorf("without a directory: allowed %s, planned %+v", v.Desired.Allowed, v.Plan.Actions)
 	}
-	files.Put(t, "# nothing of ours", conf, "a.yaml")
+	files.Put(t, "# no document", conf, "a.yaml")
 	v = l.until("an empty configuration", func(v *status.View) bool { return len(v.Config.Errors) > 0 })
 	if !isReady("parrot")(v) || v.Desired.Allowed != schema.NoDeletions {
 		t.Errorf("with an empty directory: allowed %s", v.Desired.Allowed)
 	}
 	files.Remove(t, conf)
-	files.Rename(t, conf+".away", conf)
+	files.Rename(t, conf+".moved", conf)
 	l.until("valid again", func(v *status.View) bool { return v.Fault == "" && v.Desired.Allowed == schema.Everything })
 }
 
-// TestLoopNoDirectory: at start a missing directory is waited for, and can be seen
-// to be missing.
-func TestLoopNoDirectory(t *testing.T) {
+// A manager that starts without its config directory must wait for it, and show that in its status.
+func TestStartWithoutDirectory(t *testing.T) {
 	t.Parallel()
 	conf := filepath.Join(t.TempDir(), "conf")
 	l := startLoop(t, conf, newDisk(t))
@@ -129,9 +128,8 @@ func nodes(disk string, names ...string) string {
 	return text
 }
 
-// TestLoopNodeRemoved: a manager whose node left the configuration looks, and does
-// nothing else.
-func TestLoopNodeRemoved(t *testing.T) {
+// A manager whose node is not declared any more must only observe.
+func TestRemovedNodeOnlyObserves(t *testing.T) {
 	t.Parallel()
 	origin, conf, dir := fetchtest.Start(t), t.TempDir(), newDisk(t)
 	origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 512)))
@@ -141,17 +139,17 @@ func TestLoopNodeRemoved(t *testing.T) {
 	l.until("ready", isReady("parrot"))
 	files.Put(t, nodes(dir, "node2"), conf, "nodes.yaml")
 	files.Put(t, image("other", origin.URL+"/a"), conf, "a.yaml")
-	l.until("taken", func(v *status.View) bool { return v.Desired.Config.Images["other"].ID.Name != "" })
+	l.until("the configuration applied", func(v *status.View) bool { return v.Desired.Config.Images["other"].ID.Name != "" })
 	v := l.rounds(3)
 	if v.Desired.Allowed != schema.ObserveOnly || len(v.Plan.Actions) > 0 || !isReady("parrot")(v) {
-		t.Errorf("allowed is %s, planned %+v, seen %+v", v.Desired.Allowed, v.Plan.Actions, v.Observed.Disks)
+		t.Errorf("allowed is %s, planned %+v, observed %+v", v.Desired.Allowed, v.Plan.Actions, v.Observed.Disks)
 	}
 	files.Put(t, nodes(dir, "node1", "node2"), conf, "nodes.yaml")
-	l.until("acts again", func(v *status.View) bool { return v.Desired.Allowed == schema.Everything })
+	l.until("all actions allowed again", func(v *status.View) bool { return v.Desired.Allowed == schema.Everything })
 }
 
-// TestLoopConfigMap takes what kubelet publishes by swapping ..data.
-func TestLoopConfigMap(t *testing.T) {
+// A ConfigMap mount is applied after kubelet swaps ..data, and removes the old folder.
+func TestConfigMapSwapIsApplied(t *testing.T) {
 	t.Parallel()
 	origin, conf := fetchtest.Start(t), t.TempDir()
 	publish := func(generation, name string) {

@@ -20,7 +20,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// deadline is for what happens within milliseconds unless it never does.
+// deadline limits the wait for events that usually take milliseconds.
 const deadline = 20 * time.Second
 
 func must(t testing.TB, err error) {
@@ -30,8 +30,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// TestMain has more tests run at once than there are processors: many wait for a loop.
-// The flag -parallel has precedence.
+// TestMain runs more tests at once than there are processors, because many wait for a loop. The
+// flag -parallel has precedence.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 
 const testSettings = `settings: {allowLoopbackSources: true, cleanupWaitInterval: "0s", pruneLimit: "100%"}`
 
-// looping is a Loop at work in a test.
+// looping is a running Loop in a test.
 type looping struct {
 	*Loop
 	t     *testing.T
@@ -61,7 +61,7 @@ func startLoop(t *testing.T, conf string, disks ...string) *looping {
 	return running
 }
 
-// end stops the loop as SIGTERM does, and returns what it ended with.
+// end stops the loop as SIGTERM does, and returns the error of Run.
 func (l *looping) end() error {
 	l.stop()
 	select {
@@ -74,7 +74,7 @@ func (l *looping) end() error {
 	}
 }
 
-// until waits for a round that the condition is true of.
+// until waits for a round for which the condition is true. what names the condition.
 func (l *looping) until(what string, is func(*status.View) bool) *status.View {
 	l.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -88,14 +88,14 @@ func (l *looping) until(what string, is func(*status.View) bool) *status.View {
 		case <-tick.C:
 		case err := <-l.ended:
 			l.ended <- err
-			l.t.Fatalf("the loop ended (%v) before %s", err, what)
+			l.t.Fatalf("the loop ended (%v) before: %s", err, what)
 		case <-over:
-			l.t.Fatalf("never %s; the last view is %+v", what, l.View())
+			l.t.Fatalf("not within %v: %s; the last view is %+v", deadline, what, l.View())
 		}
 	}
 }
 
-// rounds waits for n more rounds.
+// rounds waits for n more rounds, and returns the last one.
 func (l *looping) rounds(n int) *status.View {
 	l.t.Helper()
 	var until int
@@ -105,6 +105,7 @@ func (l *looping) rounds(n int) *status.View {
 	return l.until(fmt.Sprint(n, " more rounds"), func(v *status.View) bool { return v.Rounds >= until+n })
 }
 
+// isReady returns the condition that some disk has a ready copy of each image.
 func isReady(names ...string) func(*status.View) bool {
 	return func(v *status.View) bool {
 		for _, name := range names {
@@ -132,10 +133,11 @@ func image(name, url string) string {
 	return fmt.Sprintf("images: {%s: {source: {download: {url: %q}}}}", name, url)
 }
 
-func TestLoopRefusesToBegin(t *testing.T) {
+// A manager must not start if this node is not declared, or if another process writes to its disks.
+func TestLoopRejectsItsStart(t *testing.T) {
 	t.Parallel()
-	taken := newDisk(t)
-	d, err := disk.Open(taken)
+	locked := newDisk(t)
+	d, err := disk.Open(locked)
 	must(t, err)
 	unlock, err := d.Lock()
 	must(t, err)
@@ -148,7 +150,7 @@ func TestLoopRefusesToBegin(t *testing.T) {
 		{"another node", nodes("/disk", "node7", "node8"), nil, "it has node7, node8"},
 		{"no disk", testSettings, nil, "no disks"},
 		{"not a disk of this node", nodes("/disk", "node1"), []string{"/other"}, "/other is not declared"},
-		{"a disk with another manager", testSettings, []string{taken}, "disk is locked by another process"},
+		{"a disk with another manager", testSettings, []string{locked}, "disk is locked by another process"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			conf := t.TempDir()
@@ -161,15 +163,15 @@ func TestLoopRefusesToBegin(t *testing.T) {
 					t.Errorf("ended with %v, want %q", err, tt.want)
 				}
 			case <-time.After(deadline):
-				t.Error("it began")
+				t.Error("the loop started")
 			}
 		})
 	}
 }
 
-// TestLoopStopsAndResumes: a stop in the middle of a download keeps the part, and
-// the next start asks for the rest.
-func TestLoopStopsAndResumes(t *testing.T) {
+// A stop in the middle of a download must keep the partial file, and the next start must request
+// only the rest.
+func TestDownloadResumesAfterAStop(t *testing.T) {
 	t.Parallel()
 	origin, conf, dir := fetchtest.Start(t), t.TempDir(), newDisk(t)
 	const size = 5 << 20
@@ -177,7 +179,7 @@ func TestLoopStopsAndResumes(t *testing.T) {
 	url := origin.Serve("/a", fetchtest.Bytes(content), fetchtest.Fault{Kind: fetchtest.Stall, At: 3<<20 + 4096, Times: 1})
 	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, dir)
-	l.until("in the middle", func(v *status.View) bool {
+	l.until("a part of the image transferred", func(v *status.View) bool {
 		s, _ := l.Status()
 		return len(s.Images) == 1 && len(s.Images[0].Copies) == 1 && s.Images[0].Copies[0].Done >= 3<<20
 	})
@@ -185,7 +187,7 @@ func TestLoopStopsAndResumes(t *testing.T) {
 		t.Fatalf("the loop ended with %v", err)
 	}
 	if c := l.Counts(); len(c.Failed) > 0 || c.Fetched < 3<<20 {
-		t.Errorf("a stop counts as %+v", c)
+		t.Errorf("the counts after a stop are %+v", c)
 	}
 	l = startLoop(t, conf, dir)
 	v := l.until("ready", isReady("parrot"))
@@ -200,9 +202,9 @@ func TestLoopStopsAndResumes(t *testing.T) {
 	}
 }
 
-// TestLoopLeavesTransfersAlone: changes of other images, of places and of
-// settings do not restart a download under way; a change of its source does.
-func TestLoopLeavesTransfersAlone(t *testing.T) {
+// Changes of other images, of the placement and of settings must not restart a running download. A
+// change of its source must.
+func TestUnrelatedChangesKeepADownload(t *testing.T) {
 	t.Parallel()
 	origin, conf := fetchtest.Start(t), t.TempDir()
 	origin.Serve("/slow", fetchtest.Bytes(fetchtest.Random(1, 5<<20)), fetchtest.Fault{Kind: fetchtest.Stall, At: 2 << 20, Times: 1})
@@ -210,7 +212,7 @@ func TestLoopLeavesTransfersAlone(t *testing.T) {
 	files.Put(t, testSettings, conf, "settings.yaml")
 	files.Put(t, image("slow", origin.URL+"/slow"), conf, "slow.yaml")
 	l := startLoop(t, conf, newDisk(t), newDisk(t))
-	asked := func() (n int) {
+	requests := func() (n int) {
 		for _, r := range origin.Requests() {
 			if r.Path == "/slow" {
 				n++
@@ -218,55 +220,55 @@ func TestLoopLeavesTransfersAlone(t *testing.T) {
 		}
 		return n
 	}
-	l.until("under way", func(*status.View) bool { return asked() == 1 })
+	l.until("the download running", func(*status.View) bool { return requests() == 1 })
 	files.Put(t, image("quick", origin.URL+"/quick"), conf, "quick.yaml")
 	l.until("ready", isReady("quick"))
 	files.Put(t, strings.Replace(image("slow", origin.URL+"/slow"), "{source", "{minNumberOfCopies: 2, source", 1), conf, "slow.yaml")
-	l.until("taken", func(v *status.View) bool { return v.Desired.Config.Images["slow"].Copies == 2 })
+	l.until("two copies desired", func(v *status.View) bool { return v.Desired.Config.Images["slow"].Copies == 2 })
 	files.Put(t, strings.Replace(testSettings, "{", "{recoveryWaitInterval: 77, ", 1), conf, "settings.yaml")
-	l.until("taken", func(v *status.View) bool { return v.Desired.Config.Settings.RecoveryWaitInterval == 77*time.Second })
+	l.until("the setting applied", func(v *status.View) bool { return v.Desired.Config.Settings.RecoveryWaitInterval == 77*time.Second })
 	l.rounds(3)
-	if n := asked(); n != 1 {
-		t.Errorf("the download was begun %d times", n)
+	if n := requests(); n != 1 {
+		t.Errorf("the download started %d times", n)
 	}
 	files.Put(t, image("slow", origin.URL+"/slow?again"), conf, "slow.yaml")
-	l.until("begun again", func(*status.View) bool { return asked() == 2 })
+	l.until("the download started again", func(*status.View) bool { return requests() == 2 })
 	l.until("ready", isReady("slow"))
 }
 
-// TestLoopVerifies what it is asked to, once.
-func TestLoopVerifies(t *testing.T) {
+// A requested verification must be done exactly once, and rejected for an image without ready copies.
+func TestRequestedVerificationIsDoneOnce(t *testing.T) {
 	t.Parallel()
 	origin, conf := fetchtest.Start(t), t.TempDir()
 	url := origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 3<<20)))
 	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	if _, err := l.Verify(t.Context(), "parrot"); !errors.Is(err, ErrNotDeclared) && !errors.Is(err, ErrNotReady) {
-		t.Errorf("before anything is ready: %v", err)
+		t.Errorf("before a copy is ready: %v", err)
 	}
 	l.until("ready", isReady("parrot"))
 	if _, err := l.Verify(t.Context(), "nobody"); !errors.Is(err, ErrNotDeclared) {
-		t.Errorf("of what is not declared: %v", err)
+		t.Errorf("of an image that is not declared: %v", err)
 	}
 	if n, err := l.Verify(t.Context(), "parrot"); n != 1 || err != nil {
-		t.Fatalf("asked for %d copies, %v", n, err)
+		t.Fatalf("the verification of %d copies is requested, error %v", n, err)
 	}
 	l.until("verified", func(*status.View) bool { return l.Counts().Done[plan.Verify] == 1 })
 	v := l.rounds(3)
 	if !v.Plan.Empty() || l.Counts().Done[plan.Verify] != 1 || !isReady("parrot")(v) {
-		t.Errorf("afterwards %+v is planned, done was %v", v.Plan.Actions, l.Counts().Done)
+		t.Errorf("afterwards %+v is planned, %v is done", v.Plan.Actions, l.Counts().Done)
 	}
 }
 
-// TestLoopAtRest: a round in which nothing changed opens no connection and reads no
-// image data. It is not parallel, for it counts what the process reads.
-func TestLoopAtRest(t *testing.T) {
+// A round without any change must open no connection and read no image data. The test is not
+// parallel, because it counts the bytes that the process reads.
+func TestIdleRoundReadsNoImageData(t *testing.T) {
 	origin, conf := fetchtest.Start(t), t.TempDir()
 	url := origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 16<<20)))
 	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	l.until("ready", isReady("parrot"))
-	l.until("done", func(v *status.View) bool { return v.Plan.Empty() && len(v.Observed.Running) == 0 })
+	l.until("converged", func(v *status.View) bool { return v.Plan.Empty() && len(v.Observed.Running) == 0 })
 	origin.ClearRequests()
 	before := bytesRead(t)
 	const rounds = 10
@@ -274,12 +276,12 @@ func TestLoopAtRest(t *testing.T) {
 	if read := bytesRead(t) - before; read > rounds*64<<10 {
 		t.Errorf("%d rounds read %d bytes", rounds, read)
 	}
-	if asked := origin.Requests(); len(asked) > 0 {
-		t.Errorf("asked for %+v", asked)
+	if requests := origin.Requests(); len(requests) > 0 {
+		t.Errorf("the upstream had the requests %+v", requests)
 	}
 }
 
-// bytesRead is how much this process has read so far, whatever from.
+// bytesRead returns how many bytes this process has read so far from all files and connections.
 func bytesRead(t *testing.T) (n int64) {
 	data, err := os.ReadFile("/proc/self/io")
 	if err != nil {

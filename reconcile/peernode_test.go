@@ -22,8 +22,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// shelf is a reconciler with an image on its only disk, and a configuration without it.
-func shelf(t *testing.T, content []byte) (r *Reconciler, with, without plan.Desired) {
+// newHolder returns a Reconciler with a ready copy, the desired state with its only disk, and one with
+// another disk instead.
+func newHolder(t *testing.T, content []byte) (r *Reconciler, with, without plan.Desired) {
 	t.Helper()
 	origin := fetchtest.Start(t)
 	url := origin.Serve("/a", fetchtest.Bytes(content))
@@ -37,12 +38,12 @@ func shelf(t *testing.T, content []byte) (r *Reconciler, with, without plan.Desi
 	return r, with, without
 }
 
-// TestDiskIsClosedUnderASend: what was begun to be sent is sent to its end, and nothing
-// else is told of the disk.
-func TestDiskIsClosedUnderASend(t *testing.T) {
+// A disk is closed while a copy on it is sent. The send must complete, and later responses must have
+// no copy of that disk.
+func TestSendSurvivesTheCloseOfItsDisk(t *testing.T) {
 	t.Parallel()
 	content := fetchtest.Random(3, 24<<20)
-	r, _, without := shelf(t, content)
+	r, _, without := newHolder(t, content)
 	server := httptest.NewServer(peer.NewServer(r.local.peers.published, peerNode{served: &r.served}).Handler())
 	defer server.Close()
 	resp, err := http.Get(server.URL + "/v1/images/parrot/00000001/data?disk=disk1")
@@ -54,22 +55,22 @@ func TestDiskIsClosedUnderASend(t *testing.T) {
 	r.Observe(without)
 	rest, err := io.ReadAll(resp.Body)
 	if err != nil || !bytes.Equal(append(got, rest...), content) {
-		t.Errorf("%d bytes came, %v", len(got)+len(rest), err)
+		t.Errorf("%d bytes were received, error %v", len(got)+len(rest), err)
 	}
 	s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot")
 	if err != nil || len(s.Disks) != 1 || len(s.Disks[0].Copies) != 0 {
-		t.Errorf("told is %+v, %v", s, err)
+		t.Errorf("the response is %+v, %v", s, err)
 	}
 }
 
-// TestLookWhileDisksComeAndGo: a disk that is closed during a look has a problem, and
-// never no copies.
-func TestLookWhileDisksComeAndGo(t *testing.T) {
+// A disk is closed while a query lists it. The response must have a problem for the disk, and never an
+// empty list: a peer would delete its own copy, or create a new one.
+func TestClosedDiskIsNeverListedAsEmpty(t *testing.T) {
 	t.Parallel()
-	r, with, without := shelf(t, fetchtest.Random(3, 512))
+	r, with, without := newHolder(t, fetchtest.Random(3, 512))
 	uuid := r.Observe(with).Disks[refOf(with)].UUID
 	done, ended := make(chan struct{}), make(chan struct{})
-	looks := 0
+	queries := 0
 	go func() {
 		defer close(ended)
 		for {
@@ -84,10 +85,10 @@ func TestLookWhileDisksComeAndGo(t *testing.T) {
 			}
 			for _, one := range s.Disks {
 				if one.UUID == uuid && one.Problem == "" && (len(one.Copies) != 1 || one.Copies[0].State != disk.Ready) {
-					t.Errorf("the disk with the image is told as %+v", one)
+					t.Errorf("the response has the disk with the image as %+v", one)
 				}
 			}
-			looks++
+			queries++
 		}
 	}()
 	for range 200 {
@@ -96,26 +97,26 @@ func TestLookWhileDisksComeAndGo(t *testing.T) {
 	}
 	close(done)
 	<-ended
-	if looks == 0 {
-		t.Error("nobody looked")
+	if queries == 0 {
+		t.Error("no query was made")
 	}
 }
 
-// TestDiskWithAProblemTellsNoCopies: an answer knows nothing of what it cannot be sure of.
-func TestDiskWithAProblemTellsNoCopies(t *testing.T) {
+// A disk is unmounted after the last observation. A response must have the problem and no copies.
+func TestResponseHasNoCopiesOfAnUnmountedDisk(t *testing.T) {
 	t.Parallel()
-	r, with, _ := shelf(t, fetchtest.Random(3, 512))
+	r, with, _ := newHolder(t, fetchtest.Random(3, 512))
 	path := with.Config.Nodes[with.Node].Disks["disk1"].Path
-	must(t, os.Rename(path, path+"-away")) // since the last look
-	defer func() { must(t, os.Rename(path+"-away", path)) }()
+	must(t, os.Rename(path, path+"-unmounted"))
+	defer func() { must(t, os.Rename(path+"-unmounted", path)) }()
 	s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot")
 	if err != nil || len(s.Disks) != 1 || s.Disks[0].Problem == "" || len(s.Disks[0].Copies) > 0 {
-		t.Errorf("told is %+v, %v", s, err)
+		t.Errorf("the response is %+v, %v", s, err)
 	}
 }
 
-// TestClonesAreRefused on both machines, as long as both answer.
-func TestClonesAreRefused(t *testing.T) {
+// Two nodes have a disk with the same uuid, because one machine is a clone. Both must reject it.
+func TestClonedDiskIsRejectedOnBothNodes(t *testing.T) {
 	t.Parallel()
 	c := newLAN(t, 2)
 	identity, err := os.ReadFile(filepath.Join(c.nodes[0].disk, "longhorn-disk.cfg"))
@@ -123,18 +124,18 @@ func TestClonesAreRefused(t *testing.T) {
 	files.Put(t, string(identity), c.nodes[1].disk, "longhorn-disk.cfg")
 	c.start(clusterSettings + "\nimages: {}")
 	for _, m := range c.nodes {
-		v := m.until("refused", func(v *status.View) bool {
-			refused := 0
+		v := m.until("both disks rejected", func(v *status.View) bool {
+			rejected := 0
 			for _, seen := range v.Observed.Disks {
 				if strings.Contains(seen.Problem, "clone") {
-					refused++
+					rejected++
 				}
 			}
-			return refused == 2
+			return rejected == 2
 		})
 		s, err := peerNode{served: &m.reconciler.served}.Copies(t.Context(), "parrot")
 		if err != nil || s.Disks[0].Problem == "" {
-			t.Errorf("%s tells %+v, %v; it sees %+v", m.name, s, err, v.Observed.Disks)
+			t.Errorf("the response of %s is %+v, %v; it observes %+v", m.name, s, err, v.Observed.Disks)
 		}
 	}
 }

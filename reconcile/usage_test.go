@@ -17,26 +17,26 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// unmarkable is a ready copy whose record cannot be written, on a node of its own.
-type unmarkable struct {
+// unwritable is a node with one ready copy whose record cannot be written after obstruct.
+type unwritable struct {
 	*Reconciler
 	t                 *testing.T
 	id                disk.ID
-	obstacle          string
-	declared, without plan.Desired
+	obstacle          string       // a folder at this path prevents the write of the record
+	declared, removed plan.Desired // with and without the image
 }
 
-func newUnmarkable(t *testing.T) *unmarkable {
+func newUnwritable(t *testing.T) *unwritable {
 	t.Helper()
-	time.Sleep(time.Until(plantest.Now)) // the clock of synctest begins before the program existed
+	time.Sleep(time.Until(plantest.Now)) // the clock of synctest starts in 2000, before any valid record
 	dir, image := newDisk(t), filepath.Join(t.TempDir(), "parrot.raw")
 	if err := os.WriteFile(image, randomImage(1<<20), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	u := &unmarkable{
+	u := &unwritable{
 		Reconciler: New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), false), t: t,
 		declared: plantest.Load(t, `images: {parrot: {source: {download: {url: "file://`+image+`"}}}}`, dir),
-		without:  plantest.Load(t, `images: {}`, dir),
+		removed:  plantest.Load(t, `images: {}`, dir),
 	}
 	u.id = u.declared.Config.Images["parrot"].ID
 	u.obstacle = filepath.Join(dir, "backing-images", u.id.String(), "backing.record.tmp")
@@ -44,33 +44,33 @@ func newUnmarkable(t *testing.T) *unmarkable {
 	return u
 }
 
-// converge returns the copy, if it is there then.
-func (u *unmarkable) converge(d plan.Desired) (c plan.Copy, there bool) {
+// converge converges the node, and returns the copy if it still exists.
+func (u *unwritable) converge(d plan.Desired) (c plan.Copy, exists bool) {
 	u.t.Helper()
 	o, _, err := u.Converge(u.t.Context(), d)
 	if err != nil {
 		u.t.Fatal(err)
 	}
 	for _, seen := range o.Disks {
-		c, there = seen.Copies[u.id]
+		c, exists = seen.Copies[u.id]
 	}
-	return c, there
+	return c, exists
 }
 
-func (u *unmarkable) obstruct() {
+func (u *unwritable) obstruct() {
 	u.t.Helper()
 	if err := os.Mkdir(u.obstacle, 0o755); err != nil {
 		u.t.Fatal(err)
 	}
 }
 
-// TestIntervalBeginsAgainThoughItCannotBeWritten declares an image again and takes it
-// away again. What stands in its record is of the first time.
-func TestIntervalBeginsAgainThoughItCannotBeWritten(t *testing.T) {
+// An image is removed, declared and removed again. The record cannot be written meanwhile and has
+// the time of the first removal. The clean-up interval must begin with the second one.
+func TestCleanupIntervalRestartsDespiteAStaleRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		u := newUnmarkable(t)
+		u := newUnwritable(t)
 		defer u.Close()
-		u.converge(u.without)
+		u.converge(u.removed)
 		u.obstruct()
 		time.Sleep(30 * time.Minute)
 		u.converge(u.declared)
@@ -78,46 +78,47 @@ func TestIntervalBeginsAgainThoughItCannotBeWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Hour)
-		if c, there := u.converge(u.without); !there || time.Since(c.SurplusSince) > time.Minute {
-			t.Errorf("the copy is there: %v, unwanted since %v at %v", there, c.SurplusSince, time.Now())
+		if c, exists := u.converge(u.removed); !exists || time.Since(c.SurplusSince) > time.Minute {
+			t.Errorf("the copy exists: %v, surplus since %v at %v", exists, c.SurplusSince, time.Now())
 		}
 	})
 }
 
-// TestCleanupOfAFullDisk is where nothing can be written before something is deleted.
-func TestCleanupOfAFullDisk(t *testing.T) {
+// On a full disk no record can be written. The clean-up must still happen after its interval, because
+// only that makes space.
+func TestCleanupWithoutAWritableRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		u := newUnmarkable(t)
+		u := newUnwritable(t)
 		defer u.Close()
 		u.obstruct()
-		if _, there := u.converge(u.without); !there {
-			t.Fatal("the copy went before the interval was over")
+		if _, exists := u.converge(u.removed); !exists {
+			t.Fatal("the copy was deleted before the interval was over")
 		}
 		time.Sleep(2 * time.Hour)
-		if c, there := u.converge(u.without); there {
-			t.Errorf("the copy is there, unwanted since %v at %v", c.SurplusSince, time.Now())
+		if c, exists := u.converge(u.removed); exists {
+			t.Errorf("the copy still exists, surplus since %v at %v", c.SurplusSince, time.Now())
 		}
 	})
 }
 
-// TestMarksOfAnotherDisk puts a disk in the place of one that a mark could not be written to.
-// It has a copy of the same image.
-func TestMarksOfAnotherDisk(t *testing.T) {
+// The record on a disk could not be written, and the disk is replaced by another one with a copy of
+// the same image. The pending usage must not apply to that copy.
+func TestPendingUsageDoesNotApplyToAnotherDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		u := newUnmarkable(t)
+		u := newUnwritable(t)
 		defer u.Close()
 		u.obstruct()
-		u.converge(u.without)
+		u.converge(u.removed)
 		time.Sleep(2 * time.Hour)
 		u.exchange()
-		if c, there := u.converge(u.without); !there || time.Since(c.SurplusSince) > time.Minute {
-			t.Errorf("the copy is there: %v, unwanted since %v at %v", there, c.SurplusSince, time.Now())
+		if c, exists := u.converge(u.removed); !exists || time.Since(c.SurplusSince) > time.Minute {
+			t.Errorf("the copy exists: %v, surplus since %v at %v", exists, c.SurplusSince, time.Now())
 		}
 	})
 }
 
-// exchange makes the disk another one.
-func (u *unmarkable) exchange() {
+// exchange gives the disk another identity, as if it were replaced.
+func (u *unwritable) exchange() {
 	u.t.Helper()
 	must(u.t, os.Remove(u.obstacle))
 	name := filepath.Join(u.obstacle, "../../../longhorn-disk.cfg")
@@ -125,10 +126,10 @@ func (u *unmarkable) exchange() {
 	must(u.t, os.WriteFile(name, []byte(`{"diskUUID":"0a0a0a0a-0000-4000-8000-000000000000"}`), 0o600))
 }
 
-// TestFailuresOfAnotherDisk puts a disk in the place of one that had trouble.
-func TestFailuresOfAnotherDisk(t *testing.T) {
+// A disk with a failure is replaced by another one. The failure must not apply to that disk.
+func TestFailureDoesNotApplyToAnotherDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		u := newUnmarkable(t)
+		u := newUnwritable(t)
 		defer u.Close()
 		key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: u.id}
 		o := u.Observe(u.declared)
@@ -140,12 +141,12 @@ func TestFailuresOfAnotherDisk(t *testing.T) {
 		u.jobs.transfers.add(key, job.Transfer{Action: a, Progress: &fetch.Progress{}})
 		u.endJob(jobEnd{key: key, err: syscall.EIO})
 		if o := u.Observe(u.declared); o.Failures[key].Fault != plan.FaultDisk {
-			t.Fatalf("nothing is remembered: %+v", o.Failures)
+			t.Fatalf("the failures are %+v, want one of the disk", o.Failures)
 		}
 		u.obstruct()
 		u.exchange()
 		if o := u.Observe(u.declared); len(o.Failures) > 0 {
-			t.Errorf("remembered of another disk: %+v", o.Failures)
+			t.Errorf("the new disk has the failures %+v", o.Failures)
 		}
 	})
 }
