@@ -97,14 +97,14 @@ func (r *Reader) Send(w io.Writer, from, to int64, before func() error) error {
 }
 
 // VerifyingReader reads a ready image at arbitrary offsets and compares every chunk with the
-// manifest: it returns only bytes that the image had when it became ready. It is not safe for
-// concurrent use.
+// manifest: it returns only bytes that the image had when it became ready. It does not read chunks of
+// zeros from the disk. It is not safe for concurrent use.
 type VerifyingReader struct {
 	id       ID
 	r        *Reader
 	manifest *Manifest
-	chunks   [4]verifiedChunk // ring buffer of the last chunks
-	next     int              // index in chunks
+	cached   []verifiedChunk // ring buffer of the last chunks
+	next     int             // index in cached
 }
 
 type verifiedChunk struct {
@@ -113,10 +113,11 @@ type verifiedChunk struct {
 	buf  []byte
 }
 
-// NewVerifyingReader returns a reader of the image id, which reads from r and compares with m. The
-// caller closes r and m after the last read.
-func NewVerifyingReader(id ID, r *Reader, m *Manifest) *VerifyingReader {
-	return &VerifyingReader{id: id, r: r, manifest: m}
+// NewVerifyingReader returns a reader of the image id, which reads from r and compares with m. It
+// caches the last chunks, in ChunkSize bytes of memory each: 1 is enough to read in order. The caller
+// closes r and m after the last read.
+func NewVerifyingReader(id ID, r *Reader, m *Manifest, cached int) *VerifyingReader {
+	return &VerifyingReader{id: id, r: r, manifest: m, cached: make([]verifiedChunk, cached)}
 }
 
 // ReadAt implements io.ReaderAt, except that it is not safe for concurrent use. ErrDamaged: a chunk
@@ -127,24 +128,36 @@ func (v *VerifyingReader) ReadAt(p []byte, off int64) (n int, err error) {
 		if at >= v.manifest.Size() {
 			return n, io.EOF
 		}
-		data, err := v.chunk(at / ChunkSize)
+		chunk, from := at/ChunkSize, at%ChunkSize
+		data, err := v.Chunk(chunk)
 		if err != nil {
 			return n, err
 		}
-		n += copy(p[n:], data[at%ChunkSize:])
+		if data == nil {
+			data = zeros[:v.manifest.ChunkLength(chunk)]
+		}
+		n += copy(p[n:], data[from:])
 	}
 	return n, nil
 }
 
-// chunk returns the verified bytes of chunk n.
-func (v *VerifyingReader) chunk(n int64) ([]byte, error) {
-	for _, c := range v.chunks {
+// Chunk returns the bytes of chunk n, or nil if all of them are zero. They are valid until the next
+// call. The error is ErrDamaged if they do not match the manifest.
+func (v *VerifyingReader) Chunk(n int64) ([]byte, error) {
+	for _, c := range v.cached {
 		if c.data != nil && c.n == n {
 			return c.data, nil
 		}
 	}
-	c := &v.chunks[v.next]
-	v.next = (v.next + 1) % len(v.chunks)
+	if zero, err := v.manifest.IsZero(n); zero || err != nil {
+		return nil, err
+	}
+	want, err := v.manifest.Hash(n)
+	if err != nil {
+		return nil, err
+	}
+	c := &v.cached[v.next]
+	v.next = (v.next + 1) % len(v.cached)
 	if c.buf == nil {
 		c.buf = NewChunkBuffer()
 	}
@@ -153,11 +166,7 @@ func (v *VerifyingReader) chunk(n int64) ([]byte, error) {
 	if _, err := v.r.ReadAt(data, n*ChunkSize); err != nil && err != io.EOF {
 		return nil, fmt.Errorf("read %s: %w", v.id, err)
 	}
-	want, err := v.manifest.Hash(n)
-	if err != nil {
-		return nil, err
-	}
-	if hashBytes(data, allZero(data)) != want {
+	if HashChunk(data) != want {
 		return nil, fmt.Errorf("%s %w at %d", v.id, ErrDamaged, n*ChunkSize)
 	}
 	c.data = data

@@ -261,7 +261,7 @@ func TestVerifyingReaderRefusesDamagedChunk(t *testing.T) {
 	}
 	defer m.Close()
 	size := int64(len(image))
-	all, err := io.ReadAll(io.NewSectionReader(NewVerifyingReader(testID, r, m), 0, size))
+	all, err := io.ReadAll(io.NewSectionReader(NewVerifyingReader(testID, r, m, 2), 0, size))
 	if err != nil || !bytes.Equal(all, image) {
 		t.Fatalf("%d bytes, error %v", len(all), err)
 	}
@@ -270,16 +270,21 @@ func TestVerifyingReaderRefusesDamagedChunk(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	at := int64(5*ChunkSize + 17)
-	if _, err := f.WriteAt([]byte{^image[at]}, at); err != nil {
-		t.Fatal(err)
+	at, zero := int64(4*ChunkSize+17), int64(5*ChunkSize+17)
+	for _, damaged := range []int64{at, zero} {
+		if _, err := f.WriteAt([]byte{^image[damaged]}, damaged); err != nil {
+			t.Fatal(err)
+		}
 	}
-	c, b := NewVerifyingReader(testID, r, m), make([]byte, 512)
+	c, b := NewVerifyingReader(testID, r, m, 2), make([]byte, 512)
 	if _, err := c.ReadAt(b, at); !errors.Is(err, ErrDamaged) {
 		t.Errorf("error is %v", err)
 	}
-	if n, err := c.ReadAt(b, 5*ChunkSize-256); n != 256 || !errors.Is(err, ErrDamaged) {
+	if n, err := c.ReadAt(b, 4*ChunkSize-256); n != 256 || !errors.Is(err, ErrDamaged) {
 		t.Errorf("read %d bytes before the damage, error %v", n, err)
+	}
+	if n, err := c.ReadAt(b, zero); err != nil || !bytes.Equal(b[:n], image[zero:zero+512]) {
+		t.Errorf("read %x of a chunk of zeros, error %v", b[:n], err)
 	}
 	if n, err := c.ReadAt(b, size-100); n != 100 || err != io.EOF {
 		t.Errorf("read %d bytes at the end, error %v", n, err)

@@ -155,10 +155,14 @@ func openPartHeader(ctx context.Context, part *disk.Part, o disk.PartSource, s *
 	return payload, err
 }
 
+// cachedChunks is how many chunks of the source stay in memory: a qcow2 image has its tables in other
+// chunks than its data.
+const cachedChunks = 4
+
 // verifiedSource reads the source and verifies each chunk: the clone has a checksum of its
 // own, which would hide bytes that the disk has damaged.
 func (r Request) verifiedSource() *disk.VerifyingReader {
-	return disk.NewVerifyingReader(r.Copy.ID, r.Source, r.Manifest)
+	return disk.NewVerifyingReader(r.Copy.ID, r.Source, r.Manifest, cachedChunks)
 }
 
 // plainDisk returns the disk that a guest sees, and its size.

@@ -41,14 +41,14 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer release()
-	image, err := openVerifyingReader(d, c.ID)
+	image, err := openVerifiedImage(d, c.ID)
 	if err != nil {
 		httperror.New(http.StatusConflict, "%v", err).Write(w)
 		return
 	}
 	defer image.Close()
 	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name+fileExtension(c.Format)+packing.Extension()))
-	p, done := newPacedWriter(ctx, w, s.pieceTimeout, image.Unchanged)
+	p, done := newPacedWriter(ctx, w, s.pieceTimeout, image.file.Unchanged)
 	defer done()
 	if packing == outfile.None {
 		err = sendFile(w, r, p, image, c)
@@ -71,7 +71,7 @@ func fileExtension(f disk.Format) string {
 }
 
 // sendFile sends the uncompressed image. net/http handles ranges and conditions.
-func sendFile(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifyingReader, c Copy) error {
+func sendFile(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifiedImage, c Copy) error {
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("ETag", `"`+c.SHA512.String()+`"`)
@@ -95,7 +95,7 @@ func (r pacedResponse) ReadFrom(src io.Reader) (int64, error) { return r.body.Re
 // sendCompressed sends the whole image compressed. It sends no length, because that is not
 // known before the end, and supports no ranges, because another version of the compressor
 // may produce other bytes.
-func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifyingReader, packing outfile.Compression, digest disk.Digest) error {
+func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifiedImage, packing outfile.Compression, digest disk.Digest) error {
 	w.Header().Set("Content-Type", "application/"+string(packing))
 	if r.Method == http.MethodHead {
 		return nil
@@ -111,7 +111,7 @@ func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *paced
 	out := bufio.NewWriterSize(p, pieceSize)
 	to := outfile.NewStreamWriter(out, packing, image.Size())
 	for n := range image.manifest.Chunks() {
-		chunk, err := image.chunkData(n)
+		chunk, err := image.verified.Chunk(n)
 		if err == nil {
 			err = to.AppendChunk(chunk)
 		}
@@ -166,21 +166,17 @@ func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (*disk.Di
 	return nil, Copy{}, httperror.New(http.StatusNotFound, "no image %s is on the disks of this node", name)
 }
 
-// verifyingReader reads an image for clients that cannot verify it themselves: it never
-// returns bytes of a chunk that does not match the chunk manifest. It implements
-// io.ReadSeeker, and does not read zero chunks from the disk.
-type verifyingReader struct {
-	*disk.Reader
-	id       disk.ID
+// verifiedImage is an image for a client that cannot verify it itself: it returns no byte of a chunk
+// that does not match the chunk manifest. It implements io.ReadSeeker.
+type verifiedImage struct {
+	*io.SectionReader
+	file     *disk.Reader
 	manifest *disk.Manifest
-	offset   int64
-	buf      []byte
-	loaded   int64 // the number of the chunk in chunk; -1: none
-	chunk    []byte
+	verified *disk.VerifyingReader
 	readErr  error // the last error of Read: http.ServeContent does not return it
 }
 
-func openVerifyingReader(d *disk.Disk, id disk.ID) (*verifyingReader, error) {
+func openVerifiedImage(d *disk.Disk, id disk.ID) (*verifiedImage, error) {
 	m, err := d.Manifest(id)
 	if err != nil {
 		return nil, err
@@ -192,68 +188,16 @@ func openVerifyingReader(d *disk.Disk, id disk.ID) (*verifyingReader, error) {
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	return &verifyingReader{Reader: r, id: id, manifest: m, buf: make([]byte, disk.ChunkSize), loaded: -1}, nil
+	verified := disk.NewVerifyingReader(id, r, m, 1)
+	return &verifiedImage{SectionReader: io.NewSectionReader(verified, 0, m.Size()), file: r, manifest: m, verified: verified}, nil
 }
 
-func (v *verifyingReader) Close() error { return errors.Join(v.Reader.Close(), v.manifest.Close()) }
+func (v *verifiedImage) Close() error { return errors.Join(v.file.Close(), v.manifest.Close()) }
 
-// chunkData returns the bytes of chunk n, or nil if all of them are zero. The result is
-// valid until the next call. The error is disk.ErrDamaged if the bytes do not match.
-func (v *verifyingReader) chunkData(n int64) ([]byte, error) {
-	if zero, err := v.manifest.IsZero(n); zero || err != nil {
-		return nil, err
-	}
-	if v.loaded == n {
-		return v.chunk, nil
-	}
-	v.loaded = -1
-	want, err := v.manifest.Hash(n)
-	if err != nil {
-		return nil, err
-	}
-	chunk := v.buf[:v.manifest.ChunkLength(n)]
-	if _, err := v.ReadAt(chunk, n*disk.ChunkSize); err != nil {
-		return nil, err
-	}
-	if disk.HashChunk(chunk) != want {
-		return nil, fmt.Errorf("%s %w: chunk %d", v.id, disk.ErrDamaged, n)
-	}
-	v.loaded, v.chunk = n, chunk
-	return chunk, nil
-}
-
-// Read reads to the end of a chunk at most.
-func (v *verifyingReader) Read(p []byte) (int, error) {
-	if v.offset >= v.Size() {
-		return 0, io.EOF
-	}
-	n, from := v.offset/disk.ChunkSize, v.offset%disk.ChunkSize
-	chunk, err := v.chunkData(n)
-	if err != nil {
+func (v *verifiedImage) Read(p []byte) (int, error) {
+	n, err := v.SectionReader.Read(p)
+	if err != nil && err != io.EOF {
 		v.readErr = err
-		return 0, err
 	}
-	length := int(min(int64(len(p)), v.manifest.ChunkLength(n)-from))
-	if chunk == nil {
-		clear(p[:length])
-	} else {
-		copy(p[:length], chunk[from:])
-	}
-	v.offset += int64(length)
-	return length, nil
-}
-
-// Seek implements io.Seeker. Like that of a file, it accepts offsets after the end.
-func (v *verifyingReader) Seek(offset int64, whence int) (int64, error) {
-	switch whence {
-	case io.SeekCurrent:
-		offset += v.offset
-	case io.SeekEnd:
-		offset += v.Size()
-	}
-	if offset < 0 {
-		return 0, errors.New("seek: negative offset")
-	}
-	v.offset = offset
-	return offset, nil
+	return n, err
 }

@@ -47,7 +47,7 @@ func TestDownloadSendsNoDamagedChunk(t *testing.T) {
 	id, content := disk.ID{Name: "parrot", UUID: "00000001"}, randomBytes(3*disk.ChunkSize)
 	n.put(t, id, content)
 	d, path := n.disk, n.backing(id)
-	image, err := openVerifyingReader(d, id)
+	image, err := openVerifiedImage(d, id)
 	if err != nil {
 		t.Fatal(err)
 	}
