@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -27,7 +26,7 @@ func TestUnreadableSourceIsNoFaultOfTheTarget(t *testing.T) {
 	id := disk.ID{Name: "parrot", UUID: "0000000a"}
 	a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: id}, plan.Reason{}, 0)
 	a.LocalSource = plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk2"}, ID: id}
-	source := &ctxReader{ctx: t.Context(), r: unreadableFile{}, progress: &fetch.Progress{}}
+	source := localReader{unreadableFile{}}
 	_, err := source.Read(nil)
 	got := NextFailure(plan.Failure{}, a, fmt.Errorf("read image: %w", err), time.Now(), 0.5)
 	if got.Fault == plan.FaultDisk || got.Final || !slices.Equal(got.Suspects, []plan.CopyRef{a.LocalSource}) {

@@ -85,7 +85,7 @@ func (j Job) syncLocal(ctx context.Context, id disk.ID) error {
 			return err
 		}
 		j.Progress.Done.Store(part.Offset())
-		_, err := part.ReadFrom(&ctxReader{ctx: ctx, r: r, progress: j.Progress})
+		_, err := part.ReadFrom(fetch.CountReader(ctx, localReader{r}, &j.Progress.Done))
 		return errors.Join(err, r.Unchanged())
 	})
 }
@@ -101,19 +101,11 @@ func (j Job) openSource() (disk.Copy, *disk.Reader, error) {
 	return from, r, err
 }
 
-// ctxReader reads a local source until ctx ends, and counts the bytes.
-type ctxReader struct {
-	ctx      context.Context
-	r        io.Reader
-	progress *fetch.Progress
-}
+// localReader reads the copy on another disk of this node, which is the source of a sync.
+type localReader struct{ r io.Reader }
 
-func (s *ctxReader) Read(b []byte) (int, error) {
-	if err := s.ctx.Err(); err != nil {
-		return 0, err
-	}
-	n, err := s.r.Read(b)
-	s.progress.Done.Add(int64(n))
+func (l localReader) Read(b []byte) (int, error) {
+	n, err := l.r.Read(b)
 	if errors.Is(err, unix.EIO) {
 		// The error code does not show which of the two disks failed. ErrDamaged marks the source
 		// as the cause, so that the next attempt reads another copy.
