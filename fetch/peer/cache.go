@@ -31,7 +31,7 @@ func (c *StateCache) Publish(s State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// A round usually changes nothing, and comparing is much cheaper than encoding.
-	if c.current != nil && equalStates(&c.current.state, &s) {
+	if c.current != nil && EqualStates(&c.current.state, &s) {
 		c.current = &snapshot{state: s, etag: c.current.etag}
 		return
 	}
@@ -67,8 +67,8 @@ func (c *StateCache) waitForChange(ctx context.Context, etag string) *snapshot {
 	}
 }
 
-// equalStates reports whether two states are equal except for volatile values.
-func equalStates(a, b *State) bool {
+// EqualStates reports whether two states are equal except for volatile values.
+func EqualStates(a, b *State) bool {
 	return a.Node == b.Node && a.Config == b.Config && slices.EqualFunc(a.Disks, b.Disks, equalDisks)
 }
 

@@ -31,7 +31,7 @@ func publishedETag(c *StateCache) string {
 }
 
 // Each field with JSON counts for the ETag, except the volatile ones. The test fails for a
-// new field that equalStates does not compare.
+// new field that EqualStates does not compare.
 func TestETagChangesWithEachFieldExceptVolatileOnes(t *testing.T) {
 	base := stateWith("node1", 2)
 	base.Disks[0].Copies[1].Failure = &Failure{Action: "sync", Attempts: 1}

@@ -51,13 +51,6 @@ func (c *Cluster) publishAll(d Desired) {
 	}
 }
 
-// Publish computes again what the node of d publishes, after its disks have changed.
-func (c *Cluster) Publish(d Desired) {
-	if c.published != nil {
-		c.publish(d, newFleetIndex(d, c.Disks))
-	}
-}
-
 // publish computes the published disks of a node, with the copies that they reject. An
 // unreachable node publishes no rejections.
 func (c *Cluster) publish(d Desired, h *fleetIndex) {
@@ -196,14 +189,6 @@ func dedupe(actions []Action) []Action {
 		duplicate := a.Disk == "" && planned[this]
 		planned[this] = planned[this] || a.Disk == ""
 		return duplicate
-	})
-}
-
-// Forget drops the failures of images whose declaration changed.
-func (c *Cluster) Forget(before, now schema.Config) {
-	maps.DeleteFunc(c.Failures, func(ref CopyRef, f Failure) bool {
-		was, is := before.Images[ref.ID.Name], now.Images[ref.ID.Name]
-		return !f.Op.SameDeclaration(was, is)
 	})
 }
 

@@ -193,17 +193,17 @@ func setCopy(st *session, in input) error {
 		}
 	}
 	c := st.world.newCopy(key.ID, disk.State(state), size)
-	if state == "none" {
-		c.State = ""
-	}
-	for name, at := range map[string]*time.Time{"used": &c.LastUsed, "unwanted": &c.SurplusSince} {
+	for name, at := range map[string]*time.Time{"used": &c.Usage.LastUsed, "unwanted": &c.Usage.SurplusSince} {
 		if text, given := in.option(name); given {
 			ago, err := schema.ParseInterval(text)
 			if err != nil {
 				return err
 			}
-			*at, c.ClockNode = st.world.now.Add(-ago), key.Disk.Node
+			*at, c.Usage.By = st.world.now.Add(-ago), key.Disk.Node
 		}
+	}
+	if state == "none" {
+		c = nil
 	}
 	st.world.putCopy(key, c)
 	return nil
@@ -244,7 +244,7 @@ func setSource(st *session, in input) error {
 		how, fails = "network", true
 	}
 	if fails {
-		if s.err, err = st.world.newFailure(id.Name, how); err != nil {
+		if s.err, err = newFailure(st.world.base.Config, id.Name, how); err != nil {
 			return err
 		}
 	}
@@ -349,7 +349,7 @@ func checkPlaced(st *session, in input) (checkResult, error) {
 	}
 	slices.Sort(want)
 	want = slices.Compact(want)
-	is := names(st.world.readyDisks(id))
+	is := names(readyDisks(st.world, id))
 	if slices.Equal(is, want) {
 		return checkResult{ok: true, got: fmt.Sprintf("%s is ready on exactly %s", in.args[0], strings.Join(is, ", "))}, nil
 	}
@@ -385,7 +385,7 @@ func checkCopies(st *session, in input) (checkResult, error) {
 	if err := checkTags(st.world.base.Config, tags); err != nil {
 		return checkResult{}, err
 	}
-	on := slices.DeleteFunc(st.world.readyDisks(id), func(ref schema.DiskRef) bool {
+	on := slices.DeleteFunc(readyDisks(st.world, id), func(ref schema.DiskRef) bool {
 		return slices.ContainsFunc(tags, func(tag string) bool { return !hasTag(st.world.base.Config, ref, tag) })
 	})
 	where := ""

@@ -5,20 +5,22 @@
 // programs, and it cannot use files outside its own folder: each script is checked before
 // it runs, so that scenarios of strangers are safe to run.
 //
-// The simulated cluster (type world) has the nodes of one configuration with their disks,
-// the sources of the images, and a clock. The plans are those of package reconcile. At the
-// start every declared disk is mounted and empty, every node is up, every source delivers,
-// and no copy is in use. One round works like this:
+// The cluster in memory (type world) has the nodes of one configuration with their disks, the
+// sources of the images, and a clock. At the start every declared disk is mounted and empty,
+// every node is up, every source delivers, and no copy is in use.
 //
-//	every node that is up records the usage of its copies, and plans
-//	each copy to create exists at once, or fails as its source says
-//	each copy to delete is deleted if the other nodes confirm it
+// The manager of each node (type node) is a real reconcile.Reconciler. It has the disks of
+// package simulation, and a network and jobs that take no time. Managers work one after the
+// other: each converges as far as it can without the others, and so on until none of them can
+// do anything more. Then the clock moves to the next deadline of any of them. A node that is
+// down has no manager; a new one starts when the node is up again.
 //
-// The world leaves out the bytes of images (each copy has the right ones), the duration and
-// the number of transfers, and events during a round: no job is ever interrupted, and all
-// nodes observe the same state. The simulation in the tests of package reconcile has these.
+// A scenario leaves out the bytes of images (each source delivers the right ones), the duration
+// of transfers, and events during a job: no job is ever interrupted, and no message is lost. The
+// tests of package simulation have all of these.
 //
 // Reading order: runner.go (Runner, results), check.go (what a script may contain),
-// commands.go (the form of a command), cluster_commands.go (all commands), world.go, setup.go
-// (events), round.go, execute.go, explain.go.
+// commands.go (the form of a command), cluster_commands.go (all commands); world.go, node.go,
+// network.go, jobs.go, contents.go (the cluster); setup.go, restore.go (its changes); converge.go,
+// explain.go.
 package scenario

@@ -11,10 +11,10 @@ import (
 )
 
 // readyDisks returns the reachable disks with a ready copy, sorted.
-func (w *world) readyDisks(id disk.ID) []schema.DiskRef {
+func readyDisks(w *world, id disk.ID) []schema.DiskRef {
 	var refs []schema.DiskRef
 	for ref, at := range w.locations() {
-		if w.disks[at].Copies[id].State == disk.Ready && w.reachable(ref) {
+		if w.disks[at].Copies[id].Ready() && w.reachable(ref) {
 			refs = append(refs, ref)
 		}
 	}
@@ -57,8 +57,9 @@ func explain(w *world, id disk.ID) []string {
 // rankDisks returns the disks in the order of their ranks for an image, as the first node that
 // is up computes them. For an image that is not declared, no disk has a rank.
 func rankDisks(w *world, id disk.ID) []plan.DiskRank {
-	if nodes := w.upNodes(); len(nodes) > 0 && w.base.Config.Images[id.Name].ID == id {
-		return nodes[0].RankDisks(w.cluster().Observe(nodes[:1])[0], id.Name)
+	w.settle()
+	if nodes := w.running(); len(nodes) > 0 && w.base.Config.Images[id.Name].ID == id {
+		return nodes[0].desired().RankDisks(nodes[0].observed, id.Name)
 	}
 	var ranks []plan.DiskRank
 	for ref := range w.locations() {
@@ -71,18 +72,17 @@ func rankDisks(w *world, id disk.ID) []plan.DiskRank {
 // describeCopy returns the state of a copy on a disk.
 func describeCopy(w *world, ref schema.DiskRef, id disk.ID) string {
 	d := w.at(ref)
-	c, exists := d.Copies[id]
 	text := "no copy"
-	if exists {
-		text = string(c.State)
-	}
-	if c.UsedBy != "" {
-		text += ", " + c.UsedBy
+	if d.Copies[id] != nil {
+		text = string(d.Copy(id).State)
+		if user := d.UsedBy(id); user != "" {
+			text += ", " + user
+		}
 	}
 	if _, down := w.down[ref.Node]; down {
 		return text + " (the node is down)"
 	}
-	if !d.detachedAt.IsZero() {
+	if !d.Attached {
 		return text + " (the disk is not attached)"
 	}
 	return text

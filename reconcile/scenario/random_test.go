@@ -91,7 +91,7 @@ func (r dice) apply(w *world) (event string) {
 		return fmt.Sprintf("%s attached=%t", key.Disk, there)
 	case 2:
 		w.setFree(key.Disk, pick(r, int64(0), 1<<30, 6<<30, 100<<30))
-		return fmt.Sprintf("%s free=%d", key.Disk, w.at(key.Disk).Space.Free)
+		return fmt.Sprintf("%s free=%d", key.Disk, w.at(key.Disk).Free())
 	case 3:
 		if state := pick(r, disk.Ready, disk.Ready, disk.Failed, disk.Unknown); !there {
 			w.putCopy(key, w.newCopy(key.ID, state, 1<<30))

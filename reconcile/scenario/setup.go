@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -74,110 +75,86 @@ func (w *world) findImage(text string) (disk.ID, error) {
 func joinNames(names []string) string { return cmp.Or(plan.JoinMax(names, ", ", 10), "none") }
 
 // setUp starts or stops a node. A node that is down does not work or respond. Its disks stay
-// as they are.
+// as they are. A node that starts knows only what is on its disks.
 func (w *world) setUp(node string, up bool) {
-	w.observe()
-	w.invalidate()
+	w.settle()
 	_, down := w.down[node]
 	switch {
 	case up:
 		delete(w.down, node)
+		w.startNodes()
 	case !down:
+		w.nodes[node].stop()
 		w.down[node] = w.now
 	}
+	w.changed()
 }
 
 // setAttached attaches or detaches a disk. The disk keeps its copies.
 func (w *world) setAttached(ref schema.DiskRef, attached bool) {
-	w.observe()
-	w.invalidate()
-	d := w.at(ref)
-	switch {
-	case attached:
-		d.detachedAt, d.Problem = time.Time{}, ""
-	case d.detachedAt.IsZero():
-		d.detachedAt = w.now
-	}
+	w.settle()
+	w.at(ref).Attached = attached
+	w.changed()
+	w.settle() // the time for which the disk has a problem begins now
 }
 
 // setFree sets the free bytes of a disk.
 func (w *world) setFree(ref schema.DiskRef, bytes int64) {
-	w.invalidate()
-	d := w.at(ref)
-	d.Space.Free, d.Space.Total = bytes, max(bytes, d.Space.Total)
+	w.at(ref).SetFree(bytes)
+	w.changed()
 }
 
 // setSource sets the behaviour of the source of an image.
 func (w *world) setSource(image string, s source) {
-	w.invalidate()
 	w.sources[image] = s
+	w.changed()
 }
 
-// putCopy puts a copy on a disk, or removes it if its state is empty. It does not change the
-// free space.
-func (w *world) putCopy(ref plan.CopyRef, c plan.Copy) {
-	w.invalidate()
+// putCopy puts a copy on a disk, or removes it if c is nil. It does not change the free space.
+func (w *world) putCopy(ref plan.CopyRef, c *simulation.Copy) {
 	d := w.at(ref.Disk)
-	delete(d.failures, ref.ID)
-	if c.State == "" {
+	free := d.Free()
+	if d.Copies[ref.ID] = c; c == nil {
 		delete(d.Copies, ref.ID)
-		delete(d.backedUp, ref.ID)
-		return
 	}
-	d.Copies[ref.ID] = c
+	d.SetFree(free)
+	w.changed()
 }
 
 // newCopy returns a copy of an image in a state.
-func (w *world) newCopy(id disk.ID, state disk.State, size int64) plan.Copy {
-	c := plan.Copy{Copy: disk.Copy{ID: id, State: state, Size: size, RealSize: size, VirtualSize: size, Format: disk.Raw, HasCfg: true, Owned: true}}
-	c.SHA512, c.SHA256, c.ManifestDigest = digestsOf(w.base.Config, id)
+func (w *world) newCopy(id disk.ID, state disk.State, size int64) *simulation.Copy {
+	content := w.contents.of(w.base.Config, id, size)
+	c := &simulation.Copy{File: content, Recorded: content, Owned: true}
 	switch state {
 	case disk.Ready:
 		c.VerifiedAt = w.now
 	case disk.Failed:
-		c.Message, c.DamagedAt = "damaged", w.now
+		c.File = w.contents.damaged(content)
+		c.MarkDamaged(w.now)
 	case disk.Unknown:
-		c.Message, c.Owned, c.HasCfg = "not verified yet", false, false
+		c.Recorded, c.Owned, c.NoCfg = "", false, true
 	}
 	return c
 }
 
-// digestsOf returns the digests of an image: the declared one, and others that depend on the
-// generation. sha256 is zero unless it is declared.
-func digestsOf(c schema.Config, id disk.ID) (sha512, sha256, manifest disk.Digest) {
-	h, m := disk.SHA512.New(), disk.SHA256.New()
-	h.Write([]byte(id.String()))
-	m.Write([]byte(id.String()))
-	sha512, manifest = disk.SHA512.Digest(h), disk.SHA256.Digest(m)
-	if image, ok := c.Images[id.Name]; ok && image.ID == id && !image.Checksum.IsZero() {
-		if image.Checksum.Algorithm() == disk.SHA512 {
-			return image.Checksum, sha256, manifest
-		}
-		return sha512, image.Checksum, manifest
-	}
-	return sha512, sha256, manifest
-}
-
 // setUsed says whether a replica on the disk uses a copy.
 func (w *world) setUsed(ref plan.CopyRef, used bool) error {
-	w.observe()
-	d := w.at(ref.Disk)
-	c, exists := d.Copies[ref.ID]
-	if !exists {
+	w.settle()
+	c := w.at(ref.Disk).Copies[ref.ID]
+	if c == nil {
 		return fmt.Errorf("there is no copy of %s on %s", ref.ID.Name, ref.Disk)
 	}
-	w.invalidate()
-	c.UsedBy = ""
+	c.Users, c.UsedBy = 0, ""
 	if used {
-		c.UsedBy = "used by a replica"
+		c.Users = 1
 	}
-	d.Copies[ref.ID] = c
+	w.changed()
 	return nil
 }
 
 // advance moves the clock. The managers observe the usage of copies, but execute nothing.
 func (w *world) advance(d time.Duration) {
-	w.observe()
+	w.settle()
 	w.now = w.now.Add(d)
-	w.invalidate()
+	w.changed()
 }

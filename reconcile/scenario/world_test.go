@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -64,24 +65,15 @@ func runRandom(t *testing.T, seed uint64) randomRun {
 	var b strings.Builder
 	for range 25 {
 		fmt.Fprintf(&b, "+%v %s\n", w.now.Sub(w.startedAt), r.apply(w))
-		for rounds := 0; ; rounds++ {
-			if rounds > maxRoundsAtOnce {
-				t.Error("the cluster does not converge")
-				return randomRun{w, b.String()}
-			}
-			worked := false
-			for _, a := range w.due() {
-				violations, count := deletionViolations(w, a), len(w.history)
-				worked = w.execute(a) || worked
-				for _, e := range w.history[count:] {
-					fmt.Fprintf(&b, "    %s %s: %s (%v)\n", e.Op, e.CopyRef(), e.Text, e.err)
-					for _, v := range violations {
-						t.Errorf("%s of %s: %s", e.Op, e.CopyRef(), v)
-					}
-				}
-			}
-			if !worked {
-				break
+		before := copiesOf(w)
+		history, err := w.converge(t.Context(), 0)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, e := range history {
+			fmt.Fprintf(&b, "    %s %s: %s (%v)\n", e.Op, e.CopyRef(), e.Text, e.err)
+			if e.Op.Deletes() && e.err == nil {
+				checkDeletion(t, w, before, e)
 			}
 		}
 		checkSpace(t, w)
@@ -90,39 +82,39 @@ func runRandom(t *testing.T, seed uint64) randomRun {
 	return randomRun{w, b.String()}
 }
 
-// deletionViolations returns the rules that the deletion of a copy violates now.
-func deletionViolations(w *world, a plan.Action) []string {
-	if !a.Op.Deletes() {
-		return nil
-	}
-	var violations []string
-	never := func(violated bool, text string) {
-		if violated {
-			violations = append(violations, text)
+// copiesOf returns the copies on the declared disks.
+func copiesOf(w *world) map[plan.CopyRef]simulation.Copy {
+	copies := map[plan.CopyRef]simulation.Copy{}
+	for ref, at := range w.locations() {
+		for id, c := range w.disks[at].Copies {
+			copies[plan.CopyRef{Disk: ref, ID: id}] = *c
 		}
 	}
-	key, c := a.CopyRef(), w.at(a.CopyRef().Disk).Copies[a.CopyRef().ID]
-	never(c.UsedBy != "", "it is in use")
+	return copies
+}
+
+// checkDeletion checks a deletion against the cluster before and after the managers worked. The
+// simulation checks all rules of deletions.
+func checkDeletion(t *testing.T, w *world, before map[plan.CopyRef]simulation.Copy, e executed) {
+	t.Helper()
+	never := func(violated bool, text string) {
+		if violated {
+			t.Errorf("%s of %s: %s", e.Op, e.CopyRef(), text)
+		}
+	}
+	key := e.CopyRef()
+	never(before[key].Users > 0, "it is in use")
 	never(w.base.Allowed != schema.Everything, "the configuration has errors")
 	never(!w.reachable(key.Disk), "the disk is unreachable")
 	image, declared := w.base.Config.Images[key.ID.Name]
-	wait := w.base.Config.Settings.CleanupWaitInterval
-	if a.Op == plan.Cleanup && wait > 0 {
-		never(c.SurplusSince.IsZero() || w.now.Sub(c.SurplusSince) < wait, "it was desired recently")
-		never(!c.LastUsed.IsZero() && w.now.Sub(c.LastUsed) < wait, "it was used recently")
-	}
 	if !declared {
-		for ref, at := range w.locations() {
+		for ref := range w.locations() {
 			never(!w.reachable(ref), fmt.Sprintf("its use on %s is unknown", ref))
-			never(w.disks[at].Copies[key.ID].UsedBy != "", "it is used on another disk")
+			never(before[plan.CopyRef{Disk: ref, ID: key.ID}].Users > 0, "it is used on another disk")
 		}
-		return violations
+		return
 	}
-	left := slices.DeleteFunc(w.readyDisks(image.ID), func(ref schema.DiskRef) bool { return ref == key.Disk && key.ID == image.ID })
-	never(len(left) == 0, "it is the last copy")
-	ready := key.ID == image.ID && c.State == disk.Ready
-	never(ready && !image.AllDisks && len(left) < image.Copies, fmt.Sprintf("%d of %d copies remain", len(left), image.Copies))
-	return violations
+	never(len(readyDisks(w, image.ID)) == 0, "no copy remains")
 }
 
 // checkSpace checks the space on all disks.
@@ -130,8 +122,8 @@ func checkSpace(t *testing.T, w *world) {
 	t.Helper()
 	for ref, at := range w.locations() {
 		d := w.disks[at]
-		if d.Space.Free < 0 || d.Space.Free > d.Space.Total {
-			t.Errorf("%s has %d of %d bytes free", ref, d.Space.Free, d.Space.Total)
+		if free := d.Free(); free < 0 || free > d.Total {
+			t.Errorf("%s has %d of %d bytes free", ref, free, d.Total)
 		}
 	}
 }
@@ -163,7 +155,7 @@ func TestConvergeMovesTheClockFromDeadlineToDeadline(t *testing.T) {
 			t.Errorf("executed %q, error %v; want %q", got, err, want)
 		}
 	}
-	ranked := w.desired("node1").RankDisks(w.cluster().Observe(w.upNodes())[0], "parrot")
+	ranked := rankDisks(w, parrot.ID)
 	first, second, third := ranked[0].Disk.Node, ranked[1].Disk.Node, ranked[2].Disk.Node
 	converge(0, "+0s download "+first, "+0s sync "+second)
 	w.setUp(first, false)

@@ -2,6 +2,7 @@ package simulation
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
@@ -24,6 +25,7 @@ const defaultSize = 1 << 30
 // Library has the properties of contents. A content is a name for the bytes of a file: equal
 // names are equal bytes. The empty name means that there is no file.
 type Library struct {
+	contents   []string // all, in the order in which they became known
 	properties map[string]Properties
 	names      map[Properties]string
 }
@@ -38,9 +40,14 @@ func (l *Library) Add(p Properties) (content string) {
 	name, known := l.names[p]
 	if !known {
 		name = fmt.Sprintf("content %d", len(l.names)+1)
-		l.names[p], l.properties[name] = name, p
+		l.names[p] = name
+		l.learn(name, p)
 	}
 	return name
+}
+
+func (l *Library) learn(content string, p Properties) {
+	l.contents, l.properties[content] = append(l.contents, content), p
 }
 
 // Properties returns the properties of a content. A content that was not added has 1 GiB, and the
@@ -52,19 +59,19 @@ func (l *Library) Properties(content string) Properties {
 			Format: disk.Raw, Size: defaultSize, RealSize: defaultSize, VirtualSize: defaultSize,
 			SHA512: digestOf(disk.SHA512, content), ManifestDigest: digestOf(disk.SHA256, content),
 		}
-		l.properties[content] = p
+		l.learn(content, p)
 	}
 	return p
 }
 
-// WithSHA512 returns the content with a digest, and whether its properties were requested before.
+// WithSHA512 returns the content with a digest. known is false if the digest is zero, or if the
+// properties of such a content were not requested before.
 func (l *Library) WithSHA512(d disk.Digest) (content string, known bool) {
-	for name, p := range l.properties {
-		if p.SHA512 == d {
-			return name, true
-		}
+	i := slices.IndexFunc(l.contents, func(c string) bool { return l.properties[c].SHA512 == d })
+	if d.IsZero() || i < 0 {
+		return "", false
 	}
-	return "", false
+	return l.contents[i], true
 }
 
 func digestOf(a disk.Algorithm, content string) disk.Digest {

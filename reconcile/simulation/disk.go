@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -52,8 +53,9 @@ type Copy struct {
 	// NoCfg: the file has no valid backing.cfg.
 	NoCfg bool
 
-	// Users is the number of replicas that use the copy.
-	Users int
+	// Users is the number of replicas that use the copy. UsedBy describes them; "": a replica.
+	Users  int
+	UsedBy string
 	// Aside: a deletion has renamed the folder.
 	Aside bool
 }
@@ -84,15 +86,24 @@ func (d *Disk) Folder(id disk.ID) *Copy {
 }
 
 // Free returns the free bytes.
-func (d *Disk) Free() int64 {
-	free := d.Total - d.OtherFiles
+func (d *Disk) Free() int64 { return max(0, min(d.Total-d.OtherFiles-d.occupied(), d.Total)) }
+
+// SetFree changes OtherFiles, and Total if it is too small, so that these bytes are free.
+func (d *Disk) SetFree(bytes int64) {
+	d.Total = max(d.Total, bytes)
+	d.OtherFiles = d.Total - d.occupied() - bytes
+}
+
+// occupied returns the bytes of all copies.
+func (d *Disk) occupied() int64 {
+	bytes := int64(0)
 	for _, c := range d.Copies {
-		free -= c.Partial
+		bytes += c.Partial
 		if c.File != "" {
-			free -= d.Library.Properties(c.File).RealSize
+			bytes += d.Library.Properties(c.File).RealSize
 		}
 	}
-	return max(0, min(free, d.Total))
+	return bytes
 }
 
 // Copy returns a copy as a listing of the disk shows it.
@@ -131,8 +142,17 @@ func (c *Copy) Ready() bool {
 	return c != nil && c.File != "" && c.Owned && !c.Changed && c.Failure == "" && !c.Aside
 }
 
-// usedBy returns what uses a copy on the disk, "" if nothing does.
-func (d *Disk) usedBy(c *Copy) string { return d.users().usedBy(c.Users) }
+// UsedBy returns what uses a copy on the disk, "" if nothing does.
+func (d *Disk) UsedBy(id disk.ID) string {
+	c := d.Copies[id]
+	switch {
+	case c.Users > 0:
+		return cmp.Or(c.UsedBy, "used by a replica")
+	case d.UsersUnknown:
+		return "cannot determine what is in use"
+	}
+	return ""
+}
 
 // Open opens the disk that current returns, as reconcile.System.OpenDisk does. current returns the
 // disk that is at a path now, nil if there is none.
@@ -166,14 +186,14 @@ func (o openDisk) List(name string) (c reconcile.Contents, err error) {
 	if o.Check() != nil {
 		return c, errIO
 	}
-	u := o.disk.users()
+	u := users{map[disk.ID]string{}, o.disk.UsersUnknown}
 	for _, id := range o.disk.IDs() {
 		one := o.disk.Copies[id]
 		if one.Aside || name != "" && id.Name != name {
 			continue
 		}
 		c.Copies = append(c.Copies, o.disk.Copy(id))
-		u.replicas[id] = one.Users
+		u.reasons[id] = o.disk.UsedBy(id)
 	}
 	c.Space, c.Users = disk.Space{Total: o.disk.Total, Free: o.disk.Free()}, u
 	return c, nil
@@ -194,12 +214,10 @@ func (o openDisk) Update(id disk.ID, change func(*disk.Record)) error {
 // Close implements reconcile.Disk.
 func (openDisk) Close() error { return nil }
 
-func (d *Disk) users() users { return users{map[disk.ID]int{}, d.UsersUnknown} }
-
 // users implements reconcile.Users.
 type users struct {
-	replicas map[disk.ID]int // how many use a copy
-	unknown  bool
+	reasons map[disk.ID]string // what uses a copy; "": nothing
+	unknown bool
 }
 
 // Err implements reconcile.Users.
@@ -212,18 +230,8 @@ func (u users) Err() error {
 
 // InUse implements reconcile.Users.
 func (u users) InUse(id disk.ID) (reason string, inUse bool) {
-	reason = u.usedBy(u.replicas[id])
+	reason = u.reasons[id]
 	return reason, reason != ""
-}
-
-func (u users) usedBy(replicas int) string {
-	switch {
-	case replicas > 0:
-		return "used by a replica"
-	case u.unknown:
-		return "cannot determine what is in use"
-	}
-	return ""
 }
 
 // FileOpen implements reconcile.Users. No process has a file open.

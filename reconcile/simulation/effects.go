@@ -33,7 +33,7 @@ func (d *Disk) Fill(id disk.ID, content string, want disk.Digest, reserve int64,
 	if got := file.digest(want.Algorithm()); !want.IsZero() && want != got {
 		return &disk.ChecksumError{Want: want, Got: got}
 	}
-	if user := d.usedBy(c); c.File != "" && user != "" {
+	if user := d.UsedBy(id); c.File != "" && user != "" {
 		return &disk.InUseError{ID: id, Reason: user}
 	}
 	c.File, c.Recorded, c.Failure, c.Changed, c.NoCfg, c.VerifiedAt = content, content, "", false, false, now
@@ -103,7 +103,7 @@ func (r removal) CheckUnused(aside bool) error {
 	case r.disk.ReadOnly:
 		return errIO
 	}
-	if user := r.disk.usedBy(r.copy); user != "" {
+	if user := r.disk.UsedBy(r.id); user != "" {
 		return &disk.InUseError{ID: r.id, Reason: user}
 	}
 	return nil

@@ -145,7 +145,7 @@ func (m *node) polled(p *poll) {
 // publish makes the state of a node available, and answers the questions that wait for news.
 func (m *node) publish(state peer.State) {
 	s := &said{state: state}
-	if m.said != nil && sameNews(m.said.state, s.state) {
+	if m.said != nil && peer.EqualStates(&m.said.state, &s.state) {
 		s.number = m.said.number
 		m.said = s
 		return
@@ -168,23 +168,4 @@ func (c *cluster) nodeAt(url string) *node {
 		}
 	}
 	panic("no node is at " + url)
-}
-
-// sameNews compares what is worth telling at once.
-func sameNews(a, b peer.State) bool {
-	return a.Config == b.Config && slices.EqualFunc(a.Disks, b.Disks, func(a, b peer.Disk) bool {
-		return a.Name == b.Name && a.UUID == b.UUID && a.Problem == b.Problem && a.UsageUnknown == b.UsageUnknown &&
-			slices.EqualFunc(a.Copies, b.Copies, sameCopy)
-	})
-}
-
-func sameCopy(a, b peer.Copy) bool {
-	one, two := a.Failure, b.Failure
-	if (one == nil) != (two == nil) || one != nil && (one.Message != two.Message || one.Action != two.Action || one.Attempts != two.Attempts) {
-		return false
-	}
-	a.Failure, b.Failure = nil, nil
-	a.PartBytes, b.PartBytes = min(a.PartBytes, 1), min(b.PartBytes, 1)
-	a.VerifiedAt, b.VerifiedAt = time.Time{}, time.Time{}
-	return a == b
 }

@@ -1,0 +1,91 @@
+package scenario
+
+import (
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// contents has the contents of all files. Each source delivers the right bytes: the content of a
+// generation has the declared digest.
+type contents struct{ *simulation.Library }
+
+// of returns the content of a generation with a size. Digests that are not declared depend on the
+// generation only.
+func (l contents) of(c schema.Config, id disk.ID, size int64) string {
+	p := simulation.Properties{Format: disk.Raw, Size: size, RealSize: size, VirtualSize: size}
+	p.SHA512, p.SHA256, p.ManifestDigest = digestsOf(c, id)
+	return l.Add(p)
+}
+
+// damaged returns the content of a damaged file.
+func (l contents) damaged(content string) string {
+	p := l.Properties(content)
+	p.SHA512, p.SHA256, p.ManifestDigest = disk.Digest{}, disk.Digest{}, disk.Digest{}
+	return l.Add(p)
+}
+
+// computeSHA256 computes the SHA-256 of the file of a copy if it is declared and was not computed
+// before. A file that is not damaged has the declared one.
+func (l contents) computeSHA256(c *simulation.Copy, declared disk.Digest) {
+	p := l.Properties(c.File)
+	if declared.Algorithm() != disk.SHA256 || !p.SHA256.IsZero() || c.Recorded != "" && c.Recorded != c.File {
+		return
+	}
+	p.SHA256 = declared
+	c.File = l.Add(p)
+	if c.Recorded != "" {
+		c.Recorded = c.File
+	}
+}
+
+// restore returns a copy with the state of a saved one. The record of a copy without a saved digest
+// has none.
+func (l contents) restore(c schema.Config, saved plan.Copy) *simulation.Copy {
+	restored := &simulation.Copy{
+		Partial: saved.PartBytes, PartialTotal: saved.PartTotal, PartialSource: saved.PartSourceID,
+		Owned: saved.Owned, NoCfg: !saved.HasCfg, VerifiedAt: saved.VerifiedAt, DamagedAt: saved.DamagedAt, UsedBy: saved.UsedBy,
+		Usage: plan.Usage{InUse: saved.InUseRecorded, LastUsed: saved.LastUsed, SurplusSince: saved.SurplusSince, By: saved.ClockNode, Declaration: saved.Declaration},
+	}
+	if saved.UsedBy != "" {
+		restored.Users = 1
+	}
+	if saved.State == disk.Pending {
+		return restored
+	}
+	p := simulation.Properties{
+		Format: saved.Format, Size: saved.Size, RealSize: saved.RealSize, VirtualSize: saved.VirtualSize,
+		SHA512: saved.SHA512, SHA256: saved.SHA256, ManifestDigest: saved.ManifestDigest,
+	}
+	if p.SHA512.IsZero() {
+		p.SHA512, p.SHA256, p.ManifestDigest = digestsOf(c, saved.ID)
+		restored.File = l.Add(p)
+	} else {
+		restored.Recorded = l.Add(p)
+		restored.File = restored.Recorded
+	}
+	switch saved.State {
+	case disk.Failed:
+		restored.File, restored.Failure = l.damaged(restored.File), saved.Message
+	case disk.Unknown:
+		restored.Changed = true
+	}
+	return restored
+}
+
+// digestsOf returns the digests of an image: the declared one, and others that depend on the
+// generation. sha256 is zero unless it is declared.
+func digestsOf(c schema.Config, id disk.ID) (sha512, sha256, manifest disk.Digest) {
+	h, m := disk.SHA512.New(), disk.SHA256.New()
+	h.Write([]byte(id.String()))
+	m.Write([]byte(id.String()))
+	sha512, manifest = disk.SHA512.Digest(h), disk.SHA256.Digest(m)
+	if image, ok := c.Images[id.Name]; ok && image.ID == id && !image.Checksum.IsZero() {
+		if image.Checksum.Algorithm() == disk.SHA512 {
+			return image.Checksum, sha256, manifest
+		}
+		return sha512, image.Checksum, manifest
+	}
+	return sha512, sha256, manifest
+}

@@ -1,0 +1,159 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// nodeJobs implements reconcile.Jobs. A job takes no time: it ends before Start returns.
+type nodeJobs struct{ *node }
+
+// Start implements reconcile.Jobs. It adds the action to the history.
+func (j nodeJobs) Start(_ context.Context, t reconcile.Task, done func(error)) {
+	key := t.Action.CopyRef()
+	if j.attempts[key]++; j.attempts[key] > maxAttempts {
+		j.giveUp()
+	}
+	err := j.run(t, simulation.Opened(t.Disk))
+	j.world.history = append(j.world.history, executed{t.Action, j.world.now, err})
+	done(err)
+}
+
+// Query implements reconcile.Jobs.
+func (j nodeJobs) Query(_ context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State)) {
+	responses := map[string]peer.State{}
+	for _, at := range nodes {
+		if n := j.world.nodes[at.Node]; n != nil {
+			if s, err := n.reconciler.Copies(a.Image); err == nil {
+				responses[at.Node] = s
+			}
+		}
+	}
+	done(responses)
+}
+
+// CanExport implements reconcile.Jobs.
+func (j nodeJobs) CanExport(e schema.ExportFromVolume, _ map[string]reconcile.Disk) error {
+	for name, image := range j.world.base.Config.Images {
+		from, s := image.Source.ExportFromVolume, j.world.sourceOf(name)
+		if from != nil && *from == e && s.nodes != nil && !slices.Contains(s.nodes, j.name) {
+			return errors.New("no replica of the volume is on this node")
+		}
+	}
+	return nil
+}
+
+// run does what a job does to the disk d.
+func (j nodeJobs) run(t reconcile.Task, d *simulation.Disk) error {
+	w, a, id := j.world, t.Action, t.Action.CopyRef().ID
+	switch {
+	case a.Op.Deletes():
+		return disk.RemoveUnused(d.Removal(id))
+	case a.Op == plan.Backup:
+		c := d.Copies[id]
+		c.BackupID = plan.BackupRecord(*t.Image.Backup, id, w.contents.Properties(c.Recorded).SHA512)
+		return nil
+	case a.Op == plan.Repair:
+		content, err := j.sourceContent(t)
+		if err != nil {
+			return err
+		}
+		return d.Repair(id, content, w.now)
+	case a.Op.NeedsFile():
+		w.contents.computeSHA256(d.Copies[id], t.Image.Checksum)
+		return d.Verify(id, w.now)
+	}
+	content, err := j.newContent(t)
+	if err != nil {
+		return err
+	}
+	return d.Fill(id, content, t.Digest, t.Reserve, w.now)
+}
+
+// newContent returns the content of the copy that an action creates.
+func (j nodeJobs) newContent(t reconcile.Task) (string, error) {
+	w, a := j.world, t.Action
+	switch a.Op {
+	case plan.Sync:
+		return j.sourceContent(t)
+	case plan.Clone:
+		content, err := j.sourceContent(t)
+		if err != nil || t.Image.Source.Clone.Encryption == schema.EncryptionIgnore {
+			return content, err
+		}
+		return w.contents.of(w.base.Config, t.Image.ID, w.contents.Properties(content).RealSize), nil
+	}
+	s := w.sourceOf(a.Image)
+	if s.nodes != nil && !slices.Contains(s.nodes, a.Node) {
+		return "", &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("node %s cannot reach the source", a.Node)}
+	}
+	if s.err != nil {
+		return "", s.err
+	}
+	if pinned, known := w.contents.WithSHA512(a.Pinned.Digest); known {
+		return pinned, nil // the source still has the bytes of the damaged copies
+	}
+	return w.contents.of(w.base.Config, t.Image.ID, s.size), nil
+}
+
+// sourceContent returns the content of the copies that an action reads.
+func (j nodeJobs) sourceContent(t reconcile.Task) (string, error) {
+	if from := t.Action.LocalSource; t.Source != nil {
+		if c := simulation.Opened(t.Source).Copies[from.ID]; c.Ready() {
+			return c.File, nil
+		}
+		return "", fmt.Errorf("open %s: it is not ready", from)
+	}
+	for _, local := range t.LocalCopies {
+		if c := simulation.Opened(local.Disk).Copies[local.ID]; c.Ready() {
+			return c.File, nil
+		}
+	}
+	for _, p := range t.PeerCopies() {
+		ref := schema.DiskRef{Node: p.Node, Disk: p.Disk}
+		if c := j.world.at(ref).Copies[p.ID]; j.world.reachable(ref) && c.Ready() {
+			return c.File, nil
+		}
+	}
+	return "", &fetch.Error{Class: fetch.Network, Err: errors.New("no node has a ready copy")}
+}
+
+// failures are the ways in which a source can fail.
+var failures = map[string]error{
+	"network":  &fetch.Error{Class: fetch.Network, Err: errors.New("no connection")},
+	"refused":  &fetch.Error{Class: fetch.Refused, Err: errors.New("403 Forbidden")},
+	"checksum": &disk.ChecksumError{},
+	"format":   &fetch.Error{Class: fetch.BadSource, Err: errors.New("not a disk image")},
+}
+
+func failureNames() []string { return slices.Sorted(maps.Keys(failures)) }
+
+// newFailure returns the failure with a name for the source of an image. err says that there
+// is no such failure, or that the image has no declared checksum to fail.
+func newFailure(c schema.Config, image, name string) (failure, err error) {
+	failure, ok := failures[name]
+	if !ok {
+		return nil, fmt.Errorf("fails=%s is unknown: it must be one of %s", name, joinNames(failureNames()))
+	}
+	if name != "checksum" {
+		return failure, nil
+	}
+	want := c.Images[image].Checksum
+	if want.IsZero() {
+		return nil, fmt.Errorf("%s declares no checksum", image)
+	}
+	h := want.Algorithm().New()
+	h.Write([]byte("other bytes"))
+	return &disk.ChecksumError{Want: want, Got: want.Algorithm().Digest(h)}, nil
+}

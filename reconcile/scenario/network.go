@@ -1,0 +1,52 @@
+package scenario
+
+import (
+	"context"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+)
+
+// nodePeers implements reconcile.Peers. Every message arrives at once, unless its sender or its
+// receiver is down.
+type nodePeers struct{ *node }
+
+// Follow implements reconcile.Peers. A node receives what every other node publishes.
+func (nodePeers) Follow(context.Context, map[string]string) {}
+
+// Observations implements reconcile.Peers. The last state of a node that is down stays, unless this
+// node was started after it was published.
+func (p nodePeers) Observations() map[string]peer.Observation {
+	w := p.world
+	for name, declared := range w.base.Config.Nodes {
+		other, since := w.nodes[name], w.down[name]
+		seen := p.received[name]
+		switch {
+		case name == p.name || other != nil && other.published == nil:
+			continue
+		case other == nil:
+			if since.Before(p.startedAt) {
+				since = p.startedAt
+			}
+			seen.Polled, seen.Problem, seen.LastSeen = true, "it is down", since
+		default:
+			seen = peer.Observation{State: other.published.state, Polled: true, Received: other.published.at, LastSuccess: w.now, LastSeen: w.now}
+		}
+		seen.URL = declared.Address
+		p.received[name] = seen
+	}
+	return p.received
+}
+
+// Publish implements reconcile.Peers.
+func (p nodePeers) Publish(s peer.State) {
+	if p.published != nil && peer.EqualStates(&p.published.state, &s) {
+		return
+	}
+	p.published = &publication{s, p.world.now}
+	for _, other := range p.world.nodes {
+		other.due = other.due || other != p.node
+	}
+}
+
+// Close implements reconcile.Peers.
+func (nodePeers) Close() {}
