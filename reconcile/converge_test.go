@@ -33,16 +33,16 @@ var startOfTest = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 // interval.
 func TestDamagedCopyKeepsItsDigest(t *testing.T) {
 	served := randomImage(2 << 20)
-	origin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.ServeContent(w, r, "", startOfTest, bytes.NewReader(served))
 	}))
-	defer origin.Close()
+	defer upstream.Close()
 	path := newDisk(t)
 	converge := func(interval string) (disk.Copy, plan.Plan) {
 		d := plantest.Load(t, fmt.Sprintf(`
 settings: {allowLoopbackSources: true, recoveryWaitInterval: %s}
 images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
-`, interval, origin.URL), path)
+`, interval, upstream.URL), path)
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 		defer r.Close()
 		o, planned, err := r.Converge(t.Context(), d)
@@ -80,10 +80,10 @@ images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
 // A server sends no Content-Length and drops every connection. Only the error of the transfer
 // shows that bytes are missing.
 func TestTruncatedDownloadIsNeverReady(t *testing.T) {
-	origin := fetchtest.Start(t)
+	upstream := fetchtest.Start(t)
 	for _, at := range []int64{disk.ChunkSize / 2, 2 * disk.ChunkSize, 3*disk.ChunkSize - 512} {
 		t.Run(fmt.Sprint(at), func(t *testing.T) {
-			url := origin.Serve(fmt.Sprintf("/%d.raw", at), fetchtest.Bytes(fetchtest.Random(1, 3*disk.ChunkSize)),
+			url := upstream.Serve(fmt.Sprintf("/%d.raw", at), fetchtest.Bytes(fetchtest.Random(1, 3*disk.ChunkSize)),
 				fetchtest.Fault{Kind: fetchtest.Chunked}, fetchtest.Fault{Kind: fetchtest.NoRange}, fetchtest.Fault{Kind: fetchtest.Cut, At: at})
 			d := plantest.Load(t, fmt.Sprintf("settings: {allowLoopbackSources: true}\nimages: {parrot: {source: {download: {url: %q}}}}", url), newDisk(t))
 			r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
@@ -180,7 +180,7 @@ func (m *manager) once() (plan.Observed, plan.Plan) {
 func TestConvergeAmongDaemons(t *testing.T) {
 	t.Parallel()
 	c := newLAN(t, 2)
-	url := c.origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 3<<20)))
+	url := c.upstream.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 3<<20)))
 	c.start(clusterSettings + "\n" + c.image(1, url))
 	best, other := c.ranked()[0], c.ranked()[1]
 	best.until("the first copy ready", func(v *status.View) bool { return best.holds(v) && len(v.Observed.Running) == 0 })
@@ -192,8 +192,8 @@ func TestConvergeAmongDaemons(t *testing.T) {
 		return other.once()
 	}
 	o, planned := declareAndRun(2)
-	if !planned.Empty() || !isReadyOn(&status.View{Observed: o}, here) || len(c.origin.Requests()) != 1 {
-		t.Errorf("with two copies %+v is left, the disks are %+v, the server had %d requests", planned.Actions, o.Disks, len(c.origin.Requests()))
+	if !planned.Empty() || !isReadyOn(&status.View{Observed: o}, here) || len(c.upstream.Requests()) != 1 {
+		t.Errorf("with two copies %+v is left, the disks are %+v, the server had %d requests", planned.Actions, o.Disks, len(c.upstream.Requests()))
 	}
 	best.pass(func(_ string, r *http.Request) bool { return !isQuery(r) })
 	if o, planned := declareAndRun(1); !isReadyOn(&status.View{Observed: o}, here) || len(planned.Actions) != 1 || planned.Actions[0].Op != plan.Wait {

@@ -20,7 +20,7 @@ import (
 func surplus(t *testing.T, n int, settings string) (c *lan, ranked []*manager, oneCopy string) {
 	t.Helper()
 	c = newLAN(t, n)
-	url := c.origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 2<<20)))
+	url := c.upstream.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 2<<20)))
 	c.start(settings + "\n" + c.image(n, url))
 	c.everywhere()
 	return c, c.ranked(), settings + "\n" + c.image(1, url)

@@ -44,11 +44,11 @@ func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schem
 			o.problem = "" // determined again below
 		}
 		want, ok := declared[ref]
-		gone := !ok || o.handle == nil || want.Path != o.path || o.handle.Check() != nil
-		if gone && !busy(ref) {
+		unusable := !ok || o.handle == nil || want.Path != o.path || o.handle.Check() != nil
+		if unusable && !busy(ref) {
 			_ = o.close() // no job uses it, so no write can be lost
 			delete(s.open, ref)
-		} else if gone && o.handle != nil {
+		} else if unusable && o.handle != nil {
 			o.problem = "the disk is not at its path any more"
 		}
 	}
@@ -68,6 +68,7 @@ func (s *disks) uuid(ref schema.DiskRef) string {
 	return ""
 }
 
+// openDisk opens and locks the disk at a path.
 func (s *disks) openDisk(path string) *openDisk {
 	d, uuid, err := s.openAt(path)
 	o := &openDisk{handle: d, path: path, uuid: uuid}
@@ -107,8 +108,8 @@ func (s *disks) rejectDuplicates() {
 		if o.uuid == "" {
 			continue
 		}
-		twin, taken := first[o.uuid]
-		if !taken {
+		twin, duplicate := first[o.uuid]
+		if !duplicate {
 			first[o.uuid] = ref
 			continue
 		}
@@ -154,6 +155,15 @@ func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 	return seen
 }
 
+// writeUsage writes the usage of a copy to its record.
+func (o *openDisk) writeUsage(u plan.Usage) error {
+	return o.handle.Update(u.Copy.ID, func(record *disk.Record) {
+		record.InUse, record.LastUsed, record.SurplusSince, record.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.By
+		record.Declaration = u.Declaration
+	})
+}
+
+// close closes the disk if it is open.
 func (o *openDisk) close() error {
 	if o.handle == nil {
 		return nil
@@ -161,6 +171,7 @@ func (o *openDisk) close() error {
 	return o.handle.Close()
 }
 
+// close closes all disks.
 func (s *disks) close() error {
 	var err error
 	for _, o := range s.open {
@@ -207,6 +218,23 @@ func (s *disks) usable() map[string]Disk {
 		}
 	}
 	return usable
+}
+
+// cannotPrepare returns the images whose first copy this node cannot create because it has no
+// replica to export, with the reason. Images with a ready copy need no first copy.
+func (s *disks) cannotPrepare(d plan.Desired, o plan.Observed, jobs Jobs) map[disk.ID]string {
+	reasons := map[disk.ID]string{}
+	usable := s.usable()
+	for _, image := range d.Config.Images {
+		e := image.Source.ExportFromVolume
+		if e == nil || o.AnyReady(image.ID) {
+			continue
+		}
+		if err := jobs.CanExport(*e, usable); err != nil {
+			reasons[image.ID] = err.Error()
+		}
+	}
+	return reasons
 }
 
 // localCopies returns the copies on this node that a repair can read.

@@ -25,9 +25,9 @@ import (
 
 // lan is a cluster of nodes with one disk each, which query each other over real connections.
 type lan struct {
-	t      *testing.T
-	nodes  []*manager
-	origin *fetchtest.Server
+	t        *testing.T
+	nodes    []*manager
+	upstream *fetchtest.Server
 	// interval is the longest time between two rounds.
 	interval time.Duration
 }
@@ -46,7 +46,7 @@ const clusterSettings = `settings: {allowLoopbackSources: true, cleanupWaitInter
 
 // newLAN returns n nodes, called n1 and so on, that do not run yet.
 func newLAN(t *testing.T, n int) *lan {
-	c := &lan{t: t, origin: fetchtest.Start(t), interval: 100 * time.Millisecond}
+	c := &lan{t: t, upstream: fetchtest.Start(t), interval: 100 * time.Millisecond}
 	for i := range n {
 		m := &manager{name: fmt.Sprint("n", i+1), conf: t.TempDir(), disk: newDisk(t)}
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.%d:0", i+1))
@@ -162,10 +162,10 @@ func TestOneDownloadServesAllNodes(t *testing.T) {
 	c := newLAN(t, 3)
 	c.interval = time.Hour // the test needs no periodic round
 	const size = 5<<20 + 512
-	url := c.origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, size)))
+	url := c.upstream.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, size)))
 	c.start(clusterSettings + "\n" + c.image(3, url))
 	c.everywhere()
-	if n := len(c.origin.Requests()); n != 1 {
+	if n := len(c.upstream.Requests()); n != 1 {
 		t.Errorf("the upstream had %d requests", n)
 	}
 	var fetched, pulled int64

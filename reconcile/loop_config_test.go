@@ -43,17 +43,17 @@ func TestChangeIsPlannedSoon(t *testing.T) {
 // nothing is deleted until it is valid again.
 func TestBrokenFileAffectsOnlyItsImages(t *testing.T) {
 	t.Parallel()
-	origin, conf := fetchtest.Start(t), t.TempDir()
+	upstream, conf := fetchtest.Start(t), t.TempDir()
 	for _, name := range []string{"kept", "removed", "added"} {
-		origin.Serve("/"+name, fetchtest.Bytes(fetchtest.Random(1, 512)))
+		upstream.Serve("/"+name, fetchtest.Bytes(fetchtest.Random(1, 512)))
 	}
 	files.Put(t, testSettings, conf, "settings.yaml")
-	files.Put(t, image("kept", origin.URL+"/kept"), conf, "kept.yaml")
-	files.Put(t, image("removed", origin.URL+"/removed"), conf, "other.yaml")
+	files.Put(t, image("kept", upstream.URL+"/kept"), conf, "kept.yaml")
+	files.Put(t, image("removed", upstream.URL+"/removed"), conf, "other.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	l.until("ready", isReady("kept", "removed"))
 	files.Put(t, "images: {kept: {source: {download: {url: [}}}", conf, "kept.yaml")
-	files.Put(t, image("added", origin.URL+"/added"), conf, "other.yaml")
+	files.Put(t, image("added", upstream.URL+"/added"), conf, "other.yaml")
 	v := l.until("the added image ready", isReady("added"))
 	if v.Desired.Allowed != schema.NoDeletions || len(v.Config.Errors) == 0 {
 		t.Errorf("allowed is %s with the errors %v", v.Desired.Allowed, v.Config.Errors)
@@ -66,7 +66,7 @@ func TestBrokenFileAffectsOnlyItsImages(t *testing.T) {
 	if !isReady("kept", "removed", "added")(v) {
 		t.Errorf("a copy was deleted while a file was broken: %+v", v.Observed.Disks)
 	}
-	files.Put(t, image("kept", origin.URL+"/kept"), conf, "kept.yaml")
+	files.Put(t, image("kept", upstream.URL+"/kept"), conf, "kept.yaml")
 	corrected := time.Now()
 	v = l.until("the removed image deleted", func(v *status.View) bool { return !has(v, "removed", disk.Ready) })
 	if waited := v.Observed.Now.Sub(corrected); waited < configdir.RemovalDelay {
@@ -81,10 +81,10 @@ func TestBrokenFileAffectsOnlyItsImages(t *testing.T) {
 // configuration stays in effect, and nothing is deleted.
 func TestMissingDirectoryDeletesNothing(t *testing.T) {
 	t.Parallel()
-	origin, conf := fetchtest.Start(t), filepath.Join(t.TempDir(), "conf")
-	origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 512)))
+	upstream, conf := fetchtest.Start(t), filepath.Join(t.TempDir(), "conf")
+	upstream.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 512)))
 	files.Put(t, testSettings, conf, "settings.yaml")
-	files.Put(t, image("parrot", origin.URL+"/a"), conf, "a.yaml")
+	files.Put(t, image("parrot", upstream.URL+"/a"), conf, "a.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	l.until("ready", isReady("parrot"))
 	files.Rename(t, conf, conf+".moved")
@@ -131,14 +131,14 @@ func nodes(disk string, names ...string) string {
 // A manager whose node is not declared any more must only observe.
 func TestRemovedNodeOnlyObserves(t *testing.T) {
 	t.Parallel()
-	origin, conf, dir := fetchtest.Start(t), t.TempDir(), newDisk(t)
-	origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 512)))
+	upstream, conf, dir := fetchtest.Start(t), t.TempDir(), newDisk(t)
+	upstream.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 512)))
 	files.Put(t, nodes(dir, "node1"), conf, "nodes.yaml")
-	files.Put(t, image("parrot", origin.URL+"/a"), conf, "a.yaml")
+	files.Put(t, image("parrot", upstream.URL+"/a"), conf, "a.yaml")
 	l := startLoop(t, conf)
 	l.until("ready", isReady("parrot"))
 	files.Put(t, nodes(dir, "node2"), conf, "nodes.yaml")
-	files.Put(t, image("other", origin.URL+"/a"), conf, "a.yaml")
+	files.Put(t, image("other", upstream.URL+"/a"), conf, "a.yaml")
 	l.until("the configuration applied", func(v *status.View) bool { return v.Desired.Config.Images["other"].ID.Name != "" })
 	v := l.rounds(3)
 	if v.Desired.Allowed != schema.ObserveOnly || len(v.Plan.Actions) > 0 || !isReady("parrot")(v) {
@@ -151,10 +151,10 @@ func TestRemovedNodeOnlyObserves(t *testing.T) {
 // A ConfigMap mount is applied after kubelet swaps ..data, and removes the old folder.
 func TestConfigMapSwapIsApplied(t *testing.T) {
 	t.Parallel()
-	origin, conf := fetchtest.Start(t), t.TempDir()
+	upstream, conf := fetchtest.Start(t), t.TempDir()
 	publish := func(generation, name string) {
-		origin.Serve("/"+name, fetchtest.Bytes(fetchtest.Random(1, 512)))
-		files.Put(t, testSettings+"\n"+image(name, origin.URL+"/"+name), conf, generation, "config.yaml")
+		upstream.Serve("/"+name, fetchtest.Bytes(fetchtest.Random(1, 512)))
+		files.Put(t, testSettings+"\n"+image(name, upstream.URL+"/"+name), conf, generation, "config.yaml")
 		files.SwapLink(t, generation, conf+"/..data")
 	}
 	publish("..2026_1", "first")

@@ -173,10 +173,10 @@ func TestLoopRejectsItsStart(t *testing.T) {
 // only the rest.
 func TestDownloadResumesAfterAStop(t *testing.T) {
 	t.Parallel()
-	origin, conf, dir := fetchtest.Start(t), t.TempDir(), newDisk(t)
+	upstream, conf, dir := fetchtest.Start(t), t.TempDir(), newDisk(t)
 	const size = 5 << 20
 	content := fetchtest.Random(1, size)
-	url := origin.Serve("/a", fetchtest.Bytes(content), fetchtest.Fault{Kind: fetchtest.Stall, At: 3<<20 + 4096, Times: 1})
+	url := upstream.Serve("/a", fetchtest.Bytes(content), fetchtest.Fault{Kind: fetchtest.Stall, At: 3<<20 + 4096, Times: 1})
 	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, dir)
 	l.until("a part of the image transferred", func(v *status.View) bool {
@@ -191,7 +191,7 @@ func TestDownloadResumesAfterAStop(t *testing.T) {
 	}
 	l = startLoop(t, conf, dir)
 	v := l.until("ready", isReady("parrot"))
-	requests := origin.Requests()
+	requests := upstream.Requests()
 	if len(requests) != 2 || !strings.HasPrefix(requests[1].Range, "bytes=") || requests[1].Sent > size-2<<20 {
 		t.Errorf("the requests are %+v", requests)
 	}
@@ -206,14 +206,14 @@ func TestDownloadResumesAfterAStop(t *testing.T) {
 // change of its source must.
 func TestUnrelatedChangesKeepADownload(t *testing.T) {
 	t.Parallel()
-	origin, conf := fetchtest.Start(t), t.TempDir()
-	origin.Serve("/slow", fetchtest.Bytes(fetchtest.Random(1, 5<<20)), fetchtest.Fault{Kind: fetchtest.Stall, At: 2 << 20, Times: 1})
-	origin.Serve("/quick", fetchtest.Bytes(fetchtest.Random(2, 512)))
+	upstream, conf := fetchtest.Start(t), t.TempDir()
+	upstream.Serve("/slow", fetchtest.Bytes(fetchtest.Random(1, 5<<20)), fetchtest.Fault{Kind: fetchtest.Stall, At: 2 << 20, Times: 1})
+	upstream.Serve("/quick", fetchtest.Bytes(fetchtest.Random(2, 512)))
 	files.Put(t, testSettings, conf, "settings.yaml")
-	files.Put(t, image("slow", origin.URL+"/slow"), conf, "slow.yaml")
+	files.Put(t, image("slow", upstream.URL+"/slow"), conf, "slow.yaml")
 	l := startLoop(t, conf, newDisk(t), newDisk(t))
 	requests := func() (n int) {
-		for _, r := range origin.Requests() {
+		for _, r := range upstream.Requests() {
 			if r.Path == "/slow" {
 				n++
 			}
@@ -221,9 +221,9 @@ func TestUnrelatedChangesKeepADownload(t *testing.T) {
 		return n
 	}
 	l.until("the download running", func(*status.View) bool { return requests() == 1 })
-	files.Put(t, image("quick", origin.URL+"/quick"), conf, "quick.yaml")
+	files.Put(t, image("quick", upstream.URL+"/quick"), conf, "quick.yaml")
 	l.until("ready", isReady("quick"))
-	files.Put(t, strings.Replace(image("slow", origin.URL+"/slow"), "{source", "{minNumberOfCopies: 2, source", 1), conf, "slow.yaml")
+	files.Put(t, strings.Replace(image("slow", upstream.URL+"/slow"), "{source", "{minNumberOfCopies: 2, source", 1), conf, "slow.yaml")
 	l.until("two copies desired", func(v *status.View) bool { return v.Desired.Config.Images["slow"].Copies == 2 })
 	files.Put(t, strings.Replace(testSettings, "{", "{recoveryWaitInterval: 77, ", 1), conf, "settings.yaml")
 	l.until("the setting applied", func(v *status.View) bool { return v.Desired.Config.Settings.RecoveryWaitInterval == 77*time.Second })
@@ -231,7 +231,7 @@ func TestUnrelatedChangesKeepADownload(t *testing.T) {
 	if n := requests(); n != 1 {
 		t.Errorf("the download started %d times", n)
 	}
-	files.Put(t, image("slow", origin.URL+"/slow?again"), conf, "slow.yaml")
+	files.Put(t, image("slow", upstream.URL+"/slow?again"), conf, "slow.yaml")
 	l.until("the download started again", func(*status.View) bool { return requests() == 2 })
 	l.until("ready", isReady("slow"))
 }
@@ -239,8 +239,8 @@ func TestUnrelatedChangesKeepADownload(t *testing.T) {
 // A requested verification must be done exactly once, and rejected for an image without ready copies.
 func TestRequestedVerificationIsDoneOnce(t *testing.T) {
 	t.Parallel()
-	origin, conf := fetchtest.Start(t), t.TempDir()
-	url := origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 3<<20)))
+	upstream, conf := fetchtest.Start(t), t.TempDir()
+	url := upstream.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 3<<20)))
 	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	if _, err := l.Verify(t.Context(), "parrot"); !errors.Is(err, ErrNotDeclared) && !errors.Is(err, ErrNotReady) {
@@ -263,20 +263,20 @@ func TestRequestedVerificationIsDoneOnce(t *testing.T) {
 // A round without any change must open no connection and read no image data. The test is not
 // parallel, because it counts the bytes that the process reads.
 func TestIdleRoundReadsNoImageData(t *testing.T) {
-	origin, conf := fetchtest.Start(t), t.TempDir()
-	url := origin.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 16<<20)))
+	upstream, conf := fetchtest.Start(t), t.TempDir()
+	url := upstream.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 16<<20)))
 	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, newDisk(t))
 	l.until("ready", isReady("parrot"))
 	l.until("converged", func(v *status.View) bool { return v.Plan.Empty() && len(v.Observed.Running) == 0 })
-	origin.ClearRequests()
+	upstream.ClearRequests()
 	before := bytesRead(t)
 	const rounds = 10
 	l.rounds(rounds)
 	if read := bytesRead(t) - before; read > rounds*64<<10 {
 		t.Errorf("%d rounds read %d bytes", rounds, read)
 	}
-	if requests := origin.Requests(); len(requests) > 0 {
+	if requests := upstream.Requests(); len(requests) > 0 {
 		t.Errorf("the upstream had the requests %+v", requests)
 	}
 }

@@ -32,26 +32,9 @@ func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 	r.jobs.addTo(o)
 	o.BackedUp = o.FindBackedUp(d)
 	r.peers.mergeInto(d, &o, now.Steady)
-	o.CannotPrepare = r.cannotPrepare(d, o)
+	o.CannotPrepare = r.disks.cannotPrepare(d, o, r.system.Jobs)
 	// Only now all problems are known: two nodes may have a disk with the same uuid.
 	r.disks.trackProblems(d, o, now.Steady)
 	r.served.update(d, o, r.disks.open)
 	return o
-}
-
-// cannotPrepare returns the images whose first copy this node cannot create because it has no
-// replica to export, with the reason. Images with a ready copy need no first copy.
-func (r *Reconciler) cannotPrepare(d plan.Desired, o plan.Observed) map[disk.ID]string {
-	reasons := map[disk.ID]string{}
-	disks := r.disks.usable()
-	for _, image := range d.Config.Images {
-		e := image.Source.ExportFromVolume
-		if e == nil || o.AnyReady(image.ID) {
-			continue
-		}
-		if err := r.system.Jobs.CanExport(*e, disks); err != nil {
-			reasons[image.ID] = err.Error()
-		}
-	}
-	return reasons
 }

@@ -26,8 +26,8 @@ import (
 // another disk instead.
 func newHolder(t *testing.T, content []byte) (r *Reconciler, with, without plan.Desired) {
 	t.Helper()
-	origin := fetchtest.Start(t)
-	url := origin.Serve("/a", fetchtest.Bytes(content))
+	upstream := fetchtest.Start(t)
+	url := upstream.Serve("/a", fetchtest.Bytes(content))
 	config := testSettings + "\nimages: {parrot: {uuid: \"00000001\", source: {download: {url: \"" + url + "\"}}}}"
 	dir, other := newDisk(t), newDisk(t)
 	with, without = plantest.Load(t, config, dir), plantest.Load(t, config, other)

@@ -68,7 +68,7 @@ func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations
 		a := observations[name]
 		p := plan.Peer{Queried: a.Polled, Problem: a.Problem, ConfigDigest: a.State.Config}
 		if p.Problem == "" && !p.Queried {
-			p.Problem = "not asked yet"
+			p.Problem = "not queried yet"
 		}
 		if p.Problem != "" && !a.LastSeen.IsZero() {
 			p.UnreachableFor = max(0, now.Sub(a.LastSeen))

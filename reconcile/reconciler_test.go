@@ -34,11 +34,11 @@ func randomImage(size int) []byte {
 func TestConvergeDownloadsCopiesAndStops(t *testing.T) {
 	image := randomImage(3<<20 + 512)
 	requests := 0
-	origin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		requests++
 		http.ServeContent(w, r, "", startOfTest, bytes.NewReader(image))
 	}))
-	defer origin.Close()
+	defer upstream.Close()
 	disk1, disk2 := newDisk(t), newDisk(t)
 	d := plantest.Load(t, strings.ReplaceAll(`
 settings: {allowLoopbackSources: true}
@@ -46,7 +46,7 @@ images:
   parrot:
     source: {download: {url: "URL/parrot.raw"}}
     minNumberOfCopies: 2
-`, "URL", origin.URL), disk1, disk2)
+`, "URL", upstream.URL), disk1, disk2)
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	o, plan, err := r.Converge(t.Context(), d)

@@ -1,7 +1,6 @@
 package reconcile
 
 import (
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -48,7 +47,12 @@ func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool)
 			}
 			continue
 		}
-		if r.jobs.useFiles(key) || !r.writeUsage(usage.Usage) {
+		if r.jobs.useFiles(key) {
+			incomplete[key.Disk] = true
+			continue
+		}
+		if err := r.disks.open[key.Disk].writeUsage(usage.Usage); err != nil {
+			r.log.Warn("cannot record the use of a copy", "copy", key.String(), "error", err)
 			incomplete[key.Disk] = true
 			continue
 		}
@@ -61,16 +65,4 @@ func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool)
 		}
 	}
 	return changed
-}
-
-// writeUsage writes the usage of a copy to its record, and reports whether that succeeded.
-func (r *Reconciler) writeUsage(u plan.Usage) bool {
-	err := r.disks.open[u.Copy.Disk].handle.Update(u.Copy.ID, func(record *disk.Record) {
-		record.InUse, record.LastUsed, record.SurplusSince, record.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.By
-		record.Declaration = u.Declaration
-	})
-	if err != nil {
-		r.log.Warn("cannot record the use of a copy", "copy", u.Copy.String(), "error", err)
-	}
-	return err == nil
 }

@@ -242,7 +242,7 @@ func (s *goldenState) peer(words []string) {
 		case "config":
 			p.ConfigDigest = value
 		case "unasked":
-			p = plan.Peer{Problem: "not asked yet"}
+			p = plan.Peer{Problem: "not queried yet"}
 		default:
 			s.t.Fatalf("peer: unknown option %q", w)
 		}

@@ -59,7 +59,7 @@ func skewText(peers []PeerStatus) string {
 		case SkewOther:
 			differ = append(differ, fmt.Sprintf("node %s has another one (digest %.12s)", p.Node, p.Config))
 		case SkewInvalid:
-			differ = append(differ, fmt.Sprintf("that of node %s is not wholly valid", p.Node))
+			differ = append(differ, fmt.Sprintf("that of node %s is partly invalid", p.Node))
 		}
 	}
 	if len(differ) == 0 {

@@ -129,7 +129,7 @@ func (s Status) noReadyCopy(image ImageStatus) error {
 			own = append(own, state)
 		case c.State == disk.Ready && !c.Leaving:
 			advice := c.DiskName() + " has a ready copy: call its daemon"
-			if url, ok := s.URLOf(c.Node); ok {
+			if url, ok := s.urlOf(c.Node); ok {
 				advice += " with --url " + url
 			}
 			others = append(others, advice)
@@ -140,8 +140,8 @@ func (s Status) noReadyCopy(image ImageStatus) error {
 	return errors.New(strings.Join(append([]string{fmt.Sprintf("%s is not ready on node %s: %s", id, s.Node, reason)}, others...), "; "))
 }
 
-// URLOf returns the address of the daemon of another node without secrets, if it is declared.
-func (s Status) URLOf(node string) (url string, ok bool) {
+// urlOf returns the address of the daemon of another node without secrets, if it is declared.
+func (s Status) urlOf(node string) (url string, ok bool) {
 	for _, p := range s.Peers {
 		if p.Node == node && p.Address != "" {
 			return redact.URL(p.Address), true
@@ -157,7 +157,7 @@ func (s Status) FindHolder(image string) (node, url string, ok bool) {
 			continue
 		}
 		for _, c := range i.Copies {
-			if url, ok := s.URLOf(c.Node); ok && c.State == disk.Ready {
+			if url, ok := s.urlOf(c.Node); ok && c.State == disk.Ready {
 				return c.Node, url, true
 			}
 		}

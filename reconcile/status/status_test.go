@@ -35,7 +35,7 @@ func TestPeerStatus(t *testing.T) {
 		{"another configuration", "d1", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}, SkewOther, ""},
 		{"an invalid configuration there", "d1", plan.Peer{Queried: true, LastResponse: testNow}, SkewInvalid, ""},
 		{"an invalid configuration here", "", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}, SkewUnknown, ""},
-		{"not queried yet", "d1", plan.Peer{Problem: "not asked yet"}, SkewUnknown, "node node2 has not responded yet"},
+		{"not queried yet", "d1", plan.Peer{Problem: "not queried yet"}, SkewUnknown, "node node2 has not responded yet"},
 		{"no response yet", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: time.Minute}, SkewUnknown, "node node2 has not responded for 1m0s: no route"},
 		{"no response any more", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12400 * time.Millisecond, ConfigDigest: "d2", LastResponse: testNow}, SkewOther, "node node2 has not responded for 12s: no route"},
 	} {
@@ -60,8 +60,8 @@ func TestSkewIsOneBoundedLine(t *testing.T) {
 		peers = append(peers, PeerStatus{Node: fmt.Sprintf("node%d", n), Skew: threeSkews[n%3], Config: "0123456789abcdef"})
 	}
 	const want = "the configuration differs on 8 of 12 other nodes: node node1 has another one (digest 0123456789ab); " +
-		"that of node node2 is not wholly valid; node node4 has another one (digest 0123456789ab); " +
-		"that of node node5 is not wholly valid; node node7 has another one (digest 0123456789ab) and 3 more"
+		"that of node node2 is partly invalid; node node4 has another one (digest 0123456789ab); " +
+		"that of node node5 is partly invalid; node node7 has another one (digest 0123456789ab) and 3 more"
 	if got := skewText(peers); got != want {
 		t.Errorf("the skew is\n%s\nwant\n%s", got, want)
 	}
