@@ -126,6 +126,27 @@ func NewAction(op Op, ref CopyRef, reason Reason, bytes int64) Action {
 	return Action{Op: op, Image: ref.ID.Name, UUID: ref.ID.UUID, Node: ref.Disk.Node, Disk: ref.Disk.Disk, Reason: reason, Bytes: bytes}
 }
 
+// wait returns a wait that ends without help at an unknown time.
+func wait(ref CopyRef, reason Reason) Action { return NewAction(Wait, ref, reason, 0) }
+
+// waitUntil returns a wait that ends at a time; zero: at an unknown time.
+func waitUntil(ref CopyRef, reason Reason, until time.Time) Action {
+	a := wait(ref, reason)
+	a.Until = until
+	return a
+}
+
+// blocked returns an action that needs a change by a person.
+func blocked(ref CopyRef, reason Reason) Action { return NewAction(Blocked, ref, reason, 0) }
+
+// backOff returns the wait for the next attempt after f, or a blocked action if f is final.
+func backOff(ref CopyRef, f Failure) Action {
+	if f.Final {
+		return blocked(ref, because(CodeRejected, "%s", f.Message))
+	}
+	return waitUntil(ref, because(CodeRetry, "%s", f.Message), f.RetryAt)
+}
+
 // CopyRef returns the copy that the action concerns.
 func (a Action) CopyRef() CopyRef {
 	return CopyRef{schema.DiskRef{Node: a.Node, Disk: a.Disk}, disk.ID{Name: a.Image, UUID: a.UUID}}

@@ -9,19 +9,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// backup returns the action that creates the declared backup of an image, if no complete one
-// was seen. The node with the best ranked ready copy creates it. Two nodes that disagree about
-// that cost only a look at the store, since a backup is written once.
+// backup returns the action that creates the declared backup of an image, unless a complete
+// backup is known. The node with the best ranked ready copy creates it. If two nodes disagree
+// about which copy that is, the second one only reads the store, since a backup is written
+// once.
 func (p imagePlanner) backup(inspections map[schema.DiskRef]Action) (a Action, needed bool) {
-	if p.image.Backup == nil || len(p.ready) == 0 || p.ix.observed.BackedUp[p.image.ID] {
+	if p.state.image.Backup == nil || len(p.state.ready) == 0 || p.ix.observed.BackedUp[p.state.image.ID] {
 		return Action{}, false
 	}
-	ref := p.ready[0]
+	ref := p.state.ready[0]
 	c := p.ix.copyAt(ref)
 	if _, inspected := inspections[ref.Disk]; inspected || !p.ix.desired.Owns(ref.Disk) || c.Leaving {
 		return Action{}, false
 	}
-	return p.attempt(Backup, ref.Disk, Reason{CodeBackupMissing, "no complete backup was found at the target"}, c.RealSize), true
+	return p.ix.attempt(Backup, ref, Reason{CodeBackupMissing, "no complete backup was found at the target"}, c.RealSize), true
 }
 
 // FindBackedUp returns the images whose declared backup is complete according to the record of

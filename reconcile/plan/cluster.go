@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -44,16 +45,16 @@ func (c *Cluster) Observe(nodes []Desired) []Observed {
 // publishAll computes what every node publishes.
 func (c *Cluster) publishAll(d Desired) {
 	c.published = make(map[schema.DiskRef]Disk, len(c.Disks))
-	h := newFleetIndex(d, c.Disks)
+	fleet := newFleetIndex(d, c.Disks)
 	for node := range d.Config.Nodes {
 		d.Node, d.OnlyDisks = node, nil
-		c.publish(d, h)
+		c.publish(d, fleet)
 	}
 }
 
 // publish computes the published disks of a node, with the copies that they reject. An
 // unreachable node publishes no rejections.
-func (c *Cluster) publish(d Desired, h *fleetIndex) {
+func (c *Cluster) publish(d Desired, fleet *fleetIndex) {
 	for name := range d.Config.Nodes[d.Node].Disks {
 		ref := schema.DiskRef{Node: d.Node, Disk: name}
 		if one, known := c.Disks[ref]; known {
@@ -61,14 +62,14 @@ func (c *Cluster) publish(d Desired, h *fleetIndex) {
 			c.published[ref] = one
 		}
 	}
-	if _, silent := c.Unreachable[d.Node]; silent {
+	if _, unreachable := c.Unreachable[d.Node]; unreachable {
 		return
 	}
 	o := c.ObserveFrom(d, c.Disks)
-	images := h.mayReject(d, o)
-	for key, r := range h.newIndex(d, o, images).rejections(slices.Values(images)) {
-		if c.published[key.Disk].Copies != nil {
-			c.published[key.Disk].addRejection(key.ID, r)
+	images := fleet.mayReject(d, o)
+	for ref, r := range rejections(fleet.newIndex(d, o, images), slices.Values(images)) {
+		if c.published[ref.Disk].Copies != nil {
+			c.published[ref.Disk].addRejection(ref.ID, r)
 		}
 	}
 }
@@ -102,9 +103,9 @@ func (c *Cluster) ObserveFrom(d Desired, published map[schema.DiskRef]Disk) Obse
 			o.Disks[ref] = own
 		}
 	}
-	for key := range c.BackedUp {
-		if key.Disk.Node == d.Node {
-			o.BackedUp[key.ID] = true
+	for ref := range c.BackedUp {
+		if ref.Disk.Node == d.Node {
+			o.BackedUp[ref.ID] = true
 		}
 	}
 	o.RejectDuplicateDisks()
@@ -113,7 +114,7 @@ func (c *Cluster) ObserveFrom(d Desired, published map[schema.DiskRef]Disk) Obse
 
 // peer returns a node as the others observe it. A node that responds has their configuration.
 func (c *Cluster) peer(node, config string) Peer {
-	if p, silent := c.Unreachable[node]; silent {
+	if p, unreachable := c.Unreachable[node]; unreachable {
 		p.Queried = true
 		return p
 	}
@@ -124,11 +125,11 @@ func (c *Cluster) peer(node, config string) Peer {
 // must every node that responds. An action that concerns no disk is in the plan once.
 func (c *Cluster) Plan(nodes []Desired) Plan {
 	if len(nodes) == 0 {
-		return Desired{}.newPlan([]Action{})
+		return newPlan([]Action{}, "", "")
 	}
 	first := nodes[0]
 	if first.Allowed == schema.ObserveOnly {
-		return first.newPlan([]Action{})
+		return newPlan([]Action{}, first.Digest, first.Revision)
 	}
 	if first.rankCache == nil {
 		first.rankCache = NewRankCache(first.Config.Nodes, maxCachedRanks)
@@ -136,31 +137,34 @@ func (c *Cluster) Plan(nodes []Desired) Plan {
 	if c.published == nil {
 		c.publishAll(first)
 	}
-	h := newFleetIndex(first, c.published)
-	h.addInProgress(c)
-	everyone := first
-	everyone.Node = ""
-	h.addTargets(everyone, c.ObserveFrom(everyone, c.published))
+	fleet := newFleetIndex(first, c.published)
+	fleet.addInProgress(c)
+	observer := first
+	observer.Node, observer.OnlyDisks = "", nil
+	fleet.addTargets(observer, c.ObserveFrom(observer, c.published))
 	actions := []Action{} // never null in JSON
 	for _, d := range nodes {
 		d.rankCache = first.rankCache
-		images := h.images(d, d.Node == first.Node || !c.isComplete(d))
-		actions = append(actions, h.newIndex(d, c.ObserveFrom(d, c.published), images).plan(slices.Values(images))...)
+		images := fleet.images(d, d.Node == first.Node || !c.isComplete(d))
+		actions = append(actions, planImages(fleet.newIndex(d, c.ObserveFrom(d, c.published), images), slices.Values(images))...)
 	}
-	p := first.newPlan(dedupe(actions))
-	p.Suspended = first.suspensions(c.Now)
+	p := newPlan(dedupe(actions), first.Digest, first.Revision)
+	p.Suspended = activeSuspensions(first.Config, c.Now)
 	return p
 }
 
 // isComplete reports whether the node responds and all its disks are known: then it observes
 // nothing that it does not publish.
 func (c *Cluster) isComplete(d Desired) bool {
-	_, silent := c.Unreachable[d.Node]
-	for name := range d.Config.Nodes[d.Node].Disks {
-		_, known := c.Disks[schema.DiskRef{Node: d.Node, Disk: name}]
-		silent = silent || !known
+	if _, unreachable := c.Unreachable[d.Node]; unreachable {
+		return false
 	}
-	return !silent
+	for name := range d.Config.Nodes[d.Node].Disks {
+		if _, known := c.Disks[schema.DiskRef{Node: d.Node, Disk: name}]; !known {
+			return false
+		}
+	}
+	return true
 }
 
 // Merge returns the plans of several nodes as one. The nodes must have the same configuration. An
@@ -170,10 +174,11 @@ func Merge(plans []Plan) Plan {
 	for _, p := range plans {
 		actions = append(actions, p.Actions...)
 	}
-	merged := Desired{}.newPlan(dedupe(actions))
-	if len(plans) > 0 {
-		merged.Digest, merged.Revision, merged.Suspended = plans[0].Digest, plans[0].Revision, plans[0].Suspended
+	if len(plans) == 0 {
+		return newPlan(actions, "", "")
 	}
+	merged := newPlan(dedupe(actions), plans[0].Digest, plans[0].Revision)
+	merged.Suspended = plans[0].Suspended
 	return merged
 }
 
@@ -209,4 +214,187 @@ func (c *Cluster) Problems(nodes []Desired) map[schema.DiskRef]string {
 		}
 	}
 	return problems
+}
+
+// fleetIndex divides the work of planning for all nodes of a cluster. Each image is planned
+// only for the few nodes that it may concern. The result is the same as when each node plans
+// all images.
+type fleetIndex struct {
+	copiesByName  map[string][]CopyRef           // all copies by image name, sorted
+	digestsByName map[string][]disk.Digest       // the digests of these copies
+	namesByDigest map[disk.Digest][]string       // the images with copies of that digest
+	undeclared    []string                       // images with copies that are not declared
+	maxSize       map[string]int64               // bytes that a new copy takes, at most
+	imagesByNode  map[string]map[string]struct{} // the images that may concern a node
+}
+
+// newFleetIndex indexes the published disks.
+func newFleetIndex(d Desired, disks map[schema.DiskRef]Disk) *fleetIndex {
+	f := &fleetIndex{copiesByName: map[string][]CopyRef{}, digestsByName: map[string][]disk.Digest{}, namesByDigest: map[disk.Digest][]string{}, maxSize: map[string]int64{}, imagesByNode: map[string]map[string]struct{}{}}
+	largest := map[disk.Digest]int64{}
+	for _, ref := range slices.SortedFunc(maps.Keys(disks), CompareDisks) {
+		for _, id := range slices.SortedFunc(maps.Keys(disks[ref].Copies), CompareIDs) {
+			c := disks[ref].Copies[id]
+			f.copiesByName[id.Name] = append(f.copiesByName[id.Name], CopyRef{ref, id})
+			f.maxSize[id.Name] = max(f.maxSize[id.Name], c.RealSize)
+			for _, digest := range []disk.Digest{c.SHA512, c.SHA256} {
+				if names := f.namesByDigest[digest]; !digest.IsZero() && !slices.Contains(names, id.Name) {
+					f.namesByDigest[digest], f.digestsByName[id.Name] = append(names, id.Name), append(f.digestsByName[id.Name], digest)
+				}
+				largest[digest] = max(largest[digest], c.RealSize)
+			}
+		}
+	}
+	for name := range f.copiesByName {
+		if _, declared := d.Config.Images[name]; !declared {
+			f.undeclared = append(f.undeclared, name)
+		}
+	}
+	for name, image := range d.Config.Images {
+		if !image.Checksum.IsZero() {
+			f.maxSize[name] = max(f.maxSize[name], largest[image.Checksum])
+		}
+	}
+	return f
+}
+
+// addImage notes that an image may concern a node.
+func (f *fleetIndex) addImage(node, name string) {
+	if f.imagesByNode[node] == nil {
+		f.imagesByNode[node] = map[string]struct{}{}
+	}
+	f.imagesByNode[node][name] = struct{}{}
+}
+
+// addInProgress adds the images with failures and running jobs.
+func (f *fleetIndex) addInProgress(c *Cluster) {
+	for ref := range c.Failures {
+		f.addImage(ref.Disk.Node, ref.ID.Name)
+	}
+	for ref := range c.Running {
+		f.addImage(ref.Disk.Node, ref.ID.Name)
+	}
+}
+
+// addTargets adds each image to the nodes where something must be done about a copy of it, or
+// where a copy is surplus or a disk was rejected. d is an observer without disks, which sees
+// what the nodes publish.
+func (f *fleetIndex) addTargets(d Desired, o Observed) {
+	ix := newIndex(d, o)
+	for name, image := range d.Config.Images {
+		p := newImagePlanner(ix, image)
+		targets := map[schema.DiskRef]bool{}
+		for _, ref := range p.placement.targets {
+			targets[ref] = true
+			if image.Backup != nil || !isComplete(p.state, p.state.on(ref)) {
+				f.addImage(ref.Node, name)
+			}
+		}
+		for _, ref := range f.copiesByName[name] {
+			if !targets[ref.Disk] || !isComplete(p.state, ref) {
+				f.addImage(ref.Disk.Node, name)
+			}
+		}
+		for _, ref := range image.Disks {
+			f.addImage(ref.Node, name)
+		}
+		for ref := range p.placement.rejected {
+			f.addImage(ref.Node, name)
+		}
+	}
+}
+
+// isComplete reports whether nothing must be done about a copy on a desired disk.
+func isComplete(s *imageState, ref CopyRef) bool {
+	c := s.ix.copyAt(ref)
+	return ref.ID == s.image.ID && c.State == disk.Ready && c.HasCfg && !c.ManifestDigest.IsZero() && !s.ix.suspects[ref] && s.mismatch[ref].IsZero()
+}
+
+// images returns the images that may concern a node. all: return every image, as for the first
+// node, which also reports what concerns no disk.
+func (f *fleetIndex) images(d Desired, all bool) []schema.Image {
+	if all {
+		return slices.Collect(maps.Values(d.Config.Images))
+	}
+	var images []schema.Image
+	for name := range f.imagesByNode[d.Node] {
+		if image, declared := d.Config.Images[name]; declared {
+			images = append(images, image)
+		}
+	}
+	return images
+}
+
+// newIndex returns the index of d and o with the copies that matter for these images.
+func (f *fleetIndex) newIndex(d Desired, o Observed, images []schema.Image) *index {
+	ix := emptyIndex(d, o)
+	for ref, seen := range o.Disks {
+		if seen.Problem == "" && d.Owns(ref) {
+			ix.ownDisks = append(ix.ownDisks, ref)
+		}
+	}
+	slices.SortFunc(ix.ownDisks, CompareDisks)
+	for name := range f.closure(images) {
+		for _, ref := range f.copiesByName[name] {
+			seen := o.Disks[ref.Disk]
+			if c, exists := seen.Copies[ref.ID]; exists && seen.Problem == "" {
+				ix.addCopy(ref, c, d.Owns(ref.Disk))
+			}
+		}
+	}
+	// closure is in no order, and the sources of a sync must be in the order of newIndex.
+	for _, byDigest := range []map[disk.Digest][]CopyRef{ix.ownByDigest, ix.peerByDigest} {
+		for _, refs := range byDigest {
+			slices.SortFunc(refs, func(a, b CopyRef) int {
+				return cmp.Or(CompareDisks(a.Disk, b.Disk), CompareIDs(a.ID, b.ID))
+			})
+		}
+	}
+	return ix
+}
+
+// closure returns the names of the images whose copies matter for these images: their own, the
+// images that they are cloned from, images with the same bytes, and all orphans.
+func (f *fleetIndex) closure(images []schema.Image) map[string]bool {
+	names := map[string]bool{}
+	addSameBytes := func(digest disk.Digest) {
+		for _, name := range f.namesByDigest[digest] {
+			names[name] = true
+		}
+	}
+	add := func(name string) {
+		names[name] = true
+		for _, digest := range f.digestsByName[name] {
+			addSameBytes(digest)
+		}
+	}
+	for _, image := range images {
+		addSameBytes(image.Checksum)
+		add(image.ID.Name)
+		if clone := image.Source.Clone; clone != nil {
+			add(clone.BackingImage)
+		}
+	}
+	for _, name := range f.undeclared {
+		add(name)
+	}
+	return names
+}
+
+// mayReject returns the images that a disk of the node may reject. All others certainly fit.
+func (f *fleetIndex) mayReject(d Desired, o Observed) []schema.Image {
+	var images []schema.Image
+	for name, image := range d.Config.Images {
+		may := d.Allowed == schema.ObserveOnly || image.Source.Clone != nil || o.CannotPrepare[image.ID] != ""
+		for diskName, declared := range d.Config.Nodes[d.Node].Disks {
+			ref := schema.DiskRef{Node: d.Node, Disk: diskName}
+			seen := o.Disks[ref]
+			need := max(1, f.maxSize[name], o.Failures[CopyRef{ref, image.ID}].NeedsSpace)
+			may = may || need > seen.Space.Free-declared.StorageReserved || seen.Copies[image.ID].State == disk.Failed
+		}
+		if may {
+			images = append(images, image)
+		}
+	}
+	return images
 }

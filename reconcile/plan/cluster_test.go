@@ -39,8 +39,8 @@ func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
 			reported[key] = reported[key] || a.Disk == ""
 		}
 	}
-	p := plan.NewPlan(nodes[0], actions)
-	p.Suspended = plan.Suspensions(nodes[0], c.Now)
+	p := plan.NewPlan(actions, nodes[0].Digest, nodes[0].Revision)
+	p.Suspended = plan.Suspensions(nodes[0].Config, c.Now)
 	return p
 }
 

@@ -25,16 +25,16 @@ import (
 // NodesToQuery returns the nodes that must confirm the deletion a, sorted: the nodes whose
 // copies it counts on, and for an orphan all other nodes.
 func (d Desired) NodesToQuery(o Observed, a Action) []string {
-	s := d.newIndex(o)
+	ix := newIndex(d, o)
 	image, declared := d.Config.Images[a.Image]
 	if !declared {
-		return s.otherNodes()
+		return ix.otherNodes()
 	}
 	nodes := map[string]bool{}
-	v := s.newImagePlanner(image)
-	for _, key := range v.ready {
-		if !d.Owns(key.Disk) && v.counts(key) {
-			nodes[key.Disk.Node] = true
+	s := newImageState(ix, image)
+	for _, ref := range s.ready {
+		if !d.Owns(ref.Disk) && s.countable(ref) {
+			nodes[ref.Disk.Node] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(nodes))
@@ -114,12 +114,12 @@ func (d Desired) ConfirmDeletion(o Observed, a Action) error {
 	if d.Allowed == schema.ObserveOnly {
 		return errors.New("not deleted: the manager is in observe-only mode")
 	}
-	ix := d.newIndex(o)
+	ix := newIndex(d, o)
 	var actions []Action
 	if image, declared := d.Config.Images[a.Image]; declared {
-		actions = ix.newImagePlanner(image).plan()
+		actions = newImagePlanner(ix, image).plan()
 	} else {
-		actions = ix.planOrphans()
+		actions = planOrphans(ix)
 	}
 	for _, now := range actions {
 		switch {

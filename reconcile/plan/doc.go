@@ -8,19 +8,24 @@
 //
 // # How a plan is made
 //
+//	index the state of one round              index.go      index
 //	for each declared image:
-//	    rank the disks that match it          rank.go       same on every node
-//	    walk over them: targets, rejections   placement.go  P1 to P5
-//	    inspect existing files                plan.go       verify, adopt, repair
-//	    surplus copies: delete or keep        surplus.go    S1 to S5
-//	    each target without a ready copy:     sync.go
+//	    find its ready copies and sources     imagestate.go imageState
+//	    rank the disks that match it          rank.go       ranking: same on every node
+//	    walk over them: targets, rejections   placement.go, rejection.go  P1 to P5
+//	    inspect existing files                imageplan.go  imagePlanner: verify, adopt, repair
+//	    surplus copies: delete or keep        surplus.go    surplusPlanner: S1 to S5
+//	    each target without a ready copy:     target.go     targetPlanner
 //	        copy from this node or from peers
-//	        the first target, if no copy exists: use the source
-//	                                          firstcopy.go, clone.go  F1 to F7
-//	        or wait for other nodes           quorum.go
-//	for each owned copy of another image:     orphans.go    S6
+//	        the first target, if no copy exists: use the source,
+//	        or wait for other nodes           firstcopy.go  F1 to F7
+//	    too few disks: say why                explain.go
+//	for each owned copy of another image:     orphans.go    orphanPlanner: S6
 //	one scrub                                 scrub.go
 //	suspensions                               suspend.go
+//
+// Data flows in this order. An imageState only answers queries about what was observed; a
+// placement is computed from it and does not change; the planners read both and return actions.
 //
 // An action has a Reason: a stable code for programs and a text for people (reason.go).
 //
@@ -37,5 +42,6 @@
 // invalid configuration, a clock that was set. The rules S1 to S6 are decided in surplus.go and
 // orphans.go, and nowhere else.
 //
-// Reading order: desired.go, observed.go, action.go, plan.go, placement.go, sync.go, surplus.go.
+// Reading order: desired.go, observed.go, action.go, plan.go, imageplan.go, imagestate.go,
+// placement.go, target.go, surplus.go.
 package plan

@@ -3,8 +3,8 @@ package plan
 // For the external tests, which need package plantest.
 var (
 	AddRejection = Disk.addRejection
-	NewPlan      = Desired.newPlan
-	Suspensions  = Desired.suspensions
+	NewPlan      = newPlan
+	Suspensions  = activeSuspensions
 )
 
 // CacheRanks lets plans for d keep the ranks of disks, as [NewDesired] does.

@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -8,8 +10,8 @@ import (
 )
 
 // firstCopyOp returns the operation that creates the first copy from the declared source.
-func (p imagePlanner) firstCopyOp() Op {
-	switch p.image.Source.Kind() {
+func firstCopyOp(image schema.Image) Op {
+	switch image.Source.Kind() {
 	case schema.KindUpload:
 		return Upload
 	case schema.KindExportFromVolume:
@@ -22,86 +24,137 @@ func (p imagePlanner) firstCopyOp() Op {
 	return Download
 }
 
-// planFirstCopy returns how the first copy on ref is created, or what it waits for (F1 to F5).
-func (p imagePlanner) planFirstCopy(ref schema.DiskRef, reason Reason) Action {
-	op := p.firstCopyOp()
-	if f := p.sourceFailure(); op != Upload && f.delays(op, p.ix.observed.Now) {
-		return p.backOff(ref, f)
+// planFirstCopy returns how the first copy is created, or what it waits for (F1 to F5).
+func (t targetPlanner) planFirstCopy() Action {
+	op := firstCopyOp(t.state.image)
+	if f := t.state.sourceFailure(); op != Upload && f.delays(op, t.ix.observed.Now) {
+		return backOff(t.copy, f)
 	}
-	if why, until := p.waitForPeers(); !why.IsZero() {
-		if from, ok := p.interruptedSource(ref); ok {
-			return p.withSource(NewAction(Sync, p.on(ref), reason, UnknownBytes), from)
+	if why, until := waitForPeers(t.state); !why.IsZero() {
+		if from, ok := t.interruptedSource(); ok {
+			return t.ix.withSource(NewAction(Sync, t.copy, t.reason, UnknownBytes), from)
 		}
-		a := p.wait(ref, why)
-		a.Until = until
-		return a
+		return waitUntil(t.copy, why, until)
 	}
 	switch op {
 	case Upload:
-		return p.planUpload(ref, reason)
+		return t.planUpload()
 	case Clone:
-		return p.planClone(ref, reason)
+		return t.planClone()
 	}
-	return p.newFirstCopy(op, ref, reason)
+	return t.createFirstCopy(op)
 }
 
-// newFirstCopy returns the action that creates the first copy from the source.
-func (p imagePlanner) newFirstCopy(op Op, ref schema.DiskRef, reason Reason) Action {
+// createFirstCopy returns the action that creates the first copy from the source.
+func (t targetPlanner) createFirstCopy(op Op) Action {
 	bytes := int64(UnknownBytes)
-	if c := p.ix.copyAt(p.on(ref)); c.PartTotal > 0 {
+	if c := t.ix.copyAt(t.copy); c.PartTotal > 0 {
 		bytes = max(0, c.PartTotal-c.PartBytes)
 	}
-	a := p.attempt(op, ref, reason, bytes)
-	a.Pinned = p.pinnedDigest()
+	a := t.ix.attempt(op, t.copy, t.reason, bytes)
+	a.Pinned = t.pinnedDigest()
 	return a
 }
 
 // planUpload receives an upload that a client has started, or waits for one. An earlier
 // failure does not delay it: the next file may be another one.
-func (p imagePlanner) planUpload(ref schema.DiskRef, reason Reason) Action {
-	on := p.on(ref)
-	c := p.ix.copyAt(on)
-	started, requested := c.PartSourceID == disk.PartFromUpload, p.ix.desired.Uploads[on]
-	if p.ix.desired.Uploads == nil || !(started || requested || p.ix.observed.Running[on]) {
-		return p.waitForUpload(ref)
+func (t targetPlanner) planUpload() Action {
+	c := t.ix.copyAt(t.copy)
+	started, requested := c.PartSourceID == disk.PartFromUpload, t.ix.desired.Uploads[t.copy]
+	if t.ix.desired.Uploads == nil || !(started || requested || t.ix.observed.Running[t.copy]) {
+		return t.waitForUpload()
 	}
 	bytes := int64(UnknownBytes)
 	if started && c.PartTotal > 0 {
 		bytes = max(0, c.PartTotal-c.PartBytes)
 	}
+	reason := t.reason
 	if c.PartBytes == 0 && c.State != disk.Failed {
 		reason = Reason{CodeUploadActive, "a client uploads it"}
 	}
-	reason = reason.with(reason.Code, "; if the client has stopped, resume with: %s", p.uploadCommand())
-	a := NewAction(Upload, on, reason, bytes)
+	reason = reason.with(reason.Code, "; if the client has stopped, resume with: %s", uploadCommand(t.copy.ID.Name))
+	a := NewAction(Upload, t.copy, reason, bytes)
 	if !requested {
-		a = p.attempt(Upload, ref, reason, bytes) // the rest of an upload that no client sends
+		a = t.ix.attempt(Upload, t.copy, reason, bytes) // the rest of an upload that no client sends
 	}
-	a.Pinned = p.pinnedDigest()
+	a.Pinned = t.pinnedDigest()
 	return a
 }
 
-func (p imagePlanner) uploadCommand() string {
-	return "backing-image-manager backing-image upload " + p.image.ID.Name + " FILE"
+func uploadCommand(image string) string {
+	return "backing-image-manager backing-image upload " + image + " FILE"
 }
 
 // waitForUpload waits until a client starts an upload, to whatever node.
-func (p imagePlanner) waitForUpload(ref schema.DiskRef) Action {
-	on := p.on(ref)
-	c := p.ix.copyAt(on)
-	command := p.uploadCommand()
-	if p.hadCopy() {
+func (t targetPlanner) waitForUpload() Action {
+	c := t.ix.copyAt(t.copy)
+	command := uploadCommand(t.copy.ID.Name)
+	if t.state.hadCopy() {
 		detail := ""
 		if c.State == disk.Failed {
 			detail = " (" + c.Message + ")"
 		}
-		return p.blocked(ref, because(CodeUploadLost, "no copy is ready any more%s, and an upload cannot be fetched again: "+
+		return blocked(t.copy, because(CodeUploadLost, "no copy is ready any more%s, and an upload cannot be fetched again: "+
 			"bring back a disk that has a copy, or upload the file again: %s", detail, command))
 	}
-	if f := p.ix.observed.Failures[on]; f.Attempts > 0 && f.AppliesTo(Upload) {
-		return p.wait(ref, because(CodeUploadFailed, "the upload failed: %s; waiting for another one: %s", f.Message, command))
+	if f := t.ix.observed.Failures[t.copy]; f.Attempts > 0 && f.AppliesTo(Upload) {
+		return wait(t.copy, because(CodeUploadFailed, "the upload failed: %s; waiting for another one: %s", f.Message, command))
 	}
-	return p.wait(ref, because(CodeAwaitingUpload, "waiting for upload: %s", command))
+	return wait(t.copy, because(CodeAwaitingUpload, "waiting for upload: %s", command))
+}
+
+// planClone creates the first copy from a ready copy of the clone's source on this node. A
+// plain clone may also be synced from the copies of its source on other nodes.
+func (t targetPlanner) planClone() Action {
+	image := t.state.image
+	source := image.Source.Clone.BackingImage
+	own, peers := t.state.cloneSources()
+	if len(own) == 0 && !(isPlainClone(image) && len(peers) > 0) && !t.ix.observed.Running[t.copy] {
+		if _, declared := t.ix.desired.Config.Images[source]; !declared {
+			return blocked(t.copy, because(CodeCloneUndeclared, "image %s, which it is cloned from, is not declared", source))
+		}
+		return wait(t.copy, because(CodeCloneNotReady, "image %s, which it is cloned from, is not ready yet", source))
+	}
+	if reason := t.state.cloneConflict(); !reason.IsZero() {
+		return wait(t.copy, reason)
+	}
+	if a, pinned := t.waitForPinned(); pinned {
+		return a
+	}
+	if from := t.state.peerSources(); len(own) == 0 && len(from) > 0 {
+		return t.sync(from)
+	}
+	a := t.createFirstCopy(Clone)
+	if len(own) > 0 {
+		from := nearest(own, t.copy.Disk)
+		if a.Bytes == UnknownBytes && isPlainClone(image) {
+			a.Bytes = t.ix.copyAt(from).Size
+		}
+		a = t.ix.withSource(a, from)
+	}
+	return a
+}
+
+// nearest returns the copy on the disk ref, whose extents can be shared, or the first one.
+func nearest(copies []CopyRef, ref schema.DiskRef) CopyRef {
+	for _, c := range copies {
+		if c.Disk == ref {
+			return c
+		}
+	}
+	return copies[0]
+}
+
+// waitForPinned waits while the clone would have other bytes than the image had. An encrypted
+// clone always has other bytes. The digest of a decrypted one is not known before, so that the
+// job compares it.
+func (t targetPlanner) waitForPinned() (a Action, pinned bool) {
+	last := t.pinnedDigest()
+	if last.Digest.IsZero() || t.state.image.Source.Clone.Encryption == schema.Decrypt || isPlainClone(t.state.image) && t.state.knownDigest() == last.Digest {
+		return Action{}, false
+	}
+	reason := Reason{CodeDigestPinned, "a new clone has other bytes, which may replace the lost ones only after the recovery interval"}
+	return waitUntil(t.copy, reason, last.Until), true
 }
 
 // maxClockSkew is how far in the future a recorded time may be that still counts as now.
@@ -109,21 +162,21 @@ const maxClockSkew = 24 * time.Hour
 
 // pinnedDigest returns the digest that a new first copy must have although none is declared:
 // that of a copy that failed less than the recovery interval ago (F7).
-func (p imagePlanner) pinnedDigest() (latest PinnedDigest) {
-	if d := p.image.Source.Download; p.digestDeclared() || d != nil && d.ChecksumURL != "" {
+func (t targetPlanner) pinnedDigest() (latest PinnedDigest) {
+	if d := t.state.image.Source.Download; t.state.digestDeclared() || d != nil && d.ChecksumURL != "" {
 		return PinnedDigest{} // the declaration says which digest is right
 	}
-	now := p.ix.observed.Now
-	for _, ref := range p.ix.copiesNamed(p.image.ID.Name) {
-		c := p.ix.copyAt(ref)
+	now := t.ix.observed.Now
+	for _, ref := range t.ix.copiesNamed(t.copy.ID.Name) {
+		c := t.ix.copyAt(ref)
 		since := c.DamagedAt
-		if ref.ID != p.image.ID || c.State != disk.Failed || c.SHA512.IsZero() || since.Before(earliestTime) || since.Sub(now) > maxClockSkew {
+		if ref.ID != t.copy.ID || c.State != disk.Failed || c.SHA512.IsZero() || since.Before(earliestTime) || since.Sub(now) > maxClockSkew {
 			continue
 		}
 		if since.After(now) {
 			since = now // by a clock that was set back since, or by a fast one
 		}
-		end := since.Add(p.ix.desired.Config.Settings.RecoveryWaitInterval)
+		end := since.Add(t.ix.desired.Config.Settings.RecoveryWaitInterval)
 		if end.After(now) && end.After(latest.Until) {
 			latest = PinnedDigest{Digest: c.SHA512, Until: end}
 		}
@@ -131,21 +184,76 @@ func (p imagePlanner) pinnedDigest() (latest PinnedDigest) {
 	return latest
 }
 
-// sourceFailure returns the failure that delays the source the longest. A failure of the source
-// belongs to the image: no other disk or node retries it (F4). A network failure counts only
-// on the node where it happened.
-func (p imagePlanner) sourceFailure() Failure {
-	var worst Failure
-	for name, node := range p.ix.desired.Config.Nodes {
-		for diskName := range node.Disks {
-			f := p.ix.observed.Failures[p.on(schema.DiskRef{Node: name, Disk: diskName})]
-			switch {
-			case f.Attempts == 0, f.Fault == FaultDisk, f.NeedsSpace > 0, !f.AppliesTo(p.firstCopyOp()), worst.Final && !f.Final,
-				f.Fault == FaultNetwork && name != p.ix.desired.Node:
-			case f.Final && !worst.Final, f.RetryAt.After(worst.RetryAt), f.RetryAt.Equal(worst.RetryAt) && f.Message < worst.Message:
-				worst = f
-			}
+// waitForPeers returns what the first copy must wait for, and until when: copies that may turn
+// out to be ready, an unreachable node that had a ready copy, and without a checksum every
+// node and disk that may have a copy (F5).
+func waitForPeers(s *imageState) (reason Reason, until time.Time) {
+	if reason := unsettledCopy(s); !reason.IsZero() {
+		return reason, time.Time{}
+	}
+	if reason, until = waitForNode(s); !reason.IsZero() || s.digestDeclared() {
+		return reason, until
+	}
+	return waitForDisk(s.ix.desired, s.ix.observed)
+}
+
+// unsettledCopy returns a reason when a copy on another node may be ready in a moment.
+func unsettledCopy(s *imageState) Reason {
+	for _, ref := range s.ix.peerByName[s.image.ID.Name] {
+		c := s.ix.copyAt(ref)
+		switch {
+		case ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk):
+		case c.State == disk.Ready && c.Leaving:
+			return because(CodePeerUnsettled, "the copy on %s has a pending deletion", ref.Disk)
+		case c.State == disk.Unknown && s.ix.observed.Failures[ref].Attempts == 0:
+			return because(CodeVerifyFirst, "the file on %s is verified first", ref.Disk)
 		}
 	}
-	return worst
+	return Reason{}
+}
+
+// waitForNode returns the node for which the first copy waits the longest.
+func waitForNode(s *imageState) (reason Reason, until time.Time) {
+	for _, name := range s.ix.otherNodes() {
+		peer, queried := s.ix.observed.Peers[name]
+		if !queried || peer.Responds() {
+			continue // with --offline no node is queried
+		}
+		end := s.ix.giveUpAt(peer)
+		switch {
+		case !peer.Queried:
+			return because(CodePeerUnqueried, "node %s has not responded yet", name), time.Time{}
+		case !end.After(s.ix.observed.Now), until.After(end):
+		case hadReady(s, name):
+			reason, until = because(CodePeerUnreachable, "node %s, which has a copy, does not respond: %s", name, peer.Problem), end
+		case !s.digestDeclared():
+			reason, until = because(CodePeerUnreachable, "without a checksum nothing is fetched while node %s, which does not respond, may have a copy: %s", name, peer.Problem), end
+		}
+	}
+	return reason, until
+}
+
+// hadReady reports whether an unreachable node had a ready copy when it last responded.
+func hadReady(s *imageState, node string) bool {
+	return slices.ContainsFunc(s.ix.peerByName[s.image.ID.Name], func(ref CopyRef) bool {
+		return ref.Disk.Node == node && ref.ID == s.image.ID && s.ix.copyAt(ref).State == disk.Ready
+	})
+}
+
+// waitForDisk returns a disk that cannot be read, or that another process of this node manages.
+func waitForDisk(d Desired, o Observed) (reason Reason, until time.Time) {
+	const format = "without a checksum nothing is fetched while disk %s, %s, may have a copy: declare a checksum, or remove the disk from the configuration"
+	for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes[d.Node].Disks)) {
+		if ref := (schema.DiskRef{Node: d.Node, Disk: name}); !d.Owns(ref) && len(o.Peers) > 0 {
+			return because(CodeDiskNotManaged, format, ref, "which this process does not manage"), time.Time{}
+		}
+	}
+	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), CompareDisks) {
+		_, declared := d.Disk(ref)
+		seen := o.Disks[ref]
+		if end := o.Now.Add(d.Config.Settings.RecoveryWaitInterval - seen.ProblemFor); declared && seen.Problem != "" && end.After(o.Now) {
+			return because(CodeDiskUnavailable, format, ref, "which cannot be used ("+seen.Problem+")"), end
+		}
+	}
+	return Reason{}, time.Time{}
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -31,7 +32,7 @@ type index struct {
 }
 
 // emptyIndex returns an index without copies.
-func (d Desired) emptyIndex(o Observed) *index {
+func emptyIndex(d Desired, o Observed) *index {
 	ix := &index{
 		desired: d, observed: o, ownByName: map[string][]CopyRef{}, peerByName: map[string][]CopyRef{},
 		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache,
@@ -42,8 +43,8 @@ func (d Desired) emptyIndex(o Observed) *index {
 	return ix
 }
 
-func (d Desired) newIndex(o Observed) *index {
-	ix := d.emptyIndex(o)
+func newIndex(d Desired, o Observed) *index {
+	ix := emptyIndex(d, o)
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), CompareDisks) {
 		seen := o.Disks[ref]
 		if seen.Problem != "" {
@@ -94,6 +95,29 @@ func (ix *index) copiesNamed(name string) []CopyRef {
 	return slices.Concat(ix.ownByName[name], ix.peerByName[name])
 }
 
+// attempt returns the operation, or a wait while an earlier failure delays it. Sync and repair
+// of one copy take turns: the failure of one delays the other as well.
+func (ix *index) attempt(op Op, ref CopyRef, reason Reason, bytes int64) Action {
+	f := ix.observed.Failures[ref]
+	otherTurn := (op == Sync && f.Op == Repair || op == Repair && f.Op == Sync) && f.RetryAt.After(ix.observed.Now)
+	if otherTurn || f.delays(op, ix.observed.Now) {
+		return backOff(ref, f)
+	}
+	return NewAction(op, ref, reason, bytes)
+}
+
+// withSource notes in an action which copy it reads. An idle action reads none.
+func (ix *index) withSource(a Action, from CopyRef) Action {
+	if a.Idle() {
+		return a
+	}
+	a.From, a.SourceDigest = from, ix.copyAt(from).SHA512
+	if ix.desired.Owns(from.Disk) {
+		a.LocalSource = from
+	}
+	return a
+}
+
 // isCurrent reports whether the observed state of the disk is current: it is a disk of this
 // process, or its node responds.
 func (ix *index) isCurrent(ref schema.DiskRef) bool {
@@ -111,6 +135,44 @@ func (ix *index) sameConfig(node string) bool {
 // otherNodes returns the names of the other declared nodes, sorted.
 func (ix *index) otherNodes() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(ix.desired.Config.Nodes)), func(name string) bool { return name == ix.desired.Node })
+}
+
+// giveUpAt returns when an unreachable peer has been unreachable for the recovery interval.
+func (ix *index) giveUpAt(p Peer) time.Time {
+	return ix.observed.Now.Add(ix.desired.Config.Settings.RecoveryWaitInterval - p.UnreachableFor)
+}
+
+// ignoredPeers returns " (why; why)" with the nodes whose copies a deletion cannot count on.
+func (ix *index) ignoredPeers() string {
+	var reasons []string
+	for _, name := range ix.otherNodes() {
+		// A node with this configuration that was not queried had no copy to count on.
+		if reason := ix.whyIgnored(name); !reason.IsZero() && !ix.sameConfig(name) {
+			reasons = append(reasons, reason.Text)
+		}
+	}
+	if len(reasons) == 0 {
+		return ""
+	}
+	return " (" + JoinMax(reasons, "; ", 3) + ")"
+}
+
+// whyIgnored returns why a deletion does not count on the copies of another node.
+func (ix *index) whyIgnored(name string) Reason {
+	peer, queried := ix.observed.Peers[name]
+	switch {
+	case !queried:
+		return because(CodePeerUnqueried, "node %s was not queried", name)
+	case !peer.Responds():
+		return because(CodePeerUnreachable, "node %s does not respond", name)
+	case peer.ConfigDigest == "":
+		return because(CodePeerConfig, "the configuration of node %s is not fully valid", name)
+	case !ix.sameConfig(name):
+		return because(CodePeerConfig, "node %s has another configuration", name)
+	case peer.unconfirmed:
+		return because(CodePeerUnqueried, "node %s was not queried", name)
+	}
+	return Reason{}
 }
 
 // CompareDisks orders disks by node and name.

@@ -8,60 +8,70 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// planOrphans returns what happens to the owned copies on this node of images that are not
-// declared any more (S6).
-func (ix *index) planOrphans() []Action {
-	unknown := ix.unknownUsage()
-	limit := ix.pruneBlocked()
+// orphanPlanner plans what happens to the orphans on this node: owned copies of images that
+// are not declared any more (S6).
+type orphanPlanner struct {
+	ix *index
+	// limit is a reason if the prune limit blocks the orphans.
+	limit Reason
+	// unknown is a reason if any of them may be in use without this node's knowledge.
+	unknown Reason
+}
+
+func planOrphans(ix *index) []Action {
+	p := orphanPlanner{ix: ix}
+	p.limit, p.unknown = p.pruneBlocked(), p.unknownUsage()
 	var actions []Action
 	for name, refs := range ix.ownByName {
-		if !ix.isOrphan(name) {
+		if !p.isOrphan(name) {
 			continue
 		}
-		use := ix.orphanInUse(name)
+		use := p.usage(name)
 		for _, ref := range refs {
 			if ix.copyAt(ref).Owned {
-				actions = append(actions, ix.planOrphanCopy(ref, use, limit, unknown))
+				actions = append(actions, p.planOrphanCopy(ref, use))
 			}
 		}
 	}
 	// The suspension of an image ended with its declaration. That of the settings remains.
-	return ix.applySuspension(ix.desired.SuspensionOf(schema.Image{}, ix.observed.Now), actions)
+	return suspend(actions, ix.desired.SuspensionOf(schema.Image{}, ix.observed.Now), ix.observed.Running)
 }
 
-func (ix *index) isOrphan(name string) bool {
-	_, declared := ix.desired.Config.Images[name]
-	return !declared && ix.desired.invalidReason(name).IsZero()
+// isOrphan reports whether the copies of an image are orphans. Those of an image with an
+// invalid declaration are not.
+func (p *orphanPlanner) isOrphan(name string) bool {
+	_, declared := p.ix.desired.Config.Images[name]
+	return !declared && p.ix.desired.invalidReason(name).IsZero()
 }
 
 // pruneBlocked returns a reason when more images were removed at once than pruneLimit allows.
 // All nodes count the same orphans: those of which any node has an owned copy.
-func (ix *index) pruneBlocked() Reason {
+func (p *orphanPlanner) pruneBlocked() Reason {
 	orphans := map[string][]CopyRef{}
-	for _, byName := range []map[string][]CopyRef{ix.ownByName, ix.peerByName} {
+	for _, byName := range []map[string][]CopyRef{p.ix.ownByName, p.ix.peerByName} {
 		for name, refs := range byName {
-			if !ix.isOrphan(name) {
+			if !p.isOrphan(name) {
 				continue
 			}
 			for _, ref := range refs {
-				if ix.copyAt(ref).Owned {
+				if p.ix.copyAt(ref).Owned {
 					orphans[name] = append(orphans[name], ref)
 				}
 			}
 		}
 	}
-	limit := ix.desired.Config.Settings.PruneLimit
-	if !limit.Exceeded(len(ix.desired.Config.Images), len(orphans)) || ix.pruneConfirmed(orphans) {
+	limit := p.ix.desired.Config.Settings.PruneLimit
+	if !limit.Exceeded(len(p.ix.desired.Config.Images), len(orphans)) || pruneConfirmed(p.ix.desired.Config.Settings.PruneConfirmed, orphans) {
 		return Reason{}
 	}
 	return because(CodePruneLimit, "%d images were removed from the configuration, more at once than pruneLimit %s allows", len(orphans), limit)
 }
 
-// pruneConfirmed reports whether pruneConfirmed names all orphans. Confirming a part is not
+// pruneConfirmed reports whether the setting names all orphans. Confirming a part is not
 // enough: when that part is deleted, the rest would be below the limit.
-func (ix *index) pruneConfirmed(orphans map[string][]CopyRef) bool {
+func pruneConfirmed(setting []disk.ID, orphans map[string][]CopyRef) bool {
 	confirmed := map[disk.ID]bool{}
-	for _, id := range ix.desired.Config.Settings.PruneConfirmed {
+	for _, id := range setting {
 		confirmed[id] = true
 	}
 	for _, refs := range orphans {
@@ -72,10 +82,10 @@ func (ix *index) pruneConfirmed(orphans map[string][]CopyRef) bool {
 	return true
 }
 
-// orphanInUse returns which copy of an image is in use, on any node.
-func (ix *index) orphanInUse(name string) Reason {
-	for _, ref := range ix.copiesNamed(name) {
-		if c := ix.copyAt(ref); c.UsedBy != "" {
+// usage returns which copy of an image is in use, on any node.
+func (p *orphanPlanner) usage(name string) Reason {
+	for _, ref := range p.ix.copiesNamed(name) {
+		if c := p.ix.copyAt(ref); c.UsedBy != "" {
 			return because(CodeInUse, "on %s %s", ref.Disk, c.UsedBy)
 		}
 	}
@@ -84,17 +94,17 @@ func (ix *index) orphanInUse(name string) Reason {
 
 // unknownUsage returns a reason when the use of an image on some declared disk is not known, or
 // when a node may not know that the image was removed.
-func (ix *index) unknownUsage() Reason {
-	nodes := ix.desired.Config.Nodes
+func (p *orphanPlanner) unknownUsage() Reason {
+	nodes := p.ix.desired.Config.Nodes
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
-		if node != ix.desired.Node {
-			if reason := ix.whyIgnored(node); !reason.IsZero() {
+		if node != p.ix.desired.Node {
+			if reason := p.ix.whyIgnored(node); !reason.IsZero() {
 				return reason
 			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(nodes[node].Disks)) {
 			ref := schema.DiskRef{Node: node, Disk: name}
-			seen, known := ix.observed.Disks[ref]
+			seen, known := p.ix.observed.Disks[ref]
 			switch {
 			case !known:
 				return because(CodeUsageUnknown, "%s: not observed", ref)
@@ -106,31 +116,31 @@ func (ix *index) unknownUsage() Reason {
 	return Reason{}
 }
 
-// planOrphanCopy returns the deletion of an orphan's copy, or why it is kept. use, limit and
-// unknown are the results of orphanInUse, pruneBlocked and unknownUsage. This is where it is
-// decided whether a copy of a removed image may be deleted.
-func (ix *index) planOrphanCopy(ref CopyRef, use, limit, unknown Reason) Action {
-	d := ix.desired
+// planOrphanCopy returns the deletion of an orphan, or why it is kept. use is a reason if the
+// image is in use. This function alone decides whether a copy of a removed image may be
+// deleted.
+func (p *orphanPlanner) planOrphanCopy(ref CopyRef, use Reason) Action {
+	d, limit := p.ix.desired, p.limit
 	orphan := Reason{CodeOrphan, "not in the configuration any more"}
-	end := d.intervalEnd(ix.observed, ref)
-	undecided, maybe := d.Undecided.MayDeclare(ref.ID.Name, ix.copyAt(ref).Declaration)
+	end := d.intervalEnd(p.ix.observed, ref)
+	undecided, maybe := d.Undecided.MayDeclare(ref.ID.Name, p.ix.copyAt(ref).Declaration)
 	switch {
 	case d.Allowed != schema.Everything:
-		return keep(ref, d.deletionsOff(orphan)).asWaitFor(Cleanup, true)
+		return wait(ref, d.deletionsOff(orphan)).asWaitFor(Cleanup, true)
 	case maybe:
-		return NewAction(Blocked, ref, orphan.with(CodeMaybeDeclared, ", but %s", undecided), 0).asWaitFor(Cleanup, true)
+		return blocked(ref, orphan.with(CodeMaybeDeclared, ", but %s", undecided)).asWaitFor(Cleanup, true)
 	case !d.IsRemoved(ref.ID.Name):
-		return keep(ref, orphan.with(CodeRemovalPending, "; a second read of the configuration must confirm it")).asWaitFor(Cleanup, false)
+		return wait(ref, orphan.with(CodeRemovalPending, "; a second read of the configuration must confirm it")).asWaitFor(Cleanup, false)
 	case !use.IsZero():
-		return ix.keepInUse(ref, orphan.with(CodeInUse, ", but %s", use.Text)).asWaitFor(Cleanup, true)
+		return keepInUse(p.ix, ref, orphan.with(CodeInUse, ", but %s", use.Text)).asWaitFor(Cleanup, true)
 	case !limit.IsZero() && !slices.Contains(d.Config.Settings.PruneConfirmed, ref.ID):
-		return NewAction(Blocked, ref, limit.with(CodePruneLimit, ": if that is intended, add %q to pruneConfirmed", ref.ID), 0).asWaitFor(Cleanup, true)
+		return blocked(ref, limit.with(CodePruneLimit, ": if that is intended, add %q to pruneConfirmed", ref.ID)).asWaitFor(Cleanup, true)
 	case !limit.IsZero():
-		return keep(ref, limit.with(CodePruneLimit, ": it is deleted when pruneConfirmed names all of them")).asWaitFor(Cleanup, true)
-	case !d.Cleanup[ref] && end.After(ix.observed.Now):
-		return keepUntil(ref, orphan.with(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(Cleanup, false)
-	case !unknown.IsZero():
-		return NewAction(Blocked, ref, orphan.with(CodeUsageUnknown, ", but it is not known whether it is in use: %s", unknown.Text), 0).asWaitFor(Cleanup, true)
+		return wait(ref, limit.with(CodePruneLimit, ": it is deleted when pruneConfirmed names all of them")).asWaitFor(Cleanup, true)
+	case !d.Cleanup[ref] && end.After(p.ix.observed.Now):
+		return waitUntil(ref, orphan.with(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(Cleanup, false)
+	case !p.unknown.IsZero():
+		return blocked(ref, orphan.with(CodeUsageUnknown, ", but it is not known whether it is in use: %s", p.unknown.Text)).asWaitFor(Cleanup, true)
 	}
-	return ix.planDeletion(Cleanup, ref, orphan)
+	return planDeletion(p.ix, Cleanup, ref, orphan)
 }

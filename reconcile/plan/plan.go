@@ -2,9 +2,12 @@ package plan
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/dustin/go-humanize"
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -35,13 +38,14 @@ type Summary struct {
 	FreedBytes int64 `json:"freedBytes"`
 }
 
-// newPlan returns a plan of these actions, which it sorts.
-func (d Desired) newPlan(actions []Action) Plan {
+// newPlan returns a plan of these actions, which it sorts, for the configuration with this
+// digest and revision.
+func newPlan(actions []Action, digest, revision string) Plan {
 	slices.SortFunc(actions, func(a, b Action) int {
 		return cmp.Or(cmp.Compare(a.Image, b.Image), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk),
 			cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Op, b.Op), cmp.Compare(a.Reason.Text, b.Reason.Text))
 	})
-	p := Plan{Actions: actions, Summary: Summary{Counts: map[Op]int{}}, Digest: d.Digest, Revision: d.Revision}
+	p := Plan{Actions: actions, Summary: Summary{Counts: map[Op]int{}}, Digest: digest, Revision: revision}
 	for _, a := range actions {
 		s := &p.Summary
 		s.Counts[a.Op]++
@@ -74,33 +78,33 @@ func (p Plan) Without(base Plan) Plan {
 		planned[operation{a.CopyRef(), a.Op, a.Next}] = true
 	}
 	actions := slices.DeleteFunc(slices.Clone(p.Actions), func(a Action) bool { return planned[operation{a.CopyRef(), a.Op, a.Next}] })
-	return Desired{Digest: p.Digest, Revision: p.Revision}.newPlan(actions)
+	return newPlan(actions, p.Digest, p.Revision)
 }
 
 // Plan returns the actions on the disks of d.Node. It is a pure function of d and o and reads
 // no clock (R2).
 func (d Desired) Plan(o Observed) Plan {
 	if d.Allowed == schema.ObserveOnly {
-		return d.newPlan([]Action{})
+		return newPlan([]Action{}, d.Digest, d.Revision)
 	}
-	p := d.newPlan(d.newIndex(o).plan(maps.Values(d.Config.Images)))
-	p.Suspended = d.suspensions(o.Now)
+	p := newPlan(planImages(newIndex(d, o), maps.Values(d.Config.Images)), d.Digest, d.Revision)
+	p.Suspended = activeSuspensions(d.Config, o.Now)
 	return p
 }
 
-// plan returns the actions for these images and for the orphans.
-func (ix *index) plan(images iter.Seq[schema.Image]) []Action {
+// planImages returns the actions for these images and for the orphans.
+func planImages(ix *index, images iter.Seq[schema.Image]) []Action {
 	actions := []Action{} // never null in JSON
 	for image := range images {
-		actions = append(actions, ix.newImagePlanner(image).plan()...)
+		actions = append(actions, newImagePlanner(ix, image).plan()...)
 	}
 	for name := range ix.desired.Invalid {
 		if reason := ix.desired.invalidReason(name); !reason.IsZero() {
-			actions = append(actions, NewAction(Blocked, CopyRef{schema.DiskRef{Node: ix.desired.Node}, disk.ID{Name: name}}, reason, 0))
+			actions = append(actions, blocked(CopyRef{schema.DiskRef{Node: ix.desired.Node}, disk.ID{Name: name}}, reason))
 		}
 	}
-	actions = append(actions, ix.planOrphans()...)
-	actions = append(actions, ix.scrub(actions)...)
+	actions = append(actions, planOrphans(ix)...)
+	actions = append(actions, planScrub(ix, actions)...)
 	return keepSources(actions)
 }
 
@@ -114,162 +118,75 @@ func keepSources(actions []Action) []Action {
 	}
 	for i, a := range actions {
 		if reader := readBy[a.CopyRef()]; reader != "" && a.Op.Deletes() {
-			actions[i] = NewAction(Wait, a.CopyRef(), a.Reason.with(CodeSourceOfCopy, ", but %s is created from it first", reader), 0).asWaitFor(a.Op, false)
+			actions[i] = wait(a.CopyRef(), a.Reason.with(CodeSourceOfCopy, ", but %s is created from it first", reader)).asWaitFor(a.Op, false)
 		}
 	}
 	return actions
 }
 
-// plan returns the actions for the image on the disks of this node.
-func (p imagePlanner) plan() []Action {
-	return p.ix.applySuspension(p.ix.desired.SuspensionOf(p.image, p.ix.observed.Now), p.planUnsuspended())
+// CheckConverged returns an error if a run did not converge: p is the plan that remains
+// after it. The error counts the reasons. Clean-ups that wait for their interval do not
+// count, nor does a lack of disks.
+func CheckConverged(d Desired, o Observed, p Plan) error {
+	failed := ownFailures(d, o)
+	var reasons []string
+	if n := len(failed); n > 0 {
+		reasons = append(reasons, fmt.Sprintf("%d failed", n))
+	}
+	if n := countBlocked(p, failed); n > 0 && len(reasons) > 0 {
+		reasons = append(reasons, fmt.Sprintf("%d more are blocked", n))
+	} else if n > 0 {
+		reasons = append(reasons, fmt.Sprintf("%d blocked", n))
+	}
+	if n := countMissing(d, o); len(reasons) == 0 && n > 0 {
+		reasons = append(reasons, fmt.Sprintf("%d not ready", n))
+	}
+	if len(reasons) == 0 && !p.Empty() {
+		reasons = append(reasons, "the plan is not empty")
+	}
+	if len(reasons) == 0 {
+		return nil
+	}
+	return errors.New("the disks do not match the configuration yet: " + strings.Join(reasons, ", "))
 }
 
-// planUnsuspended returns the plan as it would be without a suspension. Its order matters: an
-// existing file is inspected before anything is transferred to its disk.
-func (p imagePlanner) planUnsuspended() []Action {
-	inspections := p.inspectCopies()
-	if reason := p.conflict(); !reason.IsZero() {
-		return append(slices.Collect(maps.Values(inspections)), p.blocked(schema.DiskRef{}, reason))
-	}
-	actions := p.planSurplus(inspections)
-	for _, ref := range p.placement.targets {
-		if _, inspected := inspections[ref]; inspected || !p.ix.desired.Owns(ref) {
-			continue
-		}
-		if a, needed := p.planTarget(ref, inspections); needed {
-			actions = append(actions, a.asWaitFor(p.methodFor(ref), p.waitsForUpload()))
-		}
-	}
-	if p.placement.missing > 0 || p.placement.ranked.len() == 0 {
-		actions = append(actions, p.shortage())
-	}
-	if a, needed := p.backup(inspections); needed {
-		actions = append(actions, a)
-	}
-	actions = append(actions, p.rejectedCleanups()...)
-	for _, ref := range p.image.Disks {
-		if a, rejected := p.rejectedNamedDisk(ref); rejected {
-			actions = append(actions, a)
-		}
-	}
-	return append(actions, slices.Collect(maps.Values(inspections))...)
-}
-
-// inspectCopies returns an action for each disk of this node whose existing file must be
-// verified, repaired, adopted or decided about before anything else happens to it.
-func (p imagePlanner) inspectCopies() map[schema.DiskRef]Action {
-	actions := map[schema.DiskRef]Action{}
-	for _, copyRef := range p.ix.ownByName[p.image.ID.Name] {
-		if copyRef.ID != p.image.ID {
-			continue
-		}
-		ref, c := copyRef.Disk, p.ix.copyAt(copyRef)
-		mismatch := p.mismatch[copyRef]
-		switch {
-		case c.State == disk.Unknown && !c.Owned:
-			actions[ref] = p.attempt(Adopt, ref, because(CodeUnverifiedFile, "an unmanaged file exists: %s", c.Message), c.Size)
-		case c.State == disk.Unknown:
-			actions[ref] = p.attempt(Verify, ref, because(CodeUnverifiedFile, "%s", c.Message), c.Size)
-		case c.State == disk.Ready && p.ix.desired.Verify[copyRef]:
-			actions[ref] = p.attempt(Verify, ref, because(CodeVerifyRequested, "requested"), c.Size)
-		case c.State == disk.Ready && p.ix.suspects[copyRef]:
-			actions[ref] = p.attempt(Verify, ref, Suspected, c.Size)
-		case c.State == disk.Failed && p.repairable(copyRef):
-			actions[ref] = p.repair(copyRef)
-		case c.State == disk.Failed && c.UsedBy != "":
-			actions[ref] = p.blocked(ref, because(CodeDamagedInUse, "the copy failed (%s) and cannot be replaced: %s", c.Message, c.UsedBy))
-		case mismatch.Code == CodeDigestUnknown:
-			actions[ref] = p.attempt(Verify, ref, mismatch, c.Size)
-		case !mismatch.IsZero():
-			actions[ref] = p.blocked(ref, mismatch)
-		case c.State == disk.Ready && !c.HasCfg:
-			actions[ref] = p.attempt(Adopt, ref, because(CodeCfgMissing, "backing.cfg is missing or describes another file"), 0)
-		case c.State == disk.Ready && c.ManifestDigest.IsZero():
-			actions[ref] = p.attempt(Verify, ref, because(CodeManifestMissing, "the chunk manifest is missing"), c.Size)
+// ownFailures returns the copies on the disks of this node whose last attempt failed.
+func ownFailures(d Desired, o Observed) []CopyRef {
+	var refs []CopyRef
+	for ref, f := range o.Failures {
+		if ref.Disk.Node == d.Node && f.Attempts > 0 {
+			refs = append(refs, ref)
 		}
 	}
-	return actions
+	return refs
 }
 
-// conflict returns a reason when two ready copies differ and no checksum decides (F6).
-func (p imagePlanner) conflict() Reason {
-	if !p.image.Checksum.IsZero() || len(p.ready) < 2 {
-		return Reason{}
+// countBlocked counts the blocked actions, except those of images that failed: a final
+// failure is blocked, too, and must not count twice.
+func countBlocked(p Plan, failed []CopyRef) int {
+	names := map[string]bool{}
+	for _, ref := range failed {
+		names[ref.ID.Name] = true
 	}
-	first := p.ix.copyAt(p.ready[0])
-	for _, ref := range p.ready[1:] {
-		c := p.ix.copyAt(ref)
-		if c.SHA512 == first.SHA512 {
-			continue
-		}
-		if of := p.image.Source.Clone; of != nil && of.Encryption == schema.Encrypt { // such a clone has no checksum
-			return because(CodeConflict, "the copies on %s and %s differ, because each was encrypted on its own: to encrypt again, declare another uuid", p.ready[0].Disk, ref.Disk)
-		}
-		return because(CodeConflict, "copies differ: to keep that of %s, declare checksum: %q; to keep that of %s, declare checksum: %q",
-			p.ready[0].Disk, first.SHA512, ref.Disk, c.SHA512)
-	}
-	return Reason{}
-}
-
-// rejectedCleanups answers requests to clean up copies on desired disks.
-func (p imagePlanner) rejectedCleanups() []Action {
-	var actions []Action
-	for _, ref := range p.placement.targets {
-		if copyRef := p.on(ref); p.ix.desired.Owns(ref) && p.ix.desired.Cleanup[copyRef] && p.ix.copyAt(copyRef).State == disk.Ready {
-			actions = append(actions, keep(copyRef, because(CodeDesired, "the requested clean-up is rejected: the image is desired on this disk")))
+	n := 0
+	for _, a := range p.Actions {
+		if a.Op == Blocked && !names[a.Image] {
+			n++
 		}
 	}
-	return actions
+	return n
 }
 
-// on returns the copy of the image on a disk.
-func (p imagePlanner) on(ref schema.DiskRef) CopyRef { return CopyRef{ref, p.image.ID} }
-
-func (p imagePlanner) blocked(ref schema.DiskRef, reason Reason) Action {
-	if ref.Node == "" {
-		ref.Node = p.ix.desired.Node
-	}
-	return NewAction(Blocked, p.on(ref), reason, 0)
-}
-
-func (p imagePlanner) wait(ref schema.DiskRef, reason Reason) Action {
-	return NewAction(Wait, p.on(ref), reason, 0)
-}
-
-// attempt returns the operation, or a wait while an earlier failure delays it. Sync and repair
-// of one copy take turns: the failure of one delays the other as well.
-func (p imagePlanner) attempt(op Op, ref schema.DiskRef, reason Reason, bytes int64) Action {
-	f := p.ix.observed.Failures[p.on(ref)]
-	otherTurn := (op == Sync && f.Op == Repair || op == Repair && f.Op == Sync) && f.RetryAt.After(p.ix.observed.Now)
-	if otherTurn || f.delays(op, p.ix.observed.Now) {
-		return p.backOff(ref, f)
-	}
-	return NewAction(op, p.on(ref), reason, bytes)
-}
-
-// backOff returns the wait for the next attempt after f, or a blocked action if f is final.
-func (p imagePlanner) backOff(ref schema.DiskRef, f Failure) Action {
-	if f.Final {
-		return p.blocked(ref, because(CodeRejected, "%s", f.Message))
-	}
-	a := p.wait(ref, because(CodeRetry, "%s", f.Message))
-	a.Until = f.RetryAt
-	return a
-}
-
-// FormatBytes returns a size with a binary unit, such as "1.5 GiB".
-func FormatBytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
-
-// missing returns how many copies should be on this node's disks and are not ready. A missing
-// disk does not count. In observe-only mode it returns 0, since the desired state is not known.
-func (d Desired) missing(o Observed) int {
+// countMissing returns how many copies should be on this node's disks and are not ready. A
+// missing disk does not count. In observe-only mode it returns 0, since the desired state is
+// not known.
+func countMissing(d Desired, o Observed) int {
 	if d.Allowed == schema.ObserveOnly {
 		return 0
 	}
-	missing, ix := 0, d.newIndex(o)
+	missing, ix := 0, newIndex(d, o)
 	for _, image := range d.Config.Images {
-		for _, ref := range ix.newImagePlanner(image).placement.targets {
+		for _, ref := range newImagePlanner(ix, image).placement.targets {
 			if _, ready := o.Disks[ref].Ready(image.ID); d.Owns(ref) && !ready {
 				missing++
 			}
@@ -277,3 +194,6 @@ func (d Desired) missing(o Observed) int {
 	}
 	return missing
 }
+
+// FormatBytes returns a size with a binary unit, such as "1.5 GiB".
+func FormatBytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }

@@ -201,36 +201,6 @@ func hasAll(tags, selectors []string) bool {
 	return true
 }
 
-// DiskRank is the rank of one declared disk for an image.
-type DiskRank struct {
-	Disk schema.DiskRef
-	Rank int // 1 is the best; 0: none
-	// Reason is why the disk is no desired disk. It is zero for a desired disk.
-	Reason Reason
-}
-
-// RankDisks returns the ranks of all declared disks for a declared image, those with a rank
-// first.
-func (d Desired) RankDisks(o Observed, image string) []DiskRank {
-	v := d.newIndex(o).newImagePlanner(d.Config.Images[image])
-	passed := v.passedOver()
-	places := make([]DiskRank, 0, v.placement.ranked.len())
-	for i := range v.placement.ranked.len() {
-		ref := v.placement.ranked.at(i)
-		places = append(places, DiskRank{ref, i + 1, passed[ref]})
-	}
-	var others []DiskRank
-	for node, declared := range d.Config.Nodes {
-		for name := range declared.Disks {
-			if ref := (schema.DiskRef{Node: node, Disk: name}); !v.placement.ranked.has(ref) {
-				others = append(others, DiskRank{ref, 0, passed[ref]})
-			}
-		}
-	}
-	slices.SortFunc(others, func(a, b DiskRank) int { return CompareDisks(a.Disk, b.Disk) })
-	return append(places, others...)
-}
-
 // RankCache keeps the rankings of one configuration, so that a round in which nothing changed
 // need not rank again. It is safe for concurrent use.
 type RankCache struct {

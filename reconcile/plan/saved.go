@@ -183,7 +183,7 @@ func (s SavedPlan) Restrict(now Plan) Plan {
 		}
 		return !s.Allows(a)
 	})
-	p := Desired{Digest: now.Digest, Revision: now.Revision}.newPlan(actions)
+	p := newPlan(actions, now.Digest, now.Revision)
 	p.Suspended = now.Suspended
 	return p
 }
@@ -191,5 +191,26 @@ func (s SavedPlan) Restrict(now Plan) Plan {
 // remaining returns the actions of s that are still planned in now.
 func (s SavedPlan) remaining(now Plan) Plan {
 	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool { return a.Idle() || !s.Allows(a) })
-	return Desired{Digest: now.Digest, Revision: now.Revision}.newPlan(actions)
+	return newPlan(actions, now.Digest, now.Revision)
+}
+
+// CheckExecuted returns an error if a run did not execute all of the saved plan s: p is the
+// plan that remains after it.
+func CheckExecuted(s SavedPlan, d Desired, o Observed, p Plan) error {
+	failed := 0
+	for _, ref := range ownFailures(d, o) {
+		if s.contains(ref) {
+			failed++
+		}
+	}
+	remaining := len(s.remaining(p).Actions)
+	switch {
+	case failed > 0:
+		return fmt.Errorf("the saved plan was not executed: %d failed", failed)
+	case remaining == 1:
+		return errors.New("the saved plan was not executed: 1 action remains")
+	case remaining > 0:
+		return fmt.Errorf("the saved plan was not executed: %d actions remain", remaining)
+	}
+	return nil
 }

@@ -12,9 +12,9 @@ import (
 // and still reads 5 TB a day.
 const ScrubRate = 64 << 20
 
-// scrub returns the verification of the ready copy on this node whose last verification is the
+// planScrub returns the verification of the ready copy on this node whose last verification is the
 // longest ago, if it is older than scrubInterval. It returns one copy at a time.
-func (ix *index) scrub(planned []Action) []Action {
+func planScrub(ix *index, planned []Action) []Action {
 	if ix.desired.Config.Settings.ScrubInterval == 0 {
 		return nil
 	}
@@ -22,7 +22,7 @@ func (ix *index) scrub(planned []Action) []Action {
 	for _, a := range planned {
 		busy[a.CopyRef()] = true
 	}
-	due := slices.DeleteFunc(ix.dueForScrub(), func(s scrubCandidate) bool { return busy[s.ref] })
+	due := slices.DeleteFunc(dueForScrub(ix), func(s scrubCandidate) bool { return busy[s.ref] })
 	if len(due) == 0 {
 		return nil
 	}
@@ -54,7 +54,7 @@ func compareScrubs(a, b scrubCandidate) int {
 	return cmp.Or(a.verified.Compare(b.verified), cmp.Compare(a.ref.String(), b.ref.String()))
 }
 
-func (ix *index) dueForScrub() []scrubCandidate {
+func dueForScrub(ix *index) []scrubCandidate {
 	var all []scrubCandidate
 	now := ix.observed.Now
 	for _, image := range ix.desired.Config.Images {

@@ -32,13 +32,15 @@ func (d Desired) SuspensionOf(image schema.Image, now time.Time) *schema.Suspens
 	return all
 }
 
-// applySuspension turns the actions that would start something into waits or blocked actions.
-func (ix *index) applySuspension(by *schema.Suspension, actions []Action) []Action {
+// suspend turns the actions that would start something into waits or blocked actions. by is
+// the suspension in effect, nil for none; running are the copies with a running job, which
+// continues unless the action deletes.
+func suspend(actions []Action, by *schema.Suspension, running map[CopyRef]bool) []Action {
 	if by == nil {
 		return actions
 	}
 	for i, a := range actions {
-		continues := !a.Idle() && !a.Op.Deletes() && ix.observed.Running[a.CopyRef()]
+		continues := !a.Idle() && !a.Op.Deletes() && running[a.CopyRef()]
 		if !continues && a.Op != Blocked {
 			actions[i] = a.suspendedBy(by)
 		}
@@ -128,14 +130,15 @@ func NewSuspension(s *schema.Suspension, now time.Time) *Suspension {
 	return &Suspension{Reason: s.Reason, By: s.By, Until: s.Until, Over: !s.Active(now)}
 }
 
-// suspensions returns the suspensions in effect: that of the settings first, then by image.
-func (d Desired) suspensions(now time.Time) []Suspension {
+// activeSuspensions returns the suspensions in effect: that of the settings first, then by
+// image.
+func activeSuspensions(c schema.Config, now time.Time) []Suspension {
 	var all []Suspension
-	if by := d.Config.Settings.Suspend; by.Active(now) {
+	if by := c.Settings.Suspend; by.Active(now) {
 		all = append(all, *NewSuspension(by, now))
 	}
-	for _, name := range slices.Sorted(maps.Keys(d.Config.Images)) {
-		if by := d.Config.Images[name].Suspend; by.Active(now) {
+	for _, name := range slices.Sorted(maps.Keys(c.Images)) {
+		if by := c.Images[name].Suspend; by.Active(now) {
 			one := *NewSuspension(by, now)
 			one.Image = name
 			all = append(all, one)

@@ -13,18 +13,19 @@ import (
 // UploadTo returns the copy that an upload of the image creates on this node. digest is that
 // of the file, zero if the client does not know it. Its error is an *UploadError.
 func (d Desired) UploadTo(o Observed, image schema.Image, digest disk.Digest) (CopyRef, error) {
-	p := d.newIndex(o).newImagePlanner(image)
-	if err := p.acceptsUpload(digest); err != nil {
+	p := newImagePlanner(newIndex(d, o), image)
+	disks := uploadDisks(p.placement)
+	if err := acceptsUpload(p.state, disks, digest); err != nil {
 		return CopyRef{}, err
 	}
 	var rejected []string
-	for _, ref := range p.uploadDisks() {
+	for _, ref := range disks {
 		if !d.Owns(ref) {
 			continue
 		}
-		r := p.rejects(ref)
+		r := rejects(p.state, ref)
 		if r.IsZero() {
-			return p.on(ref), nil
+			return p.state.on(ref), nil
 		}
 		rejected = append(rejected, fmt.Sprintf("%s: %s", ref, r.Text))
 	}
@@ -32,7 +33,7 @@ func (d Desired) UploadTo(o Observed, image schema.Image, digest disk.Digest) (C
 		rejected = []string{fmt.Sprintf("no disk of node %s is desired for it", d.Node)}
 	}
 	text := fmt.Sprintf("%s cannot be uploaded here (%s)", image.ID.Name, strings.Join(rejected, "; "))
-	if nodes := p.otherUploadNodes(); len(nodes) > 0 {
+	if nodes := otherUploadNodes(p.state, disks); len(nodes) > 0 {
 		text += ": upload it to " + JoinMax(nodes, ", ", 5)
 	}
 	return CopyRef{}, rejectUpload("%s", text)
@@ -45,65 +46,67 @@ type UploadError struct {
 	Temporary bool
 }
 
+// Error returns the text.
 func (e *UploadError) Error() string { return e.Text }
 
 func rejectUpload(format string, args ...any) error {
 	return &UploadError{Text: fmt.Sprintf(format, args...)}
 }
 
+// uploadDisks returns the disks that accept an upload, best first: the ranked disks, and if none
+// of them can, the first disk that the image names.
+func uploadDisks(pl placement) []schema.DiskRef {
+	var refs []schema.DiskRef
+	for i := range pl.ranked.len() {
+		refs = append(refs, pl.ranked.at(i))
+	}
+	if len(pl.targets) > 0 && !slices.Contains(refs, pl.targets[0]) {
+		refs = append(refs, pl.targets[0])
+	}
+	return refs
+}
+
 // acceptsUpload returns why no node, or only another one, accepts an upload with the digest.
-func (p imagePlanner) acceptsUpload(digest disk.Digest) error {
-	name, declared, d, o := p.image.ID.Name, p.image.Checksum, p.ix.desired, p.ix.observed
-	by := d.SuspensionOf(p.image, o.Now)
+func acceptsUpload(s *imageState, disks []schema.DiskRef, digest disk.Digest) error {
+	name, declared, d, o := s.image.ID.Name, s.image.Checksum, s.ix.desired, s.ix.observed
+	by := d.SuspensionOf(s.image, o.Now)
 	switch {
 	case by != nil && !by.Until.IsZero():
 		return rejectUpload("%s cannot be uploaded before %s: it is %s", name, by.Until.Format(time.RFC3339), suspendedText(by))
 	case by != nil:
 		return rejectUpload("%s cannot be uploaded: it is %s", name, suspendedText(by))
-	case p.image.Source.Upload == nil:
-		return rejectUpload("%s cannot be uploaded: its source is %s", name, p.image.Source.Kind())
-	case len(p.ready) > 0:
-		return rejectUpload("%s is ready on %s: another file needs another checksum, uuid or name", name, p.ready[0].Disk)
-	case !digest.IsZero() && p.digestDeclared() && digest.Algorithm() != declared.Algorithm():
+	case s.image.Source.Upload == nil:
+		return rejectUpload("%s cannot be uploaded: its source is %s", name, s.image.Source.Kind())
+	case len(s.ready) > 0:
+		return rejectUpload("%s is ready on %s: another file needs another checksum, uuid or name", name, s.ready[0].Disk)
+	case !digest.IsZero() && s.digestDeclared() && digest.Algorithm() != declared.Algorithm():
 		return rejectUpload("the declared checksum of %s is a %s: give a checksum of that kind, or none", name, declared.Algorithm())
-	case !digest.IsZero() && p.digestDeclared() && digest != declared:
+	case !digest.IsZero() && s.digestDeclared() && digest != declared:
 		return rejectUpload("the declared checksum of %s is %s, and the file has %s", name, declared, digest)
 	}
-	for _, ref := range p.ix.copiesNamed(name) {
-		resumes := d.Owns(ref.Disk) && slices.Contains(p.uploadDisks(), ref.Disk) && p.ix.copyAt(ref).PartSourceID == disk.PartFromUpload && p.rejects(ref.Disk).IsZero()
-		if resumes && ref.ID == p.image.ID && !o.Running[ref] {
+	// A partial upload without a job: the next round starts the job that receives the rest.
+	for _, ref := range s.ix.copiesNamed(name) {
+		resumes := d.Owns(ref.Disk) && slices.Contains(disks, ref.Disk) && s.ix.copyAt(ref).PartSourceID == disk.PartFromUpload && rejects(s, ref.Disk).IsZero()
+		if resumes && ref.ID == s.image.ID && !o.Running[ref] {
 			return &UploadError{fmt.Sprintf("an upload of %s was interrupted and resumes in a moment", name), true}
 		}
 	}
 	for ref, running := range o.Running {
-		if running && ref.ID == p.image.ID && !d.Owns(ref.Disk) {
-			return rejectUpload("an upload of %s is running on %s: resume it at %s", name, ref.Disk, p.nodeAddress(ref.Disk.Node))
+		if running && ref.ID == s.image.ID && !d.Owns(ref.Disk) {
+			return rejectUpload("an upload of %s is running on %s: resume it at %s", name, ref.Disk, nodeAddress(d.Config.Nodes, ref.Disk.Node))
 		}
 	}
 	return nil
 }
 
-// uploadDisks returns the disks that accept an upload, best first: the ranked disks, and if none
-// of them can, the first disk that the image names.
-func (p imagePlanner) uploadDisks() []schema.DiskRef {
-	var refs []schema.DiskRef
-	for i := range p.placement.ranked.len() {
-		refs = append(refs, p.placement.ranked.at(i))
-	}
-	if targets := p.placement.targets; len(targets) > 0 && !slices.Contains(refs, targets[0]) {
-		refs = append(refs, targets[0])
-	}
-	return refs
-}
-
 // otherUploadNodes returns the other nodes that accept an upload.
-func (p imagePlanner) otherUploadNodes() []string {
+func otherUploadNodes(s *imageState, disks []schema.DiskRef) []string {
 	var nodes []string
-	for _, ref := range p.uploadDisks() {
-		if p.ix.desired.Owns(ref) || !p.ix.isCurrent(ref) || !p.rejects(ref).IsZero() {
+	for _, ref := range disks {
+		if s.ix.desired.Owns(ref) || !s.ix.isCurrent(ref) || !rejects(s, ref).IsZero() {
 			continue
 		}
-		if node := p.nodeAddress(ref.Node); !slices.Contains(nodes, node) {
+		if node := nodeAddress(s.ix.desired.Config.Nodes, ref.Node); !slices.Contains(nodes, node) {
 			nodes = append(nodes, node)
 		}
 	}
@@ -111,8 +114,8 @@ func (p imagePlanner) otherUploadNodes() []string {
 }
 
 // nodeAddress returns a node with the option that addresses it.
-func (p imagePlanner) nodeAddress(node string) string {
-	if address := p.ix.desired.Config.Nodes[node].Address; address != "" {
+func nodeAddress(nodes map[string]schema.Node, node string) string {
+	if address := nodes[node].Address; address != "" {
 		return node + " (--url " + address + ")"
 	}
 	return node

@@ -24,13 +24,13 @@ type Usage struct {
 // UsageUpdates returns the copies of this node whose recorded usage must change, sorted. It is
 // a pure function like Plan. Use is recorded in observe-only mode, too.
 func (d Desired) UsageUpdates(o Observed) []Usage {
-	ix := d.newIndex(o)
+	ix := newIndex(d, o)
 	targets := map[CopyRef]bool{}
 	for _, image := range d.Config.Images {
 		if len(ix.ownByName[image.ID.Name]) == 0 {
 			continue // no copy here
 		}
-		for _, ref := range ix.newImagePlanner(image).placement.targets {
+		for _, ref := range newImagePlanner(ix, image).placement.targets {
 			targets[CopyRef{ref, image.ID}] = true
 		}
 	}
@@ -38,7 +38,7 @@ func (d Desired) UsageUpdates(o Observed) []Usage {
 	for _, refs := range ix.ownByName {
 		for _, ref := range refs {
 			c := ix.copyAt(ref)
-			if u := d.newUsage(o, ref, c, targets[ref]); c.Owned && u != recordedUsage(ref, c) {
+			if u := newUsage(d, o, ref, targets[ref]); c.Owned && u != recordedUsage(ref, c) {
 				updates = append(updates, u)
 			}
 		}
@@ -56,7 +56,8 @@ func recordedUsage(ref CopyRef, c Copy) Usage {
 // newUsage returns what should be recorded of a copy; target: its disk is a desired disk. The
 // time since when a copy is surplus starts only under a valid configuration, and restarts
 // after the wall clock was wrong (S4).
-func (d Desired) newUsage(o Observed, ref CopyRef, c Copy, target bool) Usage {
+func newUsage(d Desired, o Observed, ref CopyRef, target bool) Usage {
+	c := o.Disks[ref.Disk].Copies[ref.ID]
 	u := recordedUsage(ref, c)
 	u.InUse = c.UsedBy != ""
 	if c.InUseRecorded && !u.InUse || d.otherClock(c) && !u.LastUsed.IsZero() || implausible(u.LastUsed, o.Now) && !u.LastUsed.IsZero() {
@@ -92,4 +93,28 @@ func (d Disk) ApplyUsage(u Usage) {
 		c.Declaration = u.Declaration
 		d.Copies[u.Copy.ID] = c
 	}
+}
+
+// intervalEnd returns when the clean-up interval of a copy ends. It starts with the last use or
+// when the copy became surplus, whichever is later. It restarts now when a recorded time is
+// missing or implausible, or by another clock (S4); UsageUpdates records that.
+func (d Desired) intervalEnd(o Observed, ref CopyRef) time.Time {
+	c, stepped := o.Disks[ref.Disk].Copies[ref.ID], o.Disks[ref.Disk].ClockStepped
+	since := c.SurplusSince
+	switch {
+	case since.IsZero(), stepped, d.otherClock(c), implausible(since, o.Now),
+		c.InUseRecorded && c.UsedBy == "", // the use has just ended
+		!c.LastUsed.IsZero() && implausible(c.LastUsed, o.Now):
+		since = o.Now
+	case c.LastUsed.After(since):
+		since = c.LastUsed
+	}
+	return since.Add(d.Config.Settings.CleanupWaitInterval)
+}
+
+// earliestTime is before any time that this program can have recorded.
+var earliestTime = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+
+func implausible(recorded, now time.Time) bool {
+	return recorded.After(now) || recorded.Before(earliestTime)
 }

@@ -1,0 +1,183 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Placement is where an image should have copies and where it has ready ones.
+type Placement struct {
+	Targets []schema.DiskRef // the desired disks, best first
+	Missing int              // desired copies for which there is no disk
+	Ready   []CopyRef        // ready copies of the declared generation, those on ranked disks first
+	// PassedOver has the reason why each other disk is no target. It is nil when as many
+	// copies are ready as are desired. When no copy is missing, it has only the disks that
+	// would come before a target.
+	PassedOver map[schema.DiskRef]Reason
+}
+
+// Desired returns how many copies the image should have.
+func (p Placement) Desired() int { return len(p.Targets) + max(0, p.Missing) }
+
+// Placements returns the placement of each declared image. It costs as much as planning.
+func (d Desired) Placements(o Observed) map[disk.ID]Placement {
+	ix := newIndex(d, o)
+	all := make(map[disk.ID]Placement, len(d.Config.Images))
+	for _, image := range d.Config.Images {
+		p := newImagePlanner(ix, image)
+		one := Placement{Targets: p.placement.targets, Missing: p.placement.missing, Ready: p.state.ready}
+		if len(one.Ready) < one.Desired() || one.Desired() == 0 {
+			one.PassedOver = rejectionReasons(p.placement)
+			if p.placement.missing > 0 || len(p.placement.targets) == 0 {
+				one.PassedOver = passedOver(d.Config.Nodes, image, p.placement)
+			}
+		}
+		all[image.ID] = one
+	}
+	return all
+}
+
+func rejectionReasons(pl placement) map[schema.DiskRef]Reason {
+	out := make(map[schema.DiskRef]Reason, len(pl.rejected))
+	for ref, r := range pl.rejected {
+		out[ref] = r.Reason
+	}
+	return out
+}
+
+// passedOver returns for each declared disk that is no target the reason.
+func passedOver(nodes map[string]schema.Node, image schema.Image, pl placement) map[schema.DiskRef]Reason {
+	out := map[schema.DiskRef]Reason{}
+	for name, node := range nodes {
+		for diskName, d := range node.Disks {
+			ref := schema.DiskRef{Node: name, Disk: diskName}
+			if pl.isTarget(ref) {
+				continue
+			}
+			nodeTag, nodeMatches := missingTag(node.Tags, image.NodeSelector)
+			diskTag, diskMatches := missingTag(d.Tags, image.DiskSelector)
+			switch r, rejected := pl.rejected[ref]; {
+			case rejected:
+				out[ref] = r.Reason
+			case node.EvictionRequested || d.EvictionRequested:
+				out[ref] = Reason{CodeEviction, "its eviction is requested"}
+			case !nodeMatches:
+				out[ref] = because(CodeTagMissing, "node tag %s missing", nodeTag)
+			case !diskMatches:
+				out[ref] = because(CodeTagMissing, "disk tag %s missing", diskTag)
+			default:
+				out[ref] = Reason{CodeRankedLower, "other disks come first"}
+			}
+		}
+	}
+	return out
+}
+
+// missingTag returns the first selector that tags do not have; matches: they have all.
+func missingTag(tags, selectors []string) (tag string, matches bool) {
+	for _, s := range selectors {
+		if !slices.Contains(tags, s) {
+			return s, false
+		}
+	}
+	return "", true
+}
+
+// DiskRank is the rank of one declared disk for an image.
+type DiskRank struct {
+	Disk schema.DiskRef
+	Rank int // 1 is the best; 0: none
+	// Reason is why the disk is no desired disk. It is zero for a desired disk.
+	Reason Reason
+}
+
+// RankDisks returns the ranks of all declared disks for a declared image, those with a rank
+// first.
+func (d Desired) RankDisks(o Observed, image string) []DiskRank {
+	p := newImagePlanner(newIndex(d, o), d.Config.Images[image])
+	passed, ranked := passedOver(d.Config.Nodes, p.state.image, p.placement), p.placement.ranked
+	ranks := make([]DiskRank, 0, ranked.len())
+	for i := range ranked.len() {
+		ref := ranked.at(i)
+		ranks = append(ranks, DiskRank{ref, i + 1, passed[ref]})
+	}
+	var others []DiskRank
+	for node, declared := range d.Config.Nodes {
+		for name := range declared.Disks {
+			if ref := (schema.DiskRef{Node: node, Disk: name}); !ranked.has(ref) {
+				others = append(others, DiskRank{ref, 0, passed[ref]})
+			}
+		}
+	}
+	slices.SortFunc(others, func(a, b DiskRank) int { return CompareDisks(a.Disk, b.Disk) })
+	return append(ranks, others...)
+}
+
+// shortage returns the action which reports that fewer disks can take a copy than are desired.
+// It is blocked only when something is wrong with a disk. Otherwise nobody has to act, and a
+// wait keeps the plan empty.
+func (p imagePlanner) shortage() Action {
+	none := p.placement.ranked.len() == 0
+	reason := because(CodeTooFewDisks, "no disk can take %d of %d copies", p.placement.missing, p.placement.copies)
+	if none {
+		reason = noRankedDisk(p.ix.desired.Config.Nodes, p.state.image)
+	}
+	disksByReason, defective := map[string][]string{}, len(p.placement.targets) == 0 || none
+	for ref, r := range p.placement.rejected {
+		if p.state.matches(ref) {
+			disksByReason[r.Text] = append(disksByReason[r.Text], ref.String())
+			defective = defective || r.Severity == Defective
+		}
+	}
+	var details []string
+	for text, disks := range disksByReason {
+		slices.Sort(disks)
+		details = append(details, fmt.Sprintf("%s: %s", JoinMax(disks, ", ", 5), text))
+	}
+	if len(details) > 0 {
+		slices.Sort(details)
+		reason = reason.with(reason.Code, " (%s)", strings.Join(details, "; "))
+	}
+	a := blocked(p.onNoDisk(), reason)
+	if !defective {
+		a.Op = Wait
+	}
+	return a
+}
+
+// noRankedDisk returns why no disk is ranked.
+func noRankedDisk(nodes map[string]schema.Node, image schema.Image) Reason {
+	var evicted []string
+	for name, node := range nodes {
+		for d, declared := range node.Disks { // a matching disk without a rank is evicted
+			if hasAll(node.Tags, image.NodeSelector) && hasAll(declared.Tags, image.DiskSelector) {
+				evicted = append(evicted, schema.DiskRef{Node: name, Disk: d}.String())
+			}
+		}
+	}
+	if len(evicted) == 0 {
+		return Reason{CodeNoMatchingDisk, "no disk matches the selectors"}
+	}
+	slices.Sort(evicted)
+	return because(CodeAllEvicted, "eviction is requested for every disk that matches (%s)", JoinMax(evicted, ", ", 5))
+}
+
+// rejectedNamedDisk returns the action which reports that a disk of this node takes no copy
+// although the image names it. shortage and the eviction of a copy report some of these disks
+// already.
+func (p imagePlanner) rejectedNamedDisk(ref schema.DiskRef) (a Action, rejected bool) {
+	r, rejected := p.placement.rejected[ref]
+	reported := p.placement.missing > 0 && p.state.matches(ref) || p.ix.copyAt(p.state.on(ref)).Owned && r.Severity == Intended
+	if !rejected || reported || !p.ix.desired.Owns(ref) {
+		return Action{}, false
+	}
+	a = blocked(p.state.on(ref), because(CodeNamedDisk, "the image names this disk, but %s", r.Text))
+	if r.Severity == Intended {
+		a.Op = Wait
+	}
+	return a, true
+}

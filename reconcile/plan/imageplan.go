@@ -1,0 +1,158 @@
+package plan
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// imagePlanner plans one declared image on the disks of this node, from the observed state of
+// the image and its placement. targetPlanner and surplusPlanner do the two large parts.
+type imagePlanner struct {
+	ix        *index
+	state     *imageState
+	placement placement
+}
+
+// newImagePlanner returns the planner of an image. It is valid until the next call, which may
+// reuse the memory of its ranking.
+func newImagePlanner(ix *index, image schema.Image) imagePlanner {
+	s := newImageState(ix, image)
+	ranked, cached := ix.rankings.rank(image, ix.scratch)
+	if !cached {
+		ix.scratch = ranked.disks
+	}
+	pl := place(s, ranked)
+	ranked.order(s.ready)
+	return imagePlanner{ix: ix, state: s, placement: pl}
+}
+
+// plan returns the actions for the image on the disks of this node.
+func (p imagePlanner) plan() []Action {
+	suspension := p.ix.desired.SuspensionOf(p.state.image, p.ix.observed.Now)
+	return suspend(p.planUnsuspended(), suspension, p.ix.observed.Running)
+}
+
+// planUnsuspended returns the plan as it would be without a suspension. Its order matters: an
+// existing file is inspected before anything is transferred to its disk.
+func (p imagePlanner) planUnsuspended() []Action {
+	inspections := p.inspectCopies()
+	if reason := p.conflict(); !reason.IsZero() {
+		return append(slices.Collect(maps.Values(inspections)), blocked(p.onNoDisk(), reason))
+	}
+	actions := planSurplus(p, inspections)
+	for _, ref := range p.placement.targets {
+		if _, inspected := inspections[ref]; inspected || !p.ix.desired.Owns(ref) {
+			continue
+		}
+		if on := p.state.on(ref); p.ix.copyAt(on).State != disk.Ready {
+			actions = append(actions, newTargetPlanner(p, on).plan(inspections))
+		}
+	}
+	if p.placement.missing > 0 || p.placement.ranked.len() == 0 {
+		actions = append(actions, p.shortage())
+	}
+	if a, needed := p.backup(inspections); needed {
+		actions = append(actions, a)
+	}
+	actions = append(actions, p.rejectedCleanups()...)
+	for _, ref := range p.state.image.Disks {
+		if a, rejected := p.rejectedNamedDisk(ref); rejected {
+			actions = append(actions, a)
+		}
+	}
+	return append(actions, slices.Collect(maps.Values(inspections))...)
+}
+
+// onNoDisk returns the reference of an action that concerns the image on this node and no
+// particular disk.
+func (p imagePlanner) onNoDisk() CopyRef { return p.state.on(schema.DiskRef{Node: p.ix.desired.Node}) }
+
+// inspectCopies returns an action for each disk of this node whose existing file must be
+// verified, repaired, adopted or decided about before anything else happens to it.
+func (p imagePlanner) inspectCopies() map[schema.DiskRef]Action {
+	actions := map[schema.DiskRef]Action{}
+	for _, ref := range p.ix.ownByName[p.state.image.ID.Name] {
+		if ref.ID != p.state.image.ID {
+			continue
+		}
+		if a, needed := p.inspect(ref); needed {
+			actions[ref.Disk] = a
+		}
+	}
+	return actions
+}
+
+// inspect returns what must happen to one existing file. The cases are ordered: the first
+// that applies must be done before the others can be decided.
+func (p imagePlanner) inspect(ref CopyRef) (a Action, needed bool) {
+	c, mismatch := p.ix.copyAt(ref), p.state.mismatch[ref]
+	switch {
+	case c.State == disk.Unknown && !c.Owned:
+		a = p.ix.attempt(Adopt, ref, because(CodeUnverifiedFile, "an unmanaged file exists: %s", c.Message), c.Size)
+	case c.State == disk.Unknown:
+		a = p.ix.attempt(Verify, ref, because(CodeUnverifiedFile, "%s", c.Message), c.Size)
+	case c.State == disk.Ready && p.ix.desired.Verify[ref]:
+		a = p.ix.attempt(Verify, ref, because(CodeVerifyRequested, "requested"), c.Size)
+	case c.State == disk.Ready && p.ix.suspects[ref]:
+		a = p.ix.attempt(Verify, ref, Suspected, c.Size)
+	case c.State == disk.Failed && isRepairable(p.state, ref):
+		a = p.repair(ref)
+	case c.State == disk.Failed && c.UsedBy != "":
+		a = blocked(ref, because(CodeDamagedInUse, "the copy failed (%s) and cannot be replaced: %s", c.Message, c.UsedBy))
+	case mismatch.Code == CodeDigestUnknown:
+		a = p.ix.attempt(Verify, ref, mismatch, c.Size)
+	case !mismatch.IsZero():
+		a = blocked(ref, mismatch)
+	case c.State == disk.Ready && !c.HasCfg:
+		a = p.ix.attempt(Adopt, ref, because(CodeCfgMissing, "backing.cfg is missing or describes another file"), 0)
+	case c.State == disk.Ready && c.ManifestDigest.IsZero():
+		a = p.ix.attempt(Verify, ref, because(CodeManifestMissing, "the chunk manifest is missing"), c.Size)
+	default:
+		return Action{}, false
+	}
+	return a, true
+}
+
+// repair rewrites the damaged chunks of a failed copy in place.
+func (p imagePlanner) repair(ref CopyRef) Action {
+	a := p.ix.attempt(Repair, ref, because(CodeCopyFailed, "%s", p.ix.copyAt(ref).Message), disk.ChunkSize)
+	if from := p.state.intact(ref); len(from) > 0 {
+		return p.ix.withSource(a, from[0])
+	}
+	return a
+}
+
+// conflict returns a reason when two ready copies differ and no checksum decides (F6).
+func (p imagePlanner) conflict() Reason {
+	image, ready := p.state.image, p.state.ready
+	if !image.Checksum.IsZero() || len(ready) < 2 {
+		return Reason{}
+	}
+	first := p.ix.copyAt(ready[0])
+	for _, ref := range ready[1:] {
+		c := p.ix.copyAt(ref)
+		if c.SHA512 == first.SHA512 {
+			continue
+		}
+		if of := image.Source.Clone; of != nil && of.Encryption == schema.Encrypt { // such a clone has no checksum
+			return because(CodeConflict, "the copies on %s and %s differ, because each was encrypted on its own: to encrypt again, declare another uuid", ready[0].Disk, ref.Disk)
+		}
+		return because(CodeConflict, "copies differ: to keep that of %s, declare checksum: %q; to keep that of %s, declare checksum: %q",
+			ready[0].Disk, first.SHA512, ref.Disk, c.SHA512)
+	}
+	return Reason{}
+}
+
+// rejectedCleanups returns the responses to requests to clean up copies on desired disks.
+func (p imagePlanner) rejectedCleanups() []Action {
+	var actions []Action
+	for _, ref := range p.placement.targets {
+		if on := p.state.on(ref); p.ix.desired.Owns(ref) && p.ix.desired.Cleanup[on] && p.ix.copyAt(on).State == disk.Ready {
+			actions = append(actions, wait(on, because(CodeDesired, "the requested clean-up is rejected: the image is desired on this disk")))
+		}
+	}
+	return actions
+}

@@ -1,0 +1,260 @@
+package plan
+
+import (
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// imageState is the observed state of one declared image. Its methods are queries: which
+// copies are ready, which bytes they have, and from which copies others can be created. They
+// plan nothing.
+type imageState struct {
+	ix    *index
+	image schema.Image
+	// ready are the ready copies of the declared generation with the declared digest, or
+	// without a declared checksum all of them. newImagePlanner sorts them by rank.
+	ready []CopyRef
+	// mismatch has a reason for each ready copy of the declared generation that is not in ready.
+	mismatch map[CopyRef]Reason
+}
+
+func newImageState(ix *index, image schema.Image) *imageState {
+	s := &imageState{ix: ix, image: image, mismatch: map[CopyRef]Reason{}}
+	for _, ref := range ix.copiesNamed(image.ID.Name) {
+		c := ix.copyAt(ref)
+		if ref.ID != image.ID || c.State != disk.Ready || !ix.isCurrent(ref.Disk) {
+			continue
+		}
+		if reason := mismatchReason(image, c); !reason.IsZero() {
+			s.mismatch[ref] = reason
+			continue
+		}
+		// A leaving copy of this node still exists until the deletion is confirmed. One of
+		// another node may be gone already.
+		if ix.desired.Owns(ref.Disk) || !c.Leaving {
+			s.ready = append(s.ready, ref)
+		}
+	}
+	return s
+}
+
+// ReadyCopies returns the ready copies of a declared image that have the declared digest, on
+// this node and on nodes that respond, in no order.
+func (d Desired) ReadyCopies(o Observed, image schema.Image) []CopyRef {
+	return newImageState(newIndex(d, o), image).ready
+}
+
+// mismatchReason returns why a ready copy is not known to have the declared digest. It is zero
+// if the copy has it, or if no checksum is declared.
+func mismatchReason(image schema.Image, c Copy) Reason {
+	switch {
+	case image.Checksum.IsZero(), c.HasDigest(image.Checksum):
+		return Reason{}
+	case image.Checksum.Algorithm() == disk.SHA256 && c.SHA256.IsZero():
+		return Reason{CodeDigestUnknown, "its SHA-256 is not known yet"}
+	}
+	return because(CodeChecksumMismatch, "the existing file has checksum %s, declared is %s: declare that checksum or another uuid", c.SHA512, image.Checksum)
+}
+
+// on returns the copy of the image on a disk, which need not exist.
+func (s *imageState) on(ref schema.DiskRef) CopyRef { return CopyRef{ref, s.image.ID} }
+
+// matches reports whether the disk is ranked for the image. It needs no ranking.
+func (s *imageState) matches(ref schema.DiskRef) bool {
+	declared, ok := s.ix.desired.Disk(ref)
+	return ok && !s.ix.desired.evicting(ref) && hasAll(s.ix.desired.Config.Nodes[ref.Node].Tags, s.image.NodeSelector) && hasAll(declared.Tags, s.image.DiskSelector)
+}
+
+// isEligible reports whether the disk is ranked or named, so that a deletion may count on a
+// ready copy there (S4).
+func (s *imageState) isEligible(ref schema.DiskRef) bool {
+	if s.matches(ref) {
+		return true
+	}
+	_, declared := s.ix.desired.Disk(ref)
+	return declared && !s.ix.desired.evicting(ref) && slices.Contains(s.image.Disks, ref)
+}
+
+// counts reports whether a deletion may count on a copy: it is ready and countable.
+func (s *imageState) counts(ref CopyRef) bool {
+	return slices.Contains(s.ready, ref) && s.countable(ref)
+}
+
+// countable reports whether a deletion may count on a ready copy: it is not leaving, not a
+// suspect, no job works on it, and its node responds and has the same configuration.
+func (s *imageState) countable(ref CopyRef) bool {
+	if s.ix.copyAt(ref).Leaving {
+		return false
+	}
+	if s.ix.desired.Owns(ref.Disk) {
+		return !s.ix.suspects[ref] && !s.ix.observed.Running[ref]
+	}
+	return s.ix.sameConfig(ref.Disk.Node) && !s.ix.observed.Peers[ref.Disk.Node].unconfirmed
+}
+
+// hadCopy reports whether the image had a copy that has failed since.
+func (s *imageState) hadCopy() bool {
+	return slices.ContainsFunc(s.ix.copiesNamed(s.image.ID.Name), func(ref CopyRef) bool {
+		return ref.ID == s.image.ID && s.ix.copyAt(ref).State == disk.Failed
+	})
+}
+
+// digestDeclared reports whether a checksum is declared.
+func (s *imageState) digestDeclared() bool { return !s.image.Checksum.IsZero() }
+
+// digestKnown reports whether a checksum is declared or a ready copy has established the
+// digest.
+func (s *imageState) digestKnown() bool { return s.digestDeclared() || len(s.ready) > 0 }
+
+// knownDigest returns the declared digest. For a plain clone without a copy it returns the
+// digest of the clone's source. It is zero if neither is known.
+func (s *imageState) knownDigest() disk.Digest {
+	if s.digestDeclared() {
+		return s.image.Checksum
+	}
+	if !isPlainClone(s.image) || len(s.ready) > 0 || !s.cloneConflict().IsZero() {
+		return disk.Digest{}
+	}
+	own, peers := s.cloneSources()
+	for _, ref := range slices.Concat(own, peers) {
+		return s.ix.copyAt(ref).SHA512
+	}
+	return disk.Digest{}
+}
+
+// ownSources returns the ready copies on this node from which the image can be copied: its
+// own, or with a known digest those of any image.
+func (s *imageState) ownSources() []CopyRef {
+	return s.sources(s.ix.ownByDigest, func(ref CopyRef) bool { return s.ix.desired.Owns(ref.Disk) && !s.ix.suspects[ref] })
+}
+
+// peerSources returns the ready copies on other nodes from which the image can be copied. A
+// transfer between nodes needs the chunk manifest.
+func (s *imageState) peerSources() []CopyRef {
+	return s.sources(s.ix.peerByDigest, func(ref CopyRef) bool {
+		return !s.ix.desired.Owns(ref.Disk) && !s.ix.copyAt(ref).ManifestDigest.IsZero()
+	})
+}
+
+func (s *imageState) sources(byDigest map[disk.Digest][]CopyRef, usable func(CopyRef) bool) []CopyRef {
+	var refs []CopyRef
+	for _, ref := range s.ready {
+		if usable(ref) && !s.ix.copyAt(ref).Leaving {
+			refs = append(refs, ref)
+		}
+	}
+	if digest := s.knownDigest(); len(refs) == 0 && !digest.IsZero() {
+		return byDigest[digest]
+	}
+	return refs
+}
+
+// intact returns ready copies with the bytes that a failed copy should have: those of this
+// node, otherwise those of other nodes.
+func (s *imageState) intact(ref CopyRef) []CopyRef {
+	digest := s.ix.copyAt(ref).SHA512
+	if own := s.ix.ownByDigest[digest]; len(own) > 0 {
+		return own
+	}
+	return s.ix.peerByDigest[digest]
+}
+
+// otherBytesReady reports whether ready copies of an image without a checksum have other bytes
+// than c had. If c were repaired, it would be in conflict with them.
+func (s *imageState) otherBytesReady(c Copy) bool {
+	return !s.digestDeclared() && len(s.ready) > 0 &&
+		!slices.ContainsFunc(s.ready, func(ref CopyRef) bool { return s.ix.copyAt(ref).SHA512 == c.SHA512 })
+}
+
+// requiredBytes returns how much space a new copy takes, 0 if that is not known.
+func (s *imageState) requiredBytes() int64 {
+	var n int64
+	for _, refs := range [][]CopyRef{s.ready, s.ownSources(), s.peerSources()} {
+		for _, ref := range refs {
+			n = max(n, s.ix.copyAt(ref).RealSize)
+		}
+	}
+	return n
+}
+
+// RemainingBytes returns how many of required bytes the partial file of c does not have yet.
+func RemainingBytes(c Copy, required int64) int64 {
+	if c.PartTotal <= 0 {
+		return required
+	}
+	return int64(float64(required) * (1 - min(1, float64(c.PartBytes)/float64(c.PartTotal))))
+}
+
+// isPlainClone reports whether the image is a clone with the same bytes as its source.
+func isPlainClone(image schema.Image) bool {
+	c := image.Source.Clone
+	return c != nil && c.Encryption == schema.EncryptionIgnore
+}
+
+// cloneSources returns the ready copies of the image that this image is cloned from: those on
+// disks of this node, and those on other nodes.
+func (s *imageState) cloneSources() (own, peers []CopyRef) {
+	source, declared := s.ix.desired.Config.Images[s.image.Source.Clone.BackingImage]
+	if !declared {
+		return nil, nil
+	}
+	usable := func(ref CopyRef) bool {
+		c := s.ix.copyAt(ref)
+		return ref.ID == source.ID && c.State == disk.Ready && !c.Leaving && !s.ix.suspects[ref] && mismatchReason(source, c).IsZero() && s.ix.isCurrent(ref.Disk)
+	}
+	for _, ref := range s.ix.copiesNamed(source.ID.Name) {
+		switch {
+		case !usable(ref):
+		case s.ix.desired.Owns(ref.Disk):
+			own = append(own, ref)
+		default:
+			peers = append(peers, ref)
+		}
+	}
+	return own, peers
+}
+
+// cloneConflict returns a reason when the copies of the cloned image differ.
+func (s *imageState) cloneConflict() Reason {
+	own, peers := s.cloneSources()
+	all := slices.Concat(own, peers)
+	for _, ref := range all {
+		if s.ix.copyAt(ref).SHA512 != s.ix.copyAt(all[0]).SHA512 {
+			return because(CodeCloneConflict, "the copies of image %s, which it is cloned from, differ", s.image.Source.Clone.BackingImage)
+		}
+	}
+	return Reason{}
+}
+
+// clonesLocally reports whether the first copy is a byte for byte copy of one on this node.
+func (s *imageState) clonesLocally() bool {
+	if !isPlainClone(s.image) || len(s.ready) > 0 {
+		return false
+	}
+	digest := s.knownDigest()
+	own, _ := s.cloneSources()
+	return slices.ContainsFunc(own, func(ref CopyRef) bool { return !digest.IsZero() && s.ix.copyAt(ref).HasDigest(digest) })
+}
+
+// sourceFailure returns the failure that delays the source the longest. A failure of the source
+// belongs to the image: no other disk or node retries it (F4). A network failure counts only
+// on the node where it happened.
+func (s *imageState) sourceFailure() Failure {
+	op := firstCopyOp(s.image)
+	var worst Failure
+	for name, node := range s.ix.desired.Config.Nodes {
+		for diskName := range node.Disks {
+			f := s.ix.observed.Failures[s.on(schema.DiskRef{Node: name, Disk: diskName})]
+			switch {
+			case f.Attempts == 0, f.Fault == FaultDisk, f.NeedsSpace > 0, !f.AppliesTo(op), worst.Final && !f.Final,
+				f.Fault == FaultNetwork && name != s.ix.desired.Node:
+			// The message breaks ties, so that equal states give equal plans.
+			case f.Final && !worst.Final, f.RetryAt.After(worst.RetryAt), f.RetryAt.Equal(worst.RetryAt) && f.Message < worst.Message:
+				worst = f
+			}
+		}
+	}
+	return worst
+}

@@ -1,0 +1,191 @@
+package plan
+
+import (
+	"iter"
+	"maps"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Severity says what a rejection means for the plan.
+type Severity uint8
+
+const (
+	// Defective: something is wrong with the disk or its node.
+	Defective Severity = iota
+	// Intended: the configuration demands it.
+	Intended
+	// Temporary: the disk takes a copy once a first copy exists.
+	Temporary
+)
+
+// Rejection is the reason why a disk takes no new copy. The zero value is no rejection.
+type Rejection struct {
+	Reason
+	Severity Severity
+}
+
+// rejects returns why a disk takes no new copy, so that the next ranked disk takes it (P3). A
+// disk with a ready copy is not rejected, and a file that must only be verified needs no space.
+func rejects(s *imageState, ref schema.DiskRef) Rejection {
+	seen, known := s.ix.observed.Disks[ref]
+	c := seen.Copies[s.image.ID]
+	node, declared := s.ix.desired.Config.Nodes[ref.Node], s.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
+	owned := s.ix.desired.Owns(ref)
+	switch {
+	case s.ix.desired.evicting(ref):
+		return Rejection{Reason{CodeEviction, "its eviction is requested"}, Intended}
+	case !owned && !s.ix.isCurrent(ref):
+		return rejectsUnreachable(s, ref, c)
+	case !known:
+		return Rejection{Reason: Reason{CodeDiskUnavailable, "not observed"}}
+	case seen.Problem != "":
+		return Rejection{Reason: Reason{CodeDiskUnavailable, seen.Problem}}
+	case c.State == disk.Ready, c.State == disk.Unknown:
+		return Rejection{}
+	case !node.AllowScheduling:
+		return Rejection{Reason{CodeSchedulingOff, "scheduling on the node is disabled"}, Intended}
+	case !declared.AllowScheduling:
+		return Rejection{Reason{CodeSchedulingOff, "scheduling on the disk is disabled"}, Intended}
+	case c.State == disk.Failed && c.UsedBy != "" && !isRepairable(s, s.on(ref)):
+		return Rejection{Reason: Reason{CodeDamagedInUse, "the copy on it failed and is in use"}}
+	case s.ix.observed.Running[s.on(ref)]: // the job reserved its space
+		return Rejection{}
+	case c.Rejects != "" && !(c.RejectsForNow && len(s.ready) > 0): // its node does not know of the first copy yet
+		if c.RejectsForNow {
+			return Rejection{Reason{CodePeerRejects, c.Rejects}, Temporary}
+		}
+		return Rejection{Reason: Reason{CodePeerRejects, c.Rejects}}
+	case !owned: // its node publishes what it rejects for other reasons
+		return Rejection{}
+	}
+	if reason := cannotPrepare(s); !reason.IsZero() {
+		return Rejection{reason, Temporary}
+	}
+	return rejectsForSpace(s, ref, RemainingBytes(c, s.requiredBytes()))
+}
+
+// rejectsUnreachable returns why a disk takes no copy whose observed state is not current. The
+// disk of an unreachable node keeps its rank for the recovery interval, for example during a
+// reboot (F8).
+func rejectsUnreachable(s *imageState, ref schema.DiskRef, c Copy) Rejection {
+	peer, queried := s.ix.observed.Peers[ref.Node]
+	_, known := s.ix.observed.Disks[ref]
+	node, declared := s.ix.desired.Config.Nodes[ref.Node], s.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
+	switch {
+	case ref.Node == s.ix.desired.Node && len(s.ix.observed.Peers) > 0: // no other process of this node is queried
+		return Rejection{Reason: Reason{CodeDiskNotManaged, "this process does not manage it"}}
+	case !known && s.ix.sameConfig(ref.Node):
+		return Rejection{Reason: because(CodeDiskUnpublished, "node %s does not publish it", ref.Node)}
+	case queried && !peer.Responds() && peer.UnreachableFor >= s.ix.desired.Config.Settings.RecoveryWaitInterval:
+		return Rejection{Reason: because(CodePeerUnreachable, "node %s does not respond: %s", ref.Node, peer.Problem)}
+	case !known: // it may have a copy
+		return Rejection{}
+	case c.State != disk.Ready && c.State != disk.Unknown && !(node.AllowScheduling && declared.AllowScheduling):
+		return Rejection{Reason{CodeSchedulingOff, "scheduling on it is disabled"}, Intended}
+	}
+	return Rejection{}
+}
+
+const noSpace = "not enough space"
+
+// rejectsForSpace returns a rejection if the disk has less than n bytes above its reserve.
+func rejectsForSpace(s *imageState, ref schema.DiskRef, n int64) Rejection {
+	declared, _ := s.ix.desired.Disk(ref)
+	free := s.ix.observed.Disks[ref].Space.Free
+	f := s.ix.observed.Failures[s.on(ref)]
+	// The failed attempt needed more than the next one may: the next upload may be smaller,
+	// and a sync needs space for the data only.
+	smaller := f.Op == Upload || f.Op.IsFirstCopy() && len(s.ready) > 0
+	if !smaller {
+		n = max(n, f.NeedsSpace)
+	}
+	n = max(n, 1) // of an unknown size, at least one byte
+	if n <= free-declared.StorageReserved {
+		return Rejection{}
+	}
+	reason := because(CodeNoSpace, "%s: %s are free and %s reserved", noSpace, FormatBytes(free), FormatBytes(declared.StorageReserved))
+	if n > 1 {
+		reason = reason.with(CodeNoSpace, ", %s are needed", FormatBytes(n))
+	}
+	return Rejection{Reason: reason}
+}
+
+// cannotPrepare returns why this node cannot create the first copy while no copy exists from
+// which it could sync.
+func cannotPrepare(s *imageState) Reason {
+	if len(s.ready)+len(s.ownSources())+len(s.peerSources()) > 0 {
+		return Reason{}
+	}
+	if s.image.Source.Clone != nil {
+		return cannotClone(s)
+	}
+	if text := s.ix.observed.CannotPrepare[s.image.ID]; text != "" {
+		return Reason{CodeCannotPrepare, text}
+	}
+	return Reason{}
+}
+
+// cannotClone returns why another node must create the clone.
+func cannotClone(s *imageState) Reason {
+	if own, peers := s.cloneSources(); len(own) == 0 && len(peers) > 0 && s.cloneConflict().IsZero() {
+		return because(CodeCannotPrepare, "image %s, which it is cloned from, has no ready copy on this node", s.image.Source.Clone.BackingImage)
+	}
+	return Reason{}
+}
+
+// isRepairable reports whether the damaged chunks of a failed copy can be rewritten: ready
+// copies or the upstream have the bytes that its own manifest records. A copy whose repair
+// failed is replaced instead, if it is not in use and there is space.
+func isRepairable(s *imageState, ref CopyRef) bool {
+	c := s.ix.copyAt(ref)
+	switch {
+	case c.ManifestDigest.IsZero() || c.SHA512.IsZero():
+		return false
+	case s.digestDeclared() && c.SHA512 != s.image.Checksum && c.SHA256 != s.image.Checksum:
+		return false
+	case c.UsedBy == "" && s.otherBytesReady(c):
+		return false
+	case s.ix.observed.Failures[ref].Unrepairable && c.UsedBy == "" && rejectsForSpace(s, ref.Disk, s.requiredBytes()).IsZero():
+		return false
+	}
+	return len(s.intact(ref)) > 0 || upstreamHasRanges(s.image)
+}
+
+// upstreamHasRanges reports whether single chunks can be fetched from the upstream, and
+// verified.
+func upstreamHasRanges(image schema.Image) bool {
+	d := image.Source.Download
+	return d != nil && d.Unpack == schema.UnpackNone && !image.Checksum.IsZero()
+}
+
+// Rejections returns which declared images the disks of this node take no copy of although
+// they match. The text of a rejection changes only when its cause does, since it is published.
+func (d Desired) Rejections(o Observed) map[CopyRef]Rejection {
+	return rejections(newIndex(d, o), maps.Values(d.Config.Images))
+}
+
+// rejections returns the rejections of these images. It ranks no disks.
+func rejections(ix *index, images iter.Seq[schema.Image]) map[CopyRef]Rejection {
+	out := map[CopyRef]Rejection{}
+	for image := range images {
+		s := newImageState(ix, image)
+		for _, ref := range ix.ownDisks {
+			if !s.isEligible(ref) {
+				continue
+			}
+			r := rejects(s, ref)
+			switch {
+			case ix.desired.Allowed == schema.ObserveOnly:
+				r = Rejection{Reason: Reason{CodeObserveOnly, "its manager is in observe-only mode"}}
+			case r.IsZero(), r.Severity == Intended: // peers know the configuration, too
+				continue
+			case r.Code == CodeNoSpace:
+				r.Text = noSpace // without the sizes, which change all the time
+			}
+			out[s.on(ref)] = r
+		}
+	}
+	return out
+}

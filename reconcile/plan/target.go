@@ -1,0 +1,117 @@
+package plan
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// targetPlanner plans how one target of this node gets its copy. A target is a desired disk
+// without a ready copy of the image. firstcopy.go has the methods for the first copy.
+type targetPlanner struct {
+	ix    *index
+	state *imageState
+	// first is the best target of all nodes, which creates the first copy.
+	first  schema.DiskRef
+	copy   CopyRef // the copy to create
+	reason Reason  // why it must be created
+}
+
+func newTargetPlanner(p imagePlanner, ref CopyRef) targetPlanner {
+	t := targetPlanner{ix: p.ix, state: p.state, first: p.placement.targets[0], copy: ref, reason: Reason{CodeNoCopy, "no copy on this disk"}}
+	switch c := p.ix.copyAt(ref); {
+	case c.State == disk.Failed:
+		t.reason = because(CodeCopyFailed, "the copy failed: %s", c.Message)
+	case c.PartBytes > 0:
+		t.reason = because(CodeResume, "resumes at %s", FormatBytes(c.PartBytes))
+	}
+	return t
+}
+
+// plan returns the action that creates the copy, or what it waits for.
+func (t targetPlanner) plan(inspections map[schema.DiskRef]Action) Action {
+	op := Sync
+	if len(t.state.ready) == 0 && t.first == t.copy.Disk {
+		op = firstCopyOp(t.state.image)
+	}
+	needsUpload := firstCopyOp(t.state.image) == Upload && len(t.state.ready) == 0
+	return t.choose(inspections).asWaitFor(op, needsUpload)
+}
+
+// choose selects where the bytes come from. Existing bytes come before the source (F2): a
+// ready copy on this node, then copies on other nodes. Only the first target uses the source,
+// and only after no peer can have a ready copy.
+func (t targetPlanner) choose(inspections map[schema.DiskRef]Action) Action {
+	own, peers := t.state.ownSources(), t.state.peerSources()
+	switch {
+	case len(t.state.ready) == 0 && t.first != t.copy.Disk:
+		// A running sync continues while its source does not respond for a moment. A running
+		// download yields to a better disk.
+		if from, ok := t.interruptedSource(); ok && t.ix.observed.Syncing[t.copy] {
+			return t.ix.withSource(NewAction(Sync, t.copy, t.reason, UnknownBytes), from)
+		}
+		return t.waitForFirstCopy()
+	case t.state.digestDeclared() && t.state.clonesLocally():
+		return t.planClone() // a local clone depends on no other node
+	case len(own) > 0 && t.state.digestKnown():
+		return t.sync(own)
+	case len(peers) > 0 && t.state.digestKnown():
+		return t.sync(peers)
+	case len(t.state.ready) > 0:
+		return wait(t.copy, because(CodeVerifyFirst, "the file on %s is verified first", t.state.ready[0].Disk))
+	}
+	for _, other := range slices.SortedFunc(maps.Keys(inspections), CompareDisks) {
+		if a := inspections[other]; !a.Idle() && t.ix.observed.Failures[a.CopyRef()].Attempts == 0 {
+			return wait(t.copy, because(CodeVerifyFirst, "the file on %s is verified first", other))
+		}
+	}
+	return t.planFirstCopy()
+}
+
+// sync copies the image from the copies from, best first: from one copy on this node, or from
+// all copies on other nodes.
+func (t targetPlanner) sync(from []CopyRef) Action {
+	if len(t.state.ready) > 0 && t.ix.desired.Config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
+		return blocked(t.copy, Reason{CodeReplenishOff, "concurrentReplenishPerNodeLimit is 0: only first copies are created"})
+	}
+	a := t.ix.attempt(Sync, t.copy, t.reason, max(0, t.ix.copyAt(from[0]).Size-t.ix.copyAt(t.copy).PartBytes))
+	return t.ix.withSource(a, from[0])
+}
+
+// waitForFirstCopy returns the wait for the first copy, which the first target creates.
+func (t targetPlanner) waitForFirstCopy() Action {
+	op := firstCopyOp(t.state.image)
+	if f := t.state.sourceFailure(); f.delays(op, t.ix.observed.Now) {
+		return backOff(t.copy, f)
+	}
+	if on := t.state.on(t.first); op == Upload && !t.ix.observed.Running[on] && !t.ix.desired.Uploads[on] {
+		return t.waitForUpload()
+	}
+	peer, queried := t.ix.observed.Peers[t.first.Node]
+	switch {
+	case t.ix.desired.Owns(t.first), peer.Responds():
+		return wait(t.copy, because(CodeFirstCopy, "the first copy is created on %s", t.first))
+	case !queried:
+		return wait(t.copy, because(CodeFirstCopy, "the first copy is created on %s, which was not queried", t.first))
+	}
+	reason := because(CodePeerUnreachable, "the first copy is created on %s, which does not respond: %s", t.first, peer.Problem)
+	return waitUntil(t.copy, reason, t.ix.giveUpAt(peer))
+}
+
+// interruptedSource returns the copy that a running sync reads while its node does not respond
+// for a moment. The bytes may still arrive; if not, the sync ends by its own timeouts.
+func (t targetPlanner) interruptedSource() (from CopyRef, ok bool) {
+	if !t.ix.observed.Running[t.copy] {
+		return CopyRef{}, false
+	}
+	for _, other := range t.ix.peerByName[t.copy.ID.Name] {
+		c, peer := t.ix.copyAt(other), t.ix.observed.Peers[other.Disk.Node]
+		unreachable := peer.Queried && !peer.Responds() && t.ix.giveUpAt(peer).After(t.ix.observed.Now)
+		if other.ID == t.copy.ID && c.State == disk.Ready && (unreachable || c.Leaving) {
+			return other, true
+		}
+	}
+	return CopyRef{}, false
+}
