@@ -19,7 +19,7 @@ type disks struct {
 	openAt func(path string) (d Disk, uuid string, err error)
 	open   map[schema.DiskRef]*openDisk
 
-	problems map[schema.DiskRef]diskProblem
+	problems map[schema.DiskRef]diskProblem // since when disks have had a problem, see trackProblems
 }
 
 func newDisks(openAt func(path string) (d Disk, uuid string, err error)) disks {
@@ -41,7 +41,7 @@ type openDisk struct {
 func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schema.DiskRef) bool) {
 	for ref, o := range s.open {
 		if o.handle != nil {
-			o.problem = "" // determined again below
+			o.problem = "" // determined again below; one that could not be opened keeps its problem
 		}
 		want, ok := declared[ref]
 		unusable := !ok || o.handle == nil || want.Path != o.path || o.handle.Check() != nil
@@ -49,6 +49,7 @@ func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schem
 			_ = o.close() // no job uses it, so no write can be lost
 			delete(s.open, ref)
 		} else if unusable && o.handle != nil {
+			// The job still has the disk open. The planner must not count on its copies.
 			o.problem = "the disk is not at its path any more"
 		}
 	}

@@ -27,7 +27,7 @@ type activeJob struct {
 	task     Task
 	started  Instant
 	stop     context.CancelFunc
-	stopped  bool
+	stopped  bool      // its end was requested
 	deletion *deletion // nil unless the action deletes the copy
 }
 
@@ -133,6 +133,7 @@ func (j *jobs) stopObsolete(d plan.Desired, p plan.Plan) {
 		}
 	}
 	for key, run := range j.running {
+		// The plan has an action for each running job that is still needed: observed jobs count.
 		next, ok := planned[key]
 		if a := run.task.Action; !ok || a.SupersededBy(run.task.Image, next) || !a.Op.SameDeclaration(run.task.Image, d.Config.Images[key.ID.Name]) {
 			run.cancel()

@@ -136,7 +136,7 @@ func (l *Loop) await(ctx context.Context, events <-chan struct{}, on *triggers) 
 	case <-on.changed: // another node has a new state; more may follow in a moment
 		on.debouncePeers()
 		return false, nil
-	case <-on.peers.C:
+	case <-on.peers.C: // roundGap has passed: do the round, and wait for changes again
 		on.changed = l.reconciler.peersChanged()
 	case <-on.wake.C: // a wait is over
 	}

@@ -74,10 +74,10 @@ func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations
 			p.UnreachableFor = max(0, now.Sub(a.LastSeen))
 		}
 		switch {
-		case a.LastSuccess.IsZero():
+		case a.LastSuccess.IsZero(): // it never responded
 		case p.Problem == "":
 			p.LastResponse = o.Now.Add(a.LastSeen.Sub(now))
-		default:
+		default: // LastSeen is the end of a request that failed, perhaps after a part of its response
 			p.LastResponse = o.Now.Add(a.LastSuccess.Sub(now))
 		}
 		o.Peers[name] = p
@@ -85,7 +85,7 @@ func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations
 		maps.Copy(o.Disks, s.disksOf(d, name, a, at))
 		mergeJobs(*o, d, a, at)
 	}
-	o.RejectDuplicateDisks()
+	o.RejectDuplicateDisks() // also a disk of this node, if another one has its uuid (I10)
 }
 
 // disksOf returns the disks of a node from its last state, which was received at the wall time
@@ -136,7 +136,8 @@ func mergeJobs(o plan.Observed, d plan.Desired, a peer.Observation, at time.Time
 			if c.Action != "" {
 				o.Running[key] = true
 			}
-			// Failures of a disk or a link do not depend on the declaration.
+			// A failure under another declaration says nothing about this one, unless its cause is
+			// the disk or the network.
 			if c.Failure != nil && (sameConfig || c.Failure.Disk || c.Failure.Link) {
 				o.Failures[key] = failureFromPeer(*c.Failure, at)
 			}
@@ -149,6 +150,7 @@ func failureFromPeer(t peer.Failure, at time.Time) plan.Failure {
 	after := func(seconds float64) time.Time { return at.Add(time.Duration(seconds * float64(time.Second))) }
 	return plan.Failure{
 		Op: plan.Op(t.Action), Attempts: t.Attempts, Message: t.Message, Final: t.Final, Fault: plan.FaultOf(t.Disk, t.Link),
+		// A failure cannot have happened in the future, whatever the peer sent.
 		Since: after(-math.Abs(t.Since)), RetryAt: after(t.RetryIn),
 	}
 }

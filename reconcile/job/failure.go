@@ -22,66 +22,60 @@ const maxRepairs = 2
 // NextFailure returns the failure after the action a failed with err. last is the failure before
 // it, the zero value if there was none. rnd, from [0, 1), spreads the retries of a fleet.
 func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd float64) plan.Failure {
-	suspects := slices.Clone(last.Suspects)
-	attempts := last.Attempts
+	previous := last // of the same operation
 	if !last.AppliesTo(a.Op) {
-		attempts = 0
+		previous = plan.Failure{}
 	}
-	fault, final, wait := classify(err, attempts, rnd)
+	c := classify(err, previous.Attempts, rnd)
+	next := plan.Failure{
+		Op: a.Op, Attempts: previous.Attempts + 1, Since: previous.Since, Message: errorText(err),
+		Suspects: slices.Clone(last.Suspects), Unrepairable: last.Unrepairable && a.Op != plan.Sync,
+	}
 	// A failed copy is repaired, or replaced by a sync if it is unrepairable. When the sync fails,
 	// the repair is tried again.
-	unrepairable := last.Unrepairable && a.Op != plan.Sync
-	if a.Op == plan.Repair && (fault != plan.FaultNetwork || last.Attempts >= maxRepairs) {
-		unrepairable = true
+	if a.Op == plan.Repair && (c.fault != plan.FaultNetwork || last.Attempts >= maxRepairs) {
+		next.Unrepairable = true
 	}
-	if !last.AppliesTo(a.Op) {
-		last = plan.Failure{}
+	if sourceIsDamaged(a, err) && a.LocalSource != (plan.CopyRef{}) {
+		next.Suspects = append(next.Suspects, a.LocalSource) // no other job reads it until it is verified
 	}
-	wrong, isChecksum := errors.AsType[*disk.ChecksumError](err)
-	unreadable := errors.Is(err, disk.ErrDamaged) && (a.Op == plan.Sync || a.Op == plan.Clone)
-	if isChecksum && (a.Op == plan.Sync || a.Op == plan.Clone && wrong.Want == a.SourceDigest) || unreadable {
-		final = false // another copy, or the source, may have the right bytes
-		if a.LocalSource != (plan.CopyRef{}) {
-			suspects = append(suspects, a.LocalSource) // no other job reads it until it is verified
-		}
-		if a.Op == plan.Clone || unreadable {
-			fault = plan.FaultNetwork // another node may have a better copy
-		}
-	}
-	if a.Op == plan.Repair {
-		final = false // another copy may have the chunks
-	}
-	if a.Op == plan.Export && fault == plan.FaultSource && !final {
-		fault = plan.FaultNetwork // another node may have a better replica
-	}
-	if fault == plan.FaultDisk && final {
-		fault = plan.FaultSource // only another declaration helps, and not another disk
-	}
-	next := plan.Failure{
-		Op: a.Op, Fault: fault, Attempts: last.Attempts + 1, Since: last.Since, Message: errorText(err),
-		Final: final, Unrepairable: unrepairable, Suspects: suspects,
-	}
-	// Other nodes take over when a fault of the disk or the network has lasted for the recovery
-	// interval, so that the time begins again with another kind of fault.
-	if next.Since.IsZero() || fault != plan.FaultSource && fault != last.Fault {
+	c.adjust(a, err)
+	next.Fault, next.Final = c.fault, c.final
+	// Other disks or nodes take over when a fault of the disk or the network has lasted for the
+	// recovery interval, so that the time begins again with another kind of fault.
+	if next.Since.IsZero() || c.fault != plan.FaultSource && c.fault != previous.Fault {
 		next.Since = now
 	}
-	if isChecksum && final && !a.Pinned.Digest.IsZero() {
+	if isA[*disk.ChecksumError](err) && c.final && !a.Pinned.Digest.IsZero() {
 		next.Final, next.RetryAt = false, now.Add(a.Pinned.Until.Sub(now))
 		next.Message += "; after the recovery interval other bytes are accepted, since no checksum is declared"
 		return next
 	}
-	if final {
+	if c.final {
 		return next
 	}
 	if lack, ok := errors.AsType[*disk.NoSpaceError](err); ok {
-		next.NeedsSpace = max(lack.Need, last.NeedsSpace) // the first attempt knows less about the size
+		next.NeedsSpace = max(lack.Need, previous.NeedsSpace) // the first attempt knows less about the size
 	}
-	if wait == 0 {
-		wait, _ = fetch.Backoff(fetch.Network, last.Attempts, rnd)
+	if c.wait == 0 {
+		c.wait, _ = fetch.Backoff(fetch.Network, previous.Attempts, rnd)
 	}
-	next.RetryAt = now.Add(wait)
+	next.RetryAt = now.Add(c.wait)
 	return next
+}
+
+// sourceIsDamaged reports whether err shows that the copy from which a sync or a clone read has
+// other bytes than its digest says, or cannot be read. A clone with other bytes than declared has a
+// source with the right bytes.
+func sourceIsDamaged(a plan.Action, err error) bool {
+	wrong, isChecksum := errors.AsType[*disk.ChecksumError](err)
+	switch a.Op {
+	case plan.Sync:
+		return isChecksum || errors.Is(err, disk.ErrDamaged)
+	case plan.Clone:
+		return isChecksum && wrong.Want == a.SourceDigest || errors.Is(err, disk.ErrDamaged)
+	}
+	return false
 }
 
 // errorText returns the text of err with its hint, if it has one.
@@ -92,33 +86,58 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// classify returns where the cause of err lies, whether only another declaration helps, and how
-// long to wait after that many earlier attempts, 0 if the error does not say.
-func classify(err error, attempts int, rnd float64) (fault plan.Fault, final bool, wait time.Duration) {
+// cause is what an error says about the next attempt.
+type cause struct {
+	fault plan.Fault
+	final bool          // only another declaration helps
+	wait  time.Duration // the delay before the next attempt; 0: the error does not say
+}
+
+// adjust changes the cause of err by what the action a can do about it.
+func (c *cause) adjust(a plan.Action, err error) {
+	switch {
+	case sourceIsDamaged(a, err):
+		c.final = false // another copy, or the upstream, may have the right bytes
+		if a.Op == plan.Clone || errors.Is(err, disk.ErrDamaged) {
+			c.fault = plan.FaultNetwork // another node may have a better copy
+		}
+	case a.Op == plan.Repair:
+		c.final = false // another copy may have the chunks
+	case a.Op == plan.Export && c.fault == plan.FaultSource && !c.final:
+		c.fault = plan.FaultNetwork // another node may have a better replica
+	}
+	if c.fault == plan.FaultDisk && c.final {
+		c.fault = plan.FaultSource // only another declaration helps, and not another disk
+	}
+}
+
+// classify returns the cause of err after that many earlier attempts.
+func classify(err error, attempts int, rnd float64) cause {
 	if e, ok := errors.AsType[*fetch.Error](err); ok {
 		if e.Class == fetch.BadConfig {
 			// Credentials are corrected outside of the declaration, and another node may have them.
 			wait, _ := fetch.Backoff(fetch.Refused, 0, rnd)
-			return plan.FaultNetwork, false, wait
+			return cause{fault: plan.FaultNetwork, wait: wait}
 		}
 		wait, final := e.Backoff(attempts, rnd)
+		fault := plan.FaultSource
 		switch {
 		case e.Class == fetch.Network, e.Class == fetch.Dropped:
-			return plan.FaultNetwork, final, wait
+			fault = plan.FaultNetwork
 		case errors.Is(err, disk.ErrNoSpace):
-			return plan.FaultDisk, final, wait
+			fault = plan.FaultDisk
 		}
-		return plan.FaultSource, final, wait
+		return cause{fault, final, wait}
 	}
 	switch {
 	case isA[*disk.ChecksumError](err), isA[*disk.FormatError](err), errors.Is(err, disk.ErrTooLarge):
-		return plan.FaultSource, true, 0
+		return cause{fault: plan.FaultSource, final: true}
 	case isA[*disk.InUseError](err), errors.Is(err, disk.ErrModified):
-		return plan.FaultSource, false, inUseRetry
+		return cause{fault: plan.FaultSource, wait: inUseRetry}
 	case errors.Is(err, context.DeadlineExceeded):
-		return plan.FaultNetwork, false, 0
+		return cause{fault: plan.FaultNetwork}
 	}
-	return plan.FaultDisk, false, 0
+	return cause{fault: plan.FaultDisk}
 }
 
 // isA reports whether an error in the tree of err has the type E.
@@ -136,7 +155,7 @@ func FailureClass(err error) string {
 	case isA[*disk.InUseError](err):
 		return "in use"
 	}
-	if fault, _, _ := classify(err, 0, 0); fault != plan.FaultDisk {
+	if classify(err, 0, 0).fault != plan.FaultDisk {
 		return fetch.BadSource.String()
 	}
 	return "disk"

@@ -91,11 +91,10 @@ func (j Job) fill(ctx context.Context, id disk.ID, want disk.Digest, canResume f
 		return err
 	}
 	if err := transfer(part); err != nil {
-		_, final, _ := classify(err, 0, 0)
 		// Bytes that cannot be right are of no use, and on a full disk the partial file would take
 		// the space of other copies. A file without bytes is discarded too, unless the job was
 		// stopped: it will resume.
-		if final || errors.Is(err, disk.ErrNoSpace) || part.Offset() == 0 && ctx.Err() == nil {
+		if classify(err, 0, 0).final || errors.Is(err, disk.ErrNoSpace) || part.Offset() == 0 && ctx.Err() == nil {
 			return errors.Join(err, part.Discard())
 		}
 		return errors.Join(err, part.Close())
