@@ -51,7 +51,7 @@ func (c *cluster) damageClones() {
 
 // addDifferentFile leaves a file of an image without a checksum that is not what it was before.
 func (c *cluster) addDifferentFile(image schema.Image) {
-	ref := pick(c.rng, c.places()...)
+	ref := pick(c.rng, c.diskRefs()...)
 	if d := c.disks[ref]; image.Checksum.IsZero() && d.Attached && d.Copies[image.ID] == nil && d.Free() > gib {
 		s := d.Folder(image.ID)
 		s.File, c.history(s).ownedAt = pick(c.rng, plantest.Letters...), c.now
@@ -71,7 +71,7 @@ func (c *cluster) damageCopies(name string) {
 		s.File = "rotten"
 		m.markDamaged(s)
 		c.logf("", "%s is found damaged", key)
-		m.kick()
+		m.requestRound()
 	}
 }
 

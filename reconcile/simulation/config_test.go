@@ -61,7 +61,7 @@ func (c *cluster) suspendRandomly(config *schema.Config) {
 	one := func() *schema.Suspension {
 		s := &schema.Suspension{Reason: "a reason"}
 		if c.suspensions.oneIn(2) {
-			s.Until = worldStart.Add(c.now + time.Duration(c.suspensions.IntN(600))*time.Second)
+			s.Until = startTime.Add(c.now + time.Duration(c.suspensions.IntN(600))*time.Second)
 		}
 		return s
 	}
@@ -148,7 +148,7 @@ func (c *cluster) imageWithSource(config schema.Config, name string, source sche
 		m.DiskSelector = pick(c.rng, []string{"a"}, []string{"a", "b"})
 	}
 	if c.oneIn(8) && len(c.disks) > 0 {
-		m.Disks = []schema.DiskRef{pick(c.rng, c.places()...)}
+		m.Disks = []schema.DiskRef{pick(c.rng, c.diskRefs()...)}
 	}
 	return m
 }
@@ -225,7 +225,7 @@ func (c *cluster) addImage(config *schema.Config) {
 }
 
 func (c *cluster) editDisks(config *schema.Config) {
-	ref := pick(c.rng, c.places()...)
+	ref := pick(c.rng, c.diskRefs()...)
 	one, ok := config.Nodes[ref.Node].Disks[ref.Disk]
 	if !ok {
 		return

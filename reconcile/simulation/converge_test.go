@@ -24,7 +24,7 @@ func (c *cluster) converge() {
 		rounds[name] = m.rounds
 	}
 	for quiet := 0; quiet < 3; quiet++ {
-		c.until(c.now + 4*time.Minute)
+		c.runUntil(c.now + 4*time.Minute)
 		if len(c.violations) > 0 {
 			return
 		}
@@ -52,7 +52,7 @@ func (c *cluster) converge() {
 func (c *cluster) pendingWork() string {
 	for _, name := range c.names {
 		m := c.nodes[name]
-		if len(m.works) > 0 {
+		if len(m.jobs) > 0 {
 			return name + " has work under way"
 		}
 		for _, a := range m.plan.Actions {
@@ -139,7 +139,7 @@ func (c *cluster) disksForNewCopy(image schema.Image, ranked []schema.DiskRef) [
 // checkReported holds what is told of an image that cannot be made: somebody has to say so, and
 // nobody may wait for what somebody brought.
 func (c *cluster) checkReported(image schema.Image, can int) {
-	if c.promised[image.ID.Name] && image.Source.Upload != nil && can > 0 {
+	if c.uploaded[image.ID.Name] && image.Source.Upload != nil && can > 0 {
 		c.violation("rest", "%s could not be uploaded", image.ID)
 	}
 	for _, name := range c.names {
@@ -154,7 +154,7 @@ func (c *cluster) checkReported(image schema.Image, can int) {
 
 // isReadyAnywhere reports whether there is a good copy on any disk that is in its place.
 func (c *cluster) isReadyAnywhere(id disk.ID) bool {
-	return slices.ContainsFunc(c.places(), func(ref schema.DiskRef) bool { return c.copyAt(plan.CopyRef{Disk: ref, ID: id}).Ready() })
+	return slices.ContainsFunc(c.diskRefs(), func(ref schema.DiskRef) bool { return c.copyAt(plan.CopyRef{Disk: ref, ID: id}).Ready() })
 }
 
 // overPruneLimit reports whether so many images left that they are held.
@@ -176,7 +176,7 @@ func (c *cluster) overPruneLimit() bool {
 func (c *cluster) checkLeftovers() {
 	config := c.latest().config
 	held := c.overPruneLimit()
-	for _, ref := range c.places() {
+	for _, ref := range c.diskRefs() {
 		if _, declared := config.Nodes[ref.Node].Disks[ref.Disk]; !declared {
 			continue
 		}
@@ -238,7 +238,7 @@ func (c *cluster) countReady(image schema.Image, refs []schema.DiskRef) int {
 func (c *cluster) checkUpstreamReads(began time.Duration) {
 	began += 3 * time.Minute
 	for _, m := range c.nodes {
-		began = max(began, m.took+time.Minute)
+		began = max(began, m.appliedAt+time.Minute)
 	}
 	begun := map[disk.ID]int{}
 	for _, r := range c.reads {
@@ -267,7 +267,7 @@ func (c *cluster) removeImageAtEnd() {
 		delete(config.Images, name)
 		config.Settings.CleanupWaitInterval, config.Settings.PruneLimit = 0, schema.PrunePercent(100)
 	}))
-	c.until(c.now + 10*time.Minute)
+	c.runUntil(c.now + 10*time.Minute)
 	if len(c.violations) == 0 {
 		c.checkRemovedImage(name)
 	}
@@ -276,7 +276,7 @@ func (c *cluster) removeImageAtEnd() {
 // checkRemovedImage holds what is still there of an image that left: what is used somewhere, what is
 // not ours, and what is on a disk that is not declared.
 func (c *cluster) checkRemovedImage(name string) {
-	for _, ref := range c.places() {
+	for _, ref := range c.diskRefs() {
 		for _, id := range c.disks[ref].IDs() {
 			s := c.disks[ref].Copies[id]
 			if id.Name == name && s.Users > 0 {
@@ -284,7 +284,7 @@ func (c *cluster) checkRemovedImage(name string) {
 			}
 		}
 	}
-	for _, ref := range c.places() {
+	for _, ref := range c.diskRefs() {
 		for _, id := range c.disks[ref].IDs() {
 			_, declared := c.latest().config.Nodes[ref.Node].Disks[ref.Disk]
 			if s := c.disks[ref].Copies[id]; declared && id.Name == name && s.Owned {

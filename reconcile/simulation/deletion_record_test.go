@@ -21,7 +21,7 @@ func (c *cluster) violation(rule, format string, args ...any) {
 type deletion struct {
 	c     *cluster
 	node  *node
-	work  *work
+	work  *runningJob
 	key   plan.CopyRef
 	began time.Duration
 	// reachable are the nodes that could be asked at any moment since then, and stood the
@@ -50,7 +50,7 @@ type decision struct {
 	conf *declaration
 }
 
-func (c *cluster) beginDeletion(m *node, w *work) *deletion {
+func (c *cluster) beginDeletion(m *node, w *runningJob) *deletion {
 	r := &deletion{c: c, node: m, work: w, key: w.key, began: c.now, phase: "withdrawn",
 		reachable: map[string]bool{}, readyDuring: map[readyCopy]bool{}, responded: map[string]bool{}, readyAtResponse: map[readyCopy]bool{}}
 	for _, other := range c.deletions {
@@ -83,11 +83,11 @@ func (r *deletion) sample() {
 		return
 	}
 	for _, name := range r.c.names {
-		if config := r.c.nodes[name].inForce; config == "" {
+		if config := r.c.nodes[name].observedDigest; config == "" {
 			r.reachable[name] = r.reachable[name] || name == r.node.name || r.c.reachable(r.node.name, name)
 		} else if name == r.node.name || r.c.reachable(r.node.name, name) {
 			r.reachable[name] = true
-			r.addReadyOn(r.c.nodes[name], r.c.nodes[name].inForce, r.readyDuring)
+			r.addReadyOn(r.c.nodes[name], r.c.nodes[name].observedDigest, r.readyDuring)
 		}
 	}
 }
@@ -114,14 +114,14 @@ func (r *deletion) recordResponse(other *node, config string, stood map[readyCop
 
 // addReadyOn takes note of the copies that stand on a node with a configuration.
 func (r *deletion) addReadyOn(on *node, config string, into map[readyCopy]bool) {
-	for name := range on.own {
+	for name := range on.ownDisks {
 		r.addReady(on, schema.DiskRef{Node: on.name, Disk: name}, config, into)
 	}
 }
 
 func (r *deletion) addReady(on *node, ref schema.DiskRef, config string, into map[readyCopy]bool) {
 	d := r.c.disks[ref]
-	if _, own := on.own[ref.Disk]; !own || d == nil || !d.Attached {
+	if _, own := on.ownDisks[ref.Disk]; !own || d == nil || !d.Attached {
 		return
 	}
 	for id, s := range d.Copies {

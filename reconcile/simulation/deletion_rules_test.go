@@ -13,12 +13,12 @@ import (
 // checkDecision holds the decision against the world.
 func (r *deletion) checkDecision(o plan.Observed) {
 	m, c := r.node, r.c
-	r.conf, r.phase = m.conf, "decided"
+	r.conf, r.phase = m.applied, "decided"
 	c.countSkew(r)
-	if m.conf != nil {
-		c.decisions = append(c.decisions, decision{c.now, r.key.ID.Name, m.conf})
+	if m.applied != nil {
+		c.decisions = append(c.decisions, decision{c.now, r.key.ID.Name, m.applied})
 	}
-	if _, declared := r.conf.config.Nodes[m.name]; !declared || m.broken {
+	if _, declared := r.conf.config.Nodes[m.name]; !declared || m.appliedBroken {
 		c.violation("S6", "%s goes while the configuration is broken", r.key)
 	}
 	if plantest.IsSuspended(r.conf.config, r.key.ID.Name, o.Now) {
@@ -37,7 +37,7 @@ func (r *deletion) checkDecision(o plan.Observed) {
 	if declared && r.key.ID != image.ID && s.File == "" {
 		return // a part of an older generation: no image has less by it
 	}
-	if !evicted && !m.byHand[r.key] {
+	if !evicted && !m.requestedCleanups[r.key] {
 		r.checkInterval(s)
 	}
 	if declared {
@@ -145,7 +145,7 @@ func (r *deletion) checkOrphan() {
 	if config.Settings.PruneLimit.Exceeded(len(config.Images), len(gone)) && !confirmed {
 		c.violation("S6", "%s goes; %d images of %d left, the limit is %s", r.key, len(gone), len(gone)+len(config.Images), config.Settings.PruneLimit)
 	}
-	if since := c.now - r.node.left[r.key.ID.Name]; since < configdir.RemovalDelay {
+	if since := c.now - r.node.removedAt[r.key.ID.Name]; since < configdir.RemovalDelay {
 		c.violation("S6", "%s goes %s after it left the configuration", r.key, since)
 	}
 }

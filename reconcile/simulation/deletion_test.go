@@ -15,72 +15,72 @@ import (
 // rename, a look for users, a rename back or an unlink. Each of these takes its time.
 
 // withdraw begins the queries of a deletion. The copy is withdrawn and published.
-func (m *node) withdraw(w *work) {
+func (m *node) withdraw(w *runningJob) {
 	m.checkSuspension(w)
 	w.deletion = m.c.beginDeletion(m, w)
 	m.c.injectDuringDeletion(w.deletion)
 	m.c.logf(m.name, "withdraws %s: %s", w.key, w.action.Text)
-	m.step(w, func() { m.askAll(w) })
+	m.deletionStep(w, func() { m.queryNodes(w) })
 }
 
-// step goes on with a deletion after a moment, unless it was stopped.
-func (m *node) step(w *work, do func()) {
-	m.soon(func() {
-		if !w.over && !w.stopped {
+// deletionStep goes on with a deletion after a moment, unless it was stopped.
+func (m *node) deletionStep(w *runningJob, do func()) {
+	m.afterMoment(func() {
+		if !w.ended && !w.stopped {
 			do()
 		}
 	})
 }
 
-// questions are the queries of a deletion, and the responses.
-type questions struct {
-	asked   []peer.Address
-	answers map[string]peer.State
-	done    func(map[string]peer.State)
-	open    int
-	over    bool
+// deletionQuery are the queries of a deletion, and the responses.
+type deletionQuery struct {
+	nodes     []peer.Address
+	responses map[string]peer.State
+	done      func(map[string]peer.State)
+	pending   int
+	ended     bool
 }
 
-func (m *node) askAll(w *work) {
-	w.asks.open = len(w.asks.asked)
-	m.c.logf(m.name, "asks %v about %s", w.asks.asked, w.key)
-	if w.asks.open == 0 {
-		m.heardAll(w)
+func (m *node) queryNodes(w *runningJob) {
+	w.query.pending = len(w.query.nodes)
+	m.c.logf(m.name, "asks %v about %s", w.query.nodes, w.key)
+	if w.query.pending == 0 {
+		m.endQuery(w)
 	}
-	for _, at := range w.asks.asked {
-		m.ask(w, at, m.c.nodeAt(at.URL))
+	for _, at := range w.query.nodes {
+		m.queryNode(w, at, m.c.nodeAt(at.URL))
 	}
 }
 
-// heardAll lets the next round decide.
-func (m *node) heardAll(w *work) {
-	m.step(w, func() {
-		w.asks.over = true
-		w.asks.done(w.asks.answers)
-		m.kick()
+// endQuery lets the next round decide.
+func (m *node) endQuery(w *runningJob) {
+	m.deletionStep(w, func() {
+		w.query.ended = true
+		w.query.done(w.query.responses)
+		m.requestRound()
 	})
 }
 
-// ask queries one node directly.
-func (m *node) ask(w *work, at peer.Address, other *node) {
+// queryNode queries one node directly.
+func (m *node) queryNode(w *runningJob, at peer.Address, other *node) {
 	ended := false
 	end := func() {
-		if ended || w.over || w.stopped {
+		if ended || w.ended || w.stopped {
 			return
 		}
 		ended = true
-		if w.asks.open--; w.asks.open == 0 {
-			m.heardAll(w)
+		if w.query.pending--; w.query.pending == 0 {
+			m.endQuery(w)
 		}
 	}
 	m.c.send(m, other, func() {
-		other.soon(func() {
-			other.answerFresh(w, func(state peer.State) {
+		other.afterMoment(func() {
+			other.respond(w, func(state peer.State) {
 				m.c.logf(other.name, "answers %s about %s: %s", m.name, w.key.ID.Name, formatState(state))
 				m.c.send(other, m, func() {
 					if !ended {
 						if state.Node == at.Node { // peer.Client checks that
-							w.asks.answers[at.Node] = state
+							w.query.responses[at.Node] = state
 						}
 						end()
 					}
@@ -88,11 +88,11 @@ func (m *node) ask(w *work, at peer.Address, other *node) {
 			})
 		})
 	})
-	m.later(reconcile.QueryTimeout, end)
+	m.after(reconcile.QueryTimeout, end)
 }
 
-// answerFresh answers a direct query.
-func (m *node) answerFresh(w *work, give func(peer.State)) {
+// respond answers a direct query.
+func (m *node) respond(w *runningJob, give func(peer.State)) {
 	stood := map[readyCopy]bool{}
 	f := &fiber{node: m, listed: func(ref schema.DiskRef) { w.deletion.addReady(m, ref, "", stood) }}
 	m.c.spawn(f, func() {
@@ -104,72 +104,72 @@ func (m *node) answerFresh(w *work, give func(peer.State)) {
 	})
 }
 
-// stopWorks ends the jobs that the last round stopped, in a moment, and the deletions that it
+// stopJobs ends the jobs that the last round stopped, in a moment, and the deletions that it
 // cancelled, at once.
-func (m *node) stopWorks() {
+func (m *node) stopJobs() {
 	runs := m.loop.Transfers()
-	for _, w := range m.sortedWorks() {
-		if _, ok := runs[w.key]; !ok && w.deletion != nil && !w.sure {
-			m.c.logf(m.name, "keeps %s: %s", w.key, m.o.Failures[w.key].Message)
-			m.cancelled(w)
+	for _, w := range m.sortedJobs() {
+		if _, ok := runs[w.key]; !ok && w.deletion != nil && !w.confirmed {
+			m.c.logf(m.name, "keeps %s: %s", w.key, m.observed.Failures[w.key].Message)
+			m.endCancelled(w)
 			continue
 		}
-		if w.ctx.Err() == nil || w.stopped || w.sure || w.over {
+		if w.ctx.Err() == nil || w.stopped || w.confirmed || w.ended {
 			continue
 		}
 		w.stopped = true
 		m.c.logf(m.name, "stops %s of %s", w.action.Op, w.key)
-		if w.asks == nil {
-			m.soon(func() { m.end(w, context.Canceled) })
+		if w.query == nil {
+			m.afterMoment(func() { m.endJob(w, context.Canceled) })
 			continue
 		}
-		if plantest.IsSuspended(m.d.Config, w.key.ID.Name, m.o.Now) {
+		if plantest.IsSuspended(m.desired.Config, w.key.ID.Name, m.observed.Now) {
 			m.c.pairs[pairSuspend]++
 		}
 		m.c.endDeletion(w.deletion)
-		if !w.asks.over {
-			w.asks.over = true
-			m.soon(func() {
-				m.forget(w)
-				w.asks.done(maps.Clone(w.asks.answers))
-				m.kick()
+		if !w.query.ended {
+			w.query.ended = true
+			m.afterMoment(func() {
+				m.dropJob(w)
+				w.query.done(maps.Clone(w.query.responses))
+				m.requestRound()
 			})
 		}
 	}
 }
 
-// cancelled ends a deletion that was not confirmed.
-func (m *node) cancelled(w *work) {
-	if plantest.IsSuspended(m.conf.config, w.key.ID.Name, m.o.Now) {
+// endCancelled ends a deletion that was not confirmed.
+func (m *node) endCancelled(w *runningJob) {
+	if plantest.IsSuspended(m.applied.config, w.key.ID.Name, m.observed.Now) {
 		m.c.pairs[pairSuspend]++
 	}
 	m.c.endDeletion(w.deletion)
-	m.forget(w)
+	m.dropJob(w)
 }
 
-// forget ends a job without a report to the loop.
-func (m *node) forget(w *work) {
-	w.over = true
-	if m.works[w.key] == w {
-		delete(m.works, w.key)
+// dropJob ends a job without a report to the loop.
+func (m *node) dropJob(w *runningJob) {
+	w.ended = true
+	if m.jobs[w.key] == w {
+		delete(m.jobs, w.key)
 	}
 }
 
-// remove is what disk.Disk.Remove does for a confirmed deletion, on a simulated drive.
-func (m *node) remove(w *work) {
-	w.deletion.checkDecision(m.o)
+// deleteCopy is what disk.Disk.Remove does for a confirmed deletion, on a simulated drive.
+func (m *node) deleteCopy(w *runningJob) {
+	w.deletion.checkDecision(m.observed)
 	m.c.logf(m.name, "is sure that %s may go", w.key)
-	m.soon(func() {
+	m.afterMoment(func() {
 		m.c.spawn(&fiber{node: m}, func() {
 			err := m.removeFolder(w)
 			m.c.endDeletion(w.deletion)
-			m.end(w, err)
+			m.endJob(w, err)
 		})
 	})
 }
 
 // removeFolder deletes the folder of a copy.
-func (m *node) removeFolder(w *work) error {
+func (m *node) removeFolder(w *runningJob) error {
 	s := m.c.copyAt(w.key)
 	if s == nil {
 		return errNoFile
@@ -181,7 +181,7 @@ func (m *node) removeFolder(w *work) error {
 type watchedRemoval struct {
 	disk.Removal
 	m *node
-	w *work
+	w *runningJob
 	s *Copy
 }
 
@@ -195,7 +195,7 @@ func (r watchedRemoval) CheckUnused(aside bool) error {
 
 // present reports whether the disk with the copy is still at its path.
 func (r watchedRemoval) present() bool {
-	return r.m.c.copyOn(r.w.uuid, r.w.key) == r.s
+	return r.m.c.copyOn(r.w.diskUUID, r.w.key) == r.s
 }
 
 // SetAside implements disk.Removal.

@@ -39,7 +39,7 @@ func (c *cluster) unlessHealed(do func()) {
 
 // randomCopy gives a copy for which which is true, if it finds one soon.
 func (c *cluster) randomCopy(which func(plan.CopyRef, *Copy) bool) (plan.CopyRef, bool) {
-	places := c.places()
+	places := c.diskRefs()
 	for range 8 {
 		ref := pick(c.rng, places...)
 		d := c.disks[ref]
@@ -74,7 +74,7 @@ func (c *cluster) cutLink(a, b string) {
 	if c.healed || a == b {
 		return
 	}
-	one, two := c.wire(a, b), c.wire(b, a)
+	one, two := c.link(a, b), c.link(b, a)
 	one.down = true
 	two.down = two.down || c.oneIn(2)
 	c.logf("", "the way from %s to %s is cut (back: %v)", a, b, two.down)
@@ -92,11 +92,11 @@ func (c *cluster) partition() {
 		side[name] = side[name] || c.oneIn(4)
 	}
 	wait := c.between(0, 8*time.Minute)
-	var cut []*wire
+	var cut []*link
 	for _, a := range c.names {
 		for _, b := range c.names {
 			if side[a] && !side[b] {
-				cut = append(cut, c.wire(a, b), c.wire(b, a))
+				cut = append(cut, c.link(a, b), c.link(b, a))
 			}
 		}
 	}
@@ -117,7 +117,7 @@ func (c *cluster) partition() {
 }
 
 func (c *cluster) slowLink() {
-	w := c.wire(pick(c.rng, c.names...), pick(c.rng, c.names...))
+	w := c.link(pick(c.rng, c.names...), pick(c.rng, c.names...))
 	w.slow = c.between(0, 20*time.Second)
 	c.after(c.between(0, 10*time.Minute), func() { w.slow = 0 })
 }
@@ -125,13 +125,13 @@ func (c *cluster) slowLink() {
 // sendWrongBytes lets a node send wrong bytes.
 func (c *cluster) sendWrongBytes() {
 	name := pick(c.rng, c.names...)
-	c.lying[name] = true
-	c.after(c.between(0, 10*time.Minute), func() { c.lying[name] = false })
+	c.sendsWrongBytes[name] = true
+	c.after(c.between(0, 10*time.Minute), func() { c.sendsWrongBytes[name] = false })
 }
 
 // loseDisk takes a disk away. It comes back as it was, or another one comes, empty.
 func (c *cluster) loseDisk() {
-	ref := pick(c.rng, c.places()...)
+	ref := pick(c.rng, c.diskRefs()...)
 	d := c.disks[ref]
 	if !d.Attached {
 		return
@@ -164,7 +164,7 @@ func (d *Disk) reattach(there bool) {
 
 // swapDisks swaps two disks of two nodes, which takes a person at least a minute.
 func (c *cluster) swapDisks() {
-	a, b := pick(c.rng, c.places()...), pick(c.rng, c.places()...)
+	a, b := pick(c.rng, c.diskRefs()...), pick(c.rng, c.diskRefs()...)
 	one, two := c.disks[a], c.disks[b]
 	if a == b || !one.Attached || !two.Attached {
 		return
@@ -184,13 +184,13 @@ func (c *cluster) swapDisks() {
 }
 
 func (c *cluster) fillDisk() {
-	d := c.disks[pick(c.rng, c.places()...)]
+	d := c.disks[pick(c.rng, c.diskRefs()...)]
 	d.OtherFiles = pick(c.rng, int64(6*gib), diskSize)
 	c.after(c.between(0, 10*time.Minute), func() { d.OtherFiles = 0 })
 }
 
 func (c *cluster) hideUsage() {
-	d := c.disks[pick(c.rng, c.places()...)]
+	d := c.disks[pick(c.rng, c.diskRefs()...)]
 	d.UsersUnknown = true
 	c.after(c.between(0, 5*time.Minute), func() { d.UsersUnknown = false })
 }
@@ -202,11 +202,11 @@ func (c *cluster) corruptSilently() {
 		c.copyAt(key).File = "rotten"
 		c.logf("", "%s rots", key)
 		if m := c.nodes[key.Disk.Node]; c.oneIn(2) && m.up { // a scrub finds it
-			m.later(c.between(0, 5*time.Minute), func() {
+			m.after(c.between(0, 5*time.Minute), func() {
 				if s := c.copyAt(key); s.Ready() && s.File != s.Recorded {
 					c.recordLoss(key, s)
 					_ = m.verify(c.disks[key.Disk], key.ID)
-					m.kick()
+					m.requestRound()
 				}
 			})
 		}
@@ -232,7 +232,7 @@ func (c *cluster) touchFile() {
 func (c *cluster) addUnmanagedFile() {
 	config := c.latest().config
 	name, ok := c.randomImageName(&config)
-	ref := pick(c.rng, c.places()...)
+	ref := pick(c.rng, c.diskRefs()...)
 	if d := c.disks[ref]; ok && d.Attached && d.Copies[config.Images[name].ID] == nil && d.Free() > gib {
 		image := config.Images[name]
 		letter := c.expectedBytes(config, image)
@@ -254,7 +254,7 @@ func (c *cluster) breakConfigs() {
 	for _, name := range c.names {
 		if m := c.nodes[name]; all && !c.oneIn(4) || !all && c.oneIn(len(c.names)) {
 			c.after(c.between(0, 10*time.Second), func() { c.unlessHealed(m.breakDir) })
-			c.after(c.between(10*time.Second, 8*time.Minute), m.mendDir)
+			c.after(c.between(10*time.Second, 8*time.Minute), m.repairDir)
 		}
 	}
 }
@@ -262,8 +262,8 @@ func (c *cluster) breakConfigs() {
 // setClock sets the wall clock of a node while its manager runs.
 func (c *cluster) setClock() {
 	if m := c.nodes[pick(c.rng, c.names...)]; m.up {
-		m.wall += pick(c.rng, -48*time.Hour, -10*time.Minute, 10*time.Minute, time.Hour, 24*time.Hour, 1000*time.Hour)
-		c.logf(m.name, "the clock is set, and is off by %s", m.wall)
+		m.clockOffset += pick(c.rng, -48*time.Hour, -10*time.Minute, 10*time.Minute, time.Hour, 24*time.Hour, 1000*time.Hour)
+		c.logf(m.name, "the clock is set, and is off by %s", m.clockOffset)
 	}
 }
 
@@ -275,7 +275,7 @@ func (c *cluster) upstreamDown() {
 func (c *cluster) upstreamChanges() {
 	config := c.latest().config
 	if name, ok := c.randomImageName(&config); ok && config.Images[name].Source.Clone == nil {
-		c.serves[upstream(config.Images[name])] = pick(c.rng, plantest.Letters...)
+		c.served[upstream(config.Images[name])] = pick(c.rng, plantest.Letters...)
 	}
 }
 
@@ -291,15 +291,15 @@ func (c *cluster) requestRandomCleanup() {
 func (m *node) requestCleanup(key plan.CopyRef) {
 	m.loop.RequestCleanup(key.ID.Name, key.ID.UUID, key.Disk, func(_ plan.Action, err error) {
 		if err == nil {
-			m.byHand[key] = true
+			m.requestedCleanups[key] = true
 		}
 	})
-	m.kick()
+	m.requestRound()
 }
 
 // failDisk lets a disk write nothing for a while, or no data.
 func (c *cluster) failDisk() {
-	d := c.disks[pick(c.rng, c.places()...)]
+	d := c.disks[pick(c.rng, c.diskRefs()...)]
 	if c.oneIn(2) {
 		d.ReadOnly = true
 	} else {

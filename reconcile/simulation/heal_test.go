@@ -19,9 +19,9 @@ func (c *cluster) heal(mend bool) {
 	for _, w := range c.links {
 		w.down, w.slow = false, 0
 	}
-	clear(c.lying)
+	clear(c.sendsWrongBytes)
 	c.offline = false
-	for _, ref := range c.places() {
+	for _, ref := range c.diskRefs() {
 		d := c.disks[ref]
 		if !d.Attached {
 			d.reattach(true)
@@ -43,12 +43,12 @@ func (c *cluster) heal(mend bool) {
 	for _, name := range c.names {
 		m := c.nodes[name]
 		m.start()
-		m.mendDir()
+		m.repairDir()
 	}
 	c.declare(config)
 	for _, name := range plantest.ImageNames {
 		if config.Images[name].Source.Upload != nil && c.oneIn(2) {
-			c.promise(name)
+			c.keepUploading(name)
 		}
 	}
 }
@@ -68,7 +68,7 @@ func (c *cluster) fitConfig(config *schema.Config, mend bool) {
 		if len(config.Images) == 0 {
 			c.addImage(config)
 		}
-		for _, ref := range c.places() {
+		for _, ref := range c.diskRefs() {
 			for _, id := range c.disks[ref].IDs() {
 				if _, declared := config.Images[id.Name]; !declared && !slices.Contains(config.Settings.PruneConfirmed, id) {
 					config.Settings.PruneConfirmed = append(config.Settings.PruneConfirmed, id)
@@ -87,7 +87,7 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 			continue
 		}
 		differ := map[string]bool{}
-		for _, ref := range c.places() {
+		for _, ref := range c.diskRefs() {
 			if s := c.disks[ref].Copies[image.ID]; s != nil && s.File != "" {
 				differ[s.File] = true
 				if s.Owned {
@@ -98,7 +98,7 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 		switch {
 		case !image.Checksum.IsZero():
 			if of := image.Source.Clone; of == nil {
-				c.serves[upstream(image)] = c.contentOf(image.Checksum)
+				c.served[upstream(image)] = c.contentOf(image.Checksum)
 			} else if c.expectedBytes(*config, image) != c.contentOf(image.Checksum) && !c.isReadyWith(*config, image.Checksum) {
 				image.Checksum = disk.Digest{} // which is not to be had
 				image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
@@ -115,12 +115,12 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 			config.Images[name] = image
 			did = true
 		case len(differ) > 1:
-			letter := c.serves[upstream(image)]
+			letter := c.served[upstream(image)]
 			if have := c.readyCopies(*config, image); len(have) > 0 && image.Source.Download == nil {
 				letter = c.copyAt(have[0]).Recorded
 			}
 			if letter == "" { // of a clone, all copies of which are lost
-				for _, ref := range c.places() {
+				for _, ref := range c.diskRefs() {
 					delete(c.disks[ref].Copies, image.ID)
 				}
 				return true
@@ -130,7 +130,7 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 			config.Images[name] = image
 			did = true
 		}
-		for _, ref := range c.places() {
+		for _, ref := range c.diskRefs() {
 			s := c.disks[ref].Copies[image.ID]
 			if s != nil && s.File != "" && !image.Checksum.IsZero() && c.digest(s.File) != image.Checksum && (c.digest(s.Recorded) != image.Checksum || s.Users > 0) {
 				delete(c.disks[ref].Copies, image.ID)
@@ -144,7 +144,7 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 // hasFinalFailure reports whether a node will not try again until the declaration changes.
 func (c *cluster) hasFinalFailure(id disk.ID) bool {
 	for _, m := range c.nodes {
-		for key, t := range m.o.Failures {
+		for key, t := range m.observed.Failures {
 			if m.up && key.ID == id && t.Final {
 				return true
 			}

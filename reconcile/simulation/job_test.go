@@ -12,114 +12,114 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// work is a running job, as the machine of the node does it.
-type work struct {
-	began    time.Duration
-	ctx      context.Context
-	action   plan.Action
-	key      plan.CopyRef
-	image    schema.Image
-	uuid     string // of the disk
-	reserve  int64
-	letter   string // of the bytes that a sync is to have
-	done     func(error)
-	deletion *deletion
-	asks     *questions
-	sure     bool // of the removal
-	stopped  bool
-	over     bool
+// runningJob is a running job, as the machine of the node does it.
+type runningJob struct {
+	startedAt time.Duration
+	ctx       context.Context
+	action    plan.Action
+	key       plan.CopyRef
+	image     schema.Image
+	diskUUID  string // of the disk
+	reserve   int64
+	content   string // of the bytes that a sync is to have
+	done      func(error)
+	deletion  *deletion
+	query     *deletionQuery
+	confirmed bool // of the removal
+	stopped   bool
+	ended     bool
 
 	client        *uploader
 	establishes   bool            // bytes that are not declared
 	recentDigests map[string]bool // what the image was within the recovery interval; false: by a clock that is wrong
 }
 
-// addWork adds a job to those of the node. A job for the same copy has ended in the same round.
-func (m *node) addWork(w *work) {
-	if last := m.works[w.key]; last != nil {
+// addJob adds a job to those of the node. A job for the same copy has ended in the same round.
+func (m *node) addJob(w *runningJob) {
+	if last := m.jobs[w.key]; last != nil {
 		m.c.endDeletion(last.deletion)
-		last.over = true
+		last.ended = true
 	}
-	m.works[w.key] = w
+	m.jobs[w.key] = w
 }
 
-// begin begins a job that deletes nothing.
-func (m *node) begin(w *work) {
+// beginJob begins a job that deletes nothing.
+func (m *node) beginJob(w *runningJob) {
 	m.checkSuspension(w)
 	m.c.logf(m.name, "begins %s of %s: %s %s", w.action.Op, w.key, w.action.Text, w.action.From)
-	if w.establishes = establishes(w.image, w.action, m.o); w.action.Op.CreatesCopy() {
-		m.checkFirstCopyStart(w, m.d, m.o)
+	if w.establishes = establishes(w.image, w.action, m.observed); w.action.Op.CreatesCopy() {
+		m.checkFirstCopyStart(w, m.desired, m.observed)
 	}
 	switch w.action.Op {
 	case plan.Adopt, plan.Verify:
-		m.goOn(w, 1)
+		m.continueJob(w, 1)
 	case plan.Upload:
-		m.serve(w)
+		m.beginUpload(w)
 	default:
-		m.goOn(w, 1+m.c.IntN(3))
+		m.continueJob(w, 1+m.c.IntN(3))
 	}
 }
 
 // checkSuspension holds the beginning of a job against suspensions.
-func (m *node) checkSuspension(w *work) {
-	if m.c.begun++; plantest.IsSuspended(m.d.Config, w.key.ID.Name, m.o.Now) {
+func (m *node) checkSuspension(w *runningJob) {
+	if m.c.begunJobs++; plantest.IsSuspended(m.desired.Config, w.key.ID.Name, m.observed.Now) {
 		m.c.violation("suspend", "%s of %s begins, and it is suspended", w.action.Op, w.key)
 	}
 }
 
-// end reports to the loop how a job ended.
-func (m *node) end(w *work, err error) {
-	if w.over {
+// endJob reports to the loop how a job ended.
+func (m *node) endJob(w *runningJob, err error) {
+	if w.ended {
 		return
 	}
-	m.forget(w)
+	m.dropJob(w)
 	if m.uploads[w.key] == w.client {
 		delete(m.uploads, w.key)
 	}
 	switch {
 	case err == nil:
 		m.c.done[w.action.Op]++
-		delete(m.byHand, w.key)
+		delete(m.requestedCleanups, w.key)
 		m.c.logf(m.name, "%s of %s is done", w.action.Op, w.key)
 	default:
-		m.failing[w.key] = true
+		m.failedJobs[w.key] = true
 		m.c.logf(m.name, "%s of %s ends: %v", w.action.Op, w.key, err)
 	}
 	w.done(err)
-	m.kick()
+	m.requestRound()
 }
 
-// goOn lets a job go on for a while, and end.
-func (m *node) goOn(w *work, steps int) {
-	m.later(m.c.between(time.Second, 50*time.Second), func() {
-		if w.over || w.stopped {
+// continueJob lets a job go on for a while, and end.
+func (m *node) continueJob(w *runningJob, steps int) {
+	m.after(m.c.between(time.Second, 50*time.Second), func() {
+		if w.ended || w.stopped {
 			return
 		}
 		d := m.c.disks[w.key.Disk]
-		if d == nil || !d.Attached || d.UUID != w.uuid || d.ReadOnly || d.FailsWrites {
-			m.end(w, errIO)
+		if d == nil || !d.Attached || d.UUID != w.diskUUID || d.ReadOnly || d.FailsWrites {
+			m.endJob(w, errIO)
 			return
 		}
 		if err := m.progress(d, w); err != nil || steps == 1 {
 			if err == nil {
-				err = m.do(d, w)
+				err = m.finishJob(d, w)
 			}
-			m.end(w, err)
+			m.endJob(w, err)
 			return
 		}
-		m.goOn(w, steps-1)
+		m.continueJob(w, steps-1)
 	})
 }
 
 // progress is what a transfer leaves when it is cut off.
-func (m *node) progress(d *Disk, w *work) error {
+func (m *node) progress(d *Disk, w *runningJob) error {
 	switch w.action.Op {
 	case plan.Download, plan.Restore, plan.Export, plan.Clone:
 		if err := m.checkSource(w); err != nil {
 			return err
 		}
 	case plan.Sync:
-		if _, err := m.source(w); err != nil {
+		if _, err := m.sourceContent(w); err != nil {
 			return err
 		}
 	default:
@@ -145,17 +145,17 @@ func (m *node) progress(d *Disk, w *work) error {
 	return nil
 }
 
-// do is the effect of an action that has run to its end, or its failure.
-func (m *node) do(d *Disk, w *work) error {
+// finishJob is the effect of an action that has run to its end, or its failure.
+func (m *node) finishJob(d *Disk, w *runningJob) error {
 	switch w.action.Op {
 	case plan.Download, plan.Restore, plan.Export, plan.Clone:
 		return m.finishFirstCopy(d, w)
 	case plan.Sync:
-		letter, err := m.source(w)
+		letter, err := m.sourceContent(w)
 		if err != nil {
 			return err
 		}
-		return m.fill(d, w, letter, m.c.digest(w.letter))
+		return m.fill(d, w, letter, m.c.digest(w.content))
 	case plan.Adopt, plan.Verify:
 		if s := d.Copies[w.key.ID]; s != nil && s.File != s.Recorded {
 			m.c.recordLoss(w.key, s)
@@ -167,42 +167,42 @@ func (m *node) do(d *Disk, w *work) error {
 	panic("no effect of " + string(w.action.Op))
 }
 
-// source finds the bytes that a sync or a repair needs: in a copy on this node, or in
+// sourceContent finds the bytes that a sync or a repair needs: in a copy on this node, or in
 // those that other nodes have and send. Bytes that are not what was promised cost that
 // source.
-func (m *node) source(w *work) (letter string, err error) {
+func (m *node) sourceContent(w *runningJob) (letter string, err error) {
 	if w.action.LocalSource != (plan.CopyRef{}) {
 		s := m.c.copyAt(w.action.LocalSource)
-		if !s.Ready() || s.Recorded != w.letter {
+		if !s.Ready() || s.Recorded != w.content {
 			return "", fmt.Errorf("open %s: it is not ready", w.action.From)
 		}
 		return s.File, nil
 	}
 	wrong := ""
-	for _, ref := range m.c.places() {
+	for _, ref := range m.c.diskRefs() {
 		if ref.Node == m.name || !m.c.reachable(m.name, ref.Node) {
 			continue
 		}
 		for _, id := range m.c.disks[ref].IDs() {
 			s := m.c.copyAt(plan.CopyRef{Disk: ref, ID: id})
-			if !s.Ready() || s.Recorded != w.letter || m.c.nodes[ref.Node].leaving(plan.CopyRef{Disk: ref, ID: id}) {
+			if !s.Ready() || s.Recorded != w.content || m.c.nodes[ref.Node].leaving(plan.CopyRef{Disk: ref, ID: id}) {
 				continue
 			}
-			if s.File == w.letter && !m.c.lying[ref.Node] {
+			if s.File == w.content && !m.c.sendsWrongBytes[ref.Node] {
 				return s.File, nil
 			}
 			wrong = s.File
 		}
 	}
-	if d := w.image.Source.Download; d != nil && !w.image.Checksum.IsZero() && !m.c.offline && m.c.serves[d.URL] == w.letter {
-		return w.letter, nil // in ranges from the origin
+	if d := w.image.Source.Download; d != nil && !w.image.Checksum.IsZero() && !m.c.offline && m.c.served[d.URL] == w.content {
+		return w.content, nil // in ranges from the origin
 	}
 	return "", &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no peer has it (%s)", wrong)}
 }
 
 // fill ends a job that creates a copy with a content. The file must have the digest want, unless
 // it is zero.
-func (m *node) fill(d *Disk, w *work, content string, want disk.Digest) error {
+func (m *node) fill(d *Disk, w *runningJob, content string, want disk.Digest) error {
 	s := m.c.folder(d, w.key.ID)
 	m.c.own(s)
 	err := d.Fill(w.key.ID, content, want, w.reserve, m.wallNow())
@@ -242,12 +242,12 @@ func (m *node) markDamaged(s *Copy) {
 // noteDamage notes when a copy became failed.
 func (m *node) noteDamage(s *Copy) {
 	h := m.c.history(s)
-	h.failedAt, h.failedAtTrueTime = m.c.now, m.wall == 0
+	h.failedAt, h.failedAtTrueTime = m.c.now, m.clockOffset == 0
 }
 
 // repair ends a job that rewrites damaged chunks. The copy may be in use.
-func (m *node) repair(d *Disk, w *work) error {
-	content, err := m.source(w)
+func (m *node) repair(d *Disk, w *runningJob) error {
+	content, err := m.sourceContent(w)
 	if err != nil {
 		return err
 	}

@@ -7,19 +7,19 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 )
 
-// link is the way from one node to another.
-type link struct{ from, to string }
+// route is the way from one node to another.
+type route struct{ from, to string }
 
-// wire is how a link is.
-type wire struct {
+// link is how a link is.
+type link struct {
 	down bool
 	slow time.Duration // added to the way of each message, at most
 }
 
-func (c *cluster) wire(from, to string) *wire {
-	l := link{from, to}
+func (c *cluster) link(from, to string) *link {
+	l := route{from, to}
 	if c.links[l] == nil {
-		c.links[l] = &wire{}
+		c.links[l] = &link{}
 	}
 	return c.links[l]
 }
@@ -27,7 +27,7 @@ func (c *cluster) wire(from, to string) *wire {
 // send carries something to another node, or loses it. It is lost with the process
 // that it was sent to, and with the one that sent it.
 func (c *cluster) send(from, to *node, deliver func()) {
-	w := c.wire(from.name, to.name)
+	w := c.link(from.name, to.name)
 	if w.down || !c.healed && c.oneIn(300) {
 		return
 	}
@@ -35,9 +35,9 @@ func (c *cluster) send(from, to *node, deliver func()) {
 	if w.slow > 0 {
 		wait += c.between(0, w.slow)
 	}
-	life := from.life
-	to.later(wait, func() {
-		if !w.down && from.life == life {
+	life := from.starts
+	to.after(wait, func() {
+		if !w.down && from.starts == life {
 			deliver()
 		}
 	})
@@ -45,31 +45,31 @@ func (c *cluster) send(from, to *node, deliver func()) {
 
 // reachable reports whether a question would be answered now.
 func (c *cluster) reachable(from, to string) bool {
-	return c.nodes[to].up && !c.wire(from, to).down && !c.wire(to, from).down
+	return c.nodes[to].up && !c.link(from, to).down && !c.link(to, from).down
 }
 
-// said is what a node tells of itself, as of its last round.
-type said struct {
+// publication is what a node tells of itself, as of its last round.
+type publication struct {
 	number int
 	state  peer.State
 }
 
-// hearsay is what is known of another node.
-type hearsay struct {
-	asked   bool
-	problem string
-	last    time.Duration // of the last good answer, or of the beginning
-	begun   time.Duration // when its question was
-	said    *said
-	told    time.Duration // when that came
-	asking  int           // counts the questions; answers to older ones are not heard
+// peerView is what is known of another node.
+type peerView struct {
+	polled      bool
+	problem     string
+	lastSeen    time.Duration // of the last good answer, or of the beginning
+	lastSuccess time.Duration // when its question was
+	publication *publication
+	received    time.Duration // when that came
+	polls       int           // counts the questions; answers to older ones are not heard
 }
 
 // poll is a question that waits for news.
 type poll struct {
-	from   *node
-	knows  int
-	answer func(*said)
+	from    *node
+	known   int
+	respond func(*publication)
 }
 
 const (
@@ -78,65 +78,65 @@ const (
 )
 
 // follow asks another node for its state again and again.
-func (m *node) follow(h *hearsay, other *node) {
-	if m.heard[other.name] != h {
+func (m *node) follow(h *peerView, other *node) {
+	if m.peers[other.name] != h {
 		return
 	}
-	h.asking++
-	asking, begun := h.asking, m.c.now
-	heard := func(s *said) {
-		if h.asking != asking {
+	h.polls++
+	asking, begun := h.polls, m.c.now
+	heard := func(s *publication) {
+		if h.polls != asking {
 			return
 		}
-		news := !h.asked || h.problem != "" || h.said == nil || s != nil && h.said.number != s.number
-		h.asked, h.problem, h.begun, h.last = true, "", begun, m.c.now
+		news := !h.polled || h.problem != "" || h.publication == nil || s != nil && h.publication.number != s.number
+		h.polled, h.problem, h.lastSuccess, h.lastSeen = true, "", begun, m.c.now
 		if s != nil {
-			h.said, h.told = s, m.c.now
+			h.publication, h.received = s, m.c.now
 		}
-		h.asking++
+		h.polls++
 		if news {
 			m.c.logf(m.name, "hears from %s: %s", other.name, s)
-			m.later(m.c.between(0, 2*time.Second), m.kick)
+			m.after(m.c.between(0, 2*time.Second), m.requestRound)
 		}
-		m.later(m.c.between(100*time.Millisecond, time.Second), func() { m.follow(h, other) })
+		m.after(m.c.between(100*time.Millisecond, time.Second), func() { m.follow(h, other) })
 	}
 	knows := -1
-	if h.said != nil {
-		knows = h.said.number
+	if h.publication != nil {
+		knows = h.publication.number
 	}
 	m.c.send(m, other, func() {
-		other.polled(&poll{from: m, knows: knows, answer: func(s *said) { m.c.send(other, m, func() { heard(s) }) }})
+		other.handlePoll(&poll{from: m, known: knows, respond: func(s *publication) { m.c.send(other, m, func() { heard(s) }) }})
 	})
 	limit := pollLimit
-	if !other.up || m.c.wire(m.name, other.name).down {
+	if !other.up || m.c.link(m.name, other.name).down {
 		limit = m.c.between(0, 15*time.Second) // it is refused, or the connection breaks
 	}
-	m.later(limit, func() {
-		if h.asking != asking || m.heard[other.name] != h {
+	m.after(limit, func() {
+		if h.polls != asking || m.peers[other.name] != h {
 			return
 		}
-		h.asking++
+		h.polls++
 		if h.problem == "" {
 			m.c.logf(m.name, "hears nothing from %s", other.name)
-			m.kick()
+			m.requestRound()
 		}
-		h.asked, h.problem = true, "no answer"
-		m.later(m.c.between(time.Second, 10*time.Second), func() { m.follow(h, other) })
+		h.polled, h.problem = true, "no answer"
+		m.after(m.c.between(time.Second, 10*time.Second), func() { m.follow(h, other) })
 	})
 }
 
-// polled answers as soon as there is news, or after a while that there is none.
-func (m *node) polled(p *poll) {
-	if m.said != nil && m.said.number != p.knows {
-		p.answer(m.said)
+// handlePoll answers as soon as there is news, or after a while that there is none.
+func (m *node) handlePoll(p *poll) {
+	if m.published != nil && m.published.number != p.known {
+		p.respond(m.published)
 		return
 	}
 	m.polls = append(m.polls, p)
-	m.later(pollWait, func() {
+	m.after(pollWait, func() {
 		if i := slices.Index(m.polls, p); i >= 0 {
 			m.polls = slices.Delete(m.polls, i, i+1)
-			if m.said != nil {
-				p.answer(nil)
+			if m.published != nil {
+				p.respond(nil)
 			}
 		}
 	})
@@ -144,19 +144,19 @@ func (m *node) polled(p *poll) {
 
 // publish makes the state of a node available, and answers the questions that wait for news.
 func (m *node) publish(state peer.State) {
-	s := &said{state: state}
-	if m.said != nil && peer.EqualStates(&m.said.state, &s.state) {
-		s.number = m.said.number
-		m.said = s
+	s := &publication{state: state}
+	if m.published != nil && peer.EqualStates(&m.published.state, &s.state) {
+		s.number = m.published.number
+		m.published = s
 		return
 	}
 	m.c.publications++
 	s.number = m.c.publications
-	m.said = s
+	m.published = s
 	polls := m.polls
 	m.polls = nil
 	for _, p := range polls {
-		p.answer(s)
+		p.respond(s)
 	}
 }
 

@@ -20,93 +20,93 @@ import (
 // node is one machine: its config directory, its wall clock and, while it is up, a process that
 // runs a reconcile.Loop.
 type node struct {
-	c      *cluster
-	name   string
-	up     bool
-	life   int           // counts starts
-	wall   time.Duration // how far the wall clock is off
-	dir    *declaration  // what is in the directory
-	spoilt bool          // or rather what was there before somebody broke it
+	c           *cluster
+	name        string
+	up          bool
+	starts      int           // counts starts
+	clockOffset time.Duration // how far the wall clock is off
+	directory   *declaration  // what is in the directory
+	dirBroken   bool          // or rather what was there before somebody broke it
 
 	loop   *reconcile.Loop
 	ctx    context.Context
 	cancel context.CancelFunc
 
 	// What the loop was told of the directory.
-	conf    *declaration  // nil: nothing yet
-	took    time.Duration // when
-	broken  bool
-	next    *declaration // what the next round applies
-	reread  bool         // the next round applies a read without a change
-	gap     bool         // conf was broken at the start
-	missing string       // the image that is broken in it; "": all is unknown
-	own     map[string]schema.Disk
-	left    map[string]time.Duration // when images left the configuration
+	applied       *declaration  // nil: nothing yet
+	appliedAt     time.Duration // when
+	appliedBroken bool
+	next          *declaration // what the next round applies
+	reread        bool         // the next round applies a read without a change
+	brokenAtStart bool         // conf was broken at the start
+	invalidImage  string       // the image that is broken in it; "": all is unknown
+	ownDisks      map[string]schema.Disk
+	removedAt     map[string]time.Duration // when images left the configuration
 
 	busy, due bool // a round runs; another one has to follow
-	begun     []func()
-	d         plan.Desired // of the last round
-	o         plan.Observed
+	toBegin   []func()
+	desired   plan.Desired // of the last round
+	observed  plan.Observed
 	plan      plan.Plan
 	rounds    int
 	wakes     int // counts the waits that were given up for others
 
-	works   map[plan.CopyRef]*work
-	byHand  map[plan.CopyRef]bool
-	uploads map[plan.CopyRef]*uploader // that were begun, until their jobs end
-	failing map[plan.CopyRef]bool      // jobs that failed since the last round
+	jobs              map[plan.CopyRef]*runningJob
+	requestedCleanups map[plan.CopyRef]bool
+	uploads           map[plan.CopyRef]*uploader // that were begun, until their jobs end
+	failedJobs        map[plan.CopyRef]bool      // jobs that failed since the last round
 
-	heard map[string]*hearsay
-	said  *said // what it publishes
-	polls []*poll
+	peers     map[string]*peerView
+	published *publication // what it publishes
+	polls     []*poll
 
-	inForce      string // the digest of the configuration of the last observation
-	noting       bool   // a round observes
-	listed       []listing
-	observations int // of this round
-	steps        int // how often the wall clock was set in this life
-	clock        time.Duration
-	recorded     map[string]int // steps up to which the times on a disk are right, by uuid
-	unwritten    map[unwrittenKey]bool
+	observedDigest string // the digest of the configuration of the last observation
+	observing      bool   // a round observes
+	listed         []listing
+	observations   int // of this round
+	clockSteps     int // how often the wall clock was set in this life
+	observedOffset time.Duration
+	recorded       map[string]int // steps up to which the times on a disk are right, by uuid
+	unwritten      map[unwrittenKey]bool
 }
 
-// later does something after wait, unless the process ended meanwhile.
-func (m *node) later(wait time.Duration, do func()) {
-	life := m.life
+// after does something after wait, unless the process ended meanwhile.
+func (m *node) after(wait time.Duration, do func()) {
+	life := m.starts
 	m.c.after(wait, func() {
-		if m.up && m.life == life {
+		if m.up && m.starts == life {
 			do()
 		}
 	})
 }
 
-func (m *node) soon(do func()) { m.later(m.c.moment(), do) }
+func (m *node) afterMoment(do func()) { m.after(m.c.moment(), do) }
 
 // start begins a process. It knows only what is on its disks and in its directory.
 func (m *node) start() {
 	if m.up {
 		return
 	}
-	m.life, m.up = m.life+1, true
+	m.starts, m.up = m.starts+1, true
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	log := slog.New(slog.DiscardHandler)
 	m.loop = reconcile.NewLoop(reconcile.NewWith(m.system(), log), reconcile.LoopOptions{Interval: time.Minute, Node: m.name, Log: log})
-	m.conf, m.next, m.broken, m.reread, m.gap, m.missing = nil, nil, false, false, false, ""
-	m.left = map[string]time.Duration{}
-	m.busy, m.due, m.begun = false, false, nil
-	m.d, m.o, m.plan, m.rounds = plan.Desired{}, plan.Observed{}, plan.Plan{}, 0
-	m.works, m.byHand, m.uploads, m.failing = map[plan.CopyRef]*work{}, map[plan.CopyRef]bool{}, map[plan.CopyRef]*uploader{}, map[plan.CopyRef]bool{}
-	m.heard, m.said, m.polls = map[string]*hearsay{}, nil, nil
-	m.inForce, m.noting, m.listed = "", false, nil
-	m.steps, m.clock, m.recorded, m.unwritten = 0, m.wall, map[string]int{}, map[unwrittenKey]bool{}
+	m.applied, m.next, m.appliedBroken, m.reread, m.brokenAtStart, m.invalidImage = nil, nil, false, false, false, ""
+	m.removedAt = map[string]time.Duration{}
+	m.busy, m.due, m.toBegin = false, false, nil
+	m.desired, m.observed, m.plan, m.rounds = plan.Desired{}, plan.Observed{}, plan.Plan{}, 0
+	m.jobs, m.requestedCleanups, m.uploads, m.failedJobs = map[plan.CopyRef]*runningJob{}, map[plan.CopyRef]bool{}, map[plan.CopyRef]*uploader{}, map[plan.CopyRef]bool{}
+	m.peers, m.published, m.polls = map[string]*peerView{}, nil, nil
+	m.observedDigest, m.observing, m.listed = "", false, nil
+	m.clockSteps, m.observedOffset, m.recorded, m.unwritten = 0, m.clockOffset, map[string]int{}, map[unwrittenKey]bool{}
 	m.c.logf(m.name, "starts")
 	m.c.countReturn(m)
-	if m.dir == nil {
-		m.dir = m.c.latest()
+	if m.directory == nil {
+		m.directory = m.c.latest()
 	}
-	m.next = m.dir
-	m.later(m.c.between(0, time.Minute), m.tick)
-	m.kick()
+	m.next = m.directory
+	m.after(m.c.between(0, time.Minute), m.readPeriodically)
+	m.requestRound()
 }
 
 // crash ends the process at once. A folder that it was about to delete has its name again when it
@@ -118,7 +118,7 @@ func (m *node) crash() {
 	m.c.logf(m.name, "crashes")
 	m.up = false
 	m.cancel()
-	for ref := range m.own {
+	for ref := range m.ownDisks {
 		if d := m.c.disks[schema.DiskRef{Node: m.name, Disk: ref}]; d != nil {
 			for _, s := range d.Copies {
 				s.Aside = false
@@ -126,52 +126,52 @@ func (m *node) crash() {
 		}
 	}
 	m.c.deletions = slices.DeleteFunc(m.c.deletions, func(r *deletion) bool { return r.node == m })
-	m.excuse()
+	m.excuseCopies()
 }
 
-// tick reads the directory, where events may have been missed.
-func (m *node) tick() {
+// readPeriodically reads the directory, where events may have been missed.
+func (m *node) readPeriodically() {
 	m.reread = true
-	m.kick()
-	m.later(m.c.between(50*time.Second, 70*time.Second), m.tick)
+	m.requestRound()
+	m.after(m.c.between(50*time.Second, 70*time.Second), m.readPeriodically)
 }
 
 // receive puts a configuration into the directory.
 func (m *node) receive(d *declaration) {
-	if m.dir != nil && d.number < m.dir.number {
+	if m.directory != nil && d.number < m.directory.number {
 		return
 	}
-	m.dir = d
-	if m.up && !m.spoilt {
+	m.directory = d
+	if m.up && !m.dirBroken {
 		m.next = d
-		m.kick()
+		m.requestRound()
 	}
 }
 
 // breakDir makes a mistake in the directory, and mendDir corrects it.
 func (m *node) breakDir() {
-	m.spoilt = true
+	m.dirBroken = true
 	m.c.logf(m.name, "the configuration breaks")
-	m.kick()
+	m.requestRound()
 }
 
-func (m *node) mendDir() {
-	if m.spoilt {
+func (m *node) repairDir() {
+	if m.dirBroken {
 		m.c.logf(m.name, "the configuration is mended")
-		m.spoilt, m.next = false, m.dir
-		m.kick()
+		m.dirBroken, m.next = false, m.directory
+		m.requestRound()
 	}
 }
 
-// kick requests a round.
-func (m *node) kick() {
+// requestRound requests a round.
+func (m *node) requestRound() {
 	switch {
 	case !m.up:
 	case m.busy:
 		m.due = true
 	default:
 		m.busy = true
-		m.soon(func() { m.c.spawn(&fiber{node: m}, m.round) })
+		m.afterMoment(func() { m.c.spawn(&fiber{node: m}, m.round) })
 	}
 }
 
@@ -180,43 +180,43 @@ func (m *node) round() {
 	if !m.configure() {
 		return
 	}
-	m.noting, m.listed = true, nil
-	if m.wall != m.clock {
-		m.steps++
+	m.observing, m.listed = true, nil
+	if m.clockOffset != m.observedOffset {
+		m.clockSteps++
 	}
-	m.clock = m.wall
+	m.observedOffset = m.clockOffset
 	m.observations = 0
 	wait := m.loop.Step(m.ctx)
-	m.noting, m.busy = false, false
-	m.failing = map[plan.CopyRef]bool{}
+	m.observing, m.busy = false, false
+	m.failedJobs = map[plan.CopyRef]bool{}
 	v := m.loop.View()
-	m.d, m.o, m.plan, m.rounds = v.Desired, v.Observed, v.Plan, v.Rounds
+	m.desired, m.observed, m.plan, m.rounds = v.Desired, v.Observed, v.Plan, v.Rounds
 	if m.rounds%checkEvery == 0 {
-		plantest.CheckPlan(planErrors{c: m.c, node: m.name}, m.d, m.o, m.plan)
+		plantest.CheckPlan(planErrors{c: m.c, node: m.name}, m.desired, m.observed, m.plan)
 	}
 	m.noteUnwritten()
-	m.stopWorks()
-	begun := m.begun
-	m.begun = nil
+	m.stopJobs()
+	begun := m.toBegin
+	m.toBegin = nil
 	for _, begin := range begun {
 		begin()
 	}
 	m.checkSingleFirstCopy()
-	m.sleep(wait, v)
+	m.wakeAfter(wait, v)
 	if m.due {
 		m.due = false
-		m.later(m.c.between(0, 2*time.Second), m.kick)
+		m.after(m.c.between(0, 2*time.Second), m.requestRound)
 	}
 }
 
-// sleep wakes the node when a wait of its plan is over.
-func (m *node) sleep(wait time.Duration, _ *status.View) {
+// wakeAfter wakes the node when a wait of its plan is over.
+func (m *node) wakeAfter(wait time.Duration, _ *status.View) {
 	m.wakes++
 	wakes := m.wakes
 	if wait < time.Minute { // otherwise the tick comes first
-		m.later(wait, func() {
+		m.after(wait, func() {
 			if m.wakes == wakes {
-				m.kick()
+				m.requestRound()
 			}
 		})
 	}
@@ -224,7 +224,7 @@ func (m *node) sleep(wait time.Duration, _ *status.View) {
 
 // configure applies what is in the directory. It returns false if the process ended.
 func (m *node) configure() bool {
-	changed, reading := m.take(), reconcile.Reading{Began: m.steady(), Ended: m.steady()}
+	changed, reading := m.takeConfig(), reconcile.Reading{Began: m.steady(), Ended: m.steady()}
 	if changed {
 		reading.Result = m.result()
 	}
@@ -241,41 +241,41 @@ func (m *node) configure() bool {
 	return true
 }
 
-// take makes what is in the directory what the loop is told next, and reports whether it changed.
-func (m *node) take() (changed bool) {
+// takeConfig makes what is in the directory what the loop is told next, and reports whether it changed.
+func (m *node) takeConfig() (changed bool) {
 	next := m.next
 	m.next = nil
-	if m.spoilt != m.broken {
-		m.broken, changed = m.spoilt, true
-		m.c.logf(m.name, "sees that the configuration is %s", textIf(m.broken, "broken"))
+	if m.dirBroken != m.appliedBroken {
+		m.appliedBroken, changed = m.dirBroken, true
+		m.c.logf(m.name, "sees that the configuration is %s", textIf(m.appliedBroken, "broken"))
 	}
-	if next == nil || next == m.conf && !m.gap {
+	if next == nil || next == m.applied && !m.brokenAtStart {
 		return changed
 	}
-	m.gap, m.missing = m.conf == nil && m.broken, ""
-	if m.gap && m.c.oneIn(2) {
-		m.missing, _ = m.c.randomImageName(&next.config)
+	m.brokenAtStart, m.invalidImage = m.applied == nil && m.appliedBroken, ""
+	if m.brokenAtStart && m.c.oneIn(2) {
+		m.invalidImage, _ = m.c.randomImageName(&next.config)
 	}
-	if m.conf != nil {
-		for name := range m.conf.config.Images {
-			m.left[name] = m.c.now
+	if m.applied != nil {
+		for name := range m.applied.config.Images {
+			m.removedAt[name] = m.c.now
 		}
 	}
-	m.conf, m.took = next, m.c.now
-	if node, ok := next.config.Nodes[m.name]; ok || m.own == nil {
-		m.own = node.Disks
+	m.applied, m.appliedAt = next, m.c.now
+	if node, ok := next.config.Nodes[m.name]; ok || m.ownDisks == nil {
+		m.ownDisks = node.Disks
 	}
-	m.c.logf(m.name, "takes configuration %d (%s)%s", next.number, next.digest, textIf(m.broken, ", which is broken"))
+	m.c.logf(m.name, "takes configuration %d (%s)%s", next.number, next.digest, textIf(m.appliedBroken, ", which is broken"))
 	return true
 }
 
 // allowed is how far the configuration may be acted on.
 func (m *node) allowed() schema.Allowed {
-	_, declared := m.conf.config.Nodes[m.name]
+	_, declared := m.applied.config.Nodes[m.name]
 	switch {
-	case !declared, m.broken && m.gap && m.missing == "":
+	case !declared, m.appliedBroken && m.brokenAtStart && m.invalidImage == "":
 		return schema.ObserveOnly
-	case m.broken:
+	case m.appliedBroken:
 		return schema.NoDeletions
 	}
 	return schema.Everything
@@ -283,31 +283,31 @@ func (m *node) allowed() schema.Allowed {
 
 // result is what package schema makes of the directory.
 func (m *node) result() *schema.Result {
-	r := &schema.Result{Config: m.conf.config, Digest: m.conf.digest, Allowed: schema.Everything}
-	if !m.broken {
+	r := &schema.Result{Config: m.applied.config, Digest: m.applied.digest, Allowed: schema.Everything}
+	if !m.appliedBroken {
 		return r
 	}
 	r.Digest, r.Allowed = "", schema.NoDeletions
-	if m.gap && m.missing == "" {
+	if m.brokenAtStart && m.invalidImage == "" {
 		r.Allowed = schema.ObserveOnly
 	}
-	if m.missing != "" {
+	if m.invalidImage != "" {
 		r.Config.Images = maps.Clone(r.Config.Images)
-		delete(r.Config.Images, m.missing)
-		r.Invalid = []schema.InvalidImage{{Name: m.missing}}
+		delete(r.Config.Images, m.invalidImage)
+		r.Invalid = []schema.InvalidImage{{Name: m.invalidImage}}
 	}
 	return r
 }
 
 // appliedDigest is the digest of what the loop was told of the directory.
 func (m *node) appliedDigest() string {
-	if m.conf == nil || m.broken {
+	if m.applied == nil || m.appliedBroken {
 		return ""
 	}
-	if _, declared := m.conf.config.Nodes[m.name]; !declared {
+	if _, declared := m.applied.config.Nodes[m.name]; !declared {
 		return ""
 	}
-	return m.conf.digest
+	return m.applied.digest
 }
 
 // leaving reports whether a copy of the node is withdrawn.
@@ -317,12 +317,12 @@ func (m *node) leaving(key plan.CopyRef) bool {
 
 // suspects reports whether a copy of the node gave other bytes than it should have.
 func (m *node) suspects(key plan.CopyRef) bool {
-	return plan.Suspects(m.o.Failures)[key]
+	return plan.Suspects(m.observed.Failures)[key]
 }
 
-func (m *node) sortedWorks() []*work {
-	works := slices.Collect(maps.Values(m.works))
-	slices.SortFunc(works, func(a, b *work) int {
+func (m *node) sortedJobs() []*runningJob {
+	works := slices.Collect(maps.Values(m.jobs))
+	slices.SortFunc(works, func(a, b *runningJob) int {
 		return cmp.Or(plan.CompareDisks(a.key.Disk, b.key.Disk), plan.CompareIDs(a.key.ID, b.key.ID))
 	})
 	return works
@@ -339,13 +339,13 @@ type listing struct {
 // when it was used, and since when it is surplus. Usage is recorded by the first listing of a
 // round only.
 func (m *node) noteListing() {
-	if !m.noting {
+	if !m.observing {
 		return
 	}
 	listed := m.listed
 	m.listed = nil
-	for _, w := range m.works {
-		if w.asks != nil && w.asks.over && !w.sure {
+	for _, w := range m.jobs {
+		if w.query != nil && w.query.ended && !w.confirmed {
 			w.deletion.recordListing(m, m.appliedDigest())
 		}
 	}
@@ -358,12 +358,12 @@ func (m *node) noteListing() {
 			if _, used := one.Users.InUse(c.ID); used {
 				m.c.history(s).usedAt = m.c.now
 			}
-			image, declared := m.conf.config.Images[c.ID.Name]
-			declared = declared && c.ID.Name != m.missing
-			failing := m.failing[key] || m.o.Failures[key].Fault == plan.FaultDisk
+			image, declared := m.applied.config.Images[c.ID.Name]
+			declared = declared && c.ID.Name != m.invalidImage
+			failing := m.failedJobs[key] || m.observed.Failures[key].Fault == plan.FaultDisk
 			switch {
 			case m.allowed() == schema.ObserveOnly:
-			case declared && image.ID == c.ID && c.State == disk.Ready && !failing && m.c.isAlwaysDesired(m.conf, image, one.ref):
+			case declared && image.ID == c.ID && c.State == disk.Ready && !failing && m.c.isAlwaysDesired(m.applied, image, one.ref):
 				m.c.history(s).surplusAt = 0
 			case m.allowed() == schema.Everything && m.c.history(s).surplusAt == 0:
 				m.c.history(s).surplusAt = m.c.now
@@ -381,13 +381,13 @@ type unwrittenKey struct {
 // noteUnwritten finds the copies whose usage a round knew and could not record, and the disks
 // on which the times are right.
 func (m *node) noteUnwritten() {
-	for name := range m.own {
+	for name := range m.ownDisks {
 		ref := schema.DiskRef{Node: m.name, Disk: name}
-		seen, d := m.o.Disks[ref], m.c.disks[ref]
+		seen, d := m.observed.Disks[ref], m.c.disks[ref]
 		if seen.Problem != "" || d == nil || d.UUID != seen.UUID {
 			continue
 		}
-		behind := m.d.Allowed == schema.ObserveOnly
+		behind := m.desired.Allowed == schema.ObserveOnly
 		for id, c := range seen.Copies {
 			s := d.Copies[id]
 			pending := s != nil && (s.Usage.InUse != c.InUseRecorded || !s.Usage.LastUsed.Equal(c.LastUsed) || !s.Usage.SurplusSince.Equal(c.SurplusSince) || s.Usage.By != c.ClockNode)
@@ -398,16 +398,16 @@ func (m *node) noteUnwritten() {
 			}
 		}
 		if !behind {
-			m.recorded[d.UUID] = m.steps
+			m.recorded[d.UUID] = m.clockSteps
 		}
 	}
 }
 
-// excuse notes the copies about which a process that ended knew more than it could record. What
+// excuseCopies notes the copies about which a process that ended knew more than it could record. What
 // it would have recorded is lost, and the next process cannot know that.
-func (m *node) excuse() {
+func (m *node) excuseCopies() {
 	for _, d := range m.c.disks {
-		outdated := m.recorded[d.UUID] < m.steps || m.wall != m.clock
+		outdated := m.recorded[d.UUID] < m.clockSteps || m.clockOffset != m.observedOffset
 		for id, s := range d.Copies {
 			h := m.c.history(s)
 			h.excused = h.excused || s.Usage.By == m.name && outdated || m.unwritten[unwrittenKey{d.UUID, id}]

@@ -27,11 +27,11 @@ func (c *cluster) countReturn(m *node) {
 		if other == m || !other.up {
 			continue
 		}
-		for key, w := range other.works {
+		for key, w := range other.jobs {
 			if !w.action.Op.IsFirstCopy() {
 				continue
 			}
-			for _, ref := range c.places() {
+			for _, ref := range c.diskRefs() {
 				if s := c.copyAt(plan.CopyRef{Disk: ref, ID: key.ID}); ref.Node == m.name && s != nil && (s.Partial > 0 || s.File != "") {
 					c.pairs[pairReturn]++
 				}
@@ -47,7 +47,7 @@ func (c *cluster) countSkew(*deletion) {
 		return
 	}
 	for _, m := range c.nodes {
-		if m.up && m.conf != nil && m.conf.digest != c.latest().digest {
+		if m.up && m.applied != nil && m.applied.digest != c.latest().digest {
 			c.pairs[pairRevert]++
 			return
 		}
@@ -67,7 +67,7 @@ func (c *cluster) injectDuringDeletion(r *deletion) {
 	case 0, 1, 2:
 		for _, name := range c.names {
 			if c.oneIn(2) {
-				c.after(soon(), c.nodes[name].kick)
+				c.after(soon(), c.nodes[name].requestRound)
 			}
 		}
 	case 3:
@@ -115,7 +115,7 @@ func (c *cluster) suspendEverywhere(name string) {
 // may be about to go too.
 func (c *cluster) damageAllButTwo(withdrawn plan.CopyRef) {
 	var others []plan.CopyRef
-	for _, ref := range c.places() {
+	for _, ref := range c.diskRefs() {
 		for _, id := range c.disks[ref].IDs() {
 			if key := (plan.CopyRef{Disk: ref, ID: id}); id.Name == withdrawn.ID.Name && key != withdrawn && c.copyAt(key).Ready() {
 				others = append(others, key)
@@ -131,7 +131,7 @@ func (c *cluster) damageAllButTwo(withdrawn plan.CopyRef) {
 			c.recordLoss(key, c.copyAt(key))
 			c.copyAt(key).Changed = true
 		}
-		c.after(c.between(0, time.Second), c.nodes[key.Disk.Node].kick)
+		c.after(c.between(0, time.Second), c.nodes[key.Disk.Node].requestRound)
 	}
 	c.logf("", "all copies of %s but %s and %s are spoilt", withdrawn.ID.Name, withdrawn, others[spared])
 }

@@ -41,8 +41,8 @@ func (c *cluster) after(wait time.Duration, do func()) {
 	heap.Push(&c.queue, event{c.now + wait, c.Uint64(), do})
 }
 
-// until lets all events before the time end happen, or until a rule was broken.
-func (c *cluster) until(end time.Duration) {
+// runUntil lets all events before the time end happen, or until a rule was broken.
+func (c *cluster) runUntil(end time.Duration) {
 	for len(c.queue) > 0 && c.queue[0].at <= end && len(c.violations) == 0 {
 		h := heap.Pop(&c.queue).(event)
 		c.now = h.at
@@ -76,11 +76,11 @@ func (c *cluster) between(least, most time.Duration) time.Duration {
 // the simulated system that pauses, and continues when that time has passed. Only one fiber
 // runs at a time, so that a seed replays exactly.
 type fiber struct {
-	node  *node
-	life  int // of the node; the fiber ends with it
-	next  func() (time.Duration, bool)
-	stop  func()
-	yield func(time.Duration) bool
+	node   *node
+	starts int // of the node; the fiber ends with it
+	next   func() (time.Duration, bool)
+	stop   func()
+	yield  func(time.Duration) bool
 	// listed is called when the fiber lists the copies on a disk; nil in rounds.
 	listed func(schema.DiskRef)
 }
@@ -90,7 +90,7 @@ type killed struct{}
 
 // spawn runs do as a fiber of a node.
 func (c *cluster) spawn(f *fiber, do func()) {
-	f.life = f.node.life
+	f.starts = f.node.starts
 	f.next, f.stop = iter.Pull(func(yield func(time.Duration) bool) {
 		defer func() {
 			if r := recover(); r != nil && r != (killed{}) {
@@ -105,7 +105,7 @@ func (c *cluster) spawn(f *fiber, do func()) {
 }
 
 func (c *cluster) resume(f *fiber) {
-	if !f.node.up || f.node.life != f.life {
+	if !f.node.up || f.node.starts != f.starts {
 		c.kill(f)
 		return
 	}

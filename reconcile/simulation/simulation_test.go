@@ -129,7 +129,7 @@ func runCluster(seed uint64, told bool) *cluster {
 	c := newCluster(seed, least, most, told)
 	defer c.close()
 	c.after(c.between(0, 5*time.Minute), c.injectFaults)
-	c.until(c.between(15*time.Minute, 40*time.Minute))
+	c.runUntil(c.between(15*time.Minute, 40*time.Minute))
 	if len(c.violations) == 0 {
 		c.heal(!c.oneIn(3))
 		c.converge()

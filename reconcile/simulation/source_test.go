@@ -131,10 +131,10 @@ func (c *cluster) expectedBytes(config schema.Config, image schema.Image) string
 	of := image.Source.Clone
 	if of == nil {
 		at := upstream(image)
-		if c.serves[at] == "" {
-			c.serves[at] = pick(c.rng, plantest.Letters...)
+		if c.served[at] == "" {
+			c.served[at] = pick(c.rng, plantest.Letters...)
 		}
-		return c.serves[at]
+		return c.served[at]
 	}
 	source := config.Images[of.BackingImage]
 	letter := ""
@@ -156,7 +156,7 @@ func (c *cluster) expectedBytes(config schema.Config, image schema.Image) string
 // declared.
 func (c *cluster) readyCopies(config schema.Config, image schema.Image) []plan.CopyRef {
 	var keys []plan.CopyRef
-	for _, ref := range c.places() {
+	for _, ref := range c.diskRefs() {
 		_, declared := config.Nodes[ref.Node].Disks[ref.Disk]
 		if s := c.copyAt(plan.CopyRef{Disk: ref, ID: image.ID}); declared && s.Ready() && (image.Checksum.IsZero() || c.digest(s.Recorded) == image.Checksum) {
 			keys = append(keys, plan.CopyRef{Disk: ref, ID: image.ID})
@@ -167,7 +167,7 @@ func (c *cluster) readyCopies(config schema.Config, image schema.Image) []plan.C
 
 // isReadyWith reports whether any image is ready with these bytes.
 func (c *cluster) isReadyWith(config schema.Config, sum disk.Digest) bool {
-	for _, ref := range c.places() {
+	for _, ref := range c.diskRefs() {
 		if _, declared := config.Nodes[ref.Node].Disks[ref.Disk]; !declared {
 			continue
 		}
@@ -229,7 +229,7 @@ func (c *cluster) moveReplicas() {
 }
 
 // checkSource finds out whether what a first copy is made of is still there.
-func (m *node) checkSource(w *work) error {
+func (m *node) checkSource(w *runningJob) error {
 	switch w.action.Op {
 	case plan.Download, plan.Restore:
 		if m.c.offline {
@@ -248,7 +248,7 @@ func (m *node) checkSource(w *work) error {
 }
 
 // finishFirstCopy is the end of a first copy.
-func (m *node) finishFirstCopy(d *Disk, w *work) error {
+func (m *node) finishFirstCopy(d *Disk, w *runningJob) error {
 	if err := m.checkSource(w); err != nil {
 		return err
 	}
@@ -256,15 +256,15 @@ func (m *node) finishFirstCopy(d *Disk, w *work) error {
 	if want.IsZero() {
 		want = w.action.Pinned.Digest
 	}
-	letter := m.c.serves[upstream(w.image)]
+	letter := m.c.served[upstream(w.image)]
 	if w.action.Op == plan.Clone {
 		s, how := m.c.copyAt(w.action.LocalSource), w.image.Source.Clone.Encryption
 		if s.File != s.Recorded {
 			return &disk.ChecksumError{Want: w.action.SourceDigest, Got: m.c.digest(s.File)}
 		}
 		if letter = cloneBytes(s.File, how); how == schema.Encrypt {
-			m.c.salts++
-			letter = fmt.Sprintf("encrypted %d of %s", m.c.salts, s.File)
+			m.c.encryptions++
+			letter = fmt.Sprintf("encrypted %d of %s", m.c.encryptions, s.File)
 		}
 	}
 	return m.fill(d, w, letter, want)

@@ -24,9 +24,9 @@ func (m *node) instant() reconcile.Instant {
 	return reconcile.Instant{Wall: m.wallNow(), Steady: m.steady()}
 }
 
-func (m *node) wallNow() time.Time { return worldStart.Add(m.c.now + m.wall) }
+func (m *node) wallNow() time.Time { return startTime.Add(m.c.now + m.clockOffset) }
 
-func (m *node) steady() time.Time { return worldStart.Add(m.c.now) }
+func (m *node) steady() time.Time { return startTime.Add(m.c.now) }
 
 // openDisk opens the disk that is at a path of the node.
 func (m *node) openDisk(path string) (reconcile.Disk, string, error) {
@@ -60,7 +60,7 @@ func (d watchedDisk) List(name string) (reconcile.Contents, error) {
 	if f := m.c.running; f != nil && f.listed != nil {
 		f.listed(d.ref)
 	}
-	if name == "" && m.noting {
+	if name == "" && m.observing {
 		m.listed = append(m.listed, listing{d.ref, Opened(d.Disk), listed})
 	}
 	return listed, nil
@@ -89,12 +89,12 @@ type nodePeers struct{ *node }
 func (p nodePeers) Follow(_ context.Context, addresses map[string]string) {
 	m := p.node
 	for _, name := range slices.Sorted(maps.Keys(addresses)) {
-		if m.heard[name] == nil {
-			m.heard[name] = &hearsay{last: m.c.now}
-			m.follow(m.heard[name], m.c.nodes[name])
+		if m.peers[name] == nil {
+			m.peers[name] = &peerView{lastSeen: m.c.now}
+			m.follow(m.peers[name], m.c.nodes[name])
 		}
 	}
-	maps.DeleteFunc(m.heard, func(name string, _ *hearsay) bool { _, ok := addresses[name]; return !ok })
+	maps.DeleteFunc(m.peers, func(name string, _ *peerView) bool { _, ok := addresses[name]; return !ok })
 }
 
 // Observations implements reconcile.Peers. A round calls it after it listed the disks. This takes
@@ -102,15 +102,15 @@ func (p nodePeers) Follow(_ context.Context, addresses map[string]string) {
 func (p nodePeers) Observations() map[string]peer.Observation {
 	m := p.node
 	m.noteListing()
-	if m.noting {
+	if m.observing {
 		m.c.pause(m.c.moment())
 	}
-	m.inForce = m.appliedDigest()
+	m.observedDigest = m.appliedDigest()
 	observations := map[string]peer.Observation{}
-	for name, h := range m.heard {
-		a := peer.Observation{Polled: h.asked, Problem: h.problem, LastSeen: worldStart.Add(h.last), URL: urlOf(name)}
-		if h.said != nil {
-			a.State, a.LastSuccess, a.Received = h.said.state, worldStart.Add(h.begun), worldStart.Add(h.told)
+	for name, h := range m.peers {
+		a := peer.Observation{Polled: h.polled, Problem: h.problem, LastSeen: startTime.Add(h.lastSeen), URL: urlOf(name)}
+		if h.publication != nil {
+			a.State, a.LastSuccess, a.Received = h.publication.state, startTime.Add(h.lastSuccess), startTime.Add(h.received)
 		}
 		observations[name] = a
 	}
@@ -133,34 +133,34 @@ type nodeJobs struct{ *node }
 func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error)) {
 	m, key := j.node, t.Action.CopyRef()
 	if t.Action.Op.Deletes() {
-		w := m.works[key]
-		w.sure, w.done = true, done
-		m.begun = append(m.begun, func() { m.remove(w) })
+		w := m.jobs[key]
+		w.confirmed, w.done = true, done
+		m.toBegin = append(m.toBegin, func() { m.deleteCopy(w) })
 		return
 	}
-	w := &work{began: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, done: done}
+	w := &runningJob{startedAt: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, done: done}
 	if d, ok := t.Disk.(watchedDisk); ok {
-		w.uuid = Opened(d.Disk).UUID
+		w.diskUUID = Opened(d.Disk).UUID
 	}
 	if t.Action.Op.ReadsCopies() {
-		w.letter = m.c.contentOf(t.Digest)
+		w.content = m.c.contentOf(t.Digest)
 		if s := m.c.copyAt(t.Action.LocalSource); s != nil {
-			w.letter = s.Recorded
+			w.content = s.Recorded
 		}
 	}
-	m.addWork(w)
-	m.begun = append(m.begun, func() { m.begin(w) })
+	m.addJob(w)
+	m.toBegin = append(m.toBegin, func() { m.beginJob(w) })
 }
 
 // Query implements reconcile.Jobs.
 func (j nodeJobs) Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State)) {
 	m := j.node
-	w := &work{began: m.c.now, ctx: ctx, action: a, key: a.CopyRef(), asks: &questions{asked: nodes, answers: map[string]peer.State{}, done: done}}
+	w := &runningJob{startedAt: m.c.now, ctx: ctx, action: a, key: a.CopyRef(), query: &deletionQuery{nodes: nodes, responses: map[string]peer.State{}, done: done}}
 	if d := m.c.disks[w.key.Disk]; d != nil {
-		w.uuid = d.UUID
+		w.diskUUID = d.UUID
 	}
-	m.addWork(w)
-	m.begun = append(m.begun, func() { m.withdraw(w) })
+	m.addJob(w)
+	m.toBegin = append(m.toBegin, func() { m.withdraw(w) })
 }
 
 // CanExport implements reconcile.Jobs.

@@ -31,24 +31,24 @@ func threeNodes(t *testing.T, off time.Duration) (c *cluster, second, third *nod
 		c.disks[schema.DiskRef{Node: name, Disk: "disk1"}] = NewDisk(newUUID(i), c.library, diskSize)
 	}
 	url := "https://example.com/parrot"
-	c.serves[url] = "a"
+	c.served[url] = "a"
 	m := schema.Image{Copies: 3, Source: schema.Source{Download: &schema.Download{URL: url, Unpack: schema.UnpackNone}}}
 	m.ID = disk.ID{Name: "parrot", UUID: schema.UUID("parrot", m.Checksum, m.Source)}
 	config.Images["parrot"] = m
 	c.declare(config)
 	ranked := c.rankedDisks(c.latest(), m)
-	c.nodes[ranked[2].Node].wall = off
+	c.nodes[ranked[2].Node].clockOffset = off
 	for _, name := range c.names {
 		c.nodes[name].start()
 	}
-	c.until(10 * time.Minute)
+	c.runUntil(10 * time.Minute)
 	for _, ref := range ranked {
 		if !c.copyAt(plan.CopyRef{Disk: ref, ID: m.ID}).Ready() {
 			t.Fatalf("%s has no copy:\n%s", ref, c.trace)
 		}
 	}
 	c.setCopies(1)
-	c.until(c.now + time.Minute)
+	c.runUntil(c.now + time.Minute)
 	return c, c.nodes[ranked[1].Node], c.nodes[ranked[2].Node]
 }
 
@@ -70,7 +70,7 @@ func (m *node) parrotCopy() plan.CopyRef {
 // waitDeleted runs the cluster until the copy is gone, which has to happen in some time.
 func (c *cluster) waitDeleted(t *testing.T, key plan.CopyRef, within time.Duration) {
 	t.Helper()
-	for end := c.now + within; c.copyAt(key) != nil && len(c.violations) == 0; c.until(c.now + time.Minute) {
+	for end := c.now + within; c.copyAt(key) != nil && len(c.violations) == 0; c.runUntil(c.now + time.Minute) {
 		if c.now > end {
 			t.Fatalf("%s does not go:\n%s", key, c.trace)
 		}
@@ -84,7 +84,7 @@ func TestClusterDeletesSurplusAfterDiskSwap(t *testing.T) {
 	c, second, third := threeNodes(t, time.Hour)
 	a, b := c.disks[second.onlyDisk()], c.disks[third.onlyDisk()]
 	a.Attached, b.Attached = false, false
-	c.until(c.now + 2*time.Minute)
+	c.runUntil(c.now + 2*time.Minute)
 	c.disks[second.onlyDisk()], c.disks[third.onlyDisk()] = b, a
 	a.Attached, b.Attached = true, true
 	c.waitDeleted(t, third.parrotCopy(), 20*time.Minute)
@@ -95,9 +95,9 @@ func TestClusterDeletesSurplusAfterClockStepWhileDiskAbsent(t *testing.T) {
 	t.Parallel()
 	c, second, _ := threeNodes(t, 0)
 	c.disks[second.onlyDisk()].Attached = false
-	c.until(c.now + 2*time.Minute)
-	second.wall += 1000 * time.Hour
-	c.until(c.now + 2*time.Minute)
+	c.runUntil(c.now + 2*time.Minute)
+	second.clockOffset += 1000 * time.Hour
+	c.runUntil(c.now + 2*time.Minute)
 	c.disks[second.onlyDisk()].Attached = true
 	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
 }
@@ -109,10 +109,10 @@ func TestClusterDeletesSurplusAfterUseWhileNodeUndeclared(t *testing.T) {
 	c, second, _ := threeNodes(t, 0)
 	before := c.latest().config
 	c.declare(c.editedConfig(func(config *schema.Config) { delete(config.Nodes, second.name) }))
-	c.until(c.now + time.Minute)
+	c.runUntil(c.now + time.Minute)
 	s := c.copyAt(second.parrotCopy())
 	s.Users, c.history(s).usedFrom = 1, c.now
-	c.until(c.now + 12*time.Minute)
+	c.runUntil(c.now + 12*time.Minute)
 	s.Users = 0
 	c.declare(before)
 	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
@@ -125,23 +125,23 @@ func TestClusterDeletesSurplusAfterCrashDuringUse(t *testing.T) {
 	c, second, third := threeNodes(t, 0)
 	for name := range c.nodes { // nobody answers, so that it stays withdrawn for a while
 		if name != second.name && name != third.name {
-			c.wire(second.name, name).slow = 4 * time.Second
+			c.link(second.name, name).slow = 4 * time.Second
 		}
 	}
-	for end := c.now + 20*time.Minute; c.deletionOf(second.parrotCopy()) == nil; c.until(c.now + 50*time.Millisecond) {
+	for end := c.now + 20*time.Minute; c.deletionOf(second.parrotCopy()) == nil; c.runUntil(c.now + 50*time.Millisecond) {
 		if c.now > end {
 			t.Fatalf("it is not withdrawn:\n%s", c.trace)
 		}
 	}
 	s := c.copyAt(second.parrotCopy())
 	s.Users, c.history(s).usedFrom = 1, c.now
-	second.kick()
+	second.requestRound()
 	for !s.Usage.InUse && c.deletionOf(second.parrotCopy()) != nil {
-		c.until(c.now + 10*time.Millisecond)
+		c.runUntil(c.now + 10*time.Millisecond)
 	}
 	second.crash()
 	s.Users = 0
-	c.until(c.now + time.Minute)
+	c.runUntil(c.now + time.Minute)
 	second.start()
 	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
 }
@@ -159,10 +159,10 @@ func TestClusterRetriesHopelessCopyRarely(t *testing.T) {
 		s := c.copyAt(m.parrotCopy())
 		s.Failure, s.DamagedAt = "damaged", m.wallNow()
 	}
-	c.until(c.now + 5*time.Minute)
-	before := c.begun
-	c.until(c.now + time.Hour)
-	if n := c.begun - before; n > 60 {
+	c.runUntil(c.now + 5*time.Minute)
+	before := c.begunJobs
+	c.runUntil(c.now + time.Hour)
+	if n := c.begunJobs - before; n > 60 {
 		t.Errorf("%d actions were begun in an hour:\n%s", n, c.trace)
 	}
 }

@@ -22,7 +22,7 @@ func (c *cluster) logf(node, format string, args ...any) {
 	if c.trace == nil {
 		return
 	}
-	at := worldStart.Add(c.now).Sub(worldStart).Truncate(time.Millisecond)
+	at := startTime.Add(c.now).Sub(startTime).Truncate(time.Millisecond)
 	line := fmt.Sprintf("%12s %-7s %s", at, node, fmt.Sprintf(format, args...))
 	if len(c.trace.lines) < *clusterLines {
 		c.trace.lines = append(c.trace.lines, line)
@@ -38,7 +38,7 @@ func (s *trace) String() string {
 }
 
 // String tells what a node told.
-func (s *said) String() string {
+func (s *publication) String() string {
 	if s == nil {
 		return "nothing new"
 	}
@@ -59,7 +59,7 @@ func formatState(s peer.State) string {
 // describe is what is where, for people.
 func (c *cluster) describe() string {
 	var b strings.Builder
-	for _, ref := range c.places() {
+	for _, ref := range c.diskRefs() {
 		d := c.disks[ref]
 		fmt.Fprintf(&b, "%s %s there=%v", ref, d.UUID, d.Attached)
 		for _, id := range d.IDs() {
@@ -70,7 +70,7 @@ func (c *cluster) describe() string {
 	}
 	for _, name := range c.names {
 		m := c.nodes[name]
-		fmt.Fprintf(&b, "%s up=%v rounds=%d digest=%s\n", name, m.up, m.rounds, m.inForce)
+		fmt.Fprintf(&b, "%s up=%v rounds=%d digest=%s\n", name, m.up, m.rounds, m.observedDigest)
 		for _, a := range m.plan.Actions {
 			fmt.Fprintf(&b, "    %s %s: %s (until %s)\n", a.Op, a.CopyRef(), a.Text, a.Until)
 		}

@@ -15,10 +15,10 @@ import (
 // uploader is a client that uploads a file to a node. It may break off for a while, or for
 // good.
 type uploader struct {
-	key    plan.CopyRef // where it goes
-	letter string
-	last   time.Duration // when a byte came, or when it was begun
-	over   bool
+	key          plan.CopyRef // where it goes
+	content      string
+	lastProgress time.Duration // when a byte came, or when it was begun
+	ended        bool
 }
 
 // uploadExpires is when a node gives up a client of which nothing more comes.
@@ -41,15 +41,15 @@ func (c *cluster) uploadRandomly() {
 	if c.oneIn(4) {
 		letter = pick(c.rng, plantest.Letters...)
 	}
-	c.upload(name, c.taker(c.latest().config.Images[name]), letter)
+	c.upload(name, c.nodeForUpload(c.latest().config.Images[name]), letter)
 	if c.oneIn(3) { // and so does somebody else
-		c.upload(name, c.taker(c.latest().config.Images[name]), pick(c.rng, plantest.Letters...))
+		c.upload(name, c.nodeForUpload(c.latest().config.Images[name]), pick(c.rng, plantest.Letters...))
 	}
 }
 
-// taker is a node to upload an image to, most times one that has a disk for it; when all
+// nodeForUpload is a node to upload an image to, most times one that has a disk for it; when all
 // faults are over, that one, since others say where to go.
-func (c *cluster) taker(image schema.Image) *node {
+func (c *cluster) nodeForUpload(image schema.Image) *node {
 	ranked := c.rankedDisks(c.latest(), image)
 	on := c.disksForNewCopy(image, ranked)
 	if best := slices.DeleteFunc(slices.Clone(on), func(ref schema.DiskRef) bool { return !slices.Contains(ranked, ref) }); len(best) > 0 {
@@ -67,23 +67,23 @@ func (c *cluster) upload(name string, m *node, letter string) {
 		return
 	}
 	m.loop.RequestUpload(name, disk.Digest{}, func(key plan.CopyRef, err error) {
-		if w := m.works[key]; err != nil || m.uploads[key] != nil || w != nil && w.began < c.now {
+		if w := m.jobs[key]; err != nil || m.uploads[key] != nil || w != nil && w.startedAt < c.now {
 			c.logf(m.name, "takes no upload of %s: %v", name, err)
 			return
 		}
-		u := &uploader{key: key, letter: letter, last: c.now}
+		u := &uploader{key: key, content: letter, lastProgress: c.now}
 		m.uploads[key] = u
 		c.logf(m.name, "takes an upload of %s with %s", key, letter)
-		c.after(c.between(0, 10*time.Second), func() { m.send(u) })
+		c.after(c.between(0, 10*time.Second), func() { m.sendChunk(u) })
 	})
-	m.kick()
+	m.requestRound()
 }
 
-// serve is the job of an upload. It waits for what the client brings.
-func (m *node) serve(w *work) {
+// beginUpload is the job of an upload. It waits for what the client brings.
+func (m *node) beginUpload(w *runningJob) {
 	d := m.c.disks[w.key.Disk]
 	if d == nil || !d.Attached {
-		m.end(w, errors.New("input/output error"))
+		m.endJob(w, errors.New("input/output error"))
 		return
 	}
 	s := d.Folder(w.key.ID)
@@ -92,58 +92,58 @@ func (m *node) serve(w *work) {
 		w.client = m.c.history(s).client
 	}
 	if w.client == nil {
-		m.end(w, upload.ErrExpired)
+		m.endJob(w, upload.ErrExpired)
 		return
 	}
 	if m.c.history(s).client != w.client {
 		m.c.setClient(s, w.client)
 	}
-	m.expire(w)
+	m.expireUpload(w)
 }
 
-// expire ends the job when nothing has come for long.
-func (m *node) expire(w *work) {
-	m.later(m.c.between(0, time.Minute)+max(0, w.client.last+uploadExpires-m.c.now), func() {
+// expireUpload ends the job when nothing has come for long.
+func (m *node) expireUpload(w *runningJob) {
+	m.after(m.c.between(0, time.Minute)+max(0, w.client.lastProgress+uploadExpires-m.c.now), func() {
 		switch s := m.c.copyAt(w.key); {
-		case w.over || w.stopped:
-		case m.c.now-w.client.last < uploadExpires:
-			m.expire(w)
+		case w.ended || w.stopped:
+		case m.c.now-w.client.lastProgress < uploadExpires:
+			m.expireUpload(w)
 		default:
 			if s != nil && m.c.history(s).client == w.client {
 				m.c.setClient(s, nil)
 			}
 			m.c.logf(m.name, "gives up the upload of %s", w.key)
-			m.end(w, upload.ErrExpired)
+			m.endJob(w, upload.ErrExpired)
 		}
 	})
 }
 
-// send brings the next piece, if the node is there and takes it.
-func (m *node) send(u *uploader) {
+// sendChunk brings the next piece, if the node is there and takes it.
+func (m *node) sendChunk(u *uploader) {
 	wait := m.c.between(time.Second, 30*time.Second)
-	w := m.works[u.key]
+	w := m.jobs[u.key]
 	switch {
-	case u.over || m.c.now-u.last > uploadExpires:
+	case u.ended || m.c.now-u.lastProgress > uploadExpires:
 		return
-	case !m.up || w == nil || w.over || w.stopped || w.client != u: // it tries again
-	case m.piece(w, u):
-		u.over = true
+	case !m.up || w == nil || w.ended || w.stopped || w.client != u: // it tries again
+	case m.receiveChunk(w, u):
+		u.ended = true
 		return
 	case !m.c.healed && m.c.oneIn(12):
-		u.over = true
+		u.ended = true
 		m.c.logf("", "who uploads %s breaks off", u.key)
 		return
 	case !m.c.healed && m.c.oneIn(8):
 		wait = m.c.between(0, 8*time.Minute)
 	}
-	m.c.after(wait, func() { m.send(u) })
+	m.c.after(wait, func() { m.sendChunk(u) })
 }
 
-// piece takes a piece. It reports whether it was the last one.
-func (m *node) piece(w *work, u *uploader) (last bool) {
+// receiveChunk takes a piece. It reports whether it was the last one.
+func (m *node) receiveChunk(w *runningJob, u *uploader) (last bool) {
 	d := m.c.disks[w.key.Disk]
-	if d == nil || !d.Attached || d.UUID != w.uuid {
-		m.end(w, errors.New("input/output error"))
+	if d == nil || !d.Attached || d.UUID != w.diskUUID {
+		m.endJob(w, errors.New("input/output error"))
 		return false
 	}
 	s := d.Folder(w.key.ID)
@@ -152,10 +152,10 @@ func (m *node) piece(w *work, u *uploader) (last bool) {
 	}
 	if d.Free()-w.reserve < gib/4 {
 		m.c.setClient(s, nil)
-		m.end(w, &disk.NoSpaceError{Need: gib, Free: d.Free()})
+		m.endJob(w, &disk.NoSpaceError{Need: gib, Free: d.Free()})
 		return false
 	}
-	u.last = m.c.now
+	u.lastProgress = m.c.now
 	if s.Partial += gib / 4; s.Partial < gib {
 		return false
 	}
@@ -163,14 +163,14 @@ func (m *node) piece(w *work, u *uploader) (last bool) {
 	if want.IsZero() {
 		want = w.action.Pinned.Digest
 	}
-	m.end(w, m.fill(d, w, u.letter, want))
+	m.endJob(w, m.fill(d, w, u.content, want))
 	return true
 }
 
-// promise has somebody upload what nobody has, when all faults are over, as often as it
+// keepUploading has somebody upload what nobody has, when all faults are over, as often as it
 // takes.
-func (c *cluster) promise(name string) {
-	c.promised[name] = true
+func (c *cluster) keepUploading(name string) {
+	c.uploaded[name] = true
 	c.after(c.between(time.Minute, 3*time.Minute), func() {
 		config := c.latest().config
 		image := config.Images[name]
@@ -179,8 +179,8 @@ func (c *cluster) promise(name string) {
 			if !image.Checksum.IsZero() {
 				letter = c.contentOf(image.Checksum)
 			}
-			c.upload(name, c.taker(image), letter)
+			c.upload(name, c.nodeForUpload(image), letter)
 		}
-		c.promise(name)
+		c.keepUploading(name)
 	})
 }

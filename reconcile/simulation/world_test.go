@@ -17,30 +17,30 @@ const (
 	diskSize = 8 * gib
 )
 
-var worldStart = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
+var startTime = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 
 // cluster is many nodes with disks, a network between them and an origin, in memory.
 // One seed is one run: nothing in it follows from anything but its dice.
 type cluster struct {
 	rng
-	suspensions rng // for suspensions
-	seed        uint64
-	now         time.Duration // true time, since worldStart
-	queue       queue
-	fibers      map[*fiber]bool
-	running     *fiber   // nil: none
-	names       []string // of all nodes, sorted
-	nodes       map[string]*node
-	disks       map[schema.DiskRef]*Disk // which disk is where
-	links       map[link]*wire
-	lying       map[string]bool // nodes that send other bytes than they should
+	suspensions     rng // for suspensions
+	seed            uint64
+	now             time.Duration // true time, since worldStart
+	queue           queue
+	fibers          map[*fiber]bool
+	running         *fiber   // nil: none
+	names           []string // of all nodes, sorted
+	nodes           map[string]*node
+	disks           map[schema.DiskRef]*Disk // which disk is where
+	links           map[route]*link
+	sendsWrongBytes map[string]bool // nodes that send other bytes than they should
 
-	serves   map[string]string          // letter of the bytes behind an origin
-	replicas map[string]map[string]bool // nodes that have a usable replica of a volume
-	offline  bool                       // the origins that are not in the cluster
-	reads    []read                     // of an origin
-	salts    int                        // counts what was encrypted
-	promised map[string]bool            // images that somebody uploads when all faults are over
+	served      map[string]string          // letter of the bytes behind an origin
+	replicas    map[string]map[string]bool // nodes that have a usable replica of a volume
+	offline     bool                       // the origins that are not in the cluster
+	reads       []read                     // of an origin
+	encryptions int                        // counts what was encrypted
+	uploaded    map[string]bool            // images that somebody uploads when all faults are over
 
 	declarations []*declaration // what was declared, the newest last
 	digests      map[string]string
@@ -59,7 +59,7 @@ type cluster struct {
 	publications int
 	diskCount    int // that there were, ever
 	done         map[plan.Op]int
-	begun        int    // actions, of all nodes
+	begunJobs    int    // actions, of all nodes
 	trace        *trace // nil: nobody reads it
 	violations   []string
 }
@@ -82,7 +82,7 @@ type loss struct {
 func newCluster(seed uint64, least, most int, told bool) *cluster {
 	c := &cluster{
 		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, nodes: map[string]*node{}, fibers: map[*fiber]bool{}, disks: map[schema.DiskRef]*Disk{},
-		links: map[link]*wire{}, lying: map[string]bool{}, serves: map[string]string{}, replicas: map[string]map[string]bool{}, promised: map[string]bool{}, digests: map[string]string{},
+		links: map[route]*link{}, sendsWrongBytes: map[string]bool{}, served: map[string]string{}, replicas: map[string]map[string]bool{}, uploaded: map[string]bool{}, digests: map[string]string{},
 		rankings: map[rankKey]*[]schema.DiskRef{}, hashes: map[string]uint64{}, pairs: map[string]int{}, library: NewLibrary(), histories: map[*Copy]*copyHistory{}, done: map[plan.Op]int{},
 	}
 	if told {
@@ -100,7 +100,7 @@ func newCluster(seed uint64, least, most int, told bool) *cluster {
 			c.disks[schema.DiskRef{Node: name, Disk: d}] = nil
 		}
 	}
-	for i, ref := range c.places() {
+	for i, ref := range c.diskRefs() {
 		c.disks[ref] = NewDisk(newUUID(i), c.library, diskSize)
 	}
 	c.diskCount = len(c.disks)
@@ -112,8 +112,8 @@ func newCluster(seed uint64, least, most int, told bool) *cluster {
 
 func newUUID(n int) string { return fmt.Sprintf("disk-%04d", n) }
 
-// places are where disks are, sorted.
-func (c *cluster) places() []schema.DiskRef {
+// diskRefs are where disks are, sorted.
+func (c *cluster) diskRefs() []schema.DiskRef {
 	return slices.SortedFunc(maps.Keys(c.disks), plan.CompareDisks)
 }
 
