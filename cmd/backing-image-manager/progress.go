@@ -241,33 +241,31 @@ func bytesPerSecond(samples []sample) float64 {
 func bar(t job.Transfer, rate float64, width int) []string {
 	done, total := t.Progress.Done.Load(), t.Progress.Total.Load()
 	row := []string{string(t.Action.Op), t.Action.Image, t.Action.Disk}
+	var speed []string
+	if rate > 0 {
+		speed = append(speed, report.Size(int64(rate))+"/s")
+	}
 	if total <= 0 {
-		return append(row, report.Size(done), rateText(rate))
+		return append(append(row, report.Size(done)), speed...)
+	}
+	if left, ok := timeLeft(total-done, rate); ok {
+		speed = append(speed, left.String()+" left")
 	}
 	if width > 0 {
 		full := int(min(1, float64(done)/float64(total)) * float64(width))
 		row = append(row, "["+strings.Repeat("=", full)+strings.Repeat(" ", width-full)+"]")
 	}
-	return append(row,
-		fmt.Sprintf("%3d%%", min(100, done*100/total)),
-		report.Size(done)+" / "+report.Size(total),
-		rateText(rate), etaText(total-done, rate))
+	row = append(row, fmt.Sprintf("%3d%%", min(100, done*100/total)), report.Size(done)+" / "+report.Size(total))
+	return append(row, speed...)
 }
 
-func rateText(rate float64) string {
-	if rate <= 0 {
-		return ""
-	}
-	return report.Size(int64(rate)) + "/s"
-}
-
-// etaText returns the time that the remaining bytes take at the rate. It is an empty cell
-// if the rate says nothing about it.
-func etaText(remaining int64, rate float64) string {
-	const maxETA = 100 * time.Hour
-	if remaining <= 0 || rate <= 0 || float64(remaining)/rate > maxETA.Seconds() {
-		return ""
+// timeLeft returns the time that the remaining bytes take at the rate, in whole seconds. ok is
+// false if the rate is too low for an estimate.
+func timeLeft(remaining int64, rate float64) (left time.Duration, ok bool) {
+	const maxLeft = 100 * time.Hour
+	if remaining <= 0 || rate <= 0 || float64(remaining)/rate > maxLeft.Seconds() {
+		return 0, false
 	}
 	seconds := time.Duration(float64(remaining)/rate*float64(time.Second)) + time.Second/2
-	return seconds.Truncate(time.Second).String() + " left"
+	return seconds.Truncate(time.Second), true
 }

@@ -191,7 +191,7 @@ func imageStatusRows(image status.ImageStatus, unreachable map[string]bool) (row
 			add("", "", "", "", countStates(lines[i:], disks))
 			break
 		}
-		add(someDisks(disks[l], len(disks[l])), string(l.state), percentText(l.progress), Size(l.size), l.message)
+		add(someDisks(disks[l], len(disks[l])), string(l.state), l.progress, Size(l.size), l.message)
 	}
 	for _, p := range image.PassedOver[:min(len(image.PassedOver), maxPassedOver)] {
 		add(someDisks(p.Disks, p.Count), "", "", "", "not eligible: "+clip(p.Reason))
@@ -205,16 +205,9 @@ func imageStatusRows(image status.ImageStatus, unreachable map[string]bool) (row
 // copyLine is a line of the table. Equal copies share one.
 type copyLine struct {
 	state    disk.State
-	progress int // -1: not shown
+	progress string // empty if it is not shown
 	size     int64
 	message  string
-}
-
-func percentText(n int) string {
-	if n < 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d %%", n)
 }
 
 // groupCopies returns the different lines, the best state first, and the disks of each. The
@@ -225,9 +218,9 @@ func groupCopies(copies []status.CopyStatus, unreachable map[string]bool) (lines
 		if c.Absent() && c.Rejection != "" {
 			continue // it has a line as a disk that is not eligible
 		}
-		l := copyLine{c.State, c.Progress, max(c.Size, c.Total), clip(c.Summary())}
-		if len(copies) > maxCopyLines && c.State == disk.InProgress {
-			l.progress = -1
+		l := copyLine{state: c.State, size: max(c.Size, c.Total), message: clip(c.Summary())}
+		if len(copies) <= maxCopyLines || c.State != disk.InProgress {
+			l.progress = fmt.Sprintf("%d %%", c.Progress)
 		}
 		if unreachable[c.Node] {
 			l.message = unreachableNode

@@ -51,8 +51,8 @@ func skewOf(d plan.Desired, p plan.Peer) Skew {
 	return SkewSame
 }
 
-// skewText returns one line about the nodes whose configuration differs, "" if none does.
-func skewText(peers []PeerStatus) string {
+// skewText returns one line about the nodes whose configuration differs.
+func skewText(peers []PeerStatus) (text string, differs bool) {
 	var differ []string
 	for _, p := range peers {
 		switch p.Skew {
@@ -63,8 +63,8 @@ func skewText(peers []PeerStatus) string {
 		}
 	}
 	if len(differ) == 0 {
-		return ""
+		return "", false
 	}
-	text := fmt.Sprintf("the configuration differs on %d of %d other nodes: ", len(differ), len(peers))
-	return text + plan.JoinMax(differ, "; ", 5)
+	text = fmt.Sprintf("the configuration differs on %d of %d other nodes: ", len(differ), len(peers))
+	return text + plan.JoinMax(differ, "; ", 5), true
 }

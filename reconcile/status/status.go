@@ -112,9 +112,12 @@ func (v View) Status(transfers map[plan.CopyRef]job.Transfer) Status {
 		Peers: v.peers(), Disks: []DiskStatus{}, Images: []ImageStatus{},
 	}
 	s.Config = ConfigStatus{
-		Digest: v.Config.Digest, Revision: v.Config.Revision, Allowed: v.Desired.Allowed.String(), Fault: v.Fault, Skew: skewText(s.Peers),
+		Digest: v.Config.Digest, Revision: v.Config.Revision, Allowed: v.Desired.Allowed.String(), Fault: v.Fault,
 		Errors: texts(v.Config.Errors), Warnings: texts(v.Config.WarningsAt(v.Observed.Now)),
 		Suspended: plan.NewSuspension(v.Desired.Config.Settings.Suspend, v.Observed.Now),
+	}
+	if text, differs := skewText(s.Peers); differs {
+		s.Config.Skew = text
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(v.disks()), plan.CompareDisks) {
 		s.Disks = append(s.Disks, v.diskStatus(ref))
