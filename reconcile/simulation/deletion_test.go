@@ -11,76 +11,77 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// This is what the network and package disk do between the steps of a deletion: queries, a
-// rename, a look for users, a rename back or an unlink. Each of these takes its time.
+// This file has what the network and package disk do between the steps of a deletion: queries,
+// renames, checks for users, and the removal of the files. Each step takes time.
 
-// withdraw begins the queries of a deletion. The copy is withdrawn and published.
-func (m *node) withdraw(w *runningJob) {
-	m.checkSuspension(w)
-	w.deletion = m.c.beginDeletion(m, w)
-	m.c.injectDuringDeletion(w.deletion)
-	m.c.logf(m.name, "withdraws %s: %s", w.key, w.action.Text)
-	m.deletionStep(w, func() { m.queryNodes(w) })
+// withdraw begins the queries of a deletion. The copy is already withdrawn and published.
+func (m *node) withdraw(job *runningJob) {
+	m.checkSuspension(job)
+	job.deletion = m.c.beginDeletion(m, job)
+	m.c.injectDuringDeletion(job.deletion)
+	m.c.logf(m.name, "withdraws %s: %s", job.key, job.action.Text)
+	m.deletionStep(job, func() { m.queryNodes(job) })
 }
 
-// deletionStep goes on with a deletion after a moment, unless it was stopped.
-func (m *node) deletionStep(w *runningJob, do func()) {
+// deletionStep continues a deletion after a moment, unless it was stopped.
+func (m *node) deletionStep(job *runningJob, do func()) {
 	m.afterMoment(func() {
-		if !w.ended && !w.stopped {
+		if !job.ended && !job.stopped {
 			do()
 		}
 	})
 }
 
-// deletionQuery are the queries of a deletion, and the responses.
+// deletionQuery are the direct queries of a deletion, and the responses.
 type deletionQuery struct {
 	nodes     []peer.Address
 	responses map[string]peer.State
 	done      func(map[string]peer.State)
-	pending   int
-	ended     bool
+	pending   int  // queries without a response
+	ended     bool // the responses were reported
 }
 
-func (m *node) queryNodes(w *runningJob) {
-	w.query.pending = len(w.query.nodes)
-	m.c.logf(m.name, "asks %v about %s", w.query.nodes, w.key)
-	if w.query.pending == 0 {
-		m.endQuery(w)
+// queryNodes queries all nodes of a deletion directly.
+func (m *node) queryNodes(job *runningJob) {
+	job.query.pending = len(job.query.nodes)
+	m.c.logf(m.name, "queries %v about %s", job.query.nodes, job.key)
+	if job.query.pending == 0 {
+		m.endQuery(job)
 	}
-	for _, at := range w.query.nodes {
-		m.queryNode(w, at, m.c.nodeAt(at.URL))
+	for _, at := range job.query.nodes {
+		m.queryNode(job, at, m.c.nodeAt(at.URL))
 	}
 }
 
-// endQuery lets the next round decide.
-func (m *node) endQuery(w *runningJob) {
-	m.deletionStep(w, func() {
-		w.query.ended = true
-		w.query.done(w.query.responses)
+// endQuery reports the responses, so that the next round decides.
+func (m *node) endQuery(job *runningJob) {
+	m.deletionStep(job, func() {
+		job.query.ended = true
+		job.query.done(job.query.responses)
 		m.requestRound()
 	})
 }
 
-// queryNode queries one node directly.
-func (m *node) queryNode(w *runningJob, at peer.Address, other *node) {
+// queryNode queries one node directly. Without a response the query ends after a timeout.
+func (m *node) queryNode(job *runningJob, at peer.Address, other *node) {
 	ended := false
 	end := func() {
-		if ended || w.ended || w.stopped {
+		if ended || job.ended || job.stopped {
 			return
 		}
 		ended = true
-		if w.query.pending--; w.query.pending == 0 {
-			m.endQuery(w)
+		if job.query.pending--; job.query.pending == 0 {
+			m.endQuery(job)
 		}
 	}
 	m.c.send(m, other, func() {
 		other.afterMoment(func() {
-			other.respond(w, func(state peer.State) {
-				m.c.logf(other.name, "answers %s about %s: %s", m.name, w.key.ID.Name, formatState(state))
+			other.respond(job, func(state peer.State) {
+				m.c.logf(other.name, "responds to %s about %s: %s", m.name, job.key.ID.Name, formatState(state))
 				m.c.send(other, m, func() {
 					if !ended {
 						if state.Node == at.Node { // peer.Client checks that
-							w.query.responses[at.Node] = state
+							job.query.responses[at.Node] = state
 						}
 						end()
 					}
@@ -91,98 +92,99 @@ func (m *node) queryNode(w *runningJob, at peer.Address, other *node) {
 	m.after(reconcile.QueryTimeout, end)
 }
 
-// respond answers a direct query.
-func (m *node) respond(w *runningJob, give func(peer.State)) {
-	stood := map[readyCopy]bool{}
-	f := &fiber{node: m, listed: func(ref schema.DiskRef) { w.deletion.addReady(m, ref, "", stood) }}
+// respond responds to a direct query. It notes which copies the node listed for the response.
+func (m *node) respond(job *runningJob, send func(peer.State)) {
+	listed := map[readyCopy]bool{}
+	f := &fiber{node: m, listed: func(ref schema.DiskRef) { job.deletion.addReady(m, ref, "", listed) }}
 	m.c.spawn(f, func() {
-		s, err := m.loop.PeerNode().Copies(m.ctx, w.key.ID.Name)
+		s, err := m.loop.PeerNode().Copies(m.ctx, job.key.ID.Name)
 		if err == nil {
-			w.deletion.recordResponse(m, s.Config, stood)
-			give(s)
+			job.deletion.recordResponse(m, s.Config, listed)
+			send(s)
 		}
 	})
 }
 
-// stopJobs ends the jobs that the last round stopped, in a moment, and the deletions that it
-// cancelled, at once.
+// stopJobs ends the jobs that the last round stopped. A deletion that the round cancelled ends at
+// once, any other job after a moment.
 func (m *node) stopJobs() {
-	runs := m.loop.Transfers()
-	for _, w := range m.sortedJobs() {
-		if _, ok := runs[w.key]; !ok && w.deletion != nil && !w.confirmed {
-			m.c.logf(m.name, "keeps %s: %s", w.key, m.observed.Failures[w.key].Message)
-			m.endCancelled(w)
+	running := m.loop.Transfers()
+	for _, job := range m.sortedJobs() {
+		if _, ok := running[job.key]; !ok && job.deletion != nil && !job.confirmed {
+			m.c.logf(m.name, "keeps %s: %s", job.key, m.observed.Failures[job.key].Message)
+			m.endCancelled(job)
 			continue
 		}
-		if w.ctx.Err() == nil || w.stopped || w.confirmed || w.ended {
+		if job.ctx.Err() == nil || job.stopped || job.confirmed || job.ended {
 			continue
 		}
-		w.stopped = true
-		m.c.logf(m.name, "stops %s of %s", w.action.Op, w.key)
-		if w.query == nil {
-			m.afterMoment(func() { m.endJob(w, context.Canceled) })
+		job.stopped = true
+		m.c.logf(m.name, "stops %s of %s", job.action.Op, job.key)
+		if job.query == nil {
+			m.afterMoment(func() { m.endJob(job, context.Canceled) })
 			continue
 		}
-		if plantest.IsSuspended(m.desired.Config, w.key.ID.Name, m.observed.Now) {
+		if plantest.IsSuspended(m.desired.Config, job.key.ID.Name, m.observed.Now) {
 			m.c.pairs[pairSuspend]++
 		}
-		m.c.endDeletion(w.deletion)
-		if !w.query.ended {
-			w.query.ended = true
+		m.c.endDeletion(job.deletion)
+		if !job.query.ended {
+			job.query.ended = true
 			m.afterMoment(func() {
-				m.dropJob(w)
-				w.query.done(maps.Clone(w.query.responses))
+				m.dropJob(job)
+				job.query.done(maps.Clone(job.query.responses))
 				m.requestRound()
 			})
 		}
 	}
 }
 
-// endCancelled ends a deletion that was not confirmed.
-func (m *node) endCancelled(w *runningJob) {
-	if plantest.IsSuspended(m.applied.config, w.key.ID.Name, m.observed.Now) {
+// endCancelled ends a deletion that the round did not confirm.
+func (m *node) endCancelled(job *runningJob) {
+	if plantest.IsSuspended(m.applied.config, job.key.ID.Name, m.observed.Now) {
 		m.c.pairs[pairSuspend]++
 	}
-	m.c.endDeletion(w.deletion)
-	m.dropJob(w)
+	m.c.endDeletion(job.deletion)
+	m.dropJob(job)
 }
 
-// dropJob ends a job without a report to the loop.
-func (m *node) dropJob(w *runningJob) {
-	w.ended = true
-	if m.jobs[w.key] == w {
-		delete(m.jobs, w.key)
+// dropJob ends a job without a report to the loop, which has ended it already.
+func (m *node) dropJob(job *runningJob) {
+	job.ended = true
+	if m.jobs[job.key] == job {
+		delete(m.jobs, job.key)
 	}
 }
 
-// deleteCopy is what disk.Disk.Remove does for a confirmed deletion, on a simulated drive.
-func (m *node) deleteCopy(w *runningJob) {
-	w.deletion.checkDecision(m.observed)
-	m.c.logf(m.name, "is sure that %s may go", w.key)
+// deleteCopy is the job of a confirmed deletion.
+func (m *node) deleteCopy(job *runningJob) {
+	job.deletion.checkDecision(m.observed)
+	m.c.logf(m.name, "has confirmed the deletion of %s", job.key)
 	m.afterMoment(func() {
 		m.c.spawn(&fiber{node: m}, func() {
-			err := m.removeFolder(w)
-			m.c.endDeletion(w.deletion)
-			m.endJob(w, err)
+			err := m.removeFolder(job)
+			m.c.endDeletion(job.deletion)
+			m.endJob(job, err)
 		})
 	})
 }
 
 // removeFolder deletes the folder of a copy.
-func (m *node) removeFolder(w *runningJob) error {
-	s := m.c.copyAt(w.key)
+func (m *node) removeFolder(job *runningJob) error {
+	s := m.c.copyAt(job.key)
 	if s == nil {
 		return errNoFile
 	}
-	return disk.RemoveUnused(watchedRemoval{m.c.disks[w.key.Disk].Removal(w.key.ID), m, w, s})
+	return disk.RemoveUnused(watchedRemoval{m.c.disks[job.key.Disk].Removal(job.key.ID), m, job, s})
 }
 
-// watchedRemoval is the deletion of a copy in which each step takes a moment. It checks the rules.
+// watchedRemoval implements disk.Removal. Each step takes a moment, and the rules are checked before
+// the deletion.
 type watchedRemoval struct {
 	disk.Removal
-	m *node
-	w *runningJob
-	s *Copy
+	m   *node
+	job *runningJob
+	s   *Copy
 }
 
 // CheckUnused implements disk.Removal.
@@ -195,13 +197,13 @@ func (r watchedRemoval) CheckUnused(aside bool) error {
 
 // present reports whether the disk with the copy is still at its path.
 func (r watchedRemoval) present() bool {
-	return r.m.c.copyOn(r.w.diskUUID, r.w.key) == r.s
+	return r.m.c.copyOn(r.job.diskUUID, r.job.key) == r.s
 }
 
 // SetAside implements disk.Removal.
 func (r watchedRemoval) SetAside() error {
 	err := r.Removal.SetAside()
-	r.m.c.logf(r.m.name, "renames the folder of %s", r.w.key)
+	r.m.c.logf(r.m.name, "renames the folder of %s", r.job.key)
 	r.m.c.pause(r.m.c.moment())
 	return err
 }
@@ -212,7 +214,7 @@ func (r watchedRemoval) Delete() error {
 	if !r.present() || !r.s.Aside {
 		return errNoFile
 	}
-	r.w.deletion.checkUnlink(r.s)
-	r.m.c.logf(r.m.name, "deletes %s", r.w.key)
+	r.job.deletion.checkUnlink(r.s)
+	r.m.c.logf(r.m.name, "deletes %s", r.job.key)
 	return r.Removal.Delete()
 }

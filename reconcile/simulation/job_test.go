@@ -12,129 +12,129 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// runningJob is a running job, as the machine of the node does it.
+// runningJob is an action that a node executes in simulated time.
 type runningJob struct {
 	startedAt time.Duration
 	ctx       context.Context
 	action    plan.Action
 	key       plan.CopyRef
 	image     schema.Image
-	diskUUID  string // of the disk
+	diskUUID  string
 	reserve   int64
-	content   string // of the bytes that a sync is to have
+	content   string // that a sync or a repair has to create
 	done      func(error)
 	deletion  *deletion
 	query     *deletionQuery
-	confirmed bool // of the removal
+	confirmed bool // the deletion is confirmed
 	stopped   bool
 	ended     bool
 
 	client        *uploader
-	establishes   bool            // bytes that are not declared
-	recentDigests map[string]bool // what the image was within the recovery interval; false: by a clock that is wrong
+	establishes   bool            // it decides the bytes of an image without a checksum
+	recentDigests map[string]bool // of the image within the recovery interval; false: by a clock that is wrong
 }
 
 // addJob adds a job to those of the node. A job for the same copy has ended in the same round.
-func (m *node) addJob(w *runningJob) {
-	if last := m.jobs[w.key]; last != nil {
+func (m *node) addJob(job *runningJob) {
+	if last := m.jobs[job.key]; last != nil {
 		m.c.endDeletion(last.deletion)
 		last.ended = true
 	}
-	m.jobs[w.key] = w
+	m.jobs[job.key] = job
 }
 
 // beginJob begins a job that deletes nothing.
-func (m *node) beginJob(w *runningJob) {
-	m.checkSuspension(w)
-	m.c.logf(m.name, "begins %s of %s: %s %s", w.action.Op, w.key, w.action.Text, w.action.From)
-	if w.establishes = establishes(w.image, w.action, m.observed); w.action.Op.CreatesCopy() {
-		m.checkFirstCopyStart(w, m.desired, m.observed)
+func (m *node) beginJob(job *runningJob) {
+	m.checkSuspension(job)
+	m.c.logf(m.name, "begins %s of %s: %s %s", job.action.Op, job.key, job.action.Text, job.action.From)
+	if job.establishes = establishes(job.image, job.action, m.observed); job.action.Op.CreatesCopy() {
+		m.checkFirstCopyStart(job, m.desired, m.observed)
 	}
-	switch w.action.Op {
+	switch job.action.Op {
 	case plan.Adopt, plan.Verify:
-		m.continueJob(w, 1)
+		m.continueJob(job, 1)
 	case plan.Upload:
-		m.beginUpload(w)
+		m.beginUpload(job)
 	default:
-		m.continueJob(w, 1+m.c.IntN(3))
+		m.continueJob(job, 1+m.c.IntN(3))
 	}
 }
 
-// checkSuspension holds the beginning of a job against suspensions.
-func (m *node) checkSuspension(w *runningJob) {
-	if m.c.begunJobs++; plantest.IsSuspended(m.desired.Config, w.key.ID.Name, m.observed.Now) {
-		m.c.violation("suspend", "%s of %s begins, and it is suspended", w.action.Op, w.key)
+// checkSuspension checks that a job does not begin while its image is suspended.
+func (m *node) checkSuspension(job *runningJob) {
+	if m.c.begunJobs++; plantest.IsSuspended(m.desired.Config, job.key.ID.Name, m.observed.Now) {
+		m.c.violation("suspend", "%s of %s begins, and it is suspended", job.action.Op, job.key)
 	}
 }
 
 // endJob reports to the loop how a job ended.
-func (m *node) endJob(w *runningJob, err error) {
-	if w.ended {
+func (m *node) endJob(job *runningJob, err error) {
+	if job.ended {
 		return
 	}
-	m.dropJob(w)
-	if m.uploads[w.key] == w.client {
-		delete(m.uploads, w.key)
+	m.dropJob(job)
+	if m.uploads[job.key] == job.client {
+		delete(m.uploads, job.key)
 	}
 	switch {
 	case err == nil:
-		m.c.done[w.action.Op]++
-		delete(m.requestedCleanups, w.key)
-		m.c.logf(m.name, "%s of %s is done", w.action.Op, w.key)
+		m.c.done[job.action.Op]++
+		delete(m.requestedCleanups, job.key)
+		m.c.logf(m.name, "%s of %s is done", job.action.Op, job.key)
 	default:
-		m.failedJobs[w.key] = true
-		m.c.logf(m.name, "%s of %s ends: %v", w.action.Op, w.key, err)
+		m.failedJobs[job.key] = true
+		m.c.logf(m.name, "%s of %s ends: %v", job.action.Op, job.key, err)
 	}
-	w.done(err)
+	job.done(err)
 	m.requestRound()
 }
 
-// continueJob lets a job go on for a while, and end.
-func (m *node) continueJob(w *runningJob, steps int) {
+// continueJob lets a job run in so many steps, each of which takes time, and ends it.
+func (m *node) continueJob(job *runningJob, steps int) {
 	m.after(m.c.between(time.Second, 50*time.Second), func() {
-		if w.ended || w.stopped {
+		if job.ended || job.stopped {
 			return
 		}
-		d := m.c.disks[w.key.Disk]
-		if d == nil || !d.Attached || d.UUID != w.diskUUID || d.ReadOnly || d.FailsWrites {
-			m.endJob(w, errIO)
+		d := m.c.disks[job.key.Disk]
+		if d == nil || !d.Attached || d.UUID != job.diskUUID || d.ReadOnly || d.FailsWrites {
+			m.endJob(job, errIO)
 			return
 		}
-		if err := m.progress(d, w); err != nil || steps == 1 {
+		if err := m.progress(d, job); err != nil || steps == 1 {
 			if err == nil {
-				err = m.finishJob(d, w)
+				err = m.finishJob(d, job)
 			}
-			m.endJob(w, err)
+			m.endJob(job, err)
 			return
 		}
-		m.continueJob(w, steps-1)
+		m.continueJob(job, steps-1)
 	})
 }
 
-// progress is what a transfer leaves when it is cut off.
-func (m *node) progress(d *Disk, w *runningJob) error {
-	switch w.action.Op {
+// progress changes the disk as one step of a transfer does: the partial file becomes larger.
+func (m *node) progress(d *Disk, job *runningJob) error {
+	switch job.action.Op {
 	case plan.Download, plan.Restore, plan.Export, plan.Clone:
-		if err := m.checkSource(w); err != nil {
+		if err := m.checkSource(job); err != nil {
 			return err
 		}
 	case plan.Sync:
-		if _, err := m.sourceContent(w); err != nil {
+		if _, err := m.sourceContent(job); err != nil {
 			return err
 		}
 	default:
 		return nil
 	}
-	s := m.c.folder(d, w.key.ID)
+	s := m.c.folder(d, job.key.ID)
 	m.c.own(s)
 	if m.c.history(s).client != nil {
 		m.c.setClient(s, nil)
 	}
-	// One that looks for the bytes which the image had does not take the place of another.
-	if w.action.Op.IsFirstCopy() && s.Partial == 0 && w.action.Pinned.Digest.IsZero() {
-		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name})
+	// A first copy with a pinned digest looks for known bytes. It is no second first copy.
+	if job.action.Op.IsFirstCopy() && s.Partial == 0 && job.action.Pinned.Digest.IsZero() {
+		m.c.reads = append(m.c.reads, read{at: m.c.now, id: job.key.ID, node: m.name})
 	}
-	if pulls := w.action.Op == plan.Sync && w.action.LocalSource == (plan.CopyRef{}); pulls {
+	if job.action.Op == plan.Sync && job.action.LocalSource == (plan.CopyRef{}) {
 		s.PartialSource = disk.PartFromPeers
 	} else if s.Partial == 0 { // otherwise a download resumes a partial file of any source
 		s.PartialSource = ""
@@ -145,36 +145,36 @@ func (m *node) progress(d *Disk, w *runningJob) error {
 	return nil
 }
 
-// finishJob is the effect of an action that has run to its end, or its failure.
-func (m *node) finishJob(d *Disk, w *runningJob) error {
-	switch w.action.Op {
+// finishJob changes the disk as the last step of a job does. The error is the failure of the job.
+func (m *node) finishJob(d *Disk, job *runningJob) error {
+	switch job.action.Op {
 	case plan.Download, plan.Restore, plan.Export, plan.Clone:
-		return m.finishFirstCopy(d, w)
+		return m.finishFirstCopy(d, job)
 	case plan.Sync:
-		letter, err := m.sourceContent(w)
+		content, err := m.sourceContent(job)
 		if err != nil {
 			return err
 		}
-		return m.fill(d, w, letter, m.c.digest(w.content))
+		return m.fill(d, job, content, m.c.digest(job.content))
 	case plan.Adopt, plan.Verify:
-		if s := d.Copies[w.key.ID]; s != nil && s.File != s.Recorded {
-			m.c.recordLoss(w.key, s)
+		if s := d.Copies[job.key.ID]; s != nil && s.File != s.Recorded {
+			m.c.recordLoss(job.key, s)
 		}
-		return m.verify(d, w.key.ID)
+		return m.verify(d, job.key.ID)
 	case plan.Repair:
-		return m.repair(d, w)
+		return m.repair(d, job)
 	}
-	panic("no effect of " + string(w.action.Op))
+	panic("no effect of " + string(job.action.Op))
 }
 
-// sourceContent finds the bytes that a sync or a repair needs: in a copy on this node, or in
-// those that other nodes have and send. Bytes that are not what was promised cost that
-// source.
-func (m *node) sourceContent(w *runningJob) (letter string, err error) {
-	if w.action.LocalSource != (plan.CopyRef{}) {
-		s := m.c.copyAt(w.action.LocalSource)
-		if !s.Ready() || s.Recorded != w.content {
-			return "", fmt.Errorf("open %s: it is not ready", w.action.From)
+// sourceContent returns the content that a sync or a repair reads: from a copy on this node, from a
+// copy that another node has and sends, or from the source of the image. A node that sends wrong
+// bytes is skipped.
+func (m *node) sourceContent(job *runningJob) (content string, err error) {
+	if job.action.LocalSource != (plan.CopyRef{}) {
+		s := m.c.copyAt(job.action.LocalSource)
+		if !s.Ready() || s.Recorded != job.content {
+			return "", fmt.Errorf("open %s: it is not ready", job.action.From)
 		}
 		return s.File, nil
 	}
@@ -185,36 +185,36 @@ func (m *node) sourceContent(w *runningJob) (letter string, err error) {
 		}
 		for _, id := range m.c.disks[ref].IDs() {
 			s := m.c.copyAt(plan.CopyRef{Disk: ref, ID: id})
-			if !s.Ready() || s.Recorded != w.content || m.c.nodes[ref.Node].leaving(plan.CopyRef{Disk: ref, ID: id}) {
+			if !s.Ready() || s.Recorded != job.content || m.c.nodes[ref.Node].leaving(plan.CopyRef{Disk: ref, ID: id}) {
 				continue
 			}
-			if s.File == w.content && !m.c.sendsWrongBytes[ref.Node] {
+			if s.File == job.content && !m.c.sendsWrongBytes[ref.Node] {
 				return s.File, nil
 			}
 			wrong = s.File
 		}
 	}
-	if d := w.image.Source.Download; d != nil && !w.image.Checksum.IsZero() && !m.c.offline && m.c.served[d.URL] == w.content {
-		return w.content, nil // in ranges from the origin
+	if d := job.image.Source.Download; d != nil && !job.image.Checksum.IsZero() && !m.c.offline && m.c.served[d.URL] == job.content {
+		return job.content, nil // byte ranges of the upstream
 	}
-	return "", &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no peer has it (%s)", wrong)}
+	return "", &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no peer has the bytes (%s)", wrong)}
 }
 
 // fill ends a job that creates a copy with a content. The file must have the digest want, unless
 // it is zero.
-func (m *node) fill(d *Disk, w *runningJob, content string, want disk.Digest) error {
-	s := m.c.folder(d, w.key.ID)
+func (m *node) fill(d *Disk, job *runningJob, content string, want disk.Digest) error {
+	s := m.c.folder(d, job.key.ID)
 	m.c.own(s)
-	err := d.Fill(w.key.ID, content, want, w.reserve, m.wallNow())
+	err := d.Fill(job.key.ID, content, want, job.reserve, m.wallNow())
 	if s.PartialSource == "" {
 		m.c.history(s).client = nil
 	}
 	if err != nil {
 		return err
 	}
-	m.checkFirstCopyEnd(w, content)
-	if w.action.Op.IsFirstCopy() {
-		m.c.reads = append(m.c.reads, read{at: m.c.now, id: w.key.ID, node: m.name, done: true})
+	m.checkFirstCopyEnd(job, content)
+	if job.action.Op.IsFirstCopy() {
+		m.c.reads = append(m.c.reads, read{at: m.c.now, id: job.key.ID, node: m.name, done: true})
 	}
 	return nil
 }
@@ -246,10 +246,10 @@ func (m *node) noteDamage(s *Copy) {
 }
 
 // repair ends a job that rewrites damaged chunks. The copy may be in use.
-func (m *node) repair(d *Disk, w *runningJob) error {
-	content, err := m.sourceContent(w)
+func (m *node) repair(d *Disk, job *runningJob) error {
+	content, err := m.sourceContent(job)
 	if err != nil {
 		return err
 	}
-	return d.Repair(w.key.ID, content, m.wallNow())
+	return d.Repair(job.key.ID, content, m.wallNow())
 }

@@ -7,15 +7,16 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 )
 
-// route is the way from one node to another.
+// route is the network from one node to another.
 type route struct{ from, to string }
 
-// link is how a link is.
+// link is the state of a route.
 type link struct {
 	down bool
-	slow time.Duration // added to the way of each message, at most
+	slow time.Duration // the longest additional delay of a message
 }
 
+// link returns the state of a route.
 func (c *cluster) link(from, to string) *link {
 	l := route{from, to}
 	if c.links[l] == nil {
@@ -24,8 +25,8 @@ func (c *cluster) link(from, to string) *link {
 	return c.links[l]
 }
 
-// send carries something to another node, or loses it. It is lost with the process
-// that it was sent to, and with the one that sent it.
+// send delivers a message to another node after a moment, or loses it. The message is also lost
+// if one of the two processes ends, or the link goes down, before it arrives.
 func (c *cluster) send(from, to *node, deliver func()) {
 	w := c.link(from.name, to.name)
 	if w.down || !c.healed && c.oneIn(300) {
@@ -43,29 +44,30 @@ func (c *cluster) send(from, to *node, deliver func()) {
 	})
 }
 
-// reachable reports whether a question would be answered now.
+// reachable reports whether a request to a node would succeed now.
 func (c *cluster) reachable(from, to string) bool {
 	return c.nodes[to].up && !c.link(from, to).down && !c.link(to, from).down
 }
 
-// publication is what a node tells of itself, as of its last round.
+// publication is the state that a node published in its last round. The number changes with the
+// state.
 type publication struct {
 	number int
 	state  peer.State
 }
 
-// peerView is what is known of another node.
+// peerView is what a node knows about another one.
 type peerView struct {
 	polled      bool
 	problem     string
-	lastSeen    time.Duration // of the last good answer, or of the beginning
-	lastSuccess time.Duration // when its question was
+	lastSeen    time.Duration // the last response, or the start of polling
+	lastSuccess time.Duration // when the last successful request was sent
 	publication *publication
-	received    time.Duration // when that came
-	polls       int           // counts the questions; answers to older ones are not heard
+	received    time.Duration // when the publication arrived
+	polls       int           // counts the requests; the response to an older one is ignored
 }
 
-// poll is a question that waits for news.
+// poll is a request that waits for a new publication.
 type poll struct {
 	from    *node
 	known   int
@@ -73,59 +75,67 @@ type poll struct {
 }
 
 const (
-	pollWait  = time.Minute      // how long an answer may wait for news
-	pollLimit = 80 * time.Second // how long the one who asks waits
+	pollWait  = time.Minute      // how long the response to a poll may wait for a new publication
+	pollLimit = 80 * time.Second // how long the node that polls waits for a response
 )
 
-// follow asks another node for its state again and again.
-func (m *node) follow(h *peerView, other *node) {
-	if m.peers[other.name] != h {
+// follow polls another node as long as view is in use.
+func (m *node) follow(view *peerView, other *node) {
+	if m.peers[other.name] != view {
 		return
 	}
-	h.polls++
-	asking, begun := h.polls, m.c.now
-	heard := func(s *publication) {
-		if h.polls != asking {
-			return
-		}
-		news := !h.polled || h.problem != "" || h.publication == nil || s != nil && h.publication.number != s.number
-		h.polled, h.problem, h.lastSuccess, h.lastSeen = true, "", begun, m.c.now
-		if s != nil {
-			h.publication, h.received = s, m.c.now
-		}
-		h.polls++
-		if news {
-			m.c.logf(m.name, "hears from %s: %s", other.name, s)
-			m.after(m.c.between(0, 2*time.Second), m.requestRound)
-		}
-		m.after(m.c.between(100*time.Millisecond, time.Second), func() { m.follow(h, other) })
+	view.polls++
+	number, sentAt, known := view.polls, m.c.now, -1
+	if view.publication != nil {
+		known = view.publication.number
 	}
-	knows := -1
-	if h.publication != nil {
-		knows = h.publication.number
+	receive := func(p *publication) {
+		if view.polls == number {
+			view.polls++
+			m.handleResponse(view, other, p, sentAt)
+		}
 	}
 	m.c.send(m, other, func() {
-		other.handlePoll(&poll{from: m, known: knows, respond: func(s *publication) { m.c.send(other, m, func() { heard(s) }) }})
+		other.handlePoll(&poll{from: m, known: known, respond: func(p *publication) { m.c.send(other, m, func() { receive(p) }) }})
 	})
 	limit := pollLimit
 	if !other.up || m.c.link(m.name, other.name).down {
-		limit = m.c.between(0, 15*time.Second) // it is refused, or the connection breaks
+		limit = m.c.between(0, 15*time.Second) // the connection is refused or breaks
 	}
 	m.after(limit, func() {
-		if h.polls != asking || m.peers[other.name] != h {
-			return
+		if view.polls == number && m.peers[other.name] == view {
+			view.polls++
+			m.handleTimeout(view, other)
 		}
-		h.polls++
-		if h.problem == "" {
-			m.c.logf(m.name, "hears nothing from %s", other.name)
-			m.requestRound()
-		}
-		h.polled, h.problem = true, "no answer"
-		m.after(m.c.between(time.Second, 10*time.Second), func() { m.follow(h, other) })
 	})
 }
 
-// handlePoll answers as soon as there is news, or after a while that there is none.
+// handleResponse handles the response to a poll. p is nil if there is no new publication.
+func (m *node) handleResponse(view *peerView, other *node, p *publication, sentAt time.Duration) {
+	changed := !view.polled || view.problem != "" || view.publication == nil || p != nil && view.publication.number != p.number
+	view.polled, view.problem, view.lastSuccess, view.lastSeen = true, "", sentAt, m.c.now
+	if p != nil {
+		view.publication, view.received = p, m.c.now
+	}
+	if changed {
+		m.c.logf(m.name, "receives from %s: %s", other.name, p)
+		m.after(m.c.between(0, 2*time.Second), m.requestRound)
+	}
+	m.after(m.c.between(100*time.Millisecond, time.Second), func() { m.follow(view, other) })
+}
+
+// handleTimeout handles a poll without a response.
+func (m *node) handleTimeout(view *peerView, other *node) {
+	if view.problem == "" {
+		m.c.logf(m.name, "gets no response from %s", other.name)
+		m.requestRound()
+	}
+	view.polled, view.problem = true, "no answer"
+	m.after(m.c.between(time.Second, 10*time.Second), func() { m.follow(view, other) })
+}
+
+// handlePoll responds at once if there is a publication that the other node does not know,
+// otherwise when there is one, or with nothing after pollWait.
 func (m *node) handlePoll(p *poll) {
 	if m.published != nil && m.published.number != p.known {
 		p.respond(m.published)
@@ -133,7 +143,7 @@ func (m *node) handlePoll(p *poll) {
 	}
 	m.polls = append(m.polls, p)
 	m.after(pollWait, func() {
-		if i := slices.Index(m.polls, p); i >= 0 {
+		if i := slices.Index(m.polls, p); i >= 0 { // it still waits
 			m.polls = slices.Delete(m.polls, i, i+1)
 			if m.published != nil {
 				p.respond(nil)
@@ -142,7 +152,7 @@ func (m *node) handlePoll(p *poll) {
 	})
 }
 
-// publish makes the state of a node available, and answers the questions that wait for news.
+// publish makes a state of the node available, and responds to the waiting polls if it is new.
 func (m *node) publish(state peer.State) {
 	s := &publication{state: state}
 	if m.published != nil && peer.EqualStates(&m.published.state, &s.state) {

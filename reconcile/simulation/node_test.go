@@ -344,9 +344,9 @@ func (m *node) noteListing() {
 	}
 	listed := m.listed
 	m.listed = nil
-	for _, w := range m.jobs {
-		if w.query != nil && w.query.ended && !w.confirmed {
-			w.deletion.recordListing(m, m.appliedDigest())
+	for _, job := range m.jobs {
+		if job.query != nil && job.query.ended && !job.confirmed {
+			job.deletion.recordListing(m, m.appliedDigest())
 		}
 	}
 	if m.observations++; m.observations > 1 {

@@ -133,34 +133,34 @@ type nodeJobs struct{ *node }
 func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error)) {
 	m, key := j.node, t.Action.CopyRef()
 	if t.Action.Op.Deletes() {
-		w := m.jobs[key]
-		w.confirmed, w.done = true, done
-		m.toBegin = append(m.toBegin, func() { m.deleteCopy(w) })
+		job := m.jobs[key]
+		job.confirmed, job.done = true, done
+		m.toBegin = append(m.toBegin, func() { m.deleteCopy(job) })
 		return
 	}
-	w := &runningJob{startedAt: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, done: done}
+	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, done: done}
 	if d, ok := t.Disk.(watchedDisk); ok {
-		w.diskUUID = Opened(d.Disk).UUID
+		job.diskUUID = Opened(d.Disk).UUID
 	}
 	if t.Action.Op.ReadsCopies() {
-		w.content = m.c.contentOf(t.Digest)
+		job.content = m.c.contentOf(t.Digest)
 		if s := m.c.copyAt(t.Action.LocalSource); s != nil {
-			w.content = s.Recorded
+			job.content = s.Recorded
 		}
 	}
-	m.addJob(w)
-	m.toBegin = append(m.toBegin, func() { m.beginJob(w) })
+	m.addJob(job)
+	m.toBegin = append(m.toBegin, func() { m.beginJob(job) })
 }
 
 // Query implements reconcile.Jobs.
 func (j nodeJobs) Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State)) {
 	m := j.node
-	w := &runningJob{startedAt: m.c.now, ctx: ctx, action: a, key: a.CopyRef(), query: &deletionQuery{nodes: nodes, responses: map[string]peer.State{}, done: done}}
-	if d := m.c.disks[w.key.Disk]; d != nil {
-		w.diskUUID = d.UUID
+	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: a, key: a.CopyRef(), query: &deletionQuery{nodes: nodes, responses: map[string]peer.State{}, done: done}}
+	if d := m.c.disks[job.key.Disk]; d != nil {
+		job.diskUUID = d.UUID
 	}
-	m.addJob(w)
-	m.toBegin = append(m.toBegin, func() { m.withdraw(w) })
+	m.addJob(job)
+	m.toBegin = append(m.toBegin, func() { m.withdraw(job) })
 }
 
 // CanExport implements reconcile.Jobs.

@@ -1,7 +1,6 @@
 package simulation
 
 import (
-	"errors"
 	"slices"
 	"time"
 
@@ -12,20 +11,19 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// uploader is a client that uploads a file to a node. It may break off for a while, or for
-// good.
+// uploader is a client that uploads a file to a node. It may pause, or stop for good.
 type uploader struct {
-	key          plan.CopyRef // where it goes
+	key          plan.CopyRef // the copy that it uploads
 	content      string
-	lastProgress time.Duration // when a byte came, or when it was begun
+	lastProgress time.Duration // when the last chunk arrived, or the upload began
 	ended        bool
 }
 
-// uploadExpires is when a node gives up a client of which nothing more comes.
+// uploadExpires is how long a node waits for the next chunk of an upload.
 const uploadExpires = 20 * time.Minute
 
-// uploadRandomly lets a client begin to upload an image that is for it, most times the right
-// file.
+// uploadRandomly lets a client begin to upload an image whose source is an upload. The file is
+// usually the right one.
 func (c *cluster) uploadRandomly() {
 	var names []string
 	for _, name := range plantest.ImageNames {
@@ -37,18 +35,18 @@ func (c *cluster) uploadRandomly() {
 		return
 	}
 	name := pick(c.rng, names...)
-	letter := c.expectedBytes(c.latest().config, c.latest().config.Images[name])
+	content := c.expectedBytes(c.latest().config, c.latest().config.Images[name])
 	if c.oneIn(4) {
-		letter = pick(c.rng, plantest.Letters...)
+		content = pick(c.rng, plantest.Letters...)
 	}
-	c.upload(name, c.nodeForUpload(c.latest().config.Images[name]), letter)
-	if c.oneIn(3) { // and so does somebody else
+	c.upload(name, c.nodeForUpload(c.latest().config.Images[name]), content)
+	if c.oneIn(3) { // a second client at the same time
 		c.upload(name, c.nodeForUpload(c.latest().config.Images[name]), pick(c.rng, plantest.Letters...))
 	}
 }
 
-// nodeForUpload is a node to upload an image to, most times one that has a disk for it; when all
-// faults are over, that one, since others say where to go.
+// nodeForUpload returns a node to upload an image to: usually one that has a disk for it. When all
+// faults are over it is always such a node.
 func (c *cluster) nodeForUpload(image schema.Image) *node {
 	ranked := c.rankedDisks(c.latest(), image)
 	on := c.disksForNewCopy(image, ranked)
@@ -61,77 +59,77 @@ func (c *cluster) nodeForUpload(image schema.Image) *node {
 	return c.nodes[pick(c.rng, c.names...)]
 }
 
-// upload is a client that asks a node to receive a file.
-func (c *cluster) upload(name string, m *node, letter string) {
+// upload lets a client upload a file to a node, if the node accepts it.
+func (c *cluster) upload(name string, m *node, content string) {
 	if !m.up || m.rounds == 0 {
 		return
 	}
 	m.loop.RequestUpload(name, disk.Digest{}, func(key plan.CopyRef, err error) {
-		if w := m.jobs[key]; err != nil || m.uploads[key] != nil || w != nil && w.startedAt < c.now {
-			c.logf(m.name, "takes no upload of %s: %v", name, err)
+		if job := m.jobs[key]; err != nil || m.uploads[key] != nil || job != nil && job.startedAt < c.now {
+			c.logf(m.name, "rejects an upload of %s: %v", name, err)
 			return
 		}
-		u := &uploader{key: key, content: letter, lastProgress: c.now}
+		u := &uploader{key: key, content: content, lastProgress: c.now}
 		m.uploads[key] = u
-		c.logf(m.name, "takes an upload of %s with %s", key, letter)
+		c.logf(m.name, "accepts an upload of %s with %s", key, content)
 		c.after(c.between(0, 10*time.Second), func() { m.sendChunk(u) })
 	})
 	m.requestRound()
 }
 
-// beginUpload is the job of an upload. It waits for what the client brings.
-func (m *node) beginUpload(w *runningJob) {
-	d := m.c.disks[w.key.Disk]
+// beginUpload begins the job of an upload. It waits for the chunks of the client.
+func (m *node) beginUpload(job *runningJob) {
+	d := m.c.disks[job.key.Disk]
 	if d == nil || !d.Attached {
-		m.endJob(w, errors.New("input/output error"))
+		m.endJob(job, errIO)
 		return
 	}
-	s := d.Folder(w.key.ID)
+	s := m.c.folder(d, job.key.ID)
 	m.c.own(s)
-	if w.client = m.uploads[w.key]; w.client == nil {
-		w.client = m.c.history(s).client
+	if job.client = m.uploads[job.key]; job.client == nil {
+		job.client = m.c.history(s).client
 	}
-	if w.client == nil {
-		m.endJob(w, upload.ErrExpired)
+	if job.client == nil {
+		m.endJob(job, upload.ErrExpired)
 		return
 	}
-	if m.c.history(s).client != w.client {
-		m.c.setClient(s, w.client)
+	if m.c.history(s).client != job.client {
+		m.c.setClient(s, job.client)
 	}
-	m.expireUpload(w)
+	m.expireUpload(job)
 }
 
-// expireUpload ends the job when nothing has come for long.
-func (m *node) expireUpload(w *runningJob) {
-	m.after(m.c.between(0, time.Minute)+max(0, w.client.lastProgress+uploadExpires-m.c.now), func() {
-		switch s := m.c.copyAt(w.key); {
-		case w.ended || w.stopped:
-		case m.c.now-w.client.lastProgress < uploadExpires:
-			m.expireUpload(w)
+// expireUpload ends the job when no chunk has arrived for uploadExpires.
+func (m *node) expireUpload(job *runningJob) {
+	m.after(m.c.between(0, time.Minute)+max(0, job.client.lastProgress+uploadExpires-m.c.now), func() {
+		switch s := m.c.copyAt(job.key); {
+		case job.ended || job.stopped:
+		case m.c.now-job.client.lastProgress < uploadExpires:
+			m.expireUpload(job)
 		default:
-			if s != nil && m.c.history(s).client == w.client {
+			if s != nil && m.c.history(s).client == job.client {
 				m.c.setClient(s, nil)
 			}
-			m.c.logf(m.name, "gives up the upload of %s", w.key)
-			m.endJob(w, upload.ErrExpired)
+			m.c.logf(m.name, "ends the upload of %s, which has expired", job.key)
+			m.endJob(job, upload.ErrExpired)
 		}
 	})
 }
 
-// sendChunk brings the next piece, if the node is there and takes it.
+// sendChunk sends the next chunk, if the node has a job for it, and continues later.
 func (m *node) sendChunk(u *uploader) {
 	wait := m.c.between(time.Second, 30*time.Second)
-	w := m.jobs[u.key]
+	job := m.jobs[u.key]
 	switch {
 	case u.ended || m.c.now-u.lastProgress > uploadExpires:
 		return
-	case !m.up || w == nil || w.ended || w.stopped || w.client != u: // it tries again
-	case m.receiveChunk(w, u):
+	case !m.up || job == nil || job.ended || job.stopped || job.client != u: // it tries again
+	case m.receiveChunk(job, u):
 		u.ended = true
 		return
 	case !m.c.healed && m.c.oneIn(12):
 		u.ended = true
-		m.c.logf("", "who uploads %s breaks off", u.key)
+		m.c.logf("", "the client that uploads %s stops", u.key)
 		return
 	case !m.c.healed && m.c.oneIn(8):
 		wait = m.c.between(0, 8*time.Minute)
@@ -139,47 +137,47 @@ func (m *node) sendChunk(u *uploader) {
 	m.c.after(wait, func() { m.sendChunk(u) })
 }
 
-// receiveChunk takes a piece. It reports whether it was the last one.
-func (m *node) receiveChunk(w *runningJob, u *uploader) (last bool) {
-	d := m.c.disks[w.key.Disk]
-	if d == nil || !d.Attached || d.UUID != w.diskUUID {
-		m.endJob(w, errors.New("input/output error"))
+// receiveChunk writes a chunk. It reports whether it was the last one.
+func (m *node) receiveChunk(job *runningJob, u *uploader) (last bool) {
+	d := m.c.disks[job.key.Disk]
+	if d == nil || !d.Attached || d.UUID != job.diskUUID {
+		m.endJob(job, errIO)
 		return false
 	}
-	s := d.Folder(w.key.ID)
+	s := d.Folder(job.key.ID)
 	if m.c.history(s).client != u {
 		return false
 	}
-	if d.Free()-w.reserve < gib/4 {
+	if d.Free()-job.reserve < gib/4 {
 		m.c.setClient(s, nil)
-		m.endJob(w, &disk.NoSpaceError{Need: gib, Free: d.Free()})
+		m.endJob(job, &disk.NoSpaceError{Need: gib, Free: d.Free()})
 		return false
 	}
 	u.lastProgress = m.c.now
 	if s.Partial += gib / 4; s.Partial < gib {
 		return false
 	}
-	want := w.image.Checksum
+	want := job.image.Checksum
 	if want.IsZero() {
-		want = w.action.Pinned.Digest
+		want = job.action.Pinned.Digest
 	}
-	m.endJob(w, m.fill(d, w, u.content, want))
+	m.endJob(job, m.fill(d, job, u.content, want))
 	return true
 }
 
-// keepUploading has somebody upload what nobody has, when all faults are over, as often as it
-// takes.
+// keepUploading lets clients upload an image again and again until a copy is ready. It is for the
+// time after all faults.
 func (c *cluster) keepUploading(name string) {
 	c.uploaded[name] = true
 	c.after(c.between(time.Minute, 3*time.Minute), func() {
 		config := c.latest().config
 		image := config.Images[name]
 		if image.Source.Upload != nil && len(c.readyCopies(config, image)) == 0 {
-			letter := c.expectedBytes(config, image)
+			content := c.expectedBytes(config, image)
 			if !image.Checksum.IsZero() {
-				letter = c.contentOf(image.Checksum)
+				content = c.contentOf(image.Checksum)
 			}
-			c.upload(name, c.nodeForUpload(image), letter)
+			c.upload(name, c.nodeForUpload(image), content)
 		}
 		c.keepUploading(name)
 	})
