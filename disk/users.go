@@ -32,7 +32,7 @@ func ParseVolumeMeta(data []byte) (VolumeMeta, error) {
 		return VolumeMeta{}, fmt.Errorf("read volume.meta: %w", err)
 	}
 	if m.Size <= 0 {
-		return VolumeMeta{}, fmt.Errorf("read volume.meta: the size is %d", m.Size)
+		return VolumeMeta{}, fmt.Errorf("read volume.meta: invalid size %d", m.Size)
 	}
 	return m, nil
 }
@@ -53,7 +53,7 @@ func (m VolumeMeta) BackingImage() (folder string, ok bool, err error) {
 			return elements[i+1], true, nil
 		}
 	}
-	return "", false, fmt.Errorf("its backing file %q is not the file of an image", m.BackingFilePath)
+	return "", false, fmt.Errorf("its backing file %q does not name an image", m.BackingFilePath)
 }
 
 // Users are the images of a disk that its replicas use.

@@ -8,17 +8,17 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// groupSize is the number of bytes that are encrypted in parallel. The AES unit needs three or
-// four cycles for a round of a block, and can start one or two blocks in each cycle. crypto/aes
-// gets one block at a time, and waits most of the cycles.
+// groupSize is the number of bytes that are encrypted in parallel. The AES unit of a CPU needs three
+// or four cycles for one round of a block, but can start one or two blocks in each cycle. crypto/aes
+// processes one block at a time and waits most of the cycles.
 const groupSize = 8 * aes.BlockSize
 
 type roundKey [4]uint32
 
-// parallelAES is AES by the instructions of the processor, eight blocks at a time.
+// parallelAES implements AES with the AES instructions of the CPU, eight blocks at a time.
 type parallelAES struct{ encryption, decryption []roundKey }
 
-// newParallelAES returns nil if the processor has no AES instructions.
+// newParallelAES returns nil if the CPU has no AES instructions.
 func newParallelAES(key []byte) *parallelAES {
 	if !cpu.X86.HasAES {
 		return nil
@@ -35,7 +35,7 @@ func newParallelAES(key []byte) *parallelAES {
 	return &parallelAES{forward, backward}
 }
 
-// expand returns the keys of all rounds: FIPS 197, section 5.2, for keys of 16 and 32 bytes.
+// expand returns the keys of all rounds, as in FIPS 197, section 5.2, for keys of 16 and 32 bytes.
 func expand(key []byte) []roundKey {
 	size := len(key) / 4
 	words := make([]uint32, 4*(size+7))
@@ -61,7 +61,7 @@ func expand(key []byte) []roundKey {
 	return keys
 }
 
-// encrypt encrypts the whole groups of b in place, and returns the rest of b.
+// encrypt encrypts all whole groups of b in place, and returns the rest of b.
 func (p *parallelAES) encrypt(b []byte, m *mask) []byte {
 	groups := len(b) / groupSize
 	if groups > 0 {
@@ -79,14 +79,14 @@ func (p *parallelAES) decrypt(b []byte, m *mask) []byte {
 	return b[groups*groupSize:]
 }
 
-// encryptGroups encrypts groups groups at b, at least one, with rounds+1 keys. m is the first mask;
-// it is set to the mask of the next block. The function cannot be preempted, and the garbage
-// collector waits for it, so it must be called for one sector at a time.
+// encryptGroups encrypts the given number of groups at b, at least one, with rounds+1 keys. m is the
+// first mask; encryptGroups sets it to the mask of the next block. The function cannot be preempted,
+// and the garbage collector waits for it, so it must be called for one sector at a time.
 //
 //go:noescape
 func encryptGroups(keys *roundKey, rounds int, b *byte, groups int, m *mask)
 
-// decryptGroups is the inverse, with the decryption keys.
+// decryptGroups is the inverse of encryptGroups, with the decryption keys.
 //
 //go:noescape
 func decryptGroups(keys *roundKey, rounds int, b *byte, groups int, m *mask)
@@ -94,7 +94,7 @@ func decryptGroups(keys *roundKey, rounds int, b *byte, groups int, m *mask)
 // substitute applies the S-box of AES to each byte of w.
 func substitute(w uint32) uint32
 
-// invert turns the encryption key of a middle round into a decryption key: FIPS 197, section
+// invert converts the encryption key of a middle round to a decryption key, as in FIPS 197, section
 // 5.3.5.
 //
 //go:noescape

@@ -16,18 +16,18 @@ func TestProcessorWithoutAES(t *testing.T) {
 	}
 }
 
-// TestRoundKeysAtEndOfMemory puts the round keys at the end of a mapping, with every alignment of an
-// array of words: the assembly must not read behind them.
+// TestRoundKeysAtEndOfMemory checks that the assembly does not read past the round keys. It puts them
+// at the end of a mapping, with every alignment of an array of words.
 func TestRoundKeysAtEndOfMemory(t *testing.T) {
 	if !cpu.X86.HasAES {
-		t.Skip("this processor has no instructions for AES")
+		t.Skip("this CPU has no AES instructions")
 	}
 	page := fenced(t)
 	for _, keySize := range []int{16, 32} {
 		p := newParallelAES(make([]byte, keySize))
 		want := make([]byte, 2*groupSize)
 		if rest := p.encrypt(want, &mask{1}); len(rest) > 0 {
-			t.Errorf("%d bytes of two groups were not encrypted in parallel", len(rest))
+			t.Errorf("of two groups, %d bytes were not encrypted in parallel", len(rest))
 		}
 		for shift := 0; shift < 16; shift += 4 {
 			at := func(keys []roundKey) []roundKey {

@@ -28,8 +28,8 @@ func fenced(t *testing.T) []byte {
 	return page
 }
 
-// TestBlocksAtAllPositions compares with x/crypto, for all numbers of blocks and all positions of
-// blocks and mask, at the ends of a mapping too; with and without parallelAES.
+// TestBlocksAtAllPositions compares the ciphertext with x/crypto, with and without parallelAES, for
+// many numbers of blocks and all positions of blocks and mask, also at the ends of a mapping.
 func TestBlocksAtAllPositions(t *testing.T) {
 	random := rand.NewChaCha8([32]byte{8})
 	page, maskPage := fenced(t), fenced(t)
@@ -45,7 +45,7 @@ func TestBlocksAtAllPositions(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, c := range []aesBlocks{x.data, {single: x.data.single}} {
-			for count := range 34 { // four groups of eight or one piece of 32, and one more
+			for count := range 34 { // up to four groups of eight blocks, or one piece of 32 blocks, and one more block
 				size := count * aes.BlockSize
 				for shift := range aes.BlockSize {
 					for _, at := range []int{shift, len(page) - size - shift} {
@@ -62,7 +62,7 @@ func TestBlocksAtAllPositions(t *testing.T) {
 						}
 						c.encrypt(page[at:at+size], begin())
 						if !bytes.Equal(page, want) {
-							t.Fatalf("%d blocks at %d, key of %d bytes, parallel %v: other ciphertext than x/crypto", count, at, keySize, c.parallel != nil)
+							t.Fatalf("%d blocks at %d, key of %d bytes, parallel %v: the ciphertext differs from x/crypto", count, at, keySize, c.parallel != nil)
 						}
 						c.decrypt(page[at:at+size], begin())
 						if !bytes.Equal(page, plain) {

@@ -14,8 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// BenchmarkEncrypt encrypts pieces of 1 MiB on one processor and on all, and compares with OpenSSL on
-// one processor in the same run: by wall time, and by processor time as OpenSSL measures.
+// BenchmarkEncrypt encrypts pieces of 1 MiB on one CPU and on all CPUs. It compares the speed with
+// OpenSSL on one CPU in the same run: by wall time, and by CPU time, which OpenSSL measures.
 func BenchmarkEncrypt(b *testing.B) {
 	for _, keySize := range []int{256, 512} {
 		for _, sectorSize := range []int{512, 4096} {
@@ -49,7 +49,7 @@ func BenchmarkEncrypt(b *testing.B) {
 	}
 }
 
-// processorTime returns the processor time of this process.
+// processorTime returns the CPU time of this process.
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var used syscall.Rusage
@@ -59,7 +59,7 @@ func processorTime(b *testing.B) time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// opensslSpeed returns the bytes per second of OpenSSL on one processor.
+// opensslSpeed returns the bytes per second that OpenSSL encrypts on one CPU.
 func opensslSpeed(b *testing.B, algorithm string) float64 {
 	b.Helper()
 	out, err := need.Command(b, "openssl", "speed", "-seconds", "1", "-bytes", "1048576", "-evp", algorithm).Output()

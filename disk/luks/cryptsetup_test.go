@@ -37,19 +37,19 @@ func readFile(t testing.TB, name string) []byte {
 	return b
 }
 
-// TestCryptsetupAgrees has cryptsetup encrypt a disk, which it can do to a file in its own process. We
-// must decrypt its payload, and cryptsetup must decrypt ours.
+// TestCryptsetupAgrees encrypts a file with cryptsetup, which needs no device for it. This package
+// must decrypt the payload of cryptsetup, and cryptsetup must decrypt the payload of this package.
 func TestCryptsetupAgrees(t *testing.T) {
 	for keySize, sectorSize := range map[int]int{256: 512, 512: 4096} {
 		t.Run(fmt.Sprint(keySize, sectorSize), func(t *testing.T) {
 			dir := t.TempDir()
 			plain := make([]byte, 3<<20)
-			rand.Read(plain[:1<<20]) // zeros follow, which are encrypted too
+			rand.Read(plain[:1<<20]) // the rest are zeros, which are encrypted too
 			key := make([]byte, keySize/8)
 			rand.Read(key)
 			keyFile := write(t, filepath.Join(dir, "key"), key)
 			passphrase := write(t, filepath.Join(dir, "passphrase"), []byte("open\n"))
-			// cryptsetup needs space for the header: it cuts twice its size from the end.
+			// cryptsetup needs space for the header: it reserves twice the header size at the end.
 			image := write(t, filepath.Join(dir, "image"), append(bytes.Clone(plain), make([]byte, 2*MaxOffset)...))
 			fast := []string{"--disable-locks", "--force-offline-reencrypt", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"}
 			cryptsetup(t, append(fast, "-q", "reencrypt", "--encrypt", "--type", "luks2", "--cipher", "aes-xts-plain64",
@@ -74,7 +74,7 @@ func TestCryptsetupAgrees(t *testing.T) {
 			payload := b[h.Offset : h.Offset+int64(len(plain))]
 			p.Decrypt(payload, 0)
 			if !bytes.Equal(payload, plain) {
-				t.Fatal("we decrypt other bytes than cryptsetup encrypted")
+				t.Fatal("the decrypted payload of cryptsetup is wrong")
 			}
 
 			rand.Read(payload[2<<20:])
@@ -83,7 +83,7 @@ func TestCryptsetupAgrees(t *testing.T) {
 			write(t, image, b[:h.Offset+int64(len(plain))])
 			cryptsetup(t, append(fast, "-q", "reencrypt", "--decrypt", "--header", filepath.Join(dir, "header"), image, "-d", passphrase)...)
 			if got := readFile(t, image); !bytes.Equal(got[:len(plain)], plain) {
-				t.Error("cryptsetup decrypts other bytes than we encrypted")
+				t.Error("cryptsetup decrypts the payload wrongly")
 			}
 		})
 	}

@@ -1,6 +1,6 @@
-// Package luks reads headers of LUKS2 disks, and encrypts and decrypts their payload in this
-// process: without device mapper, loop devices or root. It does not create headers or derive
-// keys from passphrases: the program cryptsetup does.
+// Package luks reads headers of LUKS2 disks, and encrypts and decrypts their payload in this process:
+// without device mapper, loop devices or root. It does not create headers or derive keys from
+// passphrases: it leaves that to the program cryptsetup.
 //
 // # A disk
 //
@@ -11,20 +11,20 @@
 //
 // # Headers (header.go, keyslot.go)
 //
-// A header may come from anywhere, a guest for instance. Read uses the copy that cryptsetup
-// uses: the one with a valid checksum and the higher sequence number. It refuses headers with
-// features that this package does not implement, and headers that would make cryptsetup use
-// excessive memory or time. This protects cryptsetup, so a header must mean the same here and
-// there: JSON with duplicate names, or names that differ only in case, is refused.
+// A header is not trusted: a guest may have written it. Read uses the same copy of the header as
+// cryptsetup: the one with a valid checksum and the higher sequence number. It rejects headers with
+// features that this package does not implement, and headers that would make cryptsetup use excessive
+// memory or time. To protect cryptsetup, Read must interpret a header exactly as cryptsetup does: it
+// therefore rejects JSON with duplicate names, or with names that differ only in case.
 //
 // # Payload (xts.go, aes_amd64.go)
 //
-// AES-XTS, each sector separately. The tweak of a sector is its number: in units of 512 bytes
-// from the start of the payload for every sector size, plus iv_tweak of the segment. This is
-// dm-crypt's plain64 without iv_large_sectors, which LUKS2 never sets. With sectors of 4096
-// bytes the numbers are 0, 8, 16, …
+// The payload is encrypted with AES-XTS, each sector separately. The tweak of a sector is its number
+// plus iv_tweak of the segment. The number counts units of 512 bytes from the start of the payload,
+// for every sector size. This is dm-crypt's plain64 without iv_large_sectors, which LUKS2 never sets.
+// With sectors of 4096 bytes the numbers are 0, 8, 16, …
 //
-// On amd64, assembly keeps eight blocks at a time in the AES units of the processor;
-// x/crypto/xts encrypts one block after the other and waits for most of them. Other processors
-// use crypto/aes. Without AES instructions, its run time depends on the key.
+// On amd64, assembly code processes eight blocks in parallel with the AES instructions of the CPU;
+// x/crypto/xts encrypts the blocks one after the other and mostly waits. Other architectures use
+// crypto/aes. On a CPU without AES instructions, the run time of crypto/aes depends on the key.
 package luks

@@ -22,7 +22,7 @@ const (
 	maxCopySize = 4 << 20
 )
 
-// Version returns the LUKS version of a disk with these first bytes: 1 or 2, or 0 if it is no LUKS
+// Version returns the LUKS version of a disk from its first bytes: 1 or 2, or 0 if it is not a LUKS
 // disk. There is no later version.
 func Version(head []byte) int {
 	rest, ok := bytes.CutPrefix(head, []byte(firstMagic))
@@ -36,7 +36,7 @@ func Version(head []byte) int {
 	return int(version)
 }
 
-// HeaderError is the reason why Read does not accept a header. It quotes no bytes of the disk.
+// HeaderError is the reason why Read rejects a header. It contains no bytes of the disk.
 type HeaderError struct {
 	Reason string
 	absent bool // cryptsetup would not use these bytes as a header either
@@ -58,7 +58,7 @@ func isAbsent(err error) bool {
 	return ok && e.absent
 }
 
-// Header has the fields of a header that are needed to open the disk.
+// Header contains the fields of a header that are needed to open the disk.
 type Header struct {
 	Offset     int64 // of the payload in the disk
 	SectorSize int   // of the payload: 512, 1024, 2048 or 4096
@@ -70,17 +70,18 @@ type Header struct {
 	sequence uint64
 }
 
-// Read reads the header of a disk of size bytes. A *HeaderError means that it is not accepted; any
-// other error is a read error of r. Read uses bounded memory and time. It also bounds what
-// cryptsetup needs to try a passphrase, whichever copy cryptsetup uses.
+// Read reads the header of a disk of size bytes. A *HeaderError means that the header is rejected;
+// any other error is a read error of r. Read uses bounded memory and time. It also limits the memory
+// and time that cryptsetup needs to try a passphrase, whichever copy of the header cryptsetup uses.
 func Read(r io.ReaderAt, size int64) (*Header, error) {
 	first, firstErr := readCopy(r, size, 0, firstMagic)
 	if firstErr != nil && !isAbsent(firstErr) {
 		return nil, firstErr
 	}
 	best := first
-	// The first copy has the offset of the second one. If cryptsetup does not accept the first,
-	// it searches for the second at all offsets, so every copy on the disk must be harmless.
+	// The first copy contains the offset of the second one. If cryptsetup does not accept the first
+	// copy, it searches for the second one at all possible offsets, so every copy on the disk must be
+	// harmless.
 	for at := int64(minCopySize); at <= maxCopySize; at *= 2 {
 		second, err := readCopy(r, size, at, secondMagic)
 		switch {
@@ -97,7 +98,7 @@ func Read(r io.ReaderAt, size int64) (*Header, error) {
 	return best, nil
 }
 
-// binaryHeader is the binary part of a copy, byte for byte, without the unused end.
+// binaryHeader is the binary part of a copy, byte for byte, without its unused end.
 type binaryHeader struct {
 	Magic     [6]byte
 	Version   uint16
@@ -167,7 +168,7 @@ func readFull(r io.ReaderAt, b []byte, at int64) error {
 	return fmt.Errorf("read LUKS header at %d: %w", at, err)
 }
 
-// metadata are the fields of the JSON of a header that matter here. 64-bit numbers are strings.
+// metadata are the needed fields of the JSON of a header. 64-bit numbers are strings.
 type metadata struct {
 	Keyslots map[string]keyslot
 	Segments map[string]segment
@@ -196,7 +197,7 @@ const MaxOffset = 16 << 20
 func parse(area []byte, copySize, diskSize int64) (*Header, error) {
 	text, rest, _ := bytes.Cut(area, []byte{0})
 	if len(bytes.Trim(rest, "\x00")) > 0 {
-		return nil, refuse("there are bytes after its JSON")
+		return nil, refuse("its JSON is followed by other bytes")
 	}
 	if err := checkNames(text); err != nil {
 		return nil, err
@@ -238,30 +239,30 @@ func (s segment) header(copySize, diskSize int64) (*Header, error) {
 	case s.Encryption != "aes-xts-plain64":
 		return nil, refuse("its segment is not encrypted with aes-xts-plain64: other ciphers are not supported")
 	case s.SectorSize != 512 && s.SectorSize != 1024 && s.SectorSize != 2048 && s.SectorSize != 4096:
-		return nil, refuse("its segment has sectors of %d bytes: 512, 1024, 2048 or 4096 are possible", s.SectorSize)
+		return nil, refuse("its segment has sectors of %d bytes: only 512, 1024, 2048 and 4096 are allowed", s.SectorSize)
 	case err != nil || tweakErr != nil || offset < 2*copySize || offset%int64(s.SectorSize) != 0:
 		return nil, refuse("its segment has an invalid offset or size")
 	case offset > MaxOffset:
 		return nil, refuse("its payload begins at %d: at most %d is supported", offset, int64(MaxOffset))
 	case offset > diskSize:
-		return nil, refuse("its payload begins at %d of %d bytes: the disk is cut off", offset, diskSize)
+		return nil, refuse("its payload begins at %d, but the disk has %d bytes: the disk is truncated", offset, diskSize)
 	case s.Size != "dynamic":
 		return nil, refuse("its segment has a fixed size: this is not supported")
 	}
 	return &Header{Offset: offset, SectorSize: s.SectorSize, ivTweak: tweak}, nil
 }
 
-// isASCII is for names in JSON: when encoding/json ignores case, some other letters equal ASCII
-// letters (ſ equals s).
+// isASCII is needed for names in JSON: encoding/json ignores the case of names, and then treats some
+// other letters as equal to ASCII letters (ſ equals s).
 func isASCII(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r >= utf8.RuneSelf })
 }
 
-// maxNesting is deeper than any real header.
+// maxNesting is greater than the nesting of any real header.
 const maxNesting = 16
 
-// checkNames refuses JSON that is ambiguous: encoding/json ignores the case of names, cryptsetup does
-// not, and both may use different ones of two equal names.
+// checkNames rejects ambiguous JSON: encoding/json ignores the case of names, and cryptsetup does
+// not. If a name occurs twice, they may also use different values.
 func checkNames(text []byte) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	var names []map[string]bool // of each enclosing object; nil for arrays
@@ -299,7 +300,7 @@ func checkNames(text []byte) error {
 		isName = len(names) > 0 && names[len(names)-1] != nil
 	}
 	if len(bytes.TrimSpace(text[d.InputOffset():])) > 0 {
-		return refuse("there are bytes after its JSON")
+		return refuse("its JSON is followed by other bytes")
 	}
 	return nil
 }

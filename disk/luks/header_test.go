@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// metadataOf reads the JSON of a header of cryptsetup 2.6.1, with fast key slots and without its
-// random parts.
+// metadataOf returns the JSON of a header of cryptsetup 2.6.1, with fast key slots and without the
+// random fields.
 func metadataOf(t testing.TB) string {
 	t.Helper()
 	b, err := os.ReadFile("testdata/metadata.json")
@@ -21,7 +21,7 @@ func metadataOf(t testing.TB) string {
 	return string(b)
 }
 
-// makeCopy returns a copy of a header for this offset.
+// makeCopy returns a copy of a header for the given offset.
 func makeCopy(magic, json string, size, offset, sequence uint64) []byte {
 	b := make([]byte, size)
 	copy(b, magic)
@@ -34,7 +34,7 @@ func makeCopy(magic, json string, size, offset, sequence uint64) []byte {
 	return seal(b)
 }
 
-// seal sets the checksum.
+// seal sets the checksum of a copy.
 func seal(b []byte) []byte {
 	clear(b[checksumOffset : checksumOffset+64])
 	sum := sha256.Sum256(b)
@@ -112,7 +112,7 @@ func TestReadRefusesDisks(t *testing.T) {
 	}{
 		{"empty", func([]byte) []byte { return nil }, "too small"},
 		{"smaller than a copy", func(b []byte) []byte { return b[:4096] }, "too small"},
-		{"cut off", func(b []byte) []byte { return b[:8<<20] }, "cut off"},
+		{"cut off", func(b []byte) []byte { return b[:8<<20] }, "truncated"},
 		{"no header", func(b []byte) []byte { return make([]byte, len(b)) }, "no LUKS header"},
 		{"LUKS1", func(b []byte) []byte { b[7] = 1; clear(b[size:]); return b }, "version 1"},
 		{"both damaged", func(b []byte) []byte { b[5000]++; b[size+5000]++; return b }, "checksum is wrong"},
@@ -127,11 +127,11 @@ func TestReadRefusesDisks(t *testing.T) {
 		{"a hostile second copy", func(b []byte) []byte {
 			copy(b[size:], makeCopy(secondMagic, hostile, size, size, 1))
 			return b
-		}, "too much"},
+		}, "exceeds the"},
 		{"a hostile copy that cryptsetup uses without the first", func(b []byte) []byte {
 			copy(b[8*size:], makeCopy(secondMagic, hostile, 8*size, 8*size, 1))
 			return b
-		}, "too much"},
+		}, "exceeds the"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -152,9 +152,9 @@ func TestReadRefusesMetadata(t *testing.T) {
 		{`"keyslots":{`, `"keyſlots":{},"keyslots":{`, "ambiguous"},
 		{`"tokens":{`, `"tokens":{"0":` + strings.Repeat("[", 40) + strings.Repeat("]", 40), "nested too deeply"},
 		{`"tokens":{`, `"tokens":{{`, "invalid"},
-		{`{`, `[]{`, "after its JSON"},
-		{`{`, ``, "after its JSON"},
-		{`{`, "\x00{", "after its JSON"},
+		{`{`, `[]{`, "followed by other bytes"},
+		{`{`, ``, "followed by other bytes"},
+		{`{`, "\x00{", "followed by other bytes"},
 		{`"sector_size":512`, `"sector_size":"512"`, "does not have the fields of LUKS2"},
 		{`"sector_size":512`, `"sector_size":256`, "sectors of 256"},
 		{`"sector_size":512`, `"sector_size":0`, "sectors of 0"},
@@ -172,14 +172,14 @@ func TestReadRefusesMetadata(t *testing.T) {
 		{`"size":"dynamic"`, `"size":"512"`, "fixed size"},
 		{`"iv_tweak":"0"`, `"iv_tweak":"-1"`, "invalid offset or size"},
 		{`"config":{`, `"config":{"requirements":{"mandatory":["online-reencrypt-v2"]},`, "requires"},
-		{`"time":4`, `"time":0`, "too much"},
-		{`"time":4`, `"time":9223372036854775807`, "too much"},
-		{`"time":4`, `"time":2000000`, "too much"},
-		{`"memory":64`, `"memory":2097153`, "too much"},
-		{`"memory":64`, `"memory":-1`, "too much"},
-		{`"cpus":2`, `"cpus":100000`, "too much"},
+		{`"time":4`, `"time":0`, "exceeds the"},
+		{`"time":4`, `"time":9223372036854775807`, "exceeds the"},
+		{`"time":4`, `"time":2000000`, "exceeds the"},
+		{`"memory":64`, `"memory":2097153`, "exceeds the"},
+		{`"memory":64`, `"memory":-1`, "exceeds the"},
+		{`"cpus":2`, `"cpus":100000`, "exceeds the"},
 		{`"type":"argon2i"`, `"type":"scrypt"`, "key derivation"},
-		{`"type":"argon2i"`, `"type":"pbkdf2","hash":"sha256","iterations":4000000000`, "too much"},
+		{`"type":"argon2i"`, `"type":"pbkdf2","hash":"sha256","iterations":4000000000`, "exceeds the"},
 		{`"stripes":4000`, `"stripes":400000000`, "stripes"},
 		{`"type":"luks2"`, `"type":"reencrypt"`, "type of key slot"},
 		{`"size":"131072"`, `"size":"1310720000"`, "invalid offset or size"},
@@ -189,7 +189,7 @@ func TestReadRefusesMetadata(t *testing.T) {
       "af"`, `"key_size":16,"af"`, "256"},
 		{`"segments":[
         "0"`, `"segments":["1"`, "0 digests"},
-		{`"iterations":1000`, `"iterations":1000000000`, "too much"},
+		{`"iterations":1000`, `"iterations":1000000000`, "exceeds the"},
 		{`"hash":"sha256",
       "iterations"`, `"hash":"md5","iterations"`, "digest"},
 		{`"digest":"`, `"digest":"","more":"`, "invalid length"},
@@ -221,7 +221,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(whole[:2*minCopySize], int64(len(whole)), false)
 	f.Add([]byte(json), int64(1<<40), true)
 	f.Fuzz(func(t *testing.T, b []byte, size int64, wrap bool) {
-		if wrap && len(b) > binarySize { // random bytes have no valid checksum
+		if wrap && len(b) > binarySize { // random bytes would not have a valid checksum
 			copy(b, makeCopy(firstMagic, string(b[binarySize:min(len(b), minCopySize)]), minCopySize, 0, 1)[:min(len(b), minCopySize)])
 		}
 		h, err := Read(bytes.NewReader(b), size)

@@ -12,8 +12,8 @@ import (
 	"strconv"
 )
 
-// Limits for trying a passphrase on all key slots. They are several times the values that
-// cryptsetup chooses on large machines for its target of two seconds.
+// Limits for trying a passphrase on all key slots. They are several times the values that cryptsetup
+// chooses on large machines, where it aims at two seconds.
 const (
 	maxMemory     = 2 << 20  // KiB of Argon2
 	maxFilled     = 64 << 20 // KiB of Argon2, times passes
@@ -49,11 +49,11 @@ type keyslot struct {
 	}
 }
 
-// checkKeyslots refuses key slots that exceed the limits or are not supported, and returns the
-// size of their key in bytes. payload is the offset of the payload, where they end at the latest.
+// checkKeyslots rejects key slots that exceed the limits or are not supported, and returns the size
+// of their key in bytes. payload is the offset of the payload: all key slots must end before it.
 func checkKeyslots(slots map[string]keyslot, payload int64) (keySize int, err error) {
 	if len(slots) == 0 || len(slots) > maxKeyslots {
-		return 0, refuse("it has %d key slots: 1 to %d are possible", len(slots), maxKeyslots)
+		return 0, refuse("it has %d key slots: 1 to %d are allowed", len(slots), maxKeyslots)
 	}
 	var filled, iterations int64
 	for _, s := range slots {
@@ -75,12 +75,12 @@ func checkKeyslots(slots map[string]keyslot, payload int64) (keySize int, err er
 		switch s.KDF.Type {
 		case "argon2i", "argon2id":
 			if s.KDF.Time < 1 || s.KDF.Memory < 1 || s.KDF.Memory > maxMemory || s.KDF.Time > maxFilled || s.KDF.CPUs < 1 || s.KDF.CPUs > maxLanes {
-				return 0, refuse("trying a passphrase needs %d passes over %d KiB with %d threads: too much", s.KDF.Time, s.KDF.Memory, s.KDF.CPUs)
+				return 0, refuse("trying a passphrase needs %d passes over %d KiB with %d threads, which exceeds the limit", s.KDF.Time, s.KDF.Memory, s.KDF.CPUs)
 			}
 			filled += s.KDF.Time * s.KDF.Memory
 		case "pbkdf2":
 			if s.KDF.Iterations < 1 || s.KDF.Iterations > maxIterations {
-				return 0, refuse("trying a passphrase needs %d iterations: too much", s.KDF.Iterations)
+				return 0, refuse("trying a passphrase needs %d iterations, which exceeds the limit", s.KDF.Iterations)
 			}
 			iterations += s.KDF.Iterations
 		default:
@@ -88,12 +88,12 @@ func checkKeyslots(slots map[string]keyslot, payload int64) (keySize int, err er
 		}
 	}
 	if filled > maxFilled || iterations > maxIterations {
-		return 0, refuse("trying a passphrase on its %d key slots needs too much time", len(slots))
+		return 0, refuse("trying a passphrase on its %d key slots exceeds the time limit", len(slots))
 	}
 	return keySize, nil
 }
 
-// digest identifies the right volume key.
+// digest is the stored digest of the volume key, which identifies the right key.
 type digest struct {
 	Type       string
 	Segments   []string
@@ -103,8 +103,8 @@ type digest struct {
 	Digest     []byte
 }
 
-// maxDigestIterations bounds the cost of checking one key. cryptsetup chooses iterations for an
-// eighth of a second.
+// maxDigestIterations limits the cost of checking one key. cryptsetup chooses the iterations for a
+// run time of an eighth of a second.
 const maxDigestIterations = 10 << 20
 
 // hashes are the supported hash functions of PBKDF2.
@@ -130,22 +130,22 @@ func findDigest(digests map[string]digest) (digest, error) {
 	case d.Type != "pbkdf2" || hashes[d.Hash] == nil:
 		return digest{}, refuse("the digest of the key has a type that is not supported")
 	case d.Iterations < 1 || d.Iterations > maxDigestIterations:
-		return digest{}, refuse("the digest of the key needs %d iterations: too much", d.Iterations)
+		return digest{}, refuse("the digest of the key needs %d iterations, which exceeds the limit", d.Iterations)
 	case len(d.Digest) < 16 || len(d.Digest) > 64 || len(d.Salt) == 0 || len(d.Salt) > 512:
 		return digest{}, refuse("the digest of the key has an invalid length: %d bytes, with a salt of %d", len(d.Digest), len(d.Salt))
 	}
 	return d, nil
 }
 
-// errWrongKey: a key is not the volume key of the disk.
+// errWrongKey: the key is not the volume key of the disk.
 var errWrongKey = errors.New("this is not the volume key of the LUKS disk")
 
-// Open returns the payload, or an error if key is not its volume key.
+// Open returns the payload. It returns an error if key is not the volume key of the disk.
 func (h *Header) Open(key []byte) (*Payload, error) {
 	if len(key) != h.KeySize {
 		return nil, errWrongKey
 	}
-	// The string is a copy of the key that is not wiped. Neither are the key schedules of AES.
+	// The string is a copy of the key and is not wiped, like the key schedules of AES.
 	sum, err := pbkdf2.Key(hashes[h.digest.Hash], string(key), h.digest.Salt, int(h.digest.Iterations), len(h.digest.Digest))
 	if err != nil {
 		return nil, err

@@ -8,7 +8,7 @@ import (
 	"fmt"
 )
 
-// Payload is the encrypted disk behind a header, with its key. It is for concurrent use.
+// Payload is the encrypted disk behind a header, with its key. It is safe for concurrent use.
 type Payload struct {
 	xts        xts
 	sectorSize int
@@ -18,8 +18,8 @@ type Payload struct {
 // ivUnit is the unit of sector numbers, for every sector size.
 const ivUnit = 512
 
-// Encrypt encrypts b in place. offset is its position in the payload. It panics unless both
-// are whole sectors.
+// Encrypt encrypts b in place. offset is the position of b in the payload. It panics unless offset
+// and the length of b are whole sectors.
 func (p *Payload) Encrypt(b []byte, offset int64) { p.crypt(b, offset, p.xts.data.encrypt) }
 
 // Decrypt decrypts b in place, under the same conditions as Encrypt.
@@ -32,14 +32,14 @@ func (p *Payload) crypt(b []byte, offset int64, step func(sector []byte, m *mask
 	p.xts.crypt(b, p.sectorSize, p.ivTweak+uint64(offset)/ivUnit, uint64(p.sectorSize/ivUnit), step)
 }
 
-// xts is XTS-AES as in IEEE 1619, for whole blocks. Its results are those of x/crypto/xts; it
-// is many times as fast.
+// xts implements XTS-AES of IEEE 1619 for whole blocks. It has the same results as x/crypto/xts, but
+// is many times faster.
 type xts struct {
 	data  aesBlocks
 	tweak cipher.Block
 }
 
-// newXTS splits key: its first half is for the data, its second half for the tweaks.
+// newXTS uses the first half of key for the data and the second half for the tweaks.
 func newXTS(key []byte) (xts, error) {
 	if len(key) != 32 && len(key) != 64 {
 		return xts{}, fmt.Errorf("a key for XTS has 32 or 64 bytes, not %d", len(key))
@@ -52,8 +52,8 @@ func newXTS(key []byte) (xts, error) {
 	return xts{data, tweak}, err
 }
 
-// crypt calls step for each sector of b. The first sector has the number n; the number grows
-// by stride.
+// crypt calls step for each sector of b. The first sector has the number n, and stride is added for
+// each following sector.
 func (x xts) crypt(b []byte, sectorSize int, n, stride uint64, step func(sector []byte, m *mask)) {
 	var m mask
 	for ; len(b) > 0; b = b[sectorSize:] {
@@ -65,14 +65,14 @@ func (x xts) crypt(b []byte, sectorSize int, n, stride uint64, step func(sector 
 	}
 }
 
-// mask is xored with a block before and after AES: the tweak value T of IEEE 1619.
+// mask is XORed with a block before and after AES: the tweak value T of IEEE 1619.
 type mask [aes.BlockSize]byte
 
-// aesBlocks is AES with masks on all blocks of a sector. Its methods work in place on whole
-// blocks. They get the mask of the first block, and overwrite it.
+// aesBlocks applies AES with masks to all blocks of a sector. Its methods work in place on whole
+// blocks. Their argument m is the mask of the first block, and they overwrite it.
 type aesBlocks struct {
 	single   cipher.Block
-	parallel *parallelAES // nil if the processor does not support it
+	parallel *parallelAES // nil if the CPU does not support it
 }
 
 func newAESBlocks(key []byte) (aesBlocks, error) {
@@ -97,8 +97,8 @@ func (c aesBlocks) decrypt(b []byte, m *mask) {
 	cryptPieces(b, m, c.single.Decrypt)
 }
 
-// cryptPieces xors, encrypts and xors a piece of many blocks in three passes. x/crypto/xts does
-// all three for one block before the next, so that the processor waits for its own stores.
+// cryptPieces XORs, encrypts and again XORs a piece of many blocks in three passes. x/crypto/xts does
+// all three steps for one block before the next block, so that the CPU waits for its own stores.
 func cryptPieces(b []byte, m *mask, step func(dst, src []byte)) {
 	const pieceSize = 512
 	for len(b) > 0 {
@@ -114,13 +114,13 @@ func cryptPieces(b []byte, m *mask, step func(dst, src []byte)) {
 	}
 }
 
-// fillMasks writes m, m·x, m·x², … in GF(2¹²⁸) to masks, and sets m to the next mask.
+// fillMasks writes m, m·x, m·x², … in GF(2¹²⁸) to masks, and sets m to the mask that follows.
 func fillMasks(masks []byte, m *mask) {
 	low, high := binary.LittleEndian.Uint64(m[:]), binary.LittleEndian.Uint64(m[8:])
 	for ; len(masks) > 0; masks = masks[aes.BlockSize:] {
 		binary.LittleEndian.PutUint64(masks, low)
 		binary.LittleEndian.PutUint64(masks[8:], high)
-		carry := uint64(int64(high)>>63) & 0x87 // without a branch: masks are secret
+		carry := uint64(int64(high)>>63) & 0x87 // without a branch, because masks are secret
 		low, high = low<<1^carry, high<<1|low>>63
 	}
 	binary.LittleEndian.PutUint64(m[:], low)

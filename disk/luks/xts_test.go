@@ -100,7 +100,7 @@ func TestVectorsOfIEEE1619(t *testing.T) {
 	}
 }
 
-// TestSectorNumbers compares with x/crypto, with sector numbers as in dm-crypt.
+// TestSectorNumbers compares the ciphertext with x/crypto for the sector numbers of dm-crypt.
 func TestSectorNumbers(t *testing.T) {
 	random := rand.NewChaCha8([32]byte{7})
 	for _, keySize := range []int{32, 64} {
@@ -129,7 +129,7 @@ func TestSectorNumbers(t *testing.T) {
 					got := bytes.Clone(plain)
 					p.Encrypt(got, offset)
 					if !bytes.Equal(got, want) {
-						t.Fatal("other ciphertext than x/crypto")
+						t.Fatal("the ciphertext differs from x/crypto")
 					}
 					p.Decrypt(got, offset)
 					if !bytes.Equal(got, plain) {
@@ -141,7 +141,7 @@ func TestSectorNumbers(t *testing.T) {
 					}
 					wg.Wait()
 					if !bytes.Equal(got, want) {
-						t.Fatal("other ciphertext by concurrent calls")
+						t.Fatal("concurrent calls return a different ciphertext")
 					}
 				})
 			}
@@ -149,8 +149,8 @@ func TestSectorNumbers(t *testing.T) {
 	}
 }
 
-// TestPanicUnlessWholeSectors: otherwise the result would be garbage on a disk. No byte may change
-// before the panic.
+// TestPanicUnlessWholeSectors checks that partial sectors cause a panic before any byte changes.
+// Otherwise wrong bytes would be written to a disk.
 func TestPanicUnlessWholeSectors(t *testing.T) {
 	x, err := newXTS(make([]byte, 32))
 	if err != nil {

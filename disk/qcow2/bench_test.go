@@ -19,7 +19,7 @@ const (
 	benchPiece = 16 << 20
 )
 
-// rawFile is a Source: a file with holes.
+// rawFile is a Source that reads a file with holes.
 type rawFile struct {
 	*os.File
 	size int64
@@ -38,7 +38,8 @@ func (f rawFile) NextData(off int64) (start, end int64, err error) {
 	return start, end, err
 }
 
-// benchRaw writes such a disk, of random bytes below letters. A smaller range is easier to compress.
+// benchRaw writes the disk of the benchmarks with random bytes below letters. Bytes of a smaller
+// range are easier to compress.
 func benchRaw(b *testing.B, letters byte) rawFile {
 	b.Helper()
 	f, err := os.Create(filepath.Join(b.TempDir(), "raw"))
@@ -63,8 +64,8 @@ func benchRaw(b *testing.B, letters byte) rawFile {
 	return rawFile{f, benchDisk}
 }
 
-// BenchmarkRead reads all data of an image in the page cache. Compare it with qemu-img, which discards
-// the data, too.
+// BenchmarkRead reads all data of an image that is in the page cache. Compare it with qemu-img, which
+// also discards the data.
 func BenchmarkRead(b *testing.B) {
 	for _, k := range []struct {
 		name    string

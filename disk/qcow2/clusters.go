@@ -1,15 +1,15 @@
 package qcow2
 
-// maxTrackedClusters bounds the memory of usedClusters: a bit for each cluster of the file, so that this
-// is enough for 2 TiB with clusters of 64 KiB.
+// maxTrackedClusters limits the memory of usedClusters, which needs one bit for each cluster of the
+// file. The limit is enough for 2 TiB with clusters of 64 KiB.
 const maxTrackedClusters = 32 << 20
 
-// usedClusters is the set of clusters of a file that a table or entry uses.
+// usedClusters is the set of clusters of a file to which a table or entry refers.
 type usedClusters struct {
 	header *header
 	total  int64 // clusters of the file
 	marked int64
-	bits   []uint64 // nil: there are too many clusters, and they are only counted
+	bits   []uint64 // nil: the file has too many clusters, and they are only counted
 }
 
 func newUsedClusters(h *header, size int64) *usedClusters {
@@ -20,8 +20,8 @@ func newUsedClusters(h *header, size int64) *usedClusters {
 	return k
 }
 
-// mark marks length bytes from offset on as used, and refuses clusters that are used already. It
-// ignores bytes after the end of the file: lookup checks these.
+// mark marks length bytes from offset on as used. It returns an error if a cluster is already marked.
+// It ignores bytes after the end of the file, because lookup checks them.
 func (k *usedClusters) mark(offset, length int64) error {
 	first := offset >> k.header.ClusterBits
 	last := min(k.total, (offset+length+int64(k.header.clusterSize())-1)>>k.header.ClusterBits)
@@ -44,9 +44,9 @@ func (k *usedClusters) refuse() error {
 	return refuse(hintDamaged, "a cluster of the qcow2 image is used twice")
 }
 
-// checkL2 reads every L2 table once, and refuses images that use a table or cluster twice. It reads
-// at most the size of the file, because it marks each table. Compressed clusters are not marked:
-// several of them share a cluster of the file.
+// checkL2 reads every L2 table once. It returns an error if a table or cluster is used twice. It
+// reads at most the size of the file, because it marks each table. It does not mark compressed
+// clusters, because several of them share a cluster of the file.
 func (m *Image) checkL2() error {
 	h := m.header
 	k := newUsedClusters(h, m.file.size)
@@ -78,7 +78,7 @@ func (m *Image) checkL2() error {
 	return nil
 }
 
-// checkTableL2 checks the entries of a table that are for clusters of the disk.
+// checkTableL2 checks the entries of a table that refer to clusters of the disk.
 func (m *Image) checkTableL2(table, index int64, k *usedClusters) error {
 	h := m.header
 	entries := int64(h.clusterSize()) >> h.entryBits()

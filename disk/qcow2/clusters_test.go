@@ -27,9 +27,9 @@ const (
 	outside = "a cluster of the qcow2 image lies outside the file"
 )
 
-// hostileClusters has, for every rule about table entries, an image that breaks it. v3.qcow2 has its
-// tables in clusters 1 to 4, and data in cluster 5, which is the second cluster of the disk.
-// extended-l2.qcow2 is similar, with data at 64 KiB of the disk.
+// hostileClusters contains one image for each rule about table entries, which violates this rule.
+// v3.qcow2 has its tables in clusters 1 to 4, and data in cluster 5, which is the second cluster of
+// the disk. extended-l2.qcow2 is similar, with data at offset 64 KiB of the disk.
 var hostileClusters = []struct {
 	name   string
 	base   string
@@ -42,31 +42,31 @@ var hostileClusters = []struct {
 	{"zeros of extended entries", "extended-l2", "an L2 entry of the qcow2 image has reserved bits set", []edit{putL2(8, copied|5<<14|1)}},
 	{"within a cluster", "v3", "an L2 entry of the qcow2 image has an offset within a cluster", []edit{putL2(1, copied|5<<16|512)}},
 	{"zeros within a cluster", "v3", "an L2 entry of the qcow2 image has an offset within a cluster", []edit{putL2(1, copied|5<<16|512|1)}},
-	{"behind the end", "v3", outside, []edit{putL2(1, copied|6<<16)}},
+	{"after the end of the file", "v3", outside, []edit{putL2(1, copied|6<<16)}},
 	{"far", "v3", outside, []edit{putL2(1, 1<<56-1<<16)}},
 	{"last entry", "v3", outside, []edit{putL2(1023, copied|6<<16)}},
 
-	{"one cluster for two", "v3", twice, []edit{putL2(0, copied|5<<16)}},
-	{"zeros that are data too", "v3", twice, []edit{putL2(0, copied|5<<16|1)}},
-	{"the reference counts as data", "v3", twice, []edit{putL2(1, copied|1<<16)}},
-	{"the L1 table as data", "v3", twice, []edit{putL2(1, copied|3<<16)}},
-	{"the L2 table as data", "v3", twice, []edit{putL2(1, copied|4<<16)}},
-	{"the L1 table as L2 table", "v3", twice, []edit{putL1(0, copied|3<<16)}},
-	{"one L2 table for two", "v3", twice, []edit{put64(atSize, 1<<30), put32(atL1Entries, 2), putL1(1, copied|4<<16)}},
-	{"one L2 table for all", "v3", twice, []edit{put64(atSize, 8<<40), put32(atL1Entries, 16<<10), func(b []byte) {
+	{"one cluster in two L2 entries", "v3", twice, []edit{putL2(0, copied|5<<16)}},
+	{"a zero cluster that another entry uses as data", "v3", twice, []edit{putL2(0, copied|5<<16|1)}},
+	{"the refcount table used as data", "v3", twice, []edit{putL2(1, copied|1<<16)}},
+	{"the L1 table used as data", "v3", twice, []edit{putL2(1, copied|3<<16)}},
+	{"the L2 table used as data", "v3", twice, []edit{putL2(1, copied|4<<16)}},
+	{"the L1 table used as L2 table", "v3", twice, []edit{putL1(0, copied|3<<16)}},
+	{"one L2 table in two L1 entries", "v3", twice, []edit{put64(atSize, 1<<30), put32(atL1Entries, 2), putL1(1, copied|4<<16)}},
+	{"one L2 table in all L1 entries", "v3", twice, []edit{put64(atSize, 8<<40), put32(atL1Entries, 16<<10), func(b []byte) {
 		for i := 3 << 16; i < 5<<16; i += 8 {
 			put64(i, copied|5<<16)(b)
 		}
 		clear(b[5<<16:])
 	}}},
 
-	{"compressed behind the end", "v3", "a compressed " + outside[2:], []edit{putL2(1, l2Compressed|6<<16)}},
-	{"compressed far away", "v3", "a compressed " + outside[2:], []edit{putL2(1, l2Compressed|1<<54-1)}},
-	{"compressed nowhere", "v3", "a compressed " + outside[2:], []edit{putL2(1, l2Compressed|255<<54)}},
+	{"compressed after the end of the file", "v3", "a compressed " + outside[2:], []edit{putL2(1, l2Compressed|6<<16)}},
+	{"compressed at a huge offset", "v3", "a compressed " + outside[2:], []edit{putL2(1, l2Compressed|1<<54-1)}},
+	{"compressed at an impossible offset", "v3", "a compressed " + outside[2:], []edit{putL2(1, l2Compressed|255<<54)}},
 	{"compressed nonsense", "v3", damaged, []edit{putL2(1, l2Compressed|5<<16)}},
 	{"compressed zeros", "v3", damaged, []edit{putL2(1, l2Compressed|255<<54|5<<16-512)}},
 	{"compressed by another method", "zstd", damaged, []edit{put64(atIncompatible, 0), put32(atCompression, 0)}},
-	{"compressed, cut off", "zlib", damaged, []edit{putL2(1, l2Compressed|6<<16-1)}},
+	{"compressed and truncated", "zlib", damaged, []edit{putL2(1, l2Compressed|6<<16-1)}},
 
 	{"both zeros and data", "extended-l2", "a subcluster of the qcow2 image is both zeros and data", []edit{putL2(9, 1<<32|1)}},
 	{"data without an offset", "extended-l2", "an L2 entry of the qcow2 image has data without an offset", []edit{putL2(8, copied)}},
@@ -93,7 +93,8 @@ func TestOpenRefusesHostileClusters(t *testing.T) {
 // padded extends a file to a multiple of 64 KiB.
 func padded(b []byte) []byte { return append(b, make([]byte, -len(b)&0xffff)...) }
 
-// Unusual but unambiguous images are read, with the same result as by QEMU.
+// TestOpenAcceptsUnusualClusters checks that unusual but unambiguous images are read with the same
+// result as by QEMU.
 func TestOpenAcceptsUnusualClusters(t *testing.T) {
 	data := bytes.Repeat([]byte{0x5a}, 12<<10)
 	for _, c := range []struct {
@@ -106,15 +107,15 @@ func TestOpenAcceptsUnusualClusters(t *testing.T) {
 		{"as it is", "v3", 0, data, nil},
 		{"not marked as copied", "v3", 0, data, []edit{putL2(1, 5<<16)}},
 		{"file ends within the cluster", "v3", 5<<16 + 1000, data[:1000], nil},
-		{"zeros with a place", "v3", 0, nil, []edit{putL2(1, copied|5<<16|1)}},
-		{"zeros with a place behind the end", "v3", 5 << 16, nil, []edit{putL2(1, copied|5<<16|1)}},
+		{"zeros with an offset", "v3", 0, nil, []edit{putL2(1, copied|5<<16|1)}},
+		{"zeros with an offset after the end of the file", "v3", 5 << 16, nil, []edit{putL2(1, copied|5<<16|1)}},
 		{"nothing", "v3", 0, nil, []edit{putL2(1, copied)}},
-		{"entry behind the disk", "v3", 0, data, []edit{putL2(1024, copied|7<<40)}},
+		{"entry after the end of the disk", "v3", 0, data, []edit{putL2(1024, copied|7<<40)}},
 		{"packed twice", "zlib", 0, data, []edit{func(b []byte) {
 			l2 := binary.BigEndian.Uint64(b[binary.BigEndian.Uint64(b[atL1Offset:]):]) & l1OffsetMask
 			put64(int(l2)+16, binary.BigEndian.Uint64(b[l2+8:]))(b)
 		}}},
-		{"a subcluster alone", "extended-l2", 0, data[:512], []edit{putL2(9, 1)}},
+		{"a single subcluster", "extended-l2", 0, data[:512], []edit{putL2(9, 1)}},
 		{"other subclusters are zeros", "extended-l2", 0, data[:512], []edit{putL2(9, 1|0xfffffffe<<32)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -135,7 +136,7 @@ func TestOpenAcceptsUnusualClusters(t *testing.T) {
 	}
 }
 
-// Sizes in an image do not increase the memory of its reader.
+// TestOpenUsesBoundedMemory checks that sizes in an image do not increase the memory of its reader.
 func TestOpenUsesBoundedMemory(t *testing.T) {
 	frame := []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa0 | 7} // a window of gigabytes
 	w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))

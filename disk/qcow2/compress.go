@@ -12,17 +12,17 @@ import (
 )
 
 const (
-	// QEMU compresses with a window of 4 KiB, and a reader may not support more.
+	// QEMU compresses with a window of 4 KiB, and another reader may not support a larger one.
 	compressWindow = 4 << 10
 
-	// Decompression costs time at every read, so it must save at least a sixteenth.
+	// Decompression costs time at every read, so compression must save at least a sixteenth.
 	maxCompressed = encodeCluster / 16 * 15
 
 	batchClusters      = 64 // clusters that are read and then compressed in parallel
-	maxCompressWorkers = 16 // a MiB of memory each
+	maxCompressWorkers = 16 // each uses 1 MiB of memory
 )
 
-// compressor compresses clusters of a source on all processors.
+// compressor compresses clusters of a source on all CPUs.
 type compressor struct {
 	src     Source
 	in      []byte
@@ -30,7 +30,7 @@ type compressor struct {
 	workers []*flate.Writer
 }
 
-// compressJob is one cluster.
+// compressJob compresses one cluster.
 type compressJob struct {
 	cursor cursor
 	data   []byte // in compressor.in
@@ -100,7 +100,7 @@ func (k *compressor) run() error {
 	return nil
 }
 
-// read reads the clusters of the batch, adjacent ones by one call.
+// read reads the clusters of the batch. It reads adjacent clusters in one call.
 func (k *compressor) read() error {
 	for i := 0; i < len(k.batch); {
 		first, n := k.batch[i].cursor.offset(), 1
@@ -135,7 +135,7 @@ func (b *compressJob) compress(w *flate.Writer) {
 	}
 }
 
-// measure compresses all clusters to know their sizes, and drops clusters of zeros.
+// measure compresses all clusters to compute their sizes, and removes clusters of zeros.
 func (k *compressor) measure(tables []*l2Plan) error {
 	for n, t := range tables {
 		t.sizes = make([]uint16, tableEntries)
@@ -165,10 +165,10 @@ func (k *compressor) recordSizes() error {
 	return nil
 }
 
-// errChanged: the second pass over the data had another result than the first.
+// errChanged: the second pass over the data had a different result from the first one.
 var errChanged = errors.New("the disk changed while it was read")
 
-// appendCompressed compresses a batch of clusters from c on, and appends them to b.
+// appendCompressed compresses a batch of clusters, beginning with c, and appends them to b.
 func (k *compressor) appendCompressed(b []byte, l *layout, c cursor) ([]byte, error) {
 	defer func() { k.batch = k.batch[:0] }()
 	for ok := true; ok && !k.add(c); {
@@ -186,8 +186,8 @@ func (k *compressor) appendCompressed(b []byte, l *layout, c cursor) ([]byte, er
 	return b, nil
 }
 
-// nextCompressed produces the block of compressed clusters with the byte pos, or the zeros at the
-// end of the file.
+// nextCompressed produces the block of compressed clusters that contains pos, or the zeros at the end
+// of the file.
 func (e *Encoder) nextCompressed() (err error) {
 	l := &e.layout
 	c, ok := l.firstCompressed(e.pos - l.compressed)

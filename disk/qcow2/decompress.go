@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// maxWindow bounds the memory of a zstd frame: twice the largest cluster.
+	// maxWindow limits the memory of a zstd frame: twice the largest cluster.
 	maxWindow = 4 << 20
 
 	decompressWorkers = 4
@@ -20,8 +20,9 @@ const (
 	maxBatchClusters  = 64      // decompressed in parallel
 )
 
-// compressedRange returns the range of a compressed cluster in the file. The entry has the number of
-// sectors that it touches, not its size in bytes. The file may end within the last sector.
+// compressedRange returns the range of a compressed cluster in the file. The entry contains the
+// number of sectors that the cluster touches, not its size in bytes. The file may end within the last
+// sector.
 func (m *Image) compressedRange(entry uint64) (offset, length int64, err error) {
 	bits := 62 - (m.header.ClusterBits - 8)
 	offset = int64(entry & (1<<bits - 1))
@@ -33,13 +34,13 @@ func (m *Image) compressedRange(entry uint64) (offset, length int64, err error) 
 	return offset, min(length, m.file.size-offset), nil
 }
 
-// decompression is the state for decompressing clusters of an image.
+// decompression is the state for the decompression of the clusters of an image.
 type decompression struct {
 	workers []*decompressor
 	jobs    []decompressJob
 
-	kept    uint64 // the L2 entry of cluster; 0: none
-	cluster []byte // the last cluster that was read in part
+	kept    uint64 // the L2 entry of the cached cluster; 0: none
+	cluster []byte // cached: the last cluster that was only partly read
 }
 
 type decompressJob struct {
@@ -58,8 +59,8 @@ func newDecompression(h *header) decompression {
 	return u
 }
 
-// readCompressed reads the extent e at off, and the compressed clusters after it that fit into p as a
-// whole.
+// readCompressed reads the extent e at off, and all compressed clusters after it that fit completely
+// into p.
 func (m *Image) readCompressed(p []byte, off int64, e extent) (n int, err error) {
 	u := &m.decompression
 	size := int(m.header.clusterSize())
@@ -80,7 +81,7 @@ func (m *Image) readCompressed(p []byte, off int64, e extent) (n int, err error)
 	return n, u.run()
 }
 
-// readPartOfCompressed reads a part of a compressed cluster, and keeps the cluster.
+// readPartOfCompressed reads a part of a compressed cluster, and caches the decompressed cluster.
 func (m *Image) readPartOfCompressed(p []byte, e extent) error {
 	u := &m.decompression
 	if u.kept != e.entry {
@@ -143,7 +144,7 @@ func (u *decompression) run() error {
 	return nil
 }
 
-// decompressor decompresses one cluster after the other.
+// decompressor decompresses clusters one after the other.
 type decompressor struct {
 	zstd    bool
 	in      bytes.Reader

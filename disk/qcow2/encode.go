@@ -11,7 +11,7 @@ const (
 	encodeBits      = 16
 	encodeCluster   = 1 << encodeBits
 	tableEntries    = encodeCluster / 8
-	tableBytes      = tableEntries << encodeBits // of the disk, in each L2 table
+	tableBytes      = tableEntries << encodeBits // bytes of the disk for each L2 table
 	refcountEntries = encodeCluster / 2
 )
 
@@ -20,30 +20,31 @@ type Options struct {
 	Compress bool // compress each cluster with zlib if that makes it smaller
 }
 
-// Encoder produces a qcow2 file: an io.Reader from front to back, with Seek. It is for one
-// goroutine.
+// Encoder is a sequential io.Reader with Seek that produces a qcow2 file. It is not safe for
+// concurrent use.
 type Encoder struct {
 	src    Source
 	layout layout
 	pos    int64
 
-	block       []byte // the piece of metadata or compressed clusters with the byte pos
+	block       []byte // the current block of metadata or compressed clusters, which contains pos
 	blockOffset int64
 	cursor      cursor
 	compressor  *compressor
 }
 
-// Encode computes the layout of a qcow2 file with the content of src, whose size must be a multiple
-// of 512. The same release of this program produces the same file for the same content; the size
-// of the file is a check of that.
+// Encode computes the layout of a qcow2 file with the content of src. The size of src must be a
+// multiple of 512. The same release of this program produces the same file for the same content. A
+// different file size therefore shows that the content changed.
 //
-// Encode reads all ranges of src and, with compression, all its bytes, so it can take long. An
-// error of src ends it. It does not close src. The content must not change while the Encoder is
-// used. Memory: one bit for each cluster with data; with compression, two more bytes.
+// Encode may take long, because it reads all ranges of src and, with compression, all its bytes. It
+// returns the errors of src and does not close src. The content of src must not change while the
+// Encoder is used. The memory is one bit for each cluster with data, and with compression two more
+// bytes.
 func Encode(src Source, o Options) (*Encoder, error) {
 	size := src.Size()
 	if size <= 0 || size%sector != 0 || size > maxVirtualSize {
-		return nil, fmt.Errorf("encode qcow2 image: no disk has %d bytes", size)
+		return nil, fmt.Errorf("encode qcow2 image: %d is not a valid disk size", size)
 	}
 	tables, err := planTables(src)
 	if err != nil {
@@ -60,7 +61,7 @@ func Encode(src Source, o Options) (*Encoder, error) {
 	return e, nil
 }
 
-// Size returns the bytes of the file.
+// Size returns the size of the qcow2 file in bytes.
 func (e *Encoder) Size() int64 { return e.layout.size }
 
 // Seek implements io.Seeker for offsets from 0 to Size.
@@ -78,7 +79,7 @@ func (e *Encoder) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-// Read implements io.Reader. It reads adjacent clusters of the source by one call.
+// Read implements io.Reader. It reads adjacent clusters of the source in one call.
 func (e *Encoder) Read(p []byte) (int, error) {
 	n := 0
 	for n < len(p) && e.pos < e.Size() {
@@ -108,7 +109,7 @@ func (e *Encoder) readSome(p []byte) (int, error) {
 	return copy(p, e.block[e.pos-e.blockOffset:]), nil
 }
 
-// nextBlock produces the block with the byte pos.
+// nextBlock produces the block that contains pos.
 func (e *Encoder) nextBlock() error {
 	l := &e.layout
 	if e.pos >= l.compressed {
@@ -124,7 +125,7 @@ func (e *Encoder) nextBlock() error {
 	return nil
 }
 
-// readStandard reads the standard clusters at pos that are adjacent in the source too.
+// readStandard reads the standard clusters at pos that are also adjacent in the source.
 func (e *Encoder) readStandard(p []byte) (int, error) {
 	skip := (e.pos - e.layout.standard) & (encodeCluster - 1)
 	c := e.layout.seekStandard(e.cursor, (e.pos-e.layout.standard)>>encodeBits)
@@ -141,7 +142,7 @@ func (e *Encoder) readStandard(p []byte) (int, error) {
 	e.cursor = c
 	p = p[:min(length, int64(len(p)))]
 	if err := readDisk(e.src, p, off); err != nil {
-		return 0, err // p may have bytes that are not of the disk
+		return 0, err // p may contain bytes that are not from the disk
 	}
 	return len(p), nil
 }
@@ -160,18 +161,18 @@ func readDisk(src Source, p []byte, off int64) error {
 	return fmt.Errorf("read disk at %d: %w", off, err)
 }
 
-// Source is a sparse disk: large parts may be zeros that were never written. It is for one
-// goroutine.
+// Source is a sparse disk: large parts may be zeros that were never written. It is not safe for
+// concurrent use.
 type Source interface {
-	// ReadAt reads the bytes that a guest sees: zeros where there is no data. It fills p, or
+	// ReadAt reads the bytes that a guest sees, which are zeros where there is no data. It fills p, or
 	// returns io.EOF at the end of the disk.
 	io.ReaderAt
 
 	// Size returns the bytes of the disk that a guest sees.
 	Size() int64
 
-	// NextData returns the next range from off on that may have other bytes than zeros:
-	// off <= start < end <= Size. Between off and start are only zeros. The next range may
-	// begin at end. io.EOF: there is none.
+	// NextData returns the next range at or after off that may contain bytes other than zeros: off <=
+	// start < end <= Size. All bytes between off and start are zeros. The following range may begin at
+	// end. io.EOF: there is no such range.
 	NextData(off int64) (start, end int64, err error)
 }

@@ -64,7 +64,7 @@ func TestEncode(t *testing.T) {
 	}
 }
 
-// checkSeek checks that reads in pieces of any size and from any offset return the same bytes.
+// checkSeek checks that reads of any size from any offset return the same bytes.
 func checkSeek(t *testing.T, src Source, o Options, path string, r *rand.Rand) {
 	t.Helper()
 	want, err := os.ReadFile(path)
@@ -96,7 +96,7 @@ func checkSeek(t *testing.T, src Source, o Options, path string, r *rand.Rand) {
 	}
 }
 
-// QEMU decompresses with a window of 4 KiB, so no reference may go further back.
+// TestEncodeWindow: QEMU decompresses with a window of 4 KiB, so no reference may be longer.
 func TestEncodeWindow(t *testing.T) {
 	far := make([]byte, 10<<10)
 	rand.NewChaCha8([32]byte{6}).Read(far)
@@ -109,11 +109,11 @@ func TestEncodeWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := e.layout.tables[0].size(0); n < len(far) {
-		t.Errorf("%d bytes for two times %d of 4 bits", n, len(far))
+		t.Errorf("two times %[2]d bytes of 4 bits were encoded to %[1]d bytes", n, len(far))
 	}
 }
 
-// Reading compressed clusters can start at any offset.
+// TestEncodeSeekCompressed checks that a read of compressed clusters can start at any offset.
 func TestEncodeSeekCompressed(t *testing.T) {
 	src := &patches{size: 3 * batchClusters << 16}
 	for i := range int64(3 * batchClusters) {
@@ -148,7 +148,7 @@ func TestEncodeEmpty(t *testing.T) {
 			m := openFile(t, path)
 			got := make([]byte, 1<<20)
 			if _, err := m.ReadAt(got, 0); err != nil || !bytes.Equal(got, make([]byte, 1<<20)) {
-				t.Errorf("not zeros, or %v", err)
+				t.Errorf("the disk is not zero, or error %v", err)
 			}
 			if o.Compress && len(ranges(t, m)) != 0 {
 				t.Error("written zeros became data")
@@ -157,10 +157,10 @@ func TestEncodeEmpty(t *testing.T) {
 	}
 }
 
-// failing is a Source that violates its contract.
+// failing is a Source that violates its contract or returns an error.
 type failing struct {
 	*patches
-	reads  int // number of reads after which all bytes differ
+	reads  int // after this number of reads all bytes differ
 	err    error
 	ranges func(off int64) (start, end int64)
 }
@@ -227,8 +227,8 @@ func TestEncodeFails(t *testing.T) {
 	}
 }
 
-// metadata writes the metadata to a sparse file with the size of the image, so that qemu-img can check
-// images that are larger than the disk.
+// metadata writes only the metadata to a sparse file with the size of the image. qemu-img can then
+// check images that are larger than the available disk.
 func metadata(t *testing.T, e *Encoder) (path string) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "metadata"))
@@ -245,7 +245,7 @@ func metadata(t *testing.T, e *Encoder) (path string) {
 	return f.Name()
 }
 
-// vast is a disk that has data everywhere, but returns none.
+// vast is a Source that has data everywhere, but fails to return it.
 type vast struct{ size int64 }
 
 func (s vast) Size() int64 { return s.size }
@@ -254,7 +254,8 @@ func (s vast) ReadAt([]byte, int64) (int, error) { return 0, errors.New("there i
 
 func (s vast) NextData(off int64) (start, end int64, err error) { return off, s.size, nil }
 
-// TestEncodeManyClusters has several refcount blocks for standard and for compressed clusters.
+// TestEncodeManyClusters checks an image with several refcount blocks for standard and for compressed
+// clusters.
 func TestEncodeManyClusters(t *testing.T) {
 	src := vast{5<<30 + 512}
 	e, err := Encode(src, Options{})
@@ -283,7 +284,8 @@ func TestEncodeManyClusters(t *testing.T) {
 	run(t, "qemu-img", "check", "-q", "-f", "qcow2", metadata(t, e))
 }
 
-// A large disk with little data needs a small file and little memory.
+// TestEncodeLargeDisks checks that a large disk with little data needs a small file and little
+// memory.
 func TestEncodeLargeDisks(t *testing.T) {
 	for _, size := range []int64{16 << 40, maxVirtualSize} {
 		src := &patches{size: size, pieces: []patch{

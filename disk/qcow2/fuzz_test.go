@@ -11,8 +11,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/imagetest"
 )
 
-// FuzzInspect checks for any header: no panic, bounded reading, and only a *FormatError if all bytes
-// can be read.
+// FuzzInspect checks for any header that Inspect does not panic, reads a bounded number of bytes, and
+// returns only a *FormatError if all bytes can be read.
 func FuzzInspect(f *testing.F) {
 	const maxHead = 4 << 10
 	for _, c := range hostile {
@@ -27,7 +27,7 @@ func FuzzInspect(f *testing.F) {
 		s := &imagetest.Sparse{Head: head, Size: int64(len(head)) + int64(zeros)*sector}
 		size, err := Inspect(s, s.Size)
 		if s.Bytes > 33<<20 {
-			t.Errorf("%d bytes were read", s.Bytes)
+			t.Errorf("Inspect read %d bytes", s.Bytes)
 		}
 		checkFinal(t, err)
 		if err == nil && (size <= 0 || size%sector != 0 || size > maxVirtualSize) {
@@ -44,7 +44,7 @@ func checkFinal(t *testing.T, err error) {
 	}
 }
 
-// small makes a small image with clusters of all kinds.
+// small creates a small image with clusters of all kinds.
 func small(f *testing.F, options string, compress ...string) []byte {
 	plain, path := filepath.Join(f.TempDir(), "plain"), filepath.Join(f.TempDir(), "image")
 	run(f, "qemu-img", "create", "-q", "-f", "qcow2", plain, "64k")
@@ -59,8 +59,9 @@ func small(f *testing.F, options string, compress ...string) []byte {
 	return b
 }
 
-// FuzzImage checks for any file: no panic, only a *FormatError if all bytes can be read, zeros outside
-// all ranges, and the same bytes for reads of different sizes.
+// FuzzImage checks for any file that no method panics, that a *FormatError is the only error if all
+// bytes can be read, that all bytes outside the ranges are zero, and that reads of different sizes
+// return the same bytes.
 func FuzzImage(f *testing.F) {
 	for _, b := range [][]byte{
 		small(f, "cluster_size=512"),
@@ -98,7 +99,8 @@ func FuzzImage(f *testing.F) {
 	})
 }
 
-// checkRanges checks that want, the bytes at off of the disk, is zero outside the ranges.
+// checkRanges checks that want is zero outside the ranges of m. want is the content of the disk at
+// off.
 func checkRanges(t *testing.T, m *Image, off int64, want []byte) {
 	end := off + int64(len(want))
 	for at := off; at < end; {

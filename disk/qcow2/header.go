@@ -8,8 +8,8 @@ import (
 	"math"
 )
 
-// Limits. Those without a reason are QEMU's. In addition to QEMU's rules, this package refuses images
-// that depend on anything but their own bytes.
+// Limits without a comment are those of QEMU. In addition to QEMU's rules, this package rejects
+// images that depend on other files.
 const (
 	sector            = 512
 	minClusterBits    = 9
@@ -24,12 +24,12 @@ const (
 	v3HeaderLength    = 104
 	compressionOffset = 104
 
-	// The specification has five extensions, each at most once. The limit prevents a cluster
-	// full of empty extensions from being read piece by piece.
+	// The specification has five extensions, each at most once. The limit prevents many small reads of
+	// a cluster full of empty extensions.
 	maxExtensions = 64
 
-	// With the limit of the L1 table alone, a few KiB could declare 2 EiB. 64 TiB is four
-	// times the largest file of ext4, in which a volume with such an image must fit. It is
+	// The limit of the L1 table alone would allow a file of a few KiB to declare 2 EiB. 64 TiB is four
+	// times the largest file of ext4, and a volume with such an image must fit into one file. It is
 	// small enough that sums of sizes never overflow.
 	maxVirtualSize = 64 << 40
 )
@@ -48,7 +48,7 @@ const (
 // autoclearRawData: the external data file is a raw disk.
 const autoclearRawData = 1 << 1
 
-// Types of header extensions. Images with the last three depend on more than their own bytes.
+// Types of header extensions. Images with one of the last three depend on other files or on a key.
 const (
 	extensionEnd           = 0
 	extensionBackingFormat = 0xe2792aca
@@ -57,15 +57,15 @@ const (
 )
 
 const (
-	hintFlatten = "make a self-contained copy where you trust it: qemu-img convert -O qcow2"
+	hintFlatten = "convert it to a self-contained image on a trusted machine: qemu-img convert -O qcow2"
 	hintRepair  = "stop the program that writes to it, and repair it: qemu-img check -r all"
-	hintDamaged = "get an intact copy: qemu-img check shows details"
+	hintDamaged = "replace it with an intact copy; qemu-img check prints details"
 )
 
-// Magic is at the start of every qcow2 file, and of the older qcow files.
+// Magic is the start of every qcow2 file, and of the older qcow files.
 const Magic = "QFI\xfb"
 
-// header is a header of version 3, byte for byte, up to the compression type, its last field. All
+// header is a header of version 3, byte for byte, up to its last field, the compression type. All
 // numbers are big endian.
 type header struct {
 	Magic            [4]byte
@@ -95,7 +95,7 @@ type file struct {
 	size int64
 }
 
-// read fills b from offset. If the file ends before that, the error is io.ErrUnexpectedEOF.
+// read fills b from offset. If the file ends before b is full, the error is io.ErrUnexpectedEOF.
 func (f file) read(b []byte, offset int64) error {
 	n, err := f.r.ReadAt(b, offset)
 	if n == len(b) {
@@ -107,12 +107,12 @@ func (f file) read(b []byte, offset int64) error {
 	return fmt.Errorf("read image at %d: %w", offset, err)
 }
 
-// Inspect returns the virtual size of the qcow2 file of size bytes. A *FormatError means that it is
-// not accepted; any other error is a read error of r.
+// Inspect returns the virtual size of the qcow2 file of size bytes. A *FormatError means that the
+// file is not accepted; any other error is a read error of r.
 //
-// Inspect checks the header, its extensions and the whole L1 table, and reads at most 33 MiB. It
-// does not check the L2 tables: their number grows with the data, and a wrong entry can only give
-// a reader wrong sectors of this file, nothing of another file. Open checks them too.
+// Inspect checks the header, its extensions and the whole L1 table, and reads at most 33 MiB. It does
+// not check the L2 tables, whose number grows with the data. A wrong L2 entry can only refer to other
+// sectors of the same file, not to another file. Open checks the L2 tables.
 func Inspect(r io.ReaderAt, size int64) (virtualSize int64, err error) {
 	h, err := file{r, size}.inspect()
 	if err != nil {
@@ -152,7 +152,7 @@ func (f file) readHeader() (*header, error) {
 		return nil, fmt.Errorf("decode qcow2 header: %w", err)
 	}
 	if string(h.Magic[:]) != Magic {
-		return nil, refuse("get an intact copy, or declare what it is", "the file does not begin with a qcow2 header")
+		return nil, refuse("replace the file with an intact copy, or declare the actual format", "the file does not begin with a qcow2 header")
 	}
 	switch h.Version {
 	case 2:
@@ -171,8 +171,8 @@ func (f file) readHeader() (*header, error) {
 
 func (h *header) clusterSize() uint64 { return 1 << h.ClusterBits }
 
-// checkReferences refuses images that are not complete without other files. It never reads the names
-// of other files, so no message can have one.
+// checkReferences rejects images that are not complete without other files. It never reads the names
+// of other files, so no message contains one.
 func (h *header) checkReferences() error {
 	switch {
 	case h.BackingOffset != 0 || h.BackingLength != 0:
@@ -185,7 +185,7 @@ func (h *header) checkReferences() error {
 	return nil
 }
 
-// checkFeatures refuses images with unknown features, and images that need a repair.
+// checkFeatures rejects images with unknown features, and images that need a repair.
 func (h *header) checkFeatures() error {
 	zstd := h.Incompatible&featureCompression != 0
 	switch {
@@ -194,9 +194,9 @@ func (h *header) checkFeatures() error {
 	case h.Incompatible&featureCorrupt != 0:
 		return refuse(hintRepair, "the qcow2 image is marked as corrupt")
 	case h.Incompatible&featureDirty != 0:
-		// Stale reference counts would not harm a reader. But the mark means that the file was
-		// copied while a program wrote to it, so its last data may be missing. And QEMU repairs
-		// such an image when it opens it for writing, which changes its checksum.
+		// Wrong reference counts would not harm a reader. But the flag means that the file was copied
+		// while a program wrote to it, so its last data may be missing. In addition, QEMU repairs such
+		// an image when it opens it for writing, which changes its checksum.
 		return refuse(hintRepair, "the qcow2 image was not closed by its last writer")
 	case zstd != (h.Compression != 0) || h.Compression > 1:
 		return refuse("convert it with qemu-img convert -O qcow2", "the qcow2 image has an unknown compression type (%d)", h.Compression)
@@ -212,7 +212,7 @@ func (h *header) checkGeometry() error {
 	}
 	switch {
 	case h.ClusterBits < minBits || h.ClusterBits > maxClusterBits:
-		return refuse(hintDamaged, "the qcow2 image has clusters of 2^%d bytes: 2^%d to 2^%d are possible", h.ClusterBits, minBits, maxClusterBits)
+		return refuse(hintDamaged, "the qcow2 image has clusters of 2^%d bytes: 2^%d to 2^%d are allowed", h.ClusterBits, minBits, maxClusterBits)
 	case h.Version == 3 && h.Length < v3HeaderLength, h.Length%8 != 0, uint64(h.Length) > h.clusterSize():
 		return refuse(hintDamaged, "the qcow2 header has an invalid length of %d bytes", h.Length)
 	case h.RefcountOrder > maxRefcountOrder:
@@ -225,9 +225,9 @@ func (h *header) checkGeometry() error {
 	return nil
 }
 
-// checkExtensions reads the header extensions, which end with the first cluster at the latest. By the
-// specification, a reader may ignore unknown extensions. The content of bitmaps is not checked:
-// reading the disk does not use them.
+// checkExtensions reads the header extensions, which must end within the first cluster. The
+// specification allows a reader to ignore unknown extensions. checkExtensions does not check the
+// content of bitmaps, because reads of the disk do not use it.
 func (f file) checkExtensions(h *header) error {
 	var b [8]byte
 	offset, end := int64(h.Length), min(int64(h.clusterSize()), f.size)
@@ -260,7 +260,7 @@ func (f file) checkExtensions(h *header) error {
 // checkTables checks the offsets and sizes of the tables in a file of size bytes.
 func (h *header) checkTables(size int64) error {
 	if h.Snapshots > maxSnapshots {
-		return refuse(hintDamaged, "the qcow2 image has %d snapshots: %d are possible", h.Snapshots, maxSnapshots)
+		return refuse(hintDamaged, "the qcow2 image has %d snapshots; at most %d are allowed", h.Snapshots, maxSnapshots)
 	}
 	if h.RefcountClusters == 0 {
 		return refuse(hintDamaged, "the qcow2 image has no refcount table")
@@ -276,14 +276,14 @@ func (h *header) checkTables(size int64) error {
 		err = h.checkTable("snapshot table", h.SnapshotsOffset, uint64(h.Snapshots)*minSnapshotBytes, maxSnapshots*minSnapshotBytes, size)
 	}
 	if err == nil && (h.SnapshotsOffset%h.clusterSize() != 0 || h.SnapshotsOffset > math.MaxInt64) {
-		// Without snapshots the offset may have any value, even after the end of the file.
+		// Without snapshots the offset may have any value, even one after the end of the file.
 		err = refuse(hintDamaged, "the snapshot table of the qcow2 image does not begin at a cluster border")
 	}
 	return err
 }
 
-// needL1 returns the number of L1 entries for the virtual size. Each entry is for one L2 table, which
-// is one cluster of entries.
+// needL1 returns the number of L1 entries for the virtual size. Each entry refers to one L2 table,
+// which is one cluster of entries.
 func (h *header) needL1() uint64 {
 	covered := uint64(1) << (h.ClusterBits + h.ClusterBits - h.entryBits())
 	return (h.Size + covered - 1) / covered
@@ -301,7 +301,7 @@ func (h *header) entryBits() uint32 {
 func (h *header) checkTable(name string, offset, length, limit uint64, size int64) error {
 	switch {
 	case length > limit:
-		return refuse(hintDamaged, "the %s of the qcow2 image has %d bytes: %d are possible", name, length, limit)
+		return refuse(hintDamaged, "the %s of the qcow2 image has %d bytes; at most %d are allowed", name, length, limit)
 	case offset == 0 || offset%h.clusterSize() != 0:
 		return refuse(hintDamaged, "the %s of the qcow2 image does not begin at a cluster border", name)
 	case offset > uint64(size) || length > uint64(size)-offset:
@@ -310,13 +310,13 @@ func (h *header) checkTable(name string, offset, length, limit uint64, size int6
 	return nil
 }
 
-// L1 entries: the offset of an L2 table, one flag and reserved bits.
+// Fields of an L1 entry: the offset of an L2 table, one flag and reserved bits.
 const (
 	l1OffsetMask   = 1<<56 - 1<<9
 	l1ReservedMask = 1<<63 - 1 - l1OffsetMask
 )
 
-// checkL1 checks the L1 table, of up to 32 MiB, with one small buffer.
+// checkL1 checks the L1 table, which has up to 32 MiB, with one small buffer.
 func (f file) checkL1(h *header) error {
 	rest, offset := int64(h.L1Entries)*8, int64(h.L1Offset)
 	buffer := make([]byte, min(rest, 64<<10))
@@ -348,11 +348,11 @@ func (h *header) checkL1Entry(entry uint64, size int64) error {
 }
 
 // FormatError is the reason why a file is not accepted as an image. It is final until the declaration
-// or the file changes. Reason and Hint are one sentence each. They quote no bytes of the file, so
+// or the file changes. Reason and Hint are one sentence each. They contain no bytes of the file, so
 // both are safe to print.
 type FormatError struct {
 	Reason string
-	Hint   string // what to do about it
+	Hint   string // how the user can fix it
 }
 
 // Error returns the reason without the hint.

@@ -58,7 +58,8 @@ func putExtensions(at int, words ...uint32) edit {
 	}
 }
 
-// image returns the bytes of an image in the testdata of package disk, where it is packed with gzip.
+// image returns the bytes of an image in the testdata of package disk, where it is compressed with
+// gzip.
 func image(t testing.TB, name string) []byte {
 	t.Helper()
 	return imagetest.Gunzip(t, "../testdata/"+name+".gz")
@@ -80,8 +81,8 @@ func edited(good []byte, edits ...edit) []byte {
 	return b
 }
 
-// hostile has, for every rule, an image that breaks only this rule. v3.qcow2 has 6 clusters of 64 KiB,
-// extended-l2.qcow2 has clusters of 16 KiB.
+// hostile contains one image for each rule, which violates only this rule. v3.qcow2 has 6 clusters of
+// 64 KiB, extended-l2.qcow2 has clusters of 16 KiB.
 var hostile = []struct {
 	name   string
 	base   string
@@ -96,7 +97,7 @@ var hostile = []struct {
 	{"backing length alone", "v3", "the qcow2 image has a backing file", []edit{put32(atBackingLength, 11)}},
 	{"backing file of version 2", "v2", "the qcow2 image has a backing file", []edit{put64(atBackingOffset, 0x200), put32(atBackingLength, 11)}},
 	{"backing format", "v3", "the qcow2 image has a backing file", []edit{putExtensions(atExtensions, extensionBackingFormat, 3, 0x72617700, 0, 0, 0)}},
-	{"backing format behind others", "v3", "the qcow2 image has a backing file", []edit{putExtensions(atExtensions, 0x12345678, 5, 0, 0, extensionBackingFormat, 3)}},
+	{"backing format after other extensions", "v3", "the qcow2 image has a backing file", []edit{putExtensions(atExtensions, 0x12345678, 5, 0, 0, extensionBackingFormat, 3)}},
 	{"backing format of version 2", "v2", "the qcow2 image has a backing file", []edit{putExtensions(72, extensionBackingFormat, 3)}},
 	{"backing format at the end of the cluster", "v3", "the qcow2 image has a backing file", []edit{putExtensions(atExtensions, 0x12345678, 64<<10-112-16), putExtensions(64<<10-8, extensionBackingFormat, 0)}},
 	{"data file bit", "v3", "the qcow2 image has its data in another file", []edit{put64(atIncompatible, featureDataFile)}},
@@ -115,11 +116,11 @@ var hostile = []struct {
 	{"zstd bit without zstd", "zstd", "the qcow2 image has an unknown compression type (0)", []edit{put32(atCompression, 0)}},
 	{"zstd bit without the field", "zstd", "the qcow2 image has an unknown compression type (0)", []edit{put32(atLength, 104)}},
 
-	{"clusters of 256 bytes", "v3", "the qcow2 image has clusters of 2^8 bytes: 2^9 to 2^21 are possible", []edit{put32(atClusterBits, 8)}},
-	{"clusters of 4 MiB", "v3", "the qcow2 image has clusters of 2^22 bytes: 2^9 to 2^21 are possible", []edit{put32(atClusterBits, 22)}},
-	{"clusters of 2^63 bytes", "v3", "the qcow2 image has clusters of 2^63 bytes: 2^9 to 2^21 are possible", []edit{put32(atClusterBits, 63)}},
-	{"clusters of 2^64 bytes", "v2", "the qcow2 image has clusters of 2^64 bytes: 2^9 to 2^21 are possible", []edit{put32(atClusterBits, 64)}},
-	{"subclusters below a sector", "extended-l2", "the qcow2 image has clusters of 2^13 bytes: 2^14 to 2^21 are possible", []edit{put32(atClusterBits, 13)}},
+	{"clusters of 256 bytes", "v3", "the qcow2 image has clusters of 2^8 bytes: 2^9 to 2^21 are allowed", []edit{put32(atClusterBits, 8)}},
+	{"clusters of 4 MiB", "v3", "the qcow2 image has clusters of 2^22 bytes: 2^9 to 2^21 are allowed", []edit{put32(atClusterBits, 22)}},
+	{"clusters of 2^63 bytes", "v3", "the qcow2 image has clusters of 2^63 bytes: 2^9 to 2^21 are allowed", []edit{put32(atClusterBits, 63)}},
+	{"clusters of 2^64 bytes", "v2", "the qcow2 image has clusters of 2^64 bytes: 2^9 to 2^21 are allowed", []edit{put32(atClusterBits, 64)}},
+	{"subclusters below a sector", "extended-l2", "the qcow2 image has clusters of 2^13 bytes: 2^14 to 2^21 are allowed", []edit{put32(atClusterBits, 13)}},
 	{"short header", "v3", "the qcow2 header has an invalid length of 96 bytes", []edit{put32(atLength, 96)}},
 	{"no header", "v3", "the qcow2 header has an invalid length of 0 bytes", []edit{put32(atLength, 0)}},
 	{"odd header", "v3", "the qcow2 header has an invalid length of 113 bytes", []edit{put32(atLength, 113)}},
@@ -135,24 +136,24 @@ var hostile = []struct {
 	{"L1 table too small", "v3", "the L1 table of the qcow2 image has 1 entries: its virtual size needs 2", []edit{put64(atSize, 512<<20+512)}},
 	{"no L1 table", "v3", "the L1 table of the qcow2 image has 0 entries: its virtual size needs 1", []edit{put32(atL1Entries, 0)}},
 	{"L1 table too small for extended entries", "extended-l2", "the L1 table of the qcow2 image has 64 entries: its virtual size needs 65", []edit{put64(atSize, 1<<30+512)}},
-	{"huge L1 table", "v3", "the L1 table of the qcow2 image has 33554440 bytes: 33554432 are possible", []edit{put32(atL1Entries, 4<<20+1)}},
-	{"endless L1 table", "v3", "the L1 table of the qcow2 image has 34359738360 bytes: 33554432 are possible", []edit{put32(atL1Entries, 1<<32-1)}},
+	{"huge L1 table", "v3", "the L1 table of the qcow2 image has 33554440 bytes; at most 33554432 are allowed", []edit{put32(atL1Entries, 4<<20+1)}},
+	{"endless L1 table", "v3", "the L1 table of the qcow2 image has 34359738360 bytes; at most 33554432 are allowed", []edit{put32(atL1Entries, 1<<32-1)}},
 	{"L1 table at the header", "v3", "the L1 table of the qcow2 image does not begin at a cluster border", []edit{put64(atL1Offset, 0)}},
 	{"L1 table within a cluster", "v3", "the L1 table of the qcow2 image does not begin at a cluster border", []edit{put64(atL1Offset, 0x30200)}},
-	{"L1 table behind the end", "v3", "the L1 table of the qcow2 image lies outside the file", []edit{put64(atL1Offset, 6<<16)}},
-	{"L1 table across the end", "v3", "the L1 table of the qcow2 image lies outside the file", []edit{put64(atL1Offset, 5<<16), put32(atL1Entries, 8193)}},
+	{"L1 table after the end of the file", "v3", "the L1 table of the qcow2 image lies outside the file", []edit{put64(atL1Offset, 6<<16)}},
+	{"L1 table across the end of the file", "v3", "the L1 table of the qcow2 image lies outside the file", []edit{put64(atL1Offset, 5<<16), put32(atL1Entries, 8193)}},
 	{"L1 table at a negative offset", "v3", "the L1 table of the qcow2 image lies outside the file", []edit{put64(atL1Offset, 1<<64-1<<16)}},
 
 	{"no reference counts", "v3", "the qcow2 image has no refcount table", []edit{put32(atRefcountClusters, 0)}},
-	{"huge reference counts", "v3", "the refcount table of the qcow2 image has 8454144 bytes: 8388608 are possible", []edit{put32(atRefcountClusters, 129)}},
-	{"endless reference counts", "v3", "the refcount table of the qcow2 image has 281474976645120 bytes: 8388608 are possible", []edit{put32(atRefcountClusters, 1<<32-1)}},
+	{"huge reference counts", "v3", "the refcount table of the qcow2 image has 8454144 bytes; at most 8388608 are allowed", []edit{put32(atRefcountClusters, 129)}},
+	{"endless reference counts", "v3", "the refcount table of the qcow2 image has 281474976645120 bytes; at most 8388608 are allowed", []edit{put32(atRefcountClusters, 1<<32-1)}},
 	{"reference counts within a cluster", "v3", "the refcount table of the qcow2 image does not begin at a cluster border", []edit{put64(atRefcountOffset, 0x10001)}},
-	{"reference counts behind the end", "v3", "the refcount table of the qcow2 image lies outside the file", []edit{put64(atRefcountOffset, 1<<40)}},
-	{"many snapshots", "v3", "the qcow2 image has 65537 snapshots: 65536 are possible", []edit{put32(atSnapshots, 65537)}},
+	{"reference counts after the end of the file", "v3", "the refcount table of the qcow2 image lies outside the file", []edit{put64(atRefcountOffset, 1<<40)}},
+	{"many snapshots", "v3", "the qcow2 image has 65537 snapshots; at most 65536 are allowed", []edit{put32(atSnapshots, 65537)}},
 	{"snapshots within a cluster", "snapshot", "the snapshot table of the qcow2 image does not begin at a cluster border", []edit{put64(atSnapshotsOffset, 8)}},
 	{"no snapshots within a cluster", "v3", "the snapshot table of the qcow2 image does not begin at a cluster border", []edit{put64(atSnapshotsOffset, 8)}},
 	{"no snapshots at a negative offset", "v3", "the snapshot table of the qcow2 image does not begin at a cluster border", []edit{put64(atSnapshotsOffset, 1<<63)}},
-	{"snapshots behind the end", "snapshot", "the snapshot table of the qcow2 image lies outside the file", []edit{put64(atSnapshotsOffset, 1<<63)}},
+	{"snapshots after the end of the file", "snapshot", "the snapshot table of the qcow2 image lies outside the file", []edit{put64(atSnapshotsOffset, 1<<63)}},
 	{"more snapshots than bytes", "snapshot", "the snapshot table of the qcow2 image lies outside the file", []edit{put32(atSnapshots, 60000)}},
 
 	{"long extension", "v3", "a header extension of the qcow2 image does not fit into its first cluster", []edit{putExtensions(atExtensions, 0x12345678, 1<<32-1)}},
@@ -163,8 +164,8 @@ var hostile = []struct {
 	{"reserved bits", "v3", "an L1 entry of the qcow2 image has reserved bits set", []edit{putL1(0, 1<<63|1<<56|4<<16)}},
 	{"low reserved bits", "v3", "an L1 entry of the qcow2 image has reserved bits set", []edit{putL1(0, 4<<16|1)}},
 	{"L2 table within a cluster", "v3", "the L2 table of the qcow2 image does not begin at a cluster border", []edit{putL1(0, 1<<63|4<<16|512)}},
-	{"L2 table behind the end", "v3", "the L2 table of the qcow2 image lies outside the file", []edit{putL1(0, 1<<63|6<<16)}},
-	{"far L2 table", "large", "the L2 table of the qcow2 image lies outside the file", []edit{putL1(4095, 1<<56-1<<16)}},
+	{"L2 table after the end of the file", "v3", "the L2 table of the qcow2 image lies outside the file", []edit{putL1(0, 1<<63|6<<16)}},
+	{"L2 table at a huge offset", "large", "the L2 table of the qcow2 image lies outside the file", []edit{putL1(4095, 1<<56-1<<16)}},
 }
 
 func TestInspectRefusesHostileHeaders(t *testing.T) {
@@ -182,7 +183,7 @@ func TestInspectRefusesHostileHeaders(t *testing.T) {
 	}
 }
 
-// Unusual but harmless images are accepted: no rule above refuses more than it says.
+// TestInspectAcceptsUnusualHeaders checks that unusual but harmless images are accepted.
 func TestInspectAcceptsUnusualHeaders(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -193,7 +194,7 @@ func TestInspectAcceptsUnusualHeaders(t *testing.T) {
 		{"extension up to the end of the cluster", "v3", []edit{putExtensions(atExtensions, 0x12345678, 64<<10-112-8)}},
 		{"header of 104 bytes", "v3", []edit{put32(atLength, 104), putExtensions(104, 0, 0)}},
 		{"unknown compatible feature", "v3", []edit{put64(80, 1<<40)}},
-		{"header and nothing else in the first cluster", "v3", []edit{put32(atLength, 64<<10)}},
+		{"header that fills the first cluster", "v3", []edit{put32(atLength, 64<<10)}},
 		{"reference counts of 64 bits", "v3", []edit{put32(atRefcountOrder, 6)}},
 		{"no snapshots, past the end", "v3", []edit{put64(atSnapshotsOffset, 1<<40)}},
 		{"no data", "v3", []edit{putL1(0, 0)}},
@@ -210,8 +211,8 @@ func TestInspectAcceptsUnusualHeaders(t *testing.T) {
 	}
 }
 
-// The most expensive header that is accepted costs one read of its L1 table, and no more memory than
-// a small one.
+// TestInspectHasBoundedCost checks the most expensive header that is accepted: it requires one read
+// of its L1 table, and no more memory than a small one.
 func TestInspectHasBoundedCost(t *testing.T) {
 	head := edited(image(t, "good/v3.qcow2")[:64<<10],
 		put32(atL1Entries, 4<<20), put64(atSize, 64<<40), put32(atRefcountClusters, 128),
@@ -223,7 +224,7 @@ func TestInspectHasBoundedCost(t *testing.T) {
 		t.Fatalf("Inspect = %d, %v; want %d", size, err, 64<<40)
 	}
 	if s.Bytes > 33<<20 {
-		t.Errorf("%d bytes were read; want at most 33 MiB", s.Bytes)
+		t.Errorf("Inspect read %d bytes; want at most 33 MiB", s.Bytes)
 	}
 	for name, head := range map[string][]byte{
 		"greedy":         head,

@@ -6,7 +6,7 @@ import (
 	"io"
 )
 
-// Image is the disk in a qcow2 file. It implements Source, and is for one goroutine.
+// Image is the disk in a qcow2 file. It implements Source, and is not safe for concurrent use.
 type Image struct {
 	file          file
 	header        *header
@@ -14,11 +14,11 @@ type Image struct {
 	decompression decompression
 }
 
-// Open checks all tables of the qcow2 file of size bytes. A *FormatError means that it is not
-// accepted; any other error is a read error of r. The Image reads r at any offset and length. The
+// Open checks all tables of the qcow2 file of size bytes. A *FormatError means that the file is not
+// accepted; any other error is a read error of r. The Image reads from r at arbitrary offsets. The
 // content of r must not change.
 //
-// A damaged compressed cluster is found by ReadAt: this is a *FormatError too.
+// Open does not detect damaged compressed clusters: ReadAt returns a *FormatError for them.
 func Open(r io.ReaderAt, size int64) (*Image, error) {
 	f := file{r, size}
 	h, err := f.inspect()
@@ -32,10 +32,10 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 	return m, nil
 }
 
-// Size returns the bytes of the disk that a guest sees.
+// Size returns the size of the disk in bytes, as a guest sees it.
 func (m *Image) Size() int64 { return int64(m.header.Size) }
 
-// ReadAt implements io.ReaderAt for one goroutine.
+// ReadAt implements io.ReaderAt, except that it is not safe for concurrent use.
 func (m *Image) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, errors.New("read qcow2 image: negative offset")
@@ -55,8 +55,8 @@ func (m *Image) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// run returns the extent at off, extended by extents of the same kind that follow it both on the
-// disk and in the file, up to limit bytes.
+// run returns the extent at off, extended by the following extents of the same kind that are adjacent
+// both on the disk and in the file, up to limit bytes.
 func (m *Image) run(off, limit int64) (extent, error) {
 	e, err := m.lookup(off)
 	for err == nil && e.length < limit && e.kind != compressed {
@@ -70,7 +70,7 @@ func (m *Image) run(off, limit int64) (extent, error) {
 	return e, err
 }
 
-// readSome reads the extent at off.
+// readSome reads from the extent at off.
 func (m *Image) readSome(p []byte, off int64) (int, error) {
 	e, err := m.run(off, int64(len(p)))
 	if err != nil {
@@ -89,11 +89,11 @@ func (m *Image) readSome(p []byte, off int64) (int, error) {
 	return len(p), m.file.read(p[:n], e.host)
 }
 
-// nextLimit bounds the extents (mostly clusters) that NextData adds to the first one with data, so
-// that its cost does not depend on the amount of data.
+// nextLimit limits the number of extents (mostly clusters) that NextData adds to the first one with
+// data, so that the cost of a call does not depend on the amount of data.
 const nextLimit = 4096
 
-// NextData implements Source, by the tables. It reads no data.
+// NextData implements Source. It uses only the tables and reads no data.
 func (m *Image) NextData(off int64) (start, end int64, err error) {
 	off = max(0, off)
 	for off < m.Size() {
@@ -131,12 +131,12 @@ func (m *Image) endOfData(off int64) (int64, error) {
 type kind uint8
 
 const (
-	unallocated kind = iota // zeros: nothing in the file
+	unallocated kind = iota // zeros without bytes in the file
 	standard                // its bytes are in the file
 	compressed              // one compressed cluster, or a part of it
 )
 
-// extent is a piece of the disk, within one cluster unless it is unallocated.
+// extent is a piece of the disk. Unless it is unallocated, it is within one cluster.
 type extent struct {
 	kind   kind
 	length int64
@@ -146,8 +146,8 @@ type extent struct {
 	skip  int64 // compressed: offset of the extent in its cluster
 }
 
-// L2 entries: the offset of a cluster, flags and reserved bits. Entries of compressed clusters have
-// another format: see compressedRange.
+// Fields of an L2 entry: the offset of a cluster, flags and reserved bits. Entries of compressed
+// clusters have another format: see compressedRange.
 const (
 	l2OffsetMask   = l1OffsetMask
 	l2Compressed   = 1 << 62
@@ -157,9 +157,9 @@ const (
 	subclusters = 32
 )
 
-// lookup returns the extent that begins at off, which must be on the disk. It ends with its cluster,
-// or before the first subcluster of another kind. If the L2 table is missing, the extent is all
-// that the table would be for.
+// lookup returns the extent that begins at off, which must be on the disk. The extent ends with its
+// cluster, or before the first subcluster of another kind. If the L2 table is missing, the extent is
+// the whole range of the table.
 func (m *Image) lookup(off int64) (extent, error) {
 	e, err := m.find(off)
 	if err != nil {
@@ -211,7 +211,7 @@ func (m *Image) find(off int64) (extent, error) {
 	return e, nil
 }
 
-// standardOffset returns the offset of the standard cluster of an L2 entry, 0 for none.
+// standardOffset returns the offset of the standard cluster of an L2 entry, 0 if the entry has none.
 func (h *header) standardOffset(entry uint64) (int64, error) {
 	reserved := uint64(l2ReservedMask)
 	if h.Version == 2 || h.entryBits() == 4 {
@@ -227,9 +227,9 @@ func (h *header) standardOffset(entry uint64) (int64, error) {
 	return int64(host), nil
 }
 
-// subcluster cuts e, the rest of a cluster from skip on, before the first subcluster of another
-// kind, by the bitmap at offset: its low 32 bits are the subclusters with data, its high 32 bits
-// those of zeros.
+// subcluster shortens e, which is the rest of a cluster from skip on, to end before the first
+// subcluster of another kind. The bitmap at offset determines the kinds: its low 32 bits are the
+// subclusters with data, its high 32 bits the subclusters of zeros.
 func (m *Image) subcluster(e extent, offset, host, skip int64) (extent, error) {
 	bitmap, err := m.tables.entry(offset)
 	if err != nil {
@@ -260,7 +260,7 @@ const (
 	pageCount = 16
 )
 
-// tableCache keeps the pieces of tables that were used last.
+// tableCache caches the pieces of tables that were used last.
 type tableCache struct {
 	file file
 	last *cachedPage
@@ -273,11 +273,12 @@ type tableCache struct {
 
 type cachedPage struct {
 	offset int64
-	used   uint64 // value of now at its last use; 0: not valid
+	used   uint64 // value of now at the last use; 0: the page is not valid
 	b      []byte
 }
 
-// l1 returns the entry at offset of the L1 table. It keeps one, because callers repeat themselves.
+// l1 returns the entry at offset of the L1 table. It caches one entry, because callers often request
+// the same entry again.
 func (c *tableCache) l1(offset int64) (uint64, error) {
 	if c.l1Offset == offset {
 		return c.l1Entry, nil
@@ -306,7 +307,7 @@ func (c *tableCache) entry(offset int64) (uint64, error) {
 	return binary.BigEndian.Uint64(p.b[at:]), nil
 }
 
-// page returns the page that begins at start. The last page of a file is shorter.
+// page returns the page that begins at start. The last page of a file may be shorter.
 func (c *tableCache) page(start int64) (*cachedPage, error) {
 	c.now++
 	oldest := &c.all[0]

@@ -9,7 +9,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// kinds are options of images that vendors or QEMU itself create.
+// kinds are options of images that vendors or QEMU create.
 var kinds = []struct {
 	name    string
 	options string
@@ -26,7 +26,7 @@ var kinds = []struct {
 	{"lazy", "lazy_refcounts=on,refcount_bits=64", 20 << 20},
 }
 
-// scribble makes random writes, zero writes and discards with qemu-io.
+// scribble runs random writes, zero writes and discards with qemu-io.
 func scribble(t *testing.T, image string, size int64, r *rand.Rand) {
 	t.Helper()
 	args := []string{"-f", "qcow2"}
@@ -89,7 +89,7 @@ func TestImageReadsCompressed(t *testing.T) {
 			run(t, "qemu-img", "convert", "-f", "qcow2", "-c", "-O", "qcow2", "-o", options, plain, path)
 			want := disk(t, plain)
 			checkSource(t, openFile(t, path), want)
-			// Now there are standard clusters among the compressed ones.
+			// Write, so that there are standard clusters among the compressed ones.
 			scribble(t, path, size, r)
 			checkSource(t, openFile(t, path), disk(t, path))
 		})

@@ -9,12 +9,13 @@ import (
 	"sort"
 )
 
-// layout has the offsets of all parts of the file, in bytes. Each part begins at a cluster.
+// layout contains the offsets of all parts of the file, in bytes. Each part begins at a cluster
+// border.
 type layout struct {
 	virtual int64
 	tables  []*l2Plan
 
-	refcountBlocks int64 // the refcount table is before them, in the second cluster of the file
+	refcountBlocks int64 // the refcount table is before the refcount blocks, in the second cluster of the file
 	l1             int64
 	l2             int64
 	standard       int64
@@ -43,8 +44,8 @@ func newLayout(size int64, tables []*l2Plan) layout {
 	}
 	l1 := divideUp(l.entries(), tableEntries)
 	rest := l1 + int64(len(l.tables)) + plain + divideUp(packed, encodeCluster)
-	// The refcount blocks count themselves and the refcount table too. Each round can only add
-	// clusters, so this ends.
+	// The refcount blocks also count themselves and the refcount table. Each iteration can only add
+	// clusters, so the loop ends.
 	blocks, counts := int64(1), int64(1)
 	for {
 		total := 1 + counts + blocks + rest
@@ -67,7 +68,7 @@ func newLayout(size int64, tables []*l2Plan) layout {
 // entries returns the number of entries of the L1 table.
 func (l *layout) entries() int64 { return divideUp(l.virtual, tableBytes) }
 
-// putMetadata fills b, which is zero, with a cluster of the file before the first data.
+// putMetadata fills b, which contains zeros, with a metadata cluster of the file.
 func (l *layout) putMetadata(b []byte, cluster int64) {
 	switch off := cluster << encodeBits; {
 	case cluster == 0:
@@ -100,13 +101,14 @@ func (l *layout) putHeader(b []byte) {
 		RefcountOrder:    4,
 		Length:           v3HeaderLength,
 	}
-	// The compression type is behind the header length: as 0 it is also the end of the extensions.
+	// The compression type follows the header length. Its value 0 also marks the end of the
+	// extensions.
 	if _, err := binary.Encode(b, binary.BigEndian, h); err != nil {
 		panic("qcow2: " + err.Error())
 	}
 }
 
-// putRefcounts fills the refcount block that begins with cluster first of the file.
+// putRefcounts fills the refcount block whose first cluster is first.
 func (l *layout) putRefcounts(b []byte, first int64) {
 	last := min(first+refcountEntries, l.compressed>>encodeBits)
 	for c := first; c < last; c++ {
@@ -117,8 +119,8 @@ func (l *layout) putRefcounts(b []byte, first int64) {
 	}
 }
 
-// putCompressedRefcounts counts, for each cluster of the file, the compressed clusters that have a
-// part in it.
+// putCompressedRefcounts counts, for each cluster of the file, the compressed clusters that overlap
+// it.
 func (l *layout) putCompressedRefcounts(b []byte, first int64) {
 	begin, end := first<<encodeBits-l.compressed, (first+refcountEntries)<<encodeBits-l.compressed
 	for c, ok := l.firstCompressed(begin); ok && c.compressed < end; c, ok = l.nextCompressed(c) {
@@ -161,16 +163,17 @@ func (l *layout) putL2(b []byte, t *l2Plan) {
 type l2Plan struct {
 	index int64                     // in the L1 table
 	used  [tableEntries / 64]uint64 // a bit for each cluster with data
-	sizes []uint16                  // compressed size of each cluster; 0: a standard cluster. nil: no compression
+	sizes []uint16                  // compressed size of each cluster; 0: a standard cluster; nil: no compression
 
-	standard   int64 // standard clusters in all tables before
-	compressed int64 // bytes of compressed clusters in all tables before
+	standard   int64 // number of standard clusters in all previous tables
+	compressed int64 // bytes of compressed clusters in all previous tables
 }
 
-// drop removes cluster i: it is all zeros.
+// drop removes cluster i, which contains only zeros.
 func (t *l2Plan) drop(i int) { t.used[i/64] &^= 1 << (i % 64) }
 
-// size returns the compressed size of cluster i; 0: it is a standard cluster, or has no data.
+// size returns the compressed size of cluster i. It is 0 for a standard cluster and for a cluster
+// without data.
 func (t *l2Plan) size(i int) int {
 	if t.sizes == nil {
 		return 0
@@ -178,7 +181,7 @@ func (t *l2Plan) size(i int) int {
 	return int(t.sizes[i])
 }
 
-// next returns the first cluster from i on with data, or tableEntries.
+// next returns the first cluster at or after i that has data, or tableEntries.
 func (t *l2Plan) next(i int) int {
 	for w := i / 64; w < len(t.used); w++ {
 		word := t.used[w]
@@ -192,7 +195,7 @@ func (t *l2Plan) next(i int) int {
 	return tableEntries
 }
 
-// planTables reads the ranges of src, and returns the L2 tables that have data, in order.
+// planTables reads the ranges of src, and returns the plans of all L2 tables with data, in order.
 func planTables(src Source) ([]*l2Plan, error) {
 	var tables []*l2Plan
 	for off := int64(0); off < src.Size(); {
@@ -204,7 +207,7 @@ func planTables(src Source) ([]*l2Plan, error) {
 			return nil, err
 		}
 		if start < off || end <= start || end > src.Size() {
-			return nil, fmt.Errorf("the source returned the range %d to %d as the next one from %d on", start, end, off)
+			return nil, fmt.Errorf("the source returned the range %d to %d as the next one after %d", start, end, off)
 		}
 		for c := start >> encodeBits; c <= (end-1)>>encodeBits; c++ {
 			index := c / tableEntries
@@ -219,8 +222,8 @@ func planTables(src Source) ([]*l2Plan, error) {
 	return tables, nil
 }
 
-// cursor is a position: a cluster of the disk, with the standard clusters and the bytes of
-// compressed clusters before it.
+// cursor is a position: a cluster of the disk, the number of standard clusters before it, and the
+// bytes of compressed clusters before it.
 type cursor struct {
 	t          *l2Plan
 	table      int // index in layout.tables
@@ -238,7 +241,8 @@ func (l *layout) start(n int) cursor {
 	return cursor{t: t, table: n, i: -1, standard: t.standard - 1, compressed: t.compressed}
 }
 
-// seekStandard returns the standard cluster n, which must exist. It starts at from if that is near.
+// seekStandard returns the standard cluster n, which must exist. The search starts at from if from is
+// less than tableEntries clusters before n.
 func (l *layout) seekStandard(from cursor, n int64) cursor {
 	c := from
 	if c.t == nil || c.standard > n || n >= c.t.standard+tableEntries {
@@ -261,15 +265,15 @@ func (l *layout) nextStandard(c cursor) (cursor, bool) {
 	return c, ok
 }
 
-// firstCompressed returns the compressed cluster with the byte at, counted from the first compressed
-// cluster; a negative at means the first one.
-func (l *layout) firstCompressed(at int64) (cursor, bool) {
-	n := sort.Search(len(l.tables), func(i int) bool { return l.tables[i].compressed > at }) - 1
+// firstCompressed returns the compressed cluster that contains the byte offset, counted from the
+// first compressed cluster; if offset is negative, it returns the first one.
+func (l *layout) firstCompressed(offset int64) (cursor, bool) {
+	n := sort.Search(len(l.tables), func(i int) bool { return l.tables[i].compressed > offset }) - 1
 	if len(l.tables) == 0 {
 		return cursor{}, false
 	}
 	c, ok := l.next(l.start(max(0, n)), true)
-	for ok && c.compressed+int64(c.t.size(c.i)) <= at {
+	for ok && c.compressed+int64(c.t.size(c.i)) <= offset {
 		c, ok = l.nextCompressed(c)
 	}
 	return c, ok
@@ -281,7 +285,7 @@ func (l *layout) nextCompressed(c cursor) (cursor, bool) {
 	return l.next(c, true)
 }
 
-// next returns the next compressed or standard cluster after c.
+// next returns the next compressed or standard cluster after c, depending on packed.
 func (l *layout) next(c cursor, packed bool) (cursor, bool) {
 	for {
 		c.i = c.t.next(c.i + 1)

@@ -7,7 +7,7 @@ import (
 	"math/rand/v2"
 )
 
-// patches is a Source: zeros with some pieces of bytes, in order.
+// patches is a Source of zeros with some pieces of bytes, in order.
 type patches struct {
 	size   int64
 	pieces []patch
@@ -44,7 +44,7 @@ func (s *patches) NextData(off int64) (start, end int64, err error) {
 	return 0, 0, io.EOF
 }
 
-// randomPatches makes a disk with pieces of random bytes, text and zeros.
+// randomPatches creates a disk with pieces of random bytes, text and zeros.
 func randomPatches(size int64, r *rand.Rand) *patches {
 	s := &patches{size: size}
 	for off := r.Int64N(size/4 + 1); off < size; {

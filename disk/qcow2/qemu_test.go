@@ -38,7 +38,7 @@ func openFile(t testing.TB, path string) *Image {
 	return m
 }
 
-// disk returns the bytes of the disk in an image, by qemu-img.
+// disk returns the bytes of the disk in an image, as qemu-img reads it.
 func disk(t testing.TB, image string) []byte {
 	t.Helper()
 	raw := filepath.Join(t.TempDir(), "raw")
@@ -50,7 +50,7 @@ func disk(t testing.TB, image string) []byte {
 	return b
 }
 
-// checkSource checks that src has the content want, read as a whole, in pieces and by ranges.
+// checkSource checks that src has the content want: it reads it completely, in pieces and by ranges.
 func checkSource(t testing.TB, src Source, want []byte) {
 	t.Helper()
 	if src.Size() != int64(len(want)) {
@@ -81,7 +81,7 @@ func checkSource(t testing.TB, src Source, want []byte) {
 	}
 }
 
-// ranges returns all ranges of src, and checks the contract of NextData.
+// ranges returns all ranges of src, and checks them against the contract of NextData.
 func ranges(t testing.TB, src Source) [][2]int64 {
 	t.Helper()
 	var all [][2]int64

@@ -10,7 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// sector is Longhorn's unit: a layer has a whole sector or nothing of it.
+// sector is the unit of Longhorn's layers: a layer contains a sector completely or not at all.
 const sector = 4096
 
 // extent is a piece of a layer, in whole sectors.
@@ -49,12 +49,11 @@ type fiemap struct {
 	extents [batch]fiemapExtent
 }
 
-// errNoExtents: without FIEMAP it is not known which parts of a file were preallocated, and so hide
-// older data.
+// errNoExtents: FIEMAP is needed to find the preallocated parts of a file, which hide older data.
 var errNoExtents = errors.New("the file system does not support FIEMAP")
 
-// read appends the next extents of f from the offset from on to list. It also returns the offset up
-// to which the list is complete.
+// read appends the next extents of f from the offset from on to list. It also returns the offset
+// before which the list is complete.
 func (m *fiemap) read(f *disk.File, from int64, list []extent) ([]extent, int64, error) {
 	m.header = fiemapHeader{start: uint64(from), length: maxOffset, flags: fiemapSync, count: batch}
 	for {
@@ -71,14 +70,14 @@ func (m *fiemap) read(f *disk.File, from int64, list []extent) ([]extent, int64,
 	}
 }
 
-// collect converts the result of a call to extents of whole sectors within size.
+// collect converts the result of a FIEMAP call to extents of whole sectors within size.
 func (m *fiemap) collect(from, size int64, list []extent) ([]extent, int64, error) {
 	mapped := min(int(m.header.mapped), batch)
 	end, complete := from, mapped < batch
 	for i := range mapped {
 		e := &m.extents[i]
 		if e.logical > maxOffset || e.length > maxOffset || e.length == 0 {
-			return nil, 0, fmt.Errorf("FIEMAP: an extent of %d bytes at %d", e.length, e.logical)
+			return nil, 0, fmt.Errorf("FIEMAP: invalid extent of %d bytes at %d", e.length, e.logical)
 		}
 		start, stop := int64(e.logical), int64(e.logical+e.length)
 		end, complete = max(end, stop), complete || e.flags&extentLast != 0
@@ -93,11 +92,11 @@ func (m *fiemap) collect(from, size int64, list []extent) ([]extent, int64, erro
 	if complete || end >= size {
 		return list, maxOffset, nil
 	}
-	// The next extent may begin in the sector in which the last one ends, so that sector is not
-	// complete.
+	// The next extent may begin in the sector in which the last extent ends, so this sector may be
+	// incomplete.
 	end = end / sector * sector
 	if end <= from {
-		return nil, 0, fmt.Errorf("FIEMAP: %d extents at %d have no whole sector", mapped, from)
+		return nil, 0, fmt.Errorf("FIEMAP: %d extents at %d do not contain a whole sector", mapped, from)
 	}
 	for i := len(list) - 1; i >= 0 && list[i].end > end; i-- {
 		if list[i].end = end; list[i].start >= end {
@@ -107,8 +106,8 @@ func (m *fiemap) collect(from, size int64, list []extent) ([]extent, int64, erro
 	return list, end, nil
 }
 
-// add appends e. If the file system has blocks smaller than a sector, two extents may share a sector:
-// it is data if one of them is.
+// add appends e. If the blocks of the file system are smaller than a sector, two extents may share a
+// sector: it is data if one of the two extents is data.
 func add(list []extent, e extent) []extent {
 	if len(list) == 0 {
 		return append(list, e)

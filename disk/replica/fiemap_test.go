@@ -11,7 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// TestFileSystemWithoutFIEMAP has a file in memory, whose file system does not support FIEMAP.
+// TestFileSystemWithoutFIEMAP opens a file in memory, whose file system does not support FIEMAP.
 func TestFileSystemWithoutFIEMAP(t *testing.T) {
 	fd, err := unix.MemfdCreate("layer", 0)
 	if err != nil {
@@ -27,8 +27,8 @@ func TestFileSystemWithoutFIEMAP(t *testing.T) {
 	}
 }
 
-// TestCollect has results of file systems with blocks of 512 or 1024 bytes: extents that begin and end
-// within a sector.
+// TestCollect converts results of file systems with blocks of 512 or 1024 bytes, where extents begin
+// and end within a sector.
 func TestCollect(t *testing.T) {
 	type result struct {
 		at, length uint64
@@ -66,7 +66,8 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// TestCollectFullBatch has a full result that ends within a sector: the next call continues with that sector.
+// TestCollectFullBatch checks that the next call continues with the last sector if a full result ends
+// within this sector.
 func TestCollectFullBatch(t *testing.T) {
 	m := new(fiemap)
 	for i := range batch {
@@ -81,13 +82,13 @@ func TestCollectFullBatch(t *testing.T) {
 	}
 }
 
-// FuzzCollect checks for any result of FIEMAP: extents are sorted, separate and of whole sectors, or there
-// is an error.
+// FuzzCollect checks for any result of FIEMAP that the extents are sorted, do not overlap and have
+// whole sectors, or that collect returns an error.
 func FuzzCollect(f *testing.F) {
 	f.Add(uint64(0), uint64(1024), uint32(0), uint64(1024), uint64(9000), uint32(extentUnwritten))
 	f.Fuzz(func(t *testing.T, at1, length1 uint64, flags1 uint32, at2, length2 uint64, flags2 uint32) {
 		if at2 < at1+length1 || at1+length1 < at1 || at2+length2 < at2 {
-			return // extents of a file system do not overlap
+			return // not possible: extents of a file system do not overlap
 		}
 		m := new(fiemap)
 		m.extents[0] = fiemapExtent{logical: at1, length: length1, flags: flags1}

@@ -19,7 +19,7 @@ import (
 
 const fixtures = "../testdata/longhorn/replicas/"
 
-// expectation is what Longhorn's own engine read from a snapshot.
+// expectation is the content of a snapshot that Longhorn's own engine read, or the expected error.
 type expectation struct {
 	Tar, Path, Snapshot, Expect, SHA512, Reason string
 	Size                                        int64
@@ -36,7 +36,7 @@ func readJSON(t testing.TB, name string, to any) {
 	}
 }
 
-// unpack unpacks and opens the disk of a case.
+// unpack unpacks and opens the disk of a test case.
 func unpack(t testing.TB, archive string) *disk.Disk {
 	t.Helper()
 	dir := t.TempDir()
@@ -57,7 +57,7 @@ func openDisk(t testing.TB, dir string) *disk.Disk {
 	return d
 }
 
-// sumOf hashes a disk, read in pieces of an odd length.
+// sumOf returns the hash of a disk that it reads in pieces of an odd length.
 func sumOf(t testing.TB, s *Source) string {
 	t.Helper()
 	h := sha512.New()
@@ -67,7 +67,8 @@ func sumOf(t testing.TB, s *Source) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// sumOfData hashes a disk, read by the ranges of NextData with zeros between them.
+// sumOfData returns the hash of a disk that it reads by the ranges of NextData, with zeros between
+// the ranges.
 func sumOfData(t testing.TB, s *Source) string {
 	t.Helper()
 	h := sha512.New()
@@ -100,7 +101,7 @@ func sumOfData(t testing.TB, s *Source) string {
 	}
 }
 
-// TestReplicasOfLonghorn reads every snapshot that Longhorn's own engine has read.
+// TestReplicasOfLonghorn checks that every snapshot has the content that Longhorn's own engine read.
 func TestReplicasOfLonghorn(t *testing.T) {
 	var cases map[string]expectation
 	readJSON(t, "expected.json", &cases)
@@ -114,7 +115,7 @@ func TestReplicasOfLonghorn(t *testing.T) {
 			checked := Check(at)
 			s, err := Open(at)
 			if (err == nil) != (want.Expect == "ok") || (checked == nil) != (err == nil) {
-				t.Fatalf("error is %v (by Check %v), want %s: %s", err, checked, want.Expect, want.Reason)
+				t.Fatalf("error is %v (Check returned %v), want %s: %s", err, checked, want.Expect, want.Reason)
 			}
 			if err != nil {
 				return
@@ -139,8 +140,8 @@ func TestReplicasOfLonghorn(t *testing.T) {
 	}
 }
 
-// TestFixturesHaveTheirExtents checks that unpacking keeps the holes of the layers. Otherwise the other
-// tests prove nothing.
+// TestFixturesHaveTheirExtents checks that unpacking keeps the holes of the layers. Without them, the
+// other tests would prove nothing.
 func TestFixturesHaveTheirExtents(t *testing.T) {
 	var archives map[string]map[string]struct {
 		Data [][2]int64

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzParseLayerMeta checks for any bytes: no panic, and Parent is the name of a snapshot in the same
-// folder.
+// FuzzParseLayerMeta checks for any bytes that parseLayerMeta does not panic, and that Parent is the
+// name of a snapshot in the same folder.
 func FuzzParseLayerMeta(f *testing.F) {
 	f.Add([]byte(`{"Name":"volume-head-002.img","Parent":"volume-snap-abc.img","Removed":false,"UserCreated":false,"Created":"2024-01-01T00:00:00Z","Labels":null}`))
 	f.Add([]byte(`{"Parent":""}`))
@@ -22,7 +22,8 @@ func FuzzParseLayerMeta(f *testing.F) {
 	})
 }
 
-// FuzzSnapshotFile checks for any name: it is refused, or the file name is one element of a path.
+// FuzzSnapshotFile checks for any name that it is rejected, or that the file name is a single path
+// element.
 func FuzzSnapshotFile(f *testing.F) {
 	f.Add("s01")
 	f.Add("../s01")

@@ -32,8 +32,8 @@ var (
 	snapshotPattern = regexp.MustCompile(`^volume-snap-[^/\x00-\x1f]{1,200}\.img$`)
 )
 
-// Volume returns the volume of a replica folder, by the name of the folder. ok is false
-// for a name that no replica folder has.
+// Volume returns the volume of a replica folder, parsed from the name of the folder. ok is false if
+// name is not the name of a replica folder.
 func Volume(folder string) (volume string, ok bool) {
 	if m := folderPattern.FindStringSubmatch(folder); m != nil {
 		return m[1], true
@@ -41,16 +41,17 @@ func Volume(folder string) (volume string, ok bool) {
 	return "", false
 }
 
-// layerMeta are the keys of a layer's .meta that matter for reading it.
+// layerMeta contains the keys of a layer's .meta that are needed to read the layer.
 type layerMeta struct {
 	Parent  string // file name of the next older layer; "": none
-	Removed bool   // it will be merged into another layer; until then it counts like any other
+	Removed bool   // it will be merged into another layer; until then it is used like any other
 }
 
-// parseLayerMeta parses the .meta of a layer. It returns an error if the file is cut, is not JSON, or has
-// a Parent that is not the file name of a snapshot.
+// parseLayerMeta parses the .meta of a layer. It returns an error if the file is truncated, is not
+// JSON, or has a Parent that is not the file name of a snapshot.
 func parseLayerMeta(data []byte) (layerMeta, error) {
-	// A pointer, because a missing Parent must not mean a layer without older data.
+	// Pointers, because a missing Parent must not be confused with the empty Parent of the oldest
+	// layer.
 	var keys struct {
 		Parent  *string
 		Removed bool
@@ -80,13 +81,13 @@ func snapshotFile(name string) (string, error) {
 // Info is the metadata of a replica.
 type Info struct {
 	disk.VolumeMeta
-	// Revision grows with each write to the volume; 0: writes are not counted.
+	// Revision is incremented at each write to the volume; 0: writes are not counted.
 	Revision int64
 	// HeadModTime is the mtime of the head, in nanoseconds since 1970; 0: not known.
 	HeadModTime int64
 }
 
-// CheckHealth returns why the replica must not be read; nil: it may be.
+// CheckHealth returns an error if the replica must not be read.
 func (i Info) CheckHealth() error {
 	switch {
 	case i.Rebuilding:
@@ -117,7 +118,7 @@ func look(r *disk.ReplicaFolder) (Info, error) {
 		return Info{}, err
 	}
 	if i.Size > maxOffset || i.Size%512 != 0 {
-		return Info{}, fmt.Errorf("read %s: size %d", volumeFile, i.Size)
+		return Info{}, fmt.Errorf("read %s: invalid size %d", volumeFile, i.Size)
 	}
 	if i.Revision, err = revision(r); err != nil {
 		return Info{}, err
@@ -130,7 +131,7 @@ func look(r *disk.ReplicaFolder) (Info, error) {
 	return i, nil
 }
 
-// revision reads the counter: decimal digits, padded with zero bytes.
+// revision reads the revision counter: decimal digits, padded with zero bytes.
 func revision(r *disk.ReplicaFolder) (int64, error) {
 	data, err := r.Read(counterFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -142,12 +143,12 @@ func revision(r *disk.ReplicaFolder) (int64, error) {
 	digits, _, _ := bytes.Cut(data, []byte{0})
 	n, err := strconv.ParseInt(strings.TrimSpace(string(digits)), 10, 64)
 	if err != nil || n < 0 {
-		return 0, nil // Longhorn then starts to count from 0
+		return 0, nil // Longhorn then starts again from 0
 	}
 	return n, nil
 }
 
-// chain returns the files of the layers from first on, newest first.
+// chain returns the files of the layers, beginning with first, newest first.
 func chain(r *disk.ReplicaFolder, first string) (files []string, newest layerMeta, err error) {
 	seen := map[string]bool{}
 	for file := first; file != ""; {
@@ -175,8 +176,8 @@ func chain(r *disk.ReplicaFolder, first string) (files []string, newest layerMet
 	return files, newest, nil
 }
 
-// snapshots returns the names of the snapshots before the head, newest first, for a message. Removed
-// snapshots cannot be used and are not named.
+// snapshots returns the names of the snapshots before the head, newest first, for a message. It omits
+// removed snapshots, because they cannot be used.
 func snapshots(r *disk.ReplicaFolder, head string) string {
 	files, _, err := chain(r, head)
 	if err != nil || !headPattern.MatchString(head) {
@@ -201,7 +202,7 @@ func snapshots(r *disk.ReplicaFolder, head string) string {
 	return " (it has " + strings.Join(names, ", ") + ")"
 }
 
-// wrapMissing names the file if err is fs.ErrNotExist.
+// wrapMissing adds the file name to err if err is fs.ErrNotExist.
 func wrapMissing(err error, file string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s is missing: %w", file, fs.ErrNotExist)

@@ -15,26 +15,26 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// model is a volume that a test writes, and its expected content: for each layer, the sectors that were
-// written to it.
+// model is a volume that a test writes, together with its expected content: for each layer, the
+// sectors that were written to it.
 type model struct {
 	t      testing.TB
 	r      *rand.Rand
 	dir    string // of the replica
 	size   int64
-	base   []byte // nil: none
+	base   []byte // nil: no backing image
 	image  string // the BackingFilePath
 	heads  int
 	head   string
 	parent string
-	layers []map[int64][]byte // of the volume now, oldest first
+	layers []map[int64][]byte // layers of the current volume, oldest first
 	taken  map[string]taken   // snapshots by name
 }
 
-// taken is the volume at a snapshot.
+// taken is the state of the volume when a snapshot was taken.
 type taken struct {
 	layers []map[int64][]byte
-	size   int64 // of the newest layer; the volume may have been expanded since
+	size   int64 // of the newest layer; the volume may have been expanded after it
 }
 
 const testVolume, testReplica = "vol", "vol-0a1b2c3d"
@@ -75,7 +75,7 @@ func (m *model) volume(more map[string]any) {
 	m.json(volumeFile, v)
 }
 
-// begin creates a new head after the present layers.
+// begin creates a new head above the existing layers.
 func (m *model) begin() *os.File {
 	m.head = fmt.Sprintf("volume-head-%03d.img", m.heads)
 	m.heads++
@@ -88,7 +88,7 @@ func (m *model) begin() *os.File {
 	return f
 }
 
-// snapshot makes the head a snapshot. begin must follow.
+// snapshot turns the head into a snapshot. The caller must then call begin.
 func (m *model) snapshot(name string) {
 	file := snapshotPrefix + name + imageSuffix
 	m.must(os.Rename(m.path(m.head), m.path(file)))
@@ -97,7 +97,7 @@ func (m *model) snapshot(name string) {
 	m.parent, m.taken[name] = file, taken{m.layers, m.size}
 }
 
-// linked makes a snapshot as an engine that dies before it creates the new head.
+// linked creates a snapshot like an engine that exits before it creates the new head.
 func (m *model) linked(name string) {
 	file := snapshotPrefix + name + imageSuffix
 	m.must(os.Link(m.path(m.head), m.path(file)))
@@ -105,7 +105,7 @@ func (m *model) linked(name string) {
 	m.taken[name] = taken{m.layers, m.size}
 }
 
-// sectors returns a random run of sectors.
+// sectors returns a random range of sectors.
 func (m *model) sectors(most int64) (first, n int64) {
 	all := m.size / sector
 	n = 1 + m.r.Int64N(most)
@@ -121,7 +121,7 @@ func (m *model) change(f *os.File) {
 		m.write(f, first, n, m.noise)
 	case 0:
 		m.write(f, first, n, func([]byte) {}) // zeros as data
-	case 1: // a small write: the engine reads the sector and writes all of it
+	case 1: // a small write: the engine reads the sector, changes it and writes the whole sector
 		data := make([]byte, sector)
 		copy(data, flatten(m.layers, m.base, m.size)[first*sector:])
 		m.noise(data[512*m.r.IntN(8):][:512])
@@ -167,7 +167,7 @@ func (m *model) put(f *os.File, i int64, data []byte) {
 	m.layers[len(m.layers)-1][i] = data
 }
 
-// useBackingImage gives the volume a backing image of size bytes in that format.
+// useBackingImage gives the volume a backing image of size bytes in the given format.
 func (m *model) useBackingImage(format string, size int64) {
 	m.base = make([]byte, size)
 	for range 1 + m.r.IntN(20) {
@@ -202,7 +202,7 @@ func (m *model) useBackingImage(format string, size int64) {
 	m.must(os.Remove(file + ".raw"))
 }
 
-// flatten is what a volume of size bytes reads as.
+// flatten returns the content of a volume of size bytes.
 func flatten(layers []map[int64][]byte, base []byte, size int64) []byte {
 	disk := make([]byte, size)
 	copy(disk, base)

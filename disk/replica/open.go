@@ -13,9 +13,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 )
 
-// Errors that a caller decides on.
+// Errors that callers distinguish.
 var (
-	// ErrAttached: a process has the volume open, or died while it had. Its head may change or
+	// ErrAttached: a process has the volume open, or exited without closing it. The head may change or
 	// be inconsistent; snapshots are consistent.
 	ErrAttached = errors.New("the volume is attached, or was not detached cleanly")
 	// ErrRemoved: the snapshot was removed. Its layer still exists because newer layers need it.
@@ -29,12 +29,12 @@ type Location struct {
 	Snapshot string // "": the head
 	// OtherDisks are searched for the backing image, in this order, if Disk does not have it.
 	OtherDisks []*disk.Disk
-	// AllowRemoved allows a snapshot that was removed.
+	// AllowRemoved allows a snapshot that was marked as removed.
 	AllowRemoved bool
 }
 
-// Open opens the volume of a replica. It reads small files only. The text of an error is about the
-// replica and continues its name: "is being rebuilt …".
+// Open opens a volume or one of its snapshots. It reads small files only. The error text is a
+// predicate, which the caller appends to the name of the replica: "is being rebuilt …".
 func Open(at Location) (*Source, error) {
 	r, err := at.Disk.OpenReplica(at.Folder)
 	if err != nil {
@@ -59,8 +59,8 @@ func Open(at Location) (*Source, error) {
 	return s, nil
 }
 
-// Check returns the error that Open would return, as far as it can be known from metadata, the newest
-// layer and the backing image. It is cheaper: it opens no other layers.
+// Check returns the same error as Open, if the error is visible in the metadata, the newest layer or
+// the backing image. It is cheaper, because it does not open the other layers.
 func Check(at Location) error {
 	r, err := at.Disk.OpenReplica(at.Folder)
 	if err != nil {
@@ -82,11 +82,11 @@ func Check(at Location) error {
 	return errors.Join(err, f.Close())
 }
 
-// sourceFiles are the names of the files of a disk.
+// sourceFiles are the names of the files that form a disk.
 type sourceFiles struct {
 	info        Info
 	files       []string // newest first
-	backing     disk.ID  // zero: no backing image
+	backing     disk.ID  // zero: the volume has no backing image
 	backingDisk *disk.Disk
 }
 
@@ -106,7 +106,7 @@ func (at Location) resolve(r *disk.ReplicaFolder) (p sourceFiles, err error) {
 			return p, fmt.Errorf("has no snapshot %q%s", at.Snapshot, snapshots(r, p.info.Head))
 		}
 	} else if !headPattern.MatchString(first) {
-		return p, fmt.Errorf("read %s: head %q", volumeFile, first)
+		return p, fmt.Errorf("read %s: invalid head %q", volumeFile, first)
 	}
 	if at.Snapshot == "" && p.info.Dirty {
 		return p, ErrAttached
@@ -122,8 +122,8 @@ func (at Location) resolve(r *disk.ReplicaFolder) (p sourceFiles, err error) {
 	return p, err
 }
 
-// findBackingImage returns the backing image of the volume and the disk that has it. The path in m is
-// that of another machine or container, so only the image name in it counts.
+// findBackingImage returns the backing image of the volume and the disk that contains it. The path in
+// m is from another machine or container, so only the image name in it is used.
 func (at Location) findBackingImage(m disk.VolumeMeta) (disk.ID, *disk.Disk, error) {
 	folder, ok, err := m.BackingImage()
 	if err != nil || !ok {
@@ -131,7 +131,7 @@ func (at Location) findBackingImage(m disk.VolumeMeta) (disk.ID, *disk.Disk, err
 	}
 	id, err := disk.ParseID(folder)
 	if end := path.Base(path.Clean(m.BackingFilePath)); err == nil && end != "backing" && end != folder {
-		err = errors.New("that is no file of an image")
+		err = errors.New("it is not the file of an image")
 	}
 	if err != nil {
 		return disk.ID{}, nil, fmt.Errorf("has the backing file %q: %w", m.BackingFilePath, err)
@@ -145,7 +145,7 @@ func (at Location) findBackingImage(m disk.VolumeMeta) (disk.ID, *disk.Disk, err
 			state = "is failed (" + c.Message + ")"
 		}
 	}
-	return disk.ID{}, nil, fmt.Errorf("has the backing image %s, which %s on the disks of this node", id, state)
+	return disk.ID{}, nil, fmt.Errorf("uses the backing image %s, which %s on the disks of this node", id, state)
 }
 
 // open opens the layers and the backing image.
@@ -195,26 +195,26 @@ func (s *Source) computeFingerprint(p sourceFiles) string {
 	return p.fingerprint(evidence)
 }
 
-// fingerprint returns a hash that changes with any byte of the disk. The other keys of volume.meta change
-// whenever the volume is attached, so they are not included.
+// fingerprint returns a hash that changes with any byte of the disk. It does not include the other
+// keys of volume.meta, which change whenever the volume is attached.
 func (p sourceFiles) fingerprint(evidence []disk.Evidence) string {
-	below := struct{ Name, UUID string }(p.backing) // its JSON is a part of fingerprints on disks
+	below := struct{ Name, UUID string }(p.backing) // its JSON is part of fingerprints that are stored on disks
 	text, err := json.Marshal([]any{p.info.Size, p.files, below, evidence})
 	if err != nil {
-		panic("replica: " + err.Error()) // numbers and names
+		panic("replica: " + err.Error()) // cannot fail for numbers and names
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
 }
 
-// fingerprint reads all metadata again and returns the present fingerprint.
+// fingerprint reads all metadata again and returns the current fingerprint.
 func (at Location) fingerprint() (string, error) {
 	r, err := at.Disk.OpenReplica(at.Folder)
 	if err != nil {
 		return "", err
 	}
 	defer r.Close()
-	at.AllowRemoved = true // a snapshot may be removed while it is read
+	at.AllowRemoved = true // a snapshot may be marked as removed while it is read
 	p, err := at.resolve(r)
 	if err != nil {
 		return "", err
@@ -223,7 +223,7 @@ func (at Location) fingerprint() (string, error) {
 	return p.fingerprint(evidence), err
 }
 
-// evidence returns the present evidence of the files.
+// evidence returns the current evidence of the files.
 func (p sourceFiles) evidence(r *disk.ReplicaFolder) (all []disk.Evidence, err error) {
 	for _, file := range p.files {
 		e, err := r.Stat(file)

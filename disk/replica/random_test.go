@@ -17,8 +17,9 @@ var (
 	firstSeed = flag.Uint64("chains.first", 1, "seed of the first random chain")
 )
 
-// TestRandomChains compares volumes with the bytes that were written to them: chains of 2 to 60 layers,
-// expanded, reverted, preallocated, punched, on backing images of any format and size.
+// TestRandomChains compares volumes with the bytes that were written to them. The volumes are chains
+// of 2 to 60 layers that were expanded, reverted, preallocated or punched, on backing images of any
+// format and size.
 func TestRandomChains(t *testing.T) {
 	for seed := *firstSeed; seed < *firstSeed+uint64(*chains); seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -32,7 +33,7 @@ func randomChain(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	m, dir := newModel(t, seed, sector*(1+r.Int64N(1500)))
 	if kind := r.IntN(3); kind > 0 {
-		// It may be larger than the volume was at first, or smaller.
+		// The backing image may be larger or smaller than the initial volume.
 		m.useBackingImage([]string{"", "raw", "qcow2"}[kind], 512*(1+r.Int64N(m.size/512+100)))
 	}
 	layers := 2 + r.IntN(1+r.IntN(59))
@@ -79,7 +80,7 @@ func randomChain(t *testing.T, seed uint64) {
 	}
 }
 
-// compare reads s as a whole, in pieces and by ranges.
+// compare reads s completely, in pieces and by ranges, and compares the bytes with want.
 func compare(t *testing.T, r *rand.Rand, s *Source, want []byte) {
 	t.Helper()
 	if s.Size() != int64(len(want)) {
@@ -107,7 +108,7 @@ func compare(t *testing.T, r *rand.Rand, s *Source, want []byte) {
 		copy(got[start:end], want[start:end])
 		at = end
 	}
-	differs(t, got, want, 0) // all other bytes were zeros
+	differs(t, got, want, 0) // all bytes outside the ranges must be zeros
 	if err := s.Unchanged(); err != nil {
 		t.Error(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// small makes a replica with the snapshots a, b and c and a head, each with random data.
+// small creates a replica with the snapshots a, b and c and a head, each with random data.
 func small(t testing.TB) (*model, *disk.Disk) {
 	m, dir := newModel(t, 3, 1<<20)
 	for _, name := range []string{"a", "b", "c", ""} {
@@ -31,7 +31,8 @@ func (m *model) layer(file, parent string, removed bool) {
 	m.json(file+metaSuffix, map[string]any{"Name": "x", "Parent": parent, "Removed": removed})
 }
 
-// TestOpenAndCheckRefuse has replicas that must not be read, each with the reason in the error.
+// TestOpenAndCheckRefuse checks that replicas that must not be read are rejected, with the reason in
+// the error.
 func TestOpenAndCheckRefuse(t *testing.T) {
 	const a, b, c = "volume-snap-a.img", "volume-snap-b.img", "volume-snap-c.img"
 	for _, test := range []struct {
@@ -54,14 +55,14 @@ func TestOpenAndCheckRefuse(t *testing.T) {
 		{"a missing .meta", "c", func(m *model) { m.must(os.Remove(m.path(b + metaSuffix))) }, b + ".meta is missing"},
 		{"a missing layer", "c", func(m *model) { m.must(os.Remove(m.path(b))) }, b + " is missing"},
 		{"a missing parent", "c", func(m *model) { m.layer(a, "volume-snap-gone.img", false) }, "volume-snap-gone.img.meta is missing"},
-		{"a torn .meta", "c", func(m *model) { m.must(os.Truncate(m.path(b+metaSuffix), 9)) }, "unexpected end"},
+		{"a truncated .meta", "c", func(m *model) { m.must(os.Truncate(m.path(b+metaSuffix), 9)) }, "unexpected end"},
 		{"an empty .meta", "c", func(m *model) { m.must(os.WriteFile(m.path(b+metaSuffix), []byte("{}"), 0o600)) }, "it has no Parent"},
 		{"an empty volume.meta", "c", func(m *model) { m.must(os.Truncate(m.path(volumeFile), 0)) }, "read volume.meta"},
 		{"no volume.meta", "c", func(m *model) { m.must(os.Remove(m.path(volumeFile))) }, "volume.meta"},
 		{"a negative size", "c", func(m *model) { m.volume(map[string]any{"Size": -512}) }, "size -512"},
 		{"a size that is no multiple of 512", "c", func(m *model) { m.volume(map[string]any{"Size": 1000}) }, "size 1000"},
 		{"a size larger than any file", "c", func(m *model) { m.volume(map[string]any{"Size": int64(1) << 62}) }, "size 4611686018427387904"},
-		{"a head elsewhere", "", func(m *model) { m.volume(map[string]any{"Head": "../x"}) }, `head "../x"`},
+		{"a head outside the folder", "", func(m *model) { m.volume(map[string]any{"Head": "../x"}) }, `head "../x"`},
 		{"a head that is a snapshot", "", func(m *model) { m.volume(map[string]any{"Head": a}) }, "head"},
 		{"a layer that is a link", "c", func(m *model) {
 			m.must(os.Rename(m.path(b), m.path("x")))
@@ -82,7 +83,7 @@ func TestOpenAndCheckRefuse(t *testing.T) {
 		{"a file of the machine as backing file", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/etc/passwd"}) }, "does not name an image"},
 		{"another file of an image folder as backing file", "c", func(m *model) {
 			m.volume(map[string]any{"BackingFilePath": "/x/backing-images/parrot-6846a0b2/backing.cfg"})
-		}, "that is no file of an image"},
+		}, "it is not the file of an image"},
 		{"a backing file with dots in its path", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/x/backing-images/../../etc/passwd"}) }, "does not name an image"},
 		{"a missing backing image", "c", func(m *model) {
 			m.volume(map[string]any{"BackingFilePath": "/x/backing-images/parrot-6846a0b2/backing"})
@@ -113,11 +114,12 @@ func TestOpenAndCheckRefuse(t *testing.T) {
 	}
 }
 
-// TestOpenAcceptsConsistentSnapshots has replicas with problems that do not affect the snapshot.
+// TestOpenAcceptsConsistentSnapshots checks that problems that do not affect a snapshot do not
+// prevent reading it.
 func TestOpenAcceptsConsistentSnapshots(t *testing.T) {
 	for name, odd := range map[string]func(*model){
 		"a snapshot of an attached volume": func(m *model) { m.volume(map[string]any{"Dirty": true}) },
-		"after one that was removed":       func(m *model) { m.layer("volume-snap-b.img", "volume-snap-a.img", true) },
+		"a snapshot after a removed one":   func(m *model) { m.layer("volume-snap-b.img", "volume-snap-a.img", true) },
 		"without a head":                   func(m *model) { m.must(os.Remove(m.path(m.head))) },
 		"with other files":                 func(m *model) { m.json("volume-snap-c.img.checksum", 1); m.json("volume-snap-d.img.snap_tmp", 1) },
 	} {
@@ -138,7 +140,8 @@ func TestOpenAcceptsConsistentSnapshots(t *testing.T) {
 	}
 }
 
-// TestLongestChain has as many layers as Longhorn allows, and then one more.
+// TestLongestChain reads a chain with as many layers as Longhorn allows, and then a chain with one
+// more layer.
 func TestLongestChain(t *testing.T) {
 	m, dir := newModel(t, 4, 1<<20)
 	for n := range maxLayers + 1 {
@@ -162,11 +165,11 @@ func TestLongestChain(t *testing.T) {
 	}
 	differs(t, got, flatten(m.taken[last].layers, nil, m.size), 0)
 	if _, err := Open(Location{Disk: d, Folder: testReplica, Snapshot: fmt.Sprint("n", maxLayers), AllowRemoved: true}); err == nil || !strings.Contains(err.Error(), "more than 250 layers") {
-		t.Errorf("with one layer more: %v", err)
+		t.Errorf("with one more layer: %v", err)
 	}
 }
 
-// TestBackingImageOnAnotherDisk has the backing image on another disk of the node.
+// TestBackingImageOnAnotherDisk checks that the backing image may be on another disk of the node.
 func TestBackingImageOnAnotherDisk(t *testing.T) {
 	m, d := small(t)
 	m.useBackingImage("raw", 4096*40)
@@ -191,8 +194,8 @@ func TestBackingImageOnAnotherDisk(t *testing.T) {
 	differs(t, got, flatten(m.taken["c"].layers, m.base, m.size), 0)
 }
 
-// TestUnchangedAndFingerprint changes an open volume as Longhorn does when it merges layers or attaches
-// the volume, and in other ways.
+// TestUnchangedAndFingerprint changes an open volume in the ways in which Longhorn does when it
+// merges layers or attaches the volume, and in other ways.
 func TestUnchangedAndFingerprint(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -209,13 +212,13 @@ func TestUnchangedAndFingerprint(t *testing.T) {
 			m.must(os.Rename(m.path("volume-snap-a.img"), m.path("volume-snap-b.img")))
 			m.layer("volume-snap-b.img", "", false)
 		}},
-		{"a layer replaced by an equal one", true, func(m *model) {
+		{"a layer replaced by an identical one", true, func(m *model) {
 			data, err := os.ReadFile(m.path("volume-snap-b.img"))
 			m.must(err)
 			m.must(os.WriteFile(m.path("x"), data, 0o600))
 			m.must(os.Rename(m.path("x"), m.path("volume-snap-b.img")))
 		}},
-		{"a layer taken out", true, func(m *model) { m.layer("volume-snap-c.img", "volume-snap-a.img", false) }},
+		{"a layer removed from the chain", true, func(m *model) { m.layer("volume-snap-c.img", "volume-snap-a.img", false) }},
 		{"a larger volume", true, func(m *model) { m.volume(map[string]any{"Size": m.size + 512}) }},
 		{"a replica under rebuild", true, func(m *model) { m.volume(map[string]any{"Rebuilding": true}) }},
 		{"a modified backing image", true, func(m *model) {
@@ -223,7 +226,7 @@ func TestUnchangedAndFingerprint(t *testing.T) {
 		}},
 		{"a removed folder", true, func(m *model) { m.must(os.RemoveAll(m.dir)) }},
 		{"a volume that is attached", false, func(m *model) { m.volume(map[string]any{"Dirty": true}) }},
-		{"another snapshot, and a write", false, func(m *model) {
+		{"a new snapshot, and a write", false, func(m *model) {
 			m.snapshot("later")
 			f := m.begin()
 			m.write(f, 3, 1, m.noise)
@@ -257,7 +260,8 @@ func TestUnchangedAndFingerprint(t *testing.T) {
 	}
 }
 
-// TestUnchangedDetectsAttachedHead attaches the volume while its head is read.
+// TestUnchangedDetectsAttachedHead checks that Unchanged detects that the volume was attached while
+// its head was read.
 func TestUnchangedDetectsAttachedHead(t *testing.T) {
 	m, d := small(t)
 	s, err := Open(Location{Disk: d, Folder: testReplica})

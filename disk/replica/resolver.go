@@ -13,14 +13,14 @@ type layer struct {
 	file *disk.File
 }
 
-// segment is a piece of the volume whose bytes are in one layer, in whole sectors.
+// segment is a piece of the volume whose bytes are in one layer. It consists of whole sectors.
 type segment struct {
 	start, end int64
 	layer      int // index in the layers, newest first; len(layers): the qcow2 backing image, or zeros
 	zero       bool
 }
 
-// resolver finds the layer of each segment. Sequential use is cheap.
+// resolver finds the layer of each segment. Sequential calls are cheap.
 type resolver struct {
 	layers []layer
 	size   int64 // of the volume, rounded up to sectors
@@ -28,7 +28,7 @@ type resolver struct {
 	fiemap *fiemap
 }
 
-// knownExtents are the extents of one layer in [from, to).
+// knownExtents are the extents of one layer in the range [from, to).
 type knownExtents struct {
 	extents  []extent
 	from, to int64
@@ -38,7 +38,7 @@ func newResolver(layers []layer, size int64) *resolver {
 	return &resolver{layers: layers, size: size, known: make([]knownExtents, len(layers)), fiemap: new(fiemap)}
 }
 
-// segmentAt returns the segment that begins at offset, a multiple of sector.
+// segmentAt returns the segment that begins at offset. offset must be a multiple of sector.
 func (w *resolver) segmentAt(offset int64) (segment, error) {
 	s := segment{start: offset, end: w.size, layer: len(w.layers)}
 	for i := range w.layers {
@@ -55,8 +55,8 @@ func (w *resolver) segmentAt(offset int64) (segment, error) {
 	return s, nil
 }
 
-// extentAt returns the extent of a layer with the byte offset, or else the next one. If there is
-// none, it returns an empty extent at maxOffset.
+// extentAt returns the extent of a layer that contains the byte offset, or else the next extent. If
+// there is none, it returns an empty extent at maxOffset.
 func (w *resolver) extentAt(i int, offset int64) (extent, error) {
 	c := &w.known[i]
 	for at := offset; at < w.size; at = c.to {

@@ -10,12 +10,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 )
 
-// windowSize is the size of the pieces of the volume that are resolved and prefetched as a whole: the
-// piece that is being read and the one after it.
+// windowSize is the size of a window of the volume, which is resolved and prefetched in one step. Two
+// windows are in use: the one that is being read and the following one.
 const windowSize = 2 << 20
 
-// Source is a volume as one flat disk: as it was at a snapshot, or its head. It implements
-// qcow2.Source. It is for one goroutine.
+// Source is the content of a volume, or of one of its snapshots, as one flat disk. It implements
+// qcow2.Source. It is not safe for concurrent use.
 type Source struct {
 	size        int64 // of the volume
 	layers      []layer
@@ -23,7 +23,7 @@ type Source struct {
 	backingFile *disk.File
 
 	reading *resolver // for ReadAt
-	scan    *resolver // for NextData, which is at another offset
+	scan    *resolver // for NextData, which reads at another offset
 	windows [2]window
 
 	recheck     func() (string, error) // computes the fingerprint again
@@ -32,19 +32,19 @@ type Source struct {
 
 // window is a resolved piece of the volume.
 type window struct {
-	start, end int64 // empty: none
+	start, end int64 // empty: not resolved
 	segments   []segment
 }
 
-// Size returns the bytes of the volume.
+// Size returns the size of the volume in bytes.
 func (s *Source) Size() int64 { return s.size }
 
-// Fingerprint identifies the content of the disk: it differs after any change of the files that it is
-// read from. It has no secrets.
+// Fingerprint identifies the content of the disk. It changes after any change of the source files. It
+// contains no secrets.
 func (s *Source) Fingerprint() string { return s.fingerprint }
 
-// Unchanged returns disk.ErrModified if a file of the disk was modified or replaced since Open: the
-// bytes that were read may be a mix of two contents.
+// Unchanged returns disk.ErrModified if a source file was modified or replaced since Open: the bytes
+// that were read may be from two versions.
 func (s *Source) Unchanged() error {
 	for _, l := range s.layers {
 		if err := l.file.Unchanged(); err != nil {
@@ -61,7 +61,7 @@ func (s *Source) Unchanged() error {
 		return fmt.Errorf("%w: %w", disk.ErrModified, err)
 	}
 	if now != s.fingerprint {
-		return fmt.Errorf("%w: the volume now has other files", disk.ErrModified)
+		return fmt.Errorf("%w: the files of the volume changed", disk.ErrModified)
 	}
 	return nil
 }
@@ -78,8 +78,8 @@ func (s *Source) Close() error {
 	return errors.Join(errs...)
 }
 
-// NextData returns the next range from offset on that may have other bytes than zeros. io.EOF: there is
-// none.
+// NextData returns the next range at or after offset that may contain bytes other than zeros. io.EOF:
+// there is no such range.
 func (s *Source) NextData(offset int64) (start, end int64, err error) {
 	for at := offset / sector * sector; at < s.size; {
 		g, err := s.scan.segmentAt(at)
@@ -103,8 +103,8 @@ func (s *Source) NextData(offset int64) (start, end int64, err error) {
 	return 0, 0, io.EOF
 }
 
-// backingData returns the first range with data in [start, end) of the backing image; an empty range
-// at end if there is none.
+// backingData returns the first range with data in [start, end) of the backing image. If there is
+// none, it returns an empty range at end.
 func (s *Source) backingData(start, end int64) (int64, int64, error) {
 	if s.backing == nil || start >= s.backing.Size() {
 		return end, end, nil
@@ -117,15 +117,15 @@ func (s *Source) backingData(start, end int64) (int64, int64, error) {
 		return 0, 0, err
 	}
 	if from < start || to <= from {
-		return 0, 0, fmt.Errorf("backing image: the range %d to %d was returned as the next one from %d on", from, to, start)
+		return 0, 0, fmt.Errorf("backing image: NextData(%d) returned the invalid range %d to %d", start, from, to)
 	}
 	return min(from, end), min(to, end), nil
 }
 
-// ReadAt implements io.ReaderAt for one goroutine.
+// ReadAt implements io.ReaderAt, except that it is not safe for concurrent use.
 func (s *Source) ReadAt(b []byte, offset int64) (read int, err error) {
 	if offset < 0 {
-		return 0, fmt.Errorf("read at %d", offset)
+		return 0, fmt.Errorf("read at the negative offset %d", offset)
 	}
 	for read < len(b) {
 		at := offset + int64(read)
@@ -145,11 +145,11 @@ func (s *Source) ReadAt(b []byte, offset int64) (read int, err error) {
 	return read, nil
 }
 
-// readWindow reads the bytes from at on that are in w, up to len(b).
-func (s *Source) readWindow(w *window, b []byte, at int64) (read int, err error) {
-	b = b[:min(int64(len(b)), w.end-at)]
-	i, _ := slices.BinarySearchFunc(w.segments, at, func(g segment, at int64) int {
-		if g.end <= at {
+// readWindow reads bytes of w, beginning at offset, up to len(b).
+func (s *Source) readWindow(w *window, b []byte, offset int64) (read int, err error) {
+	b = b[:min(int64(len(b)), w.end-offset)]
+	i, _ := slices.BinarySearchFunc(w.segments, offset, func(g segment, offset int64) int {
+		if g.end <= offset {
 			return -1
 		}
 		return 1
@@ -158,17 +158,17 @@ func (s *Source) readWindow(w *window, b []byte, at int64) (read int, err error)
 		if read == len(b) {
 			break
 		}
-		at := at + int64(read)
+		position := offset + int64(read)
 		piece := b[read:]
-		piece = piece[:min(int64(len(piece)), g.end-at)]
+		piece = piece[:min(int64(len(piece)), g.end-position)]
 		switch {
 		case g.zero:
 			clear(piece)
 		case g.layer == len(s.layers):
-			err = readPadded(s.backing, s.backing.Size(), piece, at)
+			err = readPadded(s.backing, s.backing.Size(), piece, position)
 		default:
 			l := s.layers[g.layer]
-			err = readPadded(l.file, l.file.Size(), piece, at)
+			err = readPadded(l.file, l.file.Size(), piece, position)
 		}
 		if err != nil {
 			return read, err
@@ -178,32 +178,32 @@ func (s *Source) readWindow(w *window, b []byte, at int64) (read int, err error)
 	return read, nil
 }
 
-// readPadded reads all of b, with zeros after the end of r.
-func readPadded(r io.ReaderAt, size int64, b []byte, at int64) error {
-	have := max(0, min(int64(len(b)), size-at))
+// readPadded fills b from offset, with zeros after the end of r.
+func readPadded(r io.ReaderAt, size int64, b []byte, offset int64) error {
+	have := max(0, min(int64(len(b)), size-offset))
 	clear(b[have:])
 	if have == 0 {
 		return nil
 	}
-	n, err := r.ReadAt(b[:have], at)
+	n, err := r.ReadAt(b[:have], offset)
 	if int64(n) == have {
 		return nil
 	}
 	if err == nil || errors.Is(err, io.EOF) {
-		return fmt.Errorf("%w: the file became shorter", disk.ErrModified)
+		return fmt.Errorf("%w: the file was truncated", disk.ErrModified)
 	}
 	return err
 }
 
-// windowAt returns the window with the byte at, and prefetches the next one.
-func (s *Source) windowAt(at int64) (*window, error) {
-	if w := &s.windows[0]; at >= w.start && at < w.end {
+// windowAt returns the window that contains offset, and prefetches the next one.
+func (s *Source) windowAt(offset int64) (*window, error) {
+	if w := &s.windows[0]; offset >= w.start && offset < w.end {
 		return w, nil
 	}
 	s.windows[0], s.windows[1] = s.windows[1], s.windows[0]
 	current, next := &s.windows[0], &s.windows[1]
-	if at < current.start || at >= current.end {
-		if err := s.fillWindow(current, at/windowSize*windowSize); err != nil {
+	if offset < current.start || offset >= current.end {
+		if err := s.fillWindow(current, offset/windowSize*windowSize); err != nil {
 			return nil, err
 		}
 	}
@@ -239,7 +239,7 @@ func (s *Source) fillWindow(w *window, start int64) error {
 	return nil
 }
 
-// splitBacking cuts a segment of the backing image after its first part of data or of zeros.
+// splitBacking splits a segment of the backing image at the first change between data and zeros.
 func (s *Source) splitBacking(g segment) (segment, error) {
 	start, end, err := s.backingData(g.start, g.end)
 	if err != nil {
@@ -253,7 +253,7 @@ func (s *Source) splitBacking(g segment) (segment, error) {
 	return g, nil
 }
 
-// prefetch prefetches the segments, by layer and in order.
+// prefetch prefetches the segments, ordered by layer.
 func (s *Source) prefetch(segments []segment) {
 	order := make([]int, 0, len(segments))
 	for i, g := range segments {
